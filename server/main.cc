@@ -168,8 +168,9 @@ std::string Describe(const LoadedModel& model) {
   return absl::StrCat(lines, model.engine.memory_plan, "\n");
 }
 
-// gRPC may hang without one of its threads, in its destructors, too.
-[[noreturn]] void EndForWantOfThreads() {
+// Ends the process if a thread is missing. gRPC may hang without one, in its destructors, too.
+void RequireAllThreads() {
+  if (FailedThreads() == 0) return;
   EndNow(ExitWithConfigError(absl::ResourceExhaustedError(
       absl::StrCat(FailedThreads(), " threads could not be created (ulimit -u, TasksMax)"))));
 }
@@ -177,7 +178,6 @@ std::string Describe(const LoadedModel& model) {
 // What the server runs with: text for people, or events. Of the flags, those that are not at their
 // defaults.
 void LogStart(const LoadedModel& model, const FlagSet& set) {
-  if (FailedThreads() > 0) EndForWantOfThreads();
   std::vector<LogField> flags;
   std::string text = Describe(model);
   for (const auto& [name, value] : set.Changed()) {
@@ -298,8 +298,8 @@ int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const
     }
     http->Start();
   }
+  RequireAllThreads();   // what fails from now on fails a server that serves
   LogStart(model, set);  // not before: a reason not to start would stand behind it
-  // Every thread runs: what fails from now on fails a server that serves.
   CancelEnd();
   EndOnAbort(kExitEngineFailed);
   if (metrics != nullptr) {

@@ -1,7 +1,7 @@
 // Scheduler: which sequences run next and how many of their tokens. Pure: depends on the sequences
 // given, on `now` and on the results collected; no clock, no I/O. Read waiting_queue.h next.
-// Steps are planned in scheduler.cc, slots given in scheduler_admission.cc, swaps decided in
-// scheduler_swap.cc.
+// Steps are planned in scheduler.cc, running slots given in scheduler_admission.cc, swaps decided
+// in scheduler_swap.cc.
 //
 // Plans may be made while earlier ones are in flight. Plans run in order, so a slot released by one
 // may be used by the same one. A sequence is planned again at once where the executor samples its
@@ -63,9 +63,9 @@ class Scheduler {
   // prompt without room lets others go on as long.
   static constexpr Seconds kBackfilling = 5.0;
   static constexpr int kMostPassedOver = 16;  // a step
-  // Beside others, sequences whose readers have fallen behind keep one slot in so many, and run as
-  // best_effort (ServiceTimes::BestEffortTurn): their contexts may be long, and no client waits
-  // for their tokens.
+  // Beside others, sequences whose readers have fallen behind keep one slot in so many, and run
+  // with best effort (ServiceTimes::BestEffortTurn): their contexts may be long, and no client
+  // waits for their tokens.
   static constexpr int64_t kSlowShare = 8;
 
   // The oldest prefill goes first in at least one of so many steps in which it could run:

@@ -57,8 +57,8 @@ class ServiceTimes {
   // From the start of a request to its first and to its last token, beside what runs now.
   Seconds FirstToken(int64_t prompt_tokens) const;
   Seconds Service(int64_t prompt_tokens, int64_t max_tokens) const;
-  // One step in how many may have best_effort, so that they take kBestEffortShare of the time, by
-  // what the last such step took beyond its other work.
+  // One step in how many may have best-effort sequences, so that they take kBestEffortShare of the
+  // time, by what the last such step took beyond its other work.
   int64_t BestEffortTurn() const;
   // What requests took lately from start to end.
   Seconds mean_service() const { return mean_service_; }
@@ -82,7 +82,7 @@ class ServiceTimes {
   Seconds prefill_ = 0;      // a token
   Seconds decode_ = 0;       // a token of one of the sequences that decode together
   Seconds step_ = 0;         // of steps that decode, whatever else they do
-  Seconds best_effort_ = 0;  // of the last step with best_effort, beyond the rest of it
+  Seconds best_effort_ = 0;  // of the last step with such sequences, beyond the rest of it
   double swap_bytes_ = 0;
   Seconds swap_ = 0;     // of those bytes
   double slowdown_ = 1;  // of prefill beside decodes

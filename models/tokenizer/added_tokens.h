@@ -43,8 +43,6 @@ class AddedTokenSplitter {
   // Calls `take` with the non-empty parts of `text` (valid UTF-8), in order and without gaps.
   void Split(const std::string& text, const Take& take) const;
 
-  const std::vector<AddedToken>& tokens() const { return tokens_; }
-
  private:
   class Trie {
    public:

@@ -30,7 +30,7 @@ struct Piece {
   PieceType type = PieceType::kNormal;
 };
 
-// The properties of a model that our own code and a copy in another format need.
+// The properties of a model that our own code needs.
 struct SentencePieceFile {
   std::vector<Piece> pieces;  // by id
   int32_t unk_id = 0;

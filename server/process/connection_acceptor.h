@@ -77,7 +77,7 @@ class ConnectionAcceptor {
   bool loopback_is_exempt_ = true;
   Sink sink_;
 
-  // The thread's alone. A endpoint does not tell when it closes a descriptor: the kernel gives the
+  // The thread's alone. An endpoint does not tell when it closes a descriptor: the kernel gives the
   // lowest free number to the next connection, and at the cap every record is looked at.
   std::vector<Connection> connections_;
   double last_look_ = 0;
