@@ -13,8 +13,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cpu/varlen_attention.h"
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
+#include "tests/kernels/varlen_oracle.h"
 
 namespace fox::cuda::testing {
 namespace {

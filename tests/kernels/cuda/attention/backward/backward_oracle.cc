@@ -8,8 +8,8 @@
 #include <cmath>
 #include <utility>
 
-#include "kernels/cpu/varlen_attention.h"
 #include "kernels/cuda/attention/varlen/state.h"
+#include "tests/kernels/varlen_oracle.h"
 
 namespace fox::cuda::testing {
 namespace {

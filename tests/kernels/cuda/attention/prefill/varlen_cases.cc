@@ -7,8 +7,8 @@
 #include <limits>
 #include <random>
 
-#include "kernels/cpu/varlen_attention.h"
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
+#include "tests/kernels/varlen_oracle.h"
 
 namespace fox::cuda::testing {
 namespace {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cpu/varlen_attention.h"
 #include "kernels/cuda/attention/varlen/schedule.h"
+#include "tests/kernels/varlen_oracle.h"
 
 namespace fox::cuda::testing {
 namespace {

@@ -1,11 +1,10 @@
 // The oracle of varlen attention against finite differences and what must hold in exact arithmetic.
-#include "kernels/cpu/varlen_attention.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "tests/kernels/varlen_inputs.h"
+#include "tests/kernels/varlen_oracle.h"
 
 namespace fox::testing {
 namespace {

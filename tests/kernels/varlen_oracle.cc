@@ -1,6 +1,6 @@
 // Row by row: its weights over the keys, then its addends to the gradients. See
-// varlen_attention.h.
-#include "kernels/cpu/varlen_attention.h"
+// varlen_oracle.h.
+#include "tests/kernels/varlen_oracle.h"
 
 #include <algorithm>
 #include <cmath>
