@@ -9,7 +9,7 @@
 #include "kernels/acp.h"
 #include "kernels/core/check.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/norm_row.h"
+#include "kernels/cpu/norm_and_gate.h"
 #include "kernels/cpu/page_access.h"
 #include "kernels/cpu/page_pool.h"
 #include "kernels/cpu/query_bound.h"

@@ -11,9 +11,8 @@
 #include "kernels/acp.h"
 #include "kernels/core/check.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/gated_row.h"
 #include "kernels/cpu/isa/isa_kernels.h"
-#include "kernels/cpu/norm_row.h"
+#include "kernels/cpu/norm_and_gate.h"
 #include "kernels/cpu/page_access.h"
 #include "kernels/cpu/row_blocks.h"
 

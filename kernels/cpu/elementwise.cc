@@ -5,9 +5,8 @@
 
 #include "kernels/core/check.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/gated_row.h"
 #include "kernels/cpu/load_element.h"
-#include "kernels/cpu/norm_row.h"
+#include "kernels/cpu/norm_and_gate.h"
 
 namespace fox {
 namespace {

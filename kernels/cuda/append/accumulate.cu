@@ -8,7 +8,7 @@
 // not matter, are scans. Masses, whose step is a logarithm, are added by pairs of pages
 // (2t, 2t + 1), which a chunk that begins at a multiple of 128 tokens never separates.
 #include "kernels/acp.h"
-#include "kernels/cuda/append/kernels.h"
+#include "kernels/cuda/append/append.h"
 #include "kernels/cuda/append/page_sums.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/head_dim.h"

@@ -3,7 +3,6 @@
 // own order of sums.
 #include "kernels/core/check.h"
 #include "kernels/cuda/append/append.h"
-#include "kernels/cuda/append/kernels.h"
 
 namespace fox::cuda {
 

@@ -19,4 +19,26 @@ namespace fox::cuda {
 cudaError_t Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                    const StepSchedule& schedule, bool reads_early, cudaStream_t stream);
 
+// Its two ways, between which append.cu chooses. One kernel: REQUIRES num_rows == num_seqs.
+cudaError_t AppendDecode(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                         bool reads_early, cudaStream_t stream);
+
+// Three kernels, for the sequences from num_decodes on: first each row block, then each head of a
+// sequence. The results do not depend on where chunks end, as long as they end at multiples of 128
+// tokens.
+cudaError_t ProjectBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                          const StepSchedule& schedule, cudaStream_t stream);
+cudaError_t AccumulateBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                             const StepSchedule& schedule, cudaStream_t stream);
+// Directly after AccumulateBlocks, which triggers after its wait (launch.h).
+cudaError_t ProjectQueries(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
+                           cudaStream_t stream);
+
+// Output of ProjectBlocks for AccumulateBlocks, by (block, query head): these float64 values, then
+// N[head_dim]. See StepSchedule::page_sums.
+enum PageSumsRecord : int { kLogGate, kCount, kLogMass, kKeyNorm, kRecordHeader };
+
+// Maximum of query heads per kv head: a warp's lanes hold their gates.
+inline constexpr int kMaxAppendGroup = 32;
+
 }  // namespace fox::cuda

@@ -2,7 +2,7 @@
 // float32 inside a portion of a page, where weights are at most 1; float64 beyond.
 #pragma once
 
-#include "kernels/cuda/append/kernels.h"
+#include "kernels/cuda/append/append.h"
 #include "kernels/cuda/append/row.cuh"
 
 namespace fox::cuda {

@@ -3,7 +3,7 @@
 // into a record of StepSchedule::page_sums. No row block writes what another reads; accumulate.cu
 // adds up the records in order.
 #include "kernels/acp.h"
-#include "kernels/cuda/append/kernels.h"
+#include "kernels/cuda/append/append.h"
 #include "kernels/cuda/append/page_sums.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"

@@ -1,6 +1,6 @@
 // Append of prefill rows, third kernel of three: queries, in place. They do not enter the running
 // sums, so they need not wait for accumulate.cu, which uses few SMs.
-#include "kernels/cuda/append/kernels.h"
+#include "kernels/cuda/append/append.h"
 #include "kernels/cuda/append/row.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"

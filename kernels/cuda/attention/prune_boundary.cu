@@ -12,7 +12,6 @@
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
-#include "kernels/cuda/runtime/overlap_rows.h"
 
 namespace fox::cuda {
 namespace {

@@ -5,8 +5,7 @@
 
 #include "kernels/cuda/attention/backward/backward.h"
 #include "kernels/cuda/attention/prefill/prefill.h"
-#include "kernels/cuda/attention/varlen/gradients.h"
-#include "kernels/cuda/attention/varlen/schedule.h"
+#include "kernels/cuda/attention/varlen/kernels.h"
 
 namespace fox::cuda {
 namespace {

@@ -7,7 +7,6 @@
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/first_page.cuh"
 #include "kernels/cuda/runtime/launch.h"
-#include "kernels/cuda/runtime/overlap_rows.h"
 #include "kernels/cuda/runtime/supports.h"
 
 namespace fox::cuda {

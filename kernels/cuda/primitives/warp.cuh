@@ -2,8 +2,6 @@
 // order of the additions is part of the contract because callers promise equal bits.
 #pragma once
 
-#include <math_constants.h>
-
 namespace fox::cuda {
 
 inline constexpr int kWarp = 32;
@@ -66,14 +64,6 @@ __device__ __forceinline__ float StridedSum(float x) {
   }
   return x;
 }
-template <int kStride>
-__device__ __forceinline__ float StridedMax(float x) {
-#pragma unroll
-  for (int offset = kStride; offset < kWarp; offset *= 2) {
-    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, offset));
-  }
-  return x;
-}
 
 // Over the four lanes that share a row of a tensor core product; neighbours first.
 __device__ __forceinline__ float QuadSum(float x) {
@@ -99,30 +89,6 @@ __device__ __forceinline__ T WarpScan(T x, const Add& add) {
 template <typename T>
 __device__ __forceinline__ T WarpScan(T x) {
   return WarpScan(x, [](T earlier, T own) { return own + earlier; });
-}
-
-// max + log(sum). A NaN stays.
-struct LogTerm {
-  double max, sum;
-};
-
-__device__ __forceinline__ void AddLogTerm(LogTerm& term, const LogTerm& earlier) {
-  const double high = earlier.max > term.max ? earlier.max : term.max;
-  if (high == -CUDART_INF) return;
-  term.sum = term.sum * static_cast<double>(expf(static_cast<float>(term.max - high))) +
-             earlier.sum * static_cast<double>(expf(static_cast<float>(earlier.max - high)));
-  term.max = high;
-}
-
-// log(sum of exp) over this lane and all before it.
-__device__ __forceinline__ LogTerm LogAddExpScan(LogTerm term) {
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const LogTerm earlier{__shfl_up_sync(kAllLanes, term.max, offset),
-                          __shfl_up_sync(kAllLanes, term.sum, offset)};
-    if (Lane() >= offset) AddLogTerm(term, earlier);
-  }
-  return term;
 }
 
 // WarpSum<kLanes> of each v[i], with the same bits, but of one i in each lane: lane t of its group
@@ -158,6 +124,20 @@ __device__ __forceinline__ void ScatterSums(float (&v)[kCount]) {
     v[k] = kept + FromLaneXor(sent, kMask);
   }
   if constexpr (kMask > 4) ScatterSums<kCount, kMask / 2, kHalf / 2>(v);
+}
+
+// The four lanes that share a row of a product exchange words, so that each has 16 contiguous bytes
+// to store: word b of lane q of a quad becomes word q of lane b.
+__device__ __forceinline__ uint4 QuadTranspose(const uint32_t (&w)[4], int quad_lane) {
+  const bool odd = quad_lane % 2 != 0, upper = quad_lane / 2 != 0;
+  const uint32_t from0 = FromLaneXor(odd ? w[0] : w[1], 1);
+  const uint32_t from1 = FromLaneXor(odd ? w[2] : w[3], 1);
+  // Words of an even lane and its neighbour, in blocks odd and 2 + odd.
+  const uint2 low{odd ? from0 : w[0], odd ? w[1] : from0};
+  const uint2 high{odd ? from1 : w[2], odd ? w[3] : from1};
+  const uint2 kept = upper ? high : low, sent = upper ? low : high;
+  const uint2 got{FromLaneXor(sent.x, 2), FromLaneXor(sent.y, 2)};
+  return upper ? uint4{got.x, got.y, kept.x, kept.y} : uint4{kept.x, kept.y, got.x, got.y};
 }
 
 }  // namespace fox::cuda

@@ -6,6 +6,11 @@
 
 namespace fox::cuda {
 
+// Of base-two softmax: exp(x) = exp2(x log2 e) is one multiplication and one instruction.
+inline constexpr double kLog2EDouble = 1.4426950408889634;
+inline constexpr float kLog2E = static_cast<float>(kLog2EDouble);
+inline constexpr float kLn2 = 0.6931471805599453f;
+
 __device__ __forceinline__ float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -21,8 +26,7 @@ __device__ __forceinline__ float Log2(float x) {
 // exp overflows to infinity for large negative x: the sigmoid is then zero. A subnormal exponential
 // would be lost in the sum with one anyway.
 __device__ __forceinline__ float Sigmoid(float x) {
-  constexpr float kMinusLog2E = -1.44269504088896341f;
-  return __fdividef(1.0f, __fadd_rn(1.0f, Exp2(kMinusLog2E * x)));
+  return __fdividef(1.0f, __fadd_rn(1.0f, Exp2(-kLog2E * x)));
 }
 
 // Two floats as bf16, `low` in the lower half.

@@ -19,6 +19,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "kernels/cuda/runtime/kernel_attributes.h"
 
@@ -33,6 +34,7 @@ struct SmemConfig {
   size_t bytes;
   bool prefer_max_carveout;
 };
+inline constexpr int64_t kOverlapRows = 64;
 
 // Whether a kernel may overlap the one before it on `stream`: its code must hold the waits, which
 // code compiled for older architectures does not even where the device has them, and the stream

@@ -4,7 +4,6 @@
 #include <cfloat>
 #include <cstdint>
 
-#include "kernels/cuda/attention/decode/cluster.cuh"
 #include "kernels/cuda/attention/decode/decode.h"
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/softmax.cuh"

@@ -14,7 +14,6 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention/decode/splits.cuh"
-#include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"

@@ -7,13 +7,11 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention/decode/group_tile.cuh"
-#include "kernels/cuda/attention/decode/groups.cuh"
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
-#include "kernels/cuda/runtime/overlap_rows.h"
 
 namespace fox::cuda {
 namespace {

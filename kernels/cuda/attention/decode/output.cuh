@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "kernels/attention_params.h"
-#include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/output_transform.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"

@@ -10,8 +10,8 @@
 
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
-#include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
 
 namespace fox::cuda::decode {
 

@@ -7,9 +7,7 @@
 #include <cstdint>
 
 #include "kernels/core/check.h"
-#include "kernels/cuda/attention/decode/cluster.cuh"
 #include "kernels/cuda/attention/decode/decode.h"
-#include "kernels/cuda/attention/decode/groups.cuh"
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/softmax.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
@@ -18,7 +16,6 @@
 #include "kernels/cuda/ptx/shared_memory.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
-#include "kernels/cuda/runtime/overlap_rows.h"
 
 namespace fox::cuda {
 namespace {

@@ -317,3 +317,18 @@ __device__ inline bool IsComplete(const Decode& a, const SeqHead& seq_head, int 
 }
 
 }  // namespace fox::cuda::decode
+
+namespace fox::cuda {
+
+// DecodeAttention of small batches (BatchView::small), which latency dominates, after AppendDecode:
+// a cluster of blocks attends to a whole window at once and merges in shared memory. Every sequence
+// has one row and none more than kSmallBatchTokens; planned splits are not used. REQUIRES:
+// DecodeClusterRuns (decode.h).
+cudaError_t DecodeCluster(const decode::Decode& arguments, cudaStream_t stream);
+
+// DecodeAttention where HeadsTogether() is above one: query heads that share a kv head read its
+// pages once. REQUIRES: head_dim 64 or 128.
+cudaError_t DecodeGroupsBlocks(const PagedKvShape& shape, int* blocks);  // DecodeBlocks
+cudaError_t DecodeGroups(const decode::Decode& arguments, cudaStream_t stream);
+
+}  // namespace fox::cuda

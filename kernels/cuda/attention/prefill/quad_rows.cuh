@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "kernels/cuda/primitives/output_transform.cuh"
-#include "kernels/cuda/primitives/quad_transpose.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"

@@ -2,9 +2,10 @@
 // a tile's keys, then accumulates N, S and H from tile to tile. Training knows all of a sequence's
 // queries, so their largest norm replaces the model's bounds: a(k) = max |q| |k|.
 #include <cuda_bf16.h>
+#include <math_constants.h>
 
 #include "kernels/acp.h"
-#include "kernels/cuda/attention/varlen/first_page.h"
+#include "kernels/cuda/attention/varlen/kernels.h"
 #include "kernels/cuda/attention/varlen/tile_scan.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/primitives/warp.cuh"

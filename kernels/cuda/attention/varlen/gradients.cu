@@ -3,7 +3,7 @@
 // whose common terms cancel: a reverse scan, float32 inside a tile, float64 over tiles.
 #include <cuda_bf16.h>
 
-#include "kernels/cuda/attention/varlen/gradients.h"
+#include "kernels/cuda/attention/varlen/kernels.h"
 #include "kernels/cuda/attention/varlen/sequence_range.cuh"
 #include "kernels/cuda/attention/varlen/tile_scan.cuh"
 #include "kernels/cuda/primitives/kv_index.cuh"

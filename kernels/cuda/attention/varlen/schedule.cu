@@ -1,7 +1,6 @@
 // The list of tiles by a scan over sequences; gates in two passes, inside tiles by all SMs and over
 // tiles by one block a head, float64 throughout and rounded once.
-#include "kernels/cuda/attention/varlen/first_page.h"
-#include "kernels/cuda/attention/varlen/schedule.h"
+#include "kernels/cuda/attention/varlen/kernels.h"
 #include "kernels/cuda/attention/varlen/sequence_range.cuh"
 #include "kernels/cuda/attention/varlen/tile_scan.cuh"
 #include "kernels/cuda/primitives/kv_index.cuh"

@@ -10,7 +10,6 @@
 
 #include "kernels/cuda/attention/backward/backward.h"
 #include "kernels/cuda/attention/backward/sm80/tile.cuh"
-#include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"

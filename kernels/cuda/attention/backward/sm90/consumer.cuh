@@ -12,8 +12,6 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention/backward/sm90/plan.cuh"
-#include "kernels/cuda/primitives/math.cuh"
-#include "kernels/cuda/primitives/quad_transpose.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"

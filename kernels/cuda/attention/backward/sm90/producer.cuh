@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention/backward/sm90/plan.cuh"
-#include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 

@@ -12,7 +12,6 @@
 #include "kernels/acp.h"
 #include "kernels/cuda/attention/prefill/quad_rows.cuh"
 #include "kernels/cuda/attention/prefill/sm80/tile.cuh"
-#include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"

@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention/prefill/sm80/tile.cuh"
-#include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/output_transform.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"

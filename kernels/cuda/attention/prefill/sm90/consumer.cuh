@@ -14,7 +14,6 @@
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
 #include "kernels/cuda/attention/prefill/sm90/products.cuh"
 #include "kernels/cuda/attention/prefill/sm90/results.cuh"
-#include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"

@@ -10,8 +10,8 @@
 
 #include "kernels/acp.h"
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
-#include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/runtime/work_order.h"
 

@@ -7,7 +7,6 @@
 #include "kernels/cuda/attention/prefill/sm90/paged_source.cuh"
 #include "kernels/cuda/attention/prefill/sm90/split_keys.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
-#include "kernels/cuda/primitives/math.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"

@@ -2,7 +2,7 @@
 #include "kernels/cuda/attention/prefill/prefill.h"
 #include "kernels/cuda/attention/prefill/sm90/kernel.cuh"
 #include "kernels/cuda/attention/prefill/sm90/varlen_source.cuh"
-#include "kernels/cuda/primitives/math.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/tensor_map.h"
 

@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
 #include "kernels/cuda/attention/varlen/state.h"
-#include "kernels/cuda/primitives/math.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 
 namespace fox::cuda {

@@ -8,7 +8,7 @@
 #include <random>
 #include <utility>
 
-#include "kernels/cuda/attention/varlen/gradients.h"
+#include "kernels/cuda/attention/varlen/kernels.h"
 #include "tests/kernels/cuda/attention/backward/backward_oracle.h"
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
 

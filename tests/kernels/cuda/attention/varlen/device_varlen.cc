@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cuda/attention/varlen/schedule.h"
+#include "kernels/cuda/attention/varlen/kernels.h"
 #include "tests/kernels/varlen_oracle.h"
 
 namespace fox::cuda::testing {

@@ -1,13 +1,11 @@
 // What surrounds the backward kernels, against sums in float64 over scratch that a test has filled.
-#include "kernels/cuda/attention/varlen/gradients.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <random>
 
-#include "kernels/cuda/attention/varlen/schedule.h"
+#include "kernels/cuda/attention/varlen/kernels.h"
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
 
 namespace fox::cuda::testing {

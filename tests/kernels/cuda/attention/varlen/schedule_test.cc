@@ -1,13 +1,12 @@
 // The schedule against the host: tiles from the list of sequences, gates from the oracle,
 // boundaries from kernels/acp.h in float64, and from the attention mass that they really cost.
-#include "kernels/cuda/attention/varlen/schedule.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "kernels/cuda/attention/varlen/kernels.h"
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
 #include "tests/kernels/varlen_oracle.h"
 

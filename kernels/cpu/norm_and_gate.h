@@ -1,4 +1,4 @@
-// One row under its gate, out = act(gate) * x; out may be x.
+// Norms and gates of a row; out may be x.
 #pragma once
 
 #include <cmath>
@@ -9,6 +9,19 @@
 
 namespace fox {
 
+// out = x / sqrt(mean(x^2) + eps) * weight.
+inline void NormRow(const float* x, const float* weight, int64_t count, double eps, float* out) {
+  SelectIsaKernels().rms_norm(x, weight, count, static_cast<float>(eps), out);
+}
+
+inline void NormRow(const double* x, const double* weight, int64_t count, double eps, double* out) {
+  double square = 0;
+  for (int64_t i = 0; i < count; ++i) square += x[i] * x[i];
+  const double scale = 1 / std::sqrt(square / static_cast<double>(count) + eps);
+  for (int64_t i = 0; i < count; ++i) out[i] = x[i] * scale * weight[i];
+}
+
+// out = act(gate) * x.
 inline void GatedRow(const float* gate, const float* x, int64_t count, Activation act, float* out) {
   const IsaKernels& isa = SelectIsaKernels();
   (act == Activation::kSilu ? isa.silu_mul : isa.sigmoid_mul)(gate, x, count, out);
