@@ -47,6 +47,14 @@ struct LinearParams {
   int64_t decode_rows = 0;  // the first rows of `in` are decode rows (batch_view.h); the others,
                             // none or at least two, prefill rows
   MatrixView out;           // [rows, weight.out or I] residual dtype or activation dtype
+
+  // The product of these rows alone.
+  LinearParams Rows(int64_t first, int64_t count) const {
+    LinearParams part = *this;
+    part.in = in.Rows(first, count);
+    part.out = out.Rows(first, count);
+    return part;
+  }
 };
 
 }  // namespace fox

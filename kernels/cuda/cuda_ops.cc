@@ -10,7 +10,6 @@
 #include "kernels/cuda/attention/prune_boundary.h"
 #include "kernels/cuda/cuda_state.h"
 #include "kernels/cuda/linear/device_weight.h"
-#include "kernels/cuda/linear/embed.h"
 #include "kernels/cuda/linear/row_transforms.h"
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/runtime/launch.h"

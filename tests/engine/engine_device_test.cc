@@ -12,7 +12,7 @@
 #include <numeric>
 #include <random>
 
-#include "kernels/cuda/linear/cluster_gemm.h"
+#include "kernels/cuda/linear/gemm_kernels.h"
 #include "kernels/cuda/linear/linear.h"
 #include "tests/engine/eval/run_program.h"
 #include "tests/engine/fast_copies.h"

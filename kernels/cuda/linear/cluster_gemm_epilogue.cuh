@@ -6,13 +6,66 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/linear/cluster_gemm_arguments.cuh"
+#include "kernels/cuda/linear/device_weight.h"
 #include "kernels/cuda/primitives/norm_and_gate.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
 
 namespace fox::cuda::cluster_gemm {
+
+inline constexpr int kTileOut = 128;
+inline constexpr int kHalfOut = 64;   // of a warpgroup
+inline constexpr int kTileCols = 64;  // 128 bytes: a line of the swizzle
+inline constexpr int kLineBytes = kTileCols * 2;
+inline constexpr int kGroupBytes = 8 * kLineBytes;  // the swizzle's period
+inline constexpr int kWeightBytes = kTileOut * kLineBytes;
+inline constexpr int kGroupRows = 64;  // of input, at most, in a warpgroup's registers
+inline constexpr int kGroupWarps = 8;  // two warpgroups: all of a tile's outputs, for the same rows
+inline constexpr int kMaxStages = 16;
+inline constexpr int kMinStages = 3;
+// They multiply: each group of input rows has its own, which read the same tiles of W.
+template <int kRows>
+inline constexpr int kConsumerWarps = kGroupWarps*((kRows + kGroupRows - 1) / kGroupRows);
+template <int kRows>
+inline constexpr int kConsumers = kWarp* kConsumerWarps<kRows>;
+template <int kRows>
+inline constexpr int kThreads = kConsumers<kRows> + 2 * kWarp;  // two warps copy
+// Chunks of 64 columns whose indices are equal modulo this are a class, summed on its own.
+inline constexpr int kClasses = 8;
+inline constexpr int kMaxSplits = kClasses;      // the largest portable cluster
+inline constexpr int kSumStride = kTileOut + 4;  // floats; spreads fragments' rows over the banks
+inline constexpr int kAlignment = kGroupBytes;   // of tiles; the launch does not promise it
+inline constexpr int kMaxBytes = 225 * 1024;     // of dynamic shared memory
+
+// A thread's sums of one class.
+template <int kRows>
+inline constexpr int kSumsOfThread = kRows* kTileOut / kConsumers<kRows>;
+// Whether the sums of classes that have been added to the first one are kept in shared memory,
+// where the cluster will look for them: with two groups of rows a thread has registers for two
+// sets of sums only.
+template <int kRows, int kSplits>
+inline constexpr bool kFirstInMemory = (kRows > kGroupRows) && kClasses / kSplits > 2;
+
+struct ClusterGemmArguments : GemmArguments {
+  CUtensorMap weight_map, x_map;
+  int tiles;
+  // Tile t has the rows of W from t * tile_rows on for one warpgroup, and those half_offset further
+  // down for the other: neighbours, or the gate's and the value's of kGated.
+  int tile_rows, half_offset;
+  int class_chunks;  // of a class; those past the last column are zeros
+  int weight_stages, x_stages;
+  int under_way;
+  bool vectors;  // y may be accessed by four elements
+  // Of the input's deferred norm, null: every row's scale is one.
+  const float* input_sums;
+  float eps;
+  // The next norm of y, deferred; `normed` null: none. output_sums: [rows, tiles].
+  __nv_bfloat16* normed;
+  int64_t normed_stride;
+  float* output_sums;
+  const float* norm_weight;
+};
 
 // Where in the block's tile of sums fragment element i of this thread belongs: input row n, output
 // m (wgmma.cuh).
@@ -55,6 +108,13 @@ struct Four {
 
   Four() = default;
   __device__ __forceinline__ explicit Four(const float4& v) : x{v.x, v.y, v.z, v.w} {}
+  // Of p[0, count), zeros behind.
+  __device__ __forceinline__ Four(const float* p, int count) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i < count) x[i] = p[i];
+    }
+  }
   __device__ __forceinline__ float4 Vector() const { return {x[0], x[1], x[2], x[3]}; }
   __device__ __forceinline__ Four Times(float scale) const {
     return Four({__fmul_rn(x[0], scale), __fmul_rn(x[1], scale), __fmul_rn(x[2], scale),
@@ -65,25 +125,15 @@ struct Four {
 // What is added to the sums of four outputs: what row n of y holds before, and the bias. Read while
 // the cluster's blocks wait for each other.
 __device__ __forceinline__ Four PreviousOf(const ClusterGemmArguments& a, int n, int output) {
-  Four previous;
-  if (!a.accumulate || n >= a.rows) return previous;
+  if (!a.accumulate || n >= a.rows) return {};
   const float* y = a.y_f32 + n * a.y_stride + output;
   if (a.vectors && output + 4 <= a.out) return Four(*reinterpret_cast<const float4*>(y));
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (output + i < a.out) previous.x[i] = y[i];
-  }
-  return previous;
+  return {y, a.out - output};
 }
 
 __device__ __forceinline__ Four BiasOf(const ClusterGemmArguments& a, int output) {
-  Four bias;
-  if (a.bias == nullptr) return bias;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (output + i < a.out) bias.x[i] = a.bias[output + i];
-  }
-  return bias;
+  if (a.bias == nullptr) return {};
+  return {a.bias + output, a.out - output};
 }
 
 // n < rows. Returns the row's values, zeros past its end.

@@ -16,29 +16,15 @@ constexpr size_t kMaxShapes = 4096;
 constexpr int64_t kManyRows = 2048;
 
 cudaError_t ErrorOf(cublasStatus_t status) {
-  switch (status) {
-    case CUBLAS_STATUS_SUCCESS:
-      return cudaSuccess;
-    case CUBLAS_STATUS_NOT_SUPPORTED:
-      return cudaErrorNotSupported;
-    case CUBLAS_STATUS_ALLOC_FAILED:
-      return cudaErrorMemoryAllocation;
-    case CUBLAS_STATUS_INVALID_VALUE:
-      return cudaErrorInvalidValue;
-    default:
-      return cudaErrorUnknown;
-  }
+  if (status == CUBLAS_STATUS_SUCCESS) return cudaSuccess;
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) return cudaErrorMemoryAllocation;
+  return status == CUBLAS_STATUS_NOT_SUPPORTED ? cudaErrorNotSupported : cudaErrorUnknown;
 }
 
 // The largest power of two, at most 256, that divides the address.
 int64_t AlignmentOf(const void* p) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(p) | 256;
   return static_cast<int64_t>(address & (~address + 1));
-}
-
-cudaDataType_t TypeOf(DType dtype) {
-  FOX_CHECK(dtype == DType::kF32 || dtype == DType::kBF16);
-  return dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
 // Its algorithms are tilings of a few kinds of kernels.
@@ -52,43 +38,30 @@ int KindOf(const cublasLtMatmulAlgo_t& algorithm) {
 
 }  // namespace
 
-// cuBLASLt's descriptors of one call; making them allocates nothing on the device.
+// cuBLASLt's descriptors of one call.
 struct CublasGemm::Layouts {
-  cublasLtMatmulDesc_t operation = nullptr;
-  cublasLtMatrixLayout_t weight = nullptr, x = nullptr, out = nullptr;
-
-  Layouts(const MatrixView& x_view, const DeviceWeight& w, const MatrixView& out_view) {
-    const auto u = [](int64_t n) { return static_cast<uint64_t>(n); };
-    const cublasOperation_t transposed = CUBLAS_OP_T;
-    Keep(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    if (status == CUBLAS_STATUS_SUCCESS) {
-      Keep(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
-                                          sizeof(transposed)));
-    }
-    Keep(cublasLtMatrixLayoutCreate(&weight, CUDA_R_16BF, u(w.in()), u(w.out()), w.in()));
-    Keep(cublasLtMatrixLayoutCreate(&x, CUDA_R_16BF, u(w.in()), u(x_view.rows), x_view.row_stride));
-    Keep(cublasLtMatrixLayoutCreate(&out, TypeOf(out_view.dtype), u(w.out()), u(out_view.rows),
-                                    out_view.row_stride));
-  }
-  ~Layouts() {
-    if (operation != nullptr) cublasLtMatmulDescDestroy(operation);
-    for (cublasLtMatrixLayout_t layout : {weight, x, out}) {
-      if (layout != nullptr) cublasLtMatrixLayoutDestroy(layout);
-    }
-  }
-  Layouts(const Layouts&) = delete;
-  Layouts& operator=(const Layouts&) = delete;
-
+  cublasLtMatmulDescOpaque_t operation;
+  cublasLtMatrixLayoutOpaque_t weight, x, out;
   cublasStatus_t status = CUBLAS_STATUS_SUCCESS;  // the first failure
 
- private:
-  void Keep(cublasStatus_t result) {
-    if (status == CUBLAS_STATUS_SUCCESS) status = result;
+  Layouts(const MatrixView& x_view, const DeviceWeight& w, const MatrixView& out_view) {
+    const auto keep = [this](cublasStatus_t result) {
+      if (status == CUBLAS_STATUS_SUCCESS) status = result;
+    };
+    const auto u = [](int64_t n) { return static_cast<uint64_t>(n); };
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    const cudaDataType_t type = out_view.dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF;
+    keep(cublasLtMatmulDescInit(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    keep(cublasLtMatmulDescSetAttribute(&operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                        sizeof(transposed)));
+    keep(cublasLtMatrixLayoutInit(&weight, CUDA_R_16BF, u(w.in()), u(w.out()), w.in()));
+    keep(cublasLtMatrixLayoutInit(&x, CUDA_R_16BF, u(w.in()), u(x_view.rows), x_view.row_stride));
+    keep(cublasLtMatrixLayoutInit(&out, type, u(w.out()), u(out_view.rows), out_view.row_stride));
   }
 };
 
 CublasGemm::CublasGemm(void* workspace, size_t workspace_bytes)
-    : created_(cublasLtCreate(&handle_)),
+    : created_(ErrorOf(cublasLtCreate(&handle_))),
       workspace_(workspace),
       workspace_bytes_(workspace_bytes) {}
 
@@ -96,17 +69,14 @@ CublasGemm::~CublasGemm() {
   if (handle_ != nullptr) cublasLtDestroy(handle_);
 }
 
-cudaError_t CublasGemm::created() const { return ErrorOf(created_); }
-
 // The heuristic's algorithms for a product, the fastest first; fewer than there is room for: all.
-cublasStatus_t CublasGemm::Ask(const Layouts& layouts, const Shape& shape,
+cublasStatus_t CublasGemm::Ask(Layouts& layouts, const Shape& shape,
                                std::vector<cublasLtMatmulHeuristicResult_t>* found) {
-  cublasLtMatmulPreference_t preference = nullptr;
-  cublasStatus_t status = cublasLtMatmulPreferenceCreate(&preference);
-  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  cublasLtMatmulPreferenceOpaque_t preference;
+  cublasStatus_t status = cublasLtMatmulPreferenceInit(&preference);
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) {
     if (status == CUBLAS_STATUS_SUCCESS) {
-      status = cublasLtMatmulPreferenceSetAttribute(preference, name, &value, sizeof(value));
+      status = cublasLtMatmulPreferenceSetAttribute(&preference, name, &value, sizeof(value));
     }
   };
   const auto alignment = [&](size_t i) { return static_cast<uint32_t>(shape[i]); };
@@ -119,11 +89,10 @@ cublasStatus_t CublasGemm::Ask(const Layouts& layouts, const Shape& shape,
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(9));
   int count = 0;
   if (status == CUBLAS_STATUS_SUCCESS) {
-    status = cublasLtMatmulAlgoGetHeuristic(handle_, layouts.operation, layouts.weight, layouts.x,
-                                            layouts.out, layouts.out, preference,
+    status = cublasLtMatmulAlgoGetHeuristic(handle_, &layouts.operation, &layouts.weight,
+                                            &layouts.x, &layouts.out, &layouts.out, &preference,
                                             static_cast<int>(found->size()), found->data(), &count);
   }
-  cublasLtMatmulPreferenceDestroy(preference);
   found->resize(static_cast<size_t>(count));
   if (status == CUBLAS_STATUS_SUCCESS && count == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
   return status;
@@ -138,7 +107,7 @@ cublasStatus_t CublasGemm::Choose(MatrixView x, const DeviceWeight& weight, Matr
   }
   if (algorithms_.size() >= kMaxShapes) algorithms_.clear();
   x.rows = out.rows = shape[0];
-  const Layouts layouts(x, weight, out);  // what its pointers lead to is not read
+  Layouts layouts(x, weight, out);  // what its pointers lead to is not read
   if (layouts.status != CUBLAS_STATUS_SUCCESS) return layouts.status;
   // Few rows may be given an algorithm of another kind, with another order of sums. All take the
   // kind of many.
@@ -168,9 +137,9 @@ cublasStatus_t CublasGemm::Choose(MatrixView x, const DeviceWeight& weight, Matr
 
 cudaError_t CublasGemm::Multiply(const MatrixView& x, const DeviceWeight& weight, bool accumulate,
                                  const MatrixView& out, cudaStream_t stream) {
-  if (created_ != CUBLAS_STATUS_SUCCESS) return ErrorOf(created_);
+  if (created_ != cudaSuccess) return created_;
   FOX_CHECK(x.dtype == DType::kBF16 && x.cols == weight.in() && x.rows == out.rows);
-  const Layouts layouts(x, weight, out);
+  Layouts layouts(x, weight, out);
   if (layouts.status != CUBLAS_STATUS_SUCCESS) return ErrorOf(layouts.status);
   Shape shape = {0,
                  weight.out(),
@@ -188,8 +157,8 @@ cudaError_t CublasGemm::Multiply(const MatrixView& x, const DeviceWeight& weight
     cublasLtMatmulAlgo_t algorithm;
     const cublasStatus_t chosen = Choose(x, weight, out, shape, &algorithm);
     if (chosen != CUBLAS_STATUS_SUCCESS) return chosen;
-    return cublasLtMatmul(handle_, layouts.operation, &one, weight.data(), layouts.weight, x.data,
-                          layouts.x, &beta, out.data, layouts.out, out.data, layouts.out,
+    return cublasLtMatmul(handle_, &layouts.operation, &one, weight.data(), &layouts.weight, x.data,
+                          &layouts.x, &beta, out.data, &layouts.out, out.data, &layouts.out,
                           &algorithm, workspace_, workspace_bytes_, stream);
   };
   const cublasStatus_t status =

@@ -28,7 +28,7 @@ class CublasGemm {
                        const MatrixView& out, cudaStream_t stream);
 
   // Whether there is a cuBLASLt at all; else Multiply gives this error, too.
-  cudaError_t created() const;
+  cudaError_t created() const { return created_; }
 
   // Shapes whose algorithm is known. A new number of rows is rarely a new shape.
   size_t known_shapes() const { return algorithms_.size(); }
@@ -39,13 +39,13 @@ class CublasGemm {
   using Shape = std::array<int64_t, 10>;
   struct Layouts;
 
-  cublasStatus_t Ask(const Layouts& layouts, const Shape& shape,
+  cublasStatus_t Ask(Layouts& layouts, const Shape& shape,
                      std::vector<cublasLtMatmulHeuristicResult_t>* found);
   cublasStatus_t Choose(MatrixView x, const DeviceWeight& weight, MatrixView out,
                         const Shape& shape, cublasLtMatmulAlgo_t* algorithm);
 
   cublasLtHandle_t handle_ = nullptr;
-  cublasStatus_t created_;
+  cudaError_t created_;
   void* workspace_;
   size_t workspace_bytes_;
   std::map<Shape, cublasLtMatmulAlgo_t> algorithms_;

@@ -1,11 +1,14 @@
 // DeviceWeight: a linear layer's weight in device memory, [out, in] bf16, row-major, `out` padded
-// with zero rows to a multiple of 16 (reads past `out` are in bounds).
+// with zero rows to a multiple of 16. GemmArguments: what products of decode rows have in common.
 #pragma once
+
+#include <cuda_bf16.h>
 
 #include <cstdint>
 #include <utility>
 
 #include "kernels/core/buffer.h"
+#include "kernels/core/check.h"
 #include "kernels/core/dtype.h"
 #include "kernels/linear_params.h"
 
@@ -26,6 +29,39 @@ class DeviceWeight : public PackedWeight {
 // Of the weights that CudaOps packed.
 inline const DeviceWeight& OnDevice(const PackedWeight& weight) {
   return static_cast<const DeviceWeight&>(weight);
+}
+
+constexpr int CeilDiv(int a, int b) { return (a + b - 1) / b; }
+
+struct GemmArguments {
+  int rows;
+  const __nv_bfloat16* weight;  // [out, in]; gated: [2 out, in]
+  int out, in;
+  const float* bias;  // [out] or null
+  bool accumulate;    // y += ...; y is float32
+  bool gated;         // y = act(gate) * value of W's halves
+  Activation act;
+  float* y_f32;  // one of the two is not null
+  __nv_bfloat16* y_bf16;
+  int64_t y_stride;
+};
+
+inline GemmArguments MakeGemmArguments(const LinearParams& params) {
+  const DeviceWeight& weight = OnDevice(params.weight);
+  const MatrixView& y = params.out;
+  FOX_CHECK(weight.out() <= INT32_MAX && weight.in() <= INT32_MAX);
+  const bool wide = y.dtype == DType::kF32;
+  return {static_cast<int>(y.rows),
+          static_cast<const __nv_bfloat16*>(weight.data()),
+          static_cast<int>(y.cols),
+          static_cast<int>(weight.in()),
+          static_cast<const float*>(params.bias),
+          params.accumulate,
+          params.gate.has_value(),
+          params.gate.value_or(Activation::kSilu),
+          wide ? static_cast<float*>(y.data) : nullptr,
+          wide ? nullptr : static_cast<__nv_bfloat16*>(y.data),
+          y.row_stride};
 }
 
 }  // namespace fox::cuda

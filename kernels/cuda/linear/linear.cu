@@ -8,12 +8,10 @@
 
 #include "kernels/batch_view.h"
 #include "kernels/core/check.h"
-#include "kernels/cuda/linear/cluster_gemm.h"
 #include "kernels/cuda/linear/cublas_gemm.h"
+#include "kernels/cuda/linear/gemm_kernels.h"
 #include "kernels/cuda/linear/linear.h"
-#include "kernels/cuda/linear/prefill_gemm.h"
 #include "kernels/cuda/linear/row_transforms.h"
-#include "kernels/cuda/linear/small_batch_gemm.h"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
 
@@ -24,22 +22,18 @@ constexpr size_t kCublasBytes = size_t{32} << 20;
 constexpr int kBiasThreads = 256;
 
 // out += bias, after a product of cuBLASLt's. bf16 outputs are rounded twice.
-template <typename T>
-__global__ void __launch_bounds__(kBiasThreads)
-    AddBias(const float* bias, int64_t cols, T* out, int64_t stride) {
+__global__ void __launch_bounds__(kBiasThreads) AddBias(const float* bias, const MatrixView out) {
   TriggerDependents();
   WaitOnDependencies();
-  T* row = out + blockIdx.x * stride;
-  for (int64_t c = threadIdx.x; c < cols; c += kBiasThreads) {
-    row[c] = static_cast<T>(static_cast<float>(row[c]) + bias[c]);
+  for (int64_t c = threadIdx.x; c < out.cols; c += kBiasThreads) {
+    const int64_t at = blockIdx.x * out.row_stride + c;
+    if (out.dtype == DType::kF32) {
+      static_cast<float*>(out.data)[at] += bias[c];
+    } else {
+      auto& y = static_cast<__nv_bfloat16*>(out.data)[at];
+      y = __float2bfloat16_rn(__bfloat162float(y) + bias[c]);
+    }
   }
-}
-
-template <typename T>
-cudaError_t LaunchAddBias(const void* bias, const MatrixView& out, cudaStream_t stream) {
-  return Launch(AddBias<T>, dim3(static_cast<unsigned>(out.rows)), dim3(kBiasThreads), 0, stream,
-                static_cast<const float*>(bias), out.cols, static_cast<T*>(out.data),
-                out.row_stride);
 }
 
 int DeviceAttribute(cudaDeviceAttr attribute) {
@@ -47,13 +41,6 @@ int DeviceAttribute(cudaDeviceAttr attribute) {
   const bool found = cudaGetDevice(&device) == cudaSuccess &&
                      cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
   return found ? value : 0;
-}
-
-LinearParams RowsOf(const LinearParams& params, int64_t first, int64_t count) {
-  LinearParams part = params;
-  part.in = params.in.Rows(first, count);
-  part.out = params.out.Rows(first, count);
-  return part;
 }
 
 void Check(const LinearParams& p) {
@@ -139,30 +126,28 @@ struct LinearEngine::State {
     if (hopper && rows > std::min<int64_t>(most, kSmallBatchRows)) return Cluster(p, stream);
     triggers_late = p.norm && rows <= most;
     for (int64_t first = 0; first < rows; first += most) {
-      const LinearParams pass = RowsOf(p, first, std::min(most, rows - first));
+      const LinearParams pass = p.Rows(first, std::min(most, rows - first));
       if (const cudaError_t result = SmallBatchGemm(pass, limits, stream)) return result;
     }
     return cudaSuccess;
   }
 
   cudaError_t Cluster(const LinearParams& p, cudaStream_t stream) {
-    MatrixView x = p.in;
-    DeferredNorm normed, next;
+    DeferredNorm x{p.in}, next;
     if (p.norm) {
-      normed = Deferred(p.in.rows, p.in.cols);
-      if (left.data != x.data || left.rows != x.rows || left_weight != p.norm->weight) {
-        if (const cudaError_t result = DeferNorm(x, *p.norm, normed, stream)) return result;
-        left = x;
+      x = Deferred(p.in.rows, p.in.cols);
+      if (left.data != p.in.data || left.rows != p.in.rows || left_weight != p.norm->weight) {
+        if (const cudaError_t result = DeferNorm(p.in, *p.norm, x, stream)) return result;
+        left = p.in;
         left_weight = p.norm->weight;
       }
-      x = normed.rows;
     }
     if (p.next_norm) {
       next = Deferred(p.out.rows, p.out.cols);
       left = p.out;
       left_weight = p.next_norm->weight;
     }
-    return ClusterGemm(x, normed.sums, p, next, limits.multiprocessors, stream);
+    return ClusterGemm(x, p, next, limits.multiprocessors, stream);
   }
 
   // Of rows `first` and following of the call.
@@ -179,8 +164,8 @@ struct LinearEngine::State {
     cudaError_t result = cublas.Multiply(x, OnDevice(p.weight), p.accumulate, y, stream);
     if (result == cudaSuccess && p.gate) result = GateRows(y, *p.gate, p.out, stream);
     if (result != cudaSuccess || p.bias == nullptr) return result;
-    return y.dtype == DType::kF32 ? LaunchAddBias<float>(p.bias, y, stream)
-                                  : LaunchAddBias<__nv_bfloat16>(p.bias, y, stream);
+    return Launch(AddBias, dim3(static_cast<unsigned>(y.rows)), dim3(kBiasThreads), 0, stream,
+                  static_cast<const float*>(p.bias), y);
   }
 };
 
@@ -212,12 +197,12 @@ cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   Forget(params.out.data);
   const int64_t rows = params.in.rows, decodes = s.OwnRows(params);
   if (decodes > 0) {
-    const cudaError_t result = s.MultiplyDecodes(RowsOf(params, 0, decodes), stream);
+    const cudaError_t result = s.MultiplyDecodes(params.Rows(0, decodes), stream);
     if (result != cudaSuccess) return result;
   }
   if (decodes == rows) return cudaSuccess;
   s.triggers_late = false;
-  return s.MultiplyPrefills(RowsOf(params, decodes, rows - decodes), decodes, stream);
+  return s.MultiplyPrefills(params.Rows(decodes, rows - decodes), decodes, stream);
 }
 
 bool LinearEngine::triggers_late() const { return state_->triggers_late; }

@@ -1,12 +1,13 @@
-// Norms and gates of rows, 16 bytes a thread and load. A norm of a row of usual width, and gates,
-// are a warp's work: it has all its loads under way at once and meets no barrier.
+// Norms, gates and lookups of rows, 16 bytes a thread and load. A norm of a row of usual width
+// is a warp's work: it has all its loads under way at once and meets no barrier.
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
-#include <initializer_list>
 
 #include "kernels/core/check.h"
 #include "kernels/cuda/linear/row_transforms.h"
+#include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/primitives/norm_and_gate.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
@@ -147,34 +148,18 @@ __global__ void __launch_bounds__(kThreads)
   DeferColumns(x, w, there, a.out + row * a.out_stride + column, a.sums + row * sums + tile);
 }
 
-// Units of a row that a lane gates at a time; a warp takes the row in parts of kPartCols.
-constexpr int kPartUnits = 2;
-constexpr int kPartCols = kPartUnits * kVec8 * kWarp;
-
-// A warp a part of a row; the last rows first, as in NormKernel.
+// A thread 8 columns; the last rows first, as in NormKernel.
 __global__ void __launch_bounds__(kThreads)
-    GateKernel(const __nv_bfloat16* y, int64_t y_stride, Activation act, int64_t rows, int cols,
-               int parts, __nv_bfloat16* out, int64_t out_stride) {
+    GateKernel(const __nv_bfloat16* y, int64_t y_stride, Activation act, int64_t rows, int units,
+               __nv_bfloat16* out, int64_t out_stride) {
   TriggerDependents();
   WaitOnDependencies();
-  const int64_t row = rows - 1 - WarpIndex() / parts;
-  if (row < 0) return;
-  const int first = static_cast<int>(WarpIndex() % parts) * kPartCols + Lane() * kVec8;
-  const __nv_bfloat16* gate = y + row * y_stride;
-  uint4 gates[kPartUnits] = {}, x[kPartUnits] = {};
-#pragma unroll
-  for (int i = 0; i < kPartUnits; ++i) {
-    const int column = first + i * kVec8 * kWarp;
-    if (column >= cols) continue;
-    x[i] = LoadOnce(gate + cols + column);
-    gates[i] = LoadOnce(gate + column);
-  }
-#pragma unroll
-  for (int i = 0; i < kPartUnits; ++i) {
-    const int column = first + i * kVec8 * kWarp;
-    if (column >= cols) continue;
-    StoreVec8(Gated(Widen(x[i]), Widen(gates[i]), act), out + row * out_stride + column);
-  }
+  const int64_t i = rows * units - 1 - (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x);
+  if (i < 0) return;
+  const int64_t row = i / units, column = i % units * kVec8;
+  const __nv_bfloat16* gate = y + row * y_stride + column;
+  const uint4 x = LoadOnce(gate + units * kVec8), gates = LoadOnce(gate);
+  StoreVec8(Gated(Widen(x), Widen(gates), act), out + row * out_stride + column);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -185,16 +170,75 @@ __global__ void __launch_bounds__(kThreads)
   if (i < units) StoreVec8(LoadVec8(in + i * kVec8), out + i * kVec8);
 }
 
+using fox::cuda::LoadVec8;  // beside that of fp16
+
+__device__ Float8 LoadVec8(const __half* p) {
+  const uint4 bits = *reinterpret_cast<const uint4*>(p);
+  const __half2* pairs = reinterpret_cast<const __half2*>(&bits);
+  Float8 vector;
+#pragma unroll
+  for (int i = 0; i < kVec8 / 2; ++i) {
+    const float2 pair = __half22float2(pairs[i]);
+    vector.x[2 * i] = pair.x;
+    vector.x[2 * i + 1] = pair.y;
+  }
+  return vector;
+}
+
+// Which row of a table a row looks up.
+struct TokenIds {
+  BatchView batch;
+  int64_t vocabulary;
+
+  __device__ int64_t operator()(int64_t row) const {
+    int32_t id = batch.token_ids[row];
+    if (id == kLastSampledToken) {
+      const int seq =
+          UpperBoundIndex(row, batch.num_seqs, [&](int s) { return batch.row_begin[s]; });
+      const int32_t slot = batch.sampled_tokens == nullptr ? -1 : batch.slot[seq];
+      id = slot < 0 ? 0 : batch.sampled_tokens[slot];
+    }
+    return min(max(static_cast<int64_t>(id), int64_t{0}), vocabulary - 1);
+  }
+};
+struct RowIds {
+  const int64_t* rows;
+  __device__ int64_t operator()(int64_t row) const { return rows[row]; }
+};
+
+template <typename T, typename Ids>
+__global__ void __launch_bounds__(kThreads)
+    LookUpKernel(const __grid_constant__ Ids ids, const T* table, int64_t table_stride, int units,
+                 float* out, int64_t out_stride) {
+  TriggerDependents();
+  WaitOnDependencies();
+  const T* from = table + ids(blockIdx.x) * table_stride;
+  float* to = out + static_cast<int64_t>(blockIdx.x) * out_stride;
+  for (int u = static_cast<int>(threadIdx.x); u < units; u += kThreads) {
+    StoreVec8(LoadVec8(from + u * kVec8), to + u * kVec8);
+  }
+}
+
 unsigned BlocksOf(int64_t count, int of_block) {
   return static_cast<unsigned>((count + of_block - 1) / of_block);
 }
 unsigned WarpBlocks(int64_t warps) { return BlocksOf(warps, kThreads / kWarp); }
 
-// 16 bytes.
 void CheckAligned(const MatrixView& m) {
-  constexpr int64_t kAlign = 16;
-  FOX_CHECK(reinterpret_cast<uintptr_t>(m.data) % kAlign == 0);
-  FOX_CHECK(m.row_stride * static_cast<int64_t>(SizeOf(m.dtype)) % kAlign == 0);
+  FOX_CHECK(reinterpret_cast<uintptr_t>(m.data) % 16 == 0);
+  FOX_CHECK(m.row_stride * static_cast<int64_t>(SizeOf(m.dtype)) % 16 == 0);
+}
+
+template <typename T, typename Ids>
+cudaError_t LookUp(const Ids& ids, const MatrixView& table, int64_t rows, const MatrixView& out,
+                   cudaStream_t stream) {
+  FOX_CHECK(out.dtype == DType::kF32 && out.cols == table.cols && out.rows >= rows);
+  FOX_CHECK(out.cols > 0 && out.cols % kVec8 == 0);
+  CheckAligned(table);
+  CheckAligned(out);
+  return Launch(LookUpKernel<T, Ids>, dim3(static_cast<unsigned>(rows)), dim3(kThreads), 0, stream,
+                ids, static_cast<const T*>(table.data), table.row_stride,
+                static_cast<int>(out.cols / kVec8), static_cast<float*>(out.data), out.row_stride);
 }
 
 NormArguments MakeNormArguments(const MatrixView& in, const RmsNorm& norm, const MatrixView& out) {
@@ -254,10 +298,10 @@ cudaError_t GateRows(const MatrixView& y, Activation act, const MatrixView& out,
   FOX_CHECK(y.cols == 2 * out.cols && out.cols % kVec8 == 0);
   CheckAligned(y);
   CheckAligned(out);
-  const auto parts = static_cast<int>((out.cols + kPartCols - 1) / kPartCols);
-  return Launch(GateKernel, dim3(WarpBlocks(y.rows * parts)), dim3(kThreads), Shared(y.rows),
-                stream, static_cast<const __nv_bfloat16*>(y.data), y.row_stride, act, y.rows,
-                static_cast<int>(out.cols), parts, static_cast<__nv_bfloat16*>(out.data),
+  const int64_t units = out.cols / kVec8;
+  return Launch(GateKernel, dim3(BlocksOf(y.rows * units, kThreads)), dim3(kThreads),
+                Shared(y.rows), stream, static_cast<const __nv_bfloat16*>(y.data), y.row_stride,
+                act, y.rows, static_cast<int>(units), static_cast<__nv_bfloat16*>(out.data),
                 out.row_stride);
 }
 
@@ -268,6 +312,27 @@ cudaError_t ConvertRows(const MatrixView& in, const MatrixView& out, cudaStream_
   const int64_t units = in.rows * in.cols / kVec8;
   return Launch(ConvertKernel, dim3(BlocksOf(units, kThreads)), dim3(kThreads), 0, stream,
                 static_cast<const float*>(in.data), units, static_cast<__nv_bfloat16*>(out.data));
+}
+
+cudaError_t Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
+                  cudaStream_t stream) {
+  FOX_CHECK(batch.num_seqs > 0 || batch.num_rows == 0);
+  const TokenIds ids{batch, table.rows};
+  switch (table.dtype) {
+    case DType::kF32:
+      return LookUp<float>(ids, table, batch.num_rows, out, stream);
+    case DType::kBF16:
+      return LookUp<__nv_bfloat16>(ids, table, batch.num_rows, out, stream);
+    default:
+      FOX_CHECK(table.dtype == DType::kF16);
+      return LookUp<__half>(ids, table, batch.num_rows, out, stream);
+  }
+}
+
+cudaError_t GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
+                       cudaStream_t stream) {
+  FOX_CHECK(in.dtype == DType::kF32);
+  return LookUp<float>(RowIds{rows}, in, out.rows, out, stream);
 }
 
 }  // namespace fox::cuda

@@ -1,10 +1,12 @@
-// What becomes of rows before and after products that do not do it themselves: norms and gates.
-// Memory-bound, float32 inside; a row's result depends on that row alone. All enqueue on `stream`
-// and give the launch's error. REQUIRES: rows 16-byte aligned, widths multiples of 8.
+// What becomes of rows before and after products: lookups, and the norms and gates that products do
+// not do themselves. Memory-bound, float32 inside; a row's result depends on that row alone. All
+// enqueue on `stream` and give the launch's error. REQUIRES: rows 16-byte aligned, widths multiples
+// of 8.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/batch_view.h"
 #include "kernels/linear_params.h"
 
 namespace fox::cuda {
@@ -18,6 +20,12 @@ struct DeferredNorm {
 
   MatrixView rows = {};   // [rows, cols] bf16: x * weight
   float* sums = nullptr;  // [rows, SumsOf(cols)] of x^2
+
+  DeferredNorm From(int64_t row) const {
+    if (rows.empty()) return {};
+    return {rows.Rows(row, rows.rows - row),
+            sums == nullptr ? nullptr : sums + row * SumsOf(rows.cols)};
+  }
 };
 
 // in f32, out bf16.
@@ -32,5 +40,12 @@ cudaError_t GateRows(const MatrixView& y, Activation act, const MatrixView& out,
 
 // f32 to bf16, without gaps between rows.
 cudaError_t ConvertRows(const MatrixView& in, const MatrixView& out, cudaStream_t stream);
+
+// Ops::Embed: rows of `table` (f32, f16 or bf16) by token id; out f32.
+cudaError_t Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
+                  cudaStream_t stream);
+// Ops::GatherRows; f32.
+cudaError_t GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
+                       cudaStream_t stream);
 
 }  // namespace fox::cuda

@@ -3,10 +3,7 @@
 // eight warps first take the first tiles into registers and bring the input rows, then multiply 64
 // columns of each tile. Tensor cores multiply, for four rows at a time would be too much arithmetic
 // for the FP32 units: W is the operand of 16 rows, the input rows are the one of 8 (the rest are
-// repeats, unused).
-//
-// Gated products take a tile's upper 8 rows from W's first half and the lower ones from the second,
-// and a thread with a value of the one gets that of the other by a shuffle.
+// repeats, unused). With a gate a tile has 8 rows of either half of W.
 //
 // Bits (cluster_gemm.md): those of cluster_gemm.cu. A warp adds the chunks of 64 columns whose
 // index is its own modulo 8, from left to right in one chain; the warps' sums are added as a tree.
@@ -17,8 +14,8 @@
 #include <type_traits>
 
 #include "kernels/core/check.h"
-#include "kernels/cuda/linear/gemm_arguments.cuh"
-#include "kernels/cuda/linear/small_batch_gemm.h"
+#include "kernels/cuda/linear/device_weight.h"
+#include "kernels/cuda/linear/gemm_kernels.h"
 #include "kernels/cuda/linear/small_batch_input.cuh"
 #include "kernels/cuda/primitives/copy_rows.cuh"
 #include "kernels/cuda/primitives/ring.cuh"
@@ -463,9 +460,6 @@ cudaError_t SmallBatchGemm(const LinearParams& params, const DeviceLimits& limit
   const MatrixView& in = params.in;
   const bool norm = params.norm.has_value();
   FOX_CHECK(in.rows >= 1 && in.rows <= SmallBatchRows(params.weight.in(), limits));
-  FOX_CHECK(in.dtype == (norm ? DType::kF32 : DType::kBF16) && in.cols == params.weight.in());
-  FOX_CHECK(reinterpret_cast<uintptr_t>(in.data) % 16 == 0 && in.cols % kVec8 == 0);
-  FOX_CHECK(in.row_stride * static_cast<int64_t>(SizeOf(in.dtype)) % 16 == 0);
   SmallBatchGemmArguments a{};
   static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
   a.input = {in.data, in.row_stride, a.rows, a.in, nullptr, 0};

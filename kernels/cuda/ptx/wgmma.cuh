@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/ptx/shared_memory.cuh"
+
 namespace fox::cuda {
 
 // Shared memory swizzle of rows of 128 or 64 bytes, as in matrix descriptors.
@@ -116,7 +118,6 @@ FOX_WGMMA_QK("32", 16, "%16, %17")
 FOX_WGMMA_QK("64", 32, "%32, %33")
 FOX_WGMMA_QK("128", 64, "%64, %65")
 FOX_WGMMA_QK("256", 128, "%128, %129")
-#undef FOX_WGMMA_QK
 
 // The same with a b: b [16, N] with N contiguous.
 FOX_WGMMA_SHARED(WgmmaRows, "32", 16, "%16, %17", "0, 1")
@@ -136,7 +137,6 @@ FOX_WGMMA_SHARED(WgmmaRows, "64", 32, "%32, %33", "0, 1")
 FOX_WGMMA_VALUES("32", 16, "{%16, %17, %18, %19}, %20")
 FOX_WGMMA_VALUES("64", 32, "{%32, %33, %34, %35}, %36")
 FOX_WGMMA_VALUES("128", 64, "{%64, %65, %66, %67}, %68")
-#undef FOX_WGMMA_VALUES
 
 // The same, and sums += the row sums of a: b has eight more columns, of ones, in a block of their
 // own (`leading` behind the last). Lanes of a quad hold the same: sums[0] of the first row, sums[2]
@@ -152,32 +152,26 @@ FOX_WGMMA_VALUES("128", 64, "{%64, %65, %66, %67}, %68")
 FOX_WGMMA_VALUES_AND_SUMS("40", 16, ", %16, %17, %18, %19", "{%20, %21, %22, %23}, %24")
 FOX_WGMMA_VALUES_AND_SUMS("72", 32, ", %32, %33, %34, %35", "{%36, %37, %38, %39}, %40")
 FOX_WGMMA_VALUES_AND_SUMS("136", 64, ", %64, %65, %66, %67", "{%68, %69, %70, %71}, %72")
-#undef FOX_WGMMA_VALUES_AND_SUMS
 
-#undef FOX_WGMMA_SHARED
-#undef FOX_WGMMA
-#undef FOX_FIRST128
-#undef FOX_FIRST64
-#undef FOX_FIRST32
-#undef FOX_FIRST16
-#undef FOX_FIRST8
-#undef FOX_FIRST4
-#undef FOX_NEW128
-#undef FOX_NEW64
-#undef FOX_NEW32
-#undef FOX_NEW16
-#undef FOX_NEW8
-#undef FOX_NEW4
-#undef FOX_NEW16_AT
-#undef FOX_NEW4_AT
-#undef FOX_SUMS128
-#undef FOX_SUMS64
-#undef FOX_SUMS32
-#undef FOX_SUMS16
-#undef FOX_SUMS8
-#undef FOX_SUMS4
-#undef FOX_SUMS16_AT
-#undef FOX_SUMS4_AT
+// Starts c = a b^T, with `first`, else c += a b^T, over 64 columns: rows of a and b are swizzled
+// lines of 128 bytes. Over one line of each after the other, columns are added from left to right.
+template <int kCount>
+__device__ __forceinline__ void MultiplyLines(bool first, float (&c)[kCount], uint64_t a,
+                                              uint64_t b) {
+  WgmmaFence();
+#pragma unroll
+  for (int at = 0; at < 8; at += 2) {  // in units of descriptors: 16 columns
+    if (first && at == 0) {
+      WgmmaQk<true>(c, a, b);
+    } else {
+      WgmmaQk<false>(c, a + at, b + at);
+    }
+  }
+  WgmmaCommit();
+}
+__device__ __forceinline__ uint64_t LinesDescriptor(const unsigned char* lines) {
+  return MatrixDescriptor(SharedAddress(lines), 16, 8 * 128, Swizzle::k128);
+}
 
 // Moves registers between the warpgroups of a block whose register count is fixed at launch.
 template <int kCount>

@@ -10,9 +10,8 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/cuda/linear/cluster_gemm.h"
+#include "kernels/cuda/linear/gemm_kernels.h"
 #include "kernels/cuda/linear/row_transforms.h"
-#include "kernels/cuda/linear/small_batch_gemm.h"
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
@@ -37,16 +36,12 @@ class ClusterGemmFamilyTest : public LinearTest,
 
   cudaError_t Start(const LinearParams& params) override {
     if (few_) return SmallBatchGemm(params, kLimits, stream_);
-    MatrixView x = params.in;
-    DeferredNorm normed;
+    DeferredNorm x{params.in};
     if (params.norm) {
-      normed = {normed_.view(), static_cast<float*>(sums_.view().data)};
-      x = normed.rows;
-      if (const cudaError_t error = DeferNorm(params.in, *params.norm, normed, stream_)) {
-        return error;
-      }
+      x = {normed_.view(), static_cast<float*>(sums_.view().data)};
+      if (const cudaError_t error = DeferNorm(params.in, *params.norm, x, stream_)) return error;
     }
-    return ClusterGemm(x, normed.sums, params, {}, kLimits.multiprocessors, stream_);
+    return ClusterGemm(x, params, {}, kLimits.multiprocessors, stream_);
   }
 
   // Rows [first, first + rows) by the kernel for few of them or the one for more.

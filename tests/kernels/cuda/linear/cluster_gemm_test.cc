@@ -1,8 +1,6 @@
 // Products of few rows in clusters: against float64; their order of sums, stated on the host, for
 // every way to split W's columns and any number of rows; the gated form against a product and a
 // gate; deferred norms.
-#include "kernels/cuda/linear/cluster_gemm.h"
-
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "kernels/core/dtype.h"
+#include "kernels/cuda/linear/gemm_kernels.h"
 #include "kernels/cuda/linear/row_transforms.h"
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
@@ -34,8 +33,8 @@ class ClusterGemmCalls : public LinearTest {
   }
 
   cudaError_t Start(const LinearParams& params) override {
-    const MatrixView x = params.norm ? normed_.rows : params.in;
-    return ClusterGemm(x, normed_.sums, params, next_, multiprocessors_, stream_);
+    const DeferredNorm x = params.norm ? normed_ : DeferredNorm{params.in};
+    return ClusterGemm(x, params, next_, multiprocessors_, stream_);
   }
 
   // Of `call` for `rows` rows from `first` on, into float32 that holds `before` or nothing.

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/linear/cluster_gemm.h"
 #include "kernels/cuda/linear/cublas_gemm.h"
+#include "kernels/cuda/linear/gemm_kernels.h"
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 

@@ -1,8 +1,6 @@
 // Gated products of prefill rows: the bits of a product that is exact and the gate behind it;
 // against float64; the order of sums, stated on the host; that a row's bits depend neither on the
 // other rows nor on the tiles.
-#include "kernels/cuda/linear/prefill_gemm.h"
-
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +12,7 @@
 #include <vector>
 
 #include "kernels/core/dtype.h"
-#include "kernels/cuda/linear/cluster_gemm.h"
+#include "kernels/cuda/linear/gemm_kernels.h"
 #include "kernels/cuda/linear/row_transforms.h"
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"

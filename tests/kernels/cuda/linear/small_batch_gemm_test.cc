@@ -1,8 +1,6 @@
 // The kernel of few rows against float64: norms, wide rows, columns that no tensor core product
 // ends with, gates behind the product; a row's bits among others; and how many rows it takes. Its
 // bits beside those of cluster_gemm.cu are in cluster_gemm_family_test.cc.
-#include "kernels/cuda/linear/small_batch_gemm.h"
-
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/linear/gemm_kernels.h"
 #include "kernels/cuda/linear/row_transforms.h"
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
