@@ -4,8 +4,10 @@
 # all that run something compiled). Prints one line; ctest's own report goes to a log.
 sanitized_tests() {
   local preset="$1" label="$2" log="$root/build/$1-tests.log" wrap=()
-  local selection=(-LE 'gpu|package|tidy|torch')
+  local except='gpu|package|tidy|torch' selection
   shift 2
+  [[ -n "${FOX_NIGHTLY:-}" ]] || except+='|e2e'
+  selection=(-LE "$except")
   build "$preset" "$@"
   [[ -n "$label" ]] && selection+=(-L "$label")
   # GCC's thread sanitizer cannot place its memory under strong address randomisation.
@@ -26,9 +28,10 @@ timed() {
   parts+="$((SECONDS - start)) $name"$'\n'
 }
 
-# Of every kernel what nvcc makes before ptxas, and the tests for a GPU: that all of it compiles.
+# Of every kernel unoptimised PTX, and the tests for a GPU: that all of it compiles.
 compile_cuda() {
-  FOX_CUDA_ARCHITECTURES=90a-virtual configure cuda cuda-check
+  FOX_CUDA_ARCHITECTURES=90a-virtual configure cuda cuda-check \
+    -DCMAKE_CUDA_FLAGS_RELEASE="-O0 -Xcicc=-O0 -DNDEBUG"
   compile cuda-check fox_cuda cuda_tests engine_gpu_tests fox_bench_gpu fox_cuda_faults
 }
 
@@ -46,7 +49,7 @@ run_test() {
   [[ -f "$root/build/cpu/build.ninja" ]] || joined=(-DCMAKE_UNITY_BUILD=ON)
   configure cpu cpu ${joined[@]+"${joined[@]}"}
   timed "build of cpu" compile cpu
-  timed "thread sanitizer" sanitized_tests tsan thread thread_tests
+  timed "thread sanitizer" sanitized_tests tsan thread thread_tests ${FOX_NIGHTLY:+e2e_tests}
   if nvcc="$(find_nvcc)" && is_recent_nvcc "$nvcc"; then
     timed "build of CUDA" compile_cuda
   else
