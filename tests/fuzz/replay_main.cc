@@ -56,7 +56,7 @@ double CpuSeconds() {
 void Run(std::string input) {
   g_input = std::move(input);
   const double before = CpuSeconds();
-  LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(g_input.data()), g_input.size());
+  fox::Fuzz({reinterpret_cast<const uint8_t*>(g_input.data()), g_input.size()});
   const double seconds = CpuSeconds() - before;
   if (seconds <= kMaxSeconds) return;
   std::fprintf(stderr, "an input of %zu bytes took %.1f s\n", g_input.size(), seconds);

@@ -5,6 +5,7 @@
 
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,17 @@ namespace fox {
 
 inline constexpr int64_t kFuzzVocabSize = 1000;
 inline constexpr size_t kMaxFuzzText = 512;  // bytes, as the plain definition is quadratic
+
+// The JSON text with the 256 bytes in the vocabulary at `place`.
+inline std::string WithBytes(const std::string& text, const std::string& place) {
+  nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json::json_pointer vocab(place);
+  if (!json.contains(vocab) || !json[vocab].is_object()) return text;
+  for (int byte = 0; byte < 256; ++byte) {
+    json[vocab][CharacterOfByte(static_cast<uint8_t>(byte))] = byte;
+  }
+  return json.dump();
+}
 
 using MergeRanks = std::map<std::pair<std::string, std::string>, size_t>;
 
