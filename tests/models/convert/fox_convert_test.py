@@ -11,30 +11,20 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = Path(os.environ.get("FOX_SOURCE_DIR", HERE.parents[2]))
-SUITES = (
-    "rounding_test",
-    "restricted_pickle_test",
-    "safetensors_io_test",
-    "fox_convert_conversion_test",
-    "fox_convert_refusals_test",
-)
+SUITES = ("rounding_test", "restricted_pickle_test", "safetensors_io_test",
+          "fox_convert_conversion_test", "fox_convert_refusals_test")
 
 
 def main() -> int:
     """Runs all suites; returns the exit status."""
     for module, package in (("numpy", "numpy"), ("yaml", "pyyaml")):
         if importlib.util.find_spec(module) is None:
-            print(
-                f"fox_convert_test: {sys.executable} has no {module}: pip install {package}, or "
-                "configure with -DPython3_EXECUTABLE=.venv/bin/python",
-                file=sys.stderr,
-            )
-            return 1
+            sys.exit(f"fox_convert_test: {sys.executable} has no {module}: pip install {package}, "
+                     "or configure with -DPython3_EXECUTABLE=.venv/bin/python")
     os.environ["FOX_SOURCE_DIR"] = str(ROOT)
     sys.path[:0] = [str(HERE), str(ROOT / "models" / "convert")]
-    result = unittest.TextTestRunner(verbosity=1).run(
-        unittest.TestSuite(unittest.defaultTestLoader.loadTestsFromName(name) for name in SUITES)
-    )
+    suites = unittest.defaultTestLoader.loadTestsFromNames(SUITES)
+    result = unittest.TextTestRunner(verbosity=1).run(suites)
     return 0 if result.wasSuccessful() else 1
 
 

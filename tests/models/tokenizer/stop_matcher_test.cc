@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <random>
 
 namespace fox {
 namespace {
@@ -43,38 +42,6 @@ TEST(StopMatcherTest, WithoutStringsNothingMatchesAndNothingIsHeld) {
   StopMatcher matcher({});
   EXPECT_EQ(matcher.Push('a'), -1);
   EXPECT_EQ(matcher.held(), 0u);
-}
-
-// Strings of two letters overlap in every way.
-TEST(StopMatcherTest, AgreesWithASearchOfTheWholeText) {
-  std::mt19937 random(3);
-  const auto letters = [&random](size_t count) {
-    std::string text(count, ' ');
-    for (char& c : text) c = static_cast<char>('a' + random() % 2);
-    return text;
-  };
-  int found = 0;
-  for (int round = 0; round < 2000; ++round) {
-    Stops stops;
-    for (size_t n = 1 + random() % 4; n > 0; --n) stops.push_back(letters(1 + random() % 6));
-    StopMatcher matcher(stops);
-    std::string text;
-    for (char c : letters(30)) {
-      text.push_back(c);
-      size_t longest = 0, held = 0;
-      for (const std::string& stop : stops) {
-        if (text.ends_with(stop)) longest = std::max(longest, stop.size());
-        for (size_t n = 1; n <= stop.size(); ++n) {
-          if (text.ends_with(stop.substr(0, n))) held = std::max(held, n);
-        }
-      }
-      const int match = matcher.Push(c);
-      ASSERT_EQ(match < 0 ? 0 : stops[static_cast<size_t>(match)].size(), longest) << text;
-      ASSERT_EQ(matcher.held(), held) << text;
-      found += match >= 0;
-    }
-  }
-  EXPECT_GT(found, 1000);
 }
 
 TEST(StopMatcherTest, CostDoesNotGrowWithTheNumberOfStrings) {

@@ -43,10 +43,12 @@ TEST(TokenizerJsonTest, Options) {
   changed["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {changed["pre_tokenizer"]}}};
   changed["pre_tokenizer"]["pretokenizers"][0]["add_prefix_space"] = false;
   const int32_t size =
-      MustLoad(TestDir().Write("tokenizer.json", changed.dump()).path(), kVocab)->info().vocab_size;
+      MustLoad(TemporaryDir().Write("tokenizer.json", changed.dump()).path(), kVocab)
+          ->info()
+          .vocab_size;
   changed["model"]["vocab"]["zq!"] = size;  // no merges lead to it
   const auto encode = [&changed](const std::string& text) {
-    TestDir dir;
+    TemporaryDir dir;
     dir.Write("tokenizer.json", changed.dump());
     return *MustLoad(dir.path(), kVocab)->Encode(text, false);
   };
