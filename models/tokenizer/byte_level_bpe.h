@@ -1,7 +1,8 @@
 // ByteLevelBpe: GPT-2's tokenizer. Text is cut at added tokens, then by the pre-tokenizer, and the
-// bytes of each piece are merged by rank, those of a long one window by window. Its definition
-// comes from gpt2_files.h (vocab.json and merges.txt) or tokenizer_json.h; Create checks it, so
-// that any accepted definition is safe to use. Read bpe_merger.h and bpe_windows.h next.
+// bytes of each piece are merged by rank, those of a long one window by window. Create checks the
+// definition, so that any accepted one is safe to use. With `json_escaped` encoding escapes the
+// text first; decoding leaves escapes in TokenBytes, which TokenStream undoes. Read bpe_merger.h
+// and bpe_windows.h next.
 #pragma once
 
 #include <array>
@@ -23,12 +24,13 @@ namespace fox {
 class ByteLevelBpe : public Tokenizer {
  public:
   // InvalidArgument: a token id twice, missing or not below `model_vocab_size`, a byte without
-  // token, a merge of or into an unknown token, an unknown special token. The message names the
+  // token, a merge of or into an unknown token, an unknown special token. Unimplemented: an added
+  // token that JSON escapes or that swallows space, with `json_escaped`. The message names the
   // file.
   static absl::StatusOr<std::unique_ptr<ByteLevelBpe>> Create(const BpeDefinition& definition,
                                                               int64_t model_vocab_size);
 
-  absl::StatusOr<std::vector<int32_t>> Encode(const std::string& text,
+  absl::StatusOr<std::vector<int32_t>> Encode(const std::string& given,
                                               bool add_special_tokens) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   const Info& info() const override { return info_; }

@@ -1,15 +1,15 @@
-// Parsing of vocab.json and merges.txt, and which of their tokens are special. See gpt2_files.h.
-#include "models/tokenizer/gpt2_files.h"
+// Parsing of vocab.json and merges.txt, and which of their tokens are special. See
+// bpe_definition.h.
 
 #include <algorithm>
 #include <cstddef>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "models/error_text.h"
 #include "models/json_reader.h"
+#include "models/tokenizer/bpe_definition.h"
 #include "models/tokenizer/json_fields.h"
 
 namespace fox {
@@ -21,18 +21,14 @@ constexpr char kVocabFile[] = "vocab.json";
 constexpr char kMergesFile[] = "merges.txt";
 constexpr char kEndOfText[] = "<|endoftext|>";
 
-absl::Status Error(const char* file, const std::string& problem) {
-  return absl::InvalidArgumentError(absl::StrCat(file, ": ", problem));
-}
-
 absl::Status ParseVocab(const std::string& text, BpeDefinition* definition) {
-  const absl::StatusOr<nlohmann::json> vocab = ReadJson(text, kLimits, kVocabFile);
+  const absl::StatusOr<nlohmann::json> vocab = ReadJsonObject(text, kLimits, kVocabFile);
   if (!vocab.ok()) return vocab.status();
-  if (!vocab->is_object()) return Error(kVocabFile, "not a JSON object");
   definition->vocab.reserve(vocab->size());
   for (const auto& [token, value] : vocab->items()) {
     const std::optional<int32_t> id = ReadId(value);
-    if (!id.has_value()) return Error(kVocabFile, absl::StrCat("id of token ", Quoted(token)));
+    if (!id.has_value())
+      return InvalidFile(kVocabFile, absl::StrCat("id of token ", Quoted(token)));
     definition->vocab[token] = *id;
   }
   return absl::OkStatus();
@@ -40,7 +36,7 @@ absl::Status ParseVocab(const std::string& text, BpeDefinition* definition) {
 
 absl::Status ParseMerges(const std::string& text, BpeDefinition* definition) {
   if (std::count(text.begin(), text.end(), '\n') > kMaxLines) {
-    return Error(kMergesFile, absl::StrCat("more than ", kMaxLines, " lines"));
+    return InvalidFile(kMergesFile, absl::StrCat("more than ", kMaxLines, " lines"));
   }
   size_t number = 0;
   for (size_t begin = 0; begin < text.size();) {
@@ -54,7 +50,7 @@ absl::Status ParseMerges(const std::string& text, BpeDefinition* definition) {
     const size_t space = line.find(' ');
     if (space == std::string::npos || space == 0 || space + 1 == line.size() ||
         line.find(' ', space + 1) != std::string::npos) {
-      return Error(kMergesFile, absl::StrCat("line ", number, " is not two tokens"));
+      return InvalidFile(kMergesFile, absl::StrCat("line ", number, " is not two tokens"));
     }
     definition->merges.emplace_back(line.substr(0, space), line.substr(space + 1));
   }

@@ -1,6 +1,4 @@
-// The parts of a tokenizer.json one by one. See tokenizer_json.h.
-#include "models/tokenizer/tokenizer_json.h"
-
+// The parts of a tokenizer.json one by one. See bpe_definition.h.
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -8,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "models/error_text.h"
 #include "models/json_reader.h"
+#include "models/tokenizer/bpe_definition.h"
 #include "models/tokenizer/json_fields.h"
 
 namespace fox {
@@ -19,9 +18,7 @@ using Json = nlohmann::json;
 constexpr JsonLimits kLimits = {size_t{64} << 20, 32, 20'000'000};
 constexpr char kFile[] = "tokenizer.json";
 
-absl::Status Malformed(const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat(kFile, ": ", what));
-}
+absl::Status Malformed(const std::string& what) { return InvalidFile(kFile, what); }
 
 absl::Status Unsupported(const char* part, const std::string& kind) {
   return absl::UnimplementedError(
@@ -188,10 +185,9 @@ absl::Status ReadPostProcessor(const Json& json, BpeDefinition* definition) {
 
 absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
                                                  const TokenizerConfig& config) {
-  const absl::StatusOr<Json> parsed = ReadJson(text, kLimits, kFile);
+  const absl::StatusOr<Json> parsed = ReadJsonObject(text, kLimits, kFile);
   if (!parsed.ok()) return parsed.status();
   const Json& json = *parsed;
-  if (!json.is_object()) return Malformed("not a JSON object");
   BpeDefinition definition;
   definition.vocab_file = definition.merges_file = kFile;
   absl::Status status = ReadModel(json, &definition);

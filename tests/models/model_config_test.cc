@@ -200,7 +200,7 @@ TEST(ModelConfigTest, BoundsAndTypes) {
 
 TEST(ModelConfigTest, JsonItself) {
   ExpectError("", "not valid JSON");
-  ExpectError("[]", "must be a JSON object");
+  ExpectError("[]", "not a JSON object");
   ExpectError("{}", "model_type is missing");
   ExpectError(R"({"model_type": 1})", "model_type must be a string");
   ExpectError(R"({"model_type": null})", "model_type must be a string");

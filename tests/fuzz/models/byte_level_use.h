@@ -12,7 +12,6 @@
 
 #include "models/tokenizer/byte_alphabet.h"
 #include "models/tokenizer/byte_level_bpe.h"
-#include "models/tokenizer/longcrawl64_tokenizer.h"
 #include "models/tokenizer/pretokenizer.h"
 #include "tests/fuzz/models/tokenizer_use.h"
 
@@ -72,10 +71,12 @@ inline std::vector<int32_t> EncodePlainly(std::string text, const BpeDefinition&
   return ids;
 }
 
-inline void UseByteLevel(const absl::StatusOr<BpeDefinition>& definition, std::string text) {
+inline void UseByteLevel(absl::StatusOr<BpeDefinition> definition, std::string text) {
   if (!definition.ok()) return CheckRefusal(definition.status());
   text.resize(std::min(text.size(), kMaxFuzzText));
-  const auto escaped = LongCrawl64Tokenizer::Create(*definition, kFuzzVocabSize);
+  definition->json_escaped = true;
+  const auto escaped = ByteLevelBpe::Create(*definition, kFuzzVocabSize);
+  definition->json_escaped = false;
   const auto plain = ByteLevelBpe::Create(*definition, kFuzzVocabSize);
   if (!plain.ok()) {
     FOX_CHECK(!escaped.ok());

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "models/tokenizer/gpt2_files.h"
+#include "models/tokenizer/bpe_definition.h"
 #include "tests/fuzz/models/byte_level_use.h"
 
 namespace fox {

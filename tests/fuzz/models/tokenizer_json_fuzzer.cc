@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "models/tokenizer/tokenizer_json.h"
+#include "models/tokenizer/bpe_definition.h"
 #include "tests/fuzz/models/byte_level_use.h"
 
 namespace fox {

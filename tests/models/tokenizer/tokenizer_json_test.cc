@@ -1,12 +1,11 @@
 // tokenizer.json: options that are understood, and those that are refused by name.
-#include "models/tokenizer/tokenizer_json.h"
-
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "models/tokenizer/bpe_definition.h"
 #include "tests/models/refused.h"
 #include "tests/models/tokenizer/test_files.h"
 
