@@ -8,7 +8,9 @@
 #include <optional>
 #include <string>
 
-#include "models/tokenizer/added_tokens.h"
+#include "absl/strings/str_cat.h"
+#include "models/error_text.h"
+#include "models/tokenizer/bpe_definition.h"
 
 namespace fox {
 
@@ -49,6 +51,30 @@ inline std::optional<AddedToken> ReadAddedToken(const nlohmann::json& json, cons
   token.normalized = ReadFlag(json, "normalized");
   token.special = ReadFlag(json, "special");
   return token;
+}
+
+// REQUIRES: an object, token to id, in the definition's vocab_file.
+inline absl::Status ReadVocab(const nlohmann::json& json, BpeDefinition* definition) {
+  definition->vocab.reserve(json.size());
+  for (const auto& [token, value] : json.items()) {
+    const std::optional<int32_t> id = ReadId(value);
+    if (!id.has_value()) {
+      return InvalidFile(definition->vocab_file, absl::StrCat("id of token ", Quoted(token)));
+    }
+    definition->vocab[token] = *id;
+  }
+  return absl::OkStatus();
+}
+
+// Appends the merge "left right"; false: it is not two tokens.
+inline bool AddMerge(const std::string& line, BpeDefinition* definition) {
+  const size_t space = line.find(' ');
+  if (space == std::string::npos || space == 0 || space + 1 == line.size() ||
+      line.find(' ', space + 1) != std::string::npos) {
+    return false;
+  }
+  definition->merges.emplace_back(line.substr(0, space), line.substr(space + 1));
+  return true;
 }
 
 }  // namespace fox

@@ -50,31 +50,26 @@ absl::StatusOr<std::vector<const Json*>> StepsOf(const Json& part, const char* n
   return steps;
 }
 
-absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
-  if (!IsSet(json, "pre_tokenizer")) return Unsupported("pre_tokenizer", "null");
-  const auto steps = StepsOf(json.at("pre_tokenizer"), "pre_tokenizer", "pretokenizers");
+// The one step of a part, which has to be ByteLevel.
+absl::StatusOr<const Json*> ByteLevelOf(const Json& json, const char* part, const char* list) {
+  if (!IsSet(json, part)) return Unsupported(part, "null");
+  const auto steps = StepsOf(json.at(part), part, list);
   if (!steps.ok()) return steps.status();
   for (const Json* step : *steps) {
     const std::string type = ReadString(*step, "type").value_or("");
-    if (type != "ByteLevel") return Unsupported("pre_tokenizer", type);
+    if (type != "ByteLevel") return Unsupported(part, type);
   }
-  if (steps->size() != 1) return Unsupported("pre_tokenizer", "Sequence of several");
-  const Json& step = *steps->front();
-  definition->add_prefix_space =
-      !step.contains("add_prefix_space") || ReadFlag(step, "add_prefix_space");
-  definition->use_regex = !step.contains("use_regex") || ReadFlag(step, "use_regex");
-  return absl::OkStatus();
+  if (steps->size() != 1) return Unsupported(part, "Sequence of several");
+  return steps->front();
 }
 
-absl::Status CheckDecoder(const Json& json) {
-  if (!IsSet(json, "decoder")) return Unsupported("decoder", "null");
-  const auto steps = StepsOf(json.at("decoder"), "decoder", "decoders");
-  if (!steps.ok()) return steps.status();
-  for (const Json* step : *steps) {
-    const std::string type = ReadString(*step, "type").value_or("");
-    if (type != "ByteLevel") return Unsupported("decoder", type);
-  }
-  return steps->size() == 1 ? absl::OkStatus() : Unsupported("decoder", "Sequence of several");
+absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
+  const auto step = ByteLevelOf(json, "pre_tokenizer", "pretokenizers");
+  if (!step.ok()) return step.status();
+  definition->add_prefix_space =
+      !(*step)->contains("add_prefix_space") || ReadFlag(**step, "add_prefix_space");
+  definition->use_regex = !(*step)->contains("use_regex") || ReadFlag(**step, "use_regex");
+  return absl::OkStatus();
 }
 
 absl::Status ReadMerges(const Json& model, BpeDefinition* definition) {
@@ -85,12 +80,9 @@ absl::Status ReadMerges(const Json& model, BpeDefinition* definition) {
       definition->merges.emplace_back(merge[0].get<std::string>(), merge[1].get<std::string>());
       continue;
     }
-    const std::string line = merge.is_string() ? merge.get<std::string>() : "";
-    const size_t space = line.find(' ');
-    if (space == std::string::npos || line.find(' ', space + 1) != std::string::npos) {
+    if (!merge.is_string() || !AddMerge(merge.get<std::string>(), definition)) {
       return Malformed(absl::StrCat("merge ", definition->merges.size(), " is not two tokens"));
     }
-    definition->merges.emplace_back(line.substr(0, space), line.substr(space + 1));
   }
   return absl::OkStatus();
 }
@@ -111,12 +103,8 @@ absl::Status ReadModel(const Json& json, BpeDefinition* definition) {
   definition->ignore_merges = ReadFlag(*model, "ignore_merges");
   const auto vocab = model->find("vocab");
   if (vocab == model->end() || !vocab->is_object()) return Malformed("model has no vocab");
-  for (const auto& [token, value] : vocab->items()) {
-    const std::optional<int32_t> id = ReadId(value);
-    if (!id.has_value()) return Malformed(absl::StrCat("id of token ", Quoted(token)));
-    definition->vocab[token] = *id;
-  }
-  return ReadMerges(*model, definition);
+  const absl::Status status = ReadVocab(*vocab, definition);
+  return status.ok() ? ReadMerges(*model, definition) : status;
 }
 
 absl::Status ReadAddedTokens(const Json& json, BpeDefinition* definition) {
@@ -196,7 +184,7 @@ absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
     return Unsupported("normalizer", ReadString(json.at("normalizer"), "type").value_or(""));
   }
   status = ReadPreTokenizer(json, &definition);
-  if (status.ok()) status = CheckDecoder(json);
+  if (status.ok()) status = ByteLevelOf(json, "decoder", "decoders").status();
   if (status.ok()) status = ReadAddedTokens(json, &definition);
   if (status.ok()) status = ReadPostProcessor(json, &definition);
   if (!status.ok()) return status;

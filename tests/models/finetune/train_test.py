@@ -67,12 +67,6 @@ class TrainTest(TrainingCase):
         self.assertIn(f"stopped after step {step}", said)
         self.assertTrue((self.folder / "tuned" / "config.json").is_file())
 
-    def test_a_short_run_leaves_its_warmup(self) -> None:
-        said = self.run_to_end(self.command("short", "--steps", "20", "--warmup-tokens", "4e6"))
-        self.assertIn("peak lr at step 2 of 20\n", said)
-        records = read_metrics(self.folder / "short" / "training" / "metrics.jsonl")
-        self.assertGreater(max(record["lr"] for record in records if "loss" in record), 0.5 * 3e-3)
-
     def test_two_processes_equal_one_that_accumulates(self) -> None:
         flags = ("--steps", "6", "--micro-batch", "2")
         self.run_to_end(self.command("one", *flags))
@@ -104,14 +98,6 @@ class TrainTest(TrainingCase):
         self.assertEqual(self.checkpoint("grown")["step"], 8)
         self.assertIn("steps was 8 and is now 6",
                       self.run_to_end(self.command("grown", "--steps", "6"), 1))
-
-    def test_the_cpu_writes_no_samples_unasked(self) -> None:
-        command = self.command("quiet", "--steps", "2")
-        at = command.index("--sample-tokens")
-        del command[at : at + 2]
-        said = self.run_to_end(command)
-        self.assertIn("No samples (--sample-tokens)", said)
-        self.assertNotIn("sample after", said)
 
     def test_mistakes_are_told_before_pytorch_is_imported(self) -> None:
         (self.folder / "torch.py").write_text("raise SystemExit('PyTorch was imported')")
