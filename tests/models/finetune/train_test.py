@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Whole trainings of a toy: learning, kills and resuming bit for bit, processes, messages.
 
 Each run is a process of its own, as a user starts it.
@@ -146,7 +145,3 @@ class PlanTest(unittest.TestCase):
 
     def test_a_plan_that_is_fulfilled_stays(self) -> None:
         self.assertEqual(self.steps(100, 100), 100)
-
-
-if __name__ == "__main__":
-    unittest.main()
