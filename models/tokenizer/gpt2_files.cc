@@ -24,7 +24,7 @@ constexpr char kEndOfText[] = "<|endoftext|>";
 
 absl::Status ParseVocab(const std::string& text, BpeDefinition* definition) {
   const absl::StatusOr<nlohmann::json> vocab = ReadJsonObject(text, kLimits, kVocabFile);
-  return vocab.ok() ? ReadVocab(*vocab, definition) : vocab.status();
+  return vocab.ok() ? ReadVocab(*vocab, kVocabFile, &definition->vocab) : vocab.status();
 }
 
 absl::Status ParseMerges(const std::string& text, BpeDefinition* definition) {
@@ -40,9 +40,10 @@ absl::Status ParseMerges(const std::string& text, BpeDefinition* definition) {
     ++number;
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.rfind("#version", 0) == 0) continue;
-    if (!AddMerge(line, definition)) {
+    auto merge = ReadMerge(line);
+    if (!merge)
       return InvalidFile(kMergesFile, absl::StrCat("line ", number, " is not two tokens"));
-    }
+    definition->merges.push_back(*std::move(merge));
   }
   return absl::OkStatus();
 }

@@ -7,10 +7,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "models/error_text.h"
-#include "models/tokenizer/bpe_definition.h"
+#include "models/tokenizer/added_tokens.h"
 
 namespace fox {
 
@@ -53,28 +54,26 @@ inline std::optional<AddedToken> ReadAddedToken(const nlohmann::json& json, cons
   return token;
 }
 
-// REQUIRES: an object, token to id, in the definition's vocab_file.
-inline absl::Status ReadVocab(const nlohmann::json& json, BpeDefinition* definition) {
-  definition->vocab.reserve(json.size());
+// `json` is an object, token to id, of `file`.
+inline absl::Status ReadVocab(const nlohmann::json& json, const char* file,
+                              absl::flat_hash_map<std::string, int32_t>* vocab) {
+  vocab->reserve(json.size());
   for (const auto& [token, value] : json.items()) {
     const std::optional<int32_t> id = ReadId(value);
-    if (!id.has_value()) {
-      return InvalidFile(definition->vocab_file, absl::StrCat("id of token ", Quoted(token)));
-    }
-    definition->vocab[token] = *id;
+    if (!id.has_value()) return InvalidFile(file, absl::StrCat("id of token ", Quoted(token)));
+    (*vocab)[token] = *id;
   }
   return absl::OkStatus();
 }
 
-// Appends the merge "left right"; false: it is not two tokens.
-inline bool AddMerge(const std::string& line, BpeDefinition* definition) {
+// The merge "left right".
+inline std::optional<std::pair<std::string, std::string>> ReadMerge(const std::string& line) {
   const size_t space = line.find(' ');
   if (space == std::string::npos || space == 0 || space + 1 == line.size() ||
       line.find(' ', space + 1) != std::string::npos) {
-    return false;
+    return std::nullopt;
   }
-  definition->merges.emplace_back(line.substr(0, space), line.substr(space + 1));
-  return true;
+  return std::pair(line.substr(0, space), line.substr(space + 1));
 }
 
 }  // namespace fox

@@ -80,9 +80,11 @@ absl::Status ReadMerges(const Json& model, BpeDefinition* definition) {
       definition->merges.emplace_back(merge[0].get<std::string>(), merge[1].get<std::string>());
       continue;
     }
-    if (!merge.is_string() || !AddMerge(merge.get<std::string>(), definition)) {
+    auto two = ReadMerge(merge.is_string() ? merge.get<std::string>() : "");
+    if (!two) {
       return Malformed(absl::StrCat("merge ", definition->merges.size(), " is not two tokens"));
     }
+    definition->merges.push_back(*std::move(two));
   }
   return absl::OkStatus();
 }
@@ -103,7 +105,7 @@ absl::Status ReadModel(const Json& json, BpeDefinition* definition) {
   definition->ignore_merges = ReadFlag(*model, "ignore_merges");
   const auto vocab = model->find("vocab");
   if (vocab == model->end() || !vocab->is_object()) return Malformed("model has no vocab");
-  const absl::Status status = ReadVocab(*vocab, definition);
+  const absl::Status status = ReadVocab(*vocab, kFile, &definition->vocab);
   return status.ok() ? ReadMerges(*model, definition) : status;
 }
 
