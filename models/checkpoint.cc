@@ -13,8 +13,6 @@
 #include "absl/strings/str_join.h"
 #include "models/error_text.h"
 #include "models/model_dir.h"
-#include "models/safetensors.h"
-#include "models/tensor_files.h"
 
 namespace fox {
 namespace {
@@ -183,15 +181,6 @@ absl::Status CheckFinite(const SafetensorsEntries& tensors) {
 
 }  // namespace
 
-struct Checkpoint::Files {
-  TensorFiles tensors;
-};
-
-Checkpoint::Checkpoint() = default;
-Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
-Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
-Checkpoint::~Checkpoint() = default;
-
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& dir,
                                             const CheckpointOptions& options) {
   absl::StatusOr<ModelDir> model_dir = ModelDir::Open(dir);
@@ -201,10 +190,9 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& dir,
   absl::StatusOr<TensorFiles> files = TensorFiles::Open(*model_dir);
   if (!files.ok()) return files.status();
 
-  Checkpoint checkpoint;
+  Checkpoint checkpoint(*std::move(files));
   checkpoint.config_ = *std::move(config);
-  checkpoint.files_ = std::make_unique<Files>(Files{*std::move(files)});
-  const SafetensorsEntries& tensors = checkpoint.files_->tensors.tensors();
+  const SafetensorsEntries& tensors = checkpoint.files_.tensors();
   absl::Status status = checkpoint.TakeTensors(tensors);
   if (status.ok() && !options.allow_nonfinite) status = CheckFinite(tensors);
   // The scan is void if the file has changed meanwhile.
@@ -236,6 +224,6 @@ absl::Status Checkpoint::TakeTensors(const SafetensorsEntries& tensors) {
   return absl::OkStatus();
 }
 
-absl::Status Checkpoint::CheckUnchanged() const { return files_->tensors.CheckUnchanged(); }
+absl::Status Checkpoint::CheckUnchanged() const { return files_.CheckUnchanged(); }
 
 }  // namespace fox

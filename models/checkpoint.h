@@ -5,15 +5,15 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "models/host_tensor.h"
 #include "models/model_config.h"
-#include "models/safetensors.h"
+#include "models/tensor_files.h"
 
 namespace fox {
 
@@ -45,10 +45,6 @@ class Checkpoint {
   // Unimplemented) is one line that names the tensor, the key or the file, never an absolute path.
   static absl::StatusOr<Checkpoint> Open(const std::string& dir, const CheckpointOptions& options);
 
-  Checkpoint(Checkpoint&&) noexcept;
-  Checkpoint& operator=(Checkpoint&&) noexcept;
-  ~Checkpoint();
-
   const ModelConfig& config() const { return config_; }
   const HostTensor& embeddings() const { return embeddings_; }  // [V, D]
   const HostTensor& final_norm() const { return final_norm_; }  // [D]
@@ -61,14 +57,13 @@ class Checkpoint {
   absl::Status CheckUnchanged() const;
 
  private:
-  struct Files;  // the mapped safetensors files
-  Checkpoint();
+  explicit Checkpoint(TensorFiles files) : files_(std::move(files)) {}
   absl::Status TakeTensors(const SafetensorsEntries& tensors);
 
   ModelConfig config_;
   HostTensor embeddings_, final_norm_, lm_head_;
   std::vector<LayerTensors> layers_;
-  std::unique_ptr<Files> files_;
+  TensorFiles files_;
 };
 
 }  // namespace fox

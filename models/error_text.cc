@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "absl/strings/str_cat.h"
+
 namespace fox {
 namespace {
 
@@ -20,11 +22,10 @@ std::string Printable(const std::string& text) {
   return shown;
 }
 
-std::string Quoted(const std::string& text) {
-  std::string quoted(1, '"');
-  quoted += Printable(text);
-  quoted += '"';
-  return quoted;
+std::string Quoted(const std::string& text) { return absl::StrCat("\"", Printable(text), "\""); }
+
+absl::Status InvalidFile(const std::string& name, const std::string& problem) {
+  return absl::InvalidArgumentError(absl::StrCat(name, ": ", problem));
 }
 
 }  // namespace fox

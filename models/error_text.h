@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "absl/status/status.h"
+
 namespace fox {
 
 // `text` with everything but printable ASCII replaced by '?', cut to about 120 characters.
@@ -11,5 +13,8 @@ std::string Printable(const std::string& text);
 
 // Printable, between double quotes.
 std::string Quoted(const std::string& text);
+
+// InvalidArgument: what is wrong with a file. REQUIRES: both are printable.
+absl::Status InvalidFile(const std::string& name, const std::string& problem);
 
 }  // namespace fox

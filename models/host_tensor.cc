@@ -3,11 +3,11 @@
 #include "models/host_tensor.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/core/check.h"
+#include "kernels/cpu/load_element.h"
 
 namespace fox {
 namespace {
@@ -17,31 +17,6 @@ Raw Load(const std::byte* data, int64_t index) {
   Raw value;
   std::memcpy(&value, data + index * static_cast<int64_t>(sizeof(Raw)), sizeof(Raw));
   return value;
-}
-
-template <typename T>
-void Read(const HostTensor& tensor, int64_t first, int64_t count, T* out) {
-  FOX_CHECK(first >= 0 && count >= 0 && first <= tensor.size() - count);
-  const std::byte* data = tensor.data + first * static_cast<int64_t>(SizeOf(tensor.dtype));
-  switch (tensor.dtype) {
-    case DType::kF64:
-      for (int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(Load<double>(data, i));
-      return;
-    case DType::kF32:
-      for (int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(Load<float>(data, i));
-      return;
-    case DType::kBF16:
-      for (int64_t i = 0; i < count; ++i) {
-        const uint32_t high = static_cast<uint32_t>(Load<uint16_t>(data, i)) << 16;
-        out[i] = static_cast<T>(std::bit_cast<float>(high));
-      }
-      return;
-    case DType::kF16:
-      for (int64_t i = 0; i < count; ++i) {
-        out[i] = static_cast<T>(HalfToFloat(Load<uint16_t>(data, i)));
-      }
-      return;
-  }
 }
 
 // A floating-point value is NaN or infinite exactly when all bits of its exponent are set. The
@@ -66,25 +41,25 @@ int64_t CountFullExponents(const std::byte* data, int64_t size, Raw exponent) {
 
 }  // namespace
 
-float HalfToFloat(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
-  const uint32_t exponent = (bits >> 10) & 0x1fu;
-  const uint32_t fraction = bits & 0x3ffu;
-  if (exponent == 0) {  // zero or subnormal: fraction * 2^-24
-    const float magnitude = std::ldexp(static_cast<float>(fraction), -24);
-    return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
+template <typename T>
+void ReadElements(const HostTensor& tensor, int64_t first, int64_t count, T* out) {
+  FOX_CHECK(first >= 0 && count >= 0 && first <= tensor.size() - count);
+  const auto read = [&](auto dtype) {  // known to the compiler, which so makes vector loads
+    for (int64_t i = 0; i < count; ++i) out[i] = LoadElement<T>(tensor.data, dtype, first + i);
+  };
+  switch (tensor.dtype) {
+    case DType::kF64:
+      return read(std::integral_constant<DType, DType::kF64>());
+    case DType::kF32:
+      return read(std::integral_constant<DType, DType::kF32>());
+    case DType::kBF16:
+      return read(std::integral_constant<DType, DType::kBF16>());
+    case DType::kF16:
+      return read(std::integral_constant<DType, DType::kF16>());
   }
-  const uint32_t wide = exponent == 0x1fu ? 0xffu : exponent + (127 - 15);
-  return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
 }
-
-void ReadElements(const HostTensor& tensor, int64_t first, int64_t count, float* out) {
-  Read(tensor, first, count, out);
-}
-
-void ReadElements(const HostTensor& tensor, int64_t first, int64_t count, double* out) {
-  Read(tensor, first, count, out);
-}
+template void ReadElements(const HostTensor&, int64_t, int64_t, float*);
+template void ReadElements(const HostTensor&, int64_t, int64_t, double*);
 
 int64_t CountNonFinite(const HostTensor& tensor) {
   switch (tensor.dtype) {

@@ -26,13 +26,10 @@ struct HostTensor {
 
 // Converts elements [first, first + count) to T (float or double), one by one. Exact but for F64
 // to float, which rounds to nearest.
-void ReadElements(const HostTensor& tensor, int64_t first, int64_t count, float* out);
-void ReadElements(const HostTensor& tensor, int64_t first, int64_t count, double* out);
+template <typename T>
+void ReadElements(const HostTensor& tensor, int64_t first, int64_t count, T* out);
 
 // The number of NaN and infinite elements.
 int64_t CountNonFinite(const HostTensor& tensor);
-
-// An IEEE 754 half as a float, exactly.
-float HalfToFloat(uint16_t bits);
 
 }  // namespace fox

@@ -1,7 +1,7 @@
 // ReadJson: a SAX handler that builds the document and enforces the limits while it parses.
 #include "models/json_reader.h"
 
-#include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -95,18 +95,105 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
 absl::StatusOr<Json> ReadJson(const std::string& text, const JsonLimits& limits,
                               const std::string& what) {
   if (text.size() > limits.max_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, ": larger than ", limits.max_bytes, " bytes"));
+    return InvalidFile(what, absl::StrCat("larger than ", limits.max_bytes, " bytes"));
   }
   // The parser takes NUL for the end of its input, and would accept whatever follows.
   if (text.find('\0') != std::string::npos) {
-    return absl::InvalidArgumentError(absl::StrCat(what, ": not valid JSON: NUL byte"));
+    return InvalidFile(what, "not valid JSON: NUL byte");
   }
   StrictBuilder builder(limits);
-  if (!Json::sax_parse(text, &builder)) {
-    return absl::InvalidArgumentError(absl::StrCat(what, ": ", builder.error()));
-  }
+  if (!Json::sax_parse(text, &builder)) return InvalidFile(what, builder.error());
   return builder.Take();
+}
+
+absl::StatusOr<Json> ReadJsonObject(const std::string& text, const JsonLimits& limits,
+                                    const std::string& what) {
+  absl::StatusOr<Json> json = ReadJson(text, limits, what);
+  if (json.ok() && !json->is_object()) return InvalidFile(what, "not a JSON object");
+  return json;
+}
+
+void KeyReader::Invalid(const std::string& key, const std::string& problem) {
+  if (status_.ok()) status_ = InvalidFile(file_, absl::StrCat(key, " ", problem));
+}
+
+void KeyReader::Unsupported(const std::string& key, const std::string& problem) {
+  if (status_.ok()) {
+    status_ = absl::UnimplementedError(absl::StrCat(file_, ": ", key, " ", problem));
+  }
+}
+
+const Json* KeyReader::Find(const std::string& key) const {
+  const auto it = object_.find(key);
+  return it == object_.end() || it->is_null() ? nullptr : &*it;
+}
+
+int64_t KeyReader::IntegerOf(const std::string& key, const Json& value, int64_t low, int64_t high) {
+  if (!value.is_number_integer()) {
+    Invalid(key, "must be an integer");
+    return low;
+  }
+  // An unsigned value above int64 must not wrap into the range.
+  const bool huge =
+      value.is_number_unsigned() &&
+      value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  if (huge || value.get<int64_t>() < low || value.get<int64_t>() > high) {
+    Invalid(key, absl::StrCat("must be between ", low, " and ", high));
+    return low;
+  }
+  return value.get<int64_t>();
+}
+
+std::optional<int64_t> KeyReader::OptionalInteger(const std::string& key, int64_t low,
+                                                  int64_t high) {
+  const Json* value = Find(key);
+  if (value == nullptr) return std::nullopt;
+  return IntegerOf(key, *value, low, high);
+}
+
+// NaN and infinity cannot be written in JSON; a number that overflows double does not parse.
+std::optional<double> KeyReader::OptionalNumber(const std::string& key) {
+  const Json* value = Find(key);
+  if (value == nullptr) return std::nullopt;
+  if (value->is_number()) return value->get<double>();
+  Invalid(key, "must be a number");
+  return std::nullopt;
+}
+
+std::vector<int64_t> KeyReader::Integers(const std::string& key, int64_t low, int64_t high) {
+  std::vector<int64_t> integers;
+  const Json* value = Find(key);
+  if (value == nullptr) return integers;
+  if (!value->is_array()) return {IntegerOf(key, *value, low, high)};
+  for (const Json& entry : *value) integers.push_back(IntegerOf(key, entry, low, high));
+  return integers;
+}
+
+int64_t KeyReader::Integer(const std::string& key, int64_t fallback, int64_t low, int64_t high) {
+  return Has(key) ? IntegerOf(key, object_[key], low, high) : fallback;
+}
+
+double KeyReader::Number(const std::string& key, double fallback) {
+  if (Has(key) && object_[key].is_null()) Invalid(key, "must be a number");
+  return OptionalNumber(key).value_or(fallback);
+}
+
+bool KeyReader::Bool(const std::string& key, bool fallback) {
+  if (!Has(key)) return fallback;
+  if (object_[key].is_boolean()) return object_[key].get<bool>();
+  Invalid(key, "must be true or false");
+  return fallback;
+}
+
+std::string KeyReader::String(const std::string& key, const std::string& fallback) {
+  if (!Has(key)) return fallback;
+  if (object_[key].is_string()) return object_[key].get<std::string>();
+  Invalid(key, "must be a string");
+  return fallback;
+}
+
+void KeyReader::RefuseUnlessNull(const std::string& key) {
+  if (Find(key) != nullptr) Unsupported(key, "is not supported: it must be null or absent");
 }
 
 }  // namespace fox

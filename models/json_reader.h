@@ -1,9 +1,14 @@
 // Strict JSON for files we did not write: bounded size, depth and number of values, duplicate keys
-// refused (if a later key silently wins, two readers can disagree about one file).
+// refused (if a later key silently wins, two readers can disagree about one file). And KeyReader,
+// which reads the keys of a configuration.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "nlohmann/json.hpp"
@@ -19,5 +24,43 @@ struct JsonLimits {
 // Parses all of `text`. `what` (a file name) opens every error (InvalidArgument).
 absl::StatusOr<nlohmann::json> ReadJson(const std::string& text, const JsonLimits& limits,
                                         const std::string& what);
+// The same of a text that has to be an object.
+absl::StatusOr<nlohmann::json> ReadJsonObject(const std::string& text, const JsonLimits& limits,
+                                              const std::string& what);
+
+// Typed reads of one JSON object with a sticky first error, which names the file and the key; after
+// an error every read returns its fallback.
+class KeyReader {
+ public:
+  KeyReader(const nlohmann::json& object, std::string file)
+      : object_(object), file_(std::move(file)) {}
+
+  const absl::Status& status() const { return status_; }
+  void Invalid(const std::string& key, const std::string& problem);
+  void Unsupported(const std::string& key, const std::string& problem);
+
+  bool Has(const std::string& key) const { return object_.contains(key); }
+  // The value of `key`; null when absent or null. So are the optional reads.
+  const nlohmann::json* Find(const std::string& key) const;
+  std::optional<int64_t> OptionalInteger(const std::string& key, int64_t low, int64_t high);
+  std::optional<double> OptionalNumber(const std::string& key);
+  // One integer or a list.
+  std::vector<int64_t> Integers(const std::string& key, int64_t low, int64_t high);
+
+  // What is absent is `fallback`; null is of the wrong type.
+  int64_t Integer(const std::string& key, int64_t fallback, int64_t low, int64_t high);
+  double Number(const std::string& key, double fallback);
+  bool Bool(const std::string& key, bool fallback);
+  std::string String(const std::string& key, const std::string& fallback);
+
+  void RefuseUnlessNull(const std::string& key);
+
+ private:
+  int64_t IntegerOf(const std::string& key, const nlohmann::json& value, int64_t low, int64_t high);
+
+  const nlohmann::json& object_;
+  std::string file_;
+  absl::Status status_;
+};
 
 }  // namespace fox

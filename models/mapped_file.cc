@@ -85,7 +85,7 @@ int64_t ModifiedNs(const struct stat& info) {
 }
 
 absl::Status Failure(const std::string& name, const std::string& problem) {
-  return absl::InvalidArgumentError(absl::StrCat(Printable(name), ": ", problem));
+  return InvalidFile(Printable(name), problem);
 }
 
 }  // namespace

@@ -16,8 +16,6 @@
 namespace fox {
 namespace {
 
-using Json = nlohmann::json;
-
 // With these bounds no product of extents below overflows int64: the largest tensor has
 // 2^24 * 2^16 elements, and all layers together fewer than 2^50.
 constexpr int64_t kMaxVocab = int64_t{1} << 24;
@@ -28,103 +26,6 @@ constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxHeadDim = 256;
 constexpr size_t kMaxEosTokens = 64;
 constexpr JsonLimits kConfigLimits{.max_bytes = 1 << 20, .max_depth = 64, .max_values = 1 << 18};
-
-// Typed reads of one JSON object with a sticky first error; after an error every read returns its
-// fallback.
-class KeyReader {
- public:
-  explicit KeyReader(const Json& object) : object_(object) {}
-
-  const absl::Status& status() const { return status_; }
-
-  void Invalid(const std::string& key, const std::string& problem) {
-    if (status_.ok()) {
-      status_ = absl::InvalidArgumentError(absl::StrCat("config.json: ", key, " ", problem));
-    }
-  }
-
-  void Unsupported(const std::string& key, const std::string& problem) {
-    if (status_.ok()) {
-      status_ = absl::UnimplementedError(absl::StrCat("config.json: ", key, " ", problem));
-    }
-  }
-
-  // The value of `key`; null when absent or null.
-  const Json* Find(const std::string& key) const {
-    const auto it = object_.find(key);
-    return it == object_.end() || it->is_null() ? nullptr : &*it;
-  }
-  bool Has(const std::string& key) const { return object_.contains(key); }
-
-  int64_t Integer(const std::string& key, const Json& value, int64_t low, int64_t high) {
-    if (!value.is_number_integer()) {
-      Invalid(key, "must be an integer");
-      return low;
-    }
-    // An unsigned value above int64 must not wrap into the range.
-    const bool huge =
-        value.is_number_unsigned() &&
-        value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-    if (huge || value.get<int64_t>() < low || value.get<int64_t>() > high) {
-      Invalid(key, absl::StrCat("must be between ", low, " and ", high));
-      return low;
-    }
-    return value.get<int64_t>();
-  }
-
-  int64_t Integer(const std::string& key, int64_t fallback, int64_t low, int64_t high) {
-    if (!Has(key)) return fallback;
-    return Integer(key, object_[key], low, high);
-  }
-
-  std::optional<int64_t> OptionalInteger(const std::string& key, int64_t low, int64_t high) {
-    const Json* value = Find(key);
-    if (value == nullptr) return std::nullopt;
-    return Integer(key, *value, low, high);
-  }
-
-  bool Bool(const std::string& key, bool fallback) {
-    if (!Has(key)) return fallback;
-    if (!object_[key].is_boolean()) {
-      Invalid(key, "must be true or false");
-      return fallback;
-    }
-    return object_[key].get<bool>();
-  }
-
-  // NaN and infinity cannot be written in JSON; a number that overflows double does not parse.
-  std::optional<double> OptionalNumber(const std::string& key) {
-    const Json* value = Find(key);
-    if (value == nullptr) return std::nullopt;
-    if (!value->is_number()) {
-      Invalid(key, "must be a number");
-      return std::nullopt;
-    }
-    return value->get<double>();
-  }
-
-  double Number(const std::string& key, double fallback) {
-    if (Has(key) && object_[key].is_null()) Invalid(key, "must be a number");
-    return OptionalNumber(key).value_or(fallback);
-  }
-
-  std::string String(const std::string& key, const std::string& fallback) {
-    if (!Has(key)) return fallback;
-    if (!object_[key].is_string()) {
-      Invalid(key, "must be a string");
-      return fallback;
-    }
-    return object_[key].get<std::string>();
-  }
-
-  void RefuseUnlessNull(const std::string& key) {
-    if (Find(key) != nullptr) Unsupported(key, "is not supported: it must be null or absent");
-  }
-
- private:
-  const Json& object_;
-  absl::Status status_;
-};
 
 // The references round int(D * ratio * 2 / 3) up to a multiple of 256, in this order of operations.
 int64_t IntermediateSize(KeyReader& keys, int64_t hidden_size) {
@@ -160,18 +61,11 @@ void ReadTokenIds(KeyReader& keys, ModelConfig& config) {
     if (last >= 2) config.eos_token_ids = {2};
     return;
   }
-  const Json* eos = keys.Find("eos_token_id");
-  if (eos == nullptr) return;
-  if (!eos->is_array()) {
-    config.eos_token_ids = {id(keys.Integer("eos_token_id", *eos, 0, last))};
-    return;
+  for (const int64_t eos : keys.Integers("eos_token_id", 0, last)) {
+    config.eos_token_ids.push_back(id(eos));
   }
-  if (eos->size() > kMaxEosTokens) {
+  if (config.eos_token_ids.size() > kMaxEosTokens) {
     keys.Invalid("eos_token_id", absl::StrCat("has more than ", kMaxEosTokens, " entries"));
-    return;
-  }
-  for (const Json& value : *eos) {
-    config.eos_token_ids.push_back(id(keys.Integer("eos_token_id", value, 0, last)));
   }
 }
 
@@ -276,12 +170,9 @@ void ReadFla(KeyReader& keys, ModelConfig& config) {
 }  // namespace
 
 absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json) {
-  absl::StatusOr<Json> parsed = ReadJson(json, kConfigLimits, "config.json");
+  const auto parsed = ReadJsonObject(json, kConfigLimits, "config.json");
   if (!parsed.ok()) return parsed.status();
-  if (!parsed->is_object()) {
-    return absl::InvalidArgumentError("config.json: must be a JSON object");
-  }
-  KeyReader keys(*parsed);
+  KeyReader keys(*parsed, "config.json");
   if (!keys.Has("model_type")) keys.Invalid("model_type", "is missing");
   const std::string model_type = keys.String("model_type", "");
   if (!keys.status().ok()) return keys.status();

@@ -43,14 +43,12 @@ absl::Status OpenError(const std::string& name, int error) {
                              "file itself into it (hf download REPO --local-dir DIR does)")
               : std::string("a file name leaves the model directory"));
     case ELOOP:
-      return absl::InvalidArgumentError(
-          absl::StrCat(shown, ": is a symbolic link that cannot be followed"));
+      return InvalidFile(shown, "is a symbolic link that cannot be followed");
     case ENXIO:
     case ENODEV:
-      return absl::InvalidArgumentError(absl::StrCat(shown, ": is not a regular file"));
+      return InvalidFile(shown, "is not a regular file");
     default:
-      return absl::InvalidArgumentError(
-          absl::StrCat(shown, ": cannot be opened (errno ", error, ")"));
+      return InvalidFile(shown, absl::StrCat("cannot be opened (errno ", error, ")"));
   }
 }
 
@@ -73,8 +71,7 @@ absl::Status CheckContent(int fd, const std::string& name) {
   if (count < 0 || absl::string_view(start.data(), static_cast<size_t>(count)) != kLfsPointer) {
     return absl::OkStatus();  // a failure is reported by the read that needs the file
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(Printable(name), ": is a Git LFS pointer, not the file itself: git lfs pull"));
+  return InvalidFile(Printable(name), "is a Git LFS pointer, not the file itself: git lfs pull");
 }
 
 // `dir` does not exist, but may be meant as the name of a repository.
@@ -127,10 +124,10 @@ absl::StatusOr<ModelDir> ModelDir::Open(const std::string& dir) {
   FileDescriptor fd(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() >= 0) return ModelDir(std::move(fd), OpenBlobs(dir));
   if (errno == ENOENT) return NoDirectory(dir);
-  const std::string problem =
-      errno == ENOTDIR ? ": the model path is not a directory"
-                       : absl::StrCat(": the model directory cannot be opened (errno ", errno, ")");
-  return absl::InvalidArgumentError(Printable(dir) + problem);
+  return InvalidFile(
+      Printable(dir),
+      errno == ENOTDIR ? "the model path is not a directory"
+                       : absl::StrCat("the model directory cannot be opened (errno ", errno, ")"));
 }
 
 int ModelDir::OpenBlob(const std::string& name) const {
@@ -168,14 +165,12 @@ absl::StatusOr<std::string> ModelDir::ReadText(const std::string& name, size_t m
     const ssize_t count = read(fd->get(), block, sizeof(block));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(Printable(name), ": cannot be read (errno ", errno, ")"));
+      return InvalidFile(Printable(name), absl::StrCat("cannot be read (errno ", errno, ")"));
     }
     if (count == 0) return text;
     text.append(block, static_cast<size_t>(count));
     if (text.size() > max_bytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(Printable(name), ": larger than ", max_bytes, " bytes"));
+      return InvalidFile(Printable(name), absl::StrCat("larger than ", max_bytes, " bytes"));
     }
   }
 }

@@ -220,15 +220,18 @@ const T* PointerOrNull(const std::vector<T>& values) {
 }
 
 template <typename T>
-const T* Upload(const std::vector<T>& values, Ops& ops, std::vector<Buffer>& buffers) {
-  if (values.empty()) return nullptr;
-  Buffer buffer = ops.Allocate(values.size() * sizeof(T));
-  ops.CopyToDevice(values.data(), values.size() * sizeof(T), buffer.data(), nullptr);
-  buffers.push_back(std::move(buffer));
-  return buffers.back().as<T>();
+const T* UploadTo(std::vector<Buffer>& buffers, const std::vector<T>& values, Ops& ops) {
+  return buffers.emplace_back(Upload(std::as_bytes(std::span(values)), ops)).template as<T>();
 }
 
 }  // namespace
+
+Buffer Upload(std::span<const std::byte> bytes, Ops& ops) {
+  if (bytes.empty()) return {};
+  Buffer buffer = ops.Allocate(bytes.size());
+  ops.CopyToDevice(bytes.data(), bytes.size(), buffer.data(), nullptr);
+  return buffer;
+}
 
 QueryBound HostQueryBound::view() const {
   QueryBound view;
@@ -259,13 +262,13 @@ HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& lay
 
 DeviceQueryBound::DeviceQueryBound(const HostQueryBound& host, Ops& ops)
     : view_(host.view()), min_log_gate_(host.min_log_gate) {
-  view_.diagonal = Upload(host.diagonal, ops, buffers_);
-  view_.dense = Upload(host.dense, ops, buffers_);
-  view_.linear = Upload(host.linear, ops, buffers_);
-  view_.absolute = Upload(host.absolute, ops, buffers_);
-  view_.self_logit_bound = Upload(host.self_logit_bound, ops, buffers_);
-  view_.max_logit_bound = Upload(host.max_logit_bound, ops, buffers_);
-  view_.max_norm_product = Upload(host.max_norm_product, ops, buffers_);
+  view_.diagonal = UploadTo(buffers_, host.diagonal, ops);
+  view_.dense = UploadTo(buffers_, host.dense, ops);
+  view_.linear = UploadTo(buffers_, host.linear, ops);
+  view_.absolute = UploadTo(buffers_, host.absolute, ops);
+  view_.self_logit_bound = UploadTo(buffers_, host.self_logit_bound, ops);
+  view_.max_logit_bound = UploadTo(buffers_, host.max_logit_bound, ops);
+  view_.max_norm_product = UploadTo(buffers_, host.max_norm_product, ops);
 }
 
 }  // namespace fox

@@ -3,6 +3,8 @@
 // norm weights bound a query, without it the query projection does.
 #pragma once
 
+#include <cstddef>
+#include <span>
 #include <vector>
 
 #include "kernels/ops.h"
@@ -44,5 +46,8 @@ class DeviceQueryBound {
   QueryBound view_;
   double min_log_gate_ = -128;
 };
+
+// A copy in a backend's memory; an empty buffer of nothing.
+Buffer Upload(std::span<const std::byte> bytes, Ops& ops);
 
 }  // namespace fox

@@ -48,10 +48,6 @@ const ElementType* FindElementType(const std::string& name) {
   return nullptr;
 }
 
-absl::Status Malformed(const std::string& what, const std::string& problem) {
-  return absl::InvalidArgumentError(absl::StrCat(what, ": ", problem));
-}
-
 // The entry of one tensor, before its bytes are placed.
 struct ParsedEntry {
   SafetensorsEntry entry;
@@ -138,44 +134,44 @@ std::string CheckCoverage(std::vector<std::pair<uint64_t, uint64_t>>& ranges, ui
 
 absl::StatusOr<SafetensorsEntries> ParseSafetensors(std::span<const std::byte> file,
                                                     const std::string& what) {
-  if (file.size() < kLengthBytes) return Malformed(what, "too short for a safetensors file");
+  if (file.size() < kLengthBytes) return InvalidFile(what, "too short for a safetensors file");
   uint64_t length = 0;
   for (size_t i = kLengthBytes; i-- > 0;) {
     length = length << 8 | std::to_integer<uint64_t>(file[i]);
   }
   if (length > kMaxSafetensorsHeader) {
-    return Malformed(what, absl::StrCat("header longer than ", kMaxSafetensorsHeader, " bytes"));
+    return InvalidFile(what, absl::StrCat("header longer than ", kMaxSafetensorsHeader, " bytes"));
   }
   if (length > file.size() - kLengthBytes) {
-    return Malformed(what, "header reaches past the end of the file");
+    return InvalidFile(what, "header reaches past the end of the file");
   }
   const std::span<const std::byte> data = file.subspan(kLengthBytes + length);
   const std::string text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, length);
   // The format demands it; it also keeps a byte-order mark out.
-  if (text.empty() || text[0] != '{') return Malformed(what, "header does not begin with {");
+  if (text.empty() || text[0] != '{') return InvalidFile(what, "header does not begin with {");
 
   absl::StatusOr<Json> header = ReadJson(text, kHeaderLimits, what + ": header");
   if (!header.ok()) return header.status();
   if (header->size() > kMaxSafetensorsTensors) {
-    return Malformed(what, absl::StrCat("more than ", kMaxSafetensorsTensors, " tensors"));
+    return InvalidFile(what, absl::StrCat("more than ", kMaxSafetensorsTensors, " tensors"));
   }
   SafetensorsEntries entries;
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
   for (const auto& [name, json] : header->items()) {
     if (name == "__metadata__") {
       const std::string problem = CheckMetadata(json);
-      if (!problem.empty()) return Malformed(what, problem);
+      if (!problem.empty()) return InvalidFile(what, problem);
       continue;
     }
     ParsedEntry parsed;
     const std::string problem = ParseEntry(json, data.size(), parsed);
-    if (!problem.empty()) return Malformed(what, absl::StrCat(Quoted(name), ": ", problem));
+    if (!problem.empty()) return InvalidFile(what, absl::StrCat(Quoted(name), ": ", problem));
     parsed.entry.data = data.subspan(parsed.begin, parsed.end - parsed.begin);
     ranges.emplace_back(parsed.begin, parsed.end);
     entries.emplace(name, std::move(parsed.entry));
   }
   const std::string problem = CheckCoverage(ranges, data.size());
-  if (!problem.empty()) return Malformed(what, problem);
+  if (!problem.empty()) return InvalidFile(what, problem);
   return entries;
 }
 

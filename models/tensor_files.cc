@@ -20,9 +20,7 @@ constexpr JsonLimits kIndexLimits{.max_bytes = kMaxSafetensorsHeader,
                                   .max_depth = 8,
                                   .max_values = kMaxSafetensorsTensors + 1000};
 
-absl::Status IndexError(const std::string& problem) {
-  return absl::InvalidArgumentError(absl::StrCat(kIndexFile, ": ", problem));
-}
+absl::Status IndexError(const std::string& problem) { return InvalidFile(kIndexFile, problem); }
 
 // Tensor name -> shard file name.
 absl::StatusOr<std::map<std::string, std::string>> ReadIndex(const ModelDir& dir) {

@@ -34,12 +34,7 @@ class RowStack {
     const int64_t rows = static_cast<int64_t>(bytes_.size() / SizeOf(wide_)) / cols_;
     return ops.Pack(MatrixView{bytes_.data(), wide_, rows, cols_, cols_});
   }
-  Buffer Upload(Ops& ops) const {
-    if (bytes_.empty()) return {};
-    Buffer buffer = ops.Allocate(bytes_.size());
-    ops.CopyToDevice(bytes_.data(), bytes_.size(), buffer.data(), nullptr);
-    return buffer;
-  }
+  Buffer Upload(Ops& ops) const { return fox::Upload(bytes_, ops); }
 
  private:
   int64_t cols_;
@@ -95,19 +90,13 @@ LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
   return w;
 }
 
-Buffer Upload(const std::vector<double>& values, Ops& ops) {
-  Buffer buffer = ops.Allocate(values.size() * sizeof(double));
-  ops.CopyToDevice(values.data(), buffer.bytes(), buffer.data(), nullptr);
-  return buffer;
-}
-
 Buffer RopeFrequencies(const ModelConfig& config, Ops& ops) {
   if (!config.use_rope) return {};
   std::vector<double> frequency(static_cast<size_t>(config.head_dim / 2));
   for (size_t m = 0; m < frequency.size(); ++m) {
     frequency[m] = std::pow(config.rope_base, -2.0 * static_cast<double>(m) / config.head_dim);
   }
-  return Upload(frequency, ops);
+  return Upload(std::as_bytes(std::span(frequency)), ops);
 }
 
 }  // namespace
@@ -147,8 +136,8 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
   weights.columns = ColumnsOf(config);
   const HostTensor& table = checkpoint.embeddings();
   weights.embeddings_dtype = table.dtype;
-  weights.embeddings = ops.Allocate(static_cast<size_t>(table.size()) * SizeOf(table.dtype));
-  ops.CopyToDevice(table.data, weights.embeddings.bytes(), weights.embeddings.data(), nullptr);
+  weights.embeddings =
+      Upload({table.data, static_cast<size_t>(table.size()) * SizeOf(table.dtype)}, ops);
   weights.rope_frequency = RopeFrequencies(config, ops);
   std::vector<double> self_logit_bound, max_logit_bound;
   for (int n = 0; n < config.num_layers; ++n) {
@@ -161,8 +150,8 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
                            bound.max_logit_bound.end());
     weights.layers.push_back(LoadLayer(layer, bound, config, weights.columns, ops, residual_dtype));
   }
-  weights.self_logit_bound = Upload(self_logit_bound, ops);
-  weights.max_logit_bound = Upload(max_logit_bound, ops);
+  weights.self_logit_bound = Upload(std::as_bytes(std::span(self_logit_bound)), ops);
+  weights.max_logit_bound = Upload(std::as_bytes(std::span(max_logit_bound)), ops);
   weights.final_norm = UploadVector(checkpoint.final_norm(), ops, residual_dtype);
   RowStack head(config.hidden_size, residual_dtype);
   head.Add(checkpoint.lm_head());

@@ -9,23 +9,17 @@
 #include "models/error_text.h"
 #include "models/tokenizer/bpe_windows.h"
 #include "models/tokenizer/byte_alphabet.h"
+#include "models/tokenizer/json_escape.h"
 #include "models/tokenizer/pretokenizer.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {
 
-namespace {
-
-absl::Status Error(const char* file, const std::string& problem) {
-  return absl::InvalidArgumentError(absl::StrCat(file, ": ", problem));
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<ByteLevelBpe>> ByteLevelBpe::Create(const BpeDefinition& definition,
                                                                    int64_t model_vocab_size) {
   std::unique_ptr<ByteLevelBpe> bpe(new ByteLevelBpe());
-  bpe->info_.kind = "byte_level_bpe";
+  bpe->info_.kind = definition.json_escaped ? "longcrawl64" : "byte_level_bpe";
+  bpe->info_.json_escaped = definition.json_escaped;
   bpe->add_prefix_space_ = definition.add_prefix_space;
   bpe->use_regex_ = definition.use_regex;
   absl::Status status = bpe->SetTokens(definition, model_vocab_size);
@@ -41,13 +35,14 @@ absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t mo
   absl::flat_hash_map<int32_t, const std::string*> token_of_id;
   const auto add = [&](const char* file, const std::string& token, int32_t id) -> absl::Status {
     if (id < 0 || id >= model_vocab_size) {
-      return Error(file, absl::StrCat("token ", Quoted(token), " has id ", id,
+      return InvalidFile(file,
+                         absl::StrCat("token ", Quoted(token), " has id ", id,
                                       ", outside the model's vocabulary of ", model_vocab_size));
     }
     const auto [it, inserted] = token_of_id.try_emplace(id, &token);
     if (!inserted && *it->second != token) {
-      return Error(file, absl::StrCat("tokens ", Quoted(*it->second), " and ", Quoted(token),
-                                      " share the id ", id));
+      return InvalidFile(file, absl::StrCat("tokens ", Quoted(*it->second), " and ", Quoted(token),
+                                            " share the id ", id));
     }
     return absl::OkStatus();
   };
@@ -60,9 +55,9 @@ absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t mo
     if (!status.ok()) return status;
     const auto in_vocab = definition.vocab.find(token.content);
     if (in_vocab != definition.vocab.end() && in_vocab->second != token.id) {
-      return Error(token.file,
-                   absl::StrCat("added token ", Quoted(token.content), " has the id ", token.id,
-                                ", but ", in_vocab->second, " in ", definition.vocab_file));
+      return InvalidFile(
+          token.file, absl::StrCat("added token ", Quoted(token.content), " has the id ", token.id,
+                                   ", but ", in_vocab->second, " in ", definition.vocab_file));
     }
   }
   const auto size = static_cast<int32_t>(token_of_id.size());
@@ -71,7 +66,8 @@ absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t mo
   for (int32_t id = 0; id < size; ++id) {
     const auto it = token_of_id.find(id);
     if (it == token_of_id.end()) {
-      return Error(definition.vocab_file, absl::StrCat("no token has the id ", id, " of ", size));
+      return InvalidFile(definition.vocab_file,
+                         absl::StrCat("no token has the id ", id, " of ", size));
     }
     // A token with characters outside the alphabet stands for its own text.
     bytes_[static_cast<size_t>(id)] = BytesOfToken(*it->second).value_or(*it->second);
@@ -83,7 +79,7 @@ absl::Status ByteLevelBpe::SetBytes(const BpeDefinition& definition) {
   for (int byte = 0; byte < 256; ++byte) {
     const auto it = definition.vocab.find(CharacterOfByte(static_cast<uint8_t>(byte)));
     if (it == definition.vocab.end()) {
-      return Error(definition.vocab_file, absl::StrCat("no token for the byte ", byte));
+      return InvalidFile(definition.vocab_file, absl::StrCat("no token for the byte ", byte));
     }
     id_of_byte_[static_cast<size_t>(byte)] = it->second;
   }
@@ -103,9 +99,9 @@ absl::Status ByteLevelBpe::SetMerges(const BpeDefinition& definition) {
     const auto product_it = definition.vocab.find(left + right);
     if (left.empty() || right.empty() || left_it == definition.vocab.end() ||
         right_it == definition.vocab.end() || product_it == definition.vocab.end()) {
-      return Error(definition.merges_file,
-                   absl::StrCat("merge of ", Quoted(left), " and ", Quoted(right),
-                                " needs a token that is not in ", definition.vocab_file));
+      return InvalidFile(definition.merges_file,
+                         absl::StrCat("merge of ", Quoted(left), " and ", Quoted(right),
+                                      " needs a token that is not in ", definition.vocab_file));
     }
     merger_.AddRule(left_it->second, right_it->second, product_it->second);
   }
@@ -117,13 +113,20 @@ absl::Status ByteLevelBpe::SetSpecial(const BpeDefinition& definition) {
   std::set<std::string> added;
   for (const AddedToken& token : definition.added) {
     if (token.content.empty() || token.content.size() > AddedTokenSplitter::kMaxContent) {
-      return Error(token.file,
-                   absl::StrCat("added token of ", token.content.size(), " bytes; 1 to ",
-                                AddedTokenSplitter::kMaxContent, " allowed"));
+      return InvalidFile(token.file,
+                         absl::StrCat("added token of ", token.content.size(), " bytes; 1 to ",
+                                      AddedTokenSplitter::kMaxContent, " allowed"));
+    }
+    // Then it makes no difference whether it is found before or after escaping.
+    const bool commutes =
+        JsonEscape(token.content) == token.content && !token.lstrip && !token.rstrip;
+    if (definition.json_escaped && !commutes) {
+      return absl::UnimplementedError(absl::StrCat(
+          token.file, ": JSONGPT2Tokenizer with the added token ", Quoted(token.content)));
     }
     if (!added.insert(token.content).second) {
-      return Error(token.file,
-                   absl::StrCat("added token ", Quoted(token.content), " is there twice"));
+      return InvalidFile(token.file,
+                         absl::StrCat("added token ", Quoted(token.content), " is there twice"));
     }
     splitter_.Add(token);
     if (token.special) special_[static_cast<size_t>(token.id)] = true;
@@ -131,7 +134,7 @@ absl::Status ByteLevelBpe::SetSpecial(const BpeDefinition& definition) {
   for (const auto* around : {&definition.prefix, &definition.suffix}) {
     for (const int32_t id : *around) {
       if (id < 0 || id >= info_.vocab_size) {
-        return Error(definition.vocab_file, absl::StrCat("unknown special token id ", id));
+        return InvalidFile(definition.vocab_file, absl::StrCat("unknown special token id ", id));
       }
     }
   }
@@ -149,8 +152,8 @@ absl::Status ByteLevelBpe::SetRoles(const BpeDefinition& definition) {
       if (token.content == role->content) *id = token.id;
     }
     if (id->has_value()) return;
-    status.Update(Error(role->file, absl::StrCat(name, " ", Quoted(role->content),
-                                                 " is not a token of this vocabulary")));
+    status.Update(InvalidFile(role->file, absl::StrCat(name, " ", Quoted(role->content),
+                                                       " is not a token of this vocabulary")));
   };
   resolve(definition.bos, "bos_token", &info_.bos_id);
   resolve(definition.eos, "eos_token", &info_.eos_id);
@@ -158,9 +161,11 @@ absl::Status ByteLevelBpe::SetRoles(const BpeDefinition& definition) {
   return status;
 }
 
-absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::Encode(const std::string& text,
+absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::Encode(const std::string& given,
                                                           bool add_special_tokens) const {
-  if (!IsValidUtf8(text)) return absl::InvalidArgumentError("text is not valid UTF-8");
+  if (!IsValidUtf8(given)) return absl::InvalidArgumentError("text is not valid UTF-8");
+  const std::string escaped = info_.json_escaped ? JsonEscape(given) : "";
+  const std::string& text = info_.json_escaped ? escaped : given;
   std::vector<int32_t> ids;
   if (add_special_tokens) ids = info_.prefix;
   BpeMerger::Workspace workspace;

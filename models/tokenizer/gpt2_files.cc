@@ -1,15 +1,16 @@
-// Parsing of vocab.json and merges.txt, and which of their tokens are special. See gpt2_files.h.
-#include "models/tokenizer/gpt2_files.h"
+// Parsing of vocab.json and merges.txt, and which of their tokens are special. See
+// bpe_definition.h.
 
 #include <algorithm>
 #include <cstddef>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "models/error_text.h"
 #include "models/json_reader.h"
+#include "models/tokenizer/bpe_definition.h"
 #include "models/tokenizer/json_fields.h"
 
 namespace fox {
@@ -21,26 +22,14 @@ constexpr char kVocabFile[] = "vocab.json";
 constexpr char kMergesFile[] = "merges.txt";
 constexpr char kEndOfText[] = "<|endoftext|>";
 
-absl::Status Error(const char* file, const std::string& problem) {
-  return absl::InvalidArgumentError(absl::StrCat(file, ": ", problem));
-}
-
 absl::Status ParseVocab(const std::string& text, BpeDefinition* definition) {
-  const absl::StatusOr<nlohmann::json> vocab = ReadJson(text, kLimits, kVocabFile);
-  if (!vocab.ok()) return vocab.status();
-  if (!vocab->is_object()) return Error(kVocabFile, "not a JSON object");
-  definition->vocab.reserve(vocab->size());
-  for (const auto& [token, value] : vocab->items()) {
-    const std::optional<int32_t> id = ReadId(value);
-    if (!id.has_value()) return Error(kVocabFile, absl::StrCat("id of token ", Quoted(token)));
-    definition->vocab[token] = *id;
-  }
-  return absl::OkStatus();
+  const absl::StatusOr<nlohmann::json> vocab = ReadJsonObject(text, kLimits, kVocabFile);
+  return vocab.ok() ? ReadVocab(*vocab, kVocabFile, &definition->vocab) : vocab.status();
 }
 
 absl::Status ParseMerges(const std::string& text, BpeDefinition* definition) {
   if (std::count(text.begin(), text.end(), '\n') > kMaxLines) {
-    return Error(kMergesFile, absl::StrCat("more than ", kMaxLines, " lines"));
+    return InvalidFile(kMergesFile, absl::StrCat("more than ", kMaxLines, " lines"));
   }
   size_t number = 0;
   for (size_t begin = 0; begin < text.size();) {
@@ -51,71 +40,50 @@ absl::Status ParseMerges(const std::string& text, BpeDefinition* definition) {
     ++number;
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.rfind("#version", 0) == 0) continue;
-    const size_t space = line.find(' ');
-    if (space == std::string::npos || space == 0 || space + 1 == line.size() ||
-        line.find(' ', space + 1) != std::string::npos) {
-      return Error(kMergesFile, absl::StrCat("line ", number, " is not two tokens"));
-    }
-    definition->merges.emplace_back(line.substr(0, space), line.substr(space + 1));
+    auto merge = ReadMerge(line);
+    if (!merge)
+      return InvalidFile(kMergesFile, absl::StrCat("line ", number, " is not two tokens"));
+    definition->merges.push_back(*std::move(merge));
   }
   return absl::OkStatus();
 }
 
-// The id of a token that is named without one.
-std::optional<int32_t> FindId(const std::string& content, const BpeDefinition& definition,
-                              const TokenizerConfig& config) {
-  const auto in_vocab = definition.vocab.find(content);
-  if (in_vocab != definition.vocab.end()) return in_vocab->second;
-  const auto added = config.added_ids.find(content);
-  if (added != config.added_ids.end()) return added->second;
-  return std::nullopt;
-}
-
-// Adds `token`, unless it is there already; then it only becomes special.
-void AddOnce(const AddedToken& token, BpeDefinition* definition) {
+// Adds a token that has an id, unless it is there already; then it only becomes special.
+void AddOnce(AddedToken token, std::optional<int32_t> id, BpeDefinition* definition) {
   for (AddedToken& existing : definition->added) {
     if (existing.content != token.content) continue;
     existing.special = existing.special || token.special;
     return;
   }
-  definition->added.push_back(token);
+  if (!id.has_value()) return;
+  token.id = *id;
+  definition->added.push_back(std::move(token));
 }
 
 void AddSpecialTokens(const TokenizerConfig& config, BpeDefinition* definition) {
   definition->added = config.added;
   for (const auto& [content, id] : config.added_ids) {
-    AddedToken token;
-    token.content = content;
-    token.id = id;
-    token.file = kAddedTokensFile;
-    AddOnce(token, definition);
+    AddOnce({.content = content, .file = kAddedTokensFile}, id, definition);
   }
-  const auto add = [&](AddedToken token) {
-    const std::optional<int32_t> id = FindId(token.content, *definition, config);
-    token.id = id.value_or(0);
-    const bool known = std::any_of(definition->added.begin(), definition->added.end(),
-                                   [&](const auto& a) { return a.content == token.content; });
-    if (id.has_value() || known) AddOnce(token, definition);
+  const auto add = [&](const std::optional<AddedToken>& token) {
+    if (!token.has_value()) return;
+    const auto it = definition->vocab.find(token->content);
+    const bool found = it != definition->vocab.end();
+    AddOnce(*token, found ? std::optional(it->second) : std::nullopt, definition);
   };
-  const auto add_role = [&](const char* role, std::optional<AddedToken>* named) {
-    const auto it = config.roles.find(role);
-    if (it == config.roles.end()) {
-      if (definition->vocab.find(kEndOfText) == definition->vocab.end()) return;
-      AddedToken token;
-      token.content = kEndOfText;
-      token.special = true;
-      token.file = kVocabFile;
-      *named = token;
-    } else {
-      *named = it->second;
-    }
-    if (named->has_value()) add(**named);
+  const auto role = [&](const char* name) -> std::optional<AddedToken> {
+    const auto it = config.roles.find(name);
+    if (it != config.roles.end()) return it->second;
+    if (!definition->vocab.contains(kEndOfText)) return std::nullopt;
+    return AddedToken{.content = kEndOfText, .special = true, .file = kVocabFile};
   };
-  add_role("bos_token", &definition->bos);
-  add_role("eos_token", &definition->eos);
-  add_role("unk_token", &definition->unk);
-  const auto pad = config.roles.find("pad_token");
-  if (pad != config.roles.end() && pad->second.has_value()) add(*pad->second);
+  for (auto [name, token] :
+       {std::pair("bos_token", &definition->bos), std::pair("eos_token", &definition->eos),
+        std::pair("unk_token", &definition->unk)}) {
+    *token = role(name);
+    add(*token);
+  }
+  if (config.roles.contains("pad_token")) add(role("pad_token"));
   for (const AddedToken& token : config.additional) add(token);
 }
 

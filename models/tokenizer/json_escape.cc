@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <nlohmann/json.hpp>
 
 #include "models/tokenizer/utf8.h"
 
@@ -12,34 +13,6 @@ namespace {
 constexpr char kShortNames[] = "\"\\/bfnrt";
 constexpr char kShortValues[] = "\"\\/\b\f\n\r\t";
 constexpr size_t kUnicodeEscape = 6;  // \uXXXX
-
-void AppendUnicodeEscape(uint32_t unit, std::string* out) {
-  out->append("\\u");
-  for (int shift = 12; shift >= 0; shift -= 4) {
-    out->push_back("0123456789abcdef"[(unit >> shift) & 0xF]);
-  }
-}
-
-// 0 for a character that has no short escape of its own in Python's encoder.
-char ShortName(uint32_t character) {
-  switch (character) {
-    case '"':
-    case '\\':
-      return static_cast<char>(character);
-    case '\b':
-      return 'b';
-    case '\f':
-      return 'f';
-    case '\n':
-      return 'n';
-    case '\r':
-      return 'r';
-    case '\t':
-      return 't';
-    default:
-      return 0;
-  }
-}
 
 int HexValue(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -104,25 +77,8 @@ size_t UnescapeOne(const std::string& text, size_t at, bool final, std::string* 
 }  // namespace
 
 std::string JsonEscape(const std::string& text) {
-  std::string out;
-  out.reserve(text.size() + text.size() / 8);
-  for (size_t i = 0; i < text.size();) {
-    const Utf8Unit unit = NextUtf8(text.data() + i, text.size() - i);
-    i += unit.length;
-    const uint32_t c = unit.code_point;
-    if (const char name = ShortName(c); name != 0) {
-      out.push_back('\\');
-      out.push_back(name);
-    } else if (c >= 0x20 && c < 0x7F) {
-      out.push_back(static_cast<char>(c));
-    } else if (c < 0x10000) {
-      AppendUnicodeEscape(c, &out);
-    } else {
-      AppendUnicodeEscape(0xD800 + ((c - 0x10000) >> 10), &out);
-      AppendUnicodeEscape(0xDC00 + ((c - 0x10000) & 0x3FF), &out);
-    }
-  }
-  return out;
+  const std::string quoted = nlohmann::json(text).dump(-1, ' ', /*ensure_ascii=*/true);
+  return quoted.substr(1, quoted.size() - 2);
 }
 
 void JsonUnescape(std::string* pending, bool final, std::string* out) {

@@ -1,6 +1,6 @@
 // The inside of a JSON string, as LongCrawl64 models see text: Python's json.dumps(text)[1:-1] and
 // the way back. The way back works on a growing buffer and never loses text: what is not a valid
-// escape stays as it stands. Read longcrawl64_tokenizer.h next.
+// escape stays as it stands. Read token_stream.h next.
 #pragma once
 
 #include <string>

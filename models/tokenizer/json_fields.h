@@ -7,7 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "models/error_text.h"
 #include "models/tokenizer/added_tokens.h"
 
 namespace fox {
@@ -49,6 +52,28 @@ inline std::optional<AddedToken> ReadAddedToken(const nlohmann::json& json, cons
   token.normalized = ReadFlag(json, "normalized");
   token.special = ReadFlag(json, "special");
   return token;
+}
+
+// `json` is an object, token to id, of `file`.
+inline absl::Status ReadVocab(const nlohmann::json& json, const char* file,
+                              absl::flat_hash_map<std::string, int32_t>* vocab) {
+  vocab->reserve(json.size());
+  for (const auto& [token, value] : json.items()) {
+    const std::optional<int32_t> id = ReadId(value);
+    if (!id.has_value()) return InvalidFile(file, absl::StrCat("id of token ", Quoted(token)));
+    (*vocab)[token] = *id;
+  }
+  return absl::OkStatus();
+}
+
+// The merge "left right".
+inline std::optional<std::pair<std::string, std::string>> ReadMerge(const std::string& line) {
+  const size_t space = line.find(' ');
+  if (space == std::string::npos || space == 0 || space + 1 == line.size() ||
+      line.find(' ', space + 1) != std::string::npos) {
+    return std::nullopt;
+  }
+  return std::pair(line.substr(0, space), line.substr(space + 1));
 }
 
 }  // namespace fox

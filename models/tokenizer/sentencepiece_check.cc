@@ -25,9 +25,7 @@ struct Settings {
   std::string denormalizer_charsmap;
 };
 
-absl::Status Error(const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat("tokenizer.model: ", what));
-}
+absl::Status Error(const std::string& what) { return InvalidFile("tokenizer.model", what); }
 
 // Protobuf semantics: a field of another wire type than declared is unknown and ignored, of a
 // repeated scalar the last counts, repeated messages merge.

@@ -52,9 +52,9 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
   absl::StatusOr<SentencePieceFile> file = CheckSentencePieceModel(serialized);
   if (!file.ok()) return file.status();
   if (static_cast<int64_t>(file->pieces.size()) > model_vocab_size) {
-    return absl::InvalidArgumentError(absl::StrCat("tokenizer.model: ", file->pieces.size(),
-                                                   " pieces, the model's vocabulary has ",
-                                                   model_vocab_size));
+    return InvalidFile("tokenizer.model",
+                       absl::StrCat(file->pieces.size(), " pieces, the model's vocabulary has ",
+                                    model_vocab_size));
   }
   std::string error;
   std::unique_ptr<SentencePieceTokenizer> tokenizer(new SentencePieceTokenizer());
@@ -65,7 +65,7 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
   }
   tokenizer->add_dummy_prefix_ = file->add_dummy_prefix;
   if (tokenizer->model_ == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("tokenizer.model: ", Quoted(error)));
+    return InvalidFile("tokenizer.model", Quoted(error));
   }
   tokenizer->window_bytes_ = window_bytes;
   tokenizer->lookahead_ = LookaheadOf(*file);

@@ -1,5 +1,5 @@
-// Tokenizer: text to token ids and back. Implementations: sentencepiece_tokenizer, byte_level_bpe
-// and the longcrawl64 wrapper around it; load_tokenizer picks one from a model directory.
+// Tokenizer: text to token ids and back. Implementations: sentencepiece_tokenizer and
+// byte_level_bpe; load_tokenizer picks one from a model directory.
 // Read token_stream.h next: the incremental way back, for streaming.
 #pragma once
 
@@ -41,7 +41,7 @@ class Tokenizer {
     int32_t vocab_size = 0;
     std::optional<int32_t> bos_id, eos_id, unk_id;
     std::vector<int32_t> prefix;  // what add_special_tokens puts in front of a text
-    // The wrapper's text is JSON-escaped: token bytes form escapes such as \u00e9, which
+    // The model's text is JSON-escaped: token bytes form escapes such as \u00e9, which
     // TokenStream undoes.
     bool json_escaped = false;
     // At the start of a text the first kWord token loses its space.
@@ -59,7 +59,7 @@ std::string Detokenize(const Tokenizer& tokenizer, const std::vector<int32_t>& i
                        bool skip_special);
 
 // Picks by the files in `dir`: tokenizer.model (sentencepiece); tokenizer.json (byte-level BPE
-// only); vocab.json + merges.txt (GPT-2; wrapped as LongCrawl64 when tokenizer_config.json names
+// only); vocab.json + merges.txt (GPT-2; JSON-escaped when tokenizer_config.json names
 // JSONGPT2Tokenizer). nullptr: the directory holds no tokenizer. `model_vocab_size`: the
 // tokenizer's ids must fit it. Errors (InvalidArgument, Unimplemented for other kinds of
 // tokenizer) are one line that names the file, never an absolute path.

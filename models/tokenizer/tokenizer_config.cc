@@ -3,7 +3,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "models/error_text.h"
@@ -19,10 +18,6 @@ constexpr JsonLimits kLimits = {size_t{16} << 20, 32, 2'000'000};
 constexpr char kConfigFile[] = "tokenizer_config.json";
 constexpr char kSpecialTokensFile[] = "special_tokens_map.json";
 
-absl::Status Error(const char* file, const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat(file, ": ", what));
-}
-
 absl::Status ReadRoles(const Json& json, const char* file, TokenizerConfig* config) {
   for (const char* role : {"bos_token", "eos_token", "unk_token", "pad_token"}) {
     const auto it = json.find(role);
@@ -30,17 +25,17 @@ absl::Status ReadRoles(const Json& json, const char* file, TokenizerConfig* conf
     std::optional<AddedToken> token;
     if (!it->is_null()) {
       token = ReadAddedToken(*it, file);
-      if (!token.has_value()) return Error(file, absl::StrCat(role, " is not a token"));
+      if (!token.has_value()) return InvalidFile(file, absl::StrCat(role, " is not a token"));
       token->special = true;
     }
     config->roles.emplace(role, token);
   }
   const auto it = json.find("additional_special_tokens");
   if (it == json.end() || it->is_null()) return absl::OkStatus();
-  if (!it->is_array()) return Error(file, "additional_special_tokens is not a list");
+  if (!it->is_array()) return InvalidFile(file, "additional_special_tokens is not a list");
   for (const Json& entry : *it) {
     std::optional<AddedToken> token = ReadAddedToken(entry, file);
-    if (!token.has_value()) return Error(file, "additional_special_tokens holds no token");
+    if (!token.has_value()) return InvalidFile(file, "additional_special_tokens holds no token");
     token->special = true;
     config->additional.push_back(*token);
   }
@@ -50,12 +45,12 @@ absl::Status ReadRoles(const Json& json, const char* file, TokenizerConfig* conf
 absl::Status ReadAddedTokensDecoder(const Json& json, TokenizerConfig* config) {
   const auto it = json.find("added_tokens_decoder");
   if (it == json.end() || it->is_null()) return absl::OkStatus();
-  if (!it->is_object()) return Error(kConfigFile, "added_tokens_decoder is not an object");
+  if (!it->is_object()) return InvalidFile(kConfigFile, "added_tokens_decoder is not an object");
   for (const auto& [key, value] : it->items()) {
     std::optional<AddedToken> token = ReadAddedToken(value, kConfigFile);
     int32_t id = 0;
     if (!token.has_value() || !absl::SimpleAtoi(key, &id) || id < 0) {
-      return Error(kConfigFile, absl::StrCat("added_tokens_decoder entry ", Quoted(key)));
+      return InvalidFile(kConfigFile, absl::StrCat("added_tokens_decoder entry ", Quoted(key)));
     }
     token->id = id;
     config->added.push_back(*token);
@@ -67,7 +62,7 @@ absl::Status ReadAddedTokens(const Json& json, TokenizerConfig* config) {
   for (const auto& [content, id] : json.items()) {
     const std::optional<int32_t> number = ReadId(id);
     if (!number.has_value()) {
-      return Error(kAddedTokensFile, absl::StrCat("id of ", Quoted(content)));
+      return InvalidFile(kAddedTokensFile, absl::StrCat("id of ", Quoted(content)));
     }
     config->added_ids[content] = *number;
   }
@@ -77,10 +72,7 @@ absl::Status ReadAddedTokens(const Json& json, TokenizerConfig* config) {
 // An empty object for a file that is not there.
 absl::StatusOr<Json> ParseObject(const std::string& text, const char* file) {
   if (text.empty()) return Json::object();
-  absl::StatusOr<Json> json = ReadJson(text, kLimits, file);
-  if (!json.ok()) return json.status();
-  if (!json->is_object()) return Error(file, "not a JSON object");
-  return json;
+  return ReadJsonObject(text, kLimits, file);
 }
 
 std::optional<bool> ReadBool(const Json& json, const char* key) {

@@ -1,5 +1,5 @@
 // The contents of Hugging Face's small tokenizer files: tokenizer_config.json,
-// special_tokens_map.json and added_tokens.json. All are optional. Read gpt2_files.h next.
+// special_tokens_map.json and added_tokens.json. All are optional. Read bpe_definition.h next.
 #pragma once
 
 #include <map>

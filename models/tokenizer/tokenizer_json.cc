@@ -1,6 +1,4 @@
-// The parts of a tokenizer.json one by one. See tokenizer_json.h.
-#include "models/tokenizer/tokenizer_json.h"
-
+// The parts of a tokenizer.json one by one. See bpe_definition.h.
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -8,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "models/error_text.h"
 #include "models/json_reader.h"
+#include "models/tokenizer/bpe_definition.h"
 #include "models/tokenizer/json_fields.h"
 
 namespace fox {
@@ -19,9 +18,7 @@ using Json = nlohmann::json;
 constexpr JsonLimits kLimits = {size_t{64} << 20, 32, 20'000'000};
 constexpr char kFile[] = "tokenizer.json";
 
-absl::Status Malformed(const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat(kFile, ": ", what));
-}
+absl::Status Malformed(const std::string& what) { return InvalidFile(kFile, what); }
 
 absl::Status Unsupported(const char* part, const std::string& kind) {
   return absl::UnimplementedError(
@@ -53,31 +50,26 @@ absl::StatusOr<std::vector<const Json*>> StepsOf(const Json& part, const char* n
   return steps;
 }
 
-absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
-  if (!IsSet(json, "pre_tokenizer")) return Unsupported("pre_tokenizer", "null");
-  const auto steps = StepsOf(json.at("pre_tokenizer"), "pre_tokenizer", "pretokenizers");
+// The one step of a part, which has to be ByteLevel.
+absl::StatusOr<const Json*> ByteLevelOf(const Json& json, const char* part, const char* list) {
+  if (!IsSet(json, part)) return Unsupported(part, "null");
+  const auto steps = StepsOf(json.at(part), part, list);
   if (!steps.ok()) return steps.status();
   for (const Json* step : *steps) {
     const std::string type = ReadString(*step, "type").value_or("");
-    if (type != "ByteLevel") return Unsupported("pre_tokenizer", type);
+    if (type != "ByteLevel") return Unsupported(part, type);
   }
-  if (steps->size() != 1) return Unsupported("pre_tokenizer", "Sequence of several");
-  const Json& step = *steps->front();
-  definition->add_prefix_space =
-      !step.contains("add_prefix_space") || ReadFlag(step, "add_prefix_space");
-  definition->use_regex = !step.contains("use_regex") || ReadFlag(step, "use_regex");
-  return absl::OkStatus();
+  if (steps->size() != 1) return Unsupported(part, "Sequence of several");
+  return steps->front();
 }
 
-absl::Status CheckDecoder(const Json& json) {
-  if (!IsSet(json, "decoder")) return Unsupported("decoder", "null");
-  const auto steps = StepsOf(json.at("decoder"), "decoder", "decoders");
-  if (!steps.ok()) return steps.status();
-  for (const Json* step : *steps) {
-    const std::string type = ReadString(*step, "type").value_or("");
-    if (type != "ByteLevel") return Unsupported("decoder", type);
-  }
-  return steps->size() == 1 ? absl::OkStatus() : Unsupported("decoder", "Sequence of several");
+absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
+  const auto step = ByteLevelOf(json, "pre_tokenizer", "pretokenizers");
+  if (!step.ok()) return step.status();
+  definition->add_prefix_space =
+      !(*step)->contains("add_prefix_space") || ReadFlag(**step, "add_prefix_space");
+  definition->use_regex = !(*step)->contains("use_regex") || ReadFlag(**step, "use_regex");
+  return absl::OkStatus();
 }
 
 absl::Status ReadMerges(const Json& model, BpeDefinition* definition) {
@@ -88,12 +80,11 @@ absl::Status ReadMerges(const Json& model, BpeDefinition* definition) {
       definition->merges.emplace_back(merge[0].get<std::string>(), merge[1].get<std::string>());
       continue;
     }
-    const std::string line = merge.is_string() ? merge.get<std::string>() : "";
-    const size_t space = line.find(' ');
-    if (space == std::string::npos || line.find(' ', space + 1) != std::string::npos) {
+    auto two = ReadMerge(merge.is_string() ? merge.get<std::string>() : "");
+    if (!two) {
       return Malformed(absl::StrCat("merge ", definition->merges.size(), " is not two tokens"));
     }
-    definition->merges.emplace_back(line.substr(0, space), line.substr(space + 1));
+    definition->merges.push_back(*std::move(two));
   }
   return absl::OkStatus();
 }
@@ -114,12 +105,8 @@ absl::Status ReadModel(const Json& json, BpeDefinition* definition) {
   definition->ignore_merges = ReadFlag(*model, "ignore_merges");
   const auto vocab = model->find("vocab");
   if (vocab == model->end() || !vocab->is_object()) return Malformed("model has no vocab");
-  for (const auto& [token, value] : vocab->items()) {
-    const std::optional<int32_t> id = ReadId(value);
-    if (!id.has_value()) return Malformed(absl::StrCat("id of token ", Quoted(token)));
-    definition->vocab[token] = *id;
-  }
-  return ReadMerges(*model, definition);
+  const absl::Status status = ReadVocab(*vocab, kFile, &definition->vocab);
+  return status.ok() ? ReadMerges(*model, definition) : status;
 }
 
 absl::Status ReadAddedTokens(const Json& json, BpeDefinition* definition) {
@@ -188,10 +175,9 @@ absl::Status ReadPostProcessor(const Json& json, BpeDefinition* definition) {
 
 absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
                                                  const TokenizerConfig& config) {
-  const absl::StatusOr<Json> parsed = ReadJson(text, kLimits, kFile);
+  const absl::StatusOr<Json> parsed = ReadJsonObject(text, kLimits, kFile);
   if (!parsed.ok()) return parsed.status();
   const Json& json = *parsed;
-  if (!json.is_object()) return Malformed("not a JSON object");
   BpeDefinition definition;
   definition.vocab_file = definition.merges_file = kFile;
   absl::Status status = ReadModel(json, &definition);
@@ -200,7 +186,7 @@ absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
     return Unsupported("normalizer", ReadString(json.at("normalizer"), "type").value_or(""));
   }
   status = ReadPreTokenizer(json, &definition);
-  if (status.ok()) status = CheckDecoder(json);
+  if (status.ok()) status = ByteLevelOf(json, "decoder", "decoders").status();
   if (status.ok()) status = ReadAddedTokens(json, &definition);
   if (status.ok()) status = ReadPostProcessor(json, &definition);
   if (!status.ok()) return status;

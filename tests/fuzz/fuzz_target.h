@@ -1,18 +1,75 @@
-// What every fuzz target defines, and what it may expect of any refusal. libFuzzer calls the target
-// in the preset fuzz; elsewhere replay_main.cc does.
+// What every fuzz target defines, what it makes of its bytes, and what it may expect of any
+// refusal. libFuzzer calls the target in the preset fuzz; elsewhere replay_main.cc does.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/core/check.h"
 
-// Aborts, by FOX_CHECK, where the code under test is wrong. Returns 0.
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-
 namespace fox {
+
+// Choices from the front, then text. After the end everything is 0 or empty, so any bytes are an
+// input. One call a statement: the order of two in one expression is the compiler's, and a corpus
+// must mean the same to all.
+class FuzzInput {
+ public:
+  FuzzInput(const uint8_t* data, size_t size)
+      : rest_(size == 0 ? "" : reinterpret_cast<const char*>(data), size) {}
+
+  bool empty() const { return rest_.empty(); }
+
+  uint8_t Byte() {
+    if (rest_.empty()) return 0;
+    const auto byte = static_cast<uint8_t>(rest_.front());
+    rest_.remove_prefix(1);
+    return byte;
+  }
+  bool Bool() { return (Byte() & 1) != 0; }
+  // In [0, n), of one byte. REQUIRES: 0 < n <= 256.
+  size_t Below(size_t n) { return Byte() % n; }
+  uint64_t Uint64() {
+    uint64_t value = 0;
+    for (int i = 0; i < 8; ++i) value = value << 8 | Byte();
+    return value;
+  }
+  // Of at most `most` bytes; the first byte read says how many. REQUIRES: most < 256.
+  std::string Text(size_t most) {
+    const size_t wanted = Below(most + 1);
+    const size_t size = std::min(wanted, rest_.size());
+    std::string text(rest_.substr(0, size));
+    rest_.remove_prefix(size);
+    return text;
+  }
+  std::string Rest() {
+    std::string text(rest_);
+    rest_ = {};
+    return text;
+  }
+  // The rest as `count` texts; between two of them stands a line of two percent signs.
+  std::vector<std::string> Sections(size_t count) {
+    constexpr std::string_view kBetween = "\n%%\n";
+    std::vector<std::string> sections;
+    while (sections.size() + 1 < count) {
+      const size_t end = rest_.find(kBetween);
+      sections.emplace_back(rest_.substr(0, end));
+      rest_ = end == std::string_view::npos ? "" : rest_.substr(end + kBetween.size());
+    }
+    sections.push_back(Rest());
+    return sections;
+  }
+
+ private:
+  std::string_view rest_;
+};
+
+// Aborts, by FOX_CHECK, where the code under test is wrong.
+void Fuzz(FuzzInput in);
 
 // A refusal of something that came from outside: one printable line of at most 1 KiB that says so.
 inline void CheckRefusal(const absl::Status& status) {

@@ -6,18 +6,18 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/fuzz/fuzz_target.h"
@@ -34,9 +34,8 @@ std::string g_input, g_artifact;  // the input under way, and where it goes shou
 void WriteInput() {
   const int file = open(g_artifact.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (file < 0 || write(file, g_input.data(), g_input.size()) < 0) return;
-  close(file);
-  constexpr char kTold[] = "the input that failed is in ";
-  (void)!write(STDERR_FILENO, kTold, sizeof(kTold) - 1);
+  const std::string_view said = "the input that failed is in ";
+  (void)!write(STDERR_FILENO, said.data(), said.size());
   (void)!write(STDERR_FILENO, g_artifact.data(), g_artifact.size());
   (void)!write(STDERR_FILENO, "\n", 1);
 }
@@ -47,17 +46,11 @@ void OnFatalSignal(int signal_number) {
   raise(signal_number);
 }
 
-double CpuSeconds() {
-  timespec now{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 void Run(std::string input) {
   g_input = std::move(input);
-  const double before = CpuSeconds();
-  LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(g_input.data()), g_input.size());
-  const double seconds = CpuSeconds() - before;
+  const std::clock_t before = std::clock();
+  fox::Fuzz({reinterpret_cast<const uint8_t*>(g_input.data()), g_input.size()});
+  const double seconds = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
   if (seconds <= kMaxSeconds) return;
   std::fprintf(stderr, "an input of %zu bytes took %.1f s\n", g_input.size(), seconds);
   WriteInput();
@@ -66,20 +59,8 @@ void Run(std::string input) {
 
 std::string ReadFile(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file.is_open()) {
-    std::fprintf(stderr, "cannot read %s\n", path.c_str());
-    std::exit(1);
-  }
+  FOX_CHECK(file.is_open());
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-std::vector<std::string> ReadCorpus(const std::filesystem::path& folder) {
-  std::vector<std::filesystem::path> paths;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) paths.push_back(entry);
-  std::sort(paths.begin(), paths.end());
-  std::vector<std::string> corpus;
-  for (const std::filesystem::path& path : paths) corpus.push_back(ReadFile(path));
-  return corpus;
 }
 
 class Mutator {
@@ -152,25 +133,23 @@ class Mutator {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    std::fprintf(stderr, "usage: %s CORPUS [MUTATIONS] | FILE\n", argv[0]);
-    return 2;
-  }
+  FOX_CHECK(argc >= 2);
   g_artifact = "failed-" + std::filesystem::path(argv[0]).filename().string();
   for (const int fatal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) signal(fatal, OnFatalSignal);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   const rlimit limit{kMaxMemory, kMaxMemory};
   setrlimit(RLIMIT_AS, &limit);
 #endif
+  std::vector<std::string> corpus;
   if (!std::filesystem::is_directory(argv[1])) {
     Run(ReadFile(argv[1]));
     return 0;
   }
-  const std::vector<std::string> corpus = ReadCorpus(argv[1]);
-  if (corpus.empty()) {
-    std::fprintf(stderr, "there is no corpus in %s\n", argv[1]);
-    return 1;
-  }
+  const std::filesystem::directory_iterator folder(argv[1]);
+  std::vector<std::filesystem::path> paths(begin(folder), end(folder));
+  FOX_CHECK(!paths.empty());
+  std::sort(paths.begin(), paths.end());
+  for (const std::filesystem::path& path : paths) corpus.push_back(ReadFile(path));
   size_t cuts = 0;
   for (const std::string& file : corpus) {
     Run(file);

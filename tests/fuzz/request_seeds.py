@@ -1,295 +1,293 @@
-"""Seeds of what clients send over HTTP, of what operators write, and of the targets of text."""
+"""Seeds of what clients send, of what operators write, and of the targets of text."""
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Iterator
-
-Seeds = Iterator[tuple[str, bytes]]
+from seed_forms import Seeds, changed, proto, table, varint
 
 
 def completion_request_seeds() -> Seeds:
-    right = {"model": "model", "prompt": "some text", "max_tokens": 10, "temperature": 0.5,
-             "top_p": 0.9, "n": 2, "best_of": 2, "stop": ["x", "yy"], "seed": -7, "logprobs": 2,
-             "logit_bias": {"97": 1.5}, "stream": True, "stream_options": {"include_usage": True},
-             "echo": True, "presence_penalty": 0.1, "frequency_penalty": -2, "top_k": -1,
-             "min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 1, "stop_token_ids": [98],
-             "ignore_eos": True, "skip_special_tokens": False, "add_special_tokens": False,
-             "truncate_prompt_tokens": 4, "allowed_token_ids": [97, 98], "user": "u",
-             "include_stop_str_in_output": True, "response_format": {"type": "text"}, "suffix": ""}
-    yield "valid", json.dumps(right).encode()
-    for name, prompt in (("texts", ["a", "b c"]), ("ids", [97, 98]),
-                         ("id_lists", [[97], [98, 99]])):
-        yield f"valid_{name}", json.dumps({"prompt": prompt}).encode()
-    yield "valid_score", json.dumps(
-        {"prompt": [97, 258, 98], "max_tokens": 0, "echo": True, "logprobs": 1}).encode()
-    yield "score_twice", json.dumps(
-        {"prompt": "a", "max_tokens": 0, "echo": True, "n": 2}).encode()
-    yield "key_twice", b'{"prompt": "a", "prompt": "b"}'
-    yield "not_object", b'["prompt"]'
-    yield "bad_utf8", b'{"prompt": "\xff"}'
-    bad = {"prompt": ("", [], [""], [[]], [1, "a"], ["a", 1], [[1], "a"], {}, None, [-1], [1e9],
-                      [259], ["x"] * 129, "x" * 300, "a\0b", [4294967296]),
-           "model": ("other", 1, ""), "max_tokens": (0, -1, 1 << 40, 1.0), "n": (0, 17, 1.5),
-           "best_of": (3, 0), "temperature": (-1, 1e300, "1", 101), "top_p": (0, 2), "top_k": (-2,),
-           "seed": (1 << 63, 0.5), "stop": ("", ["a"] * 17, [1], {}, "x" * 257),
-           "logit_bias": ([], {"x": 1}, {"1": "2"}, {"99999999999": 1}, {"1": 1e39}, {"259": 1}),
-           "logprobs": (-1, 21, True), "stream_options": ([], {"include_usage": 1}),
-           "stream": (1, False), "suffix": ("x", 1),
-           "response_format": ({"type": "json_object"}, 1),
-           "priority": (1, -(1 << 31)), "acp_windows": (True, 1),
-           "acp": ("off", "paper", "on", 1), "log_tolerance": (-20, 0, "x"),
-           "max_new_tokens": (1,), "maxTokens": (1,), "guided_json": ({}, {"type": "object"}),
-           "stop_token_ids": ([-1], ["1"]),
-           "truncate_prompt_tokens": (0, 100), "min_tokens": (11,),
-           "allowed_token_ids": ([259], {}), "echo": (1,), "user": (1,)}
-    for key, values in bad.items():
-        for index, value in enumerate(values):
-            request = dict({"prompt": "some text", "stream": True}, **{key: value})
-            yield f"{key}_{index}", json.dumps(request).encode()
-    score = {"prompt": "some text", "max_tokens": 0, "echo": True}
-    together = {"score_without_echo": {"prompt": "a", "max_tokens": 0},
-                "valid_score_text": dict(score, logprobs=0, truncate_prompt_tokens=2),
-                "valid_score_ids": dict(score, prompt=[97, 258], skip_special_tokens=False),
-                "valid_score_special": dict(score, prompt=[97, 258], skip_special_tokens=True,
-                                            priority=1, add_special_tokens=False),
-                "score_too_long": dict(score, prompt="x" * 70),
-                "choices_many": {"prompt": ["a"] * 20, "n": 16},
-                "windows_without_stream": {"prompt": "a", "acp_windows": True},
-                "valid_windows": {"prompt": "a", "acp_windows": True, "stream": True},
-                "options_without_stream": {"prompt": "a", "stream_options": {}},
-                "valid_options_null": {"prompt": "a", "stream": True,
-                                       "stream_options": {"include_usage": None}},
-                "valid_options_empty": {"prompt": "a", "stream": True, "stream_options": {}},
-                "valid_nulls": {"prompt": "a", "stop": None, "n": None, "logit_bias": None},
-                "bias_many": {"prompt": "a", "logit_bias": {str(i): 1 for i in range(1025)}},
-                "valid_top_k": {"prompt": "a", "top_k": 5},
-                "fields_many": dict({"prompt": "a"}, **{f"field{i}": 1 for i in range(128)}),
-                "prompt_missing": {"model": "model"}}
-    for name, request in together.items():
-        yield name, json.dumps(request).encode()
+    """The first byte: whether the model has no tokenizer."""
+    prompt = {"prompt": "some text"}
+    score = dict(prompt, max_tokens=0, echo=True)
+    yield from table({
+        "valid": {"model": "model", "prompt": "some text", "max_tokens": 10, "temperature": 0.5,
+                  "top_p": 0.9, "n": 2, "best_of": 2, "stop": ["x", "yy"], "seed": -7,
+                  "logprobs": 2, "logit_bias": {"97": 1.5}, "stream": True,
+                  "stream_options": {"include_usage": True}, "echo": True, "presence_penalty": 0.1,
+                  "frequency_penalty": -2, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.2,
+                  "min_tokens": 1, "stop_token_ids": [98], "ignore_eos": True,
+                  "skip_special_tokens": False, "add_special_tokens": False,
+                  "truncate_prompt_tokens": 4, "allowed_token_ids": [97, 98], "user": "u",
+                  "include_stop_str_in_output": True, "response_format": {"type": "text"},
+                  "suffix": ""},
+        "valid_texts": {"prompt": ["a", "b c"]}, "valid_ids": {"prompt": [97, 98]},
+        "valid_id_lists": {"prompt": [[97], [98, 99]]}, "valid_top_k": dict(prompt, top_k=5),
+        "valid_score": {"prompt": [97, 258, 98], "max_tokens": 0, "echo": True, "logprobs": 1},
+        "valid_score_text": dict(score, logprobs=0, truncate_prompt_tokens=2),
+        "valid_score_ids": dict(score, prompt=[97, 258], skip_special_tokens=False),
+        "valid_score_special": dict(score, prompt=[97, 258], skip_special_tokens=True,
+                                    priority=1, add_special_tokens=False),
+        "score_twice": dict(score, n=2), "score_without_echo": dict(prompt, max_tokens=0),
+        "score_too_long": dict(score, prompt="x" * 70), "key_twice": '{"prompt":"a","prompt":"b"}',
+        "not_object": ["prompt"], "bad_utf8": b'{"prompt": "\xff"}',
+        "prompt_missing": {"model": "model"}, "choices_many": {"prompt": ["a"] * 20, "n": 16},
+        "windows_without_stream": dict(prompt, acp_windows=True),
+        "valid_windows": dict(prompt, acp_windows=True, stream=True),
+        "options_without_stream": dict(prompt, stream_options={}),
+        "valid_options_null": dict(prompt, stream=True, stream_options={"include_usage": None}),
+        "valid_options_empty": dict(prompt, stream=True, stream_options={}),
+        "valid_nulls": dict(prompt, stop=None, n=None, logit_bias=None),
+        "bias_many": dict(prompt, logit_bias={str(i): 1 for i in range(1025)}),
+        "fields_many": dict(prompt, **{f"field{i}": 1 for i in range(128)})}, b"\0")
+    yield from changed(dict(prompt, stream=True), {
+        "prompt": ("", [], [""], [[]], [1, "a"], ["a", 1], [[1], "a"], {}, None, [-1], [1e9],
+                   [259], ["x"] * 129, "x" * 300, "a\0b", [4294967296]),
+        "model": ("other", 1, ""), "max_tokens": (0, -1, 1 << 40, 1.0), "n": (0, 17, 1.5),
+        "best_of": (3, 0), "temperature": (-1, 1e300, "1", 101), "top_p": (0, 2), "top_k": (-2,),
+        "seed": (1 << 63, 0.5), "stop": ("", ["a"] * 17, [1], {}, "x" * 257),
+        "logit_bias": ([], {"x": 1}, {"1": "2"}, {"99999999999": 1}, {"1": 1e39}, {"259": 1}),
+        "logprobs": (-1, 21, True), "stream_options": ([], {"include_usage": 1}),
+        "stream": (1, False), "suffix": ("x", 1), "response_format": ({"type": "json_object"}, 1),
+        "priority": (1, -(1 << 31)), "acp_windows": (True, 1), "acp": ("off", "paper", "on", 1),
+        "log_tolerance": (-20, 0, "x"), "max_new_tokens": (1,), "maxTokens": (1,),
+        "guided_json": ({}, {"type": "object"}), "stop_token_ids": ([-1], ["1"]),
+        "truncate_prompt_tokens": (0, 100), "min_tokens": (11,), "echo": (1,), "user": (1,),
+        "allowed_token_ids": ([259], {})}, b"\0")
+    yield from table({"no_tokenizer": prompt, "no_tokenizer_ids": {"prompt": [97, 98]},
+                      "no_tokenizer_score": dict(score, prompt=[97, 98])}, b"\1")
 
 
-def completion_bodies() -> Seeds:
-    """The first byte: whether the model has a tokenizer."""
-    for name, body in completion_request_seeds():
-        yield name, b"\0" + body
-    yield "no_tokenizer", b'\1{"prompt": "some text"}'
-    yield "no_tokenizer_ids", b'\1{"prompt": [97, 98]}'
-    yield "no_tokenizer_score", b'\1{"prompt": [97, 98], "max_tokens": 0, "echo": true}'
+SOME_TEXT = {3: "some text"}
+SAMPLING = {1: 0.5, 2: 0.9, 3: 5, 6: 7, 7: 2, 11: {1: 97, 2: 1.0}, 12: 98}
+OUTPUT = {1: 1, 2: 1, 3: 2, 6: 1, 8: 4}
+IDS = {4: {1: b"abc"}}
+# Fields at the ends of their ranges and beyond, in their part of a request, the others valid.
+GENERATE_PARTS: dict[int, dict[str, dict]] = {
+    5: {"nan": {1: float("nan")}, "valid_minus_zero": {1: -0.0}, "n_zero": {7: 0},
+        "n_many": {7: 17}, "reserved_sampling": {13: "x"}, "sampling_unknown": {99: 1},
+        "allowed_outside": {12: 259}, "bias_large": {11: {1: 97, 2: 101.0}},
+        "bias_outside": {11: {1: 259, 2: 1.0}}, "penalty_zero": {10: 0.0}},
+    6: {"stop_empty": {3: ""}, "stop_many": {3: ["x"] * 17}, "max_tokens_zero": {1: 0},
+        "min_above_max": {1: 2, 2: 3}, "valid_min_alone": {2: 300},
+        "valid_ignore_eos": {5: 1, 2: 1}, "stop_ids_many": {4: [97] * 257},
+        "stop_id_outside": {4: 259}, "stop_long": {3: "x" * 257}, "stop_nul": {3: "a\0"}},
+    7: {"logprobs_negative": {3: -1}, "logprobs_many": {3: 21}, "prompt_logprobs_many": {4: 21},
+        "logprob_ids_alone": {5: 97}, "logprob_ids_many": {3: 1, 5: [97] * 129},
+        "valid_logprob_ids": {4: 1, 5: 97}, "logprob_id_outside": {3: 1, 5: 259},
+        "valid_token_ids": {1: 0, 2: 1, 6: 1}, "interval_zero": {8: 0}, "interval_long": {8: 1025},
+        "windows": {11: 1}, "valid_echo": {6: 1}},
+    11: {"valid_acp": {1: 1, 2: -12.0}, "acp_nan": {2: float("nan")}, "acp_looser": {2: -9.0},
+         "acp_paper": {1: 2}, "valid_acp_same": {1: 3}, "valid_acp_unspecified": {1: 0}}}
+
+
+def generate_request_seeds() -> Seeds:
+    """First byte: 1 bytes as they come, 2 a ScoreRequest, 4 without a tokenizer, 8 a stream."""
+    text, ids = SOME_TEXT, IDS
+    requests = {
+        "valid": {**text, 5: SAMPLING, 6: {1: 10, 2: 1, 3: "stop", 4: 99}, 7: OUTPUT},
+        # Found by fuzzing: the mask and the stop token exclude every token.
+        "min_tokens_without_a_token": {**text, 5: SAMPLING, 6: {1: 10, 2: 1, 3: "stop", 4: 98},
+                                       7: OUTPUT},
+        "reserved": {**text, 14: "lora", 5: {21: ".*"}}, "id_outside": {4: {1: varint(259)}},
+        "empty_text": {3: ""}, "long_text": {3: "word " * 40, 13: 8},
+        "text_too_long": {3: "x" * 5000}, "text_nul": {3: "a\0b"},
+        "model_other": {2: "other", **text}, "timeout_zero": {**text, 10: 0},
+        "valid_timeout": {**text, 10: 5},
+        "priority": {**text, 9: 3}, "field_unknown": {**text, 1000: 1},
+        "field_other_type": {**text, 9: "x"}, "id_long": {**text, 1: "i" * 257},
+        "id_delete": {**text, 1: "a\x7f"}, "id_space": {**text, 1: "a b"},
+        "id_not_ascii": {**text, 1: "\u00e9"}, "valid_model": {**text, 2: "model"},
+        "prompt_missing": {1: "id"}, "truncate_zero": {**ids, 13: 0},
+        "valid_truncate": {**ids, 13: 2}, "valid_truncate_more": {**ids, 13: 9},
+        "valid_plain": {**text, 12: 0},
+        "valid_special": {**text, 12: 1}, "prompt_fills_context": {4: {1: b"a" * 64}},
+        "prompt_beyond_context": {4: {1: b"a" * 65}},
+        "all_stop": {**text, 6: {2: 1, 4: 97}, 5: {12: 97}},
+        "valid_echo_ids": {**ids, 7: {6: 1, 7: 0}}, "valid_echo_special": {**ids, 7: {6: 1, 7: 1}}}
+    for part, forms in GENERATE_PARTS.items():
+        requests |= {name: {**text, part: form} for name, form in forms.items()}
+    for name, request in requests.items():
+        yield name, b"\x01" + proto(request)
+    yield "valid_score", b"\x03" + proto({**text, 5: 3, 6: 4, 14: 1})
+    yield "score_negative", b"\x03" + proto({**text, 5: -1})
+    yield "score_model_other", b"\x03" + proto({**text, 2: "other"})
+    yield "score_nothing", b"\x03"
+    yield "valid_ids", b"\x05" + proto({4: {1: b"\1\2\3"}, 13: 2})
+    for name, request in {"text": text, "stop": {**ids, 6: {3: "x"}}, "output": {**ids, 7: {1: 1}},
+                          "priority": {**ids, 9: 1}, "acp_tolerance": {**ids, 11: {2: -12.0}},
+                          "acp_certified": {**ids, 11: {1: 3}}}.items():
+        yield f"no_tokenizer_{name}", b"\x05" + proto(request)
+    yield "valid_stream", b"\x09" + proto({1: "id-1", **text, 7: {11: 1}})
+    yield "not_a_message", b"\x01\xff"
+    for first in range(0, 16, 2):
+        yield f"composed_{first}", bytes((first, 6)) + bytes(
+            (i * 37 + first) % 251 for i in range(160))
+
+
+HEAD = b"POST /v1/completions?x=%41 HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def http_parser_seeds() -> Seeds:
     """Odd first byte: bytes as they come, in steps; else a request that the target writes."""
-    head = b"POST /v1/completions?x=%41 HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-
-    def raw(data: bytes) -> bytes:
-        return bytes((1, 2, 6, 0, 40, 1, 0, 0)) + data
-
-    def stretched(data: bytes, place: int) -> bytes:
-        return bytes((1, 0, 63, 0, 160, min(place, 255), max(0, place - 255))) + data
-
-    yield "valid", raw(head + b"Content-Length: 4\r\n\r\nbody" + head
-                       + b"Content-Length: 0\r\n\r\n")
-    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n"
-    yield "valid_chunks", raw(chunked + b"4\r\nbody\r\n3;ext=1\r\nabc\r\n0\r\n\r\n")
-    yield "valid_trailer", raw(chunked + b"1\r\nx\r\n0\r\nX-T: 1\r\n\r\n")
-    yield "valid_old", raw(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
-    yield "valid_absolute", raw(b"GET http://h/health HTTP/1.1\r\nHost: h\r\n\r\n")
-    yield "old_chunks", raw(b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
-    yield "length_same_twice", raw(head + b"Content-Length: 4\r\nContent-Length: 4\r\n\r\nbody")
-    for name, target in (("codes", b"/%41%4g%g1%4"), ("code_cut", b"/a%"), ("star", b"*"),
-                         ("absolute_alone", b"http://h")):
-        yield f"target_{name}", raw(b"GET " + target + b" HTTP/1.1\r\nHost: h\r\n\r\n")
-    yield "host_missing", raw(b"GET / HTTP/1.1\r\n\r\n")
-    yield "host_twice", raw(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")
-    yield "length_twice", raw(head + b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nbody!")
-    yield "length_and_chunks", raw(
-        head + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
-    for name, length in (("negative", b"-1"), ("huge", b"99999999999999999999"), ("hex", b"0x4"),
-                         ("plus", b"+4"), ("too_long", b"513"), ("list", b"4, 4"), ("empty", b"")):
-        yield f"length_{name}", raw(head + b"Content-Length: " + length + b"\r\n\r\nbody")
-    for name, size in (("huge", b"ffffffffffffffffff"), ("negative", b"-1"), ("empty", b""),
-                       ("too_long", b"201"), ("not_hex", b"xyz")):
-        yield f"chunk_{name}", raw(chunked + size + b"\r\nbody\r\n0\r\n\r\n")
-    yield "chunk_without_end", raw(chunked + b"4\r\nbodyX\r\n0\r\n\r\n")
-    yield "encoding_unknown", raw(head + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
-    yield "encoding_space", raw(head + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n")
-    yield "folded", raw(head + b"X-A: 1\r\n 2\r\n\r\n")
-    yield "line_feeds", raw(b"GET / HTTP/1.1\nHost: a\n\n")
-    yield "nul", raw(b"GET /\0 HTTP/1.1\r\nHost: a\r\n\r\n")
-    yield "head_long", stretched(b"GET / HTTP/1.1\r\nHost: a\r\nX-A: b\r\n\r\n", 30)
-    yield "target_long", stretched(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 4)
-    with_extension = chunked + b"1;a=b\r\nx\r\n0\r\nX-T: 1\r\n\r\n"
-    yield "extension_long", stretched(with_extension, with_extension.index(b"b\r\nx"))
-    yield "trailer_long", stretched(with_extension, with_extension.index(b"1\r\n\r\n"))
-    yield "chunk_zeros", stretched(chunked + b"04\r\nbody\r\n0\r\n\r\n", len(chunked))
-    yield "version", raw(b"GET / HTTP/2.0\r\nHost: a\r\n\r\n")
-    yield "tls", raw(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
-    yield "http2", raw(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-    yield "empty_lines", raw(b"\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    head, chunked = HEAD, CHUNKED
+    yield from table({
+        "valid": head + b"Content-Length: 4\r\n\r\nbody" + head + b"Content-Length: 0\r\n\r\n",
+        "valid_chunks": chunked + b"4\r\nbody\r\n3;ext=1\r\nabc\r\n0\r\n\r\n",
+        "valid_trailer": chunked + b"1\r\nx\r\n0\r\nX-T: 1\r\n\r\n",
+        "valid_old": b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+        "valid_absolute": b"GET http://h/health HTTP/1.1\r\nHost: h\r\n\r\n",
+        "old_chunks": b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "length_same_twice": head + b"Content-Length: 4\r\nContent-Length: 4\r\n\r\nbody",
+        "host_missing": b"GET / HTTP/1.1\r\n\r\n",
+        "host_twice": b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        "length_twice": head + b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nbody!",
+        "length_and_chunks": head + b"Content-Length: 4\r\n" + CHUNKED[len(HEAD):] + b"0\r\n\r\n",
+        "chunk_without_end": chunked + b"4\r\nbodyX\r\n0\r\n\r\n",
+        "encoding_unknown": head + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        "encoding_space": head + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+        "folded": head + b"X-A: 1\r\n 2\r\n\r\n", "line_feeds": b"GET / HTTP/1.1\nHost: a\n\n",
+        "nul": b"GET /\0 HTTP/1.1\r\nHost: a\r\n\r\n",
+        "version": b"GET / HTTP/2.0\r\nHost: a\r\n\r\n",
+        "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        "http2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "empty_lines": b"\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        **{f"target_{i}": b"GET " + target + b" HTTP/1.1\r\nHost: h\r\n\r\n"
+           for i, target in enumerate((b"/%41%4g%g1%4", b"/a%", b"*", b"http://h"))},
+        **{f"length_{i}": head + b"Content-Length: " + length + b"\r\n\r\nbody" for i, length in
+           enumerate((b"-1", b"9" * 20, b"0x4", b"+4", b"513", b"4, 4", b""))},
+        **{f"chunk_{i}": chunked + size + b"\r\nbody\r\n0\r\n\r\n"
+           for i, size in enumerate((b"f" * 18, b"-1", b"", b"201", b"xyz"))},
+    }, bytes((1, 2, 6, 0, 40, 1, 0, 0)))
+    extended = chunked + b"1;a=b\r\nx\r\n0\r\nX-T: 1\r\n\r\n"
+    for name, data, place in (  # one byte of it many times
+            ("head", b"GET / HTTP/1.1\r\nHost: a\r\nX-A: b\r\n\r\n", 30),
+            ("target", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 4),
+            ("extension", extended, extended.index(b"b\r\nx")),
+            ("trailer", extended, extended.index(b"1\r\n\r\n")),
+            ("chunk_zeros", chunked + b"04\r\nbody\r\n0\r\n\r\n", len(chunked))):
+        yield f"long_{name}", bytes((1, 0, 63, 0, 160, min(place, 255), max(0, place - 255))) + data
     yield "written", (b"\x00\x00\x01\x05hello\x03q=1\x02\x02ab\x03val\x01\x41\x04\x03\x07\x09"
                       + b"the body of it" * 9)
     yield "written_chunks", bytes((0, 1, 0, 4)) + b"path" + bytes(range(60)) + b"b" * 300
 
 
+# Arguments behind --model=/m.
+SERVER_FLAGS = {
+    "valid_many": "--acp=paper --log-tolerance=-12 --max-num-seqs 8 --scheduling-policy=priority "
+                  "--min-priority=-5 --kv-cache-mb=64 --trace=t.json",
+    "valid_remote": "--host=0.0.0.0 --allow-insecure-remote --admin-address=127.0.0.1:7 "
+                    "--metrics-port=0",
+    "valid_tls": "--ssl-certfile=c --ssl-keyfile=k --ssl-ca-certs=a --ssl-cert-reqs=optional "
+                 "--api-key-file=t --admin-key-file=u",
+    "valid_tls_none": "--ssl-certfile=c --ssl-keyfile=k --ssl-ca-certs=a --ssl-cert-reqs=none",
+    "valid_tls_remote": "--ssl-certfile=c --ssl-keyfile=k --ssl-ca-certs=a --host=0.0.0.0 "
+                        "--admin-address=0.0.0.0:7",
+    "valid_tls_tokens": "--ssl-certfile=c --ssl-keyfile=k --host=0.0.0.0 --api-key-file=t",
+    "tls_strangers": "--ssl-certfile=c --ssl-keyfile=k --host=0.0.0.0",
+    "remote": "--host=0.0.0.0", "port": "--grpc-port=65536", "rest": "-- x",
+    "services_none": "--grpc-services=,",
+    "service_unknown": "--grpc-services=other", "number": "--step-timeout=nan",
+    "valid_bools": "--enforce-eager=1 --allow-nonfinite=off --allow-insecure-remote=yes "
+                   "--no-allow-insecure-remote",
+    "valid_bools_again": "--enforce-eager=on --allow-nonfinite=0 --allow-insecure-remote=no --help "
+                         "--version",
+    "bool": "--enforce-eager=maybe", "negated_number": "--no-grpc-port",
+    "environment": "FOX_MODEL=/m FOX_HTTP_PORT=tcp://10.0.0.1:80 FOX_GRPC_PORT=0",
+    "environment_bad": "FOX_MAX_NUM_SEQS=many", "number_behind": "--grpc-port=8x",
+    "share_behind": "--step-timeout=1x", "number_low": "--max-num-seqs=0",
+    "length": "--max-model-len=1", "choice": "--device=tpu", "enum": "--acp=some",
+    "tolerance": "--log-tolerance=1", "tolerance_bad": "--log-tolerance=x",
+    "share": "--gpu-memory-utilization=2", "share_low": "--gpu-memory-utilization=-1",
+    "priority_alone": "--min-priority=-5", "key_alone": "--ssl-keyfile=k",
+    "authorities_alone": "--ssl-ca-certs=a", "reqs_alone": "--ssl-cert-reqs=required",
+    "valid_reqs_none": "--ssl-cert-reqs=none", "http_remote": "--http-port=0 --http-host=0.0.0.0",
+    "http_strangers": "--http-port=0 --http-host=0.0.0.0 --allow-insecure-remote",
+    "metrics_remote": "--metrics-port=0 --metrics-host=0.0.0.0",
+    "main": "--admin-address main --api-key-file=t",
+    "valid_admin_main": "--admin-address=main --api-key-file=t --admin-key-file=u",
+    "admin_strangers": "--ssl-certfile=c --ssl-keyfile=k --admin-address=0.0.0.0:7",
+    "valid_admin_remote": "--ssl-certfile=c --ssl-keyfile=k --admin-address=0.0.0.0:7 "
+                          "--admin-key-file=u",
+    **{f"admin_{i}": f"--admin-address={address}" for i, address in enumerate(
+        ("7", "main", "127.0.0.1:", "0.0.0.0:7", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:x",
+         "[::1]:7"))},
+    **{f"name_{i}": f"--served-model-name={name}"
+       for i, name in enumerate(("\x01", "n" * 257, "a\x7f"))}}
+
+
 def server_flags_seeds() -> Seeds:
-    for name, lines in {
-            "valid": ["--model", "/m", "--grpc-port=0", "--http-port", "80", "--no-enforce-eager"],
-            "valid_many": ["--model=/m", "--acp=paper", "--log-tolerance=-12", "--max-num-seqs",
-                           "8", "--scheduling-policy=priority", "--min-priority=-5",
-                           "--kv-cache-mb=64", "--trace=t.json"],
-            "valid_remote": ["--model=/m", "--host=0.0.0.0", "--allow-insecure-remote",
-                             "--admin-address=127.0.0.1:7", "--metrics-port=0"],
-            "valid_tls": ["--model=/m", "--ssl-certfile=c", "--ssl-keyfile=k", "--ssl-ca-certs=a",
-                          "--ssl-cert-reqs=optional", "--api-key-file=t", "--admin-key-file=u"],
-            "remote": ["--model=/m", "--host=0.0.0.0"], "port": ["--model=/m", "--grpc-port=65536"],
-            "services": ["--model=/m", "--grpc-services=inference, info"],
-            "services_none": ["--model=/m", "--grpc-services=,"], "no_model": ["--grpc-port=1"],
-            "nearest": ["--modle=/m"], "value_missing": ["--model"],
-            "rest": ["--model=/m", "--", "x"],
-            "number": ["--model=/m", "--step-timeout=nan"], "dash": ["-x"],
-            "admin_bad": ["--model=/m", "--admin-address=7"],
-            "main": ["--model=/m", "--admin-address", "main", "--api-key-file=t"],
-            "name": ["--model=/m", "--served-model-name=\x01"],
-            "length": ["--model=/m", "--max-model-len=1"],
-            "bool": ["--model=/m", "--enforce-eager=maybe"],
-            "valid_bools": ["--model=/m", "--enforce-eager=1", "--allow-nonfinite=off",
-                            "--allow-insecure-remote=yes", "--no-allow-insecure-remote"],
-            "valid_bools_again": ["--model=/m", "--enforce-eager=on", "--allow-nonfinite=0",
-                                  "--allow-insecure-remote=no", "--help", "--version"],
-            "negated_number": ["--model=/m", "--no-grpc-port"], "negated_unknown": ["--no-such"],
-            "words": ["serve", "-", "--model=/m"], "valid_check": ["--check-model", "/m"],
-            "environment": ["FOX_MODEL=/m", "FOX_HTTP_PORT=tcp://10.0.0.1:80", "FOX_GRPC_PORT=0"],
-            "environment_bad": ["--model=/m", "FOX_MAX_NUM_SEQS=many"],
-            "number_behind": ["--model=/m", "--grpc-port=8x"],
-            "share_behind": ["--model=/m", "--step-timeout=1x"],
-            "number_low": ["--model=/m", "--max-num-seqs=0"], "unknown_alone": ["--modle"],
-            "service_unknown": ["--model=/m", "--grpc-services=other"],
-            "valid_admin_main_open": ["--model=/m", "--admin-address=main"],
-            "valid_admin_remote": ["--model=/m", "--ssl-certfile=c", "--ssl-keyfile=k",
-                                   "--admin-address=0.0.0.0:7", "--admin-key-file=u"],
-            "admin_port_missing": ["--model=/m", "--admin-address=127.0.0.1:"],
-            "valid_name_of_here": ["--model=."], "valid_name_above": ["--model=../.."],
-            "choice": ["--model=/m", "--device=tpu"], "enum": ["--model=/m", "--acp=some"],
-            "tolerance": ["--model=/m", "--log-tolerance=1"],
-            "tolerance_bad": ["--model=/m", "--log-tolerance=x"],
-            "share": ["--model=/m", "--gpu-memory-utilization=2"],
-            "share_low": ["--model=/m", "--gpu-memory-utilization=-1"],
-            "priority_alone": ["--model=/m", "--min-priority=-5"]}.items():
-        yield name, "\n".join(lines).encode()
-
-
-def server_security_seeds() -> Seeds:
-    """Allowed callers and addresses, and the server's name."""
-    for name, lines in {
-            "key_alone": ["--model=/m", "--ssl-keyfile=k"],
-            "authorities_alone": ["--model=/m", "--ssl-ca-certs=a"],
-            "reqs_alone": ["--model=/m", "--ssl-cert-reqs=required"],
-            "valid_reqs_none": ["--model=/m", "--ssl-cert-reqs=none"],
-            "valid_tls_none": ["--model=/m", "--ssl-certfile=c", "--ssl-keyfile=k",
-                               "--ssl-ca-certs=a", "--ssl-cert-reqs=none"],
-            "valid_tls_remote": ["--model=/m", "--ssl-certfile=c", "--ssl-keyfile=k",
-                                 "--ssl-ca-certs=a", "--host=0.0.0.0",
-                                 "--admin-address=0.0.0.0:7"],
-            "tls_strangers": ["--model=/m", "--ssl-certfile=c", "--ssl-keyfile=k",
-                              "--host=0.0.0.0"],
-            "valid_tls_tokens": ["--model=/m", "--ssl-certfile=c", "--ssl-keyfile=k",
-                                 "--host=0.0.0.0", "--api-key-file=t"],
-            "admin_remote": ["--model=/m", "--admin-address=0.0.0.0:7"],
-            "admin_strangers": ["--model=/m", "--ssl-certfile=c", "--ssl-keyfile=k",
-                                "--admin-address=0.0.0.0:7"],
-            "admin_port": ["--model=/m", "--admin-address=127.0.0.1:65536"],
-            "admin_port_negative": ["--model=/m", "--admin-address=127.0.0.1:-1"],
-            "admin_port_word": ["--model=/m", "--admin-address=127.0.0.1:x"],
-            "valid_admin_main": ["--model=/m", "--admin-address=main", "--api-key-file=t",
-                                 "--admin-key-file=u"],
-            "valid_admin_ipv6": ["--model=/m", "--admin-address=[::1]:7"],
-            "http_remote": ["--model=/m", "--http-port=0", "--http-host=0.0.0.0"],
-            "http_strangers": ["--model=/m", "--http-port=0", "--http-host=0.0.0.0",
-                               "--allow-insecure-remote"],
-            "metrics_remote": ["--model=/m", "--metrics-port=0", "--metrics-host=0.0.0.0"],
-            "name_of_root": ["--model=/"], "name_of_dots": ["--model=.."],
-            "name_long": ["--model=/m", "--served-model-name=" + "n" * 257],
-            "name_delete": ["--model=/m", "--served-model-name=a\x7f"]}.items():
-        yield name, "\n".join(lines).encode()
-    yield "name_bad_utf8", b"--model=/m\n--served-model-name=\xff"
+    """One argument a line."""
+    yield from table({name: arguments.replace(" ", "\n") for name, arguments
+                      in SERVER_FLAGS.items()}, b"--model=/m\n")
+    yield from table({
+        "valid": "--model\n/m\n--grpc-port=0\n--http-port\n80\n--no-enforce-eager",
+        "services": "--model=/m\n--grpc-services=inference, info", "no_model": "--grpc-port=1",
+        "nearest": "--modle=/m", "value_missing": "--model", "dash": "-x",
+        "negated_unknown": "--no-such", "words": "serve\n-\n--model=/m",
+        "valid_check": "--check-model\n/m", "unknown_alone": "--modle",
+        "environment_alone": "FOX_MODEL=/m\nFOX_GRPC_PORT=0", "valid_name_of_here": "--model=.",
+        "valid_name_above": "--model=../..", "name_of_root": "--model=/",
+        "name_of_dots": "--model=..",
+        "name_bad_utf8": b"--model=/m\n--served-model-name=\xff"})
 
 
 def token_set_seeds() -> Seeds:
-    yield "valid", b"# tokens\n\nabcdefgh\n  ijklmnop-qrst  \r\nabcdefgh\n"
-    yield "short", b"abcdefgh\nabc\n"
-    yield "long", b"a" * 1025
-    yield "longest", b"a" * 1024
-    yield "space_inside", b"abcd efgh\n"
-    yield "control", b"abcdefgh\x01\n"
-    yield "not_ascii", "abcdefgh\u00e9\n".encode()
-    yield "nul", b"abcdefgh\0ijklmnop\n"
-    yield "nothing", b"# nothing\n\n"
+    yield from table({
+        "valid": "# tokens\n\nabcdefgh\n  ijklmnop-qrst  \r\nabcdefgh\n",
+        "short": "abcdefgh\nabc\n", "long": "a" * 1025, "longest": "a" * 1024,
+        "space_inside": "abcd efgh\n", "control": "abcdefgh\x01\n", "not_ascii": "abcdefgh\u00e9\n",
+        "nul": "abcdefgh\0ijklmnop\n", "nothing": "# nothing\n\n"})
 
 
 def trace_context_seeds() -> Seeds:
-    right = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    yield "valid", right
-    yield "valid_later_version", b"01" + right[2:] + b"-more"
-    yield "version_ff", b"ff" + right[2:]
-    yield "longer", right + b"-x"
-    yield "later_without_dash", b"01" + right[2:] + b"x"
-    yield "zero_trace", b"00-" + b"0" * 32 + right[35:]
-    yield "zero_parent", right[:36] + b"0" * 16 + right[52:]
-    yield "upper_case", right.upper()
-    yield "short", right[:-1]
-    for name, place, letter in (("version", 1, b"g"), ("trace", 9, b"g"), ("trace_dash", 9, b"-"),
-                                ("parent", 40, b"~"), ("flags", 54, b"G"), ("first_dash", 2, b"a"),
-                                ("second_dash", 35, b"a"), ("third_dash", 52, b"a")):
-        yield f"bad_{name}", right[:place] + letter + right[place + 1:]
+    right = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    yield from table({
+        "valid": right, "valid_later_version": f"01{right[2:]}-more",
+        "version_ff": "ff" + right[2:], "longer": right + "-x",
+        "later_without_dash": f"01{right[2:]}x",
+        "zero_trace": "00-" + "0" * 32 + right[35:], "upper_case": right.upper(),
+        "zero_parent": right[:36] + "0" * 16 + right[52:], "short": right[:-1]})
+    for place, letter in ((1, "g"), (9, "g"), (9, "-"), (40, "~"), (54, "G"), (2, "a"), (35, "a"),
+                          (52, "a")):
+        yield f"bad_{place}_{letter}", (right[:place] + letter + right[place + 1:]).encode()
 
 
-# ---- text ---------------------------------------------------------------------------------------
-
-def text_seeds(target: str) -> Seeds:
-    if target == "stop_matcher":
-        yield "overlapping", b"\x04\x02ab\x03abc\x02bc\x01c" + b"aabcababcbc"
-        yield "repeated", b"\x03\x02aa\x04aaaa\x02aa" + b"a" * 12
-        yield "zeros", b"\x02\x02\0\0\x03\0\0\1" + bytes(9) + b"\1"
-    elif target == "text_assembler":
-        tokens = b"\x00\x03\x00\x01\xc3\x00\x01\xa9\x00\x02ab\x00\x01b\x00\x00\x02\x02ab\x03bab"
-        ids = bytes((0, 1, 2, 3, 2, 0, 2, 1))
-        yield "bytes", tokens + ids
-        tokens = b"\x01\x02\x01\x03 ab\x02\x02 c\x00\x01\xe2\x01\x00\x01\x03b c"
-        yield "whole", tokens + bytes((0, 1, 2, 0, 2))
-        letters = b"\x00\x03\x00\x01\xe2\x00\x01a\x00\x01b\x00\x02ab"  # of bytes
-        yield "no_stops", letters + b"\x00\x00\x00" + ids
-        yield "stop_begun", letters + b"\x00\x00\x01\x03abx" + ids
-        yield "stop_at_the_end", letters + b"\x00\x00\x01\x03\xef\xbf\xbd\x00"
-        yield "stop_too_early", letters + b"\x00\x03\x01\x01a\x01\x02\x02\x01\x03"
-    elif target == "bpe":
-        rules = bytes((2, 6, 0, 1, 3, 2, 3, 3, 1, 0, 4, 0, 5, 4, 0, 9, 3))
-        yield "trained", rules + b"abcabbcaab" * 3
-        rules = bytes((1, 8, 0, 1, 2, 0, 2, 2, 1, 2, 3, 3, 4, 1, 1, 5, 0, 6, 1, 20, 30))
-        yield "reversed", rules + b"ab"
-        yield "small_windows", bytes((1, 3, 0, 0, 2, 2, 3, 3, 0, 0, 3)) + b"a" * 60
-        yield "period", bytes((0, 3, 0, 0, 1, 1, 2, 1, 0, 7, 39)) + b"a" * 100
-    elif target == "utf8":
-        yield "valid", "\x02a\u00e9\u65e5\U0001f600 \\u00e9\\ud83d\\ude00\\n\\\\".encode()
-        yield "overlong", b"\x01\xc0\x80\xe0\x80\x80\xf0\x80\x80\x80\xc1\xbf"
-        yield "surrogates", b"\x03\xed\xa0\x80\xed\xbf\xbf\\ud800\\udc00\\ud800x\\u12"
-        yield "incomplete", b"\x00\xe2\x96\xf0\x9f\x98\xc3"
-        yield "escapes", b"\x02\\b\\f\\n\\r\\t\\/\\\\\\\"\\u00Ef\\uABCD\\u12g4\\u-123\\x\\U"
-        yield "escape_pairs", (b"\x04\\uD83D\\uDE00\\ud83d\\u0041\\ud83d\\ue000\\ud83dx\\ud83d\\n"
-                               b"\\udc00\\ue000\\u{12\\u:1")
-        for name, end in (("escape", b"\\"), ("unit", b"\\u12"), ("pair", b"\\ud83d\\u12"),
-                          ("high", b"\\ud83d"), ("half", b"\\ud83d\\")):
-            yield f"cut_{name}", b"\x00ab" + end
-        yield "valid_control", b'\x01"\\\b\f\n\r\t\x01\x1f\x7f plain'
-        yield "leads", "\x01\U00040000\U0010ffff\ue000\ud7ff\u0800\u00c0".encode()
-        yield "beyond", b"\x05\xf4\x90\x80\x80\xf5\xff\xfe\x7f"
-
-
+# Targets of text: choices, then the text.
+LETTERS = b"\x00\x03\x00\x01\xe2\x00\x01a\x00\x01b\x00\x02ab"  # tokens of bytes
+SIX_IDS = bytes((0, 1, 2, 3, 2, 0, 2, 1))
+TEXT_SEEDS: dict[str, dict[str, object]] = {
+    "stop_matcher": {"overlapping": b"\x04\x02ab\x03abc\x02bc\x01c" + b"aabcababcbc",
+                     "repeated": b"\x03\x02aa\x04aaaa\x02aa" + b"a" * 12,
+                     "zeros": b"\x02\x02\0\0\x03\0\0\1" + bytes(9) + b"\1"},
+    "text_assembler": {
+        "bytes": b"\x00\x03\x00\x01\xc3\x00\x01\xa9\x00\x02ab\x00\x01b\x00\x00\x02\x02ab\x03bab"
+                 + SIX_IDS,
+        "whole": b"\x01\x02\x01\x03 ab\x02\x02 c\x00\x01\xe2\x01\x00\x01\x03b c" + b"\0\1\2\0\2",
+        "no_stops": LETTERS + b"\x00\x00\x00" + SIX_IDS,
+        "stop_begun": LETTERS + b"\x00\x00\x01\x03abx" + SIX_IDS,
+        "stop_at_the_end": LETTERS + b"\x00\x00\x01\x03\xef\xbf\xbd\x00",
+        "stop_too_early": LETTERS + b"\x00\x03\x01\x01a\x01\x02\x02\x01\x03"},
+    "bpe": {"trained": bytes((2, 6, 0, 1, 3, 2, 3, 3, 1, 0, 4, 0, 5, 4, 0, 9, 3))
+            + b"abcabbcaab" * 3,
+            "reversed": bytes((1, 8, 0, 1, 2, 0, 2, 2, 1, 2, 3, 3, 4, 1, 1, 5, 0, 6, 1, 20, 30))
+            + b"ab",
+            "small_windows": bytes((1, 3, 0, 0, 2, 2, 3, 3, 0, 0, 3)) + b"a" * 60,
+            "period": bytes((0, 3, 0, 0, 1, 1, 2, 1, 0, 7, 39)) + b"a" * 100},
+    "utf8": {"valid": "\x02a\u00e9\u65e5\U0001f600 \\u00e9\\ud83d\\ude00\\n\\\\",
+             "overlong": b"\x01\xc0\x80\xe0\x80\x80\xf0\x80\x80\x80\xc1\xbf",
+             "surrogates": b"\x03\xed\xa0\x80\xed\xbf\xbf\\ud800\\udc00\\ud800x\\u12",
+             "incomplete": b"\x00\xe2\x96\xf0\x9f\x98\xc3",
+             "escapes": b"\x02\\b\\f\\n\\r\\t\\/\\\\\\\"\\u00Ef\\uABCD\\u12g4\\u-123\\x\\U",
+             "escape_pairs": b"\x04\\uD83D\\uDE00\\ud83d\\u0041\\ud83d\\ue000\\ud83dx\\ud83d\\n"
+                             b"\\udc00\\ue000\\u{12\\u:1",
+             **{f"cut_{i}": "\0ab" + end for i, end in enumerate(
+                 ("\\", "\\u12", "\\ud83d\\u12", "\\ud83d", "\\ud83d\\"))},
+             "valid_control": b'\x01"\\\b\f\n\r\t\x01\x1f\x7f plain',
+             "leads": "\x01\U00040000\U0010ffff\ue000\ud7ff\u0800\u00c0",
+             "beyond": b"\x05\xf4\x90\x80\x80\xf5\xff\xfe\x7f"}}
 REQUEST_SEEDS: dict[str, Seeds] = {
-    "completion_request": completion_bodies(),
-    "http_parser": http_parser_seeds(),
-    "server_flags": itertools.chain(server_flags_seeds(), server_security_seeds()),
+    "completion_request": completion_request_seeds(), "generate_request": generate_request_seeds(),
+    "http_parser": http_parser_seeds(), "server_flags": server_flags_seeds(),
     "token_set": token_set_seeds(), "trace_context": trace_context_seeds(),
-    **{name: text_seeds(name) for name in ("stop_matcher", "text_assembler", "bpe", "utf8")}}
+    **{name: table(entries) for name, entries in TEXT_SEEDS.items()}}

@@ -5,13 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
+
+#include "tests/models/refused.h"
+#include "tests/models/temporary_dir.h"
 
 namespace fox {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::Optional;
 
 TEST(GenerationConfigTest, TakesWhatItKnows) {
@@ -43,24 +44,19 @@ TEST(GenerationConfigTest, RefusalsNameTheKey) {
       {std::string("{}\0garbage", 10), "NUL"},
   };
   for (const auto& [json, problem] : cases) {
-    const absl::Status status = ParseGenerationConfig(json).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << json;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("generation_config.json")) << json;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(problem)) << json;
+    ExpectRefused(ParseGenerationConfig(json).status(), problem);
+    ExpectRefused(ParseGenerationConfig(json).status(), "generation_config.json");
   }
 }
 
 TEST(GenerationConfigTest, AMissingFileSetsNothing) {
-  const std::filesystem::path dir =
-      std::filesystem::path(::testing::TempDir()) / "generation_config_test";
-  std::filesystem::remove_all(dir);
-  std::filesystem::create_directories(dir);
-  EXPECT_EQ(LoadGenerationConfig(dir.string())->top_k, std::nullopt);
-  std::ofstream(dir / "generation_config.json") << "{\"top_k\": 3}";
-  EXPECT_THAT(LoadGenerationConfig(dir.string())->top_k, Optional(3));
-  std::filesystem::remove(dir / "generation_config.json");
-  std::filesystem::create_directory(dir / "generation_config.json");
-  EXPECT_FALSE(LoadGenerationConfig(dir.string()).ok());
+  const TemporaryDir dir;
+  EXPECT_EQ(LoadGenerationConfig(dir.path())->top_k, std::nullopt);
+  dir.Write("generation_config.json", "{\"top_k\": 3}");
+  EXPECT_THAT(LoadGenerationConfig(dir.path())->top_k, Optional(3));
+  std::filesystem::remove(dir.File("generation_config.json"));
+  std::filesystem::create_directory(dir.File("generation_config.json"));
+  EXPECT_FALSE(LoadGenerationConfig(dir.path()).ok());
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/cpu/load_element.h"
+
 namespace fox {
 namespace {
 

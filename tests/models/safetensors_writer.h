@@ -1,19 +1,14 @@
-// Writes safetensors files and model directories for tests: well-formed ones from tensors, and
-// malformed ones from any header text. Nothing is checked here; that is the reader's part.
+// Writes safetensors files for tests: well-formed ones from tensors, malformed ones from any header
+// text. Nothing is checked here; that is the reader's part.
 #pragma once
 
-#include <gtest/gtest.h>
-#include <unistd.h>
-
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <sstream>
 #include <string>
 #include <vector>
+
+#include "tests/models/temporary_dir.h"
 
 namespace fox {
 
@@ -46,36 +41,6 @@ inline std::string SafetensorsBytes(const TensorSpecs& tensors) {
   }
   header << "}";
   return RawSafetensors(header.str(), data);
-}
-
-// A folder that disappears with the object.
-class TemporaryDir {
- public:
-  TemporaryDir() {
-    std::string pattern = ::testing::TempDir() + "/fox-XXXXXX";
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TemporaryDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryDir(const TemporaryDir&) = delete;
-  TemporaryDir& operator=(const TemporaryDir&) = delete;
-
-  const std::string& path() const { return path_; }
-  std::string File(const std::string& name) const { return path_ + "/" + name; }
-  void Write(const std::string& name, const std::string& content) const {
-    std::ofstream(File(name), std::ios::binary) << content;
-  }
-
- private:
-  std::string path_;
-};
-
-inline std::string FileContent(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  EXPECT_TRUE(file.is_open()) << path;
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
 }  // namespace fox

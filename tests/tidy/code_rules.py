@@ -1,4 +1,4 @@
-"""Rules about code: lengths of functions, headers, launches, names of types, warp instructions."""
+"""Rules about code: lengths of functions, launches, warp instructions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import re
 from collections.abc import Iterator
 
 from cpp_functions import blank_comments_and_strings, function_spans
-from source_tree import CPP, DEVICE, HEADERS, Finding, Tree, numbered
+from source_tree import CPP, DEVICE, Finding, Tree, numbered
 
 MAX_FUNCTION_LINES = 70
 MAX_DEVICE_FUNCTION_LINES = 250
 # Where a warp shuffle or an instruction may be spelled out.
 INSTRUCTION_FOLDERS = ("kernels/cuda/primitives/", "kernels/cuda/ptx/")
-TYPE_DEFINITION = re.compile(
-    r"\b(?:struct|class|union|enum(?:\s+(?:class|struct))?)\s+(?:alignas\([^)]*\)\s*)?"
-    r"(\w+)(?:\s+final)?\s*(?::[^:;{][^;{]*)?\{")
 
 
 def function_lengths(path: str, text: str) -> Iterator[tuple[int, int, int]]:
@@ -49,21 +46,6 @@ def check_function_length(tree: Tree) -> Iterator[Finding]:
                 yield Finding("function-length", path, first, f"{count} lines, at most {limit}")
 
 
-def check_headers(tree: Tree) -> Iterator[Finding]:
-    """Headers are included once and inject no names into their includers.
-
-    An .inc file is meant to be included several times, or inside something else.
-    """
-    for path, text in tree.items():
-        if not path.endswith(HEADERS):
-            continue
-        if not path.endswith(".inc") and not re.search(r"^#pragma once$", text, re.MULTILINE):
-            yield Finding("header", path, 1, "no #pragma once")
-        for line, content in numbered(blank_comments_and_strings(text)):
-            if re.search(r"\busing\s+namespace\b", content):
-                yield Finding("header", path, line, "'using namespace' in a header")
-
-
 def count_arguments(text: str) -> int:
     """Arguments separated by commas outside all brackets."""
     depth, commas = 0, 0
@@ -85,22 +67,6 @@ def check_launches(tree: Tree) -> Iterator[Finding]:
                 yield Finding("launch", path, line, "kernel launch without a stream")
 
 
-def check_type_names(tree: Tree) -> Iterator[Finding]:
-    """One type of a name in a folder, so that a search finds one definition, not two."""
-    first: dict[tuple[str, str], str] = {}
-    for path, text in sorted(tree.items()):
-        if not path.endswith(CPP):
-            continue
-        code = blank_comments_and_strings(text)
-        for match in TYPE_DEFINITION.finditer(code):
-            name = match.group(1)
-            other = first.setdefault((posixpath.dirname(path), name), path)
-            if other != path:
-                line = code.count("\n", 0, match.start()) + 1
-                yield Finding("type-name", path, line,
-                              f"{posixpath.basename(other)} defines a type {name}, too")
-
-
 def check_instructions(tree: Tree) -> Iterator[Finding]:
     """Warp shuffles and asm have a name in primitives/ or ptx/; a kernel says what, not how.
 
@@ -116,15 +82,3 @@ def check_instructions(tree: Tree) -> Iterator[Finding]:
             if match:
                 yield Finding("instruction", path, line,
                               f"{match.group(1)} belongs in kernels/cuda/primitives or ptx")
-
-
-def check_suite_names(tree: Tree) -> Iterator[Finding]:
-    """A suite of tests is called XTest: in a log it tells itself from the class X that it tests."""
-    pattern = re.compile(r"^(?:TYPED_)?TEST(?:_[FP])?\((\w+),")
-    for path, text in tree.items():
-        if not path.startswith("tests/") or not path.endswith(CPP):
-            continue
-        for line, content in numbered(text):
-            match = pattern.match(content)
-            if match and not match.group(1).endswith("Test"):
-                yield Finding("suite-name", path, line, f"suite {match.group(1)} lacks 'Test'")

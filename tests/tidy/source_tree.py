@@ -27,7 +27,6 @@ class Finding(NamedTuple):
 
 
 CPP = (".h", ".cc", ".cu", ".cuh", ".inc")
-HEADERS = (".h", ".cuh", ".inc")
 DEVICE = (".cu", ".cuh")
 PLAIN_FILES = ("run", ".ci/run", "Dockerfile", "Dockerfile.cuda", "Dockerfile.dev",
                "CMakeLists.txt")

@@ -1,4 +1,4 @@
-"""Rules about text: opening comments, widths, words, pronouns, machine paths, links, documents."""
+"""Rules about text: opening comments, widths, words, pronouns, links."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from source_tree import CPP, Finding, Tree, comments, is_code, numbered
 
 MAX_COLUMNS = 100
-BANNED_WORDS = ("FIX" + "ME", "TO" + "DO", "X" * 3)
+BANNED_WORD = re.compile(r"\b(FIX" r"ME|TO" r"DO|X" r"XX)\b")
+MACHINE_PATH = re.compile(r"(?<![\w.$}/-])/(?:work|home|root)/")
 PRONOUN = re.compile(r"\b(?:who|whom|whoever|nobody|somebody|anybody|everybody)\b", re.IGNORECASE)
 MAX_PRONOUNS = 3  # per 1,000 lines of comments and .md
 LONE_LINK = re.compile(r"\s*(?:[-*]|\d+\.)?\s*(?:!?\[[^\]]*\]\([^)]*\)|https?://\S+)[.,;:]?\s*$")
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-# A document, and the numbers of its sections if some follow: `acp.md sections 2a and 5`.
-DOCUMENT = re.compile(r"(?<![\w$}])((?:[\w.-]+/)*[\w-]+\.md)\b"
-                      r"(?:,?\s+(?:sections?\s+)?(\d[a-z]?\b(?:(?:, | and )\d[a-z]?\b)*))?")
 
 
 def opening_comment(path: str, text: str) -> list[str]:
@@ -47,45 +45,35 @@ def check_opening_comment(tree: Tree) -> Iterator[Finding]:
             yield Finding("opening-comment", path, 1, "the file must open with a sentence")
 
 
-def check_line_length(tree: Tree) -> Iterator[Finding]:
-    """Two files fit side by side on a screen."""
-    for path, text in tree.items():
-        if not is_code(path):
-            continue
-        for line, content in numbered(text):
-            if len(content) > MAX_COLUMNS:
-                yield Finding("line-length", path, line, f"{len(content)} columns")
-
-
 def blank_fences(text: str) -> str:
     """Markdown with its fenced code as empty lines."""
     return FENCED.sub(lambda match: "\n" * match.group(0).count("\n"), text)
 
 
-def check_prose_width(tree: Tree) -> Iterator[Finding]:
-    """Prose is read in a terminal and reviewed line by line, too.
+def check_width(tree: Tree) -> Iterator[Finding]:
+    """Two files fit side by side on a screen; prose is read in a terminal, too.
 
-    Tables, code and lines that are one link cannot be broken.
+    Tables, code in prose and lines that are one link cannot be broken.
     """
     for path, text in tree.items():
-        if not path.endswith(".md"):
+        if not is_code(path) and not path.endswith(".md"):
             continue
-        for line, content in numbered(blank_fences(text)):
-            is_table = content.lstrip().startswith("|")
-            if len(content) > MAX_COLUMNS and not is_table and not LONE_LINK.match(content):
-                yield Finding("prose-width", path, line, f"{len(content)} columns")
+        for line, content in numbered(text if is_code(path) else blank_fences(text)):
+            is_whole = path.endswith(".md") and (content.lstrip().startswith("|")
+                                                 or LONE_LINK.match(content))
+            if len(content) > MAX_COLUMNS and not is_whole:
+                yield Finding("width", path, line, f"{len(content)} columns")
 
 
 def check_words(tree: Tree) -> Iterator[Finding]:
-    """What is left to do belongs in an issue, because issues are read again."""
-    pattern = re.compile(r"\b(" + "|".join(BANNED_WORDS) + r")\b")
+    """What is left to do belongs in an issue, and a path of one machine works on no other."""
     for path, text in tree.items():
-        if not is_code(path) and not path.endswith(".md"):
-            continue  # data: a vocabulary may well hold such a word
         for line, content in numbered(text):
-            match = pattern.search(content)
+            match = MACHINE_PATH.search(content)
+            if not match and (is_code(path) or path.endswith(".md")):  # not in a vocabulary
+                match = BANNED_WORD.search(content)
             if match:
-                yield Finding("word", path, line, f"'{match.group(1)}'")
+                yield Finding("word", path, line, f"'{match.group(0)}'")
 
 
 def check_pronouns(tree: Tree) -> Iterator[Finding]:
@@ -105,15 +93,6 @@ def check_pronouns(tree: Tree) -> Iterator[Finding]:
                       f" at most {MAX_PRONOUNS} per 1,000")
 
 
-def check_machine_paths(tree: Tree) -> Iterator[Finding]:
-    """A path of one machine works on no other."""
-    pattern = re.compile(r"(?<![\w.$}/-])/(" + "|".join(("work", "home", "root")) + r")/")
-    for path, text in tree.items():
-        for line, content in numbered(text):
-            if pattern.search(content):
-                yield Finding("machine-path", path, line, "absolute path of one machine")
-
-
 def check_links(tree: Tree) -> Iterator[Finding]:
     """A link to a file that is gone sends the reader nowhere."""
     folders = {posixpath.dirname(path) for path in tree}
@@ -129,31 +108,3 @@ def check_links(tree: Tree) -> Iterator[Finding]:
                 place = posixpath.normpath(place)
                 if place not in tree and place not in folders:
                     yield Finding("link", path, line, f"{target} does not exist")
-
-
-def sections_of(text: str) -> set[str]:
-    """The numbers that headings open with: 2 and 2a of `## 2. Bounds` and `### 2a Keys`."""
-    return set(re.findall(r"^#+ \(?(\d[a-z]?)\b", text, re.MULTILINE))
-
-
-def check_named_documents(tree: Tree) -> Iterator[Finding]:
-    """A document that a comment names is in the tree, with the sections that the comment cites.
-
-    A proof that the reader cannot open proves nothing to them.
-    """
-    documents = [path for path in tree if path.endswith(".md")]
-    for path, text in tree.items():
-        if not is_code(path):
-            continue
-        for first, comment in comments(path, text):
-            for match in DOCUMENT.finditer(comment):
-                line = first + comment.count("\n", 0, match.start())
-                name = match.group(1)
-                found = [d for d in documents if f"/{d}".endswith(f"/{name}")]
-                if not found:
-                    yield Finding("document", path, line, f"there is no {name}")
-                    continue
-                cited = set(re.findall(r"\d[a-z]?", match.group(2) or ""))
-                known = {section for d in found for section in sections_of(tree[d])}
-                for section in sorted(cited - known):
-                    yield Finding("document", path, line, f"{name} has no section {section}")

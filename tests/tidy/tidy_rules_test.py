@@ -3,236 +3,152 @@
 
 from __future__ import annotations
 
-import posixpath
 import unittest
 
-import code_rules
 import include_rules
 import text_rules
-import tidy_rules
 import tidy_test
 import tree_rules
 from cpp_functions import function_spans
 from source_tree import Tree
 
-HEADER = "// Widget: something that turns.\n#pragma once\n"
+HEADER = "// Widget: something that turns.\n"
+PYTHON = '"""It turns a widget."""\n'
+SHELL = "#!/bin/sh\n# It turns a widget.\n"
 MARK = "TO" + "DO"
 HOME = "/" + "home/a/x"
+WIDE = "x " * 51 + "\n"
+LINK = "- [" + "x " * 51 + "](https://example.org/a).\n"
 
 
-def function_of(lines: int, head: str = "void F()") -> str:
-    """A C++ function that many lines long."""
-    return head + " {\n" + "  f();\n" * (lines - 2) + "}\n"
+def file(path: str, body: str = "") -> Tree:
+    """A file that opens as it should."""
+    opening = SHELL if path.endswith(".sh") else PYTHON if path.endswith(".py") else HEADER
+    return {path: opening + body}
 
 
-def cover(tree: Tree) -> None:
-    """Lists planted sources as covered, unless that is planted too."""
-    tested = tree_rules.mirrored_sources(tree)
-    sources = [path for path in tree if path.split("/")[0] in include_rules.LAYERS
-               and path.endswith((".cc", ".cu", ".py"))
-               and posixpath.splitext(path)[0] not in tested]
-    if sources:
-        tree.setdefault("tests/e2e/whole_test.py", '"""It tests the whole."""')
-        tree.setdefault(tree_rules.COVERED_ELSEWHERE,
-                        "".join(f"{path}: tests/e2e/whole_test.py\n" for path in sources))
+def include(path: str, target: str) -> Tree:
+    """A file with that one include; <target> or target for "target"."""
+    return file(path, f"#include {target}\n" if target[0] == "<" else f'#include "{target}"\n')
 
 
-class RuleCase(unittest.TestCase):
-    """Finds what the rules say about one or more planted files."""
-
-    def rules_for(self, **files: str) -> set[str]:
-        """Names of the rules that fire; `engine__a_h` stands for engine/a.h."""
-        tree = {}
-        for name, text in files.items():
-            stem, suffix = name.replace("__", "/").rsplit("_", 1)
-            tree[f"{stem}.{suffix}"] = text
-        cover(tree)
-        return {finding.rule for finding in tidy_rules.check_all(tree)}
-
-    def expect(self, rule: str, bad: dict[str, str], good: dict[str, str]) -> None:
-        """`bad` breaks this rule alone, `good` breaks none."""
-        self.assertEqual(self.rules_for(**bad), {rule})
-        self.assertEqual(self.rules_for(**good), set())
+def function(path: str, lines: int, head: str = "void F()") -> Tree:
+    """A file with a C++ function that many lines long."""
+    return file(path, head + " {\n" + "  f();\n" * (lines - 2) + "}\n")
 
 
-class IncludeTest(RuleCase):
-    """server -> engine -> models -> kernels."""
+CHAIN = include("engine/a.h", "engine/b.h") | include("engine/b.cc", "engine/c.h") | \
+    file("engine/b.h")
+DOWN = include("engine/a.h", "engine/kv/b.h") | file("engine/kv/c.h") | file("engine/d.h")
+TARGET = file("engine/a.h")
+# A rule, a tree that breaks it alone, and one that breaks none.
+PLANTED: list[tuple[str, Tree, Tree]] = [
+    ("circle", CHAIN | include("engine/c.h", "engine/a.h"),
+     CHAIN | include("engine/c.h", "kernels/a.h") | file("kernels/a.h")),
+    ("circle", DOWN | include("engine/kv/b.h", "engine/d.h"),
+     DOWN | include("engine/kv/b.h", "engine/kv/c.h")),
+    ("room", file("kernels/cuda/cellar/a.h"), file("kernels/cuda/paging/a.h")),
+    ("device-header", file("kernels/a.h", "__device__ int f();\n"),
+     file("kernels/a.cuh", "__device__ int f();\n")),
+    ("device-header", file("kernels/a.h", "__global__ void f();\n"),
+     file("kernels/core/host_device.h", "__device__ int f();\n")),
+    ("device-header", include("kernels/a.cc", "kernels/b.cuh"),
+     include("kernels/a.cuh", "kernels/b.cuh") | file("kernels/a.h", "// calls __device__ f\n")),
+    ("function-length", function("engine/a.cc", 71), function("engine/a.cc", 70)),
+    ("function-length", function("kernels/a.cu", 251, "__global__ void K()"),
+     function("kernels/a.cu", 250, "__global__ void K()")),
+    ("function-length", file("models/a.py", "def f():\n" + "    x = 1\n" * 70),
+     file("models/a.py", "def f():\n" + "    x = 1\n" * 69)),
+    ("function-length", file("docker/a.sh", "f() {\n" + "  x\n" * 69 + "}\n"),
+     file("docker/a.sh", "f() {\n" + "  x\n" * 68 + "}\n")),
+    ("launch", file("kernels/a.cu", "K<<<grid(1, 2), 256>>>(x);\n"),
+     file("kernels/a.cu", "K<<<grid(1, 2), 256, 0, stream>>>(x);\n// K<<<1, 2>>>(x);\n")),
+    ("opening-comment", {"engine/a.h": "#pragma once\n"}, {"engine/a.h": HEADER}),
+    ("opening-comment", {"engine/a.h": "// Widget\n#pragma once\n"},
+     {"models/a.py": f"#!/usr/bin/env python3\n{PYTHON}"}),
+    ("opening-comment", {"engine/CMakeLists.txt": "add_library(x)\n"},
+     {"engine/CMakeLists.txt": "# The widget's library.\nadd_library(x)\n"}),
+    ("opening-comment", {"engine/a.inc": "1, 2,\n"}, {"engine/a.inc": "// Data of widgets.\n1,\n"}),
+    ("width", file("engine/a.h", "//" + "x" * 99), file("engine/a.h", "//" + "x" * 98)),
+    ("width", file("engine/a.inc", "1, " * 34), file("engine/a.inc", "1, " * 33)),
+    ("width", {"engine/a.md": WIDE}, {"engine/a.md": f"| {WIDE}\n```\n{WIDE}```\n{LINK}"}),
+    ("width", {"engine/a.md": "see " + LINK}, {"engine/a.md": WIDE[:100]}),
+    ("width", file("engine/a.h", f"// | {WIDE}"), file("engine/a.h", f"// | {WIDE[:90]}\n")),
+    ("word", file("engine/a.h", f"// {MARK}: turn\n"),
+     file("engine/a.h", f"// {MARK}S is a name\n") | {"models/vocab.json": MARK}),
+    ("word", {"engine/a.json": f"see {HOME}\n"}, {"engine/a.json": "a/home/x and $ROOT/work/x\n"}),
+    ("pronoun", {"engine/a.md": "Whoever turns.\n"}, {"engine/a.md": "Whose?\n"}),
+    ("link", {"engine/README.md": "# A\n\n[`b`](b.h) and `c`\n"} | TARGET,
+     {"engine/README.md": "[`a`](a.h) [f](../engine) [w](https://example.org/x) [s](#part) "
+                          "`[b](b.h)`\n```\n[b](b.h)\n```\n"} | TARGET),
+    ("file-length", file("engine/a.h", "int x;\n" * 500), file("engine/a.h", "int x;\n" * 499)),
+    ("name", file("engine/string_utils.h"), file("engine/uncommon.h")),
+    ("name", file("models/helpers.py"), file("models/help.py")),
+    ("name", file("server/common/a.h"), file("server/commons/a.h")),
+    ("top-level", file("widgets/a.h"), file(".hidden/a.h")),
+]
+INCLUDES = [
+    ("include", [("kernels/a.h", "models/b.h"), ("kernels/a.cc", "engine/b.h"),
+                 ("models/a.h", "engine/b.h"), ("engine/kv/a.h", "server/b.h"),
+                 ("engine/a.h", "fox/v1/x.pb.h"), ("models/a.h", "<grpcpp/grpcpp.h>"),
+                 ("kernels/a.h", "absl/status/status.h"), ("engine/a.h", "<torch/extension.h>"),
+                 ("server/a.h", "<ATen/ATen.h>"), ("tests/engine/a_test.cc", "server/b.h")],
+     [("server/a.h", "kernels/b.h"), ("server/a.h", "fox/v1/x.pb.h"), ("engine/a.h", "models/b.h"),
+      ("models/a.h", "absl/status/status.h"), ("kernels/torch/a.h", "<torch/extension.h>"),
+      ("engine/a.h", "<vector>"), ("tests/engine/a_test.cc", "engine/b.h")]),
+    ("room", [("kernels/cuda/append/a.cu", "kernels/cuda/linear/b.h"),  # siblings
+              ("kernels/cuda/primitives/a.cu", "kernels/cuda/runtime/b.h"),
+              ("kernels/cuda/ptx/a.cuh", "kernels/cuda/primitives/b.cuh"),
+              ("kernels/cuda/linear/a.cu", "kernels/cuda/cuda_ops.h")],
+     [("kernels/cuda/append/a.cu", "kernels/cuda/primitives/b.cuh"),
+      ("kernels/cuda/append/a.cu", "kernels/cuda/append/b.h"),
+      ("kernels/cuda/runtime/a.h", "kernels/core/dtype.h"),
+      ("kernels/cuda/a.cc", "kernels/cuda/linear/b.h")])]
+PLANTED += [(rule, include(*bad), include(*good)) for rule, bad_ones, good_ones in INCLUDES
+            for bad in bad_ones for good in good_ones]
+PLANTED += [("instruction", file("kernels/cuda/append/a.cuh", body),
+             file(f"kernels/cuda/{room}/a.cuh", body)
+             | file("kernels/cuda/append/a.cuh", "// not asm, __shfl_sync\n"))
+            for body in ("int f(int x) { return __shfl_xor_sync(~0u, x, 1); }\n",
+                         'void f() { asm volatile("wait;" ::: "memory"); }\n')
+            for room in ("primitives", "ptx")]
 
-    def include(self, path: str, target: str) -> dict[str, str]:
-        """A file with that one include."""
-        return {path: f"{HEADER}#include {target}\n"}
 
-    def test_direction(self) -> None:
-        upward = [("kernels__a_h", '"models/b.h"'), ("kernels__a_cc", '"engine/b.h"'),
-                  ("models__a_h", '"engine/b.h"'), ("engine__kv__a_h", '"server/b.h"'),
-                  ("engine__a_h", '"fox/v1/x.pb.h"'), ("models__a_h", "<grpcpp/grpcpp.h>"),
-                  ("kernels__a_h", '"absl/status/status.h"'),
-                  ("engine__a_h", "<torch/extension.h>"), ("server__a_h", "<ATen/ATen.h>")]
-        for path, target in upward:
-            with self.subTest(path=path, target=target):
-                self.assertEqual(self.rules_for(**self.include(path, target)), {"include"})
-        downward = [("server__a_h", '"kernels/b.h"'), ("server__a_h", '"fox/v1/x.pb.h"'),
-                    ("engine__a_h", '"models/b.h"'), ("models__a_h", '"absl/status/status.h"'),
-                    ("kernels__torch__a_h", "<torch/extension.h>"), ("engine__a_h", "<vector>")]
-        for path, target in downward:
-            with self.subTest(path=path, target=target):
-                self.assertEqual(self.rules_for(**self.include(path, target)), set())
+class RulesTest(unittest.TestCase):
+    """Finds what the rules say about planted files."""
 
-    def test_tests_follow_what_they_test(self) -> None:
-        source = {"engine__a_h": HEADER}
-        self.expect("include", self.include("tests__engine__a_test_cc", '"server/b.h"') | source,
-                    self.include("tests__engine__a_test_cc", '"engine/b.h"') | source)
+    def rules_for(self, tree: Tree) -> set[str]:
+        """Names of the rules that fire."""
+        return {finding.rule for finding in tidy_test.check_all(tree)}
 
+    def test_planted(self) -> None:
+        for rule, bad, good in PLANTED:
+            with self.subTest(rule=rule, bad=bad, good=good):
+                self.assertEqual(self.rules_for(bad), {rule})
+                self.assertEqual(self.rules_for(good), set())
 
-    def test_rooms_of_cuda(self) -> None:
-        good = [("kernels__cuda__append__a_cu", '"kernels/cuda/primitives/b.cuh"'),
-                ("kernels__cuda__append__a_cu", '"kernels/cuda/append/b.h"'),
-                ("kernels__cuda__runtime__a_h", '"kernels/core/dtype.h"'),
-                ("kernels__cuda__a_cc", '"kernels/cuda/linear/b.h"')]
-        bad = [("kernels__cuda__append__a_cu", '"kernels/cuda/linear/b.h"'),  # siblings
-               ("kernels__cuda__primitives__a_cu", '"kernels/cuda/runtime/b.h"'),
-               ("kernels__cuda__ptx__a_cuh", '"kernels/cuda/primitives/b.cuh"'),
-               ("kernels__cuda__linear__a_cu", '"kernels/cuda/cuda_ops.h"')]
-        for rules, cases in (({"room"}, bad), (set(), good)):
-            for path, target in cases:
-                with self.subTest(path=path, target=target):
-                    self.assertEqual(self.rules_for(**self.include(path, target)), rules)
-        self.expect("room", {"kernels__cuda__cellar__a_h": HEADER},
-                    {"kernels__cuda__paging__a_h": HEADER})
+    def test_every_rule_is_planted_and_gives_its_reason(self) -> None:
+        self.assertGreater(len(tidy_test.RULES), 10)
+        for rule in tidy_test.RULES:
+            with self.subTest(rule=rule.__name__):
+                self.assertGreater(len((rule.__doc__ or "").split()), 5)
+                self.assertTrue(rule is tree_rules.check_amounts or
+                                any(list(rule(bad)) for _, bad, _ in PLANTED))
 
     def test_circles(self) -> None:
-        def include(target: str) -> str:
-            return f'{HEADER}#include "{target}"\n'
-        chain = {"engine__a_h": include("engine/b.h"), "engine__b_cc": include("engine/c.h"),
-                 "engine__b_h": HEADER}
-        self.expect("circle", chain | {"engine__c_h": include("engine/a.h")},
-                    chain | {"engine__c_h": include("kernels/a.h"), "kernels__a_h": HEADER})
-        down = {"engine__a_h": include("engine/kv/b.h"), "engine__kv__c_h": HEADER}
-        self.expect("circle", down | {"engine__kv__b_h": include("engine/d.h"),
-                                      "engine__d_h": HEADER},
-                    down | {"engine__kv__b_h": include("engine/kv/c.h")})
-
-    def test_shortest_circle_of_each_kind(self) -> None:
-        graph = {"a": {"b", "c"}, "b": {"c"}, "c": {"a"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
-        self.assertEqual(list(include_rules.circles(graph)), [["a", "c", "a"], ["d", "e", "d"]])
-
-    def test_device_headers(self) -> None:
-        body = HEADER + "__device__ int f();\n"
-        self.expect("device-header", {"kernels__a_h": body},
-                    {"kernels__a_cuh": body, "kernels__core__host_device_h": body})
-        self.expect("device-header", self.include("kernels__a_cc", '"kernels/b.cuh"'),
-                    self.include("kernels__a_cuh", '"kernels/b.cuh"'))
-        self.assertEqual(self.rules_for(kernels__a_h=HEADER + "// calls __device__ f\n"), set())
-
-
-class LengthTest(RuleCase):
-    """Files, functions and lines."""
-
-    def test_file(self) -> None:
-        padding = "int x;\n"
-        self.expect("file-length", {"engine__a_h": HEADER + padding * 499},
-                    {"engine__a_h": HEADER + padding * 498})
-
-    def test_line(self) -> None:
-        self.expect("line-length", {"engine__a_h": HEADER + "//" + "x" * 99},
-                    {"engine__a_h": HEADER + "//" + "x" * 98})
-
-    def test_prose(self) -> None:
-        wide = "x " * 51 + "\n"
-        link = "- [" + "x " * 51 + "](a.md).\n"
-        self.expect("prose-width", {"engine__a_md": wide},
-                    {"engine__a_md": f"| {wide}\n```\n{wide}```\n{link}"})
-        self.expect("prose-width", {"engine__a_md": "see " + link}, {"engine__a_md": wide[:100]})
-
-    def test_included_text(self) -> None:
-        self.expect("line-length", {"engine__a_inc": "// Data of widgets.\n" + "1, " * 34},
-                    {"engine__a_inc": "// Data of widgets.\n" + "1, " * 33})
-        self.assertEqual(self.rules_for(engine__a_inc="1, 2,\n"), {"opening-comment"})
-
-    def test_function(self) -> None:
-        self.expect("function-length", {"engine__a_cc": HEADER + function_of(71)},
-                    {"engine__a_cc": HEADER + function_of(70)})
-
-    def test_device_function(self) -> None:
-        head = "__global__ void K()"
-        self.expect("function-length", {"kernels__a_cu": HEADER + function_of(251, head)},
-                    {"kernels__a_cu": HEADER + function_of(250, head)})
-
-    def test_python_and_shell(self) -> None:
-        python = '"""It turns a widget."""\n\n\ndef f():\n' + "    x = 1\n"
-        self.expect("function-length", {"models__a_py": python + "    x = 1\n" * 70},
-                    {"models__a_py": python + "    x = 1\n" * 68})
-        shell = "#!/bin/sh\n# It turns a widget.\nf() {\n"
-        self.expect("function-length", {"docker__a_sh": shell + "  x\n" * 69 + "}\n"},
-                    {"docker__a_sh": shell + "  x\n" * 68 + "}\n"})
-
-
-class FunctionSpansTest(unittest.TestCase):
-    """The brace reader on the shapes of C++ that we write."""
-
-    def spans(self, code: str) -> list[tuple[int, int]]:
-        """Line ranges of the functions."""
-        return [(first, last) for first, last, _ in function_spans(code)]
-
-    def test_scopes_are_no_functions(self) -> None:
-        self.assertEqual(self.spans("namespace a {\nclass B : public C {\n public:\n  int d() {\n"
-                                    "    return 1;\n  }\n};\n}\n"), [(4, 6)])
-
-    def test_constructor_with_braced_members(self) -> None:
-        code = "A::A()\n    : b_(1),\n      c_{2} {\n  d();\n}\nvoid E() {\n}\n"
-        self.assertEqual(self.spans(code), [(1, 5), (6, 7)])
-
-    def test_template_and_lambda(self) -> None:
-        self.assertEqual(self.spans("template <class T, int N = (1 > 0)>\nvoid F(T t) {\n"
-                                    "  auto g = [&](int x) {\n    return x;\n  };\n}\n"), [(1, 6)])
-
-    def test_braces_in_text_do_not_count(self) -> None:
-        self.assertEqual(self.spans("void F() {\n  // }\n  s = \"}\"; c = '}'; n = 1'000;\n"
-                                    "  r = R\"x(})x\";\n  /* } */\n}\n"), [(1, 6)])
-
-    def test_data_is_no_function(self) -> None:
-        self.assertEqual(self.spans("constexpr int kA[] = {1, 2};\nstruct B {\n  int c = 0;\n};\n"),
-                         [])
-
-    def test_macro_bodies_are_skipped(self) -> None:
-        self.assertEqual(self.spans("#define A(x) \\\n  do {   \\\n  } while (0\nvoid F() {\n}\n"),
-                         [(4, 5)])
-
-
-class TextTest(RuleCase):
-    """Opening comments, names, words, pronouns, headers, paths."""
-
-    def test_opening_comment(self) -> None:
-        body = "#pragma once\n"
-        self.expect("opening-comment", {"engine__a_h": body}, {"engine__a_h": HEADER})
-        self.expect("opening-comment", {"engine__a_h": "// Widget\n" + body},
-                    {"models__a_py": '#!/usr/bin/env python3\n"""It turns a widget."""\n'})
-        self.expect("opening-comment", {"engine__CMakeLists_txt": "add_library(x)\n"},
-                    {"engine__CMakeLists_txt": "# The widget's library.\nadd_library(x)\n"})
-
-    def test_names(self) -> None:
-        for name in ("engine__string_utils_h", "server__common__a_h", "models__helpers_py"):
-            with self.subTest(name=name):
-                text = '"""It turns a widget."""\n' if name.endswith("py") else HEADER
-                self.assertEqual(self.rules_for(**{name: text}), {"name"})
-        self.assertEqual(self.rules_for(engine__uncommon_h=HEADER), set())
-
-    def test_words(self) -> None:
-        self.expect("word", {"engine__a_h": HEADER + f"// {MARK}: turn\n"},
-                    {"engine__a_h": HEADER + f"// {MARK}S is a name\n", "models__vocab_json": MARK})
+        graph = {"b": {"c"}, "c": {"a"}, "a": {"b"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
+        self.assertEqual(sorted(include_rules.circles(graph)),
+                         [["a", "b", "c", "a"], ["d", "e", "d"]])
 
     def test_pronouns(self) -> None:
-        lines = "// It turns.\n" * (1000 // text_rules.MAX_PRONOUNS)
-        whose = "// Whose widget?\nint nobody, who;\n"
-        for path, mark in (("engine__a_h", "//"), ("proto__a_proto", "//"), ("docker__a_sh", "#"),
-                           ("engine__CMakeLists_txt", "#"), ("models__a_py", "#")):
+        enough = file("engine/b.h", "// It turns.\n" * (1000 // text_rules.MAX_PRONOUNS)
+                      + "// Whose widget?\nint nobody, who;\n")
+        for path in ("engine/a.h", "proto/a.proto", "docker/a.sh", "models/a.py"):
             with self.subTest(path=path):
-                opening = HEADER if mark == "//" else f"{mark} It turns a widget.\n"
-                if path.endswith("_py"):
-                    opening = '"""It turns a widget."""\n'
-                bad = {path: f"{opening}{mark} Nobody turns.\n"}
-                self.expect("pronoun", bad, bad | {"engine__b_h": HEADER + lines + whose})
-        self.expect("pronoun", {"engine__a_md": "Whoever turns.\n"}, {"engine__a_md": "Whose?\n"})
+                mark = "//" if path.endswith(("h", "proto")) and not path.endswith("sh") else "#"
+                bad = file(path, f"{mark} Nobody turns.\n")
+                self.assertEqual(self.rules_for(bad), {"pronoun"})
+                self.assertEqual(self.rules_for(bad | enough), set())
 
     def test_amounts(self) -> None:
         places = ("docker/a", "engine/a.md", "tests/golden/a.py", "engine/a.cc", "run",
@@ -247,107 +163,20 @@ class TextTest(RuleCase):
                 with self.subTest(name=name, amount=amount):
                     self.assertEqual(len(found), amount - limit)
 
-    def test_headers(self) -> None:
-        self.expect("header", {"engine__a_h": "// Widget: it turns.\n"}, {"engine__a_h": HEADER})
-        self.expect("header", {"engine__a_h": HEADER + "using namespace std;\n"},
-                    {"engine__a_cc": HEADER + "using namespace std::literals;\n"})
-
-    def test_launch(self) -> None:
-        bad, good = "K<<<grid(1, 2), 256>>>(x);\n", "K<<<grid(1, 2), 256, 0, stream>>>(x);\n"
-        self.expect("launch", {"kernels__a_cu": HEADER + bad}, {"kernels__a_cu": HEADER + good})
-        self.expect("launch", {"kernels__a_cu": HEADER + bad},
-                    {"kernels__a_cu": HEADER + "// " + bad})
-
-    def test_type_names(self) -> None:
-        tile = HEADER + "namespace {\nstruct alignas(16) Tile final : Box {\n  int x;\n};\n}\n"
-        own = HEADER + "struct A::Tile {};\nstruct Tile;\ntemplate <> struct Tile<1> {};\n"
-        self.expect("type-name", {"kernels__a_h": tile, "kernels__b_h": tile},
-                    {"kernels__a_h": tile, "kernels__b_h": own, "kernels__cpu__b_h": tile})
-        self.expect("type-name", {"kernels__a_h": HEADER + "enum class E : int { kA };\n",
-                                  "kernels__b_h": HEADER + "class E {};\n"},
-                    {"kernels__a_h": HEADER + "enum class E : int { kA };\nE e{E::kA};\n"})
-
-    def test_instructions(self) -> None:
-        for body in ("int f(int x) { return __shfl_xor_sync(~0u, x, 1); }\n",
-                     'void f() { asm volatile("wait;" ::: "memory"); }\n'):
-            with self.subTest(body=body):
-                self.expect("instruction", {"kernels__cuda__append__a_cuh": HEADER + body},
-                            {"kernels__cuda__primitives__a_cuh": HEADER + body,
-                             "kernels__cuda__ptx__a_cuh": HEADER + body,
-                             "kernels__cuda__append__a_cuh": HEADER + "// not asm, __shfl_sync\n"})
-
-    def test_suite_names(self) -> None:
-        source = {"engine__a_h": HEADER}
-        for macro in ("TEST", "TEST_F", "TEST_P", "TYPED_TEST"):
-            with self.subTest(macro=macro):
-                bad, good = (f"{HEADER}{macro}({suite}, B) {{}}" for suite in ("A", "ATest"))
-                self.expect("suite-name", {"tests__engine__a_test_cc": bad} | source,
-                            {"tests__engine__a_test_cc": good} | source)
-
-    def test_machine_path(self) -> None:
-        self.expect("machine-path", {"engine__a_h": HEADER + f"// see {HOME}\n"},
-                    {"engine__a_h": HEADER + "// see a/home/x and $ROOT/work/x\n"})
-
-
-class TreeTest(RuleCase):
-    """Rules about where files lie."""
-
-    def test_mirror(self) -> None:
-        source = {"engine__kv__a_h": HEADER, "engine__a_b_h": HEADER}
-        self.expect("mirror", {"tests__engine__a_test_cc": HEADER} | source,
-                    {"tests__engine__kv__a_test_cc": HEADER} | source)
-        self.expect("mirror", {"tests__engine__kv__b_test_cc": HEADER} | source,
-                    {"tests__engine__kv__a_full_test_cc": HEADER} | source)
-        whole = '"""It tests the whole."""'
-        self.assertEqual(self.rules_for(tests__e2e__anything_test_py=whole), set())
-        self.assertEqual(self.rules_for(tests__engine__sim__anything_test_py=whole), set())
-
-    def test_top_level(self) -> None:
-        self.expect("top-level", {"widgets__a_h": HEADER}, {".hidden__a_h": HEADER})
-
-    def test_links(self) -> None:
-        target = {"engine__a_h": HEADER}
-        good = "[`a`](a.h) [f](../engine) [w](https://example.org/x) [s](#part) `[b](b.h)`\n"
-        self.expect("link", {"engine__README_md": "# A\n\n[`b`](b.h) and `c`\n"} | target,
-                    {"engine__README_md": good + "```\n[b](b.h)\n```\n"} | target)
-
-
-    def test_named_documents(self) -> None:
-        proof = {"kernels__docs__proof_md": "# Proof\n\n## 2. Bounds\n\n### 2a Keys\n"}
-        good = ("// see proof.md, docs/proof.md section 2a and proof.md 2a, 2\n"
-                'const char* kName = "other.md";\n')
-        for comment in ("// see other.md\n", "// see engine/proof.md\n", "/* proof.md\n 2b */\n",
-                        "// proof.md sections 2a and 3\n"):
-            with self.subTest(comment=comment):
-                self.expect("document", {"engine__a_h": HEADER + comment} | proof,
-                            {"engine__a_h": HEADER + good} | proof)
-        python = '"""It turns a widget as proof.md says."""\n'
-        self.expect("document", {"models__a_py": python}, {"models__a_py": python} | proof)
-
-    def test_coverage(self) -> None:
-        covered, whole = "tests__tidy__covered_elsewhere_txt", '"""It tests the whole."""'
-        test = {"tests__e2e__whole_test_py": whole}
-        line = "engine/a.cc: tests/e2e/whole_test.py\n"
-        for text in ("", line * 2, line + "engine/b.cc: tests/e2e/whole_test.py\n",
-                     "engine/a.cc: tests/e2e/gone_test.py\n", "engine/a.cc: engine/a.cc\n"):
-            with self.subTest(text=text):
-                self.expect("coverage", {"engine__a_cc": HEADER, covered: text} | test,
-                            {"engine__a_cc": HEADER, covered: line} | test)
-        own = {"engine__a_cc": HEADER, "tests__engine__a_b_test_cc": HEADER} | test
-        self.expect("coverage", own | {covered: line}, own)
-
-
-class ListTest(unittest.TestCase):
-    """The list of rules itself, and what is excused."""
-
-    def test_every_rule_runs(self) -> None:
-        written = {value for module in (code_rules, include_rules, text_rules, tree_rules)
-                   for name, value in vars(module).items() if name.startswith("check_")}
-        self.assertEqual(written, set(tidy_rules.RULES))
-
-    def test_every_rule_gives_its_reason(self) -> None:
-        for rule in tidy_rules.RULES:
-            self.assertGreater(len((rule.__doc__ or "").split()), 5, rule.__name__)
+    def test_functions_by_their_braces(self) -> None:
+        for code, spans in (
+                ("namespace a {\nclass B : public C {\n public:\n  int d() {\n    return 1;\n  }\n"
+                 "};\n}\n", [(4, 6)]),  # scopes are no functions
+                ("A::A()\n    : b_(1),\n      c_{2} {\n  d();\n}\nvoid E() {\n}\n",
+                 [(1, 5), (6, 7)]),
+                ("template <class T, int N = (1 > 0)>\nvoid F(T t) {\n  auto g = [&](int x) {\n"
+                 "    return x;\n  };\n}\n", [(1, 6)]),
+                ("void F() {\n  // }\n  s = \"}\"; c = '}'; n = 1'000;\n  r = R\"x(})x\";\n"
+                 "  /* } */\n}\n", [(1, 6)]),
+                ("constexpr int kA[] = {1, 2};\nstruct B {\n  int c = 0;\n};\n", []),
+                ("#define A(x) \\\n  do {   \\\n  } while (0\nvoid F() {\n}\n", [(4, 5)])):
+            with self.subTest(code=code):
+                self.assertEqual([span[:2] for span in function_spans(code)], spans)
 
     def test_exceptions_say_why(self) -> None:
         def read(line: str) -> dict[tuple[str, str], int]:

@@ -1,23 +1,34 @@
 #!/usr/bin/env python3
 """Holds the repository to its own style; fails with one line per violation.
 
-Checks every file that git tracks or would track. The rules are in tidy_rules.py; what they excuse
-for now is in exceptions.txt and covered_elsewhere.txt. `--prune` takes lines that excuse nothing
-any more out of both.
+Checks every file that git tracks or would track. A rule is a function check_... of a tree that
+yields findings, its reason is its docstring, and tidy_rules_test.py plants a violation of each.
+What they excuse is in exceptions.txt.
 """
 
 from __future__ import annotations
 
 import pathlib
-import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 
-import tidy_rules
-from source_tree import Tree, numbered
-from tree_rules import COVERED_ELSEWHERE
+import code_rules
+import include_rules
+import text_rules
+import tree_rules
+from source_tree import Finding, Tree, numbered
 
 EXCEPTIONS = "tests/tidy/exceptions.txt"
+RULES: list[Callable[[Tree], Iterator[Finding]]] = [
+    value for module in (include_rules, code_rules, text_rules, tree_rules)
+    for name, value in vars(module).items() if name.startswith("check_")]
+
+
+def check_all(tree: Tree) -> list[Finding]:
+    """Every finding of every rule, by path and line."""
+    findings = [finding for rule in RULES for finding in rule(tree)]
+    return sorted(findings, key=lambda f: (f.path, f.line, f.rule))
 
 
 def read_exceptions(tree: Tree) -> dict[tuple[str, str], int]:
@@ -32,14 +43,6 @@ def read_exceptions(tree: Tree) -> dict[tuple[str, str], int]:
             sys.exit(f"{EXCEPTIONS}:{line}: not of the form 'rule path: reason'")
         exceptions[words[0], words[1]] = line
     return exceptions
-
-
-def remove_lines(file: pathlib.Path, lines: set[int]) -> None:
-    """Rewrites the file without these lines."""
-    kept = [content for line, content in numbered(file.read_text(encoding="utf-8"))
-            if line not in lines]
-    text = re.sub(r"\n{3,}", "\n\n", "\n".join(kept))
-    file.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
 
 
 def read_tree(root: pathlib.Path) -> Tree:
@@ -63,24 +66,18 @@ def read_tree(root: pathlib.Path) -> Tree:
 
 def main() -> int:
     """Prints the findings; 0 when there are none."""
-    root = pathlib.Path(__file__).resolve().parents[2]
-    tree = read_tree(root)
+    tree = read_tree(pathlib.Path(__file__).resolve().parents[2])
     exceptions = read_exceptions(tree)
-    findings = tidy_rules.check_all(tree)
+    findings = check_all(tree)
     excused = {(finding.rule, finding.path) for finding in findings} & exceptions.keys()
     findings = [f for f in findings if (f.rule, f.path) not in excused]
-    stale = sorted(exceptions.keys() - excused)
-    if "--prune" in sys.argv[1:]:
-        remove_lines(root / EXCEPTIONS, {exceptions[entry] for entry in stale})
-        remove_lines(root / COVERED_ELSEWHERE,
-                     {f.line for f in findings if f.path == COVERED_ELSEWHERE})
+    findings += [Finding("exception", EXCEPTIONS, exceptions[entry],
+                         f"{' '.join(entry)} excuses nothing any more")
+                 for entry in sorted(exceptions.keys() - excused)]
     for finding in findings:
         print(f"{finding.path}:{finding.line}: {finding.message} [{finding.rule}]")
-    for rule, path in stale:
-        print(f"{EXCEPTIONS}:{exceptions[rule, path]}: {rule} {path} excuses nothing any more; "
-              "tidy_test.py --prune removes it")
     print(f"{len(tree)} files, {len(findings)} findings, {len(excused)} exceptions")
-    return 1 if findings or stale else 0
+    return 1 if findings else 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@
 
 #include "models/tokenizer/bpe_merger.h"
 #include "models/tokenizer/bpe_windows.h"
-#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {
@@ -85,6 +84,8 @@ std::vector<int32_t> Letters(std::string_view text) {
   return ids;
 }
 
+}  // namespace
+
 void Fuzz(FuzzInput in) {
   const size_t letters = 1 + in.Below(4);
   Rules rules = ReadRules(in, letters);
@@ -115,10 +116,4 @@ void Fuzz(FuzzInput in) {
   FOX_CHECK(in_windows == expected);
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(fox::FuzzInput(data, size));
-  return 0;
-}

@@ -5,13 +5,13 @@
 
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "models/tokenizer/byte_alphabet.h"
 #include "models/tokenizer/byte_level_bpe.h"
-#include "models/tokenizer/longcrawl64_tokenizer.h"
 #include "models/tokenizer/pretokenizer.h"
 #include "tests/fuzz/models/tokenizer_use.h"
 
@@ -19,6 +19,17 @@ namespace fox {
 
 inline constexpr int64_t kFuzzVocabSize = 1000;
 inline constexpr size_t kMaxFuzzText = 512;  // bytes, as the plain definition is quadratic
+
+// The JSON text with the 256 bytes in the vocabulary at `place`.
+inline std::string WithBytes(const std::string& text, const std::string& place) {
+  nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json::json_pointer vocab(place);
+  if (!json.contains(vocab) || !json[vocab].is_object()) return text;
+  for (int byte = 0; byte < 256; ++byte) {
+    json[vocab][CharacterOfByte(static_cast<uint8_t>(byte))] = byte;
+  }
+  return json.dump();
+}
 
 using MergeRanks = std::map<std::pair<std::string, std::string>, size_t>;
 
@@ -60,10 +71,12 @@ inline std::vector<int32_t> EncodePlainly(std::string text, const BpeDefinition&
   return ids;
 }
 
-inline void UseByteLevel(const absl::StatusOr<BpeDefinition>& definition, std::string text) {
+inline void UseByteLevel(absl::StatusOr<BpeDefinition> definition, std::string text) {
   if (!definition.ok()) return CheckRefusal(definition.status());
   text.resize(std::min(text.size(), kMaxFuzzText));
-  const auto escaped = LongCrawl64Tokenizer::Create(*definition, kFuzzVocabSize);
+  definition->json_escaped = true;
+  const auto escaped = ByteLevelBpe::Create(*definition, kFuzzVocabSize);
+  definition->json_escaped = false;
   const auto plain = ByteLevelBpe::Create(*definition, kFuzzVocabSize);
   if (!plain.ok()) {
     FOX_CHECK(!escaped.ok());

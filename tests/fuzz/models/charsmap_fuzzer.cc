@@ -8,7 +8,6 @@
 #include "models/tokenizer/sentencepiece_check.h"
 #include "models/tokenizer/sentencepiece_model.h"
 #include "models/tokenizer/utf8.h"
-#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/models/tokenizer/model_proto_writer.h"
 
@@ -51,6 +50,8 @@ std::string ComposedMap(FuzzInput& in) {
   return map + std::string(in.Below(2), '\0');
 }
 
+}  // namespace
+
 void Fuzz(FuzzInput in) {
   const bool raw = in.Bool();
   const std::string text = in.Text(80);
@@ -73,10 +74,4 @@ void Fuzz(FuzzInput in) {
   }
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(fox::FuzzInput(data, size));
-  return 0;
-}

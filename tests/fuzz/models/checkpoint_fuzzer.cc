@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "engine/engine_factory.h"
-#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/model_folder.h"
 
@@ -27,6 +26,8 @@ EngineConfig SmallEngine(const std::string& dir, AcpMode acp) {
   config.runner.max_num_batched_tokens = 16;
   return config;
 }
+
+}  // namespace
 
 void Fuzz(FuzzInput in) {
   static ModelFolder folder;
@@ -63,10 +64,4 @@ void Fuzz(FuzzInput in) {
   FOX_CHECK(false && "the request never ends");
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(fox::FuzzInput(data, size));
-  return 0;
-}

@@ -19,7 +19,10 @@ absl::StatusOr<SamplingDefaults> Read(const std::string& text) {
   return SamplingDefaultsFrom(*config, kVocabSize);
 }
 
-void Fuzz(const std::string& text) {
+}  // namespace
+
+void Fuzz(FuzzInput in) {
+  const std::string text = in.Rest();
   const absl::StatusOr<SamplingDefaults> defaults = Read(text);
   if (!defaults.ok()) return CheckRefusal(defaults.status());
   FOX_CHECK(kTemperature.Contains(defaults->temperature));
@@ -36,10 +39,4 @@ void Fuzz(const std::string& text) {
   FOX_CHECK(again->eos_token_ids == defaults->eos_token_ids);
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(std::string(reinterpret_cast<const char*>(data), size));
-  return 0;
-}

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "models/json_reader.h"
-#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {
@@ -48,6 +47,8 @@ Reference Read(const std::string& text) {
   return out;
 }
 
+}  // namespace
+
 void Fuzz(FuzzInput in) {
   const JsonLimits limits{.max_bytes = 16 * (1 + in.Below(256)),
                           .max_depth = in.Below(24),
@@ -65,10 +66,4 @@ void Fuzz(FuzzInput in) {
   FOX_CHECK(again.ok() && *again == *json);
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(fox::FuzzInput(data, size));
-  return 0;
-}

@@ -48,7 +48,10 @@ void CheckBounds(const ModelConfig& c) {
   for (const int32_t id : c.eos_token_ids) FOX_CHECK(in_vocabulary(id));
 }
 
-void Fuzz(const std::string& text) {
+}  // namespace
+
+void Fuzz(FuzzInput in) {
+  const std::string text = in.Rest();
   const absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
   if (!config.ok()) return CheckRefusal(config.status());
   CheckBounds(*config);
@@ -57,10 +60,4 @@ void Fuzz(const std::string& text) {
   FOX_CHECK(again.ok() && Described(*again) == Described(*config));
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(std::string(reinterpret_cast<const char*>(data), size));
-  return 0;
-}

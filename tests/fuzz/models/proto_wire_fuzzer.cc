@@ -53,7 +53,10 @@ void WalkMessages(ProtoWire wire, int depth) {
   }
 }
 
-void Fuzz(const std::string& bytes) {
+}  // namespace
+
+void Fuzz(FuzzInput in) {
+  const std::string bytes = in.Rest();
   google::protobuf::Empty message;
   const bool valid = message.ParseFromString(bytes);
   const UnknownFieldSet& fields = message.GetReflection()->GetUnknownFields(message);
@@ -76,10 +79,4 @@ void Fuzz(const std::string& bytes) {
   WalkMessages(ProtoWire(bytes, 0, bytes.size()), 4);
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(std::string(reinterpret_cast<const char*>(data), size));
-  return 0;
-}

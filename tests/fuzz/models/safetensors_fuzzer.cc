@@ -72,7 +72,11 @@ std::string Written(const SafetensorsEntries& entries) {
   return out + text + data;
 }
 
-void Fuzz(std::span<const std::byte> file) {
+}  // namespace
+
+void Fuzz(FuzzInput in) {
+  const std::string bytes = in.Rest();
+  const std::span<const std::byte> file = BytesOf(bytes);
   const absl::StatusOr<SafetensorsEntries> entries = ParseSafetensors(file, "model.safetensors");
   if (!entries.ok()) return CheckRefusal(entries.status());
   CheckHeader(file, *entries);
@@ -87,10 +91,4 @@ void Fuzz(std::span<const std::byte> file) {
   }
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz({reinterpret_cast<const std::byte*>(data), size});
-  return 0;
-}

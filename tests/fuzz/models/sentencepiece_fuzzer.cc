@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "models/tokenizer/sentencepiece_tokenizer.h"
-#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/models/tokenizer_use.h"
 #include "tests/models/tokenizer/model_proto_writer.h"
 #include "tests/models/tokenizer/sentencepiece_library.h"
@@ -52,6 +51,8 @@ std::string FuzzText(FuzzInput& in) {
   return text;
 }
 
+}  // namespace
+
 void Fuzz(FuzzInput in) {
   const size_t choice = in.Byte();
   const bool raw = (choice & 1) != 0, add_bos = (choice & 2) == 0;
@@ -69,10 +70,4 @@ void Fuzz(FuzzInput in) {
   FOX_CHECK(Detokenize(**tokenizer, *ids, /*skip_special=*/true) == library.Decode(*ids));
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(fox::FuzzInput(data, size));
-  return 0;
-}

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "models/tokenizer/stop_matcher.h"
-#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {
@@ -13,6 +12,8 @@ namespace {
 bool EndsWith(const std::string& text, const std::string& end, size_t size) {
   return size <= text.size() && text.compare(text.size() - size, size, end, 0, size) == 0;
 }
+
+}  // namespace
 
 void Fuzz(FuzzInput in) {
   std::vector<std::string> stops(in.Below(17));
@@ -41,10 +42,4 @@ void Fuzz(FuzzInput in) {
   }
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(fox::FuzzInput(data, size));
-  return 0;
-}

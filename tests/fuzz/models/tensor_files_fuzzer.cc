@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "models/tensor_files.h"
-#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/model_folder.h"
 
@@ -64,6 +63,8 @@ void WriteFolder(ModelFolder& folder, size_t form, const std::vector<std::string
   place(kSingle, (form & 1) != 0, (form & 8) != 0, files[1]);
 }
 
+}  // namespace
+
 void Fuzz(FuzzInput in) {
   static ModelFolder folder;
   const size_t form = in.Below(32);
@@ -87,10 +88,4 @@ void Fuzz(FuzzInput in) {
   FOX_CHECK(!tensors->CheckUnchanged().ok());
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(fox::FuzzInput(data, size));
-  return 0;
-}

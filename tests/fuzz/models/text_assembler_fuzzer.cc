@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "models/tokenizer/text_assembler.h"
-#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {
@@ -78,6 +77,8 @@ Expected Cut(const std::string& text, size_t begin, const std::vector<std::strin
   return {text, ""};
 }
 
+}  // namespace
+
 void Fuzz(FuzzInput in) {
   const FuzzTokenizer tokenizer(in);
   const bool include = in.Bool();
@@ -118,10 +119,4 @@ void Fuzz(FuzzInput in) {
   FOX_CHECK(stop == expected.stop);
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(fox::FuzzInput(data, size));
-  return 0;
-}

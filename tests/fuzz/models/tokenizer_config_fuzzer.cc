@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "models/tokenizer/tokenizer_config.h"
-#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {
@@ -36,6 +35,8 @@ std::string Again(const std::string& text) {
   return text.empty() ? "" : nlohmann::json::parse(text, nullptr, false).dump();
 }
 
+}  // namespace
+
 void Fuzz(FuzzInput in) {
   const std::vector<std::string> files = in.Sections(3);
   const absl::StatusOr<TokenizerConfig> config = ParseTokenizerConfig(files[0], files[1], files[2]);
@@ -48,10 +49,4 @@ void Fuzz(FuzzInput in) {
   FOX_CHECK(again.ok() && Described(*again) == Described(*config));
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(fox::FuzzInput(data, size));
-  return 0;
-}

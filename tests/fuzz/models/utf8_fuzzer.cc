@@ -6,7 +6,6 @@
 
 #include "models/tokenizer/json_escape.h"
 #include "models/tokenizer/utf8.h"
-#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {
@@ -98,6 +97,8 @@ std::string Unescaped(const std::string& text, size_t step) {
   return out;
 }
 
+}  // namespace
+
 void Fuzz(FuzzInput in) {
   const size_t step = 1 + in.Below(16);
   const std::string text = in.Rest();
@@ -121,10 +122,4 @@ void Fuzz(FuzzInput in) {
   FOX_CHECK(Unescaped(escaped, step) == text);
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(fox::FuzzInput(data, size));
-  return 0;
-}

@@ -6,7 +6,6 @@
 
 #include "server/http/completion_request.h"
 #include "server/http/http_error.h"
-#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/server/request_world.h"
 
@@ -44,6 +43,8 @@ void CheckPrompts(const CompletionRequest& request, const CompletionRequest& aga
   }
 }
 
+}  // namespace
+
 void Fuzz(FuzzInput in) {
   static const RequestWorld worlds[] = {RequestWorld(true), RequestWorld(false)};
   const RequestWorld& world = worlds[in.Below(2)];
@@ -56,10 +57,4 @@ void Fuzz(FuzzInput in) {
   CheckPrompts(*request, *again, request->settings.sampling().has_seed(), world.context);
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(fox::FuzzInput(data, size));
-  return 0;
-}

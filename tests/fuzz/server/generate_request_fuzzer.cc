@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "fox/v1/inference.pb.h"
-#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/server/message_filler.h"
 #include "tests/fuzz/server/request_world.h"
 
@@ -40,7 +39,10 @@ void Check(const Message& request, const absl::StatusOr<GenerationSpec>& spec,
   FOX_CHECK(SameWork(*spec, *again, seeded));
 }
 
+}  // namespace
+
 void Fuzz(FuzzInput in) {
+  google::protobuf::SetLogHandler(nullptr);
   static const RequestWorld worlds[] = {RequestWorld(true), RequestWorld(false)};
   const size_t choice = in.Byte();
   const bool raw = (choice & 1) != 0, score = (choice & 2) != 0, stream = (choice & 8) != 0;
@@ -57,11 +59,4 @@ void Fuzz(FuzzInput in) {
         ConvertGenerate(request, stream, context), request.sampling().has_seed(), context);
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  google::protobuf::SetLogHandler(nullptr);
-  fox::Fuzz(fox::FuzzInput(data, size));
-  return 0;
-}

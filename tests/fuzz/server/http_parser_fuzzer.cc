@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "server/http/http_message.h"
 #include "server/http/http_parser.h"
-#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {
@@ -162,12 +161,8 @@ void WriteAndRead(FuzzInput& in) {
       std::equal(request.headers.begin(), request.headers.end(), connection.last.headers.begin()));
 }
 
+}  // namespace
+
 void Fuzz(FuzzInput in) { in.Bool() ? CutAnywhere(in) : WriteAndRead(in); }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(fox::FuzzInput(data, size));
-  return 0;
-}

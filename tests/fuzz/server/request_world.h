@@ -7,7 +7,6 @@
 #include "absl/strings/match.h"
 #include "engine/request/request_validation.h"
 #include "models/tokenizer/byte_level_bpe.h"
-#include "models/tokenizer/longcrawl64_tokenizer.h"
 #include "server/calls/conversion_context.h"
 #include "server/calls/request_conversion.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -18,15 +17,11 @@ namespace fox {
 inline constexpr int64_t kFuzzModelLen = 64;
 
 struct RequestWorld {
-  explicit RequestWorld(bool with_tokenizer, bool escaped = false) {
+  explicit RequestWorld(bool with_tokenizer) {
     BpeDefinition definition = SmallDefinition();
     definition.prefix = {258};
     const auto vocab_size = static_cast<int32_t>(definition.vocab.size());
-    if (escaped) {
-      tokenizer = *LongCrawl64Tokenizer::Create(definition, vocab_size);
-    } else {
-      tokenizer = *ByteLevelBpe::Create(definition, vocab_size);
-    }
+    tokenizer = *ByteLevelBpe::Create(definition, vocab_size);
     context.tokenizer = with_tokenizer ? tokenizer.get() : nullptr;
     context.served_model_name = "model";
     context.max_prompt_bytes = 4096;

@@ -8,7 +8,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "server/server_flags.h"
-#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {
@@ -39,6 +38,8 @@ void CheckRefused(const absl::Status& status) {
             absl::IsUnavailable(status));
   FOX_CHECK(!status.message().empty() && status.message().size() <= 1024);
 }
+
+}  // namespace
 
 void Fuzz(FuzzInput in) {
   std::vector<std::string> arguments;
@@ -75,10 +76,4 @@ void Fuzz(FuzzInput in) {
   FOX_CHECK(StrangersMayCall(first.flags) == StrangersMayCall(again.flags));
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(fox::FuzzInput(data, size));
-  return 0;
-}

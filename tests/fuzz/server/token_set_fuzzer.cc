@@ -42,7 +42,10 @@ void CheckMessage(absl::string_view message) {
             words == "line : a token has  to  visible ASCII characters");
 }
 
-void Fuzz(const std::string& text) {
+}  // namespace
+
+void Fuzz(FuzzInput in) {
+  const std::string text = in.Rest();
   static ModelFolder folder;
   folder.Write("tokens", text);
   const auto set = TokenSet::Load(folder.path() + "/tokens");
@@ -66,10 +69,4 @@ void Fuzz(const std::string& text) {
   }
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(std::string(reinterpret_cast<const char*>(data), size));
-  return 0;
-}

@@ -25,17 +25,14 @@ bool IsTraceParent(const std::string& header) {
          header.substr(36, 16) != std::string(16, '0');
 }
 
-void Fuzz(const std::string& header) {
+}  // namespace
+
+void Fuzz(FuzzInput in) {
+  const std::string header = in.Rest();
   const TraceContext context = ParseTraceParent(header);
   FOX_CHECK(context.parent == (IsTraceParent(header) ? header.substr(0, 55) : ""));
   FOX_CHECK(context.trace_id().size() == (context.parent.empty() ? 0u : 32u));
   FOX_CHECK(context.parent_id().size() == (context.parent.empty() ? 0u : 16u));
 }
 
-}  // namespace
 }  // namespace fox
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fox::Fuzz(std::string(reinterpret_cast<const char*>(data), size));
-  return 0;
-}

@@ -38,9 +38,8 @@ def load(path: Path) -> dict[str, Bits]:
     result = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
-        result[name] = Bits(
-            entry["dtype"], tuple(entry["shape"]), blob[start + begin : start + end]
-        )
+        data = blob[start + begin : start + end]
+        result[name] = Bits(entry["dtype"], tuple(entry["shape"]), data)
     return result
 
 

@@ -41,16 +41,8 @@ class SafetensorsTest(unittest.TestCase):
 
     def test_malformed_entries(self) -> None:
         self.assert_refused({"a": entry(0, 8, dtype="F8_E4M3")}, 8, "tensor a: dtype F8_E4M3")
-        for bad in (
-            entry(0, 8, dtype=1),
-            entry(0, 8, shape=(-2,)),
-            entry(0, 8, shape=(2.0,)),
-            entry(0, 8, shape=None),
-            entry("0", 8),
-            [],
-            None,
-            {"dtype": "F32"},
-        ):
+        for bad in (entry(0, 8, dtype=1), entry(0, 8, shape=(-2,)), entry(0, 8, shape=(2.0,)),
+                    entry(0, 8, shape=None), entry("0", 8), [], None, {"dtype": "F32"}):
             self.assert_refused({"a": bad}, 8, "entry a is malformed")
 
     def test_malformed_headers(self) -> None:

@@ -10,13 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-STORAGES = {
-    "F64": "DoubleStorage",
-    "F32": "FloatStorage",
-    "F16": "HalfStorage",
-    "BF16": "BFloat16Storage",
-    "I64": "LongStorage",
-}
+STORAGES = {"F64": "DoubleStorage", "F32": "FloatStorage", "F16": "HalfStorage",
+            "BF16": "BFloat16Storage", "I64": "LongStorage"}
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8}
 
 
@@ -118,13 +113,8 @@ class Archive:
             step *= extent
         return self.view(self.storage(dtype, data), 0, shape, strides)
 
-    def save(
-        self,
-        path: Path,
-        content: Any,
-        byteorder: bytes = b"little",
-        compression: int = zipfile.ZIP_STORED,
-    ) -> None:
+    def save(self, path: Path, content: Any, byteorder: bytes = b"little",
+             compression: int = zipfile.ZIP_STORED) -> None:
         """Writes the archive with `content` as its object."""
         with zipfile.ZipFile(path, "w", compression) as file:
             file.writestr(f"{path.stem}/data.pkl", b"\x80\x02" + encode(content) + b".")

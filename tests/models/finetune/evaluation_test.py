@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Losses equal their definition, samples repeat, shares are those of the windows."""
 
 from __future__ import annotations
@@ -72,7 +71,3 @@ class EvaluationTest(unittest.TestCase):
         table = shares_table(shares)
         self.assertIn("0 to 20%: 2", table)
         self.assertIn(f"mean {50 * shares[:, 0].mean().item():.1f}%", table)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """What is exported loads again, bit for bit, and has the converter's layout."""
 
 from __future__ import annotations
@@ -89,7 +88,3 @@ class FromConfigTest(unittest.TestCase):
     def test_unknown_keys_are_refused(self) -> None:
         with self.assertRaisesRegex(Refusal, "rotary_fraction"):
             load_model(write_toy(self.folder, rotary_fraction=0.5), 0)
-
-
-if __name__ == "__main__":
-    unittest.main()

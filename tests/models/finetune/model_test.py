@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The PyTorch model against the golden logits of the reference implementations, in float64."""
 
 from __future__ import annotations
@@ -188,7 +187,3 @@ class ModelTest(unittest.TestCase):
         self.assertTrue(torch.equal(plain, compiled))
         # Embedding, layer, loss.
         self.assertEqual(torch._dynamo.utils.counters["stats"]["unique_graphs"], 3)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Parameter groups and the schedule of the paper."""
 
 from __future__ import annotations
@@ -47,7 +46,3 @@ class OptimizationTest(unittest.TestCase):
         for total, peak in ((1, 1), (3, 1), (20, 2), (119, 11), (5000, 500), (50000, 1953)):
             self.assertEqual(warmup_steps(1953, total), peak)
             self.assertEqual(learning_rate(peak - 1, total, 1953, 2.0), 2.0)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Metrics survive kills without doubles, lines are readable, the plot is drawn."""
 
 from __future__ import annotations
@@ -77,7 +76,3 @@ class ProgressTest(unittest.TestCase):
         self.assertEqual(picture.exists(), has_matplotlib)
         if has_matplotlib:
             self.assertIn("<svg", picture.read_text())
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Texts become tokens document by document, and windows of every epoch cover them."""
 
 from __future__ import annotations
@@ -154,7 +153,3 @@ class WindowsTest(unittest.TestCase):
         with self.assertRaisesRegex(TextError, "19 tokens of text are too few for windows of 10"):
             Windows(np.zeros(19, dtype=np.uint16), 10, 0)
         self.assertEqual(Windows(np.zeros(21, dtype=np.uint16), 10, 0).per_epoch, 1)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Checkpoints are whole or absent, and a damaged one is passed over."""
 
 from __future__ import annotations
@@ -83,7 +82,3 @@ class CheckpointTest(unittest.TestCase):
                         {"steps": 30, "lr": 2e-3}):
             with self.assertRaises(TrainingError):
                 check_settings(saved, {**saved, **changed}, Path("m"))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -78,5 +78,28 @@ TEST(ByteLevelBpeTest, RolesAreAddedTokens) {
   EXPECT_EQ(*(*bpe)->Encode("abcab<x>", false), (std::vector<int32_t>{257, 256, 259}));
 }
 
+TEST(ByteLevelBpeTest, TheInsideOfAJsonString) {
+  BpeDefinition definition = SmallDefinition();
+  const auto plain = ByteLevelBpe::Create(definition, 300);
+  definition.json_escaped = true;
+  const auto escaped = ByteLevelBpe::Create(definition, 300);
+  ASSERT_TRUE(plain.ok() && escaped.ok());
+  EXPECT_EQ((*escaped)->info().kind, "longcrawl64");
+  const std::vector<int32_t> ids = *(*escaped)->Encode("abc\n\u00e9\"", false);
+  EXPECT_EQ(ids, *(*plain)->Encode("abc\\n\\u00e9\\\"", false));
+  EXPECT_EQ((*escaped)->TokenBytes('\\', false), "\\");  // escapes are undone by TokenStream
+  EXPECT_EQ(Detokenize(**escaped, ids, false), "abc\n\u00e9\"");
+  // Escaping and cutting at added tokens commute only for these.
+  AddedToken left = Added("<l>", 259), right = Added("<r>", 259);
+  left.lstrip = right.rstrip = true;
+  for (const AddedToken& token : {Added("<\u00e9>", 259), Added("a\"", 259), Added("a\\", 259),
+                                  Added("\n", 259), left, right}) {
+    definition.added = {token};
+    const absl::Status status = ByteLevelBpe::Create(definition, 300).status();
+    ExpectRefused(status, "A: JSONGPT2Tokenizer with the added token");
+    EXPECT_TRUE(absl::IsUnimplemented(status));
+  }
+}
+
 }  // namespace
 }  // namespace fox

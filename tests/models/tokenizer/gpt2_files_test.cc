@@ -1,12 +1,11 @@
 // vocab.json and merges.txt as files: their syntax, and where special tokens come from.
-#include "models/tokenizer/gpt2_files.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
+#include "models/tokenizer/bpe_definition.h"
 #include "tests/models/refused.h"
 
 namespace fox {

@@ -1,12 +1,11 @@
-// Encoding in windows, and decoding of any ids, whole and streamed, against the sentencepiece
-// library itself.
+// Decoding of any ids, whole and streamed, against the sentencepiece library itself, and encoding
+// of long texts. Small texts over all kinds of models: tests/fuzz/models/sentencepiece_fuzzer.cc.
 #include "models/tokenizer/sentencepiece_tokenizer.h"
 
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <random>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -175,76 +174,35 @@ TEST(SentencePieceTokenizerTest, PaddingIdsEndACharacter) {
   EXPECT_EQ(both.Ours(ids), "\uFFFD\uFFFD");
 }
 
-// Characters that the models below know and do not know, spaces in all forms, and user pieces.
-std::string RandomText(std::mt19937& rng, size_t characters) {
-  const std::vector<std::string> parts = {
-      "a",  "b",      "c",      "ab",         "abab",  " ",   "  ", "\u2581",  "\n",          "x",
-      "xx", "\u00e9", "\u65e5", "\U0001F600", "<sep>", "<se", " a", "\u2581 ", "aaaaaaaaaaaa"};
-  std::string text;
-  const size_t kinds = 1 + rng() % parts.size(), first = rng() % parts.size();
-  for (size_t i = 0; i < characters; ++i) text += parts[(first + rng() % kinds) % parts.size()];
-  return text;
-}
-
-// BPE with random pieces of few letters and random scores, some of them equal.
-std::string RandomModel(std::mt19937& rng, bool byte_fallback, bool user_pieces) {
-  std::string model = Start() + Trainer(byte_fallback) + (byte_fallback ? BytePieces(256) : "");
-  std::vector<std::string> texts = {"a", "b", "c"};
-  if (rng() % 4 != 0) texts.push_back("\u2581");
-  std::set<std::string> unique(texts.begin(), texts.end());
-  for (int i = 0; i < 40; ++i) {
-    const std::string text = texts[rng() % texts.size()] + texts[rng() % texts.size()];
-    if (text.size() <= 16 && unique.insert(text).second) texts.push_back(text);
-  }
-  for (const std::string& text : texts) {
-    model += PieceField(text, PieceType::kNormal, -static_cast<float>(rng() % 30));
-  }
-  if (user_pieces) {
-    for (const char* text : {"<sep>", "<se", " a", "xx", "\u2581 "}) {
-      model += PieceField(text, PieceType::kUserDefined);
+// In windows of a few bytes. Pieces out of use are split as they were merged last, wherever that
+// was; other models than BPE weigh the whole text; user pieces are found before merging.
+TEST(SentencePieceTokenizerTest, SmallWindowsGiveTheTokensOfTheWhole) {
+  std::mt19937 rng(6);
+  const auto piece = [](const std::string& text, float score, PieceType type) {
+    return PieceField(text, type, score);
+  };
+  const std::string letters = Start() + Letters();
+  const std::string models[] = {
+      OddModel(),
+      Start() + Trainer(false) + piece("a", -9, PieceType::kNormal) +
+          piece("b", -9, PieceType::kNormal) + piece("ab", -2, PieceType::kNormal) +
+          piece("ba", -3, PieceType::kNormal) + piece("bab", -4, PieceType::kUnused) +
+          piece("abab", -6, PieceType::kNormal),
+      letters + piece("ba", -1.5f, PieceType::kNormal) + piece("aba", -2.25f, PieceType::kNormal),
+      letters + Trainer(false) + piece("<sep>", 0, PieceType::kUserDefined) +
+          piece("abab<se", 0, PieceType::kUserDefined) + piece("xx", 0, PieceType::kUserDefined)};
+  const std::vector<std::string> parts = {"a", "b", "ab", "ba", "<se", "p>", "x", " ", "\u00e9"};
+  for (const std::string& model : models) {
+    const SentencePieceLibrary library(model);
+    const auto tokenizer = SentencePieceTokenizer::Create(model, false, 100000, 16);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    for (int round = 0; round < 300; ++round) {
+      std::string text;
+      const size_t kinds = 1 + rng() % parts.size();
+      for (size_t i = rng() % 100; i > 0; --i) text += parts[rng() % kinds];
+      ASSERT_EQ(*(*tokenizer)->Encode(text, true), library.Encode(text)) << text;
     }
   }
-  return model;
-}
-
-void ExpectEncodesLikeTheLibrary(const std::string& model, std::mt19937& rng, int rounds) {
-  const SentencePieceLibrary library(model);
-  const auto tokenizer = SentencePieceTokenizer::Create(model, false, 100000, 16 + rng() % 100);
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  for (int round = 0; round < rounds; ++round) {
-    const std::string text = RandomText(rng, rng() % 300);
-    const auto ids = (*tokenizer)->Encode(text, true);
-    ASSERT_TRUE(ids.ok()) << ids.status();
-    ASSERT_EQ(*ids, library.Encode(text)) << text;
-  }
-}
-
-TEST(SentencePieceTokenizerTest, WindowsGiveTheTokensOfTheWhole) {
-  std::mt19937 rng(5);
-  for (int i = 0; i < 160; ++i) {
-    SCOPED_TRACE(i);
-    const bool prefix = rng() % 2 == 0, extra = rng() % 2 == 0;
-    const std::string model = RandomModel(rng, i % 2 == 0, i % 3 == 0);
-    ExpectEncodesLikeTheLibrary(model + Spaces(prefix, extra), rng, 20);
-    if (::testing::Test::HasFatalFailure()) return;
-  }
-  ExpectEncodesLikeTheLibrary(DemoModel(), rng, 500);
-}
-
-// Pieces out of use are split as they were merged last, wherever that was; other models than BPE
-// weigh the whole text.
-TEST(SentencePieceTokenizerTest, ModelsThatNeedTheWholeTextGetIt) {
-  std::mt19937 rng(6);
-  const std::string unused =
-      Start() + Trainer(false) + PieceField("a", PieceType::kNormal, -9) +
-      PieceField("b", PieceType::kNormal, -9) + PieceField("ab", PieceType::kNormal, -2) +
-      PieceField("ba", PieceType::kNormal, -3) + PieceField("bab", PieceType::kUnused, -4) +
-      PieceField("abab", PieceType::kNormal, -6);
-  ExpectEncodesLikeTheLibrary(unused, rng, 200);
-  ExpectEncodesLikeTheLibrary(OddModel(), rng, 200);
-  const std::string unigram = Start() + Letters() + PieceField("ba", PieceType::kNormal, -1.5f) +
-                              PieceField("aba", PieceType::kNormal, -2.25f);
-  ExpectEncodesLikeTheLibrary(unigram, rng, 200);
 }
 
 // The library appends each unknown character to one string of them all: minutes for a whole text.

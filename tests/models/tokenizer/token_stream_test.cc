@@ -6,7 +6,6 @@
 
 #include <random>
 
-#include "models/tokenizer/json_escape.h"
 #include "models/tokenizer/utf8.h"
 #include "tests/models/tokenizer/test_files.h"
 
@@ -105,49 +104,6 @@ TEST(TokenStreamTest, RandomIdsOfEveryTokenizer) {
   ExpectStreamsLikeDetokenize(*LoadLongCrawl64(), 2);
   ExpectStreamsLikeDetokenize(*LoadDemo(), 3);
   ExpectStreamsLikeDetokenize(*LoadSmall(), 4);
-}
-
-// However a text is cut into tokens, it comes out the same.
-TEST(TokenStreamTest, AnyCutOfAnEscapedText) {
-  std::mt19937 rng(5);
-  Tokenizer::Info info;
-  info.json_escaped = true;
-  const std::vector<std::string> parts = {
-      "\\",       "u", "d83d", "\\ude00", "00e9",    "n",       "\xC3", "\xA9",
-      "\xF0\x9F", "x", "\"",   "\\u00",   "\\ud800", "\\udc00", "\\\\", "g"};
-  for (int round = 0; round < 2000; ++round) {
-    std::string text;
-    for (int i = 0; i < 8; ++i) text += parts[rng() % parts.size()];
-    std::string whole = text, expected;
-    JsonUnescape(&whole, true, &expected);
-    std::vector<std::string> tokens;
-    for (size_t at = 0; at < text.size();) {
-      const size_t length = 1 + rng() % 4;
-      tokens.push_back(text.substr(at, length));
-      at += length;
-    }
-    std::string joined;
-    for (const std::string& part : Pushes(tokens, info)) joined += part;
-    ASSERT_EQ(joined, expected) << text;
-  }
-}
-
-// Byte fallback splits a character over tokens.
-TEST(TokenStreamTest, SentencePieceBytes) {
-  const auto tokenizer = LoadDemo();
-  const std::string text = "snow \xE2\x98\x83 and \xF0\x9F\xA6\x8A!";
-  const auto ids = tokenizer->Encode(text, true);
-  ASSERT_TRUE(ids.ok());
-  TokenStream stream(*tokenizer, true);
-  std::string joined;
-  int empty = 0;
-  for (const int32_t id : *ids) {
-    const std::string part = stream.Push(id);
-    if (part.empty()) ++empty;
-    joined += part;
-  }
-  EXPECT_EQ(joined + stream.Finish(), text);
-  EXPECT_GE(empty, 1 + 2 + 3);  // bos, and all but the last byte of both characters
 }
 
 }  // namespace

@@ -1,12 +1,11 @@
 // tokenizer.json: options that are understood, and those that are refused by name.
-#include "models/tokenizer/tokenizer_json.h"
-
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "models/tokenizer/bpe_definition.h"
 #include "tests/models/refused.h"
 #include "tests/models/tokenizer/test_files.h"
 
@@ -43,10 +42,12 @@ TEST(TokenizerJsonTest, Options) {
   changed["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {changed["pre_tokenizer"]}}};
   changed["pre_tokenizer"]["pretokenizers"][0]["add_prefix_space"] = false;
   const int32_t size =
-      MustLoad(TestDir().Write("tokenizer.json", changed.dump()).path(), kVocab)->info().vocab_size;
+      MustLoad(TemporaryDir().Write("tokenizer.json", changed.dump()).path(), kVocab)
+          ->info()
+          .vocab_size;
   changed["model"]["vocab"]["zq!"] = size;  // no merges lead to it
   const auto encode = [&changed](const std::string& text) {
-    TestDir dir;
+    TemporaryDir dir;
     dir.Write("tokenizer.json", changed.dump());
     return *MustLoad(dir.path(), kVocab)->Encode(text, false);
   };

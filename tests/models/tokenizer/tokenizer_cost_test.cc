@@ -1,10 +1,15 @@
-// Denial of service by text: what half a mebibyte of the nastiest content costs, and that twice the
-// text costs about twice the time. Limits leave room for shared and instrumented machines; a
-// quadratic algorithm would need minutes.
+// Denial of service by text: half a mebibyte of the nastiest content costs little time, and twice
+// the text about twice; the largest text that a server takes by default (4 MiB) needs little memory
+// beside its own tokens. Limits leave room for shared and instrumented machines; a quadratic
+// algorithm would need minutes.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <climits>
 #include <cstdio>
 #include <functional>
 #include <random>
@@ -22,12 +27,14 @@ std::string Repeat(const std::string& unit, size_t bytes) {
   return text;
 }
 
-std::string RandomLetters(size_t bytes, int letters) {
+// In words of at most so many letters.
+std::string RandomLetters(size_t bytes, unsigned letters, unsigned longest) {
   std::mt19937 rng(11);
   std::string text;
-  for (size_t i = 0; i < bytes; ++i) {
-    text.push_back(
-        static_cast<char>('a' + static_cast<int>(rng() % static_cast<unsigned>(letters))));
+  text.reserve(bytes);
+  for (size_t left = 0; text.size() < bytes; --left) {
+    text.push_back(left == 0 ? ' ' : static_cast<char>('a' + rng() % letters));
+    if (left == 0) left = 2 + rng() % longest;
   }
   return text;
 }
@@ -35,27 +42,61 @@ std::string RandomLetters(size_t bytes, int letters) {
 struct Content {
   const char* name;
   std::function<std::string(size_t)> make;
+  bool in_memory = false;
 };
 
 std::vector<Content> Contents() {
   const auto repeat = [](const char* unit) {
     return [unit](size_t bytes) { return Repeat(unit, bytes); };
   };
-  return {{"a", repeat("a")},
+  return {{"a", repeat("a"), true},
           {"^", repeat("^")},
-          {"space", repeat(" ")},
+          {"space", repeat(" "), true},
           {"newline", repeat("\n")},
           {"emoji", repeat("\xF0\x9F\x98\x80")},
           {"zwj family", repeat("\xF0\x9F\x91\xA8\xE2\x80\x8D\xF0\x9F\x91\xA9\xE2\x80\x8D")},
           {"cjk", repeat("\xE6\x97\xA5\xE6\x9C\xAC\xE8\xAA\x9E")},
           {"combining", repeat("\xCC\x81")},
           {"nul", [](size_t bytes) { return std::string(bytes, '\0'); }},
-          {"random letters", [](size_t bytes) { return RandomLetters(bytes, 26); }},
-          {"two letters", [](size_t bytes) { return RandomLetters(bytes, 2); }},
+          {"random words", [](size_t bytes) { return RandomLetters(bytes, 26, 12); }, true},
+          {"random letters", [](size_t bytes) { return RandomLetters(bytes, 26, INT_MAX); }},
+          {"two letters", [](size_t bytes) { return RandomLetters(bytes, 2, INT_MAX); }},
           {"prose", repeat("Once upon a time there was a fox, and it's said he'd 42 foes. ")},
           {"special", repeat("<|endoftext|>")},
           {"almost special", repeat("<|endoftext|")}};
 }
+
+// The most resident memory of a child that encodes `text`, in MiB; it inherits what is loaded.
+double PeakOfChild(const Tokenizer& tokenizer, const std::string& text) {
+  const pid_t child = fork();
+  if (child == 0) _exit(tokenizer.Encode(text, true).ok() ? 0 : 1);
+  EXPECT_GT(child, 0);
+  int status = 0;
+  rusage usage = {};
+  EXPECT_EQ(wait4(child, &status, 0, &usage), child);
+  EXPECT_EQ(status, 0);
+  return static_cast<double>(usage.ru_maxrss) / 1024;
+}
+
+// Beside what a child has that encodes one letter.
+void ExpectLittleMemory(const Tokenizer& tokenizer) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's own memory is not bounded";
+#endif
+  for (const Content& content : Contents()) {
+    if (!content.in_memory) continue;
+    const std::string text = content.make(4 * kMebibyte);
+    const double mib = PeakOfChild(tokenizer, text) - PeakOfChild(tokenizer, "a");
+    std::printf("%-16s %-16s %6.1f MiB\n", tokenizer.info().kind.c_str(), content.name, mib);
+    EXPECT_LT(mib, 80) << content.name;
+  }
+}
+
+// First: a child may use what its parent has freed.
+TEST(TokenizerMemoryTest, Gpt2) { ExpectLittleMemory(*LoadGpt2("{}")); }
+TEST(TokenizerMemoryTest, LongCrawl64) { ExpectLittleMemory(*LoadLongCrawl64()); }
+TEST(TokenizerMemoryTest, TokenizerJson) { ExpectLittleMemory(*LoadSmall()); }
+TEST(TokenizerMemoryTest, SentencePiece) { ExpectLittleMemory(*LoadDemo()); }
 
 // Time this thread computed: waiting for a processor that others use does not count.
 double ThreadSeconds() {

@@ -1,0 +1,51 @@
+// BpeDefinition: a byte-level BPE tokenizer as its files define it, which are GPT-2's two or a
+// tokenizer.json. Read byte_level_bpe.h next: it checks a definition and encodes by it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "models/tokenizer/added_tokens.h"
+#include "models/tokenizer/tokenizer_config.h"
+
+namespace fox {
+
+// Tokens are in the byte alphabet (byte_alphabet.h). Errors open with the name of the file at
+// fault.
+struct BpeDefinition {
+  const char* vocab_file = "";
+  const char* merges_file = "";
+  absl::flat_hash_map<std::string, int32_t> vocab;
+  std::vector<std::pair<std::string, std::string>> merges;  // by rank
+  std::vector<AddedToken> added;                            // may repeat tokens of `vocab`
+  bool add_prefix_space = false;  // a space before each text that does not start with one
+  bool use_regex = true;          // false: no pre-tokenizer, a text is one piece
+  // Text is the inside of a JSON string, as the released FoX models were trained
+  // (JSONGPT2Tokenizer).
+  bool json_escaped = false;
+  bool ignore_merges = false;               // a piece that is a token as a whole is not merged
+  std::vector<int32_t> prefix, suffix;      // what add_special_tokens puts around a text
+  std::optional<AddedToken> bos, eos, unk;  // their ids are not read
+};
+
+// vocab.json: one object, token to id. merges.txt: a line for each rule, two tokens and a space
+// between; lines that start with #version are skipped. Special tokens that `config` does not name
+// are <|endoftext|>, as in GPT-2. InvalidArgument names the file and the line or token.
+absl::StatusOr<BpeDefinition> ParseGpt2Files(const std::string& vocab_json,
+                                             const std::string& merges_txt,
+                                             const TokenizerConfig& config);
+
+// tokenizer.json of the Hugging Face tokenizers library. Understood: model BPE, pre_tokenizer and
+// decoder ByteLevel (alone or in a Sequence of their own), post_processor ByteLevel or
+// TemplateProcessing, added_tokens; no normalizer. `truncation` and `padding` are left to the
+// caller and ignored. bos and eos come from `config`. Unimplemented names what would change the
+// result and is not understood, InvalidArgument what is malformed.
+absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
+                                                 const TokenizerConfig& config);
+
+}  // namespace fox
