@@ -7,7 +7,6 @@
 
 #include "kernels/acp.h"
 #include "kernels/core/check.h"
-#include "kernels/cuda/attention/prune_boundary.h"
 #include "tests/bench/random_values.h"
 
 namespace fox {
@@ -137,12 +136,6 @@ void AttentionSetup::Attend(int call) {
   ops_.state().unfinished =
       decodes ? UnfinishedWrites(params.q.data, storage_->view().cum_log_f) : UnfinishedWrites();
   ops_.Attention(batch_, params, storage_->view(), nullptr);
-}
-
-void AttentionSetup::SearchBoundaries() {
-  CudaOps::State& state = ops_.state();
-  cuda::PruneBoundaries(batch_, Params(0), storage_->view(), state.schedule,
-                        CudaOps::State::MaxTiles(batch_), state.queue.cuda_stream());
 }
 
 double AttentionSetup::VisitedShare() {

@@ -31,8 +31,6 @@ class AttentionSetup {
   void Append(int64_t rows, bool evict);
   // The attention of the current step, on layer `call` modulo the layers.
   void Attend(int call);
-  // Only the search for the tiles' boundaries that Attend begins with.
-  void SearchBoundaries();
 
   // Share of the page blocks in the causal range that one Attend visits.
   double VisitedShare();

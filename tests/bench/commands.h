@@ -12,15 +12,9 @@ namespace fox {
 absl::Status MakeModel(const std::vector<std::string>& arguments);
 // Sends requests to a running server and measures what a client sees.
 absl::Status BenchServe(const std::vector<std::string>& arguments);
-// Compares throughput through the engine alone, fox.v1 and HTTP.
-absl::Status BenchDoors(const std::vector<std::string>& arguments);
 // Compares loads with the prefix cache and without it, through the engine alone.
 absl::Status BenchCache(const std::vector<std::string>& arguments);
-// Measures what a further snapshot of a conversation costs.
-absl::Status BenchSnapshots(const std::vector<std::string>& arguments);
 // Compares the same requests alone and beside one another, bit for bit; Internal: some differ.
 absl::Status BenchInvariance(const std::vector<std::string>& arguments);
-// Tests whether times tell what another salt has cached.
-absl::Status BenchSalts(const std::vector<std::string>& arguments);
 
 }  // namespace fox

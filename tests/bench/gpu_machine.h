@@ -1,4 +1,4 @@
-// The GPU as benchmarks see it: its own clock, and its peaks. `ops` are the CUDA backend's
+// The GPU as benchmarks see it: its own clock, and how fast it reads. `ops` are the CUDA backend's
 // everywhere. In a build without CUDA there are none, and all functions say so (no_gpu.cc).
 #pragma once
 
@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/trace/timed_ops.h"
-#include "tests/bench/machine_peaks.h"
+#include "tests/bench/measurement.h"
 
 namespace fox {
 
@@ -21,13 +21,8 @@ std::unique_ptr<OpClock> MakeGpuClock(Ops& ops);
 absl::StatusOr<Summary> MeasureOnGpu(Ops& ops, int calls, int samples,
                                      const std::function<void(int call)>& work);
 
-struct GpuPeaks {
-  MachinePeaks machine;
-  Summary copy_bytes_per_second;  // both directions counted
-};
-
-// Buffers of `bytes`, products of [size, size] bf16 matrices.
-absl::StatusOr<GpuPeaks> MeasureGpuPeaks(Ops& ops, int64_t bytes, int64_t size, int samples);
+// Seconds of reading a buffer of `bytes`.
+absl::StatusOr<Summary> MeasureGpuRead(Ops& ops, int64_t bytes, int samples);
 
 // Driver, runtime and clocks of the device, for the report.
 nlohmann::ordered_json GpuFacts();

@@ -34,6 +34,7 @@ class BenchReport {
 
   // Facts about the run beside the rows: machine, peaks, load.
   nlohmann::ordered_json& facts() { return facts_; }
+  const nlohmann::ordered_json& rows() const { return rows_; }
   // All of it as JSON into a file; nothing where the name is empty.
   absl::Status Write(const std::string& file) const;
 

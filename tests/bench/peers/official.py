@@ -71,11 +71,9 @@ def load_model() -> torch.nn.Module:
 
 def main() -> None:
     """Prefill by length and bound."""
-    arguments = inputs.parse_arguments()
-    results = inputs.Results(arguments.json)
+    arguments, results = inputs.start()
     if not inputs.use_official(arguments.official_repo):
         return
-    torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         sys.path.insert(0, edited_copy(arguments.official_repo, folder))
         model = load_model()

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import inputs
-import training_calls as calls
+import calls
 from float64_attention import NAMES, attention_gradients, relative_errors, worst_and_mean
 
 
@@ -124,9 +124,7 @@ def determinism(results: inputs.Results) -> None:
 
 def main() -> None:
     """Runs everything."""
-    arguments = inputs.parse_arguments()
-    torch.manual_seed(0)
-    results = inputs.Results(arguments.json)
+    arguments, results = inputs.start()
     has_official = inputs.use_official(arguments.official_repo)
     for case in CASES:
         measure(results, case, has_official)

@@ -100,7 +100,7 @@ class PackageTest(unittest.TestCase):
         # fox-bench finds the model that was installed beside it.
         demo = prefix / "share" / "foxserve" / "demo" / "config.json"
         demo.write_text("{")
-        wrong = subprocess.run([str(prefix / "bin" / "fox-bench"), "memory"], capture_output=True,
+        wrong = subprocess.run([str(prefix / "bin" / "fox-bench"), "prefill"], capture_output=True,
                                text=True, timeout=60)
         self.assertEqual(wrong.returncode, 78, wrong.stderr)
         self.assertIn("config.json", wrong.stderr)
