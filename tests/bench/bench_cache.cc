@@ -8,21 +8,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "engine/engine_factory.h"
-#include "engine/eval/eval_command.h"
-#include "tests/bench/commands.h"
-#include "tests/bench/measurement.h"
-#include "tests/bench/run_requests.h"
+#include "tests/bench/bench_session.h"
 
 namespace fox {
 namespace {
 
 struct CacheFlags {
-  std::string model = FOX_SOURCE_DIR "/models/demo", device = "auto", text, json;
+  std::string model = FOX_SOURCE_DIR "/models/demo", device = "auto", json;
   std::string loads = "questions,strangers";
   int64_t document = 6000, question = 100, answer = 16, requests = 8, at_once = 4;
   int64_t rounds = 3, threads = 0, kv_cache_bytes = 0;
-  double share = 0.3;
   Clock clock = Now;
 
   // Of one sequence.
@@ -37,8 +32,6 @@ absl::Status Parse(const std::vector<std::string>& arguments, CacheFlags* values
   flags.Int("threads", "N", "of the CPU backend; 0: one per core", 0, 4096, &values->threads);
   flags.Mebibytes("kv-cache-mb", "MiB of the page pool; 0: room for all without eviction", 0,
                   1 << 30, &values->kv_cache_bytes);
-  flags.String("text", "FILE", "what prompts are cut from; else MODEL/prompt_long.txt, or any ids",
-               &values->text);
   flags.String("loads", "LIST", "which are run", &values->loads);
   flags.Int("document", "N", "tokens that prompts share", 64, 1 << 20, &values->document);
   flags.Int("question", "N", "tokens behind them", 1, 1 << 20, &values->question);
@@ -52,11 +45,11 @@ absl::Status Parse(const std::vector<std::string>& arguments, CacheFlags* values
                     "what times are taken from; processor: this process's, for the CPU backend "
                     "beside other programs, with one thread",
                     &values->clock);
-  flags.Double("share", "SHARE", "--prefix-cache-share of a server", 0.01, 1, &values->share);
   flags.String("json", "FILE", "writes all rows there", &values->json);
   return ParseOrHelp(flags, arguments, "fox-bench cache");
 }
 
+// `share`: of the pool, for the cache.
 absl::StatusOr<LoadedEngine> Load(const CacheFlags& flags, double share) {
   EngineConfig config;
   config.model_dir = flags.model;
@@ -175,11 +168,11 @@ absl::Status BenchCache(const std::vector<std::string>& arguments) {
     if (load == "questions" || load == "strangers") continue;
     return absl::InvalidArgumentError(absl::StrCat("--loads: there is no load \"", load, "\""));
   }
-  absl::StatusOr<LoadedEngine> engines[2] = {Load(flags, 0), Load(flags, flags.share)};
+  absl::StatusOr<LoadedEngine> engines[2] = {Load(flags, 0), Load(flags, 0.3)};
   for (const auto& loaded : engines) {
     if (!loaded.ok()) return loaded.status();
   }
-  const auto text = TextOf(flags.model, engines[0]->config, flags.text);
+  const auto text = TextOf(flags.model, engines[0]->config, /*path=*/"");
   if (!text.ok()) return text.status();
   BenchReport report;
   report.facts() = {

@@ -13,11 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/engine_factory.h"
-#include "engine/eval/eval_command.h"
-#include "tests/bench/commands.h"
-#include "tests/bench/measurement.h"
-#include "tests/bench/run_requests.h"
+#include "tests/bench/bench_session.h"
 #include "tests/engine/fast_copies.h"
 
 namespace fox {
@@ -76,27 +72,23 @@ struct Way {
   Pace pace;
 };
 
+// Requests whose answers differ in a token or in a bit of its log-probability.
 struct Difference {
-  int64_t tokens = 0, bits = 0;  // requests that differ in a token; in that or a log-probability
-  int64_t first = -1;            // the earliest place in an answer; -1: nothing differs
+  int64_t requests = 0;
+  int64_t first = -1;  // the earliest place in an answer; -1: nothing differs
 };
 
 Difference DifferenceOf(const Served& run, const Served& alone) {
+  const auto same = [](const SampledToken& a, const SampledToken& b) {
+    return a.id == b.id && std::memcmp(&a.logprob, &b.logprob, sizeof(float)) == 0;
+  };
   Difference difference;
   for (size_t i = 0; i < alone.answers.size(); ++i) {
     const std::vector<SampledToken>&a = run.answers[i], &b = alone.answers[i];
-    const size_t both = std::min(a.size(), b.size());
-    size_t tokens = 0, bits = 0;  // as many are the same
-    while (tokens < both && a[tokens].id == b[tokens].id) ++tokens;
-    while (bits < tokens && std::memcmp(&a[bits].logprob, &b[bits].logprob, sizeof(float)) == 0) {
-      ++bits;
-    }
-    const bool whole = a.size() == b.size();
-    difference.tokens += whole && tokens == both ? 0 : 1;
-    if (whole && bits == both) continue;
-    ++difference.bits;
-    const auto at = static_cast<int64_t>(bits);
-    if (difference.first < 0 || at < difference.first) difference.first = at;
+    const auto [in_a, in_b] = std::mismatch(a.begin(), a.end(), b.begin(), b.end(), same);
+    if (in_a == a.end() && in_b == b.end()) continue;
+    const int64_t at = in_a - a.begin();
+    difference.first = difference.requests++ == 0 ? at : std::min(difference.first, at);
   }
   return difference;
 }
@@ -160,21 +152,19 @@ class Comparison {
     if (!run.ok()) return run.status();
     if (first_.answers.empty()) first_ = *run;
     const Difference difference = DifferenceOf(*run, first_);
-    differ_ += difference.bits;
-    report_.Row(
-        absl::StrFormat("%-34s %8d %7d %6d %6d %10d %6d %8d %8.1f", way.name, flags_.requests,
-                        difference.tokens, difference.bits, difference.first, run->preemptions,
-                        run->swaps, run->cached_tokens, run->seconds),
-        {{"bench", "invariance"},
-         {"way", way.name},
-         {"requests", flags_.requests},
-         {"tokens_differ", difference.tokens},
-         {"bits_differ", difference.bits},
-         {"first_difference", difference.first},
-         {"preemptions", run->preemptions},
-         {"swaps", run->swaps},
-         {"cached_tokens", run->cached_tokens},
-         {"seconds", run->seconds}});
+    differ_ += difference.requests;
+    report_.Row(absl::StrFormat("%-34s %8d %7d %6d %10d %6d %8d %8.1f", way.name, flags_.requests,
+                                difference.requests, difference.first, run->preemptions, run->swaps,
+                                run->cached_tokens, run->seconds),
+                {{"bench", "invariance"},
+                 {"way", way.name},
+                 {"requests", flags_.requests},
+                 {"bits_differ", difference.requests},
+                 {"first_difference", difference.first},
+                 {"preemptions", run->preemptions},
+                 {"swaps", run->swaps},
+                 {"cached_tokens", run->cached_tokens},
+                 {"seconds", run->seconds}});
     return absl::OkStatus();
   }
 
@@ -231,7 +221,7 @@ absl::Status BenchInvariance(const std::vector<std::string>& arguments) {
   report.Section(
       absl::StrFormat("%d requests of %d to %d tokens, %d of answer, half of them sampled",
                       flags.requests, flags.shortest, flags.longest, flags.max_tokens),
-      "way                                requests  tokens   bits  first  preempted  swaps    "
+      "way                                requests  differ  first  preempted  swaps    "
       "found  seconds");
   Comparison comparison(flags, MakeRequests(flags, *text), report);
   absl::Status status = RunAllWays(flags, comparison);

@@ -14,13 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "engine/engine_factory.h"
-#include "engine/eval/eval_command.h"
 #include "fox/v1/info.grpc.pb.h"
 #include "tests/bench/arrivals.h"
 #include "tests/bench/bench_session.h"
-#include "tests/bench/commands.h"
-#include "tests/bench/measurement.h"
 #include "tests/e2e/child_process.h"
 
 namespace fox {

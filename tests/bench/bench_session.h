@@ -75,6 +75,13 @@ absl::Status BenchDecode(BenchSession& session);
 absl::Status BenchLinear(BenchSession& session);
 absl::Status BenchAttention(BenchSession& session);  // GPU only
 
+// Commands that measure no model through a session, and so take flags of their own.
+absl::Status BenchServe(const std::vector<std::string>& arguments);
+absl::Status BenchCache(const std::vector<std::string>& arguments);
+// Internal: some answers differ.
+absl::Status BenchInvariance(const std::vector<std::string>& arguments);
+absl::Status MakeModel(const std::vector<std::string>& arguments);
+
 // One table line of shares of `total` seconds by kind of operation, and the same as JSON.
 std::string SharesLine(const OpSeconds& seconds, double total);
 nlohmann::ordered_json SharesJson(const OpSeconds& seconds, double total);

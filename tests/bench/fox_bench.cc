@@ -9,7 +9,6 @@
 #include "absl/strings/str_format.h"
 #include "server/process/process_settings.h"
 #include "tests/bench/bench_session.h"
-#include "tests/bench/commands.h"
 
 namespace {
 

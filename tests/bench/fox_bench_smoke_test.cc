@@ -46,7 +46,6 @@ TEST(FoxBenchTest, AnswersDoNotDependOnWhatRunsBesideThem) {
   for (const json& row : report["rows"]) {
     const std::string way = row["way"];
     EXPECT_EQ(row["requests"], 12);
-    EXPECT_EQ(row["tokens_differ"], 0) << way;
     EXPECT_EQ(row["bits_differ"], 0) << way;
     EXPECT_EQ(row["preemptions"] > 0, way.find("small pool") == 0) << row;
     EXPECT_EQ(row["swaps"] > 0, way == "small pool, swapped") << row;

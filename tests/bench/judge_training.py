@@ -40,9 +40,6 @@ def gradients(m: Measurements) -> Iterator[Row]:
                   "x", "most", 1.2)
     failed = sum("errors" not in r for r in ours)
     yield row("gradient cases that failed", failed if ours else None, "cases", "is", 0)
-    equal = [r["equal"] for r in m.all(bench="determinism")]
-    yield row("deterministic: equal bits in three runs", int(all(equal)) if equal else None,
-              "bool", "is", 1)
 
 
 def attention(m: Measurements) -> Iterator[Row]:

@@ -10,9 +10,8 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "engine/eval/eval_command.h"
 #include "models/model_config.h"
-#include "tests/bench/commands.h"
+#include "tests/bench/bench_session.h"
 #include "tests/bench/random_values.h"
 
 namespace fox {

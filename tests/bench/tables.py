@@ -16,9 +16,8 @@ from judge import MODES, Measurements
 
 README = pathlib.Path(__file__).resolve().parent / "README.md"
 PEERS = (("official", "off", "official"), ("official", "paper", "official with ACP"),
-         ("cudnn", "no gate", "cuDNN without gate"), ("flex", "paper", "FlexAttention with ACP"))
-LIBRARIES = (("cudnn-native", "no gate", "the Hopper kernel of cuDNN's frontend without gate"),
-             ("cudnn-bias", "off", "cuDNN with the gate as a bias"), ("fla-triton", "off", "FLA"))
+         ("cudnn", "no gate", "cuDNN without gate"), ("flex", "paper", "FlexAttention with ACP"),
+         ("fla-triton", "off", "FLA"))
 
 
 def shown(value: float | None, scale: float = 1e3) -> str:
@@ -45,7 +44,7 @@ def serving(m: Measurements) -> Iterator[str]:
             f"attention, {heads} heads of {head_dim}, {tokens // 1024}k",
             [m.seconds(bench="attention", acp=acp, **case) for acp in MODES],
             [(what, m.seconds(bench="peer_attention", peer=peer, acp=acp, **case))
-             for peer, acp, what in (*PEERS, *LIBRARIES)])
+             for peer, acp, what in PEERS])
     lengths = [dict(bench="prefill", length=length) for length in (4096, 16384, 65536)]
     for case in lengths:
         yield from line(f"prefill {case['length'] // 1024}k",

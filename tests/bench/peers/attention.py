@@ -2,12 +2,16 @@
 """Attention peers on one GPU: what a PyTorch user can have today for the same inputs.
 
 cuDNN's SDPA (no forget gate), FlexAttention with the gate as score_mod and, for ACP, a block mask
-made from the gates (making it is not counted), and the official Triton kernel with and without
-ACP. Prefill of 65536 tokens.
+made from the gates (making it is not counted), flash-linear-attention (fla-core), and the official
+Triton kernel with and without ACP. Prefill of 65536 tokens. A row says a time, or why there is
+none; an output that differs from the official one is a failure.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 from collections.abc import Callable
 
 import torch
@@ -21,6 +25,7 @@ import inputs
 
 TOKENS = 65536  # of all sequences together
 BLOCK = 128  # of FlexAttention's mask
+LARGEST_ERROR = 2e-2  # bf16 gives a few 1e-3
 # Every case is compiled for itself; past the limit PyTorch would silently run uncompiled.
 torch._dynamo.config.recompile_limit = 64  # pylint: disable=protected-access
 compiled_flex = torch.compile(flex_attention, dynamic=False)
@@ -66,6 +71,23 @@ def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_gates: torch.Ten
     return lambda: compiled_flex(q, k, v, score_mod=decayed, block_mask=mask)
 
 
+def fla(*tensors: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A call of FLA's parallel_attn with the gate; it prunes nothing."""
+    os.environ["FLA_TILELANG"] = "0"  # read at every call
+    parallel_attn = importlib.import_module("fla.ops.attn").parallel_attn
+    token_first = [x.transpose(1, 2).contiguous() for x in tensors]
+    return lambda: parallel_attn(*token_first).transpose(1, 2)
+
+
+def checked_seconds(call: Callable[[], torch.Tensor], exact: torch.Tensor | None) -> float:
+    """Median seconds of a call whose output is the exact one, where that is known."""
+    if exact is not None:
+        error = ((call().float() - exact).norm() / exact.norm()).item()
+        if not error < LARGEST_ERROR:  # NaN too
+            raise ValueError(f"the output differs from the official one by {error:.2g}")
+    return inputs.gpu_seconds(call)
+
+
 def prefill(results: inputs.Results, heads: int, head_dim: int, tokens: int,
             has_official: bool) -> None:
     """All peers on whole prompts."""
@@ -87,19 +109,19 @@ def prefill(results: inputs.Results, heads: int, head_dim: int, tokens: int,
                         **case, peer="official", acp=acp)
     if tokens > 16384:
         return
-    results.attempt(lambda: inputs.gpu_seconds(flex(*tensors, threshold)),
-                    **case, peer="flex", acp="paper")
-    if has_official:
-        exact = calls.official("off", threshold)(*tensors).float()
-        error = (flex(*tensors, threshold)().float() - exact).norm() / exact.norm()
-        results.row(bench="peer_check", heads=heads, head_dim=head_dim,
-                    flex_against_official=error.item())
+    exact = calls.official("off", threshold)(*tensors).float() if has_official else None
+    for peer, acp, make in (("flex", "paper", lambda: flex(*tensors, threshold)),
+                            ("fla-triton", "off", lambda: fla(*tensors))):
+        results.attempt(lambda make=make: checked_seconds(make(), exact), **case, peer=peer,
+                        acp=acp)
 
 
 def main() -> None:
     """Runs everything."""
     arguments, results = inputs.start()
     has_official = inputs.use_official(arguments.official_repo)
+    if arguments.peer_packages:  # behind what is installed
+        sys.path.append(os.path.abspath(arguments.peer_packages))
     with torch.no_grad():
         for heads, head_dim, tokens in ((24, 64, 16384), (16, 128, 16384), (24, 64, 65536)):
             prefill(results, heads, head_dim, tokens, has_official)
