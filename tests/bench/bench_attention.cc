@@ -3,11 +3,16 @@
 // steps. Floors: multiplications at the measured peak of the matrix product, pages at the measured
 // read bandwidth.
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include "absl/strings/str_format.h"
-#include "tests/bench/attention_setup.h"
+#include "kernels/acp.h"
+#include "kernels/cuda/cuda_state.h"
+#include "kernels/paged_kv_storage.h"
 #include "tests/bench/bench_session.h"
 #include "tests/bench/gpu_machine.h"
+#include "tests/bench/random_values.h"
 
 namespace fox {
 namespace {
@@ -20,6 +25,187 @@ constexpr int64_t kChunkFillRows = 8192;
 // Decode calls go round so many layers that they read at least that much in between.
 constexpr double kWorkingSet = 1e9;
 constexpr int kMaxLayers = 64;
+
+struct AttentionCase {
+  int heads = 24;
+  int head_dim = 64;
+  int64_t tokens = 16384;  // of one sequence
+  int batch = 4;
+  int layers = 1;        // calls go round them, so that the working set exceeds the L2 cache
+  int64_t max_rows = 0;  // of one step, all sequences together
+  double log_tolerance = -10;
+};
+
+constexpr float kLogFOffset = 1, kGlobalGate = 9;
+
+PagedKvShape ShapeOf(const AttentionCase& c) {
+  PagedKvShape shape;
+  shape.layers = c.layers;
+  shape.q_heads = shape.kv_heads = c.heads;
+  shape.head_dim = c.head_dim;
+  shape.dtype = DType::kBF16;
+  shape.max_slots = c.batch;
+  shape.max_pages = PagesFor(c.tokens);
+  shape.num_pages = static_cast<int>(c.batch * shape.lists_per_slot() * shape.max_pages);
+  return shape;
+}
+
+// A paged cache filled through the CUDA backend's own operations, so that attention alone can be
+// timed on it. Keys and queries have unit RMS, three heads of four forget (gate logits N(1, 1)) and
+// one remembers (N(9, 1)): the bimodal heads that FoX models show.
+class AttentionSetup {
+ public:
+  AttentionSetup(CudaOps& ops, const AttentionCase& shape, AcpMode acp)
+      : ops_(ops), case_(shape), acp_(acp) {
+    const PagedKvShape pages = ShapeOf(case_);
+    ops_.Reserve({.shape = pages, .max_rows = case_.max_rows, .max_seqs = case_.batch});
+    storage_ = std::make_unique<PagedKvStorage>(pages, ops_);
+    const int64_t columns = static_cast<int64_t>(case_.heads) * case_.head_dim;
+    stride_ = (3 * columns + case_.heads + 7) / 8 * 8;
+    std::vector<BFloat16> values(static_cast<size_t>(case_.max_rows * stride_));
+    FillNormal(values.data(), static_cast<int64_t>(values.size()), 7, 0, 1);
+    Send(values, projection_);
+    out_ = ops_.Allocate(static_cast<size_t>(case_.max_rows * columns) * SizeOf(DType::kBF16));
+    MakeWeights();
+    const auto seqs = static_cast<size_t>(case_.batch);
+    std::vector<int32_t> slots(seqs);
+    std::iota(slots.begin(), slots.end(), 0);
+    Send(slots, slot_);
+    Send(std::vector<double>(seqs, case_.log_tolerance), tolerance_);
+    Send(std::vector<int64_t>(seqs, 0), total_);
+    Send(std::vector<int64_t>(seqs, 0), skipped_);
+  }
+
+  // Appends `rows` tokens to every sequence, in steps of at most max_rows rows; afterwards the
+  // last step is the current one. With `evict`, each step ends with Ops::Evict.
+  void Append(int64_t rows, bool evict) {
+    EvictParams params;
+    params.acp = acp_;
+    params.self_logit_bound = params.max_logit_bound = logit_.as<double>();
+    while (rows > 0) {
+      const int64_t some = std::min(rows, case_.max_rows / case_.batch);
+      BeginStep(some);
+      rows -= some;
+      if (evict) ops_.Evict(batch_, params, storage_->view(), nullptr);
+    }
+  }
+
+  // The attention of the current step, on layer `call` modulo the layers.
+  void Attend(int call) {
+    const AttentionParams params = Params(call % case_.layers);
+    // As in a step, where Append comes first: what attention reads early is not written here
+    // either.
+    const bool decodes = batch_.num_rows == batch_.num_seqs;
+    ops_.state().unfinished =
+        decodes ? UnfinishedWrites(params.q.data, storage_->view().cum_log_f) : UnfinishedWrites();
+    ops_.Attention(batch_, params, storage_->view(), nullptr);
+  }
+
+  // Share of the page blocks in the causal range that one Attend visits.
+  double VisitedShare() {
+    const auto seqs = static_cast<size_t>(case_.batch);
+    const auto sum = [&](const Buffer& counts) {
+      std::vector<int64_t> values(seqs);
+      ops_.CopyToHost(counts.data(), seqs * sizeof(int64_t), values.data(), nullptr);
+      return static_cast<double>(std::accumulate(values.begin(), values.end(), int64_t{0}));
+    };
+    Send(std::vector<int64_t>(seqs, 0), total_);
+    Send(std::vector<int64_t>(seqs, 0), skipped_);
+    Attend(0);
+    return 1 - sum(skipped_) / sum(total_);
+  }
+
+  // What one Attend of the current step, one row a sequence, has to read.
+  double LivePageBytes() const {
+    const PagedKv& kv = storage_->view();
+    std::vector<int32_t> first(static_cast<size_t>(case_.batch * kv.shape.lists_per_slot()));
+    ops_.CopyToHost(kv.first_live, first.size() * sizeof(int32_t), first.data(), nullptr);
+    int64_t pages = 0;
+    for (int32_t page : first) pages += PagesFor(length_) - page;
+    return static_cast<double>(pages) * static_cast<double>(kv.shape.page_bytes()) / case_.layers;
+  }
+
+ private:
+  template <typename T>
+  void Send(const std::vector<T>& values, Buffer& buffer) {
+    const size_t bytes = values.size() * sizeof(T);
+    if (buffer.bytes() < bytes) buffer = ops_.Allocate(bytes);
+    ops_.CopyToDevice(values.data(), bytes, buffer.data(), nullptr);
+  }
+
+  // Norm weights are one, so B and U are sqrt(d) but for rounding.
+  void MakeWeights() {
+    const auto heads = static_cast<size_t>(case_.heads);
+    const size_t columns = heads * static_cast<size_t>(case_.head_dim);
+    Send(std::vector<float>(columns, 1), norm_);
+    Send(std::vector<float>(columns, 1), diagonal_);
+    std::vector<float> gates(heads, kLogFOffset);
+    for (size_t head = 3; head < heads; head += 4) gates[head] = kGlobalGate;
+    Send(gates, fgate_bias_);
+    self_logit_bound_ = kProductInflation * std::sqrt(case_.head_dim);
+    Send(std::vector<double>(heads * static_cast<size_t>(case_.layers), self_logit_bound_), logit_);
+    bound_.diagonal = diagonal_.as<float>();
+    bound_.scale = kKeyNormInflation;
+    bound_.self_logit_bound = bound_.max_logit_bound = logit_.as<double>();
+  }
+
+  void BeginStep(int64_t rows_each) {
+    const auto seqs = static_cast<size_t>(case_.batch);
+    std::vector<int64_t> row_begin(seqs + 1);
+    for (size_t i = 0; i <= seqs; ++i) row_begin[i] = static_cast<int64_t>(i) * rows_each;
+    Send(row_begin, row_begin_);
+    Send(std::vector<int64_t>(seqs, length_), position_);
+    rows_ = row_begin.back();
+    batch_.num_seqs = case_.batch;
+    batch_.num_rows = rows_;
+    batch_.num_decodes = rows_ == case_.batch ? case_.batch : 0;
+    batch_.slot = slot_.as<int32_t>();
+    batch_.row_begin = row_begin_.as<int64_t>();
+    batch_.position = position_.as<int64_t>();
+    batch_.log_tolerance = tolerance_.as<double>();
+    ops_.BeginStep(batch_, storage_->view(), nullptr);
+    AppendParams append;
+    const int64_t columns = static_cast<int64_t>(case_.heads) * case_.head_dim;
+    append.projection = {projection_.data(), DType::kBF16, rows_, 3 * columns + case_.heads,
+                         stride_};
+    append.k_column = columns;
+    append.v_column = 2 * columns;
+    append.fgate_column = 3 * columns;
+    append.fgate_bias = fgate_bias_.data();
+    append.min_log_gate = MinLogGate(self_logit_bound_);
+    append.q_norm = append.k_norm = norm_.data();
+    append.bound = bound_;
+    append.acp = acp_;
+    for (append.layer = 0; append.layer < case_.layers; ++append.layer) {
+      ops_.Append(batch_, append, storage_->view(), nullptr);
+    }
+    length_ += rows_each;
+  }
+
+  AttentionParams Params(int layer) const {
+    const int64_t columns = static_cast<int64_t>(case_.heads) * case_.head_dim;
+    AttentionParams params;
+    params.layer = layer;
+    params.q = {projection_.data(), DType::kBF16, rows_, columns, stride_};
+    params.out = {out_.data(), DType::kBF16, rows_, columns, columns};
+    params.acp = acp_;
+    params.bound = bound_;
+    params.blocks_total = total_.as<int64_t>();
+    params.blocks_pruned = skipped_.as<int64_t>();
+    return params;
+  }
+
+  CudaOps& ops_;
+  AttentionCase case_;
+  AcpMode acp_;
+  std::unique_ptr<PagedKvStorage> storage_;
+  Buffer projection_, out_, norm_, fgate_bias_, diagonal_, logit_;
+  Buffer slot_, row_begin_, position_, tolerance_, total_, skipped_;
+  int64_t stride_ = 0, length_ = 0, rows_ = 0;
+  double self_logit_bound_ = 0;
+  QueryBound bound_;
+  BatchView batch_;
+};
 
 // Times Attend and adds a row; `floor`: seconds, `more`: members of the row.
 absl::Status Measure(BenchSession& session, CudaOps& ops, AttentionSetup& setup,

@@ -18,7 +18,6 @@ struct CacheFlags {
   std::string loads = "questions,strangers";
   int64_t document = 6000, question = 100, answer = 16, requests = 8, at_once = 4;
   int64_t rounds = 3, threads = 0, kv_cache_bytes = 0;
-  Clock clock = Now;
 
   // Of one sequence.
   int64_t longest() const { return document + question + answer + 2 * kPageTokens; }
@@ -41,10 +40,6 @@ absl::Status Parse(const std::vector<std::string>& arguments, CacheFlags* values
   flags.Int("at-once", "N", "of them that run at once", 1, 4096, &values->at_once);
   flags.Int("rounds", "N", "of each load, without the cache and with it in turns", 1, 1000,
             &values->rounds);
-  flags.Enum<Clock>("clock", {{"wall", Now}, {"processor", ProcessorNow}},
-                    "what times are taken from; processor: this process's, for the CPU backend "
-                    "beside other programs, with one thread",
-                    &values->clock);
   flags.String("json", "FILE", "writes all rows there", &values->json);
   return ParseOrHelp(flags, arguments, "fox-bench cache");
 }
@@ -76,7 +71,7 @@ absl::StatusOr<Served> Answer(Engine& engine, const CacheFlags& flags,
     request.stop.max_tokens = static_cast<int32_t>(flags.answer);
     request.stop.ignore_eos = true;
   }
-  return RunRequests(engine, std::move(requests), {.at_once = flags.at_once}, flags.clock);
+  return RunRequests(engine, std::move(requests), {.at_once = flags.at_once});
 }
 
 // A document, computed by the first request, and questions on it; only these are timed.
@@ -175,11 +170,10 @@ absl::Status BenchCache(const std::vector<std::string>& arguments) {
   const auto text = TextOf(flags.model, engines[0]->config, /*path=*/"");
   if (!text.ok()) return text.status();
   BenchReport report;
-  report.facts() = {
-      {"backend", engines[0]->backend}, {"document", flags.document},
-      {"question", flags.question},     {"answer", flags.answer},
-      {"requests", flags.requests},     {"at_once", flags.at_once},
-      {"rounds", flags.rounds},         {"clock", flags.clock == Now ? "wall" : "processor"}};
+  report.facts() = {{"backend", engines[0]->backend}, {"document", flags.document},
+                    {"question", flags.question},     {"answer", flags.answer},
+                    {"requests", flags.requests},     {"at_once", flags.at_once},
+                    {"rounds", flags.rounds}};
   report.Section("Prefix cache: the same load without it and with it",
                  "      load   cache   TTFT ms    tokens/s   found");
   for (const std::string& load : loads) {

@@ -3,7 +3,6 @@
 // floor of a step is that of its counted bytes (linear weights once, and the KV pages that
 // attention visited) at the measured read bandwidth, or of its multiplications where that is more.
 #include <algorithm>
-#include <map>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -121,10 +120,8 @@ class Decoder {
   int64_t visited_ = 0, live_ = 0;
 };
 
-using OffSeconds = std::map<std::pair<int64_t, int64_t>, double>;  // by context and batch size
-
 void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_t context,
-            int64_t batch, const DecodeRun& run, OffSeconds* off) {
+            int64_t batch, const DecodeRun& run) {
   const auto weights = static_cast<double>(model.runner->weights().linear_bytes());
   const double pages = run.visited_blocks * model.BlockBytes();
   const double flops =
@@ -133,9 +130,6 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
   const double reading = (weights + pages) / session.peaks.read_bytes_per_second.median;
   const double floor = std::max(reading, flops / session.peaks.flops_per_second.median);
   const double median = run.seconds.median, fraction = reading / median;
-  if (mode == AcpMode::kOff) (*off)[{context, batch}] = median;
-  const auto without = off->find({context, batch});
-  const double gain = without != off->end() ? without->second / median : 0;
   const double tokens_per_second = static_cast<double>(batch) / median;
   nlohmann::ordered_json row = {{"bench", "decode"},
                                 {"context", context},
@@ -150,15 +144,13 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
                                 {"floor_seconds", floor},
                                 {"over_floor", median / floor},
                                 {"fraction_of_read_bandwidth", fraction},
-                                {"speedup_over_off", gain}};
-  if (!session.on_gpu) row["shares"] = SharesJson(run.ops, run.total);
+                                {"shares", SharesJson(run.ops, run.total)}};
   session.report.Row(
       absl::StrFormat("%7d %5d  %-9s %8.3f (%.3f .. %.3f) %9.0f %8.1f %8.1f %8.3f %7.2f %8.1f%%"
-                      " %6.2fx%s",
+                      "%s",
                       context, batch, NameOf(mode), median * 1e3, run.seconds.min * 1e3,
                       run.seconds.max * 1e3, tokens_per_second, weights / 1e6, pages / 1e6,
-                      floor * 1e3, median / floor, 100 * fraction, gain,
-                      session.on_gpu ? "" : absl::StrCat("\n", SharesLine(run.ops, run.total))),
+                      floor * 1e3, median / floor, 100 * fraction, SharesLine(run.ops, run.total)),
       std::move(row));
 }
 
@@ -182,8 +174,7 @@ absl::Status BenchDecode(BenchSession& session) {
   session.report.Section(
       "Decode: one token for each sequence",
       "context batch  acp       median ms (min .. max)   tokens/s  weights MB  pages MB  floor ms  "
-      "/floor  of memory  vs off");
-  OffSeconds off;
+      "/floor  of memory");
   for (AcpMode mode : session.flags.modes) {
     for (int64_t context : session.flags.contexts) {
       std::vector<int64_t> batches = session.flags.batch_sizes;
@@ -194,7 +185,7 @@ absl::Status BenchDecode(BenchSession& session) {
       for (int64_t batch : batches) {
         const auto run = decoder.Measure(static_cast<size_t>(batch));
         if (!run.ok()) return run.status();
-        Report(session, *model, mode, context, batch, *run, &off);
+        Report(session, *model, mode, context, batch, *run);
       }
     }
   }

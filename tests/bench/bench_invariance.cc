@@ -148,7 +148,7 @@ class Comparison {
 
   // The first way of all is what others are compared with.
   absl::Status Compare(const Way& way) {
-    const auto run = RunRequests(*engine_, requests_, way.pace, Now);
+    const auto run = RunRequests(*engine_, requests_, way.pace);
     if (!run.ok()) return run.status();
     if (first_.answers.empty()) first_ = *run;
     const Difference difference = DifferenceOf(*run, first_);

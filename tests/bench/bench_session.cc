@@ -198,10 +198,8 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
   }
   options.num_pages = static_cast<int>(pages);
   BenchModel model;
-  std::unique_ptr<OpClock> clock =
-      on_gpu ? MakeGpuClock(*backend->ops) : std::make_unique<WallClock>();
-  auto timed = std::make_unique<TimedOps>(std::move(backend->ops), std::move(clock));
-  timed->set_timing(!on_gpu);
+  auto timed = std::make_unique<TimedOps>(std::move(backend->ops),
+                                          on_gpu ? nullptr : std::make_unique<WallClock>());
   model.ops = timed.get();
   const DType residual_dtype = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   FoxWeights weights = LoadWeights(*checkpoint, *timed, residual_dtype, nullptr);
@@ -265,25 +263,21 @@ absl::StatusOr<AcpStats> Prefill(const BenchSession& session, BenchModel& model,
   return stats;
 }
 
-std::string SharesLine(const OpSeconds& seconds, double total) {
-  std::string line = "     share:";
-  double rest = total;
-  for (size_t i = 0; i < kOpKinds; ++i) {
-    const double part = seconds.seconds[i];
-    rest -= part;
-    if (part / total < 0.002) continue;
-    absl::StrAppendFormat(&line, " %s %.1f%%", NameOf(static_cast<OpKind>(i)), 100 * part / total);
-  }
-  absl::StrAppendFormat(&line, " rest %.1f%%", 100 * rest / total);
-  return line;
-}
-
 nlohmann::ordered_json SharesJson(const OpSeconds& seconds, double total) {
-  nlohmann::ordered_json json;
+  auto json = nlohmann::ordered_json::object();
   for (size_t i = 0; i < kOpKinds; ++i) {
-    json[NameOf(static_cast<OpKind>(i))] = seconds.seconds[i] / total;
+    if (seconds.seconds[i] > 0) json[NameOf(static_cast<OpKind>(i))] = seconds.seconds[i] / total;
   }
   return json;
+}
+
+std::string SharesLine(const OpSeconds& seconds, double total) {
+  std::string line;
+  const auto shares = SharesJson(seconds, total);
+  for (const auto& [name, share] : shares.items()) {
+    absl::StrAppendFormat(&line, " %s %.1f%%", name, 100 * share.get<double>());
+  }
+  return line.empty() ? line : "\n     share:" + line;
 }
 
 }  // namespace fox

@@ -34,7 +34,7 @@ absl::StatusOr<std::vector<AcpMode>> ParseModes(const std::string& text, const c
 
 // A model over its cache whose operations are timed.
 struct BenchModel {
-  TimedOps* ops = nullptr;  // the runner's; on a GPU they are not timed unless told to
+  TimedOps* ops = nullptr;  // the runner's; on a GPU they are not timed
   std::unique_ptr<ModelRunner> runner;
   double log_tolerance = -10;
 
@@ -82,7 +82,8 @@ absl::Status BenchCache(const std::vector<std::string>& arguments);
 absl::Status BenchInvariance(const std::vector<std::string>& arguments);
 absl::Status MakeModel(const std::vector<std::string>& arguments);
 
-// One table line of shares of `total` seconds by kind of operation, and the same as JSON.
+// Shares of `total` seconds by kind of operation, as a line of a table and as JSON; nothing on a
+// GPU.
 std::string SharesLine(const OpSeconds& seconds, double total);
 nlohmann::ordered_json SharesJson(const OpSeconds& seconds, double total);
 

@@ -105,19 +105,18 @@ class Bench:
             failure = {"error": str(error)}
         return out.read_text(encoding="utf-8") if out.is_file() else "", failure
 
-    def fox_bench(self, flags: str, seconds: float = 120, model: str | None = None,
-                  device: str = "cuda", **marks: Any) -> Part:
-        """One command of fox-bench: its facts and its rows, with these marks in each. `flags`: the
-        command first; by default it computes the 760M on the GPU."""
+    def fox_bench(self, flags: str, seconds: float = 120, **marks: Any) -> Part:
+        """One command of fox-bench, which comes first, on the 760M: its facts and its rows, with
+        these marks in each."""
         out = self.scratch / "rows.json"
         command, *rest = flags.split()
-        own = [] if "--target" in rest else ["--device", device, "--model", model or self.model()]
+        own = [] if "--target" in rest else ["--device", "cuda", "--model", self.model()]
         text, failure = self.measured([str(self.build / "bin/fox-bench"), command, "--json",
                                        str(out), *own, *rest], out, seconds)
         part = json.loads(text or "{}")
         if "model" in part:  # where it lay does not matter
             part["model"] = pathlib.Path(part["model"]).name
-        rows = [{**row, "device": device, **marks} for row in part.get("rows", [])]
+        rows = [{**row, **marks} for row in part.get("rows", [])]
         return {**part, **({"rows": rows} if rows else {}), **failure}
 
     def peer(self, script: str, seconds: float, *flags: str) -> Part:
@@ -289,8 +288,7 @@ def parse_arguments() -> argparse.Namespace:
                         "of a card: " + ", ".join(suite.results.format(JUDGED_CARD)
                                                   for suite in SUITES.values()))
     parser.add_argument("--only", help="parts, separated by commas: " + "; ".join(
-        f"{name}: " + ", ".join(suite.parts) for name, suite in SUITES.items())
-        + "; those that begin with cpu- run only if they are named")
+        f"{name}: " + ", ".join(suite.parts) for name, suite in SUITES.items()))
     parser.add_argument("--judge", action="store_true", help="measures nothing, prints the table")
     parser.add_argument("--limit", type=float, default=530, help="seconds for all parts")
     parser.add_argument("--official-repo", default=os.environ.get("FOX_OFFICIAL_REPO"),
@@ -301,8 +299,7 @@ def parse_arguments() -> argparse.Namespace:
     suite = SUITES[arguments.suite]
     if arguments.out is None:
         arguments.out = RESULTS / suite.results.format(card(gpu_build.device().get("name", "")))
-    wanted = ([name for name in suite.parts if not name.startswith("cpu-")]
-              if arguments.only is None else arguments.only.split(","))
+    wanted = suite.parts if arguments.only is None else arguments.only.split(",")
     arguments.parts = [] if arguments.judge else [name for name in wanted if name]
     unknown = [name for name in arguments.parts if name not in suite.parts]
     if unknown:

@@ -36,38 +36,6 @@ class TimingEvent {
 
 cudaStream_t StreamOf(Ops& ops) { return static_cast<cudaStream_t>(ops.queue()->stream()); }
 
-class GpuClock : public OpClock {
- public:
-  explicit GpuClock(cudaStream_t stream) : stream_(stream) {}
-
-  void Start() override {
-    if (used_ == spans_.size()) spans_.emplace_back();
-    spans_[used_].start.Record(stream_);
-  }
-  void Stop(OpKind kind) override {
-    spans_[used_].kind = kind;
-    spans_[used_++].stop.Record(stream_);
-  }
-  OpSeconds Take() override {
-    OpSeconds sum;
-    if (used_ > 0) spans_[used_ - 1].stop.Wait();
-    for (size_t i = 0; i < used_; ++i) {
-      sum[spans_[i].kind] += spans_[i].stop.SecondsSince(spans_[i].start);
-    }
-    used_ = 0;
-    return sum;
-  }
-
- private:
-  struct Span {
-    TimingEvent start, stop;
-    OpKind kind = OpKind::kLinear;
-  };
-  cudaStream_t stream_;
-  std::vector<Span> spans_;  // the first used_ of them are recorded
-  size_t used_ = 0;
-};
-
 absl::Status HealthOf(Ops& ops) {
   const char* error = ops.queue()->error();
   if (error == nullptr && cudaPeekAtLastError() == cudaSuccess) return absl::OkStatus();
@@ -76,10 +44,6 @@ absl::Status HealthOf(Ops& ops) {
 }
 
 }  // namespace
-
-std::unique_ptr<OpClock> MakeGpuClock(Ops& ops) {
-  return std::make_unique<GpuClock>(StreamOf(ops));
-}
 
 absl::StatusOr<Summary> MeasureOnGpu(Ops& ops, int calls, int samples,
                                      const std::function<void(int call)>& work) {

@@ -1,20 +1,15 @@
-// The GPU as benchmarks see it: its own clock, and how fast it reads. `ops` are the CUDA backend's
-// everywhere. In a build without CUDA there are none, and all functions say so (no_gpu.cc).
+// The GPU as benchmarks see it: how long its work takes, and how fast it reads. `ops` are the CUDA
+// backend's everywhere. In a build without CUDA there are none, and all functions say so
+// (no_gpu.cc).
 #pragma once
 
 #include <functional>
-#include <memory>
 
 #include "absl/status/statusor.h"
-#include "engine/trace/timed_ops.h"
+#include "kernels/ops.h"
 #include "tests/bench/measurement.h"
 
 namespace fox {
-
-// Times operations by events on the queue's stream: between two of them the device may wait for
-// the host, so what is summed is the time of a device that has its work in time.
-// REQUIRES: `ops` outlive the clock.
-std::unique_ptr<OpClock> MakeGpuClock(Ops& ops);
 
 // Seconds of one call of `work`: it is captured `calls` times into a graph, which is replayed once
 // to warm up and then `samples` times between events. `work` gets the call's number.

@@ -50,16 +50,10 @@ def cache(m: Measurements) -> Iterator[Row]:
                   "" if off is None else f"computing it {1e3 * off:.4g} ms")
         yield row(f"first token behind a cached {prefix} prefix", times(on, 1e3), "ms", "most",
                   None, 4)
-    sooner = m.find(bench="cache", load="questions", device="cpu", cache=True).get("sooner", {})
-    yield row("first token behind a cached 6k prefix, CPU, demo model, over computing it",
-              sooner.get("median"), "x", "least", 20)
-    for device, name in (("cuda", "760M"), ("cpu", "CPU, demo model")):
-        pace = m.find(bench="cache", load="strangers", cache=True, device=device).get(
-            "tokens_per_second_over_off")
-        yield row(f"tokens/s that the cache costs a load that shares nothing, {name}",
-                  pace and 100 * (1 - pace["median"]), "%", "most", 2, 0.5,
-                  pace and f"rounds {100 * (1 - pace['max']):.2g} to "
-                           f"{100 * (1 - pace['min']):.2g}")
+    pace = m.find(bench="cache", load="strangers", cache=True).get("tokens_per_second_over_off")
+    yield row("tokens/s that the cache costs a load that shares nothing",
+              pace and 100 * (1 - pace["median"]), "%", "most", 2, 0.5,
+              pace and f"rounds {100 * (1 - pace['max']):.2g} to {100 * (1 - pace['min']):.2g}")
 
 
 def starts(m: Measurements) -> Iterator[Row]:

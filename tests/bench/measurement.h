@@ -12,9 +12,6 @@ namespace fox {
 
 // Seconds now, of a clock that never jumps.
 double Now();
-// Seconds that this process has computed, on all its threads: a clock that stands while other
-// processes have the processor.
-double ProcessorNow();
 
 struct Summary {
   double median = 0, min = 0, max = 0;

@@ -1,9 +1,5 @@
 """What gpu_bench.py --memory measures: how many sequences a pool of 20 GB holds at once and what
-that is worth under arrivals, what the prefix cache saves and costs, what a start takes.
-
-Parts whose names begin with "cpu-" run on the demo model and need no GPU; they run when they are
-named.
-"""
+that is worth under arrivals, what the prefix cache saves and costs, what a start takes."""
 
 from __future__ import annotations
 
@@ -12,8 +8,6 @@ import subprocess
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import gpu_build
-
 if TYPE_CHECKING:
     from gpu_bench import Bench
 
@@ -21,8 +15,6 @@ Part = dict[str, Any]
 POOL = "--kv-cache-mb 19073"  # 20 GB
 SLOTS = 256  # what a server chooses by itself on such a card
 QUESTIONS = "cache --loads questions --question 99 --at-once 1 --requests 4 --rounds 3 " + POOL
-# What one thread computes says something on a machine that others use, too.
-ON_CPU = "cache --threads 1 --clock processor --at-once 1 "
 
 
 def together(*parts: Part) -> Part:
@@ -83,13 +75,6 @@ def start(bench: Bench) -> Part:
                      ((SLOTS, True), (SLOTS, True), (SLOTS, False), (16, True))]}
 
 
-def cpu_cache(bench: Bench) -> Part:
-    """The loads of fox-bench cache on the demo model."""
-    shared, alone = (bench.fox_bench(ON_CPU + flags, 500, str(gpu_build.MODEL), "cpu") for flags in
-                     ("--loads questions --requests 4 --rounds 2", "--loads strangers --rounds 10"))
-    return together(shared, alone)
-
-
 # In the order of their weight: a run that ends early has the first ones.
 PARTS: dict[str, Callable[[Bench], Part]] = {
     # Prompt and answer are a sequence of 16k; of those eight fit into the pool without eviction.
@@ -103,5 +88,4 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
         + POOL, 80),  # a quarter of a document is a prompt
     "start": start,
     "arrivals-worst-case": arrivals("worst-case"),
-    "cpu-cache": cpu_cache,
 }

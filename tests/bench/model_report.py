@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Writes the report of a model: its loss, what pruning saves on it and what that costs.
 
-Runs `fox-eval perplexity` and `acp` on a text the model has not seen, keeps what they say
-in report/report.json of the model's folder, draws report/boundaries.svg (which needs matplotlib)
-and writes it up beside the folder's README. --draw makes both again from that JSON. On two
-cores it takes some 15 minutes for the demo model, half of them for the perplexity.
+Runs `fox-eval perplexity` and `acp` on a text the model has not seen, keeps what they say in
+report/report.json of the model's folder and writes it up beside the folder's README; --write does
+so from that JSON alone. On two cores it takes some 15 minutes for the demo model, half of them for
+the perplexity.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import json
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
@@ -152,10 +151,6 @@ def text_of(report: Json) -> str:
         ["## Heads are local or global"],
         [bimodality(acp) + " The share is that of pages evicted over pages written, averaged over "
          "the sequence."],
-        ["## Boundaries"],
-        ["Where each head's window starts under the certified bound. A line on the diagonal keeps "
-         "almost nothing, a line at zero everything."],
-        ["![Window starts by layer](report/boundaries.svg)"],
         ["## Savings and loss by eps"],
         [f"The same {acp['tokens']} tokens, loss against no pruning in nats."],
         sweep(acp),
@@ -176,30 +171,6 @@ def wrapped(text: str) -> str:
                      for line in text.split("\n"))
 
 
-def draw_boundaries(acp: Json, path: pathlib.Path) -> None:
-    """One panel a layer, coordinates to a tenth of a point."""
-    import matplotlib
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "foxserve",
-                                "font.size": 8, "axes.grid": True, "grid.alpha": 0.3})
-    figure = pyplot.figure(figsize=(7.2, 3.2), layout="constrained")
-    count = 1 + max(head["layer"] for head in acp["heads"])
-    columns, pages = min(count, 5), acp["page_tokens"]
-    panels = figure.subplots((count + columns - 1) // columns, columns, sharex=True, sharey=True,
-                             squeeze=False)
-    for panel in panels.flat[count:]:
-        panel.set_axis_off()
-    for head in acp["heads"]:
-        panel, first = panels.flat[head["layer"]], head["certified"]["first_live"]
-        panel.plot([pages * (p + 1) for p in range(len(first))], [pages * p for p in first],
-                   linewidth=0.8)
-        panel.set_title(f"layer {head['layer']}", fontsize=8)
-    figure.savefig(path, metadata={"Date": None})
-    text = path.read_text(encoding="utf-8")
-    path.write_text(re.sub(r"(?<=\d\.\d)\d+(?=[ \"\n])", "", text), encoding="utf-8")
-
-
 def main() -> int:
     """Measures unless told otherwise; writes JSON, plots and text."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -210,24 +181,20 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=8192, help="of a window")
     parser.add_argument("--windows", type=int, default=8, help="whose loss is measured")
     parser.add_argument("--perplexity-windows", type=int, default=0, help="0: the whole text")
-    parser.add_argument("--draw", action="store_true", help="measures nothing")
+    parser.add_argument("--write", action="store_true", help="measures nothing")
     arguments = parser.parse_args()
-    if not arguments.draw and arguments.text is None:
+    if not arguments.write and arguments.text is None:
         parser.error("--text is required")
     folder = arguments.model / "report"
     folder.mkdir(exist_ok=True)
     stored = folder / "report.json"
-    if arguments.draw:
+    if arguments.write:
         report = json.loads(stored.read_text(encoding="utf-8"))
     else:
         report = measure(arguments)
         stored.write_text(json.dumps(report, separators=(",", ":")) + "\n", encoding="utf-8")
     text = wrapped(text_of(report))
     (arguments.model / "REPORT.md").write_text(text, encoding="utf-8")
-    try:
-        draw_boundaries(report["acp"], folder / "boundaries.svg")
-    except ImportError:
-        print("no matplotlib here: no plots", file=sys.stderr)
     return 0
 
 

@@ -11,7 +11,6 @@ absl::Status NoGpu() {
 
 }  // namespace
 
-std::unique_ptr<OpClock> MakeGpuClock(Ops&) { return nullptr; }
 absl::StatusOr<Summary> MeasureOnGpu(Ops&, int, int, const std::function<void(int)>&) {
   return NoGpu();
 }

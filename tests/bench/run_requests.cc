@@ -33,8 +33,8 @@ Prompt TokensOfText(const Prompt& text, int64_t first, int64_t count) {
   return tokens;
 }
 
-absl::StatusOr<Served> RunRequests(Engine& engine, std::vector<Request> requests, const Pace& pace,
-                                   Clock clock) {
+absl::StatusOr<Served> RunRequests(Engine& engine, std::vector<Request> requests,
+                                   const Pace& pace) {
   const size_t count = requests.size();
   for (size_t i = 0; i < count; ++i) requests[i].id = i + 1;
   Served served;
@@ -42,13 +42,13 @@ absl::StatusOr<Served> RunRequests(Engine& engine, std::vector<Request> requests
   served.first_tokens.resize(count);
   std::vector<double> submitted(count);
   size_t next = 0, ended = 0;
-  const double start = clock();
+  const double start = Now();
   for (int step = 0; ended < count; ++step) {
     while (next < count && static_cast<int64_t>(next - ended) < pace.at_once &&
            step % (pace.gap + 1) == 0) {
       const size_t index = pace.reversed ? count - 1 - next : next;
       ++next;
-      submitted[index] = clock();
+      submitted[index] = Now();
       if (absl::Status s = engine.Submit(std::move(requests[index]), Now()); !s.ok()) return s;
       if (pace.gap > 0) break;
     }
@@ -56,7 +56,7 @@ absl::StatusOr<Served> RunRequests(Engine& engine, std::vector<Request> requests
       const size_t index = output.id - 1;
       std::vector<SampledToken>& answer = served.answers[index];
       if (answer.empty() && !output.tokens.empty()) {
-        served.first_tokens[index] = clock() - submitted[index];
+        served.first_tokens[index] = Now() - submitted[index];
       }
       answer.insert(answer.end(), output.tokens.begin(), output.tokens.end());
       if (!output.finish) continue;
@@ -70,7 +70,7 @@ absl::StatusOr<Served> RunRequests(Engine& engine, std::vector<Request> requests
       ++ended;
     }
   }
-  served.seconds = clock() - start;
+  served.seconds = Now() - start;
   return served;
 }
 

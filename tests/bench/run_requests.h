@@ -13,7 +13,6 @@
 namespace fox {
 
 using Prompt = std::vector<int32_t>;
-using Clock = double (*)();
 
 // The tokens of a file; where `path` is empty, of the model's own prompt_long.txt, or, without one
 // or without a tokenizer, ids spread over the vocabulary.
@@ -39,8 +38,7 @@ struct Served {
   int64_t cached_tokens = 0;  // of prompts, that were not computed
 };
 
-// The engine has no other requests; it gives these their ids. `clock`: what seconds are taken from.
-absl::StatusOr<Served> RunRequests(Engine& engine, std::vector<Request> requests, const Pace& pace,
-                                   Clock clock);
+// The engine has no other requests; it gives these their ids.
+absl::StatusOr<Served> RunRequests(Engine& engine, std::vector<Request> requests, const Pace& pace);
 
 }  // namespace fox

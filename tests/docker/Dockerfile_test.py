@@ -46,13 +46,6 @@ class DockerfileTest(unittest.TestCase):
         self.last = dict(self.image)
         self.command = json.loads(self.last["ENTRYPOINT"]) + json.loads(self.last["CMD"])
 
-    def test_nothing_of_the_build_stays(self) -> None:
-        copied = [rest for word, rest in self.image if word in ("COPY", "ADD")]
-        self.assertEqual(copied, ["--from=build /foxserve.deb /tmp/foxserve.deb"])
-        self.assertIn("/tmp/foxserve.deb", self.last["RUN"].split("rm -rf")[1])
-        self.assertIn(("RUN", "./run package && mv build/cpu/foxserve_*.deb /foxserve.deb"),
-                      self.build)
-
     def test_user_and_health(self) -> None:
         user = self.last["USER"].split(":")[0]
         self.assertIn(f"--uid {user} ", self.last["RUN"])

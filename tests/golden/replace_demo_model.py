@@ -2,10 +2,10 @@
 """Puts another checkpoint into models/demo, and makes anew what depends on its weights.
 
 In this order: the weights and config.json; tests/golden/dev_books_a (make_demo_answer.py);
-models/demo/REPORT.md with its JSON and plots (tests/bench/model_report.py, which needs a build of
-fox-eval, a text not trained on, and matplotlib); the part `books` of tests/bench/results/h200.json
-and the rows judged by it. Sizes and tokenizer must be those of the model that is there: the ids of
-prompts and the shapes that tests name stay. What is left to people is listed at the end.
+models/demo/REPORT.md with its JSON (tests/bench/model_report.py, which needs a build of fox-eval
+and a text not trained on); the part `books` of tests/bench/results/h200.json and the rows judged by
+it. Sizes and tokenizer must be those of the model that is there: the ids of prompts and the shapes
+that tests name stay. What is left to people is listed at the end.
 """
 
 from __future__ import annotations

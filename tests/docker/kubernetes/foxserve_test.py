@@ -86,7 +86,8 @@ class ManifestTest(unittest.TestCase):
         script = self.container["lifecycle"]["preStop"]["exec"]["command"][-1]
         before = float(re.search(r"sleep (\d+)", script).group(1))
         flags = server_command.flag_values(self.container["args"])
-        drain = float(flags.get("shutdown-timeout", server_command.default_of("--shutdown-timeout")))
+        drain = float(flags.get("shutdown-timeout",
+                                server_command.default_of("--shutdown-timeout")))
         self.assertGreater(self.pod["spec"]["terminationGracePeriodSeconds"], before + drain + 5)
         # The operator's port that it drains by is the one that the server opens, on loopback.
         address = flags["admin-address"]
