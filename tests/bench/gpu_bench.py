@@ -88,9 +88,11 @@ class Bench:
                               start_new_session=True) as process:
             try:
                 code = process.wait(limit)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
-                os.killpg(process.pid, signal.SIGKILL)
-                raise RuntimeError(f"ran past {limit:.0f} s") from error
+            except subprocess.TimeoutExpired:
+                raise RuntimeError(f"ran past {limit:.0f} s") from None
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
         if code != 0:
             raise RuntimeError(f"exit code {code}")
 
