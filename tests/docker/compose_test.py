@@ -15,15 +15,8 @@ import loud_skips
 import server_command
 from loud_skips import ROOT
 
-try:
-    import yaml
-except ImportError:
-    yaml = None
-try:
-    from compose_viz.spec.compose_spec import ComposeSpecification
-except ImportError:
-    ComposeSpecification = None
-
+yaml = loud_skips.optional("yaml")
+compose_spec = loud_skips.optional("compose_viz.spec.compose_spec")
 FILE = ROOT / "docker" / "compose.yaml"
 
 
@@ -40,14 +33,15 @@ class ComposeTest(unittest.TestCase):
         self.compose = yaml.safe_load(settled(FILE.read_text()))
         self.services = self.compose["services"]
 
-    @unittest.skipIf(ComposeSpecification is None, "no compose-viz here (pip)")
+    @unittest.skipIf(compose_spec is None, "no compose-viz here (pip)")
     def test_schema(self) -> None:
         # The model that is made of the specification knows no extension fields.
         plain = {key: value for key, value in self.compose.items() if not key.startswith("x-")}
-        ComposeSpecification.model_validate(plain)
+        check = compose_spec.ComposeSpecification.model_validate
+        check(plain)
         plain["services"]["gateway"]["prots"] = []
         with self.assertRaises(ValueError):
-            ComposeSpecification.model_validate(plain)
+            check(plain)
 
     def test_ports_are_published_on_loopback(self) -> None:
         for name, service in self.services.items():
@@ -90,9 +84,8 @@ class ComposeTest(unittest.TestCase):
 
     def test_workers_drain_before_they_are_killed(self) -> None:
         grace = int(self.services["worker-1"]["stop_grace_period"].removesuffix("s"))
-        drain = server_command.default_of("--shutdown-timeout")
-        flags = server_command.flag_values(self.services["worker-1"]["command"])
-        self.assertGreater(grace, float(flags.get("shutdown-timeout", drain)) + 5)
+        drain = server_command.drain_seconds(self.services["worker-1"]["command"])
+        self.assertGreater(grace, drain + 5)
         for worker in ("worker-1", "worker-2"):
             self.assertEqual(self.services["gateway"]["depends_on"][worker]["condition"],
                              "service_healthy")

@@ -44,6 +44,12 @@ def default_of(flag: str) -> str:
     return line.split("[")[-1].rstrip("]")
 
 
+def drain_seconds(arguments: list[str]) -> float:
+    """How long a server with these flags drains."""
+    given = flag_values(arguments).get("shutdown-timeout")
+    return float(given or default_of("--shutdown-timeout"))
+
+
 def expect_accepted(case: unittest.TestCase, arguments: list[str]) -> None:
     """The server parses and checks these flags after the image's, and opens ports."""
     arguments = [*image_flags(), *arguments]

@@ -17,15 +17,8 @@ import loud_skips  # noqa: E402
 import server_command  # noqa: E402
 from loud_skips import ROOT  # noqa: E402
 
-try:
-    import yaml
-except ImportError:
-    yaml = None
-try:
-    import kubernetes_validate
-except ImportError:
-    kubernetes_validate = None
-
+yaml = loud_skips.optional("yaml")
+kubernetes_validate = loud_skips.optional("kubernetes_validate")
 FOLDER = ROOT / "docker" / "kubernetes"
 OLDEST = "1.25"  # as the manifest says
 
@@ -85,12 +78,10 @@ class ManifestTest(unittest.TestCase):
     def test_grace_covers_the_drain(self) -> None:
         script = self.container["lifecycle"]["preStop"]["exec"]["command"][-1]
         before = float(re.search(r"sleep (\d+)", script).group(1))
-        flags = server_command.flag_values(self.container["args"])
-        drain = float(flags.get("shutdown-timeout",
-                                server_command.default_of("--shutdown-timeout")))
+        drain = server_command.drain_seconds(self.container["args"])
         self.assertGreater(self.pod["spec"]["terminationGracePeriodSeconds"], before + drain + 5)
         # The operator's port that it drains by is the one that the server opens, on loopback.
-        address = flags["admin-address"]
+        address = server_command.flag_values(self.container["args"])["admin-address"]
         self.assertIn(f"fox-cli drain --target {address}", script)
         self.assertTrue(address.startswith("127.0.0.1:"))
 
@@ -113,8 +104,7 @@ class ManifestTest(unittest.TestCase):
 
     def test_autoscaler_reads_what_the_server_says(self) -> None:
         metric = self.objects["HorizontalPodAutoscaler"]["spec"]["metrics"][0]["pods"]["metric"]
-        self.assertIn(f'"{metric["name"]}"', "".join(
-            path.read_text() for path in (ROOT / "server" / "metrics").glob("*.cc")))
+        self.assertIn(f'"{metric["name"]}"', loud_skips.METRICS)
 
     def test_server_takes_the_flags(self) -> None:
         server_command.expect_accepted(self, self.container["args"])

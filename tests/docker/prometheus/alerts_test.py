@@ -91,9 +91,8 @@ class AlertsTest(unittest.TestCase):
             self.assertIn(f"`{name}`", guide)
 
     def test_metrics_are_those_of_the_server(self) -> None:
-        made = "".join(path.read_text() for path in (ROOT / "server" / "metrics").glob("*.cc"))
         for name in re.findall(r"\b(?:fox|process)_\w+", RULES.read_text()):
-            self.assertIn('"' + name.removesuffix("_bucket") + '"', made)
+            self.assertIn('"' + name.removesuffix("_bucket") + '"', loud_skips.METRICS)
 
     @unittest.skipIf(shutil.which("promtool") is None, "no promtool here (Debian's prometheus)")
     def test_promtool(self) -> None:
