@@ -28,9 +28,8 @@ std::vector<DecodeShape> DecodeShapes(int64_t max_num_seqs, int64_t max_model_le
 
 MatrixView DecodeGraphs::Run(const DecodeShape& shape, const Step& step) {
   Captured& captured = graphs_[shape];
-  last_ = captured.graph.get();
-  if (last_ != nullptr) {
-    last_->Launch(queue_.stream());
+  if (captured.graph != nullptr) {
+    captured.graph->Launch(queue_.stream());
     return captured.logits;
   }
   if (!captured.warm) {
@@ -38,8 +37,8 @@ MatrixView DecodeGraphs::Run(const DecodeShape& shape, const Step& step) {
     return step();
   }
   captured.graph = queue_.Capture(queue_.stream(), [&] { captured.logits = step(); });
-  last_ = captured.graph.get();
-  if (last_ != nullptr) last_->Launch(queue_.stream());  // else queue_.error() says why
+  // Else queue_.error() says why.
+  if (captured.graph != nullptr) captured.graph->Launch(queue_.stream());
   return captured.logits;
 }
 

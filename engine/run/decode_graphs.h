@@ -44,8 +44,6 @@ class DecodeGraphs {
   MatrixView Run(const DecodeShape& shape, const Step& step);
 
  private:
-  friend class GraphReplay;  // tests/engine/run/graph_replay.h
-
   struct Captured {
     bool warm = false;  // ran once
     std::unique_ptr<Graph> graph;
@@ -54,7 +52,6 @@ class DecodeGraphs {
 
   DeviceQueue& queue_;
   std::map<DecodeShape, Captured> graphs_;
-  Graph* last_ = nullptr;  // of the last Run; null: it was not captured
 };
 
 }  // namespace fox

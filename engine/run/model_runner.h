@@ -81,8 +81,6 @@ class ModelRunner : public StepExecutor {
   const RunnerOptions& options() const { return options_; }
 
  private:
-  friend class GraphReplay;  // tests/engine/run/graph_replay.h
-
   // What a plan does to slots before its sequences run.
   void MoveSlots(const StepPlan& plan);
   void SetPenaltyState(const StepPlan& plan, StepReadback& step);

@@ -81,50 +81,18 @@ Outcome Send(grpc::Channel& channel, const v1::GenerateRequest& request, double 
   return outcome;
 }
 
-// Asks the server for its load again and again until it is destroyed.
-class LoadWatch {
- public:
-  LoadWatch(const std::string& target, ServedArrivals* served)
-      : stub_(v1::Info::NewStub(ConnectTo(target))), served_(served) {
-    v1::Load load;
-    if (Ask(&load)) before_ = static_cast<int64_t>(load.preemptions());
-    thread_ = std::thread([this] { Watch(); });
-  }
-  ~LoadWatch() {
-    ended_ = true;
-    thread_.join();
-    v1::Load load;
-    if (Ask(&load)) served_->preemptions = static_cast<int64_t>(load.preemptions()) - before_;
-  }
-  LoadWatch(const LoadWatch&) = delete;
-  LoadWatch& operator=(const LoadWatch&) = delete;
-
- private:
-  bool Ask(v1::Load* load) {
+// Asks the server for its load again and again.
+void WatchLoad(const std::string& target, const std::atomic<bool>& ended, ServedArrivals* served) {
+  const auto stub = v1::Info::NewStub(ConnectTo(target));
+  for (v1::Load load; !ended; std::this_thread::sleep_for(kWatchInterval)) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
-    return stub_->GetLoad(&context, v1::GetLoadRequest(), load).ok();
+    if (!stub->GetLoad(&context, v1::GetLoadRequest(), &load).ok()) continue;
+    const auto kept = static_cast<int64_t>(load.kept_pages() * load.page_bytes());
+    served->most_running = std::max(served->most_running, static_cast<int64_t>(load.running()));
+    served->most_kept_bytes = std::max(served->most_kept_bytes, kept);
   }
-
-  void Watch() {
-    for (v1::Load load; !ended_; std::this_thread::sleep_for(kWatchInterval)) {
-      if (!Ask(&load)) continue;
-      const auto at_least = [](int64_t* most, uint64_t now) {
-        *most = std::max(*most, static_cast<int64_t>(now));
-      };
-      at_least(&served_->most_running, load.running());
-      at_least(&served_->most_pages, load.num_pages() - load.free_pages());
-      at_least(&served_->num_pages, load.num_pages());
-      at_least(&served_->most_kept_bytes, load.kept_pages() * load.page_bytes());
-    }
-  }
-
-  const std::unique_ptr<v1::Info::Stub> stub_;
-  ServedArrivals* const served_;  // the thread's until it has ended
-  int64_t before_ = 0;
-  std::atomic<bool> ended_ = false;
-  std::thread thread_;
-};
+}
 
 }  // namespace
 
@@ -187,24 +155,25 @@ ServedArrivals SendArrivals(const std::string& target, const std::vector<Planned
   }
   ServedArrivals served;
   served.outcomes.resize(plan.size());
-  {
-    const LoadWatch watch(target, &served);
-    std::vector<std::thread> threads;
-    const double start = Now();
-    for (size_t i = 0; i < plan.size(); ++i) {
-      const v1::GenerateRequest request = MakeRequest(plan[i], vocab_size);
-      std::this_thread::sleep_for(std::chrono::duration<double>(start + plan[i].at - Now()));
-      const double sent = Now() - start;
-      threads.emplace_back([&, request, sent, i] {
-        Outcome outcome = Send(*channels[i % channels.size()], request, timeout);
-        outcome.late = sent - plan[i].at;
-        outcome.sent = sent;
-        served.outcomes[i] = std::move(outcome);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    served.seconds = Now() - start;
+  std::atomic<bool> ended = false;
+  std::thread watch([&] { WatchLoad(target, ended, &served); });
+  std::vector<std::thread> threads;
+  const double start = Now();
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const v1::GenerateRequest request = MakeRequest(plan[i], vocab_size);
+    std::this_thread::sleep_for(std::chrono::duration<double>(start + plan[i].at - Now()));
+    const double sent = Now() - start;
+    threads.emplace_back([&, request, sent, i] {
+      Outcome outcome = Send(*channels[i % channels.size()], request, timeout);
+      outcome.late = sent - plan[i].at;
+      outcome.sent = sent;
+      served.outcomes[i] = std::move(outcome);
+    });
   }
+  for (std::thread& thread : threads) thread.join();
+  served.seconds = Now() - start;
+  ended = true;
+  watch.join();
   return served;
 }
 

@@ -57,9 +57,8 @@ struct ServedArrivals {
   std::vector<Outcome> outcomes;  // as planned
   double seconds = 0;             // until the last one ended
   // Of what the server said some hundred times a second.
-  int64_t most_running = 0, most_pages = 0, num_pages = 0;
-  int64_t most_kept_bytes = 0;  // in pages of requests; most_pages has the prefix cache's, too
-  int64_t preemptions = 0;
+  int64_t most_running = 0;
+  int64_t most_kept_bytes = 0;  // in pages of requests, not the prefix cache's
 
   // Of sequences that lost their pages at no time, the most that had got their first token and not
   // their last one at one time.

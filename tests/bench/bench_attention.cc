@@ -1,13 +1,18 @@
 // fox-bench attention: the CUDA backend's attention alone, on a cache of random projections with
-// bimodal gates: prefill of whole prompts (also the search for the tiles' boundaries by itself) and
-// of short chunks behind long contexts, and decode steps. Floors: multiplications at the measured
-// peak of the matrix product, pages at the measured read bandwidth.
+// bimodal gates: prefill of whole prompts and of short chunks behind long contexts, and decode
+// steps. Floors: multiplications at the measured peak of the matrix product, pages at the measured
+// read bandwidth.
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include "absl/strings/str_format.h"
-#include "tests/bench/attention_setup.h"
+#include "kernels/acp.h"
+#include "kernels/cuda/cuda_state.h"
+#include "kernels/paged_kv_storage.h"
 #include "tests/bench/bench_session.h"
 #include "tests/bench/gpu_machine.h"
+#include "tests/bench/random_values.h"
 
 namespace fox {
 namespace {
@@ -21,105 +26,246 @@ constexpr int64_t kChunkFillRows = 8192;
 constexpr double kWorkingSet = 1e9;
 constexpr int kMaxLayers = 64;
 
-double ToleranceOf(const BenchSession& session, AcpMode mode) {
-  EvalFlags flags = session.flags.model;
-  flags.acp = NameOf(mode);
-  return flags.Tolerance(ModelConfig{});
+struct AttentionCase {
+  int heads = 24;
+  int head_dim = 64;
+  int64_t tokens = 16384;  // of one sequence
+  int batch = 4;
+  int layers = 1;        // calls go round them, so that the working set exceeds the L2 cache
+  int64_t max_rows = 0;  // of one step, all sequences together
+  double log_tolerance = -10;
+};
+
+constexpr float kLogFOffset = 1, kGlobalGate = 9;
+
+PagedKvShape ShapeOf(const AttentionCase& c) {
+  PagedKvShape shape;
+  shape.layers = c.layers;
+  shape.q_heads = shape.kv_heads = c.heads;
+  shape.head_dim = c.head_dim;
+  shape.dtype = DType::kBF16;
+  shape.max_slots = c.batch;
+  shape.max_pages = PagesFor(c.tokens);
+  shape.num_pages = static_cast<int>(c.batch * shape.lists_per_slot() * shape.max_pages);
+  return shape;
+}
+
+// A paged cache filled through the CUDA backend's own operations, so that attention alone can be
+// timed on it. Keys and queries have unit RMS, three heads of four forget (gate logits N(1, 1)) and
+// one remembers (N(9, 1)): the bimodal heads that FoX models show.
+class AttentionSetup {
+ public:
+  AttentionSetup(CudaOps& ops, const AttentionCase& shape, AcpMode acp)
+      : ops_(ops), case_(shape), acp_(acp) {
+    const PagedKvShape pages = ShapeOf(case_);
+    ops_.Reserve({.shape = pages, .max_rows = case_.max_rows, .max_seqs = case_.batch});
+    storage_ = std::make_unique<PagedKvStorage>(pages, ops_);
+    const int64_t columns = static_cast<int64_t>(case_.heads) * case_.head_dim;
+    stride_ = (3 * columns + case_.heads + 7) / 8 * 8;
+    std::vector<BFloat16> values(static_cast<size_t>(case_.max_rows * stride_));
+    FillNormal(values.data(), static_cast<int64_t>(values.size()), 7, 0, 1);
+    Send(values, projection_);
+    out_ = ops_.Allocate(static_cast<size_t>(case_.max_rows * columns) * SizeOf(DType::kBF16));
+    MakeWeights();
+    const auto seqs = static_cast<size_t>(case_.batch);
+    std::vector<int32_t> slots(seqs);
+    std::iota(slots.begin(), slots.end(), 0);
+    Send(slots, slot_);
+    Send(std::vector<double>(seqs, case_.log_tolerance), tolerance_);
+    Send(std::vector<int64_t>(seqs, 0), total_);
+    Send(std::vector<int64_t>(seqs, 0), skipped_);
+  }
+
+  // Appends `rows` tokens to every sequence, in steps of at most max_rows rows; afterwards the
+  // last step is the current one. With `evict`, each step ends with Ops::Evict.
+  void Append(int64_t rows, bool evict) {
+    EvictParams params;
+    params.acp = acp_;
+    params.self_logit_bound = params.max_logit_bound = logit_.as<double>();
+    while (rows > 0) {
+      const int64_t some = std::min(rows, case_.max_rows / case_.batch);
+      BeginStep(some);
+      rows -= some;
+      if (evict) ops_.Evict(batch_, params, storage_->view(), nullptr);
+    }
+  }
+
+  // The attention of the current step, on layer `call` modulo the layers.
+  void Attend(int call) {
+    const AttentionParams params = Params(call % case_.layers);
+    // As in a step, where Append comes first: what attention reads early is not written here
+    // either.
+    const bool decodes = batch_.num_rows == batch_.num_seqs;
+    ops_.state().unfinished =
+        decodes ? UnfinishedWrites(params.q.data, storage_->view().cum_log_f) : UnfinishedWrites();
+    ops_.Attention(batch_, params, storage_->view(), nullptr);
+  }
+
+  // Share of the page blocks in the causal range that one Attend visits.
+  double VisitedShare() {
+    const auto seqs = static_cast<size_t>(case_.batch);
+    const auto sum = [&](const Buffer& counts) {
+      std::vector<int64_t> values(seqs);
+      ops_.CopyToHost(counts.data(), seqs * sizeof(int64_t), values.data(), nullptr);
+      return static_cast<double>(std::accumulate(values.begin(), values.end(), int64_t{0}));
+    };
+    Send(std::vector<int64_t>(seqs, 0), total_);
+    Send(std::vector<int64_t>(seqs, 0), skipped_);
+    Attend(0);
+    return 1 - sum(skipped_) / sum(total_);
+  }
+
+  // What one Attend of the current step, one row a sequence, has to read.
+  double LivePageBytes() const {
+    const PagedKv& kv = storage_->view();
+    std::vector<int32_t> first(static_cast<size_t>(case_.batch * kv.shape.lists_per_slot()));
+    ops_.CopyToHost(kv.first_live, first.size() * sizeof(int32_t), first.data(), nullptr);
+    int64_t pages = 0;
+    for (int32_t page : first) pages += PagesFor(length_) - page;
+    return static_cast<double>(pages) * static_cast<double>(kv.shape.page_bytes()) / case_.layers;
+  }
+
+ private:
+  template <typename T>
+  void Send(const std::vector<T>& values, Buffer& buffer) {
+    const size_t bytes = values.size() * sizeof(T);
+    if (buffer.bytes() < bytes) buffer = ops_.Allocate(bytes);
+    ops_.CopyToDevice(values.data(), bytes, buffer.data(), nullptr);
+  }
+
+  // Norm weights are one, so B and U are sqrt(d) but for rounding.
+  void MakeWeights() {
+    const auto heads = static_cast<size_t>(case_.heads);
+    const size_t columns = heads * static_cast<size_t>(case_.head_dim);
+    Send(std::vector<float>(columns, 1), norm_);
+    Send(std::vector<float>(columns, 1), diagonal_);
+    std::vector<float> gates(heads, kLogFOffset);
+    for (size_t head = 3; head < heads; head += 4) gates[head] = kGlobalGate;
+    Send(gates, fgate_bias_);
+    self_logit_bound_ = kProductInflation * std::sqrt(case_.head_dim);
+    Send(std::vector<double>(heads * static_cast<size_t>(case_.layers), self_logit_bound_), logit_);
+    bound_.diagonal = diagonal_.as<float>();
+    bound_.scale = kKeyNormInflation;
+    bound_.self_logit_bound = bound_.max_logit_bound = logit_.as<double>();
+  }
+
+  void BeginStep(int64_t rows_each) {
+    const auto seqs = static_cast<size_t>(case_.batch);
+    std::vector<int64_t> row_begin(seqs + 1);
+    for (size_t i = 0; i <= seqs; ++i) row_begin[i] = static_cast<int64_t>(i) * rows_each;
+    Send(row_begin, row_begin_);
+    Send(std::vector<int64_t>(seqs, length_), position_);
+    rows_ = row_begin.back();
+    batch_.num_seqs = case_.batch;
+    batch_.num_rows = rows_;
+    batch_.num_decodes = rows_ == case_.batch ? case_.batch : 0;
+    batch_.slot = slot_.as<int32_t>();
+    batch_.row_begin = row_begin_.as<int64_t>();
+    batch_.position = position_.as<int64_t>();
+    batch_.log_tolerance = tolerance_.as<double>();
+    ops_.BeginStep(batch_, storage_->view(), nullptr);
+    AppendParams append;
+    const int64_t columns = static_cast<int64_t>(case_.heads) * case_.head_dim;
+    append.projection = {projection_.data(), DType::kBF16, rows_, 3 * columns + case_.heads,
+                         stride_};
+    append.k_column = columns;
+    append.v_column = 2 * columns;
+    append.fgate_column = 3 * columns;
+    append.fgate_bias = fgate_bias_.data();
+    append.min_log_gate = MinLogGate(self_logit_bound_);
+    append.q_norm = append.k_norm = norm_.data();
+    append.bound = bound_;
+    append.acp = acp_;
+    for (append.layer = 0; append.layer < case_.layers; ++append.layer) {
+      ops_.Append(batch_, append, storage_->view(), nullptr);
+    }
+    length_ += rows_each;
+  }
+
+  AttentionParams Params(int layer) const {
+    const int64_t columns = static_cast<int64_t>(case_.heads) * case_.head_dim;
+    AttentionParams params;
+    params.layer = layer;
+    params.q = {projection_.data(), DType::kBF16, rows_, columns, stride_};
+    params.out = {out_.data(), DType::kBF16, rows_, columns, columns};
+    params.acp = acp_;
+    params.bound = bound_;
+    params.blocks_total = total_.as<int64_t>();
+    params.blocks_pruned = skipped_.as<int64_t>();
+    return params;
+  }
+
+  CudaOps& ops_;
+  AttentionCase case_;
+  AcpMode acp_;
+  std::unique_ptr<PagedKvStorage> storage_;
+  Buffer projection_, out_, norm_, fgate_bias_, diagonal_, logit_;
+  Buffer slot_, row_begin_, position_, tolerance_, total_, skipped_;
+  int64_t stride_ = 0, length_ = 0, rows_ = 0;
+  double self_logit_bound_ = 0;
+  QueryBound bound_;
+  BatchView batch_;
+};
+
+// Times Attend and adds a row; `floor`: seconds, `more`: members of the row.
+absl::Status Measure(BenchSession& session, CudaOps& ops, AttentionSetup& setup,
+                     const AttentionCase& shape, AcpMode mode, int calls, double floor,
+                     const char* kind, const nlohmann::ordered_json& more) {
+  const auto seconds = MeasureOnGpu(ops, calls, kSamples, [&](int call) { setup.Attend(call); });
+  if (!seconds.ok()) return seconds.status();
+  const double median = seconds->median;
+  nlohmann::ordered_json row = {{"bench", "attention"},   {"kind", kind},
+                                {"heads", shape.heads},   {"head_dim", shape.head_dim},
+                                {"acp", NameOf(mode)},    {"seconds", ToJson(*seconds)},
+                                {"floor_seconds", floor}, {"over_floor", median / floor}};
+  row.update(more);
+  if (row.contains("flops")) row["flops_per_second"] = row["flops"].get<double>() / median;
+  if (row.contains("page_bytes_read")) row["fraction_of_read_bandwidth"] = floor / median;
+  session.report.Row(
+      absl::StrFormat("%-7s %3d x %3d %6d %3d  %-9s %9.1f (%.1f .. %.1f) %9.1f %7.2f %s", kind,
+                      shape.heads, shape.head_dim, shape.tokens, shape.batch, NameOf(mode),
+                      median * 1e6, seconds->min * 1e6, seconds->max * 1e6, floor * 1e6,
+                      median / floor, more.dump()),
+      std::move(row));
+  return absl::OkStatus();
 }
 
 absl::Status BenchPrefillCase(BenchSession& session, CudaOps& ops, AttentionCase shape,
                               AcpMode mode) {
-  shape.log_tolerance = ToleranceOf(session, mode);
   shape.max_rows = kPrefillRows;
   AttentionSetup setup(ops, shape, mode);
   setup.Append(shape.tokens, false);
   const double visited = setup.VisitedShare();
-  const auto seconds = MeasureOnGpu(ops, 4, kSamples, [&](int call) { setup.Attend(call); });
-  if (!seconds.ok()) return seconds.status();
-  const auto search = MeasureOnGpu(ops, 16, kSamples, [&](int) { setup.SearchBoundaries(); });
-  if (!search.ok()) return search.status();
   const auto tokens = static_cast<double>(shape.tokens);
   // q.k and the weighted sum of v over the causal half.
   const double flops = 4.0 * shape.head_dim * tokens * tokens / 2 * shape.heads * shape.batch;
-  const double median = seconds->median;
-  const double floor = visited * flops / session.peaks.flops_per_second.median;
-  const double share = search->median / median;
-  session.report.Row(
-      absl::StrFormat("prefill %3d x %3d %6d %3d  %-9s %8.3f (%.3f .. %.3f) %8.1f %8.1f%% %8.1f "
-                      "%8.3f %6.2f  search %.1f us (%.2f%%)",
-                      shape.heads, shape.head_dim, shape.tokens, shape.batch, NameOf(mode),
-                      median * 1e3, seconds->min * 1e3, seconds->max * 1e3, flops / median / 1e12,
-                      100 * visited, visited * flops / median / 1e12, floor * 1e3, median / floor,
-                      search->median * 1e6, 100 * share),
-      {{"bench", "attention"},
-       {"kind", "prefill"},
-       {"heads", shape.heads},
-       {"head_dim", shape.head_dim},
-       {"tokens", shape.tokens},
-       {"batch_size", shape.batch},
-       {"acp", NameOf(mode)},
-       {"seconds", ToJson(*seconds)},
-       {"flops", flops},
-       {"flops_per_second", flops / median},
-       {"visited_share", visited},
-       {"visited_flops_per_second", visited * flops / median},
-       {"search_seconds", ToJson(*search)},
-       {"search_share", share},
-       {"floor_seconds", floor},
-       {"over_floor", median / floor}});
-  return absl::OkStatus();
+  return Measure(session, ops, setup, shape, mode, 4,
+                 visited * flops / session.peaks.flops_per_second.median, "prefill",
+                 {{"tokens", shape.tokens},
+                  {"batch_size", shape.batch},
+                  {"flops", flops},
+                  {"visited_share", visited}});
 }
 
-// What a chunk's rows visit is behind the eviction of the steps before; of it the floor is made.
-absl::Status BenchChunkCase(BenchSession& session, CudaOps& ops, AttentionSetup& setup,
-                            const AttentionCase& shape, AcpMode mode, int64_t context,
-                            int64_t rows) {
-  setup.Append(rows, false);
-  const double visited = setup.VisitedShare();
-  const auto seconds = MeasureOnGpu(ops, 16, kSamples, [&](int call) { setup.Attend(call); });
-  if (!seconds.ok()) return seconds.status();
-  const double keys = static_cast<double>(context) + static_cast<double>(rows) / 2;
-  const double flops = 4.0 * shape.head_dim * static_cast<double>(rows) * keys * shape.heads;
-  const double floor = visited * flops / session.peaks.flops_per_second.median;
-  const double median = seconds->median;
-  session.report.Row(
-      absl::StrFormat("chunk   %3d x %3d %6d %3d  %-9s %8.1f (%.1f .. %.1f) us %8.1f%% %8.1f "
-                      "TFLOP/s of them %8.1f us %6.2f",
-                      shape.heads, shape.head_dim, context, rows, NameOf(mode), median * 1e6,
-                      seconds->min * 1e6, seconds->max * 1e6, 100 * visited,
-                      visited * flops / median / 1e12, floor * 1e6, median / floor),
-      {{"bench", "attention"},
-       {"kind", "chunk"},
-       {"heads", shape.heads},
-       {"head_dim", shape.head_dim},
-       {"context", context},
-       {"rows", rows},
-       {"acp", NameOf(mode)},
-       {"seconds", ToJson(*seconds)},
-       {"visited_share", visited},
-       {"visited_flops_per_second", visited * flops / median},
-       {"floor_seconds", floor},
-       {"over_floor", median / floor}});
-  return absl::OkStatus();
-}
-
-// One sequence; its second chunk follows the first.
-absl::Status BenchChunks(BenchSession& session, CudaOps& ops, AcpMode mode, int heads, int head_dim,
-                         int64_t context) {
-  AttentionCase shape;
-  shape.heads = heads;
-  shape.head_dim = head_dim;
+// One sequence; its second chunk follows the first. What a chunk's rows visit is behind the
+// eviction of the steps before; of it the floor is made.
+absl::Status BenchChunks(BenchSession& session, CudaOps& ops, AttentionCase shape, AcpMode mode) {
+  const int64_t context = shape.tokens;
   shape.batch = 1;
   shape.tokens = context + kChunkRows[0] + kChunkRows[1];
   shape.layers = 2;
   shape.max_rows = kChunkFillRows;
-  shape.log_tolerance = ToleranceOf(session, mode);
   AttentionSetup setup(ops, shape, mode);
   setup.Append(context, true);
   for (const int64_t rows : kChunkRows) {
-    if (absl::Status s = BenchChunkCase(session, ops, setup, shape, mode, context, rows); !s.ok()) {
-      return s;
-    }
+    setup.Append(rows, false);
+    const double visited = setup.VisitedShare();
+    const double keys = static_cast<double>(context) + static_cast<double>(rows) / 2;
+    const double flops = 4.0 * shape.head_dim * static_cast<double>(rows) * keys * shape.heads;
+    absl::Status s = Measure(session, ops, setup, shape, mode, 16,
+                             visited * flops / session.peaks.flops_per_second.median, "chunk",
+                             {{"context", context}, {"rows", rows}, {"visited_share", visited}});
+    if (!s.ok()) return s;
   }
   return absl::OkStatus();
 }
@@ -128,38 +274,18 @@ absl::Status BenchDecodeCase(BenchSession& session, CudaOps& ops, AttentionCase 
                              AcpMode mode) {
   const double layer_bytes =
       4.0 * shape.head_dim * shape.heads * shape.batch * static_cast<double>(shape.tokens);
-  shape.log_tolerance = ToleranceOf(session, mode);
   shape.layers = std::clamp(static_cast<int>(kWorkingSet / layer_bytes) + 1, 1, kMaxLayers);
   shape.max_rows = std::max<int64_t>(kFillRows, shape.batch);
   AttentionSetup setup(ops, shape, mode);
   setup.Append(shape.tokens - 1, true);
   setup.Append(1, false);
-  const int calls = std::max(shape.layers, 16);
-  const auto seconds = MeasureOnGpu(ops, calls, kSamples, [&](int call) { setup.Attend(call); });
-  if (!seconds.ok()) return seconds.status();
   const double bytes = setup.LivePageBytes();
-  const double floor = bytes / session.peaks.read_bytes_per_second.median;
-  const double median = seconds->median;
-  session.report.Row(
-      absl::StrFormat("decode  %3d x %3d %6d %3d  %-9s %8.1f (%.1f .. %.1f) us %8.1f MB %8.1f us "
-                      "%6.1f%% of memory",
-                      shape.heads, shape.head_dim, shape.tokens, shape.batch, NameOf(mode),
-                      median * 1e6, seconds->min * 1e6, seconds->max * 1e6, bytes / 1e6,
-                      floor * 1e6, 100 * floor / median),
-      {{"bench", "attention"},
-       {"kind", "decode"},
-       {"heads", shape.heads},
-       {"head_dim", shape.head_dim},
-       {"tokens", shape.tokens},
-       {"batch_size", shape.batch},
-       {"layers", shape.layers},
-       {"acp", NameOf(mode)},
-       {"seconds", ToJson(*seconds)},
-       {"page_bytes_read", bytes},
-       {"floor_seconds", floor},
-       {"over_floor", median / floor},
-       {"fraction_of_read_bandwidth", floor / median}});
-  return absl::OkStatus();
+  return Measure(session, ops, setup, shape, mode, std::max(shape.layers, 16),
+                 bytes / session.peaks.read_bytes_per_second.median, "decode",
+                 {{"tokens", shape.tokens},
+                  {"batch_size", shape.batch},
+                  {"layers", shape.layers},
+                  {"page_bytes_read", bytes}});
 }
 
 }  // namespace
@@ -170,33 +296,25 @@ absl::Status BenchAttention(BenchSession& session) {
   const auto backend = MakeBackend(session.flags.model.Config(kPageTokens));
   if (!backend.ok()) return backend.status();
   CudaOps& ops = static_cast<CudaOps&>(*backend->ops);
-  session.report.Section("Attention alone: random projections, bimodal gates",
-                         "kind    heads x d tokens   B  acp         median (min .. max)  TFLOP/s  "
-                         "visited  visited TFLOP/s  floor  /floor");
-  for (const auto& [heads, head_dim, tokens] :
-       {std::tuple{24, 64, 16384}, {16, 128, 16384}, {24, 64, 65536}}) {
+  session.report.Section(
+      "Attention alone: random projections, bimodal gates",
+      "kind    heads x d tokens   B  acp        median us (min .. max)     floor  /floor");
+  using Bench = absl::Status (*)(BenchSession&, CudaOps&, AttentionCase, AcpMode);
+  constexpr std::tuple<Bench, int, int, int, int> kCases[] = {
+      {BenchPrefillCase, 24, 64, 16384, 4}, {BenchPrefillCase, 16, 128, 16384, 4},
+      {BenchPrefillCase, 24, 64, 65536, 1}, {BenchChunks, 24, 64, 65536, 1},
+      {BenchChunks, 16, 128, 65536, 1},     {BenchDecodeCase, 24, 64, 4096, 1},
+      {BenchDecodeCase, 24, 64, 16384, 1},  {BenchDecodeCase, 24, 64, 4096, 32},
+      {BenchDecodeCase, 24, 64, 16384, 32}};
+  for (const auto& [bench, heads, head_dim, tokens, batch] : kCases) {
     for (AcpMode mode : session.flags.modes) {
       AttentionCase shape;
       shape.heads = heads;
       shape.head_dim = head_dim;
       shape.tokens = tokens;
-      shape.batch = static_cast<int>(kPrefillRows / tokens);
-      if (absl::Status s = BenchPrefillCase(session, ops, shape, mode); !s.ok()) return s;
-    }
-  }
-  for (const auto& [heads, head_dim, context] :
-       {std::tuple{24, 64, 65536}, {24, 64, 100000}, {16, 128, 65536}}) {
-    for (AcpMode mode : session.flags.modes) {
-      absl::Status s = BenchChunks(session, ops, mode, heads, head_dim, context);
-      if (!s.ok()) return s;
-    }
-  }
-  for (const auto& [batch, tokens] : {std::pair{1, 4096}, {1, 16384}, {32, 4096}, {32, 16384}}) {
-    for (AcpMode mode : session.flags.modes) {
-      AttentionCase shape;
-      shape.tokens = tokens;
       shape.batch = batch;
-      if (absl::Status s = BenchDecodeCase(session, ops, shape, mode); !s.ok()) return s;
+      shape.log_tolerance = session.ToleranceOf(mode);
+      if (absl::Status s = bench(session, ops, shape, mode); !s.ok()) return s;
     }
   }
   return absl::OkStatus();

@@ -1,35 +1,26 @@
-// fox-bench cache: what the prefix cache saves, and what it costs where nothing is shared. Three
-// loads of the model's own text through the engine alone, each without the cache and with it, in
-// turns: questions on one document, the turns of conversations, and prompts that share nothing.
+// fox-bench cache: what the prefix cache saves, and what it costs where nothing is shared. Two
+// loads through the engine alone, each without the cache and with it, in turns: questions on one
+// document, and prompts that share nothing.
 #include <algorithm>
 #include <functional>
-#include <random>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "engine/engine_factory.h"
-#include "engine/eval/eval_command.h"
-#include "tests/bench/commands.h"
-#include "tests/bench/engine_client.h"
-#include "tests/bench/measurement.h"
+#include "tests/bench/bench_session.h"
 
 namespace fox {
 namespace {
 
 struct CacheFlags {
-  std::string model = FOX_SOURCE_DIR "/models/demo", device = "auto", text, json;
-  std::string loads = "questions,turns,strangers";
-  int64_t document = 6000, question = 100, answer = 16, requests = 8, at_once = 4, turns = 4;
+  std::string model = FOX_SOURCE_DIR "/models/demo", device = "auto", json;
+  std::string loads = "questions,strangers";
+  int64_t document = 6000, question = 100, answer = 16, requests = 8, at_once = 4;
   int64_t rounds = 3, threads = 0, kv_cache_bytes = 0;
-  double share = 0.3;
-  Clock clock = Now;
 
   // Of one sequence.
-  int64_t longest() const { return document + turns * (question + answer) + kPageTokens; }
+  int64_t longest() const { return document + question + answer + 2 * kPageTokens; }
 };
 
 absl::Status Parse(const std::vector<std::string>& arguments, CacheFlags* values) {
@@ -40,31 +31,21 @@ absl::Status Parse(const std::vector<std::string>& arguments, CacheFlags* values
   flags.Int("threads", "N", "of the CPU backend; 0: one per core", 0, 4096, &values->threads);
   flags.Mebibytes("kv-cache-mb", "MiB of the page pool; 0: room for all without eviction", 0,
                   1 << 30, &values->kv_cache_bytes);
-  flags.String("text", "FILE",
-               "what prompts are cut from; else MODEL/prompt_long.txt, or random ids",
-               &values->text);
   flags.String("loads", "LIST", "which are run", &values->loads);
   flags.Int("document", "N", "tokens that prompts share", 64, 1 << 20, &values->document);
-  flags.Int("question", "N", "tokens behind them, or of a turn", 1, 1 << 20, &values->question);
+  flags.Int("question", "N", "tokens behind them", 1, 1 << 20, &values->question);
   flags.Int("answer", "N", "tokens of an answer", 1, 1 << 20, &values->answer);
-  flags.Int("requests", "N", "questions, conversations, or prompts that share nothing", 2, 4096,
+  flags.Int("requests", "N", "questions, or prompts that share nothing", 2, 4096,
             &values->requests);
   flags.Int("at-once", "N", "of them that run at once", 1, 4096, &values->at_once);
-  flags.Int("turns", "N", "of a conversation", 2, 1000, &values->turns);
   flags.Int("rounds", "N", "of each load, without the cache and with it in turns", 1, 1000,
             &values->rounds);
-  RegisterClock(&flags, &values->clock);
-  flags.Double("share", "SHARE", "--prefix-cache-share of a server", 0.01, 1, &values->share);
   flags.String("json", "FILE", "writes all rows there", &values->json);
   return ParseOrHelp(flags, arguments, "fox-bench cache");
 }
 
-struct Loaded {
-  LoadedEngine engine;
-  Prompt text;
-};
-
-absl::StatusOr<Loaded> Load(const CacheFlags& flags, double share) {
+// `share`: of the pool, for the cache.
+absl::StatusOr<LoadedEngine> Load(const CacheFlags& flags, double share) {
   EngineConfig config;
   config.model_dir = flags.model;
   config.device = flags.device;
@@ -77,22 +58,24 @@ absl::StatusOr<Loaded> Load(const CacheFlags& flags, double share) {
   if (flags.kv_cache_bytes == 0) {
     config.kv_cache_tokens = flags.longest() * std::max(flags.at_once, flags.requests);
   }
-  auto engine = LoadEngine(config);
-  if (!engine.ok()) return engine.status();
-  auto text = EncodeText(flags.model, engine->config, flags.text);
-  if (text.ok()) return Loaded{*std::move(engine), *std::move(text)};
-  if (!flags.text.empty()) return text.status();
-  // A model without a text, or without a tokenizer, gets random ids.
-  Prompt ids(static_cast<size_t>(2 * flags.longest()));
-  std::mt19937_64 random(1);
-  std::uniform_int_distribution<int32_t> id(0, static_cast<int32_t>(engine->config.vocab_size) - 1);
-  for (int32_t& token : ids) token = id(random);
-  return Loaded{*std::move(engine), std::move(ids)};
+  return LoadEngine(config);
+}
+
+absl::StatusOr<Served> Answer(Engine& engine, const CacheFlags& flags,
+                              std::vector<Prompt> prompts) {
+  std::vector<Request> requests;
+  for (Prompt& prompt : prompts) {
+    Request& request = requests.emplace_back();
+    request.prompt = std::move(prompt);
+    request.sampling.temperature = 0;
+    request.stop.max_tokens = static_cast<int32_t>(flags.answer);
+    request.stop.ignore_eos = true;
+  }
+  return RunRequests(engine, std::move(requests), {.at_once = flags.at_once});
 }
 
 // A document, computed by the first request, and questions on it; only these are timed.
-absl::Status RunQuestions(EngineClient& client, const CacheFlags& flags, const Prompt& text,
-                          Served* served) {
+absl::StatusOr<Served> RunQuestions(Engine& engine, const CacheFlags& flags, const Prompt& text) {
   const auto ask = [&](int64_t i) {
     Prompt prompt = TokensOfText(text, 0, flags.document);
     const Prompt question = TokensOfText(text, flags.document + i * 977, flags.question);
@@ -100,73 +83,42 @@ absl::Status RunQuestions(EngineClient& client, const CacheFlags& flags, const P
     prompt.insert(prompt.end(), question.begin(), question.end());
     return prompt;
   };
-  Served unused;
   // Where two of them part is known when the second comes.
   for (const int64_t i : {0, 1}) {
-    if (absl::Status s = client.Run({ask(i)}, &unused).status(); !s.ok()) return s;
+    if (absl::Status s = Answer(engine, flags, {ask(i)}).status(); !s.ok()) return s;
   }
   std::vector<Prompt> prompts;
   for (int64_t i = 2; i < flags.requests + 2; ++i) prompts.push_back(ask(i));
-  return client.Run(prompts, served).status();
+  return Answer(engine, flags, std::move(prompts));
 }
 
-// Conversations that grow by a question and an answer in each turn; the first turn, a document, is
-// not timed.
-absl::Status RunTurns(EngineClient& client, const CacheFlags& flags, const Prompt& text,
-                      Served* served) {
-  std::vector<Prompt> histories;
-  for (int64_t i = 0; i < flags.requests; ++i) {
-    histories.push_back(TokensOfText(text, i * 1999, flags.document / 2));
-  }
-  for (int64_t turn = 0; turn < flags.turns; ++turn) {
-    Served unused;
-    const auto answers = client.Run(histories, turn == 0 ? &unused : served);
-    if (!answers.ok()) return answers.status();
-    for (size_t i = 0; i < histories.size(); ++i) {
-      histories[i].insert(histories[i].end(), (*answers)[i].begin(), (*answers)[i].end());
-      const Prompt question =
-          TokensOfText(text, static_cast<int64_t>(i) * 1999 + turn * 311, flags.question);
-      histories[i].insert(histories[i].end(), question.begin(), question.end());
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status RunStrangers(EngineClient& client, const CacheFlags& flags, const Prompt& text,
-                          Served* served) {
+absl::StatusOr<Served> RunStrangers(Engine& engine, const CacheFlags& flags, const Prompt& text) {
   std::vector<Prompt> prompts;
   for (int64_t i = 0; i < flags.requests; ++i) {
     prompts.push_back(TokensOfText(text, i * 1999 + 7, flags.document / 4));
     prompts.back().front() = static_cast<int32_t>(3 + i % 4000);
   }
-  return client.Run(prompts, served).status();
+  return Answer(engine, flags, std::move(prompts));
 }
-
-struct LoadKind {
-  const char* name;
-  absl::Status (*run)(EngineClient&, const CacheFlags&, const Prompt&, Served*);
-};
-constexpr LoadKind kLoads[] = {
-    {"questions", RunQuestions}, {"turns", RunTurns}, {"strangers", RunStrangers}};
 
 // One load on one engine, round by round.
 struct Measured {
   std::vector<double> first, pace;
   int64_t prompt_tokens = 0, cached_tokens = 0;
-  EngineStats stats;  // of the last round
 };
 
-absl::Status RunRound(const LoadKind& load, const CacheFlags& flags, Loaded& loaded,
-                      EngineClient& client, Measured* measured) {
-  client.Flush();
-  Served served;
-  if (absl::Status s = load.run(client, flags, loaded.text, &served); !s.ok()) return s;
-  measured->first.push_back(Summarize(served.first_tokens).median);
-  measured->pace.push_back(static_cast<double>(served.prompt_tokens + served.answer_tokens) /
-                           served.seconds);
-  measured->prompt_tokens += served.prompt_tokens;
-  measured->cached_tokens += served.cached_tokens;
-  measured->stats = loaded.engine.engine->stats();
+absl::Status RunRound(const std::string& load, const CacheFlags& flags, const Prompt& text,
+                      Engine& engine, Measured* measured) {
+  engine.FlushPrefixCache();
+  while (engine.HasWork()) engine.Step(Now());
+  const auto served =
+      load == "questions" ? RunQuestions(engine, flags, text) : RunStrangers(engine, flags, text);
+  if (!served.ok()) return served.status();
+  measured->first.push_back(Summarize(served->first_tokens).median);
+  measured->pace.push_back(static_cast<double>(served->prompt_tokens + served->answer_tokens) /
+                           served->seconds);
+  measured->prompt_tokens += served->prompt_tokens;
+  measured->cached_tokens += served->cached_tokens;
   return absl::OkStatus();
 }
 
@@ -176,7 +128,7 @@ Summary Ratios(const std::vector<double>& over, const std::vector<double>& under
   return Summarize(ratios);
 }
 
-void Report(const LoadKind& load, const CacheFlags& flags, const Measured (&measured)[2],
+void Report(const std::string& load, const CacheFlags& flags, const Measured (&measured)[2],
             BenchReport* report) {
   for (const int on : {0, 1}) {
     const Measured& m = measured[on];
@@ -184,22 +136,19 @@ void Report(const LoadKind& load, const CacheFlags& flags, const Measured (&meas
     const double found =
         static_cast<double>(m.cached_tokens) / static_cast<double>(m.prompt_tokens);
     nlohmann::ordered_json row = {{"bench", "cache"},
-                                  {"load", load.name},
+                                  {"load", load},
                                   {"document", flags.document},
                                   {"cache", on == 1},
                                   {"first_token_seconds", ToJson(ttft)},
                                   {"tokens_per_second", ToJson(pace)},
-                                  {"found", found},
-                                  {"snapshots", m.stats.snapshots},
-                                  {"snapshot_pages", m.stats.snapshot_pages}};
+                                  {"found", found}};
     if (on == 1) {
       // Of a round with the cache and the one without it before.
       row["sooner"] = ToJson(Ratios(measured[0].first, m.first));
       row["tokens_per_second_over_off"] = ToJson(Ratios(m.pace, measured[0].pace));
     }
-    report->Row(absl::StrFormat("%10s %7s %9.2f %11.1f %7.3f %11d %11d", load.name,
-                                on == 1 ? "on" : "off", 1e3 * ttft.median, pace.median, found,
-                                m.stats.snapshots, m.stats.snapshot_pages),
+    report->Row(absl::StrFormat("%10s %7s %9.2f %11.1f %7.3f", load, on == 1 ? "on" : "off",
+                                1e3 * ttft.median, pace.median, found),
                 std::move(row));
   }
 }
@@ -209,39 +158,29 @@ void Report(const LoadKind& load, const CacheFlags& flags, const Measured (&meas
 absl::Status BenchCache(const std::vector<std::string>& arguments) {
   CacheFlags flags;
   if (absl::Status s = Parse(arguments, &flags); !s.ok()) return s;
-  std::vector<LoadKind> loads;
-  for (const std::string& name : std::vector<std::string>(absl::StrSplit(flags.loads, ','))) {
-    const auto* load = std::find_if(std::begin(kLoads), std::end(kLoads),
-                                    [&](const LoadKind& kind) { return kind.name == name; });
-    if (load == std::end(kLoads)) {
-      return absl::InvalidArgumentError(absl::StrCat("--loads: there is no load \"", name, "\""));
-    }
-    loads.push_back(*load);
+  const std::vector<std::string> loads = absl::StrSplit(flags.loads, ',');
+  for (const std::string& load : loads) {
+    if (load == "questions" || load == "strangers") continue;
+    return absl::InvalidArgumentError(absl::StrCat("--loads: there is no load \"", load, "\""));
   }
-  absl::StatusOr<Loaded> engines[2] = {Load(flags, 0), Load(flags, flags.share)};
+  absl::StatusOr<LoadedEngine> engines[2] = {Load(flags, 0), Load(flags, 0.3)};
   for (const auto& loaded : engines) {
     if (!loaded.ok()) return loaded.status();
   }
+  const auto text = TextOf(flags.model, engines[0]->config, /*path=*/"");
+  if (!text.ok()) return text.status();
   BenchReport report;
-  report.facts() = {{"backend", engines[0]->engine.backend},
-                    {"document", flags.document},
-                    {"question", flags.question},
-                    {"answer", flags.answer},
-                    {"requests", flags.requests},
-                    {"at_once", flags.at_once},
-                    {"turns", flags.turns},
-                    {"rounds", flags.rounds},
-                    {"clock", flags.clock == Now ? "wall" : "processor"}};
+  report.facts() = {{"backend", engines[0]->backend}, {"document", flags.document},
+                    {"question", flags.question},     {"answer", flags.answer},
+                    {"requests", flags.requests},     {"at_once", flags.at_once},
+                    {"rounds", flags.rounds}};
   report.Section("Prefix cache: the same load without it and with it",
-                 "      load   cache   TTFT ms    tokens/s   found   snapshots       pages");
-  EngineClient clients[2] = {
-      {*engines[0]->engine.engine, flags.answer, flags.at_once, flags.clock},
-      {*engines[1]->engine.engine, flags.answer, flags.at_once, flags.clock}};
-  for (const LoadKind& load : loads) {
+                 "      load   cache   TTFT ms    tokens/s   found");
+  for (const std::string& load : loads) {
     Measured measured[2];
     for (int64_t round = 0; round < flags.rounds; ++round) {
       for (const int on : {0, 1}) {
-        absl::Status s = RunRound(load, flags, *engines[on], clients[on], &measured[on]);
+        absl::Status s = RunRound(load, flags, *text, *engines[on]->engine, &measured[on]);
         if (!s.ok()) return s;
       }
     }

@@ -1,101 +1,191 @@
-// fox-bench decode: time of one step, by batch size, context and bound, against the floor of its
-// counted bytes (linear weights once, and the KV pages that attention visited) at the measured read
-// bandwidth. A step that reads less than the last-level cache holds can beat memory, so each row is
-// also compared with reading a buffer as large as its own bytes, right after it.
+// fox-bench decode: the steady state of decoding as the engine runs it, by batch size, context and
+// bound: on a GPU two steps in flight, tokens sampled on the device, steps as captured graphs. The
+// floor of a step is that of its counted bytes (linear weights once, and the KV pages that
+// attention visited) at the measured read bandwidth, or of its multiplications where that is more.
+#include <algorithm>
+#include <numeric>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "tests/bench/decode_slots.h"
+#include "tests/bench/bench_session.h"
 
 namespace fox {
 namespace {
 
-constexpr int64_t kWarmUpSteps = 3;
+struct DecodeRun {
+  Summary seconds;            // of one step
+  double visited_blocks = 0;  // a step
+  double live_pages = 0;      // a step
+  OpSeconds ops;              // of all measured steps; on a CPU
+  double total = 0;           // seconds of those
+};
 
-int64_t StepsOf(const BenchFlags& flags) { return 4 * flags.repeat; }
-
-// The step's seconds.
-absl::StatusOr<double> Step(const BenchSession& session, BenchModel& model, DecodeSlots& slots,
-                            size_t batch) {
-  StepPlan plan = slots.NextStep(batch);
-  for (PlannedSequence& seq : plan.sequences) {
-    seq.token_ids = session.TokensAt(seq.position + seq.slot * 997, 1);
-  }
-  const double start = Now();
-  const auto result = model.runner->Run(plan);
-  const double seconds = Now() - start;
-  if (!result.ok()) return result.status();
-  slots.Collect(*result, batch, true);
-  return seconds;
+// Steps before the first that counts, and steps that one sample is the mean of.
+int64_t WarmUpSteps(const BenchSession& session) { return session.on_gpu ? 8 : 3; }
+int64_t StepsPerSample(const BenchSession& session) { return session.on_gpu ? 8 : 1; }
+int64_t StepsOf(const BenchSession& session) {
+  return 4 * session.flags.repeat * StepsPerSample(session);
 }
 
-absl::StatusOr<DecodeRun> Measure(const BenchSession& session, BenchModel& model,
-                                  DecodeSlots& slots, size_t batch) {
-  DecodeRun run;
-  for (int64_t i = 0; i < kWarmUpSteps; ++i) {
-    if (const auto step = Step(session, model, slots, batch); !step.ok()) return step.status();
-  }
-  model.ops->Take();
-  slots.TakeCounts(kWarmUpSteps, run);
-  run.mean_position = slots.MeanPosition(batch);
-  std::vector<double> samples;
-  for (int64_t i = 0; i < StepsOf(session.flags); ++i) {
-    const auto step = Step(session, model, slots, batch);
-    if (!step.ok()) return step.status();
-    samples.push_back(*step);
-    run.total += *step;
-  }
-  run.ops = model.ops->Take();
-  slots.TakeCounts(StepsOf(session.flags), run);
-  run.seconds = Summarize(std::move(samples));
-  return run;
-}
+// Sequences that decode in lockstep, with as many steps in flight as the runner takes.
+class Decoder {
+ public:
+  Decoder(const BenchSession& session, BenchModel& model, size_t slots)
+      : session_(session), model_(model), position_(slots, 0), stats_(slots) {}
 
-void Report(const BenchSession& session, const BenchModel& model, AcpMode mode, int64_t context,
-            int64_t batch, const DecodeRun& run, DecodeTable& table) {
+  absl::Status PrefillAll(int64_t context) {
+    for (size_t slot = 0; slot < position_.size(); ++slot) {
+      const auto stats = Prefill(session_, model_, static_cast<int32_t>(slot), 0, context);
+      if (!stats.ok()) return stats.status();
+      stats_[slot] = *stats;
+      position_[slot] = context;
+    }
+    return absl::OkStatus();
+  }
+
+  // Of the first `batch` sequences.
+  absl::StatusOr<DecodeRun> Measure(size_t batch) {
+    const int64_t warm_up = WarmUpSteps(session_), group = StepsPerSample(session_);
+    const int64_t steps = warm_up + StepsOf(session_);
+    const int depth = model_.runner->limits().depth;
+    visited_ = live_ = 0;
+    DecodeRun run;
+    std::vector<double> samples;
+    int64_t submitted = 0;
+    double start = 0;
+    for (int64_t step = 0; step < steps; ++step) {
+      for (; submitted < std::min(steps, step + depth); ++submitted) {
+        if (absl::Status status = model_.runner->Submit(Plan(batch)); !status.ok()) return status;
+      }
+      if (absl::Status status = Collect(batch, step >= warm_up); !status.ok()) return status;
+      const int64_t measured = step + 1 - warm_up;
+      if (measured < 0 || measured % group != 0) continue;
+      const double now = Now();
+      if (measured == 0) {
+        model_.ops->Take();
+      } else {
+        samples.push_back((now - start) / static_cast<double>(group));
+        run.total += now - start;
+      }
+      start = now;
+    }
+    run.ops = model_.ops->Take();
+    run.seconds = Summarize(std::move(samples));
+    run.visited_blocks = static_cast<double>(visited_) / static_cast<double>(steps - warm_up);
+    run.live_pages = static_cast<double>(live_) / static_cast<double>(steps - warm_up);
+    return run;
+  }
+
+ private:
+  StepPlan Plan(size_t batch) {
+    StepPlan plan;
+    for (size_t slot = 0; slot < batch; ++slot) {
+      PlannedSequence& seq = plan.sequences.emplace_back();
+      seq.slot = static_cast<int32_t>(slot);
+      seq.position = position_[slot]++;
+      seq.logit_rows = {0};
+      seq.log_tolerance = model_.log_tolerance;
+      if (model_.runner->limits().samples_on_device) {
+        seq.token_ids = {kLastSampledToken};
+        seq.sample = SampleRow{.seed = static_cast<uint64_t>(slot),
+                               .position = static_cast<uint64_t>(seq.position) + 1};
+      } else {
+        seq.token_ids = TokensOfText(session_.text, seq.position + seq.slot * 997, 1);
+      }
+    }
+    return plan;
+  }
+
+  // `count`: adds up what the step read.
+  absl::Status Collect(size_t batch, bool count) {
+    const auto result = model_.runner->Collect();
+    if (!result.ok()) return result.status();
+    for (size_t slot = 0; slot < batch; ++slot) {
+      if (session_.on_gpu && !result->sampled[slot].ok()) return result->sampled[slot].status();
+      const AcpStats& now = result->stats[slot];
+      if (count) {
+        visited_ += now.blocks_total - now.blocks_pruned -
+                    (stats_[slot].blocks_total - stats_[slot].blocks_pruned);
+        live_ += now.live_pages();
+      }
+      stats_[slot] = now;
+    }
+    return absl::OkStatus();
+  }
+
+  const BenchSession& session_;
+  BenchModel& model_;
+  std::vector<int64_t> position_;
+  std::vector<AcpStats> stats_;
+  int64_t visited_ = 0, live_ = 0;
+};
+
+void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_t context,
+            int64_t batch, const DecodeRun& run) {
+  const auto weights = static_cast<double>(model.runner->weights().linear_bytes());
+  const double pages = run.visited_blocks * model.BlockBytes();
   const double flops =
       (model.LinearFlopsPerRow() + model.HeadFlopsPerRow()) * static_cast<double>(batch) +
       run.visited_blocks * 4.0 * kPageTokens * session.config.head_dim;
-  const double bytes = StepBytes(model, run);
-  const Summary resident = MeasureReadBandwidth(static_cast<int64_t>(bytes), 9);
-  const double resident_fraction = bytes / run.seconds.median / resident.median;
-  DecodeTable::Extras extras;
-  extras.arithmetic = flops / session.peaks.flops_per_second.median;
-  extras.cells = absl::StrFormat(" %8.1f%%", 100 * resident_fraction);
-  extras.below = absl::StrCat("\n", SharesLine(run.ops, run.total));
-  extras.more = {{"mean_position", run.mean_position},
-                 {"flops", flops},
-                 {"resident_read_bytes_per_second", ToJson(resident)},
-                 {"fraction_of_resident_bandwidth", resident_fraction},
-                 {"shares", SharesJson(run.ops, run.total)}};
-  table.Add(model, mode, context, batch, run, extras);
+  const double reading = (weights + pages) / session.peaks.read_bytes_per_second.median;
+  const double floor = std::max(reading, flops / session.peaks.flops_per_second.median);
+  const double median = run.seconds.median, fraction = reading / median;
+  const double tokens_per_second = static_cast<double>(batch) / median;
+  nlohmann::ordered_json row = {{"bench", "decode"},
+                                {"context", context},
+                                {"batch_size", batch},
+                                {"acp", NameOf(mode)},
+                                {"graphs", session.on_gpu && !session.flags.model.enforce_eager},
+                                {"seconds", ToJson(run.seconds)},
+                                {"tokens_per_second", tokens_per_second},
+                                {"weight_bytes", weights},
+                                {"page_bytes_read", pages},
+                                {"live_pages", run.live_pages},
+                                {"floor_seconds", floor},
+                                {"over_floor", median / floor},
+                                {"fraction_of_read_bandwidth", fraction},
+                                {"shares", SharesJson(run.ops, run.total)}};
+  session.report.Row(
+      absl::StrFormat("%7d %5d  %-9s %8.3f (%.3f .. %.3f) %9.0f %8.1f %8.1f %8.3f %7.2f %8.1f%%"
+                      "%s",
+                      context, batch, NameOf(mode), median * 1e3, run.seconds.min * 1e3,
+                      run.seconds.max * 1e3, tokens_per_second, weights / 1e6, pages / 1e6,
+                      floor * 1e3, median / floor, 100 * fraction, SharesLine(run.ops, run.total)),
+      std::move(row));
+}
+
+// A model for sequences of a context, which every measurement moves on by a few tokens. Batches
+// whose pages would not fit unpruned are left out.
+absl::StatusOr<BenchModel> LoadForBatches(BenchSession& session, AcpMode mode, int64_t context,
+                                          std::vector<int64_t>* batches) {
+  const int64_t drift =
+      (WarmUpSteps(session) + StepsOf(session)) * static_cast<int64_t>(batches->size());
+  while (true) {
+    auto model = session.Load(mode, batches->back(), context + drift);
+    if (!absl::IsResourceExhausted(model.status()) || batches->size() == 1) return model;
+    session.report.Note(absl::StrCat("left out: ", model.status().message()));
+    batches->pop_back();
+  }
 }
 
 }  // namespace
 
 absl::Status BenchDecode(BenchSession& session) {
-  const BenchFlags& flags = session.flags;
-  if (session.on_gpu) return BenchGpuDecode(session);
   session.report.Section(
       "Decode: one token for each sequence",
       "context batch  acp       median ms (min .. max)   tokens/s  weights MB  pages MB  floor ms  "
-      "/floor  of memory  of own size  vs off");
-  // Every measurement moves the sequences on by a few tokens.
-  const auto drift = (StepsOf(flags) + kWarmUpSteps) *
-                     static_cast<int64_t>(flags.batch_sizes.size() * flags.contexts.size());
-  DecodeTable table(session);
-  for (AcpMode mode : flags.modes) {
-    const int64_t slots = flags.batch_sizes.back();
-    auto model = session.Load(mode, slots, flags.contexts.back() + drift);
-    if (!model.ok()) return model.status();
-    DecodeSlots sequences(session, *model, static_cast<size_t>(slots));
-    for (int64_t context : flags.contexts) {
-      if (absl::Status s = sequences.ExtendTo(context, static_cast<size_t>(slots)); !s.ok()) {
-        return s;
-      }
-      for (int64_t batch : flags.batch_sizes) {
-        const auto run = Measure(session, *model, sequences, static_cast<size_t>(batch));
+      "/floor  of memory");
+  for (AcpMode mode : session.flags.modes) {
+    for (int64_t context : session.flags.contexts) {
+      std::vector<int64_t> batches = session.flags.batch_sizes;
+      auto model = LoadForBatches(session, mode, context, &batches);
+      if (!model.ok()) return model.status();
+      Decoder decoder(session, *model, static_cast<size_t>(batches.back()));
+      if (absl::Status s = decoder.PrefillAll(context); !s.ok()) return s;
+      for (int64_t batch : batches) {
+        const auto run = decoder.Measure(static_cast<size_t>(batch));
         if (!run.ok()) return run.status();
-        Report(session, *model, mode, context, batch, *run, table);
+        Report(session, *model, mode, context, batch, *run);
       }
     }
   }

@@ -13,11 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/engine_factory.h"
-#include "engine/eval/eval_command.h"
-#include "tests/bench/commands.h"
-#include "tests/bench/engine_client.h"
-#include "tests/bench/measurement.h"
+#include "tests/bench/bench_session.h"
 #include "tests/engine/fast_copies.h"
 
 namespace fox {
@@ -48,27 +44,17 @@ absl::Status Parse(const std::vector<std::string>& arguments, InvarianceFlags* v
   return absl::InvalidArgumentError("--longest is less than --shortest");
 }
 
-// Of the model's own text where it has one, else random ids; short ones are as many as long ones,
-// by the logarithm of their lengths.
-std::vector<Request> MakeRequests(const InvarianceFlags& flags, const ModelConfig& model) {
+// Short ones are as many as long ones, by the logarithm of their lengths.
+std::vector<Request> MakeRequests(const InvarianceFlags& flags, const Prompt& text) {
   std::mt19937_64 random(1);
-  const auto text = EncodeText(flags.model, model, /*path=*/"");
   const double shortest = static_cast<double>(flags.shortest);
   const double ratio = static_cast<double>(flags.longest) / shortest;
   std::vector<Request> requests(static_cast<size_t>(flags.requests));
   for (size_t i = 0; i < requests.size(); ++i) {
     Request& request = requests[i];
-    request.id = i + 1;
     const double place = static_cast<double>(i) / static_cast<double>(requests.size() - 1);
     const auto length = static_cast<int64_t>(std::lround(shortest * std::pow(ratio, place)));
-    if (text.ok() && !text->empty()) {
-      request.prompt = TokensOfText(*text, static_cast<int64_t>(random() >> 16), length);
-    } else {
-      for (int64_t t = 0; t < length; ++t) {
-        request.prompt.push_back(
-            static_cast<int32_t>(random() % static_cast<uint64_t>(model.vocab_size)));
-      }
-    }
+    request.prompt = TokensOfText(text, static_cast<int64_t>(random() >> 16), length);
     request.sampling.temperature = i % 2 == 0 ? 0.0f : 0.9f;
     request.sampling.top_p = i % 2 == 0 ? 1.0f : 0.95f;
     request.sampling.seed = i;
@@ -83,69 +69,26 @@ std::vector<Request> MakeRequests(const InvarianceFlags& flags, const ModelConfi
 // A way to run them.
 struct Way {
   std::string name;
-  size_t at_once = 1;
-  int gap = 0;  // steps between two arrivals
-  bool reversed = false;
+  Pace pace;
 };
 
-struct Run {
-  std::vector<std::vector<SampledToken>> answers;  // in the order of the requests
-  int64_t preemptions = 0, swaps = 0, cached_tokens = 0;
-  double seconds = 0;
-};
-
-absl::StatusOr<Run> RunAll(Engine& engine, const std::vector<Request>& requests, const Way& way) {
-  Run run;
-  run.answers.resize(requests.size());
-  std::vector<size_t> order(requests.size()), places(requests.size() + 1);
-  for (size_t i = 0; i < order.size(); ++i) {
-    order[i] = way.reversed ? order.size() - 1 - i : i;
-    places[requests[i].id] = i;
-  }
-  const double start = Now();
-  size_t next = 0, ended = 0;
-  for (int step = 0; ended < requests.size(); ++step) {
-    while (next < order.size() && next - ended < way.at_once && step % (way.gap + 1) == 0) {
-      if (absl::Status s = engine.Submit(requests[order[next++]], Now()); !s.ok()) return s;
-      if (way.gap > 0) break;
-    }
-    for (const RequestOutput& output : engine.Step(Now())) {
-      std::vector<SampledToken>& answer = run.answers[places[output.id]];
-      answer.insert(answer.end(), output.tokens.begin(), output.tokens.end());
-      if (!output.finish) continue;
-      if (!output.finish->status.ok()) return output.finish->status;
-      const RequestStats& stats = output.finish->stats;
-      run.preemptions += stats.preemptions;
-      run.swaps += stats.swaps;
-      run.cached_tokens += stats.cached_tokens;
-      ++ended;
-    }
-  }
-  run.seconds = Now() - start;
-  return run;
-}
-
+// Requests whose answers differ in a token or in a bit of its log-probability.
 struct Difference {
-  int64_t tokens = 0, bits = 0;  // requests that differ in a token; in that or a log-probability
-  int64_t first = -1;            // the earliest place in an answer; -1: nothing differs
+  int64_t requests = 0;
+  int64_t first = -1;  // the earliest place in an answer; -1: nothing differs
 };
 
-Difference DifferenceOf(const Run& run, const Run& alone) {
+Difference DifferenceOf(const Served& run, const Served& alone) {
+  const auto same = [](const SampledToken& a, const SampledToken& b) {
+    return a.id == b.id && std::memcmp(&a.logprob, &b.logprob, sizeof(float)) == 0;
+  };
   Difference difference;
   for (size_t i = 0; i < alone.answers.size(); ++i) {
     const std::vector<SampledToken>&a = run.answers[i], &b = alone.answers[i];
-    const size_t both = std::min(a.size(), b.size());
-    size_t tokens = 0, bits = 0;  // as many are the same
-    while (tokens < both && a[tokens].id == b[tokens].id) ++tokens;
-    while (bits < tokens && std::memcmp(&a[bits].logprob, &b[bits].logprob, sizeof(float)) == 0) {
-      ++bits;
-    }
-    const bool whole = a.size() == b.size();
-    difference.tokens += whole && tokens == both ? 0 : 1;
-    if (whole && bits == both) continue;
-    ++difference.bits;
-    const auto at = static_cast<int64_t>(bits);
-    if (difference.first < 0 || at < difference.first) difference.first = at;
+    const auto [in_a, in_b] = std::mismatch(a.begin(), a.end(), b.begin(), b.end(), same);
+    if (in_a == a.end() && in_b == b.end()) continue;
+    const int64_t at = in_a - a.begin();
+    difference.first = difference.requests++ == 0 ? at : std::min(difference.first, at);
   }
   return difference;
 }
@@ -205,25 +148,23 @@ class Comparison {
 
   // The first way of all is what others are compared with.
   absl::Status Compare(const Way& way) {
-    const absl::StatusOr<Run> run = RunAll(*engine_, requests_, way);
+    const auto run = RunRequests(*engine_, requests_, way.pace);
     if (!run.ok()) return run.status();
     if (first_.answers.empty()) first_ = *run;
     const Difference difference = DifferenceOf(*run, first_);
-    differ_ += difference.bits;
-    report_.Row(
-        absl::StrFormat("%-34s %8d %7d %6d %6d %10d %6d %8d %8.1f", way.name, flags_.requests,
-                        difference.tokens, difference.bits, difference.first, run->preemptions,
-                        run->swaps, run->cached_tokens, run->seconds),
-        {{"bench", "invariance"},
-         {"way", way.name},
-         {"requests", flags_.requests},
-         {"tokens_differ", difference.tokens},
-         {"bits_differ", difference.bits},
-         {"first_difference", difference.first},
-         {"preemptions", run->preemptions},
-         {"swaps", run->swaps},
-         {"cached_tokens", run->cached_tokens},
-         {"seconds", run->seconds}});
+    differ_ += difference.requests;
+    report_.Row(absl::StrFormat("%-34s %8d %7d %6d %10d %6d %8d %8.1f", way.name, flags_.requests,
+                                difference.requests, difference.first, run->preemptions, run->swaps,
+                                run->cached_tokens, run->seconds),
+                {{"bench", "invariance"},
+                 {"way", way.name},
+                 {"requests", flags_.requests},
+                 {"bits_differ", difference.requests},
+                 {"first_difference", difference.first},
+                 {"preemptions", run->preemptions},
+                 {"swaps", run->swaps},
+                 {"cached_tokens", run->cached_tokens},
+                 {"seconds", run->seconds}});
     return absl::OkStatus();
   }
 
@@ -238,31 +179,26 @@ class Comparison {
   LoadedEngine loaded_;
   std::unique_ptr<FastCopies> copies_;  // preempted sequences are swapped where there is room
   std::unique_ptr<Engine> engine_;
-  Run first_;
+  Served first_;
   int64_t differ_ = 0;
 };
 
 absl::Status RunAllWays(const InvarianceFlags& flags, Comparison& comparison) {
-  const auto requests = static_cast<size_t>(flags.requests);
   EngineConfig cached = comparison.Roomy();
   cached.kv_cache_tokens *= 2;
   cached.engine.prefix_cache_share = 0.5;
   cached.engine.prefix_cache_interval = 256;
-  const std::string all = absl::StrCat(requests, " at once");
+  const Pace all{.at_once = flags.requests};
   const std::vector<std::pair<EngineConfig, std::vector<Way>>> ways = {
       {comparison.Roomy(),
-       {{.name = "alone"},
-        {.name = "8 at once", .at_once = 8},
-        {.name = all, .at_once = requests},
-        {.name = "again, one every 3 steps, reversed",
-         .at_once = requests,
-         .gap = 2,
-         .reversed = true}}},
-      {cached,
-       {{.name = "beside a prefix cache", .at_once = requests},
-        {.name = "from the prefix cache", .at_once = requests}}},
-      {comparison.Small(flags.swap_bytes), {{.name = "small pool, swapped", .at_once = requests}}},
-      {comparison.Small(0), {{.name = "small pool, computed again", .at_once = requests}}}};
+       {{"alone", {}},
+        {"8 at once", {.at_once = 8}},
+        {absl::StrCat(flags.requests, " at once"), all},
+        {"again, one every 3 steps, reversed",
+         {.at_once = flags.requests, .gap = 2, .reversed = true}}}},
+      {cached, {{"beside a prefix cache", all}, {"from the prefix cache", all}}},
+      {comparison.Small(flags.swap_bytes), {{"small pool, swapped", all}}},
+      {comparison.Small(0), {{"small pool, computed again", all}}}};
   for (const auto& [config, some] : ways) {
     if (absl::Status s = comparison.Load(config); !s.ok()) return s;
     for (const Way& way : some) {
@@ -279,13 +215,15 @@ absl::Status BenchInvariance(const std::vector<std::string>& arguments) {
   if (absl::Status s = Parse(arguments, &flags); !s.ok()) return s;
   const auto config = ReadConfig(flags.model);
   if (!config.ok()) return config.status();
+  const auto text = TextOf(flags.model, *config, /*path=*/"");
+  if (!text.ok()) return text.status();
   BenchReport report;
   report.Section(
       absl::StrFormat("%d requests of %d to %d tokens, %d of answer, half of them sampled",
                       flags.requests, flags.shortest, flags.longest, flags.max_tokens),
-      "way                                requests  tokens   bits  first  preempted  swaps    "
+      "way                                requests  differ  first  preempted  swaps    "
       "found  seconds");
-  Comparison comparison(flags, MakeRequests(flags, *config), report);
+  Comparison comparison(flags, MakeRequests(flags, *text), report);
   absl::Status status = RunAllWays(flags, comparison);
   status.Update(report.Write(flags.json));
   if (!status.ok() || comparison.differ() == 0) return status;

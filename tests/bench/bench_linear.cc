@@ -7,8 +7,6 @@
 #include "absl/strings/str_format.h"
 #include "models/fox_model.h"
 #include "tests/bench/bench_session.h"
-#include "tests/bench/gpu_machine.h"
-#include "tests/bench/random_values.h"
 
 namespace fox {
 namespace {
@@ -32,33 +30,12 @@ std::vector<LinearKind> KindsOf(const FoxWeights& weights) {
   return kinds;
 }
 
-// Random activations in the backend's memory.
-Buffer RandomRows(Ops& ops, DType dtype, int64_t count) {
-  const Buffer host{new std::byte[static_cast<size_t>(count) * SizeOf(dtype)],
-                    static_cast<size_t>(count) * SizeOf(dtype),
-                    [](void* data, size_t) { delete[] static_cast<std::byte*>(data); }};
-  if (dtype == DType::kBF16) {
-    FillNormal(host.as<BFloat16>(), count, 1, 0, 1);
-  } else {
-    std::vector<float> values(static_cast<size_t>(count));
-    FillNormal(values.data(), count, 1, 0, 1);
-    if (dtype == DType::kF64) {
-      std::copy(values.begin(), values.end(), host.as<double>());
-    } else {
-      std::copy(values.begin(), values.end(), host.as<float>());
-    }
-  }
-  Buffer rows = ops.Allocate(host.bytes());
-  ops.CopyToDevice(host.data(), host.bytes(), rows.data(), nullptr);
-  return rows;
-}
-
 // Seconds of one product, averaged over the layers.
 absl::StatusOr<Summary> Measure(const BenchSession& session, Ops& ops, const LinearKind& kind,
                                 DType wide, int64_t rows, bool decodes) {
   const PackedWeight& first = *kind.weights.front();
   const DType dtype = ops.ActivationDType(wide);
-  const Buffer in = RandomRows(ops, dtype, rows * first.in());
+  const Buffer in = RandomRows(ops, dtype, rows * first.in(), 1);
   // Rows start at 16 bytes on a GPU; oneDNN wants no gaps.
   const int64_t stride = session.on_gpu ? (first.out() + 7) / 8 * 8 : first.out();
   const Buffer out = ops.Allocate(static_cast<size_t>(rows * stride) * SizeOf(dtype));
@@ -74,14 +51,7 @@ absl::StatusOr<Summary> Measure(const BenchSession& session, Ops& ops, const Lin
   };
   const auto count = static_cast<int>(kind.weights.size());
   const int samples = static_cast<int>(2 * session.flags.repeat);
-  if (session.on_gpu) return MeasureOnGpu(ops, count, samples, multiply);
-  std::vector<double> seconds;
-  for (int sample = 0; sample <= samples; ++sample) {
-    const double start = Now();
-    for (int i = 0; i < count; ++i) multiply(i);
-    if (sample > 0) seconds.push_back((Now() - start) / count);
-  }
-  return Summarize(std::move(seconds));
+  return MeasureCalls(ops, count, samples, multiply);
 }
 
 void Report(BenchSession& session, const LinearKind& kind, int64_t rows, const Summary& seconds) {

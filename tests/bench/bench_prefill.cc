@@ -1,7 +1,5 @@
 // fox-bench prefill: time to the first token's logits, by prompt length and bound, against the
 // floor of its counted multiplications at the measured peak of the matrix product.
-#include <map>
-
 #include "absl/strings/str_format.h"
 #include "tests/bench/bench_session.h"
 
@@ -10,7 +8,7 @@ namespace {
 
 struct PrefillRun {
   Summary seconds;
-  OpSeconds ops;     // of all measured runs; of one more run where timing would disturb
+  OpSeconds ops;     // of all measured runs; on a CPU
   double total = 0;  // seconds of those runs
   AcpStats stats;
 };
@@ -28,21 +26,13 @@ absl::StatusOr<PrefillRun> Measure(const BenchSession& session, BenchModel& mode
     run.total += samples.back();
     run.stats = *stats;
   }
-  if (session.on_gpu) {
-    model.ops->set_timing(true);
-    const double start = Now();
-    const auto stats = Prefill(session, model, 0, 0, length);
-    if (!stats.ok()) return stats.status();
-    run.total = Now() - start;
-    model.ops->set_timing(false);
-  }
   run.ops = model.ops->Take();
   run.seconds = Summarize(std::move(samples));
   return run;
 }
 
 void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_t length,
-            const PrefillRun& run, std::map<int64_t, double>& off) {
+            const PrefillRun& run) {
   const auto rows = static_cast<double>(length);
   const auto visited = static_cast<double>(run.stats.blocks_total - run.stats.blocks_pruned);
   const double linear = model.LinearFlopsPerRow() * rows + model.HeadFlopsPerRow();
@@ -50,16 +40,12 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
   const double attention = visited * 4.0 * kPageTokens * session.config.head_dim;
   const double floor = (linear + attention) / session.peaks.flops_per_second.median;
   const double median = run.seconds.median;
-  if (mode == AcpMode::kOff) off[length] = median;
-  const double gain = off.count(length) > 0 ? off[length] / median : 0;
   const auto page = static_cast<double>(model.runner->cache().view().shape.page_bytes());
-  const double linear_share = run.ops[OpKind::kLinear] / run.total;
-  const double product_share = linear_share + run.ops[OpKind::kAttention] / run.total;
+  const double live = static_cast<double>(run.stats.live_pages()) * page;
   session.report.Row(
-      absl::StrFormat("%6d  %-9s %9.2f (%.2f .. %.2f) %9.0f %9.2f %7.2f %8.1f%% %8.1f%% %7.2fx\n%s",
-                      length, NameOf(mode), median * 1e3, run.seconds.min * 1e3,
-                      run.seconds.max * 1e3, rows / median, floor * 1e3, median / floor,
-                      100 * linear_share, 100 * product_share, gain,
+      absl::StrFormat("%6d  %-9s %9.2f (%.2f .. %.2f) %9.0f %9.2f %7.2f %8.2f%s", length,
+                      NameOf(mode), median * 1e3, run.seconds.min * 1e3, run.seconds.max * 1e3,
+                      rows / median, floor * 1e3, median / floor, live / (1 << 20),
                       SharesLine(run.ops, run.total)),
       {{"bench", "prefill"},
        {"length", length},
@@ -70,12 +56,7 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
        {"attention_flops", attention},
        {"floor_seconds", floor},
        {"over_floor", median / floor},
-       {"linear_share", linear_share},
-       {"linear_and_attention_share", product_share},
-       {"speedup_over_off", gain},
-       {"blocks_total", run.stats.blocks_total},
-       {"blocks_pruned", run.stats.blocks_pruned},
-       {"live_bytes", static_cast<double>(run.stats.live_pages()) * page},
+       {"live_bytes", live},
        {"peak_bytes", static_cast<double>(run.stats.peak_pages) * page},
        {"unpruned_bytes", static_cast<double>(run.stats.pages_allocated) * page},
        {"shares", SharesJson(run.ops, run.total)}});
@@ -86,16 +67,14 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
 absl::Status BenchPrefill(BenchSession& session) {
   session.report.Section(
       "Prefill: one prompt, chunks as served",
-      "tokens  acp        median ms (min .. max)  tokens/s  floor ms  /floor   linear  +attention "
-      " vs off");
-  std::map<int64_t, double> off;
+      "tokens  acp        median ms (min .. max)  tokens/s  floor ms  /floor  KV MiB");
   for (AcpMode mode : session.flags.modes) {
     auto model = session.Load(mode, 1, session.flags.lengths.back());
     if (!model.ok()) return model.status();
     for (int64_t length : session.flags.lengths) {
       const auto run = Measure(session, *model, length);
       if (!run.ok()) return run.status();
-      Report(session, *model, mode, length, *run, off);
+      Report(session, *model, mode, length, *run);
     }
   }
   return absl::OkStatus();

@@ -9,17 +9,14 @@
 #include <filesystem>
 #include <map>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "engine/engine_factory.h"
-#include "engine/eval/eval_command.h"
 #include "fox/v1/info.grpc.pb.h"
 #include "tests/bench/arrivals.h"
-#include "tests/bench/commands.h"
-#include "tests/bench/measurement.h"
-#include "tests/bench/scrape.h"
+#include "tests/bench/bench_session.h"
 #include "tests/e2e/child_process.h"
 
 namespace fox {
@@ -36,7 +33,7 @@ struct ServeFlags {
   // What they say.
   TokenRange prompt_tokens, output_tokens;
   std::vector<double> rate_list;
-  std::vector<std::string> modes;         // of --compare
+  std::vector<AcpMode> modes;             // of --compare
   std::vector<std::string> server_flags;  // behind "--"
 };
 
@@ -49,14 +46,9 @@ absl::Status ParseLists(ServeFlags* values) {
     }
   }
   if (values->compare.empty()) return absl::OkStatus();
-  values->modes = absl::StrSplit(values->compare, ',');
-  for (const std::string& mode : values->modes) {
-    if (!ParseAcpMode(mode)) {
-      return absl::InvalidArgumentError(absl::StrCat("--compare: \"", values->compare,
-                                                     "\" is not a list of off, paper, certified"));
-    }
-  }
-  return absl::OkStatus();
+  const auto modes = ParseModes(values->compare, "compare");
+  if (modes.ok()) values->modes = *modes;
+  return modes.status();
 }
 
 absl::Status Parse(const std::vector<std::string>& arguments, ServeFlags* values) {
@@ -138,116 +130,74 @@ constexpr char kColumns[] =
     "      acp  rate/s     ok refused lost preempted running kept  seconds  tokens/s  TTFT p50"
     "       p90       p99  ITL p50      p90      p99 (ms)";
 
-// Where to ask for the metrics of a server of ours; 0: it is not ours.
-using MetricsPort = int;
-
-// Number and seconds of the engine's steps so far, with prompts and without.
-std::map<std::string, double> Steps(MetricsPort port) {
-  std::map<std::string, double> steps;
-  if (port == 0) return steps;
-  const std::map<std::string, double> metrics = Scrape(port);
-  for (const std::string phase : {"prefill", "decode"}) {
-    for (const auto& [name, metric] : {std::pair{"steps", "count"}, {"seconds", "sum"}}) {
-      const auto found = metrics.find(
-          absl::StrFormat("fox_step_duration_seconds_%s{phase=\"%s\"}", metric, phase));
-      if (found != metrics.end()) steps[absl::StrCat(phase, "_", name)] = found->second;
-    }
-  }
-  return steps;
-}
-
-// One line of the table; returns the row.
-nlohmann::ordered_json Report(BenchReport* report, const std::string& acp, double rate,
-                              const ServedArrivals& served, int64_t prompt_tokens,
-                              const std::map<std::string, double>& steps) {
+void Report(const std::string& acp, double rate, const ServedArrivals& served,
+            BenchReport* report) {
   const Totals sum = Add(served.outcomes);
   auto errors = nlohmann::ordered_json::object();
   for (const auto& [code, count] : sum.errors) errors[absl::StrCat("grpc_", code)] = count;
   const auto ttft = Percentiles(sum.first), itl = Percentiles(sum.gaps);
-  const auto completed = static_cast<double>(sum.completed);
   const double pace = static_cast<double>(sum.tokens) / served.seconds;
-  nlohmann::ordered_json row = {
-      {"bench", "serve"},
-      {"acp", acp},
-      {"rate", rate},
-      {"completed", sum.completed},
-      {"errors", errors},
-      {"refused", sum.refused},
-      {"lost", sum.lost},
-      {"missing_tokens", sum.missing},
-      {"repeated_tokens", sum.repeated},
-      {"preempted", sum.preempted},
-      {"preemptions", served.preemptions},
-      {"most_running", served.most_running},
-      {"most_kept", served.MostKept()},
-      {"most_pages", served.most_pages},
-      {"num_pages", served.num_pages},
-      {"most_kept_bytes", served.most_kept_bytes},
-      {"seconds", served.seconds},
-      {"engine", steps},
-      {"requests_per_second", completed / served.seconds},
-      {"prompt_tokens_per_second", static_cast<double>(prompt_tokens) / served.seconds},
-      {"output_tokens_per_second", pace},
-      {"time_to_first_token", ttft},
-      {"inter_token_latency", itl},
-      {"end_to_end", Percentiles(sum.whole)},
-      {"sent_late", Percentiles(sum.late)}};
   report->Row(
       absl::StrFormat(
           "%9s %7.2f %6d %7d %4d %9d %7d %4d %8.1f %9.1f %9.1f %9.1f %9.1f %8.2f %8.2f %8.2f", acp,
           rate, sum.completed, sum.refused, sum.lost, sum.preempted, served.most_running,
           served.MostKept(), served.seconds, pace, P(ttft, "p50"), P(ttft, "p90"), P(ttft, "p99"),
           P(itl, "p50"), P(itl, "p90"), P(itl, "p99")),
-      row);
-  if (!steps.empty()) {
-    report->Note(
-        absl::StrFormat("%9s engine: %.1f s in %.0f steps with prompts, %.1f s in %.0f without",
-                        acp, steps.at("prefill_seconds"), steps.at("prefill_steps"),
-                        steps.at("decode_seconds"), steps.at("decode_steps")));
-  }
+      {{"bench", "serve"},
+       {"acp", acp},
+       {"rate", rate},
+       {"completed", sum.completed},
+       {"errors", errors},
+       {"refused", sum.refused},
+       {"lost", sum.lost},
+       {"missing_tokens", sum.missing},
+       {"repeated_tokens", sum.repeated},
+       {"preempted", sum.preempted},
+       {"most_running", served.most_running},
+       {"most_kept", served.MostKept()},
+       {"most_kept_bytes", served.most_kept_bytes},
+       {"seconds", served.seconds},
+       {"output_tokens_per_second", pace},
+       {"time_to_first_token", ttft},
+       {"inter_token_latency", itl},
+       {"end_to_end", Percentiles(sum.whole)},
+       {"sent_late", Percentiles(sum.late)}});
   if (sum.missing + sum.repeated > 0) {
     report->Note(
         absl::StrFormat("%d tokens are missing, %d came twice", sum.missing, sum.repeated));
   }
-  return row;
+}
+
+// Asks the server; an answer within ten seconds.
+template <typename Request, typename Answer>
+absl::Status Ask(v1::Info::Stub& stub,
+                 grpc::Status (v1::Info::Stub::*ask)(grpc::ClientContext*, const Request&, Answer*),
+                 const std::string& target, Answer* answer) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+  const grpc::Status asked = (stub.*ask)(&context, Request(), answer);
+  if (asked.ok()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(target, ": ", asked.error_message()));
 }
 
 // All rates on one server; what was measured is written as it goes.
-absl::StatusOr<std::vector<nlohmann::ordered_json>> Measure(const ServeFlags& flags,
-                                                            const std::string& target,
-                                                            MetricsPort metrics,
-                                                            BenchReport* report) {
+absl::Status Measure(const ServeFlags& flags, const std::string& target, BenchReport* report) {
   const auto stub = v1::Info::NewStub(ConnectTo(target));
-  grpc::ClientContext model_context, server_context;
   v1::ModelInfo model;
   v1::ServerInfo server;
-  for (auto* context : {&model_context, &server_context}) {
-    context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
-  }
-  grpc::Status asked = stub->GetModelInfo(&model_context, v1::GetModelInfoRequest(), &model);
-  if (asked.ok()) {
-    asked = stub->GetServerInfo(&server_context, v1::GetServerInfoRequest(), &server);
-  }
-  if (!asked.ok()) return absl::UnavailableError(absl::StrCat(target, ": ", asked.error_message()));
+  absl::Status status = Ask(*stub, &v1::Info::Stub::GetModelInfo, target, &model);
+  if (status.ok()) status = Ask(*stub, &v1::Info::Stub::GetServerInfo, target, &server);
+  if (!status.ok()) return status;
   report->facts()["backend"] = server.device();
-  const std::string acp = server.acp_mode() == v1::OFF     ? "off"
-                          : server.acp_mode() == v1::PAPER ? "paper"
-                                                           : "certified";
-  std::vector<nlohmann::ordered_json> rows;
+  const std::string acp = absl::AsciiStrToLower(v1::AcpMode_Name(server.acp_mode()));
   for (const double rate : flags.rate_list) {
     const std::vector<PlannedRequest> plan =
         PlanArrivals(flags.requests, rate, flags.prompt_tokens, flags.output_tokens,
                      static_cast<uint64_t>(flags.seed));
-    int64_t prompt_tokens = 0;
-    for (const PlannedRequest& request : plan) prompt_tokens += request.prompt_tokens;
-    const std::map<std::string, double> before = Steps(metrics);
-    const ServedArrivals served = SendArrivals(target, plan, model.vocab_size(), flags.timeout);
-    std::map<std::string, double> steps = Steps(metrics);
-    for (const auto& [name, value] : before) steps[name] -= value;
-    rows.push_back(Report(report, acp, rate, served, prompt_tokens, steps));
+    Report(acp, rate, SendArrivals(target, plan, model.vocab_size(), flags.timeout), report);
     if (absl::Status s = report->Write(flags.json); !s.ok()) return s;
   }
-  return rows;
+  return absl::OkStatus();
 }
 
 // The last line that a server which did not start has said.
@@ -257,78 +207,49 @@ std::string LastLine(const std::string& output) {
 }
 
 // A fox-server that lies beside this program, for as long as it takes.
-absl::StatusOr<std::vector<nlohmann::ordered_json>> MeasureOwn(const ServeFlags& flags,
-                                                               const std::string& mode,
-                                                               BenchReport* report) {
+absl::Status MeasureOwn(const ServeFlags& flags, const std::string& mode, BenchReport* report) {
   std::error_code error;
   const auto program =
       std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "fox-server";
   ChildStart start;
-  start.arguments = {program.string(),           "--host=127.0.0.1",       "--grpc-port=0",
-                     "--metrics-port=0",         "--model=" + flags.model, "--acp=" + mode,
-                     "--device=" + flags.device, "--log-level=warning"};
+  start.arguments = {program.string(),         "--host=127.0.0.1", "--grpc-port=0",
+                     "--model=" + flags.model, "--acp=" + mode,    "--device=" + flags.device,
+                     "--log-level=warning"};
   start.arguments.insert(start.arguments.end(), flags.server_flags.begin(),
                          flags.server_flags.end());
   ChildProcess server(std::move(start));
-  int port = 0, metrics = 0;
+  int port = 0;
   const bool listens = server.WaitOutput(kStartSeconds, [&](const std::string& output) {
-    port = PortAfter(output, "listening on");
-    metrics = PortAfter(output, "listening for Prometheus on");
-    return port > 0 && metrics > 0;
+    return (port = PortAfter(output, "listening on")) > 0;
   });
   if (!listens) {
     return absl::UnavailableError(
         absl::StrCat(program.string(), " did not start: ", LastLine(server.output())));
   }
-  auto rows = Measure(flags, absl::StrCat("127.0.0.1:", port), metrics, report);
+  absl::Status status = Measure(flags, absl::StrCat("127.0.0.1:", port), report);
   server.Signal(SIGTERM);
   const std::optional<int> code = server.WaitEnd(kEndSeconds);
-  if (rows.ok() && code.value_or(-1) != 0) {
+  if (status.ok() && code.value_or(-1) != 0) {
     return absl::InternalError(absl::StrCat("fox-server --acp=", mode, " ended with ",
                                             code.value_or(-1), ": ", LastLine(server.output())));
   }
-  return rows;
+  return status;
 }
 
-// What each bound gains over the first one.
-void ReportRatios(BenchReport* report, const std::vector<nlohmann::ordered_json>& base,
-                  const std::vector<nlohmann::ordered_json>& rows) {
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const auto& row = rows[i];
-    const auto ratio = [&](const char* key) -> nlohmann::ordered_json {
-      const double under = base[i][key].get<double>();
-      if (under == 0) return nullptr;
-      return row[key].get<double>() / under;
-    };
-    const auto shown = [](const nlohmann::ordered_json& value) {
-      return value.is_null() ? NAN : value.get<double>();
-    };
-    const auto tokens = ratio("output_tokens_per_second"), running = ratio("most_running"),
-               kept = ratio("most_kept");
-    report->Row(
-        absl::StrFormat("%s over %s at %.2f a second: %.2fx the tokens/s, %.2fx running at once, "
-                        "%.2fx without losing pages",
-                        row["acp"].get<std::string>(), base[i]["acp"].get<std::string>(),
-                        row["rate"].get<double>(), shown(tokens), shown(running), shown(kept)),
-        {{"bench", "serve_compare"},
-         {"acp", row["acp"]},
-         {"over", base[i]["acp"]},
-         {"rate", row["rate"]},
-         {"output_tokens_per_second", tokens},
-         {"most_running", running},
-         {"most_kept", kept}});
-  }
-}
-
+// A server for each bound, and what it gains over the first one.
 absl::Status Compare(const ServeFlags& flags, BenchReport* report) {
-  std::vector<nlohmann::ordered_json> base;
-  for (const std::string& mode : flags.modes) {
-    const auto rows = MeasureOwn(flags, mode, report);
-    if (!rows.ok()) return rows.status();
-    if (base.empty()) {
-      base = *rows;
-    } else {
-      ReportRatios(report, base, *rows);
+  for (const AcpMode mode : flags.modes) {
+    const size_t first = report->rows().size();
+    if (absl::Status s = MeasureOwn(flags, NameOf(mode), report); !s.ok()) return s;
+    for (size_t i = 0; first > 0 && i < flags.rate_list.size(); ++i) {
+      const auto ratio = [&](const char* key) {
+        return report->rows()[first + i][key].get<double>() / report->rows()[i][key].get<double>();
+      };
+      report->Note(absl::StrFormat(
+          "%s over %s at %.2f a second: %.2fx the tokens/s, %.2fx running at once, %.2fx without "
+          "losing pages",
+          NameOf(mode), NameOf(flags.modes.front()), flags.rate_list[i],
+          ratio("output_tokens_per_second"), ratio("most_running"), ratio("most_kept")));
     }
   }
   return absl::OkStatus();
@@ -351,8 +272,8 @@ absl::Status BenchServe(const std::vector<std::string>& arguments) {
     report.facts()["server_flags"] = flags.server_flags;
   }
   report.Section("Serving: Poisson arrivals over gRPC", kColumns);
-  absl::Status status = flags.compare.empty() ? Measure(flags, flags.target, 0, &report).status()
-                                              : Compare(flags, &report);
+  absl::Status status =
+      flags.compare.empty() ? Measure(flags, flags.target, &report) : Compare(flags, &report);
   // What was measured before a failure is kept, too.
   status.Update(report.Write(flags.json));
   return status;

@@ -2,63 +2,31 @@
 #include "tests/bench/bench_session.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/eval/text_tokens.h"
+#include "absl/strings/str_split.h"
 #include "engine/run/memory_budget.h"
 #include "models/checkpoint.h"
 #include "tests/bench/gpu_machine.h"
-#include "tests/bench/wall_clock.h"
 
 namespace fox {
 namespace {
 
-absl::StatusOr<std::vector<int64_t>> ParseList(const std::string& text, const char* flag) {
-  std::vector<int64_t> values;
-  const char* at = text.data();
-  const char* end = at + text.size();
-  while (at < end) {
-    int64_t value = 0;
-    const auto [stop, error] = std::from_chars(at, end, value);
-    if (error != std::errc() || value < 1 || (stop < end && *stop != ',')) {
+// "512,2048": ascending, each once.
+absl::Status ParseList(const std::string& text, const char* flag, std::vector<int64_t>* values) {
+  for (const std::string& part : std::vector<std::string>(absl::StrSplit(text, ','))) {
+    if (!absl::SimpleAtoi(part, &values->emplace_back()) || values->back() < 1) {
       return absl::InvalidArgumentError(
           absl::StrCat("--", flag, ": \"", text, "\" is not a list such as 512,2048"));
     }
-    values.push_back(value);
-    at = stop < end ? stop + 1 : end;
   }
-  std::sort(values.begin(), values.end());
-  values.erase(std::unique(values.begin(), values.end()), values.end());
-  return values;
-}
-
-// "off,paper,certified", in the order given.
-absl::StatusOr<std::vector<AcpMode>> ParseModes(const std::string& text) {
-  std::vector<AcpMode> modes;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    const auto mode = ParseAcpMode(text.substr(at, end - at));
-    if (!mode) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--modes: \"", text, "\" is not a list of off, paper, certified"));
-    }
-    modes.push_back(*mode);
-    at = end + 1;
-  }
-  return modes;
-}
-
-// Models without a tokenizer get ids spread over their vocabulary.
-std::vector<int32_t> SpreadIds(int64_t vocab) {
-  std::vector<int32_t> ids(4096);
-  for (size_t i = 0; i < ids.size(); ++i) {
-    ids[i] = static_cast<int32_t>(static_cast<int64_t>(i * i * 7919 + i * 104729) % vocab);
-  }
-  return ids;
+  std::sort(values->begin(), values->end());
+  values->erase(std::unique(values->begin(), values->end()), values->end());
+  return absl::OkStatus();
 }
 
 double OutTimesIn(const PackedWeight& weight) {
@@ -76,7 +44,18 @@ std::string DemoModel() {
 
 // Prefill chunks unless told otherwise: a GPU wants more rows at once.
 constexpr int64_t kGpuChunk = 16384;
-constexpr int kPeakSamples = 7;
+
+// For backends whose calls return when the work is done.
+class WallClock : public OpClock {
+ public:
+  void Start() override { start_ = Now(); }
+  void Stop(OpKind kind) override { seconds_[kind] += Now() - start_; }
+  OpSeconds Take() override { return std::exchange(seconds_, {}); }
+
+ private:
+  double start_ = 0;
+  OpSeconds seconds_;
+};
 
 int64_t FreeBytes(Ops& ops) {
   return ops.queue() != nullptr ? static_cast<int64_t>(ops.queue()->free_bytes())
@@ -93,11 +72,14 @@ void RegisterBenchFlags(FlagSet& set, BenchFlags& flags) {
           &flags.buffer_mib);
   set.Int("matmul-size", "N", "rows and columns of the weight of the peak matrix product", 64,
           1 << 15, &flags.matmul_size);
+  set.Int("max-model-len", "N",
+          "longest sequence allowed, to decode under; 0: as long as is needed", 0, 1 << 24,
+          &flags.max_model_len);
   set.String("json", "FILE", "writes all rows there", &flags.json);
 }
 
 // Measures the peaks and writes down what machine this is.
-absl::Status MeasurePeaks(BenchSession& session) {
+absl::Status DescribeMachine(BenchSession& session) {
   const BenchFlags& flags = session.flags;
   const auto backend = MakeBackend(flags.model.Config(kPageTokens));
   if (!backend.ok()) return backend.status();
@@ -112,20 +94,10 @@ absl::Status MeasurePeaks(BenchSession& session) {
            {"dtype", NameOf(session.dtype)},
            {"backend", ops.Description()},
            {"load", load}};
-  if (session.on_gpu) {
-    const auto peaks = MeasureGpuPeaks(ops, flags.buffer_mib << 20,
-                                       std::max<int64_t>(flags.matmul_size, 8192), kPeakSamples);
-    if (!peaks.ok()) return peaks.status();
-    session.peaks = peaks->machine;
-    facts["gpu"] = GpuFacts();
-    facts["copy_bytes_per_second"] = ToJson(peaks->copy_bytes_per_second);
-  } else {
-    const DType residual_dtype = session.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-    session.peaks.read_bytes_per_second =
-        MeasureReadBandwidth(flags.buffer_mib << 20, kPeakSamples);
-    session.peaks.flops_per_second =
-        MeasureMatmul(ops, residual_dtype, flags.matmul_size, kPeakSamples);
-  }
+  if (session.on_gpu) facts["gpu"] = GpuFacts();
+  const auto peaks = MeasurePeaks(ops, session.dtype, flags.buffer_mib << 20, flags.matmul_size);
+  if (!peaks.ok()) return peaks.status();
+  session.peaks = *peaks;
   const Summary& read = session.peaks.read_bytes_per_second;
   const Summary& flops = session.peaks.flops_per_second;
   facts["read_bytes_per_second"] = ToJson(read);
@@ -140,43 +112,42 @@ absl::Status MeasurePeaks(BenchSession& session) {
 
 }  // namespace
 
+absl::StatusOr<std::vector<AcpMode>> ParseModes(const std::string& text, const char* flag) {
+  std::vector<AcpMode> modes;
+  for (const std::string& name : std::vector<std::string>(absl::StrSplit(text, ','))) {
+    const auto mode = ParseAcpMode(name);
+    if (!mode) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", flag, ": \"", text, "\" is not a list of off, paper, certified"));
+    }
+    modes.push_back(*mode);
+  }
+  return modes;
+}
+
 absl::Status BenchFlags::Parse(const std::vector<std::string>& arguments,
                                const std::string& command) {
   std::string length_list = "512,1024,2048,4096,8192", batch_list = "1,2,4,8";
-  std::string context_list = "512,2048,8192", mode_list = "off,paper,certified", limit_list;
+  std::string context_list = "512,2048,8192", mode_list = "off,paper,certified";
   FlagSet set;
   model.Register(set);
   RegisterBenchFlags(set, *this);
   set.String("lengths", "LIST", "prompt lengths of prefill", &length_list);
   set.String("batch-sizes", "LIST", "sequences of a decode step", &batch_list);
-  set.String("contexts", "LIST", "tokens before a decode step, for memory and swap", &context_list);
+  set.String("contexts", "LIST", "tokens before a decode step", &context_list);
   set.String("modes", "LIST", "bounds to compare", &mode_list);
-  set.String("max-model-lens", "LIST", "longest sequences allowed, to decode under each; on a GPU",
-             &limit_list);
   if (absl::Status s = ParseOrHelp(set, arguments, command); !s.ok()) return s;
   chunk_given = set.IsSet("chunk");
   if (set.IsSet("acp")) return absl::InvalidArgumentError("--acp: give --modes, a list");
   if (!set.IsSet("model")) model.model = DemoModel();
-  if (absl::Status s = Require(model.model, "model"); !s.ok()) return s;
-  const auto parsed_lengths = ParseList(length_list, "lengths");
-  if (!parsed_lengths.ok()) return parsed_lengths.status();
-  const auto parsed_batches = ParseList(batch_list, "batch-sizes");
-  if (!parsed_batches.ok()) return parsed_batches.status();
-  const auto parsed_contexts = ParseList(context_list, "contexts");
-  if (!parsed_contexts.ok()) return parsed_contexts.status();
-  if (!limit_list.empty()) {
-    const auto parsed_limits = ParseList(limit_list, "max-model-lens");
-    if (!parsed_limits.ok()) return parsed_limits.status();
-    max_model_lens = *parsed_limits;
-  }
-  const auto parsed_modes = ParseModes(mode_list);
-  if (!parsed_modes.ok()) return parsed_modes.status();
-  lengths = *parsed_lengths, batch_sizes = *parsed_batches, contexts = *parsed_contexts;
-  modes = *parsed_modes;
-  if (lengths.empty() || batch_sizes.empty() || contexts.empty()) {
-    return absl::InvalidArgumentError("an empty list of lengths, batch sizes or contexts");
-  }
-  return absl::OkStatus();
+  absl::Status status = Require(model.model, "model");
+  status.Update(ParseList(length_list, "lengths", &lengths));
+  status.Update(ParseList(batch_list, "batch-sizes", &batch_sizes));
+  status.Update(ParseList(context_list, "contexts", &contexts));
+  const auto parsed_modes = ParseModes(mode_list, "modes");
+  status.Update(parsed_modes.status());
+  if (status.ok()) modes = *parsed_modes;
+  return status;
 }
 
 double BenchModel::LinearFlopsPerRow() const {
@@ -196,15 +167,14 @@ double BenchModel::BlockBytes() const {
   return kv / shape.group() + kPageTokens * static_cast<double>(SizeOf(shape.residual_dtype()));
 }
 
-std::vector<int32_t> BenchSession::TokensAt(int64_t first, int64_t count) const {
-  std::vector<int32_t> ids(static_cast<size_t>(count));
-  for (size_t i = 0; i < ids.size(); ++i)
-    ids[i] = text[(static_cast<size_t>(first) + i) % text.size()];
-  return ids;
+double BenchSession::ToleranceOf(AcpMode mode) const {
+  EvalFlags of_mode = flags.model;
+  of_mode.acp = NameOf(mode);
+  return of_mode.Tolerance(config);
 }
 
-absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences, int64_t max_len,
-                                              int64_t limit) const {
+absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
+                                              int64_t max_len) const {
   const auto checkpoint = Checkpoint::Open(flags.model.model, {});
   if (!checkpoint.ok()) return checkpoint.status();
   auto backend = MakeBackend(flags.model.Config(max_len));
@@ -216,7 +186,7 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences, i
   options.max_num_seqs = static_cast<int32_t>(sequences);
   options.max_num_batched_tokens = std::max(flags.model.chunk, sequences);
   options.max_logit_rows = sequences;
-  options.max_model_len = std::max(max_len, limit);
+  options.max_model_len = std::max(max_len, flags.max_model_len);
   const PagedKvShape shape = CacheShape(config, options);
   const int64_t pages = sequences * shape.lists_per_slot() * PagesFor(max_len);
   const int64_t bytes = pages * static_cast<int64_t>(shape.page_bytes());
@@ -228,17 +198,13 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences, i
   }
   options.num_pages = static_cast<int>(pages);
   BenchModel model;
-  std::unique_ptr<OpClock> clock =
-      on_gpu ? MakeGpuClock(*backend->ops) : std::make_unique<WallClock>();
-  auto timed = std::make_unique<TimedOps>(std::move(backend->ops), std::move(clock));
-  timed->set_timing(!on_gpu);
+  auto timed = std::make_unique<TimedOps>(std::move(backend->ops),
+                                          on_gpu ? nullptr : std::make_unique<WallClock>());
   model.ops = timed.get();
   const DType residual_dtype = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   FoxWeights weights = LoadWeights(*checkpoint, *timed, residual_dtype, nullptr);
   model.runner = std::make_unique<ModelRunner>(std::move(timed), std::move(weights), options);
-  EvalFlags tolerance = flags.model;
-  tolerance.acp = NameOf(mode);
-  model.log_tolerance = tolerance.Tolerance(config);
+  model.log_tolerance = ToleranceOf(mode);
   return model;
 }
 
@@ -248,19 +214,10 @@ absl::StatusOr<BenchSession> OpenSession(const BenchFlags& flags) {
   const auto checkpoint = Checkpoint::Open(flags.model.model, {});
   if (!checkpoint.ok()) return checkpoint.status();
   session.config = checkpoint->config();
-  const std::string path =
-      flags.text.empty() ? absl::StrCat(flags.model.model, "/prompt_long.txt") : flags.text;
-  auto text = EncodeTextFile(flags.model.model, session.config, path, -1);
-  if (text.ok() && !text->ids.empty()) {
-    session.text = std::move(text->ids);
-  } else if (!flags.text.empty()) {
-    return text.ok() ? absl::InvalidArgumentError("--text: no text in " + path) : text.status();
-  } else {
-    session.text = SpreadIds(session.config.vocab_size);
-    session.report.Note("no text for this model: token ids are spread over its vocabulary");
-  }
-
-  if (absl::Status status = MeasurePeaks(session); !status.ok()) return status;
+  auto text = TextOf(flags.model.model, session.config, flags.text);
+  if (!text.ok()) return text.status();
+  session.text = *std::move(text);
+  if (absl::Status status = DescribeMachine(session); !status.ok()) return status;
   return session;
 }
 
@@ -283,7 +240,7 @@ absl::StatusOr<AcpStats> Prefill(const BenchSession& session, BenchModel& model,
     seq.slot = slot;
     seq.position = position;
     // Slots read different places of the text.
-    seq.token_ids = session.TokensAt(position + slot * 997, rows);
+    seq.token_ids = TokensOfText(session.text, position + slot * 997, rows);
     if (position + rows == end) {
       seq.logit_rows = {static_cast<int32_t>(rows - 1)};
       if (runner.limits().samples_on_device)
@@ -306,25 +263,21 @@ absl::StatusOr<AcpStats> Prefill(const BenchSession& session, BenchModel& model,
   return stats;
 }
 
-std::string SharesLine(const OpSeconds& seconds, double total) {
-  std::string line = "     share:";
-  double rest = total;
-  for (size_t i = 0; i < kOpKinds; ++i) {
-    const double part = seconds.seconds[i];
-    rest -= part;
-    if (part / total < 0.002) continue;
-    absl::StrAppendFormat(&line, " %s %.1f%%", NameOf(static_cast<OpKind>(i)), 100 * part / total);
-  }
-  absl::StrAppendFormat(&line, " rest %.1f%%", 100 * rest / total);
-  return line;
-}
-
 nlohmann::ordered_json SharesJson(const OpSeconds& seconds, double total) {
-  nlohmann::ordered_json json;
+  auto json = nlohmann::ordered_json::object();
   for (size_t i = 0; i < kOpKinds; ++i) {
-    json[NameOf(static_cast<OpKind>(i))] = seconds.seconds[i] / total;
+    if (seconds.seconds[i] > 0) json[NameOf(static_cast<OpKind>(i))] = seconds.seconds[i] / total;
   }
   return json;
+}
+
+std::string SharesLine(const OpSeconds& seconds, double total) {
+  std::string line;
+  const auto shares = SharesJson(seconds, total);
+  for (const auto& [name, share] : shares.items()) {
+    absl::StrAppendFormat(&line, " %s %.1f%%", name, 100 * share.get<double>());
+  }
+  return line.empty() ? line : "\n     share:" + line;
 }
 
 }  // namespace fox

@@ -1,6 +1,5 @@
-// BenchSession: what every benchmark starts from: flags, the text as tokens, the machine's peaks,
-// the report, and models loaded on demand, one for each bound. Read fox_bench.cc for the list of
-// benchmarks.
+// BenchSession: what every benchmark of a model starts from: flags, the text as tokens, the
+// machine's peaks, the report, and models loaded on demand, one for each bound.
 #pragma once
 
 #include <memory>
@@ -12,26 +11,30 @@
 #include "engine/trace/timed_ops.h"
 #include "tests/bench/machine_peaks.h"
 #include "tests/bench/measurement.h"
+#include "tests/bench/run_requests.h"
 
 namespace fox {
 
 struct BenchFlags {
   EvalFlags model;
   std::vector<int64_t> lengths, batch_sizes, contexts;
-  std::vector<int64_t> max_model_lens;  // limits to decode under; empty: as long as is needed
   std::vector<AcpMode> modes;
   std::string text, json;
   int64_t repeat = 5;
   int64_t buffer_mib = 1024;
   int64_t matmul_size = 4096;
+  int64_t max_model_len = 0;  // 0: as long as is needed
   bool chunk_given = false;
 
   absl::Status Parse(const std::vector<std::string>& arguments, const std::string& command);
 };
 
+// "off,paper,certified", in the order given. `flag` is named by an error.
+absl::StatusOr<std::vector<AcpMode>> ParseModes(const std::string& text, const char* flag);
+
 // A model over its cache whose operations are timed.
 struct BenchModel {
-  TimedOps* ops = nullptr;  // the runner's; on a GPU they are not timed unless told to
+  TimedOps* ops = nullptr;  // the runner's; on a GPU they are not timed
   std::unique_ptr<ModelRunner> runner;
   double log_tolerance = -10;
 
@@ -47,16 +50,15 @@ struct BenchSession {
   ModelConfig config;
   bool on_gpu = false;
   DType dtype = DType::kF32;  // of weights and pages
-  std::vector<int32_t> text;  // repeated as often as needed by TokensAt
+  Prompt text;
   MachinePeaks peaks;
   BenchReport report;
 
-  // `count` tokens from position `first` of the endless text.
-  std::vector<int32_t> TokensAt(int64_t first, int64_t count) const;
-  // The pool holds `max_len` tokens of each sequence; they may grow up to `limit`, if that is more.
-  // ResourceExhausted when the pool would not fit into memory.
-  absl::StatusOr<BenchModel> Load(AcpMode mode, int64_t sequences, int64_t max_len,
-                                  int64_t limit = 0) const;
+  // log eps under a bound.
+  double ToleranceOf(AcpMode mode) const;
+  // The pool holds `max_len` tokens of each sequence; they may grow up to --max-model-len, if that
+  // is more. ResourceExhausted when the pool would not fit into memory.
+  absl::StatusOr<BenchModel> Load(AcpMode mode, int64_t sequences, int64_t max_len) const;
 };
 
 // Loads text and config and measures the peaks.
@@ -71,13 +73,17 @@ absl::StatusOr<AcpStats> Prefill(const BenchSession& session, BenchModel& model,
 absl::Status BenchPrefill(BenchSession& session);
 absl::Status BenchDecode(BenchSession& session);
 absl::Status BenchLinear(BenchSession& session);
-absl::Status BenchMemory(BenchSession& session);
-absl::Status BenchSwap(BenchSession& session);
-// GPU only. BenchDecode runs BenchGpuDecode there.
-absl::Status BenchAttention(BenchSession& session);
-absl::Status BenchGpuDecode(BenchSession& session);
+absl::Status BenchAttention(BenchSession& session);  // GPU only
 
-// One table line of shares of `total` seconds by kind of operation, and the same as JSON.
+// Commands that measure no model through a session, and so take flags of their own.
+absl::Status BenchServe(const std::vector<std::string>& arguments);
+absl::Status BenchCache(const std::vector<std::string>& arguments);
+// Internal: some answers differ.
+absl::Status BenchInvariance(const std::vector<std::string>& arguments);
+absl::Status MakeModel(const std::vector<std::string>& arguments);
+
+// Shares of `total` seconds by kind of operation, as a line of a table and as JSON; nothing on a
+// GPU.
 std::string SharesLine(const OpSeconds& seconds, double total);
 nlohmann::ordered_json SharesJson(const OpSeconds& seconds, double total);
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -26,8 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gpu_build
@@ -35,16 +35,20 @@ import judge
 import judge_memory
 import judge_training
 import memory_parts
-from running_server import running_server
 
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
-CONTEXTS = "4096,16384"
-LIBRARIES = ("cudnn-frontend", "fla", "flash-attention-4", "flag-attention")
+RESULTS = gpu_build.ROOT / "tests/bench/results"
+JUDGED_CARD = "h200"  # whose the limits are
+Part = dict[str, Any]
 
 
-def json_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The rows of a file that a peer wrote, one a line."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+@dataclasses.dataclass
+class Server:
+    """A server that serves."""
+
+    address: str
+    seconds: float  # from its start until it listened
+    said: str
 
 
 class Bench:
@@ -53,27 +57,17 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.build = arguments.build.resolve()
-        self.judge = SUITES[arguments.suite].judge
-        self.sizes = memory_parts.TRY if arguments.small else memory_parts.Sizes()
         self.environment = gpu_build.environment(self.build)
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="gpu-bench-"))
         self.end = time.monotonic() + arguments.limit
-        out = arguments.out
-        self.report: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if (
-            out.is_file() and not arguments.fresh) else {"parts": {}}
-
-    def program(self, name: str) -> str:
-        """Path of one of our programs."""
-        return str(self.build / "bin" / name)
+        self.report: Part = json.loads(arguments.out.read_text(encoding="utf-8")) if (
+            arguments.out.is_file()) else {"parts": {}}
 
     def model(self) -> str:
-        """The synthetic 760M, made when it is first needed; with --try the demo model."""
-        if self.arguments.small:
-            return str(gpu_build.MODEL)
+        """The synthetic 760M, made when it is first needed."""
         folder = self.scratch / "fox-760m"
         if not (folder / "config.json").is_file():
-            self.run([self.program("fox-bench"), "make-model", "--out", str(folder)], 120)
-            shutil.copy(gpu_build.MODEL / "tokenizer.model", folder)  # the doors want one
+            self.run([str(self.build / "bin/fox-bench"), "make-model", "--out", str(folder)], 120)
         return str(folder)
 
     def left(self, seconds: float) -> float:
@@ -87,53 +81,81 @@ class Bench:
             quiet: bool = False) -> None:
         """Runs one program; RuntimeError says how it failed."""
         print("$ " + " ".join(command), flush=True)
-        environment = self.environment if ours else None
         limit = self.left(seconds)
-        try:
-            # Its own process group: compilers that a peer started end with it.
-            with subprocess.Popen(command, env=environment, cwd=gpu_build.ROOT,
-                                  stdout=subprocess.DEVNULL if quiet else None,
-                                  start_new_session=True) as process:
-                try:
-                    code = process.wait(limit)
-                except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        # Its own process group: compilers that a peer started end with it.
+        with subprocess.Popen(command, env=self.environment if ours else None, cwd=gpu_build.ROOT,
+                              stdout=subprocess.DEVNULL if quiet else None,
+                              start_new_session=True) as process:
+            try:
+                code = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                raise RuntimeError(f"ran past {limit:.0f} s") from None
+            finally:
+                if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
-                    raise
-        except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"ran past {error.timeout:.0f} s") from None
         if code != 0:
             raise RuntimeError(f"exit code {code}")
 
-    def fox_bench(self, *flags: str, seconds: float = 120) -> dict[str, Any]:
-        """One command of fox-bench on the GPU: its facts and rows."""
-        out = self.scratch / "rows.json"
+    def measured(self, command: list[str], out: pathlib.Path, seconds: float,
+                 ours: bool = True) -> tuple[str, Part]:
+        """What a command wrote into `out`, and its failure as a part."""
         out.unlink(missing_ok=True)
-        problem = None
+        failure = {}
         try:
-            self.run([self.program("fox-bench"), flags[0], "--json", str(out), *flags[1:]], seconds)
+            self.run(command, seconds, ours)
         except RuntimeError as error:
-            problem = str(error)
-        part = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+            failure = {"error": str(error)}
+        return out.read_text(encoding="utf-8") if out.is_file() else "", failure
+
+    def fox_bench(self, flags: str, seconds: float = 120, **marks: Any) -> Part:
+        """One command of fox-bench, which comes first, on the 760M: its facts and its rows, with
+        these marks in each."""
+        out = self.scratch / "rows.json"
+        command, *rest = flags.split()
+        own = [] if "--target" in rest else ["--device", "cuda", "--model", self.model()]
+        text, failure = self.measured([str(self.build / "bin/fox-bench"), command, "--json",
+                                       str(out), *own, *rest], out, seconds)
+        part = json.loads(text or "{}")
         if "model" in part:  # where it lay does not matter
             part["model"] = pathlib.Path(part["model"]).name
-        return {**part, **({"error": problem} if problem else {})}
+        rows = [{**row, **marks} for row in part.get("rows", [])]
+        return {**part, **({"rows": rows} if rows else {}), **failure}
 
-    def peer(self, script: str, seconds: float, *flags: str) -> dict[str, Any]:
+    def peer(self, script: str, seconds: float, *flags: str) -> Part:
         """One peer, in the Python that runs this."""
         out = self.scratch / "peer.jsonl"
-        out.unlink(missing_ok=True)
         command = [sys.executable, "-B", str(PEERS / script), "--json", str(out), *flags]
         for flag, value in (("--official-repo", self.arguments.official_repo),
                             ("--peer-packages", self.arguments.peer_packages)):
             if value:
                 command += [flag, value]
-        problem = None
-        try:
-            self.run(command, seconds, ours=False)
-        except RuntimeError as error:
-            problem = str(error)
-        part: dict[str, Any] = {"rows": json_lines(out) if out.is_file() else []}
-        return {**part, **({"error": problem} if problem else {})}
+        text, failure = self.measured(command, out, seconds, ours=False)
+        return {"rows": [json.loads(line) for line in text.splitlines()], **failure}
+
+    @contextlib.contextmanager
+    def server(self, *flags: str) -> Iterator[Server]:
+        """A fox-server of the 760M on a free port, ended afterwards."""
+        log = self.scratch / "server.log"
+        command = [str(self.build / "bin/fox-server"), "--grpc-port", "0", "--model", self.model(),
+                   "--device", "cuda", *flags]
+        start = time.monotonic()
+        with open(log, "wb") as out, subprocess.Popen(
+                command, stdout=out, stderr=out, env=self.environment,
+                cwd=gpu_build.ROOT) as server:
+            try:
+                end = start + self.left(60)
+                while not (found := re.search(r"listening on (\S+)\n", said := log.read_text(
+                        encoding="utf-8", errors="replace"))):
+                    if server.poll() is not None or time.monotonic() > end:
+                        raise RuntimeError("the server did not start: " + said[-500:])
+                    time.sleep(0.02)
+                yield Server(found.group(1), time.monotonic() - start, said)
+            finally:
+                server.terminate()
+                try:
+                    server.wait(20)
+                except subprocess.TimeoutExpired:
+                    server.kill()
 
     def save(self) -> None:
         """Writes the JSON with its judged rows."""
@@ -141,142 +163,82 @@ class Bench:
         if tests.is_file() and self.arguments.suite == "serving":
             self.report["tests"] = json.loads(tests.read_text(encoding="utf-8"))
         if card(self.report.get("device", {}).get("name", "")) == JUDGED_CARD:
-            self.report["judged"] = self.judge.judged_rows(self.report["parts"],
-                                                           self.report.get("tests", {}))
-        out = self.arguments.out
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
+            suite = SUITES[self.arguments.suite]
+            self.report["judged"] = suite.judged_rows(judge.Measurements(self.report))
+        self.arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        self.arguments.out.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
 
 
-def prefill(bench: Bench) -> dict[str, Any]:
-    """Prompts of the 760M."""
-    return bench.fox_bench("prefill", "--device", "cuda", "--model", bench.model(), "--lengths",
-                           "4096,16384,65536", "--repeat", "5", "--chunk", "65536")
+def ours(flags: str, seconds: float = 120) -> Callable[[Bench], Part]:
+    """One command of fox-bench."""
+    return lambda bench: bench.fox_bench(flags, seconds)
 
 
-def decode(bench: Bench) -> dict[str, Any]:
-    """Steps of the 760M, captured."""
-    return bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
-                           CONTEXTS, "--batch-sizes", "1,8,32", "--chunk", "16384")
+def peer(script: str, seconds: float, *flags: str) -> Callable[[Bench], Part]:
+    """One script of peers/."""
+    return lambda bench: bench.peer(script, seconds, *flags)
 
 
-def decode_many(bench: Bench) -> dict[str, Any]:
-    """Steps of batches whose pages without pruning would not fit at 16k."""
-    return bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
-                           "4096", "--batch-sizes", "2,4,16,64,128", "--modes", "certified",
-                           "--chunk", "16384", seconds=60)
-
-
-def decode_under_limits(bench: Bench) -> dict[str, Any]:
+def decode_under_limits(bench: Bench) -> Part:
     """Steps at 16k on a server for 20k tokens and on one for a million."""
-    return bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
-                           "16384", "--batch-sizes", "1", "--modes", "off,certified", "--chunk",
-                           "16384", "--max-model-lens", "20480,1048576", seconds=60)
+    return memory_parts.together(*(
+        bench.fox_bench("decode --contexts 16384 --batch-sizes 1 --modes off,certified "
+                        f"--chunk 16384 --max-model-len {limit}", 60, bench="decode_under_limit",
+                        max_model_len=limit) for limit in (20480, 1048576)))
 
 
-def eager(bench: Bench) -> dict[str, Any]:
-    """Steps without graphs, and where their time goes."""
-    return bench.fox_bench("decode", "--device", "cuda", "--model", bench.model(), "--contexts",
-                           "4096", "--batch-sizes", "1,32", "--modes", "certified", "--chunk",
-                           "16384", "--enforce-eager", "--repeat", "3")
-
-
-def linear(bench: Bench) -> dict[str, Any]:
-    """Matrix products alone."""
-    return bench.fox_bench("linear", "--device", "cuda", "--model", bench.model(), "--batch-sizes",
-                           "1,8,32,128", "--chunk", "16384", seconds=60)
-
-
-def attention(bench: Bench) -> dict[str, Any]:
-    """The attention kernels alone."""
-    return bench.fox_bench("attention", "--device", "cuda", "--model", bench.model())
-
-
-def serve(bench: Bench) -> dict[str, Any]:
+def serve(bench: Bench) -> Part:
     """Open-loop load on a server of the 760M."""
-    with running_server(bench, "--model", bench.model(), "--device", "cuda", "--max-num-seqs", "64",
-                        "--max-model-len", "20480") as server:
-        return bench.fox_bench("serve", "--target", server.address, "--rates", "8,32",
-                               "--requests", "128", "--prompt-tokens", "512-8192",
-                               "--output-tokens", "32-256")
+    with bench.server("--max-num-seqs", "64", "--max-model-len", "20480") as server:
+        return bench.fox_bench(f"serve --target {server.address} --rates 8,32 --requests 128 "
+                               "--prompt-tokens 512-8192 --output-tokens 32-256")
 
 
-def million(bench: Bench) -> dict[str, Any]:
+def million(bench: Bench) -> Part:
     """One prompt of 1,048,576 tokens, and the tokens behind it, of a server as it comes."""
-    answer = 128
-    with running_server(bench, "--model", bench.model(), "--device", "cuda", "--max-model-len",
-                        str(judge.MILLION + answer)) as server:
-        part = bench.fox_bench("serve", "--target", server.address, "--rates", "1", "--requests",
-                               "1", "--prompt-tokens", str(judge.MILLION), "--output-tokens",
-                               str(answer), seconds=60)
-    return memory_parts.marked(part, prompt_tokens=judge.MILLION, output_tokens=answer)
+    prompt, answer = judge.MILLION, 128
+    with bench.server("--max-model-len", str(prompt + answer)) as server:
+        return bench.fox_bench(f"serve --target {server.address} --rates 1 --requests 1 "
+                               f"--prompt-tokens {prompt} --output-tokens {answer}", 60,
+                               prompt_tokens=prompt, output_tokens=answer)
 
 
-def doors(bench: Bench) -> dict[str, Any]:
-    """What gRPC and HTTP cost: the same sequences through the engine alone and each door."""
-    return bench.fox_bench("doors", "--device", "cuda", "--model", bench.model(), "--streams",
-                           "32", "--tokens", "256", seconds=90)
-
-
-def cold_start(bench: Bench) -> dict[str, Any]:
-    """From the start of the process to a client's first token."""
-    out = bench.scratch / "cold.jsonl"
-    out.unlink(missing_ok=True)
-    for model in (str(gpu_build.MODEL), bench.model()):
-        bench.run([sys.executable, "-B", str(PEERS.parent / "cold_start.py"), str(bench.build),
-                   "--device", "cuda", "--model", model, "--json", str(out)], 90, ours=False)
-    return {"rows": json_lines(out)}
-
-
-def invariance(bench: Bench) -> dict[str, Any]:
-    """Whether answers depend on what runs beside them."""
-    return bench.fox_bench("invariance", "--device", "cuda", "--model", bench.model(), seconds=150)
-
-
-def books(bench: Bench) -> dict[str, Any]:
+def books(bench: Bench) -> Part:
     """Pages that the certified bound keeps on real text, over the paper's; on the CPU."""
-    demo = gpu_build.ROOT / "models/demo"
+    demo = gpu_build.MODEL
     out = bench.scratch / "acp.json"
-    bench.run([bench.program("fox-eval"), "acp", "--model", str(demo), "--device", "cpu", "--text",
-               str(bench.arguments.books_text), "--json", str(out)], 180, quiet=True)
+    bench.run([str(bench.build / "bin/fox-eval"), "acp", "--model", str(demo), "--device", "cpu",
+               "--text", str(demo / "prompt_long.txt"), "--json", str(out)], 180, quiet=True)
     report = json.loads(out.read_text(encoding="utf-8"))
     return {"rows": [{"bench": "books", "tokens": report["tokens"],
                       **report["certified_over_paper"]}]}
 
 
-def library(name: str) -> Callable[[Bench], dict[str, Any]]:
-    """Attention of one library that PyTorch does not bring."""
-    return lambda bench: bench.peer("attention_libraries.py", 60, "--library", name)
-
-
 # In the order of their weight: a run that ends early has the first ones.
-PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    "attention": attention,
-    "decode": decode,
-    "decode-many": decode_many,
+PARTS: dict[str, Callable[[Bench], Part]] = {
+    "attention": ours("attention"),
+    "decode": ours("decode --contexts 4096,16384 --batch-sizes 1,8,32 --chunk 16384"),
+    # Batches whose pages without pruning would not fit at 16k.
+    "decode-many": ours("decode --contexts 4096 --batch-sizes 2,4,16,64,128 --modes certified "
+                        "--chunk 16384", 60),
     "decode-under-limits": decode_under_limits,
-    "prefill": prefill,
-    "attention-peers": lambda bench: bench.peer("attention.py", 150),
-    "decoder-peer": lambda bench: bench.peer("decoder.py", 170),
-    "official-peer": lambda bench: bench.peer("official.py", 90),
-    **{f"attention-{name}": library(name) for name in LIBRARIES},
-    "invariance": invariance,
+    "prefill": ours("prefill --lengths 4096,16384,65536 --repeat 5 --chunk 65536"),
+    "attention-peers": peer("attention.py", 200),
+    "decoder-peer": peer("decoder.py", 170),
+    "official-peer": peer("official.py", 90),
+    "invariance": ours("invariance", 150),
     "serve": serve,
     "million": million,
-    "doors": doors,
-    "cold-start": cold_start,
-    "eager": eager,
-    "linear": linear,
+    "linear": ours("linear --batch-sizes 1,8,32,128 --chunk 16384", 60),
     "books": books,
 }
 
-TRAINING_PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    "training-d64": lambda bench: bench.peer("training_attention.py", 90),
-    "training-step": lambda bench: bench.peer("training_step.py", 110),
-    "training-gradients": lambda bench: bench.peer("training_gradients.py", 110),
-    "training-d128": lambda bench: bench.peer("training_attention.py", 90, "--head-dim", "128"),
-    "training-packed": lambda bench: bench.peer("training_packed.py", 60),
-    "training-flex": lambda bench: bench.peer("training_attention.py", 100, "--flex"),
+TRAINING_PARTS: dict[str, Callable[[Bench], Part]] = {
+    "training-d64": peer("training_attention.py", 90),
+    "training-step": peer("training_step.py", 110),
+    "training-gradients": peer("training_gradients.py", 110),
+    "training-d128": peer("training_attention.py", 90, "--head-dim", "128"),
+    "training-flex": peer("training_attention.py", 100, "--flex"),
 }
 
 
@@ -284,15 +246,14 @@ TRAINING_PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
 class Suite:
     """Parts that are measured and judged together."""
 
-    parts: dict[str, Callable[[Bench], dict[str, Any]]]
-    judge: types.ModuleType
+    parts: dict[str, Callable[[Bench], Part]]
+    judged_rows: Callable[[judge.Measurements], list[judge.Row]]
     results: str  # in tests/bench/results, of a card
 
 
-SUITES = {"serving": Suite(PARTS, judge, "{}.json"),
-          "training": Suite(TRAINING_PARTS, judge_training, "{}_training.json"),
-          "memory": Suite(memory_parts.PARTS, judge_memory, "memory_{}.json")}
-JUDGED_CARD = "h200"  # whose the limits are
+SUITES = {"serving": Suite(PARTS, judge.judged_rows, "{}.json"),
+          "training": Suite(TRAINING_PARTS, judge_training.judged_rows, "{}_training.json"),
+          "memory": Suite(memory_parts.PARTS, judge_memory.judged_rows, "memory_{}.json")}
 
 
 def card(device_name: str) -> str:
@@ -325,39 +286,26 @@ def parse_arguments() -> argparse.Namespace:
                                                            "prefix cache, 760M")):
         parser.add_argument(f"--{name}", dest="suite", action="store_const", const=name,
                             default="serving", help=f"measures {what}")
-    parser.add_argument("--try", dest="small", action="store_true",
-                        help="with --memory: all of it small on the CPU, to see that it runs")
     parser.add_argument("--out", type=pathlib.Path, help="default: in tests/bench/results, "
                         "of a card: " + ", ".join(suite.results.format(JUDGED_CARD)
                                                   for suite in SUITES.values()))
     parser.add_argument("--only", help="parts, separated by commas: " + "; ".join(
-        f"{name}: " + ", ".join(suite.parts) for name, suite in SUITES.items())
-        + "; those that begin with cpu- run only if they are named")
-    parser.add_argument("--fresh", action="store_true", help="forgets what the file holds")
+        f"{name}: " + ", ".join(suite.parts) for name, suite in SUITES.items()))
     parser.add_argument("--judge", action="store_true", help="measures nothing, prints the table")
-    parser.add_argument("--rows", type=pathlib.Path,
-                        help="lines of JSON that other programs measured, to be judged with ours")
     parser.add_argument("--limit", type=float, default=530, help="seconds for all parts")
     parser.add_argument("--official-repo", default=os.environ.get("FOX_OFFICIAL_REPO"),
                         help="a checkout of zhixuan-lin/forgetting-transformer, for peers")
     parser.add_argument("--peer-packages", default=os.environ.get("FOX_PEER_PACKAGES"),
                         help="a folder of Python packages, for peers (tests/bench/README.md)")
-    parser.add_argument("--books-text", default=gpu_build.ROOT / "models/demo/prompt_long.txt",
-                        type=pathlib.Path, help="held-out text for the demo model")
     arguments = parser.parse_args()
     suite = SUITES[arguments.suite]
-    known = suite.parts
-    if arguments.small and (arguments.suite != "memory" or arguments.out is None):
-        parser.error("--try goes with --memory and --out")
     if arguments.out is None:
-        name = suite.results.format(card(gpu_build.device().get("name", "")))
-        arguments.out = gpu_build.ROOT / "tests/bench/results" / name
-    wanted = ([name for name in known if arguments.small or not name.startswith("cpu-")]
-              if arguments.only is None else arguments.only.split(","))
+        arguments.out = RESULTS / suite.results.format(card(gpu_build.device().get("name", "")))
+    wanted = suite.parts if arguments.only is None else arguments.only.split(",")
     arguments.parts = [] if arguments.judge else [name for name in wanted if name]
-    unknown = [name for name in arguments.parts if name not in known]
+    unknown = [name for name in arguments.parts if name not in suite.parts]
     if unknown:
-        parser.error(f"--only: no part {', '.join(unknown)}; there are: {', '.join(known)}")
+        parser.error(f"--only: no part {', '.join(unknown)}; there are: {', '.join(suite.parts)}")
     return arguments
 
 
@@ -369,8 +317,6 @@ def main() -> int:
     if arguments.parts:
         bench.report.update(device=gpu_build.device() or bench.report.get("device", {}),
                             date=datetime.date.today().isoformat())
-    if arguments.rows:
-        bench.report["parts"]["elsewhere"] = {"rows": json_lines(arguments.rows)}
     for name in arguments.parts:
         run_part(bench, name)
     bench.save()

@@ -1,4 +1,4 @@
-// Events, graphs and peaks of a CUDA device. See gpu_machine.h.
+// Events, graphs and reads of a CUDA device. See gpu_machine.h.
 #include "tests/bench/gpu_machine.h"
 
 #include <cuda_runtime_api.h>
@@ -36,38 +36,6 @@ class TimingEvent {
 
 cudaStream_t StreamOf(Ops& ops) { return static_cast<cudaStream_t>(ops.queue()->stream()); }
 
-class GpuClock : public OpClock {
- public:
-  explicit GpuClock(cudaStream_t stream) : stream_(stream) {}
-
-  void Start() override {
-    if (used_ == spans_.size()) spans_.emplace_back();
-    spans_[used_].start.Record(stream_);
-  }
-  void Stop(OpKind kind) override {
-    spans_[used_].kind = kind;
-    spans_[used_++].stop.Record(stream_);
-  }
-  OpSeconds Take() override {
-    OpSeconds sum;
-    if (used_ > 0) spans_[used_ - 1].stop.Wait();
-    for (size_t i = 0; i < used_; ++i) {
-      sum[spans_[i].kind] += spans_[i].stop.SecondsSince(spans_[i].start);
-    }
-    used_ = 0;
-    return sum;
-  }
-
- private:
-  struct Span {
-    TimingEvent start, stop;
-    OpKind kind = OpKind::kLinear;
-  };
-  cudaStream_t stream_;
-  std::vector<Span> spans_;  // the first used_ of them are recorded
-  size_t used_ = 0;
-};
-
 absl::Status HealthOf(Ops& ops) {
   const char* error = ops.queue()->error();
   if (error == nullptr && cudaPeekAtLastError() == cudaSuccess) return absl::OkStatus();
@@ -75,33 +43,7 @@ absl::Status HealthOf(Ops& ops) {
       absl::StrCat("device: ", error != nullptr ? error : cudaGetErrorString(cudaGetLastError())));
 }
 
-Summary Rate(const Summary& seconds, double amount) {
-  return {amount / seconds.median, amount / seconds.max, amount / seconds.min};
-}
-
-absl::StatusOr<Summary> MeasureMatmul(Ops& ops, int64_t size, int samples) {
-  std::vector<float> values(static_cast<size_t>(size * size));
-  FillNormal(values.data(), size * size, 1, 0, 1);
-  const auto weight = ops.Pack({values.data(), DType::kF32, size, size, size});
-  std::vector<BFloat16> rows(values.size());
-  FillNormal(rows.data(), size * size, 2, 0, 1);
-  const size_t bytes = rows.size() * sizeof(BFloat16);
-  const Buffer in = ops.Allocate(bytes), out = ops.Allocate(bytes);
-  ops.CopyToDevice(rows.data(), bytes, in.data(), nullptr);
-  const MatrixView from{in.data(), DType::kBF16, size, size, size};
-  const MatrixView to{out.data(), DType::kBF16, size, size, size};
-  auto seconds = MeasureOnGpu(ops, 4, samples, [&](int) {
-    ops.Linear({.in = from, .weight = *weight, .out = to}, nullptr);
-  });
-  if (!seconds.ok()) return seconds.status();
-  return Rate(*seconds, 2.0 * static_cast<double>(size * size) * static_cast<double>(size));
-}
-
 }  // namespace
-
-std::unique_ptr<OpClock> MakeGpuClock(Ops& ops) {
-  return std::make_unique<GpuClock>(StreamOf(ops));
-}
 
 absl::StatusOr<Summary> MeasureOnGpu(Ops& ops, int calls, int samples,
                                      const std::function<void(int call)>& work) {
@@ -131,28 +73,15 @@ absl::StatusOr<Summary> MeasureOnGpu(Ops& ops, int calls, int samples,
   return Summarize(std::move(seconds));
 }
 
-absl::StatusOr<GpuPeaks> MeasureGpuPeaks(Ops& ops, int64_t bytes, int64_t size, int samples) {
-  const cudaStream_t stream = StreamOf(ops);
+absl::StatusOr<Summary> MeasureGpuRead(Ops& ops, int64_t bytes, int samples) {
   const auto count = static_cast<size_t>(bytes);
   std::vector<BFloat16> values(count / sizeof(BFloat16));
   FillNormal(values.data(), static_cast<int64_t>(values.size()), 3, 0, 1);
-  const Buffer data = ops.Allocate(count), copy = ops.Allocate(count), sink = ops.Allocate(16);
+  const Buffer data = ops.Allocate(count), sink = ops.Allocate(16);
   ops.CopyToDevice(values.data(), values.size() * sizeof(BFloat16), data.data(), nullptr);
-  const auto read = MeasureOnGpu(ops, 4, samples, [&](int) {
-    cuda::ReadMemory(data.data(), count, sink.as<uint32_t>(), stream);
+  return MeasureOnGpu(ops, 4, samples, [&](int) {
+    cuda::ReadMemory(data.data(), count, sink.as<uint32_t>(), StreamOf(ops));
   });
-  if (!read.ok()) return read.status();
-  const auto copied = MeasureOnGpu(ops, 4, samples, [&](int) {
-    cudaMemcpyAsync(copy.data(), data.data(), count, cudaMemcpyDeviceToDevice, stream);
-  });
-  if (!copied.ok()) return copied.status();
-  const auto flops = MeasureMatmul(ops, size, samples);
-  if (!flops.ok()) return flops.status();
-  GpuPeaks peaks;
-  peaks.machine.read_bytes_per_second = Rate(*read, static_cast<double>(bytes));
-  peaks.machine.flops_per_second = *flops;
-  peaks.copy_bytes_per_second = Rate(*copied, 2 * static_cast<double>(bytes));
-  return peaks;
 }
 
 nlohmann::ordered_json GpuFacts() {

@@ -1,33 +1,23 @@
-// The GPU as benchmarks see it: its own clock, and its peaks. `ops` are the CUDA backend's
-// everywhere. In a build without CUDA there are none, and all functions say so (no_gpu.cc).
+// The GPU as benchmarks see it: how long its work takes, and how fast it reads. `ops` are the CUDA
+// backend's everywhere. In a build without CUDA there are none, and all functions say so
+// (no_gpu.cc).
 #pragma once
 
 #include <functional>
-#include <memory>
 
 #include "absl/status/statusor.h"
-#include "engine/trace/timed_ops.h"
-#include "tests/bench/machine_peaks.h"
+#include "kernels/ops.h"
+#include "tests/bench/measurement.h"
 
 namespace fox {
-
-// Times operations by events on the queue's stream: between two of them the device may wait for
-// the host, so what is summed is the time of a device that has its work in time.
-// REQUIRES: `ops` outlive the clock.
-std::unique_ptr<OpClock> MakeGpuClock(Ops& ops);
 
 // Seconds of one call of `work`: it is captured `calls` times into a graph, which is replayed once
 // to warm up and then `samples` times between events. `work` gets the call's number.
 absl::StatusOr<Summary> MeasureOnGpu(Ops& ops, int calls, int samples,
                                      const std::function<void(int call)>& work);
 
-struct GpuPeaks {
-  MachinePeaks machine;
-  Summary copy_bytes_per_second;  // both directions counted
-};
-
-// Buffers of `bytes`, products of [size, size] bf16 matrices.
-absl::StatusOr<GpuPeaks> MeasureGpuPeaks(Ops& ops, int64_t bytes, int64_t size, int samples);
+// Seconds of reading a buffer of `bytes`.
+absl::StatusOr<Summary> MeasureGpuRead(Ops& ops, int64_t bytes, int samples);
 
 // Driver, runtime and clocks of the device, for the report.
 nlohmann::ordered_json GpuFacts();

@@ -6,15 +6,16 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "kernels/core/check.h"
+#include "tests/bench/gpu_machine.h"
+#include "tests/bench/random_values.h"
 
 namespace fox {
 namespace {
 
-constexpr int kWarmUps = 2;
+constexpr int kSamples = 7, kWarmUps = 2;
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -49,64 +50,79 @@ Buffer AllocateStream(size_t bytes) {
   return {data, bytes, [](void* at, size_t size) { munmap(at, size); }};
 }
 
-std::vector<float> RandomFloats(int64_t count) {
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) value = normal(random);
-  return values;
-}
-
-void FillRandom(const Buffer& buffer, DType wide, const std::vector<float>& values) {
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (wide == DType::kF64) {
-      buffer.as<double>()[i] = static_cast<double>(values[i]);
-    } else {
-      buffer.as<float>()[i] = values[i];
-    }
-  }
-}
-
-}  // namespace
-
-Summary MeasureReadBandwidth(int64_t bytes, int repeat) {
+// Seconds of reading a buffer with all threads.
+absl::StatusOr<Summary> MeasureRead(int64_t bytes) {
   constexpr int64_t kBlock = 4096;  // 256 KiB at a time
-  const int64_t count = std::max<int64_t>(bytes / static_cast<int64_t>(sizeof(Lanes)), 4);
-  const Buffer buffer = AllocateStream(static_cast<size_t>(count) * sizeof(Lanes));
+  const int64_t count = bytes / static_cast<int64_t>(sizeof(Lanes));
+  const Buffer buffer = AllocateStream(static_cast<size_t>(bytes));
   const auto* data = buffer.as<const Lanes>();
-  std::vector<double> rates;
+  std::vector<double> seconds;
   volatile uint64_t sink = 0;
-  for (int run = -kWarmUps; run < repeat; ++run) {
+  for (int run = -kWarmUps; run < kSamples; ++run) {
     const double start = Now();
     uint64_t sum = 0;
 #pragma omp parallel for schedule(static) reduction(+ : sum)
     for (int64_t at = 0; at < count; at += kBlock) {
       sum += SumOf(data + at, std::min(kBlock, count - at));
     }
-    const double seconds = Now() - start;
+    const double taken = Now() - start;
     sink = sink + sum;
-    if (run >= 0) rates.push_back(static_cast<double>(buffer.bytes()) / seconds);
+    if (run >= 0) seconds.push_back(taken);
   }
-  return Summarize(std::move(rates));
+  return Summarize(std::move(seconds));
 }
 
-Summary MeasureMatmul(Ops& ops, DType wide, int64_t size, int repeat) {
-  constexpr int64_t kRows = 512;
-  std::vector<float> values = RandomFloats(size * size);
+Summary Rate(const Summary& seconds, double amount) {
+  return {amount / seconds.median, amount / seconds.max, amount / seconds.min};
+}
+
+}  // namespace
+
+absl::StatusOr<MachinePeaks> MeasurePeaks(Ops& ops, DType dtype, int64_t bytes, int64_t size) {
+  const bool on_gpu = ops.queue() != nullptr;
+  const auto read = on_gpu ? MeasureGpuRead(ops, bytes, kSamples) : MeasureRead(bytes);
+  if (!read.ok()) return read.status();
+  if (on_gpu) size = std::max<int64_t>(size, 8192);
+  const int64_t count = on_gpu ? size : 512;
+  std::vector<float> values(static_cast<size_t>(size * size));
+  FillNormal(values.data(), size * size, 1, 0, 1);
   const auto weight = ops.Pack({values.data(), DType::kF32, size, size, size});
-  const auto bytes = static_cast<size_t>(kRows * size) * SizeOf(wide);
-  const Buffer in = ops.Allocate(bytes), out = ops.Allocate(bytes);
-  FillRandom(in, wide, RandomFloats(kRows * size));
-  const MatrixView from{in.data(), wide, kRows, size, size},
-      to{out.data(), wide, kRows, size, size};
-  std::vector<double> rates;
-  for (int run = -kWarmUps; run < repeat; ++run) {
-    const double start = Now();
+  const DType wide = on_gpu ? DType::kBF16 : dtype == DType::kF64 ? dtype : DType::kF32;
+  const Buffer in = RandomRows(ops, wide, count * size, 2), out = ops.Allocate(in.bytes());
+  const MatrixView from{in.data(), wide, count, size, size},
+      to{out.data(), wide, count, size, size};
+  const auto product = MeasureCalls(ops, on_gpu ? 4 : 1, kSamples, [&](int) {
     ops.Linear({.in = from, .weight = *weight, .out = to}, nullptr);
-    const double seconds = Now() - start;
-    if (run >= 0) rates.push_back(2.0 * static_cast<double>(kRows * size * size) / seconds);
+  });
+  if (!product.ok()) return product.status();
+  return MachinePeaks{Rate(*read, static_cast<double>(bytes)),
+                      Rate(*product, 2.0 * static_cast<double>(count * size * size))};
+}
+
+absl::StatusOr<Summary> MeasureCalls(Ops& ops, int calls, int samples,
+                                     const std::function<void(int call)>& work) {
+  if (ops.queue() != nullptr) return MeasureOnGpu(ops, calls, samples, work);
+  std::vector<double> seconds;
+  for (int sample = 0; sample <= samples; ++sample) {
+    const double start = Now();
+    for (int i = 0; i < calls; ++i) work(i);
+    if (sample > 0) seconds.push_back((Now() - start) / calls);
   }
-  return Summarize(std::move(rates));
+  return Summarize(std::move(seconds));
+}
+
+Buffer RandomRows(Ops& ops, DType dtype, int64_t count, uint64_t seed) {
+  std::vector<std::byte> host(static_cast<size_t>(count) * SizeOf(dtype));
+  if (dtype == DType::kBF16) {
+    FillNormal(reinterpret_cast<BFloat16*>(host.data()), count, seed, 0, 1);
+  } else if (dtype == DType::kF64) {
+    FillNormal(reinterpret_cast<double*>(host.data()), count, seed, 0, 1);
+  } else {
+    FillNormal(reinterpret_cast<float*>(host.data()), count, seed, 0, 1);
+  }
+  Buffer rows = ops.Allocate(host.size());
+  ops.CopyToDevice(host.data(), host.size(), rows.data(), nullptr);
+  return rows;
 }
 
 }  // namespace fox

@@ -2,6 +2,9 @@
 // with: reading memory in a stream, and multiplying large matrices through the backend.
 #pragma once
 
+#include <functional>
+
+#include "absl/status/statusor.h"
 #include "kernels/ops.h"
 #include "tests/bench/measurement.h"
 
@@ -12,11 +15,16 @@ struct MachinePeaks {
   Summary flops_per_second;
 };
 
-// Reads a buffer of `bytes` again and again with all threads. Larger than the last-level cache: a
-// stream from memory; smaller: what a working set of that size can be read at.
-Summary MeasureReadBandwidth(int64_t bytes, int repeat);
+// Reads a buffer of `bytes`, larger than the last-level cache, and multiplies rows by a [size,
+// size] weight. `dtype`: of the backend's weights.
+absl::StatusOr<MachinePeaks> MeasurePeaks(Ops& ops, DType dtype, int64_t bytes, int64_t size);
 
-// Multiplies 512 rows by a [size, size] weight of random numbers; `wide`: of the activations.
-Summary MeasureMatmul(Ops& ops, DType wide, int64_t size, int repeat);
+// Seconds of one call of `work`, which gets the call's number, averaged over `calls`; all are made
+// once to warm up. On a GPU they are a graph (MeasureOnGpu).
+absl::StatusOr<Summary> MeasureCalls(Ops& ops, int calls, int samples,
+                                     const std::function<void(int call)>& work);
+
+// Random activations in the backend's memory.
+Buffer RandomRows(Ops& ops, DType dtype, int64_t count, uint64_t seed);
 
 }  // namespace fox

@@ -10,9 +10,8 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "engine/eval/eval_command.h"
 #include "models/model_config.h"
-#include "tests/bench/commands.h"
+#include "tests/bench/bench_session.h"
 #include "tests/bench/random_values.h"
 
 namespace fox {
@@ -22,7 +21,7 @@ constexpr float kForgetting = 1, kRemembering = 9;
 
 struct ModelFlags {
   std::string dir;
-  int64_t layers = 24, hidden_size = 1536, heads = 24, vocab_size = 50277, seed = 0;
+  int64_t layers = 24, hidden_size = 1536, heads = 24, vocab_size = 50277;
 };
 
 // How a tensor's values are sampled.
@@ -46,7 +45,6 @@ absl::Status Parse(const std::vector<std::string>& arguments, ModelFlags& values
   flags.Int("hidden-size", "N", "width of the residual stream", 16, 1 << 16, &values.hidden_size);
   flags.Int("heads", "N", "attention heads", 1, 1024, &values.heads);
   flags.Int("vocab-size", "N", "tokens", 16, 1 << 20, &values.vocab_size);
-  flags.Int("seed", "N", "of the random numbers", 0, 1 << 30, &values.seed);
   if (absl::Status s = ParseOrHelp(flags, arguments, "fox-bench make-model"); !s.ok()) return s;
   return Require(values.dir, "out");
 }
@@ -147,7 +145,7 @@ absl::Status MakeModel(const std::vector<std::string>& arguments) {
   int64_t parameters = 0;
   for (size_t i = 0; i < tensors.size() && out; ++i) {
     values.resize(static_cast<size_t>(tensors[i].size()));
-    FillTensor(tensors[i], (static_cast<uint64_t>(flags.seed) << 32) + i, values.data());
+    FillTensor(tensors[i], i, values.data());
     out.write(reinterpret_cast<const char*>(values.data()),
               static_cast<std::streamsize>(values.size() * sizeof(BFloat16)));
     parameters += tensors[i].size();

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <ctime>
 #include <fstream>
 
 namespace fox {
@@ -12,12 +11,6 @@ namespace fox {
 double Now() {
   const std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
   return now.count();
-}
-
-double ProcessorNow() {
-  timespec now{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 Summary Summarize(std::vector<double> samples) {

@@ -12,9 +12,6 @@ namespace fox {
 
 // Seconds now, of a clock that never jumps.
 double Now();
-// Seconds that this process has computed, on all its threads: a clock that stands while other
-// processes have the processor.
-double ProcessorNow();
 
 struct Summary {
   double median = 0, min = 0, max = 0;
@@ -34,6 +31,7 @@ class BenchReport {
 
   // Facts about the run beside the rows: machine, peaks, load.
   nlohmann::ordered_json& facts() { return facts_; }
+  const nlohmann::ordered_json& rows() const { return rows_; }
   // All of it as JSON into a file; nothing where the name is empty.
   absl::Status Write(const std::string& file) const;
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Writes the report of a model: its loss, what pruning saves on it and what that costs.
 
-Runs `fox-eval perplexity` and `acp` on a text the model has not seen, keeps what they say
-in report/report.json of the model's folder, draws it into report/*.svg (these need matplotlib) and
-writes it up beside the folder's README. --draw makes text and plots again from that JSON. On two
-cores it takes some 15 minutes for the demo model, half of them for the perplexity.
+Runs `fox-eval perplexity` and `acp` on a text the model has not seen, keeps what they say in
+report/report.json of the model's folder and writes it up beside the folder's README; --write does
+so from that JSON alone. On two cores it takes some 15 minutes for the demo model, half of them for
+the perplexity.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ import argparse
 import hashlib
 import json
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODES = ("off", "paper", "certified")
 BOUNDS = MODES[1:]
-COLOURS = {"off": "#888888", "paper": "#d9822b", "certified": "#2b6cb0"}
 ROUNDING = {"f64": 2 ** -53, "f32": 2 ** -24, "bf16": 2 ** -9}
 SWEEP = "-1,-2.5,-5,-7.5,-10,-15,-20,-40"
 Json = dict[str, Any]
@@ -57,35 +56,24 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
-def row(*cells: object) -> str:
-    """One line of a table."""
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
-
-
-def table(head: tuple[str, ...], rows: list[str]) -> list[str]:
-    """A table of rows."""
-    return [row(*head), "|" + "---|" * len(head), *rows]
-
-
-def mean(values: list[float]) -> float:
-    """0 of nothing."""
-    return sum(values) / len(values) if values else 0.0
+def table(*rows: tuple[object, ...]) -> list[str]:
+    """The first row is the head."""
+    lines = ["| " + " | ".join(map(str, cells)) + " |" for cells in rows]
+    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
 
 
 def savings(acp: Json) -> list[str]:
     """Shares of pairs and pages, windows, certificates."""
-    full = acp["tokens"] * 3 / 4
     rows = []
     for mode in MODES:
         result = acp[mode]
-        window, certificate = full, result["max_log_evicted_mass"]
-        if mode != "off":
-            window = acp["mean_window_forgetting"][mode]
-        rows.append(row(mode, percent(result["skipped_share"]), percent(result["evicted_share"]),
-                        f"{window:.0f}",
-                        "none" if certificate is None else f"{certificate:.4f}"))
+        window = (acp["tokens"] * 3 / 4 if mode == "off" else
+                  acp["mean_window_forgetting"][mode])
+        certificate = result["max_log_evicted_mass"]
+        rows.append((mode, percent(result["skipped_share"]), percent(result["evicted_share"]),
+                     f"{window:.0f}", "none" if certificate is None else f"{certificate:.4f}"))
     return table(("ACP", "pairs pruned in prefill", "pages evicted by the end",
-                  "mean window of a head that forgets, tokens", "certificate (log mass)"), rows)
+                  "mean window of a head that forgets, tokens", "certificate (log mass)"), *rows)
 
 
 def bimodality(acp: Json) -> str:
@@ -108,21 +96,21 @@ def sweep(acp: Json) -> list[str]:
         for key, form in (("skipped_share", percent), ("nll_difference", "{:+.1e}".format),
                           ("largest_difference", "{:.1e}".format)):
             cells += [form(point[mode][key]) for mode in BOUNDS]
-        rows.append(row(*cells))
+        rows.append(tuple(cells))
     return table(("log eps", "pairs pruned, paper", "certified", "loss - off, paper", "certified",
-                  "largest change of a token's loss, paper", "certified"), rows)
+                  "largest change of a token's loss, paper", "certified"), *rows)
 
 
 def loss_table(loss: Json) -> list[str]:
     """Mean and largest differences, rounding beside them."""
-    rows = [row("off", f"{loss['nll']['off']:.6f}", "", "")]
+    rows = [("off", f"{loss['nll']['off']:.6f}", "", "")]
     names = {"paper": "paper", "certified": "certified",
              "rounding": "off, matrix products summed in another order"}
     for key, name in names.items():
         difference = loss["difference"][key]
-        rows.append(row(name, f"{loss['nll'][key]:.6f}" if key in loss["nll"] else "",
-                        f"{difference['mean']:+.1e}", f"{difference['largest']:.1e}"))
-    return table(("ACP", "loss, nats a token", "mean difference", "largest of a token"), rows)
+        rows.append((name, f"{loss['nll'][key]:.6f}" if key in loss["nll"] else "",
+                     f"{difference['mean']:+.1e}", f"{difference['largest']:.1e}"))
+    return table(("ACP", "loss, nats a token", "mean difference", "largest of a token"), *rows)
 
 
 def loss_verdict(loss: Json, dtype: str) -> str:
@@ -163,156 +151,24 @@ def text_of(report: Json) -> str:
         ["## Heads are local or global"],
         [bimodality(acp) + " The share is that of pages evicted over pages written, averaged over "
          "the sequence."],
-        ["![Heads by pruned share](report/heads.svg)"],
-        ["## Boundaries"],
-        ["Where each head's window starts under the certified bound. A line on the diagonal keeps "
-         "almost nothing, a line at zero everything."],
-        ["![Window starts by layer](report/boundaries.svg)"],
-        ["Both bounds, for four heads:"],
-        ["![Window starts of four heads](report/bounds.svg)"],
         ["## Savings and loss by eps"],
         [f"The same {acp['tokens']} tokens, loss against no pruning in nats."],
         sweep(acp),
-        ["![Savings and loss by eps](report/sweep.svg)"],
-        ["## Loss by position"],
+        ["## What pruning costs"],
         [f"{windows} windows of {loss['window']} tokens, each from an empty context. "
          + loss_verdict(loss, perplexity["dtype"])],
         loss_table(loss),
-        ["![Loss by position](report/loss.svg)"],
         ["## Again"],
         ["    python3 tests/bench/model_report.py --model models/demo --text FILE \\\n"
          f"        --device {report['device']} --tokens {loss['window']} --windows {windows}"]]
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
-def wrapped(text: str, width: int = 100) -> str:
-    """Prose broken at `width`; tables, headings and code stay."""
-    lines = []
-    for line in text.split("\n"):
-        if line.startswith(("|", "#", " ", "!")):
-            lines.append(line)
-            continue
-        current = ""
-        for word in line.split(" "):
-            if current and len(current) + 1 + len(word) > width:
-                lines.append(current)
-                current = word
-            else:
-                current = f"{current} {word}" if current else word
-        lines.append(current)
-    return "\n".join(lines)
-
-
-def draw_heads(figure: Any, acp: Json) -> None:
-    """The histogram of pruned shares, and the windows of all heads in order."""
-    left, right = figure.subplots(1, 2)
-    for i, mode in enumerate(BOUNDS):
-        counts = acp[mode]["histogram"]
-        left.bar([0.05 + 0.1 * b + 0.04 * (i - 0.5) for b in range(len(counts))], counts, 0.04,
-                 color=COLOURS[mode], label=mode)
-        windows = sorted(head[mode]["mean_window"] for head in acp["heads"])
-        right.plot(windows, color=COLOURS[mode], label=mode)
-    left.set_xlabel("share of pages pruned")
-    left.set_ylabel("heads")
-    right.set_yscale("log")
-    right.set_xlabel("heads, in order")
-    right.set_ylabel("mean window, tokens")
-    left.legend(frameon=False)
-
-
-def boundary(head: Json, pages: int) -> tuple[list[int], list[int]]:
-    """Position and window start at each page end, in tokens."""
-    first = head["first_live"]
-    return [pages * (p + 1) for p in range(len(first))], [pages * value for value in first]
-
-
-def draw_boundaries(figure: Any, acp: Json) -> None:
-    """One panel a layer."""
-    count = 1 + max(head["layer"] for head in acp["heads"])
-    columns = min(count, 5)
-    panels = figure.subplots((count + columns - 1) // columns, columns, sharex=True, sharey=True,
-                             squeeze=False)
-    for panel in panels.flat[count:]:
-        panel.set_axis_off()
-    for head in acp["heads"]:
-        panel = panels.flat[head["layer"]]
-        panel.plot(*boundary(head["certified"], acp["page_tokens"]), linewidth=0.8)
-        panel.set_title(f"layer {head['layer']}", fontsize=8)
-
-
-def draw_bounds(figure: Any, acp: Json) -> None:
-    """Both bounds for four heads."""
-    heads = sorted(acp["heads"], key=lambda head: head["certified"]["mean_window"])
-    gain = max(heads, key=lambda h: h["paper"]["mean_window"] - h["certified"]["mean_window"])
-    chosen = {"most local": heads[0], "median": heads[len(heads) // 2], "largest gain": gain,
-              "most global": heads[-1]}
-    panels = figure.subplots(1, 4, sharex=True, sharey=True)
-    for panel, (name, head) in zip(panels, chosen.items()):
-        for mode in BOUNDS:
-            panel.plot(*boundary(head[mode], acp["page_tokens"]), color=COLOURS[mode], label=mode)
-        panel.set_title(f"{name}: {head['layer']}.{head['head']}", fontsize=8)
-    panels[0].legend(frameon=False, fontsize=7)
-    panels[0].set_ylabel("window start")
-
-
-def draw_sweep(figure: Any, acp: Json) -> None:
-    """Pruned pairs, and the largest change of a token's loss."""
-    left, right = figure.subplots(1, 2)
-    for mode in BOUNDS:
-        eps = [point["log_tolerance"] for point in acp["sweep"]]
-        left.plot(eps, [100 * point[mode]["skipped_share"] for point in acp["sweep"]], marker="o",
-                  color=COLOURS[mode], label=mode)
-        change = [(e, point[mode]["largest_difference"]) for e, point in zip(eps, acp["sweep"])
-                  if point[mode]["largest_difference"] > 0]
-        if change:
-            right.plot(*zip(*change), marker="o", color=COLOURS[mode], label=mode)
-    rounding = acp["loss"]["difference"]["rounding"]["largest"]
-    if rounding > 0:
-        right.axhline(rounding, color=COLOURS["off"], linestyle="--", label="rounding")
-    left.set_ylabel("pairs pruned, %")
-    right.set_ylabel("largest change of a loss, nats")
-    right.set_yscale("log")
-    for axes in (left, right):
-        axes.set_xlabel("log eps")
-        axes.legend(frameon=False, fontsize=7)
-
-
-def draw_loss(figure: Any, acp: Json) -> None:
-    """Three curves that should be one, and their differences."""
-    left, right = figure.subplots(1, 2)
-    buckets = acp["loss"]["by_position"]
-    middle = [(bucket["first"] + bucket["end"]) / 2 for bucket in buckets]
-    for mode, width in zip(MODES, (4, 2.5, 1)):
-        left.plot(middle, [bucket[mode] for bucket in buckets], color=COLOURS[mode], label=mode,
-                  linewidth=width)
-    for mode in BOUNDS:
-        right.plot(middle, [bucket[mode] - bucket["off"] for bucket in buckets],
-                   color=COLOURS[mode], label=mode)
-    left.set_ylabel("loss, nats a token")
-    right.set_ylabel("loss - off")
-    for axes in (left, right):
-        axes.set_xlabel("position")
-        axes.legend(frameon=False, fontsize=7)
-
-
-def draw(report: Json, folder: pathlib.Path) -> None:
-    """All figures, coordinates to a tenth of a point."""
-    import matplotlib
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "foxserve",
-                                "font.size": 8, "axes.grid": True, "grid.alpha": 0.3})
-    figures = {"heads": (draw_heads, (6.4, 2.4)), "boundaries": (draw_boundaries, (7.2, 3.2)),
-               "bounds": (draw_bounds, (7.2, 2.0)), "sweep": (draw_sweep, (6.4, 2.4)),
-               "loss": (draw_loss, (6.4, 2.4))}
-    for name, (fill, size) in figures.items():
-        figure = pyplot.figure(figsize=size, layout="constrained")
-        fill(figure, report["acp"])
-        path = folder / f"{name}.svg"
-        figure.savefig(path, metadata={"Date": None})
-        pyplot.close(figure)
-        text = path.read_text(encoding="utf-8")
-        path.write_text(re.sub(r"(?<=\d\.\d)\d+(?=[ \"\n])", "", text), encoding="utf-8")
+def wrapped(text: str) -> str:
+    """Prose broken at 100 columns; tables, headings and code stay."""
+    return "\n".join(line if line.startswith(("|", "#", " ", "!")) else
+                     textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False)
+                     for line in text.split("\n"))
 
 
 def main() -> int:
@@ -325,24 +181,20 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=8192, help="of a window")
     parser.add_argument("--windows", type=int, default=8, help="whose loss is measured")
     parser.add_argument("--perplexity-windows", type=int, default=0, help="0: the whole text")
-    parser.add_argument("--draw", action="store_true", help="measures nothing")
+    parser.add_argument("--write", action="store_true", help="measures nothing")
     arguments = parser.parse_args()
-    if not arguments.draw and arguments.text is None:
+    if not arguments.write and arguments.text is None:
         parser.error("--text is required")
     folder = arguments.model / "report"
     folder.mkdir(exist_ok=True)
     stored = folder / "report.json"
-    if arguments.draw:
+    if arguments.write:
         report = json.loads(stored.read_text(encoding="utf-8"))
     else:
         report = measure(arguments)
         stored.write_text(json.dumps(report, separators=(",", ":")) + "\n", encoding="utf-8")
     text = wrapped(text_of(report))
     (arguments.model / "REPORT.md").write_text(text, encoding="utf-8")
-    try:
-        draw(report, folder)
-    except ImportError:
-        print("no matplotlib here: no plots", file=sys.stderr)
     return 0
 
 

@@ -11,11 +11,10 @@ absl::Status NoGpu() {
 
 }  // namespace
 
-std::unique_ptr<OpClock> MakeGpuClock(Ops&) { return nullptr; }
 absl::StatusOr<Summary> MeasureOnGpu(Ops&, int, int, const std::function<void(int)>&) {
   return NoGpu();
 }
-absl::StatusOr<GpuPeaks> MeasureGpuPeaks(Ops&, int64_t, int64_t, int) { return NoGpu(); }
+absl::StatusOr<Summary> MeasureGpuRead(Ops&, int64_t, int) { return NoGpu(); }
 nlohmann::ordered_json GpuFacts() { return nlohmann::ordered_json::object(); }
 absl::Status BenchAttention(BenchSession&) { return NoGpu(); }
 

@@ -10,6 +10,14 @@ namespace {
 
 constexpr int kTable = 1 << 16;
 
+// splitmix64's output function: a good hash of a counter.
+constexpr uint64_t Mix(uint64_t z) {
+  z = (z + 0x9e3779b97f4a7c15u);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
 const std::vector<float>& NormalTable() {
   static const std::vector<float> table = [] {
     std::mt19937_64 random(1);
@@ -21,8 +29,10 @@ const std::vector<float>& NormalTable() {
   return table;
 }
 
+}  // namespace
+
 template <typename T>
-void Fill(T* out, int64_t count, uint64_t seed, float mean, float scale) {
+void FillNormal(T* out, int64_t count, uint64_t seed, float mean, float scale) {
   const float* table = NormalTable().data();
   const uint64_t start = Mix(seed);
 #pragma omp parallel for schedule(static)
@@ -35,14 +45,8 @@ void Fill(T* out, int64_t count, uint64_t seed, float mean, float scale) {
   }
 }
 
-}  // namespace
-
-void FillNormal(BFloat16* out, int64_t count, uint64_t seed, float mean, float scale) {
-  Fill(out, count, seed, mean, scale);
-}
-
-void FillNormal(float* out, int64_t count, uint64_t seed, float mean, float scale) {
-  Fill(out, count, seed, mean, scale);
-}
+template void FillNormal(BFloat16*, int64_t, uint64_t, float, float);
+template void FillNormal(float*, int64_t, uint64_t, float, float);
+template void FillNormal(double*, int64_t, uint64_t, float, float);
 
 }  // namespace fox

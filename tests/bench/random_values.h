@@ -9,16 +9,9 @@
 
 namespace fox {
 
-// splitmix64's output function: a good hash of a counter.
-constexpr uint64_t Mix(uint64_t z) {
-  z = (z + 0x9e3779b97f4a7c15u);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-
-// mean + scale * x, x sampled from a table of 65536 standard normal numbers. With all threads.
-void FillNormal(BFloat16* out, int64_t count, uint64_t seed, float mean, float scale);
-void FillNormal(float* out, int64_t count, uint64_t seed, float mean, float scale);
+// mean + scale * x, x sampled from a table of 65536 standard normal numbers. With all threads. T is
+// BFloat16, float or double.
+template <typename T>
+void FillNormal(T* out, int64_t count, uint64_t seed, float mean, float scale);
 
 }  // namespace fox

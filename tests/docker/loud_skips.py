@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 import sys
 import unittest
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+METRICS = "".join(path.read_text() for path in sorted((ROOT / "server/metrics").glob("*.cc")))
 SKIPPED = 77  # ctest's SKIP_RETURN_CODE
 
 
 def build_folder() -> pathlib.Path:
     """The build tree, which ctest gives as the only argument."""
     return pathlib.Path(sys.argv[1]).resolve()
+
+
+def optional(module: str) -> Any:
+    """A module that may be missing: None."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
 
 
 def main() -> int:

@@ -305,7 +305,7 @@ Feed FeedOf(Request first, Request second, bool is_over) {
   return feed;
 }
 
-// Times are for `fox-bench salts`; here is what they come from.
+// So its time tells nothing of what the other salt has cached.
 TEST(EnginePrefixTest, APromptOfAnotherSaltIsFedAsAFreshOne) {
   std::mt19937_64 rng(8);
   const auto known = RandomTokens(300, kModel.vocab, rng);

@@ -2,10 +2,10 @@
 """Puts another checkpoint into models/demo, and makes anew what depends on its weights.
 
 In this order: the weights and config.json; tests/golden/dev_books_a (make_demo_answer.py);
-models/demo/REPORT.md with its JSON and plots (tests/bench/model_report.py, which needs a build of
-fox-eval, a text not trained on, and matplotlib); the part `books` of tests/bench/results/h200.json
-and the rows judged by it. Sizes and tokenizer must be those of the model that is there: the ids of
-prompts and the shapes that tests name stay. What is left to people is listed at the end.
+models/demo/REPORT.md with its JSON (tests/bench/model_report.py, which needs a build of fox-eval
+and a text not trained on); the part `books` of tests/bench/results/h200.json and the rows judged by
+it. Sizes and tokenizer must be those of the model that is there: the ids of prompts and the shapes
+that tests name stay. What is left to people is listed at the end.
 """
 
 from __future__ import annotations
@@ -69,20 +69,6 @@ def install(new: pathlib.Path) -> None:
     shutil.copyfile(new / "config.json", DEMO / "config.json")
 
 
-def judge_pages(build: pathlib.Path) -> None:
-    """Measures the part `books` of the GPU's results, which runs on a CPU, and prints its rows."""
-    sys.path.insert(0, str(ROOT / "tests/bench"))
-    import gpu_bench
-    import judge
-    bench = gpu_bench.Bench(argparse.Namespace(
-        build=build, limit=600, fresh=False, suite="serving", small=False,
-        books_text=DEMO / "prompt_long.txt", out=ROOT / "tests/bench/results/h200.json"))
-    bench.report["parts"]["books"] = gpu_bench.books(bench)
-    bench.save()
-    shutil.rmtree(bench.scratch)
-    print(judge.as_table([row for row in bench.report["judged"] if "demo model" in row["row"]]))
-
-
 def main() -> int:
     """Runs every step; the first that fails ends it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -92,13 +78,14 @@ def main() -> int:
     arguments, report_flags = parser.parse_known_args()
     check(arguments.new)
     install(arguments.new)
+    build = str(arguments.build.resolve())
     for command in (["tests/golden/make_demo_answer.py"],
-                    ["tests/bench/model_report.py", "--build", str(arguments.build.resolve()),
-                     "--text", str(arguments.text.resolve()), *report_flags]):
+                    ["tests/bench/model_report.py", "--build", build, "--text",
+                     str(arguments.text.resolve()), *report_flags],
+                    ["tests/bench/gpu_bench.py", build, "--only", "books", "--out",
+                     "tests/bench/results/h200.json"]):
         print("==> " + " ".join(command), flush=True)
         subprocess.run([sys.executable, "-B", *command], cwd=ROOT, check=True)
-    print("==> pages of the demo model", flush=True)
-    judge_pages(arguments.build.resolve())
     print(REMAINS)
     return 0
 

@@ -2,12 +2,16 @@
 """Attention peers on one GPU: what a PyTorch user can have today for the same inputs.
 
 cuDNN's SDPA (no forget gate), FlexAttention with the gate as score_mod and, for ACP, a block mask
-made from the gates (making it is not counted), and the official Triton kernel with and without
-ACP. Prefill of 65536 tokens, and one decode row.
+made from the gates (making it is not counted), flash-linear-attention (fla-core), and the official
+Triton kernel with and without ACP. Prefill of 65536 tokens. A row says a time, or why there is
+none; an output that differs from the official one is a failure.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 from collections.abc import Callable
 
 import torch
@@ -16,10 +20,12 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+import calls
 import inputs
 
 TOKENS = 65536  # of all sequences together
 BLOCK = 128  # of FlexAttention's mask
+LARGEST_ERROR = 2e-2  # bf16 gives a few 1e-3
 # Every case is compiled for itself; past the limit PyTorch would silently run uncompiled.
 torch._dynamo.config.recompile_limit = 64  # pylint: disable=protected-access
 compiled_flex = torch.compile(flex_attention, dynamic=False)
@@ -31,7 +37,7 @@ def causal(_b: torch.Tensor, _h: torch.Tensor, row: torch.Tensor, key: torch.Ten
     return row >= key
 
 
-def block_mask(c: torch.Tensor, threshold: float | None) -> BlockMask:
+def block_mask(c: torch.Tensor, threshold: float) -> BlockMask:
     """Blocks that hold a kept pair: c falls, so a block's first row and last key decide.
 
     c: [batch, heads, tokens], cumulative log gates. Blocks below the diagonal need no mask inside:
@@ -40,10 +46,8 @@ def block_mask(c: torch.Tensor, threshold: float | None) -> BlockMask:
     batch, heads, tokens = c.shape
     blocks = tokens // BLOCK
     below = torch.ones(blocks, blocks, dtype=torch.bool, device="cuda").tril(-1)
-    full = below.expand(batch, heads, blocks, blocks)
-    if threshold is not None:
-        decay = c[:, :, ::BLOCK, None] - c[:, :, None, BLOCK - 1::BLOCK]
-        full = full & (decay >= threshold)
+    decay = c[:, :, ::BLOCK, None] - c[:, :, None, BLOCK - 1::BLOCK]
+    full = below.expand(batch, heads, blocks, blocks) & (decay >= threshold)
     diagonal = torch.eye(blocks, dtype=torch.bool, device="cuda").expand_as(full)
 
     def lists(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,8 +59,8 @@ def block_mask(c: torch.Tensor, threshold: float | None) -> BlockMask:
 
 
 def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_gates: torch.Tensor,
-         threshold: float | None, backend: str | None = None) -> Callable[[], torch.Tensor]:
-    """A call of FlexAttention with the forget gate; FLASH is its backend of FlashAttention-4."""
+         threshold: float) -> Callable[[], torch.Tensor]:
+    """A call of FlexAttention with the forget gate."""
     c = log_gates.double().cumsum(-1).float()
     mask = block_mask(c, threshold)
 
@@ -64,16 +68,31 @@ def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_gates: torch.Ten
                 key: torch.Tensor) -> torch.Tensor:
         return score + c[b, h, row] - c[b, h, key]
 
-    options = {"BACKEND": backend} if backend else None
-    return lambda: compiled_flex(q, k, v, score_mod=decayed, block_mask=mask,
-                                 kernel_options=options)
+    return lambda: compiled_flex(q, k, v, score_mod=decayed, block_mask=mask)
+
+
+def fla(*tensors: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A call of FLA's parallel_attn with the gate; it prunes nothing."""
+    os.environ["FLA_TILELANG"] = "0"  # read at every call
+    parallel_attn = importlib.import_module("fla.ops.attn").parallel_attn
+    token_first = [x.transpose(1, 2).contiguous() for x in tensors]
+    return lambda: parallel_attn(*token_first).transpose(1, 2)
+
+
+def checked_seconds(call: Callable[[], torch.Tensor], exact: torch.Tensor | None) -> float:
+    """Median seconds of a call whose output is the exact one, where that is known."""
+    if exact is not None:
+        error = ((call().float() - exact).norm() / exact.norm()).item()
+        if not error < LARGEST_ERROR:  # NaN too
+            raise ValueError(f"the output differs from the official one by {error:.2g}")
+    return inputs.gpu_seconds(call)
 
 
 def prefill(results: inputs.Results, heads: int, head_dim: int, tokens: int,
-            official: bool) -> None:
+            has_official: bool) -> None:
     """All peers on whole prompts."""
     batch = TOKENS // tokens
-    q, k, v, log_gates = inputs.attention_inputs(batch, heads, head_dim, tokens, tokens)
+    q, k, v, log_gates = tensors = inputs.attention_inputs(batch, heads, head_dim, tokens, tokens)
     threshold = inputs.paper_threshold(head_dim, tokens)
     case = dict(bench="peer_attention", kind="prefill", heads=heads, head_dim=head_dim,
                 tokens=tokens, batch_size=batch)
@@ -84,51 +103,28 @@ def prefill(results: inputs.Results, heads: int, head_dim: int, tokens: int,
                 lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
 
     results.attempt(cudnn, **case, peer="cudnn", acp="no gate")
-    if official:
-        from forgetting_transformer.ops.forgetting_attention import forgetting_attention
-        for acp, bound in (("off", None), ("paper", threshold)):
-            results.attempt(lambda bound=bound: inputs.gpu_seconds(lambda: forgetting_attention(
-                q, k, v, log_gates, head_first=True, adaptive_threshold=bound)),
-                **case, peer="official", acp=acp)
+    for acp in ("off", "paper") if has_official else ():
+        call = calls.official(acp, threshold)
+        results.attempt(lambda call=call: inputs.gpu_seconds(lambda: call(*tensors)),
+                        **case, peer="official", acp=acp)
     if tokens > 16384:
         return
-    for acp, bound in (("paper", threshold), ("off", None)):
-        results.attempt(lambda bound=bound: inputs.gpu_seconds(flex(q, k, v, log_gates, bound)),
-                        **case, peer="flex", acp=acp)
-    if official:
-        exact = forgetting_attention(q, k, v, log_gates, head_first=True).float()
-        error = (flex(q, k, v, log_gates, threshold)().float() - exact).norm() / exact.norm()
-        results.row(bench="peer_check", heads=heads, head_dim=head_dim,
-                    flex_against_official=error.item())
-
-
-def decode(results: inputs.Results, batch: int, tokens: int, official: bool) -> None:
-    """One row for each sequence."""
-    q, k, v, log_gates = inputs.attention_inputs(batch, 24, 64, 1, tokens)
-    case = dict(bench="peer_attention", kind="decode", heads=24, head_dim=64, tokens=tokens,
-                batch_size=batch)
-    results.attempt(lambda: inputs.gpu_seconds(
-        lambda: F.scaled_dot_product_attention(q, k, v)), **case, peer="sdpa", acp="no gate")
-    if not official:
-        return
-    from forgetting_transformer.ops.forgetting_attention import forgetting_attention
-    for acp, bound in (("off", None), ("paper", inputs.paper_threshold(64, tokens))):
-        results.attempt(lambda bound=bound: inputs.gpu_seconds(lambda: forgetting_attention(
-            q, k, v, log_gates, head_first=True, adaptive_threshold=bound)),
-            **case, peer="official", acp=acp)
+    exact = calls.official("off", threshold)(*tensors).float() if has_official else None
+    for peer, acp, make in (("flex", "paper", lambda: flex(*tensors, threshold)),
+                            ("fla-triton", "off", lambda: fla(*tensors))):
+        results.attempt(lambda make=make: checked_seconds(make(), exact), **case, peer=peer,
+                        acp=acp)
 
 
 def main() -> None:
     """Runs everything."""
-    arguments = inputs.parse_arguments()
-    torch.manual_seed(0)
-    results = inputs.Results(arguments.json)
-    official = inputs.use_official(arguments.official_repo)
+    arguments, results = inputs.start()
+    has_official = inputs.use_official(arguments.official_repo)
+    if arguments.peer_packages:  # behind what is installed
+        sys.path.append(os.path.abspath(arguments.peer_packages))
     with torch.no_grad():
         for heads, head_dim, tokens in ((24, 64, 16384), (16, 128, 16384), (24, 64, 65536)):
-            prefill(results, heads, head_dim, tokens, official)
-        for batch in (1, 32):
-            decode(results, batch, 16384, official)
+            prefill(results, heads, head_dim, tokens, has_official)
 
 
 if __name__ == "__main__":

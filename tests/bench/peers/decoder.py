@@ -101,9 +101,7 @@ class Decoder:
 
 def main() -> None:
     """The configurations that ours are judged by first."""
-    arguments = inputs.parse_arguments()
-    torch.manual_seed(0)
-    results = inputs.Results(arguments.json)
+    _, results = inputs.start()
     weights = inputs.random_weights()
     for batch, context in ((1, 4096), (32, 16384), (1, 16384), (32, 4096)):
         def measure(batch: int = batch, context: int = context) -> float:

@@ -51,21 +51,21 @@ class Results:
         torch.cuda.empty_cache()
 
 
-def parse_arguments(parser: argparse.ArgumentParser | None = None) -> argparse.Namespace:
-    """Flags that all peers take, and those that `parser` has already."""
+def start(parser: argparse.ArgumentParser | None = None) -> tuple[argparse.Namespace, Results]:
+    """Seeds, and gives the results' place and the flags that all peers take beside `parser`'s."""
     parser = parser or argparse.ArgumentParser()
     parser.add_argument("--json", help="where to write rows, one a line")
-    parser.add_argument("--official-repo", default=os.environ.get("FOX_OFFICIAL_REPO"),
-                        help="a checkout of zhixuan-lin/forgetting-transformer")
-    parser.add_argument("--peer-packages", default=os.environ.get("FOX_PEER_PACKAGES"),
-                        help="a folder to import the packages of attention_libraries.py from")
-    return parser.parse_args()
+    parser.add_argument("--official-repo", help="a checkout of zhixuan-lin/forgetting-transformer")
+    parser.add_argument("--peer-packages", help="a folder to import fla-core from")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    return arguments, Results(arguments.json)
 
 
 def use_official(repo: str | None) -> bool:
     """Makes the official package importable; False when there is no checkout."""
     if not repo or not os.path.isdir(os.path.join(repo, "src", "forgetting_transformer")):
-        print("no checkout of the official repository: FOX_OFFICIAL_REPO", file=sys.stderr)
+        print("no checkout of the official repository: --official-repo", file=sys.stderr)
         return False
     sys.path.insert(0, os.path.join(repo, "src"))
     return True

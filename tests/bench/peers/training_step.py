@@ -9,7 +9,6 @@ for the forget gates: biases such that three heads of four forget, as in the oth
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 import tempfile
 from typing import Any
@@ -18,12 +17,12 @@ import torch
 
 import inputs
 import official
-import training_calls as calls
+import calls
 
 TOKENS = 16384
 # What attends, under which bound.
-RUNS = (("ours", "paper"), ("official", "paper"), ("ours, told U", "paper"), ("ours", "certified"),
-        ("official", "off"), ("ours", "off"))
+RUNS = (("ours", "paper"), ("official", "paper"), ("ours", "certified"), ("official", "off"),
+        ("ours", "off"))
 
 
 def bimodal_gates(model: torch.nn.Module) -> None:
@@ -37,16 +36,6 @@ def bimodal_gates(model: torch.nn.Module) -> None:
 def certified_op(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
     """Our op as the model calls it, the certified bound in place of the paper's."""
     return calls.our_op()(*tensors, **{**options, **calls.bound_options("certified", None)})
-
-
-def told_op(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Our op as the model calls it, also told U, the largest logit that QK-norm's weights allow.
-
-    The model's threshold is log eps - (2U + log T).
-    """
-    threshold, tokens = options["adaptive_threshold"], tensors[1].shape[2]
-    largest = (inputs.LOG_TOLERANCE - math.log(tokens) - threshold) / 2
-    return calls.our_op()(*tensors, **options, max_logit=largest)
 
 
 def measure(results: inputs.Results, folder: str) -> None:
@@ -75,7 +64,6 @@ def measure(results: inputs.Results, folder: str) -> None:
         try:
             modeling.forgetting_attention = (
                 official_op if impl == "official" else
-                told_op if impl == "ours, told U" else
                 certified_op if acp == "certified" else calls.our_op())
             official.use_bound(model, "off" if acp == "off" else "paper")
             torch.cuda.reset_peak_memory_stats()
@@ -89,11 +77,9 @@ def measure(results: inputs.Results, folder: str) -> None:
 
 def main() -> None:
     """Runs everything."""
-    arguments = inputs.parse_arguments()
-    results = inputs.Results(arguments.json)
+    arguments, results = inputs.start()
     if not inputs.use_official(arguments.official_repo):
         return
-    torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         measure(results, official.edited_copy(arguments.official_repo, folder))
 

@@ -1,4 +1,4 @@
-"""The attention calls that the training benchmark compares, behind one signature.
+"""The attention calls that benchmarks compare, behind one signature.
 
 A call takes q, k, v [batch, heads, tokens, head_dim] and log gates [batch, heads, tokens].
 """
@@ -62,16 +62,3 @@ def training_inputs(batch: int, heads: int, head_dim: int,
     tensors = [x.requires_grad_() for x in
                inputs.attention_inputs(batch, heads, head_dim, tokens, tokens)]
     return tensors, torch.randn_like(tensors[0])
-
-
-def forward_seconds(call: Call, tensors: list[torch.Tensor]) -> float:
-    """Median seconds of a forward call that keeps what its backward needs."""
-    return inputs.gpu_seconds(lambda: call(*tensors))
-
-
-def backward_seconds(call: Call, tensors: list[torch.Tensor], d_out: torch.Tensor,
-                     wanted: int = 4) -> float:
-    """Median seconds of the gradients of the first `wanted` inputs, into fresh tensors."""
-    out = call(*tensors)
-    return inputs.gpu_seconds(lambda: torch.autograd.grad(out, tensors[:wanted], d_out,
-                                                          retain_graph=True))

@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Writes the tables of tests/bench/README.md from JSONs of gpu_bench.py: each between the lines
+`<!-- NAME-results -->` and `<!-- /NAME-results -->`."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import judge
+import judge_memory
+from judge import MODES, Measurements
+
+README = pathlib.Path(__file__).resolve().parent / "README.md"
+PEERS = (("official", "off", "official"), ("official", "paper", "official with ACP"),
+         ("cudnn", "no gate", "cuDNN without gate"), ("flex", "paper", "FlexAttention with ACP"),
+         ("fla-triton", "off", "FLA"))
+
+
+def shown(value: float | None, scale: float = 1e3) -> str:
+    """Three significant digits, or a dash."""
+    if value is None:
+        return "-"
+    value *= scale
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def line(what: str, ours: list[float | None], peers: list[tuple[str, float | None]] | None = None,
+         scale: float = 1e3) -> Iterator[str]:
+    """A row of the three bounds and of the peers that were measured; none where nothing was."""
+    if any(ours):
+        beside = "; ".join(f"{name} {shown(seconds)}" for name, seconds in peers or () if seconds)
+        yield f"| {what} | " + " | ".join(shown(value, scale) for value in ours) + f" | {beside} |"
+
+
+def serving(m: Measurements) -> Iterator[str]:
+    """Kernel times, the whole model, and the longest prompt, which fits by eviction alone."""
+    for heads, head_dim, tokens in ((24, 64, 16384), (16, 128, 16384), (24, 64, 65536)):
+        case = dict(kind="prefill", heads=heads, head_dim=head_dim, tokens=tokens)
+        yield from line(
+            f"attention, {heads} heads of {head_dim}, {tokens // 1024}k",
+            [m.seconds(bench="attention", acp=acp, **case) for acp in MODES],
+            [(what, m.seconds(bench="peer_attention", peer=peer, acp=acp, **case))
+             for peer, acp, what in PEERS])
+    lengths = [dict(bench="prefill", length=length) for length in (4096, 16384, 65536)]
+    for case in lengths:
+        yield from line(f"prefill {case['length'] // 1024}k",
+                        [m.seconds(acp=acp, **case) for acp in MODES],
+                        [("official with ACP", m.seconds(bench="peer_prefill", acp="paper",
+                                                         length=case["length"]))])
+    for context in (4096, 16384):
+        for batch in (1, 8, 32):
+            case = dict(context=context, batch_size=batch)
+            yield from line(
+                f"decode step B={batch}, {context // 1024}k",
+                [m.seconds(bench="decode", graphs=True, acp=acp, **case) for acp in MODES],
+                [("torch.compile", m.seconds(bench="peer_decode", **case))])
+    for case in lengths:
+        yield from line(f"KV of one sequence at {case['length'] // 1024}k, GB",
+                        [m.value("live_bytes", acp=acp, **case) for acp in MODES], scale=1e-9)
+    served = m.find(bench="serve", prompt_tokens=judge.MILLION, completed=1)
+    for what, value, scale in (
+            ("to the first token", served.get("time_to_first_token", {}).get("p50"), 1e3),
+            ("a token behind it", judge.seconds_of_a_token(served), 1e3),
+            ("its KV at most, GB", served.get("most_kept_bytes"), 1e-9)):
+        yield from line(f"one prompt of {judge.MILLION:,} tokens, {what}", [None, None, value],
+                        scale=scale)
+
+
+def training(m: Measurements) -> Iterator[str]:
+    """Attention at 16k, then the whole step."""
+    for name, shape in (("24 heads of 64", judge.D64), ("16 heads of 128", judge.D128)):
+        for kind, deterministic in (("forward", False), ("backward", False), ("backward", True)):
+            case = dict(bench="training_attention", kind=kind, deterministic=deterministic, **shape)
+            yield from line(f"{kind}{', deterministic' if deterministic else ''}, {name}",
+                            [m.seconds(impl="ours", acp=acp, **case) for acp in MODES],
+                            [(what, m.seconds(impl=impl, acp=acp, **case))
+                             for impl, acp, what in PEERS])
+    case = dict(bench="training_step")
+    yield from line("training step of the official 760M Pro",
+                    [m.seconds(impl="ours", acp=acp, **case) for acp in MODES],
+                    [(what, m.seconds(impl=impl, acp=acp, **case)) for impl, acp, what in PEERS])
+
+
+def memory(m: Measurements) -> Iterator[str]:
+    """The judged rows, with their limits."""
+    for judged in judge_memory.judged_rows(m):
+        sign = {"most": "<= ", "least": ">= ", "is": ""}[judged["at"]]
+        must, aim = (f"{sign}{judged[key]:.3g}" if judged[key] is not None else ""
+                     for key in ("must", "aim"))
+        value = "-" if judged["value"] is None else f"{judged['value']:.3g} {judged['unit']}"
+        yield f"| {judged['row']} | {value} | {must} | {aim} | {judged['note']} |"
+
+
+# The name of a table: its results, its head, its lines.
+BOUNDS = "off | paper | certified | peers in the same run |\n|---|---|---|---|---|"
+TABLES = {"gpu": ("h200.json", "| what, ms | " + BOUNDS, serving),
+          "memory": ("memory_h200.json",
+                     "| what | measured | must | aim | |\n|---|---|---|---|---|", memory),
+          "training": ("h200_training.json", "| what at 16k, ms | " + BOUNDS, training)}
+
+
+def table(name: str, report: dict[str, Any]) -> str:
+    """One table in Markdown."""
+    _, head, lines = TABLES[name]
+    return "\n".join([head, *lines(Measurements(report))])
+
+
+def rewritten(readme: str) -> str:
+    """The text with all its tables made anew."""
+    for name, (results, *_) in TABLES.items():
+        begin, end = f"<!-- {name}-results -->\n", f"\n<!-- /{name}-results -->"
+        report = json.loads((README.parent / "results" / results).read_text(encoding="utf-8"))
+        before, rest = readme.split(begin)
+        readme = before + begin + table(name, report) + end + rest.split(end)[1]
+    return readme
+
+
+if __name__ == "__main__":
+    README.write_text(rewritten(README.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.exit(0)
