@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pathlib
-import shutil
 import subprocess
-
-OPENSSL = shutil.which("openssl")
 
 
 def openssl(*arguments: object) -> None:
     """Runs it; its complaint is the exception's."""
-    done = subprocess.run([str(OPENSSL), *map(str, arguments)], capture_output=True, text=True,
+    done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True,
                           timeout=60, check=False)
     if done.returncode != 0:
         raise RuntimeError(done.stderr)

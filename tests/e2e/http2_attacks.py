@@ -127,12 +127,14 @@ def is_serving(address, timeout=20.0):
 
 
 class Victim(threading.Thread):
-    """A polite client: one health check after the other on one connection."""
+    """A polite client that was there before: one health check after the other on one connection."""
 
     def __init__(self, address):
         super().__init__(daemon=True)
         self.address, self.seconds, self.errors, self.ended = address, [], 0, False
+        self.served = threading.Event()
         self.start()
+        self.served.wait(20)
 
     def run(self):
         connection = None
@@ -147,6 +149,7 @@ class Victim(threading.Thread):
                     connection.socket.close()
                 connection = None
             self.seconds.append(time.monotonic() - start)
+            self.served.set()
             time.sleep(0.005)
         if connection is not None:
             connection.socket.close()
