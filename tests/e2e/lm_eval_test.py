@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""lm-evaluation-harness, model local-completions, which sends ids without bos, over the HTTP port of
-a fox-server on the demo model: its numbers are those of fox-eval.
+"""lm-evaluation-harness, model local-completions, which sends ids without bos, over the HTTP port
+of a fox-server on the demo model: its numbers are those of fox-eval.
 
     lm_eval_test.py BIN     the folder of fox-server, fox-cli and fox-eval
 

@@ -82,14 +82,14 @@ class PackageTest(Case):
     flags = None
 
     def test_types(self) -> None:
-        program = self.folder / "program.py"
+        program, site = self.folder / "program.py", self.folder / "site"
         program.write_text(TYPED_PROGRAM)
         checked = subprocess.run(
             [sys.executable, "-m", "mypy", "--config-file",
              str(ROOT / "proto" / "python" / "pyproject.toml"), "--cache-dir",
-             str(self.folder / "cache"), str(self.folder / "site" / "foxserve_client"), str(program)],
+             str(self.folder / "cache"), str(site / "foxserve_client"), str(program)],
             capture_output=True, text=True, timeout=120, check=False, cwd=self.folder,
-            env={"MYPYPATH": str(self.folder / "site"), "PATH": "/usr/bin:/bin"})
+            env={"MYPYPATH": str(site), "PATH": "/usr/bin:/bin"})
         found = {int(line.split(":")[1]) for line in checked.stdout.splitlines()
                  if line.startswith("program.py:") and "error:" in line}
         wrong = {number for number, line in enumerate(TYPED_PROGRAM.splitlines(), 1)

@@ -21,11 +21,11 @@ import tempfile
 import time
 import unittest
 import urllib.request
-import warnings
 
 import certificates
 import fox_server
 import http2_attacks as attacks
+from certificates import client_context, handshake
 from fox_server import INSTRUMENTED, MODEL, SLOWNESS, FoxServer, demo, wait_until
 
 HANDSHAKE_SECONDS = 10  # the server's patience
@@ -122,28 +122,6 @@ def http_address(server: FoxServer) -> tuple[str, int]:
     return host, int(port)
 
 
-def client_context(authority: certificates.Pair, protocols: tuple[str, ...] = ("h2",),
-                   version: ssl.TLSVersion | None = None) -> ssl.SSLContext:
-    """A client of Python's; of one version, which it may speak however old it is."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(authority.certificate)
-    if protocols:
-        context.set_alpn_protocols(list(protocols))
-    if version is not None:
-        context.set_ciphers("ALL:@SECLEVEL=0")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # that is why they are tried
-            context.minimum_version = context.maximum_version = version
-    return context
-
-
-def handshake(address: tuple[str, int], context: ssl.SSLContext) -> str:
-    """The version that was agreed upon; raises OSError when there is none."""
-    with socket.create_connection(address, 5) as plain:
-        with context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
-            return secure.version() or ""
-
-
 def seconds_until_closed(sockets: dict[str, tuple[socket.socket, float]]) -> dict[str, float]:
     """How long each was open; what is sent on them is read away."""
     ages: dict[str, float] = {}
@@ -185,6 +163,18 @@ class HandshakeTest(Case):
                 plain.sendall(said)
                 answer = b"".join(iter(lambda: plain.recv(4096), b""))
             self.assertNotIn(b"HTTP", answer)
+
+    def test_plain_text_on_the_http_port_is_told_so_or_closed(self) -> None:
+        for said, told in ((b"GET /health HTTP/1.1\r\n\r\n", True), (b"GARBAGE\r\n\r\n", False),
+                           (attacks.PREFACE, False), (bytes(64), False)):
+            with socket.create_connection(self.ports["http/1.1"], 5) as plain:
+                plain.sendall(said)
+                answer = b""
+                with contextlib.suppress(ConnectionError):
+                    while more := plain.recv(4096):
+                        answer += more
+            self.assertEqual(answer.startswith(b"HTTP/1.1 400 "), told, said)
+            self.assertEqual(b"https://" in answer, told)
 
     def test_only_new_versions_are_spoken(self) -> None:
         for protocol, address in self.ports.items():
@@ -263,6 +253,34 @@ class FloodTest(Case):
             self.assertEqual(version, "TLSv1.3")
             self.assertLess(time.monotonic() - begin, SLOWNESS)
         self.assertEqual(self.said(server, *self.trust), "SERVING")
+
+
+class CapTest(Case):
+    """A server that may have few connections."""
+
+    def test_handshakes_count_among_the_connections(self) -> None:
+        address = http_address(self.serve_case(
+            *self.own.server_flags(), "--http-port", "0", "--max-connections", "4"))
+
+        def connect() -> socket.socket:
+            client = self.enterContext(socket.create_connection(address, 5))
+            client.sendall(HALF_A_HELLO)
+            return client
+
+        def is_closed(client: socket.socket) -> bool:
+            client.settimeout(1)
+            try:
+                return client.recv(1) == b""
+            except TimeoutError:
+                return False
+            except ConnectionError:
+                return True
+
+        hanging = [connect() for _ in range(4)]
+        self.assertTrue(is_closed(connect()))
+        self.assertFalse(is_closed(hanging[0]))  # it waits for the rest
+        hanging.pop().close()
+        self.assertTrue(wait_until(lambda: not is_closed(connect())))
 
 
 class ClientCertificateTest(Case):

@@ -84,8 +84,8 @@ CAMPAIGNS = {
     "fuzz": ["./run build fuzz fuzzers",  # needs libFuzzer: libclang-rt-14-dev
              "python3 -B tests/fuzz/run_fuzzers.py build/fuzz/bin --minutes {minutes} "
              "--out build/fuzz-out"],
-    "faults": ["./run build cpu", "FOX_FAULTS=all build/cpu/bin/executor_faults_test",
-               f"FOX_FAULTS=2000 FOX_FAULT_JOBS={os.cpu_count()} build/cpu/bin/call_faults_test"],
+    "faults": ["./run build cpu", "FOX_FAULTS=all build/cpu/bin/executor_faults_tests",
+               f"FOX_FAULTS=2000 FOX_FAULT_JOBS={os.cpu_count()} build/cpu/bin/call_faults_tests"],
     "sanitizers": ["./run build asan", "ctest --test-dir build/asan -LE 'gpu|package|tidy|torch'",
                    "./run build tsan thread_tests",  # GCC's needs addresses that are not random
                    "setarch -R ctest --test-dir build/tsan -L thread --repeat until-fail:20"],
