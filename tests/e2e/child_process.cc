@@ -50,10 +50,8 @@ ChildProcess::ChildProcess(ChildStart start) {
   pid_ = fork();
   if (pid_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    rlimit core{};
-    getrlimit(RLIMIT_CORE, &core);
-    core.rlim_cur = 0;
-    setrlimit(RLIMIT_CORE, &core);
+    const rlimit no_core{};
+    setrlimit(RLIMIT_CORE, &no_core);
     int errors = ends[1];
     if (!start.errors.empty()) {
       errors = open(start.errors.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);

@@ -25,7 +25,7 @@ class ChildProcess {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // It leaves no core unless it raises its limit, and dies with the thread that starts it.
+  // It leaves no core, and dies with the thread that starts it.
   explicit ChildProcess(ChildStart start);
   ~ChildProcess();  // kills it if it still runs
   ChildProcess(const ChildProcess&) = delete;

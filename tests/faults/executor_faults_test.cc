@@ -98,6 +98,8 @@ class ExecutorFaultsTest : public testing::Test {
     Arm(&page, fault, call);
     ClientStreams streams(server.ports(), kStreams);
     ExpectEnd(server, health, streams, page, patience);
+    EXPECT_THAT(server.log(),
+                HasSubstr(fault == ExecutorFault::kHang ? "a step hangs" : "the engine failed"));
   }
 
   static void TearDownTestSuite() {

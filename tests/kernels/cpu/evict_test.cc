@@ -24,17 +24,24 @@ struct Dropped {
   HeadOutputs pruned;
 };
 
-Dropped Measure(CpuOps& ops, const HeadInputs& inputs, AcpMode acp, DType dtype = DType::kF64,
-                double log_tolerance = -10) {
+HeadOutputs Prune(CpuOps& ops, const HeadInputs& inputs, AcpMode acp, DType dtype,
+                  double log_tolerance = -10) {
   PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, dtype), ops);
   RunOptions options;
   options.dtype = dtype;
-  const HeadOutputs full = RunHeads(ops, storage, inputs, options);
   options.acp = acp;
   options.log_tolerance = log_tolerance;
   options.chunks = {64};
+  return RunHeads(ops, storage, inputs, options);
+}
+
+Dropped Measure(CpuOps& ops, const HeadInputs& inputs, AcpMode acp, double log_tolerance = -10) {
+  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF64), ops);
+  RunOptions options;
+  options.dtype = DType::kF64;
+  const HeadOutputs full = RunHeads(ops, storage, inputs, options);
   Dropped result;
-  result.pruned = RunHeads(ops, storage, inputs, options);
+  result.pruned = Prune(ops, inputs, acp, DType::kF64, log_tolerance);
   for (size_t i = 0; i < full.lse.size(); ++i) {
     result.largest = std::max(result.largest, -std::expm1(result.pruned.lse[i] - full.lse[i]));
   }
@@ -88,10 +95,10 @@ TEST(EvictionTest, CertifiedNeverKeepsMorePagesThanPaper) {
     for (double& g : inputs.k_norm) g *= std::exp(0.7 * normal(rng));
     SetQkNormBounds(inputs);
     for (DType dtype : {DType::kF64, DType::kBF16}) {
-      const Dropped paper = Measure(ops, inputs, AcpMode::kPaper, dtype);
-      const Dropped certified = Measure(ops, inputs, AcpMode::kCertified, dtype);
-      for (size_t h = 0; h < paper.pruned.first_live.size(); ++h) {
-        EXPECT_GE(certified.pruned.first_live[h], paper.pruned.first_live[h]);
+      const HeadOutputs paper = Prune(ops, inputs, AcpMode::kPaper, dtype);
+      const HeadOutputs certified = Prune(ops, inputs, AcpMode::kCertified, dtype);
+      for (size_t h = 0; h < paper.first_live.size(); ++h) {
+        EXPECT_GE(certified.first_live[h], paper.first_live[h]);
       }
     }
   }
@@ -153,12 +160,12 @@ TEST(EvictionTest, OtherTolerances) {
   const HeadInputs inputs = RandomInputs({8, 8, 32}, 1024, 5, {0, 1, 2, 3, 4, 5});
   int64_t before = std::numeric_limits<int64_t>::max();
   for (double log_eps : {-0.5, -3.0, -10.0, -40.0}) {
-    const Dropped dropped = Measure(ops, inputs, AcpMode::kCertified, DType::kF64, log_eps);
+    const Dropped dropped = Measure(ops, inputs, AcpMode::kCertified, log_eps);
     ExpectPromise(dropped, log_eps);
     EXPECT_LE(dropped.evicted, before);
     before = dropped.evicted;
   }
-  const Dropped off = Measure(ops, inputs, AcpMode::kCertified, DType::kF64, -HUGE_VAL);
+  const Dropped off = Measure(ops, inputs, AcpMode::kCertified, -HUGE_VAL);
   EXPECT_EQ(off.evicted, 0);
   EXPECT_EQ(off.pruned.blocks_pruned, 0);
 }
