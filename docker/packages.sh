@@ -18,7 +18,7 @@ python_packages=(python3:python3 python3-venv ca-certificates)
 # import, what builds proto/python and checks its types, and schemas for tests of docker/.
 convert_requirements=('numpy>=1.24,<3' 'PyYAML>=6,<7')
 test_requirements=("${convert_requirements[@]}" 'grpcio>=1.60,<2' 'grpcio-tools>=1.60,<2'
-  'setuptools>=68' wheel 'mypy>=1.8,<3' types-protobuf
+  'setuptools>=68' wheel 'mypy>=1.8,<3' types-protobuf 'openai>=1.60,<4'
   'kubernetes-validate>=1.29,<2' 'compose-viz>=0.3.5,<1')
 
 # Prints those of the given package[:command] entries that are not there.

@@ -36,33 +36,6 @@ class Gate {
   bool opened_ = false;
 };
 
-// A stream that was started and is not read until Finish.
-class OpenStream {
- public:
-  OpenStream(const std::shared_ptr<grpc::Channel>& channel, const v1::GenerateRequest& request)
-      : stub_(v1::Inference::NewStub(channel)) {
-    SetTimeout(&context_);
-    reader_ = stub_->GenerateStream(&context_, request);
-  }
-  ~OpenStream() {
-    context_.TryCancel();
-    if (!finished_) Finish();
-  }
-  grpc::Status Finish() {
-    finished_ = true;
-    v1::GenerateDelta event;
-    while (reader_->Read(&event)) {
-    }
-    return reader_->Finish();
-  }
-
- private:
-  std::unique_ptr<v1::Inference::Stub> stub_;
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReader<v1::GenerateDelta>> reader_;
-  bool finished_ = false;
-};
-
 // A mebibyte that swells to thirty when it is parsed.
 v1::GenerateRequest Bomb() {
   v1::GenerateRequest request = GreedyRequest("boom", 2);
@@ -93,39 +66,16 @@ TEST(AdmissionTest, MessagesAreHeldToTheBudgetBeforeTheyAreParsed) {
   ASSERT_TRUE(Eventually([&] { return server.core->calls().calls() == 1; }));
   EXPECT_GE(server.core->calls().bytes(), 4 << 20);
   OpenStream second(server.channel, bomb);  // on the same connection: on loopback, one client
-  EXPECT_EQ(second.Finish().error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(second.End().error_code(), grpc::RESOURCE_EXHAUSTED);
   OpenStream other(server.Connect(), GreedyRequest("polite", 2));
   ASSERT_TRUE(Eventually([&] { return server.core->calls().calls() == 2; }));
   // Nothing of it has been parsed, and gRPC's threads are free.
   EXPECT_EQ(server.Load().calls(), 3u);
   EXPECT_EQ(server.Load().requests_rejected(), 1u);
   gate.Open();
-  EXPECT_TRUE(other.Finish().ok());
-  EXPECT_EQ(first.Finish().error_code(), grpc::INVALID_ARGUMENT);
+  EXPECT_TRUE(other.End().ok());
+  EXPECT_EQ(first.End().error_code(), grpc::INVALID_ARGUMENT);
   EXPECT_TRUE(Eventually([&] { return server.core->calls().bytes() == 0; }));
-}
-
-TEST(AdmissionTest, ATrustedGatewayNamesItsClients) {
-  const auto code_beside_another = [](const std::string& trusted_key) {
-    TestCoreOptions options;
-    options.limits.max_call_bytes = 10 << 20;
-    options.limits.client_metadata = trusted_key;
-    TestServer server(options);
-    Gate gate(*server.core);
-    OpenStream held(server.channel, Bomb());  // by the connection
-    EXPECT_TRUE(Eventually([&] { return server.core->calls().calls() == 1; }));
-    grpc::ClientContext context;
-    SetTimeout(&context, 500);
-    context.AddMetadata("x-client", "a");
-    v1::TokenizeRequest request;
-    request.set_text(std::string(1 << 20, 'x'));
-    v1::TokenizeResponse response;
-    return v1::Tokenizer::NewStub(server.channel)
-        ->Tokenize(&context, request, &response)
-        .error_code();
-  };
-  EXPECT_EQ(code_beside_another(""), grpc::RESOURCE_EXHAUSTED);
-  EXPECT_EQ(code_beside_another("x-client"), grpc::DEADLINE_EXCEEDED);  // let in: it waits its turn
 }
 
 TEST(AdmissionTest, ARefusalSaysWhenToRetry) {
@@ -150,29 +100,6 @@ TEST(AdmissionTest, ARefusalSaysWhenToRetry) {
   ASSERT_TRUE(detail.ParseFromString(details.substr(head.size() + 1)));
   EXPECT_EQ(detail.type_url(), "type.googleapis.com/google.rpc.RetryInfo");
   EXPECT_FALSE(detail.value().empty());
-}
-
-TEST(AdmissionTest, CancelledTextsLeaveBeforeTheirTurn) {
-  TestServer server;
-  Gate gate(*server.core);
-  v1::TokenizeRequest request;
-  request.set_text(std::string(60 << 10, 'x'));
-  std::vector<std::thread> clients;
-  for (int i = 0; i < 20; ++i) {
-    clients.emplace_back([&] {
-      grpc::ClientContext context;
-      SetTimeout(&context, 300);
-      v1::TokenizeResponse response;
-      EXPECT_EQ(v1::Tokenizer::NewStub(server.channel)
-                    ->Tokenize(&context, request, &response)
-                    .error_code(),
-                grpc::DEADLINE_EXCEEDED);
-    });
-  }
-  for (std::thread& client : clients) client.join();
-  // Though not one of them had its turn.
-  EXPECT_TRUE(Eventually([&] { return server.core->calls().calls() == 0; }));
-  EXPECT_EQ(server.core->tokenizing().queued(), 21u);
 }
 
 TEST(AdmissionTest, ACancelledTextIsFreedBeforeItsTurn) {
@@ -227,17 +154,6 @@ TEST(AdmissionTest, AStopDoesNotWaitForTextsInAdmission) {
   server.server->Stop(0.1);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(1100));
   client.join();
-}
-
-TEST(AdmissionTest, ADeadlineHoldsBeforeATurnComes) {
-  TestServer server;
-  Gate gate(*server.core);
-  grpc::ClientContext context;
-  SetTimeout(&context, 200);
-  v1::GenerateResponse response;
-  EXPECT_EQ(server.inference->Generate(&context, GreedyRequest("late", 2), &response).error_code(),
-            grpc::DEADLINE_EXCEEDED);
-  EXPECT_TRUE(Eventually([&] { return server.core->calls().calls() == 0; }));
 }
 
 }  // namespace

@@ -1,17 +1,17 @@
-"""Authorities and certificates for tests, made with the openssl program."""
+"""TLS for tests: authorities and certificates, made with the openssl program, and a client."""
 
 from __future__ import annotations
 
 import pathlib
-import shutil
+import socket
+import ssl
 import subprocess
-
-OPENSSL = shutil.which("openssl")
+import warnings
 
 
 def openssl(*arguments: object) -> None:
     """Runs it; its complaint is the exception's."""
-    done = subprocess.run([str(OPENSSL), *map(str, arguments)], capture_output=True, text=True,
+    done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True,
                           timeout=60, check=False)
     if done.returncode != 0:
         raise RuntimeError(done.stderr)
@@ -58,3 +58,25 @@ class Authority(Pair):
         openssl("x509", "-req", "-in", request, "-CA", self.certificate, "-CAkey", self.key,
                 "-CAcreateserial", "-days", days, "-extfile", extensions, "-out", pair.certificate)
         return pair
+
+
+def client_context(authority: Pair, protocols: tuple[str, ...] = ("h2",),
+                   version: ssl.TLSVersion | None = None) -> ssl.SSLContext:
+    """A client of Python's; of one version, which it may speak however old it is."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(authority.certificate)
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
+    if version is not None:
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that is why they are tried
+            context.minimum_version = context.maximum_version = version
+    return context
+
+
+def handshake(address: tuple[str, int], context: ssl.SSLContext) -> str:
+    """The version that was agreed upon; raises OSError when there is none."""
+    with socket.create_connection(address, 5) as plain:
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
+            return secure.version() or ""

@@ -18,7 +18,6 @@ class CharacterTokenizer final : public Tokenizer {
                                               bool add_special_tokens) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   const Info& info() const override { return info_; }
-  // No such thing, but long.
 
  private:
   Info info_;

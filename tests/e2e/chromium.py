@@ -13,13 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+NAME = next(filter(shutil.which, ("chromium-browser", "google-chrome", "google-chrome-stable")),
+            "chromium")
 SECONDS = 60  # for any one answer
-
-
-def find() -> str | None:
-    """The browser of this machine, if it has one."""
-    return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class BrowserError(Exception):
@@ -29,16 +25,15 @@ class BrowserError(Exception):
 class Browser:
     """One page of a browser of its own; gone when the context ends."""
 
-    def __init__(self, executable: str, width: int = 1200, height: int = 1000,
+    def __init__(self, width: int = 1200, height: int = 1000,
                  switches: Sequence[str] = ()) -> None:
-        self._command = [executable, *switches, "--headless=new", "--remote-debugging-pipe",
+        self._command = [NAME, *switches, "--headless=new", "--remote-debugging-pipe",
                          "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage",
                          "--disable-extensions", "--disable-background-networking",
                          "--disable-component-update", f"--window-size={width},{height}",
                          "about:blank"]
         if os.geteuid() == 0:  # its sandbox refuses root
             self._command.insert(1, "--no-sandbox")
-        self._size = (width, height)
         self._last_id, self._rest, self._session = 0, b"", ""
         self.events: list[dict[str, Any]] = []  # all that came, the oldest first
 

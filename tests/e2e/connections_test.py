@@ -6,28 +6,18 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import pathlib
 import socket
-import subprocess
-import sys
 import tempfile
 import unittest
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+import fox_server
 import http2_attacks as attacks
-from fox_server import INSTRUMENTED, SLOWNESS, FoxServer, wait_until
-
-DESCRIPTORS = 200
-
-
-class FewDescriptors(FoxServer):
-    """A server that may open no more, whatever it asks for."""
-
-    def __init__(self, programs: pathlib.Path, flags: Sequence[str] = ()) -> None:
-        super().__init__(programs, flags)
-        self._command = ["sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$0" "$@"', *self._command]
+from fox_server import INSTRUMENTED, SLOWNESS, wait_until
 
 
 def answers(url: str) -> bool:
@@ -44,33 +34,31 @@ def flood(target: str) -> Iterator[None]:
     """More connections than there are descriptors, held open as far as the server lets them."""
     host, port = target.rsplit(":", 1)
     with contextlib.ExitStack() as stack:
-        for _ in range(2 * DESCRIPTORS):
+        for _ in range(2 * ConnectionsTest.descriptors):
             stack.enter_context(socket.create_connection((host, int(port)), 5))
         yield
 
 
-class ConnectionsTest(unittest.TestCase):
-    """One server for all cases."""
+class ConnectionsTest(fox_server.Case):
+    """Servers that may open few descriptors."""
 
-    programs = pathlib.Path()
+    descriptors = 200
 
-    @classmethod
-    def setUpClass(cls) -> None:
-        cls.server = cls.enterClassContext(FewDescriptors(cls.programs))
-        cls.address, cls.pid = cls.server.address, cls.server.process.pid
+    def measure(self, attack, size: int):
+        """What an attack on the server did, by http2_attacks.measure."""
+        return attacks.measure(self.server.address, self.server.process.pid, attack, size)
 
     def test_a_flood_of_connections(self) -> None:
         """Old clients do not notice; a new one is served within a second of its end."""
         for _ in range(2):
-            did = attacks.measure(self.address, self.pid, attacks.connections, 3 * DESCRIPTORS)
+            did = self.measure(attacks.connections, 3 * self.descriptors)
             self.assertEqual(did["errors"], 0, did)
             held, text = did["result"]
-            self.assertGreater(held, DESCRIPTORS)
+            self.assertGreater(held, self.descriptors)
             self.assertLess(float(text.split()[3]), SLOWNESS, did)
 
     def test_a_flood_of_one_port_takes_nothing_from_the_others(self) -> None:
-        server = self.enterContext(FewDescriptors(
-            self.programs, ["--http-port", "0", "--metrics-port", "0"]))
+        server = self.serve_case("--http-port", "0", "--metrics-port", "0")
         metrics = "http://" + server.ports["Prometheus"] + "/metrics"
         is_served = {"gRPC": lambda: attacks.is_serving(server.address, 1),
                      "HTTP": lambda: answers(server.http_url + "/health"),
@@ -86,7 +74,7 @@ class ConnectionsTest(unittest.TestCase):
                     self.assertTrue(wait_until(is_served[spared], 2 * SLOWNESS))
 
     def test_a_connection_cannot_open_streams_without_end(self) -> None:
-        with attacks.Connection(self.address) as connection:
+        with attacks.Connection(self.server.address) as connection:
             self.assertEqual(connection.call(), b"\x08\x01")  # has acknowledged the settings
             fields = attacks.request_headers(attacks.GENERATE)
             with self.assertRaises(OSError):
@@ -97,34 +85,11 @@ class ConnectionsTest(unittest.TestCase):
                 while True:
                     if connection.read()[0] == attacks.GOAWAY:
                         raise ConnectionError("goaway")
-        self.assertTrue(attacks.is_serving(self.address))
+        self.assertTrue(attacks.is_serving(self.server.address))
 
-    @unittest.skipIf(INSTRUMENTED, "SKIPPED: not the memory of the program")
-    def test_health_checks_that_take_no_answer(self) -> None:
-        """They need no token, and end soon; others' checks are answered meanwhile."""
-        tokens = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "tokens"
-        tokens.write_text("a-token-of-a-client\n")
-        server = self.enterContext(FoxServer(self.programs, ["--api-key-file", str(tokens)]))
-        for attack in (attacks.unread_checks, attacks.unsent_checks):
-            did = attacks.measure(server.address, server.process.pid, attack, 16000)
-            self.assertEqual((did["result"], did["errors"]), (16000, 0), did)
-            self.assertLess(did["peak_mib"], 100, did)
-
-    @unittest.skipIf(INSTRUMENTED, "SKIPPED: not the memory of the program")
-    def test_a_flood_of_calls_leaves_no_memory_behind(self) -> None:
-        """What it took goes back to the system, though no connection has come or gone since."""
-        with FoxServer(self.programs) as server:
-            pid = server.process.pid
-            before = attacks.resident_mib(pid)
-            with attacks.Connection(server.address) as connection:
-                did = attacks.measure(server.address, pid, attacks.many_streams, 4000)
-                self.assertGreater(did["peak_mib"], 50, did)
-                self.assertEqual(connection.call(), b"\x08\x01")
-                self.assertTrue(wait_until(lambda: attacks.resident_mib(pid) < before + 30), did)
-
-    def test_who_says_nothing_for_long_is_let_go(self) -> None:
-        """But not a client that waits for something."""
-        server = self.enterContext(FoxServer(self.programs, ["--max-connection-idle", "1"]))
+    def test_a_connection_that_says_nothing_for_long_is_closed(self) -> None:
+        """But not one that waits for something."""
+        server = self.serve_case("--max-connection-idle", "1")
         with attacks.Connection(server.address) as idle, \
                 attacks.Connection(server.address) as waiting:
             self.assertEqual(idle.call(), b"\x08\x01")
@@ -138,19 +103,50 @@ class ConnectionsTest(unittest.TestCase):
             self.assertEqual(waiting.call(), b"\x08\x01")
 
     def test_a_taken_port_is_told_before_the_model_is_loaded(self) -> None:
-        port = self.address[1]
+        port = self.server.address[1]
         empty = self.enterContext(tempfile.TemporaryDirectory())  # no model: none is loaded
-        for flags, named in ((["--grpc-port", str(port)], ""),
-                             (["--grpc-port", "0", "--admin-address", f"127.0.0.1:{port}"],
-                              "--admin-address: ")):
-            refused = subprocess.run(
-                [str(self.programs / "fox-server"), "--model", empty, *flags],
-                capture_output=True, text=True, timeout=60, check=False)
+        for flag, value, named in (
+                ("--grpc-port", str(port), ""),
+                ("--admin-address", f"127.0.0.1:{port}", "--admin-address: "),
+                ("--metrics-port", str(port), "--metrics-port: ")):
+            refused = self.start("--model", empty, flag, value)
             self.assertEqual((refused.returncode, refused.stderr.strip()), (
                 78, f"fox-server: {named}cannot listen on 127.0.0.1, port {port}: "
                 "Address already in use"))
 
 
+@unittest.skipIf(INSTRUMENTED, "SKIPPED: not the memory of the program")
+class MemoryTest(fox_server.Case):
+    """Servers whose memory is measured."""
+
+    flags = None
+
+    def test_health_checks_that_take_no_answer(self) -> None:
+        """They need no token, and end soon; others' checks are answered meanwhile."""
+        tokens = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "tokens"
+        tokens.write_text("a-token-of-a-client\n")
+        server = self.serve_case("--api-key-file", str(tokens))
+
+        def both(address, count: int) -> int:
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                return sum(pool.map(lambda attack: attack(address, count),
+                                    (attacks.unread_checks, attacks.unsent_checks)))
+
+        did = attacks.measure(server.address, server.process.pid, both, 8000)
+        self.assertEqual((did["result"], did["errors"]), (16000, 0), did)
+        self.assertLess(did["peak_mib"], 100, did)
+
+    def test_a_flood_of_calls_leaves_no_memory_behind(self) -> None:
+        """What it took goes back to the system, though no connection has come or gone since."""
+        server = self.serve_case()
+        pid = server.process.pid
+        before = attacks.resident_mib(pid)
+        with attacks.Connection(server.address) as connection:
+            did = attacks.measure(server.address, pid, attacks.many_streams, 4000)
+            self.assertGreater(did["peak_mib"], 50, did)
+            self.assertEqual(connection.call(), b"\x08\x01")
+            self.assertTrue(wait_until(lambda: attacks.resident_mib(pid) < before + 30), did)
+
+
 if __name__ == "__main__":
-    ConnectionsTest.programs = pathlib.Path(sys.argv.pop(1))
-    unittest.main()
+    fox_server.main()

@@ -1,16 +1,26 @@
-"""A fox-server on the demo model, for tests in Python."""
+"""A fox-server on the demo model, and the cases that clients in Python test it with."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import pathlib
+import shutil
 import socket
+import subprocess
 import sys
 import time
+import unittest
+import urllib.request
 from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "server" / "cli"))
+
+sys.path.insert(0, str(ROOT / "proto"))
+os.environ["PATH"] += ":/usr/sbin:/usr/local/sbin"  # HAProxy's
 
 import demo  # noqa: E402
 
@@ -22,11 +32,14 @@ SLOWNESS = 4 if INSTRUMENTED else 1  # what a limit of time is multiplied by, as
 
 
 class FoxServer(demo.Server):
-    """On free ports, serving when the context begins."""
+    """On free ports, serving when the context begins; `descriptors`: it may open no more."""
 
     def __init__(self, programs: pathlib.Path, flags: Sequence[str] = (),
-                 model: pathlib.Path = MODEL) -> None:
-        super().__init__(programs, model, "certified", flags)
+                 descriptors: int = 0) -> None:
+        super().__init__(programs, MODEL, "certified", flags)
+        if descriptors:
+            self._command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$0" "$@"',
+                             *self._command]
         self.log: list[str] = []  # all that it has printed
 
     def _read_line(self, line: str) -> None:
@@ -68,3 +81,61 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
+
+
+class Case(unittest.TestCase):
+    """One server for all cases of a class; of a class without `flags` each case starts its own."""
+
+    programs = pathlib.Path()
+    flags: tuple[str, ...] | None = ()
+    descriptors = 0
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        if cls.flags is not None:
+            cls.server = cls.serve(*cls.flags)
+
+    @classmethod
+    def serve(cls, *flags: str) -> FoxServer:
+        """A server until the class' end."""
+        return cls.enterClassContext(FoxServer(cls.programs, flags, cls.descriptors))
+
+    def serve_case(self, *flags: str) -> FoxServer:
+        """A server until the case's end, and the one that is asked from now on."""
+        self.server = self.enterContext(FoxServer(self.programs, flags, self.descriptors))
+        return self.server
+
+    def start(self, *flags: str) -> subprocess.CompletedProcess[str]:
+        """A server that is not to start."""
+        return subprocess.run([str(self.programs / "fox-server"), "--grpc-port", "0", *flags],
+                              capture_output=True, text=True, timeout=60, check=False)
+
+    def cli(self, *arguments: str, target: str = "") -> subprocess.CompletedProcess[str]:
+        """fox-cli, with the server unless another target is named."""
+        return subprocess.run([str(self.programs / "fox-cli"), *arguments, "--target",
+                               target or self.server.target],
+                              capture_output=True, text=True, timeout=60, check=False)
+
+    def running(self, *flags: str) -> int:
+        """Requests that run."""
+        return int(demo.read_messages(self.cli("info", *flags).stdout)[-1]["running"])
+
+    def post(self, path: str = "/v1/completions", **fields: Any) -> bytes:
+        """The answer by HTTP; a refusal raises HTTPError."""
+        with urllib.request.urlopen(urllib.request.Request(
+                self.server.http_url + path, json.dumps(fields).encode(),
+                {"Content-Type": "application/json"}), timeout=60) as answer:
+            return answer.read()
+
+
+def main(*needed: str) -> NoReturn:
+    """Runs the cases of `TEST BIN [unittest's arguments]`; skips them, and says so, without one of
+    the modules or programs."""
+    missing = [name for name in needed
+               if shutil.which(name) is None and importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"SKIPPED: neither module nor program: {', '.join(missing)}; `./run test` installs "
+              "them")
+        sys.exit(SKIPPED)
+    Case.programs = pathlib.Path(sys.argv.pop(1)).resolve()
+    unittest.main()

@@ -1,48 +1,105 @@
 #!/usr/bin/env python3
 """Two fox-servers behind the real gateway, which uses their HTTP port: what the openai client gets
 is what fox.v1 gives, what is cancelled is freed, and a worker that dies or drains costs no other
-request. Skipped, and it says so, where the packages cannot be had.
+request. Skipped, and it says so, where the packages cannot be had from PyPI.
 
     gateway_test.py BIN     the folder of fox-server, fox-cli and fox-bench
 """
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import unittest
+import urllib.request
 from typing import Any
 
-import gateway_process
-from fox_server import ROOT, FoxServer, wait_until
+import fox_server
+import pypi_packages
+from fox_server import FoxServer, free_port, wait_until
 
 if __name__ == "__main__":
-    gateway_process.enter_packages(pathlib.Path(sys.argv[1]))
+    pypi_packages.enter(pathlib.Path(sys.argv[1]), "gateway_packages", (
+        "smg==1.13.0", "openai>=1.60,<4", "grpcio>=1.60,<2", "grpcio-tools>=1.60,<2"))
 
 import grpc  # noqa: E402
 import openai  # noqa: E402
-from grpc_tools import protoc  # noqa: E402
 
+MESSAGES, INFERENCE = grpc.protos_and_services("fox/v1/inference.proto")
+INFO_MESSAGES, INFO = grpc.protos_and_services("fox/v1/info.proto")
+READY_SECONDS = 30
 MODEL = "demo"
 CLIENTS = 6
 LONG = dict(model=MODEL, prompt="Once upon a time", max_tokens=3000,
             extra_body={"ignore_eos": True})
 
 
-def fox_modules() -> tuple[Any, Any, Any]:
-    """fox.v1 as Python modules: messages, Inference, Info."""
-    folder = tempfile.mkdtemp()
-    sources = [f"fox/v1/{name}.proto" for name in ("acp", "inference", "info")]
-    assert protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"--python_out={folder}",
-                        f"--grpc_python_out={folder}", *sources]) == 0
-    sys.path.insert(0, folder)
-    from fox.v1 import inference_pb2, inference_pb2_grpc, info_pb2, info_pb2_grpc
-    info_pb2_grpc.messages = info_pb2
-    return inference_pb2, inference_pb2_grpc, info_pb2_grpc
+class Gateway:
+    """A gateway on a free port that reads its workers from a file; gone when the context ends."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._file = pathlib.Path(self._folder.name) / "workers.json"
+        self._log = pathlib.Path(self._folder.name) / "log"
+        self.set_workers(urls)
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self._command = [
+            str(pathlib.Path(sys.prefix) / "bin" / "smg"), "launch", "--host", "127.0.0.1",
+            "--port", self.url.rsplit(":", 1)[1], "--prometheus-host", "127.0.0.1",
+            "--prometheus-port", str(free_port()), "--policy", "least_load",
+            "--worker-startup-check-interval", "1", "--discovery-provider", "file",
+            "--discovery-file", str(self._file), "--backend", "vllm"]
+
+    def set_workers(self, urls: list[str]) -> None:
+        """What the gateway discovers, at once."""
+        workers = [{"url": url} for url in urls]
+        new = self._file.with_suffix(".new")
+        new.write_text(json.dumps({"version": 1, "workers": workers}))
+        os.replace(new, self._file)
+
+    def __enter__(self) -> Gateway:
+        with open(self._log, "w") as log:
+            # It would ask a hub for tokenizers first.
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:1"})
+        try:
+            self.wait_until(lambda: self._get("/readiness") is not None)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+    def _get(self, path: str) -> str | None:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+                return answer.read().decode()
+        except OSError:
+            return None
+
+    def workers(self) -> dict[str, Any]:
+        """What the gateway knows of its workers, by URL."""
+        listed = json.loads(self._get("/workers") or "{}").get("workers", [])
+        return {worker["url"]: worker for worker in listed}
+
+    def wait_until(self, condition) -> None:
+        """Asks until it is so."""
+        if not wait_until(lambda: self._process.poll() is not None or condition(), READY_SECONDS) \
+                or self._process.poll() is not None:
+            raise AssertionError("the gateway did not come that far:\n" +
+                                 self._log.read_text()[-4000:])
 
 
 class Worker(FoxServer):
@@ -59,7 +116,7 @@ class Worker(FoxServer):
         return self
 
     def load(self) -> Any:
-        return self._info.GetLoad(INFO.messages.GetLoadRequest())
+        return self._info.GetLoad(INFO_MESSAGES.GetLoadRequest())
 
     def is_idle(self) -> bool:
         """Nothing runs and every page is free."""
@@ -67,15 +124,13 @@ class Worker(FoxServer):
         return (load.running, load.waiting, load.kept_pages) == (0, 0, 0)
 
 
-class GatewayTest(unittest.TestCase):
+class GatewayTest(fox_server.Case):
     """Two servers and a gateway for all cases."""
-
-    programs = pathlib.Path()
 
     @classmethod
     def setUpClass(cls) -> None:
         cls.workers = [cls.enterClassContext(Worker(cls.programs)) for _ in range(2)]
-        cls.gateway = cls.enterClassContext(gateway_process.Gateway(
+        cls.gateway = cls.enterClassContext(Gateway(
             [worker.http_url for worker in cls.workers]))
         cls.gateway.wait_until(lambda: len(cls.gateway.workers()) == 2)
         cls.client = openai.OpenAI(base_url=cls.gateway.url + "/v1", api_key="none", max_retries=0,
@@ -92,7 +147,7 @@ class GatewayTest(unittest.TestCase):
             text=prompt, sampling=sampling, stopping=stopping, output=dict(text=True, logprobs=0)))
 
     def test_text_is_that_of_fox_v1(self) -> None:
-        book = (ROOT / "models" / "demo" / "prompt_long.txt").read_text()
+        book = (fox_server.MODEL / "prompt_long.txt").read_text()
         prompts = ["There was a", "“Déjà vu” — 日本 🦊 said the fox.\n\nThe",
                    "  spaces on both sides  ", "a\tb\n\n\nc ==== aaaaaaaa", book[700:1300],
                    book[5000:8000]]
@@ -157,7 +212,7 @@ class GatewayTest(unittest.TestCase):
                         **{"model": MODEL, "prompt": "a", "max_tokens": 2, **change})
         self.assertTrue(self.client.completions.create(model=MODEL, prompt="a").choices[0].text)
 
-    def running(self) -> int:
+    def running(self, *_: str) -> int:
         return sum(worker.load().running for worker in self.workers)
 
     def ended_early(self) -> int:
@@ -173,7 +228,7 @@ class GatewayTest(unittest.TestCase):
         self.assertTrue(wait_until(lambda: self.running() == 0))
         self.assertEqual(self.ended_early(), before + 1)
 
-    def test_an_answer_that_nobody_waits_for_frees_its_pages(self) -> None:
+    def test_an_answer_that_is_not_waited_for_frees_its_pages(self) -> None:
         before = self.ended_early()
         impatient = self.client.with_options(timeout=1)
         with self.assertRaises(openai.APITimeoutError):
@@ -225,15 +280,15 @@ class Users:
             return len(self.results)
 
 
-class GatewayFaultTest(unittest.TestCase):
+class GatewayFaultTest(fox_server.Case):
     """Workers that come, die and drain under load."""
 
-    programs = pathlib.Path()
+    flags = None
 
     def test_kill_discovery_and_drain(self) -> None:
         with Worker(self.programs) as doomed, Worker(self.programs) as drained, \
                 Worker(self.programs) as fresh, \
-                gateway_process.Gateway([doomed.http_url, drained.http_url]) as gateway:
+                Gateway([doomed.http_url, drained.http_url]) as gateway:
             gateway.wait_until(lambda: len(gateway.workers()) == 2)
             client = openai.OpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0,
                                    timeout=60)
@@ -261,8 +316,4 @@ class GatewayFaultTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    programs = pathlib.Path(sys.argv.pop(1))
-    for case in (GatewayTest, GatewayFaultTest):
-        case.programs = programs
-    MESSAGES, INFERENCE, INFO = fox_modules()
-    unittest.main()
+    fox_server.main()

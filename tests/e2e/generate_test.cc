@@ -1,11 +1,6 @@
 // What a client gets from a running server: text, ids, log-probabilities, ends and refusals.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <limits>
-#include <thread>
-
-#include "absl/strings/str_cat.h"
 #include "tests/e2e/test_server.h"
 
 namespace fox {
@@ -81,27 +76,6 @@ TEST_F(GenerateTest, StopStringEndsTheTextOnce) {
   EXPECT_EQ(server_.Load().requests_aborted(), 0u);
 }
 
-TEST_F(GenerateTest, SeveralSequencesHaveIndicesAndTheirOwnSeeds) {
-  v1::GenerateRequest request = GreedyRequest("many", 30);
-  request.mutable_sampling()->set_temperature(5);
-  request.mutable_sampling()->set_seed(7);
-  request.mutable_sampling()->set_n(4);
-  request.mutable_output()->set_token_ids(true);
-  v1::GenerateResponse response;
-  ASSERT_TRUE(Generate(request, &response).ok());
-  ASSERT_EQ(response.completions_size(), 4);
-  // Sequence 2 of seed 7 is sequence 0 of seed 9.
-  request.mutable_sampling()->set_seed(9);
-  request.mutable_sampling()->set_n(1);
-  v1::GenerateResponse single;
-  ASSERT_TRUE(Generate(request, &single).ok());
-  const auto& third = response.completions(2).token_ids();
-  const auto& alone = single.completions(0).token_ids();
-  EXPECT_TRUE(std::equal(third.begin(), third.end(), alone.begin(), alone.end()));
-  const auto& first = response.completions(0).token_ids();
-  EXPECT_FALSE(std::equal(first.begin(), first.end(), third.begin(), third.end()));
-}
-
 TEST_F(GenerateTest, LogprobsEchoStatsAndStopIds) {
   v1::GenerateRequest request = GreedyRequest("logs", 5);
   v1::Output* output = request.mutable_output();
@@ -153,29 +127,6 @@ TEST_F(GenerateTest, ScoreSumsThePrompt) {
   EXPECT_EQ(response.usage().completion_tokens(), 0u);
 }
 
-TEST_F(GenerateTest, BadRequestsAreNamed) {
-  v1::GenerateRequest empty;
-  EXPECT_EQ(CodeOf(empty), grpc::INVALID_ARGUMENT);
-  v1::GenerateRequest request = GreedyRequest("x", 4);
-  request.set_model("other");
-  EXPECT_EQ(CodeOf(request), grpc::NOT_FOUND);
-  request = GreedyRequest(std::string(5000, 'x'), 4);
-  EXPECT_EQ(CodeOf(request), grpc::OUT_OF_RANGE);
-  request = GreedyRequest(std::string(65 << 10, 'x'), 4);
-  EXPECT_EQ(CodeOf(request), grpc::INVALID_ARGUMENT);
-  request = GreedyRequest(std::string("a\0b", 3), 4);
-  EXPECT_EQ(CodeOf(request), grpc::INVALID_ARGUMENT);
-  request = GreedyRequest("x", 4);
-  request.mutable_token_ids()->add_ids(CharacterTokenizer::kVocabSize);
-  EXPECT_EQ(CodeOf(request), grpc::INVALID_ARGUMENT);
-  request = GreedyRequest("x", 4);
-  request.mutable_sampling()
-      ->GetReflection()
-      ->MutableUnknownFields(request.mutable_sampling())
-      ->AddLengthDelimited(20, "{}");
-  EXPECT_EQ(CodeOf(request), grpc::UNIMPLEMENTED);
-}
-
 TEST_F(GenerateTest, MalformedMessagesAndInvalidUtf8AreInvalidArgument) {
   const std::shared_ptr<grpc::Channel> channel = server_.Connect();
   // text (field 3) holding a lone continuation byte, an overlong form, a surrogate; then garbage.
@@ -190,46 +141,6 @@ TEST_F(GenerateTest, TooLargeMessagesAndUnknownMethodsAreRefusedByTheLibrary) {
   EXPECT_EQ(CodeOf(GreedyRequest(std::string((16 << 20) + 1, 'x'), 4)), grpc::RESOURCE_EXHAUSTED);
   const grpc::Status status = Exchange(server_.channel, "/fox.v1.Inference/Embed", "");
   EXPECT_EQ(status.error_code(), grpc::UNIMPLEMENTED);
-}
-
-TEST_F(GenerateTest, AcpMayOnlyBeStricter) {
-  v1::GenerateRequest request = GreedyRequest("acp", 4);
-  request.mutable_output()->set_acp_stats(true);
-  request.mutable_acp()->set_log_tolerance(-9);
-  EXPECT_EQ(CodeOf(request), grpc::INVALID_ARGUMENT);
-  request.mutable_acp()->set_log_tolerance(-12);
-  v1::GenerateResponse response;
-  ASSERT_TRUE(Generate(request, &response).ok());
-  EXPECT_EQ(response.completions(0).finish().acp().log_tolerance(), -12);
-  request.mutable_acp()->set_mode(v1::PAPER);
-  EXPECT_EQ(CodeOf(request), grpc::INVALID_ARGUMENT);
-  request.mutable_acp()->set_mode(static_cast<v1::AcpMode>(77));
-  EXPECT_EQ(CodeOf(request), grpc::INVALID_ARGUMENT);
-  request.mutable_acp()->set_mode(v1::OFF);
-  EXPECT_EQ(CodeOf(request), grpc::OK);
-}
-
-TEST_F(GenerateTest, SpecialFloatsAreAnsweredByRange) {
-  const float infinity = std::numeric_limits<float>::infinity();
-  const float specials[] = {std::nanf(""), infinity, -infinity, -1e-38f, 1e38f, -1.0f, 101.0f};
-  for (float value : specials) {
-    v1::GenerateRequest request = GreedyRequest("f", 2);
-    v1::Sampling* sampling = request.mutable_sampling();
-    sampling->set_temperature(value);
-    EXPECT_EQ(CodeOf(request), grpc::INVALID_ARGUMENT) << "temperature " << value;
-    sampling->set_temperature(-0.0f);
-    EXPECT_EQ(CodeOf(request), grpc::OK);
-    sampling->set_top_p(value);
-    EXPECT_EQ(CodeOf(request), grpc::INVALID_ARGUMENT) << "top_p " << value;
-    sampling->clear_top_p();
-    (*sampling->mutable_logit_bias())['a'] = value;
-    const bool legal = value >= -100 && value <= 100;
-    EXPECT_EQ(CodeOf(request), legal ? grpc::OK : grpc::INVALID_ARGUMENT) << "bias " << value;
-  }
-  v1::GenerateRequest request = GreedyRequest("f", 2);
-  request.mutable_sampling()->set_temperature(1e-38f);
-  request.mutable_sampling()->set_top_p(1e-38f);
-  EXPECT_EQ(CodeOf(request), grpc::OK);
 }
 
 TEST(GenerateWithoutTokenizerTest, IdsOnly) {

@@ -127,12 +127,14 @@ def is_serving(address, timeout=20.0):
 
 
 class Victim(threading.Thread):
-    """A polite client: one health check after the other on one connection."""
+    """A polite client that was there before: one health check after the other on one connection."""
 
     def __init__(self, address):
         super().__init__(daemon=True)
         self.address, self.seconds, self.errors, self.ended = address, [], 0, False
+        self.served = threading.Event()
         self.start()
+        self.served.wait(20)
 
     def run(self):
         connection = None
@@ -147,6 +149,7 @@ class Victim(threading.Thread):
                     connection.socket.close()
                 connection = None
             self.seconds.append(time.monotonic() - start)
+            self.served.set()
             time.sleep(0.005)
         if connection is not None:
             connection.socket.close()
@@ -380,25 +383,12 @@ def connections(address, count):
     return len(held), "new client after %.2f s" % (time.monotonic() - start)
 
 
-def pings(address, count):
-    data = frame(PING, 0, 0, b"12345678") * 100
-    with Connection(address) as connection:
-        return send_all(connection, (data for _ in range(count // 100)))
-
-
-def settings(address, count):
-    data = frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 65535)) * 100
-    with Connection(address) as connection:
-        return send_all(connection, (data for _ in range(count // 100)))
-
-
 ATTACKS = {
     "rapid_reset": (rapid_reset, 100000), "requests_reset": (requests_reset, 50000),
     "continuation_flood": (continuation_flood, 1000), "long_header": (long_header, 100),
     "many_streams": (many_streams, 50000), "half_messages": (half_messages, 1000),
     "unread_checks": (unread_checks, 32000), "unsent_checks": (unsent_checks, 32000),
-    "half_handshakes": (half_handshakes, 300), "connections": (connections, 3000),
-    "pings": (pings, 100000), "settings": (settings, 100000)}
+    "half_handshakes": (half_handshakes, 300), "connections": (connections, 3000)}
 
 
 def resident_mib(pid):

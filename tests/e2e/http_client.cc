@@ -1,4 +1,4 @@
-// HttpClient and TestHttp: see http_client.h.
+// HttpClient: see http_client.h.
 #include "tests/e2e/http_client.h"
 
 #include <arpa/inet.h>
@@ -19,16 +19,6 @@
 #include "absl/strings/strip.h"
 
 namespace fox {
-namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kPatienceMs = 40000;  // as much longer as ctest's limits of time
-#else
-constexpr int kPatienceMs = 10000;
-#endif
-
-}  // namespace
-
 std::string HttpReply::ErrorField() const {
   const nlohmann::json field = Json()["error"]["param"];
   return field.is_null() ? "" : field.get<std::string>();
@@ -70,7 +60,7 @@ void HttpClient::SendRequest(const std::string& method, const std::string& path,
                     body));
 }
 
-bool HttpClient::Fill(int milliseconds) {
+bool HttpClient::ReadMore(int milliseconds) {
   if (socket_ < 0) return false;
   pollfd waiting{socket_, POLLIN, 0};
   if (poll(&waiting, 1, milliseconds) != 1) return false;
@@ -83,7 +73,7 @@ bool HttpClient::Fill(int milliseconds) {
 
 bool HttpClient::ReadUntil(const std::string& text) {
   while (!absl::StrContains(in_, text)) {
-    if (!Fill()) return false;
+    if (!ReadMore()) return false;
   }
   return true;
 }
@@ -107,22 +97,26 @@ HttpReply HttpClient::Read(bool head_only) {
       const size_t end = in_.find("\r\n");
       const size_t size = std::stoul(in_.substr(0, end), nullptr, 16);
       while (in_.size() < end + 2 + size + 2) {
-        if (!Fill()) return reply;
+        if (!ReadMore()) return reply;
       }
       reply.body += in_.substr(end + 2, size);
       in_.erase(0, end + 2 + size + 2);
-      if (size == 0) return reply;
+      if (size == 0) {
+        reply.whole = true;
+        return reply;
+      }
     }
   }
   if (reply.headers.count("content-length") == 0) {
-    while (Fill()) {
+    while (ReadMore()) {
     }
     reply.body = std::exchange(in_, {});
     return reply;
   }
   const size_t size = std::stoul(reply.headers["content-length"]);
-  while (in_.size() < size && Fill()) {
+  while (in_.size() < size && ReadMore()) {
   }
+  reply.whole = in_.size() >= size;
   reply.body = in_.substr(0, size);
   in_.erase(0, size);
   return reply;
@@ -143,20 +137,6 @@ bool HttpClient::AtEnd() {
   if (poll(&waiting, 1, kPatienceMs) != 1) return false;
   char byte = 0;
   return recv(socket_, &byte, 1, 0) <= 0;
-}
-
-TestHttp::TestHttp(const TestCoreOptions& options, HttpServerOptions port) : TestCore(options) {
-  port.port.stall_timeout = options.limits.stall_timeout;
-  auto listening = HttpServer::Listen(port);
-  EXPECT_TRUE(listening.ok()) << listening.status();
-  server = *std::move(listening);
-  service.Register(server.get());
-  server->Start();
-}
-
-TestHttp::~TestHttp() {
-  engine->Stop();
-  server->Stop(1);
 }
 
 std::vector<std::string> Events(const std::string& body) {

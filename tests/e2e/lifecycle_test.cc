@@ -28,14 +28,6 @@ int HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::string& s
   return response.value();
 }
 
-bool WaitForHealth(TestServer& server, const std::string& service, int expected) {
-  for (int i = 0; i < 500; ++i) {
-    if (HealthOf(server.channel, service) == expected) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return false;
-}
-
 const char* const kServices[] = {"", "fox.v1.Inference", "fox.v1.Tokenizer", "fox.v1.Info",
                                  "fox.v1.Admin"};
 
@@ -44,12 +36,6 @@ grpc::StatusCode GenerateCode(TestServer& server) {
   SetTimeout(&context);
   v1::GenerateResponse response;
   return server.inference->Generate(&context, GreedyRequest("x", 2), &response).error_code();
-}
-
-TEST(LifecycleTest, HealthIsServingForEveryServiceAndUnknownForOthers) {
-  TestServer server;
-  for (const char* service : kServices) EXPECT_EQ(HealthOf(server.channel, service), 1) << service;
-  EXPECT_EQ(HealthOf(server.channel, "fox.v1.Nothing"), -1);
 }
 
 // The HTTP endpoint lives longer and asks for its health.
@@ -163,36 +149,19 @@ TEST(LifecycleTest, AnAdminAddressIsTheOnlyOneWithAdmin) {
 }
 
 // What has been generated is still to be read: the grace is the reader's too.
-TEST(LifecycleTest, AStopWaitsForWhoReadsAFinishedAnswer) {
+TEST(LifecycleTest, AStopWaitsForTheReaderOfAFinishedAnswer) {
   TestServer server;
   v1::GenerateRequest request = GreedyRequest("slow", 2000);
   request.mutable_output()->set_logprobs(20);  // half a megabyte: more than the connection holds
-  const std::string bytes = request.SerializeAsString();
-  const grpc::Slice slice(bytes);
-  grpc::GenericStub stub(server.Connect());
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  grpc::CompletionQueue queue;
-  void* tag = nullptr;
-  bool ok = false;
-  auto call = stub.PrepareCall(&context, "/fox.v1.Inference/Generate", &queue);
-  call->StartCall(nullptr);
-  queue.Next(&tag, &ok);
-  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
-  queue.Next(&tag, &ok);
+  UnreadAnswer answer(server.Connect(), request);
   while (server.engine->stats().finished == 0) std::this_thread::yield();
   std::thread stop([&] { server.server->Stop(20); });
   // Longer than a stop takes that waits for the engine alone.
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-  grpc::ByteBuffer answer;
-  call->Read(&answer, nullptr);
-  queue.Next(&tag, &ok);
-  EXPECT_TRUE(ok);
-  grpc::Status status;
-  call->Finish(&status, nullptr);
-  queue.Next(&tag, &ok);
+  v1::GenerateResponse response;
+  const grpc::Status status = answer.Read(&response);
   EXPECT_TRUE(status.ok()) << status.error_message();
-  EXPECT_GT(answer.Length(), 300000u);
+  EXPECT_GT(response.ByteSizeLong(), 300000u);
   const auto read = std::chrono::steady_clock::now();
   stop.join();
   EXPECT_LT(std::chrono::steady_clock::now() - read, std::chrono::seconds(2));
@@ -201,6 +170,7 @@ TEST(LifecycleTest, AStopWaitsForWhoReadsAFinishedAnswer) {
 TEST(LifecycleTest, DrainLetsRunningRequestsFinish) {
   TestServer server;
   server.script->step_delay_us = 5000;
+  for (const char* service : kServices) EXPECT_EQ(HealthOf(server.channel, service), 1) << service;
   BackgroundStream stream(server, GreedyRequest("drain", 100));
   while (server.engine->stats().running == 0) std::this_thread::yield();
 
@@ -216,24 +186,25 @@ TEST(LifecycleTest, DrainLetsRunningRequestsFinish) {
   EXPECT_EQ(stream.result.text.at(0), ExpectedText("drain", 100));
 }
 
-TEST(LifecycleTest, StopEndsWhatOutlivesTheGraceWithUnavailable) {
-  TestServer server;
-  server.script->step_delay_us = 10000;
-  BackgroundStream stream(server, GreedyRequest("long", 4000));
-  while (server.engine->stats().running == 0) std::this_thread::yield();
-  const auto start = std::chrono::steady_clock::now();
-  server.server->Stop(0.2);
-  stream.Join();
-  EXPECT_EQ(stream.result.status.error_code(), grpc::UNAVAILABLE);
-  EXPECT_FALSE(stream.result.text.empty());
-  EXPECT_EQ(stream.result.text[0],
-            ExpectedText("long", static_cast<int>(stream.result.text[0].size())));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+TEST(LifecycleTest, StopEndsWhatOutlivesTheGraceOrWhatIsForcedWithUnavailable) {
+  for (const bool forced : {false, true}) {
+    TestServer server;
+    server.script->step_delay_us = 10000;
+    BackgroundStream stream(server, GreedyRequest("long", 4000));
+    while (server.engine->stats().generated_tokens < 2) std::this_thread::yield();
+    const auto start = std::chrono::steady_clock::now();
+    server.server->Stop(forced ? 60 : 0.2, [&] { return forced; });
+    stream.Join();
+    EXPECT_EQ(stream.result.status.error_code(), grpc::UNAVAILABLE);
+    ASSERT_FALSE(stream.result.text.empty());
+    EXPECT_EQ(stream.result.text[0], ExpectedText("long", stream.result.text[0].size()));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  }
 }
 
 // On connections that were there before: those calls arrive when gRPC has begun to shut down, which
 // ends them with CANCELLED, and clients do not repeat what was cancelled.
-TEST(LifecycleTest, WhoCallsUntilTheVeryEndIsToldUnavailable) {
+TEST(LifecycleTest, CallsUntilTheVeryEndAreUnavailable) {
   std::mutex mutex;
   std::map<grpc::StatusCode, int> codes;
   for (int round = 0; round < 10; ++round) {
@@ -264,30 +235,6 @@ TEST(LifecycleTest, WhoCallsUntilTheVeryEndIsToldUnavailable) {
     EXPECT_TRUE(code == grpc::OK || code == grpc::UNAVAILABLE || code == grpc::RESOURCE_EXHAUSTED)
         << count << " times " << code;
   }
-}
-
-TEST(LifecycleTest, AForcedStopDoesNotWait) {
-  TestServer server;
-  server.script->step_delay_us = 10000;
-  BackgroundStream stream(server, GreedyRequest("long", 4000));
-  while (server.engine->stats().running == 0) std::this_thread::yield();
-  const auto start = std::chrono::steady_clock::now();
-  server.server->Stop(60, [] { return true; });
-  stream.Join();
-  EXPECT_EQ(stream.result.status.error_code(), grpc::UNAVAILABLE);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
-}
-
-TEST(LifecycleTest, AFailedEngineTurnsHealthAndEndsEveryStream) {
-  TestServer server;
-  server.script->step_delay_us = 5000;
-  BackgroundStream stream(server, GreedyRequest("fail", 4000));
-  while (server.engine->stats().generated_tokens == 0) std::this_thread::yield();
-  server.script->fail = true;
-  stream.Join();
-  EXPECT_EQ(stream.result.status.error_code(), grpc::UNAVAILABLE);
-  EXPECT_TRUE(WaitForHealth(server, "", 2));
-  EXPECT_EQ(GenerateCode(server), grpc::UNAVAILABLE);
 }
 
 TEST(LifecycleTest, InfoAndTokenizerAnswer) {

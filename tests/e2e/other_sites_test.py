@@ -3,21 +3,16 @@
 token: nothing.
 
     other_sites_test.py BIN     the folder of fox-server
-
-Skipped, and it says so, without Chromium.
 """
 
 from __future__ import annotations
 
 import http.server
 import json
-import pathlib
-import sys
 import threading
-import unittest
 
 import chromium
-from fox_server import SKIPPED, FoxServer
+import fox_server
 
 BODY = json.dumps({"prompt": "Once", "max_tokens": 1})
 JSON = "headers: {'Content-Type': 'application/json'}"
@@ -47,23 +42,21 @@ class Elsewhere(http.server.BaseHTTPRequestHandler):
         """Nowhere."""
 
 
-class OtherSitesTest(unittest.TestCase):
+class OtherSitesTest(fox_server.Case):
     """One server and one browser, to which every name is this machine's."""
 
-    programs = pathlib.Path()
+    flags = ("--http-port", "0")
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.server = cls.enterClassContext(FoxServer(cls.programs, ["--http-port", "0"]))
+        super().setUpClass()
         cls.port = cls.server.http_url.rsplit(":", 1)[1]
         cls.site = cls.enterClassContext(
             http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere))
         threading.Thread(target=cls.site.serve_forever, daemon=True).start()
         cls.addClassCleanup(cls.site.shutdown)
-        executable = chromium.find()
-        assert executable is not None
         cls.browser = cls.enterClassContext(chromium.Browser(
-            executable, switches=["--host-resolver-rules=MAP *.example 127.0.0.1"]))
+            switches=["--host-resolver-rules=MAP *.example 127.0.0.1"]))
 
     def attempt(self, expression: str) -> int:
         """The status that a page's script sees; 0: none."""
@@ -93,9 +86,4 @@ class OtherSitesTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    OtherSitesTest.programs = pathlib.Path(sys.argv.pop(1))
-    if chromium.find() is None:
-        print(f"SKIPPED: none of {', '.join(chromium.NAMES)} is here (apt: chromium); "
-              "`./run test` installs it")
-        sys.exit(SKIPPED)
-    unittest.main(verbosity=2)
+    fox_server.main(chromium.NAME)

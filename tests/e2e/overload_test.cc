@@ -1,9 +1,6 @@
 // A server under more than it can do at once: full queue, slow readers, cancelled and late calls.
 #include <gtest/gtest.h>
 
-#include <random>
-#include <thread>
-
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/test_server.h"
@@ -133,43 +130,6 @@ TEST(OverloadTest, ARefusalDoesNotWaitForTheStep) {
   EXPECT_TRUE(server.WaitIdle());
 }
 
-TEST(OverloadTest, AllSequencesOfACallAreTakenOrNone) {
-  TestServer server(OneSlot());
-  server.script->step_delay_us = 5000;
-  v1::GenerateRequest request = GreedyRequest("many", 100);
-  request.mutable_sampling()->set_n(16);
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  const StreamResult result = ReadStream(*server.inference, request, &context);
-  EXPECT_EQ(result.status.error_code(), grpc::OUT_OF_RANGE);  // no later time helps
-  EXPECT_TRUE(result.text.empty());
-  EXPECT_EQ(context.GetServerTrailingMetadata().count("retry-after-ms"), 0u);
-  EXPECT_TRUE(server.WaitIdle());
-}
-
-TEST(OverloadTest, CancelFreesPagesWithinTwoSteps) {
-  TestServer server;
-  server.script->step_delay_us = 20000;
-  BackgroundStream stream(server, GreedyRequest("cancel me", 3000));
-  ASSERT_TRUE(Eventually([&] {
-    const EngineStats stats = server.engine->stats();
-    return stats.generated_tokens > 3 && stats.free_pages < stats.num_pages;
-  }));
-  stream.context.TryCancel();
-  // The call's end is seen by the server when its sequences leave the engine; count steps from the
-  // moment the engine knew.
-  ASSERT_TRUE(Eventually([&] { return server.engine->stats().cancelled == 1; }));
-  const int64_t known = server.engine->stats().steps;
-  ASSERT_TRUE(Eventually([&] {
-    const EngineStats stats = server.engine->stats();
-    return stats.free_pages == stats.num_pages;
-  }));
-  EXPECT_LE(server.engine->stats().steps, known + 2);
-  stream.Join();
-  EXPECT_EQ(stream.result.status.error_code(), grpc::CANCELLED);
-  EXPECT_TRUE(server.WaitIdle());
-}
-
 // Refused where the queue was known to be too long, else ended.
 bool TooLate(const grpc::Status& status) {
   return status.error_code() == grpc::RESOURCE_EXHAUSTED ||
@@ -213,11 +173,7 @@ TEST(OverloadTest, SlowReaderPausesAloneAndLosesNothing) {
   // Bulky messages fill the transport's buffers soon.
   v1::GenerateRequest request = GreedyRequest("slow", 2000);
   request.mutable_output()->set_logprobs(20);
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  std::shared_ptr<grpc::Channel> own = server.Connect();
-  std::unique_ptr<v1::Inference::Stub> stub = v1::Inference::NewStub(own);
-  auto reader = stub->GenerateStream(&context, request);
+  OpenStream slow(server.Connect(), request);
   ASSERT_TRUE(Eventually([&] { return server.engine->stats().paused == 1; }));
   const int64_t generated = server.engine->stats().generated_tokens;
   EXPECT_LT(generated, 2000);
@@ -229,80 +185,9 @@ TEST(OverloadTest, SlowReaderPausesAloneAndLosesNothing) {
   EXPECT_EQ(fast.text.at(0), ExpectedText("fast", 300));
   EXPECT_EQ(server.engine->stats().paused, 1);
 
-  std::string text;
-  v1::GenerateDelta event;
-  while (reader->Read(&event)) text += event.delta().text();
-  EXPECT_TRUE(reader->Finish().ok());
-  EXPECT_EQ(text, ExpectedText("slow", 2000));
+  EXPECT_TRUE(slow.End().ok());
+  EXPECT_EQ(slow.text, ExpectedText("slow", 2000));
   EXPECT_TRUE(server.WaitIdle());
-}
-
-TEST(OverloadTest, DuplicateIdsAreRefusedAndAbortEndsWithAReason) {
-  TestServer server;
-  server.script->step_delay_us = 5000;
-  v1::GenerateRequest request = GreedyRequest("abort me", 3000);
-  request.set_request_id("mine");
-  request.mutable_sampling()->set_n(2);
-  BackgroundStream stream(server, request);
-  ASSERT_TRUE(Eventually([&] { return server.engine->stats().running == 2; }));
-  {
-    grpc::ClientContext context;
-    SetTimeout(&context);
-    v1::GenerateResponse response;
-    EXPECT_EQ(server.inference->Generate(&context, request, &response).error_code(),
-              grpc::ALREADY_EXISTS);
-  }
-  v1::AbortRequest abort;
-  abort.add_request_ids("mine");
-  abort.add_request_ids("nobody's");
-  v1::AbortResponse aborted;
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  ASSERT_TRUE(server.inference->Abort(&context, abort, &aborted).ok());
-  ASSERT_EQ(aborted.aborted_size(), 1);
-  EXPECT_EQ(aborted.aborted(0), "mine");
-  stream.Join();
-  EXPECT_TRUE(stream.result.status.ok());
-  ASSERT_EQ(stream.result.finish.size(), 2u);
-  EXPECT_EQ(stream.result.finish[0].reason(), v1::ABORT);
-  EXPECT_EQ(stream.result.finish[1].reason(), v1::ABORT);
-  EXPECT_TRUE(server.WaitIdle());
-}
-
-TEST(OverloadTest, ACancelStormLeavesNothingBehind) {
-  TestServer server;
-  server.script->step_delay_us = 200;
-  std::vector<std::thread> clients;
-  for (uint32_t c = 0; c < 8; ++c) {
-    clients.emplace_back([&server, c] {
-      std::mt19937 random(c);
-      std::unique_ptr<v1::Inference::Stub> stub = v1::Inference::NewStub(server.Connect());
-      for (int i = 0; i < 40; ++i) {
-        grpc::ClientContext context;
-        SetTimeout(&context, 1 + static_cast<int>(random() % 40));
-        v1::GenerateRequest request =
-            GreedyRequest("storm", static_cast<uint32_t>(1 + random() % 200));
-        request.mutable_sampling()->set_n(static_cast<uint32_t>(1 + random() % 3));
-        auto reader = stub->GenerateStream(&context, request);
-        v1::GenerateDelta event;
-        for (uint64_t reads = random() % 30; reads > 0 && reader->Read(&event); --reads) {
-        }
-        if (random() % 2 == 0) context.TryCancel();
-        while (reader->Read(&event)) {
-        }
-        const grpc::StatusCode code = reader->Finish().error_code();
-        EXPECT_TRUE(code == grpc::OK || code == grpc::CANCELLED ||
-                    code == grpc::DEADLINE_EXCEEDED || code == grpc::RESOURCE_EXHAUSTED)
-            << code;
-      }
-    });
-  }
-  for (std::thread& client : clients) client.join();
-  EXPECT_TRUE(server.WaitIdle());
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  const StreamResult after = ReadStream(*server.inference, GreedyRequest("calm", 20), &context);
-  EXPECT_EQ(after.text.at(0), ExpectedText("calm", 20));
 }
 
 TEST(OverloadTest, ManyStreamsAtOnceAreEachTheirOwn) {

@@ -2,42 +2,34 @@
 """The page at / of the HTTP port in a real browser, with the keyboard alone.
 
     page_test.py BIN [--screenshot FILE]     the folder of fox-server; FILE: a PNG for the README
-
-Skipped, and it says so, without Chromium.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import pathlib
 import sys
-import unittest
-import urllib.request
 
 import chromium
-from fox_server import MODEL, SKIPPED, FoxServer
+import fox_server
+from fox_server import MODEL
 
 CONTROL, SHIFT = 2, 8
 LONG = (MODEL / "prompt_long.txt").read_text()
 STATE = "document.body.dataset.state"
 
 
-class PageTest(unittest.TestCase):
+class PageTest(fox_server.Case):
     """One server and one browser for all cases; each opens the page anew."""
 
-    programs = pathlib.Path()
+    flags = ("--http-port", "0")
     screenshot: pathlib.Path | None = None
-    url = ""
 
     @classmethod
     def setUpClass(cls) -> None:
-        if not cls.url:
-            server = cls.enterClassContext(FoxServer(cls.programs, ["--http-port", "0"]))
-            cls.url = server.http_url
-        executable = chromium.find()
-        assert executable is not None
-        cls.browser = cls.enterClassContext(chromium.Browser(executable, 1200, 1160))
+        super().setUpClass()
+        cls.url = cls.server.http_url
+        cls.browser = cls.enterClassContext(chromium.Browser(1200, 1160))
 
     def setUp(self) -> None:
         self.browser.events.clear()
@@ -152,12 +144,8 @@ class PageTest(unittest.TestCase):
         self.enter("seed", "7")
         self.generate("The king", 24)
         self.browser.wait_for(f"{STATE} === 'done' || {STATE} === 'failed'")
-        body = {"model": "demo", "prompt": "The king", "max_tokens": 24, "seed": 7,
-                "temperature": 0.7}
-        request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(),
-                                         {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as response:
-            text = json.load(response)["choices"][0]["text"]
+        text = json.loads(self.post(model="demo", prompt="The king", max_tokens=24, seed=7,
+                                    temperature=0.7))["choices"][0]["text"]
         self.assertEqual(self.text("answer"), "The king" + text)
 
     def test_escape_stops_it(self) -> None:
@@ -212,15 +200,7 @@ class PageTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("programs", type=pathlib.Path)
-    parser.add_argument("--screenshot", type=pathlib.Path)
-    parser.add_argument("--url", default="", help="of a server that runs already")
-    arguments, rest = parser.parse_known_args()
-    if chromium.find() is None:
-        print(f"SKIPPED: none of {', '.join(chromium.NAMES)} is here (apt: chromium); "
-              "`./run test` installs it")
-        sys.exit(SKIPPED)
-    PageTest.programs, PageTest.screenshot = arguments.programs, arguments.screenshot
-    PageTest.url = arguments.url
-    unittest.main(argv=[sys.argv[0], *rest])
+    if "--screenshot" in sys.argv:
+        PageTest.screenshot = pathlib.Path(sys.argv.pop())
+        sys.argv.pop()
+    fox_server.main(chromium.NAME)

@@ -3,25 +3,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/ptrace.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <set>
 #include <sstream>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "nlohmann/json.hpp"
+#include "tests/e2e/server_process.h"
 
 namespace fox {
 namespace {
@@ -33,96 +27,46 @@ const std::string kBin = std::string(FOX_BINARY_DIR) + "/bin/";
 const std::string kDemo = std::string(FOX_SOURCE_DIR) + "/models/demo";
 const std::string kWithoutTokenizer = std::string(FOX_SOURCE_DIR) + "/tests/golden/tiny_fla";
 
-// A child whose standard output is read through a pipe; standard error goes with it, or to the
-// descriptor `errors`.
-class Process {
- public:
-  explicit Process(std::vector<std::string> arguments, int errors = -1) {
-    int ends[2];
-    if (pipe(ends) != 0) return;
-    pid_ = fork();
-    if (pid_ == 0) {
-      dup2(ends[1], STDOUT_FILENO);
-      dup2(errors >= 0 ? errors : ends[1], STDERR_FILENO);
-      close(ends[0]);
-      close(ends[1]);
-      std::vector<char*> argv;
-      for (std::string& argument : arguments) argv.push_back(argument.data());
-      argv.push_back(nullptr);
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
-    close(ends[1]);
-    out_ = ends[0];
-  }
-  ~Process() {
-    if (!waited_) {
-      kill(pid_, SIGKILL);
-      Wait();
-    }
-    close(out_);
-  }
+constexpr double kPatience = 60;  // seconds
 
-  // Reads until `text` has appeared or the output ends.
-  bool ReadUntil(const std::string& text) {
-    while (output.find(text) == std::string::npos || output.back() != '\n') {
-      if (!ReadSome()) return false;
-    }
-    return true;
-  }
-  // Waits for any output; false when there will be none.
-  bool ReadSome() {
-    std::array<char, 4096> buffer = {};
-    const ssize_t n = read(out_, buffer.data(), buffer.size());
-    if (n > 0) output.append(buffer.data(), static_cast<size_t>(n));
-    return n > 0;
-  }
-  void Signal(int signal) { kill(pid_, signal); }
-  pid_t pid() const { return pid_; }
-  // The exit code after reading everything; 128 + signal when one ended it.
-  int Wait() {
-    int status = 0;
-    if (waited_) return -1;
-    ReadUntil("\xff");  // never appears
-    waitpid(pid_, &status, 0);
-    waited_ = true;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-
-  std::string output;
-
- private:
-  pid_t pid_ = -1;
-  int out_ = -1;
-  bool waited_ = false;
-};
-
-// Runs a command to its end.
-int Finish(std::vector<std::string> arguments, std::string* output) {
-  Process process(std::move(arguments));
-  const int code = process.Wait();
-  *output = process.output;
+// Runs a command to its end; the exit code.
+int Finish(const std::vector<std::string>& arguments, std::string* output) {
+  ChildProcess process({arguments, {}, ""});
+  const int code = process.WaitEnd(kPatience).value_or(-1);
+  *output = process.output();
   return code;
 }
 
-std::vector<std::string> ServerCommand(std::vector<std::string> more) {
-  std::vector<std::string> all = {kBin + "fox-server", "--model",          kDemo,
-                                  "--grpc-port=0",     "--kv-cache-mb=64", "--max-num-seqs=4"};
-  all.insert(all.end(), more.begin(), more.end());
-  return all;
+std::vector<std::string> Cli(const ServerProcess& server, std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), kBin + "fox-cli");
+  arguments.push_back("--target=" + server.target());
+  return arguments;
 }
 
-// "127.0.0.1:PORT" from the line the server prints.
-std::string TargetOf(const Process& server) {
-  const std::string mark = "listening on ";
-  const size_t begin = server.output.find(mark) + mark.size();
-  return server.output.substr(begin, server.output.find('\n', begin) - begin);
+// A client whose answer has begun and does not end.
+struct LongAnswer {
+  explicit LongAnswer(const ServerProcess& server)
+      : process({Cli(server, {"generate", "Once", "--max-tokens=60000", "--ignore-eos"}), {}, ""}) {
+    EXPECT_TRUE(
+        process.WaitOutput(kPatience, [](const std::string& output) { return !output.empty(); }));
+  }
+  void ExpectUnavailable() {
+    EXPECT_EQ(process.WaitEnd(kPatience), 1);
+    EXPECT_THAT(process.output(), HasSubstr("UNAVAILABLE"));
+  }
+  ChildProcess process;
+};
+
+ServerStart Demo(const std::vector<std::string>& flags = {}) {
+  ServerStart start;
+  start.program = kBin + "fox-server";
+  start.ports.http = -1;
+  start.flags = {"--model", kDemo, "--kv-cache-mb=64", "--max-num-seqs=4"};
+  start.flags.insert(start.flags.end(), flags.begin(), flags.end());
+  return start;
 }
 
 TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
-  Process other(ServerCommand({}));
-  ASSERT_TRUE(other.ReadUntil("listening on "));
-  const std::string taken = TargetOf(other).substr(TargetOf(other).find(':') + 1);
   const std::pair<std::vector<std::string>, std::string> cases[] = {
       {{}, "--model: must name"},
       {{"--modle", kDemo}, "did you mean --model?"},
@@ -132,8 +76,7 @@ TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
       {{"--model", kDemo, "--grpc-port=70000"}, "--grpc-port"},
       {{"--model", kDemo, "--host=0.0.0.0"}, "--host"},
       {{"--model", kDemo, "--log-tolerance=0"}, "--log-tolerance"},  // would permit to drop all
-      {{"--model", "no/such", "--grpc-port", taken}, "no/such: the model directory does not exist"},
-      {{"--model", kDemo, "--grpc-port", taken}, "Address already in use"},
+      {{"--model", "no/such", "--grpc-port=0"}, "no/such: the model directory does not exist"},
       {{"--check-model", kDemo + "/config.json"}, "the model path is not a directory"},
       {{"--check-model", kWithoutTokenizer, "--add-bos-to-ids"}, "puts no bos before a text"},
   };
@@ -150,18 +93,18 @@ TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
 }
 
 TEST(ProcessTest, StartsWithWhatDiffersFromTheDefaults) {
-  Process server(ServerCommand({"--dtype=float32"}));
-  ASSERT_TRUE(server.ReadUntil("listening on "));
-  EXPECT_THAT(server.output, HasSubstr("--max-num-seqs=4\n--kv-cache-mb=64\n"));
-  EXPECT_THAT(server.output, HasSubstr("--dtype=f32\n"));
-  EXPECT_THAT(server.output, Not(HasSubstr("--max-logprobs")));
-  EXPECT_THAT(server.output, Not(HasSubstr("--http-host")));
-  EXPECT_THAT(server.output, Not(HasSubstr("no tokenizer")));
+  ServerProcess server(Demo({"--dtype=float32"}));
+  ASSERT_TRUE(server.WaitReady());
+  EXPECT_THAT(server.log(), HasSubstr("--max-num-seqs=4\n--kv-cache-mb=64\n"));
+  EXPECT_THAT(server.log(), HasSubstr("--dtype=f32\n"));
+  EXPECT_THAT(server.log(), Not(HasSubstr("--max-logprobs")));
+  EXPECT_THAT(server.log(), Not(HasSubstr("--http-host")));
+  EXPECT_THAT(server.log(), Not(HasSubstr("no tokenizer")));
   const std::string tiny = std::string(FOX_SOURCE_DIR) + "/tests/golden/tiny_rope";
-  Process without(ServerCommand({"--model", tiny}));
-  ASSERT_TRUE(without.ReadUntil("listening on "));
-  EXPECT_THAT(without.output, HasSubstr("warning no tokenizer"));
-  EXPECT_THAT(without.output, HasSubstr("tokenizer.json"));
+  ServerProcess without(Demo({"--model", tiny}));
+  ASSERT_TRUE(without.WaitReady());
+  EXPECT_THAT(without.log(), HasSubstr("warning no tokenizer"));
+  EXPECT_THAT(without.log(), HasSubstr("tokenizer.json"));
 }
 
 // Under limits of the address space that the model does not fit into, and pools larger than any
@@ -172,7 +115,9 @@ TEST(ProcessTest, TooLittleMemoryIsTold) {
 #endif
   std::string output;
   for (const char* mb : {"100000000", "1073741824"}) {
-    EXPECT_EQ(Finish(ServerCommand({std::string("--kv-cache-mb=") + mb}), &output), 78) << output;
+    const std::vector<std::string> command = {kBin + "fox-server", "--model", kDemo,
+                                              std::string("--kv-cache-mb=") + mb};
+    EXPECT_EQ(Finish(command, &output), 78) << output;
     EXPECT_THAT(output, HasSubstr("do not fit into the"));
     EXPECT_EQ(output.find('\n'), output.size() - 1) << output;
   }
@@ -202,34 +147,33 @@ TEST(ProcessTest, HelpVersionAndCheckModel) {
 }
 
 TEST(ProcessTest, ServesTheDemoModelAndStopsOnSigterm) {
-  Process server(ServerCommand({}));
-  ASSERT_TRUE(server.ReadUntil("listening on "));
-  const std::string target = "--target=" + TargetOf(server);
+  ServerProcess server(Demo());
+  ASSERT_TRUE(server.WaitReady());
   std::string output, again;
-  EXPECT_EQ(Finish({kBin + "fox-cli", "health", target}, &output), 0);
+  const auto cli = [&](const std::vector<std::string>& arguments, std::string* said) {
+    return Finish(Cli(server, arguments), said);
+  };
+  EXPECT_EQ(cli({"health"}, &output), 0);
   EXPECT_EQ(output, "SERVING\n");
-  const std::vector<std::string> generate = {kBin + "fox-cli",  "generate",  "Once upon a time",
-                                             "--max-tokens=20", "--seed=11", target};
-  EXPECT_EQ(Finish(generate, &output), 0);
+  const std::vector<std::string> generate = {"generate", "Once upon a time", "--max-tokens=20",
+                                             "--seed=11"};
+  EXPECT_EQ(cli(generate, &output), 0);
   EXPECT_GT(output.size(), 20u);
-  EXPECT_EQ(Finish(generate, &again), 0);
+  EXPECT_EQ(cli(generate, &again), 0);
   EXPECT_EQ(output, again);
-  EXPECT_EQ(Finish({kBin + "fox-cli", "score", "Once upon a time", target}, &output), 0);
+  EXPECT_EQ(cli({"score", "Once upon a time"}, &output), 0);
   EXPECT_THAT(output, HasSubstr("perplexity"));
-  EXPECT_EQ(Finish({kBin + "fox-cli", "tokenize", "a cat", target}, &output), 0);
-  EXPECT_EQ(Finish({kBin + "fox-cli", "detokenize", output, target}, &again), 0);
+  EXPECT_EQ(cli({"tokenize", "a cat"}, &output), 0);
+  EXPECT_EQ(cli({"detokenize", output}, &again), 0);
   EXPECT_EQ(again, "a cat\n");
   // Both streams are one pipe here.
-  EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "x", "--max-tokens=3", "--ignore-eos", "--stats",
-                    target},
-                   &output),
-            0);
+  EXPECT_EQ(cli({"generate", "x", "--max-tokens=3", "--ignore-eos", "--stats"}, &output), 0);
   EXPECT_THAT(output, HasSubstr("\n[0] LENGTH, 3 prompt + 3 generated tokens\n"));
-  EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "x", "--n=17", target}, &output), 2);
-  EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "x", "--log-tolerance=-1", target}, &output), 1);
+  EXPECT_EQ(cli({"generate", "x", "--n=17"}, &output), 2);
+  EXPECT_EQ(cli({"generate", "x", "--log-tolerance=-1"}, &output), 1);
   EXPECT_THAT(output, HasSubstr("INVALID_ARGUMENT: acp.log_tolerance"));
   server.Signal(SIGTERM);
-  EXPECT_EQ(server.Wait(), 0) << server.output;
+  EXPECT_EQ(server.WaitEnd(kPatience), 0) << server.log();
 }
 
 TEST(ProcessTest, TheClientSuggests) {
@@ -241,42 +185,40 @@ TEST(ProcessTest, TheClientSuggests) {
 }
 
 TEST(ProcessTest, TargetsAreTakenAsPeopleWriteThem) {
-  Process server(ServerCommand({"--http-port=0"}));
-  ASSERT_TRUE(server.ReadUntil("listening for HTTP on "));
+  ServerStart start = Demo();
+  start.ports.http = 0;
+  ServerProcess server(start);
+  ASSERT_TRUE(server.WaitReady());
   std::string output;
-  EXPECT_EQ(
-      Finish({kBin + "fox-cli", "health", "--target=http://" + TargetOf(server) + "/"}, &output), 0)
-      << output;
-  const size_t at = server.output.find("HTTP on ") + 8;
-  const std::string http = server.output.substr(at, server.output.find('\n', at) - at);
-  EXPECT_EQ(Finish({kBin + "fox-cli", "health", "--target", http}, &output), 1);
+  const auto health = [&](const std::string& target) {
+    return Finish({kBin + "fox-cli", "health", "--target", target}, &output);
+  };
+  EXPECT_EQ(health("http://" + server.target() + "/"), 0) << output;
+  EXPECT_EQ(health("127.0.0.1:" + std::to_string(server.ports().http)), 1);
   EXPECT_THAT(output, HasSubstr("this is an HTTP port, and gRPC has the server's --grpc-port"));
   EXPECT_EQ(output.find('\n'), output.size() - 1) << output;
-  EXPECT_EQ(Finish({kBin + "fox-cli", "health", "--target", "127.1.2.3"}, &output), 1);
+  EXPECT_EQ(health("127.1.2.3"), 1);
   EXPECT_THAT(output, HasSubstr("127.1.2.3:50051"));
 }
 
 TEST(ProcessTest, ATraceLoadsWhateverEndsTheServer) {
   const std::string path = ::testing::TempDir() + "/process_test_trace.json";
   for (const int signal : {SIGTERM, SIGKILL}) {
-    Process server(ServerCommand({"--trace=" + path, "--log-level=debug"}));
-    ASSERT_TRUE(server.ReadUntil("listening on "));
+    ServerProcess server(Demo({"--trace=" + path, "--log-level=debug"}));
+    ASSERT_TRUE(server.WaitReady());
     std::string output;
-    EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "Once upon a time", "--max-tokens=20",
-                      "--ignore-eos", "--target=" + TargetOf(server)},
-                     &output),
-              0);
-    Process client({kBin + "fox-cli", "generate", "Once", "--max-tokens=60000", "--ignore-eos",
-                    "--target=" + TargetOf(server)});
-    // Not a whole line: the server's log is not read meanwhile, and a full pipe would stop it.
-    ASSERT_TRUE(client.ReadSome());
+    EXPECT_EQ(
+        Finish(Cli(server, {"generate", "Once upon a time", "--max-tokens=20", "--ignore-eos"}),
+               &output),
+        0);
+    LongAnswer client(server);
     server.Signal(signal);
     if (signal == SIGTERM) {
-      ASSERT_TRUE(server.ReadUntil("shutting down"));
+      ASSERT_TRUE(server.WaitLog("shutting down"));
       server.Signal(SIGTERM);  // ends the long request
     }
-    server.Wait();
-    EXPECT_THAT(server.output, HasSubstr("tokens 0+"));  // a plan in the log
+    server.WaitEnd(kPatience);
+    EXPECT_THAT(server.log(), HasSubstr("tokens 0+"));  // a plan in the log
 
     std::map<std::string, int> names;
     int64_t tokens = 0;
@@ -300,19 +242,14 @@ TEST(ProcessTest, ATraceLoadsWhateverEndsTheServer) {
 }
 
 TEST(ProcessTest, ASecondSignalEndsTheDrain) {
-  Process server(ServerCommand({"--shutdown-timeout=60"}));
-  ASSERT_TRUE(server.ReadUntil("listening on "));
-  Process client({kBin + "fox-cli", "generate", "Once", "--max-tokens=60000", "--ignore-eos",
-                  "--target=" + TargetOf(server)});
-  ASSERT_TRUE(client.ReadUntil("\n"));
+  ServerProcess server(Demo({"--shutdown-timeout=60"}));
+  ASSERT_TRUE(server.WaitReady());
+  LongAnswer client(server);
   server.Signal(SIGTERM);
-  ASSERT_TRUE(server.ReadUntil("NOT_SERVING"));
-  const auto start = std::chrono::steady_clock::now();
+  ASSERT_TRUE(server.WaitLog("NOT_SERVING"));
   server.Signal(SIGTERM);
-  EXPECT_EQ(server.Wait(), 0) << server.output;
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
-  EXPECT_EQ(client.Wait(), 1);
-  EXPECT_THAT(client.output, HasSubstr("UNAVAILABLE"));
+  EXPECT_EQ(server.WaitEnd(10), 0) << server.log();
+  client.ExpectUnavailable();
 }
 
 // A pipe that holds little, so that it is full soon.
@@ -340,20 +277,19 @@ class SmallPipe {
 TEST(ProcessTest, TheLogMayBeStuckOrGone) {
   for (const bool gone : {false, true}) {
     SmallPipe log;
-    Process server(ServerCommand({"--log-level=debug"}), log.writer());
-    ASSERT_TRUE(server.ReadUntil("listening on "));
+    ServerStart start = Demo({"--log-level=debug"});
+    start.errors = "/dev/fd/" + std::to_string(log.writer());
+    ServerProcess server(start);
+    ASSERT_TRUE(server.WaitReady());
     if (gone) log.CloseReader();
-    const std::string target = "--target=" + TargetOf(server);
     std::string output;
     for (int i = 0; i < 3; ++i) {
       EXPECT_EQ(
-          Finish({kBin + "fox-cli", "generate", "Once", "--max-tokens=100", "--ignore-eos", target},
-                 &output),
-          0)
+          Finish(Cli(server, {"generate", "Once", "--max-tokens=60", "--ignore-eos"}), &output), 0)
           << output;
     }
     server.Signal(SIGTERM);
-    EXPECT_EQ(server.Wait(), 0) << server.output;
+    EXPECT_EQ(server.WaitEnd(kPatience), 0) << server.log();
   }
 }
 
@@ -363,17 +299,14 @@ TEST(ProcessTest, JsonLogsAreJson) {
   EXPECT_EQ(Finish({kBin + "fox-server", "--modle=x", "--log-format=json"}, &output), 78);
   EXPECT_THAT(std::string(nlohmann::json::parse(output).at("reason")), HasSubstr("--model"));
 
-  setenv("FOX_HOST", "tcp://10.0.0.1:50051", 1);
-  Process server(ServerCommand({"--log-format=json", "--log-level=debug"}));
-  unsetenv("FOX_HOST");
-  ASSERT_TRUE(server.ReadUntil("listening on "));
-  EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "Once", "--max-tokens=3",
-                    "--target=" + TargetOf(server)},
-                   &output),
-            0);
+  ServerStart start = Demo({"--log-format=json", "--log-level=debug"});
+  start.variables = {"FOX_HOST=tcp://10.0.0.1:50051"};
+  ServerProcess server(start);
+  ASSERT_TRUE(server.WaitReady());
+  EXPECT_EQ(Finish(Cli(server, {"generate", "Once", "--max-tokens=3"}), &output), 0);
   server.Signal(SIGTERM);
-  EXPECT_EQ(server.Wait(), 0);
-  std::istringstream lines(server.output);
+  EXPECT_EQ(server.WaitEnd(kPatience), 0);
+  std::istringstream lines(server.log());
   std::set<std::string> events;
   for (std::string line; std::getline(lines, line);) {
     if (line.rfind("listening on ", 0) == 0) continue;  // standard output
@@ -386,65 +319,26 @@ TEST(ProcessTest, JsonLogsAreJson) {
 }
 
 TEST(ProcessTest, ASignalWhileLoadingEndsTheServerAtOnce) {
-  setenv("FOX_HOST", "tcp://10.0.0.1:50051", 1);
-  Process server(ServerCommand({}));
-  unsetenv("FOX_HOST");
-  ASSERT_TRUE(server.ReadUntil("FOX_HOST is ignored"));  // before the model is opened
+  ServerStart start = Demo();
+  start.variables = {"FOX_HOST=tcp://10.0.0.1:50051"};
+  ServerProcess server(start);
+  ASSERT_TRUE(server.WaitLog("FOX_HOST is ignored"));  // before the model is opened
   server.Signal(SIGTERM);
-  EXPECT_EQ(server.Wait(), 0) << server.output;
-  EXPECT_THAT(server.output, HasSubstr("stopped while loading"));
-  EXPECT_THAT(server.output, Not(HasSubstr("listening")));
+  EXPECT_EQ(server.WaitEnd(kPatience), 0) << server.log();
+  EXPECT_THAT(server.log(), HasSubstr("stopped while loading"));
+  EXPECT_THAT(server.log(), Not(HasSubstr("listening")));
 }
 
-// A crash is told by the exit code, and where cores are wanted by the signal: into one byte, here.
-// SIGBUS comes by the handler of mapped files.
-TEST(ProcessTest, ACrashIsToldByTheExitCodeOrByItsCore) {
+// Of what other signals and cores do, process_end_test knows.
+TEST(ProcessTest, ACrashIsToldByTheExitCode) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers tell more";
 #endif
-  for (const auto& [cores, crash, code] :
-       {std::tuple("0", SIGSEGV, 70), {"1", SIGSEGV, 128 + SIGSEGV}, {"1", SIGBUS, 128 + SIGBUS}}) {
-    std::string command = std::string("ulimit -c ") + cores + "; exec";
-    for (const std::string& word : ServerCommand({})) command += " " + word;
-    Process server({"/bin/sh", "-c", command});
-    ASSERT_TRUE(server.ReadUntil("listening on "));
-    server.Signal(crash);
-    EXPECT_EQ(server.Wait(), code) << server.output;
-    EXPECT_THAT(server.output, HasSubstr("error the process crashes"));
-  }
-}
-
-// The thread of this name, or -1.
-pid_t ThreadNamed(pid_t process, const std::string& name) {
-  namespace fs = std::filesystem;
-  for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(process) + "/task")) {
-    std::string comm;
-    std::getline(std::ifstream(entry.path() / "comm"), comm);
-    if (comm == name) return std::stoi(entry.path().filename());
-  }
-  return -1;
-}
-
-// The engine's thread is held by ptrace, as a device that hangs would hold it.
-TEST(ProcessTest, AHangingStepEndsTheProcess) {
-  Process server(ServerCommand({"--step-timeout=0.3"}));
-  ASSERT_TRUE(server.ReadUntil("listening on "));
-  Process client({kBin + "fox-cli", "generate", "Once", "--max-tokens=60000", "--ignore-eos",
-                  "--target=" + TargetOf(server)});
-  ASSERT_TRUE(client.ReadSome());
-  const pid_t engine = ThreadNamed(server.pid(), "engine");
-  ASSERT_GT(engine, 0);
-  if (ptrace(PTRACE_SEIZE, engine, nullptr, nullptr) != 0) GTEST_SKIP() << "no ptrace";
-  ASSERT_EQ(ptrace(PTRACE_INTERRUPT, engine, nullptr, nullptr), 0);
-  int status = 0;
-  const auto start = std::chrono::steady_clock::now();
-  while (waitpid(engine, &status, __WALL) == engine && WIFSTOPPED(status)) {
-  }
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
-  EXPECT_EQ(server.Wait(), 70) << server.output;
-  EXPECT_THAT(server.output, HasSubstr("a step hangs"));
-  EXPECT_EQ(client.Wait(), 1);
-  EXPECT_THAT(client.output, HasSubstr("UNAVAILABLE"));
+  ServerProcess server(Demo());
+  ASSERT_TRUE(server.WaitReady());
+  server.Signal(SIGSEGV);
+  EXPECT_EQ(server.WaitEnd(kPatience), 70) << server.log();
+  EXPECT_THAT(server.log(), HasSubstr("error the process crashes"));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """docker/haproxy.cfg in front of a fox-server on the demo model: the attacks of http2_attacks.py
-cost neither process memory and a polite client nothing. Skipped, and it says so, without haproxy.
+cost neither process memory and a polite client nothing.
 
     proxy_test.py BIN     the folder of fox-server and fox-cli
 """
@@ -8,21 +8,16 @@ cost neither process memory and a polite client nothing. Skipped, and it says so
 from __future__ import annotations
 
 import os
-import pathlib
-import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
-import unittest
 
+import fox_server
 import http2_attacks as attacks
-from fox_server import INSTRUMENTED, ROOT, SKIPPED, FoxServer, free_port, wait_until
+from fox_server import INSTRUMENTED, ROOT, free_port, wait_until
 
 CONFIGURATION = ROOT / "docker" / "haproxy.cfg"
-HAPROXY = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
 
 class Proxy:
@@ -41,7 +36,7 @@ class Proxy:
                              "FOX_PROXY_BIND": "%s:%d" % self.address}
 
     def __enter__(self) -> Proxy:
-        self._process = subprocess.Popen([str(HAPROXY), "-db", "-f", self._file.name],
+        self._process = subprocess.Popen(["haproxy", "-db", "-f", self._file.name],
                                          env=self._environment, stdout=subprocess.DEVNULL,
                                          stderr=subprocess.DEVNULL)
         self.pid = self._process.pid
@@ -53,14 +48,12 @@ class Proxy:
         self._file.close()
 
 
-class ProxyTest(unittest.TestCase):
+class ProxyTest(fox_server.Case):
     """One server and one proxy for all cases."""
-
-    programs = pathlib.Path()
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.server = cls.enterClassContext(FoxServer(cls.programs))
+        super().setUpClass()
         cls.server_pid = cls.server.process.pid
         cls.proxy = cls.enterClassContext(Proxy(cls.server.target, {
             "timeout http-request 10s": "timeout http-request 1s",
@@ -102,16 +95,11 @@ class ProxyTest(unittest.TestCase):
         self.assertEqual(closed, 100, seconds)
         self.attack(attacks.connections, 1500)
 
-    def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """fox-cli through the proxy."""
-        return subprocess.run([str(self.programs / "fox-cli"), *arguments, "--target", self.target],
-                              capture_output=True, text=True, timeout=60, check=False)
-
     def test_a_silent_stream_is_not_cut(self) -> None:
         """The server is stopped for longer than a client may be silent."""
         with subprocess.Popen(
                 [str(self.programs / "fox-cli"), "generate", "Once", "--target", self.target,
-                 "--max-tokens", "2000", "--ignore-eos"], stdout=subprocess.PIPE,
+                 "--max-tokens", "300", "--ignore-eos"], stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stderr is not None
             first = process.stdout.read(1)
@@ -120,7 +108,7 @@ class ProxyTest(unittest.TestCase):
             os.kill(self.server_pid, signal.SIGCONT)
             rest, errors = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 0, errors)
-        self.assertGreater(len(first + rest), 2000)
+        self.assertGreater(len(first + rest), 300)
 
     def test_what_is_not_offered(self) -> None:
         with attacks.Connection(self.proxy.address) as connection:
@@ -135,23 +123,18 @@ class ProxyTest(unittest.TestCase):
                     break
         self.assertIn(b"12", payload)  # UNIMPLEMENTED, in a header without compression
         self.assertTrue(flags & attacks.END_STREAM)
-        self.assertEqual(self.cli("health").stdout.strip(), "SERVING")
+        self.assertEqual(self.cli("health", target=self.target).stdout, "SERVING\n")
 
     def test_without_a_server_calls_are_unavailable(self) -> None:
         with Proxy("127.0.0.1:1", {}) as alone:
             target = "%s:%d" % alone.address
 
             def is_refused() -> bool:
-                health = subprocess.run([str(self.programs / "fox-cli"), "health", "--target",
-                                         target], capture_output=True, text=True, check=False)
-                return "UNAVAILABLE" in health.stderr and "503" in health.stderr
+                said = self.cli("health", target=target).stderr
+                return "UNAVAILABLE" in said and "503" in said
 
             self.assertTrue(wait_until(is_refused))
 
 
 if __name__ == "__main__":
-    ProxyTest.programs = pathlib.Path(sys.argv.pop(1))
-    if HAPROXY is None:
-        print("SKIPPED: there is no haproxy; `./run test` installs it")
-        sys.exit(SKIPPED)
-    unittest.main()
+    fox_server.main("haproxy")

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""proto/python, built, type-checked, and used against fox-servers on the demo model. Skipped, and
-it says so, without what it is built with.
+"""proto/python, built, type-checked, and used against fox-servers on the demo model.
 
     python_client_test.py BIN     the folder of fox-server and fox-cli
 """
@@ -8,7 +7,6 @@ it says so, without what it is built with.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import pathlib
 import shutil
 import subprocess
@@ -20,10 +18,9 @@ import unittest
 from typing import Any
 
 import certificates
-from fox_server import ROOT, SKIPPED, SLOWNESS, FoxServer
+import fox_server
+from fox_server import ROOT, SLOWNESS, wait_until
 
-NEEDED = {"grpc": "grpcio", "grpc_tools": "grpcio-tools", "setuptools": "setuptools",
-          "wheel": "wheel", "mypy": "mypy", "google-stubs": "types-protobuf"}
 PROMPT = "Once upon a time"
 TOKEN = "a-token-of-the-test"
 
@@ -47,32 +44,26 @@ def use(client: foxserve_client.Client) -> str:
 """
 
 
-def build(into: pathlib.Path) -> None:
-    """Installs the package there, from a copy: a build leaves files in its source."""
-    source = into / "source" / "proto"
+def setUpModule() -> None:
+    """Installs the package from a copy, as a build leaves files in its source."""
+    global foxserve_client, grpc
+    Case.folder = pathlib.Path(unittest.enterModuleContext(tempfile.TemporaryDirectory()))
+    source, site = Case.folder / "source" / "proto", Case.folder / "site"
     shutil.copytree(ROOT / "proto", source, ignore=shutil.ignore_patterns("build", "__pycache__"))
     shutil.copy(ROOT / "CMakeLists.txt", source.parent)
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps",
                     "--no-build-isolation", "--no-index", "--disable-pip-version-check",
-                    "--root-user-action", "ignore", "--target", str(into / "site"),
+                    "--root-user-action", "ignore", "--target", str(site),
                     str(source / "python")], check=True, timeout=120)
-    sys.path.insert(0, str(into / "site"))
+    sys.path.insert(0, str(site))
+    import foxserve_client
+    import grpc
 
 
-class Case(unittest.TestCase):
-    """The package, and a folder that ends with the class."""
+class Case(fox_server.Case):
+    """With the package, in a folder."""
 
-    programs = pathlib.Path()
-    site = pathlib.Path()
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-
-    @classmethod
-    def serve(cls, *flags: str) -> FoxServer:
-        """A server until the class' end."""
-        return cls.enterClassContext(FoxServer(cls.programs, flags))
+    folder = pathlib.Path()
 
     def assert_fails(self, code: str, call: Any) -> Any:
         """With that status; returns the error."""
@@ -88,15 +79,17 @@ class Case(unittest.TestCase):
 class PackageTest(Case):
     """What is built, before anything is called."""
 
+    flags = None
+
     def test_types(self) -> None:
-        program = self.folder / "program.py"
+        program, site = self.folder / "program.py", self.folder / "site"
         program.write_text(TYPED_PROGRAM)
         checked = subprocess.run(
             [sys.executable, "-m", "mypy", "--config-file",
              str(ROOT / "proto" / "python" / "pyproject.toml"), "--cache-dir",
-             str(self.folder / "cache"), str(self.site / "foxserve_client"), str(program)],
+             str(self.folder / "cache"), str(site / "foxserve_client"), str(program)],
             capture_output=True, text=True, timeout=120, check=False, cwd=self.folder,
-            env={"MYPYPATH": str(self.site), "PATH": "/usr/bin:/bin"})
+            env={"MYPYPATH": str(site), "PATH": "/usr/bin:/bin"})
         found = {int(line.split(":")[1]) for line in checked.stdout.splitlines()
                  if line.startswith("program.py:") and "error:" in line}
         wrong = {number for number, line in enumerate(TYPED_PROGRAM.splitlines(), 1)
@@ -135,15 +128,14 @@ class CallsTest(Case):
 
     @classmethod
     def setUpClass(cls) -> None:
-        super().setUpClass()
         authority = certificates.Authority(cls.folder, "authority")
         own, client = authority.issue("own"), authority.issue("client")
         tokens = cls.folder / "tokens"
         tokens.write_text(TOKEN + "\n")
         tokens.chmod(0o600)
-        server = cls.serve(*own.server_flags(), "--ssl-ca-certs", str(authority.certificate),
-                           "--api-key-file", str(tokens))
-        cls.target = server.target
+        cls.target = cls.serve(
+            *own.server_flags(), "--ssl-ca-certs", str(authority.certificate), "--api-key-file",
+            str(tokens)).target
         cls.tls = foxserve_client.Tls(authority.certificate, client.certificate, client.key)
         cls.without = foxserve_client.Tls(authority.certificate)
 
@@ -207,7 +199,7 @@ class CallsTest(Case):
                     await anext(client.stream(""))
         asyncio.run(use())
 
-    def test_who_is_not_let_in(self) -> None:
+    def test_clients_that_are_not_let_in(self) -> None:
         self.assert_fails("UNAUTHENTICATED", self.client(token=None).load)
         self.assert_fails("UNAUTHENTICATED", self.client(token=TOKEN + "x").load)
         self.assert_fails("UNAVAILABLE", self.client(tls=self.without, max_attempts=1).load)
@@ -231,10 +223,7 @@ class CallsTest(Case):
             if event.HasField("delta"):
                 break
         del event
-        end = time.monotonic() + 10
-        while client.load().running and time.monotonic() < end:
-            time.sleep(0.02)
-        self.assertEqual(client.load().running, 0)
+        self.assertTrue(wait_until(lambda: client.load().running == 0))
 
     def test_abort(self) -> None:
         client = self.client()
@@ -247,10 +236,7 @@ class CallsTest(Case):
 class RetryTest(Case):
     """A server that lets one call of a client in, and no more."""
 
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        cls.server = cls.serve("--max-calls", "2")  # of which a connection may have one
+    flags = ("--max-calls", "2")  # of which a connection may have one
 
     def hold(self) -> foxserve_client.Client:
         """Takes the only place until it is closed."""
@@ -286,16 +272,4 @@ class RetryTest(Case):
 
 
 if __name__ == "__main__":
-    Case.programs = pathlib.Path(sys.argv.pop(1)).resolve()
-    missing = [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]
-    if certificates.OPENSSL is None:
-        missing.append("openssl")
-    if missing:
-        print(f"SKIPPED: {sys.executable} lacks {', '.join(missing)}; `./run test` installs them")
-        sys.exit(SKIPPED)
-    with tempfile.TemporaryDirectory() as name:
-        build(pathlib.Path(name))
-        Case.site = pathlib.Path(name) / "site"
-        import foxserve_client
-        import grpc
-        unittest.main()
+    fox_server.main("grpc", "grpc_tools", "setuptools", "wheel", "mypy", "google-stubs", "openssl")

@@ -1,12 +1,12 @@
-// RandomMessage: protobuf messages of any type with random fields, most of them wrong: numbers at
-// the borders of every range, floats that are none, texts with NUL.
+// RandomMessage: wire bytes of protobuf messages of any type with random fields, most of them
+// wrong: numbers at the borders of every range, floats that are none, texts with NUL.
 #pragma once
 
 #include <cstdint>
 #include <random>
 #include <string>
 
-#include "google/protobuf/message.h"
+#include "google/protobuf/descriptor.h"
 
 namespace fox {
 
@@ -15,17 +15,13 @@ class RandomMessage {
   explicit RandomMessage(uint64_t seed) : random_(seed) {}
 
   uint64_t Below(uint64_t n) { return random_() % n; }
-  // Sets about each sixth field.
-  void Fill(google::protobuf::Message* message, int depth = 0);
+  // About each sixth field.
+  std::string Of(const google::protobuf::Descriptor* type, int depth = 0);
   // Changes up to three bytes, and cuts some off now and then.
   void Mutate(std::string* bytes);
 
  private:
-  void Set(google::protobuf::Message* message, const google::protobuf::FieldDescriptor* field,
-           int depth);
   std::string Text();
-  uint64_t Number();
-  float Float();
 
   std::mt19937_64 random_;
 };

@@ -5,7 +5,6 @@
 #include <map>
 #include <thread>
 
-#include "grpcpp/completion_queue.h"
 #include "tests/e2e/test_server.h"
 
 namespace fox {
@@ -33,29 +32,10 @@ void ExpectNothingHeld(TestServer& server) {
   EXPECT_TRUE(server.WaitIdle());
 }
 
-// A stream that is opened and not read.
-struct UnreadStream {
-  UnreadStream(TestServer& server, const v1::GenerateRequest& request)
-      : stub(v1::Inference::NewStub(server.Connect())) {
-    SetTimeout(&context);
-    reader = stub->GenerateStream(&context, request);
-  }
-  // Reads what came and how it ended.
-  grpc::Status End() {
-    v1::GenerateDelta event;
-    while (reader->Read(&event)) {
-    }
-    return reader->Finish();
-  }
-  std::unique_ptr<v1::Inference::Stub> stub;
-  grpc::ClientContext context;
-  std::unique_ptr<grpc::ClientReader<v1::GenerateDelta>> reader;
-};
-
 TEST(StalledReaderTest, StreamsThatAreNotReadAreAbortedWhereverTheyAre) {
   TestServer server(Stalling());
-  UnreadStream running(server, Bulky(3000));  // pauses
-  UnreadStream finished(server, Bulky(60));   // all generated, not all written
+  OpenStream running(server.Connect(), Bulky(3000));  // pauses
+  OpenStream finished(server.Connect(), Bulky(60));   // all generated, not all written
   ASSERT_TRUE(Eventually(
       [&] { return server.engine->stats().finished == 1 && server.engine->stats().paused == 1; }));
   EXPECT_EQ(server.core->calls().calls(), 2);
@@ -71,40 +51,28 @@ TEST(StalledReaderTest, StreamsThatAreNotReadAreAbortedWhereverTheyAre) {
 
 TEST(StalledReaderTest, AnAnswerThatIsNotReadIsAborted) {
   TestServer server(Stalling());
-  std::unique_ptr<v1::Inference::Stub> stub = v1::Inference::NewStub(server.Connect());
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  grpc::CompletionQueue queue;
-  auto call = stub->AsyncGenerate(&context, Bulky(60), &queue);
-  call->ReadInitialMetadata(nullptr);  // sends the request and asks for nothing more
+  UnreadAnswer answer(server.Connect(), Bulky(60));
   ASSERT_TRUE(Eventually([&] { return server.engine->stats().finished == 1; }));
   EXPECT_EQ(server.core->calls().calls(), 1);  // its last write hangs
   EXPECT_FALSE(server.core->Idle());
   ExpectNothingHeld(server);
   v1::GenerateResponse response;
-  grpc::Status status;
-  call->Finish(&response, &status, nullptr);
-  void* tag = nullptr;
-  bool ok = false;
-  ASSERT_TRUE(queue.Next(&tag, &ok));
-  ASSERT_TRUE(queue.Next(&tag, &ok));
-  EXPECT_EQ(status.error_code(), grpc::ABORTED) << status.error_message();
+  EXPECT_EQ(answer.Read(&response).error_code(), grpc::ABORTED);
 }
 
 TEST(StalledReaderTest, ASlowReaderThatGoesOnIsNotAborted) {
   TestServer server(Stalling());
-  UnreadStream stream(server, Bulky(600));
+  OpenStream stream(server.Connect(), Bulky(600));
   v1::GenerateDelta event;
   std::string text;
   for (int pauses = 0; pauses < 6; ++pauses) {  // three times the timeout
     std::this_thread::sleep_for(std::chrono::duration<double>(kTimeout / 2));
-    for (size_t until = text.size() + 60; text.size() < until && stream.reader->Read(&event);) {
+    for (size_t until = text.size() + 60; text.size() < until && stream.Read(&event);) {
       text += event.delta().text();
     }
   }
-  while (stream.reader->Read(&event)) text += event.delta().text();
-  EXPECT_TRUE(stream.reader->Finish().ok());
-  EXPECT_EQ(text, ExpectedText("bulky", 600));
+  EXPECT_TRUE(stream.End().ok());
+  EXPECT_EQ(text + stream.text, ExpectedText("bulky", 600));
   ExpectNothingHeld(server);
 }
 
@@ -113,9 +81,9 @@ TEST(StalledReaderTest, WhatWaitsForReadersHasABudget) {
   TestCoreOptions options = Stalling(int64_t{256} << 10);
   options.max_num_seqs = kStreams;
   TestServer server(options);
-  std::vector<std::unique_ptr<UnreadStream>> streams;
+  std::vector<std::unique_ptr<OpenStream>> streams;
   for (int i = 0; i < kStreams; ++i) {
-    streams.push_back(std::make_unique<UnreadStream>(server, Bulky(3000)));
+    streams.push_back(std::make_unique<OpenStream>(server.Connect(), Bulky(3000)));
   }
   ExpectNothingHeld(server);
   std::map<grpc::StatusCode, int> ends;

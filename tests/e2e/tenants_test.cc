@@ -7,8 +7,6 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "server/http/openai_service.h"
-#include "tests/e2e/http_client.h"
 #include "tests/e2e/test_server.h"
 #include "tests/engine/eval/run_program.h"
 
@@ -34,10 +32,6 @@ class TenantsTest : public ::testing::Test {
  protected:
   void Serve(const TestCoreOptions& options) {
     server_ = std::make_unique<TestServer>(options);
-    service_ = std::make_unique<OpenAiService>(*server_->core, [] { return true; });
-    http_ = *HttpServer::Listen({});
-    service_->Register(http_.get());
-    http_->Start();
     server_->script->step_delay_us = 1000;
   }
   void ServeWithTokens() {
@@ -47,34 +41,13 @@ class TenantsTest : public ::testing::Test {
     options.limits.access = Access::Load(TempPath("users"), TempPath("admins")).value();
     Serve(options);
   }
-  ~TenantsTest() override {
-    server_->engine->Stop();
-    http_->Stop(1);
-  }
-
   // A stream that runs until it is ended.
-  struct Running {
-    Running(TestServer& server, const std::string& authorization) {
-      context.AddMetadata("authorization", authorization);
-      SetTimeout(&context);
-      stub = v1::Inference::NewStub(server.channel);
-      reader = stub->GenerateStream(&context, WithId(4000));
-      v1::GenerateDelta event;
-      EXPECT_TRUE(reader->Read(&event));  // it runs
-    }
-    // What it ended with; waits for it.
-    v1::FinishReason Reason() {
-      v1::FinishReason reason{};
-      for (v1::GenerateDelta event; reader->Read(&event);) {
-        if (event.has_finish()) reason = event.finish().reason();
-      }
-      EXPECT_TRUE(reader->Finish().ok());
-      return reason;
-    }
-    grpc::ClientContext context;
-    std::unique_ptr<v1::Inference::Stub> stub;
-    std::unique_ptr<grpc::ClientReader<v1::GenerateDelta>> reader;
-  };
+  std::unique_ptr<OpenStream> Run(const std::string& authorization) {
+    auto stream = std::make_unique<OpenStream>(server_->channel, WithId(4000), authorization);
+    v1::GenerateDelta event;
+    EXPECT_TRUE(stream->Read(&event));
+    return stream;
+  }
 
   std::vector<std::string> Abort(const std::string& authorization) {
     grpc::ClientContext context;
@@ -94,7 +67,7 @@ class TenantsTest : public ::testing::Test {
     return server_->inference->Generate(&context, WithId(2), &response).error_code();
   }
   int Complete(const std::string& headers) {
-    HttpClient client(http_->port());
+    HttpClient client = server_->ConnectHttp();
     client.SendRequest("POST", "/v1/completions", R"({"prompt":"hello","max_tokens":2})", headers);
     return client.Read().status;
   }
@@ -104,22 +77,21 @@ class TenantsTest : public ::testing::Test {
   }
 
   std::unique_ptr<TestServer> server_;
-  std::unique_ptr<OpenAiService> service_;
-  std::unique_ptr<HttpServer> http_;
 };
 
 TEST_F(TenantsTest, AnIdOfAnotherTenantEndsNothing) {
   ServeWithTokens();
-  Running a(*server_, kA);
+  const auto a = Run(kA);
   EXPECT_THAT(Abort(kB), IsEmpty());
   EXPECT_EQ(server_->engine->stats().aborted, 0);
   EXPECT_THAT(Abort(kA), ElementsAre(kId));
-  EXPECT_EQ(a.Reason(), v1::ABORT);
+  EXPECT_TRUE(a->End().ok());
+  EXPECT_EQ(a->reason, v1::ABORT);
 }
 
 TEST_F(TenantsTest, AnIdOfAnotherTenantIsFree) {
   ServeWithTokens();
-  Running a(*server_, kA);
+  const auto a = Run(kA);
   EXPECT_EQ(Generate(kA), grpc::ALREADY_EXISTS);
   EXPECT_EQ(CompleteAs(kA), 409);
   EXPECT_EQ(Generate(kB), grpc::OK);
@@ -129,10 +101,12 @@ TEST_F(TenantsTest, AnIdOfAnotherTenantIsFree) {
 
 TEST_F(TenantsTest, AnAdministratorEndsTheRequestsOfAll) {
   ServeWithTokens();
-  Running a(*server_, kA), b(*server_, kB);
+  const auto a = Run(kA), b = Run(kB);
   EXPECT_THAT(Abort(kAdministrator), ElementsAre(kId));
-  EXPECT_EQ(a.Reason(), v1::ABORT);
-  EXPECT_EQ(b.Reason(), v1::ABORT);
+  EXPECT_TRUE(a->End().ok());
+  EXPECT_EQ(a->reason, v1::ABORT);
+  EXPECT_TRUE(b->End().ok());
+  EXPECT_EQ(b->reason, v1::ABORT);
   EXPECT_THAT(Abort(kAdministrator), IsEmpty());
 }
 

@@ -11,14 +11,14 @@ namespace fox {
 TestCore::TestCore(const TestCoreOptions& options) {
   ConfigureLog(LogLevel::kError, LogFormat::kText);
   ExecutorLimits limits;
-  limits.num_pages = 4096;
+  limits.num_pages = options.num_pages;
   limits.lists_per_slot = 2;
   limits.max_num_seqs = options.max_num_seqs;
   limits.num_slots = options.max_num_seqs + 32;
   limits.max_model_len = options.max_model_len;
-  limits.max_num_batched_tokens = 256;
+  limits.max_num_batched_tokens = options.max_num_batched_tokens;
   limits.graph_sizes = {1, 4};
-  limits.max_logit_rows = 256;
+  limits.max_logit_rows = options.max_num_batched_tokens;
   limits.page_bytes = 1024;
   limits.vocab_size = CharacterTokenizer::kVocabSize;
   executor = std::make_unique<ScriptedExecutor>(limits, script);
@@ -26,13 +26,15 @@ TestCore::TestCore(const TestCoreOptions& options) {
   ConversionContext context;
   context.engine.acp = options.acp;
   context.engine.max_num_queued_reqs = options.max_num_queued_reqs;
+  context.engine.max_queue_seconds = options.max_queue_seconds;
   context.engine.eos_token_ids = {CharacterTokenizer::kEos};
   context.limits = limits;
   context.tokenizer = options.with_tokenizer ? &tokenizer : nullptr;
   context.add_bos_to_ids = options.add_bos_to_ids;
   context.served_model_name = "scripted";
   context.max_prompt_bytes = 64 << 10;
-  engine = std::make_unique<EngineThread>(std::make_unique<Engine>(context.engine, *executor));
+  engine = std::make_unique<EngineThread>(
+      std::make_unique<Engine>(context.engine, *executor, options.observers));
 
   ModelConfig model;
   model.vocab_size = limits.vocab_size;
@@ -43,20 +45,22 @@ TestCore::TestCore(const TestCoreOptions& options) {
 
 TestCore::~TestCore() { engine->Stop(); }
 
-bool TestCore::WaitIdle() {
-  return Eventually([this] {
+bool TestCore::WaitIdle(double seconds) {
+  const auto idle = [this] {
     const EngineStats stats = engine->stats();
-    return core->Idle() && stats.running == 0 && stats.waiting == 0 &&
+    return core->Idle() && core->calls().calls() == 0 && stats.running == 0 && stats.waiting == 0 &&
            stats.free_pages == stats.num_pages;
-  });
+  };
+  return Eventually(idle, seconds);
 }
 
-bool Eventually(const std::function<bool()>& condition) {
-  for (int i = 0; i < 1000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+bool Eventually(const std::function<bool()>& condition, double seconds) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return false;
+  return true;
 }
 
 v1::GenerateRequest GreedyRequest(const std::string& prompt, uint32_t max_tokens) {
@@ -67,14 +71,10 @@ v1::GenerateRequest GreedyRequest(const std::string& prompt, uint32_t max_tokens
   return request;
 }
 
-std::string ExpectedText(const std::string& prompt, int tokens) {
-  int32_t last = static_cast<unsigned char>(prompt.back());
-  auto position = static_cast<int64_t>(prompt.size());  // of the last prompt token, after bos
+std::string ExpectedText(const std::string& prompt, size_t tokens) {
+  ScriptedText script(prompt);
   std::string text;
-  for (int i = 0; i < tokens; ++i) {
-    last = ScriptedExecutor::NextToken(last, position++);
-    text.push_back(static_cast<char>(last));
-  }
+  while (text.size() < tokens) text.push_back(script.Take());
   return text;
 }
 

@@ -1,10 +1,11 @@
-// TestCore: a server without its port: engine over a ScriptedExecutor, and core. TestServer adds
-// the port.
+// TestCore: a server without its ports: engine over a ScriptedExecutor, and core. TestServer adds
+// them.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "fox/v1/inference.pb.h"
 #include "server/calls/server_core.h"
@@ -16,10 +17,14 @@ namespace fox {
 struct TestCoreOptions {
   int32_t max_num_seqs = 4;
   int64_t max_model_len = 4096;
+  int32_t max_num_batched_tokens = 256;
+  int64_t num_pages = 4096;
   int64_t max_num_queued_reqs = 64;
+  double max_queue_seconds = 120;
   bool with_tokenizer = true;
   bool add_bos_to_ids = false;
   AcpMode acp = AcpMode::kCertified;
+  std::vector<StepObserver*> observers;
   ServerLimits limits;
 };
 
@@ -28,8 +33,8 @@ class TestCore {
   explicit TestCore(const TestCoreOptions& options = {});
   ~TestCore();
 
-  // Waits until nothing runs and every page is free; false after five seconds.
-  bool WaitIdle();
+  // Waits until nothing runs, no call is open and every page is free; false after `seconds`.
+  bool WaitIdle(double seconds = 10);
 
   std::shared_ptr<ExecutorScript> script = std::make_shared<ExecutorScript>();
   CharacterTokenizer tokenizer;
@@ -38,11 +43,11 @@ class TestCore {
   std::unique_ptr<ServerCore> core;
 };
 
-// Waits until `condition` holds; false after five seconds.
-bool Eventually(const std::function<bool()>& condition);
+// Waits until `condition` holds; false after `seconds`.
+bool Eventually(const std::function<bool()>& condition, double seconds = 10);
 // A request for `max_tokens` greedy tokens after `prompt`.
 v1::GenerateRequest GreedyRequest(const std::string& prompt, uint32_t max_tokens);
 // What the scripted executor generates after bos and `prompt`.
-std::string ExpectedText(const std::string& prompt, int tokens);
+std::string ExpectedText(const std::string& prompt, size_t tokens);
 
 }  // namespace fox

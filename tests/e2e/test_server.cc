@@ -6,8 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/stubs/logging.h"
 #include "grpcpp/create_channel.h"
-#include "grpcpp/generic/generic_stub.h"
-#include "grpcpp/support/byte_buffer.h"
 #include "gtest/gtest.h"
 
 namespace fox {
@@ -15,16 +13,35 @@ namespace fox {
 TestServer::TestServer(const TestCoreOptions& options) : TestServer(options, GrpcServerOptions()) {}
 
 TestServer::TestServer(const TestCoreOptions& options, const GrpcServerOptions& port)
-    : TestCore(options) {
+    : TestCore(options), stall_timeout_(options.limits.stall_timeout) {
+  Start(port, HttpServerOptions());
+}
+
+TestServer::TestServer(const TestCoreOptions& options, const HttpServerOptions& http_port)
+    : TestCore(options), stall_timeout_(options.limits.stall_timeout) {
+  Start(GrpcServerOptions(), http_port);
+}
+
+void TestServer::Start(const GrpcServerOptions& port, HttpServerOptions http_port) {
   google::protobuf::SetLogHandler(nullptr);  // malformed requests are sent on purpose
   absl::StatusOr<std::unique_ptr<GrpcServer>> started = GrpcServer::Start(*core, port, nullptr);
   EXPECT_TRUE(started.ok()) << started.status();
   server = *std::move(started);
+  http_port.port.stall_timeout = stall_timeout_;
+  auto listening = HttpServer::Listen(http_port);
+  EXPECT_TRUE(listening.ok()) << listening.status();
+  http = *std::move(listening);
+  service.Register(http.get());
+  http->Start();
   channel = Connect();
   inference = v1::Inference::NewStub(channel);
 }
 
-TestServer::~TestServer() { server->Stop(0); }
+TestServer::~TestServer() {
+  engine->Stop();
+  server->Stop(0);
+  http->Stop(1);
+}
 
 std::shared_ptr<grpc::Channel> TestServer::Connect() const {
   grpc::ChannelArguments arguments;
@@ -67,33 +84,6 @@ StreamResult ReadStream(v1::Inference::Stub& stub, const v1::GenerateRequest& re
 
 void SetTimeout(grpc::ClientContext* context, int milliseconds) {
   context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(milliseconds));
-}
-
-grpc::Status Exchange(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                      const std::string& request, std::string* response) {
-  grpc::GenericStub stub(channel);
-  grpc::ClientContext context;
-  SetTimeout(&context);
-  grpc::CompletionQueue queue;
-  void* tag = nullptr;
-  bool ok = false;
-  auto call = stub.PrepareCall(&context, method, &queue);
-  call->StartCall(nullptr);
-  queue.Next(&tag, &ok);
-  const grpc::Slice slice(request);
-  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
-  queue.Next(&tag, &ok);
-  grpc::ByteBuffer out;
-  call->Read(&out, nullptr);
-  queue.Next(&tag, &ok);
-  grpc::Slice flat;
-  if (ok && response != nullptr && out.DumpToSingleSlice(&flat).ok()) {
-    response->assign(reinterpret_cast<const char*>(flat.begin()), flat.size());
-  }
-  grpc::Status status;
-  call->Finish(&status, nullptr);
-  queue.Next(&tag, &ok);
-  return status;
 }
 
 }  // namespace fox

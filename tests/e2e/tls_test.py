@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """TLS of a fox-server on the demo model, on its gRPC and its HTTP port: which certificates let a
 client in, what ends a handshake, which files refuse a start, and certificates that are replaced.
-Skipped, and it says so, without openssl.
 
     tls_test.py BIN     the folder of fox-server and fox-cli
 """
@@ -13,43 +12,86 @@ import http.client
 import json
 import os
 import pathlib
-import resource
 import select
 import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
 import urllib.request
-import warnings
 
 import certificates
+import fox_server
 import http2_attacks as attacks
-from fox_server import INSTRUMENTED, MODEL, SKIPPED, SLOWNESS, FoxServer, demo, wait_until
+from certificates import client_context, handshake
+from fox_server import INSTRUMENTED, MODEL, SLOWNESS, FoxServer, demo, wait_until
 
 HANDSHAKE_SECONDS = 10  # the server's patience
+HALF_A_HELLO = b"\x16\x03\x01\x02\x00\x01"
 
 
-class Case(unittest.TestCase):
-    """Certificates for all cases."""
+def setUpModule() -> None:
+    """Certificates for all cases; a server that asks clients for nothing, for many of them; and
+    connections to it that say little, which wait while the other cases run."""
+    Case.folder = pathlib.Path(unittest.enterModuleContext(tempfile.TemporaryDirectory()))
+    Case.authority = certificates.Authority(Case.folder, "authority")
+    Case.stranger = certificates.Authority(Case.folder, "stranger")
+    Case.own = Case.authority.issue("own")
+    Case.trust = ["--ca", str(Case.authority.certificate)]
+    Case.open = unittest.enterModuleContext(FoxServer(Case.programs, [
+        *Case.own.server_flags(), "--http-port", "0", "--stall-timeout", "1", "--metrics-port",
+        "0"]))
+    # Each port with the protocol that a client has to name, if it names any.
+    Case.ports = {"h2": Case.open.address, "http/1.1": http_address(Case.open)}
+    Case.slow = {f"{name}, {protocol}": (socket.create_connection(address), time.monotonic())
+                 for name in ("silent", "half a hello", "a hello that drips", "no request")
+                 for protocol, address in Case.ports.items()}
+    for protocol in Case.ports:
+        Case.slow[f"half a hello, {protocol}"][0].sendall(HALF_A_HELLO)
+        plain, begin = Case.slow[f"no request, {protocol}"]
+        Case.slow[f"no request, {protocol}"] = (client_context(
+            Case.authority, (protocol,)).wrap_socket(plain, server_hostname="127.0.0.1"), begin)
+    # gRPC is asked when its settings are there: the client would stop at them otherwise.
+    for protocol, ready in (("h2", b"---\n\0\0"), ("http/1.1", b"Verify return code: 0 (ok)")):
+        client = s_client(protocol, "-tls1_2", "-alpn", protocol)
+        assert ready in read_until(client, ready)
+        tell(client, b"R\n")
+        Case.renegotiating[protocol] = client
 
-    programs = pathlib.Path()
 
-    @classmethod
-    def setUpClass(cls) -> None:
-        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        cls.authority = certificates.Authority(cls.folder, "authority")
-        cls.stranger = certificates.Authority(cls.folder, "stranger")
-        cls.own = cls.authority.issue("own")
-        cls.trust = ["--ca", str(cls.authority.certificate)]
+def read_until(client: subprocess.Popen[bytes], text: bytes) -> bytes:
+    """What openssl says until that, or to its end."""
+    assert client.stdout is not None
+    output = b""
+    while text not in output and (more := os.read(client.stdout.fileno(), 4096)):
+        output += more
+    return output
 
-    @classmethod
-    def serve(cls, *flags: str) -> FoxServer:
-        """A server until the class' end."""
-        return cls.enterClassContext(FoxServer(cls.programs, [*flags, "--http-port", "0"]))
+
+def s_client(protocol: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """openssl's client on a port of the open server; gone when the module ends."""
+    client = subprocess.Popen(
+        ["openssl", "s_client", "-connect", "%s:%d" % Case.ports[protocol], "-CAfile",
+         str(Case.authority.certificate), *arguments], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    unittest.enterModuleContext(client)
+    unittest.addModuleCleanup(client.kill)
+    return client
+
+
+def tell(client: subprocess.Popen[bytes], text: bytes) -> None:
+    assert client.stdin is not None
+    client.stdin.write(text)
+    client.stdin.flush()
+
+
+class Case(fox_server.Case):
+    """With the certificates, and the server that asks for none: `open`."""
+
+    flags = None
+    renegotiating: dict[str, subprocess.Popen[bytes]] = {}
 
     def https(self, server: FoxServer, authority: certificates.Pair | None = None,
               client: certificates.Pair | None = None) -> int:
@@ -63,12 +105,10 @@ class Case(unittest.TestCase):
         connection.request("GET", "/v1/models")
         return connection.getresponse().status
 
-    def cli(self, server: FoxServer, *arguments: str, target: str = "",
-            command: str = "health") -> str:
+    def said(self, server: FoxServer, *arguments: str, target: str = "",
+             command: str = "health") -> str:
         """What fox-cli says: SERVING, or the error."""
-        done = subprocess.run(
-            [str(self.programs / "fox-cli"), command, "--target", target or server.target,
-             "--timeout", "5", *arguments], capture_output=True, text=True, timeout=60, check=False)
+        done = self.cli(command, "--timeout", "5", *arguments, target=target or server.target)
         return (done.stdout + done.stderr).strip()
 
     def assert_unavailable(self, said: str) -> None:
@@ -82,86 +122,42 @@ def http_address(server: FoxServer) -> tuple[str, int]:
     return host, int(port)
 
 
-def client_context(authority: certificates.Pair, protocols: tuple[str, ...] = ("h2",),
-                   version: ssl.TLSVersion | None = None) -> ssl.SSLContext:
-    """A client of Python's; of one version, which it may speak however old it is."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(authority.certificate)
-    if protocols:
-        context.set_alpn_protocols(list(protocols))
-    if version is not None:
-        context.set_ciphers("ALL:@SECLEVEL=0")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # that is why they are tried
-            context.minimum_version = context.maximum_version = version
-    return context
-
-
-def handshake(address: tuple[str, int], context: ssl.SSLContext) -> str:
-    """The version that was agreed upon; raises OSError when there is none."""
-    with socket.create_connection(address, 5) as plain:
-        with context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
-            return secure.version() or ""
-
-
-def seconds_until_closed(sockets: dict[str, tuple[socket.socket, float]]) -> dict[str, float]:
-    """How long each was open; what is sent on them is read away."""
-    ages: dict[str, float] = {}
-    end = time.monotonic() + 2 * HANDSHAKE_SECONDS
-    while len(ages) < len(sockets) and time.monotonic() < end:
-        for name, (one, begin) in sockets.items():
-            if name in ages or not select.select([one], [], [], 0.05)[0]:
-                continue
-            try:
-                closed = one.recv(1 << 16) == b""
-            except OSError:
-                closed = True
-            if closed:
-                ages[name] = time.monotonic() - begin
-    return ages
-
-
 class HandshakeTest(Case):
-    """A server that asks clients for nothing."""
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        cls.server = cls.serve(*cls.own.server_flags())
-        # Each port with the protocol that a client has to name, if it names any.
-        cls.ports = {"h2": cls.server.address, "http/1.1": http_address(cls.server)}
-        # They wait while the other cases run.
-        cls.slow = {f"{name}, {protocol}": (socket.create_connection(address), time.monotonic())
-                    for name in ("silent", "half a hello", "a hello that drips", "no request")
-                    for protocol, address in cls.ports.items()}
-        for protocol in cls.ports:
-            cls.slow[f"half a hello, {protocol}"][0].sendall(b"\x16\x03\x01\x02\x00\x01")
-            plain, begin = cls.slow[f"no request, {protocol}"]
-            secure = client_context(cls.authority, (protocol,)).wrap_socket(
-                plain, server_hostname="127.0.0.1")
-            cls.slow[f"no request, {protocol}"] = (secure, begin)
+    """The server that asks clients for nothing."""
 
     def test_a_client_that_trusts_the_authority_is_served(self) -> None:
-        self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
-        by_name = f"localhost:{self.server.address[1]}"
-        self.assertEqual(self.cli(self.server, *self.trust, target=by_name), "SERVING")
+        self.assertEqual(self.said(self.open, *self.trust), "SERVING")
+        by_name = f"localhost:{self.open.address[1]}"
+        self.assertEqual(self.said(self.open, *self.trust, target=by_name), "SERVING")
         self.assertRegex(
-            self.cli(self.server, *self.trust, "Once", command="tokenize"), r"^\d+(,\d+)*$")
-        self.assertEqual(self.https(self.server), 200)
+            self.said(self.open, *self.trust, "Once", command="tokenize"), r"^\d+(,\d+)*$")
+        self.assertEqual(self.https(self.open), 200)
 
     def test_a_client_refuses_a_server_that_is_not_known(self) -> None:
-        self.assert_unavailable(self.cli(self.server, "--ca", str(self.stranger.certificate)))
-        self.assert_unavailable(self.cli(self.server, *self.trust, "--server-name", "other"))
+        self.assert_unavailable(self.said(self.open, "--ca", str(self.stranger.certificate)))
+        self.assert_unavailable(self.said(self.open, *self.trust, "--server-name", "other"))
         with self.assertRaisesRegex(ssl.SSLError, "CERTIFICATE_VERIFY_FAILED"):
-            self.https(self.server, self.stranger)
+            self.https(self.open, self.stranger)
 
     def test_plain_text_is_not_spoken(self) -> None:
-        self.assert_unavailable(self.cli(self.server))
+        self.assert_unavailable(self.said(self.open))
         for said in (attacks.PREFACE, b"GET / HTTP/1.1\r\n\r\n", bytes(64)):
-            with socket.create_connection(self.server.address, 5) as plain:
+            with socket.create_connection(self.open.address, 5) as plain:
                 plain.sendall(said)
                 answer = b"".join(iter(lambda: plain.recv(4096), b""))
             self.assertNotIn(b"HTTP", answer)
+
+    def test_plain_text_on_the_http_port_is_told_so_or_closed(self) -> None:
+        for said, told in ((b"GET /health HTTP/1.1\r\n\r\n", True), (b"GARBAGE\r\n\r\n", False),
+                           (attacks.PREFACE, False), (bytes(64), False)):
+            with socket.create_connection(self.ports["http/1.1"], 5) as plain:
+                plain.sendall(said)
+                answer = b""
+                with contextlib.suppress(ConnectionError):
+                    while more := plain.recv(4096):
+                        answer += more
+            self.assertEqual(answer.startswith(b"HTTP/1.1 400 "), told, said)
+            self.assertEqual(b"https://" in answer, told)
 
     def test_only_new_versions_are_spoken(self) -> None:
         for protocol, address in self.ports.items():
@@ -184,114 +180,90 @@ class HandshakeTest(Case):
         for protocols in ((), ("http/1.1",)):
             with self.assertRaises(OSError, msg=protocols):
                 context = client_context(self.authority, protocols)
-                with socket.create_connection(self.server.address, 5) as plain, \
+                with socket.create_connection(self.open.address, 5) as plain, \
                         context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
                     secure.sendall(attacks.PREFACE + attacks.frame(attacks.SETTINGS, 0, 0))
                     if secure.recv(1) == b"":
                         raise ConnectionError("closed")
 
-    def test_a_session_is_not_renegotiated(self) -> None:
-        """Which would make the server compute for nothing, again and again.
-
-        Asked of gRPC when its settings are there: the client would stop at them otherwise.
-        """
-        for protocol, ready in (("h2", b"---\n\0\0"), ("http/1.1", b"Verify return code: 0 (ok)")):
-            with subprocess.Popen(
-                    [str(certificates.OPENSSL), "s_client", "-connect",
-                     "%s:%d" % self.ports[protocol], "-tls1_2", "-alpn", protocol, "-CAfile",
-                     str(self.authority.certificate)], stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as client:
-                assert client.stdout is not None
-                begin = b""
-                while ready not in begin and (more := os.read(client.stdout.fileno(), 4096)):
-                    begin += more
-                output = begin + client.communicate(b"R\n", timeout=30)[0]
-            self.assertIn(b"Verify return code: 0 (ok)", output)
-            self.assertIn(b"no renegotiation", output, protocol)
-
     @unittest.skipIf(INSTRUMENTED, "SKIPPED: not the memory of the program")
     def test_handshakes_leave_no_memory_behind(self) -> None:
         """Half-open ones take 70 kB each, and the heap has several arenas."""
-        def resident_mb() -> float:
-            status = pathlib.Path(f"/proc/{self.server.process.pid}/status").read_text()
-            return int(status.split("VmRSS:")[1].split()[0]) / 1024
-
-        before = resident_mb()
+        pid = self.open.process.pid
+        before = attacks.resident_mib(pid)
         for address in 2 * list(self.ports.values()):
             hanging = [socket.create_connection(address) for _ in range(700)]
             for one in hanging:
-                one.sendall(b"\x16\x03\x01\x02\x00\x01")
-            self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
+                one.sendall(HALF_A_HELLO)
+            self.assertEqual(self.said(self.open, *self.trust), "SERVING")
             for one in hanging:
                 one.close()
-        end = time.monotonic() + 10
-        while resident_mb() > before + 30 and time.monotonic() < end:
-            time.sleep(0.05)
-        self.assertLess(resident_mb(), before + 30)
+        self.assertTrue(wait_until(lambda: attacks.resident_mib(pid) < before + 30),
+                        attacks.resident_mib(pid))
 
     def test_others_are_served_beside_handshakes_that_hang(self) -> None:
         hanging = [socket.create_connection(address) for address in self.ports.values()
                    for _ in range(300)]
         for one in hanging:
-            one.sendall(b"\x16\x03\x01\x02\x00\x01")
+            one.sendall(HALF_A_HELLO)
         begin = time.monotonic()
-        self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
-        self.assertEqual(self.https(self.server), 200)
+        self.assertEqual(self.said(self.open, *self.trust), "SERVING")
+        self.assertEqual(self.https(self.open), 200)
         self.assertLess(time.monotonic() - begin, 2 * SLOWNESS)
         for one in hanging:
             one.close()
-
-    def test_zz_a_slow_handshake_is_cut(self) -> None:
-        """Last by its name: the sockets have waited since the class' start."""
-        drips = [self.slow[f"a hello that drips, {protocol}"][0] for protocol in self.ports]
-        hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(400)
-        for byte in hello:
-            if len(select.select(drips, [], [], 0.1)[0]) == len(drips):
-                break
-            for drip in drips:
-                with contextlib.suppress(OSError):
-                    drip.sendall(bytes((byte,)))
-        looked = time.monotonic()
-        ages = seconds_until_closed(self.slow)
-        for name, (one, begin) in self.slow.items():
-            one.close()
-            self.assertIn(name, ages, "still open")
-            # Not looked at before: the other cases may have taken longer.
-            self.assertLess(ages[name], max(HANDSHAKE_SECONDS + 5, looked - begin + 2), name)
-        self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
 
 
 class FloodTest(Case):
     """A server with few descriptors."""
 
-    DESCRIPTORS = 200
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (cls.DESCRIPTORS, before[1]))  # the child's
-        try:
-            cls.server = cls.serve(*cls.own.server_flags())
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    descriptors = 200
 
     def test_a_new_client_is_served_after_a_flood_of_handshakes(self) -> None:
+        server = self.serve_case(*self.own.server_flags())
         context = client_context(self.authority)
         for _ in range(2):
-            flood = [socket.create_connection(self.server.address)
-                     for _ in range(3 * self.DESCRIPTORS)]
+            flood = [socket.create_connection(server.address)
+                     for _ in range(3 * self.descriptors)]
             for one in flood:
                 one.close()
             begin, version = time.monotonic(), ""
             while not version and time.monotonic() < begin + 5:
                 try:
-                    version = handshake(self.server.address, context)
+                    version = handshake(server.address, context)
                 except OSError:
                     time.sleep(0.02)
             self.assertEqual(version, "TLSv1.3")
             self.assertLess(time.monotonic() - begin, SLOWNESS)
-        self.assertEqual(self.cli(self.server, *self.trust), "SERVING")
+        self.assertEqual(self.said(server, *self.trust), "SERVING")
+
+
+class CapTest(Case):
+    """A server that may have few connections."""
+
+    def test_handshakes_count_among_the_connections(self) -> None:
+        address = http_address(self.serve_case(
+            *self.own.server_flags(), "--http-port", "0", "--max-connections", "4"))
+
+        def connect() -> socket.socket:
+            client = self.enterContext(socket.create_connection(address, 5))
+            client.sendall(HALF_A_HELLO)
+            return client
+
+        def is_closed(client: socket.socket) -> bool:
+            client.settimeout(1)
+            try:
+                return client.recv(1) == b""
+            except TimeoutError:
+                return False
+            except ConnectionError:
+                return True
+
+        hanging = [connect() for _ in range(4)]
+        self.assertTrue(is_closed(connect()))
+        self.assertFalse(is_closed(hanging[0]))  # it waits for the rest
+        hanging.pop().close()
+        self.assertTrue(wait_until(lambda: not is_closed(connect())))
 
 
 class ClientCertificateTest(Case):
@@ -302,26 +274,24 @@ class ClientCertificateTest(Case):
         super().setUpClass()
         cls.client = cls.authority.issue("client", names="DNS:client")
         flags = [*cls.own.server_flags(), "--ssl-ca-certs", str(cls.authority.certificate)]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            cls.admin = "127.0.0.1:%d" % free.getsockname()[1]
-        cls.strict = cls.serve(*flags, "--admin-address", cls.admin)
-        cls.lenient = cls.serve(*flags, "--ssl-cert-reqs", "optional")
+        cls.admin = f"127.0.0.1:{fox_server.free_port()}"
+        cls.strict = cls.serve(*flags, "--http-port", "0", "--admin-address", cls.admin)
+        cls.lenient = cls.serve(*flags, "--http-port", "0", "--ssl-cert-reqs", "optional")
 
     def test_who_has_one_gets_in(self) -> None:
         flags = [*self.trust, *self.client.client_flags()]
         for server in (self.strict, self.lenient):
-            self.assertEqual(self.cli(server, *flags), "SERVING")
+            self.assertEqual(self.said(server, *flags), "SERVING")
             self.assertEqual(self.https(server, client=self.client), 200)
-        self.assertRegex(self.cli(self.strict, *flags, target=self.admin, command="undrain"),
+        self.assertRegex(self.said(self.strict, *flags, target=self.admin, command="undrain"),
                          "^serving: ")
 
     def test_who_has_none_gets_in_only_where_that_is_allowed(self) -> None:
-        self.assert_unavailable(self.cli(self.strict, *self.trust))
+        self.assert_unavailable(self.said(self.strict, *self.trust))
         self.assert_unavailable(
-            self.cli(self.strict, *self.trust, target=self.admin, command="undrain"))
-        self.assert_unavailable(self.cli(self.strict, target=self.admin, command="undrain"))
-        self.assertEqual(self.cli(self.lenient, *self.trust), "SERVING")
+            self.said(self.strict, *self.trust, target=self.admin, command="undrain"))
+        self.assert_unavailable(self.said(self.strict, target=self.admin, command="undrain"))
+        self.assertEqual(self.said(self.lenient, *self.trust), "SERVING")
         self.assertRaises(OSError, self.https, self.strict)
         self.assertEqual(self.https(self.lenient), 200)
 
@@ -331,7 +301,7 @@ class ClientCertificateTest(Case):
         own_word = self.stranger  # signed by itself
         for pair in (expired, unknown, own_word):
             for server in (self.strict, self.lenient):
-                self.assert_unavailable(self.cli(server, *self.trust, *pair.client_flags()))
+                self.assert_unavailable(self.said(server, *self.trust, *pair.client_flags()))
                 self.assertRaises(OSError, self.https, server, client=pair)
 
 
@@ -341,9 +311,7 @@ class FilesTest(Case):
     def refusal(self, *flags: str) -> str:
         """The one line of a server that does not start."""
         begin = time.monotonic()
-        done = subprocess.run(
-            [str(self.programs / "fox-server"), "--model", str(MODEL),
-             "--grpc-port", "0", *flags], capture_output=True, text=True, timeout=60, check=False)
+        done = self.start("--model", str(MODEL), *flags)
         self.assertEqual((done.returncode, done.stdout), (78, ""), done.stderr)
         self.assertLess(time.monotonic() - begin, 2 * SLOWNESS)
         last = done.stderr.splitlines()[-1]
@@ -388,20 +356,20 @@ class FilesTest(Case):
         live = certificates.Pair(self.folder / "live")
         shutil.copy(self.own.certificate, live.certificate)
         shutil.copy(self.own.key, live.key)
-        server = self.serve(*live.server_flags())
+        server = self.serve_case(*live.server_flags(), "--http-port", "0")
         context = client_context(self.authority)
         with socket.create_connection(server.address, 5) as plain, \
                 context.wrap_socket(plain, server_hostname="127.0.0.1") as old:
             new = self.stranger.issue("new")
             shutil.copy(new.certificate, live.certificate)  # half of a change
             time.sleep(1.1)  # files are looked at once a second
-            self.assertEqual(self.cli(server, *self.trust), "SERVING")
+            self.assertEqual(self.said(server, *self.trust), "SERVING")
             self.assertTrue(server.logged("new certificate refused, the old one stays"))
             shutil.copy(new.key, live.key)
             time.sleep(1.1)
             trust_new = ["--ca", str(self.stranger.certificate)]
-            self.assertEqual(self.cli(server, *trust_new), "SERVING")
-            self.assert_unavailable(self.cli(server, *self.trust))
+            self.assertEqual(self.said(server, *trust_new), "SERVING")
+            self.assert_unavailable(self.said(server, *self.trust))
             self.assertEqual(self.https(server, self.stranger), 200)
             self.assertRaises(OSError, self.https, server)
             old.sendall(attacks.PREFACE + attacks.frame(attacks.SETTINGS, 0, 0))
@@ -411,16 +379,9 @@ class FilesTest(Case):
 class HttpsTest(Case):
     """What the HTTP port answers is the same through TLS, whatever the sizes."""
 
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        cls.server = cls.serve(*cls.own.server_flags(), "--stall-timeout", "1",
-                               "--metrics-port", "0")
-        cls.context = client_context(cls.authority, ())
-
     def connect(self) -> http.client.HTTPSConnection:
-        connection = http.client.HTTPSConnection(*http_address(self.server), timeout=30,
-                                                 context=self.context)
+        connection = http.client.HTTPSConnection(*http_address(self.open), timeout=30,
+                                                 context=client_context(self.authority, ()))
         self.addCleanup(connection.close)
         return connection
 
@@ -430,9 +391,9 @@ class HttpsTest(Case):
         connection.request("POST", path, json.dumps(fields), {"Content-Type": "application/json"})
         return connection.getresponse()
 
-    def running(self) -> int:
+    def running(self, *_: str) -> int:
         """Requests that run, by gRPC."""
-        load = demo.read_messages(self.cli(self.server, *self.trust, command="info"))[-1]
+        load = demo.read_messages(self.said(self.open, *self.trust, command="info"))[-1]
         return int(load["running"])
 
     def test_large_bodies_go_both_ways_on_one_connection(self) -> None:
@@ -455,46 +416,62 @@ class HttpsTest(Case):
 
     def test_a_client_that_leaves_or_stops_reading_keeps_nothing(self) -> None:
         fields = {"prompt": "Once upon a time", "max_tokens": 100_000, "ignore_eos": True,
-                  "stream": True, "logprobs": 20}
+                  "stream": True, "logprobs": 20, "n": 8}  # they fill the sockets soon
         for leaves in (True, False):
             connection = self.connect()
             answer = self.post(connection, "/v1/completions", **fields)
             answer.read(10_000)
-            self.assertEqual(self.running(), 1)
+            self.assertEqual(self.running(), 8)
             if leaves:
                 answer.close()
                 connection.close()
             self.assertTrue(wait_until(lambda: self.running() == 0, 60), leaves)
 
     def test_metrics_stay_plain(self) -> None:
-        url = f"http://{self.server.ports['Prometheus']}/metrics"
+        url = f"http://{self.open.ports['Prometheus']}/metrics"
         with urllib.request.urlopen(url, timeout=10) as answer:
             self.assertEqual(answer.status, 200)
 
     def test_keys_may_be_renewed(self) -> None:
         """A client of TLS 1.3 asks the server for new keys between two requests."""
-        request = b"GET /health HTTP/1.1\nHost: localhost\n\n"
-        with subprocess.Popen(
-                [str(certificates.OPENSSL), "s_client", "-connect",
-                 "%s:%d" % http_address(self.server), "-tls1_3", "-crlf", "-CAfile",
-                 str(self.authority.certificate)], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as client:
-            assert client.stdin is not None and client.stdout is not None
-            output = b""
-            for count, said in enumerate((request, b"K\n", request), 1):
-                client.stdin.write(said)
-                client.stdin.flush()
-                wanted = b"KEYUPDATE" if said == b"K\n" else b'{"status":"ok"}'
-                while output.count(wanted) < (count + 1) // 2 and (
-                        more := os.read(client.stdout.fileno(), 4096)):
-                    output += more
-            client.kill()
-        self.assertEqual(output.count(b'{"status":"ok"}'), 2, output)
+        request, ok = b"GET /health HTTP/1.1\nHost: localhost\n\n", b'{"status":"ok"}'
+        client, output = s_client("http/1.1", "-tls1_3", "-crlf"), b""
+        for said, wanted in ((request, ok), (b"K\n", b"KEYUPDATE"), (request, ok)):
+            tell(client, said)
+            output += read_until(client, wanted)
+        self.assertEqual(output.count(ok), 2, output)
+
+
+
+class SlowHandshakeTest(Case):
+    """Last by its name: the connections have waited since the beginning."""
+
+    def test_a_session_is_not_renegotiated(self) -> None:
+        """Which would make the server compute for nothing, again and again."""
+        for protocol, client in self.renegotiating.items():
+            refused = b"no renegotiation"
+            self.assertIn(refused, read_until(client, refused), protocol)
+
+    def test_a_slow_handshake_is_cut(self) -> None:
+        drips = [self.slow[f"a hello that drips, {protocol}"][0] for protocol in self.ports]
+        hello = HALF_A_HELLO + b"\x00\x01\xfc\x03\x03" + bytes(400)
+        for byte in hello:
+            if len(select.select(drips, [], [], 0.1)[0]) == len(drips):
+                break
+            for drip in drips:
+                with contextlib.suppress(OSError):
+                    drip.sendall(bytes((byte,)))
+        looked = time.monotonic()
+        for name, (one, begin) in self.slow.items():
+            one.settimeout(HANDSHAKE_SECONDS + 6)
+            with contextlib.suppress(OSError), one:
+                while one.recv(1 << 16):
+                    pass
+            # Not looked at before: the other cases may have taken longer.
+            self.assertLess(time.monotonic() - begin,
+                            max(HANDSHAKE_SECONDS + 5, looked - begin + 2), name)
+        self.assertEqual(self.said(self.open, *self.trust), "SERVING")
 
 
 if __name__ == "__main__":
-    Case.programs = pathlib.Path(sys.argv.pop(1))
-    if certificates.OPENSSL is None:
-        print("SKIPPED: there is no openssl; `./run test` installs it")
-        sys.exit(SKIPPED)
-    unittest.main()
+    fox_server.main("openssl")

@@ -23,8 +23,14 @@
 #include <thread>
 #include <vector>
 
-#include "tests/faults/scenario.h"
-#include "tests/faults/server_process.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "fox/v1/inference.pb.h"
+#include "fox/v1/tokenizer.pb.h"
+#include "nlohmann/json.hpp"
+#include "tests/e2e/client_streams.h"
+#include "tests/e2e/raw_call.h"
+#include "tests/faults/faulty_server.h"
 
 namespace fox {
 namespace {
@@ -64,12 +70,112 @@ void Prepare(const Fault& fault, SharedFaultPage* page) {
             std::begin((*page)->system_calls));
 }
 
-ServerStart UnderTest() {
-  ServerStart start;
-  start.preload = LibraryOf(reinterpret_cast<const void*>(&CanFailCalls));
-  start.flags = {"--device=cpu", "--kv-cache-mb=64", "--max-num-seqs=4", "--threads=1"};
-  return start;
+ServerStart UnderTest(const SharedFaultPage& page) {
+  return FaultyServer(page, {"--device=cpu", "--kv-cache-mb=64", "--max-num-seqs=4", "--threads=1"},
+                      reinterpret_cast<const void*>(&CanFailCalls));
 }
+
+// ---- what a client does of everything, one call after the other ---------------------------------
+
+struct Step {
+  std::string name;
+  grpc::Status status;
+  std::string answer;  // without what differs between two runs
+};
+
+constexpr int kTokens = 12;
+
+Step Stream(const ServerProcess& server, bool http) {
+  const AnswerEnd end = ReadAnswer(server.ports(), {"Once upon a time", kTokens, http});
+  return {http ? "a stream by HTTP" : "a stream", end.status, end.text};
+}
+
+Step Tokenize(const std::shared_ptr<grpc::Channel>& channel) {
+  v1::TokenizeRequest request;
+  request.set_text("A cat sat on the mat.");
+  Step step{"tokenize", {}, ""};
+  step.status =
+      Exchange(channel, "/fox.v1.Tokenizer/Tokenize", request.SerializeAsString(), &step.answer);
+  return step;
+}
+
+Step Score(const std::shared_ptr<grpc::Channel>& channel) {
+  v1::ScoreRequest request;
+  request.set_text("Once upon a time there was");
+  std::string bytes;
+  Step step{"score", {}, ""};
+  step.status = Exchange(channel, "/fox.v1.Inference/Score", request.SerializeAsString(), &bytes);
+  v1::ScoreResponse response;
+  response.ParseFromString(bytes);
+  response.clear_request_id();
+  response.clear_perf();
+  if (step.status.ok()) step.answer = response.SerializeAsString();
+  return step;
+}
+
+Step Refuse(const std::shared_ptr<grpc::Channel>& channel) {
+  v1::GenerateRequest request;
+  request.set_text("x");
+  request.mutable_sampling()->set_temperature(-1);
+  const grpc::Status status =
+      Exchange(channel, "/fox.v1.Inference/Generate", request.SerializeAsString());
+  if (status.error_code() != grpc::StatusCode::INVALID_ARGUMENT) {
+    return {"a wrong request", status, ""};
+  }
+  return {"a wrong request", grpc::Status::OK, status.error_message()};
+}
+
+Step Complete(const ServerProcess& server) {
+  using Json = nlohmann::json;
+  const HttpReply answer =
+      HttpClient(server.ports().http)
+          .Post("/v1/completions", {{"prompt", {"Once upon a time", "The king"}},
+                                    {"max_tokens", kTokens},
+                                    {"temperature", 0},
+                                    {"logprobs", 2}});
+  Step step{"a completion by HTTP", StatusOf(answer), ""};
+  if (!step.status.ok()) return step;
+  Json json = Json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_discarded()) step.answer = json["choices"].dump();
+  return step;
+}
+
+// A call that hangs is the last one.
+std::vector<Step> RunScenario(const ServerProcess& server) {
+  const auto channel = ConnectTo(server.ports().grpc);
+  const std::function<Step()> kSteps[] = {
+      [&] { return Tokenize(channel); }, [&] { return Stream(server, /*http=*/false); },
+      [&] { return Score(channel); },    [&] { return Refuse(channel); },
+      [&] { return Complete(server); },  [&] { return Stream(server, /*http=*/true); },
+  };
+  std::vector<Step> steps;
+  for (const auto& step : kSteps) {
+    steps.push_back(step());
+    if (steps.back().status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) break;
+  }
+  return steps;
+}
+
+// Each step has the answer that it had in `sound`, or a beginning of it and an error that permits
+// to try again.
+void ExpectSoundOrRefused(const std::vector<Step>& steps, const std::vector<Step>& sound) {
+  ASSERT_LE(steps.size(), sound.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const Step& step = steps[i];
+    const std::string told = absl::StrCat(step.name, ": ", step.status.error_message());
+    if (step.status.ok()) {
+      EXPECT_EQ(step.answer, sound[i].answer) << told;
+      continue;
+    }
+    EXPECT_TRUE(absl::StartsWith(sound[i].answer, step.answer)) << told << " " << step.answer;
+    const grpc::StatusCode code = step.status.error_code();
+    EXPECT_TRUE(code == grpc::StatusCode::UNAVAILABLE ||
+                code == grpc::StatusCode::RESOURCE_EXHAUSTED)
+        << code << " " << told;
+  }
+}
+
+// ---- servers ------------------------------------------------------------------------------------
 
 // How servers ended, over all n.
 struct Ends {
@@ -113,10 +219,10 @@ class CallFaultsTest : public testing::Test {
   static void SetUpTestSuite() {
     SharedFaultPage page;
     page.Clear();
-    ServerProcess server(UnderTest(), page);
+    ServerProcess server(UnderTest(page));
     ASSERT_TRUE(server.WaitReady()) << server.log();
     sound_ = RunScenario(server);
-    for (const ScenarioStep& step : sound_) {
+    for (const Step& step : sound_) {
       ASSERT_TRUE(step.status.ok()) << step.name << ": " << step.status.error_message();
     }
   }
@@ -133,7 +239,7 @@ class CallFaultsTest : public testing::Test {
     SharedFaultPage page;
     Prepare(fault, &page);
     page.Arm(fault.kind, 0);
-    ServerProcess server(UnderTest(), page);
+    ServerProcess server(UnderTest(page));
     const bool ready = server.WaitReady();
     if (server.WaitEnd(0) == kNoSeccomp) GTEST_SKIP() << "this system permits no seccomp filter";
     ASSERT_TRUE(ready) << server.log();
@@ -150,7 +256,7 @@ class CallFaultsTest : public testing::Test {
     SharedFaultPage page;
     Prepare(fault, &page);
     page.Arm(fault.kind, call, fault.error, fault.calls);
-    ServerProcess server(UnderTest(), page);
+    ServerProcess server(UnderTest(page));
     if (server.WaitReady(kPatienceSeconds)) {
       page.Disarm();
       return FinishServing(server, ends, "served");
@@ -176,7 +282,7 @@ class CallFaultsTest : public testing::Test {
     SCOPED_TRACE(fault.name + " while serving, call " + std::to_string(call));
     SharedFaultPage page;
     Prepare(fault, &page);
-    ServerProcess server(UnderTest(), page);
+    ServerProcess server(UnderTest(page));
     ASSERT_TRUE(server.WaitReady(kPatienceSeconds)) << server.log();
     page.Arm(fault.kind, call, fault.error, fault.calls);
     FinishServing(server, ends, "went on");
@@ -206,10 +312,10 @@ class CallFaultsTest : public testing::Test {
     runs.Print(fault.name + ", while serving", serving);
   }
 
-  static std::vector<ScenarioStep> sound_;
+  static std::vector<Step> sound_;
 };
 
-std::vector<ScenarioStep> CallFaultsTest::sound_;
+std::vector<Step> CallFaultsTest::sound_;
 
 TEST_F(CallFaultsTest, Allocations) { Fail({"allocation", FaultKind::kAllocation, {}}, 8, 8); }
 

@@ -25,8 +25,8 @@
 #include <thread>
 #include <vector>
 
-#include "tests/faults/client_streams.h"
-#include "tests/faults/server_process.h"
+#include "tests/e2e/client_streams.h"
+#include "tests/faults/faulty_server.h"
 
 namespace fox {
 namespace {
@@ -75,12 +75,11 @@ class Deadline : public testing::Environment {
 };
 const auto* const kDeadline = testing::AddGlobalTestEnvironment(new Deadline());
 
-ServerStart OnDevice(std::vector<std::string> flags = {}) {
-  ServerStart start;
-  start.preload = LibraryOf(reinterpret_cast<const void*>(&IsPreloaded));
-  start.flags = {"--device=cuda", "--kv-cache-mb=512", "--max-num-seqs=32"};
-  start.flags.insert(start.flags.end(), flags.begin(), flags.end());
-  return start;
+ServerStart OnDevice(const SharedFaultPage& page, const std::vector<std::string>& flags = {
+                                                      "--kv-cache-mb=512", "--max-num-seqs=32"}) {
+  std::vector<std::string> all = {"--device=cuda"};
+  all.insert(all.end(), flags.begin(), flags.end());
+  return FaultyServer(page, all, reinterpret_cast<const void*>(&IsPreloaded));
 }
 
 void Send(const SharedFaultPage& page, DeviceCommand command) {
@@ -124,7 +123,7 @@ Times ExpectEnd(ServerProcess& server, HealthWatch& health, ClientStreams* strea
   EXPECT_TRUE(code.has_value()) << "it still runs";
   EXPECT_EQ(code.value_or(-1), 70) << server.log();
   times.not_serving = Seconds(since_ns, health.WaitNotServing());
-  times.end = Seconds(since_ns, server.ended_ns());
+  times.end = Seconds(since_ns, EndedNs(server));
   if (streams == nullptr) return times;
   for (const AnswerEnd& end : streams->Join()) {
     EXPECT_EQ(end.status.error_code(), grpc::StatusCode::UNAVAILABLE) << end.DebugString();
@@ -147,16 +146,16 @@ TEST(CudaFaultsTest, AStickyErrorEndsTheProcess) {
     SCOPED_TRACE(round);
     page.Clear();
     const int64_t begin = FaultPage::Now();
-    ServerProcess server(OnDevice(), page);
+    ServerProcess server(OnDevice(page));
     ASSERT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
     ready.push_back(Seconds(begin, FaultPage::Now()));
-    HealthWatch health(server.grpc_port());
+    HealthWatch health(server);
     ASSERT_TRUE(health.WaitServing());
     Send(page, DeviceCommand::kPrepare);
     ASSERT_EQ(Done(page), 0);
 
     const bool idle = round % 4 == 3, prefills = round % 4 == 2;
-    ClientStreams streams(server.grpc_port(), server.http_port(),
+    ClientStreams streams(server.ports(),
                           idle ? std::vector<StreamRequest>() : LongStreams(prefills ? 400 : 0));
     if (!prefills) streams.WaitText();
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 100000));
@@ -189,16 +188,16 @@ TEST(CudaFaultsTest, ADeviceThatHangsEndsTheProcess) {
   for (const bool idle : {false, true}) {
     SharedFaultPage page;
     page.Clear();
-    ServerProcess server(OnDevice({"--step-timeout=1"}), page);
+    ServerProcess server(
+        OnDevice(page, {"--kv-cache-mb=512", "--max-num-seqs=32", "--step-timeout=1"}));
     ASSERT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
-    HealthWatch health(server.grpc_port());
+    HealthWatch health(server);
     ASSERT_TRUE(health.WaitServing());
     Send(page, DeviceCommand::kPrepare);
     ASSERT_EQ(Done(page), 0);
     std::unique_ptr<ClientStreams> streams;
     const auto open = [&] {
-      streams =
-          std::make_unique<ClientStreams>(server.grpc_port(), server.http_port(), LongStreams());
+      streams = std::make_unique<ClientStreams>(server.ports(), LongStreams());
     };
     if (!idle) {
       open();
@@ -228,9 +227,9 @@ void ExpectRefusal(ServerProcess& server) {
 TEST(CudaFaultsTest, NoDeviceIsTold) {
   SharedFaultPage page;
   page.Clear();
-  ServerStart start = OnDevice();
-  start.variables = {"CUDA_VISIBLE_DEVICES="};
-  ServerProcess server(start, page);
+  ServerStart start = OnDevice(page);
+  start.variables.push_back("CUDA_VISIBLE_DEVICES=");
+  ServerProcess server(start);
   EXPECT_FALSE(server.WaitReady(kStartSeconds));
   ExpectRefusal(server);
   EXPECT_THAT(server.log(), HasSubstr("--device: "));
@@ -239,18 +238,16 @@ TEST(CudaFaultsTest, NoDeviceIsTold) {
 TEST(CudaFaultsTest, ADeviceThatIsFullIsTold) {
   SharedFaultPage page;
   page.Clear();
-  ServerStart start = OnDevice();
-  start.flags = {"--device=cuda", "--gpu-memory-utilization=1"};
-  ServerProcess first(start, page);
+  const ServerStart full = OnDevice(page, {"--gpu-memory-utilization=1"});
+  ServerProcess first(full);
   ASSERT_TRUE(first.WaitReady(kStartSeconds)) << first.log();
-  ServerProcess second(start, page);
+  ServerProcess second(full);
   EXPECT_FALSE(second.WaitReady(kStartSeconds)) << second.log();
   ExpectRefusal(second);
-  start.flags = {"--device=cuda", "--kv-cache-mb=8192"};
-  ServerProcess third(start, page);
+  ServerProcess third(OnDevice(page, {"--kv-cache-mb=8192"}));
   EXPECT_FALSE(third.WaitReady(kStartSeconds)) << third.log();
   ExpectRefusal(third);
-  HealthWatch health(first.grpc_port());
+  HealthWatch health(first);
   EXPECT_TRUE(health.WaitServing());
 }
 
@@ -265,15 +262,15 @@ TEST(CudaFaultsTest, ADriverThatFailsWhileServingEndsTheProcess) {
   for (int round = 0; HasTime(0.75); ++round) {
     SharedFaultPage page;
     page.Clear();
-    ServerProcess server(OnDevice(), page);
+    ServerProcess server(OnDevice(page));
     ASSERT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
-    HealthWatch health(server.grpc_port());
+    HealthWatch health(server);
     ASSERT_TRUE(health.WaitServing());
     // The first round only counts.
     const int64_t call = round == 0 ? 0 : 1 + static_cast<int64_t>(random()) % calls;
     SCOPED_TRACE(testing::Message() << "call " << call);
     page.Arm(FaultKind::kDriverCall, call, kLaunchFailed);
-    ClientStreams streams(server.grpc_port(), server.http_port(), {request});
+    ClientStreams streams(server.ports(), {request});
     const AnswerEnd answer = streams.Join().front();
     if (round == 0) {
       ASSERT_TRUE(answer.status.ok()) << answer.DebugString();
@@ -306,27 +303,22 @@ TEST(CudaFaultsTest, ADriverThatFailsWhileServingEndsTheProcess) {
 std::string SoundAnswer() {
   SharedFaultPage page;
   page.Clear();
-  ServerProcess server(OnDevice(), page);
+  ServerProcess server(OnDevice(page));
   EXPECT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
-  grpc::ClientContext context;
-  const AnswerEnd answer =
-      ReadAnswer(server.grpc_port(), server.http_port(), {kPrompt, 32, false}, &context);
+  const AnswerEnd answer = ReadAnswer(server.ports(), {kPrompt, 32});
   EXPECT_TRUE(answer.status.ok()) << answer.DebugString();
   return answer.text;
 }
 
 // It starts, and answers as if nothing had been, or it says why not.
 bool StartsOrRefuses(const SharedFaultPage& page, const std::string& expected) {
-  ServerProcess server(OnDevice(), page);
+  ServerProcess server(OnDevice(page));
   if (!server.WaitReady(kStartSeconds)) {
     ExpectRefusal(server);
     return false;
   }
   page.Disarm();
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
-  const AnswerEnd answer =
-      ReadAnswer(server.grpc_port(), server.http_port(), {kPrompt, 32, false}, &context);
+  const AnswerEnd answer = ReadAnswer(server.ports(), {kPrompt, 32});
   EXPECT_TRUE(answer.status.ok()) << answer.DebugString() << server.log();
   EXPECT_EQ(answer.text, expected);
   server.Signal(SIGTERM);

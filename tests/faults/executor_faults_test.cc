@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "tests/faults/client_streams.h"
-#include "tests/faults/server_process.h"
+#include "tests/e2e/client_streams.h"
+#include "tests/faults/faulty_server.h"
 
 namespace fox {
 namespace {
@@ -39,12 +39,11 @@ const std::vector<StreamRequest> kStreams = {
     {"On the next day", kTokens, true},   {"She", kTokens, false},
 };
 
-ServerStart Faulty(std::vector<std::string> flags = {}) {
-  ServerStart start;
-  start.program = "fox-server-faulty";
-  start.flags = {"--device=cpu", "--dtype=f32", "--max-num-seqs=8"};
-  start.flags.insert(start.flags.end(), flags.begin(), flags.end());
-  return start;
+ServerStart Faulty(const SharedFaultPage& page, const std::vector<std::string>& flags = {}) {
+  std::vector<std::string> all = {"--device=cpu", "--dtype=f32", "--max-num-seqs=8",
+                                  "--kv-cache-mb=64"};
+  all.insert(all.end(), flags.begin(), flags.end());
+  return FaultyServer(page, all, nullptr, "fox-server-faulty");
 }
 
 void Arm(SharedFaultPage* page, ExecutorFault fault, int64_t call) {
@@ -57,10 +56,10 @@ class ExecutorFaultsTest : public testing::Test {
   static void SetUpTestSuite() {
     SharedFaultPage page;
     page.Clear();
-    ServerProcess server(Faulty({"--kv-cache-mb=64"}), page);
+    ServerProcess server(Faulty(page));
     ASSERT_TRUE(server.WaitReady()) << server.log();
     for (const StreamRequest& request : kStreams) {  // one after the other
-      ClientStreams alone(server.grpc_port(), server.http_port(), {request});
+      ClientStreams alone(server.ports(), {request});
       sound_.push_back(alone.Join().front());
       ASSERT_TRUE(sound_.back().status.ok()) << sound_.back().DebugString();
       ASSERT_GT(sound_.back().text.size(), 20u);
@@ -80,25 +79,27 @@ class ExecutorFaultsTest : public testing::Test {
     ASSERT_GE(page->failed.load(), 1);
     const double not_serving =
         1e-9 * static_cast<double>(health.WaitNotServing() - page->failed_ns);
-    const double end = 1e-9 * static_cast<double>(server.ended_ns() - page->failed_ns);
+    const double end = 1e-9 * static_cast<double>(EndedNs(server) - page->failed_ns);
     EXPECT_LE(not_serving, NotServingSeconds() + patience) << server.log();
     EXPECT_LE(end, EndSeconds() + patience) << server.log();
     slowest_not_serving_ = std::max(slowest_not_serving_, not_serving - patience);
     slowest_end_ = std::max(slowest_end_, end - patience);
   }
 
-  static void FailOnce(ExecutorFault fault, int64_t call, const std::vector<std::string>& flags,
-                       double patience = 0) {
+  static void FailOnce(ExecutorFault fault, int64_t call,
+                       const std::vector<std::string>& flags = {}, double patience = 0) {
     SCOPED_TRACE(testing::Message() << "fault " << static_cast<int>(fault) << ", call " << call);
     SharedFaultPage page;
     page.Clear();
-    ServerProcess server(Faulty(flags), page);
+    ServerProcess server(Faulty(page, flags));
     ASSERT_TRUE(server.WaitReady()) << server.log();
-    HealthWatch health(server.grpc_port());
+    HealthWatch health(server);
     ASSERT_TRUE(health.WaitServing());
     Arm(&page, fault, call);
-    ClientStreams streams(server.grpc_port(), server.http_port(), kStreams);
+    ClientStreams streams(server.ports(), kStreams);
     ExpectEnd(server, health, streams, page, patience);
+    EXPECT_THAT(server.log(),
+                HasSubstr(fault == ExecutorFault::kHang ? "a step hangs" : "the engine failed"));
   }
 
   static void TearDownTestSuite() {
@@ -121,28 +122,28 @@ TEST_F(ExecutorFaultsTest, AFailureAtAnyCallEndsTheProcess) {
   }
   for (const ExecutorFault fault :
        {ExecutorFault::kSubmit, ExecutorFault::kCollect, ExecutorFault::kReadback}) {
-    for (const int64_t call : calls) FailOnce(fault, call, {"--kv-cache-mb=64"});
+    for (const int64_t call : calls) FailOnce(fault, call);
   }
 }
 
 TEST_F(ExecutorFaultsTest, AStepThatHangsEndsTheProcess) {
   constexpr double kStepTimeout = 1.5;
-  FailOnce(ExecutorFault::kHang, 1, {"--kv-cache-mb=64", "--step-timeout=1.5"}, kStepTimeout);
-  FailOnce(ExecutorFault::kHang, 9, {"--kv-cache-mb=64", "--step-timeout=1.5"}, kStepTimeout);
+  FailOnce(ExecutorFault::kHang, 1, {"--step-timeout=1.5"}, kStepTimeout);
+  FailOnce(ExecutorFault::kHang, 9, {"--step-timeout=1.5"}, kStepTimeout);
 }
 
 // Its neighbours, by either endpoint, bring what they bring alone, and the server goes on.
 TEST_F(ExecutorFaultsTest, NanEndsItsOwnStreamAlone) {
   SharedFaultPage page;
   page.Clear();
-  ServerProcess server(Faulty({"--kv-cache-mb=64"}), page);
+  ServerProcess server(Faulty(page));
   ASSERT_TRUE(server.WaitReady()) << server.log();
-  HealthWatch health(server.grpc_port());
+  HealthWatch health(server);
   ASSERT_TRUE(health.WaitServing());
   for (const int64_t call : {1, 3, 10, 0}) {  // 0: none
     SCOPED_TRACE(call);
     Arm(&page, ExecutorFault::kNotFinite, call);
-    ClientStreams streams(server.grpc_port(), server.http_port(), kStreams);
+    ClientStreams streams(server.ports(), kStreams);
     const std::vector<AnswerEnd> ends = streams.Join();
     int failed = 0;
     for (size_t i = 0; i < ends.size(); ++i) {

@@ -10,11 +10,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "fox/v1/inference.pb.h"
-#include "tests/e2e/http_client.h"
+#include "tests/e2e/raw_call.h"
+#include "tests/e2e/test_server.h"
 #include "tests/torture/part.h"
-#include "tests/torture/raw_call.h"
 #include "tests/torture/raw_http2.h"
-#include "tests/torture/torture_server.h"
+#include "tests/torture/release_watch.h"
 
 namespace fox {
 namespace {
@@ -26,7 +26,8 @@ constexpr char kUnary[] = "/fox.v1.Inference/Generate";
 
 struct Storm {
   Part* part;
-  TortureServer* server;
+  TestServer* server;
+  const ReleaseWatch* releases;
   int64_t calls;  // that are to end early
   std::atomic<int64_t> cancelled{0}, late{0}, hung_up{0}, refused{0}, finished{0};
 
@@ -37,7 +38,7 @@ struct Storm {
 std::string Prompt(Random* random) {
   std::string prompt = absl::StrCat("storm ", (*random)() % 100000, " ");
   prompt.append((*random)() % 10 == 0 ? (*random)() % 250 : (*random)() % 20, 'x');
-  return prompt + "|";
+  return prompt;
 }
 
 v1::GenerateRequest FoxRequest(const std::string& prompt, Random* random) {
@@ -68,7 +69,7 @@ class Reading {
   bool Grow(uint32_t index, const std::string& text) {
     if (texts_.size() <= index) texts_.resize(index + 1);
     texts_[index] += text;
-    return texts_[index] == Recitation(prompt_, texts_[index].size());
+    return texts_[index] == ExpectedText(prompt_, texts_[index].size());
   }
 
   const std::string prompt_;
@@ -131,13 +132,13 @@ void ReadSome(HttpClient* client, Random* random) {
 
 // A client that hangs up, with a FIN or a reset, after some events or none.
 void HangUpOnHttp(Storm* storm, Random* random) {
-  HttpClient client(storm->server->http_port());
+  HttpClient client(storm->server->http->port());
   const std::string prompt = Prompt(random);
   const nlohmann::json body = {{"prompt", prompt},
                                {"temperature", 0},
                                {"stream", (*random)() % 4 != 0},
                                {"max_tokens", 1 + (*random)() % 200}};
-  client.SendRequest("POST", "/v1/completions", body.dump(), "Content-Type: application/json\r\n");
+  client.SendRequest("POST", "/v1/completions", body.dump());
   ReadSome(&client, random);
   storm->part->Check(!absl::StrContains(client.received(), " 500 "), "HTTP answered 500");
   if ((*random)() % 2 == 0) client.Reset();
@@ -146,7 +147,7 @@ void HangUpOnHttp(Storm* storm, Random* random) {
 
 // The same with up to eight gRPC calls on one connection, some of them reset one by one.
 void HangUpOnGrpc(Storm* storm, Random* random) {
-  HttpClient client(storm->server->grpc_port());
+  HttpClient client(storm->server->server->port());
   const int calls = 1 + static_cast<int>((*random)() % 8);
   const std::string prompt = Prompt(random);
   std::string bytes = RawHttp2Calls(kStream, FoxRequest(prompt, random).SerializeAsString(), calls);
@@ -162,25 +163,25 @@ void HangUpOnGrpc(Storm* storm, Random* random) {
 void CheckCalm(Storm* storm) {
   Part& part = *storm->part;
   part.Check(storm->server->WaitIdle(), "not everything came back");
-  const EngineStats stats = storm->server->stats();
+  const EngineStats stats = storm->server->engine->stats();
   part.Set("pages_free", stats.free_pages);
   part.Set("pages", stats.num_pages);
   part.Set("steps", stats.steps);
   part.Set("preemptions", stats.preemptions);
-  part.Set("slowest_release_steps", storm->server->releases().slowest());
-  part.Check(storm->server->releases().slowest() <= 2, "pages came back after more than two steps");
+  part.Set("slowest_release_steps", storm->releases->slowest());
+  part.Check(storm->releases->slowest() <= 2, "pages came back after more than two steps");
   // What is whole afterwards.
   Random random(1);
-  HttpClient client(storm->server->http_port());
+  HttpClient client(storm->server->http->port());
   const HttpReply reply =
-      client.Post("/v1/completions", {{"prompt", "calm|"}, {"temperature", 0}, {"max_tokens", 20}});
-  part.Check(reply.status == 200 && reply.Json()["choices"][0]["text"] == Recitation("calm|", 20),
+      client.Post("/v1/completions", {{"prompt", "calm"}, {"temperature", 0}, {"max_tokens", 20}});
+  part.Check(reply.status == 200 && reply.Json()["choices"][0]["text"] == ExpectedText("calm", 20),
              "after the storm HTTP is not as before");
-  grpc::GenericStub stub(storm->server->Connect());
+  grpc::GenericStub stub(ConnectTo(storm->server->server->port()));
   RunCalls(1, [&](int64_t index, std::function<void()> done) {
     if (index > 0) return false;
-    v1::GenerateRequest request = FoxRequest("calm|", &random);
-    const auto reading = std::make_shared<Reading>("calm|", -1);
+    v1::GenerateRequest request = FoxRequest("calm", &random);
+    const auto reading = std::make_shared<Reading>("calm", -1);
     RawCall::Start(
         stub, {kStream, request.SerializeAsString()},
         [reading, &part](const std::string& bytes) {
@@ -207,10 +208,10 @@ int TortureCancels(const Arguments& arguments) {
   flags.Int("hanging", "N", "threads of clients that hang up", 1, 256, &hanging);
   part.Parse(&flags, arguments);
 
-  TortureServerOptions options;
-  options.step_delay_us = 100;
-  TortureServer server(options);
-  Storm storm{&part, &server, calls, {}, {}, {}, {}, {}};
+  ReleaseWatch releases;
+  TestServer server(TortureOptions(&releases));
+  server.script->step_delay_us = 100;
+  Storm storm{&part, &server, &releases, calls, {}, {}, {}, {}, {}};
   std::vector<std::thread> clients;
   for (int i = 0; i < hanging; ++i) {
     clients.emplace_back([&storm, i, &part] {
@@ -220,7 +221,7 @@ int TortureCancels(const Arguments& arguments) {
       }
     });
   }
-  const Stubs stubs = server.ConnectStubs(8);
+  const Stubs stubs = ConnectStubs(server.server->port(), 8);
   RunCalls(open, [&](int64_t index, std::function<void()> done) {
     return StartGrpc(&storm, *stubs[static_cast<size_t>(index) % stubs.size()], index,
                      std::move(done));

@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "tests/e2e/server_process.h"
 #include "tests/torture/part.h"
-#include "tests/torture/server_process.h"
 #include "tests/torture/solo_streams.h"
 
 namespace fox {
@@ -29,7 +29,7 @@ struct Rounds {
   int clients = 9;
   double ready_limit = 15;
   std::vector<SoloAnswer> answers;
-  ServerPorts ports;  // of the server before
+  ServerPorts ports{0, 0, 0};  // of the server before
   StreamCounts counts;
   Random random;
   int64_t kills = 0, stops = 0, while_loading = 0, port_taken = 0;
@@ -47,7 +47,7 @@ class Load {
         while (!over_) {
           const SoloAnswer& answer = rounds->answers[random() % rounds->answers.size()];
           // A server that is gone refuses at once.
-          if (reader.Read(static_cast<Endpoint>(i % 2), answer) == StreamEnd::kRefused) {
+          if (!reader.Read(answer, i % 2 == 1)) {
             std::this_thread::sleep_for(std::chrono::milliseconds(2));
           }
         }
@@ -74,11 +74,11 @@ void SleepFor(double seconds) {
 
 // The exit code of a server that was told to end, at last by force.
 int EndOf(Part* part, ServerProcess* server, double seconds, const char* what) {
-  const std::optional<int> code = server->Wait(seconds);
+  const std::optional<int> code = server->WaitEnd(seconds);
   if (code.has_value()) return *code;
   part->Check(false, absl::StrCat(what, " does not end the server"));
   server->Signal(SIGKILL);
-  return server->Wait(60).value_or(-1);
+  return server->WaitEnd(60).value_or(-1);
 }
 
 // One life of a server, which ends by SIGKILL or by SIGTERM.
@@ -87,7 +87,7 @@ void RunRound(Rounds* rounds, bool kill) {
   const double grace = kill ? 5 : std::vector<double>{0.05, 0.3, 3}[random() % 3];
   std::vector<std::string> flags = rounds->flags;
   flags.push_back(absl::StrCat("--shutdown-timeout=", grace));
-  ServerProcess server(rounds->program, flags, rounds->ports);
+  ServerProcess server(Quiet(rounds->program, flags, rounds->ports));
   const bool loading = random() % 8 == 0;
   const double usual = Percentile(rounds->ready_seconds, 0.5);
   if (loading) {
@@ -95,12 +95,12 @@ void RunRound(Rounds* rounds, bool kill) {
     while (!kill && !server.Handles(SIGTERM) && server.age() < 5) SleepFor(0.001);
     SleepFor(Uniform(&random, 0, usual));
     ++rounds->while_loading;
-  } else if (!server.WaitListening(rounds->ready_limit)) {
+  } else if (!server.WaitReady(rounds->ready_limit)) {
     const int code = EndOf(rounds->part, &server, 5, "a failed start");
     // Another process may have got the port as the source port of a connection of its own.
     rounds->part->Check(code == 78, absl::StrCat("a restart fails with ", code));
     ++rounds->port_taken;
-    rounds->ports = {};
+    rounds->ports = {0, 0, 0};
     return;
   }
   std::optional<Load> load;
@@ -156,8 +156,8 @@ int TortureKills(const Arguments& arguments) {
   rounds.flags = {"--model=" + model, "--device=cpu",     "--threads=1",
                   "--kv-cache-mb=8",  "--max-num-seqs=6", "--log-level=warning"};
   {
-    ServerProcess alone(rounds.program, rounds.flags, {});
-    if (alone.WaitListening(60)) rounds.answers = RunAlone(alone.ports());
+    ServerProcess alone(Quiet(rounds.program, rounds.flags));
+    if (alone.WaitReady()) rounds.answers = RunAlone(alone.ports());
     rounds.ready_seconds.push_back(alone.ready_seconds());
   }
   part.Check(!rounds.answers.empty(), "the solo run failed");

@@ -6,9 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "fox/v1/inference.pb.h"
+#include "tests/e2e/raw_call.h"
+#include "tests/e2e/test_server.h"
 #include "tests/torture/part.h"
-#include "tests/torture/raw_call.h"
-#include "tests/torture/torture_server.h"
+#include "tests/torture/release_watch.h"
 
 namespace fox {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kTokens = 20;
-constexpr char kPrompt[] = "overload|";
+constexpr char kPrompt[] = "overload";
 
 // What became of calls, as their clients saw it.
 struct Outcome {
@@ -45,7 +46,7 @@ void StartCall(Part* part, grpc::GenericStub& stub, Outcome* outcome, std::funct
         return true;
       },
       [=, done = std::move(done)](const grpc::Status& status, const grpc::ClientContext& context) {
-        if (status.ok() && *text == Recitation(kPrompt, kTokens)) {
+        if (status.ok() && *text == ExpectedText(kPrompt, kTokens)) {
           ++outcome->finished;
         } else if (status.error_code() == grpc::RESOURCE_EXHAUSTED && text->empty()) {
           ++outcome->refused;
@@ -107,19 +108,19 @@ int TortureOverload(const Arguments& arguments) {
   part.Parse(&flags, arguments);
   const double seconds = std::min(60 * minutes, part.seconds());
 
-  TortureServerOptions options;
+  TestCoreOptions options = TortureOptions(nullptr);
   options.max_num_seqs = 8;
   options.max_num_queued_reqs = 16;
-  options.step_delay_us = 4000;
-  TortureServer server(options);
-  const Stubs stubs = server.ConnectStubs(8);
+  TestServer server(options);
+  server.script->step_delay_us = 4000;
+  const Stubs stubs = ConnectStubs(server.server->port(), 8);
   const double peak = Peak(&part, stubs, std::clamp(seconds / 10, 1.0, 20.0), 16);
-  const int64_t refused_before = server.refused_on_arrival();
+  const int64_t refused_before = server.core->refusals().count();
   Outcome outcome;
   Offer(&part, stubs, times * peak, seconds, &outcome);
   part.Set("peak_per_second", peak);
   part.Set("refused", outcome.refused.load());
-  part.Set("refused_on_arrival", server.refused_on_arrival() - refused_before);
+  part.Set("refused_on_arrival", server.core->refusals().count() - refused_before);
   part.Set("finished", outcome.finished.load());
   part.Set("accepted_and_dropped", outcome.dropped.load());
   const MutexLock lock(outcome.mutex);

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -86,6 +87,12 @@ int64_t ResidentBytes(int pid) {
   int64_t size = 0, resident = 0;
   file >> size >> resident;
   return resident * 4096;
+}
+
+ServerStart Quiet(const std::string& program, std::vector<std::string> flags,
+                  const ServerPorts& ports) {
+  const char* log = std::getenv("FOX_TORTURE_LOG");
+  return {program, std::move(flags), ports, {}, log == nullptr ? "/dev/null" : log};
 }
 
 namespace {

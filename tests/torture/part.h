@@ -10,6 +10,7 @@
 #include "engine/flags/flag_set.h"
 #include "engine/mutex.h"
 #include "nlohmann/json.hpp"
+#include "tests/e2e/server_process.h"
 
 namespace fox {
 
@@ -58,6 +59,10 @@ class Part {
 
 // What is measured of many times or sizes: the share `p` of them is at most the result.
 double Percentile(std::vector<double> values, double p);
+
+// A server with all its ports, whose standard error is lost, unless FOX_TORTURE_LOG names a file.
+ServerStart Quiet(const std::string& program, std::vector<std::string> flags,
+                  const ServerPorts& ports = {0, 0, 0});
 
 // Resident bytes of a process, and how many descriptors and threads it has; 0: it is gone.
 int64_t ResidentBytes(int pid);

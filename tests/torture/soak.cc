@@ -19,12 +19,11 @@
 #include "fox/v1/inference.pb.h"
 #include "tests/e2e/http_client.h"
 #include "tests/e2e/random_message.h"
+#include "tests/e2e/raw_call.h"
+#include "tests/e2e/server_process.h"
 #include "tests/torture/part.h"
-#include "tests/torture/raw_call.h"
 #include "tests/torture/raw_http2.h"
-#include "tests/torture/server_process.h"
 #include "tests/torture/solo_streams.h"
-#include "tests/torture/torture_server.h"
 
 namespace fox {
 namespace {
@@ -50,7 +49,7 @@ void ReadStreams(Soak* soak, uint64_t seed) {
     for (uint64_t i = random() % 20; i > 0 && !soak->over; --i) {
       const SoloAnswer& answer = soak->answers[random() % soak->answers.size()];
       const int64_t messages = random() % 3 == 0 ? static_cast<int64_t>(random() % 20) : -1;
-      reader.Read(static_cast<Endpoint>(random() % 2), answer, messages);
+      reader.Read(answer, random() % 2 == 1, messages);
       ++soak->calls;
     }
   }
@@ -66,8 +65,7 @@ void StallReads(Soak* soak, uint64_t seed) {
                                  {"max_tokens", 2000},
                                  {"logprobs", 5},
                                  {"ignore_eos", true}};
-    client.SendRequest("POST", "/v1/completions", body.dump(),
-                       "Content-Type: application/json\r\n");
+    client.SendRequest("POST", "/v1/completions", body.dump());
     for (uint64_t i = random() % 40; i > 0 && !soak->over; --i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
@@ -87,9 +85,9 @@ void SendNonsense(Soak* soak, uint64_t seed) {
     RunCalls(4, [&](int64_t index, std::function<void()> done) {
       if (index >= 40) return false;
       v1::GenerateRequest request;
-      random.Fill(&request);
+      request.ParseFromString(random.Of(request.GetDescriptor()));
       request.mutable_stopping()->set_max_tokens(3);
-      std::string bytes = request.SerializePartialAsString();
+      std::string bytes = request.SerializeAsString();
       random.Mutate(&bytes);
       RawCall::Start(
           stub, {methods[random.Below(std::size(methods))], bytes, 5000}, nullptr,
@@ -268,13 +266,11 @@ int TortureSoak(const Arguments& arguments) {
   flags.Int("readers", "N", "streams at once", 1, 256, &readers);
   part.Parse(&flags, arguments);
   const double seconds = std::min(60 * minutes, part.seconds());
-  ServerProcess server(
-      program,
-      {"--model=" + model, "--device=cpu", "--threads=1", "--kv-cache-mb=16", "--max-num-seqs=6",
-       "--stall-timeout=1", "--log-level=debug", "--log-format=json"},
-      {});
+  ServerProcess server(Quiet(program, {"--model=" + model, "--device=cpu", "--threads=1",
+                                       "--kv-cache-mb=16", "--max-num-seqs=6", "--stall-timeout=1",
+                                       "--log-level=debug", "--log-format=json"}));
   Soak soak{&part, {}, {}, {}, {}, {}, {}, {}};
-  if (server.WaitListening(60)) {
+  if (server.WaitReady()) {
     soak.ports = server.ports();
     soak.answers = RunAlone(soak.ports);
   }
@@ -292,7 +288,7 @@ int TortureSoak(const Arguments& arguments) {
     part.Set("stalled", soak.stalls.load());
     part.Set("nonsense", soak.nonsense.load());
     server.Signal(15);
-    part.Check(server.Wait(40) == 0, "the server does not stop with 0");
+    part.Check(server.WaitEnd(40) == 0, "the server does not stop with 0");
   }
   return part.Finish();
 }

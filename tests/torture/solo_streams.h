@@ -5,36 +5,24 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "grpcpp/channel.h"
+#include "tests/e2e/client_streams.h"
 #include "tests/torture/part.h"
-#include "tests/torture/server_process.h"
 
 namespace fox {
 
 // A request and what it must bring.
 struct SoloAnswer {
-  std::string prompt;
-  uint32_t max_tokens = 0;
-  float temperature = 0;
-  uint64_t seed = 0;
+  StreamRequest request;
   std::vector<uint32_t> ids;
   std::string text;
 };
 
-enum class Endpoint { kFox, kHttp };
-
-// How a stream ended, as its client sees it.
-enum class StreamEnd {
-  kWhole,    // to its end
-  kCut,      // it had begun, and the server or the client broke it off
-  kRefused,  // before its first token
-};
-
-// Counts over all streams; any thread.
+// Counts over all streams, as their clients see them; any thread. Cut: it had begun, and the server
+// or the client broke it off; refused: before its first token.
 struct StreamCounts {
   std::atomic<int64_t> whole{0}, cut{0}, refused{0}, wrong{0}, odd_status{0}, tokens{0};
   void Describe(Part* part) const;
@@ -50,20 +38,11 @@ class SoloReader {
   // What is not right is counted, and a broken promise of `part`; all must outlive it.
   SoloReader(const ServerPorts& ports, Part* part, StreamCounts* counts);
 
-  // Reads a stream by `endpoint` and leaves after `messages` of them; -1: reads all.
-  StreamEnd Read(Endpoint endpoint, const SoloAnswer& answer, int64_t messages = -1);
+  // Reads a stream and leaves after `messages` of them; -1: reads all. False: it was refused.
+  bool Read(const SoloAnswer& answer, bool http, int64_t messages = -1);
 
  private:
-  struct Seen {
-    std::vector<uint32_t> ids;
-    std::string text;
-    bool finished = false, left = false;
-    int status = 0;  // of gRPC; HTTP's are translated
-    std::string reason;
-  };
-  Seen ReadFox(const SoloAnswer& answer, int64_t messages);
-  Seen ReadHttp(const SoloAnswer& answer, int64_t messages);
-  StreamEnd Judge(Endpoint endpoint, const SoloAnswer& answer, const Seen& seen);
+  bool Judge(const SoloAnswer& answer, const AnswerEnd& seen, bool left);
 
   const ServerPorts ports_;
   Part* const part_;

@@ -2,13 +2,10 @@
 // process of their own: what one costs in memory, whether each gets its own text, and how soon all
 // is free when the client cancels them or dies.
 #include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <map>
 #include <thread>
@@ -16,11 +13,11 @@
 #include "absl/strings/str_cat.h"
 #include "fox/v1/inference.pb.h"
 #include "fox/v1/info.grpc.pb.h"
+#include "tests/e2e/child_process.h"
+#include "tests/e2e/raw_call.h"
+#include "tests/e2e/test_server.h"
 #include "tests/torture/part.h"
-#include "tests/torture/raw_call.h"
-#include "tests/torture/torture_server.h"
-
-extern char** environ;
+#include "tests/torture/release_watch.h"
 
 namespace fox {
 namespace {
@@ -60,9 +57,13 @@ class OpenCalls {
   std::map<int, RawCall*> calls_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Opens the streams; a line on standard input cancels them. Its exit code says whether all was
+// Opens the streams; SIGTERM cancels them. Its exit code says whether all was
 // well: 3: a text was wrong, 4: a stream ended by itself.
 int RunClient(const Sizes& sizes) {
+  sigset_t term;
+  sigemptyset(&term);
+  sigaddset(&term, SIGTERM);
+  sigprocmask(SIG_BLOCK, &term, nullptr);  // before there are threads
   OpenCalls calls;
   std::atomic<int> ended{0}, wrong{0}, failed{0};
   std::atomic<bool> cancelling{false};
@@ -71,17 +72,17 @@ int RunClient(const Sizes& sizes) {
     if (i % kStreamsOfAConnection == 0) {
       stubs.push_back(std::make_unique<grpc::GenericStub>(ConnectTo(sizes.port)));
     }
-    const std::string prompt = absl::StrCat("stream ", i, "|");
+    const std::string prompt = absl::StrCat("stream ", i);
     v1::GenerateRequest request;
     request.set_text(prompt);
     request.mutable_sampling()->set_temperature(0);
     request.mutable_stopping()->set_max_tokens(100000);
-    const auto position = std::make_shared<size_t>(0);
-    const auto read = [&wrong, prompt, position](const std::string& bytes) {
+    const auto expected = std::make_shared<ScriptedText>(prompt);
+    const auto read = [&wrong, expected](const std::string& bytes) {
       v1::GenerateDelta event;
       if (!event.ParseFromString(bytes)) ++wrong;
       for (const char c : event.delta().text()) {
-        if (c != prompt[(*position)++ % prompt.size()]) ++wrong;
+        if (c != expected->Take()) ++wrong;
       }
       return true;
     };
@@ -100,7 +101,8 @@ int RunClient(const Sizes& sizes) {
           {"/fox.v1.Inference/GenerateStream", request.SerializeAsString(), kNoHurry}, read, end);
     });
   }
-  std::getchar();
+  int signal = 0;
+  sigwait(&term, &signal);
   cancelling = true;
   calls.Cancel();
   while (ended < sizes.open) std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -109,58 +111,18 @@ int RunClient(const Sizes& sizes) {
 
 // ---- the server's process -----------------------------------------------------------------------
 
-// This program as a client, with a pipe to its standard input.
-class Client {
- public:
-  Client(int port, const Sizes& sizes) {
-    int ends[2];
-    if (pipe(ends) != 0) return;
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, ends[0], STDIN_FILENO);
-    posix_spawn_file_actions_addclose(&actions, ends[1]);
-    std::vector<std::string> arguments = {"fox-torture", "streams", absl::StrCat("--port=", port),
-                                          absl::StrCat("--open=", sizes.open)};
-    std::vector<char*> argv;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv.data(), environ);
-    posix_spawn_file_actions_destroy(&actions);
-    close(ends[0]);
-    control_ = ends[1];
-  }
-  ~Client() {
-    close(control_);
-    if (pid_ > 0 && !waited_) Wait();
-  }
-  void Cancel() const { static_cast<void>(!write(control_, "\n", 1)); }
-  void Kill() const { kill(pid_, SIGKILL); }
-  int Wait() {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    waited_ = true;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-  pid_t pid() const { return pid_; }
-
- private:
-  pid_t pid_ = -1;
-  int control_ = -1;
-  bool waited_ = false;
-};
-
 // Streams that have ended or were refused.
-int64_t Ended(const TortureServer& server) {
-  const EngineStats stats = server.stats();
+int64_t Ended(const TestServer& server) {
+  const EngineStats stats = server.engine->stats();
   return stats.finished + stats.failed + stats.cancelled + stats.expired + stats.aborted +
-         stats.rejected + server.refused_on_arrival();
+         stats.rejected + server.core->refusals().count();
 }
 
 // False: one has ended, or the time is over.
-bool WaitOpen(Part* part, const TortureServer& server, const Sizes& sizes) {
+bool WaitOpen(Part* part, const TestServer& server, const Sizes& sizes) {
   const int64_t before = Ended(server);
   while (!part->OutOfTime() && Ended(server) == before) {
-    const EngineStats stats = server.stats();
+    const EngineStats stats = server.engine->stats();
     part->Tell(stats.running + stats.paused + stats.waiting, sizes.open);
     if (stats.running + stats.paused >= sizes.generating &&
         stats.running + stats.paused + stats.waiting >= sizes.open) {
@@ -172,8 +134,8 @@ bool WaitOpen(Part* part, const TortureServer& server, const Sizes& sizes) {
 }
 
 // How long another client waits for an answer meanwhile, at most, in milliseconds.
-double SlowestAnswer(const TortureServer& server) {
-  const auto stub = v1::Info::NewStub(server.Connect());
+double SlowestAnswer(const TestServer& server) {
+  const auto stub = v1::Info::NewStub(ConnectTo(server.server->port()));
   double slowest = 0;
   for (int i = 0; i < 20; ++i) {
     grpc::ClientContext context;
@@ -186,39 +148,43 @@ double SlowestAnswer(const TortureServer& server) {
 }
 
 // Opens them all, looks, and ends them: by cancelling each, or by the client's death.
-void OpenAndEnd(Part* part, TortureServer* server, const Sizes& sizes, bool dies) {
+void OpenAndEnd(Part* part, TestServer* server, const Sizes& sizes, bool dies) {
   const std::string how = dies ? "client_death" : "cancel_all";
   const int64_t before = ResidentBytes(getpid());
   const auto start = Clock::now();
-  Client client(server->grpc_port(), sizes);
+  ChildProcess client(
+      {{"/proc/self/exe", "streams", absl::StrCat("--port=", server->server->port()),
+        absl::StrCat("--open=", sizes.open)},
+       {},
+       "/dev/stderr"});
   const bool open = WaitOpen(part, *server, sizes);
   part->Check(open, "the streams did not all open");
   if (!open) return;
   part->Set(how + "_open_seconds", SecondsSince(start));
-  const int64_t tokens = server->stats().generated_tokens;
+  const int64_t tokens = server->engine->stats().generated_tokens;
   const auto watched = Clock::now();
   // Each of those that generate gets some tokens.
   while (!part->OutOfTime() &&
-         server->stats().generated_tokens < tokens + 10 * int64_t{sizes.generating}) {
+         server->engine->stats().generated_tokens < tokens + 10 * int64_t{sizes.generating}) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   part->Set(how + "_tokens_per_second",
-            static_cast<double>(server->stats().generated_tokens - tokens) / SecondsSince(watched));
+            static_cast<double>(server->engine->stats().generated_tokens - tokens) /
+                SecondsSince(watched));
   part->Set(how + "_slowest_other_answer_ms", SlowestAnswer(*server));
   const double each = static_cast<double>(ResidentBytes(getpid()) - before) / sizes.open;
-  const EngineStats stats = server->stats();
+  const EngineStats stats = server->engine->stats();
   part->Check(stats.running + stats.paused + stats.waiting >= sizes.open, "a stream was lost");
-  const double own = CpuSeconds(getpid()), clients = CpuSeconds(client.pid());
+  const double own = CpuSeconds(getpid());
   const auto ending = Clock::now();
-  dies ? client.Kill() : client.Cancel();
+  client.Signal(dies ? SIGKILL : SIGTERM);
   const bool idle = server->WaitIdle(60);
   const double taken = SecondsSince(ending);
   part->Set(how + "_seconds", taken);
   part->Set(how + "_server_cpu_seconds", CpuSeconds(getpid()) - own);
-  if (!dies) part->Set(how + "_client_cpu_seconds", CpuSeconds(client.pid()) - clients);
   part->Check(idle, "not everything came back");
   part->CheckCost(taken <= 2, how + " took more than 2 s");
-  const int code = client.Wait();
+  const int code = client.WaitEnd(60).value_or(-1);
   part->Check(dies || code == 0, absl::StrCat("the client says ", code));
   if (dies) return;
   part->Set("bytes_per_stream", each);
@@ -238,22 +204,25 @@ int TortureStreams(const Arguments& arguments) {
   if (sizes.port != 0) return RunClient(sizes);
   sizes.generating = std::min(sizes.generating, sizes.open);
 
-  TortureServerOptions options;
+  ReleaseWatch releases;
+  TestCoreOptions options = TortureOptions(&releases);
   options.max_num_seqs = sizes.generating;
   options.max_num_batched_tokens = std::max(sizes.generating, 1024);
   options.max_model_len = 1 << 17;
-  options.num_pages = int64_t{sizes.generating} * 4 * 64;
+  options.num_pages = int64_t{sizes.generating} * 2 * 64;
   options.max_num_queued_reqs = 2 * sizes.open;
   options.limits.max_calls = 2 * sizes.open;
   options.limits.max_call_bytes = int64_t{1} << 30;
-  options.step_delay_us = 50000;
-  TortureServer server(options);
+  GrpcServerOptions port;
+  port.max_streams = 65536;
+  TestServer server(options, port);
+  server.script->step_delay_us = 50000;
   part.Set("streams", sizes.open);
   part.Set("generating", sizes.generating);
   OpenAndEnd(&part, &server, sizes, /*dies=*/false);
   OpenAndEnd(&part, &server, sizes, /*dies=*/true);
-  part.Set("slowest_release_steps", server.releases().slowest());
-  part.Check(server.releases().slowest() <= 2, "pages came back after more than two steps");
+  part.Set("slowest_release_steps", releases.slowest());
+  part.Check(releases.slowest() <= 2, "pages came back after more than two steps");
   return part.Finish();
 }
 

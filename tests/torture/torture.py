@@ -84,8 +84,8 @@ CAMPAIGNS = {
     "fuzz": ["./run build fuzz fuzzers",  # needs libFuzzer: libclang-rt-14-dev
              "python3 -B tests/fuzz/run_fuzzers.py build/fuzz/bin --minutes {minutes} "
              "--out build/fuzz-out"],
-    "faults": ["./run build cpu", "FOX_FAULTS=all build/cpu/bin/executor_faults_test",
-               f"FOX_FAULTS=2000 FOX_FAULT_JOBS={os.cpu_count()} build/cpu/bin/call_faults_test"],
+    "faults": ["./run build cpu", "FOX_FAULTS=all build/cpu/bin/executor_faults_tests",
+               f"FOX_FAULTS=2000 FOX_FAULT_JOBS={os.cpu_count()} build/cpu/bin/call_faults_tests"],
     "sanitizers": ["./run build asan", "ctest --test-dir build/asan -LE 'gpu|package|tidy|torch'",
                    "./run build tsan thread_tests",  # GCC's needs addresses that are not random
                    "setarch -R ctest --test-dir build/tsan -L thread --repeat until-fail:20"],
@@ -177,7 +177,7 @@ def run(parts: list[Part], arguments: argparse.Namespace, folder: pathlib.Path) 
 
 
 WORST = re.compile(r"_(p50|p99|max|ms|mb|steps|hour|sigma)$|_seconds($|_p50|_max)"
-                   r"|^bytes_per|^pages$|^pages_free|^methods")
+                   r"|^bytes_per|^pages$|^pages_free")
 
 
 def merged(part: Part) -> dict[str, Any]:
@@ -185,10 +185,7 @@ def merged(part: Part) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for report in part.reports:
         for key, value in report["figures"].items():
-            if isinstance(value, dict):
-                known = figures.setdefault(key, {})
-                figures[key] = {k: known.get(k, 0) + value.get(k, 0) for k in {**known, **value}}
-            elif not isinstance(value, (int, float)) or key not in figures:
+            if not isinstance(value, (int, float)) or key not in figures:
                 figures.setdefault(key, value)
             elif WORST.search(key):
                 figures[key] = max(figures[key], value)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "grpcpp/client_context.h"
@@ -41,6 +42,13 @@ class RawCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byt
   const OnMessage on_message_;
   const OnEnd on_end_;
 };
+
+// A channel with a connection of its own to `port` on loopback.
+std::shared_ptr<grpc::Channel> ConnectTo(int port);
+
+// One message each way, unary or over a stream, with any service; `response` null: of no interest.
+grpc::Status Exchange(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                      const std::string& request, std::string* response = nullptr);
 
 // Calls `start` for call 0, 1, ... so that `open` calls are open, until it returns false, and waits
 // for their ends. `start` begins a call and has `done` called when it has ended, from any thread

@@ -1,11 +1,13 @@
 // RawCall: see raw_call.h.
-#include "tests/torture/raw_call.h"
+#include "tests/e2e/raw_call.h"
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <utility>
 
 #include "engine/mutex.h"
+#include "grpcpp/create_channel.h"
 
 namespace fox {
 
@@ -42,6 +44,27 @@ void RawCall::OnReadDone(bool ok) {
 void RawCall::OnDone(const grpc::Status& status) {
   on_end_(status, context_);
   delete this;
+}
+
+std::shared_ptr<grpc::Channel> ConnectTo(int port) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port),
+                                   grpc::InsecureChannelCredentials(), arguments);
+}
+
+grpc::Status Exchange(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                      const std::string& request, std::string* response) {
+  grpc::GenericStub stub(channel);
+  std::promise<grpc::Status> end;
+  RawCall::Start(
+      stub, {method, request, 20000},
+      [response](const std::string& message) {
+        if (response != nullptr) *response = message;
+        return true;
+      },
+      [&end](const grpc::Status& status, const grpc::ClientContext&) { end.set_value(status); });
+  return end.get_future().get();
 }
 
 namespace {

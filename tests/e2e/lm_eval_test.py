@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""lm-evaluation-harness, model local-completions, which sends ids without bos, over the HTTP port
+of a fox-server on the demo model: its numbers are those of fox-eval.
+
+    lm_eval_test.py BIN     the folder of fox-server, fox-cli and fox-eval
+
+The harness comes from PyPI, once, into a Python environment of the build; nothing is fetched while
+it runs. Skipped, and it says so, where PyPI cannot be reached.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import fox_server
+import pypi_packages
+from fox_server import MODEL
+
+TEXT = (MODEL / "prompt_long.txt").read_text()[:6000]
+# Log-probabilities are sums of some thousand float32 terms.
+RELATIVE = 1e-5
+QUESTIONS = [
+    {"question": "Once upon a", "choices": ["time", "table", "seven"], "answer": 0},
+    {"question": "The sun rises in the", "choices": ["spoon", "east", "of"], "answer": 1},
+    {"question": "She opened the door and went", "choices": ["into the room", "yellow the"],
+     "answer": 0},
+    {"question": "He said that he would", "choices": ["window", "be very glad"], "answer": 1},
+    {"question": "Good morning, my dear", "choices": ["Rose", "because"], "answer": 0},
+]
+
+
+class LmEvalTest(fox_server.Case):
+    """One server for all cases."""
+
+    flags = ("--http-port", "0", "--add-bos-to-ids")
+
+    def ask(self, *arguments: str) -> Any:
+        """What fox-cli says, over gRPC."""
+        return json.loads(self.cli(*arguments, "--json").stdout)
+
+    def evaluate(self, task: dict[str, Any], **model: Any) -> list[dict[str, Any]]:
+        """The samples of a task, each with the harness' own log-likelihoods."""
+        import lm_eval  # noqa: PLC0415
+        arguments = {"model": "demo", "base_url": f"{self.server.http_url}/v1/completions",
+                     "tokenizer_backend": "remote", "num_concurrent": 2, "max_retries": 1,
+                     "max_length": 131071, **model}
+        results = lm_eval.simple_evaluate(model="local-completions", model_args=arguments,
+                                          tasks=[task], bootstrap_iters=0, log_samples=True)
+        return results["samples"][task["task"]]
+
+    def file_of(self, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        path = pathlib.Path(os.environ["HF_HOME"]) / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}},
+                "test_split": "test"}
+
+    def test_multiple_choice(self) -> None:
+        samples = self.evaluate(
+            {"task": "fox_choice", "output_type": "multiple_choice",
+             "doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}",
+             "doc_to_target": "answer", "metric_list": [{"metric": "acc"}],
+             **self.file_of("questions.jsonl", QUESTIONS)})
+        self.assertEqual(len(samples), len(QUESTIONS))
+        theirs = ours = without_bos = 0.0
+        for sample in samples:
+            question = sample["doc"]["question"]
+            begin = self.loss(question)
+            for choice, response in zip(sample["doc"]["choices"], sample["filtered_resps"]):
+                loss = self.loss(f"{question} {choice}") - begin
+                self.assertAlmostEqual(-response[0], loss, delta=RELATIVE * (loss + begin))
+                theirs, ours = theirs - response[0], ours + loss
+                scored = self.ask("score", f"{question} {choice}", "--no-bos")["logprobs"]
+                given = len(self.ask("score", question)["logprobs"]) - 1
+                without_bos -= sum(position["token"]["logprob"] for position in scored[given:])
+        print(f"\nlm-eval {theirs:.3f}, fox-eval {ours:.3f}, without bos {without_bos:.3f}")
+        self.assertGreater(abs(without_bos - ours), 0.02 * ours, "the text tells nothing of bos")
+        right = sum(sample["acc"] for sample in samples)
+        self.assertGreaterEqual(right, 4, "the demo model knows these")
+
+    def loss(self, text: str) -> float:
+        """Of all its tokens after bos, by fox-eval."""
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write(text)
+            file.flush()
+            tokens = len(self.ask("tokenize", text)["token_ids"])  # with bos; fox-eval adds eos
+            done = subprocess.run(
+                [str(self.programs / "fox-eval"), "perplexity", "--model", str(MODEL), "--text",
+                 file.name, "--window", str(tokens), "--max-windows", "1"],
+                capture_output=True, text=True, timeout=60, check=True)
+        said = json.loads(done.stdout)
+        self.assertEqual(said["tokens"], tokens - 1)
+        return said["nll"] * said["tokens"]
+
+    def test_perplexity(self) -> None:
+        samples = self.evaluate(
+            {"task": "fox_perplexity", "output_type": "loglikelihood_rolling",
+             "doc_to_text": "", "doc_to_target": "{{text}}",
+             "metric_list": [{"metric": "word_perplexity"}],
+             **self.file_of("text.jsonl", [{"text": TEXT}])})
+        [sample] = samples
+        [loglikelihood] = sample["filtered_resps"]
+        self.assertAlmostEqual(-loglikelihood, self.loss(TEXT), delta=RELATIVE * abs(loglikelihood))
+
+    def test_generation(self) -> None:
+        samples = self.evaluate(
+            {"task": "fox_generate", "output_type": "generate_until",
+             "doc_to_text": "{{question}}", "doc_to_target": "{{choices[answer]}}",
+             "generation_kwargs": {"until": ["\n"], "max_gen_toks": 8},
+             "metric_list": [{"metric": "exact_match"}],
+             **self.file_of("generate.jsonl", QUESTIONS)}, batch_size=2)
+        self.assertTrue(all(sample["filtered_resps"][0].strip() for sample in samples))
+
+
+if __name__ == "__main__":
+    pypi_packages.enter(pathlib.Path(sys.argv[1]), "lm_eval_packages",
+                        ("lm-eval[api]>=0.4.11,<0.5",))
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ.update(HF_HOME=cache, HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1",
+                          TOKENIZERS_PARALLELISM="false")
+        fox_server.main()
