@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-NAME = next(filter(shutil.which, ("chromium-browser", "google-chrome", "google-chrome-stable")),
-            "chromium")
+NAME = next(filter(shutil.which, ("chromium", "google-chrome", "google-chrome-stable")),
+            "chromium-browser")  # what Debian called it
 SECONDS = 60  # for any one answer
 
 
