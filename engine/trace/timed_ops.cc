@@ -1,6 +1,8 @@
 // Forwarding, one line an operation. See timed_ops.h.
 #include "engine/trace/timed_ops.h"
 
+#include <array>
+
 namespace fox {
 const char* NameOf(OpKind kind) {
   static constexpr std::array<const char*, kOpKinds> kNames = {

@@ -1,8 +1,7 @@
 // TimedOps: an Ops that forwards every call to another one and brackets it with the clock that it
-// is given: for benchmarks, which add up the seconds of each kind of operation, and for traces.
+// is given, for traces.
 #pragma once
 
-#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,21 +24,12 @@ enum class OpKind {
 inline constexpr size_t kOpKinds = static_cast<size_t>(OpKind::kCount);
 const char* NameOf(OpKind kind);
 
-// Seconds by kind of operation.
-struct OpSeconds {
-  std::array<double, kOpKinds> seconds{};
-  double& operator[](OpKind kind) { return seconds[static_cast<size_t>(kind)]; }
-  double operator[](OpKind kind) const { return seconds[static_cast<size_t>(kind)]; }
-};
-
 // Brackets one operation after another.
 class OpClock {
  public:
   virtual ~OpClock() = default;
   virtual void Start() = 0;
   virtual void Stop(OpKind kind) = 0;
-  // Seconds since the last Take; waits for what is still running. Zeros where nothing is summed.
-  virtual OpSeconds Take() { return {}; }
 };
 
 class TimedOps : public Ops {
@@ -47,11 +37,6 @@ class TimedOps : public Ops {
   // `clock` may be null: nothing is timed.
   TimedOps(std::unique_ptr<Ops> ops, std::shared_ptr<OpClock> clock)
       : ops_(std::move(ops)), clock_(std::move(clock)) {}
-
-  // Whether operations are timed from now on; at first they are.
-  void set_timing(bool on) { timing_ = on; }
-  // Seconds since the last Take; zeros without a clock.
-  OpSeconds Take() { return clock_ == nullptr ? OpSeconds{} : clock_->Take(); }
 
   std::string Description() const override { return ops_->Description(); }
   DType ActivationDType(DType residual_dtype) const override {
@@ -91,7 +76,7 @@ class TimedOps : public Ops {
  private:
   template <typename Call>
   void Timed(OpKind kind, const Call& call) {
-    if (clock_ == nullptr || !timing_) return call();
+    if (clock_ == nullptr) return call();
     clock_->Start();
     call();
     clock_->Stop(kind);
@@ -99,7 +84,6 @@ class TimedOps : public Ops {
 
   std::unique_ptr<Ops> ops_;
   const std::shared_ptr<OpClock> clock_;
-  bool timing_ = true;
 };
 
 }  // namespace fox

@@ -16,8 +16,6 @@ struct DecodeRun {
   Summary seconds;            // of one step
   double visited_blocks = 0;  // a step
   double live_pages = 0;      // a step
-  OpSeconds ops;              // of all measured steps; on a CPU
-  double total = 0;           // seconds of those
 };
 
 // Steps before the first that counts, and steps that one sample is the mean of.
@@ -61,15 +59,9 @@ class Decoder {
       const int64_t measured = step + 1 - warm_up;
       if (measured < 0 || measured % group != 0) continue;
       const double now = Now();
-      if (measured == 0) {
-        model_.ops->Take();
-      } else {
-        samples.push_back((now - start) / static_cast<double>(group));
-        run.total += now - start;
-      }
+      if (measured > 0) samples.push_back((now - start) / static_cast<double>(group));
       start = now;
     }
-    run.ops = model_.ops->Take();
     run.seconds = Summarize(std::move(samples));
     run.visited_blocks = static_cast<double>(visited_) / static_cast<double>(steps - warm_up);
     run.live_pages = static_cast<double>(live_) / static_cast<double>(steps - warm_up);
@@ -143,14 +135,12 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
                                 {"live_pages", run.live_pages},
                                 {"floor_seconds", floor},
                                 {"over_floor", median / floor},
-                                {"fraction_of_read_bandwidth", fraction},
-                                {"shares", SharesJson(run.ops, run.total)}};
+                                {"fraction_of_read_bandwidth", fraction}};
   session.report.Row(
-      absl::StrFormat("%7d %5d  %-9s %8.3f (%.3f .. %.3f) %9.0f %8.1f %8.1f %8.3f %7.2f %8.1f%%"
-                      "%s",
+      absl::StrFormat("%7d %5d  %-9s %8.3f (%.3f .. %.3f) %9.0f %8.1f %8.1f %8.3f %7.2f %8.1f%%",
                       context, batch, NameOf(mode), median * 1e3, run.seconds.min * 1e3,
                       run.seconds.max * 1e3, tokens_per_second, weights / 1e6, pages / 1e6,
-                      floor * 1e3, median / floor, 100 * fraction, SharesLine(run.ops, run.total)),
+                      floor * 1e3, median / floor, 100 * fraction),
       std::move(row));
 }
 

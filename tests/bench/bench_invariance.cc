@@ -72,7 +72,7 @@ struct Way {
   Pace pace;
 };
 
-// Requests whose answers differ in a token or in a bit of its log-probability.
+// Answers that differ in a token or in a bit of its log-probability.
 struct Difference {
   int64_t requests = 0;
   int64_t first = -1;  // the earliest place in an answer; -1: nothing differs

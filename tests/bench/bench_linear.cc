@@ -90,12 +90,11 @@ absl::Status BenchLinear(BenchSession& session) {
   // Of decode steps, and of a prompt's chunk.
   std::vector<int64_t> row_counts = session.flags.batch_sizes;
   row_counts.push_back(std::max<int64_t>(session.flags.model.chunk, 2));
-  model->ops->set_timing(false);
   for (const LinearKind& kind : KindsOf(weights)) {
     for (size_t i = 0; i < row_counts.size(); ++i) {
       const bool decodes = i + 1 < row_counts.size();
-      const auto seconds =
-          Measure(session, *model->ops, kind, weights.residual_dtype, row_counts[i], decodes);
+      const auto seconds = Measure(session, model->runner->ops(), kind, weights.residual_dtype,
+                                   row_counts[i], decodes);
       if (!seconds.ok()) return seconds.status();
       Report(session, kind, row_counts[i], *seconds);
     }

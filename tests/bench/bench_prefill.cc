@@ -8,8 +8,6 @@ namespace {
 
 struct PrefillRun {
   Summary seconds;
-  OpSeconds ops;     // of all measured runs; on a CPU
-  double total = 0;  // seconds of those runs
   AcpStats stats;
 };
 
@@ -17,16 +15,12 @@ absl::StatusOr<PrefillRun> Measure(const BenchSession& session, BenchModel& mode
   PrefillRun run;
   std::vector<double> samples;
   for (int64_t i = 0; i <= session.flags.repeat; ++i) {
-    if (i == 1) model.ops->Take();  // the first run warms up
     const double start = Now();
     const auto stats = Prefill(session, model, 0, 0, length);
     if (!stats.ok()) return stats.status();
-    if (i == 0) continue;
-    samples.push_back(Now() - start);
-    run.total += samples.back();
+    if (i > 0) samples.push_back(Now() - start);  // the first run warms up
     run.stats = *stats;
   }
-  run.ops = model.ops->Take();
   run.seconds = Summarize(std::move(samples));
   return run;
 }
@@ -43,10 +37,9 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
   const auto page = static_cast<double>(model.runner->cache().view().shape.page_bytes());
   const double live = static_cast<double>(run.stats.live_pages()) * page;
   session.report.Row(
-      absl::StrFormat("%6d  %-9s %9.2f (%.2f .. %.2f) %9.0f %9.2f %7.2f %8.2f%s", length,
+      absl::StrFormat("%6d  %-9s %9.2f (%.2f .. %.2f) %9.0f %9.2f %7.2f %8.2f", length,
                       NameOf(mode), median * 1e3, run.seconds.min * 1e3, run.seconds.max * 1e3,
-                      rows / median, floor * 1e3, median / floor, live / (1 << 20),
-                      SharesLine(run.ops, run.total)),
+                      rows / median, floor * 1e3, median / floor, live / (1 << 20)),
       {{"bench", "prefill"},
        {"length", length},
        {"acp", NameOf(mode)},
@@ -58,8 +51,7 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
        {"over_floor", median / floor},
        {"live_bytes", live},
        {"peak_bytes", static_cast<double>(run.stats.peak_pages) * page},
-       {"unpruned_bytes", static_cast<double>(run.stats.pages_allocated) * page},
-       {"shares", SharesJson(run.ops, run.total)}});
+       {"unpruned_bytes", static_cast<double>(run.stats.pages_allocated) * page}});
 }
 
 }  // namespace

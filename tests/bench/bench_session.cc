@@ -45,18 +45,6 @@ std::string DemoModel() {
 // Prefill chunks unless told otherwise: a GPU wants more rows at once.
 constexpr int64_t kGpuChunk = 16384;
 
-// For backends whose calls return when the work is done.
-class WallClock : public OpClock {
- public:
-  void Start() override { start_ = Now(); }
-  void Stop(OpKind kind) override { seconds_[kind] += Now() - start_; }
-  OpSeconds Take() override { return std::exchange(seconds_, {}); }
-
- private:
-  double start_ = 0;
-  OpSeconds seconds_;
-};
-
 int64_t FreeBytes(Ops& ops) {
   return ops.queue() != nullptr ? static_cast<int64_t>(ops.queue()->free_bytes())
                                 : AvailableMemory().bytes;
@@ -198,12 +186,10 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
   }
   options.num_pages = static_cast<int>(pages);
   BenchModel model;
-  auto timed = std::make_unique<TimedOps>(std::move(backend->ops),
-                                          on_gpu ? nullptr : std::make_unique<WallClock>());
-  model.ops = timed.get();
   const DType residual_dtype = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  FoxWeights weights = LoadWeights(*checkpoint, *timed, residual_dtype, nullptr);
-  model.runner = std::make_unique<ModelRunner>(std::move(timed), std::move(weights), options);
+  FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, residual_dtype, nullptr);
+  model.runner =
+      std::make_unique<ModelRunner>(std::move(backend->ops), std::move(weights), options);
   model.log_tolerance = ToleranceOf(mode);
   return model;
 }
@@ -261,23 +247,6 @@ absl::StatusOr<AcpStats> Prefill(const BenchSession& session, BenchModel& model,
     if (absl::Status status = collect(); !status.ok()) return status;
   }
   return stats;
-}
-
-nlohmann::ordered_json SharesJson(const OpSeconds& seconds, double total) {
-  auto json = nlohmann::ordered_json::object();
-  for (size_t i = 0; i < kOpKinds; ++i) {
-    if (seconds.seconds[i] > 0) json[NameOf(static_cast<OpKind>(i))] = seconds.seconds[i] / total;
-  }
-  return json;
-}
-
-std::string SharesLine(const OpSeconds& seconds, double total) {
-  std::string line;
-  const auto shares = SharesJson(seconds, total);
-  for (const auto& [name, share] : shares.items()) {
-    absl::StrAppendFormat(&line, " %s %.1f%%", name, 100 * share.get<double>());
-  }
-  return line.empty() ? line : "\n     share:" + line;
 }
 
 }  // namespace fox

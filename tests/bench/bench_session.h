@@ -8,7 +8,6 @@
 
 #include "absl/status/statusor.h"
 #include "engine/eval/eval_command.h"
-#include "engine/trace/timed_ops.h"
 #include "tests/bench/machine_peaks.h"
 #include "tests/bench/measurement.h"
 #include "tests/bench/run_requests.h"
@@ -32,9 +31,8 @@ struct BenchFlags {
 // "off,paper,certified", in the order given. `flag` is named by an error.
 absl::StatusOr<std::vector<AcpMode>> ParseModes(const std::string& text, const char* flag);
 
-// A model over its cache whose operations are timed.
+// A model over its cache.
 struct BenchModel {
-  TimedOps* ops = nullptr;  // the runner's; on a GPU they are not timed
   std::unique_ptr<ModelRunner> runner;
   double log_tolerance = -10;
 
@@ -81,10 +79,5 @@ absl::Status BenchCache(const std::vector<std::string>& arguments);
 // Internal: some answers differ.
 absl::Status BenchInvariance(const std::vector<std::string>& arguments);
 absl::Status MakeModel(const std::vector<std::string>& arguments);
-
-// Shares of `total` seconds by kind of operation, as a line of a table and as JSON; nothing on a
-// GPU.
-std::string SharesLine(const OpSeconds& seconds, double total);
-nlohmann::ordered_json SharesJson(const OpSeconds& seconds, double total);
 
 }  // namespace fox

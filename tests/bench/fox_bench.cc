@@ -22,8 +22,7 @@ struct Command {
 };
 
 const Command kCommands[] = {
-    {"prefill", "prompts by length and bound: time, KV bytes, where the time goes",
-     fox::BenchPrefill},
+    {"prefill", "prompts by length and bound: time and KV bytes", fox::BenchPrefill},
     {"decode", "steps by batch size, context and bound", fox::BenchDecode},
     {"linear", "the model's matrix products alone", fox::BenchLinear},
     {"all", "these three, and what runs without a command", nullptr},

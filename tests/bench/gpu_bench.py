@@ -38,7 +38,7 @@ import memory_parts
 
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 RESULTS = gpu_build.ROOT / "tests/bench/results"
-JUDGED_CARD = "h200"  # whose the limits are
+JUDGED_CARD = "h200"  # the limits are of this card
 Part = dict[str, Any]
 
 
