@@ -1,10 +1,9 @@
-// StopMatcher: finds the first of several stop strings in a growing text (Aho-Corasick), one step a
-// byte whatever their number. Invariant: held() is the longest end of the text so far that begins a
-// stop string, so all before it is safe to show. Read text_assembler.h next.
+// StopMatcher: finds the first of several stop strings in a growing text, each by Knuth, Morris and
+// Pratt: a few comparisons a byte and string. Invariant: held() is the longest end of the text so
+// far that begins a stop string, so all before it is safe to show. Read text_assembler.h next.
 #pragma once
 
-#include <array>
-#include <cstdint>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -16,26 +15,20 @@ class StopMatcher {
   // REQUIRES: no string is empty.
   explicit StopMatcher(const std::vector<std::string>& stops);
 
-  // Adds one byte. Returns the index of the longest stop string that ends with it, or -1.
+  // Adds one byte. Returns the index of the longest stop string that ends with it, or -1; of equal
+  // ones the first.
   int Push(char byte);
   // Bytes that may still become a stop string.
-  size_t held() const { return static_cast<size_t>(nodes_[static_cast<size_t>(state_)].depth); }
+  size_t held() const { return held_; }
 
  private:
-  struct Node {
-    int32_t first_child = -1, next_sibling = -1;
-    int32_t fail = 0;    // the longest proper end of this prefix that is a prefix too
-    int32_t match = -1;  // longest stop string that ends here, itself or along fail
-    int32_t depth = 0;
-    unsigned char byte = 0;
+  struct Stop {
+    std::string text;
+    std::vector<size_t> border;  // of its first n bytes: the longest proper end that begins it
+    size_t matched = 0;          // of its bytes at the end of the text so far
   };
-  int32_t Child(int32_t node, unsigned char byte) const;
-  void Insert(const std::string& stop, int32_t index);
-  void Link();
-
-  std::vector<Node> nodes_;
-  std::array<int32_t, 256> root_ = {};  // children of the root, 0 where there is none
-  int32_t state_ = 0;
+  std::vector<Stop> stops_;
+  size_t held_ = 0;
 };
 
 }  // namespace fox

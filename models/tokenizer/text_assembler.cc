@@ -17,7 +17,7 @@ std::vector<size_t> Lengths(const std::vector<std::string>& strings) {
 TextAssembler::TextAssembler(const Tokenizer& tokenizer, bool skip_special,
                              const std::vector<std::string>& stops, bool include_stop)
     : stream_(tokenizer, skip_special, /*at_text_start=*/false),
-      matcher_(stops.empty() ? nullptr : std::make_unique<StopMatcher>(stops)),
+      matcher_(stops),
       stop_lengths_(Lengths(stops)),
       include_stop_(include_stop) {}
 
@@ -35,16 +35,16 @@ TextAssembler::Shown TextAssembler::Finish() {
 }
 
 TextAssembler::Shown TextAssembler::Append(std::string text, bool may_stop) {
-  if (matcher_ == nullptr) return {std::move(text), -1};
+  if (stop_lengths_.empty()) return {std::move(text), -1};
   for (char c : text) {
     held_.push_back(c);
-    const int stop = matcher_->Push(c);
+    const int stop = matcher_.Push(c);
     if (stop < 0 || !may_stop) continue;
     stopped_ = true;
     if (!include_stop_) held_.resize(held_.size() - stop_lengths_[static_cast<size_t>(stop)]);
     return {std::exchange(held_, std::string()), stop};
   }
-  const size_t shown = held_.size() - matcher_->held();
+  const size_t shown = held_.size() - matcher_.held();
   Shown piece{held_.substr(0, shown), -1};
   held_.erase(0, shown);
   return piece;

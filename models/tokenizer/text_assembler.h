@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -35,7 +34,7 @@ class TextAssembler {
   Shown Append(std::string text, bool may_stop);
 
   TokenStream stream_;
-  const std::unique_ptr<StopMatcher> matcher_;  // null: no stop strings
+  StopMatcher matcher_;
   std::vector<size_t> stop_lengths_;
   bool include_stop_;
   bool stopped_ = false;

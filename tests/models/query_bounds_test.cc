@@ -261,15 +261,15 @@ TEST_F(WeightBoundsTest, RoundingAcrossTheNullSpace) {
 
 class CertifiedPromiseTest : public WeightBoundsTest {
  protected:
-  // out += x * row `i` of `weight` [D, width].
-  static void AddRow(double x, const Vector& weight, int64_t i, int64_t width, double* out) {
-    const double* row = weight.data() + i * width;
-    for (int64_t o = 0; o < width; ++o) out[o] += x * row[o];
+  // out += W x, W [n, D].
+  static void AddProduct(const Vector& weight, const double* x, int64_t hidden, double* out) {
+    const auto rows = static_cast<int64_t>(weight.size()) / hidden;
+    for (int64_t o = 0; o < rows; ++o) out[o] += Dot(weight.data() + o * hidden, x, hidden);
   }
 
   // Normalized rows; `hostile` ones of the second half ask, as far as a query can, for an early
   // key.
-  Vector Rows(const PlainLayer& layer, const Vector& k_weight, int64_t length, bool hostile) {
+  Vector Rows(const PlainLayer& layer, int64_t length, bool hostile) {
     const ModelConfig& config = layer.config;
     const int64_t hidden = config.hidden_size;
     Vector rows;
@@ -279,10 +279,7 @@ class CertifiedPromiseTest : public WeightBoundsTest {
         const int head = static_cast<int>(rng_() % static_cast<uint64_t>(config.num_heads));
         const auto early = static_cast<int64_t>(rng_() % 256);
         Vector keys(static_cast<size_t>(config.kv_size()));
-        for (int64_t i = 0; i < hidden; ++i) {
-          AddRow(rows[static_cast<size_t>(early * hidden + i)], k_weight, i, config.kv_size(),
-                 keys.data());
-        }
+        AddProduct(layer.k_proj.values, rows.data() + early * hidden, hidden, keys.data());
         const auto key = keys.begin() + head / config.group_size() * config.head_dim;
         x = layer.Worst(head, Vector(key, key + config.head_dim), 1);
       }
@@ -309,38 +306,26 @@ class CertifiedPromiseTest : public WeightBoundsTest {
     shape.rope = config.use_rope;
     HeadInputs inputs = RandomInputs(shape, length, 1, {0});  // its projection is replaced
     const double unit = 1 / std::sqrt(static_cast<double>(hidden));
-    Vector q_weight(layer.q_proj.values.size());
-    for (size_t i = 0; i < q_weight.size(); ++i) {
-      const auto columns = static_cast<size_t>(hidden);
-      q_weight[i % columns * columns + i / columns] = layer.q_proj.values[i];
-    }
-    Vector k_weight(layer.k_proj.values.size());
-    for (size_t i = 0; i < k_weight.size(); ++i) {
-      const auto columns = static_cast<size_t>(hidden), rows = static_cast<size_t>(kv);
-      k_weight[i % columns * rows + i / columns] = layer.k_proj.values[i];
-    }
     const Vector v_weight = Gaussian(hidden * kv, unit);
     const Vector gate_weight = Gaussian(hidden * config.num_heads, unit);
-    const Vector rows = Rows(layer, k_weight, length, hostile);
+    const Vector rows = Rows(layer, length, hostile);
+    const Vector &q_bias = layer.q_bias.values, &k_bias = layer.k_bias.values;
     for (int64_t row = 0; row < length; ++row) {
       double* out = &inputs.at(row, 0);
+      const double* x = rows.data() + row * hidden;
       std::fill_n(out, inputs.columns(), 0.0);
-      if (!layer.q_bias.values.empty()) {
-        AddRow(1, layer.q_bias.values, 0, hidden, out);
-        // Hostile keys turn from the bias to its opposite, where all later logits are small.
-        const double side = row < length / 2 ? 1 : -1;
-        AddRow(side, layer.k_bias.values, 0, kv, out + hidden);
-      }
+      std::copy(q_bias.begin(), q_bias.end(), out);
+      // Hostile keys turn from the bias to its opposite, where all later logits are small.
+      const double side = row < length / 2 ? 1 : -1;
+      for (size_t m = 0; m < k_bias.size(); ++m)
+        out[static_cast<size_t>(hidden) + m] = side * k_bias[m];
       for (int head = 0; head < config.num_heads; ++head) {
         out[inputs.gate_column() + head] = -2 + 9.0 * head / config.num_heads;
       }
-      for (int64_t i = 0; i < hidden; ++i) {
-        const double x = rows[static_cast<size_t>(row * hidden + i)];
-        AddRow(x, q_weight, i, hidden, out);
-        AddRow(x, k_weight, i, kv, out + hidden);
-        AddRow(x, v_weight, i, kv, out + hidden + kv);
-        AddRow(x, gate_weight, i, config.num_heads, out + inputs.gate_column());
-      }
+      AddProduct(layer.q_proj.values, x, hidden, out);
+      AddProduct(layer.k_proj.values, x, hidden, out + hidden);
+      AddProduct(v_weight, x, hidden, out + hidden + kv);
+      AddProduct(gate_weight, x, hidden, out + inputs.gate_column());
     }
     return inputs;
   }
