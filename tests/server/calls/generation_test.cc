@@ -30,7 +30,7 @@ class GenerationTest : public ::testing::Test {
     return options;
   }
 
-  Generation::Convert Converting(const v1::GenerateRequest& request) {
+  FunctionSource::Function Converting(const v1::GenerateRequest& request) {
     return [this, request] {
       ++conversions_;
       absl::StatusOr<GenerationSpec> spec =
@@ -39,10 +39,10 @@ class GenerationTest : public ::testing::Test {
       return spec;
     };
   }
-  std::shared_ptr<Generation> Start(Generation::Convert convert, Seconds deadline = kNever) {
+  std::shared_ptr<Generation> Start(FunctionSource::Function convert, Seconds deadline = kNever) {
     info_.deadline = deadline;
     info_.arrival = test_.engine->Now();
-    return Generation::Start(*test_.core, info_, std::move(convert), &consumer_);
+    return Generation::Start(*test_.core, info_, SourceOf(std::move(convert)), &consumer_);
   }
   // A call ended as it should: nothing was delivered, and nothing is left of it.
   void ExpectNothingDelivered() {
@@ -93,17 +93,16 @@ TEST_F(GenerationTest, ARefusedSequenceRefusesTheWholeCall) {
   ExpectNothingDelivered();
 }
 
-// An HTTP request whose body was parsed in its turn waits for no second one.
-TEST_F(GenerationTest, ACallThatHasItsTurnIsConvertedInIt) {
+// A call that was converted in its turn waits for no second one.
+TEST_F(GenerationTest, WhatIsConvertedStartsAtOnce) {
   std::promise<void> gate;
   const std::shared_future<void> open = gate.get_future().share();
   for (const int64_t bytes : {0, 1 << 30}) {  // both threads of admission are held
     test_.core->admission().Post(0, bytes, [open] { open.wait(); });
   }
   info_.arrival = test_.engine->Now();
-  Generation::Start(*test_.core, info_, Converting(GreedyRequest("hello", 5)), &consumer_,
-                    /*has_turn=*/true);
-  EXPECT_EQ(conversions_, 1);
+  Generation::StartConverted(*test_.core, info_, Converting(GreedyRequest("hello", 5))(),
+                             &consumer_);
   EXPECT_TRUE(consumer_.WaitDone().ok());
   gate.set_value();
   EXPECT_TRUE(test_.WaitIdle());
@@ -115,11 +114,11 @@ TEST_F(GenerationTest, ARunningIdIsRefused) {
   while (consumer_.events().empty()) std::this_thread::yield();
   RecordingConsumer second(*test_.engine), others(*test_.engine);
   CallInfo info, other;
-  Generation::Start(*test_.core, info, Converting(GreedyRequest("two", 3)), &second);
+  Generation::Start(*test_.core, info, SourceOf(Converting(GreedyRequest("two", 3))), &second);
   EXPECT_TRUE(absl::IsAlreadyExists(second.WaitDone()));
   EXPECT_TRUE(second.events().empty());
   other.tenant = 1;  // which does not learn that the id is taken
-  Generation::Start(*test_.core, other, Converting(GreedyRequest("two", 3)), &others);
+  Generation::Start(*test_.core, other, SourceOf(Converting(GreedyRequest("two", 3))), &others);
   EXPECT_TRUE(others.WaitDone().ok());
   running->Cancel(absl::CancelledError("gone"));
   EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
@@ -129,7 +128,7 @@ TEST_F(GenerationTest, ARunningIdIsRefused) {
 TEST_F(GenerationTest, WhatItWasMadeFromIsLetGoOfBeforeItRuns) {
   const auto message = std::make_shared<v1::GenerateRequest>(GreedyRequest("hello", 3000));
   test_.script->step_delay_us = 2000;
-  const Generation::Convert convert = Converting(*message);
+  const FunctionSource::Function convert = Converting(*message);
   std::shared_ptr<Generation> call = Start([message, convert] { return convert(); });
   while (consumer_.events().size() < 2) std::this_thread::yield();
   EXPECT_EQ(message.use_count(), 1);
@@ -160,7 +159,7 @@ TEST_F(GenerationTest, CancelledBeforeItsTurnEndsAtOnceAndIsNotConverted) {
 
 TEST_F(GenerationTest, CancelledDuringConversionEndsAtOnce) {
   std::promise<void> converting, gate, converted;
-  const Generation::Convert convert = Converting(GreedyRequest("late", 3000));
+  const FunctionSource::Function convert = Converting(GreedyRequest("late", 3000));
   std::shared_ptr<Generation> call = Start([&] {
     converting.set_value();
     gate.get_future().wait();
@@ -190,10 +189,11 @@ TEST_F(GenerationTest, CancelledBeforeConversionItsMessageIsFreed) {
   converting.get_future().wait();  // else its thread could take the second call before the cancel
   RecordingConsumer second(*test_.engine);
   CallInfo info;
-  std::shared_ptr<Generation> call = Generation::Start(
-      *test_.core, info,
-      [message]() -> absl::StatusOr<GenerationSpec> { return absl::InvalidArgumentError("no"); },
-      &second);
+  std::shared_ptr<Generation> call =
+      Generation::Start(*test_.core, info, SourceOf([message]() -> absl::StatusOr<GenerationSpec> {
+        return absl::InvalidArgumentError("no");
+      }),
+                        &second);
   blocking->Cancel(absl::CancelledError("gone"));
   call->Cancel(absl::CancelledError("gone"));
   EXPECT_TRUE(absl::IsCancelled(second.WaitDone()));
@@ -204,7 +204,7 @@ TEST_F(GenerationTest, CancelledBeforeConversionItsMessageIsFreed) {
 }
 
 TEST_F(GenerationTest, DrainingDuringConversionRefuses) {
-  const Generation::Convert convert = Converting(GreedyRequest("drain", 30));
+  const FunctionSource::Function convert = Converting(GreedyRequest("drain", 30));
   Start([&] {
     test_.core->Drain();
     return convert();
@@ -258,7 +258,7 @@ TEST_F(GenerationTest, WhatAReaderCannotTakeEndsTheCall) {
   FullConsumer consumer;
   v1::GenerateRequest request = GreedyRequest("much", 3000);
   request.mutable_sampling()->set_n(2);
-  Generation::Start(*test_.core, info_, Converting(request), &consumer);
+  Generation::Start(*test_.core, info_, SourceOf(Converting(request)), &consumer);
   EXPECT_TRUE(absl::IsResourceExhausted(consumer.done.get_future().get()));
   EXPECT_EQ(consumer.refused, 1);
   ExpectNothingDelivered();
@@ -354,7 +354,8 @@ class ManyGenerationsTest : public ::testing::Test {
         if (spec.ok()) spec->request_id = std::to_string(i);
         return spec;
       };
-      Generation::Start(*test_.core, info_, convert, readers_[static_cast<size_t>(i)].get());
+      Generation::Start(*test_.core, info_, SourceOf(convert),
+                        readers_[static_cast<size_t>(i)].get());
     }
   }
 

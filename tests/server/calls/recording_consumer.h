@@ -1,16 +1,32 @@
-// RecordingConsumer: keeps what a Generation delivers, and answers as a reader that takes
-// everything at once.
+// A Generation's two ends in tests: FunctionSource makes its spec, RecordingConsumer keeps what it
+// delivers and answers as a reader that takes everything at once.
 #pragma once
 
+#include <functional>
 #include <future>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/mutex.h"
-#include "server/calls/sequence_events.h"
+#include "server/calls/generation.h"
 
 namespace fox {
+
+class FunctionSource final : public GenerationSource {
+ public:
+  using Function = std::function<absl::StatusOr<GenerationSpec>()>;
+  explicit FunctionSource(Function function) : function_(std::move(function)) {}
+  absl::StatusOr<GenerationSpec> Convert() override { return function_(); }
+
+ private:
+  const Function function_;
+};
+
+inline std::unique_ptr<GenerationSource> SourceOf(FunctionSource::Function function) {
+  return std::make_unique<FunctionSource>(std::move(function));
+}
 
 class RecordingConsumer final : public GenerationConsumer {
  public:

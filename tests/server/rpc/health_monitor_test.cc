@@ -39,6 +39,12 @@ class RecordingHealth final : public grpc::HealthCheckServiceInterface {
   std::map<std::string, bool> serving_ ABSL_GUARDED_BY(mutex_) = {{"", false}};
 };
 
+// Of a submission whose outputs are of no interest.
+class Unheard final : public SubmissionListener {
+  void OnSubmitted(const absl::Status&) override {}
+  void OnOutput(RequestOutput) override {}
+};
+
 class HealthMonitorTest : public ::testing::Test {
  protected:
   void Submit(int32_t max_tokens) {
@@ -46,8 +52,7 @@ class HealthMonitorTest : public ::testing::Test {
     request.id = test_.engine->NextId();
     request.prompt = {1, 2, 3};
     request.stop.max_tokens = max_tokens;
-    test_.engine->Submit(
-        {request}, [](const RequestOutput&) {}, [](const absl::Status&) {});
+    test_.engine->Submit({request}, std::make_shared<Unheard>());
   }
 
   TestCore test_;

@@ -1,0 +1,146 @@
+// ReplyQueue: see reply_queue.h.
+#include "server/calls/reply_queue.h"
+
+namespace fox {
+
+absl::Status ReplyQueue::Consumer::Deliver(v1::GenerateDelta event, RequestId sequence,
+                                           int64_t tokens) {
+  return queue->Deliver(index, std::move(event), sequence, tokens);
+}
+
+void ReplyQueue::Consumer::Done(const absl::Status& status) {
+  const std::shared_ptr<void> last = std::move(owner);
+  queue->Done(this, status);
+}
+
+void ReplyQueue::Expect(size_t generations, bool stream, const std::shared_ptr<void>& owner) {
+  const MutexLock lock(mutex_);
+  stream_ = stream;
+  running_ = generations;
+  consumers_ = std::vector<Consumer>(generations);
+  for (size_t i = 0; i < generations; ++i) {
+    consumers_[i].queue = this;
+    consumers_[i].index = i;
+    consumers_[i].owner = owner;
+  }
+}
+
+GenerationConsumer* ReplyQueue::consumer(size_t generation) {
+  const MutexLock lock(mutex_);
+  return &consumers_[generation];
+}
+
+void ReplyQueue::Attach(size_t generation, const std::shared_ptr<Generation>& started) {
+  absl::Status failed;
+  {
+    const MutexLock lock(mutex_);
+    if (consumers_[generation].done) return;
+    consumers_[generation].generation = started;
+    failed = failure_;
+  }
+  if (!failed.ok()) started->Cancel(failed);
+}
+
+absl::Status ReplyQueue::failure() {
+  const MutexLock lock(mutex_);
+  return failure_;
+}
+
+absl::Status ReplyQueue::Deliver(size_t generation, v1::GenerateDelta event, RequestId sequence,
+                                 int64_t tokens) {
+  Step step;
+  bool hangs = false;
+  {
+    const MutexLock lock(mutex_);
+    if (!failure_.ok()) return failure_;
+    const int64_t more = Keep(generation, std::move(event), sequence, tokens);
+    if (share_.Hold(more)) {
+      kept_ += more;
+    } else {
+      Fail(AnswersUnread());
+      hangs = writing_;
+    }
+    step = Next();
+  }
+  absl::Status failed = step.failure;
+  if (hangs) Abandon(failed);
+  Perform(step);
+  return failed;
+}
+
+void ReplyQueue::Done(Consumer* consumer, const absl::Status& status) {
+  Step step;
+  {
+    const MutexLock lock(mutex_);
+    consumer->generation = nullptr;
+    consumer->done = true;
+    --running_;
+    if (!status.ok()) Fail(status);
+    step = Next();
+  }
+  Perform(step);
+}
+
+void ReplyQueue::Written() {
+  Taken written;
+  Step step;
+  {
+    const MutexLock lock(mutex_);
+    writing_ = false;
+    written = std::exchange(in_flight_, {});
+    share_.Hold(-written.bytes);
+    step = Next();
+  }
+  for (const auto& [sequence, tokens] : written.tokens) engine_.Acknowledge(sequence, tokens);
+  Perform(step);
+}
+
+void ReplyQueue::Close(const absl::Status& reason) {
+  Step step;
+  {
+    const MutexLock lock(mutex_);
+    Fail(reason);
+    step = Next();
+  }
+  Perform(step);
+}
+
+void ReplyQueue::Fail(const absl::Status& reason) {
+  if (!failure_.ok()) return;
+  failure_ = reason;
+  Drop();
+  if (kept_ > 0) share_.Hold(-std::exchange(kept_, 0));
+  for (const Consumer& consumer : consumers_) {
+    if (consumer.generation != nullptr) cancelled_.push_back(consumer.generation);
+  }
+}
+
+ReplyQueue::Step ReplyQueue::Next() {
+  const bool last = running_ == 0;
+  const bool due = last || (stream_ && failure_.ok() && !empty());
+  Step step;
+  if (due && !writing_ && !ended_) {
+    if (failure_.ok()) {
+      in_flight_ = Take();
+      kept_ -= in_flight_.kept;
+      if (!share_.Hold(in_flight_.bytes - in_flight_.kept)) {
+        in_flight_.bytes = in_flight_.kept;
+        if (last) Fail(AnswersUnread());
+      }
+    }
+    writing_ = true;
+    ended_ = last && empty();
+    step.action = ended_ ? Step::kEnd : Step::kWrite;
+  }
+  step.failure = failure_;
+  step.cancelled = std::exchange(cancelled_, {});
+  return step;
+}
+
+void ReplyQueue::Perform(const Step& step) {
+  for (const auto& generation : step.cancelled) generation->Cancel(step.failure);
+  if (step.action == Step::kWrite) Write();
+  if (step.action == Step::kEnd) End(step.failure);
+}
+
+}  // namespace fox
