@@ -9,10 +9,11 @@
 namespace fox {
 
 Generation::Generation(ServerCore& core, const CallInfo& info,
-                       std::unique_ptr<GenerationSource> source, GenerationConsumer* consumer)
+                       std::unique_ptr<GenerationSource> source,
+                       std::shared_ptr<GenerationConsumer> consumer)
     : core_(core),
       info_(info),
-      consumer_(consumer),
+      consumer_(std::move(consumer)),
       lane_(core.delivery().NextLane()),
       source_(std::move(source)) {
   core.BeginAdmission();
@@ -20,16 +21,17 @@ Generation::Generation(ServerCore& core, const CallInfo& info,
 
 std::shared_ptr<Generation> Generation::Start(ServerCore& core, const CallInfo& info,
                                               std::unique_ptr<GenerationSource> source,
-                                              GenerationConsumer* consumer) {
-  std::shared_ptr<Generation> generation(new Generation(core, info, std::move(source), consumer));
+                                              std::shared_ptr<GenerationConsumer> consumer) {
+  std::shared_ptr<Generation> generation(
+      new Generation(core, info, std::move(source), std::move(consumer)));
   core.admission().Post(info.client, info.share.bytes(), [generation] { generation->Convert(); });
   return generation;
 }
 
-std::shared_ptr<Generation> Generation::StartConverted(ServerCore& core, const CallInfo& info,
-                                                       absl::StatusOr<GenerationSpec> spec,
-                                                       GenerationConsumer* consumer) {
-  std::shared_ptr<Generation> generation(new Generation(core, info, nullptr, consumer));
+std::shared_ptr<Generation> Generation::StartConverted(
+    ServerCore& core, const CallInfo& info, absl::StatusOr<GenerationSpec> spec,
+    std::shared_ptr<GenerationConsumer> consumer) {
+  std::shared_ptr<Generation> generation(new Generation(core, info, nullptr, std::move(consumer)));
   generation->Admit(std::move(spec));
   return generation;
 }
@@ -149,7 +151,8 @@ void Generation::Receive(RequestOutput output, Seconds when) {
   if (output.id != 0) {
     Consume(output, when);
   } else if (!output.finish.has_value()) {
-    Fail(consumer_->Deliver(std::exchange(prompt_event_, {}), sequences_.front().id(), 0));
+    Fail(consumer_->Deliver(spec_.prompt, std::exchange(prompt_event_, {}), sequences_.front().id(),
+                            0));
   } else {
     failure_ = output.finish->status;
     finished_ = sequences_.size();
@@ -195,7 +198,7 @@ void Generation::Complete() {
   LogEnd(now);
   core_.metrics().OnCallEnd(failure_, totals_.reason);
   if (entered_) core_.Leave(info_.tenant, spec_.request_id);
-  consumer_->Done(failure_);
+  std::exchange(consumer_, nullptr)->Done(failure_);
 }
 
 void Generation::LogEnd(Seconds end) const {

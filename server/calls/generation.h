@@ -35,21 +35,21 @@ class Generation final : public SubmissionListener,
  public:
   // Starts a call: in the client's turn on the admission pool, `source` is converted and the call
   // registered under the id of its spec. Never fails: refusals arrive by Done, AlreadyExists where
-  // a call with this id is running. The consumer and `info` must live until Done.
+  // a call with this id is running. The consumer is held until Done; `info` must live as long.
   static std::shared_ptr<Generation> Start(ServerCore& core, const CallInfo& info,
                                            std::unique_ptr<GenerationSource> source,
-                                           GenerationConsumer* consumer);
+                                           std::shared_ptr<GenerationConsumer> consumer);
   // The same for what was converted already: this is a turn of the client.
   static std::shared_ptr<Generation> StartConverted(ServerCore& core, const CallInfo& info,
                                                     absl::StatusOr<GenerationSpec> spec,
-                                                    GenerationConsumer* consumer);
+                                                    std::shared_ptr<GenerationConsumer> consumer);
 
   void Cancel(const absl::Status& status) override;
   void Abandon(const absl::Status& status) override;
 
  private:
   Generation(ServerCore& core, const CallInfo& info, std::unique_ptr<GenerationSource> source,
-             GenerationConsumer* consumer);
+             std::shared_ptr<GenerationConsumer> consumer);
 
   // For the log, over all sequences.
   struct Totals {
@@ -79,7 +79,7 @@ class Generation final : public SubmissionListener,
 
   ServerCore& core_;
   const CallInfo& info_;
-  GenerationConsumer* const consumer_;
+  std::shared_ptr<GenerationConsumer> consumer_;  // null after Done
   const size_t lane_;
 
   // Written by admission, then used by the lane alone.

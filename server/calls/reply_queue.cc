@@ -3,42 +3,20 @@
 
 namespace fox {
 
-absl::Status ReplyQueue::Consumer::Deliver(v1::GenerateDelta event, RequestId sequence,
-                                           int64_t tokens) {
-  return queue->Deliver(index, std::move(event), sequence, tokens);
-}
-
-void ReplyQueue::Consumer::Done(const absl::Status& status) {
-  const std::shared_ptr<void> last = std::move(owner);
-  queue->Done(this, status);
-}
-
-void ReplyQueue::Expect(size_t generations, bool stream, const std::shared_ptr<void>& owner) {
+void ReplyQueue::Expect(size_t generations, bool stream) {
   const MutexLock lock(mutex_);
   stream_ = stream;
   running_ = generations;
-  consumers_ = std::vector<Consumer>(generations);
-  for (size_t i = 0; i < generations; ++i) {
-    consumers_[i].queue = this;
-    consumers_[i].index = i;
-    consumers_[i].owner = owner;
-  }
 }
 
-GenerationConsumer* ReplyQueue::consumer(size_t generation) {
-  const MutexLock lock(mutex_);
-  return &consumers_[generation];
-}
-
-void ReplyQueue::Attach(size_t generation, const std::shared_ptr<Generation>& started) {
-  absl::Status failed;
+void ReplyQueue::Attach(const std::shared_ptr<Generation>& started) {
+  Step step;
   {
     const MutexLock lock(mutex_);
-    if (consumers_[generation].done) return;
-    consumers_[generation].generation = started;
-    failed = failure_;
+    generations_.push_back(started);
+    step = Next();
   }
-  if (!failed.ok()) started->Cancel(failed);
+  Perform(step);
 }
 
 absl::Status ReplyQueue::failure() {
@@ -46,14 +24,14 @@ absl::Status ReplyQueue::failure() {
   return failure_;
 }
 
-absl::Status ReplyQueue::Deliver(size_t generation, v1::GenerateDelta event, RequestId sequence,
+absl::Status ReplyQueue::Deliver(size_t prompt, v1::GenerateDelta event, RequestId sequence,
                                  int64_t tokens) {
   Step step;
   bool hangs = false;
   {
     const MutexLock lock(mutex_);
     if (!failure_.ok()) return failure_;
-    const int64_t more = Keep(generation, std::move(event), sequence, tokens);
+    const int64_t more = Keep(prompt, std::move(event), sequence, tokens);
     if (share_.Hold(more)) {
       kept_ += more;
     } else {
@@ -62,18 +40,16 @@ absl::Status ReplyQueue::Deliver(size_t generation, v1::GenerateDelta event, Req
     }
     step = Next();
   }
-  absl::Status failed = step.failure;
+  const absl::Status failed = step.failure;  // `this` may be gone after Perform
   if (hangs) Abandon(failed);
   Perform(step);
   return failed;
 }
 
-void ReplyQueue::Done(Consumer* consumer, const absl::Status& status) {
+void ReplyQueue::Done(const absl::Status& status) {
   Step step;
   {
     const MutexLock lock(mutex_);
-    consumer->generation = nullptr;
-    consumer->done = true;
     --running_;
     if (!status.ok()) Fail(status);
     step = Next();
@@ -110,9 +86,6 @@ void ReplyQueue::Fail(const absl::Status& reason) {
   failure_ = reason;
   Drop();
   if (kept_ > 0) share_.Hold(-std::exchange(kept_, 0));
-  for (const Consumer& consumer : consumers_) {
-    if (consumer.generation != nullptr) cancelled_.push_back(consumer.generation);
-  }
 }
 
 ReplyQueue::Step ReplyQueue::Next() {
@@ -133,7 +106,7 @@ ReplyQueue::Step ReplyQueue::Next() {
     step.action = ended_ ? Step::kEnd : Step::kWrite;
   }
   step.failure = failure_;
-  step.cancelled = std::exchange(cancelled_, {});
+  if (!failure_.ok()) step.cancelled = std::exchange(generations_, {});
   return step;
 }
 

@@ -9,15 +9,16 @@
 #include <utility>
 #include <vector>
 
-#include "engine/mutex.h"
 #include "server/calls/generation.h"
 
 namespace fox {
 
 // Base of the calls of both endpoints. Each keeps events in a form of its own.
-class ReplyQueue {
+class ReplyQueue : public GenerationConsumer {
  public:
-  virtual ~ReplyQueue() = default;
+  absl::Status Deliver(size_t prompt, v1::GenerateDelta event, RequestId sequence,
+                       int64_t tokens) final;
+  void Done(const absl::Status& status) final;
 
  protected:
   using Tokens = std::vector<std::pair<RequestId, int64_t>>;
@@ -32,11 +33,10 @@ class ReplyQueue {
   ReplyQueue(EngineThread& engine, CallBudget::Share* share) : engine_(engine), share_(*share) {}
 
   // Before the first generation starts. `stream`: events are written as they come, else once, at
-  // the end. `owner` of this is held until all generations are done.
-  void Expect(size_t generations, bool stream, const std::shared_ptr<void>& owner = nullptr);
-  GenerationConsumer* consumer(size_t generation);
-  // A generation that was started with its consumer: it is cancelled when the call fails.
-  void Attach(size_t generation, const std::shared_ptr<Generation>& started);
+  // the end.
+  void Expect(size_t generations, bool stream);
+  // A generation of this consumer was started: it is cancelled when the call fails.
+  void Attach(const std::shared_ptr<Generation>& started);
 
   // The bytes of Write were taken: the next one may follow.
   void Written();
@@ -51,8 +51,8 @@ class ReplyQueue {
 
  private:
   // Keeps an event until it is written. Returns how many bytes more are kept.
-  virtual int64_t Keep(size_t generation, v1::GenerateDelta event, RequestId sequence,
-                       int64_t tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
+  virtual int64_t Keep(size_t prompt, v1::GenerateDelta event, RequestId sequence, int64_t tokens)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
   virtual bool empty() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
   // Makes the next write; where empty() after it and all generations are done, it is the last one.
   virtual Taken Take() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
@@ -66,27 +66,12 @@ class ReplyQueue {
   // A write hangs, and what it holds is needed: ends the call for its reader. Close follows.
   virtual void Abandon(const absl::Status& status) = 0;
 
-  struct Consumer final : GenerationConsumer {
-    absl::Status Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) override;
-    void Done(const absl::Status& status) override;
-
-    ReplyQueue* queue = nullptr;
-    size_t index = 0;
-    std::shared_ptr<void> owner;
-    // Under the queue's lock.
-    bool done = false;
-    std::shared_ptr<Generation> generation;  // while it runs and is known
-  };
   // What comes next.
   struct Step {
     enum { kNothing, kWrite, kEnd } action = kNothing;
     absl::Status failure;
     std::vector<std::shared_ptr<Generation>> cancelled;
   };
-
-  absl::Status Deliver(size_t generation, v1::GenerateDelta event, RequestId sequence,
-                       int64_t tokens);
-  void Done(Consumer* consumer, const absl::Status& status);
   void Fail(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Step Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Perform(const Step& step);
@@ -94,10 +79,9 @@ class ReplyQueue {
   EngineThread& engine_;
   CallBudget::Share& share_;
   bool stream_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<Consumer> consumers_ ABSL_GUARDED_BY(mutex_);
   size_t running_ ABSL_GUARDED_BY(mutex_) = 1;    // generations not done; 1 before they are known
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);  // the first one
-  std::vector<std::shared_ptr<Generation>> cancelled_ ABSL_GUARDED_BY(mutex_);  // for Next
+  std::vector<std::shared_ptr<Generation>> generations_ ABSL_GUARDED_BY(mutex_);
   int64_t kept_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false, ended_ ABSL_GUARDED_BY(mutex_) = false;
   Taken in_flight_ ABSL_GUARDED_BY(mutex_);

@@ -20,6 +20,7 @@ inline constexpr int kMaxStops = 16;  // stop strings
 // One call, ready to run.
 struct GenerationSpec {
   std::string request_id;
+  size_t prompt = 0;               // its index among those of the call, for the consumer
   std::vector<Request> sequences;  // n of them; `id` and deadlines are not set yet
   uint32_t queue_timeout_ms = 0;   // 0: none
   std::vector<std::string> stop;

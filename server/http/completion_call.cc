@@ -43,9 +43,10 @@ void CompletionCall::Run() {
     writer_.emplace(request_, core_.context, core_.description.Fingerprint(),
                     absl::StrCat("cmpl-", id_), std::time(nullptr));
   }
-  Expect(prompts, request_.stream, shared_from_this());
+  Expect(prompts, request_.stream);
+  const std::shared_ptr<GenerationConsumer> self(shared_from_this(), this);
   for (size_t i = 0; i < prompts; ++i) {
-    Attach(i, Generation::StartConverted(core_, info_, ConvertPrompt(i), consumer(i)));
+    Attach(Generation::StartConverted(core_, info_, ConvertPrompt(i), self));
   }
 }
 
@@ -76,6 +77,7 @@ absl::StatusOr<GenerationSpec> CompletionCall::ConvertPrompt(size_t prompt) {
   if (!failed.ok()) return failed;
   absl::StatusOr<GenerationSpec> spec = Convert(request_, prompt, core_.context);
   if (!spec.ok()) return spec.status();
+  spec->prompt = prompt;
   spec->request_id = request_.prompts.size() == 1 ? id_ : absl::StrCat(id_, "-", prompt);
   return spec;
 }

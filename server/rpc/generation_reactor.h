@@ -52,8 +52,8 @@ class GenerationReactor final : public CallReactor, private ReplyQueue {
     int64_t tokens = 0;
     int64_t bytes = 0;  // kept
   };
-  int64_t Keep(size_t generation, v1::GenerateDelta event, RequestId sequence,
-               int64_t tokens) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t Keep(size_t prompt, v1::GenerateDelta event, RequestId sequence, int64_t tokens) override
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool empty() const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return pending_.empty(); }
   Taken Take() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Drop() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { pending_.clear(); }

@@ -22,6 +22,8 @@ namespace {
 
 constexpr char kId[] = "call";
 
+absl::StatusOr<GenerationSpec> Refused() { return absl::InvalidArgumentError("no"); }
+
 class GenerationTest : public ::testing::Test {
  protected:
   static TestCoreOptions SmallQueue() {
@@ -42,7 +44,7 @@ class GenerationTest : public ::testing::Test {
   std::shared_ptr<Generation> Start(FunctionSource::Function convert, Seconds deadline = kNever) {
     info_.deadline = deadline;
     info_.arrival = test_.engine->Now();
-    return Generation::Start(*test_.core, info_, SourceOf(std::move(convert)), &consumer_);
+    return StartGeneration(*test_.core, info_, std::move(convert), &consumer_);
   }
   // A call ended as it should: nothing was delivered, and nothing is left of it.
   void ExpectNothingDelivered() {
@@ -101,8 +103,9 @@ TEST_F(GenerationTest, WhatIsConvertedStartsAtOnce) {
     test_.core->admission().Post(0, bytes, [open] { open.wait(); });
   }
   info_.arrival = test_.engine->Now();
-  Generation::StartConverted(*test_.core, info_, Converting(GreedyRequest("hello", 5))(),
-                             &consumer_);
+  Generation::StartConverted(
+      *test_.core, info_, Converting(GreedyRequest("hello", 5))(),
+      std::shared_ptr<GenerationConsumer>(std::shared_ptr<void>(), &consumer_));
   EXPECT_TRUE(consumer_.WaitDone().ok());
   gate.set_value();
   EXPECT_TRUE(test_.WaitIdle());
@@ -114,11 +117,11 @@ TEST_F(GenerationTest, ARunningIdIsRefused) {
   while (consumer_.events().empty()) std::this_thread::yield();
   RecordingConsumer second(*test_.engine), others(*test_.engine);
   CallInfo info, other;
-  Generation::Start(*test_.core, info, SourceOf(Converting(GreedyRequest("two", 3))), &second);
+  StartGeneration(*test_.core, info, Converting(GreedyRequest("two", 3)), &second);
   EXPECT_TRUE(absl::IsAlreadyExists(second.WaitDone()));
   EXPECT_TRUE(second.events().empty());
   other.tenant = 1;  // which does not learn that the id is taken
-  Generation::Start(*test_.core, other, SourceOf(Converting(GreedyRequest("two", 3))), &others);
+  StartGeneration(*test_.core, other, Converting(GreedyRequest("two", 3)), &others);
   EXPECT_TRUE(others.WaitDone().ok());
   running->Cancel(absl::CancelledError("gone"));
   EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
@@ -180,20 +183,16 @@ TEST_F(GenerationTest, CancelledBeforeConversionItsMessageIsFreed) {
   std::shared_future<void> opened = gate.get_future().share();
   const auto message = std::make_shared<int>(7);
   std::promise<void> converting;
-  std::shared_ptr<Generation> blocking =
-      Start([&converting, opened]() -> absl::StatusOr<GenerationSpec> {
-        converting.set_value();
-        opened.wait();
-        return absl::InvalidArgumentError("no");
-      });
+  std::shared_ptr<Generation> blocking = Start([&converting, opened] {
+    converting.set_value();
+    opened.wait();
+    return Refused();
+  });
   converting.get_future().wait();  // else its thread could take the second call before the cancel
   RecordingConsumer second(*test_.engine);
   CallInfo info;
-  std::shared_ptr<Generation> call =
-      Generation::Start(*test_.core, info, SourceOf([message]() -> absl::StatusOr<GenerationSpec> {
-        return absl::InvalidArgumentError("no");
-      }),
-                        &second);
+  std::shared_ptr<Generation> call = StartGeneration(
+      *test_.core, info, [message] { return Refused(); }, &second);
   blocking->Cancel(absl::CancelledError("gone"));
   call->Cancel(absl::CancelledError("gone"));
   EXPECT_TRUE(absl::IsCancelled(second.WaitDone()));
@@ -222,7 +221,7 @@ TEST_F(GenerationTest, APassedDeadlineIsNotConverted) {
 }
 
 TEST_F(GenerationTest, ConversionErrorsEndTheCall) {
-  Start([] { return absl::InvalidArgumentError("no"); });
+  Start(Refused);
   EXPECT_TRUE(absl::IsInvalidArgument(consumer_.WaitDone()));
   ExpectNothingDelivered();
 }
@@ -242,7 +241,7 @@ TEST_F(GenerationTest, AFailedEngineEndsTheCallOnce) {
 // A reader that takes the prompt and nothing more.
 class FullConsumer final : public GenerationConsumer {
  public:
-  absl::Status Deliver(v1::GenerateDelta event, RequestId, int64_t) override {
+  absl::Status Deliver(size_t, v1::GenerateDelta event, RequestId, int64_t) override {
     if (event.has_prompt()) return absl::OkStatus();
     ++refused;
     return AnswersUnread();
@@ -258,7 +257,7 @@ TEST_F(GenerationTest, WhatAReaderCannotTakeEndsTheCall) {
   FullConsumer consumer;
   v1::GenerateRequest request = GreedyRequest("much", 3000);
   request.mutable_sampling()->set_n(2);
-  Generation::Start(*test_.core, info_, SourceOf(Converting(request)), &consumer);
+  StartGeneration(*test_.core, info_, Converting(request), &consumer);
   EXPECT_TRUE(absl::IsResourceExhausted(consumer.done.get_future().get()));
   EXPECT_EQ(consumer.refused, 1);
   ExpectNothingDelivered();
@@ -323,7 +322,8 @@ class ManyGenerationsTest : public ::testing::Test {
   class Reader final : public GenerationConsumer {
    public:
     explicit Reader(EngineThread& engine) : engine_(engine) {}
-    absl::Status Deliver(v1::GenerateDelta event, RequestId sequence, int64_t count) override {
+    absl::Status Deliver(size_t, v1::GenerateDelta event, RequestId sequence,
+                         int64_t count) override {
       bytes += event.SerializeAsString().size();
       if (count > 0) engine_.Acknowledge(sequence, count);
       tokens += count;
@@ -354,8 +354,7 @@ class ManyGenerationsTest : public ::testing::Test {
         if (spec.ok()) spec->request_id = std::to_string(i);
         return spec;
       };
-      Generation::Start(*test_.core, info_, SourceOf(convert),
-                        readers_[static_cast<size_t>(i)].get());
+      StartGeneration(*test_.core, info_, convert, readers_[static_cast<size_t>(i)].get());
     }
   }
 

@@ -24,15 +24,20 @@ class FunctionSource final : public GenerationSource {
   const Function function_;
 };
 
-inline std::unique_ptr<GenerationSource> SourceOf(FunctionSource::Function function) {
-  return std::make_unique<FunctionSource>(std::move(function));
+// `consumer` lives until its Done.
+inline std::shared_ptr<Generation> StartGeneration(ServerCore& core, const CallInfo& info,
+                                                   FunctionSource::Function convert,
+                                                   GenerationConsumer* consumer) {
+  return Generation::Start(core, info, std::make_unique<FunctionSource>(std::move(convert)),
+                           std::shared_ptr<GenerationConsumer>(std::shared_ptr<void>(), consumer));
 }
 
 class RecordingConsumer final : public GenerationConsumer {
  public:
   explicit RecordingConsumer(EngineThread& engine) : engine_(engine) {}
 
-  absl::Status Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) override {
+  absl::Status Deliver(size_t, v1::GenerateDelta event, RequestId sequence,
+                       int64_t tokens) override {
     if (tokens > 0) engine_.Acknowledge(sequence, tokens);
     const MutexLock lock(mutex_);
     events_.push_back(std::move(event));

@@ -23,10 +23,7 @@ class TextQueue final : public ReplyQueue {
   absl::Status Say(const std::string& text, size_t generation = 0) {
     v1::GenerateDelta event;
     event.mutable_delta()->set_text(text);
-    return consumer(generation)->Deliver(std::move(event), generation + 1, /*tokens=*/1);
-  }
-  void Finish(const absl::Status& status = absl::OkStatus(), size_t generation = 0) {
-    consumer(generation)->Done(status);
+    return Deliver(generation, std::move(event), generation + 1, /*tokens=*/1);
   }
   using ReplyQueue::Close;
   using ReplyQueue::Written;
@@ -89,7 +86,7 @@ class ReplyQueueTest : public ::testing::Test {
 TEST_F(ReplyQueueTest, AStreamHasOneWriteInFlightAndEndsWithTheLast) {
   TextQueue queue(*test_.engine, &share_, /*stream=*/true);
   for (const char* text : {"a", "b", "c"}) EXPECT_TRUE(queue.Say(text).ok());
-  queue.Finish();
+  queue.Done(absl::OkStatus());
   EXPECT_EQ(queue.written, "a");
   Written(&queue);
   EXPECT_EQ(queue.written, "ab");
@@ -104,10 +101,10 @@ TEST_F(ReplyQueueTest, AStreamHasOneWriteInFlightAndEndsWithTheLast) {
 TEST_F(ReplyQueueTest, OneAnswerIsWrittenWhenAllGenerationsAreDone) {
   TextQueue queue(*test_.engine, &share_, /*stream=*/false, /*generations=*/2);
   EXPECT_TRUE(queue.Say("a", 0).ok());
-  queue.Finish(absl::OkStatus(), 0);
+  queue.Done(absl::OkStatus());
   EXPECT_TRUE(queue.Say("b", 1).ok());
   EXPECT_EQ(queue.written, "");
-  queue.Finish(absl::OkStatus(), 1);
+  queue.Done(absl::OkStatus());
   EXPECT_EQ(queue.written, "ab");
   EXPECT_EQ(queue.writes, 0);
   EXPECT_EQ(queue.ends, 1);
@@ -117,12 +114,12 @@ TEST_F(ReplyQueueTest, TheFirstFailureIsTheEndAndDropsWhatWaits) {
   TextQueue queue(*test_.engine, &share_, /*stream=*/true, /*generations=*/2);
   EXPECT_TRUE(queue.Say("a").ok());
   EXPECT_TRUE(queue.Say("b").ok());  // waits for the write of "a"
-  queue.Finish(absl::DeadlineExceededError("late"), 0);
+  queue.Done(absl::DeadlineExceededError("late"));
   EXPECT_TRUE(absl::IsDeadlineExceeded(queue.Say("c", 1)));
   queue.Close(absl::CancelledError("gone"));
   Written(&queue);
   EXPECT_EQ(queue.ends, 0);  // the second generation runs
-  queue.Finish(absl::CancelledError("gone"), 1);
+  queue.Done(absl::CancelledError("gone"));
   EXPECT_EQ(queue.ends, 1);
   EXPECT_TRUE(absl::IsDeadlineExceeded(queue.end));
   EXPECT_EQ(queue.written, "a");
@@ -140,7 +137,7 @@ TEST_F(ReplyQueueTest, WhatWaitsHasABudgetAndAHangingWriteIsAbandoned) {
   EXPECT_LT(budget_.bytes(), 10 << 10);  // all but the write in flight was given back
   queue.Close(absl::CancelledError("gone"));
   Written(&queue);
-  queue.Finish(status);
+  queue.Done(status);
   EXPECT_TRUE(absl::IsResourceExhausted(queue.end));
   EXPECT_EQ(queue.writes, 1);
 }
@@ -154,7 +151,7 @@ TEST_F(ReplyQueueTest, GenerationsOnManyThreadsLoseAndRepeatNothing) {
   for (size_t i = 0; i < kGenerations; ++i) {
     lanes.emplace_back([&queue, i] {
       for (int n = 0; n < kTexts; ++n) EXPECT_TRUE(queue.Say("x", i).ok());
-      queue.Finish(absl::OkStatus(), i);
+      queue.Done(absl::OkStatus());
     });
   }
   while (queue.ends == 0) {

@@ -53,13 +53,12 @@ class MetricsCollectorTest : public ::testing::Test {
     info.arrival = test_.engine->Now();
     absl::Status status = test_.core->Admit(&info, 1);
     if (!status.ok()) return status;
-    const auto generation = Generation::Start(*test_.core, info, SourceOf([this, request] {
-      absl::StatusOr<GenerationSpec> spec =
-          ConvertGenerate(request, /*stream=*/true, test_.core->context);
+    const auto convert = [this, request] {
+      auto spec = ConvertGenerate(request, /*stream=*/true, test_.core->context);
       if (spec.ok()) spec->request_id = "call";
       return spec;
-    }),
-                                              &consumer);
+    };
+    const auto generation = StartGeneration(*test_.core, info, convert, &consumer);
     if (meanwhile) meanwhile(*generation);
     status = consumer.WaitDone();
     EXPECT_TRUE(Eventually([this] { return test_.core->Enter(0, "call", nullptr); }));
