@@ -224,8 +224,8 @@ TEST(ProcessTest, ServesTheDemoModelAndStopsOnSigterm) {
                     target},
                    &output),
             0);
-  EXPECT_THAT(output, HasSubstr("\n[0] LENGTH, 3 prompt + 3 generated tokens\n"));
-  EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "x", "--n=17", target}, &output), 2);
+  EXPECT_THAT(output, HasSubstr("\nLENGTH, 3 prompt + 3 generated tokens\n"));
+  EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "x", "--top-p=2", target}, &output), 2);
   EXPECT_EQ(Finish({kBin + "fox-cli", "generate", "x", "--log-tolerance=-1", target}, &output), 1);
   EXPECT_THAT(output, HasSubstr("INVALID_ARGUMENT: acp.log_tolerance"));
   server.Signal(SIGTERM);
