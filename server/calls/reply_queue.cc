@@ -3,9 +3,10 @@
 
 namespace fox {
 
-void ReplyQueue::Expect(size_t generations, bool stream) {
+void ReplyQueue::Expect(size_t generations, bool stream, CallBudget::Share* share) {
   const MutexLock lock(mutex_);
   stream_ = stream;
+  share_ = share;
   running_ = generations;
 }
 
@@ -32,7 +33,7 @@ absl::Status ReplyQueue::Deliver(size_t prompt, v1::GenerateDelta event, Request
     const MutexLock lock(mutex_);
     if (!failure_.ok()) return failure_;
     const int64_t more = Keep(prompt, std::move(event), sequence, tokens);
-    if (share_.Hold(more)) {
+    if (share_->Hold(more)) {
       kept_ += more;
     } else {
       Fail(AnswersUnread());
@@ -40,10 +41,9 @@ absl::Status ReplyQueue::Deliver(size_t prompt, v1::GenerateDelta event, Request
     }
     step = Next();
   }
-  const absl::Status failed = step.failure;  // `this` may be gone after Perform
-  if (hangs) Abandon(failed);
+  if (hangs) Abandon(step.failure);
   Perform(step);
-  return failed;
+  return step.failure;
 }
 
 void ReplyQueue::Done(const absl::Status& status) {
@@ -64,7 +64,7 @@ void ReplyQueue::Written() {
     const MutexLock lock(mutex_);
     writing_ = false;
     written = std::exchange(in_flight_, {});
-    share_.Hold(-written.bytes);
+    share_->Hold(-written.bytes);
     step = Next();
   }
   for (const auto& [sequence, tokens] : written.tokens) engine_.Acknowledge(sequence, tokens);
@@ -85,7 +85,7 @@ void ReplyQueue::Fail(const absl::Status& reason) {
   if (!failure_.ok()) return;
   failure_ = reason;
   Drop();
-  if (kept_ > 0) share_.Hold(-std::exchange(kept_, 0));
+  if (kept_ > 0) share_->Hold(-std::exchange(kept_, 0));
 }
 
 ReplyQueue::Step ReplyQueue::Next() {
@@ -96,7 +96,7 @@ ReplyQueue::Step ReplyQueue::Next() {
     if (failure_.ok()) {
       in_flight_ = Take();
       kept_ -= in_flight_.kept;
-      if (!share_.Hold(in_flight_.bytes - in_flight_.kept)) {
+      if (!share_->Hold(in_flight_.bytes - in_flight_.kept)) {
         in_flight_.bytes = in_flight_.kept;
         if (last) Fail(AnswersUnread());
       }

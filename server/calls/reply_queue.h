@@ -29,12 +29,11 @@ class ReplyQueue : public GenerationConsumer {
     int64_t bytes = 0;  // of the write
   };
 
-  // `share` pays for what waits to be written; from the first event on it is used under the lock.
-  ReplyQueue(EngineThread& engine, CallBudget::Share* share) : engine_(engine), share_(*share) {}
+  explicit ReplyQueue(EngineThread& engine) : engine_(engine) {}
 
   // Before the first generation starts. `stream`: events are written as they come, else once, at
-  // the end.
-  void Expect(size_t generations, bool stream);
+  // the end. `share` pays for what waits to be written; from now on it is used under the lock.
+  void Expect(size_t generations, bool stream, CallBudget::Share* share);
   // A generation of this consumer was started: it is cancelled when the call fails.
   void Attach(const std::shared_ptr<Generation>& started);
 
@@ -77,7 +76,7 @@ class ReplyQueue : public GenerationConsumer {
   void Perform(const Step& step);
 
   EngineThread& engine_;
-  CallBudget::Share& share_;
+  CallBudget::Share* share_ ABSL_GUARDED_BY(mutex_) = nullptr;
   bool stream_ ABSL_GUARDED_BY(mutex_) = false;
   size_t running_ ABSL_GUARDED_BY(mutex_) = 1;    // generations not done; 1 before they are known
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);  // the first one

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/http/http_error.h"
-#include "server/http/windows_event.h"
 
 namespace fox {
 
@@ -26,7 +25,7 @@ void CompletionCall::Start(ServerCore& core, const std::shared_ptr<HttpExchange>
 
 CompletionCall::CompletionCall(ServerCore& core, std::shared_ptr<HttpExchange> exchange,
                                CallInfo info)
-    : ReplyQueue(core.engine, &info_.share),
+    : ReplyQueue(core.engine),
       core_(core),
       exchange_(std::move(exchange)),
       info_(std::move(info)) {}
@@ -43,7 +42,7 @@ void CompletionCall::Run() {
     writer_.emplace(request_, core_.context, core_.description.Fingerprint(),
                     absl::StrCat("cmpl-", id_), std::time(nullptr));
   }
-  Expect(prompts, request_.stream);
+  Expect(prompts, request_.stream, &info_.share);
   const std::shared_ptr<GenerationConsumer> self(shared_from_this(), this);
   for (size_t i = 0; i < prompts; ++i) {
     Attach(Generation::StartConverted(core_, info_, ConvertPrompt(i), self));

@@ -1,10 +1,8 @@
-// GenerateService: see generate_service.h.
-#include "server/rpc/generate_service.h"
-
+// GenerateService: see services.h.
 #include <memory>
-#include <utility>
 
 #include "server/calls/request_conversion.h"
+#include "server/rpc/services.h"
 
 namespace fox {
 namespace {

@@ -48,7 +48,7 @@ CallReactor* GenerationReactor::Start(ServerCore& core, const GenerationMethod& 
   const absl::Status admitted = core.Admit(&info, static_cast<int64_t>(request->Length()));
   auto source = std::make_unique<MessageSource>(method, request, core.context);
   auto* reactor = new GenerationReactor(core, method, context, std::move(info));
-  reactor->Expect(admitted.ok() ? 1 : 0, method.stream);
+  reactor->Expect(admitted.ok() ? 1 : 0, method.stream, &reactor->info_.share);
   if (admitted.ok()) {
     // It may end before this returns, but OnCancel comes after the handler.
     std::shared_ptr<GenerationConsumer> consumer(reactor->self(), reactor);

@@ -2,7 +2,6 @@
 // larger deltas. A cancelled call cancels its sequences at once.
 #pragma once
 
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -42,9 +41,7 @@ class GenerationReactor final : public CallReactor, private ReplyQueue {
  private:
   GenerationReactor(ServerCore& core, const GenerationMethod& method,
                     grpc::CallbackServerContext* context, CallInfo info)
-      : CallReactor(core, context, std::move(info)),
-        ReplyQueue(core.engine, &info_.share),
-        method_(method) {}
+      : CallReactor(core, context, std::move(info)), ReplyQueue(core.engine), method_(method) {}
 
   struct Event {
     v1::GenerateDelta message;

@@ -217,18 +217,6 @@ def server_security_seeds() -> Seeds:
     yield "name_bad_utf8", b"--model=/m\n--served-model-name=\xff"
 
 
-def token_set_seeds() -> Seeds:
-    yield "valid", b"# tokens\n\nabcdefgh\n  ijklmnop-qrst  \r\nabcdefgh\n"
-    yield "short", b"abcdefgh\nabc\n"
-    yield "long", b"a" * 1025
-    yield "longest", b"a" * 1024
-    yield "space_inside", b"abcd efgh\n"
-    yield "control", b"abcdefgh\x01\n"
-    yield "not_ascii", "abcdefgh\u00e9\n".encode()
-    yield "nul", b"abcdefgh\0ijklmnop\n"
-    yield "nothing", b"# nothing\n\n"
-
-
 def trace_context_seeds() -> Seeds:
     right = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     yield "valid", right
@@ -291,5 +279,5 @@ REQUEST_SEEDS: dict[str, Seeds] = {
     "completion_request": completion_bodies(),
     "http_parser": http_parser_seeds(),
     "server_flags": itertools.chain(server_flags_seeds(), server_security_seeds()),
-    "token_set": token_set_seeds(), "trace_context": trace_context_seeds(),
+    "trace_context": trace_context_seeds(),
     **{name: text_seeds(name) for name in ("stop_matcher", "text_assembler", "bpe", "utf8")}}

@@ -79,10 +79,8 @@ TortureServer::TortureServer(const TortureServerOptions& options) {
   model.eos_token_ids = context.engine.eos_token_ids;
   core_ = std::make_unique<ServerCore>(
       *engine_, model, context, ServerDescription{"0.0", "", "none", "f32", "f32"}, options.limits);
-  MetricsOptions metrics;
-  metrics.port = 0;
-  metrics_ = OrExit(MetricsServer::Listen(metrics));
-  metrics_->Expose(*core_, steps_);
+  metrics_ = OrExit(HttpServer::Listen({}));
+  ExposeMetrics(*core_, steps_, /*vllm_aliases=*/true, metrics_.get());
   GrpcServerOptions port;
   port.max_streams = 65536;
   grpc_ = OrExit(GrpcServer::Start(*core_, port, nullptr));

@@ -13,7 +13,7 @@
 #include "server/calls/server_core.h"
 #include "server/http/http_server.h"
 #include "server/http/openai_service.h"
-#include "server/metrics/metrics_server.h"
+#include "server/metrics/metrics_collector.h"
 #include "server/rpc/grpc_server.h"
 #include "tests/e2e/character_tokenizer.h"
 #include "tests/torture/reciting_executor.h"
@@ -78,7 +78,7 @@ class TortureServer {
   std::unique_ptr<RecitingExecutor> executor_;
   std::unique_ptr<EngineThread> engine_;
   std::unique_ptr<ServerCore> core_;
-  std::unique_ptr<MetricsServer> metrics_;
+  std::unique_ptr<HttpServer> metrics_;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<OpenAiService> openai_;
   std::unique_ptr<HttpServer> http_;
