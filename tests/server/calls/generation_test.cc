@@ -1,10 +1,8 @@
 // Generation: a call's events in order, and each way in which a call ends before or while it runs.
 #include "server/calls/generation.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -21,8 +19,6 @@ namespace fox {
 namespace {
 
 constexpr char kId[] = "call";
-
-absl::StatusOr<GenerationSpec> Refused() { return absl::InvalidArgumentError("no"); }
 
 class GenerationTest : public ::testing::Test {
  protected:
@@ -41,18 +37,25 @@ class GenerationTest : public ::testing::Test {
       return spec;
     };
   }
-  std::shared_ptr<Generation> Start(FunctionSource::Function convert, Seconds deadline = kNever) {
-    info_.deadline = deadline;
+  std::shared_ptr<Generation> Start(FunctionSource::Function convert,
+                                    GenerationConsumer* consumer = nullptr) {
     info_.arrival = test_.engine->Now();
-    return StartGeneration(*test_.core, info_, std::move(convert), &consumer_);
+    return StartGeneration(*test_.core, info_, std::move(convert),
+                           consumer == nullptr ? &consumer_ : consumer);
   }
-  // A call ended as it should: nothing was delivered, and nothing is left of it.
-  void ExpectNothingDelivered() {
-    EXPECT_TRUE(consumer_.events().empty());
+  // The end of a call of which nothing is delivered and nothing is left.
+  absl::Status Run(FunctionSource::Function convert) {
+    RecordingConsumer consumer(*test_.engine);
+    Start(std::move(convert), &consumer);
+    const absl::Status end = consumer.WaitDone();
+    EXPECT_TRUE(consumer.events().empty());
+    ExpectNothingLeft();
+    return end;
+  }
+  void ExpectNothingLeft() {
     EXPECT_TRUE(test_.WaitIdle());
     EXPECT_TRUE(test_.core->Enter(/*tenant=*/0, kId, nullptr));
-    CallInfo next;
-    EXPECT_TRUE(test_.core->Admit(&next, 1).ok());
+    test_.core->Leave(/*tenant=*/0, kId);
   }
 
   TestCore test_{SmallQueue()};
@@ -87,28 +90,20 @@ TEST_F(GenerationTest, DeliversPromptThenTextThenOneFinishForEachSequence) {
   EXPECT_TRUE(test_.WaitIdle());
 }
 
-TEST_F(GenerationTest, ARefusedSequenceRefusesTheWholeCall) {
+TEST_F(GenerationTest, WhatIsRefusedDeliversNothingAndLeavesNothing) {
   v1::GenerateRequest request = GreedyRequest("many", 30);
+  info_.deadline = test_.engine->Now() - 1;
+  EXPECT_TRUE(absl::IsDeadlineExceeded(Run(Converting(request))));
+  EXPECT_EQ(conversions_, 0);
+  info_.deadline = kNever;
+  EXPECT_TRUE(absl::IsInvalidArgument(Run([] { return absl::InvalidArgumentError("no"); })));
   request.mutable_sampling()->set_n(3);  // one more than the queue ever holds
-  Start(Converting(request));
-  EXPECT_TRUE(absl::IsOutOfRange(consumer_.WaitDone()));
-  ExpectNothingDelivered();
-}
-
-// A call that was converted in its turn waits for no second one.
-TEST_F(GenerationTest, WhatIsConvertedStartsAtOnce) {
-  std::promise<void> gate;
-  const std::shared_future<void> open = gate.get_future().share();
-  for (const int64_t bytes : {0, 1 << 30}) {  // both threads of admission are held
-    test_.core->admission().Post(0, bytes, [open] { open.wait(); });
-  }
-  info_.arrival = test_.engine->Now();
-  Generation::StartConverted(
-      *test_.core, info_, Converting(GreedyRequest("hello", 5))(),
-      std::shared_ptr<GenerationConsumer>(std::shared_ptr<void>(), &consumer_));
-  EXPECT_TRUE(consumer_.WaitDone().ok());
-  gate.set_value();
-  EXPECT_TRUE(test_.WaitIdle());
+  EXPECT_TRUE(absl::IsOutOfRange(Run(Converting(request))));
+  const FunctionSource::Function convert = Converting(GreedyRequest("drain", 30));
+  EXPECT_TRUE(absl::IsUnavailable(Run([&] {
+    test_.core->Drain();
+    return convert();
+  })));
 }
 
 TEST_F(GenerationTest, ARunningIdIsRefused) {
@@ -149,15 +144,19 @@ TEST_F(GenerationTest, AnAbandonedCallEndsThoughItsStepHangs) {
   EXPECT_TRUE(test_.core->Enter(/*tenant=*/0, kId, nullptr));
 }
 
-TEST_F(GenerationTest, CancelledBeforeItsTurnEndsAtOnceAndIsNotConverted) {
+TEST_F(GenerationTest, CancelledBeforeItsTurnEndsAtOnceAndItsMessageIsFreed) {
   std::promise<void> gate;
   test_.core->admission().Post(0, 0, [open = gate.get_future().share()] { open.wait(); });
-  std::shared_ptr<Generation> call = Start(Converting(GreedyRequest("late", 30)));
+  const auto message = std::make_shared<v1::GenerateRequest>(GreedyRequest("late", 30));
+  const FunctionSource::Function convert = Converting(*message);
+  std::shared_ptr<Generation> call = Start([message, convert] { return convert(); });
   call->Cancel(absl::CancelledError("gone"));
   EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
+  EXPECT_EQ(message.use_count(), 1);
   gate.set_value();
   EXPECT_EQ(conversions_, 0);
-  ExpectNothingDelivered();
+  EXPECT_TRUE(consumer_.events().empty());
+  ExpectNothingLeft();
 }
 
 TEST_F(GenerationTest, CancelledDuringConversionEndsAtOnce) {
@@ -175,55 +174,8 @@ TEST_F(GenerationTest, CancelledDuringConversionEndsAtOnce) {
   EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
   gate.set_value();
   converted.get_future().wait();
-  ExpectNothingDelivered();
-}
-
-TEST_F(GenerationTest, CancelledBeforeConversionItsMessageIsFreed) {
-  std::promise<void> gate;
-  std::shared_future<void> opened = gate.get_future().share();
-  const auto message = std::make_shared<int>(7);
-  std::promise<void> converting;
-  std::shared_ptr<Generation> blocking = Start([&converting, opened] {
-    converting.set_value();
-    opened.wait();
-    return Refused();
-  });
-  converting.get_future().wait();  // else its thread could take the second call before the cancel
-  RecordingConsumer second(*test_.engine);
-  CallInfo info;
-  std::shared_ptr<Generation> call = StartGeneration(
-      *test_.core, info, [message] { return Refused(); }, &second);
-  blocking->Cancel(absl::CancelledError("gone"));
-  call->Cancel(absl::CancelledError("gone"));
-  EXPECT_TRUE(absl::IsCancelled(second.WaitDone()));
-  EXPECT_EQ(message.use_count(), 1);
-  gate.set_value();
-  EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
-  EXPECT_TRUE(test_.WaitIdle());
-}
-
-TEST_F(GenerationTest, DrainingDuringConversionRefuses) {
-  const FunctionSource::Function convert = Converting(GreedyRequest("drain", 30));
-  Start([&] {
-    test_.core->Drain();
-    return convert();
-  });
-  EXPECT_TRUE(absl::IsUnavailable(consumer_.WaitDone()));
   EXPECT_TRUE(consumer_.events().empty());
-  EXPECT_TRUE(test_.WaitIdle());
-}
-
-TEST_F(GenerationTest, APassedDeadlineIsNotConverted) {
-  Start(Converting(GreedyRequest("late", 30)), test_.engine->Now() - 1);
-  EXPECT_TRUE(absl::IsDeadlineExceeded(consumer_.WaitDone()));
-  EXPECT_EQ(conversions_, 0);
-  ExpectNothingDelivered();
-}
-
-TEST_F(GenerationTest, ConversionErrorsEndTheCall) {
-  Start(Refused);
-  EXPECT_TRUE(absl::IsInvalidArgument(consumer_.WaitDone()));
-  ExpectNothingDelivered();
+  ExpectNothingLeft();
 }
 
 TEST_F(GenerationTest, AFailedEngineEndsTheCallOnce) {
@@ -238,56 +190,9 @@ TEST_F(GenerationTest, AFailedEngineEndsTheCallOnce) {
   EXPECT_TRUE(test_.core->Enter(/*tenant=*/0, kId, nullptr));
 }
 
-// A reader that takes the prompt and nothing more.
-class FullConsumer final : public GenerationConsumer {
- public:
-  absl::Status Deliver(size_t, v1::GenerateDelta event, RequestId, int64_t) override {
-    if (event.has_prompt()) return absl::OkStatus();
-    ++refused;
-    return AnswersUnread();
-  }
-  void Done(const absl::Status& status) override { done.set_value(status); }
-
-  std::promise<absl::Status> done;
-  int refused = 0;
-};
-
-TEST_F(GenerationTest, WhatAReaderCannotTakeEndsTheCall) {
-  test_.script->step_delay_us = 1000;
-  FullConsumer consumer;
-  v1::GenerateRequest request = GreedyRequest("much", 3000);
-  request.mutable_sampling()->set_n(2);
-  StartGeneration(*test_.core, info_, Converting(request), &consumer);
-  EXPECT_TRUE(absl::IsResourceExhausted(consumer.done.get_future().get()));
-  EXPECT_EQ(consumer.refused, 1);
-  ExpectNothingDelivered();
-}
-
-// Takes the place of standard error.
-class StderrPipe {
- public:
-  StderrPipe() : saved_(dup(STDERR_FILENO)) {
-    EXPECT_EQ(pipe2(pipe_, O_CLOEXEC), 0);
-    dup2(pipe_[1], STDERR_FILENO);
-  }
-  ~StderrPipe() {
-    dup2(saved_, STDERR_FILENO);
-    for (int fd : {saved_, pipe_[0], pipe_[1]}) close(fd);
-  }
-  std::string ReadLine() {
-    std::string line;
-    for (char c = 0; read(pipe_[0], &c, 1) == 1 && c != '\n';) line.push_back(c);
-    return line;
-  }
-
- private:
-  const int saved_;
-  int pipe_[2] = {};
-};
-
 TEST_F(GenerationTest, ItsLineInTheLogTellsWhatOperatorsAsk) {
-  StderrPipe standard_error;
   ConfigureLog(LogLevel::kInfo, LogFormat::kJson);
+  ::testing::internal::CaptureStderr();
   test_.script->step_delay_us = 1000;
   info_.method = "GenerateStream";
   info_.peer = "ipv4:127.0.0.1:7";
@@ -295,7 +200,8 @@ TEST_F(GenerationTest, ItsLineInTheLogTellsWhatOperatorsAsk) {
   request.mutable_sampling()->set_n(2);
   Start(Converting(request));
   EXPECT_TRUE(consumer_.WaitDone().ok());
-  const nlohmann::json line = nlohmann::json::parse(standard_error.ReadLine());
+  FlushLog(10);
+  const nlohmann::json line = nlohmann::json::parse(::testing::internal::GetCapturedStderr());
   ConfigureLog(LogLevel::kError, LogFormat::kText);
   EXPECT_EQ(line["event"], "request finished");
   EXPECT_EQ(line["request_id"], kId);

@@ -16,8 +16,8 @@ namespace {
 class TextQueue final : public ReplyQueue {
  public:
   TextQueue(EngineThread& engine, CallBudget::Share* share, bool stream, size_t generations = 1)
-      : ReplyQueue(engine, share), stream_(stream) {
-    Expect(generations, stream);
+      : ReplyQueue(engine), stream_(stream) {
+    Expect(generations, stream, share);
   }
 
   absl::Status Say(const std::string& text, size_t generation = 0) {

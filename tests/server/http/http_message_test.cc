@@ -1,7 +1,7 @@
 // HTTP messages: paths of targets, heads and chunks.
-#include "server/http/http_message.h"
-
 #include <gtest/gtest.h>
+
+#include "server/http/http_exchange.h"
 
 namespace fox {
 namespace {
