@@ -104,7 +104,7 @@ std::optional<int> Connection::BeginText(const char* usage,
   const std::optional<int> over = Begin(usage, arguments, flags, /*most=*/SIZE_MAX);
   if (over.has_value()) return over;
   if (flags->positional().size() != 1) {
-    const absl::string_view name(usage, std::strchr(usage, ' ') - usage);
+    const std::string name(usage, std::strcspn(usage, " "));
     return UsageError(absl::StrCat(name, " needs one argument (or @FILE, or -)"));
   }
   const std::string& argument = flags->positional()[0];

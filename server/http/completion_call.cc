@@ -56,8 +56,9 @@ absl::Status CompletionCall::Parse() {
   request_ = *std::move(request);
   absl::StatusOr<std::string> id =
       CheckRequestId(std::string(exchange_->request.Header("x-request-id")));
-  if (id.ok()) id_ = *std::move(id);
-  return id.status();
+  if (!id.ok()) return id.status();
+  id_ = *std::move(id);
+  return absl::OkStatus();
 }
 
 // The share that the call came with is that of one prompt; the others take theirs.

@@ -47,7 +47,7 @@ class GenerationTest : public ::testing::Test {
   absl::Status Run(FunctionSource::Function convert) {
     RecordingConsumer consumer(*test_.engine);
     Start(std::move(convert), &consumer);
-    const absl::Status end = consumer.WaitDone();
+    absl::Status end = consumer.WaitDone();
     EXPECT_TRUE(consumer.events().empty());
     ExpectNothingLeft();
     return end;

@@ -71,8 +71,9 @@ class ConnectionAcceptorTest : public ::testing::Test {
   // False: this machine has no such address.
   bool Listen(const AcceptorOptions& options) {
     auto acceptor = ConnectionAcceptor::Listen(options);
-    if (acceptor.ok()) acceptor_ = *std::move(acceptor);
-    return acceptor.ok();
+    if (!acceptor.ok()) return false;
+    acceptor_ = *std::move(acceptor);
+    return true;
   }
   void Serve() {
     acceptor_->Start([this](int, int descriptor) {
