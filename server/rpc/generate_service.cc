@@ -59,7 +59,7 @@ void GenerateMethod::Encode(Events events, grpc::ByteBuffer* out) const {
 
 class ScoreMethod final : public GenerationMethod {
  public:
-  ScoreMethod() : GenerationMethod("Score", /*stream=*/false) {}
+  ScoreMethod() : GenerationMethod("Score", /*streams=*/false) {}
   absl::StatusOr<GenerationSpec> Convert(grpc::ByteBuffer* bytes,
                                          const ConversionContext& context) const override {
     const auto request = Parse<v1::ScoreRequest>(bytes);
@@ -96,8 +96,8 @@ void ScoreMethod::Encode(Events events, grpc::ByteBuffer* out) const {
 }  // namespace
 
 GenerateService::GenerateService(ServerCore& core) : RawService(core) {
-  Serve(std::make_unique<GenerateMethod>("Generate", /*stream=*/false));
-  Serve(std::make_unique<GenerateMethod>("GenerateStream", /*stream=*/true));
+  Serve(std::make_unique<GenerateMethod>("Generate", /*streams=*/false));
+  Serve(std::make_unique<GenerateMethod>("GenerateStream", /*streams=*/true));
   Serve(std::make_unique<ScoreMethod>());
   ServeShort<v1::AbortRequest, v1::AbortResponse>(
       "Abort",
