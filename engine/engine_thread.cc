@@ -1,5 +1,5 @@
-// The thread around an Engine: a command queue in, sinks out. Sinks run without the lock, so they
-// may call back. Read engine_thread.h first.
+// The thread around an Engine: a command queue in, listeners out. They run without the lock, so
+// they may call back. Read engine_thread.h first.
 #include "engine/engine_thread.h"
 
 #include <pthread.h>
@@ -25,8 +25,7 @@ constexpr Seconds kEstimateAge = 0.01;
 
 struct SubmitCommand {
   std::vector<Request> requests;
-  OutputSink sink;
-  SubmitCallback on_result;
+  std::shared_ptr<SubmissionListener> listener;
 };
 struct CancelCommand {
   RequestId id;
@@ -60,7 +59,7 @@ struct EngineThread::Impl {
 
   // Used by the engine thread alone.
   const std::unique_ptr<Engine> engine;
-  std::unordered_map<RequestId, OutputSink> sinks;
+  std::unordered_map<RequestId, std::shared_ptr<SubmissionListener>> listeners;
   std::function<void(Seconds)> batch_end;  // set before the first Submit
   bool called_back = false;                // since batch_end
   Seconds next_estimate = -kNever;
@@ -172,7 +171,7 @@ void EngineThread::Impl::SubmitOnEngineThread(SubmitCommand& command) {
   for (const Request& request : command.requests) ids.push_back(request.id);
   const absl::Status status = engine->Submit(std::move(command.requests), clock());
   if (status.ok()) {
-    for (RequestId id : ids) sinks.emplace(id, command.sink);
+    for (RequestId id : ids) listeners.emplace(id, command.listener);
   }
   {
     const MutexLock lock(mutex);
@@ -180,7 +179,7 @@ void EngineThread::Impl::SubmitOnEngineThread(SubmitCommand& command) {
     stats = engine->stats();
   }
   called_back = true;
-  command.on_result(status);
+  command.listener->OnSubmitted(status);
 }
 
 void EngineThread::Impl::Deliver(std::vector<RequestOutput> outputs) {
@@ -189,11 +188,11 @@ void EngineThread::Impl::Deliver(std::vector<RequestOutput> outputs) {
     const RequestId id = output.id;
     const bool last = output.finish.has_value();
     if (last) ++ended;
-    const auto found = sinks.find(id);
-    if (found == sinks.end()) continue;
+    const auto found = listeners.find(id);
+    if (found == listeners.end()) continue;
     called_back = true;
-    found->second(std::move(output));
-    if (last) sinks.erase(found);
+    found->second->OnOutput(std::move(output));
+    if (last) listeners.erase(found);
   }
   if (ended == 0) return;
   const MutexLock lock(mutex);
@@ -201,7 +200,7 @@ void EngineThread::Impl::Deliver(std::vector<RequestOutput> outputs) {
 }
 
 void EngineThread::Impl::EndAll() {
-  for (const auto& [id, sink] : sinks) {
+  for (const auto& [id, listener] : listeners) {
     engine->Cancel(id, absl::UnavailableError("the server is stopping"));
   }
   // Plans in flight come in, and slots are released.
@@ -214,7 +213,7 @@ void EngineThread::Impl::EndAll() {
   for (Command& command : TakeCommands(&unused, &flushes)) {
     const auto* submit = std::get_if<SubmitCommand>(&command);
     if (submit == nullptr) continue;
-    submit->on_result(absl::UnavailableError("the server is stopping"));
+    submit->listener->OnSubmitted(absl::UnavailableError("the server is stopping"));
     const MutexLock lock(mutex);
     outstanding -= static_cast<int64_t>(submit->requests.size());
   }
@@ -244,11 +243,12 @@ void EngineThread::SetBatchEnd(std::function<void(Seconds now)> batch_end) {
   impl_->batch_end = std::move(batch_end);
 }
 
-void EngineThread::Submit(std::vector<Request> requests, const OutputSink& sink,
-                          const SubmitCallback& on_result) {
-  if (draining()) return on_result(absl::UnavailableError("the server is draining"));
-  if (!impl_->Push(SubmitCommand{std::move(requests), sink, on_result})) {
-    on_result(absl::UnavailableError("the server is stopping"));
+void EngineThread::Submit(std::vector<Request> requests,
+                          std::shared_ptr<SubmissionListener> listener) {
+  if (draining()) {
+    listener->OnSubmitted(absl::UnavailableError("the server is draining"));
+  } else if (!impl_->Push(SubmitCommand{std::move(requests), listener})) {
+    listener->OnSubmitted(absl::UnavailableError("the server is stopping"));
   }
 }
 

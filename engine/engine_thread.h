@@ -13,11 +13,15 @@
 
 namespace fox {
 
-// Called on the engine thread with every output of a request, the last one having `finish`. The
-// sink is destroyed after that.
-using OutputSink = std::function<void(RequestOutput output)>;
-// Called exactly once, with the engine's answer to a submission.
-using SubmitCallback = std::function<void(const absl::Status& status)>;
+// Where the engine's answers to a submission arrive, on the engine thread.
+class SubmissionListener {
+ public:
+  virtual ~SubmissionListener() = default;
+  // Once, before any output: Ok, or the error that refused all requests of the submission.
+  virtual void OnSubmitted(const absl::Status& status) = 0;
+  // Every output of its requests; the last one of each has `finish`.
+  virtual void OnOutput(RequestOutput output) = 0;
+};
 
 // All public methods may be called from any thread; none waits for the engine but Stop.
 class EngineThread {
@@ -33,11 +37,9 @@ class EngineThread {
   void SetBatchEnd(std::function<void(Seconds now)> batch_end);
 
   // Queues requests that belong together; the engine takes all of them, between the same two steps,
-  // or none. `on_result` gets Ok before any output of theirs, or the error of Engine::Submit that
-  // refused them, on the engine thread; Unavailable when draining or stopping, within this call.
-  // `sink` takes the outputs of all of them, and after an error it is never called.
-  void Submit(std::vector<Request> requests, const OutputSink& sink,
-              const SubmitCallback& on_result);
+  // or none: the error is that of Engine::Submit, or Unavailable, within this call, when draining
+  // or stopping. The listener is let go of after the last output.
+  void Submit(std::vector<Request> requests, std::shared_ptr<SubmissionListener> listener);
   // What waits for the engine is bounded by its requests, however long a step takes: the tokens
   // acknowledged to one of them are added up.
   void Cancel(RequestId id, const absl::Status& status, FinishReason reason = FinishReason::kAbort);

@@ -26,11 +26,9 @@
 #include "server/calls/server_core.h"
 #include "server/http/openai_service.h"
 #include "server/http/page/page_assets.h"
-#include "server/metrics/metrics_server.h"
-#include "server/process/failed_threads.h"
+#include "server/metrics/metrics_collector.h"
 #include "server/process/process_end.h"
 #include "server/process/process_settings.h"
-#include "server/process/signal_handler.h"
 #include "server/process/tls_files.h"
 #include "server/rpc/grpc_server.h"
 #include "server/server_flags.h"
@@ -225,8 +223,7 @@ void PrintListening(const char* what, const std::string& host, int port) {
 // minutes that a model takes.
 struct Endpoints {
   GrpcListeners grpc;
-  std::unique_ptr<HttpServer> http;        // null: none
-  std::unique_ptr<MetricsServer> metrics;  // likewise
+  std::unique_ptr<HttpServer> http, metrics;  // null: none
   std::shared_ptr<TlsFiles> tls;
   std::shared_ptr<Access> access;
 };
@@ -256,9 +253,11 @@ absl::StatusOr<Endpoints> PrepareEndpoints(const ServerFlags& flags) {
     if (!http.ok()) return http.status();
     out.http = *std::move(http);
   }
-  if (flags.metrics.port >= 0) {
-    auto metrics = MetricsServer::Listen(flags.metrics);
-    if (!metrics.ok()) return metrics.status();
+  if (flags.metrics.listen.port >= 0) {
+    auto metrics = HttpServer::Listen(flags.metrics);
+    if (!metrics.ok()) {
+      return absl::UnavailableError(absl::StrCat("--metrics-port: ", metrics.status().message()));
+    }
     out.metrics = *std::move(metrics);
   }
   return out;
@@ -273,8 +272,8 @@ int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
                                     model.engine.dtype, model.engine.dtype},
                   limits);
-  const std::unique_ptr<MetricsServer> metrics = std::move(endpoints.metrics);
-  if (metrics != nullptr) metrics->Expose(core, steps);
+  const std::unique_ptr<HttpServer> metrics = std::move(endpoints.metrics);
+  if (metrics != nullptr) ExposeMetrics(core, steps, flags.vllm_aliases, metrics.get());
   EndWithin(kOpenSeconds, kExitConfiguration);  // gRPC waits for ever for a thread that is missing
   GrpcServerOptions port = flags.grpc;
   port.tls = endpoints.tls;
@@ -303,7 +302,7 @@ int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const
   CancelEnd();
   EndOnAbort(kExitEngineFailed);
   if (metrics != nullptr) {
-    PrintListening("listening for Prometheus on", flags.metrics.host, metrics->port());
+    PrintListening("listening for Prometheus on", flags.metrics.listen.host, metrics->port());
   }
   PrintListening("listening on", flags.grpc.listen.host, (*server)->port());
   if (http != nullptr) {
@@ -359,7 +358,7 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
 
   StepMetrics steps;
-  if (flags.metrics.port >= 0) flags.engine.observers.push_back(&steps);
+  if (flags.metrics.listen.port >= 0) flags.engine.observers.push_back(&steps);
   const absl::StatusOr<Observers> observers = Observe(&flags);
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();

@@ -31,6 +31,7 @@ constexpr int64_t kSmallPortShare = 16;  // the metrics and the admin port have 
 constexpr const char* kMainPort = "main";
 constexpr const char* kNoTls = "this port speaks plain HTTP";
 constexpr double kDay = 86400;
+constexpr int64_t kScrapeBytes = 4 << 10;  // of a body that a scrape has not
 
 void RegisterModel(ServerFlags* f, FlagSet* set) {
   set->Group("Model");
@@ -167,12 +168,15 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
   set->Int("max-connection-idle", "SECONDS",
            "close connections without a call for that long; 0: never", 0, 1 << 20,
            &f->grpc.max_connection_idle_s);
+  f->metrics.listen.port = -1;
+  f->metrics.listen.max_connections = 256;
+  f->metrics.port.max_body_bytes = f->metrics.port.receive_memory_bytes = kScrapeBytes;
   set->Int("metrics-port", "PORT",
            "where Prometheus scrapes /metrics; 0: any free port, which is logged; -1: nowhere", -1,
-           65535, &f->metrics.port);
-  set->String("metrics-host", "ADDRESS", "address of the metrics port", &f->metrics.host);
+           65535, &f->metrics.listen.port);
+  set->String("metrics-host", "ADDRESS", "address of the metrics port", &f->metrics.listen.host);
   set->Enum<bool>("metrics-compat", {{"vllm", true}, {"none", false}},
-                  "whose names the metrics have beside their own", &f->metrics.vllm_aliases);
+                  "whose names the metrics have beside their own", &f->vllm_aliases);
   set->Double("shutdown-timeout", "SECONDS", "time for running requests after SIGTERM", 0, 86400,
               &f->shutdown_timeout);
 }
@@ -324,14 +328,13 @@ void DivideDescriptors(ServerFlags* flags) {
   const auto limit = static_cast<int64_t>(std::min<rlim_t>(descriptors.rlim_cur, 1 << 30));
   int64_t left = limit - std::min(kReservedDescriptors, limit / 4);
   const int64_t small = std::max<int64_t>(left / kSmallPortShare, 1);
-  if (flags->metrics.port >= 0) {
-    flags->metrics.max_connections = std::min(flags->metrics.max_connections, small);
-    left -= flags->metrics.max_connections;
-  }
-  if (flags->grpc.admin.has_value()) {
-    flags->grpc.admin->max_connections = std::min(kMaxAdminConnections, small);
-    left -= flags->grpc.admin->max_connections;
-  }
+  const auto limit_port = [&](AcceptorOptions* port, int64_t most) {
+    port->max_connections = std::min(most, small);
+    left -= port->max_connections;
+  };
+  AcceptorOptions* const metrics = &flags->metrics.listen;
+  if (metrics->port >= 0) limit_port(metrics, metrics->max_connections);
+  if (flags->grpc.admin.has_value()) limit_port(&*flags->grpc.admin, kMaxAdminConnections);
   if (flags->http.listen.port >= 0) left /= 2;
   const int64_t wanted = flags->max_connections > 0       ? flags->max_connections
                          : flags->tls.certificate.empty() ? kDefaultConnections
@@ -396,9 +399,9 @@ absl::Status CompleteServerFlags(ServerFlags* flags) {
       CheckHost("--host", flags->grpc.listen.host, flags->allow_insecure_remote || encrypted));
   status.Update(CheckAdminAddress(*flags));
   status.Update(CompleteHttp(flags));
-  if (flags->metrics.port >= 0) {
-    status.Update(
-        CheckHost("--metrics-host", flags->metrics.host, flags->allow_insecure_remote, kNoTls));
+  if (flags->metrics.listen.port >= 0) {
+    status.Update(CheckHost("--metrics-host", flags->metrics.listen.host,
+                            flags->allow_insecure_remote, kNoTls));
   }
   if (!flags->allow_insecure_remote && StrangersMayCall(*flags)) {
     status.Update(absl::InvalidArgumentError(

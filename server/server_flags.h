@@ -10,7 +10,6 @@
 #include "engine/flags/flag_set.h"
 #include "server/calls/server_core.h"
 #include "server/http/http_server.h"
-#include "server/metrics/metrics_server.h"
 #include "server/process/log.h"
 #include "server/rpc/grpc_server.h"
 
@@ -31,7 +30,8 @@ struct ServerFlags {
   TlsOptions tls;  // no certificate: plain text
   std::string ssl_cert_reqs = "auto";
   std::string api_key_file, admin_key_file;
-  MetricsOptions metrics;  // its port is -1: none
+  HttpServerOptions metrics;  // likewise
+  bool vllm_aliases = true;   // the metrics under the names of vLLM, too
   double shutdown_timeout = 30;
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;

@@ -1,8 +1,7 @@
 // Access: what a client may do, at any endpoint. It is asked before a call's message is read; the
-// tables of privileges are the endpoints' own (rpc/method_policy.h).
+// tables of privileges are the endpoints' own (rpc/method_policy.cc).
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>

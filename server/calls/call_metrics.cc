@@ -2,9 +2,7 @@
 // finer ones before them, as a step of a small model takes a millisecond.
 #include "server/calls/call_metrics.h"
 
-#include <algorithm>
 #include <optional>
-#include <vector>
 
 namespace fox {
 namespace {

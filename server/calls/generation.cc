@@ -8,30 +8,37 @@
 
 namespace fox {
 
-Generation::Generation(ServerCore& core, const CallInfo& info, Convert convert,
-                       GenerationConsumer* consumer)
+Generation::Generation(ServerCore& core, const CallInfo& info,
+                       std::unique_ptr<GenerationSource> source,
+                       std::shared_ptr<GenerationConsumer> consumer)
     : core_(core),
       info_(info),
-      consumer_(consumer),
+      consumer_(std::move(consumer)),
       lane_(core.delivery().NextLane()),
-      convert_(std::move(convert)) {}
+      source_(std::move(source)) {
+  core.BeginAdmission();
+}
 
 std::shared_ptr<Generation> Generation::Start(ServerCore& core, const CallInfo& info,
-                                              Convert convert, GenerationConsumer* consumer,
-                                              bool has_turn) {
-  std::shared_ptr<Generation> generation(new Generation(core, info, std::move(convert), consumer));
-  core.BeginAdmission();
-  if (has_turn) {
-    generation->Admit();
-  } else {
-    core.admission().Post(info.client, info.share.bytes(), [generation] { generation->Admit(); });
-  }
+                                              std::unique_ptr<GenerationSource> source,
+                                              std::shared_ptr<GenerationConsumer> consumer) {
+  std::shared_ptr<Generation> generation(
+      new Generation(core, info, std::move(source), std::move(consumer)));
+  core.admission().Post(info.client, info.share.bytes(), [generation] { generation->Convert(); });
+  return generation;
+}
+
+std::shared_ptr<Generation> Generation::StartConverted(
+    ServerCore& core, const CallInfo& info, absl::StatusOr<GenerationSpec> spec,
+    std::shared_ptr<GenerationConsumer> consumer) {
+  std::shared_ptr<Generation> generation(new Generation(core, info, nullptr, std::move(consumer)));
+  generation->Admit(std::move(spec));
   return generation;
 }
 
 void Generation::Cancel(const absl::Status& status) {
   std::vector<RequestId> ids;
-  Convert dropped;
+  std::unique_ptr<GenerationSource> dropped;  // with the client's message
   bool in_admission = false;
   {
     const MutexLock lock(mutex_);
@@ -39,9 +46,10 @@ void Generation::Cancel(const absl::Status& status) {
     cancelled_ = status;
     ids = submitted_;
     in_admission = !std::exchange(decided_, true);
-    dropped = std::exchange(convert_, nullptr);  // with the client's message
+    dropped = std::move(source_);
   }
-  if (in_admission) OnAdmitted(status.ok() ? absl::CancelledError("aborted in admission") : status);
+  if (in_admission)
+    OnSubmitted(status.ok() ? absl::CancelledError("aborted in admission") : status);
   for (RequestId id : ids) core_.engine.Cancel(id, status);
 }
 
@@ -54,28 +62,32 @@ void Generation::Abandon(const absl::Status& status) {
   Begin(status);
 }
 
-void Generation::Admit() {
-  Convert convert;
+void Generation::Convert() {
+  std::unique_ptr<GenerationSource> source;
   bool late = false;
   {
     const MutexLock lock(mutex_);
     if (decided_) return;  // cancelled: what the consumer owns may be gone
     late = core_.engine.Now() >= info_.deadline;
-    convert = std::exchange(convert_, nullptr);
+    source = std::move(source_);
   }
   absl::StatusOr<GenerationSpec> spec =
       absl::DeadlineExceededError("the deadline passed before the request was queued");
-  if (!late) spec = convert();
-  convert = nullptr;  // with the client's message
+  if (!late) spec = source->Convert();
+  source = nullptr;
+  Admit(std::move(spec));
+}
+
+void Generation::Admit(absl::StatusOr<GenerationSpec> spec) {
   {
     const MutexLock lock(mutex_);
     if (std::exchange(decided_, true)) return;
   }
-  if (!spec.ok()) return OnAdmitted(spec.status());
+  if (!spec.ok()) return OnSubmitted(spec.status());
   spec_ = *std::move(spec);
   entered_ = core_.Enter(info_.tenant, spec_.request_id, shared_from_this());
   if (!entered_) {
-    return OnAdmitted(absl::AlreadyExistsError("request_id: a request with this id is running"));
+    return OnSubmitted(absl::AlreadyExistsError("request_id: a request with this id is running"));
   }
   Submit();
 }
@@ -108,12 +120,7 @@ void Generation::Submit() {
     times_.emplace_back();
     sequences_.emplace_back(spec_, i, info_.arrival, core_.context, core_.engine, *consumer_);
   }
-  core_.engine.Submit(
-      std::exchange(spec_.sequences, {}),
-      [self = shared_from_this()](RequestOutput output) {
-        self->core_.delivery().Stage(self->lane_, {self, std::move(output)});
-      },
-      [self = shared_from_this()](const absl::Status& status) { self->OnAdmitted(status); });
+  core_.engine.Submit(std::exchange(spec_.sequences, {}), shared_from_this());
   std::optional<absl::Status> cancelled;
   {
     const MutexLock lock(mutex_);
@@ -124,9 +131,13 @@ void Generation::Submit() {
   for (RequestId id : ids) core_.engine.Cancel(id, *cancelled);
 }
 
-void Generation::OnAdmitted(const absl::Status& status) {
+void Generation::OnSubmitted(const absl::Status& status) {
   core_.EndAdmission();
   Begin(status);
+}
+
+void Generation::OnOutput(RequestOutput output) {
+  core_.delivery().Stage(lane_, {shared_from_this(), std::move(output)});
 }
 
 void Generation::Begin(const absl::Status& status) {
@@ -140,7 +151,8 @@ void Generation::Receive(RequestOutput output, Seconds when) {
   if (output.id != 0) {
     Consume(output, when);
   } else if (!output.finish.has_value()) {
-    Fail(consumer_->Deliver(std::exchange(prompt_event_, {}), sequences_.front().id(), 0));
+    Fail(consumer_->Deliver(spec_.prompt, std::exchange(prompt_event_, {}), sequences_.front().id(),
+                            0));
   } else {
     failure_ = output.finish->status;
     finished_ = sequences_.size();
@@ -186,7 +198,7 @@ void Generation::Complete() {
   LogEnd(now);
   core_.metrics().OnCallEnd(failure_, totals_.reason);
   if (entered_) core_.Leave(info_.tenant, spec_.request_id);
-  consumer_->Done(failure_);
+  std::exchange(consumer_, nullptr)->Done(failure_);
 }
 
 void Generation::LogEnd(Seconds end) const {

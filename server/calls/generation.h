@@ -1,14 +1,12 @@
-// Generation: one call from admission to its end, without gRPC: its n sequences submitted to the
-// engine together, their outputs handed to SequenceEvents. Outputs arrive on the engine's thread
-// and are only staged there; the call's lane of the delivery pool does the rest. Read
+// Generation: one prompt from admission to its end, for any endpoint: its n sequences submitted to
+// the engine together, their outputs handed to SequenceEvents. Outputs arrive on the engine's
+// thread and are only staged there; the call's lane of the delivery pool does the rest. Read
 // sequence_events.h next.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,24 +18,37 @@
 
 namespace fox {
 
-class Generation final : public OutputReceiver,
+// What a generation is made from. Dropped, with the client's message, as soon as it was converted
+// or the call has ended.
+class GenerationSource {
+ public:
+  virtual ~GenerationSource() = default;
+  // Checks and tokenizes, on the admission pool. At most once.
+  virtual absl::StatusOr<GenerationSpec> Convert() = 0;
+};
+
+class Generation final : public SubmissionListener,
+                         public OutputReceiver,
                          public RunningCall,
                          public std::enable_shared_from_this<Generation> {
  public:
-  using Convert = std::function<absl::StatusOr<GenerationSpec>()>;
-
-  // Starts a call: `convert` runs on the admission pool, and the call is registered under the id
-  // that it gives. Never fails: refusals arrive by Done, AlreadyExists where a call with this id is
-  // running. The consumer and `info` must live until Done. `has_turn`: this is a turn of the client
-  // on the admission pool, and `convert` runs before Start returns.
-  static std::shared_ptr<Generation> Start(ServerCore& core, const CallInfo& info, Convert convert,
-                                           GenerationConsumer* consumer, bool has_turn = false);
+  // Starts a call: in the client's turn on the admission pool, `source` is converted and the call
+  // registered under the id of its spec. Never fails: refusals arrive by Done, AlreadyExists where
+  // a call with this id is running. The consumer is held until Done; `info` must live as long.
+  static std::shared_ptr<Generation> Start(ServerCore& core, const CallInfo& info,
+                                           std::unique_ptr<GenerationSource> source,
+                                           std::shared_ptr<GenerationConsumer> consumer);
+  // The same for what was converted already: this is a turn of the client.
+  static std::shared_ptr<Generation> StartConverted(ServerCore& core, const CallInfo& info,
+                                                    absl::StatusOr<GenerationSpec> spec,
+                                                    std::shared_ptr<GenerationConsumer> consumer);
 
   void Cancel(const absl::Status& status) override;
   void Abandon(const absl::Status& status) override;
 
  private:
-  Generation(ServerCore& core, const CallInfo& info, Convert convert, GenerationConsumer* consumer);
+  Generation(ServerCore& core, const CallInfo& info, std::unique_ptr<GenerationSource> source,
+             std::shared_ptr<GenerationConsumer> consumer);
 
   // For the log, over all sequences.
   struct Totals {
@@ -48,10 +59,13 @@ class Generation final : public OutputReceiver,
     v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;  // of the last one
   };
 
-  void Admit();   // on the admission pool
-  void Submit();  // likewise
-  // Before any output, on the engine's thread; or where the call ended before that.
-  void OnAdmitted(const absl::Status& status);
+  // On the admission pool.
+  void Convert();
+  void Admit(absl::StatusOr<GenerationSpec> spec);
+  void Submit();
+  // On the engine's thread; OnSubmitted also where the call ended before it was submitted.
+  void OnSubmitted(const absl::Status& status) override;
+  void OnOutput(RequestOutput output) override;
   // Tells the lane that the call runs or, with an error, that it is over.
   void Begin(const absl::Status& status);
 
@@ -64,7 +78,7 @@ class Generation final : public OutputReceiver,
 
   ServerCore& core_;
   const CallInfo& info_;
-  GenerationConsumer* const consumer_;
+  std::shared_ptr<GenerationConsumer> consumer_;  // null after Done
   const size_t lane_;
 
   // Written by admission, then used by the lane alone.
@@ -76,7 +90,7 @@ class Generation final : public OutputReceiver,
   std::vector<TokenTimes> times_;  // of the sequences
 
   Mutex mutex_;
-  Convert convert_ ABSL_GUARDED_BY(mutex_);  // null once it was taken
+  std::unique_ptr<GenerationSource> source_ ABSL_GUARDED_BY(mutex_);  // null once it was taken
   // Whether admission has come to its end, or Cancel was faster: then the call ends at once, and
   // admission, which cannot be interrupted, finds it so and leaves it alone.
   bool decided_ ABSL_GUARDED_BY(mutex_) = false;

@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "server/process/log.h"
-
 namespace fox {
 
 int64_t RefusalLog::count() const {

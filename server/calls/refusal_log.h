@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "engine/mutex.h"
 #include "server/calls/call_info.h"
-#include "server/process/log_limit.h"
+#include "server/process/log.h"
 
 namespace fox {
 

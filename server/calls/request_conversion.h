@@ -9,17 +9,53 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/request/request.h"
+#include "engine/engine.h"
 #include "fox/v1/inference.pb.h"
-#include "server/calls/conversion_context.h"
+#include "models/generation_config.h"
+#include "models/tokenizer/tokenizer.h"
 
 namespace fox {
 
 inline constexpr int kMaxStops = 16;  // stop strings
 
+// What a request gets where it sets nothing: the values of fox/v1/inference.proto or, when the
+// model directory has a generation_config.json, that file's.
+struct SamplingDefaults {
+  float temperature = 1.0f;
+  float top_p = 1.0f;
+  uint32_t top_k = 0;
+  float min_p = 0.0f;
+  float repetition_penalty = 1.0f;
+  uint32_t max_tokens = 256;
+  std::vector<int32_t> eos_token_ids;  // beside those of config.json
+};
+
+// What `config` sets, checked against engine/request/sampling_limits.h. InvalidArgument names the
+// key that is out of range.
+absl::StatusOr<SamplingDefaults> SamplingDefaultsFrom(const GenerationConfig& config,
+                                                      int64_t vocab_size);
+
+// As JSON, for GetModelInfo.
+std::string ToJson(const SamplingDefaults& defaults);
+
+// What requests are checked against: the model's tokenizer and limits, the engine's options,
+// defaults. Constant while serving.
+struct ConversionContext {
+  const Tokenizer* tokenizer = nullptr;  // null: the model has none
+  std::string served_model_name;
+  ExecutorLimits limits;
+  EngineOptions engine;
+  SamplingDefaults defaults;
+  size_t max_prompt_bytes = 4 << 20;
+  bool add_bos_to_ids = false;  // needs a tokenizer whose Info::prefix is one token
+  int32_t stream_interval = 1;
+  int32_t stream_window = 64;  // tokens that a stream may run ahead of its unfinished writes
+};
+
 // One call, ready to run.
 struct GenerationSpec {
   std::string request_id;
+  size_t prompt = 0;               // its index among those of the call, for the consumer
   std::vector<Request> sequences;  // n of them; `id` and deadlines are not set yet
   uint32_t queue_timeout_ms = 0;   // 0: none
   std::vector<std::string> stop;

@@ -1,11 +1,10 @@
-// SamplingDefaults: see sampling_defaults.h.
-#include "server/calls/sampling_defaults.h"
-
+// SamplingDefaults: see request_conversion.h.
 #include <limits>
 #include <optional>
 
 #include "engine/request/sampling_limits.h"
 #include "nlohmann/json.hpp"
+#include "server/calls/request_conversion.h"
 
 namespace fox {
 namespace {

@@ -73,12 +73,12 @@ absl::Status SequenceEvents::Consume(const RequestOutput& output, Seconds when) 
     for (const SampledToken& token : output.prompt_logprobs) {
       AddLogprobs(token, event.mutable_prompt()->add_prompt_logprobs());
     }
-    status = consumer_.Deliver(std::move(event), id_, 0);
+    status = consumer_.Deliver(spec_.prompt, std::move(event), id_, 0);
   }
   if (output.windows.has_value()) {
     v1::GenerateDelta event;
     *event.mutable_windows() = ToWire(*output.windows, index_, context_.limits);
-    status.Update(consumer_.Deliver(std::move(event), id_, 0));
+    status.Update(consumer_.Deliver(spec_.prompt, std::move(event), id_, 0));
   }
   if (!output.tokens.empty()) first_token_ = std::min(first_token_, when);
   for (const SampledToken& token : output.tokens) ConsumeToken(token);
@@ -115,7 +115,7 @@ absl::Status SequenceEvents::Flush(bool force) {
   delta_.set_index(index_);
   v1::GenerateDelta event;
   event.mutable_delta()->Swap(&delta_);
-  return consumer_.Deliver(std::move(event), id_, tokens);
+  return consumer_.Deliver(spec_.prompt, std::move(event), id_, tokens);
 }
 
 absl::Status SequenceEvents::End(const Finish& finish, Seconds when) {
@@ -128,7 +128,7 @@ absl::Status SequenceEvents::End(const Finish& finish, Seconds when) {
   v1::GenerateDelta event;
   *event.mutable_finish() = FinishEvent(finish);
   if (spec_.perf) *event.mutable_finish()->mutable_perf() = Timing(finish.stats, when);
-  status.Update(consumer_.Deliver(std::move(event), id_, 0));
+  status.Update(consumer_.Deliver(spec_.prompt, std::move(event), id_, 0));
   return status;
 }
 

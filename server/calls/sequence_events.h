@@ -17,9 +17,11 @@ namespace fox {
 class GenerationConsumer {
  public:
   virtual ~GenerationConsumer() = default;
-  // `tokens` of `sequence` are in this event: EngineThread::Acknowledge them when the reader has
-  // it. Returns Ok, or what the call shall end with; what still comes after that is of no use.
-  virtual absl::Status Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) = 0;
+  // `prompt`: GenerationSpec's. `tokens` of `sequence` are in this event:
+  // EngineThread::Acknowledge them when the reader has it. Returns Ok, or what the call shall end
+  // with; what still comes after that is of no use.
+  virtual absl::Status Deliver(size_t prompt, v1::GenerateDelta event, RequestId sequence,
+                               int64_t tokens) = 0;
   // The last call. Ok: every sequence has had its Finish.
   virtual void Done(const absl::Status& status) = 0;
 };

@@ -11,7 +11,7 @@
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "server/calls/client_names.h"
+#include "server/process/peer_address.h"
 
 namespace fox {
 namespace {

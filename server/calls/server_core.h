@@ -20,9 +20,9 @@
 #include "server/calls/call_budget.h"
 #include "server/calls/call_info.h"
 #include "server/calls/call_metrics.h"
-#include "server/calls/conversion_context.h"
 #include "server/calls/delivery_pool.h"
 #include "server/calls/refusal_log.h"
+#include "server/calls/request_conversion.h"
 #include "server/calls/stall_monitor.h"
 
 namespace fox {

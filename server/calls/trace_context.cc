@@ -1,7 +1,7 @@
-// TraceContext: see trace_context.h.
-#include "server/calls/trace_context.h"
-
+// TraceContext: see call_info.h.
 #include <algorithm>
+
+#include "server/calls/call_info.h"
 
 namespace fox {
 namespace {

@@ -2,11 +2,14 @@
 #include "server/cli/connection.h"
 
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <tuple>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -22,18 +25,11 @@ namespace {
 
 constexpr int kMaxReceiveBytes = 256 << 20;
 
-constexpr const char* kCodeNames[] = {
-    "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
-    "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
-    "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
-    "DATA_LOSS", "UNAUTHENTICATED"};
-
-// Leaves `content` as it is for the path "".
-absl::Status ReadFlagFile(const char* flag, const std::string& path, std::string* content) {
-  if (path.empty()) return absl::OkStatus();
+// `what` begins an error.
+absl::Status ReadFile(const char* what, const std::string& path, std::string* content) {
   std::ifstream in(path, std::ios::binary);
-  if (!in) return absl::InvalidArgumentError(absl::StrCat(flag, ": cannot read ", path));
-  content->assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+  if (!in) return absl::InvalidArgumentError(absl::StrCat(what, "cannot read ", path));
+  content->assign(std::istreambuf_iterator<char>(in), {});
   return absl::OkStatus();
 }
 
@@ -68,13 +64,16 @@ absl::Status Connection::Parse(const std::vector<std::string>& arguments, FlagSe
     return absl::InvalidArgumentError("--cert: needs --key, and the other way");
   }
   tls_ = tls_ || !authorities_.empty() || !certificate_.empty();
-  status.Update(ReadFlagFile("--ca", authorities_, &pem_.pem_root_certs));
-  status.Update(ReadFlagFile("--cert", certificate_, &pem_.pem_cert_chain));
-  status.Update(ReadFlagFile("--key", key_, &pem_.pem_private_key));
-  std::string tokens;
   const char* variable = std::getenv("FOX_API_KEY");
-  if (variable != nullptr) tokens = variable;
-  status.Update(ReadFlagFile("--api-key-file", api_key_file_, &tokens));
+  std::string tokens = variable == nullptr ? "" : variable;
+  const std::tuple<const char*, const std::string&, std::string*> files[] = {
+      {"--ca: ", authorities_, &pem_.pem_root_certs},
+      {"--cert: ", certificate_, &pem_.pem_cert_chain},
+      {"--key: ", key_, &pem_.pem_private_key},
+      {"--api-key-file: ", api_key_file_, &tokens}};
+  for (const auto& [flag, path, content] : files) {
+    if (!path.empty()) status.Update(ReadFile(flag, path, content));
+  }
   for (absl::string_view line : absl::StrSplit(tokens, '\n')) {
     line = absl::StripAsciiWhitespace(line);
     if (token_.empty() && !absl::StartsWith(line, "#")) token_ = std::string(line);
@@ -99,6 +98,27 @@ std::optional<int> Connection::Begin(const char* usage, const std::vector<std::s
   return std::nullopt;
 }
 
+std::optional<int> Connection::BeginText(const char* usage,
+                                         const std::vector<std::string>& arguments, FlagSet* flags,
+                                         std::string* text) {
+  const std::optional<int> over = Begin(usage, arguments, flags, /*most=*/SIZE_MAX);
+  if (over.has_value()) return over;
+  if (flags->positional().size() != 1) {
+    const std::string name(usage, std::strcspn(usage, " "));
+    return UsageError(absl::StrCat(name, " needs one argument (or @FILE, or -)"));
+  }
+  const std::string& argument = flags->positional()[0];
+  *text = argument;
+  absl::Status read;
+  if (argument == "-") {
+    text->assign(std::istreambuf_iterator<char>(std::cin), {});
+  } else if (absl::StartsWith(argument, "@")) {
+    read = ReadFile("", argument.substr(1), text);
+  }
+  if (read.ok()) return std::nullopt;
+  return UsageError(read.message());
+}
+
 std::shared_ptr<grpc::Channel> Connection::Open() const {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
@@ -119,10 +139,9 @@ std::unique_ptr<grpc::ClientContext> Connection::Call() const {
 
 int Report(const grpc::Status& status, const grpc::ClientContext& context) {
   if (status.ok()) return kExitOk;
-  const auto code = static_cast<size_t>(status.error_code());
+  const auto code = static_cast<absl::StatusCode>(status.error_code());  // the same numbers
   std::string line =
-      absl::StrCat("fox-cli: ", code < std::size(kCodeNames) ? kCodeNames[code] : "?", ": ",
-                   status.error_message());
+      absl::StrCat("fox-cli: ", absl::StatusCodeToString(code), ": ", status.error_message());
   if (absl::StrContains(line, "http1.x server")) {
     absl::StrAppend(&line, "; this is an HTTP port, and gRPC has the server's --grpc-port");
   }
@@ -156,16 +175,6 @@ void PrintJson(const google::protobuf::Message& message, bool indented) {
     std::printf("%s%s", json.c_str(), indented ? "" : "\n");  // indented, it ends its last line
     std::fflush(stdout);
   }
-}
-
-absl::StatusOr<std::string> ReadArgument(const std::string& argument) {
-  if (argument == "-") {
-    return std::string(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
-  }
-  if (argument.empty() || argument[0] != '@') return argument;
-  std::ifstream in(argument.substr(1), std::ios::binary);
-  if (!in) return absl::NotFoundError(absl::StrCat("cannot read ", argument.substr(1)));
-  return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
 }
 
 absl::Status ParseIds(const std::string& text, WireIds* ids) {

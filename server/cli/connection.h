@@ -1,5 +1,5 @@
-// Connection: what every fox-cli command shares: where the server is, how it is known, which
-// client calls, how long to wait, how an error is reported. Read generate_command.cc next.
+// The commands of fox-cli, and what they share: where the server is, how it is known, which client
+// calls, how long to wait, how an error is reported. Read generate_command.cc next.
 #pragma once
 
 #include <memory>
@@ -34,7 +34,11 @@ struct Connection {
   // --help, and reads the files they name. An exit code: the command is over; it was reported.
   // `usage`: the command and its arguments; more positional ones than `most` are an error.
   std::optional<int> Begin(const char* usage, const std::vector<std::string>& arguments,
-                           FlagSet* flags, size_t most = 1);
+                           FlagSet* flags, size_t most = 0);
+  // The same for a command of one argument, which names `text`: itself, a file after `@`, standard
+  // input for `-`.
+  std::optional<int> BeginText(const char* usage, const std::vector<std::string>& arguments,
+                               FlagSet* flags, std::string* text);
   std::shared_ptr<grpc::Channel> Open() const;
   // The context of one call.
   std::unique_ptr<grpc::ClientContext> Call() const;
@@ -60,19 +64,26 @@ struct Connection {
 // On one line, or on many for people.
 void PrintJson(const google::protobuf::Message& message, bool indented = false);
 
-// The text an argument stands for: itself, a file after `@`, standard input for `-`.
-absl::StatusOr<std::string> ReadArgument(const std::string& argument);
 using WireIds = google::protobuf::RepeatedField<uint32_t>;
 // Ids separated by commas or spaces.
 absl::Status ParseIds(const std::string& text, WireIds* ids);
-// The prompt of a request: ReadArgument's text, or the ids in it.
+// The prompt of a request: a text, or the ids in it.
 template <class Request>
-absl::Status SetPrompt(const std::string& argument, bool is_ids, Request* request) {
-  const absl::StatusOr<std::string> text = ReadArgument(argument);
-  if (!text.ok()) return text.status();
-  if (is_ids) return ParseIds(*text, request->mutable_token_ids()->mutable_ids());
-  request->set_text(*text);
+absl::Status SetPrompt(const std::string& text, bool is_ids, Request* request) {
+  if (is_ids) return ParseIds(text, request->mutable_token_ids()->mutable_ids());
+  request->set_text(text);
   return absl::OkStatus();
 }
+
+// The commands. Each takes the arguments after its name and returns an exit code.
+int Generate(const std::vector<std::string>& arguments);
+int Score(const std::vector<std::string>& arguments);
+int Tokenize(const std::vector<std::string>& arguments);
+int Detokenize(const std::vector<std::string>& arguments);
+int Health(const std::vector<std::string>& arguments);
+int Info(const std::vector<std::string>& arguments);
+int Drain(const std::vector<std::string>& arguments);
+int Undrain(const std::vector<std::string>& arguments);
+int FlushCache(const std::vector<std::string>& arguments);
 
 }  // namespace fox::cli

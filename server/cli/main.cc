@@ -1,11 +1,10 @@
-// fox-cli: a client for a running fox-server. This file only picks the command; read commands.h
+// fox-cli: a client for a running fox-server. This file only picks the command; read connection.h
 // next.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
-#include "server/cli/commands.h"
 #include "server/cli/connection.h"
 
 namespace fox::cli {
@@ -20,7 +19,6 @@ constexpr const char* kHelp =
     "  detokenize IDS      text of ids\n"
     "  health [SERVICE]    whether the server is serving (exit code 0) or not (1)\n"
     "  info                the server, its model and its load, as JSON\n"
-    "  top                 the load, live; once where there is no terminal\n"
     "  drain               stop taking requests\n"
     "  undrain             take requests again\n"
     "  flush-cache         drop what the prefix cache holds\n\n"
@@ -31,11 +29,10 @@ struct Command {
   int (*run)(const std::vector<std::string>& arguments);
 };
 
-constexpr Command kCommands[] = {{"generate", Generate}, {"score", Score},
-                                 {"tokenize", Tokenize}, {"detokenize", Detokenize},
-                                 {"health", Health},     {"info", Info},
-                                 {"top", Top},           {"drain", Drain},
-                                 {"undrain", Undrain},   {"flush-cache", FlushCache}};
+constexpr Command kCommands[] = {
+    {"generate", Generate},     {"score", Score},     {"tokenize", Tokenize},
+    {"detokenize", Detokenize}, {"health", Health},   {"info", Info},
+    {"drain", Drain},           {"undrain", Undrain}, {"flush-cache", FlushCache}};
 
 int Main(const std::vector<std::string>& arguments) {
   if (arguments.empty()) {

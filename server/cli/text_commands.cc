@@ -1,112 +1,100 @@
 // fox-cli score, tokenize and detokenize: one text or list of ids in, one answer out.
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "fox/v1/inference.grpc.pb.h"
 #include "fox/v1/tokenizer.grpc.pb.h"
-#include "server/cli/commands.h"
 #include "server/cli/connection.h"
 
 namespace fox::cli {
 namespace {
 
 struct TextFlags {
-  FlagSet set;
   Connection connection;
+  std::string text;
   bool json = false, no_bos = false, ids = false, stats = false;
 };
 
 // Parses the flags and the one argument that all three have. An exit code: the command is over.
-std::optional<int> Begin(const std::string& name, const char* what,
-                         const std::vector<std::string>& arguments, TextFlags* flags) {
-  FlagSet& set = flags->set;
+std::optional<int> Begin(const char* usage, const std::vector<std::string>& arguments,
+                         TextFlags* flags) {
+  FlagSet set;
   set.Group("Options");
   set.Bool("json", "print the answer as JSON", &flags->json);
   set.Bool("no-bos", "do not add what the model expects in front", &flags->no_bos);
   set.Bool("prompt-ids", "score: the text is ids, separated by commas", &flags->ids);
   set.Bool("stats", "score: print each token", &flags->stats);
-  const std::string usage = name + " " + what + "|@FILE|-";
-  const std::optional<int> over =
-      flags->connection.Begin(usage.c_str(), arguments, &set, /*most=*/SIZE_MAX);
-  if (over.has_value() || set.positional().size() == 1) return over;
-  return UsageError(name + " needs one argument (or @FILE, or -)");
+  return flags->connection.BeginText(usage, arguments, &set, &flags->text);
+}
+
+// One call, whose answer is printed as JSON or as `print` writes it. Returns the exit code.
+template <class Service, class Request, class Response, class Print>
+int Answer(const TextFlags& flags,
+           grpc::Status (Service::*method)(grpc::ClientContext*, const Request&, Response*),
+           std::unique_ptr<Service> stub, const Request& request, const Print& print) {
+  Response response;
+  const int code = flags.connection.Ask(*stub, method, request, &response);
+  if (code != kExitOk) return code;
+  if (flags.json) {
+    PrintJson(response);
+  } else {
+    std::fputs(print(response).c_str(), stdout);
+  }
+  return kExitOk;
+}
+
+std::string ScoreText(const v1::ScoreResponse& response, bool each_token) {
+  std::string out;
+  for (const v1::TokenLogprobs& position : response.logprobs()) {
+    if (!each_token) break;
+    absl::StrAppendFormat(&out, "%d\t%.5f\t%d\n", position.token().token_id(),
+                          position.token().logprob(), position.token().rank());
+  }
+  const int count = response.logprobs_size();
+  const double mean = count > 0 ? response.total_logprob() / count : 0.0;
+  return out + absl::StrFormat("tokens %d  total logprob %.5f  mean %.5f  perplexity %.4f\n", count,
+                               response.total_logprob(), mean, std::exp(-mean));
 }
 
 }  // namespace
 
 int Score(const std::vector<std::string>& arguments) {
   TextFlags flags;
-  const std::optional<int> over = Begin("score", "TEXT", arguments, &flags);
+  const std::optional<int> over = Begin("score TEXT|@FILE|-", arguments, &flags);
   if (over.has_value()) return *over;
   v1::ScoreRequest request;
-  const absl::Status read = SetPrompt(flags.set.positional()[0], flags.ids, &request);
+  const absl::Status read = SetPrompt(flags.text, flags.ids, &request);
   if (!read.ok()) return UsageError(read.message());
   if (flags.no_bos) request.set_add_special_tokens(false);
-  v1::ScoreResponse response;
-  const int code = flags.connection.Ask(*v1::Inference::NewStub(flags.connection.Open()),
-                                        &v1::Inference::Stub::Score, request, &response);
-  if (code != kExitOk) return code;
-  if (flags.json) {
-    PrintJson(response);
-    return kExitOk;
-  }
-  if (flags.stats) {
-    for (const v1::TokenLogprobs& position : response.logprobs()) {
-      std::printf("%u\t%.5f\t%u\n", position.token().token_id(),
-                  static_cast<double>(position.token().logprob()), position.token().rank());
-    }
-  }
-  const int count = response.logprobs_size();
-  const double mean = count > 0 ? response.total_logprob() / count : 0.0;
-  std::printf("tokens %d  total logprob %.5f  mean %.5f  perplexity %.4f\n", count,
-              response.total_logprob(), mean, std::exp(-mean));
-  return kExitOk;
+  return Answer(flags, &v1::Inference::Stub::Score, v1::Inference::NewStub(flags.connection.Open()),
+                request, [&](const auto& response) { return ScoreText(response, flags.stats); });
 }
 
 int Tokenize(const std::vector<std::string>& arguments) {
   TextFlags flags;
-  const std::optional<int> over = Begin("tokenize", "TEXT", arguments, &flags);
+  const std::optional<int> over = Begin("tokenize TEXT|@FILE|-", arguments, &flags);
   if (over.has_value()) return *over;
-  const absl::StatusOr<std::string> text = ReadArgument(flags.set.positional()[0]);
-  if (!text.ok()) return UsageError(text.status().message());
   v1::TokenizeRequest request;
-  request.set_text(*text);
+  request.set_text(flags.text);
   if (flags.no_bos) request.set_add_special_tokens(false);
-  v1::TokenizeResponse response;
-  const int code = flags.connection.Ask(*v1::Tokenizer::NewStub(flags.connection.Open()),
-                                        &v1::Tokenizer::Stub::Tokenize, request, &response);
-  if (code != kExitOk) return code;
-  if (flags.json) {
-    PrintJson(response);
-    return kExitOk;
-  }
-  for (int i = 0; i < response.token_ids_size(); ++i) {
-    std::printf("%s%u", i == 0 ? "" : ",", response.token_ids(i));
-  }
-  std::printf("\n");
-  return kExitOk;
+  return Answer(flags, &v1::Tokenizer::Stub::Tokenize,
+                v1::Tokenizer::NewStub(flags.connection.Open()), request, [](const auto& response) {
+                  return absl::StrJoin(response.token_ids(), ",") + "\n";
+                });
 }
 
 int Detokenize(const std::vector<std::string>& arguments) {
   TextFlags flags;
-  const std::optional<int> over = Begin("detokenize", "IDS", arguments, &flags);
+  const std::optional<int> over = Begin("detokenize IDS|@FILE|-", arguments, &flags);
   if (over.has_value()) return *over;
-  const absl::StatusOr<std::string> text = ReadArgument(flags.set.positional()[0]);
-  if (!text.ok()) return UsageError(text.status().message());
   v1::DetokenizeRequest request;
-  const absl::Status parsed = ParseIds(*text, request.mutable_token_ids());
+  const absl::Status parsed = ParseIds(flags.text, request.mutable_token_ids());
   if (!parsed.ok()) return UsageError(parsed.message());
-  v1::DetokenizeResponse response;
-  const int code = flags.connection.Ask(*v1::Tokenizer::NewStub(flags.connection.Open()),
-                                        &v1::Tokenizer::Stub::Detokenize, request, &response);
-  if (code != kExitOk) return code;
-  if (flags.json) {
-    PrintJson(response);
-  } else {
-    std::printf("%s\n", response.text().c_str());
-  }
-  return kExitOk;
+  return Answer(flags, &v1::Tokenizer::Stub::Detokenize,
+                v1::Tokenizer::NewStub(flags.connection.Open()), request,
+                [](const auto& response) { return response.text() + "\n"; });
 }
 
 }  // namespace fox::cli

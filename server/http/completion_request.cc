@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "engine/request/sampling_limits.h"
 #include "server/http/json_fields.h"
-#include "server/http/unread_fields.h"
 
 namespace fox {
 namespace {

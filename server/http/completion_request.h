@@ -8,7 +8,6 @@
 
 #include "absl/status/statusor.h"
 #include "fox/v1/inference.pb.h"
-#include "server/calls/conversion_context.h"
 #include "server/calls/request_conversion.h"
 
 namespace fox {

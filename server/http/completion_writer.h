@@ -64,4 +64,8 @@ class CompletionWriter {
   size_t finished_ = 0;  // of them
 };
 
+// The server-sent event for what each head of a choice keeps, beside OpenAI's API: for the page.
+// {"object":"fox.windows","index":CHOICE, then the fields of v1::Windows}, -infinity as null.
+std::string WindowsEvent(const v1::Windows& windows, size_t choice);
+
 }  // namespace fox

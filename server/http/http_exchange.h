@@ -1,4 +1,5 @@
-// HttpExchange: one HTTP request and the way its answer is written; no library in sight. A route's
+// HttpExchange: one HTTP request and the way its answer is written, as messages and as bytes; no
+// library in sight. A route's
 // handler gets one; what has to live until the last byte is written attaches itself as its
 // HttpCall. Read http_server.h next.
 #pragma once
@@ -35,6 +36,22 @@ struct HttpAnswer {
   std::string body;
   bool close = false;  // the connection ends with this answer
 };
+
+// Sets path and query from a target: of a server ("/v1/models?x=1") or of a proxy ("http://h/v1").
+void SetTarget(absl::string_view target, HttpRequest* request);
+
+enum class BodyFraming {
+  kLength,   // the body is whole
+  kChunked,  // a stream
+  kClose,    // a stream to a client of HTTP/1.0: it ends with the connection
+};
+
+// Status line and headers; the body follows.
+std::string AnswerHead(const HttpAnswer& answer, BodyFraming framing);
+
+// One chunk of a chunked body; "" for no bytes, which would end it.
+std::string Chunk(absl::string_view bytes);
+inline constexpr char kLastChunk[] = "0\r\n\r\n";
 
 // What an exchange works for. Methods are called on the HTTP thread and must not block.
 class HttpCall {

@@ -1,12 +1,11 @@
-// HTTP messages: see http_message.h.
-#include "server/http/http_message.h"
-
+// HTTP messages as bytes: see http_exchange.h.
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/http/http_exchange.h"
 
 namespace fox {
 namespace {

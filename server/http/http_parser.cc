@@ -11,7 +11,6 @@
 #include "boost/beast/core/buffers_range.hpp"
 #include "boost/beast/http/parser.hpp"
 #include "server/http/http_error.h"
-#include "server/http/http_message.h"
 
 namespace fox {
 namespace {

@@ -24,7 +24,6 @@
 #include "boost/asio/steady_timer.hpp"
 #include "engine/request/steady_clock.h"
 #include "server/http/http_error.h"
-#include "server/http/http_message.h"
 #include "server/http/http_parser.h"
 #include "server/http/http_socket.h"
 

@@ -2,7 +2,6 @@
 // body is read. What the routes of OpenAI's API do is in openai_service.h; read that next.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>

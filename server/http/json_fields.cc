@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "models/json_reader.h"
-#include "server/calls/request_conversion.h"
 
 namespace fox {
 namespace {

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "nlohmann/json.hpp"
-#include "server/calls/conversion_context.h"
+#include "server/calls/request_conversion.h"
 
 namespace fox {
 
@@ -50,6 +50,13 @@ class JsonFields {
 
 // The body of a request of any route. Also NotFound: it names a model that is not served.
 absl::StatusOr<JsonFields> ReadBody(const std::string& body, const ConversionContext& context);
+
+// After a route has read its fields: those that it does not read and that would change the answer
+// are refused, and the message says what to send instead; all others are ignored. InvalidArgument:
+// a field is in the table of unsupported ones and its value asks for something (not null, false,
+// "", [] or {}), its name is that of a field that was read but for one letter, capitals, '_' and
+// '-', or there are more than 128 fields.
+absl::Status CheckUnreadFields(const JsonFields& fields);
 
 // What is too large for a float is the largest one.
 float ToFloat(const nlohmann::json& number);

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "server/http/completion_call.h"
 #include "server/http/http_error.h"
-#include "server/http/tokenizer_routes.h"
 
 namespace fox {
 namespace {

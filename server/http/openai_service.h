@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 
 #include "server/calls/server_core.h"
 #include "server/http/http_server.h"
@@ -24,5 +23,9 @@ class OpenAiService {
   const std::function<bool()> serving_;
   const int64_t created_;  // seconds since 1970
 };
+
+// POST /tokenize and /detokenize and GET /tokenizer_info in vLLM's form, which evaluation programs
+// use to count tokens. `core` must outlive the server.
+void RegisterTokenizerRoutes(ServerCore& core, HttpServer* server);
 
 }  // namespace fox

@@ -1,6 +1,4 @@
-// Tokenizer routes: see tokenizer_routes.h.
-#include "server/http/tokenizer_routes.h"
-
+// Tokenizer routes: see openai_service.h.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -13,6 +11,7 @@
 #include "server/http/completion_logprobs.h"
 #include "server/http/http_error.h"
 #include "server/http/json_fields.h"
+#include "server/http/openai_service.h"
 
 namespace fox {
 namespace {

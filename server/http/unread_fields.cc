@@ -1,6 +1,4 @@
-// CheckUnreadFields: see unread_fields.h.
-#include "server/http/unread_fields.h"
-
+// Fields of a completion's body that the server does not read. See json_fields.h.
 #include <algorithm>
 #include <string>
 
@@ -8,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "server/http/json_fields.h"
 
 namespace fox {
 namespace {

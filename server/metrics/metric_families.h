@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "prometheus/metric_family.h"
-#include "server/calls/histogram.h"
+#include "server/calls/call_metrics.h"
 
 namespace fox {
 

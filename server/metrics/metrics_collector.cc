@@ -3,14 +3,10 @@
 
 #include <chrono>
 #include <iterator>
-#include <string>
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/str_cat.h"
-#include "server/metrics/metric_families.h"
-#include "server/metrics/process_metrics.h"
-#include "server/metrics/vllm_aliases.h"
+#include "prometheus/text_serializer.h"
 #include "server/process/log.h"
 
 namespace fox {
@@ -161,24 +157,37 @@ void AddServer(const ServerCore& core, MetricFamilies* out) {
 
 }  // namespace
 
-std::vector<prometheus::MetricFamily> MetricsCollector::Collect() const {
-  const EngineStats stats = core_.engine.stats();
+std::vector<prometheus::MetricFamily> CollectMetrics(const ServerCore& core,
+                                                     const StepMetrics& steps, bool vllm_aliases) {
+  const EngineStats stats = core.engine.stats();
   MetricFamilies out;
-  AddRequests(stats, core_.engine.QueueSeconds(), &out);
-  AddPages(core_, stats, &out);
-  AddSwapSpace(core_, stats, &out);
-  AddPrefixCache(core_, stats, &out);
-  AddSteps(core_, stats, steps_, &out);
-  AddCalls(core_, stats, &out);
-  AddServer(core_, &out);
+  AddRequests(stats, core.engine.QueueSeconds(), &out);
+  AddPages(core, stats, &out);
+  AddSwapSpace(core, stats, &out);
+  AddPrefixCache(core, stats, &out);
+  AddSteps(core, stats, steps, &out);
+  AddCalls(core, stats, &out);
+  AddServer(core, &out);
   AddProcessMetrics(&out);
   std::vector<prometheus::MetricFamily> families = out.Take();
-  if (vllm_aliases_) {
-    MetricFamilies aliases({{"model_name", core_.context.served_model_name}, {"engine", "0"}});
-    AddVllmAliases(core_, stats, steps_, &aliases);
+  if (vllm_aliases) {
+    MetricFamilies aliases({{"model_name", core.context.served_model_name}, {"engine", "0"}});
+    AddVllmAliases(core, stats, steps, &aliases);
     for (prometheus::MetricFamily& family : aliases.Take()) families.push_back(std::move(family));
   }
   return families;
+}
+
+void ExposeMetrics(const ServerCore& core, const StepMetrics& steps, bool vllm_aliases,
+                   HttpServer* server) {
+  const auto scrape = [&core, &steps, vllm_aliases](const std::shared_ptr<HttpExchange>& exchange) {
+    HttpAnswer answer;
+    answer.content_type = "text/plain; version=0.0.4; charset=utf-8";
+    answer.body = prometheus::TextSerializer().Serialize(CollectMetrics(core, steps, vllm_aliases));
+    exchange->Answer(std::move(answer));
+  };
+  server->Handle("GET", "/metrics", scrape, Privilege::kPublic);
+  server->Start();
 }
 
 }  // namespace fox

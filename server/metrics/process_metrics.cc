@@ -1,6 +1,4 @@
-// Process metrics: see process_metrics.h, proc(5) and mallinfo(3).
-#include "server/metrics/process_metrics.h"
-
+// Process metrics: see metrics_collector.h, proc(5) and mallinfo(3).
 #include <malloc.h>
 #include <sys/resource.h>
 #include <sys/time.h>
@@ -14,6 +12,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "server/metrics/metrics_collector.h"
 
 namespace fox {
 namespace {

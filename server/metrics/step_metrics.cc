@@ -2,7 +2,6 @@
 #include "server/metrics/step_metrics.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "engine/request/steady_clock.h"
 

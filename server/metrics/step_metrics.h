@@ -4,7 +4,7 @@
 #include <deque>
 
 #include "engine/schedule/step_observer.h"
-#include "server/calls/histogram.h"
+#include "server/calls/call_metrics.h"
 
 namespace fox {
 

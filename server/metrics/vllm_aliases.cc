@@ -1,12 +1,11 @@
-// vLLM's names: see vllm_aliases.h.
-#include "server/metrics/vllm_aliases.h"
-
+// vLLM's names: see metrics_collector.h.
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/paged_kv.h"
+#include "server/metrics/metrics_collector.h"
 
 namespace fox {
 namespace {

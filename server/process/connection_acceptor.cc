@@ -20,7 +20,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/request/steady_clock.h"
-#include "server/process/log.h"
 #include "server/process/peer_address.h"
 
 namespace fox {

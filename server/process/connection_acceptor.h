@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/process/log_limit.h"
+#include "server/process/log.h"
 
 namespace fox {
 

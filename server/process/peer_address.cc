@@ -4,8 +4,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
-#include <string>
-
+#include "absl/hash/hash.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 
@@ -42,5 +41,11 @@ std::optional<uint64_t> NetworkOf(absl::string_view peer) {
 }
 
 bool IsLoopback(uint64_t network) { return network >> 24 == IN_LOOPBACKNET; }
+
+uint64_t UnverifiedClientOf(const std::string& peer) {
+  const std::optional<uint64_t> network = NetworkOf(peer);
+  if (!network.has_value() || IsLoopback(*network)) return absl::HashOf('c', peer);
+  return absl::HashOf('a', *network);
+}
 
 }  // namespace fox

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "absl/strings/string_view.h"
 
@@ -19,5 +20,10 @@ uint64_t NetworkOf(const sockaddr_storage& peer);
 std::optional<uint64_t> NetworkOf(absl::string_view peer);
 
 bool IsLoopback(uint64_t network);
+
+// Which calls are one client's to queues and budgets when no token and no gateway says so: those of
+// a network. Addresses of loopback tell nothing apart, and a proxy on this machine has one for all
+// its clients: there each connection is a client. A peer that has no address is one, too.
+uint64_t UnverifiedClientOf(const std::string& peer);
 
 }  // namespace fox

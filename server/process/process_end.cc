@@ -1,7 +1,6 @@
 // ProcessEnd: see process_end.h.
 #include "server/process/process_end.h"
 
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <unistd.h>

@@ -1,12 +1,24 @@
-// Settings of the C library's heap and of Abseil's locks. See process_settings.h.
+// Settings of the C library's heap and of Abseil's locks. The executable's pthread_create precedes
+// that of libc for all libraries. See process_settings.h.
 #include "server/process/process_settings.h"
 
+#include <dlfcn.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <sys/resource.h>
+
+#include <atomic>
 
 #include "absl/synchronization/mutex.h"
 
 namespace fox {
+namespace {
+
+std::atomic<int> g_failed_threads{0};
+
+}  // namespace
+
+int FailedThreads() { return g_failed_threads; }
 
 void ApplyProcessSettings() {
   rlimit descriptors{};
@@ -20,3 +32,14 @@ void ApplyProcessSettings() {
 }
 
 }  // namespace fox
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                              void* (*start)(void*), void* argument) {
+  using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+  static const auto create = reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));
+  const int error = create(thread, attributes, start, argument);
+  if (error != 0) ++fox::g_failed_threads;
+  return error;
+}
+#endif

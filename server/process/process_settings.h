@@ -1,4 +1,4 @@
-// What a process that serves, or measures serving, sets before anything else.
+// What a process that serves, or measures serving, sets before anything else, and what it counts.
 #pragma once
 
 namespace fox {
@@ -10,5 +10,12 @@ namespace fox {
 // search at each lock, for all threads in turn; with thousands of calls that takes most of the
 // time. Call once, before threads.
 void ApplyProcessSettings();
+
+// Threads that could not be created: calls of pthread_create in this process that failed; 0 under
+// sanitizers, which have their own pthread_create. gRPC goes on without them and then hangs at some
+// call: its default executor queues closures for a thread that does not exist
+// (src/core/lib/iomgr/executor.cc of gRPC 1.51). A server that starts reads this count before it
+// says that it listens. Any thread may ask.
+int FailedThreads();
 
 }  // namespace fox

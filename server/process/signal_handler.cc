@@ -1,7 +1,7 @@
-// SignalHandler: see signal_handler.h.
-#include "server/process/signal_handler.h"
-
+// SignalHandler: see process_end.h.
 #include <unistd.h>
+
+#include "server/process/process_end.h"
 
 namespace fox {
 namespace {

@@ -1,7 +1,6 @@
-// AdminService: see admin_service.h.
-#include "server/rpc/admin_service.h"
-
+// AdminService: see services.h.
 #include "server/process/log.h"
+#include "server/rpc/services.h"
 
 namespace fox {
 namespace {

@@ -22,12 +22,12 @@ CallReactor::CallReactor(ServerCore& core, grpc::CallbackServerContext* context,
 }
 
 void CallReactor::KeepRequest(const grpc::ByteBuffer* request) {
-  const MutexLock lock(mutex_);
+  const MutexLock lock(answer_mutex_);
   request_ = TakeBytes(request);
 }
 
 std::optional<grpc::ByteBuffer> CallReactor::TakeRequest() {
-  const MutexLock lock(mutex_);
+  const MutexLock lock(answer_mutex_);
   if (answered_) return std::nullopt;
   grpc::ByteBuffer taken;
   taken.Swap(&request_);
@@ -50,7 +50,7 @@ void CallReactor::OnDone() {
 }
 
 bool CallReactor::Claim() {
-  const MutexLock lock(mutex_);
+  const MutexLock lock(answer_mutex_);
   request_.Clear();
   return !std::exchange(answered_, true);
 }
@@ -58,12 +58,6 @@ bool CallReactor::Claim() {
 absl::Status CallReactor::WhyCancelled() const {
   return writes_->stalled() ? absl::AbortedError("the reader has stalled")
                             : absl::CancelledError("the client went away");
-}
-
-void CallReactor::Abandon(const absl::Status& status) {
-  const grpc::Status out = ToGrpc(status);
-  grpc_call_cancel_with_status(context_->c_call(), static_cast<grpc_status_code>(out.error_code()),
-                               out.error_message().c_str(), nullptr);
 }
 
 void CallReactor::End(const absl::Status& status, const grpc::ByteBuffer* message) {

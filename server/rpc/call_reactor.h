@@ -46,8 +46,6 @@ class CallReactor : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   bool Claim();
   // In OnCancel.
   absl::Status WhyCancelled() const;
-  // Ends the call though a write hangs: nothing more is written, and OnCancel follows.
-  void Abandon(const absl::Status& status);
   // Begins the last write: of `message` and Ok, or (null) of the status alone. Once.
   void End(const absl::Status& status, const grpc::ByteBuffer* message);
 
@@ -56,12 +54,12 @@ class CallReactor : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   CallInfo info_;
   std::optional<StallMonitor::Watch> writes_;  // until OnDone
   grpc::ByteBuffer bytes_;                     // of the write in flight
-  Mutex mutex_;
 
  private:
   std::shared_ptr<CallReactor> self_{this};
-  grpc::ByteBuffer request_ ABSL_GUARDED_BY(mutex_);
-  bool answered_ ABSL_GUARDED_BY(mutex_) = false;
+  Mutex answer_mutex_;
+  grpc::ByteBuffer request_ ABSL_GUARDED_BY(answer_mutex_);
+  bool answered_ ABSL_GUARDED_BY(answer_mutex_) = false;
 };
 
 }  // namespace fox

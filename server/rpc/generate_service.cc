@@ -1,44 +1,38 @@
-// GenerateService: see generate_service.h.
-#include "server/rpc/generate_service.h"
-
+// GenerateService: see services.h.
 #include <memory>
-#include <utility>
 
 #include "server/calls/request_conversion.h"
+#include "server/rpc/services.h"
 
 namespace fox {
 namespace {
 
-using Events = GenerationReactor::Events;
-using Kind = GenerationReactor::Kind;
-
 constexpr int kMaxAbortIds = 1024;
 
-// Parses, then converts.
-template <class Message, class Convert>
-auto Converting(Convert convert) {
-  return [convert](grpc::ByteBuffer* bytes,
-                   const ConversionContext& context) -> absl::StatusOr<GenerationSpec> {
-    Message message;
-    absl::Status status = ParseMessage(*bytes, &message);
-    bytes->Clear();
-    if (!status.ok()) return status;
-    return convert(message, context);
-  };
+template <class Message>
+absl::StatusOr<Message> Parse(grpc::ByteBuffer* bytes) {
+  Message message;
+  const absl::Status status = ParseMessage(*bytes, &message);
+  bytes->Clear();
+  if (!status.ok()) return status;
+  return message;
 }
 
-template <bool stream>
-absl::StatusOr<GenerationSpec> ConvertAs(const v1::GenerateRequest& request,
-                                         const ConversionContext& context) {
-  return ConvertGenerate(request, stream, context);
-}
+// Generate and GenerateStream.
+class GenerateMethod final : public GenerationMethod {
+ public:
+  using GenerationMethod::GenerationMethod;
+  absl::StatusOr<GenerationSpec> Convert(grpc::ByteBuffer* bytes,
+                                         const ConversionContext& context) const override {
+    const auto request = Parse<v1::GenerateRequest>(bytes);
+    if (!request.ok()) return request.status();
+    return ConvertGenerate(*request, stream, context);
+  }
+  void Encode(Events events, grpc::ByteBuffer* out) const override;
+};
 
-bool EncodeDelta(Events events, grpc::ByteBuffer* out) {
-  SerializeMessage(events.front(), out);
-  return true;
-}
-
-bool EncodeGenerate(Events events, grpc::ByteBuffer* out) {
+void GenerateMethod::Encode(Events events, grpc::ByteBuffer* out) const {
+  if (stream) return SerializeMessage(events.front(), out);
   v1::GenerateResponse response;
   for (v1::GenerateDelta& event : events) {
     if (event.has_prompt()) {
@@ -61,10 +55,21 @@ bool EncodeGenerate(Events events, grpc::ByteBuffer* out) {
     }
   }
   SerializeMessage(response, out);
-  return true;
 }
 
-bool EncodeScore(Events events, grpc::ByteBuffer* out) {
+class ScoreMethod final : public GenerationMethod {
+ public:
+  ScoreMethod() : GenerationMethod("Score", /*streams=*/false) {}
+  absl::StatusOr<GenerationSpec> Convert(grpc::ByteBuffer* bytes,
+                                         const ConversionContext& context) const override {
+    const auto request = Parse<v1::ScoreRequest>(bytes);
+    if (!request.ok()) return request.status();
+    return ConvertScore(*request, context);
+  }
+  void Encode(Events events, grpc::ByteBuffer* out) const override;
+};
+
+void ScoreMethod::Encode(Events events, grpc::ByteBuffer* out) const {
   v1::ScoreResponse response;
   for (v1::GenerateDelta& event : events) {
     if (event.has_finish()) {
@@ -86,17 +91,14 @@ bool EncodeScore(Events events, grpc::ByteBuffer* out) {
     response.mutable_logprobs()->MergeFrom(prompt->prompt_logprobs());
   }
   SerializeMessage(response, out);
-  return true;
 }
 
 }  // namespace
 
 GenerateService::GenerateService(ServerCore& core) : RawService(core) {
-  Serve({"Generate", Kind::kUnary, Converting<v1::GenerateRequest>(ConvertAs<false>),
-         EncodeGenerate});
-  Serve({"GenerateStream", Kind::kStream, Converting<v1::GenerateRequest>(ConvertAs<true>),
-         EncodeDelta});
-  Serve({"Score", Kind::kUnary, Converting<v1::ScoreRequest>(ConvertScore), EncodeScore});
+  Serve(std::make_unique<GenerateMethod>("Generate", /*streams=*/false));
+  Serve(std::make_unique<GenerateMethod>("GenerateStream", /*streams=*/true));
+  Serve(std::make_unique<ScoreMethod>());
   ServeShort<v1::AbortRequest, v1::AbortResponse>(
       "Abort",
       [&core](const v1::AbortRequest& request,

@@ -4,16 +4,31 @@
 #include <algorithm>
 #include <utility>
 
+#include "grpc/grpc.h"
+
 namespace fox {
 namespace {
+
+// The client's message until its turn.
+class MessageSource final : public GenerationSource {
+ public:
+  MessageSource(const GenerationMethod& method, const grpc::ByteBuffer* request,
+                const ConversionContext& context)
+      : method_(method), bytes_(TakeBytes(request)), context_(context) {}
+  absl::StatusOr<GenerationSpec> Convert() override { return method_.Convert(&bytes_, context_); }
+
+ private:
+  const GenerationMethod& method_;
+  grpc::ByteBuffer bytes_;
+  const ConversionContext& context_;
+};
 
 // What a delivered event takes in memory.
 int64_t HeldBytes(const v1::GenerateDelta& event) {
   return 4 * static_cast<int64_t>(event.ByteSizeLong());  // log-probabilities: 40 bytes for 10
 }
 
-// Whether an event can join one of the same sequence that waits: a slow reader gets fewer, larger
-// deltas, and the newest windows.
+// Whether an event can join one of the same sequence that waits: of windows, the newest count.
 bool Joins(const v1::GenerateDelta& next, const v1::GenerateDelta& last) {
   return (next.has_delta() && last.has_delta()) || (next.has_windows() && last.has_windows());
 }
@@ -26,141 +41,81 @@ void Append(const v1::TokenDelta& next, v1::TokenDelta* last) {
 
 }  // namespace
 
-CallReactor* GenerationReactor::Start(ServerCore& core, Method method,
+CallReactor* GenerationReactor::Start(ServerCore& core, const GenerationMethod& method,
                                       grpc::CallbackServerContext* context,
                                       const grpc::ByteBuffer* request) {
   CallInfo info = DescribeCall(method.name, *context, core);
   const absl::Status admitted = core.Admit(&info, static_cast<int64_t>(request->Length()));
-  const auto convert = [&core, convert = method.convert, bytes = TakeBytes(request)]() mutable {
-    return convert(&bytes, core.context);
-  };
-  auto* reactor = new GenerationReactor(core, std::move(method), context, std::move(info));
+  auto source = std::make_unique<MessageSource>(method, request, core.context);
+  auto* reactor = new GenerationReactor(core, method, context, std::move(info));
+  reactor->Expect(admitted.ok() ? 1 : 0, method.stream, &reactor->info_.share);
   if (admitted.ok()) {
     // It may end before this returns, but OnCancel comes after the handler.
-    const auto generation = Generation::Start(core, reactor->info_, convert, reactor);
-    const MutexLock lock(reactor->mutex_);
-    reactor->generation_ = generation;
+    std::shared_ptr<GenerationConsumer> consumer(reactor->self(), reactor);
+    reactor->Attach(
+        Generation::Start(core, reactor->info_, std::move(source), std::move(consumer)));
   } else {
-    reactor->Done(admitted);
+    reactor->Close(admitted);
   }
   return reactor;
 }
 
-absl::Status GenerationReactor::Deliver(v1::GenerateDelta event, RequestId sequence,
-                                        int64_t tokens) {
-  const int64_t bytes = HeldBytes(event);
-  Action action;
-  bool full = false, hangs = false;
-  {
-    const MutexLock lock(mutex_);
-    if (broken_) return absl::OkStatus();  // the generation has been told
-    full = !info_.share.Hold(bytes);
-    if (full) {
-      broken_ = true;
-      DropPending();
-      hangs = write_in_flight_;
-    } else {
-      const auto same = std::find_if(pending_.rbegin(), pending_.rend(), [&](const Event& last) {
-        return last.sequence == sequence && Joins(event, last.message);
-      });
-      if (same == pending_.rend()) {
-        pending_.push_back({std::move(event), sequence, tokens, bytes});
-      } else if (event.has_windows()) {
-        info_.share.Hold(-std::exchange(same->bytes, bytes));
-        same->message.mutable_windows()->Swap(event.mutable_windows());
-      } else {
-        Append(event.delta(), same->message.mutable_delta());
-        same->tokens += tokens;
-        same->bytes += bytes;
-      }
-      action = Next();
-    }
-  }
-  if (hangs) Abandon(AnswersUnread());
-  if (full) return AnswersUnread();
-  Perform(action);
-  return absl::OkStatus();
-}
-
-void GenerationReactor::Done(const absl::Status& status) {
-  Action action;
-  {
-    const MutexLock lock(mutex_);
-    done_ = true;
-    status_ = method_.end ? method_.end(status) : status;
-    // After a failure only the status matters; text that was not written yet is not waited for.
-    if (!status.ok()) DropPending();
-    action = Next();
-  }
-  Perform(action);
-}
-
 void GenerationReactor::OnWriteDone(bool ok) {
   writes_->End();
-  Action action;
-  {
-    const MutexLock lock(mutex_);
-    write_in_flight_ = false;
-    info_.share.Hold(-writing_.bytes);
-    if (!ok) {
-      broken_ = true;
-      DropPending();
-    } else if (writing_.tokens > 0) {
-      core_.engine.Acknowledge(writing_.sequence, writing_.tokens);
-    }
-    action = Next();
+  if (!ok) Close(WhyCancelled());
+  Written();
+}
+
+int64_t GenerationReactor::Keep(size_t, v1::GenerateDelta event, RequestId sequence,
+                                int64_t tokens) {
+  const int64_t bytes = HeldBytes(event);
+  const auto same = std::find_if(pending_.rbegin(), pending_.rend(), [&](const Event& last) {
+    return last.sequence == sequence && Joins(event, last.message);
+  });
+  if (same == pending_.rend()) {
+    pending_.push_back({std::move(event), sequence, tokens, bytes});
+    return bytes;
   }
-  Perform(action);
-}
-
-void GenerationReactor::OnCancel() {
-  std::shared_ptr<Generation> generation;
-  {
-    const MutexLock lock(mutex_);
-    broken_ = true;
-    DropPending();
-    generation = generation_.lock();
+  if (event.has_windows()) {
+    same->message.mutable_windows()->Swap(event.mutable_windows());
+    return bytes - std::exchange(same->bytes, bytes);
   }
-  if (generation != nullptr) generation->Cancel(WhyCancelled());
+  Append(event.delta(), same->message.mutable_delta());
+  same->tokens += tokens;
+  same->bytes += bytes;
+  return bytes;
 }
 
-GenerationReactor::Action GenerationReactor::Next() {
-  if (write_in_flight_ || (method_.kind == Kind::kUnary && !done_)) return nullptr;
-  do {
-    if (pending_.empty()) {
-      return done_ ? [this] { End(status_, nullptr); } : Action();
-    }
-  } while (!Encode());
-  write_in_flight_ = true;
-  if (done_ && pending_.empty()) return [this] { End(status_, &bytes_); };
-  return [this] {
-    writes_->Begin();
-    StartWrite(&bytes_);
-  };
-}
-
-bool GenerationReactor::Encode() {
-  const auto end = method_.kind == Kind::kStream ? pending_.begin() + 1 : pending_.end();
-  writing_ = {{}, pending_.front().sequence, pending_.front().tokens, 0};
-  Events events;
+ReplyQueue::Taken GenerationReactor::Take() {
+  Taken taken;
+  bytes_.Clear();
+  if (pending_.empty()) return taken;
+  const auto end = method_.stream ? pending_.begin() + 1 : pending_.end();
+  GenerationMethod::Events events;
   for (auto event = pending_.begin(); event != end; ++event) {
-    writing_.bytes += event->bytes;
+    taken.kept += event->bytes;
+    if (event->tokens > 0) taken.tokens.emplace_back(event->sequence, event->tokens);
     events.push_back(std::move(event->message));
   }
   pending_.erase(pending_.begin(), end);
-  bytes_.Clear();
-  if (!method_.encode(std::move(events), &bytes_)) {
-    if (writing_.tokens > 0) core_.engine.Acknowledge(writing_.sequence, writing_.tokens);
-    return false;
-  }
-  const auto length = static_cast<int64_t>(bytes_.Length());
-  if (info_.share.Hold(length - writing_.bytes)) writing_.bytes = length;
-  return true;
+  method_.Encode(std::move(events), &bytes_);
+  taken.bytes = static_cast<int64_t>(bytes_.Length());
+  return taken;
 }
 
-void GenerationReactor::DropPending() {
-  for (const Event& event : pending_) info_.share.Hold(-event.bytes);
-  pending_.clear();
+void GenerationReactor::Write() {
+  writes_->Begin();
+  StartWrite(&bytes_);
+}
+
+void GenerationReactor::Abandon(const absl::Status& status) {
+  const grpc::Status out = ToGrpc(status);
+  grpc_call_cancel_with_status(context_->c_call(), static_cast<grpc_status_code>(out.error_code()),
+                               out.error_message().c_str(), nullptr);
+}
+
+void GenerationReactor::End(const absl::Status& failed) {
+  CallReactor::End(failed, failed.ok() && bytes_.Valid() ? &bytes_ : nullptr);
 }
 
 }  // namespace fox

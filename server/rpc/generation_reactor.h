@@ -1,80 +1,65 @@
-// GenerationReactor: the gRPC end of a call that has a Generation. One write is in flight at a
-// time; tokens are acknowledged to the engine when their write is done, so a reader that stops
-// reading pauses its own sequence and nothing else. A cancelled call cancels its sequences at once.
+// GenerationReactor: the gRPC end of a call that has one Generation. A slow reader gets fewer,
+// larger deltas. A cancelled call cancels its sequences at once.
 #pragma once
 
-#include <functional>
-#include <memory>
 #include <utility>
 #include <vector>
 
 #include "server/calls/generation.h"
+#include "server/calls/reply_queue.h"
 #include "server/rpc/call_reactor.h"
 
 namespace fox {
 
-class GenerationReactor final : public CallReactor, public GenerationConsumer {
+// How a method reads and answers. Used by any thread.
+class GenerationMethod {
  public:
   using Events = std::vector<v1::GenerateDelta>;
-  enum class Kind { kUnary, kStream };
-  // How a method reads and answers. All but `convert` run while the reactor is alive.
-  struct Method {
-    const char* name;
-    Kind kind;
-    // Runs on the admission pool, and takes the bytes.
-    std::function<absl::StatusOr<GenerationSpec>(grpc::ByteBuffer* bytes,
-                                                 const ConversionContext& context)>
-        convert;
-    // Makes a message: of one event in a stream, else of all events, at the end, where the deltas
-    // of each sequence have become one. False: nothing is sent, and what it held stays held.
-    std::function<bool(Events events, grpc::ByteBuffer* out)> encode;
-    // What the client is told at the end; none: the status itself.
-    std::function<absl::Status(const absl::Status& status)> end = nullptr;
-  };
+  GenerationMethod(const char* method, bool streams) : name(method), stream(streams) {}
+  virtual ~GenerationMethod() = default;
 
+  // On the admission pool. Takes the bytes.
+  virtual absl::StatusOr<GenerationSpec> Convert(grpc::ByteBuffer* bytes,
+                                                 const ConversionContext& context) const = 0;
+  // Makes a message: of one event in a stream, else of all events, at the end, where the deltas of
+  // each sequence have become one.
+  virtual void Encode(Events events, grpc::ByteBuffer* out) const = 0;
+
+  const char* const name;  // as the .proto files call it
+  const bool stream;
+};
+
+class GenerationReactor final : public CallReactor, private ReplyQueue {
+ public:
   // A call from its arrival on, admitted or refused. Returns the reactor for the library.
-  static CallReactor* Start(ServerCore& core, Method method, grpc::CallbackServerContext* context,
-                            const grpc::ByteBuffer* request);
-
-  absl::Status Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) override;
-  void Done(const absl::Status& status) override;
+  static CallReactor* Start(ServerCore& core, const GenerationMethod& method,
+                            grpc::CallbackServerContext* context, const grpc::ByteBuffer* request);
 
   void OnWriteDone(bool ok) override;
-  void OnCancel() override;
+  void OnCancel() override { Close(WhyCancelled()); }
 
  private:
-  GenerationReactor(ServerCore& core, Method method, grpc::CallbackServerContext* context,
-                    CallInfo info)
-      : CallReactor(core, context, std::move(info)), method_(std::move(method)) {}
+  GenerationReactor(ServerCore& core, const GenerationMethod& method,
+                    grpc::CallbackServerContext* context, CallInfo info)
+      : CallReactor(core, context, std::move(info)), ReplyQueue(core.engine), method_(method) {}
 
   struct Event {
     v1::GenerateDelta message;
     RequestId sequence = 0;
     int64_t tokens = 0;
-    int64_t bytes = 0;  // held of the budget
+    int64_t bytes = 0;  // kept
   };
-  // What to tell the library: chosen under the lock and done without it. Null: nothing now. After
-  // the last one `this` may be gone.
-  using Action = std::function<void()>;
-  Action Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static void Perform(const Action& action) {
-    if (action) action();
-  }
-  // Makes bytes_ of the first event, or of all of them. False: nothing to send.
-  bool Encode() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Nothing more is written but the status.
-  void DropPending() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t Keep(size_t prompt, v1::GenerateDelta event, RequestId sequence, int64_t tokens) override
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool empty() const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return pending_.empty(); }
+  Taken Take() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Drop() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { pending_.clear(); }
+  void Write() override;
+  void End(const absl::Status& failed) override;
+  void Abandon(const absl::Status& status) override;
 
-  const Method method_;
-  // The base's mutex is also for the share's Hold.
-  std::weak_ptr<Generation> generation_ ABSL_GUARDED_BY(mutex_);
+  const GenerationMethod& method_;
   std::vector<Event> pending_ ABSL_GUARDED_BY(mutex_);  // at most one delta a sequence
-  Event writing_ ABSL_GUARDED_BY(mutex_);               // without its message
-  bool write_in_flight_ ABSL_GUARDED_BY(mutex_) = false;
-  bool broken_ ABSL_GUARDED_BY(mutex_) = false;  // the client reads no more: events are dropped
-  bool done_ ABSL_GUARDED_BY(mutex_) = false;
-
-  absl::Status status_;  // written by Done, read by the last action after it
 };
 
 }  // namespace fox

@@ -15,14 +15,11 @@
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
-#include "server/rpc/admin_service.h"
-#include "server/rpc/generate_service.h"
 #include "server/rpc/health_monitor.h"
 #include "server/rpc/health_service.h"
-#include "server/rpc/info_service.h"
 #include "server/rpc/port_check.h"
 #include "server/rpc/port_credentials.h"
-#include "server/rpc/tokenizer_service.h"
+#include "server/rpc/services.h"
 
 namespace fox {
 namespace {

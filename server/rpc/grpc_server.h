@@ -1,5 +1,5 @@
 // GrpcServer: the port: services, channel settings, health and reflection, from start to drained
-// stop. Read generate_service.h next.
+// stop. Read services.h next.
 #pragma once
 
 #include <cstdint>

@@ -28,9 +28,7 @@ HealthMonitor::HealthMonitor(ServerCore& core, grpc::HealthCheckServiceInterface
       delivery_age_(std::move(delivery_age)),
       on_fatal_(std::move(on_fatal)),
       last_look_(SteadySeconds()) {
-  if (health_ != nullptr) {
-    for (const std::string& service : services) health_->SetServingStatus(service, false);
-  }
+  for (const std::string& service : services) health_->SetServingStatus(service, false);
   Check();
   thread_ = std::thread([this] { Loop(); });
 }
@@ -55,7 +53,7 @@ void HealthMonitor::Check() {
                        core_.engine.fatal().ok();
   if (serving == serving_) return;
   serving_ = serving;
-  if (health_ != nullptr) health_->SetServingStatus(serving);  // all known names, "" among them
+  health_->SetServingStatus(serving);  // all known names, "" among them
   Log(LogLevel::kInfo, serving ? "health is SERVING" : "health is NOT_SERVING");
 }
 

@@ -1,18 +1,15 @@
-// InfoService: see info_service.h.
-#include "server/rpc/info_service.h"
-
+// InfoService: see services.h.
 #include <algorithm>
 
 #include "kernels/paged_kv.h"
 #include "server/calls/request_conversion.h"
+#include "server/rpc/services.h"
 
 namespace fox {
 namespace {
 
 uint32_t U32(int64_t value) { return static_cast<uint32_t>(value); }
 uint64_t U64(int64_t value) { return static_cast<uint64_t>(value); }
-
-}  // namespace
 
 v1::ServerInfo DescribeServer(const ServerCore& core) {
   const ExecutorLimits& limits = core.context.limits;
@@ -107,6 +104,8 @@ v1::Load DescribeLoad(ServerCore& core) {
   out.set_heartbeat_age_s(core.engine.HeartbeatAge());
   return out;
 }
+
+}  // namespace
 
 InfoService::InfoService(ServerCore& core) : RawService(core) {
   ServeShort<v1::GetServerInfoRequest, v1::ServerInfo>(

@@ -1,7 +1,7 @@
-// The method policy: see method_policy.h.
-#include "server/rpc/method_policy.h"
-
+// The method policy: see port_credentials.h.
 #include <algorithm>
+
+#include "server/rpc/port_credentials.h"
 
 namespace fox {
 namespace {

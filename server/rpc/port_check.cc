@@ -11,8 +11,8 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
-#include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "engine/request/steady_clock.h"
 
@@ -22,39 +22,18 @@ namespace {
 constexpr size_t kFrameHead = 9;
 constexpr char kHeaders = 1;
 
-// A descriptor that is closed at the end, unless it is taken.
-class Socket {
- public:
-  explicit Socket(int descriptor) : descriptor_(descriptor) {}
-  ~Socket() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-  int get() const { return descriptor_; }
-  int Release() { return std::exchange(descriptor_, -1); }
-
- private:
-  int descriptor_;
-};
-
-// A field that goes into no table; `name` as it is coded: an index into the static table, or text.
-std::string HeaderField(const std::string& name, const std::string& value) {
-  return name + static_cast<char>(value.size()) + value;
-}
-
-// Empty settings, and a call of grpc.health.v1 that ends at once. It need not succeed.
-std::string FirstBytes() {
-  const std::string settings("\0\0\0\4\0\0\0\0\0", kFrameHead);
-  const std::string post_http = "\x83\x86";
-  const std::string fields = post_http + HeaderField("\4", "/grpc.health.v1.Health/Check") +
-                             HeaderField("\1", "localhost") +
-                             HeaderField("\x0f\x10", "application/grpc") +
-                             HeaderField(std::string("\0\2te", 4), "trailers");
-  std::string head("\0\0\0\1\5\0\0\0\1", kFrameHead);  // ends its fields and stream 1
-  head[2] = static_cast<char>(fields.size());
-  return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + head + fields;
-}
+// Empty settings, and a call of grpc.health.v1 that ends at once, of fields that go into no table:
+// ":method" and ":scheme" by index, then names by index or in full. It need not succeed.
+constexpr char kFirstBytes[] =
+    "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    "\0\0\0\4\0\0\0\0\0"
+    "\0\0\x4b\1\5\0\0\0\1"
+    "\x83\x86"
+    "\4\x1c/grpc.health.v1.Health/Check"
+    "\1\x09localhost"
+    "\x0f\x10\x10"
+    "application/grpc"
+    "\0\2te\x08trailers";
 
 bool HoldsAnswer(const std::string& frames) {
   for (size_t at = 0; at + kFrameHead <= frames.size();) {
@@ -91,22 +70,24 @@ absl::Status CheckPort(const ConnectionAcceptor::Sink& sink, double seconds) {
   loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   auto* address = reinterpret_cast<sockaddr*>(&loopback);
   socklen_t length = sizeof(loopback);
-  const Socket listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const Socket client(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (bind(listener.get(), address, length) != 0 || listen(listener.get(), 1) != 0 ||
-      getsockname(listener.get(), address, &length) != 0 ||
-      connect(client.get(), address, length) != 0) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const absl::Cleanup close_both = [=] {
+    close(listener);
+    close(client);
+  };
+  int accepted = -1;
+  if (bind(listener, address, length) == 0 && listen(listener, 1) == 0 &&
+      getsockname(listener, address, &length) == 0 && connect(client, address, length) == 0) {
+    accepted = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  }
+  if (accepted < 0) {
     return absl::UnavailableError(
         absl::StrCat("the gRPC port cannot be tried out: ", std::strerror(errno)));
   }
-  Socket accepted(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  const std::string bytes = FirstBytes();
-  if (accepted.get() < 0 || send(client.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) {
-    return absl::UnavailableError(
-        absl::StrCat("the gRPC port cannot be tried out: ", std::strerror(errno)));
-  }
-  sink(listener.get(), accepted.Release());
-  if (!IsAnswered(client.get(), seconds)) {
+  send(client, kFirstBytes, sizeof(kFirstBytes) - 1, MSG_NOSIGNAL);
+  sink(listener, accepted);
+  if (!IsAnswered(client, seconds)) {
     return absl::UnavailableError("gRPC does not answer: memory or threads ran out");
   }
   return absl::OkStatus();

@@ -5,12 +5,10 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/string_view.h"
 #include "engine/request/steady_clock.h"
 #include "grpc/grpc.h"
 #include "grpc/grpc_security.h"
 #include "kernels/core/check.h"
-#include "server/rpc/method_policy.h"
 
 namespace fox {
 namespace {

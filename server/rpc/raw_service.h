@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -33,9 +34,11 @@ class RawService : public Definition::Service {
         new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(std::move(handler)));
   }
 
-  void Serve(const GenerationReactor::Method& method) {
-    Serve(method.name, [this, method](grpc::CallbackServerContext* context, const Bytes* request) {
-      return GenerationReactor::Start(core_, method, context, request);
+  void Serve(std::shared_ptr<const GenerationMethod> method) {
+    const std::string name = method->name;
+    Serve(name, [this, method = std::move(method)](grpc::CallbackServerContext* context,
+                                                   const Bytes* request) {
+      return GenerationReactor::Start(core_, *method, context, request);
     });
   }
 

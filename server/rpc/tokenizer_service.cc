@@ -1,10 +1,9 @@
-// TokenizerService: see tokenizer_service.h.
-#include "server/rpc/tokenizer_service.h"
-
+// TokenizerService: see services.h.
 #include <optional>
 #include <utility>
 
 #include "server/calls/request_conversion.h"
+#include "server/rpc/services.h"
 
 namespace fox {
 namespace {

@@ -2,7 +2,6 @@
 #include "server/rpc/wire.h"
 
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/any.pb.h"

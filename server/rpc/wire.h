@@ -4,8 +4,6 @@
 // includes the gRPC headers a service needs.
 #pragma once
 
-#include <cstdint>
-
 #include "absl/status/status.h"
 #include "google/protobuf/message.h"
 #include "grpcpp/server_context.h"

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <future>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -81,6 +82,27 @@ TEST_F(HttpCompletionsTest, OneAnswerAndAStreamHoldTheSameText) {
   EXPECT_EQ(joined.finish, "length");
   EXPECT_EQ(joined.usage, answer["usage"]);
   EXPECT_EQ(joined.fox, answer["fox"]);
+  EXPECT_TRUE(test_.WaitIdle());
+}
+
+// Another client's work that is queued right behind the request keeps none of its prompts waiting.
+TEST_F(HttpCompletionsTest, AListOfPromptsPassesAdmissionOnce) {
+  AdmissionPool& pool = test_.core->admission();
+  std::promise<void> before, behind;
+  const auto hold = [&](int64_t bytes, std::promise<void>* gate) {
+    pool.Post(/*client=*/1, bytes, [gate] { gate->get_future().wait(); });
+  };
+  hold(0, &before);  // the thread for small messages
+  ASSERT_TRUE(Eventually([&] { return pool.queued() == 0; }));
+  const std::string body = Greedy({"hello", "you", "there"}, 5).dump();
+  client_.SendRequest("POST", kPath, body);
+  ASSERT_TRUE(Eventually([&] { return pool.queued() == 1; }));
+  hold(4 * static_cast<int64_t>(body.size()) + 1, &behind);  // a byte more than the request is held
+  before.set_value();
+  const HttpReply reply = client_.Read();
+  behind.set_value();
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  EXPECT_EQ(reply.Json()["choices"][2]["text"], ExpectedText("there", 5));
   EXPECT_TRUE(test_.WaitIdle());
 }
 

@@ -168,8 +168,8 @@ TEST(ProcessTest, ServesTheDemoModelAndStopsOnSigterm) {
   EXPECT_EQ(again, "a cat\n");
   // Both streams are one pipe here.
   EXPECT_EQ(cli({"generate", "x", "--max-tokens=3", "--ignore-eos", "--stats"}, &output), 0);
-  EXPECT_THAT(output, HasSubstr("\n[0] LENGTH, 3 prompt + 3 generated tokens\n"));
-  EXPECT_EQ(cli({"generate", "x", "--n=17"}, &output), 2);
+  EXPECT_THAT(output, HasSubstr("\nLENGTH, 3 prompt + 3 generated tokens\n"));
+  EXPECT_EQ(cli({"generate", "x", "--top-p=2"}, &output), 2);
   EXPECT_EQ(cli({"generate", "x", "--log-tolerance=-1"}, &output), 1);
   EXPECT_THAT(output, HasSubstr("INVALID_ARGUMENT: acp.log_tolerance"));
   server.Signal(SIGTERM);

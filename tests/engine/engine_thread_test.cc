@@ -1,4 +1,4 @@
-// EngineThread: results, sinks that call back, drain, stop, failure, and many threads at once
+// EngineThread: results, listeners that call back, drain, stop, failure, and many threads at once
 // (meant for the thread sanitizer too).
 #include "engine/engine_thread.h"
 
@@ -48,13 +48,33 @@ Request RequestOf(RequestId id, int32_t max_tokens = 8) {
   return request;
 }
 
+using OutputSink = std::function<void(RequestOutput output)>;
+using SubmitCallback = std::function<void(const absl::Status& status)>;
+
+class FunctionListener final : public SubmissionListener {
+ public:
+  FunctionListener(OutputSink sink, SubmitCallback on_result)
+      : sink_(std::move(sink)), on_result_(std::move(on_result)) {}
+  void OnSubmitted(const absl::Status& status) override { on_result_(status); }
+  void OnOutput(RequestOutput output) override { sink_(std::move(output)); }
+
+ private:
+  const OutputSink sink_;
+  const SubmitCallback on_result_;
+};
+
+void Submit(EngineThread& thread, std::vector<Request> requests, OutputSink sink,
+            SubmitCallback on_result) {
+  thread.Submit(std::move(requests),
+                std::make_shared<FunctionListener>(std::move(sink), std::move(on_result)));
+}
+
 // Submits and waits for the engine's answer.
-absl::Status SubmitAndWait(EngineThread& thread, std::vector<Request> requests,
-                           const OutputSink& sink) {
+absl::Status SubmitAndWait(EngineThread& thread, std::vector<Request> requests, OutputSink sink) {
   const auto result = std::make_shared<std::promise<absl::Status>>();
   std::future<absl::Status> future = result->get_future();
-  thread.Submit(std::move(requests), sink,
-                [result](const absl::Status& status) { result->set_value(status); });
+  Submit(thread, std::move(requests), std::move(sink),
+         [result](const absl::Status& status) { result->set_value(status); });
   return future.get();
 }
 
@@ -119,7 +139,7 @@ TEST_P(EngineThreadDepthTest, RunsARequest) {
   EXPECT_EQ(running.thread.stats().finished, 1);
 }
 
-TEST(EngineThreadTest, AnswersErrorsAndNeverCallsTheSink) {
+TEST(EngineThreadTest, AnswersErrorsAndDeliversNothing) {
   Running running;
   const OutputSink never = [](const RequestOutput&) { ADD_FAILURE(); };
   EXPECT_TRUE(absl::IsInvalidArgument(SubmitAndWait(running.thread, {Request()}, never)));
@@ -160,8 +180,8 @@ TEST(EngineThreadTest, TakesAllRequestsOfACallOrNone) {
   // The ids of refused ones are free again, and the outputs of both come after the result.
   std::vector<std::string> events;
   std::promise<void> done;
-  running.thread.Submit(
-      {RequestOf(1), RequestOf(4)},
+  Submit(
+      running.thread, {RequestOf(1), RequestOf(4)},
       [&](const RequestOutput& output) {
         if (output.finish) events.push_back("finish " + std::to_string(output.id));
         if (events.size() == 3) done.set_value();
@@ -171,7 +191,7 @@ TEST(EngineThreadTest, TakesAllRequestsOfACallOrNone) {
   EXPECT_EQ(events, (std::vector<std::string>{"taken", "finish 1", "finish 4"}));
 }
 
-TEST(EngineThreadTest, SinksMayCallBack) {
+TEST(EngineThreadTest, ListenersMayCallBack) {
   Running running;
   std::promise<absl::Status> nested_result;
   Collector nested;
@@ -180,8 +200,8 @@ TEST(EngineThreadTest, SinksMayCallBack) {
                 running.thread.Acknowledge(1, 1);
                 if (!output.finish) return;
                 running.thread.Cancel(1, absl::OkStatus());
-                running.thread.Submit({RequestOf(1)}, nested.Sink(),
-                                      [&](const absl::Status& s) { nested_result.set_value(s); });
+                Submit(running.thread, {RequestOf(1)}, nested.Sink(),
+                       [&](const absl::Status& s) { nested_result.set_value(s); });
                 EXPECT_FALSE(running.thread.idle());
                 done.set_value();
               }).ok());
@@ -306,7 +326,7 @@ TEST_P(EngineThreadDepthTest, SubmitDoesNotWaitForAStep) {
   ASSERT_TRUE(SubmitAndWait(thread, {RequestOf(1)}, first.Sink()).ok());
   WaitUntil([&] { return thread.HeartbeatAge() > 0.2; });  // the step hangs
   std::atomic<bool> answered{false};
-  thread.Submit({RequestOf(2)}, second.Sink(), [&](const absl::Status& status) {
+  Submit(thread, {RequestOf(2)}, second.Sink(), [&](const absl::Status& status) {
     EXPECT_TRUE(status.ok());
     answered = true;
   });
@@ -356,9 +376,9 @@ TEST_P(EngineThreadDepthTest, ABatchEndsAfterTheCallbacksOfAStep) {
     total += std::exchange(gathered, 0);
     if (total == 3 * 8) done.set_value();
   });
-  running.thread.Submit(
-      {RequestOf(1), RequestOf(2), RequestOf(3)}, [&](const RequestOutput&) { ++gathered; },
-      [](const absl::Status&) {});
+  Submit(
+      running.thread, {RequestOf(1), RequestOf(2), RequestOf(3)},
+      [&](const RequestOutput&) { ++gathered; }, [](const absl::Status&) {});
   done.get_future().get();
   EXPECT_EQ(largest, 3u);  // all that a step gave
 }

@@ -232,14 +232,6 @@ def server_flags_seeds() -> Seeds:
         "name_bad_utf8": b"--model=/m\n--served-model-name=\xff"})
 
 
-def token_set_seeds() -> Seeds:
-    yield from table({
-        "valid": "# tokens\n\nabcdefgh\n  ijklmnop-qrst  \r\nabcdefgh\n",
-        "short": "abcdefgh\nabc\n", "long": "a" * 1025, "longest": "a" * 1024,
-        "space_inside": "abcd efgh\n", "control": "abcdefgh\x01\n", "not_ascii": "abcdefgh\u00e9\n",
-        "nul": "abcdefgh\0ijklmnop\n", "nothing": "# nothing\n\n"})
-
-
 def trace_context_seeds() -> Seeds:
     right = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     yield from table({
@@ -289,5 +281,5 @@ TEXT_SEEDS: dict[str, dict[str, object]] = {
 REQUEST_SEEDS: dict[str, Seeds] = {
     "completion_request": completion_request_seeds(), "generate_request": generate_request_seeds(),
     "http_parser": http_parser_seeds(), "server_flags": server_flags_seeds(),
-    "token_set": token_set_seeds(), "trace_context": trace_context_seeds(),
+    "trace_context": trace_context_seeds(),
     **{name: table(entries) for name, entries in TEXT_SEEDS.items()}}

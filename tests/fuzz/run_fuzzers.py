@@ -25,7 +25,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 SUFFIX = "_fuzzer"
 SLOW = {"charsmap", "checkpoint", "gpt2_files", "sentencepiece", "server_flags", "tensor_files",
-        "token_set", "tokenizer_json"}
+        "tokenizer_json"}
 LIMITS = ["-timeout=5", "-rss_limit_mb=2048", "-malloc_limit_mb=1024", "-max_len=4096"]
 ENVIRONMENT = {"ASAN_OPTIONS": "abort_on_error=0:detect_leaks=1",
                "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1", **os.environ}

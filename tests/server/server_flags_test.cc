@@ -6,38 +6,52 @@
 #include <sys/resource.h>
 
 #include <filesystem>
+#include <numeric>
+#include <tuple>
 
 namespace fox {
 namespace {
 
 using ::testing::HasSubstr;
 
-std::string ErrorOf(const std::vector<std::string>& arguments, ServerFlags* flags) {
+struct Parsed {
+  ServerFlags flags;
+  std::string error;
+};
+
+// Of a server of model m.
+Parsed Parse(std::vector<std::string> arguments, const char* model = "--model=m") {
+  Parsed out;
   FlagSet set;
-  RegisterServerFlags(flags, &set);
+  RegisterServerFlags(&out.flags, &set);
+  if (model != nullptr) arguments.emplace_back(model);
   absl::Status status = set.Parse(arguments, nullptr);
-  if (status.ok()) status = CompleteServerFlags(flags);
-  return std::string(status.message());
+  if (status.ok()) status = CompleteServerFlags(&out.flags);
+  out.error = std::string(status.message());
+  return out;
+}
+ServerFlags Accepted(const std::vector<std::string>& arguments) {
+  Parsed out = Parse(arguments);
+  EXPECT_EQ(out.error, "");
+  return out.flags;
 }
 
 // No flood of one port may take the descriptors of another.
 TEST(ServerFlagsTest, PortsDivideTheDescriptors) {
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  const auto connections_with = [&](rlim_t descriptors, std::vector<std::string> arguments) {
+  const auto connections_with = [&](rlim_t descriptors, const std::vector<std::string>& arguments) {
     const rlimit low{descriptors, before.rlim_max};
     EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
-    arguments.push_back("--model=m");
-    ServerFlags flags;
-    EXPECT_EQ(ErrorOf(arguments, &flags), "");
+    const ServerFlags flags = Accepted(arguments);
     EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
     std::vector<int64_t> out = {flags.grpc.listen.max_connections};
-    if (flags.http.listen.port >= 0) out.push_back(flags.http.listen.max_connections);
-    if (flags.metrics.port >= 0) out.push_back(flags.metrics.max_connections);
+    for (const auto& port : {flags.http.listen, flags.metrics.listen}) {
+      if (port.port >= 0) out.push_back(port.max_connections);
+    }
     if (flags.grpc.admin.has_value()) out.push_back(flags.grpc.admin->max_connections);
-    int64_t sum = 0;
-    for (const int64_t one : out) sum += one;
-    EXPECT_LE(sum, static_cast<int64_t>(descriptors) - 10);
+    EXPECT_LE(std::accumulate(out.begin(), out.end(), int64_t{0}),
+              static_cast<int64_t>(descriptors) - 10);
     return out;
   };
   using ::testing::ElementsAre;
@@ -52,216 +66,155 @@ TEST(ServerFlagsTest, PortsDivideTheDescriptors) {
   EXPECT_THAT(connections_with(1024, {"--max-connections=100000"}), ElementsAre(960));
   if (before.rlim_max < 20000) GTEST_SKIP() << "few descriptors";
   EXPECT_THAT(connections_with(20000, all), ElementsAre(8192, 8192, 256, 32));
-  EXPECT_THAT(connections_with(20000, {"--ssl-certfile=c", "--ssl-keyfile=k"}), ElementsAre(1024));
+  EXPECT_THAT(connections_with(20000, {"--http-port=0", "--ssl-certfile=c", "--ssl-keyfile=k"}),
+              ElementsAre(1024, 1024));
 }
 
-TEST(ServerFlagsTest, RemoteHostsNeedConsent) {
-  for (const char* host :
+TEST(ServerFlagsTest, LoopbackHostsNeedNoConsent) {
+  for (const std::string host :
        {"127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]", "::ffff:127.0.0.1", "127.1"}) {
-    ServerFlags flags;
-    EXPECT_EQ(ErrorOf({"--model=m", std::string("--host=") + host}, &flags), "") << host;
+    EXPECT_EQ(Parse({"--host=" + host}).error, "") << host;
   }
   // A name is judged by what it stands for; this one is too long to be asked for.
   const std::string name = "127." + std::string(64, 'a') + ".example";
   for (const std::string& host :
-       {std::string("0.0.0.0"), std::string("::"), std::string("10.0.0.1"),
-        std::string("::ffff:10.0.0.1"), std::string(), name}) {
-    ServerFlags flags;
-    EXPECT_THAT(ErrorOf({"--model=m", "--host=" + host}, &flags),
-                HasSubstr("--allow-insecure-remote"))
+       std::vector<std::string>{"0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "", name}) {
+    EXPECT_THAT(Parse({"--host=" + host}).error, HasSubstr("--allow-insecure-remote")) << host;
+    EXPECT_THAT(Parse({"--admin-address=" + host + ":1"}).error, HasSubstr("--admin-address"))
         << host;
-    ServerFlags admin;
-    EXPECT_THAT(ErrorOf({"--model=m", "--admin-address=" + host + ":1"}, &admin),
-                HasSubstr("--admin-address"))
-        << host;
-  }
-  ServerFlags flags;
-  EXPECT_EQ(ErrorOf({"--model=m", "--host=0.0.0.0", "--allow-insecure-remote"}, &flags), "");
-}
-
-TEST(ServerFlagsTest, ClientMetadataIsTheNameOfAHeader) {
-  for (const char* key : {"X-Tenant", "x-tenant", "X-TENANT"}) {
-    ServerFlags flags;
-    EXPECT_EQ(ErrorOf({"--model=m", std::string("--client-metadata=") + key}, &flags), "");
-    EXPECT_EQ(flags.limits.client_metadata, "x-tenant");
-  }
-  for (const char* key : {"a b", ":path", "x-bin", "X-Bin", "a:", "a\n", "\xc3\xa4", "a,b", "a/"}) {
-    ServerFlags flags;
-    EXPECT_THAT(ErrorOf({"--model=m", std::string("--client-metadata=") + key}, &flags),
-                HasSubstr("--client-metadata"))
-        << key;
   }
 }
 
+// Arguments, and what the error says; "": they are accepted.
 TEST(ServerFlagsTest, RefusalsNameTheFlag) {
+  const std::vector<std::string> tls = {"--ssl-certfile=c", "--ssl-keyfile=k"};
+  const auto with_tls = [&](std::vector<std::string> more) {
+    more.insert(more.end(), tls.begin(), tls.end());
+    return more;
+  };
   const std::pair<std::vector<std::string>, const char*> cases[] = {
-      {{}, "--model"},
-      {{"--model=m", "--log-tolerance=nan"}, "--log-tolerance"},
-      {{"--model=m", "--log-tolerance=-x"}, "--log-tolerance"},
-      {{"--model=m", "--grpc-services=info,magic"}, "--grpc-services"},
-      {{"--model=m", "--log-tolerance=0"}, "--log-tolerance"},
-      {{"--model=m", "--grpc-services= ,"}, "--grpc-services"},
-      {{"--model=m", "--max-model-len=1"}, "--max-model-len"},
-      {{"--model=m", "--min-priority=-1"}, "--scheduling-policy"},
-      {{"--model=m", "--admin-address=127.0.0.1"}, "--admin-address"},
-      {{"--model=m", "--admin-address=127.0.0.1:70000"}, "--admin-address"},
-      {{"--model=m", "--acp=on"}, "--acp"},
-      {{"--model=m", "--ssl-certfile=c"}, "--ssl-keyfile"},
-      {{"--model=m", "--ssl-keyfile=k"}, "--ssl-certfile"},
-      {{"--model=m", "--ssl-ca-certs=a"}, "--ssl-certfile"},
-      {{"--model=m", "--ssl-certfile=c", "--ssl-keyfile=k", "--ssl-cert-reqs=required"},
-       "--ssl-ca-certs"},
-      {{"--model=m", "--dtype=fp8"}, "--dtype"},
-      {{"--model=m", "--max-num-seqs=-1"}, "--max-num-seqs"},
-      {{"--model=m", "--grpc-prot=1"}, "did you mean --grpc-port?"},
+      {{"--log-tolerance=nan"}, "--log-tolerance"},
+      {{"--log-tolerance=-x"}, "--log-tolerance"},
+      {{"--log-tolerance=0"}, "--log-tolerance"},
+      {{"--grpc-services=info,magic"}, "--grpc-services"},
+      {{"--grpc-services= ,"}, "--grpc-services"},
+      {{"--max-model-len=1"}, "--max-model-len"},
+      {{"--min-priority=-1"}, "--scheduling-policy"},
+      {{"--acp=on"}, "--acp"},
+      {{"--dtype=fp8"}, "--dtype"},
+      {{"--max-num-seqs=-1"}, "--max-num-seqs"},
+      {{"--grpc-prot=1"}, "did you mean --grpc-port?"},
+      {{"--http-port=0", "--http-host=0.0.0.0"}, "--http-host"},
+      {{"--admin-address=127.0.0.1"}, "--admin-address"},
+      {{"--admin-address=127.0.0.1:70000"}, "--admin-address"},
+      {{"--api-key-file=k", "--admin-address=main"}, "--admin-key-file"},
+      {{"--ssl-certfile=c"}, "--ssl-keyfile"},
+      {{"--ssl-keyfile=k"}, "--ssl-certfile"},
+      {{"--ssl-ca-certs=a"}, "--ssl-certfile"},
+      {with_tls({"--ssl-cert-reqs=required"}), "--ssl-ca-certs"},
+      // TLS admits remote hosts whose clients are known.
+      {{"--host=0.0.0.0", "--allow-insecure-remote"}, ""},
+      {with_tls({"--host=0.0.0.0"}), "--api-key-file"},
+      {with_tls({"--host=0.0.0.0", "--ssl-ca-certs=a", "--ssl-cert-reqs=optional"}),
+       "--api-key-file"},
+      {with_tls({"--host=0.0.0.0", "--api-key-file=f"}), ""},
+      {with_tls({"--host=0.0.0.0", "--ssl-ca-certs=a"}), ""},
+      {with_tls({"--http-port=0", "--http-host=0.0.0.0"}), "--api-key-file"},
+      {with_tls({"--http-port=0", "--http-host=0.0.0.0", "--api-key-file=f"}), ""},
+      {with_tls({"--http-port=0", "--http-host=0.0.0.0", "--ssl-ca-certs=a"}), ""},
+      // But not to an address where every client is an administrator.
+      {with_tls({"--admin-address=0.0.0.0:1"}), "--admin-key-file"},
+      {with_tls({"--admin-address=0.0.0.0:1", "--ssl-ca-certs=a", "--ssl-cert-reqs=optional"}),
+       "--admin-key-file"},
+      {with_tls({"--admin-address=0.0.0.0:1", "--ssl-ca-certs=a"}), ""},
+      {with_tls({"--admin-address=0.0.0.0:1", "--admin-key-file=a"}), ""},
   };
   for (const auto& [arguments, expected] : cases) {
-    ServerFlags flags;
-    EXPECT_THAT(ErrorOf(arguments, &flags), HasSubstr(expected));
+    const std::string error = Parse(arguments).error;
+    EXPECT_TRUE(*expected == 0 ? error.empty() : error.find(expected) != std::string::npos)
+        << arguments.front() << ": " << error;
+  }
+  EXPECT_THAT(Parse({}, nullptr).error, HasSubstr("--model"));
+  for (const std::string key : {"X-Tenant", "x-tenant", "X-TENANT"}) {
+    EXPECT_EQ(Accepted({"--client-metadata=" + key}).limits.client_metadata, "x-tenant");
+  }
+  for (const std::string key :
+       {"a b", ":path", "x-bin", "X-Bin", "a:", "a\n", "\xc3\xa4", "a,b", "a/"}) {
+    EXPECT_THAT(Parse({"--client-metadata=" + key}).error, HasSubstr("--client-metadata")) << key;
   }
 }
 
 TEST(ServerFlagsTest, ValuesReachTheirOptions) {
-  ServerFlags flags;
-  ASSERT_EQ(ErrorOf({"--model=m", "--grpc-port=0", "--max-message-mb=3", "--log-tolerance=-12.5",
-                     "--grpc-services=info, health", "--step-timeout=7"},
-                    &flags),
-            "");
+  const ServerFlags flags =
+      Accepted({"--grpc-port=0", "--max-message-mb=3", "--log-tolerance=-12.5",
+                "--max-connections=9", "--grpc-services=info, health", "--step-timeout=7",
+                "--stall-timeout=8", "--max-calls=9", "--call-memory-mb=3", "--http-port=80",
+                "--host=::1", "--scheduling-policy=priority", "--min-priority=-5"});
   EXPECT_EQ(flags.grpc.listen.port, 0);
   EXPECT_EQ(flags.grpc.max_message_mb, 3);
   EXPECT_EQ(flags.grpc.step_timeout, 7);
-  EXPECT_EQ(flags.engine.log_tolerance, -12.5);
+  EXPECT_EQ(flags.grpc.max_streams, 9);
+  EXPECT_EQ(flags.grpc.receive_memory_bytes, 6 << 20);
   EXPECT_EQ(flags.grpc.services, (std::set<std::string>{"info", "health"}));
-  EXPECT_EQ(flags.context.served_model_name, "m");
+  EXPECT_EQ(flags.engine.log_tolerance, -12.5);
   EXPECT_EQ(flags.engine.model_dir, "m");
   EXPECT_EQ(flags.engine.device, "auto");
-}
-
-TEST(ServerFlagsTest, TheHttpPortHasTheLimitsOfTheOther) {
-  ServerFlags off;
-  ASSERT_EQ(ErrorOf({"--model=m"}, &off), "");
-  EXPECT_EQ(off.http.listen.port, -1);
-  ServerFlags on;
-  ASSERT_EQ(ErrorOf({"--model=m", "--http-port=80", "--host=::1", "--max-message-mb=3",
-                     "--max-connections=9", "--stall-timeout=7"},
-                    &on),
-            "");
-  EXPECT_EQ(on.http.listen.port, 80);
-  EXPECT_EQ(on.http.listen.host, "::1");
-  EXPECT_EQ(on.http.listen.max_connections, 9);
-  EXPECT_EQ(on.http.port.max_body_bytes, 3 << 20);
-  EXPECT_EQ(on.http.port.stall_timeout, 7);
-  ServerFlags remote;
-  EXPECT_THAT(ErrorOf({"--model=m", "--http-port=0", "--http-host=0.0.0.0"}, &remote),
-              HasSubstr("--http-host"));
-}
-
-TEST(ServerFlagsTest, WithTlsAllPortsHaveFewerConnections) {
-  ServerFlags flags;
-  ASSERT_EQ(ErrorOf({"--model=m", "--http-port=0", "--ssl-certfile=c", "--ssl-keyfile=k"}, &flags),
-            "");
-  EXPECT_LE(flags.grpc.listen.max_connections, 1024);  // or what the descriptors allow
-  EXPECT_LE(flags.http.listen.max_connections, 1024);
-}
-
-TEST(ServerFlagsTest, WhatFollowsFromSeveralFlags) {
-  ServerFlags flags;
-  ASSERT_EQ(ErrorOf({"--check-model=m", "--stall-timeout=7", "--max-calls=9", "--call-memory-mb=3",
-                     "--scheduling-policy=priority", "--min-priority=-5"},
-                    &flags),
-            "");
-  EXPECT_EQ(flags.engine.engine.stall_timeout, 7);
-  EXPECT_EQ(flags.limits.stall_timeout, 7);
-  EXPECT_EQ(flags.limits.max_calls, 9);
-  EXPECT_EQ(flags.grpc.max_streams, 9);
-  EXPECT_EQ(flags.limits.max_call_bytes, 3 << 20);
-  EXPECT_EQ(flags.grpc.receive_memory_bytes, 6 << 20);
+  EXPECT_EQ(flags.engine.engine.stall_timeout, 8);
   EXPECT_TRUE(flags.engine.engine.priority_scheduling);
   EXPECT_EQ(flags.engine.engine.min_priority, -5);
+  EXPECT_EQ(flags.limits.stall_timeout, 8);
+  EXPECT_EQ(flags.limits.max_calls, 9);
+  EXPECT_EQ(flags.limits.max_call_bytes, 3 << 20);
+  EXPECT_EQ(flags.context.served_model_name, "m");
+  // The HTTP port has the limits of the other.
+  EXPECT_EQ(flags.http.listen.port, 80);
+  EXPECT_EQ(flags.http.listen.host, "::1");
+  EXPECT_EQ(flags.http.listen.max_connections, 9);
+  EXPECT_EQ(flags.http.port.max_body_bytes, 3 << 20);
+  EXPECT_EQ(flags.http.port.stall_timeout, 8);
+  EXPECT_EQ(Accepted({}).http.listen.port, -1);
+  EXPECT_EQ(Parse({}, "--check-model=c").flags.engine.model_dir, "c");
 }
 
 TEST(ServerFlagsTest, AdminIsNotWhereStrangersAreUnlessThatIsSaid) {
-  const auto options_of = [](std::vector<std::string> arguments) {
-    ServerFlags flags;
-    arguments.insert(arguments.end(), {"--model=m", "--allow-insecure-remote"});
-    EXPECT_EQ(ErrorOf(arguments, &flags), "");
-    return flags.grpc;
-  };
-  EXPECT_EQ(options_of({}).services.count("admin"), 1u);
-  EXPECT_EQ(options_of({"--host=0.0.0.0"}).services.count("admin"), 0u);
-  EXPECT_EQ(options_of({"--host=0.0.0.0", "--admin-address=main"}).services.count("admin"), 1u);
-  const GrpcServerOptions own = options_of({"--host=0.0.0.0", "--admin-address=127.0.0.1:99"});
-  EXPECT_EQ(own.services.count("admin"), 0u);
+  const std::pair<std::vector<std::string>, size_t> cases[] = {
+      {{}, 1},
+      {{"--host=0.0.0.0"}, 0},
+      {{"--host=0.0.0.0", "--admin-address=main"}, 1},
+      {{"--host=0.0.0.0", "--admin-address=127.0.0.1:99"}, 0},
+      // Nor where clients have tokens and administrators have none.
+      {{"--api-key-file=k"}, 0},
+      {{"--api-key-file=k", "--admin-key-file=a"}, 1}};
+  for (auto [arguments, offered] : cases) {
+    arguments.emplace_back("--allow-insecure-remote");
+    EXPECT_EQ(Accepted(arguments).grpc.services.count("admin"), offered) << arguments.front();
+  }
+  const GrpcServerOptions own = Accepted({"--admin-address=127.0.0.1:99"}).grpc;
   EXPECT_EQ(own.admin->host, "127.0.0.1");
   EXPECT_EQ(own.admin->port, 99);
-  // Nor where clients have tokens and administrators have none.
-  EXPECT_EQ(options_of({"--api-key-file=k"}).services.count("admin"), 0u);
-  EXPECT_EQ(options_of({"--api-key-file=k", "--admin-key-file=a"}).services.count("admin"), 1u);
 }
 
-TEST(ServerFlagsTest, TlsLetsRemoteHostsInThatAreKnown) {
-  const std::vector<std::string> tls = {"--model=m", "--ssl-certfile=c", "--ssl-keyfile=k"};
-  const auto error_of = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = tls;
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    ServerFlags flags;
-    return ErrorOf(arguments, &flags);
-  };
-  EXPECT_THAT(error_of({"--host=0.0.0.0"}), HasSubstr("--api-key-file"));
-  EXPECT_THAT(error_of({"--host=0.0.0.0", "--ssl-ca-certs=a", "--ssl-cert-reqs=optional"}),
-              HasSubstr("--api-key-file"));
-  EXPECT_EQ(error_of({"--host=0.0.0.0", "--api-key-file=f"}), "");
-  EXPECT_EQ(error_of({"--host=0.0.0.0", "--ssl-ca-certs=a"}), "");
-  EXPECT_EQ(error_of({"--host=0.0.0.0", "--allow-insecure-remote"}), "");
-  const std::vector<std::string> http = {"--http-port=0", "--http-host=0.0.0.0"};
-  const auto http_error_of = [&](const std::string& more) {
-    return error_of({http[0], http[1], more});
-  };
-  EXPECT_THAT(http_error_of("--device=cpu"), HasSubstr("--api-key-file"));
-  EXPECT_EQ(http_error_of("--api-key-file=f"), "");
-  EXPECT_EQ(http_error_of("--ssl-ca-certs=a"), "");
-  // But not strangers to an address where every client is an administrator.
-  EXPECT_THAT(error_of({"--admin-address=0.0.0.0:1"}), HasSubstr("--admin-key-file"));
-  EXPECT_THAT(
-      error_of({"--admin-address=0.0.0.0:1", "--ssl-ca-certs=a", "--ssl-cert-reqs=optional"}),
-      HasSubstr("--admin-key-file"));
-  EXPECT_EQ(error_of({"--admin-address=0.0.0.0:1", "--ssl-ca-certs=a"}), "");
-  EXPECT_EQ(error_of({"--admin-address=0.0.0.0:1", "--admin-key-file=a"}), "");
-  EXPECT_THAT(error_of({"--api-key-file=k", "--admin-address=main"}),
-              HasSubstr("--admin-key-file"));
-}
-
-TEST(ServerFlagsTest, StrangersAreThoseWhomNothingKeepsOut) {
-  const auto strangers_with = [](std::vector<std::string> arguments) {
-    ServerFlags flags;
-    arguments.insert(arguments.end(), {"--model=m", "--ssl-certfile=c", "--ssl-keyfile=k",
-                                       "--allow-insecure-remote"});
-    EXPECT_EQ(ErrorOf(arguments, &flags), "");
-    return StrangersMayCall(flags);
-  };
-  EXPECT_FALSE(strangers_with({}));
-  EXPECT_TRUE(strangers_with({"--host=0.0.0.0"}));
-  EXPECT_TRUE(strangers_with({"--http-port=0", "--http-host=0.0.0.0"}));
-  EXPECT_FALSE(strangers_with({"--http-port=0", "--http-host=0.0.0.0", "--ssl-ca-certs=f"}));
-  EXPECT_FALSE(strangers_with({"--host=0.0.0.0", "--api-key-file=f"}));
-  EXPECT_FALSE(strangers_with({"--host=0.0.0.0", "--ssl-ca-certs=f"}));
-  EXPECT_TRUE(strangers_with({"--host=0.0.0.0", "--ssl-ca-certs=f", "--ssl-cert-reqs=optional"}));
-}
-
-TEST(ServerFlagsTest, ClientCertificatesAreRequiredWhereAuthoritiesAreGiven) {
-  const auto clients_of = [](const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {"--model=m", "--ssl-certfile=c", "--ssl-keyfile=k"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    ServerFlags flags;
-    EXPECT_EQ(ErrorOf(arguments, &flags), "");
-    EXPECT_EQ(flags.tls.authorities.empty(), flags.tls.clients == ClientCertificate::kNone);
-    return flags.tls.clients;
-  };
-  EXPECT_EQ(clients_of({}), ClientCertificate::kNone);
-  EXPECT_EQ(clients_of({"--ssl-ca-certs=a"}), ClientCertificate::kRequired);
-  EXPECT_EQ(clients_of({"--ssl-ca-certs=a", "--ssl-cert-reqs=optional"}),
-            ClientCertificate::kOptional);
-  EXPECT_EQ(clients_of({"--ssl-ca-certs=a", "--ssl-cert-reqs=none"}), ClientCertificate::kNone);
+TEST(ServerFlagsTest, StrangersAreClientsThatNothingKeepsOut) {
+  using Certificate = ClientCertificate;
+  const std::tuple<std::vector<std::string>, bool, Certificate> cases[] = {
+      {{}, false, Certificate::kNone},
+      {{"--host=0.0.0.0"}, true, Certificate::kNone},
+      {{"--http-port=0", "--http-host=0.0.0.0"}, true, Certificate::kNone},
+      {{"--http-port=0", "--http-host=0.0.0.0", "--ssl-ca-certs=f"}, false, Certificate::kRequired},
+      {{"--host=0.0.0.0", "--api-key-file=f"}, false, Certificate::kNone},
+      {{"--host=0.0.0.0", "--ssl-ca-certs=f"}, false, Certificate::kRequired},
+      {{"--host=0.0.0.0", "--ssl-ca-certs=f", "--ssl-cert-reqs=optional"},
+       true,
+       Certificate::kOptional},
+      {{"--ssl-ca-certs=f", "--ssl-cert-reqs=none"}, false, Certificate::kNone}};
+  for (auto [arguments, strangers, certificate] : cases) {
+    arguments.insert(arguments.end(),
+                     {"--ssl-certfile=c", "--ssl-keyfile=k", "--allow-insecure-remote"});
+    const ServerFlags flags = Accepted(arguments);
+    EXPECT_EQ(StrangersMayCall(flags), strangers) << arguments.front();
+    EXPECT_EQ(flags.tls.clients, certificate) << arguments.front();
+    EXPECT_EQ(flags.tls.authorities.empty(), certificate == Certificate::kNone);
+  }
 }
 
 TEST(ServerFlagsTest, AModelIsNamedByItsDirectory) {

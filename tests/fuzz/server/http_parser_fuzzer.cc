@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/http/http_message.h"
 #include "server/http/http_parser.h"
 #include "tests/fuzz/fuzz_target.h"
 

@@ -7,7 +7,6 @@
 #include "absl/strings/match.h"
 #include "engine/request/request_validation.h"
 #include "models/tokenizer/byte_level_bpe.h"
-#include "server/calls/conversion_context.h"
 #include "server/calls/request_conversion.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/models/tokenizer/small_vocabulary.h"

@@ -30,7 +30,7 @@ bool IsNumeric(const std::string& host) {
 bool AsksResolver(const ServerFlags& flags) {
   const std::string& admin = flags.admin_address;
   return !IsNumeric(flags.grpc.listen.host) || !IsNumeric(flags.http.listen.host) ||
-         !IsNumeric(flags.metrics.host) || !(IsNumeric(admin) || admin == "main");
+         !IsNumeric(flags.metrics.listen.host) || !(IsNumeric(admin) || admin == "main");
 }
 
 void CheckRefused(const absl::Status& status) {

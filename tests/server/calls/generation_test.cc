@@ -1,10 +1,8 @@
 // Generation: a call's events in order, and each way in which a call ends before or while it runs.
 #include "server/calls/generation.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -30,7 +28,7 @@ class GenerationTest : public ::testing::Test {
     return options;
   }
 
-  Generation::Convert Converting(const v1::GenerateRequest& request) {
+  FunctionSource::Function Converting(const v1::GenerateRequest& request) {
     return [this, request] {
       ++conversions_;
       absl::StatusOr<GenerationSpec> spec =
@@ -39,18 +37,25 @@ class GenerationTest : public ::testing::Test {
       return spec;
     };
   }
-  std::shared_ptr<Generation> Start(Generation::Convert convert, Seconds deadline = kNever) {
-    info_.deadline = deadline;
+  std::shared_ptr<Generation> Start(FunctionSource::Function convert,
+                                    GenerationConsumer* consumer = nullptr) {
     info_.arrival = test_.engine->Now();
-    return Generation::Start(*test_.core, info_, std::move(convert), &consumer_);
+    return StartGeneration(*test_.core, info_, std::move(convert),
+                           consumer == nullptr ? &consumer_ : consumer);
   }
-  // A call ended as it should: nothing was delivered, and nothing is left of it.
-  void ExpectNothingDelivered() {
-    EXPECT_TRUE(consumer_.events().empty());
+  // The end of a call of which nothing is delivered and nothing is left.
+  absl::Status Run(FunctionSource::Function convert) {
+    RecordingConsumer consumer(*test_.engine);
+    Start(std::move(convert), &consumer);
+    absl::Status end = consumer.WaitDone();
+    EXPECT_TRUE(consumer.events().empty());
+    ExpectNothingLeft();
+    return end;
+  }
+  void ExpectNothingLeft() {
     EXPECT_TRUE(test_.WaitIdle());
     EXPECT_TRUE(test_.core->Enter(/*tenant=*/0, kId, nullptr));
-    CallInfo next;
-    EXPECT_TRUE(test_.core->Admit(&next, 1).ok());
+    test_.core->Leave(/*tenant=*/0, kId);
   }
 
   TestCore test_{SmallQueue()};
@@ -85,28 +90,20 @@ TEST_F(GenerationTest, DeliversPromptThenTextThenOneFinishForEachSequence) {
   EXPECT_TRUE(test_.WaitIdle());
 }
 
-TEST_F(GenerationTest, ARefusedSequenceRefusesTheWholeCall) {
+TEST_F(GenerationTest, WhatIsRefusedDeliversNothingAndLeavesNothing) {
   v1::GenerateRequest request = GreedyRequest("many", 30);
+  info_.deadline = test_.engine->Now() - 1;
+  EXPECT_TRUE(absl::IsDeadlineExceeded(Run(Converting(request))));
+  EXPECT_EQ(conversions_, 0);
+  info_.deadline = kNever;
+  EXPECT_TRUE(absl::IsInvalidArgument(Run([] { return absl::InvalidArgumentError("no"); })));
   request.mutable_sampling()->set_n(3);  // one more than the queue ever holds
-  Start(Converting(request));
-  EXPECT_TRUE(absl::IsOutOfRange(consumer_.WaitDone()));
-  ExpectNothingDelivered();
-}
-
-// An HTTP request whose body was parsed in its turn waits for no second one.
-TEST_F(GenerationTest, ACallThatHasItsTurnIsConvertedInIt) {
-  std::promise<void> gate;
-  const std::shared_future<void> open = gate.get_future().share();
-  for (const int64_t bytes : {0, 1 << 30}) {  // both threads of admission are held
-    test_.core->admission().Post(0, bytes, [open] { open.wait(); });
-  }
-  info_.arrival = test_.engine->Now();
-  Generation::Start(*test_.core, info_, Converting(GreedyRequest("hello", 5)), &consumer_,
-                    /*has_turn=*/true);
-  EXPECT_EQ(conversions_, 1);
-  EXPECT_TRUE(consumer_.WaitDone().ok());
-  gate.set_value();
-  EXPECT_TRUE(test_.WaitIdle());
+  EXPECT_TRUE(absl::IsOutOfRange(Run(Converting(request))));
+  const FunctionSource::Function convert = Converting(GreedyRequest("drain", 30));
+  EXPECT_TRUE(absl::IsUnavailable(Run([&] {
+    test_.core->Drain();
+    return convert();
+  })));
 }
 
 TEST_F(GenerationTest, ARunningIdIsRefused) {
@@ -115,11 +112,11 @@ TEST_F(GenerationTest, ARunningIdIsRefused) {
   while (consumer_.events().empty()) std::this_thread::yield();
   RecordingConsumer second(*test_.engine), others(*test_.engine);
   CallInfo info, other;
-  Generation::Start(*test_.core, info, Converting(GreedyRequest("two", 3)), &second);
+  StartGeneration(*test_.core, info, Converting(GreedyRequest("two", 3)), &second);
   EXPECT_TRUE(absl::IsAlreadyExists(second.WaitDone()));
   EXPECT_TRUE(second.events().empty());
   other.tenant = 1;  // which does not learn that the id is taken
-  Generation::Start(*test_.core, other, Converting(GreedyRequest("two", 3)), &others);
+  StartGeneration(*test_.core, other, Converting(GreedyRequest("two", 3)), &others);
   EXPECT_TRUE(others.WaitDone().ok());
   running->Cancel(absl::CancelledError("gone"));
   EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
@@ -129,7 +126,7 @@ TEST_F(GenerationTest, ARunningIdIsRefused) {
 TEST_F(GenerationTest, WhatItWasMadeFromIsLetGoOfBeforeItRuns) {
   const auto message = std::make_shared<v1::GenerateRequest>(GreedyRequest("hello", 3000));
   test_.script->step_delay_us = 2000;
-  const Generation::Convert convert = Converting(*message);
+  const FunctionSource::Function convert = Converting(*message);
   std::shared_ptr<Generation> call = Start([message, convert] { return convert(); });
   while (consumer_.events().size() < 2) std::this_thread::yield();
   EXPECT_EQ(message.use_count(), 1);
@@ -147,20 +144,24 @@ TEST_F(GenerationTest, AnAbandonedCallEndsThoughItsStepHangs) {
   EXPECT_TRUE(test_.core->Enter(/*tenant=*/0, kId, nullptr));
 }
 
-TEST_F(GenerationTest, CancelledBeforeItsTurnEndsAtOnceAndIsNotConverted) {
+TEST_F(GenerationTest, CancelledBeforeItsTurnEndsAtOnceAndItsMessageIsFreed) {
   std::promise<void> gate;
   test_.core->admission().Post(0, 0, [open = gate.get_future().share()] { open.wait(); });
-  std::shared_ptr<Generation> call = Start(Converting(GreedyRequest("late", 30)));
+  const auto message = std::make_shared<v1::GenerateRequest>(GreedyRequest("late", 30));
+  const FunctionSource::Function convert = Converting(*message);
+  std::shared_ptr<Generation> call = Start([message, convert] { return convert(); });
   call->Cancel(absl::CancelledError("gone"));
   EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
+  EXPECT_EQ(message.use_count(), 1);
   gate.set_value();
   EXPECT_EQ(conversions_, 0);
-  ExpectNothingDelivered();
+  EXPECT_TRUE(consumer_.events().empty());
+  ExpectNothingLeft();
 }
 
 TEST_F(GenerationTest, CancelledDuringConversionEndsAtOnce) {
   std::promise<void> converting, gate, converted;
-  const Generation::Convert convert = Converting(GreedyRequest("late", 3000));
+  const FunctionSource::Function convert = Converting(GreedyRequest("late", 3000));
   std::shared_ptr<Generation> call = Start([&] {
     converting.set_value();
     gate.get_future().wait();
@@ -173,58 +174,8 @@ TEST_F(GenerationTest, CancelledDuringConversionEndsAtOnce) {
   EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
   gate.set_value();
   converted.get_future().wait();
-  ExpectNothingDelivered();
-}
-
-TEST_F(GenerationTest, CancelledBeforeConversionItsMessageIsFreed) {
-  std::promise<void> gate;
-  std::shared_future<void> opened = gate.get_future().share();
-  const auto message = std::make_shared<int>(7);
-  std::promise<void> converting;
-  std::shared_ptr<Generation> blocking =
-      Start([&converting, opened]() -> absl::StatusOr<GenerationSpec> {
-        converting.set_value();
-        opened.wait();
-        return absl::InvalidArgumentError("no");
-      });
-  converting.get_future().wait();  // else its thread could take the second call before the cancel
-  RecordingConsumer second(*test_.engine);
-  CallInfo info;
-  std::shared_ptr<Generation> call = Generation::Start(
-      *test_.core, info,
-      [message]() -> absl::StatusOr<GenerationSpec> { return absl::InvalidArgumentError("no"); },
-      &second);
-  blocking->Cancel(absl::CancelledError("gone"));
-  call->Cancel(absl::CancelledError("gone"));
-  EXPECT_TRUE(absl::IsCancelled(second.WaitDone()));
-  EXPECT_EQ(message.use_count(), 1);
-  gate.set_value();
-  EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
-  EXPECT_TRUE(test_.WaitIdle());
-}
-
-TEST_F(GenerationTest, DrainingDuringConversionRefuses) {
-  const Generation::Convert convert = Converting(GreedyRequest("drain", 30));
-  Start([&] {
-    test_.core->Drain();
-    return convert();
-  });
-  EXPECT_TRUE(absl::IsUnavailable(consumer_.WaitDone()));
   EXPECT_TRUE(consumer_.events().empty());
-  EXPECT_TRUE(test_.WaitIdle());
-}
-
-TEST_F(GenerationTest, APassedDeadlineIsNotConverted) {
-  Start(Converting(GreedyRequest("late", 30)), test_.engine->Now() - 1);
-  EXPECT_TRUE(absl::IsDeadlineExceeded(consumer_.WaitDone()));
-  EXPECT_EQ(conversions_, 0);
-  ExpectNothingDelivered();
-}
-
-TEST_F(GenerationTest, ConversionErrorsEndTheCall) {
-  Start([] { return absl::InvalidArgumentError("no"); });
-  EXPECT_TRUE(absl::IsInvalidArgument(consumer_.WaitDone()));
-  ExpectNothingDelivered();
+  ExpectNothingLeft();
 }
 
 TEST_F(GenerationTest, AFailedEngineEndsTheCallOnce) {
@@ -239,56 +190,9 @@ TEST_F(GenerationTest, AFailedEngineEndsTheCallOnce) {
   EXPECT_TRUE(test_.core->Enter(/*tenant=*/0, kId, nullptr));
 }
 
-// A reader that takes the prompt and nothing more.
-class FullConsumer final : public GenerationConsumer {
- public:
-  absl::Status Deliver(v1::GenerateDelta event, RequestId, int64_t) override {
-    if (event.has_prompt()) return absl::OkStatus();
-    ++refused;
-    return AnswersUnread();
-  }
-  void Done(const absl::Status& status) override { done.set_value(status); }
-
-  std::promise<absl::Status> done;
-  int refused = 0;
-};
-
-TEST_F(GenerationTest, WhatAReaderCannotTakeEndsTheCall) {
-  test_.script->step_delay_us = 1000;
-  FullConsumer consumer;
-  v1::GenerateRequest request = GreedyRequest("much", 3000);
-  request.mutable_sampling()->set_n(2);
-  Generation::Start(*test_.core, info_, Converting(request), &consumer);
-  EXPECT_TRUE(absl::IsResourceExhausted(consumer.done.get_future().get()));
-  EXPECT_EQ(consumer.refused, 1);
-  ExpectNothingDelivered();
-}
-
-// Takes the place of standard error.
-class StderrPipe {
- public:
-  StderrPipe() : saved_(dup(STDERR_FILENO)) {
-    EXPECT_EQ(pipe2(pipe_, O_CLOEXEC), 0);
-    dup2(pipe_[1], STDERR_FILENO);
-  }
-  ~StderrPipe() {
-    dup2(saved_, STDERR_FILENO);
-    for (int fd : {saved_, pipe_[0], pipe_[1]}) close(fd);
-  }
-  std::string ReadLine() {
-    std::string line;
-    for (char c = 0; read(pipe_[0], &c, 1) == 1 && c != '\n';) line.push_back(c);
-    return line;
-  }
-
- private:
-  const int saved_;
-  int pipe_[2] = {};
-};
-
 TEST_F(GenerationTest, ItsLineInTheLogTellsWhatOperatorsAsk) {
-  StderrPipe standard_error;
   ConfigureLog(LogLevel::kInfo, LogFormat::kJson);
+  ::testing::internal::CaptureStderr();
   test_.script->step_delay_us = 1000;
   info_.method = "GenerateStream";
   info_.peer = "ipv4:127.0.0.1:7";
@@ -296,7 +200,8 @@ TEST_F(GenerationTest, ItsLineInTheLogTellsWhatOperatorsAsk) {
   request.mutable_sampling()->set_n(2);
   Start(Converting(request));
   EXPECT_TRUE(consumer_.WaitDone().ok());
-  const nlohmann::json line = nlohmann::json::parse(standard_error.ReadLine());
+  FlushLog(10);
+  const nlohmann::json line = nlohmann::json::parse(::testing::internal::GetCapturedStderr());
   ConfigureLog(LogLevel::kError, LogFormat::kText);
   EXPECT_EQ(line["event"], "request finished");
   EXPECT_EQ(line["request_id"], kId);
@@ -323,7 +228,8 @@ class ManyGenerationsTest : public ::testing::Test {
   class Reader final : public GenerationConsumer {
    public:
     explicit Reader(EngineThread& engine) : engine_(engine) {}
-    absl::Status Deliver(v1::GenerateDelta event, RequestId sequence, int64_t count) override {
+    absl::Status Deliver(size_t, v1::GenerateDelta event, RequestId sequence,
+                         int64_t count) override {
       bytes += event.SerializeAsString().size();
       if (count > 0) engine_.Acknowledge(sequence, count);
       tokens += count;
@@ -354,7 +260,7 @@ class ManyGenerationsTest : public ::testing::Test {
         if (spec.ok()) spec->request_id = std::to_string(i);
         return spec;
       };
-      Generation::Start(*test_.core, info_, convert, readers_[static_cast<size_t>(i)].get());
+      StartGeneration(*test_.core, info_, convert, readers_[static_cast<size_t>(i)].get());
     }
   }
 

@@ -1,22 +1,43 @@
-// RecordingConsumer: keeps what a Generation delivers, and answers as a reader that takes
-// everything at once.
+// A Generation's two ends in tests: FunctionSource makes its spec, RecordingConsumer keeps what it
+// delivers and answers as a reader that takes everything at once.
 #pragma once
 
+#include <functional>
 #include <future>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/mutex.h"
-#include "server/calls/sequence_events.h"
+#include "server/calls/generation.h"
 
 namespace fox {
+
+class FunctionSource final : public GenerationSource {
+ public:
+  using Function = std::function<absl::StatusOr<GenerationSpec>()>;
+  explicit FunctionSource(Function function) : function_(std::move(function)) {}
+  absl::StatusOr<GenerationSpec> Convert() override { return function_(); }
+
+ private:
+  const Function function_;
+};
+
+// `consumer` lives until its Done.
+inline std::shared_ptr<Generation> StartGeneration(ServerCore& core, const CallInfo& info,
+                                                   FunctionSource::Function convert,
+                                                   GenerationConsumer* consumer) {
+  return Generation::Start(core, info, std::make_unique<FunctionSource>(std::move(convert)),
+                           std::shared_ptr<GenerationConsumer>(std::shared_ptr<void>(), consumer));
+}
 
 class RecordingConsumer final : public GenerationConsumer {
  public:
   explicit RecordingConsumer(EngineThread& engine) : engine_(engine) {}
 
-  absl::Status Deliver(v1::GenerateDelta event, RequestId sequence, int64_t tokens) override {
+  absl::Status Deliver(size_t, v1::GenerateDelta event, RequestId sequence,
+                       int64_t tokens) override {
     if (tokens > 0) engine_.Acknowledge(sequence, tokens);
     const MutexLock lock(mutex_);
     events_.push_back(std::move(event));

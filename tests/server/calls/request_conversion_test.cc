@@ -34,26 +34,31 @@ v1::GenerateRequest Base() {
   return request;
 }
 
+using R = v1::GenerateRequest;
+
 struct Case {
   const char* field;  // in the message; "" when it must be accepted
-  std::function<void(v1::GenerateRequest*)> change;
+  std::function<void(R*)> change;
 };
 
-void Check(const std::vector<Case>& cases, const ConversionContext& context) {
+void Check(const std::vector<Case>& cases, const ConversionContext& context = Context(),
+           absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
   for (size_t i = 0; i < cases.size(); ++i) {
-    v1::GenerateRequest request = Base();
+    R request = Base();
     cases[i].change(&request);
     const absl::Status status = ConvertGenerate(request, true, context).status();
-    if (cases[i].field[0] == '\0') {
-      EXPECT_TRUE(status.ok()) << "case " << i << ": " << status;
-    } else {
-      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << "case " << i << " " << status;
-      EXPECT_THAT(std::string(status.message()), HasSubstr(cases[i].field)) << "case " << i;
-    }
+    const bool accepted = *cases[i].field == 0;
+    EXPECT_EQ(status.code(), accepted ? absl::StatusCode::kOk : code) << i << " " << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(cases[i].field)) << i;
   }
 }
 
-using R = v1::GenerateRequest;
+GenerationSpec Converted(const R& request, const ConversionContext& context = Context(),
+                         bool stream = true) {
+  absl::StatusOr<GenerationSpec> spec = ConvertGenerate(request, stream, context);
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  return *std::move(spec);
+}
 
 TEST(RequestConversionTest, FloatRanges) {
   struct Range {
@@ -80,74 +85,84 @@ TEST(RequestConversionTest, FloatRanges) {
           value >= range.low && value <= range.high && !(range.open && value == range.low);
       const absl::Status status = ConvertGenerate(request, true, Context()).status();
       EXPECT_EQ(status.ok(), legal) << range.field << " " << value << " " << status;
-      if (!legal) {
-        EXPECT_THAT(std::string(status.message()), HasSubstr(range.field));
-      }
+      EXPECT_THAT(std::string(status.message()), HasSubstr(legal ? "" : range.field));
     }
   }
 }
 
 TEST(RequestConversionTest, IdsCountsAndStrings) {
-  Check(
-      {
-          {"", [](R* r) { r->mutable_token_ids()->add_ids(kVocab - 1); }},
-          {"token_ids", [](R* r) { r->mutable_token_ids()->add_ids(kVocab); }},
-          {"token_ids", [](R* r) { r->mutable_token_ids()->add_ids(UINT32_MAX); }},
-          {"prompt", [](R* r) { r->mutable_token_ids()->clear_ids(); }},
-          {"prompt", [](R* r) { r->clear_token_ids(); }},
-          {"text", [](R* r) { r->set_text(std::string()); }},
-          {"sampling.n", [](R* r) { r->mutable_sampling()->set_n(0); }},
-          {"", [](R* r) { r->mutable_sampling()->set_n(16); }},
-          {"sampling.n", [](R* r) { r->mutable_sampling()->set_n(17); }},
-          {"sampling.n", [](R* r) { r->mutable_sampling()->set_n(UINT32_MAX); }},
-          {"", [](R* r) { r->mutable_sampling()->set_top_k(UINT32_MAX); }},
-          {"logit_bias", [](R* r) { (*r->mutable_sampling()->mutable_logit_bias())[kVocab] = 1; }},
-          {"logit_bias: id 4294967295",
-           [](R* r) { (*r->mutable_sampling()->mutable_logit_bias())[4294967295u] = 1; }},
-          {"logit_bias", [](R* r) { (*r->mutable_sampling()->mutable_logit_bias())[1] = 100.5f; }},
-          {"logit_bias",
-           [](R* r) { (*r->mutable_sampling()->mutable_logit_bias())[1] = std::nanf(""); }},
-          {"allowed_token_ids", [](R* r) { r->mutable_sampling()->add_allowed_token_ids(kVocab); }},
-          {"stopping.max_tokens", [](R* r) { r->mutable_stopping()->set_max_tokens(0); }},
-          {"", [](R* r) { r->mutable_stopping()->set_max_tokens(UINT32_MAX); }},
-          {"stopping.min_tokens",
-           [](R* r) {
-             r->mutable_stopping()->set_max_tokens(3);
-             r->mutable_stopping()->set_min_tokens(4);
-           }},
-          {"stopping.stop", [](R* r) { r->mutable_stopping()->add_stop(std::string()); }},
-          {"stopping.stop", [](R* r) { r->mutable_stopping()->add_stop(std::string(257, 'x')); }},
-          {"stopping.stop", [](R* r) { r->mutable_stopping()->add_stop(std::string("a\0", 2)); }},
-          {"stopping.stop",
-           [](R* r) {
-             for (int i = 0; i < 17; ++i) r->mutable_stopping()->add_stop(std::string(1, 'x'));
-           }},
-          {"stop_token_ids", [](R* r) { r->mutable_stopping()->add_stop_token_ids(kVocab); }},
-          {"output.logprobs", [](R* r) { r->mutable_output()->set_logprobs(-1); }},
-          {"", [](R* r) { r->mutable_output()->set_logprobs(5); }},
-          {"output.logprobs", [](R* r) { r->mutable_output()->set_logprobs(6); }},
-          {"output.prompt_logprobs", [](R* r) { r->mutable_output()->set_prompt_logprobs(6); }},
-          {"logprob_token_ids", [](R* r) { r->mutable_output()->add_logprob_token_ids(1); }},
-          {"stream_interval", [](R* r) { r->mutable_output()->set_stream_interval(0); }},
-          {"stream_interval", [](R* r) { r->mutable_output()->set_stream_interval(1025); }},
-          {"queue_timeout_ms", [](R* r) { r->set_queue_timeout_ms(0); }},
-          {"truncate_prompt_tokens", [](R* r) { r->set_truncate_prompt_tokens(0); }},
-          {"acp.log_tolerance", [](R* r) { r->mutable_acp()->set_log_tolerance(-9.99f); }},
-          {"acp.log_tolerance", [](R* r) { r->mutable_acp()->set_log_tolerance(-kInfinity); }},
-          {"", [](R* r) { r->mutable_acp()->set_log_tolerance(-10); }},
-          {"acp.mode", [](R* r) { r->mutable_acp()->set_mode(v1::PAPER); }},
-          {"", [](R* r) { r->mutable_acp()->set_mode(v1::CERTIFIED); }},
-      },
-      Context());
+  const auto bias = [](uint32_t id, float value) {
+    return [=](R* r) { (*r->mutable_sampling()->mutable_logit_bias())[id] = value; };
+  };
+  const auto stops = [](int count, const std::string& text) {
+    return [=](R* r) {
+      for (int i = 0; i < count; ++i) r->mutable_stopping()->add_stop(text);
+    };
+  };
+  const auto tokens = [](uint32_t least, uint32_t most) {
+    return [=](R* r) {
+      r->mutable_stopping()->set_min_tokens(least);
+      r->mutable_stopping()->set_max_tokens(most);
+    };
+  };
+  Check({
+      {"", [](R* r) { r->mutable_token_ids()->add_ids(kVocab - 1); }},
+      {"token_ids", [](R* r) { r->mutable_token_ids()->add_ids(kVocab); }},
+      {"token_ids", [](R* r) { r->mutable_token_ids()->add_ids(UINT32_MAX); }},
+      {"prompt", [](R* r) { r->mutable_token_ids()->clear_ids(); }},
+      {"prompt", [](R* r) { r->clear_token_ids(); }},
+      {"text", [](R* r) { r->set_text(std::string()); }},
+      {"sampling.n", [](R* r) { r->mutable_sampling()->set_n(0); }},
+      {"", [](R* r) { r->mutable_sampling()->set_n(16); }},
+      {"sampling.n", [](R* r) { r->mutable_sampling()->set_n(17); }},
+      {"sampling.n", [](R* r) { r->mutable_sampling()->set_n(UINT32_MAX); }},
+      {"", [](R* r) { r->mutable_sampling()->set_top_k(UINT32_MAX); }},
+      {"logit_bias", bias(kVocab, 1)},
+      {"logit_bias: id 4294967295", bias(4294967295u, 1)},
+      {"logit_bias", bias(1, 100.5f)},
+      {"logit_bias", bias(1, std::nanf(""))},
+      {"allowed_token_ids", [](R* r) { r->mutable_sampling()->add_allowed_token_ids(kVocab); }},
+      {"stopping.max_tokens", tokens(0, 0)},
+      {"", tokens(0, UINT32_MAX)},
+      {"stopping.min_tokens", tokens(4, 3)},
+      {"stopping.stop", stops(1, "")},
+      {"stopping.stop", stops(1, std::string(257, 'x'))},
+      {"stopping.stop", stops(1, std::string("a\0", 2))},
+      {"stopping.stop", stops(17, "x")},
+      {"stop_token_ids", [](R* r) { r->mutable_stopping()->add_stop_token_ids(kVocab); }},
+      {"output.logprobs", [](R* r) { r->mutable_output()->set_logprobs(-1); }},
+      {"", [](R* r) { r->mutable_output()->set_logprobs(5); }},
+      {"output.logprobs", [](R* r) { r->mutable_output()->set_logprobs(6); }},
+      {"output.prompt_logprobs", [](R* r) { r->mutable_output()->set_prompt_logprobs(6); }},
+      {"logprob_token_ids", [](R* r) { r->mutable_output()->add_logprob_token_ids(1); }},
+      {"stream_interval", [](R* r) { r->mutable_output()->set_stream_interval(0); }},
+      {"stream_interval", [](R* r) { r->mutable_output()->set_stream_interval(1025); }},
+      {"queue_timeout_ms", [](R* r) { r->set_queue_timeout_ms(0); }},
+      {"truncate_prompt_tokens", [](R* r) { r->set_truncate_prompt_tokens(0); }},
+      {"cache.cache_salt: at most 256 bytes",
+       [](R* r) { r->mutable_cache()->set_cache_salt(std::string(257, 's')); }},
+      {"acp.log_tolerance", [](R* r) { r->mutable_acp()->set_log_tolerance(-9.99f); }},
+      {"acp.log_tolerance", [](R* r) { r->mutable_acp()->set_log_tolerance(-kInfinity); }},
+      {"", [](R* r) { r->mutable_acp()->set_log_tolerance(-10); }},
+      {"acp.mode", [](R* r) { r->mutable_acp()->set_mode(v1::PAPER); }},
+      {"", [](R* r) { r->mutable_acp()->set_mode(v1::CERTIFIED); }},
+      {"priority", [](R* r) { r->set_priority(-1); }},
+      {"", [](R* r) { r->set_priority(0); }},
+  });
 }
 
-TEST(RequestConversionTest, PrioritiesNeedTheirPolicy) {
-  ConversionContext context = Context();
-  context.engine.priority_scheduling = false;
-  Check({{"priority", [](R* r) { r->set_priority(-1); }}, {"", [](R* r) { r->set_priority(0); }}},
-        context);
-  context.engine.priority_scheduling = true;
-  Check({{"", [](R* r) { r->set_priority(-1); }}}, context);
+TEST(RequestConversionTest, FieldsThatNeedMoreOfTheServer) {
+  ConversionContext other = Context();
+  other.engine.priority_scheduling = true;
+  other.engine.acp = AcpMode::kOff;
+  Check({{"", [](R* r) { r->set_priority(-1); }},
+         {"", [](R* r) { r->mutable_acp()->set_mode(v1::OFF); }},
+         {"ACP is off", [](R* r) { r->mutable_acp()->set_log_tolerance(-20); }}},
+        other);
+  Check({{"text", [](R* r) { r->set_text("x"); }},
+         {"output.text", [](R* r) { r->mutable_output()->set_text(true); }},
+         {"stopping.stop", [](R* r) { r->mutable_stopping()->add_stop("x"); }}},
+        Context(), absl::StatusCode::kFailedPrecondition);  // there is no tokenizer
 }
 
 TEST(RequestConversionTest, DefaultsComeFromTheModel) {
@@ -158,40 +173,34 @@ TEST(RequestConversionTest, DefaultsComeFromTheModel) {
   context.defaults.eos_token_ids = {9};
   v1::GenerateRequest request = Base();
   request.mutable_stopping()->add_stop_token_ids(3);
-  absl::StatusOr<GenerationSpec> spec = ConvertGenerate(request, true, context);
-  ASSERT_TRUE(spec.ok());
-  const Request& out = spec->sequences.at(0);
+  GenerationSpec spec = Converted(request, context);
+  Request out = spec.sequences.at(0);
   EXPECT_EQ(out.sampling.temperature, 0.25f);
   EXPECT_EQ(out.sampling.top_k, 7);
   EXPECT_EQ(out.stop.max_tokens, 20);
   EXPECT_THAT(out.stop.stop_token_ids, ElementsAre(3, 9));
   EXPECT_EQ(out.flow_window, 64 + 1);
-  EXPECT_FALSE(spec->text);  // no tokenizer
-  EXPECT_TRUE(spec->token_ids);
+  EXPECT_FALSE(spec.text);  // no tokenizer
+  EXPECT_TRUE(spec.token_ids);
   request.mutable_stopping()->set_ignore_eos(true);
   request.mutable_sampling()->set_temperature(0);
-  spec = ConvertGenerate(request, false, context);
-  ASSERT_TRUE(spec.ok());
-  EXPECT_THAT(spec->sequences[0].stop.stop_token_ids, ElementsAre(3));
-  EXPECT_EQ(spec->sequences[0].sampling.temperature, 0);
-  EXPECT_EQ(spec->sequences[0].flow_window, 0);
+  out = Converted(request, context, /*stream=*/false).sequences[0];
+  EXPECT_THAT(out.stop.stop_token_ids, ElementsAre(3));
+  EXPECT_EQ(out.sampling.temperature, 0);
+  EXPECT_EQ(out.flow_window, 0);
 }
 
 TEST(RequestConversionTest, LengthsAgainstTheContext) {
   v1::GenerateRequest request;
   for (int i = 0; i < 49; ++i) request.mutable_token_ids()->add_ids(5);
-  absl::StatusOr<GenerationSpec> spec = ConvertGenerate(request, true, Context());
-  ASSERT_TRUE(spec.ok());
-  EXPECT_EQ(spec->sequences[0].stop.max_tokens, 1);  // cut to what is left
+  EXPECT_EQ(Converted(request).sequences[0].stop.max_tokens, 1);  // cut to what is left
   for (int i = 0; i < 2; ++i) {
     request.mutable_token_ids()->add_ids(6);
     EXPECT_EQ(ConvertGenerate(request, true, Context()).status().code(),
               absl::StatusCode::kOutOfRange);
   }
   request.set_truncate_prompt_tokens(3);
-  spec = ConvertGenerate(request, true, Context());
-  ASSERT_TRUE(spec.ok());
-  EXPECT_THAT(spec->sequences[0].prompt, ElementsAre(5, 6, 6));
+  EXPECT_THAT(Converted(request).sequences[0].prompt, ElementsAre(5, 6, 6));
 }
 
 TEST(RequestConversionTest, SequencesDifferBySeedAlone) {
@@ -199,63 +208,29 @@ TEST(RequestConversionTest, SequencesDifferBySeedAlone) {
   request.mutable_sampling()->set_n(3);
   request.mutable_sampling()->set_seed(UINT64_MAX);
   request.mutable_output()->set_prompt_logprobs(1);
-  absl::StatusOr<GenerationSpec> spec = ConvertGenerate(request, true, Context());
-  ASSERT_TRUE(spec.ok());
-  ASSERT_EQ(spec->sequences.size(), 3u);
-  EXPECT_EQ(spec->sequences[0].sampling.seed, UINT64_MAX);
-  EXPECT_EQ(spec->sequences[1].sampling.seed, 0u);
-  EXPECT_EQ(spec->sequences[2].sampling.seed, 1u);
-  EXPECT_EQ(spec->sequences[0].sampling.prompt_logprobs, 1);
-  EXPECT_EQ(spec->sequences[1].sampling.prompt_logprobs, -1);
+  request.mutable_cache()->set_cache_salt(std::string(256, 's'));
+  request.mutable_cache()->set_bypass_prefix_cache(true);
+  const GenerationSpec spec = Converted(request);
+  ASSERT_EQ(spec.sequences.size(), 3u);
+  for (uint64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(spec.sequences[i].sampling.seed, UINT64_MAX + i);
+    EXPECT_EQ(spec.sequences[i].sampling.prompt_logprobs, i == 0 ? 1 : -1);
+    EXPECT_EQ(spec.sequences[i].cache_salt, std::string(256, 's'));
+    EXPECT_TRUE(spec.sequences[i].bypass_prefix_cache);
+  }
   request.mutable_sampling()->clear_seed();
-  EXPECT_NE(ConvertGenerate(request, true, Context())->sequences[0].sampling.seed,
-            ConvertGenerate(request, true, Context())->sequences[0].sampling.seed);
+  EXPECT_NE(Converted(request).sequences[0].sampling.seed,
+            Converted(request).sequences[0].sampling.seed);
 }
 
 TEST(RequestConversionTest, AcpModesBecomeTolerances) {
   v1::GenerateRequest request = Base();
-  EXPECT_FALSE(ConvertGenerate(request, true, Context())->sequences[0].log_tolerance.has_value());
+  EXPECT_FALSE(Converted(request).sequences[0].log_tolerance.has_value());
   request.mutable_acp()->set_log_tolerance(-20);
-  EXPECT_EQ(ConvertGenerate(request, true, Context())->sequences[0].log_tolerance, -20.0);
+  EXPECT_EQ(Converted(request).sequences[0].log_tolerance, -20.0);
   request.mutable_acp()->set_mode(v1::OFF);
-  EXPECT_EQ(ConvertGenerate(request, true, Context())->sequences[0].log_tolerance,
+  EXPECT_EQ(Converted(request).sequences[0].log_tolerance,
             -std::numeric_limits<double>::infinity());
-  ConversionContext off = Context();
-  off.engine.acp = AcpMode::kOff;
-  EXPECT_FALSE(ConvertGenerate(request, true, off).ok());
-  request.mutable_acp()->clear_log_tolerance();
-  EXPECT_TRUE(ConvertGenerate(request, true, off).ok());
-}
-
-TEST(RequestConversionTest, SaltsAndBypassesOfThePrefixCacheAreTakenOver) {
-  v1::GenerateRequest request = Base();
-  request.mutable_sampling()->set_n(2);
-  request.mutable_cache()->set_cache_salt(std::string(256, 's'));
-  request.mutable_cache()->set_bypass_prefix_cache(true);
-  absl::StatusOr<GenerationSpec> spec = ConvertGenerate(request, true, Context());
-  ASSERT_TRUE(spec.ok());
-  for (const Request& sequence : spec->sequences) {
-    EXPECT_EQ(sequence.cache_salt, std::string(256, 's'));
-    EXPECT_TRUE(sequence.bypass_prefix_cache);
-  }
-  request.mutable_cache()->mutable_cache_salt()->push_back('s');
-  EXPECT_EQ(ConvertGenerate(request, true, Context()).status().message(),
-            "cache.cache_salt: at most 256 bytes");
-}
-
-TEST(RequestConversionTest, TextNeedsATokenizer) {
-  v1::GenerateRequest request = Base();
-  request.set_text(std::string(1, 'x'));
-  EXPECT_EQ(ConvertGenerate(request, true, Context()).status().code(),
-            absl::StatusCode::kFailedPrecondition);
-  request = Base();
-  request.mutable_output()->set_text(true);
-  EXPECT_EQ(ConvertGenerate(request, true, Context()).status().code(),
-            absl::StatusCode::kFailedPrecondition);
-  request = Base();
-  request.mutable_stopping()->add_stop(std::string(1, 'x'));
-  EXPECT_EQ(ConvertGenerate(request, true, Context()).status().code(),
-            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(RequestConversionTest, BosGoesBeforeIdsThatLackItWhereTheServerSaysSo) {

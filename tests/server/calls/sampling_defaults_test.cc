@@ -1,8 +1,8 @@
 // Defaults from generation_config.json: what is taken, what is out of the engine's ranges.
-#include "server/calls/sampling_defaults.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "server/calls/request_conversion.h"
 
 namespace fox {
 namespace {

@@ -24,6 +24,7 @@ class CompletionWriterTest : public ::testing::Test {
     request_.prompts.resize(2);
     request_.n = 2;
   }
+  CompletionWriter Writer() { return {request_, context_, "print", "cmpl-1", 7}; }
   static v1::GenerateDelta Prompt(uint32_t tokens) {
     v1::GenerateDelta event;
     event.mutable_prompt()->set_request_id("id");
@@ -37,23 +38,17 @@ class CompletionWriterTest : public ::testing::Test {
     event.mutable_delta()->set_text(text);
     return event;
   }
-  static v1::GenerateDelta End(uint32_t index, v1::FinishReason reason) {
+  // That has kept `kept` of `all` pages; -infinity: nothing was evicted.
+  static v1::GenerateDelta End(uint32_t index, v1::FinishReason reason, float mass = -kInfinity,
+                               uint64_t kept = 0, uint64_t all = 0) {
     v1::GenerateDelta event;
     event.mutable_finish()->set_index(index);
     event.mutable_finish()->set_reason(reason);
     event.mutable_finish()->mutable_usage()->set_completion_tokens(3);
     event.mutable_finish()->mutable_usage()->set_cached_tokens(2);
     v1::AcpStats* acp = event.mutable_finish()->mutable_acp();
-    acp->set_max_log_evicted_mass(-kInfinity);
-    acp->set_log_tolerance(-kInfinity);
-    return event;
-  }
-  // That has kept `kept` of `all` pages.
-  static v1::GenerateDelta End(uint32_t index, float mass, uint64_t kept, uint64_t all) {
-    v1::GenerateDelta event = End(index, v1::LENGTH);
-    v1::AcpStats* acp = event.mutable_finish()->mutable_acp();
     acp->set_max_log_evicted_mass(mass);
-    acp->set_log_tolerance(-10);
+    acp->set_log_tolerance(mass == -kInfinity ? mass : -10);
     acp->set_pages_allocated(all);
     acp->set_peak_pages(all);
     acp->set_pages_evicted(all - kept);
@@ -79,7 +74,7 @@ class CompletionWriterTest : public ::testing::Test {
 };
 
 TEST_F(CompletionWriterTest, OneBodyHoldsAllChoices) {
-  CompletionWriter writer(request_, context_, "print", "cmpl-1", 7);
+  CompletionWriter writer = Writer();
   for (size_t prompt : {0U, 1U}) {
     EXPECT_EQ(writer.Add(prompt, Prompt(5)), 0);
     for (uint32_t index : {1U, 0U}) {
@@ -111,7 +106,7 @@ TEST_F(CompletionWriterTest, OneBodyHoldsAllChoices) {
 
 TEST_F(CompletionWriterTest, AChunkHoldsWhatIsNew) {
   request_.echo = request_.include_usage = true;
-  CompletionWriter writer(request_, context_, "print", "cmpl-1", 7);
+  CompletionWriter writer = Writer();
   const auto chunk = [&](size_t prompt, const v1::GenerateDelta& event) {
     writer.Add(prompt, event);
     const std::string bytes = writer.TakeChunk(prompt, event);
@@ -135,18 +130,19 @@ TEST_F(CompletionWriterTest, AChunkHoldsWhatIsNew) {
 
 TEST_F(CompletionWriterTest, TheCertificateIsTheWorstOfAllChoicesAndTheirSum) {
   request_.prompts.resize(1);
-  const std::vector<v1::GenerateDelta> ends = {End(1, -12.5F, 8, 40), End(0, -11.25F, 4, 40)};
+  const std::vector<v1::GenerateDelta> ends = {End(1, v1::LENGTH, -12.5F, 8, 40),
+                                               End(0, v1::LENGTH, -11.25F, 4, 40)};
   const Json fox = {{"max_log_evicted_mass", -11.25},
                     {"log_tolerance", -10},
                     {"kv_bytes", 1200},
                     {"kv_bytes_unpruned", 8000},
                     {"cached_tokens", 2}};
   // In the last event of a stream before [DONE]: the one that ends the last choice, or usage.
-  CompletionWriter streamed(request_, context_, "print", "cmpl-1", 7);
+  CompletionWriter streamed = Writer();
   EXPECT_EQ(Json::parse(Told(&streamed, ends).substr(6))["fox"], fox);
   EXPECT_EQ(streamed.LastChunks(), "data: [DONE]\n\n");
   request_.include_usage = true;
-  CompletionWriter counted(request_, context_, "print", "cmpl-1", 7);
+  CompletionWriter counted = Writer();
   EXPECT_EQ(Told(&counted, ends).find("\"fox\""), std::string::npos);
   const std::string last = counted.LastChunks();
   EXPECT_EQ(Json::parse(last.substr(6, last.find("\n\n") - 6))["fox"], fox);
@@ -157,9 +153,9 @@ TEST_F(CompletionWriterTest, TheCertificateIsTheWorstOfAllChoicesAndTheirSum) {
 TEST_F(CompletionWriterTest, APreemptedChoiceDoesNotCountItsPagesTwice) {
   request_.prompts.resize(1);
   request_.n = 1;
-  v1::GenerateDelta end = End(0, -11.25F, 24, 80);
+  v1::GenerateDelta end = End(0, v1::LENGTH, -11.25F, 24, 80);
   end.mutable_finish()->mutable_acp()->set_peak_pages(16);
-  CompletionWriter writer(request_, context_, "print", "cmpl-1", 7);
+  CompletionWriter writer = Writer();
   const Json fox = Json::parse(Told(&writer, {end}).substr(6))["fox"];
   EXPECT_EQ(fox["kv_bytes"], 1600);
   EXPECT_EQ(fox["kv_bytes_unpruned"], 4000);
@@ -178,13 +174,47 @@ TEST_F(CompletionWriterTest, ABosThatTheServerAddedIsInNoList) {
     if (id == CharacterTokenizer::kBos) continue;
     prompt.mutable_prompt()->add_prompt_logprobs()->mutable_token()->set_token_id(id);
   }
-  CompletionWriter writer(request_, context_, "print", "cmpl-1", 7);
+  CompletionWriter writer = Writer();
   writer.Add(0, prompt);
   writer.Add(0, End(0, v1::STOP));
   const Json lists = Json::parse(writer.TakeBody())["choices"][0]["logprobs"];
   EXPECT_EQ(lists["tokens"], Json({"a", "b"}));
   EXPECT_EQ(lists["token_logprobs"], Json({0.0, 0.0}));
   EXPECT_EQ(lists["text_offset"], Json({0, 1}));
+}
+
+// What the page reads.
+TEST(WindowsEventTest, EveryFieldIsThereAndInfinityIsNull) {
+  v1::Windows windows;
+  windows.set_tokens(130);
+  windows.set_layers(2);
+  windows.set_kv_heads(1);
+  windows.set_page_size(64);
+  windows.set_page_bytes(16672);
+  for (const uint32_t first : {0u, 2u}) windows.add_first_page(first);
+  windows.mutable_acp()->set_pages_allocated(6);
+  windows.mutable_acp()->set_pages_evicted(2);
+  windows.mutable_acp()->set_log_tolerance(-10.5F);
+  windows.mutable_acp()->set_max_log_evicted_mass(-std::numeric_limits<float>::infinity());
+  const std::string event = WindowsEvent(windows, /*choice=*/3);
+  ASSERT_EQ(event.substr(0, 6), "data: ");
+  ASSERT_EQ(event.substr(event.size() - 2), "\n\n");
+  EXPECT_EQ(Json::parse(event.substr(6)), Json({{"object", "fox.windows"},
+                                                {"index", 3},
+                                                {"tokens", 130},
+                                                {"layers", 2},
+                                                {"kv_heads", 1},
+                                                {"page_size", 64},
+                                                {"page_bytes", 16672},
+                                                {"first_page", {0, 2}},
+                                                {"acp",
+                                                 {{"blocks_total", 0},
+                                                  {"blocks_pruned", 0},
+                                                  {"pages_allocated", 6},
+                                                  {"pages_evicted", 2},
+                                                  {"peak_pages", 0},
+                                                  {"log_tolerance", -10.5},
+                                                  {"max_log_evicted_mass", nullptr}}}}));
 }
 
 }  // namespace

@@ -1,7 +1,10 @@
 // HTTP messages: paths of targets, heads and chunks.
-#include "server/http/http_message.h"
-
 #include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+
+#include "server/http/http_exchange.h"
 
 namespace fox {
 namespace {
@@ -31,30 +34,27 @@ TEST(HttpMessageTest, ATargetHasAPathAndAQuery) {
 }
 
 TEST(HttpMessageTest, AHeadSaysHowItsBodyEnds) {
-  HttpAnswer answer{404, "text/plain", {{"X-A", "b"}}, "12345"};
-  EXPECT_EQ(AnswerHead(answer, BodyFraming::kLength),
-            "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\n"
-            "X-Content-Type-Options: nosniff\r\nX-A: b\r\n"
-            "Content-Length: 5\r\n\r\n");
-  answer.headers.clear();
-  EXPECT_EQ(AnswerHead(answer, BodyFraming::kChunked),
-            "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\n"
-            "X-Content-Type-Options: nosniff\r\nTransfer-Encoding: chunked\r\n\r\n");
-  EXPECT_EQ(AnswerHead(answer, BodyFraming::kClose),
-            "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\n"
-            "X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n");
-}
-
-TEST(HttpMessageTest, NoBytesAreNoChunk) {
+  const HttpAnswer answer{404, "text/plain", {{"X-A", "b"}}, "12345"};
+  const std::pair<BodyFraming, const char*> framings[] = {
+      {BodyFraming::kLength, "Content-Length: 5\r\n\r\n"},
+      {BodyFraming::kChunked, "Transfer-Encoding: chunked\r\n\r\n"},
+      {BodyFraming::kClose, "Connection: close\r\n\r\n"}};
+  for (const auto& [framing, end] : framings) {
+    EXPECT_EQ(AnswerHead(answer, framing),
+              std::string("HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\n"
+                          "X-Content-Type-Options: nosniff\r\nX-A: b\r\n") +
+                  end);
+  }
   EXPECT_EQ(Chunk(std::string(26, 'a')), "1a\r\n" + std::string(26, 'a') + "\r\n");
   EXPECT_EQ(Chunk(""), "");  // would end the body
 }
 
-TEST(HttpMessageTest, HeadersAreFoundByName) {
+TEST(HttpMessageTest, HeadersAreFoundByNameAndPlace) {
   HttpRequest request;
   request.headers = {{"a", "1"}, {"b", "2"}, {"a", "3"}};
   EXPECT_EQ(request.Header("a"), "1");
-  EXPECT_EQ(request.Header("c"), "");
+  EXPECT_EQ(request.Header("a", 1), "3");
+  EXPECT_EQ(request.Header("c").data(), nullptr);
 }
 
 }  // namespace

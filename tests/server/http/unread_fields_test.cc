@@ -1,11 +1,10 @@
 // Unread fields: what is refused, with which advice, and what is ignored.
-#include "server/http/unread_fields.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "server/http/json_fields.h"
 
 namespace fox {
 namespace {
@@ -25,14 +24,10 @@ TEST(UnreadFieldsTest, WhatChangesTheAnswerIsRefusedWithAdvice) {
   const std::pair<const char*, const char*> cases[] = {
       {"max_new_tokens", "did you mean max_tokens?"},
       {"n_predict", "did you mean max_tokens?"},
-      {"max_completion_tokens", "did you mean max_tokens?"},
       {"messages", "no chat here: the model has no chat template; send prompt"},
       {"guided_json", "no structured output"},
-      {"guided_choice", "no structured output"},
-      {"structured_outputs", "no structured output"},
       {"grammar", "no structured output"},
       {"tools", "no tools"},
-      {"tool_choice", "no tools"},
       {"functions", "no tools"},
       {"prompt_logprobs", "not supported; echo and logprobs bring them"},
       {"prompt_embeds", "not supported; a prompt is text or token ids"},

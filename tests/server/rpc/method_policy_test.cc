@@ -1,7 +1,5 @@
 // Every method of every service that a server registers has a policy, and no policy is of a method
 // that is none: the server itself is asked for its services.
-#include "server/rpc/method_policy.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +9,7 @@
 
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
+#include "server/rpc/port_credentials.h"
 #include "tests/e2e/test_server.h"
 
 namespace fox {

@@ -10,34 +10,30 @@
 namespace fox {
 namespace {
 
-TEST(PortCheckTest, SettingsAreNoAnswer) {
+// Of a port that sends these bytes.
+absl::Status Checked(const std::string& frames, double seconds) {
   int taken = -1;
-  const auto sink = [&](int, int descriptor) {
-    taken = descriptor;
-    const std::string settings("\0\0\0\4\0\0\0\0\0", 9);
-    send(taken, settings.data(), settings.size(), MSG_NOSIGNAL);
-  };
-  EXPECT_EQ(CheckPort(sink, 0.05),
-            absl::UnavailableError("gRPC does not answer: memory or threads ran out"));
+  const absl::Status status = CheckPort(
+      [&](int, int descriptor) {
+        taken = descriptor;
+        send(taken, frames.data(), frames.size(), MSG_NOSIGNAL);
+      },
+      seconds);
   close(taken);
+  return status;
 }
 
-TEST(PortCheckTest, FieldsBehindOtherFramesAreOne) {
-  int taken = -1;
-  const auto sink = [&](int, int descriptor) {
-    taken = descriptor;
-    const std::string frames("\0\0\6\4\0\0\0\0\0abcdef\0\0\1\1\5\0\0\0\1\x88", 25);
-    send(taken, frames.data(), frames.size(), MSG_NOSIGNAL);
-  };
-  EXPECT_TRUE(CheckPort(sink, 10).ok());
-  close(taken);
+TEST(PortCheckTest, SettingsAreNoAnswerAndFieldsBehindOtherFramesAreOne) {
+  EXPECT_EQ(Checked(std::string("\0\0\0\4\0\0\0\0\0", 9), 0.05),
+            absl::UnavailableError("gRPC does not answer: memory or threads ran out"));
+  EXPECT_TRUE(Checked(std::string("\0\0\6\4\0\0\0\0\0abcdef\0\0\1\1\5\0\0\0\1\x88", 25), 10).ok());
 }
 
 TEST(PortCheckTest, ATlsPortClosesTheConnection) {
   EXPECT_TRUE(CheckPort([](int, int descriptor) { close(descriptor); }, 10).ok());
 }
 
-// As Start has done before.
+// One that was checked with what it sends.
 TEST(PortCheckTest, AServerAnswers) {
   TestServer server;
   EXPECT_GT(server.server->port(), 0);

@@ -4,14 +4,12 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "server/rpc/method_policy.h"
 #include "tests/e2e/test_server.h"
 #include "tests/engine/eval/run_program.h"
 
