@@ -28,10 +28,9 @@ timed() {
   parts+="$((SECONDS - start)) $name"$'\n'
 }
 
-# Of every kernel unoptimised PTX, and the tests for a GPU: that all of it compiles.
+# Of every kernel what nvcc makes before ptxas, and the tests for a GPU: that all of it compiles.
 compile_cuda() {
-  FOX_CUDA_ARCHITECTURES=90a-virtual configure cuda cuda-check \
-    -DCMAKE_CUDA_FLAGS_RELEASE="-O0 -Xcicc=-O0 -DNDEBUG"
+  FOX_CUDA_ARCHITECTURES=90a-virtual configure cuda cuda-check
   compile cuda-check fox_cuda cuda_tests engine_gpu_tests fox_bench_gpu fox_cuda_faults
 }
 
