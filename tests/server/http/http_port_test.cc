@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "gtest/gtest.h"
+#include "server/process/connection_acceptor.h"
 #include "tests/e2e/http_client.h"
 
 namespace fox {
