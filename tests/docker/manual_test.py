@@ -88,7 +88,7 @@ class ManualTest(unittest.TestCase):
             self.assertEqual(lint.stdout, "")
 
     def test_exit_codes_are_those_of_the_server(self) -> None:
-        text = (ROOT / "server" / "README.md").read_text()
+        text = (ROOT / "docker" / "OPERATIONS.md").read_text()
         codes = re.findall(r"(?m)^\| (\d+) \|", text)
         self.assertEqual(codes, re.findall(r"(?m)^\.B (\d+)$",
                                            read_page(self.pages / "fox-server.1.gz")))

@@ -1,18 +1,14 @@
 #!/usr/bin/env python3
-"""The metrics of a fox-server as Prometheus' own programs read them and as fox-cli top shows them,
-and traceparent in its log.
+"""The metrics of a fox-server as Prometheus' own programs read them, and traceparent in its log.
 
     metrics_test.py BIN     the folder of fox-server and fox-cli
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
-import os
 import pathlib
-import pty
 import re
 import shutil
 import signal
@@ -29,7 +25,6 @@ from fox_server import MODEL, ROOT, SLOWNESS
 
 DASHBOARD = ROOT / "docker" / "grafana" / "foxserve.json"
 ALERTS = ROOT / "docker" / "prometheus" / "alerts.yml"
-HOME = "\x1b[H\x1b[J"  # what top writes before each picture
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
@@ -185,61 +180,6 @@ class StartTest(fox_server.Case):
         traced = [event["args"].get("traceparent") for event in events
                   if event["name"] == "request" and event["ph"] == "b"]
         self.assertEqual(traced, [header, None])
-
-
-class TopTest(fox_server.Case):
-    """fox-cli top: once into a pipe, live on a terminal; fox-cli info: lines, or indented."""
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        cls.server.generate(["Once", "--max-tokens", "5"], show=False)
-
-    def on_a_terminal(self, *words: str, pictures: int = 0) -> str:
-        """What fox-cli shows there, to its end or until so many pictures have begun."""
-        terminal, end = pty.openpty()
-        shown = ""
-        with subprocess.Popen([str(self.programs / "fox-cli"), *words, "--target",
-                               self.server.target], stdin=subprocess.DEVNULL,
-                              stdout=end) as process:
-            os.close(end)
-            with contextlib.suppress(OSError):  # the other end is closed
-                while not pictures or shown.count(HOME) < pictures:
-                    shown += os.read(terminal, 4096).decode()
-                self.assertIsNone(process.poll())
-            process.kill()
-        os.close(terminal)
-        return shown
-
-    def test_without_a_terminal_it_prints_once(self) -> None:
-        run = self.cli("top")
-        self.assertNotIn("\x1b", run.stdout)
-        lines = run.stdout.splitlines()
-        self.assertRegex(lines[0], r"^demo  foxserve \d+\.\d+\.\d+  cpu .* up 0:00:\d\d$")
-        self.assertIn("requests    0 of 16 running, 0 waiting (0 tokens, 0.0 s), 0 paused", lines)
-        self.assertRegex(run.stdout, r"\nper second +0\.0 generated +0\.0 of prompts ")
-        self.assertRegex(run.stdout, r"\nKV pool +\[\.{30}\] +0\.0%  0 B of \d+\.\d GiB\n")
-        self.assertIn("certificate log mass none, tolerance -10.0000; 0 pages evicted", run.stdout)
-        self.assertIn("ended       1 finished, 0 cancelled", run.stdout)
-
-    def test_on_a_terminal_it_goes_on(self) -> None:
-        shown = self.on_a_terminal("top", "--interval", "0.1", pictures=3)
-        self.assertGreaterEqual(shown.count(HOME), 3)
-        self.assertIn("engine      last turned", shown)
-
-    def test_info_is_indented_on_a_terminal(self) -> None:
-        self.assertEqual(len(self.cli("info").stdout.splitlines()), 3)
-        shown = self.on_a_terminal("info")
-        self.assertIn('{\r\n "version": ', shown)
-        self.assertTrue(shown.endswith("\n}\r\n"), shown[-20:])
-
-    def test_errors(self) -> None:
-        for flags, target, code, said in (
-                ((), "127.0.0.1:1", 1, "UNAVAILABLE"), (("--interval", "0"), "", 2, "--interval"),
-                (("more",), "", 2, "unexpected argument more")):
-            run = self.cli("top", *flags, target=target)
-            self.assertEqual(run.returncode, code, run.stderr)
-            self.assertIn(said, run.stderr)
 
 
 if __name__ == "__main__":
