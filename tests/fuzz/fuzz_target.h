@@ -33,11 +33,6 @@ class FuzzInput {
   bool Bool() { return (Byte() & 1) != 0; }
   // In [0, n), of one byte. REQUIRES: 0 < n <= 256.
   size_t Below(size_t n) { return Byte() % n; }
-  uint64_t Uint64() {
-    uint64_t value = 0;
-    for (int i = 0; i < 8; ++i) value = value << 8 | Byte();
-    return value;
-  }
   // Of at most `most` bytes; the first byte read says how many. REQUIRES: most < 256.
   std::string Text(size_t most) {
     const size_t wanted = Below(most + 1);

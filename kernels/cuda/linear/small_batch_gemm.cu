@@ -139,7 +139,7 @@ __device__ __forceinline__ void CopyWeights(const SmallBatchGemmArguments& a, co
 }
 
 // A thread's output of a tile's rows: where it goes, and what is added to it: zeros where there is
-// nothing, which makes -0 to 0 as cluster_gemm.cuh does. Those are read long before they are used,
+// nothing, which makes -0 to 0 as cluster_gemm.cu does. Those are read long before they are used,
 // so no arithmetic here.
 struct Output {
   int n;       // row of the batch
