@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "kernels/ops.h"
@@ -84,6 +85,38 @@ struct RunOptions {
   int64_t attend_every = 1;           // only each n-th chunk attends, the others give zeros
   const QueryBound* bound = nullptr;  // null: the QK-norm bounds of the inputs
   double min_log_gate = 0;            // a clamp looser than the inputs' own
+};
+
+// Rows of one sequence in a step.
+struct StepRows {
+  int slot = 0;  // -1: padding
+  int64_t position = 0, rows = 1;
+  double log_tolerance = -10;
+};
+
+// Steps of any sequences with the same constants: BeginStep, Append, Attention, Evict.
+class HeadRun {
+ public:
+  // REQUIRES: the backend has been told of all rows (Ops::Reserve).
+  HeadRun(Ops& ops, const PagedKv& kv, const HeadInputs& constants, const RunOptions& options);
+  ~HeadRun();
+
+  struct Result {
+    std::vector<double> projection;  // [rows, columns()], with the queries that Append has left
+    std::vector<double> out, lse;    // [rows, hidden], [rows, q_heads]; zeros without attention
+    std::vector<int64_t> blocks_total, blocks_pruned, pages_evicted;  // [num_seqs]
+  };
+  // `projection`: of all rows.
+  Result Step(const std::vector<StepRows>& sequences, const std::vector<double>& projection,
+              bool attend = true);
+
+ private:
+  struct Parameters;
+
+  Ops& ops_;
+  const PagedKv& kv_;
+  const HeadInputs& in_;
+  const std::unique_ptr<Parameters> parameters_;
 };
 
 // Runs the whole sequence through Append, Attention and Evict, and releases the slot.

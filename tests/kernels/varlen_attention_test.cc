@@ -13,15 +13,13 @@ namespace {
 double Loss(VarlenInputs& inputs, const std::vector<int32_t>& first_key) {
   VarlenForwardFloat64(inputs.params(), first_key.empty() ? nullptr : first_key.data());
   double loss = 0;
-  for (int b = 0; b < inputs.batch; ++b) {
-    for (int t = 0; t < inputs.tokens; ++t) {
-      for (int h = 0; h < inputs.shape.q_heads; ++h) {
-        for (int m = 0; m < inputs.shape.head_dim; ++m) {
-          loss += inputs.out.At(b, t, h, m) * inputs.d_out.At(b, t, h, m);
-        }
+  inputs.ForEachToken([&](int, int b, int t, int) {
+    for (int h = 0; h < inputs.shape.q_heads; ++h) {
+      for (int m = 0; m < inputs.shape.head_dim; ++m) {
+        loss += inputs.out.At(b, t, h, m) * inputs.d_out.At(b, t, h, m);
       }
     }
-  }
+  });
   return loss;
 }
 

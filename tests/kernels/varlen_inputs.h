@@ -1,9 +1,10 @@
 // Random inputs of varlen forgetting attention, and float64 arrays for everything that goes in and
 // comes out. Queries, keys, values and d_out are rounded to bf16 and gates to float32, so that a
-// device is given exactly these.
+// device is given exactly these; those of tokens of no sequence are NaN.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,7 +24,15 @@ struct VarlenCase {
   int padding = 0;  // elements between the rows of the outer dimension but batch, not of gates
   // Gate logits N(mean, 1), a mean for each query head; repeats.
   std::vector<double> gate_means = {2, 5, -1, 8};
+  double strong_gate_rate = 0;  // of tokens; the log gate is between strong_gate and half of it
+  double strong_gate = -40;
+  bool equal_keys = false;
+  double scale = 0;  // 0: 1 / sqrt(head_dim)
   uint64_t seed = 1;
+  // Of a case in a table, on the device.
+  std::string name;
+  AcpMode acp = AcpMode::kOff;
+  bool random_pages = false;  // first pages of any value that the contract allows
 };
 
 // Sequences of these lengths one after the other, in one packed row.
@@ -70,6 +79,15 @@ struct VarlenInputs {
   VarlenArray<double> q, k, v, log_fgate, d_out;     // random
   VarlenArray<double> out, dq, dk, dv, d_log_fgate;  // NaN until computed
 
+  // body(seq, batch, token, position) for all tokens of sequences.
+  template <typename Body>
+  void ForEachToken(const Body& body) const {
+    for (int s = 0; s < num_seqs(); ++s) {
+      for (int i = 0; i < length(s); ++i) {
+        body(s, BatchOf(s), begin[static_cast<size_t>(s)] + i, i);
+      }
+    }
+  }
   int num_seqs() const { return static_cast<int>(begin.size()); }
   int BatchOf(int seq) const { return shape.packed ? 0 : seq; }
   int length(int seq) const {

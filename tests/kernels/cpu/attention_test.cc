@@ -107,48 +107,21 @@ TEST(CpuAttentionTest, RaggedBatchWithEmptyRowsEqualsSolo) {
   // Three slots in one batch, one of them with no row: each as if alone.
   CpuOps ops({});
   const HeadShape shape{2, 1, 32};
-  const std::vector<int64_t> lengths = {65, 0, 140};
-  PagedKvShape cache = ShapeFor(shape, 192, DType::kF32, 3);
-  PagedKvStorage storage(cache, ops);
-  std::vector<HeadInputs> inputs;
-  std::vector<float> projection;
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    inputs.push_back(RandomInputs(shape, lengths[i], 29 + i, {2, 5}));
-    inputs[i].q_norm = inputs[0].q_norm;
-    inputs[i].k_norm = inputs[0].k_norm;
-    projection.insert(projection.end(), inputs[i].projection.begin(), inputs[i].projection.end());
-  }
-  const std::vector<float> q_norm(inputs[0].q_norm.begin(), inputs[0].q_norm.end());
-  const std::vector<float> k_norm(inputs[0].k_norm.begin(), inputs[0].k_norm.end());
-  const int64_t rows = 205, columns = inputs[0].columns();
-  const std::vector<int32_t> slots = {2, 0, 1};
-  const std::vector<int64_t> begin = {0, 65, 65, 205}, position = {0, 0, 0};
-  const std::vector<double> tolerance(3, -10);
-  const BatchView batch{
-      3, rows, nullptr, slots.data(), begin.data(), position.data(), tolerance.data()};
-  AppendParams append;
-  append.projection = {projection.data(), DType::kF32, rows, columns, columns};
-  append.k_column = shape.hidden();
-  append.v_column = shape.hidden() + shape.kv();
-  append.fgate_column = inputs[0].gate_column();
-  append.q_norm = q_norm.data();
-  append.k_norm = k_norm.data();
-  ops.BeginStep(batch, storage.view(), nullptr);
-  ops.Append(batch, append, storage.view(), nullptr);
-  std::vector<float> out(static_cast<size_t>(rows * shape.hidden()));
-  AttentionParams attention;
-  attention.q = append.projection.Columns(0, shape.hidden());
-  attention.out = {out.data(), DType::kF32, rows, shape.hidden(), shape.hidden()};
-  ops.Attention(batch, attention, storage.view(), nullptr);
-  for (size_t i : {size_t{0}, size_t{2}}) {
-    RunOptions options;
-    options.dtype = DType::kF32;
-    const HeadOutputs solo = RunSolo(inputs[i], options);
-    for (size_t k = 0; k < solo.out.size(); ++k) {
-      ASSERT_EQ(out[static_cast<size_t>(begin[i] * shape.hidden()) + k],
-                static_cast<float>(solo.out[k]));
-    }
-  }
+  RunOptions options;
+  options.dtype = DType::kF32;
+  PagedKvStorage storage(ShapeFor(shape, 192, options.dtype, 3), ops);
+  HeadInputs first = RandomInputs(shape, 65, 29, {2, 5}),
+             last = RandomInputs(shape, 140, 31, {2, 5});
+  last.q_norm = first.q_norm;
+  last.k_norm = first.k_norm;
+  std::vector<double> rows = first.projection;
+  rows.insert(rows.end(), last.projection.begin(), last.projection.end());
+  HeadRun run(ops, storage.view(), first, options);
+  const HeadRun::Result both = run.Step({{2, 0, 65}, {0, 0, 0}, {1, 0, 140}}, rows);
+  std::vector<double> solo = RunSolo(first, options).out;
+  const std::vector<double> more = RunSolo(last, options).out;
+  solo.insert(solo.end(), more.begin(), more.end());
+  EXPECT_EQ(both.out, solo);
 }
 
 TEST(CpuAttentionTest, MillionTokensOfGatesStayExact) {

@@ -8,10 +8,23 @@
 #include <vector>
 
 #include "kernels/batch_view.h"
+#include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "tests/kernels/cuda/device_array.h"
 
 namespace fox::cuda::testing {
+
+// Makes `array` anew, poisoned or a copy.
+template <typename T>
+T* Set(DeviceArray<T>& array, size_t size) {
+  array = DeviceArray<T>(size);
+  return array.data();
+}
+template <typename T>
+T* Set(DeviceArray<T>& array, const std::vector<T>& host) {
+  array = DeviceArray<T>(host);
+  return array.data();
+}
 
 // A cache of narrow heads, for tests of the page pool.
 inline PagedKvShape NarrowShape(int layers, int kv_heads, int group, int slots, int max_pages,
@@ -30,56 +43,57 @@ inline PagedKvShape NarrowShape(int layers, int kv_heads, int group, int slots, 
 
 // All pages free, all slots empty; bf16 pages.
 struct DeviceKv {
-  explicit DeviceKv(const PagedKvShape& shape)
-      : keys(Pages(shape) * kPageTokens * static_cast<size_t>(shape.head_dim)),
-        values(keys.size()),
-        log_f_offset(Pages(shape) * Group(shape) * kPageTokens),
-        page_cum_log_f(Pages(shape) * Group(shape)),
-        log_mass_bound(page_cum_log_f.size()),
-        log_denominator_bound(page_cum_log_f.size()),
-        max_key_norm(page_cum_log_f.size()),
-        free_stack(Descending(shape.num_pages)),
-        free_count(std::vector<int32_t>{shape.num_pages}),
-        page_owners(std::vector<uint64_t>(Pages(shape), 0)),
-        sole_pages(std::vector<int32_t>(static_cast<size_t>(shape.max_slots), 0)),
-        page_table(Lists(shape) * static_cast<size_t>(shape.max_pages)),
-        first_live(std::vector<int32_t>(Lists(shape), 0)),
-        pool_fault(std::vector<PoolFault>{PoolFault::kNone}),
-        length(std::vector<int64_t>(static_cast<size_t>(shape.max_slots), 0)),
-        max_log_evicted_mass(std::vector<double>(Lists(shape), kNothing)),
-        cum_log_f(std::vector<double>(Heads(shape), 0)),
-        log_mass(std::vector<double>(Heads(shape), kNothing)),
-        decay_sum(std::vector<double>(Heads(shape), 0)),
-        key_sum(std::vector<double>(Heads(shape) * static_cast<size_t>(shape.head_dim), 0)),
-        last_k(Lists(shape) * static_cast<size_t>(shape.head_dim)),
-        last_v(last_k.size()),
-        page_end_k(last_k.size()),
-        page_end_v(last_k.size()) {
+  explicit DeviceKv(const PagedKvShape& shape) {
+    const size_t dim = static_cast<size_t>(shape.head_dim), summaries = Pages(shape) * Group(shape);
+    const auto slots = static_cast<size_t>(shape.max_slots);
+    const std::vector<double> zeros(Heads(shape), 0), nothing(Heads(shape), kNothing);
     view.shape = shape;
-    view.keys = keys.data();
-    view.values = values.data();
-    view.log_f_offset = log_f_offset.data();
-    view.page_cum_log_f = page_cum_log_f.data();
-    view.log_mass_bound = log_mass_bound.data();
-    view.log_denominator_bound = log_denominator_bound.data();
-    view.max_key_norm = max_key_norm.data();
-    view.free_stack = free_stack.data();
-    view.free_count = free_count.data();
-    view.pool_fault = pool_fault.data();
-    view.page_owners = page_owners.data();
-    view.sole_pages = sole_pages.data();
-    view.page_table = page_table.data();
-    view.first_live = first_live.data();
-    view.length = length.data();
-    view.max_log_evicted_mass = max_log_evicted_mass.data();
-    view.cum_log_f = cum_log_f.data();
-    view.log_mass = log_mass.data();
-    view.decay_sum = decay_sum.data();
-    view.key_sum = key_sum.data();
-    view.last_k = last_k.data();
-    view.last_v = last_v.data();
-    view.page_end_k = page_end_k.data();
-    view.page_end_v = page_end_v.data();
+    view.keys = Set(keys, Pages(shape) * kPageTokens * dim);
+    view.values = Set(values, keys.size());
+    view.log_f_offset = Set(log_f_offset, summaries * kPageTokens);
+    view.page_cum_log_f = Set(page_cum_log_f, summaries);
+    view.log_mass_bound = Set(log_mass_bound, summaries);
+    view.log_denominator_bound = Set(log_denominator_bound, summaries);
+    view.max_key_norm = Set(max_key_norm, summaries);
+    view.free_stack = Set(free_stack, Descending(shape.num_pages));
+    view.free_count = Set(free_count, std::vector<int32_t>{shape.num_pages});
+    view.page_owners = Set(page_owners, std::vector<uint64_t>(Pages(shape), 0));
+    view.sole_pages = Set(sole_pages, std::vector<int32_t>(slots, 0));
+    view.page_table = Set(page_table, Lists(shape) * static_cast<size_t>(shape.max_pages));
+    view.first_live = Set(first_live, std::vector<int32_t>(Lists(shape), 0));
+    view.pool_fault = Set(pool_fault, std::vector<PoolFault>{PoolFault::kNone});
+    view.length = Set(length, std::vector<int64_t>(slots, 0));
+    view.max_log_evicted_mass =
+        Set(max_log_evicted_mass, std::vector<double>(Lists(shape), kNothing));
+    view.cum_log_f = Set(cum_log_f, zeros);
+    view.log_mass = Set(log_mass, nothing);
+    view.decay_sum = Set(decay_sum, zeros);
+    view.key_sum = Set(key_sum, std::vector<double>(Heads(shape) * dim, 0));
+    view.last_k = Set(last_k, Lists(shape) * dim);
+    view.last_v = Set(last_v, Lists(shape) * dim);
+    view.page_end_k = Set(page_end_k, Lists(shape) * dim);
+    view.page_end_v = Set(page_end_v, Lists(shape) * dim);
+  }
+
+  // BeginStep of these rows of one sequence; done when it returns, unlike what follows.
+  void Begin(int slot, int64_t position, int64_t rows) const;
+  void Release(int32_t slot) const {
+    EXPECT_EQ(cuda::Release(&slot, 1, view, nullptr), cudaSuccess);
+  }
+  void Share(int from, int to) const {
+    EXPECT_EQ(cuda::Share(from, to, view, nullptr), cudaSuccess);
+  }
+  PoolFault Fault() const { return pool_fault.ToHost()[0]; }
+  int32_t FreeCount() const { return free_count.ToHost()[0]; }
+  // f(array) for all contents of pages and states, but what says which page is whose.
+  template <typename F>
+  void ForEachContent(const F& f) {
+    for (auto* array : {&page_cum_log_f, &log_mass_bound, &log_denominator_bound, &max_key_norm,
+                        &max_log_evicted_mass, &cum_log_f, &log_mass, &decay_sum, &key_sum}) {
+      f(*array);
+    }
+    for (auto* array : {&log_f_offset, &last_k, &last_v, &page_end_k, &page_end_v}) f(*array);
+    for (auto* array : {&keys, &values}) f(*array);
   }
 
   // Owners of pages and the counts of pages are what the tables say.
@@ -104,7 +118,7 @@ struct DeviceKv {
       if (NumOwners(word) == 1) ++sole[static_cast<size_t>(SoleOwner(word))];
     }
     EXPECT_EQ(sole_pages.ToHost(), sole);
-    EXPECT_EQ(free_count.ToHost()[0], shape.num_pages - used);
+    EXPECT_EQ(FreeCount(), shape.num_pages - used);
   }
 
   static constexpr double kNothing = -std::numeric_limits<double>::infinity();
@@ -135,27 +149,21 @@ struct DeviceKv {
 
 // Room for the plan of steps with up to `rows` rows and `seqs` sequences.
 struct DeviceWork {
-  DeviceWork(const PagedKvShape& shape, int64_t rows, int seqs)
-      : blocks(static_cast<size_t>(MaxRowBlocks(rows, seqs))),
-        tiles(blocks.size()),
-        num_blocks(1),
-        num_tiles(1),
-        split_begin(static_cast<size_t>(shape.layers) *
-                    static_cast<size_t>(seqs * shape.q_heads + 1)),
-        block_starts(static_cast<size_t>(shape.layers * kDecodeBlocks)),
-        page_sums(blocks.size() * static_cast<size_t>(shape.q_heads * (shape.head_dim + 4))) {
-    view.max_blocks = static_cast<int>(blocks.size());
-    view.max_tiles = view.max_blocks;
-    view.blocks = blocks.data();
-    view.num_blocks = num_blocks.data();
-    view.tiles = tiles.data();
-    view.num_tiles = num_tiles.data();
-    view.split_begin = split_begin.data();
-    view.block_starts = block_starts.data();
+  DeviceWork(const PagedKvShape& shape, int64_t rows, int seqs) {
+    view.max_blocks = view.max_tiles = static_cast<int>(MaxRowBlocks(rows, seqs));
+    const auto most = static_cast<size_t>(view.max_blocks),
+               layers = static_cast<size_t>(shape.layers);
+    view.blocks = Set(blocks, most);
+    view.num_blocks = Set(num_blocks, 1);
+    view.tiles = Set(tiles, most);
+    view.num_tiles = Set(num_tiles, 1);
+    view.max_seq_heads = seqs * shape.q_heads;
+    view.split_begin = Set(split_begin, layers * static_cast<size_t>(view.max_seq_heads + 1));
+    view.block_starts = Set(block_starts, layers * kDecodeBlocks);
     view.decode_blocks = kDecodeBlocks;
     view.max_splits = std::numeric_limits<int>::max();
-    view.max_seq_heads = seqs * shape.q_heads;
-    view.page_sums = page_sums.data();
+    view.page_sums =
+        Set(page_sums, most * static_cast<size_t>(shape.q_heads * (shape.head_dim + 4)));
   }
 
   static constexpr int kDecodeBlocks = 7;
@@ -204,23 +212,24 @@ struct HostBatch {
 
 // The same in device memory.
 struct DeviceBatch {
-  explicit DeviceBatch(const std::vector<BatchEntry>& entries) : DeviceBatch(HostBatch(entries)) {}
-  explicit DeviceBatch(const HostBatch& host)
-      : slot(host.slot),
-        row_begin(host.row_begin),
-        position(host.position),
-        log_tolerance(host.log_tolerance),
-        view(host.view) {
-    view.slot = slot.data();
-    view.row_begin = row_begin.data();
-    view.position = position.data();
-    view.log_tolerance = log_tolerance.data();
+  explicit DeviceBatch(const std::vector<BatchEntry>& entries) {
+    const HostBatch host(entries);
+    view = host.view;
+    view.slot = memory.Copy(host.slot);
+    view.row_begin = memory.Copy(host.row_begin);
+    view.position = memory.Copy(host.position);
+    view.log_tolerance = memory.Copy(host.log_tolerance);
   }
 
-  DeviceArray<int32_t> slot;
-  DeviceArray<int64_t> row_begin, position;
-  DeviceArray<double> log_tolerance;
+  DeviceMemory memory;
   BatchView view;
 };
+
+inline void DeviceKv::Begin(int slot, int64_t position, int64_t rows) const {
+  const DeviceBatch batch({{slot, position, rows, -10}});
+  const DeviceWork work(view.shape, rows, 1);
+  EXPECT_EQ(BeginStep(batch.view, view, work.view, nullptr), cudaSuccess);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
 
 }  // namespace fox::cuda::testing

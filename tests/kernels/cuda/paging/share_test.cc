@@ -15,13 +15,6 @@ constexpr int kLayers = 3, kKvHeads = 7, kGroup = 2, kSlots = 4, kMaxPages = 80,
 constexpr int64_t kLists = kLayers * kKvHeads, kHeads = kLists * kGroup, kDim = 16;
 
 template <typename T>
-void Randomize(DeviceArray<T>& array, std::mt19937_64& rng) {
-  std::vector<T> values = array.ToHost();
-  for (T& value : values) value = static_cast<T>(static_cast<double>(rng() % 100000) / 7);
-  array.CopyFrom(values);
-}
-
-template <typename T>
 std::vector<T> OfSlot(const DeviceArray<T>& array, int slot, int64_t count) {
   const std::vector<T> all = array.ToHost();
   return {all.begin() + slot * count, all.begin() + (slot + 1) * count};
@@ -31,29 +24,9 @@ class ShareDeviceTest : public ::testing::Test {
  protected:
   ShareDeviceTest() : kv_(NarrowShape(kLayers, kKvHeads, kGroup, kSlots, kMaxPages, kPages)) {}
 
-  void Begin(int slot, int64_t position, int64_t rows) {
-    const DeviceBatch batch({{slot, position, rows, -10}});
-    const DeviceWork work(kv_.view.shape, rows, 1);
-    ASSERT_EQ(BeginStep(batch.view, kv_.view, work.view, nullptr), cudaSuccess);
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  }
-  void RandomizeState() {
-    for (auto* array : {&kv_.cum_log_f, &kv_.log_mass, &kv_.decay_sum, &kv_.key_sum,
-                        &kv_.page_cum_log_f, &kv_.max_log_evicted_mass}) {
-      Randomize(*array, rng_);
-    }
-    for (auto* array : {&kv_.last_k, &kv_.last_v, &kv_.page_end_k, &kv_.page_end_v}) {
-      Randomize(*array, rng_);
-    }
-  }
   void ShareSlot(int from, int to) {
-    ASSERT_EQ(Share(from, to, kv_.view, nullptr), cudaSuccess);
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    EXPECT_EQ(kv_.pool_fault.ToHost()[0], PoolFault::kNone);
-  }
-  void Empty(int32_t slot) {
-    ASSERT_EQ(Release(&slot, 1, kv_.view, nullptr), cudaSuccess);
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    kv_.Share(from, to);
+    EXPECT_EQ(kv_.Fault(), PoolFault::kNone);
   }
 
   std::mt19937_64 rng_{1};
@@ -63,9 +36,12 @@ class ShareDeviceTest : public ::testing::Test {
 TEST_F(ShareDeviceTest, TheStateIsThatOfThePageEnd) {
   for (const int64_t length : {64, 100, 64 * 70, 64 * 70 + 63}) {
     SCOPED_TRACE(length);
-    Begin(0, 0, length);
-    RandomizeState();
-    std::vector<int32_t> first = kv_.first_live.ToHost();
+    kv_.Begin(0, 0, length);
+    kv_.ForEachContent([&]<typename T>(DeviceArray<T>& array) {
+      std::vector<T> values = array.ToHost();
+      for (T& value : values) value = static_cast<T>(static_cast<double>(rng_() % 60000) / 7);
+      array.CopyFrom(values);
+    });
     ShareSlot(0, 2);
     kv_.ExpectOwnersOfTheTables();
     const int64_t pages = length / kPageTokens;
@@ -88,10 +64,10 @@ TEST_F(ShareDeviceTest, TheStateIsThatOfThePageEnd) {
       gates[static_cast<size_t>(head)] = bases[static_cast<size_t>(page * kGroup + head % kGroup)];
     }
     EXPECT_EQ(OfSlot(kv_.cum_log_f, 2, kHeads), gates);
-    Empty(0);
-    Empty(2);
+    kv_.Release(0);
+    kv_.Release(2);
     kv_.ExpectOwnersOfTheTables();
-    EXPECT_EQ(kv_.free_count.ToHost()[0], kPages);
+    EXPECT_EQ(kv_.FreeCount(), kPages);
   }
 }
 
@@ -105,23 +81,23 @@ TEST_F(ShareDeviceTest, APageIsFreeWhenItsLastOwnerHasGivenItUp) {
       case 0: {
         const auto rows = static_cast<int64_t>(rng_() % 700 + 1);
         if (length + rows > kMaxPages * kPageTokens) break;
-        Begin(a, length, rows);
+        kv_.Begin(a, length, rows);
         length += rows;
         break;
       }
       case 1:
         if (a == b) break;
-        Empty(b);
+        kv_.Release(b);
         ShareSlot(a, b);
         lengths[static_cast<size_t>(b)] = length / kPageTokens * kPageTokens;
         break;
       default:
-        Empty(a);
+        kv_.Release(a);
         length = 0;
     }
     kv_.ExpectOwnersOfTheTables();
   }
-  EXPECT_EQ(kv_.pool_fault.ToHost()[0], PoolFault::kNone);
+  EXPECT_EQ(kv_.Fault(), PoolFault::kNone);
 }
 
 }  // namespace

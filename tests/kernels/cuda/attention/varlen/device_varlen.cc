@@ -1,9 +1,10 @@
-// Copies in both directions. See device_varlen.h.
+// Copies in both directions, and the table of cases. See device_varlen.h.
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <random>
 
 #include "kernels/cuda/attention/varlen/kernels.h"
 #include "tests/kernels/varlen_oracle.h"
@@ -29,6 +30,54 @@ std::vector<uint8_t> Bytes(const void* from, size_t bytes) {
 }
 
 }  // namespace
+
+VarlenCase WithHeads(VarlenCase shape, int q_heads, int kv_heads, int head_dim,
+                     const std::vector<double>& gate_means) {
+  shape.q_heads = q_heads;
+  shape.kv_heads = kv_heads;
+  shape.head_dim = head_dim;
+  shape.gate_means = gate_means;
+  return shape;
+}
+
+std::vector<VarlenCase> VarlenCases(const std::vector<VarlenCase>& more) {
+  std::vector<VarlenCase> shapes;
+  const auto add = [&](const std::string& name, const VarlenCase& shape, int q_heads, int kv_heads,
+                       const std::vector<double>& gate_means) -> VarlenCase& {
+    shapes.push_back(WithHeads(shape, q_heads, kv_heads, 0, gate_means));
+    shapes.back().name = name;
+    return shapes.back();
+  };
+  add("Edges", PackedCase({1, 63, 64, 0, 65, 127, 128, 1, 129, 2, 700, 191, 193}), 2, 2, {1, 5});
+  // A batch row each, one without tokens; a local head and a global one share their keys.
+  add("Batch", BatchCase({300, 0, 129, 64, 1}), 4, 2, {0, 9, 3, 5}).padding = 8;
+  // Sequences that begin and end anywhere in their row, one not at all; heads before tokens.
+  VarlenCase& anywhere = add("HeadFirst", {}, 6, 2, {2, 5, 0, 8});
+  anywhere.sequences = {{3, 200}, {0, 512}, {100, 100}, {511, 512}, {64, 257}};
+  anywhere.tokens = 520;
+  anywhere.head_first = true;
+  anywhere.padding = 16;
+  VarlenCase& threes = add("GroupsOfThree", PackedCase({200, 127, 0, 65}), 3, 1, {5, 1, 3});
+  threes.tokens = 500;
+  threes.head_first = true;
+  add("OneHead", BatchCase({1000}), 1, 1, {4}).padding = 24;
+  // Gates that forget nothing, or next to nothing.
+  add("OpenGates", PackedCase({500, 300}), 2, 2, {30, 14});
+  add("RareStrongGates", PackedCase({400, 300}), 2, 2, {5, 2}).strong_gate_rate = 0.01;
+  add("StrongGates", PackedCase({400, 300}), 2, 2, {5, 2}).strong_gate_rate = 0.5;
+  add("RandomPages", PackedCase({1000, 64, 333, 65}), 4, 2, {9, 3}).random_pages = true;
+  shapes.insert(shapes.end(), more.begin(), more.end());
+  std::vector<VarlenCase> cases;
+  for (const int head_dim : {32, 64, 128}) {
+    for (VarlenCase c : shapes) {
+      c.name += std::to_string(head_dim);
+      c.head_dim = head_dim;
+      c.seed = cases.size() + 1;
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
 
 DeviceVarlen::DeviceVarlen(VarlenInputs& inputs, AcpMode acp, double log_eps)
     : inputs_(inputs),
@@ -77,6 +126,7 @@ void DeviceVarlen::Schedule() {
   Allocate();
   ASSERT_EQ(ScheduleVarlen(params_, state_, nullptr), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  if (inputs_.shape.random_pages) RandomizeFirstPages();
 }
 
 void DeviceVarlen::SetOut(const VarlenArray<double>& out) { out_.CopyFrom(RoundToBf16(out)); }
@@ -101,9 +151,21 @@ void DeviceVarlen::SetLse(const std::vector<double>& lse) {
   CopyToDevice(device, state_.lse);
 }
 
-void DeviceVarlen::SetFirstPage(const std::vector<int32_t>& first_page) {
-  ASSERT_EQ(first_page.size(), static_cast<size_t>(params_.q_heads * state_.max_tiles));
-  CopyToDevice(first_page, state_.first_page);
+void DeviceVarlen::RandomizeFirstPages() {
+  HostState state = ToHost();
+  std::mt19937_64 random(1);
+  for (int h = 0; h < params_.q_heads; ++h) {
+    int page = 0;
+    for (int t = 0; t < state.num_tiles; ++t) {
+      const int position = state.tiles[static_cast<size_t>(t)].position;
+      if (position == 0) page = 0;
+      if (random() % 2 == 0) {
+        page = std::uniform_int_distribution<int>(page, position / kVarlenPage)(random);
+      }
+      state.first_page[static_cast<size_t>(h * state_.max_tiles + t)] = page;
+    }
+  }
+  CopyToDevice(state.first_page, state_.first_page);
 }
 
 void DeviceVarlen::PoisonOutputs() {
@@ -142,26 +204,6 @@ std::vector<int32_t> DeviceVarlen::FirstKeys() const {
     }
   }
   return first_key;
-}
-
-std::vector<double> DeviceVarlen::Lse() const {
-  const HostState host = ToHost();
-  std::vector<double> c(inputs_.num_rows());
-  VarlenCumulativeGates(inputs_.params(), c.data());
-  std::vector<double> lse(c.size(), std::numeric_limits<double>::quiet_NaN());
-  for (int h = 0; h < params_.q_heads; ++h) {
-    for (int t = 0; t < host.num_tiles; ++t) {
-      const VarlenTile& tile = host.tiles[static_cast<size_t>(t)];
-      const double reference = c[inputs_.RowIndex(tile.seq, tile.position, h)];
-      for (int i = 0; i < tile.count; ++i) {
-        const size_t row = inputs_.RowIndex(tile.seq, tile.position + i, h);
-        const size_t own = static_cast<size_t>(h * state_.max_tiles + t) * kVarlenTile;
-        lse[row] = static_cast<double>(host.lse[own + static_cast<size_t>(i)]) / kLog2E + c[row] -
-                   reference;
-      }
-    }
-  }
-  return lse;
 }
 
 VarlenArray<double> DeviceVarlen::Widen(const Bf16Array& from, const VarlenArray<double>& layout) {

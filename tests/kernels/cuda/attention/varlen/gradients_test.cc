@@ -11,10 +11,6 @@
 namespace fox::cuda::testing {
 namespace {
 
-using fox::testing::BatchCase;
-using fox::testing::PackedCase;
-using fox::testing::VarlenCase;
-
 const std::vector<int> kRagged = {1, 2, 0, 63, 64, 65, 127, 128, 129, 0, 700, 5};
 
 std::vector<float> RandomFloats(size_t count, uint64_t seed) {
@@ -25,10 +21,8 @@ std::vector<float> RandomFloats(size_t count, uint64_t seed) {
   return values;
 }
 
-VarlenCase Grouped(VarlenCase shape, int head_dim, bool head_first) {
-  shape.q_heads = 9;
-  shape.kv_heads = 3;
-  shape.head_dim = head_dim;
+VarlenCase Grouped(const VarlenCase& sequences, int head_dim, bool head_first) {
+  VarlenCase shape = WithHeads(sequences, 9, 3, head_dim, {2, 5, -1, 8});
   shape.head_first = head_first;
   shape.padding = 8;
   shape.tokens = 1500;
@@ -37,27 +31,14 @@ VarlenCase Grouped(VarlenCase shape, int head_dim, bool head_first) {
 
 void ExpectPrepared(const VarlenCase& shape) {
   VarlenInputs inputs(shape);
-  for (size_t i = 0; i < inputs.out.values.size(); ++i) {
-    inputs.out.values[i] = inputs.d_out.values[inputs.out.values.size() - 1 - i];
-  }
+  inputs.out.values = inputs.q.values;
   DeviceVarlen device(inputs);
   device.Schedule();
   device.SetOut(inputs.out);
+  device.RandomizeFirstPages();
   const HostState host = device.ToHost();
   const auto max_tiles = static_cast<size_t>(device.state().max_tiles);
   const auto heads = static_cast<size_t>(shape.q_heads), dim = static_cast<size_t>(shape.head_dim);
-  // Any boundaries that do not fall along a sequence and stay left of the diagonal.
-  std::vector<int32_t> first_page(heads * max_tiles);
-  std::mt19937_64 random(3);
-  for (size_t h = 0; h < heads; ++h) {
-    for (size_t t = 0; t < host.tiles.size(); ++t) {
-      const int position = host.tiles[t].position;
-      const int before = position == 0 ? 0 : first_page[h * max_tiles + t - 1];
-      first_page[h * max_tiles + t] =
-          std::min(position / kVarlenPage, before + static_cast<int>(random() % 5));
-    }
-  }
-  device.SetFirstPage(first_page);
   ASSERT_EQ(PrepareGradients(device.params(), device.state(), device.gradients(), nullptr),
             cudaSuccess);
   const VarlenGradients& gradients = device.gradients();
@@ -74,7 +55,7 @@ void ExpectPrepared(const VarlenCase& shape) {
       const size_t own = h * max_tiles + t;
       int want = tile.seq_first;
       for (int m = static_cast<int>(t); m <= tile.seq_last; ++m) {
-        const int page = first_page[h * max_tiles + static_cast<size_t>(m)];
+        const int page = host.first_page[h * max_tiles + static_cast<size_t>(m)];
         if (page * kVarlenPage < tile.position + kVarlenTile) want = m;
       }
       EXPECT_EQ(last[own], want) << "head " << h << " tile " << t;
@@ -95,13 +76,6 @@ void ExpectPrepared(const VarlenCase& shape) {
                   static_cast<std::ptrdiff_t>(dim));
       }
     }
-  }
-}
-
-TEST(PrepareGradientsTest, RaggedBatchesAndPackedSequences) {
-  for (const int head_dim : {32, 64, 128}) {
-    ExpectPrepared(Grouped(BatchCase(kRagged), head_dim, head_dim == 64));
-    ExpectPrepared(Grouped(PackedCase(kRagged), head_dim, head_dim != 64));
   }
 }
 
@@ -156,38 +130,33 @@ void ExpectFinished(const VarlenCase& shape) {
   }
 }
 
-TEST(FinishGradientsTest, RaggedBatchesAndPackedSequences) {
+TEST(GradientsTest, RaggedBatchesAndPackedSequences) {
   for (const int head_dim : {32, 64, 128}) {
-    ExpectFinished(Grouped(BatchCase(kRagged), head_dim, head_dim == 64));
-    ExpectFinished(Grouped(PackedCase(kRagged), head_dim, head_dim != 64));
+    for (const VarlenCase& shape : {Grouped(BatchCase(kRagged), head_dim, head_dim == 64),
+                                    Grouped(PackedCase(kRagged), head_dim, head_dim != 64)}) {
+      ExpectPrepared(shape);
+      ExpectFinished(shape);
+    }
   }
 }
 
 // Runs of several tiles a thread.
-TEST(FinishGradientsTest, LongSequence) {
-  VarlenCase shape = PackedCase({100, 150000, 3});
-  shape.q_heads = shape.kv_heads = 1;
-  shape.head_dim = 32;
-  ExpectFinished(shape);
+TEST(GradientsTest, LongSequence) {
+  ExpectFinished(WithHeads(PackedCase({100, 150000, 3}), 1, 1, 32, {2}));
 }
 
 // Every token of no sequence is zero in every head, and nothing else is touched.
-void ExpectPadding(const VarlenArray<double>& array, const VarlenInputs& inputs) {
-  for (int b = 0; b < inputs.batch; ++b) {
-    for (int t = 0; t < inputs.tokens; ++t) {
-      bool of_sequence = false;
-      for (int s = 0; s < inputs.num_seqs(); ++s) {
-        of_sequence |= inputs.BatchOf(s) == b && inputs.begin[static_cast<size_t>(s)] <= t &&
-                       t < inputs.end[static_cast<size_t>(s)];
-      }
-      for (int h = 0; h < array.heads; ++h) {
-        for (int m = 0; m < array.head_dim; ++m) {
-          const double x = array.At(b, t, h, m);
-          EXPECT_TRUE(of_sequence ? std::isnan(x) : x == 0) << "token " << t << ": " << x;
-        }
+void ExpectPadding(VarlenArray<double> array, const VarlenInputs& inputs) {
+  inputs.ForEachToken([&](int, int batch, int token, int) {
+    for (int h = 0; h < array.heads; ++h) {
+      for (int m = 0; m < array.head_dim; ++m) {
+        double& x = array.At(batch, token, h, m);
+        EXPECT_TRUE(std::isnan(x)) << "token " << token << ": " << x;
+        x = 0;
       }
     }
-  }
+  });
+  for (const double x : array.InOrder()) EXPECT_EQ(x, 0);
 }
 
 TEST(PaddingTest, IsZeroedAndNothingElse) {

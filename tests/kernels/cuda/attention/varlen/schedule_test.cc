@@ -4,18 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "kernels/cuda/attention/varlen/kernels.h"
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
+#include "tests/kernels/cuda/device_cache.h"
 #include "tests/kernels/varlen_oracle.h"
 
 namespace fox::cuda::testing {
 namespace {
-
-using fox::testing::BatchCase;
-using fox::testing::PackedCase;
-using fox::testing::VarlenCase;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 const std::vector<int> kRagged = {1, 2, 0, 63, 64, 65, 127, 128, 129, 0, 1000, 5};
@@ -41,13 +39,7 @@ void ExpectTiles(const VarlenInputs& inputs, const HostState& host) {
   EXPECT_EQ(host.work_counter, 0);
   for (size_t t = 0; t < expected.size(); ++t) {
     const VarlenTile &got = host.tiles[t], &want = expected[t];
-    EXPECT_EQ(got.seq, want.seq) << t;
-    EXPECT_EQ(got.batch, want.batch) << t;
-    EXPECT_EQ(got.first_token, want.first_token) << t;
-    EXPECT_EQ(got.count, want.count) << t;
-    EXPECT_EQ(got.position, want.position) << t;
-    EXPECT_EQ(got.seq_first, want.seq_first) << t;
-    EXPECT_EQ(got.seq_last, want.seq_last) << t;
+    EXPECT_EQ(std::memcmp(&got, &want, sizeof(want)), 0) << t;
   }
 }
 
@@ -87,41 +79,24 @@ void ExpectSchedule(const VarlenCase& shape) {
   }
 }
 
-TEST(ScheduleTest, BatchesOfRaggedLengths) {
+TEST(ScheduleTest, RaggedLengthsInBatchesAndPacked) {
   for (const bool head_first : {false, true}) {
-    VarlenCase shape = BatchCase(kRagged);
-    shape.q_heads = 9;  // more than a block of warps
-    shape.kv_heads = 1;
-    shape.head_dim = 32;
-    shape.head_first = head_first;
-    ExpectSchedule(shape);
+    // More than a block of warps.
+    VarlenCase batch = WithHeads(BatchCase(kRagged), 9, 1, 32, {2, 5, -1, 8});
+    VarlenCase packed = PackedCase(kRagged);
+    batch.head_first = packed.head_first = head_first;
+    packed.tokens = 2000;
+    ExpectSchedule(batch);
+    ExpectSchedule(packed);
   }
 }
 
-TEST(ScheduleTest, PackedSequences) {
-  for (const bool head_first : {false, true}) {
-    VarlenCase shape = PackedCase(kRagged);
-    shape.head_first = head_first;
-    shape.tokens = 2000;
-    ExpectSchedule(shape);
-  }
-}
-
-TEST(ScheduleTest, MoreSequencesThanThreads) {
+// More sequences than threads; more tiles, so that each has a run of them.
+TEST(ScheduleTest, MoreThanThreads) {
   std::vector<int> lengths;
   for (int s = 0; s < 3000; ++s) lengths.push_back(s % 700 == 0 ? 300 : s % 5);
-  VarlenCase shape = PackedCase(lengths);
-  shape.q_heads = shape.kv_heads = 1;
-  shape.head_dim = 32;
-  ExpectSchedule(shape);
-}
-
-// More tiles than threads, so that each has a run of them.
-TEST(ScheduleTest, LongSequence) {
-  VarlenCase shape = PackedCase({100, 150000, 3});
-  shape.q_heads = shape.kv_heads = 1;
-  shape.head_dim = 32;
-  ExpectSchedule(shape);
+  ExpectSchedule(WithHeads(PackedCase(lengths), 1, 1, 32, {2}));
+  ExpectSchedule(WithHeads(PackedCase({100, 150000, 3}), 1, 1, 32, {2}));
 }
 
 TEST(ScheduleTest, OnlyEmptySequences) {
@@ -145,10 +120,7 @@ TEST(ScheduleTest, SequencesAreCutOffAtTheRow) {
 }
 
 TEST(ScheduleTest, StrongGatesAndCuts) {
-  VarlenCase shape = PackedCase({3000, 500});
-  shape.q_heads = shape.kv_heads = 2;
-  shape.gate_means = {12, 0};
-  VarlenInputs inputs(shape);
+  VarlenInputs inputs(WithHeads(PackedCase({3000, 500}), 2, 2, 64, {12, 0}));
   for (int t = 7; t < 3500; t += 31) {
     inputs.log_fgate.At(0, t, t % 2) = t % 3 == 0 ? -kInfinity : t % 3 == 1 ? -1e9 : -50;
   }
@@ -268,11 +240,9 @@ std::vector<int> ScanPages(const VarlenInputs& inputs, AcpMode acp, const std::v
 
 class FirstPageTest : public ::testing::TestWithParam<AcpMode> {};
 
-VarlenCase PrunedCase() {
-  VarlenCase shape = PackedCase({2500, 100, 1, 1300});
-  shape.q_heads = 6;
-  shape.kv_heads = 3;
-  shape.gate_means = {0, 1, 2, 3, 5, 9};
+VarlenCase PrunedCase(int head_dim = 64) {
+  VarlenCase shape =
+      WithHeads(PackedCase({2500, 100, 1, 1300}), 6, 3, head_dim, {0, 1, 2, 3, 5, 9});
   shape.tokens = 4000;
   return shape;
 }
@@ -304,20 +274,9 @@ void ExpectFirstPages(const VarlenCase& shape, AcpMode acp) {
 }
 
 TEST_P(FirstPageTest, IsThatOfTheRule) {
-  for (const int head_dim : {32, 64, 128}) {
-    VarlenCase shape = PrunedCase();
-    shape.head_dim = head_dim;
-    ExpectFirstPages(shape, GetParam());
-  }
-}
-
-// Runs of several tiles a thread and, where keys are summed, many a warp.
-TEST_P(FirstPageTest, LongSequences) {
-  VarlenCase shape = PackedCase({9000, 100, 135000, 300});
-  shape.q_heads = shape.kv_heads = 1;
-  shape.head_dim = 32;
-  shape.gate_means = {5};
-  ExpectFirstPages(shape, GetParam());
+  for (const int head_dim : {32, 64, 128}) ExpectFirstPages(PrunedCase(head_dim), GetParam());
+  // Runs of several tiles a thread and, where keys are summed, many a warp.
+  ExpectFirstPages(WithHeads(PackedCase({9000, 100, 135000, 300}), 1, 1, 32, {5}), GetParam());
 }
 
 TEST_P(FirstPageTest, RowsLoseAtMostEps) {
@@ -382,10 +341,7 @@ TEST_P(FirstPageTest, NeverFallsWhateverTheGatesAre) {
 
 INSTANTIATE_TEST_SUITE_P(Modes, FirstPageTest,
                          ::testing::Values(AcpMode::kPaper, AcpMode::kCertified),
-                         [](const auto& mode) {
-                           return std::string(mode.param == AcpMode::kPaper ? "Paper"
-                                                                            : "Certified");
-                         });
+                         [](const auto& mode) { return ModeName(mode.param); });
 
 // What it is for.
 TEST(CertifiedTest, PrunesMoreThanThePaper) {
