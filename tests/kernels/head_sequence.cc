@@ -379,6 +379,11 @@ HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
   return result;
 }
 
+HeadOutputs RunHeads(Ops& ops, const HeadInputs& in, const RunOptions& options) {
+  PagedKvStorage storage(ShapeFor(in.shape, in.length, options.dtype), ops);
+  return RunHeads(ops, storage, in, options);
+}
+
 HeadOutputs NaiveAttention(const HeadInputs& in) {
   const Naive naive(in);
   const int d = in.shape.head_dim, group = in.shape.q_heads / in.shape.kv_heads;

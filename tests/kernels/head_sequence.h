@@ -80,7 +80,7 @@ struct RunOptions {
   DType dtype = DType::kF64;
   AcpMode acp = AcpMode::kOff;
   double log_tolerance = -10;
-  std::vector<int64_t> chunks;  // sizes, the last one repeated; empty: all at once
+  std::vector<int64_t> chunks = {};  // sizes, the last one repeated; empty: all at once
   int slot = 0;
   int64_t attend_every = 1;           // only each n-th chunk attends, the others give zeros
   const QueryBound* bound = nullptr;  // null: the QK-norm bounds of the inputs
@@ -122,6 +122,8 @@ class HeadRun {
 // Runs the whole sequence through Append, Attention and Evict, and releases the slot.
 HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& inputs,
                      const RunOptions& options);
+// The same over a cache of its own.
+HeadOutputs RunHeads(Ops& ops, const HeadInputs& inputs, const RunOptions& options);
 // A cache that holds `length` tokens of one layer of these heads, unpruned, in `slots` slots.
 PagedKvShape ShapeFor(const HeadShape& shape, int64_t length, DType dtype, int slots = 1);
 

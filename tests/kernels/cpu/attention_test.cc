@@ -32,16 +32,13 @@ double LargestDecay(const HeadInputs& inputs) {
 
 HeadOutputs RunSolo(const HeadInputs& inputs, const RunOptions& options) {
   CpuOps ops({});
-  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, options.dtype), ops);
-  return RunHeads(ops, storage, inputs, options);
+  return RunHeads(ops, inputs, options);
 }
 
 void ExpectMatchesNaive(const HeadInputs& inputs) {
   const HeadOutputs want = NaiveAttention(inputs);
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
-    RunOptions options;
-    options.dtype = dtype;
-    const HeadOutputs got = RunSolo(inputs, options);
+    const HeadOutputs got = RunSolo(inputs, {.dtype = dtype});
     EXPECT_LT(RelativeError(got.out, want.out), ToleranceOf(dtype)) << NameOf(dtype);
     // Differences of cumulative gates carry the rounding of the sums.
     EXPECT_LT(LargestError(got.lse, want.lse),
@@ -84,9 +81,7 @@ TEST(CpuAttentionTest, ChunksDoNotChangeABit) {
   const HeadInputs inputs = RandomInputs(shape, 517, 23, {0, 2, 4, 9});
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
     for (AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
-      RunOptions options;
-      options.dtype = dtype;
-      options.acp = acp;
+      RunOptions options{.dtype = dtype, .acp = acp};
       const HeadOutputs whole = RunSolo(inputs, options);
       for (const std::vector<int64_t>& chunks :
            {std::vector<int64_t>{1}, {64}, {37}, {200, 1}, {63, 2, 128, 5}}) {
@@ -107,8 +102,7 @@ TEST(CpuAttentionTest, RaggedBatchWithEmptyRowsEqualsSolo) {
   // Three slots in one batch, one of them with no row: each as if alone.
   CpuOps ops({});
   const HeadShape shape{2, 1, 32};
-  RunOptions options;
-  options.dtype = DType::kF32;
+  const RunOptions options{.dtype = DType::kF32};
   PagedKvStorage storage(ShapeFor(shape, 192, options.dtype, 3), ops);
   HeadInputs first = RandomInputs(shape, 65, 29, {2, 5}),
              last = RandomInputs(shape, 140, 31, {2, 5});
@@ -140,20 +134,12 @@ TEST(CpuAttentionTest, MillionTokensOfGatesStayExact) {
   CpuOps ops({});
   std::vector<HeadOutputs> results;
   for (DType dtype : {DType::kF64, DType::kF32}) {
-    PagedKvStorage storage(ShapeFor(shape, length, dtype), ops);
-    RunOptions options;
-    options.dtype = dtype;
-    options.chunks = {64};
-    options.attend_every = 1000;
-    results.push_back(RunHeads(ops, storage, inputs, options));
-  }
-  double worst = 0;
-  for (size_t i = 0; i < results[0].lse.size(); ++i) {
-    worst = std::max(worst, std::abs(results[0].lse[i] - results[1].lse[i]));
+    results.push_back(
+        RunHeads(ops, inputs, {.dtype = dtype, .chunks = {64}, .attend_every = 1000}));
   }
   // Offsets within a page reach 64 * 50 in float32 (2e-4 absolute); their differences matter only
   // where the weight is not negligible.
-  EXPECT_LT(worst, 1e-3);
+  EXPECT_LT(LargestError(results[1].lse, results[0].lse), 1e-3);
 }
 
 // The row certificate compares with logits as they were computed: 64 zero keys, then a row whose
@@ -187,12 +173,9 @@ class LargeLogitsTest : public ::testing::TestWithParam<LargeLogit> {
   static bool Skips(const HeadInputs& inputs, double log_tolerance, double& excess) {
     const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
     CpuOps ops({.threads = 1, .audit = audit});
-    PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF32), ops);
-    RunOptions options;
-    options.dtype = DType::kF32;
-    options.acp = AcpMode::kCertified;
-    options.log_tolerance = log_tolerance;
-    const bool skips = RunHeads(ops, storage, inputs, options).blocks_pruned > 0;
+    const RunOptions options{
+        .dtype = DType::kF32, .acp = AcpMode::kCertified, .log_tolerance = log_tolerance};
+    const bool skips = RunHeads(ops, inputs, options).blocks_pruned > 0;
     if (skips) excess = audit->max_excess();
     return skips;
   }

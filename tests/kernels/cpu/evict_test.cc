@@ -26,15 +26,10 @@ struct Dropped {
 
 Dropped Measure(CpuOps& ops, const HeadInputs& inputs, AcpMode acp, DType dtype = DType::kF64,
                 double log_tolerance = -10) {
-  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, dtype), ops);
-  RunOptions options;
-  options.dtype = dtype;
-  const HeadOutputs full = RunHeads(ops, storage, inputs, options);
-  options.acp = acp;
-  options.log_tolerance = log_tolerance;
-  options.chunks = {64};
+  const HeadOutputs full = RunHeads(ops, inputs, {.dtype = dtype});
   Dropped result;
-  result.pruned = RunHeads(ops, storage, inputs, options);
+  result.pruned = RunHeads(
+      ops, inputs, {.dtype = dtype, .acp = acp, .log_tolerance = log_tolerance, .chunks = {64}});
   for (size_t i = 0; i < full.lse.size(); ++i) {
     result.largest = std::max(result.largest, -std::expm1(result.pruned.lse[i] - full.lse[i]));
   }
@@ -173,13 +168,9 @@ struct Audited {
 Audited Audit(const HeadInputs& inputs, DType dtype, double log_tolerance = -10) {
   const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
   CpuOps ops({.threads = 1, .audit = audit});
-  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, dtype), ops);
-  RunOptions options;
-  options.dtype = dtype;
-  options.acp = AcpMode::kCertified;
-  options.log_tolerance = log_tolerance;
-  options.chunks = {64};
-  HeadOutputs outputs = RunHeads(ops, storage, inputs, options);
+  HeadOutputs outputs = RunHeads(
+      ops, inputs,
+      {.dtype = dtype, .acp = AcpMode::kCertified, .log_tolerance = log_tolerance, .chunks = {64}});
   return {audit->max_excess(), audit->rows_checked(), std::move(outputs)};
 }
 
@@ -197,16 +188,12 @@ TEST(EvictionTest, RoundedPagesKeepThePromise) {
 TEST(EvictionTest, HundredThousandTokens) {
   CpuOps ops({});
   const HeadInputs inputs = RandomInputs({4, 4, 16}, 100000, 7, {3, 5, 7, 8});
-  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF64), ops);
-  RunOptions options;
-  options.acp = AcpMode::kCertified;
-  options.chunks = {64};
-  options.attend_every = 60;
-  const HeadOutputs pruned = RunHeads(ops, storage, inputs, options);
+  RunOptions options{.acp = AcpMode::kCertified, .chunks = {64}, .attend_every = 60};
+  const HeadOutputs pruned = RunHeads(ops, inputs, options);
   EXPECT_GT(pruned.pages_evicted, 0);
   for (double mass : pruned.max_log_evicted_mass) EXPECT_LE(mass, -10);
   options.acp = AcpMode::kOff;
-  const HeadOutputs full = RunHeads(ops, storage, inputs, options);
+  const HeadOutputs full = RunHeads(ops, inputs, options);
   for (size_t i = 0; i < full.lse.size(); ++i) {
     ASSERT_LE(-std::expm1(pruned.lse[i] - full.lse[i]), kEps);
   }

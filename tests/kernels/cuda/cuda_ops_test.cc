@@ -37,8 +37,7 @@ HeadOutputs RunOnGpu(const HeadInputs& inputs, RunOptions options, bool portable
 HeadOutputs RunOnCpu(const HeadInputs& inputs, RunOptions options) {
   options.dtype = DType::kBF16;
   CpuOps ops({DType::kF32, true, 2});
-  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kBF16), ops);
-  return RunHeads(ops, storage, inputs, options);
+  return RunHeads(ops, inputs, options);
 }
 
 HeadInputs Inputs(const HeadShape& shape, int64_t length, uint64_t seed,
@@ -205,26 +204,11 @@ TEST(CudaOpsTest, EmptyBatchTouchesNothing) {
   const HeadInputs inputs = Inputs({}, 64, 29, {3});
   PagedKvStorage storage(ShapeFor(inputs.shape, 64, DType::kBF16), *ops);
   ops->Reserve({.shape = storage.view().shape, .max_rows = 64, .max_seqs = 4});
-  const std::vector<int32_t> slots(4, -1);
-  const std::vector<int64_t> rows = {0, 1, 2, 3, 4}, positions(4, 0);
-  const std::vector<double> tolerance(4, -10);
-  const auto upload = [&](const auto& values) {
-    Buffer buffer = ops->Allocate(values.size() * sizeof(values[0]));
-    ops->CopyToDevice(values.data(), buffer.bytes(), buffer.data(), nullptr);
-    return buffer;
-  };
-  const Buffer slot = upload(slots), row = upload(rows), position = upload(positions),
-               log_eps = upload(tolerance);
-  const BatchView batch{4,
-                        4,
-                        nullptr,
-                        slot.as<int32_t>(),
-                        row.as<int64_t>(),
-                        position.as<int64_t>(),
-                        log_eps.as<double>()};
-  ops->BeginStep(batch, storage.view(), nullptr);
-  ops->Evict(batch, {AcpMode::kCertified, log_eps.as<double>(), log_eps.as<double>()},
-             storage.view(), nullptr);
+  RunOptions options;
+  options.acp = AcpMode::kCertified;
+  HeadRun run(*ops, storage.view(), inputs, options);
+  const auto columns = static_cast<size_t>(inputs.columns());
+  run.Step(std::vector<StepRows>(4, {.slot = -1}), std::vector<double>(4 * columns));
   int32_t free = 0;
   ops->CopyToHost(storage.view().free_count, sizeof(free), &free, nullptr);
   EXPECT_EQ(free, storage.view().shape.num_pages);

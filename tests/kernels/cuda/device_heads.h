@@ -12,6 +12,7 @@
 #include "kernels/acp.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "tests/kernels/cuda/device_kv.h"
+#include "tests/kernels/head_sequence.h"
 
 namespace fox::cuda::testing {
 
@@ -35,9 +36,10 @@ struct HeadConstants {
 
   // Norm weights that are all `gain`, no rotation.
   static HeadConstants WithGain(int head_dim, float gain);
-  bool rotates() const { return !rope_frequency.empty(); }
-  double self_logit_bound() const;  // B
-  double max_logit_bound() const;   // U
+  // The same with its bounds, without rows.
+  fox::testing::HeadInputs Inputs() const;
+  double self_logit_bound() const { return Inputs().self_logit_bound[0]; }  // B
+  double max_logit_bound() const { return Inputs().max_logit_bound[0]; }    // U
 };
 
 // What the device holds of a sequence.
@@ -46,7 +48,7 @@ struct StoredRows {
   std::vector<double> log_f_offset;                                           // [length]
   std::vector<double> page_cum_log_f, log_mass_bound, log_denominator_bound;  // [pages]
   std::vector<int> first_page;  // [length]: the row did not see the pages before
-  std::vector<double> lse;      // [length], NaN where the step did not attend
+  std::vector<double> lse;      // [length], 0 where the step did not attend
 
   // c of a token, relative to which it is weighed.
   double CumulativeGate(int64_t row) const {
@@ -81,28 +83,20 @@ class DeviceHeads {
   double WorstExcess() const;
 
  private:
-  // Results of attention in a step, beside its outputs.
-  struct Attended {
-    DeviceArray<int64_t> pruned;  // [num_seqs]
-    DeviceArray<float> lse;       // [num_rows]
-  };
-  void Enqueue(const DeviceBatch& batch, const DeviceArray<uint16_t>& projection, bool attend,
-               const Attended& attended);
-  void Keep(const std::vector<BatchEntry>& entries, const std::vector<uint16_t>& projection,
-            const Attended& attended, bool attend);
+  void Keep(const std::vector<fox::testing::StepRows>& sequences,
+            const fox::testing::HeadRun::Result& step, bool attend);
   // Logits of a row relative to its own gate; with `c` as in LogLostMass.
   std::vector<double> Logits(int s, int64_t row, const std::vector<double>* c) const;
 
   const HeadConstants head_;
+  const fox::testing::HeadInputs constants_;
   const std::vector<HeadRows> sequences_;
-  const int64_t stride_;
   std::unique_ptr<CudaOps> ops_;
   DeviceKv kv_;
+  std::unique_ptr<fox::testing::HeadRun> run_;
   std::vector<StoredRows> stored_;
   std::vector<int64_t> lengths_;
   std::vector<int32_t> first_live_;
-  DeviceArray<float> q_norm_, k_norm_, diagonal_;
-  DeviceArray<double> frequency_, self_logit_bound_, max_logit_bound_;
 };
 
 // Unit-variance queries and keys, gate logits N(mean, 1).
