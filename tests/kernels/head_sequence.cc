@@ -441,6 +441,8 @@ std::vector<HeadShape> ShapeVariants() {
   return shapes;
 }
 
+double GateLogit(double log_f) { return log_f < -30 ? log_f : -std::log(std::expm1(-log_f)); }
+
 double LargestError(const std::vector<double>& got, const std::vector<double>& want) {
   double worst = 0;
   for (size_t i = 0; i < want.size(); ++i) {

@@ -132,6 +132,8 @@ HeadOutputs NaiveAttention(const HeadInputs& inputs);
 
 // One shape for each of the model's choices: groups, token shifts, norms, rotation, output gates.
 std::vector<HeadShape> ShapeVariants();
+// The gate logit whose log sigmoid is `log_f` < 0.
+double GateLogit(double log_f);
 // The largest | got - want |; NaN counts as infinity.
 double LargestError(const std::vector<double>& got, const std::vector<double>& want);
 

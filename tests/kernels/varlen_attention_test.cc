@@ -1,6 +1,7 @@
 // The oracle of varlen attention against finite differences and what must hold in exact arithmetic.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "tests/kernels/varlen_inputs.h"
@@ -29,26 +30,20 @@ void ExpectDerivatives(VarlenInputs& inputs, VarlenArray<double> VarlenInputs::*
                        const VarlenArray<double> VarlenInputs::*gradient, int heads, int count,
                        const std::vector<int32_t>& first_key) {
   constexpr double kStep = 1e-5;
-  const std::vector<int32_t>& begin = inputs.begin;
-  for (int s = 0; s < inputs.num_seqs(); ++s) {
-    const int length = inputs.length(s), first = begin[static_cast<size_t>(s)];
-    const int stride = length > 8 ? 21 : 1;
-    for (int i = 0; i < length; i += stride) {
-      for (int h = 0; h < heads; ++h) {
-        const int m = i % count;
-        double& x = (inputs.*input).At(inputs.BatchOf(s), first + i, h, m);
-        const double at = x;
-        x = at + kStep;
-        const double above = Loss(inputs, first_key);
-        x = at - kStep;
-        const double below = Loss(inputs, first_key);
-        x = at;
-        EXPECT_NEAR((inputs.*gradient).At(inputs.BatchOf(s), first + i, h, m),
-                    (above - below) / (2 * kStep), 1e-8)
-            << "sequence " << s << " token " << i << " head " << h;
-      }
+  inputs.ForEachToken([&](int s, int b, int t, int i) {
+    for (int h = 0; h < heads && (inputs.length(s) <= 8 || i % 21 == 0); ++h) {
+      const int m = i % count;
+      double& x = (inputs.*input).At(b, t, h, m);
+      const double at = x;
+      x = at + kStep;
+      const double above = Loss(inputs, first_key);
+      x = at - kStep;
+      const double below = Loss(inputs, first_key);
+      x = at;
+      EXPECT_NEAR((inputs.*gradient).At(b, t, h, m), (above - below) / (2 * kStep), 1e-8)
+          << "sequence " << s << " token " << i << " head " << h;
     }
-  }
+  });
 }
 
 void ExpectAllDerivatives(const VarlenCase& shape, int pruned_keys = 0) {
@@ -56,13 +51,11 @@ void ExpectAllDerivatives(const VarlenCase& shape, int pruned_keys = 0) {
   std::vector<int32_t> first_key;
   if (pruned_keys > 0) {
     first_key.resize(inputs.num_rows());
-    for (int s = 0; s < inputs.num_seqs(); ++s) {
-      for (int i = 0; i < inputs.length(s); ++i) {
-        for (int h = 0; h < shape.q_heads; ++h) {
-          first_key[inputs.RowIndex(s, i, h)] = std::max(0, i - pruned_keys);
-        }
+    inputs.ForEachToken([&](int s, int, int, int i) {
+      for (int h = 0; h < shape.q_heads; ++h) {
+        first_key[inputs.RowIndex(s, i, h)] = std::max(0, i - pruned_keys);
       }
-    }
+    });
   }
   VarlenBackwardFloat64(inputs.params(), first_key.empty() ? nullptr : first_key.data());
   using I = VarlenInputs;
@@ -115,30 +108,6 @@ TEST(VarlenAttentionTest, ForwardIsTheDefinition) {
   EXPECT_NEAR(inputs.out.At(0, row, head, 2), out / sum, 1e-13);
 }
 
-// Nothing decays by a sequence's first gate.
-TEST(VarlenAttentionTest, FirstGateHasNoGradient) {
-  VarlenInputs inputs(Small(PackedCase({5, 1, 80})));
-  VarlenBackwardFloat64(inputs.params());
-  for (int h = 0; h < 2; ++h) {
-    for (const int t : {0, 5, 6}) EXPECT_EQ(inputs.d_log_fgate.At(0, t, h), 0) << t;
-    EXPECT_NE(inputs.d_log_fgate.At(0, 7, h), 0);
-  }
-}
-
-// A row's logits may all rise together without any effect: sum_j dS_ij = 0. The gates see that in
-// d_log_fgate_t = sum_{i >= t, j < t} dS_ij, which is minus the dS of rows and keys from t on; with
-// keys that are the constant e_0, dq_i is sum_j dS_ij itself.
-TEST(VarlenAttentionTest, LogitGradientsOfARowAddUpToZero) {
-  VarlenInputs inputs(Small(BatchCase({65, 30})));
-  for (size_t i = 0; i < inputs.k.values.size(); ++i) inputs.k.values[i] = i % 4 == 0 ? 1 : 0;
-  VarlenBackwardFloat64(inputs.params());
-  for (int s = 0; s < 2; ++s) {
-    for (int i = 0; i < inputs.length(s); ++i) {
-      for (int h = 0; h < 2; ++h) EXPECT_NEAR(inputs.dq.At(s, i, h, 0), 0, 1e-14);
-    }
-  }
-}
-
 // A sequence computes the same wherever it lies, and tokens of no sequence get zeros.
 TEST(VarlenAttentionTest, PackingChangesNothing) {
   const std::vector<int> lengths = {65, 0, 7, 64};
@@ -146,32 +115,24 @@ TEST(VarlenAttentionTest, PackingChangesNothing) {
   packed_shape.tokens = 140;
   VarlenInputs rows(Small(BatchCase(lengths), 4, 1)), packed(packed_shape);
   using I = VarlenInputs;
+  const auto place = [&](int s, int i) { return packed.begin[static_cast<size_t>(3 - s)] + i; };
   for (const auto member : {&I::q, &I::k, &I::v, &I::log_fgate, &I::d_out}) {
-    const int heads = member == &I::k || member == &I::v ? 1 : 4;
-    for (int s = 0; s < 4; ++s) {
-      const int first = packed.begin[static_cast<size_t>(3 - s)];
-      for (int i = 0; i < rows.length(s); ++i) {
-        for (int h = 0; h < heads; ++h) {
-          for (int m = 0; m < (member == &I::log_fgate ? 1 : 4); ++m) {
-            (packed.*member).At(0, first + i, h, m) = (rows.*member).At(s, i, h, m);
-          }
-        }
+    rows.ForEachToken([&](int s, int b, int t, int i) {
+      for (int h = 0; h < (rows.*member).heads; ++h) {
+        std::copy_n(&(rows.*member).At(b, t, h), (rows.*member).head_dim,
+                    &(packed.*member).At(0, place(s, i), h));
       }
-    }
+    });
   }
   for (I* inputs : {&rows, &packed}) {
     VarlenForwardFloat64(inputs->params());
     VarlenBackwardFloat64(inputs->params());
   }
   for (const auto member : {&I::out, &I::dq, &I::dk, &I::dv, &I::d_log_fgate}) {
-    const int heads = member == &I::dk || member == &I::dv ? 1 : 4;
-    for (int h = 0; h < heads; ++h) {
-      for (int s = 0; s < 4; ++s) {
-        const int first = packed.begin[static_cast<size_t>(3 - s)];
-        for (int i = 0; i < rows.length(s); ++i) {
-          EXPECT_EQ((packed.*member).At(0, first + i, h), (rows.*member).At(s, i, h));
-        }
-      }
+    for (int h = 0; h < (rows.*member).heads; ++h) {
+      rows.ForEachToken([&](int s, int b, int t, int i) {
+        EXPECT_EQ((packed.*member).At(0, place(s, i), h), (rows.*member).At(b, t, h));
+      });
       for (int t = 136; t < 140; ++t) EXPECT_EQ((packed.*member).At(0, t, h), 0);
       EXPECT_EQ((rows.*member).At(1, 0, h), 0);
     }

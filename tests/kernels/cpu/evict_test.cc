@@ -217,9 +217,6 @@ TEST(EvictionTest, WithoutQkNormPaperSkipsButNeverEvicts) {
 
 // ---- Rounding against the bound.
 
-// The gate logit whose log sigmoid is `log_f` < 0.
-double GateLogit(double log_f) { return log_f < -30 ? log_f : -std::log(std::expm1(-log_f)); }
-
 // Page offsets are float32. Large QK-norm weights of one head loosen the layer's clamp, and another
 // head, whose keys are zero and whose bounds are exact, forgets so much in its first page that what
 // its last tokens forget is rounded away.

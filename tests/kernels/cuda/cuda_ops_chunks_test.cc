@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -36,14 +35,10 @@ struct ChunkCase {
 };
 std::ostream& operator<<(std::ostream& out, const ChunkCase& c) { return out << c.name; }
 
-// All results of a run for the sequence, as bits.
+// All results of a run for the sequence.
 struct Trace {
   std::vector<double> queries, outputs, log_sums;  // of all rows
-  std::vector<uint16_t> tokens;                    // keys and values of live pages
-  std::vector<uint32_t> offsets;                   // gates of live pages
-  std::vector<uint64_t> pages;                     // c, E, H and key norms of live pages
-  std::vector<uint64_t> state;                     // c, log M, S, N
-  std::vector<uint32_t> last_rows;
+  Contents cache;
   std::vector<int32_t> first_live;
 };
 
@@ -101,43 +96,11 @@ class ChunkRun {
   }
 
   Trace Finish() {
-    const PagedKv& kv = kv_.view;
-    const std::vector<int32_t> table = kv_.page_table.ToHost(), first = kv_.first_live.ToHost();
-    const std::vector<uint16_t> keys = kv_.keys.ToHost(), values = kv_.values.ToHost();
-    const std::vector<float> offsets = kv_.log_f_offset.ToHost();
-    const std::vector<double> base = kv_.page_cum_log_f.ToHost();
-    const std::vector<double> mass = kv_.log_mass_bound.ToHost();
-    const std::vector<double> least = kv_.log_denominator_bound.ToHost();
-    const std::vector<double> norm = kv_.max_key_norm.ToHost();
-    const int64_t group = kv.shape.group(), d = kv.shape.head_dim;
-    for (int head = 0; head < kv.shape.kv_heads; ++head) {
-      const int64_t list = kv.ListIndex(kSlot, 0, head);
-      trace_.first_live.push_back(first[static_cast<size_t>(list)]);
-      for (int p = trace_.first_live.back(); p < PagesFor(length()); ++p) {
-        const int64_t page = table[static_cast<size_t>(list * kv.shape.max_pages + p)];
-        const int64_t count = std::min<int64_t>(kPageTokens, length() - int64_t{p} * kPageTokens);
-        Add(keys, page * kPageTokens * d, count * d, trace_.tokens);
-        Add(values, page * kPageTokens * d, count * d, trace_.tokens);
-        for (int64_t g = page * group; g < (page + 1) * group; ++g) {
-          AddBits(offsets, g * kPageTokens, count, trace_.offsets);
-          AddBits(base, g, 1, trace_.pages);
-          if (count < kPageTokens || case_.acp == AcpMode::kOff) continue;
-          AddBits(mass, g, 1, trace_.pages);
-          AddBits(norm, g, 1, trace_.pages);
-          if (case_.acp == AcpMode::kCertified) AddBits(least, g, 1, trace_.pages);
-        }
-      }
-    }
-    const int64_t heads = kv.shape.q_heads, state = kv.HeadIndex(kSlot, 0, 0);
-    for (const auto* array : {&kv_.cum_log_f, &kv_.log_mass, &kv_.decay_sum}) {
-      AddBits(array->ToHost(), state, heads, trace_.state);
-    }
-    AddBits(kv_.key_sum.ToHost(), state * d, heads * d, trace_.state);
-    const int64_t kv_size = kv.shape.kv_size();
-    for (const auto* array : {&kv_.last_k, &kv_.last_v, &kv_.page_end_k, &kv_.page_end_v}) {
-      if (case_.shift) AddBits(array->ToHost(), kSlot * kv_size, kv_size, trace_.last_rows);
-    }
-    EXPECT_EQ(kv_.pool_fault.ToHost()[0], PoolFault::kNone);
+    const std::vector<int32_t> first = kv_.first_live.ToHost();
+    const int64_t list = kv_.view.ListIndex(kSlot, 0, 0);
+    trace_.first_live.assign(first.begin() + list, first.begin() + list + kv_.view.shape.kv_heads);
+    trace_.cache = kv_.ContentsOf(kSlot);
+    EXPECT_EQ(kv_.Fault(), PoolFault::kNone);
     EXPECT_EQ(ops_->queue()->error(), nullptr) << ops_->queue()->error();
     return trace_;
   }
@@ -154,21 +117,9 @@ class ChunkRun {
     return shape;
   }
 
-  template <typename T>
-  static void Add(const std::vector<T>& from, int64_t first, int64_t count, std::vector<T>& to) {
+  static void Add(const std::vector<double>& from, int64_t first, int64_t count,
+                  std::vector<double>& to) {
     to.insert(to.end(), from.begin() + first, from.begin() + first + count);
-  }
-  static void AddBits(const std::vector<float>& from, int64_t first, int64_t count,
-                      std::vector<uint32_t>& to) {
-    for (int64_t i = first; i < first + count; ++i) {
-      to.push_back(std::bit_cast<uint32_t>(from[static_cast<size_t>(i)]));
-    }
-  }
-  static void AddBits(const std::vector<double>& from, int64_t first, int64_t count,
-                      std::vector<uint64_t>& to) {
-    for (int64_t i = first; i < first + count; ++i) {
-      to.push_back(std::bit_cast<uint64_t>(from[static_cast<size_t>(i)]));
-    }
   }
 
   // A row of the fused projection is a function of its slot and place alone.
@@ -233,8 +184,7 @@ Trace RunOf(const ChunkCase& c, Cut cut, bool beside, uint64_t seed) {
 }
 
 // The first place where two runs differ says where to look.
-template <typename T>
-void ExpectSame(const std::vector<T>& want, const std::vector<T>& got, const char* what) {
+void ExpectSame(const std::vector<double>& want, const std::vector<double>& got, const char* what) {
   ASSERT_EQ(want.size(), got.size()) << what;
   const auto at = std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin();
   EXPECT_EQ(at, static_cast<std::ptrdiff_t>(want.size()))
@@ -242,13 +192,8 @@ void ExpectSame(const std::vector<T>& want, const std::vector<T>& got, const cha
 }
 
 void ExpectSameTrace(const Trace& want, const Trace& got) {
-  EXPECT_EQ(want.first_live, got.first_live);
+  EXPECT_EQ(Difference(got.cache, want.cache), "");
   ExpectSame(want.queries, got.queries, "queries");
-  ExpectSame(want.tokens, got.tokens, "keys and values");
-  ExpectSame(want.offsets, got.offsets, "gates");
-  ExpectSame(want.pages, got.pages, "summaries");
-  ExpectSame(want.state, got.state, "state");
-  ExpectSame(want.last_rows, got.last_rows, "last rows");
   ExpectSame(want.outputs, got.outputs, "outputs");
   ExpectSame(want.log_sums, got.log_sums, "log sums");
 }

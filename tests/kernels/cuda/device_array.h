@@ -5,15 +5,24 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
+
+#include "kernels/core/dtype.h"
 
 namespace fox::cuda::testing {
 
 // All ones: NaN as bf16, float and double, -1 as an integer.
 inline constexpr int kPoison = 0xff;
+
+// The number that a bf16 is.
+inline double Widen(uint16_t bits) {
+  return static_cast<double>(static_cast<float>(std::bit_cast<BFloat16>(bits)));
+}
 
 template <typename T>
 class DeviceArray {

@@ -18,10 +18,6 @@ constexpr double kSampledProducts = 3e8;  // by the oracle in one check
 
 bool IsPoison(float x) { return std::bit_cast<uint32_t>(x) == 0xffffffffu; }
 
-double Widened(uint16_t bits) {
-  return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(bits) << 16));
-}
-
 double Dot(const float* a, const float* b, int count) {
   return std::inner_product(a, a + count, b, 0.0);
 }
@@ -248,7 +244,7 @@ bool DeviceCache::CheckRow(int s, int64_t row_in_seq, int q_head, double sum_rou
   for (int64_t m = 0; m < d; ++m) {
     const auto at = static_cast<size_t>(row * params_.out.row_stride + q_head * d + m);
     const auto n = static_cast<size_t>(m);
-    const double got = Widened(out[at]);
+    const double got = Widen(out[at]);
     if (std::abs(got - exact.out[n]) <= exact.tolerance[n]) continue;  // false for NaN
     ADD_FAILURE() << "sequence " << s << " row " << row_in_seq << " head " << q_head << " dim " << m
                   << ": " << got << ", not " << exact.out[n] << " +- " << exact.tolerance[n];

@@ -2,17 +2,12 @@
 #include "tests/kernels/cuda/device_heads.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "kernels/core/dtype.h"
 
 namespace fox::cuda::testing {
 namespace {
-
-double Widened(uint16_t bits) {
-  return static_cast<double>(static_cast<float>(std::bit_cast<BFloat16>(bits)));
-}
 
 PagedKvShape ShapeOf(const fox::testing::HeadInputs& head, const std::vector<HeadRows>& sequences) {
   int64_t longest = 0;
@@ -119,7 +114,7 @@ void DeviceHeads::Keep(const std::vector<fox::testing::StepRows>& entries,
       const size_t token = page * kPageTokens + static_cast<size_t>(position % kPageTokens);
       for (size_t m = 0; m < d; ++m) {
         stored.q.push_back(step.projection[row * static_cast<size_t>(constants_.columns()) + m]);
-        stored.k.push_back(Widened(keys[token * d + m]));
+        stored.k.push_back(Widen(keys[token * d + m]));
       }
       stored.log_f_offset.push_back(static_cast<double>(offsets[token]));
       stored.first_page.push_back(first);
@@ -193,7 +188,5 @@ HeadRows RandomRows(int head_dim, int64_t length, double gate_mean, std::mt19937
   }
   return rows;
 }
-
-double GateLogit(double log_f) { return log_f < -30 ? log_f : -std::log(std::expm1(-log_f)); }
 
 }  // namespace fox::cuda::testing

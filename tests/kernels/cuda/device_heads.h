@@ -101,7 +101,6 @@ class DeviceHeads {
 
 // Unit-variance queries and keys, gate logits N(mean, 1).
 HeadRows RandomRows(int head_dim, int64_t length, double gate_mean, std::mt19937_64& rng);
-// The gate logit whose log sigmoid is `log_f` < 0.
-double GateLogit(double log_f);
+using fox::testing::GateLogit;
 
 }  // namespace fox::cuda::testing

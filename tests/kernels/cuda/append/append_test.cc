@@ -10,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <random>
 
@@ -44,10 +43,6 @@ struct AppendSetup {
 };
 
 constexpr int kLayers = 2, kLayer = 1;
-
-double Widen(uint16_t bits) {
-  return static_cast<double>(static_cast<float>(std::bit_cast<BFloat16>(bits)));
-}
 
 // Both backends, their caches and the parameters of one layer.
 class AppendPair {

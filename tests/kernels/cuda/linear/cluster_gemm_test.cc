@@ -111,19 +111,6 @@ TEST_P(ClusterGemmTest, BitsDoNotDependOnTheNumberOfRows) {
   }
 }
 
-TEST_P(ClusterGemmTest, BitsDoNotDependOnTheSplits) {
-  FillAll();
-  const Call call{.in = &x_, .weight = &weight_, .bias = &bias_};
-  for (const int64_t rows : {8, 16, 32, 64, 65, 128, 130}) {
-    Split(8, 128, out_);
-    const std::vector<float> want = Outputs(call, 0, rows);
-    for (const int splits : kSplits) {
-      Split(splits, 128, out_);
-      ASSERT_TRUE(Outputs(call, 0, rows) == want) << rows << " rows, " << splits << " splits";
-    }
-  }
-}
-
 // The order of sums: eight classes of columns, each from left to right, then a binary tree, then
 // the bias, then what was there. For terms whose sums of 16 are exact in whatever order, so that
 // nothing need be known about the tensor cores.

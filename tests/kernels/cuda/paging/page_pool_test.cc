@@ -72,17 +72,6 @@ TEST(PagePoolTest, MoreSplitsThanThereIsRoomForAreReported) {
   }
 }
 
-TEST(PagePoolTest, WindowsOfAnyLengthHaveRoomForTheirSplits) {
-  PagedKvShape shape = NarrowShape(1, 1, 1, 1, 1, 1);
-  for (int pages = 1; pages < 5000; ++pages) {
-    shape.max_pages = pages;
-    for (const int first : {0, 1, 3, pages / 2}) {
-      if (first >= pages) continue;
-      ASSERT_LE(NumSplits(first, pages - 1), MaxDecodeSplits(1, shape)) << first << " " << pages;
-    }
-  }
-}
-
 // With poison_free_pages; DeviceKv begins with nothing but poison.
 TEST(PagePoolTest, AWriteIntoAFreePageIsReported) {
   PagedKvShape shape = NarrowShape(2, 3, 1, 4, 8, 6 * 5);

@@ -6,10 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 #include <random>
-#include <string>
 
 #include "kernels/cuda/paging/paging.h"
 #include "tests/kernels/cuda/device_kv.h"
@@ -51,34 +49,6 @@ class Range {
   const size_t bytes_;
   HostSlot slot_;
 };
-
-// Arrays as bytes, by name.
-using Contents = std::map<std::string, std::vector<uint8_t>>;
-
-template <typename T>
-std::vector<uint8_t> BytesOf(const DeviceArray<T>& array) {
-  const std::vector<T> values = array.ToHost();
-  const auto* first = reinterpret_cast<const uint8_t*>(values.data());
-  return {first, first + array.bytes()};
-}
-
-// Names the first byte of each array that differs.
-std::string Difference(const Contents& got, const Contents& expected) {
-  std::string text;
-  for (const auto& [name, bytes] : expected) {
-    const auto found = got.find(name);
-    if (found == got.end() || found->second.size() != bytes.size()) {
-      text += name + ": another size; ";
-      continue;
-    }
-    const auto at = std::mismatch(bytes.begin(), bytes.end(), found->second.begin());
-    if (at.first == bytes.end()) continue;
-    text += name + ": byte " + std::to_string(at.first - bytes.begin()) + " of " +
-            std::to_string(bytes.size()) + " is " + std::to_string(*at.second) + ", not " +
-            std::to_string(*at.first) + "; ";
-  }
-  return text;
-}
 
 struct Case {
   int layers, kv_heads, group, head_dim;
@@ -136,52 +106,6 @@ int64_t LivePages(const DeviceKv& kv, int slot) {
   return pages * lists - std::accumulate(begin, begin + lists, int64_t{0});
 }
 
-// All of a slot that has to come back.
-Contents ContentsOf(const DeviceKv& kv, int slot) {
-  const PagedKvShape& shape = kv.view.shape;
-  const int64_t lists = shape.lists_per_slot(), heads = lists * shape.group(), d = shape.head_dim;
-  Contents contents;
-  // Part `at` of parts of `count` elements.
-  const auto add = [&](const std::string& name, const auto& array, int64_t at, int64_t count) {
-    const std::vector<uint8_t> bytes = BytesOf(array);
-    const auto size = count * static_cast<int64_t>(array.bytes() / array.size());
-    std::vector<uint8_t>& out = contents[name];
-    out.insert(out.end(), bytes.begin() + at * size, bytes.begin() + (at + 1) * size);
-  };
-  add("length", kv.length, slot, 1);
-  add("first_live", kv.first_live, slot, lists);
-  add("max_log_evicted_mass", kv.max_log_evicted_mass, slot, lists);
-  add("cum_log_f", kv.cum_log_f, slot, heads);
-  add("log_mass", kv.log_mass, slot, heads);
-  add("decay_sum", kv.decay_sum, slot, heads);
-  add("key_sum", kv.key_sum, slot, heads * d);
-  if (shape.k_shift) add("last_k", kv.last_k, slot, lists * d);
-  if (shape.v_shift) add("last_v", kv.last_v, slot, lists * d);
-  if (shape.k_shift) add("page_end_k", kv.page_end_k, slot, lists * d);
-  if (shape.v_shift) add("page_end_v", kv.page_end_v, slot, lists * d);
-  const std::vector<int32_t> first = kv.first_live.ToHost(), table = kv.page_table.ToHost();
-  const int pages = PagesFor(kv.length.ToHost()[static_cast<size_t>(slot)]);
-  const auto add_pages = [&](const std::string& name, const auto& array, int64_t count) {
-    const std::vector<uint8_t> bytes = BytesOf(array);
-    const auto size = count * static_cast<int64_t>(array.bytes() / array.size());
-    std::vector<uint8_t>& out = contents[name];
-    for (int64_t list = slot * lists; list < (slot + 1) * lists; ++list) {
-      for (int p = first[static_cast<size_t>(list)]; p < pages; ++p) {
-        const int64_t page = table[static_cast<size_t>(list * kMaxPages + p)];
-        out.insert(out.end(), bytes.begin() + page * size, bytes.begin() + (page + 1) * size);
-      }
-    }
-  };
-  add_pages("keys", kv.keys, kPageTokens * d);
-  add_pages("values", kv.values, kPageTokens * d);
-  add_pages("log_f_offset", kv.log_f_offset, shape.group() * int64_t{kPageTokens});
-  add_pages("page_cum_log_f", kv.page_cum_log_f, shape.group());
-  add_pages("log_mass_bound", kv.log_mass_bound, shape.group());
-  add_pages("log_denominator_bound", kv.log_denominator_bound, shape.group());
-  add_pages("max_key_norm", kv.max_key_norm, shape.group());
-  return contents;
-}
-
 class SwapDeviceTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(SwapDeviceTest, AllComesBackIntoAnotherSlot) {
@@ -194,19 +118,19 @@ TEST_P(SwapDeviceTest, AllComesBackIntoAnotherSlot) {
     kv.Begin(1, 0, 130);
     EvictSome(kv, 0, rng);
     Randomize(kv, rng);
-    const Contents contents = ContentsOf(kv, 0), other = ContentsOf(kv, 1);
+    const Contents contents = kv.ContentsOf(0), other = kv.ContentsOf(1);
     const int64_t live = LivePages(kv, 0);
     const Range range(shape, live);
     range.SwapOut(0, kv);
-    ASSERT_EQ(Difference(ContentsOf(kv, 0), contents), "");
+    ASSERT_EQ(Difference(kv.ContentsOf(0), contents), "");
     // Again, and all in a row: what is enqueued behind it may start early, and must wait.
     range.SwapOut(0, kv);
     kv.Release(0);
     range.SwapIn(kv, 3);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     EXPECT_EQ(kv.Fault(), PoolFault::kNone) << Describe(kv.Fault());
-    EXPECT_EQ(Difference(ContentsOf(kv, 3), contents), "");
-    EXPECT_EQ(Difference(ContentsOf(kv, 1), other), "");
+    EXPECT_EQ(Difference(kv.ContentsOf(3), contents), "");
+    EXPECT_EQ(Difference(kv.ContentsOf(1), other), "");
     EXPECT_EQ(range.TouchedBehind(), 0);
     EXPECT_EQ(kv.sole_pages.ToHost()[3], live);
     kv.ExpectOwnersOfTheTables();
@@ -214,27 +138,6 @@ TEST_P(SwapDeviceTest, AllComesBackIntoAnotherSlot) {
     kv.ExpectOwnersOfTheTables();
     EXPECT_EQ(kv.FreeCount(), shape.num_pages);
   }
-}
-
-// Other pages, which others have written to meanwhile, and shared ones as copies.
-TEST_P(SwapDeviceTest, SharedPagesComeBackAsCopies) {
-  const PagedKvShape shape = Shape(GetParam(), GetParam().layers * GetParam().kv_heads * 40);
-  DeviceKv kv(shape);
-  std::mt19937_64 rng(1);
-  kv.Begin(0, 0, 700);
-  EvictSome(kv, 0, rng);
-  Randomize(kv, rng);
-  kv.Share(0, 1);
-  const Contents contents = ContentsOf(kv, 0), snapshot = ContentsOf(kv, 1);
-  const Range range(shape, LivePages(kv, 0));
-  range.SwapOut(0, kv);
-  kv.Release(0);
-  kv.Begin(2, 0, 900);
-  range.SwapIn(kv, 0);
-  EXPECT_EQ(Difference(ContentsOf(kv, 0), contents), "");
-  EXPECT_EQ(Difference(ContentsOf(kv, 1), snapshot), "");
-  kv.ExpectOwnersOfTheTables();
-  EXPECT_EQ(kv.Fault(), PoolFault::kNone) << Describe(kv.Fault());
 }
 
 // Lists of more than a block's threads, odd groups (whose summaries are not whole 16-byte words),
@@ -315,7 +218,7 @@ TEST(SwapPoolTest, OwnersAreRightInAnyOrder) {
       kv.Share(a, b);
       lengths[static_cast<size_t>(b)] = length / kPageTokens * kPageTokens;
     } else if (kind == 2 && length > 0) {
-      contents = ContentsOf(kv, a);
+      contents = kv.ContentsOf(a);
       range.SwapOut(a, kv);
       kv.Release(a);
       away = length;
@@ -323,10 +226,15 @@ TEST(SwapPoolTest, OwnersAreRightInAnyOrder) {
     } else if (kind == 3 && away >= 0) {
       kv.Release(a);
       if (kv.FreeCount() < 21 * PagesFor(away)) continue;
+      // Other pages, which others have written to meanwhile, and shared ones as copies.
+      const Contents other = kv.ContentsOf(b);
       range.SwapIn(kv, a);
       length = away;
       ++swaps;
-      EXPECT_EQ(Difference(ContentsOf(kv, a), contents), "");
+      EXPECT_EQ(Difference(kv.ContentsOf(a), contents), "");
+      if (a != b) {
+        EXPECT_EQ(Difference(kv.ContentsOf(b), other), "");
+      }
     }
     kv.ExpectOwnersOfTheTables();
   }

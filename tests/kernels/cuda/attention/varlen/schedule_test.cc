@@ -132,33 +132,6 @@ TEST(ScheduleTest, StrongGatesAndCuts) {
   ExpectGates(inputs, device, device.ToHost(), c);
 }
 
-TEST(ScheduleTest, ArraysLieBehindEachOther) {
-  VarlenInputs inputs(PackedCase(kRagged));
-  DeviceVarlen device(inputs, AcpMode::kCertified);
-  device.Allocate();
-  const VarlenState& state = device.state();
-  const auto head_tiles = static_cast<size_t>(inputs.shape.q_heads * state.max_tiles);
-  const auto at = [&](const void* pointer) {
-    return static_cast<size_t>(static_cast<const char*>(pointer) -
-                               static_cast<const char*>(device.state_memory()));
-  };
-  size_t end = 0;
-  const auto expect_behind = [&](const void* pointer, size_t bytes) {
-    EXPECT_EQ(at(pointer) % 256, 0);
-    EXPECT_GE(at(pointer), end);
-    end = at(pointer) + bytes;
-  };
-  expect_behind(state.num_tiles, 4);
-  expect_behind(state.work_counter, 4);
-  expect_behind(state.tiles, static_cast<size_t>(state.max_tiles) * sizeof(VarlenTile));
-  expect_behind(state.cum_log_f, head_tiles * 8);
-  expect_behind(state.log_f_offset, head_tiles * kVarlenTile * 4);
-  expect_behind(state.first_page, head_tiles * 4);
-  expect_behind(state.lse, head_tiles * kVarlenTile * 4);
-  expect_behind(state.key_sums, head_tiles * sizeof(VarlenKeySums));
-  EXPECT_LE(end, VarlenStateBytes(device.params()));
-}
-
 double Norm(const std::vector<double>& x) {
   double square = 0;
   for (const double y : x) square += y * y;
@@ -342,19 +315,6 @@ TEST_P(FirstPageTest, NeverFallsWhateverTheGatesAre) {
 INSTANTIATE_TEST_SUITE_P(Modes, FirstPageTest,
                          ::testing::Values(AcpMode::kPaper, AcpMode::kCertified),
                          [](const auto& mode) { return ModeName(mode.param); });
-
-// What it is for.
-TEST(CertifiedTest, PrunesMoreThanThePaper) {
-  VarlenInputs inputs(PrunedCase());
-  const auto dropped = [&](AcpMode acp) {
-    DeviceVarlen device(inputs, acp);
-    device.Schedule();
-    int64_t sum = 0;
-    for (const int32_t key : device.FirstKeys()) sum += key;
-    return sum;
-  };
-  EXPECT_GT(dropped(AcpMode::kCertified), dropped(AcpMode::kPaper));
-}
 
 }  // namespace
 }  // namespace fox::cuda::testing

@@ -241,6 +241,7 @@ struct SplitCase {
   std::string name;
   CacheOptions options;
   int least_shift;
+  size_t more_splits_than = 0;
 };
 std::ostream& operator<<(std::ostream& out, const SplitCase& c) { return out << c.name; }
 
@@ -283,6 +284,19 @@ std::vector<SplitCase> SplitCases() {
           {"LongContext" + ModeName(acp) + std::to_string(d), context, kMinKeySplitShift});
     }
   }
+  // More splits than the device has multiprocessors; more head tiles, so that each thread block
+  // runs the serial splits of several, some of whose rows stop before others because gates differ
+  // by head.
+  CacheOptions many = Chunks(AcpMode::kCertified, 64);
+  many.q_heads = many.kv_heads = 12;
+  cases.push_back({"ManySplits", many, 0, 500});
+  for (const int d : {64, 128}) {
+    CacheOptions tiles{.q_heads = 24, .kv_heads = 4, .head_dim = d};
+    tiles.gate_means = {9, 8, 7, 6, 5, 4};
+    tiles.output_norm = tiles.output_gate = true;
+    tiles.sequences = {{3700, 1500, -10, 0}, {3000, 1000, -10, 1}, {2600, 2600, -6, 2}};
+    cases.push_back({"ManyTiles" + std::to_string(d), tiles, 1, 300});
+  }
   return cases;
 }
 
@@ -297,10 +311,11 @@ class SplitKeysCaseTest : public SplitKeysTest, public ::testing::WithParamInter
 // same bits.
 TEST_P(SplitKeysCaseTest, MatchesFloat64) {
   DeviceCache cache(GetParam().options);
-  SplitSpace space(cache, GetParam().least_shift, kRoomyRows, kRoomySplits);
+  SplitSpace space(cache, GetParam().least_shift, 8 * kRoomyRows, 4 * kRoomySplits);
   const std::vector<uint16_t> first = Attend(cache, space.schedule());
   ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill, kBf16Rounding));
   ASSERT_FALSE(space.Split().empty());
+  ASSERT_GT(space.Splits().size(), GetParam().more_splits_than);
   const std::vector<uint32_t> first_lse = Bits(cache.lse_array().ToHost());
   cache.ResetOutputs();
   space.PoisonPartials();
@@ -325,30 +340,6 @@ TEST_P(SplitKeysCaseTest, MatchesFloat64) {
 INSTANTIATE_TEST_SUITE_P(Cases, SplitKeysCaseTest, ::testing::ValuesIn(SplitCases()),
                          testing::CaseName<SplitCase>);
 
-// A tile of 128 rows and a short one, alone and then with enough heads that each thread block runs
-// the serial splits of several head tiles, some of whose rows stop before others because gates
-// differ by head.
-TEST_F(SplitKeysTest, SerialSplitsFollowOneAnother) {
-  for (const int head_dim : {64, 128}) {
-    CacheOptions options;
-    options.head_dim = head_dim;
-    options.q_heads = 24;
-    options.kv_heads = 4;
-    options.gate_means = {9, 8, 7, 6, 5, 4};
-    options.output_norm = options.output_gate = true;
-    options.sequences = {{3700, 1500, -10, 0}, {3000, 1000, -10, 1}, {2600, 2600, -6, 2}};
-    DeviceCache cache(options);
-    SplitSpace space(cache, 1, 8 * kRoomyRows, kRoomySplits);
-    const std::vector<uint16_t> first = Attend(cache, space.schedule());
-    ASSERT_GT(space.Split().size(), 300u) << "more head tiles than multiprocessors";
-    for (int pass = 0; pass < 2; ++pass) {
-      EXPECT_EQ(AttendAgain(cache, space, space.serial()), first) << "head dim " << head_dim;
-    }
-  }
-}
-
-float Widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-
 // All rows, while the oracle samples some: only bf16 roundings of weights and of outputs differ.
 TEST_F(SplitKeysTest, AgreesWithoutSplits) {
   for (const int head_dim : {32, 64, 128}) {
@@ -362,8 +353,8 @@ TEST_F(SplitKeysTest, AgreesWithoutSplits) {
     for (size_t i = 0; i < whole.size() && wrong < 10; ++i) {
       if (whole[i] == split[i]) continue;
       ++other;
-      const float a = Widened(whole[i]), b = Widened(split[i]);
-      if (std::abs(a - b) <= 0x1p-6f * std::max(1.0f, std::abs(a))) continue;  // false for NaN
+      const double a = testing::Widen(whole[i]), b = testing::Widen(split[i]);
+      if (std::abs(a - b) <= 0x1p-6 * std::max(1.0, std::abs(a))) continue;  // false for NaN
       ++wrong;
       ADD_FAILURE() << "head dim " << head_dim << " row " << i / stride << " column " << i % stride
                     << ": " << b << " split, " << a << " whole";
@@ -434,19 +425,6 @@ TEST_F(SplitKeysTest, WhatDoesNotFitIsSerial) {
     }
     EXPECT_TRUE(ended);
   }
-}
-
-// Three passes over more splits than the device has multiprocessors: the same bits.
-TEST_F(SplitKeysTest, RepeatsItself) {
-  CacheOptions options = Chunks(AcpMode::kCertified, 64);
-  options.q_heads = options.kv_heads = 12;
-  DeviceCache cache(options);
-  SplitSpace space(cache, 0, 4 * kRoomyRows, 4 * kRoomySplits);
-  const std::vector<uint16_t> first = Attend(cache, space.schedule());
-  for (int pass = 0; pass < 2; ++pass) {
-    ASSERT_EQ(AttendAgain(cache, space, space.schedule()), first) << "pass " << pass;
-  }
-  ASSERT_GT(space.Splits().size(), 500u);
 }
 
 }  // namespace
