@@ -58,8 +58,9 @@ __device__ __forceinline__ BlockWork BlockWorkOf() {
 
 // One thread. At most `under_way` tiles are on their way: enough to keep the memory busy; more
 // would only make all other loads wait, those of the kernel before among them.
-__device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const BlockWork& work,
-                                            const Ring& ring) {
+[[maybe_unused]] __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a,
+                                                             const BlockWork& work,
+                                                             const Ring& ring) {
   RingPlace at, arrived;
   int started = 0;
   work.ForEachChunk(a, [&](int tile, int chunk) {
@@ -78,8 +79,9 @@ __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const
 }
 
 // One thread.
-__device__ __forceinline__ void CopyInputs(const ClusterGemmArguments& a, const BlockWork& work,
-                                           const Ring& ring) {
+[[maybe_unused]] __device__ __forceinline__ void CopyInputs(const ClusterGemmArguments& a,
+                                                            const BlockWork& work,
+                                                            const Ring& ring) {
   RingPlace at;
   work.ForEachChunk(a, [&](int, int chunk) {
     ring.empty[at.stage].Wait(at.parity ^ 1);

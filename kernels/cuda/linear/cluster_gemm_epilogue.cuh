@@ -2,6 +2,7 @@
 // bias, what y held before, the gate, and the next norm, deferred. Read cluster_gemm.cu first.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 
 #include <cstdint>

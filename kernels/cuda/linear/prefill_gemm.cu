@@ -43,7 +43,7 @@ constexpr int kRingBytes = 192 * 1024;
 // What a group stores in one copy: 64 rows of y by a line.
 constexpr int kBoxBytes = kGroupRows * kLineBytes;
 constexpr int kBoxOutputs = kTileCols;
-constexpr int kBand = 16;
+[[maybe_unused]] constexpr int kBand = 16;
 
 // kOutputs: of a tile, which takes as many rows of W from both halves.
 template <int kOutputsOfTile>
