@@ -309,33 +309,39 @@ HeadRun::Result HeadRun::Step(const std::vector<StepRows>& sequences,
   const DType wide = p.wide, narrow = ops_.ActivationDType(wide);
   const int64_t columns = in_.columns(), hidden = in_.shape.hidden(), heads = in_.shape.q_heads;
   const int64_t stride = (columns + 7) / 8 * 8;  // rows start at 16 bytes
-  const Buffer in = Upload(ops_, Spread(projection, columns, stride), narrow);
   const Buffer out = ops_.Allocate(static_cast<size_t>(rows * hidden) * SizeOf(narrow));
   const Buffer lse = ops_.Allocate(static_cast<size_t>(rows * heads) * SizeOf(wide));
   const Buffer counters = UploadRaw(ops_, std::vector<int64_t>(static_cast<size_t>(3 * seqs), 0));
-  p.append.projection = {in.data(), narrow, rows, columns, stride};
-  AttentionParams attention = p.Attention(in_);
-  attention.out = {out.data(), narrow, rows, hidden, hidden};
-  attention.lse = {lse.data(), wide, rows, heads, heads};
   int64_t* counter = counters.as<int64_t>();
-  attention.blocks_total = counter;
-  attention.blocks_pruned = counter + seqs;
   ops_.BeginStep(batch, kv_, nullptr);
-  ops_.Append(batch, p.append, kv_, nullptr);
-  if (attend) ops_.Attention(batch, attention, kv_, nullptr);
+  Result result;
+  for (int layer = 0; layer < kv_.shape.layers; ++layer) {
+    std::vector<double> of_layer = Spread(projection, columns, stride);
+    for (double& x : of_layer) x = std::ldexp(x, -layer);
+    const Buffer in = Upload(ops_, of_layer, narrow);
+    p.append.layer = layer;
+    p.append.projection = {in.data(), narrow, rows, columns, stride};
+    ops_.Append(batch, p.append, kv_, nullptr);
+    AttentionParams attention = p.Attention(in_);
+    attention.layer = layer;
+    attention.out = {out.data(), narrow, rows, hidden, hidden};
+    attention.lse = {lse.data(), wide, rows, heads, heads};
+    attention.blocks_total = counter;
+    attention.blocks_pruned = counter + seqs;
+    if (attend) ops_.Attention(batch, attention, kv_, nullptr);
+    Download(ops_, in, narrow, of_layer);
+    const std::vector<double> queries = Spread(of_layer, stride, columns);
+    result.projection.insert(result.projection.end(), queries.begin(), queries.end());
+    std::vector<double> outputs(static_cast<size_t>(rows * hidden)),
+        sums(static_cast<size_t>(rows * heads));
+    if (attend) Download(ops_, out, narrow, outputs);
+    if (attend) Download(ops_, lse, wide, sums);
+    result.out.insert(result.out.end(), outputs.begin(), outputs.end());
+    result.lse.insert(result.lse.end(), sums.begin(), sums.end());
+  }
   ops_.Evict(batch,
              {p.append.acp, p.bound.self_logit_bound, p.bound.max_logit_bound, counter + 2 * seqs},
              kv_, nullptr);
-  Result result;
-  result.projection.resize(static_cast<size_t>(rows * stride));
-  result.out.resize(static_cast<size_t>(rows * hidden));
-  result.lse.resize(static_cast<size_t>(rows * heads));
-  Download(ops_, in, narrow, result.projection);
-  result.projection = Spread(result.projection, stride, columns);
-  if (attend) {
-    Download(ops_, out, narrow, result.out);
-    Download(ops_, lse, wide, result.lse);
-  }
   for (auto* counts : {&result.blocks_total, &result.blocks_pruned, &result.pages_evicted}) {
     counts->resize(sequences.size());
     ops_.CopyToHost(counter, sequences.size() * sizeof(int64_t), counts->data(), nullptr);
@@ -422,6 +428,9 @@ HeadOutputs NaiveAttention(const HeadInputs& in) {
   return result;
 }
 
+namespace {
+
+// One for each of the model's choices.
 std::vector<HeadShape> ShapeVariants() {
   HeadShape one_head{1, 1, 64};
   HeadShape grouped{6, 2, 32};
@@ -439,6 +448,24 @@ std::vector<HeadShape> ShapeVariants() {
   gated.gate_act = Activation::kSilu;
   shapes.insert(shapes.end(), {normed_and_gated, normed, gated});
   return shapes;
+}
+
+}  // namespace
+
+std::vector<HeadInputs> AttentionCases(const std::vector<int>& head_dims) {
+  std::vector<HeadInputs> cases;
+  for (const int64_t length : {1, 2, 63, 64, 65, 127, 128, 129, 200, 300}) {
+    cases.push_back(RandomInputs({}, length, 7 + static_cast<uint64_t>(length), {3, 6}));
+  }
+  for (const int head_dim : head_dims) {
+    cases.push_back(RandomInputs({2, 2, head_dim}, 200, 11, {3}));
+  }
+  for (const HeadShape& shape : ShapeVariants()) {
+    cases.push_back(RandomInputs(shape, 190, 13, {1, 4, 8}));
+  }
+  cases.push_back(RandomInputs({}, 150, 17, {-60, 60}));
+  cases.push_back(RandomInputs({}, 150, 19, {-5, 16}));
+  return cases;
 }
 
 double GateLogit(double log_f) { return log_f < -30 ? log_f : -std::log(std::expm1(-log_f)); }

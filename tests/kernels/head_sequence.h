@@ -94,7 +94,8 @@ struct StepRows {
   double log_tolerance = -10;
 };
 
-// Steps of any sequences with the same constants: BeginStep, Append, Attention, Evict.
+// Steps of any sequences with the same constants: BeginStep, Append, Attention, Evict. The cache's
+// layers are given the same rows, each half as large as the one before.
 class HeadRun {
  public:
   // REQUIRES: the backend has been told of all rows (Ops::Reserve).
@@ -102,8 +103,10 @@ class HeadRun {
   ~HeadRun();
 
   struct Result {
-    std::vector<double> projection;  // [rows, columns()], with the queries that Append has left
-    std::vector<double> out, lse;    // [rows, hidden], [rows, q_heads]; zeros without attention
+    // [layers, rows, columns()], with the queries that Append has left.
+    std::vector<double> projection;
+    // [layers, rows, hidden] and [layers, rows, q_heads]; zeros without attention.
+    std::vector<double> out, lse;
     std::vector<int64_t> blocks_total, blocks_pruned, pages_evicted;  // [num_seqs]
   };
   // `projection`: of all rows.
@@ -130,8 +133,10 @@ PagedKvShape ShapeFor(const HeadShape& shape, int64_t length, DType dtype, int s
 // Full attention in float64, straight from the definition.
 HeadOutputs NaiveAttention(const HeadInputs& inputs);
 
-// One shape for each of the model's choices: groups, token shifts, norms, rotation, output gates.
-std::vector<HeadShape> ShapeVariants();
+// What every backend's attention has to match NaiveAttention on: lengths around a page, head sizes,
+// each of the model's choices (groups, token shifts, norms, rotation, output gates), and gates from
+// almost 0 (a head that sees itself only) to exactly 1 in float64.
+std::vector<HeadInputs> AttentionCases(const std::vector<int>& head_dims);
 // The gate logit whose log sigmoid is `log_f` < 0.
 double GateLogit(double log_f);
 // The largest | got - want |; NaN counts as infinity.

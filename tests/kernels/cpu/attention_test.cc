@@ -48,32 +48,11 @@ void ExpectMatchesNaive(const HeadInputs& inputs) {
   }
 }
 
-TEST(CpuAttentionTest, LengthsAroundAPage) {
-  for (int64_t length : {1, 2, 63, 64, 65, 127, 128, 129, 200}) {
-    SCOPED_TRACE(length);
-    ExpectMatchesNaive(RandomInputs({}, length, 7 + static_cast<uint64_t>(length), {3, 6}));
+TEST(CpuAttentionTest, MatchesNaiveAttention) {
+  for (const HeadInputs& inputs : AttentionCases({2, 16, 24, 32, 48, 64, 80, 128, 256})) {
+    SCOPED_TRACE(::testing::Message() << inputs.length << " x " << inputs.shape.head_dim);
+    ExpectMatchesNaive(inputs);
   }
-}
-
-TEST(CpuAttentionTest, HeadDimensions) {
-  for (int d : {2, 16, 24, 32, 48, 64, 80, 128, 256}) {
-    SCOPED_TRACE(d);
-    HeadShape shape;
-    shape.head_dim = d;
-    ExpectMatchesNaive(RandomInputs(shape, 130, 11, {3}));
-  }
-}
-
-TEST(CpuAttentionTest, Variants) {
-  for (const HeadShape& shape : ShapeVariants()) {
-    ExpectMatchesNaive(RandomInputs(shape, 190, 13, {1, 4, 8}));
-  }
-}
-
-TEST(CpuAttentionTest, ExtremeGates) {
-  // f from almost 0 (a head that sees itself only) to exactly 1 in float64.
-  ExpectMatchesNaive(RandomInputs({}, 150, 17, {-60, 60}));
-  ExpectMatchesNaive(RandomInputs({}, 150, 19, {-5, 16}));
 }
 
 TEST(CpuAttentionTest, ChunksDoNotChangeABit) {

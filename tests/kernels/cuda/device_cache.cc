@@ -13,6 +13,7 @@
 #include "kernels/core/dtype.h"
 #include "kernels/cuda/attention/decode/decode.h"
 #include "kernels/cuda/paging/paging.h"
+#include "tests/kernels/head_sequence.h"
 
 namespace fox::cuda::testing {
 namespace {
@@ -78,23 +79,17 @@ double DeviceCache::LogEps(int s) const {
 
 // QK-norm weights around one, and the bounds that follow from them (acp.md sections 1 and 2).
 void DeviceCache::MakeNorms() {
-  std::normal_distribution<double> normal;
-  const int d = options_.head_dim;
-  for (int i = 0; i < options_.q_heads * d; ++i) q_norm_.push_back(1 + 0.15 * normal(rng_));
-  for (int i = 0; i < options_.kv_heads * d; ++i) k_norm_.push_back(1 + 0.15 * normal(rng_));
-  for (int h = 0; h < options_.q_heads; ++h) {
-    const double* gq = q_norm_.data() + h * d;
-    const double* gk = k_norm_.data() + h / group() * d;
-    double product = 0, q_max = 0, k_max = 0;
-    for (int m = 0; m < d; ++m) {
-      product = std::max(product, std::abs(gq[m] * gk[m]));
-      q_max = std::max(q_max, std::abs(gq[m]));
-      k_max = std::max(k_max, std::abs(gk[m]));
-    }
-    self_logit_bound_.push_back(options_.qk_norm ? SelfLogitBound(d, product, q_max, k_max, false)
-                                                 : kInfinity);
-    max_logit_bound_.push_back(options_.qk_norm ? MaxLogitBound(d, q_max, k_max) : kInfinity);
-  }
+  fox::testing::HeadInputs inputs;
+  inputs.shape = {options_.q_heads, options_.kv_heads, options_.head_dim};
+  std::normal_distribution<double> normal(1, 0.15);
+  for (int64_t i = 0; i < inputs.shape.hidden(); ++i) inputs.q_norm.push_back(normal(rng_));
+  for (int64_t i = 0; i < inputs.shape.kv(); ++i) inputs.k_norm.push_back(normal(rng_));
+  SetQkNormBounds(inputs);
+  q_norm_ = inputs.q_norm;
+  k_norm_ = inputs.k_norm;
+  const std::vector<double> none(static_cast<size_t>(options_.q_heads), kInfinity);
+  self_logit_bound_ = options_.qk_norm ? inputs.self_logit_bound : none;
+  max_logit_bound_ = options_.qk_norm ? inputs.max_logit_bound : none;
 }
 
 namespace {
@@ -320,10 +315,10 @@ void DeviceCache::MakeBatch() {
   std::vector<int32_t> slot;
   std::vector<int64_t> position;
   std::vector<double> tolerance;
-  for (int s = 0; s < num_seqs(); ++s) {
-    slot.push_back(seq(s).slot);
-    position.push_back(seq(s).length - seq(s).rows);
-    tolerance.push_back(seq(s).log_tolerance);
+  for (const CacheSequence& sequence : options_.sequences) {
+    slot.push_back(sequence.slot);
+    position.push_back(sequence.length - sequence.rows);
+    tolerance.push_back(sequence.log_tolerance);
   }
   batch_.num_seqs = num_seqs();
   batch_.num_rows = num_rows_;
