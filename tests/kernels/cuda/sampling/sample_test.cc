@@ -65,23 +65,6 @@ TEST_P(SampleTest, SamplesWhatTheSamplerSamples) {
 INSTANTIATE_TEST_SUITE_P(Vocabularies, SampleTest,
                          ::testing::Values(1, 2, 7, 256, 1000, 4097, 32000, 50277));
 
-// One row, each token as often as the host samples it: all positions of one request.
-TEST(SampleTest, ManyPositionsOfOneRequest) {
-  constexpr int32_t kVocabulary = 600;
-  Random random(5);
-  const std::vector<float> logits = MakeLogits(Logits::kNormal, kVocabulary, random);
-  for (const float top_p : {1.0f, 0.97f}) {
-    SampleBatch batch(128, kVocabulary, 0);
-    for (size_t row = 0; row < batch.rows.size(); ++row) {
-      batch.SetLogits(row, logits);
-      batch.rows[row] = {SlotOf(row), 1.0f, top_p, 0.0f, 0, -1, 77, row};
-    }
-    batch.Upload();
-    ASSERT_EQ(Sample(batch.params(), nullptr), cudaSuccess);
-    ExpectAsSampler(batch);
-  }
-}
-
 TEST(SampleTest, NoRowsIsNoWork) {
   SampleParams params;
   params.logits.cols = 7;

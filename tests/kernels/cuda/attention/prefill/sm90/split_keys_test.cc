@@ -363,39 +363,6 @@ TEST_F(SplitKeysTest, AgreesWithoutSplits) {
   }
 }
 
-// The first sequence's rows in a batch with a long prompt, and alone.
-TEST_F(SplitKeysTest, NeighboursChangeNoBits) {
-  for (const AcpMode acp : {AcpMode::kOff, AcpMode::kCertified}) {
-    for (const int head_dim : {64, 128}) {
-      CacheOptions options = Chunks(acp, head_dim);
-      options.sequences.push_back(kLongPrompt);
-      DeviceCache cache(options);
-      SplitSpace space(cache, 0, kRoomyRows / 4, kRoomySplits);
-      const std::vector<uint16_t> together = Attend(cache, space.schedule());
-      cache.CheckOutputs(RowKind::kPrefill, kBf16Rounding);
-      EXPECT_FALSE(space.SplitsFirst());
-      cache.ResetOutputs();
-      space.PoisonPartials();
-      const auto tiles =
-          static_cast<int32_t>(std::count_if(cache.tiles().begin(), cache.tiles().end(),
-                                             [](const RowBlock& rows) { return rows.seq == 0; }));
-      const DeviceArray<int32_t> num_tiles(std::vector<int32_t>{tiles});
-      StepSchedule alone = space.schedule();
-      alone.num_tiles = num_tiles.data();
-      BatchView batch = cache.batch();
-      batch.num_seqs = 1;
-      batch.num_rows = cache.options().sequences[0].rows;
-      ASSERT_EQ(PrefillSm90(batch, cache.params(), cache.kv(), alone, tiles, nullptr), cudaSuccess);
-      const std::vector<uint16_t> got = cache.out_array().ToHost();
-      ASSERT_FALSE(space.Split().empty());
-      EXPECT_TRUE(space.SplitsFirst());
-      const auto end = static_cast<std::ptrdiff_t>(batch.num_rows * cache.params().out.row_stride);
-      EXPECT_TRUE(std::equal(got.begin(), got.begin() + end, together.begin()))
-          << ModeName(acp) << head_dim;
-    }
-  }
-}
-
 // If partial results or splits do not fit, the last head tiles' splits run serially, with the same
 // bits.
 TEST_F(SplitKeysTest, WhatDoesNotFitIsSerial) {
