@@ -6,14 +6,13 @@
 #include <cmath>
 
 #include "tests/kernels/varlen_inputs.h"
-#include "tests/kernels/varlen_oracle.h"
 
 namespace fox::testing {
 namespace {
 
-// sum of out * d_out, whose gradients VarlenBackwardFloat64 computes.
+// sum of out * d_out, whose gradients VarlenInputs::Backward computes.
 double Loss(VarlenInputs& inputs, const std::vector<int32_t>& first_key) {
-  VarlenForwardFloat64(inputs.params(), first_key.empty() ? nullptr : first_key.data());
+  inputs.Forward(first_key);
   double loss = 0;
   inputs.ForEachToken([&](int, int b, int t, int) {
     for (int h = 0; h < inputs.shape.q_heads; ++h) {
@@ -58,7 +57,7 @@ void ExpectAllDerivatives(const VarlenCase& shape, int pruned_keys = 0) {
       }
     });
   }
-  VarlenBackwardFloat64(inputs.params(), first_key.empty() ? nullptr : first_key.data());
+  inputs.Backward(first_key);
   using I = VarlenInputs;
   const int dim = shape.head_dim;
   ExpectDerivatives(inputs, &I::q, &I::dq, shape.q_heads, dim, first_key);
@@ -93,8 +92,7 @@ TEST(VarlenAttentionTest, GradientsOfPrunedRows) {
 // Every sum over j written out again for one row, so that forward does not only agree with itself.
 TEST(VarlenAttentionTest, ForwardIsTheDefinition) {
   VarlenInputs inputs(Small(PackedCase({3, 40}), 4, 2));
-  std::vector<double> lse(inputs.num_rows());
-  VarlenForwardFloat64(inputs.params(), nullptr, lse.data());
+  const std::vector<double> lse = inputs.Forward();
   const int row = 3 + 30, head = 3;
   double sum = 0, out = 0, decay = 0;
   for (int j = row; j >= 3; --j) {

@@ -103,6 +103,20 @@ struct VarlenInputs {
   // of a sequence's queries, and the paper's threshold -2U - log length + log_eps.
   std::vector<float> MaxQueryNorms() const;
   std::vector<float> PaperThresholds(double log_eps) const;
+
+  // The oracle of every kernel: forward and backward straight from the definition, quadratic in the
+  // length. first_key [batch][tokens][q_heads]: the first key that a row sees, counted in its
+  // sequence, at most its own; empty: all from 0 on. Tokens of no sequence get zeros.
+  //
+  // c_i = sum of log f from the sequence's first token to i, natural units:
+  // [batch][tokens][q_heads].
+  std::vector<double> CumulativeGates();
+  // Writes `out`; gives [batch][tokens][q_heads] log sum_j exp(scale q_i.k_j + c_i - c_j) over the
+  // keys that row i sees, natural units, its own decay c_i included. (The device's, in log2 units
+  // and relative to c of the tile's first token, is log2(e) (lse_i - c_i + c_ref).)
+  std::vector<double> Forward(const std::vector<int32_t>& first_key = {});
+  // Writes dq, dk, dv and d_log_fgate; `out` is not read. Pruned weights count as constant.
+  void Backward(const std::vector<int32_t>& first_key = {});
 };
 
 }  // namespace fox::testing

@@ -15,7 +15,6 @@
 
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
 #include "tests/kernels/cuda/device_cache.h"
-#include "tests/kernels/varlen_oracle.h"
 
 namespace fox::cuda::testing {
 namespace {
@@ -46,8 +45,8 @@ class VarlenAttentionTest : public ::testing::TestWithParam<VarlenKernels> {
       EXPECT_NE(std::count(first_key.begin(), first_key.end(), 0),
                 static_cast<std::ptrdiff_t>(first_key.size()));
     }
-    VarlenForwardFloat64(inputs.params(), first_key.data());
-    VarlenBackwardFloat64(inputs.params(), first_key.data());
+    inputs.Forward(first_key);
+    inputs.Backward(first_key);
     EXPECT_LT(RelativeError(device.Out().InOrder(), inputs.out.InOrder()), kTolerance);
     EXPECT_LT(RelativeError(device.Dq().InOrder(), inputs.dq.InOrder()), kTolerance);
     EXPECT_LT(RelativeError(device.Dk().InOrder(), inputs.dk.InOrder()), kTolerance);

@@ -13,7 +13,6 @@
 #include "kernels/cuda/attention/varlen/kernels.h"
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
 #include "tests/kernels/cuda/device_cache.h"
-#include "tests/kernels/varlen_oracle.h"
 
 namespace fox::cuda::testing {
 namespace {
@@ -89,12 +88,10 @@ class BackwardOracle {
 BackwardOracle::BackwardOracle(VarlenInputs& inputs, std::vector<int32_t> first_key)
     : inputs_(inputs),
       first_key_(std::move(first_key)),
-      c_(inputs.num_rows()),
-      lse_(inputs.num_rows()),
+      c_(inputs.CumulativeGates()),
+      lse_(inputs.Forward(first_key_)),
       noise_(static_cast<size_t>(inputs.shape.q_heads)) {
-  VarlenCumulativeGates(inputs.params(), c_.data());
-  VarlenForwardFloat64(inputs.params(), first_key_.data(), lse_.data());
-  VarlenBackwardFloat64(inputs.params(), first_key_.data());
+  inputs.Backward(first_key_);
   const int group = inputs.shape.q_heads / inputs.shape.kv_heads;
   double tile_decay = 0;
   for (int s = 0; s < inputs.num_seqs(); ++s) {

@@ -7,7 +7,6 @@
 #include <random>
 
 #include "kernels/cuda/attention/varlen/kernels.h"
-#include "tests/kernels/varlen_oracle.h"
 
 namespace fox::cuda::testing {
 namespace {
@@ -133,8 +132,7 @@ void DeviceVarlen::SetOut(const VarlenArray<double>& out) { out_.CopyFrom(RoundT
 
 void DeviceVarlen::SetLse(const std::vector<double>& lse) {
   const HostState host = ToHost();
-  std::vector<double> c(inputs_.num_rows());
-  VarlenCumulativeGates(inputs_.params(), c.data());
+  const std::vector<double> c = inputs_.CumulativeGates();
   std::vector<float> device(host.lse.size(), std::numeric_limits<float>::quiet_NaN());
   for (int h = 0; h < inputs_.shape.q_heads; ++h) {
     for (int t = 0; t < host.num_tiles; ++t) {

@@ -57,7 +57,7 @@ class DeviceVarlen {
   void* gradient_memory() const { return gradient_memory_.data(); }
 
   // A forward kernel's output, from the oracle's: `out` rounded to bf16; lse [batch][tokens]
-  // [q_heads] as VarlenForwardFloat64 gives it. After Schedule.
+  // [q_heads] as VarlenInputs::Forward gives it. After Schedule.
   void SetOut(const VarlenArray<double>& out);
   void SetLse(const std::vector<double>& lse);
   // First pages of any value that the contract allows: they do not fall along a sequence.

@@ -10,7 +10,6 @@
 #include "kernels/cuda/attention/varlen/kernels.h"
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
 #include "tests/kernels/cuda/device_cache.h"
-#include "tests/kernels/varlen_oracle.h"
 
 namespace fox::cuda::testing {
 namespace {
@@ -69,8 +68,7 @@ void ExpectSchedule(const VarlenCase& shape) {
   device.Schedule();
   const HostState host = device.ToHost();
   ExpectTiles(inputs, host);
-  std::vector<double> c(inputs.num_rows());
-  VarlenCumulativeGates(inputs.params(), c.data());
+  const std::vector<double> c = inputs.CumulativeGates();
   ExpectGates(inputs, device, host, c);
   for (int h = 0; h < shape.q_heads; ++h) {
     for (int t = 0; t < host.num_tiles; ++t) {
@@ -127,8 +125,7 @@ TEST(ScheduleTest, StrongGatesAndCuts) {
   DeviceVarlen device(inputs);
   for (double& gate : inputs.log_fgate.values) gate = std::max(gate, kLeastLogGate);
   device.Schedule();
-  std::vector<double> c(inputs.num_rows());
-  VarlenCumulativeGates(inputs.params(), c.data());
+  const std::vector<double> c = inputs.CumulativeGates();
   ExpectGates(inputs, device, device.ToHost(), c);
 }
 
@@ -226,8 +223,7 @@ void ExpectFirstPages(const VarlenCase& shape, AcpMode acp) {
   DeviceVarlen device(inputs, acp);
   device.Schedule();
   const HostState host = device.ToHost();
-  std::vector<double> c(inputs.num_rows());
-  VarlenCumulativeGates(inputs.params(), c.data());
+  const std::vector<double> c = inputs.CumulativeGates();
   int pruned = 0, t = 0;
   for (int s = 0; s < inputs.num_seqs(); ++s) {
     const int tiles = (inputs.length(s) + kVarlenTile - 1) / kVarlenTile;
@@ -267,9 +263,7 @@ TEST_P(FirstPageTest, RowsLoseAtMostEps) {
   DeviceVarlen device(inputs, GetParam());
   device.Schedule();
   const std::vector<int32_t> first_key = device.FirstKeys();
-  std::vector<double> full(inputs.num_rows()), seen(inputs.num_rows());
-  VarlenForwardFloat64(inputs.params(), nullptr, full.data());
-  VarlenForwardFloat64(inputs.params(), first_key.data(), seen.data());
+  const std::vector<double> full = inputs.Forward(), seen = inputs.Forward(first_key);
   double worst = 0;
   for (size_t i = 0; i < full.size(); ++i) worst = std::max(worst, -std::expm1(seen[i] - full[i]));
   EXPECT_LE(worst, std::exp(-10.0));

@@ -11,7 +11,6 @@
 #include "kernels/cuda/attention/prefill/prefill.h"
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
 #include "tests/kernels/cuda/device_cache.h"
-#include "tests/kernels/varlen_oracle.h"
 
 namespace fox::cuda::testing {
 namespace {
@@ -75,12 +74,10 @@ class Exact {
         sum_rounding_(sum_rounding),
         exact_(inputs),
         absolute_(inputs),
-        c_(inputs.num_rows()),
-        lse_(inputs.num_rows()) {
-    VarlenCumulativeGates(exact_.params(), c_.data());
-    VarlenForwardFloat64(exact_.params(), run.first_key.data(), lse_.data());
+        c_(exact_.CumulativeGates()),
+        lse_(exact_.Forward(run.first_key)) {
     for (double& x : absolute_.v.values) x = std::abs(x);
-    VarlenForwardFloat64(absolute_.params(), run.first_key.data());
+    absolute_.Forward(run.first_key);
     max_logit_ = MaxNorm(inputs.q) * MaxNorm(inputs.k) * inputs.scale;
   }
 
@@ -146,7 +143,7 @@ class Exact {
   const VarlenInputs& inputs_;
   const double sum_rounding_;
   VarlenInputs exact_, absolute_;
-  std::vector<double> c_, lse_;
+  const std::vector<double> c_, lse_;
   double max_logit_ = 0;
 };
 
