@@ -123,28 +123,6 @@ size_t VarlenInputs::num_rows() const {
          static_cast<size_t>(shape.q_heads);
 }
 
-VarlenAttentionParams VarlenInputs::params() {
-  VarlenAttentionParams params;
-  params.batch = batch;
-  params.tokens = tokens;
-  params.q_heads = shape.q_heads;
-  params.kv_heads = shape.kv_heads;
-  params.head_dim = shape.head_dim;
-  params.seqs = {num_seqs(), begin.data(), end.data(), shape.packed};
-  params.scale = scale;
-  params.q = q.view();
-  params.k = k.view();
-  params.v = v.view();
-  params.log_fgate = log_fgate.view();
-  params.out = out.view();
-  params.d_out = d_out.view();
-  params.dq = dq.view();
-  params.dk = dk.view();
-  params.dv = dv.view();
-  params.d_log_fgate = d_log_fgate.view();
-  return params;
-}
-
 std::vector<float> VarlenInputs::MaxQueryNorms() const {
   std::vector<float> norms;
   for (int s = 0; s < num_seqs(); ++s) {

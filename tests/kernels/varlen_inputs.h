@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/varlen_attention.h"
+#include "kernels/acp.h"
 #include "tests/kernels/relative_error.h"
 
 namespace fox::testing {
@@ -47,7 +47,6 @@ struct VarlenArray {
   int batch = 0, tokens = 0, heads = 0, head_dim = 0;  // 1 for gates
   int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
 
-  VarlenView view() { return {values.data(), batch_stride, token_stride, head_stride}; }
   T& At(int64_t row, int64_t token, int64_t head, int64_t m = 0) {
     return values[static_cast<size_t>(row * batch_stride + token * token_stride +
                                       head * head_stride + m)];
@@ -97,8 +96,6 @@ struct VarlenInputs {
   // Of an array [batch][tokens][q_heads].
   size_t RowIndex(int seq, int position, int head) const;
   size_t num_rows() const;  // batch * tokens * q_heads
-  // All views into this; ACP is off.
-  VarlenAttentionParams params();
   // kernels/acp.h's bounds from the queries and keys themselves, [count][q_heads]: the largest norm
   // of a sequence's queries, and the paper's threshold -2U - log length + log_eps.
   std::vector<float> MaxQueryNorms() const;

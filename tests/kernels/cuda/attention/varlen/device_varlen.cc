@@ -19,9 +19,8 @@ std::vector<BFloat16> RoundToBf16(const VarlenArray<double>& array) {
   return rounded;
 }
 
-VarlenView OnDevice(VarlenView view, void* data) {
-  view.data = data;
-  return view;
+VarlenView View(const VarlenArray<double>& layout, void* data) {
+  return {data, layout.batch_stride, layout.token_stride, layout.head_stride};
 }
 
 std::vector<uint8_t> Bytes(const void* from, size_t bytes) {
@@ -80,7 +79,6 @@ std::vector<VarlenCase> VarlenCases(const std::vector<VarlenCase>& more) {
 
 DeviceVarlen::DeviceVarlen(VarlenInputs& inputs, AcpMode acp, double log_eps)
     : inputs_(inputs),
-      params_(inputs.params()),
       begin_(inputs.begin),
       end_(inputs.end),
       threshold_(inputs.PaperThresholds(log_eps)),
@@ -96,22 +94,27 @@ DeviceVarlen::DeviceVarlen(VarlenInputs& inputs, AcpMode acp, double log_eps)
       log_fgate_(
           std::vector<float>(inputs.log_fgate.values.begin(), inputs.log_fgate.values.end())),
       d_log_fgate_(inputs.d_log_fgate.values.size()) {
-  params_.seqs.begin = begin_.data();
-  params_.seqs.end = end_.data();
+  params_.batch = inputs.batch;
+  params_.tokens = inputs.tokens;
+  params_.q_heads = inputs.shape.q_heads;
+  params_.kv_heads = inputs.shape.kv_heads;
+  params_.head_dim = inputs.shape.head_dim;
+  params_.seqs = {inputs.num_seqs(), begin_.data(), end_.data(), inputs.shape.packed};
+  params_.scale = inputs.scale;
   params_.acp = acp;
   params_.threshold = threshold_.data();
   params_.max_query_norm = max_query_norm_.data();
   params_.log_eps = log_eps;
-  params_.q = OnDevice(params_.q, q_.data());
-  params_.k = OnDevice(params_.k, k_.data());
-  params_.v = OnDevice(params_.v, v_.data());
-  params_.log_fgate = OnDevice(params_.log_fgate, log_fgate_.data());
-  params_.out = OnDevice(params_.out, out_.data());
-  params_.d_out = OnDevice(params_.d_out, d_out_.data());
-  params_.dq = OnDevice(params_.dq, dq_.data());
-  params_.dk = OnDevice(params_.dk, dk_.data());
-  params_.dv = OnDevice(params_.dv, dv_.data());
-  params_.d_log_fgate = OnDevice(params_.d_log_fgate, d_log_fgate_.data());
+  params_.q = View(inputs.q, q_.data());
+  params_.k = View(inputs.k, k_.data());
+  params_.v = View(inputs.v, v_.data());
+  params_.log_fgate = View(inputs.log_fgate, log_fgate_.data());
+  params_.out = View(inputs.out, out_.data());
+  params_.d_out = View(inputs.d_out, d_out_.data());
+  params_.dq = View(inputs.dq, dq_.data());
+  params_.dk = View(inputs.dk, dk_.data());
+  params_.dv = View(inputs.dv, dv_.data());
+  params_.d_log_fgate = View(inputs.d_log_fgate, d_log_fgate_.data());
 }
 
 void DeviceVarlen::Allocate() {
