@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <random>
 
@@ -66,9 +67,10 @@ PagedKvShape Shape(const Case& c, int num_pages) {
 // Random bits, but for what says which page is whose.
 void Randomize(DeviceKv& kv, std::mt19937_64& rng) {
   kv.ForEachContent([&]<typename T>(DeviceArray<T>& array) {
+    std::vector<uint64_t> words(array.bytes() / sizeof(uint64_t) + 1);
+    for (uint64_t& word : words) word = rng();
     std::vector<T> values(array.size());
-    auto* bytes = reinterpret_cast<uint8_t*>(values.data());
-    for (size_t i = 0; i < array.bytes(); ++i) bytes[i] = static_cast<uint8_t>(rng());
+    std::memcpy(values.data(), words.data(), array.bytes());
     array.CopyFrom(values);
   });
 }
