@@ -1,5 +1,5 @@
-// Makes the cache of a test: random tokens, their gates and page summaries as kernels/cpu/append.cc
-// accumulates them, evictions as kernels/cpu/evict.cc decides them, and all of it as device arrays.
+// Makes the cache of a test: random tokens, appended by the CPU backend, evictions as
+// kernels/cpu/evict.cc decides them, and all of it as device arrays.
 // See device_cache.h; device_cache_oracle.cc has what attention may skip of it and must make of it.
 #include "tests/kernels/cuda/device_cache.h"
 
@@ -11,19 +11,16 @@
 
 #include "kernels/acp.h"
 #include "kernels/core/dtype.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/page_access.h"
 #include "kernels/cuda/attention/decode/decode.h"
 #include "kernels/cuda/paging/paging.h"
-#include "tests/kernels/head_sequence.h"
 
 namespace fox::cuda::testing {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kSparePages = 5, kSpareRows = 5, kSpareEntries = 3;
-
-double Rounded(double x) {
-  return static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(x))));
-}
 
 uint16_t Bits(float x) { return BFloat16(x).bits; }
 
@@ -44,18 +41,17 @@ DeviceCache::DeviceCache(const CacheOptions& options) : options_(options), rng_(
     row_begin_.push_back(row_begin_.back() + seq(s).rows);
   }
   num_rows_ = row_begin_.back();
-  MakeNorms();
+  fox::testing::HeadShape shape{options_.q_heads, options_.kv_heads, options_.head_dim};
+  shape.qk_norm = options_.qk_norm;
+  constants_ = RandomInputs(shape, 0, rng_(), {0});
   keys_.resize(static_cast<size_t>(num_seqs() * options_.kv_heads));
   values_.resize(keys_.size());
   gates_.resize(static_cast<size_t>(num_seqs() * options_.q_heads));
+  queries_.resize(static_cast<size_t>(num_rows_ * shape.hidden()));
   first_live_.assign(keys_.size(), 0);
   for (int s = 0; s < num_seqs(); ++s) {
     if (seq(s).slot < 0) continue;
-    MakeTokens(s);
-    for (int h = 0; h < options_.q_heads; ++h) {
-      MakeGates(s, h);
-      FoldPages(s, h);
-    }
+    MakeSequence(s);
     for (int h = 0; h < options_.kv_heads; ++h) {
       first_live_[static_cast<size_t>(s * options_.kv_heads + h)] = EvictList(s, h);
     }
@@ -77,118 +73,69 @@ double DeviceCache::LogEps(int s) const {
   return options_.acp == AcpMode::kOff ? -kInfinity : seq(s).log_tolerance;
 }
 
-// QK-norm weights around one, and the bounds that follow from them (acp.md sections 1 and 2).
-void DeviceCache::MakeNorms() {
-  fox::testing::HeadInputs inputs;
-  inputs.shape = {options_.q_heads, options_.kv_heads, options_.head_dim};
-  std::normal_distribution<double> normal(1, 0.15);
-  for (int64_t i = 0; i < inputs.shape.hidden(); ++i) inputs.q_norm.push_back(normal(rng_));
-  for (int64_t i = 0; i < inputs.shape.kv(); ++i) inputs.k_norm.push_back(normal(rng_));
-  SetQkNormBounds(inputs);
-  q_norm_ = inputs.q_norm;
-  k_norm_ = inputs.k_norm;
-  const std::vector<double> none(static_cast<size_t>(options_.q_heads), kInfinity);
-  self_logit_bound_ = options_.qk_norm ? inputs.self_logit_bound : none;
-  max_logit_bound_ = options_.qk_norm ? inputs.max_logit_bound : none;
-}
-
-namespace {
-
-// Gaussian, RMS-normalised, times the norm's weights, rounded to bf16. Without QK-norm, times a
-// factor of its own.
-void RandomVector(std::mt19937_64& rng, const double* weight, int d, bool qk_norm, float* out) {
-  std::normal_distribution<float> normal;
-  double square = 0;
-  for (int m = 0; m < d; ++m) {
-    out[m] = normal(rng);
-    square += static_cast<double>(out[m]) * out[m];
-  }
-  double scale = 1 / std::sqrt(square / d + 1e-5);
-  if (!qk_norm) scale *= std::exp(0.4 * static_cast<double>(normal(rng)));
-  for (int m = 0; m < d; ++m) out[m] = static_cast<float>(Rounded(out[m] * scale * weight[m]));
-}
-
-}  // namespace
-
-void DeviceCache::MakeTokens(int s) {
-  std::normal_distribution<float> normal;
-  const int d = options_.head_dim;
-  for (int h = 0; h < options_.kv_heads; ++h) {
-    std::vector<float>& keys = keys_[static_cast<size_t>(s * options_.kv_heads + h)];
-    std::vector<float>& values = values_[static_cast<size_t>(s * options_.kv_heads + h)];
-    keys.resize(static_cast<size_t>(seq(s).length * d));
-    values.resize(keys.size());
-    for (int64_t j = 0; j < seq(s).length; ++j) {
-      RandomVector(rng_, k_norm_.data() + h * d, d, options_.qk_norm, keys.data() + j * d);
-    }
-    for (float& v : values) v = static_cast<float>(Rounded(normal(rng_)));
-  }
-}
-
-void DeviceCache::MakeGates(int s, int q_head) {
+// All tokens, appended by the CPU backend, which evicts nothing here; then what it has stored.
+void DeviceCache::MakeSequence(int s) {
+  const int64_t length = seq(s).length, d = options_.head_dim;
+  fox::testing::HeadInputs rows =
+      RandomInputs(constants_.shape, length, rng_(), options_.gate_means);
   std::normal_distribution<double> normal;
   std::uniform_real_distribution<double> uniform;
-  const auto h = static_cast<size_t>(q_head);
-  const double mean = options_.gate_means[h % options_.gate_means.size()];
-  ListGates& gates = gates_[static_cast<size_t>(s * options_.q_heads) + h];
-  double c = 0;
-  for (int64_t j = 0; j < seq(s).length; ++j) {
-    if (j % kPageTokens == 0) gates.base.push_back(c);
-    double log_gate = LogForgetGate(mean + normal(rng_), MinLogGate(self_logit_bound_[h]));
-    if (uniform(rng_) < options_.strong_gate_rate) log_gate = -40 - 60 * uniform(rng_);
-    c += log_gate;
-    gates.c.push_back(c);
-    gates.local.push_back(static_cast<float>(c - gates.base.back()));
+  for (int64_t j = 0; j < length; ++j) {
+    for (int h = 0; h < options_.q_heads; ++h) {
+      if (uniform(rng_) >= options_.strong_gate_rate) continue;
+      rows.at(j, rows.gate_column() + h) = -40 - 60 * uniform(rng_);
+    }
+    for (int h = 0; h < options_.q_heads + options_.kv_heads && !options_.qk_norm; ++h) {
+      const double size = std::exp(0.4 * normal(rng_));
+      for (int64_t m = h * d; m < (h + 1) * d; ++m) rows.at(j, m) *= size;
+    }
+  }
+  CpuOps ops({DType::kF32, true, 1});
+  PagedKvStorage storage(ShapeFor(constants_.shape, length, DType::kBF16), ops);
+  const PagedKv& kv = storage.view();
+  fox::testing::HeadRun run(ops, kv, constants_, {.acp = options_.acp});
+  const std::vector<double> projection =
+      run.Step({{0, 0, length, -kInfinity}}, rows.projection, false).projection;
+  const int64_t hidden = rows.shape.hidden(), first_row = length - seq(s).rows;
+  for (int64_t i = 0; i < seq(s).rows * hidden; ++i) {
+    const double q =
+        projection[static_cast<size_t>((first_row + i / hidden) * rows.columns() + i % hidden)];
+    queries_[static_cast<size_t>(row_begin_[static_cast<size_t>(s)] * hidden + i)] =
+        static_cast<float>(BFloat16(static_cast<float>(q)));
+  }
+  for (int h = 0; h < options_.kv_heads; ++h) {
+    const int32_t* table = kv.Table(kv.ListIndex(0, 0, h));
+    std::vector<float>& keys = keys_[static_cast<size_t>(s * options_.kv_heads + h)];
+    std::vector<float>& values = values_[static_cast<size_t>(s * options_.kv_heads + h)];
+    keys.resize(static_cast<size_t>(length * d));
+    for (int64_t j = 0; j < length; ++j) {
+      const int32_t page = table[j / kPageTokens];
+      const int token = static_cast<int>(j % kPageTokens);
+      ReadKey<BFloat16>(kv, page, token, keys.data() + j * d);
+      const BFloat16* value = ValuesOf<BFloat16>(kv, page) + token * d;
+      for (int64_t m = 0; m < d; ++m) values.push_back(WidenElement(value[m]));
+    }
+    for (int g = 0; g < group(); ++g) ReadGates(s, h * group() + g, rows, kv);
   }
 }
 
-// E and H of every full page, from what pages store, as Append's AccumulatePage.
-void DeviceCache::FoldPages(int s, int q_head) {
-  if (options_.acp == AcpMode::kOff) return;
-  const int d = options_.head_dim;
+void DeviceCache::ReadGates(int s, int q_head, const fox::testing::HeadInputs& rows,
+                            const PagedKv& kv) {
   ListGates& gates = gates_[static_cast<size_t>(s * options_.q_heads + q_head)];
-  std::vector<double> key_sum(static_cast<size_t>(d), 0.0);
-  double decay_sum = 0, log_mass = -kInfinity, log_denominator_bound = kInfinity, key_square = 0;
-  // The largest logit that a key can have, or minus the smallest.
-  const auto bound = [&](const auto* key, double scale) {
-    double square = 0;
-    for (int m = 0; m < d; ++m) {
-      const double x = static_cast<float>(q_norm_[static_cast<size_t>(q_head * d + m)]) *
-                       static_cast<double>(key[m]) * scale;
-      square += x * x;
-    }
-    return kKeyNormInflation * std::sqrt(square);
-  };
-  for (int64_t p = 0; p < seq(s).length / kPageTokens; ++p) {
-    const int64_t end = p * kPageTokens + kPageTokens - 1;
-    const double c_end = gates.c[static_cast<size_t>(end)];
-    const double page_decay = c_end - gates.base[static_cast<size_t>(p)];
-    decay_sum *= std::exp(page_decay);
-    for (double& x : key_sum) x *= std::exp(page_decay);
-    double log_terms[kPageTokens];
-    const double rounding =
-        OffsetRounding(static_cast<double>(gates.local[static_cast<size_t>(end)]));
-    for (int j = 0; j < kPageTokens; ++j) {
-      const int64_t at = p * kPageTokens + j;
-      const float* key = Key(s, q_head / group(), at);
-      const double decay = page_decay - static_cast<double>(gates.local[static_cast<size_t>(at)]);
-      const double weight = std::exp(decay - rounding);
-      decay_sum += weight;
-      for (int m = 0; m < d; ++m) key_sum[static_cast<size_t>(m)] += weight * key[m];
-      log_terms[j] = bound(key, 1) + decay + rounding;
-      key_square = std::max(key_square, std::inner_product(key, key + d, key, 0.0));
-    }
-    gates.key_norm.push_back(std::sqrt(key_square));
-    log_mass = LogAddExp(log_mass + page_decay, LogSumExp(log_terms, kPageTokens));
-    if (options_.acp == AcpMode::kPaper) {
-      gates.log_mass_bound.push_back(PaperLogMassBound(static_cast<double>(end), c_end));
-      continue;
-    }
-    gates.log_mass_bound.push_back(CertifiedLogMassBound(
-        log_mass, static_cast<double>(end), c_end, max_logit_bound_[static_cast<size_t>(q_head)]));
-    const double beta = bound(key_sum.data(), 1 / decay_sum) - std::log(decay_sum);
-    log_denominator_bound = LogDenominatorBound(log_denominator_bound, c_end, beta);
-    gates.log_denominator_bound.push_back(log_denominator_bound);
+  const int32_t* table = kv.Table(kv.ListIndex(0, 0, q_head / group()));
+  double c = 0;
+  for (int64_t j = 0; j < seq(s).length; ++j) {
+    const int32_t page = table[j / kPageTokens];
+    const int64_t summary = SummaryIndex(kv, page, q_head % group());
+    const double logit = rows.at(j, rows.gate_column() + q_head);
+    gates.c.push_back(c += LogForgetGate(static_cast<double>(static_cast<float>(logit)), -128));
+    gates.local.push_back(LogFOffsetsOf<float>(kv, page, q_head % group())[j % kPageTokens]);
+    if (j % kPageTokens == 0) gates.base.push_back(kv.page_cum_log_f[summary]);
+    if (j % kPageTokens != kPageTokens - 1 || options_.acp == AcpMode::kOff) continue;
+    gates.key_norm.push_back(kv.max_key_norm[summary]);
+    gates.log_mass_bound.push_back(kv.log_mass_bound[summary]);
+    if (options_.acp == AcpMode::kPaper) continue;
+    gates.log_denominator_bound.push_back(kv.log_denominator_bound[summary]);
   }
 }
 
@@ -332,12 +279,10 @@ void DeviceCache::MakeBatch() {
 void DeviceCache::MakeQueries() {
   const int64_t d = options_.head_dim, width = options_.q_heads * d;
   const int64_t stride = width + 48, column = 16, rows = num_rows_ + kSpareRows;
-  queries_.assign(static_cast<size_t>(num_rows_ * width), 0.0f);
   auto matrix = Poisoned<uint16_t>(static_cast<size_t>(rows * stride));
   ForEachRow([&](int64_t r) {
     for (int h = 0; h < options_.q_heads; ++h) {
-      float* q = queries_.data() + r * width + h * d;
-      RandomVector(rng_, q_norm_.data() + h * d, options_.head_dim, options_.qk_norm, q);
+      const float* q = Query(r, h);
       std::transform(q, q + d, matrix.begin() + r * stride + column + h * d, Bits);
     }
   });
@@ -350,8 +295,8 @@ void DeviceCache::MakeQueries() {
   params_.out = {out_array_.data(), DType::kBF16, num_rows_, width, width + 8};
   params_.lse = {lse_array_.data(), DType::kF32, num_rows_, options_.q_heads, options_.q_heads + 1};
   params_.acp = options_.acp;
-  params_.bound.self_logit_bound = memory_.Copy(self_logit_bound_);
-  params_.bound.max_logit_bound = memory_.Copy(max_logit_bound_);
+  params_.bound.self_logit_bound = memory_.Copy(constants_.self_logit_bound);
+  params_.bound.max_logit_bound = memory_.Copy(constants_.max_logit_bound);
   params_.bound.max_norm_product = params_.bound.max_logit_bound;
   params_.blocks_total = total_array_.data();
   params_.blocks_pruned = skipped_array_.data();

@@ -1,6 +1,6 @@
-// DeviceCache: one layer of a paged cache in the middle of a step, in device memory, made on the
-// host from random data: what attention kernels find after BeginStep, Append and earlier Evicts,
-// without those kernels. And the float64 oracle that says what attention must give.
+// DeviceCache: one layer of a paged cache in the middle of a step, in device memory, made by the
+// CPU backend from random data: what attention kernels find after BeginStep, Append and earlier
+// Evicts, without those kernels. And the float64 oracle that says what attention must give.
 //
 // Everything a kernel has no business with is poison (NaN, or page id and index -1): stale tokens,
 // foreign pages and layers, evicted entries, columns beside q, outputs before the run.
@@ -17,6 +17,7 @@
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "kernels/paged_kv.h"
 #include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/head_sequence.h"
 
 namespace fox::cuda::testing {
 
@@ -154,10 +155,8 @@ class DeviceCache {
     std::vector<double> key_norm;  // largest so far
   };
 
-  void MakeNorms();
-  void MakeTokens(int s);
-  void MakeGates(int s, int q_head);
-  void FoldPages(int s, int q_head);
+  void MakeSequence(int s);
+  void ReadGates(int s, int q_head, const fox::testing::HeadInputs& rows, const PagedKv& kv);
   int EvictList(int s, int kv_head) const;
   double Threshold(const ListGates& gates, int q_head, double c, int64_t page_before) const;
   void CutRows(int unit, std::vector<RowBlock>* blocks, bool single_rows) const;
@@ -210,7 +209,7 @@ class DeviceCache {
   int64_t num_rows_ = 0;
   int num_splits_ = 0;
   std::vector<int64_t> row_begin_;
-  std::vector<double> q_norm_, k_norm_, self_logit_bound_, max_logit_bound_;
+  fox::testing::HeadInputs constants_;
   std::vector<std::vector<float>> keys_, values_;  // by (seq, kv head): [length, head_dim]
   std::vector<float> queries_;                     // [num_rows, q_heads, head_dim]
   std::vector<float> output_norm_;                 // [q_heads, head_dim]

@@ -51,7 +51,8 @@ double DeviceCache::Threshold(const ListGates& gates, int q_head, double c, int6
   const double denominator = options_.acp == AcpMode::kCertified
                                  ? gates.log_denominator_bound[static_cast<size_t>(page)]
                                  : kInfinity;
-  return PageThreshold(options_.acp, denominator, c, self_logit_bound_[h], max_logit_bound_[h]);
+  return PageThreshold(options_.acp, denominator, c, constants_.self_logit_bound[h],
+                       constants_.max_logit_bound[h]);
 }
 
 // For pages before that of the first row. A kernel's float32 sums of head_dim products err by at
