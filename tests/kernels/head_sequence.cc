@@ -56,12 +56,12 @@ void Download(Ops& ops, const Buffer& buffer, DType dtype, std::vector<double>& 
                               : DownloadAs<BFloat16>(ops, buffer, out);
 }
 
-// `rows` rows of `cols` values, `stride` apart; zeros between.
-std::vector<double> Spread(const std::vector<double>& values, int64_t cols, int64_t stride) {
-  const auto rows = static_cast<int64_t>(values.size()) / cols;
-  std::vector<double> spread(static_cast<size_t>(rows * stride));
+// Rows of `from` values, made `to` long; zeros behind them.
+std::vector<double> Spread(const std::vector<double>& values, int64_t from, int64_t to) {
+  const auto rows = static_cast<int64_t>(values.size()) / from;
+  std::vector<double> spread(static_cast<size_t>(rows * to));
   for (int64_t r = 0; r < rows; ++r) {
-    std::copy_n(values.begin() + r * cols, cols, spread.begin() + r * stride);
+    std::copy_n(values.begin() + r * from, std::min(from, to), spread.begin() + r * to);
   }
   return spread;
 }
@@ -222,10 +222,8 @@ PagedKvShape ShapeFor(const HeadShape& heads, int64_t length, DType dtype, int s
   return shape;
 }
 
-namespace {
-
 // The parameter structs of one run, with what they point to.
-struct Parameters {
+struct HeadRun::Parameters {
   Parameters(Ops& ops, const PagedKvShape& shape, const HeadInputs& in, const RunOptions& options)
       : wide(shape.residual_dtype()),
         q_norm(Upload(ops, in.q_norm, wide)),
@@ -277,63 +275,103 @@ struct Parameters {
   AppendParams append;
 };
 
-}  // namespace
+HeadRun::HeadRun(Ops& ops, const PagedKv& kv, const HeadInputs& constants,
+                 const RunOptions& options)
+    : ops_(ops),
+      kv_(kv),
+      in_(constants),
+      parameters_(std::make_unique<Parameters>(ops, kv.shape, constants, options)) {}
+
+HeadRun::~HeadRun() = default;
+
+HeadRun::Result HeadRun::Step(const std::vector<StepRows>& sequences,
+                              const std::vector<double>& projection, bool attend) {
+  std::vector<int32_t> slots;
+  std::vector<int64_t> row_begin = {0}, positions;
+  std::vector<double> tolerances;
+  BatchView batch;
+  for (const StepRows& sequence : sequences) {
+    if (batch.num_decodes == batch.num_seqs++ && sequence.rows == 1) ++batch.num_decodes;
+    slots.push_back(sequence.slot);
+    row_begin.push_back(row_begin.back() + sequence.rows);
+    positions.push_back(sequence.position);
+    tolerances.push_back(sequence.log_tolerance);
+  }
+  const int64_t rows = batch.num_rows = row_begin.back(), seqs = batch.num_seqs;
+  const Buffer slot = UploadRaw(ops_, slots), begin = UploadRaw(ops_, row_begin),
+               position = UploadRaw(ops_, positions), tolerance = UploadRaw(ops_, tolerances);
+  batch.slot = slot.as<int32_t>();
+  batch.row_begin = begin.as<int64_t>();
+  batch.position = position.as<int64_t>();
+  batch.log_tolerance = tolerance.as<double>();
+
+  Parameters& p = *parameters_;
+  const DType wide = p.wide, narrow = ops_.ActivationDType(wide);
+  const int64_t columns = in_.columns(), hidden = in_.shape.hidden(), heads = in_.shape.q_heads;
+  const int64_t stride = (columns + 7) / 8 * 8;  // rows start at 16 bytes
+  const Buffer out = ops_.Allocate(static_cast<size_t>(rows * hidden) * SizeOf(narrow));
+  const Buffer lse = ops_.Allocate(static_cast<size_t>(rows * heads) * SizeOf(wide));
+  const Buffer counters = UploadRaw(ops_, std::vector<int64_t>(static_cast<size_t>(3 * seqs), 0));
+  int64_t* counter = counters.as<int64_t>();
+  ops_.BeginStep(batch, kv_, nullptr);
+  Result result;
+  for (int layer = 0; layer < kv_.shape.layers; ++layer) {
+    std::vector<double> of_layer = Spread(projection, columns, stride);
+    for (double& x : of_layer) x = std::ldexp(x, -layer);
+    const Buffer in = Upload(ops_, of_layer, narrow);
+    p.append.layer = layer;
+    p.append.projection = {in.data(), narrow, rows, columns, stride};
+    ops_.Append(batch, p.append, kv_, nullptr);
+    AttentionParams attention = p.Attention(in_);
+    attention.layer = layer;
+    attention.out = {out.data(), narrow, rows, hidden, hidden};
+    attention.lse = {lse.data(), wide, rows, heads, heads};
+    attention.blocks_total = counter;
+    attention.blocks_pruned = counter + seqs;
+    if (attend) ops_.Attention(batch, attention, kv_, nullptr);
+    Download(ops_, in, narrow, of_layer);
+    const std::vector<double> queries = Spread(of_layer, stride, columns);
+    result.projection.insert(result.projection.end(), queries.begin(), queries.end());
+    std::vector<double> outputs(static_cast<size_t>(rows * hidden)),
+        sums(static_cast<size_t>(rows * heads));
+    if (attend) Download(ops_, out, narrow, outputs);
+    if (attend) Download(ops_, lse, wide, sums);
+    result.out.insert(result.out.end(), outputs.begin(), outputs.end());
+    result.lse.insert(result.lse.end(), sums.begin(), sums.end());
+  }
+  ops_.Evict(batch,
+             {p.append.acp, p.bound.self_logit_bound, p.bound.max_logit_bound, counter + 2 * seqs},
+             kv_, nullptr);
+  for (auto* counts : {&result.blocks_total, &result.blocks_pruned, &result.pages_evicted}) {
+    counts->resize(sequences.size());
+    ops_.CopyToHost(counter, sequences.size() * sizeof(int64_t), counts->data(), nullptr);
+    counter += seqs;
+  }
+  return result;
+}
 
 HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
                      const RunOptions& options) {
   const PagedKv& kv = storage.view();
   ops.Reserve({.shape = kv.shape, .max_rows = in.length, .max_seqs = 1});
-  Parameters p(ops, kv.shape, in, options);
-  const DType wide = p.wide, narrow = ops.ActivationDType(wide);
-  const int64_t columns = in.columns(), hidden = in.shape.hidden(), heads = in.shape.q_heads;
-  const int64_t stride = (columns + 7) / 8 * 8;  // rows start at 16 bytes
-  Buffer projection = Upload(ops, Spread(in.projection, columns, stride), narrow);
-  Buffer out = ops.Allocate(static_cast<size_t>(in.length * hidden) * SizeOf(narrow));
-  Buffer lse = ops.Allocate(static_cast<size_t>(in.length * in.shape.q_heads) * SizeOf(wide));
-  Buffer counters = ops.Allocate(3 * sizeof(int64_t));
+  HeadRun run(ops, kv, in, options);
+  HeadOutputs result;
   int64_t position = 0;
   for (size_t i = 0; position < in.length; ++i) {
     const int64_t chunk =
         options.chunks.empty() ? in.length : options.chunks[std::min(i, options.chunks.size() - 1)];
     const int64_t count = std::min(chunk, in.length - position);
-    const Buffer slot = UploadRaw(ops, std::vector<int32_t>{options.slot});
-    const Buffer rows = UploadRaw(ops, std::vector<int64_t>{0, count});
-    const Buffer positions = UploadRaw(ops, std::vector<int64_t>{position});
-    const Buffer tolerance = UploadRaw(ops, std::vector<double>{options.log_tolerance});
-    BatchView batch{1,
-                    count,
-                    nullptr,
-                    slot.as<int32_t>(),
-                    rows.as<int64_t>(),
-                    positions.as<int64_t>(),
-                    tolerance.as<double>()};
-    batch.num_decodes = count == 1 ? 1 : 0;
-    p.append.projection =
-        MatrixView{projection.data(), narrow, in.length, columns, stride}.Rows(position, count);
-    ops.BeginStep(batch, kv, nullptr);
-    ops.Append(batch, p.append, kv, nullptr);
-    AttentionParams attention = p.Attention(in);
-    attention.out = MatrixView{out.data(), narrow, in.length, hidden, hidden}.Rows(position, count);
-    attention.lse = MatrixView{lse.data(), wide, in.length, heads, heads}.Rows(position, count);
-    attention.blocks_total = counters.as<int64_t>();
-    attention.blocks_pruned = counters.as<int64_t>() + 1;
-    if ((static_cast<int64_t>(i) + 1) % options.attend_every == 0) {
-      ops.Attention(batch, attention, kv, nullptr);
-    }
-    ops.Evict(batch,
-              {options.acp, p.bound.self_logit_bound, p.bound.max_logit_bound,
-               counters.as<int64_t>() + 2},
-              kv, nullptr);
+    const auto rows = in.projection.begin() + position * in.columns();
+    const HeadRun::Result step =
+        run.Step({{options.slot, position, count, options.log_tolerance}},
+                 {rows, rows + count * in.columns()},
+                 (static_cast<int64_t>(i) + 1) % options.attend_every == 0);
+    result.out.insert(result.out.end(), step.out.begin(), step.out.end());
+    result.lse.insert(result.lse.end(), step.lse.begin(), step.lse.end());
+    result.blocks_total += step.blocks_total[0];
+    result.blocks_pruned += step.blocks_pruned[0];
+    result.pages_evicted += step.pages_evicted[0];
     position += count;
-  }
-  HeadOutputs result;
-  const int64_t* counter = counters.as<int64_t>();
-  result.out.resize(static_cast<size_t>(in.length * hidden));
-  result.lse.resize(static_cast<size_t>(in.length * in.shape.q_heads));
-  Download(ops, out, narrow, result.out);
-  Download(ops, lse, wide, result.lse);
-  for (int64_t* count : {&result.blocks_total, &result.blocks_pruned, &result.pages_evicted}) {
-    ops.CopyToHost(counter++, sizeof(int64_t), count, nullptr);
   }
   const auto kv_heads = static_cast<size_t>(in.shape.kv_heads);
   const int64_t list = kv.ListIndex(options.slot, 0, 0);
@@ -345,6 +383,11 @@ HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
                  result.max_log_evicted_mass.data(), nullptr);
   ops.Release(&options.slot, 1, kv, nullptr);
   return result;
+}
+
+HeadOutputs RunHeads(Ops& ops, const HeadInputs& in, const RunOptions& options) {
+  PagedKvStorage storage(ShapeFor(in.shape, in.length, options.dtype), ops);
+  return RunHeads(ops, storage, in, options);
 }
 
 HeadOutputs NaiveAttention(const HeadInputs& in) {
@@ -385,6 +428,9 @@ HeadOutputs NaiveAttention(const HeadInputs& in) {
   return result;
 }
 
+namespace {
+
+// One for each of the model's choices.
 std::vector<HeadShape> ShapeVariants() {
   HeadShape one_head{1, 1, 64};
   HeadShape grouped{6, 2, 32};
@@ -403,6 +449,26 @@ std::vector<HeadShape> ShapeVariants() {
   shapes.insert(shapes.end(), {normed_and_gated, normed, gated});
   return shapes;
 }
+
+}  // namespace
+
+std::vector<HeadInputs> AttentionCases(const std::vector<int>& head_dims) {
+  std::vector<HeadInputs> cases;
+  for (const int64_t length : {1, 2, 63, 64, 65, 127, 128, 129, 200, 300}) {
+    cases.push_back(RandomInputs({}, length, 7 + static_cast<uint64_t>(length), {3, 6}));
+  }
+  for (const int head_dim : head_dims) {
+    cases.push_back(RandomInputs({2, 2, head_dim}, 200, 11, {3}));
+  }
+  for (const HeadShape& shape : ShapeVariants()) {
+    cases.push_back(RandomInputs(shape, 190, 13, {1, 4, 8}));
+  }
+  cases.push_back(RandomInputs({}, 150, 17, {-60, 60}));
+  cases.push_back(RandomInputs({}, 150, 19, {-5, 16}));
+  return cases;
+}
+
+double GateLogit(double log_f) { return log_f < -30 ? log_f : -std::log(std::expm1(-log_f)); }
 
 double LargestError(const std::vector<double>& got, const std::vector<double>& want) {
   double worst = 0;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "kernels/ops.h"
@@ -79,24 +80,65 @@ struct RunOptions {
   DType dtype = DType::kF64;
   AcpMode acp = AcpMode::kOff;
   double log_tolerance = -10;
-  std::vector<int64_t> chunks;  // sizes, the last one repeated; empty: all at once
+  std::vector<int64_t> chunks = {};  // sizes, the last one repeated; empty: all at once
   int slot = 0;
   int64_t attend_every = 1;           // only each n-th chunk attends, the others give zeros
   const QueryBound* bound = nullptr;  // null: the QK-norm bounds of the inputs
   double min_log_gate = 0;            // a clamp looser than the inputs' own
 };
 
+// Rows of one sequence in a step.
+struct StepRows {
+  int slot = 0;  // -1: padding
+  int64_t position = 0, rows = 1;
+  double log_tolerance = -10;
+};
+
+// Steps of any sequences with the same constants: BeginStep, Append, Attention, Evict. The cache's
+// layers are given the same rows, each half as large as the one before.
+class HeadRun {
+ public:
+  // REQUIRES: the backend has been told of all rows (Ops::Reserve).
+  HeadRun(Ops& ops, const PagedKv& kv, const HeadInputs& constants, const RunOptions& options);
+  ~HeadRun();
+
+  struct Result {
+    // [layers, rows, columns()], with the queries that Append has left.
+    std::vector<double> projection;
+    // [layers, rows, hidden] and [layers, rows, q_heads]; zeros without attention.
+    std::vector<double> out, lse;
+    std::vector<int64_t> blocks_total, blocks_pruned, pages_evicted;  // [num_seqs]
+  };
+  // `projection`: of all rows.
+  Result Step(const std::vector<StepRows>& sequences, const std::vector<double>& projection,
+              bool attend = true);
+
+ private:
+  struct Parameters;
+
+  Ops& ops_;
+  const PagedKv& kv_;
+  const HeadInputs& in_;
+  const std::unique_ptr<Parameters> parameters_;
+};
+
 // Runs the whole sequence through Append, Attention and Evict, and releases the slot.
 HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& inputs,
                      const RunOptions& options);
+// The same over a cache of its own.
+HeadOutputs RunHeads(Ops& ops, const HeadInputs& inputs, const RunOptions& options);
 // A cache that holds `length` tokens of one layer of these heads, unpruned, in `slots` slots.
 PagedKvShape ShapeFor(const HeadShape& shape, int64_t length, DType dtype, int slots = 1);
 
 // Full attention in float64, straight from the definition.
 HeadOutputs NaiveAttention(const HeadInputs& inputs);
 
-// One shape for each of the model's choices: groups, token shifts, norms, rotation, output gates.
-std::vector<HeadShape> ShapeVariants();
+// What every backend's attention has to match NaiveAttention on: lengths around a page, head sizes,
+// each of the model's choices (groups, token shifts, norms, rotation, output gates), and gates from
+// almost 0 (a head that sees itself only) to exactly 1 in float64.
+std::vector<HeadInputs> AttentionCases(const std::vector<int>& head_dims);
+// The gate logit whose log sigmoid is `log_f` < 0.
+double GateLogit(double log_f);
 // The largest | got - want |; NaN counts as infinity.
 double LargestError(const std::vector<double>& got, const std::vector<double>& want);
 

@@ -1,5 +1,5 @@
 // SamplingDigest: the bits of sampling's arithmetic for many inputs as one number, which every
-// compiler and processor has to agree on. tests/kernels/sampling_digest.py computes it with numpy.
+// compiler and processor has to agree on, as numpy does: one rounding an operation, nothing fused.
 #pragma once
 
 #include <cstdint>

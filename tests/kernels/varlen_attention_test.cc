@@ -1,27 +1,26 @@
-// The oracle of varlen attention against finite differences and what must hold in exact arithmetic.
+// The oracle of varlen attention against its definition and finite differences. (Its layouts,
+// ranges and pruning are those of the kernels that are compared with it.)
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "tests/kernels/varlen_inputs.h"
-#include "tests/kernels/varlen_oracle.h"
 
 namespace fox::testing {
 namespace {
 
-// sum of out * d_out, whose gradients VarlenBackwardFloat64 computes.
+// sum of out * d_out, whose gradients VarlenInputs::Backward computes.
 double Loss(VarlenInputs& inputs, const std::vector<int32_t>& first_key) {
-  VarlenForwardFloat64(inputs.params(), first_key.empty() ? nullptr : first_key.data());
+  inputs.Forward(first_key);
   double loss = 0;
-  for (int b = 0; b < inputs.batch; ++b) {
-    for (int t = 0; t < inputs.tokens; ++t) {
-      for (int h = 0; h < inputs.shape.q_heads; ++h) {
-        for (int m = 0; m < inputs.shape.head_dim; ++m) {
-          loss += inputs.out.At(b, t, h, m) * inputs.d_out.At(b, t, h, m);
-        }
+  inputs.ForEachToken([&](int, int b, int t, int) {
+    for (int h = 0; h < inputs.shape.q_heads; ++h) {
+      for (int m = 0; m < inputs.shape.head_dim; ++m) {
+        loss += inputs.out.At(b, t, h, m) * inputs.d_out.At(b, t, h, m);
       }
     }
-  }
+  });
   return loss;
 }
 
@@ -31,26 +30,20 @@ void ExpectDerivatives(VarlenInputs& inputs, VarlenArray<double> VarlenInputs::*
                        const VarlenArray<double> VarlenInputs::*gradient, int heads, int count,
                        const std::vector<int32_t>& first_key) {
   constexpr double kStep = 1e-5;
-  const std::vector<int32_t>& begin = inputs.begin;
-  for (int s = 0; s < inputs.num_seqs(); ++s) {
-    const int length = inputs.length(s), first = begin[static_cast<size_t>(s)];
-    const int stride = length > 8 ? 21 : 1;
-    for (int i = 0; i < length; i += stride) {
-      for (int h = 0; h < heads; ++h) {
-        const int m = i % count;
-        double& x = (inputs.*input).At(inputs.BatchOf(s), first + i, h, m);
-        const double at = x;
-        x = at + kStep;
-        const double above = Loss(inputs, first_key);
-        x = at - kStep;
-        const double below = Loss(inputs, first_key);
-        x = at;
-        EXPECT_NEAR((inputs.*gradient).At(inputs.BatchOf(s), first + i, h, m),
-                    (above - below) / (2 * kStep), 1e-8)
-            << "sequence " << s << " token " << i << " head " << h;
-      }
+  inputs.ForEachToken([&](int s, int b, int t, int i) {
+    for (int h = 0; h < heads && (inputs.length(s) <= 8 || i % 21 == 0); ++h) {
+      const int m = i % count;
+      double& x = (inputs.*input).At(b, t, h, m);
+      const double at = x;
+      x = at + kStep;
+      const double above = Loss(inputs, first_key);
+      x = at - kStep;
+      const double below = Loss(inputs, first_key);
+      x = at;
+      EXPECT_NEAR((inputs.*gradient).At(b, t, h, m), (above - below) / (2 * kStep), 1e-8)
+          << "sequence " << s << " token " << i << " head " << h;
     }
-  }
+  });
 }
 
 void ExpectAllDerivatives(const VarlenCase& shape, int pruned_keys = 0) {
@@ -58,15 +51,13 @@ void ExpectAllDerivatives(const VarlenCase& shape, int pruned_keys = 0) {
   std::vector<int32_t> first_key;
   if (pruned_keys > 0) {
     first_key.resize(inputs.num_rows());
-    for (int s = 0; s < inputs.num_seqs(); ++s) {
-      for (int i = 0; i < inputs.length(s); ++i) {
-        for (int h = 0; h < shape.q_heads; ++h) {
-          first_key[inputs.RowIndex(s, i, h)] = std::max(0, i - pruned_keys);
-        }
+    inputs.ForEachToken([&](int s, int, int, int i) {
+      for (int h = 0; h < shape.q_heads; ++h) {
+        first_key[inputs.RowIndex(s, i, h)] = std::max(0, i - pruned_keys);
       }
-    }
+    });
   }
-  VarlenBackwardFloat64(inputs.params(), first_key.empty() ? nullptr : first_key.data());
+  inputs.Backward(first_key);
   using I = VarlenInputs;
   const int dim = shape.head_dim;
   ExpectDerivatives(inputs, &I::q, &I::dq, shape.q_heads, dim, first_key);
@@ -101,8 +92,7 @@ TEST(VarlenAttentionTest, GradientsOfPrunedRows) {
 // Every sum over j written out again for one row, so that forward does not only agree with itself.
 TEST(VarlenAttentionTest, ForwardIsTheDefinition) {
   VarlenInputs inputs(Small(PackedCase({3, 40}), 4, 2));
-  std::vector<double> lse(inputs.num_rows());
-  VarlenForwardFloat64(inputs.params(), nullptr, lse.data());
+  const std::vector<double> lse = inputs.Forward();
   const int row = 3 + 30, head = 3;
   double sum = 0, out = 0, decay = 0;
   for (int j = row; j >= 3; --j) {
@@ -115,109 +105,6 @@ TEST(VarlenAttentionTest, ForwardIsTheDefinition) {
   }
   EXPECT_NEAR(lse[inputs.RowIndex(1, 30, head)], std::log(sum), 1e-13);
   EXPECT_NEAR(inputs.out.At(0, row, head, 2), out / sum, 1e-13);
-}
-
-// Nothing decays by a sequence's first gate.
-TEST(VarlenAttentionTest, FirstGateHasNoGradient) {
-  VarlenInputs inputs(Small(PackedCase({5, 1, 80})));
-  VarlenBackwardFloat64(inputs.params());
-  for (int h = 0; h < 2; ++h) {
-    for (const int t : {0, 5, 6}) EXPECT_EQ(inputs.d_log_fgate.At(0, t, h), 0) << t;
-    EXPECT_NE(inputs.d_log_fgate.At(0, 7, h), 0);
-  }
-}
-
-// A row's logits may all rise together without any effect: sum_j dS_ij = 0. The gates see that in
-// d_log_fgate_t = sum_{i >= t, j < t} dS_ij, which is minus the dS of rows and keys from t on; with
-// keys that are the constant e_0, dq_i is sum_j dS_ij itself.
-TEST(VarlenAttentionTest, LogitGradientsOfARowAddUpToZero) {
-  VarlenInputs inputs(Small(BatchCase({65, 30})));
-  for (size_t i = 0; i < inputs.k.values.size(); ++i) inputs.k.values[i] = i % 4 == 0 ? 1 : 0;
-  VarlenBackwardFloat64(inputs.params());
-  for (int s = 0; s < 2; ++s) {
-    for (int i = 0; i < inputs.length(s); ++i) {
-      for (int h = 0; h < 2; ++h) EXPECT_NEAR(inputs.dq.At(s, i, h, 0), 0, 1e-14);
-    }
-  }
-}
-
-// A sequence computes the same wherever it lies, and tokens of no sequence get zeros.
-TEST(VarlenAttentionTest, PackingChangesNothing) {
-  const std::vector<int> lengths = {65, 0, 7, 64};
-  VarlenCase packed_shape = Small(PackedCase({64, 7, 0, 65}), 4, 1);
-  packed_shape.tokens = 140;
-  VarlenInputs rows(Small(BatchCase(lengths), 4, 1)), packed(packed_shape);
-  using I = VarlenInputs;
-  for (const auto member : {&I::q, &I::k, &I::v, &I::log_fgate, &I::d_out}) {
-    const int heads = member == &I::k || member == &I::v ? 1 : 4;
-    for (int s = 0; s < 4; ++s) {
-      const int first = packed.begin[static_cast<size_t>(3 - s)];
-      for (int i = 0; i < rows.length(s); ++i) {
-        for (int h = 0; h < heads; ++h) {
-          for (int m = 0; m < (member == &I::log_fgate ? 1 : 4); ++m) {
-            (packed.*member).At(0, first + i, h, m) = (rows.*member).At(s, i, h, m);
-          }
-        }
-      }
-    }
-  }
-  for (I* inputs : {&rows, &packed}) {
-    VarlenForwardFloat64(inputs->params());
-    VarlenBackwardFloat64(inputs->params());
-  }
-  for (const auto member : {&I::out, &I::dq, &I::dk, &I::dv, &I::d_log_fgate}) {
-    const int heads = member == &I::dk || member == &I::dv ? 1 : 4;
-    for (int h = 0; h < heads; ++h) {
-      for (int s = 0; s < 4; ++s) {
-        const int first = packed.begin[static_cast<size_t>(3 - s)];
-        for (int i = 0; i < rows.length(s); ++i) {
-          EXPECT_EQ((packed.*member).At(0, first + i, h), (rows.*member).At(s, i, h));
-        }
-      }
-      for (int t = 136; t < 140; ++t) EXPECT_EQ((packed.*member).At(0, t, h), 0);
-      EXPECT_EQ((rows.*member).At(1, 0, h), 0);
-    }
-  }
-}
-
-TEST(VarlenAttentionTest, WholeRowsNeedNoRanges) {
-  VarlenInputs inputs(Small(BatchCase({70, 70})));
-  VarlenForwardFloat64(inputs.params());
-  VarlenBackwardFloat64(inputs.params());
-  const VarlenInputs given = inputs;
-  VarlenAttentionParams params = inputs.params();
-  params.seqs = {.count = 2};
-  using I = VarlenInputs;
-  for (const auto member : {&I::out, &I::dq, &I::dk, &I::dv, &I::d_log_fgate}) {
-    (inputs.*member).values.assign((inputs.*member).values.size(), NAN);
-  }
-  VarlenForwardFloat64(params);
-  VarlenBackwardFloat64(params);
-  for (const auto member : {&I::out, &I::dq, &I::dk, &I::dv, &I::d_log_fgate}) {
-    EXPECT_EQ((inputs.*member).InOrder(), (given.*member).InOrder());
-  }
-}
-
-// Rows that see all but a prefix of little mass lose that much of their denominator.
-TEST(VarlenAttentionTest, PruningLosesTheMassOfWhatIsPruned) {
-  VarlenInputs inputs(Small(BatchCase({90})));
-  std::vector<int32_t> first_key(inputs.num_rows());
-  first_key[inputs.RowIndex(0, 80, 1)] = 79;
-  std::vector<double> full(inputs.num_rows()), pruned(inputs.num_rows()), c(inputs.num_rows());
-  VarlenForwardFloat64(inputs.params(), nullptr, full.data());
-  VarlenForwardFloat64(inputs.params(), first_key.data(), pruned.data());
-  VarlenCumulativeGates(inputs.params(), c.data());
-  double seen = 0;
-  for (int j = 79; j <= 80; ++j) {
-    double dot = 0;
-    for (int m = 0; m < 4; ++m) dot += inputs.q.At(0, 80, 1, m) * inputs.k.At(0, j, 1, m);
-    seen +=
-        std::exp(dot * inputs.scale + c[inputs.RowIndex(0, 80, 1)] - c[inputs.RowIndex(0, j, 1)]);
-  }
-  const size_t row = inputs.RowIndex(0, 80, 1);
-  EXPECT_LT(pruned[row], full[row]);
-  EXPECT_NEAR(pruned[row], std::log(seen), 1e-12);
-  EXPECT_EQ(pruned[row + 1], full[row + 1]);
 }
 
 }  // namespace

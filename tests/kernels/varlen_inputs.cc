@@ -15,6 +15,8 @@ double RoundToBf16(double x) {
   return static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(x))));
 }
 
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
 VarlenArray<double> MakeArray(const VarlenInputs& inputs, int heads, int head_dim) {
   VarlenArray<double> array;
   array.batch = inputs.batch;
@@ -31,8 +33,7 @@ VarlenArray<double> MakeArray(const VarlenInputs& inputs, int heads, int head_di
     array.token_stride = int64_t{heads} * head_dim + padding;
     array.batch_stride = inputs.tokens * array.token_stride;
   }
-  array.values.assign(static_cast<size_t>(inputs.batch * array.batch_stride),
-                      std::numeric_limits<double>::quiet_NaN());
+  array.values.assign(static_cast<size_t>(inputs.batch * array.batch_stride), kNaN);
   return array;
 }
 
@@ -68,7 +69,7 @@ VarlenInputs::VarlenInputs(const VarlenCase& given) : shape(given) {
     tokens = std::max({tokens, static_cast<int>(last), shape.tokens});
   }
   batch = shape.packed ? 1 : num_seqs();
-  scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
+  scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   std::mt19937_64 random(shape.seed);
   std::normal_distribution<double> normal;
   for (VarlenArray<double>* array : {&q, &d_out, &out, &dq}) {
@@ -93,6 +94,23 @@ VarlenInputs::VarlenInputs(const VarlenCase& given) : shape(given) {
       }
     }
   }
+  std::uniform_real_distribution<double> uniform;
+  for (double& gate : log_fgate.values) {
+    if (uniform(random) >= shape.strong_gate_rate) continue;
+    gate = static_cast<double>(static_cast<float>(shape.strong_gate * (1 - uniform(random) / 2)));
+  }
+  std::vector<bool> of_sequence(static_cast<size_t>(batch * tokens));
+  ForEachToken(
+      [&](int, int b, int t, int) { of_sequence[static_cast<size_t>(b * tokens + t)] = true; });
+  for (VarlenArray<double>* array : {&q, &k, &v, &d_out, &log_fgate}) {
+    for (int i = 0; i < batch * tokens * array->heads * array->head_dim; ++i) {
+      const int m = i % array->head_dim, row = i / array->head_dim;
+      const int h = row % array->heads, token = row / array->heads;
+      double& x = array->At(token / tokens, token % tokens, h, m);
+      if (array == &k && shape.equal_keys) x = k.At(0, 0, h, m);
+      if (!of_sequence[static_cast<size_t>(token)]) x = kNaN;
+    }
+  }
 }
 
 size_t VarlenInputs::RowIndex(int seq, int position, int head) const {
@@ -103,28 +121,6 @@ size_t VarlenInputs::RowIndex(int seq, int position, int head) const {
 size_t VarlenInputs::num_rows() const {
   return static_cast<size_t>(batch) * static_cast<size_t>(tokens) *
          static_cast<size_t>(shape.q_heads);
-}
-
-VarlenAttentionParams VarlenInputs::params() {
-  VarlenAttentionParams params;
-  params.batch = batch;
-  params.tokens = tokens;
-  params.q_heads = shape.q_heads;
-  params.kv_heads = shape.kv_heads;
-  params.head_dim = shape.head_dim;
-  params.seqs = {num_seqs(), begin.data(), end.data(), shape.packed};
-  params.scale = scale;
-  params.q = q.view();
-  params.k = k.view();
-  params.v = v.view();
-  params.log_fgate = log_fgate.view();
-  params.out = out.view();
-  params.d_out = d_out.view();
-  params.dq = dq.view();
-  params.dk = dk.view();
-  params.dv = dv.view();
-  params.d_log_fgate = d_log_fgate.view();
-  return params;
 }
 
 std::vector<float> VarlenInputs::MaxQueryNorms() const {

@@ -32,16 +32,13 @@ double LargestDecay(const HeadInputs& inputs) {
 
 HeadOutputs RunSolo(const HeadInputs& inputs, const RunOptions& options) {
   CpuOps ops({});
-  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, options.dtype), ops);
-  return RunHeads(ops, storage, inputs, options);
+  return RunHeads(ops, inputs, options);
 }
 
 void ExpectMatchesNaive(const HeadInputs& inputs) {
   const HeadOutputs want = NaiveAttention(inputs);
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
-    RunOptions options;
-    options.dtype = dtype;
-    const HeadOutputs got = RunSolo(inputs, options);
+    const HeadOutputs got = RunSolo(inputs, {.dtype = dtype});
     EXPECT_LT(RelativeError(got.out, want.out), ToleranceOf(dtype)) << NameOf(dtype);
     // Differences of cumulative gates carry the rounding of the sums.
     EXPECT_LT(LargestError(got.lse, want.lse),
@@ -51,32 +48,11 @@ void ExpectMatchesNaive(const HeadInputs& inputs) {
   }
 }
 
-TEST(CpuAttentionTest, LengthsAroundAPage) {
-  for (int64_t length : {1, 2, 63, 64, 65, 127, 128, 129, 200}) {
-    SCOPED_TRACE(length);
-    ExpectMatchesNaive(RandomInputs({}, length, 7 + static_cast<uint64_t>(length), {3, 6}));
+TEST(CpuAttentionTest, MatchesNaiveAttention) {
+  for (const HeadInputs& inputs : AttentionCases({2, 16, 24, 32, 48, 64, 80, 128, 256})) {
+    SCOPED_TRACE(::testing::Message() << inputs.length << " x " << inputs.shape.head_dim);
+    ExpectMatchesNaive(inputs);
   }
-}
-
-TEST(CpuAttentionTest, HeadDimensions) {
-  for (int d : {2, 16, 24, 32, 48, 64, 80, 128, 256}) {
-    SCOPED_TRACE(d);
-    HeadShape shape;
-    shape.head_dim = d;
-    ExpectMatchesNaive(RandomInputs(shape, 130, 11, {3}));
-  }
-}
-
-TEST(CpuAttentionTest, Variants) {
-  for (const HeadShape& shape : ShapeVariants()) {
-    ExpectMatchesNaive(RandomInputs(shape, 190, 13, {1, 4, 8}));
-  }
-}
-
-TEST(CpuAttentionTest, ExtremeGates) {
-  // f from almost 0 (a head that sees itself only) to exactly 1 in float64.
-  ExpectMatchesNaive(RandomInputs({}, 150, 17, {-60, 60}));
-  ExpectMatchesNaive(RandomInputs({}, 150, 19, {-5, 16}));
 }
 
 TEST(CpuAttentionTest, ChunksDoNotChangeABit) {
@@ -84,9 +60,7 @@ TEST(CpuAttentionTest, ChunksDoNotChangeABit) {
   const HeadInputs inputs = RandomInputs(shape, 517, 23, {0, 2, 4, 9});
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
     for (AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
-      RunOptions options;
-      options.dtype = dtype;
-      options.acp = acp;
+      RunOptions options{.dtype = dtype, .acp = acp};
       const HeadOutputs whole = RunSolo(inputs, options);
       for (const std::vector<int64_t>& chunks :
            {std::vector<int64_t>{1}, {64}, {37}, {200, 1}, {63, 2, 128, 5}}) {
@@ -107,48 +81,20 @@ TEST(CpuAttentionTest, RaggedBatchWithEmptyRowsEqualsSolo) {
   // Three slots in one batch, one of them with no row: each as if alone.
   CpuOps ops({});
   const HeadShape shape{2, 1, 32};
-  const std::vector<int64_t> lengths = {65, 0, 140};
-  PagedKvShape cache = ShapeFor(shape, 192, DType::kF32, 3);
-  PagedKvStorage storage(cache, ops);
-  std::vector<HeadInputs> inputs;
-  std::vector<float> projection;
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    inputs.push_back(RandomInputs(shape, lengths[i], 29 + i, {2, 5}));
-    inputs[i].q_norm = inputs[0].q_norm;
-    inputs[i].k_norm = inputs[0].k_norm;
-    projection.insert(projection.end(), inputs[i].projection.begin(), inputs[i].projection.end());
-  }
-  const std::vector<float> q_norm(inputs[0].q_norm.begin(), inputs[0].q_norm.end());
-  const std::vector<float> k_norm(inputs[0].k_norm.begin(), inputs[0].k_norm.end());
-  const int64_t rows = 205, columns = inputs[0].columns();
-  const std::vector<int32_t> slots = {2, 0, 1};
-  const std::vector<int64_t> begin = {0, 65, 65, 205}, position = {0, 0, 0};
-  const std::vector<double> tolerance(3, -10);
-  const BatchView batch{
-      3, rows, nullptr, slots.data(), begin.data(), position.data(), tolerance.data()};
-  AppendParams append;
-  append.projection = {projection.data(), DType::kF32, rows, columns, columns};
-  append.k_column = shape.hidden();
-  append.v_column = shape.hidden() + shape.kv();
-  append.fgate_column = inputs[0].gate_column();
-  append.q_norm = q_norm.data();
-  append.k_norm = k_norm.data();
-  ops.BeginStep(batch, storage.view(), nullptr);
-  ops.Append(batch, append, storage.view(), nullptr);
-  std::vector<float> out(static_cast<size_t>(rows * shape.hidden()));
-  AttentionParams attention;
-  attention.q = append.projection.Columns(0, shape.hidden());
-  attention.out = {out.data(), DType::kF32, rows, shape.hidden(), shape.hidden()};
-  ops.Attention(batch, attention, storage.view(), nullptr);
-  for (size_t i : {size_t{0}, size_t{2}}) {
-    RunOptions options;
-    options.dtype = DType::kF32;
-    const HeadOutputs solo = RunSolo(inputs[i], options);
-    for (size_t k = 0; k < solo.out.size(); ++k) {
-      ASSERT_EQ(out[static_cast<size_t>(begin[i] * shape.hidden()) + k],
-                static_cast<float>(solo.out[k]));
-    }
-  }
+  const RunOptions options{.dtype = DType::kF32};
+  PagedKvStorage storage(ShapeFor(shape, 192, options.dtype, 3), ops);
+  HeadInputs first = RandomInputs(shape, 65, 29, {2, 5}),
+             last = RandomInputs(shape, 140, 31, {2, 5});
+  last.q_norm = first.q_norm;
+  last.k_norm = first.k_norm;
+  std::vector<double> rows = first.projection;
+  rows.insert(rows.end(), last.projection.begin(), last.projection.end());
+  HeadRun run(ops, storage.view(), first, options);
+  const HeadRun::Result both = run.Step({{2, 0, 65}, {0, 0, 0}, {1, 0, 140}}, rows);
+  std::vector<double> solo = RunSolo(first, options).out;
+  const std::vector<double> more = RunSolo(last, options).out;
+  solo.insert(solo.end(), more.begin(), more.end());
+  EXPECT_EQ(both.out, solo);
 }
 
 TEST(CpuAttentionTest, MillionTokensOfGatesStayExact) {
@@ -162,25 +108,17 @@ TEST(CpuAttentionTest, MillionTokensOfGatesStayExact) {
     const double u = static_cast<double>((row * 2654435761u) % 1000) / 1000;
     const double calm = (row / 5000) % 4 == 0 ? 1.0 : 0.35;
     const double log_f = -std::exp(std::log(1e-7) + u * calm * std::log(50 / 1e-7));
-    inputs.at(row, inputs.gate_column()) = log_f > -36 ? -std::log(std::expm1(-log_f)) : log_f;
+    inputs.at(row, inputs.gate_column()) = GateLogit(log_f);
   }
   CpuOps ops({});
   std::vector<HeadOutputs> results;
   for (DType dtype : {DType::kF64, DType::kF32}) {
-    PagedKvStorage storage(ShapeFor(shape, length, dtype), ops);
-    RunOptions options;
-    options.dtype = dtype;
-    options.chunks = {64};
-    options.attend_every = 1000;
-    results.push_back(RunHeads(ops, storage, inputs, options));
-  }
-  double worst = 0;
-  for (size_t i = 0; i < results[0].lse.size(); ++i) {
-    worst = std::max(worst, std::abs(results[0].lse[i] - results[1].lse[i]));
+    results.push_back(
+        RunHeads(ops, inputs, {.dtype = dtype, .chunks = {64}, .attend_every = 1000}));
   }
   // Offsets within a page reach 64 * 50 in float32 (2e-4 absolute); their differences matter only
   // where the weight is not negligible.
-  EXPECT_LT(worst, 1e-3);
+  EXPECT_LT(LargestError(results[1].lse, results[0].lse), 1e-3);
 }
 
 // The row certificate compares with logits as they were computed: 64 zero keys, then a row whose
@@ -214,12 +152,9 @@ class LargeLogitsTest : public ::testing::TestWithParam<LargeLogit> {
   static bool Skips(const HeadInputs& inputs, double log_tolerance, double& excess) {
     const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
     CpuOps ops({.threads = 1, .audit = audit});
-    PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF32), ops);
-    RunOptions options;
-    options.dtype = DType::kF32;
-    options.acp = AcpMode::kCertified;
-    options.log_tolerance = log_tolerance;
-    const bool skips = RunHeads(ops, storage, inputs, options).blocks_pruned > 0;
+    const RunOptions options{
+        .dtype = DType::kF32, .acp = AcpMode::kCertified, .log_tolerance = log_tolerance};
+    const bool skips = RunHeads(ops, inputs, options).blocks_pruned > 0;
     if (skips) excess = audit->max_excess();
     return skips;
   }

@@ -26,20 +26,12 @@ struct Dropped {
 
 HeadOutputs Prune(CpuOps& ops, const HeadInputs& inputs, AcpMode acp, DType dtype,
                   double log_tolerance = -10) {
-  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, dtype), ops);
-  RunOptions options;
-  options.dtype = dtype;
-  options.acp = acp;
-  options.log_tolerance = log_tolerance;
-  options.chunks = {64};
-  return RunHeads(ops, storage, inputs, options);
+  return RunHeads(ops, inputs,
+                  {.dtype = dtype, .acp = acp, .log_tolerance = log_tolerance, .chunks = {64}});
 }
 
 Dropped Measure(CpuOps& ops, const HeadInputs& inputs, AcpMode acp, double log_tolerance = -10) {
-  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF64), ops);
-  RunOptions options;
-  options.dtype = DType::kF64;
-  const HeadOutputs full = RunHeads(ops, storage, inputs, options);
+  const HeadOutputs full = RunHeads(ops, inputs, {.dtype = DType::kF64});
   Dropped result;
   result.pruned = Prune(ops, inputs, acp, DType::kF64, log_tolerance);
   for (size_t i = 0; i < full.lse.size(); ++i) {
@@ -180,13 +172,9 @@ struct Audited {
 Audited Audit(const HeadInputs& inputs, DType dtype, double log_tolerance = -10) {
   const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
   CpuOps ops({.threads = 1, .audit = audit});
-  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, dtype), ops);
-  RunOptions options;
-  options.dtype = dtype;
-  options.acp = AcpMode::kCertified;
-  options.log_tolerance = log_tolerance;
-  options.chunks = {64};
-  HeadOutputs outputs = RunHeads(ops, storage, inputs, options);
+  HeadOutputs outputs = RunHeads(
+      ops, inputs,
+      {.dtype = dtype, .acp = AcpMode::kCertified, .log_tolerance = log_tolerance, .chunks = {64}});
   return {audit->max_excess(), audit->rows_checked(), std::move(outputs)};
 }
 
@@ -204,16 +192,12 @@ TEST(EvictionTest, RoundedPagesKeepThePromise) {
 TEST(EvictionTest, ManyTokens) {
   CpuOps ops({});
   const HeadInputs inputs = RandomInputs({4, 4, 16}, Amount(30000, 100000), 7, {3, 5, 7, 8});
-  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF64), ops);
-  RunOptions options;
-  options.acp = AcpMode::kCertified;
-  options.chunks = {64};
-  options.attend_every = 60;
-  const HeadOutputs pruned = RunHeads(ops, storage, inputs, options);
+  RunOptions options{.acp = AcpMode::kCertified, .chunks = {64}, .attend_every = 60};
+  const HeadOutputs pruned = RunHeads(ops, inputs, options);
   EXPECT_GT(pruned.pages_evicted, 0);
   for (double mass : pruned.max_log_evicted_mass) EXPECT_LE(mass, -10);
   options.acp = AcpMode::kOff;
-  const HeadOutputs full = RunHeads(ops, storage, inputs, options);
+  const HeadOutputs full = RunHeads(ops, inputs, options);
   for (size_t i = 0; i < full.lse.size(); ++i) {
     ASSERT_LE(-std::expm1(pruned.lse[i] - full.lse[i]), kEps);
   }
@@ -236,9 +220,6 @@ TEST(EvictionTest, WithoutQkNormPaperSkipsButNeverEvicts) {
 }
 
 // ---- Rounding against the bound.
-
-// The gate logit whose log sigmoid is `log_f` < 0.
-double GateLogit(double log_f) { return log_f < -30 ? log_f : -std::log(std::expm1(-log_f)); }
 
 // Page offsets are float32. Large QK-norm weights of one head loosen the layer's clamp, and another
 // head, whose keys are zero and whose bounds are exact, forgets so much in its first page that what

@@ -17,12 +17,8 @@ HeadOutputs RunWithBounds(const std::shared_ptr<MassAudit>& audit, DType dtype, 
   for (float& a : inputs.bound_diagonal) a *= static_cast<float>(share);
   for (double& b : inputs.self_logit_bound) b *= share;
   CpuOps ops({.threads = 1, .audit = audit});
-  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, dtype), ops);
-  RunOptions options;
-  options.dtype = dtype;
-  options.acp = AcpMode::kCertified;
-  options.chunks = {200, 1, 63};
-  return RunHeads(ops, storage, inputs, options);
+  return RunHeads(ops, inputs,
+                  {.dtype = dtype, .acp = AcpMode::kCertified, .chunks = {200, 1, 63}});
 }
 
 TEST(MassAuditTest, HonestBoundsPass) {
@@ -52,13 +48,11 @@ TEST(MassAuditTest, EqualsTheLossInTheDenominator) {
   const HeadInputs inputs = RandomInputs({1, 1, 16}, 640, 2, {1});
   const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
   CpuOps ops({.threads = 1, .audit = audit});
-  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF64), ops);
-  RunOptions options;
-  options.chunks = {64};
-  const HeadOutputs full = RunHeads(ops, storage, inputs, options);
+  RunOptions options{.chunks = {64}};
+  const HeadOutputs full = RunHeads(ops, inputs, options);
   EXPECT_EQ(audit->rows_checked(), 0);
   options.acp = AcpMode::kCertified;
-  const HeadOutputs pruned = RunHeads(ops, storage, inputs, options);
+  const HeadOutputs pruned = RunHeads(ops, inputs, options);
   double worst = 0;
   for (size_t i = 0; i < full.lse.size(); ++i) {
     worst = std::max(worst, -std::expm1(pruned.lse[i] - full.lse[i]));

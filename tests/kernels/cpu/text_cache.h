@@ -4,7 +4,7 @@
 
 #include <functional>
 #include <memory>
-#include <random>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,6 +12,7 @@
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/paged_kv_storage.h"
+#include "tests/kernels/head_sequence.h"
 
 namespace fox::testing {
 
@@ -23,61 +24,34 @@ class TextCache {
   // Float32 or bf16 pages.
   TextCache(const PagedKvShape& shape, AcpMode acp, std::shared_ptr<MassAudit> audit = nullptr)
       : shape_(shape),
-        acp_(acp),
         ops_({DType::kF32, true, 1, std::move(audit)}),
         storage_(shape, ops_),
         kv_(storage_.view()),
-        columns_((shape.q_heads + 2 * shape.kv_heads) * int64_t{shape.head_dim} +
-                 2 * shape.kv_heads + shape.q_heads),
-        rows_(static_cast<size_t>(shape.layers * kTokens * columns_)),
+        text_(RandomInputs({.q_heads = shape.q_heads,
+                            .kv_heads = shape.kv_heads,
+                            .head_dim = shape.head_dim,
+                            .k_shift = shape.k_shift,
+                            .v_shift = shape.v_shift,
+                            .qk_norm = false},
+                           kTokens, 1, {0})),
         diagonal_(static_cast<size_t>(shape.q_heads * shape.head_dim), 1.0F),
         bounds_(static_cast<size_t>(shape.layers * shape.q_heads), 4.0) {
-    std::mt19937 rng(1);
-    std::normal_distribution<float> normal;
-    for (float& x : rows_) x = normal(rng);
-    bound_.diagonal = diagonal_.data();
-    bound_.self_logit_bound = bound_.max_logit_bound = bound_.max_norm_product = bounds_.data();
+    QueryBound bound;
+    bound.diagonal = diagonal_.data();
+    bound.self_logit_bound = bound.max_logit_bound = bound.max_norm_product = bounds_.data();
+    run_.emplace(ops_, kv_, text_, RunOptions{.dtype = shape.dtype, .acp = acp, .bound = &bound});
   }
 
   CpuOps& ops() { return ops_; }
   const PagedKv& kv() const { return kv_; }
 
   // Rows [from, to) of the text through a step; what attention gave in all layers.
-  std::vector<float> Append(int32_t slot, int64_t from, int64_t to) {
-    const int64_t count = to - from, row_begin[] = {0, count}, d = shape_.head_dim;
-    const double log_eps = kLogEps;
-    const BatchView batch{1, count, nullptr, &slot, row_begin, &from, &log_eps};
-    ops_.BeginStep(batch, kv_, nullptr);
-    AppendParams append;
-    append.acp = acp_;
-    append.bound = bound_;
-    append.k_column = shape_.q_heads * d;
-    append.v_column = append.k_column + shape_.kv_heads * d;
-    const int64_t shift_column = append.v_column + shape_.kv_heads * d;
-    if (shape_.k_shift) append.k_shift_column = shift_column;
-    if (shape_.v_shift) append.v_shift_column = shift_column + shape_.kv_heads;
-    append.fgate_column = shift_column + 2 * int64_t{shape_.kv_heads};
-    const int64_t q_size = shape_.q_heads * d;
-    std::vector<float> out(static_cast<size_t>(shape_.layers * count * q_size));
-    for (int layer = 0; layer < shape_.layers; ++layer) {
-      const float* text = rows_.data() + (layer * kTokens + from) * columns_;
-      std::vector<float> rows(text, text + count * columns_);
-      append.layer = layer;
-      append.projection = {rows.data(), DType::kF32, count, columns_, columns_};
-      ops_.Append(batch, append, kv_, nullptr);
-      AttentionParams attention;
-      attention.layer = layer;
-      attention.q = {rows.data(), DType::kF32, count, q_size, columns_};
-      attention.out = {out.data() + layer * count * q_size, DType::kF32, count, q_size, q_size};
-      attention.acp = acp_;
-      attention.bound = bound_;
-      ops_.Attention(batch, attention, kv_, nullptr);
-    }
-    EvictParams evict;
-    evict.acp = acp_;
-    evict.self_logit_bound = evict.max_logit_bound = bounds_.data();
-    ops_.Evict(batch, evict, kv_, nullptr);
-    return out;
+  std::vector<double> Append(int32_t slot, int64_t from, int64_t to) {
+    const auto rows = text_.projection.begin();
+    return run_
+        ->Step({{slot, from, to - from, kLogEps}},
+               {rows + from * text_.columns(), rows + to * text_.columns()})
+        .out;
   }
 
   void Release(int32_t slot) { ops_.Release(&slot, 1, kv_, nullptr); }
@@ -154,15 +128,13 @@ class TextCache {
   }
 
   const PagedKvShape shape_;
-  const AcpMode acp_;
   CpuOps ops_;
   PagedKvStorage storage_;
   const PagedKv& kv_;
-  const int64_t columns_;
-  std::vector<float> rows_;  // [layers, kTokens, columns]
-  std::vector<float> diagonal_;
-  std::vector<double> bounds_;
-  QueryBound bound_;
+  const HeadInputs text_;
+  const std::vector<float> diagonal_;
+  const std::vector<double> bounds_;
+  std::optional<HeadRun> run_;
 };
 
 }  // namespace fox::testing

@@ -4,10 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -17,13 +14,15 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "tests/kernels/cuda/device_kv.h"
+#include "tests/kernels/head_sequence.h"
 
 namespace fox::cuda::testing {
 namespace {
 
+using fox::testing::StepRows;
+
 constexpr int64_t kChunkMultiple = 128, kNeighbourTokens = 1900;
 constexpr int kSlots = 5, kSlot = 2;  // of the sequence that is looked at; the others are beside it
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct ChunkCase {
   std::string name;
@@ -36,22 +35,18 @@ struct ChunkCase {
 };
 std::ostream& operator<<(std::ostream& out, const ChunkCase& c) { return out << c.name; }
 
-// All results of a run for the sequence, as bits.
+// All results of a run for the sequence.
 struct Trace {
-  std::vector<uint16_t> queries, outputs;  // of all rows
-  std::vector<uint32_t> log_sums;
-  std::vector<uint16_t> tokens;   // keys and values of live pages
-  std::vector<uint32_t> offsets;  // gates of live pages
-  std::vector<uint64_t> pages;    // c, E, H and key norms of live pages
-  std::vector<uint64_t> state;    // c, log M, S, N
-  std::vector<uint32_t> last_rows;
+  std::vector<double> queries, outputs, log_sums;  // of all rows
+  Contents cache;
   std::vector<int32_t> first_live;
 };
 
 // One layer of grouped heads, from local to global ones, with sequences of random rows.
 class ChunkRun {
  public:
-  explicit ChunkRun(const ChunkCase& c) : case_(c), kv_(ShapeOf(c)) {
+  explicit ChunkRun(const ChunkCase& c)
+      : case_(c), constants_(ConstantsOf(c)), kv_(ShapeOf(c, constants_.shape)) {
     std::string error;
     CudaOptions options;
     options.portable = c.portable;
@@ -60,7 +55,26 @@ class ChunkRun {
     ops_->Reserve({.shape = kv_.view.shape,
                    .max_rows = c.prompt + kSlots * kNeighbourTokens,
                    .max_seqs = kSlots});
-    MakeParameters();
+    fox::testing::RunOptions run_options;
+    run_options.acp = c.acp;
+    // Without norms the bound on keys is some dense matrix: that it bounds nothing does not matter
+    // here.
+    QueryBound bound;
+    if (!c.norm) {
+      const auto heads = static_cast<size_t>(constants_.shape.q_heads);
+      const auto d = static_cast<size_t>(c.head_dim);
+      std::vector<float> dense(heads * d * d);
+      std::mt19937_64 rng(5);
+      std::normal_distribution<float> normal(1.0f, 0.15f);
+      for (float& x : dense) x = 0.1f * normal(rng);
+      bound.dense = memory_.Copy(dense);
+      bound.scale = kKeyNormInflation;
+      bound.self_logit_bound = memory_.Copy(constants_.self_logit_bound);
+      bound.max_logit_bound = memory_.Copy(constants_.max_logit_bound);
+      bound.max_norm_product = memory_.Copy(std::vector<double>(heads, 40.0));
+      run_options.bound = &bound;
+    }
+    run_ = std::make_unique<fox::testing::HeadRun>(*ops_, kv_.view, constants_, run_options);
   }
 
   int64_t length() const { return lengths_[kSlot]; }
@@ -68,7 +82,7 @@ class ChunkRun {
   // One step: the next `rows` rows of the sequence, 0: it is not in the step; with `beside`, rows
   // of the others, decodes and a chunk. Sequences with one row come first.
   void Step(int64_t rows, bool beside) {
-    std::vector<BatchEntry> entries;
+    std::vector<StepRows> entries;
     if (rows > 0) entries.push_back({kSlot, lengths_[kSlot], rows});
     for (int slot = 0; beside && slot < kSlots; ++slot) {
       if (slot == kSlot) continue;
@@ -77,200 +91,74 @@ class ChunkRun {
       if (count > 0) entries.push_back({slot, lengths_[static_cast<size_t>(slot)], count});
     }
     std::stable_partition(entries.begin(), entries.end(),
-                          [](const BatchEntry& entry) { return entry.rows == 1; });
+                          [](const StepRows& entry) { return entry.rows == 1; });
     Run(entries);
   }
 
   Trace Finish() {
-    const PagedKv& kv = kv_.view;
-    const std::vector<int32_t> table = kv_.page_table.ToHost(), first = kv_.first_live.ToHost();
-    const std::vector<uint16_t> keys = kv_.keys.ToHost(), values = kv_.values.ToHost();
-    const std::vector<float> offsets = kv_.log_f_offset.ToHost();
-    const std::vector<double> base = kv_.page_cum_log_f.ToHost();
-    const std::vector<double> mass = kv_.log_mass_bound.ToHost();
-    const std::vector<double> least = kv_.log_denominator_bound.ToHost();
-    const std::vector<double> norm = kv_.max_key_norm.ToHost();
-    const int64_t group = kv.shape.group(), d = kv.shape.head_dim;
-    for (int head = 0; head < kv.shape.kv_heads; ++head) {
-      const int64_t list = kv.ListIndex(kSlot, 0, head);
-      trace_.first_live.push_back(first[static_cast<size_t>(list)]);
-      for (int p = trace_.first_live.back(); p < PagesFor(length()); ++p) {
-        const int64_t page = table[static_cast<size_t>(list * kv.shape.max_pages + p)];
-        const int64_t count = std::min<int64_t>(kPageTokens, length() - int64_t{p} * kPageTokens);
-        Add(keys, page * kPageTokens * d, count * d, trace_.tokens);
-        Add(values, page * kPageTokens * d, count * d, trace_.tokens);
-        for (int64_t g = page * group; g < (page + 1) * group; ++g) {
-          AddBits(offsets, g * kPageTokens, count, trace_.offsets);
-          AddBits(base, g, 1, trace_.pages);
-          if (count < kPageTokens || case_.acp == AcpMode::kOff) continue;
-          AddBits(mass, g, 1, trace_.pages);
-          AddBits(norm, g, 1, trace_.pages);
-          if (case_.acp == AcpMode::kCertified) AddBits(least, g, 1, trace_.pages);
-        }
-      }
-    }
-    const int64_t heads = kv.shape.q_heads, state = kv.HeadIndex(kSlot, 0, 0);
-    for (const auto* array : {&kv_.cum_log_f, &kv_.log_mass, &kv_.decay_sum}) {
-      AddBits(array->ToHost(), state, heads, trace_.state);
-    }
-    AddBits(kv_.key_sum.ToHost(), state * d, heads * d, trace_.state);
-    const int64_t kv_size = kv.shape.kv_size();
-    for (const auto* array : {&kv_.last_k, &kv_.last_v, &kv_.page_end_k, &kv_.page_end_v}) {
-      if (case_.shift) AddBits(array->ToHost(), kSlot * kv_size, kv_size, trace_.last_rows);
-    }
-    EXPECT_EQ(kv_.pool_fault.ToHost()[0], PoolFault::kNone);
+    const std::vector<int32_t> first = kv_.first_live.ToHost();
+    const int64_t list = kv_.view.ListIndex(kSlot, 0, 0);
+    trace_.first_live.assign(first.begin() + list, first.begin() + list + kv_.view.shape.kv_heads);
+    trace_.cache = kv_.ContentsOf(kSlot);
+    EXPECT_EQ(kv_.Fault(), PoolFault::kNone);
     EXPECT_EQ(ops_->queue()->error(), nullptr) << ops_->queue()->error();
     return trace_;
   }
 
  private:
-  static PagedKvShape ShapeOf(const ChunkCase& c) {
-    PagedKvShape shape;
-    shape.layers = 1;
-    shape.q_heads = 6;
-    shape.kv_heads = 3;
-    shape.head_dim = c.head_dim;
-    shape.dtype = DType::kBF16;
-    shape.max_slots = kSlots;
-    shape.max_pages = PagesFor(c.prompt + 1000);
+  static fox::testing::HeadInputs ConstantsOf(const ChunkCase& c) {
+    fox::testing::HeadShape shape{6, 3, c.head_dim, c.shift, c.shift, c.norm, c.rope};
+    shape.output_norm = shape.output_gate = true;
+    return RandomInputs(shape, 0, 5, {0});
+  }
+  static PagedKvShape ShapeOf(const ChunkCase& c, const fox::testing::HeadShape& heads) {
+    PagedKvShape shape = ShapeFor(heads, c.prompt + 1000, DType::kBF16, kSlots);
     shape.num_pages = shape.kv_heads * (shape.max_pages + kSlots * PagesFor(kNeighbourTokens));
-    shape.k_shift = shape.v_shift = c.shift;
     return shape;
   }
 
-  template <typename T>
-  static void Add(const std::vector<T>& from, int64_t first, int64_t count, std::vector<T>& to) {
+  static void Add(const std::vector<double>& from, int64_t first, int64_t count,
+                  std::vector<double>& to) {
     to.insert(to.end(), from.begin() + first, from.begin() + first + count);
-  }
-  static void AddBits(const std::vector<float>& from, int64_t first, int64_t count,
-                      std::vector<uint32_t>& to) {
-    for (int64_t i = first; i < first + count; ++i) {
-      to.push_back(std::bit_cast<uint32_t>(from[static_cast<size_t>(i)]));
-    }
-  }
-  static void AddBits(const std::vector<double>& from, int64_t first, int64_t count,
-                      std::vector<uint64_t>& to) {
-    for (int64_t i = first; i < first + count; ++i) {
-      to.push_back(std::bit_cast<uint64_t>(from[static_cast<size_t>(i)]));
-    }
-  }
-
-  // Without norms the bound on keys is some dense matrix: that it bounds nothing does not matter
-  // here.
-  void MakeParameters() {
-    const PagedKvShape& shape = kv_.view.shape;
-    const int64_t d = shape.head_dim, hidden = shape.q_heads * d, kv_size = shape.kv_size();
-    std::mt19937_64 rng(5);
-    std::normal_distribution<float> normal(1.0f, 0.15f);
-    std::vector<float> q(static_cast<size_t>(hidden)), k(static_cast<size_t>(kv_size));
-    for (float& x : q) x = normal(rng);
-    for (float& x : k) x = normal(rng);
-    output_norm_ = DeviceArray<float>(q);
-    std::vector<double> self(static_cast<size_t>(shape.q_heads), kInfinity), most = self;
-    if (case_.norm) {
-      std::fill(self.begin(), self.end(),
-                SelfLogitBound(shape.head_dim, 2.2, 1.6, 1.6, case_.rope));
-      std::fill(most.begin(), most.end(), MaxLogitBound(shape.head_dim, 1.6, 1.6));
-      q_norm_ = DeviceArray<float>(q);
-      k_norm_ = DeviceArray<float>(k);
-      diagonal_ = DeviceArray<float>(q);
-    } else {
-      std::vector<float> dense(static_cast<size_t>(hidden * d));
-      for (float& x : dense) x = 0.1f * normal(rng);
-      dense_ = DeviceArray<float>(dense);
-    }
-    if (case_.rope) {
-      std::vector<double> frequency;
-      for (int m = 0; m < d / 2; ++m) {
-        frequency.push_back(std::pow(10000.0, -2.0 * m / static_cast<double>(d)));
-      }
-      frequency_ = DeviceArray<double>(frequency);
-    }
-    self_ = DeviceArray<double>(self);
-    most_ = DeviceArray<double>(most);
-    products_ = DeviceArray<double>(std::vector<double>(self.size(), 40.0));
-    append_.k_column = hidden;
-    append_.v_column = hidden + kv_size;
-    append_.fgate_column = hidden + 2 * kv_size;
-    int64_t next = append_.fgate_column + shape.q_heads;
-    if (case_.shift) {
-      append_.k_shift_column = next;
-      append_.v_shift_column = next + shape.kv_heads;
-      next += 2 * shape.kv_heads;
-    }
-    stride_ = (next + 7) / 8 * 8;
-    append_.q_norm = q_norm_.data();
-    append_.k_norm = k_norm_.data();
-    append_.rope_frequency = frequency_.data();
-    append_.acp = case_.acp;
-    append_.bound.diagonal = diagonal_.data();
-    append_.bound.dense = dense_.data();
-    append_.bound.scale = kKeyNormInflation;
-    append_.bound.self_logit_bound = self_.data();
-    append_.bound.max_logit_bound = most_.data();
-    append_.bound.max_norm_product = products_.data();
   }
 
   // A row of the fused projection is a function of its slot and place alone.
-  void FillRow(int slot, int64_t position, uint16_t* out) const {
-    static constexpr float kGateMeans[] = {9, 10, 7, 5, 1, 3};
+  void AddRow(int slot, int64_t position, std::vector<double>& rows) const {
+    static constexpr double kGateMeans[] = {9, 10, 7, 5, 1, 3};
     std::mt19937_64 rng(static_cast<uint64_t>(position) * kSlots + static_cast<uint64_t>(slot));
-    std::normal_distribution<float> normal;
-    for (int64_t i = 0; i < stride_; ++i) {
-      const int64_t gate = i - append_.fgate_column;
-      const bool is_gate = gate >= 0 && gate < kv_.view.shape.q_heads;
-      out[i] = BFloat16(normal(rng) + (is_gate ? kGateMeans[gate] : 0)).bits;
+    std::normal_distribution<double> normal;
+    for (int64_t i = 0; i < constants_.columns(); ++i) {
+      const int64_t gate = i - constants_.gate_column();
+      rows.push_back(normal(rng) + (gate >= 0 ? kGateMeans[gate] : 0));
     }
   }
 
-  void Run(const std::vector<BatchEntry>& entries) {
-    const PagedKvShape& shape = kv_.view.shape;
-    const DeviceBatch batch(entries);
-    const int64_t rows = batch.view.num_rows, hidden = int64_t{shape.q_heads} * shape.head_dim;
-    std::vector<uint16_t> host(static_cast<size_t>(rows * stride_));
-    int64_t row = 0, own = -1, own_rows = 0;
-    for (const BatchEntry& entry : entries) {
+  void Run(const std::vector<StepRows>& entries) {
+    if (entries.empty()) return;
+    std::vector<double> rows;
+    int64_t row = 0, own = 0, own_rows = 0;
+    for (const StepRows& entry : entries) {
       if (entry.slot == kSlot) own = row, own_rows = entry.rows;
-      for (int64_t r = 0; r < entry.rows; ++r) {
-        FillRow(entry.slot, entry.position + r, host.data() + stride_ * row++);
-      }
+      for (int64_t r = 0; r < entry.rows; ++r) AddRow(entry.slot, entry.position + r, rows);
+      row += entry.rows;
       lengths_[static_cast<size_t>(entry.slot)] += entry.rows;
     }
-    const DeviceArray<uint16_t> projection(host), out(static_cast<size_t>(rows * hidden));
-    const DeviceArray<float> lse(static_cast<size_t>(rows * shape.q_heads));
-    AppendParams append = append_;
-    append.projection = {projection.data(), DType::kBF16, rows, stride_, stride_};
-    AttentionParams attention;
-    attention.q = append.projection.Columns(0, hidden);
-    attention.out = {out.data(), DType::kBF16, rows, hidden, hidden};
-    attention.lse = {lse.data(), DType::kF32, rows, shape.q_heads, shape.q_heads};
-    // Gates are the inputs of keys and values: as many columns, and Append does not change them.
-    attention.transform = {output_norm_.data(), 1e-5, append.projection.Columns(hidden, hidden)};
-    attention.acp = case_.acp;
-    attention.bound = append.bound;
-    ops_->BeginStep(batch.view, kv_.view, nullptr);
-    ops_->Append(batch.view, append, kv_.view, nullptr);
-    ops_->Attention(batch.view, attention, kv_.view, nullptr);
-    ops_->Evict(batch.view, {case_.acp, self_.data(), most_.data()}, kv_.view, nullptr);
-    host = projection.ToHost();
-    const std::vector<uint16_t> outputs = out.ToHost();
-    const std::vector<float> log_sums = lse.ToHost();
+    const fox::testing::HeadRun::Result step = run_->Step(entries, rows);
+    const int64_t hidden = constants_.shape.hidden(), heads = constants_.shape.q_heads;
     for (int64_t r = own; r < own + own_rows; ++r) {
-      Add(host, r * stride_, hidden, trace_.queries);
+      Add(step.projection, r * constants_.columns(), hidden, trace_.queries);
     }
-    if (own < 0) return;
-    Add(outputs, own * hidden, own_rows * hidden, trace_.outputs);
-    AddBits(log_sums, own * shape.q_heads, own_rows * shape.q_heads, trace_.log_sums);
+    Add(step.out, own * hidden, own_rows * hidden, trace_.outputs);
+    Add(step.lse, own * heads, own_rows * heads, trace_.log_sums);
   }
 
   const ChunkCase case_;
+  const fox::testing::HeadInputs constants_;
   DeviceKv kv_;
+  DeviceMemory memory_;
   std::unique_ptr<CudaOps> ops_;
+  std::unique_ptr<fox::testing::HeadRun> run_;
   std::vector<int64_t> lengths_ = std::vector<int64_t>(kSlots, 0);
-  int64_t stride_ = 0;
-  AppendParams append_;
-  DeviceArray<float> q_norm_, k_norm_, output_norm_, diagonal_, dense_;
-  DeviceArray<double> frequency_, self_, most_, products_;
   Trace trace_;
 };
 
@@ -296,8 +184,7 @@ Trace RunOf(const ChunkCase& c, Cut cut, bool beside, uint64_t seed) {
 }
 
 // The first place where two runs differ says where to look.
-template <typename T>
-void ExpectSame(const std::vector<T>& want, const std::vector<T>& got, const char* what) {
+void ExpectSame(const std::vector<double>& want, const std::vector<double>& got, const char* what) {
   ASSERT_EQ(want.size(), got.size()) << what;
   const auto at = std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin();
   EXPECT_EQ(at, static_cast<std::ptrdiff_t>(want.size()))
@@ -305,13 +192,8 @@ void ExpectSame(const std::vector<T>& want, const std::vector<T>& got, const cha
 }
 
 void ExpectSameTrace(const Trace& want, const Trace& got) {
-  EXPECT_EQ(want.first_live, got.first_live);
+  EXPECT_EQ(Difference(got.cache, want.cache), "");
   ExpectSame(want.queries, got.queries, "queries");
-  ExpectSame(want.tokens, got.tokens, "keys and values");
-  ExpectSame(want.offsets, got.offsets, "gates");
-  ExpectSame(want.pages, got.pages, "summaries");
-  ExpectSame(want.state, got.state, "state");
-  ExpectSame(want.last_rows, got.last_rows, "last rows");
   ExpectSame(want.outputs, got.outputs, "outputs");
   ExpectSame(want.log_sums, got.log_sums, "log sums");
 }

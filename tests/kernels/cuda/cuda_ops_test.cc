@@ -37,8 +37,7 @@ HeadOutputs RunOnGpu(const HeadInputs& inputs, RunOptions options, bool portable
 HeadOutputs RunOnCpu(const HeadInputs& inputs, RunOptions options) {
   options.dtype = DType::kBF16;
   CpuOps ops({DType::kF32, true, 2});
-  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kBF16), ops);
-  return RunHeads(ops, storage, inputs, options);
+  return RunHeads(ops, inputs, options);
 }
 
 HeadInputs Inputs(const HeadShape& shape, int64_t length, uint64_t seed,
@@ -71,78 +70,16 @@ void ExpectMatchesNaive(const HeadInputs& inputs) {
   }
 }
 
-TEST(CudaOpsTest, LengthsAroundAPage) {
-  for (int64_t length : {1, 2, 63, 64, 65, 127, 128, 129, 200, 300}) {
-    SCOPED_TRACE(length);
-    ExpectMatchesNaive(Inputs({}, length, 7 + static_cast<uint64_t>(length), {3, 6}));
-  }
-}
-
-TEST(CudaOpsTest, HeadDimensions) {
-  for (int d : {16, 32, 64, 128}) {
-    SCOPED_TRACE(d);
-    HeadShape shape;
-    shape.head_dim = d;
-    ExpectMatchesNaive(Inputs(shape, 270, 11, {3}));
-  }
-}
-
-TEST(CudaOpsTest, Variants) {
-  for (const HeadShape& shape : ShapeVariants()) {
-    ExpectMatchesNaive(Inputs(shape, 190, 13, {1, 4, 8}));
-  }
-}
-
-TEST(CudaOpsTest, ExtremeGates) {
-  ExpectMatchesNaive(Inputs({}, 150, 17, {-60, 60}));
-  ExpectMatchesNaive(Inputs({}, 150, 19, {-5, 16}));
-}
-
-// Under a bound the outputs stay within the dropped mass, and what is evicted is what the CPU
-// evicts, page by page, but where a decision is closer than the two round: their evicted-mass
-// bounds are sums of E and H, or E and B, of which each may be off by what the rounding of a key to
-// bf16 does to bounds up to U (2^-8, for the float32 rows before are not the same bits) and gates
-// of 2^-21. So the device's pages lie between the CPU's at a lower and at a higher tolerance.
-TEST(CudaOpsTest, EvictsWhatTheCpuEvicts) {
-  HeadShape shape{8, 4, 64, true, true};
-  const HeadInputs inputs = Inputs(shape, 1500, 23, {-1, 0, 1, 2, 3, 4, 5, 9});
-  const double most =
-      *std::max_element(inputs.max_logit_bound.begin(), inputs.max_logit_bound.end());
-  const HeadOutputs full = RunOnGpu(inputs, {}, false);
-  for (AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
-    // Gates of 1,500 tokens: as far as decisions reach, tolerance and bounds.
-    const double gates = 0x1p-20 * (10 + 2 * most);
-    const double rounding = acp == AcpMode::kPaper ? gates : gates + 2 * 0x1p-8 * most;
-    RunOptions options;
-    options.acp = acp;
-    options.chunks = {64};
-    options.log_tolerance = -10 - rounding;
-    const HeadOutputs least = RunOnCpu(inputs, options);
-    options.log_tolerance = -10 + rounding;
-    const HeadOutputs most_evicted = RunOnCpu(inputs, options);
-    options.log_tolerance = -10;
-    EXPECT_GT(least.pages_evicted, 0);
-    for (bool portable : {false, true}) {
-      for (const std::vector<int64_t>& chunks :
-           {std::vector<int64_t>{}, {256}, {100}, {700, 1, 1, 1}}) {
-        options.chunks = chunks;
-        const HeadOutputs got = RunOnGpu(inputs, options, portable);
-        // Weights of rows that lost e^-10 at most, values of a few units.
-        EXPECT_LT(RelativeError(got.out, full.out), kTolerance);
-        for (size_t h = 0; h < got.first_live.size(); ++h) {
-          EXPECT_GE(got.first_live[h], least.first_live[h]) << "head " << h;
-          EXPECT_LE(got.first_live[h], most_evicted.first_live[h]) << "head " << h;
-          EXPECT_LE(got.max_log_evicted_mass[h], -10) << "head " << h;
-        }
-        EXPECT_GT(got.blocks_pruned, 0);
-        EXPECT_EQ(got.blocks_total, least.blocks_total);
-      }
-    }
+TEST(CudaOpsTest, MatchesNaiveAttention) {
+  for (HeadInputs& inputs : AttentionCases({16, 32, 64, 128})) {
+    SCOPED_TRACE(::testing::Message() << inputs.length << " x " << inputs.shape.head_dim);
+    RoundToBFloat16(inputs);
+    ExpectMatchesNaive(inputs);
   }
 }
 
 // Where keys are copied, which leaves no rounding but that of gates and sums, the device evicts
-// exactly what the CPU evicts, whatever the chunks.
+// exactly what the CPU evicts, whatever the chunks. (Other keys: append_test, paging_test.)
 TEST(CudaOpsTest, EvictsExactlyWhatTheCpuEvictsOfCopiedKeys) {
   HeadShape shape{8, 8, 64, false, false, false};
   HeadInputs inputs = Inputs(shape, 1300, 29, {-1, 0, 1, 2, 3, 4, 5, 9});
@@ -153,6 +90,7 @@ TEST(CudaOpsTest, EvictsExactlyWhatTheCpuEvictsOfCopiedKeys) {
   SetQkNormBounds(inputs);
   inputs.q_norm.clear();
   inputs.k_norm.clear();
+  const HeadOutputs full = RunOnGpu(inputs, {}, false);
   for (AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
     RunOptions options;
     options.acp = acp;
@@ -165,10 +103,18 @@ TEST(CudaOpsTest, EvictsExactlyWhatTheCpuEvictsOfCopiedKeys) {
       ASSERT_EQ(RunOnCpu(inputs, options).first_live, cpu.first_live);
     }
     options.log_tolerance = -10;
-    for (const std::vector<int64_t>& chunks :
-         {std::vector<int64_t>{}, {256}, {1}, {700, 1, 1, 1}}) {
-      options.chunks = chunks;
-      EXPECT_EQ(RunOnGpu(inputs, options, false).first_live, cpu.first_live) << chunks.size();
+    for (const bool portable : {false, true}) {
+      for (const std::vector<int64_t>& chunks :
+           {std::vector<int64_t>{}, {256}, {1}, {700, 1, 1, 1}}) {
+        options.chunks = chunks;
+        const HeadOutputs got = RunOnGpu(inputs, options, portable);
+        EXPECT_EQ(got.first_live, cpu.first_live) << chunks.size();
+        for (const double mass : got.max_log_evicted_mass) EXPECT_LE(mass, -10);
+        // Weights of rows that lost e^-10 at most, values of a few units.
+        EXPECT_LT(RelativeError(got.out, full.out), kTolerance);
+        EXPECT_GT(got.blocks_pruned, 0);
+        EXPECT_EQ(got.blocks_total, cpu.blocks_total);
+      }
     }
   }
 }
@@ -205,26 +151,11 @@ TEST(CudaOpsTest, EmptyBatchTouchesNothing) {
   const HeadInputs inputs = Inputs({}, 64, 29, {3});
   PagedKvStorage storage(ShapeFor(inputs.shape, 64, DType::kBF16), *ops);
   ops->Reserve({.shape = storage.view().shape, .max_rows = 64, .max_seqs = 4});
-  const std::vector<int32_t> slots(4, -1);
-  const std::vector<int64_t> rows = {0, 1, 2, 3, 4}, positions(4, 0);
-  const std::vector<double> tolerance(4, -10);
-  const auto upload = [&](const auto& values) {
-    Buffer buffer = ops->Allocate(values.size() * sizeof(values[0]));
-    ops->CopyToDevice(values.data(), buffer.bytes(), buffer.data(), nullptr);
-    return buffer;
-  };
-  const Buffer slot = upload(slots), row = upload(rows), position = upload(positions),
-               log_eps = upload(tolerance);
-  const BatchView batch{4,
-                        4,
-                        nullptr,
-                        slot.as<int32_t>(),
-                        row.as<int64_t>(),
-                        position.as<int64_t>(),
-                        log_eps.as<double>()};
-  ops->BeginStep(batch, storage.view(), nullptr);
-  ops->Evict(batch, {AcpMode::kCertified, log_eps.as<double>(), log_eps.as<double>()},
-             storage.view(), nullptr);
+  RunOptions options;
+  options.acp = AcpMode::kCertified;
+  HeadRun run(*ops, storage.view(), inputs, options);
+  const auto columns = static_cast<size_t>(inputs.columns());
+  run.Step(std::vector<StepRows>(4, {.slot = -1}), std::vector<double>(4 * columns));
   int32_t free = 0;
   ops->CopyToHost(storage.view().free_count, sizeof(free), &free, nullptr);
   EXPECT_EQ(free, storage.view().shape.num_pages);

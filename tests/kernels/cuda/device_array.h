@@ -1,18 +1,28 @@
 // DeviceArray: device memory of a test, filled from the host or with a byte that makes every
-// float type NaN, and freed by itself. CUDA errors are test failures.
+// float type NaN, and freed by itself; DeviceMemory: many of them. CUDA errors are test failures.
 #pragma once
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
+
+#include "kernels/core/dtype.h"
 
 namespace fox::cuda::testing {
 
 // All ones: NaN as bf16, float and double, -1 as an integer.
 inline constexpr int kPoison = 0xff;
+
+// The number that a bf16 is.
+inline double Widen(uint16_t bits) {
+  return static_cast<double>(static_cast<float>(std::bit_cast<BFloat16>(bits)));
+}
 
 template <typename T>
 class DeviceArray {
@@ -63,6 +73,28 @@ class DeviceArray {
 
   void* data_ = nullptr;
   size_t size_ = 0;
+};
+
+// Arrays that live as long as this does; null where they are empty.
+class DeviceMemory {
+ public:
+  template <typename T>
+  T* Copy(const std::vector<T>& host) {
+    return host.empty() ? nullptr : Keep(std::make_shared<DeviceArray<T>>(host));
+  }
+  template <typename T>
+  T* Poison(size_t size) {
+    return Keep(std::make_shared<DeviceArray<T>>(size));
+  }
+
+ private:
+  template <typename T>
+  T* Keep(std::shared_ptr<DeviceArray<T>> array) {
+    arrays_.push_back(array);
+    return array->data();
+  }
+
+  std::vector<std::shared_ptr<void>> arrays_;
 };
 
 }  // namespace fox::cuda::testing

@@ -1,8 +1,6 @@
-// Makes the cache of a test: random tokens, their gates and page summaries as kernels/cpu/append.cc
-// accumulates them, evictions as kernels/cpu/evict.cc decides them, and all of it as device arrays.
-// See device_cache.h; device_cache_windows.cc has what attention may skip of it,
-// device_cache_transform.cc what becomes of outputs, device_cache_oracle.cc the oracle and the
-// checks.
+// Makes the cache of a test: random tokens, appended by the CPU backend, evictions as
+// kernels/cpu/evict.cc decides them, and all of it as device arrays.
+// See device_cache.h; device_cache_oracle.cc has what attention may skip of it and must make of it.
 #include "tests/kernels/cuda/device_cache.h"
 
 #include <algorithm>
@@ -13,6 +11,8 @@
 
 #include "kernels/acp.h"
 #include "kernels/core/dtype.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/page_access.h"
 #include "kernels/cuda/attention/decode/decode.h"
 #include "kernels/cuda/paging/paging.h"
 
@@ -21,10 +21,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kSparePages = 5, kSpareRows = 5, kSpareEntries = 3;
-
-double Rounded(double x) {
-  return static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(x))));
-}
 
 uint16_t Bits(float x) { return BFloat16(x).bits; }
 
@@ -45,18 +41,17 @@ DeviceCache::DeviceCache(const CacheOptions& options) : options_(options), rng_(
     row_begin_.push_back(row_begin_.back() + seq(s).rows);
   }
   num_rows_ = row_begin_.back();
-  MakeNorms();
+  fox::testing::HeadShape shape{options_.q_heads, options_.kv_heads, options_.head_dim};
+  shape.qk_norm = options_.qk_norm;
+  constants_ = RandomInputs(shape, 0, rng_(), {0});
   keys_.resize(static_cast<size_t>(num_seqs() * options_.kv_heads));
   values_.resize(keys_.size());
   gates_.resize(static_cast<size_t>(num_seqs() * options_.q_heads));
+  queries_.resize(static_cast<size_t>(num_rows_ * shape.hidden()));
   first_live_.assign(keys_.size(), 0);
   for (int s = 0; s < num_seqs(); ++s) {
     if (seq(s).slot < 0) continue;
-    MakeTokens(s);
-    for (int h = 0; h < options_.q_heads; ++h) {
-      MakeGates(s, h);
-      FoldPages(s, h);
-    }
+    MakeSequence(s);
     for (int h = 0; h < options_.kv_heads; ++h) {
       first_live_[static_cast<size_t>(s * options_.kv_heads + h)] = EvictList(s, h);
     }
@@ -67,7 +62,7 @@ DeviceCache::DeviceCache(const CacheOptions& options) : options_(options), rng_(
   MakeBatch();
   MakeQueries();
   MakeOutputTransform();
-  MakeWork();
+  MakeSchedule();
 }
 
 int DeviceCache::first_live(int s, int kv_head) const {
@@ -78,124 +73,69 @@ double DeviceCache::LogEps(int s) const {
   return options_.acp == AcpMode::kOff ? -kInfinity : seq(s).log_tolerance;
 }
 
-// QK-norm weights around one, and the bounds that follow from them (acp.md sections 1 and 2).
-void DeviceCache::MakeNorms() {
-  std::normal_distribution<double> normal;
-  const int d = options_.head_dim;
-  for (int i = 0; i < options_.q_heads * d; ++i) q_norm_.push_back(1 + 0.15 * normal(rng_));
-  for (int i = 0; i < options_.kv_heads * d; ++i) k_norm_.push_back(1 + 0.15 * normal(rng_));
-  for (int h = 0; h < options_.q_heads; ++h) {
-    const double* gq = q_norm_.data() + h * d;
-    const double* gk = k_norm_.data() + h / group() * d;
-    double product = 0, q_max = 0, k_max = 0;
-    for (int m = 0; m < d; ++m) {
-      product = std::max(product, std::abs(gq[m] * gk[m]));
-      q_max = std::max(q_max, std::abs(gq[m]));
-      k_max = std::max(k_max, std::abs(gk[m]));
-    }
-    self_logit_bound_.push_back(options_.qk_norm ? SelfLogitBound(d, product, q_max, k_max, false)
-                                                 : kInfinity);
-    max_logit_bound_.push_back(options_.qk_norm ? MaxLogitBound(d, q_max, k_max) : kInfinity);
-  }
-}
-
-namespace {
-
-// Gaussian, RMS-normalised, times the norm's weights, rounded to bf16. Without QK-norm, times a
-// factor of its own.
-void RandomVector(std::mt19937_64& rng, const double* weight, int d, bool qk_norm, float* out) {
-  std::normal_distribution<float> normal;
-  double square = 0;
-  for (int m = 0; m < d; ++m) {
-    out[m] = normal(rng);
-    square += static_cast<double>(out[m]) * out[m];
-  }
-  double scale = 1 / std::sqrt(square / d + 1e-5);
-  if (!qk_norm) scale *= std::exp(0.4 * static_cast<double>(normal(rng)));
-  for (int m = 0; m < d; ++m) out[m] = static_cast<float>(Rounded(out[m] * scale * weight[m]));
-}
-
-}  // namespace
-
-void DeviceCache::MakeTokens(int s) {
-  std::normal_distribution<float> normal;
-  const int d = options_.head_dim;
-  for (int h = 0; h < options_.kv_heads; ++h) {
-    std::vector<float>& keys = keys_[static_cast<size_t>(s * options_.kv_heads + h)];
-    std::vector<float>& values = values_[static_cast<size_t>(s * options_.kv_heads + h)];
-    keys.resize(static_cast<size_t>(seq(s).length * d));
-    values.resize(keys.size());
-    for (int64_t j = 0; j < seq(s).length; ++j) {
-      RandomVector(rng_, k_norm_.data() + h * d, d, options_.qk_norm, keys.data() + j * d);
-    }
-    for (float& v : values) v = static_cast<float>(Rounded(normal(rng_)));
-  }
-}
-
-void DeviceCache::MakeGates(int s, int q_head) {
+// All tokens, appended by the CPU backend, which evicts nothing here; then what it has stored.
+void DeviceCache::MakeSequence(int s) {
+  const int64_t length = seq(s).length, d = options_.head_dim;
+  fox::testing::HeadInputs rows =
+      RandomInputs(constants_.shape, length, rng_(), options_.gate_means);
   std::normal_distribution<double> normal;
   std::uniform_real_distribution<double> uniform;
-  const auto h = static_cast<size_t>(q_head);
-  const double mean = options_.gate_means[h % options_.gate_means.size()];
-  ListGates& gates = gates_[static_cast<size_t>(s * options_.q_heads) + h];
-  double c = 0;
-  for (int64_t j = 0; j < seq(s).length; ++j) {
-    if (j % kPageTokens == 0) gates.base.push_back(c);
-    double log_gate = LogForgetGate(mean + normal(rng_), MinLogGate(self_logit_bound_[h]));
-    if (uniform(rng_) < options_.strong_gate_rate) log_gate = -40 - 60 * uniform(rng_);
-    c += log_gate;
-    gates.c.push_back(c);
-    gates.local.push_back(static_cast<float>(c - gates.base.back()));
+  for (int64_t j = 0; j < length; ++j) {
+    for (int h = 0; h < options_.q_heads; ++h) {
+      if (uniform(rng_) >= options_.strong_gate_rate) continue;
+      rows.at(j, rows.gate_column() + h) = -40 - 60 * uniform(rng_);
+    }
+    for (int h = 0; h < options_.q_heads + options_.kv_heads && !options_.qk_norm; ++h) {
+      const double size = std::exp(0.4 * normal(rng_));
+      for (int64_t m = h * d; m < (h + 1) * d; ++m) rows.at(j, m) *= size;
+    }
+  }
+  CpuOps ops({DType::kF32, true, 1});
+  PagedKvStorage storage(ShapeFor(constants_.shape, length, DType::kBF16), ops);
+  const PagedKv& kv = storage.view();
+  fox::testing::HeadRun run(ops, kv, constants_, {.acp = options_.acp});
+  const std::vector<double> projection =
+      run.Step({{0, 0, length, -kInfinity}}, rows.projection, false).projection;
+  const int64_t hidden = rows.shape.hidden(), first_row = length - seq(s).rows;
+  for (int64_t i = 0; i < seq(s).rows * hidden; ++i) {
+    const double q =
+        projection[static_cast<size_t>((first_row + i / hidden) * rows.columns() + i % hidden)];
+    queries_[static_cast<size_t>(row_begin_[static_cast<size_t>(s)] * hidden + i)] =
+        static_cast<float>(BFloat16(static_cast<float>(q)));
+  }
+  for (int h = 0; h < options_.kv_heads; ++h) {
+    const int32_t* table = kv.Table(kv.ListIndex(0, 0, h));
+    std::vector<float>& keys = keys_[static_cast<size_t>(s * options_.kv_heads + h)];
+    std::vector<float>& values = values_[static_cast<size_t>(s * options_.kv_heads + h)];
+    keys.resize(static_cast<size_t>(length * d));
+    for (int64_t j = 0; j < length; ++j) {
+      const int32_t page = table[j / kPageTokens];
+      const int token = static_cast<int>(j % kPageTokens);
+      ReadKey<BFloat16>(kv, page, token, keys.data() + j * d);
+      const BFloat16* value = ValuesOf<BFloat16>(kv, page) + token * d;
+      for (int64_t m = 0; m < d; ++m) values.push_back(WidenElement(value[m]));
+    }
+    for (int g = 0; g < group(); ++g) ReadGates(s, h * group() + g, rows, kv);
   }
 }
 
-// E and H of every full page, from what pages store, as Append's AccumulatePage.
-void DeviceCache::FoldPages(int s, int q_head) {
-  if (options_.acp == AcpMode::kOff) return;
-  const int d = options_.head_dim;
+void DeviceCache::ReadGates(int s, int q_head, const fox::testing::HeadInputs& rows,
+                            const PagedKv& kv) {
   ListGates& gates = gates_[static_cast<size_t>(s * options_.q_heads + q_head)];
-  std::vector<double> key_sum(static_cast<size_t>(d), 0.0);
-  double decay_sum = 0, log_mass = -kInfinity, log_denominator_bound = kInfinity, key_square = 0;
-  // The largest logit that a key can have, or minus the smallest.
-  const auto bound = [&](const auto* key, double scale) {
-    double square = 0;
-    for (int m = 0; m < d; ++m) {
-      const double x = static_cast<float>(q_norm_[static_cast<size_t>(q_head * d + m)]) *
-                       static_cast<double>(key[m]) * scale;
-      square += x * x;
-    }
-    return kKeyNormInflation * std::sqrt(square);
-  };
-  for (int64_t p = 0; p < seq(s).length / kPageTokens; ++p) {
-    const int64_t end = p * kPageTokens + kPageTokens - 1;
-    const double c_end = gates.c[static_cast<size_t>(end)];
-    const double page_decay = c_end - gates.base[static_cast<size_t>(p)];
-    decay_sum *= std::exp(page_decay);
-    for (double& x : key_sum) x *= std::exp(page_decay);
-    double log_terms[kPageTokens];
-    const double rounding =
-        OffsetRounding(static_cast<double>(gates.local[static_cast<size_t>(end)]));
-    for (int j = 0; j < kPageTokens; ++j) {
-      const int64_t at = p * kPageTokens + j;
-      const float* key = Key(s, q_head / group(), at);
-      const double decay = page_decay - static_cast<double>(gates.local[static_cast<size_t>(at)]);
-      const double weight = std::exp(decay - rounding);
-      decay_sum += weight;
-      for (int m = 0; m < d; ++m) key_sum[static_cast<size_t>(m)] += weight * key[m];
-      log_terms[j] = bound(key, 1) + decay + rounding;
-      key_square = std::max(key_square, std::inner_product(key, key + d, key, 0.0));
-    }
-    gates.key_norm.push_back(std::sqrt(key_square));
-    log_mass = LogAddExp(log_mass + page_decay, LogSumExp(log_terms, kPageTokens));
-    if (options_.acp == AcpMode::kPaper) {
-      gates.log_mass_bound.push_back(PaperLogMassBound(static_cast<double>(end), c_end));
-      continue;
-    }
-    gates.log_mass_bound.push_back(CertifiedLogMassBound(
-        log_mass, static_cast<double>(end), c_end, max_logit_bound_[static_cast<size_t>(q_head)]));
-    const double beta = bound(key_sum.data(), 1 / decay_sum) - std::log(decay_sum);
-    log_denominator_bound = LogDenominatorBound(log_denominator_bound, c_end, beta);
-    gates.log_denominator_bound.push_back(log_denominator_bound);
+  const int32_t* table = kv.Table(kv.ListIndex(0, 0, q_head / group()));
+  double c = 0;
+  for (int64_t j = 0; j < seq(s).length; ++j) {
+    const int32_t page = table[j / kPageTokens];
+    const int64_t summary = SummaryIndex(kv, page, q_head % group());
+    const double logit = rows.at(j, rows.gate_column() + q_head);
+    gates.c.push_back(c += LogForgetGate(static_cast<double>(static_cast<float>(logit)), -128));
+    gates.local.push_back(LogFOffsetsOf<float>(kv, page, q_head % group())[j % kPageTokens]);
+    if (j % kPageTokens == 0) gates.base.push_back(kv.page_cum_log_f[summary]);
+    if (j % kPageTokens != kPageTokens - 1 || options_.acp == AcpMode::kOff) continue;
+    gates.key_norm.push_back(kv.max_key_norm[summary]);
+    gates.log_mass_bound.push_back(kv.log_mass_bound[summary]);
+    if (options_.acp == AcpMode::kPaper) continue;
+    gates.log_denominator_bound.push_back(kv.log_denominator_bound[summary]);
   }
 }
 
@@ -241,46 +181,6 @@ void DeviceCache::CutRows(int unit, std::vector<RowBlock>* blocks, bool single_r
   }
 }
 
-// The pool on the host, by page id.
-struct DeviceCache::HostPool {
-  HostPool(const PagedKvShape& shape)
-      : page_size(static_cast<int64_t>(shape.head_dim) * kPageTokens),
-        keys(Poisoned<uint16_t>(static_cast<size_t>(shape.num_pages * page_size))),
-        values(keys),
-        local(Poisoned<float>(static_cast<size_t>(shape.num_pages * shape.group() * kPageTokens))),
-        base(Poisoned<double>(static_cast<size_t>(shape.num_pages * shape.group()))),
-        log_mass_bound(base),
-        log_denominator_bound(base),
-        key_norm(base) {}
-
-  int64_t page_size;
-  std::vector<uint16_t> keys, values;
-  std::vector<float> local;
-  std::vector<double> base, log_mass_bound, log_denominator_bound, key_norm;
-};
-
-// Page `p` of the list becomes page id `page` of the pool; what lies past the end stays poison.
-void DeviceCache::FillPage(int s, int kv_head, int p, int32_t page, HostPool* pool) const {
-  const int64_t begin = static_cast<int64_t>(p) * kPageTokens;
-  const int64_t tokens = std::min<int64_t>(kPageTokens, seq(s).length - begin);
-  const int64_t count = tokens * options_.head_dim;
-  const float* keys = Key(s, kv_head, begin);
-  const float* values = Value(s, kv_head, begin);
-  std::transform(keys, keys + count, pool->keys.begin() + page * pool->page_size, Bits);
-  std::transform(values, values + count, pool->values.begin() + page * pool->page_size, Bits);
-  for (int g = 0; g < group(); ++g) {
-    const ListGates& list = gates(s, kv_head * group() + g);
-    const auto at = static_cast<size_t>(page * group() + g), n = static_cast<size_t>(p);
-    std::copy_n(list.local.begin() + begin, tokens,
-                pool->local.begin() + static_cast<int64_t>(at) * kPageTokens);
-    pool->base[at] = list.base[n];
-    if (n < list.log_mass_bound.size()) pool->log_mass_bound[at] = list.log_mass_bound[n];
-    if (n < list.log_denominator_bound.size())
-      pool->log_denominator_bound[at] = list.log_denominator_bound[n];
-    if (n < list.key_norm.size()) pool->key_norm[at] = list.key_norm[n];
-  }
-}
-
 void DeviceCache::MakeShape() {
   PagedKvShape& shape = kv_.shape;
   shape.layers = options_.layers;
@@ -299,17 +199,40 @@ void DeviceCache::MakeShape() {
   }
 }
 
+// Pages are anywhere in the pool; what lies past a sequence's end stays poison.
 void DeviceCache::MakePages() {
   MakeShape();
   const PagedKvShape& shape = kv_.shape;
-  std::vector<int32_t> free(static_cast<size_t>(shape.num_pages));
+  const int d = shape.head_dim, page_size = d * kPageTokens;
+  const auto pages = static_cast<size_t>(shape.num_pages);
+  const auto summaries = pages * static_cast<size_t>(group());
+  std::vector<int32_t> free(pages);
   std::iota(free.begin(), free.end(), 0);
   std::shuffle(free.begin(), free.end(), rng_);
-  HostPool pool(shape);
+  auto keys = Poisoned<uint16_t>(pages * static_cast<size_t>(page_size)), values = keys;
+  auto local = Poisoned<float>(summaries * kPageTokens);
+  auto base = Poisoned<double>(summaries), mass = base, denominator = base, norm = base;
   const auto lists = static_cast<size_t>(shape.max_slots * shape.lists_per_slot());
   auto table = Poisoned<int32_t>(lists * static_cast<size_t>(shape.max_pages));
   auto first = Poisoned<int32_t>(lists);
   auto length = Poisoned<int64_t>(static_cast<size_t>(shape.max_slots));
+  const auto fill_page = [&](int s, int kv_head, int p, int32_t page) {
+    const int64_t begin = static_cast<int64_t>(p) * kPageTokens;
+    const int64_t tokens = std::min<int64_t>(kPageTokens, seq(s).length - begin);
+    const float *k = Key(s, kv_head, begin), *v = Value(s, kv_head, begin);
+    std::transform(k, k + tokens * d, keys.begin() + int64_t{page} * page_size, Bits);
+    std::transform(v, v + tokens * d, values.begin() + int64_t{page} * page_size, Bits);
+    for (int g = 0; g < group(); ++g) {
+      const ListGates& list = gates(s, kv_head * group() + g);
+      const auto at = static_cast<size_t>(page * group() + g), n = static_cast<size_t>(p);
+      std::copy_n(list.local.begin() + begin, tokens,
+                  local.begin() + static_cast<int64_t>(at) * kPageTokens);
+      base[at] = list.base[n];
+      if (n < list.log_mass_bound.size()) mass[at] = list.log_mass_bound[n];
+      if (n < list.log_denominator_bound.size()) denominator[at] = list.log_denominator_bound[n];
+      if (n < list.key_norm.size()) norm[at] = list.key_norm[n];
+    }
+  };
   for (int s = 0; s < num_seqs(); ++s) {
     if (seq(s).slot < 0) continue;
     length[static_cast<size_t>(seq(s).slot)] = seq(s).length;
@@ -318,119 +241,116 @@ void DeviceCache::MakePages() {
       first[static_cast<size_t>(list)] = first_live(s, h);
       for (int p = first_live(s, h); p < PagesFor(seq(s).length); ++p) {
         table[static_cast<size_t>(list * shape.max_pages + p)] = free.back();
-        FillPage(s, h, p, free.back(), &pool);
+        fill_page(s, h, p, free.back());
         free.pop_back();
       }
     }
   }
-  key_array_ = DeviceArray<uint16_t>(pool.keys);
-  value_array_ = DeviceArray<uint16_t>(pool.values);
-  local_array_ = DeviceArray<float>(pool.local);
-  base_array_ = DeviceArray<double>(pool.base);
-  score_array_ = DeviceArray<double>(pool.log_mass_bound);
-  log_denominator_bound_array_ = DeviceArray<double>(pool.log_denominator_bound);
-  key_norm_array_ = DeviceArray<double>(pool.key_norm);
-  table_array_ = DeviceArray<int32_t>(table);
-  first_live_array_ = DeviceArray<int32_t>(first);
-  length_array_ = DeviceArray<int64_t>(length);
-  kv_.keys = key_array_.data();
-  kv_.values = value_array_.data();
-  kv_.log_f_offset = local_array_.data();
-  kv_.page_cum_log_f = base_array_.data();
-  kv_.log_mass_bound = score_array_.data();
-  kv_.log_denominator_bound = log_denominator_bound_array_.data();
-  kv_.max_key_norm = key_norm_array_.data();
-  kv_.page_table = table_array_.data();
-  kv_.first_live = first_live_array_.data();
-  kv_.length = length_array_.data();
+  kv_.keys = memory_.Copy(keys);
+  kv_.values = memory_.Copy(values);
+  kv_.log_f_offset = memory_.Copy(local);
+  kv_.page_cum_log_f = memory_.Copy(base);
+  kv_.log_mass_bound = memory_.Copy(mass);
+  kv_.log_denominator_bound = memory_.Copy(denominator);
+  kv_.max_key_norm = memory_.Copy(norm);
+  kv_.page_table = memory_.Copy(table);
+  kv_.first_live = memory_.Copy(first);
+  kv_.length = memory_.Copy(length);
 }
 
 void DeviceCache::MakeBatch() {
   std::vector<int32_t> slot;
   std::vector<int64_t> position;
   std::vector<double> tolerance;
-  for (int s = 0; s < num_seqs(); ++s) {
-    slot.push_back(seq(s).slot);
-    position.push_back(seq(s).length - seq(s).rows);
-    tolerance.push_back(seq(s).log_tolerance);
+  for (const CacheSequence& sequence : options_.sequences) {
+    slot.push_back(sequence.slot);
+    position.push_back(sequence.length - sequence.rows);
+    tolerance.push_back(sequence.log_tolerance);
   }
-  slot_array_ = DeviceArray<int32_t>(slot);
-  row_begin_array_ = DeviceArray<int64_t>(row_begin_);
-  position_array_ = DeviceArray<int64_t>(position);
-  tolerance_array_ = DeviceArray<double>(tolerance);
   batch_.num_seqs = num_seqs();
   batch_.num_rows = num_rows_;
-  batch_.slot = slot_array_.data();
-  batch_.row_begin = row_begin_array_.data();
-  batch_.position = position_array_.data();
-  batch_.log_tolerance = tolerance_array_.data();
+  batch_.slot = memory_.Copy(slot);
+  batch_.row_begin = memory_.Copy(row_begin_);
+  batch_.position = memory_.Copy(position);
+  batch_.log_tolerance = memory_.Copy(tolerance);
 }
 
 // q is in the middle of a wider matrix that has rows after the batch's.
 void DeviceCache::MakeQueries() {
   const int64_t d = options_.head_dim, width = options_.q_heads * d;
   const int64_t stride = width + 48, column = 16, rows = num_rows_ + kSpareRows;
-  queries_.assign(static_cast<size_t>(num_rows_ * width), 0.0f);
   auto matrix = Poisoned<uint16_t>(static_cast<size_t>(rows * stride));
-  for (int s = 0; s < num_seqs(); ++s) {
-    for (int64_t r = row_begin_[static_cast<size_t>(s)]; r < row_begin_[static_cast<size_t>(s) + 1];
-         ++r) {
-      if (seq(s).slot < 0) continue;
-      for (int h = 0; h < options_.q_heads; ++h) {
-        float* q = queries_.data() + r * width + h * d;
-        RandomVector(rng_, q_norm_.data() + h * d, options_.head_dim, options_.qk_norm, q);
-        std::transform(q, q + d, matrix.begin() + r * stride + column + h * d, Bits);
-      }
+  ForEachRow([&](int64_t r) {
+    for (int h = 0; h < options_.q_heads; ++h) {
+      const float* q = Query(r, h);
+      std::transform(q, q + d, matrix.begin() + r * stride + column + h * d, Bits);
     }
-  }
-  q_array_ = DeviceArray<uint16_t>(matrix);
+  });
   out_array_ = DeviceArray<uint16_t>(static_cast<size_t>(rows * (width + 8)));
   lse_array_ = DeviceArray<float>(static_cast<size_t>(rows * (options_.q_heads + 1)));
-  self_logit_bound_array_ = DeviceArray<double>(self_logit_bound_);
-  max_logit_bound_array_ = DeviceArray<double>(max_logit_bound_);
   total_array_ = DeviceArray<int64_t>(static_cast<size_t>(num_seqs()));
   skipped_array_ = DeviceArray<int64_t>(static_cast<size_t>(num_seqs()));
   params_.layer = options_.layer;
-  params_.q = {q_array_.data() + column, DType::kBF16, num_rows_, width, stride};
+  params_.q = {memory_.Copy(matrix) + column, DType::kBF16, num_rows_, width, stride};
   params_.out = {out_array_.data(), DType::kBF16, num_rows_, width, width + 8};
   params_.lse = {lse_array_.data(), DType::kF32, num_rows_, options_.q_heads, options_.q_heads + 1};
   params_.acp = options_.acp;
-  params_.bound.self_logit_bound = self_logit_bound_array_.data();
-  params_.bound.max_logit_bound = max_logit_bound_array_.data();
-  params_.bound.max_norm_product = max_logit_bound_array_.data();
+  params_.bound.self_logit_bound = memory_.Copy(constants_.self_logit_bound);
+  params_.bound.max_logit_bound = memory_.Copy(constants_.max_logit_bound);
+  params_.bound.max_norm_product = params_.bound.max_logit_bound;
   params_.blocks_total = total_array_.data();
   params_.blocks_pruned = skipped_array_.data();
 }
 
-void DeviceCache::MakeWork() {
-  const auto padded = [](std::vector<RowBlock> blocks, int capacity) {
+// Columns beside the gate's are poison, as are rows of padding.
+void DeviceCache::MakeOutputTransform() {
+  const int64_t width = int64_t{options_.q_heads} * options_.head_dim;
+  const int64_t stride = width + 24, column = 8;
+  std::normal_distribution<float> normal;
+  params_.transform.eps = kNormEps;
+  params_.transform.act = options_.gate_act;
+  if (options_.output_norm) {
+    for (int64_t i = 0; i < width; ++i) output_norm_.push_back(1 + 0.15f * normal(rng_));
+    params_.transform.norm = memory_.Copy(output_norm_);
+  }
+  if (!options_.output_gate) return;
+  auto matrix = Poisoned<uint16_t>(static_cast<size_t>(num_rows_ * stride));
+  output_gate_.resize(static_cast<size_t>(num_rows_ * width));
+  ForEachRow([&](int64_t r) {
+    for (int64_t i = 0; i < width; ++i) {
+      const BFloat16 gate(2 * normal(rng_));
+      matrix[static_cast<size_t>(r * stride + column + i)] = gate.bits;
+      output_gate_[static_cast<size_t>(r * width + i)] = static_cast<float>(gate);
+    }
+  });
+  params_.transform.gate = {memory_.Copy(matrix) + column, DType::kBF16, num_rows_, width, stride};
+}
+
+void DeviceCache::MakeSchedule() {
+  const auto padded = [&](std::vector<RowBlock> blocks) {
     const auto count = blocks.size();
-    blocks.resize(static_cast<size_t>(capacity));
+    blocks.resize(count + kSpareEntries);
     std::memset(static_cast<void*>(blocks.data() + count), kPoison,
-                (blocks.size() - count) * sizeof(RowBlock));
-    return DeviceArray<RowBlock>(blocks);
+                kSpareEntries * sizeof(RowBlock));
+    return memory_.Copy(blocks);
   };
   schedule_.max_blocks = static_cast<int>(blocks_.size()) + kSpareEntries;
   schedule_.max_tiles = num_tiles() + kSpareEntries;
-  block_array_ = padded(blocks_, schedule_.max_blocks);
-  tile_array_ = padded(tiles_, schedule_.max_tiles);
-  num_blocks_array_ = DeviceArray<int32_t>(std::vector{static_cast<int32_t>(blocks_.size())});
-  num_tiles_array_ = DeviceArray<int32_t>(std::vector{num_tiles()});
   boundaries_ = Boundaries(0);
   boundary_array_ = DeviceArray<int32_t>(boundaries_);
   tile_counter_array_ = DeviceArray<int32_t>(std::vector{0});
-  schedule_.blocks = block_array_.data();
-  schedule_.num_blocks = num_blocks_array_.data();
-  schedule_.tiles = tile_array_.data();
-  schedule_.num_tiles = num_tiles_array_.data();
+  schedule_.blocks = padded(blocks_);
+  schedule_.num_blocks = memory_.Copy(std::vector{static_cast<int32_t>(blocks_.size())});
+  schedule_.tiles = padded(tiles_);
+  schedule_.num_tiles = memory_.Copy(std::vector<int32_t>{num_tiles()});
   schedule_.boundary = boundary_array_.data();
   schedule_.tile_counter = tile_counter_array_.data();
-  MakeItems();
+  MakeSplits();
   ResetOutputs();
 }
 
 // The decode splits of the current layer; the other layers' rows stay poison.
-void DeviceCache::MakeItems() {
+void DeviceCache::MakeSplits() {
   const int seq_heads = num_seqs() * options_.q_heads;
   schedule_.max_seq_heads = seq_heads + kSpareEntries;
   const int together = HeadsTogether(kv_.shape);
@@ -458,9 +378,8 @@ void DeviceCache::MakeItems() {
   // No blocks for heads without a kernel.
   const cudaError_t error = DecodeBlocks(kv_.shape, &schedule_.decode_blocks);
   EXPECT_TRUE(error == cudaSuccess || error == cudaErrorInvalidValue);
-  start_array_ =
-      DeviceArray<BlockStart>(static_cast<size_t>(options_.layers * schedule_.decode_blocks));
-  schedule_.block_starts = start_array_.data();
+  schedule_.block_starts =
+      memory_.Poison<BlockStart>(static_cast<size_t>(options_.layers * schedule_.decode_blocks));
   schedule_.partial = partial_array_.data();
   schedule_.arrival_counter = arrival_counter_array_.data();
 }
@@ -468,6 +387,25 @@ void DeviceCache::MakeItems() {
 void DeviceCache::PoisonBoundaries() {
   boundary_array_.Fill(kPoison);
   tile_counter_array_.Fill(kPoison);
+}
+
+void DeviceCache::ResetOutputs() {
+  const std::vector<int64_t> counts(static_cast<size_t>(num_seqs()), kFirstCount);
+  total_array_.CopyFrom(counts);
+  skipped_array_.CopyFrom(counts);
+  out_array_.Fill(kPoison);
+  lse_array_.Fill(kPoison);
+  partial_array_.Fill(kPoison);
+  tile_counter_array_.CopyFrom({0});
+}
+
+std::vector<CacheSequence> OneRowEach(const std::vector<int64_t>& lengths) {
+  std::vector<CacheSequence> sequences;
+  for (const int64_t length : lengths) {
+    const size_t left = lengths.size() - sequences.size();
+    sequences.push_back({.length = length, .slot = static_cast<int>(left)});
+  }
+  return sequences;
 }
 
 cudaError_t Plan(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,

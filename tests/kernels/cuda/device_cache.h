@@ -1,13 +1,15 @@
-// DeviceCache: one layer of a paged cache in the middle of a step, in device memory, made on the
-// host from random data: what attention kernels find after BeginStep, Append and earlier Evicts,
-// without those kernels. And the float64 oracle that says what attention must give.
+// DeviceCache: one layer of a paged cache in the middle of a step, in device memory, made by the
+// CPU backend from random data: what attention kernels find after BeginStep, Append and earlier
+// Evicts, without those kernels. And the float64 oracle that says what attention must give.
 //
 // Everything a kernel has no business with is poison (NaN, or page id and index -1): stale tokens,
 // foreign pages and layers, evicted entries, columns beside q, outputs before the run.
 #pragma once
 
 #include <cstdint>
+#include <ostream>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/attention_params.h"
@@ -15,6 +17,7 @@
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "kernels/paged_kv.h"
 #include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/head_sequence.h"
 
 namespace fox::cuda::testing {
 
@@ -29,7 +32,7 @@ struct CacheOptions {
   int q_heads = 2;
   int kv_heads = 2;
   int head_dim = 64;
-  std::vector<CacheSequence> sequences;
+  std::vector<CacheSequence> sequences = {};
   // Gate logits are N(mean, 1), with a mean for each head, repeated.
   std::vector<double> gate_means = {3.0};
   // Share of tokens at which a head forgets nearly all: log gate uniform in [-100, -40].
@@ -46,6 +49,25 @@ struct CacheOptions {
   int layer = 1;
   uint64_t seed = 1;
 };
+
+class DeviceCache;
+
+// A case of a table of shapes, and what makes it the case that it is meant to be.
+struct CacheCase {
+  std::string name;
+  CacheOptions options;
+  void (*expect)(const DeviceCache& cache) = [](const DeviceCache&) {};
+};
+inline std::ostream& operator<<(std::ostream& out, const CacheCase& c) { return out << c.name; }
+template <typename Case>
+std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
+  return info.param.name;
+}
+inline std::string ModeName(AcpMode acp) {
+  return acp == AcpMode::kOff ? "Off" : acp == AcpMode::kPaper ? "Paper" : "Certified";
+}
+// One row each, in slots that are not in the batch's order.
+std::vector<CacheSequence> OneRowEach(const std::vector<int64_t>& lengths);
 
 // A bf16 of poison.
 inline constexpr uint16_t kPoisonBits = 0xffff;
@@ -118,35 +140,35 @@ class DeviceCache {
   // as it was, and the counters are right (where rows stop by themselves: in their range).
   // `sum_rounding`: of the sum of a row's weights, relative.
   void CheckOutputs(RowKind kind, double sum_rounding = 0) const;
+  // The counters alone.
+  void CheckCounters(RowKind kind) const;
 
  private:
-  struct HostPool;
-  struct ListGates {                     // one (sequence, query head)
-    std::vector<double> c;               // [length], exact
-    std::vector<float> local;            // [length]
-    std::vector<double> base;            // [pages]
-    std::vector<double> log_mass_bound;  // [full pages]; empty without a bound
+  static constexpr double kNormEps = 1e-5;
+  static constexpr int64_t kFirstCount = 1000;  // what the counters hold before a run
+  struct ListGates {                            // one (sequence, query head)
+    std::vector<double> c;                      // [length], exact
+    std::vector<float> local;                   // [length]
+    std::vector<double> base;                   // [pages]
+    std::vector<double> log_mass_bound;         // [full pages]; empty without a bound
     std::vector<double> log_denominator_bound;
     std::vector<double> key_norm;  // largest so far
   };
 
-  void MakeNorms();
-  void MakeTokens(int s);
-  void MakeGates(int s, int q_head);
-  void FoldPages(int s, int q_head);
+  void MakeSequence(int s);
+  void ReadGates(int s, int q_head, const fox::testing::HeadInputs& rows, const PagedKv& kv);
   int EvictList(int s, int kv_head) const;
   double Threshold(const ListGates& gates, int q_head, double c, int64_t page_before) const;
   void CutRows(int unit, std::vector<RowBlock>* blocks, bool single_rows) const;
   double LargestThreshold(const RowBlock& rows, int q_head, int rounding) const;
   int BoundaryOf(const RowBlock& rows, int q_head, int rounding) const;
-  void FillPage(int s, int kv_head, int p, int32_t page, HostPool* pool) const;
   void MakeShape();
   void MakePages();
   void MakeBatch();
   void MakeQueries();
   void MakeOutputTransform();
-  void MakeWork();
-  void MakeItems();
+  void MakeSchedule();
+  void MakeSplits();
   // The output norm and gate, of an output and of what a kernel may get wrong of it.
   void TransformExact(int64_t row, int q_head, std::vector<double>* out,
                       std::vector<double>* error) const;
@@ -158,8 +180,15 @@ class DeviceCache {
                       const std::vector<float>& lse) const;
   int LastStop(int t, int q_head, int begin, int end, const std::vector<float>& lse) const;
   int64_t MostSkipped(int t, int q_head, const std::vector<float>& lse) const;
-  void CheckCounters(RowKind kind, const std::vector<float>& lse) const;
   bool Serves(RowKind kind, int s) const;
+  // body(row) for all rows but those of padding.
+  template <typename Body>
+  void ForEachRow(const Body& body) const {
+    for (int s = 0; s < num_seqs(); ++s) {
+      const int64_t begin = row_begin_[static_cast<size_t>(s)];
+      for (int64_t r = begin; r < begin + seq(s).rows && seq(s).slot >= 0; ++r) body(r);
+    }
+  }
   double LogEps(int s) const;
   // c as stored, and an upper bound on it.
   double CacheC(const ListGates& gates, int64_t position) const;
@@ -180,7 +209,7 @@ class DeviceCache {
   int64_t num_rows_ = 0;
   int num_splits_ = 0;
   std::vector<int64_t> row_begin_;
-  std::vector<double> q_norm_, k_norm_, self_logit_bound_, max_logit_bound_;
+  fox::testing::HeadInputs constants_;
   std::vector<std::vector<float>> keys_, values_;  // by (seq, kv head): [length, head_dim]
   std::vector<float> queries_;                     // [num_rows, q_heads, head_dim]
   std::vector<float> output_norm_;                 // [q_heads, head_dim]
@@ -195,17 +224,11 @@ class DeviceCache {
   StepSchedule schedule_;
   AttentionParams params_;
 
-  DeviceArray<uint16_t> key_array_, value_array_, q_array_, output_gate_array_, out_array_;
-  DeviceArray<float> local_array_, lse_array_, partial_array_, output_norm_array_;
-  DeviceArray<double> base_array_, score_array_, log_denominator_bound_array_, key_norm_array_;
-  DeviceArray<double> tolerance_array_, self_logit_bound_array_, max_logit_bound_array_;
-  DeviceArray<int32_t> table_array_, first_live_array_, slot_array_;
+  DeviceMemory memory_;
+  DeviceArray<uint16_t> out_array_;
+  DeviceArray<float> lse_array_, partial_array_;
   DeviceArray<int32_t> boundary_array_, tile_counter_array_, arrival_counter_array_, split_array_;
-  DeviceArray<BlockStart> start_array_;
-  DeviceArray<int32_t> num_blocks_array_, num_tiles_array_;
-  DeviceArray<int64_t> length_array_, row_begin_array_, position_array_;
   DeviceArray<int64_t> total_array_, skipped_array_;
-  DeviceArray<RowBlock> block_array_, tile_array_;
 };
 
 }  // namespace fox::cuda::testing

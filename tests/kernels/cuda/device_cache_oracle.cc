@@ -1,8 +1,10 @@
-// The oracle of DeviceCache: attention in float64 straight from its definition, with the error
-// that a correct kernel may make, and the comparison of a kernel's outputs with it.
+// The oracle of DeviceCache: what attention may skip of it, by bounds on all logits or, without
+// QK-norm, by the rows' own queries and keys; attention in float64 straight from its definition,
+// with the error that a correct kernel may make; and the comparison of a kernel's outputs with it.
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "kernels/acp.h"
@@ -11,14 +13,16 @@
 namespace fox::cuda::testing {
 namespace {
 
-constexpr int64_t kFirstCount = 1000;     // what the counters hold before a run
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kSampledProducts = 3e8;  // by the oracle in one check
 
 bool IsPoison(float x) { return std::bit_cast<uint32_t>(x) == 0xffffffffu; }
 
-double Widened(uint16_t bits) {
-  return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(bits) << 16));
+double Dot(const float* a, const float* b, int count) {
+  return std::inner_product(a, a + count, b, 0.0);
 }
+
+double Norm(const float* a, int count) { return std::sqrt(Dot(a, a, count)); }
 
 }  // namespace
 
@@ -36,14 +40,119 @@ const float* DeviceCache::Query(int64_t row, int q_head) const {
   return queries_.data() + (row * options_.q_heads + q_head) * options_.head_dim;
 }
 
-void DeviceCache::ResetOutputs() {
-  const std::vector<int64_t> counts(static_cast<size_t>(num_seqs()), kFirstCount);
-  total_array_.CopyFrom(counts);
-  skipped_array_.CopyFrom(counts);
-  out_array_.Fill(kPoison);
-  lse_array_.Fill(kPoison);
-  partial_array_.Fill(kPoison);
-  tile_counter_array_.CopyFrom({0});
+double DeviceCache::UpperC(const ListGates& gates, int64_t position) const {
+  return UpperCumulativeGate(gates.base[static_cast<size_t>(position / kPageTokens)],
+                             static_cast<double>(gates.local[static_cast<size_t>(position)]));
+}
+
+// t of a row with cumulative gate `c` (kernels/acp.h); `page`: the last full page before it.
+double DeviceCache::Threshold(const ListGates& gates, int q_head, double c, int64_t page) const {
+  const auto h = static_cast<size_t>(q_head);
+  const double denominator = options_.acp == AcpMode::kCertified
+                                 ? gates.log_denominator_bound[static_cast<size_t>(page)]
+                                 : kInfinity;
+  return PageThreshold(options_.acp, denominator, c, constants_.self_logit_bound[h],
+                       constants_.max_logit_bound[h]);
+}
+
+// For pages before that of the first row. A kernel's float32 sums of head_dim products err by at
+// most head_dim 2^-24 of |q||k|; what it adds to be safe is twice that, and once for |q|.
+double DeviceCache::LargestThreshold(const RowBlock& rows, int q_head, int rounding) const {
+  const ListGates& list = gates(rows.seq, q_head);
+  const int64_t before = rows.position / kPageTokens - 1;
+  if (options_.qk_norm) return Threshold(list, q_head, UpperC(list, rows.position), before);
+  const int d = options_.head_dim;
+  const double key_norm = list.key_norm[static_cast<size_t>(before)];
+  double largest = -kInfinity;
+  for (int r = 0; r < rows.count; ++r) {
+    const float* q = Query(rows.first_row + r, q_head);
+    const float* key = Key(rows.seq, q_head / group(), rows.position + r);
+    const double q_norm = Norm(q, d), own_norm = Norm(key, d);
+    const double error = rounding * d * 0x1p-22 * q_norm * std::max(key_norm, own_norm);
+    const double spread = kProductInflation * q_norm * key_norm - Dot(q, key, d) + error;
+    largest = std::max(largest, UpperC(list, rows.position + r) + spread / std::sqrt(d));
+  }
+  return largest;
+}
+
+int DeviceCache::BoundaryOf(const RowBlock& rows, int q_head, int rounding) const {
+  const int page = rows.position / kPageTokens;
+  const double log_eps = LogEps(rows.seq);
+  int left = first_live(rows.seq, q_head / group());
+  if (left >= page || !std::isfinite(log_eps)) return left;
+  const std::vector<double>& log_mass_bound = gates(rows.seq, q_head).log_mass_bound;
+  const double threshold = LargestThreshold(rows, q_head, rounding);
+  while (left < page && MayDrop(log_mass_bound[static_cast<size_t>(left)], threshold, log_eps))
+    ++left;
+  return left;
+}
+
+std::vector<int32_t> DeviceCache::Boundaries(int rounding) const {
+  std::vector<int32_t> boundaries(static_cast<size_t>(options_.q_heads * schedule_.max_tiles), -1);
+  for (int h = 0; h < options_.q_heads; ++h) {
+    for (int t = 0; t < num_tiles(); ++t) {
+      boundaries[static_cast<size_t>(h * schedule_.max_tiles + t)] =
+          BoundaryOf(tiles_[static_cast<size_t>(t)], h, rounding);
+    }
+  }
+  return boundaries;
+}
+
+std::vector<int32_t> DeviceCache::Windows(int rounding) const {
+  std::vector<int32_t> windows(static_cast<size_t>(num_seqs() * options_.q_heads), -1);
+  for (const RowBlock& rows : blocks_) {
+    if (!Serves(RowKind::kDecode, rows.seq)) continue;
+    for (int h = 0; h < options_.q_heads; ++h) {
+      windows[static_cast<size_t>(rows.seq * options_.q_heads + h)] =
+          options_.qk_norm ? first_live(rows.seq, h / group()) : BoundaryOf(rows, h, rounding);
+    }
+  }
+  return windows;
+}
+
+double DeviceCache::MassBefore(int s, int64_t row_in_seq, int q_head, int left) const {
+  const int d = options_.head_dim;
+  const ListGates& list = gates(s, q_head);
+  const int64_t i = seq(s).length - seq(s).rows + row_in_seq;
+  const float* q = Query(row_begin_[static_cast<size_t>(s)] + row_in_seq, q_head);
+  double before = -kInfinity, all = before;
+  for (int64_t j = 0; j <= i; ++j) {
+    const double dot = Dot(q, Key(s, q_head / group(), j), d);
+    all = LogAddExp(all, dot / std::sqrt(d) - list.c[static_cast<size_t>(j)]);
+    if (j == static_cast<int64_t>(left) * kPageTokens - 1) before = all;
+  }
+  return std::exp(before - all);
+}
+
+// To first order an output moves with the others by the norm's factor, whose relative error is
+// that of half the mean square; the norm and the sigmoid add some roundings of float32 and of
+// approximate functions.
+void DeviceCache::TransformExact(int64_t row, int q_head, std::vector<double>* out,
+                                 std::vector<double>* error) const {
+  constexpr double kRounding = 0x1p-19;
+  const size_t d = out->size(), first = static_cast<size_t>(q_head) * d;
+  if (options_.output_norm) {
+    double square = 0, moved = 0;
+    for (size_t m = 0; m < d; ++m) {
+      square += (*out)[m] * (*out)[m];
+      moved += std::abs((*out)[m]) * (*error)[m];
+    }
+    const double mean = square / static_cast<double>(d) + kNormEps, scale = 1 / std::sqrt(mean);
+    const double relative = moved / static_cast<double>(d) / mean + kRounding;
+    for (size_t m = 0; m < d; ++m) {
+      const double weight = static_cast<double>(output_norm_[first + m]) * scale;
+      (*error)[m] = std::abs(weight) * ((*error)[m] + std::abs((*out)[m]) * relative);
+      (*out)[m] *= weight;
+    }
+  }
+  if (!options_.output_gate) return;
+  const size_t at = static_cast<size_t>(row) * static_cast<size_t>(options_.q_heads) * d + first;
+  for (size_t m = 0; m < d; ++m) {
+    const auto gate = static_cast<double>(output_gate_[at + m]);
+    const double act = (options_.gate_act == Activation::kSilu ? gate : 1) / (1 + std::exp(-gate));
+    (*out)[m] *= act;
+    (*error)[m] = std::abs(act) * (*error)[m] + kRounding * std::abs((*out)[m]);
+  }
 }
 
 // What a kernel may get wrong, all to first order and with a factor of two or more to spare:
@@ -77,17 +186,12 @@ DeviceCache::Exact DeviceCache::Oracle(int s, int64_t row_in_seq, int q_head,
   const float* q = Query(row_begin_[static_cast<size_t>(s)] + row_in_seq, q_head);
   const double scale = 1 / std::sqrt(static_cast<double>(d));
   std::vector<double> logit(static_cast<size_t>(i + 1)), magnitude(logit.size());
-  const double q_norm = std::sqrt(std::inner_product(q, q + d, q, 0.0));
+  const double q_norm = Norm(q, d);
   for (int64_t j = 0; j <= i; ++j) {
     const auto at = static_cast<size_t>(j);
     const float* k = Key(s, kv_head, j);
-    double dot = 0, square = 0;
-    for (int m = 0; m < d; ++m) {
-      dot += static_cast<double>(q[m]) * k[m];
-      square += static_cast<double>(k[m]) * k[m];
-    }
-    magnitude[at] = q_norm * std::sqrt(square) * scale;
-    logit[at] = dot * scale + (list.c[static_cast<size_t>(i)] - list.c[at]);
+    magnitude[at] = q_norm * Norm(k, d) * scale;
+    logit[at] = Dot(q, k, d) * scale + (list.c[static_cast<size_t>(i)] - list.c[at]);
   }
   const double top = *std::max_element(logit.begin(), logit.end());
   double sum = 0, error = 0, largest = 0;
@@ -141,7 +245,7 @@ bool DeviceCache::CheckRow(int s, int64_t row_in_seq, int q_head, double sum_rou
   for (int64_t m = 0; m < d; ++m) {
     const auto at = static_cast<size_t>(row * params_.out.row_stride + q_head * d + m);
     const auto n = static_cast<size_t>(m);
-    const double got = Widened(out[at]);
+    const double got = Widen(out[at]);
     if (std::abs(got - exact.out[n]) <= exact.tolerance[n]) continue;  // false for NaN
     ADD_FAILURE() << "sequence " << s << " row " << row_in_seq << " head " << q_head << " dim " << m
                   << ": " << got << ", not " << exact.out[n] << " +- " << exact.tolerance[n];
@@ -211,7 +315,8 @@ int DeviceCache::LastStop(int t, int q_head, int begin, int end,
   return left;
 }
 
-void DeviceCache::CheckCounters(RowKind kind, const std::vector<float>& lse) const {
+void DeviceCache::CheckCounters(RowKind kind) const {
+  const std::vector<float> lse = lse_array_.ToHost();
   std::vector<int64_t> total(static_cast<size_t>(num_seqs()), kFirstCount), least = total;
   for (int s = 0; s < num_seqs(); ++s) {
     for (int64_t r = 0; r < seq(s).rows && Serves(kind, s); ++r) {
@@ -249,7 +354,7 @@ void DeviceCache::CheckOutputs(RowKind kind, double sum_rounding) const {
   const std::vector<uint16_t> out = out_array_.ToHost();
   const std::vector<float> lse = lse_array_.ToHost();
   CheckUntouched(kind, out, lse);
-  CheckCounters(kind, lse);
+  CheckCounters(kind);
   double products = 0;
   for (int s = 0; s < num_seqs(); ++s) {
     if (!Serves(kind, s)) continue;

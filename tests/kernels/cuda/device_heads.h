@@ -12,32 +12,19 @@
 #include "kernels/acp.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "tests/kernels/cuda/device_kv.h"
+#include "tests/kernels/head_sequence.h"
 
 namespace fox::cuda::testing {
 
-// One sequence; everything is rounded to bf16.
+using fox::testing::GateLogit;
+using fox::testing::HeadInputs;
+using fox::testing::HeadShape;
+using fox::testing::RandomInputs;
+
+// One sequence of one head; everything is rounded to bf16.
 struct HeadRows {
-  std::vector<float> q, k;        // [length, head_dim]
-  std::vector<float> gate_logit;  // [length]
+  HeadInputs inputs;
   double log_tolerance = -10;
-
-  int64_t length() const { return static_cast<int64_t>(gate_logit.size()); }
-};
-
-// Of the head: what all sequences share.
-struct HeadConstants {
-  int head_dim = 64;
-  std::vector<float> q_norm, k_norm;   // [head_dim]
-  std::vector<double> rope_frequency;  // [head_dim / 2] or empty
-  bool shift = false;                  // keys and values are mixed with the row before
-  double min_log_gate = 0;             // a clamp looser than the head's own
-  bool portable = false;               // the sm_80 kernel
-
-  // Norm weights that are all `gain`, no rotation.
-  static HeadConstants WithGain(int head_dim, float gain);
-  bool rotates() const { return !rope_frequency.empty(); }
-  double self_logit_bound() const;  // B
-  double max_logit_bound() const;   // U
 };
 
 // What the device holds of a sequence.
@@ -46,7 +33,7 @@ struct StoredRows {
   std::vector<double> log_f_offset;                                           // [length]
   std::vector<double> page_cum_log_f, log_mass_bound, log_denominator_bound;  // [pages]
   std::vector<int> first_page;  // [length]: the row did not see the pages before
-  std::vector<double> lse;      // [length], NaN where the step did not attend
+  std::vector<double> lse;      // [length], 0 where the step did not attend
 
   // c of a token, relative to which it is weighed.
   double CumulativeGate(int64_t row) const {
@@ -57,7 +44,10 @@ struct StoredRows {
 
 class DeviceHeads {
  public:
-  DeviceHeads(const HeadConstants& head, std::vector<HeadRows> sequences);
+  // The first sequence's norms and bounds are those of all. `portable`: the sm_80 kernel.
+  // `min_log_gate`: a clamp looser than the head's own.
+  explicit DeviceHeads(std::vector<HeadRows> sequences, bool portable = false,
+                       double min_log_gate = 0);
 
   // One step, from BeginStep to Evict: the next rows[s] rows of each sequence s; those of none are
   // not in it. What a row skipped by itself is recorded where the counters tell, which is where all
@@ -66,6 +56,8 @@ class DeviceHeads {
   // The same number for all, to their ends.
   void Run(int64_t rows, bool attend = true);
 
+  const HeadInputs& constants() const { return sequences_[0].inputs; }
+  int num_seqs() const { return static_cast<int>(sequences_.size()); }
   const StoredRows& stored(int s) const { return stored_[static_cast<size_t>(s)]; }
   int first_live(int s) const { return first_live_[static_cast<size_t>(s)]; }
   double max_log_evicted_mass(int s) const;
@@ -81,33 +73,18 @@ class DeviceHeads {
   double WorstExcess() const;
 
  private:
-  // Results of attention in a step, beside its outputs.
-  struct Attended {
-    DeviceArray<int64_t> pruned;  // [num_seqs]
-    DeviceArray<float> lse;       // [num_rows]
-  };
-  void Enqueue(const DeviceBatch& batch, const DeviceArray<uint16_t>& projection, bool attend,
-               const Attended& attended);
-  void Keep(const std::vector<BatchEntry>& entries, const std::vector<uint16_t>& projection,
-            const Attended& attended, bool attend);
+  void Keep(const std::vector<fox::testing::StepRows>& entries,
+            const fox::testing::HeadRun::Result& step, bool attend);
   // Logits of a row relative to its own gate; with `c` as in LogLostMass.
   std::vector<double> Logits(int s, int64_t row, const std::vector<double>* c) const;
 
-  const HeadConstants head_;
   const std::vector<HeadRows> sequences_;
-  const int64_t stride_;
   std::unique_ptr<CudaOps> ops_;
   DeviceKv kv_;
+  std::unique_ptr<fox::testing::HeadRun> run_;
   std::vector<StoredRows> stored_;
   std::vector<int64_t> lengths_;
   std::vector<int32_t> first_live_;
-  DeviceArray<float> q_norm_, k_norm_, diagonal_;
-  DeviceArray<double> frequency_, self_logit_bound_, max_logit_bound_;
 };
-
-// Unit-variance queries and keys, gate logits N(mean, 1).
-HeadRows RandomRows(int head_dim, int64_t length, double gate_mean, std::mt19937_64& rng);
-// The gate logit whose log sigmoid is `log_f` < 0.
-double GateLogit(double log_f);
 
 }  // namespace fox::cuda::testing

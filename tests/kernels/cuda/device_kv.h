@@ -2,16 +2,53 @@
 // for tests of the kernels that fill them. Poisoned wherever a fresh server has not written.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "kernels/batch_view.h"
+#include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "tests/kernels/cuda/device_array.h"
 
 namespace fox::cuda::testing {
+
+// Arrays as bytes, by name.
+using Contents = std::map<std::string, std::vector<uint8_t>>;
+
+// Names the first byte of each array that differs.
+inline std::string Difference(const Contents& got, const Contents& expected) {
+  std::string text;
+  for (const auto& [name, bytes] : expected) {
+    const auto found = got.find(name);
+    if (found == got.end() || found->second.size() != bytes.size()) {
+      text += name + ": another size; ";
+      continue;
+    }
+    const auto at = std::mismatch(bytes.begin(), bytes.end(), found->second.begin());
+    if (at.first == bytes.end()) continue;
+    text += name + ": byte " + std::to_string(at.first - bytes.begin()) + " of " +
+            std::to_string(bytes.size()) + " is " + std::to_string(*at.second) + ", not " +
+            std::to_string(*at.first) + "; ";
+  }
+  return text;
+}
+
+// Makes `array` anew, poisoned or a copy.
+template <typename T>
+T* Set(DeviceArray<T>& array, size_t size) {
+  array = DeviceArray<T>(size);
+  return array.data();
+}
+template <typename T>
+T* Set(DeviceArray<T>& array, const std::vector<T>& host) {
+  array = DeviceArray<T>(host);
+  return array.data();
+}
 
 // A cache of narrow heads, for tests of the page pool.
 inline PagedKvShape NarrowShape(int layers, int kv_heads, int group, int slots, int max_pages,
@@ -30,56 +67,110 @@ inline PagedKvShape NarrowShape(int layers, int kv_heads, int group, int slots, 
 
 // All pages free, all slots empty; bf16 pages.
 struct DeviceKv {
-  explicit DeviceKv(const PagedKvShape& shape)
-      : keys(Pages(shape) * kPageTokens * static_cast<size_t>(shape.head_dim)),
-        values(keys.size()),
-        log_f_offset(Pages(shape) * Group(shape) * kPageTokens),
-        page_cum_log_f(Pages(shape) * Group(shape)),
-        log_mass_bound(page_cum_log_f.size()),
-        log_denominator_bound(page_cum_log_f.size()),
-        max_key_norm(page_cum_log_f.size()),
-        free_stack(Descending(shape.num_pages)),
-        free_count(std::vector<int32_t>{shape.num_pages}),
-        page_owners(std::vector<uint64_t>(Pages(shape), 0)),
-        sole_pages(std::vector<int32_t>(static_cast<size_t>(shape.max_slots), 0)),
-        page_table(Lists(shape) * static_cast<size_t>(shape.max_pages)),
-        first_live(std::vector<int32_t>(Lists(shape), 0)),
-        pool_fault(std::vector<PoolFault>{PoolFault::kNone}),
-        length(std::vector<int64_t>(static_cast<size_t>(shape.max_slots), 0)),
-        max_log_evicted_mass(std::vector<double>(Lists(shape), kNothing)),
-        cum_log_f(std::vector<double>(Heads(shape), 0)),
-        log_mass(std::vector<double>(Heads(shape), kNothing)),
-        decay_sum(std::vector<double>(Heads(shape), 0)),
-        key_sum(std::vector<double>(Heads(shape) * static_cast<size_t>(shape.head_dim), 0)),
-        last_k(Lists(shape) * static_cast<size_t>(shape.head_dim)),
-        last_v(last_k.size()),
-        page_end_k(last_k.size()),
-        page_end_v(last_k.size()) {
+  explicit DeviceKv(const PagedKvShape& shape) {
+    const size_t dim = static_cast<size_t>(shape.head_dim), summaries = Pages(shape) * Group(shape);
+    const auto slots = static_cast<size_t>(shape.max_slots);
+    const std::vector<double> zeros(Heads(shape), 0), nothing(Heads(shape), kNothing);
     view.shape = shape;
-    view.keys = keys.data();
-    view.values = values.data();
-    view.log_f_offset = log_f_offset.data();
-    view.page_cum_log_f = page_cum_log_f.data();
-    view.log_mass_bound = log_mass_bound.data();
-    view.log_denominator_bound = log_denominator_bound.data();
-    view.max_key_norm = max_key_norm.data();
-    view.free_stack = free_stack.data();
-    view.free_count = free_count.data();
-    view.pool_fault = pool_fault.data();
-    view.page_owners = page_owners.data();
-    view.sole_pages = sole_pages.data();
-    view.page_table = page_table.data();
-    view.first_live = first_live.data();
-    view.length = length.data();
-    view.max_log_evicted_mass = max_log_evicted_mass.data();
-    view.cum_log_f = cum_log_f.data();
-    view.log_mass = log_mass.data();
-    view.decay_sum = decay_sum.data();
-    view.key_sum = key_sum.data();
-    view.last_k = last_k.data();
-    view.last_v = last_v.data();
-    view.page_end_k = page_end_k.data();
-    view.page_end_v = page_end_v.data();
+    view.keys = Set(keys, Pages(shape) * kPageTokens * dim);
+    view.values = Set(values, keys.size());
+    view.log_f_offset = Set(log_f_offset, summaries * kPageTokens);
+    view.page_cum_log_f = Set(page_cum_log_f, summaries);
+    view.log_mass_bound = Set(log_mass_bound, summaries);
+    view.log_denominator_bound = Set(log_denominator_bound, summaries);
+    view.max_key_norm = Set(max_key_norm, summaries);
+    view.free_stack = Set(free_stack, Descending(shape.num_pages));
+    view.free_count = Set(free_count, std::vector<int32_t>{shape.num_pages});
+    view.page_owners = Set(page_owners, std::vector<uint64_t>(Pages(shape), 0));
+    view.sole_pages = Set(sole_pages, std::vector<int32_t>(slots, 0));
+    view.page_table = Set(page_table, Lists(shape) * static_cast<size_t>(shape.max_pages));
+    view.first_live = Set(first_live, std::vector<int32_t>(Lists(shape), 0));
+    view.pool_fault = Set(pool_fault, std::vector<PoolFault>{PoolFault::kNone});
+    view.length = Set(length, std::vector<int64_t>(slots, 0));
+    view.max_log_evicted_mass =
+        Set(max_log_evicted_mass, std::vector<double>(Lists(shape), kNothing));
+    view.cum_log_f = Set(cum_log_f, zeros);
+    view.log_mass = Set(log_mass, nothing);
+    view.decay_sum = Set(decay_sum, zeros);
+    view.key_sum = Set(key_sum, std::vector<double>(Heads(shape) * dim, 0));
+    view.last_k = Set(last_k, Lists(shape) * dim);
+    view.last_v = Set(last_v, Lists(shape) * dim);
+    view.page_end_k = Set(page_end_k, Lists(shape) * dim);
+    view.page_end_v = Set(page_end_v, Lists(shape) * dim);
+  }
+
+  // BeginStep of these rows of one sequence; done when it returns, unlike what follows.
+  void Begin(int slot, int64_t position, int64_t rows) const;
+  void Release(int32_t slot) const {
+    EXPECT_EQ(cuda::Release(&slot, 1, view, nullptr), cudaSuccess);
+  }
+  void Share(int from, int to) const {
+    EXPECT_EQ(cuda::Share(from, to, view, nullptr), cudaSuccess);
+  }
+  PoolFault Fault() const { return pool_fault.ToHost()[0]; }
+  int32_t FreeCount() const { return free_count.ToHost()[0]; }
+  // f(array) for all contents of pages and states, but what says which page is whose.
+  template <typename F>
+  void ForEachContent(const F& f) {
+    for (auto* array : {&page_cum_log_f, &log_mass_bound, &log_denominator_bound, &max_key_norm,
+                        &max_log_evicted_mass, &cum_log_f, &log_mass, &decay_sum, &key_sum}) {
+      f(*array);
+    }
+    for (auto* array : {&log_f_offset, &last_k, &last_v, &page_end_k, &page_end_v}) f(*array);
+    for (auto* array : {&keys, &values}) f(*array);
+  }
+
+  // All that a sequence in the slot would read of its past.
+  Contents ContentsOf(int slot) const {
+    const PagedKvShape& shape = view.shape;
+    const int64_t lists = shape.lists_per_slot(), group = shape.group(), d = shape.head_dim;
+    const int64_t tokens = length.ToHost()[static_cast<size_t>(slot)];
+    Contents contents;
+    // Of the array's elements [at, at + count).
+    const auto adder = [&](const std::string& name, const auto& array) {
+      return [&out = contents[name], host = array.ToHost()](int64_t at, int64_t count) {
+        const auto* bytes = reinterpret_cast<const uint8_t*>(host.data() + at);
+        out.insert(out.end(), bytes, bytes + static_cast<size_t>(count) * sizeof(host[0]));
+      };
+    };
+    const auto add_lists = [&](const std::string& name, const auto& array, int64_t of_list) {
+      adder(name, array)(slot * lists * of_list, lists * of_list);
+    };
+    adder("length", length)(slot, 1);
+    add_lists("first_live", first_live, 1);
+    add_lists("max_log_evicted_mass", max_log_evicted_mass, 1);
+    add_lists("cum_log_f", cum_log_f, group);
+    add_lists("log_mass", log_mass, group);
+    add_lists("decay_sum", decay_sum, group);
+    add_lists("key_sum", key_sum, group * d);
+    if (shape.k_shift) add_lists("last_k", last_k, d);
+    if (shape.v_shift) add_lists("last_v", last_v, d);
+    if (shape.k_shift) add_lists("page_end_k", page_end_k, d);
+    if (shape.v_shift) add_lists("page_end_v", page_end_v, d);
+    const auto add_keys = adder("keys", keys), add_values = adder("values", values);
+    const auto add_offsets = adder("log_f_offset", log_f_offset);
+    const auto add_base = adder("page_cum_log_f", page_cum_log_f);
+    const auto add_mass = adder("log_mass_bound", log_mass_bound);
+    const auto add_denominator = adder("log_denominator_bound", log_denominator_bound);
+    const auto add_norm = adder("max_key_norm", max_key_norm);
+    const std::vector<int32_t> first = first_live.ToHost(), table = page_table.ToHost();
+    for (int64_t list = slot * lists; list < (slot + 1) * lists; ++list) {
+      for (int p = first[static_cast<size_t>(list)]; p < PagesFor(tokens); ++p) {
+        const int64_t page = table[static_cast<size_t>(list * shape.max_pages + p)];
+        const int64_t count = std::min<int64_t>(kPageTokens, tokens - int64_t{p} * kPageTokens);
+        add_keys(page * kPageTokens * d, count * d);
+        add_values(page * kPageTokens * d, count * d);
+        for (int64_t g = page * group; g < (page + 1) * group; ++g) {
+          add_offsets(g * kPageTokens, count);
+          add_base(g, 1);
+          if (count < kPageTokens) continue;
+          add_mass(g, 1);
+          add_denominator(g, 1);
+          add_norm(g, 1);
+        }
+      }
+    }
+    return contents;
   }
 
   // Owners of pages and the counts of pages are what the tables say.
@@ -104,7 +195,7 @@ struct DeviceKv {
       if (NumOwners(word) == 1) ++sole[static_cast<size_t>(SoleOwner(word))];
     }
     EXPECT_EQ(sole_pages.ToHost(), sole);
-    EXPECT_EQ(free_count.ToHost()[0], shape.num_pages - used);
+    EXPECT_EQ(FreeCount(), shape.num_pages - used);
   }
 
   static constexpr double kNothing = -std::numeric_limits<double>::infinity();
@@ -135,27 +226,21 @@ struct DeviceKv {
 
 // Room for the plan of steps with up to `rows` rows and `seqs` sequences.
 struct DeviceWork {
-  DeviceWork(const PagedKvShape& shape, int64_t rows, int seqs)
-      : blocks(static_cast<size_t>(MaxRowBlocks(rows, seqs))),
-        tiles(blocks.size()),
-        num_blocks(1),
-        num_tiles(1),
-        split_begin(static_cast<size_t>(shape.layers) *
-                    static_cast<size_t>(seqs * shape.q_heads + 1)),
-        block_starts(static_cast<size_t>(shape.layers * kDecodeBlocks)),
-        page_sums(blocks.size() * static_cast<size_t>(shape.q_heads * (shape.head_dim + 4))) {
-    view.max_blocks = static_cast<int>(blocks.size());
-    view.max_tiles = view.max_blocks;
-    view.blocks = blocks.data();
-    view.num_blocks = num_blocks.data();
-    view.tiles = tiles.data();
-    view.num_tiles = num_tiles.data();
-    view.split_begin = split_begin.data();
-    view.block_starts = block_starts.data();
+  DeviceWork(const PagedKvShape& shape, int64_t rows, int seqs) {
+    view.max_blocks = view.max_tiles = static_cast<int>(MaxRowBlocks(rows, seqs));
+    const auto most = static_cast<size_t>(view.max_blocks),
+               layers = static_cast<size_t>(shape.layers);
+    view.blocks = Set(blocks, most);
+    view.num_blocks = Set(num_blocks, 1);
+    view.tiles = Set(tiles, most);
+    view.num_tiles = Set(num_tiles, 1);
+    view.max_seq_heads = seqs * shape.q_heads;
+    view.split_begin = Set(split_begin, layers * static_cast<size_t>(view.max_seq_heads + 1));
+    view.block_starts = Set(block_starts, layers * kDecodeBlocks);
     view.decode_blocks = kDecodeBlocks;
     view.max_splits = std::numeric_limits<int>::max();
-    view.max_seq_heads = seqs * shape.q_heads;
-    view.page_sums = page_sums.data();
+    view.page_sums =
+        Set(page_sums, most * static_cast<size_t>(shape.q_heads * (shape.head_dim + 4)));
   }
 
   static constexpr int kDecodeBlocks = 7;
@@ -204,23 +289,24 @@ struct HostBatch {
 
 // The same in device memory.
 struct DeviceBatch {
-  explicit DeviceBatch(const std::vector<BatchEntry>& entries) : DeviceBatch(HostBatch(entries)) {}
-  explicit DeviceBatch(const HostBatch& host)
-      : slot(host.slot),
-        row_begin(host.row_begin),
-        position(host.position),
-        log_tolerance(host.log_tolerance),
-        view(host.view) {
-    view.slot = slot.data();
-    view.row_begin = row_begin.data();
-    view.position = position.data();
-    view.log_tolerance = log_tolerance.data();
+  explicit DeviceBatch(const std::vector<BatchEntry>& entries) {
+    const HostBatch host(entries);
+    view = host.view;
+    view.slot = memory.Copy(host.slot);
+    view.row_begin = memory.Copy(host.row_begin);
+    view.position = memory.Copy(host.position);
+    view.log_tolerance = memory.Copy(host.log_tolerance);
   }
 
-  DeviceArray<int32_t> slot;
-  DeviceArray<int64_t> row_begin, position;
-  DeviceArray<double> log_tolerance;
+  DeviceMemory memory;
   BatchView view;
 };
+
+inline void DeviceKv::Begin(int slot, int64_t position, int64_t rows) const {
+  const DeviceBatch batch({{slot, position, rows, -10}});
+  const DeviceWork work(view.shape, rows, 1);
+  EXPECT_EQ(BeginStep(batch.view, view, work.view, nullptr), cudaSuccess);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
 
 }  // namespace fox::cuda::testing

@@ -53,6 +53,11 @@ class TestMatrix {
     }
     Upload();
   }
+  // Uniform in [-scale, scale).
+  TestMatrix(DType dtype, int64_t rows, int64_t cols, int64_t gap, Uniform& uniform, float scale)
+      : TestMatrix(dtype, rows, cols, gap) {
+    FillUniform(uniform, scale);
+  }
 
   float& At(int64_t r, int64_t c) { return host_[Index(r, c)]; }
   float At(int64_t r, int64_t c) const { return host_[Index(r, c)]; }

@@ -21,7 +21,15 @@ constexpr double kGateError = 0x1p-21;
 
 class LongGates {
  public:
-  LongGates() : kv_(Shape()) {
+  LongGates()
+      : kv_({.layers = 1,
+             .q_heads = 1,
+             .kv_heads = 1,
+             .head_dim = kHeadDim,
+             .dtype = DType::kBF16,
+             .num_pages = PagesFor(kTokens),
+             .max_slots = 1,
+             .max_pages = PagesFor(kTokens)}) {
     std::mt19937_64 rng(1);
     std::uniform_real_distribution<double> log_size(std::log(1e-7), std::log(50));
     double sum = 0;
@@ -72,14 +80,6 @@ class LongGates {
   }
 
  private:
-  static PagedKvShape Shape() {
-    PagedKvShape shape;
-    shape.layers = shape.q_heads = shape.kv_heads = shape.max_slots = 1;
-    shape.head_dim = kHeadDim;
-    shape.dtype = DType::kBF16;
-    shape.num_pages = shape.max_pages = PagesFor(kTokens);
-    return shape;
-  }
   size_t Page(int64_t i) const {
     return static_cast<size_t>(table_[static_cast<size_t>(i / kPageTokens)]);
   }

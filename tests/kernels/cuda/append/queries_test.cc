@@ -19,18 +19,6 @@ constexpr int kLayers = 8, kHeads = 4, kHeadDim = 64;
 constexpr int64_t kRows = 4096, kWidth = kHeads * kHeadDim;
 constexpr int64_t kStride = 3 * kWidth + 8;  // queries, keys, values, gates
 
-PagedKvShape Shape() {
-  PagedKvShape shape;
-  shape.layers = kLayers;
-  shape.q_heads = shape.kv_heads = kHeads;
-  shape.head_dim = kHeadDim;
-  shape.dtype = DType::kBF16;
-  shape.max_slots = 1;
-  shape.max_pages = PagesFor(kRows);
-  shape.num_pages = kLayers * kHeads * shape.max_pages;
-  return shape;
-}
-
 std::vector<uint16_t> RandomRows() {
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;
@@ -47,7 +35,14 @@ struct Left {
 
 // All layers of one step, each with a projection of its own.
 Left AppendAll(const std::vector<uint16_t>& rows, bool overlap) {
-  const PagedKvShape shape = Shape();
+  const PagedKvShape shape{.layers = kLayers,
+                           .q_heads = kHeads,
+                           .kv_heads = kHeads,
+                           .head_dim = kHeadDim,
+                           .dtype = DType::kBF16,
+                           .num_pages = kLayers * kHeads * PagesFor(kRows),
+                           .max_slots = 1,
+                           .max_pages = PagesFor(kRows)};
   const DeviceKv kv(shape);
   const DeviceBatch batch({{0, 0, kRows}});
   const DeviceWork schedule(shape, kRows, 1);

@@ -88,11 +88,7 @@ TEST_P(PruneBoundaryTest, NoTiles) {
 
 INSTANTIATE_TEST_SUITE_P(Modes, PruneBoundaryTest,
                          ::testing::Values(AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified),
-                         [](const auto& mode) {
-                           return std::string(mode.param == AcpMode::kOff     ? "Off"
-                                              : mode.param == AcpMode::kPaper ? "Paper"
-                                                                              : "Certified");
-                         });
+                         [](const auto& mode) { return testing::ModeName(mode.param); });
 
 // Without QK-norm the rows' own queries decide. Boundaries may differ from the host's where the
 // kernel's float32 sums may; whatever they are, no row loses more than eps.

@@ -14,15 +14,10 @@
 #include <cmath>
 
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
-#include "tests/kernels/varlen_oracle.h"
+#include "tests/kernels/cuda/device_cache.h"
 
 namespace fox::cuda::testing {
 namespace {
-
-using fox::testing::BatchCase;
-using fox::testing::PackedCase;
-using fox::testing::RelativeError;
-using fox::testing::VarlenCase;
 
 constexpr double kTolerance = 1e-2;
 
@@ -50,8 +45,8 @@ class VarlenAttentionTest : public ::testing::TestWithParam<VarlenKernels> {
       EXPECT_NE(std::count(first_key.begin(), first_key.end(), 0),
                 static_cast<std::ptrdiff_t>(first_key.size()));
     }
-    VarlenForwardFloat64(inputs.params(), first_key.data());
-    VarlenBackwardFloat64(inputs.params(), first_key.data());
+    inputs.Forward(first_key);
+    inputs.Backward(first_key);
     EXPECT_LT(RelativeError(device.Out().InOrder(), inputs.out.InOrder()), kTolerance);
     EXPECT_LT(RelativeError(device.Dq().InOrder(), inputs.dq.InOrder()), kTolerance);
     EXPECT_LT(RelativeError(device.Dk().InOrder(), inputs.dk.InOrder()), kTolerance);
@@ -61,37 +56,24 @@ class VarlenAttentionTest : public ::testing::TestWithParam<VarlenKernels> {
   }
 };
 
-VarlenCase Grouped(VarlenCase shape, int q_heads, int kv_heads, int head_dim, bool head_first) {
-  shape.q_heads = q_heads;
-  shape.kv_heads = kv_heads;
-  shape.head_dim = head_dim;
-  shape.head_first = head_first;
-  shape.padding = 8;
-  return shape;
-}
-
-TEST_P(VarlenAttentionTest, RaggedBatch) {
-  for (const int head_dim : {32, 64, 128}) {
-    for (const bool head_first : {false, true}) {
-      SCOPED_TRACE(std::to_string(head_dim) + (head_first ? " head first" : " token first"));
-      ExpectOracle(Grouped(BatchCase({1, 2, 0, 63, 64, 65, 127, 128, 129, 500}), 2, 2, head_dim,
-                           head_first));
-    }
-  }
-}
-
-TEST_P(VarlenAttentionTest, PackedSequencesAndGroupedHeads) {
+TEST_P(VarlenAttentionTest, RaggedBatchesAndPackedGroups) {
   for (const int head_dim : {32, 64, 128}) {
     SCOPED_TRACE(head_dim);
-    VarlenCase shape =
-        Grouped(PackedCase({1, 2, 0, 63, 64, 65, 300, 129}), 6, 2, head_dim, head_dim == 64);
-    shape.tokens = 700;
-    ExpectOracle(shape);
+    VarlenCase batch =
+        WithHeads(BatchCase({1, 2, 0, 63, 64, 65, 127, 128, 129, 500}), 2, 2, head_dim, {2, 5});
+    VarlenCase packed =
+        WithHeads(PackedCase({1, 2, 0, 63, 64, 65, 300, 129}), 6, 2, head_dim, {2, 5, -1, 8});
+    batch.padding = packed.padding = 8;
+    batch.head_first = head_dim == 128;
+    packed.head_first = head_dim == 64;
+    packed.tokens = 700;
+    ExpectOracle(batch);
+    ExpectOracle(packed);
   }
 }
 
 TEST_P(VarlenAttentionTest, OneTokenOneHead) {
-  VarlenInputs inputs(Grouped(BatchCase({1}), 1, 1, 64, false));
+  VarlenInputs inputs(WithHeads(BatchCase({1}), 1, 1, 64, {2}));
   DeviceVarlen device(inputs);
   Run(device);
   EXPECT_EQ(device.Out().InOrder(), inputs.v.InOrder());
@@ -108,27 +90,11 @@ TEST_P(VarlenAttentionTest, OneTokenOneHead) {
 TEST_P(VarlenAttentionTest, PrunedPages) {
   for (const AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
     for (const int head_dim : {64, 128}) {
-      SCOPED_TRACE((acp == AcpMode::kPaper ? "paper " : "certified ") + std::to_string(head_dim));
-      VarlenCase shape = Grouped(PackedCase({1500, 70, 900}), 4, 2, head_dim, false);
-      shape.gate_means = {-1, 1, 2, 6};
+      SCOPED_TRACE(ModeName(acp) + std::to_string(head_dim));
+      const VarlenCase shape =
+          WithHeads(PackedCase({1500, 70, 900}), 4, 2, head_dim, {-1, 1, 2, 6});
       ExpectOracle(shape, acp);
       ExpectOracle(shape, acp, true);
-    }
-  }
-}
-
-TEST_P(VarlenAttentionTest, Deterministic) {
-  for (const AcpMode acp : {AcpMode::kOff, AcpMode::kCertified}) {
-    VarlenCase shape = Grouped(PackedCase({1500, 70, 900}), 8, 4, 64, false);
-    shape.gate_means = {-1, 1, 2, 6};
-    VarlenInputs inputs(shape);
-    DeviceVarlen device(inputs, acp);
-    device.params().deterministic = true;
-    Run(device);
-    const std::vector<uint8_t> bits = device.OutputBits();
-    for (int run = 0; run < 3; ++run) {
-      Run(device);
-      EXPECT_EQ(device.OutputBits(), bits);
     }
   }
 }
@@ -136,21 +102,15 @@ TEST_P(VarlenAttentionTest, Deterministic) {
 // A sequence's results do not depend on what lies beside it: equal bits forward, and backward
 // where sums have one order.
 TEST_P(VarlenAttentionTest, PackingChangesNoBit) {
-  const VarlenCase shape = Grouped(BatchCase({200, 333}), 2, 2, 64, false);
-  VarlenCase packed_shape = Grouped(PackedCase({200, 333}), 2, 2, 64, false);
-  VarlenInputs inputs(shape), packed(packed_shape);
+  VarlenInputs inputs(BatchCase({200, 333})), packed(PackedCase({200, 333}));
   for (const auto member : {&VarlenInputs::q, &VarlenInputs::k, &VarlenInputs::v,
                             &VarlenInputs::d_out, &VarlenInputs::log_fgate}) {
-    for (int s = 0; s < 2; ++s) {
-      for (int i = 0; i < inputs.length(s); ++i) {
-        for (int h = 0; h < 2; ++h) {
-          for (int m = 0; m < (inputs.*member).head_dim; ++m) {
-            (packed.*member).At(0, packed.begin[static_cast<size_t>(s)] + i, h, m) =
-                (inputs.*member).At(s, i, h, m);
-          }
-        }
+    inputs.ForEachToken([&](int s, int b, int t, int) {
+      for (int h = 0; h < 2; ++h) {
+        std::copy_n(&(inputs.*member).At(b, t, h), (inputs.*member).head_dim,
+                    &(packed.*member).At(0, packed.begin[static_cast<size_t>(s)] + t, h));
       }
-    }
+    });
   }
   DeviceVarlen apart(inputs), together(packed);
   for (DeviceVarlen* device : {&apart, &together}) {
@@ -158,16 +118,13 @@ TEST_P(VarlenAttentionTest, PackingChangesNoBit) {
     Run(*device);
   }
   const auto expect_equal = [&](const VarlenArray<double>& a, const VarlenArray<double>& b) {
-    for (int s = 0; s < 2; ++s) {
-      for (int i = 0; i < inputs.length(s); ++i) {
-        for (int h = 0; h < 2; ++h) {
-          for (int m = 0; m < a.head_dim; ++m) {
-            ASSERT_EQ(a.At(s, i, h, m), b.At(0, packed.begin[static_cast<size_t>(s)] + i, h, m))
-                << "sequence " << s << " token " << i;
-          }
-        }
+    inputs.ForEachToken([&](int s, int row, int t, int) {
+      for (int h = 0; h < 2; ++h) {
+        const double *one = &a.At(row, t, h),
+                     *other = &b.At(0, packed.begin[static_cast<size_t>(s)] + t, h);
+        ASSERT_TRUE(std::equal(one, one + a.head_dim, other)) << "sequence " << s << " token " << t;
       }
-    }
+    });
   };
   expect_equal(apart.Out(), together.Out());
   expect_equal(apart.Dq(), together.Dq());
@@ -178,7 +135,7 @@ TEST_P(VarlenAttentionTest, PackingChangesNoBit) {
 
 TEST_P(VarlenAttentionTest, WholeRowsNeedNoRanges) {
   for (const std::vector<int>& lengths : {std::vector<int>{200, 200}, std::vector<int>{200, 0}}) {
-    VarlenInputs inputs(Grouped(BatchCase(lengths), 2, 1, 64, false));
+    VarlenInputs inputs(WithHeads(BatchCase(lengths), 2, 1, 64, {2, 5}));
     DeviceVarlen device(inputs, AcpMode::kPaper);
     device.params().deterministic = true;
     Run(device);

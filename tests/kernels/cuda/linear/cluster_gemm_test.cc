@@ -1,6 +1,6 @@
-// Products of few rows in clusters: against float64; their order of sums, stated on the host, for
-// every way to split W's columns and any number of rows; the gated form against a product and a
-// gate; deferred norms.
+// Products of few rows in clusters: their order of sums, stated on the host, for every way to split
+// W's columns and any number of rows; the gated form against a product and a gate; deferred norms.
+// Against float64, and against the kernel for fewer rows, they are in linear_test.cc.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -84,21 +84,6 @@ class ClusterGemmTest : public ClusterGemmCalls,
   TestMatrix x_{DType::kBF16, 2 * kPassRows, in_, 8};
 };
 
-TEST_P(ClusterGemmTest, MatchesFloat64) {
-  FillAll();
-  Uniform uniform(32);
-  for (const int64_t rows : {1, 5, 8, 16, 17, 40, 64, 97, 130}) {
-    TestMatrix x(DType::kBF16, rows, in_, 8);
-    x.FillUniform(uniform, 1);
-    Expect({.in = &x, .weight = &weight_}, DType::kBF16, 3);
-    Expect({.in = &x, .weight = &weight_, .bias = &bias_}, DType::kBF16, (4 - out_ % 4) % 4);
-    Expect({.in = &x, .weight = &weight_, .bias = &bias_, .accumulate = true}, DType::kF32,
-           (4 - out_ % 4) % 4);
-    Expect({.in = &x, .weight = &weight_, .accumulate = true}, DType::kF32, 1);
-    if (HasFatalFailure()) return;
-  }
-}
-
 // A row's bits are those that it has in a batch of 64, wherever it stands and however many there
 // are. This also shows what wgmma.cuh assumes of the tensor cores.
 TEST_P(ClusterGemmTest, BitsDoNotDependOnTheNumberOfRows) {
@@ -123,19 +108,6 @@ TEST_P(ClusterGemmTest, BitsDoNotDependOnTheNumberOfRows) {
   for (const int64_t rows : {129, 130, 193, 200, 256}) {
     expect(x_.rows() - rows, rows);
     if (HasFatalFailure()) return;
-  }
-}
-
-TEST_P(ClusterGemmTest, BitsDoNotDependOnTheSplits) {
-  FillAll();
-  const Call call{.in = &x_, .weight = &weight_, .bias = &bias_};
-  for (const int64_t rows : {8, 16, 32, 64, 65, 128, 130}) {
-    Split(8, 128, out_);
-    const std::vector<float> want = Outputs(call, 0, rows);
-    for (const int splits : kSplits) {
-      Split(splits, 128, out_);
-      ASSERT_TRUE(Outputs(call, 0, rows) == want) << rows << " rows, " << splits << " splits";
-    }
   }
 }
 
@@ -267,12 +239,10 @@ class ClusterGemmGatedTest
 TEST_P(ClusterGemmGatedTest, HasTheBitsOfProductAndGate) {
   const auto [inner, in, act] = GetParam();
   Uniform uniform(41);
-  TestMatrix weight(DType::kBF16, 2 * inner, in, 0);
-  weight.FillUniform(uniform, 0.1f);
+  TestMatrix weight(DType::kBF16, 2 * inner, in, 0, uniform, 0.1f);
   for (const int64_t rows : {1, 5, 8, 13, 32, 64, 65, 128, 130}) {
-    TestMatrix x(DType::kBF16, rows, in, 8), product(DType::kBF16, rows, 2 * inner, 8);
+    TestMatrix x(DType::kBF16, rows, in, 8, uniform, 1), product(DType::kBF16, rows, 2 * inner, 8);
     TestMatrix want(DType::kBF16, rows, inner, 8), got(DType::kBF16, rows, inner, 8);
-    x.FillUniform(uniform, 1);
     ASSERT_EQ(Run({.in = &x, .weight = &weight}, product), cudaSuccess);
     ASSERT_EQ(GateRows(product.view(), act, want.view(), stream_), cudaSuccess);
     want.Download();
@@ -300,14 +270,10 @@ TEST_P(ClusterGemmNormTest, ADeferredNormIsTheNorm) {
   const int64_t hidden = GetParam(), inner = 520, out = 700;
   const int64_t sums_of_row = DeferredNorm::SumsOf(hidden);
   Uniform uniform(51);
-  TestMatrix first(DType::kBF16, hidden, inner, 0), second(DType::kBF16, out, hidden, 0);
-  TestMatrix norm(DType::kF32, 1, hidden, 0), bias(DType::kF32, 1, out, 0);
-  TestMatrix h(DType::kBF16, 200, inner, 8);
-  first.FillUniform(uniform, 1);
-  second.FillUniform(uniform, 1);
-  norm.FillUniform(uniform, 2);
-  bias.FillUniform(uniform, 20);
-  h.FillUniform(uniform, 1);
+  TestMatrix first(DType::kBF16, hidden, inner, 0, uniform, 1),
+      second(DType::kBF16, out, hidden, 0, uniform, 1);
+  TestMatrix norm(DType::kF32, 1, hidden, 0, uniform, 2), bias(DType::kF32, 1, out, 0, uniform, 20);
+  TestMatrix h(DType::kBF16, 200, inner, 8, uniform, 1);
   std::vector<float> many;
   for (const int64_t rows : {200, 130, 128, 97, 65, 64, 40, 33, 16, 8, 5, 1}) {
     SCOPED_TRACE(rows);

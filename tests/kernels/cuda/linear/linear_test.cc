@@ -35,11 +35,9 @@ TEST_P(LinearShapeTest, MatchesFloat64) {
   const int64_t in = GetParam();
   Uniform uniform(static_cast<uint64_t>(in));
   for (const int64_t out : {1, 7, 16, 65, 384, 1536}) {
-    TestMatrix weight(DType::kBF16, out, in, 0);
-    weight.FillUniform(uniform, 1);
+    TestMatrix weight(DType::kBF16, out, in, 0, uniform, 1);
     for (const int64_t rows : {1, 2, 3, 4, 5, 8, 9, 31, 32, 33, 64, 65, 260}) {
-      TestMatrix x(DType::kBF16, rows, in, 8);
-      x.FillUniform(uniform, 1);
+      TestMatrix x(DType::kBF16, rows, in, 8, uniform, 1);
       Expect({.in = &x, .weight = &weight}, DType::kF32, rows % 2);
       if (rows > 1) Expect({.in = &x, .weight = &weight, .decode_rows = 0}, DType::kF32, rows % 2);
       if (HasFatalFailure()) return;
@@ -58,10 +56,9 @@ TEST(CublasGemmTest, NumbersOfRowsShareAnAlgorithm) {
   testing::DeviceArray<char> workspace(kWorkspace);
   CublasGemm gemm(workspace.data(), kWorkspace);
   Uniform uniform(7);
-  TestMatrix weight(DType::kBF16, kOut, kIn, 0), x(DType::kBF16, 192, kIn, 0);
+  TestMatrix weight(DType::kBF16, kOut, kIn, 0, uniform, 1),
+      x(DType::kBF16, 192, kIn, 0, uniform, 1);
   TestMatrix out(DType::kF32, 192, kOut, 0);
-  weight.FillUniform(uniform, 1);
-  x.FillUniform(uniform, 1);
   const DeviceWeight packed(kOut, kIn, {weight.view().data, 0, [](void*, size_t) {}});
   const auto multiply = [&](int64_t rows) {
     ASSERT_EQ(
@@ -80,12 +77,10 @@ TEST(CublasGemmTest, NumbersOfRowsShareAnAlgorithm) {
 TEST_F(LinearTest, ManyOutputs) {
   constexpr int64_t kOut = 50277, kIn = 512;
   Uniform uniform(5);
-  TestMatrix weight(DType::kBF16, kOut, kIn, 0), norm(DType::kF32, 1, kIn, 0);
-  weight.FillUniform(uniform, 1);
-  norm.FillUniform(uniform, 2);
+  TestMatrix weight(DType::kBF16, kOut, kIn, 0, uniform, 1),
+      norm(DType::kF32, 1, kIn, 0, uniform, 2);
   for (const int64_t rows : {1, 4, 33, 65}) {
-    TestMatrix x(DType::kF32, rows, kIn, 0);
-    x.FillUniform(uniform, 3);
+    TestMatrix x(DType::kF32, rows, kIn, 0, uniform, 3);
     Expect({.in = &x, .norm = &norm, .weight = &weight}, DType::kF32, 0);
     if (HasFatalFailure()) return;
   }
@@ -95,12 +90,10 @@ TEST_F(LinearTest, BiasAccumulateAndTypes) {
   Uniform uniform(6);
   for (const int64_t out : {65, 1536}) {
     for (const int64_t in : {40, 1536}) {
-      TestMatrix weight(DType::kBF16, out, in, 0), bias(DType::kF32, 1, out, 0);
-      weight.FillUniform(uniform, 1);
-      bias.FillUniform(uniform, 20);
+      TestMatrix weight(DType::kBF16, out, in, 0, uniform, 1),
+          bias(DType::kF32, 1, out, 0, uniform, 20);
       for (const int64_t rows : {3, 8, 20, 70}) {
-        TestMatrix x(DType::kBF16, rows, in, 16);
-        x.FillUniform(uniform, 1);
+        TestMatrix x(DType::kBF16, rows, in, 16, uniform, 1);
         for (const int64_t decodes : {rows, int64_t{0}, rows / 3}) {
           Call call{.in = &x, .weight = &weight, .decode_rows = decodes};
           Expect(call, DType::kBF16, 7);
@@ -133,11 +126,9 @@ class LinearRowsTest : public LinearTest, public ::testing::WithParamInterface<i
 
 TEST_P(LinearRowsTest, Norms) {
   for (const int64_t in : {8, 64, 384, 1536, 2064, 4096}) {
-    TestMatrix x(DType::kF32, rows_, in, 8), weight(DType::kBF16, 200, in, 0);
-    TestMatrix norm(DType::kF32, 1, in, 0);
-    x.FillUniform(uniform_, 4);
-    weight.FillUniform(uniform_, 1);
-    norm.FillUniform(uniform_, 2);
+    TestMatrix x(DType::kF32, rows_, in, 8, uniform_, 4),
+        weight(DType::kBF16, 200, in, 0, uniform_, 1);
+    TestMatrix norm(DType::kF32, 1, in, 0, uniform_, 2);
     ExpectBoth({.in = &x, .norm = &norm, .weight = &weight}, DType::kF32);
     if (HasFatalFailure()) return;
   }
@@ -146,12 +137,10 @@ TEST_P(LinearRowsTest, Norms) {
 TEST_P(LinearRowsTest, Gates) {
   for (const int64_t inner : {8, 384, 3584}) {
     for (const int64_t in : {64, 1536}) {
-      TestMatrix x(DType::kBF16, rows_, in, 8), residual(DType::kF32, rows_, in, 0);
-      TestMatrix weight(DType::kBF16, 2 * inner, in, 0), norm(DType::kF32, 1, in, 0);
-      x.FillUniform(uniform_, 1);
-      residual.FillUniform(uniform_, 4);
-      weight.FillUniform(uniform_, 0.1f);
-      norm.FillUniform(uniform_, 1);
+      TestMatrix x(DType::kBF16, rows_, in, 8, uniform_, 1),
+          residual(DType::kF32, rows_, in, 0, uniform_, 4);
+      TestMatrix weight(DType::kBF16, 2 * inner, in, 0, uniform_, 0.1f),
+          norm(DType::kF32, 1, in, 0, uniform_, 1);
       ExpectBoth({.in = &x, .weight = &weight, .gate = Activation::kSigmoid}, DType::kBF16);
       ExpectBoth({.in = &residual, .norm = &norm, .weight = &weight, .gate = Activation::kSilu},
                  DType::kBF16);
@@ -193,12 +182,10 @@ class LinearBitsTest : public LinearTest {
   void ForEachProduct(int64_t rows, bool decodes, const F& f) {
     Uniform uniform(12);
     const auto run = [&](int64_t out, int64_t in, bool normed, DType dtype, Call call) {
-      TestMatrix x(normed ? DType::kF32 : DType::kBF16, rows, in, 0), norm(DType::kF32, 1, in, 0);
-      TestMatrix weight(DType::kBF16, out, in, 0), bias(DType::kF32, 1, out, 0);
-      x.FillUniform(uniform, 2);
-      norm.FillUniform(uniform, 2);
-      weight.FillUniform(uniform, 1);
-      bias.FillUniform(uniform, 2);
+      TestMatrix x(normed ? DType::kF32 : DType::kBF16, rows, in, 0, uniform, 2),
+          norm(DType::kF32, 1, in, 0, uniform, 2);
+      TestMatrix weight(DType::kBF16, out, in, 0, uniform, 1),
+          bias(DType::kF32, 1, out, 0, uniform, 2);
       call.in = &x;
       call.weight = &weight;
       if (normed) call.norm = &norm;
@@ -212,6 +199,8 @@ class LinearBitsTest : public LinearTest {
     // Rows of float32 that are not aligned to 16 bytes: logits, which decode rows alone have.
     if (decodes) run(17003, 512, true, DType::kF32, {});
     if (decodes) run(65, 40, true, DType::kF32, {});
+    if (decodes) run(700, 2064, true, DType::kBF16, {});
+    if (decodes) run(300, 4096, false, DType::kF32, {});
     run(200, 1544, false, DType::kBF16, {});
     run(1000, 520, false, DType::kF32, {.accumulate = true});
   }
@@ -220,8 +209,8 @@ class LinearBitsTest : public LinearTest {
   const int64_t own_rows_ = hopper_ ? 200 : LinearEngine::kMaxPassedRows;
 };
 
-// Each row alone, too: on every card decode rows have the same bits in any batch, up to
-// kMaxPassedRows on those that are no Hopper.
+// Each row alone, too, by another kernel: on every card decode rows have the same bits in any
+// batch, up to kMaxPassedRows on those that are no Hopper.
 TEST_F(LinearBitsTest, DecodeRowsAreIndependent) {
   std::vector<Rows> parts;
   for (int64_t n = 0; n < 32; ++n) {

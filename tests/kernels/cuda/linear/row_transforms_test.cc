@@ -34,10 +34,8 @@ void ExpectNear(const TestMatrix& out, int64_t row, const std::vector<double>& w
 TEST(NormRowsTest, MatchesFloat64) {
   for (const int64_t cols : {8, 64, 384, 1536, 2048, 2056, 4096, 9000}) {
     Uniform uniform(7);
-    TestMatrix in(DType::kF32, 5, cols, 8), weight(DType::kF32, 1, cols, 0);
+    TestMatrix in(DType::kF32, 5, cols, 8, uniform, 4), weight(DType::kF32, 1, cols, 0, uniform, 2);
     TestMatrix out(DType::kBF16, 5, cols, 8);
-    in.FillUniform(uniform, 4);
-    weight.FillUniform(uniform, 2);
     ASSERT_EQ(NormRows(in.view(), NormBy(weight), out.view(), nullptr), cudaSuccess);
     out.Download();
     for (int64_t r = 0; r < 5; ++r) ExpectNear(out, r, testing::NormedRow(in, r, weight));
@@ -48,9 +46,8 @@ TEST(NormRowsTest, MatchesFloat64) {
 TEST(NormRowsTest, RowsAreIndependent) {
   for (const int64_t cols : {1536, 4096}) {
     Uniform uniform(3);
-    TestMatrix in(DType::kF32, 1000, cols, 0), weight(DType::kF32, 1, cols, 0);
-    in.FillUniform(uniform, 3);
-    weight.FillUniform(uniform, 2);
+    TestMatrix in(DType::kF32, 1000, cols, 0, uniform, 3),
+        weight(DType::kF32, 1, cols, 0, uniform, 2);
     TestMatrix all(DType::kBF16, 1000, cols, 0), one(DType::kBF16, 1, cols, 0);
     const RmsNorm norm = NormBy(weight);
     ASSERT_EQ(NormRows(in.view(), norm, all.view(), nullptr), cudaSuccess);
@@ -80,10 +77,9 @@ TEST(DeferNormTest, LeavesRowsAndSumsToTheBit) {
     constexpr int64_t kRows = 70;
     const int64_t sums = DeferredNorm::SumsOf(cols);
     Uniform uniform(5);
-    TestMatrix in(DType::kF32, kRows, cols, 4), weight(DType::kF32, 1, cols, 0);
+    TestMatrix in(DType::kF32, kRows, cols, 4, uniform, 4),
+        weight(DType::kF32, 1, cols, 0, uniform, 2);
     TestMatrix out(DType::kBF16, kRows, cols, 8), squares(DType::kF32, kRows, sums, 0);
-    in.FillUniform(uniform, 4);
-    weight.FillUniform(uniform, 2);
     ASSERT_EQ(DeferNorm(in.view(), NormBy(weight),
                         {out.view(), static_cast<float*>(squares.view().data)}, nullptr),
               cudaSuccess);
@@ -105,8 +101,7 @@ TEST(GateRowsTest, MatchesFloat64) {
   for (const int64_t inner : {8, 72, 384, 3584}) {
     for (const Activation act : {Activation::kSilu, Activation::kSigmoid}) {
       Uniform uniform(9);
-      TestMatrix y(DType::kBF16, 3, 2 * inner, 8), out(DType::kBF16, 3, inner, 8);
-      y.FillUniform(uniform, 4);
+      TestMatrix y(DType::kBF16, 3, 2 * inner, 8, uniform, 4), out(DType::kBF16, 3, inner, 8);
       ASSERT_EQ(GateRows(y.view(), act, out.view(), nullptr), cudaSuccess);
       out.Download();
       for (int64_t r = 0; r < 3; ++r) {
@@ -141,8 +136,7 @@ TEST(GateRowsTest, GatesSaturate) {
 
 TEST(ConvertRowsTest, Rounds) {
   Uniform uniform(4);
-  TestMatrix in(DType::kF32, 33, 200, 0), out(DType::kBF16, 33, 200, 0);
-  in.FillUniform(uniform, 3);
+  TestMatrix in(DType::kF32, 33, 200, 0, uniform, 3), out(DType::kBF16, 33, 200, 0);
   ASSERT_EQ(ConvertRows(in.view(), out.view(), nullptr), cudaSuccess);
   out.Download();
   for (int64_t r = 0; r < 33; ++r) {
@@ -230,8 +224,7 @@ TEST_F(EmbedTest, ReadsHalfPrecision) {
 
 TEST(GatherRowsTest, CopiesRows) {
   Uniform uniform(1);
-  TestMatrix in(DType::kF32, 9, 1544, 4);
-  in.FillUniform(uniform, 1);
+  TestMatrix in(DType::kF32, 9, 1544, 4, uniform, 1);
   TestMatrix out(DType::kF32, 4, 1544, 8);
   const std::vector<int64_t> rows = {8, 0, 3, 3};
   const DeviceArray<int64_t> device_rows(rows);

@@ -1,6 +1,6 @@
 // The kernel of few rows against float64: norms, wide rows, columns that no tensor core product
 // ends with, gates behind the product; a row's bits among others; and how many rows it takes. Its
-// bits beside those of cluster_gemm.cu are in cluster_gemm_family_test.cc.
+// bits beside those of cluster_gemm.cu are in linear_test.cc.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -46,50 +46,33 @@ class SmallBatchGemmTest : public LinearTest, public ::testing::WithParamInterfa
 };
 
 TEST_P(SmallBatchGemmTest, MatchesFloat64) {
-  for (const int64_t out : {1, 140, 2200}) {
-    TestMatrix weight(DType::kBF16, out, in_, 0), bias(DType::kF32, 1, out, 0);
-    weight.FillUniform(uniform_, 1);
-    bias.FillUniform(uniform_, 20);
+  TestMatrix norm(DType::kF32, 1, in_, 0, uniform_, 2);
+  for (const int64_t out : {1, 140, 300, 2200}) {
+    TestMatrix weight(DType::kBF16, out, in_, 0, uniform_, 1);
+    TestMatrix bias(DType::kF32, 1, out, 0, uniform_, 20);
     for (int64_t rows = 1; rows <= most_rows_; ++rows) {
-      TestMatrix x(DType::kBF16, rows, in_, 8);
-      x.FillUniform(uniform_, 1);
+      TestMatrix x(DType::kBF16, rows, in_, 8, uniform_, 1);
+      TestMatrix residual(DType::kF32, rows, in_, 4, uniform_, 30);
+      Call normed{.in = &residual, .norm = &norm, .weight = &weight, .bias = &bias};
       Expect({.in = &x, .weight = &weight}, DType::kBF16, 1);
       Expect({.in = &x, .weight = &weight, .bias = &bias, .accumulate = true}, DType::kF32, 3);
+      Expect(normed, DType::kF32, 0);
+      normed.accumulate = true;
+      Expect(normed, DType::kF32, 5);
       if (HasFatalFailure()) return;
     }
   }
 }
 
-TEST_P(SmallBatchGemmTest, Norms) {
-  constexpr int64_t kOut = 300;
-  TestMatrix weight(DType::kBF16, kOut, in_, 0), norm(DType::kF32, 1, in_, 0);
-  TestMatrix bias(DType::kF32, 1, kOut, 0);
-  weight.FillUniform(uniform_, 1);
-  norm.FillUniform(uniform_, 2);
-  bias.FillUniform(uniform_, 20);
-  for (int64_t rows = 1; rows <= most_rows_; ++rows) {
-    TestMatrix x(DType::kF32, rows, in_, 4);
-    x.FillUniform(uniform_, 30);
-    const Call call{.in = &x, .norm = &norm, .weight = &weight, .bias = &bias};
-    Expect(call, DType::kF32, 0);
-    Call adding = call;
-    adding.accumulate = true;
-    Expect(adding, DType::kF32, 5);
-    if (HasFatalFailure()) return;
-  }
-}
-
 TEST_P(SmallBatchGemmTest, GatedHasTheBitsOfProductAndGate) {
   for (const int64_t inner : {8, 136, 2200}) {
-    TestMatrix weight(DType::kBF16, 2 * inner, in_, 0), norm(DType::kF32, 1, in_, 0);
-    weight.FillUniform(uniform_, 0.1f);
-    norm.FillUniform(uniform_, 2);
+    TestMatrix weight(DType::kBF16, 2 * inner, in_, 0, uniform_, 0.1f),
+        norm(DType::kF32, 1, in_, 0, uniform_, 2);
     for (int64_t rows = 1; rows <= most_rows_; ++rows) {
-      TestMatrix x(DType::kBF16, rows, in_, 8), residual(DType::kF32, rows, in_, 4);
+      TestMatrix x(DType::kBF16, rows, in_, 8, uniform_, 1),
+          residual(DType::kF32, rows, in_, 4, uniform_, 30);
       TestMatrix product(DType::kBF16, rows, 2 * inner, 8);
       TestMatrix want(DType::kBF16, rows, inner, 8), got(DType::kBF16, rows, inner, 8);
-      x.FillUniform(uniform_, 1);
-      residual.FillUniform(uniform_, 30);
       for (Call call : {Call{.in = &x, .weight = &weight},
                         Call{.in = &residual, .norm = &norm, .weight = &weight}}) {
         const Activation act = call.norm == nullptr ? Activation::kSigmoid : Activation::kSilu;
@@ -108,11 +91,9 @@ TEST_P(SmallBatchGemmTest, GatedHasTheBitsOfProductAndGate) {
 // Alone, and among others.
 TEST_P(SmallBatchGemmTest, BitsDependOnTheRowAlone) {
   constexpr int64_t kOut = 300;
-  TestMatrix weight(DType::kBF16, kOut, in_, 0), norm(DType::kF32, 1, in_, 0);
-  TestMatrix x(DType::kF32, most_rows_, in_, 4);
-  weight.FillUniform(uniform_, 1);
-  norm.FillUniform(uniform_, 2);
-  x.FillUniform(uniform_, 30);
+  TestMatrix weight(DType::kBF16, kOut, in_, 0, uniform_, 1),
+      norm(DType::kF32, 1, in_, 0, uniform_, 2);
+  TestMatrix x(DType::kF32, most_rows_, in_, 4, uniform_, 30);
   const Call call{.in = &x, .norm = &norm, .weight = &weight};
   const auto outputs = [&](int64_t first, int64_t rows) {
     TestMatrix y(DType::kF32, rows, kOut, 0);

@@ -8,24 +8,15 @@
 namespace fox::cuda::testing {
 namespace {
 
-cudaError_t Begin(const DeviceKv& kv, const std::vector<BatchEntry>& batch) {
-  const DeviceBatch on_device(batch);
-  const DeviceWork schedule(kv.view.shape, on_device.view.num_rows, on_device.view.num_seqs);
-  const cudaError_t error = BeginStep(on_device.view, kv.view, schedule.view, nullptr);
-  return error != cudaSuccess ? error : cudaDeviceSynchronize();
-}
-
-PoolFault FaultOf(const DeviceKv& kv) { return kv.pool_fault.ToHost()[0]; }
-
 TEST(PagePoolTest, ATooSmallPoolIsReported) {
   const PagedKvShape shape = NarrowShape(2, 3, 1, 4, 8, 6 * 5);
   DeviceKv kv(shape);
-  ASSERT_EQ(Begin(kv, {{0, 0, 190, -10}}), cudaSuccess);  // three of five pages a list
-  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  kv.Begin(0, 0, 190);  // three of five pages a list
+  EXPECT_EQ(kv.Fault(), PoolFault::kNone);
   const std::vector<int32_t> before = kv.page_table.ToHost(), stack = kv.free_stack.ToHost();
-  ASSERT_EQ(Begin(kv, {{1, 0, 250, -10}}), cudaSuccess);  // four more
-  EXPECT_EQ(FaultOf(kv), PoolFault::kOverdrawn);
-  EXPECT_EQ(kv.free_count.ToHost()[0], 0);
+  kv.Begin(1, 0, 250);  // four more
+  EXPECT_EQ(kv.Fault(), PoolFault::kOverdrawn);
+  EXPECT_EQ(kv.FreeCount(), 0);
   EXPECT_EQ(kv.free_stack.ToHost(), stack);
   const std::vector<int32_t> after = kv.page_table.ToHost();
   const size_t of_slot = static_cast<size_t>(shape.lists_per_slot()) * 8;
@@ -34,33 +25,32 @@ TEST(PagePoolTest, ATooSmallPoolIsReported) {
     EXPECT_TRUE(taken ? after[i] >= 0 && after[i] < shape.num_pages : after[i] == before[i]) << i;
   }
   // The first fault stays, and an empty pool stays empty.
-  ASSERT_EQ(Begin(kv, {{2, 0, 600, -10}}), cudaSuccess);
-  EXPECT_EQ(FaultOf(kv), PoolFault::kOverdrawn);
-  EXPECT_EQ(kv.free_count.ToHost()[0], 0);
+  kv.Begin(2, 0, 600);
+  EXPECT_EQ(kv.Fault(), PoolFault::kOverdrawn);
+  EXPECT_EQ(kv.FreeCount(), 0);
 }
 
 TEST(PagePoolTest, PagesThatComeBackTwiceAreReported) {
   const PagedKvShape shape = NarrowShape(2, 3, 1, 4, 8, 6 * 5);
   DeviceKv kv(shape);
-  ASSERT_EQ(Begin(kv, {{0, 0, 190, -10}}), cudaSuccess);
-  const int32_t slot = 0;
-  ASSERT_EQ(Release(&slot, 1, kv.view, nullptr), cudaSuccess);
-  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  kv.Begin(0, 0, 190);
+  kv.Release(0);
+  EXPECT_EQ(kv.Fault(), PoolFault::kNone);
   const std::vector<int32_t> stack = kv.free_stack.ToHost();
   kv.length.CopyFrom({190, 0, 0, 0});
-  ASSERT_EQ(Release(&slot, 1, kv.view, nullptr), cudaSuccess);
-  EXPECT_EQ(FaultOf(kv), PoolFault::kOverfilled);
+  kv.Release(0);
+  EXPECT_EQ(kv.Fault(), PoolFault::kOverfilled);
   EXPECT_EQ(kv.free_stack.ToHost(), stack);
 }
 
 TEST(PagePoolTest, ASequenceBeyondItsTableIsReported) {
   const PagedKvShape shape = NarrowShape(1, 2, 1, 3, 2, 60);
   DeviceKv kv(shape);
-  ASSERT_EQ(Begin(kv, {{1, 0, 128, -10}}), cudaSuccess);
-  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  kv.Begin(1, 0, 128);
+  EXPECT_EQ(kv.Fault(), PoolFault::kNone);
   const std::vector<int32_t> before = kv.page_table.ToHost();
-  ASSERT_EQ(Begin(kv, {{1, 128, 1, -10}}), cudaSuccess);
-  EXPECT_EQ(FaultOf(kv), PoolFault::kTableEnd);
+  kv.Begin(1, 128, 1);
+  EXPECT_EQ(kv.Fault(), PoolFault::kTableEnd);
   EXPECT_EQ(kv.page_table.ToHost(), before);
 }
 
@@ -68,8 +58,8 @@ TEST(PagePoolTest, ASequenceBeyondItsTableIsReported) {
 TEST(PagePoolTest, MoreSplitsThanThereIsRoomForAreReported) {
   const PagedKvShape shape = NarrowShape(1, 1, 1, 3, 64, 64);
   DeviceKv kv(shape);
-  ASSERT_EQ(Begin(kv, {{0, 0, 60 * kPageTokens - 1, -10}}), cudaSuccess);
-  ASSERT_EQ(Share(0, 1, kv.view, nullptr), cudaSuccess);
+  kv.Begin(0, 0, 60 * kPageTokens - 1);
+  kv.Share(0, 1);
   const DeviceBatch batch({{0, 60 * kPageTokens - 1, 1, -10}, {1, 59 * kPageTokens, 1, -10}});
   const DeviceWork work(shape, 2, 2);
   StepSchedule schedule = work.view;
@@ -77,19 +67,8 @@ TEST(PagePoolTest, MoreSplitsThanThereIsRoomForAreReported) {
   for (const int room : {30, 29}) {
     schedule.max_splits = room;
     ASSERT_EQ(PlanSplits(batch.view, kv.view, schedule, 0, nullptr), cudaSuccess);
-    EXPECT_EQ(FaultOf(kv), room == 30 ? PoolFault::kNone : PoolFault::kSplitOverflow) << room;
+    EXPECT_EQ(kv.Fault(), room == 30 ? PoolFault::kNone : PoolFault::kSplitOverflow) << room;
     EXPECT_EQ(work.split_begin.ToHost()[2], room);
-  }
-}
-
-TEST(PagePoolTest, WindowsOfAnyLengthHaveRoomForTheirSplits) {
-  PagedKvShape shape = NarrowShape(1, 1, 1, 1, 1, 1);
-  for (int pages = 1; pages < 5000; ++pages) {
-    shape.max_pages = pages;
-    for (const int first : {0, 1, 3, pages / 2}) {
-      if (first >= pages) continue;
-      ASSERT_LE(NumSplits(first, pages - 1), MaxDecodeSplits(1, shape)) << first << " " << pages;
-    }
   }
 }
 
@@ -98,8 +77,8 @@ TEST(PagePoolTest, AWriteIntoAFreePageIsReported) {
   PagedKvShape shape = NarrowShape(2, 3, 1, 4, 8, 6 * 5);
   shape.poison_free_pages = true;
   DeviceKv kv(shape);
-  ASSERT_EQ(Begin(kv, {{0, 0, 190, -10}}), cudaSuccess);
-  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  kv.Begin(0, 0, 190);
+  EXPECT_EQ(kv.Fault(), PoolFault::kNone);
   const std::vector<uint16_t> poison = kv.keys.ToHost();
   std::vector<uint16_t> written = poison;
   const size_t page = kPageTokens * 16;
@@ -109,17 +88,16 @@ TEST(PagePoolTest, AWriteIntoAFreePageIsReported) {
   ASSERT_NE(written, poison);
   kv.keys.CopyFrom(written);
   kv.values.CopyFrom(written);
-  const int32_t slot = 0;
-  ASSERT_EQ(Release(&slot, 1, kv.view, nullptr), cudaSuccess);
+  kv.Release(0);
   EXPECT_EQ(kv.keys.ToHost(), poison);
   EXPECT_EQ(kv.values.ToHost(), poison);
-  ASSERT_EQ(Begin(kv, {{1, 0, 64, -10}}), cudaSuccess);
-  EXPECT_EQ(FaultOf(kv), PoolFault::kNone);
+  kv.Begin(1, 0, 64);
+  EXPECT_EQ(kv.Fault(), PoolFault::kNone);
   std::vector<uint16_t> damaged = poison;
   damaged.back() = 0;  // of the page at the bottom of the stack
   kv.values.CopyFrom(damaged);
-  ASSERT_EQ(Begin(kv, {{2, 0, 64, -10}}), cudaSuccess);
-  EXPECT_EQ(FaultOf(kv), PoolFault::kWrittenWhileFree);
+  kv.Begin(2, 0, 64);
+  EXPECT_EQ(kv.Fault(), PoolFault::kWrittenWhileFree);
 }
 
 }  // namespace

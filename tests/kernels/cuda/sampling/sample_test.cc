@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -65,64 +64,6 @@ TEST_P(SampleTest, SamplesWhatTheSamplerSamples) {
 
 INSTANTIATE_TEST_SUITE_P(Vocabularies, SampleTest,
                          ::testing::Values(1, 2, 7, 256, 1000, 4097, 32000, 50277));
-
-// One row, each token as often as the host samples it: all positions of one request.
-TEST(SampleTest, ManyPositionsOfOneRequest) {
-  constexpr int32_t kVocabulary = 600;
-  Random random(5);
-  const std::vector<float> logits = MakeLogits(Logits::kNormal, kVocabulary, random);
-  for (const float top_p : {1.0f, 0.97f}) {
-    SampleBatch batch(128, kVocabulary, 0);
-    for (size_t row = 0; row < batch.rows.size(); ++row) {
-      batch.SetLogits(row, logits);
-      batch.rows[row] = {SlotOf(row), 1.0f, top_p, 0.0f, 0, -1, 77, row};
-    }
-    batch.Upload();
-    ASSERT_EQ(Sample(batch.params(), nullptr), cudaSuccess);
-    ExpectAsSampler(batch);
-  }
-}
-
-// The device's own samples by chi-square: mean k, standard deviation sqrt(2k), five of them.
-TEST(SampleTest, FollowsTheDistribution) {
-  constexpr int32_t kVocabulary = 300;
-  constexpr size_t kRows = 128, kBatches = 80;
-  Random random(6);
-  const std::vector<float> logits = MakeLogits(Logits::kNormal, kVocabulary, random);
-  SampleBatch batch(kRows, kVocabulary, 0);
-  for (size_t row = 0; row < kRows; ++row) batch.SetLogits(row, logits);
-  std::vector<double> counts(kVocabulary);
-  for (size_t step = 0; step < kBatches; ++step) {
-    for (size_t row = 0; row < kRows; ++row) {
-      batch.rows[row] = {SlotOf(row), 1.5f, 1.0f, 0.0f, 0, -1, row % 4, step * kRows + row / 4};
-    }
-    batch.Upload();
-    ASSERT_EQ(Sample(batch.params(), nullptr), cudaSuccess);
-    for (const SampleRecord& record : batch.sampled.ToHost()) {
-      ++counts[static_cast<size_t>(record.id)];
-    }
-  }
-  std::vector<double> weight;
-  double total = 0;
-  for (const float x : logits) total += weight.emplace_back(std::exp(x / 1.5));
-  double chi = 0, rare_expected = 0, rare_count = 0;
-  int cells = 0;
-  const auto add_cell = [&](double count, double expected) {
-    chi += (count - expected) * (count - expected) / expected;
-    ++cells;
-  };
-  for (size_t id = 0; id < weight.size(); ++id) {
-    const double expected = weight[id] / total * kRows * kBatches;
-    if (expected >= 5) {
-      add_cell(counts[id], expected);
-    } else {
-      rare_expected += expected;
-      rare_count += counts[id];
-    }
-  }
-  if (rare_expected >= 5) add_cell(rare_count, rare_expected);
-  EXPECT_LT(chi, cells - 1 + 5 * std::sqrt(2.0 * (cells - 1)));
-}
 
 TEST(SampleTest, NoRowsIsNoWork) {
   SampleParams params;

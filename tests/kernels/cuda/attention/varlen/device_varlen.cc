@@ -1,12 +1,12 @@
-// Copies in both directions. See device_varlen.h.
+// Copies in both directions, and the table of cases. See device_varlen.h.
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <random>
 
 #include "kernels/cuda/attention/varlen/kernels.h"
-#include "tests/kernels/varlen_oracle.h"
 
 namespace fox::cuda::testing {
 namespace {
@@ -19,9 +19,8 @@ std::vector<BFloat16> RoundToBf16(const VarlenArray<double>& array) {
   return rounded;
 }
 
-VarlenView OnDevice(VarlenView view, void* data) {
-  view.data = data;
-  return view;
+VarlenView View(const VarlenArray<double>& layout, void* data) {
+  return {data, layout.batch_stride, layout.token_stride, layout.head_stride};
 }
 
 std::vector<uint8_t> Bytes(const void* from, size_t bytes) {
@@ -30,9 +29,56 @@ std::vector<uint8_t> Bytes(const void* from, size_t bytes) {
 
 }  // namespace
 
+VarlenCase WithHeads(VarlenCase shape, int q_heads, int kv_heads, int head_dim,
+                     const std::vector<double>& gate_means) {
+  shape.q_heads = q_heads;
+  shape.kv_heads = kv_heads;
+  shape.head_dim = head_dim;
+  shape.gate_means = gate_means;
+  return shape;
+}
+
+std::vector<VarlenCase> VarlenCases(const std::vector<VarlenCase>& more) {
+  std::vector<VarlenCase> shapes;
+  const auto add = [&](const std::string& name, const VarlenCase& shape, int q_heads, int kv_heads,
+                       const std::vector<double>& gate_means) -> VarlenCase& {
+    shapes.push_back(WithHeads(shape, q_heads, kv_heads, 0, gate_means));
+    shapes.back().name = name;
+    return shapes.back();
+  };
+  add("Edges", PackedCase({1, 63, 64, 0, 65, 127, 128, 1, 129, 2, 700, 191, 193}), 2, 2, {1, 5});
+  // A batch row each, one without tokens; a local head and a global one share their keys.
+  add("Batch", BatchCase({300, 0, 129, 64, 1}), 4, 2, {0, 9, 3, 5}).padding = 8;
+  // Sequences that begin and end anywhere in their row, one not at all; heads before tokens.
+  VarlenCase& anywhere = add("HeadFirst", {}, 6, 2, {2, 5, 0, 8});
+  anywhere.sequences = {{3, 200}, {0, 512}, {100, 100}, {511, 512}, {64, 257}};
+  anywhere.tokens = 520;
+  anywhere.head_first = true;
+  anywhere.padding = 16;
+  VarlenCase& threes = add("GroupsOfThree", PackedCase({200, 127, 0, 65}), 3, 1, {5, 1, 3});
+  threes.tokens = 500;
+  threes.head_first = true;
+  add("OneHead", BatchCase({1000}), 1, 1, {4}).padding = 24;
+  // Gates that forget nothing, or next to nothing.
+  add("OpenGates", PackedCase({500, 300}), 2, 2, {30, 14});
+  add("RareStrongGates", PackedCase({400, 300}), 2, 2, {5, 2}).strong_gate_rate = 0.01;
+  add("StrongGates", PackedCase({400, 300}), 2, 2, {5, 2}).strong_gate_rate = 0.5;
+  add("RandomPages", PackedCase({1000, 64, 333, 65}), 4, 2, {9, 3}).random_pages = true;
+  shapes.insert(shapes.end(), more.begin(), more.end());
+  std::vector<VarlenCase> cases;
+  for (const int head_dim : {32, 64, 128}) {
+    for (VarlenCase c : shapes) {
+      c.name += std::to_string(head_dim);
+      c.head_dim = head_dim;
+      c.seed = cases.size() + 1;
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
 DeviceVarlen::DeviceVarlen(VarlenInputs& inputs, AcpMode acp, double log_eps)
     : inputs_(inputs),
-      params_(inputs.params()),
       begin_(inputs.begin),
       end_(inputs.end),
       threshold_(inputs.PaperThresholds(log_eps)),
@@ -48,22 +94,27 @@ DeviceVarlen::DeviceVarlen(VarlenInputs& inputs, AcpMode acp, double log_eps)
       log_fgate_(
           std::vector<float>(inputs.log_fgate.values.begin(), inputs.log_fgate.values.end())),
       d_log_fgate_(inputs.d_log_fgate.values.size()) {
-  params_.seqs.begin = begin_.data();
-  params_.seqs.end = end_.data();
+  params_.batch = inputs.batch;
+  params_.tokens = inputs.tokens;
+  params_.q_heads = inputs.shape.q_heads;
+  params_.kv_heads = inputs.shape.kv_heads;
+  params_.head_dim = inputs.shape.head_dim;
+  params_.seqs = {inputs.num_seqs(), begin_.data(), end_.data(), inputs.shape.packed};
+  params_.scale = inputs.scale;
   params_.acp = acp;
   params_.threshold = threshold_.data();
   params_.max_query_norm = max_query_norm_.data();
   params_.log_eps = log_eps;
-  params_.q = OnDevice(params_.q, q_.data());
-  params_.k = OnDevice(params_.k, k_.data());
-  params_.v = OnDevice(params_.v, v_.data());
-  params_.log_fgate = OnDevice(params_.log_fgate, log_fgate_.data());
-  params_.out = OnDevice(params_.out, out_.data());
-  params_.d_out = OnDevice(params_.d_out, d_out_.data());
-  params_.dq = OnDevice(params_.dq, dq_.data());
-  params_.dk = OnDevice(params_.dk, dk_.data());
-  params_.dv = OnDevice(params_.dv, dv_.data());
-  params_.d_log_fgate = OnDevice(params_.d_log_fgate, d_log_fgate_.data());
+  params_.q = View(inputs.q, q_.data());
+  params_.k = View(inputs.k, k_.data());
+  params_.v = View(inputs.v, v_.data());
+  params_.log_fgate = View(inputs.log_fgate, log_fgate_.data());
+  params_.out = View(inputs.out, out_.data());
+  params_.d_out = View(inputs.d_out, d_out_.data());
+  params_.dq = View(inputs.dq, dq_.data());
+  params_.dk = View(inputs.dk, dk_.data());
+  params_.dv = View(inputs.dv, dv_.data());
+  params_.d_log_fgate = View(inputs.d_log_fgate, d_log_fgate_.data());
 }
 
 void DeviceVarlen::Allocate() {
@@ -77,14 +128,14 @@ void DeviceVarlen::Schedule() {
   Allocate();
   ASSERT_EQ(ScheduleVarlen(params_, state_, nullptr), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  if (inputs_.shape.random_pages) RandomizeFirstPages();
 }
 
 void DeviceVarlen::SetOut(const VarlenArray<double>& out) { out_.CopyFrom(RoundToBf16(out)); }
 
 void DeviceVarlen::SetLse(const std::vector<double>& lse) {
   const HostState host = ToHost();
-  std::vector<double> c(inputs_.num_rows());
-  VarlenCumulativeGates(inputs_.params(), c.data());
+  const std::vector<double> c = inputs_.CumulativeGates();
   std::vector<float> device(host.lse.size(), std::numeric_limits<float>::quiet_NaN());
   for (int h = 0; h < inputs_.shape.q_heads; ++h) {
     for (int t = 0; t < host.num_tiles; ++t) {
@@ -101,9 +152,21 @@ void DeviceVarlen::SetLse(const std::vector<double>& lse) {
   CopyToDevice(device, state_.lse);
 }
 
-void DeviceVarlen::SetFirstPage(const std::vector<int32_t>& first_page) {
-  ASSERT_EQ(first_page.size(), static_cast<size_t>(params_.q_heads * state_.max_tiles));
-  CopyToDevice(first_page, state_.first_page);
+void DeviceVarlen::RandomizeFirstPages() {
+  HostState state = ToHost();
+  std::mt19937_64 random(1);
+  for (int h = 0; h < params_.q_heads; ++h) {
+    int page = 0;
+    for (int t = 0; t < state.num_tiles; ++t) {
+      const int position = state.tiles[static_cast<size_t>(t)].position;
+      if (position == 0) page = 0;
+      if (random() % 2 == 0) {
+        page = std::uniform_int_distribution<int>(page, position / kVarlenPage)(random);
+      }
+      state.first_page[static_cast<size_t>(h * state_.max_tiles + t)] = page;
+    }
+  }
+  CopyToDevice(state.first_page, state_.first_page);
 }
 
 void DeviceVarlen::PoisonOutputs() {
@@ -142,26 +205,6 @@ std::vector<int32_t> DeviceVarlen::FirstKeys() const {
     }
   }
   return first_key;
-}
-
-std::vector<double> DeviceVarlen::Lse() const {
-  const HostState host = ToHost();
-  std::vector<double> c(inputs_.num_rows());
-  VarlenCumulativeGates(inputs_.params(), c.data());
-  std::vector<double> lse(c.size(), std::numeric_limits<double>::quiet_NaN());
-  for (int h = 0; h < params_.q_heads; ++h) {
-    for (int t = 0; t < host.num_tiles; ++t) {
-      const VarlenTile& tile = host.tiles[static_cast<size_t>(t)];
-      const double reference = c[inputs_.RowIndex(tile.seq, tile.position, h)];
-      for (int i = 0; i < tile.count; ++i) {
-        const size_t row = inputs_.RowIndex(tile.seq, tile.position + i, h);
-        const size_t own = static_cast<size_t>(h * state_.max_tiles + t) * kVarlenTile;
-        lse[row] = static_cast<double>(host.lse[own + static_cast<size_t>(i)]) / kLog2E + c[row] -
-                   reference;
-      }
-    }
-  }
-  return lse;
 }
 
 VarlenArray<double> DeviceVarlen::Widen(const Bf16Array& from, const VarlenArray<double>& layout) {

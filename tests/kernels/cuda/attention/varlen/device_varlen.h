@@ -1,8 +1,10 @@
 // VarlenInputs on the device: the same layouts in bf16 and float32, the state, the scratch of the
-// gradients, and all of it back on the host.
+// gradients, and all of it back on the host; and the cases that kernels of either direction pass.
 #pragma once
 
 #include <cstdint>
+#include <ostream>
+#include <string>
 #include <vector>
 
 #include "kernels/core/dtype.h"
@@ -12,8 +14,20 @@
 
 namespace fox::cuda::testing {
 
+using fox::testing::BatchCase;
+using fox::testing::PackedCase;
+using fox::testing::RelativeError;
 using fox::testing::VarlenArray;
+using fox::testing::VarlenCase;
 using fox::testing::VarlenInputs;
+
+// `shape` with these heads, which forget so much.
+VarlenCase WithHeads(VarlenCase shape, int q_heads, int kv_heads, int head_dim,
+                     const std::vector<double>& gate_means);
+// Packed and batched sequences of all awkward lengths, layouts, grouped heads, gates from none to
+// annihilating, pages cut off anywhere; and `more`. All of head dims 32, 64 and 128.
+std::vector<VarlenCase> VarlenCases(const std::vector<VarlenCase>& more);
+inline std::ostream& operator<<(std::ostream& out, const VarlenCase& c) { return out << c.name; }
 
 // The state's arrays; [q_heads][max_tiles] and so on.
 struct HostState {
@@ -35,7 +49,7 @@ class DeviceVarlen {
 
   // Memory for state and gradients, poisoned.
   void Allocate();
-  // Allocate, then ScheduleVarlen.
+  // Allocate, then ScheduleVarlen; with random pages where the case says so.
   void Schedule();
   const VarlenState& state() const { return state_; }
   const VarlenGradients& gradients() const { return gradients_; }
@@ -43,18 +57,17 @@ class DeviceVarlen {
   void* gradient_memory() const { return gradient_memory_.data(); }
 
   // A forward kernel's output, from the oracle's: `out` rounded to bf16; lse [batch][tokens]
-  // [q_heads] as VarlenForwardFloat64 gives it. After Schedule.
+  // [q_heads] as VarlenInputs::Forward gives it. After Schedule.
   void SetOut(const VarlenArray<double>& out);
   void SetLse(const std::vector<double>& lse);
-  void SetFirstPage(const std::vector<int32_t>& first_page);  // [q_heads][max_tiles]
+  // First pages of any value that the contract allows: they do not fall along a sequence.
+  void RandomizeFirstPages();
   // What the kernels must write, poisoned anew.
   void PoisonOutputs();
 
   HostState ToHost() const;
   // The oracle's mask: first_page of each row's tile, as its first key.
   std::vector<int32_t> FirstKeys() const;
-  // lse in the oracle's units and order; NaN for tokens of no sequence.
-  std::vector<double> Lse() const;
   VarlenArray<double> Out() const { return Widen(out_, inputs_.out); }
   VarlenArray<double> Dq() const { return Widen(dq_, inputs_.dq); }
   VarlenArray<double> Dk() const { return Widen(dk_, inputs_.dk); }

@@ -1,4 +1,5 @@
-// What surrounds the backward kernels, against sums in float64 over scratch that a test has filled.
+// FinishGradients against sums in float64 over scratch that a test has filled. (What else surrounds
+// the backward kernels, backward_test compares together with them.)
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,10 +12,6 @@
 namespace fox::cuda::testing {
 namespace {
 
-using fox::testing::BatchCase;
-using fox::testing::PackedCase;
-using fox::testing::VarlenCase;
-
 const std::vector<int> kRagged = {1, 2, 0, 63, 64, 65, 127, 128, 129, 0, 700, 5};
 
 std::vector<float> RandomFloats(size_t count, uint64_t seed) {
@@ -25,84 +22,12 @@ std::vector<float> RandomFloats(size_t count, uint64_t seed) {
   return values;
 }
 
-VarlenCase Grouped(VarlenCase shape, int head_dim, bool head_first) {
-  shape.q_heads = 9;
-  shape.kv_heads = 3;
-  shape.head_dim = head_dim;
+VarlenCase Grouped(const VarlenCase& sequences, int head_dim, bool head_first) {
+  VarlenCase shape = WithHeads(sequences, 9, 3, head_dim, {2, 5, -1, 8});
   shape.head_first = head_first;
   shape.padding = 8;
   shape.tokens = 1500;
   return shape;
-}
-
-void ExpectPrepared(const VarlenCase& shape) {
-  VarlenInputs inputs(shape);
-  for (size_t i = 0; i < inputs.out.values.size(); ++i) {
-    inputs.out.values[i] = inputs.d_out.values[inputs.out.values.size() - 1 - i];
-  }
-  DeviceVarlen device(inputs);
-  device.Schedule();
-  device.SetOut(inputs.out);
-  const HostState host = device.ToHost();
-  const auto max_tiles = static_cast<size_t>(device.state().max_tiles);
-  const auto heads = static_cast<size_t>(shape.q_heads), dim = static_cast<size_t>(shape.head_dim);
-  // Any boundaries that do not fall along a sequence and stay left of the diagonal.
-  std::vector<int32_t> first_page(heads * max_tiles);
-  std::mt19937_64 random(3);
-  for (size_t h = 0; h < heads; ++h) {
-    for (size_t t = 0; t < host.tiles.size(); ++t) {
-      const int position = host.tiles[t].position;
-      const int before = position == 0 ? 0 : first_page[h * max_tiles + t - 1];
-      first_page[h * max_tiles + t] =
-          std::min(position / kVarlenPage, before + static_cast<int>(random() % 5));
-    }
-  }
-  device.SetFirstPage(first_page);
-  ASSERT_EQ(PrepareGradients(device.params(), device.state(), device.gradients(), nullptr),
-            cudaSuccess);
-  const VarlenGradients& gradients = device.gradients();
-  const size_t rows = heads * max_tiles * kVarlenTile;
-  const auto delta = CopyToHost(gradients.delta, rows),
-             row_sum = CopyToHost(gradients.row_sum, rows);
-  const auto dq = CopyToHost(gradients.dq, rows * dim);
-  const auto last = CopyToHost(gradients.last_row_tile, heads * max_tiles);
-  const auto turn = CopyToHost(gradients.turn, heads * max_tiles);
-  EXPECT_EQ(CopyToHost(gradients.work_counter, 1)[0], 0);
-  for (size_t h = 0; h < heads; ++h) {
-    for (size_t t = 0; t < host.tiles.size(); ++t) {
-      const VarlenTile& tile = host.tiles[t];
-      const size_t own = h * max_tiles + t;
-      int want = tile.seq_first;
-      for (int m = static_cast<int>(t); m <= tile.seq_last; ++m) {
-        const int page = first_page[h * max_tiles + static_cast<size_t>(m)];
-        if (page * kVarlenPage < tile.position + kVarlenTile) want = m;
-      }
-      EXPECT_EQ(last[own], want) << "head " << h << " tile " << t;
-      EXPECT_EQ(turn[own], 0);
-      for (int i = 0; i < kVarlenTile; ++i) {
-        const size_t row = own * kVarlenTile + static_cast<size_t>(i);
-        double sum = 0, size = 0;
-        for (int m = 0; i < tile.count && m < shape.head_dim; ++m) {
-          const double term =
-              inputs.out.At(tile.batch, tile.first_token + i, static_cast<int64_t>(h), m) *
-              inputs.d_out.At(tile.batch, tile.first_token + i, static_cast<int64_t>(h), m);
-          sum += term;
-          size += std::fabs(term);
-        }
-        EXPECT_NEAR(static_cast<double>(delta[row]), sum, shape.head_dim * 0x1p-24 * size);
-        EXPECT_EQ(row_sum[row], 0);
-        EXPECT_EQ(std::count(&dq[row * dim], &dq[row * dim] + dim, 0.0f),
-                  static_cast<std::ptrdiff_t>(dim));
-      }
-    }
-  }
-}
-
-TEST(PrepareGradientsTest, RaggedBatchesAndPackedSequences) {
-  for (const int head_dim : {32, 64, 128}) {
-    ExpectPrepared(Grouped(BatchCase(kRagged), head_dim, head_dim == 64));
-    ExpectPrepared(Grouped(PackedCase(kRagged), head_dim, head_dim != 64));
-  }
 }
 
 // Fills scratch as backward kernels would, and compares with sums in float64: d_log_fgate, whose
@@ -156,58 +81,18 @@ void ExpectFinished(const VarlenCase& shape) {
   }
 }
 
-TEST(FinishGradientsTest, RaggedBatchesAndPackedSequences) {
+TEST(GradientsTest, RaggedBatchesAndPackedSequences) {
   for (const int head_dim : {32, 64, 128}) {
-    ExpectFinished(Grouped(BatchCase(kRagged), head_dim, head_dim == 64));
-    ExpectFinished(Grouped(PackedCase(kRagged), head_dim, head_dim != 64));
+    for (const VarlenCase& shape : {Grouped(BatchCase(kRagged), head_dim, head_dim == 64),
+                                    Grouped(PackedCase(kRagged), head_dim, head_dim != 64)}) {
+      ExpectFinished(shape);
+    }
   }
 }
 
 // Runs of several tiles a thread.
-TEST(FinishGradientsTest, LongSequence) {
-  VarlenCase shape = PackedCase({100, 150000, 3});
-  shape.q_heads = shape.kv_heads = 1;
-  shape.head_dim = 32;
-  ExpectFinished(shape);
-}
-
-// Every token of no sequence is zero in every head, and nothing else is touched.
-void ExpectPadding(const VarlenArray<double>& array, const VarlenInputs& inputs) {
-  for (int b = 0; b < inputs.batch; ++b) {
-    for (int t = 0; t < inputs.tokens; ++t) {
-      bool of_sequence = false;
-      for (int s = 0; s < inputs.num_seqs(); ++s) {
-        of_sequence |= inputs.BatchOf(s) == b && inputs.begin[static_cast<size_t>(s)] <= t &&
-                       t < inputs.end[static_cast<size_t>(s)];
-      }
-      for (int h = 0; h < array.heads; ++h) {
-        for (int m = 0; m < array.head_dim; ++m) {
-          const double x = array.At(b, t, h, m);
-          EXPECT_TRUE(of_sequence ? std::isnan(x) : x == 0) << "token " << t << ": " << x;
-        }
-      }
-    }
-  }
-}
-
-TEST(PaddingTest, IsZeroedAndNothingElse) {
-  VarlenCase gaps = Grouped(PackedCase({}), 32, false);
-  gaps.sequences = {{3, 40}, {40, 40}, {100, 164}, {170, 171}, {171, 1490}};
-  VarlenCase batch = Grouped(BatchCase({3, 0, 1500, 64}), 32, false);
-  batch.sequences[3] = {7, 71};
-  for (VarlenCase shape : {gaps, batch, Grouped(PackedCase({1500}), 64, false)}) {
-    for (const bool head_first : {false, true}) {
-      shape.head_first = head_first;
-      VarlenInputs inputs(shape);
-      DeviceVarlen device(inputs);
-      ASSERT_EQ(ZeroOutputPadding(device.params(), nullptr), cudaSuccess);
-      ASSERT_EQ(ZeroGradientPadding(device.params(), nullptr), cudaSuccess);
-      for (const VarlenArray<double>& array :
-           {device.Out(), device.Dq(), device.Dk(), device.Dv(), device.DLogFgate()}) {
-        ExpectPadding(array, inputs);
-      }
-    }
-  }
+TEST(GradientsTest, LongSequence) {
+  ExpectFinished(WithHeads(PackedCase({100, 150000, 3}), 1, 1, 32, {2}));
 }
 
 }  // namespace

@@ -4,18 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "kernels/cuda/attention/varlen/kernels.h"
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
-#include "tests/kernels/varlen_oracle.h"
+#include "tests/kernels/cuda/device_cache.h"
 
 namespace fox::cuda::testing {
 namespace {
-
-using fox::testing::BatchCase;
-using fox::testing::PackedCase;
-using fox::testing::VarlenCase;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 const std::vector<int> kRagged = {1, 2, 0, 63, 64, 65, 127, 128, 129, 0, 1000, 5};
@@ -41,13 +38,7 @@ void ExpectTiles(const VarlenInputs& inputs, const HostState& host) {
   EXPECT_EQ(host.work_counter, 0);
   for (size_t t = 0; t < expected.size(); ++t) {
     const VarlenTile &got = host.tiles[t], &want = expected[t];
-    EXPECT_EQ(got.seq, want.seq) << t;
-    EXPECT_EQ(got.batch, want.batch) << t;
-    EXPECT_EQ(got.first_token, want.first_token) << t;
-    EXPECT_EQ(got.count, want.count) << t;
-    EXPECT_EQ(got.position, want.position) << t;
-    EXPECT_EQ(got.seq_first, want.seq_first) << t;
-    EXPECT_EQ(got.seq_last, want.seq_last) << t;
+    EXPECT_EQ(std::memcmp(&got, &want, sizeof(want)), 0) << t;
   }
 }
 
@@ -77,8 +68,7 @@ void ExpectSchedule(const VarlenCase& shape) {
   device.Schedule();
   const HostState host = device.ToHost();
   ExpectTiles(inputs, host);
-  std::vector<double> c(inputs.num_rows());
-  VarlenCumulativeGates(inputs.params(), c.data());
+  const std::vector<double> c = inputs.CumulativeGates();
   ExpectGates(inputs, device, host, c);
   for (int h = 0; h < shape.q_heads; ++h) {
     for (int t = 0; t < host.num_tiles; ++t) {
@@ -87,41 +77,24 @@ void ExpectSchedule(const VarlenCase& shape) {
   }
 }
 
-TEST(ScheduleTest, BatchesOfRaggedLengths) {
+TEST(ScheduleTest, RaggedLengthsInBatchesAndPacked) {
   for (const bool head_first : {false, true}) {
-    VarlenCase shape = BatchCase(kRagged);
-    shape.q_heads = 9;  // more than a block of warps
-    shape.kv_heads = 1;
-    shape.head_dim = 32;
-    shape.head_first = head_first;
-    ExpectSchedule(shape);
+    // More than a block of warps.
+    VarlenCase batch = WithHeads(BatchCase(kRagged), 9, 1, 32, {2, 5, -1, 8});
+    VarlenCase packed = PackedCase(kRagged);
+    batch.head_first = packed.head_first = head_first;
+    packed.tokens = 2000;
+    ExpectSchedule(batch);
+    ExpectSchedule(packed);
   }
 }
 
-TEST(ScheduleTest, PackedSequences) {
-  for (const bool head_first : {false, true}) {
-    VarlenCase shape = PackedCase(kRagged);
-    shape.head_first = head_first;
-    shape.tokens = 2000;
-    ExpectSchedule(shape);
-  }
-}
-
-TEST(ScheduleTest, MoreSequencesThanThreads) {
+// More sequences than threads; more tiles, so that each has a run of them.
+TEST(ScheduleTest, MoreThanThreads) {
   std::vector<int> lengths;
   for (int s = 0; s < 3000; ++s) lengths.push_back(s % 700 == 0 ? 300 : s % 5);
-  VarlenCase shape = PackedCase(lengths);
-  shape.q_heads = shape.kv_heads = 1;
-  shape.head_dim = 32;
-  ExpectSchedule(shape);
-}
-
-// More tiles than threads, so that each has a run of them.
-TEST(ScheduleTest, LongSequence) {
-  VarlenCase shape = PackedCase({100, 150000, 3});
-  shape.q_heads = shape.kv_heads = 1;
-  shape.head_dim = 32;
-  ExpectSchedule(shape);
+  ExpectSchedule(WithHeads(PackedCase(lengths), 1, 1, 32, {2}));
+  ExpectSchedule(WithHeads(PackedCase({100, 150000, 3}), 1, 1, 32, {2}));
 }
 
 TEST(ScheduleTest, OnlyEmptySequences) {
@@ -145,46 +118,15 @@ TEST(ScheduleTest, SequencesAreCutOffAtTheRow) {
 }
 
 TEST(ScheduleTest, StrongGatesAndCuts) {
-  VarlenCase shape = PackedCase({3000, 500});
-  shape.q_heads = shape.kv_heads = 2;
-  shape.gate_means = {12, 0};
-  VarlenInputs inputs(shape);
+  VarlenInputs inputs(WithHeads(PackedCase({3000, 500}), 2, 2, 64, {12, 0}));
   for (int t = 7; t < 3500; t += 31) {
     inputs.log_fgate.At(0, t, t % 2) = t % 3 == 0 ? -kInfinity : t % 3 == 1 ? -1e9 : -50;
   }
   DeviceVarlen device(inputs);
   for (double& gate : inputs.log_fgate.values) gate = std::max(gate, kLeastLogGate);
   device.Schedule();
-  std::vector<double> c(inputs.num_rows());
-  VarlenCumulativeGates(inputs.params(), c.data());
+  const std::vector<double> c = inputs.CumulativeGates();
   ExpectGates(inputs, device, device.ToHost(), c);
-}
-
-TEST(ScheduleTest, ArraysLieBehindEachOther) {
-  VarlenInputs inputs(PackedCase(kRagged));
-  DeviceVarlen device(inputs, AcpMode::kCertified);
-  device.Allocate();
-  const VarlenState& state = device.state();
-  const auto head_tiles = static_cast<size_t>(inputs.shape.q_heads * state.max_tiles);
-  const auto at = [&](const void* pointer) {
-    return static_cast<size_t>(static_cast<const char*>(pointer) -
-                               static_cast<const char*>(device.state_memory()));
-  };
-  size_t end = 0;
-  const auto expect_behind = [&](const void* pointer, size_t bytes) {
-    EXPECT_EQ(at(pointer) % 256, 0);
-    EXPECT_GE(at(pointer), end);
-    end = at(pointer) + bytes;
-  };
-  expect_behind(state.num_tiles, 4);
-  expect_behind(state.work_counter, 4);
-  expect_behind(state.tiles, static_cast<size_t>(state.max_tiles) * sizeof(VarlenTile));
-  expect_behind(state.cum_log_f, head_tiles * 8);
-  expect_behind(state.log_f_offset, head_tiles * kVarlenTile * 4);
-  expect_behind(state.first_page, head_tiles * 4);
-  expect_behind(state.lse, head_tiles * kVarlenTile * 4);
-  expect_behind(state.key_sums, head_tiles * sizeof(VarlenKeySums));
-  EXPECT_LE(end, VarlenStateBytes(device.params()));
 }
 
 double Norm(const std::vector<double>& x) {
@@ -268,11 +210,9 @@ std::vector<int> ScanPages(const VarlenInputs& inputs, AcpMode acp, const std::v
 
 class FirstPageTest : public ::testing::TestWithParam<AcpMode> {};
 
-VarlenCase PrunedCase() {
-  VarlenCase shape = PackedCase({2500, 100, 1, 1300});
-  shape.q_heads = 6;
-  shape.kv_heads = 3;
-  shape.gate_means = {0, 1, 2, 3, 5, 9};
+VarlenCase PrunedCase(int head_dim = 64) {
+  VarlenCase shape =
+      WithHeads(PackedCase({2500, 100, 1, 1300}), 6, 3, head_dim, {0, 1, 2, 3, 5, 9});
   shape.tokens = 4000;
   return shape;
 }
@@ -283,8 +223,7 @@ void ExpectFirstPages(const VarlenCase& shape, AcpMode acp) {
   DeviceVarlen device(inputs, acp);
   device.Schedule();
   const HostState host = device.ToHost();
-  std::vector<double> c(inputs.num_rows());
-  VarlenCumulativeGates(inputs.params(), c.data());
+  const std::vector<double> c = inputs.CumulativeGates();
   int pruned = 0, t = 0;
   for (int s = 0; s < inputs.num_seqs(); ++s) {
     const int tiles = (inputs.length(s) + kVarlenTile - 1) / kVarlenTile;
@@ -304,20 +243,9 @@ void ExpectFirstPages(const VarlenCase& shape, AcpMode acp) {
 }
 
 TEST_P(FirstPageTest, IsThatOfTheRule) {
-  for (const int head_dim : {32, 64, 128}) {
-    VarlenCase shape = PrunedCase();
-    shape.head_dim = head_dim;
-    ExpectFirstPages(shape, GetParam());
-  }
-}
-
-// Runs of several tiles a thread and, where keys are summed, many a warp.
-TEST_P(FirstPageTest, LongSequences) {
-  VarlenCase shape = PackedCase({9000, 100, 135000, 300});
-  shape.q_heads = shape.kv_heads = 1;
-  shape.head_dim = 32;
-  shape.gate_means = {5};
-  ExpectFirstPages(shape, GetParam());
+  for (const int head_dim : {32, 64, 128}) ExpectFirstPages(PrunedCase(head_dim), GetParam());
+  // Runs of several tiles a thread and, where keys are summed, many a warp.
+  ExpectFirstPages(WithHeads(PackedCase({9000, 100, 135000, 300}), 1, 1, 32, {5}), GetParam());
 }
 
 TEST_P(FirstPageTest, RowsLoseAtMostEps) {
@@ -335,9 +263,7 @@ TEST_P(FirstPageTest, RowsLoseAtMostEps) {
   DeviceVarlen device(inputs, GetParam());
   device.Schedule();
   const std::vector<int32_t> first_key = device.FirstKeys();
-  std::vector<double> full(inputs.num_rows()), seen(inputs.num_rows());
-  VarlenForwardFloat64(inputs.params(), nullptr, full.data());
-  VarlenForwardFloat64(inputs.params(), first_key.data(), seen.data());
+  const std::vector<double> full = inputs.Forward(), seen = inputs.Forward(first_key);
   double worst = 0;
   for (size_t i = 0; i < full.size(); ++i) worst = std::max(worst, -std::expm1(seen[i] - full[i]));
   EXPECT_LE(worst, std::exp(-10.0));
@@ -382,23 +308,7 @@ TEST_P(FirstPageTest, NeverFallsWhateverTheGatesAre) {
 
 INSTANTIATE_TEST_SUITE_P(Modes, FirstPageTest,
                          ::testing::Values(AcpMode::kPaper, AcpMode::kCertified),
-                         [](const auto& mode) {
-                           return std::string(mode.param == AcpMode::kPaper ? "Paper"
-                                                                            : "Certified");
-                         });
-
-// What it is for.
-TEST(CertifiedTest, PrunesMoreThanThePaper) {
-  VarlenInputs inputs(PrunedCase());
-  const auto dropped = [&](AcpMode acp) {
-    DeviceVarlen device(inputs, acp);
-    device.Schedule();
-    int64_t sum = 0;
-    for (const int32_t key : device.FirstKeys()) sum += key;
-    return sum;
-  };
-  EXPECT_GT(dropped(AcpMode::kCertified), dropped(AcpMode::kPaper));
-}
+                         [](const auto& mode) { return ModeName(mode.param); });
 
 }  // namespace
 }  // namespace fox::cuda::testing

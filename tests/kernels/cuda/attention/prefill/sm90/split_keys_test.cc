@@ -26,6 +26,8 @@ namespace {
 using testing::CacheOptions;
 using testing::DeviceArray;
 using testing::DeviceCache;
+using testing::kBf16Rounding;
+using testing::ModeName;
 using testing::RowKind;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -99,9 +101,19 @@ class SplitSpace {
 
 constexpr int64_t kRoomyRows = 300000, kRoomySplits = 1 << 14;
 
-cudaError_t Attend(const DeviceCache& cache, const StepSchedule& schedule) {
-  return PrefillSm90(cache.batch(), cache.params(), cache.kv(), schedule, cache.num_tiles(),
-                     nullptr);
+std::vector<uint16_t> Attend(DeviceCache& cache, const StepSchedule& schedule) {
+  EXPECT_EQ(
+      PrefillSm90(cache.batch(), cache.params(), cache.kv(), schedule, cache.num_tiles(), nullptr),
+      cudaSuccess);
+  return cache.out_array().ToHost();
+}
+
+// The same with everything poisoned before.
+std::vector<uint16_t> AttendAgain(DeviceCache& cache, SplitSpace& space,
+                                  const StepSchedule& schedule) {
+  cache.ResetOutputs();
+  space.PoisonPartials();
+  return Attend(cache, schedule);
 }
 
 // Short chunks after nothing, one token and some thousands, grouped heads with long and short
@@ -126,10 +138,6 @@ CacheOptions Chunks(AcpMode acp, int head_dim) {
 
 // With others it needs more workspace than exists, so some splits run serially.
 constexpr testing::CacheSequence kLongPrompt{4200, 4100, -10, 14};
-
-std::string ModeName(AcpMode acp) {
-  return acp == AcpMode::kOff ? "Off" : acp == AcpMode::kPaper ? "Paper" : "Certified";
-}
 
 // ---- The plan.
 
@@ -233,6 +241,7 @@ struct SplitCase {
   std::string name;
   CacheOptions options;
   int least_shift;
+  size_t more_splits_than = 0;
 };
 std::ostream& operator<<(std::ostream& out, const SplitCase& c) { return out << c.name; }
 
@@ -243,8 +252,6 @@ std::vector<uint32_t> Bits(const std::vector<float>& values) {
                  [](float x) { return std::bit_cast<uint32_t>(x); });
   return bits;
 }
-
-std::string CaseName(const ::testing::TestParamInfo<SplitCase>& info) { return info.param.name; }
 
 std::vector<SplitCase> SplitCases() {
   std::vector<SplitCase> cases;
@@ -277,26 +284,39 @@ std::vector<SplitCase> SplitCases() {
           {"LongContext" + ModeName(acp) + std::to_string(d), context, kMinKeySplitShift});
     }
   }
+  // More splits than the device has multiprocessors; more head tiles, so that each thread block
+  // runs the serial splits of several, some of whose rows stop before others because gates differ
+  // by head.
+  CacheOptions many = Chunks(AcpMode::kCertified, 64);
+  many.q_heads = many.kv_heads = 12;
+  cases.push_back({"ManySplits", many, 0, 500});
+  for (const int d : {64, 128}) {
+    CacheOptions tiles{.q_heads = 24, .kv_heads = 4, .head_dim = d};
+    tiles.gate_means = {9, 8, 7, 6, 5, 4};
+    tiles.output_norm = tiles.output_gate = true;
+    tiles.sequences = {{3700, 1500, -10, 0}, {3000, 1000, -10, 1}, {2600, 2600, -6, 2}};
+    cases.push_back({"ManyTiles" + std::to_string(d), tiles, 1, 300});
+  }
   return cases;
 }
 
-class KeySplitsCaseTest : public ::testing::TestWithParam<SplitCase> {
+class SplitKeysTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
-  }
+  void SetUp() override {}
 };
+
+class SplitKeysCaseTest : public SplitKeysTest, public ::testing::WithParamInterface<SplitCase> {};
 
 // Again without log sums and counters, then with serial splits, and with room for half of them: the
 // same bits.
-TEST_P(KeySplitsCaseTest, MatchesFloat64) {
+TEST_P(SplitKeysCaseTest, MatchesFloat64) {
   DeviceCache cache(GetParam().options);
-  SplitSpace space(cache, GetParam().least_shift, kRoomyRows, kRoomySplits);
-  ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
-  ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill, testing::kBf16Rounding));
+  SplitSpace space(cache, GetParam().least_shift, 8 * kRoomyRows, 4 * kRoomySplits);
+  const std::vector<uint16_t> first = Attend(cache, space.schedule());
+  ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill, kBf16Rounding));
   ASSERT_FALSE(space.Split().empty());
-  const std::vector<uint16_t> first = cache.out_array().ToHost();
-  const std::vector<float> first_lse = cache.lse_array().ToHost();
+  ASSERT_GT(space.Splits().size(), GetParam().more_splits_than);
+  const std::vector<uint32_t> first_lse = Bits(cache.lse_array().ToHost());
   cache.ResetOutputs();
   space.PoisonPartials();
   AttentionParams bare = cache.params();
@@ -307,73 +327,34 @@ TEST_P(KeySplitsCaseTest, MatchesFloat64) {
                         space.schedule().max_tiles, nullptr),
             cudaSuccess);
   EXPECT_EQ(cache.out_array().ToHost(), first);
-
-  cache.ResetOutputs();
-  space.PoisonPartials();
-  ASSERT_EQ(Attend(cache, space.serial()), cudaSuccess);
-  ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill, testing::kBf16Rounding));
-  EXPECT_EQ(cache.out_array().ToHost(), first) << "serial";
-  EXPECT_EQ(Bits(cache.lse_array().ToHost()), Bits(first_lse)) << "serial";
-
-  cache.ResetOutputs();
-  space.PoisonPartials();
   StepSchedule half = space.schedule();
   half.key_splits.max_splits = static_cast<int64_t>(space.Splits().size()) / 2;
-  ASSERT_EQ(Attend(cache, half), cudaSuccess);
-  EXPECT_EQ(cache.out_array().ToHost(), first) << "half of them serial";
-  EXPECT_EQ(Bits(cache.lse_array().ToHost()), Bits(first_lse)) << "half of them serial";
-}
-
-INSTANTIATE_TEST_SUITE_P(Cases, KeySplitsCaseTest, ::testing::ValuesIn(SplitCases()), CaseName);
-
-// A tile of 128 rows and a short one, alone and then with enough heads that each thread block runs
-// the serial splits of several head tiles, some of whose rows stop before others because gates
-// differ by head.
-TEST(KeySplitsTest, SerialSplitsFollowOneAnother) {
-  if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
-  for (const int head_dim : {64, 128}) {
-    CacheOptions options;
-    options.head_dim = head_dim;
-    options.q_heads = 24;
-    options.kv_heads = 4;
-    options.gate_means = {9, 8, 7, 6, 5, 4};
-    options.output_norm = options.output_gate = true;
-    options.sequences = {{3700, 1500, -10, 0}, {3000, 1000, -10, 1}, {2600, 2600, -6, 2}};
-    DeviceCache cache(options);
-    SplitSpace space(cache, 1, 8 * kRoomyRows, kRoomySplits);
-    ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
-    ASSERT_GT(space.Split().size(), 300u) << "more head tiles than multiprocessors";
-    const std::vector<uint16_t> first = cache.out_array().ToHost();
-    for (int pass = 0; pass < 2; ++pass) {
-      cache.ResetOutputs();
-      space.PoisonPartials();
-      ASSERT_EQ(Attend(cache, space.serial()), cudaSuccess);
-      EXPECT_EQ(cache.out_array().ToHost(), first) << "head dim " << head_dim;
-    }
+  for (const auto& [schedule, what] :
+       {std::pair{space.serial(), "serial"}, {half, "half of them serial"}}) {
+    EXPECT_EQ(AttendAgain(cache, space, schedule), first) << what;
+    EXPECT_EQ(Bits(cache.lse_array().ToHost()), first_lse) << what;
+    cache.CheckCounters(RowKind::kPrefill);
   }
 }
 
-float Widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+INSTANTIATE_TEST_SUITE_P(Cases, SplitKeysCaseTest, ::testing::ValuesIn(SplitCases()),
+                         testing::CaseName<SplitCase>);
 
 // All rows, while the oracle samples some: only bf16 roundings of weights and of outputs differ.
-TEST(KeySplitsTest, AgreesWithoutSplits) {
-  if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
+TEST_F(SplitKeysTest, AgreesWithoutSplits) {
   for (const int head_dim : {32, 64, 128}) {
     const CacheOptions options = Chunks(AcpMode::kOff, head_dim);
     DeviceCache cache(options);
-    const SplitSpace space(cache, 0, kRoomyRows, kRoomySplits);
-    ASSERT_EQ(Attend(cache, cache.schedule()), cudaSuccess);
-    const std::vector<uint16_t> whole = cache.out_array().ToHost();
-    cache.ResetOutputs();
-    ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
-    const std::vector<uint16_t> split = cache.out_array().ToHost();
+    SplitSpace space(cache, 0, kRoomyRows, kRoomySplits);
+    const std::vector<uint16_t> whole = Attend(cache, cache.schedule());
+    const std::vector<uint16_t> split = AttendAgain(cache, space, space.schedule());
     const auto stride = static_cast<size_t>(cache.params().out.row_stride);
     int wrong = 0, other = 0;
     for (size_t i = 0; i < whole.size() && wrong < 10; ++i) {
       if (whole[i] == split[i]) continue;
       ++other;
-      const float a = Widened(whole[i]), b = Widened(split[i]);
-      if (std::abs(a - b) <= 0x1p-6f * std::max(1.0f, std::abs(a))) continue;  // false for NaN
+      const double a = testing::Widen(whole[i]), b = testing::Widen(split[i]);
+      if (std::abs(a - b) <= 0x1p-6 * std::max(1.0, std::abs(a))) continue;  // false for NaN
       ++wrong;
       ADD_FAILURE() << "head dim " << head_dim << " row " << i / stride << " column " << i % stride
                     << ": " << b << " split, " << a << " whole";
@@ -382,61 +363,22 @@ TEST(KeySplitsTest, AgreesWithoutSplits) {
   }
 }
 
-// The first sequence's rows in a batch with a long prompt, and alone.
-TEST(KeySplitsTest, NeighboursChangeNoBits) {
-  if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
-  for (const AcpMode acp : {AcpMode::kOff, AcpMode::kCertified}) {
-    for (const int head_dim : {64, 128}) {
-      CacheOptions options = Chunks(acp, head_dim);
-      options.sequences.push_back(kLongPrompt);
-      DeviceCache cache(options);
-      SplitSpace space(cache, 0, kRoomyRows / 4, kRoomySplits);
-      ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
-      cache.CheckOutputs(RowKind::kPrefill, testing::kBf16Rounding);
-      EXPECT_FALSE(space.SplitsFirst());
-      const std::vector<uint16_t> together = cache.out_array().ToHost();
-      cache.ResetOutputs();
-      space.PoisonPartials();
-      const auto tiles =
-          static_cast<int32_t>(std::count_if(cache.tiles().begin(), cache.tiles().end(),
-                                             [](const RowBlock& rows) { return rows.seq == 0; }));
-      const DeviceArray<int32_t> num_tiles(std::vector<int32_t>{tiles});
-      StepSchedule alone = space.schedule();
-      alone.num_tiles = num_tiles.data();
-      BatchView batch = cache.batch();
-      batch.num_seqs = 1;
-      batch.num_rows = cache.options().sequences[0].rows;
-      ASSERT_EQ(PrefillSm90(batch, cache.params(), cache.kv(), alone, tiles, nullptr), cudaSuccess);
-      const std::vector<uint16_t> got = cache.out_array().ToHost();
-      ASSERT_FALSE(space.Split().empty());
-      EXPECT_TRUE(space.SplitsFirst());
-      const auto end = static_cast<std::ptrdiff_t>(batch.num_rows * cache.params().out.row_stride);
-      EXPECT_TRUE(std::equal(got.begin(), got.begin() + end, together.begin()))
-          << ModeName(acp) << head_dim;
-    }
-  }
-}
-
 // If partial results or splits do not fit, the last head tiles' splits run serially, with the same
 // bits.
-TEST(KeySplitsTest, WhatDoesNotFitIsSerial) {
-  if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
+TEST_F(SplitKeysTest, WhatDoesNotFitIsSerial) {
   const CacheOptions options = Chunks(AcpMode::kCertified, 64);
   DeviceCache cache(options);
   const SplitSpace roomy(cache, 0, kRoomyRows, kRoomySplits);
-  ASSERT_EQ(Attend(cache, roomy.schedule()), cudaSuccess);
-  const std::vector<uint16_t> out = cache.out_array().ToHost();
+  const std::vector<uint16_t> out = Attend(cache, roomy.schedule());
   const std::vector<int32_t> all = roomy.PartialRows();
   const auto splits = static_cast<int64_t>(roomy.Splits().size());
   const int64_t rows = *std::max_element(all.begin(), all.end()) - kSerialRows;
   for (const auto& [max_rows, max_splits] :
        {std::pair{rows / 2, kRoomySplits}, {kRoomyRows, splits / 2}, {int64_t{1}, kRoomySplits}}) {
     SCOPED_TRACE(std::to_string(max_rows) + " rows, " + std::to_string(max_splits) + " splits");
-    cache.ResetOutputs();
-    const SplitSpace tight(cache, 0, max_rows, max_splits);
-    ASSERT_EQ(Attend(cache, tight.schedule()), cudaSuccess);
-    ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill, testing::kBf16Rounding));
-    EXPECT_EQ(cache.out_array().ToHost(), out);
+    SplitSpace tight(cache, 0, max_rows, max_splits);
+    EXPECT_EQ(AttendAgain(cache, tight, tight.schedule()), out);
+    ASSERT_NO_FATAL_FAILURE(cache.CheckOutputs(RowKind::kPrefill, kBf16Rounding));
     EXPECT_FALSE(tight.SplitsFirst());
     const std::vector<int32_t> some = tight.PartialRows();
     bool ended = false;
@@ -450,25 +392,6 @@ TEST(KeySplitsTest, WhatDoesNotFitIsSerial) {
     }
     EXPECT_TRUE(ended);
   }
-}
-
-// Three passes over more splits than the device has multiprocessors: the same bits.
-TEST(KeySplitsTest, RepeatsItself) {
-  if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
-  CacheOptions options = Chunks(AcpMode::kCertified, 64);
-  options.q_heads = options.kv_heads = 12;
-  DeviceCache cache(options);
-  SplitSpace space(cache, 0, 4 * kRoomyRows, 4 * kRoomySplits);
-  std::vector<uint16_t> first;
-  for (int pass = 0; pass < 3; ++pass) {
-    cache.ResetOutputs();
-    space.PoisonPartials();
-    ASSERT_EQ(Attend(cache, space.schedule()), cudaSuccess);
-    const std::vector<uint16_t> out = cache.out_array().ToHost();
-    if (pass == 0) first = out;
-    ASSERT_EQ(out, first) << "pass " << pass;
-  }
-  ASSERT_GT(space.Splits().size(), 500u);
 }
 
 }  // namespace
