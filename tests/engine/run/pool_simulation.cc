@@ -1,5 +1,5 @@
 // The random operations and the model; pool_simulation_checks.cc compares. See pool_simulation.h.
-#include "tests/engine/kv/pool_simulation.h"
+#include "tests/engine/run/pool_simulation.h"
 
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tests/engine/kv/pool_simulation.h"
+#include "tests/engine/run/pool_simulation.h"
 
 namespace fox::testing {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/kv/kv_cache.h"
+#include "engine/run/kv_cache.h"
 
 namespace fox::testing {
 
