@@ -35,7 +35,7 @@ bool Engine::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
     end(sequence, absl::DeadlineExceededError("waited so long that the deadline cannot be met"));
   }
   for (Sequence* sequence : schedule.paused) {
-    times_.RecordPause(sequence->produced() - sequence->acknowledged);
+    times_.RecordPause(sequence->produced() - sequence->reader.acknowledged());
     UpdateEvent(sequence);
   }
   LimitPaused(now, outputs);
@@ -103,7 +103,7 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
       scheduler_.Remove(sequence, output.finish->status.ok());
       End(sequence, now, &*output.finish);
     } else if (sequence->paused() && !output.tokens.empty()) {
-      sequence->paused_since = now;
+      sequence->reader.Touch(now);
       UpdateEvent(sequence);
     }
     if (output.finish || output.windows || !output.tokens.empty() ||
@@ -295,7 +295,8 @@ void Engine::Acknowledge(RequestId id, int64_t tokens) {
   const auto found = sequences_.find(id);
   if (found == sequences_.end() || tokens <= 0) return;
   Sequence& sequence = *found->second;
-  sequence.acknowledged += std::min(tokens, sequence.generated() - sequence.acknowledged);
+  sequence.reader.Acknowledge(
+      std::min(tokens, sequence.generated() - sequence.reader.acknowledged()));
   if (sequence.paused()) {
     calls_.acknowledgements.emplace_back(id, sequence.arrival);
     idle_ = false;

@@ -62,7 +62,7 @@ void PrefixCache::BeginPlan(Seconds now) {
 }
 
 void PrefixCache::Follow(Sequence* sequence) {
-  PrefixState& state = sequence->prefix;
+  PrefixState& state = sequence->prefix_;
   if (!Uses(*sequence) || sequence->slot < 0) return;
   const int64_t tokens = PageEnd(sequence->computed);
   const bool prompt_done = sequence->computed >= sequence->prompt_tokens;
@@ -91,7 +91,7 @@ int64_t PrefixCache::Limit(const Sequence& sequence) {
 
 // Whether the sequence, which computes that block, will leave a snapshot at its end, or can.
 bool PrefixCache::WillReach(const Sequence& sequence, const PrefixTree::Node& node) {
-  const PrefixState& state = sequence.prefix;
+  const PrefixState& state = sequence.prefix_;
   if (node.tokens > sequence.computed) return true;
   if (std::binary_search(state.stops.begin(), state.stops.end(), node.tokens)) return true;
   return node.tokens == PageEnd(sequence.prompt_tokens) && node.tokens > state.last &&
@@ -99,13 +99,13 @@ bool PrefixCache::WillReach(const Sequence& sequence, const PrefixTree::Node& no
 }
 
 void PrefixCache::AddStop(Sequence* sequence, int64_t tokens) {
-  std::vector<int64_t>& stops = sequence->prefix.stops;
+  std::vector<int64_t>& stops = sequence->prefix_.stops;
   const auto at = std::lower_bound(stops.begin(), stops.end(), tokens);
   if (at == stops.end() || *at != tokens) stops.insert(at, tokens);
 }
 
 bool PrefixCache::Find(Sequence* sequence) {
-  PrefixState& state = sequence->prefix;
+  PrefixState& state = sequence->prefix_;
   const auto length = static_cast<int64_t>(sequence->tokens.size());
   if (!Uses(*sequence)) return false;
   const PrefixTree::Node* const first = tree_.First(RealmOf(*sequence), sequence->tokens);
@@ -139,7 +139,7 @@ bool PrefixCache::Find(Sequence* sequence) {
 // ends with a page, because a token must be left. And at the end of a long prompt, if its last page
 // end is no place for a snapshot.
 void PrefixCache::AddStops(Sequence* sequence) {
-  const PrefixState& state = sequence->prefix;
+  const PrefixState& state = sequence->prefix_;
   if (state.known > state.found) AddStop(sequence, state.known);
   const int64_t last_page = PageEnd(sequence->prompt_tokens);
   const int64_t end = GrainEnd(*sequence, Limit(*sequence));
@@ -153,12 +153,12 @@ void PrefixCache::AddStops(Sequence* sequence) {
 }
 
 int64_t PrefixCache::Pin(const Sequence& sequence) {
-  if (sequence.prefix.snapshot >= 0) At(sequence.prefix.snapshot).pinned = plan_;
-  return sequence.prefix.found;
+  if (sequence.prefix_.snapshot >= 0) At(sequence.prefix_.snapshot).pinned = plan_;
+  return sequence.prefix_.found;
 }
 
 void PrefixCache::Unpin(Sequence* sequence) {
-  PrefixState& state = sequence->prefix;
+  PrefixState& state = sequence->prefix_;
   if (state.snapshot < 0) return;
   At(state.snapshot).pinned = 0;
   state.snapshot = -1;
@@ -167,7 +167,7 @@ void PrefixCache::Unpin(Sequence* sequence) {
 
 void PrefixCache::Start(Sequence* sequence) {
   if (!Uses(*sequence)) return;
-  PrefixState& state = sequence->prefix;
+  PrefixState& state = sequence->prefix_;
   FOX_CHECK(sequence->slot >= 0 && sequence->computed == state.found);
   ++stats_.lookups;
   stats_.queried_tokens += sequence->length();
@@ -187,7 +187,7 @@ void PrefixCache::Start(Sequence* sequence) {
 // Where it was it leaves no snapshot again; those that it left may be there.
 void PrefixCache::Return(Sequence* sequence) {
   if (!Uses(*sequence)) return;
-  sequence->prefix.last = PageEnd(sequence->computed);
+  sequence->prefix_.last = PageEnd(sequence->computed);
   if (sequence->computed < sequence->prompt_tokens) Claim(sequence);
 }
 
@@ -206,12 +206,12 @@ void PrefixCache::Claim(Sequence* sequence) {
       node->computing = sequence;
     }
   }
-  sequence->prefix.claims = true;
+  sequence->prefix_.claims = true;
   Touch(*sequence);
 }
 
 void PrefixCache::Unclaim(Sequence* sequence) {
-  if (!std::exchange(sequence->prefix.claims, false)) return;
+  if (!std::exchange(sequence->prefix_.claims, false)) return;
   Touch(*sequence);
   const std::vector<PrefixTree::Node*> path =
       tree_.Find(RealmOf(*sequence), sequence->tokens, sequence->prompt_tokens);
@@ -222,14 +222,14 @@ void PrefixCache::Unclaim(Sequence* sequence) {
 }
 
 int64_t PrefixCache::CutChunk(const Sequence& sequence, int64_t count) const {
-  for (const int64_t stop : sequence.prefix.stops) {
+  for (const int64_t stop : sequence.prefix_.stops) {
     if (stop > sequence.computed) return std::min(count, stop - sequence.computed);
   }
   return count;
 }
 
 void PrefixCache::Take(Sequence* sequence, int64_t tokens) {
-  sequence->prefix.last = tokens;
+  sequence->prefix_.last = tokens;
   const PrefixTree::Realm realm = RealmOf(*sequence);
   const std::vector<PrefixTree::Node*> known = tree_.Find(realm, sequence->tokens, tokens);
   if (!known.empty() && known.back()->tokens == tokens && known.back()->snapshot >= 0) {
@@ -326,9 +326,9 @@ void PrefixCache::Leave(Sequence* sequence, bool keep) {
   if (!Uses(*sequence)) return;
   Unclaim(sequence);
   const int64_t tokens = PageEnd(sequence->computed);
-  const bool has_more = sequence->slot >= 0 && tokens > sequence->prefix.last;
+  const bool has_more = sequence->slot >= 0 && tokens > sequence->prefix_.last;
   if (keep && has_more && MayLieAt(*sequence, tokens)) Take(sequence, tokens);
-  sequence->prefix = {};
+  sequence->prefix_ = {};
 }
 
 void PrefixCache::FillPlan(StepPlan* plan) {

@@ -104,9 +104,9 @@ std::vector<Work> Scheduler::RunningWork() const {
     double left =
         times_.ExpectedTokens(sequence->max_tokens) - static_cast<double>(sequence->produced());
     // A reader that has not taken half of what there is has yet to show that it takes more.
-    const int64_t window = sequence->request.flow_window;
-    const int64_t ahead = sequence->produced() - sequence->acknowledged;
-    if (window > 0 && ahead >= sequence->acknowledged) {
+    const int64_t window = sequence->reader.window();
+    const int64_t ahead = sequence->produced() - sequence->reader.acknowledged();
+    if (window > 0 && ahead >= sequence->reader.acknowledged()) {
       left = std::min(left, static_cast<double>(window - ahead));
     }
     left = std::max(left, 1.0) + static_cast<double>(sequence->replays_left());
@@ -281,10 +281,11 @@ Sequence* Scheduler::SelectHolder(Seconds now) const {
     const bool a_waits = a->state == SequenceState::kWaiting;
     const bool b_waits = b->state == SequenceState::kWaiting;
     if (a_waits != b_waits) return b_waits;
-    const bool a_long = !a_waits && now >= a->paused_since + kLong;
-    const bool b_long = !b_waits && now >= b->paused_since + kLong;
+    const bool a_long = !a_waits && now >= a->reader.paused_since() + kLong;
+    const bool b_long = !b_waits && now >= b->reader.paused_since() + kLong;
     if (a_long != b_long) return a_long;
-    if (a_long && a->paused_since != b->paused_since) return a->paused_since < b->paused_since;
+    if (a_long && a->reader.paused_since() != b->reader.paused_since())
+      return a->reader.paused_since() < b->reader.paused_since();
     return a->length() != b->length() ? a->length() < b->length() : a->place > b->place;
   };
   const auto least = std::min_element(holders_.begin(), holders_.end(), before);

@@ -147,7 +147,7 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
     if (begins) next->computed = 0;
     return false;
   }
-  const bool ran = next->running_since != kNever;
+  const bool ran = next->queue().running_since != kNever;
   const bool anew = !next->preempted && (!ran || next->reads_slowly());
   waiting_.Start(next, now);
   const int64_t back = next->swapped ? next->swapped->pages : 0;
@@ -209,7 +209,7 @@ Sequence* Scheduler::SelectYielding(const Sequence& next, Seconds now) const {
   for (Sequence* sequence : running_) {
     const int64_t count = ++slots[sequence->request.client];
     if (count < most || sequence->priority < next.priority) continue;
-    if (now < sequence->running_since + WaitingQueue::kSlotTurn) continue;
+    if (now < sequence->queue().running_since + WaitingQueue::kSlotTurn) continue;
     most = count;
     last = sequence;
   }
@@ -222,7 +222,7 @@ void Scheduler::YieldSlot(Seconds now) {
   if (running() < max_running_) return;
   waiting_.BeginRound();
   for (Sequence* next = waiting_.Due(now); next != nullptr; next = waiting_.Due(now)) {
-    const Seconds due = next->waiting_since + WaitingQueue::kSlotTurn;
+    const Seconds due = next->queue().waiting_since + WaitingQueue::kSlotTurn;
     if (next->blocked_since < due) next->blocked_since = kNever;
     const bool blocked = now >= next->blocked_since && now < next->blocked_since + kBackfilling;
     if (!blocked && IsReady(*next) && !WaitsForPrefix(next)) {
@@ -280,7 +280,7 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
     }
     if (ready) {
       const bool overdue = now >= next->blocked_since + kBackfilling;
-      const int64_t left = next->longest_chunk() - (next->slot < 0 ? next->prefix.found : 0);
+      const int64_t left = next->longest_chunk() - (next->slot < 0 ? next->prefix().found : 0);
       const bool fits =
           !whole_prompts || overdue || left <= budget->prefill || waiting_.IsDue(*next, now);
       if (fits && Start(next, now, &demand, budget, schedule)) {

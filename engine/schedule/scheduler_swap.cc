@@ -87,7 +87,7 @@ void Scheduler::DropSwapped(Sequence* sequence, StepPlan* plan) {
   if (waits) waiting_.Remove(sequence);
   sequence->swapped.reset();
   sequence->computed = 0;
-  if (waits) waiting_.Add(sequence, sequence->waiting_since);  // with more to compute
+  if (waits) waiting_.Add(sequence, sequence->queue().waiting_since);  // with more to compute
 }
 
 // The sequence goes on in a slot from where it was.

@@ -26,23 +26,23 @@ bool FitsSampledToken(const SamplingParams& sampling) {
 Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_model_len,
                    int64_t arrival_order, Seconds now)
     : request(std::move(submitted)),
-      tokens(std::move(request.prompt)),
-      prompt_tokens(static_cast<int64_t>(tokens.size())),
-      max_tokens(std::min<int64_t>(request.stop.max_tokens, max_model_len - prompt_tokens)),
       log_tolerance(options.acp == AcpMode::kOff
                         ? kNoMass
                         : request.log_tolerance.value_or(options.log_tolerance)),
       stop(request.stop, options.eos_token_ids),
       priority(options.priority_scheduling ? request.priority : 0),
       arrival(arrival_order),
-      place(0) {
+      reader(request.flow_window) {
+  tokens = std::move(request.prompt);
+  prompt_tokens = static_cast<int64_t>(tokens.size());
+  max_tokens = std::min<int64_t>(request.stop.max_tokens, max_model_len - prompt_tokens);
   if (request.sampling.repetition_penalty != 1.0f) counts.AddPrompt(tokens);
   stats.prompt_tokens = prompt_tokens;
   stats.arrival = now;
   stats.acp.log_tolerance = log_tolerance;
 }
 
-int64_t Sequence::ChunkWithin(int64_t count) const {
+int64_t Progress::ChunkWithin(int64_t count) const {
   if (count >= longest_chunk()) return longest_chunk();
   if (chunk_multiple == 1) {
     const int64_t aligned = (computed + count) / kPageTokens * kPageTokens - computed;
@@ -76,7 +76,7 @@ std::vector<int32_t> Sequence::LogitRowIndices(int64_t count) const {
   return rows;
 }
 
-std::vector<int32_t> Sequence::NextTokens(int64_t count) const {
+std::vector<int32_t> Progress::NextTokens(int64_t count) const {
   const int64_t known = std::min(count, static_cast<int64_t>(tokens.size()) - computed);
   if (known <= 0) return std::vector<int32_t>(static_cast<size_t>(count), kLastSampledToken);
   FOX_CHECK(known == count);

@@ -21,18 +21,18 @@ void WaitingQueue::Leave(const Sequence& sequence) {
 }
 
 void WaitingQueue::Count(const Sequence& sequence, int64_t sign, Client* client) {
-  tokens_ += sign * sequence.queued_tokens;
-  max_tokens_ += sign * sequence.queued_max_tokens;
+  tokens_ += sign * sequence.queue_.tokens;
+  max_tokens_ += sign * sequence.queue_.max_tokens;
   if (client == nullptr) return;
-  client->tokens += sign * sequence.queued_tokens;
-  client->max_tokens += sign * sequence.queued_max_tokens;
+  client->tokens += sign * sequence.queue_.tokens;
+  client->max_tokens += sign * sequence.queue_.max_tokens;
 }
 
 void WaitingQueue::Add(Sequence* sequence, Seconds now) {
-  sequence->waiting_since = now;
+  sequence->queue_.waiting_since = now;
   const int64_t replays = sequence->replays_left();
-  sequence->queued_tokens = sequence->remaining() - replays;
-  sequence->queued_max_tokens = sequence->max_tokens - sequence->produced() + replays;
+  sequence->queue_.tokens = sequence->remaining() - replays;
+  sequence->queue_.max_tokens = sequence->max_tokens - sequence->produced() + replays;
   if (sequence->preempted) {
     Count(*sequence, 1, nullptr);
     FOX_CHECK(preempted_.insert(sequence).second);
@@ -75,7 +75,7 @@ Sequence* WaitingQueue::Next(Seconds now) const {
 }
 
 bool WaitingQueue::IsDue(const Sequence& sequence, Seconds now) const {
-  if (sequence.preempted || now < sequence.waiting_since + kSlotTurn) return false;
+  if (sequence.preempted || now < sequence.queue_.waiting_since + kSlotTurn) return false;
   const Sequence& most_urgent = **(*turns_.begin())->waiting.begin();
   return sequence.priority == most_urgent.priority && !sequence.reads_slowly() &&
          clients_.at(sequence.request.client).running == 0;
@@ -93,8 +93,8 @@ Sequence* WaitingQueue::Due(Seconds now) const {
 
 bool WaitingQueue::IsAged(const Sequence& sequence, Seconds now) const {
   return !sequence.preempted && &sequence == *by_age_.begin() &&
-         now >= sequence.waiting_since + kAging &&
-         cost_since_aged_ >= kAgedShare * Cost(sequence.queued_tokens, sequence.queued_max_tokens);
+         now >= sequence.queue_.waiting_since + kAging &&
+         cost_since_aged_ >= kAgedShare * Cost(sequence.queue_.tokens, sequence.queue_.max_tokens);
 }
 
 Sequence* WaitingQueue::NextInTurn() const {
@@ -109,7 +109,7 @@ Sequence* WaitingQueue::NextInTurn() const {
 void WaitingQueue::Start(Sequence* sequence, Seconds now) {
   if (!sequence->preempted) {
     const bool aged = IsAged(*sequence, now);
-    cost_since_aged_ += Cost(sequence->queued_tokens, sequence->queued_max_tokens);
+    cost_since_aged_ += Cost(sequence->queue_.tokens, sequence->queue_.max_tokens);
     if (aged) cost_since_aged_ = 0;
     int64_t least = INT64_MAX;
     for (const Client* client : turns_) least = std::min(least, client->served);
@@ -118,8 +118,8 @@ void WaitingQueue::Start(Sequence* sequence, Seconds now) {
   Remove(sequence);
   Client& client = clients_.at(sequence->request.client);
   ++client.running;
-  sequence->running_since = now;
-  sequence->charged_length = sequence->length();
+  sequence->queue_.running_since = now;
+  sequence->queue_.charged_length = sequence->length();
   if (sequence->preempted) return;  // charged before
   Serve(sequence->remaining(), &client);
 }
@@ -127,8 +127,8 @@ void WaitingQueue::Start(Sequence* sequence, Seconds now) {
 void WaitingQueue::Stop(Sequence* sequence) {
   Client& client = clients_.at(sequence->request.client);
   FOX_CHECK(--client.running >= 0);
-  Serve(kDecodeCost * (sequence->length() - sequence->charged_length), &client);
-  sequence->charged_length = sequence->length();
+  Serve(kDecodeCost * (sequence->length() - sequence->queue_.charged_length), &client);
+  sequence->queue_.charged_length = sequence->length();
 }
 
 // Each of the clients that are here is due its part of it.
@@ -146,8 +146,8 @@ Work WaitingQueue::Ahead(uint64_t client, int64_t tokens, int64_t asked,
                          const ServiceTimes& times) const {
   Work work;
   for (const Sequence* sequence : preempted_) {
-    work.Add({static_cast<double>(sequence->queued_tokens),
-              times.ExpectedTokens(sequence->queued_max_tokens), 1});
+    work.Add({static_cast<double>(sequence->queue_.tokens),
+              times.ExpectedTokens(sequence->queue_.max_tokens), 1});
   }
   const auto own = clients_.find(client);
   const double turn =

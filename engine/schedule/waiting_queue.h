@@ -63,7 +63,7 @@ class WaitingQueue {
   // Whether it goes before all turns: of those that were not preempted it has waited longest, and
   // long enough.
   bool IsAged(const Sequence& sequence, Seconds now) const;
-  void PassOver(Sequence* sequence) const { sequence->passed_in_round = round_; }
+  void PassOver(Sequence* sequence) const { sequence->queue_.passed_in_round = round_; }
   // Takes a sequence out that Next gave; its client is charged what it must compute.
   void Start(Sequence* sequence, Seconds now);
   // The sequence has given its running slot up; its client is charged what it has generated in it.
@@ -85,8 +85,9 @@ class WaitingQueue {
  private:
   struct Older {
     bool operator()(const Sequence* a, const Sequence* b) const {
-      return a->waiting_since != b->waiting_since ? a->waiting_since < b->waiting_since
-                                                  : a->arrival < b->arrival;
+      return a->queue_.waiting_since != b->queue_.waiting_since
+                 ? a->queue_.waiting_since < b->queue_.waiting_since
+                 : a->arrival < b->arrival;
     }
   };
   struct Client {
@@ -100,7 +101,7 @@ class WaitingQueue {
     // Whose is least has the next turn. REQUIRES: a sequence waits.
     int64_t turn() const {
       const Sequence& first = **waiting.begin();
-      return served + Asked(first.queued_tokens, first.queued_max_tokens);
+      return served + Asked(first.queue_.tokens, first.queue_.max_tokens);
     }
   };
   struct LessServed {
@@ -112,7 +113,7 @@ class WaitingQueue {
     }
   };
 
-  bool passed(const Sequence& sequence) const { return sequence.passed_in_round == round_; }
+  bool passed(const Sequence& sequence) const { return sequence.queue_.passed_in_round == round_; }
   void Count(const Sequence& sequence, int64_t sign, Client* client);
   void Serve(int64_t tokens, Client* client);
   Sequence* NextInTurn() const;

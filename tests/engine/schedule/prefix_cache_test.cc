@@ -146,15 +146,15 @@ TEST_F(PrefixCacheTest, TheDeepestSnapshotIsFoundAndATokenIsLeft) {
   Submit();
   Sequence* same = Make(0, 640);
   EXPECT_FALSE(cache_->Find(same));
-  EXPECT_EQ(same->prefix.found, 320);
+  EXPECT_EQ(same->prefix().found, 320);
   Sequence* longer = Make(0, 641);
   EXPECT_FALSE(cache_->Find(longer));
-  EXPECT_EQ(longer->prefix.found, 640);
+  EXPECT_EQ(longer->prefix().found, 640);
   EXPECT_FALSE(cache_->Find(Make(0, 641, "salt")));
   Sequence* salted = Make(0, 641, "salt");
   cache_->Find(salted);
-  EXPECT_EQ(salted->prefix.found, 0);
-  EXPECT_EQ(salted->prefix.known, 0);
+  EXPECT_EQ(salted->prefix().found, 0);
+  EXPECT_EQ(salted->prefix().known, 0);
 }
 
 TEST_F(PrefixCacheTest, WherePromptsPartOneIsTaken) {
@@ -204,7 +204,7 @@ TEST_F(PrefixCacheTest, WhatAnotherComputesIsWaitedFor) {
   Step(a, 640);
   EXPECT_EQ(a->computed, 256);
   EXPECT_FALSE(cache_->Find(b));
-  EXPECT_EQ(b->prefix.found, 256);
+  EXPECT_EQ(b->prefix().found, 256);
 }
 
 TEST_F(PrefixCacheTest, NobodyWaitsForWhoHasLeftOrPassed) {
@@ -217,7 +217,7 @@ TEST_F(PrefixCacheTest, NobodyWaitsForWhoHasLeftOrPassed) {
   EXPECT_FALSE(cache_->Find(b));
   cache_->Leave(a, false);  // preempted
   EXPECT_FALSE(cache_->Find(b));
-  EXPECT_EQ(b->prefix.found, 0);
+  EXPECT_EQ(b->prefix().found, 0);
 
   a->slot = -1;
   a->computed = 0;
@@ -226,7 +226,7 @@ TEST_F(PrefixCacheTest, NobodyWaitsForWhoHasLeftOrPassed) {
   Sequence* c = Make(0, 640);
   c->tokens[310] = -1;
   EXPECT_FALSE(cache_->Find(c));
-  EXPECT_EQ(c->prefix.known, 256);
+  EXPECT_EQ(c->prefix().known, 256);
 }
 
 TEST_F(PrefixCacheTest, WhoIsMoreUrgentDoesNotWait) {
@@ -235,9 +235,9 @@ TEST_F(PrefixCacheTest, WhoIsMoreUrgentDoesNotWait) {
   Start(a);
   Sequence* b = Make(0, 641);
   EXPECT_FALSE(cache_->Find(b));
-  b->priority = 1;
-  b->prefix = {};
-  EXPECT_TRUE(cache_->Find(b));
+  Sequence* as_urgent = Make(0, 641);
+  as_urgent->priority = 1;
+  EXPECT_TRUE(cache_->Find(as_urgent));
 }
 
 TEST_F(PrefixCacheTest, TheLeastWorthIsDropped) {
@@ -263,7 +263,7 @@ TEST_F(PrefixCacheTest, TheLeastWorthIsDropped) {
   const auto found = [&](int32_t first) {
     Sequence* probe = Make(first, 129);
     cache_->Find(probe);
-    return probe->prefix.found;
+    return probe->prefix().found;
   };
   EXPECT_EQ(found(0), 128);
   EXPECT_EQ(found(10000), 0);
@@ -358,7 +358,7 @@ TEST_F(PrefixCacheTest, ASnapshotTakesTheRoomOfALongerOne) {
   cache_->BeginPlan(++now_);
   Sequence* c = Make(0, 192);
   EXPECT_FALSE(cache_->Find(c));
-  EXPECT_EQ(c->prefix.found, 128);
+  EXPECT_EQ(c->prefix().found, 128);
 }
 
 // At multiples of 128 of the prompt, with what was decoded in none of them.
@@ -382,7 +382,7 @@ TEST_F(PrefixCacheTest, InChunksSnapshotsAreOfPromptsAlone) {
   next->prompt_tokens = 700;
   cache_->BeginPlan(++now_);
   EXPECT_FALSE(cache_->Find(next));
-  EXPECT_EQ(next->prefix.found, 256);
+  EXPECT_EQ(next->prefix().found, 256);
 }
 
 TEST_F(PrefixCacheTest, InChunksTwoTokensOfThePromptAreLeft) {
@@ -394,7 +394,7 @@ TEST_F(PrefixCacheTest, InChunksTwoTokensOfThePromptAreLeft) {
     other->tokens.resize(500, 3);  // also where generated tokens come behind
     cache_->BeginPlan(++now_);
     EXPECT_FALSE(cache_->Find(other));
-    EXPECT_EQ(other->prefix.found, prompt < 258 ? 0 : 256) << prompt;
+    EXPECT_EQ(other->prefix().found, prompt < 258 ? 0 : 256) << prompt;
   }
 }
 
@@ -434,7 +434,7 @@ TEST_F(PrefixCacheTest, InChunksSiblingsShareAMultiple) {
     if (first->computed < prompt) Step(first, prompt - first->computed);
     cache_->BeginPlan(++now_);
     EXPECT_FALSE(cache_->Find(second)) << prompt;
-    EXPECT_EQ(second->prefix.found, shared) << prompt;
+    EXPECT_EQ(second->prefix().found, shared) << prompt;
   }
 }
 

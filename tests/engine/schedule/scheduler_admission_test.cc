@@ -117,7 +117,7 @@ TEST_F(SchedulerAdmissionTest, BesideOthersSlowReadersKeepTheirShareOfSlots) {
   Start();
   for (int i = 0; i < 3; ++i) Add(10, 0, 1);
   for (int i = 0; i < 3; ++i) StepAndRead(i);
-  for (const auto& sequence : sequences_) EXPECT_EQ(sequence->running_since, 0);
+  for (const auto& sequence : sequences_) EXPECT_EQ(sequence->queue().running_since, 0);
   Add(10);
   StepAndRead(3);
   EXPECT_EQ(scheduler_->running(), 4);
@@ -299,7 +299,7 @@ TEST_F(SlotTurnTest, PrioritiesComeFirst) {
   AddOf(3, /*priority=*/1);
   Step(2 * kTurn);
   EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
-  EXPECT_EQ(sequences_[3]->running_since, 0);
+  EXPECT_EQ(sequences_[3]->queue().running_since, 0);
   AddOf(4, /*priority=*/-1);
   Step(3 * kTurn);
   EXPECT_EQ(Running(), (Clients{1, 1, 1, 4}));
@@ -368,7 +368,7 @@ TEST_F(SlotTurnTest, WhatLacksPagesTakesNoSlot) {
   for (Seconds now = kTurn; now < holds_back; now += 0.1) {
     EXPECT_EQ(Ids(Step(now)).size(), 4u);
     EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
-    EXPECT_EQ(sequences_[3]->running_since, kTurn);  // back in the same step
+    EXPECT_EQ(sequences_[3]->queue().running_since, kTurn);  // back in the same step
   }
   Step(holds_back + 0.1);
   EXPECT_EQ(Running(), (Clients{1, 1, 1}));

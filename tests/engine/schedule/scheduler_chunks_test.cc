@@ -125,7 +125,7 @@ TEST_F(SchedulerChunksTest, GeneratedTokensComeAgainOneByOne) {
   generated = second->generated();
   ASSERT_GT(generated, 1);
   EXPECT_EQ(second->replays_left(), generated - 1);
-  EXPECT_EQ(second->queued_tokens, 62 + 1);
+  EXPECT_EQ(second->queue().tokens, 62 + 1);
   scheduler_->Remove(first);
   Schedule schedule = Step();
   EXPECT_EQ(Chunks(schedule), Sizes{62});

@@ -96,7 +96,7 @@ class SchedulerTest : public testing::Test {
   }
 
   void Acknowledge(Sequence* sequence, int64_t tokens) {
-    sequence->acknowledged = tokens;
+    sequence->reader.Acknowledge(tokens - sequence->reader.acknowledged());
     sequence->UpdatePause(0.0);
     if (!sequence->paused()) scheduler_->Resume(sequence, 0.0);
   }

@@ -141,7 +141,7 @@ TEST_F(PipelinedSchedulerTest, PendingTokensCountForLimitsAndWindows) {
   Sequence* windowed = Add(10, 0, 1);
   EXPECT_EQ(Ids(Plan(3.0)), (IdList{0, 1}));
   EXPECT_TRUE(windowed->paused());
-  EXPECT_EQ(windowed->paused_since, 3.0);
+  EXPECT_EQ(windowed->reader.paused_since(), 3.0);
   EXPECT_EQ(Ids(Plan()), IdList{0});
   EXPECT_TRUE(Plan().plan.empty());  // both of two are sampled
   EXPECT_EQ(last->produced(), 2);

@@ -156,7 +156,7 @@ TEST_F(SchedulerSwapTest, ThePlaceOfWhoComesBackLaterIsTaken) {
   EXPECT_TRUE(first_->swapped.has_value());
   EXPECT_FALSE(second_->swapped.has_value());
   EXPECT_EQ(second_->computed, 0);
-  EXPECT_EQ(second_->queued_tokens, second_->remaining());
+  EXPECT_EQ(second_->queue().tokens, second_->remaining());
   EXPECT_EQ(scheduler_->swapped(), 1);
   scheduler_->Remove(first_);
   scheduler_->Remove(urgent);
