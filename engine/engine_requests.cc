@@ -89,10 +89,10 @@ absl::Status Engine::CheckWait(const std::vector<Request>& requests, Seconds now
       std::min<int64_t>(request.stop.max_tokens, limits_.max_model_len - prompt_tokens);
   const Work ahead = scheduler_.waiting().Ahead(
       request.client, static_cast<int64_t>(requests.size()) * prompt_tokens,
-      WaitingQueue::Asked(prompt_tokens, max_tokens), times_);
+      Cost(prompt_tokens, max_tokens), times_);
   Seconds wait = times_.Wait(scheduler_.RunningWork(), ahead, scheduler_.max_running());
   if (scheduler_.waiting().WillBeDue(request.client, scheduler_.max_running())) {
-    wait = std::min(wait, 2 * WaitingQueue::kSlotTurn);
+    wait = std::min(wait, 2 * kSlotTurn);
   }
   const Seconds left = request.deadline - now;
   const Seconds whole = times_.Service(prompt_tokens, max_tokens);

@@ -64,16 +64,22 @@ int64_t Sequence::NumLogitRows(int64_t count) const {
   return rows;
 }
 
-std::vector<int32_t> Sequence::LogitRowIndices(int64_t count) const {
-  std::vector<int32_t> rows;
-  if (wants_prompt_logprobs()) {
-    const int64_t end = std::min(computed + count, prompt_tokens - 1);
-    for (int64_t row = FirstPromptRow(); row < end; ++row) {
-      rows.push_back(static_cast<int32_t>(row - computed));
-    }
+PlannedSequence Sequence::Feed(int64_t count, bool samples_on_device) const {
+  PlannedSequence planned;
+  planned.id = request.id;
+  planned.slot = slot;
+  planned.position = computed;
+  planned.token_ids = NextTokens(count);
+  planned.log_tolerance = log_tolerance;
+  const bool samples_last = count == remaining() && samples();
+  const int64_t rows = NumLogitRows(count), scored = rows - (samples_last ? 1 : 0);
+  for (int64_t i = 0; i < scored; ++i) {
+    planned.logit_rows.push_back(static_cast<int32_t>(FirstPromptRow() - computed + i));
   }
-  if (count == remaining() && samples()) rows.push_back(static_cast<int32_t>(count - 1));
-  return rows;
+  if (samples_last) planned.logit_rows.push_back(static_cast<int32_t>(count - 1));
+  // Rows of prompt log-probabilities are wanted on the host, so it samples from the last one too.
+  if (samples_on_device && samples_last && rows == 1) planned.sample = NextSampleRow();
+  return planned;
 }
 
 std::vector<int32_t> Progress::NextTokens(int64_t count) const {

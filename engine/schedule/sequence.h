@@ -15,7 +15,6 @@
 #include "engine/request/sampler.h"
 #include "engine/request/stop_condition.h"
 #include "engine/schedule/step_plan.h"
-#include "engine/schedule/swap_space.h"
 
 namespace fox {
 
@@ -145,8 +144,8 @@ struct PrefixState {
 
 // What a sequence without a slot has in swap space: all that its slot had.
 struct Swapped {
-  SwapRange range;
-  int64_t pages = 0;  // live; at most so many while plans with the sequence are in flight
+  int64_t offset = 0;  // there
+  int64_t pages = 0;   // live; at most so many while plans with the sequence are in flight
   double max_log_evicted_mass = kNoMass;  // once no plan with the sequence is in flight
 };
 
@@ -161,7 +160,8 @@ struct SlotState {
   // Whether `slot` has this sequence's penalty state. The executor's samples keep it up: once it is
   // there the host samples no more, because its token would not be counted.
   bool has_penalty_state = false;
-  int64_t pages_lost = 0;  // how many it held when it was preempted
+  int64_t pages_lost = 0;     // how many it held when it was preempted
+  int64_t pages_planned = 0;  // that the plan that is being made takes
   AcpStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
                         // last plan collected
 };
@@ -185,9 +185,10 @@ struct Sequence : Progress, SlotState {
   const QueueEntry& queue() const { return queue_; }
   const PrefixState& prefix() const { return prefix_; }
 
-  // How many rows of logits a chunk of `count` tokens wants, and which (within the chunk).
+  // How many rows of logits a chunk of `count` tokens wants.
   int64_t NumLogitRows(int64_t count) const;
-  std::vector<int32_t> LogitRowIndices(int64_t count) const;
+  // Its next `count` tokens, as a plan feeds them.
+  PlannedSequence Feed(int64_t count, bool samples_on_device) const;
   // How an executor may sample the next token itself; none where more log-probabilities are to be
   // reported than it does.
   std::optional<SampleRow> NextSampleRow() const;
@@ -219,9 +220,9 @@ struct Sequence : Progress, SlotState {
   SequenceState state = SequenceState::kNone;
   int64_t place = 0;               // in the order: anew when it is queued and when it first starts
   bool preempted = false;          // waits, or runs again, because others needed its pages
-  int32_t times_preempted = 0;     // how often that was
+  bool rescued = false;            // comes before all others until it has a token: kStarvation
+  Seconds hungry_since = 0;        // when it last got a token, or could first have got one
   Seconds blocked_since = kNever;  // when it first found no room at its turn
-  int32_t steps_behind = 0;        // in which others were first in prefill, since it was
 
   // The engine's.
   bool started = false;         // was in a plan
@@ -237,22 +238,6 @@ struct Sequence : Progress, SlotState {
 
   QueueEntry queue_;
   PrefixState prefix_;
-};
-
-// A sequence that was preempted so often is preempted only by others like it.
-inline constexpr int32_t kMaxPreemptions = 3;
-
-// Scheduling order: most preemptions, lower priority value, then place. Among those that have lost
-// most place alone: else urgent ones could preempt the others for ever.
-inline bool RunsBefore(const Sequence& a, const Sequence& b) {
-  const bool a_first = a.times_preempted >= kMaxPreemptions,
-             b_first = b.times_preempted >= kMaxPreemptions;
-  if (a_first != b_first) return a_first;
-  return !a_first && a.priority != b.priority ? a.priority < b.priority : a.place < b.place;
-}
-
-struct RunsEarlier {
-  bool operator()(const Sequence* a, const Sequence* b) const { return RunsBefore(*a, *b); }
 };
 
 }  // namespace fox

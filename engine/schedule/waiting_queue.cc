@@ -1,4 +1,4 @@
-// Turns, ages and shares. Read waiting_queue.h first.
+// Turns and shares. Read waiting_queue.h first.
 #include "engine/schedule/waiting_queue.h"
 
 #include <algorithm>
@@ -21,11 +21,13 @@ void WaitingQueue::Leave(const Sequence& sequence) {
 }
 
 void WaitingQueue::Count(const Sequence& sequence, int64_t sign, Client* client) {
-  tokens_ += sign * sequence.queue_.tokens;
-  max_tokens_ += sign * sequence.queue_.max_tokens;
+  const QueueEntry& entry = sequence.queue_;
+  size_ += sign;
+  tokens_ += sign * entry.tokens;
+  max_tokens_ += sign * entry.max_tokens;
   if (client == nullptr) return;
-  client->tokens += sign * sequence.queue_.tokens;
-  client->max_tokens += sign * sequence.queue_.max_tokens;
+  client->tokens += sign * entry.tokens;
+  client->max_tokens += sign * entry.max_tokens;
 }
 
 void WaitingQueue::Add(Sequence* sequence, Seconds now) {
@@ -33,6 +35,7 @@ void WaitingQueue::Add(Sequence* sequence, Seconds now) {
   const int64_t replays = sequence->replays_left();
   sequence->queue_.tokens = sequence->remaining() - replays;
   sequence->queue_.max_tokens = sequence->max_tokens - sequence->produced() + replays;
+  if (sequence->rescued) rescued_ = sequence;
   if (sequence->preempted) {
     Count(*sequence, 1, nullptr);
     FOX_CHECK(preempted_.insert(sequence).second);
@@ -44,12 +47,13 @@ void WaitingQueue::Add(Sequence* sequence, Seconds now) {
   } else {
     turns_.erase(&client);
   }
-  FOX_CHECK(client.waiting.insert(sequence).second && by_age_.insert(sequence).second);
+  FOX_CHECK(client.waiting.insert(sequence).second);
   Count(*sequence, 1, &client);
   turns_.insert(&client);
 }
 
 void WaitingQueue::Remove(Sequence* sequence) {
+  if (sequence == rescued_) rescued_ = nullptr;
   if (sequence->preempted) {
     Count(*sequence, -1, nullptr);
     FOX_CHECK(preempted_.erase(sequence) == 1);
@@ -57,21 +61,23 @@ void WaitingQueue::Remove(Sequence* sequence) {
   }
   Client& client = clients_.at(sequence->request.client);
   turns_.erase(&client);
-  FOX_CHECK(client.waiting.erase(sequence) == 1 && by_age_.erase(sequence) == 1);
+  FOX_CHECK(client.waiting.erase(sequence) == 1);
   Count(*sequence, -1, &client);
   if (!client.waiting.empty()) turns_.insert(&client);
 }
 
 Sequence* WaitingQueue::Next(Seconds now) const {
+  if (rescued_ != nullptr && !passed(*rescued_)) return rescued_;
   for (Sequence* sequence : preempted_) {
     if (!passed(*sequence)) return sequence;
   }
-  if (!by_age_.empty()) {
-    Sequence* oldest = *by_age_.begin();
-    if (IsAged(*oldest, now) && !passed(*oldest)) return oldest;
+  if (Sequence* due = Due(now); due != nullptr) return due;
+  for (const Client* client : turns_) {
+    for (Sequence* sequence : client->waiting) {
+      if (!passed(*sequence)) return sequence;
+    }
   }
-  Sequence* due = Due(now);
-  return due != nullptr ? due : NextInTurn();
+  return nullptr;
 }
 
 bool WaitingQueue::IsDue(const Sequence& sequence, Seconds now) const {
@@ -91,26 +97,20 @@ Sequence* WaitingQueue::Due(Seconds now) const {
   return nullptr;
 }
 
-bool WaitingQueue::IsAged(const Sequence& sequence, Seconds now) const {
-  return !sequence.preempted && &sequence == *by_age_.begin() &&
-         now >= sequence.queue_.waiting_since + kAging &&
-         cost_since_aged_ >= kAgedShare * Cost(sequence.queue_.tokens, sequence.queue_.max_tokens);
-}
-
-Sequence* WaitingQueue::NextInTurn() const {
-  for (const Client* client : turns_) {
-    for (Sequence* sequence : client->waiting) {
-      if (!passed(*sequence)) return sequence;
+Sequence* WaitingQueue::Hungriest() const {
+  Sequence* hungriest = nullptr;
+  const auto consider = [&](const auto& waiting) {
+    for (Sequence* sequence : waiting) {
+      if (hungriest == nullptr || IsHungrier(*sequence, *hungriest)) hungriest = sequence;
     }
-  }
-  return nullptr;
+  };
+  consider(preempted_);
+  for (const Client* client : turns_) consider(client->waiting);
+  return hungriest;
 }
 
 void WaitingQueue::Start(Sequence* sequence, Seconds now) {
   if (!sequence->preempted) {
-    const bool aged = IsAged(*sequence, now);
-    cost_since_aged_ += Cost(sequence->queue_.tokens, sequence->queue_.max_tokens);
-    if (aged) cost_since_aged_ = 0;
     int64_t least = INT64_MAX;
     for (const Client* client : turns_) least = std::min(least, client->served);
     served_ = std::max(served_, static_cast<double>(least));

@@ -1,5 +1,5 @@
-// Engine: the promises of engine.h and request.h, over the simulation's executor, with one step or
-// two in flight.
+// Engine: examples over the simulation's executor, with one step or two in flight. The promises of
+// engine.h and request.h are checked by the simulation (tests/engine/sim).
 #include "engine/engine.h"
 
 #include "tests/engine/engine_fixture.h"
@@ -56,102 +56,6 @@ TEST_P(EngineTest, PreemptionLosesAndRepeatsNothing) {
   EXPECT_EQ(received_[4].finish->stats.acp.peak_pages, 2 * PagesFor(329));
 }
 
-TEST_P(EngineTest, StopTokensAreNotEmitted) {
-  Start();
-  const std::vector<int32_t> free_run = Reference(MakeRequest(1, 5, 20)).tokens;
-  Request request = MakeRequest(1, 5, 20);
-  request.stop.stop_token_ids = {free_run[3]};
-  ASSERT_TRUE(engine_->Submit(request, 0).ok());
-  RunToEnd();
-  const Finish& finish = *received_[1].finish;
-  EXPECT_EQ(finish.reason, FinishReason::kStop);
-  EXPECT_EQ(finish.stop_token_id, free_run[3]);
-  EXPECT_FALSE(finish.eos);
-  const auto first = std::find(free_run.begin(), free_run.end(), free_run[3]);
-  EXPECT_EQ(received_[1].tokens, std::vector<int32_t>(free_run.begin(), first));
-}
-
-TEST_P(EngineTest, EosMinTokensAndIgnoreEos) {
-  EngineOptions options;
-  Start();
-  options.eos_token_ids = {Reference(MakeRequest(1, 5, 20)).tokens[0]};
-  Start(Roomy(), options);
-  Request eager = MakeRequest(1, 5, 20);
-  ASSERT_TRUE(engine_->Submit(eager, 0).ok());
-  RunToEnd();
-  EXPECT_TRUE(received_[1].tokens.empty());
-  EXPECT_TRUE(received_[1].finish->eos);
-  received_.clear();
-  eager.stop.min_tokens = 5;
-  ASSERT_TRUE(engine_->Submit(eager, 0).ok());
-  RunToEnd();
-  EXPECT_GE(received_[1].tokens.size(), 5u);
-  received_.clear();
-  eager.stop.ignore_eos = true;
-  ASSERT_TRUE(engine_->Submit(eager, 0).ok());
-  RunToEnd();
-  EXPECT_EQ(received_[1].tokens.size(), 20u);
-  EXPECT_EQ(received_[1].tokens[0], options.eos_token_ids[0]);
-}
-
-TEST_P(EngineTest, ScoresAPromptOnly) {
-  Start();
-  Request request = MakeRequest(1, 100, 0);
-  request.sampling.prompt_logprobs = 2;
-  ASSERT_TRUE(engine_->Submit(request, 0).ok());
-  RunToEnd();
-  const Received& r = received_[1];
-  EXPECT_TRUE(r.tokens.empty());
-  ASSERT_EQ(r.scores.size(), 99u);
-  EXPECT_EQ(r.finish->reason, FinishReason::kLength);
-  const Expected expected = Reference(request);
-  for (size_t i = 0; i < 99; ++i) {
-    EXPECT_EQ(r.scores[i].id, request.prompt[i + 1]);
-    EXPECT_EQ(r.scores[i].logprob, expected.prompt_logprobs[i].logprob);
-    EXPECT_EQ(r.scores[i].top.size(), 2u);
-  }
-}
-
-TEST_P(EngineTest, MaxTokensIsClampedToTheContext) {
-  Start();
-  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 490, INT32_MAX), 0).ok());
-  ASSERT_TRUE(engine_->Submit(MakeRequest(2, 499, 5), 0).ok());
-  EXPECT_EQ(engine_->Submit(MakeRequest(3, 500, 1), 0).code(), absl::StatusCode::kOutOfRange);
-  RunToEnd();
-  EXPECT_EQ(received_[1].tokens.size(), 10u);
-  EXPECT_EQ(received_[1].finish->reason, FinishReason::kLength);
-  EXPECT_EQ(received_[2].tokens.size(), 1u);
-}
-
-TEST_P(EngineTest, CancelInEveryState) {
-  FakeOptions fake = Roomy();
-  fake.limits.max_num_seqs = 1;
-  fake.limits.max_num_batched_tokens = 64;
-  Start(fake);
-  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 300), 0).ok());  // mid-prefill
-  ASSERT_TRUE(engine_->Submit(MakeRequest(2), 0).ok());       // queued
-  ASSERT_TRUE(engine_->Submit(MakeRequest(3, 5, 100), 0).ok());
-  Step();
-  engine_->Cancel(1, absl::CancelledError("gone"));
-  engine_->Cancel(2, absl::OkStatus());
-  engine_->Cancel(99, absl::OkStatus());
-  Step();
-  EXPECT_TRUE(absl::IsCancelled(received_[1].finish->status));
-  EXPECT_EQ(received_[2].finish->reason, FinishReason::kAbort);
-  Step();
-  engine_->Cancel(3, absl::CancelledError("gone"));  // mid-decode
-  engine_->Cancel(3, absl::OkStatus());              // the first counts
-  EXPECT_TRUE(engine_->HasWork());
-  Step();
-  EXPECT_TRUE(absl::IsCancelled(received_[3].finish->status));
-  EXPECT_EQ(executor_->free_pages(), 100);  // free at once
-  EXPECT_EQ(engine_->HasWork(), GetParam().depth > 1);
-  RunToEnd();
-  EXPECT_EQ(engine_->stats().cancelled, 2);
-  EXPECT_EQ(engine_->stats().aborted, 1);
-  EXPECT_EQ(engine_->stats().finished, 0);
-}
-
 TEST_P(EngineTest, Deadlines) {
   FakeOptions fake = Roomy();
   fake.limits.max_num_seqs = 1;
@@ -178,117 +82,6 @@ TEST_P(EngineTest, Deadlines) {
   EXPECT_EQ(received_[1].tokens.size(), delivered);
   EXPECT_EQ(engine_->NextDeadline(), kNever);
   EXPECT_EQ(executor_->free_pages(), 100);
-}
-
-TEST_P(EngineTest, SlowReadersPause) {
-  Start();
-  Request slow = MakeRequest(1, 5, 10);
-  slow.flow_window = 3;
-  ASSERT_TRUE(engine_->Submit(slow, 0).ok());
-  RunToEnd();
-  EXPECT_EQ(received_[1].tokens.size(), 3u);
-  EXPECT_EQ(engine_->stats().paused, 1);
-  EXPECT_LT(engine_->stats().free_pages, 100);  // it keeps its pages
-  engine_->Acknowledge(1, -5);
-  engine_->Acknowledge(1, 1);
-  RunToEnd();
-  EXPECT_EQ(received_[1].tokens.size(), 3u);  // half of the window is not free
-  engine_->Acknowledge(1, 1);
-  RunToEnd();
-  EXPECT_EQ(received_[1].tokens.size(), 5u);
-  for (int i = 0; i < 9 && !received_[1].finish; ++i) {
-    engine_->Acknowledge(1, INT64_MAX);  // no more than there is
-    RunToEnd();
-  }
-  EXPECT_EQ(received_[1].tokens, Reference(slow).tokens);
-}
-
-TEST_P(EngineTest, PausedSequencesDoNotBlockOthers) {
-  FakeOptions fake = Roomy();
-  fake.limits.max_num_seqs = 1;
-  Start(fake);
-  Request slow = MakeRequest(1, 5, 10);
-  slow.flow_window = 1;
-  ASSERT_TRUE(engine_->Submit(slow, 0).ok());
-  RunToEnd(10.0);
-  ASSERT_TRUE(engine_->Submit(MakeRequest(2), 10.0).ok());
-  RunToEnd(10.0);
-  EXPECT_TRUE(received_[2].finish);
-  engine_->Acknowledge(1, 1);
-  RunToEnd(10.0);
-  EXPECT_EQ(received_[1].tokens.size(), 2u);
-}
-
-TEST_P(EngineTest, NumericalFailureHitsOneRequestAlone) {
-  FakeOptions fake = Roomy();
-  fake.nan_requests = {2};
-  fake.nan_position = 9;
-  Start(fake);
-  for (RequestId id = 1; id <= 3; ++id) ASSERT_TRUE(engine_->Submit(MakeRequest(id), 0).ok());
-  RunToEnd();
-  EXPECT_EQ(received_[2].finish->status.code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(received_[2].finish->status.message(), "numerical failure");
-  EXPECT_EQ(received_[2].tokens.size(), 5u);  // sampled from rows 4 to 8
-  EXPECT_TRUE(engine_->fatal().ok());
-  for (const RequestId id : {RequestId{1}, RequestId{3}}) {
-    EXPECT_EQ(received_[id].tokens, Reference(MakeRequest(id)).tokens);
-  }
-}
-
-TEST_P(EngineTest, ExecutorFailureEndsEverything) {
-  FakeOptions fake = Roomy();
-  fake.limits.max_num_seqs = 1;
-  fake.fail_at_run = 2;
-  Start(fake);
-  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 5, 50), 0).ok());
-  ASSERT_TRUE(engine_->Submit(MakeRequest(2), 0).ok());
-  RunToEnd();
-  EXPECT_TRUE(absl::IsUnavailable(received_[1].finish->status));
-  EXPECT_TRUE(absl::IsUnavailable(received_[2].finish->status));
-  EXPECT_EQ(engine_->fatal().code(), absl::StatusCode::kInternal);
-  EXPECT_TRUE(absl::IsUnavailable(engine_->Submit(MakeRequest(3), 0)));
-  EXPECT_TRUE(engine_->Step(0).empty());
-  EXPECT_EQ(engine_->stats().failed, 2);
-}
-
-TEST_P(EngineTest, ExecutorFailureAtCollectionToo) {
-  FakeOptions fake = Roomy();
-  fake.fail_at_run = 3;
-  fake.fail_late = true;
-  Start(fake);
-  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 5, 50), 0).ok());
-  ASSERT_TRUE(engine_->Submit(MakeRequest(2, 5, 50), 0).ok());
-  RunToEnd();
-  for (const RequestId id : {RequestId{1}, RequestId{2}}) {
-    EXPECT_TRUE(absl::IsUnavailable(received_[id].finish->status));
-    EXPECT_EQ(received_[id].tokens.size(), 3u);
-  }
-  EXPECT_EQ(engine_->stats().running, 0);
-}
-
-TEST_P(EngineTest, AnIdMayComeAgainWhileItsSurplusIsInFlight) {
-  Start();
-  Request first = MakeRequest(1, 5, 20);
-  const std::vector<int32_t> free_run = Reference(first).tokens;
-  first.stop.stop_token_ids = {free_run[3]};
-  ASSERT_TRUE(engine_->Submit(first, 0).ok());
-  while (!received_[1].finish) Step();
-  received_.clear();
-  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 5, 20), 0).ok());
-  RunToEnd();
-  EXPECT_EQ(received_[1].tokens, free_run);
-  EXPECT_EQ(executor_->free_pages(), 100);
-}
-
-TEST_P(EngineTest, ASoleRequestTooLargeForThePool) {
-  FakeOptions fake = Roomy();
-  fake.limits.num_pages = 6;
-  Start(fake);
-  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 190, 100), 0).ok());
-  RunToEnd();
-  EXPECT_TRUE(absl::IsOutOfRange(received_[1].finish->status));
-  EXPECT_EQ(received_[1].tokens.size(), 3u);  // 192 tokens fill the pool
-  EXPECT_EQ(executor_->free_pages(), 6);
 }
 
 // What it would start from takes all pages: it tries without.
@@ -355,40 +148,6 @@ TEST_P(EnginePipelineTest, AStepIsSubmittedBeforeTheLastIsRead) {
   EXPECT_TRUE(received_[1].finish);
   RunToEnd();
   EXPECT_EQ(executor_->runs(), 9);  // the release
-}
-
-TEST_P(EnginePipelineTest, TheTokenBehindAStopIsDropped) {
-  Start();
-  const std::vector<int32_t> free_run = Reference(MakeRequest(1, 5, 20)).tokens;
-  Request request = MakeRequest(1, 5, 20);
-  request.stop.stop_token_ids = {free_run[0]};
-  ASSERT_TRUE(engine_->Submit(request, 0).ok());
-  Step();
-  Step();
-  EXPECT_TRUE(received_[1].finish);
-  EXPECT_EQ(executor_->samples(), 2);  // one too many
-  RunToEnd();
-  EXPECT_TRUE(received_[1].tokens.empty());
-  EXPECT_EQ(engine_->stats().generated_tokens, 0);
-  EXPECT_EQ(executor_->free_pages(), 100);
-}
-
-TEST_P(EnginePipelineTest, HostSampledRequestsRunBesideSampledOnes) {
-  Start();
-  std::map<RequestId, Request> requests;
-  for (RequestId id = 1; id <= 4; ++id) {
-    Request request = MakeRequest(id, 5, 40);
-    request.sampling.temperature = 1.0f;
-    request.sampling.presence_penalty = 1.0f;
-    if (id % 2 == 0) request.sampling.logprob_token_ids = {7};
-    requests[id] = request;
-    ASSERT_TRUE(engine_->Submit(request, 0).ok());
-  }
-  RunToEnd();
-  for (const auto& [id, request] : requests) {
-    EXPECT_EQ(received_[id].tokens, Reference(request).tokens) << "request " << id;
-  }
-  EXPECT_EQ(executor_->samples(), 80);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 #include "tests/engine/run/pool_simulation.h"
 #include "tests/nightly.h"
 
-namespace fox::testing {
+namespace fox::pool {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -341,4 +341,4 @@ TEST(KvCacheTest, ModelAndTagsFindWhatTheAuditCannot) {
 }
 
 }  // namespace
-}  // namespace fox::testing
+}  // namespace fox::pool

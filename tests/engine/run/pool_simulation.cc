@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-namespace fox::testing {
+namespace fox::pool {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -425,4 +425,4 @@ void PoolSimulation::PredictList(int slot, int layer, int kv_head, int page) {
   }
 }
 
-}  // namespace fox::testing
+}  // namespace fox::pool

@@ -51,15 +51,6 @@ TEST_F(SchedulerChunksTest, NoTokenOfAPromptIsLeftAlone) {
   EXPECT_EQ(ChunksOf(258), (Sizes{128, 128, 2}));
 }
 
-// Each token but the last wants a row for itself, the last one to sample from.
-TEST_F(SchedulerChunksTest, RowsOfLogitsCutLikeTokens) {
-  limits_.max_num_seqs = 1;
-  limits_.max_logit_rows = 200;
-  EXPECT_EQ(ChunksOf(1000, 0), (Sizes{128, 128, 128, 128, 128, 128, 128, 104}));
-  limits_.max_logit_rows = 129;
-  EXPECT_EQ(ChunksOf(385, 0), (Sizes{128, 128, 129}));
-}
-
 // As many run as leave room for the least chunk of one of them.
 TEST_F(SchedulerChunksTest, SeatsLeaveRoomForAChunk) {
   limits_.max_num_batched_tokens = 131;
@@ -71,16 +62,6 @@ TEST_F(SchedulerChunksTest, SeatsLeaveRoomForAChunk) {
   EXPECT_EQ(Chunks(Step()), (Sizes{1, 1, 128}));
   EXPECT_EQ(Chunks(Step()), (Sizes{1, 1, 128}));
   EXPECT_EQ(Chunks(Step()), (Sizes{1, 1, 129}));
-}
-
-TEST_F(SchedulerChunksTest, WhoFindsNoRoomForAChunkWaits) {
-  limits_.max_num_batched_tokens = 400;
-  Start();
-  Add(300);
-  Sequence* second = Add(300);
-  EXPECT_EQ(Chunks(Step()), Sizes{300});  // 100 are left
-  EXPECT_EQ(second->slot, -1);
-  EXPECT_EQ(Chunks(Step()), (Sizes{1, 300}));
 }
 
 TEST_F(SchedulerChunksTest, AShortStepStillHoldsAChunk) {
@@ -112,73 +93,6 @@ TEST_F(SchedulerChunksTest, PagesOfAWholeChunkArePromised) {
   Start();
   sequence = Add(320);
   EXPECT_EQ(Step().does_not_fit, std::vector<Sequence*>{sequence});
-}
-
-TEST_F(SchedulerChunksTest, GeneratedTokensComeAgainOneByOne) {
-  limits_.num_pages = 6;
-  Start();
-  Sequence* first = Add(64);
-  Sequence* second = Add(62);
-  int64_t generated = 0;
-  for (int i = 0; i < 100 && second->stats.preemptions == 0; ++i) Step();
-  ASSERT_EQ(second->stats.preemptions, 1);
-  generated = second->generated();
-  ASSERT_GT(generated, 1);
-  EXPECT_EQ(second->replays_left(), generated - 1);
-  EXPECT_EQ(second->queue().tokens, 62 + 1);
-  scheduler_->Remove(first);
-  Schedule schedule = Step();
-  EXPECT_EQ(Chunks(schedule), Sizes{62});
-  EXPECT_TRUE(schedule.plan.sequences[0].logit_rows.empty());
-  EXPECT_EQ(second->prefill_left(), 0);
-  const std::vector<Work> work = scheduler_->RunningWork();
-  EXPECT_EQ(work[0].prefill_tokens, 0);
-  EXPECT_GT(work[0].decode_tokens, static_cast<double>(generated) - 1);
-  for (int64_t i = 0; i < generated; ++i) {
-    EXPECT_EQ(second->generated(), generated);
-    schedule = Step();
-    EXPECT_EQ(Chunks(schedule), Sizes{1});
-    EXPECT_EQ(schedule.plan.sequences[0].position, 62 + i);
-    EXPECT_EQ(schedule.plan.sequences[0].logit_rows.size(), i + 1 == generated ? 1u : 0u);
-  }
-  EXPECT_EQ(second->generated(), generated + 1);
-}
-
-TEST_F(SchedulerChunksTest, ReplaysAreInFlightTogether) {
-  limits_.depth = 2;
-  limits_.samples_on_device = true;
-  limits_.num_pages = 6;
-  Start();
-  Sequence* first = Add(62);
-  Sequence* second = Add(1, 0, 5);
-  while (first->computed < 127) Step();
-  Acknowledge(second, 5);
-  Plan();
-  EXPECT_EQ(Plan().preemptions, 1);
-  scheduler_->Remove(first);
-  Collect();
-  const int64_t length = second->length();
-  ASSERT_EQ(length, 7);
-  for (int64_t i = 0; i < length; ++i) {
-    const Schedule schedule = Plan();
-    EXPECT_EQ(Chunks(schedule), Sizes{1});  // its prompt is one token
-    EXPECT_EQ(schedule.plan.sequences[0].sample.has_value(), i + 1 == length);
-    if (i > 0) Collect();
-  }
-}
-
-TEST_F(SchedulerChunksTest, DecodesComeFirstInAPlan) {
-  limits_.depth = 1;
-  Start();
-  Sequence* reader = Add(10, 0, 4);
-  for (int i = 0; i < 4; ++i) Step();
-  Add(3000);
-  Step();
-  Acknowledge(reader, 2);  // comes back through the queue, behind a prompt that runs
-  const Schedule schedule = Step();
-  EXPECT_EQ(Ids(schedule), (IdList{0, 1}));
-  EXPECT_EQ(schedule.sequences[0], reader);
-  EXPECT_EQ(Chunks(schedule)[0], 1u);
 }
 
 TEST_F(SchedulerChunksTest, PromptsBesideDecodesAreCut) {

@@ -50,6 +50,11 @@ class SchedulerTest : public testing::Test {
     return sequences_.back().get();
   }
 
+  // Admission counts on the prompts alone.
+  void ExpectShortAnswers() {
+    for (int i = 0; i < 200; ++i) times_.RecordEnd(1, 1000, 1.0);
+  }
+
   // Plans a step that stays in flight until Collect.
   Schedule Plan(Seconds now = 0) {
     Schedule schedule = scheduler_->Next(now);
