@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/engine_stats.h"
 #include "engine/request/engine_options.h"
 #include "engine/request/request.h"
 #include "engine/request/sampler.h"
-#include "engine/schedule/engine_stats.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/service_times.h"

@@ -105,7 +105,7 @@ void PrefixCache::AddStop(Sequence* sequence, int64_t tokens) {
 bool PrefixCache::Match(Sequence* sequence) {
   PrefixState& state = sequence->prefix_;
   const auto length = static_cast<int64_t>(sequence->tokens.size());
-  if (!Uses(*sequence)) return false;
+  if (!Uses(*sequence) || sequence->slot >= 0 || sequence->swapped) return false;
   if (state.version == version_ && state.length == length) return state.waits;
   state = {};
   state.version = version_;

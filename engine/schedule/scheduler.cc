@@ -239,18 +239,13 @@ void Scheduler::YieldSlot(Seconds now) {
   waiting_.BeginRound();
   for (Sequence* next = waiting_.Due(now); next != nullptr; next = waiting_.Due(now)) {
     const bool blocked = next->blocked_since != kNever && !next->rescued;
-    if (!blocked && MayStart(*next, 0, 0, max_running_, true) && !WaitsForPrefix(next)) {
+    if (!blocked && MayStart(*next, 0, 0, max_running_, true) && !prefixes_.Match(next)) {
       Sequence* last = SlotVictim(running_, *next, now);
       if (last != nullptr) Yield(last, now);
       return;
     }
     waiting_.PassOver(next);
   }
-}
-
-// Whether another sequence is about to leave a snapshot that it may start from.
-bool Scheduler::WaitsForPrefix(Sequence* next) {
-  return next->slot < 0 && !next->swapped && prefixes_.Match(next);
 }
 
 // Gives `next` a running slot if there is room. False: nothing has changed.
@@ -351,7 +346,7 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
     }
     const bool best_effort = IsBestEffort(*next);
     const bool may_start = MayStart(*next, running(), slow, max_running_, budget->best_effort);
-    const bool waits = may_start && WaitsForPrefix(next);
+    const bool waits = may_start && prefixes_.Match(next);
     if (may_start && (!waits || next->rescued)) {
       if (TryToStart(next, whole_prompts, now, &demand, budget, schedule)) {
         if (!best_effort || next->state != SequenceState::kRunning) continue;

@@ -131,7 +131,6 @@ class Scheduler {
   void DropSwapped(Sequence* sequence);
   void SwapIn(Sequence* sequence, int32_t slot, StepPlan* plan);
   // Starts.
-  bool WaitsForPrefix(Sequence* next);
   bool Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget, Schedule* schedule);
   bool TryToStart(Sequence* next, bool whole_prompts, Seconds now, PageDemand* demand,
                   Budget* budget, Schedule* schedule);

@@ -197,7 +197,10 @@ void Scheduler::SwapOut(Sequence* sequence, StepPlan* plan) {
   // It might find no room for all at once.
   if (pages + PagesToGoOn(*sequence) > limits_.num_pages) return;
   const int64_t bytes = limits_.SwapBytes(pages);
-  const int64_t replays = sequence->replayed_if_lost();
+  // What would be decoded again, one by one.
+  const int64_t replays = limits_.chunk_multiple == 1
+                              ? 0
+                              : std::max<int64_t>(0, sequence->computed - sequence->prompt_tokens);
   const Seconds again = times_.Prefill(sequence->computed - replays) + times_.Decode(replays);
   if (again > 0 && 2.0 * static_cast<double>(bytes) / limits_.swap_rate > again) return;
   const std::optional<int64_t> offset = swap_space_.Take(bytes);

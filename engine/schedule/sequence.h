@@ -43,10 +43,6 @@ struct Progress {
   int64_t replays_left() const {
     return chunk_multiple == 1 ? 0 : std::max<int64_t>(0, remaining() - prefill_left() - 1);
   }
-  // How many of the computed tokens would be such if all were lost.
-  int64_t replayed_if_lost() const {
-    return chunk_multiple == 1 ? 0 : std::max<int64_t>(0, computed - prompt_tokens);
-  }
   // What a plan may feed at once, at most and at least.
   int64_t longest_chunk() const {
     return chunk_multiple == 1 ? remaining() : std::max<int64_t>(1, prefill_left());

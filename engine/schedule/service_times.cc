@@ -42,14 +42,14 @@ void ServiceTimes::RecordStep(int64_t prefill, int64_t decodes, Seconds seconds)
 
 void ServiceTimes::RecordEnd(int64_t generated, int64_t max_tokens, Seconds seconds) {
   mean_service_ += 0.05 * (std::max(seconds, 0.0) - mean_service_);
-  RecordTokens(generated);
+  RecordPause(generated);
   if (max_tokens <= 0) return;
   const double share = static_cast<double>(generated) / static_cast<double>(max_tokens);
   length_share_ += 0.05 * (std::clamp(share, 0.0, 1.0) - length_share_);
 }
 
-void ServiceTimes::RecordTokens(int64_t generated) {
-  const auto tokens = static_cast<double>(generated);
+void ServiceTimes::RecordPause(int64_t unread) {
+  const auto tokens = static_cast<double>(unread);
   most_tokens_ = std::max(tokens, most_tokens_ + 0.05 * (tokens - most_tokens_));
 }
 

@@ -30,7 +30,7 @@ class ServiceTimes {
   // start.
   void RecordEnd(int64_t generated, int64_t max_tokens, Seconds seconds);
   // One paused with so many tokens unread: it gave its running slot up.
-  void RecordPause(int64_t unread) { RecordTokens(unread); }
+  void RecordPause(int64_t unread);
 
   // Whether enough was measured to refuse a request by it.
   bool known() const { return steps_ >= kFewSteps; }
@@ -57,7 +57,6 @@ class ServiceTimes {
  private:
   static constexpr int64_t kFewSteps = 8;
 
-  void RecordTokens(int64_t generated);
   Seconds Cost(const Work& work) const {
     return work.prefill_tokens * prefill_ + work.decode_tokens * decode_;
   }

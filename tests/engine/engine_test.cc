@@ -56,34 +56,6 @@ TEST_P(EngineTest, PreemptionLosesAndRepeatsNothing) {
   EXPECT_EQ(received_[4].finish->stats.acp.peak_pages, 2 * PagesFor(329));
 }
 
-TEST_P(EngineTest, Deadlines) {
-  FakeOptions fake = Roomy();
-  fake.limits.max_num_seqs = 1;
-  Start(fake);
-  Request running = MakeRequest(1, 5, 400);
-  running.queue_deadline = 2.0;  // met
-  running.deadline = 9.0;
-  Request waiting = MakeRequest(2);
-  waiting.queue_deadline = 3.0;
-  ASSERT_TRUE(engine_->Submit(running, 0).ok());
-  ASSERT_TRUE(engine_->Submit(waiting, 0).ok());
-  EXPECT_EQ(engine_->NextDeadline(), 2.0);
-  Step(1.0);
-  EXPECT_EQ(engine_->NextDeadline(), 3.0);
-  Step(2.5);
-  EXPECT_FALSE(received_[1].finish);
-  Step(3.0);
-  EXPECT_TRUE(absl::IsDeadlineExceeded(received_[2].finish->status));
-  EXPECT_EQ(engine_->NextDeadline(), 9.0);
-  Step(9.0);
-  EXPECT_TRUE(absl::IsDeadlineExceeded(received_[1].finish->status));
-  // Those before the deadline were delivered; one or two steps are in flight.
-  const size_t delivered = GetParam().depth == 1 ? 3 : GetParam().samples_on_device ? 2 : 1;
-  EXPECT_EQ(received_[1].tokens.size(), delivered);
-  EXPECT_EQ(engine_->NextDeadline(), kNever);
-  EXPECT_EQ(executor_->free_pages(), 100);
-}
-
 // What it would start from takes all pages: it tries without.
 TEST_P(EngineTest, ASnapshotThatFillsThePoolKeepsNobodyWaiting) {
   FakeOptions fake = Roomy();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -90,7 +89,6 @@ class SchedulerTest : public testing::Test {
     }
     result.free_pages = limits_.num_pages;
     for (const int64_t live : live_) result.free_pages -= live;
-    if (amend_) amend_(schedule.plan, &result);
     EXPECT_GE(result.free_pages, 0) << schedule.plan.DebugString();
     scheduler_->Collect(schedule.plan, result);
   }
@@ -124,7 +122,6 @@ class SchedulerTest : public testing::Test {
   ServiceTimes times_;
   ExecutorLimits limits_;
   std::vector<int64_t> live_ = std::vector<int64_t>(100, 0);  // pages of each slot
-  std::function<void(const StepPlan&, StepResult*)> amend_;   // what the books do not know
   std::deque<Schedule> flights_;
   std::vector<std::unique_ptr<Sequence>> sequences_;
   std::unique_ptr<Scheduler> scheduler_;
