@@ -35,7 +35,7 @@ bool Engine::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
     end(sequence, absl::DeadlineExceededError("waited so long that the deadline cannot be met"));
   }
   for (Sequence* sequence : schedule.paused) {
-    times_.RecordPause(sequence->produced() - sequence->acknowledged);
+    times_.RecordPause(sequence->produced() - sequence->reader.acknowledged());
     UpdateEvent(sequence);
   }
   LimitPaused(now, outputs);
@@ -51,7 +51,6 @@ bool Engine::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
   flight.plan = std::move(schedule.plan);
   for (Sequence* sequence : schedule.sequences) {
     flight.arrivals.push_back(sequence->arrival);
-    flight.best_effort.push_back(schedule.best_effort && sequence->reads_slowly());
     if (!sequence->started) OnStarted(sequence, now);
   }
   return true;
@@ -76,19 +75,13 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
   for (StepObserver* observer : observers_) observer->AfterCollect(flight.plan, *result);
   ++stats_.steps;
   free_pages_ = result->free_pages;
-  for (const auto* swaps : {&flight.plan.swap_outs, &flight.plan.swap_ins}) {
-    for (const SwappedSlot& swapped : *swaps) step_.swapped += limits_.SwapBytes(swapped.pages);
-  }
+  step_.swaps = !flight.plan.swap_outs.empty() || !flight.plan.swap_ins.empty();
   CountPages(flight.plan, *result);
   scheduler_.Collect(flight.plan, *result);
   for (size_t i = 0; i < count; ++i) {
     const PlannedSequence& planned = flight.plan.sequences[i];
     const auto fed = static_cast<int64_t>(planned.token_ids.size());
-    if (flight.best_effort[i]) {
-      step_.best_effort = true;
-    } else {
-      (fed > 1 ? step_.prefill : step_.decodes) += fed;
-    }
+    (fed > 1 ? step_.prefill : step_.decodes) += fed;
     Sequence* sequence = Find(planned.id, flight.arrivals[i]);
     if (sequence == nullptr) continue;  // it has ended: this was surplus
     Record(sequence, result->stats[i]);
@@ -103,7 +96,7 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
       scheduler_.Remove(sequence, output.finish->status.ok());
       End(sequence, now, &*output.finish);
     } else if (sequence->paused() && !output.tokens.empty()) {
-      sequence->paused_since = now;
+      sequence->reader.Touch(now);
       UpdateEvent(sequence);
     }
     if (output.finish || output.windows || !output.tokens.empty() ||
@@ -235,12 +228,8 @@ void Engine::RecordTime(Seconds now) {
   const Seconds seconds = now - std::exchange(step_.begin, now);
   const int64_t prefill = std::exchange(step_.prefill, 0),
                 decodes = std::exchange(step_.decodes, 0);
-  const bool best_effort = std::exchange(step_.best_effort, false);
-  if (const int64_t bytes = std::exchange(step_.swapped, 0); bytes > 0) {
-    if (!best_effort) times_.RecordSwap(prefill, decodes, bytes, limits_.swap_rate, seconds);
-  } else {
-    times_.RecordStep(prefill, decodes, seconds, best_effort);
-  }
+  // Copies to and from swap space are no part of what tokens cost.
+  if (!std::exchange(step_.swaps, false)) times_.RecordStep(prefill, decodes, seconds);
 }
 
 void Engine::UpdateGauges() {
@@ -250,8 +239,8 @@ void Engine::UpdateGauges() {
   stats_.paused = scheduler_.paused();
   stats_.queued_tokens = waiting.tokens();
   stats_.free_pages = free_pages_;
-  stats_.swapped = scheduler_.swapped();
-  stats_.swap_used_bytes = scheduler_.swap_used();
+  stats_.swapped = scheduler_.swap_space().ranges();
+  stats_.swap_used_bytes = scheduler_.swap_space().used();
   stats_.snapshots = scheduler_.prefixes().size();
   stats_.snapshot_pages = scheduler_.prefixes().empty() ? 0 : scheduler_.shared_pages();
   stats_.prefix_queried_tokens = scheduler_.prefixes().stats().queried_tokens;
@@ -295,7 +284,8 @@ void Engine::Acknowledge(RequestId id, int64_t tokens) {
   const auto found = sequences_.find(id);
   if (found == sequences_.end() || tokens <= 0) return;
   Sequence& sequence = *found->second;
-  sequence.acknowledged += std::min(tokens, sequence.generated() - sequence.acknowledged);
+  sequence.reader.Acknowledge(
+      std::min(tokens, sequence.generated() - sequence.reader.acknowledged()));
   if (sequence.paused()) {
     calls_.acknowledgements.emplace_back(id, sequence.arrival);
     idle_ = false;
@@ -320,8 +310,8 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
           (sequences_.empty() || (!submitted && !collects));
   // From here to the next step there may be a pause.
   if (idle_) {
-    step_.prefill = step_.decodes = step_.swapped = 0;
-    step_.best_effort = false;
+    step_.prefill = step_.decodes = 0;
+    step_.swaps = false;
   }
   UpdateGauges();
   return outputs;

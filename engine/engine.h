@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/engine_stats.h"
 #include "engine/request/engine_options.h"
 #include "engine/request/request.h"
 #include "engine/request/sampler.h"
-#include "engine/schedule/engine_stats.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/service_times.h"
@@ -76,7 +76,6 @@ class Engine {
   struct InFlight {
     StepPlan plan;
     std::vector<int64_t> arrivals;  // of plan.sequences
-    std::vector<bool> best_effort;  // which of them: see Schedule
   };
 
   // As of the last plan collected.
@@ -105,8 +104,7 @@ class Engine {
   struct StepTime {
     Seconds begin = -kNever;  // of the last step
     int64_t prefill = 0, decodes = 0;
-    int64_t swapped = 0;  // bytes
-    bool best_effort = false;
+    bool swaps = false;
   };
 
   static absl::Status Stopped();  // what a request gets after a failure

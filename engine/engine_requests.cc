@@ -73,7 +73,7 @@ absl::Status Engine::CheckRoom(const std::vector<Request>& requests, int64_t tok
     for (Sequence* member : victim->group->members) {
       victims->push_back(member);
       --waiting;
-      queued_tokens -= member->queued_tokens;
+      queued_tokens -= member->queue().tokens;
     }
   }
   return absl::OkStatus();
@@ -89,10 +89,10 @@ absl::Status Engine::CheckWait(const std::vector<Request>& requests, Seconds now
       std::min<int64_t>(request.stop.max_tokens, limits_.max_model_len - prompt_tokens);
   const Work ahead = scheduler_.waiting().Ahead(
       request.client, static_cast<int64_t>(requests.size()) * prompt_tokens,
-      WaitingQueue::Asked(prompt_tokens, max_tokens), times_);
+      Cost(prompt_tokens, max_tokens), times_);
   Seconds wait = times_.Wait(scheduler_.RunningWork(), ahead, scheduler_.max_running());
   if (scheduler_.waiting().WillBeDue(request.client, scheduler_.max_running())) {
-    wait = std::min(wait, 2 * WaitingQueue::kSlotTurn);
+    wait = std::min(wait, 2 * kSlotTurn);
   }
   const Seconds left = request.deadline - now;
   const Seconds whole = times_.Service(prompt_tokens, max_tokens);
@@ -144,7 +144,7 @@ void Engine::TakeAcknowledgements(Seconds now) {
     if (sequence == nullptr) continue;
     const bool rested = sequence->paused();
     sequence->UpdatePause(now);
-    if (sequence->paused()) sequence->paused_since = now;
+    if (sequence->paused()) sequence->reader.Touch(now);
     if (rested && !sequence->paused()) scheduler_.Resume(sequence, now);
     if (rested) UpdateEvent(sequence);
   }
@@ -157,7 +157,7 @@ Seconds Engine::NextEvent(const Sequence& sequence) const {
   if (!sequence.group->started) next = std::min(next, sequence.request.queue_deadline);
   // What its reader has not been given yet it cannot take.
   if (options_.stall_timeout > 0 && sequence.paused() && sequence.pending == 0) {
-    next = std::min(next, sequence.paused_since + options_.stall_timeout);
+    next = std::min(next, sequence.reader.paused_since() + options_.stall_timeout);
   }
   return next;
 }
@@ -191,7 +191,7 @@ void Engine::LimitPaused(Seconds now, std::vector<RequestOutput>* outputs) {
     Sequence* longest = nullptr;
     for (const auto& [id, sequence] : sequences_) {
       if (sequence->state != SequenceState::kPaused) continue;
-      if (longest == nullptr || sequence->paused_since < longest->paused_since) {
+      if (longest == nullptr || sequence->reader.paused_since() < longest->reader.paused_since()) {
         longest = sequence.get();
       }
     }

@@ -1,5 +1,5 @@
 // PagedKv: the KV cache as one plain struct of pointers, paged per head. The layout contract of all
-// backends. It owns nothing; engine/kv/kv_cache allocates it, the Ops read and write it.
+// backends. It owns nothing; engine/run/kv_cache allocates it, the Ops read and write it.
 //
 // A page holds 64 keys and values of ONE kv head of ONE layer, at absolute positions 64p .. 64p+63.
 // A page list belongs to (slot, layer, kv head); its live pages are the range

@@ -1,5 +1,5 @@
 // PagedKvStorage: owns the arrays of a PagedKv, in a backend's memory, allocated once. All
-// pages start free, all slots empty. engine/kv/kv_cache builds on it; kernel tests use it directly.
+// pages start free, all slots empty. engine/run/kv_cache builds on it, and kernel tests use it.
 #pragma once
 
 #include <cstddef>

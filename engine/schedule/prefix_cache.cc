@@ -5,13 +5,11 @@
 #include <numeric>
 #include <utility>
 
+#include "engine/schedule/policy.h"
 #include "kernels/core/check.h"
 
 namespace fox {
 namespace {
-
-// A snapshot at the end of a prompt is worth a step more where it saves so many tokens.
-constexpr int64_t kWorthAStep = 512;
 
 int64_t PageEnd(int64_t tokens) { return tokens / kPageTokens * kPageTokens; }
 
@@ -62,7 +60,7 @@ void PrefixCache::BeginPlan(Seconds now) {
 }
 
 void PrefixCache::Follow(Sequence* sequence) {
-  PrefixState& state = sequence->prefix;
+  PrefixState& state = sequence->prefix_;
   if (!Uses(*sequence) || sequence->slot < 0) return;
   const int64_t tokens = PageEnd(sequence->computed);
   const bool prompt_done = sequence->computed >= sequence->prompt_tokens;
@@ -72,9 +70,9 @@ void PrefixCache::Follow(Sequence* sequence) {
                      (prompt_done && state.last < GrainEnd(*sequence, sequence->prompt_tokens));
     if (stop != state.stops.end()) {
       state.stops.erase(stop);
-      Touch(*sequence);  // sequences that wait for it look again, though there may be no room
+      ++version_;  // sequences that wait for it look again, though there may be no room
     }
-    if (due) Take(sequence, tokens);
+    if (due) Insert(sequence, tokens);
   }
   if (prompt_done && state.claims) Unclaim(sequence);
 }
@@ -91,7 +89,7 @@ int64_t PrefixCache::Limit(const Sequence& sequence) {
 
 // Whether the sequence, which computes that block, will leave a snapshot at its end, or can.
 bool PrefixCache::WillReach(const Sequence& sequence, const PrefixTree::Node& node) {
-  const PrefixState& state = sequence.prefix;
+  const PrefixState& state = sequence.prefix_;
   if (node.tokens > sequence.computed) return true;
   if (std::binary_search(state.stops.begin(), state.stops.end(), node.tokens)) return true;
   return node.tokens == PageEnd(sequence.prompt_tokens) && node.tokens > state.last &&
@@ -99,20 +97,18 @@ bool PrefixCache::WillReach(const Sequence& sequence, const PrefixTree::Node& no
 }
 
 void PrefixCache::AddStop(Sequence* sequence, int64_t tokens) {
-  std::vector<int64_t>& stops = sequence->prefix.stops;
+  std::vector<int64_t>& stops = sequence->prefix_.stops;
   const auto at = std::lower_bound(stops.begin(), stops.end(), tokens);
   if (at == stops.end() || *at != tokens) stops.insert(at, tokens);
 }
 
-bool PrefixCache::Find(Sequence* sequence) {
-  PrefixState& state = sequence->prefix;
+bool PrefixCache::Match(Sequence* sequence) {
+  PrefixState& state = sequence->prefix_;
   const auto length = static_cast<int64_t>(sequence->tokens.size());
-  if (!Uses(*sequence)) return false;
-  const PrefixTree::Node* const first = tree_.First(RealmOf(*sequence), sequence->tokens);
-  const int64_t version = first == nullptr ? 0 : first->version;
-  if (state.version == version && state.length == length) return state.waits;
+  if (!Uses(*sequence) || sequence->slot >= 0 || sequence->swapped) return false;
+  if (state.version == version_ && state.length == length) return state.waits;
   state = {};
-  state.version = version;
+  state.version = version_;
   state.length = length;
   const std::vector<PrefixTree::Node*> path =
       tree_.Find(RealmOf(*sequence), sequence->tokens, Limit(*sequence));
@@ -139,7 +135,7 @@ bool PrefixCache::Find(Sequence* sequence) {
 // ends with a page, because a token must be left. And at the end of a long prompt, if its last page
 // end is no place for a snapshot.
 void PrefixCache::AddStops(Sequence* sequence) {
-  const PrefixState& state = sequence->prefix;
+  const PrefixState& state = sequence->prefix_;
   if (state.known > state.found) AddStop(sequence, state.known);
   const int64_t last_page = PageEnd(sequence->prompt_tokens);
   const int64_t end = GrainEnd(*sequence, Limit(*sequence));
@@ -152,13 +148,13 @@ void PrefixCache::AddStops(Sequence* sequence) {
   }
 }
 
-int64_t PrefixCache::Pin(const Sequence& sequence) {
-  if (sequence.prefix.snapshot >= 0) At(sequence.prefix.snapshot).pinned = plan_;
-  return sequence.prefix.found;
+int64_t PrefixCache::Lock(const Sequence& sequence) {
+  if (sequence.prefix_.snapshot >= 0) At(sequence.prefix_.snapshot).pinned = plan_;
+  return sequence.prefix_.found;
 }
 
-void PrefixCache::Unpin(Sequence* sequence) {
-  PrefixState& state = sequence->prefix;
+void PrefixCache::Unlock(Sequence* sequence) {
+  PrefixState& state = sequence->prefix_;
   if (state.snapshot < 0) return;
   At(state.snapshot).pinned = 0;
   state.snapshot = -1;
@@ -167,7 +163,7 @@ void PrefixCache::Unpin(Sequence* sequence) {
 
 void PrefixCache::Start(Sequence* sequence) {
   if (!Uses(*sequence)) return;
-  PrefixState& state = sequence->prefix;
+  PrefixState& state = sequence->prefix_;
   FOX_CHECK(sequence->slot >= 0 && sequence->computed == state.found);
   ++stats_.lookups;
   stats_.queried_tokens += sequence->length();
@@ -187,13 +183,8 @@ void PrefixCache::Start(Sequence* sequence) {
 // Where it was it leaves no snapshot again; those that it left may be there.
 void PrefixCache::Return(Sequence* sequence) {
   if (!Uses(*sequence)) return;
-  sequence->prefix.last = PageEnd(sequence->computed);
+  sequence->prefix_.last = PageEnd(sequence->computed);
   if (sequence->computed < sequence->prompt_tokens) Claim(sequence);
-}
-
-void PrefixCache::Touch(const Sequence& sequence) {
-  PrefixTree::Node* const first = tree_.First(RealmOf(sequence), sequence.tokens);
-  if (first != nullptr) first->version = ++versions_;
 }
 
 // Marks blocks of the prompt as being computed by this sequence, where no other computes them.
@@ -206,13 +197,13 @@ void PrefixCache::Claim(Sequence* sequence) {
       node->computing = sequence;
     }
   }
-  sequence->prefix.claims = true;
-  Touch(*sequence);
+  sequence->prefix_.claims = true;
+  ++version_;
 }
 
 void PrefixCache::Unclaim(Sequence* sequence) {
-  if (!std::exchange(sequence->prefix.claims, false)) return;
-  Touch(*sequence);
+  if (!std::exchange(sequence->prefix_.claims, false)) return;
+  ++version_;
   const std::vector<PrefixTree::Node*> path =
       tree_.Find(RealmOf(*sequence), sequence->tokens, sequence->prompt_tokens);
   for (PrefixTree::Node* node : path) {
@@ -222,14 +213,14 @@ void PrefixCache::Unclaim(Sequence* sequence) {
 }
 
 int64_t PrefixCache::CutChunk(const Sequence& sequence, int64_t count) const {
-  for (const int64_t stop : sequence.prefix.stops) {
+  for (const int64_t stop : sequence.prefix_.stops) {
     if (stop > sequence.computed) return std::min(count, stop - sequence.computed);
   }
   return count;
 }
 
-void PrefixCache::Take(Sequence* sequence, int64_t tokens) {
-  sequence->prefix.last = tokens;
+void PrefixCache::Insert(Sequence* sequence, int64_t tokens) {
+  sequence->prefix_.last = tokens;
   const PrefixTree::Realm realm = RealmOf(*sequence);
   const std::vector<PrefixTree::Node*> known = tree_.Find(realm, sequence->tokens, tokens);
   if (!known.empty() && known.back()->tokens == tokens && known.back()->snapshot >= 0) {
@@ -245,7 +236,7 @@ void PrefixCache::Take(Sequence* sequence, int64_t tokens) {
   At(node->snapshot) = {node, pages, now_, /*taken=*/plan_, /*pinned=*/0};
   ++size_;
   ++stats_.taken;
-  Touch(*sequence);
+  ++version_;
   snapshots_.push_back({sequence->slot, node->snapshot, tokens});
   ledger_.Share(sequence->slot);
 }
@@ -254,19 +245,19 @@ void PrefixCache::Take(Sequence* sequence, int64_t tokens) {
 bool PrefixCache::MakeRoom(int64_t pages) {
   if (pages > budget_) return false;
   const int64_t excess = ledger_.shared() + pages - dropped_pages_ - budget_;
-  if (excess > 0) Reclaim(excess);
+  if (excess > 0) Evict(excess);
   if (free_slots_.empty()) {
     if (const int32_t victim = Victim(); victim >= 0) Drop(victim);
   }
   return !free_slots_.empty();
 }
 
-bool PrefixCache::reclaiming() const {
+bool PrefixCache::evicting() const {
   return unsure_pages_ > 0 || std::any_of(unsure_in_flight_.begin(), unsure_in_flight_.end(),
                                           [](int64_t pages) { return pages > 0; });
 }
 
-int64_t PrefixCache::Reclaim(int64_t pages) {
+int64_t PrefixCache::Evict(int64_t pages) {
   int64_t freed = 0;
   int64_t unsure =
       std::accumulate(unsure_in_flight_.begin(), unsure_in_flight_.end(), unsure_pages_);
@@ -312,9 +303,7 @@ int64_t PrefixCache::Drop(int32_t slot) {
   unsure_pages_ += std::max<int64_t>(snapshot.pages - pages, 0);
   PrefixTree::Node* const node = std::exchange(snapshot.node, nullptr);
   node->snapshot = -1;
-  PrefixTree::Node* first = node;
-  while (first->parent->parent != nullptr) first = first->parent;
-  first->version = ++versions_;
+  ++version_;
   tree_.Prune(node);
   free_slots_.push_back(slot);
   --size_;
@@ -326,9 +315,9 @@ void PrefixCache::Leave(Sequence* sequence, bool keep) {
   if (!Uses(*sequence)) return;
   Unclaim(sequence);
   const int64_t tokens = PageEnd(sequence->computed);
-  const bool has_more = sequence->slot >= 0 && tokens > sequence->prefix.last;
-  if (keep && has_more && MayLieAt(*sequence, tokens)) Take(sequence, tokens);
-  sequence->prefix = {};
+  const bool has_more = sequence->slot >= 0 && tokens > sequence->prefix_.last;
+  if (keep && has_more && MayLieAt(*sequence, tokens)) Insert(sequence, tokens);
+  sequence->prefix_ = {};
 }
 
 void PrefixCache::FillPlan(StepPlan* plan) {

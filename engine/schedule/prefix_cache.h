@@ -9,7 +9,7 @@
 // one prompt, and questions on one text that come together, compute it once.
 //
 // Pure, as the scheduler is, of which it is a part: one plan is open at any time, and the calls in
-// between say what it does to snapshots. Read prefix_tree.h and page_ledger.h first.
+// between say what it does to snapshots. Read prefix_tree.h and page_budget.h first.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "engine/request/engine_options.h"
-#include "engine/schedule/page_ledger.h"
+#include "engine/schedule/page_budget.h"
 #include "engine/schedule/prefix_tree.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/step_executor.h"
@@ -48,12 +48,12 @@ class PrefixCache {
 
   // Looks for the longest snapshot that a sequence without a slot may start from, and leaves what
   // it found in Sequence::prefix. True: another one is about to leave a longer one; wait.
-  bool Find(Sequence* sequence);
+  bool Match(Sequence* sequence);
   // Keeps what was found through this plan, and returns the tokens that need not be computed.
-  int64_t Pin(const Sequence& sequence);
+  int64_t Lock(const Sequence& sequence);
   // What was pinned may be dropped after all; the sequence computes everything. REQUIRES: no
   // sequence starts from it in this plan.
-  void Unpin(Sequence* sequence);
+  void Unlock(Sequence* sequence);
   // The sequence has got a slot and starts from what was found. REQUIRES: `computed` is that.
   void Start(Sequence* sequence);
   // The sequence has got a slot and goes on with all that it had computed.
@@ -66,9 +66,9 @@ class PrefixCache {
 
   // Drops snapshots, the least worth first, until `pages` are free or may be; the plan may use as
   // many as it returns. Those from which a sequence starts in this plan are kept.
-  int64_t Reclaim(int64_t pages);
+  int64_t Evict(int64_t pages);
   // Whether dropped snapshots may have freed more pages than is known yet.
-  bool reclaiming() const;
+  bool evicting() const;
 
   // The sequence gives up its slot; with `keep` it may leave a snapshot of what it has.
   void Leave(Sequence* sequence, bool keep);
@@ -104,14 +104,12 @@ class PrefixCache {
   static bool WillReach(const Sequence& sequence, const PrefixTree::Node& node);
   static void AddStop(Sequence* sequence, int64_t tokens);
   static void AddStops(Sequence* sequence);
-  // What those that begin like the sequence may find is another one from now on.
-  void Touch(const Sequence& sequence);
   bool IsInUse(const Snapshot& snapshot) const {
     return snapshot.taken == plan_ || snapshot.pinned == plan_;
   }
   void Claim(Sequence* sequence);
   void Unclaim(Sequence* sequence);
-  void Take(Sequence* sequence, int64_t tokens);
+  void Insert(Sequence* sequence, int64_t tokens);
   bool MakeRoom(int64_t pages);
   int32_t Victim() const;
   int64_t Drop(int32_t slot);
@@ -124,7 +122,7 @@ class PrefixCache {
   std::vector<Snapshot> snapshots_by_slot_;
   std::vector<int32_t> free_slots_;
   int64_t size_ = 0;
-  int64_t versions_ = 0;  // given so far
+  int64_t version_ = 0;  // another one whenever Match may find something else
   Seconds now_ = 0;
   bool flush_ = false;
   // Of the open plan.

@@ -24,13 +24,6 @@ PrefixTree::Block PrefixTree::BlockAt(const std::vector<int32_t>& tokens, int64_
   return block;
 }
 
-PrefixTree::Node* PrefixTree::First(const Realm& realm, const std::vector<int32_t>& tokens) const {
-  const auto root = realms_.find(realm);
-  if (root == realms_.end() || tokens.size() < kPageTokens) return nullptr;
-  const auto child = root->second.children.find(BlockAt(tokens, 0));
-  return child == root->second.children.end() ? nullptr : child->second.get();
-}
-
 std::vector<PrefixTree::Node*> PrefixTree::Find(const Realm& realm,
                                                 const std::vector<int32_t>& tokens,
                                                 int64_t limit) const {

@@ -28,8 +28,6 @@ class PrefixTree {
     absl::flat_hash_map<Block, std::unique_ptr<Node>> children;
     int32_t snapshot = -1;          // slot of the snapshot at its end; -1: none
     Sequence* computing = nullptr;  // the first sequence that computes this block
-    // Of a root's child: another one whenever what may be found below it has changed.
-    int64_t version = 0;
   };
   // What keeps prefixes apart: the client's salt, and log eps.
   using Realm = std::pair<std::string, double>;
@@ -39,8 +37,6 @@ class PrefixTree {
   PrefixTree& operator=(const PrefixTree&) = delete;
   ~PrefixTree();  // node by node: paths are as deep as sequences are long
 
-  // The root's child of the first block; null: it is not known.
-  Node* First(const Realm& realm, const std::vector<int32_t>& tokens) const;
   // The nodes of the longest known beginning of the first `limit` tokens, from the root's child on.
   std::vector<Node*> Find(const Realm& realm, const std::vector<int32_t>& tokens,
                           int64_t limit) const;

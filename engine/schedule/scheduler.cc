@@ -4,43 +4,20 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <utility>
 
 #include "kernels/core/check.h"
 #include "kernels/paged_kv.h"
 
 namespace fox {
-namespace {
-
-// Keeps the order otherwise.
-void PutDecodesFirst(Schedule* schedule) {
-  std::vector<PlannedSequence> chunks;
-  std::vector<Sequence*> in_chunks;
-  size_t decodes = 0;
-  for (size_t i = 0; i < schedule->sequences.size(); ++i) {
-    PlannedSequence& planned = schedule->plan.sequences[i];
-    if (planned.token_ids.size() > 1) {
-      chunks.push_back(std::move(planned));
-      in_chunks.push_back(schedule->sequences[i]);
-    } else {
-      if (decodes < i) schedule->plan.sequences[decodes] = std::move(planned);
-      schedule->sequences[decodes++] = schedule->sequences[i];
-    }
-  }
-  const auto end = static_cast<std::ptrdiff_t>(decodes);
-  std::move(chunks.begin(), chunks.end(), schedule->plan.sequences.begin() + end);
-  std::copy(in_chunks.begin(), in_chunks.end(), schedule->sequences.begin() + end);
-}
-
-}  // namespace
 
 // At most as many sequences run as can all decode in one step, and all but one beside a chunk.
 Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
                      const EngineOptions& options)
     : limits_(limits),
       times_(times),
-      max_step_seconds_(options.max_step_seconds),
-      admission_(options.kv_admission),
+      options_(options),
       log_tolerance_(options.acp == AcpMode::kOff ? kNoMass : double{options.log_tolerance}),
       max_running_(std::min({static_cast<int64_t>(limits.max_num_seqs),
                              limits.max_num_batched_tokens - limits.least_prefill() + 1,
@@ -48,8 +25,7 @@ Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
       ledger_(limits),
       prefixes_(limits, options, ledger_),
       swap_space_(limits.swap_bytes),
-      forecast_(limits.lists_per_slot, limits.slots()),
-      taken_(static_cast<size_t>(limits.slots()), 0) {
+      forecast_(limits.lists_per_slot, limits.slots()) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
   FOX_CHECK(limits.chunk_multiple == 1 || limits.chunk_multiple % kPageTokens == 0);
   for (int32_t slot = limits.slots() - 1; slot >= 0; --slot) free_slots_.push_back(slot);
@@ -59,33 +35,21 @@ void Scheduler::Add(Sequence* sequence, Seconds now) {
   FOX_CHECK(sequence->state == SequenceState::kNone && sequence->slot < 0);
   FOX_CHECK(sequence->computed == 0 && !sequence->tokens.empty());
   sequence->chunk_multiple = limits_.chunk_multiple;
-  waiting_.Enter(*sequence);
+  sequence->hungry_since = now;
   sequence->place = places_++;
   sequence->state = SequenceState::kWaiting;
+  waiting_.Enter(*sequence);
   waiting_.Add(sequence, now);
 }
 
 void Scheduler::Remove(Sequence* sequence, bool keep) {
-  switch (sequence->state) {
-    case SequenceState::kWaiting:
-      waiting_.Remove(sequence);
-      break;
-    case SequenceState::kRunning:
-      FOX_CHECK(running_.erase(sequence) == 1);
-      waiting_.Stop(sequence);
-      break;
-    case SequenceState::kPaused:
-      --paused_;
-      break;
-    default:
-      FOX_CHECK(false);
-  }
+  FOX_CHECK(sequence->state != SequenceState::kNone);
+  if (sequence->state == SequenceState::kWaiting) waiting_.Remove(sequence);
+  if (sequence->state == SequenceState::kRunning) StopRunning(sequence);
+  if (sequence->state == SequenceState::kPaused) --paused_;
+  if (sequence == rescued_) rescued_ = nullptr;
   if (sequence->slot >= 0) ReleaseSlot(sequence, keep);
-  if (sequence->swapped) {
-    ForgetSwapped(sequence);
-    swap_space_.Give(sequence->swapped->range);
-    sequence->swapped.reset();
-  }
+  if (sequence->swapped) swap_space_.Give(std::exchange(sequence->swapped, {})->offset);
   sequence->state = SequenceState::kNone;
   waiting_.Leave(*sequence);
 }
@@ -93,65 +57,36 @@ void Scheduler::Remove(Sequence* sequence, bool keep) {
 void Scheduler::Resume(Sequence* sequence, Seconds now) {
   if (sequence->state != SequenceState::kPaused) return;
   --paused_;
+  sequence->hungry_since = now;
   sequence->state = SequenceState::kWaiting;
   if (sequence->slot < 0) sequence->place = places_++;
   waiting_.Add(sequence, now);
 }
 
-std::vector<Work> Scheduler::RunningWork() const {
-  std::vector<Work> work;
+Work Scheduler::RunningWork() const {
+  Work work;
   for (const Sequence* sequence : running_) {
     double left =
         times_.ExpectedTokens(sequence->max_tokens) - static_cast<double>(sequence->produced());
     // A reader that has not taken half of what there is has yet to show that it takes more.
-    const int64_t window = sequence->request.flow_window;
-    const int64_t ahead = sequence->produced() - sequence->acknowledged;
-    if (window > 0 && ahead >= sequence->acknowledged) {
+    const int64_t window = sequence->reader.window();
+    const int64_t ahead = sequence->produced() - sequence->reader.acknowledged();
+    if (window > 0 && ahead >= sequence->reader.acknowledged()) {
       left = std::min(left, static_cast<double>(window - ahead));
     }
     left = std::max(left, 1.0) + static_cast<double>(sequence->replays_left());
-    work.push_back({static_cast<double>(sequence->prefill_left()), left, 1});
+    work.Add({static_cast<double>(sequence->prefill_left()), left, 1});
   }
   return work;
-}
-
-// A sequence that decodes next, or has a prompt of one token, makes no step shorter: it is one
-// step of its stream.
-int64_t Scheduler::MostPrefill(const Budget& budget, int64_t decodes) const {
-  int64_t most = budget.tokens;
-  if (max_step_seconds_ > 0) {
-    most = std::min(most, times_.PrefillTokens(max_step_seconds_, decodes));
-  }
-  if (limits_.max_mixed_tokens > 0 && decodes > 0) most = std::min(most, limits_.max_mixed_tokens);
-  return std::min(budget.tokens, std::max({most, int64_t{kPageTokens}, limits_.least_prefill()}));
-}
-
-// Short prompts, which find half of the budget; a chunk at least is left to those that have
-// started.
-void Scheduler::AdmitBeside(Seconds now, Budget* budget, Schedule* schedule) {
-  const int64_t least = limits_.least_prefill(), reserved = least > 1 ? least : 0;
-  const auto half = [least](int64_t all) { return std::min(all, std::max(least, (all + 1) / 2)); };
-  const int64_t kept = half(budget->prefill), kept_rows = half(budget->logit_rows);
-  budget->prefill -= kept;
-  budget->logit_rows -= kept_rows;
-  budget->tokens -= reserved;
-  Admit(now, /*whole_prompts=*/true, budget, schedule);
-  budget->tokens += reserved;
-  budget->prefill = std::min(budget->prefill + kept, budget->tokens);
-  budget->logit_rows += kept_rows;
 }
 
 Schedule Scheduler::Next(Seconds now) {
   Schedule schedule;
   prefixes_.BeginPlan(now);
   for (Sequence* sequence : running_) prefixes_.Follow(sequence);
-  for (auto it = running_.begin(); it != running_.end();) {
-    Sequence* sequence = *it++;
-    if (!sequence->paused()) continue;
-    Rest(sequence);
-    Pause(sequence, &schedule);
-  }
-  LimitSlowReaders(now);
+  PauseFullReaders(&schedule);
+  RescueOne(now);
+  LimitBestEffort(now);
   YieldSlot(now);
   int64_t free = ledger_.free() + prefixes_.dropped_pages();
   for (const int32_t slot : release_slots_) free += ledger_.held(slot);
@@ -159,19 +94,18 @@ Schedule Scheduler::Next(Seconds now) {
   // the count of free pages is.
   const bool unused = running_.empty() && holders_.empty() && prefixes_.empty();
   pages_ = unused ? limits_.num_pages : std::min(limits_.num_pages, free);
-  Budget budget{limits_.max_num_batched_tokens, limits_.max_num_batched_tokens,
-                limits_.max_logit_rows};
   std::vector<Sequence*> ready = ReservePages(now, /*first_must=*/false, &schedule);
   if (ready.empty() && !ledger_.in_flight()) {
     ready = ReservePages(now, /*first_must=*/true, &schedule);
   }
-  const bool others =
-      std::any_of(ready.begin(), ready.end(), [](const auto* s) { return !s->reads_slowly(); });
-  budget.best_effort = !others || ++steps_without_best_effort_ >= times_.BestEffortTurn();
-  schedule.best_effort = others && budget.best_effort;
+  Budget budget{limits_.max_num_batched_tokens, limits_.max_num_batched_tokens,
+                limits_.max_logit_rows};
+  const bool alone = std::all_of(ready.begin(), ready.end(),
+                                 [](const Sequence* sequence) { return IsBestEffort(*sequence); });
+  budget.best_effort = alone || ++steps_without_best_effort_ >= kSlowSteps;
   std::vector<Sequence*> prefills;
   for (Sequence* sequence : ready) {
-    if (sequence->reads_slowly()) {
+    if (IsBestEffort(*sequence)) {
       if (!budget.best_effort) continue;
       steps_without_best_effort_ = 0;
     }
@@ -181,19 +115,17 @@ Schedule Scheduler::Next(Seconds now) {
       Plan(sequence, 1, now, &budget, &schedule);
     }
   }
-  budget.prefill = MostPrefill(budget, static_cast<int64_t>(schedule.sequences.size()));
-  if (!prefills.empty()) {
-    AdmitBeside(now, &budget, &schedule);
-    PlanPrefills(std::move(prefills), now, &budget, &schedule);
-  }
+  // One that yielded its running slot may have it back at once.
+  const auto returns = std::count_if(holders_.begin(), holders_.end(), [](const Sequence* holder) {
+    return holder->state == SequenceState::kWaiting && holder->prefill_left() == 0;
+  });
+  budget.prefill = MostPrefill(budget, static_cast<int64_t>(schedule.sequences.size()) + returns);
+  if (!prefills.empty()) PlanPrefills(std::move(prefills), now, &budget, &schedule);
   Admit(now, /*whole_prompts=*/false, &budget, &schedule);
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
-  PutDecodesFirst(&schedule);
   schedule.plan.release_slots = std::exchange(release_slots_, {});
-  for (const Sequence* sequence : schedule.sequences)
-    taken_[static_cast<size_t>(sequence->slot)] = 0;
-  for (const SwapRange& range : ranges_read_) swap_space_.Give(range);
-  ranges_read_.clear();
+  for (Sequence* sequence : schedule.sequences) sequence->pages_planned = 0;
+  for (const SwappedSlot& in : schedule.plan.swap_ins) swap_space_.Give(in.offset);
   prefixes_.FillPlan(&schedule.plan);
   if (!schedule.plan.empty()) {
     ledger_.Submit(schedule.plan);
@@ -222,165 +154,243 @@ void Scheduler::ReleaseSlot(Sequence* sequence, bool keep) {
   const auto place =
       std::lower_bound(free_slots_.begin(), free_slots_.end(), sequence->slot, std::greater<>());
   free_slots_.insert(place, sequence->slot);
-  const auto holder = std::find(holders_.begin(), holders_.end(), sequence);
-  if (holder != holders_.end()) holders_.erase(holder);
+  holders_.erase(std::remove(holders_.begin(), holders_.end(), sequence), holders_.end());
   sequence->ReleaseSlot();
+}
+
+void Scheduler::StopRunning(Sequence* sequence) {
+  FOX_CHECK(running_.erase(sequence) == 1);
+  waiting_.Stop(sequence);
 }
 
 // It runs no more, and keeps slot and pages.
 void Scheduler::Rest(Sequence* sequence) {
-  FOX_CHECK(running_.erase(sequence) == 1);
-  waiting_.Stop(sequence);
+  StopRunning(sequence);
   holders_.push_back(sequence);
   prefixes_.Rest(sequence);
+  sequence->preempted = false;
+  sequence->blocked_since = kNever;
 }
 
 void Scheduler::Pause(Sequence* sequence, Schedule* schedule) {
+  if (sequence->rescued) SetRescued(sequence, false);
   sequence->state = SequenceState::kPaused;
   sequence->preempted = false;
   ++paused_;
   schedule->paused.push_back(sequence);
 }
 
-void Scheduler::Preempt(Sequence* sequence, Seconds now, Schedule* schedule) {
-  FOX_CHECK(running_.erase(sequence) == 1);
-  waiting_.Stop(sequence);
-  sequence->pages_lost = std::max(ledger_.held(sequence->slot), sequence->slot_stats.live_pages());
-  ++sequence->stats.preemptions;
-  ++schedule->preemptions;
-  ++sequence->times_preempted;
-  sequence->blocked_since = kNever;
-  sequence->preempted = true;
-  SwapOut(sequence, /*drops=*/true, schedule);
-  ReleaseSlot(sequence);
+void Scheduler::PauseFullReaders(Schedule* schedule) {
+  for (auto it = running_.begin(); it != running_.end();) {
+    Sequence* sequence = *it++;
+    if (!sequence->paused()) continue;
+    Rest(sequence);
+    Pause(sequence, schedule);
+  }
+}
+
+// It waits for another running slot with its pages.
+void Scheduler::Yield(Sequence* sequence, Seconds now) {
+  Rest(sequence);
   sequence->state = SequenceState::kWaiting;
   waiting_.Add(sequence, now);
 }
 
-void Scheduler::TakePages(Sequence* holder, Seconds now, Schedule* schedule) {
-  const bool waits = holder->state == SequenceState::kWaiting;
-  if (waits) waiting_.Remove(holder);
-  SwapOut(holder, /*drops=*/false, schedule);  // a paused or waiting sequence comes back last
-  ReleaseSlot(holder);
-  ++holder->stats.preemptions;
-  ++schedule->preemptions;
-  if (!waits) return;
-  if (holder->reads_slowly()) {
-    holder->place = places_++;
+void Scheduler::SetRescued(Sequence* sequence, bool rescued) {
+  const bool runs = running_.erase(sequence) > 0;
+  sequence->rescued = rescued;
+  if (runs) running_.insert(sequence);
+  rescued_ = rescued ? sequence : nullptr;
+  waiting_.Rescue(rescued && sequence->state == SequenceState::kWaiting ? sequence : nullptr);
+}
+
+// One at a time, until a plan brings it a token.
+void Scheduler::RescueOne(Seconds now) {
+  if (rescued_ != nullptr && rescued_->hungry_since >= rescued_at_) SetRescued(rescued_, false);
+  if (rescued_ != nullptr || now < rescued_at_ + kStarvation) return;
+  Sequence* hungriest = waiting_.Hungriest();
+  for (Sequence* sequence : running_) {
+    if (!sequence->is_schedulable()) continue;
+    if (hungriest == nullptr || IsHungrier(*sequence, *hungriest)) hungriest = sequence;
+  }
+  if (hungriest == nullptr || now < hungriest->hungry_since + kStarvation) return;
+  rescued_at_ = now;
+  SetRescued(hungriest, true);
+}
+
+// The newest requests wait for the share that best-effort sequences have beside others.
+void Scheduler::LimitBestEffort(Seconds now) {
+  std::vector<Sequence*> slow;
+  std::copy_if(running_.begin(), running_.end(), std::back_inserter(slow),
+               [](const Sequence* sequence) { return IsBestEffort(*sequence); });
+  if (slow.size() == running_.size()) return;
+  std::sort(slow.begin(), slow.end(),
+            [](const Sequence* a, const Sequence* b) { return a->arrival < b->arrival; });
+  while (static_cast<int64_t>(slow.size()) > MostSlow(max_running_)) {
+    Yield(slow.back(), now);
+    slow.pop_back();
+  }
+}
+
+// One slot a step, if none is free, for the client that is due it first. A request that has found
+// no pages is due none, because its slot would stay empty.
+void Scheduler::YieldSlot(Seconds now) {
+  if (running() < max_running_) return;
+  waiting_.BeginRound();
+  for (Sequence* next = waiting_.Due(now); next != nullptr; next = waiting_.Due(now)) {
+    const bool blocked = next->blocked_since != kNever && !next->rescued;
+    if (!blocked && MayStart(*next, 0, 0, max_running_, true) && !prefixes_.Match(next)) {
+      Sequence* last = SlotVictim(running_, *next, now);
+      if (last != nullptr) Yield(last, now);
+      return;
+    }
+    waiting_.PassOver(next);
+  }
+}
+
+// Gives `next` a running slot if there is room. False: nothing has changed.
+bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget,
+                      Schedule* schedule) {
+  const bool begins = next->slot < 0 && !next->swapped;
+  if (begins) next->computed = prefixes_.Lock(*next);
+  // No sequence gives up pages for one that this step has no room for.
+  const bool has_chunk = ChunkWithin(*next, *budget, next->longest_chunk()) > 0;
+  bool has_room = has_chunk && MakeRoom(next, *demand, now, schedule);
+  if (has_chunk && !has_room && begins && running_.empty()) {
+    // It may be the snapshot that it would start from that leaves it no room.
+    prefixes_.Unlock(next);
+    next->computed = 0;
+    has_room = MakeRoom(next, *demand, now, schedule);
+  }
+  if (!has_room) {
+    if (begins) next->computed = 0;
+    return false;
+  }
+  pages_ -= PagesToGoOn(*next);  // as ReservePages does
+  const int64_t count = ChunkSize(*next, *budget);
+  FOX_CHECK(count > 0);
+  const int64_t back = next->swapped ? next->swapped->pages : 0;
+  // A sequence that waited long comes behind those that started meanwhile, unless it had started.
+  const bool anew = !next->preempted && !next->rescued &&
+                    (next->queue().running_since == kNever || next->reads_slowly());
+  waiting_.Start(next, now);
+  if (next->slot >= 0) {
+    holders_.erase(std::find(holders_.begin(), holders_.end(), next));
   } else {
-    ++holder->times_preempted;  // it gave its running slot up, and its pages were to be kept
+    const int32_t slot = free_slots_.back();
+    free_slots_.pop_back();
+    if (next->swapped) {
+      SwapIn(next, slot, &schedule->plan);
+      prefixes_.Return(next);
+    } else {
+      next->slot = slot;
+      prefixes_.Start(next);
+    }
   }
-  waiting_.Add(holder, now);
-}
-
-// Of those that hold pages and do not run: the one paused longest, if for long; else the one that
-// is cheapest to compute again.
-Sequence* Scheduler::SelectHolder(Seconds now) const {
-  constexpr Seconds kLong = 5.0;
-  const auto before = [now](const Sequence* a, const Sequence* b) {
-    const bool a_waits = a->state == SequenceState::kWaiting;
-    const bool b_waits = b->state == SequenceState::kWaiting;
-    if (a_waits != b_waits) return b_waits;
-    const bool a_long = !a_waits && now >= a->paused_since + kLong;
-    const bool b_long = !b_waits && now >= b->paused_since + kLong;
-    if (a_long != b_long) return a_long;
-    if (a_long && a->paused_since != b->paused_since) return a->paused_since < b->paused_since;
-    return a->length() != b->length() ? a->length() < b->length() : a->place > b->place;
-  };
-  const auto least = std::min_element(holders_.begin(), holders_.end(), before);
-  return least == holders_.end() ? nullptr : *least;
-}
-
-// Takes pages from a sequence that does not run, else from the last one behind `requester`. False:
-// there is none.
-bool Scheduler::TakeFor(const Sequence& requester, Seconds now, Schedule* schedule) {
-  if (Sequence* holder = SelectHolder(now); holder != nullptr) {
-    TakePages(holder, now, schedule);
-    return true;
-  }
-  Sequence* last = *running_.rbegin();
-  if (!RunsBefore(requester, *last)) return false;
-  Preempt(last, now, schedule);
+  if (anew) next->place = places_++;
+  next->state = SequenceState::kRunning;
+  next->blocked_since = kNever;
+  FOX_CHECK(running_.insert(next).second);
+  Plan(next, count, now, budget, schedule);
+  next->pages_planned += back;
+  demand->Add(DemandOf(*next));
   return true;
 }
 
-// A page row for each of the others that run.
-int64_t Scheduler::RoomForOthers(const Sequence& sequence) const {
-  const int64_t others = running() - (sequence.state == SequenceState::kRunning ? 1 : 0);
-  return others * limits_.lists_per_slot;
-}
-
-// Promises pages for the least chunk, in decoding for one token, to each running sequence in order;
-// those that got them. A decoding sequence preempts a later one, or waits with its pages if there
-// is none. A prompt takes no page that others may need for their next row, and waits a while before
-// it preempts, unless (`first_must`) no other sequence moves and it is the first. Snapshots go
-// before any sequence does, and what they give is waited for.
-std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Schedule* schedule) {
-  std::vector<Sequence*> ready;
-  for (auto it = running_.begin(); it != running_.end();) {
-    Sequence* sequence = *it;
-    if (!sequence->is_schedulable()) {
-      ++it;
-      continue;
-    }
-    const int64_t need = PagesToGoOn(*sequence);
-    const bool yields = sequence->prefill_left() > 0 && !(first_must && ready.empty()) &&
-                        now < sequence->blocked_since + kBackfilling;
-    const int64_t left = yields ? RoomForOthers(*sequence) : 0;
-    while (need > 0 && pages_ < need + left) {
-      pages_ += prefixes_.Reclaim(need + left - pages_);
-      if (pages_ >= need + left || prefixes_.reclaiming()) break;
-      if (yields || !TakeFor(*sequence, now, schedule)) break;
-    }
-    ++it;  // only now: a victim may have been the next one
-    if (need == 0 || pages_ >= need + left) {
-      pages_ -= need;
-      sequence->blocked_since = kNever;
-      ready.push_back(sequence);
-      continue;
-    }
-    sequence->blocked_since = std::min(sequence->blocked_since, now);
-    // Two that shared pages may give back more than was counted: the plan that releases both tells.
-    if (running_.size() == 1 && first_must && release_slots_.empty() && prefixes_.empty() &&
-        !prefixes_.has_pending()) {
-      Remove(sequence);
-      schedule->does_not_fit.push_back(sequence);
-      break;
-    }
+// Starts or ends it. False: there is no room, or (`whole_prompts`) not for all of it in this plan.
+bool Scheduler::TryToStart(Sequence* next, bool whole_prompts, Seconds now, PageDemand* demand,
+                           Budget* budget, Schedule* schedule) {
+  const int64_t left = next->longest_chunk() - (next->slot < 0 ? next->prefix().found : 0);
+  const bool fits =
+      !whole_prompts || next->rescued || left <= budget->prefill || waiting_.IsDue(*next, now);
+  if (fits && Start(next, now, demand, budget, schedule)) return true;
+  if (IsTooLarge(*next)) {
+    Remove(next);
+    schedule->does_not_fit.push_back(next);
+    return true;
   }
-  return ready;
+  // All the pages that there are do not do for all of its own at once; for one after another they
+  // may.
+  if (running_.empty() && next->swapped && !ledger_.in_flight() && !prefixes_.has_pending()) {
+    DropSwapped(next);
+    return true;
+  }
+  if (fits) next->blocked_since = std::min(next->blocked_since, now);
+  return false;
 }
 
-// The first in order gets at least half of tokens and rows, then the shortest are done first. Where
-// priorities keep the oldest prefill from being first, it goes first in one of kEarliestTurn steps:
-// it must end some day.
+// By turns; only those whose tokens all go into this plan, if `whole_prompts`. One that finds no
+// room is passed over; the rescued one holds all others back.
+void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
+  if (waiting_.size() == 0) return;
+  PageDemand demand;
+  int64_t slow = 0;
+  for (const Sequence* sequence : running_) {
+    demand.Add(DemandOf(*sequence));
+    if (IsBestEffort(*sequence)) ++slow;
+  }
+  waiting_.BeginRound();
+  int passed_over = 0;
+  while (budget->prefill > 0 && running() < max_running_ && passed_over < kMostPassedOver) {
+    Sequence* next = waiting_.Next(now);
+    if (next == nullptr) return;
+    if (next->paused()) {  // by what a plan in flight has brought
+      waiting_.Remove(next);
+      Pause(next, schedule);
+      continue;
+    }
+    if (!running_.empty() && MissesDeadline(*next, times_, now)) {
+      Remove(next);
+      schedule->misses_deadline.push_back(next);
+      continue;
+    }
+    const bool best_effort = IsBestEffort(*next);
+    const bool may_start = MayStart(*next, running(), slow, max_running_, budget->best_effort);
+    const bool waits = may_start && prefixes_.Match(next);
+    if (may_start && (!waits || next->rescued)) {
+      if (TryToStart(next, whole_prompts, now, &demand, budget, schedule)) {
+        if (!best_effort || next->state != SequenceState::kRunning) continue;
+        ++slow;
+        steps_without_best_effort_ = 0;
+        continue;
+      }
+      if (next->rescued) return;
+      ++passed_over;
+    }
+    waiting_.PassOver(next);
+  }
+}
+
+// A sequence that decodes next, or has a prompt of one token, makes no step shorter: it is one
+// step of its stream.
+int64_t Scheduler::MostPrefill(const Budget& budget, int64_t decodes) const {
+  int64_t most = budget.tokens;
+  if (options_.max_step_seconds > 0) {
+    most = std::min(most, times_.PrefillTokens(options_.max_step_seconds, decodes));
+  }
+  if (limits_.max_mixed_tokens > 0 && decodes > 0) most = std::min(most, limits_.max_mixed_tokens);
+  return std::min(budget.tokens, std::max({most, int64_t{kPageTokens}, limits_.least_prefill()}));
+}
+
+// Half of the budget is the first one's; in the other half short prompts from the queue come first,
+// then the shortest of those that run. What they leave is the first one's, too.
 void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budget* budget,
                              Schedule* schedule) {
-  if (prefills.empty()) return;
-  auto chosen = prefills.begin();
-  const auto earliest =
-      std::min_element(prefills.begin(), prefills.end(),
-                       [](const Sequence* a, const Sequence* b) { return a->place < b->place; });
-  if ((*earliest)->steps_behind + 1 >= kEarliestTurn) chosen = earliest;
-  for (Sequence* sequence : prefills) ++sequence->steps_behind;
-  Sequence* first = *chosen;
-  first->steps_behind = 0;
-  prefills.erase(chosen);
-  std::stable_sort(prefills.begin(), prefills.end(), [](const Sequence* a, const Sequence* b) {
-    return a->prefill_left() < b->prefill_left();
-  });
+  Sequence* first = prefills.front();
   const int64_t least = limits_.least_prefill();
-  const int64_t kept =
-      std::min(first->prefill_left(), std::max({int64_t{kPageTokens}, least, budget->prefill / 2}));
+  const int64_t kept = std::min({first->prefill_left(), budget->prefill,
+                                 std::max({int64_t{kPageTokens}, least, budget->prefill / 2})});
   const int64_t kept_rows = std::min({first->NumLogitRows(kept), budget->logit_rows,
                                       std::max(least, (budget->logit_rows + 1) / 2)});
-  budget->prefill = std::max<int64_t>(0, budget->prefill - kept);
-  budget->logit_rows -= kept_rows;
-  for (Sequence* sequence : prefills) {
-    Plan(sequence, ChunkSize(*sequence, *budget), now, budget, schedule);
+  budget->Add(-kept, -kept_rows);
+  Admit(now, /*whole_prompts=*/true, budget, schedule);
+  std::stable_sort(prefills.begin() + 1, prefills.end(), [](const Sequence* a, const Sequence* b) {
+    return a->prefill_left() < b->prefill_left();
+  });
+  for (size_t i = 1; i < prefills.size(); ++i) {
+    Plan(prefills[i], ChunkSize(*prefills[i], *budget), now, budget, schedule);
   }
-  budget->prefill = std::min(budget->prefill + kept, budget->tokens);
-  budget->logit_rows += kept_rows;
+  budget->Add(kept, kept_rows);
   Plan(first, ChunkSize(*first, *budget), now, budget, schedule);
 }
 
@@ -406,43 +416,38 @@ int64_t Scheduler::ChunkSize(const Sequence& sequence, const Budget& budget) con
   return ChunkWithin(sequence, budget, page_rows * kPageTokens - sequence.computed);
 }
 
+// Single tokens stand before chunks in a plan.
 void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* budget,
                      Schedule* schedule) {
   if (count == 0) return;
   FOX_CHECK(sequence->chunk_multiple == 1 || sequence->ChunkWithin(count) == count);
-  const int64_t begin = sequence->computed, promised = sequence->least_chunk();
-  PlannedSequence planned;
-  planned.id = sequence->request.id;
-  planned.slot = sequence->slot;
-  planned.position = begin;
-  planned.token_ids = sequence->NextTokens(count);
-  planned.logit_rows = sequence->LogitRowIndices(count);
-  planned.log_tolerance = sequence->log_tolerance;
-  // Rows of prompt log-probabilities are wanted on the host, so it samples from the last one too.
-  const bool samples = count == sequence->remaining() && sequence->samples();
-  if (limits_.samples_on_device && samples && planned.logit_rows.size() == 1) {
-    planned.sample = sequence->NextSampleRow();
-    if (planned.sample && planned.sample->logits_processor.on && !sequence->has_penalty_state) {
-      schedule->plan.penalty_state.push_back(sequence->PenaltyState());
-      sequence->has_penalty_state = true;
-    }
+  const int64_t begin = sequence->computed, promised = begin + sequence->least_chunk();
+  StepPlan& plan = schedule->plan;
+  PlannedSequence planned = sequence->Feed(count, limits_.samples_on_device);
+  if (planned.sample && planned.sample->logits_processor.on && !sequence->has_penalty_state) {
+    plan.penalty_state.push_back(sequence->PenaltyState());
+    sequence->has_penalty_state = true;
   }
+  const int64_t pages = ledger_.Between(promised, begin + count);
+  FOX_CHECK(pages == 0 || pages_ >= pages);
+  pages_ -= pages;
+  sequence->pages_planned = ledger_.Between(begin, begin + count);
   budget->tokens -= count;
   if (sequence->prefill_left() > 0) budget->prefill -= count;
   budget->prefill = std::min(budget->prefill, budget->tokens);
   budget->logit_rows -= static_cast<int64_t>(planned.logit_rows.size());
-  const int64_t pages = ledger_.Between(begin + promised, begin + count);
-  FOX_CHECK(pages == 0 || pages_ >= pages);
-  pages_ -= pages;
-  taken_[static_cast<size_t>(sequence->slot)] = ledger_.Between(begin, begin + count);
+  if (count == sequence->remaining()) sequence->hungry_since = now;
   sequence->computed += count;
   ++sequence->in_flight;
   if (planned.sample) {
     ++sequence->pending;
     sequence->UpdatePause(now);
   }
-  schedule->plan.sequences.push_back(std::move(planned));
-  schedule->sequences.push_back(sequence);
+  size_t at = plan.sequences.size();
+  while (count == 1 && at > 0 && plan.sequences[at - 1].token_ids.size() > 1) --at;
+  const auto offset = static_cast<std::ptrdiff_t>(at);
+  plan.sequences.insert(plan.sequences.begin() + offset, std::move(planned));
+  schedule->sequences.insert(schedule->sequences.begin() + offset, sequence);
 }
 
 }  // namespace fox

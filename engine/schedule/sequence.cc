@@ -26,23 +26,23 @@ bool FitsSampledToken(const SamplingParams& sampling) {
 Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_model_len,
                    int64_t arrival_order, Seconds now)
     : request(std::move(submitted)),
-      tokens(std::move(request.prompt)),
-      prompt_tokens(static_cast<int64_t>(tokens.size())),
-      max_tokens(std::min<int64_t>(request.stop.max_tokens, max_model_len - prompt_tokens)),
       log_tolerance(options.acp == AcpMode::kOff
                         ? kNoMass
                         : request.log_tolerance.value_or(options.log_tolerance)),
       stop(request.stop, options.eos_token_ids),
       priority(options.priority_scheduling ? request.priority : 0),
       arrival(arrival_order),
-      place(0) {
+      reader(request.flow_window) {
+  tokens = std::move(request.prompt);
+  prompt_tokens = static_cast<int64_t>(tokens.size());
+  max_tokens = std::min<int64_t>(request.stop.max_tokens, max_model_len - prompt_tokens);
   if (request.sampling.repetition_penalty != 1.0f) counts.AddPrompt(tokens);
   stats.prompt_tokens = prompt_tokens;
   stats.arrival = now;
   stats.acp.log_tolerance = log_tolerance;
 }
 
-int64_t Sequence::ChunkWithin(int64_t count) const {
+int64_t Progress::ChunkWithin(int64_t count) const {
   if (count >= longest_chunk()) return longest_chunk();
   if (chunk_multiple == 1) {
     const int64_t aligned = (computed + count) / kPageTokens * kPageTokens - computed;
@@ -64,19 +64,25 @@ int64_t Sequence::NumLogitRows(int64_t count) const {
   return rows;
 }
 
-std::vector<int32_t> Sequence::LogitRowIndices(int64_t count) const {
-  std::vector<int32_t> rows;
-  if (wants_prompt_logprobs()) {
-    const int64_t end = std::min(computed + count, prompt_tokens - 1);
-    for (int64_t row = FirstPromptRow(); row < end; ++row) {
-      rows.push_back(static_cast<int32_t>(row - computed));
-    }
+PlannedSequence Sequence::Feed(int64_t count, bool samples_on_device) const {
+  PlannedSequence planned;
+  planned.id = request.id;
+  planned.slot = slot;
+  planned.position = computed;
+  planned.token_ids = NextTokens(count);
+  planned.log_tolerance = log_tolerance;
+  const bool samples_last = count == remaining() && samples();
+  const int64_t rows = NumLogitRows(count), scored = rows - (samples_last ? 1 : 0);
+  for (int64_t i = 0; i < scored; ++i) {
+    planned.logit_rows.push_back(static_cast<int32_t>(FirstPromptRow() - computed + i));
   }
-  if (count == remaining() && samples()) rows.push_back(static_cast<int32_t>(count - 1));
-  return rows;
+  if (samples_last) planned.logit_rows.push_back(static_cast<int32_t>(count - 1));
+  // Rows of prompt log-probabilities are wanted on the host, so it samples from the last one too.
+  if (samples_on_device && samples_last && rows == 1) planned.sample = NextSampleRow();
+  return planned;
 }
 
-std::vector<int32_t> Sequence::NextTokens(int64_t count) const {
+std::vector<int32_t> Progress::NextTokens(int64_t count) const {
   const int64_t known = std::min(count, static_cast<int64_t>(tokens.size()) - computed);
   if (known <= 0) return std::vector<int32_t>(static_cast<size_t>(count), kLastSampledToken);
   FOX_CHECK(known == count);

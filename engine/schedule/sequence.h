@@ -1,8 +1,7 @@
-// Sequence: one request on its way through the engine. Invariant: the slot's cache holds the first
-// `computed` tokens once all plans in flight have run; the rest of length() is to be fed; sampling
-// needs all of it fed. `pending` tokens at the end are sampled by plans in flight and not known
-// yet: they count as tokens everywhere but in `tokens` and generated(). Without a slot `computed`
-// is what is swapped out, else 0. Read scheduler.h next.
+// Sequence: one request on its way through the engine, in parts that each have one writer.
+// Invariant: the slot's cache holds the first `computed` tokens once all plans in flight have run;
+// the rest of length() is to be fed; sampling needs all of it fed. Without a slot `computed` is
+// what is swapped out, else 0. Read scheduler.h next.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +15,6 @@
 #include "engine/request/sampler.h"
 #include "engine/request/stop_condition.h"
 #include "engine/schedule/step_plan.h"
-#include "engine/schedule/swap_space.h"
 
 namespace fox {
 
@@ -24,6 +22,106 @@ namespace fox {
 struct SequenceGroup {
   std::vector<struct Sequence*> members;  // that have not ended
   bool started = false;                   // one of them was in a plan
+};
+
+// How far the tokens are. `pending` tokens at the end are sampled by plans in flight and not known
+// yet: they count as tokens everywhere but in `tokens` and generated(). The scheduler feeds tokens,
+// the engine adds what was sampled.
+struct Progress {
+  // Generated tokens that are known.
+  int64_t generated() const { return static_cast<int64_t>(tokens.size()) - prompt_tokens; }
+  // These count the pending ones too.
+  int64_t length() const { return static_cast<int64_t>(tokens.size()) + pending; }
+  int64_t produced() const { return generated() + pending; }
+  int64_t remaining() const { return length() - computed; }
+  // Of those, tokens that are fed in chunks; 0: one a step from here on, which is decoding.
+  int64_t prefill_left() const {
+    if (chunk_multiple == 1) return remaining() > 1 ? remaining() : 0;
+    return prompt_tokens > 1 ? std::max<int64_t>(0, prompt_tokens - computed) : 0;
+  }
+  // Generated tokens that are computed again: decoded, but nothing is sampled.
+  int64_t replays_left() const {
+    return chunk_multiple == 1 ? 0 : std::max<int64_t>(0, remaining() - prefill_left() - 1);
+  }
+  // What a plan may feed at once, at most and at least.
+  int64_t longest_chunk() const {
+    return chunk_multiple == 1 ? remaining() : std::max<int64_t>(1, prefill_left());
+  }
+  int64_t least_chunk() const {
+    if (chunk_multiple == 1) return 1;
+    return longest_chunk() <= chunk_multiple + 1 ? longest_chunk() : chunk_multiple;
+  }
+  // The longest chunk of at most `count` tokens, `count` at most longest_chunk(); 0: there is none.
+  // It ends with the prompt, else at a multiple of chunk_multiple and with more than one token of
+  // the prompt left, since one alone would be decoded. With a multiple of 1: at a page end, if
+  // there is one.
+  int64_t ChunkWithin(int64_t count) const;
+  // Whether a sequence that does not rest has something to feed: a known token, or a pending one
+  // that is not the last. All it has is fed and not sampled on the device: it waits for the host's
+  // sampler.
+  bool is_schedulable() const {
+    return remaining() > 0 && (pending == 0 || produced() < max_tokens);
+  }
+  // Whether a plan with all remaining tokens ends in sampling.
+  bool samples() const { return max_tokens > 0; }
+  // The tokens [computed, computed + count): kLastSampledToken stands for a pending one.
+  std::vector<int32_t> NextTokens(int64_t count) const;
+
+  std::vector<int32_t> tokens;  // prompt, then generated
+  int64_t prompt_tokens = 0;
+  int64_t max_tokens = 0;      // clamped to the context
+  int64_t chunk_multiple = 1;  // ExecutorLimits'
+  int64_t computed = 0;
+  int64_t pending = 0;               // sampled by plans in flight, [0, in_flight]
+  int64_t prompt_logprobs_done = 0;  // prompt rows whose log-probabilities were delivered
+};
+
+// How far the reader has got: the engine's.
+class ReaderWindow {
+ public:
+  explicit ReaderWindow(int64_t window) : window_(window) {}
+
+  // Whether the sequence rests: from a full window on, until half of it is free.
+  bool paused() const { return paused_; }
+  // Since it paused, or was last given or acknowledged a token since; valid while paused().
+  Seconds paused_since() const { return paused_since_; }
+  int64_t window() const { return window_; }  // 0: not bounded
+  int64_t acknowledged() const { return acknowledged_; }
+  // Whether the reader has fallen behind lately. The sequence decodes in some steps only, beside
+  // others.
+  bool is_slow(int64_t produced) const {
+    return paused_at_ >= 0 && produced - paused_at_ < 2 * window_;
+  }
+  void Acknowledge(int64_t tokens) { acknowledged_ += tokens; }
+  // Call when tokens were produced or acknowledged.
+  void Update(int64_t produced, Seconds now) {
+    if (window_ == 0) return;
+    const int64_t ahead = produced - acknowledged_;
+    if (!paused_ && ahead >= window_) {
+      paused_ = true;
+      paused_since_ = now;
+      paused_at_ = produced;
+    } else if (ahead <= window_ / 2) {
+      paused_ = false;
+    }
+  }
+  void Touch(Seconds now) { paused_since_ = now; }
+
+ private:
+  int64_t window_;
+  int64_t acknowledged_ = 0;
+  int64_t paused_at_ = -1;  // produced tokens when it paused last; -1: never
+  Seconds paused_since_ = 0;
+  bool paused_ = false;
+};
+
+// What the waiting queue knows of a sequence.
+struct QueueEntry {
+  Seconds waiting_since = 0;
+  Seconds running_since = kNever;      // its last start; kNever: it never ran
+  int64_t tokens = 0, max_tokens = 0;  // to compute, to generate
+  int64_t charged_length = 0;
+  int64_t passed_in_round = -1;
 };
 
 // What the prefix cache knows of a sequence.
@@ -42,9 +140,26 @@ struct PrefixState {
 
 // What a sequence without a slot has in swap space: all that its slot had.
 struct Swapped {
-  SwapRange range;
-  int64_t pages = 0;  // live; at most so many while plans with the sequence are in flight
+  int64_t offset = 0;  // there
+  int64_t pages = 0;   // live; at most so many while plans with the sequence are in flight
   double max_log_evicted_mass = kNoMass;  // once no plan with the sequence is in flight
+};
+
+// A slot, or what is left of one. The scheduler gives and takes it; the counters are what plans in
+// flight report of it.
+struct SlotState {
+  int32_t slot = -1;  // -1: none
+  std::optional<Swapped> swapped;
+  // Plans in flight with this sequence. One that was preempted meanwhile does not come back before
+  // all are collected: what they computed is valid, and what they sampled is among its tokens.
+  int in_flight = 0;
+  // Whether `slot` has this sequence's penalty state. The executor's samples keep it up: once it is
+  // there the host samples no more, because its token would not be counted.
+  bool has_penalty_state = false;
+  int64_t pages_lost = 0;     // how many it held when it was preempted
+  int64_t pages_planned = 0;  // that the plan that is being made takes
+  AcpStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
+                        // last plan collected
 };
 
 // What a sequence is doing. It may have a slot in any state, and has one while it runs.
@@ -55,76 +170,21 @@ enum class SequenceState : uint8_t {
   kPaused,  // until its reader has caught up
 };
 
-struct Sequence {
+struct Sequence : Progress, SlotState {
   // `arrival` counts submitted requests. Takes the request's prompt into `tokens`.
   Sequence(Request submitted, const EngineOptions& options, int64_t max_model_len,
            int64_t arrival_order, Seconds now);
 
-  // Generated tokens that are known.
-  int64_t generated() const { return static_cast<int64_t>(tokens.size()) - prompt_tokens; }
-  // These count the pending ones too.
-  int64_t length() const { return static_cast<int64_t>(tokens.size()) + pending; }
-  int64_t produced() const { return generated() + pending; }
-  int64_t remaining() const { return length() - computed; }
-  // Of those, tokens that are fed in chunks; 0: one a step from here on, which is decoding.
-  int64_t prefill_left() const {
-    if (chunk_multiple == 1) return remaining() > 1 ? remaining() : 0;
-    return prompt_tokens > 1 ? std::max<int64_t>(0, prompt_tokens - computed) : 0;
-  }
-  // Generated tokens that are computed again: decoded, but nothing is sampled.
-  int64_t replays_left() const {
-    return chunk_multiple == 1 ? 0 : std::max<int64_t>(0, remaining() - prefill_left() - 1);
-  }
-  // How many of the computed tokens would be such if all were lost.
-  int64_t replayed_if_lost() const {
-    return chunk_multiple == 1 ? 0 : std::max<int64_t>(0, computed - prompt_tokens);
-  }
-  // What a plan may feed at once, at most and at least.
-  int64_t longest_chunk() const {
-    return chunk_multiple == 1 ? remaining() : std::max<int64_t>(1, prefill_left());
-  }
-  int64_t least_chunk() const {
-    if (chunk_multiple == 1) return 1;
-    return longest_chunk() <= chunk_multiple + 1 ? longest_chunk() : chunk_multiple;
-  }
-  // The longest chunk of at most `count` tokens, `count` at most longest_chunk(); 0: there is none.
-  // It ends with the prompt, else at a multiple of chunk_multiple and with more than one token of
-  // the prompt left, since one alone would be decoded. With a multiple of 1: at a page end, if
-  // there is one.
-  int64_t ChunkWithin(int64_t count) const;
-  // Whether it rests: from a full window on, until half of it is free.
-  bool paused() const { return paused_; }
-  // Call when tokens were produced or acknowledged.
-  void UpdatePause(Seconds now) {
-    if (request.flow_window == 0) return;
-    const int64_t ahead = produced() - acknowledged;
-    if (!paused_ && ahead >= request.flow_window) {
-      paused_ = true;
-      paused_since = now;
-      paused_at = produced();
-    } else if (ahead <= request.flow_window / 2) {
-      paused_ = false;
-    }
-  }
-  // Whether its reader has fallen behind lately. It decodes in some steps only, beside others.
-  bool reads_slowly() const {
-    return paused_at >= 0 && produced() - paused_at < 2 * request.flow_window;
-  }
-  // Whether a sequence that does not rest has something to feed: a known token, or a pending one
-  // that is not the last. All it has is fed and not sampled on the device: it waits for the host's
-  // sampler.
-  bool is_schedulable() const {
-    return remaining() > 0 && (pending == 0 || produced() < max_tokens);
-  }
-  // Whether a plan with all remaining tokens ends in sampling.
-  bool samples() const { return max_tokens > 0; }
+  bool paused() const { return reader.paused(); }
+  bool reads_slowly() const { return reader.is_slow(produced()); }
+  void UpdatePause(Seconds now) { reader.Update(produced(), now); }
+  const QueueEntry& queue() const { return queue_; }
+  const PrefixState& prefix() const { return prefix_; }
 
-  // How many rows of logits a chunk of `count` tokens wants, and which (within the chunk).
+  // How many rows of logits a chunk of `count` tokens wants.
   int64_t NumLogitRows(int64_t count) const;
-  std::vector<int32_t> LogitRowIndices(int64_t count) const;
-
-  // The tokens [computed, computed + count): kLastSampledToken stands for a pending one.
-  std::vector<int32_t> NextTokens(int64_t count) const;
+  // Its next `count` tokens, as a plan feeds them.
+  PlannedSequence Feed(int64_t count, bool samples_on_device) const;
   // How an executor may sample the next token itself; none where more log-probabilities are to be
   // reported than it does.
   std::optional<SampleRow> NextSampleRow() const;
@@ -143,77 +203,37 @@ struct Sequence {
   // stats with the counters of the current slot added.
   RequestStats FinalStats(Seconds now) const;
 
-  Request request;              // the prompt is moved out
-  std::vector<int32_t> tokens;  // prompt, then generated
-  int64_t prompt_tokens;
-  int64_t max_tokens;    // clamped to the context
+  Request request;       // the prompt is moved out
   double log_tolerance;  // effective: the stricter of engine and request
   StopCondition stop;
   TokenCounts counts;  // empty unless a penalty needs it
   int64_t priority;    // 0 for all when first come, first served
   const int64_t arrival;
-  int64_t chunk_multiple = 1;  // ExecutorLimits'
   std::shared_ptr<SequenceGroup> group = std::make_shared<SequenceGroup>();
+  ReaderWindow reader;
 
+  // The scheduler's.
   SequenceState state = SequenceState::kNone;
-  int64_t place;                   // in the order: anew when it is queued and when it first starts
+  int64_t place = 0;               // in the order: anew when it is queued and when it first starts
   bool preempted = false;          // waits, or runs again, because others needed its pages
-  int32_t times_preempted = 0;     // how often that was
-  int64_t pages_lost = 0;          // how many it held then
+  bool rescued = false;            // comes before all others until it has a token: kStarvation
+  Seconds hungry_since = 0;        // when it last got a token, or could first have got one
   Seconds blocked_since = kNever;  // when it first found no room at its turn
-  PrefixState prefix;              // the prefix cache's
-  int32_t steps_behind = 0;        // in which others were first in prefill, since it was
 
-  // The waiting queue's.
-  Seconds waiting_since = 0;
-  Seconds running_since = kNever;  // its last start; kNever: it never ran
-  int64_t queued_tokens = 0, queued_max_tokens = 0;
-  int64_t charged_length = 0;
-  int64_t passed_in_round = -1;
-
-  bool started = false;  // was in a plan
-  int32_t slot = -1;     // -1: waiting
-  int64_t computed = 0;
-  std::optional<Swapped> swapped;
-  // Plans in flight with this sequence. One that was preempted meanwhile does not come back before
-  // all are collected: what they computed is valid, and what they sampled is among its tokens.
-  int in_flight = 0;
-  int64_t pending = 0;  // tokens they sample, [0, in_flight]
-  // Whether `slot` has this sequence's penalty state. The executor's samples keep it up: once it is
-  // there the host samples no more, because its token would not be counted.
-  bool has_penalty_state = false;
-  AcpStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
-                        // last plan collected
-  int64_t acknowledged = 0;
-  int64_t paused_at = -1;            // produced() when it paused last; -1: never
-  int64_t prompt_logprobs_done = 0;  // prompt rows whose log-probabilities were delivered
-  // Or last given a token, or acknowledged one, since; valid while paused().
-  Seconds paused_since = 0;
-  Seconds next_event = kNever;  // the engine's: when to look at it again
+  // The engine's.
+  bool started = false;         // was in a plan
+  Seconds next_event = kNever;  // when to look at it again
   RequestStats stats;
 
  private:
+  friend class WaitingQueue;
+  friend class PrefixCache;
   int64_t FirstPromptRow() const;
   void CloseSlotStats();
   bool wants_prompt_logprobs() const { return request.sampling.prompt_logprobs >= 0; }
 
-  bool paused_ = false;
-};
-
-// A sequence that was preempted so often is preempted only by others like it.
-inline constexpr int32_t kMaxPreemptions = 3;
-
-// Scheduling order: most preemptions, lower priority value, then place. Among those that have lost
-// most place alone: else urgent ones could preempt the others for ever.
-inline bool RunsBefore(const Sequence& a, const Sequence& b) {
-  const bool a_first = a.times_preempted >= kMaxPreemptions,
-             b_first = b.times_preempted >= kMaxPreemptions;
-  if (a_first != b_first) return a_first;
-  return !a_first && a.priority != b.priority ? a.priority < b.priority : a.place < b.place;
-}
-
-struct RunsEarlier {
-  bool operator()(const Sequence* a, const Sequence* b) const { return RunsBefore(*a, *b); }
+  QueueEntry queue_;
+  PrefixState prefix_;
 };
 
 }  // namespace fox

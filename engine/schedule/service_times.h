@@ -5,9 +5,7 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "engine/request/request.h"
 
@@ -26,16 +24,13 @@ struct Work {
 
 class ServiceTimes {
  public:
-  // A step that fed `prefill` tokens of prompts and `decodes` single ones took that long, with
-  // `best_effort` beside them: sequences that are let in now and then.
-  void RecordStep(int64_t prefill, int64_t decodes, Seconds seconds, bool best_effort = false);
-  // A step that moved `bytes` to or from swap space beside its other work.
-  void RecordSwap(int64_t prefill, int64_t decodes, int64_t bytes, double rate, Seconds seconds);
+  // A step that fed `prefill` tokens of prompts and `decodes` single ones took that long.
+  void RecordStep(int64_t prefill, int64_t decodes, Seconds seconds);
   // A request ended by itself after `generated` of at most `max_tokens` tokens, that long after its
   // start.
   void RecordEnd(int64_t generated, int64_t max_tokens, Seconds seconds);
   // One paused with so many tokens unread: it gave its running slot up.
-  void RecordPause(int64_t unread) { RecordTokens(unread); }
+  void RecordPause(int64_t unread);
 
   // Whether enough was measured to refuse a request by it.
   bool known() const { return steps_ >= kFewSteps; }
@@ -51,40 +46,25 @@ class ServiceTimes {
   Seconds Prefill(int64_t tokens) const { return static_cast<double>(tokens) * prefill_; }
   // What so many decoded tokens add to them, of one sequence beside others.
   Seconds Decode(int64_t tokens) const { return static_cast<double>(tokens) * decode_; }
-  // What so many bytes to or from swap space add to them; `rate`: bytes a second, of which the
-  // first estimate is made.
-  Seconds Swap(int64_t bytes, double rate) const;
   // From the start of a request to its first and to its last token, beside what runs now.
   Seconds FirstToken(int64_t prompt_tokens) const;
   Seconds Service(int64_t prompt_tokens, int64_t max_tokens) const;
-  // One step in how many may have best-effort sequences, so that they take kBestEffortShare of the
-  // time, by what the last such step took beyond its other work.
-  int64_t BestEffortTurn() const;
   // What requests took lately from start to end.
   Seconds mean_service() const { return mean_service_; }
-  // Until a request starts that comes behind `ahead`, beside `running`, one by one, over so many
-  // slots.
-  Seconds Wait(const std::vector<Work>& running, const Work& ahead, int64_t slots) const;
+  // Until a request starts that comes behind `ahead`, beside `running`, over so many slots.
+  Seconds Wait(const Work& running, const Work& ahead, int64_t slots) const;
 
  private:
   static constexpr int64_t kFewSteps = 8;
-  static constexpr double kBestEffortShare = 1.0 / 12;
-  static constexpr int64_t kLongestTurn = 256;  // a step that was held up is not held against them
 
-  void RecordTokens(int64_t generated);
-  // Of `running`: until so many of them have ended; at least 1, at most all.
-  Seconds EndOf(std::vector<Work> running, size_t number) const;
   Seconds Cost(const Work& work) const {
     return work.prefill_tokens * prefill_ + work.decode_tokens * decode_;
   }
 
   int64_t steps_ = 0;
-  Seconds prefill_ = 0;      // a token
-  Seconds decode_ = 0;       // a token of one of the sequences that decode together
-  Seconds step_ = 0;         // of steps that decode, whatever else they do
-  Seconds best_effort_ = 0;  // of the last step with such sequences, beyond the rest of it
-  double swap_bytes_ = 0;
-  Seconds swap_ = 0;     // of those bytes
+  Seconds prefill_ = 0;  // a token
+  Seconds decode_ = 0;   // a token of one of the sequences that decode together
+  Seconds step_ = 0;     // of steps that decode, whatever else they do
   double slowdown_ = 1;  // of prefill beside decodes
   double length_share_ = 1;
   // Lately, of one request: what it may ask for must not keep others out. At first as many as a

@@ -5,7 +5,7 @@
 
 namespace fox {
 
-std::optional<SwapRange> SwapSpace::Take(int64_t bytes) {
+std::optional<int64_t> SwapSpace::Take(int64_t bytes) {
   FOX_CHECK(bytes > 0);
   int64_t begin = 0;
   for (const auto& [taken, size] : taken_) {
@@ -15,22 +15,14 @@ std::optional<SwapRange> SwapSpace::Take(int64_t bytes) {
   if (bytes_ - begin < bytes) return std::nullopt;
   taken_.emplace(begin, bytes);
   used_ += bytes;
-  return SwapRange{begin, bytes};
+  return begin;
 }
 
-void SwapSpace::Trim(SwapRange* range, int64_t bytes) {
-  const auto found = taken_.find(range->begin);
-  FOX_CHECK(found != taken_.end() && found->second == range->bytes);
-  FOX_CHECK(bytes > 0 && bytes <= range->bytes);
-  used_ -= range->bytes - bytes;
-  found->second = range->bytes = bytes;
-}
-
-void SwapSpace::Give(const SwapRange& range) {
-  const auto found = taken_.find(range.begin);
-  FOX_CHECK(found != taken_.end() && found->second == range.bytes);
+void SwapSpace::Give(int64_t offset) {
+  const auto found = taken_.find(offset);
+  FOX_CHECK(found != taken_.end());
+  used_ -= found->second;
   taken_.erase(found);
-  used_ -= range.bytes;
 }
 
 }  // namespace fox

@@ -1,4 +1,4 @@
-// Turns, ages and shares. Read waiting_queue.h first.
+// Turns and shares. Read waiting_queue.h first.
 #include "engine/schedule/waiting_queue.h"
 
 #include <algorithm>
@@ -21,18 +21,21 @@ void WaitingQueue::Leave(const Sequence& sequence) {
 }
 
 void WaitingQueue::Count(const Sequence& sequence, int64_t sign, Client* client) {
-  tokens_ += sign * sequence.queued_tokens;
-  max_tokens_ += sign * sequence.queued_max_tokens;
+  const QueueEntry& entry = sequence.queue_;
+  size_ += sign;
+  tokens_ += sign * entry.tokens;
+  max_tokens_ += sign * entry.max_tokens;
   if (client == nullptr) return;
-  client->tokens += sign * sequence.queued_tokens;
-  client->max_tokens += sign * sequence.queued_max_tokens;
+  client->tokens += sign * entry.tokens;
+  client->max_tokens += sign * entry.max_tokens;
 }
 
 void WaitingQueue::Add(Sequence* sequence, Seconds now) {
-  sequence->waiting_since = now;
+  sequence->queue_.waiting_since = now;
   const int64_t replays = sequence->replays_left();
-  sequence->queued_tokens = sequence->remaining() - replays;
-  sequence->queued_max_tokens = sequence->max_tokens - sequence->produced() + replays;
+  sequence->queue_.tokens = sequence->remaining() - replays;
+  sequence->queue_.max_tokens = sequence->max_tokens - sequence->produced() + replays;
+  if (sequence->rescued) rescued_ = sequence;
   if (sequence->preempted) {
     Count(*sequence, 1, nullptr);
     FOX_CHECK(preempted_.insert(sequence).second);
@@ -44,12 +47,13 @@ void WaitingQueue::Add(Sequence* sequence, Seconds now) {
   } else {
     turns_.erase(&client);
   }
-  FOX_CHECK(client.waiting.insert(sequence).second && by_age_.insert(sequence).second);
+  FOX_CHECK(client.waiting.insert(sequence).second);
   Count(*sequence, 1, &client);
   turns_.insert(&client);
 }
 
 void WaitingQueue::Remove(Sequence* sequence) {
+  if (sequence == rescued_) rescued_ = nullptr;
   if (sequence->preempted) {
     Count(*sequence, -1, nullptr);
     FOX_CHECK(preempted_.erase(sequence) == 1);
@@ -57,25 +61,27 @@ void WaitingQueue::Remove(Sequence* sequence) {
   }
   Client& client = clients_.at(sequence->request.client);
   turns_.erase(&client);
-  FOX_CHECK(client.waiting.erase(sequence) == 1 && by_age_.erase(sequence) == 1);
+  FOX_CHECK(client.waiting.erase(sequence) == 1);
   Count(*sequence, -1, &client);
   if (!client.waiting.empty()) turns_.insert(&client);
 }
 
 Sequence* WaitingQueue::Next(Seconds now) const {
+  if (rescued_ != nullptr && !passed(*rescued_)) return rescued_;
   for (Sequence* sequence : preempted_) {
     if (!passed(*sequence)) return sequence;
   }
-  if (!by_age_.empty()) {
-    Sequence* oldest = *by_age_.begin();
-    if (IsAged(*oldest, now) && !passed(*oldest)) return oldest;
+  if (Sequence* due = Due(now); due != nullptr) return due;
+  for (const Client* client : turns_) {
+    for (Sequence* sequence : client->waiting) {
+      if (!passed(*sequence)) return sequence;
+    }
   }
-  Sequence* due = Due(now);
-  return due != nullptr ? due : NextInTurn();
+  return nullptr;
 }
 
 bool WaitingQueue::IsDue(const Sequence& sequence, Seconds now) const {
-  if (sequence.preempted || now < sequence.waiting_since + kSlotTurn) return false;
+  if (sequence.preempted || now < sequence.queue_.waiting_since + kSlotTurn) return false;
   const Sequence& most_urgent = **(*turns_.begin())->waiting.begin();
   return sequence.priority == most_urgent.priority && !sequence.reads_slowly() &&
          clients_.at(sequence.request.client).running == 0;
@@ -91,26 +97,20 @@ Sequence* WaitingQueue::Due(Seconds now) const {
   return nullptr;
 }
 
-bool WaitingQueue::IsAged(const Sequence& sequence, Seconds now) const {
-  return !sequence.preempted && &sequence == *by_age_.begin() &&
-         now >= sequence.waiting_since + kAging &&
-         cost_since_aged_ >= kAgedShare * Cost(sequence.queued_tokens, sequence.queued_max_tokens);
-}
-
-Sequence* WaitingQueue::NextInTurn() const {
-  for (const Client* client : turns_) {
-    for (Sequence* sequence : client->waiting) {
-      if (!passed(*sequence)) return sequence;
+Sequence* WaitingQueue::Hungriest() const {
+  Sequence* hungriest = nullptr;
+  const auto consider = [&](const auto& waiting) {
+    for (Sequence* sequence : waiting) {
+      if (hungriest == nullptr || IsHungrier(*sequence, *hungriest)) hungriest = sequence;
     }
-  }
-  return nullptr;
+  };
+  consider(preempted_);
+  for (const Client* client : turns_) consider(client->waiting);
+  return hungriest;
 }
 
 void WaitingQueue::Start(Sequence* sequence, Seconds now) {
   if (!sequence->preempted) {
-    const bool aged = IsAged(*sequence, now);
-    cost_since_aged_ += Cost(sequence->queued_tokens, sequence->queued_max_tokens);
-    if (aged) cost_since_aged_ = 0;
     int64_t least = INT64_MAX;
     for (const Client* client : turns_) least = std::min(least, client->served);
     served_ = std::max(served_, static_cast<double>(least));
@@ -118,8 +118,8 @@ void WaitingQueue::Start(Sequence* sequence, Seconds now) {
   Remove(sequence);
   Client& client = clients_.at(sequence->request.client);
   ++client.running;
-  sequence->running_since = now;
-  sequence->charged_length = sequence->length();
+  sequence->queue_.running_since = now;
+  sequence->queue_.charged_length = sequence->length();
   if (sequence->preempted) return;  // charged before
   Serve(sequence->remaining(), &client);
 }
@@ -127,8 +127,8 @@ void WaitingQueue::Start(Sequence* sequence, Seconds now) {
 void WaitingQueue::Stop(Sequence* sequence) {
   Client& client = clients_.at(sequence->request.client);
   FOX_CHECK(--client.running >= 0);
-  Serve(kDecodeCost * (sequence->length() - sequence->charged_length), &client);
-  sequence->charged_length = sequence->length();
+  Serve(kDecodeCost * (sequence->length() - sequence->queue_.charged_length), &client);
+  sequence->queue_.charged_length = sequence->length();
 }
 
 // Each of the clients that are here is due its part of it.
@@ -146,8 +146,8 @@ Work WaitingQueue::Ahead(uint64_t client, int64_t tokens, int64_t asked,
                          const ServiceTimes& times) const {
   Work work;
   for (const Sequence* sequence : preempted_) {
-    work.Add({static_cast<double>(sequence->queued_tokens),
-              times.ExpectedTokens(sequence->queued_max_tokens), 1});
+    work.Add({static_cast<double>(sequence->queue_.tokens),
+              times.ExpectedTokens(sequence->queue_.max_tokens), 1});
   }
   const auto own = clients_.find(client);
   const double turn =

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <random>
 
-#include "engine/schedule/waiting_queue.h"
+#include "engine/schedule/policy.h"
 #include "gtest/gtest.h"
 #include "tests/engine/sim/load.h"
 
@@ -209,7 +209,7 @@ TEST(EngineLoadTest, OneClientDoesNotKeepAllRunningSlots) {
     std::printf("%d requests started after at most %.2f s; %lld and alone %lld of the others\n",
                 static_cast<int>(sent.size()), longest, static_cast<long long>(disturbed.served()),
                 static_cast<long long>(undisturbed.served()));
-    EXPECT_LT(longest, 2 * WaitingQueue::kSlotTurn + 2 * options.max_step_seconds);
+    EXPECT_LT(longest, 2 * kSlotTurn + 2 * options.max_step_seconds);
     EXPECT_GE(disturbed.served(), 9 * undisturbed.served() / 10);
   }
 }

@@ -98,44 +98,6 @@ TEST_P(EngineRequestsTest, WhoHoldsLessThanItsShareDisplacesTheNewestOfWhoHoldsM
   }
 }
 
-TEST_P(EngineRequestsTest, StalledReadersEnd) {
-  EngineOptions options;
-  options.stall_timeout = 30;
-  options.max_paused_reqs = 2;
-  Start(Roomy(), options);
-  for (RequestId id = 1; id <= 2; ++id) {
-    Request request = MakeRequest(id, 5, 50);
-    request.flow_window = 4;
-    ASSERT_TRUE(engine_->Submit(request, 0).ok());
-  }
-  RunToEnd(10.0);
-  EXPECT_EQ(engine_->stats().paused, 2);
-  EXPECT_EQ(engine_->NextDeadline(), 40.0);
-  engine_->Acknowledge(2, 1);  // too little to go on, yet a sign of life
-  RunToEnd(20.0);
-  EXPECT_EQ(received_[2].tokens.size(), 4u);
-  EXPECT_EQ(engine_->NextDeadline(), 40.0);
-  Step(40.0);
-  EXPECT_TRUE(absl::IsAborted(received_[1].finish->status));
-  EXPECT_FALSE(received_[2].finish);
-  EXPECT_EQ(engine_->NextDeadline(), 50.0);
-  // One more than the bound: the longest silent one ends.
-  for (RequestId id = 3; id <= 4; ++id) {
-    Request request = MakeRequest(id, 5, 50);
-    request.flow_window = 4;
-    ASSERT_TRUE(engine_->Submit(request, 40.0).ok());
-  }
-  RunToEnd(41.0);
-  EXPECT_TRUE(absl::IsAborted(received_[2].finish->status));
-  EXPECT_EQ(engine_->stats().paused, 2);
-  EXPECT_EQ(engine_->stats().aborted, 2);
-  Step(71.0);
-  RunToEnd(71.0);
-  EXPECT_EQ(engine_->stats().aborted, 4);
-  EXPECT_EQ(engine_->NextDeadline(), kNever);
-  EXPECT_EQ(executor_->free_pages(), 100);
-}
-
 // The machine slept with a step in flight: what it brings is the reader's only now.
 TEST_P(EngineRequestsTest, NoReaderIsBlamedForATokenItHasNotBeenGiven) {
   EngineOptions options;
@@ -152,30 +114,6 @@ TEST_P(EngineRequestsTest, NoReaderIsBlamedForATokenItHasNotBeenGiven) {
   EXPECT_EQ(engine_->NextDeadline(), woken + 30);
   Step(woken + 30);
   EXPECT_TRUE(absl::IsAborted(received_[1].finish->status));
-}
-
-TEST_P(EngineRequestsTest, EndsAreCountedByTheirCause) {
-  FakeOptions fake = Roomy();
-  fake.limits.max_num_seqs = 1;
-  Start(fake);
-  Request late = MakeRequest(2);
-  late.deadline = 1.0;
-  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 5, 3), 0).ok());
-  ASSERT_TRUE(engine_->Submit(late, 0).ok());
-  ASSERT_TRUE(engine_->Submit(MakeRequest(3), 0).ok());
-  ASSERT_TRUE(engine_->Submit(MakeRequest(4), 0).ok());
-  ASSERT_TRUE(engine_->Submit(MakeRequest(5), 0).ok());
-  engine_->Cancel(3, absl::OkStatus());
-  engine_->Cancel(4, absl::CancelledError("gone"));
-  engine_->Cancel(5, absl::OkStatus(), FinishReason::kStop);  // by a stop string
-  RunToEnd(1.0);
-  EXPECT_EQ(received_[5].finish->reason, FinishReason::kStop);
-  const EngineStats& stats = engine_->stats();
-  EXPECT_EQ(stats.finished, 2);
-  EXPECT_EQ(stats.expired, 1);
-  EXPECT_EQ(stats.aborted, 1);
-  EXPECT_EQ(stats.cancelled, 1);
-  EXPECT_EQ(stats.failed, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Depths, EngineRequestsTest,

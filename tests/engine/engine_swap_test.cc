@@ -124,13 +124,12 @@ INSTANTIATE_TEST_SUITE_P(
 // Two lists, seven page rows; two sequences start in them and grow to four rows each.
 class EngineSwapTest : public EngineTest {
  protected:
-  void StartSmall(int64_t swap_pages, const std::function<void(FakeOptions*)>& change = {}) {
+  void StartSmall(int64_t swap_pages) {
     FakeOptions fake = Roomy();
     fake.limits.num_pages = 14;
     sim::SetSwapSpace(0, &fake.limits);
     sim::SetSwapSpace(fake.limits.SwapBytes(swap_pages), &fake.limits);
     fake.limits.swap_rate = 1e15;
-    if (change) change(&fake);
     EngineOptions options;
     options.kv_admission = KvAdmission::kWorstCase;
     Start(fake, options);
@@ -178,67 +177,6 @@ TEST_P(EngineSwapTest, WhoIsPreemptedGoesOnWhereItWas) {
   EXPECT_EQ(engine_->stats().preemptions, 1);
 }
 
-TEST_P(EngineSwapTest, EvictedPagesStayEvicted) {
-  StartSmall(100, [](FakeOptions* fake) {
-    fake->limits.num_pages = 14;
-    fake->limits.max_model_len = 1000;
-    fake->max_window = 3;
-    fake->min_window = 2;
-  });
-  for (RequestId id = 1; id <= 3; ++id) Submit(MakeRequest(id, 100 + 10 * id, 300));
-  StepUntilSwapped(1);
-  ExpectTheSameTokens();
-  int32_t swaps = 0;
-  for (RequestId id = 1; id <= 3; ++id) {
-    const RequestStats& stats = StatsOf(id);
-    swaps += stats.swaps;
-    EXPECT_EQ(stats.swaps, stats.preemptions);
-    const auto fed = static_cast<int64_t>(100 + 10 * id + 299);
-    EXPECT_EQ(stats.acp.pages_allocated, 2 * PagesFor(fed)) << id;
-    EXPECT_GT(stats.acp.pages_evicted, 0);
-  }
-  EXPECT_GT(swaps, 0);
-}
-
-TEST_P(EngineSwapTest, WhereNothingFitsAllIsComputedAgain) {
-  for (const int64_t pages : {0, 3}) {
-    received_.clear();
-    requests_.clear();
-    StartSmall(pages);
-    Submit(MakeRequest(1, 150, 100));
-    Submit(MakeRequest(2, 180, 60));
-    ExpectTheSameTokens();
-    EXPECT_EQ(StatsOf(2).preemptions, 1);
-    EXPECT_EQ(StatsOf(2).swaps, 0);
-    EXPECT_EQ(StatsOf(2).acp.pages_allocated, 8 + 8);
-  }
-}
-
-// Three that grow: the last is swapped out, and gives its place up to the one before it.
-TEST_P(EngineSwapTest, WhoComesBackLaterGivesUpItsPlace) {
-  StartSmall(6);
-  for (RequestId id = 1; id <= 3; ++id) Submit(MakeRequest(id, 60, 250));
-  ExpectTheSameTokens();
-  EXPECT_GE(engine_->stats().swap_outs, 2);
-  EXPECT_EQ(StatsOf(1).preemptions, 0);
-  EXPECT_EQ(StatsOf(2).swaps, StatsOf(2).preemptions);
-  EXPECT_GT(StatsOf(2).swaps, 0);
-  EXPECT_LT(StatsOf(3).swaps, StatsOf(3).preemptions);
-}
-
-TEST_P(EngineSwapTest, ACancelledOneLeavesSwapSpaceAtOnce) {
-  StartSmall(100);
-  Submit(MakeRequest(1, 150, 100));
-  Submit(MakeRequest(2, 180, 60));
-  StepUntilSwapped(1);
-  engine_->Cancel(2, absl::CancelledError("left"));
-  Step();
-  EXPECT_EQ(received_[2].finish->status.code(), absl::StatusCode::kCancelled);
-  EXPECT_EQ(engine_->stats().swapped, 0);
-  EXPECT_EQ(engine_->stats().swap_used_bytes, 0);
-  ExpectTheSameTokens();
-}
-
 // Its reader is slow: it holds pages until another needs them, rests in swap space, and goes on
 // from there.
 TEST_P(EngineSwapTest, APausedOneRestsInSwapSpace) {
@@ -263,25 +201,6 @@ TEST_P(EngineSwapTest, APausedOneRestsInSwapSpace) {
   ExpectTheSameTokens();
   EXPECT_EQ(StatsOf(1).preemptions, 1);
   EXPECT_EQ(StatsOf(1).swaps, 1);
-}
-
-TEST_P(EngineSwapTest, AFailedExecutorLeavesNothingBehind) {
-  for (const bool late : {false, true}) {
-    received_.clear();
-    StartSmall(100);
-    Submit(MakeRequest(1, 150, 100));
-    Submit(MakeRequest(2, 180, 60));
-    StepUntilSwapped(1);
-    executor_->options().fail_at_run = executor_->runs();
-    executor_->options().fail_late = late;
-    while (engine_->HasWork()) Step();
-    EXPECT_FALSE(engine_->fatal().ok());
-    for (const RequestId id : {1u, 2u}) {
-      EXPECT_EQ(received_[id].finish->status.code(), absl::StatusCode::kUnavailable);
-    }
-    EXPECT_EQ(engine_->stats().swapped, 0);
-    EXPECT_EQ(engine_->stats().swap_used_bytes, 0);
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Depths, EngineSwapTest,

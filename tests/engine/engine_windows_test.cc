@@ -1,5 +1,5 @@
-// What heads keep, as it is reported: if asked for, now and then, and rightly.
-#include <numeric>
+// What heads keep, as it is reported: if asked for, and now and then. That it is right the
+// simulation checks (Day::CheckWindows).
 #include <vector>
 
 #include "kernels/paged_kv.h"
@@ -26,41 +26,13 @@ class EngineWindowsTest : public EngineTest {
     for (; engine_->HasWork(); now_ += seconds) {
       for (const RequestOutput& output : engine_->Step(now_)) {
         if (output.windows) windows_[output.id].push_back(*output.windows);
-        if (output.finish) finish_[output.id] = *output.finish;
       }
     }
   }
 
   Seconds now_ = 0;
   std::map<RequestId, std::vector<KeptWindows>> windows_;
-  std::map<RequestId, Finish> finish_;
 };
-
-TEST_P(EngineWindowsTest, WhoAsksSeesItsHeadsForget) {
-  StartForgetting();
-  Submit(1, /*report=*/true);
-  Submit(2, /*report=*/false);
-  RunAll(/*seconds=*/kWindowsInterval);
-  EXPECT_EQ(windows_.count(2), 0u);
-  const std::vector<KeptWindows>& windows = windows_.at(1);
-  // One a step: chunks of the prompt, then 40 tokens, of which a device may run one more.
-  ASSERT_GE(windows.size(), 40u);
-  int64_t tokens = 0;
-  for (const KeptWindows& window : windows) {
-    EXPECT_GT(window.tokens, tokens);
-    tokens = window.tokens;
-    ASSERT_EQ(window.first_pages.size(), 2u);
-    for (const int32_t first : window.first_pages) {
-      EXPECT_GE(first, 0);
-      EXPECT_LT(first, PagesFor(window.tokens));
-    }
-  }
-  const KeptWindows& last = windows.back();
-  EXPECT_GE(last.tokens, 338);
-  EXPECT_EQ(std::accumulate(last.first_pages.begin(), last.first_pages.end(), int64_t{0}),
-            finish_.at(1).stats.acp.pages_evicted);
-  EXPECT_GT(finish_.at(1).stats.acp.pages_evicted, 0);
-}
 
 TEST_P(EngineWindowsTest, NotMoreOftenThanTheIntervalForAllTogether) {
   StartForgetting();

@@ -52,9 +52,9 @@ class PrefixCacheTest : public testing::Test {
   }
 
   void Start(Sequence* sequence) {
-    ASSERT_FALSE(cache_->Find(sequence));
+    ASSERT_FALSE(cache_->Match(sequence));
     sequence->slot = static_cast<int32_t>(next_slot_++ % 8);
-    sequence->computed = cache_->Pin(*sequence);
+    sequence->computed = cache_->Lock(*sequence);
     cache_->Start(sequence);
   }
   // Runs `tokens` more of a sequence in a plan of its own, and opens the next one.
@@ -145,16 +145,16 @@ TEST_F(PrefixCacheTest, TheDeepestSnapshotIsFoundAndATokenIsLeft) {
   Step(a, 320);
   Submit();
   Sequence* same = Make(0, 640);
-  EXPECT_FALSE(cache_->Find(same));
-  EXPECT_EQ(same->prefix.found, 320);
+  EXPECT_FALSE(cache_->Match(same));
+  EXPECT_EQ(same->prefix().found, 320);
   Sequence* longer = Make(0, 641);
-  EXPECT_FALSE(cache_->Find(longer));
-  EXPECT_EQ(longer->prefix.found, 640);
-  EXPECT_FALSE(cache_->Find(Make(0, 641, "salt")));
+  EXPECT_FALSE(cache_->Match(longer));
+  EXPECT_EQ(longer->prefix().found, 640);
+  EXPECT_FALSE(cache_->Match(Make(0, 641, "salt")));
   Sequence* salted = Make(0, 641, "salt");
-  cache_->Find(salted);
-  EXPECT_EQ(salted->prefix.found, 0);
-  EXPECT_EQ(salted->prefix.known, 0);
+  cache_->Match(salted);
+  EXPECT_EQ(salted->prefix().found, 0);
+  EXPECT_EQ(salted->prefix().known, 0);
 }
 
 TEST_F(PrefixCacheTest, WherePromptsPartOneIsTaken) {
@@ -184,12 +184,12 @@ TEST_F(PrefixCacheTest, WhereAChunkEndsIsKnownBeforeTheSequenceStarts) {
   Submit();
   Sequence* b = Make(0, 640);
   b->tokens[200] = -1;
-  EXPECT_FALSE(cache_->Find(b));
+  EXPECT_FALSE(cache_->Match(b));
   EXPECT_EQ(cache_->CutChunk(*b, 640), 192);
   // A sibling could not start at the end of the prompt.
   Sequence* c = Make(5000, 640);
   c->group->members.push_back(b);
-  EXPECT_FALSE(cache_->Find(c));
+  EXPECT_FALSE(cache_->Match(c));
   EXPECT_EQ(cache_->CutChunk(*c, 640), 576);
 }
 
@@ -198,13 +198,13 @@ TEST_F(PrefixCacheTest, WhatAnotherComputesIsWaitedFor) {
   Start(a);
   Sequence* b = Make(0, 640);
   b->tokens[300] = -1;
-  EXPECT_TRUE(cache_->Find(b));
+  EXPECT_TRUE(cache_->Match(b));
   Sequence* salted = Make(0, 640, "salt");
-  EXPECT_FALSE(cache_->Find(salted));
+  EXPECT_FALSE(cache_->Match(salted));
   Step(a, 640);
   EXPECT_EQ(a->computed, 256);
-  EXPECT_FALSE(cache_->Find(b));
-  EXPECT_EQ(b->prefix.found, 256);
+  EXPECT_FALSE(cache_->Match(b));
+  EXPECT_EQ(b->prefix().found, 256);
 }
 
 TEST_F(PrefixCacheTest, NobodyWaitsForWhoHasLeftOrPassed) {
@@ -212,12 +212,12 @@ TEST_F(PrefixCacheTest, NobodyWaitsForWhoHasLeftOrPassed) {
   Start(a);
   Sequence* b = Make(0, 640);
   b->tokens[300] = -1;
-  EXPECT_TRUE(cache_->Find(b));
+  EXPECT_TRUE(cache_->Match(b));
   cache_->Rest(a);
-  EXPECT_FALSE(cache_->Find(b));
+  EXPECT_FALSE(cache_->Match(b));
   cache_->Leave(a, false);  // preempted
-  EXPECT_FALSE(cache_->Find(b));
-  EXPECT_EQ(b->prefix.found, 0);
+  EXPECT_FALSE(cache_->Match(b));
+  EXPECT_EQ(b->prefix().found, 0);
 
   a->slot = -1;
   a->computed = 0;
@@ -225,8 +225,8 @@ TEST_F(PrefixCacheTest, NobodyWaitsForWhoHasLeftOrPassed) {
   Step(a, 400);
   Sequence* c = Make(0, 640);
   c->tokens[310] = -1;
-  EXPECT_FALSE(cache_->Find(c));
-  EXPECT_EQ(c->prefix.known, 256);
+  EXPECT_FALSE(cache_->Match(c));
+  EXPECT_EQ(c->prefix().known, 256);
 }
 
 TEST_F(PrefixCacheTest, WhoIsMoreUrgentDoesNotWait) {
@@ -234,10 +234,10 @@ TEST_F(PrefixCacheTest, WhoIsMoreUrgentDoesNotWait) {
   a->priority = 1;
   Start(a);
   Sequence* b = Make(0, 641);
-  EXPECT_FALSE(cache_->Find(b));
-  b->priority = 1;
-  b->prefix = {};
-  EXPECT_TRUE(cache_->Find(b));
+  EXPECT_FALSE(cache_->Match(b));
+  Sequence* as_urgent = Make(0, 641);
+  as_urgent->priority = 1;
+  EXPECT_TRUE(cache_->Match(as_urgent));
 }
 
 TEST_F(PrefixCacheTest, TheLeastWorthIsDropped) {
@@ -258,84 +258,16 @@ TEST_F(PrefixCacheTest, TheLeastWorthIsDropped) {
   EXPECT_EQ(again->computed, 128);
   Submit();
   cache_->BeginPlan(++now_);
-  EXPECT_GT(cache_->Reclaim(1), 0);
+  EXPECT_GT(cache_->Evict(1), 0);
   Submit();
   const auto found = [&](int32_t first) {
     Sequence* probe = Make(first, 129);
-    cache_->Find(probe);
-    return probe->prefix.found;
+    cache_->Match(probe);
+    return probe->prefix().found;
   };
   EXPECT_EQ(found(0), 128);
   EXPECT_EQ(found(10000), 0);
   EXPECT_EQ(found(20000), 128);
-}
-
-TEST_F(PrefixCacheTest, WhatAStartUsesIsNotDroppedInItsPlan) {
-  Sequence* a = Make(0, 128);
-  Start(a);
-  Step(a, 128);
-  End(a);
-  Submit();
-  cache_->BeginPlan(++now_);
-  Sequence* b = Make(0, 129);
-  Start(b);
-  EXPECT_EQ(cache_->Reclaim(1000), 0);
-  EXPECT_EQ(cache_->size(), 1);
-  Submit();
-  ASSERT_EQ(last_.starts.size(), 1u);
-  cache_->BeginPlan(++now_);
-  cache_->Reclaim(1000);
-  EXPECT_EQ(cache_->size(), 0);
-}
-
-TEST_F(PrefixCacheTest, OffWithoutAShareOrSlots) {
-  for (const bool slots : {true, false}) {
-    limits_.snapshot_slots = slots ? 4 : 0;
-    options_.prefix_cache_share = slots ? 0 : 0.5;
-    Reset();
-    Sequence* a = Make(0, 640);
-    Start(a);
-    Step(a, 640);
-    End(a);
-    EXPECT_EQ(cache_->size(), 0);
-    EXPECT_FALSE(cache_->has_pending());
-    EXPECT_EQ(cache_->stats().lookups, 0);
-    plan_ = {};
-  }
-}
-
-TEST_F(PrefixCacheTest, FlushDropsAllWithTheNextPlan) {
-  Sequence* a = Make(0, 640);
-  Start(a);
-  Step(a, 320);
-  EXPECT_EQ(cache_->size(), 1);  // taken by the open plan
-  cache_->Flush();
-  cache_->BeginPlan(now_);
-  EXPECT_TRUE(cache_->has_pending());
-  Submit();
-  cache_->BeginPlan(now_);
-  EXPECT_EQ(cache_->size(), 0);
-  Submit();
-  EXPECT_EQ(last_.drop_snapshots.size(), 1u);
-  EXPECT_FALSE(cache_->has_pending());
-}
-
-// It was looked at by a sequence that found no room in the end.
-TEST_F(PrefixCacheTest, APinIsForOnePlanThoughThatStaysEmpty) {
-  Sequence* a = Make(0, 128);
-  Start(a);
-  Step(a, 128);
-  End(a);
-  Submit();
-  cache_->BeginPlan(++now_);
-  Sequence* b = Make(0, 129);
-  EXPECT_FALSE(cache_->Find(b));
-  EXPECT_EQ(cache_->Pin(*b), 128);
-  cache_->FillPlan(&plan_);
-  ASSERT_TRUE(plan_.empty());
-  cache_->Flush();
-  cache_->BeginPlan(++now_);
-  EXPECT_EQ(cache_->size(), 0);
 }
 
 // The one that goes hangs on the place of the one that comes.
@@ -357,45 +289,8 @@ TEST_F(PrefixCacheTest, ASnapshotTakesTheRoomOfALongerOne) {
   EXPECT_EQ(last_.drop_snapshots.size(), 1u);
   cache_->BeginPlan(++now_);
   Sequence* c = Make(0, 192);
-  EXPECT_FALSE(cache_->Find(c));
-  EXPECT_EQ(c->prefix.found, 128);
-}
-
-// At multiples of 128 of the prompt, with what was decoded in none of them.
-TEST_F(PrefixCacheTest, InChunksSnapshotsAreOfPromptsAlone) {
-  Sequence* sequence = MakeInChunks(0, 300);
-  Start(sequence);
-  Step(sequence, 300);
-  EXPECT_TRUE(last_.snapshots.empty());
-  for (int64_t i = 0; i < 200; ++i) {
-    sequence->tokens.push_back(7);
-    Step(sequence, 1);
-    EXPECT_EQ(last_.snapshots.size(), i == 0 ? 1u : 0u) << i;
-  }
-  EXPECT_EQ(cache_->size(), 1);
-  cache_->Leave(sequence, /*keep=*/true);
-  Submit();
-  EXPECT_TRUE(last_.snapshots.empty());
-  Sequence* next = MakeInChunks(0, 300);  // the whole conversation, and more
-  next->tokens = sequence->tokens;
-  next->tokens.resize(700, 9);
-  next->prompt_tokens = 700;
-  cache_->BeginPlan(++now_);
-  EXPECT_FALSE(cache_->Find(next));
-  EXPECT_EQ(next->prefix.found, 256);
-}
-
-TEST_F(PrefixCacheTest, InChunksTwoTokensOfThePromptAreLeft) {
-  Sequence* sequence = MakeInChunks(0, 258);
-  Start(sequence);
-  Step(sequence, 258);
-  for (const int64_t prompt : {256, 257, 258, 400}) {
-    Sequence* other = MakeInChunks(0, prompt);
-    other->tokens.resize(500, 3);  // also where generated tokens come behind
-    cache_->BeginPlan(++now_);
-    EXPECT_FALSE(cache_->Find(other));
-    EXPECT_EQ(other->prefix.found, prompt < 258 ? 0 : 256) << prompt;
-  }
+  EXPECT_FALSE(cache_->Match(c));
+  EXPECT_EQ(c->prefix().found, 128);
 }
 
 // Its last page end, 704, is no multiple: it is cut at 640. A shorter one is not worth a step.
@@ -429,12 +324,12 @@ TEST_F(PrefixCacheTest, InChunksSiblingsShareAMultiple) {
     Start(first);
     const int64_t shared = (prompt - 2) / 128 * 128;
     EXPECT_EQ(cache_->CutChunk(*first, prompt), prompt == 258 ? 258 : shared) << prompt;
-    EXPECT_TRUE(cache_->Find(second)) << prompt;
+    EXPECT_TRUE(cache_->Match(second)) << prompt;
     Step(first, prompt);
     if (first->computed < prompt) Step(first, prompt - first->computed);
     cache_->BeginPlan(++now_);
-    EXPECT_FALSE(cache_->Find(second)) << prompt;
-    EXPECT_EQ(second->prefix.found, shared) << prompt;
+    EXPECT_FALSE(cache_->Match(second)) << prompt;
+    EXPECT_EQ(second->prefix().found, shared) << prompt;
   }
 }
 

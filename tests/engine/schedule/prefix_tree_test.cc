@@ -32,16 +32,6 @@ TEST(PrefixTreeTest, OnlyWholeBlocksWithinTheLimitCount) {
   EXPECT_EQ(tree.Insert(kRealm, tokens, 192), path);
 }
 
-TEST(PrefixTreeTest, TheFirstBlockIsFoundAlone) {
-  PrefixTree tree;
-  const auto tokens = Tokens(0, 128);
-  EXPECT_EQ(tree.First(kRealm, tokens), nullptr);
-  const std::vector<Node*> path = tree.Insert(kRealm, tokens, 128);
-  EXPECT_EQ(tree.First(kRealm, tokens), path.front());
-  EXPECT_EQ(tree.First(kRealm, Tokens(0, 63)), nullptr);
-  EXPECT_EQ(tree.First({"salt", -10}, tokens), nullptr);
-}
-
 TEST(PrefixTreeTest, ATokenThatDiffersEndsWhatIsFound) {
   PrefixTree tree;
   const auto tokens = Tokens(0, 256);

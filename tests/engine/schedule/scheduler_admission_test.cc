@@ -93,6 +93,7 @@ TEST_F(SchedulerAdmissionTest, WhoOutgrowsItsPromiseWaitsAndIsPreempted) {
 
 TEST_F(SchedulerAdmissionTest, APromptLeavesTheOthersAPageRowForAWhile) {
   limits_.num_pages = 40;
+  ExpectShortAnswers();
   Start();
   Add(64);
   Add(64);
@@ -107,7 +108,7 @@ TEST_F(SchedulerAdmissionTest, APromptLeavesTheOthersAPageRowForAWhile) {
     EXPECT_LE(used(), 40 - 2 * limits_.lists_per_slot);
   }
   EXPECT_GT(large->remaining(), 1);
-  Step(Scheduler::kBackfilling);
+  Step(kStarvation);
   EXPECT_EQ(large->remaining(), 1);
   EXPECT_EQ(used(), 38);
 }
@@ -117,7 +118,7 @@ TEST_F(SchedulerAdmissionTest, BesideOthersSlowReadersKeepTheirShareOfSlots) {
   Start();
   for (int i = 0; i < 3; ++i) Add(10, 0, 1);
   for (int i = 0; i < 3; ++i) StepAndRead(i);
-  for (const auto& sequence : sequences_) EXPECT_EQ(sequence->running_since, 0);
+  for (const auto& sequence : sequences_) EXPECT_EQ(sequence->queue().running_since, 0);
   Add(10);
   StepAndRead(3);
   EXPECT_EQ(scheduler_->running(), 4);
@@ -130,66 +131,10 @@ TEST_F(SchedulerAdmissionTest, BesideOthersSlowReadersKeepTheirShareOfSlots) {
   }
 }
 
-// Newcomers turn slow, one after the other, and take the share whenever it is free. The turn of
-// those that run comes as soon as if nothing had started beside them.
-TEST_F(SchedulerAdmissionTest, NewcomersThatTurnSlowKeepNoSlowReaderOut) {
-  for (int i = 0; i < 8; ++i) times_.RecordStep(0, 1, 1.0);
-  times_.RecordStep(0, 1, 2.0, /*best_effort=*/true);
-  ASSERT_GT(times_.BestEffortTurn(), 8);
-  limits_.num_slots = 20;
-  Start();
-  Sequence* reader = Add(10, 0, 1);
-  Step();
-  Step();
-  ASSERT_EQ(reader->state, SequenceState::kPaused);
-  Add(10);
-  for (int i = 0; i < 3; ++i) Add(10, 0, 1);
-  StepAndRead(0);
-  Acknowledge(reader, 1);
-  size_t oldest = 2;
-  Seconds now = 0;
-  int64_t without = 0;  // steps, since slow readers had one
-  const auto step = [&] {
-    without = StepAndRead(now += 0.1).best_effort ? 0 : without + 1;
-    EXPECT_LT(without, times_.BestEffortTurn());
-  };
-  while (reader->state == SequenceState::kWaiting) {
-    ASSERT_LT(now, WaitingQueue::kAging + 1);
-    step();
-    scheduler_->Remove(sequences_[oldest++].get());
-    Add(10, 0, 1);
-  }
-  for (int i = 0; i < 20; ++i) step();
-  EXPECT_EQ(reader->state, SequenceState::kRunning);  // the newcomers wait
-  EXPECT_GT(reader->place, sequences_[1]->place);     // which started behind it
-}
-
-// Beside others, when what took its pages has ended.
-TEST_F(SchedulerAdmissionTest, ASlowReaderThatWasPreemptedComesBackToAnySlot) {
-  limits_.num_pages = 60;
-  Start();
-  Add(10);
-  Sequence* large = Add(640);
-  Sequence* reader = Add(10, 0, 1);
-  while (reader->stats.preemptions == 0) StepAndRead(0);
-  ASSERT_TRUE(reader->reads_slowly());
-  Sequence* other = Add(10, 0, 1);
-  StepAndRead(0);
-  StepAndRead(0);
-  EXPECT_EQ(reader->state, SequenceState::kWaiting);  // for pages
-  EXPECT_TRUE(other->state == SequenceState::kRunning && other->reads_slowly());
-  scheduler_->Remove(large);
-  StepAndRead(0);
-  EXPECT_EQ(reader->state, SequenceState::kRunning);
-  StepAndRead(0);
-  EXPECT_EQ(reader->state, SequenceState::kRunning);
-  EXPECT_EQ(other->state, SequenceState::kWaiting);  // it came later
-}
-
 // All running slots are those of the clients that the test names, which got them in that order.
 class SlotTurnTest : public SchedulerAdmissionTest {
  protected:
-  static constexpr Seconds kTurn = WaitingQueue::kSlotTurn;
+  static constexpr Seconds kTurn = kSlotTurn;
 
   void StartWith(const std::vector<uint64_t>& clients, int32_t num_slots = 8) {
     limits_.num_pages = 200;
@@ -299,7 +244,7 @@ TEST_F(SlotTurnTest, PrioritiesComeFirst) {
   AddOf(3, /*priority=*/1);
   Step(2 * kTurn);
   EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
-  EXPECT_EQ(sequences_[3]->running_since, 0);
+  EXPECT_EQ(sequences_[3]->queue().running_since, 0);
   AddOf(4, /*priority=*/-1);
   Step(3 * kTurn);
   EXPECT_EQ(Running(), (Clients{1, 1, 1, 4}));
@@ -337,40 +282,32 @@ TEST_F(SlotTurnTest, WhatWaitsForAPrefixTakesNoSlot) {
   EXPECT_GT(computing->remaining(), 1);
 }
 
-// Whose pages are gone when no slot for them is left comes back in its client's turn all the same,
-// and has lost as one that was preempted.
+// Whose pages are gone when no slot for them is left comes back in its client's turn all the same.
 TEST_F(SlotTurnTest, WithoutASpareSlotPagesAreLost) {
   StartWith({1, 1, 1, 1}, /*num_slots=*/4);
   Sequence* last = sequences_[3].get();
   AddOf(1);
-  for (int losses = 1; losses <= kMaxPreemptions; ++losses) {
-    Sequence* other = AddOf(2);
-    const Seconds now = 2 * losses * kTurn;
-    Step(now);
-    EXPECT_EQ(other->state, SequenceState::kRunning);
-    EXPECT_EQ(last->slot, -1);
-    EXPECT_EQ(last->stats.preemptions, losses);
-    scheduler_->Remove(other);
-    Step(now + kTurn);
-    ASSERT_EQ(last->state, SequenceState::kRunning);
-  }
-  AddOf(2);
-  Step(10 * kTurn);
-  EXPECT_EQ(last->state, SequenceState::kRunning);  // another one's turn to lose
+  Sequence* other = AddOf(2);
+  Step(kTurn);
+  EXPECT_EQ(other->state, SequenceState::kRunning);
+  EXPECT_EQ(last->slot, -1);
+  EXPECT_EQ(last->stats.preemptions, 1);
+  scheduler_->Remove(other);
+  Step(2 * kTurn);
+  EXPECT_EQ(last->state, SequenceState::kRunning);
 }
 
-// It has its try when it is due, and holds others back later, as every request that lacks pages.
+// It has its try when it is due, and holds others back when it is rescued.
 TEST_F(SlotTurnTest, WhatLacksPagesTakesNoSlot) {
   StartWith({1, 1, 1, 1});
   client_ = 2;
   Add(6200);  // 194 pages beside three page rows; 194 are free, with those of the last
-  const Seconds holds_back = kTurn + Scheduler::kBackfilling;
-  for (Seconds now = kTurn; now < holds_back; now += 0.1) {
+  for (Seconds now = kTurn; now < kStarvation; now += 0.1) {
     EXPECT_EQ(Ids(Step(now)).size(), 4u);
     EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
-    EXPECT_EQ(sequences_[3]->running_since, kTurn);  // back in the same step
+    EXPECT_EQ(sequences_[3]->queue().running_since, kTurn);  // back in the same step
   }
-  Step(holds_back + 0.1);
+  Step(kStarvation + 0.1);
   EXPECT_EQ(Running(), (Clients{1, 1, 1}));
 }
 

@@ -1,8 +1,5 @@
 // Chunks where an executor cares about them (ExecutorLimits::chunk_multiple): where they end, what
-// comes alone, what waits; prompts beside decodes (max_mixed_tokens); pages of snapshots.
-#include <algorithm>
-#include <vector>
-
+// comes alone; prompts beside decodes (max_mixed_tokens).
 #include "gmock/gmock.h"
 #include "tests/engine/schedule/scheduler_fixture.h"
 
@@ -51,15 +48,6 @@ TEST_F(SchedulerChunksTest, NoTokenOfAPromptIsLeftAlone) {
   EXPECT_EQ(ChunksOf(258), (Sizes{128, 128, 2}));
 }
 
-// Each token but the last wants a row for itself, the last one to sample from.
-TEST_F(SchedulerChunksTest, RowsOfLogitsCutLikeTokens) {
-  limits_.max_num_seqs = 1;
-  limits_.max_logit_rows = 200;
-  EXPECT_EQ(ChunksOf(1000, 0), (Sizes{128, 128, 128, 128, 128, 128, 128, 104}));
-  limits_.max_logit_rows = 129;
-  EXPECT_EQ(ChunksOf(385, 0), (Sizes{128, 128, 129}));
-}
-
 // As many run as leave room for the least chunk of one of them.
 TEST_F(SchedulerChunksTest, SeatsLeaveRoomForAChunk) {
   limits_.max_num_batched_tokens = 131;
@@ -71,16 +59,6 @@ TEST_F(SchedulerChunksTest, SeatsLeaveRoomForAChunk) {
   EXPECT_EQ(Chunks(Step()), (Sizes{1, 1, 128}));
   EXPECT_EQ(Chunks(Step()), (Sizes{1, 1, 128}));
   EXPECT_EQ(Chunks(Step()), (Sizes{1, 1, 129}));
-}
-
-TEST_F(SchedulerChunksTest, WhoFindsNoRoomForAChunkWaits) {
-  limits_.max_num_batched_tokens = 400;
-  Start();
-  Add(300);
-  Sequence* second = Add(300);
-  EXPECT_EQ(Chunks(Step()), Sizes{300});  // 100 are left
-  EXPECT_EQ(second->slot, -1);
-  EXPECT_EQ(Chunks(Step()), (Sizes{1, 300}));
 }
 
 TEST_F(SchedulerChunksTest, AShortStepStillHoldsAChunk) {
@@ -112,73 +90,6 @@ TEST_F(SchedulerChunksTest, PagesOfAWholeChunkArePromised) {
   Start();
   sequence = Add(320);
   EXPECT_EQ(Step().does_not_fit, std::vector<Sequence*>{sequence});
-}
-
-TEST_F(SchedulerChunksTest, GeneratedTokensComeAgainOneByOne) {
-  limits_.num_pages = 6;
-  Start();
-  Sequence* first = Add(64);
-  Sequence* second = Add(62);
-  int64_t generated = 0;
-  for (int i = 0; i < 100 && second->stats.preemptions == 0; ++i) Step();
-  ASSERT_EQ(second->stats.preemptions, 1);
-  generated = second->generated();
-  ASSERT_GT(generated, 1);
-  EXPECT_EQ(second->replays_left(), generated - 1);
-  EXPECT_EQ(second->queued_tokens, 62 + 1);
-  scheduler_->Remove(first);
-  Schedule schedule = Step();
-  EXPECT_EQ(Chunks(schedule), Sizes{62});
-  EXPECT_TRUE(schedule.plan.sequences[0].logit_rows.empty());
-  EXPECT_EQ(second->prefill_left(), 0);
-  const std::vector<Work> work = scheduler_->RunningWork();
-  EXPECT_EQ(work[0].prefill_tokens, 0);
-  EXPECT_GT(work[0].decode_tokens, static_cast<double>(generated) - 1);
-  for (int64_t i = 0; i < generated; ++i) {
-    EXPECT_EQ(second->generated(), generated);
-    schedule = Step();
-    EXPECT_EQ(Chunks(schedule), Sizes{1});
-    EXPECT_EQ(schedule.plan.sequences[0].position, 62 + i);
-    EXPECT_EQ(schedule.plan.sequences[0].logit_rows.size(), i + 1 == generated ? 1u : 0u);
-  }
-  EXPECT_EQ(second->generated(), generated + 1);
-}
-
-TEST_F(SchedulerChunksTest, ReplaysAreInFlightTogether) {
-  limits_.depth = 2;
-  limits_.samples_on_device = true;
-  limits_.num_pages = 6;
-  Start();
-  Sequence* first = Add(62);
-  Sequence* second = Add(1, 0, 5);
-  while (first->computed < 127) Step();
-  Acknowledge(second, 5);
-  Plan();
-  EXPECT_EQ(Plan().preemptions, 1);
-  scheduler_->Remove(first);
-  Collect();
-  const int64_t length = second->length();
-  ASSERT_EQ(length, 7);
-  for (int64_t i = 0; i < length; ++i) {
-    const Schedule schedule = Plan();
-    EXPECT_EQ(Chunks(schedule), Sizes{1});  // its prompt is one token
-    EXPECT_EQ(schedule.plan.sequences[0].sample.has_value(), i + 1 == length);
-    if (i > 0) Collect();
-  }
-}
-
-TEST_F(SchedulerChunksTest, DecodesComeFirstInAPlan) {
-  limits_.depth = 1;
-  Start();
-  Sequence* reader = Add(10, 0, 4);
-  for (int i = 0; i < 4; ++i) Step();
-  Add(3000);
-  Step();
-  Acknowledge(reader, 2);  // comes back through the queue, behind a prompt that runs
-  const Schedule schedule = Step();
-  EXPECT_EQ(Ids(schedule), (IdList{0, 1}));
-  EXPECT_EQ(schedule.sequences[0], reader);
-  EXPECT_EQ(Chunks(schedule)[0], 1u);
 }
 
 TEST_F(SchedulerChunksTest, PromptsBesideDecodesAreCut) {
@@ -220,135 +131,6 @@ TEST_F(SchedulerChunksTest, WhatWouldBeReplayedIsDearer) {
     EXPECT_GT(second->generated(), 20);
     EXPECT_EQ(schedule.plan.swap_outs.size(), multiple == 1 ? 0u : 1u);
   }
-}
-
-class SchedulerSnapshotsTest : public SchedulerChunksTest {
- protected:
-  SchedulerSnapshotsTest() {
-    limits_.snapshot_slots = 1;
-    options_.prefix_cache_share = 1;
-    options_.prefix_cache_interval = 128;
-    sole_.resize(static_cast<size_t>(limits_.slots() + 1));
-    amend_ = [this](const StepPlan& plan, StepResult* result) {
-      if (!plan.snapshots.empty()) shared_ = kept_;
-      if (!plan.drop_snapshots.empty()) shared_ = 0;
-      for (size_t slot = 0; slot + 1 < sole_.size(); ++slot) {
-        sole_[slot] = static_cast<int32_t>(live_[slot] > 0 ? live_[slot] - shared_ : 0);
-      }
-      result->sole_pages = sole_.data();
-    };
-  }
-
-  // The first chunk of the first, of which so many pages are kept, and the next step, which
-  // leaves a snapshot of them.
-  void LeaveSnapshot(int64_t evicted) {
-    Plan();
-    Collect(evicted);
-    kept_ = live_[0];
-    EXPECT_EQ(Step().plan.snapshots.size(), 1u);
-  }
-
-  std::vector<int32_t> sole_;
-  int64_t kept_ = 0, shared_ = 0;
-};
-
-// Of five pages a paused one has two for itself and shares three with a snapshot; a chunk takes
-// four.
-TEST_F(SchedulerSnapshotsTest, TheirPagesAndThoseOfWhoRestsCountTogether) {
-  limits_.num_pages = 5;
-  Start();
-  Sequence* resting = Add(156, 0, 1);
-  LeaveSnapshot(/*evicted=*/1);
-  Sequence* next = Add(300);
-  next->request.bypass_prefix_cache = true;
-  EXPECT_EQ(Step().plan.drop_snapshots.size(), 1u);
-  EXPECT_EQ(resting->state, SequenceState::kPaused);
-  EXPECT_EQ(Chunks(Step()), Sizes{128});
-  EXPECT_EQ(resting->slot, -1);
-}
-
-// Of three pages it has two, which it needs, shares the third, and wants two more.
-TEST_F(SchedulerSnapshotsTest, WhoHasThePoolToItselfDoesNotWaitForThem) {
-  limits_.num_pages = 3;
-  limits_.chunk_multiple = 64;
-  Start();
-  Sequence* sequence = Add(64, 0, 65);
-  LeaveSnapshot(/*evicted=*/1);
-  while (!sequence->paused()) Step();
-  EXPECT_EQ(sequence->computed, 128);
-  Step();
-  EXPECT_EQ(sequence->state, SequenceState::kPaused);
-  Acknowledge(sequence, 40);
-  EXPECT_EQ(Step().does_not_fit, std::vector<Sequence*>{sequence});
-}
-
-// The first two of three share the pages that the second has.
-class SchedulerSharingTest : public SchedulerChunksTest {
- protected:
-  SchedulerSharingTest() {
-    sole_.resize(static_cast<size_t>(limits_.slots()));
-    amend_ = [this](const StepPlan&, StepResult* result) {
-      const int64_t shared = live_[0] > 0 ? live_[1] : 0;
-      result->free_pages += shared;
-      for (size_t slot = 0; slot < sole_.size(); ++slot) {
-        sole_[slot] = static_cast<int32_t>(live_[slot] - (slot < 2 ? shared : 0));
-      }
-      result->sole_pages = sole_.data();
-    };
-  }
-
-  // Two that rest, of two pages each; the second keeps so many.
-  void LetTwoRest(int64_t kept) {
-    Start();
-    Add(60, 0, 1);
-    Step();
-    Add(60, 0, 1);
-    Plan();
-    Collect(2 - kept);
-  }
-  // That both give up their pages in one plan, and the one that lacked some goes on with the next.
-  void ExpectThatBothAreWaitedFor(size_t chunk) {
-    const Schedule releases = Step();
-    EXPECT_EQ(releases.plan.release_slots.size(), 2u);
-    EXPECT_TRUE(releases.does_not_fit.empty());
-    EXPECT_EQ(Chunks(Step()), Sizes{chunk});
-  }
-
-  std::vector<int32_t> sole_;
-};
-
-TEST_F(SchedulerSharingTest, AChunkThatFindsNoRoomWaitsForThem) {
-  limits_.num_pages = 8;
-  LetTwoRest(2);
-  Add(200);
-  EXPECT_EQ(Chunks(Step()), Sizes{128});
-  ExpectThatBothAreWaitedFor(72);
-}
-
-TEST_F(SchedulerSharingTest, WhoComesBackWithItsPagesWaitsForThem) {
-  limits_.num_pages = 4;
-  LetTwoRest(1);
-  Sequence* next = Add(60, 0, 5);
-  while (!next->paused()) Step();
-  EXPECT_EQ(next->computed, 64);
-  Step();
-  Acknowledge(next, 5);
-  ExpectThatBothAreWaitedFor(1);
-}
-
-// The executor says so only when a plan that releases all slots has run.
-TEST_F(SchedulerChunksTest, PagesThatAreFreeAndNotKnownToBeCount) {
-  limits_.num_pages = 5;
-  amend_ = [](const StepPlan&, StepResult* result) {
-    result->free_pages = std::max<int64_t>(0, result->free_pages - 3);
-  };
-  Start();
-  Sequence* resting = Add(20, 0, 1);
-  Step();
-  Add(300);
-  Step();
-  EXPECT_EQ(resting->slot, -1);
-  EXPECT_EQ(Chunks(Step()), Sizes{128});
 }
 
 }  // namespace

@@ -101,20 +101,6 @@ TEST_P(StepObserverTest, SeesEveryPlanAndEveryEnd) {
   EXPECT_EQ(first.calls, second.calls);
 }
 
-TEST_P(StepObserverTest, AFailureEndsEveryRequest) {
-  sim::FakeOptions options = Options(GetParam());
-  options.fail_at_run = 0;
-  sim::FakeExecutor executor(options);
-  Recorder recorder;
-  Engine engine(EngineOptions(), executor, {&recorder});
-  ASSERT_TRUE(engine.Submit(ObservedRequest(1), 0).ok());
-  engine.Step(0);
-  EXPECT_FALSE(engine.fatal().ok());
-  ASSERT_EQ(recorder.finished.size(), 1u);
-  EXPECT_EQ(recorder.finished[1].status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(recorder.calls, "s");
-}
-
 INSTANTIATE_TEST_SUITE_P(Depths, StepObserverTest, ::testing::Values(1, 2));
 
 }  // namespace

@@ -3,39 +3,27 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <iterator>
+#include <map>
 #include <random>
-#include <vector>
 
 namespace fox {
 namespace {
 
 TEST(SwapSpaceTest, TheFirstGapThatIsLargeEnough) {
   SwapSpace space(100);
-  const SwapRange a = *space.Take(30), b = *space.Take(30), c = *space.Take(30);
+  const int64_t a = *space.Take(30), b = *space.Take(30), c = *space.Take(30);
   EXPECT_EQ(space.used(), 90);
   EXPECT_FALSE(space.Take(11));
-  EXPECT_EQ(space.Take(10)->begin, 90);
+  EXPECT_EQ(*space.Take(10), 90);
   space.Give(a);
   space.Give(c);
   EXPECT_FALSE(space.Take(31));  // 30 and 30, but not together
-  EXPECT_EQ(space.Take(20)->begin, 0);
-  EXPECT_EQ(space.Take(11)->begin, 60);
-  EXPECT_EQ(space.Take(10)->begin, 20);
+  EXPECT_EQ(*space.Take(20), 0);
+  EXPECT_EQ(*space.Take(11), 60);
+  EXPECT_EQ(*space.Take(10), 20);
   space.Give(b);
-  EXPECT_EQ(space.Take(30)->begin, 30);
-}
-
-TEST(SwapSpaceTest, TheEndOfARangeMayBeGivenBack) {
-  SwapSpace space(100);
-  SwapRange range = *space.Take(100);
-  space.Trim(&range, 40);
-  EXPECT_EQ(range.bytes, 40);
-  EXPECT_EQ(space.used(), 40);
-  EXPECT_EQ(space.Take(60)->begin, 40);
-  space.Give(range);
-  EXPECT_EQ(space.used(), 60);
-  EXPECT_EQ(space.Take(40)->begin, 0);
+  EXPECT_EQ(*space.Take(30), 30);
 }
 
 TEST(SwapSpaceTest, NoSpaceAtAll) {
@@ -47,30 +35,29 @@ TEST(SwapSpaceTest, NoSpaceAtAll) {
 TEST(SwapSpaceTest, RangesNeverOverlap) {
   std::mt19937_64 rng(1);
   SwapSpace space(1000);
-  std::vector<SwapRange> taken;
+  std::map<int64_t, int64_t> taken;  // bytes by offset
   for (int i = 0; i < 20000; ++i) {
     const auto bytes = static_cast<int64_t>(1 + rng() % 200);
     if (rng() % 2 == 0) {
-      if (const auto range = space.Take(bytes)) {
-        for (const SwapRange& other : taken) {
-          EXPECT_TRUE(range->begin + range->bytes <= other.begin ||
-                      other.begin + other.bytes <= range->begin);
+      if (const auto offset = space.Take(bytes)) {
+        const auto next = taken.lower_bound(*offset);
+        EXPECT_LE(*offset + bytes, next == taken.end() ? 1000 : next->first);
+        if (next != taken.begin()) {
+          const auto before = std::prev(next);
+          EXPECT_LE(before->first + before->second, *offset);
         }
-        EXPECT_TRUE(range->begin >= 0 && range->begin + range->bytes <= 1000);
-        taken.push_back(*range);
+        EXPECT_TRUE(taken.emplace(*offset, bytes).second);
       }
     } else if (!taken.empty()) {
-      std::swap(taken[rng() % taken.size()], taken.back());
-      if (rng() % 2 == 0) {
-        space.Trim(&taken.back(), std::min(bytes, taken.back().bytes));
-      } else {
-        space.Give(taken.back());
-        taken.pop_back();
-      }
+      const auto given =
+          std::next(taken.begin(), static_cast<std::ptrdiff_t>(rng() % taken.size()));
+      space.Give(given->first);
+      taken.erase(given);
     }
     int64_t used = 0;
-    for (const SwapRange& range : taken) used += range.bytes;
+    for (const auto& [offset, size] : taken) used += size;
     ASSERT_EQ(space.used(), used);
+    ASSERT_EQ(space.ranges(), static_cast<int64_t>(taken.size()));
   }
 }
 

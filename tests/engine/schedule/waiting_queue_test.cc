@@ -97,20 +97,16 @@ TEST_F(WaitingQueueTest, WhoAsksForLittleComesFirstForItsShare) {
   EXPECT_NEAR(static_cast<double>(small_turns * 10), 41 * 2048, 100);
 }
 
-TEST_F(WaitingQueueTest, TheOldestTakesItsTurnNowAndThen) {
+TEST_F(WaitingQueueTest, TheHungriestIsRescuedFirst) {
   options_.priority_scheduling = true;
-  Add(1, 10, 5);
-  for (int i = 0; i < 20; ++i) Add(2, 10, 0, 1.0);
-  EXPECT_EQ(Turns(8, 4.0), Clients(8, 2u));
-  EXPECT_EQ(Turns(2, 5.0), (Clients{1, 2}));
-}
-
-// What others generate counts, too: short prompts with long answers do not hold up a long prompt.
-TEST_F(WaitingQueueTest, TheOldestWaitsForWorkNotForPrompts) {
-  options_.priority_scheduling = true;
-  Add(1, 100, 5, 0, 1);
-  for (int i = 0; i < 20; ++i) Add(2, 4, 0, 1.0, 50);
-  EXPECT_EQ(Turns(6, 5.0), (Clients{2, 2, 2, 2, 2, 1}));  // 8 * 104 of the cost of 4 + 4 * 50 each
+  EXPECT_EQ(queue_.Hungriest(), nullptr);
+  Sequence* patient = Add(1, 10, 5);
+  Add(2, 10)->hungry_since = 1;
+  EXPECT_EQ(Turns(1), Clients{2});
+  Add(2, 10)->hungry_since = 1;
+  EXPECT_EQ(queue_.Hungriest(), patient);
+  queue_.Rescue(patient);
+  EXPECT_EQ(Turns(3), (Clients{1, 2}));
 }
 
 TEST_F(WaitingQueueTest, PassedOverForARound) {

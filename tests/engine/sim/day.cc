@@ -110,7 +110,7 @@ void Day::Add(const Request& request, size_t group) {
   auto client = std::make_unique<Client>(request, swarm_.engine, executor_->options());
   client->group = group;
   client->submitted = now_;
-  client->heard_of_at = client->planned_at = steps();
+  client->heard_of_at = steps();
   if (request.log_tolerance == kNoMass) ++marks_[Mark::kPrunesNothing];
   clients_.push_back(std::move(client));
 }
@@ -191,21 +191,13 @@ void Day::AfterSubmit(const StepPlan& plan) {
   marks_[Mark::kSnapshots] += static_cast<int64_t>(plan.snapshots.size());
   marks_[Mark::kSnapshotsDropped] += static_cast<int64_t>(plan.drop_snapshots.size());
   marks_[Mark::kCachedStarts] += static_cast<int64_t>(plan.starts.size());
-  for (const int32_t slot : plan.release_slots) {
-    for (auto& client : clients_) {
-      if (client->slot == slot) client->started_at = client->slot = -1;
-    }
-  }
   bool slow = false, others = false;
   for (const PlannedSequence& sequence : plan.sequences) {
     const int64_t index = IndexOf(sequence.id);
     if (index < 0) continue;
     Client& client = *clients_[static_cast<size_t>(index)];
-    client.slot = sequence.slot;
     ++planned_[client.request().client];
     if (!std::exchange(client.ran, true)) CountStart(client);
-    if (client.started_at < 0) client.started_at = steps();
-    client.planned_at = steps();
     group_started_[client.group] = true;
     (client.was_full ? slow : others) = true;
   }

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/schedule/page_ledger.h"
+#include "engine/schedule/page_budget.h"
 #include "tests/engine/sim/bugs.h"
 #include "tests/engine/sim/fake_executor.h"
 #include "tests/engine/sim/marks.h"
@@ -41,9 +41,6 @@ struct Client {
   Seconds full_since = kNever;
   int64_t full_steps = 0;
   int64_t heard_of_at = 0;  // the step of its last token, or of its submission
-  int64_t planned_at = 0;   // of the last plan with it, or of its submission
-  int64_t started_at = -1;  // the step that ran it first since; -1: none, or it lost its slot
-  int32_t slot = -1;        // that it ran in last
   bool ran = false;
 };
 

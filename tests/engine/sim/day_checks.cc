@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "engine/schedule/waiting_queue.h"
+#include "engine/schedule/policy.h"
 #include "tests/engine/sim/day.h"
 
 namespace fox::sim {
@@ -71,7 +71,6 @@ void Day::CheckTokens(const RequestOutput& output, Client* client) {
   };
   if (!output.prompt_logprobs.empty() || !output.tokens.empty()) {
     client->heard_of_at = steps();
-    client->started_at = -1;
   }
   const SamplingParams& sampling = client->request().sampling;
   for (const SampledToken& token : output.prompt_logprobs) {
@@ -266,7 +265,7 @@ void Day::CheckAfterStep() {
 // those rules.
 void Day::CheckSlots() {
   if (!swarm_.only_slots || marks_[Mark::kFloods] > 0) return;
-  constexpr Seconds kTurn = WaitingQueue::kSlotTurn;
+  constexpr Seconds kTurn = kSlotTurn;
   const int64_t slots = swarm_.executor.limits.max_num_seqs;
   const Seconds passed = std::min(now_ - std::exchange(checked_slots_, now_), kTurn);
   std::map<uint64_t, SlotWait> waits;

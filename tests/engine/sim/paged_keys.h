@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/kv/kv_cache.h"
 #include "engine/request/acp_stats.h"
+#include "engine/run/kv_cache.h"
 #include "tests/engine/sim/fake_keys.h"
 
 namespace fox::sim {

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/kv/kv_cache.h"
+#include "engine/run/kv_cache.h"
 
-namespace fox::testing {
+namespace fox::pool {
 
 struct PoolConfig {
   PagedKvShape shape;  // float32 pages, no token shift
@@ -150,4 +150,4 @@ class PoolSimulation {
   PoolCounts counts_;
 };
 
-}  // namespace fox::testing
+}  // namespace fox::pool

@@ -1,12 +1,12 @@
 // The random operations and the model; pool_simulation_checks.cc compares. See pool_simulation.h.
-#include "tests/engine/kv/pool_simulation.h"
+#include "tests/engine/run/pool_simulation.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
-namespace fox::testing {
+namespace fox::pool {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -425,4 +425,4 @@ void PoolSimulation::PredictList(int slot, int layer, int kv_head, int page) {
   }
 }
 
-}  // namespace fox::testing
+}  // namespace fox::pool

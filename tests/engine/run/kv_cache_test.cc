@@ -1,7 +1,7 @@
 // The real page pool, with pages that several have, under a million random operations beside a
 // model of it; the pool's limits; and faults planted in it, each of which the audit, the model or
 // the pages' tags must find.
-#include "engine/kv/kv_cache.h"
+#include "engine/run/kv_cache.h"
 
 #include <gtest/gtest.h>
 
@@ -12,10 +12,10 @@
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/page_pool.h"
-#include "tests/engine/kv/pool_simulation.h"
+#include "tests/engine/run/pool_simulation.h"
 #include "tests/nightly.h"
 
-namespace fox::testing {
+namespace fox::pool {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -341,4 +341,4 @@ TEST(KvCacheTest, ModelAndTagsFindWhatTheAuditCannot) {
 }
 
 }  // namespace
-}  // namespace fox::testing
+}  // namespace fox::pool

@@ -1,5 +1,6 @@
-// PageForecast: what is learnt from sequences whose heads keep windows.
-#include "engine/schedule/page_forecast.h"
+// What is learnt from sequences whose heads keep windows, and what is enough for several. What the
+// ledger promises is checked by the simulation after every plan (Day::CheckPromise).
+#include "engine/schedule/page_budget.h"
 
 #include <gtest/gtest.h>
 
@@ -34,7 +35,6 @@ TEST(PageForecastTest, BeforeAnyExperienceEverythingIsKept) {
   EXPECT_EQ(forecast.At(1000, -1).pages, kLists * PagesFor(1000));
   EXPECT_EQ(forecast.At(1000, 1).pages, kLists * PagesFor(1000));
   EXPECT_EQ(forecast.At(1000, -1).deviation, 0);
-  EXPECT_EQ(forecast.PerToken(1000), static_cast<double>(kLists) / kPageTokens);
 }
 
 TEST(PageForecastTest, SequencesFedByPagesShowTheCurve) {
@@ -43,7 +43,6 @@ TEST(PageForecastTest, SequencesFedByPagesShowTheCurve) {
   for (const int64_t tokens : {64, 128, 256, 1000, 4096}) {
     EXPECT_NEAR(forecast.At(tokens, -1).pages, Kept(tokens), 1e-9) << tokens;
   }
-  EXPECT_NEAR(forecast.PerToken(3000), 2.0 / kPageTokens, 1e-9);
   // No sequence has been there: as at the longest position seen.
   EXPECT_NEAR(forecast.At(65536, -1).pages, Kept(65536), 1e-9);
 }
@@ -82,15 +81,12 @@ TEST(PageForecastTest, NewHabitsReplaceOldOnes) {
   EXPECT_GT(forecast.At(4096, -1).pages, 0.9 * Kept(4096, kLists));
 }
 
-// One row of an octave is a page taken or a page evicted, and no rate.
-TEST(PageForecastTest, AFewRowsOfAnOctaveShowNothing) {
-  PageForecast forecast(kLists, 2);
-  Serve(forecast, 2048, 64);
-  forecast.Observe(0, 2048, 70);
-  forecast.Observe(0, 2049, 0);
-  forecast.Release(0);
-  EXPECT_NEAR(forecast.PerToken(2048), 2.0 / kPageTokens, 0.6 / kPageTokens);
-  EXPECT_GT(forecast.PerToken(2048), 0);
+TEST(PageDemandTest, MeansAddUpAndDeviationsLess) {
+  PageDemand demand;
+  for (int i = 0; i < 4; ++i) demand.Add({10, 9});
+  EXPECT_EQ(demand.pages(), 40 + 2 * 6);
+  demand.Add({0.5, 0});
+  EXPECT_EQ(demand.pages(), 53);
 }
 
 }  // namespace

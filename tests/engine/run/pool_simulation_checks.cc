@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tests/engine/kv/pool_simulation.h"
+#include "tests/engine/run/pool_simulation.h"
 
-namespace fox::testing {
+namespace fox::pool {
 namespace {
 
 template <typename... Parts>
@@ -240,4 +240,4 @@ std::string PoolSimulation::CheckTag(int slot, int layer, int head, int64_t posi
   return "";
 }
 
-}  // namespace fox::testing
+}  // namespace fox::pool

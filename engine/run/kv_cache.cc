@@ -1,5 +1,5 @@
 // Read-back and audit of the paged KV cache.
-#include "engine/kv/kv_cache.h"
+#include "engine/run/kv_cache.h"
 
 #include <algorithm>
 

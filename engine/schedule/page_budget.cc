@@ -1,0 +1,125 @@
+// Counting, forecasting and adding up pages. Read page_budget.h first.
+#include "engine/schedule/page_budget.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "engine/schedule/policy.h"
+#include "kernels/core/check.h"
+
+namespace fox {
+
+PageLedger::PageLedger(const ExecutorLimits& limits)
+    : lists_per_slot_(limits.lists_per_slot),
+      num_pages_(limits.num_pages),
+      sequence_slots_(limits.slots()),
+      collected_{
+          limits.num_pages,
+          std::vector<int64_t>(static_cast<size_t>(limits.slots() + limits.snapshot_slots), 0)},
+      expected_(collected_) {}
+
+int64_t PageLedger::shared() const {
+  const auto end = expected_.held.begin() + sequence_slots_;
+  return num_pages_ - expected_.free - std::accumulate(expected_.held.begin(), end, int64_t{0});
+}
+
+void PageLedger::Share(int32_t from) {
+  shared_slots_.push_back(from);
+  expected_.held[static_cast<size_t>(from)] = 0;
+}
+
+// What slots share is with neither of them.
+void PageLedger::Apply(const StepPlan& plan, Pool* pool) const {
+  const auto held = [pool](int32_t slot) -> int64_t& {
+    return pool->held[static_cast<size_t>(slot)];
+  };
+  const auto empty = [&](int32_t slot) { pool->free += std::exchange(held(slot), 0); };
+  const auto take = [&](int32_t slot, int64_t pages) {
+    pool->free -= pages;
+    held(slot) += pages;
+  };
+  for (const int32_t slot : plan.drop_snapshots) empty(slot);
+  for (const SharedSlot& snapshot : plan.snapshots) held(snapshot.from) = 0;
+  for (const int32_t slot : plan.release_slots) empty(slot);
+  for (const SharedSlot& start : plan.starts) held(start.from) = 0;
+  for (const SwappedSlot& in : plan.swap_ins) take(in.slot, in.pages);
+  for (const PlannedSequence& sequence : plan.sequences) {
+    const int64_t end = sequence.position + static_cast<int64_t>(sequence.token_ids.size());
+    take(sequence.slot, Between(sequence.position, end));
+  }
+}
+
+void PageLedger::Submit(const StepPlan& plan) {
+  shared_slots_.clear();
+  Apply(plan, &expected_);
+  plans_.push_back(plan);
+}
+
+// What came back replaces what was expected, and the plans behind it are counted anew: one of them
+// may release a slot that has evicted since.
+void PageLedger::Collect(const StepResult& result) {
+  FOX_CHECK(!plans_.empty());
+  const StepPlan plan = std::move(plans_.front());
+  plans_.pop_front();
+  Apply(plan, &collected_);
+  collected_.free = result.free_pages;
+  if (result.sole_pages != nullptr) {
+    std::copy_n(result.sole_pages, collected_.held.size(), collected_.held.begin());
+  } else {
+    for (size_t i = 0; i < plan.sequences.size(); ++i) {
+      collected_.held[static_cast<size_t>(plan.sequences[i].slot)] = result.stats[i].live_pages();
+    }
+  }
+  expected_ = collected_;
+  for (const StepPlan& later : plans_) Apply(later, &expected_);
+  for (const int32_t slot : shared_slots_) expected_.held[static_cast<size_t>(slot)] = 0;
+}
+
+// A chunk that passes several lengths is taken to have kept pages evenly.
+void PageForecast::Observe(int32_t slot, int64_t tokens, int64_t pages) {
+  constexpr double kMemory = 64;  // samples: what came before them counts little
+  Slot& seen = slots_[static_cast<size_t>(slot)];
+  const auto rows = static_cast<double>(PagesFor(tokens)), now = static_cast<double>(pages);
+  for (size_t k = 0; k < at_.size() && std::ldexp(1, static_cast<int>(k)) <= rows; ++k) {
+    const double length = std::ldexp(1, static_cast<int>(k));
+    if (length <= seen.rows) continue;
+    const double kept = seen.pages + (now - seen.pages) * (length - seen.rows) / (rows - seen.rows);
+    Mean& mean = at_[k];
+    mean.samples = std::min(mean.samples + 1, kMemory);
+    const double error = kept - mean.kept;
+    mean.kept += error / mean.samples;
+    mean.variance = (1 - 1 / mean.samples) * (mean.variance + error * error / mean.samples);
+  }
+  seen = {rows, now};
+}
+
+PageForecast::Estimate PageForecast::AtRows(double rows) const {
+  double begin = 0, pages = 0, slope = lists_, deviation = 0;
+  for (size_t k = 0; k < at_.size() && at_[k].samples > 0 && begin < rows; ++k) {
+    const double end = std::ldexp(1, static_cast<int>(k));
+    slope = std::clamp((at_[k].kept - pages) / (end - begin), 0.0, lists_);
+    deviation = std::sqrt(at_[k].variance);
+    if (end >= rows) break;
+    pages += slope * (end - begin);
+    begin = end;
+  }
+  return {pages + slope * (rows - begin), deviation};
+}
+
+PageForecast::Estimate PageForecast::At(int64_t tokens, int32_t slot) const {
+  const auto rows = static_cast<double>(PagesFor(tokens));
+  Estimate estimate = AtRows(rows);
+  if (slot < 0) return estimate;
+  const Slot& seen = slots_[static_cast<size_t>(slot)];
+  const double expected = AtRows(seen.rows).pages;
+  const double excess = expected > 0 ? std::max(1.0, seen.pages / expected) : 1.0;
+  estimate.pages = std::max(estimate.pages, seen.pages + excess * (estimate.pages - expected));
+  return estimate;
+}
+
+int64_t PageDemand::pages() const {
+  return static_cast<int64_t>(std::ceil(expected + kDeviations * std::sqrt(variance)));
+}
+
+}  // namespace fox
