@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
@@ -138,9 +139,9 @@ def finish(what: Command, log: pathlib.Path, build: pathlib.Path, timeout: float
         except subprocess.TimeoutExpired:
             return "ran past its time"
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # the sanitizer and what it runs
-                process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the sanitizer, servers of a crashed test
+            process.wait()
 
 
 @dataclasses.dataclass

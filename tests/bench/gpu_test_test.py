@@ -116,23 +116,25 @@ echo "========= ERROR SUMMARY: 0 errors"
         self.assertEqual(code, 1)
         self.assertEqual(judged, {})  # a few cases do not speak for the whole test
 
-    def test_what_runs_past_its_time_ends_with_its_children(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            log = pathlib.Path(folder, "log")
-            why = gpu_test.finish(
-                gpu_test.Command("", ["sh", "-c", "sleep 60 & echo $!; wait"], 60), log,
-                pathlib.Path(folder), 0.5)
-            child = int(log.read_text(encoding="utf-8"))
-        self.assertEqual(why, "ran past its time")
-        for _ in range(100):
-            try:
-                state = pathlib.Path(f"/proc/{child}/stat").read_text(encoding="utf-8").split()[2]
-            except OSError:
-                return  # gone
-            if state == "Z":
-                return  # dead, though not collected yet
-            time.sleep(0.05)
-        self.fail(f"process {child} lives on")
+    def test_a_program_ends_with_its_children(self) -> None:
+        for end, said in {"wait": "ran past its time", "kill -ABRT $$": "exit code -6"}.items():
+            with self.subTest(end), tempfile.TemporaryDirectory() as folder:
+                log = pathlib.Path(folder, "log")
+                why = gpu_test.finish(
+                    gpu_test.Command("", ["sh", "-c", f"sleep 60 & echo $!; {end}"], 60), log,
+                    pathlib.Path(folder), 0.5)
+                child = int(log.read_text(encoding="utf-8"))
+                self.assertEqual(why, said)
+                for _ in range(100):
+                    try:
+                        stat = pathlib.Path(f"/proc/{child}/stat").read_text(encoding="utf-8")
+                    except OSError:
+                        break  # gone
+                    if stat.split()[2] == "Z":
+                        break  # dead, though not collected yet
+                    time.sleep(0.05)
+                else:
+                    self.fail(f"process {child} lives on")
 
 
 if __name__ == "__main__":

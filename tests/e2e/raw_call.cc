@@ -11,18 +11,20 @@
 
 namespace fox {
 
-RawCall* RawCall::Start(grpc::GenericStub& stub, const RawRequest& request, OnMessage on_message,
-                        OnEnd on_end) {
+std::shared_ptr<grpc::ClientContext> RawCall::Start(grpc::GenericStub& stub,
+                                                    const RawRequest& request, OnMessage on_message,
+                                                    OnEnd on_end) {
   auto* call = new RawCall(std::move(on_message), std::move(on_end));
-  call->context_.set_deadline(std::chrono::system_clock::now() +
-                              std::chrono::milliseconds(request.deadline_ms));
+  const std::shared_ptr<grpc::ClientContext> context = call->context_;
+  context->set_deadline(std::chrono::system_clock::now() +
+                        std::chrono::milliseconds(request.deadline_ms));
   const grpc::Slice slice(request.message);
   call->request_ = grpc::ByteBuffer(&slice, 1);
-  stub.PrepareBidiStreamingCall(&call->context_, request.method, grpc::StubOptions(), call);
+  stub.PrepareBidiStreamingCall(context.get(), request.method, grpc::StubOptions(), call);
   call->StartWriteLast(&call->request_, grpc::WriteOptions());
   call->StartRead(&call->response_);
   call->StartCall();
-  return call;
+  return context;
 }
 
 void RawCall::OnReadDone(bool ok) {
@@ -35,15 +37,20 @@ void RawCall::OnReadDone(bool ok) {
         bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
       }
     }
-    if (!on_message_(bytes)) context_.TryCancel();
+    if (!on_message_(bytes)) context_->TryCancel();
   }
   response_.Clear();
   StartRead(&response_);
 }
 
 void RawCall::OnDone(const grpc::Status& status) {
-  on_end_(status, context_);
-  delete this;
+  Metadata trailing;
+  for (const auto& [key, value] : context_->GetServerTrailingMetadata()) {
+    trailing.emplace(std::string(key.data(), key.size()), std::string(value.data(), value.size()));
+  }
+  const OnEnd on_end = std::move(on_end_);
+  delete this;  // and its reference to the channel
+  on_end(status, trailing);
 }
 
 std::shared_ptr<grpc::Channel> ConnectTo(int port) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -23,13 +24,14 @@ struct RawRequest {
 class RawCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   using OnMessage = std::function<bool(const std::string& message)>;  // false: cancel the call
-  using OnEnd = std::function<void(const grpc::Status& status, const grpc::ClientContext& context)>;
+  using Metadata = std::multimap<std::string, std::string>;
+  using OnEnd = std::function<void(const grpc::Status& status, const Metadata& trailing)>;
 
-  // `on_message` may be null. The call deletes itself after `on_end`; until then Cancel may be
-  // called from any thread.
-  static RawCall* Start(grpc::GenericStub& stub, const RawRequest& request, OnMessage on_message,
-                        OnEnd on_end);
-  void Cancel() { context_.TryCancel(); }
+  // `on_message` may be null. The call's context, which cancels it at any time: a channel has to
+  // end on a thread of ours, so what is destroyed after `on_end` holds the context until then.
+  static std::shared_ptr<grpc::ClientContext> Start(grpc::GenericStub& stub,
+                                                    const RawRequest& request, OnMessage on_message,
+                                                    OnEnd on_end);
 
  private:
   RawCall(OnMessage on_message, OnEnd on_end)
@@ -37,10 +39,10 @@ class RawCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byt
   void OnReadDone(bool ok) override;
   void OnDone(const grpc::Status& status) override;
 
-  grpc::ClientContext context_;
+  std::shared_ptr<grpc::ClientContext> context_ = std::make_shared<grpc::ClientContext>();
   grpc::ByteBuffer request_, response_;
   const OnMessage on_message_;
-  const OnEnd on_end_;
+  OnEnd on_end_;
 };
 
 // A channel with a connection of its own to `port` on loopback.

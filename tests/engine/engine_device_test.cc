@@ -215,7 +215,7 @@ TEST_P(DeviceEngineTest, SchedulesChangeNoBit) {
   int64_t preemptions = 0;
   for (const DeviceSchedule& s :
        {DeviceSchedule{16, 512, 16384, 0}, DeviceSchedule{3, 132, 8192, 3},
-        DeviceSchedule{8, 512, 512, 0}, DeviceSchedule{16, 145, 512, 2}}) {
+        DeviceSchedule{8, 512, 448, 0}, DeviceSchedule{16, 145, 448, 2}}) {
     config.runner.max_num_seqs = s.seqs;
     config.runner.max_num_batched_tokens = s.batch_tokens;
     EngineConfig small = config;

@@ -119,7 +119,7 @@ INSTANTIATE_TEST_SUITE_P(
                       SwappingModel{"dev_pro_d64", "f32", 512, 576, AcpMode::kOff},
                       SwappingModel{"dev_pro_d128", "f32", 300, 576, AcpMode::kPaper},
                       SwappingModel{"tiny_fla", "f32", 128, 576},
-                      SwappingModel{"tiny_rope", "bf16", 128, 576}));
+                      SwappingModel{"tiny_rope", "bf16", 128, 512}));
 
 // Two lists, seven page rows; two sequences start in them and grow to four rows each.
 class EngineSwapTest : public EngineTest {

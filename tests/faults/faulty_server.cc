@@ -66,11 +66,11 @@ HealthWatch::HealthWatch(const ServerProcess& server)
             Notice(message == "\x08\x01", false);
             return true;
           },
-          [this](const grpc::Status&, const grpc::ClientContext&) { Notice(false, true); })) {}
+          [this](const grpc::Status&, const RawCall::Metadata&) { Notice(false, true); })) {}
 
 HealthWatch::~HealthWatch() {
+  call_->TryCancel();
   std::unique_lock<std::mutex> lock(mutex_);
-  if (!ended_) call_->Cancel();  // its end takes the lock
   changed_.wait(lock, [this] { return ended_; });
 }
 

@@ -62,7 +62,7 @@ class HealthWatch {
   std::condition_variable changed_;
   bool serving_ = false, ended_ = false;
   int64_t not_serving_ns_ = 0;
-  RawCall* call_;
+  std::shared_ptr<grpc::ClientContext> call_;
 };
 
 }  // namespace fox

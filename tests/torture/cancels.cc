@@ -109,18 +109,17 @@ bool StartGrpc(Storm* storm, grpc::GenericStub& stub, int64_t index, std::functi
   if (way < 3) request.deadline_ms = 1 + static_cast<int>(random() % 30);
   const auto reading = std::make_shared<Reading>(
       prompt, way >= 3 && way < 7 ? static_cast<int64_t>(random() % 30) : -1);
-  RawCall* call = RawCall::Start(
+  RawCall::Start(
       stub, request,
       [storm, unary, reading](const std::string& bytes) {
         storm->part->Check(unary || reading->Fox(bytes), "a stream brought what it must not");
         return reading->Continue();
       },
-      [storm, done = std::move(done)](const grpc::Status& status, const grpc::ClientContext&) {
+      [storm, done = std::move(done)](const grpc::Status& status, const RawCall::Metadata&) {
         CountEnd(storm, status);
         storm->part->Tell(storm->early(), storm->calls);
         done();
       });
-  static_cast<void>(call);
   return true;
 }
 
@@ -188,7 +187,7 @@ void CheckCalm(Storm* storm) {
           part.Check(reading->Fox(bytes), "after the storm gRPC is not as before");
           return true;
         },
-        [&part, done = std::move(done)](const grpc::Status& status, const grpc::ClientContext&) {
+        [&part, done = std::move(done)](const grpc::Status& status, const RawCall::Metadata&) {
           part.Check(status.ok(), "after the storm gRPC answers no more");
           done();
         });

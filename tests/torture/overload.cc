@@ -45,12 +45,12 @@ void StartCall(Part* part, grpc::GenericStub& stub, Outcome* outcome, std::funct
         *text += event.delta().text();
         return true;
       },
-      [=, done = std::move(done)](const grpc::Status& status, const grpc::ClientContext& context) {
+      [=, done = std::move(done)](const grpc::Status& status, const RawCall::Metadata& trailing) {
         if (status.ok() && *text == ExpectedText(kPrompt, kTokens)) {
           ++outcome->finished;
         } else if (status.error_code() == grpc::RESOURCE_EXHAUSTED && text->empty()) {
           ++outcome->refused;
-          part->Check(context.GetServerTrailingMetadata().count("retry-after-ms") == 1,
+          part->Check(trailing.count("retry-after-ms") == 1,
                       "a refusal does not say when to come back");
           const MutexLock lock(outcome->mutex);
           outcome->refused_ms.push_back(1000 * SecondsSince(start));

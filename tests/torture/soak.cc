@@ -91,7 +91,7 @@ void SendNonsense(Soak* soak, uint64_t seed) {
       random.Mutate(&bytes);
       RawCall::Start(
           stub, {methods[random.Below(std::size(methods))], bytes, 5000}, nullptr,
-          [done = std::move(done)](const grpc::Status&, const grpc::ClientContext&) { done(); });
+          [done = std::move(done)](const grpc::Status&, const RawCall::Metadata&) { done(); });
       return true;
     });
     HttpClient http(soak->ports.http);

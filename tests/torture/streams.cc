@@ -6,8 +6,6 @@
 
 #include <atomic>
 #include <cstdio>
-#include <functional>
-#include <map>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -35,28 +33,6 @@ struct Sizes {
 
 // ---- the client's process -----------------------------------------------------------------------
 
-// The calls of all streams, until they end.
-class OpenCalls {
- public:
-  // `start` is called under the lock, so that a call cannot end before it is known.
-  void Open(int index, const std::function<RawCall*()>& start) {
-    const MutexLock lock(mutex_);
-    calls_[index] = start();
-  }
-  void Remove(int index) {
-    const MutexLock lock(mutex_);
-    calls_.erase(index);
-  }
-  void Cancel() {
-    const MutexLock lock(mutex_);
-    for (const auto& [index, call] : calls_) call->Cancel();
-  }
-
- private:
-  Mutex mutex_;
-  std::map<int, RawCall*> calls_ ABSL_GUARDED_BY(mutex_);
-};
-
 // Opens the streams; SIGTERM cancels them. Its exit code says whether all was
 // well: 3: a text was wrong, 4: a stream ended by itself.
 int RunClient(const Sizes& sizes) {
@@ -64,7 +40,7 @@ int RunClient(const Sizes& sizes) {
   sigemptyset(&term);
   sigaddset(&term, SIGTERM);
   sigprocmask(SIG_BLOCK, &term, nullptr);  // before there are threads
-  OpenCalls calls;
+  std::vector<std::shared_ptr<grpc::ClientContext>> calls;
   std::atomic<int> ended{0}, wrong{0}, failed{0};
   std::atomic<bool> cancelling{false};
   std::vector<std::unique_ptr<grpc::GenericStub>> stubs;
@@ -86,25 +62,22 @@ int RunClient(const Sizes& sizes) {
       }
       return true;
     };
-    const auto end = [&, i](const grpc::Status& status, const grpc::ClientContext&) {
+    const auto end = [&](const grpc::Status& status, const RawCall::Metadata&) {
       if (!cancelling) {
         std::fprintf(stderr, "streams: a stream ended with %d %s\n", status.error_code(),
                      status.error_message().c_str());
         ++failed;
       }
-      calls.Remove(i);
       ++ended;
     };
-    calls.Open(i, [&] {
-      return RawCall::Start(
-          *stubs.back(),
-          {"/fox.v1.Inference/GenerateStream", request.SerializeAsString(), kNoHurry}, read, end);
-    });
+    calls.push_back(RawCall::Start(
+        *stubs.back(), {"/fox.v1.Inference/GenerateStream", request.SerializeAsString(), kNoHurry},
+        read, end));
   }
   int signal = 0;
   sigwait(&term, &signal);
   cancelling = true;
-  calls.Cancel();
+  for (const auto& call : calls) call->TryCancel();
   while (ended < sizes.open) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   return wrong > 0 ? 3 : failed > 0 ? 4 : 0;
 }
