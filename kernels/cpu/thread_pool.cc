@@ -75,8 +75,8 @@ void ThreadPool::Work() {
   for (;;) {
     const auto moved = [&] { return round_.load(std::memory_order_acquire) != seen; };
     if (!Await(moved, true)) round_.wait(seen, std::memory_order_acquire);
-    if (stop_) return;
     seen = round_.load(std::memory_order_acquire);
+    if (stop_) return;  // after the round: the last one comes after stop_, and no other follows
     TakeIndices();
   }
 }

@@ -41,5 +41,13 @@ TEST(ThreadPoolTest, ManyShortRounds) {
   EXPECT_EQ(total, 15000);
 }
 
+// A worker that wakes for the last task may find that the pool has ended.
+TEST(ThreadPoolTest, EndsRightAfterWork) {
+  for (int round = 0; round < 3000; ++round) {
+    ThreadPool pool(4);
+    pool.ForEach(2, true, [](int64_t) {});
+  }
+}
+
 }  // namespace
 }  // namespace fox
