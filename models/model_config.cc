@@ -213,7 +213,7 @@ void RefuseUnlessFalse(KeyReader& keys, const std::string& key) {
 void ReadRotation(KeyReader& keys, ModelConfig& config) {
   config.rope_base = keys.Number("rope_theta", config.rope_base);
   if (!(config.rope_base > 0)) keys.Invalid("rope_theta", "must be above 0");
-  if (keys.Number("partial_rotary_factor", 1) != 1) {
+  if (keys.OptionalNumber("partial_rotary_factor").value_or(1) != 1) {
     keys.Unsupported("partial_rotary_factor", "is not supported: it must be 1");
   }
 }
