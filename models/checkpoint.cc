@@ -81,7 +81,7 @@ class TensorTaker {
 
 // What the layouts call a tensor's role.
 struct TensorNames {
-  const char *embeddings, *attn_norm, *attn, *mlp_norm;
+  const char *embeddings = "", *attn_norm = "", *attn = "", *mlp_norm = "";
   const char *forget_gate = "", *output_gate = "";
 };
 

@@ -32,8 +32,8 @@ constexpr JsonLimits kConfigLimits{.max_bytes = 1 << 20, .max_depth = 64, .max_v
 
 // What a model_type of config.json is.
 struct ModelType {
-  const char* name;
-  CheckpointLayout layout;
+  const char* name = nullptr;
+  CheckpointLayout layout = CheckpointLayout::kOfficial;
   const char* architecture = nullptr;  // the only one in the layout of transformers
   bool qkv_bias = false;
   bool qk_norm = false;
