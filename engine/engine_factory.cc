@@ -127,6 +127,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   DeviceQueue* queue = backend->ops->queue();
 
   RunnerOptions options = config.runner;
+  if (checkpoint->config().forget_gate == ForgetGate::kNone) options.acp = AcpMode::kOff;
   if (!backend->ops->shares_pages()) options.snapshot_slots = 0;
   options.kv_dtype = backend->dtype;
   const int32_t most_seqs = MostSeqs(config, queue != nullptr);
@@ -203,7 +204,7 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   LoadedEngine loaded;
   loaded.config = (*runner)->weights().config;
   loaded.options = config.engine;
-  loaded.options.acp = config.runner.acp;
+  loaded.options.acp = (*runner)->options().acp;
   loaded.options.log_tolerance = LogTolerance(config, loaded.config);
   loaded.options.eos_token_ids = loaded.config.eos_token_ids;
   if (config.engine.max_step_seconds == 0 && (*runner)->ops().queue() == nullptr) {

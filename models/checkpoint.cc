@@ -1,7 +1,8 @@
 // Checkpoint::Open: the tensor contract. Every tensor is used once, by its name in the checkpoint's
-// layout and its exact shape; unused tensors are refused. That includes rotary inv_freq buffers:
-// both references register them as non-persistent, so a checkpoint that has one was made by code
-// whose RoPE is unknown.
+// layout and its exact shape; unused tensors are refused. That includes FoX's rotary inv_freq
+// buffers: both references register them as non-persistent, so a checkpoint that has one was made
+// by code whose RoPE is unknown. transformers once saved them and ignores them: its config.json
+// decides.
 #include "models/checkpoint.h"
 
 #include <cstring>
@@ -78,6 +79,24 @@ class TensorTaker {
   absl::Status status_;
 };
 
+// What the layouts call a tensor's role.
+struct TensorNames {
+  const char *embeddings = "", *attn_norm = "", *attn = "", *mlp_norm = "";
+  const char *forget_gate = "", *output_gate = "";
+};
+
+TensorNames NamesOf(CheckpointLayout layout) {
+  switch (layout) {
+    case CheckpointLayout::kOfficial:
+      return {"embeddings", "attn_norm", "attn", "mlp_norm", "fgate_proj", "ogate_proj"};
+    case CheckpointLayout::kFla:
+      return {"embeddings", "attn_norm", "attn", "mlp_norm", "f_proj", "g_proj"};
+    case CheckpointLayout::kTransformers:
+      break;
+  }
+  return {"embed_tokens", "input_layernorm", "self_attn", "post_attention_layernorm"};
+}
+
 // k_proj or v_proj: a plain linear map, or one inside a token shift.
 void TakeKeyOrValue(TensorTaker& taker, const ModelConfig& config, const std::string& name,
                     bool shifted, HostTensor& proj, HostTensor& shift_proj, HostTensor& bias) {
@@ -92,8 +111,9 @@ void TakeGates(TensorTaker& taker, const ModelConfig& config, const std::string&
   const int64_t d = config.hidden_size;
   const int64_t heads = config.num_heads;
   const bool fla = config.layout == CheckpointLayout::kFla;
-  std::string forget = attn + (fla ? "f_proj" : "fgate_proj");
-  const std::string output = attn + (fla ? "g_proj" : "ogate_proj");
+  const TensorNames names = NamesOf(config.layout);
+  std::string forget = attn + names.forget_gate;
+  const std::string output = attn + names.output_gate;
   // For one day (2025-04-08) FLA called the forget gate g_proj. Its shape distinguishes it from the
   // output gate, which a checkpoint of that day cannot have under the same name.
   if (fla && !taker.Has(forget + ".weight") && taker.HasShape(output + ".weight", {heads, d})) {
@@ -112,7 +132,7 @@ void TakeGates(TensorTaker& taker, const ModelConfig& config, const std::string&
       break;
   }
   if (config.output_gate) {
-    layer.ogate_proj = taker.Take(output + ".weight", {d, d});
+    layer.ogate_proj = taker.Take(output + ".weight", {config.q_size(), d});
   }
 }
 
@@ -130,27 +150,32 @@ void TakeMlp(TensorTaker& taker, const ModelConfig& config, const std::string& m
 }
 
 LayerTensors TakeLayer(TensorTaker& taker, const ModelConfig& config, int index) {
+  const TensorNames names = NamesOf(config.layout);
   const std::string prefix = absl::StrCat("model.layers.", index, ".");
-  const std::string attn = prefix + "attn.";
-  const int64_t d = config.hidden_size;
+  const std::string attn = absl::StrCat(prefix, names.attn, ".");
+  const int64_t d = config.hidden_size, q = config.q_size();
   LayerTensors layer;
-  layer.attn_norm = taker.Take(prefix + "attn_norm.weight", {d});
-  layer.q_proj = taker.Take(attn + "q_proj.weight", {d, d});
-  if (config.qkv_bias) layer.q_bias = taker.Take(attn + "q_proj.bias", {d});
+  layer.attn_norm = taker.Take(absl::StrCat(prefix, names.attn_norm, ".weight"), {d});
+  layer.q_proj = taker.Take(attn + "q_proj.weight", {q, d});
+  if (config.qkv_bias) layer.q_bias = taker.Take(attn + "q_proj.bias", {q});
   TakeKeyOrValue(taker, config, attn + "k_proj", config.k_shift, layer.k_proj, layer.k_shift_proj,
                  layer.k_bias);
   TakeKeyOrValue(taker, config, attn + "v_proj", config.v_shift, layer.v_proj, layer.v_shift_proj,
                  layer.v_bias);
   TakeGates(taker, config, attn, layer);
-  if (config.output_norm) layer.output_norm = taker.Take(attn + "output_norm.weight", {d});
+  if (config.output_norm) layer.output_norm = taker.Take(attn + "output_norm.weight", {q});
   if (config.qk_norm) {
     const bool per_head = config.qk_norm_per_head;
-    layer.q_norm = taker.Take(attn + "q_norm.weight", {per_head ? d : config.head_dim});
+    layer.q_norm = taker.Take(attn + "q_norm.weight", {per_head ? q : config.head_dim});
     layer.k_norm =
         taker.Take(attn + "k_norm.weight", {per_head ? config.kv_size() : config.head_dim});
   }
-  layer.o_proj = taker.Take(attn + "o_proj.weight", {d, d});
-  layer.mlp_norm = taker.Take(prefix + "mlp_norm.weight", {d});
+  layer.o_proj = taker.Take(attn + "o_proj.weight", {d, q});
+  const std::string frequencies = attn + "rotary_emb.inv_freq";
+  if (config.layout == CheckpointLayout::kTransformers && taker.Has(frequencies)) {
+    taker.Take(frequencies, {config.head_dim / 2});
+  }
+  layer.mlp_norm = taker.Take(absl::StrCat(prefix, names.mlp_norm, ".weight"), {d});
   TakeMlp(taker, config, prefix + "mlp.", layer);
   return layer;
 }
@@ -206,7 +231,8 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& dir,
 absl::Status Checkpoint::TakeTensors(const SafetensorsEntries& tensors) {
   const int64_t d = config_.hidden_size;
   TensorTaker taker(tensors);
-  embeddings_ = taker.Take("model.embeddings.weight", {config_.vocab_size, d});
+  embeddings_ = taker.Take(absl::StrCat("model.", NamesOf(config_.layout).embeddings, ".weight"),
+                           {config_.vocab_size, d});
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     layers_.push_back(TakeLayer(taker, config_, layer));
   }

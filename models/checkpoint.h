@@ -17,18 +17,20 @@
 
 namespace fox {
 
+// D hidden size, Q and KV head_dim times the query and kv heads, H query heads, I intermediate
+// size.
 struct LayerTensors {
   HostTensor attn_norm;               // [D]
-  HostTensor q_proj, k_proj, v_proj;  // [D, D], [KV, D], [KV, D]
-  HostTensor q_bias, k_bias, v_bias;  // [D], [KV], [KV]; qkv_bias
+  HostTensor q_proj, k_proj, v_proj;  // [Q, D], [KV, D], [KV, D]
+  HostTensor q_bias, k_bias, v_bias;  // [Q], [KV], [KV]; qkv_bias
   HostTensor k_shift_proj;            // [kv_heads, D]; k_shift
   HostTensor v_shift_proj;            // [kv_heads, D]; v_shift
   HostTensor fgate_proj;              // [H, D]; ForgetGate::kFull
   HostTensor fgate_bias;              // [H]; all but ForgetGate::kNone
-  HostTensor ogate_proj;              // [D, D]; an output gate
-  HostTensor output_norm;             // [D]; output_norm
-  HostTensor q_norm, k_norm;          // [D], [KV], or [head_dim] when shared; qk_norm
-  HostTensor o_proj;                  // [D, D]
+  HostTensor ogate_proj;              // [Q, D]; an output gate
+  HostTensor output_norm;             // [Q]; output_norm
+  HostTensor q_norm, k_norm;          // [Q], [KV], or [head_dim] when shared; qk_norm
+  HostTensor o_proj;                  // [D, Q]
   HostTensor mlp_norm;                // [D]
   std::vector<HostTensor> gate_up;    // one [2I, D] (gate rows first), or [I, D] twice
   HostTensor down_proj;               // [D, I]

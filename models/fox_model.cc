@@ -22,7 +22,7 @@ Activations::Activations(const FoxWeights& weights, Ops& ops, int64_t rows, int6
   };
   x = allocate(rows, c.hidden_size, weights.residual_dtype);
   projection = allocate(rows, weights.columns.stride(dtype), dtype);
-  o = allocate(rows, c.hidden_size, dtype);
+  o = allocate(rows, c.q_size(), dtype);
   h = allocate(rows, c.intermediate_size, dtype);
   last = allocate(logit_rows, c.hidden_size, weights.residual_dtype);
   logits = allocate(logit_rows, c.vocab_size, weights.residual_dtype);
@@ -32,7 +32,7 @@ size_t Activations::Bytes(const ModelConfig& c, DType residual_dtype, const Ops&
                           int64_t logit_rows) {
   const DType dtype = ops.ActivationDType(residual_dtype);
   const int64_t residuals = rows * c.hidden_size + logit_rows * (c.hidden_size + c.vocab_size);
-  const int64_t others = rows * (ColumnsOf(c).stride(dtype) + c.hidden_size + c.intermediate_size);
+  const int64_t others = rows * (ColumnsOf(c).stride(dtype) + c.q_size() + c.intermediate_size);
   return static_cast<size_t>(residuals) * SizeOf(residual_dtype) +
          static_cast<size_t>(others) * SizeOf(dtype);
 }
@@ -49,7 +49,7 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
   const MatrixView x = View(act_.x, residual_dtype, rows, c.hidden_size);
   const MatrixView projection{act_.projection.data(), act_.dtype, rows, weights_.columns.total,
                               weights_.columns.stride(act_.dtype)};
-  const MatrixView o = View(act_.o, act_.dtype, rows, c.hidden_size);
+  const MatrixView o = View(act_.o, act_.dtype, rows, c.q_size());
   const MatrixView h = View(act_.h, act_.dtype, rows, c.intermediate_size);
 
   ops_.BeginStep(batch, kv, stream);
@@ -124,7 +124,7 @@ AppendParams FoxModel::AppendOf(int layer, const MatrixView& projection, AcpMode
           .min_log_gate = w.bound.min_log_gate(),
           .q_norm = w.q_norm.data(),
           .k_norm = w.k_norm.data(),
-          .qk_norm_eps = kQkNormEps,
+          .qk_norm_eps = weights_.config.qk_norm_eps,
           .rope_frequency = weights_.rope_frequency.as<double>(),
           .bound = w.bound.view(),
           .acp = acp};
@@ -137,7 +137,7 @@ AttentionParams FoxModel::AttentionOf(int layer, const MatrixView& projection,
   const ProjectionColumns& columns = weights_.columns;
   const LayerWeights& w = Layer(layer);
   AttentionParams params{.layer = layer,
-                         .q = projection.Columns(columns.q, c.hidden_size),
+                         .q = projection.Columns(columns.q, c.q_size()),
                          .out = out,
                          .transform = {.norm = w.output_norm.data(), .eps = c.norm_eps},
                          .acp = acp,
@@ -145,7 +145,7 @@ AttentionParams FoxModel::AttentionOf(int layer, const MatrixView& projection,
                          .blocks_total = counters.blocks_total,
                          .blocks_pruned = counters.blocks_pruned};
   if (c.output_gate) {
-    params.transform.gate = projection.Columns(columns.ogate, c.hidden_size);
+    params.transform.gate = projection.Columns(columns.ogate, c.q_size());
     params.transform.act = *c.output_gate;
   }
   return params;

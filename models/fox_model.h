@@ -21,7 +21,7 @@ struct Activations {
   DType dtype;        // activation dtype
   Buffer x;           // [R, D] residual dtype: residual stream
   Buffer projection;  // [R, ProjectionColumns::stride] activation dtype
-  Buffer o;           // [R, D] activation dtype: attention output, normed and gated
+  Buffer o;           // [R, Q] activation dtype: attention output, normed and gated
   Buffer h;           // [R, I] activation dtype: inner activations of the MLP
   Buffer last;        // [L, D] residual dtype: rows that want logits
   Buffer logits;      // [L, V] residual dtype

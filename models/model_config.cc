@@ -1,14 +1,17 @@
-// ParseModelConfig: config.json of either layout to a ModelConfig. Each key is read once, with its
+// ParseModelConfig: config.json of any layout to a ModelConfig. Each key is read once, with its
 // default, its type and its bounds; the first violation wins. Read model_config.h first.
 #include "models/model_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "models/error_text.h"
 #include "models/json_reader.h"
 #include "models/model_dir.h"
@@ -26,6 +29,32 @@ constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxHeadDim = 256;
 constexpr size_t kMaxEosTokens = 64;
 constexpr JsonLimits kConfigLimits{.max_bytes = 1 << 20, .max_depth = 64, .max_values = 1 << 18};
+
+// What a model_type of config.json is.
+struct ModelType {
+  const char* name = nullptr;
+  CheckpointLayout layout = CheckpointLayout::kOfficial;
+  const char* architecture = nullptr;  // the only one in the layout of transformers
+  bool qkv_bias = false;
+  bool qk_norm = false;
+  bool has_token_ids = true;  // bos 1 and eos 2 unless config.json says otherwise
+};
+constexpr auto kTransformers = CheckpointLayout::kTransformers;
+constexpr ModelType kModelTypes[] = {
+    {"forgetting_transformer-project_fox", CheckpointLayout::kOfficial},
+    {"forgetting_transformer", CheckpointLayout::kFla},
+    {"llama", kTransformers, "LlamaForCausalLM"},
+    {"mistral", kTransformers, "MistralForCausalLM"},
+    {"qwen2", kTransformers, "Qwen2ForCausalLM", true, false, false},
+    {"qwen3", kTransformers, "Qwen3ForCausalLM", false, true, false},
+};
+
+// What FoX and transformers spell differently.
+struct SizeKeys {
+  const char *heads, *kv_heads, *norm_eps;
+};
+constexpr SizeKeys kFoxKeys{"num_heads", "num_kv_heads", "norm_eps"};
+constexpr SizeKeys kTransformersKeys{"num_attention_heads", "num_key_value_heads", "rms_norm_eps"};
 
 // The references round int(D * ratio * 2 / 3) up to a multiple of 256, in this order of operations.
 int64_t IntermediateSize(KeyReader& keys, int64_t hidden_size) {
@@ -45,11 +74,12 @@ int64_t IntermediateSize(KeyReader& keys, int64_t hidden_size) {
   return size;
 }
 
-void ReadTokenIds(KeyReader& keys, ModelConfig& config) {
+void ReadTokenIds(KeyReader& keys, bool has_defaults, ModelConfig& config) {
   const int64_t last = config.vocab_size - 1;
   const auto id = [](int64_t value) { return static_cast<int32_t>(value); };
-  const auto bos = keys.Has("bos_token_id") ? keys.OptionalInteger("bos_token_id", 0, last)
-                                            : std::optional<int64_t>(1);
+  const auto bos = keys.Has("bos_token_id") || !has_defaults
+                       ? keys.OptionalInteger("bos_token_id", 0, last)
+                       : std::optional<int64_t>(1);
   if (bos && *bos <= last) config.bos_token_id = id(*bos);
 
   // Nothing is ever padded here, so a pad id outside the vocabulary (-1 is common) means none.
@@ -58,7 +88,7 @@ void ReadTokenIds(KeyReader& keys, ModelConfig& config) {
   if (pad && *pad >= 0 && *pad <= last) config.pad_token_id = id(*pad);
 
   if (!keys.Has("eos_token_id")) {
-    if (last >= 2) config.eos_token_ids = {2};
+    if (last >= 2 && has_defaults) config.eos_token_ids = {2};
     return;
   }
   for (const int64_t eos : keys.Integers("eos_token_id", 0, last)) {
@@ -69,42 +99,52 @@ void ReadTokenIds(KeyReader& keys, ModelConfig& config) {
   }
 }
 
-// What both layouts spell alike.
-void ReadSizes(KeyReader& keys, ModelConfig& config) {
+void ReadSizes(KeyReader& keys, const ModelType& type, ModelConfig& config) {
+  const bool fox = type.layout != kTransformers;
+  const SizeKeys& names = fox ? kFoxKeys : kTransformersKeys;
+  for (const char* key :
+       {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", names.heads}) {
+    // The classes of transformers differ in their defaults.
+    if (!fox && keys.Find(key) == nullptr) keys.Invalid(key, "is missing");
+  }
   config.vocab_size = keys.Integer("vocab_size", 32000, 1, kMaxVocab);
   config.hidden_size = keys.Integer("hidden_size", 2048, 1, kMaxHidden);
   config.num_layers = static_cast<int>(keys.Integer("num_hidden_layers", 24, 1, kMaxLayers));
-  const int64_t heads = keys.Integer("num_heads", 32, 1, kMaxHeads);
-  const int64_t kv_heads = keys.OptionalInteger("num_kv_heads", 1, kMaxHeads).value_or(heads);
-  if (config.hidden_size % heads != 0) {
-    keys.Invalid("hidden_size", "must be a multiple of num_heads");
-  } else if (config.hidden_size / heads > kMaxHeadDim) {
-    keys.Invalid("num_heads", absl::StrCat("makes a head larger than ", kMaxHeadDim));
+  const int64_t heads = keys.Integer(names.heads, 32, 1, kMaxHeads);
+  const int64_t kv_heads = keys.OptionalInteger(names.kv_heads, 1, kMaxHeads).value_or(heads);
+  const std::optional<int64_t> head_dim =
+      fox ? std::nullopt : keys.OptionalInteger("head_dim", 1, kMaxHeadDim);
+  if (!head_dim && config.hidden_size % heads != 0) {
+    keys.Invalid("hidden_size", absl::StrCat("must be a multiple of ", names.heads));
+  } else if (!head_dim && config.hidden_size / heads > kMaxHeadDim) {
+    keys.Invalid(names.heads, absl::StrCat("makes a head larger than ", kMaxHeadDim));
   }
-  if (heads % kv_heads != 0) keys.Invalid("num_heads", "must be a multiple of num_kv_heads");
+  if (heads % kv_heads != 0) {
+    keys.Invalid(names.heads, absl::StrCat("must be a multiple of ", names.kv_heads));
+  }
   config.num_heads = static_cast<int>(heads);
   config.num_kv_heads = static_cast<int>(kv_heads);
-  config.head_dim = static_cast<int>(config.hidden_size / heads);
+  config.head_dim = static_cast<int>(head_dim.value_or(config.hidden_size / heads));
   config.intermediate_size = IntermediateSize(keys, config.hidden_size);
-  config.norm_eps = keys.Number("norm_eps", 1e-6);
+  config.norm_eps = keys.Number(names.norm_eps, 1e-6);
   if (!(config.norm_eps > 0 && config.norm_eps <= 1)) {
-    keys.Invalid("norm_eps", "must be above 0 and at most 1");
+    keys.Invalid(names.norm_eps, "must be above 0 and at most 1");
   }
-  config.qk_norm = keys.Bool("qk_norm", false);
-  config.qkv_bias = keys.Bool("qkv_bias", false);
+  config.qk_norm = fox ? keys.Bool("qk_norm", false) : type.qk_norm;
+  config.qkv_bias = fox ? keys.Bool("qkv_bias", false) : type.qkv_bias;
   config.tie_word_embeddings = keys.Bool("tie_word_embeddings", false);
   config.max_position_embeddings =
       keys.OptionalInteger("max_position_embeddings", 1, std::numeric_limits<int32_t>::max());
   // Packed integer weights are a different model, whose tensors would not match.
   keys.RefuseUnlessNull("quantization_config");
-  ReadTokenIds(keys, config);
+  ReadTokenIds(keys, type.has_token_ids, config);
 }
 
 Activation ReadHiddenAct(KeyReader& keys, bool sigmoid_exists) {
   const std::string name = keys.String("hidden_act", "swish");
   if (name == "swish" || name == "silu") return Activation::kSilu;
   if (name == "sigmoid" && sigmoid_exists) return Activation::kSigmoid;
-  keys.Unsupported("hidden_act", Quoted(name) + " is not supported");
+  keys.Unsupported("hidden_act", Quoted(name) + " is not supported: silu");
   return Activation::kSilu;
 }
 
@@ -131,7 +171,6 @@ std::optional<Activation> ReadOutputGate(KeyReader& keys) {
 // num_kv_heads and qkv_bias go beyond the reference: the converter writes FLA models in this layout
 // and needs them.
 void ReadOfficial(KeyReader& keys, ModelConfig& config) {
-  config.layout = CheckpointLayout::kOfficial;
   config.hidden_act = ReadHiddenAct(keys, /*sigmoid_exists=*/true);
   config.forget_gate = ReadForgetGate(keys);
   config.output_gate = ReadOutputGate(keys);
@@ -158,13 +197,96 @@ void ReadOfficial(KeyReader& keys, ModelConfig& config) {
 }
 
 void ReadFla(KeyReader& keys, ModelConfig& config) {
-  config.layout = CheckpointLayout::kFla;
   config.hidden_act = ReadHiddenAct(keys, /*sigmoid_exists=*/false);
   if (keys.Bool("use_output_gate", false)) config.output_gate = Activation::kSigmoid;
   // The reference trims its cache to the window but never masks by it: the result would depend on
   // how a prompt was cut.
   keys.RefuseUnlessNull("window_size");
   keys.RefuseUnlessNull("attnres_block_size");
+}
+
+void RefuseUnlessFalse(KeyReader& keys, const std::string& key) {
+  if (keys.Bool(key, false)) keys.Unsupported(key, "is not supported: it must be false");
+}
+
+// The base and its scaling, of `keys`.
+void ReadRotation(KeyReader& keys, ModelConfig& config) {
+  config.rope_base = keys.Number("rope_theta", config.rope_base);
+  if (!(config.rope_base > 0)) keys.Invalid("rope_theta", "must be above 0");
+  if (keys.OptionalNumber("partial_rotary_factor").value_or(1) != 1) {
+    keys.Unsupported("partial_rotary_factor", "is not supported: it must be 1");
+  }
+}
+
+void ReadRopeScaling(KeyReader& keys, ModelConfig& config) {
+  RopeScaling& scaling = config.rope_scaling;
+  const std::string type = keys.String("rope_type", keys.String("type", ""));
+  if (type == "default") return;
+  if (type != "linear" && type != "llama3") {
+    keys.Unsupported("rope_type", Quoted(type) + " is not supported: default, linear or llama3");
+  }
+  scaling.factor = keys.Number("factor", 0);
+  if (!(scaling.factor >= 1)) keys.Invalid("factor", "must be at least 1");
+  if (type == "linear") return;
+  scaling.low = keys.Number("low_freq_factor", 0);
+  scaling.high = keys.Number("high_freq_factor", 0);
+  if (!(scaling.low > 0)) keys.Invalid("low_freq_factor", "must be above 0");
+  if (!(scaling.high > scaling.low)) {
+    keys.Invalid("high_freq_factor", "must be above low_freq_factor");
+  }
+  const char* context = "original_max_position_embeddings";
+  if (keys.Find(context) == nullptr) keys.Invalid(context, "is missing");
+  scaling.context = keys.Integer(context, 0, 1, std::numeric_limits<int32_t>::max());
+}
+
+// rope_parameters is what transformers calls rope_scaling since version 5, with the base in it.
+absl::Status ReadRope(KeyReader& keys, ModelConfig& config) {
+  config.use_rope = true;
+  config.rope_base = 10000;
+  ReadRotation(keys, config);
+  if (config.head_dim % 2 != 0) keys.Invalid("head_dim", "must be even under RoPE");
+  if (keys.Find("rope_scaling") != nullptr && keys.Find("rope_parameters") != nullptr) {
+    keys.Invalid("rope_scaling", "and rope_parameters are both given");
+  }
+  for (const char* name : {"rope_scaling", "rope_parameters"}) {
+    const nlohmann::json* found = keys.Find(name);
+    if (found == nullptr) continue;
+    if (!found->is_object()) keys.Invalid(name, "must be an object");
+    if (!keys.status().ok()) break;
+    KeyReader parameters(*found, absl::StrCat("config.json: ", name));
+    ReadRotation(parameters, config);
+    ReadRopeScaling(parameters, config);
+    return parameters.status();
+  }
+  return keys.status();
+}
+
+absl::Status ReadTransformers(KeyReader& keys, const ModelType& type, ModelConfig& config) {
+  if (const nlohmann::json* given = keys.Find("architectures")) {
+    for (const nlohmann::json& name : *given) {
+      if (name == type.architecture) continue;
+      keys.Unsupported("architectures",
+                       absl::StrCat("of ", type.name, " must be ", type.architecture));
+    }
+  }
+  config.forget_gate = ForgetGate::kNone;
+  config.qk_norm_per_head = false;
+  config.qk_norm_eps = config.norm_eps;
+  config.hidden_act = ReadHiddenAct(keys, /*sigmoid_exists=*/false);
+  if (!type.qkv_bias) RefuseUnlessFalse(keys, "attention_bias");  // o's, too
+  RefuseUnlessFalse(keys, "mlp_bias");
+  RefuseUnlessFalse(keys, "use_sliding_window");
+  if (type.name == absl::string_view("mistral")) {
+    if (!keys.Has("sliding_window"))
+      keys.Unsupported("sliding_window", "must be null: absent, it is 4096");
+    keys.RefuseUnlessNull("sliding_window");
+  }
+  if (const nlohmann::json* layers = keys.Find("layer_types")) {
+    for (const nlohmann::json& layer : *layers) {
+      if (layer != "full_attention") keys.Unsupported("layer_types", "must be full_attention");
+    }
+  }
+  return ReadRope(keys, config);
 }
 
 }  // namespace
@@ -176,20 +298,31 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json) {
   if (!keys.Has("model_type")) keys.Invalid("model_type", "is missing");
   const std::string model_type = keys.String("model_type", "");
   if (!keys.status().ok()) return keys.status();
-  const bool official = model_type == "forgetting_transformer-project_fox";
-  if (!official && model_type != "forgetting_transformer") {
-    return absl::UnimplementedError(absl::StrCat("config.json: model_type ", Quoted(model_type),
-                                                 " is not a Forgetting Transformer"));
+  const auto* type = std::find_if(std::begin(kModelTypes), std::end(kModelTypes),
+                                  [&](const ModelType& known) { return model_type == known.name; });
+  if (type == std::end(kModelTypes)) {
+    const auto append = [](std::string* out, const ModelType& known) { *out += known.name; };
+    return absl::UnimplementedError(
+        absl::StrCat("config.json: model_type ", Quoted(model_type),
+                     " is not supported: ", absl::StrJoin(kModelTypes, ", ", append)));
   }
   ModelConfig config;
-  ReadSizes(keys, config);
+  config.layout = type->layout;
+  ReadSizes(keys, *type, config);
   if (!keys.status().ok()) return keys.status();
-  if (official) {
-    ReadOfficial(keys, config);
-  } else {
-    ReadFla(keys, config);
+  absl::Status status;
+  switch (type->layout) {
+    case CheckpointLayout::kOfficial:
+      ReadOfficial(keys, config);
+      break;
+    case CheckpointLayout::kFla:
+      ReadFla(keys, config);
+      break;
+    case CheckpointLayout::kTransformers:
+      status = ReadTransformers(keys, *type, config);
   }
-  if (!keys.status().ok()) return keys.status();
+  status.Update(keys.status());
+  if (!status.ok()) return status;
   return config;
 }
 

@@ -1,7 +1,8 @@
-// ModelConfig: the architecture of one FoX checkpoint, in the field's terms, for any layout. Parsed
-// and checked by ParseModelConfig; tensor names live in checkpoint.cc. Sources:
-// forgetting-transformer configuration_forgetting_transformer.py and flash-linear-attention
-// configuration_forgetting_transformer.py.
+// ModelConfig: the architecture of one checkpoint, in the field's terms, for any layout; a LLaMA is
+// a FoX without gates. Parsed and checked by ParseModelConfig; tensor names live in checkpoint.cc.
+// Sources: forgetting-transformer and flash-linear-attention
+// configuration_forgetting_transformer.py; transformers
+// configuration_{llama,mistral,qwen2,qwen3}.py and modeling_rope_utils.py.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,17 @@ namespace fox {
 
 class ModelDir;
 
-enum class CheckpointLayout { kOfficial, kFla };
+enum class CheckpointLayout { kOfficial, kFla, kTransformers };
 // The source of a head's log forget gate: the input, a constant, or none (f = 1).
 enum class ForgetGate { kFull, kBiasOnly, kFixed, kNone };
+
+// RoPE's frequencies: one of fewer than `low` turns in `context` positions is divided by `factor`,
+// one of more than `high` is kept, one between them is mixed. As it stands here: all are divided.
+struct RopeScaling {
+  double factor = 1;
+  double low = 0, high = 1;
+  int64_t context = 0;
+};
 
 struct ModelConfig {
   CheckpointLayout layout = CheckpointLayout::kOfficial;
@@ -28,19 +37,21 @@ struct ModelConfig {
   int num_layers = 0;
   int num_heads = 0;     // query heads
   int num_kv_heads = 0;  // divides num_heads; smaller under GQA
-  int head_dim = 0;      // hidden_size / num_heads
+  int head_dim = 0;      // hidden_size / num_heads unless config.json has another
   double norm_eps = 1e-6;
   Activation hidden_act = Activation::kSilu;
   ForgetGate forget_gate = ForgetGate::kFull;
   std::optional<Activation> output_gate;  // of attention
   bool output_norm = false;
-  bool qk_norm = false;          // its eps is kQkNormEps, not norm_eps
+  bool qk_norm = false;
   bool qk_norm_per_head = true;  // false: one [head_dim] vector shared by all heads
+  double qk_norm_eps = 1e-5;     // of FoX, whatever norm_eps is
   bool k_shift = false;
   bool v_shift = false;
   bool qkv_bias = false;
   bool use_rope = false;
   double rope_base = 500000.0;
+  RopeScaling rope_scaling;
   bool tie_word_embeddings = false;
   std::optional<double> log_pruning_tolerance;
   std::optional<int64_t> max_position_embeddings;
@@ -48,13 +59,12 @@ struct ModelConfig {
   std::vector<int32_t> eos_token_ids;  // config.json may hold a number or a list
   std::optional<int32_t> pad_token_id;
 
+  int64_t q_size() const { return static_cast<int64_t>(num_heads) * head_dim; }
   int64_t kv_size() const { return static_cast<int64_t>(num_kv_heads) * head_dim; }
   int group_size() const { return num_heads / num_kv_heads; }
 };
 
-inline constexpr double kQkNormEps = 1e-5;
-
-// Parses the text of a config.json of either layout. Errors (InvalidArgument, Unimplemented) name
+// Parses the text of a config.json of any layout. Errors (InvalidArgument, Unimplemented) name
 // the key. Unknown keys that the reference implementations never read are ignored.
 absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json);
 

@@ -252,7 +252,10 @@ void HostQueryBound::LoosenClamp(double largest_logit) {
 
 HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& layer) {
   HostQueryBound bound;
-  if (config.qk_norm) {
+  if (config.forget_gate == ForgetGate::kNone) {  // nothing is pruned
+    bound.self_logit_bound.assign(static_cast<size_t>(config.num_heads), kUnknown);
+    bound.max_norm_product = bound.max_logit_bound = bound.self_logit_bound;
+  } else if (config.qk_norm) {
     BoundByQkNorm(config, layer, bound);
   } else {
     BoundByWeights(config, layer, bound);

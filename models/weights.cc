@@ -2,7 +2,9 @@
 // one, norms are widened, shared QK-norm vectors are repeated per head.
 #include "models/weights.h"
 
+#include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "kernels/core/check.h"
 
@@ -55,7 +57,7 @@ Buffer ProjectionBias(const LayerTensors& layer, const ModelConfig& config,
   stack.Add(layer.q_bias);
   stack.Add(layer.k_bias);
   stack.Add(layer.v_bias);
-  stack.AddZeros(columns.total - config.hidden_size - 2 * config.kv_size());
+  stack.AddZeros(columns.total - config.q_size() - 2 * config.kv_size());
   return stack.Upload(ops);
 }
 
@@ -76,7 +78,7 @@ LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
   w.q_norm = UploadVector(layer.q_norm, ops, residual_dtype, shared ? config.num_heads : 1);
   w.k_norm = UploadVector(layer.k_norm, ops, residual_dtype, shared ? config.num_kv_heads : 1);
   w.output_norm = UploadVector(layer.output_norm, ops, residual_dtype);
-  RowStack o(config.hidden_size, residual_dtype);
+  RowStack o(config.q_size(), residual_dtype);
   o.Add(layer.o_proj);
   w.o = o.Pack(ops);
   w.mlp_norm = UploadVector(layer.mlp_norm, ops, residual_dtype);
@@ -93,8 +95,13 @@ LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
 Buffer RopeFrequencies(const ModelConfig& config, Ops& ops) {
   if (!config.use_rope) return {};
   std::vector<double> frequency(static_cast<size_t>(config.head_dim / 2));
+  const RopeScaling& scaling = config.rope_scaling;
   for (size_t m = 0; m < frequency.size(); ++m) {
-    frequency[m] = std::pow(config.rope_base, -2.0 * static_cast<double>(m) / config.head_dim);
+    double& f = frequency[m];
+    f = std::pow(config.rope_base, -2.0 * static_cast<double>(m) / config.head_dim);
+    const double turns = static_cast<double>(scaling.context) * f / (2 * std::numbers::pi);
+    const double kept = std::clamp((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0);
+    f *= kept + (1 - kept) / scaling.factor;
   }
   return Upload(std::as_bytes(std::span(frequency)), ops);
 }
@@ -108,10 +115,10 @@ ProjectionColumns ColumnsOf(const ModelConfig& config) {
     columns.total += count;
     return first;
   };
-  columns.q = take(config.hidden_size);
+  columns.q = take(config.q_size());
   columns.k = take(config.kv_size());
   columns.v = take(config.kv_size());
-  if (config.output_gate) columns.ogate = take(config.hidden_size);
+  if (config.output_gate) columns.ogate = take(config.q_size());
   if (config.k_shift) columns.k_shift = take(config.num_kv_heads);
   if (config.v_shift) columns.v_shift = take(config.num_kv_heads);
   if (config.forget_gate == ForgetGate::kFull) columns.fgate = take(config.num_heads);

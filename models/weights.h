@@ -1,7 +1,7 @@
 // FoxWeights: all weights of a model, packed for a backend. The data dictionary of the model: every
 // tensor, its shape, and when it exists. Made once by LoadWeights; constant afterwards.
-// D hidden size, H query heads, K kv heads, d head_dim, I intermediate size, V vocabulary. The
-// "residual dtype" is float64 in the f64 mode, else float32.
+// D hidden size, H query heads, K kv heads, d head_dim, Q = H*d, I intermediate size, V vocabulary.
+// The "residual dtype" is float64 in the f64 mode, else float32.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ namespace fox {
 
 // Columns of the fused projection [q | k | v | ogate | k_shift | v_shift | fgate]; -1: absent.
 struct ProjectionColumns {
-  int64_t q = 0;         // D
+  int64_t q = 0;         // Q
   int64_t k = 0;         // K*d
   int64_t v = 0;         // K*d
-  int64_t ogate = -1;    // D
+  int64_t ogate = -1;    // Q
   int64_t k_shift = -1;  // K
   int64_t v_shift = -1;  // K
   int64_t fgate = -1;    // H
@@ -41,10 +41,10 @@ struct LayerWeights {
   std::unique_ptr<PackedWeight> projection;  // [ProjectionColumns::total, D]
   Buffer projection_bias;                    // [total] residual dtype; qkv_bias
   Buffer fgate_bias;                         // [H] residual dtype; all gates but kNone
-  Buffer q_norm;                             // [H*d] residual dtype; qk_norm
+  Buffer q_norm;                             // [Q] residual dtype; qk_norm
   Buffer k_norm;                             // [K*d] residual dtype; qk_norm
-  Buffer output_norm;                        // [D] residual dtype; output_norm
-  std::unique_ptr<PackedWeight> o;           // [D, D]
+  Buffer output_norm;                        // [Q] residual dtype; output_norm
+  std::unique_ptr<PackedWeight> o;           // [D, Q]
   Buffer mlp_norm;                           // [D] residual dtype
   std::unique_ptr<PackedWeight> gate_up;     // [2I, D], gate first
   std::unique_ptr<PackedWeight> down;        // [D, I]

@@ -78,8 +78,8 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
 }
 
 int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dtype) {
-  const int64_t layer = config.hidden_size * (ColumnsOf(config).total + config.hidden_size +
-                                              3 * config.intermediate_size);
+  const int64_t layer = config.hidden_size *
+                        (ColumnsOf(config).total + config.q_size() + 3 * config.intermediate_size);
   const int64_t table = config.vocab_size * config.hidden_size;
   return (config.num_layers * layer + table) * static_cast<int64_t>(SizeOf(dtype)) +
          table * static_cast<int64_t>(SizeOf(embeddings_dtype));
@@ -208,14 +208,17 @@ std::string DescribeMemory(const ModelRunner& runner) {
       "  KV tables        %8.1f MiB  (%d sequences of at most %d tokens; %d of them run at once)\n"
       "  penalty state    %8.1f MiB  (biases and counts, for sampling on the device)\n"
       "  swap space       %8.1f MiB  (of the host's memory, for preempted sequences)\n"
-      "  activations      %8.1f MiB  (%d tokens and %d logit rows a step)\n",
+      "  activations      %8.1f MiB  (%d tokens and %d logit rows a step)\n%s",
       Mib(static_cast<double>(weights.linear_bytes())),
       Mib(static_cast<double>(weights.embeddings.bytes())), Mib(page * shape.num_pages),
       shape.num_pages, page / 1024, kPageTokens, UnprunedTokens(shape),
       Mib(static_cast<double>(KvCache::FixedBytes(shape))), options.num_slots(),
       options.max_model_len, options.max_num_seqs, Mib(static_cast<double>(states)),
       Mib(static_cast<double>(options.swap_bytes)), Mib(activations),
-      options.max_num_batched_tokens, options.max_logit_rows);
+      options.max_num_batched_tokens, options.max_logit_rows,
+      weights.config.forget_gate == ForgetGate::kNone
+          ? "  pruning          none: the model has no forget gates\n"
+          : "");
 }
 
 }  // namespace fox

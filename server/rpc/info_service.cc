@@ -43,7 +43,8 @@ v1::ModelInfo DescribeModel(const ServerCore& core) {
   const ModelConfig& model = core.model;
   v1::ModelInfo out;
   out.set_served_model_name(core.context.served_model_name);
-  out.set_layout(model.layout == CheckpointLayout::kFla ? "fla" : "official");
+  constexpr const char* kLayouts[] = {"official", "fla", "transformers"};
+  out.set_layout(kLayouts[static_cast<size_t>(model.layout)]);
   out.set_vocab_size(U32(model.vocab_size));
   out.set_hidden_size(U32(model.hidden_size));
   out.set_intermediate_size(U32(model.intermediate_size));
@@ -61,6 +62,7 @@ v1::ModelInfo DescribeModel(const ServerCore& core) {
   if (model.pad_token_id.has_value()) out.set_pad_token_id(U32(*model.pad_token_id));
   out.set_qk_norm(model.qk_norm);
   out.set_use_rope(model.use_rope);
+  out.set_forget_gates(model.forget_gate != ForgetGate::kNone);
   if (core.context.tokenizer != nullptr) out.set_tokenizer(core.context.tokenizer->info().kind);
   out.set_default_sampling_params_json(ToJson(core.context.defaults));
   return out;

@@ -100,11 +100,20 @@ TEST(ProcessTest, StartsWithWhatDiffersFromTheDefaults) {
   EXPECT_THAT(server.log(), Not(HasSubstr("--max-logprobs")));
   EXPECT_THAT(server.log(), Not(HasSubstr("--http-host")));
   EXPECT_THAT(server.log(), Not(HasSubstr("no tokenizer")));
-  const std::string tiny = std::string(FOX_SOURCE_DIR) + "/tests/golden/tiny_rope";
-  ServerProcess without(Demo({"--model", tiny}));
+  EXPECT_THAT(server.log(), Not(HasSubstr("no forget gates")));
+  const std::string llama = std::string(FOX_SOURCE_DIR) + "/tests/golden/transformers/";
+  ServerProcess without(Demo({"--model", llama + "llama_kv3_default", "--acp=certified"}));
   ASSERT_TRUE(without.WaitReady());
   EXPECT_THAT(without.log(), HasSubstr("warning no tokenizer"));
   EXPECT_THAT(without.log(), HasSubstr("tokenizer.json"));
+  EXPECT_THAT(without.log(), HasSubstr("pruning          none: the model has no forget gates"));
+  std::string info;
+  EXPECT_EQ(Finish(Cli(without, {"info"}), &info), 0);
+  EXPECT_THAT(info, HasSubstr(R"("acp_mode":"OFF")"));
+  EXPECT_THAT(info, HasSubstr(R"("layout":"transformers")"));
+  EXPECT_THAT(info, HasSubstr(R"("forget_gates":false)"));
+  EXPECT_EQ(Finish(Cli(server, {"info"}), &info), 0);
+  EXPECT_THAT(info, HasSubstr(R"("forget_gates":true)"));
 }
 
 // Under limits of the address space that the model does not fit into, and pools larger than any

@@ -102,10 +102,12 @@ FULL = dict(OFFICIAL, num_kv_heads=1, intermediate_size=24, norm_eps=1e-6, hidde
             use_rope=True, rope_base=10000.0, tie_word_embeddings=True, log_pruning_tolerance=-9.5,
             max_position_embeddings=2048, bos_token_id=1, eos_token_id=[2, 3], pad_token_id=-1)
 FLA = dict(OFFICIAL, model_type="forgetting_transformer")
+LLAMA = {"model_type": "llama", "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "intermediate_size": 24, "rope_theta": 1e5}
 
 
 def model_config_seeds() -> Seeds:
-    """config.json of both layouts."""
+    """config.json of every layout."""
     yield from table({
         "valid_official": OFFICIAL, "valid_full": FULL, "array": [], "nothing": {}, "not_json": "{",
         "valid_fla": dict(FLA, use_output_gate=True, window_size=None, hidden_ratio=3),
@@ -139,6 +141,17 @@ def model_config_seeds() -> Seeds:
     for name, content in changed(FLA, {"window_size": (512,), "attnres_block_size": (4,),
                                        "hidden_act": ("sigmoid",), "use_output_gate": (1,)}):
         yield f"fla_{name}", content
+    linear, llama3 = {"type": "linear", "factor": 4.0}, {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192}
+    for name, content in changed(LLAMA, {
+            "model_type": ("mistral", "qwen2", "qwen3"), "head_dim": (0, 3, 8, 257),
+            "num_key_value_heads": (1, 3), "num_attention_heads": (None, 3), "mlp_bias": (True,),
+            "architectures": (["LlamaForCausalLM"], ["LlamaModel"]), "layer_types": (["x"], "x"),
+            "rope_scaling": (linear, llama3, 1, dict(llama3, high_freq_factor=1.0),
+                             dict(linear, factor=0)),
+            "rope_parameters": (dict(llama3, rope_theta=1e6), {"partial_rotary_factor": 0.5})}):
+        yield f"llama_{name}", content
 
 
 SMALL = {"model_type": "forgetting_transformer-project_fox", "vocab_size": 8, "hidden_size": 8,

@@ -65,8 +65,8 @@ struct Copy {
 // Each tensor of each variant in turn: absent, of another shape, of an integer type, or doubled
 // under an unknown name.
 TEST(CheckpointTest, EveryTensorIsRequiredWithItsShapeAndType) {
-  for (const char* golden :
-       {"tiny_rope", "tiny_fla", "tiny_bias_only", "tiny_fixed_k_shift_only"}) {
+  for (const char* golden : {"tiny_rope", "tiny_fla", "tiny_bias_only", "tiny_fixed_k_shift_only",
+                             "transformers/qwen2_kv1_linear", "transformers/mistral_kv1_default"}) {
     Copy copy(golden);
     const TensorSpecs original = copy.tensors;
     for (const auto& [name, spec] : original) {
@@ -133,6 +133,16 @@ TEST(CheckpointTest, TiedEmbeddings) {
   ExpectRefused(copy.Open().status(), "lm_head.weight\" differs");
   copy.tensors["lm_head.weight"] = {"BF16", {1}, "ab"};
   ExpectRefused(copy.Open().status(), "lm_head.weight\" has shape");
+}
+
+// transformers saved RoPE's frequencies once, and recomputes them.
+TEST(CheckpointTest, FrequenciesThatTransformersIgnores) {
+  Copy copy("transformers/llama_kv3_default");
+  TensorSpec& stored = copy.tensors["model.layers.0.self_attn.rotary_emb.inv_freq"];
+  stored = {"F32", {8}, std::string(32, '\0')};
+  EXPECT_TRUE(copy.Open().ok());
+  stored = {"F32", {4}, std::string(16, '\0')};
+  ExpectRefused(copy.Open().status(), "inv_freq\" has shape [4], the configuration needs [8]");
 }
 
 // FLA of 2025-04-08 stored the forget gate as g_proj.

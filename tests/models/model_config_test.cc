@@ -1,9 +1,11 @@
-// config.json of both layouts: defaults, bounds, types, and what is refused. Damaged files:
+// config.json of every layout: defaults, bounds, types, and what is refused. Damaged files:
 // tests/fuzz/models/model_config_fuzzer.cc.
 #include "models/model_config.h"
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "tests/models/refused.h"
@@ -145,7 +147,9 @@ TEST(ModelConfigTest, UnsupportedFeaturesNameTheirKey) {
       "ogate_act");
   ExpectError(Config(kOfficial, R"("qkv_bias": true, "use_k_shift": true)"), "qkv_bias");
   ExpectError(Config(kOfficial, R"("quantization_config": {"bits": 4})"), "quantization_config");
-  ExpectError(Config("llama", R"("num_heads": "x")"), "model_type \"llama\"");
+  ExpectError(Config("gpt2", R"("num_heads": "x")"),
+              "model_type \"gpt2\" is not supported: forgetting_transformer-project_fox, "
+              "forgetting_transformer, llama, mistral, qwen2, qwen3");
 }
 
 TEST(ModelConfigTest, BoundsAndTypes) {
@@ -183,6 +187,135 @@ TEST(ModelConfigTest, BoundsAndTypes) {
       {R"("fgate_type": 1)", "fgate_type must be a string"},
   };
   for (const auto& c : kCases) ExpectError(Config(kOfficial, c.keys), c.part);
+}
+
+// A config.json of transformers: `keys` replace or follow the sizes that each has to give.
+std::string TransformersConfig(const std::string& type, const std::string& keys) {
+  auto json = nlohmann::json::parse(
+      Config(type, R"("vocab_size": 100, "hidden_size": 96, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2)"));
+  if (type == "mistral") json["sliding_window"] = nullptr;
+  json.update(nlohmann::json::parse("{" + keys + "}"));
+  return json.dump();
+}
+
+TEST(ModelConfigTest, TransformersIsAFoxWithoutGates) {
+  const struct {
+    const char* type;
+    bool qkv_bias, qk_norm;
+    std::optional<int32_t> bos;
+  } kClasses[] = {{"llama", false, false, 1},
+                  {"mistral", false, false, 1},
+                  {"qwen2", true, false, std::nullopt},
+                  {"qwen3", false, true, std::nullopt}};
+  for (const auto& c : kClasses) {
+    SCOPED_TRACE(c.type);
+    const ModelConfig config = Parsed(TransformersConfig(
+        c.type, R"("rms_norm_eps": 1e-3, "head_dim": 32, "qk_norm": 7, "window_size": 4,
+          "rope_theta": 1e6, "rope_scaling": null, "tie_word_embeddings": true)"));
+    EXPECT_EQ(config.layout, CheckpointLayout::kTransformers);
+    EXPECT_EQ(config.forget_gate, ForgetGate::kNone);
+    EXPECT_EQ(config.qkv_bias, c.qkv_bias);
+    EXPECT_EQ(config.qk_norm, c.qk_norm);
+    EXPECT_FALSE(config.qk_norm_per_head || config.output_norm || config.k_shift || config.v_shift);
+    EXPECT_EQ(config.output_gate, std::nullopt);
+    EXPECT_EQ(config.norm_eps, 1e-3);
+    EXPECT_EQ(config.qk_norm_eps, 1e-3);
+    EXPECT_EQ(config.q_size(), 192);
+    EXPECT_EQ(config.kv_size(), 64);
+    EXPECT_TRUE(config.use_rope && config.tie_word_embeddings);
+    EXPECT_EQ(config.rope_base, 1e6);
+    EXPECT_EQ(config.rope_scaling.factor, 1);
+    EXPECT_EQ(config.bos_token_id, c.bos);
+    EXPECT_EQ(config.eos_token_ids.empty(), !c.bos.has_value());
+  }
+  const ModelConfig least = Parsed(TransformersConfig("llama", ""));
+  EXPECT_EQ(least.head_dim, 16);
+  EXPECT_EQ(least.rope_base, 10000);
+}
+
+// As transformers 4 wrote it and as 5 does.
+TEST(ModelConfigTest, RopeScaling) {
+  const std::string base = R"("rope_theta": 5e5)";
+  const std::string linear = R"("factor": 4)";
+  const std::string llama3 = R"("factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+      "original_max_position_embeddings": 8192)";
+  for (const std::string& keys : {
+           base + R"(, "rope_scaling": {"type": "linear", )" + linear + "}",
+           R"("rope_parameters": {"rope_type": "linear", )" + linear + ", " + base + "}",
+           base + R"(, "rope_scaling": {"rope_type": "llama3", )" + llama3 + "}",
+           R"("rope_parameters": {"rope_type": "llama3", )" + llama3 + ", " + base + "}",
+       }) {
+    SCOPED_TRACE(keys);
+    const ModelConfig config = Parsed(TransformersConfig("llama", keys));
+    const bool mixes = keys.find("llama3") != std::string::npos;
+    EXPECT_EQ(config.rope_base, 5e5);
+    EXPECT_EQ(config.rope_scaling.factor, mixes ? 8 : 4);
+    EXPECT_EQ(config.rope_scaling.low, mixes ? 1 : 0);
+    EXPECT_EQ(config.rope_scaling.high, mixes ? 4 : 1);
+    EXPECT_EQ(config.rope_scaling.context, mixes ? 8192 : 0);
+  }
+}
+
+TEST(ModelConfigTest, WhatTransformersHasBesidesIsRefusedByName) {
+  const struct {
+    const char* type;
+    const char* keys;
+    const char* part;
+  } kCases[] = {
+      {"llama", R"("architectures": ["LlamaForSequenceClassification"])",
+       "architectures of llama must be LlamaForCausalLM"},
+      {"qwen2", R"("architectures": "Qwen2Model")", "architectures of qwen2 must be Qwen2ForCaus"},
+      {"llama", R"("vocab_size": null)", "vocab_size is missing"},
+      {"llama", R"("num_attention_heads": null)", "num_attention_heads is missing"},
+      {"llama", R"("num_attention_heads": 7)",
+       "hidden_size must be a multiple of num_attention_he"},
+      {"llama", R"("num_key_value_heads": 4)", "must be a multiple of num_key_value_heads"},
+      {"llama", R"("head_dim": 257)", "head_dim must be between 1 and 256"},
+      {"qwen3", R"("head_dim": 15)", "head_dim must be even"},
+      {"llama", R"("rms_norm_eps": 0)", "rms_norm_eps must be above 0"},
+      {"llama", R"("hidden_act": "gelu")", "hidden_act \"gelu\" is not supported: silu"},
+      {"llama", R"("attention_bias": true)", "attention_bias is not supported: it must be false"},
+      {"qwen3", R"("attention_bias": true)", "attention_bias is not supported: it must be false"},
+      {"llama", R"("mlp_bias": true)", "mlp_bias is not supported: it must be false"},
+      {"mistral", R"("sliding_window": 4096)", "sliding_window is not supported: it must be null"},
+      {"qwen2", R"("use_sliding_window": true)", "use_sliding_window is not supported: it must be"},
+      {"qwen3", R"("layer_types": ["full_attention", "sliding_attention"])",
+       "layer_types must be full_attention"},
+      {"llama", R"("quantization_config": {})", "quantization_config is not supported"},
+      {"llama", R"("partial_rotary_factor": 0.5)", "partial_rotary_factor is not supported"},
+      {"llama", R"("rope_theta": 0)", "rope_theta must be above 0"},
+      {"llama", R"("rope_scaling": {"type": "linear", "factor": 0.5})",
+       "config.json: rope_scaling: factor must be at least 1"},
+      {"llama", R"("rope_scaling": {"type": "linear"})", "rope_scaling: factor must be at least 1"},
+      {"llama", R"("rope_scaling": {"rope_type": "yarn", "factor": 4})",
+       "rope_scaling: rope_type \"yarn\" is not supported: default, linear or llama3"},
+      {"llama", R"("rope_scaling": {"type": "dynamic", "factor": 4})", "rope_type \"dynamic\""},
+      {"llama", R"("rope_scaling": {"factor": 4})",
+       "rope_scaling: rope_type \"\" is not supported"},
+      {"llama", R"("rope_scaling": 4)", "rope_scaling must be an object"},
+      {"llama", R"("rope_scaling": {}, "rope_parameters": {})", "both given"},
+      {"llama", R"("rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25})",
+       "rope_parameters: partial_rotary_factor is not supported: it must be 1"},
+      {"llama", R"("rope_parameters": {"rope_type": "default", "rope_theta": -1})",
+       "rope_parameters: rope_theta must be above 0"},
+      {"llama", R"("rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 0})",
+       "low_freq_factor must be above 0"},
+      {"llama", R"("rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4,
+          "high_freq_factor": 4})",
+       "high_freq_factor must be above low_freq_factor"},
+      {"llama", R"("rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 1,
+          "high_freq_factor": 4})",
+       "original_max_position_embeddings is missing"},
+  };
+  for (const auto& c : kCases) ExpectError(TransformersConfig(c.type, c.keys), c.part);
+  ExpectError(Config("mistral", R"("vocab_size": 9, "hidden_size": 8, "intermediate_size": 8,
+      "num_hidden_layers": 1, "num_attention_heads": 2)"),
+              "sliding_window must be null");
+  // Not read by the class.
+  Parsed(TransformersConfig("llama", R"("sliding_window": 4096)"));
+  Parsed(TransformersConfig("qwen2", R"("sliding_window": 4096, "use_sliding_window": false,
+      "attention_bias": true, "layer_types": ["full_attention", "full_attention"])"));
 }
 
 TEST(ModelConfigTest, JsonItself) {

@@ -269,6 +269,10 @@ TEST(MemoryBudgetTest, WeightsAreCountedInTheirType) {
   EXPECT_EQ(WeightBytes(config, DType::kF32, DType::kF32), 2 * bf16);
   const int64_t table = config.vocab_size * config.hidden_size;
   EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kF32), bf16 + 2 * table);
+  config.head_dim *= 2;  // q, k, v and o are twice as large
+  const int64_t attention = 2 * config.hidden_size * (config.q_size() + config.kv_size());
+  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16),
+            bf16 + 2 * config.num_layers * attention / 2);
   config.num_layers = 0;
   EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16), 2 * 2 * table);
 }
@@ -290,6 +294,7 @@ class CountingOps final : public TimedOps {
 TEST(MemoryBudgetTest, ActivationsAreCountedAsTheyAreAllocated) {
   FoxWeights weights;
   weights.config = Model();
+  weights.config.head_dim *= 2;  // hidden_size is not heads * head_dim
   weights.columns = ColumnsOf(weights.config);
   CountingOps ops;
   const Activations activations(weights, ops, 100, 3);

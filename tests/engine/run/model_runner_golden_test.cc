@@ -1,4 +1,4 @@
-// The golden checkpoints through the engine's own path: every variant of both layouts, every dtype
+// The golden checkpoints through the engine's own path: every variant of every layout, every dtype
 // and bound, any chunk size and any split between prefill and decode. tests/golden/README.md says
 // where the numbers come from.
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_replace.h"
 #include "engine/engine_factory.h"
 #include "engine/eval/teacher_forcing.h"
 #include "tests/nightly.h"
@@ -155,8 +156,9 @@ double Error(const Golden& golden, const Mode& mode) {
 // The larger ones, dev_*, at night and on a GPU.
 std::vector<std::string> SmallCases() {
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(fs::path(FOX_SOURCE_DIR) / "tests/golden")) {
-    const std::string name = entry.path().filename().string();
+  const fs::path golden = fs::path(FOX_SOURCE_DIR) / "tests/golden";
+  for (const auto& entry : fs::recursive_directory_iterator(golden)) {
+    const std::string name = entry.path().lexically_relative(golden).string();
     if (name.starts_with("dev_") && !OnGpu() && !IsNightly()) continue;
     if (entry.is_directory() && fs::exists(entry.path() / "config.json")) names.push_back(name);
   }
@@ -199,7 +201,9 @@ TEST_P(ModelRunnerGoldenTest, BFloat16InEveryAcpMode) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ModelRunnerGoldenTest, ::testing::ValuesIn(SmallCases()),
-                         [](const auto& test) { return test.param; });
+                         [](const auto& test) {
+                           return absl::StrReplaceAll(test.param, {{"/", "_"}});
+                         });
 
 std::vector<int32_t> Greedy(const Golden& golden, const Mode& mode) {
   auto loaded = LoadEngine(ConfigOf(golden, mode));

@@ -21,7 +21,9 @@ std::string Described(const ModelConfig& c) {
                      c.max_position_embeddings.value_or(-1), int64_t{c.bos_token_id.value_or(-1)},
                      int64_t{c.pad_token_id.value_or(-1)}},
                     " "),
-      " ", c.norm_eps, " ", c.rope_base, " ", c.log_pruning_tolerance.value_or(0), " ",
+      " ", c.norm_eps, " ", c.qk_norm_eps, " ", c.rope_base, " ", c.rope_scaling.factor, " ",
+      c.rope_scaling.low, " ", c.rope_scaling.high, " ", c.rope_scaling.context, " ",
+      c.log_pruning_tolerance.value_or(0), " ",
       absl::StrJoin({c.output_norm, c.qk_norm, c.qk_norm_per_head, c.k_shift, c.v_shift, c.qkv_bias,
                      c.use_rope, c.tie_word_embeddings},
                     ""),
@@ -35,7 +37,8 @@ void CheckBounds(const ModelConfig& c) {
   FOX_CHECK(c.num_layers >= 1 && c.num_layers <= 1024);
   FOX_CHECK(c.num_kv_heads >= 1 && c.num_heads % c.num_kv_heads == 0 && c.num_heads <= 1024);
   FOX_CHECK(c.head_dim >= 1 && c.head_dim <= 256);
-  FOX_CHECK(int64_t{c.head_dim} * c.num_heads == c.hidden_size);
+  FOX_CHECK(c.layout == CheckpointLayout::kTransformers || c.q_size() == c.hidden_size);
+  FOX_CHECK(c.rope_scaling.factor >= 1 && c.rope_scaling.high > c.rope_scaling.low);
   FOX_CHECK(!c.use_rope || c.head_dim % 2 == 0);
   FOX_CHECK(c.norm_eps > 0 && c.norm_eps <= 1);
   FOX_CHECK(c.rope_base > 0);
