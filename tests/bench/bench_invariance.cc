@@ -123,12 +123,12 @@ class Comparison {
     return config;
   }
 
-  // With room for the longest, or for a sixth of all.
+  // With room for the longest, or for a 24th of all: pruned sequences take some tenth of theirs.
   EngineConfig Small(int64_t swap_bytes) const {
     EngineConfig config = Roomy();
     config.swap_space_bytes = swap_bytes;
     const int64_t longest = int64_t{PagesFor(longest_) + 1} * kPageTokens;
-    config.kv_cache_tokens = std::max(longest, pool_tokens_ / 6);
+    config.kv_cache_tokens = std::max(longest, pool_tokens_ / 24);
     return config;
   }
 
