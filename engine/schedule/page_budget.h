@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/schedule/step_executor.h"
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_executor.h"
+#include "engine/request/step_plan.h"
 #include "kernels/paged_kv.h"
 
 namespace fox {

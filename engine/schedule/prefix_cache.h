@@ -20,8 +20,8 @@
 #include "engine/schedule/page_budget.h"
 #include "engine/schedule/prefix_tree.h"
 #include "engine/schedule/sequence.h"
-#include "engine/schedule/step_executor.h"
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_executor.h"
+#include "engine/request/step_plan.h"
 
 namespace fox {
 

@@ -28,8 +28,8 @@
 #include "engine/schedule/prefix_cache.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/service_times.h"
-#include "engine/schedule/step_executor.h"
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_executor.h"
+#include "engine/request/step_plan.h"
 #include "engine/schedule/swap_space.h"
 #include "engine/schedule/waiting_queue.h"
 

@@ -14,7 +14,7 @@
 #include "engine/request/request.h"
 #include "engine/request/sampler.h"
 #include "engine/request/stop_condition.h"
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_plan.h"
 
 namespace fox {
 
