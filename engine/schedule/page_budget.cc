@@ -1,11 +1,10 @@
-// Counting, forecasting and adding up pages. Read page_budget.h first.
+// Counting and forecasting pages. Read page_budget.h first.
 #include "engine/schedule/page_budget.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
-#include "engine/schedule/policy.h"
 #include "kernels/core/check.h"
 
 namespace fox {
@@ -87,39 +86,22 @@ void PageForecast::Observe(int32_t slot, int64_t tokens, int64_t pages) {
     const double kept = seen.pages + (now - seen.pages) * (length - seen.rows) / (rows - seen.rows);
     Mean& mean = at_[k];
     mean.samples = std::min(mean.samples + 1, kMemory);
-    const double error = kept - mean.kept;
-    mean.kept += error / mean.samples;
-    mean.variance = (1 - 1 / mean.samples) * (mean.variance + error * error / mean.samples);
+    mean.kept += (kept - mean.kept) / mean.samples;
   }
   seen = {rows, now};
 }
 
-PageForecast::Estimate PageForecast::AtRows(double rows) const {
-  double begin = 0, pages = 0, slope = lists_, deviation = 0;
+double PageForecast::At(int64_t tokens) const {
+  const auto rows = static_cast<double>(PagesFor(tokens));
+  double begin = 0, pages = 0, slope = lists_;
   for (size_t k = 0; k < at_.size() && at_[k].samples > 0 && begin < rows; ++k) {
     const double end = std::ldexp(1, static_cast<int>(k));
     slope = std::clamp((at_[k].kept - pages) / (end - begin), 0.0, lists_);
-    deviation = std::sqrt(at_[k].variance);
     if (end >= rows) break;
     pages += slope * (end - begin);
     begin = end;
   }
-  return {pages + slope * (rows - begin), deviation};
-}
-
-PageForecast::Estimate PageForecast::At(int64_t tokens, int32_t slot) const {
-  const auto rows = static_cast<double>(PagesFor(tokens));
-  Estimate estimate = AtRows(rows);
-  if (slot < 0) return estimate;
-  const Slot& seen = slots_[static_cast<size_t>(slot)];
-  const double expected = AtRows(seen.rows).pages;
-  const double excess = expected > 0 ? std::max(1.0, seen.pages / expected) : 1.0;
-  estimate.pages = std::max(estimate.pages, seen.pages + excess * (estimate.pages - expected));
-  return estimate;
-}
-
-int64_t PageDemand::pages() const {
-  return static_cast<int64_t>(std::ceil(expected + kDeviations * std::sqrt(variance)));
+  return pages + slope * (rows - begin);
 }
 
 }  // namespace fox

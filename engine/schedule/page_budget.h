@@ -1,5 +1,5 @@
 // The page budget: what may be spent (PageLedger), and what sequences are expected to keep
-// (PageForecast) and to take together (PageDemand). Read scheduler.h next.
+// (PageForecast). Read scheduler.h next.
 #pragma once
 
 #include <array>
@@ -67,11 +67,6 @@ class PageLedger {
 // known everything is kept. A forecast is never a licence: PageLedger says what may be spent.
 class PageForecast {
  public:
-  struct Estimate {
-    double pages = 0;
-    double deviation = 0;  // standard; of what is still to come
-  };
-
   // `lists_per_slot`: pages that a sequence takes every 64 tokens.
   PageForecast(int64_t lists_per_slot, int32_t slots)
       : lists_(static_cast<double>(lists_per_slot)), slots_(static_cast<size_t>(slots)) {}
@@ -80,35 +75,20 @@ class PageForecast {
   void Observe(int32_t slot, int64_t tokens, int64_t pages);
   // The slot is empty from now on.
   void Release(int32_t slot) { slots_[static_cast<size_t>(slot)] = {}; }
-  // Of a sequence with so many tokens; not below what it shows itself, if it has a slot (else -1).
-  Estimate At(int64_t tokens, int32_t slot) const;
+  // Of a sequence with so many tokens.
+  double At(int64_t tokens) const;
 
  private:
   struct Mean {  // of pages kept at a length
-    double samples = 0, kept = 0, variance = 0;
+    double samples = 0, kept = 0;
   };
   struct Slot {
     double rows = 0, pages = 0;  // when last observed
   };
 
-  Estimate AtRows(double rows) const;
-
   const double lists_;
   std::vector<Slot> slots_;
   std::array<Mean, 32> at_;  // by the logarithm of the length in page rows
-};
-
-// Pages that sequences are expected to take: means and variances add up as if sequences did not
-// depend on each other.
-struct PageDemand {
-  double expected = 0, variance = 0;
-
-  void Add(const PageDemand& other) {
-    expected += other.expected;
-    variance += other.variance;
-  }
-  // What is enough in nearly every case.
-  int64_t pages() const;
 };
 
 }  // namespace fox

@@ -31,12 +31,9 @@ inline constexpr int64_t kChargedAhead = 512;
 inline constexpr int64_t kAlike = 1024;
 // Beside others, sequences whose readers lag have one of so many running slots, and run in one of
 // so many steps: their contexts may be long, and no client waits for their tokens.
-inline constexpr int64_t kSlowSlots = 8, kSlowSteps = 5;
+inline constexpr int64_t kSlowShare = 6;
 // Requests without room that a step passes over, which bounds the time that planning takes.
 inline constexpr int kMostPassedOver = 16;
-// Standard deviations of what sequences will keep together, as if they did not depend on each
-// other, that must be free beside the mean: more is wanted in 2 of 100 cases.
-inline constexpr double kDeviations = 2;
 // Tokens of a prompt that a snapshot at its end must save to be worth a step more.
 inline constexpr int64_t kWorthAStep = 512;
 
@@ -73,7 +70,7 @@ inline bool IsBestEffort(const Sequence& sequence) {
 
 // Best-effort sequences that may run beside others.
 inline int64_t MostSlow(int64_t max_running) {
-  return std::max<int64_t>(1, max_running / kSlowSlots);
+  return std::max<int64_t>(1, max_running / kSlowShare);
 }
 
 // Whether a sequence may start beside `running` ones, of which `slow` are best effort, in a step

@@ -191,7 +191,7 @@ void PrefixCache::Return(Sequence* sequence) {
 void PrefixCache::Claim(Sequence* sequence) {
   const int64_t limit =
       std::min<int64_t>(sequence->prompt_tokens, static_cast<int64_t>(sequence->tokens.size()) - 1);
-  for (PrefixTree::Node* node : tree_.Insert(RealmOf(*sequence), sequence->tokens, limit)) {
+  for (PrefixTree::Node* node : tree_.Find(RealmOf(*sequence), sequence->tokens, limit, true)) {
     if (node->tokens <= sequence->computed) continue;
     if (node->computing == nullptr || !WillReach(*node->computing, *node)) {
       node->computing = sequence;
@@ -230,7 +230,7 @@ void PrefixCache::Insert(Sequence* sequence, int64_t tokens) {
   const int64_t pages = ledger_.held(sequence->slot);
   if (!MakeRoom(pages)) return;
   // Only now: what was dropped took the nodes with it that nothing else hung on.
-  PrefixTree::Node* const node = tree_.Insert(realm, sequence->tokens, tokens).back();
+  PrefixTree::Node* const node = tree_.Find(realm, sequence->tokens, tokens, /*insert=*/true).back();
   node->snapshot = free_slots_.back();
   free_slots_.pop_back();
   At(node->snapshot) = {node, pages, now_, /*taken=*/plan_, /*pinned=*/0};

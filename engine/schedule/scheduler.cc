@@ -102,7 +102,7 @@ Schedule Scheduler::Next(Seconds now) {
                 limits_.max_logit_rows};
   const bool alone = std::all_of(ready.begin(), ready.end(),
                                  [](const Sequence* sequence) { return IsBestEffort(*sequence); });
-  budget.best_effort = alone || ++steps_without_best_effort_ >= kSlowSteps;
+  budget.best_effort = alone || ++steps_without_best_effort_ >= kSlowShare;
   std::vector<Sequence*> prefills;
   for (Sequence* sequence : ready) {
     if (IsBestEffort(*sequence)) {
@@ -124,7 +124,6 @@ Schedule Scheduler::Next(Seconds now) {
   Admit(now, /*whole_prompts=*/false, &budget, &schedule);
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
   schedule.plan.release_slots = std::exchange(release_slots_, {});
-  for (Sequence* sequence : schedule.sequences) sequence->pages_planned = 0;
   for (const SwappedSlot& in : schedule.plan.swap_ins) swap_space_.Give(in.offset);
   prefixes_.FillPlan(&schedule.plan);
   if (!schedule.plan.empty()) {
@@ -249,7 +248,7 @@ void Scheduler::YieldSlot(Seconds now) {
 }
 
 // Gives `next` a running slot if there is room. False: nothing has changed.
-bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget,
+bool Scheduler::Start(Sequence* next, Seconds now, double* demand, Budget* budget,
                       Schedule* schedule) {
   const bool begins = next->slot < 0 && !next->swapped;
   if (begins) next->computed = prefixes_.Lock(*next);
@@ -269,7 +268,6 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
   pages_ -= PagesToGoOn(*next);  // as ReservePages does
   const int64_t count = ChunkSize(*next, *budget);
   FOX_CHECK(count > 0);
-  const int64_t back = next->swapped ? next->swapped->pages : 0;
   // A sequence that waited long comes behind those that started meanwhile, unless it had started.
   const bool anew = !next->preempted && !next->rescued &&
                     (next->queue().running_since == kNever || next->reads_slowly());
@@ -292,13 +290,12 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
   next->blocked_since = kNever;
   FOX_CHECK(running_.insert(next).second);
   Plan(next, count, now, budget, schedule);
-  next->pages_planned += back;
-  demand->Add(DemandOf(*next));
+  *demand += DemandOf(*next);
   return true;
 }
 
 // Starts or ends it. False: there is no room, or (`whole_prompts`) not for all of it in this plan.
-bool Scheduler::TryToStart(Sequence* next, bool whole_prompts, Seconds now, PageDemand* demand,
+bool Scheduler::TryToStart(Sequence* next, bool whole_prompts, Seconds now, double* demand,
                            Budget* budget, Schedule* schedule) {
   const int64_t left = next->longest_chunk() - (next->slot < 0 ? next->prefix().found : 0);
   const bool fits =
@@ -323,10 +320,10 @@ bool Scheduler::TryToStart(Sequence* next, bool whole_prompts, Seconds now, Page
 // room is passed over; the rescued one holds all others back.
 void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
   if (waiting_.size() == 0) return;
-  PageDemand demand;
+  double demand = 0;
   int64_t slow = 0;
   for (const Sequence* sequence : running_) {
-    demand.Add(DemandOf(*sequence));
+    demand += DemandOf(*sequence);
     if (IsBestEffort(*sequence)) ++slow;
   }
   waiting_.BeginRound();
@@ -431,7 +428,6 @@ void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* bud
   const int64_t pages = ledger_.Between(promised, begin + count);
   FOX_CHECK(pages == 0 || pages_ >= pages);
   pages_ -= pages;
-  sequence->pages_planned = ledger_.Between(begin, begin + count);
   budget->tokens -= count;
   if (sequence->prefill_left() > 0) budget->prefill -= count;
   budget->prefill = std::min(budget->prefill, budget->tokens);

@@ -120,19 +120,19 @@ class Scheduler {
   int64_t PagesToGoOn(const Sequence& sequence) const;
   int64_t RoomForOthers(const Sequence& sequence) const;
   std::vector<Sequence*> ReservePages(Seconds now, bool first_must, Schedule* schedule);
-  PageDemand DemandOf(const Sequence& sequence) const;
-  bool HasRoom(const Sequence& next, const PageDemand& demand, int64_t pages) const;
-  bool HasRoomWithoutSnapshots(const Sequence& next, const PageDemand& demand, int64_t held);
+  double DemandOf(const Sequence& sequence) const;
+  bool HasRoom(const Sequence& next, double demand, int64_t pages) const;
+  bool HasRoomWithoutSnapshots(const Sequence& next, double demand, int64_t held);
   bool IsCountLow(const Sequence& next, int64_t held) const;
-  bool MakeRoom(Sequence* next, const PageDemand& demand, Seconds now, Schedule* schedule);
+  bool MakeRoom(Sequence* next, double demand, Seconds now, Schedule* schedule);
   bool IsTooLarge(const Sequence& next) const;
   // Swaps.
   void SwapOut(Sequence* sequence, StepPlan* plan);
   void DropSwapped(Sequence* sequence);
   void SwapIn(Sequence* sequence, int32_t slot, StepPlan* plan);
   // Starts.
-  bool Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget, Schedule* schedule);
-  bool TryToStart(Sequence* next, bool whole_prompts, Seconds now, PageDemand* demand,
+  bool Start(Sequence* next, Seconds now, double* demand, Budget* budget, Schedule* schedule);
+  bool TryToStart(Sequence* next, bool whole_prompts, Seconds now, double* demand,
                   Budget* budget, Schedule* schedule);
   void Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule);
   // Chunks.

@@ -102,44 +102,34 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
 // Of its known tokens and half of the answer that is to come, because answers beside each other
 // are at all stages. A preempted sequence is expected to keep what it lost at least. Answers are
 // not part of the worst case: their length is unknown.
-PageDemand Scheduler::DemandOf(const Sequence& sequence) const {
+double Scheduler::DemandOf(const Sequence& sequence) const {
   const int64_t back = sequence.swapped ? sequence.swapped->pages : 0;
-  const int64_t most = back + ledger_.Between(sequence.computed, sequence.length());
-  if (options_.kv_admission == KvAdmission::kWorstCase) return {static_cast<double>(most), 0};
+  const auto all = [&](int64_t end) {
+    return static_cast<double>(back + ledger_.Between(sequence.computed, end));
+  };
+  if (options_.kv_admission == KvAdmission::kWorstCase) return all(sequence.length());
   const double left =
       times_.ExpectedTokens(sequence.max_tokens) - static_cast<double>(sequence.produced());
   const int64_t end = sequence.length() + static_cast<int64_t>(std::max(left, 0.0) / 2);
-  const int64_t most_at_end = most + ledger_.Between(sequence.length(), end);
-  if (sequence.log_tolerance != log_tolerance_) return {static_cast<double>(most_at_end), 0};
-  const PageForecast::Estimate kept = forecast_.At(end, sequence.slot);
-  double has = static_cast<double>(back);
-  if (sequence.slot >= 0) {
-    // With what it shares with snapshots, which it does not take again.
-    has = static_cast<double>(std::max(ledger_.held(sequence.slot) + sequence.pages_planned,
-                                       sequence.slot_stats.live_pages()));
-  } else if (back == 0 && sequence.computed > 0) {  // it would start from a snapshot
-    has = forecast_.At(sequence.computed, -1).pages;
-  }
-  const double rest = std::max(kept.pages, static_cast<double>(sequence.pages_lost)) - has;
-  const double deviation = most > back ? kept.deviation : 0;
-  return {
-      static_cast<double>(back) + std::clamp(rest, 0.0, static_cast<double>(most_at_end - back)),
-      deviation * deviation};
+  if (sequence.log_tolerance != log_tolerance_) return all(end);
+  double kept = forecast_.At(end);
+  if (sequence.slot < 0) kept = std::max(kept, static_cast<double>(sequence.pages_lost));
+  const double grows = std::max(0.0, kept - forecast_.At(sequence.computed));
+  return std::min(static_cast<double>(back) + grows, all(end));
 }
 
 // The pages that it is expected to take beside those that run, and a page row for each of them. One
 // that runs alone starts anyway: eviction may make a long prompt fit; and one that still has its
 // pages. Of one that comes back from swap space its pages count as expected, too.
-bool Scheduler::HasRoom(const Sequence& next, const PageDemand& demand, int64_t pages) const {
+bool Scheduler::HasRoom(const Sequence& next, double demand, int64_t pages) const {
   const int64_t first = PagesToGoOn(next);
   if (running_.empty() || next.slot >= 0) return pages >= first;
-  PageDemand all = demand;
-  all.Add(DemandOf(next));
-  return pages >= std::max(all.pages(), first) + RoomForOthers(next);
+  const double expected = std::max(demand + DemandOf(next), static_cast<double>(first));
+  return static_cast<double>(pages - RoomForOthers(next)) >= expected;
 }
 
 // Takes the pages of snapshots that it needs beside `held`, if they may be enough.
-bool Scheduler::HasRoomWithoutSnapshots(const Sequence& next, const PageDemand& demand,
+bool Scheduler::HasRoomWithoutSnapshots(const Sequence& next, double demand,
                                         int64_t held) {
   if (!HasRoom(next, demand, pages_ + held + ledger_.shared())) return false;
   while (!HasRoom(next, demand, pages_ + held)) {
@@ -158,7 +148,7 @@ bool Scheduler::IsCountLow(const Sequence& next, int64_t held) const {
 }
 
 // Finds a slot and pages, if need be those of snapshots, of sequences that do not run, or of both.
-bool Scheduler::MakeRoom(Sequence* next, const PageDemand& demand, Seconds now,
+bool Scheduler::MakeRoom(Sequence* next, double demand, Seconds now,
                          Schedule* schedule) {
   const bool needs_slot = next->slot < 0;
   const bool has_slot = !needs_slot || !free_slots_.empty();

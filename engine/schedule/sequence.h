@@ -157,7 +157,6 @@ struct SlotState {
   // there the host samples no more, because its token would not be counted.
   bool has_penalty_state = false;
   int64_t pages_lost = 0;     // how many it held when it was preempted
-  int64_t pages_planned = 0;  // that the plan that is being made takes
   AcpStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
                         // last plan collected
 };

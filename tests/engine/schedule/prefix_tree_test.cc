@@ -22,20 +22,20 @@ const PrefixTree::Realm kRealm{"", -10};
 TEST(PrefixTreeTest, OnlyWholeBlocksWithinTheLimitCount) {
   PrefixTree tree;
   const auto tokens = Tokens(0, 300);
-  EXPECT_TRUE(tree.Insert(kRealm, tokens, 63).empty());
+  EXPECT_TRUE(tree.Find(kRealm, tokens, 63, true).empty());
   EXPECT_TRUE(tree.empty());
-  const std::vector<Node*> path = tree.Insert(kRealm, tokens, 255);
+  const std::vector<Node*> path = tree.Find(kRealm, tokens, 255, true);
   ASSERT_EQ(path.size(), 3u);
   EXPECT_EQ(path.back()->tokens, 192);
   EXPECT_EQ(tree.Find(kRealm, tokens, 300), path);
   EXPECT_EQ(tree.Find(kRealm, tokens, 191).size(), 2u);
-  EXPECT_EQ(tree.Insert(kRealm, tokens, 192), path);
+  EXPECT_EQ(tree.Find(kRealm, tokens, 192, true), path);
 }
 
 TEST(PrefixTreeTest, ATokenThatDiffersEndsWhatIsFound) {
   PrefixTree tree;
   const auto tokens = Tokens(0, 256);
-  const std::vector<Node*> path = tree.Insert(kRealm, tokens, 256);
+  const std::vector<Node*> path = tree.Find(kRealm, tokens, 256, true);
   for (const size_t at : {0u, 63u, 64u, 200u, 255u}) {
     auto other = tokens;
     other[at] = -1;
@@ -54,7 +54,7 @@ TEST(PrefixTreeTest, RealmsShareNothing) {
   std::vector<Node*> nodes;
   for (const PrefixTree::Realm& realm : realms) {
     EXPECT_TRUE(tree.Find(realm, tokens, 64).empty());
-    nodes.push_back(tree.Insert(realm, tokens, 64).front());
+    nodes.push_back(tree.Find(realm, tokens, 64, true).front());
   }
   for (size_t i = 0; i < nodes.size(); ++i) {
     EXPECT_EQ(tree.Find(realms[i], tokens, 64), std::vector<Node*>{nodes[i]});
@@ -65,11 +65,11 @@ TEST(PrefixTreeTest, RealmsShareNothing) {
 TEST(PrefixTreeTest, NodesGoWhenNothingHangsOnThem) {
   PrefixTree tree;
   const auto tokens = Tokens(0, 320);
-  const std::vector<Node*> path = tree.Insert(kRealm, tokens, 320);
+  const std::vector<Node*> path = tree.Find(kRealm, tokens, 320, true);
   path[1]->snapshot = 7;
   auto other = tokens;
   other[130] = -1;
-  Node* const branch = tree.Insert(kRealm, other, 192).back();
+  Node* const branch = tree.Find(kRealm, other, 192, true).back();
   tree.Prune(path[3]);  // has a child
   EXPECT_EQ(tree.Find(kRealm, tokens, 320).size(), 5u);
   tree.Prune(path[4]);
@@ -86,7 +86,7 @@ TEST(PrefixTreeTest, NodesGoWhenNothingHangsOnThem) {
 TEST(PrefixTreeTest, AMillionTokensAreForgottenWithoutRecursion) {
   const auto tokens = Tokens(0, 1 << 20);
   PrefixTree tree;
-  EXPECT_EQ(tree.Insert(kRealm, tokens, 1 << 20).size(), size_t{1} << 14);
+  EXPECT_EQ(tree.Find(kRealm, tokens, 1 << 20, true).size(), size_t{1} << 14);
 }
 
 }  // namespace
