@@ -2,7 +2,7 @@
 #include "engine/schedule/page_budget.h"
 
 #include <algorithm>
-#include <cmath>
+#include <bit>
 #include <numeric>
 
 #include "kernels/core/check.h"
@@ -75,33 +75,21 @@ void PageLedger::Collect(const StepResult& result) {
   for (const int32_t slot : shared_slots_) expected_.held[static_cast<size_t>(slot)] = 0;
 }
 
-// A chunk that passes several lengths is taken to have kept pages evenly.
-void PageForecast::Observe(int32_t slot, int64_t tokens, int64_t pages) {
+void PageForecast::Observe(int64_t from, int64_t to, int64_t pages) {
   constexpr double kMemory = 64;  // samples: what came before them counts little
-  Slot& seen = slots_[static_cast<size_t>(slot)];
-  const auto rows = static_cast<double>(PagesFor(tokens)), now = static_cast<double>(pages);
-  for (size_t k = 0; k < at_.size() && std::ldexp(1, static_cast<int>(k)) <= rows; ++k) {
-    const double length = std::ldexp(1, static_cast<int>(k));
-    if (length <= seen.rows) continue;
-    const double kept = seen.pages + (now - seen.pages) * (length - seen.rows) / (rows - seen.rows);
-    Mean& mean = at_[k];
-    mean.samples = std::min(mean.samples + 1, kMemory);
-    mean.kept += (kept - mean.kept) / mean.samples;
-  }
-  seen = {rows, now};
+  const auto rows = static_cast<uint64_t>(PagesFor(to));
+  const auto bits = std::bit_width(rows);
+  if (bits == std::bit_width(static_cast<uint64_t>(PagesFor(from)))) return;
+  Mean& mean = by_length_[static_cast<size_t>(bits)];
+  mean.samples = std::min(mean.samples + 1, kMemory);
+  mean.kept += (static_cast<double>(pages) / static_cast<double>(rows) - mean.kept) / mean.samples;
 }
 
 double PageForecast::At(int64_t tokens) const {
-  const auto rows = static_cast<double>(PagesFor(tokens));
-  double begin = 0, pages = 0, slope = lists_;
-  for (size_t k = 0; k < at_.size() && at_[k].samples > 0 && begin < rows; ++k) {
-    const double end = std::ldexp(1, static_cast<int>(k));
-    slope = std::clamp((at_[k].kept - pages) / (end - begin), 0.0, lists_);
-    if (end >= rows) break;
-    pages += slope * (end - begin);
-    begin = end;
-  }
-  return pages + slope * (rows - begin);
+  const auto rows = static_cast<uint64_t>(PagesFor(tokens));
+  auto bits = static_cast<size_t>(std::bit_width(rows));
+  while (bits > 0 && by_length_[bits].samples == 0) --bits;
+  return static_cast<double>(rows) * (bits == 0 ? lists_ : by_length_[bits].kept);
 }
 
 }  // namespace fox
