@@ -72,12 +72,6 @@ Work Scheduler::RunningWork() const {
   for (const Sequence* sequence : running_) {
     double left =
         times_.ExpectedTokens(sequence->max_tokens) - static_cast<double>(sequence->produced());
-    // A reader that has not taken half of what there is has yet to show that it takes more.
-    const int64_t window = sequence->reader.window();
-    const int64_t ahead = sequence->produced() - sequence->reader.acknowledged();
-    if (window > 0 && ahead >= sequence->reader.acknowledged()) {
-      left = std::min(left, static_cast<double>(window - ahead));
-    }
     left = std::max(left, 1.0) + static_cast<double>(sequence->replays_left());
     work.Add({static_cast<double>(sequence->prefill_left()), left, 1});
   }

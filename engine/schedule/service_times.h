@@ -43,8 +43,7 @@ class ServiceTimes {
   Seconds Prefill(int64_t tokens) const { return static_cast<double>(tokens) * prefill_; }
   // What so many decoded tokens add to them, of one sequence beside others.
   Seconds Decode(int64_t tokens) const { return static_cast<double>(tokens) * decode_; }
-  // From the start of a request to its first and to its last token, beside what runs now.
-  Seconds FirstToken(int64_t prompt_tokens) const;
+  // From the start of a request to its last token, beside what runs now.
   Seconds Service(int64_t prompt_tokens, int64_t max_tokens) const;
   // From start to end, lately.
   Seconds mean_service() const { return mean_service_; }
@@ -62,7 +61,6 @@ class ServiceTimes {
   Seconds prefill_ = 0;  // a token
   Seconds decode_ = 0;   // a token of one of the sequences that decode together
   Seconds step_ = 0;     // of steps that decode, whatever else they do
-  double slowdown_ = 1;  // of prefill beside decodes
   double length_share_ = 1;
   // Lately, of one request: what it may ask for must not keep others out. At first as many as a
   // reader that reads nothing gets.
