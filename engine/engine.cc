@@ -22,17 +22,11 @@ bool Engine::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
   Schedule schedule = scheduler_.Next(now);
   stats_.preemptions += schedule.preemptions;
   stats_.swap_outs += static_cast<int64_t>(schedule.plan.swap_outs.size());
-  const auto end = [&](Sequence* sequence, const absl::Status& status) {
+  for (auto& [sequence, status] : schedule.ended) {
     RequestOutput& output = outputs->emplace_back();
     output.id = sequence->request.id;
-    output.finish = Finish::With(status);
+    output.finish = Finish::With(std::move(status));
     End(sequence, now, &*output.finish);
-  };
-  for (Sequence* sequence : schedule.does_not_fit) {
-    end(sequence, absl::OutOfRangeError("the page pool cannot hold this request"));
-  }
-  for (Sequence* sequence : schedule.misses_deadline) {
-    end(sequence, absl::DeadlineExceededError("waited so long that the deadline cannot be met"));
   }
   for (Sequence* sequence : schedule.paused) {
     times_.RecordPause(sequence->produced() - sequence->reader.acknowledged());

@@ -20,8 +20,8 @@
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/service_times.h"
-#include "engine/schedule/step_executor.h"
-#include "engine/schedule/step_observer.h"
+#include "engine/request/step_executor.h"
+#include "engine/request/step_observer.h"
 
 namespace fox {
 

@@ -96,7 +96,7 @@ absl::Status Engine::CheckWait(const std::vector<Request>& requests, Seconds now
   }
   const Seconds left = request.deadline - now;
   const Seconds whole = times_.Service(prompt_tokens, max_tokens);
-  Seconds service = times_.FirstToken(prompt_tokens);
+  Seconds service = times_.Prefill(prompt_tokens);
   if (scheduler_.running() + scheduler_.waiting().size() >= scheduler_.max_running()) {
     // As if it were no shorter than others, lest a full queue took the shortest alone.
     const Seconds typical = std::min(2 * times_.mean_service(), left / 2);

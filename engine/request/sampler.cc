@@ -316,4 +316,54 @@ void Sampler::FillLogprobs(const float* row, float largest, int32_t best,
   for (const int32_t id : extra) token->top.push_back({id, logprob(id), rank(id)});
 }
 
+bool NeedsCounts(const SamplingParams& sampling) {
+  return sampling.repetition_penalty != 1.0f || sampling.presence_penalty != 0.0f ||
+         sampling.frequency_penalty != 0.0f;
+}
+
+// More alternatives than a SampleRecord holds and ids of the request's choice are rare enough for
+// the host's sampler, at half the pace.
+std::optional<SampleRow> SampleRowOf(const Request& request, const StopCondition& stop,
+                                     int64_t position, int64_t produced) {
+  const SamplingParams& sampling = request.sampling;
+  if (!sampling.logprob_token_ids.empty() || sampling.logprobs > kMaxSampledLogprobs) return {};
+  SampleRow sample;
+  sample.temperature = sampling.temperature;
+  sample.top_p = sampling.top_p;
+  sample.min_p = sampling.min_p;
+  sample.top_k = sampling.top_k;
+  sample.logprobs = sampling.logprobs;
+  sample.seed = sampling.seed;
+  sample.position = static_cast<uint64_t>(position);
+  const bool masks_stops = !stop.MaskedAt(produced).empty();
+  LogitsProcessorParams& logits_processor = sample.logits_processor;
+  logits_processor.on = NeedsCounts(sampling) || !sampling.logit_bias.empty() ||
+                        !sampling.allowed_token_ids.empty() || masks_stops;
+  logits_processor.only_allowed = !sampling.allowed_token_ids.empty();
+  logits_processor.repetition_penalty = sampling.repetition_penalty;
+  logits_processor.presence_penalty = sampling.presence_penalty;
+  logits_processor.frequency_penalty = sampling.frequency_penalty;
+  if (masks_stops) {
+    logits_processor.stops_from =
+        static_cast<uint64_t>(position - produced + request.stop.min_tokens);
+  }
+  return sample;
+}
+
+std::vector<PenaltyEntry> PenaltyEntriesOf(const Request& request, const StopCondition& stop,
+                                           const TokenCounts& counts, int64_t produced) {
+  std::vector<PenaltyEntry> entries;
+  const auto add = [&](int32_t id, float bias, uint32_t bits) {
+    entries.push_back({id, {bias, bits}});
+  };
+  for (const auto& [id, bias] : request.sampling.logit_bias) add(id, bias, 0);
+  for (const int32_t id : request.sampling.allowed_token_ids) add(id, 0, kTokenAllowed);
+  for (const int32_t id : stop.MaskedAt(produced)) add(id, 0, kTokenStops);
+  for (const TokenCounts::Entry& entry : counts.entries()) {
+    // Generated tokens need no flag: penalties treat them as those of the prompt, and more.
+    add(entry.id, 0, entry.generated > 0 ? static_cast<uint32_t>(entry.generated) : kTokenInPrompt);
+  }
+  return entries;
+}
+
 }  // namespace fox

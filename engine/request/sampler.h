@@ -12,10 +12,13 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/request/request.h"
+#include "engine/request/stop_condition.h"
+#include "kernels/sampling_params.h"
 
 namespace fox {
 
@@ -34,6 +37,16 @@ class TokenCounts {
  private:
   std::vector<Entry> entries_;
 };
+
+bool NeedsCounts(const SamplingParams& sampling);
+
+// How an executor may sample the token at `position` itself, behind `produced` generated ones; none
+// where more log-probabilities are to be reported than it does.
+std::optional<SampleRow> SampleRowOf(const Request& request, const StopCondition& stop,
+                                     int64_t position, int64_t produced);
+// A slot's penalty state before that.
+std::vector<PenaltyEntry> PenaltyEntriesOf(const Request& request, const StopCondition& stop,
+                                           const TokenCounts& counts, int64_t produced);
 
 class Sampler {
  public:

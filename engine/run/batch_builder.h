@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_plan.h"
 #include "kernels/ops.h"
 
 namespace fox {

@@ -15,7 +15,7 @@
 #include "engine/run/decode_graphs.h"
 #include "engine/run/kv_cache.h"
 #include "engine/run/step_readback.h"
-#include "engine/schedule/step_executor.h"
+#include "engine/request/step_executor.h"
 #include "models/fox_model.h"
 
 namespace fox {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/run/batch_builder.h"
-#include "engine/schedule/step_executor.h"
+#include "engine/request/step_executor.h"
 #include "kernels/ops.h"
 
 namespace fox {

@@ -1,11 +1,10 @@
-// Counting, forecasting and adding up pages. Read page_budget.h first.
+// Counting and forecasting pages. Read page_budget.h first.
 #include "engine/schedule/page_budget.h"
 
 #include <algorithm>
-#include <cmath>
+#include <bit>
 #include <numeric>
 
-#include "engine/schedule/policy.h"
 #include "kernels/core/check.h"
 
 namespace fox {
@@ -76,50 +75,21 @@ void PageLedger::Collect(const StepResult& result) {
   for (const int32_t slot : shared_slots_) expected_.held[static_cast<size_t>(slot)] = 0;
 }
 
-// A chunk that passes several lengths is taken to have kept pages evenly.
-void PageForecast::Observe(int32_t slot, int64_t tokens, int64_t pages) {
+void PageForecast::Observe(int64_t from, int64_t to, int64_t pages) {
   constexpr double kMemory = 64;  // samples: what came before them counts little
-  Slot& seen = slots_[static_cast<size_t>(slot)];
-  const auto rows = static_cast<double>(PagesFor(tokens)), now = static_cast<double>(pages);
-  for (size_t k = 0; k < at_.size() && std::ldexp(1, static_cast<int>(k)) <= rows; ++k) {
-    const double length = std::ldexp(1, static_cast<int>(k));
-    if (length <= seen.rows) continue;
-    const double kept = seen.pages + (now - seen.pages) * (length - seen.rows) / (rows - seen.rows);
-    Mean& mean = at_[k];
-    mean.samples = std::min(mean.samples + 1, kMemory);
-    const double error = kept - mean.kept;
-    mean.kept += error / mean.samples;
-    mean.variance = (1 - 1 / mean.samples) * (mean.variance + error * error / mean.samples);
-  }
-  seen = {rows, now};
+  const auto rows = static_cast<uint64_t>(PagesFor(to));
+  const auto bits = std::bit_width(rows);
+  if (bits == std::bit_width(static_cast<uint64_t>(PagesFor(from)))) return;
+  Mean& mean = by_length_[static_cast<size_t>(bits)];
+  mean.samples = std::min(mean.samples + 1, kMemory);
+  mean.kept += (static_cast<double>(pages) / static_cast<double>(rows) - mean.kept) / mean.samples;
 }
 
-PageForecast::Estimate PageForecast::AtRows(double rows) const {
-  double begin = 0, pages = 0, slope = lists_, deviation = 0;
-  for (size_t k = 0; k < at_.size() && at_[k].samples > 0 && begin < rows; ++k) {
-    const double end = std::ldexp(1, static_cast<int>(k));
-    slope = std::clamp((at_[k].kept - pages) / (end - begin), 0.0, lists_);
-    deviation = std::sqrt(at_[k].variance);
-    if (end >= rows) break;
-    pages += slope * (end - begin);
-    begin = end;
-  }
-  return {pages + slope * (rows - begin), deviation};
-}
-
-PageForecast::Estimate PageForecast::At(int64_t tokens, int32_t slot) const {
-  const auto rows = static_cast<double>(PagesFor(tokens));
-  Estimate estimate = AtRows(rows);
-  if (slot < 0) return estimate;
-  const Slot& seen = slots_[static_cast<size_t>(slot)];
-  const double expected = AtRows(seen.rows).pages;
-  const double excess = expected > 0 ? std::max(1.0, seen.pages / expected) : 1.0;
-  estimate.pages = std::max(estimate.pages, seen.pages + excess * (estimate.pages - expected));
-  return estimate;
-}
-
-int64_t PageDemand::pages() const {
-  return static_cast<int64_t>(std::ceil(expected + kDeviations * std::sqrt(variance)));
+double PageForecast::At(int64_t tokens) const {
+  const auto rows = static_cast<uint64_t>(PagesFor(tokens));
+  auto bits = static_cast<size_t>(std::bit_width(rows));
+  while (bits > 0 && by_length_[bits].samples == 0) --bits;
+  return static_cast<double>(rows) * (bits == 0 ? lists_ : by_length_[bits].kept);
 }
 
 }  // namespace fox

@@ -1,5 +1,5 @@
 // The page budget: what may be spent (PageLedger), and what sequences are expected to keep
-// (PageForecast) and to take together (PageDemand). Read scheduler.h next.
+// (PageForecast). Read scheduler.h next.
 #pragma once
 
 #include <array>
@@ -9,26 +9,24 @@
 #include <utility>
 #include <vector>
 
-#include "engine/schedule/step_executor.h"
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_executor.h"
+#include "engine/request/step_plan.h"
 #include "kernels/paged_kv.h"
 
 namespace fox {
 
-// How many pages are sure to be free when the next plan starts, though the last plans may still be
-// in flight. Invariant: free() plus the sum of held() is at most what is free or in one slot alone
-// after those plans. A page that they evict only moves from a slot to the free ones, so evictions
-// in flight are counted as still held and change nothing; what slots share is counted for none,
-// until the executor says that one has it alone again. So releasing a slot gives held() or more,
-// and a plan within free() never runs the pool dry.
+// How many pages are sure to be free when the next plan starts, though plans may be in flight.
+// Invariant: free() plus the sum of held() is at most what is free or in one slot alone after them.
+// A page that they evict counts as still held, and what slots share for none, until the executor
+// says that one has it alone again. So releasing a slot gives held() or more, and a plan within
+// free() never runs the pool dry.
 class PageLedger {
  public:
   explicit PageLedger(const ExecutorLimits& limits);
 
-  // Pages free after the plans in flight, nothing evicted by them. Negative only while an executor
-  // that understates its free pages is about to report.
+  // Negative only while an executor that understates its free pages is about to report.
   int64_t free() const { return expected_.free; }
-  // Pages that the slot alone has: releasing it in the next plan frees them.
+  // Pages that the slot alone has.
   int64_t held(int32_t slot) const { return expected_.held[static_cast<size_t>(slot)]; }
   bool in_flight() const { return !plans_.empty(); }
   // Pages that a sequence takes on its way from one length to another.
@@ -39,10 +37,9 @@ class PageLedger {
   // may have, too.
   int64_t shared() const;
 
-  // The plan that is being made shares what a slot has: it has nothing alone from now on.
+  // The plan that is being made shares what a slot has.
   void Share(int32_t from);
   void Submit(const StepPlan& plan);
-  // The oldest plan in flight has run.
   void Collect(const StepResult& result);
 
  private:
@@ -61,54 +58,25 @@ class PageLedger {
   std::vector<int32_t> shared_slots_;  // by the plan that is being made
 };
 
-// How many pages a sequence is likely to hold at a length, learnt from what others kept at lengths
-// of 1, 2, 4, ... page rows. Heads that forget keep a window, the others everything: between these
-// lengths pages grow in a line, beyond the last known one at its slope, and before anything is
-// known everything is kept. A forecast is never a licence: PageLedger says what may be spent.
+// How many pages a sequence is likely to hold at a length: the share of its pages that others kept
+// when they had passed 1, 2, 4, ... page rows. Before anything is known everything is kept. A
+// forecast is never a licence: PageLedger says what may be spent.
 class PageForecast {
  public:
-  struct Estimate {
-    double pages = 0;
-    double deviation = 0;  // standard; of what is still to come
-  };
-
   // `lists_per_slot`: pages that a sequence takes every 64 tokens.
-  PageForecast(int64_t lists_per_slot, int32_t slots)
-      : lists_(static_cast<double>(lists_per_slot)), slots_(static_cast<size_t>(slots)) {}
+  explicit PageForecast(int64_t lists_per_slot) : lists_(static_cast<double>(lists_per_slot)) {}
 
-  // The slot's sequence has so many tokens and holds so many pages.
-  void Observe(int32_t slot, int64_t tokens, int64_t pages);
-  // The slot is empty from now on.
-  void Release(int32_t slot) { slots_[static_cast<size_t>(slot)] = {}; }
-  // Of a sequence with so many tokens; not below what it shows itself, if it has a slot (else -1).
-  Estimate At(int64_t tokens, int32_t slot) const;
+  // A sequence went from one length to another, where it holds so many pages.
+  void Observe(int64_t from, int64_t to, int64_t pages);
+  double At(int64_t tokens) const;
 
  private:
-  struct Mean {  // of pages kept at a length
-    double samples = 0, kept = 0, variance = 0;
+  struct Mean {  // of pages for each row
+    double samples = 0, kept = 0;
   };
-  struct Slot {
-    double rows = 0, pages = 0;  // when last observed
-  };
-
-  Estimate AtRows(double rows) const;
 
   const double lists_;
-  std::vector<Slot> slots_;
-  std::array<Mean, 32> at_;  // by the logarithm of the length in page rows
-};
-
-// Pages that sequences are expected to take: means and variances add up as if sequences did not
-// depend on each other.
-struct PageDemand {
-  double expected = 0, variance = 0;
-
-  void Add(const PageDemand& other) {
-    expected += other.expected;
-    variance += other.variance;
-  }
-  // What is enough in nearly every case.
-  int64_t pages() const;
+  std::array<Mean, 64> by_length_;  // by the number of bits of the length in page rows
 };
 
 }  // namespace fox

@@ -17,7 +17,7 @@ bool MayStart(const Sequence& next, int64_t running, int64_t slow, int64_t max_r
 
 bool MissesDeadline(const Sequence& next, const ServiceTimes& times, Seconds now) {
   if (next.started || next.request.deadline == kNever || !times.known()) return false;
-  const Seconds first = times.FirstToken(next.prompt_tokens);
+  const Seconds first = times.Prefill(next.prompt_tokens);
   const Seconds whole = times.Service(next.prompt_tokens, next.max_tokens);
   const bool could_finish = next.stats.arrival + whole <= next.request.deadline;
   return now + (could_finish ? std::max(first, 0.7 * whole) : first) > next.request.deadline;

@@ -1,6 +1,5 @@
-// The policy: every choice between sequences, and every constant of one, in one place. Pure: what
-// comes first (RunsBefore), what may start (MayStart), and what gives way (PagesVictim,
-// SlotVictim). The table in engine/README.md states it whole. Read scheduler.h next.
+// The policy: every choice between sequences, and every constant of one. The table in
+// engine/README.md states it whole. Read scheduler.h next.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +13,10 @@
 namespace fox {
 
 // Seconds without a token after which a sequence is rescued: it goes before all others until it has
-// one. One is rescued at a time, and one in so many seconds, because in an overload all are late
-// and each would come first. Long beside a step and beside what others wait in turn.
+// one. One at a time, and one in so many seconds, because in an overload all are late.
 inline constexpr Seconds kStarvation = 5.0;
 // Seconds that a client without a running slot waits before it is due one, and that a sequence
-// keeps its slot at least. The sum bounds the wait where clients are no more than slots. Long
-// beside a step, so that changes cost little; short beside what a person notices.
+// keeps its slot at least: long beside a step, so that changes cost little.
 inline constexpr Seconds kSlotTurn = 0.5;
 // Tokens of a prompt that a decoded one is charged as: about what it costs in time.
 inline constexpr int64_t kDecodeCost = 4;
@@ -31,12 +28,9 @@ inline constexpr int64_t kChargedAhead = 512;
 inline constexpr int64_t kAlike = 1024;
 // Beside others, sequences whose readers lag have one of so many running slots, and run in one of
 // so many steps: their contexts may be long, and no client waits for their tokens.
-inline constexpr int64_t kSlowSlots = 8, kSlowSteps = 5;
+inline constexpr int64_t kSlowShare = 6;
 // Requests without room that a step passes over, which bounds the time that planning takes.
 inline constexpr int kMostPassedOver = 16;
-// Standard deviations of what sequences will keep together, as if they did not depend on each
-// other, that must be free beside the mean: more is wanted in 2 of 100 cases.
-inline constexpr double kDeviations = 2;
 // Tokens of a prompt that a snapshot at its end must save to be worth a step more.
 inline constexpr int64_t kWorthAStep = 512;
 
@@ -45,16 +39,14 @@ inline int64_t Cost(int64_t tokens, int64_t max_tokens) {
   return (tokens + kDecodeCost * std::min(max_tokens, kChargedAhead)) / kAlike * kAlike;
 }
 
-// Of a client's requests: the most urgent first, then in order.
+// Of a client's requests.
 inline bool ComesBefore(const Sequence& a, const Sequence& b) {
   return a.priority != b.priority ? a.priority < b.priority : a.place < b.place;
 }
-// Of those that run: first the rescued one, then as they would start. Pages and prefill are given
-// in this order, and the last is preempted first.
+// Of those that run: pages and prefill are given in this order, and the last is preempted first.
 inline bool RunsBefore(const Sequence& a, const Sequence& b) {
   return a.rescued != b.rescued ? a.rescued : ComesBefore(a, b);
 }
-// Which of two has had no token for longer.
 inline bool IsHungrier(const Sequence& a, const Sequence& b) {
   return a.hungry_since != b.hungry_since ? a.hungry_since < b.hungry_since : a.arrival < b.arrival;
 }
@@ -73,7 +65,7 @@ inline bool IsBestEffort(const Sequence& sequence) {
 
 // Best-effort sequences that may run beside others.
 inline int64_t MostSlow(int64_t max_running) {
-  return std::max<int64_t>(1, max_running / kSlowSlots);
+  return std::max<int64_t>(1, max_running / kSlowShare);
 }
 
 // Whether a sequence may start beside `running` ones, of which `slow` are best effort, in a step

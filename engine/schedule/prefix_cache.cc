@@ -65,14 +65,12 @@ void PrefixCache::Follow(Sequence* sequence) {
   const int64_t tokens = PageEnd(sequence->computed);
   const bool prompt_done = sequence->computed >= sequence->prompt_tokens;
   if (tokens > state.last && MayLieAt(*sequence, tokens)) {
-    const auto stop = std::find(state.stops.begin(), state.stops.end(), tokens);
-    const bool due = stop != state.stops.end() || tokens - state.last >= interval_ ||
-                     (prompt_done && state.last < GrainEnd(*sequence, sequence->prompt_tokens));
-    if (stop != state.stops.end()) {
-      state.stops.erase(stop);
-      ++version_;  // sequences that wait for it look again, though there may be no room
+    const bool stops = state.stops.erase(tokens) > 0;
+    if (stops) ++version_;  // sequences that wait for it look again, though there may be no room
+    if (stops || tokens - state.last >= interval_ ||
+        (prompt_done && state.last < GrainEnd(*sequence, sequence->prompt_tokens))) {
+      Insert(sequence, tokens);
     }
-    if (due) Insert(sequence, tokens);
   }
   if (prompt_done && state.claims) Unclaim(sequence);
 }
@@ -91,15 +89,9 @@ int64_t PrefixCache::Limit(const Sequence& sequence) {
 bool PrefixCache::WillReach(const Sequence& sequence, const PrefixTree::Node& node) {
   const PrefixState& state = sequence.prefix_;
   if (node.tokens > sequence.computed) return true;
-  if (std::binary_search(state.stops.begin(), state.stops.end(), node.tokens)) return true;
+  if (state.stops.count(node.tokens) > 0) return true;
   return node.tokens == PageEnd(sequence.prompt_tokens) && node.tokens > state.last &&
          node.tokens == PageEnd(sequence.computed);
-}
-
-void PrefixCache::AddStop(Sequence* sequence, int64_t tokens) {
-  std::vector<int64_t>& stops = sequence->prefix_.stops;
-  const auto at = std::lower_bound(stops.begin(), stops.end(), tokens);
-  if (at == stops.end() || *at != tokens) stops.insert(at, tokens);
 }
 
 bool PrefixCache::Match(Sequence* sequence) {
@@ -125,7 +117,9 @@ bool PrefixCache::Match(Sequence* sequence) {
     if (!WillReach(*other, **node)) continue;
     state.waits = true;
     // At the end of its prompt it leaves one anyway.
-    if ((*node)->tokens < PageEnd(other->prompt_tokens)) AddStop(other, (*node)->tokens);
+    if ((*node)->tokens < PageEnd(other->prompt_tokens)) {
+      other->prefix_.stops.insert((*node)->tokens);
+    }
   }
   AddStops(sequence);
   return state.waits;
@@ -135,16 +129,16 @@ bool PrefixCache::Match(Sequence* sequence) {
 // ends with a page, because a token must be left. And at the end of a long prompt, if its last page
 // end is no place for a snapshot.
 void PrefixCache::AddStops(Sequence* sequence) {
-  const PrefixState& state = sequence->prefix_;
-  if (state.known > state.found) AddStop(sequence, state.known);
+  PrefixState& state = sequence->prefix_;
+  if (state.known > state.found) state.stops.insert(state.known);
   const int64_t last_page = PageEnd(sequence->prompt_tokens);
   const int64_t end = GrainEnd(*sequence, Limit(*sequence));
   if (sequence->group->members.size() > 1 && end > state.found && end < last_page) {
-    AddStop(sequence, end);
+    state.stops.insert(end);
   }
   const int64_t prompt_end = GrainEnd(*sequence, sequence->prompt_tokens);
   if (prompt_end < last_page && prompt_end - state.found >= kWorthAStep) {
-    AddStop(sequence, prompt_end);
+    state.stops.insert(prompt_end);
   }
 }
 
@@ -165,7 +159,6 @@ void PrefixCache::Start(Sequence* sequence) {
   if (!Uses(*sequence)) return;
   PrefixState& state = sequence->prefix_;
   FOX_CHECK(sequence->slot >= 0 && sequence->computed == state.found);
-  ++stats_.lookups;
   stats_.queried_tokens += sequence->length();
   if (state.snapshot >= 0) {
     Snapshot& snapshot = At(state.snapshot);
@@ -191,7 +184,7 @@ void PrefixCache::Return(Sequence* sequence) {
 void PrefixCache::Claim(Sequence* sequence) {
   const int64_t limit =
       std::min<int64_t>(sequence->prompt_tokens, static_cast<int64_t>(sequence->tokens.size()) - 1);
-  for (PrefixTree::Node* node : tree_.Insert(RealmOf(*sequence), sequence->tokens, limit)) {
+  for (PrefixTree::Node* node : tree_.Find(RealmOf(*sequence), sequence->tokens, limit, true)) {
     if (node->tokens <= sequence->computed) continue;
     if (node->computing == nullptr || !WillReach(*node->computing, *node)) {
       node->computing = sequence;
@@ -213,10 +206,8 @@ void PrefixCache::Unclaim(Sequence* sequence) {
 }
 
 int64_t PrefixCache::CutChunk(const Sequence& sequence, int64_t count) const {
-  for (const int64_t stop : sequence.prefix_.stops) {
-    if (stop > sequence.computed) return std::min(count, stop - sequence.computed);
-  }
-  return count;
+  const auto stop = sequence.prefix_.stops.upper_bound(sequence.computed);
+  return stop == sequence.prefix_.stops.end() ? count : std::min(count, *stop - sequence.computed);
 }
 
 void PrefixCache::Insert(Sequence* sequence, int64_t tokens) {
@@ -230,12 +221,11 @@ void PrefixCache::Insert(Sequence* sequence, int64_t tokens) {
   const int64_t pages = ledger_.held(sequence->slot);
   if (!MakeRoom(pages)) return;
   // Only now: what was dropped took the nodes with it that nothing else hung on.
-  PrefixTree::Node* const node = tree_.Insert(realm, sequence->tokens, tokens).back();
+  PrefixTree::Node* const node = tree_.Find(realm, sequence->tokens, tokens, /*insert=*/true).back();
   node->snapshot = free_slots_.back();
   free_slots_.pop_back();
   At(node->snapshot) = {node, pages, now_, /*taken=*/plan_, /*pinned=*/0};
   ++size_;
-  ++stats_.taken;
   ++version_;
   snapshots_.push_back({sequence->slot, node->snapshot, tokens});
   ledger_.Share(sequence->slot);
@@ -325,9 +315,7 @@ void PrefixCache::FillPlan(StepPlan* plan) {
   plan->snapshots = std::exchange(snapshots_, {});
   plan->starts = std::exchange(starts_, {});
   ++plan_;
-}
-
-void PrefixCache::Submitted() {
+  if (plan->empty()) return;
   unsure_in_flight_.push_back(std::exchange(unsure_pages_, 0));
   dropped_pages_ = 0;
 }

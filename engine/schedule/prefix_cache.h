@@ -1,15 +1,7 @@
 // PrefixCache: decides which prefixes are kept as snapshots, which sequence continues which, and
-// what is dropped when pages run short. What a prefix may forget does not depend on what follows
-// (kernels/docs/acp.md), so a snapshot is what eviction has left of a sequence at a page end: its
-// live pages, shared, and its running state. Going on from it is exact.
-//
-// Snapshots are taken at the ends of prompts and answers, every so many tokens, and where two
-// prompts part; where chunks matter (ExecutorLimits::chunk_multiple) at multiples of that and of
-// prompts alone. A prompt that another sequence is computing right now is waited for, so samples of
-// one prompt, and questions on one text that come together, compute it once.
-//
-// Pure, as the scheduler is, of which it is a part: one plan is open at any time, and the calls in
-// between say what it does to snapshots. Read prefix_tree.h and page_budget.h first.
+// what is dropped when pages run short (engine/README.md). A part of the scheduler: one plan is
+// open at any time, and the calls in between say what it does to snapshots. Read prefix_tree.h and
+// page_budget.h first.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +12,15 @@
 #include "engine/schedule/page_budget.h"
 #include "engine/schedule/prefix_tree.h"
 #include "engine/schedule/sequence.h"
-#include "engine/schedule/step_executor.h"
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_executor.h"
+#include "engine/request/step_plan.h"
 
 namespace fox {
 
 struct PrefixStats {
-  int64_t lookups = 0;             // sequences that started and might have used a snapshot
-  int64_t queried_tokens = 0;      // of them, in all
-  int64_t found_tokens = 0;        // that they did not compute
-  int64_t taken = 0, dropped = 0;  // snapshots since start
+  int64_t queried_tokens = 0;  // of sequences that started and might have used a snapshot
+  int64_t found_tokens = 0;    // that they did not compute
+  int64_t dropped = 0;         // snapshots since start
 };
 
 class PrefixCache {
@@ -51,8 +42,7 @@ class PrefixCache {
   bool Match(Sequence* sequence);
   // Keeps what was found through this plan, and returns the tokens that need not be computed.
   int64_t Lock(const Sequence& sequence);
-  // What was pinned may be dropped after all; the sequence computes everything. REQUIRES: no
-  // sequence starts from it in this plan.
+  // That may be dropped after all. REQUIRES: no sequence starts from it in this plan.
   void Unlock(Sequence* sequence);
   // The sequence has got a slot and starts from what was found. REQUIRES: `computed` is that.
   void Start(Sequence* sequence);
@@ -61,8 +51,8 @@ class PrefixCache {
   // How many of the next `count` tokens may go into one step: it ends where a snapshot is wanted.
   int64_t CutChunk(const Sequence& sequence, int64_t count) const;
 
-  // The sequence pauses: no other sequence waits for its blocks any more.
-  void Rest(Sequence* sequence) { Unclaim(sequence); }
+  // No other sequence waits for what this one computes any more.
+  void Unclaim(Sequence* sequence);
 
   // Drops snapshots, the least worth first, until `pages` are free or may be; the plan may use as
   // many as it returns. Those from which a sequence starts in this plan are kept.
@@ -70,19 +60,16 @@ class PrefixCache {
   // Whether dropped snapshots may have freed more pages than is known yet.
   bool evicting() const;
 
-  // The sequence gives up its slot; with `keep` it may leave a snapshot of what it has.
+  // The sequence gives up its slot; with `keep` it may leave a snapshot.
   void Leave(Sequence* sequence, bool keep);
   // Drops all snapshots, in the next plan.
   void Flush() { flush_ = !empty(); }
 
-  // Whether the open plan has something to do.
   bool has_pending() const { return flush_ || !drops_.empty() || !snapshots_.empty(); }
   // Pages that the open plan frees by what was dropped, for sure.
   int64_t dropped_pages() const { return dropped_pages_; }
-  // Closes the plan: moves what it does to snapshots into it. If that plan is not empty, Submitted
-  // and one day Collected follow.
+  // Closes the plan, which has all but this. If it is not empty then, Collected follows.
   void FillPlan(StepPlan* plan);
-  void Submitted();
   void Collected();
 
  private:
@@ -102,13 +89,11 @@ class PrefixCache {
   Snapshot& At(int32_t slot) { return snapshots_by_slot_[static_cast<size_t>(slot - first_slot_)]; }
   static int64_t Limit(const Sequence& sequence);
   static bool WillReach(const Sequence& sequence, const PrefixTree::Node& node);
-  static void AddStop(Sequence* sequence, int64_t tokens);
   static void AddStops(Sequence* sequence);
   bool IsInUse(const Snapshot& snapshot) const {
     return snapshot.taken == plan_ || snapshot.pinned == plan_;
   }
   void Claim(Sequence* sequence);
-  void Unclaim(Sequence* sequence);
   void Insert(Sequence* sequence, int64_t tokens);
   bool MakeRoom(int64_t pages);
   int32_t Victim() const;

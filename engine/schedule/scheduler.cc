@@ -1,5 +1,4 @@
-// Scheduling in four passes: promise every running sequence the pages of its next token, plan
-// decodes, plan prefill chunks, admit from the queue. Read scheduler.h first.
+// Slots, states and chunks. Read scheduler.h first.
 #include "engine/schedule/scheduler.h"
 
 #include <algorithm>
@@ -25,7 +24,7 @@ Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
       ledger_(limits),
       prefixes_(limits, options, ledger_),
       swap_space_(limits.swap_bytes),
-      forecast_(limits.lists_per_slot, limits.slots()) {
+      forecast_(limits.lists_per_slot) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
   FOX_CHECK(limits.chunk_multiple == 1 || limits.chunk_multiple % kPageTokens == 0);
   for (int32_t slot = limits.slots() - 1; slot >= 0; --slot) free_slots_.push_back(slot);
@@ -54,6 +53,11 @@ void Scheduler::Remove(Sequence* sequence, bool keep) {
   waiting_.Leave(*sequence);
 }
 
+void Scheduler::End(Sequence* sequence, absl::Status status, Schedule* schedule) {
+  Remove(sequence);
+  schedule->ended.emplace_back(sequence, std::move(status));
+}
+
 void Scheduler::Resume(Sequence* sequence, Seconds now) {
   if (sequence->state != SequenceState::kPaused) return;
   --paused_;
@@ -68,12 +72,6 @@ Work Scheduler::RunningWork() const {
   for (const Sequence* sequence : running_) {
     double left =
         times_.ExpectedTokens(sequence->max_tokens) - static_cast<double>(sequence->produced());
-    // A reader that has not taken half of what there is has yet to show that it takes more.
-    const int64_t window = sequence->reader.window();
-    const int64_t ahead = sequence->produced() - sequence->reader.acknowledged();
-    if (window > 0 && ahead >= sequence->reader.acknowledged()) {
-      left = std::min(left, static_cast<double>(window - ahead));
-    }
     left = std::max(left, 1.0) + static_cast<double>(sequence->replays_left());
     work.Add({static_cast<double>(sequence->prefill_left()), left, 1});
   }
@@ -90,8 +88,7 @@ Schedule Scheduler::Next(Seconds now) {
   YieldSlot(now);
   int64_t free = ledger_.free() + prefixes_.dropped_pages();
   for (const int32_t slot : release_slots_) free += ledger_.held(slot);
-  // With no slot in use everything is free once this plan has released what it must, however late
-  // the count of free pages is.
+  // With no slot in use everything is free, however late the count of free pages is.
   const bool unused = running_.empty() && holders_.empty() && prefixes_.empty();
   pages_ = unused ? limits_.num_pages : std::min(limits_.num_pages, free);
   std::vector<Sequence*> ready = ReservePages(now, /*first_must=*/false, &schedule);
@@ -102,7 +99,7 @@ Schedule Scheduler::Next(Seconds now) {
                 limits_.max_logit_rows};
   const bool alone = std::all_of(ready.begin(), ready.end(),
                                  [](const Sequence* sequence) { return IsBestEffort(*sequence); });
-  budget.best_effort = alone || ++steps_without_best_effort_ >= kSlowSteps;
+  budget.best_effort = alone || ++steps_without_best_effort_ >= kSlowShare;
   std::vector<Sequence*> prefills;
   for (Sequence* sequence : ready) {
     if (IsBestEffort(*sequence)) {
@@ -124,26 +121,20 @@ Schedule Scheduler::Next(Seconds now) {
   Admit(now, /*whole_prompts=*/false, &budget, &schedule);
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
   schedule.plan.release_slots = std::exchange(release_slots_, {});
-  for (Sequence* sequence : schedule.sequences) sequence->pages_planned = 0;
   for (const SwappedSlot& in : schedule.plan.swap_ins) swap_space_.Give(in.offset);
   prefixes_.FillPlan(&schedule.plan);
-  if (!schedule.plan.empty()) {
-    ledger_.Submit(schedule.plan);
-    prefixes_.Submitted();
-  }
+  if (!schedule.plan.empty()) ledger_.Submit(schedule.plan);
   return schedule;
 }
 
 void Scheduler::Collect(const StepPlan& plan, const StepResult& result) {
   ledger_.Collect(result);
   prefixes_.Collected();
-  for (const int32_t slot : plan.release_slots) forecast_.Release(slot);
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
     const PlannedSequence& planned = plan.sequences[i];
     if (planned.log_tolerance != log_tolerance_) continue;
-    forecast_.Observe(planned.slot,
-                      planned.position + static_cast<int64_t>(planned.token_ids.size()),
-                      result.stats[i].live_pages());
+    const int64_t end = planned.position + static_cast<int64_t>(planned.token_ids.size());
+    forecast_.Observe(planned.position, end, result.stats[i].live_pages());
   }
 }
 
@@ -163,11 +154,10 @@ void Scheduler::StopRunning(Sequence* sequence) {
   waiting_.Stop(sequence);
 }
 
-// It runs no more, and keeps slot and pages.
 void Scheduler::Rest(Sequence* sequence) {
   StopRunning(sequence);
   holders_.push_back(sequence);
-  prefixes_.Rest(sequence);
+  prefixes_.Unclaim(sequence);
   sequence->preempted = false;
   sequence->blocked_since = kNever;
 }
@@ -189,7 +179,6 @@ void Scheduler::PauseFullReaders(Schedule* schedule) {
   }
 }
 
-// It waits for another running slot with its pages.
 void Scheduler::Yield(Sequence* sequence, Seconds now) {
   Rest(sequence);
   sequence->state = SequenceState::kWaiting;
@@ -232,8 +221,7 @@ void Scheduler::LimitBestEffort(Seconds now) {
   }
 }
 
-// One slot a step, if none is free, for the client that is due it first. A request that has found
-// no pages is due none, because its slot would stay empty.
+// A request that has found no pages is due no slot, because it would stay empty.
 void Scheduler::YieldSlot(Seconds now) {
   if (running() < max_running_) return;
   waiting_.BeginRound();
@@ -248,8 +236,8 @@ void Scheduler::YieldSlot(Seconds now) {
   }
 }
 
-// Gives `next` a running slot if there is room. False: nothing has changed.
-bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget,
+// False: nothing has changed.
+bool Scheduler::Start(Sequence* next, Seconds now, double* demand, Budget* budget,
                       Schedule* schedule) {
   const bool begins = next->slot < 0 && !next->swapped;
   if (begins) next->computed = prefixes_.Lock(*next);
@@ -269,7 +257,6 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
   pages_ -= PagesToGoOn(*next);  // as ReservePages does
   const int64_t count = ChunkSize(*next, *budget);
   FOX_CHECK(count > 0);
-  const int64_t back = next->swapped ? next->swapped->pages : 0;
   // A sequence that waited long comes behind those that started meanwhile, unless it had started.
   const bool anew = !next->preempted && !next->rescued &&
                     (next->queue().running_since == kNever || next->reads_slowly());
@@ -292,21 +279,19 @@ bool Scheduler::Start(Sequence* next, Seconds now, PageDemand* demand, Budget* b
   next->blocked_since = kNever;
   FOX_CHECK(running_.insert(next).second);
   Plan(next, count, now, budget, schedule);
-  next->pages_planned += back;
-  demand->Add(DemandOf(*next));
+  *demand += DemandOf(*next);
   return true;
 }
 
 // Starts or ends it. False: there is no room, or (`whole_prompts`) not for all of it in this plan.
-bool Scheduler::TryToStart(Sequence* next, bool whole_prompts, Seconds now, PageDemand* demand,
+bool Scheduler::TryToStart(Sequence* next, bool whole_prompts, Seconds now, double* demand,
                            Budget* budget, Schedule* schedule) {
   const int64_t left = next->longest_chunk() - (next->slot < 0 ? next->prefix().found : 0);
   const bool fits =
       !whole_prompts || next->rescued || left <= budget->prefill || waiting_.IsDue(*next, now);
   if (fits && Start(next, now, demand, budget, schedule)) return true;
   if (IsTooLarge(*next)) {
-    Remove(next);
-    schedule->does_not_fit.push_back(next);
+    End(next, absl::OutOfRangeError(kTooLarge), schedule);
     return true;
   }
   // All the pages that there are do not do for all of its own at once; for one after another they
@@ -319,14 +304,14 @@ bool Scheduler::TryToStart(Sequence* next, bool whole_prompts, Seconds now, Page
   return false;
 }
 
-// By turns; only those whose tokens all go into this plan, if `whole_prompts`. One that finds no
-// room is passed over; the rescued one holds all others back.
+// `whole_prompts`: only those whose tokens all go into this plan. The rescued one holds all others
+// back.
 void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
   if (waiting_.size() == 0) return;
-  PageDemand demand;
+  double demand = 0;
   int64_t slow = 0;
   for (const Sequence* sequence : running_) {
-    demand.Add(DemandOf(*sequence));
+    demand += DemandOf(*sequence);
     if (IsBestEffort(*sequence)) ++slow;
   }
   waiting_.BeginRound();
@@ -340,8 +325,8 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
       continue;
     }
     if (!running_.empty() && MissesDeadline(*next, times_, now)) {
-      Remove(next);
-      schedule->misses_deadline.push_back(next);
+      End(next, absl::DeadlineExceededError("waited so long that the deadline cannot be met"),
+          schedule);
       continue;
     }
     const bool best_effort = IsBestEffort(*next);
@@ -361,8 +346,6 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
   }
 }
 
-// A sequence that decodes next, or has a prompt of one token, makes no step shorter: it is one
-// step of its stream.
 int64_t Scheduler::MostPrefill(const Budget& budget, int64_t decodes) const {
   int64_t most = budget.tokens;
   if (options_.max_step_seconds > 0) {
@@ -394,7 +377,7 @@ void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budge
   Plan(first, ChunkSize(*first, *budget), now, budget, schedule);
 }
 
-// The longest chunk of at most `most` tokens within the budget; 0: there is none.
+// 0: there is none.
 int64_t Scheduler::ChunkWithin(const Sequence& sequence, const Budget& budget, int64_t most) const {
   int64_t count = std::min({sequence.longest_chunk(), budget.tokens, budget.prefill});
   count = std::min(prefixes_.CutChunk(sequence, count), most);
@@ -416,7 +399,6 @@ int64_t Scheduler::ChunkSize(const Sequence& sequence, const Budget& budget) con
   return ChunkWithin(sequence, budget, page_rows * kPageTokens - sequence.computed);
 }
 
-// Single tokens stand before chunks in a plan.
 void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* budget,
                      Schedule* schedule) {
   if (count == 0) return;
@@ -425,13 +407,15 @@ void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* bud
   StepPlan& plan = schedule->plan;
   PlannedSequence planned = sequence->Feed(count, limits_.samples_on_device);
   if (planned.sample && planned.sample->logits_processor.on && !sequence->has_penalty_state) {
-    plan.penalty_state.push_back(sequence->PenaltyState());
+    FOX_CHECK(sequence->pending == 0);
+    plan.penalty_state.push_back(
+        {sequence->slot, PenaltyEntriesOf(sequence->request, sequence->stop, sequence->counts,
+                                          sequence->produced())});
     sequence->has_penalty_state = true;
   }
   const int64_t pages = ledger_.Between(promised, begin + count);
   FOX_CHECK(pages == 0 || pages_ >= pages);
   pages_ -= pages;
-  sequence->pages_planned = ledger_.Between(begin, begin + count);
   budget->tokens -= count;
   if (sequence->prefill_left() > 0) budget->prefill -= count;
   budget->prefill = std::min(budget->prefill, budget->tokens);

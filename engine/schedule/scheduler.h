@@ -1,47 +1,38 @@
 // Scheduler: which sequences run next and how many of their tokens. Pure: depends on the sequences
-// given, on `now` and on the results collected; no clock, no I/O. It is the mechanism: slots, pages
-// and chunks. What comes first and what gives way is the policy's (policy.h).
+// given, on `now` and on the results collected. It is the mechanism: slots, pages and chunks; what
+// comes first and what gives way is the policy's (policy.h). engine/README.md tells it in order.
 //
-// A sequence waits for a running slot (WaitingQueue), runs, or is paused until its reader has
-// caught up. Decodes come before prompts. Pages are promised in order: an earlier sequence preempts
-// a later one, so the first that runs is never preempted and something always moves. A plan never
-// asks for more pages than are known to be free (PageLedger).
-//
-// A paused sequence gives its running slot up at once, but keeps slot and pages until others have
-// no room without them; so does one that yields its running slot to another client. A sequence that
-// loses its slot is swapped out to host memory where there is room (SwapSpace) and that is cheaper
-// than to compute it again.
-//
-// Plans may be made while earlier ones are in flight. Plans run in order, so a slot released by one
-// may be used by the same one. A sequence is planned again at once where the executor samples its
-// token (Progress::pending), else when the host has sampled it.
+// Plans may be made while earlier ones are in flight. They run in order, so a slot released by one
+// may be used by the same one.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <set>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "engine/request/engine_options.h"
 #include "engine/schedule/page_budget.h"
 #include "engine/schedule/policy.h"
 #include "engine/schedule/prefix_cache.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/service_times.h"
-#include "engine/schedule/step_executor.h"
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_executor.h"
+#include "engine/request/step_plan.h"
 #include "engine/schedule/swap_space.h"
 #include "engine/schedule/waiting_queue.h"
 
 namespace fox {
 
+inline constexpr char kTooLarge[] = "the page pool cannot hold this request";
+
 struct Schedule {
   StepPlan plan;
   std::vector<Sequence*> sequences;  // of plan.sequences, in that order
-  // Removed already:
-  std::vector<Sequence*> does_not_fit;     // ran alone and the pool is too small
-  std::vector<Sequence*> misses_deadline;  // could not start early enough for their deadlines
-  std::vector<Sequence*> paused;           // since this plan: not removed
+  std::vector<std::pair<Sequence*, absl::Status>> ended;  // removed already
+  std::vector<Sequence*> paused;                          // since this plan: not removed
   int64_t preemptions = 0;
 };
 
@@ -51,23 +42,21 @@ class Scheduler {
   Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
             const EngineOptions& options = {});
 
-  // Queues a sequence. It must live until Remove, or until it is reported as removed.
+  // Queues a sequence, which must live until Remove, or until it is reported as ended.
   void Add(Sequence* sequence, Seconds now);
 
   // Forgets a sequence; the next plan releases its slot, if it has one. `keep`: what it has
   // computed is right, and may be kept for others that begin alike.
   void Remove(Sequence* sequence, bool keep = false);
 
-  // The sequence is not paused() any more: it waits for a running slot, with its pages if it still
-  // has them, else behind all that wait.
+  // The sequence is not paused() any more.
   void Resume(Sequence* sequence, Seconds now);
 
   // Plans the next step and counts its tokens as computed. A plan that is not empty is in flight
-  // from then on.
+  // until Collect.
   Schedule Next(Seconds now);
 
-  // The oldest plan in flight has run; it was `plan`. Its sequences are the caller's: see
-  // Sequence::OnStepCollected.
+  // The oldest plan in flight, `plan`, has run. Then see Sequence::OnStepCollected.
   void Collect(const StepPlan& plan, const StepResult& result);
 
   // The next plan drops all snapshots.
@@ -102,7 +91,7 @@ class Scheduler {
     }
   };
 
-  // Slots and states.
+  void End(Sequence* sequence, absl::Status status, Schedule* schedule);
   void ReleaseSlot(Sequence* sequence, bool keep = false);
   void StopRunning(Sequence* sequence);
   void Rest(Sequence* sequence);
@@ -113,29 +102,24 @@ class Scheduler {
   void PauseFullReaders(Schedule* schedule);
   void LimitBestEffort(Seconds now);
   void YieldSlot(Seconds now);
-  // Pages.
   void Preempt(Sequence* sequence, Seconds now, Schedule* schedule);
-  void TakePages(Sequence* holder, Seconds now, Schedule* schedule);
   bool TakeFor(const Sequence& requester, Seconds now, Schedule* schedule);
   int64_t PagesToGoOn(const Sequence& sequence) const;
   int64_t RoomForOthers(const Sequence& sequence) const;
   std::vector<Sequence*> ReservePages(Seconds now, bool first_must, Schedule* schedule);
-  PageDemand DemandOf(const Sequence& sequence) const;
-  bool HasRoom(const Sequence& next, const PageDemand& demand, int64_t pages) const;
-  bool HasRoomWithoutSnapshots(const Sequence& next, const PageDemand& demand, int64_t held);
+  double DemandOf(const Sequence& sequence) const;
+  bool HasRoom(const Sequence& next, double demand, int64_t pages) const;
+  bool HasRoomWithoutSnapshots(const Sequence& next, double demand, int64_t held);
   bool IsCountLow(const Sequence& next, int64_t held) const;
-  bool MakeRoom(Sequence* next, const PageDemand& demand, Seconds now, Schedule* schedule);
+  bool MakeRoom(Sequence* next, double demand, Seconds now, Schedule* schedule);
   bool IsTooLarge(const Sequence& next) const;
-  // Swaps.
   void SwapOut(Sequence* sequence, StepPlan* plan);
   void DropSwapped(Sequence* sequence);
   void SwapIn(Sequence* sequence, int32_t slot, StepPlan* plan);
-  // Starts.
-  bool Start(Sequence* next, Seconds now, PageDemand* demand, Budget* budget, Schedule* schedule);
-  bool TryToStart(Sequence* next, bool whole_prompts, Seconds now, PageDemand* demand,
+  bool Start(Sequence* next, Seconds now, double* demand, Budget* budget, Schedule* schedule);
+  bool TryToStart(Sequence* next, bool whole_prompts, Seconds now, double* demand,
                   Budget* budget, Schedule* schedule);
   void Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule);
-  // Chunks.
   int64_t MostPrefill(const Budget& budget, int64_t decodes) const;
   int64_t ChunkWithin(const Sequence& sequence, const Budget& budget, int64_t most) const;
   int64_t ChunkSize(const Sequence& sequence, const Budget& budget) const;

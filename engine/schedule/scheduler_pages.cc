@@ -1,4 +1,4 @@
-// Pages: promised, made free, swapped out and in. Read scheduler.h first.
+// Pages: promised, made free, swapped. Read scheduler.h first.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -10,59 +10,46 @@
 namespace fox {
 
 void Scheduler::Preempt(Sequence* sequence, Seconds now, Schedule* schedule) {
-  StopRunning(sequence);
-  sequence->pages_lost = std::max(ledger_.held(sequence->slot), sequence->slot_stats.live_pages());
+  if (sequence->state == SequenceState::kWaiting) waiting_.Remove(sequence);
+  if (sequence->state == SequenceState::kRunning) {
+    StopRunning(sequence);
+    sequence->pages_lost =
+        std::max(ledger_.held(sequence->slot), sequence->slot_stats.live_pages());
+    sequence->blocked_since = kNever;
+    sequence->preempted = true;
+    sequence->state = SequenceState::kWaiting;
+  }
   ++sequence->stats.preemptions;
   ++schedule->preemptions;
-  sequence->blocked_since = kNever;
-  sequence->preempted = true;
   SwapOut(sequence, &schedule->plan);
   ReleaseSlot(sequence);
-  sequence->state = SequenceState::kWaiting;
-  waiting_.Add(sequence, now);
-}
-
-// Takes the pages of a sequence that has a slot and does not run.
-void Scheduler::TakePages(Sequence* holder, Seconds now, Schedule* schedule) {
-  const bool waits = holder->state == SequenceState::kWaiting;
-  if (waits) waiting_.Remove(holder);
-  SwapOut(holder, &schedule->plan);
-  ReleaseSlot(holder);
-  ++holder->stats.preemptions;
-  ++schedule->preemptions;
-  if (waits) waiting_.Add(holder, now);  // with more to compute
+  if (sequence->state == SequenceState::kWaiting) waiting_.Add(sequence, now);
 }
 
 // Takes pages from a sequence that does not run, else from the last one behind `requester`. False:
 // there is none.
 bool Scheduler::TakeFor(const Sequence& requester, Seconds now, Schedule* schedule) {
-  if (Sequence* holder = PagesVictim(holders_); holder != nullptr) {
-    TakePages(holder, now, schedule);
-    return true;
-  }
-  Sequence* last = *running_.rbegin();
-  if (!RunsBefore(requester, *last)) return false;
-  Preempt(last, now, schedule);
+  Sequence* victim = PagesVictim(holders_);
+  if (victim == nullptr) victim = *running_.rbegin();
+  if (victim->state == SequenceState::kRunning && !RunsBefore(requester, *victim)) return false;
+  Preempt(victim, now, schedule);
   return true;
 }
 
-// Pages that its next chunk needs to be free, with those that come back from swap space.
 int64_t Scheduler::PagesToGoOn(const Sequence& sequence) const {
   return ledger_.Between(sequence.computed, sequence.computed + sequence.least_chunk()) +
          (sequence.swapped ? sequence.swapped->pages : 0);
 }
 
-// A page row for each of the others that run.
 int64_t Scheduler::RoomForOthers(const Sequence& sequence) const {
   const int64_t others = running() - (sequence.state == SequenceState::kRunning ? 1 : 0);
   return others * limits_.lists_per_slot;
 }
 
-// Promises pages for the least chunk, in decoding for one token, to each running sequence in order;
-// those that got them. A decoding sequence preempts a later one, or waits with its pages if there
-// is none. A prompt takes no page that others may need for their next row, and waits a while before
-// it preempts, unless (`first_must`) no other sequence moves and it is the first. Snapshots go
-// before any sequence does, and what they give is waited for.
+// Promises pages for the least chunk to each running sequence in order; those that got them. A
+// decoding one preempts a later one. A prompt takes no page that others may need for their next
+// row, and waits a while before it preempts, unless (`first_must`) no other sequence moves and it
+// is the first. Snapshots go before any sequence does, and what they give is waited for.
 std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Schedule* schedule) {
   std::vector<Sequence*> ready;
   for (auto it = running_.begin(); it != running_.end();) {
@@ -91,55 +78,41 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
     // Two that shared pages may give back more than was counted: the plan that releases both tells.
     if (running_.size() == 1 && first_must && release_slots_.empty() && prefixes_.empty() &&
         !prefixes_.has_pending()) {
-      Remove(sequence);
-      schedule->does_not_fit.push_back(sequence);
+      End(sequence, absl::OutOfRangeError(kTooLarge), schedule);
       break;
     }
   }
   return ready;
 }
 
-// Of its known tokens and half of the answer that is to come, because answers beside each other
-// are at all stages. A preempted sequence is expected to keep what it lost at least. Answers are
-// not part of the worst case: their length is unknown.
-PageDemand Scheduler::DemandOf(const Sequence& sequence) const {
+// Pages that it is expected to take: half of the answer that is to come, because answers beside
+// each other are at all stages. Answers are not part of the worst case: their length is unknown.
+double Scheduler::DemandOf(const Sequence& sequence) const {
   const int64_t back = sequence.swapped ? sequence.swapped->pages : 0;
-  const int64_t most = back + ledger_.Between(sequence.computed, sequence.length());
-  if (options_.kv_admission == KvAdmission::kWorstCase) return {static_cast<double>(most), 0};
+  const auto all = [&](int64_t end) {
+    return static_cast<double>(back + ledger_.Between(sequence.computed, end));
+  };
+  if (options_.kv_admission == KvAdmission::kWorstCase) return all(sequence.length());
   const double left =
       times_.ExpectedTokens(sequence.max_tokens) - static_cast<double>(sequence.produced());
   const int64_t end = sequence.length() + static_cast<int64_t>(std::max(left, 0.0) / 2);
-  const int64_t most_at_end = most + ledger_.Between(sequence.length(), end);
-  if (sequence.log_tolerance != log_tolerance_) return {static_cast<double>(most_at_end), 0};
-  const PageForecast::Estimate kept = forecast_.At(end, sequence.slot);
-  double has = static_cast<double>(back);
-  if (sequence.slot >= 0) {
-    // With what it shares with snapshots, which it does not take again.
-    has = static_cast<double>(std::max(ledger_.held(sequence.slot) + sequence.pages_planned,
-                                       sequence.slot_stats.live_pages()));
-  } else if (back == 0 && sequence.computed > 0) {  // it would start from a snapshot
-    has = forecast_.At(sequence.computed, -1).pages;
-  }
-  const double rest = std::max(kept.pages, static_cast<double>(sequence.pages_lost)) - has;
-  const double deviation = most > back ? kept.deviation : 0;
-  return {
-      static_cast<double>(back) + std::clamp(rest, 0.0, static_cast<double>(most_at_end - back)),
-      deviation * deviation};
+  if (sequence.log_tolerance != log_tolerance_) return all(end);
+  double kept = forecast_.At(end);
+  if (sequence.slot < 0) kept = std::max(kept, static_cast<double>(sequence.pages_lost));
+  const double grows = std::max(0.0, kept - forecast_.At(sequence.computed));
+  return std::min(static_cast<double>(back) + grows, all(end));
 }
 
-// The pages that it is expected to take beside those that run, and a page row for each of them. One
-// that runs alone starts anyway: eviction may make a long prompt fit; and one that still has its
-// pages. Of one that comes back from swap space its pages count as expected, too.
-bool Scheduler::HasRoom(const Sequence& next, const PageDemand& demand, int64_t pages) const {
+// One that runs alone starts anyway: eviction may make a long prompt fit.
+bool Scheduler::HasRoom(const Sequence& next, double demand, int64_t pages) const {
   const int64_t first = PagesToGoOn(next);
   if (running_.empty() || next.slot >= 0) return pages >= first;
-  PageDemand all = demand;
-  all.Add(DemandOf(next));
-  return pages >= std::max(all.pages(), first) + RoomForOthers(next);
+  const double expected = std::max(demand + DemandOf(next), static_cast<double>(first));
+  return static_cast<double>(pages - RoomForOthers(next)) >= expected;
 }
 
 // Takes the pages of snapshots that it needs beside `held`, if they may be enough.
-bool Scheduler::HasRoomWithoutSnapshots(const Sequence& next, const PageDemand& demand,
+bool Scheduler::HasRoomWithoutSnapshots(const Sequence& next, double demand,
                                         int64_t held) {
   if (!HasRoom(next, demand, pages_ + held + ledger_.shared())) return false;
   while (!HasRoom(next, demand, pages_ + held)) {
@@ -157,8 +130,8 @@ bool Scheduler::IsCountLow(const Sequence& next, int64_t held) const {
          !prefixes_.has_pending() && pages_ + held + ledger_.shared() >= PagesToGoOn(next);
 }
 
-// Finds a slot and pages, if need be those of snapshots, of sequences that do not run, or of both.
-bool Scheduler::MakeRoom(Sequence* next, const PageDemand& demand, Seconds now,
+// Finds a slot and pages, if need be those of snapshots and of sequences that do not run.
+bool Scheduler::MakeRoom(Sequence* next, double demand, Seconds now,
                          Schedule* schedule) {
   const bool needs_slot = next->slot < 0;
   const bool has_slot = !needs_slot || !free_slots_.empty();
@@ -172,7 +145,7 @@ bool Scheduler::MakeRoom(Sequence* next, const PageDemand& demand, Seconds now,
          ((needs_slot && free_slots_.empty()) || !HasRoom(*next, demand, pages_))) {
     Sequence* holder = PagesVictim(holders_);
     if (holder == next) break;
-    TakePages(holder, now, schedule);
+    Preempt(holder, now, schedule);
   }
   return !(needs_slot && free_slots_.empty()) && HasRoom(*next, demand, pages_);
 }
@@ -186,9 +159,7 @@ bool Scheduler::IsTooLarge(const Sequence& next) const {
          (prefixes_.empty() || pages_ + ledger_.shared() < PagesToGoOn(next));
 }
 
-// Takes a slot's pages and state to host memory, where there is room and it is cheaper than to
-// compute them again: there and back, against all that it has computed. What prefixes are kept
-// does not count: they go before any sequence is preempted, and a swapped one leaves none.
+// Where there is room and the way there and back is cheaper than to compute all of it again.
 void Scheduler::SwapOut(Sequence* sequence, StepPlan* plan) {
   if (limits_.swap_bytes == 0) return;
   // Eviction by plans in flight is not known yet. What came from a snapshot counts as unpruned
@@ -209,7 +180,6 @@ void Scheduler::SwapOut(Sequence* sequence, StepPlan* plan) {
   plan->swap_outs.push_back({sequence->slot, *offset, pages, sequence->computed});
 }
 
-// It waits for all of its pages at once no more, and is computed again.
 void Scheduler::DropSwapped(Sequence* sequence) {
   waiting_.Remove(sequence);
   swap_space_.Give(std::exchange(sequence->swapped, {})->offset);
@@ -217,8 +187,6 @@ void Scheduler::DropSwapped(Sequence* sequence) {
   waiting_.Add(sequence, sequence->queue().waiting_since);  // with more to compute
 }
 
-// The sequence goes on in a slot from where it was. Within a plan all swap out before any swaps in,
-// so what it reads keeps its range until the plan is complete.
 void Scheduler::SwapIn(Sequence* sequence, int32_t slot, StepPlan* plan) {
   const Swapped& swapped = *sequence->swapped;
   plan->swap_ins.push_back(

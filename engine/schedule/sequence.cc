@@ -8,20 +8,6 @@
 #include "kernels/paged_kv.h"
 
 namespace fox {
-namespace {
-
-bool NeedsCounts(const SamplingParams& sampling) {
-  return sampling.repetition_penalty != 1.0f || sampling.presence_penalty != 0.0f ||
-         sampling.frequency_penalty != 0.0f;
-}
-
-// Whether a SampleRecord has room for what is to be reported. More alternatives than it holds and
-// ids of the request's choice are rare enough for the host's sampler, at half the pace.
-bool FitsSampledToken(const SamplingParams& sampling) {
-  return sampling.logprob_token_ids.empty() && sampling.logprobs <= kMaxSampledLogprobs;
-}
-
-}  // namespace
 
 Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_model_len,
                    int64_t arrival_order, Seconds now)
@@ -78,7 +64,7 @@ PlannedSequence Sequence::Feed(int64_t count, bool samples_on_device) const {
   }
   if (samples_last) planned.logit_rows.push_back(static_cast<int32_t>(count - 1));
   // Rows of prompt log-probabilities are wanted on the host, so it samples from the last one too.
-  if (samples_on_device && samples_last && rows == 1) planned.sample = NextSampleRow();
+  if (samples_on_device && samples_last && rows == 1) planned.sample = SampleRowOf(request, stop, length(), produced());
   return planned;
 }
 
@@ -88,48 +74,6 @@ std::vector<int32_t> Progress::NextTokens(int64_t count) const {
   FOX_CHECK(known == count);
   const auto begin = tokens.begin() + computed;
   return std::vector<int32_t>(begin, begin + count);
-}
-
-std::optional<SampleRow> Sequence::NextSampleRow() const {
-  const SamplingParams& sampling = request.sampling;
-  if (!FitsSampledToken(sampling)) return std::nullopt;
-  SampleRow sample;
-  sample.temperature = sampling.temperature;
-  sample.top_p = sampling.top_p;
-  sample.min_p = sampling.min_p;
-  sample.top_k = sampling.top_k;
-  sample.logprobs = sampling.logprobs;
-  sample.seed = sampling.seed;
-  sample.position = static_cast<uint64_t>(length());
-  const bool masks_stops = !stop.MaskedAt(produced()).empty();
-  LogitsProcessorParams& logits_processor = sample.logits_processor;
-  logits_processor.on = NeedsCounts(sampling) || !sampling.logit_bias.empty() ||
-                        !sampling.allowed_token_ids.empty() || masks_stops;
-  logits_processor.only_allowed = !sampling.allowed_token_ids.empty();
-  logits_processor.repetition_penalty = sampling.repetition_penalty;
-  logits_processor.presence_penalty = sampling.presence_penalty;
-  logits_processor.frequency_penalty = sampling.frequency_penalty;
-  if (masks_stops) {
-    logits_processor.stops_from = static_cast<uint64_t>(prompt_tokens + request.stop.min_tokens);
-  }
-  return sample;
-}
-
-SlotTokens Sequence::PenaltyState() const {
-  FOX_CHECK(pending == 0);
-  SlotTokens states;
-  states.slot = slot;
-  const auto add = [&](int32_t id, float bias, uint32_t bits) {
-    states.entries.push_back({id, {bias, bits}});
-  };
-  for (const auto& [id, bias] : request.sampling.logit_bias) add(id, bias, 0);
-  for (const int32_t id : request.sampling.allowed_token_ids) add(id, 0, kTokenAllowed);
-  for (const int32_t id : stop.MaskedAt(generated())) add(id, 0, kTokenStops);
-  for (const TokenCounts::Entry& entry : counts.entries()) {
-    // Generated tokens need no flag: penalties treat them as those of the prompt, and more.
-    add(entry.id, 0, entry.generated > 0 ? static_cast<uint32_t>(entry.generated) : kTokenInPrompt);
-  }
-  return states;
 }
 
 void Sequence::Append(const SampledToken& token) {

@@ -8,13 +8,15 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "engine/request/engine_options.h"
+#include "engine/request/reader_window.h"
 #include "engine/request/request.h"
 #include "engine/request/sampler.h"
 #include "engine/request/stop_condition.h"
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_plan.h"
 
 namespace fox {
 
@@ -25,12 +27,9 @@ struct SequenceGroup {
 };
 
 // How far the tokens are. `pending` tokens at the end are sampled by plans in flight and not known
-// yet: they count as tokens everywhere but in `tokens` and generated(). The scheduler feeds tokens,
-// the engine adds what was sampled.
+// yet: they count as tokens everywhere but in `tokens` and generated().
 struct Progress {
-  // Generated tokens that are known.
   int64_t generated() const { return static_cast<int64_t>(tokens.size()) - prompt_tokens; }
-  // These count the pending ones too.
   int64_t length() const { return static_cast<int64_t>(tokens.size()) + pending; }
   int64_t produced() const { return generated() + pending; }
   int64_t remaining() const { return length() - computed; }
@@ -51,14 +50,12 @@ struct Progress {
     if (chunk_multiple == 1) return 1;
     return longest_chunk() <= chunk_multiple + 1 ? longest_chunk() : chunk_multiple;
   }
-  // The longest chunk of at most `count` tokens, `count` at most longest_chunk(); 0: there is none.
-  // It ends with the prompt, else at a multiple of chunk_multiple and with more than one token of
-  // the prompt left, since one alone would be decoded. With a multiple of 1: at a page end, if
-  // there is one.
+  // The longest chunk of at most `count` tokens, 0: there is none. It ends with the prompt, else at
+  // a multiple of chunk_multiple and with more than one token of the prompt left, since one alone
+  // would be decoded. With a multiple of 1: at a page end, if there is one.
   int64_t ChunkWithin(int64_t count) const;
   // Whether a sequence that does not rest has something to feed: a known token, or a pending one
-  // that is not the last. All it has is fed and not sampled on the device: it waits for the host's
-  // sampler.
+  // that is not the last.
   bool is_schedulable() const {
     return remaining() > 0 && (pending == 0 || produced() < max_tokens);
   }
@@ -74,45 +71,6 @@ struct Progress {
   int64_t computed = 0;
   int64_t pending = 0;               // sampled by plans in flight, [0, in_flight]
   int64_t prompt_logprobs_done = 0;  // prompt rows whose log-probabilities were delivered
-};
-
-// How far the reader has got: the engine's.
-class ReaderWindow {
- public:
-  explicit ReaderWindow(int64_t window) : window_(window) {}
-
-  // Whether the sequence rests: from a full window on, until half of it is free.
-  bool paused() const { return paused_; }
-  // Since it paused, or was last given or acknowledged a token since; valid while paused().
-  Seconds paused_since() const { return paused_since_; }
-  int64_t window() const { return window_; }  // 0: not bounded
-  int64_t acknowledged() const { return acknowledged_; }
-  // Whether the reader has fallen behind lately. The sequence decodes in some steps only, beside
-  // others.
-  bool is_slow(int64_t produced) const {
-    return paused_at_ >= 0 && produced - paused_at_ < 2 * window_;
-  }
-  void Acknowledge(int64_t tokens) { acknowledged_ += tokens; }
-  // Call when tokens were produced or acknowledged.
-  void Update(int64_t produced, Seconds now) {
-    if (window_ == 0) return;
-    const int64_t ahead = produced - acknowledged_;
-    if (!paused_ && ahead >= window_) {
-      paused_ = true;
-      paused_since_ = now;
-      paused_at_ = produced;
-    } else if (ahead <= window_ / 2) {
-      paused_ = false;
-    }
-  }
-  void Touch(Seconds now) { paused_since_ = now; }
-
- private:
-  int64_t window_;
-  int64_t acknowledged_ = 0;
-  int64_t paused_at_ = -1;  // produced tokens when it paused last; -1: never
-  Seconds paused_since_ = 0;
-  bool paused_ = false;
 };
 
 // What the waiting queue knows of a sequence.
@@ -134,7 +92,7 @@ struct PrefixState {
   bool waits = false;     // for another one that computes more of it
   // With a slot.
   int64_t last = 0;            // tokens of the last snapshot that it took, or started from
-  std::vector<int64_t> stops;  // where others want one, ascending
+  std::set<int64_t> stops;     // where others want one
   bool claims = false;         // it is known to compute its prompt
 };
 
@@ -145,24 +103,22 @@ struct Swapped {
   double max_log_evicted_mass = kNoMass;  // once no plan with the sequence is in flight
 };
 
-// A slot, or what is left of one. The scheduler gives and takes it; the counters are what plans in
-// flight report of it.
+// A slot, or what is left of one.
 struct SlotState {
   int32_t slot = -1;  // -1: none
   std::optional<Swapped> swapped;
   // Plans in flight with this sequence. One that was preempted meanwhile does not come back before
   // all are collected: what they computed is valid, and what they sampled is among its tokens.
   int in_flight = 0;
-  // Whether `slot` has this sequence's penalty state. The executor's samples keep it up: once it is
-  // there the host samples no more, because its token would not be counted.
+  // Whether `slot` has this sequence's penalty state. Once it is there the host samples no more,
+  // because its token would not be counted.
   bool has_penalty_state = false;
   int64_t pages_lost = 0;     // how many it held when it was preempted
-  int64_t pages_planned = 0;  // that the plan that is being made takes
   AcpStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
                         // last plan collected
 };
 
-// What a sequence is doing. It may have a slot in any state, and has one while it runs.
+// It may have a slot in any state, and has one while it runs.
 enum class SequenceState : uint8_t {
   kNone,     // the scheduler does not know it
   kWaiting,  // for a running slot
@@ -185,18 +141,11 @@ struct Sequence : Progress, SlotState {
   int64_t NumLogitRows(int64_t count) const;
   // Its next `count` tokens, as a plan feeds them.
   PlannedSequence Feed(int64_t count, bool samples_on_device) const;
-  // How an executor may sample the next token itself; none where more log-probabilities are to be
-  // reported than it does.
-  std::optional<SampleRow> NextSampleRow() const;
-  // The penalty state of `slot` for the next sample. REQUIRES: nothing is pending.
-  SlotTokens PenaltyState() const;
 
   void Append(const SampledToken& token);
-  // The slot is given up: its counters move into stats.acp as soon as they are final. With
-  // `swapped` set what it has computed is kept there.
+  // Its counters move into stats.acp as soon as they are final.
   void ReleaseSlot();
-  // What is swapped goes into a slot: its counters go on, as if it had never left one. `unpruned`:
-  // pages that it would have without eviction.
+  // What is swapped goes into a slot. `unpruned`: pages that it would have without eviction.
   void SwapIn(int32_t into_slot, int64_t unpruned);
   // A plan with this sequence was collected; the counters of its slot after that plan.
   void OnStepCollected(const AcpStats& collected);

@@ -37,7 +37,6 @@ void ServiceTimes::RecordStep(int64_t prefill, int64_t decodes, Seconds seconds)
   prefill_ *= 1 + kGain * error * (p * prefill_ / expected);
   decode_ *= 1 + kGain * error * (d * decode_ / expected);
   if (decodes > 0) Mean(seconds, &step_);
-  if (prefill > 0) Mean((p * prefill_ + d * decode_) / (p * prefill_), &slowdown_);
 }
 
 void ServiceTimes::RecordEnd(int64_t generated, int64_t max_tokens, Seconds seconds) {
@@ -60,12 +59,8 @@ int64_t ServiceTimes::PrefillTokens(Seconds seconds, int64_t decodes) const {
   return std::max<int64_t>(kPageTokens, static_cast<int64_t>(std::clamp(tokens, 0.0, most)));
 }
 
-Seconds ServiceTimes::FirstToken(int64_t prompt_tokens) const {
-  return static_cast<double>(prompt_tokens) * prefill_ * std::min(slowdown_, kOutlier);
-}
-
 Seconds ServiceTimes::Service(int64_t prompt_tokens, int64_t max_tokens) const {
-  return FirstToken(prompt_tokens) + ExpectedTokens(max_tokens) * step_;
+  return Prefill(prompt_tokens) + ExpectedTokens(max_tokens) * step_;
 }
 
 // All that is there, less what is still running when the request starts: half of the work of its
@@ -74,7 +69,7 @@ Seconds ServiceTimes::Wait(const Work& running, const Work& ahead, int64_t slots
   Work all = ahead;
   all.Add(running);
   if (all.requests < static_cast<double>(slots)) {  // it shares the steps of those that run
-    return ahead.prefill_tokens * prefill_ * std::min(slowdown_, kOutlier);
+    return ahead.prefill_tokens * prefill_;
   }
   return Cost(all) * (1 - 0.5 * static_cast<double>(slots - 1) / all.requests);
 }

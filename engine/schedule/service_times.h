@@ -1,7 +1,5 @@
-// ServiceTimes: what work costs here and now, measured from the steps themselves: seconds a prompt
-// token, seconds a decoded token, and how many tokens requests generate while they have a running
-// slot. From them follow a step's time, a request's, and the wait in a queue. Pure. Read
-// scheduler.h next.
+// ServiceTimes: what work costs here and now, measured from the steps themselves, and what follows:
+// a step's time, a request's, and the wait in a queue. Read scheduler.h next.
 #pragma once
 
 #include <algorithm>
@@ -26,10 +24,9 @@ class ServiceTimes {
  public:
   // A step that fed `prefill` tokens of prompts and `decodes` single ones took that long.
   void RecordStep(int64_t prefill, int64_t decodes, Seconds seconds);
-  // A request ended by itself after `generated` of at most `max_tokens` tokens, that long after its
-  // start.
+  // A request ended by itself, that long after its start.
   void RecordEnd(int64_t generated, int64_t max_tokens, Seconds seconds);
-  // One paused with so many tokens unread: it gave its running slot up.
+  // One paused with so many tokens unread.
   void RecordPause(int64_t unread);
 
   // Whether enough was measured to refuse a request by it.
@@ -46,10 +43,9 @@ class ServiceTimes {
   Seconds Prefill(int64_t tokens) const { return static_cast<double>(tokens) * prefill_; }
   // What so many decoded tokens add to them, of one sequence beside others.
   Seconds Decode(int64_t tokens) const { return static_cast<double>(tokens) * decode_; }
-  // From the start of a request to its first and to its last token, beside what runs now.
-  Seconds FirstToken(int64_t prompt_tokens) const;
+  // From the start of a request to its last token, beside what runs now.
   Seconds Service(int64_t prompt_tokens, int64_t max_tokens) const;
-  // What requests took lately from start to end.
+  // From start to end, lately.
   Seconds mean_service() const { return mean_service_; }
   // Until a request starts that comes behind `ahead`, beside `running`, over so many slots.
   Seconds Wait(const Work& running, const Work& ahead, int64_t slots) const;
@@ -65,7 +61,6 @@ class ServiceTimes {
   Seconds prefill_ = 0;  // a token
   Seconds decode_ = 0;   // a token of one of the sequences that decode together
   Seconds step_ = 0;     // of steps that decode, whatever else they do
-  double slowdown_ = 1;  // of prefill beside decodes
   double length_share_ = 1;
   // Lately, of one request: what it may ask for must not keep others out. At first as many as a
   // reader that reads nothing gets.

@@ -7,6 +7,8 @@
 #include <map>
 #include <optional>
 
+#include "kernels/core/check.h"
+
 namespace fox {
 
 class SwapSpace {
@@ -16,9 +18,25 @@ class SwapSpace {
   int64_t used() const { return used_; }
   int64_t ranges() const { return static_cast<int64_t>(taken_.size()); }
   // The offset of so many bytes. Nothing: there is no such gap. REQUIRES: bytes > 0.
-  std::optional<int64_t> Take(int64_t bytes);
+  std::optional<int64_t> Take(int64_t bytes) {
+    FOX_CHECK(bytes > 0);
+    int64_t begin = 0;
+    for (const auto& [taken, size] : taken_) {
+      if (taken - begin >= bytes) break;
+      begin = taken + size;
+    }
+    if (bytes_ - begin < bytes) return std::nullopt;
+    taken_.emplace(begin, bytes);
+    used_ += bytes;
+    return begin;
+  }
   // REQUIRES: a range was taken there.
-  void Give(int64_t offset);
+  void Give(int64_t offset) {
+    const auto found = taken_.find(offset);
+    FOX_CHECK(found != taken_.end());
+    used_ -= found->second;
+    taken_.erase(found);
+  }
 
  private:
   const int64_t bytes_;

@@ -1,9 +1,7 @@
 // WaitingQueue: sequences that wait for a running slot, and whose turn it is. The rescued one comes
-// first, then those that were preempted. Then clients take turns: the next slot is that of the
-// client that has been served least, counted in tokens, as if what its first request asks for had
-// been served already: small requests do not wait for all large ones before them (fair queueing by
-// finish times: Demers, Keshav and Shenker, SIGCOMM 1989). A client that has waited for kSlotTurn
-// and has no running slot goes before those of equal priority that have one. Read policy.h next.
+// first, then those that were preempted, then clients that are due a slot, then the client that has
+// been served least, with what its first request asks for (fair queueing by finish times: Demers,
+// Keshav and Shenker, SIGCOMM 1989). Read policy.h next.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +39,7 @@ class WaitingQueue {
   bool WillBeDue(uint64_t client, int64_t slots) const {
     return clients_.count(client) == 0 && static_cast<int64_t>(clients_.size()) < slots;
   }
-  // The one that has had no token for longest; null: none waits.
+  // Null: none waits.
   Sequence* Hungriest() const;
   // From now on `sequence`, which waits, comes before all others; null: none does.
   void Rescue(Sequence* sequence) { rescued_ = sequence; }
@@ -50,7 +48,6 @@ class WaitingQueue {
   // The sequence has given its running slot up; its client is charged what it has generated in it.
   void Stop(Sequence* sequence);
 
-  // All that wait.
   Work All(const ServiceTimes& times) const {
     return {static_cast<double>(tokens_), times.ExpectedTokens(max_tokens_, size()),
             static_cast<double>(size())};
@@ -72,7 +69,7 @@ class WaitingQueue {
     std::set<Sequence*, ComesEarlier> waiting;
     int64_t tokens = 0, max_tokens = 0;  // of those: to compute, to generate
 
-    // Whose is least has the next turn. REQUIRES: a sequence waits.
+    // REQUIRES: a sequence waits.
     int64_t turn() const {
       const QueueEntry& first = (*waiting.begin())->queue();
       return served + Cost(first.tokens, first.max_tokens);

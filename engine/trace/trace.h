@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 
-#include "engine/schedule/step_observer.h"
+#include "engine/request/step_observer.h"
 #include "engine/trace/timed_ops.h"
 #include "engine/trace/trace_file.h"
 

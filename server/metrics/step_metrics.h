@@ -3,7 +3,7 @@
 
 #include <deque>
 
-#include "engine/schedule/step_observer.h"
+#include "engine/request/step_observer.h"
 #include "server/calls/call_metrics.h"
 
 namespace fox {

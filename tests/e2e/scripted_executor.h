@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/schedule/step_executor.h"
+#include "engine/request/step_executor.h"
 
 namespace fox {
 

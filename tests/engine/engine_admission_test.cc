@@ -119,7 +119,7 @@ TEST(EngineAdmissionTest, ThePoolIsFullOfWhatIsKept) {
   EXPECT_GE(expected.running, 3.3 * 8);
   EXPECT_GE(expected.tokens_per_second, 1.05 * worst.tokens_per_second);
   for (const Figures& figures : {unpruned, worst, expected}) EXPECT_EQ(figures.lost, 0);
-  EXPECT_LE(expected.preempted, 0.02);
+  EXPECT_LE(expected.preempted, 0.03);
 }
 
 TEST(EngineAdmissionTest, ArrivalsOfManyLengths) {
@@ -127,7 +127,7 @@ TEST(EngineAdmissionTest, ArrivalsOfManyLengths) {
     const Figures worst = Serve(kPruned, KvAdmission::kWorstCase, 4096, 12288, tokens);
     const Figures expected = Serve(kPruned, KvAdmission::kExpected, 4096, 12288, tokens);
     EXPECT_GE(expected.tokens_per_second, 0.98 * worst.tokens_per_second);
-    EXPECT_LE(expected.preempted, 0.02);
+    EXPECT_LE(expected.preempted, 0.03);
     EXPECT_EQ(expected.lost, 0);
   }
 }

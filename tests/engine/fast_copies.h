@@ -2,7 +2,7 @@
 // is preempted is swapped out wherever there is room.
 #pragma once
 
-#include "engine/schedule/step_executor.h"
+#include "engine/request/step_executor.h"
 
 namespace fox {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/request/sampler.h"
-#include "engine/schedule/step_executor.h"
+#include "engine/request/step_executor.h"
 #include "tests/engine/sim/slot_sampler.h"
 
 namespace fox {

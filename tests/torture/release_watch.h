@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/schedule/step_observer.h"
+#include "engine/request/step_observer.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "tests/e2e/test_core.h"
 

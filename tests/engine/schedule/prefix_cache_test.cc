@@ -73,7 +73,6 @@ class PrefixCacheTest : public testing::Test {
     cache_->FillPlan(&plan_);
     last_ = plan_;
     ledger_->Submit(plan_);
-    cache_->Submitted();
     StepResult result;
     result.free_pages = ledger_->free();
     held_.clear();
@@ -90,7 +89,7 @@ class PrefixCacheTest : public testing::Test {
     result.sole_pages = held_.data();
     result.stats.resize(plan_.sequences.size());
     ledger_->Collect(result);
-    cache_->Collected();
+    if (!last_.empty()) cache_->Collected();
     plan_ = {};
   }
   void End(Sequence* sequence) {
@@ -213,7 +212,7 @@ TEST_F(PrefixCacheTest, NobodyWaitsForWhoHasLeftOrPassed) {
   Sequence* b = Make(0, 640);
   b->tokens[300] = -1;
   EXPECT_TRUE(cache_->Match(b));
-  cache_->Rest(a);
+  cache_->Unclaim(a);
   EXPECT_FALSE(cache_->Match(b));
   cache_->Leave(a, false);  // preempted
   EXPECT_FALSE(cache_->Match(b));

@@ -84,12 +84,12 @@ TEST_F(SchedulerChunksTest, PagesOfAWholeChunkArePromised) {
   Start();
   sequence = Add(320);
   EXPECT_EQ(Chunks(Step()), Sizes{256});
-  EXPECT_EQ(Step().does_not_fit, std::vector<Sequence*>{sequence});
+  EXPECT_EQ(Step().ended.at(0).first, sequence);
   sequences_.clear();
   limits_.num_pages = 3;  // not even a chunk
   Start();
   sequence = Add(320);
-  EXPECT_EQ(Step().does_not_fit, std::vector<Sequence*>{sequence});
+  EXPECT_EQ(Step().ended.at(0).first, sequence);
 }
 
 TEST_F(SchedulerChunksTest, PromptsBesideDecodesAreCut) {

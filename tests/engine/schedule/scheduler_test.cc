@@ -133,7 +133,7 @@ TEST_F(SchedulerTest, ALongPromptAloneGoesChunkByChunkUntilThePoolIsFull) {
   Sequence* sequence = Add(500);
   EXPECT_EQ(Chunks(Step()), Sizes{128});
   const Schedule schedule = Step();
-  EXPECT_EQ(schedule.does_not_fit, std::vector<Sequence*>{sequence});
+  EXPECT_EQ(schedule.ended.at(0).first, sequence);
   EXPECT_TRUE(schedule.plan.sequences.empty());
   EXPECT_EQ(schedule.plan.release_slots.size(), 1u);
 }

@@ -21,12 +21,16 @@ enum class Bug : uint8_t {
   kEvictEarly,        // a page too many
   kForgetToEvict,     // a page that should go stays
   kRevivePage,        // a freed page is live again
+  kLosePage,          // a page is live no more, and not freed
+  kOverwrite,         // a key of an old page changes
   kKeepSlot,          // a release is forgotten
   kReleaseNeighbour,  // another slot's page is freed with it
   kSkipPageEdge,      // the first key of a page is not written
   kWriteBehind,       // a key is written one place on
   kWriteFreed,        // a free page is written
   kSpoilSwapped,      // a bit of what is swapped out changes
+  kSwapIntoOld,       // what is swapped in has a page that it had
+  kSwapDisorder,      // two pages of it change places
   kForgetWindow,      // what is swapped in has evicted pages again
   kForgetBounds,      // the bounds of a page that is swapped in are other ones
   kShareUncounted,    // one more has a page, uncounted
@@ -100,12 +104,16 @@ inline constexpr std::array<const char*, static_cast<size_t>(kBugCount)> kBugNam
     "evict_early",
     "forget_to_evict",
     "revive_page",
+    "lose_page",
+    "overwrite",
     "keep_slot",
     "release_neighbour",
     "skip_page_edge",
     "write_behind",
     "write_freed",
     "spoil_swapped",
+    "swap_into_old",
+    "swap_disorder",
     "forget_window",
     "forget_bounds",
     "share_uncounted",

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/request/sampler.h"
-#include "engine/schedule/step_executor.h"
+#include "engine/request/step_executor.h"
 #include "tests/engine/sim/fake_keys.h"
 #include "tests/engine/sim/paged_keys.h"
 #include "tests/engine/sim/planted_plan.h"

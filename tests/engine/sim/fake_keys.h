@@ -14,7 +14,7 @@
 #include <set>
 #include <string>
 
-#include "engine/schedule/step_executor.h"
+#include "engine/request/step_executor.h"
 #include "kernels/paged_kv.h"
 #include "tests/engine/sim/bugs.h"
 #include "tests/engine/sim/random.h"

@@ -77,7 +77,7 @@ class Bounds {
     // Where chunks matter generated tokens are decoded again.
     const int64_t tokens = swarm.max_tokens + 10;
     const int64_t again = chunks + (limits.chunk_multiple > 1 ? tokens : 0);
-    const int64_t drain = slots * again + (swarm.windows > 0 ? kSlowSteps : 1) * tokens;
+    const int64_t drain = slots * again + (swarm.windows > 0 ? kSlowShare : 1) * tokens;
     const Seconds shortest = kPause + swarm.step_seconds;
     starvation_ = static_cast<int64_t>(kStarvation / shortest) + 1;
     rescue_ = std::max(starvation_, drain + again + limits.depth);

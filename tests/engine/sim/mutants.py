@@ -33,24 +33,28 @@ FAILED_ONCE = [  # with some mutant
 SCHEDULERS = ["engine/schedule/scheduler.cc", "engine/schedule/scheduler_pages.cc",
               "engine/schedule/policy.cc", "engine/schedule/prefix_cache.cc",
               "engine/engine.cc", "engine/engine_requests.cc"]
+SEQUENCES = [*SCHEDULERS, "engine/schedule/sequence.cc", "engine/schedule/waiting_queue.cc"]
 USERS = {  # what is compiled with a header
     "engine/schedule/page_budget.h": [*SCHEDULERS, "engine/schedule/page_budget.cc",
                                       "tests/engine/sim/day.cc",
                                       "tests/engine/sim/day_checks.cc"],
     "engine/schedule/prefix_cache.h": ["engine/schedule/prefix_cache.cc"],
-    "engine/schedule/sequence.h": [*SCHEDULERS, "engine/schedule/sequence.cc",
-                                   "engine/schedule/waiting_queue.cc"],
+    "engine/schedule/sequence.h": SEQUENCES,
+    "engine/request/reader_window.h": SEQUENCES,
+    "engine/schedule/swap_space.h": ["engine/schedule/scheduler.cc",
+                                     "engine/schedule/scheduler_pages.cc"],
     "kernels/cpu/page_pool.h": ["kernels/cpu/append.cc", "kernels/cpu/evict.cc",
                                 "kernels/cpu/share.cc", "kernels/cpu/swap.cc"],
 }
 S, X = "engine/schedule/scheduler.cc", "engine/schedule/scheduler_pages.cc"
 L, LH = "engine/schedule/page_budget.cc", "engine/schedule/page_budget.h"
-B, Y = "engine/schedule/policy.cc", "engine/schedule/swap_space.cc"
-Q, T = "engine/schedule/sequence.h", "engine/schedule/step_plan.cc"
+B, Y = "engine/schedule/policy.cc", "engine/schedule/swap_space.h"
+Q, T = "engine/schedule/sequence.h", "engine/request/step_plan.cc"
 E, R, W = "engine/engine.cc", "engine/engine_requests.cc", "engine/schedule/waiting_queue.cc"
 V, A, C = "kernels/cpu/evict.cc", "kernels/cpu/append.cc", "engine/schedule/sequence.cc"
 P, PH = "engine/schedule/prefix_cache.cc", "engine/schedule/prefix_cache.h"
 O, K = "kernels/cpu/page_pool.h", "kernels/cpu/share.cc"
+N, RW = "engine/request/sampler.cc", "engine/request/reader_window.h"
 # name, file, what stands there, what stands there instead
 MUTANTS = [
     ("slot is not released", S, "  release_slots_.push_back(sequence->slot);\n", ""),
@@ -64,15 +68,15 @@ MUTANTS = [
     ("resumed but not queued", S, "sequence->place = places_++;\n  waiting_.Add(sequence, now);",
      "sequence->place = places_++;"),
     ("pages taken, slot kept", X,
-     "  SwapOut(holder, &schedule->plan);\n  ReleaseSlot(holder);\n",
-     "  SwapOut(holder, &schedule->plan);\n"),
+     "  SwapOut(sequence, &schedule->plan);\n  ReleaseSlot(sequence);\n",
+     "  SwapOut(sequence, &schedule->plan);\n"),
     ("samples before the end", C, "samples_last = count == remaining() && samples();",
      "samples_last = samples();"),
     ("states are sent again", S,
      "planned.sample->logits_processor.on && !sequence->has_penalty_state",
      "planned.sample->logits_processor.on"),
     ("states are never sent", S,
-     "plan.penalty_state.push_back(sequence->PenaltyState());", ""),
+     "    plan.penalty_state.push_back(\n", "    static_cast<void>(SlotTokens\n"),
     ("pending is forgotten", S, "    ++sequence->pending;\n", ""),
     ("one more slot", S, "running() < max_running_ && pass", "running() <= max_running_ && pass"),
     ("back before its results", B, "  if (next.slot < 0 && next.in_flight > 0) return false;\n",
@@ -88,7 +92,7 @@ MUTANTS = [
     ("rows are not counted", S,
      "budget->logit_rows -= static_cast<int64_t>(planned.logit_rows.size());", ""),
     ("tokens are not counted", S, "  budget->tokens -= count;\n", ""),
-    ("best effort never runs", S, "alone || ++steps_without_best_effort_ >= kSlowSteps", "alone"),
+    ("best effort never runs", S, "alone || ++steps_without_best_effort_ >= kSlowShare", "alone"),
     ("chunk of one page too many", S, "least_chunk()) + pages / limits_",
      "least_chunk()) + 1 + pages / limits_"),
     ("computed is one short", S, "  sequence->computed += count;",
@@ -106,8 +110,8 @@ MUTANTS = [
     ("taken pages are not counted", L, "    pool->free -= pages;\n", ""),
     ("pages by whole hundreds", LH, "PagesFor(to) - PagesFor(from)", "to / 64 - from / 64"),
     ("fed beyond max_tokens", Q, "produced() < max_tokens)", "produced() <= max_tokens)"),
-    ("window of one more", Q, "ahead >= window_)", "ahead > window_)"),
-    ("never reads on", Q, "ahead <= window_ / 2", "ahead < window_ / 2"),
+    ("window of one more", RW, "ahead >= window_)", "ahead > window_)"),
+    ("never reads on", RW, "ahead <= window_ / 2", "ahead < window_ / 2"),
     ("states survive a slot", C, "  has_penalty_state = false;\n", ""),
     ("swapped, and computed again", C, "  if (!swapped) computed = 0;\n", "  computed = 0;\n"),
     ("pages of a swapped slot stay a guess", C,
@@ -145,15 +149,15 @@ MUTANTS = [
     ("waits for all of its pages for ever", S, "    DropSwapped(next);\n    return true;\n", ""),
     ("the gap that is there", Y, "if (taken - begin >= bytes) break;",
      "if (taken > begin) break;"),
-    ("counts are lost", C, "static_cast<uint32_t>(entry.generated) : kTokenInPrompt",
+    ("counts are lost", N, "static_cast<uint32_t>(entry.generated) : kTokenInPrompt",
      "1u : kTokenInPrompt"),
     ("prompt is scored again", C, "return std::max(computed, prompt_logprobs_done);",
      "return computed;"),
     ("counters twice", C, "if (slot >= 0 || in_flight > 0) return;", "if (slot >= 0) return;"),
-    ("sample of the last position", C, "static_cast<uint64_t>(length());",
-     "static_cast<uint64_t>(length()) - 1;"),
-    ("stop ids are not masked", C,
-     "for (const int32_t id : stop.MaskedAt(generated())) add(id, 0, kTokenStops);", ""),
+    ("sample of the last position", N, "static_cast<uint64_t>(position);",
+     "static_cast<uint64_t>(position) - 1;"),
+    ("stop ids are not masked", N,
+     "for (const int32_t id : stop.MaskedAt(produced)) add(id, 0, kTokenStops);", ""),
     ("results go to an id's next owner", E,
      "found == sequences_.end() || found->second->arrival != arrival",
      "found == sequences_.end()"),

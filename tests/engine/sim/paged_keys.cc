@@ -70,6 +70,7 @@ class FaultyOps : public CpuOps {
 
   void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) override {
     CpuOps::SwapOut(slot, to, kv, stream);
+    old_ = kv.Table(kv.ListIndex(slot, 0, 0))[PagesFor(kv.length[slot]) - 1];
     const SwapLayout layout(kv);
     // The keys of the first page, which lie first.
     if (bug_ == Bug::kSpoilSwapped && Strikes()) to.data[layout.state_bytes] ^= std::byte{1};
@@ -78,6 +79,11 @@ class FaultyOps : public CpuOps {
   void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) override {
     CpuOps::SwapIn(from, slot, kv, stream);
     const int64_t list = kv.ListIndex(slot, 0, 0);
+    const int end = PagesFor(kv.length[slot]);
+    if (bug_ == Bug::kSwapIntoOld && Strikes()) kv.Table(list)[end - 1] = old_;
+    if (bug_ == Bug::kSwapDisorder && end - kv.first_live[list] > 1 && Strikes()) {
+      std::swap(kv.Table(list)[end - 1], kv.Table(list)[end - 2]);
+    }
     if (bug_ == Bug::kForgetWindow && kv.first_live[list] > 0) kv.first_live[list] = 0;
     if (bug_ == Bug::kForgetBounds && Strikes()) {
       const int32_t page = kv.Table(list)[kv.first_live[list]];
@@ -149,6 +155,10 @@ class FaultyOps : public CpuOps {
     if (bug_ == Bug::kLeakOnEvict && evicted && Strikes()) --*kv.free_count;
     if (bug_ == Bug::kRevivePage && first > 0 && Strikes()) --first;
     const bool may_lose = PagesFor(kv.length[slot]) - first > 1;
+    if (bug_ == Bug::kLosePage && may_lose && Strikes()) ++first;
+    if (bug_ == Bug::kOverwrite && may_lose && Strikes()) {
+      static_cast<uint64_t*>(kv.keys)[int64_t{kPageTokens} * kv.Table(list)[first]] ^= 1;
+    }
     if (bug_ == Bug::kEvictEarly && may_lose && has_room && Strikes()) {
       DropPage(kv, slot, kv.Table(list)[first++]);
     }
@@ -156,6 +166,7 @@ class FaultyOps : public CpuOps {
 
   const Bug bug_;
   uint64_t clock_ = 0;
+  int32_t old_ = 0;  // a page of what was swapped out last
 };
 
 PagedKeys::PagedKeys(const FakeOptions& options)

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_plan.h"
 #include "tests/engine/sim/bugs.h"
 
 namespace fox::sim {

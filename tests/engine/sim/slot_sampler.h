@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/request/sampler.h"
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_plan.h"
 
 namespace fox {
 

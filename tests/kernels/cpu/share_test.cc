@@ -1,5 +1,5 @@
 // Share: a slot that goes on from another's last page end holds, bit for bit, what the other would
-// have held, and neither sees the other's later rows. (Owners of pages: kv_cache_test.)
+// have held, and neither sees the other's later rows.
 #include <gtest/gtest.h>
 
 #include "tests/kernels/cpu/text_cache.h"

@@ -1,5 +1,5 @@
 // Observers see every plan on its way out and back, in order, and every end.
-#include "engine/schedule/step_observer.h"
+#include "engine/request/step_observer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

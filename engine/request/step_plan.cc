@@ -1,5 +1,5 @@
 // StepPlan as text, one line per plan for logs and test failures; what its moves do to statistics.
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_plan.h"
 
 #include "absl/strings/str_cat.h"
 #include "kernels/paged_kv.h"

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "engine/request/request.h"
-#include "engine/schedule/step_executor.h"
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_executor.h"
+#include "engine/request/step_plan.h"
 
 namespace fox {
 

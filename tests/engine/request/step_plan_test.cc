@@ -1,5 +1,5 @@
 // StepPlan as one line of a log: what is in it, and that no token is.
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/request/executor_limits.h"
-#include "engine/schedule/step_plan.h"
+#include "engine/request/step_plan.h"
 
 namespace fox {
 
