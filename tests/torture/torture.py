@@ -82,7 +82,7 @@ PARTS = (
 # What builds something of its own: commands in the repository, in this order.
 CAMPAIGNS = {
     "fuzz": ["./run build fuzz fuzzers",  # needs libFuzzer: libclang-rt-14-dev
-             "python3 -B tests/fuzz/run_fuzzers.py build/fuzz/bin --minutes {minutes} "
+             "python3 -B tests/fuzz/run_fuzzers.py build/fuzz --minutes {minutes} "
              "--out build/fuzz-out"],
     "faults": ["./run build cpu", "FOX_FAULTS=all build/cpu/bin/executor_faults_tests",
                f"FOX_FAULTS=2000 FOX_FAULT_JOBS={os.cpu_count()} build/cpu/bin/call_faults_tests"],
