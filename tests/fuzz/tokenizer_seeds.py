@@ -119,9 +119,9 @@ def tokenizer_json_seeds() -> Seeds:
     parts = {
         "model": tuple(dict(model, **{key: value}) for key, value in (
             ("type", "Unigram"), ("continuing_subword_prefix", "##"),
-            ("end_of_word_suffix", "</w>"), ("dropout", 0.5), ("vocab", {"ab": -1}), ("merges", ["a b c"]),
-            ("merges", [["a", "b"]]),
-            ("merges", [["", "a"]]), ("merges", [[1, "b"]]), ("merges", [["a"]]),
+            ("end_of_word_suffix", "</w>"), ("dropout", 0.5), ("vocab", {"ab": -1}),
+            ("merges", ["a b c"]), ("merges", [["a", "b"]]), ("merges", [["", "a"]]),
+            ("merges", [[1, "b"]]), ("merges", [["a"]]),
             ("ignore_merges", True), ("ignore_merges", 1))),
         "pre_tokenizer": (sequence("pretokenizers", level), sequence("pretokenizers"),
                           sequence("pretokenizers", level, level), {"type": "Other"},
