@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests of docker/compose.yaml, docker/kubernetes and the Dockerfiles: valid by their schemas, their
-parts fit each other, and fox-server accepts the flags.
+"""Tests of docker/compose.yaml, docker/kubernetes and the Dockerfiles: valid by their schemas,
+their parts fit each other, and fox-server accepts the flags.
 
     manifests_test.py BUILD     a build tree with fox-server
 """
@@ -145,7 +145,7 @@ class DockerfileTest(unittest.TestCase):
     """debian/foxserve_boot_test.py runs the steps of the last stage."""
 
     def test_images_have_their_ports_and_differ_in_cuda_alone(self) -> None:
-        image, cuda = (server_command.last_stage(name) for name in ("Dockerfile", "Dockerfile.cuda"))
+        image, cuda = map(server_command.last_stage, ("Dockerfile", "Dockerfile.cuda"))
         self.assertEqual([mine[0] for mine, other in zip(image, cuda, strict=True)
                           if mine != other], ["FROM", "HEALTHCHECK"])
         last = dict(image)

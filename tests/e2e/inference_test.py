@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
 from typing import Any
 
 import fox_server
@@ -120,16 +119,6 @@ class WindowsTest(Case):
         self.assertEqual(kinds, {"prompt", "delta", "finish"})
         self.assertNotIn(b"fox.windows", self.post(prompt="Once", max_tokens=50, stream=True))
 
-    def test_only_streams_have_them(self) -> None:
-        with self.assertRaises(self.grpc.RpcError) as refused:
-            self.stub.Generate(self.windowed("Once", 3, acp_windows=True), timeout=60)
-        self.assertEqual(refused.exception.code().name, "INVALID_ARGUMENT")
-        self.assertEqual(refused.exception.details(), "output.acp_windows: only in a stream")
-        with self.assertRaises(urllib.error.HTTPError) as answered:
-            self.post(prompt="Once", max_tokens=3, acp_windows=True)
-        self.assertEqual(answered.exception.code, 400)
-        self.assertIn(b"acp_windows", answered.exception.read())
-
     def test_over_http_they_are_events_of_their_own(self) -> None:
         body = self.post(prompt=self.prompt, max_tokens=20, stream=True, acp_windows=True)
         events = [json.loads(line[6:]) for line in body.split(b"\n\n")
@@ -178,13 +167,6 @@ class PrefixCacheTest(Case):
         usage = json.loads(self.post(prompt=self.prompt, max_tokens=3))["usage"]
         self.assertGreater(usage["prompt_tokens_details"]["cached_tokens"], self.many)
 
-    def test_salts_never_share(self) -> None:
-        self.serve_and_connect()
-        self.ask(self.prompt, cache_salt="one")
-        self.assertEqual(self.cached(self.prompt, cache_salt="two"), 0)
-        self.assertEqual(self.cached(self.prompt), 0)
-        self.assertGreater(self.cached(self.prompt, cache_salt="one"), self.many)
-
     def test_owners_of_tokens_never_share(self) -> None:
         first, second = "first-token-0123456789", "second-token-0123456789"
         keys = self.enterContext(tempfile.NamedTemporaryFile("w", suffix=".keys"))
@@ -214,12 +196,6 @@ class PrefixCacheTest(Case):
         self.assertTrue(wait_until(lambda: load().free_pages == load().num_pages))
         self.assertEqual(load().snapshots, 0)
         self.assertEqual(self.cached(self.prompt), 0)
-
-    def test_without_a_share_there_is_none(self) -> None:
-        self.serve_and_connect("--prefix-cache-share", "0")
-        self.ask(self.prompt)
-        self.assertEqual(self.cached(self.prompt), 0)
-
 
 class PrivacyTest(Case):
     """Requests that hold a secret succeed, fail and are cut off beside those of another client, at

@@ -92,21 +92,6 @@ TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
   }
 }
 
-TEST(ProcessTest, StartsWithWhatDiffersFromTheDefaults) {
-  ServerProcess server(Demo({"--dtype=float32"}));
-  ASSERT_TRUE(server.WaitReady());
-  EXPECT_THAT(server.log(), HasSubstr("--max-num-seqs=4\n--kv-cache-mb=64\n"));
-  EXPECT_THAT(server.log(), HasSubstr("--dtype=f32\n"));
-  EXPECT_THAT(server.log(), Not(HasSubstr("--max-logprobs")));
-  EXPECT_THAT(server.log(), Not(HasSubstr("--http-host")));
-  EXPECT_THAT(server.log(), Not(HasSubstr("no tokenizer")));
-  const std::string tiny = std::string(FOX_SOURCE_DIR) + "/tests/golden/tiny_rope";
-  ServerProcess without(Demo({"--model", tiny}));
-  ASSERT_TRUE(without.WaitReady());
-  EXPECT_THAT(without.log(), HasSubstr("warning no tokenizer"));
-  EXPECT_THAT(without.log(), HasSubstr("tokenizer.json"));
-}
-
 // Under limits of the address space that the model does not fit into, and pools larger than any
 // machine: told before anything is loaded, never an abort.
 TEST(ProcessTest, TooLittleMemoryIsTold) {
@@ -174,14 +159,6 @@ TEST(ProcessTest, ServesTheDemoModelAndStopsOnSigterm) {
   EXPECT_THAT(output, HasSubstr("INVALID_ARGUMENT: acp.log_tolerance"));
   server.Signal(SIGTERM);
   EXPECT_EQ(server.WaitEnd(kPatience), 0) << server.log();
-}
-
-TEST(ProcessTest, TheClientSuggests) {
-  std::string output;
-  EXPECT_EQ(Finish({kBin + "fox-cli", "gen", "x"}, &output), 2);
-  EXPECT_THAT(output, HasSubstr("unknown command gen; did you mean generate?"));
-  EXPECT_EQ(Finish({kBin + "fox-cli", "chat"}, &output), 2);
-  EXPECT_THAT(output, HasSubstr("unknown command chat; fox-cli --help lists them"));
 }
 
 TEST(ProcessTest, TargetsAreTakenAsPeopleWriteThem) {
