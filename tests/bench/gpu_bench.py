@@ -229,14 +229,12 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     "invariance": ours("invariance", 150),
     "serve": serve,
     "million": million,
-    "linear": ours("linear --batch-sizes 1,8,32,128 --chunk 16384", 60),
     "books": books,
 }
 
 TRAINING_PARTS: dict[str, Callable[[Bench], Part]] = {
     "training-d64": peer("training_attention.py", 90),
     "training-step": peer("training_step.py", 110),
-    "training-gradients": peer("training_gradients.py", 110),
     "training-d128": peer("training_attention.py", 90, "--head-dim", "128"),
     "training-flex": peer("training_attention.py", 100, "--flex"),
 }

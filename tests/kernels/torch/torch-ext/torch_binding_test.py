@@ -3,7 +3,8 @@
 themselves are tested in tests/kernels/cuda/attention.
 
 Skipped, and it says so, without a GPU or the compiled library (pip install ./kernels/torch).
-Errors are relative, by Euclidean norms.
+Errors are relative, by Euclidean norms. Where the official package forgetting_transformer can be
+imported, they are also held to 1.2 times its kernel's.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ from attention_inputs import (NAMES, SKIPPED, AttentionTest, Inputs, gradients, 
 
 import torch  # noqa: E402
 from fox_attention import HAS_CUDA_KERNELS, forgetting_attention  # noqa: E402
+
+try:
+    from forgetting_transformer.ops.forgetting_attention import (
+        forgetting_attention as official_attention)
+except ImportError:
+    official_attention = None
 
 # Operands, weights and dS are bf16: 2^-9 each, relative; sums are float32.
 TOLERANCE = 1e-2
@@ -95,6 +102,21 @@ class PrecisionTest(GpuTest):
         self.assert_precise(inputs._replace(d_out=expanded))
         swapped = Inputs(*(x.transpose(1, 2).contiguous() for x in inputs))
         self.assert_precise(swapped, head_first=True)
+    @unittest.skipIf(official_attention is None, "the package forgetting_transformer is not here")
+    def test_no_gradient_is_much_worse_than_the_official_one(self) -> None:
+        for tokens, head_dim, gate in ((1024, 64, 4.0), (1024, 128, 4.0), (4096, 64, 6.0),
+                                       (1000, 64, 0.0)):
+            inputs = bf16_inputs(1, tokens, 4, 4, head_dim, gate=gate)
+            for options in ({}, {"adaptive_threshold": "auto"}):
+                with self.subTest(tokens=tokens, head_dim=head_dim, gate=gate, **options):
+                    wanted = gradients(functools.partial(forgetting_attention, **options),
+                                       exact(inputs))
+                    ours, theirs = (
+                        errors(gradients(functools.partial(attend, **options), inputs), wanted)
+                        for attend in (forgetting_attention, official_attention))
+                    for name in NAMES:
+                        self.assertLessEqual(ours[name], 1.2 * theirs[name], name)
+
 
 class MaxLogitTest(GpuTest):
     """Where the caller bounds the logits, no row's maximum is looked for."""
