@@ -296,20 +296,6 @@ TEST(HttpConnectionsTest, AThousandOpenStreamsNeedNoThreads) {
   EXPECT_TRUE(test.WaitIdle());
 }
 
-TEST(HttpConnectionsTest, BeyondTheCapConnectionsAreClosedUntilOthersEnd) {
-  HttpServerOptions options;
-  options.listen.max_connections = 4;
-  TestServer test({}, options);
-  std::vector<HttpClient> clients;
-  for (int i = 0; i < 4; ++i) {
-    clients.push_back(test.ConnectHttp());
-    EXPECT_EQ(clients.back().Get("/health").status, 200);
-  }
-  EXPECT_TRUE(test.ConnectHttp().AtEnd());
-  clients.pop_back();
-  EXPECT_TRUE(Eventually([&] { return test.ConnectHttp().Get("/health").status == 200; }));
-}
-
 TEST(HttpConnectionsTest, ADrainRefusesNewWorkAndFinishesWhatRuns) {
   TestServer test;
   test.script->step_delay_us = 2000;

@@ -107,30 +107,6 @@ class WindowsTest(Case):
         self.assertLessEqual(windows[-1].acp.pages_evicted, finish.acp.pages_evicted)
         self.assertGreater(windows[-1].acp.pages_evicted, 0.8 * finish.acp.pages_evicted)
 
-    def test_each_sequence_has_its_own_and_none_comes_unasked(self) -> None:
-        request = self.windowed("Once", 300, acp_windows=True)
-        request.sampling.n = 2
-        indices = {event.windows.index
-                   for event in self.stub.GenerateStream(request, timeout=60)
-                   if event.WhichOneof("event") == "windows"}
-        self.assertEqual(indices, {0, 1})
-        kinds = {event.WhichOneof("event")
-                 for event in self.stub.GenerateStream(self.windowed("Once", 100), timeout=60)}
-        self.assertEqual(kinds, {"prompt", "delta", "finish"})
-        self.assertNotIn(b"fox.windows", self.post(prompt="Once", max_tokens=50, stream=True))
-
-    def test_over_http_they_are_events_of_their_own(self) -> None:
-        body = self.post(prompt=self.prompt, max_tokens=20, stream=True, acp_windows=True)
-        events = [json.loads(line[6:]) for line in body.split(b"\n\n")
-                  if line.startswith(b"data: {")]
-        windows = [event for event in events if event.get("object") == "fox.windows"]
-        self.assertGreater(len(windows), 3)
-        self.assertEqual(len(windows[-1]["first_page"]), LAYERS * HEADS)
-        text = "".join(event["choices"][0]["text"] for event in events
-                       if event["object"] == "text_completion")
-        self.assertGreater(len(text), 10)
-
-
 class PrefixCacheTest(Case):
     """What is saved, what shares it, and that it changes nothing."""
 

@@ -79,13 +79,6 @@ TEST_P(PruneBoundaryTest, StrongGates) {
   ExpectBoundaries(options, 1);
 }
 
-// Only one-row sequences: nothing to find, and nothing of the boundary array is written.
-TEST_P(PruneBoundaryTest, NoTiles) {
-  CacheOptions options = RaggedOptions(GetParam());
-  for (CacheSequence& sequence : options.sequences) sequence.rows = 1;
-  ExpectBoundaries(options, 1);
-}
-
 INSTANTIATE_TEST_SUITE_P(Modes, PruneBoundaryTest,
                          ::testing::Values(AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified),
                          [](const auto& mode) { return testing::ModeName(mode.param); });
