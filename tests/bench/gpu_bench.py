@@ -224,7 +224,6 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     "decode-under-limits": decode_under_limits,
     "prefill": ours("prefill --lengths 4096,16384,65536 --repeat 5 --chunk 65536"),
     "attention-peers": peer("attention.py", 200),
-    "decoder-peer": peer("decoder.py", 170),
     "official-peer": peer("official.py", 90),
     "invariance": ours("invariance", 150),
     "serve": serve,

@@ -19,7 +19,7 @@ import chromium
 import fox_server
 from fox_server import MODEL
 
-CONTROL, SHIFT = 2, 8
+CONTROL = 2
 LONG = (MODEL / "prompt_long.txt").read_text()
 STATE = "document.body.dataset.state"
 

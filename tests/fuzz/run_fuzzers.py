@@ -28,8 +28,7 @@ LIMITS = ["-timeout=5", "-rss_limit_mb=2048", "-malloc_limit_mb=1024", "-max_len
 ENVIRONMENT = {"ASAN_OPTIONS": "abort_on_error=0:detect_leaks=1",
                "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1", **os.environ}
 NUMBERS = {"executions": r"stat::number_of_executed_units:\s*(\d+)", "coverage": r" cov: (\d+)",
-           "features": r" ft: (\d+)", "peak_mb": r"stat::peak_rss_mb:\s*(\d+)",
-           "slowest_s": r"stat::slowest_unit_time_sec:\s*(\d+)"}
+           "peak_mb": r"stat::peak_rss_mb:\s*(\d+)"}
 
 
 def fixed_addresses() -> list[str]:
@@ -72,7 +71,6 @@ def main() -> int:
     parser.add_argument("build", type=pathlib.Path, help="build/fuzz")
     parser.add_argument("--minutes", type=float, default=10, help="of the whole run, at most [10]")
     parser.add_argument("--runs", type=float, default=1e12, help="executions of each target [any]")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
     parser.add_argument("--targets", default="", help="comma-separated names [all that are built]")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("fuzz-out"))
     arguments = parser.parse_args()
@@ -82,8 +80,8 @@ def main() -> int:
     if not corpora or len(corpora) < len(chosen):
         sys.exit(f"not all fuzz targets are in {arguments.build}")
     out = arguments.out.resolve()
-    rounds = -(-len(corpora) // arguments.jobs)
-    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+    rounds = -(-len(corpora) // os.cpu_count())
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         results = list(pool.map(lambda corpus: fuzz(
             corpus, out, 60 * arguments.minutes / rounds, arguments.runs), corpora))
     print("| " + " | ".join(results[0]) + " |\n" + "|---" * len(results[0]) + "|")
