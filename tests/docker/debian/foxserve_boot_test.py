@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The Debian package in a Debian of its own: the image's steps install it, a real systemd runs it,
-purge removes it. debootstrap makes the system once (build/.../debian-root), systemd-nspawn boots a copy without a
-network. Skipped, and it says so, without root, these two programs or a mirror.
+purge removes it. debootstrap makes the system once (build/.../debian-root), systemd-nspawn boots a
+copy without a network. Skipped, and it says so, without root, these two programs or a mirror.
 
     foxserve_boot_test.py BUILD     a build tree whose programs are built
 """
