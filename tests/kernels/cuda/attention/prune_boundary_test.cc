@@ -50,15 +50,6 @@ CacheOptions RaggedOptions(AcpMode acp) {
 
 class PruneBoundaryTest : public ::testing::TestWithParam<AcpMode> {};
 
-TEST_P(PruneBoundaryTest, RaggedBatch) {
-  for (const bool evict : {true, false}) {
-    CacheOptions options = RaggedOptions(GetParam());
-    options.evict = evict;
-    ExpectBoundaries(options, 0);
-    ExpectBoundaries(options, 2);
-  }
-}
-
 TEST_P(PruneBoundaryTest, OneHeadOfItsOwnAndManyTiles) {
   CacheOptions options;
   options.acp = GetParam();
