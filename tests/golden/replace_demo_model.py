@@ -2,9 +2,9 @@
 """Puts another checkpoint into models/demo, and makes anew what depends on its weights.
 
 In this order: the weights and config.json; tests/golden/dev_books_a (make_demo_answer.py); the part
-`books` of tests/bench/results/h200.json and the rows judged by it. Sizes and tokenizer must be those
-of the model that is there: the ids of prompts and the shapes that tests name stay. What is left to
-people is listed at the end.
+`books` of tests/bench/results/h200.json and the rows judged by it. Sizes and tokenizer must be
+those of the model that is there: the ids of prompts and the shapes that tests name stay. What is
+left to people is listed at the end.
 """
 
 from __future__ import annotations
