@@ -102,6 +102,8 @@ class Mutator {
   size_t Below(size_t n) { return random_() % n; }
   const std::string& Pick() { return corpus_[Below(corpus_.size())]; }
 
+  static void Flip(char* byte, int bits) { *byte = static_cast<char>(*byte ^ bits); }
+
   // A part of `text`, most often a short one.
   std::string Part(const std::string& text) {
     if (text.empty()) return "";
@@ -112,7 +114,7 @@ class Mutator {
     const size_t at = Below(text->size() + 1), kind = Below(7);
     if (kind == 0) text->insert(at, 1, static_cast<char>(random_()));
     if (kind == 1) text->erase(at, 1 + Below(size_t{1} << Below(6)));
-    if (kind == 2 && at < text->size()) (*text)[at] ^= static_cast<char>(1 << Below(8));
+    if (kind == 2 && at < text->size()) Flip(&(*text)[at], 1 << Below(8));
     if (kind == 3) text->insert(at, Part(*text));
     if (kind == 4) text->insert(at, Part(Pick()));
     if (kind == 5) *text = text->substr(0, at) + Part(Pick());
