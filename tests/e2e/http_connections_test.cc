@@ -194,7 +194,7 @@ TEST(HttpConnectionsTest, WhatIsSentBehindARequestDoesNotHideThatItsClientLeft) 
   TestServer test;
   test.script->step_delay_us = 2000;
   int64_t left = 0;
-  for (size_t behind : {20000, 200000}) {
+  for (const size_t behind : {size_t{20000}, size_t{200000}}) {
     for (const char* how : {"FIN", "RST", "stays"}) {
       HttpClient client = test.ConnectHttp();
       client.SendRequest("POST", kPath, Body("hello", 3000, false));
