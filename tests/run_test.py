@@ -56,7 +56,6 @@ PYTHON = f"""#!/bin/bash
 case "$*" in
   *"-m venv "*) mkdir -p "${{@: -1}}/bin" && cp "$0" "${{@: -1}}/bin/python" ;;
   "-m pip --version") [[ "$0" == */python ]] && exit ;;
-  *"-m pip "*index-url*) status="${{FAKE_CPU_WHEELS:-0}}" ;;
   *"-m pip "*) ;;
   -c*) exit "${{FAKE_LACKS:-0}}" ;;
   *.py*) echo "started $*"
@@ -64,7 +63,6 @@ case "$*" in
     exec {sys.executable} "$@" ;;
 esac
 echo "${{0##*/}} $*" >>"$CALLS"
-exit "${{status:-0}}"
 """
 
 
@@ -196,16 +194,9 @@ class RunTest(TreeCase):
 CTEST = """#!/bin/bash
 echo "$* ${FOX_NIGHTLY:-}" >>"${0%/*}/ctest-calls"
 [[ "$*" != *tsan* ]] || FAKE_FAILS=
-cat <<EOF
- 1/12 Test  #7: slow_test .....................   Passed   99.70 sec
-$(for n in 1 2 3 4 5 6 7 8 9 10; do
-  echo " 2/12 Test  #$n: quick_${n}_test ........   Passed    $n.20 sec"; done)
-12/12 Test  #9: last_test .....................${FAKE_FAILS:+***Failed}    0.10 sec
-EOF
+echo " 1/2 Test  #7: slow_test .....................   Passed   99.70 sec"
 [[ -z "${FAKE_FAILS:-}" ]] || echo "the test's own output"
-echo
-echo "9$((9 + ${FAKE_FAILS:-0}))% tests passed, ${FAKE_FAILS:-0} tests failed out of 12"
-echo "Total Test time (real) = 9 sec"
+echo "9$((9 + ${FAKE_FAILS:-0}))% tests passed, ${FAKE_FAILS:-0} tests failed out of 2"
 exit $((8 * ${FAKE_FAILS:-0}))
 """
 
@@ -213,35 +204,17 @@ exit $((8 * ${FAKE_FAILS:-0}))
 class SuiteTest(TreeCase):
     """./run test, on a stand-in for ctest."""
 
-    def setUp(self) -> None:
-        super().setUp()
+    def test_it_ends_as_ctest_does_and_all_is_what_runs_at_night(self) -> None:
         write_program(self.programs / "ctest", CTEST)
-
-    def calls_of_ctest(self) -> list[str]:
-        """Its arguments, and the amount of tests."""
-        return (self.programs / "ctest-calls").read_text().splitlines()
-
-    def test_the_slowest_parts_and_then_the_last_lines_of_ctest(self) -> None:
-        result = self.run_command("test")
-        self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertEqual(result.stdout.count("% tests passed"), 1)
-        self.assertTrue(result.stdout.endswith("Total Test time (real) = 9 sec\n"), result.stdout)
-        self.assertRegex(result.stderr, r"0 min \d s in all; the ten slowest parts, in seconds:\n"
-                         r"99 slow_test\n10 quick_10_test\n9 ")
-        self.assertIn("\n2 quick_2_test\n", result.stderr)
-        self.assertNotIn("\n1 quick_1_test\n", result.stderr)
-        self.assertRegex(self.calls_of_ctest()[-1], r"-LE gpu\|nightly .* $")
-
-    def test_a_failure_is_its_own(self) -> None:
-        result = self.run_command("test", FAKE_FAILS="1")
-        self.assertEqual(result.returncode, 8)
-        self.assertIn("the test's own output", result.stdout)
-        self.assertIn("1 tests failed out of 12", result.stdout)
-
-    def test_all_is_what_runs_at_night(self) -> None:
-        self.run_command("test", "all")
-        self.assertRegex(self.calls_of_ctest()[-1], r"-LE gpu .* 1$")
-        self.assertTrue(any("build/asan" in call for call in self.calls_of_ctest()))
+        for arguments, fails, selected in (((), "", r"-LE gpu\|nightly .* $"), ((), "1", "gpu"),
+                                           (("all",), "", r"-LE gpu .* 1$")):
+            result = self.run_command("test", *arguments, FAKE_FAILS=fails)
+            self.assertEqual(result.returncode, 8 if fails else 0, result.stderr)
+            self.assertEqual("the test's own output" in result.stdout, bool(fails))
+            self.assertIn("\n99 slow_test\n", result.stderr)
+            calls = (self.programs / "ctest-calls").read_text().splitlines()
+            self.assertRegex(calls[-1], selected)
+        self.assertTrue(any("build/asan" in call for call in calls))
 
 
 class HelpTest(TreeCase):
@@ -270,15 +243,6 @@ class HelpTest(TreeCase):
                                     1)
         self.assertEqual(self.calls(), [])
         self.assertEqual(sorted(self.root.rglob("*")), before)
-
-    def test_help_is_that_of_the_programs(self) -> None:
-        for command, flag in (("convert", "--max-shard-size"), ("finetune", "--minutes-total"),
-                              ("demo", "--web"), ("gpu-test", "--sanitize"),
-                              ("gpu-bench", "--only"), ("torture", "--scale")):
-            self.assertIn(flag, self.run_command(command, "--help").stdout)
-        self.assertIn("which ./run build makes", self.run_command("serve", "--help").stdout)
-        write_program(self.root / "build/cpu/bin/fox-bench", '#!/bin/bash\necho "bench: $*"\n')
-        self.assertIn("bench: serve --help", self.run_command("bench", "serve", "--help").stdout)
 
     def test_a_command_that_does_not_exist(self) -> None:
         result = self.run_command("chat", "--help")
@@ -326,19 +290,11 @@ class PythonTest(TreeCase):
         _, first, rest = self.installed()
         self.assertRegex(first, r"--index-url https://\S+/cpu torch>=2.10,<3$")
         self.assertIn("torch>=2.10,<3", rest)
-        self.assertNotIn("out of reach", result.stderr)
         # Where a card comes later, its PyTorch replaces the CPU's.
         self.add_card()
         self.run_command(*self.finetune)
         self.assertIn("python -m pip --disable-pip-version-check uninstall -y torch", self.calls())
         self.assertEqual(self.installed()[3:], [rest])
-
-    def test_where_the_cpus_is_out_of_reach_it_is_pypis(self) -> None:
-        del self.environment["FOX_NO_INSTALL"]
-        result = self.run_command(*self.finetune, FAKE_CPU_WHEELS="1")
-        self.assertIn("out of reach", result.stderr)
-        self.assertIn("train.py models/demo", result.stdout)
-        self.assertIn("torch>=2.10,<3", self.installed()[-1])
 
     def test_a_wrong_argument_is_told_before_anything_is_installed(self) -> None:
         del self.environment["FOX_NO_INSTALL"]

@@ -70,7 +70,6 @@ absl::StatusOr<AcpStats> Prefill(const BenchSession& session, BenchModel& model,
 
 absl::Status BenchPrefill(BenchSession& session);
 absl::Status BenchDecode(BenchSession& session);
-absl::Status BenchLinear(BenchSession& session);
 absl::Status BenchAttention(BenchSession& session);  // GPU only
 
 // Commands that measure no model through a session, and so take flags of their own.

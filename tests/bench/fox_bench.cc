@@ -24,7 +24,6 @@ struct Command {
 const Command kCommands[] = {
     {"prefill", "prompts by length and bound: time and KV bytes", fox::BenchPrefill},
     {"decode", "steps by batch size, context and bound", fox::BenchDecode},
-    {"linear", "the model's matrix products alone", fox::BenchLinear},
     {"all", "these three, and what runs without a command", nullptr},
     {"attention", "the CUDA backend's attention alone", fox::BenchAttention},
     {"serve", "load on a server: what its clients see; --compare off,certified: on two", nullptr,

@@ -224,19 +224,16 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     "decode-under-limits": decode_under_limits,
     "prefill": ours("prefill --lengths 4096,16384,65536 --repeat 5 --chunk 65536"),
     "attention-peers": peer("attention.py", 200),
-    "decoder-peer": peer("decoder.py", 170),
     "official-peer": peer("official.py", 90),
     "invariance": ours("invariance", 150),
     "serve": serve,
     "million": million,
-    "linear": ours("linear --batch-sizes 1,8,32,128 --chunk 16384", 60),
     "books": books,
 }
 
 TRAINING_PARTS: dict[str, Callable[[Bench], Part]] = {
     "training-d64": peer("training_attention.py", 90),
     "training-step": peer("training_step.py", 110),
-    "training-gradients": peer("training_gradients.py", 110),
     "training-d128": peer("training_attention.py", 90, "--head-dim", "128"),
     "training-flex": peer("training_attention.py", 100, "--flex"),
 }

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -23,15 +22,13 @@ ROOT = HERE.parents[1]
 class RunnerTest(unittest.TestCase):
     """gpu_test.py on an unpacked build."""
 
-    def run_tests(self, programs: dict[str, str], *arguments: str, sanitizer: str = "",
+    def run_tests(self, programs: dict[str, str], *arguments: str,
                   shards: int = 1) -> tuple:
         """Exit code, output and judged values of a run on programs with these shell bodies."""
         with tempfile.TemporaryDirectory() as folder:
-            build, tools = pathlib.Path(folder, "build"), pathlib.Path(folder, "tools")
-            scripts = {build / "bin" / name: body for name, body in programs.items()}
-            if sanitizer:
-                scripts[tools / "compute-sanitizer"] = sanitizer
-            for script, body in scripts.items():
+            build = pathlib.Path(folder, "build")
+            for name, body in programs.items():
+                script = build / "bin" / name
                 script.parent.mkdir(parents=True, exist_ok=True)
                 script.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
                 script.chmod(0o755)
@@ -41,8 +38,7 @@ class RunnerTest(unittest.TestCase):
             logs = pathlib.Path(folder, "logs")
             ran = subprocess.run([sys.executable, "-B", str(HERE / "gpu_test.py"), str(build),
                                   "--logs", str(logs), *arguments], capture_output=True, text=True,
-                                 check=False,
-                                 env=dict(os.environ, PATH=f"{tools}:{os.environ['PATH']}"))
+                                 check=False)
             judged = json.loads((logs / "judged.json").read_text(encoding="utf-8"))
         return ran.returncode, ran.stdout, judged
 
@@ -83,38 +79,6 @@ exit 1
                 with self.subTest(program=program, case=case):
                     # Prefix/Suite.Name/Parameter
                     self.assertIn(re.search(r"\w+\.\w+", case).group(), known)
-
-    def test_small_cases_run_under_the_sanitizer(self) -> None:
-        # A program that runs as many cases as it is asked for, except that one lacks one; a
-        # sanitizer that finds something in one program.
-        cases = """echo '[judged] requests_differ 0'
-echo "[==========] Running $(echo "$1" | tr ':' '\\n' | grep -vc ReleaseResets) tests from 1."
-"""
-        programs = dict.fromkeys(("cuda_tests", "engine_gpu_tests"), cases)
-        sanitizer = """echo ========= COMPUTE-SANITIZER
-for last; do :; done
-while [ ! -x "$1" ]; do tool="$tool $1"; shift; done
-"$1" "$last"
-case "$tool $1 $last" in
-*racecheck*AppendTest*|*racecheck*OneLane*) echo '========= Error: Race reported'; exit 99;; esac
-echo "========= ERROR SUMMARY: 0 errors"
-"""
-        code, output, judged = self.run_tests(
-            programs, "--sanitize", "--only", "^(racecheck|memcheck|limit)",
-            sanitizer=sanitizer)
-        lines = [line for line in output.splitlines() if line[:4] in ("PASS", "FAIL")]
-        names = [line.split()[3].rstrip(":") for line in lines]
-        self.assertEqual(sorted(names), sorted(
-            [f"{tool}.{name}" for tool in gpu_test.TOOLS for name in gpu_test.cases_of(tool)] +
-            ["limit.mbarrier_test"]))
-        failed = sorted(name for name, line in zip(names, lines) if line.startswith("FAIL"))
-        self.assertEqual(failed, ["memcheck.paging_test", "racecheck.append_test",
-                                  "racecheck.paging_test"])
-        self.assertIn("append_test: exit code 99\n    | ========= Error: Race", output)
-        self.assertIn("memcheck.paging_test: 1 of 2 cases are there, 0 errors", output)
-        self.assertIn("memcheck.engine_device_test: 0 errors", output)
-        self.assertEqual(code, 1)
-        self.assertEqual(judged, {})  # a few cases do not speak for the whole test
 
     def test_a_program_ends_with_its_children(self) -> None:
         for end, said in {"wait": "ran past its time", "kill -ABRT $$": "exit code -6"}.items():

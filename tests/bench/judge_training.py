@@ -2,44 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import Any
 
 from judge import D64, D128, Measurements, Row, ratio, row, times
 
-GRADIENTS = ("dq", "dk", "dv", "d_log_gates")
 SHAPES = (("d64", D64), ("d128", D128))
 ROUNDING = 2.0**-8  # the largest relative error of one rounding to bf16
-
-
-def root_mean_square(values: list[float]) -> float | None:
-    """Of one or more values."""
-    return math.sqrt(sum(x * x for x in values) / len(values)) if values else None
-
-
-def gradients(m: Measurements) -> Iterator[Row]:
-    """Errors against float64 over all cases and bounds, and how they compare with the official.
-
-    Compared is the root mean square over the cases that both ran: a head's error of d log f is
-    that of a few long sums, so between two kernels of equal rounding the worst of many single
-    ratios is far from one.
-    """
-    rows = m.all(bench="gradients")
-    ours = [r for r in rows if r["impl"] == "ours"]
-    measured = [r for r in ours if "errors" in r]
-    official = {r["case"]: r for r in rows if r["impl"] == "official" and "errors" in r}
-    both = [r for r in measured if r["case"] in official]
-    for name in GRADIENTS:
-        yield row(f"error of {name} against float64, worst case and head",
-                  max((r["errors"][name] for r in measured), default=None), "of its norm", "most",
-                  1e-2)
-        yield row(f"error of {name} over the official kernel's, all cases",
-                  ratio(*(root_mean_square([r["mean_errors"][name] for r in some])
-                          for some in (both, [official[r["case"]] for r in both]))),
-                  "x", "most", 1.2)
-    failed = sum("errors" not in r for r in ours)
-    yield row("gradient cases that failed", failed if ours else None, "cases", "is", 0)
 
 
 def attention(m: Measurements) -> Iterator[Row]:
@@ -91,4 +59,4 @@ def step(m: Measurements) -> Iterator[Row]:
 
 def judged_rows(m: Measurements) -> list[Row]:
     """All rows, missing measurements included."""
-    return [judged for rows in (gradients, attention, step) for judged in rows(m)]
+    return [judged for rows in (attention, step) for judged in rows(m)]

@@ -56,8 +56,7 @@ def serving(m: Measurements) -> Iterator[str]:
             case = dict(context=context, batch_size=batch)
             yield from line(
                 f"decode step B={batch}, {context // 1024}k",
-                [m.seconds(bench="decode", graphs=True, acp=acp, **case) for acp in MODES],
-                [("torch.compile", m.seconds(bench="peer_decode", **case))])
+                [m.seconds(bench="decode", graphs=True, acp=acp, **case) for acp in MODES])
     for case in lengths:
         yield from line(f"KV of one sequence at {case['length'] // 1024}k, GB",
                         [m.value("live_bytes", acp=acp, **case) for acp in MODES], scale=1e-9)

@@ -87,12 +87,6 @@ class ManualTest(unittest.TestCase):
                                   capture_output=True, text=True, timeout=60)
             self.assertEqual(lint.stdout, "")
 
-    def test_exit_codes_are_those_of_the_server(self) -> None:
-        text = (ROOT / "docker" / "OPERATIONS.md").read_text()
-        codes = re.findall(r"(?m)^\| (\d+) \|", text)
-        self.assertEqual(codes, re.findall(r"(?m)^\.B (\d+)$",
-                                           read_page(self.pages / "fox-server.1.gz")))
-
     def test_values(self) -> None:
         self.assertEqual(self.complete("fox-server", "--device", ""), ["auto", "cpu", "cuda"])
         # As bash parts `--device=cu`.

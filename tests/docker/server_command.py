@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tempfile
@@ -12,12 +13,17 @@ from loud_skips import ROOT, build_folder
 SERVER = str(build_folder() / "bin" / "fox-server")
 
 
+def last_stage(dockerfile: str) -> list[tuple[str, str]]:
+    """The instructions of an image, continued lines joined."""
+    text = re.sub(r"(?m)^#.*\n", "", (ROOT / "docker" / dockerfile).read_text())
+    lines = text.replace("\\\n", " ").rsplit("\nFROM ", 1)[1].splitlines()
+    return [(word, re.sub(r"\s+", " ", rest)) for word, rest in (
+        line.split(None, 1) for line in ["FROM " + lines[0], *filter(str.strip, lines[1:])])]
+
+
 def image_flags() -> list[str]:
     """What the image's ENTRYPOINT gives the server before all else."""
-    text = (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", "")
-    entry = re.search(r"^ENTRYPOINT \[(.*)\]$", text, re.MULTILINE)
-    assert entry is not None
-    return re.findall(r'"([^"]*)"', entry.group(1))[1:]
+    return json.loads(dict(last_stage("Dockerfile"))["ENTRYPOINT"])[1:]
 
 
 def image_port(name: str) -> str:

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-import unittest
 import urllib.request
 from typing import Any
 
@@ -176,31 +175,6 @@ class GatewayTest(fox_server.Case):
                     self.assertEqual(whole.choices[0].finish_reason,
                                      reason[own.completions[0].finish.reason])
 
-    def test_several_completions(self) -> None:
-        own = self.fox("There was a", dict(temperature=0.9, seed=5, n=3), max_tokens=16)
-        asked = dict(model=MODEL, prompt="There was a", max_tokens=16, temperature=0.9, seed=5, n=3)
-        whole = self.client.completions.create(**asked)
-        streamed = ["", "", ""]
-        for piece in self.client.completions.create(**asked, stream=True):
-            for choice in piece.choices:
-                streamed[choice.index] += choice.text
-        expected = [completion.text for completion in own.completions]
-        self.assertEqual([choice.text for choice in whole.choices], expected)
-        self.assertEqual(streamed, expected)
-        self.assertEqual(len(set(expected)), 3)
-
-    def test_the_certificate_and_log_probabilities_pass_through(self) -> None:
-        answer = self.client.completions.create(
-            model=MODEL, prompt="There was a", max_tokens=6, temperature=0, logprobs=2,
-            extra_body={"acp": "off"})
-        own = self.fox("There was a", dict(temperature=0), max_tokens=6)
-        for given, position in zip(answer.choices[0].logprobs.token_logprobs,
-                                   own.completions[0].logprobs, strict=True):
-            self.assertAlmostEqual(given, position.token.logprob, places=3)
-        self.assertIn(" man", answer.choices[0].logprobs.top_logprobs[0])
-        self.assertEqual(answer.model_extra["fox"]["kv_bytes"],
-                         answer.model_extra["fox"]["kv_bytes_unpruned"])
-
     def test_refusals_are_the_clients_and_shut_no_worker_out(self) -> None:
         refusals: list[dict[str, Any]] = [
             dict(max_tokens=0), dict(temperature=200), dict(prompt="word " * 200000),
@@ -227,15 +201,6 @@ class GatewayTest(fox_server.Case):
         stream.close()
         self.assertTrue(wait_until(lambda: self.running() == 0))
         self.assertEqual(self.ended_early(), before + 1)
-
-    def test_an_answer_that_is_not_waited_for_frees_its_pages(self) -> None:
-        before = self.ended_early()
-        impatient = self.client.with_options(timeout=1)
-        with self.assertRaises(openai.APITimeoutError):
-            impatient.completions.create(**LONG)
-        self.assertTrue(wait_until(lambda: self.running() == 0))
-        self.assertEqual(self.ended_early(), before + 1)
-
 
 class Users:
     """Clients that ask on and on, every other time for a stream."""

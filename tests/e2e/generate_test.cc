@@ -143,23 +143,5 @@ TEST_F(GenerateTest, TooLargeMessagesAndUnknownMethodsAreRefusedByTheLibrary) {
   EXPECT_EQ(status.error_code(), grpc::UNIMPLEMENTED);
 }
 
-TEST(GenerateWithoutTokenizerTest, IdsOnly) {
-  TestCoreOptions options;
-  options.with_tokenizer = false;
-  TestServer server(options);
-  v1::GenerateRequest request = GreedyRequest("x", 4);
-  v1::GenerateResponse response;
-  {
-    grpc::ClientContext context;
-    EXPECT_EQ(server.inference->Generate(&context, request, &response).error_code(),
-              grpc::FAILED_PRECONDITION);
-  }
-  request.mutable_token_ids()->add_ids('x');
-  grpc::ClientContext context;
-  ASSERT_TRUE(server.inference->Generate(&context, request, &response).ok());
-  EXPECT_EQ(response.completions(0).token_ids_size(), 4);
-  EXPECT_EQ(response.completions(0).text(), "");
-}
-
 }  // namespace
 }  // namespace fox

@@ -1,14 +1,10 @@
 """HTTP/2 written by hand: attacks on a gRPC server that no client library would send, and a polite
-client that measures what others notice of them. Standard library alone.
-
-    http2_attacks.py HOST:PORT PID ATTACK...   runs attacks and prints what each did to the process
-"""
+client that measures what others notice of them. Standard library alone."""
 
 import contextlib
 import os
 import socket
 import struct
-import sys
 import threading
 import time
 
@@ -383,14 +379,6 @@ def connections(address, count):
     return len(held), "new client after %.2f s" % (time.monotonic() - start)
 
 
-ATTACKS = {
-    "rapid_reset": (rapid_reset, 100000), "requests_reset": (requests_reset, 50000),
-    "continuation_flood": (continuation_flood, 1000), "long_header": (long_header, 100),
-    "many_streams": (many_streams, 50000), "half_messages": (half_messages, 1000),
-    "unread_checks": (unread_checks, 32000), "unsent_checks": (unsent_checks, 32000),
-    "half_handshakes": (half_handshakes, 300), "connections": (connections, 3000)}
-
-
 def resident_mib(pid):
     with open("/proc/%d/statm" % pid) as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -420,16 +408,3 @@ def measure(address, pid, attack, size):
     return {"result": result, "seconds": round(seconds, 2), "before_mib": round(before),
             "peak_mib": round(peak - before), "kept_mib": round(resident_mib(pid) - before),
             **polite}
-
-
-def main():
-    host, port = sys.argv[1].rsplit(":", 1)
-    for name in sys.argv[3:] or ATTACKS:
-        name, _, size = name.partition("=")
-        attack, default = ATTACKS[name]
-        print(name, measure((host, int(port)), int(sys.argv[2]), attack, int(size or default)),
-              flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -125,27 +125,6 @@ TEST_F(HttpCompletionsTest, TheCertificateComesWithEveryAnswer) {
   EXPECT_TRUE(client_.Post(kPath, scored).Json()["fox"]["log_tolerance"].is_null());
 }
 
-TEST(HttpCompletionCallTest, WithBosAddedIdsAreScoredAsTheirText) {
-  TestCoreOptions options;
-  options.add_bos_to_ids = true;
-  TestServer test(options);
-  HttpClient client = test.ConnectHttp();
-  Json text = Greedy("hey", 1), ids = Greedy({'h', 'e', 'y'}, 1);
-  for (Json* request : {&text, &ids}) {
-    (*request)["echo"] = true;
-    (*request)["logprobs"] = 1;
-  }
-  const Json with = client.Post(kPath, text).Json(), added = client.Post(kPath, ids).Json();
-  EXPECT_EQ(added["usage"], with["usage"]);
-  EXPECT_EQ(added["choices"][0]["text"], with["choices"][0]["text"]);
-  const Json &all = with["choices"][0]["logprobs"], &own = added["choices"][0]["logprobs"];
-  for (const char* list : {"tokens", "token_logprobs", "text_offset"}) {
-    Json behind_bos = all[list];
-    behind_bos.erase(0);
-    EXPECT_EQ(own[list], behind_bos) << list;
-  }
-}
-
 TEST_F(HttpCompletionsTest, ManyPromptsOfEveryKindWithManyChoices) {
   const Json ids = {CharacterTokenizer::kBos, 'h', 'e', 'y'};
   for (bool stream : {false, true}) {
@@ -196,48 +175,6 @@ TEST_F(HttpCompletionsTest, EchoWithLogProbabilitiesAndScoringAlone) {
   EXPECT_EQ(Join(streamed, 1)[0].text, echoed["text"]);
   const Json first = Json::parse(Events(streamed.body)[0])["choices"][0];
   EXPECT_EQ(first["logprobs"]["tokens"][0], "<s>");
-  EXPECT_TRUE(test_.WaitIdle());
-}
-
-TEST_F(HttpCompletionsTest, StopStringsAndEndOfText) {
-  const std::string text = ExpectedText("hello", 30);
-  const std::string stop = text.substr(10, 3);
-  const Json choice =
-      client_.Post(kPath, With(Greedy("hello", 30), "stop", {stop})).Json()["choices"][0];
-  EXPECT_EQ(choice["text"], text.substr(0, text.find(stop)));
-  EXPECT_EQ(choice["finish_reason"], "stop");
-  EXPECT_EQ(choice["stop_reason"], stop);
-}
-
-TEST_F(HttpCompletionsTest, ErrorsNameTheField) {
-  const Json good = Greedy("hello", 3);
-  struct Case {
-    Json request;
-    int status;
-    const char* field;
-  };
-  const Case cases[] = {
-      {With(good, "top_p", 2), 400, "top_p"},
-      {With(good, "max_tokens", -1), 400, "max_tokens"},
-      {With(good, "logprobs", 999), 400, "logprobs"},
-      {With(good, "logit_bias", Json{{"x", 1}}), 400, "logit_bias"},
-      {With(good, "max_new_tokens", 2), 400, "max_new_tokens"},
-      {With(good, "guided_json", Json{{"type", "object"}}), 400, "guided_json"},
-      {With(good, "prompt", std::string(5000, 'a')), 400, "prompt"},
-      {With(good, "model", "other"), 404, "model"},
-      {Json::array(), 400, ""},
-  };
-  for (const Case& c : cases) {
-    const HttpReply reply = client_.Post(kPath, c.request);
-    EXPECT_EQ(reply.status, c.status) << c.request << reply.body;
-    EXPECT_EQ(reply.ErrorField(), c.field) << reply.body;
-  }
-  const HttpReply more = client_.Post(kPath, With(good, "max_tokens", 999999));
-  EXPECT_EQ(more.ErrorField(), "max_tokens");
-  EXPECT_EQ(more.Json()["error"]["code"], "context_length_exceeded");
-  client_.SendRequest("POST", kPath, std::string(1000000, '['));
-  EXPECT_TRUE(absl::StrContains(client_.Read().ErrorMessage(), "nested too deeply"));
-  EXPECT_EQ(client_.Post(kPath, With(good, "unknown", 1)).status, 200);
   EXPECT_TRUE(test_.WaitIdle());
 }
 
@@ -356,13 +293,7 @@ TEST_F(HttpCompletionsTest, WhatIsNotServedIsToldWhatIs) {
   const Case cases[] = {
       {"/v1/chat/completions", "no chat here: the model has no chat template; use /v1/completions",
        "unknown_url"},
-      {"/v1/chat/completions/", "no chat here", "unknown_url"},
-      {"/v1/embeddings", "no embeddings here", "unknown_url"},
-      {"/v1/responses", "no responses here; use /v1/completions", "unknown_url"},
-      {"/completions", "paths begin with /v1", "unknown_url"},
-      {"/chat/completions", "paths begin with /v1", "unknown_url"},
       {"/models", "paths begin with /v1", "unknown_url"},
-      {"/v1/v1/completions", "/v1 stands twice", "unknown_url"},
       {"/metrics", "--metrics-port", "unknown_url"},
       {"/v1/models/other", "model: not served here; /v1/models lists it", "model_not_found"},
       {"/nothing", "no such path", "unknown_url"},

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
 from typing import Any
 
 import fox_server
@@ -108,40 +107,6 @@ class WindowsTest(Case):
         self.assertLessEqual(windows[-1].acp.pages_evicted, finish.acp.pages_evicted)
         self.assertGreater(windows[-1].acp.pages_evicted, 0.8 * finish.acp.pages_evicted)
 
-    def test_each_sequence_has_its_own_and_none_comes_unasked(self) -> None:
-        request = self.windowed("Once", 300, acp_windows=True)
-        request.sampling.n = 2
-        indices = {event.windows.index
-                   for event in self.stub.GenerateStream(request, timeout=60)
-                   if event.WhichOneof("event") == "windows"}
-        self.assertEqual(indices, {0, 1})
-        kinds = {event.WhichOneof("event")
-                 for event in self.stub.GenerateStream(self.windowed("Once", 100), timeout=60)}
-        self.assertEqual(kinds, {"prompt", "delta", "finish"})
-        self.assertNotIn(b"fox.windows", self.post(prompt="Once", max_tokens=50, stream=True))
-
-    def test_only_streams_have_them(self) -> None:
-        with self.assertRaises(self.grpc.RpcError) as refused:
-            self.stub.Generate(self.windowed("Once", 3, acp_windows=True), timeout=60)
-        self.assertEqual(refused.exception.code().name, "INVALID_ARGUMENT")
-        self.assertEqual(refused.exception.details(), "output.acp_windows: only in a stream")
-        with self.assertRaises(urllib.error.HTTPError) as answered:
-            self.post(prompt="Once", max_tokens=3, acp_windows=True)
-        self.assertEqual(answered.exception.code, 400)
-        self.assertIn(b"acp_windows", answered.exception.read())
-
-    def test_over_http_they_are_events_of_their_own(self) -> None:
-        body = self.post(prompt=self.prompt, max_tokens=20, stream=True, acp_windows=True)
-        events = [json.loads(line[6:]) for line in body.split(b"\n\n")
-                  if line.startswith(b"data: {")]
-        windows = [event for event in events if event.get("object") == "fox.windows"]
-        self.assertGreater(len(windows), 3)
-        self.assertEqual(len(windows[-1]["first_page"]), LAYERS * HEADS)
-        text = "".join(event["choices"][0]["text"] for event in events
-                       if event["object"] == "text_completion")
-        self.assertGreater(len(text), 10)
-
-
 class PrefixCacheTest(Case):
     """What is saved, what shares it, and that it changes nothing."""
 
@@ -178,13 +143,6 @@ class PrefixCacheTest(Case):
         usage = json.loads(self.post(prompt=self.prompt, max_tokens=3))["usage"]
         self.assertGreater(usage["prompt_tokens_details"]["cached_tokens"], self.many)
 
-    def test_salts_never_share(self) -> None:
-        self.serve_and_connect()
-        self.ask(self.prompt, cache_salt="one")
-        self.assertEqual(self.cached(self.prompt, cache_salt="two"), 0)
-        self.assertEqual(self.cached(self.prompt), 0)
-        self.assertGreater(self.cached(self.prompt, cache_salt="one"), self.many)
-
     def test_owners_of_tokens_never_share(self) -> None:
         first, second = "first-token-0123456789", "second-token-0123456789"
         keys = self.enterContext(tempfile.NamedTemporaryFile("w", suffix=".keys"))
@@ -214,12 +172,6 @@ class PrefixCacheTest(Case):
         self.assertTrue(wait_until(lambda: load().free_pages == load().num_pages))
         self.assertEqual(load().snapshots, 0)
         self.assertEqual(self.cached(self.prompt), 0)
-
-    def test_without_a_share_there_is_none(self) -> None:
-        self.serve_and_connect("--prefix-cache-share", "0")
-        self.ask(self.prompt)
-        self.assertEqual(self.cached(self.prompt), 0)
-
 
 class PrivacyTest(Case):
     """Requests that hold a secret succeed, fail and are cut off beside those of another client, at

@@ -65,18 +65,6 @@ TEST(LifecycleTest, ReflectionListsTheServices) {
   }
 }
 
-TEST(LifecycleTest, ReflectionNotListedIsOff) {
-  GrpcServerOptions port;
-  port.services.erase("reflection");
-  TestServer server({}, port);
-  std::string response;
-  EXPECT_EQ(
-      Exchange(server.channel, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-               std::string("\x3a\x01*"), &response)
-          .error_code(),
-      grpc::UNIMPLEMENTED);
-}
-
 // Reflection blocks a thread for each stream.
 TEST(LifecycleTest, OpenReflectionStreamsTakeFewThreads) {
   TestServer server;
@@ -235,37 +223,6 @@ TEST(LifecycleTest, CallsUntilTheVeryEndAreUnavailable) {
     EXPECT_TRUE(code == grpc::OK || code == grpc::UNAVAILABLE || code == grpc::RESOURCE_EXHAUSTED)
         << count << " times " << code;
   }
-}
-
-TEST(LifecycleTest, InfoAndTokenizerAnswer) {
-  TestServer server;
-  grpc::ClientContext first, second, third, fourth, fifth;
-  std::unique_ptr<v1::Info::Stub> info = v1::Info::NewStub(server.channel);
-  v1::ServerInfo server_info;
-  ASSERT_TRUE(info->GetServerInfo(&first, {}, &server_info).ok());
-  EXPECT_EQ(server_info.proto_version(), kProtoVersion);
-  EXPECT_EQ(server_info.page_size(), 64u);
-  EXPECT_EQ(server_info.acp_mode(), v1::CERTIFIED);
-  EXPECT_EQ(server_info.max_num_seqs(), 4u);
-  EXPECT_THAT(server_info.captured_graph_sizes(), ::testing::ElementsAre(1u, 4u));
-  v1::ModelInfo model;
-  ASSERT_TRUE(info->GetModelInfo(&second, {}, &model).ok());
-  EXPECT_EQ(model.served_model_name(), "scripted");
-  EXPECT_EQ(model.eos_token_ids_size(), 1);
-
-  std::unique_ptr<v1::Tokenizer::Stub> tokenizer = v1::Tokenizer::NewStub(server.channel);
-  v1::TokenizeRequest text;
-  text.set_text("hi");
-  v1::TokenizeResponse ids;
-  ASSERT_TRUE(tokenizer->Tokenize(&third, text, &ids).ok());
-  ASSERT_EQ(ids.token_ids_size(), 3);
-  v1::DetokenizeRequest back;
-  *back.mutable_token_ids() = ids.token_ids();
-  v1::DetokenizeResponse out;
-  ASSERT_TRUE(tokenizer->Detokenize(&fourth, back, &out).ok());
-  EXPECT_EQ(out.text(), "hi");
-  back.add_token_ids(CharacterTokenizer::kVocabSize);
-  EXPECT_EQ(tokenizer->Detokenize(&fifth, back, &out).error_code(), grpc::INVALID_ARGUMENT);
 }
 
 }  // namespace

@@ -6,15 +6,12 @@
 
 from __future__ import annotations
 
-import array
-import json
 from typing import Any
 
 import fox_server
-from fox_server import MODEL, demo, wait_until
+from fox_server import wait_until
 
 PROMPT = "Once upon a time"
-TEXT = (MODEL / "prompt_long.txt").read_text()[:6000]
 
 
 class OpenAiTest(fox_server.Case):
@@ -42,13 +39,6 @@ class OpenAiTest(fox_server.Case):
             self.client.models.retrieve("other")
         self.assertEqual(raised.exception.code, "model_not_found")
 
-    def test_chat_is_told_what_there_is(self) -> None:
-        with self.assertRaises(self.openai.NotFoundError) as raised:
-            self.client.chat.completions.create(
-                model=self.model, messages=[{"role": "user", "content": PROMPT}])
-        self.assertIn("no chat here", str(raised.exception))
-        self.assertEqual(raised.exception.code, "unknown_url")
-
     def test_a_stream_joins_to_the_answer(self) -> None:
         for fields in ({"temperature": 0.0}, {"seed": 7, "temperature": 1.0, "top_p": 0.9}):
             whole = self.complete(prompt=PROMPT, max_tokens=40, **fields)
@@ -58,39 +48,6 @@ class OpenAiTest(fox_server.Case):
             self.assertEqual(text, whole.choices[0].text)
             self.assertEqual(chunks[-1].usage, whole.usage)
             self.assertEqual(whole.usage.completion_tokens, 40)
-
-    def test_echoed_log_probabilities_are_those_of_score(self) -> None:
-        choice = self.complete(prompt=PROMPT, max_tokens=0, echo=True, logprobs=3).choices[0]
-        self.assertEqual(choice.text, PROMPT)
-        self.assertIsNone(choice.logprobs.token_logprobs[0])
-        echoed = array.array("f", choice.logprobs.token_logprobs[1:])
-        scored = json.loads(self.cli("score", PROMPT, "--json").stdout)["logprobs"]
-        self.assertEqual(echoed, array.array("f", [  # to the last bit
-            position["token"]["logprob"] for position in scored]))
-        for offset, token in list(zip(choice.logprobs.text_offset, choice.logprobs.tokens))[2:]:
-            self.assertTrue(PROMPT[offset:].startswith(token))
-
-    def test_the_certificate_is_that_of_grpc(self) -> None:
-        """And pruning may be turned off, or made stricter."""
-        fields = {"prompt": TEXT, "max_tokens": 8, "temperature": 0}
-        whole = self.complete(**fields).fox
-        [*_, last] = self.complete(stream=True, **fields)
-        self.assertEqual({**last.fox, "cached_tokens": 0}, {**whole, "cached_tokens": 0})
-        told = self.cli("generate", TEXT, "--max-tokens", "8", "--temperature", "0", "--stats",
-                        "--json")
-        acp = demo.flatten(json.loads(told.stdout.splitlines()[-1]))
-        self.assertAlmostEqual(whole["max_log_evicted_mass"], acp["max_log_evicted_mass"], places=3)
-        self.assertLessEqual(whole["max_log_evicted_mass"], whole["log_tolerance"])
-        self.assertAlmostEqual(whole["kv_bytes"] / whole["kv_bytes_unpruned"],
-                               1 - int(acp["pages_evicted"]) / int(acp["pages_allocated"]))
-        self.assertLess(whole["kv_bytes"], whole["kv_bytes_unpruned"] / 2)
-        strict = self.complete(extra_body={"log_tolerance": -20}, **fields).fox
-        self.assertLess(strict["max_log_evicted_mass"], -20)
-        self.assertGreater(strict["kv_bytes"], whole["kv_bytes"])
-        off = self.complete(extra_body={"acp": "off"}, **fields).fox
-        self.assertEqual((off["max_log_evicted_mass"], off["log_tolerance"]), (None, None))
-        self.assertEqual(off["kv_bytes"], whole["kv_bytes_unpruned"])
-        self.assertEqual(off["kv_bytes"], off["kv_bytes_unpruned"])
 
     def test_errors_have_their_classes(self) -> None:
         with self.assertRaises(self.openai.BadRequestError) as raised:

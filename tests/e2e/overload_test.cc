@@ -190,21 +190,5 @@ TEST(OverloadTest, SlowReaderPausesAloneAndLosesNothing) {
   EXPECT_TRUE(server.WaitIdle());
 }
 
-TEST(OverloadTest, ManyStreamsAtOnceAreEachTheirOwn) {
-  TestServer server;
-  std::vector<std::unique_ptr<BackgroundStream>> streams;
-  for (int i = 0; i < 40; ++i) {
-    v1::GenerateRequest request = GreedyRequest(absl::StrCat("prompt ", i), 50);
-    streams.push_back(std::make_unique<BackgroundStream>(server, request));
-  }
-  for (int i = 0; i < 40; ++i) {
-    streams[static_cast<size_t>(i)]->Join();
-    const StreamResult& result = streams[static_cast<size_t>(i)]->result;
-    ASSERT_TRUE(result.status.ok()) << result.status.error_message();
-    EXPECT_EQ(result.text.at(0), ExpectedText(absl::StrCat("prompt ", i), 50));
-  }
-  EXPECT_TRUE(server.WaitIdle());
-}
-
 }  // namespace
 }  // namespace fox

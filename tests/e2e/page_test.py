@@ -1,20 +1,25 @@
 #!/usr/bin/env python3
-"""The page at / of the HTTP port in a real browser, with the keyboard alone.
+"""The page at / of the HTTP port in a real browser, with the keyboard alone; and what pages of
+other sites can do there to a server on loopback that asks for no token: nothing.
 
     page_test.py BIN [--screenshot FILE]     the folder of fox-server; FILE: a PNG for the README
 """
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
 import pathlib
 import sys
+import tempfile
+import threading
 
 import chromium
 import fox_server
 from fox_server import MODEL
 
-CONTROL, SHIFT = 2, 8
+CONTROL = 2
 LONG = (MODEL / "prompt_long.txt").read_text()
 STATE = "document.body.dataset.state"
 
@@ -77,13 +82,6 @@ class PageTest(fox_server.Case):
         self.enter("max-tokens", str(max_tokens))
         self.browser.press("Enter", 13, modifiers=CONTROL)
 
-    def colors_of(self, canvas: str) -> int:
-        """How many colours a canvas shows."""
-        return self.browser.evaluate(
-            f"(() => {{ const c = document.getElementById('{canvas}');"
-            "const data = new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height)"
-            ".data.buffer); return new Set(data).size; })()")
-
     def test_a_long_prompt_is_read_and_forgotten(self) -> None:
         self.tab_to("example")
         self.browser.press("Enter", 13, text="\r")
@@ -101,7 +99,6 @@ class PageTest(fox_server.Case):
         self.assertIn(LONG.rstrip()[-100:], answer)
         self.assertGreater(len(answer), 500)
         self.check_figures()
-        self.check_map()
         if self.screenshot is not None:
             self.browser.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
             self.screenshot.write_bytes(self.browser.screenshot())
@@ -118,27 +115,6 @@ class PageTest(fox_server.Case):
         self.assertRegex(self.text("certificate"), r"log -1\d\.\d+ \u2264 -10\.$")
         tokens = int(self.text("tokens").replace(",", ""))
         self.assertGreater(tokens, 6645)
-
-    def check_map(self) -> None:
-        """The drawing, its cells by keyboard, and the table say the same."""
-        self.assertGreater(self.colors_of("map"), 10)
-        self.assertGreater(self.colors_of("history"), 2)
-        self.tab_to("map")
-        self.browser.press("ArrowDown", 40)
-        self.browser.press("ArrowRight", 39)
-        spoken = self.text("cell")
-        self.assertRegex(spoken, r"^Layer 1, head 1: keeps \d+ of 10\d pages, the last ")
-        self.browser.evaluate("document.querySelector('#table-details summary').focus()")
-        self.browser.press("Enter", 13, text="\r")
-        self.browser.wait_for("document.getElementById('table-details').open && "
-                              "document.querySelectorAll('#table tbody td').length === 60")
-        cells = self.browser.evaluate(
-            "Array.from(document.querySelectorAll('#table tbody td'), c => Number(c.textContent))")
-        self.assertEqual(spoken.split("keeps ")[1].split()[0], str(cells[7]))
-        pages = int(self.text("table").split("of ")[2].split("layer")[0])
-        share = float(self.text("share").rstrip("%"))
-        self.assertAlmostEqual(100 * sum(cells) / (60 * pages), share, delta=0.06)
-        self.assertEqual(min(max(cells), pages), max(cells))
 
     def test_the_answer_is_that_of_the_api(self) -> None:
         self.enter("seed", "7")
@@ -165,38 +141,43 @@ class PageTest(fox_server.Case):
         self.assertRegex(self.text("status"), "^Failed: .*empty")
         self.browser.events.clear()  # the browser logs the status 400 as an error
 
-    def test_dark_and_light(self) -> None:
-        def luminance(scheme: str, element: str, property_name: str) -> float:
-            self.browser.send("Emulation.setEmulatedMedia", features=[
-                {"name": "prefers-color-scheme", "value": scheme}])
-            color = self.browser.evaluate(
-                f"getComputedStyle(document.querySelector('{element}')).{property_name}")
-            parts = [int(part) / 255 for part in color[4:-1].split(",")]
-            linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-            return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+JSON = "headers: {'Content-Type': 'application/json'}"
+# What a page may try: with a question before it, and without (forms, text, no type at all).
+ATTEMPTS = (f"{{method: 'POST', {JSON}, body: BODY}}",
+            f"{{method: 'POST', mode: 'no-cors', {JSON}, body: BODY}}",
+            "{method: 'POST', mode: 'no-cors', body: BODY}",
+            "{method: 'POST', mode: 'no-cors', body: new Blob([BODY])}",
+            "{method: 'POST', mode: 'no-cors', body: new URLSearchParams(BODY)}")
 
-        self.assertGreater(luminance("light", "body", "backgroundColor"), 0.8)
-        self.assertLess(luminance("dark", "body", "backgroundColor"), 0.05)
-        for scheme in ("light", "dark"):  # WCAG AA
-            for element in ("body", ".hint", "#generate", "dt"):
-                own = "backgroundColor" if element == "#generate" else None
-                ground = luminance(scheme, element if own else "body", "backgroundColor")
-                ink = luminance(scheme, element, "color")
-                contrast = (max(ink, ground) + 0.05) / (min(ink, ground) + 0.05)
-                self.assertGreaterEqual(contrast, 4.5, (scheme, element))
-        self.browser.send("Emulation.setEmulatedMedia", features=[])
 
-    def test_every_control_has_a_name(self) -> None:
-        self.browser.send("Accessibility.enable")
-        nodes = self.browser.send("Accessibility.getFullAXTree")["nodes"]
-        roles = {"button", "textbox", "spinbutton", "canvas", "image", "region",
-                 "DisclosureTriangle"}
-        found = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes
-                 if not node["ignored"] and node["role"]["value"] in roles]
-        self.assertGreater(len(found), 9)
-        for role, name in found:
-            self.assertTrue(name.strip(), (role, found))
-        self.browser.send("Accessibility.disable")
+class OtherSitesTest(fox_server.Case):
+    """A browser to which every name is this machine's, and another site on it."""
+
+    flags = ("--http-port", "0")
+
+    def test_other_origins_and_names_get_nothing(self) -> None:
+        empty = self.enterContext(tempfile.TemporaryDirectory())
+        handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=empty)
+        site = self.enterContext(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        self.addCleanup(site.shutdown)
+        browser = self.enterContext(chromium.Browser(
+            switches=["--host-resolver-rules=MAP *.example 127.0.0.1"]))
+        port = self.server.http_url.rsplit(":", 1)[1]
+
+        def status(url: str, attempt: str = ATTEMPTS[0]) -> int:
+            body = repr(json.dumps({"prompt": "Once", "max_tokens": 1}))
+            return browser.evaluate(f"fetch('{url}', {attempt.replace('BODY', body)})"
+                                    ".then(answer => answer.status, () => 0)")
+
+        browser.open(f"http://elsewhere.example:{site.server_port}/")
+        for attempt in ATTEMPTS:
+            self.assertEqual(status(f"http://127.0.0.1:{port}/v1/completions", attempt), 0)
+        self.assertEqual(status(f"http://127.0.0.1:{port}/v1/models", "{}"), 0)
+        self.assertFalse(self.server.logged("request finished"))
+        for name, wanted in (("elsewhere.example", 403), ("localhost", 200), ("127.0.0.1", 200)):
+            browser.open(f"http://{name}:{port}/")
+            self.assertEqual(status("/v1/completions"), wanted, name)
 
 
 if __name__ == "__main__":

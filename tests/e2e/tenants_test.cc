@@ -110,27 +110,5 @@ TEST_F(TenantsTest, AnAdministratorEndsTheRequestsOfAll) {
   EXPECT_THAT(Abort(kAdministrator), IsEmpty());
 }
 
-// A gateway that adds its header to the client's own is not trusted with either.
-TEST_F(TenantsTest, AClientThatIsNamedTwiceIsRefused) {
-  TestCoreOptions options;
-  options.limits.client_metadata = "x-tenant";
-  Serve(options);
-  for (const int names : {1, 2}) {
-    grpc::ClientContext context;
-    SetTimeout(&context);
-    std::string headers;
-    for (const char* name : {"alice", "mallory"}) {
-      if (names == 1 && std::string(name) == "mallory") continue;
-      context.AddMetadata("x-tenant", name);
-      absl::StrAppend(&headers, "X-Tenant: ", name, "\r\n");
-    }
-    v1::GenerateResponse response;
-    const grpc::Status status =
-        server_->inference->Generate(&context, GreedyRequest("hello", 2), &response);
-    EXPECT_EQ(status.error_code(), names == 1 ? grpc::OK : grpc::INVALID_ARGUMENT);
-    EXPECT_EQ(Complete(headers), names == 1 ? 200 : 400);
-  }
-}
-
 }  // namespace
 }  // namespace fox

@@ -20,7 +20,6 @@ import subprocess
 import tempfile
 import time
 import unittest
-import urllib.request
 
 import certificates
 import fox_server
@@ -404,16 +403,6 @@ class HttpsTest(Case):
             text = json.loads(self.post(connection, "/detokenize", tokens=ids["tokens"]).read())
             self.assertEqual(text["prompt"].split(), ["a"] * count)
 
-    def test_a_stream_joins_to_the_answer(self) -> None:
-        connection = self.connect()
-        fields = {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
-        whole = json.loads(self.post(connection, "/v1/completions", **fields).read())
-        streamed = self.post(connection, "/v1/completions", stream=True, **fields).read()
-        events = streamed.split(b"\n\n")
-        pieces = [json.loads(event[6:])["choices"][0]["text"] for event in events[:-2]]
-        self.assertEqual("".join(pieces), whole["choices"][0]["text"])
-        self.assertGreater(len(pieces), 30)
-
     def test_a_client_that_leaves_or_stops_reading_keeps_nothing(self) -> None:
         fields = {"prompt": "Once upon a time", "max_tokens": 100_000, "ignore_eos": True,
                   "stream": True, "logprobs": 20, "n": 8}  # they fill the sockets soon
@@ -426,22 +415,6 @@ class HttpsTest(Case):
                 answer.close()
                 connection.close()
             self.assertTrue(wait_until(lambda: self.running() == 0, 60), leaves)
-
-    def test_metrics_stay_plain(self) -> None:
-        url = f"http://{self.open.ports['Prometheus']}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            self.assertEqual(answer.status, 200)
-
-    def test_keys_may_be_renewed(self) -> None:
-        """A client of TLS 1.3 asks the server for new keys between two requests."""
-        request, ok = b"GET /health HTTP/1.1\nHost: localhost\n\n", b'{"status":"ok"}'
-        client, output = s_client("http/1.1", "-tls1_3", "-crlf"), b""
-        for said, wanted in ((request, ok), (b"K\n", b"KEYUPDATE"), (request, ok)):
-            tell(client, said)
-            output += read_until(client, wanted)
-        self.assertEqual(output.count(ok), 2, output)
-
-
 
 class SlowHandshakeTest(Case):
     """Last by its name: the connections have waited since the beginning."""

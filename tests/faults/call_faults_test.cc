@@ -17,8 +17,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
-#include <map>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -177,22 +175,6 @@ void ExpectSoundOrRefused(const std::vector<Step>& steps, const std::vector<Step
 
 // ---- servers ------------------------------------------------------------------------------------
 
-// How servers ended, over all n.
-struct Ends {
-  std::map<std::string, int> counts;
-  std::mutex mutex;
-
-  void Add(const std::string& end) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    ++counts[end];
-  }
-  void Print(const std::string& what, int64_t calls) const {
-    std::printf("%-34s %7lld calls:", what.c_str(), static_cast<long long>(calls));
-    for (const auto& [end, count] : counts) std::printf("  %d %s", count, end.c_str());
-    std::printf("\n");
-  }
-};
-
 // Of `count` calls each, or `most` of them: the first ones, which are rarely tried, and then
 // evenly.
 std::vector<int64_t> CallsToFail(int64_t count, int64_t most) {
@@ -251,7 +233,7 @@ class CallFaultsTest : public testing::Test {
     *serving = page->calls;
   }
 
-  static void FailAtStart(const Fault& fault, int64_t call, Ends* ends) {
+  static void FailAtStart(const Fault& fault, int64_t call) {
     SCOPED_TRACE(fault.name + " at the start, call " + std::to_string(call));
     SharedFaultPage page;
     Prepare(fault, &page);
@@ -259,7 +241,7 @@ class CallFaultsTest : public testing::Test {
     ServerProcess server(UnderTest(page));
     if (server.WaitReady(kPatienceSeconds)) {
       page.Disarm();
-      return FinishServing(server, ends, "served");
+      return FinishServing(server);
     }
     // Starts differ by some calls: the last of one may find another with all its threads, before
     // the lines that tell its ports are out; what it serves with stands in the log by then.
@@ -275,41 +257,38 @@ class CallFaultsTest : public testing::Test {
       }
     }
     ExpectReason(server.log());
-    ends->Add(code == 70 ? "ended with 70" : "refused to start");
   }
 
-  static void FailServing(const Fault& fault, int64_t call, Ends* ends) {
+  static void FailServing(const Fault& fault, int64_t call) {
     SCOPED_TRACE(fault.name + " while serving, call " + std::to_string(call));
     SharedFaultPage page;
     Prepare(fault, &page);
     ServerProcess server(UnderTest(page));
     ASSERT_TRUE(server.WaitReady(kPatienceSeconds)) << server.log();
     page.Arm(fault.kind, call, fault.error, fault.calls);
-    FinishServing(server, ends, "went on");
+    FinishServing(server);
   }
 
   // All calls, then a signal.
-  static void FinishServing(ServerProcess& server, Ends* ends, const char* good) {
+  static void FinishServing(ServerProcess& server) {
     ExpectSoundOrRefused(RunScenario(server), sound_);
     server.Signal(SIGTERM);
     const std::optional<int> code = server.WaitEnd(kPatienceSeconds);
     EXPECT_TRUE(code.has_value()) << "it hangs: " << server.log();
     EXPECT_TRUE(code == 0 || code == 70) << code.value_or(-1) << "\n" << server.log();
     if (code == 70) ExpectReason(server.log());
-    ends->Add(code == 0 ? good : "ended with 70");
   }
 
   void Fail(const Fault& fault, int64_t most_at_start, int64_t most_serving) {
     int64_t at_start = 0, serving = 0;
     Count(fault, &at_start, &serving);
     if (IsSkipped() || HasFatalFailure()) return;
-    Ends starts, runs;
+    std::printf("%s: %lld calls at the start, %lld while serving\n", fault.name.c_str(),
+                static_cast<long long>(at_start), static_cast<long long>(serving));
     ForEach(CallsToFail(at_start, Most(most_at_start)),
-            [&](int64_t call) { FailAtStart(fault, call, &starts); });
-    starts.Print(fault.name + ", at the start", at_start);
+            [&](int64_t call) { FailAtStart(fault, call); });
     ForEach(CallsToFail(serving, Most(most_serving)),
-            [&](int64_t call) { FailServing(fault, call, &runs); });
-    runs.Print(fault.name + ", while serving", serving);
+            [&](int64_t call) { FailServing(fault, call); });
   }
 
   static std::vector<Step> sound_;

@@ -34,7 +34,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr double kNotServingSeconds = 0.1, kEndSeconds = 1.0, kReadySeconds = 30;
+constexpr double kNotServingSeconds = 0.1, kEndSeconds = 1.0;
 constexpr int kOutOfMemory = 2, kLaunchFailed = 719;  // of CUresult
 constexpr int kStarters = 4;                          // servers that start at the same time
 constexpr double kStartSeconds = 25;
@@ -52,28 +52,6 @@ double Elapsed() {
 
 // Whether the tests so far have left time: each may go on until its share of it is over.
 bool HasTime(double share) { return Elapsed() < share * Number("FOX_FAULT_SECONDS", 140); }
-
-template <class... Values>
-void Say(const char* format, Values... values) {
-  std::printf("[%6.2f s] ", Elapsed());
-  std::printf(format, values...);
-  std::printf("\n");
-  std::fflush(stdout);
-}
-
-// What hangs in spite of all takes the tests' time no longer than that.
-class Deadline : public testing::Environment {
- public:
-  void SetUp() override {
-    Elapsed();
-    std::thread([] {
-      while (HasTime(1.05)) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      Say("the time is over");
-      _exit(1);
-    }).detach();
-  }
-};
-const auto* const kDeadline = testing::AddGlobalTestEnvironment(new Deadline());
 
 ServerStart OnDevice(const SharedFaultPage& page, const std::vector<std::string>& flags = {
                                                       "--kv-cache-mb=512", "--max-num-seqs=32"}) {
@@ -111,44 +89,31 @@ double Seconds(int64_t from_ns, int64_t to_ns) {
   return 1e-9 * static_cast<double>(to_ns - from_ns);
 }
 
-struct Times {
-  double not_serving = 0, end = 0;
-};
-
-// After a failure at `since_ns`: NOT_SERVING, UNAVAILABLE for all connected clients, exit code 70.
-Times ExpectEnd(ServerProcess& server, HealthWatch& health, ClientStreams* streams,
-                int64_t since_ns) {
-  Times times;
-  const std::optional<int> code = server.WaitEnd(30);
-  EXPECT_TRUE(code.has_value()) << "it still runs";
-  EXPECT_EQ(code.value_or(-1), 70) << server.log();
-  times.not_serving = Seconds(since_ns, health.WaitNotServing());
-  times.end = Seconds(since_ns, EndedNs(server));
-  if (streams == nullptr) return times;
-  for (const AnswerEnd& end : streams->Join()) {
-    EXPECT_EQ(end.status.error_code(), grpc::StatusCode::UNAVAILABLE) << end.DebugString();
+// After a failure at `since_ns`, but for `patience` seconds: NOT_SERVING, UNAVAILABLE for all
+// connected clients, exit code 70.
+void ExpectEnd(ServerProcess& server, HealthWatch& health, ClientStreams* streams, int64_t since_ns,
+               double patience) {
+  EXPECT_EQ(server.WaitEnd(30).value_or(-1), 70) << server.log();
+  const double not_serving = Seconds(since_ns, health.WaitNotServing()) - patience;
+  const double end = Seconds(since_ns, EndedNs(server)) - patience;
+  EXPECT_LE(not_serving, kNotServingSeconds) << server.log();
+  EXPECT_LE(end, kEndSeconds + patience) << server.log();  // the driver stops what runs
+  std::printf("NOT_SERVING after %.3f s, the end after %.3f s\n", not_serving, end);
+  if (streams == nullptr) return;
+  for (const AnswerEnd& answer : streams->Join()) {
+    EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::UNAVAILABLE) << answer.DebugString();
   }
-  return times;
-}
-
-void Report(const char* what, std::vector<double> seconds) {
-  std::sort(seconds.begin(), seconds.end());
-  Say("%s: %zu times, median %.3f s, most %.3f s", what, seconds.size(),
-      seconds[seconds.size() / 2], seconds.back());
 }
 
 // At a random moment of a busy server, of one that prefills and of an idle one.
 TEST(CudaFaultsTest, AStickyErrorEndsTheProcess) {
   std::mt19937 random(11);
-  std::vector<double> not_serving, ends, ready;
   SharedFaultPage page;
   for (int round = 0; round < Number("FOX_FAULT_ROUNDS", 20) && HasTime(0.45); ++round) {
     SCOPED_TRACE(round);
     page.Clear();
-    const int64_t begin = FaultPage::Now();
     ServerProcess server(OnDevice(page));
     ASSERT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
-    ready.push_back(Seconds(begin, FaultPage::Now()));
     HealthWatch health(server);
     ASSERT_TRUE(health.WaitServing());
     Send(page, DeviceCommand::kPrepare);
@@ -162,26 +127,10 @@ TEST(CudaFaultsTest, AStickyErrorEndsTheProcess) {
     const bool writes = round % 2 == 1;
     // Times are those since the driver reports the error, which takes it 0.1 to 0.4 s.
     Send(page, writes ? DeviceCommand::kWrite : DeviceCommand::kTrap);
-    const Times times = [&] {
-      const int error = Done(page);
-      EXPECT_EQ(error, writes ? 700 : 719);
-      return ExpectEnd(server, health, &streams, page->done_ns);
-    }();
-    EXPECT_LE(times.not_serving, kNotServingSeconds) << server.log();
-    EXPECT_LE(times.end, kEndSeconds) << server.log();
+    EXPECT_EQ(Done(page), writes ? 700 : 719);
+    ExpectEnd(server, health, &streams, page->done_ns, 0);
     EXPECT_THAT(server.log(), HasSubstr("the engine failed"));
-    not_serving.push_back(times.not_serving);
-    ends.push_back(times.end);
-    EXPECT_LE(ready.back(), kReadySeconds);
-    Say("round %d%s: ready %.3f s, reported %.3f s, NOT_SERVING %.3f s, end %.3f s", round,
-        idle       ? ", idle"
-        : prefills ? ", prefill"
-                   : "",
-        ready.back(), Seconds(page->command_ns, page->done_ns), times.not_serving, times.end);
   }
-  Report("NOT_SERVING after", not_serving);
-  Report("the process ends after", ends);
-  Report("ready after a start", ready);
 }
 
 TEST(CudaFaultsTest, ADeviceThatHangsEndsTheProcess) {
@@ -195,22 +144,12 @@ TEST(CudaFaultsTest, ADeviceThatHangsEndsTheProcess) {
     ASSERT_TRUE(health.WaitServing());
     Send(page, DeviceCommand::kPrepare);
     ASSERT_EQ(Done(page), 0);
-    std::unique_ptr<ClientStreams> streams;
-    const auto open = [&] {
-      streams = std::make_unique<ClientStreams>(server.ports(), LongStreams());
-    };
-    if (!idle) {
-      open();
-      streams->WaitText();
-    }
+    std::optional<ClientStreams> streams;
+    if (!idle) streams.emplace(server.ports(), LongStreams()).WaitText();
     Send(page, DeviceCommand::kSpin);
     ASSERT_EQ(Done(page), 0);
-    if (idle) open();
-    const Times times = ExpectEnd(server, health, streams.get(), page->command_ns);
-    Say("a device hangs: NOT_SERVING after %.3f s, the end after %.3f s", times.not_serving,
-        times.end);
-    EXPECT_LE(times.not_serving, 1 + kNotServingSeconds);  // half of the time a step may take
-    EXPECT_LE(times.end, 1 + kEndSeconds + 1);             // the driver stops what runs
+    if (idle) streams.emplace(server.ports(), LongStreams());
+    ExpectEnd(server, health, &*streams, page->command_ns, 1);  // the time that a step may take
     EXPECT_THAT(server.log(), HasSubstr("a step hangs"));
   }
 }
@@ -254,11 +193,10 @@ TEST(CudaFaultsTest, ADeviceThatIsFullIsTold) {
 // One stream, so that it has one right answer; a needless call changes no token.
 TEST(CudaFaultsTest, ADriverThatFailsWhileServingEndsTheProcess) {
   std::mt19937 random(12);
-  std::vector<double> not_serving, ends;
   const StreamRequest request{kPrompt, 1000, false};
   std::string expected;
   int64_t calls = 0;
-  int survived = 0;
+  int ended = 0;
   for (int round = 0; HasTime(0.75); ++round) {
     SharedFaultPage page;
     page.Clear();
@@ -282,21 +220,13 @@ TEST(CudaFaultsTest, ADriverThatFailsWhileServingEndsTheProcess) {
     EXPECT_EQ(expected.compare(0, answer.text.size(), answer.text), 0) << answer.DebugString();
     if (answer.status.ok()) {
       EXPECT_EQ(answer.text, expected);
-      ++survived;
       continue;
     }
     EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::UNAVAILABLE) << answer.DebugString();
-    const Times times = ExpectEnd(server, health, nullptr, page->failed_ns);
-    EXPECT_LE(times.not_serving, kNotServingSeconds) << server.log();
-    EXPECT_LE(times.end, kEndSeconds) << server.log();
-    not_serving.push_back(times.not_serving);
-    ends.push_back(times.end);
+    ExpectEnd(server, health, nullptr, page->failed_ns, 0);
+    ++ended;
   }
-  Say("of %lld calls of the driver %zu ended the process; %d changed nothing",
-      static_cast<long long>(calls), ends.size(), survived);
-  ASSERT_FALSE(ends.empty());
-  Report("NOT_SERVING after a call of the driver", not_serving);
-  Report("the process ends after a call of the driver", ends);
+  EXPECT_GT(ended, 0);
 }
 
 // Of a server that nothing happens to.
@@ -341,7 +271,7 @@ TEST(CudaFaultsTest, ADriverThatFailsAtTheStartIsToldOrSurvived) {
                    {"cuLibrary", kOutOfMemory},       {"cuDevice", kOutOfMemory},
                    {"cuStream", kLaunchFailed},       {"", kOutOfMemory}};
   const std::string expected = SoundAnswer();
-  std::atomic<size_t> next{0}, refused{0}, served{0};
+  std::atomic<size_t> next{0}, refused{0};
   std::vector<std::thread> starters;
   for (int i = 0; i < kStarters; ++i) {
     starters.emplace_back([&] {
@@ -360,17 +290,12 @@ TEST(CudaFaultsTest, ADriverThatFailsAtTheStartIsToldOrSurvived) {
         if (page->failed == 0) {
           calls.made = std::max<int64_t>(1, page->calls.load());
         } else {
-          ++(starts ? served : refused);
+          refused += starts ? 0 : 1;
         }
       }
     });
   }
   for (std::thread& starter : starters) starter.join();
-  for (const Calls& calls : kinds) {
-    Say("'%s': %lld calls", calls.functions, static_cast<long long>(calls.made.load()));
-  }
-  Say("calls that failed at the start: %zu refused it, %zu changed nothing", refused.load(),
-      served.load());
   EXPECT_GT(refused, 0u);
 }
 

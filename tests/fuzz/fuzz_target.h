@@ -1,5 +1,5 @@
 // What every fuzz target defines, what it makes of its bytes, and what it may expect of any
-// refusal. libFuzzer calls the target in the preset fuzz; elsewhere replay_main.cc does.
+// refusal. All are one program: libFuzzer calls a target in the preset fuzz, else fuzzers.cc does.
 #pragma once
 
 #include <algorithm>
@@ -63,8 +63,23 @@ class FuzzInput {
   std::string_view rest_;
 };
 
-// Aborts, by FOX_CHECK, where the code under test is wrong.
-void Fuzz(FuzzInput in);
+// A target, in the program's list.
+struct FuzzTarget {
+  FuzzTarget(const char* its_name, void (*its_function)(FuzzInput))
+      : name(its_name), run(its_function), next(first) {
+    first = this;
+  }
+  const char* name;
+  void (*run)(FuzzInput);
+  const FuzzTarget* next;
+  static inline const FuzzTarget* first = nullptr;
+};
+
+// FUZZ_TEST(name) { ... }: aborts, by FOX_CHECK, where the code under test is wrong.
+#define FUZZ_TEST(name)                                     \
+  static void Fuzz_##name(FuzzInput in);                    \
+  static const FuzzTarget kFuzz_##name(#name, Fuzz_##name); \
+  static void Fuzz_##name(FuzzInput in)
 
 // A refusal of something that came from outside: one printable line of at most 1 KiB that says so.
 inline void CheckRefusal(const absl::Status& status) {

@@ -1,60 +1,48 @@
-"""Seeds of what clients send, of what operators write, and of the targets of text."""
+"""Seeds of what clients send, and of the targets of text."""
 
 from __future__ import annotations
 
-from seed_forms import Seeds, changed, proto, table, varint
+from seed_forms import Seeds, encoded, hostile, proto, table, varint
 
 
 def completion_request_seeds() -> Seeds:
     """The first byte: whether the model has no tokenizer."""
     prompt = {"prompt": "some text"}
-    score = dict(prompt, max_tokens=0, echo=True)
+    score = dict(prompt, max_tokens=0, echo=True, logprobs=1)
+    full = {"model": "model", **prompt, "max_tokens": 10, "temperature": 0.5, "top_p": 0.9, "n": 2,
+            "best_of": 2, "stop": ["x", "yy"], "seed": -7, "logprobs": 2, "stream": True,
+            "logit_bias": {"97": 1.5}, "stream_options": {"include_usage": True}, "echo": True,
+            "presence_penalty": 0.1, "frequency_penalty": -2, "top_k": -1, "min_p": 0.1,
+            "repetition_penalty": 1.2, "min_tokens": 1, "stop_token_ids": [98], "ignore_eos": True,
+            "skip_special_tokens": False, "add_special_tokens": False, "truncate_prompt_tokens": 4,
+            "allowed_token_ids": [97, 98], "user": "u", "include_stop_str_in_output": True,
+            "response_format": {"type": "text"}, "suffix": "", "priority": 1, "acp_windows": True,
+            "acp": "off"}
+    valid = {"valid": full, "valid_texts": {"prompt": ["a", "b c"]},
+             "valid_ids": {"prompt": [97, 98]}, "valid_id_lists": {"prompt": [[97], [98, 99]]},
+             "valid_score": score,
+             "valid_score_ids": dict(score, prompt=[97, 258, 98], skip_special_tokens=False),
+             "valid_score_cut": dict(score, logprobs=0, truncate_prompt_tokens=2)}
+    for first in (b"\0", b"\1"):
+        yield from ((f"{name}_{first[0]}", first + encoded(value)) for name, value in valid.items())
     yield from table({
-        "valid": {"model": "model", "prompt": "some text", "max_tokens": 10, "temperature": 0.5,
-                  "top_p": 0.9, "n": 2, "best_of": 2, "stop": ["x", "yy"], "seed": -7,
-                  "logprobs": 2, "logit_bias": {"97": 1.5}, "stream": True,
-                  "stream_options": {"include_usage": True}, "echo": True, "presence_penalty": 0.1,
-                  "frequency_penalty": -2, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.2,
-                  "min_tokens": 1, "stop_token_ids": [98], "ignore_eos": True,
-                  "skip_special_tokens": False, "add_special_tokens": False,
-                  "truncate_prompt_tokens": 4, "allowed_token_ids": [97, 98], "user": "u",
-                  "include_stop_str_in_output": True, "response_format": {"type": "text"},
-                  "suffix": ""},
-        "valid_texts": {"prompt": ["a", "b c"]}, "valid_ids": {"prompt": [97, 98]},
-        "valid_id_lists": {"prompt": [[97], [98, 99]]}, "valid_top_k": dict(prompt, top_k=5),
-        "valid_score": {"prompt": [97, 258, 98], "max_tokens": 0, "echo": True, "logprobs": 1},
-        "valid_score_text": dict(score, logprobs=0, truncate_prompt_tokens=2),
-        "valid_score_ids": dict(score, prompt=[97, 258], skip_special_tokens=False),
-        "valid_score_special": dict(score, prompt=[97, 258], skip_special_tokens=True,
-                                    priority=1, add_special_tokens=False),
         "score_twice": dict(score, n=2), "score_without_echo": dict(prompt, max_tokens=0),
         "score_too_long": dict(score, prompt="x" * 70), "key_twice": '{"prompt":"a","prompt":"b"}',
-        "not_object": ["prompt"], "bad_utf8": b'{"prompt": "\xff"}',
-        "prompt_missing": {"model": "model"}, "choices_many": {"prompt": ["a"] * 20, "n": 16},
+        "array": ["prompt"], "bad_utf8": b'{"prompt": "\xff"}',
+        "choices_many": {"prompt": ["a"] * 20, "n": 16},
         "windows_without_stream": dict(prompt, acp_windows=True),
-        "valid_windows": dict(prompt, acp_windows=True, stream=True),
         "options_without_stream": dict(prompt, stream_options={}),
-        "valid_options_null": dict(prompt, stream=True, stream_options={"include_usage": None}),
-        "valid_options_empty": dict(prompt, stream=True, stream_options={}),
-        "valid_nulls": dict(prompt, stop=None, n=None, logit_bias=None),
         "bias_many": dict(prompt, logit_bias={str(i): 1 for i in range(1025)}),
         "fields_many": dict(prompt, **{f"field{i}": 1 for i in range(128)})}, b"\0")
-    yield from changed(dict(prompt, stream=True), {
-        "prompt": ("", [], [""], [[]], [1, "a"], ["a", 1], [[1], "a"], {}, None, [-1], [1e9],
-                   [259], ["x"] * 129, "x" * 300, "a\0b", [4294967296]),
-        "model": ("other", 1, ""), "max_tokens": (0, -1, 1 << 40, 1.0), "n": (0, 17, 1.5),
-        "best_of": (3, 0), "temperature": (-1, 1e300, "1", 101), "top_p": (0, 2), "top_k": (-2,),
-        "seed": (1 << 63, 0.5), "stop": ("", ["a"] * 17, [1], {}, "x" * 257),
-        "logit_bias": ([], {"x": 1}, {"1": "2"}, {"99999999999": 1}, {"1": 1e39}, {"259": 1}),
-        "logprobs": (-1, 21, True), "stream_options": ([], {"include_usage": 1}),
-        "stream": (1, False), "suffix": ("x", 1), "response_format": ({"type": "json_object"}, 1),
-        "priority": (1, -(1 << 31)), "acp_windows": (True, 1), "acp": ("off", "paper", "on", 1),
-        "log_tolerance": (-20, 0, "x"), "max_new_tokens": (1,), "maxTokens": (1,),
-        "guided_json": ({}, {"type": "object"}), "stop_token_ids": ([-1], ["1"]),
-        "truncate_prompt_tokens": (0, 100), "min_tokens": (11,), "echo": (1,), "user": (1,),
-        "allowed_token_ids": ([259], {})}, b"\0")
-    yield from table({"no_tokenizer": prompt, "no_tokenizer_ids": {"prompt": [97, 98]},
-                      "no_tokenizer_score": dict(score, prompt=[97, 98])}, b"\1")
+    yield from hostile(
+        full, b"\0", prompt=([""], [1, "a"], ["a", 1], [[1], "a"], [259], ["x"] * 129, "x" * 300,
+                             [4294967296]),
+        n=(17,), best_of=(3,), temperature=(101,), top_p=(2,), top_k=(5, -2), seed=(1 << 63,),
+        stop=(["a"] * 17, "x" * 257), logprobs=(21,), min_tokens=(11,), log_tolerance=(-20,),
+        logit_bias=({"1": "2"}, {"99999999999": 1}, {"259": 1}), acp=("paper", "on"),
+        stream_options=({"include_usage": 1}, {"include_usage": None}), max_new_tokens=(),
+        response_format=({"type": "json_object"},), guided_json=({"type": "object"},),
+        allowed_token_ids=([259],))
 
 
 SOME_TEXT = {3: "some text"}
@@ -64,20 +52,16 @@ IDS = {4: {1: b"abc"}}
 # Fields at the ends of their ranges and beyond, in their part of a request, the others valid.
 GENERATE_PARTS: dict[int, dict[str, dict]] = {
     5: {"nan": {1: float("nan")}, "valid_minus_zero": {1: -0.0}, "n_zero": {7: 0},
-        "n_many": {7: 17}, "reserved_sampling": {13: "x"}, "sampling_unknown": {99: 1},
-        "allowed_outside": {12: 259}, "bias_large": {11: {1: 97, 2: 101.0}},
-        "bias_outside": {11: {1: 259, 2: 1.0}}, "penalty_zero": {10: 0.0}},
+        "n_many": {7: 17}, "reserved_sampling": {13: "x"}, "allowed_outside": {12: 259},
+        "bias_large": {11: {1: 97, 2: 101.0}}, "bias_outside": {11: {1: 259, 2: 1.0}}},
     6: {"stop_empty": {3: ""}, "stop_many": {3: ["x"] * 17}, "max_tokens_zero": {1: 0},
-        "min_above_max": {1: 2, 2: 3}, "valid_min_alone": {2: 300},
-        "valid_ignore_eos": {5: 1, 2: 1}, "stop_ids_many": {4: [97] * 257},
+        "min_above_max": {1: 2, 2: 3}, "stop_ids_many": {4: [97] * 257},
         "stop_id_outside": {4: 259}, "stop_long": {3: "x" * 257}, "stop_nul": {3: "a\0"}},
-    7: {"logprobs_negative": {3: -1}, "logprobs_many": {3: 21}, "prompt_logprobs_many": {4: 21},
-        "logprob_ids_alone": {5: 97}, "logprob_ids_many": {3: 1, 5: [97] * 129},
-        "valid_logprob_ids": {4: 1, 5: 97}, "logprob_id_outside": {3: 1, 5: 259},
+    7: {"logprobs_many": {3: 21}, "prompt_logprobs_many": {4: 21}, "logprob_ids_alone": {5: 97},
+        "logprob_ids_many": {3: 1, 5: [97] * 129}, "logprob_id_outside": {3: 1, 5: 259},
         "valid_token_ids": {1: 0, 2: 1, 6: 1}, "interval_zero": {8: 0}, "interval_long": {8: 1025},
-        "windows": {11: 1}, "valid_echo": {6: 1}},
-    11: {"valid_acp": {1: 1, 2: -12.0}, "acp_nan": {2: float("nan")}, "acp_looser": {2: -9.0},
-         "acp_paper": {1: 2}, "valid_acp_same": {1: 3}, "valid_acp_unspecified": {1: 0}}}
+        "windows": {11: 1}},
+    11: {"valid_acp": {1: 1, 2: -12.0}, "acp_nan": {2: float("nan")}, "acp_looser": {2: -9.0}}}
 
 
 def generate_request_seeds() -> Seeds:
@@ -89,34 +73,25 @@ def generate_request_seeds() -> Seeds:
         "min_tokens_without_a_token": {**text, 5: SAMPLING, 6: {1: 10, 2: 1, 3: "stop", 4: 98},
                                        7: OUTPUT},
         "reserved": {**text, 14: "lora", 5: {21: ".*"}}, "id_outside": {4: {1: varint(259)}},
-        "empty_text": {3: ""}, "long_text": {3: "word " * 40, 13: 8},
-        "text_too_long": {3: "x" * 5000}, "text_nul": {3: "a\0b"},
+        "empty_text": {3: ""}, "text_too_long": {3: "x" * 5000}, "text_nul": {3: "a\0b"},
         "model_other": {2: "other", **text}, "timeout_zero": {**text, 10: 0},
-        "valid_timeout": {**text, 10: 5},
         "priority": {**text, 9: 3}, "field_unknown": {**text, 1000: 1},
         "field_other_type": {**text, 9: "x"}, "id_long": {**text, 1: "i" * 257},
-        "id_delete": {**text, 1: "a\x7f"}, "id_space": {**text, 1: "a b"},
-        "id_not_ascii": {**text, 1: "\u00e9"}, "valid_model": {**text, 2: "model"},
-        "prompt_missing": {1: "id"}, "truncate_zero": {**ids, 13: 0},
-        "valid_truncate": {**ids, 13: 2}, "valid_truncate_more": {**ids, 13: 9},
-        "valid_plain": {**text, 12: 0},
-        "valid_special": {**text, 12: 1}, "prompt_fills_context": {4: {1: b"a" * 64}},
-        "prompt_beyond_context": {4: {1: b"a" * 65}},
+        "id_delete": {**text, 1: "a\x7f"}, "prompt_missing": {1: "id"},
+        "truncate_zero": {**ids, 13: 0}, "valid_truncate": {**ids, 13: 2},
+        "valid_special": {**text, 12: 1},
+        "prompt_fills_context": {4: {1: b"a" * 64}}, "prompt_beyond_context": {4: {1: b"a" * 65}},
         "all_stop": {**text, 6: {2: 1, 4: 97}, 5: {12: 97}},
-        "valid_echo_ids": {**ids, 7: {6: 1, 7: 0}}, "valid_echo_special": {**ids, 7: {6: 1, 7: 1}}}
+        "valid_echo_special": {**ids, 7: {6: 1, 7: 1}}}
     for part, forms in GENERATE_PARTS.items():
         requests |= {name: {**text, part: form} for name, form in forms.items()}
     for name, request in requests.items():
         yield name, b"\x01" + proto(request)
     yield "valid_score", b"\x03" + proto({**text, 5: 3, 6: 4, 14: 1})
     yield "score_negative", b"\x03" + proto({**text, 5: -1})
-    yield "score_model_other", b"\x03" + proto({**text, 2: "other"})
-    yield "score_nothing", b"\x03"
-    yield "valid_ids", b"\x05" + proto({4: {1: b"\1\2\3"}, 13: 2})
-    for name, request in {"text": text, "stop": {**ids, 6: {3: "x"}}, "output": {**ids, 7: {1: 1}},
-                          "priority": {**ids, 9: 1}, "acp_tolerance": {**ids, 11: {2: -12.0}},
-                          "acp_certified": {**ids, 11: {1: 3}}}.items():
-        yield f"no_tokenizer_{name}", b"\x05" + proto(request)
+    for name, request in {"valid_ids": {4: {1: b"\1\2\3"}, 13: 2}, "text": text,
+                          "stop": {**ids, 6: {3: "x"}}, "output": {**ids, 7: {1: 1}}}.items():
+        yield f"{name}_without_tokenizer", b"\x05" + proto(request)
     yield "valid_stream", b"\x09" + proto({1: "id-1", **text, 7: {11: 1}})
     yield "not_a_message", b"\x01\xff"
     for first in range(0, 16, 2):
@@ -172,66 +147,6 @@ def http_parser_seeds() -> Seeds:
     yield "written_chunks", bytes((0, 1, 0, 4)) + b"path" + bytes(range(60)) + b"b" * 300
 
 
-# Arguments behind --model=/m.
-SERVER_FLAGS = {
-    "valid_many": "--acp=paper --log-tolerance=-12 --max-num-seqs 8 --scheduling-policy=priority "
-                  "--min-priority=-5 --kv-cache-mb=64 --trace=t.json",
-    "valid_remote": "--host=0.0.0.0 --allow-insecure-remote --admin-address=127.0.0.1:7 "
-                    "--metrics-port=0",
-    "valid_tls": "--ssl-certfile=c --ssl-keyfile=k --ssl-ca-certs=a --ssl-cert-reqs=optional "
-                 "--api-key-file=t --admin-key-file=u",
-    "valid_tls_none": "--ssl-certfile=c --ssl-keyfile=k --ssl-ca-certs=a --ssl-cert-reqs=none",
-    "valid_tls_remote": "--ssl-certfile=c --ssl-keyfile=k --ssl-ca-certs=a --host=0.0.0.0 "
-                        "--admin-address=0.0.0.0:7",
-    "valid_tls_tokens": "--ssl-certfile=c --ssl-keyfile=k --host=0.0.0.0 --api-key-file=t",
-    "tls_strangers": "--ssl-certfile=c --ssl-keyfile=k --host=0.0.0.0",
-    "remote": "--host=0.0.0.0", "port": "--grpc-port=65536", "rest": "-- x",
-    "services_none": "--grpc-services=,",
-    "service_unknown": "--grpc-services=other", "number": "--step-timeout=nan",
-    "valid_bools": "--enforce-eager=1 --allow-nonfinite=off --allow-insecure-remote=yes "
-                   "--no-allow-insecure-remote",
-    "valid_bools_again": "--enforce-eager=on --allow-nonfinite=0 --allow-insecure-remote=no --help "
-                         "--version",
-    "bool": "--enforce-eager=maybe", "negated_number": "--no-grpc-port",
-    "environment": "FOX_MODEL=/m FOX_HTTP_PORT=tcp://10.0.0.1:80 FOX_GRPC_PORT=0",
-    "environment_bad": "FOX_MAX_NUM_SEQS=many", "number_behind": "--grpc-port=8x",
-    "share_behind": "--step-timeout=1x", "number_low": "--max-num-seqs=0",
-    "length": "--max-model-len=1", "choice": "--device=tpu", "enum": "--acp=some",
-    "tolerance": "--log-tolerance=1", "tolerance_bad": "--log-tolerance=x",
-    "share": "--gpu-memory-utilization=2", "share_low": "--gpu-memory-utilization=-1",
-    "priority_alone": "--min-priority=-5", "key_alone": "--ssl-keyfile=k",
-    "authorities_alone": "--ssl-ca-certs=a", "reqs_alone": "--ssl-cert-reqs=required",
-    "valid_reqs_none": "--ssl-cert-reqs=none", "http_remote": "--http-port=0 --http-host=0.0.0.0",
-    "http_strangers": "--http-port=0 --http-host=0.0.0.0 --allow-insecure-remote",
-    "metrics_remote": "--metrics-port=0 --metrics-host=0.0.0.0",
-    "main": "--admin-address main --api-key-file=t",
-    "valid_admin_main": "--admin-address=main --api-key-file=t --admin-key-file=u",
-    "admin_strangers": "--ssl-certfile=c --ssl-keyfile=k --admin-address=0.0.0.0:7",
-    "valid_admin_remote": "--ssl-certfile=c --ssl-keyfile=k --admin-address=0.0.0.0:7 "
-                          "--admin-key-file=u",
-    **{f"admin_{i}": f"--admin-address={address}" for i, address in enumerate(
-        ("7", "main", "127.0.0.1:", "0.0.0.0:7", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:x",
-         "[::1]:7"))},
-    **{f"name_{i}": f"--served-model-name={name}"
-       for i, name in enumerate(("\x01", "n" * 257, "a\x7f"))}}
-
-
-def server_flags_seeds() -> Seeds:
-    """One argument a line."""
-    yield from table({name: arguments.replace(" ", "\n") for name, arguments
-                      in SERVER_FLAGS.items()}, b"--model=/m\n")
-    yield from table({
-        "valid": "--model\n/m\n--grpc-port=0\n--http-port\n80\n--no-enforce-eager",
-        "services": "--model=/m\n--grpc-services=inference, info", "no_model": "--grpc-port=1",
-        "nearest": "--modle=/m", "value_missing": "--model", "dash": "-x",
-        "negated_unknown": "--no-such", "words": "serve\n-\n--model=/m",
-        "valid_check": "--check-model\n/m", "unknown_alone": "--modle",
-        "environment_alone": "FOX_MODEL=/m\nFOX_GRPC_PORT=0", "valid_name_of_here": "--model=.",
-        "valid_name_above": "--model=../..", "name_of_root": "--model=/",
-        "name_of_dots": "--model=..",
-        "name_bad_utf8": b"--model=/m\n--served-model-name=\xff"})
-
-
 def trace_context_seeds() -> Seeds:
     right = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     yield from table({
@@ -280,6 +195,5 @@ TEXT_SEEDS: dict[str, dict[str, object]] = {
              "beyond": b"\x05\xf4\x90\x80\x80\xf5\xff\xfe\x7f"}}
 REQUEST_SEEDS: dict[str, Seeds] = {
     "completion_request": completion_request_seeds(), "generate_request": generate_request_seeds(),
-    "http_parser": http_parser_seeds(), "server_flags": server_flags_seeds(),
-    "trace_context": trace_context_seeds(),
+    "http_parser": http_parser_seeds(), "trace_context": trace_context_seeds(),
     **{name: table(entries) for name, entries in TEXT_SEEDS.items()}}

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs the fuzz targets of a build with libFuzzer, in parallel, and reports the results.
 
-    run_fuzzers.py build/fuzz/bin --minutes 10        all processors, each target its share
-    run_fuzzers.py build/fuzz/bin --runs 1e9 --minutes 120
+    run_fuzzers.py build/fuzz --minutes 10        all processors, each target its share
+    run_fuzzers.py build/fuzz --runs 1e9 --minutes 120
 
 On a crash, a leak or an input that needs more than 5 s or 2 GiB, the target ends, the input is
 written to OUT/findings, and the exit status is 1. --runs counts executions; targets that load a
@@ -23,15 +23,12 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-SUFFIX = "_fuzzer"
-SLOW = {"charsmap", "checkpoint", "gpt2_files", "sentencepiece", "server_flags", "tensor_files",
-        "tokenizer_json"}
+SLOW = {"charsmap", "checkpoint", "gpt2_files", "sentencepiece", "tensor_files", "tokenizer_json"}
 LIMITS = ["-timeout=5", "-rss_limit_mb=2048", "-malloc_limit_mb=1024", "-max_len=4096"]
 ENVIRONMENT = {"ASAN_OPTIONS": "abort_on_error=0:detect_leaks=1",
                "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1", **os.environ}
 NUMBERS = {"executions": r"stat::number_of_executed_units:\s*(\d+)", "coverage": r" cov: (\d+)",
-           "features": r" ft: (\d+)", "peak_mb": r"stat::peak_rss_mb:\s*(\d+)",
-           "slowest_s": r"stat::slowest_unit_time_sec:\s*(\d+)"}
+           "peak_mb": r"stat::peak_rss_mb:\s*(\d+)"}
 
 
 def fixed_addresses() -> list[str]:
@@ -42,9 +39,9 @@ def fixed_addresses() -> list[str]:
     return prefix if works else []
 
 
-def fuzz(program: pathlib.Path, out: pathlib.Path, seconds: float, runs: float) -> dict:
+def fuzz(corpus: pathlib.Path, out: pathlib.Path, seconds: float, runs: float) -> dict:
     """The numbers of one target."""
-    name = program.name.removesuffix(SUFFIX)
+    name = corpus.name
     findings, work = out / "findings" / name, out / "work" / name
     for folder in (findings, work):
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,9 +51,10 @@ def fuzz(program: pathlib.Path, out: pathlib.Path, seconds: float, runs: float) 
     arguments = [*LIMITS, f"-max_total_time={max(1, round(seconds))}", "-print_final_stats=1",
                  f"-runs={int(min(runs, 1e12))}", f"-artifact_prefix={findings}/",
                  *([f"-dict={dictionary}"] if dictionary.is_file() else []),
-                 str(work), str(program.parent.parent / "corpora" / name)]
+                 str(work), str(corpus)]
     started = time.monotonic()
-    log = subprocess.run([*fixed_addresses(), str(program), *arguments], env=ENVIRONMENT, cwd=out,
+    log = subprocess.run([*fixed_addresses(), str(corpus.parents[1] / "bin" / "fuzzers"),
+                          *arguments], env={**ENVIRONMENT, "FUZZ_TARGET": name}, cwd=out,
                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                          check=False).stderr.decode(errors="replace")
     found = {key: int((re.findall(pattern, log) or [0])[-1]) for key, pattern in NUMBERS.items()}
@@ -70,23 +68,22 @@ def fuzz(program: pathlib.Path, out: pathlib.Path, seconds: float, runs: float) 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("binaries", type=pathlib.Path, help="build/fuzz/bin")
+    parser.add_argument("build", type=pathlib.Path, help="build/fuzz")
     parser.add_argument("--minutes", type=float, default=10, help="of the whole run, at most [10]")
     parser.add_argument("--runs", type=float, default=1e12, help="executions of each target [any]")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
     parser.add_argument("--targets", default="", help="comma-separated names [all that are built]")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("fuzz-out"))
     arguments = parser.parse_args()
     chosen = set(filter(None, arguments.targets.split(",")))
-    programs = [path for path in sorted(arguments.binaries.resolve().glob("*" + SUFFIX))
-                if not chosen or path.name.removesuffix(SUFFIX) in chosen]
-    if not programs or len(programs) < len(chosen):
-        sys.exit(f"not all fuzz targets are in {arguments.binaries}")
+    corpora = [path for path in sorted(arguments.build.resolve().glob("corpora/*/"))
+               if path.is_dir() and (not chosen or path.name in chosen)]
+    if not corpora or len(corpora) < len(chosen):
+        sys.exit(f"not all fuzz targets are in {arguments.build}")
     out = arguments.out.resolve()
-    rounds = -(-len(programs) // arguments.jobs)
-    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        results = list(pool.map(lambda program: fuzz(
-            program, out, 60 * arguments.minutes / rounds, arguments.runs), programs))
+    rounds = -(-len(corpora) // os.cpu_count())
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = list(pool.map(lambda corpus: fuzz(
+            corpus, out, 60 * arguments.minutes / rounds, arguments.runs), corpora))
     print("| " + " | ".join(results[0]) + " |\n" + "|---" * len(results[0]) + "|")
     for result in results:
         print("| " + " | ".join(map(str, result.values())) + " |")

@@ -23,10 +23,16 @@ def table(entries: dict[str, object], first: bytes = b"") -> Seeds:
         yield name, first + encoded(value)
 
 
-def changed(right: dict, changes: dict[str, tuple], first: bytes = b"") -> Seeds:
-    """The right object with each value of each key, KEY_0 and so on."""
-    for key, values in changes.items():
-        for number, value in enumerate(values):
+# What any key may be given that it does not expect, or just does.
+HOSTILE = (None, True, -1, 0, 1, 1.5, 1e300, 1 << 31, 1 << 40, (1 << 64) - 1, "", "x", "a\0b", [],
+           [1], ["x"], [-1], [[]], list(range(65)), {}, {"x": 1}, {"7": 1e39})
+
+
+def hostile(right: dict, first: bytes = b"", **more: tuple) -> Seeds:
+    """The object with each of its keys missing, hostile, or as `more` has it: KEY_0 and so on."""
+    for key in dict(right, **more):
+        yield f"{key}_none", first + encoded({k: v for k, v in right.items() if k != key})
+        for number, value in enumerate((*HOSTILE, *more.get(key, ()))):
             yield f"{key}_{number}", first + encoded(dict(right, **{key: value}))
 
 

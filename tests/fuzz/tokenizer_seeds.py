@@ -6,7 +6,7 @@ import itertools
 import struct
 from collections.abc import Callable
 
-from seed_forms import Seeds, changed, proto, sections, table, varint
+from seed_forms import Seeds, hostile, proto, sections, table, varint
 
 Writer = Callable[..., bytes]
 TEXT = b"abc ab'll  12 \xc3\xa9\n<|e|>cab"
@@ -14,35 +14,11 @@ VOCAB, MERGES = {"ab": 256, "abc": 257}, ["a b", "ab c"]
 ROLES = {"bos_token": "<|e|>", "eos_token": "<|e|>", "unk_token": None}
 
 
-def tokenizer_config_seeds() -> Seeds:
-    token = {"content": "<s>", "lstrip": True, "rstrip": False, "normalized": False,
-             "single_word": False, "special": True}
-    main = {"tokenizer_class": "JSONGPT2Tokenizer", "add_bos_token": True, "bos_token": token,
-            "add_prefix_space": False, "unk_token": None, "additional_special_tokens": ["<x>"],
-            "added_tokens_decoder": {"7": token, "258": dict(token, content="<y>")}}
-    special = {"bos_token": "<b>", "eos_token": "</s>", "additional_special_tokens": [token]}
-    for name, files in {
-            "valid": (main, special, {"<z>": 300}), "valid_nothing": ("",), "array": ([],),
-            "additional_number": (main, {"additional_special_tokens": [1]}),
-            "main_not_json": ("{",), "special_not_json": ("{}", "{"),
-            "added_float": (main, special, {"<z>": 1.5}), "added_array": (main, special, []),
-            "valid_nulls": (dict(
-                main, additional_special_tokens=None, added_tokens_decoder=None, add_bos_token=1,
-                bos_token=dict(token, special=1, lstrip="x")),)}.items():
-        yield name, sections(*files, *[""] * (3 - len(files)))
-    ids = ("-1", "x", "99999999999", "", " 7", "07")
-    for name, content in changed(main, {
-            "bos_token": (1, dict(token, single_word=True)), "eos_token": ({"lstrip": True},),
-            "additional_special_tokens": ("<x>",),
-            "added_tokens_decoder": ({"7": 1}, [token], *({key: token} for key in ids))}):
-        yield name, sections(content, "", "")
-
-
 def gpt2_files(vocab: dict, merges: list, config: object = "", flag: bytes = b"\x01",
-               said: bytes = TEXT, last: object = "") -> bytes:
+               said: bytes = TEXT, *last: object) -> bytes:
     """An odd first byte adds the 256 bytes to the vocabulary."""
     lines = "".join(f"{line}\n" for line in ["#version: 0.2"] + merges)
-    return sections(vocab, lines, config, said, *filter(None, [last]), first=flag)
+    return sections(vocab, lines, config, said, *last, first=flag)
 
 
 def tokenizer_json(vocab: dict, merges: list, config: object = "", flag: bytes = b"\x01",
@@ -81,113 +57,90 @@ def byte_level_seeds(tokenizer: Writer) -> Seeds:
 
 
 def gpt2_files_seeds() -> Seeds:
-    tokenizer, vocab, merges, text = gpt2_files, VOCAB, MERGES, TEXT
+    """The files beside vocab.json and merges.txt."""
     end = {"<|e|>": 258, "<|p|>": 259, "<|x|>": 260}
+    token = {"content": "<|e|>", "lstrip": True, "rstrip": False, "normalized": False,
+             "single_word": False, "special": True}
     named = {"bos_token": "<|e|>", "pad_token": "<|p|>", "additional_special_tokens": ["<|x|>"]}
     listed = {str(v): {"content": k} for k, v in end.items()}
-    yield "valid_roles", tokenizer({**vocab, "<|e|>": 258}, merges, dict(
-        ROLES, add_bos_token=True, tokenizer_class="JSONGPT2Tokenizer"))
-    yield "valid_end_of_text", tokenizer({**vocab, "<|endoftext|>": 258}, merges)
-    yield "valid_added_file", tokenizer(vocab, merges, named, last=end)
-    yield "valid_added_again", tokenizer(vocab, merges, dict(
-        named, add_bos_token=True, added_tokens_decoder={
-            k: dict(v, special=k == "259") for k, v in listed.items()}), last=end)
-    yield "added_file_other_id", tokenizer({**vocab, "<|e|>": 258}, merges, last={"<|e|>": 7})
-    yield "added_file_id_negative", tokenizer(vocab, merges, last={"<|e|>": -1})
-    for name, config in {
-            "role_unknown": {"bos_token": "<none>"},
-            "added_in_vocab": {"added_tokens_decoder": {"258": {"content": "ab"}}},
-            "valid_added_alone": dict(named, pad_token=None, added_tokens_decoder=listed),
-            "valid_bos_missing": {"add_bos_token": True, "bos_token": None}}.items():
-        yield name, tokenizer(vocab, merges, config)
     strips = {"258": {"content": "ll", "lstrip": True, "rstrip": True, "special": True},
               "259": {"content": "<n>", "normalized": True}}
+
+    def beside(config: object, added: object = "", special: object = "", said: bytes = TEXT,
+               vocab: dict = VOCAB) -> bytes:
+        return gpt2_files(vocab, MERGES, config, b"\1", said, added, special)
+
+    yield from table({
+        "valid_roles": beside(dict(ROLES, add_bos_token=True, tokenizer_class="JSONGPT2Tokenizer"),
+                              vocab={**VOCAB, "<|e|>": 258}),
+        "valid_end_of_text": beside("", vocab={**VOCAB, "<|endoftext|>": 258}),
+        "valid_added_file": beside(named, end), "valid_special": beside("{}", end, named),
+        "valid_added_again": beside(dict(named, add_bos_token=True, added_tokens_decoder=listed),
+                                    end),
+        "valid_added_alone": beside(dict(named, pad_token=None, added_tokens_decoder=listed)),
+        "added_in_vocab": beside({"added_tokens_decoder": {"258": {"content": "ab"}}}),
+        "added_other_id": beside("", {"<|e|>": 7}, vocab={**VOCAB, "<|e|>": 258}),
+        "added_id_negative": beside("", {"<|e|>": -1}), "added_array": beside("", []),
+        "not_json": beside("{"), "special_not_json": beside("{}", end, "{")})
     for number, said in enumerate((TEXT, "  ll", "a\u00a0\u3000ll \u3000", "b ll <n>ll", "a<n",
-                                   "ll", "<n>x<n>")):
-        yield f"valid_strip_{number}", tokenizer(vocab, merges, {"added_tokens_decoder": strips},
-                                                 said=said)
+                                   "<n>x<n>")):
+        yield f"valid_strip_{number}", beside({"added_tokens_decoder": strips}, said=said)
+    config = dict(named, add_bos_token=True, add_prefix_space=False, bos_token=token,
+                  added_tokens_decoder={"258": token}, tokenizer_class="GPT2Tokenizer")
+    for name, content in hostile(config, bos_token=(dict(token, single_word=True), "<none>"),
+                                 added_tokens_decoder=tuple({key: token} for key in (
+                                     "-1", "x", "99999999999", "", " 7", "07"))):
+        yield f"config_{name}", beside(content)
     for number, lines in enumerate((b"a b", b"\na b\n", b"ab\n", b"a \n", b"a b\r\n")):
-        yield f"merges_{number}", sections({"ab": 256}, lines, "", text, first=b"\1")
+        yield f"merges_{number}", sections({"ab": 256}, lines, "", TEXT, first=b"\1")
     for number, words in enumerate(("[]", "{")):
-        yield f"vocab_{number}", sections(words, "a b\n", "", text, first=b"\0")
+        yield f"vocab_{number}", sections(words, "a b\n", "", TEXT, first=b"\0")
 
 
 def tokenizer_json_seeds() -> Seeds:
-    tokenizer, vocab, merges = tokenizer_json, VOCAB, MERGES
-    added = {"id": 258, "content": "<|e|>", "special": True, "normalized": False,
-             "lstrip": False, "rstrip": True, "single_word": False}
-    end = {"SpecialToken": {"id": "<|e|>"}}
-    template = {"type": "TemplateProcessing", "single": [end, {"Sequence": {"id": "A"}}, end],
-                "special_tokens": {"<|e|>": {"ids": [258]}}}
-    yield "valid_added", tokenizer(vocab, merges, ROLES, added_tokens=[added],
-                                   post_processor=template)
-    for name, rules in {"valid_pairs": [["a", "b"], ["ab", "c"]], "merge_left_empty": [["", "a"]],
-                        "merge_right_empty": [["a", ""]]}.items():
-        yield name, tokenizer(vocab, rules)
-    sequence = {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "use_regex": False}]}
-    for part, forms in {
-            "added_tokens": ([added, added], [dict(added, content="")],
-                             [dict(added, content="x" * 600)], ["<|e|>"]),
-            "post_processor": (
-                dict(template, special_tokens={"<|e|>": {"ids": [99999]}}),
-                dict(template, special_tokens={}),
-                dict(template, single=[{"SpecialToken": {"id": "9" * 30}}],
-                     special_tokens=[{"ids": [258]}]),
-                dict(template, single=[{"SpecialToken": {"id": "~/x~2"}}])),
-            "normalizer": ({"type": "NFC"},), "pre_tokenizer": (None, sequence),
-            "model": ({"type": "Unigram"}, {"vocab": vocab, "merges": merges,
-                                            "ignore_merges": True, "dropout": None},
-                      {"vocab": {**vocab, " x": 258}, "merges": [], "ignore_merges": True},
-                      {"vocab": vocab, "merges": [], "ignore_merges": 1})}.items():
-        for number, form in enumerate(forms):
-            yield f"{part}_{number}", tokenizer(vocab, merges, **{part: form})
-    yield "file_not_json", b"\0{"
-    yield "file_array", b"\0[]"
+    """A file with every part, and each part in its forms, the others right."""
+    token = {"id": 258, "content": "<|e|>", "special": True, "normalized": False, "lstrip": False,
+             "rstrip": True, "single_word": False}
+    end, text, level = ({"SpecialToken": {"id": "<|e|>"}}, {"Sequence": {"id": "A"}},
+                        {"type": "ByteLevel"})
+    model = {"type": "BPE", "vocab": VOCAB, "merges": MERGES}
 
-
-def tokenizer_json_part_seeds() -> Seeds:
-    """Each part of a tokenizer.json in its forms, the others right."""
-    model = {"type": "BPE", "vocab": {"ab": 256}, "merges": ["a b"]}
-    level, other = {"type": "ByteLevel"}, {"type": "Other"}
-    special, text = {"SpecialToken": {"id": "<e>"}}, {"Sequence": {"id": "A"}}
-    added = {"id": 257, "content": "<e>"}
-
-    def sequence(key: str, value: object) -> dict:
-        return {"type": "Sequence", key: value}
+    def sequence(key: str, *parts: object) -> dict:
+        return {"type": "Sequence", key: list(parts)}
 
     def template(single: object, ids: object) -> dict:
         return {"type": "TemplateProcessing", "single": single, "special_tokens": ids}
 
-    def post(single: object) -> dict:
-        return template(single, {"<e>": {"ids": [256]}})
-
-    both = post([special, text])
-    models = [dict(model, **{key: value}) for key, value in (
-        ("type", "WordPiece"), ("continuing_subword_prefix", "##"), ("end_of_word_suffix", "</w>"),
-        ("dropout", 0.5), ("dropout", 0), ("vocab", ["ab"]), ("vocab", {"ab": -1}), ("merges", {}),
-        ("merges", ["ab"]), ("merges", ["a b c"]), ("merges", [["a"]]), ("merges", [[1, "b"]]),
-        ("merges", [["a", 1]]), ("merges", [1]))]
-    right = {"model": model, "pre_tokenizer": level, "decoder": level}
-    for name, file in changed(right, {
-            "model": (None, 1, {"merges": []}, {"vocab": {}}, *models),
-            "pre_tokenizer": ({}, other, sequence("x", 1), sequence("pretokenizers", 1), 1,
-                              sequence("pretokenizers", [level, level]),
-                              sequence("pretokenizers", []), sequence("pretokenizers", [other]),
-                              dict(level, add_prefix_space=True, use_regex=True)),
-            "decoder": (None, {}, other, sequence("decoders", [level, level]),
-                        sequence("decoders", [level])),
-            "normalizer": ({}, 1),
-            "added_tokens": (None, 1, ["<e>"], [added], [dict(added, id=-1)],
-                             [dict(added, single_word=True)], [{"id": 257}], [{"content": "<e>"}],
-                             [1]),
-            "post_processor": (
-                None, {}, other, level, both, sequence("processors", [level, both]),
-                sequence("processors", [both, both]), sequence("processors", [post(1)]),
-                {"type": "TemplateProcessing"}, *map(post, (1, [1], [{}], [text, text],
-                                                            [text, special])),
-                *(template([special], ids) for ids in (
-                    {"<e>": {}}, {"<e>": {"ids": 1}}, {"<e>": {"ids": [-1]}}, None)))}):
-        yield f"part_{name}", sections(file, "", "abc ab", first=b"\1")
+    post = template([end, text, end], {"<|e|>": {"ids": [258]}})
+    whole = {"model": model, "pre_tokenizer": dict(level, add_prefix_space=False), "decoder": level,
+             "normalizer": None, "added_tokens": [token], "post_processor": post}
+    yield "valid_whole", sections(whole, ROLES, TEXT, first=b"\1")
+    yield from table({"file_not_json": b"\0{", "file_array": b"\0[]"})
+    parts = {
+        "model": tuple(dict(model, **{key: value}) for key, value in (
+            ("type", "Unigram"), ("continuing_subword_prefix", "##"),
+            ("end_of_word_suffix", "</w>"), ("dropout", 0.5), ("vocab", {"ab": -1}),
+            ("merges", ["a b c"]), ("merges", [["a", "b"]]), ("merges", [["", "a"]]),
+            ("merges", [[1, "b"]]), ("merges", [["a"]]),
+            ("ignore_merges", True), ("ignore_merges", 1))),
+        "pre_tokenizer": (sequence("pretokenizers", level), sequence("pretokenizers"),
+                          sequence("pretokenizers", level, level), {"type": "Other"},
+                          dict(level, add_prefix_space=True, use_regex=True)),
+        "decoder": (sequence("decoders", level, level), sequence("decoders", level)),
+        "normalizer": ({"type": "NFC"},),
+        "added_tokens": ([token, token], [dict(token, content="x" * 600)],
+                         *([dict(token, **{key: value})] for key, value in (
+                             ("id", -1), ("content", ""), ("single_word", True)))),
+        "post_processor": (level, sequence("processors", level, post),
+                           sequence("processors", post, post), *(
+                               template(single, {"<|e|>": {"ids": [256]}}) for single in (
+                                   1, [1], [{}], [text, text], [text, end],
+                                   [{"SpecialToken": {"id": "~/x~2" + "9" * 30}}])),
+                           *(template([end], ids) for ids in (
+                               None, {}, {"<|e|>": {}}, {"<|e|>": {"ids": [99999]}},
+                               {"<|e|>": {"ids": [-1]}})))}
+    for name, file in hostile(whole, **parts):
+        yield f"part_{name}", sections(file, ROLES, "abc ab", first=b"\1")
 
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
@@ -321,8 +274,7 @@ def charsmap_seeds() -> Seeds:
 
 
 TOKENIZER_SEEDS: dict[str, Seeds] = {
-    "tokenizer_config": tokenizer_config_seeds(), "sentencepiece": sentencepiece_seeds(),
+    "sentencepiece": sentencepiece_seeds(),
     "charsmap": charsmap_seeds(), "proto_wire": proto_wire_seeds(),
     "gpt2_files": itertools.chain(byte_level_seeds(gpt2_files), gpt2_files_seeds()),
-    "tokenizer_json": itertools.chain(byte_level_seeds(tokenizer_json), tokenizer_json_seeds(),
-                                      tokenizer_json_part_seeds())}
+    "tokenizer_json": itertools.chain(byte_level_seeds(tokenizer_json), tokenizer_json_seeds())}

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Puts another checkpoint into models/demo, and makes anew what depends on its weights.
 
-In this order: the weights and config.json; tests/golden/dev_books_a (make_demo_answer.py);
-models/demo/REPORT.md with its JSON (tests/bench/model_report.py, which needs a build of fox-eval
-and a text not trained on); the part `books` of tests/bench/results/h200.json and the rows judged by
-it. Sizes and tokenizer must be those of the model that is there: the ids of prompts and the shapes
-that tests name stay. What is left to people is listed at the end.
+In this order: the weights and config.json; tests/golden/dev_books_a (make_demo_answer.py); the part
+`books` of tests/bench/results/h200.json and the rows judged by it. Sizes and tokenizer must be
+those of the model that is there: the ids of prompts and the shapes that tests name stay. What is
+left to people is listed at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ SAME = ("model_type", "num_heads", "num_kv_heads", "norm_eps", "hidden_act", "us
 WEIGHTS = ("*.safetensors", "model.safetensors.index.json")
 REMAINS = """
 Left to do by hand:
-- models/demo/README.md and LICENSE: data, recipe, loss (REPORT.md has it), how to make it again.
+- models/demo/README.md and LICENSE: data, recipe, loss, how to make it again; REPORT.md and its
+  JSON by the commands at its end, on a text not trained on.
 - On a quiet machine: `./run demo` for the table in README.md; `./run bench --json
   tests/bench/results/cpu.json` for the table in tests/bench/README.md.
 - `./run test`, and `./run gpu-pack` and `./run gpu-test` where there is a GPU.
@@ -73,15 +73,12 @@ def main() -> int:
     """Runs every step; the first that fails ends it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("new", type=pathlib.Path, help="checkpoint directory, canonical layout")
-    parser.add_argument("--text", type=pathlib.Path, required=True, help="held-out text, UTF-8")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/cpu")
-    arguments, report_flags = parser.parse_known_args()
+    arguments = parser.parse_args()
     check(arguments.new)
     install(arguments.new)
     build = str(arguments.build.resolve())
     for command in (["tests/golden/make_demo_answer.py"],
-                    ["tests/bench/model_report.py", "--build", build, "--text",
-                     str(arguments.text.resolve()), *report_flags],
                     ["tests/bench/gpu_bench.py", build, "--only", "books", "--out",
                      "tests/bench/results/h200.json"]):
         print("==> " + " ".join(command), flush=True)

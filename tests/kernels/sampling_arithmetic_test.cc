@@ -44,22 +44,6 @@ TEST(SamplingArithmeticTest, TimesAndNoiseMatchFloat64) {
   }
 }
 
-// How many of the 2^32 words give a time below t: 2^32 (1 - exp(-t)), but for what a relative error
-// of 2^-20 in t makes of it, and one word. With 24 bits it would be off by up to 255.
-TEST(SamplingArithmeticTest, TimesAreExponentialToTheLastWord) {
-  for (double t = 0x1.0p-33; t < 22; t *= 1.37) {
-    uint64_t low = 0, high = kWords;
-    while (low < high) {
-      const uint64_t middle = (low + high) / 2;
-      const double time = static_cast<double>(RaceTime(static_cast<uint32_t>(middle)));
-      time* kLogOf2Double < t ? low = middle + 1 : high = middle;
-    }
-    const double expected = -std::expm1(-t) * static_cast<double>(kWords);
-    const double slack = t * std::exp(-t) * static_cast<double>(kWords) * 0x1.0p-20;
-    EXPECT_NEAR(static_cast<double>(low), expected, 1 + slack) << t;
-  }
-}
-
 TEST(SamplingArithmeticTest, NoTimeIsZeroOrInfinite) {
   EXPECT_NEAR(RaceTime(0) * kLogOf2Double, 0x1.0p-33, 0x1.0p-53);
   EXPECT_NEAR(RaceTime(0xffffffff) * kLogOf2Double, 33 * kLogOf2Double, 1e-5);
@@ -96,16 +80,6 @@ TEST(SamplingArithmeticTest, KeysRankScoresThenLowerIds) {
       EXPECT_NE(last, ~uint64_t{0});
     }
   }
-}
-
-TEST(SamplingArithmeticTest, WeightsMatchFloat64) {
-  for (float x = 0; x > -90; x -= 0.0037f) {
-    const double exact = x < -87 ? 0 : std::exp(static_cast<double>(x));
-    EXPECT_NEAR(static_cast<double>(Weight(x + 1, 1, 1.0)), exact, exact * 0x1.0p-16) << x;
-    EXPECT_NEAR(static_cast<double>(ExpNonPositive(x)), exact, exact * 0x1.0p-22) << x;
-  }
-  EXPECT_EQ(ExpNonPositive(0), 1);
-  EXPECT_EQ(Weight(-3e38f, 3e38f, InverseTemperature(1e-45f)), 0);
 }
 
 TEST(SamplingArithmeticTest, SumsOfWeightsNeverOverflow) {

@@ -15,7 +15,6 @@ import sys
 
 from clang_tools import ROOT
 
-OF_EACH = re.compile(r"\b(LLVMFuzzerTestOneInput|Fuzz)\b")  # what every fuzzer defines
 MOST_FILES = 12  # of a unit: more save little, and keep one core busy when the others are done
 # clang-format leaves in the first column only what stands in a namespace. A member's definition
 # (`Widget::Turn(`) is no name of its own.
@@ -38,9 +37,8 @@ def definitions(text: str) -> dict[str, str]:
 
 
 def text_of(file: pathlib.Path) -> str:
-    """A file's lines, its entry point with a name that no other has."""
-    text = file.read_text(encoding="utf-8").rstrip("\n") + "\n"
-    return OF_EACH.sub(rf"\1_{file.stem}", text)
+    """A file's lines."""
+    return file.read_text(encoding="utf-8").rstrip("\n") + "\n"
 
 
 class Unit:

@@ -18,9 +18,9 @@
 #include "absl/strings/str_cat.h"
 #include "fox/v1/inference.pb.h"
 #include "tests/e2e/http_client.h"
-#include "tests/e2e/random_message.h"
 #include "tests/e2e/raw_call.h"
 #include "tests/e2e/server_process.h"
+#include "tests/fuzz/server/message_filler.h"
 #include "tests/torture/part.h"
 #include "tests/torture/raw_http2.h"
 #include "tests/torture/solo_streams.h"
@@ -76,7 +76,7 @@ void StallReads(Soak* soak, uint64_t seed) {
 
 // Requests that are wrong in all ways, and the small ones that monitors send.
 void SendNonsense(Soak* soak, uint64_t seed) {
-  RandomMessage random(seed);
+  std::mt19937_64 random(seed);
   grpc::GenericStub stub(ConnectTo(soak->ports.grpc));
   const char* const methods[] = {"/fox.v1.Inference/Generate", "/fox.v1.Inference/Score",
                                  "/fox.v1.Tokenizer/Tokenize", "/fox.v1.Info/GetLoad",
@@ -85,19 +85,22 @@ void SendNonsense(Soak* soak, uint64_t seed) {
     RunCalls(4, [&](int64_t index, std::function<void()> done) {
       if (index >= 40) return false;
       v1::GenerateRequest request;
-      request.ParseFromString(random.Of(request.GetDescriptor()));
+      std::string bytes(300, '\0');
+      for (char& c : bytes) c = static_cast<char>(random() % 128);
+      FuzzInput choices(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+      MessageFiller(choices).Fill(&request);
       request.mutable_stopping()->set_max_tokens(3);
-      std::string bytes = request.SerializeAsString();
-      random.Mutate(&bytes);
+      std::string message = request.SerializeAsString();
+      for (uint64_t i = random() % 4; i > 0; --i) message[random() % message.size()] = '~';
       RawCall::Start(
-          stub, {methods[random.Below(std::size(methods))], bytes, 5000}, nullptr,
+          stub, {methods[random() % std::size(methods)], message, 5000}, nullptr,
           [done = std::move(done)](const grpc::Status&, const RawCall::Metadata&) { done(); });
       return true;
     });
     HttpClient http(soak->ports.http);
-    http.Send(random.Below(2) == 0 ? "GET / HTTP/9\r\n\r\n" : "POST /v1/completions HTTP/1.1\r\n");
+    http.Send(random() % 2 == 0 ? "GET / HTTP/9\r\n\r\n" : "POST /v1/completions HTTP/1.1\r\n");
     HttpClient raw(soak->ports.grpc);
-    raw.Send(RawHttp2Calls(methods[0], "nonsense", 4).substr(0, random.Below(400)));
+    raw.Send(RawHttp2Calls(methods[0], "nonsense", 4).substr(0, random() % 400));
     HttpClient metrics(soak->ports.metrics);
     const HttpReply reply = metrics.Get("/metrics");
     soak->part->Check(absl::StrContains(reply.body, "fox_"), "no metrics");

@@ -6,9 +6,6 @@ side on the cores of this machine, and ends with one table and one JSON file.
     torture.py build/cpu/bin 60 kills soak           an hour of two of them
     torture.py build/cpu/bin fuzz faults sanitizers  campaigns, which build what they need and run
                                                      one after another, behind the parts
-    torture.py build/cpu/bin --pack FILE.tar.xz      packs the programs with their libraries, for a
-                                                     machine on which nothing can be built; there:
-    torture.py FILE.tar.xz --out FILE.json
 
 A part is divided into lanes, processes with seeds of their own. It ends when it has done what it is
 for or when the time is over; the table says which. The exit status is 1 if a promise was broken.
@@ -26,18 +23,11 @@ import platform
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "bench"))
-
-import gpu_build  # noqa: E402
-import gpu_pack  # noqa: E402
-
-PROGRAMS = ("fox-torture", "fox-server", "fox-simulate")
 PATIENCE_S = 25  # after a lane's time
 OVERHEAD_S = 25  # of parts that are asked for minutes: to start, to come to rest
 SERVED = ["--server={bin}/fox-server", "--model={model}"]
@@ -82,7 +72,7 @@ PARTS = (
 # What builds something of its own: commands in the repository, in this order.
 CAMPAIGNS = {
     "fuzz": ["./run build fuzz fuzzers",  # needs libFuzzer: libclang-rt-14-dev
-             "python3 -B tests/fuzz/run_fuzzers.py build/fuzz/bin --minutes {minutes} "
+             "python3 -B tests/fuzz/run_fuzzers.py build/fuzz --minutes {minutes} "
              "--out build/fuzz-out"],
     "faults": ["./run build cpu", "FOX_FAULTS=all build/cpu/bin/executor_faults_tests",
                f"FOX_FAULTS=2000 FOX_FAULT_JOBS={os.cpu_count()} build/cpu/bin/call_faults_tests"],
@@ -113,8 +103,7 @@ class Lane:
         self.out = folder / f"{part.name}-{number}.out"
         self.log = folder / f"{part.name}-{number}.log"
         with self.out.open("w") as out, self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=out, stderr=log,
-                                            env=gpu_build.environment(arguments.bin.parent))
+            self.process = subprocess.Popen(command, stdout=out, stderr=log)
 
     def ended(self) -> bool:
         """Whether it has; one that does not is killed."""
@@ -238,34 +227,9 @@ def tell(parts: list[Part], arguments: argparse.Namespace) -> bool:
     return all(part["passed"] for part in told.values())
 
 
-def pack(binaries: pathlib.Path, out: pathlib.Path) -> None:
-    """An archive of the programs, stripped, and the libraries that a bare Ubuntu has not."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for part in ("bin", "lib"):
-            pathlib.Path(folder, part).mkdir()
-        for program in PROGRAMS:
-            if not (binaries / program).is_file():
-                continue
-            subprocess.run(["strip", "-o", f"{folder}/bin/{program}", str(binaries / program)],
-                           check=True)
-            for library in gpu_pack.shared_libraries(binaries / program):
-                pathlib.Path(folder, "lib", library.name).write_bytes(library.read_bytes())
-        with tarfile.open(out, "w:xz", preset=2) as archive:
-            for part in ("bin", "lib"):
-                archive.add(pathlib.Path(folder, part), part)
-    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
-
-
 def run_parts(parts: list[Part], arguments: argparse.Namespace) -> bool:
-    """From the programs, or the archive of them, to the table."""
+    """From the programs to the table."""
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.bin.is_file():
-            gpu_build.restore_model(arguments.bin.parent / gpu_build.MODEL_PACK.name)
-            with tarfile.open(arguments.bin) as archive:
-                archive.extractall(folder)
-            arguments.bin = pathlib.Path(folder, "bin")
-        arguments.bin = arguments.bin.resolve()
         logs = arguments.logs or pathlib.Path(folder, "logs")
         logs.mkdir(parents=True, exist_ok=True)
         run(parts, arguments, logs)
@@ -287,20 +251,16 @@ def main() -> int:
     """See above."""
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bin", type=pathlib.Path, help="folder of the programs, or an archive")
+    parser.add_argument("bin", type=pathlib.Path, help="folder of the programs")
     names = [part.name for part in PARTS]
     parser.add_argument("words", nargs="*", metavar="MINUTES|PART",
                         help=f"minutes for all parts [10]; {', '.join([*names, *CAMPAIGNS])}")
     parser.add_argument("--scale", type=float, default=1, help="of all amounts [1]")
     parser.add_argument("--cores", type=float, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--model", type=pathlib.Path, default=gpu_build.MODEL)
+    parser.add_argument("--model", type=pathlib.Path, default=ROOT / "models" / "demo")
     parser.add_argument("--out", type=pathlib.Path, help="a JSON file")
     parser.add_argument("--logs", type=pathlib.Path, help="keep the lanes' output here")
-    parser.add_argument("--pack", type=pathlib.Path, help="only write this archive")
     arguments = parser.parse_intermixed_args()
-    if arguments.pack:
-        pack(arguments.bin, arguments.pack)
-        return 0
     numbers = [word for word in arguments.words if re.fullmatch(r"\d+(\.\d*)?", word)]
     arguments.minutes = float(numbers[-1]) if numbers else 10.0
     asked = [word for word in arguments.words if word not in numbers]

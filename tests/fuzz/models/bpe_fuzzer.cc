@@ -86,7 +86,7 @@ std::vector<int32_t> Letters(std::string_view text) {
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(bpe) {
   const size_t letters = 1 + in.Below(4);
   Rules rules = ReadRules(in, letters);
   const size_t window_bytes = 1 + in.Below(96);

@@ -52,7 +52,7 @@ std::string ComposedMap(FuzzInput& in) {
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(charsmap) {
   const bool raw = in.Bool();
   const std::string text = in.Text(80);
   std::string map = raw ? "" : ComposedMap(in);

@@ -29,7 +29,7 @@ EngineConfig SmallEngine(const std::string& dir, AcpMode acp) {
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(checkpoint) {
   static ModelFolder folder;
   constexpr AcpMode kModes[] = {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified};
   const AcpMode acp = kModes[in.Below(3)];

@@ -49,7 +49,7 @@ Reference Read(const std::string& text) {
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(json_reader) {
   const JsonLimits limits{.max_bytes = 16 * (1 + in.Below(256)),
                           .max_depth = in.Below(24),
                           .max_values = in.Below(256)};

@@ -53,7 +53,7 @@ void CheckBounds(const ModelConfig& c) {
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(model_config) {
   const std::string text = in.Rest();
   const absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
   if (!config.ok()) return CheckRefusal(config.status());

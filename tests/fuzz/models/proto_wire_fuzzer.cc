@@ -55,7 +55,7 @@ void WalkMessages(ProtoWire wire, int depth) {
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(proto_wire) {
   const std::string bytes = in.Rest();
   google::protobuf::Empty message;
   const bool valid = message.ParseFromString(bytes);

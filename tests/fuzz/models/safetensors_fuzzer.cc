@@ -74,7 +74,7 @@ std::string Written(const SafetensorsEntries& entries) {
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(safetensors) {
   const std::string bytes = in.Rest();
   const std::span<const std::byte> file = BytesOf(bytes);
   const absl::StatusOr<SafetensorsEntries> entries = ParseSafetensors(file, "model.safetensors");

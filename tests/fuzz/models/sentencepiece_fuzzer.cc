@@ -53,7 +53,7 @@ std::string FuzzText(FuzzInput& in) {
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(sentencepiece) {
   const size_t choice = in.Byte();
   const bool raw = (choice & 1) != 0, add_bos = (choice & 2) == 0;
   const size_t window_bytes = 8 + in.Below(128);

@@ -15,7 +15,7 @@ bool EndsWith(const std::string& text, const std::string& end, size_t size) {
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(stop_matcher) {
   std::vector<std::string> stops(in.Below(17));
   for (std::string& stop : stops) {
     stop = in.Text(20);

@@ -65,7 +65,7 @@ void WriteFolder(ModelFolder& folder, size_t form, const std::vector<std::string
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(tensor_files) {
   static ModelFolder folder;
   const size_t form = in.Below(32);
   const std::vector<std::string> files = in.Sections(3);

@@ -79,7 +79,7 @@ Expected Cut(const std::string& text, size_t begin, const std::vector<std::strin
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(text_assembler) {
   const FuzzTokenizer tokenizer(in);
   const bool include = in.Bool();
   const size_t unstoppable = in.Below(4);  // tokens

@@ -8,7 +8,7 @@
 
 namespace fox {
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(tokenizer_json) {
   const bool with_bytes = in.Bool();
   const std::vector<std::string> files = in.Sections(3);
   const absl::StatusOr<TokenizerConfig> config = ParseTokenizerConfig(files[1], "", "");

@@ -99,7 +99,7 @@ std::string Unescaped(const std::string& text, size_t step) {
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(utf8) {
   const size_t step = 1 + in.Below(16);
   const std::string text = in.Rest();
   const Replaced expected = Reference(text);

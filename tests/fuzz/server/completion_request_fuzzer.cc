@@ -45,7 +45,7 @@ void CheckPrompts(const CompletionRequest& request, const CompletionRequest& aga
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(completion_request) {
   static const RequestWorld worlds[] = {RequestWorld(true), RequestWorld(false)};
   const RequestWorld& world = worlds[in.Below(2)];
   const std::string body = in.Rest();

@@ -41,7 +41,7 @@ void Check(const Message& request, const absl::StatusOr<GenerationSpec>& spec,
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(generate_request) {
   google::protobuf::SetLogHandler(nullptr);
   static const RequestWorld worlds[] = {RequestWorld(true), RequestWorld(false)};
   const size_t choice = in.Byte();

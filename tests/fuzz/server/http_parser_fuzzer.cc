@@ -162,6 +162,6 @@ void WriteAndRead(FuzzInput& in) {
 
 }  // namespace
 
-void Fuzz(FuzzInput in) { in.Bool() ? CutAnywhere(in) : WriteAndRead(in); }
+FUZZ_TEST(http_parser) { in.Bool() ? CutAnywhere(in) : WriteAndRead(in); }
 
 }  // namespace fox

@@ -27,7 +27,7 @@ bool IsTraceParent(const std::string& header) {
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(trace_context) {
   const std::string header = in.Rest();
   const TraceContext context = ParseTraceParent(header);
   FOX_CHECK(context.parent == (IsTraceParent(header) ? header.substr(0, 55) : ""));

@@ -96,32 +96,6 @@ TEST_P(SwapTest, GoingOnIsTheSameInAnotherSlot) {
   }
 }
 
-// Out and in again several times, and twice from one range.
-TEST_P(SwapTest, ARangeStaysAsItIs) {
-  cache_.Append(0, 0, 150);
-  const std::string state = cache_.StateOf(0);
-  const Range first = SwapOut(0);
-  cache_.ops().SwapIn(first.slot, 1, kv_, nullptr);
-  cache_.Append(1, 150, 200);
-  cache_.ops().SwapIn(first.slot, 2, kv_, nullptr);
-  EXPECT_EQ(cache_.StateOf(2), state);
-  const Range second = SwapOut(2);
-  EXPECT_EQ(cache_.LivePages(2), second.slot.most_pages);
-  cache_.Release(2);
-  cache_.ops().SwapIn(second.slot, 3, kv_, nullptr);
-  EXPECT_EQ(cache_.StateOf(3), state);
-  cache_.Append(3, 150, 200);
-  EXPECT_EQ(cache_.StateOf(3), cache_.StateOf(1));
-}
-
-TEST_P(SwapTest, AnEmptySlotStaysEmpty) {
-  const std::string empty = cache_.StateOf(0);
-  const Range range = SwapOut(0);
-  cache_.ops().SwapIn(range.slot, 1, kv_, nullptr);
-  EXPECT_EQ(cache_.StateOf(1), empty);
-  EXPECT_EQ(*kv_.free_count, kPages);
-}
-
 // What comes back has pages of its own; the snapshot keeps those that it had.
 TEST_P(SwapTest, SharedPagesComeBackAsCopies) {
   cache_.Append(0, 0, 200);

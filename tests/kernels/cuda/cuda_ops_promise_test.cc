@@ -355,47 +355,5 @@ TEST(PromiseTest, SumsOfManyKeys) {
   }
 }
 
-// What is stored depends on the tokens alone, not on the steps they came in: queries and keys bit
-// by bit, gates but where a float64 sum in another order lies across the middle of two floats. Sums
-// over pages move by float32 rounding of bounds; decisions that are not that close stay.
-void ExpectSame(const DeviceHeads& one, const DeviceHeads& other, int s) {
-  const StoredRows &a = one.stored(s), &b = other.stored(s);
-  EXPECT_EQ(a.q, b.q);
-  EXPECT_EQ(a.k, b.k);
-  int different = 0;
-  for (size_t row = 0; row < a.log_f_offset.size(); ++row) {
-    const double offset = a.log_f_offset[row];
-    different += offset != b.log_f_offset[row] ? 1 : 0;
-    EXPECT_NEAR(offset, b.log_f_offset[row], 0x1p-23 * std::abs(offset));
-  }
-  EXPECT_LE(different, 1);
-  EXPECT_EQ(one.first_live(s), other.first_live(s));
-  const double rounding = 0x1p-19 * (1 + one.constants().max_logit_bound[0]);
-  for (size_t p = 0; p < a.log_mass_bound.size(); ++p) {
-    const double c = a.page_cum_log_f[p];
-    EXPECT_NEAR(c, b.page_cum_log_f[p], 0x1p-43 * std::abs(c));
-    EXPECT_NEAR(a.log_mass_bound[p], b.log_mass_bound[p], rounding);
-    EXPECT_NEAR(a.log_denominator_bound[p], b.log_denominator_bound[p], rounding);
-  }
-}
-
-TEST(PromiseTest, TheSameHoweverRowsCome) {
-  std::mt19937_64 rng(5);
-  for (const int head_dim : {16, 32, 64, 128}) {
-    for (const bool rotates : {false, true}) {
-      const std::vector<HeadRows> sequences =
-          RandomSequences(OneHead(head_dim, rotates, true), 640, {0, 2, 4, 9}, rng);
-      DeviceHeads one(sequences);
-      one.Run(1, false);
-      for (const int64_t step : {640, 64, 37}) {
-        SCOPED_TRACE(::testing::Message() << head_dim << (rotates ? " RoPE " : " ") << step);
-        DeviceHeads other(sequences);
-        other.Run(step, false);
-        for (int s = 0; s < one.num_seqs(); ++s) ExpectSame(one, other, s);
-      }
-    }
-  }
-}
-
 }  // namespace
 }  // namespace fox::cuda::testing

@@ -50,15 +50,6 @@ CacheOptions RaggedOptions(AcpMode acp) {
 
 class PruneBoundaryTest : public ::testing::TestWithParam<AcpMode> {};
 
-TEST_P(PruneBoundaryTest, RaggedBatch) {
-  for (const bool evict : {true, false}) {
-    CacheOptions options = RaggedOptions(GetParam());
-    options.evict = evict;
-    ExpectBoundaries(options, 0);
-    ExpectBoundaries(options, 2);
-  }
-}
-
 TEST_P(PruneBoundaryTest, OneHeadOfItsOwnAndManyTiles) {
   CacheOptions options;
   options.acp = GetParam();
@@ -76,13 +67,6 @@ TEST_P(PruneBoundaryTest, OneHeadOfItsOwnAndManyTiles) {
 TEST_P(PruneBoundaryTest, StrongGates) {
   CacheOptions options = RaggedOptions(GetParam());
   options.strong_gate_rate = 0.01;
-  ExpectBoundaries(options, 1);
-}
-
-// Only one-row sequences: nothing to find, and nothing of the boundary array is written.
-TEST_P(PruneBoundaryTest, NoTiles) {
-  CacheOptions options = RaggedOptions(GetParam());
-  for (CacheSequence& sequence : options.sequences) sequence.rows = 1;
   ExpectBoundaries(options, 1);
 }
 

@@ -56,37 +56,6 @@ class VarlenAttentionTest : public ::testing::TestWithParam<VarlenKernels> {
   }
 };
 
-TEST_P(VarlenAttentionTest, RaggedBatchesAndPackedGroups) {
-  for (const int head_dim : {32, 64, 128}) {
-    SCOPED_TRACE(head_dim);
-    VarlenCase batch =
-        WithHeads(BatchCase({1, 2, 0, 63, 64, 65, 127, 128, 129, 500}), 2, 2, head_dim, {2, 5});
-    VarlenCase packed =
-        WithHeads(PackedCase({1, 2, 0, 63, 64, 65, 300, 129}), 6, 2, head_dim, {2, 5, -1, 8});
-    batch.padding = packed.padding = 8;
-    batch.head_first = head_dim == 128;
-    packed.head_first = head_dim == 64;
-    packed.tokens = 700;
-    ExpectOracle(batch);
-    ExpectOracle(packed);
-  }
-}
-
-TEST_P(VarlenAttentionTest, OneTokenOneHead) {
-  VarlenInputs inputs(WithHeads(BatchCase({1}), 1, 1, 64, {2}));
-  DeviceVarlen device(inputs);
-  Run(device);
-  EXPECT_EQ(device.Out().InOrder(), inputs.v.InOrder());
-  EXPECT_EQ(device.Dv().InOrder(), inputs.d_out.InOrder());
-  EXPECT_EQ(device.DLogFgate().InOrder()[0], 0);
-  // dP and delta are the same sum of 64 products, in two orders; some 50 in size all together.
-  constexpr double kLogitError = 64 * 0x1p-24 * 50;
-  for (int m = 0; m < 64; ++m) {
-    EXPECT_LE(std::fabs(device.Dq().At(0, 0, 0, m)), kLogitError * 4 * inputs.scale);
-    EXPECT_LE(std::fabs(device.Dk().At(0, 0, 0, m)), kLogitError * 4 * inputs.scale);
-  }
-}
-
 TEST_P(VarlenAttentionTest, PrunedPages) {
   for (const AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
     for (const int head_dim : {64, 128}) {

@@ -148,56 +148,6 @@ void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
   }
 }
 
-// A block's data about the seq_head that owns its first split.
-void ExpectStart(const BlockStart& start, const std::vector<BatchEntry>& batch,
-                 const PagedKvShape& shape, int layer, PoolModel& model) {
-  const auto seq = static_cast<size_t>(start.seq_head / shape.q_heads);
-  const BatchEntry& e = batch[seq];
-  const int head = start.seq_head % shape.q_heads, kv_head = head / shape.group();
-  const size_t list = model.List(e.slot, static_cast<int64_t>(layer) * shape.kv_heads + kv_head);
-  const int first_live = model.first_live[list], last = PagesFor(e.position + 1) - 1;
-  EXPECT_EQ(start.head, head);
-  EXPECT_EQ(start.group_head, head % shape.group());
-  EXPECT_EQ(static_cast<size_t>(start.list), list);
-  int64_t row = 0;
-  for (size_t s = 0; s < seq; ++s) row += batch[s].rows;
-  EXPECT_EQ(start.row, row);
-  EXPECT_EQ(start.length, e.position + 1);
-  EXPECT_EQ(start.first_live, first_live);
-  EXPECT_EQ(start.own, model.Page(list, last));
-  const int shift = SplitShift(last + 1 - first_live);
-  EXPECT_EQ(start.first_page >> shift, (first_live >> shift) + start.first - start.begin);
-  EXPECT_TRUE(start.first_page == first_live || start.first_page % (1 << shift) == 0);
-  for (int i = 0; i < kStartPages; ++i) {
-    EXPECT_EQ(start.pages[i], model.Page(list, std::min(start.first_page + i, last)));
-  }
-}
-
-// Blocks have all splits, each as many as the others or one more.
-void ExpectStarts(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
-                  const DeviceWork& schedule, PoolModel& model) {
-  const std::vector<int32_t> begin = schedule.split_begin.ToHost();
-  const std::vector<BlockStart> starts = schedule.block_starts.ToHost();
-  const auto seq_heads = static_cast<int>(batch.size()) * shape.q_heads;
-  for (int layer = 0; layer < shape.layers; ++layer) {
-    const int32_t* of_layer = begin.data() + layer * (schedule.view.max_seq_heads + 1);
-    const int least = of_layer[seq_heads] / DeviceWork::kDecodeBlocks;
-    int32_t next = 0;
-    for (int b = 0; b < DeviceWork::kDecodeBlocks; ++b) {
-      const BlockStart& start = starts[static_cast<size_t>(layer * DeviceWork::kDecodeBlocks + b)];
-      EXPECT_EQ(start.first, next);
-      next = start.last;
-      EXPECT_TRUE(start.last - start.first == least || start.last - start.first == least + 1);
-      if (start.first == start.last) continue;
-      EXPECT_EQ(start.begin, of_layer[start.seq_head]);
-      EXPECT_EQ(start.end, of_layer[start.seq_head + 1]);
-      EXPECT_TRUE(start.begin <= start.first && start.first < start.end);
-      ExpectStart(start, batch, shape, layer, model);
-    }
-    EXPECT_EQ(next, of_layer[seq_heads]) << "layer " << layer;
-  }
-}
-
 // What Evict decides by, the same on both sides.
 struct Decisions {
   Decisions(const PagedKvShape& shape, AcpMode mode, std::mt19937_64& rng) : acp(mode) {
@@ -313,7 +263,6 @@ void Step(DeviceKv& kv, PoolModel& model, Decisions& decisions,
   model.Grow(batch);
   model.Check();
   ExpectPlan(batch, shape, schedule, model);
-  ExpectStarts(batch, shape, schedule, model);
   decisions.Randomize(kv, model, rng);
   const DeviceArray<int64_t> evicted(std::vector<int64_t>(batch.size(), 5));
   ASSERT_EQ(Evict(on_device.view, decisions.Params(evicted.data()), kv.view, nullptr), cudaSuccess);

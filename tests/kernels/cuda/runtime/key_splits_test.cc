@@ -11,26 +11,9 @@ namespace {
 
 int SplitsOf(int first, int last) { return NumKeySplits(first, last, kMinKeySplitShift, 0); }
 
-TEST(KeySplitsTest, ShortLoopsAreNotSplit) {
-  EXPECT_EQ(SplitsOf(0, 62), 1);
-  EXPECT_EQ(SplitsOf(0, 63), 2);
-  EXPECT_EQ(SplitsOf(1, 64), 3);
-  EXPECT_EQ(SplitsOf(33, 95), 1);
-  EXPECT_EQ(NumKeySplits(5, 5, 0, 0), 1);
-  EXPECT_EQ(NumKeySplits(5, 6, 0, 0), 2);
-}
-
 TEST(KeySplitsTest, EarlyRowsAreNotSplit) {
   EXPECT_EQ(NumKeySplits(0, 255, 5, 256), 1);
   EXPECT_EQ(NumKeySplits(0, 256, 5, 256), 9);
-}
-
-TEST(KeySplitsTest, ShiftFollowsTheLoopsLength) {
-  EXPECT_EQ(KeySplitShift(0, 63, 5), 5);
-  EXPECT_EQ(KeySplitShift(0, 17 * 32 - 2, 5), 5);
-  EXPECT_EQ(KeySplitShift(0, 17 * 32 - 1, 5), 6);
-  EXPECT_EQ(KeySplitShift(1000, 1000 + 17 * 32 - 2, 5), 5);
-  EXPECT_EQ(KeySplitShift(0, 8191, 5), 9);
 }
 
 // 512 rows behind 65,536 tokens: four tiles of each head in 17 splits of 32 tiles at most.

@@ -15,13 +15,6 @@ TEST(StepScheduleTest, SplitsGrowWithTheirWindow) {
   EXPECT_EQ(SplitShift(16384), 5);
 }
 
-// 16,384 tokens are 64 splits whatever the server allows; a server for 1,048,576 tokens used to cut
-// them into four.
-TEST(StepScheduleTest, ASequenceOf16kFillsTheDevice) {
-  EXPECT_EQ(NumSplits(0, PagesFor(16384) - 1), 64);
-  EXPECT_EQ(NumSplits(16128, 16383), 64);
-}
-
 TEST(StepScheduleTest, NoWindowHasMoreSplitsThanThereIsRoomFor) {
   std::mt19937_64 random(1);
   for (int n = 0; n < 100000; ++n) {

@@ -61,11 +61,6 @@ class BackwardOracle {
   // [batch][tokens][q_heads], natural units: log of the denominators, each row's own decay
   // included.
   const std::vector<double>& lse() const { return lse_; }
-  // sum_ij |dS_ij| of a sequence and query head.
-  double d_logit_sum(int seq, int head) const {
-    return d_logit_sums_[static_cast<size_t>(seq * inputs_.shape.q_heads + head)];
-  }
-
   // Compares gradients, tokens of no sequence included, head by head. `cancels`: their terms may
   // cancel so far that a hundredth of what remains is less than rounding.
   void ExpectGradients(const DeviceVarlen& device, bool cancels) const;
@@ -80,7 +75,7 @@ class BackwardOracle {
 
   VarlenInputs& inputs_;
   const std::vector<int32_t> first_key_;
-  std::vector<double> c_, lse_, d_logit_sums_;
+  std::vector<double> c_, lse_;
   std::vector<Squares> noise_;  // [q_heads], dk and dv in the first head of a group
   double rounding_ = 0;
 };
@@ -126,7 +121,6 @@ BackwardOracle::Squares BackwardOracle::AddNoise(int seq, int head) {
   const int begin = inputs_.begin[static_cast<size_t>(seq)], length = inputs_.length(seq);
   const double square_scale = inputs_.scale * inputs_.scale;
   Squares squares;
-  double d_logit_sum = 0;
   for (int i = 0; i < length; ++i) {
     const size_t row = inputs_.RowIndex(seq, i, head);
     const double* q = &inputs_.q.At(b, begin + i, head);
@@ -147,11 +141,9 @@ BackwardOracle::Squares BackwardOracle::AddNoise(int seq, int head) {
       squares.dq += square_scale * square * Dot(k, k, dim);
       squares.dk += square_scale * square * q_square;
       squares.dv += p * p * d_out_square;
-      d_logit_sum += std::fabs(d_logit);
       before += p;
     }
   }
-  d_logit_sums_.push_back(d_logit_sum);
   return squares;
 }
 
@@ -190,70 +182,6 @@ void BackwardOracle::ExpectHead(const std::string& name, const VarlenArray<doubl
       << name << " of head " << head << ", whose norm is " << norm;
 }
 
-// Which bytes of the gradients' scratch are the kernel's to write.
-std::vector<bool> WritableScratch(DeviceVarlen& varlen, int num_tiles) {
-  const VarlenAttentionParams& params = varlen.params();
-  const VarlenGradients& gradients = varlen.gradients();
-  std::vector<bool> writable(VarlenGradientBytes(params));
-  const auto allow = [&](const void* array, size_t tile_bytes, int heads, int tiles) {
-    const auto first =
-        static_cast<const char*>(array) - static_cast<char*>(varlen.gradient_memory());
-    for (int h = 0; h < heads; ++h) {
-      const auto head =
-          first + static_cast<std::ptrdiff_t>(tile_bytes) * h * varlen.state().max_tiles;
-      std::fill_n(writable.begin() + head, tile_bytes * static_cast<size_t>(tiles), true);
-    }
-  };
-  constexpr size_t kRowBytes = kVarlenTile * sizeof(float);
-  const int heads = params.q_heads;
-  allow(gradients.dq, kRowBytes * static_cast<size_t>(params.head_dim), heads, num_tiles);
-  allow(gradients.row_sum, kRowBytes, heads, num_tiles);
-  allow(gradients.col_sum, kRowBytes, heads, num_tiles);
-  allow(gradients.turn, sizeof(int32_t), heads, num_tiles);
-  allow(gradients.work_counter, sizeof(int32_t), 1, 1);
-  return writable;
-}
-
-// dk and dv are written where there are tokens, and nowhere else.
-void ExpectOwnRows(const VarlenInputs& inputs, const VarlenArray<double>& gradient) {
-  std::vector<bool> own(gradient.values.size());
-  inputs.ForEachToken([&](int, int batch, int token, int) {
-    for (int h = 0; h < inputs.shape.kv_heads; ++h) {
-      const double* row = &gradient.At(batch, token, h);
-      std::fill_n(own.begin() + (row - gradient.values.data()), inputs.shape.head_dim, true);
-    }
-  });
-  size_t wrong = 0;
-  for (size_t i = 0; i < own.size(); ++i) wrong += std::isnan(gradient.values[i]) == own[i];
-  EXPECT_EQ(wrong, 0u) << "elements that are not written, or not the kernel's";
-}
-
-// What lies on both sides of a gate is in a row's sum and in a key's, and has to cancel: float32
-// sums of the same numbers differ by some 2^-24 of them, those of two roundings by 2^-9.
-void ExpectBalance(const VarlenInputs& inputs, const BackwardOracle& oracle,
-                   const DeviceVarlen& varlen) {
-  const HostState host = varlen.ToHost();
-  const auto max_tiles = static_cast<size_t>(varlen.state().max_tiles);
-  const size_t rows = static_cast<size_t>(inputs.shape.q_heads) * max_tiles * kVarlenTile;
-  const std::vector<float> row_sum = CopyToHost(varlen.gradients().row_sum, rows);
-  const std::vector<float> col_sum = CopyToHost(varlen.gradients().col_sum, rows);
-  const auto num_seqs = static_cast<size_t>(inputs.num_seqs());
-  for (int h = 0; h < inputs.shape.q_heads; ++h) {
-    std::vector<double> difference(num_seqs);
-    for (size_t t = 0; t < host.tiles.size(); ++t) {
-      const size_t first = (static_cast<size_t>(h) * max_tiles + t) * kVarlenTile;
-      for (size_t i = first; i < first + static_cast<size_t>(host.tiles[t].count); ++i) {
-        difference[static_cast<size_t>(host.tiles[t].seq)] +=
-            static_cast<double>(row_sum[i]) - static_cast<double>(col_sum[i]);
-      }
-    }
-    for (size_t s = 0; s < num_seqs; ++s) {
-      EXPECT_LE(std::fabs(difference[s]), 0x1p-22 * oracle.d_logit_sum(static_cast<int>(s), h))
-          << "sequence " << s << " head " << h;
-    }
-  }
-}
-
 // The gradients by way of the kernel and what surrounds it.
 void RunBackward(BackwardKernel kernel, bool deterministic, const VarlenInputs& inputs,
                  const BackwardOracle& oracle, DeviceVarlen& varlen) {
@@ -271,28 +199,6 @@ void RunBackward(BackwardKernel kernel, bool deterministic, const VarlenInputs& 
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }
 
-// The kernel alone: what it writes.
-void ExpectOwnWrites(BackwardKernel kernel, const VarlenInputs& inputs, DeviceVarlen& varlen) {
-  const VarlenAttentionParams& params = varlen.params();
-  const auto memory = [](const void* from, size_t bytes) {
-    return CopyToHost(static_cast<const uint8_t*>(from), bytes);
-  };
-  const size_t state_bytes = VarlenStateBytes(params), scratch_bytes = VarlenGradientBytes(params);
-  ASSERT_EQ(PrepareGradients(params, varlen.state(), varlen.gradients(), nullptr), cudaSuccess);
-  const std::vector<uint8_t> state = memory(varlen.state_memory(), state_bytes);
-  const std::vector<uint8_t> before = memory(varlen.gradient_memory(), scratch_bytes);
-  ASSERT_EQ(kernel(params, varlen.state(), varlen.gradients(), nullptr), cudaSuccess);
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_EQ(memory(varlen.state_memory(), state_bytes), state);
-  const std::vector<uint8_t> after = memory(varlen.gradient_memory(), scratch_bytes);
-  const std::vector<bool> writable = WritableScratch(varlen, varlen.ToHost().num_tiles);
-  size_t wrong = 0;
-  for (size_t i = 0; i < after.size(); ++i) wrong += !writable[i] && after[i] != before[i];
-  EXPECT_EQ(wrong, 0u) << "bytes of scratch that are not the kernel's";
-  ExpectOwnRows(inputs, varlen.Dk());
-  ExpectOwnRows(inputs, varlen.Dv());
-}
-
 std::vector<VarlenCase> BackwardCases() {
   // Weights follow the gates alone, and dq is zero but for rounding.
   VarlenCase equal_keys = WithHeads(BatchCase({300, 130}), 2, 1, 0, {3, 9});
@@ -305,8 +211,7 @@ std::vector<VarlenCase> BackwardCases() {
 }
 
 // All gradients against float64, in both modes, and under AcpMode::kPaper against those of
-// attention that was not pruned; that the sums of dS over rows and over columns are of the same
-// numbers; that the kernel writes nothing but what is its own.
+// attention that was not pruned.
 void ExpectBackward(BackwardKernel kernel, const VarlenCase& c) {
   const bool cancels = c.equal_keys || c.strong_gate_rate > 0;
   VarlenInputs inputs(c);
@@ -318,7 +223,6 @@ void ExpectBackward(BackwardKernel kernel, const VarlenCase& c) {
     SCOPED_TRACE(deterministic ? "deterministic" : "fast");
     RunBackward(kernel, deterministic, inputs, oracle, varlen);
     oracle.ExpectGradients(varlen, cancels);
-    if (!cancels) ExpectBalance(inputs, oracle, varlen);
   }
   if (c.acp == AcpMode::kPaper) {
     SCOPED_TRACE("not pruned");
@@ -328,10 +232,6 @@ void ExpectBackward(BackwardKernel kernel, const VarlenCase& c) {
     const BackwardOracle unpruned(copy, std::vector<int32_t>(first_key.size()));
     unpruned.ExpectGradients(varlen, false);
   }
-  varlen.PoisonOutputs();
-  varlen.SetOut(inputs.out);
-  varlen.SetLse(oracle.lse());
-  ExpectOwnWrites(kernel, inputs, varlen);
 }
 
 // Deterministic runs give the same bits, others the same but for the order of sums in float32.
@@ -380,16 +280,6 @@ TEST_P(BackwardHeadDimTest, Sm90IsDeterministic) {
 }
 
 INSTANTIATE_TEST_SUITE_P(HeadDims, BackwardHeadDimTest, ::testing::Values(32, 64, 128));
-
-TEST(BackwardOtherHeadDimsTest, AreRefused) {
-  VarlenAttentionParams params;
-  params.batch = params.q_heads = params.kv_heads = 1;
-  params.tokens = 70;
-  params.head_dim = 48;
-  VarlenState state;
-  state.max_tiles = 1;
-  EXPECT_EQ(BackwardSm80(params, state, {}, nullptr), cudaErrorInvalidValue);
-}
 
 }  // namespace
 }  // namespace fox::cuda::testing

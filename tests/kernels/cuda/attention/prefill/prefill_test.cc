@@ -165,13 +165,5 @@ TEST(PrefillLimitsTest, Sm80TakesMoreTilesThanAGridsSecondDimension) {
   cache.CheckOutputs(RowKind::kPrefill, 0);
 }
 
-TEST(PrefillLimitsTest, OtherHeadDimsAreRefused) {
-  const DeviceCache cache({.head_dim = 48, .sequences = {{70, 70, -10, 0}}});
-  for (const PrefillKernel kernel : {PrefillSm80, PrefillSm90}) {
-    EXPECT_EQ(kernel(cache.batch(), cache.params(), cache.kv(), cache.schedule(), 1, nullptr),
-              cudaErrorInvalidValue);
-  }
-}
-
 }  // namespace
 }  // namespace fox::cuda::testing

@@ -129,85 +129,6 @@ TEST(ScheduleTest, StrongGatesAndCuts) {
   ExpectGates(inputs, device, device.ToHost(), c);
 }
 
-double Norm(const std::vector<double>& x) {
-  double square = 0;
-  for (const double y : x) square += y * y;
-  return std::sqrt(square);
-}
-
-// E of each full page and t of each tile, as kernels/acp.h says, in float64.
-struct Certificate {
-  std::vector<double> log_mass_bound, threshold;
-};
-
-Certificate Certify(const VarlenInputs& inputs, int seq, int head, const std::vector<double>& c,
-                    double logit_over_norm) {
-  const int kv_head = head / (inputs.shape.q_heads / inputs.shape.kv_heads);
-  const int dim = inputs.shape.head_dim;
-  Certificate certificate;
-  std::vector<double> n(static_cast<size_t>(dim));
-  double log_mass = kNoMass, s = 0, largest = 0, h = kInfinity;
-  for (int j = 0; j < inputs.length(seq); ++j) {
-    const double c_j = c[inputs.RowIndex(seq, j, head)];
-    if (j % kVarlenTile == 0) {
-      double tile_largest = largest;
-      for (int i = j; i < std::min(inputs.length(seq), j + kVarlenTile); ++i) {
-        const double* key =
-            &inputs.k.At(inputs.BatchOf(seq), inputs.begin[static_cast<size_t>(seq)] + i, kv_head);
-        tile_largest = std::max(tile_largest, Norm({key, key + dim}));
-      }
-      largest = tile_largest;
-      const double u = logit_over_norm * largest;
-      certificate.threshold.push_back(PageThreshold(AcpMode::kCertified, h, c_j, u, u));
-    }
-    const double* key =
-        &inputs.k.At(inputs.BatchOf(seq), inputs.begin[static_cast<size_t>(seq)] + j, kv_head);
-    const double decay = j == 0 ? 0 : std::exp(c_j - c[inputs.RowIndex(seq, j - 1, head)]);
-    s = s * decay + 1;
-    for (int m = 0; m < dim; ++m) {
-      n[static_cast<size_t>(m)] = n[static_cast<size_t>(m)] * decay + key[m];
-    }
-    log_mass = LogAddExp(log_mass, logit_over_norm * Norm({key, key + dim}) - c_j);
-    if (j % kVarlenPage == kVarlenPage - 1) {
-      certificate.log_mass_bound.push_back(
-          CertifiedLogMassBound(log_mass + c_j, j, c_j, logit_over_norm * largest));
-    }
-    if (j % kVarlenTile == kVarlenTile - 1) {
-      h = LogDenominatorBound(h, c_j, logit_over_norm * Norm(n) / s - std::log(s));
-    }
-  }
-  return certificate;
-}
-
-// First pages by a scan from the left; `slack` also drops pages that miss the bound by that much.
-std::vector<int> ScanPages(const VarlenInputs& inputs, AcpMode acp, const std::vector<double>& c,
-                           int seq, int head, double slack) {
-  const auto index = static_cast<size_t>(seq * inputs.shape.q_heads + head);
-  const double log_eps = -10;
-  const double logit_over_norm =
-      kProductInflation * inputs.scale * static_cast<double>(inputs.MaxQueryNorms()[index]);
-  const auto threshold = static_cast<double>(inputs.PaperThresholds(log_eps)[index]);
-  const Certificate certificate = Certify(inputs, seq, head, c, logit_over_norm);
-  std::vector<int> first_page;
-  for (int i = 0; i < inputs.length(seq); i += kVarlenTile) {
-    int page = 0;
-    for (; page < i / kVarlenPage; ++page) {
-      const auto p = static_cast<size_t>(page);
-      const int last = page * kVarlenPage + kVarlenPage - 1;
-      const bool drops =
-          acp == AcpMode::kPaper
-              ? c[inputs.RowIndex(seq, i, head)] - c[inputs.RowIndex(seq, last, head)] <
-                    threshold + slack
-              : MayDrop(certificate.log_mass_bound[p],
-                        certificate.threshold[static_cast<size_t>(i / kVarlenTile)],
-                        log_eps + slack);
-      if (!drops) break;
-    }
-    first_page.push_back(page);
-  }
-  return first_page;
-}
-
 class FirstPageTest : public ::testing::TestWithParam<AcpMode> {};
 
 VarlenCase PrunedCase(int head_dim = 64) {
@@ -215,37 +136,6 @@ VarlenCase PrunedCase(int head_dim = 64) {
       WithHeads(PackedCase({2500, 100, 1, 1300}), 6, 3, head_dim, {0, 1, 2, 3, 5, 9});
   shape.tokens = 4000;
   return shape;
-}
-
-// float32 sums over a tile and offsets move bounds by less than 1e-3.
-void ExpectFirstPages(const VarlenCase& shape, AcpMode acp) {
-  VarlenInputs inputs(shape);
-  DeviceVarlen device(inputs, acp);
-  device.Schedule();
-  const HostState host = device.ToHost();
-  const std::vector<double> c = inputs.CumulativeGates();
-  int pruned = 0, t = 0;
-  for (int s = 0; s < inputs.num_seqs(); ++s) {
-    const int tiles = (inputs.length(s) + kVarlenTile - 1) / kVarlenTile;
-    for (int h = 0; h < shape.q_heads; ++h) {
-      const auto least = ScanPages(inputs, acp, c, s, h, -1e-3);
-      const auto most = ScanPages(inputs, acp, c, s, h, 1e-3);
-      for (int i = 0; i < tiles; ++i) {
-        const int got = host.first_page[static_cast<size_t>(h * device.state().max_tiles + t + i)];
-        EXPECT_GE(got, least[static_cast<size_t>(i)]) << "sequence " << s << " head " << h;
-        EXPECT_LE(got, most[static_cast<size_t>(i)]) << "sequence " << s << " head " << h;
-        pruned += got;
-      }
-    }
-    t += tiles;
-  }
-  EXPECT_GT(pruned, 0);
-}
-
-TEST_P(FirstPageTest, IsThatOfTheRule) {
-  for (const int head_dim : {32, 64, 128}) ExpectFirstPages(PrunedCase(head_dim), GetParam());
-  // Runs of several tiles a thread and, where keys are summed, many a warp.
-  ExpectFirstPages(WithHeads(PackedCase({9000, 100, 135000, 300}), 1, 1, 32, {5}), GetParam());
 }
 
 TEST_P(FirstPageTest, RowsLoseAtMostEps) {

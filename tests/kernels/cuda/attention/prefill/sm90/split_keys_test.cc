@@ -182,21 +182,6 @@ void ExpectPlan(const DeviceCache& cache, const SplitSpace& space) {
   EXPECT_FALSE(splits.empty());
 }
 
-TEST(KeySplitsTest, PlanIsTheHosts) {
-  for (const AcpMode acp : {AcpMode::kOff, AcpMode::kCertified}) {
-    for (const int least_shift : {0, 3}) {
-      SCOPED_TRACE(ModeName(acp) + " least shift " + std::to_string(least_shift));
-      CacheOptions options = Chunks(acp, 32);
-      if (least_shift == 0) options.sequences.push_back(kLongPrompt);
-      const DeviceCache cache(options);
-      const SplitSpace space(cache, least_shift, 4 * kRoomyRows, 4 * kRoomySplits);
-      ASSERT_EQ(PlanKeySplits(options.q_heads, space.schedule(), nullptr), cudaSuccess);
-      ASSERT_NO_FATAL_FAILURE(ExpectPlan(cache, space));
-      EXPECT_TRUE(space.SplitsFirst());
-    }
-  }
-}
-
 // Head tiles too early to be split may be longer than any split, and then come first.
 TEST(KeySplitsTest, EarlyRowsAreNotSplitAndComeFirst) {
   CacheOptions options = Chunks(AcpMode::kOff, 32);

@@ -216,17 +216,5 @@ TEST_P(VarlenPrefillTest, Sm90MatchesFloat64) {
 INSTANTIATE_TEST_SUITE_P(Cases, VarlenPrefillTest, ::testing::ValuesIn(ForwardCases()),
                          CaseName<VarlenCase>);
 
-TEST(VarlenPrefillHeadDimTest, OthersAreRefused) {
-  VarlenAttentionParams params;
-  params.batch = params.q_heads = params.kv_heads = 1;
-  params.tokens = 70;
-  params.head_dim = 48;
-  VarlenState state;
-  state.max_tiles = 1;
-  for (const VarlenPrefillKernel kernel : {VarlenPrefillSm80, VarlenPrefillSm90}) {
-    EXPECT_EQ(kernel(params, state, nullptr), cudaErrorInvalidValue);
-  }
-}
-
 }  // namespace
 }  // namespace fox::cuda::testing

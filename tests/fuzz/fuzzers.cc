@@ -1,8 +1,9 @@
-// A fuzz target without libFuzzer: runs every file of its corpus, each cut short at every byte, and
-// then a given number of mutations of them, always the same ones. An input that fails, or takes too
-// long, is written to a file whose path is printed, for the corpus.
+// The program of all fuzz targets. With libFuzzer, FUZZ_TARGET names the one that runs. Without, a
+// target runs every file of its corpus, the valid ones also cut short at every byte, and then
+// mutations of them, always the same ones; an input that fails, or takes too long, is written to a
+// file whose path is printed.
 //
-//   TARGET CORPUS [MUTATIONS]    or    TARGET FILE
+//   fuzzers TARGET CORPUS [MUTATIONS]    or    fuzzers TARGET FILE
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -21,6 +22,29 @@
 #include <vector>
 
 #include "tests/fuzz/fuzz_target.h"
+
+namespace {
+
+const fox::FuzzTarget& Target(const char* name) {
+  const fox::FuzzTarget* target = fox::FuzzTarget::first;
+  while (target != nullptr && name != nullptr && std::string_view(target->name) != name) {
+    target = target->next;
+  }
+  FOX_CHECK(name != nullptr && target != nullptr && "no such target");
+  return *target;
+}
+
+}  // namespace
+
+#ifdef FOX_LIBFUZZER
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const fox::FuzzTarget& target = Target(std::getenv("FUZZ_TARGET"));
+  target.run(fox::FuzzInput(data, size));
+  return 0;
+}
+
+#else
 
 namespace {
 
@@ -46,10 +70,10 @@ void OnFatalSignal(int signal_number) {
   raise(signal_number);
 }
 
-void Run(std::string input) {
+void Run(const fox::FuzzTarget& target, std::string input) {
   g_input = std::move(input);
   const std::clock_t before = std::clock();
-  fox::Fuzz({reinterpret_cast<const uint8_t*>(g_input.data()), g_input.size()});
+  target.run({reinterpret_cast<const uint8_t*>(g_input.data()), g_input.size()});
   const double seconds = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
   if (seconds <= kMaxSeconds) return;
   std::fprintf(stderr, "an input of %zu bytes took %.1f s\n", g_input.size(), seconds);
@@ -78,6 +102,8 @@ class Mutator {
   size_t Below(size_t n) { return random_() % n; }
   const std::string& Pick() { return corpus_[Below(corpus_.size())]; }
 
+  static void Flip(char* byte, int bits) { *byte = static_cast<char>(*byte ^ bits); }
+
   // A part of `text`, most often a short one.
   std::string Part(const std::string& text) {
     if (text.empty()) return "";
@@ -85,41 +111,21 @@ class Mutator {
   }
 
   void Edit(std::string* text) {
-    const size_t at = Below(text->size() + 1);
-    switch (Below(8)) {
-      case 0:
-        text->insert(at, 1, static_cast<char>(random_()));
-        break;
-      case 1:
-        text->erase(at, 1 + Below(size_t{1} << Below(6)));
-        break;
-      case 2:
-        if (at < text->size()) (*text)[at] = static_cast<char>((*text)[at] ^ (1 << Below(8)));
-        break;
-      case 3:
-        if (at < text->size()) (*text)[at] = static_cast<char>(random_());
-        break;
-      case 4:
-        text->insert(at, Part(*text));
-        break;
-      case 5:
-        text->insert(at, Part(Pick()));
-        break;
-      case 6:
-        *text = text->substr(0, at) + Part(Pick());
-        break;
-      default:
-        ChangeNumber(text, at);
-    }
+    const size_t at = Below(text->size() + 1), kind = Below(7);
+    if (kind == 0) text->insert(at, 1, static_cast<char>(random_()));
+    if (kind == 1) text->erase(at, 1 + Below(size_t{1} << Below(6)));
+    if (kind == 2 && at < text->size()) Flip(&(*text)[at], 1 << Below(8));
+    if (kind == 3) text->insert(at, Part(*text));
+    if (kind == 4) text->insert(at, Part(Pick()));
+    if (kind == 5) *text = text->substr(0, at) + Part(Pick());
+    if (kind == 6) ChangeNumber(text, at);
   }
 
-  // Of the digits at `at`, if there are any, another number of as many or more.
+  // Another number in place of the next digits.
   void ChangeNumber(std::string* text, size_t at) {
-    constexpr const char* kNumbers[] = {
-        "0",   "-1",   "1",     "2147483648", "4294967295",
-        "1e9", "0.5",  "-0",    "1e999",      "18446744073709551615",
-        "65",  "256",  "65536", "null",       "9223372036854775808",
-        "3",   "true", "[]"};
+    constexpr const char* kNumbers[] = {"0",          "-1",    "1e9",  "4294967295",
+                                        "2147483648", "1e999", "0.5",  "18446744073709551615",
+                                        "65",         "65536", "null", "9223372036854775808"};
     const size_t begin = text->find_first_of("0123456789", at);
     if (begin == std::string::npos) return;
     const size_t end = std::min(text->find_first_not_of("0123456789", begin), text->size());
@@ -133,33 +139,36 @@ class Mutator {
 }  // namespace
 
 int main(int argc, char** argv) {
-  FOX_CHECK(argc >= 2);
-  g_artifact = "failed-" + std::filesystem::path(argv[0]).filename().string();
+  FOX_CHECK(argc >= 3);
+  const fox::FuzzTarget& target = Target(argv[1]);
+  g_artifact = std::string("failed-") + target.name;
   for (const int fatal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) signal(fatal, OnFatalSignal);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   const rlimit limit{kMaxMemory, kMaxMemory};
   setrlimit(RLIMIT_AS, &limit);
 #endif
-  std::vector<std::string> corpus;
-  if (!std::filesystem::is_directory(argv[1])) {
-    Run(ReadFile(argv[1]));
+  if (!std::filesystem::is_directory(argv[2])) {
+    Run(target, ReadFile(argv[2]));
     return 0;
   }
-  const std::filesystem::directory_iterator folder(argv[1]);
+  const std::filesystem::directory_iterator folder(argv[2]);
   std::vector<std::filesystem::path> paths(begin(folder), end(folder));
   FOX_CHECK(!paths.empty());
   std::sort(paths.begin(), paths.end());
-  for (const std::filesystem::path& path : paths) corpus.push_back(ReadFile(path));
+  std::vector<std::string> corpus;
   size_t cuts = 0;
-  for (const std::string& file : corpus) {
-    Run(file);
-    if (file.size() > kMaxCut) continue;
-    for (size_t size = 0; size < file.size(); ++size) Run(file.substr(0, size));
+  for (const std::filesystem::path& path : paths) {
+    const std::string& file = corpus.emplace_back(ReadFile(path));
+    Run(target, file);
+    if (file.size() > kMaxCut || !path.filename().string().starts_with("valid")) continue;
+    for (size_t size = 0; size < file.size(); ++size) Run(target, file.substr(0, size));
     cuts += file.size();
   }
-  const size_t mutations = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 0;
+  const size_t mutations = argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 0;
   Mutator mutator(corpus);
-  for (size_t i = 0; i < mutations; ++i) Run(mutator.Next());
+  for (size_t i = 0; i < mutations; ++i) Run(target, mutator.Next());
   std::printf("%zu files, %zu cut short, %zu mutations\n", corpus.size(), cuts, mutations);
   return 0;
 }
+
+#endif

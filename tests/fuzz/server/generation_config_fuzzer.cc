@@ -21,7 +21,7 @@ absl::StatusOr<SamplingDefaults> Read(const std::string& text) {
 
 }  // namespace
 
-void Fuzz(FuzzInput in) {
+FUZZ_TEST(generation_config) {
   const std::string text = in.Rest();
   const absl::StatusOr<SamplingDefaults> defaults = Read(text);
   if (!defaults.ok()) return CheckRefusal(defaults.status());
