@@ -61,7 +61,7 @@ def strip_wrappers(tensors: dict[str, SourceTensor]) -> dict[str, SourceTensor]:
     return result
 
 
-class _Pool:
+class Pool:
     """The source tensors not used yet."""
 
     def __init__(self, tensors: dict[str, SourceTensor]) -> None:
@@ -107,7 +107,7 @@ def _same_values(a: SourceTensor, b: SourceTensor) -> bool:
 class _Planner:
     """Collects the planned tensors of one model."""
 
-    def __init__(self, config: CanonicalConfig, pool: _Pool, wanted: str) -> None:
+    def __init__(self, config: CanonicalConfig, pool: Pool, wanted: str) -> None:
         self._config, self._pool, self._wanted = config, pool, wanted
         self.planned: list[PlannedTensor] = []
 
@@ -204,6 +204,15 @@ class _Planner:
             self.add(f"{prefix}{letter}_norm.weight", shape)
 
 
+def plan_as_it_is(tensors: dict[str, SourceTensor], wanted: str) -> list[PlannedTensor]:
+    """The tensors of a checkpoint in a layout that the server loads, under their own names."""
+    return [
+        PlannedTensor(name, target_dtype(tensor.dtype, wanted, name), tensor.shape, (tensor,))
+        for name, tensor in tensors.items()
+        if not _DERIVED.search(name)
+    ]
+
+
 def plan_tensors(
     config: CanonicalConfig, tensors: dict[str, SourceTensor], wanted: str
 ) -> list[PlannedTensor]:
@@ -214,7 +223,7 @@ def plan_tensors(
     unsupported = sorted(name for name in tensors if _UNSUPPORTED.search(name))
     if unsupported:
         raise Refusal(f"tensor {unsupported[0]}: attention residuals are not supported")
-    pool = _Pool(tensors)
+    pool = Pool(tensors)
     pool.drop_derived()
     if config.fla and config.qk_norm:
         early = pool.shape("model.layers.0.attn.q_norm.weight") == (config.head_dim,)
