@@ -155,10 +155,12 @@ void ChatFormat::FindAddedTokens(const Tokenizer& tokenizer) {
     if (token.empty() || token.size() > AddedTokenSplitter::kMaxContent) continue;
     if (marks.find(token) == std::string::npos) continue;
     // Added tokens need not be special; they are those that text is not read as.
-    const std::vector<int32_t> itself = {id};
+    const auto is_one = [id](const absl::StatusOr<std::vector<int32_t>>& ids) {
+      return ids.ok() && *ids == std::vector<int32_t>{id};
+    };
     const bool special = tokenizer.TokenBytes(id, /*skip_special=*/true).empty();
-    const bool added = special || (tokenizer.Encode(token, false).value_or({}) == itself &&
-                                   tokenizer.EncodeAsText(token).value_or({}) != itself);
+    const bool added = special || (is_one(tokenizer.Encode(token, false)) &&
+                                   !is_one(tokenizer.EncodeAsText(token)));
     if (added) added_.Add({.content = token, .id = id});
   }
   const std::string& suffix = roles_["assistant"].suffix;

@@ -24,10 +24,6 @@ class Tokenizer {
   virtual absl::StatusOr<std::vector<int32_t>> Encode(const std::string& text,
                                                       bool add_special_tokens) const = 0;
 
-  virtual absl::StatusOr<std::vector<int32_t>> EncodeAsText(const std::string& text) const {
-    return Encode(text, false);
-  }
-
   // Bytes of one token as they stand in a running text; not necessarily whole UTF-8. Special tokens
   // give "" when `skip_special`. Ids without a token give "": models pad their vocabulary.
   virtual std::string TokenBytes(int32_t id, bool skip_special) const = 0;
