@@ -11,14 +11,13 @@ import argparse
 import re
 import signal
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refusal import Refusal
 
 if TYPE_CHECKING:  # numpy comes with these; --help must work without it
-    from tensor_plan import PlannedTensor
+    from tensor_plan import Plan, PlannedTensor
 
 VERSION = "0.1.0"
 EXIT_REFUSED, EXIT_USAGE = 1, 2
@@ -115,22 +114,11 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-@dataclass
-class _Model:
-    """What a conversion writes, and words for the user."""
-
-    kind: str
-    config: dict[str, Any]
-    planned: list[PlannedTensor]
-    notes: list[str] = field(default_factory=list)
-    files: dict[str, Any] = field(default_factory=dict)  # beside those copied from SRC
-
-
-def _print_plan(model: _Model) -> None:
+def _print_plan(plan: Plan) -> None:
     """The dry run's answer, on stdout."""
-    planned = model.planned
-    print(f"source: {model.kind}")
-    for key, value in model.config.items():
+    planned = plan.tensors
+    print(f"source: {plan.kind}")
+    for key, value in plan.config.items():
         print(f"config: {key} = {value!r}")
     for tensor in planned:
         origin = " + ".join(f"{part.name} {part.dtype}" for part in tensor.parts)
@@ -161,21 +149,21 @@ def _verify(directory: Path, config: dict[str, Any], planned: list[PlannedTensor
     )
 
 
-def _write(args: argparse.Namespace, model: _Model) -> None:
+def _write(args: argparse.Namespace, plan: Plan) -> None:
     """Writes DST."""
     import output_directory as out
     from chat_format import write_chat_format
 
-    planned = model.planned
+    planned = plan.tensors
     out.check_space(args.destination, planned)
     with out.staged(args.destination) as stage:
         report = out.write_tensors(stage, planned, args.max_shard_size)
-        for filename, content in {"config.json": model.config, **model.files}.items():
+        for filename, content in {"config.json": plan.config, **plan.files}.items():
             out.write_file(stage / filename, content)
-        copied = [*model.files, *out.copy_side_files(args.source, stage)]
+        copied = [*plan.files, *out.copy_side_files(args.source, stage)]
         chat = write_chat_format(stage)
         if args.verify:
-            _verify(stage, model.config, planned)
+            _verify(stage, plan.config, planned)
     for name, count in report.nonfinite.items():
         _say(f"warning: tensor {name}: {count} elements are NaN or infinite")
     if not any(name.startswith(("tokenizer.", "vocab.")) for name in copied):
@@ -186,30 +174,24 @@ def _write(args: argparse.Namespace, model: _Model) -> None:
     _say(f"wrote {args.destination}: {len(planned)} tensors, {total} bytes")
 
 
-def _open(args: argparse.Namespace) -> _Model:
+def _plan(args: argparse.Namespace) -> Plan:
     """Reads the headers of SRC."""
     from canonical_config import ORDINARY_TYPES, parse_config
     from source_directory import open_source
-    from tensor_plan import plan_as_it_is, plan_tensors
+    from tensor_plan import Plan, plan_as_it_is, plan_tensors
 
     if args.source.is_file():
         from gguf_source import open_gguf
 
-        gguf = open_gguf(args.source, args.dtype)
-        return _Model(gguf.kind, gguf.config, gguf.planned, files=gguf.files)
+        return open_gguf(args.source, args.dtype)
     source = open_source(args.source, args.step)
     if source.config.get("model_type") in ORDINARY_TYPES:
-        planned = plan_as_it_is(source.tensors, args.dtype)
-        layout, written = source.config["model_type"], source.config
-        if args.dtype != "keep":
-            dtypes = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
-            written = written | {"torch_dtype": dtypes[args.dtype]}
-    else:
-        ignored = frozenset(args.ignore_key)
-        config = parse_config(source.config, args.log_pruning_tolerance, ignored)
-        planned = plan_tensors(config, source.tensors, args.dtype)
-        layout, written = "FLA" if config.fla else "official", config.to_json()
-    return _Model(f"{layout} layout, {source.kind}", written, planned, source.notes)
+        return plan_as_it_is(source.config, source.tensors, args.dtype)
+    ignored = frozenset(args.ignore_key)
+    config = parse_config(source.config, args.log_pruning_tolerance, ignored)
+    planned = plan_tensors(config, source.tensors, args.dtype)
+    layout = "FLA" if config.fla else "official"
+    return Plan(f"{layout} layout, {source.kind}", config.to_json(), planned, source.notes)
 
 
 def _convert(args: argparse.Namespace) -> None:
@@ -222,15 +204,15 @@ def _convert(args: argparse.Namespace) -> None:
             raise Refusal(f"{args.destination}: SRC and DST are the same directory")
         if not args.verify_only:
             check_destination(args.destination, args.force)
-    model = _open(args)
-    for note in model.notes:
+    plan = _plan(args)
+    for note in plan.notes:
         _say(f"note: {note}")
     if args.dry_run:
-        _print_plan(model)
+        _print_plan(plan)
     elif args.verify_only:
-        _verify(args.destination, model.config, model.planned)
+        _verify(args.destination, plan.config, plan.tensors)
     else:
-        _write(args, model)
+        _write(args, plan)
 
 
 def _interrupt(number: int, frame: Any) -> None:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf_tokenizer import tokenizer_files
 from refusal import Refusal
-from rounding import TARGETS
+from rounding import TARGETS, TORCH_NAMES
 from source_tensor import BLOCK_BYTES, SourceTensor
-from tensor_plan import Pool, PlannedTensor
+from tensor_plan import Plan, PlannedTensor, Pool
 
 # general.architecture -> the class of the transformers library
 ARCHITECTURES = {
@@ -43,16 +42,6 @@ _MODULES = {
 _WITHOUT_EFFECT = ("rope.scaling.original_context_length", "rope.scaling.finetuned")
 # LLaMA 3's scaling, of which GGUF keeps only the resulting factors: low, high, original context
 _LLAMA3 = (1.0, 4.0, 8192)
-
-
-@dataclass
-class GgufModel:
-    """What a conversion writes."""
-
-    config: dict[str, Any]
-    planned: list[PlannedTensor]
-    files: dict[str, dict[str, Any] | bytes]
-    kind: str
 
 
 class GgufTensor(SourceTensor):
@@ -85,9 +74,15 @@ class _Keys:
         self._left -= {f"{self.architecture}.{key}" for key in _WITHOUT_EFFECT}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of any key."""
+        """The value of any key; of the type of `default` unless that is None."""
         field = self._fields.get(key)
-        return default if field is None else field.contents()
+        try:
+            value = default if field is None else field.contents()
+        except ValueError:
+            raise Refusal(f"key {key}: not UTF-8") from None
+        if default is not None and type(value) is not type(default):
+            raise Refusal(f"key {key}: {value!r} is no {type(default).__name__}")
+        return value
 
     def of_model(self, key: str, kind: type, default: Any = None) -> Any:
         """A number of the architecture; required when there is no default."""
@@ -95,7 +90,7 @@ class _Keys:
         self._left.discard(key)
         value = self.get(key, default)
         if type(value) is not kind or (kind is int and not 0 <= value <= 1 << 31):
-            raise Refusal(f"key {key}: {'missing' if value is None else f'{value!r} is no {kind}'}")
+            raise Refusal(f"key {key}: {'missing' if value is None else f'{value!r} is no {kind.__name__}'}")
         # The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06.
         return float(str(np.float32(value))) if kind is float else value
 
@@ -105,7 +100,7 @@ class _Keys:
             raise Refusal(f"key {min(self._left)}: not supported")
 
 
-def open_gguf(path: Path, wanted: str) -> GgufModel:
+def open_gguf(path: Path, wanted: str) -> Plan:
     """Opens `path`. `wanted`: f32, bf16, f16, or keep for bf16."""
     try:
         import gguf
@@ -131,21 +126,21 @@ def open_gguf(path: Path, wanted: str) -> GgufModel:
     tensors = {t.name: GgufTensor(t, path) for t in reader.tensors}
     config = _config(keys, tensors)
     files = tokenizer_files(keys.get, config["vocab_size"])
-    config.update({k: v for k, v in files["generation_config.json"].items()})
-    planned = _Planner(config, tensors, "BF16" if wanted == "keep" else TARGETS[wanted]).model()
-    config["torch_dtype"] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}[
-        planned[0].dtype
-    ]
+    wanted = "bf16" if wanted == "keep" else wanted
+    config |= {**files["generation_config.json"], "torch_dtype": TORCH_NAMES[wanted]}
+    planned = _Planner(config, tensors, TARGETS[wanted]).model()
     kinds = sorted({t.tensor_type.name for t in reader.tensors})
-    return GgufModel(config, planned, files, f"GGUF, {', '.join(kinds)}")
+    return Plan(f"GGUF, {', '.join(kinds)}", config, planned, files=files)
 
 
 def _config(keys: _Keys, tensors: dict[str, GgufTensor]) -> dict[str, Any]:
     """config.json."""
     wide, heads = keys.of_model("embedding_length", int), keys.of_model("attention.head_count", int)
-    if heads == 0 or "token_embd.weight" not in tensors:
-        raise Refusal("tensor token_embd.weight: missing" if heads else "no attention heads")
-    head_dim = keys.of_model("attention.key_length", int, wide // heads)
+    if "token_embd.weight" not in tensors:
+        raise Refusal("tensor token_embd.weight: missing")
+    head_dim = keys.of_model("attention.key_length", int, wide // max(1, heads))
+    if heads == 0 or head_dim == 0 or head_dim % 2 != 0:
+        raise Refusal(f"key {keys.architecture}.attention.head_count: {heads} heads of {head_dim}")
     for key, default in (
         ("attention.value_length", head_dim),
         ("rope.dimension_count", head_dim),

@@ -45,15 +45,16 @@ def tokenizer_files(
     get: Callable[[str, Any], Any], vocab_size: int
 ) -> dict[str, dict[str, Any] | bytes]:
     """File name -> content. `get`: a key's value, or the default."""
-    model, tokens = get("tokenizer.ggml.model", None), get("tokenizer.ggml.tokens", [])
+    model, tokens = get("tokenizer.ggml.model", ""), get("tokenizer.ggml.tokens", [])
     kinds = get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
-    if not 0 < len(tokens) <= vocab_size or len(kinds) != len(tokens):
+    texts = all(type(token) is str for token in tokens)
+    if not 0 < len(tokens) <= vocab_size or len(kinds) != len(tokens) or not texts:
         raise Refusal(f"key tokenizer.ggml.tokens: {len(tokens)} tokens, {len(kinds)} types, and "
                       f"the model has {vocab_size}")
     ids = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         ids[name] = get(f"tokenizer.ggml.{key}_token_id", None)
-        if ids[name] is not None and not 0 <= ids[name] < len(tokens):
+        if ids[name] is not None and ids[name] not in range(len(tokens)):
             raise Refusal(f"key tokenizer.ggml.{key}_token_id: {ids[name]} is no token")
     files: dict[str, dict[str, Any] | bytes] = {}
     if model == "gpt2":
@@ -63,12 +64,12 @@ def tokenizer_files(
     else:
         raise Refusal(f"key tokenizer.ggml.model: {model!r} is not supported; gpt2 and llama are")
     named = {f"{name}_token": tokens[i] for name, i in ids.items() if i is not None}
-    template = get("tokenizer.chat_template", None)
+    template = get("tokenizer.chat_template", "")
     files["tokenizer_config.json"] = {
         "tokenizer_class": "PreTrainedTokenizerFast" if model == "gpt2" else "LlamaTokenizer",
-        "add_bos_token": bool(get("tokenizer.ggml.add_bos_token", model == "llama")),
+        "add_bos_token": get("tokenizer.ggml.add_bos_token", model == "llama"),
         **named,
-        **({} if template is None else {"chat_template": template}),
+        **({"chat_template": template} if template else {}),
     }
     ends = [i for i in (ids["eos"], get("tokenizer.ggml.eot_token_id", None)) if i is not None]
     files["generation_config.json"] = {
@@ -159,6 +160,6 @@ def _sentencepiece(
     trainer = _field(3, 2) + _field(35, 6 in kinds)  # BPE, with fallback to bytes
     for number, name in ((40, "unk"), (41, "bos"), (42, "eos")):
         trainer += _field(number, (1 << 64) - 1 if ids[name] is None else ids[name])  # -1: none
-    prefix = bool(get("tokenizer.ggml.add_space_prefix", True))
+    prefix = get("tokenizer.ggml.add_space_prefix", True)
     normalizer = _field(1, b"identity") + _field(3, prefix) + _field(4, False) + _field(5, True)
     return pieces + _field(2, trainer) + _field(3, normalizer)

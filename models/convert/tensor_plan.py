@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from canonical_config import CanonicalConfig
 from refusal import Refusal
-from rounding import convert, target_dtype
+from rounding import TORCH_NAMES, convert, target_dtype
 from source_tensor import NUMPY_TYPES, SourceTensor
 
 # Wrappers (torch.compile, DDP, FSDP, activation checkpointing) that leave a trace in names.
@@ -24,6 +25,17 @@ _WRAPPERS = frozenset(
 )
 _UNSUPPORTED = re.compile(r"(^|\.)((attn|mlp)_res_(proj|norm)|res_(proj|norm))\.")
 _DERIVED = re.compile(r"\.rotary(_emb)?\.inv_freq$")  # recomputed from rope_base
+
+
+@dataclass
+class Plan:
+    """What a conversion writes, and words for the user."""
+
+    kind: str
+    config: dict[str, Any]
+    tensors: list[PlannedTensor]
+    notes: list[str] = field(default_factory=list)
+    files: dict[str, dict[str, Any] | bytes] = field(default_factory=dict)  # beside those of SRC
 
 
 @dataclass(frozen=True)
@@ -204,13 +216,18 @@ class _Planner:
             self.add(f"{prefix}{letter}_norm.weight", shape)
 
 
-def plan_as_it_is(tensors: dict[str, SourceTensor], wanted: str) -> list[PlannedTensor]:
-    """The tensors of a checkpoint in a layout that the server loads, under their own names."""
-    return [
+def plan_as_it_is(
+    config: dict[str, Any], tensors: dict[str, SourceTensor], wanted: str
+) -> Plan:
+    """A checkpoint in a layout that the server loads, under its own names."""
+    planned = [
         PlannedTensor(name, target_dtype(tensor.dtype, wanted, name), tensor.shape, (tensor,))
         for name, tensor in tensors.items()
         if not _DERIVED.search(name)
     ]
+    if wanted != "keep":
+        config = {**config, "dtype" if "dtype" in config else "torch_dtype": TORCH_NAMES[wanted]}
+    return Plan(f"{config['model_type']} layout", config, planned)
 
 
 def plan_tensors(

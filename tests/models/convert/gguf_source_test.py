@@ -198,7 +198,7 @@ class RefusalTest(GgufCase):
         for key, value, reason in (
             ("llama.expert_count", 8, "key llama.expert_count"),
             ("llama.rope.scaling.type", "yarn", "'yarn' is not supported; there are none, linear"),
-            ("llama.attention.head_count", 0, "no attention heads"),
+            ("llama.attention.head_count", 0, "0 heads of 256"),
             ("llama.block_count", "2", "key llama.block_count"),
             ("llama.attention.value_length", 32, "only 64 is supported"),
             ("llama.feed_forward_length", 256, "tensor blk.0.ffn_gate.weight: shape"),
