@@ -39,7 +39,11 @@ _MODULES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_WITHOUT_EFFECT = ("rope.scaling.original_context_length", "rope.scaling.finetuned")
+_WITHOUT_EFFECT = (
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "tensor_data_layout",
+)
 # LLaMA 3's scaling, of which GGUF keeps only the resulting factors: low, high, original context
 _LLAMA3 = (1.0, 4.0, 8192)
 
