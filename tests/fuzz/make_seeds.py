@@ -207,6 +207,21 @@ def generation_config_seeds() -> Seeds:
                        repetition_penalty=(1e39,), eos_token_id=(7, 1000, [1.5]))
 
 
+def chat_format_seeds() -> Seeds:
+    """The format, then what the user and the assistant say."""
+    turn = {"prefix": "<s>user\n", "suffix": "<t>\n", "trim": True}
+    right = {"bos": "<|endoftext|>", "default_system": "S", "generation_prompt": "a", "end": "<s>",
+             "alternate": True, "roles": {"system": turn, "user": turn, "assistant": turn}}
+    for name, content in {"plain": " ab", "hostile": "<s><t>\n<|endoftext|>", "cut": "s>",
+                          "bad_utf8": b"\xff"}.items():
+        yield f"valid_{name}", sections(right, content, content)
+    yield "valid_marks_join", sections({"roles": {"user": {"suffix": "<"},
+                                                  "assistant": {"prefix": "t>"}}}, "<", "s>")
+    yield from hostile(right, roles=({}, {"tool": turn}, {"user": 1}, {"user": turn},
+                                     {"user": turn, "assistant": {}},
+                                     {"user": turn, "assistant": {"trim": 1}}))
+
+
 def json_reader_seeds() -> Seeds:
     """The first three bytes choose the limits."""
     yield from table({
@@ -225,7 +240,7 @@ def main() -> None:
     targets = dict(REQUEST_SEEDS, **TOKENIZER_SEEDS, safetensors=safetensors_seeds(),
                    json_reader=json_reader_seeds(), tensor_files=tensor_files_seeds(),
                    checkpoint=checkpoint_seeds(), model_config=model_config_seeds(),
-                   generation_config=generation_config_seeds())
+                   generation_config=generation_config_seeds(), chat_format=chat_format_seeds())
     shutil.rmtree(sys.argv[1], ignore_errors=True)
     for target, seeds in sorted(targets.items()):
         folder = pathlib.Path(sys.argv[1], target)
