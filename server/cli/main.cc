@@ -14,6 +14,7 @@ constexpr const char* kHelp =
     "fox-cli talks to a fox-server.\n\n"
     "usage: fox-cli COMMAND [arguments] [flags]     fox-cli COMMAND --help\n\n"
     "  generate PROMPT     continue a text, shown as it is made\n"
+    "  chat                a conversation: each line of standard input is a turn\n"
     "  score TEXT          log-probabilities of a text\n"
     "  tokenize TEXT       ids of a text\n"
     "  detokenize IDS      text of ids\n"
@@ -30,7 +31,7 @@ struct Command {
 };
 
 constexpr Command kCommands[] = {
-    {"generate", Generate},     {"score", Score},     {"tokenize", Tokenize},
+    {"generate", Generate},     {"chat", Chat},            {"score", Score},     {"tokenize", Tokenize},
     {"detokenize", Detokenize}, {"health", Health},   {"info", Info},
     {"drain", Drain},           {"undrain", Undrain}, {"flush-cache", FlushCache}};
 

@@ -63,6 +63,7 @@ v1::ModelInfo DescribeModel(const ServerCore& core) {
   out.set_use_rope(model.use_rope);
   if (core.context.tokenizer != nullptr) out.set_tokenizer(core.context.tokenizer->info().kind);
   out.set_default_sampling_params_json(ToJson(core.context.defaults));
+  out.set_chat(core.context.chat != nullptr);
   return out;
 }
 
