@@ -121,12 +121,11 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags) {
         "--add-bos-to-ids: the model's tokenizer puts no bos before a text");
   }
   out.context = flags.context;
-  absl::StatusOr<std::optional<ChatFormat>> chat = ChatFormat::Load(dir);
-  if (!chat.ok()) return chat.status();
-  if (chat->has_value() && out.tokenizer == nullptr) {
-    return absl::InvalidArgumentError("chat_format.json: the directory holds no tokenizer");
+  if (out.tokenizer != nullptr) {
+    absl::StatusOr<std::optional<ChatFormat>> chat = ChatFormat::Load(dir, *out.tokenizer);
+    if (!chat.ok()) return chat.status();
+    if (chat->has_value()) out.chat = std::make_unique<ChatFormat>(**std::move(chat));
   }
-  if (chat->has_value()) out.chat = std::make_unique<ChatFormat>(**std::move(chat));
   out.context.tokenizer = out.tokenizer.get();
   out.context.chat = out.chat.get();
   out.context.limits = out.engine.executor->limits();

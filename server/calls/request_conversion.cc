@@ -86,18 +86,6 @@ absl::StatusOr<std::vector<int32_t>> ConvertMessages(const v1::ChatMessages& in,
   if (context.chat == nullptr) {
     return absl::FailedPreconditionError("messages: the model has no chat format; send text");
   }
-  const bool open = in.continue_final_message();
-  const bool answer = in.has_add_generation_prompt() ? in.add_generation_prompt() : !open;
-  if (in.turns().empty()) return Invalid("messages: must not be empty");
-  if (in.turns_size() > context.limits.max_model_len) {  // each takes a token
-    return absl::OutOfRangeError(absl::StrCat("messages: ", in.turns_size(),
-                                              " are more than the context of ",
-                                              context.limits.max_model_len));
-  }
-  if (open && answer) return Invalid("continue_final_message: not with add_generation_prompt");
-  if (open && in.turns().rbegin()->role() != "assistant") {
-    return Invalid("continue_final_message: the last message must be the assistant's");
-  }
   std::vector<ChatMessage> messages;
   size_t bytes = 0;
   absl::Status status;
@@ -108,6 +96,8 @@ absl::StatusOr<std::vector<int32_t>> ConvertMessages(const v1::ChatMessages& in,
     messages.push_back({turn.role(), turn.content()});
   }
   if (!status.ok()) return status;
+  const bool open = in.continue_final_message();
+  const bool answer = in.has_add_generation_prompt() ? in.add_generation_prompt() : !open;
   return context.chat->Encode(*context.tokenizer, messages, answer, open);
 }
 
@@ -210,6 +200,13 @@ absl::Status ConvertStopping(const v1::GenerateRequest& request, const Conversio
   }
   SortUnique(&out->stop_token_ids);
   return status;
+}
+
+// What a model with a chat format writes when its turn is over.
+void StopAtTurnEnd(const ChatFormat& chat, StopParams* out, GenerationSpec* spec) {
+  if (chat.stop_id().has_value()) out->stop_token_ids.push_back(*chat.stop_id());
+  SortUnique(&out->stop_token_ids);
+  if (!chat.stop_text().empty()) spec->stop.push_back(chat.stop_text());
 }
 
 absl::Status ConvertStopStrings(const v1::Stopping& in, std::vector<std::string>* out) {
@@ -391,6 +388,9 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
     status.Update(Invalid("cache.cache_salt: at most 256 bytes"));
   }
   if (!status.ok()) return status;
+  if (request.has_messages() && context.chat != nullptr && !request.stopping().ignore_eos()) {
+    StopAtTurnEnd(*context.chat, &first.stop, &spec);
+  }
   if (!spec.stop.empty() && context.tokenizer == nullptr) return NoTokenizer("stopping.stop");
   if (spec.windows && !stream) return Invalid("output.acp_windows: only in a stream");
   spec.include_stop = request.stopping().include_stop_str_in_output();

@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
 #include "fox/v1/inference.pb.h"
-#include "models/chat_format.h"
 #include "models/generation_config.h"
+#include "models/tokenizer/chat_format.h"
 #include "models/tokenizer/tokenizer.h"
 
 namespace fox {
