@@ -18,10 +18,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "models/tokenizer/added_tokens.h"
 #include "models/tokenizer/tokenizer.h"
+#include "nlohmann/json.hpp"
 
 namespace fox {
 
@@ -59,19 +60,17 @@ class ChatFormat {
     std::string prefix, suffix;
     bool trim = false;
   };
-  struct Writer;
 
+  absl::Status Read(const nlohmann::json& json);
+  void FindSpecialTokens(const Tokenizer& tokenizer);
   absl::Status Check(absl::Span<const ChatMessage> messages, bool add_generation_prompt,
                      bool continue_final_message) const;
-  // The first special token in text[begin, end): its begin, or npos; the longest at one place.
-  size_t FindSpecial(const std::string& text, size_t begin, size_t* size, int32_t* id) const;
 
   std::string bos_, generation_prompt_, end_;
   std::optional<std::string> default_system_;
   std::map<std::string, Role> roles_;
   bool alternate_ = false;
-  absl::flat_hash_map<std::string, int32_t> special_;  // token -> id
-  size_t longest_special_ = 0;
+  AddedTokenSplitter special_;
   std::optional<int32_t> stop_id_;
   std::string stop_text_;
 };

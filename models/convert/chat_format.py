@@ -1,0 +1,285 @@
+"""chat_format.json of a model directory: its Jinja template as prefixes and suffixes of roles.
+
+Invariant: a format is written only if it renders RANDOM_CONVERSATIONS conversations as the template
+does; a conversation of which that cannot be said is one that the format refuses. The server, which
+has no template engine, reads the result (models/tokenizer/chat_format.h). Templates are programs
+that we did not write: they run in jinja2's sandbox, in a process with bounds (main below).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from refusal import Refusal
+
+NAME = "chat_format.json"
+RANDOM_CONVERSATIONS = 200
+_SECONDS, _BYTES = 60, 2 << 30
+_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_CONTENTS = ("", " ", "\n", "a", "Hello, world.", "žluť 漢字 🦊", "\u3000", "\x1c\x85", "{{ x }}")
+
+Message = dict[str, str]
+Render = Callable[[list[Message], bool], str]
+
+
+class NotOfThisForm(Exception):
+    """Why a template has no chat_format.json, in one line."""
+
+
+def template_of(directory: Path) -> tuple[str, dict[str, str]] | None:
+    """The template of a directory, and the tokens that it may name; None: there is none."""
+    path = directory / "tokenizer_config.json"
+    try:
+        config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        template = config.get("chat_template")
+        if isinstance(template, list):
+            template = next((t["template"] for t in template if t["name"] == "default"), None)
+        if (directory / "chat_template.jinja").is_file():
+            template = (directory / "chat_template.jinja").read_text("utf-8")
+        tokens = {name: config[name] for name in _TOKENS if config.get(name) is not None}
+        texts = {n: t["content"] if isinstance(t, dict) else str(t) for n, t in tokens.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Refusal(f"{path.name}: malformed ({error!r})") from None
+    return (template, texts) if isinstance(template, str) else None
+
+
+def compiled(template: str, tokens: dict[str, str]) -> Render:
+    """The template as the transformers library would render it without tools, date or documents."""
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(reason: str) -> None:
+        raise jinja2.TemplateError(reason)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = refuse
+    environment.filters["tojson"] = lambda value, **keys: json.dumps(
+        value, ensure_ascii=False, **keys
+    )
+    try:
+        program = environment.from_string(template)
+    except jinja2.TemplateError as error:
+        raise NotOfThisForm(f"the template is not understood ({error})") from None
+
+    def render(messages: list[Message], generate: bool) -> str:
+        names = {"messages": messages, "add_generation_prompt": generate, "tools": None}
+        return program.render(**names, documents=None, **tokens)
+
+    return render
+
+
+def render_format(form: dict[str, Any], messages: list[Message], generate: bool) -> str:
+    """What the server makes of a conversation (models/tokenizer/chat_format.cc)."""
+    text = form["bos"]
+    if form["default_system"] is not None and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": form["default_system"]}, *messages]
+    for message in messages:
+        role = form["roles"][message["role"]]
+        content = message["content"]
+        text += role["prefix"] + (content.strip() if role["trim"] else content) + role["suffix"]
+    return text + form["generation_prompt" if generate else "end"]
+
+
+def _conversation(*turns: str) -> list[Message]:
+    """`turns` are "role" with a content that names the turn, or "role:content"."""
+    split = (turn.partition(":") for turn in turns)
+    return [
+        {"role": role, "content": content if colon else f"qz{i}zq"}
+        for i, (role, colon, content) in enumerate(split)
+    ]
+
+
+class _Derivation:
+    """Renders probes, and cuts the results at their contents."""
+
+    def __init__(self, render: Render, tokens: dict[str, str]) -> None:
+        self._render, self._tokens = render, tokens
+
+    def _rendered(self, messages: list[Message], generate: bool = False) -> str:
+        try:
+            return self._render(messages, generate)
+        except Exception as error:  # whatever a template does wrong
+            raise NotOfThisForm(f"it refuses {_shown(messages)} ({_line(error)})") from None
+
+    def _pieces(self, *roles: str, generate: bool = False) -> list[str]:
+        """What stands before, between and after the contents."""
+        messages = _conversation(*roles)
+        pieces = re.split(r"qz\d+zq", self._rendered(messages, generate))
+        if len(pieces) != len(roles) + 1:
+            raise NotOfThisForm(f"not every content is once in {_shown(messages)}")
+        return pieces
+
+    def form(self, with_system: bool) -> dict[str, Any]:
+        """The only format that can be that of the template; check() says whether it is."""
+        first, closing = self._pieces("user")
+        opening = self._pieces("user", generate=True)[1]
+        end = self._tokens.get("eos_token", "")
+        if opening.startswith(closing):
+            end = ""
+        elif not (end and closing.endswith(end) and opening.startswith(closing[: -len(end)])):
+            raise NotOfThisForm("the generation prompt replaces a part of the user's message")
+        user_suffix = closing[: len(closing) - len(end)]
+        _, between, behind, _ = self._pieces("user", "assistant", "user")
+        suffix = self._pieces("user", "assistant")[2]
+        suffix = suffix[: len(suffix) - len(end)]
+        if not (between.startswith(user_suffix) and behind.startswith(suffix)):
+            raise NotOfThisForm("the last message ends unlike others")
+        prefix = behind[len(suffix) :]
+        if not first.endswith(prefix):
+            raise NotOfThisForm("the first message begins unlike others")
+        form = {
+            "bos": first[: len(first) - len(prefix)],
+            "default_system": None,
+            "roles": {
+                "user": self._role("user", prefix, user_suffix),
+                "assistant": self._role("assistant", between[len(user_suffix) :], suffix),
+            },
+            "generation_prompt": opening[len(user_suffix) :],
+            "end": end,
+            "alternate": self._alternates(),
+        }
+        if with_system:
+            self._add_system(form, first, prefix)
+        return form
+
+    def _role(self, role: str, prefix: str, suffix: str) -> dict[str, Any]:
+        before = ("user",) if role == "assistant" else ()
+        after = ("user",) if role == "system" else ()
+        plain = self._rendered(_conversation(*before, f"{role}:x", *after))
+        spaced = self._rendered(_conversation(*before, f"{role}: \n x \n ", *after))
+        return {"prefix": prefix, "suffix": suffix, "trim": plain == spaced}
+
+    def _alternates(self) -> bool:
+        """Whether some order of user and assistant is refused; then all but one is."""
+        try:
+            for roles in (("user", "user"), ("assistant", "user"), ("user", *("assistant",) * 2)):
+                self._rendered(_conversation(*roles))
+        except NotOfThisForm:
+            return True
+        return False
+
+    def _add_system(self, form: dict[str, Any], first: str, user_prefix: str) -> None:
+        head, behind, _ = self._pieces("system", "user")
+        if not behind.endswith(user_prefix):
+            raise NotOfThisForm("a message from the system changes how the user's begins")
+        bos = form["bos"]
+        if len(first) >= len(head + behind) and first.startswith(head) and first.endswith(behind):
+            # What always stands there is a system message, too.
+            form["default_system"] = first[len(head) : len(first) - len(behind)]
+            bos = self._tokens.get("bos_token", "")
+            form["bos"] = bos = bos if head.startswith(bos) else ""
+        if not head.startswith(bos):
+            raise NotOfThisForm("a message from the system changes how the conversation begins")
+        suffix = behind[: len(behind) - len(user_prefix)]
+        form["roles"]["system"] = self._role("system", head[len(bos) :], suffix)
+
+    def check(self, form: dict[str, Any], literals: list[str]) -> None:
+        """Raises unless random conversations are rendered as by the template."""
+        draw = random.Random(0)
+        marks = [role[end] for role in form["roles"].values() for end in ("prefix", "suffix")]
+        pieces = [*_CONTENTS, *marks, *literals, *self._tokens.values()]
+        for _ in range(RANDOM_CONVERSATIONS):
+            messages = _random_conversation(draw, form, pieces)
+            generate = draw.random() < 0.5
+            if self._rendered(messages, generate) != render_format(form, messages, generate):
+                flag = str(generate).lower()
+                raise NotOfThisForm(
+                    f"{_shown(messages)} with add_generation_prompt {flag} differs"
+                )
+
+
+def _random_conversation(
+    draw: random.Random, form: dict[str, Any], pieces: list[str]
+) -> list[Message]:
+    roles = ["user", "assistant"] * 3
+    roles = roles[: draw.randint(1, 6)]
+    if not form["alternate"] and draw.random() < 0.5:
+        roles = [draw.choice(("user", "assistant")) for _ in roles]
+    if "system" in form["roles"] and draw.random() < 0.5:
+        roles.insert(0, "system")
+    return [
+        {"role": role, "content": "".join(draw.choices(pieces, k=draw.randint(0, 4)))}
+        for role in roles
+    ]
+
+
+def _shown(messages: list[Message]) -> str:
+    """A conversation in one line."""
+    text = json.dumps([[m["role"], m["content"]] for m in messages], ensure_ascii=False)
+    return text if len(text) <= 400 else text[:400] + ".."
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def derive(template: str, tokens: dict[str, str]) -> tuple[dict[str, Any], str]:
+    """The format, and why it has no system messages ("": it has). NotOfThisForm: there is none."""
+    import jinja2
+
+    derivation = _Derivation(compiled(template, tokens), tokens)
+    # What a template may look for in a content is written in it.
+    words = jinja2.Environment().lex(template)
+    literals = [word[1:-1] for _, kind, word in words if kind == "string" and len(word) < 64]
+    reason = ""
+    for with_system in (True, False):
+        try:
+            form = derivation.form(with_system)
+            derivation.check(form, literals)
+            return form, reason
+        except NotOfThisForm as error:
+            if not with_system:
+                raise
+            reason = str(error)
+    raise AssertionError
+
+
+def write_chat_format(directory: Path) -> str:
+    """Writes NAME if the directory has a template of this form; returns a note for the user."""
+    found = template_of(directory)
+    if found is None:
+        return "no chat: there is no chat template"
+    bounds = (resource.RLIMIT_AS, (_BYTES, _BYTES)), (resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-B", __file__],
+            input=json.dumps(found),
+            capture_output=True,
+            text=True,
+            timeout=2 * _SECONDS,
+            check=False,
+            preexec_fn=lambda: [resource.setrlimit(*bound) for bound in bounds],
+        )
+    except subprocess.TimeoutExpired:
+        return "no chat: the template takes too long"
+    if done.returncode != 0:
+        why = (done.stderr.strip().splitlines() or ["it takes too long or too much memory"])[-1]
+        return f"no chat: the template fails ({why[:200]})"
+    result = json.loads(done.stdout)
+    if "format" not in result:
+        return f"no chat: {result['reason']}"
+    (directory / NAME).write_text(json.dumps(result["format"], indent=2) + "\n", "utf-8")
+    return f"chat without system messages: {result['reason']}" if result["reason"] else ""
+
+
+def main() -> None:
+    """Template and tokens on stdin; format or reason on stdout."""
+    try:
+        form, reason = derive(*json.load(sys.stdin))
+        json.dump({"format": form, "reason": reason}, sys.stdout)
+    except NotOfThisForm as error:
+        json.dump({"reason": str(error)}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

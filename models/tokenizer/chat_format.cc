@@ -1,0 +1,233 @@
+// Checks of a conversation, and its text cut where contents must stay text. See chat_format.h.
+#include "models/tokenizer/chat_format.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "models/error_text.h"
+#include "models/json_reader.h"
+#include "models/model_dir.h"
+#include "models/tokenizer/unicode_category.h"
+#include "models/tokenizer/utf8.h"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr char kFile[] = "chat_format.json";
+constexpr JsonLimits kLimits{.max_bytes = 64 << 10, .max_depth = 4, .max_values = 64};
+
+// What Python's str.strip() removes, as templates are rendered with it.
+bool IsStripped(uint32_t code_point) {
+  return CategoryOf(code_point) == UnicodeCategory::kSpace ||
+         (code_point >= 0x1C && code_point <= 0x1F);
+}
+
+std::string Stripped(const std::string& text) {
+  size_t begin = text.size(), end = text.size();
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Unit unit = NextUtf8(text.data() + at, text.size() - at);
+    if (!IsStripped(unit.code_point)) {
+      begin = std::min(begin, at);
+      end = at + unit.length;
+    }
+    at += unit.length;
+  }
+  return begin < text.size() ? text.substr(begin, end - begin) : "";
+}
+
+// Ids of a text in which marks (the format's own strings) may hold special tokens and contents may
+// not. Marks next to each other are one; plain text of marks joins the contents around it, as in
+// "[INST] " and what follows, since the reference tokenizes the whole between special tokens.
+class MarkedText {
+ public:
+  MarkedText(const Tokenizer& tokenizer, const AddedTokenSplitter& special)
+      : tokenizer_(tokenizer), special_(special) {}
+
+  void Mark(const std::string& text) { mark_ += text; }
+  void Content(const std::string& text) {
+    Cut();
+    plain_ += text;
+  }
+  absl::StatusOr<std::vector<int32_t>> Finish() {
+    Cut();
+    EncodePlain();
+    if (!status_.ok()) return status_;
+    return std::move(ids_);
+  }
+
+ private:
+  void Cut() {
+    special_.Split(mark_, [this](const TextPart& part) {
+      if (part.id == TextPart::kText) {
+        plain_.append(mark_, part.begin, part.end - part.begin);
+      } else {
+        EncodePlain();
+        ids_.push_back(part.id);
+      }
+    });
+    mark_.clear();
+  }
+  void EncodePlain() {
+    if (plain_.empty() || !status_.ok()) return;
+    const auto ids = tokenizer_.Encode(plain_, /*add_special_tokens=*/false);
+    if (!ids.ok()) {
+      status_ = ids.status();
+    } else {
+      ids_.insert(ids_.end(), ids->begin(), ids->end());
+    }
+    plain_.clear();
+  }
+
+  const Tokenizer& tokenizer_;
+  const AddedTokenSplitter& special_;
+  std::string mark_, plain_;
+  std::vector<int32_t> ids_;
+  absl::Status status_;
+};
+
+absl::Status BadMessage(size_t index, const std::string& problem) {
+  return absl::InvalidArgumentError(absl::StrCat("messages[", index, "]", problem));
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<ChatFormat>> ChatFormat::Load(const std::string& dir,
+                                                           const Tokenizer& tokenizer) {
+  const absl::StatusOr<ModelDir> model_dir = ModelDir::Open(dir);
+  if (!model_dir.ok()) return model_dir.status();
+  if (!model_dir->Contains(kFile)) return std::nullopt;
+  const absl::StatusOr<std::string> text = model_dir->ReadText(kFile, kLimits.max_bytes);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<ChatFormat> format = Parse(*text, tokenizer);
+  if (!format.ok()) return format.status();
+  return *std::move(format);
+}
+
+absl::StatusOr<ChatFormat> ChatFormat::Parse(const std::string& json, const Tokenizer& tokenizer) {
+  const absl::StatusOr<Json> object = ReadJsonObject(json, kLimits, kFile);
+  if (!object.ok()) return object.status();
+  ChatFormat format;
+  const absl::Status status = format.Read(*object);
+  if (!status.ok()) return status;
+  format.FindSpecialTokens(tokenizer);
+  return format;
+}
+
+absl::Status ChatFormat::Read(const Json& json) {
+  KeyReader keys(json, kFile);
+  bos_ = keys.String("bos", "");
+  generation_prompt_ = keys.String("generation_prompt", "");
+  end_ = keys.String("end", "");
+  alternate_ = keys.Bool("alternate", false);
+  if (keys.Find("default_system") != nullptr) default_system_ = keys.String("default_system", "");
+  const Json* roles = keys.Find("roles");
+  if (roles == nullptr || !roles->is_object()) keys.Invalid("roles", "must be an object");
+  if (!keys.status().ok()) return keys.status();
+  for (const auto& [name, value] : roles->items()) {
+    const bool known = name == "system" || name == "user" || name == "assistant";
+    if (!known || !value.is_object()) {
+      return InvalidFile(kFile, absl::StrCat("role ", Quoted(name), " is none of system, user, ",
+                                             "assistant, or not an object"));
+    }
+    KeyReader role(value, absl::StrCat(kFile, ": ", name));
+    roles_[name] = {role.String("prefix", ""), role.String("suffix", ""), role.Bool("trim", false)};
+    if (!role.status().ok()) return role.status();
+  }
+  for (const char* name : {"user", "assistant", "system"}) {
+    const bool needed = *name != 's' || default_system_.has_value();
+    if (needed && roles_.count(name) == 0) {
+      return InvalidFile(kFile, absl::StrCat("roles has no ", name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void ChatFormat::FindSpecialTokens(const Tokenizer& tokenizer) {
+  for (int32_t id = 0; id < tokenizer.info().vocab_size; ++id) {
+    if (!tokenizer.TokenBytes(id, /*skip_special=*/true).empty()) continue;
+    const std::string token = tokenizer.TokenBytes(id, /*skip_special=*/false);
+    if (token.empty() || token.size() > AddedTokenSplitter::kMaxContent) continue;
+    special_.Add({.content = token, .id = id});
+  }
+  const std::string& suffix = roles_["assistant"].suffix;
+  special_.Split(suffix, [this](const TextPart& part) {
+    if (part.id != TextPart::kText && !stop_id_.has_value()) stop_id_ = part.id;
+  });
+  if (stop_id_.has_value()) return;
+  stop_text_ = Stripped(suffix);
+  if (stop_text_.empty()) stop_text_ = Stripped(roles_["user"].prefix);
+}
+
+absl::Status ChatFormat::Check(absl::Span<const ChatMessage> messages, bool add_generation_prompt,
+                               bool continue_final_message) const {
+  if (messages.empty()) return absl::InvalidArgumentError("messages: there is none");
+  if (messages.size() > kMaxMessages) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("messages: ", messages.size(), " of them, at most ", kMaxMessages));
+  }
+  size_t bytes = 0;
+  const std::string* previous = nullptr;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const std::string& name = messages[i].role;
+    const auto role = roles_.find(name);
+    if (role == roles_.end()) {
+      const auto add_name = [](std::string* out, const auto& r) { out->append(r.first); };
+      return BadMessage(i, absl::StrCat(".role: ", Quoted(name), "; this model has ",
+                                        absl::StrJoin(roles_, ", ", add_name)));
+    }
+    bytes += role->second.prefix.size() + messages[i].content.size() + role->second.suffix.size();
+    if (bytes > kMaxTextBytes) {
+      return BadMessage(
+          i, absl::StrCat(": the conversation up to here has more than ", kMaxTextBytes, " bytes"));
+    }
+    if (!IsValidUtf8(messages[i].content)) return BadMessage(i, ".content: not valid UTF-8");
+    if (name == "system") {
+      if (i > 0) return BadMessage(i, ".role: system is for the first message only");
+      continue;
+    }
+    const bool user_next = previous == nullptr || *previous == "assistant";
+    if (alternate_ && user_next != (name == "user")) {
+      return BadMessage(i, ".role: user and assistant must take turns, user first");
+    }
+    previous = &name;
+  }
+  if (previous == nullptr)
+    return BadMessage(0, ".role: only a system message; a user's must follow");
+  if (!continue_final_message) return absl::OkStatus();
+  if (add_generation_prompt) {
+    return absl::InvalidArgumentError(
+        "continue_final_message and add_generation_prompt exclude each other");
+  }
+  if (*previous == "assistant") return absl::OkStatus();
+  return BadMessage(messages.size() - 1, ".role: continue_final_message needs the assistant's");
+}
+
+absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(const Tokenizer& tokenizer,
+                                                        absl::Span<const ChatMessage> messages,
+                                                        bool add_generation_prompt,
+                                                        bool continue_final_message) const {
+  const absl::Status status = Check(messages, add_generation_prompt, continue_final_message);
+  if (!status.ok()) return status;
+  MarkedText text(tokenizer, special_);
+  text.Mark(bos_);
+  if (default_system_.has_value() && messages[0].role != "system") {
+    const Role& system = roles_.at("system");
+    text.Mark(absl::StrCat(system.prefix, *default_system_, system.suffix));
+  }
+  for (const ChatMessage& message : messages) {
+    const Role& role = roles_.at(message.role);
+    text.Mark(role.prefix);
+    text.Content(role.trim ? Stripped(message.content) : message.content);
+    const bool open = continue_final_message && &message == &messages.back();
+    if (!open) text.Mark(role.suffix);
+  }
+  if (!continue_final_message) text.Mark(add_generation_prompt ? generation_prompt_ : end_);
+  return text.Finish();
+}
+
+}  // namespace fox

@@ -1,0 +1,156 @@
+"""Tests models/convert/chat_format.py on templates as they are published with models."""
+
+from __future__ import annotations
+
+import json
+import unittest
+from typing import Any
+from unittest import mock
+
+import chat_format
+from checkpoint_case import CheckpointCase
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+ALTERNATE = ("{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+             "{{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}")
+PROMPT = "{% if add_generation_prompt %}{{ 'P' }}{% endif %}"
+CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
+          "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+          + PROMPT.replace("P", "<|im_start|>assistant\n"))
+LLAMA2 = (
+    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
+    "{% set system_message = false %}{% endif %}{% for message in loop_messages %}" + ALTERNATE +
+    "{% if loop.index0 == 0 and system_message != false %}{% set content = '<<SYS>>\n' + "
+    "system_message + '\n<</SYS>>\n\n' + message['content'] %}{% else %}"
+    "{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
+    "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}"
+    "{% endif %}{% endfor %}")
+LLAMA3 = (
+    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = "
+    "'<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim "
+    "+ '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
+    "{{ content }}{% endfor %}"
+    + PROMPT.replace("P", "<|start_header_id|>assistant<|end_header_id|>\n\n"))
+MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}" + ALTERNATE +
+    "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token}}{% else %}"
+    "{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}")
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}{% for message in messages %}"
+    + ALTERNATE + "{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}"
+    "{% set role = message['role'] %}{% endif %}{{ '<start_of_turn>' + role + '\n' + "
+    "message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    + PROMPT.replace("P", "<start_of_turn>model\n"))
+PHI3 = (
+    "{% for message in messages %}{% if message['role'] == 'system' %}{{'<|system|>\n' + "
+    "message['content'] + '<|end|>\n'}}{% elif message['role'] == 'user' %}{{'<|user|>\n' + "
+    "message['content'] + '<|end|>\n'}}{% elif message['role'] == 'assistant' %}"
+    "{{'<|assistant|>\n' + message['content'] + '<|end|>\n'}}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}")
+ZEPHYR = (
+    "{% for message in messages %}\n{% if message['role'] == 'user' %}\n{{ '<|user|>\n' + "
+    "message['content'] + eos_token }}\n{% elif message['role'] == 'system' %}\n"
+    "{{ '<|system|>\n' + message['content'] + eos_token }}\n"
+    "{% elif message['role'] == 'assistant' %}\n{{ '<|assistant|>\n'  + message['content'] + "
+    "eos_token }}\n{% endif %}\n{% if loop.last and add_generation_prompt %}\n"
+    "{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}")
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
+    "'<|im_end|>' + '\n'}}{% endfor %}" + PROMPT.replace("P", "<|im_start|>assistant\n"))
+
+
+def role(prefix: str, suffix: str, trim: bool = False) -> dict[str, Any]:
+    return {"prefix": prefix, "suffix": suffix, "trim": trim}
+
+
+def form(bos: str = "", default: str | None = None, prompt: str = "", end: str = "",
+         alternate: bool = False, **roles: dict[str, Any]) -> dict[str, Any]:
+    return {"bos": bos, "default_system": default, "roles": roles, "generation_prompt": prompt,
+            "end": end, "alternate": alternate}
+
+
+def same(prefix: str, suffix: str, *names: str, trim: bool = False) -> dict[str, Any]:
+    """Roles that differ in their names alone."""
+    return {name: role(prefix.replace("ROLE", name), suffix, trim) for name in names}
+
+
+ALL = ("system", "user", "assistant")
+IM = same("<|im_start|>ROLE\n", "<|im_end|>\n", *ALL)
+# template -> its format; a part of the note, where system messages are left out
+REAL = {
+    "ChatML": (CHATML, form(prompt="<|im_start|>assistant\n", **IM), ""),
+    "LLaMA-2": (LLAMA2, form(alternate=True, user=role("<s>[INST] ", " [/INST]", True),
+                             assistant=role(" ", " </s>", True)), "how the user's begins"),
+    "LLaMA-3": (LLAMA3, form(
+        "<s>", prompt="<|start_header_id|>assistant<|end_header_id|>\n\n",
+        **same("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>", *ALL, trim=True)), ""),
+    "Mistral": (MISTRAL, form("<s>", alternate=True, user=role("[INST] ", " [/INST]"),
+                              assistant=role("", "</s>")), "it refuses [[\"system\""),
+    "Gemma": (GEMMA, form("<s>", prompt="<start_of_turn>model\n", alternate=True,
+                          user=role("<start_of_turn>user\n", "<end_of_turn>\n", True),
+                          assistant=role("<start_of_turn>model\n", "<end_of_turn>\n", True)),
+              "System role not supported"),
+    "Phi-3": (PHI3, form(prompt="<|assistant|>\n", end="</s>",
+                         **same("<|ROLE|>\n", "<|end|>\n", *ALL)), ""),
+    "Zephyr": (ZEPHYR, form(prompt="<|assistant|>\n", **same("<|ROLE|>\n", "</s>\n", *ALL)), ""),
+    "SmolLM2": (SMOLLM2, form(
+        default="You are a helpful AI assistant named SmolLM, trained by Hugging Face",
+        prompt="<|im_start|>assistant\n", **IM), ""),
+}
+# a change of ChatML -> why it is no format
+REFUSED = {
+    "content": ("message['content'] +", "message['content'].split('</think>')[-1] +",
+                "[[\"user\", ", "differs"),
+    "date": ("{% for", "{{ strftime_now('%d') }}{% for", "strftime_now"),
+    "count": ("{% for", "{{ messages | length }}{% for", "differs"),
+    "upper": ("message['content'] +", "message['content'] | upper +", "not every content is once"),
+    "rstrip": ("message['content'] +", "message['content'].rstrip() +", "differs"),
+    "prompt": ("{% if add", "{{ 'x' if not add_generation_prompt }}{% if add", "generation prompt"),
+    "syntax": ("{% endfor %}", "", "not understood"),
+    "sandbox": ("message['role'] +", "''.__class__.__mro__ | string +", "SecurityError"),
+    "loop": ("{% for", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+             "{% endfor %}{% for", "no chat: "),
+    "memory": ("{% for", "{{ ('x' * 9000000000) | length }}{% for", "MemoryError"),
+}
+
+
+class ChatFormatTest(CheckpointCase):
+    def note(self, template: str, **config: Any) -> str:
+        (self.src / "tokenizer_config.json").write_text(
+            json.dumps({**TOKENS, "chat_template": template, **config}))
+        return chat_format.write_chat_format(self.src)
+
+    def test_real_templates(self) -> None:
+        for name, (template, want, note) in REAL.items():
+            with self.subTest(name):
+                self.assertIn(note or "", got := self.note(template))
+                self.assertEqual(bool(note), bool(got), got)
+                self.assertEqual(json.loads((self.src / chat_format.NAME).read_text()), want)
+
+    def test_what_is_no_format_is_said(self) -> None:
+        path = self.src / chat_format.NAME
+        for name, (old, new, *reasons) in REFUSED.items():
+            path.unlink(missing_ok=True)
+            with self.subTest(name), mock.patch.object(chat_format, "_SECONDS", 2):
+                got = self.note(CHATML.replace(old, new, 1))
+                for reason in ("no chat: ", *reasons):
+                    self.assertIn(reason, got)
+                self.assertFalse(path.exists())
+
+    def test_where_templates_lie(self) -> None:
+        self.assertIn("no chat template", chat_format.write_chat_format(self.src))
+        named = [{"name": "tools", "template": "x"}, {"name": "default", "template": CHATML}]
+        self.assertEqual(self.note("", chat_template=named), "")
+        (self.src / "chat_template.jinja").write_text(MISTRAL)
+        self.note(CHATML, bos_token={"content": "<B>"})
+        self.assertEqual(json.loads((self.src / chat_format.NAME).read_text())["bos"], "<B>")
+
+
+if __name__ == "__main__":
+    unittest.main()
