@@ -180,8 +180,11 @@ TEST(ProcessTest, TheClientSuggests) {
   std::string output;
   EXPECT_EQ(Finish({kBin + "fox-cli", "gen", "x"}, &output), 2);
   EXPECT_THAT(output, HasSubstr("unknown command gen; did you mean generate?"));
-  EXPECT_EQ(Finish({kBin + "fox-cli", "chat"}, &output), 2);
-  EXPECT_THAT(output, HasSubstr("unknown command chat; fox-cli --help lists them"));
+  EXPECT_EQ(Finish({kBin + "fox-cli", "speak"}, &output), 2);
+  EXPECT_THAT(output, HasSubstr("unknown command speak; fox-cli --help lists them"));
+  EXPECT_EQ(Finish({kBin + "fox-cli", "chat", "--help"}, &output), 0);
+  EXPECT_THAT(output, HasSubstr("--system TEXT"));
+  EXPECT_THAT(output, Not(HasSubstr("--prompt-ids")));
 }
 
 TEST(ProcessTest, TargetsAreTakenAsPeopleWriteThem) {
