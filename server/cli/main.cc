@@ -30,10 +30,16 @@ struct Command {
   int (*run)(const std::vector<std::string>& arguments);
 };
 
-constexpr Command kCommands[] = {
-    {"generate", Generate},     {"chat", Chat},            {"score", Score},     {"tokenize", Tokenize},
-    {"detokenize", Detokenize}, {"health", Health},   {"info", Info},
-    {"drain", Drain},           {"undrain", Undrain}, {"flush-cache", FlushCache}};
+constexpr Command kCommands[] = {{"generate", Generate},
+                                 {"chat", Chat},
+                                 {"score", Score},
+                                 {"tokenize", Tokenize},
+                                 {"detokenize", Detokenize},
+                                 {"health", Health},
+                                 {"info", Info},
+                                 {"drain", Drain},
+                                 {"undrain", Undrain},
+                                 {"flush-cache", FlushCache}};
 
 int Main(const std::vector<std::string>& arguments) {
   if (arguments.empty()) {

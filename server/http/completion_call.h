@@ -1,6 +1,6 @@
-// CompletionCall: one POST /v1/completions or /v1/chat/completions: a Generation for each of its prompts, their events
-// written as they come or merged into one answer. JSON is made on the lanes as events come: the one
-// HTTP thread only writes it.
+// CompletionCall: one POST /v1/completions or /v1/chat/completions: a Generation for each of its
+// prompts, their events written as they come or merged into one answer. JSON is made on the lanes
+// as events come: the one HTTP thread only writes it.
 #pragma once
 
 #include <cstdint>

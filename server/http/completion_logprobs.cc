@@ -53,11 +53,10 @@ void CompletionLogprobs::SkipFirst(int32_t id) { offset_ += CountCharacters(stre
 
 std::string CompletionLogprobs::Entry(const v1::TokenLogprob& token) const {
   const auto id = static_cast<int32_t>(token.token_id());
-  const std::string bytes =
-      absl::StrJoin(tokenizer_.TokenBytes(id, /*skip_special=*/false), ",",
-                    [](std::string* out, char c) {
-                      absl::StrAppend(out, static_cast<int>(static_cast<unsigned char>(c)));
-                    });
+  const std::string bytes = absl::StrJoin(
+      tokenizer_.TokenBytes(id, /*skip_special=*/false), ",", [](std::string* out, char c) {
+        absl::StrAppend(out, static_cast<int>(static_cast<unsigned char>(c)));
+      });
   return absl::StrCat("{\"token\":", JsonString(TokenName(tokenizer_, id)),
                       ",\"logprob\":", Number(token.logprob()),
                       ",\"bytes\":", bytes.empty() ? "null" : absl::StrCat("[", bytes, "]"));

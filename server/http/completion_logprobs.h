@@ -1,6 +1,6 @@
 // CompletionLogprobs: log-probabilities in the form of OpenAI's completions: four lists that run
-// side by side, one entry a token; of its chat: one list of objects. They are kept as JSON text: a document of many small values
-// takes ten times the memory.
+// side by side, one entry a token; of its chat: one list of objects. They are kept as JSON text: a
+// document of many small values takes ten times the memory.
 #pragma once
 
 #include <cstdint>

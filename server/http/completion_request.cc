@@ -52,7 +52,8 @@ absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* ou
 
 // A text, or parts of text, which become its lines.
 absl::Status ReadContent(const Json* value, std::string* out) {
-  constexpr const char* kForm = "content: must be a text or a list of {\"type\": \"text\", \"text\"}";
+  constexpr const char* kForm =
+      "content: must be a text or a list of {\"type\": \"text\", \"text\"}";
   if (value != nullptr && value->is_string()) {
     *out = value->get<std::string>();
     return absl::OkStatus();
@@ -291,7 +292,8 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
   if (chat) ReadTurn(&*fields, messages);
   absl::Status status = fields->status();
   if (status.ok()) status = CheckUnreadFields(*fields);
-  if (status.ok()) status = chat ? ReadMessages(prompt, messages) : ReadPrompts(prompt, &out.prompts);
+  if (status.ok())
+    status = chat ? ReadMessages(prompt, messages) : ReadPrompts(prompt, &out.prompts);
   if (status.ok()) status = CheckCounts(&out);
   if (!status.ok()) return status;
   return out;

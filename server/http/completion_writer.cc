@@ -19,8 +19,7 @@ std::string Head(const CompletionRequest& request, const std::string& id, int64_
                        : request.stream ? "chat.completion.chunk"
                                         : "chat.completion";
   return absl::StrCat("{\"id\":", JsonString(id), ",\"object\":\"", object,
-                      "\",\"created\":", created,
-                      ",\"model\":", JsonString(model),
+                      "\",\"created\":", created, ",\"model\":", JsonString(model),
                       ",\"system_fingerprint\":", JsonString(fingerprint), ",\"choices\":[");
 }
 
@@ -142,8 +141,8 @@ std::string CompletionWriter::TakeChoice(size_t index) {
     text = absl::StrCat("{", role, "\"content\":", text, "}");
   }
   const char* name = !request_.chat ? "text" : request_.stream ? "delta" : "message";
-  return absl::StrCat("{\"index\":", index, ",\"", name, "\":", text, ",\"logprobs\":", logprobs, ",\"finish_reason\":", choice.finish,
-                      ",\"stop_reason\":", choice.stop, "}");
+  return absl::StrCat("{\"index\":", index, ",\"", name, "\":", text, ",\"logprobs\":", logprobs,
+                      ",\"finish_reason\":", choice.finish, ",\"stop_reason\":", choice.stop, "}");
 }
 
 // A prompt counts once: its other choices find what the first one has computed.

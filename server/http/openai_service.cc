@@ -53,10 +53,9 @@ void OpenAiService::Register(HttpServer* server) {
   using Exchange = std::shared_ptr<HttpExchange>;
   server->SetAccess(core_.access);
   for (const bool chat : {false, true}) {
-    server->Handle("POST", chat ? "/v1/chat/completions" : "/v1/completions",
-                   [this, chat](const Exchange& exchange) {
-                     CompletionCall::Start(core_, chat, exchange);
-                   });
+    server->Handle(
+        "POST", chat ? "/v1/chat/completions" : "/v1/completions",
+        [this, chat](const Exchange& exchange) { CompletionCall::Start(core_, chat, exchange); });
   }
   const std::string model = Model(core_, created_);
   const std::string list = absl::StrCat("{\"object\":\"list\",\"data\":[", model, "]}");

@@ -399,12 +399,13 @@ TEST_F(HttpCompletionsTest, AConversationGoesOnFromWhatIsCached) {
   ASSERT_TRUE(test.inference->Generate(&context, request, &response).ok());
   EXPECT_EQ(response.completions(0).text(), text);
   // The prompt of the next turn is the first one's, its answer and what is new.
-  const Json next = client.Post(kChat, Said({{"user", question}, {"assistant", text},
-                                             {"user", "and"}}, 5)).Json();
+  const Json next =
+      client.Post(kChat, Said({{"user", question}, {"assistant", text}, {"user", "and"}}, 5))
+          .Json();
   EXPECT_EQ(next["usage"]["prompt_tokens"], 206 + 100 + 9);
   EXPECT_EQ(next["usage"]["prompt_tokens_details"]["cached_tokens"], 256);  // whole pages
-  Json open = With(Said({{"user", question}, {"assistant", text}}, 5), "continue_final_message",
-                   true);
+  Json open =
+      With(Said({{"user", question}, {"assistant", text}}, 5), "continue_final_message", true);
   EXPECT_EQ(client.Post(kChat, open).Json()["choices"][0]["message"]["content"],
             ExpectedText("U:" + question + "\nA:", 105).substr(100));
   EXPECT_EQ(client.Post(kChat, Said({{"tool", "x"}}, 1)).ErrorField(), "messages[0].role");
@@ -417,7 +418,8 @@ TEST_F(HttpCompletionsTest, WhatIsNotServedIsToldWhatIs) {
   };
   const Case cases[] = {
       {"/v1/embeddings", "no embeddings here", "unknown_url"},
-      {"/v1/responses", "no responses here; use /v1/chat/completions or /v1/completions", "unknown_url"},
+      {"/v1/responses", "no responses here; use /v1/chat/completions or /v1/completions",
+       "unknown_url"},
       {"/completions", "paths begin with /v1", "unknown_url"},
       {"/chat/completions", "paths begin with /v1", "unknown_url"},
       {"/models", "paths begin with /v1", "unknown_url"},

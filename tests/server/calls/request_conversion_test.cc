@@ -308,11 +308,11 @@ TEST(RequestConversionTest, MessagesAreAPromptOfModelsThatChat) {
         absl::StatusCode::kFailedPrecondition);
   context.chat = &chat;
   context.max_prompt_bytes = 3;
-  Check({{"", say},
-         {"messages[1].content: 4 bytes are more than the limit of 3",
-          [&](R* r) { say(r), say(r); }},
-         {"messages: there is none", [](R* r) { r->mutable_messages(); }}},
-        context);
+  Check(
+      {{"", say},
+       {"messages[1].content: 4 bytes are more than the limit of 3", [&](R* r) { say(r), say(r); }},
+       {"messages: there is none", [](R* r) { r->mutable_messages(); }}},
+      context);
   R request;
   say(&request);
   const Request sequence = Converted(request, context).sequences[0];

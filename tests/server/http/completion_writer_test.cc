@@ -223,9 +223,8 @@ TEST_F(CompletionWriterTest, AChatHasMessagesAndDeltas) {
   request_.prompts.resize(1);
   const auto told = [&](CompletionWriter* writer, const v1::GenerateDelta& event) {
     writer->Add(0, event);
-    return request_.stream
-               ? Json::parse(writer->TakeChunk(0, event).substr(std::strlen("data: ")))
-               : Json();
+    return request_.stream ? Json::parse(writer->TakeChunk(0, event).substr(std::strlen("data: ")))
+                           : Json();
   };
   CompletionWriter whole = Writer();
   for (uint32_t index : {0U, 1U}) {

@@ -60,7 +60,11 @@ TEST(UnreadFieldsTest, AllElseIsIgnored) {
   for (const char* odd : {"sto\xc3\xb6p", "stop\n", "stop "}) EXPECT_EQ(ErrorOf({{odd, 1}}), "");
   // Clients that send their defaults ask for nothing.
   for (const Json& nothing : {Json(), Json(false), Json(""), Json::array(), Json::object()}) {
-    EXPECT_EQ(ErrorOf({{"guided_json", nothing}, {"tool_choice", "auto"}, {"tools", nothing}, {"suffix", nothing}}), "");
+    EXPECT_EQ(ErrorOf({{"guided_json", nothing},
+                       {"tool_choice", "auto"},
+                       {"tools", nothing},
+                       {"suffix", nothing}}),
+              "");
   }
 }
 
