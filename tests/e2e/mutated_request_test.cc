@@ -12,7 +12,9 @@ namespace fox {
 namespace {
 
 TEST(MutatedRequestTest, TheServerAnswersWithAllowedCodes) {
-  TestServer server;
+  TestCoreOptions options;
+  options.with_chat = true;
+  TestServer server(options);
   const std::set<grpc::StatusCode> allowed = {
       grpc::OK,        grpc::INVALID_ARGUMENT,  grpc::OUT_OF_RANGE,
       grpc::NOT_FOUND, grpc::DEADLINE_EXCEEDED, grpc::UNIMPLEMENTED};

@@ -242,7 +242,7 @@ TEST_F(CompletionRequestTest, WhatAChatCannotDoIsRefusedByName) {
       {content(Json::array({{{"type", "image_url"}}})), "no part of type image_url; text alone"},
       {content(Json::array({{{"type", "input_audio"}}})), "no part of type input_audio; text"},
       {content(std::string("a\0b", 3)), "messages[1].content: contains a NUL"},
-      {content(std::string(60, 'a')), "prompt: 70 tokens"},
+      {content(std::string(60, 'a')), "prompt: 71 tokens"},
       {{{"continue_final_message", true}}, "messages[0].role: continue_final_message needs"},
       {{{"continue_final_message", true}, {"add_generation_prompt", true}}, "exclude each other"},
       {{{"max_completion_tokens", 43}}, "max_tokens: 43 are more than the 42"}};
