@@ -16,7 +16,7 @@ fuzz_packages=(clang-14:clang++-14 libclang-rt-14-dev)  # libFuzzer and the sani
 python_packages=(python3:python3 python3-venv ca-certificates)
 # From PyPI, into .venv/ only: what the converter imports; what the tests and proto/example.py
 # import, what builds proto/python and checks its types, and schemas for tests of docker/.
-convert_requirements=('numpy>=1.24,<3' 'PyYAML>=6,<7')
+convert_requirements=('numpy>=1.24,<3' 'PyYAML>=6,<7' 'gguf>=0.17,<1' 'Jinja2>=3.1,<4')
 test_requirements=("${convert_requirements[@]}" 'grpcio>=1.60,<2' 'grpcio-tools>=1.60,<2'
   'setuptools>=68' wheel 'mypy>=1.8,<3' types-protobuf 'openai>=1.60,<4'
   'kubernetes-validate>=1.29,<2' 'compose-viz>=0.3.5,<1')

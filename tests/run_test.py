@@ -312,10 +312,11 @@ class PythonTest(TreeCase):
         self.assertFalse((self.root / ".venv").exists())
         self.assertIn("train.py", self.run_command(*self.finetune).stdout)  # it lacks nothing
 
-    def test_the_converter_needs_two_packages(self) -> None:
+    def test_the_converter_needs_four_packages(self) -> None:
         del self.environment["FOX_NO_INSTALL"]
         self.run_command("convert", "models/demo", "out")
-        self.assertEqual(self.installed(), ["numpy>=1.24,<3 PyYAML>=6,<7"])
+        self.assertEqual(self.installed(),
+                         ["numpy>=1.24,<3 PyYAML>=6,<7 gguf>=0.17,<1 Jinja2>=3.1,<4"])
         self.run_command("convert", "models/demo", "out")
         self.assertEqual(len(self.installed()), 1)  # once
 

@@ -16,6 +16,7 @@ from refusal import Refusal
 
 OFFICIAL_TYPE = "forgetting_transformer-project_fox"
 FLA_TYPE = "forgetting_transformer"
+ORDINARY_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # loaded as they are, without gates
 MAX_HEAD_DIM = 256  # what the kernels are built for
 
 # Keys never read by either model, or of training, generation and display only.
@@ -183,7 +184,8 @@ def _layout(raw: dict[str, Any]) -> bool:
     """True for an FLA configuration, False for an official one."""
     kind = raw.get("model_type")
     if kind not in (OFFICIAL_TYPE, FLA_TYPE):
-        raise Refusal(f"config key model_type: {kind!r} is neither {OFFICIAL_TYPE} nor {FLA_TYPE}")
+        known = ", ".join((OFFICIAL_TYPE, FLA_TYPE, *ORDINARY_TYPES))
+        raise Refusal(f"config key model_type: {kind!r} is not supported; there are {known}")
     return kind == FLA_TYPE
 
 

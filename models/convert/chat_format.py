@@ -174,10 +174,9 @@ class _Derivation:
             raise NotOfThisForm("a message from the system changes how the user's begins")
         bos = form["bos"]
         if len(first) >= len(head + behind) and first.startswith(head) and first.endswith(behind):
-            # What always stands there is a system message, too.
+            # What always stands there is a system message, too; bos is a part of its prefix.
             form["default_system"] = first[len(head) : len(first) - len(behind)]
-            bos = self._tokens.get("bos_token", "")
-            form["bos"] = bos = bos if head.startswith(bos) else ""
+            form["bos"] = bos = ""
         if not head.startswith(bos):
             raise NotOfThisForm("a message from the system changes how the conversation begins")
         suffix = behind[: len(behind) - len(user_prefix)]
@@ -245,10 +244,10 @@ def derive(template: str, tokens: dict[str, str]) -> tuple[dict[str, Any], str]:
 
 
 def write_chat_format(directory: Path) -> str:
-    """Writes NAME if the directory has a template of this form; returns a note for the user."""
+    """Writes NAME if the directory has a template of this form; returns what else to tell."""
     found = template_of(directory)
     if found is None:
-        return "no chat: there is no chat template"
+        return ""
     bounds = (resource.RLIMIT_AS, (_BYTES, _BYTES)), (resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
     try:
         done = subprocess.run(

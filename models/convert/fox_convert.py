@@ -1,7 +1,8 @@
-"""Converts a FoX checkpoint of any known layout into the canonical directory that foxserve loads.
+"""Converts a checkpoint of any known layout, or a GGUF file, into a directory that foxserve loads.
 
 The path of a conversion: open_source (source_directory.py) -> parse_config (canonical_config.py)
--> plan_tensors (tensor_plan.py) -> write and verify (output_directory.py). See README.md here.
+-> plan_tensors (tensor_plan.py) -> write and verify (output_directory.py); open_gguf
+(gguf_source.py) stands for the first three. See README.md here.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from typing import TYPE_CHECKING, Any
 from refusal import Refusal
 
 if TYPE_CHECKING:  # numpy comes with these; --help must work without it
-    from canonical_config import CanonicalConfig
-    from source_directory import Source
-    from tensor_plan import PlannedTensor
+    from tensor_plan import Plan, PlannedTensor
 
 VERSION = "0.1.0"
 EXIT_REFUSED, EXIT_USAGE = 1, 2
@@ -30,6 +29,8 @@ examples:
       a published checkpoint (.safetensors or .bin, official or FLA layout)
   fox_convert.py runs/fox-pro model --step 16384
       a training run: config.yaml and checkpoints/step-000000000016384.pt
+  fox_convert.py SmolLM2-135M-Instruct.Q4_1.gguf model
+      a GGUF file of llama, qwen2 or qwen3, as bfloat16
   fox_convert.py fox-pro-760m --dry-run
       show the configuration and the tensors, write nothing
   fox_convert.py fox-pro-760m model --dtype bf16 --verify-only
@@ -52,11 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="fox_convert.py",
-        description="Convert a Forgetting Transformer checkpoint to the layout foxserve loads.",
+        description="Convert a checkpoint or a GGUF file to the layout foxserve loads.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="SRC", type=Path, help="directory of the checkpoint")
+    parser.add_argument("source", metavar="SRC", type=Path, help="directory, or GGUF file")
     parser.add_argument(
         "destination", metavar="DST", type=Path, nargs="?", help="directory to create"
     )
@@ -64,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "--dtype",
         choices=("keep", "f32", "bf16", "f16"),
         default="keep",
-        help="element type to write, rounded to nearest even (default: keep)",
+        help="element type to write, rounded to nearest even (default: keep; of GGUF bf16)",
     )
     parser.add_argument(
         "--step", type=int, metavar="N", help="training checkpoint to take (default: the newest)"
@@ -113,11 +114,11 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _print_plan(source: Source, config: CanonicalConfig, planned: list[PlannedTensor]) -> None:
+def _print_plan(plan: Plan) -> None:
     """The dry run's answer, on stdout."""
-    layout = "FLA" if config.fla else "official"
-    print(f"source: {layout} layout, {source.kind}")
-    for key, value in config.to_json().items():
+    planned = plan.tensors
+    print(f"source: {plan.kind}")
+    for key, value in plan.config.items():
         print(f"config: {key} = {value!r}")
     for tensor in planned:
         origin = " + ".join(f"{part.name} {part.dtype}" for part in tensor.parts)
@@ -148,31 +149,54 @@ def _verify(directory: Path, config: dict[str, Any], planned: list[PlannedTensor
     )
 
 
-def _write(args: argparse.Namespace, config: CanonicalConfig, planned: list[PlannedTensor]) -> None:
+def _write(args: argparse.Namespace, plan: Plan) -> None:
     """Writes DST."""
     import output_directory as out
+    from chat_format import write_chat_format
 
+    planned = plan.tensors
     out.check_space(args.destination, planned)
     with out.staged(args.destination) as stage:
         report = out.write_tensors(stage, planned, args.max_shard_size)
-        out.write_json(stage / "config.json", config.to_json())
-        copied = out.copy_side_files(args.source, stage)
+        for filename, content in {"config.json": plan.config, **plan.files}.items():
+            out.write_file(stage / filename, content)
+        copied = [*plan.files, *out.copy_side_files(args.source, stage)]
+        chat = write_chat_format(stage)
         if args.verify:
-            _verify(stage, config.to_json(), planned)
+            _verify(stage, plan.config, planned)
     for name, count in report.nonfinite.items():
         _say(f"warning: tensor {name}: {count} elements are NaN or infinite")
     if not any(name.startswith(("tokenizer.", "vocab.")) for name in copied):
         _say("note: SRC has no tokenizer; put its files beside the weights")
+    if chat:
+        _say(f"note: {chat}")
     total = sum(tensor.byte_size for tensor in planned)
     _say(f"wrote {args.destination}: {len(planned)} tensors, {total} bytes")
 
 
+def _plan(args: argparse.Namespace) -> Plan:
+    """Reads the headers of SRC."""
+    from canonical_config import ORDINARY_TYPES, parse_config
+    from source_directory import open_source
+    from tensor_plan import Plan, plan_as_it_is, plan_tensors
+
+    if args.source.is_file():
+        from gguf_source import open_gguf
+
+        return open_gguf(args.source, args.dtype)
+    source = open_source(args.source, args.step)
+    if source.config.get("model_type") in ORDINARY_TYPES:
+        return plan_as_it_is(source.config, source.tensors, args.dtype)
+    ignored = frozenset(args.ignore_key)
+    config = parse_config(source.config, args.log_pruning_tolerance, ignored)
+    planned = plan_tensors(config, source.tensors, args.dtype)
+    layout = "FLA" if config.fla else "official"
+    return Plan(f"{layout} layout, {source.kind}", config.to_json(), planned, source.notes)
+
+
 def _convert(args: argparse.Namespace) -> None:
     """Does what the checked command line asks for."""
-    from canonical_config import parse_config
     from output_directory import check_destination
-    from source_directory import open_source
-    from tensor_plan import plan_tensors
 
     if not args.dry_run:
         args.destination = args.destination.absolute()
@@ -180,18 +204,15 @@ def _convert(args: argparse.Namespace) -> None:
             raise Refusal(f"{args.destination}: SRC and DST are the same directory")
         if not args.verify_only:
             check_destination(args.destination, args.force)
-    source = open_source(args.source, args.step)
-    ignored = frozenset(args.ignore_key)
-    config = parse_config(source.config, args.log_pruning_tolerance, ignored)
-    planned = plan_tensors(config, source.tensors, args.dtype)
-    for note in source.notes:
+    plan = _plan(args)
+    for note in plan.notes:
         _say(f"note: {note}")
     if args.dry_run:
-        _print_plan(source, config, planned)
+        _print_plan(plan)
     elif args.verify_only:
-        _verify(args.destination, config.to_json(), planned)
+        _verify(args.destination, plan.config, plan.tensors)
     else:
-        _write(args, config, planned)
+        _write(args, plan)
 
 
 def _interrupt(number: int, frame: Any) -> None:

@@ -34,6 +34,7 @@ COPIED_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "generation_config.json",
+    "chat_template.jinja",
 )
 INDEX = "model.safetensors.index.json"
 
@@ -117,7 +118,7 @@ def write_tensors(directory: Path, planned: list[PlannedTensor], limit: int) -> 
             writer.abandon()
     if len(shards) > 1:
         weight_map = {t.name: filename for filename, ts in shards.items() for t in ts}
-        write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+        write_file(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
     return report
 
 
@@ -134,11 +135,12 @@ def _write_tensor(
         report.nonfinite[tensor.name] = bad
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Writes a JSON file and flushes it to the disk."""
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
+def write_file(path: Path, content: dict[str, Any] | bytes) -> None:
+    """Writes bytes, or a dictionary as JSON, and flushes them to the disk."""
+    if isinstance(content, dict):
+        content = (json.dumps(content, indent=2) + "\n").encode()
+    with open(path, "wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
 

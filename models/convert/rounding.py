@@ -11,6 +11,7 @@ from refusal import Refusal
 
 # Command-line name -> safetensors name
 TARGETS = {"f32": "F32", "bf16": "BF16", "f16": "F16"}
+TORCH_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 STORED = frozenset(TARGETS.values())
 
 

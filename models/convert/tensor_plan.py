@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from canonical_config import CanonicalConfig
 from refusal import Refusal
-from rounding import convert, target_dtype
+from rounding import TORCH_NAMES, convert, target_dtype
 from source_tensor import NUMPY_TYPES, SourceTensor
 
 # Wrappers (torch.compile, DDP, FSDP, activation checkpointing) that leave a trace in names.
@@ -24,6 +25,17 @@ _WRAPPERS = frozenset(
 )
 _UNSUPPORTED = re.compile(r"(^|\.)((attn|mlp)_res_(proj|norm)|res_(proj|norm))\.")
 _DERIVED = re.compile(r"\.rotary(_emb)?\.inv_freq$")  # recomputed from rope_base
+
+
+@dataclass
+class Plan:
+    """What a conversion writes, and words for the user."""
+
+    kind: str
+    config: dict[str, Any]
+    tensors: list[PlannedTensor]
+    notes: list[str] = field(default_factory=list)
+    files: dict[str, dict[str, Any] | bytes] = field(default_factory=dict)  # beside those of SRC
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,7 @@ def strip_wrappers(tensors: dict[str, SourceTensor]) -> dict[str, SourceTensor]:
     return result
 
 
-class _Pool:
+class Pool:
     """The source tensors not used yet."""
 
     def __init__(self, tensors: dict[str, SourceTensor]) -> None:
@@ -107,7 +119,7 @@ def _same_values(a: SourceTensor, b: SourceTensor) -> bool:
 class _Planner:
     """Collects the planned tensors of one model."""
 
-    def __init__(self, config: CanonicalConfig, pool: _Pool, wanted: str) -> None:
+    def __init__(self, config: CanonicalConfig, pool: Pool, wanted: str) -> None:
         self._config, self._pool, self._wanted = config, pool, wanted
         self.planned: list[PlannedTensor] = []
 
@@ -204,6 +216,20 @@ class _Planner:
             self.add(f"{prefix}{letter}_norm.weight", shape)
 
 
+def plan_as_it_is(
+    config: dict[str, Any], tensors: dict[str, SourceTensor], wanted: str
+) -> Plan:
+    """A checkpoint in a layout that the server loads, under its own names."""
+    planned = [
+        PlannedTensor(name, target_dtype(tensor.dtype, wanted, name), tensor.shape, (tensor,))
+        for name, tensor in tensors.items()
+        if not _DERIVED.search(name)
+    ]
+    if wanted != "keep":
+        config = {**config, "dtype" if "dtype" in config else "torch_dtype": TORCH_NAMES[wanted]}
+    return Plan(f"{config['model_type']} layout", config, planned)
+
+
 def plan_tensors(
     config: CanonicalConfig, tensors: dict[str, SourceTensor], wanted: str
 ) -> list[PlannedTensor]:
@@ -214,7 +240,7 @@ def plan_tensors(
     unsupported = sorted(name for name in tensors if _UNSUPPORTED.search(name))
     if unsupported:
         raise Refusal(f"tensor {unsupported[0]}: attention residuals are not supported")
-    pool = _Pool(tensors)
+    pool = Pool(tensors)
     pool.drop_derived()
     if config.fla and config.qk_norm:
         early = pool.shape("model.layers.0.attn.q_norm.weight") == (config.head_dim,)

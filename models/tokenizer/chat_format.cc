@@ -40,13 +40,13 @@ std::string Stripped(const std::string& text) {
   return begin < text.size() ? text.substr(begin, end - begin) : "";
 }
 
-// Ids of a text in which marks (the format's own strings) may hold special tokens and contents may
+// Ids of a text in which marks (the format's own strings) may hold added tokens and contents may
 // not. Marks next to each other are one; plain text of marks joins the contents around it, as in
-// "[INST] " and what follows, since the reference tokenizes the whole between special tokens.
+// "[INST] " and what follows, since the reference tokenizes the whole between added tokens.
 class MarkedText {
  public:
-  MarkedText(const Tokenizer& tokenizer, const AddedTokenSplitter& special)
-      : tokenizer_(tokenizer), special_(special) {}
+  MarkedText(const Tokenizer& tokenizer, const AddedTokenSplitter& added)
+      : tokenizer_(tokenizer), added_(added) {}
 
   void Mark(const std::string& text) { mark_ += text; }
   void Content(const std::string& text) {
@@ -62,7 +62,7 @@ class MarkedText {
 
  private:
   void Cut() {
-    special_.Split(mark_, [this](const TextPart& part) {
+    added_.Split(mark_, [this](const TextPart& part) {
       if (part.id == TextPart::kText) {
         plain_.append(mark_, part.begin, part.end - part.begin);
       } else {
@@ -74,7 +74,7 @@ class MarkedText {
   }
   void EncodePlain() {
     if (plain_.empty() || !status_.ok()) return;
-    const auto ids = tokenizer_.Encode(plain_, /*add_special_tokens=*/false);
+    const auto ids = tokenizer_.EncodeAsText(plain_);
     if (!ids.ok()) {
       status_ = ids.status();
     } else {
@@ -84,7 +84,7 @@ class MarkedText {
   }
 
   const Tokenizer& tokenizer_;
-  const AddedTokenSplitter& special_;
+  const AddedTokenSplitter& added_;
   std::string mark_, plain_;
   std::vector<int32_t> ids_;
   absl::Status status_;
@@ -114,7 +114,7 @@ absl::StatusOr<ChatFormat> ChatFormat::Parse(const std::string& json, const Toke
   ChatFormat format;
   const absl::Status status = format.Read(*object);
   if (!status.ok()) return status;
-  format.FindSpecialTokens(tokenizer);
+  format.FindAddedTokens(tokenizer);
   return format;
 }
 
@@ -147,15 +147,24 @@ absl::Status ChatFormat::Read(const Json& json) {
   return absl::OkStatus();
 }
 
-void ChatFormat::FindSpecialTokens(const Tokenizer& tokenizer) {
+void ChatFormat::FindAddedTokens(const Tokenizer& tokenizer) {
+  std::string marks = absl::StrCat(bos_, generation_prompt_, end_);
+  for (const auto& [name, role] : roles_) absl::StrAppend(&marks, role.prefix, role.suffix);
   for (int32_t id = 0; id < tokenizer.info().vocab_size; ++id) {
-    if (!tokenizer.TokenBytes(id, /*skip_special=*/true).empty()) continue;
     const std::string token = tokenizer.TokenBytes(id, /*skip_special=*/false);
     if (token.empty() || token.size() > AddedTokenSplitter::kMaxContent) continue;
-    special_.Add({.content = token, .id = id});
+    if (marks.find(token) == std::string::npos) continue;
+    // Added tokens need not be special; they are those that text is not read as.
+    const auto is_one = [id](const absl::StatusOr<std::vector<int32_t>>& ids) {
+      return ids.ok() && *ids == std::vector<int32_t>{id};
+    };
+    const bool special = tokenizer.TokenBytes(id, /*skip_special=*/true).empty();
+    const bool added = special || (is_one(tokenizer.Encode(token, false)) &&
+                                   !is_one(tokenizer.EncodeAsText(token)));
+    if (added) added_.Add({.content = token, .id = id});
   }
   const std::string& suffix = roles_["assistant"].suffix;
-  special_.Split(suffix, [this](const TextPart& part) {
+  added_.Split(suffix, [this](const TextPart& part) {
     if (part.id != TextPart::kText && !stop_id_.has_value()) stop_id_ = part.id;
   });
   if (stop_id_.has_value()) return;
@@ -213,7 +222,7 @@ absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(const Tokenizer& tokeniz
                                                         bool continue_final_message) const {
   const absl::Status status = Check(messages, add_generation_prompt, continue_final_message);
   if (!status.ok()) return status;
-  MarkedText text(tokenizer, special_);
+  MarkedText text(tokenizer, added_);
   text.Mark(bos_);
   if (default_system_.has_value() && messages[0].role != "system") {
     const Role& system = roles_.at("system");

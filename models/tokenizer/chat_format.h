@@ -42,7 +42,7 @@ class ChatFormat {
                                                         const Tokenizer& tokenizer);
   static absl::StatusOr<ChatFormat> Parse(const std::string& json, const Tokenizer& tokenizer);
 
-  // The ids of a conversation; `tokenizer` is the one given to Load. Special tokens count in the
+  // The ids of a conversation; `tokenizer` is the one given to Load. Added tokens count in the
   // format's own strings only: those in a content are text. With `continue_final_message` the ids
   // end behind the content of the last message, which is the assistant's.
   // InvalidArgument, for a client, names the message ("messages[2].role: ..").
@@ -62,7 +62,7 @@ class ChatFormat {
   };
 
   absl::Status Read(const nlohmann::json& json);
-  void FindSpecialTokens(const Tokenizer& tokenizer);
+  void FindAddedTokens(const Tokenizer& tokenizer);
   absl::Status Check(absl::Span<const ChatMessage> messages, bool add_generation_prompt,
                      bool continue_final_message) const;
 
@@ -70,7 +70,7 @@ class ChatFormat {
   std::optional<std::string> default_system_;
   std::map<std::string, Role> roles_;
   bool alternate_ = false;
-  AddedTokenSplitter special_;
+  AddedTokenSplitter added_;  // those in the format's strings
   std::optional<int32_t> stop_id_;
   std::string stop_text_;
 };

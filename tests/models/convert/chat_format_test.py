@@ -144,7 +144,8 @@ class ChatFormatTest(CheckpointCase):
                 self.assertFalse(path.exists())
 
     def test_where_templates_lie(self) -> None:
-        self.assertIn("no chat template", chat_format.write_chat_format(self.src))
+        self.assertEqual(chat_format.write_chat_format(self.src), "")
+        self.assertEqual(list(self.src.iterdir()), [])
         named = [{"name": "tools", "template": "x"}, {"name": "default", "template": CHATML}]
         self.assertEqual(self.note("", chat_template=named), "")
         (self.src / "chat_template.jinja").write_text(MISTRAL)

@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import output_directory
 import yaml
+from chat_format_test import CHATML
 from checkpoint_case import GOLDEN, Bits, CheckpointCase
 from torch_archive import Archive, Call, Global, New
 
@@ -123,6 +124,30 @@ class LayoutTest(CheckpointCase):
             tensors[name] = Bits("BF16", (16,), tensors[name].data[:32])
         self.put(config, tensors)
         self.assertTrue(self.convert("--force")[0]["qk_norm_share_param_across_head"])
+
+
+class OrdinaryTest(CheckpointCase):
+    def test_a_llama_keeps_names_and_gets_a_chat_format(self) -> None:
+        weight = Bits("F32", (2,), np.array([1, 1 + 2**-9], "<f4").tobytes())
+        config = {"model_type": "llama", "rope_theta": 1e4, "x": 1, "dtype": "float32"}
+        (self.src / "chat_template.jinja").write_text(CHATML)
+        for wanted, data in (("keep", weight.data), ("bf16", bytes.fromhex("803f803f"))):
+            with self.subTest(wanted):
+                self.put(config, {"model.norm.weight": weight, "m.rotary_emb.inv_freq": weight})
+                got_config, got = self.convert("--dtype", wanted, "--force")
+                self.assertEqual({k: t.data for k, t in got.items()}, {"model.norm.weight": data})
+                dtype = {"keep": "float32", "bf16": "bfloat16"}[wanted]
+                self.assertEqual(got_config, config | {"dtype": dtype})
+                chat = json.loads((self.dst / "chat_format.json").read_text())
+                self.assertEqual(chat["generation_prompt"], "<|im_start|>assistant\n")
+
+    def test_without_chat_it_says_why(self) -> None:
+        self.put({"model_type": "qwen2"}, {"a": Bits("F32", (1,), bytes(4))})
+        (self.src / "chat_template.jinja").write_text(CHATML + "{{ messages | length }}")
+        status, _, err = self.run_convert()
+        self.assertEqual(status, 0)
+        self.assertIn("note: no chat: ", err)
+        self.assertFalse((self.dst / "chat_format.json").exists())
 
 
 class DtypeTest(CheckpointCase):

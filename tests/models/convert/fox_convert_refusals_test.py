@@ -42,7 +42,7 @@ TENSORS: tuple[tuple[str, dict[str, Bits | None], str], ...] = (
 # Of tiny_fla, and of tiny_rope: keys with values that are refused.
 FLA_KEYS = (("window_size", 128), ("attnres_block_size", 4), ("hidden_act", "powlu"),
             ("use_rope", True))
-ROPE_KEYS = (("model_type", "llama"), ("model_type", None), ("ogate_act", "silu"),
+ROPE_KEYS = (("model_type", "gpt2"), ("model_type", None), ("ogate_act", "silu"),
              ("fgate_type", "input"), ("hidden_act", "gelu"), ("qkv_bias", True),
              ("quantization_config", {"bits": 4}), ("novel", 1), ("num_heads", 3),
              ("num_kv_heads", 3), ("hidden_size", "64"), ("hidden_size", True),
@@ -138,7 +138,7 @@ class CommandTest(CheckpointCase):
 
     def test_a_failure_keeps_the_old_destination(self) -> None:
         before = self.convert()
-        with mock.patch("output_directory.write_json", side_effect=OSError(28, "No space left")):
+        with mock.patch("output_directory.write_file", side_effect=OSError(28, "No space left")):
             status, _, err = self.run_convert("--force", "--dtype", "f32")
         self.assertEqual((status, "No space left" in err), (1, True))
         self.assertEqual(self.convert("--force"), before)

@@ -1,0 +1,240 @@
+"""Tests models/convert/gguf_source.py and gguf_tokenizer.py on GGUF files of every architecture,
+quantisation and tokenizer, written by the gguf package.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import gguf
+import numpy as np
+from chat_format_test import CHATML, IM, form
+from checkpoint_case import CheckpointCase
+from gguf_source import ARCHITECTURES, QUANTISATIONS
+
+WIDE, HEADS, KV_HEADS, DIM, INNER, LAYERS = 256, 4, 2, 64, 512, 2
+BYTES = [chr(n + 256 if n < 33 or 126 < n < 161 or n == 173 else n) for n in range(256)]
+TOKENS = [*BYTES, "ab", "<|im_start|>", "<|im_end|>", "<tool>"]
+SPM_TOKENS = ["<unk>", "<s>", "</s>", "<0x00>", "a"]
+MATRICES = {"attn_q": (HEADS * DIM, WIDE), "attn_k": (KV_HEADS * DIM, WIDE),
+            "attn_v": (KV_HEADS * DIM, WIDE), "attn_output": (WIDE, HEADS * DIM),
+            "ffn_gate": (INNER, WIDE), "ffn_up": (INNER, WIDE), "ffn_down": (WIDE, INNER)}
+NAMES = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+         "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+         "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "attn_q_norm":
+         "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_norm":
+         "post_attention_layernorm"}
+TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
+       "output.weight": "lm_head.weight"}
+
+
+def llama3_factors(factor: float) -> np.ndarray:
+    """As llama.cpp's converter computes them for a base of 10,000."""
+    factors = []
+    for frequency in 10000.0 ** (-np.arange(0, DIM, 2) / DIM):
+        length = 2 * math.pi / frequency
+        if length < 8192 / 4:
+            factors.append(1.0)
+        elif length > 8192:
+            factors.append(factor)
+        else:
+            smooth = (8192 / length - 1) / 3
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, np.float32)
+
+
+class GgufCase(CheckpointCase):
+    """Writes a small model to `src`, and keeps in `expected` what it has to become."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.src = self.scratch / "model.gguf"
+        self.random = np.random.default_rng(0)
+
+    def keys(self, arch: str) -> dict[str, Any]:
+        numbers = {"block_count": LAYERS, "context_length": 512, "embedding_length": WIDE,
+                   "feed_forward_length": INNER, "attention.head_count": HEADS,
+                   "attention.head_count_kv": KV_HEADS, "rope.dimension_count": DIM,
+                   "attention.layer_norm_rms_epsilon": 1e-5}
+        tokenizer = {"model": "gpt2", "pre": "smollm", "tokens": TOKENS, "merges": ["a b"],
+                     "token_type": [1] * 257 + [3, 3, 4], "bos_token_id": 257, "eos_token_id": 258,
+                     "chat_template": CHATML}
+        return {**{f"{arch}.{key}": value for key, value in numbers.items()},
+                **{f"tokenizer.ggml.{key}".replace("ggml.chat", "chat"): value
+                   for key, value in tokenizer.items()}}
+
+    def tensors(self, arch: str, tied: bool = False) -> dict[str, tuple[np.ndarray, str]]:
+        """Tensors in the order of rows of the transformers library, the quantisations in turn."""
+        kinds = iter(QUANTISATIONS * 2)
+        tensors = {name: (self.random.normal(size=(len(TOKENS), WIDE)).astype("f"), "F32")
+                   for name in ("token_embd.weight", *([] if tied else ["output.weight"]))}
+        vectors = {"attn_norm.weight": WIDE, "ffn_norm.weight": WIDE}
+        if arch == "qwen3":
+            vectors |= {"attn_q_norm.weight": DIM, "attn_k_norm.weight": DIM}
+        if arch == "qwen2":
+            vectors |= {f"attn_{x}.bias": MATRICES[f"attn_{x}"][0] for x in "qkv"}
+        vectors = {f"blk.{i}.{k}": n for i in range(LAYERS) for k, n in vectors.items()}
+        for name, size in {**vectors, "output_norm.weight": WIDE}.items():
+            tensors[name] = (self.random.normal(size=size).astype("f"), "F32")
+        for layer in range(LAYERS):
+            for name, shape in MATRICES.items():
+                tensors[f"blk.{layer}.{name}.weight"] = self.quantised(shape, next(kinds))
+        return tensors
+
+    def quantised(self, shape: tuple[int, int], kind: str) -> tuple[np.ndarray, str]:
+        values = self.random.normal(size=shape).astype("f")
+        if kind in ("F32", "F16"):
+            return values.astype({"F32": "f", "F16": "e"}[kind]), kind
+        if not kind.endswith("_K"):
+            return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind]), kind
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        rows = (shape[0], shape[1] // block * size)
+        return self.random.integers(0, 64, rows, np.uint8), kind  # small bytes: finite scales
+
+    def write(self, arch: str, keys: dict[str, Any],
+              tensors: dict[str, tuple[np.ndarray, str]]) -> None:
+        writer = gguf.GGUFWriter(self.src, arch)
+        for key, value in keys.items():
+            if isinstance(value, list):
+                writer.add_array(key, value)
+            else:
+                kinds = {bool: "bool", int: "uint32", float: "float32", str: "string"}
+                getattr(writer, f"add_{kinds[type(value)]}")(key, value)
+        for name, (data, kind) in tensors.items():
+            heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(name.split(".")[-2])
+            if arch == "llama" and heads:  # llama.cpp's permutation
+                rows = data.reshape(heads, 2, DIM // 2, -1).swapaxes(1, 2)
+                data = np.ascontiguousarray(rows.reshape(data.shape))
+            writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    def expected(self, tensors: dict[str, tuple[np.ndarray, str]]) -> dict[str, bytes]:
+        result = {}
+        for name, (data, kind) in tensors.items():
+            _, layer, stem, end = (name.split(".") * 2)[:4]
+            renamed = TOP.get(name) or f"model.layers.{layer}.{NAMES[stem]}.{end}"
+            wide = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
+            result[renamed] = wide.astype("<f4").tobytes()
+        return result
+
+
+class ConversionTest(GgufCase):
+    def test_every_architecture_and_quantisation(self) -> None:
+        for arch, name in ARCHITECTURES.items():
+            with self.subTest(arch):
+                tensors = self.tensors(arch, tied=arch == "qwen2")
+                self.write(arch, self.keys(arch), tensors)
+                config, got = self.convert("--dtype", "f32", "--force")
+                want = self.expected(tensors)
+                self.assertEqual({k: t.data for k, t in got.items()}, want)
+                shown = {"architectures": [name], "model_type": arch, "vocab_size": len(TOKENS),
+                         "hidden_size": WIDE, "intermediate_size": INNER, "num_hidden_layers": 2,
+                         "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+                         "head_dim": DIM, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+                         "rope_theta": 10000.0, "rope_scaling": None, "torch_dtype": "float32",
+                         "max_position_embeddings": 512, "bos_token_id": 257,
+                         "tie_word_embeddings": arch == "qwen2", "eos_token_id": [258]}
+                self.assertEqual(config, shown)
+
+    def test_rope_scaling_and_bf16(self) -> None:
+        linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+        llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                  "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+        for keys, factor, want in ((linear, None, {"rope_type": "linear", "factor": 4.0}),
+                                   ({}, 8.0, llama3), ({}, 1.0, None)):
+            with self.subTest(want=want):
+                tensors = self.tensors("llama")
+                if factor:
+                    tensors["rope_freqs.weight"] = (llama3_factors(factor), "F32")
+                self.write("llama", self.keys("llama") | keys, tensors)
+                config, got = self.convert("--force")
+                self.assertEqual(config["rope_scaling"], want)
+                self.assertEqual({t.dtype for t in got.values()}, {"BF16"})
+
+    def test_tokenizer_and_chat(self) -> None:
+        keys = self.keys("llama") | {"tokenizer.ggml.add_bos_token": True}
+        self.write("llama", keys, self.tensors("llama"))
+        self.convert()
+        read = {p.name: json.loads(p.read_text()) for p in self.dst.glob("*.json")}
+        self.assertEqual(read["chat_format.json"], form(prompt="<|im_start|>assistant\n", **IM))
+        self.assertEqual(read["generation_config.json"],
+                         {"bos_token_id": 257, "eos_token_id": [258]})
+        self.assertEqual(read["tokenizer_config.json"]["eos_token"], "<|im_end|>")
+        tokenizer = read["tokenizer.json"]
+        self.assertEqual([(t["id"], t["special"]) for t in tokenizer["added_tokens"]],
+                         [(257, True), (258, True), (259, False)])
+        self.assertEqual(tokenizer["model"]["vocab"], {t: i for i, t in enumerate(TOKENS)})
+        self.assertEqual(tokenizer["model"]["merges"], ["a b"])
+        self.assertEqual([s["type"] for s in tokenizer["pre_tokenizer"]["pretokenizers"]],
+                         ["Digits", "ByteLevel"])
+        single = tokenizer["post_processor"]["processors"][1]["single"]
+        self.assertEqual(single[0]["SpecialToken"]["id"], "<|im_start|>")
+
+    def test_sentencepiece(self) -> None:
+        keys = {k: v for k, v in self.keys("llama").items() if "ggml" not in k}
+        values = {"model": "llama", "tokens": SPM_TOKENS, "token_type": [2, 3, 3, 6, 1],
+                  "scores": [0.0, 0.0, 0.0, 0.0, -1.5], "bos_token_id": 1, "eos_token_id": 2,
+                  "unknown_token_id": 0}
+        keys |= {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+        self.write("llama", keys, self.tensors("llama"))
+        self.convert()
+        pieces = [b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\2", b"\n\x0c\n\3<s>\x15\0\0\0\0\x18\3",
+                  b"\n\x0d\n\4</s>\x15\0\0\0\0\x18\3", b"\n\x0f\n\6<0x00>\x15\0\0\0\0\x18\6",
+                  b"\n\x0a\n\1a\x15\0\0\xc0\xbf\x18\1"]
+        trainer = b"\x12\x0e\x18\2\x98\2\1\xc0\2\0\xc8\2\1\xd0\2\2"
+        normalizer = b"\x1a\x10\n\x08identity\x18\1 \0(\1"
+        self.assertEqual((self.dst / "tokenizer.model").read_bytes(),
+                         b"".join(pieces) + trainer + normalizer)
+
+
+class RefusalTest(GgufCase):
+    def test_keys(self) -> None:
+        tensors = self.tensors("llama")
+        for key, value, reason in (
+            ("llama.expert_count", 8, "key llama.expert_count"),
+            ("llama.rope.scaling.type", "yarn", "'yarn' is not supported; there are none, linear"),
+            ("llama.attention.head_count", 0, "0 heads of 256"),
+            ("llama.block_count", "2", "key llama.block_count"),
+            ("llama.attention.value_length", 32, "only 64 is supported"),
+            ("llama.feed_forward_length", 256, "tensor blk.0.ffn_gate.weight: shape"),
+            ("llama.block_count", 3, "tensor blk.2.attn_norm.weight: missing"),
+            ("llama.block_count", 1, "left over"),
+            ("split.count", 2, "split"),
+            ("tokenizer.ggml.pre", "tekken", "'tekken' is not supported; there are gpt-2,"),
+            ("tokenizer.ggml.model", "bert", "'bert' is not supported"),
+            ("tokenizer.ggml.model", "llama", "tokenizer.ggml.scores"),
+            ("tokenizer.ggml.eos_token_id", 260, "260 is no token"),
+            ("tokenizer.ggml.tokens", TOKENS[1:], "259 tokens"),
+        ):
+            with self.subTest(key=key, value=value):
+                self.write("llama", self.keys("llama") | {key: value}, tensors)
+                self.assert_refused(reason)
+
+    def test_tensors(self) -> None:
+        right = self.tensors("llama")
+        odd = (np.zeros((WIDE, 54), np.uint8), "TQ1_0")
+        for name, tensor, reason in (
+            ("blk.0.attn_q.bias", (np.zeros(WIDE, "f"), "F32"), "blk.0.attn_q.bias: left over"),
+            ("blk.0.attn_output.weight", odd, "TQ1_0 is not supported; there are F32,"),
+            ("rope_freqs.weight", (np.arange(1, 33).astype("f"), "F32"), "LLaMA 3's scaling"),
+            ("token_embd.weight", None, "token_embd.weight: missing"),
+        ):
+            with self.subTest(name):
+                tensors = {k: t for k, t in (right | {name: tensor}).items() if t}
+                self.write("llama", self.keys("llama"), tensors)
+                self.assert_refused(reason)
+
+    def test_files(self) -> None:
+        self.write("falcon", self.keys("falcon"), {})
+        self.assert_refused("'falcon': not supported; there are llama, qwen2, qwen3")
+        self.write("llama", self.keys("llama"), self.tensors("llama"))
+        whole = self.src.read_bytes()
+        for size in (0, 3, 20, 200, 5000, len(whole) - 1):
+            with self.subTest(size=size):
+                self.src.write_bytes(whole[:size])
+                self.assert_refused("not a whole GGUF file")
