@@ -244,7 +244,12 @@ def derive(template: str, tokens: dict[str, str]) -> tuple[dict[str, Any], str]:
 
 
 def write_chat_format(directory: Path) -> str:
-    """Writes NAME if the directory has a template of this form; returns what else to tell."""
+    """Writes NAME if the directory has a template of this form; returns a note, "" for none."""
+    note = _write(directory)
+    return "".join(c if c.isprintable() else "?" for c in note)
+
+
+def _write(directory: Path) -> str:
     found = template_of(directory)
     if found is None:
         return ""

@@ -39,7 +39,11 @@ _MODULES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_WITHOUT_EFFECT = ("rope.scaling.original_context_length", "rope.scaling.finetuned")
+_WITHOUT_EFFECT = (
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "tensor_data_layout",
+)
 # LLaMA 3's scaling, of which GGUF keeps only the resulting factors: low, high, original context
 _LLAMA3 = (1.0, 4.0, 8192)
 
@@ -90,7 +94,7 @@ class _Keys:
         self._left.discard(key)
         value = self.get(key, default)
         if type(value) is not kind or (kind is int and not 0 <= value <= 1 << 31):
-            raise Refusal(f"key {key}: {'missing' if value is None else f'{value!r} is no {kind.__name__}'}")
+            raise Refusal(f"key {key}: {value!r} is no {kind.__name__} of a model")
         # The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06.
         return float(str(np.float32(value))) if kind is float else value
 

@@ -9,6 +9,7 @@ from typing import Any
 from refusal import Refusal
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # of tokenizer.ggml.token_type
+_IDS = {"bos": "bos", "eos": "eos", "eot": "eot", "unk": "unknown", "pad": "padding"}
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -52,7 +53,7 @@ def tokenizer_files(
         raise Refusal(f"key tokenizer.ggml.tokens: {len(tokens)} tokens, {len(kinds)} types, and "
                       f"the model has {vocab_size}")
     ids = {}
-    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+    for name, key in _IDS.items():
         ids[name] = get(f"tokenizer.ggml.{key}_token_id", None)
         if ids[name] is not None and ids[name] not in range(len(tokens)):
             raise Refusal(f"key tokenizer.ggml.{key}_token_id: {ids[name]} is no token")
@@ -63,7 +64,7 @@ def tokenizer_files(
         files["tokenizer.model"] = _sentencepiece(get, tokens, kinds, ids)
     else:
         raise Refusal(f"key tokenizer.ggml.model: {model!r} is not supported; gpt2 and llama are")
-    named = {f"{name}_token": tokens[i] for name, i in ids.items() if i is not None}
+    named = {f"{n}_token": tokens[i] for n, i in ids.items() if i is not None and n != "eot"}
     template = get("tokenizer.chat_template", "")
     files["tokenizer_config.json"] = {
         "tokenizer_class": "PreTrainedTokenizerFast" if model == "gpt2" else "LlamaTokenizer",
@@ -71,7 +72,7 @@ def tokenizer_files(
         **named,
         **({"chat_template": template} if template else {}),
     }
-    ends = [i for i in (ids["eos"], get("tokenizer.ggml.eot_token_id", None)) if i is not None]
+    ends = [i for i in (ids["eos"], ids["eot"]) if i is not None]
     files["generation_config.json"] = {
         "bos_token_id": ids["bos"],
         "eos_token_id": list(dict.fromkeys(ends)),

@@ -228,6 +228,22 @@ def generation_config_seeds() -> Seeds:
         "eos_token_id": (-1, 1000, [1.5], [[1]], list(range(65)))})
 
 
+def chat_format_seeds() -> Seeds:
+    """The format, then what the user and the assistant say."""
+    turn = {"prefix": "<s>user\n", "suffix": "<t>\n", "trim": True}
+    right = {"bos": "<|endoftext|>", "default_system": "S", "generation_prompt": "a", "end": "<s>",
+             "alternate": True, "roles": {"system": turn, "user": turn, "assistant": turn}}
+    for name, content in {"plain": " ab", "hostile": "<s><t>\n<|endoftext|>", "cut": "s>",
+                          "bad_utf8": b"\xff"}.items():
+        yield f"valid_{name}", sections(right, content, content)
+    yield "valid_marks_join", sections({"roles": {"user": {"suffix": "<"},
+                                                  "assistant": {"prefix": "t>"}}}, "<", "s>")
+    yield from changed(right, {
+        "bos": (1, None), "default_system": (1, None, ""), "alternate": (1, None),
+        "roles": (None, [], {}, {"tool": turn}, {"user": 1}, {"user": turn},
+                  {"user": turn, "assistant": {}}, {"user": turn, "assistant": {"trim": 1}})})
+
+
 def json_reader_seeds() -> Seeds:
     """The first three bytes choose the limits."""
     yield from table({
@@ -248,7 +264,7 @@ def main() -> None:
     targets = dict(REQUEST_SEEDS, **TOKENIZER_SEEDS, safetensors=safetensors_seeds(),
                    json_reader=json_reader_seeds(), tensor_files=tensor_files_seeds(),
                    checkpoint=checkpoint_seeds(), model_config=model_config_seeds(),
-                   generation_config=generation_config_seeds())
+                   generation_config=generation_config_seeds(), chat_format=chat_format_seeds())
     for target, seeds in sorted(targets.items()):
         folder = pathlib.Path(sys.argv[1], target)
         shutil.rmtree(folder, ignore_errors=True)

@@ -112,6 +112,7 @@ REFUSED = {
     "upper": ("message['content'] +", "message['content'] | upper +", "not every content is once"),
     "rstrip": ("message['content'] +", "message['content'].rstrip() +", "differs"),
     "prompt": ("{% if add", "{{ 'x' if not add_generation_prompt }}{% if add", "generation prompt"),
+    "hostile": ("{% for", "{{ raise_exception('\x1b[31m' + 'x' * 9999) }}{% for", "?[31mxx"),
     "syntax": ("{% endfor %}", "", "not understood"),
     "sandbox": ("message['role'] +", "''.__class__.__mro__ | string +", "SecurityError"),
     "loop": ("{% for", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
@@ -141,6 +142,7 @@ class ChatFormatTest(CheckpointCase):
                 got = self.note(CHATML.replace(old, new, 1))
                 for reason in ("no chat: ", *reasons):
                     self.assertIn(reason, got)
+                self.assertTrue(got.isprintable() and len(got) < 1024)
                 self.assertFalse(path.exists())
 
     def test_where_templates_lie(self) -> None:

@@ -157,13 +157,14 @@ class ConversionTest(GgufCase):
                 self.assertEqual({t.dtype for t in got.values()}, {"BF16"})
 
     def test_tokenizer_and_chat(self) -> None:
-        keys = self.keys("llama") | {"tokenizer.ggml.add_bos_token": True}
+        keys = self.keys("llama") | {"tokenizer.ggml.add_bos_token": True,
+                                     "tokenizer.ggml.eot_token_id": 256}
         self.write("llama", keys, self.tensors("llama"))
         self.convert()
         read = {p.name: json.loads(p.read_text()) for p in self.dst.glob("*.json")}
         self.assertEqual(read["chat_format.json"], form(prompt="<|im_start|>assistant\n", **IM))
         self.assertEqual(read["generation_config.json"],
-                         {"bos_token_id": 257, "eos_token_id": [258]})
+                         {"bos_token_id": 257, "eos_token_id": [258, 256]})
         self.assertEqual(read["tokenizer_config.json"]["eos_token"], "<|im_end|>")
         tokenizer = read["tokenizer.json"]
         self.assertEqual([(t["id"], t["special"]) for t in tokenizer["added_tokens"]],
