@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -99,6 +100,7 @@ absl::StatusOr<Observers> Observe(ServerFlags* flags) {
 struct LoadedModel {
   LoadedEngine engine;
   std::unique_ptr<Tokenizer> tokenizer;  // null: none
+  std::unique_ptr<ChatFormat> chat;      // null: none
   ConversionContext context;
 };
 
@@ -119,7 +121,13 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags) {
         "--add-bos-to-ids: the model's tokenizer puts no bos before a text");
   }
   out.context = flags.context;
+  if (out.tokenizer != nullptr) {
+    absl::StatusOr<std::optional<ChatFormat>> chat = ChatFormat::Load(dir, *out.tokenizer);
+    if (!chat.ok()) return chat.status();
+    if (chat->has_value()) out.chat = std::make_unique<ChatFormat>(**std::move(chat));
+  }
   out.context.tokenizer = out.tokenizer.get();
+  out.context.chat = out.chat.get();
   out.context.limits = out.engine.executor->limits();
   out.context.engine = out.engine.options;
   if (!flags.generation_config) return out;
@@ -154,6 +162,7 @@ std::vector<LogField> FieldsOf(const LoadedModel& model) {
           {"hidden_size", int64_t{config.hidden_size}},
           {"vocabulary", int64_t{config.vocab_size}},
           {"tokenizer", model.tokenizer == nullptr ? "none" : model.tokenizer->info().kind},
+          {"chat", model.chat == nullptr ? "none" : "yes"},
           {"backend", model.engine.backend},
           {"dtype", model.engine.dtype}};
 }

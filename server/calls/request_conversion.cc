@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -50,6 +51,19 @@ absl::Status CheckReserved(const google::protobuf::Message& message, const char*
   return absl::OkStatus();
 }
 
+// `bytes`: of this text and those before it.
+absl::Status CheckText(const std::string& text, size_t bytes, absl::string_view field,
+                       const ConversionContext& context) {
+  if (bytes > context.max_prompt_bytes) {
+    return Invalid(absl::StrCat(field, ": ", bytes, " bytes are more than the limit of ",
+                                context.max_prompt_bytes));
+  }
+  if (text.find('\0') != std::string::npos) {
+    return Invalid(absl::StrCat(field, ": contains a NUL character"));
+  }
+  return absl::OkStatus();
+}
+
 template <class T>
 void SortUnique(std::vector<T>* values) {
   std::sort(values->begin(), values->end());
@@ -65,6 +79,26 @@ absl::Status ConvertNames(const Message& request, const ConversionContext& conte
   status.Update(id.status());
   if (status.ok()) spec->request_id = *std::move(id);
   return status;
+}
+
+absl::StatusOr<std::vector<int32_t>> ConvertMessages(const v1::ChatMessages& in,
+                                                     const ConversionContext& context) {
+  if (context.chat == nullptr) {
+    return absl::FailedPreconditionError("messages: the model has no chat format; send text");
+  }
+  std::vector<ChatMessage> messages;
+  size_t bytes = 0;
+  absl::Status status;
+  for (const v1::ChatMessage& turn : in.turns()) {
+    const std::string field = absl::StrCat("messages[", messages.size(), "].content");
+    bytes += turn.content().size();
+    status.Update(CheckText(turn.content(), bytes, field, context));
+    messages.push_back({turn.role(), turn.content()});
+  }
+  if (!status.ok()) return status;
+  const bool open = in.continue_final_message();
+  const bool answer = in.has_add_generation_prompt() ? in.add_generation_prompt() : !open;
+  return context.chat->Encode(*context.tokenizer, messages, answer, open);
 }
 
 template <class Message>
@@ -87,7 +121,14 @@ absl::StatusOr<std::vector<int32_t>> ConvertPrompt(const Message& request,
       if (prompt.front() != bos) prompt.insert(prompt.begin(), bos);
     }
   }
-  if (prompt.empty()) return Invalid("prompt: text or token_ids must be set and not be empty");
+  if constexpr (std::is_same_v<Message, v1::GenerateRequest>) {
+    if (request.has_messages()) {
+      absl::StatusOr<std::vector<int32_t>> ids = ConvertMessages(request.messages(), context);
+      if (!ids.ok()) return ids.status();
+      prompt = *std::move(ids);
+    }
+  }
+  if (prompt.empty()) return Invalid("prompt: must be set and not be empty");
   if (request.has_truncate_prompt_tokens()) {
     const size_t keep = request.truncate_prompt_tokens();
     if (keep == 0) return Invalid("truncate_prompt_tokens: must be at least 1");
@@ -134,9 +175,11 @@ absl::Status ConvertSampling(const v1::Sampling& in, const ConversionContext& co
   return status;
 }
 
-absl::Status ConvertStopping(const v1::Stopping& in, const ConversionContext& context,
+absl::Status ConvertStopping(const v1::GenerateRequest& request, const ConversionContext& context,
                              StopParams* out) {
-  const uint32_t max_tokens = in.has_max_tokens() ? in.max_tokens() : context.defaults.max_tokens;
+  const v1::Stopping& in = request.stopping();
+  const uint32_t most = request.has_messages() ? INT32_MAX : context.defaults.max_tokens;
+  const uint32_t max_tokens = in.has_max_tokens() ? in.max_tokens() : most;
   if (max_tokens == 0) {
     return Invalid("stopping.max_tokens: must be at least 1; Score generates nothing");
   }
@@ -157,6 +200,13 @@ absl::Status ConvertStopping(const v1::Stopping& in, const ConversionContext& co
   }
   SortUnique(&out->stop_token_ids);
   return status;
+}
+
+// What a model with a chat format writes when its turn is over.
+void StopAtTurnEnd(const ChatFormat& chat, StopParams* out, GenerationSpec* spec) {
+  if (chat.stop_id().has_value()) out->stop_token_ids.push_back(*chat.stop_id());
+  SortUnique(&out->stop_token_ids);
+  if (!chat.stop_text().empty()) spec->stop.push_back(chat.stop_text());
 }
 
 absl::Status ConvertStopStrings(const v1::Stopping& in, std::vector<std::string>* out) {
@@ -304,13 +354,8 @@ absl::StatusOr<std::vector<int32_t>> TokenizeText(const std::string& text, bool 
                                                   const char* field,
                                                   const ConversionContext& context) {
   if (context.tokenizer == nullptr) return NoTokenizer(field);
-  if (text.size() > context.max_prompt_bytes) {
-    return Invalid(absl::StrCat(field, ": ", text.size(), " bytes are more than the limit of ",
-                                context.max_prompt_bytes));
-  }
-  if (text.find('\0') != std::string::npos) {
-    return Invalid(absl::StrCat(field, ": contains a NUL character"));
-  }
+  absl::Status status = CheckText(text, text.size(), field, context);
+  if (!status.ok()) return status;
   return context.tokenizer->Encode(text, add_special);
 }
 
@@ -335,7 +380,7 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
   status.Update(CheckReserved(request, ""));
   status.Update(CheckReserved(request.sampling(), "sampling."));
   status.Update(ConvertSampling(request.sampling(), context, &first.sampling));
-  status.Update(ConvertStopping(request.stopping(), context, &first.stop));
+  status.Update(ConvertStopping(request, context, &first.stop));
   status.Update(ConvertStopStrings(request.stopping(), &spec.stop));
   status.Update(ConvertOutput(request.output(), context, &spec, &first.sampling));
   status.Update(ConvertScheduling(request, context, &spec, &first));
@@ -343,6 +388,9 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
     status.Update(Invalid("cache.cache_salt: at most 256 bytes"));
   }
   if (!status.ok()) return status;
+  if (request.has_messages() && context.chat != nullptr && !request.stopping().ignore_eos()) {
+    StopAtTurnEnd(*context.chat, &first.stop, &spec);
+  }
   if (!spec.stop.empty() && context.tokenizer == nullptr) return NoTokenizer("stopping.stop");
   if (spec.windows && !stream) return Invalid("output.acp_windows: only in a stream");
   spec.include_stop = request.stopping().include_stop_str_in_output();

@@ -12,6 +12,7 @@
 #include "engine/engine.h"
 #include "fox/v1/inference.pb.h"
 #include "models/generation_config.h"
+#include "models/tokenizer/chat_format.h"
 #include "models/tokenizer/tokenizer.h"
 
 namespace fox {
@@ -42,6 +43,7 @@ std::string ToJson(const SamplingDefaults& defaults);
 // defaults. Constant while serving.
 struct ConversionContext {
   const Tokenizer* tokenizer = nullptr;  // null: the model has none
+  const ChatFormat* chat = nullptr;      // null: the model has none; needs a tokenizer
   std::string served_model_name;
   ExecutorLimits limits;
   EngineOptions engine;

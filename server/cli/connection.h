@@ -77,6 +77,7 @@ absl::Status SetPrompt(const std::string& text, bool is_ids, Request* request) {
 
 // The commands. Each takes the arguments after its name and returns an exit code.
 int Generate(const std::vector<std::string>& arguments);
+int Chat(const std::vector<std::string>& arguments);
 int Score(const std::vector<std::string>& arguments);
 int Tokenize(const std::vector<std::string>& arguments);
 int Detokenize(const std::vector<std::string>& arguments);

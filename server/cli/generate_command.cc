@@ -1,11 +1,15 @@
-// fox-cli generate: a streamed completion, its text on standard output as it arrives, what it cost
-// on standard error.
+// fox-cli generate and chat: streamed answers, their text on standard output as it arrives, what
+// they cost on standard error.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <iostream>
 
 #include "fox/v1/inference.grpc.pb.h"
+#include "fox/v1/info.grpc.pb.h"
 #include "server/cli/connection.h"
 
 namespace fox::cli {
@@ -21,7 +25,7 @@ struct GenerateFlags {
   bool prompt_ids = false, json = false, stats = false, ignore_eos = false;
 };
 
-void Register(GenerateFlags* f, FlagSet* set) {
+void Register(bool chat, GenerateFlags* f, FlagSet* set) {
   set->Group("Sampling (unset: the server's default)");
   set->Double("temperature", "X", "0 is greedy", 0, 100, &f->temperature);
   set->Double("top-p", "X", "smallest set with that much probability", 0, 1, &f->top_p);
@@ -39,15 +43,14 @@ void Register(GenerateFlags* f, FlagSet* set) {
             "stricter than the server's mode", &f->acp);
   set->Double("log-tolerance", "X", "stricter than the server's", -1e6, 0, &f->log_tolerance);
   set->Group("Input and output");
-  set->Bool("prompt-ids", "the prompt is ids, separated by commas", &f->prompt_ids);
+  if (!chat) set->Bool("prompt-ids", "the prompt is ids, separated by commas", &f->prompt_ids);
   set->Bool("stats", "times, pages and the certificate, on standard error", &f->stats);
   set->Bool("json", "print every message as JSON", &f->json);
 }
 
-absl::StatusOr<v1::GenerateRequest> BuildRequest(const GenerateFlags& f, const FlagSet& set) {
+// All but the prompt.
+v1::GenerateRequest BuildRequest(const GenerateFlags& f, const FlagSet& set) {
   v1::GenerateRequest request;
-  absl::Status status = SetPrompt(f.prompt, f.prompt_ids, &request);
-  if (!status.ok()) return status;
   v1::Sampling* sampling = request.mutable_sampling();
   if (set.IsSet("temperature")) sampling->set_temperature(static_cast<float>(f.temperature));
   if (set.IsSet("top-p")) sampling->set_top_p(static_cast<float>(f.top_p));
@@ -96,23 +99,15 @@ void PrintStats(const v1::Finish& finish) {
   }
 }
 
-}  // namespace
-
-int Generate(const std::vector<std::string>& arguments) {
-  GenerateFlags flags;
-  FlagSet set;
-  Register(&flags, &set);
-  const std::optional<int> over =
-      flags.connection.BeginText("generate PROMPT|@FILE|-", arguments, &set, &flags.prompt);
-  if (over.has_value()) return *over;
-  absl::StatusOr<v1::GenerateRequest> request = BuildRequest(flags, set);
-  if (!request.ok()) return UsageError(request.status().message());
-
-  std::unique_ptr<v1::Inference::Stub> stub = v1::Inference::NewStub(flags.connection.Open());
-  std::unique_ptr<grpc::ClientContext> context = flags.connection.Call();
-  auto reader = stub->GenerateStream(context.get(), *request);
+// Prints an answer as it comes. Returns the exit code; an error is reported.
+int PrintAnswer(const GenerateFlags& flags, const std::shared_ptr<grpc::Channel>& channel,
+                const v1::GenerateRequest& request, std::string* answer) {
+  const std::unique_ptr<v1::Inference::Stub> stub = v1::Inference::NewStub(channel);
+  const std::unique_ptr<grpc::ClientContext> context = flags.connection.Call();
+  auto reader = stub->GenerateStream(context.get(), request);
   v1::GenerateDelta event;  // the last one is the finish
   while (reader->Read(&event)) {
+    *answer += event.delta().text();
     if (flags.json) {
       PrintJson(event);
     } else {
@@ -127,6 +122,80 @@ int Generate(const std::vector<std::string>& arguments) {
     if (flags.stats && event.has_finish()) PrintStats(event.finish());
   }
   return Report(result, *context);
+}
+
+void AddTurn(const char* role, const std::string& content, v1::ChatMessages* messages) {
+  v1::ChatMessage* turn = messages->add_turns();
+  turn->set_role(role);
+  turn->set_content(content);
+}
+
+// Each line is a turn. Returns the exit code.
+int Talk(const GenerateFlags& flags, const std::shared_ptr<grpc::Channel>& channel,
+         v1::GenerateRequest* request) {
+  v1::ChatMessages* const messages = request->mutable_messages();
+  const int first = messages->turns_size();
+  const bool terminal = isatty(STDIN_FILENO) != 0;
+  if (terminal) std::fputs("/reset begins anew, /exit or Ctrl-D ends\n", stderr);
+  std::string line;
+  for (;;) {
+    if (terminal) std::fputs("> ", stderr);
+    if (!std::getline(std::cin, line) || line == "/exit") return kExitOk;
+    if (line.empty()) continue;
+    if (line == "/reset") {
+      messages->mutable_turns()->DeleteSubrange(first, messages->turns_size() - first);
+      continue;
+    }
+    AddTurn("user", line, messages);
+    std::string answer;
+    const int code = PrintAnswer(flags, channel, *request, &answer);
+    if (code == kExitOk) {
+      AddTurn("assistant", answer, messages);
+    } else if (terminal) {
+      messages->mutable_turns()->RemoveLast();
+    } else {
+      return code;
+    }
+  }
+}
+
+}  // namespace
+
+int Generate(const std::vector<std::string>& arguments) {
+  GenerateFlags flags;
+  FlagSet set;
+  Register(/*chat=*/false, &flags, &set);
+  const std::optional<int> over =
+      flags.connection.BeginText("generate PROMPT|@FILE|-", arguments, &set, &flags.prompt);
+  if (over.has_value()) return *over;
+  v1::GenerateRequest request = BuildRequest(flags, set);
+  const absl::Status status = SetPrompt(flags.prompt, flags.prompt_ids, &request);
+  if (!status.ok()) return UsageError(status.message());
+  std::string answer;
+  return PrintAnswer(flags, flags.connection.Open(), request, &answer);
+}
+
+int Chat(const std::vector<std::string>& arguments) {
+  GenerateFlags flags;
+  FlagSet set;
+  std::string system;
+  Register(/*chat=*/true, &flags, &set);
+  set.String("system", "TEXT", "what the assistant is told first [the model's own]", &system);
+  const std::optional<int> over = flags.connection.Begin("chat", arguments, &set);
+  if (over.has_value()) return *over;
+  const std::shared_ptr<grpc::Channel> channel = flags.connection.Open();
+  v1::ModelInfo model;
+  const int code = flags.connection.Ask(*v1::Info::NewStub(channel), &v1::Info::Stub::GetModelInfo,
+                                        v1::GetModelInfoRequest(), &model);
+  if (code != kExitOk) return code;
+  if (!model.chat()) {
+    std::fputs("fox-cli: the model has no chat format; use fox-cli generate\n", stderr);
+    return kExitFailed;
+  }
+  v1::GenerateRequest request = BuildRequest(flags, set);
+  v1::ChatMessages* const messages = request.mutable_messages();
+  if (set.IsSet("system")) AddTurn("system", system, messages);
+  return Talk(flags, channel, &request);
 }
 
 }  // namespace fox::cli

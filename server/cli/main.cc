@@ -14,6 +14,7 @@ constexpr const char* kHelp =
     "fox-cli talks to a fox-server.\n\n"
     "usage: fox-cli COMMAND [arguments] [flags]     fox-cli COMMAND --help\n\n"
     "  generate PROMPT     continue a text, shown as it is made\n"
+    "  chat                a conversation: each line of standard input is a turn\n"
     "  score TEXT          log-probabilities of a text\n"
     "  tokenize TEXT       ids of a text\n"
     "  detokenize IDS      text of ids\n"
@@ -29,10 +30,16 @@ struct Command {
   int (*run)(const std::vector<std::string>& arguments);
 };
 
-constexpr Command kCommands[] = {
-    {"generate", Generate},     {"score", Score},     {"tokenize", Tokenize},
-    {"detokenize", Detokenize}, {"health", Health},   {"info", Info},
-    {"drain", Drain},           {"undrain", Undrain}, {"flush-cache", FlushCache}};
+constexpr Command kCommands[] = {{"generate", Generate},
+                                 {"chat", Chat},
+                                 {"score", Score},
+                                 {"tokenize", Tokenize},
+                                 {"detokenize", Detokenize},
+                                 {"health", Health},
+                                 {"info", Info},
+                                 {"drain", Drain},
+                                 {"undrain", Undrain},
+                                 {"flush-cache", FlushCache}};
 
 int Main(const std::vector<std::string>& arguments) {
   if (arguments.empty()) {

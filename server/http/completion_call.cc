@@ -9,24 +9,26 @@
 
 namespace fox {
 
-void CompletionCall::Start(ServerCore& core, const std::shared_ptr<HttpExchange>& exchange) {
+void CompletionCall::Start(ServerCore& core, bool chat,
+                           const std::shared_ptr<HttpExchange>& exchange) {
   const HttpRequest& request = exchange->request;
   CallInfo info = core.Describe(
-      "/v1/completions", request.peer,
+      chat ? "/v1/chat/completions" : "/v1/completions", request.peer,
       [&](const std::string& name, int place) { return request.Header(name, place); });
   const absl::Status admitted = core.Admit(&info, static_cast<int64_t>(request.body.size()));
   if (!admitted.ok()) return exchange->Answer(ErrorAnswer(admitted, core.RetryAfterMs()));
   const uint64_t client = info.client;
   const int64_t bytes = info.share.bytes();
-  auto call = std::make_shared<CompletionCall>(core, exchange, std::move(info));
+  auto call = std::make_shared<CompletionCall>(core, chat, exchange, std::move(info));
   exchange->Attach(call);
   core.admission().Post(client, bytes, [call] { call->Run(); });
 }
 
-CompletionCall::CompletionCall(ServerCore& core, std::shared_ptr<HttpExchange> exchange,
+CompletionCall::CompletionCall(ServerCore& core, bool chat, std::shared_ptr<HttpExchange> exchange,
                                CallInfo info)
     : ReplyQueue(core.engine),
       core_(core),
+      chat_(chat),
       exchange_(std::move(exchange)),
       info_(std::move(info)) {}
 
@@ -40,7 +42,7 @@ void CompletionCall::Run() {
   {
     const MutexLock lock(mutex_);
     writer_.emplace(request_, core_.context, core_.description.Fingerprint(),
-                    absl::StrCat("cmpl-", id_), std::time(nullptr));
+                    absl::StrCat(chat_ ? "chatcmpl-" : "cmpl-", id_), std::time(nullptr));
   }
   Expect(prompts, request_.stream, &info_.share);
   const std::shared_ptr<GenerationConsumer> self(shared_from_this(), this);
@@ -51,7 +53,7 @@ void CompletionCall::Run() {
 
 absl::Status CompletionCall::Parse() {
   const std::string body = std::exchange(exchange_->request.body, {});
-  absl::StatusOr<CompletionRequest> request = ParseCompletion(body, core_.context);
+  absl::StatusOr<CompletionRequest> request = ParseCompletion(body, core_.context, chat_);
   if (!request.ok()) return request.status();
   request_ = *std::move(request);
   absl::StatusOr<std::string> id =

@@ -1,6 +1,6 @@
-// CompletionCall: one POST /v1/completions: a Generation for each of its prompts, their events
-// written as they come or merged into one answer. JSON is made on the lanes as events come: the one
-// HTTP thread only writes it.
+// CompletionCall: one POST /v1/completions or /v1/chat/completions: a Generation for each of its
+// prompts, their events written as they come or merged into one answer. JSON is made on the lanes
+// as events come: the one HTTP thread only writes it.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,9 @@ class CompletionCall final : public HttpCall,
                              public std::enable_shared_from_this<CompletionCall> {
  public:
   // On the HTTP thread. Every end is told to the exchange.
-  static void Start(ServerCore& core, const std::shared_ptr<HttpExchange>& exchange);
-  CompletionCall(ServerCore& core, std::shared_ptr<HttpExchange> exchange, CallInfo info);
+  static void Start(ServerCore& core, bool chat, const std::shared_ptr<HttpExchange>& exchange);
+  CompletionCall(ServerCore& core, bool chat, std::shared_ptr<HttpExchange> exchange,
+                 CallInfo info);
 
   void OnWritten() override { Written(); }
   void OnClosed(const absl::Status& reason) override { Close(reason); }
@@ -52,6 +53,7 @@ class CompletionCall final : public HttpCall,
   HttpAnswer Answer();  // has the bytes
 
   ServerCore& core_;
+  const bool chat_;
   const std::shared_ptr<HttpExchange> exchange_;
   CallInfo info_;  // its share is that of the last prompt
   // Written by Run, constant afterwards.

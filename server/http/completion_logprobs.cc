@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "models/tokenizer/utf8.h"
 #include "server/http/http_error.h"
 
@@ -43,14 +44,31 @@ std::string TokenName(const Tokenizer& tokenizer, int32_t id) {
 }
 
 CompletionLogprobs::CompletionLogprobs(const Tokenizer& tokenizer, bool skip_special,
-                                       bool at_text_start)
-    : tokenizer_(tokenizer), stream_(tokenizer, skip_special, at_text_start) {}
+                                       bool at_text_start, bool chat)
+    : tokenizer_(tokenizer), chat_(chat), stream_(tokenizer, skip_special, at_text_start) {}
 
 void CompletionLogprobs::AddFirst(int32_t id) { AddToken(id, "null", "null"); }
 
 void CompletionLogprobs::SkipFirst(int32_t id) { offset_ += CountCharacters(stream_.Push(id)); }
 
+std::string CompletionLogprobs::Entry(const v1::TokenLogprob& token) const {
+  const auto id = static_cast<int32_t>(token.token_id());
+  const std::string bytes = absl::StrJoin(
+      tokenizer_.TokenBytes(id, /*skip_special=*/false), ",", [](std::string* out, char c) {
+        absl::StrAppend(out, static_cast<int>(static_cast<unsigned char>(c)));
+      });
+  return absl::StrCat("{\"token\":", JsonString(TokenName(tokenizer_, id)),
+                      ",\"logprob\":", Number(token.logprob()),
+                      ",\"bytes\":", bytes.empty() ? "null" : absl::StrCat("[", bytes, "]"));
+}
+
 void CompletionLogprobs::Add(const v1::TokenLogprobs& logprobs) {
+  if (chat_) {
+    std::string likeliest;
+    for (const v1::TokenLogprob& other : logprobs.top()) Append(Entry(other) + "}", &likeliest);
+    const std::string entry = Entry(logprobs.token());
+    return Append(absl::StrCat(entry, ",\"top_logprobs\":[", likeliest, "]}"), &tokens_);
+  }
   const auto own = static_cast<int32_t>(logprobs.token().token_id());
   std::vector<std::string> names{TokenName(tokenizer_, own)};
   const std::string logprob = Number(logprobs.token().logprob());
@@ -83,6 +101,7 @@ void CompletionLogprobs::AddToken(int32_t id, const std::string& logprob, const 
 
 std::string CompletionLogprobs::Take() {
   if (tokens_.empty()) return "null";
+  if (chat_) return absl::StrCat("{\"content\":[", std::exchange(tokens_, {}), "]}");
   std::string out =
       absl::StrCat("{\"tokens\":[", tokens_, "],\"token_logprobs\":[", logprobs_,
                    "],\"top_logprobs\":[", top_, "],\"text_offset\":[", offsets_, "]}");

@@ -1,6 +1,6 @@
 // CompletionLogprobs: log-probabilities in the form of OpenAI's completions: four lists that run
-// side by side, one entry a token. They are kept as JSON text: a document of many small values
-// takes ten times the memory.
+// side by side, one entry a token; of its chat: one list of objects. They are kept as JSON text: a
+// document of many small values takes ten times the memory.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ std::string TokenName(const Tokenizer& tokenizer, int32_t id);
 class CompletionLogprobs {
  public:
   // `at_text_start`: the first token begins the text; else it continues one.
-  CompletionLogprobs(const Tokenizer& tokenizer, bool skip_special, bool at_text_start);
+  CompletionLogprobs(const Tokenizer& tokenizer, bool skip_special, bool at_text_start,
+                     bool chat = false);
 
   // The first token of a prompt, which has no probability.
   void AddFirst(int32_t id);
@@ -35,9 +36,12 @@ class CompletionLogprobs {
   int64_t bytes() const;
 
  private:
+  // What chat has of a token, without the closing brace.
+  std::string Entry(const v1::TokenLogprob& token) const;
   void AddToken(int32_t id, const std::string& logprob, const std::string& top);
 
   const Tokenizer& tokenizer_;
+  const bool chat_;
   TokenStream stream_;  // counts characters
   int64_t offset_ = 0;  // of the next token, in characters
   std::string tokens_, logprobs_, top_, offsets_;

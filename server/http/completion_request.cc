@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "engine/request/sampling_limits.h"
 #include "server/http/json_fields.h"
 
@@ -48,6 +50,56 @@ absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* ou
   return absl::OkStatus();
 }
 
+// A text, or parts of text, which become its lines.
+absl::Status ReadContent(const Json* value, std::string* out) {
+  constexpr const char* kForm =
+      "content: must be a text or a list of {\"type\": \"text\", \"text\"}";
+  if (value != nullptr && value->is_string()) {
+    *out = value->get<std::string>();
+    return absl::OkStatus();
+  }
+  if (value == nullptr || !value->is_array()) return Invalid(kForm);
+  std::vector<std::string> lines;
+  for (const Json& part : *value) {
+    if (!part.is_object()) return Invalid(kForm);
+    JsonFields fields(part);
+    const std::string type = fields.String("type").value_or("");
+    if (type != "text" && !type.empty()) {
+      return Invalid(absl::StrCat("content: no part of type ", absl::CHexEscape(type.substr(0, 32)),
+                                  "; text alone is supported"));
+    }
+    std::optional<std::string> text = fields.String("text");
+    if (type.empty() || !text.has_value()) return Invalid(kForm);
+    lines.push_back(*std::move(text));
+  }
+  *out = absl::StrJoin(lines, "\n");
+  return absl::OkStatus();
+}
+
+absl::Status ReadMessage(const Json& message, v1::ChatMessage* out) {
+  if (!message.is_object()) return Invalid("role: must be set");
+  JsonFields fields(message);
+  const std::string role = fields.String("role").value_or("");
+  const Json* content = fields.Find("content");
+  absl::Status status = fields.status();
+  if (status.ok()) status = CheckUnreadFields(fields);
+  if (status.ok() && role.empty()) return Invalid("role: must be set");
+  if (status.ok()) status = ReadContent(content, out->mutable_content());
+  out->set_role(role == "developer" ? "system" : role);  // OpenAI's newer name
+  return status;
+}
+
+absl::Status ReadMessages(const Json* value, v1::ChatMessages* out) {
+  if (value == nullptr) return Invalid("messages: must be set");
+  if (!value->is_array()) return Invalid("messages: must be a list of {\"role\", \"content\"}");
+  for (const Json& message : *value) {
+    const int place = out->turns_size();
+    const absl::Status status = ReadMessage(message, out->add_turns());
+    if (!status.ok()) return Invalid(absl::StrCat("messages[", place, "].", status.message()));
+  }
+  return absl::OkStatus();
+}
+
 void ReadBias(JsonFields* fields, v1::Sampling* sampling) {
   const Json* bias = fields->Find("logit_bias");
   if (bias == nullptr) return;
@@ -85,9 +137,18 @@ void ReadSampling(JsonFields* fields, v1::Sampling* out) {
 
 void ReadStopping(JsonFields* fields, CompletionRequest* request) {
   v1::Stopping* const out = request->settings.mutable_stopping();
-  const std::optional<int64_t> max_tokens = fields->Int("max_tokens", 0, kMaxInt);
+  std::optional<int64_t> max_tokens = fields->Int("max_tokens", request->chat ? 1 : 0, kMaxInt);
+  if (request->chat) {
+    const auto newer = fields->Int("max_completion_tokens", 1, kMaxInt);
+    if (newer.has_value() && max_tokens.value_or(*newer) != *newer) {
+      fields->Fail("max_tokens", "max_completion_tokens, or absent");
+    }
+    if (newer.has_value()) max_tokens = newer;
+  }
   request->max_tokens_sent = max_tokens.has_value();
-  out->set_max_tokens(static_cast<uint32_t>(max_tokens.value_or(kDefaultMaxTokens)));
+  if (!request->chat || max_tokens.has_value()) {
+    out->set_max_tokens(static_cast<uint32_t>(max_tokens.value_or(kDefaultMaxTokens)));
+  }
   if (const auto v = fields->Int("min_tokens", 0, kMaxInt)) {
     out->set_min_tokens(static_cast<uint32_t>(*v));
   }
@@ -99,7 +160,13 @@ void ReadStopping(JsonFields* fields, CompletionRequest* request) {
   }
 }
 
-int32_t ReadLogprobs(JsonFields* fields, int32_t most) {
+int32_t ReadLogprobs(JsonFields* fields, int32_t most, bool chat) {
+  if (chat) {
+    const bool asked = fields->Bool("logprobs").value_or(false);
+    const int64_t top = fields->Int("top_logprobs", 0, most).value_or(0);
+    if (top > 0 && !asked) fields->Fail("top_logprobs", "absent without logprobs");
+    return asked ? static_cast<int32_t>(top) : -1;
+  }
   const Json* value = fields->Find("logprobs");
   if (value != nullptr && value->is_boolean()) {
     fields->Fail("logprobs", absl::StrCat("an integer in [0, ", most,
@@ -110,9 +177,9 @@ int32_t ReadLogprobs(JsonFields* fields, int32_t most) {
 
 void ReadOutput(JsonFields* fields, const EngineOptions& engine, CompletionRequest* out) {
   v1::Output* output = out->settings.mutable_output();
-  out->echo = fields->Bool("echo").value_or(false);
+  out->echo = !out->chat && fields->Bool("echo").value_or(false);
   out->stream = fields->Bool("stream").value_or(false);
-  out->logprobs = ReadLogprobs(fields, engine.max_logprobs);
+  out->logprobs = ReadLogprobs(fields, engine.max_logprobs, out->chat);
   output->set_acp_stats(true);
   if (const auto v = fields->Bool("skip_special_tokens")) output->set_skip_special_tokens(*v);
   output->set_text(true);
@@ -135,14 +202,16 @@ void ReadOutput(JsonFields* fields, const EngineOptions& engine, CompletionReque
   out->include_usage = usage->get<bool>();
 }
 
-void ReadScheduling(JsonFields* fields, v1::GenerateRequest* out) {
+void ReadScheduling(JsonFields* fields, bool chat, v1::GenerateRequest* out) {
   if (const auto v = fields->Int("priority", -kMaxInt - 1, kMaxInt)) {
     out->set_priority(static_cast<int32_t>(*v));
   }
   if (std::optional<std::string> salt = fields->String("cache_salt")) {
     out->mutable_cache()->set_cache_salt(*std::move(salt));
   }
-  if (const auto v = fields->Bool("add_special_tokens")) out->set_add_special_tokens(*v);
+  if (!chat) {
+    if (const auto v = fields->Bool("add_special_tokens")) out->set_add_special_tokens(*v);
+  }
   if (const auto v = fields->Int("truncate_prompt_tokens", 1, kMaxInt)) {
     out->set_truncate_prompt_tokens(static_cast<uint32_t>(*v));
   }
@@ -175,11 +244,16 @@ void ReadFormat(JsonFields* fields) {
   }
 }
 
+void ReadTurn(JsonFields* fields, v1::ChatMessages* out) {
+  if (const auto v = fields->Bool("add_generation_prompt")) out->set_add_generation_prompt(*v);
+  if (const auto v = fields->Bool("continue_final_message")) out->set_continue_final_message(*v);
+}
+
 absl::Status CheckCounts(CompletionRequest* out) {
   if (out->prompts.size() * static_cast<size_t>(out->n) > kMaxChoices) {
     return Invalid(absl::StrCat("n: at most ", kMaxChoices, " choices in all"));
   }
-  out->score = out->settings.stopping().max_tokens() == 0;
+  out->score = out->max_tokens_sent && out->settings.stopping().max_tokens() == 0;
   if (!out->score) return absl::OkStatus();
   if (!out->echo) return Invalid("max_tokens: must be at least 1 without echo");
   if (out->n > 1) return Invalid("n: must be 1 where max_tokens is 0");
@@ -198,21 +272,28 @@ absl::Status CheckRoom(uint32_t max_tokens, const Request& sequence) {
 }  // namespace
 
 absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
-                                                  const ConversionContext& context) {
+                                                  const ConversionContext& context, bool chat) {
+  if (chat && context.chat == nullptr) {
+    return absl::FailedPreconditionError("this model has no chat format; use /v1/completions");
+  }
   absl::StatusOr<JsonFields> fields = ReadBody(body, context);
   if (!fields.ok()) return fields.status();
   CompletionRequest out;
+  out.chat = chat;
   ReadSampling(&*fields, out.settings.mutable_sampling());
   ReadStopping(&*fields, &out);
   ReadOutput(&*fields, context.engine, &out);
-  ReadScheduling(&*fields, &out.settings);
+  ReadScheduling(&*fields, chat, &out.settings);
   ReadAcp(&*fields, out.settings.mutable_acp());
   ReadCounts(&*fields, &out);
   ReadFormat(&*fields);
-  const Json* prompt = fields->Find("prompt");
+  const Json* prompt = fields->Find(chat ? "messages" : "prompt");
+  v1::ChatMessages* const messages = chat ? out.prompts.emplace_back().mutable_messages() : nullptr;
+  if (chat) ReadTurn(&*fields, messages);
   absl::Status status = fields->status();
   if (status.ok()) status = CheckUnreadFields(*fields);
-  if (status.ok()) status = ReadPrompts(prompt, &out.prompts);
+  if (status.ok())
+    status = chat ? ReadMessages(prompt, messages) : ReadPrompts(prompt, &out.prompts);
   if (status.ok()) status = CheckCounts(&out);
   if (!status.ok()) return status;
   return out;

@@ -1,5 +1,5 @@
-// CompletionRequest: the body of POST /v1/completions, as requests of fox.v1: one a prompt. Read
-// completion_call.h next: it runs them.
+// CompletionRequest: the body of POST /v1/completions or /v1/chat/completions, as requests of
+// fox.v1: one a prompt. Read completion_call.h next: it runs them.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@ namespace fox {
 struct CompletionRequest {
   v1::GenerateRequest settings;              // all but the prompt
   std::vector<v1::GenerateRequest> prompts;  // a prompt each, and nothing else
+  bool chat = false;                         // of the chat API; one prompt
   bool score = false;                        // max_tokens is 0: the prompts are scored
   bool max_tokens_sent = false;              // no less will do
   bool echo = false, stream = false, include_usage = false;
@@ -25,10 +26,11 @@ struct CompletionRequest {
 inline constexpr size_t kMaxPrompts = 128;
 inline constexpr size_t kMaxChoices = 128;  // prompts times n
 
-// InvalidArgument names the field; NotFound: another model. Values that fox.v1 has, too, are
-// checked by Convert.
+// InvalidArgument names the field; NotFound: another model; FailedPrecondition: chat with a model
+// that has no chat format. Values that fox.v1 has, too, are checked by Convert.
 absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
-                                                  const ConversionContext& context);
+                                                  const ConversionContext& context,
+                                                  bool chat = false);
 
 // One prompt, ready to run. Tokenizes.
 absl::StatusOr<GenerationSpec> Convert(const CompletionRequest& request, size_t prompt,

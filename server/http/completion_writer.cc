@@ -13,11 +13,13 @@
 namespace fox {
 namespace {
 
-std::string Head(const std::string& id, int64_t created, const std::string& model,
-                 const std::string& fingerprint) {
-  return absl::StrCat("{\"id\":", JsonString(id),
-                      ",\"object\":\"text_completion\",\"created\":", created,
-                      ",\"model\":", JsonString(model),
+std::string Head(const CompletionRequest& request, const std::string& id, int64_t created,
+                 const std::string& model, const std::string& fingerprint) {
+  const char* object = !request.chat    ? "text_completion"
+                       : request.stream ? "chat.completion.chunk"
+                                        : "chat.completion";
+  return absl::StrCat("{\"id\":", JsonString(id), ",\"object\":\"", object,
+                      "\",\"created\":", created, ",\"model\":", JsonString(model),
                       ",\"system_fingerprint\":", JsonString(fingerprint), ",\"choices\":[");
 }
 
@@ -45,7 +47,7 @@ CompletionWriter::CompletionWriter(const CompletionRequest& request,
       context_(context),
       skip_special_(!request.settings.output().has_skip_special_tokens() ||
                     request.settings.output().skip_special_tokens()),
-      head_(Head(id, created, context.served_model_name, fingerprint)),
+      head_(Head(request, id, created, context.served_model_name, fingerprint)),
       prompts_(request.prompts.size()),
       choices_(request.prompts.size() * static_cast<size_t>(request.n)) {}
 
@@ -102,7 +104,8 @@ void CompletionWriter::Begin(const Prompt& prompt, Choice* choice) {
   choice->begun = true;
   choice->text = prompt.text;
   if (request_.logprobs < 0) return;
-  choice->logprobs.emplace(*context_.tokenizer, skip_special_, /*at_text_start=*/false);
+  choice->logprobs.emplace(*context_.tokenizer, skip_special_, /*at_text_start=*/false,
+                           request_.chat);
   if (!prompt.logprobs.has_value()) return;
   choice->logprobs->Follow(*prompt.logprobs, CountCharacters(prompt.text));
 }
@@ -132,10 +135,14 @@ std::string CompletionWriter::TakeBody() {
 std::string CompletionWriter::TakeChoice(size_t index) {
   Choice& choice = choices_[index];
   const std::string logprobs = choice.logprobs.has_value() ? choice.logprobs->Take() : "null";
-  return absl::StrCat("{\"index\":", index,
-                      ",\"text\":", JsonString(std::exchange(choice.text, {})),
-                      ",\"logprobs\":", logprobs, ",\"finish_reason\":", choice.finish,
-                      ",\"stop_reason\":", choice.stop, "}");
+  std::string text = JsonString(std::exchange(choice.text, {}));
+  if (request_.chat) {
+    const char* role = std::exchange(choice.told, true) ? "" : "\"role\":\"assistant\",";
+    text = absl::StrCat("{", role, "\"content\":", text, "}");
+  }
+  const char* name = !request_.chat ? "text" : request_.stream ? "delta" : "message";
+  return absl::StrCat("{\"index\":", index, ",\"", name, "\":", text, ",\"logprobs\":", logprobs,
+                      ",\"finish_reason\":", choice.finish, ",\"stop_reason\":", choice.stop, "}");
 }
 
 // A prompt counts once: its other choices find what the first one has computed.

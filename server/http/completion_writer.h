@@ -1,5 +1,5 @@
-// CompletionWriter: events of fox.v1 become choices of OpenAI's completions, as one answer or as
-// server-sent events. Read completion_call.h next.
+// CompletionWriter: events of fox.v1 become choices of OpenAI's completions, of text or of a
+// chat, as one answer or as server-sent events. Read completion_call.h next.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ class CompletionWriter {
     uint32_t tokens = 0;
   };
   struct Choice {
-    bool begun = false;
+    bool begun = false, told = false;
     std::string text;
     std::optional<CompletionLogprobs> logprobs;
     std::string finish = "null", stop = "null";  // JSON

@@ -50,7 +50,8 @@ Json FieldOf(const std::string& message) {
   if (colon == std::string::npos || colon == 0) return nullptr;
   const bool is_name =
       std::all_of(message.begin(), message.begin() + static_cast<int64_t>(colon), [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.';
+        return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+               c == '.' || c == '[' || c == ']';
       });
   if (!is_name) return nullptr;
   return message.substr(0, colon);

@@ -23,15 +23,13 @@ std::string Model(const ServerCore& core, int64_t created) {
   return absl::StrCat("{\"id\":", name, ",\"object\":\"model\",\"created\":", created,
                       ",\"owned_by\":\"foxserve\",\"root\":", name,
                       ",\"parent\":null,\"max_model_len\":", core.context.limits.max_model_len,
-                      "}");
+                      ",\"chat\":", core.context.chat != nullptr ? "true" : "false", "}");
 }
 
 // What clients of OpenAI's API ask for first, and what is here instead.
 constexpr std::pair<const char*, const char*> kNotHere[] = {
-    {"/v1/chat/completions",
-     "no chat here: the model has no chat template; use /v1/completions with a prompt"},
-    {"/v1/responses", "no responses here; use /v1/completions with a prompt"},
-    {"/v1/messages", "no messages here; use /v1/completions with a prompt"},
+    {"/v1/responses", "no responses here; use /v1/chat/completions or /v1/completions"},
+    {"/v1/messages", "no messages here; use /v1/chat/completions or /v1/completions"},
     {"/v1/embeddings", "no embeddings here: the model completes text; see /v1/completions"},
     {"/v1/rerank", "no reranking here: the model completes text; see /v1/completions"},
     {"/metrics", "metrics have a port of their own: --metrics-port"},
@@ -54,8 +52,11 @@ OpenAiService::OpenAiService(ServerCore& core, std::function<bool()> serving)
 void OpenAiService::Register(HttpServer* server) {
   using Exchange = std::shared_ptr<HttpExchange>;
   server->SetAccess(core_.access);
-  server->Handle("POST", "/v1/completions",
-                 [this](const Exchange& exchange) { CompletionCall::Start(core_, exchange); });
+  for (const bool chat : {false, true}) {
+    server->Handle(
+        "POST", chat ? "/v1/chat/completions" : "/v1/completions",
+        [this, chat](const Exchange& exchange) { CompletionCall::Start(core_, chat, exchange); });
+  }
   const std::string model = Model(core_, created_);
   const std::string list = absl::StrCat("{\"object\":\"list\",\"data\":[", model, "]}");
   server->AddPage("/v1/models", Json(list), Privilege::kUser);

@@ -1,5 +1,5 @@
 // OpenAiService: the routes of OpenAI's API and of what its servers offer beside it: completions,
-// models, health, version, and the tokenizer in vLLM's form. Read completion_call.h next.
+// chat, models, health, version, and the tokenizer in vLLM's form. Read completion_call.h next.
 #pragma once
 
 #include <cstdint>

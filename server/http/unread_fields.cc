@@ -21,18 +21,22 @@ struct Unsupported {
 constexpr Unsupported kUnsupported[] = {
     {"max_new_tokens max_completion_tokens max_output_tokens max_length n_predict num_predict",
      "did you mean max_tokens?"},
-    {"messages", "no chat here: the model has no chat template; send prompt"},
-    {"input inputs input_ids prompt_token_ids", "did you mean prompt?"},
+    {"messages", "of /v1/chat/completions; send prompt"},
+    {"prompt", "of /v1/completions; send messages"},
+    {"echo add_special_tokens", "of /v1/completions alone"},
+    {"input inputs input_ids prompt_token_ids", "did you mean prompt or messages?"},
     {"num_return_sequences", "did you mean n?"},
     {"repeat_penalty", "did you mean repetition_penalty?"},
     {"random_seed", "did you mean seed?"},
     {"stop_sequences stop_strings stop_words", "did you mean stop?"},
     {"top_logprobs n_probs", "did you mean logprobs?"},
-    {"prompt_logprobs", "not supported; echo and logprobs bring them"},
+    {"prompt_logprobs", "not supported; echo and logprobs of /v1/completions bring them"},
     {"guided_json guided_regex guided_choice guided_grammar structured_outputs json_schema "
      "json_object regex grammar choice",
      "no structured output"},
-    {"tools tool_choice functions function_call", "no tools"},
+    {"tools tool_choice functions function_call tool_calls tool_call_id", "no tools"},
+    {"audio web_search_options", "text alone is supported"},
+    {"chat_template chat_template_kwargs documents", "not supported; the model has its format"},
     {"bad_words bad_words_ids", "not supported; a logit_bias of -100 keeps a token out"},
     {"prompt_embeds", "not supported; a prompt is text or token ids"},
     {"suffix", "not supported"},
@@ -53,7 +57,9 @@ bool IsName(const std::string& name) {
          });
 }
 
-bool AsksForNothing(const Json& value) {
+bool AsksForNothing(const std::string& name, const Json& value) {
+  const bool chooses = name == "tool_choice" || name == "function_call";
+  if (chooses && (value == Json("none") || value == Json("auto"))) return true;
   return value == Json(false) || value == Json("") || (!value.is_primitive() && value.empty()) ||
          value.is_null();
 }
@@ -92,7 +98,7 @@ absl::Status CheckUnreadFields(const JsonFields& fields) {
         absl::StrCat("the body: must have at most ", kMaxFields, " fields"));
   }
   for (const auto& [name, value] : fields.object().items()) {
-    if (fields.asked().count(name) > 0 || !IsName(name) || AsksForNothing(value)) continue;
+    if (fields.asked().count(name) > 0 || !IsName(name) || AsksForNothing(name, value)) continue;
     if (const char* advice = AdviceOn(name)) {
       return absl::InvalidArgumentError(absl::StrCat(name, ": ", advice));
     }

@@ -65,6 +65,7 @@ v1::ModelInfo DescribeModel(const ServerCore& core) {
   out.set_forget_gates(model.forget_gate != ForgetGate::kNone);
   if (core.context.tokenizer != nullptr) out.set_tokenizer(core.context.tokenizer->info().kind);
   out.set_default_sampling_params_json(ToJson(core.context.defaults));
+  out.set_chat(core.context.chat != nullptr);
   return out;
 }
 

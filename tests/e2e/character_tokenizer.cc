@@ -26,4 +26,11 @@ std::string CharacterTokenizer::TokenBytes(int32_t id, bool skip_special) const 
   return std::string(512, static_cast<char>('A' + id % 26));
 }
 
+ChatFormat CharacterTokenizer::Chat() const {
+  return *ChatFormat::Parse(R"({"bos": "<s>", "generation_prompt": "A:", "roles": {
+      "system": {"prefix": "S:", "suffix": ".\n"}, "user": {"prefix": "U:", "suffix": "\n"},
+      "assistant": {"prefix": "A:", "suffix": "</s>\n"}}})",
+                            *this);
+}
+
 }  // namespace fox

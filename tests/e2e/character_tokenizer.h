@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "models/tokenizer/chat_format.h"
 #include "models/tokenizer/tokenizer.h"
 
 namespace fox {
@@ -18,6 +19,8 @@ class CharacterTokenizer final : public Tokenizer {
                                               bool add_special_tokens) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   const Info& info() const override { return info_; }
+  // "<s>S:system.\n", "U:user\n" and "A:assistant</s>\n"; an answer follows "A:".
+  ChatFormat Chat() const;
 
  private:
   Info info_;

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 import urllib.request
@@ -26,6 +27,10 @@ import demo  # noqa: E402
 
 MODEL = ROOT / "models" / "demo"
 SKIPPED = 77  # ctest's SKIP_RETURN_CODE
+# For a model that was never trained to chat.
+CHAT_FORMAT = {"bos": "<s>", "generation_prompt": "Assistant:", "roles": {
+    "system": {"prefix": "", "suffix": "\n"}, "user": {"prefix": "User: ", "suffix": "\n"},
+    "assistant": {"prefix": "Assistant:", "suffix": "</s>\n"}}}
 # A sanitizer's server: not the memory nor the speed of the program. tests/sanitizers sets it.
 INSTRUMENTED = "ASAN_OPTIONS" in os.environ
 SLOWNESS = 4 if INSTRUMENTED else 1  # what a limit of time is multiplied by, as ctest's are
@@ -35,8 +40,8 @@ class FoxServer(demo.Server):
     """On free ports, serving when the context begins; `descriptors`: it may open no more."""
 
     def __init__(self, programs: pathlib.Path, flags: Sequence[str] = (),
-                 descriptors: int = 0) -> None:
-        super().__init__(programs, MODEL, "certified", flags)
+                 descriptors: int = 0, model: pathlib.Path = MODEL) -> None:
+        super().__init__(programs, model, "certified", flags)
         if descriptors:
             self._command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$0" "$@"',
                              *self._command]
@@ -66,6 +71,14 @@ class FoxServer(demo.Server):
         return code
 
 
+def chat_model(folder: pathlib.Path) -> pathlib.Path:
+    """The demo, with a chat format, in a folder."""
+    model = folder / "demo"
+    shutil.copytree(MODEL, model)
+    (model / "chat_format.json").write_text(json.dumps(CHAT_FORMAT))
+    return model
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 15) -> bool:
     """Asks until it is so; False: it was not."""
     end = time.monotonic() + seconds
@@ -89,6 +102,7 @@ class Case(unittest.TestCase):
     programs = pathlib.Path()
     flags: tuple[str, ...] | None = ()
     descriptors = 0
+    chats = False  # whether the demo has a chat format
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -98,7 +112,11 @@ class Case(unittest.TestCase):
     @classmethod
     def serve(cls, *flags: str) -> FoxServer:
         """A server until the class' end."""
-        return cls.enterClassContext(FoxServer(cls.programs, flags, cls.descriptors))
+        model = MODEL
+        if cls.chats:
+            folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+            model = chat_model(pathlib.Path(folder))
+        return cls.enterClassContext(FoxServer(cls.programs, flags, cls.descriptors, model))
 
     def serve_case(self, *flags: str) -> FoxServer:
         """A server until the case's end, and the one that is asked from now on."""
@@ -110,10 +128,11 @@ class Case(unittest.TestCase):
         return subprocess.run([str(self.programs / "fox-server"), "--grpc-port", "0", *flags],
                               capture_output=True, text=True, timeout=60, check=False)
 
-    def cli(self, *arguments: str, target: str = "") -> subprocess.CompletedProcess[str]:
-        """fox-cli, with the server unless another target is named."""
+    def cli(self, *arguments: str, target: str = "",
+            said: str = "") -> subprocess.CompletedProcess[str]:
+        """fox-cli, with the server unless another target is named; `said` is its input."""
         return subprocess.run([str(self.programs / "fox-cli"), *arguments, "--target",
-                               target or self.server.target],
+                               target or self.server.target], input=said,
                               capture_output=True, text=True, timeout=60, check=False)
 
     def running(self, *flags: str) -> int:

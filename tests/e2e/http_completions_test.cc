@@ -13,10 +13,19 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr char kPath[] = "/v1/completions";
+constexpr char kPath[] = "/v1/completions", kChat[] = "/v1/chat/completions";
 
 Json Greedy(const Json& prompt, int max_tokens) {
   return {{"prompt", prompt}, {"max_tokens", max_tokens}, {"temperature", 0}};
+}
+
+// Messages by role.
+Json Said(const std::vector<std::pair<const char*, std::string>>& turns, int max_tokens) {
+  Json messages = Json::array();
+  for (const auto& [role, content] : turns) {
+    messages.push_back({{"role", role}, {"content", content}});
+  }
+  return {{"messages", messages}, {"max_tokens", max_tokens}, {"temperature", 0}};
 }
 
 Json With(Json request, const char* field, const Json& value) {
@@ -286,13 +295,67 @@ TEST_F(HttpCompletionsTest, WhatElseIsServed) {
   EXPECT_EQ(client_.Get("/health").status, 503);
 }
 
+TEST_F(HttpCompletionsTest, AModelWithoutChatSaysWhatThereIs) {
+  EXPECT_EQ(client_.Get("/v1/models").Json()["data"][0]["chat"], false);
+  const HttpReply reply = client_.Post(kChat, Said({{"user", "hi"}}, 3));
+  EXPECT_EQ(reply.status, 400);
+  EXPECT_EQ(reply.ErrorMessage(), "this model has no chat format; use /v1/completions");
+}
+
+TEST_F(HttpCompletionsTest, AConversation) {
+  TestCoreOptions options;
+  options.with_chat = true;
+  TestServer test(options);
+  HttpClient client = test.ConnectHttp();
+  EXPECT_EQ(client.Get("/v1/models").Json()["data"][0]["chat"], true);
+  const std::string question(200, 'q');
+  const Json first = Said({{"user", question}}, 100);
+  const Json answer = client.Post(kChat, first).Json();
+  const std::string text = answer["choices"][0]["message"]["content"];
+  EXPECT_EQ(text, ExpectedText("U:" + question + "\nA:", 100));
+  EXPECT_TRUE(absl::StartsWith(answer["id"].get<std::string>(), "chatcmpl-"));
+  EXPECT_EQ(answer["usage"]["prompt_tokens"], 206);
+  EXPECT_EQ(answer["fox"]["log_tolerance"], -10);
+  std::string joined;
+  std::vector<std::string> events = Events(client.Post(kChat, With(first, "stream", true)).body);
+  EXPECT_EQ(events.back(), "[DONE]");
+  events.pop_back();
+  for (const std::string& event : events) {
+    const Json choice = Json::parse(event)["choices"][0];
+    EXPECT_EQ(choice["delta"].contains("role"), joined.empty());
+    joined += choice["delta"]["content"];
+  }
+  EXPECT_EQ(joined, text);
+  // The same by gRPC.
+  v1::GenerateRequest request = GreedyRequest("", 100);
+  v1::ChatMessage* turn = request.mutable_messages()->add_turns();
+  turn->set_role("user");
+  turn->set_content(question);
+  v1::GenerateResponse response;
+  grpc::ClientContext context;
+  ASSERT_TRUE(test.inference->Generate(&context, request, &response).ok());
+  EXPECT_EQ(response.completions(0).text(), text);
+  // The next turn: what is cached of it is openai_test's.
+  const Json next = Said({{"user", question}, {"assistant", text}, {"user", "and"}}, 5);
+  EXPECT_EQ(client.Post(kChat, next).Json()["usage"]["prompt_tokens"], 206 + 100 + 10);
+  const Json open =
+      With(Said({{"user", question}, {"assistant", text}}, 5), "continue_final_message", true);
+  EXPECT_EQ(client.Post(kChat, open).Json()["choices"][0]["message"]["content"],
+            ExpectedText("U:" + question + "\nA:", 105).substr(100));
+  EXPECT_EQ(client.Post(kChat, Said({{"tool", "x"}}, 1)).ErrorField(), "messages[0].role");
+  EXPECT_TRUE(test.WaitIdle());
+}
+
 TEST_F(HttpCompletionsTest, WhatIsNotServedIsToldWhatIs) {
   struct Case {
     const char *path, *message, *code;
   };
   const Case cases[] = {
-      {"/v1/chat/completions", "no chat here: the model has no chat template; use /v1/completions",
+      {"/v1/embeddings", "no embeddings here", "unknown_url"},
+      {"/v1/responses", "no responses here; use /v1/chat/completions or /v1/completions",
        "unknown_url"},
+      {"/completions", "paths begin with /v1", "unknown_url"},
+      {"/chat/completions", "paths begin with /v1", "unknown_url"},
       {"/models", "paths begin with /v1", "unknown_url"},
       {"/metrics", "--metrics-port", "unknown_url"},
       {"/v1/models/other", "model: not served here; /v1/models lists it", "model_not_found"},

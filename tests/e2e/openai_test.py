@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import fox_server
@@ -39,6 +40,15 @@ class OpenAiTest(fox_server.Case):
             self.client.models.retrieve("other")
         self.assertEqual(raised.exception.code, "model_not_found")
 
+    def test_chat_is_told_what_there_is(self) -> None:
+        with self.assertRaisesRegex(self.openai.BadRequestError, "use /v1/completions"):
+            self.client.chat.completions.create(
+                model=self.model, messages=[{"role": "user", "content": PROMPT}])
+        told = self.cli("chat", said=PROMPT)
+        self.assertEqual((told.returncode, told.stdout), (1, ""))
+        self.assertEqual(told.stderr,
+                         "fox-cli: the model has no chat format; use fox-cli generate\n")
+
     def test_a_stream_joins_to_the_answer(self) -> None:
         for fields in ({"temperature": 0.0}, {"seed": 7, "temperature": 1.0, "top_p": 0.9}):
             whole = self.complete(prompt=PROMPT, max_tokens=40, **fields)
@@ -68,6 +78,85 @@ class OpenAiTest(fox_server.Case):
         next(iter(stream))
         stream.close()
         self.assertTrue(wait_until(lambda: self.running() == 0))
+
+
+class ChatTest(fox_server.Case):
+    """The demo with a chat format; what it answers makes no sense."""
+
+    flags = ("--http-port", "0")
+    chats = True
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        import openai  # noqa: PLC0415
+        cls.openai = openai
+        cls.address = {"base_url": cls.server.http_url + "/v1", "api_key": "none",
+                       "max_retries": 0, "timeout": 60}
+        cls.client = cls.enterClassContext(openai.OpenAI(**cls.address))
+
+    @staticmethod
+    def fields(*contents: str, tokens: int = 12, **more: Any) -> dict[str, Any]:
+        """A greedy request; user and assistant take turns."""
+        roles = ("user", "assistant")
+        return {"model": "demo", "max_completion_tokens": tokens, "temperature": 0,
+                "messages": [{"role": roles[i % 2], "content": content}
+                             for i, content in enumerate(contents)], **more}
+
+    def chat(self, *contents: str, **more: Any) -> Any:
+        return self.client.chat.completions.create(**self.fields(*contents, **more))
+
+    def test_sync_stream_and_async_say_the_same(self) -> None:
+        whole = self.chat(PROMPT, logprobs=True, top_logprobs=2)
+        message = whole.choices[0].message
+        self.assertEqual((message.role, whole.choices[0].finish_reason), ("assistant", "length"))
+        entries = whole.choices[0].logprobs.content
+        self.assertEqual(len(entries), whole.usage.completion_tokens)
+        self.assertEqual({len(entry.top_logprobs) for entry in entries}, {2})
+        self.assertEqual(entries[0].token, entries[0].top_logprobs[0].token)  # it is greedy
+        self.assertEqual(bytes(entries[0].bytes).decode(), entries[0].token)
+        chunks = list(self.chat(PROMPT, stream=True, stream_options={"include_usage": True}))
+        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        self.assertEqual([delta.role for delta in deltas],
+                         ["assistant"] + [None] * (len(deltas) - 1))
+        self.assertEqual("".join(delta.content for delta in deltas), message.content)
+        self.assertEqual(chunks[-1].usage.total_tokens, whole.usage.total_tokens)
+
+        async def together() -> list[Any]:
+            async with self.openai.AsyncOpenAI(**self.address) as client:
+                return await asyncio.gather(*(
+                    client.chat.completions.create(**self.fields(PROMPT)) for _ in range(64)))
+
+        contents = {one.choices[0].message.content for one in asyncio.run(together())}
+        self.assertEqual(contents, {message.content})
+
+    def test_a_turn_begins_with_what_is_cached(self) -> None:
+        """The prompt and the answer of the turn before, in whole pages."""
+        first = self.chat(TEXT, tokens=150, extra_body={"ignore_eos": True})
+        answer = first.choices[0].message.content
+        second = self.chat(TEXT, answer, "And then?")
+        cached = second.usage.prompt_tokens_details.cached_tokens
+        self.assertGreater(cached, first.usage.prompt_tokens - 64)
+        opened = self.chat(TEXT, answer, extra_body={"continue_final_message": True})
+        closed = self.chat(TEXT, answer)
+        self.assertLess(opened.usage.prompt_tokens, closed.usage.prompt_tokens)
+
+    def test_the_terminal_talks(self) -> None:
+        told = self.cli("chat", "--max-tokens", "12", "--temperature", "0", "--system", "Be.",
+                        said=f"{PROMPT}\n\n/reset\n{PROMPT}\nGo on\n/exit\nnever said\n")
+        self.assertEqual((told.returncode, told.stderr), (0, ""))
+        system = {"role": "system", "content": "Be."}
+        turns = [system, {"role": "user", "content": PROMPT}]
+        answers = []
+        for _ in range(2):
+            answers.append(self.chat(messages=turns).choices[0].message.content)
+            turns += [{"role": "assistant", "content": answers[-1]},
+                      {"role": "user", "content": "Go on"}]
+        self.assertEqual(told.stdout, "".join(
+            text + "\n" for text in (answers[0], answers[0], answers[1])))
+        failed = self.cli("chat", "--stop", "", said="hi\nhi\n")
+        self.assertEqual((failed.returncode, failed.stderr.count("\n")), (1, 1), failed.stderr)
+        self.assertIn("stopping.stop", failed.stderr)
 
 
 if __name__ == "__main__":

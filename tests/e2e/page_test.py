@@ -24,7 +24,7 @@ LONG = (MODEL / "prompt_long.txt").read_text()
 STATE = "document.body.dataset.state"
 
 
-class PageTest(fox_server.Case):
+class Page(fox_server.Case):
     """One server and one browser for all cases; each opens the page anew."""
 
     flags = ("--http-port", "0")
@@ -81,6 +81,10 @@ class PageTest(fox_server.Case):
         self.enter("prompt", prompt)
         self.enter("max-tokens", str(max_tokens))
         self.browser.press("Enter", 13, modifiers=CONTROL)
+
+
+class PageTest(Page):
+    """A model that completes text."""
 
     def test_a_long_prompt_is_read_and_forgotten(self) -> None:
         self.tab_to("example")
@@ -178,6 +182,33 @@ class OtherSitesTest(fox_server.Case):
         for name, wanted in (("elsewhere.example", 403), ("localhost", 200), ("127.0.0.1", 200)):
             browser.open(f"http://{name}:{port}/")
             self.assertEqual(status("/v1/completions"), wanted, name)
+
+
+class ChatPageTest(Page):
+    """A model that has a chat format."""
+
+    chats = True
+
+    def test_a_conversation(self) -> None:
+        messages, shown = [], ""
+        for said in ("The king", "Go on"):
+            self.generate(said, 12)
+            self.browser.wait_for(f"{STATE} === 'done' && document.getElementById('prompt')"
+                                  ".value === ''")
+            messages.append({"role": "user", "content": said})
+            answer = json.loads(self.post("/v1/chat/completions", messages=messages, max_tokens=12,
+                                          seed=1, temperature=0.7))["choices"][0]["message"]
+            messages.append(answer)
+            shown += ("\n\n" if shown else "") + said + "\n\n" + answer["content"]
+            self.assertEqual(self.text("answer"), shown)
+            self.browser.evaluate("document.body.dataset.state = 'idle'")
+        self.assertEqual(self.text("prompt-label"), "Message")
+        self.tab_to("reset")
+        self.browser.press("Enter", 13, text="\r")
+        self.assertEqual(self.text("answer"), "")
+        self.generate("Go on", 12)
+        self.browser.wait_for(f"{STATE} === 'done'")
+        self.assertTrue(self.text("answer").startswith("Go on\n\n"))
 
 
 if __name__ == "__main__":

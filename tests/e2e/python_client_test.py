@@ -34,6 +34,9 @@ def use(client: foxserve_client.Client) -> str:
     client.generate("x", max_token=1)  # wrong
     client.score("x", temperature=1.0)  # wrong
     client.load().running.upper()  # wrong
+    next(client.chat([{"role": "user", "content": "x"}], max_tokens=1)).upper()
+    client.chat("x")  # wrong
+    client.score([{"role": "user", "content": "x"}])  # wrong
     client.generate("x").completions[0].finish_reason.upper()
     client.generate("x").completions[0].finish_reason + 1  # wrong
     try:
@@ -106,8 +109,9 @@ class PackageTest(Case):
         def names(*messages: Any) -> set[str]:
             return {f.name for message in messages for f in message.DESCRIPTOR.fields}
 
-        prompt = {"text", "token_ids", "sampling", "stopping", "output", "cache"}
-        generate = (names(pb.GenerateRequest) - prompt) | names(pb.Sampling, pb.Stopping, pb.Output)
+        prompt = {"text", "token_ids", "messages", "sampling", "stopping", "output", "cache"}
+        generate = (names(pb.GenerateRequest) - prompt) | names(
+            pb.Sampling, pb.Stopping, pb.Output, pb.ChatMessages) - {"turns"}
         self.assertEqual(set(requests.GenerateOptions.__annotations__), generate)
         self.assertEqual(set(requests.ScoreOptions.__annotations__),
                          names(pb.ScoreRequest) - {"text", "token_ids"})
@@ -119,12 +123,18 @@ class PackageTest(Case):
             sampling=pb.Sampling(temperature=0.0, logit_bias={7: 1.0}),
             stopping=pb.Stopping(stop=["x"], stop_token_ids=[3]),
             output=pb.Output(text=False, token_ids=True)))
+        request = requests.generate_request([{"role": "user", "content": "hi"}],
+                                            {"continue_final_message": False})
+        self.assertEqual(request, pb.GenerateRequest(messages=pb.ChatMessages(
+            turns=[pb.ChatMessage(role="user", content="hi")], continue_final_message=False)))
         with self.assertRaisesRegex(TypeError, "max_token"):
             requests.generate_request("x", {"max_token": 1})  # type: ignore[typeddict-unknown-key]
 
 
 class CallsTest(Case):
     """Both clients against one server, which asks for TLS, a certificate and a token."""
+
+    chats = True
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -157,6 +167,9 @@ class CallsTest(Case):
         self.assertEqual(events[-1].finish.usage.completion_tokens, 8)
         text = "".join(client.stream_text(PROMPT, max_tokens=8, temperature=0, echo=True))
         self.assertEqual(text, PROMPT + whole.completions[0].text)
+        messages = [{"role": "user", "content": PROMPT}]
+        said = client.generate(messages, max_tokens=8, temperature=0).completions[0].text
+        self.assertEqual("".join(client.chat(messages, max_tokens=8, temperature=0)), said)
         ids = client.tokenize(PROMPT)
         self.assertEqual(client.detokenize(ids), PROMPT)
         self.assertEqual(client.generate(ids, max_tokens=8, temperature=0).completions[0].text,

@@ -21,7 +21,7 @@ struct TestCoreOptions {
   int64_t num_pages = 4096;
   int64_t max_num_queued_reqs = 64;
   double max_queue_seconds = 120;
-  bool with_tokenizer = true;
+  bool with_tokenizer = true, with_chat = false;
   bool add_bos_to_ids = false;
   AcpMode acp = AcpMode::kCertified;
   std::vector<StepObserver*> observers;
@@ -38,6 +38,7 @@ class TestCore {
 
   std::shared_ptr<ExecutorScript> script = std::make_shared<ExecutorScript>();
   CharacterTokenizer tokenizer;
+  const ChatFormat chat = tokenizer.Chat();
   std::unique_ptr<ScriptedExecutor> executor;
   std::unique_ptr<EngineThread> engine;
   std::unique_ptr<ServerCore> core;

@@ -6,7 +6,7 @@ from seed_forms import Seeds, encoded, hostile, proto, table, varint
 
 
 def completion_request_seeds() -> Seeds:
-    """The first byte: whether the model has no tokenizer."""
+    """The first byte: 1 without a tokenizer, 2 a chat."""
     prompt = {"prompt": "some text"}
     score = dict(prompt, max_tokens=0, echo=True, logprobs=1)
     full = {"model": "model", **prompt, "max_tokens": 10, "temperature": 0.5, "top_p": 0.9, "n": 2,
@@ -43,6 +43,22 @@ def completion_request_seeds() -> Seeds:
         stream_options=({"include_usage": 1}, {"include_usage": None}), max_new_tokens=(),
         response_format=({"type": "json_object"},), guided_json=({"type": "object"},),
         allowed_token_ids=([259],))
+    said = {"role": "user", "content": "hi"}
+    chat = {"messages": [said, {"role": "assistant", "content": " a\n"}]}
+    yield from table({
+        "valid_chat": dict(chat, max_completion_tokens=3, logprobs=True, top_logprobs=2, n=2,
+                           stream=True, seed=1, tool_choice="none"),
+        "valid_chat_open": dict(chat, continue_final_message=True),
+        "valid_chat_parts": {"messages": [dict(said, content=[{"type": "text", "text": "x"}])]},
+        "chat_long": {"messages": [said] * 40}, "chat_of_text": prompt,
+        "chat_logprobs": dict(chat, logprobs=2)}, b"\2")
+    yield from hostile(
+        chat, b"\2", messages=([{}], [dict(said, role="tool")],
+                                [dict(said, content=None)], [dict(said, tool_calls=[1])],
+                                [dict(said, content=[{"type": "image_url"}])],
+                                [dict(said, role="system")] * 2),
+        max_completion_tokens=(), top_logprobs=(21,), tools=(), add_generation_prompt=())
+    yield "no_tokenizer_chat", b"\3" + encoded(chat)
 
 
 SOME_TEXT = {3: "some text"}
@@ -82,7 +98,9 @@ def generate_request_seeds() -> Seeds:
         "valid_special": {**text, 12: 1},
         "prompt_fills_context": {4: {1: b"a" * 64}}, "prompt_beyond_context": {4: {1: b"a" * 65}},
         "all_stop": {**text, 6: {2: 1, 4: 97}, 5: {12: 97}},
-        "valid_echo_special": {**ids, 7: {6: 1, 7: 1}}}
+        "valid_messages": {17: {1: [{1: "user", 2: "hi"}, {1: "assistant", 2: "a"}], 3: 1}},
+        "messages_empty": {17: {}}, "role_unknown": {17: {1: {1: "x", 2: "hi"}}},
+        "valid_echo_ids": {**ids, 7: {6: 1, 7: 0}}, "valid_echo_special": {**ids, 7: {6: 1, 7: 1}}}
     for part, forms in GENERATE_PARTS.items():
         requests |= {name: {**text, part: form} for name, form in forms.items()}
     for name, request in requests.items():

@@ -5,6 +5,8 @@
     with Client("127.0.0.1:50051") as client:
         for text in client.stream_text("Once upon a time", max_tokens=64):
             print(text, end="", flush=True)
+        for text in client.chat([{"role": "user", "content": "Who wrote it?"}]):
+            print(text, end="", flush=True)
 
 Messages are those of the .proto files, in foxserve_client.fox.v1; errors are
 FoxError, which is a grpc.RpcError.

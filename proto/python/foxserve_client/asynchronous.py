@@ -12,8 +12,8 @@ from foxserve_client.channel import Tls, call_metadata, channel_options
 from foxserve_client.errors import fox_errors
 from foxserve_client.fox.v1 import inference_pb2, info_pb2, tokenizer_pb2
 from foxserve_client.methods import Method, Request, Response
-from foxserve_client.requests import (GenerateOptions, Prompt, ScoreOptions, generate_request,
-                                      score_request)
+from foxserve_client.requests import (GenerateOptions, Messages, Prompt, ScoreOptions,
+                                      TextOrIds, generate_request, score_request)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -72,7 +72,12 @@ class AsyncClient:
             if text:
                 yield text
 
-    async def score(self, prompt: Prompt, *, timeout: Optional[float] = None,
+    def chat(self, messages: Messages, *, timeout: Optional[float] = None,
+             **options: Unpack[GenerateOptions]) -> AsyncIterator[str]:
+        """The text of the answer to a conversation, as it comes."""
+        return self.stream_text(messages, timeout=timeout, **options)
+
+    async def score(self, prompt: TextOrIds, *, timeout: Optional[float] = None,
                     **options: Unpack[ScoreOptions]) -> inference_pb2.ScoreResponse:
         """Log-probabilities of a text or of ids."""
         return await self._call(methods.SCORE, score_request(prompt, options), timeout)

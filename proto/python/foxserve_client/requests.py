@@ -4,7 +4,7 @@ files; what is not given is the server's choice."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Sequence, TypedDict, Union
+from typing import TYPE_CHECKING, Any, Sequence, TypedDict, Union, cast
 
 from google.protobuf.message import Message
 
@@ -13,7 +13,10 @@ from foxserve_client.fox.v1 import acp_pb2, inference_pb2
 if TYPE_CHECKING:
     from typing_extensions import TypeAlias
 
-Prompt: "TypeAlias" = Union[str, Sequence[int]]
+TextOrIds: "TypeAlias" = Union[str, Sequence[int]]
+# {"role": "user", "content": "..."} each.
+Messages: "TypeAlias" = Sequence[Mapping[str, str]]
+Prompt: "TypeAlias" = Union[TextOrIds, Messages]
 
 
 class RequestOptions(TypedDict, total=False):
@@ -37,7 +40,7 @@ class ScoreOptions(RequestOptions, total=False):
 
 
 class GenerateOptions(RequestOptions, total=False):
-    """Of Generate and GenerateStream: fields of Sampling, Stopping and Output."""
+    """Of Generate and GenerateStream: fields of Sampling, Stopping, Output and ChatMessages."""
 
     temperature: float
     top_p: float
@@ -63,17 +66,23 @@ class GenerateOptions(RequestOptions, total=False):
     skip_special_tokens: bool
     stream_interval: int
     acp_windows: bool
+    add_generation_prompt: bool
+    continue_final_message: bool
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.GenerateRequest:
     """TypeError: there is no such option. TypeError and ValueError: not a value of its type."""
     request = inference_pb2.GenerateRequest()
-    _set_prompt(request, prompt)
-    _set(options, (request.sampling, request.stopping, request.output, request))
+    if isinstance(next(iter(prompt), None), Mapping):
+        for message in cast(Messages, prompt):
+            request.messages.turns.add(**message)
+    else:
+        _set_prompt(request, cast(TextOrIds, prompt))
+    _set(options, (request.sampling, request.stopping, request.output, request, request.messages))
     return request
 
 
-def score_request(prompt: Prompt, options: ScoreOptions) -> inference_pb2.ScoreRequest:
+def score_request(prompt: TextOrIds, options: ScoreOptions) -> inference_pb2.ScoreRequest:
     """As generate_request."""
     request = inference_pb2.ScoreRequest()
     _set_prompt(request, prompt)
@@ -82,7 +91,7 @@ def score_request(prompt: Prompt, options: ScoreOptions) -> inference_pb2.ScoreR
 
 
 def _set_prompt(request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequest,
-                prompt: Prompt) -> None:
+                prompt: TextOrIds) -> None:
     if isinstance(prompt, str):
         request.text = prompt
     else:

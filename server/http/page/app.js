@@ -9,6 +9,7 @@ const MOST_POINTS = 2000;
 const NUMBERS = new Intl.NumberFormat("en");
 
 let running = null;  // the AbortController of the answer that comes in
+let turns = null;    // of the conversation; null: the model does not chat
 let windows = null;  // the last fox.windows event
 let course = [];    // [tokens, bytes kept, bytes unpruned]
 let cursor = 0;      // the cell that the arrow keys are on
@@ -215,7 +216,13 @@ async function errorOf(response) {
 async function showModel() {
   const response = await fetch("/v1/models", {headers: headers()});
   if (!response.ok) throw new Error(await errorOf(response));
-  $("model").textContent = (await response.json()).data[0].id;
+  const [model] = (await response.json()).data;
+  $("model").textContent = model.id;
+  if (!model.chat) return;
+  turns ??= [];
+  $("prompt-label").textContent = "Message";
+  $("generate").textContent = "Send";
+  $("reset").hidden = false;
 }
 
 // The JSON of each server-sent event, until the stream says that it is done.
@@ -238,8 +245,10 @@ async function* eventsOf(response) {
 }
 
 function requestBody() {
+  const prompt = $("prompt").value;
   return {
-    model: $("model").textContent, prompt: $("prompt").value, stream: true,
+    ...(turns === null ? {prompt} : {messages: [...turns, {role: "user", content: prompt}]}),
+    model: $("model").textContent, stream: true,
     stream_options: {include_usage: true}, acp_windows: true,
     max_tokens: Number($("max-tokens").value), temperature: Number($("temperature").value),
     seed: Number($("seed").value),
@@ -259,7 +268,12 @@ function begin() {
   const prompt = $("prompt").value;
   before.textContent = prompt.length > 400 ? "\u2026" + prompt.slice(-400) : prompt;
   const text = document.createTextNode("");
-  $("answer").replaceChildren(before, text);
+  if (turns === null) {
+    $("answer").replaceChildren(before, text);
+  } else {
+    before.textContent = `${turns.length > 0 ? "\n\n" : ""}${before.textContent}\n\n`;
+    $("answer").append(before, text);
+  }
   return text;
 }
 
@@ -273,7 +287,8 @@ async function readAnswer(response, text, start) {
       continue;
     }
     if (event.usage) usage = event.usage;
-    const piece = event.choices?.[0]?.text ?? "";
+    const choice = event.choices?.[0];
+    const piece = choice?.text ?? choice?.delta?.content ?? "";
     if (piece === "") continue;
     const now = performance.now(), box = $("answer");
     if (++pieces === 1) {
@@ -297,11 +312,11 @@ async function readAnswer(response, text, start) {
 async function generate() {
   if (running !== null) return;
   running = new AbortController();
-  const text = begin(), start = performance.now();
+  const body = requestBody(), text = begin(), start = performance.now();
   setState("running", "Reading the prompt");
   try {
-    const response = await fetch("/v1/completions", {
-      method: "POST", headers: headers(), body: JSON.stringify(requestBody()),
+    const response = await fetch(turns === null ? "/v1/completions" : "/v1/chat/completions", {
+      method: "POST", headers: headers(), body: JSON.stringify(body),
       signal: running.signal,
     });
     if (!response.ok) throw new Error(await errorOf(response));
@@ -316,6 +331,10 @@ async function generate() {
     }
   } finally {
     running = null;
+    if (turns !== null && text.data !== "") {
+      turns = [...body.messages, {role: "assistant", content: text.data}];
+      $("prompt").value = "";
+    }
     setState(document.body.dataset.state, $("status").textContent);
     if (windows !== null && $("table-details").open) fillTable();
   }
@@ -327,6 +346,7 @@ function setState(state, message) {
   $("status").textContent = message;
   $("generate").disabled = running !== null;
   $("stop").disabled = running === null;
+  $("reset").disabled = running !== null;
   document.body.dataset.state = state;
 }
 
@@ -376,6 +396,11 @@ function start() {
     generate();
   });
   $("stop").addEventListener("click", () => running?.abort());
+  $("reset").addEventListener("click", () => {
+    turns = [];
+    $("answer").replaceChildren();
+    setState("idle", "A new conversation");
+  });
   $("example").addEventListener("click", useExample);
   $("file").addEventListener("change", async (event) => {
     const [file] = event.target.files;

@@ -45,6 +45,8 @@ std::string TextOf(const nlohmann::json& format, const std::vector<ChatMessage>&
   return whole + text(format, "generation_prompt");
 }
 
+}  // namespace
+
 FUZZ_TEST(chat_format) {
   const std::vector<std::string> parts = in.Sections(3);
   const absl::StatusOr<ChatFormat> format = ChatFormat::Parse(parts[0], SmallTokenizer());
@@ -62,5 +64,4 @@ FUZZ_TEST(chat_format) {
   FOX_CHECK(Controls(*ids) == Controls(*plain));
 }
 
-}  // namespace
 }  // namespace fox

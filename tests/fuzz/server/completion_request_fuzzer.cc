@@ -27,7 +27,7 @@ void CheckPrompts(const CompletionRequest& request, const CompletionRequest& aga
   FOX_CHECK(!request.prompts.empty() && request.prompts.size() <= kMaxPrompts);
   FOX_CHECK(request.n >= 1 && request.n <= 16);
   FOX_CHECK(request.prompts.size() * static_cast<size_t>(request.n) <= kMaxChoices);
-  FOX_CHECK(request.score == (request.settings.stopping().max_tokens() == 0));
+  FOX_CHECK(request.score == (!request.chat && request.settings.stopping().max_tokens() == 0));
   FOX_CHECK(again.prompts.size() == request.prompts.size());
   for (size_t i = 0; i < request.prompts.size(); ++i) {
     const absl::StatusOr<GenerationSpec> spec = Convert(request, i, context);
@@ -47,12 +47,14 @@ void CheckPrompts(const CompletionRequest& request, const CompletionRequest& aga
 
 FUZZ_TEST(completion_request) {
   static const RequestWorld worlds[] = {RequestWorld(true), RequestWorld(false)};
-  const RequestWorld& world = worlds[in.Below(2)];
+  const size_t form = in.Below(4);
+  const RequestWorld& world = worlds[form % 2];
+  const bool chat = form >= 2;
   const std::string body = in.Rest();
-  const absl::StatusOr<CompletionRequest> request = ParseCompletion(body, world.context);
+  const absl::StatusOr<CompletionRequest> request = ParseCompletion(body, world.context, chat);
   if (!request.ok()) return CheckAnswer(request.status());
   const absl::StatusOr<CompletionRequest> again =
-      ParseCompletion(Json::parse(body, nullptr, false).dump(), world.context);
+      ParseCompletion(Json::parse(body, nullptr, false).dump(), world.context, chat);
   FOX_CHECK(again.ok());
   CheckPrompts(*request, *again, request->settings.sampling().has_seed(), world.context);
 }

@@ -2,6 +2,7 @@
 // which are not checked again after the conversion.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -22,6 +23,11 @@ struct RequestWorld {
     const auto vocab_size = static_cast<int32_t>(definition.vocab.size());
     tokenizer = *ByteLevelBpe::Create(definition, vocab_size);
     context.tokenizer = with_tokenizer ? tokenizer.get() : nullptr;
+    chat = *ChatFormat::Parse(
+        R"({"roles": {"user": {"prefix": "U:"}, "assistant": {"suffix": "\n", "trim": true}},
+            "bos": "<|endoftext|>", "generation_prompt": "A:"})",
+        *tokenizer);
+    context.chat = with_tokenizer ? &*chat : nullptr;
     context.served_model_name = "model";
     context.max_prompt_bytes = 4096;
     context.limits.num_pages = 4096;
@@ -38,6 +44,7 @@ struct RequestWorld {
   }
 
   std::unique_ptr<Tokenizer> tokenizer;
+  std::optional<ChatFormat> chat;
   ConversionContext context;
 };
 
@@ -45,7 +52,7 @@ inline void CheckSpec(const GenerationSpec& spec, const ConversionContext& conte
   FOX_CHECK(!spec.sequences.empty() && spec.sequences.size() <= 16);
   FOX_CHECK(!spec.request_id.empty() && spec.request_id.size() <= 256);
   FOX_CHECK(spec.stream_interval >= 1 && spec.stream_interval <= 1024);
-  FOX_CHECK(spec.stop.size() <= 16);
+  FOX_CHECK(spec.stop.size() <= 17);  // a chat format may add one
   for (const std::string& stop : spec.stop) FOX_CHECK(!stop.empty() && stop.size() <= 256);
   const int32_t vocab_size = context.limits.vocab_size;
   for (const Request& request : spec.sequences) {

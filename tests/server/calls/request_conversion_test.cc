@@ -293,5 +293,38 @@ TEST(RequestConversionTest, ScoreAsksForThePromptAlone) {
   EXPECT_FALSE(ConvertScore(request, Context()).ok());
 }
 
+TEST(RequestConversionTest, MessagesAreAPromptOfModelsThatChat) {
+  const CharacterTokenizer tokenizer;
+  const ChatFormat chat = tokenizer.Chat();
+  ConversionContext context = Context();
+  context.tokenizer = &tokenizer;
+  context.limits.vocab_size = CharacterTokenizer::kVocabSize;
+  const auto say = [](R* r) {
+    v1::ChatMessage* turn = r->mutable_messages()->add_turns();
+    turn->set_role("user");
+    turn->set_content("hi");
+  };
+  Check({{"messages: the model has no chat format; send text", say}}, context,
+        absl::StatusCode::kFailedPrecondition);
+  context.chat = &chat;
+  context.max_prompt_bytes = 3;
+  Check(
+      {{"", say},
+       {"messages[1].content: 4 bytes are more than the limit of 3", [&](R* r) { say(r), say(r); }},
+       {"messages: there is none", [](R* r) { r->mutable_messages(); }}},
+      context);
+  R request;
+  say(&request);
+  const Request sequence = Converted(request, context).sequences[0];
+  EXPECT_EQ(Detokenize(tokenizer, sequence.prompt, /*skip_special=*/false), "<s>U:hi\nA:");
+  EXPECT_EQ(sequence.stop.max_tokens, 42);  // all that the context leaves
+  EXPECT_THAT(sequence.stop.stop_token_ids, ElementsAre(CharacterTokenizer::kEos));
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.mutable_messages()->set_add_generation_prompt(false);
+  const Request open = Converted(request, context).sequences[0];
+  EXPECT_EQ(Detokenize(tokenizer, open.prompt, /*skip_special=*/true), "U:hi\n");
+  EXPECT_TRUE(open.stop.stop_token_ids.empty());
+}
+
 }  // namespace
 }  // namespace fox

@@ -57,5 +57,19 @@ TEST(CompletionLogprobsTest, ListsRunSideBySide) {
   EXPECT_EQ(Json::parse(choice.Take())["text_offset"], Json({2}));
 }
 
+TEST(CompletionLogprobsTest, ChatHasAnObjectForEachToken) {
+  const CharacterTokenizer tokenizer;
+  CompletionLogprobs logprobs(tokenizer, true, false, /*chat=*/true);
+  EXPECT_EQ(logprobs.Take(), "null");
+  logprobs.Add(Token('b', -1, {{0xc3, -0.5f}, {'b', -1}}));
+  EXPECT_GT(logprobs.bytes(), 0);
+  EXPECT_EQ(Json::parse(logprobs.Take()), Json::parse(R"({"content": [
+      {"token": "b", "logprob": -1, "bytes": [98], "top_logprobs": [
+          {"token": "bytes:\\xc3", "logprob": -0.5, "bytes": [195]},
+          {"token": "b", "logprob": -1, "bytes": [98]}]}]})"));
+  logprobs.Add(Token('c', -2, {}));
+  EXPECT_EQ(Json::parse(logprobs.Take())["content"].size(), 1u);
+}
+
 }  // namespace
 }  // namespace fox

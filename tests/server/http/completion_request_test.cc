@@ -22,6 +22,7 @@ class CompletionRequestTest : public ::testing::Test {
  protected:
   CompletionRequestTest() {
     context_.tokenizer = &tokenizer_;
+    context_.chat = &chat_;
     context_.served_model_name = "served";
     context_.limits.vocab_size = CharacterTokenizer::kVocabSize;
     context_.limits.max_model_len = 50;
@@ -41,7 +42,13 @@ class CompletionRequestTest : public ::testing::Test {
     EXPECT_THAT(std::string(status.message()), HasSubstr(message));
   }
 
+  absl::StatusOr<CompletionRequest> ParseChat(Json fields) {
+    if (!fields.contains("messages")) fields["messages"] = {{{"role", "user"}, {"content", "hi"}}};
+    return ParseCompletion(fields.dump(), context_, /*chat=*/true);
+  }
+
   CharacterTokenizer tokenizer_;
+  const ChatFormat chat_ = tokenizer_.Chat();
   ConversionContext context_;
 };
 
@@ -113,7 +120,7 @@ TEST_F(CompletionRequestTest, WhatCannotBeDoneIsRefused) {
   // Before a missing prompt.
   const absl::StatusOr<CompletionRequest> chat =
       ParseCompletion(R"({"messages": [{"role": "user", "content": "hi"}]})", context_);
-  EXPECT_THAT(std::string(chat.status().message()), HasSubstr("messages: no chat here"));
+  EXPECT_THAT(std::string(chat.status().message()), HasSubstr("messages: of /v1/chat/completions"));
 }
 
 TEST_F(CompletionRequestTest, PruningIsAskedForByTheNamesOfTheFlags) {
@@ -165,6 +172,89 @@ TEST_F(CompletionRequestTest, NoTokensToGenerateAreAScore) {
   EXPECT_EQ(spec->prompt_text, "i");
   EXPECT_TRUE(spec->acp_stats);
   EXPECT_EQ(spec->sequences[0].log_tolerance, -std::numeric_limits<double>::infinity());
+}
+
+TEST_F(CompletionRequestTest, AChatIsMessages) {
+  const absl::StatusOr<CompletionRequest> request = ParseChat(Json::parse(R"({
+      "messages": [{"role": "developer", "content": "be"},
+                   {"role": "user", "content": [{"type": "text", "text": "a"},
+                                                {"type": "text", "text": "b"}], "name": "n"},
+                   {"role": "assistant", "content": "", "refusal": null, "tool_calls": []},
+                   {"role": "user", "content": "c"}],
+      "max_completion_tokens": 7, "logprobs": true, "top_logprobs": 2, "stop": ["s"],
+      "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "user": "ignored",
+      "add_special_tokens": false, "best_of": 1, "stream": true})"));
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_TRUE(request->chat && request->stream && request->max_tokens_sent);
+  EXPECT_EQ(request->settings.output().logprobs(), 2);
+  EXPECT_FALSE(request->settings.has_add_special_tokens());
+  const absl::StatusOr<GenerationSpec> spec = Convert(*request, 0, context_);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const std::vector<int32_t>& ids = spec->sequences[0].prompt;
+  EXPECT_EQ(Detokenize(tokenizer_, ids, /*skip_special=*/false),
+            "<s>S:be.\nU:a\nb\nA:</s>\nU:c\nA:");
+  EXPECT_EQ(spec->sequences[0].stop.max_tokens, 7);
+  EXPECT_THAT(spec->sequences[0].stop.stop_token_ids, ElementsAre(CharacterTokenizer::kEos));
+  // The rest of the context, unless the client says how much.
+  const absl::StatusOr<CompletionRequest> plain = ParseChat({});
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->logprobs, -1);
+  EXPECT_EQ(Convert(*plain, 0, context_)->sequences[0].stop.max_tokens, 42);  // after 8 tokens
+}
+
+TEST_F(CompletionRequestTest, WhatAChatCannotDoIsRefusedByName) {
+  const auto turns = [](Json first, const Json& second) {
+    return Json({{"messages", {std::move(first), second}}});
+  };
+  const Json user = {{"role", "user"}, {"content", "hi"}};
+  const auto content = [&](const Json& value) {
+    return turns(user, {{"role", "user"}, {"content", value}});
+  };
+  const std::pair<Json, const char*> cases[] = {
+      {{{"tools", {{{"type", "function"}}}}}, "tools: no tools"},
+      {{{"tool_choice", "required"}}, "tool_choice: no tools"},
+      {{{"functions", {1}}}, "functions: no tools"},
+      {{{"response_format", {{"type", "json_object"}}}}, "response_format: "},
+      {{{"audio", {{"voice", "x"}}}}, "audio: text alone"},
+      {{{"prompt", "x"}}, "prompt: of /v1/completions; send messages"},
+      {{{"echo", true}}, "echo: of /v1/completions alone"},
+      {{{"chat_template", "x"}}, "chat_template: "},
+      {{{"max_tokens", 0}}, "max_tokens: must be an integer in [1"},
+      {{{"max_tokens", 3}, {"max_completion_tokens", 4}}, "max_tokens: must be max_completion"},
+      {{{"logprobs", 2}}, "logprobs: must be true or false"},
+      {{{"top_logprobs", 2}}, "top_logprobs: must be absent without logprobs"},
+      {{{"logprobs", true}, {"top_logprobs", 21}}, "top_logprobs: must be an integer in [0, 20]"},
+      {{{"messages", Json::array()}}, "messages: there is none"},
+      {{{"messages", nullptr}}, "messages: must be set"},
+      {{{"messages", "hi"}}, "messages: must be a list"},
+      {turns(user, "hi"), "messages[1].role: must be set"},
+      {turns(user, {{"content", "hi"}}), "messages[1].role: must be set"},
+      {turns(user, {{"role", 1}}), "messages[1].role: must be a string"},
+      {turns(user, {{"role", "tool"}, {"content", "x"}}), "this model has assistant, system, user"},
+      {turns(user, {{"role", "system"}, {"content", "x"}}), "messages[1].role: system is for the"},
+      {turns(user, {{"role", "tool"}, {"tool_call_id", "x"}}),
+       "messages[1].tool_call_id: no tools"},
+      {turns(user, {{"role", "assistant"}, {"tool_calls", {1}}}), "messages[1].tool_calls: no"},
+      {content(nullptr), "messages[1].content: must be a text or a list"},
+      {content(1), "messages[1].content: must be a text or a list"},
+      {content({"x"}), "messages[1].content: must be a text or a list"},
+      {content(Json::array({{{"type", "text"}}})), "messages[1].content: must be a text or a list"},
+      {content(Json::array({{{"type", "image_url"}}})), "no part of type image_url; text alone"},
+      {content(Json::array({{{"type", "input_audio"}}})), "no part of type input_audio; text"},
+      {content(std::string("a\0b", 3)), "messages[1].content: contains a NUL"},
+      {content(std::string(60, 'a')), "prompt: 71 tokens"},
+      {{{"continue_final_message", true}}, "messages[0].role: continue_final_message needs"},
+      {{{"continue_final_message", true}, {"add_generation_prompt", true}}, "exclude each other"},
+      {{{"max_completion_tokens", 43}}, "max_tokens: 43 are more than the 42"}};
+  for (const auto& [fields, message] : cases) {
+    const absl::StatusOr<CompletionRequest> request = ParseChat(fields);
+    absl::Status status = request.status();
+    if (request.ok()) status = Convert(*request, 0, context_).status();
+    EXPECT_FALSE(status.ok()) << fields;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message)) << fields;
+  }
+  context_.chat = nullptr;
+  EXPECT_TRUE(absl::IsFailedPrecondition(ParseChat({}).status()));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -215,6 +216,34 @@ TEST(WindowsEventTest, EveryFieldIsThereAndInfinityIsNull) {
                                                   {"peak_pages", 0},
                                                   {"log_tolerance", -10.5},
                                                   {"max_log_evicted_mass", nullptr}}}}));
+}
+
+TEST_F(CompletionWriterTest, AChatHasMessagesAndDeltas) {
+  request_.chat = true;
+  request_.prompts.resize(1);
+  const auto told = [&](CompletionWriter* writer, const v1::GenerateDelta& event) {
+    writer->Add(0, event);
+    return request_.stream ? Json::parse(writer->TakeChunk(0, event).substr(std::strlen("data: ")))
+                           : Json();
+  };
+  CompletionWriter whole = Writer();
+  for (uint32_t index : {0U, 1U}) {
+    told(&whole, Text(index, "ab"));
+    told(&whole, End(index, v1::STOP));
+  }
+  const Json body = Json::parse(whole.TakeBody());
+  EXPECT_EQ(body["object"], "chat.completion");
+  EXPECT_EQ(body["choices"][1]["message"], Json({{"role", "assistant"}, {"content", "ab"}}));
+  EXPECT_EQ(body["choices"][1]["finish_reason"], "stop");
+  request_.stream = true;
+  CompletionWriter writer = Writer();
+  const Json chunk = told(&writer, Text(1, "a"));
+  EXPECT_EQ(chunk["object"], "chat.completion.chunk");
+  EXPECT_EQ(chunk["choices"][0]["index"], 1);
+  EXPECT_EQ(chunk["choices"][0]["delta"], Json({{"role", "assistant"}, {"content", "a"}}));
+  EXPECT_EQ(told(&writer, Text(1, "b"))["choices"][0]["delta"], Json({{"content", "b"}}));
+  EXPECT_EQ(told(&writer, End(0, v1::LENGTH))["choices"][0]["delta"],
+            Json({{"role", "assistant"}, {"content", ""}}));
 }
 
 }  // namespace

@@ -24,12 +24,12 @@ TEST(UnreadFieldsTest, WhatChangesTheAnswerIsRefusedWithAdvice) {
   const std::pair<const char*, const char*> cases[] = {
       {"max_new_tokens", "did you mean max_tokens?"},
       {"n_predict", "did you mean max_tokens?"},
-      {"messages", "no chat here: the model has no chat template; send prompt"},
+      {"messages", "of /v1/chat/completions; send prompt"},
       {"guided_json", "no structured output"},
       {"grammar", "no structured output"},
       {"tools", "no tools"},
       {"functions", "no tools"},
-      {"prompt_logprobs", "not supported; echo and logprobs bring them"},
+      {"prompt_logprobs", "not supported; echo and logprobs of /v1/completions bring them"},
       {"prompt_embeds", "not supported; a prompt is text or token ids"},
       {"bad_words", "not supported; a logit_bias of -100 keeps a token out"},
       {"stop_sequences", "did you mean stop?"},
@@ -60,7 +60,11 @@ TEST(UnreadFieldsTest, AllElseIsIgnored) {
   for (const char* odd : {"sto\xc3\xb6p", "stop\n", "stop "}) EXPECT_EQ(ErrorOf({{odd, 1}}), "");
   // Clients that send their defaults ask for nothing.
   for (const Json& nothing : {Json(), Json(false), Json(""), Json::array(), Json::object()}) {
-    EXPECT_EQ(ErrorOf({{"guided_json", nothing}, {"tools", nothing}, {"suffix", nothing}}), "");
+    EXPECT_EQ(ErrorOf({{"guided_json", nothing},
+                       {"tool_choice", "auto"},
+                       {"tools", nothing},
+                       {"suffix", nothing}}),
+              "");
   }
 }
 
