@@ -179,6 +179,7 @@ int Chat(const std::vector<std::string>& arguments) {
   GenerateFlags flags;
   FlagSet set;
   std::string system;
+  flags.max_tokens = 1024;  // a model that does not end fills the context otherwise
   Register(/*chat=*/true, &flags, &set);
   set.String("system", "TEXT", "what the assistant is told first [the model's own]", &system);
   const std::optional<int> over = flags.connection.Begin("chat", arguments, &set);
@@ -193,8 +194,8 @@ int Chat(const std::vector<std::string>& arguments) {
     return kExitFailed;
   }
   v1::GenerateRequest request = BuildRequest(flags, set);
-  v1::ChatMessages* const messages = request.mutable_messages();
-  if (set.IsSet("system")) AddTurn("system", system, messages);
+  request.mutable_stopping()->set_max_tokens(static_cast<uint32_t>(flags.max_tokens));
+  if (set.IsSet("system")) AddTurn("system", system, request.mutable_messages());
   return Talk(flags, channel, &request);
 }
 
