@@ -17,11 +17,11 @@
 #include "engine/request/engine_options.h"
 #include "engine/request/request.h"
 #include "engine/request/sampler.h"
+#include "engine/request/step_executor.h"
+#include "engine/request/step_observer.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/service_times.h"
-#include "engine/request/step_executor.h"
-#include "engine/request/step_observer.h"
 
 namespace fox {
 

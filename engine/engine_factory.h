@@ -11,8 +11,8 @@
 
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
-#include "engine/run/model_runner.h"
 #include "engine/request/step_observer.h"
+#include "engine/run/model_runner.h"
 #include "engine/trace/timed_ops.h"
 #include "models/model_config.h"
 #include "models/weights.h"

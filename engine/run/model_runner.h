@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/request/step_executor.h"
 #include "engine/run/batch_builder.h"
 #include "engine/run/decode_graphs.h"
 #include "engine/run/kv_cache.h"
 #include "engine/run/step_readback.h"
-#include "engine/request/step_executor.h"
 #include "models/fox_model.h"
 
 namespace fox {

@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "engine/run/batch_builder.h"
 #include "engine/request/step_executor.h"
+#include "engine/run/batch_builder.h"
 #include "kernels/ops.h"
 
 namespace fox {

@@ -147,14 +147,6 @@ int64_t PrefixCache::Lock(const Sequence& sequence) {
   return sequence.prefix_.found;
 }
 
-void PrefixCache::Unlock(Sequence* sequence) {
-  PrefixState& state = sequence->prefix_;
-  if (state.snapshot < 0) return;
-  At(state.snapshot).pinned = 0;
-  state.snapshot = -1;
-  state.found = 0;
-}
-
 void PrefixCache::Start(Sequence* sequence) {
   if (!Uses(*sequence)) return;
   PrefixState& state = sequence->prefix_;
@@ -221,7 +213,8 @@ void PrefixCache::Insert(Sequence* sequence, int64_t tokens) {
   const int64_t pages = ledger_.held(sequence->slot);
   if (!MakeRoom(pages)) return;
   // Only now: what was dropped took the nodes with it that nothing else hung on.
-  PrefixTree::Node* const node = tree_.Find(realm, sequence->tokens, tokens, /*insert=*/true).back();
+  PrefixTree::Node* const node =
+      tree_.Find(realm, sequence->tokens, tokens, /*insert=*/true).back();
   node->snapshot = free_slots_.back();
   free_slots_.pop_back();
   At(node->snapshot) = {node, pages, now_, /*taken=*/plan_, /*pinned=*/0};

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "engine/request/engine_options.h"
+#include "engine/request/step_executor.h"
+#include "engine/request/step_plan.h"
 #include "engine/schedule/page_budget.h"
 #include "engine/schedule/prefix_tree.h"
 #include "engine/schedule/sequence.h"
-#include "engine/request/step_executor.h"
-#include "engine/request/step_plan.h"
 
 namespace fox {
 
@@ -42,8 +42,6 @@ class PrefixCache {
   bool Match(Sequence* sequence);
   // Keeps what was found through this plan, and returns the tokens that need not be computed.
   int64_t Lock(const Sequence& sequence);
-  // That may be dropped after all. REQUIRES: no sequence starts from it in this plan.
-  void Unlock(Sequence* sequence);
   // The sequence has got a slot and starts from what was found. REQUIRES: `computed` is that.
   void Start(Sequence* sequence);
   // The sequence has got a slot and goes on with all that it had computed.

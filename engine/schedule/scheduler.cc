@@ -190,7 +190,6 @@ void Scheduler::SetRescued(Sequence* sequence, bool rescued) {
   sequence->rescued = rescued;
   if (runs) running_.insert(sequence);
   rescued_ = rescued ? sequence : nullptr;
-  waiting_.Rescue(rescued && sequence->state == SequenceState::kWaiting ? sequence : nullptr);
 }
 
 // One at a time, until a plan brings it a token.
@@ -243,14 +242,10 @@ bool Scheduler::Start(Sequence* next, Seconds now, double* demand, Budget* budge
   if (begins) next->computed = prefixes_.Lock(*next);
   // No sequence gives up pages for one that this step has no room for.
   const bool has_chunk = ChunkWithin(*next, *budget, next->longest_chunk()) > 0;
-  bool has_room = has_chunk && MakeRoom(next, *demand, now, schedule);
-  if (has_chunk && !has_room && begins && running_.empty()) {
-    // It may be the snapshot that it would start from that leaves it no room.
-    prefixes_.Unlock(next);
-    next->computed = 0;
-    has_room = MakeRoom(next, *demand, now, schedule);
-  }
+  const bool has_room = has_chunk && MakeRoom(next, *demand, now, schedule);
   if (!has_room) {
+    // It may be the snapshot that it would start from that leaves it no room.
+    if (has_chunk && running_.empty() && begins && next->computed > 0) prefixes_.Flush();
     if (begins) next->computed = 0;
     return false;
   }
@@ -316,8 +311,10 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
   }
   waiting_.BeginRound();
   int passed_over = 0;
+  Sequence* first = rescued_;
+  if (first != nullptr && first->state != SequenceState::kWaiting) first = nullptr;
   while (budget->prefill > 0 && running() < max_running_ && passed_over < kMostPassedOver) {
-    Sequence* next = waiting_.Next(now);
+    Sequence* next = first != nullptr ? std::exchange(first, nullptr) : waiting_.Next(now);
     if (next == nullptr) return;
     if (next->paused()) {  // by what a plan in flight has brought
       waiting_.Remove(next);

@@ -14,13 +14,13 @@
 
 #include "absl/status/status.h"
 #include "engine/request/engine_options.h"
+#include "engine/request/step_executor.h"
+#include "engine/request/step_plan.h"
 #include "engine/schedule/page_budget.h"
 #include "engine/schedule/policy.h"
 #include "engine/schedule/prefix_cache.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/service_times.h"
-#include "engine/request/step_executor.h"
-#include "engine/request/step_plan.h"
 #include "engine/schedule/swap_space.h"
 #include "engine/schedule/waiting_queue.h"
 
@@ -30,7 +30,7 @@ inline constexpr char kTooLarge[] = "the page pool cannot hold this request";
 
 struct Schedule {
   StepPlan plan;
-  std::vector<Sequence*> sequences;  // of plan.sequences, in that order
+  std::vector<Sequence*> sequences;                       // of plan.sequences, in that order
   std::vector<std::pair<Sequence*, absl::Status>> ended;  // removed already
   std::vector<Sequence*> paused;                          // since this plan: not removed
   int64_t preemptions = 0;
@@ -117,8 +117,8 @@ class Scheduler {
   void DropSwapped(Sequence* sequence);
   void SwapIn(Sequence* sequence, int32_t slot, StepPlan* plan);
   bool Start(Sequence* next, Seconds now, double* demand, Budget* budget, Schedule* schedule);
-  bool TryToStart(Sequence* next, bool whole_prompts, Seconds now, double* demand,
-                  Budget* budget, Schedule* schedule);
+  bool TryToStart(Sequence* next, bool whole_prompts, Seconds now, double* demand, Budget* budget,
+                  Schedule* schedule);
   void Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule);
   int64_t MostPrefill(const Budget& budget, int64_t decodes) const;
   int64_t ChunkWithin(const Sequence& sequence, const Budget& budget, int64_t most) const;

@@ -112,8 +112,7 @@ bool Scheduler::HasRoom(const Sequence& next, double demand, int64_t pages) cons
 }
 
 // Takes the pages of snapshots that it needs beside `held`, if they may be enough.
-bool Scheduler::HasRoomWithoutSnapshots(const Sequence& next, double demand,
-                                        int64_t held) {
+bool Scheduler::HasRoomWithoutSnapshots(const Sequence& next, double demand, int64_t held) {
   if (!HasRoom(next, demand, pages_ + held + ledger_.shared())) return false;
   while (!HasRoom(next, demand, pages_ + held)) {
     const int64_t snapshots = prefixes_.size();
@@ -131,8 +130,7 @@ bool Scheduler::IsCountLow(const Sequence& next, int64_t held) const {
 }
 
 // Finds a slot and pages, if need be those of snapshots and of sequences that do not run.
-bool Scheduler::MakeRoom(Sequence* next, double demand, Seconds now,
-                         Schedule* schedule) {
+bool Scheduler::MakeRoom(Sequence* next, double demand, Seconds now, Schedule* schedule) {
   const bool needs_slot = next->slot < 0;
   const bool has_slot = !needs_slot || !free_slots_.empty();
   if (has_slot && HasRoomWithoutSnapshots(*next, demand, /*held=*/0)) return true;

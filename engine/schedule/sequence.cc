@@ -64,7 +64,8 @@ PlannedSequence Sequence::Feed(int64_t count, bool samples_on_device) const {
   }
   if (samples_last) planned.logit_rows.push_back(static_cast<int32_t>(count - 1));
   // Rows of prompt log-probabilities are wanted on the host, so it samples from the last one too.
-  if (samples_on_device && samples_last && rows == 1) planned.sample = SampleRowOf(request, stop, length(), produced());
+  if (samples_on_device && samples_last && rows == 1)
+    planned.sample = SampleRowOf(request, stop, length(), produced());
   return planned;
 }
 

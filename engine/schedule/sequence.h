@@ -15,8 +15,8 @@
 #include "engine/request/reader_window.h"
 #include "engine/request/request.h"
 #include "engine/request/sampler.h"
-#include "engine/request/stop_condition.h"
 #include "engine/request/step_plan.h"
+#include "engine/request/stop_condition.h"
 
 namespace fox {
 
@@ -91,9 +91,9 @@ struct PrefixState {
   int64_t known = 0;      // tokens that are known to the cache, with a snapshot or without
   bool waits = false;     // for another one that computes more of it
   // With a slot.
-  int64_t last = 0;            // tokens of the last snapshot that it took, or started from
-  std::set<int64_t> stops;     // where others want one
-  bool claims = false;         // it is known to compute its prompt
+  int64_t last = 0;         // tokens of the last snapshot that it took, or started from
+  std::set<int64_t> stops;  // where others want one
+  bool claims = false;      // it is known to compute its prompt
 };
 
 // What a sequence without a slot has in swap space: all that its slot had.
@@ -113,7 +113,7 @@ struct SlotState {
   // Whether `slot` has this sequence's penalty state. Once it is there the host samples no more,
   // because its token would not be counted.
   bool has_penalty_state = false;
-  int64_t pages_lost = 0;     // how many it held when it was preempted
+  int64_t pages_lost = 0;  // how many it held when it was preempted
   AcpStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
                         // last plan collected
 };

@@ -35,7 +35,6 @@ void WaitingQueue::Add(Sequence* sequence, Seconds now) {
   const int64_t replays = sequence->replays_left();
   sequence->queue_.tokens = sequence->remaining() - replays;
   sequence->queue_.max_tokens = sequence->max_tokens - sequence->produced() + replays;
-  if (sequence->rescued) rescued_ = sequence;
   if (sequence->preempted) {
     Count(*sequence, 1, nullptr);
     FOX_CHECK(preempted_.insert(sequence).second);
@@ -53,7 +52,6 @@ void WaitingQueue::Add(Sequence* sequence, Seconds now) {
 }
 
 void WaitingQueue::Remove(Sequence* sequence) {
-  if (sequence == rescued_) rescued_ = nullptr;
   if (sequence->preempted) {
     Count(*sequence, -1, nullptr);
     FOX_CHECK(preempted_.erase(sequence) == 1);
@@ -67,7 +65,6 @@ void WaitingQueue::Remove(Sequence* sequence) {
 }
 
 Sequence* WaitingQueue::Next(Seconds now) const {
-  if (rescued_ != nullptr && !passed(*rescued_)) return rescued_;
   for (Sequence* sequence : preempted_) {
     if (!passed(*sequence)) return sequence;
   }
@@ -172,19 +169,20 @@ Sequence* WaitingQueue::Displaced(uint64_t client, int64_t requests, int64_t tok
                                   const std::vector<Sequence*>& others) const {
   const auto own = clients_.find(client);
   const bool waits = own != clients_.end() && !own->second.waiting.empty();
-  const auto rivals = static_cast<int64_t>(turns_.size()) - (waits ? 1 : 0);
-  const int64_t own_requests = waits ? static_cast<int64_t>(own->second.waiting.size()) : 0;
-  const int64_t own_tokens = waits ? own->second.tokens : 0;
-  if (rivals == 0 || (own_requests + requests) * (rivals + 1) > max_requests ||
-      (own_tokens + tokens) * (rivals + 1) > max_tokens) {
-    return nullptr;
+  const auto share = [&](int64_t of_requests, int64_t of_tokens) {
+    return std::max(static_cast<double>(of_requests) / static_cast<double>(max_requests),
+                    static_cast<double>(of_tokens) / static_cast<double>(max_tokens));
+  };
+  const auto rivals = static_cast<double>(turns_.size()) - (waits ? 1 : 0);
+  if (waits) {
+    requests += static_cast<int64_t>(own->second.waiting.size());
+    tokens += own->second.tokens;
   }
+  if (rivals == 0 || share(requests, tokens) * (rivals + 1) > 1) return nullptr;
   Sequence* newest = nullptr;
-  double most = 0;  // of the share, in requests or tokens
+  double most = 0;
   for (const Client* other : turns_) {
-    const double held =
-        std::max(static_cast<double>(other->waiting.size()) / static_cast<double>(max_requests),
-                 static_cast<double>(other->tokens) / static_cast<double>(max_tokens));
+    const double held = share(static_cast<int64_t>(other->waiting.size()), other->tokens);
     if (other->id == client || held <= most) continue;
     for (auto last = other->waiting.rbegin(); last != other->waiting.rend(); ++last) {
       if ((*last)->started || (*last)->group->started) continue;

@@ -1,7 +1,7 @@
-// WaitingQueue: sequences that wait for a running slot, and whose turn it is. The rescued one comes
-// first, then those that were preempted, then clients that are due a slot, then the client that has
-// been served least, with what its first request asks for (fair queueing by finish times: Demers,
-// Keshav and Shenker, SIGCOMM 1989). Read policy.h next.
+// WaitingQueue: sequences that wait for a running slot, and whose turn it is: those that were
+// preempted, then clients that are due a slot, then the client that has been served least, with
+// what its first request asks for (fair queueing by finish times: Demers, Keshav and Shenker,
+// SIGCOMM 1989). Read policy.h next.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,6 @@ class WaitingQueue {
   }
   // Null: none waits.
   Sequence* Hungriest() const;
-  // From now on `sequence`, which waits, comes before all others; null: none does.
-  void Rescue(Sequence* sequence) { rescued_ = sequence; }
   // Takes a sequence out that Next gave; its client is charged what it must compute.
   void Start(Sequence* sequence, Seconds now);
   // The sequence has given its running slot up; its client is charged what it has generated in it.
@@ -91,7 +89,6 @@ class WaitingQueue {
   std::map<uint64_t, Client> clients_;
   std::set<Client*, LessServed> turns_;  // those that wait
   std::set<Sequence*, ComesEarlier> preempted_;
-  Sequence* rescued_ = nullptr;  // if it waits; in one of the sets above, too
   int64_t size_ = 0, tokens_ = 0, max_tokens_ = 0;
   double served_ = 0;  // what each client is due by now: a newcomer begins there
   int64_t round_ = 0;

@@ -31,13 +31,15 @@ FAILED_ONCE = [  # with some mutant
     ["--seed", "2060", "--chunk-multiple", "128"],
 ]
 SCHEDULERS = ["engine/schedule/scheduler.cc", "engine/schedule/scheduler_pages.cc",
-              "engine/schedule/policy.cc", "engine/schedule/prefix_cache.cc",
+              "engine/schedule/prefix_cache.cc",
               "engine/engine.cc", "engine/engine_requests.cc"]
 SEQUENCES = [*SCHEDULERS, "engine/schedule/sequence.cc", "engine/schedule/waiting_queue.cc"]
 USERS = {  # what is compiled with a header
     "engine/schedule/page_budget.h": [*SCHEDULERS, "engine/schedule/page_budget.cc",
                                       "tests/engine/sim/day.cc",
                                       "tests/engine/sim/day_checks.cc"],
+    "engine/schedule/policy.h": ["engine/schedule/scheduler.cc",
+                                 "engine/schedule/scheduler_pages.cc"],
     "engine/schedule/prefix_cache.h": ["engine/schedule/prefix_cache.cc"],
     "engine/schedule/sequence.h": SEQUENCES,
     "engine/request/reader_window.h": SEQUENCES,
@@ -48,7 +50,7 @@ USERS = {  # what is compiled with a header
 }
 S, X = "engine/schedule/scheduler.cc", "engine/schedule/scheduler_pages.cc"
 L, LH = "engine/schedule/page_budget.cc", "engine/schedule/page_budget.h"
-B, Y = "engine/schedule/policy.cc", "engine/schedule/swap_space.h"
+B, Y = "engine/schedule/policy.h", "engine/schedule/swap_space.h"
 Q, T = "engine/schedule/sequence.h", "engine/request/step_plan.cc"
 E, R, W = "engine/engine.cc", "engine/engine_requests.cc", "engine/schedule/waiting_queue.cc"
 V, A, C = "kernels/cpu/evict.cc", "kernels/cpu/append.cc", "engine/schedule/sequence.cc"
