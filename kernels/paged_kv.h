@@ -1,5 +1,5 @@
 // PagedKv: the KV cache as one plain struct of pointers, paged per head. The layout contract of all
-// backends. It owns nothing; engine/run/kv_cache allocates it, the Ops read and write it.
+// backends. It owns nothing; PagedKvStorage allocates it, the Ops read and write it.
 //
 // A page holds 64 keys and values of ONE kv head of ONE layer, at absolute positions 64p .. 64p+63.
 // A page list belongs to (slot, layer, kv head); its live pages are the range
@@ -94,7 +94,7 @@ struct PagedKv {
   double* log_denominator_bound =
       nullptr;  // [num_pages, group]: H, the bound on every later denominator
   double* max_key_norm =
-      nullptr;  // [num_pages, group]: largest ||k_j|| so far, for measured bounds
+      nullptr;  // [num_pages, group]: largest ||k_j|| so far, for bounds per query
 
   // Free pages: a stack of page ids; [0, *free_count) are free.
   int32_t* free_stack = nullptr;  // [num_pages]

@@ -1,5 +1,5 @@
 // Request: what a caller asks of the engine, tokens only; and the events that come back.
-// Text, tokenizers and stop strings live in server/.
+// Text, tokenizers and stop strings live in models/tokenizer.
 #pragma once
 
 #include <cstdint>

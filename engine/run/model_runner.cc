@@ -16,8 +16,8 @@ constexpr int64_t kGpuMixedTokens = 1536;
 // Rows that prefill attention computes together on a GPU.
 constexpr int64_t kGpuChunkMultiple = 128;
 
-// Bytes a second that a slot is copied with, at best: what is measured corrects it (ServiceTimes),
-// and what is never tried never is.
+// Bytes a second that a slot is copied with, at best. What it is compared with, computing again, is
+// measured (ServiceTimes).
 constexpr double kCpuSwapRate = 10e9, kGpuSwapRate = 50e9;
 
 RunnerOptions Supported(RunnerOptions options, const Ops& ops) {

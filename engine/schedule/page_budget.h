@@ -17,8 +17,8 @@ namespace fox {
 
 // How many pages are sure to be free when the next plan starts, though plans may be in flight.
 // Invariant: free() plus the sum of held() is at most what is free or in one slot alone after them.
-// A page that they evict counts as still held, and what slots share for none, until the executor
-// says that one has it alone again. So releasing a slot gives held() or more, and a plan within
+// Pages that plans in flight evict still count as held; shared pages count for no slot until the
+// executor reports a sole owner. So releasing a slot gives held() or more, and a plan within
 // free() never runs the pool dry.
 class PageLedger {
  public:

@@ -75,7 +75,7 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
       continue;
     }
     sequence->blocked_since = std::min(sequence->blocked_since, now);
-    // Two that shared pages may give back more than was counted: the plan that releases both tells.
+    // Two that shared pages may free more than the ledger counts: the plan of both releases tells.
     if (running_.size() == 1 && first_must && release_slots_.empty() && prefixes_.empty() &&
         !prefixes_.has_pending()) {
       End(sequence, absl::OutOfRangeError(kTooLarge), schedule);

@@ -28,7 +28,8 @@ T* LogFOffsetsOf(const PagedKv& kv, int32_t page, int head_in_group) {
          (static_cast<int64_t>(page) * kv.shape.group() + head_in_group) * kPageTokens;
 }
 
-// The page's summaries: index into page_cum_log_f, score, log_denominator_bound and key_norm.
+// The page's summaries: index into page_cum_log_f, log_mass_bound, log_denominator_bound and
+// max_key_norm.
 inline int64_t SummaryIndex(const PagedKv& kv, int32_t page, int head_in_group) {
   return static_cast<int64_t>(page) * kv.shape.group() + head_in_group;
 }

@@ -39,7 +39,7 @@ class ReplyQueue : public GenerationConsumer {
 
   // The bytes of Write were taken: the next one may follow.
   void Written();
-  // The reader is gone: the generations are cancelled, and only the end is written.
+  // The reader is gone or refused: the generations are cancelled, and only the end is written.
   void Close(const absl::Status& reason);
   absl::Status failure();  // Ok: the call goes on
 
@@ -59,7 +59,7 @@ class ReplyQueue : public GenerationConsumer {
   virtual void Drop() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
   // Without the lock, one at a time: writes what was taken. Written follows.
   virtual void Write() = 0;
-  // Likewise, and nothing follows: the last write or, after a failure, that. `this` may be gone
+  // Likewise: writes the last message, or the failure. Nothing follows; `this` may be gone
   // afterwards.
   virtual void End(const absl::Status& failed) = 0;
   // A write hangs, and what it holds is needed: ends the call for its reader. Close follows.

@@ -1,7 +1,6 @@
 // HttpExchange: one HTTP request and the way its answer is written, as messages and as bytes; no
-// library in sight. A route's
-// handler gets one; what has to live until the last byte is written attaches itself as its
-// HttpCall. Read http_server.h next.
+// library in sight. A route's handler gets one; what has to live until the last byte is written
+// attaches itself as its HttpCall. Read http_server.h next.
 #pragma once
 
 #include <memory>

@@ -43,7 +43,7 @@ class RawService : public Definition::Service {
   }
 
   // A method whose message is small and whose answer takes no time: all of it happens in the
-  // handler. Without a share of the budget it is let in whatever clients hold, as a probe.
+  // handler. Without a share of the budget it is admitted even when that is used up, as a probe.
   template <class Request, class Response>
   void ServeShort(const char* method,
                   std::function<absl::StatusOr<Response>(const Request&, const CallInfo&)> answer,

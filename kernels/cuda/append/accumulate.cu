@@ -1,6 +1,6 @@
 // Append of prefill rows, second kernel of three: combines, for each query head, the records that
-// prefill.cu wrote for its row blocks into page_cum_log_f, the running state, scores and
-// log_denominator_bounds, as AccumulatePage of kernels/cpu/append.cc does.
+// prefill.cu wrote for its row blocks into page_cum_log_f, the running state, log_mass_bounds
+// and log_denominator_bounds, as AccumulatePage of kernels/cpu/append.cc does.
 //
 // Sums over pages are running sums in float64: each page adds to the sum so far, so a prompt
 // produces the same bits in one chunk and in many. A step of a running sum is a few instructions;

@@ -82,7 +82,7 @@ __device__ double PerQueryThreshold(const BoundaryArguments& arguments, const Pa
   return WarpMax(largest);
 }
 
-// The largest amount that the rows add to a page's score. By the whole warp. kPerQuery: see
+// The most that the rows add to a page's log_mass_bound. By the whole warp. kPerQuery: see
 // UsesPerQueryBound.
 template <bool kPerQuery>
 __device__ double Threshold(const BoundaryArguments& arguments, const PagedKv& kv,

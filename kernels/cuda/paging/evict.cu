@@ -6,8 +6,8 @@
 // the rows were divided into steps. When pages are freed does: at the end of a step. No tile may
 // see the difference, so the pages evicted at a page end are dropped by every later tile's own
 // boundary (prune_boundary.cu), to the bit: E and H are the same numbers and t falls
-// (RisingLogMassBound, H a minimum). The exception are gates, whose float32 offsets may be a
-// rounding below their float64 sum, at which the next page begins. LoadThresholds pays kSumRounding
+// (RisingLogMassBound, H a minimum). Except the gates: a float32 offset may lie one rounding
+// below the float64 sum that starts the next page. LoadThresholds pays kSumRounding
 // of c for that, thousands of such roundings.
 #include "kernels/acp.h"
 #include "kernels/core/check.h"
@@ -57,7 +57,7 @@ __device__ __forceinline__ double EvictedMassBound(const double* log_mass_bound,
 }
 
 // The next pages that the loop over a list's page ends tests: lane i holds page begin + i and its
-// scores.
+// bounds.
 struct EvictWindow {
   int begin;
   int32_t page;
