@@ -37,7 +37,6 @@ class PageLedger {
   // may have, too.
   int64_t shared() const;
 
-  // The plan that is being made shares what a slot has.
   void Share(int32_t from);
   void Submit(const StepPlan& plan);
   void Collect(const StepResult& result);

@@ -172,7 +172,6 @@ void PrefixCache::Return(Sequence* sequence) {
   if (sequence->computed < sequence->prompt_tokens) Claim(sequence);
 }
 
-// Marks blocks of the prompt as being computed by this sequence, where no other computes them.
 void PrefixCache::Claim(Sequence* sequence) {
   const int64_t limit =
       std::min<int64_t>(sequence->prompt_tokens, static_cast<int64_t>(sequence->tokens.size()) - 1);
@@ -224,7 +223,6 @@ void PrefixCache::Insert(Sequence* sequence, int64_t tokens) {
   ledger_.Share(sequence->slot);
 }
 
-// A slot, and so many pages more within the budget.
 bool PrefixCache::MakeRoom(int64_t pages) {
   if (pages > budget_) return false;
   const int64_t excess = ledger_.shared() + pages - dropped_pages_ - budget_;
@@ -276,7 +274,6 @@ int32_t PrefixCache::Victim() const {
   return victim;
 }
 
-// Returns the pages that are free for sure.
 int64_t PrefixCache::Drop(int32_t slot) {
   Snapshot& snapshot = At(slot);
   FOX_CHECK(snapshot.node != nullptr && !IsInUse(snapshot));

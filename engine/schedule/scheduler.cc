@@ -2,8 +2,7 @@
 #include "engine/schedule/scheduler.h"
 
 #include <algorithm>
-#include <functional>
-#include <iterator>
+#include <map>
 #include <utility>
 
 #include "kernels/core/check.h"
@@ -27,7 +26,7 @@ Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
       forecast_(limits.lists_per_slot) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
   FOX_CHECK(limits.chunk_multiple == 1 || limits.chunk_multiple % kPageTokens == 0);
-  for (int32_t slot = limits.slots() - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+  for (int32_t slot = 0; slot < limits.slots(); ++slot) free_slots_.insert(slot);
 }
 
 void Scheduler::Add(Sequence* sequence, Seconds now) {
@@ -142,9 +141,7 @@ void Scheduler::ReleaseSlot(Sequence* sequence, bool keep) {
   prefixes_.Leave(sequence, keep);
   release_slots_.push_back(sequence->slot);
   pages_ += ledger_.held(sequence->slot);
-  const auto place =
-      std::lower_bound(free_slots_.begin(), free_slots_.end(), sequence->slot, std::greater<>());
-  free_slots_.insert(place, sequence->slot);
+  free_slots_.insert(sequence->slot);
   holders_.erase(std::remove(holders_.begin(), holders_.end(), sequence), holders_.end());
   sequence->ReleaseSlot();
 }
@@ -192,7 +189,6 @@ void Scheduler::SetRescued(Sequence* sequence, bool rescued) {
   rescued_ = rescued ? sequence : nullptr;
 }
 
-// One at a time, until a plan brings it a token.
 void Scheduler::RescueOne(Seconds now) {
   if (rescued_ != nullptr && rescued_->hungry_since >= rescued_at_) SetRescued(rescued_, false);
   if (rescued_ != nullptr || now < rescued_at_ + kStarvation) return;
@@ -208,15 +204,13 @@ void Scheduler::RescueOne(Seconds now) {
 
 // The newest requests wait for the share that best-effort sequences have beside others.
 void Scheduler::LimitBestEffort(Seconds now) {
-  std::vector<Sequence*> slow;
-  std::copy_if(running_.begin(), running_.end(), std::back_inserter(slow),
-               [](const Sequence* sequence) { return IsBestEffort(*sequence); });
+  std::map<int64_t, Sequence*> slow;  // by arrival
+  for (Sequence* sequence : running_) {
+    if (IsBestEffort(*sequence)) slow.emplace(sequence->arrival, sequence);
+  }
   if (slow.size() == running_.size()) return;
-  std::sort(slow.begin(), slow.end(),
-            [](const Sequence* a, const Sequence* b) { return a->arrival < b->arrival; });
-  while (static_cast<int64_t>(slow.size()) > MostSlow(max_running_)) {
-    Yield(slow.back(), now);
-    slow.pop_back();
+  for (; static_cast<int64_t>(slow.size()) > MostSlow(max_running_); slow.erase(--slow.end())) {
+    Yield(slow.rbegin()->second, now);
   }
 }
 
@@ -235,7 +229,6 @@ void Scheduler::YieldSlot(Seconds now) {
   }
 }
 
-// False: nothing has changed.
 bool Scheduler::Start(Sequence* next, Seconds now, double* demand, Budget* budget,
                       Schedule* schedule) {
   const bool begins = next->slot < 0 && !next->swapped;
@@ -259,8 +252,8 @@ bool Scheduler::Start(Sequence* next, Seconds now, double* demand, Budget* budge
   if (next->slot >= 0) {
     holders_.erase(std::find(holders_.begin(), holders_.end(), next));
   } else {
-    const int32_t slot = free_slots_.back();
-    free_slots_.pop_back();
+    const int32_t slot = *free_slots_.begin();
+    free_slots_.erase(slot);
     if (next->swapped) {
       SwapIn(next, slot, &schedule->plan);
       prefixes_.Return(next);
@@ -289,8 +282,7 @@ bool Scheduler::TryToStart(Sequence* next, bool whole_prompts, Seconds now, doub
     End(next, absl::OutOfRangeError(kTooLarge), schedule);
     return true;
   }
-  // All the pages that there are do not do for all of its own at once; for one after another they
-  // may.
+  // The pool may do for one of its pages after another.
   if (running_.empty() && next->swapped && !ledger_.in_flight() && !prefixes_.has_pending()) {
     DropSwapped(next);
     return true;
@@ -299,8 +291,7 @@ bool Scheduler::TryToStart(Sequence* next, bool whole_prompts, Seconds now, doub
   return false;
 }
 
-// `whole_prompts`: only those whose tokens all go into this plan. The rescued one holds all others
-// back.
+// `whole_prompts`: only those whose tokens all go into this plan.
 void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
   if (waiting_.size() == 0) return;
   double demand = 0;

@@ -44,18 +44,13 @@ class Scheduler {
 
   // Queues a sequence, which must live until Remove, or until it is reported as ended.
   void Add(Sequence* sequence, Seconds now);
-
-  // Forgets a sequence; the next plan releases its slot, if it has one. `keep`: what it has
-  // computed is right, and may be kept for others that begin alike.
+  // The next plan releases its slot, if it has one. `keep`: what it has computed is right, and may
+  // be kept for others that begin alike.
   void Remove(Sequence* sequence, bool keep = false);
-
   // The sequence is not paused() any more.
   void Resume(Sequence* sequence, Seconds now);
-
-  // Plans the next step and counts its tokens as computed. A plan that is not empty is in flight
-  // until Collect.
+  // Counts the tokens of the plan as computed. If it is not empty it is in flight until Collect.
   Schedule Next(Seconds now);
-
   // The oldest plan in flight, `plan`, has run. Then see Sequence::OnStepCollected.
   void Collect(const StepPlan& plan, const StepResult& result);
 
@@ -65,14 +60,11 @@ class Scheduler {
   // Pages of snapshots, which sequences may have, too.
   int64_t shared_pages() const { return ledger_.shared(); }
   const SwapSpace& swap_space() const { return swap_space_; }
-
   // Whether the next plan has slots to release, or to share.
   bool has_pending_release() const { return !release_slots_.empty() || prefixes_.has_pending(); }
-
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
   int64_t paused() const { return paused_; }
   const WaitingQueue& waiting() const { return waiting_; }
-  // How many run at once.
   int64_t max_running() const { return max_running_; }
   Work RunningWork() const;  // what is left to do
 
@@ -140,7 +132,7 @@ class Scheduler {
   Seconds rescued_at_ = -kNever;
   int64_t steps_without_best_effort_ = 0;
   int64_t places_ = 0;
-  std::vector<int32_t> free_slots_;     // descending: the lowest is taken first
+  std::set<int32_t> free_slots_;
   std::vector<int32_t> release_slots_;  // for the next plan
   PageLedger ledger_;
   PrefixCache prefixes_;

@@ -26,8 +26,6 @@ void Scheduler::Preempt(Sequence* sequence, Seconds now, Schedule* schedule) {
   if (sequence->state == SequenceState::kWaiting) waiting_.Add(sequence, now);
 }
 
-// Takes pages from a sequence that does not run, else from the last one behind `requester`. False:
-// there is none.
 bool Scheduler::TakeFor(const Sequence& requester, Seconds now, Schedule* schedule) {
   Sequence* victim = PagesVictim(holders_);
   if (victim == nullptr) victim = *running_.rbegin();
@@ -111,7 +109,6 @@ bool Scheduler::HasRoom(const Sequence& next, double demand, int64_t pages) cons
   return static_cast<double>(pages - RoomForOthers(next)) >= expected;
 }
 
-// Takes the pages of snapshots that it needs beside `held`, if they may be enough.
 bool Scheduler::HasRoomWithoutSnapshots(const Sequence& next, double demand, int64_t held) {
   if (!HasRoom(next, demand, pages_ + held + ledger_.shared())) return false;
   while (!HasRoom(next, demand, pages_ + held)) {
@@ -129,23 +126,20 @@ bool Scheduler::IsCountLow(const Sequence& next, int64_t held) const {
          !prefixes_.has_pending() && pages_ + held + ledger_.shared() >= PagesToGoOn(next);
 }
 
-// Finds a slot and pages, if need be those of snapshots and of sequences that do not run.
 bool Scheduler::MakeRoom(Sequence* next, double demand, Seconds now, Schedule* schedule) {
-  const bool needs_slot = next->slot < 0;
-  const bool has_slot = !needs_slot || !free_slots_.empty();
-  if (has_slot && HasRoomWithoutSnapshots(*next, demand, /*held=*/0)) return true;
+  const auto has_slot = [&] { return next->slot >= 0 || !free_slots_.empty(); };
+  if (has_slot() && HasRoomWithoutSnapshots(*next, demand, /*held=*/0)) return true;
   int64_t held = 0;
   for (const Sequence* holder : holders_) {
     if (holder != next) held += ledger_.held(holder->slot);
   }
   if (!HasRoomWithoutSnapshots(*next, demand, held) && !IsCountLow(*next, held)) return false;
-  while (!holders_.empty() &&
-         ((needs_slot && free_slots_.empty()) || !HasRoom(*next, demand, pages_))) {
+  while (!holders_.empty() && !(has_slot() && HasRoom(*next, demand, pages_))) {
     Sequence* holder = PagesVictim(holders_);
     if (holder == next) break;
     Preempt(holder, now, schedule);
   }
-  return !(needs_slot && free_slots_.empty()) && HasRoom(*next, demand, pages_);
+  return has_slot() && HasRoom(*next, demand, pages_);
 }
 
 // Whether one that found no room never will: with its pages it has the pool to itself, or not even

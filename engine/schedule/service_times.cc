@@ -13,10 +13,6 @@ namespace {
 constexpr double kGain = 0.2;     // of the newest step
 constexpr double kOutlier = 4.0;  // one step counts for at most so many times what was expected
 
-void Mean(double value, double* mean) {
-  *mean = *mean == 0 ? value : *mean + kGain * (std::min(value, kOutlier * *mean) - *mean);
-}
-
 }  // namespace
 
 // Each part is corrected in proportion to its share of the expected time: what a step does not
@@ -36,7 +32,8 @@ void ServiceTimes::RecordStep(int64_t prefill, int64_t decodes, Seconds seconds)
   const double error = std::clamp(seconds / expected, 1 / kOutlier, kOutlier) - 1;
   prefill_ *= 1 + kGain * error * (p * prefill_ / expected);
   decode_ *= 1 + kGain * error * (d * decode_ / expected);
-  if (decodes > 0) Mean(seconds, &step_);
+  if (decodes == 0) return;
+  step_ = step_ == 0 ? seconds : step_ + kGain * (std::min(seconds, kOutlier * step_) - step_);
 }
 
 void ServiceTimes::RecordEnd(int64_t generated, int64_t max_tokens, Seconds seconds) {

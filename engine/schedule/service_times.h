@@ -39,13 +39,11 @@ class ServiceTimes {
     return std::min(length_share_ * static_cast<double>(max_tokens),
                     static_cast<double>(requests) * most_tokens_);
   }
-  // What so many tokens of prompts add to steps; 0 as long as nothing was measured.
+  // What so many tokens add to steps; 0 as long as nothing was measured.
   Seconds Prefill(int64_t tokens) const { return static_cast<double>(tokens) * prefill_; }
-  // What so many decoded tokens add to them, of one sequence beside others.
   Seconds Decode(int64_t tokens) const { return static_cast<double>(tokens) * decode_; }
   // From the start of a request to its last token, beside what runs now.
   Seconds Service(int64_t prompt_tokens, int64_t max_tokens) const;
-  // From start to end, lately.
   Seconds mean_service() const { return mean_service_; }
   // Until a request starts that comes behind `ahead`, beside `running`, over so many slots.
   Seconds Wait(const Work& running, const Work& ahead, int64_t slots) const;

@@ -30,7 +30,6 @@ class SwapSpace {
     used_ += bytes;
     return begin;
   }
-  // REQUIRES: a range was taken there.
   void Give(int64_t offset) {
     const auto found = taken_.find(offset);
     FOX_CHECK(found != taken_.end());

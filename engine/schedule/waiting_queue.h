@@ -26,7 +26,6 @@ class WaitingQueue {
   int64_t size() const { return size_; }
   int64_t tokens() const { return tokens_; }
 
-  // Begins a round of choosing: no client is passed over any more.
   void BeginRound() { ++round_; }
   void PassOver(Sequence* sequence) const { sequence->queue_.passed_in_round = round_; }
   // Whose turn it is, of those not passed over in this round; null: none is left.
@@ -39,13 +38,10 @@ class WaitingQueue {
   bool WillBeDue(uint64_t client, int64_t slots) const {
     return clients_.count(client) == 0 && static_cast<int64_t>(clients_.size()) < slots;
   }
-  // Null: none waits.
   Sequence* Hungriest() const;
-  // Takes a sequence out that Next gave; its client is charged what it must compute.
+  // Its client is charged what it must compute, and at the end what it has generated.
   void Start(Sequence* sequence, Seconds now);
-  // The sequence has given its running slot up; its client is charged what it has generated in it.
   void Stop(Sequence* sequence);
-
   Work All(const ServiceTimes& times) const {
     return {static_cast<double>(tokens_), times.ExpectedTokens(max_tokens_, size()),
             static_cast<double>(size())};
@@ -67,7 +63,6 @@ class WaitingQueue {
     std::set<Sequence*, ComesEarlier> waiting;
     int64_t tokens = 0, max_tokens = 0;  // of those: to compute, to generate
 
-    // REQUIRES: a sequence waits.
     int64_t turn() const {
       const QueueEntry& first = (*waiting.begin())->queue();
       return served + Cost(first.tokens, first.max_tokens);

@@ -206,54 +206,6 @@ TEST(EnginePrefixTest, AFollowingTurnComputesItsNewTokens) {
   }
 }
 
-TEST(EnginePrefixTest, QuestionsOnOneTextComputeItTwiceAtMost) {
-  std::mt19937_64 rng(2);
-  const auto text = RandomTokens(500, kModel.vocab, rng);
-  std::vector<Request> requests;
-  for (RequestId id = 1; id <= 8; ++id) {
-    requests.push_back(GreedyRequest(id, text + RandomTokens(30, kModel.vocab, rng), 4));
-  }
-  for (const int gap : {0, 100}) {
-    EngineConfig config = Config(kModel);
-    config.engine.prefix_cache_interval = 4096;
-    const Outcome run = RunAll(config, requests, gap);
-    int64_t computed = 0;
-    for (const auto& [id, tokens] : run.computed) computed += tokens;
-    // 448 tokens are whole pages of the text.
-    EXPECT_LE(computed, 2 * 448 + 8 * (52 + 30 + 4)) << gap;
-    EXPECT_GE(run.stats.prefix_found_tokens, 6 * 448) << gap;
-  }
-}
-
-TEST(EnginePrefixTest, SamplesOfOnePromptComputeItOnce) {
-  std::mt19937_64 rng(3);
-  for (const size_t length : {100u, 128u, 300u, 640u}) {
-    const auto prompt = RandomTokens(length, kModel.vocab, rng);
-    std::vector<Request> samples;
-    for (RequestId id = 1; id <= 5; ++id) {
-      samples.push_back(GreedyRequest(id, prompt, 10));
-      samples.back().sampling.temperature = 0.9F;
-    }
-    Meter meter;
-    EngineConfig config = Config(kModel);
-    config.observers = {&meter};
-    auto loaded = LoadEngine(config);
-    ASSERT_TRUE(loaded.ok());
-    ASSERT_TRUE(loaded->engine->Submit(samples, 0).ok());
-    int64_t ended = 0;
-    for (int step = 0; loaded->engine->HasWork(); ++step) {
-      for (const RequestOutput& output : loaded->engine->Step(0.001 * step)) {
-        if (output.finish) ++ended;
-      }
-    }
-    EXPECT_EQ(ended, 5);
-    int64_t computed = 0;
-    for (const auto& [id, tokens] : meter.computed) computed += tokens - 9;
-    const auto shared = static_cast<int64_t>((length - 1) / 64 * 64);
-    EXPECT_EQ(computed, shared + 5 * (static_cast<int64_t>(length) - shared)) << length;
-  }
-}
-
 TEST(EnginePrefixTest, RealmsNeverShare) {
   std::mt19937_64 rng(4);
   const auto prompt = RandomTokens(200, kModel.vocab, rng);

@@ -6,27 +6,6 @@ namespace {
 
 class EngineRequestsTest : public EngineTest {};
 
-TEST_P(EngineRequestsTest, QueueLimitsAndDuplicates) {
-  FakeOptions fake = Roomy();
-  fake.limits.max_num_seqs = 1;
-  EngineOptions options;
-  options.max_num_queued_reqs = 2;
-  options.max_num_queued_tokens = 12;
-  Start(fake, options);
-  EXPECT_TRUE(engine_->Submit(MakeRequest(1), 0).ok());
-  EXPECT_TRUE(absl::IsAlreadyExists(engine_->Submit(MakeRequest(1), 0)));
-  Step();
-  EXPECT_TRUE(engine_->Submit(MakeRequest(2), 0).ok());
-  EXPECT_TRUE(absl::IsResourceExhausted(engine_->Submit(MakeRequest(3, 8), 0)));  // tokens
-  EXPECT_TRUE(engine_->Submit(MakeRequest(4), 0).ok());
-  EXPECT_TRUE(absl::IsResourceExhausted(engine_->Submit(MakeRequest(5, 1), 0)));  // requests
-  EXPECT_EQ(engine_->stats().rejected, 2);  // a duplicate is no lack of room
-  EXPECT_EQ(engine_->stats().waiting, 2);
-  EXPECT_EQ(engine_->stats().queued_tokens, 10);
-  RunToEnd();
-  EXPECT_TRUE(engine_->Submit(MakeRequest(1), 0).ok());  // an id may come again
-}
-
 std::vector<Request> Samples(const std::vector<RequestId>& ids, size_t prompt,
                              uint64_t client = 0) {
   std::vector<Request> requests;

@@ -1,5 +1,5 @@
-// Preemption by swapping. Over a real model: the same bits whether a sequence is swapped out
-// or computed again. Over the simulation's executor: what happens to those that are swapped out.
+// Preemption by swapping over a real model: the same bits whether a sequence is swapped out or
+// computed again.
 #include <cstdio>
 #include <functional>
 #include <random>
@@ -120,92 +120,6 @@ INSTANTIATE_TEST_SUITE_P(
                       SwappingModel{"dev_pro_d128", "f32", 300, 576, AcpMode::kPaper},
                       SwappingModel{"tiny_fla", "f32", 128, 576},
                       SwappingModel{"tiny_rope", "bf16", 128, 512}));
-
-// Two lists, seven page rows; two sequences start in them and grow to four rows each.
-class EngineSwapTest : public EngineTest {
- protected:
-  void StartSmall(int64_t swap_pages) {
-    FakeOptions fake = Roomy();
-    fake.limits.num_pages = 14;
-    sim::SetSwapSpace(0, &fake.limits);
-    sim::SetSwapSpace(fake.limits.SwapBytes(swap_pages), &fake.limits);
-    fake.limits.swap_rate = 1e15;
-    EngineOptions options;
-    options.kv_admission = KvAdmission::kWorstCase;
-    Start(fake, options);
-  }
-  void Submit(const Request& request) {
-    requests_.push_back(request);
-    ASSERT_TRUE(engine_->Submit(request, 0).ok());
-  }
-  // Until so many are swapped out.
-  void StepUntilSwapped(int64_t count) {
-    for (int i = 0; i < 1000 && engine_->stats().swapped != count; ++i) Step();
-    ASSERT_EQ(engine_->stats().swapped, count);
-    EXPECT_GT(engine_->stats().swap_used_bytes, 0);
-  }
-  // All ended with the tokens that they would have alone; nothing is left.
-  void ExpectTheSameTokens() {
-    RunToEnd();
-    for (const Request& request : requests_) {
-      const Received& received = received_.at(request.id);
-      if (!received.finish || !received.finish->status.ok()) continue;
-      EXPECT_EQ(received.tokens, Reference(request).tokens) << request.id;
-    }
-    EXPECT_EQ(engine_->stats().swapped, 0);
-    EXPECT_EQ(engine_->stats().swap_used_bytes, 0);
-    EXPECT_EQ(executor_->free_pages(), 14);
-  }
-  const RequestStats& StatsOf(RequestId id) { return received_.at(id).finish->stats; }
-
-  std::vector<Request> requests_;
-};
-
-TEST_P(EngineSwapTest, WhoIsPreemptedGoesOnWhereItWas) {
-  StartSmall(100);
-  Submit(MakeRequest(1, 150, 100));
-  Submit(MakeRequest(2, 180, 60));
-  StepUntilSwapped(1);
-  ExpectTheSameTokens();
-  EXPECT_EQ(StatsOf(1).preemptions, 0);
-  EXPECT_EQ(StatsOf(2).preemptions, 1);
-  EXPECT_EQ(StatsOf(2).swaps, 1);
-  // As if it had never left; surplus is in no statistics.
-  EXPECT_EQ(StatsOf(2).acp.pages_allocated, StatsOf(1).acp.pages_allocated);
-  EXPECT_EQ(StatsOf(2).acp.peak_pages, StatsOf(1).acp.peak_pages);
-  EXPECT_EQ(engine_->stats().swap_outs, 1);
-  EXPECT_EQ(engine_->stats().preemptions, 1);
-}
-
-// Its reader is slow: it holds pages until another needs them, rests in swap space, and goes on
-// from there.
-TEST_P(EngineSwapTest, APausedOneRestsInSwapSpace) {
-  StartSmall(100);
-  Request slow = MakeRequest(1, 200, 100);
-  slow.flow_window = 4;
-  Submit(slow);
-  for (int i = 0; i < 100 && engine_->stats().paused == 0; ++i) Step();
-  ASSERT_EQ(engine_->stats().paused, 1);
-  while (engine_->HasWork()) Step();
-  EXPECT_EQ(engine_->stats().swapped, 0);
-  Submit(MakeRequest(2, 250, 20));
-  StepUntilSwapped(1);
-  EXPECT_EQ(engine_->stats().paused, 1);
-  while (engine_->HasWork()) Step();
-  EXPECT_EQ(engine_->stats().swapped, 1);
-  EXPECT_EQ(engine_->stats().paused, 1);
-  for (int i = 0; i < 1000 && !received_[1].finish; ++i) {
-    engine_->Acknowledge(1, 4);
-    Step();
-  }
-  ExpectTheSameTokens();
-  EXPECT_EQ(StatsOf(1).preemptions, 1);
-  EXPECT_EQ(StatsOf(1).swaps, 1);
-}
-
-INSTANTIATE_TEST_SUITE_P(Depths, EngineSwapTest,
-                         testing::Values(Pipeline{1, false}, Pipeline{2, true},
-                                         Pipeline{2, false}));
 
 }  // namespace
 }  // namespace fox

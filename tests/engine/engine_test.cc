@@ -7,55 +7,6 @@
 namespace fox {
 namespace {
 
-TEST_P(EngineTest, GeneratesWhatTheReferenceDoes) {
-  Start();
-  for (RequestId id = 1; id <= 6; ++id) {
-    ASSERT_TRUE(engine_->Submit(MakeRequest(id, 20 * id, 30), 1.0).ok());
-  }
-  RunToEnd(2.0);
-  for (RequestId id = 1; id <= 6; ++id) {
-    const Received& r = received_[id];
-    EXPECT_EQ(r.tokens, Reference(MakeRequest(id, 20 * id, 30)).tokens);
-    ASSERT_TRUE(r.finish);
-    EXPECT_TRUE(r.finish->status.ok());
-    EXPECT_EQ(r.finish->reason, FinishReason::kLength);
-    EXPECT_EQ(r.finish->stats.prompt_tokens, static_cast<int64_t>(20 * id));
-    EXPECT_EQ(r.finish->stats.completion_tokens, 30);
-    EXPECT_EQ(r.finish->stats.arrival, 1.0);
-    EXPECT_EQ(r.finish->stats.first_token, 2.0);
-  }
-  EXPECT_EQ(executor_->free_pages(), 100);
-  EXPECT_EQ(engine_->stats().free_pages, 100);
-  EXPECT_EQ(engine_->stats().finished, 6);
-  EXPECT_EQ(engine_->stats().generated_tokens, 180);
-  EXPECT_EQ(engine_->stats().prompt_tokens, 20 * 21);
-}
-
-TEST_P(EngineTest, PreemptionLosesAndRepeatsNothing) {
-  FakeOptions tight = Roomy();
-  tight.limits.num_pages = 14;
-  Start(tight);
-  std::map<RequestId, Request> requests;
-  for (RequestId id = 1; id <= 4; ++id) {
-    Request request = MakeRequest(id, 30, 300);
-    request.sampling.prompt_logprobs = 0;
-    request.sampling.temperature = 1.0f;
-    if (id % 2 == 0) request.sampling.repetition_penalty = 1.5f;
-    requests[id] = request;
-    ASSERT_TRUE(engine_->Submit(request, 0).ok());
-  }
-  RunToEnd();
-  EXPECT_GT(engine_->stats().preemptions, 0);
-  for (const auto& [id, request] : requests) {
-    EXPECT_EQ(received_[id].tokens, Reference(request).tokens);
-    EXPECT_EQ(received_[id].scores.size(), 29u);
-  }
-  EXPECT_GT(received_[4].finish->stats.preemptions, 0);
-  // Pages of all its lives are counted: more than one life needs.
-  EXPECT_GT(received_[4].finish->stats.acp.pages_allocated, 2 * PagesFor(330));
-  EXPECT_EQ(received_[4].finish->stats.acp.peak_pages, 2 * PagesFor(329));
-}
-
 // What it would start from takes all pages: it tries without.
 TEST_P(EngineTest, ASnapshotThatFillsThePoolKeepsNobodyWaiting) {
   FakeOptions fake = Roomy();

@@ -30,26 +30,6 @@ class SchedulerSwapTest : public SchedulerTest {
   Sequence* second_ = nullptr;
 };
 
-// It wants its eight pages; the next token has room in the last of them.
-TEST_F(SchedulerSwapTest, ItComesBackWhenAllItsPagesAreFree) {
-  Start();
-  Crowd();
-  for (int i = 0; i < 10; ++i) EXPECT_TRUE(Step().plan.swap_ins.empty());
-  const int64_t computed = second_->computed;
-  scheduler_->Remove(first_);
-  const Schedule schedule = Step();
-  ASSERT_EQ(schedule.plan.swap_ins.size(), 1u);
-  EXPECT_EQ(schedule.plan.swap_ins[0].pages, 8);
-  EXPECT_EQ(schedule.plan.swap_ins[0].tokens, computed);
-  EXPECT_EQ(schedule.plan.swap_ins[0].slot, second_->slot);
-  EXPECT_EQ(Chunks(schedule), Sizes{1});
-  EXPECT_EQ(schedule.plan.sequences[0].position, computed);
-  EXPECT_EQ(scheduler_->swap_space().ranges(), 0);
-  EXPECT_EQ(scheduler_->swap_space().used(), 0);
-  EXPECT_EQ(second_->stats.swaps, 1);
-  EXPECT_EQ(second_->FinalStats(0).acp.pages_allocated, 8);
-}
-
 TEST_F(SchedulerSwapTest, TheCheaperWayIsTaken) {
   // 180 tokens and some against 18 bytes twice.
   for (const double prefill : {1e-4, 1e-8}) {

@@ -25,16 +25,6 @@ TEST_F(SchedulerTest, ChunksEndAtPagesAndShareAStep) {
   EXPECT_EQ(Chunks(Step()), Sizes{64});  // 100 is cut down to a page end
 }
 
-TEST_F(SchedulerTest, DecodesComeFirst) {
-  Start();
-  Add(10);
-  Step();
-  Add(500);
-  const Schedule schedule = Step();
-  EXPECT_EQ(Ids(schedule), (IdList{0, 1}));
-  EXPECT_EQ(Chunks(schedule), (Sizes{1, 192}));
-}
-
 TEST_F(SchedulerTest, PriorityThenArrival) {
   limits_.max_num_seqs = 2;
   Start();
@@ -136,51 +126,6 @@ TEST_F(SchedulerTest, ALongPromptAloneGoesChunkByChunkUntilThePoolIsFull) {
   EXPECT_EQ(schedule.ended.at(0).first, sequence);
   EXPECT_TRUE(schedule.plan.sequences.empty());
   EXPECT_EQ(schedule.plan.release_slots.size(), 1u);
-}
-
-TEST_F(SchedulerTest, TheLastIsPreemptedAndComesBack) {
-  limits_.num_pages = 6;
-  ExpectShortAnswers();
-  Start();
-  Sequence* first = Add(64);
-  Sequence* second = Add(62);
-  EXPECT_EQ(Ids(Step()), (IdList{0, 1}));
-  Step();  // the first takes its second page row: 6 pages in use
-  Step();
-  EXPECT_EQ(second->computed, 64);
-  const Schedule schedule = Step();  // the second wants another row and is the last
-  EXPECT_EQ(Ids(schedule), IdList{0});
-  EXPECT_EQ(schedule.preemptions, 0);
-  EXPECT_GE(second->slot, 0);  // it waits with its pages
-  while (first->computed < 128) Step();
-  const Schedule preempting = Step();
-  EXPECT_EQ(preempting.preemptions, 1);
-  EXPECT_EQ(preempting.plan.release_slots.size(), 1u);
-  EXPECT_EQ(second->slot, -1);
-  EXPECT_EQ(second->stats.preemptions, 1);
-  scheduler_->Remove(first);
-  const Schedule again = Step();
-  ASSERT_EQ(Ids(again), IdList{1});
-  EXPECT_EQ(again.plan.sequences[0].position, 0);
-  EXPECT_EQ(Chunks(again), Sizes{65});  // the prompt and what was generated
-}
-
-TEST_F(SchedulerTest, PausedSequencesRestAndLosePagesFirst) {
-  limits_.num_pages = 6;
-  Start();
-  Sequence* paused = Add(60, 0, 1);
-  Sequence* busy = Add(63);
-  Step();
-  ASSERT_TRUE(paused->paused());
-  EXPECT_EQ(Ids(Step()), IdList{1});
-  while (busy->computed < 128) EXPECT_EQ(Ids(Step()), IdList{1});
-  EXPECT_GE(paused->slot, 0);
-  EXPECT_EQ(Step().preemptions, 1);  // though the paused one came first
-  EXPECT_EQ(paused->slot, -1);
-  scheduler_->Remove(busy);
-  EXPECT_TRUE(Step().plan.sequences.empty());  // paused: not admitted
-  Acknowledge(paused, 1);
-  EXPECT_EQ(Chunks(Step()), Sizes{61});
 }
 
 TEST_F(SchedulerTest, PausedSequencesGiveUpTheirSeatsAndKeepTheirPages) {

@@ -3,9 +3,11 @@
 // it) and in what it delivers. The simulation must find each.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "tests/engine/sim/names.h"
 
 namespace fox::sim {
 
@@ -93,87 +95,27 @@ enum class Bug : uint8_t {
 
 inline constexpr auto kBugCount = static_cast<int>(Bug::kCount);
 
-inline constexpr std::array<const char*, static_cast<size_t>(kBugCount)> kBugNames = {
-    "none",
-    "free_twice",
-    "leak_on_release",
-    "leak_on_evict",
-    "share_page",
-    "swap_heads",
-    "swap_pages",
-    "evict_early",
-    "forget_to_evict",
-    "revive_page",
-    "lose_page",
-    "overwrite",
-    "keep_slot",
-    "release_neighbour",
-    "skip_page_edge",
-    "write_behind",
-    "write_freed",
-    "spoil_swapped",
-    "swap_into_old",
-    "swap_disorder",
-    "forget_window",
-    "forget_bounds",
-    "share_uncounted",
-    "share_twice",
-    "share_less",
-    "overstate_free",
-    "overstate_live",
-    "wrong_logit_rows",
-    "stale_sample",
-    "swap_samples",
-    "stale_states",
-    "forget_count",
-    "wrong_windows",
-    "overstate_sole",
-    "plan_keeps_slot",
-    "plan_releases_early",
-    "plan_skips_token",
-    "plan_repeats_token",
-    "plan_swaps_tokens",
-    "plan_swaps_slots",
-    "plan_samples_early",
-    "plan_wrong_position",
-    "plan_loses_states",
-    "plan_wrong_tolerance",
-    "plan_swaps_to_other",
-    "plan_forgets_swap_in",
-    "plan_keeps_snapshot",
-    "plan_drops_early",
-    "plan_forgets_start",
-    "over_budget",
-    "over_rows",
-    "over_seats",
-    "over_context",
-    "over_pool",
-    "ignore_cancel",
-    "ignore_deadline",
-    "ignore_queue_limit",
-    "ignore_stall",
-    "lose_wakeup",
-    "repeat_wakeup",
-    "ignore_window",
-    "wrong_seed",
-    "accept_twice",
-    "drop_token",
-    "repeat_token",
-    "mix_streams",
-    "forget_progress",
-    "lose_finish",
-    "repeat_finish",
-    "wrong_reason",
-    "blame_reader",
-    "wrong_statistics",
-    "low_certificate"};
+inline constexpr char kBugNames[] =
+    "none free_twice leak_on_release leak_on_evict share_page swap_heads swap_pages "
+    "evict_early forget_to_evict revive_page lose_page overwrite keep_slot release_neighbour "
+    "skip_page_edge write_behind write_freed spoil_swapped swap_into_old swap_disorder "
+    "forget_window forget_bounds share_uncounted share_twice share_less overstate_free "
+    "overstate_live wrong_logit_rows stale_sample swap_samples stale_states forget_count "
+    "wrong_windows overstate_sole plan_keeps_slot plan_releases_early plan_skips_token "
+    "plan_repeats_token plan_swaps_tokens plan_swaps_slots plan_samples_early "
+    "plan_wrong_position plan_loses_states plan_wrong_tolerance plan_swaps_to_other "
+    "plan_forgets_swap_in plan_keeps_snapshot plan_drops_early plan_forgets_start over_budget "
+    "over_rows over_seats over_context over_pool ignore_cancel ignore_deadline "
+    "ignore_queue_limit ignore_stall lose_wakeup repeat_wakeup ignore_window wrong_seed "
+    "accept_twice drop_token repeat_token mix_streams forget_progress lose_finish "
+    "repeat_finish wrong_reason blame_reader wrong_statistics low_certificate";
 
-inline const char* Name(Bug bug) { return kBugNames[static_cast<size_t>(bug)]; }
+inline std::string Name(Bug bug) { return NameIn(kBugNames, bug); }
 
 // kCount: there is none of that name.
-inline Bug BugOf(const char* name) {
+inline Bug BugOf(std::string_view name) {
   int i = 0;
-  while (i < kBugCount && std::strcmp(kBugNames[static_cast<size_t>(i)], name) != 0) ++i;
+  while (i < kBugCount && Name(static_cast<Bug>(i)) != name) ++i;
   return static_cast<Bug>(i);
 }
 

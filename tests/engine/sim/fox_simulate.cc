@@ -25,7 +25,8 @@ struct Settings {
 
 void PrintMarks(const Marks& marks) {
   for (size_t i = 0; i < kMarkCount; ++i) {
-    std::printf("%-20s %lld\n", kMarkNames[i], static_cast<long long>(marks[static_cast<Mark>(i)]));
+    const auto mark = static_cast<Mark>(i);
+    std::printf("%-20s %lld\n", Name(mark).c_str(), static_cast<long long>(marks[mark]));
   }
 }
 
@@ -34,7 +35,7 @@ int RunOne(const Settings& settings) {
   options.seed = static_cast<uint64_t>(settings.seed);
   options.operations = settings.operations;
   options.chunk_multiple = settings.chunk_multiple;
-  options.bug = BugOf(settings.bug.c_str());
+  options.bug = BugOf(settings.bug);
   options.flood = settings.flood;
   options.print = settings.print && !settings.shrink;
   Report report = Simulate(options);
@@ -87,7 +88,7 @@ class Campaign {
       options.seed = next_seed_++;
       options.operations = settings_.operations;
       options.chunk_multiple = settings_.chunk_multiple;
-      options.bug = BugOf(settings_.bug.c_str());
+      options.bug = BugOf(settings_.bug);
       options.flood = settings_.flood;
       const Report report = Simulate(options);
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -147,13 +148,13 @@ int Main(int argc, char** argv) {
   flags.Action("help", "this text", &help);
   const absl::Status status =
       flags.Parse({argv + 1, argv + argc}, [](const std::string&) { return nullptr; });
-  if (!status.ok() || BugOf(settings.bug.c_str()) == Bug::kCount) {
+  if (!status.ok() || BugOf(settings.bug) == Bug::kCount) {
     std::fprintf(stderr, "%s\n", status.ok() ? "no such bug" : status.ToString().c_str());
     return 2;
   }
   if (help) std::printf("%s", flags.Help().c_str());
   if (bugs) {
-    for (const char* name : kBugNames) std::printf("%s\n", name);
+    for (int i = 0; i < kBugCount; ++i) std::printf("%s\n", Name(static_cast<Bug>(i)).c_str());
   }
   if (help || bugs) return 0;
   if (settings.scope > 0) return RunScope(settings.scope);

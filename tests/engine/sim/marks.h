@@ -4,6 +4,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+
+#include "tests/engine/sim/names.h"
 
 namespace fox::sim {
 
@@ -69,60 +72,17 @@ enum class Mark : uint8_t {
 
 inline constexpr auto kMarkCount = static_cast<size_t>(Mark::kCount);
 
-inline constexpr std::array<const char*, kMarkCount> kMarkNames = {"submitted",
-                                                                   "cancelled",
-                                                                   "acknowledged",
-                                                                   "tokens",
-                                                                   "scores",
-                                                                   "windows",
-                                                                   "ended",
-                                                                   "refused",
-                                                                   "pages_taken",
-                                                                   "pages_evicted",
-                                                                   "pages_released",
-                                                                   "events",
-                                                                   "steps",
-                                                                   "preemptions",
-                                                                   "prunes_nothing",
-                                                                   "groups",
-                                                                   "invalid",
-                                                                   "id_again",
-                                                                   "finished",
-                                                                   "stopped",
-                                                                   "expired",
-                                                                   "misses_deadline",
-                                                                   "does_not_fit",
-                                                                   "numerical",
-                                                                   "displaced",
-                                                                   "stalled",
-                                                                   "too_many_stalled",
-                                                                   "cancelled_waiting",
-                                                                   "cancelled_running",
-                                                                   "cancelled_preempted",
-                                                                   "pauses",
-                                                                   "preempted_paused",
-                                                                   "best_effort",
-                                                                   "due_slots",
-                                                                   "urgent_first",
-                                                                   "urgent_later",
-                                                                   "faults",
-                                                                   "late_faults",
-                                                                   "sampled",
-                                                                   "fed_samples",
-                                                                   "processed_samples",
-                                                                   "restored_states",
-                                                                   "returns",
-                                                                   "swap_outs",
-                                                                   "swap_ins",
-                                                                   "swap_drops",
-                                                                   "snapshots",
-                                                                   "snapshots_dropped",
-                                                                   "pages_shared",
-                                                                   "cached_starts",
-                                                                   "turns",
-                                                                   "flushes",
-                                                                   "cancelled_all",
-                                                                   "floods"};
+inline constexpr char kMarkNames[] =
+    "submitted cancelled acknowledged tokens scores windows ended refused pages_taken "
+    "pages_evicted pages_released events steps preemptions prunes_nothing groups invalid "
+    "id_again finished stopped expired misses_deadline does_not_fit numerical displaced "
+    "stalled too_many_stalled cancelled_waiting cancelled_running cancelled_preempted pauses "
+    "preempted_paused best_effort due_slots urgent_first urgent_later faults late_faults "
+    "sampled fed_samples processed_samples restored_states returns swap_outs swap_ins "
+    "swap_drops snapshots snapshots_dropped pages_shared cached_starts turns flushes "
+    "cancelled_all floods";
+
+inline std::string Name(Mark mark) { return NameIn(kMarkNames, mark); }
 
 class Marks {
  public:

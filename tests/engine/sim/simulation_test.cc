@@ -35,10 +35,11 @@ TEST(SimulationTest, RandomDays) {
   }
   for (size_t i = 0; i < kMarkCount; ++i) {
     const int64_t count = marks[static_cast<Mark>(i)];
-    RecordProperty(kMarkNames[i], std::to_string(count));
-    std::printf("%-20s %lld\n", kMarkNames[i], static_cast<long long>(count));
+    const std::string name = Name(static_cast<Mark>(i));
+    RecordProperty(name, std::to_string(count));
+    std::printf("%-20s %lld\n", name.c_str(), static_cast<long long>(count));
     if (one == nullptr && events >= 50'000'000) {
-      EXPECT_GT(count, 0) << kMarkNames[i] << " never happened";
+      EXPECT_GT(count, 0) << name << " never happened";
     }
   }
 }

@@ -16,7 +16,7 @@ TEST(SmallScopeTest, EveryOrderOfEightEvents) {
   for (const Mark mark : {Mark::kPreemptions, Mark::kPagesEvicted, Mark::kExpired, Mark::kStalled,
                           Mark::kTooManyStalled, Mark::kDisplaced, Mark::kPauses,
                           Mark::kCancelledRunning, Mark::kCancelledWaiting, Mark::kFinished}) {
-    EXPECT_GT(report.marks[mark], 0) << kMarkNames[static_cast<size_t>(mark)] << " never happened";
+    EXPECT_GT(report.marks[mark], 0) << Name(mark) << " never happened";
   }
 }
 
