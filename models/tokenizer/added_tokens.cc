@@ -39,6 +39,10 @@ uint64_t ChildKey(int32_t node, char byte) {
 
 }  // namespace
 
+bool IsWhiteSpace(const std::string& text) {
+  return SpaceBehind(text, 0, text.size()) == text.size();
+}
+
 void AddedTokenSplitter::Trie::Add(const std::string& content, int32_t index) {
   first_[static_cast<uint8_t>(content[0])] = true;
   int32_t node = 0;

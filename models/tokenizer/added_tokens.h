@@ -30,6 +30,8 @@ struct TextPart {
   int32_t id = kText;
 };
 
+bool IsWhiteSpace(const std::string& text);
+
 // Immutable once all tokens are added; Split may then be called from any thread.
 class AddedTokenSplitter {
  public:

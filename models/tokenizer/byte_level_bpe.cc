@@ -23,9 +23,9 @@ absl::StatusOr<std::unique_ptr<ByteLevelBpe>> ByteLevelBpe::Create(const BpeDefi
   bpe->add_prefix_space_ = definition.add_prefix_space;
   bpe->use_regex_ = definition.use_regex;
   absl::Status status = bpe->SetTokens(definition, model_vocab_size);
+  if (status.ok()) status = bpe->SetSpecial(definition);
   if (status.ok()) status = bpe->SetBytes(definition);
   if (status.ok()) status = bpe->SetMerges(definition);
-  if (status.ok()) status = bpe->SetSpecial(definition);
   if (status.ok()) status = bpe->SetRoles(definition);
   if (!status.ok()) return status;
   return bpe;
@@ -86,7 +86,9 @@ absl::Status ByteLevelBpe::SetBytes(const BpeDefinition& definition) {
   if (definition.ignore_merges) {
     for (const auto& [token, id] : definition.vocab) {
       const std::optional<std::string> bytes = BytesOfToken(token);
-      if (bytes.has_value()) id_of_bytes_.emplace(*bytes, id);
+      if (bytes.has_value() && !control_[static_cast<size_t>(id)]) {
+        id_of_bytes_.emplace(*bytes, id);
+      }
     }
   }
   return absl::OkStatus();
@@ -103,6 +105,8 @@ absl::Status ByteLevelBpe::SetMerges(const BpeDefinition& definition) {
                          absl::StrCat("merge of ", Quoted(left), " and ", Quoted(right),
                                       " needs a token that is not in ", definition.vocab_file));
     }
+    // Else text that is no added token could still become one.
+    if (control_[static_cast<size_t>(product_it->second)]) continue;
     merger_.AddRule(left_it->second, right_it->second, product_it->second);
   }
   return absl::OkStatus();
@@ -110,6 +114,7 @@ absl::Status ByteLevelBpe::SetMerges(const BpeDefinition& definition) {
 
 absl::Status ByteLevelBpe::SetSpecial(const BpeDefinition& definition) {
   special_.resize(bytes_.size());
+  control_.resize(bytes_.size());
   std::set<std::string> added;
   for (const AddedToken& token : definition.added) {
     if (token.content.empty() || token.content.size() > AddedTokenSplitter::kMaxContent) {
@@ -129,6 +134,11 @@ absl::Status ByteLevelBpe::SetSpecial(const BpeDefinition& definition) {
                          absl::StrCat("added token ", Quoted(token.content), " is there twice"));
     }
     splitter_.Add(token);
+    if (IsWhiteSpace(token.content)) {
+      spaces_.Add(token);
+    } else {
+      control_[static_cast<size_t>(token.id)] = true;
+    }
     if (token.special) special_[static_cast<size_t>(token.id)] = true;
   }
   for (const auto* around : {&definition.prefix, &definition.suffix}) {
@@ -163,13 +173,25 @@ absl::Status ByteLevelBpe::SetRoles(const BpeDefinition& definition) {
 
 absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::Encode(const std::string& given,
                                                           bool add_special_tokens) const {
+  absl::StatusOr<std::vector<int32_t>> ids = EncodeAround(splitter_, given);
+  if (!ids.ok() || !add_special_tokens) return ids;
+  ids->insert(ids->begin(), info_.prefix.begin(), info_.prefix.end());
+  ids->insert(ids->end(), suffix_.begin(), suffix_.end());
+  return ids;
+}
+
+absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::EncodeAsText(const std::string& given) const {
+  return EncodeAround(spaces_, given);
+}
+
+absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::EncodeAround(const AddedTokenSplitter& splitter,
+                                                                const std::string& given) const {
   if (!IsValidUtf8(given)) return absl::InvalidArgumentError("text is not valid UTF-8");
   const std::string escaped = info_.json_escaped ? JsonEscape(given) : "";
   const std::string& text = info_.json_escaped ? escaped : given;
   std::vector<int32_t> ids;
-  if (add_special_tokens) ids = info_.prefix;
   BpeMerger::Workspace workspace;
-  splitter_.Split(text, [&](const TextPart& part) {
+  splitter.Split(text, [&](const TextPart& part) {
     if (part.id != TextPart::kText) {
       ids.push_back(part.id);
     } else if (add_prefix_space_ && text[part.begin] != ' ') {
@@ -180,7 +202,6 @@ absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::Encode(const std::string& giv
       EncodePart(text, part.begin, part.end, &workspace, &ids);
     }
   });
-  if (add_special_tokens) ids.insert(ids.end(), suffix_.begin(), suffix_.end());
   return ids;
 }
 

@@ -32,6 +32,7 @@ class ByteLevelBpe : public Tokenizer {
 
   absl::StatusOr<std::vector<int32_t>> Encode(const std::string& given,
                                               bool add_special_tokens) const override;
+  absl::StatusOr<std::vector<int32_t>> EncodeAsText(const std::string& given) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   const Info& info() const override { return info_; }
 
@@ -43,6 +44,8 @@ class ByteLevelBpe : public Tokenizer {
   absl::Status SetMerges(const BpeDefinition& definition);
   absl::Status SetSpecial(const BpeDefinition& definition);
   absl::Status SetRoles(const BpeDefinition& definition);
+  absl::StatusOr<std::vector<int32_t>> EncodeAround(const AddedTokenSplitter& splitter,
+                                                    const std::string& given) const;
   // Encodes text[begin, end), which holds no added token.
   void EncodePart(const std::string& text, size_t begin, size_t end,
                   BpeMerger::Workspace* workspace, std::vector<int32_t>* ids) const;
@@ -54,10 +57,11 @@ class ByteLevelBpe : public Tokenizer {
   Info info_;
   std::vector<std::string> bytes_;  // by id
   std::vector<bool> special_;       // by id
+  std::vector<bool> control_;       // by id: an added token that is not mere white space
   std::array<int32_t, 256> id_of_byte_ = {};
   absl::flat_hash_map<std::string, int32_t> id_of_bytes_;  // only with ignore_merges
   BpeMerger merger_;
-  AddedTokenSplitter splitter_;
+  AddedTokenSplitter splitter_, spaces_;  // of all added tokens, of those of mere white space
   bool add_prefix_space_ = false;
   bool use_regex_ = true;
   std::vector<int32_t> suffix_;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "models/error_text.h"
+#include "models/tokenizer/added_tokens.h"
 
 namespace fox {
 namespace {
@@ -41,8 +42,12 @@ SentencePieceTokenizer::Token SentencePieceTokenizer::TokenOf(const Piece& piece
       return {piece.text, TokenKind::kBytes};
     default: {
       const bool word = absl::StartsWith(piece.text, kVisibleSpace);
-      return {absl::StrReplaceAll(piece.text, {{kVisibleSpace, " "}}),
-              word ? TokenKind::kWord : TokenKind::kText};
+      Token token{absl::StrReplaceAll(piece.text, {{kVisibleSpace, " "}}),
+                  word ? TokenKind::kWord : TokenKind::kText};
+      if (piece.type == PieceType::kUserDefined && !IsWhiteSpace(token.bytes)) {
+        token.user_defined = piece.text;
+      }
+      return token;
     }
   }
 }
@@ -105,6 +110,29 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(const std::s
   ids.erase(std::unique(ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end(), both_unknown),
             ids.end());
   return ids;
+}
+
+absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::EncodeAsText(
+    const std::string& text) const {
+  const absl::StatusOr<std::vector<int32_t>> ids = Encode(text, false);
+  if (!ids.ok()) return ids;
+  std::vector<int32_t> out;
+  std::vector<WindowToken> letter;
+  std::string error;
+  for (const int32_t id : *ids) {
+    const std::string& piece = tokens_[static_cast<size_t>(id)].user_defined;
+    if (piece.empty()) out.push_back(id);
+    for (size_t at = 0; at < piece.size();) {
+      const size_t length = NextUtf8(piece.data() + at, piece.size() - at).length;
+      letter.clear();
+      if (!EncodeNormalized(std::string_view(piece).substr(at, length), &letter, &error)) {
+        return absl::InternalError(absl::StrCat("sentencepiece: ", Quoted(error)));
+      }
+      for (const WindowToken& token : letter) out.push_back(token.id);
+      at += length;
+    }
+  }
+  return out;
 }
 
 bool SentencePieceTokenizer::Normalize(const std::string& text, std::string* normalized,

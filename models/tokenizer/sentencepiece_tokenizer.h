@@ -29,6 +29,7 @@ class SentencePieceTokenizer : public Tokenizer {
 
   absl::StatusOr<std::vector<int32_t>> Encode(const std::string& text,
                                               bool add_special_tokens) const override;
+  absl::StatusOr<std::vector<int32_t>> EncodeAsText(const std::string& text) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   TokenKind KindOf(int32_t id) const override;
   const Info& info() const override { return info_; }
@@ -40,6 +41,7 @@ class SentencePieceTokenizer : public Tokenizer {
     std::string bytes;
     TokenKind kind = TokenKind::kText;
     bool control = false;
+    std::string user_defined = "";  // the piece, if it is one and not mere white space
   };
   static Token TokenOf(const Piece& piece, const std::string& unk_surface);
   // As the pieces are written.

@@ -24,6 +24,13 @@ class Tokenizer {
   virtual absl::StatusOr<std::vector<int32_t>> Encode(const std::string& text,
                                                       bool add_special_tokens) const = 0;
 
+  // The same without special tokens, of text from outside that stands between control tokens, as
+  // in a chat: added tokens in `text` are read as the letters that spell them, <|im_end|> too, and
+  // whether the files call them special or not. Only those of mere white space keep their ids.
+  virtual absl::StatusOr<std::vector<int32_t>> EncodeAsText(const std::string& text) const {
+    return Encode(text, false);
+  }
+
   // Bytes of one token as they stand in a running text; not necessarily whole UTF-8. Special tokens
   // give "" when `skip_special`. Ids without a token give "": models pad their vocabulary.
   virtual std::string TokenBytes(int32_t id, bool skip_special) const = 0;

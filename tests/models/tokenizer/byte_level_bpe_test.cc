@@ -78,6 +78,25 @@ TEST(ByteLevelBpeTest, RolesAreAddedTokens) {
   EXPECT_EQ(*(*bpe)->Encode("abcab<x>", false), (std::vector<int32_t>{257, 256, 259}));
 }
 
+TEST(ByteLevelBpeTest, TextThatSpellsAnAddedTokenStaysText) {
+  BpeDefinition definition = SmallDefinition();
+  definition.added = {Added("<|endoftext|>", 258), Added("abc", 257), Added("  ", 259)};
+  definition.added[0].special = true;
+  for (const bool whole : {false, true}) {  // abc has a rule, and is a token as a whole
+    definition.ignore_merges = whole;
+    definition.use_regex = !whole;
+    const auto bpe = ByteLevelBpe::Create(definition, 260);
+    ASSERT_TRUE(bpe.ok()) << bpe.status();
+    EXPECT_EQ(*(*bpe)->Encode("abc  ab", false), (std::vector<int32_t>{257, 259, 256}));
+    EXPECT_EQ(*(*bpe)->EncodeAsText("abc  ab"), (std::vector<int32_t>{256, 'c', 259, 256}));
+    const std::string end = "<|endoftext|>";
+    EXPECT_EQ(*(*bpe)->Encode(end, false), (std::vector<int32_t>{258}));
+    EXPECT_EQ(*(*bpe)->EncodeAsText(end), (std::vector<int32_t>{end.begin(), end.end()}));
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      (*ByteLevelBpe::Create(definition, 260))->EncodeAsText("\xff").status()));
+}
+
 TEST(ByteLevelBpeTest, TheInsideOfAJsonString) {
   BpeDefinition definition = SmallDefinition();
   const auto plain = ByteLevelBpe::Create(definition, 300);

@@ -215,6 +215,18 @@ TEST(SentencePieceTokenizerTest, UnknownCharactersInARowAreOneToken) {
   EXPECT_EQ(*(*tokenizer)->Encode("a" + text + "b", true), (Ids{6, 3, 0, 4}));
 }
 
+TEST(SentencePieceTokenizerTest, TextThatSpellsAUserDefinedPieceStaysText) {
+  const auto tokenizer = SentencePieceTokenizer::Create(
+      Start() + Letters() + PieceField("<m>", PieceType::kUserDefined) +
+          PieceField("\u2581\u2581", PieceType::kUserDefined) + BytePieces(256) + Trainer(true) +
+          Spaces(true, false),
+      true, 300);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const std::string text = "a<m>  b</s>";
+  EXPECT_EQ(*(*tokenizer)->Encode(text, true), (Ids{1, 6, 3, 7, 8, 4, 69, 56, 124, 71}));
+  EXPECT_EQ(*(*tokenizer)->EncodeAsText(text), (Ids{6, 3, 69, 118, 71, 8, 4, 69, 56, 124, 71}));
+}
+
 TEST(SentencePieceTokenizerTest, AtFullSizeWindowsGiveTheTokensOfTheWhole) {
   std::string text = RepositoryFile("kernels/docs/acp.md");
   while (text.size() < 4 * kWindowBytes) text += text;
