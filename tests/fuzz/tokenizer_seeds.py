@@ -161,6 +161,9 @@ def tokenizer_json_part_seeds() -> Seeds:
     def post(single: object) -> dict:
         return template(single, {"<e>": {"ids": [256]}})
 
+    def split(kind: str, pattern: str, **options: object) -> dict:
+        return {"type": "Split", "pattern": {kind: pattern}, "behavior": "Isolated", **options}
+
     both = post([special, text])
     models = [dict(model, **{key: value}) for key, value in (
         ("type", "WordPiece"), ("continuing_subword_prefix", "##"), ("end_of_word_suffix", "</w>"),
@@ -173,10 +176,18 @@ def tokenizer_json_part_seeds() -> Seeds:
             "pre_tokenizer": ({}, other, sequence("x", 1), sequence("pretokenizers", 1), 1,
                               sequence("pretokenizers", [level, level]),
                               sequence("pretokenizers", []), sequence("pretokenizers", [other]),
-                              dict(level, add_prefix_space=True, use_regex=True)),
+                              dict(level, add_prefix_space=True, use_regex=True),
+                              *(sequence("pretokenizers", [step, level]) for step in (
+                                  {"type": "Digits", "individual_digits": True}, {"type": "Split"},
+                                  split("String", "b"), split("String", "b", invert=True),
+                                  split("Regex", r"\s*[^\p{L}]|(?i:b)(?!c)"),
+                                  split("Regex", r"\h"), split("Regex", "(a|b)+$"),
+                                  *(split("Regex", "b", behavior=behavior) for behavior in (
+                                      "Removed", "MergedWithPrevious", "MergedWithNext",
+                                      "Contiguous", "Other"))))),
             "decoder": (None, {}, other, sequence("decoders", [level, level]),
                         sequence("decoders", [level])),
-            "normalizer": ({}, 1),
+            "normalizer": ({}, 1, {"type": "NFC"}, sequence("normalizers", [{"type": "NFC"}])),
             "added_tokens": (None, 1, ["<e>"], [added], [dict(added, id=-1)],
                              [dict(added, single_word=True)], [{"id": 257}], [{"content": "<e>"}],
                              [1]),
