@@ -167,7 +167,7 @@ def pretokenizer_vectors(samples: list[str]) -> list[list]:
     """For each pre-tokenizer FNV-1a of the ids of the samples and of every code point, between
     others, up to the last assigned one but the tags."""
     points = [chr(c) for c in range(0x32400) if not 0xD800 <= c < 0xE000]
-    blocks = ["".join(f"a{c}1 {c}" for c in points[at:at + 64])
+    blocks = ["".join(f"a{c}\u0316 {c}" for c in points[at:at + 64])
               for at in range(0, len(points), 64)]
     rows = []
     for steps, normalizer in (

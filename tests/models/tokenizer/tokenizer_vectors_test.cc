@@ -95,7 +95,7 @@ TEST(TokenizerVectorsTest, Pretokenizers) {
     if (count++ % 64 == 0) texts.emplace_back();
     texts.back() += "a";
     AppendUtf8(c, &texts.back());
-    texts.back() += "1 ";
+    texts.back() += "\u0316 ";
     AppendUtf8(c, &texts.back());
   }
   for (const auto& row : Vectors()["pretokenizers"]) {
