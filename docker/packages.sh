@@ -5,7 +5,8 @@
 build_packages=(g++:g++ cmake:cmake ninja-build:ninja pkg-config:pkg-config ccache:ccache git:git
   python3:python3 python3-pip python3-venv ca-certificates
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev libdnnl-dev
-  nlohmann-json3-dev libssl-dev libgtest-dev libgmock-dev libboost-dev prometheus-cpp-dev)
+  nlohmann-json3-dev libpcre2-dev libutf8proc-dev libssl-dev libgtest-dev libgmock-dev
+  libboost-dev prometheus-cpp-dev)
 # For tests that are skipped without them: e2e/{proxy,tls,metrics,page}_test, those of docker/.
 test_packages=(haproxy:haproxy openssl:openssl prometheus:promtool chromium:chromium
   dpkg-dev:dpkg-shlibdeps file:file lintian:lintian mandoc:mandoc debootstrap:debootstrap

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "models/tokenizer/unicode_category.h"
+#include "models/tokenizer/nfc.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {
@@ -11,23 +11,28 @@ namespace {
 
 bool IsContinuation(char byte) { return (static_cast<uint8_t>(byte) & 0xC0) == 0x80; }
 
+bool IsSpace(uint32_t c) {
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
+}
+
 // Start of the white space that ends at `end`, not before `begin`.
-size_t SpaceBefore(const std::string& text, size_t begin, size_t end) {
+size_t SpaceBefore(std::string_view text, size_t begin, size_t end) {
   while (end > begin) {
     size_t at = end - 1;
     while (at > begin && IsContinuation(text[at])) --at;
-    const Utf8Unit unit = NextUtf8(text.data() + at, end - at);
-    if (CategoryOf(unit.code_point) != UnicodeCategory::kSpace) break;
+    if (!IsSpace(NextUtf8(text.data() + at, end - at).code_point)) break;
     end = at;
   }
   return end;
 }
 
 // End of the white space that starts at `begin`.
-size_t SpaceBehind(const std::string& text, size_t begin, size_t end) {
-  while (begin < end) {
-    const Utf8Unit unit = NextUtf8(text.data() + begin, end - begin);
-    if (CategoryOf(unit.code_point) != UnicodeCategory::kSpace) break;
+size_t SpaceBehind(std::string_view text, size_t begin) {
+  while (begin < text.size()) {
+    const Utf8Unit unit = NextUtf8(text.data() + begin, text.size() - begin);
+    if (!IsSpace(unit.code_point)) break;
     begin += unit.length;
   }
   return begin;
@@ -39,9 +44,7 @@ uint64_t ChildKey(int32_t node, char byte) {
 
 }  // namespace
 
-bool IsWhiteSpace(const std::string& text) {
-  return SpaceBehind(text, 0, text.size()) == text.size();
-}
+bool IsWhiteSpace(std::string_view text) { return SpaceBehind(text, 0) == text.size(); }
 
 void AddedTokenSplitter::Trie::Add(const std::string& content, int32_t index) {
   first_[static_cast<uint8_t>(content[0])] = true;
@@ -55,53 +58,53 @@ void AddedTokenSplitter::Trie::Add(const std::string& content, int32_t index) {
   index_[static_cast<size_t>(node)] = index;
 }
 
-int32_t AddedTokenSplitter::Trie::Match(const std::string& text, size_t at, size_t end) const {
-  if (!first_[static_cast<uint8_t>(text[at])]) return -1;
+std::pair<int32_t, size_t> AddedTokenSplitter::Trie::Match(std::string_view text,
+                                                           size_t begin) const {
+  std::pair<int32_t, size_t> found = {-1, 0};
+  if (!first_[static_cast<uint8_t>(text[begin])]) return found;
   int32_t node = 0;
-  int32_t found = -1;
-  for (; at < end; ++at) {
+  for (size_t at = begin; at < text.size(); ++at) {
     const auto it = child_.find(ChildKey(node, text[at]));
     if (it == child_.end()) break;
     node = it->second;
     const int32_t index = index_[static_cast<size_t>(node)];
-    if (index >= 0) found = index;
+    if (index >= 0) found = {index, at + 1 - begin};
   }
   return found;
 }
 
 void AddedTokenSplitter::Add(const AddedToken& token) {
   Trie& trie = token.normalized ? normalized_ : plain_;
-  trie.Add(token.content, static_cast<int32_t>(tokens_.size()));
+  trie.Add(token.normalized && nfc_ ? Nfc(token.content) : token.content,
+           static_cast<int32_t>(tokens_.size()));
   tokens_.push_back(token);
 }
 
-void AddedTokenSplitter::SplitText(const std::string& text, const TextPart& part, const Trie& trie,
+void AddedTokenSplitter::SplitText(std::string_view text, const Trie& trie,
                                    const Take& take) const {
-  size_t done = part.begin;
-  for (size_t at = part.begin; at < part.end;) {
-    const int32_t index = trie.Match(text, at, part.end);
+  size_t done = 0;
+  for (size_t at = 0; at < text.size();) {
+    const auto [index, length] = trie.Match(text, at);
     if (index < 0) {
       ++at;
       continue;
     }
     const AddedToken& token = tokens_[static_cast<size_t>(index)];
-    size_t end = at + token.content.size();
-    const size_t begin = token.lstrip ? SpaceBefore(text, done, at) : at;
-    if (token.rstrip) end = SpaceBehind(text, end, part.end);
-    if (done < begin) take({done, begin});
-    take({begin, end, token.id});
-    done = at = end;
+    const size_t begin = token.lstrip ? std::max(SpaceBefore(text, done, at), done) : at;
+    at += length;
+    const size_t end = token.rstrip ? SpaceBehind(text, at) : at;
+    if (done < begin) take({text.substr(done, begin - done)});
+    take({text.substr(begin, end - begin), token.id});
+    done = end;  // space that one token swallows may open the next one all the same
   }
-  if (done < part.end) take({done, part.end});
+  if (done < text.size()) take({text.substr(done)});
 }
 
-void AddedTokenSplitter::Split(const std::string& text, const Take& take) const {
-  SplitText(text, {0, text.size()}, plain_, [&](const TextPart& part) {
-    if (part.id == TextPart::kText) {
-      SplitText(text, part, normalized_, take);
-    } else {
-      take(part);
-    }
+void AddedTokenSplitter::Split(std::string_view text, const Take& take) const {
+  SplitText(text, plain_, [&](const TextPart& part) {
+    if (part.id != TextPart::kText) return take(part);
+    if (!nfc_) return SplitText(part.text, normalized_, take);
+    SplitText(Nfc(part.text), normalized_, take);
   });
 }
 

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -18,7 +20,7 @@ struct AddedToken {
   int32_t id = 0;
   bool lstrip = false;      // swallows the white space before it
   bool rstrip = false;      // swallows the white space after it
-  bool normalized = false;  // looked for after all tokens that are not
+  bool normalized = false;  // looked for after all tokens that are not, in normalized text
   bool special = false;     // dropped from decoded text on request
   const char* file = "";    // that names it, for error messages
 };
@@ -26,11 +28,11 @@ struct AddedToken {
 // A part of a text: an added token, or text between them.
 struct TextPart {
   static constexpr int32_t kText = -1;
-  size_t begin = 0, end = 0;
+  std::string_view text;
   int32_t id = kText;
 };
 
-bool IsWhiteSpace(const std::string& text);
+bool IsWhiteSpace(std::string_view text);
 
 // Immutable once all tokens are added; Split may then be called from any thread.
 class AddedTokenSplitter {
@@ -38,19 +40,22 @@ class AddedTokenSplitter {
   // Longest content in bytes; it bounds the cost of Split to size * kMaxContent.
   static constexpr size_t kMaxContent = 512;
 
+  // With `nfc`, text between tokens that are not `normalized` is brought to form C.
+  explicit AddedTokenSplitter(bool nfc = false) : nfc_(nfc) {}
+
   // REQUIRES: the content is not empty and at most kMaxContent bytes.
   void Add(const AddedToken& token);
 
   using Take = std::function<void(const TextPart&)>;
-  // Calls `take` with the non-empty parts of `text` (valid UTF-8), in order and without gaps.
-  void Split(const std::string& text, const Take& take) const;
+  // Calls `take` with the non-empty parts of `text` (valid UTF-8), in order; they must not be kept.
+  void Split(std::string_view text, const Take& take) const;
 
  private:
   class Trie {
    public:
     void Add(const std::string& content, int32_t index);
-    // Index of the longest content that starts at `at`, -1 if none.
-    int32_t Match(const std::string& text, size_t at, size_t end) const;
+    // Index and length of the longest content that starts at `begin`, -1 if none.
+    std::pair<int32_t, size_t> Match(std::string_view text, size_t begin) const;
 
    private:
     std::array<bool, 256> first_ = {};
@@ -58,9 +63,9 @@ class AddedTokenSplitter {
     std::vector<int32_t> index_ = {-1};             // by node; node 0 is the root
   };
 
-  void SplitText(const std::string& text, const TextPart& part, const Trie& trie,
-                 const Take& take) const;
+  void SplitText(std::string_view text, const Trie& trie, const Take& take) const;
 
+  bool nfc_;
   std::vector<AddedToken> tokens_;
   Trie plain_, normalized_;
 };

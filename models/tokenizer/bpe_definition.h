@@ -11,6 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "models/tokenizer/added_tokens.h"
+#include "models/tokenizer/pretokenizer.h"
 #include "models/tokenizer/tokenizer_config.h"
 
 namespace fox {
@@ -23,11 +24,12 @@ struct BpeDefinition {
   absl::flat_hash_map<std::string, int32_t> vocab;
   std::vector<std::pair<std::string, std::string>> merges;  // by rank
   std::vector<AddedToken> added;                            // may repeat tokens of `vocab`
-  bool add_prefix_space = false;  // a space before each text that does not start with one
-  bool use_regex = true;          // false: no pre-tokenizer, a text is one piece
+  bool nfc = false;                                         // the normalizer
+  std::vector<PretokenizerStep> pretokenizer = {{.pattern = kGpt2Pattern}};
   // Text is the inside of a JSON string, as the released FoX models were trained
   // (JSONGPT2Tokenizer).
   bool json_escaped = false;
+  bool drop_unknown_bytes = false;          // those without a token of their own
   bool ignore_merges = false;               // a piece that is a token as a whole is not merged
   std::vector<int32_t> prefix, suffix;      // what add_special_tokens puts around a text
   std::optional<AddedToken> bos, eos, unk;  // their ids are not read
@@ -40,11 +42,11 @@ absl::StatusOr<BpeDefinition> ParseGpt2Files(const std::string& vocab_json,
                                              const std::string& merges_txt,
                                              const TokenizerConfig& config);
 
-// tokenizer.json of the Hugging Face tokenizers library. Understood: model BPE, pre_tokenizer and
-// decoder ByteLevel (alone or in a Sequence of their own), post_processor ByteLevel or
-// TemplateProcessing, added_tokens; no normalizer. `truncation` and `padding` are left to the
-// caller and ignored. bos and eos come from `config`. Unimplemented names what would change the
-// result and is not understood, InvalidArgument what is malformed.
+// tokenizer.json of the Hugging Face tokenizers library. Understood: model BPE; normalizer NFC;
+// pre_tokenizer ByteLevel, alone or in a Sequence after any of Split and Digits; decoder ByteLevel;
+// post_processor ByteLevel or TemplateProcessing; added_tokens. `truncation` and `padding` are left
+// to the caller and ignored. bos and eos come from `config`. Unimplemented names what would change
+// the result and is not understood, InvalidArgument what is malformed.
 absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
                                                  const TokenizerConfig& config);
 

@@ -1,6 +1,8 @@
 // Checks of a BPE definition and the encoding itself. See byte_level_bpe.h.
 #include "models/tokenizer/byte_level_bpe.h"
 
+#include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "absl/status/status.h"
@@ -10,7 +12,6 @@
 #include "models/tokenizer/bpe_windows.h"
 #include "models/tokenizer/byte_alphabet.h"
 #include "models/tokenizer/json_escape.h"
-#include "models/tokenizer/pretokenizer.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {
@@ -20,8 +21,13 @@ absl::StatusOr<std::unique_ptr<ByteLevelBpe>> ByteLevelBpe::Create(const BpeDefi
   std::unique_ptr<ByteLevelBpe> bpe(new ByteLevelBpe());
   bpe->info_.kind = definition.json_escaped ? "longcrawl64" : "byte_level_bpe";
   bpe->info_.json_escaped = definition.json_escaped;
-  bpe->add_prefix_space_ = definition.add_prefix_space;
-  bpe->use_regex_ = definition.use_regex;
+  bpe->splitter_ = bpe->spaces_ = AddedTokenSplitter(definition.nfc);
+  absl::StatusOr<Pretokenizer> pretokenizer = Pretokenizer::Create(definition.pretokenizer);
+  if (!pretokenizer.ok()) {
+    return absl::UnimplementedError(
+        absl::StrCat(definition.vocab_file, ": pre_tokenizer ", pretokenizer.status().message()));
+  }
+  bpe->pretokenizer_ = *std::move(pretokenizer);
   absl::Status status = bpe->SetTokens(definition, model_vocab_size);
   if (status.ok()) status = bpe->SetSpecial(definition);
   if (status.ok()) status = bpe->SetBytes(definition);
@@ -78,10 +84,12 @@ absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t mo
 absl::Status ByteLevelBpe::SetBytes(const BpeDefinition& definition) {
   for (int byte = 0; byte < 256; ++byte) {
     const auto it = definition.vocab.find(CharacterOfByte(static_cast<uint8_t>(byte)));
-    if (it == definition.vocab.end()) {
+    const bool known = it != definition.vocab.end();
+    if (!known && !definition.drop_unknown_bytes) {
       return InvalidFile(definition.vocab_file, absl::StrCat("no token for the byte ", byte));
     }
-    id_of_byte_[static_cast<size_t>(byte)] = it->second;
+    id_of_byte_[static_cast<size_t>(byte)] = known ? it->second : kNoToken;
+    knows_bytes_ = knows_bytes_ && known;
   }
   if (definition.ignore_merges) {
     for (const auto& [token, id] : definition.vocab) {
@@ -191,27 +199,19 @@ absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::EncodeAround(const AddedToken
   const std::string& text = info_.json_escaped ? escaped : given;
   std::vector<int32_t> ids;
   BpeMerger::Workspace workspace;
+  uint64_t budget = Pretokenizer::Budget(text.size());
+  absl::Status status;
   splitter.Split(text, [&](const TextPart& part) {
     if (part.id != TextPart::kText) {
       ids.push_back(part.id);
-    } else if (add_prefix_space_ && text[part.begin] != ' ') {
-      std::string spaced(1, ' ');
-      spaced.append(text, part.begin, part.end - part.begin);
-      EncodePart(spaced, 0, spaced.size(), &workspace, &ids);
-    } else {
-      EncodePart(text, part.begin, part.end, &workspace, &ids);
+    } else if (status.ok()) {
+      status = pretokenizer_.Split(part.text, &budget, [&](std::string_view piece) {
+        EncodePretoken(piece, &workspace, &ids);
+      });
     }
   });
+  if (!status.ok()) return status;
   return ids;
-}
-
-void ByteLevelBpe::EncodePart(const std::string& text, size_t begin, size_t end,
-                              BpeMerger::Workspace* workspace, std::vector<int32_t>* ids) const {
-  while (begin < end) {
-    const size_t piece_end = use_regex_ ? NextPretoken(text, begin, end) : end;
-    EncodePretoken(std::string_view(text).substr(begin, piece_end - begin), workspace, ids);
-    begin = piece_end;
-  }
 }
 
 void ByteLevelBpe::EncodePretoken(std::string_view pretoken, BpeMerger::Workspace* workspace,
@@ -219,6 +219,12 @@ void ByteLevelBpe::EncodePretoken(std::string_view pretoken, BpeMerger::Workspac
   if (!id_of_bytes_.empty()) {
     const auto it = id_of_bytes_.find(absl::string_view(pretoken.data(), pretoken.size()));
     if (it != id_of_bytes_.end()) return ids->push_back(it->second);
+  }
+  std::string known;
+  if (!knows_bytes_) {
+    std::copy_if(pretoken.begin(), pretoken.end(), std::back_inserter(known),
+                 [this](char byte) { return id_of_byte_[static_cast<uint8_t>(byte)] != kNoToken; });
+    pretoken = known;
   }
   if (pretoken.size() <= kWindowBytes) return Merge(pretoken, workspace, ids);
   std::vector<int32_t> symbols;

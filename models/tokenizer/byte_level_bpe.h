@@ -17,6 +17,7 @@
 #include "models/tokenizer/added_tokens.h"
 #include "models/tokenizer/bpe_definition.h"
 #include "models/tokenizer/bpe_merger.h"
+#include "models/tokenizer/pretokenizer.h"
 #include "models/tokenizer/tokenizer.h"
 
 namespace fox {
@@ -25,8 +26,8 @@ class ByteLevelBpe : public Tokenizer {
  public:
   // InvalidArgument: a token id twice, missing or not below `model_vocab_size`, a byte without
   // token, a merge of or into an unknown token, an unknown special token. Unimplemented: an added
-  // token that JSON escapes or that swallows space, with `json_escaped`. The message names the
-  // file.
+  // token that JSON escapes or that swallows space, with `json_escaped`; a pattern that is not
+  // understood. The message names the file.
   static absl::StatusOr<std::unique_ptr<ByteLevelBpe>> Create(const BpeDefinition& definition,
                                                               int64_t model_vocab_size);
 
@@ -46,9 +47,6 @@ class ByteLevelBpe : public Tokenizer {
   absl::Status SetRoles(const BpeDefinition& definition);
   absl::StatusOr<std::vector<int32_t>> EncodeAround(const AddedTokenSplitter& splitter,
                                                     const std::string& given) const;
-  // Encodes text[begin, end), which holds no added token.
-  void EncodePart(const std::string& text, size_t begin, size_t end,
-                  BpeMerger::Workspace* workspace, std::vector<int32_t>* ids) const;
   void EncodePretoken(std::string_view pretoken, BpeMerger::Workspace* workspace,
                       std::vector<int32_t>* ids) const;
   void Merge(std::string_view bytes, BpeMerger::Workspace* workspace,
@@ -58,12 +56,13 @@ class ByteLevelBpe : public Tokenizer {
   std::vector<std::string> bytes_;  // by id
   std::vector<bool> special_;       // by id
   std::vector<bool> control_;       // by id: an added token that is not mere white space
+  static constexpr int32_t kNoToken = -1;
   std::array<int32_t, 256> id_of_byte_ = {};
+  bool knows_bytes_ = true;                                // each has a token
   absl::flat_hash_map<std::string, int32_t> id_of_bytes_;  // only with ignore_merges
   BpeMerger merger_;
   AddedTokenSplitter splitter_, spaces_;  // of all added tokens, of those of mere white space
-  bool add_prefix_space_ = false;
-  bool use_regex_ = true;
+  Pretokenizer pretokenizer_;
   std::vector<int32_t> suffix_;
 };
 

@@ -99,7 +99,7 @@ absl::StatusOr<BpeDefinition> ParseGpt2Files(const std::string& vocab_json,
   if (status.ok()) status = ParseMerges(merges_txt, &definition);
   if (!status.ok()) return status;
   AddSpecialTokens(config, &definition);
-  definition.add_prefix_space = config.add_prefix_space.value_or(false);
+  definition.pretokenizer[0].prefix_space = config.add_prefix_space.value_or(false);
   const bool add_bos = config.add_bos_token.value_or(config.tokenizer_class == "JSONGPT2Tokenizer");
   if (add_bos && definition.bos.has_value()) {
     for (const AddedToken& token : definition.added) {

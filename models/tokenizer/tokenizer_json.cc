@@ -1,5 +1,8 @@
 // The parts of a tokenizer.json one by one. See bpe_definition.h.
+#include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -17,12 +20,14 @@ using Json = nlohmann::json;
 // Half a million tokens with as many merges are about two million values.
 constexpr JsonLimits kLimits = {size_t{64} << 20, 32, 20'000'000};
 constexpr char kFile[] = "tokenizer.json";
+constexpr char kPreTokenizers[] = "ByteLevel, alone or in a Sequence behind Split and Digits";
 
 absl::Status Malformed(const std::string& what) { return InvalidFile(kFile, what); }
 
-absl::Status Unsupported(const char* part, const std::string& kind) {
+absl::Status Unsupported(const char* part, const std::string& kind, const char* supported = "") {
+  const char* only = *supported == '\0' ? "" : "; supported: ";
   return absl::UnimplementedError(
-      absl::StrCat(kFile, ": ", part, " ", Quoted(kind), " is not supported"));
+      absl::StrCat(kFile, ": ", part, " ", Quoted(kind), " is not supported", only, supported));
 }
 
 bool IsSet(const Json& json, const char* key) {
@@ -52,23 +57,84 @@ absl::StatusOr<std::vector<const Json*>> StepsOf(const Json& part, const char* n
 
 // The one step of a part, which has to be ByteLevel.
 absl::StatusOr<const Json*> ByteLevelOf(const Json& json, const char* part, const char* list) {
-  if (!IsSet(json, part)) return Unsupported(part, "null");
+  if (!IsSet(json, part)) return Unsupported(part, "null", "ByteLevel");
   const auto steps = StepsOf(json.at(part), part, list);
   if (!steps.ok()) return steps.status();
   for (const Json* step : *steps) {
     const std::string type = ReadString(*step, "type").value_or("");
-    if (type != "ByteLevel") return Unsupported(part, type);
+    if (type != "ByteLevel") return Unsupported(part, type, "ByteLevel");
   }
-  if (steps->size() != 1) return Unsupported(part, "Sequence of several");
+  if (steps->size() != 1) return Unsupported(part, "Sequence of several", "ByteLevel");
   return steps->front();
 }
 
+absl::StatusOr<PretokenizerStep> ReadSplit(const Json& json) {
+  constexpr std::pair<std::string_view, PretokenizerStep::Behavior> kBehaviors[] = {
+      {"Removed", PretokenizerStep::Behavior::kRemoved},
+      {"Isolated", PretokenizerStep::Behavior::kIsolated},
+      {"MergedWithPrevious", PretokenizerStep::Behavior::kMergedWithPrevious},
+      {"MergedWithNext", PretokenizerStep::Behavior::kMergedWithNext},
+      {"Contiguous", PretokenizerStep::Behavior::kContiguous}};
+  PretokenizerStep step;
+  const Json* pattern = Find(&json, "pattern");
+  const std::optional<std::string> regex =
+      pattern == nullptr ? std::nullopt : ReadString(*pattern, "Regex");
+  const std::optional<std::string> literal =
+      pattern == nullptr ? std::nullopt : ReadString(*pattern, "String");
+  const std::string behavior = ReadString(json, "behavior").value_or("");
+  step.pattern = regex ? *regex : LiteralPattern(literal.value_or(""));
+  if (step.pattern.empty()) return Malformed("pre_tokenizer Split without a pattern");
+  const auto* named = std::find_if(std::begin(kBehaviors), std::end(kBehaviors),
+                                   [&](const auto& entry) { return entry.first == behavior; });
+  if (named == std::end(kBehaviors))
+    return Unsupported("pre_tokenizer Split behavior", behavior, "those of the tokenizers package");
+  step.behavior = named->second;
+  step.invert = ReadFlag(json, "invert");
+  return step;
+}
+
 absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
-  const auto step = ByteLevelOf(json, "pre_tokenizer", "pretokenizers");
-  if (!step.ok()) return step.status();
-  definition->add_prefix_space =
-      !(*step)->contains("add_prefix_space") || ReadFlag(**step, "add_prefix_space");
-  definition->use_regex = !(*step)->contains("use_regex") || ReadFlag(**step, "use_regex");
+  constexpr char kDigit[] = "[\\p{N}\U00011DE0-\U00011DE9\U00016FF4-\U00016FF6]";  // Unicode 17
+  if (!IsSet(json, "pre_tokenizer")) return Unsupported("pre_tokenizer", "null", kPreTokenizers);
+  const auto steps = StepsOf(json.at("pre_tokenizer"), "pre_tokenizer", "pretokenizers");
+  if (!steps.ok()) return steps.status();
+  definition->pretokenizer.clear();
+  for (const Json* step : *steps) {
+    const std::string type = ReadString(*step, "type").value_or("");
+    if ((type == "ByteLevel") != (step == steps->back())) {
+      return Unsupported("pre_tokenizer", step == steps->back() ? type : "ByteLevel and more",
+                         kPreTokenizers);
+    }
+    if (type == "Split") {
+      absl::StatusOr<PretokenizerStep> split = ReadSplit(*step);
+      if (!split.ok()) return split.status();
+      definition->pretokenizer.push_back(*std::move(split));
+    } else if (type == "Digits") {
+      using Behavior = PretokenizerStep::Behavior;
+      const bool each = ReadFlag(*step, "individual_digits");
+      definition->pretokenizer.push_back(
+          {.pattern = kDigit, .behavior = each ? Behavior::kIsolated : Behavior::kContiguous});
+    } else if (type == "ByteLevel") {
+      const bool regex = !step->contains("use_regex") || ReadFlag(*step, "use_regex");
+      definition->pretokenizer.push_back({.prefix_space = !step->contains("add_prefix_space") ||
+                                                          ReadFlag(*step, "add_prefix_space"),
+                                          .pattern = regex ? kGpt2Pattern : ""});
+    } else {
+      return Unsupported("pre_tokenizer", type, kPreTokenizers);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadNormalizer(const Json& json, BpeDefinition* definition) {
+  if (!IsSet(json, "normalizer")) return absl::OkStatus();
+  const auto steps = StepsOf(json.at("normalizer"), "normalizer", "normalizers");
+  if (!steps.ok()) return steps.status();
+  for (const Json* step : *steps) {
+    const std::string type = ReadString(*step, "type").value_or("");
+    if (type != "NFC") return Unsupported("normalizer", type, "NFC");
+    definition->nfc = true;
+  }
   return absl::OkStatus();
 }
 
@@ -94,7 +160,7 @@ absl::Status ReadModel(const Json& json, BpeDefinition* definition) {
   if (model == json.end() || !model->is_object()) return Malformed("no model");
   // Files of old versions leave the type of a BPE model out.
   const std::string type = ReadString(*model, "type").value_or("BPE");
-  if (type != "BPE") return Unsupported("model", type);
+  if (type != "BPE") return Unsupported("model", type, "BPE");
   for (const char* option : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (!ReadString(*model, option).value_or("").empty()) return Unsupported("option", option);
   }
@@ -102,6 +168,7 @@ absl::Status ReadModel(const Json& json, BpeDefinition* definition) {
   if (dropout != model->end() && !dropout->is_null() && *dropout != 0) {
     return Unsupported("option", "dropout");
   }
+  definition->drop_unknown_bytes = !IsSet(*model, "unk_token");
   definition->ignore_merges = ReadFlag(*model, "ignore_merges");
   const auto vocab = model->find("vocab");
   if (vocab == model->end() || !vocab->is_object()) return Malformed("model has no vocab");
@@ -163,7 +230,8 @@ absl::Status ReadPostProcessor(const Json& json, BpeDefinition* definition) {
   for (const Json* step : *steps) {
     const std::string type = ReadString(*step, "type").value_or("");
     if (type == "ByteLevel") continue;  // moves offsets only
-    if (type != "TemplateProcessing" || seen) return Unsupported("post_processor", type);
+    if (type != "TemplateProcessing" || seen)
+      return Unsupported("post_processor", type, "ByteLevel, TemplateProcessing");
     seen = true;
     absl::Status status = ReadTemplate(*step, definition);
     if (!status.ok()) return status;
@@ -182,10 +250,8 @@ absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
   definition.vocab_file = definition.merges_file = kFile;
   absl::Status status = ReadModel(json, &definition);
   if (!status.ok()) return status;
-  if (IsSet(json, "normalizer")) {
-    return Unsupported("normalizer", ReadString(json.at("normalizer"), "type").value_or(""));
-  }
-  status = ReadPreTokenizer(json, &definition);
+  status = ReadNormalizer(json, &definition);
+  if (status.ok()) status = ReadPreTokenizer(json, &definition);
   if (status.ok()) status = ByteLevelOf(json, "decoder", "decoders").status();
   if (status.ok()) status = ReadAddedTokens(json, &definition);
   if (status.ok()) status = ReadPostProcessor(json, &definition);

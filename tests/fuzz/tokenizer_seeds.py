@@ -111,6 +111,9 @@ def tokenizer_json_seeds() -> Seeds:
     def template(single: object, ids: object) -> dict:
         return {"type": "TemplateProcessing", "single": single, "special_tokens": ids}
 
+    def split(kind: str, pattern: str, **options: object) -> dict:
+        return {"type": "Split", "pattern": {kind: pattern}, "behavior": "Isolated", **options}
+
     post = template([end, text, end], {"<|e|>": {"ids": [258]}})
     whole = {"model": model, "pre_tokenizer": dict(level, add_prefix_space=False), "decoder": level,
              "normalizer": None, "added_tokens": [token], "post_processor": post}
@@ -125,9 +128,17 @@ def tokenizer_json_seeds() -> Seeds:
             ("ignore_merges", True), ("ignore_merges", 1))),
         "pre_tokenizer": (sequence("pretokenizers", level), sequence("pretokenizers"),
                           sequence("pretokenizers", level, level), {"type": "Other"},
-                          dict(level, add_prefix_space=True, use_regex=True)),
+                          dict(level, add_prefix_space=True, use_regex=True),
+                          *(sequence("pretokenizers", step, level) for step in (
+                              {"type": "Digits", "individual_digits": True}, {"type": "Split"},
+                              split("String", "b"), split("String", "b", invert=True),
+                              split("Regex", r"\s*[^\p{L}]|(?i:b)(?!c)"),
+                              split("Regex", r"\h"), split("Regex", "(a|b)+$"),
+                              *(split("Regex", "b", behavior=behavior) for behavior in (
+                                  "Removed", "MergedWithPrevious", "MergedWithNext",
+                                  "Contiguous", "Other"))))),
         "decoder": (sequence("decoders", level, level), sequence("decoders", level)),
-        "normalizer": ({"type": "NFC"},),
+        "normalizer": ({"type": "NFC"}, sequence("normalizers", {"type": "NFC"})),
         "added_tokens": ([token, token], [dict(token, content="x" * 600)],
                          *([dict(token, **{key: value})] for key, value in (
                              ("id", -1), ("content", ""), ("single_word", True)))),

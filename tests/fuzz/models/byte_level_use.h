@@ -3,6 +3,7 @@
 // that it writes.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -55,19 +56,20 @@ inline void AppendPlainly(const std::string& pretoken, const BpeDefinition& defi
 }
 
 // REQUIRES: no added tokens, no ignore_merges; `text` is valid UTF-8.
-inline std::vector<int32_t> EncodePlainly(std::string text, const BpeDefinition& definition) {
-  if (definition.add_prefix_space && !text.empty() && text[0] != ' ') text.insert(0, 1, ' ');
+inline std::vector<int32_t> EncodePlainly(const std::string& text,
+                                          const BpeDefinition& definition) {
   MergeRanks ranks;
   for (size_t rank = 0; rank < definition.merges.size(); ++rank) {
     ranks[definition.merges[rank]] = rank;
   }
   std::vector<int32_t> ids;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = definition.use_regex ? NextPretoken(text, begin, text.size()) : text.size();
-    FOX_CHECK(end > begin && end <= text.size());
-    AppendPlainly(text.substr(begin, end - begin), definition, ranks, &ids);
-    begin = end;
-  }
+  uint64_t budget = Pretokenizer::Budget(text.size());
+  const absl::Status status = Pretokenizer::Create(definition.pretokenizer)
+                                  ->Split(text, &budget, [&](std::string_view piece) {
+                                    FOX_CHECK(!piece.empty());
+                                    AppendPlainly(std::string(piece), definition, ranks, &ids);
+                                  });
+  FOX_CHECK(status.ok());
   return ids;
 }
 
@@ -89,13 +91,18 @@ inline void UseByteLevel(absl::StatusOr<BpeDefinition> definition, std::string t
     CheckRefusal(escaped.status());
   }
   if (!IsValidUtf8(text)) return;
-  const std::vector<int32_t> ids = *(*plain)->Encode(text, false);
-  const bool spaced = definition->add_prefix_space && !text.empty() && text[0] != ' ';
-  if (definition->added.empty()) {
-    FOX_CHECK(Detokenize(**plain, ids, false) == (spaced ? " " : "") + text);
-    if (!definition->ignore_merges) FOX_CHECK(ids == EncodePlainly(text, *definition));
+  const auto& steps = definition->pretokenizer;
+  const bool keeps_text =
+      !definition->nfc && std::none_of(steps.begin(), steps.end(), [](const auto& step) {
+        return step.prefix_space || step.behavior == PretokenizerStep::Behavior::kRemoved;
+      });
+  const auto ids = (*plain)->Encode(text, false);
+  if (!ids.ok() || !definition->added.empty()) return;
+  if (keeps_text) FOX_CHECK(Detokenize(**plain, *ids, false) == text);
+  if (!definition->ignore_merges && !definition->nfc) {
+    FOX_CHECK(*ids == EncodePlainly(text, *definition));
   }
-  if (escaped.ok() && definition->added.empty() && !definition->add_prefix_space) {
+  if (escaped.ok() && keeps_text && (*escaped)->Encode(text, false).ok()) {
     FOX_CHECK(Detokenize(**escaped, *(*escaped)->Encode(text, false), false) == text);
   }
 }

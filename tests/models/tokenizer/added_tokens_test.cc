@@ -16,8 +16,8 @@ AddedTokenSplitter SplitterOf(const std::vector<AddedToken>& tokens) {
 std::string Cut(const AddedTokenSplitter& splitter, const std::string& text) {
   std::string shown;
   splitter.Split(text, [&](const TextPart& part) {
-    EXPECT_LT(part.begin, part.end);
-    const std::string content = text.substr(part.begin, part.end - part.begin);
+    EXPECT_FALSE(part.text.empty());
+    const std::string content(part.text);
     if (!shown.empty()) shown += '|';
     if (part.id == TextPart::kText) {
       shown += content;
@@ -47,6 +47,8 @@ TEST(AddedTokensTest, SpaceIsSwallowedUpToTheTokenBefore) {
   EXPECT_EQ(Cut(splitter, "a \t<l> b"), "a|[1: \t<l>]| b");
   EXPECT_EQ(Cut(splitter, "a <r>\n b"), "a |[2:<r>\n ]|b");
   EXPECT_EQ(Cut(splitter, "<r>  <l>"), "[2:<r>  ]|[1:<l>]");
+  const auto space = SplitterOf({right, {" ", 3}});
+  EXPECT_EQ(Cut(space, "<r> a"), "[2:<r> ]|[3: ]|a");
   // No-break space and ideographic space are white space, zero-width space is none.
   EXPECT_EQ(Cut(splitter, "a\u00a0\u3000<l>"), "a|[1:\u00a0\u3000<l>]");
   EXPECT_EQ(Cut(splitter, "a\u200b<l>"), "a\u200b|[1:<l>]");

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/tokenizer/bpe_windows.h"
 #include "tests/models/refused.h"
 #include "tests/models/tokenizer/small_vocabulary.h"
 
@@ -84,7 +85,7 @@ TEST(ByteLevelBpeTest, TextThatSpellsAnAddedTokenStaysText) {
   definition.added[0].special = true;
   for (const bool whole : {false, true}) {  // abc has a rule, and is a token as a whole
     definition.ignore_merges = whole;
-    definition.use_regex = !whole;
+    if (whole) definition.pretokenizer.clear();
     const auto bpe = ByteLevelBpe::Create(definition, 260);
     ASSERT_TRUE(bpe.ok()) << bpe.status();
     EXPECT_EQ(*(*bpe)->Encode("abc  ab", false), (std::vector<int32_t>{257, 259, 256}));
@@ -95,6 +96,17 @@ TEST(ByteLevelBpeTest, TextThatSpellsAnAddedTokenStaysText) {
   }
   EXPECT_TRUE(absl::IsInvalidArgument(
       (*ByteLevelBpe::Create(definition, 260))->EncodeAsText("\xff").status()));
+}
+
+TEST(ByteLevelBpeTest, BytesWithoutATokenAreDropped) {
+  BpeDefinition definition = SmallDefinition();
+  definition.vocab.erase("-");
+  definition.vocab["new"] = '-';
+  definition.drop_unknown_bytes = true;
+  const auto bpe = ByteLevelBpe::Create(definition, 300);
+  ASSERT_TRUE(bpe.ok()) << bpe.status();
+  const std::string text = std::string(kWindowBytes, '-') + std::string(kWindowBytes, '*') + "-*";
+  EXPECT_EQ(*(*bpe)->Encode(text, false), (std::vector<int32_t>(kWindowBytes + 1, '*')));
 }
 
 TEST(ByteLevelBpeTest, TheInsideOfAJsonString) {

@@ -7,16 +7,13 @@ tests themselves only read what is written here. Usage: make_vectors.py (any dir
 
 import json
 import random
-import sys
 from pathlib import Path
 
 import sentencepiece
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
+                        processors, trainers)
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parents[2] / "models/tokenizer"))
-from make_unicode_category import category  # noqa: E402
-
 SEED = 20250401
 BOS_GPT2 = 50256
 
@@ -152,14 +149,45 @@ def sentencepiece_vectors(samples: list[str], rng: random.Random) -> dict:
     }
 
 
-def category_hash() -> int:
-    """FNV-1a over the categories of all code points but the surrogates, in order."""
-    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    value = 0xCBF29CE484222325
-    for code_point in range(0x110000):
-        if not 0xD800 <= code_point < 0xE000:
-            value = (value ^ category(splitter, code_point)) * 0x100000001B3 % 2**64
-    return value
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+          r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+DEEPSEEK3 = (r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|"""
+             r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+             r"\s*[\r\n]+|\s+(?!\S)|\s+")
+
+
+def in_sequence(*steps: object, regex: bool = False) -> pre_tokenizers.PreTokenizer:
+    """The steps, regular expressions as Splits, then ByteLevel."""
+    return pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(step), "isolated") if isinstance(step, str) else step
+        for step in steps] + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex)])
+
+
+def pretokenizer_vectors(samples: list[str]) -> list[list]:
+    """For each pre-tokenizer FNV-1a of the ids of the samples and of every code point, between
+    others, up to the last assigned one but the tags."""
+    points = [chr(c) for c in range(0x32400) if not 0xD800 <= c < 0xE000]
+    blocks = ["".join(f"a{c}\u0316 {c}" for c in points[at:at + 64])
+              for at in range(0, len(points), 64)]
+    rows = []
+    for steps, normalizer in (
+            (in_sequence(pre_tokenizers.Digits(True), regex=True), None),  # SmolLM2
+            (in_sequence(LLAMA3), None),
+            (in_sequence(LLAMA3.replace("{1,3}", "")), normalizers.NFC()),  # Qwen2
+            (in_sequence(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", DEEPSEEK3),
+             None),
+            (pre_tokenizers.ByteLevel(add_prefix_space=True), None)):
+        tokenizer = small()
+        tokenizer.pre_tokenizer = steps
+        if normalizer is not None:
+            tokenizer.normalizer = normalizer
+        value = 0xCBF29CE484222325
+        for text in samples + blocks:
+            for token in tokenizer.encode(text, add_special_tokens=False).ids:
+                value = (value ^ token) * 0x100000001B3 % 2**64
+        state = json.loads(tokenizer.to_str())
+        rows.append([state["pre_tokenizer"], state["normalizer"], value])
+    return rows
 
 
 def main() -> None:
@@ -174,7 +202,8 @@ def main() -> None:
         "longcrawl64": longcrawl64_vectors(large, samples),
         "sentencepiece": sentencepiece_vectors(samples, rng),
     }
-    lines = [f'"category_hash": {category_hash()}']
+    pretokenizers = [json.dumps(row) for row in pretokenizer_vectors(samples)]
+    lines = ['"pretokenizers": [\n' + ",\n".join(pretokenizers) + "]"]
     for name, groups in vectors.items():
         body = ",\n".join(
             json.dumps(group) + ": [\n"

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "models/tokenizer/tokenizer.h"
@@ -34,10 +35,22 @@ inline std::unique_ptr<Tokenizer> LoadLongCrawl64() {
   return LoadGpt2(R"({"tokenizer_class": "JSONGPT2Tokenizer", "add_bos_token": true})");
 }
 
-inline std::unique_ptr<Tokenizer> LoadSmall() {
+// With another pre-tokenizer and normalizer, if given.
+inline std::unique_ptr<Tokenizer> LoadSmall(const nlohmann::json& pre_tokenizer = nullptr,
+                                            const nlohmann::json& normalizer = nullptr) {
+  auto json = nlohmann::json::parse(RepositoryFile("tests/models/tokenizer/small_tokenizer.json"));
+  if (!pre_tokenizer.is_null()) json["pre_tokenizer"] = pre_tokenizer;
+  json["normalizer"] = normalizer;
   TemporaryDir dir;
-  dir.Write("tokenizer.json", RepositoryFile("tests/models/tokenizer/small_tokenizer.json"));
+  dir.Write("tokenizer.json", json.dump());
   return MustLoad(dir.path(), 1000);
+}
+
+// Llama 3's pattern, the text in form C first.
+inline std::unique_ptr<Tokenizer> LoadLlama3() {
+  const nlohmann::json vectors =
+      nlohmann::json::parse(RepositoryFile("tests/models/tokenizer/vectors.json"));
+  return LoadSmall(vectors["pretokenizers"][1][0], {{"type", "NFC"}});
 }
 
 inline std::unique_ptr<Tokenizer> LoadDemo() {

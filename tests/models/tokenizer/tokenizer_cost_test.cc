@@ -57,6 +57,9 @@ std::vector<Content> Contents() {
           {"zwj family", repeat("\xF0\x9F\x91\xA8\xE2\x80\x8D\xF0\x9F\x91\xA9\xE2\x80\x8D")},
           {"cjk", repeat("\xE6\x97\xA5\xE6\x9C\xAC\xE8\xAA\x9E")},
           {"combining", repeat("\xCC\x81")},
+          {"marks", repeat("\xCC\x81\xCC\x96")},
+          {"double marks", repeat("\xE0\xBD\xB3")},
+          {"spaces, a letter", [](size_t bytes) { return std::string(bytes, ' ') + "x"; }},
           {"nul", [](size_t bytes) { return std::string(bytes, '\0'); }},
           {"random words", [](size_t bytes) { return RandomLetters(bytes, 26, 12); }, true},
           {"random letters", [](size_t bytes) { return RandomLetters(bytes, 26, INT_MAX); }},
@@ -96,6 +99,7 @@ void ExpectLittleMemory(const Tokenizer& tokenizer) {
 TEST(TokenizerMemoryTest, Gpt2) { ExpectLittleMemory(*LoadGpt2("{}")); }
 TEST(TokenizerMemoryTest, LongCrawl64) { ExpectLittleMemory(*LoadLongCrawl64()); }
 TEST(TokenizerMemoryTest, TokenizerJson) { ExpectLittleMemory(*LoadSmall()); }
+TEST(TokenizerMemoryTest, Llama3) { ExpectLittleMemory(*LoadLlama3()); }
 TEST(TokenizerMemoryTest, SentencePiece) { ExpectLittleMemory(*LoadDemo()); }
 
 // Time this thread computed: waiting for a processor that others use does not count.
@@ -131,6 +135,7 @@ void ExpectLinear(const Tokenizer& tokenizer) {
 TEST(TokenizerTimeTest, Gpt2) { ExpectLinear(*LoadGpt2("{}")); }
 TEST(TokenizerTimeTest, LongCrawl64) { ExpectLinear(*LoadLongCrawl64()); }
 TEST(TokenizerTimeTest, TokenizerJson) { ExpectLinear(*LoadSmall()); }
+TEST(TokenizerTimeTest, Llama3) { ExpectLinear(*LoadLlama3()); }
 TEST(TokenizerTimeTest, SentencePiece) { ExpectLinear(*LoadDemo()); }
 
 }  // namespace

@@ -29,9 +29,19 @@ TEST(TokenizerJsonTest, WhatIsNotImplementedIsNamed) {
   expect("/model/type", "WordPiece", "WordPiece");
   expect("/model/dropout", 0.1, "dropout");
   expect("/model/end_of_word_suffix", "</w>", "end_of_word_suffix");
-  expect("/normalizer", {{"type", "NFC"}}, "NFC");
-  expect("/pre_tokenizer/type", "Metaspace", "Metaspace");
-  expect("/pre_tokenizer", nullptr, "pre_tokenizer");
+  expect("/normalizer", {{"type", "NFKC"}}, "normalizer \"NFKC\" is not supported; supported: NFC");
+  const std::string behind =
+      "; supported: ByteLevel, alone or in a Sequence behind Split and Digits";
+  expect("/pre_tokenizer/type", "Metaspace", "\"Metaspace\" is not supported" + behind);
+  expect("/pre_tokenizer", nullptr, "pre_tokenizer \"null\" is not supported" + behind);
+  const json level = good["pre_tokenizer"], digits = {{"type", "Digits"}};
+  const auto sequence = [](const json& steps) {
+    return json{{"type", "Sequence"}, {"pretokenizers", steps}};
+  };
+  expect("/pre_tokenizer", sequence({level, digits}), "\"ByteLevel and more\"");
+  expect("/pre_tokenizer", sequence(json::array({digits})), "\"Digits\" is not supported" + behind);
+  const json split = {{"type", "Split"}, {"pattern", {{"String", " "}}}, {"behavior", "Odd"}};
+  expect("/pre_tokenizer", sequence({split, level}), "Split behavior \"Odd\" is not supported");
   expect("/decoder/type", "WordPiece", "WordPiece");
   expect("/post_processor/type", "BertProcessing", "BertProcessing");
   expect("/added_tokens/0/single_word", true, "single_word");

@@ -7,7 +7,7 @@
 
 #include "models/tokenizer/json_escape.h"
 #include "models/tokenizer/token_stream.h"
-#include "models/tokenizer/unicode_category.h"
+#include "models/tokenizer/utf8.h"
 #include "tests/models/tokenizer/test_files.h"
 
 namespace fox {
@@ -85,13 +85,31 @@ TEST(TokenizerVectorsTest, SentencePiece) {
   ExpectDecodes(*tokenizer, Vectors()["sentencepiece"]["decode"]);
 }
 
-TEST(TokenizerVectorsTest, CategoriesOfAllCodePoints) {
-  uint64_t hash = 0xCBF29CE484222325u;
-  for (uint32_t c = 0; c < 0x110000; ++c) {
+// Each pre-tokenizer over the samples and over all code points, between others.
+TEST(TokenizerVectorsTest, Pretokenizers) {
+  std::vector<std::string> texts;
+  for (const auto& row : Vectors()["gpt2"]["encode"]) texts.push_back(row[0]);
+  int count = 0;
+  for (uint32_t c = 0; c < 0x32400; ++c) {
     if (c >= 0xD800 && c < 0xE000) continue;
-    hash = (hash ^ static_cast<uint64_t>(CategoryOf(c))) * 0x100000001B3u;
+    if (count++ % 64 == 0) texts.emplace_back();
+    texts.back() += "a";
+    AppendUtf8(c, &texts.back());
+    texts.back() += "\u0316 ";
+    AppendUtf8(c, &texts.back());
   }
-  EXPECT_EQ(hash, Vectors()["category_hash"].get<uint64_t>());
+  for (const auto& row : Vectors()["pretokenizers"]) {
+    const auto tokenizer = LoadSmall(row[0], row[1]);
+    uint64_t hash = 0xCBF29CE484222325u;
+    for (const std::string& text : texts) {
+      const auto ids = tokenizer->Encode(text, false);
+      ASSERT_TRUE(ids.ok()) << ids.status();
+      for (const int32_t id : *ids) {
+        hash = (hash ^ static_cast<uint64_t>(id)) * 0x100000001B3u;
+      }
+    }
+    EXPECT_EQ(hash, row[2].get<uint64_t>()) << row.dump();
+  }
 }
 
 // What was encoded comes back, if no replacement or normalization is in between.

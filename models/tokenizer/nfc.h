@@ -1,0 +1,12 @@
+// Unicode normalization form C. Read byte_level_bpe.h next.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace fox {
+
+// REQUIRES: `text` is valid UTF-8. Cost O(n log n), however many marks a letter has.
+std::string Nfc(std::string_view text);
+
+}  // namespace fox
