@@ -64,7 +64,7 @@ class MarkedText {
   void Cut() {
     added_.Split(mark_, [this](const TextPart& part) {
       if (part.id == TextPart::kText) {
-        plain_.append(mark_, part.begin, part.end - part.begin);
+        plain_ += part.text;
       } else {
         EncodePlain();
         ids_.push_back(part.id);
