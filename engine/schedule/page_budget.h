@@ -23,20 +23,15 @@ namespace fox {
 class PageLedger {
  public:
   explicit PageLedger(const ExecutorLimits& limits);
-
   // Negative only while an executor that understates its free pages is about to report.
   int64_t free() const { return expected_.free; }
-  // Pages that the slot alone has.
   int64_t held(int32_t slot) const { return expected_.held[static_cast<size_t>(slot)]; }
   bool in_flight() const { return !plans_.empty(); }
-  // Pages that a sequence takes on its way from one length to another.
   int64_t Between(int64_t from, int64_t to) const {
     return lists_per_slot_ * (PagesFor(to) - PagesFor(from));
   }
-  // Pages that are neither free nor a single sequence's own: those of snapshots, which sequences
-  // may have, too.
+  // Pages that are neither free nor a single sequence's own.
   int64_t shared() const;
-
   void Share(int32_t from);
   void Submit(const StepPlan& plan);
   void Collect(const StepResult& result);
@@ -62,7 +57,6 @@ class PageLedger {
 // forecast is never a licence: PageLedger says what may be spent.
 class PageForecast {
  public:
-  // `lists_per_slot`: pages that a sequence takes every 64 tokens.
   explicit PageForecast(int64_t lists_per_slot) : lists_(static_cast<double>(lists_per_slot)) {}
 
   // A sequence went from one length to another, where it holds so many pages.

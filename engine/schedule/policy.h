@@ -21,8 +21,7 @@ inline constexpr Seconds kStarvation = 5.0;
 inline constexpr Seconds kSlotTurn = 0.5;
 // Tokens of a prompt that a decoded one is charged as: about what it costs in time.
 inline constexpr int64_t kDecodeCost = 4;
-// Tokens of an answer that a request is taken to ask for, at most: clients set max_tokens far
-// higher than what their answers need.
+// Tokens of an answer that a request is taken to ask for, at most: max_tokens is often high.
 inline constexpr int64_t kChargedAhead = 512;
 // Tokens of a prompt by which what requests ask for must differ to change their order: others come
 // as they arrived, so that a wait can be estimated.
@@ -59,18 +58,16 @@ struct RunsEarlier {
   bool operator()(const Sequence* a, const Sequence* b) const { return RunsBefore(*a, *b); }
 };
 
-// Whether a sequence gets what others leave: its reader lags.
 inline bool IsBestEffort(const Sequence& sequence) {
   return sequence.reads_slowly() && !sequence.rescued;
 }
 
-// Best-effort sequences that may run beside others.
+// Of best-effort sequences, beside others.
 inline int64_t MostSlow(int64_t max_running) {
   return std::max<int64_t>(1, max_running / kSlowShare);
 }
 
-// Whether a sequence may start beside `running` ones, of which `slow` are best effort, in a step
-// that may have such ones or not.
+// Beside `running` ones, of which `slow` are best effort, in a step that may have such ones or not.
 inline bool MayStart(const Sequence& next, int64_t running, int64_t slow, int64_t max_running,
                      bool best_effort_step) {
   if (!next.is_schedulable()) return false;

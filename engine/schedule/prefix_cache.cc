@@ -22,8 +22,8 @@ int64_t GrainEnd(const Sequence& sequence, int64_t tokens) {
   return tokens / Grain(sequence) * Grain(sequence);
 }
 
-// Whether a snapshot may lie there. What is not known yet has no place in the tree, and what was
-// decoded has other bits than a prompt's tokens would have, where chunks matter.
+// What is not known yet has no place in the tree, and what was decoded has other bits than a
+// prompt's tokens would have, where chunks matter.
 bool MayLieAt(const Sequence& sequence, int64_t tokens) {
   if (sequence.chunk_multiple == 1) return tokens <= static_cast<int64_t>(sequence.tokens.size());
   return tokens <= sequence.prompt_tokens && tokens % sequence.chunk_multiple == 0;
@@ -75,8 +75,8 @@ void PrefixCache::Follow(Sequence* sequence) {
   if (prompt_done && state.claims) Unclaim(sequence);
 }
 
-// The last token is computed anyway: its logits are wanted. So are those of a prompt's tokens that
-// are yet to be scored. Where chunks matter two tokens of the prompt are left, which are a chunk.
+// Logits are wanted of the last token and of those that are yet to be scored. Where chunks matter
+// two tokens of the prompt are left, which are a chunk.
 int64_t PrefixCache::Limit(const Sequence& sequence) {
   const int64_t limit = sequence.chunk_multiple == 1
                             ? static_cast<int64_t>(sequence.tokens.size()) - 1
@@ -85,7 +85,6 @@ int64_t PrefixCache::Limit(const Sequence& sequence) {
   return std::min(limit, sequence.prompt_logprobs_done);
 }
 
-// Whether the sequence, which computes that block, will leave a snapshot at its end, or can.
 bool PrefixCache::WillReach(const Sequence& sequence, const PrefixTree::Node& node) {
   const PrefixState& state = sequence.prefix_;
   if (node.tokens > sequence.computed) return true;
@@ -252,8 +251,7 @@ int64_t PrefixCache::Evict(int64_t pages) {
   return freed;
 }
 
-// Whose pages have been idle for longest, for what computing it again would cost: the product of
-// age and pages, by tokens. -1: there is none.
+// Whose pages have been idle for longest, for what computing it again would cost.
 int32_t PrefixCache::Victim() const {
   int32_t victim = -1;
   double highest = -1;

@@ -25,18 +25,17 @@ struct PrefixStats {
 
 class PrefixCache {
  public:
-  // `ledger` must outlive the cache. Off where the executor takes no snapshots or the share is 0.
+  // Off where the executor takes no snapshots or the share is 0.
   PrefixCache(const ExecutorLimits& limits, const EngineOptions& options, PageLedger& ledger);
 
   bool empty() const { return size_ == 0; }
   int64_t size() const { return size_; }
   const PrefixStats& stats() const { return stats_; }
 
-  // Opens the planning of a step; after it, for each running sequence, Follow.
+  // Then, for each running sequence, Follow.
   void BeginPlan(Seconds now);
   // Takes the snapshot that a sequence with a slot is due.
   void Follow(Sequence* sequence);
-
   // Looks for the longest snapshot that a sequence without a slot may start from, and leaves what
   // it found in Sequence::prefix. True: another one is about to leave a longer one; wait.
   bool Match(Sequence* sequence);
@@ -44,23 +43,18 @@ class PrefixCache {
   int64_t Lock(const Sequence& sequence);
   // The sequence has got a slot and starts from what was found. REQUIRES: `computed` is that.
   void Start(Sequence* sequence);
-  // The sequence has got a slot and goes on with all that it had computed.
   void Return(Sequence* sequence);
   // How many of the next `count` tokens may go into one step: it ends where a snapshot is wanted.
   int64_t CutChunk(const Sequence& sequence, int64_t count) const;
-
   // No other sequence waits for what this one computes any more.
   void Unclaim(Sequence* sequence);
-
   // Drops snapshots, the least worth first, until `pages` are free or may be; the plan may use as
   // many as it returns. Those from which a sequence starts in this plan are kept.
   int64_t Evict(int64_t pages);
   // Whether dropped snapshots may have freed more pages than is known yet.
   bool evicting() const;
-
   // The sequence gives up its slot; with `keep` it may leave a snapshot.
   void Leave(Sequence* sequence, bool keep);
-  // Drops all snapshots, in the next plan.
   void Flush() { flush_ = !empty(); }
 
   bool has_pending() const { return flush_ || !drops_.empty() || !snapshots_.empty(); }

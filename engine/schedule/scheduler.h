@@ -1,9 +1,7 @@
 // Scheduler: which sequences run next and how many of their tokens. Pure: depends on the sequences
 // given, on `now` and on the results collected. It is the mechanism: slots, pages and chunks; what
 // comes first and what gives way is the policy's (policy.h). engine/README.md tells it in order.
-//
-// Plans may be made while earlier ones are in flight. They run in order, so a slot released by one
-// may be used by the same one.
+// Plans run in order, so a slot released by one may be used by the same one.
 #pragma once
 
 #include <algorithm>
@@ -38,10 +36,8 @@ struct Schedule {
 
 class Scheduler {
  public:
-  // `times` must outlive the scheduler.
   Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
             const EngineOptions& options = {});
-
   // Queues a sequence, which must live until Remove, or until it is reported as ended.
   void Add(Sequence* sequence, Seconds now);
   // The next plan releases its slot, if it has one. `keep`: what it has computed is right, and may
@@ -69,7 +65,7 @@ class Scheduler {
   Work RunningWork() const;  // what is left to do
 
  private:
-  // What is left in the plan being made.
+  // Of the plan being made.
   struct Budget {
     int64_t tokens = 0;
     int64_t prefill = 0;  // of them

@@ -142,8 +142,8 @@ bool Scheduler::MakeRoom(Sequence* next, double demand, Seconds now, Schedule* s
   return has_slot() && HasRoom(*next, demand, pages_);
 }
 
-// Whether one that found no room never will: with its pages it has the pool to itself, or not even
-// its first chunk has room in it. What this plan releases is waited for, as in ReservePages.
+// With its pages it has the pool to itself, or not even its first chunk has room in it. What this
+// plan releases is waited for, as in ReservePages.
 bool Scheduler::IsTooLarge(const Sequence& next) const {
   if (ledger_.Between(0, next.least_chunk()) > limits_.num_pages) return true;
   const bool alone = running_.empty() && next.slot >= 0 && holders_.size() == 1;
@@ -160,7 +160,6 @@ void Scheduler::SwapOut(Sequence* sequence, StepPlan* plan) {
   // It might find no room for all at once.
   if (pages + PagesToGoOn(*sequence) > limits_.num_pages) return;
   const int64_t bytes = limits_.SwapBytes(pages);
-  // What would be decoded again, one by one.
   const int64_t replays = limits_.chunk_multiple == 1
                               ? 0
                               : std::max<int64_t>(0, sequence->computed - sequence->prompt_tokens);

@@ -43,7 +43,7 @@ int64_t Sequence::FirstPromptRow() const { return std::max(computed, prompt_logp
 
 int64_t Sequence::NumLogitRows(int64_t count) const {
   int64_t rows = count == remaining() && samples() ? 1 : 0;
-  if (wants_prompt_logprobs()) {
+  if (request.sampling.prompt_logprobs >= 0) {
     const int64_t end = std::min(computed + count, prompt_tokens - 1);
     rows += std::max<int64_t>(0, end - FirstPromptRow());
   }

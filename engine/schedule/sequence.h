@@ -59,7 +59,6 @@ struct Progress {
   bool is_schedulable() const {
     return remaining() > 0 && (pending == 0 || produced() < max_tokens);
   }
-  // Whether a plan with all remaining tokens ends in sampling.
   bool samples() const { return max_tokens > 0; }
   // The tokens [computed, computed + count): kLastSampledToken stands for a pending one.
   std::vector<int32_t> NextTokens(int64_t count) const;
@@ -73,7 +72,6 @@ struct Progress {
   int64_t prompt_logprobs_done = 0;  // prompt rows whose log-probabilities were delivered
 };
 
-// What the waiting queue knows of a sequence.
 struct QueueEntry {
   Seconds waiting_since = 0;
   Seconds running_since = kNever;      // its last start; kNever: it never ran
@@ -82,7 +80,6 @@ struct QueueEntry {
   int64_t passed_in_round = -1;
 };
 
-// What the prefix cache knows of a sequence.
 struct PrefixState {
   // Without a slot: what was found, and for which version (PrefixTree) and length it holds.
   int64_t version = -1, length = 0;
@@ -137,19 +134,14 @@ struct Sequence : Progress, SlotState {
   const QueueEntry& queue() const { return queue_; }
   const PrefixState& prefix() const { return prefix_; }
 
-  // How many rows of logits a chunk of `count` tokens wants.
   int64_t NumLogitRows(int64_t count) const;
-  // Its next `count` tokens, as a plan feeds them.
   PlannedSequence Feed(int64_t count, bool samples_on_device) const;
-
   void Append(const SampledToken& token);
   // Its counters move into stats.acp as soon as they are final.
   void ReleaseSlot();
   // What is swapped goes into a slot. `unpruned`: pages that it would have without eviction.
   void SwapIn(int32_t into_slot, int64_t unpruned);
-  // A plan with this sequence was collected; the counters of its slot after that plan.
   void OnStepCollected(const AcpStats& collected);
-  // stats with the counters of the current slot added.
   RequestStats FinalStats(Seconds now) const;
 
   Request request;       // the prompt is moved out
@@ -179,7 +171,6 @@ struct Sequence : Progress, SlotState {
   friend class PrefixCache;
   int64_t FirstPromptRow() const;
   void CloseSlotStats();
-  bool wants_prompt_logprobs() const { return request.sampling.prompt_logprobs >= 0; }
 
   QueueEntry queue_;
   PrefixState prefix_;

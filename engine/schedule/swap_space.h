@@ -1,6 +1,5 @@
-// SwapSpace: host memory for sequences that are swapped out, given out in contiguous ranges, first
-// fit. It decides where; the executor has the memory. A range may be given out again as soon as the
-// plan that last reads it has been made: plans run in order. Read scheduler.h next.
+// SwapSpace: where in the executor's host memory sequences are swapped out to. A range may be given
+// out again as soon as the plan that last reads it has been made. Read scheduler.h next.
 #pragma once
 
 #include <cstdint>

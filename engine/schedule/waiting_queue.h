@@ -1,7 +1,6 @@
 // WaitingQueue: sequences that wait for a running slot, and whose turn it is: those that were
-// preempted, then clients that are due a slot, then the client that has been served least, with
-// what its first request asks for (fair queueing by finish times: Demers, Keshav and Shenker,
-// SIGCOMM 1989). Read policy.h next.
+// preempted, then clients that are due a slot, then the client served least, with what its first
+// request asks for (Demers, Keshav and Shenker, SIGCOMM 1989). Read policy.h next.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +19,10 @@ class WaitingQueue {
   // A client's account is kept from the first of its sequences to enter until the last one leaves.
   void Enter(const Sequence& sequence);
   void Leave(const Sequence& sequence);
-
   void Add(Sequence* sequence, Seconds now);
   void Remove(Sequence* sequence);
   int64_t size() const { return size_; }
   int64_t tokens() const { return tokens_; }
-
   void BeginRound() { ++round_; }
   void PassOver(Sequence* sequence) const { sequence->queue_.passed_in_round = round_; }
   // Whose turn it is, of those not passed over in this round; null: none is left.
