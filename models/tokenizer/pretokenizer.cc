@@ -200,6 +200,7 @@ class Pretokenizer::Cutter {
   std::optional<std::pair<size_t, size_t>> Find(const pcre2_code& code, std::string_view subject,
                                                 size_t at) {
     int found = Match(code, subject, at, 0, kFirstLimit);
+    if (found == PCRE2_ERROR_JIT_STACKLIMIT) found = PCRE2_ERROR_MATCHLIMIT;  // interpreted below
     // The limit holds for a start, so from here on they are tried one by one.
     for (uint32_t limit = kFirstLimit; found == PCRE2_ERROR_MATCHLIMIT && at < subject.size();) {
       found = Match(code, subject, at, PCRE2_ANCHORED, limit);

@@ -98,6 +98,9 @@ inline void UseByteLevel(absl::StatusOr<BpeDefinition> definition, std::string t
       });
   const auto ids = (*plain)->Encode(text, false);
   if (!ids.ok() || !definition->added.empty()) return;
+  for (int byte = 0; byte < 256; ++byte) {
+    if (!definition->vocab.contains(CharacterOfByte(static_cast<uint8_t>(byte)))) return;
+  }
   if (keeps_text) FOX_CHECK(Detokenize(**plain, *ids, false) == text);
   if (!definition->ignore_merges && !definition->nfc) {
     FOX_CHECK(*ids == EncodePlainly(text, *definition));

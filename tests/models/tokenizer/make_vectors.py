@@ -163,11 +163,34 @@ def in_sequence(*steps: object, regex: bool = False) -> pre_tokenizers.PreTokeni
         for step in steps] + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex)])
 
 
+NEIGHBOURS = "a1 !'"
+
+
+def edges() -> Tokenizer:
+    """A byte-level BPE whose only merges are of a byte beyond ASCII with one of NEIGHBOURS, so that
+    its ids show where a character was cut off."""
+    letters = bytes_to_letters()
+    merges = [pair for byte in range(0x80, 0x100) for near in NEIGHBOURS.encode()
+              for pair in ((letters[byte], letters[near]), (letters[near], letters[byte]))]
+    vocab = {token: number for number, token in
+             enumerate(letters + [left + right for left, right in merges])}
+    tokenizer = Tokenizer(models.BPE(vocab, merges))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def bytes_to_letters() -> list[str]:
+    """GPT-2's byte alphabet, by byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
 def pretokenizer_vectors(samples: list[str]) -> list[list]:
     """For each pre-tokenizer FNV-1a of the ids of the samples and of every code point, between
     others, up to the last assigned one but the tags."""
     points = [chr(c) for c in range(0x32400) if not 0xD800 <= c < 0xE000]
-    blocks = ["".join(f"a{c}\u0316 {c}" for c in points[at:at + 64])
+    blocks = ["".join(f"a{c}1{c}!{c} {c}'{c}\u0316a" for c in points[at:at + 64])
               for at in range(0, len(points), 64)]
     rows = []
     for steps, normalizer in (
@@ -177,7 +200,7 @@ def pretokenizer_vectors(samples: list[str]) -> list[list]:
             (in_sequence(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", DEEPSEEK3),
              None),
             (pre_tokenizers.ByteLevel(add_prefix_space=True), None)):
-        tokenizer = small()
+        tokenizer = edges()
         tokenizer.pre_tokenizer = steps
         if normalizer is not None:
             tokenizer.normalizer = normalizer
@@ -210,6 +233,7 @@ def main() -> None:
             + ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows) + "]"
             for group, rows in groups.items())
         lines.append(json.dumps(name) + ": {\n" + body + "}")
+    edges().save(str(HERE / "edges_tokenizer.json"), pretty=False)
     (HERE / "vectors.json").write_text("{" + ",\n".join(lines) + "}\n")
 
 

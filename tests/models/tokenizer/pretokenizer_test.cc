@@ -77,6 +77,8 @@ TEST(PretokenizerTest, PatternsThatMayMeanSomethingElseAreRefused) {
 
 TEST(PretokenizerTest, ATextThatAPatternCannotCopeWithIsRefused) {
   EXPECT_EQ(Cut({{.pattern = "(?:a|aa)+$"}}, std::string(100, 'a') + "b"), std::nullopt);
+  const std::string letters(20'000, 'a');  // more than the stack of compiled code holds
+  EXPECT_TRUE(Cut({{.pattern = "(?:a|b)+"}}, letters) == letters);
   const PretokenizerStep quadratic = {.pattern = R"(\s+$)"};
   EXPECT_EQ(Cut({quadratic}, std::string(1000, ' ') + "b"), std::string(1000, ' ') + "b");
   EXPECT_EQ(Cut({quadratic}, std::string(1 << 18, ' ') + "b"), std::nullopt);

@@ -35,22 +35,28 @@ inline std::unique_ptr<Tokenizer> LoadLongCrawl64() {
   return LoadGpt2(R"({"tokenizer_class": "JSONGPT2Tokenizer", "add_bos_token": true})");
 }
 
-// With another pre-tokenizer and normalizer, if given.
-inline std::unique_ptr<Tokenizer> LoadSmall(const nlohmann::json& pre_tokenizer = nullptr,
-                                            const nlohmann::json& normalizer = nullptr) {
-  auto json = nlohmann::json::parse(RepositoryFile("tests/models/tokenizer/small_tokenizer.json"));
-  if (!pre_tokenizer.is_null()) json["pre_tokenizer"] = pre_tokenizer;
+inline std::unique_ptr<Tokenizer> LoadSmall() {
+  TemporaryDir dir;
+  dir.Write("tokenizer.json", RepositoryFile("tests/models/tokenizer/small_tokenizer.json"));
+  return MustLoad(dir.path(), 1000);
+}
+
+inline std::unique_ptr<Tokenizer> LoadWith(const std::string& file,
+                                           const nlohmann::json& pre_tokenizer,
+                                           const nlohmann::json& normalizer) {
+  auto json = nlohmann::json::parse(RepositoryFile("tests/models/tokenizer/" + file));
+  json["pre_tokenizer"] = pre_tokenizer;
   json["normalizer"] = normalizer;
   TemporaryDir dir;
   dir.Write("tokenizer.json", json.dump());
-  return MustLoad(dir.path(), 1000);
+  return MustLoad(dir.path(), 2000);
 }
 
 // Llama 3's pattern, the text in form C first.
 inline std::unique_ptr<Tokenizer> LoadLlama3() {
   const nlohmann::json vectors =
       nlohmann::json::parse(RepositoryFile("tests/models/tokenizer/vectors.json"));
-  return LoadSmall(vectors["pretokenizers"][1][0], {{"type", "NFC"}});
+  return LoadWith("small_tokenizer.json", vectors["pretokenizers"][1][0], {{"type", "NFC"}});
 }
 
 inline std::unique_ptr<Tokenizer> LoadDemo() {

@@ -93,13 +93,14 @@ TEST(TokenizerVectorsTest, Pretokenizers) {
   for (uint32_t c = 0; c < 0x32400; ++c) {
     if (c >= 0xD800 && c < 0xE000) continue;
     if (count++ % 64 == 0) texts.emplace_back();
-    texts.back() += "a";
-    AppendUtf8(c, &texts.back());
-    texts.back() += "\u0316 ";
-    AppendUtf8(c, &texts.back());
+    for (const char* before : {"a", "1", "!", " ", "'"}) {
+      texts.back() += before;
+      AppendUtf8(c, &texts.back());
+    }
+    texts.back() += "\u0316a";
   }
   for (const auto& row : Vectors()["pretokenizers"]) {
-    const auto tokenizer = LoadSmall(row[0], row[1]);
+    const auto tokenizer = LoadWith("edges_tokenizer.json", row[0], row[1]);
     uint64_t hash = 0xCBF29CE484222325u;
     for (const std::string& text : texts) {
       const auto ids = tokenizer->Encode(text, false);
