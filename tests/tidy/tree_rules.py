@@ -27,7 +27,7 @@ AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], .
     ("lines of kernels/cuda/linear", lambda path: path.startswith("kernels/cuda/linear/"),
      lambda text: text.count("\n"), 2_620),  # (2,600)
     ("lines of engine/schedule", lambda path: path.startswith("engine/schedule/"),
-     lambda text: text.count("\n"), 2_480),  # (2,000)
+     lambda text: text.count("\n"), 2_310),  # (2,000)
 )
 TOP_LEVEL = {"server", "engine", "kernels", "proto", "models", "tests", "docker"}
 TOP_LEVEL |= {"CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md", "run"}
