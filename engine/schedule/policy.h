@@ -21,7 +21,7 @@ inline constexpr Seconds kStarvation = 5.0;
 inline constexpr Seconds kSlotTurn = 0.5;
 // Tokens of a prompt that a decoded one is charged as: about what it costs in time.
 inline constexpr int64_t kDecodeCost = 4;
-// Tokens of an answer that are charged before they are generated, at most: max_tokens is often high.
+// Tokens of an answer that are charged before they are generated: max_tokens is often high.
 inline constexpr int64_t kChargedAhead = 512;
 // Tokens of a prompt by which what requests ask for must differ to change their order: others come
 // as they arrived, so that a wait can be estimated.
