@@ -94,7 +94,6 @@ MUTANTS = [
     ("rows are not counted", S,
      "budget->logit_rows -= static_cast<int64_t>(planned.logit_rows.size());", ""),
     ("tokens are not counted", S, "  budget->tokens -= count;\n", ""),
-    ("best effort never runs", S, "alone || ++steps_without_best_effort_ >= kSlowShare", "alone"),
     ("chunk of one page too many", S, "least_chunk()) + pages / limits_",
      "least_chunk()) + 1 + pages / limits_"),
     ("computed is one short", S, "  sequence->computed += count;",
