@@ -72,8 +72,10 @@ std::unique_ptr<Sequence> MakeSequence(int32_t slot, int32_t vocabulary, Random&
   return sequence;
 }
 
-SampleRow RowOf(int32_t slot, SampleRow row) {
-  row.slot = slot;
+SampleRow NextRow(const Sequence& sequence) {
+  SampleRow row =
+      SampleRowOf(sequence.request, sequence.stop, sequence.length(), sequence.produced()).value();
+  row.slot = sequence.slot;
   return row;
 }
 
@@ -120,14 +122,14 @@ void ExpectSameLogits(const std::vector<float>& want, const float* got) {
 // Sets the states of every sequence whose slot lacks them, as the scheduler plans it.
 void SetMissingStates(Sequences& sequences, const SampleBatch& batch, cudaStream_t stream) {
   for (const auto& sequence : sequences) {
-    if (!sequence->NextSampleRow()->logits_processor.on || sequence->has_penalty_state) continue;
-    const SlotTokens states = sequence->PenaltyState();
-    const DeviceArray<PenaltyEntry> entries(states.entries);
-    ASSERT_EQ(
-        SetPenaltyState({states.slot, batch.vocabulary, entries.data(),
-                         static_cast<int64_t>(states.entries.size()), batch.penalty_state.data()},
-                        stream),
-        cudaSuccess);
+    if (!NextRow(*sequence).logits_processor.on || sequence->has_penalty_state) continue;
+    const std::vector<PenaltyEntry> states = PenaltyEntriesOf(
+        sequence->request, sequence->stop, sequence->counts, sequence->generated());
+    const DeviceArray<PenaltyEntry> entries(states);
+    ASSERT_EQ(SetPenaltyState({sequence->slot, batch.vocabulary, entries.data(),
+                               static_cast<int64_t>(states.size()), batch.penalty_state.data()},
+                              stream),
+              cudaSuccess);
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     sequence->has_penalty_state = true;
   }
@@ -187,7 +189,7 @@ void SampleMany(size_t count, int steps, int32_t vocabulary, cudaStream_t stream
       const Logits kind =
           random() % 2 == 0 ? Logits::kNormal : static_cast<Logits>(random() % kinds);
       batch.SetLogits(i, MakeLogits(kind, vocabulary, random));
-      batch.rows[i] = RowOf(sequences[i]->slot, sequences[i]->NextSampleRow().value());
+      batch.rows[i] = NextRow(*sequences[i]);
     }
     batch.Upload();
     SetMissingStates(sequences, batch, stream);
