@@ -208,6 +208,10 @@ struct DeviceSchedule {
 
 TEST_P(DeviceEngineTest, SchedulesChangeNoBit) {
   std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 42);
+  // Answers that are longer than expected.
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].stop.max_tokens = 150 + 30 * static_cast<int32_t>(i % 7);
+  }
   if (Invariant(128) == 128) requests[5].sampling.prompt_logprobs = 1;
   EngineConfig config = Config();
   config.runner.max_num_seqs = 1;
@@ -215,7 +219,7 @@ TEST_P(DeviceEngineTest, SchedulesChangeNoBit) {
   int64_t preemptions = 0;
   for (const DeviceSchedule& s :
        {DeviceSchedule{16, 512, 16384, 0}, DeviceSchedule{3, 132, 8192, 3},
-        DeviceSchedule{8, 512, 448, 0}, DeviceSchedule{16, 145, 448, 2}}) {
+        DeviceSchedule{8, 512, 576, 0}, DeviceSchedule{16, 145, 576, 2}}) {
     config.runner.max_num_seqs = s.seqs;
     config.runner.max_num_batched_tokens = s.batch_tokens;
     EngineConfig small = config;
