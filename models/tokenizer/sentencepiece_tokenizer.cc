@@ -115,7 +115,7 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(const std::s
 absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::EncodeAsText(
     const std::string& text) const {
   const absl::StatusOr<std::vector<int32_t>> ids = Encode(text, false);
-  if (!ids.ok()) return ids;
+  if (!ids.ok()) return ids.status();
   std::vector<int32_t> out;
   std::vector<WindowToken> letter;
   std::string error;

@@ -15,7 +15,7 @@ std::shared_ptr<grpc::ClientContext> RawCall::Start(grpc::GenericStub& stub,
                                                     const RawRequest& request, OnMessage on_message,
                                                     OnEnd on_end) {
   auto* call = new RawCall(std::move(on_message), std::move(on_end));
-  const std::shared_ptr<grpc::ClientContext> context = call->context_;
+  std::shared_ptr<grpc::ClientContext> context = call->context_;
   context->set_deadline(std::chrono::system_clock::now() +
                         std::chrono::milliseconds(request.deadline_ms));
   const grpc::Slice slice(request.message);
