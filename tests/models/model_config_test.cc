@@ -201,8 +201,8 @@ std::string TransformersConfig(const std::string& type, const std::string& keys)
 
 TEST(ModelConfigTest, TransformersIsAFoxWithoutGates) {
   const struct {
-    const char* type;
-    bool qkv_bias, qk_norm;
+    const char* type = "";
+    bool qkv_bias = false, qk_norm = false;
     std::optional<int32_t> bos;
   } kClasses[] = {{"llama", false, false, 1},
                   {"mistral", false, false, 1},
