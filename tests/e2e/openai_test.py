@@ -10,9 +10,10 @@ import asyncio
 from typing import Any
 
 import fox_server
-from fox_server import wait_until
+from fox_server import MODEL, wait_until
 
 PROMPT = "Once upon a time"
+TEXT = (MODEL / "prompt_long.txt").read_text(encoding="utf-8")[:6000]
 
 
 class OpenAiTest(fox_server.Case):

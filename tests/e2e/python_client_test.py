@@ -19,7 +19,7 @@ from typing import Any
 
 import certificates
 import fox_server
-from fox_server import ROOT, SLOWNESS, wait_until
+from fox_server import ROOT
 
 PROMPT = "Once upon a time"
 TOKEN = "a-token-of-the-test"
