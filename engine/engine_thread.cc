@@ -244,7 +244,7 @@ void EngineThread::SetBatchEnd(std::function<void(Seconds now)> batch_end) {
 }
 
 void EngineThread::Submit(std::vector<Request> requests,
-                          std::shared_ptr<SubmissionListener> listener) {
+                          const std::shared_ptr<SubmissionListener>& listener) {
   if (draining()) {
     listener->OnSubmitted(absl::UnavailableError("the server is draining"));
   } else if (!impl_->Push(SubmitCommand{std::move(requests), listener})) {

@@ -39,7 +39,7 @@ class EngineThread {
   // Queues requests that belong together; the engine takes all of them, between the same two steps,
   // or none: the error is that of Engine::Submit, or Unavailable, within this call, when draining
   // or stopping. The listener is let go of after the last output.
-  void Submit(std::vector<Request> requests, std::shared_ptr<SubmissionListener> listener);
+  void Submit(std::vector<Request> requests, const std::shared_ptr<SubmissionListener>& listener);
   // What waits for the engine is bounded by its requests, however long a step takes: the tokens
   // acknowledged to one of them are added up.
   void Cancel(RequestId id, const absl::Status& status, FinishReason reason = FinishReason::kAbort);

@@ -13,7 +13,7 @@ namespace {
 // Of a port that sends these bytes.
 absl::Status Checked(const std::string& frames, double seconds) {
   int taken = -1;
-  const absl::Status status = CheckPort(
+  absl::Status status = CheckPort(
       [&](int, int descriptor) {
         taken = descriptor;
         send(taken, frames.data(), frames.size(), MSG_NOSIGNAL);
