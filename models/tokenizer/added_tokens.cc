@@ -11,18 +11,12 @@ namespace {
 
 bool IsContinuation(char byte) { return (static_cast<uint8_t>(byte) & 0xC0) == 0x80; }
 
-bool IsSpace(uint32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-         c == 0x3000;
-}
-
 // Start of the white space that ends at `end`, not before `begin`.
 size_t SpaceBefore(std::string_view text, size_t begin, size_t end) {
   while (end > begin) {
     size_t at = end - 1;
     while (at > begin && IsContinuation(text[at])) --at;
-    if (!IsSpace(NextUtf8(text.data() + at, end - at).code_point)) break;
+    if (!IsWhiteSpace(NextUtf8(text.data() + at, end - at).code_point)) break;
     end = at;
   }
   return end;
@@ -32,7 +26,7 @@ size_t SpaceBefore(std::string_view text, size_t begin, size_t end) {
 size_t SpaceBehind(std::string_view text, size_t begin) {
   while (begin < text.size()) {
     const Utf8Unit unit = NextUtf8(text.data() + begin, text.size() - begin);
-    if (!IsSpace(unit.code_point)) break;
+    if (!IsWhiteSpace(unit.code_point)) break;
     begin += unit.length;
   }
   return begin;

@@ -21,11 +21,7 @@ constexpr char kFile[] = "chat_format.json";
 constexpr JsonLimits kLimits{.max_bytes = 64 << 10, .max_depth = 4, .max_values = 64};
 
 // What Python's str.strip() removes, as templates are rendered with it: more than White_Space.
-bool IsStripped(uint32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 ||
-         c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
-         c == 0x205F || c == 0x3000;
-}
+bool IsStripped(uint32_t c) { return IsWhiteSpace(c) || (c >= 0x1C && c <= 0x1F); }
 
 std::string Stripped(const std::string& text) {
   size_t begin = text.size(), end = text.size();

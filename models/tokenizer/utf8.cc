@@ -61,6 +61,12 @@ bool IsValidUtf8(const std::string& text) {
   return true;
 }
 
+bool IsWhiteSpace(uint32_t c) {
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
+}
+
 void AppendUtf8(uint32_t code_point, std::string* out) {
   const auto put = [out](uint32_t byte) { out->push_back(static_cast<char>(byte)); };
   if (code_point < 0x80) {

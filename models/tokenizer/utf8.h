@@ -28,6 +28,9 @@ Utf8Unit NextUtf8(const char* data, size_t size);
 
 bool IsValidUtf8(const std::string& text);
 
+// Unicode's White_Space.
+bool IsWhiteSpace(uint32_t code_point);
+
 // REQUIRES: `code_point` is not a surrogate and at most U+10FFFF.
 void AppendUtf8(uint32_t code_point, std::string* out);
 
