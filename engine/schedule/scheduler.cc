@@ -69,9 +69,8 @@ void Scheduler::Resume(Sequence* sequence, Seconds now) {
 Work Scheduler::RunningWork() const {
   Work work;
   for (const Sequence* sequence : running_) {
-    double left =
-        times_.ExpectedTokens(sequence->max_tokens) - static_cast<double>(sequence->produced());
-    left = std::max(left, 1.0) + static_cast<double>(sequence->replays_left());
+    const double left =
+        std::max(ExpectedLeft(*sequence), 1.0) + static_cast<double>(sequence->replays_left());
     work.Add({static_cast<double>(sequence->prefill_left()), left, 1});
   }
   return work;

@@ -95,6 +95,10 @@ class Scheduler {
   int64_t PagesToGoOn(const Sequence& sequence) const;
   int64_t RoomForOthers(const Sequence& sequence) const;
   std::vector<Sequence*> ReservePages(Seconds now, bool first_must, Schedule* schedule);
+  // Tokens of its answer that are expected still; below 0: it is longer than others.
+  double ExpectedLeft(const Sequence& sequence) const {
+    return times_.ExpectedTokens(sequence.max_tokens) - static_cast<double>(sequence.produced());
+  }
   double DemandOf(const Sequence& sequence) const;
   bool HasRoom(const Sequence& next, double demand, int64_t pages) const;
   bool HasRoomWithoutSnapshots(const Sequence& next, double demand, int64_t held);

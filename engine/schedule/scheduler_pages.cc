@@ -91,9 +91,8 @@ double Scheduler::DemandOf(const Sequence& sequence) const {
     return static_cast<double>(back + ledger_.Between(sequence.computed, end));
   };
   if (options_.kv_admission == KvAdmission::kWorstCase) return all(sequence.length());
-  const double left =
-      times_.ExpectedTokens(sequence.max_tokens) - static_cast<double>(sequence.produced());
-  const int64_t end = sequence.length() + static_cast<int64_t>(std::max(left, 0.0) / 2);
+  const double left = std::max(ExpectedLeft(sequence), 0.0);
+  const int64_t end = sequence.length() + static_cast<int64_t>(left / 2);
   if (sequence.log_tolerance != log_tolerance_) return all(end);
   double kept = forecast_.At(end);
   if (sequence.slot < 0) kept = std::max(kept, static_cast<double>(sequence.pages_lost));
