@@ -1,8 +1,6 @@
 // Read-back and audit of the paged KV cache.
 #include "engine/run/kv_cache.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 
 namespace fox {
@@ -32,12 +30,6 @@ void KvCache::SwapIn(const HostSlot& from, int32_t slot) {
 int64_t KvCache::SolePages(int slot) const { return Read(view_.sole_pages + slot, 1)[0]; }
 
 int64_t KvCache::FreePages() const { return Read(view_.free_count, 1)[0]; }
-
-double KvCache::MaxLogMass(int slot) const {
-  const int64_t lists = view_.shape.lists_per_slot();
-  const auto mass = Read(view_.max_log_evicted_mass + slot * lists, lists);
-  return *std::max_element(mass.begin(), mass.end());
-}
 
 std::vector<int32_t> KvCache::FirstLive(int slot) const {
   const int64_t lists = view_.shape.lists_per_slot();

@@ -27,8 +27,6 @@ class KvCache {
   void SwapOut(int32_t slot, const HostSlot& to);
   void SwapIn(const HostSlot& from, int32_t slot);
   int64_t FreePages() const;
-  // Largest evicted-mass bound of all evictions in the slot so far; -infinity: none.
-  double MaxLogMass(int slot) const;
   // First live page of each list of the slot: [layers * kv_heads].
   std::vector<int32_t> FirstLive(int slot) const;
   // Pages that the slot alone has.
