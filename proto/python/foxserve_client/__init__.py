@@ -5,7 +5,7 @@
     with Client("127.0.0.1:50051") as client:
         for text in client.stream_text("Once upon a time", max_tokens=64):
             print(text, end="", flush=True)
-        for text in client.chat([{"role": "user", "content": "Who wrote it?"}]):
+        for text in client.chat([{"role": "user", "content": "Hello"}]):
             print(text, end="", flush=True)
 
 Messages are those of the .proto files, in foxserve_client.fox.v1; errors are
