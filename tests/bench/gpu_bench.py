@@ -63,11 +63,12 @@ class Bench:
         self.report: Part = json.loads(arguments.out.read_text(encoding="utf-8")) if (
             arguments.out.is_file()) else {"parts": {}}
 
-    def model(self) -> str:
-        """The synthetic 760M, made when it is first needed."""
-        folder = self.scratch / "fox-760m"
+    def model(self, name: str = "fox-760m", shape: str = "") -> str:
+        """A synthetic model, the 760M unless it has another shape, made when it is first needed."""
+        folder = self.scratch / name
         if not (folder / "config.json").is_file():
-            self.run([str(self.build / "bin/fox-bench"), "make-model", "--out", str(folder)], 120)
+            self.run([str(self.build / "bin/fox-bench"), "make-model", "--out", str(folder),
+                      *shape.split()], 120)
         return str(folder)
 
     def left(self, seconds: float) -> float:
@@ -108,11 +109,13 @@ class Bench:
         return out.read_text(encoding="utf-8") if out.is_file() else "", failure
 
     def fox_bench(self, flags: str, seconds: float = 120, **marks: Any) -> Part:
-        """One command of fox-bench, which comes first, on the 760M: its facts and its rows, with
-        these marks in each."""
+        """One command of fox-bench, which comes first, on the 760M unless a model is given: its
+        facts and its rows, with these marks in each."""
         out = self.scratch / "rows.json"
         command, *rest = flags.split()
-        own = [] if "--target" in rest else ["--device", "cuda", "--model", self.model()]
+        own = [] if "--target" in rest else ["--device", "cuda"]
+        if own and "--model" not in rest:
+            own += ["--model", self.model()]
         text, failure = self.measured([str(self.build / "bin/fox-bench"), command, "--json",
                                        str(out), *own, *rest], out, seconds)
         part = json.loads(text or "{}")
@@ -203,6 +206,17 @@ def million(bench: Bench) -> Part:
                                prompt_tokens=prompt, output_tokens=answer)
 
 
+def large(bench: Bench) -> Part:
+    """Steps and prompts of a 7B shape."""
+    model = bench.model("fox-7b", "--layers 32 --hidden-size 4096 --heads 32 --vocab-size 32000")
+    flags = f"--model {model} --modes off,certified --chunk 16384"
+    return memory_parts.together(
+        bench.fox_bench(f"decode --contexts 4096 --batch-sizes 1,8,32 {flags}", 90,
+                        bench="decode_7b"),
+        bench.fox_bench(f"prefill --lengths 4096,16384 --repeat 5 {flags}", 90,
+                        bench="prefill_7b"))
+
+
 def books(bench: Bench) -> Part:
     """Pages that the certified bound keeps on real text, over the paper's; on the CPU."""
     demo = gpu_build.MODEL
@@ -229,6 +243,7 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     "serve": serve,
     "million": million,
     "books": books,
+    "large": large,
 }
 
 TRAINING_PARTS: dict[str, Callable[[Bench], Part]] = {

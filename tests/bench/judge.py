@@ -160,6 +160,18 @@ def model(m: Measurements) -> Iterator[Row]:
                                 for acp in MODES[1:])), 1e3), "ms", "most", most, aim)
 
 
+def large(m: Measurements) -> Iterator[Row]:
+    """Steps and prompts of a 7B shape, no slower than when they were first measured."""
+    for bench, key, cases in (
+            ("decode_7b", "batch_size", ((1, 4.0, 3.7), (8, 6.2, 5.6), (32, 10.2, 9.3))),
+            ("prefill_7b", "length", ((4096, 86, None), (16384, 373, None)))):
+        for size, must, aim in cases:
+            value = least(*(m.seconds(bench=bench, acp=acp, **{key: size})
+                            for acp in ("off", "certified")))
+            what = f"decode step B={size} 4k" if key == "batch_size" else f"prefill {size // 1024}k"
+            yield row(f"7B shape, {what}", times(value, 1e3), "ms", "most", must, aim)
+
+
 def seconds_of_a_token(served: Row) -> float | None:
     """Between the first token of a lone answer and its last."""
     if not served:
@@ -183,7 +195,7 @@ def serving(m: Measurements) -> Iterator[Row]:
 
 def judged_rows(m: Measurements) -> list[Row]:
     """All rows, missing measurements included."""
-    return [judged for rows in (equalities, attention, model, serving) for judged in rows(m)]
+    return [judged for rows in (equalities, attention, model, large, serving) for judged in rows(m)]
 
 
 def as_table(rows: list[Row]) -> str:
