@@ -24,6 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 DAYS = 100
 FAILED_ONCE = [  # with some mutant
     ["--seed", "20001099", "--chunk-multiple", "1"],
+    ["--seed", "133"],
     ["--seed", "135", "--chunk-multiple", "1"],
     ["--seed", "170", "--chunk-multiple", "1"],
     ["--seed", "20003198", "--operations", "600", "--flood", "--chunk-multiple", "1"],
