@@ -133,8 +133,8 @@ TEST(EvictionTest, AdversarialQueriesAfterTheDecision) {
     ExpectPromise(dropped);
     worst[trial % 3] = std::max(worst[trial % 3], dropped.largest);
   }
-  // The attack is a real one: it comes within two orders of magnitude of the bound.
-  for (const double mass : worst) EXPECT_GT(mass, kEps / 100);
+  // The attack is a real one: measured, it reaches 0.91, 0.92 and 0.97 of the bound.
+  for (const double mass : worst) EXPECT_GT(mass, 0.9 * kEps);
 }
 
 TEST(EvictionTest, OutlierNormsAndAdversarialGates) {
