@@ -19,9 +19,10 @@ struct QueryBound {
   const float* linear = nullptr;    // [q_heads, head_dim] or null
   const float* absolute = nullptr;  // [q_heads, head_dim] or null
   double scale = 1.0;               // pays for rounding
-  // [q_heads]; infinity where there is none (no QK-norm). Inflated for rounding.
-  const double* self_logit_bound = nullptr;  // B: s_ii >= -B
-  const double* max_logit_bound = nullptr;   // U: |s_ij| <= U
+  // [q_heads]; infinity where there is none. Inflated for rounding.
+  // B: Z_i >= exp(-B) in every row, by its own key (s_ii >= -B) or by the sink (B = -sink).
+  const double* self_logit_bound = nullptr;
+  const double* max_logit_bound = nullptr;  // U: |s_ij| <= U
   // [q_heads]: an upper bound on ||q_i|| ||k_j|| / sqrt(head_dim), finite where U is not; null: U.
   // Where it bounds nothing, pages are kept: no H, no row certificate.
   const double* max_norm_product = nullptr;
@@ -51,6 +52,9 @@ struct AppendParams {
   const void* q_norm = nullptr;  // [q_heads * head_dim] residual dtype, or null: no QK-norm
   const void* k_norm = nullptr;  // [kv_heads * head_dim]
   double qk_norm_eps = 1e-5;
+  // Largest norms: q <- q min(1, q_cap / ||q||), before it is rotated; as k. Null: none.
+  const float* q_cap = nullptr;            // [q_heads]
+  const float* k_cap = nullptr;            // [kv_heads]
   const double* rope_frequency = nullptr;  // [head_dim / 2] radians per position, or null: no RoPE
   QueryBound bound = {};
   AcpMode acp = AcpMode::kOff;
@@ -71,7 +75,10 @@ struct AttentionParams {
   MatrixView q;                    // [num_rows, q_heads * head_dim] activation dtype
   MatrixView out;                  // [num_rows, q_heads * head_dim] activation dtype
   OutputTransform transform = {};  // of `out`
-  MatrixView lse = {};             // [num_rows, q_heads] residual dtype: log sum exp, or empty
+  // [q_heads] The logit of a key without a value, to which every row attends and which does not
+  // decay: Z_i = exp(sink) + sum_j exp(s_ij + D_ij). Null: none.
+  const float* sink = nullptr;
+  MatrixView lse = {};  // [num_rows, q_heads] residual dtype: log Z_i, or empty
   AcpMode acp = AcpMode::kOff;
   QueryBound bound = {};
   // Counts, summed over calls, or null: page blocks in the causal range and how many were skipped,
