@@ -38,7 +38,6 @@ __device__ __forceinline__ float SumSquares(const Float8& o) {
   return square;
 }
 
-// RMS norm: by NormScale of the row, then by `weight`, this lane's eight.
 // The lane's weights of an RMS norm, those from `first` on; or, without norm, the head's cap in all
 // of them. What is absent is null.
 template <int kHeadDim>
@@ -52,6 +51,7 @@ __device__ __forceinline__ void ScaleBy(Float8& o, float scale) {
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) o.x[i] *= scale;
 }
+// RMS norm: by NormScale of the row, then by `weight`, this lane's eight.
 __device__ __forceinline__ void ScaleBy(Float8& o, float scale, const Float8& weight) {
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) o.x[i] = o.x[i] * scale * weight.x[i];

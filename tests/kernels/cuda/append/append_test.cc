@@ -156,9 +156,8 @@ class AppendPair {
     params_.bound.scale = kKeyNormInflation;
     if (setup_.norm) q_norm_ = Normal(hidden, 1, 0.15), k_norm_ = Normal(kv, 1, 0.15);
     if (setup_.caps) {
-      const double size = std::sqrt(static_cast<double>(d));
-      q_cap_ = Normal(shape_.q_heads, size, 0.1 * size);
-      k_cap_ = Normal(shape_.kv_heads, size, 0.1 * size);
+      q_cap_ = Normal(shape_.q_heads, std::sqrt(d), 1);
+      k_cap_ = Normal(shape_.kv_heads, std::sqrt(d), 1);
     }
     if (setup_.gate_bias) gate_bias_ = Normal(shape_.q_heads, 1, 1);
     for (int m = 0; setup_.rope && m < d / 2; ++m) {
@@ -456,8 +455,7 @@ std::vector<AppendSetup> Setups() {
     AppendSetup copied{.head_dim = head_dim, .q_heads = 10, .kv_heads = 2, .bound = Bound::kAll};
     AppendSetup computed{.head_dim = head_dim, .q_heads = 10, .kv_heads = 2};
     computed.shift = computed.norm = computed.rope = true;
-    AppendSetup capped{.head_dim = head_dim, .q_heads = 9, .kv_heads = 3, .caps = true};
-    capped.rope = true;
+    AppendSetup capped{head_dim, 9, 3, false, false, true, true};
     setups.insert(
         setups.end(),
         {copied, computed, capped, {.head_dim = head_dim, .q_heads = 1, .kv_heads = 1, .seed = 3}});
