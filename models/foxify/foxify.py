@@ -375,6 +375,8 @@ def run(args: Namespace) -> int:
     torch.set_float32_matmul_precision("high")
     trainer = None
     try:
+        if device.type == "cpu" and args.window_baseline:
+            raise Refusal("--window-baseline needs a GPU: flex_attention trains on no other device")
         if device.type == "cuda" and args.window_baseline is None:
             from fox_attention.operators import HAS_CUDA_KERNELS
 

@@ -6,6 +6,7 @@ rank of 0 trains W itself. Embeddings and norms stay. Read base_model.py first.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from typing import Any
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from base_model import MATRICES, BaseModel, Gate, largest_norm, rms_norm, wide
 from pressure import PageTerms, page_terms
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from fox_attention import forgetting_attention
@@ -45,15 +47,20 @@ class _SunkReference(torch.autograd.Function):
         return *grads, -((sinks - sunk).exp() * delta).sum((0, 1)).to(sinks.dtype)
 
 
-def window_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int) -> Tensor:
-    """Attention to the last `window` tokens and a sink, the baseline beside forgetting."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
+@functools.lru_cache
+def _window(tokens: int, window: int, device: torch.device) -> tuple[Any, Any]:
+    """flex_attention, compiled on a GPU, and its mask."""
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j <= i) & (i - j < window)
 
-    attend = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
-    mask = create_block_mask(visible, None, None, q.shape[1], q.shape[1], device=q.device)
+    mask = create_block_mask(visible, None, None, tokens, tokens, device=device)
+    compiled = torch.compile(flex_attention, dynamic=False) if device.type == "cuda" else None
+    return compiled or flex_attention, mask
+
+
+def window_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int) -> Tensor:
+    """Attention to the last `window` tokens and a sink, the baseline beside forgetting."""
+    attend, mask = _window(q.shape[1], window, q.device)
     o, lse = attend(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask, enable_gqa=True,
                     return_lse=True)
     return (o * torch.sigmoid(wide(lse) - sinks[:, None])[..., None]).transpose(1, 2).to(v.dtype)
