@@ -1,8 +1,8 @@
 // Forgetting attention over arrays of queries, keys and values, as training needs it: forward and
 // backward, batched or packed (varlen) sequences, grouped-query heads. The server's own attention
 // over pages is that of ops.h; both compute
-//   s_ij = scale q_i.k_j + c_i - c_j,  c_i = sum of log f up to i,  out_i = sum_j softmax_j(s_i)
-//   v_j
+//   s_ij = scale q_i.k_j + c_i - c_j,  c_i = sum of log f up to i,
+//   out_i = sum_j exp(s_ij) v_j / Z_i,  Z_i = exp(sink) + sum_j exp(s_ij)
 // over j <= i of the same sequence (Lin et al., Forgetting Transformer, section 3).
 #pragma once
 
@@ -35,7 +35,9 @@ struct VarlenAttentionParams {
   double scale = 0;      // of q.k, natural units: 1 / sqrt(head_dim) if nothing else is wanted
   VarlenView q, k, v;    // CUDA: bf16
   VarlenView log_fgate;  // float32 [batch, tokens, q_heads], at most 0
-  VarlenView out;        // as q
+  // [q_heads], logits of a key without a value that does not decay, or null: none.
+  const float* sink = nullptr;
+  VarlenView out;  // as q
 
   // What is pruned, per (sequence, query head):
   //   kPaper      pairs of a query tile and a key page whose decay c_i - c_j, at the tile's first
@@ -52,6 +54,7 @@ struct VarlenAttentionParams {
 
   // Backward only. Gradients of out and of the inputs, shapes and dtypes as theirs.
   VarlenView d_out, dq, dk, dv, d_log_fgate;
+  float* d_sink = nullptr;     // [q_heads], where sink is not null
   bool deterministic = false;  // equal bits in every run; sums in one fixed order
 };
 

@@ -61,6 +61,7 @@ class Appender {
       for (int head = 0; head < shape_.q_heads; ++head) {
         T* q = Row(row) + params_.q_column + static_cast<int64_t>(head) * d_;
         if (params_.q_norm != nullptr) Normalize(params_.q_norm, head, q);
+        if (params_.q_cap != nullptr) CapNorm(q, d_, params_.q_cap[head]);
         Rotate(row, q);
         log_gates_[static_cast<size_t>(row * shape_.q_heads + head)] = LogGate(row, head);
       }
@@ -69,6 +70,7 @@ class Appender {
         Shifted(rows, r, head, params_.k_column, params_.k_shift_column, kv_.last_k, key);
         Shifted(rows, r, head, params_.v_column, params_.v_shift_column, kv_.last_v, value);
         if (params_.k_norm != nullptr) Normalize(params_.k_norm, head, key);
+        if (params_.k_cap != nullptr) CapNorm(key, d_, params_.k_cap[head]);
         Rotate(row, key);
         Round(key, d_, keys.data() + (head * block.count + i) * d_);
         const int32_t page = PageOf(rows.slot, head, position);

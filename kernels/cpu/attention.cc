@@ -144,8 +144,8 @@ class BlockAttention {
                   static_cast<int64_t>(kv_head_ * group + g) * d_;
         w.row.local = LogFOffsetsOf<T>(kv_, table_[page_], g)[token];
         w.row.keys = token + 1;
-        w.row.max = -std::numeric_limits<T>::infinity();
-        w.row.sum = 0;
+        w.row.max = Sink(g);
+        w.row.sum = params_.sink == nullptr ? T(0) : T(1);
         w.row.out = out_.data() + (r * group + g) * PaddedDim(d_);
         w.c = UpperCumulativeGate(kv_.page_cum_log_f[SummaryIndex(kv_, table_[page_], g)],
                                   static_cast<double>(w.row.local));
@@ -153,6 +153,12 @@ class BlockAttention {
         w.last = page_;
       }
     }
+  }
+
+  // Minus infinity: none.
+  T Sink(int head_in_group) const {
+    if (params_.sink == nullptr) return -std::numeric_limits<T>::infinity();
+    return static_cast<T>(params_.sink[kv_head_ * kv_.shape.group() + head_in_group]);
   }
 
   // First page that the bound does not exclude for this row.
@@ -247,6 +253,7 @@ class BlockAttention {
     for (const HeadRow<T>& w : rows_) {
       const int64_t position = block_.position + (w.batch_row - block_.first_row);
       audit_->CheckRow(kv_, list_, w.head_in_group, position, w.row.q,
+                       static_cast<double>(Sink(w.head_in_group)),
                        static_cast<int64_t>(w.last) * kPageTokens, log_eps_);
     }
   }

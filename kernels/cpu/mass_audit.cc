@@ -78,7 +78,7 @@ double* MassAudit::GatesAt(const PagedKv& kv, int64_t list, int64_t position) {
 }
 
 void MassAudit::Check(const PagedKv& kv, int64_t list, int head_in_group, int64_t position,
-                      const double* query, int64_t first_seen, double log_eps) {
+                      const double* query, double sink, int64_t first_seen, double log_eps) {
   const List& history = ListOf(kv, list);
   if (!history.complete) return;
   const int d = kv.shape.head_dim, group = kv.shape.group();
@@ -93,7 +93,7 @@ void MassAudit::Check(const PagedKv& kv, int64_t list, int head_in_group, int64_
   }
   const int count = static_cast<int>(terms.size());
   const double lost = LogSumExp(terms.data(), static_cast<int>(first_seen));
-  const double excess = lost - LogSumExp(terms.data(), count) - log_eps;
+  const double excess = lost - LogAddExp(LogSumExp(terms.data(), count), sink) - log_eps;
   // A NaN in the inputs reaches every logit and says nothing about pruning.
   FOX_CHECK(on_breach_ == OnBreach::kRecord || !(excess > 0));
   const std::lock_guard lock(mutex_);

@@ -41,13 +41,14 @@ class MassAudit {
   // [head_dim] and [group] of one token.
   double* KeyAt(const PagedKv& kv, int64_t list, int64_t position);
   double* GatesAt(const PagedKv& kv, int64_t list, int64_t position);
-  // A row that saw the keys from `first_seen` on; q [head_dim].
+  // A row that saw the keys from `first_seen` on and the sink, kNoMass where there is none; q
+  // [head_dim].
   template <typename T>
   void CheckRow(const PagedKv& kv, int64_t list, int head_in_group, int64_t position, const T* q,
-                int64_t first_seen, double log_eps) {
+                double sink, int64_t first_seen, double log_eps) {
     if (first_seen == 0) return;
     const std::vector<double> query(q, q + kv.shape.head_dim);
-    Check(kv, list, head_in_group, position, query.data(), first_seen, log_eps);
+    Check(kv, list, head_in_group, position, query.data(), sink, first_seen, log_eps);
   }
 
  private:
@@ -61,7 +62,7 @@ class MassAudit {
   // Those of a slot, the first one.
   std::vector<List>::iterator ListsOf(const PagedKv& kv, int32_t slot);
   void Check(const PagedKv& kv, int64_t list, int head_in_group, int64_t position,
-             const double* query, int64_t first_seen, double log_eps);
+             const double* query, double sink, int64_t first_seen, double log_eps);
 
   const OnBreach on_breach_;
   std::map<const int64_t*, std::vector<List>> caches_;     // by PagedKv::length, then by list

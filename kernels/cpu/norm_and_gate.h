@@ -1,4 +1,4 @@
-// Norms and gates of a row; out may be x.
+// Norms, caps and gates of a row; out may be x.
 #pragma once
 
 #include <cmath>
@@ -19,6 +19,16 @@ inline void NormRow(const double* x, const double* weight, int64_t count, double
   for (int64_t i = 0; i < count; ++i) square += x[i] * x[i];
   const double scale = 1 / std::sqrt(square / static_cast<double>(count) + eps);
   for (int64_t i = 0; i < count; ++i) out[i] = x[i] * scale * weight[i];
+}
+
+// x *= min(1, cap / ||x||).
+template <typename T>
+void CapNorm(T* x, int64_t count, float cap) {
+  const auto wide = [&](int64_t i) { return static_cast<double>(x[i]); };
+  double square = 0;
+  for (int64_t i = 0; i < count; ++i) square += wide(i) * wide(i);
+  const double scale = static_cast<double>(cap) / std::sqrt(square);
+  for (int64_t i = 0; scale < 1 && i < count; ++i) x[i] = static_cast<T>(scale * wide(i));
 }
 
 // out = act(gate) * x.

@@ -66,86 +66,6 @@ std::vector<double> Spread(const std::vector<double>& values, int64_t from, int6
   return spread;
 }
 
-constexpr double kNormEps = 1e-5;
-
-std::vector<double> Normalized(std::vector<double> x, const double* weight) {
-  double square = 0;
-  for (double value : x) square += value * value;
-  const double scale = 1 / std::sqrt(square / static_cast<double>(x.size()) + kNormEps);
-  for (size_t m = 0; m < x.size(); ++m) x[m] *= scale * weight[m];
-  return x;
-}
-
-void Rotate(std::vector<double>& x, const std::vector<double>& frequency, int64_t position) {
-  const size_t half = frequency.size();
-  for (size_t m = 0; m < half; ++m) {
-    const double angle = static_cast<double>(position) * frequency[m];
-    const double low = x[m], high = x[half + m];
-    x[m] = low * std::cos(angle) - high * std::sin(angle);
-    x[half + m] = high * std::cos(angle) + low * std::sin(angle);
-  }
-}
-
-class Naive {
- public:
-  explicit Naive(const HeadInputs& inputs) : in_(inputs), d_(inputs.shape.head_dim) {}
-
-  std::vector<double> Query(int64_t row, int head) const {
-    std::vector<double> q = Slice(row, static_cast<int64_t>(head) * d_);
-    if (in_.shape.qk_norm) q = Normalized(q, in_.q_norm.data() + head * d_);
-    if (in_.shape.rope) Rotate(q, in_.rope_frequency, row);
-    return q;
-  }
-  std::vector<double> Key(int64_t row, int head) const {
-    std::vector<double> k = Shifted(row, in_.shape.hidden() + static_cast<int64_t>(head) * d_,
-                                    in_.shape.k_shift ? in_.k_shift_column() + head : -1);
-    if (in_.shape.qk_norm) k = Normalized(k, in_.k_norm.data() + head * d_);
-    if (in_.shape.rope) Rotate(k, in_.rope_frequency, row);
-    return k;
-  }
-  std::vector<double> Value(int64_t row, int head) const {
-    return Shifted(row, in_.shape.hidden() + in_.shape.kv() + static_cast<int64_t>(head) * d_,
-                   in_.shape.v_shift ? in_.v_shift_column() + head : -1);
-  }
-  // The output norm and gate of a head's output.
-  std::vector<double> Transformed(int64_t row, int head, std::vector<double> out) const {
-    const HeadShape& shape = in_.shape;
-    const int64_t first = static_cast<int64_t>(head) * d_;
-    if (shape.output_norm) out = Normalized(out, in_.output_norm.data() + first);
-    if (!shape.output_gate) return out;
-    for (int m = 0; m < d_; ++m) {
-      const double gate = in_.at(row, in_.output_gate_column() + first + m);
-      const double act = shape.gate_act == Activation::kSilu ? gate : 1;
-      out[static_cast<size_t>(m)] *= act / (1 + std::exp(-gate));
-    }
-    return out;
-  }
-  double LogGate(int64_t row, int head) const {
-    const double x = in_.at(row, in_.gate_column() + head);
-    return x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x));
-  }
-
- private:
-  std::vector<double> Slice(int64_t row, int64_t column) const {
-    std::vector<double> x(static_cast<size_t>(d_));
-    for (int m = 0; m < d_; ++m) x[static_cast<size_t>(m)] = in_.at(row, column + m);
-    return x;
-  }
-  std::vector<double> Shifted(int64_t row, int64_t column, int64_t gate) const {
-    std::vector<double> x = Slice(row, column);
-    if (gate < 0) return x;
-    const double alpha = 1 / (1 + std::exp(-in_.at(row, gate)));
-    for (int m = 0; m < d_; ++m) {
-      const double before = row == 0 ? 0 : in_.at(row - 1, column + m);
-      x[static_cast<size_t>(m)] = alpha * before + (1 - alpha) * x[static_cast<size_t>(m)];
-    }
-    return x;
-  }
-
-  const HeadInputs& in_;
-  int d_;
-};
-
 }  // namespace
 
 HeadInputs RandomInputs(const HeadShape& shape, int64_t length, uint64_t seed,
@@ -165,11 +85,6 @@ HeadInputs RandomInputs(const HeadShape& shape, int64_t length, uint64_t seed,
   if (shape.qk_norm) {
     for (int64_t i = 0; i < shape.hidden(); ++i) in.q_norm.push_back(1 + 0.15 * normal(rng));
     for (int64_t i = 0; i < shape.kv(); ++i) in.k_norm.push_back(1 + 0.15 * normal(rng));
-    SetQkNormBounds(in);
-  } else {
-    in.self_logit_bound.assign(static_cast<size_t>(shape.q_heads),
-                               std::numeric_limits<double>::infinity());
-    in.max_logit_bound = in.self_logit_bound;
   }
   for (int64_t i = 0; shape.output_norm && i < shape.hidden(); ++i) {
     in.output_norm.push_back(1 + 0.15 * normal(rng));
@@ -177,6 +92,15 @@ HeadInputs RandomInputs(const HeadShape& shape, int64_t length, uint64_t seed,
   for (int m = 0; shape.rope && m < shape.head_dim / 2; ++m) {
     in.rope_frequency.push_back(std::pow(10000.0, -2.0 * m / shape.head_dim));
   }
+  const auto cap = [&] {
+    return static_cast<float>(std::sqrt(shape.head_dim) * std::exp(0.15 * normal(rng)));
+  };
+  for (int h = 0; shape.norm_caps && h < shape.q_heads; ++h) in.q_cap.push_back(cap());
+  for (int h = 0; shape.norm_caps && h < shape.kv_heads; ++h) in.k_cap.push_back(cap());
+  for (int h = 0; shape.sink && h < shape.q_heads; ++h) {
+    in.sink.push_back(static_cast<float>(2 * normal(rng)));
+  }
+  SetBounds(in);
   return in;
 }
 
@@ -186,24 +110,38 @@ void RoundToBFloat16(HeadInputs& in) {
   }
 }
 
-void SetQkNormBounds(HeadInputs& in) {
-  const int d = in.shape.head_dim, group = in.shape.q_heads / in.shape.kv_heads;
+void SetBounds(HeadInputs& in) {
+  const HeadShape& shape = in.shape;
+  const int d = shape.head_dim, group = shape.q_heads / shape.kv_heads;
+  const bool bounded = shape.norm_caps || !in.q_norm.empty();
+  // A cap bounds a norm as weights of QK-norm do that are all cap / sqrt(d).
+  const auto gain = [&](const std::vector<double>& norm, const std::vector<float>& cap, int head,
+                        int m) {
+    return std::abs(shape.norm_caps ? cap[static_cast<size_t>(head)] / std::sqrt(d)
+                                    : norm[static_cast<size_t>(head * d + m)]);
+  };
   in.bound_diagonal.clear();
-  in.self_logit_bound.clear();
-  in.max_logit_bound.clear();
-  for (int h = 0; h < in.shape.q_heads; ++h) {
-    const double* gq = in.q_norm.data() + h * d;
-    const double* gk = in.k_norm.data() + h / group * d;
+  in.self_logit_bound.assign(static_cast<size_t>(shape.q_heads),
+                             std::numeric_limits<double>::infinity());
+  in.max_logit_bound = in.self_logit_bound;
+  for (int h = 0; h < shape.q_heads; ++h) {
     double product = 0, q_max = 0, k_max = 0;
-    for (int m = 0; m < d; ++m) {
-      product = std::max(product, std::abs(gq[m] * gk[m]));
-      q_max = std::max(q_max, std::abs(gq[m]));
-      k_max = std::max(k_max, std::abs(gk[m]));
-      const double pair = in.shape.rope ? std::abs(gq[(m + d / 2) % d]) : 0;
-      in.bound_diagonal.push_back(static_cast<float>(std::max(std::abs(gq[m]), pair)));
+    for (int m = 0; bounded && m < d; ++m) {
+      const double gq = gain(in.q_norm, in.q_cap, h, m),
+                   gk = gain(in.k_norm, in.k_cap, h / group, m);
+      product = std::max(product, gq * gk);
+      q_max = std::max(q_max, gq);
+      k_max = std::max(k_max, gk);
+      const double pair = shape.rope ? gain(in.q_norm, in.q_cap, h, (m + d / 2) % d) : 0;
+      in.bound_diagonal.push_back(static_cast<float>(std::max(gq, pair)));
     }
-    in.self_logit_bound.push_back(SelfLogitBound(d, product, q_max, k_max, in.shape.rope));
-    in.max_logit_bound.push_back(MaxLogitBound(d, q_max, k_max));
+    const auto at = static_cast<size_t>(h);
+    if (bounded) in.self_logit_bound[at] = SelfLogitBound(d, product, q_max, k_max, shape.rope);
+    if (bounded) in.max_logit_bound[at] = MaxLogitBound(d, q_max, k_max);
+    if (shape.sink) {
+      in.self_logit_bound[at] =
+          std::min(in.self_logit_bound[at], -static_cast<double>(in.sink[at]));
+    }
   }
 }
 
@@ -230,6 +168,9 @@ struct HeadRun::Parameters {
         k_norm(Upload(ops, in.k_norm, wide)),
         output_norm(Upload(ops, in.output_norm, wide)),
         frequency(UploadRaw(ops, in.rope_frequency)),
+        sink(UploadRaw(ops, in.sink)),
+        q_cap(UploadRaw(ops, in.q_cap)),
+        k_cap(UploadRaw(ops, in.k_cap)),
         diagonal(UploadRaw(ops, in.bound_diagonal)),
         self_logit_bound(UploadRaw(ops, in.self_logit_bound)),
         max_logit_bound(UploadRaw(ops, in.max_logit_bound)) {
@@ -244,11 +185,13 @@ struct HeadRun::Parameters {
     if (in.shape.v_shift) append.v_shift_column = in.v_shift_column();
     append.fgate_column = in.gate_column();
     append.min_log_gate = options.min_log_gate;
-    for (double b : in.shape.rope ? in.max_logit_bound : in.self_logit_bound) {
-      append.min_log_gate = std::min(append.min_log_gate, MinLogGate(b));
+    for (double u : in.max_logit_bound) {
+      append.min_log_gate = std::min(append.min_log_gate, MinLogGate(u));
     }
     append.q_norm = q_norm.data();
     append.k_norm = k_norm.data();
+    append.q_cap = q_cap.as<float>();
+    append.k_cap = k_cap.as<float>();
     append.rope_frequency = frequency.as<double>();
     append.bound = bound;
     append.acp = options.acp;
@@ -264,13 +207,15 @@ struct HeadRun::Parameters {
     if (in.shape.output_gate) {
       attention.transform.gate = append.projection.Columns(in.output_gate_column(), hidden);
     }
+    attention.sink = sink.as<float>();
     attention.acp = append.acp;
     attention.bound = bound;
     return attention;
   }
 
   DType wide;
-  Buffer q_norm, k_norm, output_norm, frequency, diagonal, self_logit_bound, max_logit_bound;
+  Buffer q_norm, k_norm, output_norm, frequency, sink, q_cap, k_cap, diagonal, self_logit_bound,
+      max_logit_bound;
   QueryBound bound;
   AppendParams append;
 };
@@ -390,44 +335,6 @@ HeadOutputs RunHeads(Ops& ops, const HeadInputs& in, const RunOptions& options) 
   return RunHeads(ops, storage, in, options);
 }
 
-HeadOutputs NaiveAttention(const HeadInputs& in) {
-  const Naive naive(in);
-  const int d = in.shape.head_dim, group = in.shape.q_heads / in.shape.kv_heads;
-  HeadOutputs result;
-  result.out.resize(static_cast<size_t>(in.length * in.shape.hidden()));
-  result.lse.resize(static_cast<size_t>(in.length * in.shape.q_heads));
-  for (int h = 0; h < in.shape.q_heads; ++h) {
-    std::vector<std::vector<double>> keys, values;
-    std::vector<double> c;
-    double total = 0;
-    for (int64_t i = 0; i < in.length; ++i) {
-      keys.push_back(naive.Key(i, h / group));
-      values.push_back(naive.Value(i, h / group));
-      c.push_back(total += naive.LogGate(i, h));
-      const std::vector<double> q = naive.Query(i, h);
-      std::vector<double> logits;
-      for (size_t j = 0; j <= static_cast<size_t>(i); ++j) {
-        double dot = 0;
-        for (size_t m = 0; m < q.size(); ++m) dot += q[m] * keys[j][m];
-        logits.push_back(dot / std::sqrt(d) + c.back() - c[j]);
-      }
-      const double top = *std::max_element(logits.begin(), logits.end());
-      double sum = 0;
-      std::vector<double> out(static_cast<size_t>(d));
-      for (size_t j = 0; j < logits.size(); ++j) {
-        const double weight = std::exp(logits[j] - top);
-        sum += weight;
-        for (size_t m = 0; m < out.size(); ++m) out[m] += weight * values[j][m];
-      }
-      for (double& x : out) x /= sum;
-      out = naive.Transformed(i, h, out);
-      std::copy(out.begin(), out.end(), result.out.begin() + i * in.shape.hidden() + h * d);
-      result.lse[static_cast<size_t>(i * in.shape.q_heads + h)] = top + std::log(sum);
-    }
-  }
-  return result;
-}
-
 namespace {
 
 // One for each of the model's choices.
@@ -446,7 +353,13 @@ std::vector<HeadShape> ShapeVariants() {
   HeadShape gated{4, 1, 64};
   gated.output_gate = true;
   gated.gate_act = Activation::kSilu;
-  shapes.insert(shapes.end(), {normed_and_gated, normed, gated});
+  HeadShape sunk{4, 2, 64};
+  sunk.sink = true;
+  HeadShape capped{4, 4, 32, true, false, false};
+  capped.norm_caps = true;
+  HeadShape foxified{6, 2, 64, false, false, false, true};
+  foxified.sink = foxified.norm_caps = true;
+  shapes.insert(shapes.end(), {normed_and_gated, normed, gated, sunk, capped, foxified});
   return shapes;
 }
 
@@ -465,6 +378,17 @@ std::vector<HeadInputs> AttentionCases(const std::vector<int>& head_dims) {
   }
   cases.push_back(RandomInputs({}, 150, 17, {-60, 60}));
   cases.push_back(RandomInputs({}, 150, 19, {-5, 16}));
+  // Sinks that take all or nothing; caps that take all.
+  for (const float cap : {1e-30F, 1.0F, 1e30F}) {
+    HeadShape shape{6, 2, 64, false, false, false, true};
+    shape.sink = shape.norm_caps = true;
+    HeadInputs inputs = RandomInputs(shape, 130, 29, {4});
+    inputs.sink = {-60, 60, 0, 60, -60, 0};
+    inputs.q_cap.assign(6, cap);
+    inputs.k_cap.assign(2, cap);
+    SetBounds(inputs);
+    cases.push_back(inputs);
+  }
   return cases;
 }
 

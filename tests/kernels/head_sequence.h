@@ -13,6 +13,8 @@
 
 namespace fox::testing {
 
+inline constexpr double kNormEps = 1e-5;
+
 struct HeadShape {
   int q_heads = 2;
   int kv_heads = 2;
@@ -24,6 +26,8 @@ struct HeadShape {
   bool output_norm = false;
   bool output_gate = false;
   Activation gate_act = Activation::kSigmoid;
+  bool sink = false;
+  bool norm_caps = false;  // not with QK-norm
   int64_t hidden() const { return static_cast<int64_t>(q_heads) * head_dim; }
   int64_t kv() const { return static_cast<int64_t>(kv_heads) * head_dim; }
 };
@@ -38,6 +42,8 @@ struct HeadInputs {
   std::vector<double> k_norm;       // [kv]
   std::vector<double> output_norm;  // [hidden]
   std::vector<double> rope_frequency;
+  std::vector<float> sink, q_cap;        // [q_heads]
+  std::vector<float> k_cap;              // [kv_heads]
   std::vector<float> bound_diagonal;     // [hidden]
   std::vector<double> self_logit_bound;  // [q_heads]
   std::vector<double> max_logit_bound;
@@ -60,13 +66,14 @@ struct HeadInputs {
   }
 };
 
-// Gaussian q, k, v, norms around 1, gate logits N(mean, 1) with a mean for each head.
+// Gaussian q, k, v, norms around 1, sinks around 0, caps of which half the rows exceed, gate logits
+// N(mean, 1) with a mean for each head.
 HeadInputs RandomInputs(const HeadShape& shape, int64_t length, uint64_t seed,
                         const std::vector<double>& gate_means);
 // Rounds the projections to what a backend with bf16 activations is given.
 void RoundToBFloat16(HeadInputs& inputs);
-// The QK-norm bounds of kernels/acp.h from q_norm and k_norm; call after changing those.
-void SetQkNormBounds(HeadInputs& inputs);
+// The bounds of kernels/acp.h from QK-norm or caps, and sinks; call after changing those.
+void SetBounds(HeadInputs& inputs);
 
 struct HeadOutputs {
   std::vector<double> out;  // [length, hidden]
@@ -134,8 +141,8 @@ PagedKvShape ShapeFor(const HeadShape& shape, int64_t length, DType dtype, int s
 HeadOutputs NaiveAttention(const HeadInputs& inputs);
 
 // What every backend's attention has to match NaiveAttention on: lengths around a page, head sizes,
-// each of the model's choices (groups, token shifts, norms, rotation, output gates), and gates from
-// almost 0 (a head that sees itself only) to exactly 1 in float64.
+// each of the model's choices (groups, token shifts, norms, caps, rotation, sinks, output gates),
+// and gates from almost 0 (a head that sees itself only) to exactly 1 in float64.
 std::vector<HeadInputs> AttentionCases(const std::vector<int>& head_dims);
 // The gate logit whose log sigmoid is `log_f` < 0.
 double GateLogit(double log_f);

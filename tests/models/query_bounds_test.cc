@@ -448,7 +448,7 @@ TEST(ClampOfGatesTest, FollowsRotatedKeys) {
       HeadInputs inputs = OneLoudKey(shape, 1, kHalf, -1, gate);
       inputs.q_norm = up;
       inputs.k_norm = down;
-      SetQkNormBounds(inputs);
+      SetBounds(inputs);
       ExpectClampChangesNothing(inputs, host);
     }
   }

@@ -76,7 +76,10 @@ cudaError_t VarlenBackward(const VarlenAttentionParams& params, void* state, voi
   if (error == cudaSuccess) error = CheckViews(params, params.q_heads, {params.d_out, params.dq});
   if (error == cudaSuccess) error = CheckViews(params, params.kv_heads, {params.dk, params.dv});
   if (error != cudaSuccess) return error;
-  if (gradients == nullptr || params.d_log_fgate.data == nullptr) return cudaErrorInvalidValue;
+  if (gradients == nullptr || params.d_log_fgate.data == nullptr ||
+      (params.sink != nullptr && params.d_sink == nullptr)) {
+    return cudaErrorInvalidValue;
+  }
   if (!IsAligned(gradients, kMemoryAlignment)) return cudaErrorMisalignedAddress;
   const VarlenState varlen = MakeVarlenState(params, state);
   const VarlenGradients scratch = MakeVarlenGradients(params, gradients);

@@ -22,8 +22,8 @@ enum class VarlenKernels : uint8_t { kFastest, kPortable };
 cudaError_t VarlenForward(const VarlenAttentionParams& params, void* state, cudaStream_t stream,
                           VarlenKernels kernels = VarlenKernels::kFastest);
 
-// Writes params.dq, dk, dv and d_log_fgate, zeros for tokens of no sequence. `state` is the output
-// of VarlenForward for the same parameters, out and log_fgate unchanged; `gradients`:
+// Writes params.dq, dk, dv and d_log_fgate, zeros for tokens of no sequence, and d_sink. `state` is
+// the output of VarlenForward for the same parameters, out and log_fgate unchanged; `gradients`:
 // VarlenGradientBytes() of device memory, 256-byte aligned, scratch. Otherwise as VarlenForward.
 cudaError_t VarlenBackward(const VarlenAttentionParams& params, void* state, void* gradients,
                            cudaStream_t stream, VarlenKernels kernels = VarlenKernels::kFastest);

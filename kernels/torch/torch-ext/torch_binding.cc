@@ -78,7 +78,7 @@ void CheckTensor(const char* name, const Tensor& x, ScalarType dtype, int64_t di
 // The inputs of both operators, kept for as long as the parameters point into them.
 struct Inputs {
   Tensor q, k, v, log_fgate;
-  OptionalTensor seq_begin, seq_end, threshold, max_query_norm;
+  OptionalTensor seq_begin, seq_end, threshold, max_query_norm, sinks;
   // One per batch row if their begins are not given.
   int64_t sequences() const { return seq_begin ? seq_begin->size(0) : q.size(0); }
 };
@@ -151,6 +151,13 @@ VarlenAttentionParams MakeParams(Inputs& inputs, bool packed, double scale, doub
   params.log_fgate = View(inputs.log_fgate);
   params.threshold = PerHead("threshold", inputs.threshold, inputs);
   params.max_query_norm = PerHead("max_query_norm", inputs.max_query_norm, inputs);
+  if (inputs.sinks) {
+    CheckTensor("sinks", *inputs.sinks, ScalarType::Float, 1, inputs.q.get_device_index());
+    STD_TORCH_CHECK(inputs.sinks->size(0) == params.q_heads,
+                    "sinks must have shape (query heads,)");
+    inputs.sinks = Contiguous(*inputs.sinks);
+    params.sink = static_cast<const float*>(inputs.sinks->data_ptr());
+  }
   STD_TORCH_CHECK(params.threshold == nullptr || params.max_query_norm == nullptr,
                   "threshold and max_query_norm exclude each other");
   if (params.threshold != nullptr) params.acp = AcpMode::kPaper;
@@ -179,9 +186,9 @@ std::tuple<Tensor, Tensor> Forward(const Tensor& q, const Tensor& k, const Tenso
                                    const OptionalTensor& threshold,
                                    const OptionalTensor& max_query_norm, double scale,
                                    double log_eps, bool /*deterministic: it always is*/,
-                                   OptionalTensor max_logit) {
+                                   OptionalTensor max_logit, const OptionalTensor& sinks) {
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
-  Inputs inputs{q, k, v, log_fgate, seq_begin, seq_end, threshold, max_query_norm};
+  Inputs inputs{q, k, v, log_fgate, seq_begin, seq_end, threshold, max_query_norm, sinks};
   VarlenAttentionParams params = MakeParams(inputs, packed, scale, log_eps);
   params.max_logit = PerHead("max_logit", max_logit, inputs);
   const Tensor out = torch::stable::new_empty(q, q.sizes());
@@ -196,14 +203,15 @@ std::tuple<Tensor, Tensor> Forward(const Tensor& q, const Tensor& k, const Tenso
   return {out, state};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> Backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> Backward(
     const Tensor& d_out, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& log_fgate,
     const Tensor& out, const Tensor& state, const OptionalTensor& seq_begin,
     const OptionalTensor& seq_end, bool packed, const OptionalTensor& threshold,
-    const OptionalTensor& max_query_norm, double scale, double log_eps, bool deterministic) {
+    const OptionalTensor& max_query_norm, double scale, double log_eps, bool deterministic,
+    const OptionalTensor& sinks) {
   const int32_t device = q.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
-  Inputs inputs{q, k, v, log_fgate, seq_begin, seq_end, threshold, max_query_norm};
+  Inputs inputs{q, k, v, log_fgate, seq_begin, seq_end, threshold, max_query_norm, sinks};
   VarlenAttentionParams params = MakeParams(inputs, packed, scale, log_eps);
   CheckTensor("d_out", d_out, ScalarType::BFloat16, 4, device);
   CheckTensor("out", out, ScalarType::BFloat16, 4, device);
@@ -212,7 +220,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> Backward(
   const Tensor dk = torch::stable::new_empty(k, k.sizes());
   const Tensor dv = torch::stable::new_empty(v, v.sizes());
   const Tensor d_log_fgate = torch::stable::new_empty(log_fgate, log_fgate.sizes());
-  if (q.numel() == 0) return {dq, dk, dv, d_log_fgate};
+  const Tensor d_sinks = torch::stable::new_zeros(log_fgate, {sinks ? int64_t{params.q_heads} : 0});
+  if (q.numel() == 0) return {dq, dk, dv, d_log_fgate, d_sinks};
   STD_TORCH_CHECK(static_cast<size_t>(state.numel()) >= cuda::VarlenStateBytes(params),
                   "state is not that of a forward call with these shapes");
   const Tensor d_out_loadable = Loadable(d_out), out_loadable = Loadable(out);
@@ -223,10 +232,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> Backward(
   params.dk = View(dk);
   params.dv = View(dv);
   params.d_log_fgate = View(d_log_fgate);
+  if (sinks) params.d_sink = static_cast<float*>(d_sinks.data_ptr());
   params.deterministic = deterministic;
   CheckLaunch("backward", cuda::VarlenBackward(params, state.data_ptr(), scratch.data_ptr(),
                                                CurrentStream(device)));
-  return {dq, dk, dv, d_log_fgate};
+  return {dq, dk, dv, d_log_fgate, d_sinks};
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ class LargeLogitsTest : public ::testing::TestWithParam<LargeLogit> {
     HeadInputs inputs = RandomInputs({1, 1, kDim}, kPageTokens + 1, seed, {20});
     inputs.q_norm.assign(kDim, gain);
     inputs.k_norm.assign(kDim, gain);
-    SetQkNormBounds(inputs);
+    SetBounds(inputs);
     for (int64_t row = 0; row < kPageTokens; ++row) {
       for (int m = 0; m < 2 * kDim; ++m) inputs.at(row, m) = 0;
     }

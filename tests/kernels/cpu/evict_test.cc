@@ -85,7 +85,7 @@ TEST(EvictionTest, CertifiedNeverKeepsMorePagesThanPaper) {
     // Norm weights far from uniform widen the distance between U, B and the norms.
     for (double& g : inputs.q_norm) g *= std::exp(0.7 * normal(rng));
     for (double& g : inputs.k_norm) g *= std::exp(0.7 * normal(rng));
-    SetQkNormBounds(inputs);
+    SetBounds(inputs);
     for (DType dtype : {DType::kF64, DType::kBF16}) {
       const HeadOutputs paper = Prune(ops, inputs, AcpMode::kPaper, dtype);
       const HeadOutputs certified = Prune(ops, inputs, AcpMode::kCertified, dtype);
@@ -141,7 +141,7 @@ TEST(EvictionTest, OutlierNormsAndAdversarialGates) {
         inputs.at(row, inputs.gate_column() + h) = rng() % 50 == 0 ? -30.0 : 12.0;
       }
     }
-    SetQkNormBounds(inputs);
+    SetBounds(inputs);
     ExpectPromise(Measure(ops, inputs, AcpMode::kCertified));
     ExpectPromise(Measure(ops, inputs, AcpMode::kPaper));
   }
@@ -230,7 +230,7 @@ HeadInputs LostOffsets(double gain, double share_of_ulp) {
     inputs.q_norm[m] = inputs.k_norm[m] = 1;
     inputs.q_norm[16 + m] = inputs.k_norm[16 + m] = gain;
   }
-  SetQkNormBounds(inputs);
+  SetBounds(inputs);
   constexpr int kForgetting = 32;
   const double step = std::exp2(std::floor(std::log2(-MinLogGate(inputs.self_logit_bound[1]))));
   const double ulp = std::exp2(std::floor(std::log2(kForgetting * step)) - 23);
@@ -271,7 +271,7 @@ HeadInputs OpposedRotatedKey(double gain, int pair, int64_t zeros, int64_t after
     inputs.q_norm[m + kHalf] = inputs.k_norm[m] = 1 / gain;
     inputs.rope_frequency[m] = std::pow(5e5, -2.0 * static_cast<double>(m) / kDim);
   }
-  SetQkNormBounds(inputs);
+  SetBounds(inputs);
   const double needed = 10 + kAcpSlack + std::log(128) + inputs.self_logit_bound[0] + 1e-2;
   for (int64_t row = 0; row < length; ++row) {
     for (int m = 0; m < 2 * kDim; ++m) inputs.at(row, m) = 0;

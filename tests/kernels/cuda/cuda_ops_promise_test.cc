@@ -21,7 +21,7 @@ HeadShape OneHead(int head_dim, bool rotates = false, bool shifts = false) {
 HeadInputs WithGain(HeadInputs inputs, double gain) {
   inputs.q_norm.assign(inputs.q_norm.size(), gain);
   inputs.k_norm = inputs.q_norm;
-  SetQkNormBounds(inputs);
+  SetBounds(inputs);
   return inputs;
 }
 
@@ -229,7 +229,7 @@ HeadInputs OpposedKey(bool rotates, double gain, int pair, int64_t zeros) {
     inputs.q_norm[m + kHalf] = inputs.k_norm[m] = 1 / gain;
     if (rotates) inputs.rope_frequency[m] = std::pow(5e5, -2.0 * static_cast<double>(m) / kDim);
   }
-  SetQkNormBounds(inputs);
+  SetBounds(inputs);
   for (int64_t row = 0; row < inputs.length; ++row) {
     for (int m = 0; m < 2 * kDim; ++m) inputs.at(row, m) = 0;
     inputs.at(row, inputs.gate_column()) = 20;

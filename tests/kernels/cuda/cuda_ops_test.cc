@@ -87,7 +87,7 @@ TEST(CudaOpsTest, EvictsExactlyWhatTheCpuEvictsOfCopiedKeys) {
   // what is compared.
   inputs.q_norm.assign(static_cast<size_t>(shape.hidden()), 1.0);
   inputs.k_norm.assign(static_cast<size_t>(shape.kv()), 1.0);
-  SetQkNormBounds(inputs);
+  SetBounds(inputs);
   inputs.q_norm.clear();
   inputs.k_norm.clear();
   const HeadOutputs full = RunOnGpu(inputs, {}, false);

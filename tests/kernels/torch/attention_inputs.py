@@ -58,8 +58,11 @@ def random_inputs(batch: int = 2, tokens: int = 200, heads: int = 2, kv_heads: i
 
 
 def definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fgate: torch.Tensor, *,
-               scale: float | None = None, visible: torch.Tensor | None = None) -> torch.Tensor:
+               scale: float | None = None, visible: torch.Tensor | None = None,
+               sinks: torch.Tensor | None = None) -> torch.Tensor:
     """softmax(scale q k^T + decay) v as the paper writes it, all of it at once.
+
+    `sinks` [heads] are logits of one more key, whose value is 0.
 
     `visible`, bool, broadcasts to [batch, heads, queries, keys]; a row that sees nothing gives 0.
     """
@@ -72,20 +75,29 @@ def definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fgate: tor
     mask = mask.tril(tokens - q.shape[1])
     if visible is not None:
         mask = mask & visible
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1).masked_fill(~mask, 0)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        column = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, column), -1)
+    weights = scores.softmax(-1)[..., :tokens].masked_fill(~mask, 0)
     return torch.einsum("bhij,bjhd->bihd", weights, v)
 
 
 def gradients(function: Callable[..., torch.Tensor], inputs: Inputs, *,
-              d_out: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-    """The output of function(q, k, v, log_fgate) and its gradients by all four."""
+              d_out: torch.Tensor | None = None,
+              sinks: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+    """The output of function(q, k, v, log_fgate) and its gradients by all four, and by sinks."""
     leaves = [x.detach().requires_grad_() for x in inputs.arguments]
-    out = function(*leaves)
+    options = {}
+    if sinks is not None:
+        leaves.append(sinks.detach().requires_grad_())
+        options["sinks"] = leaves[-1]
+    out = function(*leaves[:4], **options)
     out.backward(inputs.d_out if d_out is None else d_out)
     return out.detach(), *(leaf.grad for leaf in leaves)
 
 
-NAMES = ("out", "dq", "dk", "dv", "d_log_fgate")
+NAMES = ("out", "dq", "dk", "dv", "d_log_fgate", "d_sinks")
 
 
 class AttentionTest(unittest.TestCase):

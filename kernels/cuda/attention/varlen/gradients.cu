@@ -3,6 +3,8 @@
 // whose common terms cancel: a reverse scan, float32 inside a tile, float64 over tiles.
 #include <cuda_bf16.h>
 
+#include <cub/block/block_reduce.cuh>
+
 #include "kernels/cuda/attention/varlen/kernels.h"
 #include "kernels/cuda/attention/varlen/sequence_range.cuh"
 #include "kernels/cuda/attention/varlen/tile_scan.cuh"
@@ -10,6 +12,7 @@
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
 
@@ -177,6 +180,28 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A block per query head: d_sink = -sum_i p_i delta_i, p_i the weight of the sink in row i. The
+// order of the sum is fixed; past a tile's end p_i is 0.
+__global__ void __launch_bounds__(kScanThreads)
+    WriteSinkGradients(const float* sink, float* d_sink, VarlenState state,
+                       VarlenGradients gradients) {
+  using Reduce = cub::BlockReduce<double, kScanThreads, cub::BLOCK_REDUCE_WARP_REDUCTIONS>;
+  __shared__ typename Reduce::TempStorage storage;
+  TriggerDependents();
+  WaitOnDependencies();
+  const int head = static_cast<int>(blockIdx.x), rows = *state.num_tiles * kVarlenTile;
+  const int64_t first_tile = int64_t{head} * state.max_tiles;
+  double sum = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < rows; i += kScanThreads) {
+    const int64_t tile = first_tile + i / kVarlenTile, row = first_tile * kVarlenTile + i;
+    const double logit = static_cast<double>(sink[head]) - state.RowDecay(tile, i % kVarlenTile);
+    const auto weight = Exp2(static_cast<float>(kLog2EDouble * logit) - state.lse[row]);
+    sum -= static_cast<double>(weight * gradients.delta[row]);
+  }
+  sum = Reduce(storage).Sum(sum);
+  if (threadIdx.x == 0) d_sink[head] = static_cast<float>(sum);
+}
+
 // An array of which some rows are zeroed, `row_bytes` of each head.
 struct PaddedArray {
   VarlenView view;
@@ -261,8 +286,11 @@ cudaError_t FinishGradients(const VarlenAttentionParams& params, const VarlenSta
   if (error != cudaSuccess) return error;
   error = Launch(CarryGateGradients, heads, kScanThreads, 0, stream, state, gradients);
   if (error != cudaSuccess) return error;
-  return Launch(WriteGateGradients, dim3(tiles, (heads + kWarps - 1) / kWarps), kThreads, 0, stream,
-                params.d_log_fgate, params.q_heads, state, gradients);
+  error = Launch(WriteGateGradients, dim3(tiles, (heads + kWarps - 1) / kWarps), kThreads, 0,
+                 stream, params.d_log_fgate, params.q_heads, state, gradients);
+  if (error != cudaSuccess || params.sink == nullptr) return error;
+  return Launch(WriteSinkGradients, heads, kScanThreads, 0, stream, params.sink, params.d_sink,
+                state, gradients);
 }
 
 cudaError_t ZeroOutputPadding(const VarlenAttentionParams& params, cudaStream_t stream) {

@@ -32,7 +32,7 @@ cudaError_t PrepareGradients(const VarlenAttentionParams& params, const VarlenSt
                              const VarlenGradients& gradients, cudaStream_t stream);
 
 // Writes params.dq and params.d_log_fgate for the tokens of sequences, from gradients.dq, row_sum
-// and col_sum.
+// and col_sum, and params.d_sink from delta and the state.
 cudaError_t FinishGradients(const VarlenAttentionParams& params, const VarlenState& state,
                             const VarlenGradients& gradients, cudaStream_t stream);
 

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/core/host_device.h"
 #include "kernels/varlen_attention.h"
 
 namespace fox::cuda {
@@ -45,13 +46,20 @@ struct VarlenState {
   float* log_f_offset = nullptr;  // [q_heads][max_tiles][128], natural units
   // First page that a row tile sees, counted in its sequence; it does not fall along a sequence.
   int32_t* first_page = nullptr;  // [q_heads][max_tiles]
-  // log2 of a row's denominator, its logits in log2 units and relative to c_ref = c of its tile's
-  // first token: log2 sum_j 2^(log2(e) (scale q_i.k_j + c_ref - c_j)). Past the end: +infinity.
+  // log2 of a row's denominator, sink included, its logits in log2 units and relative to c_ref = c
+  // of its tile's first token: log2 (2^(log2(e) (sink + c_ref - c_i)) + sum_j 2^(log2(e) (scale
+  // q_i.k_j + c_ref - c_j))). Past the end: +infinity.
   float* lse = nullptr;             // [q_heads][max_tiles][128]
   int32_t* work_counter = nullptr;  // [1], zeroed by the schedule
   // [q_heads][max_tiles], AcpMode::kCertified alone. Until the forward kernel writes lse, its first
   // head_dim floats of a tile are sum_j exp(c_e - c_j) k_j.
   VarlenKeySums* key_sums = nullptr;
+
+  // c_i - c_ref of a tile's row; `index`: of (head, tile).
+  FOX_HOST_DEVICE double RowDecay(int64_t index, int row) const {
+    const float* offset = log_f_offset + index * kVarlenTile;
+    return static_cast<double>(offset[row]) - static_cast<double>(offset[0]);
+  }
 };
 
 // Scratch of a backward call.

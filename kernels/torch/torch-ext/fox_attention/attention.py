@@ -23,7 +23,7 @@ def _require(condition: bool, error: type[Exception], message: Callable[[], str]
 
 
 def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                   log_fgate: torch.Tensor) -> None:
+                   log_fgate: torch.Tensor, sinks: torch.Tensor | None = None) -> None:
     """Arguments with heads last but one."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         _require(x.ndim == 4, ValueError,
@@ -53,6 +53,14 @@ def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
              "logsigmoid, torch.nn.functional.logsigmoid(logits.float())")
     _require(log_fgate.device == q.device, TypeError,
              lambda: f"log_fgate is on {log_fgate.device}, q on {q.device}")
+    if sinks is None:
+        return
+    _require(sinks.shape == (q.shape[2],), ValueError,
+             lambda: f"sinks must have shape ({q.shape[2]},), one per query head, not "
+             f"{tuple(sinks.shape)}")
+    _require(sinks.dtype == log_fgate.dtype and sinks.device == q.device, TypeError,
+             lambda: f"sinks must be {log_fgate.dtype} on {q.device}, as log_fgate, but is "
+             f"{sinks.dtype} on {sinks.device}")
 
 
 def _check_sequences(q: torch.Tensor, k: torch.Tensor, seq_start: torch.Tensor | None,
@@ -149,12 +157,13 @@ def forgetting_attention(
         sm_scale: float | None = None, adaptive_threshold: Threshold = None,
         cu_seqlens: torch.Tensor | None = None, bound: Literal["paper", "certified"] = "paper",
         deterministic: bool = False, log_eps: float = -10.0,
-        max_logit: float | torch.Tensor | None = None) -> torch.Tensor:
+        max_logit: float | torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None) -> torch.Tensor:
     """softmax(sm_scale q k^T + decay) v, causal, with decay_ij = sum of log_fgate over (j, i].
 
     Source: Lin et al., "Forgetting Transformer" (ICLR 2025) and "Adaptive Computation Pruning for
-    the Forgetting Transformer". Differentiable once in q, k, v and log_fgate. Nothing waits for the
-    device; work runs on PyTorch's current stream.
+    the Forgetting Transformer". Differentiable once in q, k, v, log_fgate and sinks. Nothing waits
+    for the device; work runs on PyTorch's current stream.
 
     q: [batch, queries, heads, head_dim]; with head_first [batch, heads, queries, head_dim], and so
       for the others. bfloat16 on CUDA, head_dim 16, 32, 64 or 128; float32 and float64 anywhere,
@@ -180,16 +189,17 @@ def forgetting_attention(
       QK-norm give one; rounding to bfloat16 need not be counted. Up to 22 the forward kernel of
       Hopper is faster because it does not search rows' maxima; a row's largest weight is then
       rounded, too, and gradients err some 6% more, those of log_fgate 16%. A larger bound changes
-      nothing.
-      If a logit breaks the promise, the output may be infinite or NaN. None: unknown, except that
-      "auto" of "paper" computes it.
+      nothing. If a logit breaks the promise, the output may be infinite or NaN. None: unknown,
+      except that "auto" of "paper" computes it.
+    sinks: float32 [heads], a logit per head: the softmax has one more term exp(sinks[h]), of a key
+      without a value, which does not decay. Pruning loses at most what it loses without sinks.
 
     Returns [batch, queries, heads, head_dim], or as q with head_first. Raises TypeError, ValueError
     or RuntimeError, before anything is enqueued, if arguments do not fit.
     """
     if head_first:
         q, k, v, log_fgate = (x.transpose(1, 2) for x in (q, k, v, log_fgate))
-    _check_tensors(q, k, v, log_fgate)
+    _check_tensors(q, k, v, log_fgate, sinks)
     _check_sequences(q, k, seq_start, cu_seqlens)
     uses_kernels = _uses_kernels(q)
     head_dim, missing = q.shape[3], k.shape[1] - q.shape[1]
@@ -208,7 +218,7 @@ def forgetting_attention(
     operator = ops.forward if uses_kernels else ops.reference_forward
     out, _ = operator(q, k, v, log_fgate, begin, end, cu_seqlens is not None, threshold,
                       max_query_norm, scale, float(log_eps),
-                      deterministic or torch.are_deterministic_algorithms_enabled(), largest)
+                      deterministic or torch.are_deterministic_algorithms_enabled(), largest, sinks)
     out = out[:, missing:, :, :head_dim]
     return out.transpose(1, 2) if head_first else out
 

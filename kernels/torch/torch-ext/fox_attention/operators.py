@@ -5,11 +5,11 @@
 
 Both pairs have the same arguments, except `max_logit`, which only forward has. Sequence s holds
 tokens [seq_begin[s], seq_end[s]) of batch row s, or of row 0 if `packed`; each is a whole row if
-both are None; `threshold` and
-`max_query_norm` are float32 [sequences, query heads], none or one of them given. `max_logit`, of
-that shape or none, is a promise: no |scale q.k| of the head is larger, and the CUDA kernel may then
-do without the rows' maxima. `state` passes from a forward call to its backward call: opaque bytes
-on CUDA, the rows' log-sum-exp in the reference.
+both are None; `threshold` and `max_query_norm` are float32 [sequences, query heads], none or one of
+them given. `max_logit`, of that shape or none, is a promise: no |scale q.k| of the head is larger,
+and the CUDA kernel may then do without the rows' maxima. `sinks` is float32 [query heads] or none;
+its gradient is then empty. `state` passes from a forward call to its backward call: opaque bytes on
+CUDA, the rows' log-sum-exp in the reference.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ Tensors = tuple[torch.Tensor, ...]
 
 _PRUNING = ("Tensor? seq_begin, Tensor? seq_end, bool packed, Tensor? threshold, "
             "Tensor? max_query_norm, float scale, float log_eps, bool deterministic")
-_FORWARD = (f"(Tensor q, Tensor k, Tensor v, Tensor log_fgate, {_PRUNING}, Tensor? max_logit) "
-            "-> (Tensor out, Tensor state)")
+_FORWARD = (f"(Tensor q, Tensor k, Tensor v, Tensor log_fgate, {_PRUNING}, Tensor? max_logit, "
+            "Tensor? sinks) -> (Tensor out, Tensor state)")
 _BACKWARD = ("(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor log_fgate, Tensor out, "
-             f"Tensor state, {_PRUNING}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor d_log_fgate)")
+             f"Tensor state, {_PRUNING}, Tensor? sinks) -> "
+             "(Tensor dq, Tensor dk, Tensor dv, Tensor d_log_fgate, Tensor d_sinks)")
 
 
 def state_bytes(batch: int, tokens: int, heads: int, sequences: int) -> int:
@@ -51,16 +52,17 @@ def _reference_forward_shapes(q: torch.Tensor, *rest: object) -> Tensors:
 
 def _backward_shapes(d_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                      log_fgate: torch.Tensor, *rest: object) -> Tensors:
-    del d_out, rest
-    return tuple(x.new_empty(x.shape) for x in (q, k, v, log_fgate))
+    del d_out
+    sinks = rest[-1]
+    d_sinks = log_fgate.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
+    return *(x.new_empty(x.shape) for x in (q, k, v, log_fgate)), d_sinks
 
 
 def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[object, ...],
           output: Tensors) -> None:
-    q, k, v, log_fgate, seq_begin, seq_end, packed, threshold, max_query_norm, *rest, _ = inputs
-    ctx.save_for_backward(q, k, v, log_fgate, *output, seq_begin, seq_end, threshold,
-                          max_query_norm)
-    ctx.packed, ctx.rest = packed, rest
+    *tensors, packed, threshold, max_query_norm, scale, log_eps, deterministic, _, sinks = inputs
+    ctx.save_for_backward(*tensors[:4], *output, *tensors[4:], threshold, max_query_norm, sinks)
+    ctx.packed, ctx.rest = packed, (scale, log_eps, deterministic)
 
 
 def _register(prefix: str, forward_shapes: object) -> None:
@@ -74,10 +76,10 @@ def _register(prefix: str, forward_shapes: object) -> None:
     def differentiate(ctx: torch.autograd.function.FunctionCtx, d_out: torch.Tensor,
                       d_state: None) -> tuple[torch.Tensor | None, ...]:
         del d_state  # no function of the inputs, to autograd
-        *tensors, seq_begin, seq_end, threshold, max_query_norm = ctx.saved_tensors
-        grads = backward_op(d_out, *tensors, seq_begin, seq_end, ctx.packed, threshold,
-                            max_query_norm, *ctx.rest)
-        return *grads, *(None,) * 9
+        *tensors, seq_begin, seq_end, threshold, max_query_norm, sinks = ctx.saved_tensors
+        *grads, d_sinks = backward_op(d_out, *tensors, seq_begin, seq_end, ctx.packed, threshold,
+                                      max_query_norm, *ctx.rest, sinks)
+        return *grads, *(None,) * 9, None if sinks is None else d_sinks
 
     torch.library.register_autograd(forward, differentiate, setup_context=_save)
 

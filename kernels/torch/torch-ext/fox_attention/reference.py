@@ -79,6 +79,11 @@ def _tiles(sequence: Sequence, pages: torch.Tensor) -> Iterator[Tile]:
         yield Tile(rows, keys, (key <= row) & (key >= first_key))
 
 
+def _of_rows(sinks: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """[query heads] as it broadcasts to [kv heads, group, rows], in the dtype of `rows`."""
+    return sinks.to(rows.dtype).view(*rows.shape[:2], 1)
+
+
 def _logits(sequence: Sequence, tile: Tile, scale: float) -> torch.Tensor:
     """Scaled products with the decay added, -infinity where a row does not see a key."""
     rows, keys = tile.rows, tile.keys
@@ -102,12 +107,13 @@ def reference_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fga
                       seq_begin: torch.Tensor | None, seq_end: torch.Tensor | None,
                       packed: bool, threshold: torch.Tensor | None,
                       max_query_norm: torch.Tensor | None, scale: float, log_eps: float,
-                      deterministic: bool, max_logit: torch.Tensor | None
-                      ) -> tuple[torch.Tensor, torch.Tensor]:
+                      deterministic: bool, max_logit: torch.Tensor | None,
+                      sinks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The output [batch, tokens, query heads, head_dim] and the log-sum-exp of each row.
 
     Arguments are those of the operators (operators.py). The log-sum-exp, [batch, tokens, query
-    heads], natural units, holds the row's own decay; tokens of no sequence have zeros in both.
+    heads], natural units, holds the row's own decay and the sink; tokens of no sequence have zeros
+    in both.
     """
     del deterministic, max_logit  # it always is; maxima of rows are always looked for
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -119,6 +125,8 @@ def reference_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fga
         for tile in _tiles(sequence, pages):
             logits = _logits(sequence, tile, scale)
             row_lse = logits.logsumexp(-1)
+            if sinks is not None:
+                row_lse = torch.logaddexp(row_lse, _of_rows(sinks, row_lse))
             weights = (logits - row_lse[..., None]).exp()
             out_view[..., tile.rows, :] = (weights @ sequence.v[..., tile.keys, :]).to(out.dtype)
             lse_view[..., tile.rows] = row_lse
@@ -130,21 +138,26 @@ def reference_backward(d_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v:
                        seq_begin: torch.Tensor | None, seq_end: torch.Tensor | None,
                        packed: bool, threshold: torch.Tensor | None,
                        max_query_norm: torch.Tensor | None, scale: float, log_eps: float,
-                       deterministic: bool
-                       ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k, v and log_fgate, shapes and dtypes as theirs.
+                       deterministic: bool, sinks: torch.Tensor | None
+                       ) -> tuple[torch.Tensor, ...]:
+    """Gradients of q, k, v, log_fgate and sinks (empty if None), shapes and dtypes as theirs.
 
       dS = P (dO V^T - delta),  delta = rowsum(dO O),  dQ = scale dS K,  dK = scale dS^T Q,
       dV = P^T dO,  dc = rowsum(dS) - colsum(dS),  dlog f_t = sum of dc from t on
+      dsink = -sum of delta exp(sink - lse) over rows
     """
     del deterministic  # it always is
     dtype, kv_heads = accumulation_dtype(q), k.shape[2]
     grads = [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, log_fgate)]
+    d_sinks = log_fgate.new_zeros(0) if sinks is None else torch.zeros_like(sinks)
     for sequence in _sequences(q, k, v, log_fgate, seq_begin, seq_end, packed):
         where = sequence.row, sequence.tokens
         d_rows, o_rows = (_grouped(x[where].to(dtype), kv_heads) for x in (d_out, out))
         row_lse = _grouped(lse[where], kv_heads)
         delta = (d_rows * o_rows).sum(-1)
+        if sinks is not None:
+            of_sink = (_of_rows(sinks, row_lse) - row_lse).exp()
+            d_sinks -= (of_sink * delta).sum(-1).flatten()
         dq, dk, dv = (torch.zeros_like(x) for x in (sequence.q, sequence.k, sequence.v))
         dc = torch.zeros_like(sequence.cum_log_f)
         pages = _pages(sequence, k, log_fgate, threshold, max_query_norm, scale, log_eps)
@@ -164,4 +177,4 @@ def reference_backward(d_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v:
         d_log_f = dc - dc.cumsum(-1)
         for grad, value in zip(grads, (dq, dk, dv, d_log_f)):
             grad[where] = value.flatten(0, 1).transpose(0, 1).to(grad.dtype)
-    return grads[0], grads[1], grads[2], grads[3]
+    return *grads, d_sinks

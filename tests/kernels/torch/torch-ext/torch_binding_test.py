@@ -70,6 +70,22 @@ class PrecisionTest(GpuTest):
                 with self.subTest(tokens=tokens, heads=heads, kv_heads=kv_heads):
                     self.assert_precise(bf16_inputs(2, tokens, heads, kv_heads, head_dim))
 
+    def test_sinks(self) -> None:
+        """Beside the keys, far above and far below them; packed, tiles with unused rows."""
+        sinks = torch.tensor([0.5, 4.0, 60.0, -60.0, 3.0, -1.0], device="cuda")
+        cu_seqlens = torch.tensor([0, 1, 70, 70, 400], dtype=torch.int32, device="cuda")
+        for head_dim, kv_heads, options in (
+                (64, 2, {}), (128, 6, {"max_logit": 20.0}), (32, 1, {"cu_seqlens": cu_seqlens}),
+                (64, 2, {"adaptive_threshold": "auto", "bound": "certified"})):
+            with self.subTest(head_dim=head_dim, **options):
+                inputs = bf16_inputs(1, 400, 6, kv_heads, head_dim, gate=1.0)
+                attend = functools.partial(forgetting_attention, **options)
+                found = gradients(attend, inputs, sinks=sinks)
+                wanted = gradients(attend, exact(inputs), sinks=sinks.double())
+                for name, error in errors(found, wanted).items():
+                    self.assertLessEqual(error, TOLERANCE, name)
+                self.assert_equal(found[5:], gradients(attend, inputs, sinks=sinks)[5:])
+
     def test_pruning(self) -> None:
         inputs = bf16_inputs(2, 1500, 4, 2, 64, gate=2.5)
         per_head = torch.tensor([-1e9, -40.0, -8.0, -3.0], device="cuda")
@@ -250,17 +266,18 @@ class IntegrationTest(GpuTest):
                       for x in ([0, 130], [130, 300]))
         per_head = torch.full((2, 4), -20.0, device="cuda")
         packed, whole = (begin, end, True), (None, None, False)
-        for ranges, threshold, norm, logit in (
-                (packed, None, None, None), (packed, per_head, None, -per_head),
-                (packed, None, -per_head, None), (whole, None, None, None)):
+        sinks = torch.zeros(4, device="cuda")
+        for ranges, threshold, norm, logit, sink in (
+                (packed, None, None, None, None), (packed, per_head, None, -per_head, None),
+                (packed, None, -per_head, None, sinks), (whole, None, None, None, None)):
             rest = (*ranges, threshold, norm, 0.125, -10.0, True)
             # Not test_aot_dispatch_dynamic, which compares outputs: some bytes of the state are
             # never written. test_compiling_changes_nothing takes its place.
-            torch.library.opcheck(torch.ops.fox.forward, (*leaves, *rest, logit), test_utils=(
+            torch.library.opcheck(torch.ops.fox.forward, (*leaves, *rest, logit, sink), test_utils=(
                 "test_schema", "test_autograd_registration", "test_faketensor"))
-            out, state = torch.ops.fox.forward(q, k, v, gates, *rest, logit)
+            out, state = torch.ops.fox.forward(q, k, v, gates, *rest, logit, sink)
             torch.library.opcheck(torch.ops.fox.backward,
-                                  (d_out, q, k, v, gates, out, state, *rest))
+                                  (d_out, q, k, v, gates, out, state, *rest, sink))
 
     def test_other_dtypes(self) -> None:
         half = [x.half() for x in self.inputs[:3]]
@@ -280,15 +297,20 @@ class IntegrationTest(GpuTest):
                        (q, k, v, gates.double()), (q, k, v, gates[..., :1]),
                        (q.half(), k, v, gates), (q, k.cpu(), v, gates)):
             with self.assertRaises(RuntimeError):
-                call(*broken, begin, end, False, None, None, 0.125, -10.0, False, None)
+                call(*broken, begin, end, False, None, None, 0.125, -10.0, False, None, None)
         for ranges in ((begin, None, False), (None, None, True), (begin.cpu(), end, False),
                        (begin.long(), end, False), (begin[:0], end[:0], False)):
             with self.assertRaises(RuntimeError):
-                call(q, k, v, gates, *ranges, None, None, 0.125, -10.0, False, None)
+                call(q, k, v, gates, *ranges, None, None, 0.125, -10.0, False, None, None)
         for logit in (torch.ones(1, 1, device="cuda"), torch.ones(1, 2),
                       torch.ones(1, 2, device="cuda", dtype=torch.float64)):
             with self.assertRaises(RuntimeError):
-                call(q, k, v, gates, begin, end, False, None, None, 0.125, -10.0, False, logit)
+                call(q, k, v, gates, begin, end, False, None, None, 0.125, -10.0, False, logit,
+                     None)
+        for sink in (torch.ones(1, device="cuda"), torch.ones(2),
+                     torch.ones(2, device="cuda", dtype=torch.float64)):
+            with self.assertRaises(RuntimeError):
+                call(q, k, v, gates, begin, end, False, None, None, 0.125, -10.0, False, None, sink)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "kernels/acp.h"
+#include "kernels/cuda/attention/prefill/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/quad_rows.cuh"
 #include "kernels/cuda/attention/prefill/sm80/tile.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
@@ -248,7 +249,7 @@ __device__ __forceinline__ bool RowsMayStop(const Tile& tile, int n, const PageG
   return all;
 }
 
-// Divides by the sums, transforms and stores the warp's rows.
+// Merges the sinks, divides by the sums, transforms and stores the warp's rows.
 template <typename Source, int kHeadDim>
 __device__ __forceinline__ void Store(const Source& source, const typename Source::Tile& tile,
                                       const RowState<kHeadDim>& rows) {
@@ -260,13 +261,15 @@ __device__ __forceinline__ void Store(const Source& source, const typename Sourc
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first + half * 8;
-      const float sum = QuadSum(rows.sum[r][half]), scale = 1 / sum;
+      MergedRow sums{rows.row_max[r][half], QuadSum(rows.sum[r][half]), 1, 0};
+      source.MergeSink(tile, row, sums);
+      const float scale = 1 / sums.sum * sums.of_sums;
       QuadRow<kHeadDim> x;
 #pragma unroll
       for (int i = 0; i < kHeadDim / 4; ++i) x[i] = rows.out[r][i / 2][half * 2 + i % 2] * scale;
       if constexpr (Source::kTransforms) transform.Apply(source.transform, half, x);
       StoreRow<kHeadDim>(x, row < tile.count, source.template OutRow<kHeadDim>(tile, row));
-      if (Lane() % 4 == 0) source.StoreLogSum(tile, row, rows.row_max[r][half], sum);
+      if (Lane() % 4 == 0) source.StoreLogSum(tile, row, sums.max, sums.sum);
     }
   }
 }

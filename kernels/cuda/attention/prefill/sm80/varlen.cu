@@ -17,6 +17,7 @@ cudaError_t VarlenPrefillSm80(const VarlenAttentionParams& params, const VarlenS
   source.out = params.out;
   source.group = params.q_heads / params.kv_heads;
   source.scale = static_cast<float>(params.scale * kLog2EDouble);
+  source.sink = params.sink;
   return DispatchHeadDim<32>(params.head_dim, [&]<int kHeadDim>() {
     return sm80::LaunchPrefillSm80<sm80::VarlenSource, kHeadDim>(source, params.q_heads,
                                                                  state.max_tiles, stream);

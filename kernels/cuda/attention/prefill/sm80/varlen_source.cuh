@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/attention/prefill/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/sm80/tile.cuh"
 #include "kernels/cuda/attention/varlen/state.h"
 #include "kernels/cuda/ptx/fast_math.cuh"
@@ -27,7 +28,8 @@ struct VarlenSource {
   VarlenState state;
   VarlenView q, k, v, out;
   int group;
-  float scale;  // of q.k, to log2 units
+  float scale;        // of q.k, to log2 units
+  const float* sink;  // [q_heads] or null
 
   __device__ __forceinline__ int NumTiles() const { return *state.num_tiles; }
 
@@ -79,6 +81,11 @@ struct VarlenSource {
   template <int kHeadDim>
   __device__ __forceinline__ __nv_bfloat16* OutRow(const Tile& tile, int row) const {
     return Row(out, tile, tile.head, tile.position + row);
+  }
+
+  __device__ __forceinline__ void MergeSink(const Tile& tile, int row, MergedRow& sums) const {
+    if (sink == nullptr) return;
+    sums.MergeSink(sink[tile.head], state.RowDecay(tile.index, row));
   }
 
   __device__ __forceinline__ void StoreLogSum(const Tile& tile, int row, float row_max,

@@ -2,15 +2,15 @@
 // products produce it, relative to the maximum, and the rows' sums, equal in the four lanes of a
 // quad. Rows of unsplit head tiles are stored normed and gated; parallel splits store partial
 // results; each serial split is merged with the sum of those before by MergedRow, as MergeKeySplits
-// does.
+// does. The sink is merged when a row is finished.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include <cstdint>
 
+#include "kernels/cuda/attention/prefill/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/quad_rows.cuh"
-#include "kernels/cuda/attention/prefill/sm90/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 
@@ -25,13 +25,15 @@ __device__ __forceinline__ void StoreRows(const Source& source, const typename S
   for (int r = 0; r < 2; ++r) {
     const int row = first_row + 8 * r;
     const bool real = row < work.count;
-    const float scale = sum[r] > 0 ? 1 / sum[r] : 0;
+    MergedRow sums{max[r], sum[r], 1, 0};
+    source.MergeSink(work, row, sums);
+    const float scale = sums.sum > 0 ? 1 / sums.sum * sums.of_sums : 0;
     QuadRow<kHeadDim> x;
 #pragma unroll
     for (int i = 0; i < kHeadDim / 4; ++i) x[i] = out[i / 2 * 4 + 2 * r + i % 2] * scale;
     if constexpr (Source::kTransforms) transform.Apply(source.transform, r, x);
     StoreRow<kHeadDim>(x, real, source.template OutRow<kHeadDim>(work, row));
-    if (Lane() % 4 == 0) source.StoreLogSum(work, row, real, max[r], sum[r]);
+    if (Lane() % 4 == 0) source.StoreLogSum(work, row, real, sums.max, sums.sum);
   }
 }
 

@@ -2,8 +2,8 @@
 // threads per row. See split_keys.h.
 #include <cuda_bf16.h>
 
+#include "kernels/cuda/attention/prefill/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/quad_rows.cuh"
-#include "kernels/cuda/attention/prefill/sm90/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/sm90/paged_source.cuh"
 #include "kernels/cuda/attention/prefill/sm90/split_keys.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
@@ -168,14 +168,18 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
       }
       if (stopped) break;
     }
-    const float scale = sums.sum > 0 ? 1 / sums.sum : 0;
+    if (source.sink != nullptr || source.lse != nullptr) {
+      work.ref_log_decay = source.CumulativeGate(work, work.position);
+    }
+    sums.of_sums = 1;
+    source.MergeSink(work, row, sums);
+    const float scale = sums.sum > 0 ? 1 / sums.sum * sums.of_sums : 0;
     out = {out.x * scale, out.y * scale, out.z * scale, out.w * scale};
     TransformVector<kHeadDim>(source.transform, work.first_row + row, work.head, column, out);
     if (wanted >= work.count) continue;
     *reinterpret_cast<uint2*>(source.OutRow<kHeadDim>(work, row) + 4 * column) = {
         PackBf16(out.x, out.y), PackBf16(out.z, out.w)};
     if (column > 0 || source.lse == nullptr) continue;
-    work.ref_log_decay = source.CumulativeGate(work, work.position);
     source.StoreLogSum(work, row, true, sums.max, sums.sum);
   }
 }

@@ -40,6 +40,7 @@ cudaError_t VarlenPrefillSm90(const VarlenAttentionParams& params, const VarlenS
   source.group = params.q_heads / params.kv_heads;
   source.scale = static_cast<float>(params.scale * kLog2EDouble);
   source.max_logit = params.max_logit;
+  source.sink = params.sink;
   return DispatchHeadDim<32>(
       params.head_dim, [&]<int kHeadDim>() { return LaunchFor<kHeadDim>(params, source, stream); });
 }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/attention/prefill/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
 #include "kernels/cuda/attention/varlen/state.h"
 #include "kernels/cuda/ptx/fast_math.cuh"
@@ -43,6 +44,7 @@ struct VarlenSource {
   int q_heads, group;
   float scale;             // of scores, to log2 units
   const float* max_logit;  // [sequences, q_heads] or null
+  const float* sink;       // [q_heads] or null
 
   __device__ __forceinline__ int NumTiles() const { return *state.num_tiles; }
   __device__ __forceinline__ int NumHeads() const { return q_heads; }
@@ -117,6 +119,11 @@ struct VarlenSource {
     return static_cast<__nv_bfloat16*>(out.data) + work.batch * out.batch_stride +
            (static_cast<int64_t>(work.first_row) + row) * out.token_stride +
            work.head * out.head_stride;
+  }
+
+  __device__ __forceinline__ void MergeSink(const Work& work, int row, MergedRow& sums) const {
+    if (sink == nullptr) return;
+    sums.MergeSink(sink[work.head], state.RowDecay(work.index, row));
   }
 
   __device__ __forceinline__ void StoreLogSum(const Work& work, int row, bool real,

@@ -70,7 +70,8 @@ class SequencesTest(AttentionTest):
         inputs = random_inputs(1, sum(lengths), 4, 2, gate=3.0)
         cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         for options in ({}, {"adaptive_threshold": -4.0}, {"adaptive_threshold": "auto"},
-                        {"adaptive_threshold": "auto", "bound": "certified"}):
+                        {"adaptive_threshold": "auto", "bound": "certified"},
+                        {"sinks": torch.tensor([0.0, 1.0, -3.0, 5.0], dtype=torch.float64)}):
             with self.subTest(**options):
                 attend = functools.partial(forgetting_attention, **options)
                 found = gradients(functools.partial(attend, cu_seqlens=cu_seqlens), inputs)
@@ -83,7 +84,7 @@ class MaxLogitTest(AttentionTest):
     """A bound of the logits: how it reaches the operator, that it is no mathematics."""
 
     def given_to_the_operator(self, inputs: Inputs, **options: object) -> torch.Tensor | None:
-        """The operator's last argument."""
+        """The operator's last argument but one."""
         given = []
 
         class Calls(TorchDispatchMode):
@@ -92,7 +93,7 @@ class MaxLogitTest(AttentionTest):
             def __torch_dispatch__(self, function: object, types: object, args: tuple = (),
                                    kwargs: dict | None = None) -> object:
                 if function is torch.ops.fox.reference_forward.default:
-                    given.append(args[-1])
+                    given.append(args[-2])
                 return function(*args, **(kwargs or {}))
 
         with torch.no_grad(), Calls():
@@ -124,6 +125,10 @@ class RefusalTest(unittest.TestCase):
         inputs.update(changes)
         with self.assertRaisesRegex(error, message):
             forgetting_attention(*inputs.values(), **options)
+
+    def test_sinks(self) -> None:
+        self.refuses(ValueError, r"sinks must have shape \(2,\)", sinks=torch.zeros(1))
+        self.refuses(TypeError, "sinks must be torch.float32", sinks=torch.zeros(2).bfloat16())
 
     def test_gates(self) -> None:
         gates = torch.zeros(2, 8, 2)

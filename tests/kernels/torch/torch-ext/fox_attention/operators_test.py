@@ -33,19 +33,18 @@ class OperatorsTest(AttentionTest):
         leaves = [x.requires_grad_() for x in inputs.arguments]
         begin, end = (torch.tensor(x, dtype=torch.int32) for x in ([0, 30], [30, 70]))
         per_head = torch.full((2, 2), -4.0)
-        for threshold, norm, logit in ((None, None, None), (per_head, None, -per_head),
-                                       (None, -per_head, None)):
-            torch.library.opcheck(
-                torch.ops.fox.reference_forward,
-                (*leaves, begin, end, True, threshold, norm, 0.3, -10.0, False, logit))
-        out, lse = torch.ops.fox.reference_forward(*inputs.arguments, begin, end, True, None, None,
-                                                   0.3, -10.0, False, None)
-        torch.library.opcheck(
-            torch.ops.fox.reference_backward,
-            (inputs.d_out, *(x.detach() for x in (*inputs.arguments, out, lse)), begin, end, True,
-             None, None, 0.3, -10.0, False))
+        sinks = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+        for threshold, norm, logit, sink in (
+                (None, None, None, None), (per_head, None, -per_head, None),
+                (None, -per_head, None, sinks)):
+            rest = (begin, end, True, threshold, norm, 0.3, -10.0, False)
+            torch.library.opcheck(torch.ops.fox.reference_forward, (*leaves, *rest, logit, sink))
+            out, lse = torch.ops.fox.reference_forward(*leaves, *rest, logit, sink)
+            torch.library.opcheck(torch.ops.fox.reference_backward, (
+                inputs.d_out, *(x.detach() for x in (*leaves, out, lse)), *rest,
+                None if sink is None else sink.detach()))
         torch.library.opcheck(torch.ops.fox.reference_forward, (
-            *leaves, None, None, False, None, None, 0.3, -10.0, False, None))
+            *leaves, None, None, False, None, None, 0.3, -10.0, False, None, None))
 
     def test_it_compiles_into_one_graph(self) -> None:
         inputs = random_inputs(1, 150, 2, 1, gate=3.0)
@@ -60,6 +59,9 @@ class OperatorsTest(AttentionTest):
             with self.subTest(**options):
                 eager = functools.partial(forgetting_attention, **options)
                 self.assert_near(gradients(compiled(**options), inputs), gradients(eager, inputs))
+        sinks = torch.tensor([1.0, -2.0], dtype=torch.float64)
+        self.assert_near(gradients(compiled(), inputs, sinks=sinks),
+                         gradients(forgetting_attention, inputs, sinks=sinks))
 
     def test_one_graph_serves_all_lengths(self) -> None:
         torch._dynamo.reset()

@@ -38,10 +38,23 @@ class ReferenceTest(AttentionTest):
         self.assert_near(gradients(functools.partial(forgetting_attention, sm_scale=1.3), inputs),
                          gradients(functools.partial(definition, scale=1.3), inputs))
 
+    def test_sinks(self) -> None:
+        """Beside logits of a few; those of 60 hide all keys, those of -60 nothing."""
+        inputs = random_inputs(2, 150, 4, 2, gate=1.0)
+        for value in (torch.tensor([0.5, -2.0, 3.0, 60.0]), torch.full((4,), -60.0)):
+            sinks = value.double()
+            found = gradients(forgetting_attention, inputs, sinks=sinks)
+            self.assertEqual(len(found), 6)
+            self.assert_near(found, gradients(definition, inputs, sinks=sinks))
+        self.assert_near(found[:5], gradients(forgetting_attention, inputs))
+
     def test_finite_differences(self) -> None:
         inputs = random_inputs(1, 6, 2, 1, 3)
         leaves = [x.requires_grad_() for x in inputs.arguments]
         self.assertTrue(torch.autograd.gradcheck(forgetting_attention, leaves))
+        sinks = torch.tensor([0.3, -1.0], dtype=torch.float64, requires_grad=True)
+        self.assertTrue(torch.autograd.gradcheck(
+            lambda *x: forgetting_attention(*x[:4], sinks=x[4]), (*leaves, sinks)))
 
     def test_the_first_gate_has_no_gradient(self) -> None:
         inputs = random_inputs()

@@ -1,5 +1,5 @@
-// The merge of splits over keys, for serial splits (consumer.cuh) and parallel ones
-// (split_keys.cu). No rounding is left to the compiler.
+// The merge of splits over keys, for serial splits (sm90/consumer.cuh) and parallel ones
+// (sm90/split_keys.cu), and of a row's sink. No rounding is left to the compiler.
 #pragma once
 
 #include "kernels/cuda/ptx/fast_math.cuh"
@@ -18,6 +18,11 @@ struct MergedRow {
     of_split = Exp2(split.x - both);
     max = both;
     sum = fmaf(sum, of_sums, __fmul_rn(split.y, of_split));
+  }
+  // Once per row, after all keys: a split that adds exp(logit) and no output. `decay`: c of the
+  // row, relative to c_ref. The output is then to be multiplied by of_sums.
+  __device__ __forceinline__ void MergeSink(float logit, double decay) {
+    Merge({static_cast<float>(kLog2EDouble * (static_cast<double>(logit) - decay)), 1});
   }
   __device__ __forceinline__ float Output(float so_far, float of_this) const {
     return fmaf(so_far, of_sums, __fmul_rn(of_this, of_split));
