@@ -7,7 +7,6 @@ rank of 0 trains W itself. Embeddings and norms stay. Read base_model.py first.
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from typing import Any
 
@@ -20,31 +19,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from fox_attention import forgetting_attention
-from fox_attention._ops import ops
 
 FIRST_LOG_GATE = -2e-4  # of all gates at the start
 CAP_QUANTILE = 0.999  # of norms: where caps start
-
-
-class _SunkReference(torch.autograd.Function):
-    """The reference op with sinks: its backward pass needs only the sunk output and lse."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, log_f: Tensor, sinks: Tensor) -> Tensor:
-        rest = (None, None, False, None, None, q.shape[3] ** -0.5, -10.0, True)
-        out, lse = ops.reference_forward(q, k, v, log_f, *rest, None)
-        sunk = torch.logaddexp(lse, sinks.to(lse.dtype))
-        out = (out * (lse - sunk).exp()[..., None]).to(out.dtype)
-        ctx.save_for_backward(q, k, v, log_f, out, sunk, sinks)
-        ctx.rest = rest
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
-        *tensors, out, sunk, sinks = ctx.saved_tensors
-        grads = ops.reference_backward(d_out, *tensors, out, sunk, *ctx.rest)
-        delta = (d_out * out).sum(-1)
-        return *grads, -((sinks - sunk).exp() * delta).sum((0, 1)).to(sinks.dtype)
 
 
 @functools.lru_cache
@@ -135,8 +112,6 @@ class Student(nn.Module):
         if self.window is not None:
             return window_attention(q, k, v, sinks, self.window)
         log_f = log_f.repeat_interleave(self.base.architecture.group, 2)
-        if "sinks" not in inspect.signature(forgetting_attention).parameters:
-            return _SunkReference.apply(q, k, v, log_f, sinks)
         return forgetting_attention(q, k, v, log_f, sinks=sinks, adaptive_threshold="auto",
                                     bound="certified")
 
