@@ -127,8 +127,9 @@ class Architecture:
         return x + F.linear((F.silu(wide(gate)) * up).to(x.dtype), w_down)
 
 
-def read_architecture(directory: Path) -> tuple[Architecture, dict[str, Any]]:
-    """The checked config.json, and its text. Raises Refusal."""
+def read_architecture(directory: Path, foxified: bool = False
+                      ) -> tuple[Architecture, dict[str, Any]]:
+    """The checked config.json, and its text; `foxified` allows a merged one. Raises Refusal."""
     path = directory / "config.json"
     if not path.is_file():
         raise Refusal(f"{directory}: no config.json")
@@ -140,7 +141,9 @@ def read_architecture(directory: Path) -> tuple[Architecture, dict[str, Any]]:
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise Refusal(f"config key rope_scaling: {rope!r} is not supported by foxify")
-    for key in ("sliding_window", "attention_bias", "mlp_bias", "use_forget_gate"):
+    if raw.get("use_forget_gate") and not foxified:
+        raise Refusal("config key use_forget_gate: the model is foxified already")
+    for key in ("sliding_window", "attention_bias", "mlp_bias"):
         used = raw.get("use_sliding_window", kind == "mistral") or key != "sliding_window"
         if raw.get(key) and used:
             raise Refusal(f"config key {key}: {raw[key]!r} is not supported by foxify")
@@ -191,9 +194,10 @@ class _Tensors:
 class BaseModel:
     """All weights on `device`, matrices in `dtype`, those of all layers in one tensor a kind."""
 
-    def __init__(self, directory: Path, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, directory: Path, device: torch.device, dtype: torch.dtype,
+                 foxified: bool = False) -> None:
         self.directory, self.device, self.dtype = directory, device, dtype
-        a, self.config = read_architecture(directory)
+        a, self.config = read_architecture(directory, foxified)
         self.architecture = a
         tensors = _Tensors(directory)
 
