@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -53,8 +53,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-@dataclass(frozen=True)
-class Gate:
+class Gate(NamedTuple):
     """What a student's layer has beyond its base's; caps are None under QK-norm."""
 
     weight: Tensor  # [K, D]
@@ -229,10 +228,10 @@ class BaseModel:
         self._rope: tuple[Tensor, Tensor] | None = None
         self.project, self.mix = a.project, a.mix
 
-    def compile(self) -> None:
-        """torch.compile of what lies around attention."""
-        self.project = torch.compile(self.architecture.project, dynamic=False)
-        self.mix = torch.compile(self.architecture.mix, dynamic=False)
+    def compile(self, compiled: Callable[[Any], Any]) -> None:
+        """What lies around attention, as `compiled` returns it."""
+        self.project = compiled(self.architecture.project)
+        self.mix = compiled(self.architecture.mix)
 
     def rope(self, tokens: int) -> tuple[Tensor, Tensor]:
         """cos and sin of the first `tokens` positions."""

@@ -16,6 +16,7 @@ from options import parse_arguments  # noqa: E402
 # Likewise: a mistake is reported at once.
 COMMAND_LINE = parse_arguments(None) if __name__ == "__main__" else None
 
+import functools  # noqa: E402
 import json  # noqa: E402
 import math  # noqa: E402
 import os  # noqa: E402
@@ -254,8 +255,9 @@ class Trainer:
     def train(self) -> None:
         """Steps until the plan is done, time is over or a signal asks to stop."""
         if self.device.type == "cuda" and not self.args.no_compile:
-            self.student.compile()
-            self.losses_of = torch.compile(row_losses, dynamic=False)
+            compiled = functools.partial(torch.compile, dynamic=False)
+            self.student.compile_parts(compiled)
+            self.losses_of = compiled(row_losses)
         self.began = time.monotonic(), self.step
         while not self.stop_asked:
             done = self.done()
@@ -352,6 +354,7 @@ class Trainer:
                                   "teacher": self.teacher}
         if self.evaluation is not None:
             self.line.doing("measuring the student")
+            self.student.compile_parts(lambda part: part)  # not once more for no gradients
             report["student"] = self.evaluation.of(self.student)
         (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
         if args.export:

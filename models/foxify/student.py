@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ import torch.nn.functional as F
 from base_model import MATRICES, BaseModel, Gate, largest_norm, rms_norm, wide
 from pressure import PageTerms, page_terms
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import (
+    AuxRequest, create_block_mask, flex_attention)
 from torch.utils.checkpoint import checkpoint
 
 from fox_attention import forgetting_attention
@@ -38,9 +40,9 @@ def _window(tokens: int, window: int, device: torch.device) -> tuple[Any, Any]:
 def window_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int) -> Tensor:
     """Attention to the last `window` tokens and a sink, the baseline beside forgetting."""
     attend, mask = _window(q.shape[1], window, q.device)
-    o, lse = attend(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask, enable_gqa=True,
-                    return_lse=True)
-    return (o * torch.sigmoid(wide(lse) - sinks[:, None])[..., None]).transpose(1, 2).to(v.dtype)
+    o, more = attend(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask, enable_gqa=True,
+                     return_aux=AuxRequest(lse=True))
+    return (o * torch.sigmoid(wide(more.lse) - sinks[:, None])[..., None]).transpose(1, 2).to(v.dtype)
 
 
 class Student(nn.Module):
@@ -82,10 +84,10 @@ class Student(nn.Module):
         """The unchanged model."""
         return self._base[0]
 
-    def compile(self) -> None:
-        """torch.compile of what lies around attention, the base's as well."""
-        self.base.compile()
-        self._page_terms = torch.compile(page_terms, dynamic=False)
+    def compile_parts(self, compiled: Callable[[Any], Any]) -> None:
+        """What lies around attention, the base's as well, as `compiled` returns it."""
+        self.base.compile(compiled)
+        self._page_terms = compiled(page_terms)
 
     def factor(self, name: str, letter: str) -> Tensor:
         """A or B [L, .., ..] of one of MATRICES."""
