@@ -56,7 +56,6 @@ FIRST_LAMBDA = 0.3
 END_SECONDS, EVALUATIONS_AT_END = 20.0, 1.6  # reserved: the last in measurements of the teacher
 DETAIL_STEPS = 10  # between records of each head's share
 EXIT_FAILED, EXIT_UNFINISHED = 1, 3
-HEAD_NUMBERS = 5  # of a step's reading, before the shares of the heads
 
 
 class Trainer:
@@ -182,8 +181,9 @@ class Trainer:
             step, done, reading = self.pending
             pending = [step, done, reading.read()]
         save_checkpoint(self.folder / "checkpoints", {
-            "step": self.step, "seconds": self.seconds, "lead": self.lead, "model": self.student.state_dict(),
-            "optimizer": self.optimizer.state_dict(), "controller": self.controller.state(),
+            "step": self.step, "seconds": self.seconds, "lead": self.lead,
+            "model": self.student.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "controller": self.controller.state(),
             "pending": pending, "teacher": self.teacher, "random": random_states(),
             "settings": self._settings()})
         self.last_save = time.monotonic()

@@ -42,7 +42,8 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int
     attend, mask = _window(q.shape[1], window, q.device)
     o, more = attend(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask, enable_gqa=True,
                      return_aux=AuxRequest(lse=True))
-    return (o * torch.sigmoid(wide(more.lse) - sinks[:, None])[..., None]).transpose(1, 2).to(v.dtype)
+    o = o * torch.sigmoid(wide(more.lse) - sinks[:, None])[..., None]
+    return o.transpose(1, 2).to(v.dtype)
 
 
 class Student(nn.Module):
@@ -146,7 +147,7 @@ class Student(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, ids: Tensor) -> None:
-        """Sinks from the mean logit of token 0, caps from the norms, both of the unchanged model."""
+        """Sinks from the mean logit of token 0, caps from the norms, both of the base."""
         a, later = self.base.architecture, min(256, ids.shape[1] // 2)
 
         def see(n: int, q: Tensor, k: Tensor) -> None:
