@@ -6,6 +6,7 @@
 #include "models/checkpoint.h"
 
 #include <cstring>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -56,6 +57,20 @@ class TensorTaker {
     return {.data = entry.data.data(), .dtype = *entry.dtype, .shape = entry.shape};
   }
 
+  // Float32 values that are finite and above `least`.
+  HostTensor TakeAbove(const std::string& name, int64_t count, float least) {
+    HostTensor tensor = Take(name, {count});
+    if (tensor.empty()) return tensor;
+    std::vector<float> values(static_cast<size_t>(count));
+    ReadElements(tensor, 0, count, values.data());
+    for (const float value : values) {
+      if (value > least && value <= std::numeric_limits<float>::max()) continue;
+      Fail(absl::StrCat("tensor ", Quoted(name), " holds ", value, "; its values must be finite",
+                        least == 0 ? " and above 0" : ""));
+    }
+    return tensor;
+  }
+
   // The first error, or one for unused tensors.
   absl::Status Finish() {
     if (status_.ok() && taken_.size() < tensors_.size()) {
@@ -94,7 +109,7 @@ TensorNames NamesOf(CheckpointLayout layout) {
     case CheckpointLayout::kTransformers:
       break;
   }
-  return {"embed_tokens", "input_layernorm", "self_attn", "post_attention_layernorm"};
+  return {"embed_tokens", "input_layernorm", "self_attn", "post_attention_layernorm", "fgate_proj"};
 }
 
 // k_proj or v_proj: a plain linear map, or one inside a token shift.
@@ -121,8 +136,8 @@ void TakeGates(TensorTaker& taker, const ModelConfig& config, const std::string&
   }
   switch (config.forget_gate) {
     case ForgetGate::kFull:
-      layer.fgate_proj = taker.Take(forget + ".weight", {heads, d});
-      layer.fgate_bias = taker.Take(forget + ".bias", {heads});
+      layer.fgate_proj = taker.Take(forget + ".weight", {config.num_gates(), d});
+      layer.fgate_bias = taker.Take(forget + ".bias", {config.num_gates()});
       break;
     case ForgetGate::kBiasOnly:  // a parameter in the reference, and
     case ForgetGate::kFixed:     // a buffer: both are saved
@@ -169,6 +184,14 @@ LayerTensors TakeLayer(TensorTaker& taker, const ModelConfig& config, int index)
     layer.q_norm = taker.Take(attn + "q_norm.weight", {per_head ? q : config.head_dim});
     layer.k_norm =
         taker.Take(attn + "k_norm.weight", {per_head ? config.kv_size() : config.head_dim});
+  }
+  if (config.qk_norm_cap) {
+    layer.q_cap = taker.TakeAbove(attn + "q_cap", config.num_heads, 0);
+    layer.k_cap = taker.TakeAbove(attn + "k_cap", config.num_kv_heads, 0);
+  }
+  if (config.attention_sink) {
+    layer.sinks =
+        taker.TakeAbove(attn + "sinks", config.num_heads, -std::numeric_limits<float>::infinity());
   }
   layer.o_proj = taker.Take(attn + "o_proj.weight", {d, q});
   const std::string frequencies = attn + "rotary_emb.inv_freq";

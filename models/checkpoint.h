@@ -25,11 +25,13 @@ struct LayerTensors {
   HostTensor q_bias, k_bias, v_bias;  // [Q], [KV], [KV]; qkv_bias
   HostTensor k_shift_proj;            // [kv_heads, D]; k_shift
   HostTensor v_shift_proj;            // [kv_heads, D]; v_shift
-  HostTensor fgate_proj;              // [H, D]; ForgetGate::kFull
-  HostTensor fgate_bias;              // [H]; all but ForgetGate::kNone
+  HostTensor fgate_proj;              // [gates, D]; ForgetGate::kFull
+  HostTensor fgate_bias;              // [gates]; all but ForgetGate::kNone
   HostTensor ogate_proj;              // [Q, D]; an output gate
   HostTensor output_norm;             // [Q]; output_norm
   HostTensor q_norm, k_norm;          // [Q], [KV], or [head_dim] when shared; qk_norm
+  HostTensor q_cap, k_cap;            // [H], [kv_heads], finite and positive; qk_norm_cap
+  HostTensor sinks;                   // [H], finite; attention_sink
   HostTensor o_proj;                  // [D, Q]
   HostTensor mlp_norm;                // [D]
   std::vector<HostTensor> gate_up;    // one [2I, D] (gate rows first), or [I, D] twice

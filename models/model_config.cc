@@ -168,6 +168,13 @@ std::optional<Activation> ReadOutputGate(KeyReader& keys) {
   return std::nullopt;
 }
 
+void ReadLogPruningTolerance(KeyReader& keys, ModelConfig& config) {
+  config.log_pruning_tolerance = keys.OptionalNumber("log_pruning_tolerance");
+  if (config.log_pruning_tolerance && !(*config.log_pruning_tolerance < 0)) {
+    keys.Invalid("log_pruning_tolerance", "must be negative or null");
+  }
+}
+
 // num_kv_heads and qkv_bias go beyond the reference: the converter writes FLA models in this layout
 // and needs them.
 void ReadOfficial(KeyReader& keys, ModelConfig& config) {
@@ -190,10 +197,7 @@ void ReadOfficial(KeyReader& keys, ModelConfig& config) {
     if (!(config.rope_base > 0)) keys.Invalid("rope_base", "must be above 0");
     if (config.head_dim % 2 != 0) keys.Invalid("num_heads", "makes an odd head size under RoPE");
   }
-  config.log_pruning_tolerance = keys.OptionalNumber("log_pruning_tolerance");
-  if (config.log_pruning_tolerance && !(*config.log_pruning_tolerance < 0)) {
-    keys.Invalid("log_pruning_tolerance", "must be negative or null");
-  }
+  ReadLogPruningTolerance(keys, config);
 }
 
 void ReadFla(KeyReader& keys, ModelConfig& config) {
@@ -261,6 +265,21 @@ absl::Status ReadRope(KeyReader& keys, ModelConfig& config) {
   return keys.status();
 }
 
+// What transformers does not have: a model that was taught to forget.
+void ReadAdditions(KeyReader& keys, ModelConfig& config) {
+  const bool forgets = keys.Bool("use_forget_gate", false);
+  config.forget_gate = forgets ? ForgetGate::kFull : ForgetGate::kNone;
+  config.attention_sink = keys.Bool("use_attention_sink", false);
+  config.qk_norm_cap = keys.Bool("use_qk_norm_cap", false);
+  if (config.qk_norm_cap && config.qk_norm) {
+    keys.Unsupported("use_qk_norm_cap", "is not supported together with QK-norm");
+  }
+  if (config.qk_norm_cap && !forgets) {
+    keys.Unsupported("use_qk_norm_cap", "is not supported without use_forget_gate");
+  }
+  ReadLogPruningTolerance(keys, config);
+}
+
 absl::Status ReadTransformers(KeyReader& keys, const ModelType& type, ModelConfig& config) {
   if (const nlohmann::json* given = keys.Find("architectures")) {
     for (const nlohmann::json& name : *given) {
@@ -269,7 +288,7 @@ absl::Status ReadTransformers(KeyReader& keys, const ModelType& type, ModelConfi
                        absl::StrCat("of ", type.name, " must be ", type.architecture));
     }
   }
-  config.forget_gate = ForgetGate::kNone;
+  ReadAdditions(keys, config);
   config.qk_norm_per_head = false;
   config.qk_norm_eps = config.norm_eps;
   config.hidden_act = ReadHiddenAct(keys, /*sigmoid_exists=*/false);

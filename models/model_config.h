@@ -1,6 +1,6 @@
 // ModelConfig: the architecture of one checkpoint, in the field's terms, for any layout; a LLaMA is
-// a FoX without gates. Parsed and checked by ParseModelConfig; tensor names live in checkpoint.cc.
-// Sources: forgetting-transformer and flash-linear-attention
+// a FoX without gates, unless it was given some. Parsed and checked by ParseModelConfig; tensor
+// names live in checkpoint.cc. Sources: forgetting-transformer and flash-linear-attention
 // configuration_forgetting_transformer.py; transformers
 // configuration_{llama,mistral,qwen2,qwen3}.py and modeling_rope_utils.py.
 #pragma once
@@ -46,6 +46,8 @@ struct ModelConfig {
   bool qk_norm = false;
   bool qk_norm_per_head = true;  // false: one [head_dim] vector shared by all heads
   double qk_norm_eps = 1e-5;     // of FoX, whatever norm_eps is
+  bool qk_norm_cap = false;      // the norms of queries and keys are cut off; not with qk_norm
+  bool attention_sink = false;   // a logit without a value for each query head
   bool k_shift = false;
   bool v_shift = false;
   bool qkv_bias = false;
@@ -62,6 +64,10 @@ struct ModelConfig {
   int64_t q_size() const { return static_cast<int64_t>(num_heads) * head_dim; }
   int64_t kv_size() const { return static_cast<int64_t>(num_kv_heads) * head_dim; }
   int group_size() const { return num_heads / num_kv_heads; }
+  // Gates as stored, one for each query head or each kv head.
+  int num_gates() const {
+    return layout == CheckpointLayout::kTransformers ? num_kv_heads : num_heads;
+  }
 };
 
 // Parses the text of a config.json of any layout. Errors (InvalidArgument, Unimplemented) name

@@ -17,10 +17,21 @@ namespace {
 constexpr double kQueryRounding = 0x1p-6;
 constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
-std::vector<double> Read(const HostTensor& tensor) {
-  std::vector<double> values(static_cast<size_t>(tensor.size()));
+template <typename T = double>
+std::vector<T> Read(const HostTensor& tensor) {
+  std::vector<T> values(static_cast<size_t>(tensor.size()));
   ReadElements(tensor, 0, tensor.size(), values.data());
   return values;
+}
+
+// Of QK-norm; a cap bounds norms as weights that are all cap / sqrt(d) do.
+std::vector<double> NormWeights(const HostTensor& norm, const HostTensor& cap, int head_dim) {
+  if (cap.empty()) return Read(norm);
+  std::vector<double> weights;
+  for (const float value : Read<float>(cap)) {
+    weights.insert(weights.end(), static_cast<size_t>(head_dim), value / std::sqrt(head_dim));
+  }
+  return weights;
 }
 
 // Norm weights of one head, from per-head or shared vectors.
@@ -29,11 +40,13 @@ const double* HeadOf(const std::vector<double>& norm, int head, int head_dim) {
   return norm.data() + (shared ? 0 : head * head_dim);
 }
 
-// QK-norm: ||q / gq|| <= sqrt(d). Under RoPE a pair of dimensions mixes, so both take the larger
-// weight; s_ii is not rotated, B keeps the plain products and pays for the rounding of the rotated.
-void BoundByQkNorm(const ModelConfig& config, const LayerTensors& layer, HostQueryBound& bound) {
+// QK-norm or caps: ||q / gq|| <= sqrt(d). Under RoPE a pair of dimensions mixes, so both take the
+// larger weight; s_ii is not rotated, B keeps the plain products and pays for the rounding of the
+// rotated.
+void BoundByNorms(const ModelConfig& config, const LayerTensors& layer, HostQueryBound& bound) {
   const int d = config.head_dim;
-  const std::vector<double> q_norm = Read(layer.q_norm), k_norm = Read(layer.k_norm);
+  const std::vector<double> q_norm = NormWeights(layer.q_norm, layer.q_cap, d);
+  const std::vector<double> k_norm = NormWeights(layer.k_norm, layer.k_cap, d);
   bound.scale = kKeyNormInflation;
   bound.diagonal.resize(static_cast<size_t>(config.num_heads * d));
   for (int head = 0; head < config.num_heads; ++head) {
@@ -255,10 +268,19 @@ HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& lay
   if (config.forget_gate == ForgetGate::kNone) {  // nothing is pruned
     bound.self_logit_bound.assign(static_cast<size_t>(config.num_heads), kUnknown);
     bound.max_norm_product = bound.max_logit_bound = bound.self_logit_bound;
-  } else if (config.qk_norm) {
-    BoundByQkNorm(config, layer, bound);
+    return bound;
+  }
+  if (config.qk_norm || config.qk_norm_cap) {
+    BoundByNorms(config, layer, bound);
   } else {
     BoundByWeights(config, layer, bound);
+  }
+  if (config.attention_sink) {
+    const std::vector<float> sinks = Read<float>(layer.sinks);
+    for (size_t head = 0; head < sinks.size(); ++head) {
+      double& b = bound.self_logit_bound[head];
+      b = std::min(b, -static_cast<double>(sinks[head]));
+    }
   }
   return bound;
 }

@@ -1,6 +1,6 @@
 // Bounds on the attention logits of one layer, derived from its weights alone: the constants of the
 // certified bound and of the paper's bound (kernels/docs/acp.md 2a, 2c and 5). With QK-norm the
-// norm weights bound a query, without it the query projection does.
+// norm weights bound a query, with caps those do, without either the query projection does.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct HostQueryBound {
   std::vector<float> dense;              // [H, d, d]
   std::vector<float> linear;             // [H, d]
   std::vector<float> absolute;           // [H, d]
-  std::vector<double> self_logit_bound;  // [H] B
+  std::vector<double> self_logit_bound;  // [H] B, by a key or the sink
   std::vector<double> max_logit_bound;   // [H] U
   std::vector<double> max_norm_product;  // [H]
   double scale = 1;

@@ -1,5 +1,5 @@
 // From a checked checkpoint to packed weights: projections that read the same input are fused into
-// one, norms are widened, shared QK-norm vectors are repeated per head.
+// one, norms are widened, shared QK-norm vectors and gates of kv heads are repeated per head.
 #include "models/weights.h"
 
 #include <algorithm>
@@ -16,14 +16,19 @@ class RowStack {
  public:
   RowStack(int64_t cols, DType residual_dtype) : cols_(cols), wide_(residual_dtype) {}
 
-  void Add(const HostTensor& tensor) {
+  // Each row `times` times.
+  void Add(const HostTensor& tensor, int times = 1) {
     if (tensor.empty()) return;
-    const size_t before = bytes_.size();
-    AddZeros(tensor.size());
-    if (wide_ == DType::kF64) {
-      ReadElements(tensor, 0, tensor.size(), reinterpret_cast<double*>(bytes_.data() + before));
-    } else {
-      ReadElements(tensor, 0, tensor.size(), reinterpret_cast<float*>(bytes_.data() + before));
+    const int64_t step = times == 1 ? tensor.size() : cols_;
+    for (int64_t i = 0; i < tensor.size() * times; i += step) {
+      const size_t before = bytes_.size();
+      AddZeros(step);
+      const int64_t first = i / (step * times) * step;
+      if (wide_ == DType::kF64) {
+        ReadElements(tensor, first, step, reinterpret_cast<double*>(bytes_.data() + before));
+      } else {
+        ReadElements(tensor, first, step, reinterpret_cast<float*>(bytes_.data() + before));
+      }
     }
   }
   // Zeros in place of an absent tensor.
@@ -44,9 +49,11 @@ class RowStack {
   std::vector<std::byte> bytes_;
 };
 
-Buffer UploadVector(const HostTensor& tensor, Ops& ops, DType residual_dtype, int repeat = 1) {
-  RowStack stack(1, residual_dtype);
-  for (int i = 0; i < repeat; ++i) stack.Add(tensor);
+// Each part of `size` elements `times` times.
+Buffer UploadVector(const HostTensor& tensor, Ops& ops, DType dtype, int64_t size = 1,
+                    int times = 1) {
+  RowStack stack(size, dtype);
+  stack.Add(tensor, times);
   return stack.Upload(ops);
 }
 
@@ -68,15 +75,21 @@ LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
   w.attn_norm = UploadVector(layer.attn_norm, ops, residual_dtype);
   RowStack projection(config.hidden_size, residual_dtype);
   for (const HostTensor* part : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.ogate_proj,
-                                 &layer.k_shift_proj, &layer.v_shift_proj, &layer.fgate_proj}) {
+                                 &layer.k_shift_proj, &layer.v_shift_proj}) {
     projection.Add(*part);
   }
+  const int per_gate = config.num_heads / config.num_gates();
+  projection.Add(layer.fgate_proj, per_gate);
   w.projection = projection.Pack(ops);
   w.projection_bias = ProjectionBias(layer, config, columns, ops, residual_dtype);
-  w.fgate_bias = UploadVector(layer.fgate_bias, ops, residual_dtype);
+  w.fgate_bias = UploadVector(layer.fgate_bias, ops, residual_dtype, 1, per_gate);
   const bool shared = config.qk_norm && !config.qk_norm_per_head;
-  w.q_norm = UploadVector(layer.q_norm, ops, residual_dtype, shared ? config.num_heads : 1);
-  w.k_norm = UploadVector(layer.k_norm, ops, residual_dtype, shared ? config.num_kv_heads : 1);
+  const int d = config.head_dim;
+  w.q_norm = UploadVector(layer.q_norm, ops, residual_dtype, d, shared ? config.num_heads : 1);
+  w.k_norm = UploadVector(layer.k_norm, ops, residual_dtype, d, shared ? config.num_kv_heads : 1);
+  w.q_cap = UploadVector(layer.q_cap, ops, DType::kF32);
+  w.k_cap = UploadVector(layer.k_cap, ops, DType::kF32);
+  w.sinks = UploadVector(layer.sinks, ops, DType::kF32);
   w.output_norm = UploadVector(layer.output_norm, ops, residual_dtype);
   RowStack o(config.q_size(), residual_dtype);
   o.Add(layer.o_proj);

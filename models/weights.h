@@ -43,6 +43,9 @@ struct LayerWeights {
   Buffer fgate_bias;                         // [H] residual dtype; all gates but kNone
   Buffer q_norm;                             // [Q] residual dtype; qk_norm
   Buffer k_norm;                             // [K*d] residual dtype; qk_norm
+  Buffer q_cap;                              // [H] float32; qk_norm_cap
+  Buffer k_cap;                              // [K] float32; qk_norm_cap
+  Buffer sinks;                              // [H] float32; attention_sink
   Buffer output_norm;                        // [Q] residual dtype; output_norm
   std::unique_ptr<PackedWeight> o;           // [D, Q]
   Buffer mlp_norm;                           // [D] residual dtype

@@ -106,14 +106,14 @@ TEST_P(EngineInvarianceTest, TokensDoNotDependOnTheSchedule) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, EngineInvarianceTest,
-                         ::testing::Values(Variant{"dev_pro_d64", "f32", 512},
-                                           Variant{"dev_pro_d64", "bf16", 512},
-                                           Variant{"dev_pro_d64", "f32", 512, AcpMode::kOff},
-                                           Variant{"dev_pro_d128", "f32", 300, AcpMode::kPaper},
-                                           Variant{"tiny_fla", "f32", 128},
-                                           Variant{"tiny_rope", "bf16", 128},
-                                           Variant{"dev_llama_d64", "f32", 512}));
+INSTANTIATE_TEST_SUITE_P(
+    Models, EngineInvarianceTest,
+    ::testing::Values(Variant{"dev_pro_d64", "f32", 512}, Variant{"dev_pro_d64", "bf16", 512},
+                      Variant{"dev_pro_d64", "f32", 512, AcpMode::kOff},
+                      Variant{"dev_pro_d128", "f32", 300, AcpMode::kPaper},
+                      Variant{"tiny_fla", "f32", 128}, Variant{"tiny_rope", "bf16", 128},
+                      Variant{"dev_llama_d64", "f32", 512},
+                      Variant{"transformers/llama_kv1_default_tied_forgetting", "bf16", 64}));
 
 }  // namespace
 }  // namespace fox

@@ -73,7 +73,8 @@ TEST(AcpTest, CertifiedDropsWhatPaperDrops) {
     double log_eps = paper + t + kAcpSlack;
     while (!MayDrop(paper, t, log_eps)) log_eps = std::nextafter(log_eps, kInfinity);
     const double log_mass = std::log(last + 1) + (i % 2 == 0 ? any(1e-3, 1) * u : 2 * u);
-    const double b = i % 3 == 0 ? any(0.1, 1) * u : u;
+    // By a key, or by a sink.
+    const double b = i % 5 == 0 ? -any(1e-3, 1e6) : i % 3 == 0 ? any(0.1, 1) * u : u;
     EXPECT_TRUE(MayDrop(CertifiedLogMassBound(log_mass, last, c_last, u),
                         PageThreshold(AcpMode::kCertified, kInfinity, c, b, u), log_eps))
         << last << " " << u << " " << c_last << " " << c;

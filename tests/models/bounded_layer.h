@@ -60,16 +60,37 @@ inline Vector TurnedTowards(const Vector& x, const Vector& k) {
   return turned;
 }
 
-// With QK-norm: q = gq * qhat, ||qhat|| = sqrt(d); the same for k.
+// With QK-norm: q = gq * qhat, ||qhat|| = sqrt(d); the same for k. With caps: the same, of weights
+// that are all alike in a head.
 struct NormedLayer {
   ModelConfig config;
-  Tensor q_norm, k_norm;
+  Tensor q_norm = {}, k_norm = {}, q_cap = {}, k_cap = {}, sinks = {};
 
   HostQueryBound Bound() const {
     LayerTensors layer;
     layer.q_norm = q_norm.view();
     layer.k_norm = k_norm.view();
+    layer.q_cap = q_cap.view();
+    layer.k_cap = k_cap.view();
+    layer.sinks = sinks.view();
     return MakeQueryBound(config, layer);
+  }
+  // Caps in place of norm weights.
+  void CapNorms() {
+    const int d = config.head_dim;
+    config.qk_norm = false;
+    config.qk_norm_cap = true;
+    const auto cap = [&](Tensor& norm, int heads) {
+      Vector caps, alike;
+      for (int head = 0; head < heads; ++head) {
+        caps.push_back(ToBf16(std::abs(norm.values[static_cast<size_t>(head * d)]) + 0.1));
+        alike.insert(alike.end(), static_cast<size_t>(d), caps.back() / std::sqrt(d));
+      }
+      norm = Tensor(alike, {int64_t{heads} * d}, DType::kF64);
+      return Tensor(caps, {heads}, DType::kF32);
+    };
+    q_cap = cap(q_norm, config.num_heads);
+    k_cap = cap(k_norm, config.num_kv_heads);
   }
   const double* Gq(int head) const {
     return q_norm.values.data() + (config.qk_norm_per_head ? head * config.head_dim : 0);
@@ -83,7 +104,7 @@ struct NormedLayer {
 // Without QK-norm: q = W (g * xhat) + b, ||xhat|| <= sqrt(D); the same for k.
 struct PlainLayer {
   ModelConfig config;
-  Tensor attn_norm, q_proj, q_bias, k_proj, k_bias;
+  Tensor attn_norm = {}, q_proj = {}, q_bias = {}, k_proj = {}, k_bias = {}, sinks = {};
 
   HostQueryBound Bound() const {
     LayerTensors layer;
@@ -92,11 +113,12 @@ struct PlainLayer {
     layer.q_bias = q_bias.view();
     layer.k_proj = k_proj.view();
     layer.k_bias = k_bias.view();
+    layer.sinks = sinks.view();
     return MakeQueryBound(config, layer);
   }
   // The layer whose queries are this one's keys.
   PlainLayer Keys() const {
-    PlainLayer keys{config, attn_norm, k_proj, k_bias, {}, {}};
+    PlainLayer keys{config, attn_norm, k_proj, k_bias};
     keys.config.num_heads = config.num_kv_heads;
     return keys;
   }
@@ -163,7 +185,7 @@ class QueryBounds : public ::testing::Test {
       }
     }
     if (rank == Rank::kZero) weights.assign(weights.size(), 0.0);
-    PlainLayer layer{config, {}, {}, {}, {}, {}};
+    PlainLayer layer{.config = config};
     layer.attn_norm = Tensor(Gaussian(hidden, 0.4, 1), {hidden}, dtype);
     layer.q_proj = Tensor(weights, {hidden, hidden}, dtype);
     if (bias) layer.q_bias = Tensor(Gaussian(hidden, 0.7), {hidden}, dtype);

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <random>
 #include <string>
@@ -66,18 +68,20 @@ struct Copy {
 // under an unknown name.
 TEST(CheckpointTest, EveryTensorIsRequiredWithItsShapeAndType) {
   for (const char* golden : {"tiny_rope", "tiny_fla", "tiny_bias_only", "tiny_fixed_k_shift_only",
-                             "transformers/qwen2_kv1_linear", "transformers/mistral_kv1_default"}) {
+                             "transformers/qwen2_kv1_linear", "transformers/mistral_kv1_default",
+                             "transformers/llama_kv1_default_tied_forgetting"}) {
     Copy copy(golden);
     const TensorSpecs original = copy.tensors;
     for (const auto& [name, spec] : original) {
       SCOPED_TRACE(std::string(golden) + " " + name);
       copy.tensors.erase(name);
       ExpectRefused(copy.Open().status(), "tensor \"" + name + "\" is missing");
-      copy.tensors[name] = {
-          spec.dtype, {static_cast<int64_t>(spec.bytes.size() / 2), 1}, spec.bytes};
+      const bool wide = spec.dtype == "F32";
+      const auto count = static_cast<int64_t>(spec.bytes.size() / (wide ? 4 : 2));
+      copy.tensors[name] = {spec.dtype, {count, 1}, spec.bytes};
       ExpectRefused(copy.Open().status(), "tensor \"" + name + "\" has shape [");
-      copy.tensors[name] = {"I16", spec.shape, spec.bytes};
-      ExpectRefused(copy.Open().status(), "tensor \"" + name + "\" has dtype I16");
+      copy.tensors[name] = {wide ? "I32" : "I16", spec.shape, spec.bytes};
+      ExpectRefused(copy.Open().status(), "tensor \"" + name + "\" has dtype I");
       copy.tensors[name] = spec;
       copy.tensors[name + "_copy"] = spec;
       ExpectRefused(copy.Open().status(), "tensor \"" + name + "_copy\" is not part of this model");
@@ -223,6 +227,37 @@ TEST(CheckpointTest, NonFiniteWeightsAreRefusedByName) {
     ExpectRefused(copy.Open().status(),
                   "tensor \"" + name + "\" holds 1 values that are NaN or infinite");
     EXPECT_TRUE(copy.Open({.allow_nonfinite = true}).ok());
+  }
+}
+
+// Whatever else may be not finite: bounds stand on them.
+TEST(CheckpointTest, SinksAndCapsAreNumbersThatBound) {
+  const struct {
+    const char* name;
+    float value;
+    const char* said;  // empty: nothing
+  } kCases[] = {
+      {"sinks", NAN, "holds nan; its values must be finite"},
+      {"sinks", INFINITY, "holds inf; its values must be finite"},
+      {"sinks", -INFINITY, "holds -inf; its values must be finite"},
+      {"sinks", -60, ""},
+      {"q_cap", NAN, "holds nan; its values must be finite and above 0"},
+      {"q_cap", 0, "holds 0; its values must be finite and above 0"},
+      {"k_cap", INFINITY, "holds inf; its values must be finite and above 0"},
+      {"k_cap", -1, "holds -1; its values must be finite and above 0"},
+      {"k_cap", 1e-30F, ""},
+  };
+  for (const auto& c : kCases) {
+    Copy copy("transformers/llama_kv1_default_tied_forgetting");
+    const std::string name = std::string("model.layers.1.self_attn.") + c.name;
+    std::memcpy(copy.tensors.at(name).bytes.data(), &c.value, sizeof c.value);
+    SCOPED_TRACE(name);
+    const auto opened = copy.Open({.allow_nonfinite = true});
+    if (*c.said == 0) {
+      EXPECT_TRUE(opened.ok()) << opened.status();
+    } else {
+      ExpectRefused(opened.status(), "tensor \"" + name + "\" " + c.said);
+    }
   }
 }
 

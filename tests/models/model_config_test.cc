@@ -234,6 +234,25 @@ TEST(ModelConfigTest, TransformersIsAFoxWithoutGates) {
   EXPECT_EQ(least.rope_base, 10000);
 }
 
+TEST(ModelConfigTest, AModelThatWasTaughtToForget) {
+  for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
+    SCOPED_TRACE(type);
+    std::string keys = R"("use_forget_gate": true, "use_attention_sink": true,
+        "log_pruning_tolerance": -8)";
+    const bool caps = type != std::string("qwen3");
+    if (caps) keys += R"(, "use_qk_norm_cap": true)";
+    const ModelConfig config = Parsed(TransformersConfig(type, keys));
+    EXPECT_EQ(config.forget_gate, ForgetGate::kFull);
+    EXPECT_EQ(config.num_gates(), 2);
+    EXPECT_TRUE(config.attention_sink);
+    EXPECT_EQ(config.qk_norm_cap, caps);
+    EXPECT_EQ(config.log_pruning_tolerance, -8);
+  }
+  const ModelConfig none = Parsed(TransformersConfig("llama", R"("use_forget_gate": false)"));
+  EXPECT_EQ(none.forget_gate, ForgetGate::kNone);
+  EXPECT_FALSE(none.attention_sink || none.qk_norm_cap || none.log_pruning_tolerance);
+}
+
 // As transformers 4 wrote it and as 5 does.
 TEST(ModelConfigTest, RopeScaling) {
   const std::string base = R"("rope_theta": 5e5)";
@@ -282,6 +301,13 @@ TEST(ModelConfigTest, WhatTransformersHasBesidesIsRefusedByName) {
       {"qwen2", R"("use_sliding_window": true)", "use_sliding_window is not supported: it must be"},
       {"qwen3", R"("layer_types": ["full_attention", "sliding_attention"])",
        "layer_types must be full_attention"},
+      {"qwen3", R"("use_forget_gate": true, "use_qk_norm_cap": true)",
+       "use_qk_norm_cap is not supported together with QK-norm"},
+      {"llama", R"("use_qk_norm_cap": true)",
+       "use_qk_norm_cap is not supported without use_forget_gate"},
+      {"llama", R"("use_attention_sink": 1)", "use_attention_sink must be true or false"},
+      {"llama", R"("use_forget_gate": true, "log_pruning_tolerance": 0)",
+       "log_pruning_tolerance must be negative or null"},
       {"llama", R"("quantization_config": {})", "quantization_config is not supported"},
       {"llama", R"("partial_rotary_factor": 0.5)", "partial_rotary_factor is not supported"},
       {"llama", R"("rope_theta": 0)", "rope_theta must be above 0"},

@@ -25,7 +25,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 class QkNormBoundsTest : public QueryBounds {
  protected:
   NormedLayer MakeLayer(const ModelConfig& shape, bool per_head, DType dtype) {
-    NormedLayer layer{shape, {}, {}};
+    NormedLayer layer{.config = shape};
     layer.config.qk_norm = true;
     layer.config.qk_norm_per_head = per_head;
     const int64_t q_size = per_head ? shape.hidden_size : shape.head_dim;
@@ -93,11 +93,13 @@ class QkNormBoundsTest : public QueryBounds {
 
 TEST_F(QkNormBoundsTest, NoQueryExceedsThem) {
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
-    for (int variant = 0; variant < 16; ++variant) {
-      const bool rope = (variant & 1) != 0, per_head = (variant & 2) != 0;
+    for (int variant = 0; variant < 32; ++variant) {
+      const bool rope = (variant & 1) != 0, capped = (variant & 16) != 0;
+      const bool per_head = (variant & 2) != 0 || capped;
       const ModelConfig config =
           Config(4, (variant & 4) != 0 ? 2 : 4, (variant & 8) != 0 ? 64 : 8, rope);
-      const NormedLayer layer = MakeLayer(config, per_head, dtype);
+      NormedLayer layer = MakeLayer(config, per_head, dtype);
+      if (capped) layer.CapNorms();
       const HostQueryBound host = layer.Bound();
       const QueryBound bound = host.view();
       double worst = 0;
@@ -109,13 +111,38 @@ TEST_F(QkNormBoundsTest, NoQueryExceedsThem) {
         }
       }
       // Reached, but for what pays for rounding.
-      EXPECT_GE(worst, rope ? 0.6 : 0.95);
+      EXPECT_GE(worst, rope && !capped ? 0.6 : 0.95);
     }
   }
 }
 
+// A sink bounds the denominator alone, and only where keys are bounded.
+TEST_F(QkNormBoundsTest, TheSinkOrTheOwnKeyBoundsTheDenominator) {
+  const Tensor sinks({-60, 60, 0.5, -2}, {4}, DType::kF32);
+  const auto expect = [&](auto layer) {
+    const HostQueryBound without = layer.Bound();
+    layer.sinks = sinks;
+    layer.config.attention_sink = true;
+    const HostQueryBound with = layer.Bound();
+    for (size_t head = 0; head < 4; ++head) {
+      EXPECT_EQ(with.self_logit_bound[head],
+                std::min(without.self_logit_bound[head], -sinks.values[head]));
+    }
+    EXPECT_EQ(with.max_logit_bound, without.max_logit_bound);
+    EXPECT_EQ(with.max_norm_product, without.max_norm_product);
+    EXPECT_EQ(with.min_log_gate, without.min_log_gate);
+    layer.config.forget_gate = ForgetGate::kNone;
+    EXPECT_EQ(layer.Bound().self_logit_bound, Vector(4, kInfinity));
+  };
+  NormedLayer layer = MakeLayer(Config(4, 2, 8, true), true, DType::kBF16);
+  expect(layer);
+  layer.CapNorms();
+  expect(layer);
+  expect(MakePlainLayer(Config(4, 2, 8, true), true, Rank::kFull, DType::kBF16));
+}
+
 TEST_F(QkNormBoundsTest, ClampFollowsTheLargestSelfLogit) {
-  NormedLayer layer{Config(2, 2, 4, false), {}, {}};
+  NormedLayer layer{.config = Config(2, 2, 4, false)};
   layer.config.qk_norm = true;
   layer.q_norm = Tensor({1, 1, 1, 1, 1, 1, 40, 1}, {8}, DType::kF32);
   layer.k_norm = Tensor({1, 1, 1, 1, 1, 1, 3, 1}, {8}, DType::kF32);
@@ -225,7 +252,7 @@ TEST_F(WeightBoundsTest, RoundingAcrossTheNullSpace) {
   const double up = 1 + 1.001 / 256, down = 1 + 0.999 / 256;  // become 1 + 2^-7 and 1
   double worst = 0;
   for (int64_t used = 1; used <= 8; ++used) {
-    PlainLayer layer{Config(1, 1, 8, false), {}, {}, {}, {}, {}};
+    PlainLayer layer{.config = Config(1, 1, 8, false)};
     Vector weights(64), key(8);
     for (int64_t i = 0; i < 64; ++i) {
       if (i % 8 < used) weights[static_cast<size_t>(i)] = i / 8 % 2 == 0 ? up : down;
@@ -304,7 +331,9 @@ class CertifiedPromiseTest : public WeightBoundsTest {
     HeadShape shape{config.num_heads, config.num_kv_heads, config.head_dim};
     shape.qk_norm = false;
     shape.rope = config.use_rope;
+    shape.sink = config.attention_sink;
     HeadInputs inputs = RandomInputs(shape, length, 1, {0});  // its projection is replaced
+    inputs.sink.assign(layer.sinks.values.begin(), layer.sinks.values.end());
     const double unit = 1 / std::sqrt(static_cast<double>(hidden));
     const Vector v_weight = Gaussian(hidden * kv, unit);
     const Vector gate_weight = Gaussian(hidden * config.num_heads, unit);
@@ -369,6 +398,10 @@ TEST_F(CertifiedPromiseTest, HoldsForHundredsOfHeads) {
     const double size = bias && hostile ? 0.05 : 0.5;
     PlainLayer layer = MakePlainLayer(config, bias, rank, DType::kBF16, size);
     if (bias) layer.k_bias = KeyBias(layer, hostile);
+    if (number % 5 == 0) {
+      layer.config.attention_sink = true;
+      layer.sinks = Tensor(Gaussian(config.num_heads, 10), {config.num_heads}, DType::kF32);
+    }
     const HeadInputs inputs = Project(layer, 1000, hostile);
     const double dropped = Measure(layer, inputs, &evicted);
     EXPECT_LE(dropped, std::exp(-10)) << number;
@@ -412,7 +445,7 @@ TEST(ClampOfGatesTest, FollowsTheWeightsWithoutQkNorm) {
   constexpr int kDim = 8;
   for (double logit : {10.0, 100.0, 200.0, 3000.0}) {
     // Token 0 is the only one whose hidden state lies along dimension 1.
-    PlainLayer layer{Config(1, 1, kDim, false), {}, {}, {}, {}, {}};
+    PlainLayer layer{.config = Config(1, 1, kDim, false)};
     layer.attn_norm = Tensor(Vector(kDim, 1.0), {kDim}, DType::kF64);
     Vector q(kDim * kDim), k(kDim * kDim);
     q[0] = q[1] = 1 / std::sqrt(kDim);
@@ -434,7 +467,7 @@ TEST(ClampOfGatesTest, FollowsRotatedKeys) {
   for (double gain : {1.0, 4.0, 8.0, 30.0}) {
     HeadShape shape{1, 1, kDim};
     shape.rope = true;
-    NormedLayer layer{Config(1, 1, kDim, true), {}, {}};
+    NormedLayer layer{.config = Config(1, 1, kDim, true)};
     layer.config.qk_norm = true;
     Vector up(kDim, 1 / gain), down(kDim, gain);
     std::fill_n(up.begin(), kHalf, gain);

@@ -25,7 +25,7 @@ std::string Described(const ModelConfig& c) {
       c.rope_scaling.low, " ", c.rope_scaling.high, " ", c.rope_scaling.context, " ",
       c.log_pruning_tolerance.value_or(0), " ",
       absl::StrJoin({c.output_norm, c.qk_norm, c.qk_norm_per_head, c.k_shift, c.v_shift, c.qkv_bias,
-                     c.use_rope, c.tie_word_embeddings},
+                     c.use_rope, c.tie_word_embeddings, c.attention_sink, c.qk_norm_cap},
                     ""),
       " ", absl::StrJoin(c.eos_token_ids, ","));
 }

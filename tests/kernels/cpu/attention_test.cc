@@ -57,6 +57,7 @@ TEST(CpuAttentionTest, MatchesNaiveAttention) {
 
 TEST(CpuAttentionTest, ChunksDoNotChangeABit) {
   HeadShape shape{4, 2, 32, true, true, true, true};
+  shape.sink = true;
   const HeadInputs inputs = RandomInputs(shape, 517, 23, {0, 2, 4, 9});
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
     for (AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
@@ -123,9 +124,10 @@ TEST(CpuAttentionTest, MillionTokensOfGatesStayExact) {
 
 // The row certificate compares with logits as they were computed: 64 zero keys, then a row whose
 // own logit is about `sign` * 8 gain^2, and the least tolerance under which it skips them. A row
-// whose own key opposes it forgets as much.
+// whose own key opposes it forgets as much. A sink weighs as much as the own key.
 struct LargeLogit {
   double gain, sign;
+  float sink = 0;  // 0: none
 };
 
 class LargeLogitsTest : public ::testing::TestWithParam<LargeLogit> {
@@ -133,8 +135,11 @@ class LargeLogitsTest : public ::testing::TestWithParam<LargeLogit> {
   static constexpr int kDim = 64;
 
   HeadInputs Inputs(uint64_t seed) const {
-    const auto [gain, sign] = GetParam();
-    HeadInputs inputs = RandomInputs({1, 1, kDim}, kPageTokens + 1, seed, {20});
+    const auto [gain, sign, sink] = GetParam();
+    HeadShape shape{1, 1, kDim};
+    shape.sink = sink != 0;
+    HeadInputs inputs = RandomInputs(shape, kPageTokens + 1, seed, {20});
+    if (shape.sink) inputs.sink = {sink};
     inputs.q_norm.assign(kDim, gain);
     inputs.k_norm.assign(kDim, gain);
     SetBounds(inputs);
@@ -173,10 +178,17 @@ TEST_P(LargeLogitsTest, RoundedLogitsLicenseNothing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    CpuAttention, LargeLogitsTest,
-    ::testing::ValuesIn(std::vector<LargeLogit>{
-        {1, -1}, {60, -1}, {300, -1}, {1000, -1}, {1, 1}, {300, 1}, {1000, 1}}));
+INSTANTIATE_TEST_SUITE_P(CpuAttention, LargeLogitsTest,
+                         ::testing::ValuesIn(std::vector<LargeLogit>{{1, -1},
+                                                                     {60, -1},
+                                                                     {300, -1},
+                                                                     {1000, -1},
+                                                                     {1, 1},
+                                                                     {300, 1},
+                                                                     {1000, 1},
+                                                                     {1, 1, 8},
+                                                                     {60, -1, -28800},
+                                                                     {300, 1, 720000}}));
 
 }  // namespace
 }  // namespace fox::testing

@@ -44,8 +44,12 @@ TEST(MassAuditDeathTest, StopsTheProcess) {
 }
 
 // The audited mass is that of the definition: full attention minus what the row saw.
-TEST(MassAuditTest, EqualsTheLossInTheDenominator) {
-  const HeadInputs inputs = RandomInputs({1, 1, 16}, 640, 2, {1});
+void ExpectTheLossInTheDenominator(bool sink) {
+  HeadShape shape{1, 1, 16};
+  shape.sink = sink;
+  HeadInputs inputs = RandomInputs(shape, 640, 2, {1});
+  if (sink) inputs.sink = {9};
+  SetBounds(inputs);
   const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
   CpuOps ops({.threads = 1, .audit = audit});
   RunOptions options{.chunks = {64}};
@@ -58,6 +62,10 @@ TEST(MassAuditTest, EqualsTheLossInTheDenominator) {
     worst = std::max(worst, -std::expm1(pruned.lse[i] - full.lse[i]));
   }
   EXPECT_NEAR(std::log(worst) + 10, audit->max_excess(), 1e-6);
+}
+
+TEST(MassAuditTest, EqualsTheLossInTheDenominator) {
+  for (const bool sink : {false, true}) ExpectTheLossInTheDenominator(sink);
 }
 
 }  // namespace
