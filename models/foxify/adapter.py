@@ -53,8 +53,10 @@ def _tensors(student: Student) -> dict[str, Tensor]:
 def write_adapter(student: Student, out: Path, keep: float) -> None:
     """Each file appears by a rename, the configuration last."""
     a = student.base.architecture
-    keys: dict[str, Any] = {"use_forget_gate": True, "use_attention_sink": True,
-                            "use_qk_norm_cap": not a.qk_norm, "log_pruning_tolerance": LOG_EPS}
+    keys: dict[str, Any] = {"use_attention_sink": True}
+    if student.window is None:
+        keys |= {"use_forget_gate": True, "use_qk_norm_cap": not a.qk_norm,
+                 "log_pruning_tolerance": LOG_EPS}
     config = {"base_model_type": student.base.config["model_type"], "r": student.rank,
               "lora_alpha": student.rank, "keep": keep, "config": keys}
     save_file(_tensors(student), out / f"{ADAPTER}.partial")

@@ -351,7 +351,9 @@ class Trainer:
         write_adapter(self.student, args.out, args.keep)
         report: dict[str, Any] = {"steps": self.step, "tokens": self.step * args.batch_tokens,
                                   "seconds": self.seconds, "settings": self._settings(),
-                                  "teacher": self.teacher}
+                                  "device": self.device.type, "teacher": self.teacher}
+        if self.device.type == "cuda":
+            report["device"] = torch.cuda.get_device_name(self.device)
         if self.evaluation is not None:
             self.line.doing("measuring the student")
             self.student.compile_parts(lambda part: part)  # not once more for no gradients
