@@ -81,8 +81,13 @@ def _ask(server: str, request: dict[str, Any]) -> dict[str, Any]:
     raise TextError(f"{server}: {reason}")
 
 
-def write_answers(prompts: Path, model: Path, server: str, parallel: int, out: Path) -> int:
-    """Asks all, `parallel` at a time, and writes the chats as one token file."""
+def write_answers(prompts: Path, model: Path, server: str, parallel: int, out: Path,
+                  seconds: float = float("inf")) -> int:
+    """Asks `parallel` at a time and writes the chats as one token file.
+
+    Prompts that were not asked after `seconds` are left out.
+    """
+    end = time.monotonic() + seconds
     tokenizer, asking = TextTokenizer(model), Asking(model)
     if asking.format is None:
         raise TextError(f"{model}: no chat_format.json; ./run convert writes it")
@@ -90,17 +95,26 @@ def write_answers(prompts: Path, model: Path, server: str, parallel: int, out: P
         requests = [json.loads(line) for line in file]
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     ids: list[int] = []
-    text_bytes = 0
+    text_bytes = chats = 0
+
+    def ask(request: dict[str, Any]) -> dict[str, Any] | None:
+        return _ask(server, request) if time.monotonic() < end else None
+
     with ThreadPoolExecutor(parallel) as pool:
-        for request, choice in zip(requests, pool.map(lambda r: _ask(server, r), requests)):
+        for request, choice in zip(requests, pool.map(ask, requests)):
+            if choice is None:
+                continue
+            chats += 1
             text = asking.system() + asking.turn("user", request["messages"][0]["content"])
             text += asking.format["generation_prompt"] + choice["message"]["content"]
             text += asking.format["roles"]["assistant"]["suffix"]  # where it was cut, too
             ids += tokenizer.encode(text)
             text_bytes += len(text.encode())
+    if not ids:
+        raise TextError(f"{server}: no answer in {seconds:g} s")
     np.asarray(ids, dtype).tofile(out)
     source = [prompts.name, prompts.stat().st_size, prompts.stat().st_mtime_ns]
-    info = TokenFileInfo(len(ids), len(requests), text_bytes, dtype.name, tokenizer.fingerprint(),
+    info = TokenFileInfo(len(ids), chats, text_bytes, dtype.name, tokenizer.fingerprint(),
                          [source])
     info_path(out).write_text(json.dumps(asdict(info)))
     return len(ids)
@@ -120,6 +134,7 @@ def main() -> int:
     answers.add_argument("--model", type=Path, required=True)
     answers.add_argument("--server", default="127.0.0.1:8080")
     answers.add_argument("--parallel", type=int, default=64)
+    answers.add_argument("--seconds", type=float, default=3600, help="of asking (default 3600)")
     for command in (prompts, answers):
         command.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -131,7 +146,8 @@ def main() -> int:
                     args.out, "w") as file:
                 file.write(lines)
         else:
-            count = write_answers(args.prompts, args.model, args.server, args.parallel, args.out)
+            count = write_answers(args.prompts, args.model, args.server, args.parallel, args.out,
+                                  args.seconds)
             print(f"{args.out}: {count} tokens", file=sys.stderr)
     except (TextError, OSError) as error:
         print(f"chats: {error}", file=sys.stderr)

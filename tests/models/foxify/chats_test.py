@@ -73,6 +73,8 @@ class ChatsTest(unittest.TestCase):
         marks = answer_marks(np.asarray(ids)[None], tokenizer, Asking(self.folder))[0]
         said = tokenizer._decode(np.asarray(ids)[marks].tolist())
         self.assertEqual(said, "".join(f"answer {1000 + i}" for i in range(6)))
+        with self.assertRaisesRegex(TextError, "no answer in 0 s"):
+            chats.write_answers(path, self.folder, server, 3, out, seconds=0)
         with mock.patch.object(_Handler, "always_fails", True), self.assertRaisesRegex(
                 TextError, "status 503"):
             chats.write_answers(path, self.folder, server, 3, out)
