@@ -210,6 +210,9 @@ class Trainer:
         falling = min(1.0, (1 - done) / (1 - DECAY_FROM))
         return min(1.0, (self.step + 1) / WARMUP_STEPS) * max(0.0, falling)
 
+    def _cap_scale(self, done: float) -> float:
+        return self.args.cap_scale ** min(1.0, done / CAPS_UNTIL)
+
     def _batch(self, index: int) -> list[torch.Tensor]:
         """Ids and marks of pass `index` of this step."""
         arrays = self.mixture.batch(self.step * self.windows_a_step + index * self.micro,
@@ -242,7 +245,7 @@ class Trainer:
         rate = self._rate(done)
         for group, peak in zip(self.optimizer.param_groups, self.rates):
             group["lr"] = peak * rate
-        self.student.cap_scale = self.args.cap_scale ** min(1.0, done / CAPS_UNTIL)
+        self.student.cap_scale = self._cap_scale(done)
         passes = self.windows_a_step // self.micro
         numbers = sum(self._pass(*self._batch(i), passes) for i in range(passes)) / passes
         norm = torch.nn.utils.clip_grad_norm_(
@@ -293,7 +296,7 @@ class Trainer:
         record = {"step": step, "done": done, "tokens": step * self.args.batch_tokens, "loss": kl,
                   "weighted_loss": loss, "penalty": pressure, "share": share,
                   "share_at_end": at_end, "wanted": self.controller.wanted(done),
-                  "lambda": weight, "cap_scale": self.student.cap_scale,
+                  "lambda": weight, "cap_scale": self._cap_scale(done),
                   "lr": self.args.lr * self._rate(done), "grad_norm": norm,
                   "seconds": self.seconds, "tokens_per_second": self.args.batch_tokens / pace,
                   "pruned_share": 1 - share}

@@ -19,7 +19,9 @@ from toy_llama import FOXIFY, QWEN3, write_toy  # first: it skips without torch
 import foxify
 import torch
 from base_model import BaseModel
+from merge import merge
 from progress import read_metrics
+from refusal import Refusal
 from safetensors.torch import load_file
 from student import Student
 from toy_model import TEXT
@@ -53,11 +55,7 @@ class FoxifyTest(unittest.TestCase):
         self.assertIn("stopped after step 0", self.run_to_end(
             *flags, "--minutes", "1e-4", status=3, out="parts"))
         with mock.patch.object(foxify, "BEGAN", 0.0):
-            args = foxify.parse_arguments(
-                [str(self.model), str(self.text), "--out", str(self.folder / "parts"), "--window",
-                 str(WINDOW), "--batch-tokens", str(2 * WINDOW), "--rank", "4", *flags])
-            args.precision = "fp32"
-            trainer = foxify.Trainer(args, torch.device("cpu"))
+            trainer = self.trainer(*flags)
             trainer.resume()
             record = trainer._record
             trainer._record = lambda *a: (record(*a), a[0] == 2 and trainer.ask_to_stop())
@@ -74,6 +72,26 @@ class FoxifyTest(unittest.TestCase):
         self.assertEqual([n[0] for n in numbers[0]], [1, 2, 3, 4, 5])
         self.assertIn("keep was 0.125 and is now 0.25", self.run_to_end(
             *flags, "--keep", "0.25", status=1, out="parts"))
+
+    def trainer(self, *flags: str) -> foxify.Trainer:
+        """In this process, without the first seconds' count."""
+        args = foxify.parse_arguments(
+            [str(self.model), str(self.text), "--out", str(self.folder / "parts"), "--window",
+             str(WINDOW), "--batch-tokens", str(2 * WINDOW), "--rank", "4", *flags])
+        args.precision = "fp32"
+        return foxify.Trainer(args, torch.device("cpu"))
+
+    def test_fractions_of_minutes_begin_behind_the_first_steps(self) -> None:
+        trainer = self.trainer("--minutes-total", "10")
+        with mock.patch.object(foxify.Trainer, "seconds", new_callable=mock.PropertyMock) as now:
+            for step, seconds, done, rate in ((0, 50, 0, 0.05), (1, 90, 0, 0.1), (2, 100, 0, 0.15),
+                                              (40, 340, 0.5, 1), (70, 484, 0.8, 0.5),
+                                              (99, 600, 1, 0)):
+                now.return_value, trainer.step = seconds, step
+                self.assertAlmostEqual(trainer.done(), done)
+                self.assertAlmostEqual(trainer._rate(done), rate)
+        self.assertAlmostEqual(trainer._cap_scale(0.25), 0.5**0.5)
+        self.assertEqual(trainer._cap_scale(0.75), 0.5)
 
     def exported(self, changes: dict[str, object], *flags: str) -> Path:
         """Trains a toy and exports it; the merged model's logits are the student's."""
@@ -111,6 +129,12 @@ class FoxifyTest(unittest.TestCase):
         merged = self.exported({})
         self.assertTrue((merged / "tokenizer.json").is_file())
         self.assertTrue((merged / "chat_format.json").is_file())
+        for changes, message in (({"intermediate_size": 80}, "does not fit the base"),
+                                 (QWEN3, "made for a llama")):
+            other = write_toy(self.folder / message, **changes)
+            with self.assertRaisesRegex(Refusal, message):
+                merge(other, self.folder / "out", self.folder / "refused")
+            self.assertFalse((self.folder / "refused").exists())
 
     def test_export_of_whole_matrices_under_qk_norm(self) -> None:
         self.exported(QWEN3, "--rank", "0")
@@ -134,6 +158,7 @@ class FoxifyTest(unittest.TestCase):
             ({"model_type": "gpt2"}, (), "config key model_type: 'gpt2' cannot be foxified"),
             ({"rope_scaling": {"rope_type": "yarn"}}, (), "config key rope_scaling"),
             ({"model_type": "mistral", "sliding_window": 64}, (), "config key sliding_window"),
+            ({"use_forget_gate": True}, (), "the model is foxified already"),
             ({"hidden_act": "gelu"}, (), "config key hidden_act"),
             ({"num_hidden_layers": 3}, (), "tensor model.layers.2.input_layernorm.weight: missing"),
             ({"intermediate_size": 95}, (), "shape [96, 64], expected [95, 64]"),
