@@ -6,7 +6,6 @@ Shapes: B batch, T tokens, D hidden size, H query heads, K kv heads, d head size
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from refusal import Refusal
 from safetensors import SafetensorError, safe_open
+from safetensors_io import parse_json
+from source_directory import read_text
 from torch import Tensor
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
@@ -129,10 +130,7 @@ class Architecture:
 def read_architecture(directory: Path, foxified: bool = False
                       ) -> tuple[Architecture, dict[str, Any]]:
     """The checked config.json, and its text; `foxified` allows a merged one. Raises Refusal."""
-    path = directory / "config.json"
-    if not path.is_file():
-        raise Refusal(f"{directory}: no config.json")
-    raw = json.loads(path.read_text("utf-8"))
+    raw = parse_json(read_text(directory / "config.json"), "config.json")
     kind = raw.get("model_type")
     if kind not in KINDS:
         raise Refusal(f"config key model_type: {kind!r} cannot be foxified; there are "

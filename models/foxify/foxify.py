@@ -35,6 +35,7 @@ from distillation import distillation, row_losses  # noqa: E402
 from measure import Evaluation  # noqa: E402
 from merge import merge  # noqa: E402
 from mixture import Mixture, spread  # noqa: E402
+from output_directory import check_destination  # noqa: E402
 from plots import draw  # noqa: E402
 from pressure import Controller, excess, kept_shares, penalty  # noqa: E402
 from process_group import Reading  # noqa: E402
@@ -68,6 +69,8 @@ class Trainer:
         if args.window > a.context:
             raise Refusal(f"--window {args.window} is longer than the model's "
                           f"max_position_embeddings, {a.context}")
+        if args.export:
+            check_destination(args.export.absolute(), force=True)
         self._check_disk(a.layers * a.hidden * (a.hidden + a.inner) * 12 if args.rank == 0 else
                          a.layers * a.hidden * args.rank * 400)
         self.tokenizer = TextTokenizer(args.model)

@@ -158,6 +158,7 @@ class FoxifyTest(unittest.TestCase):
             ({"model_type": "gpt2"}, (), "config key model_type: 'gpt2' cannot be foxified"),
             ({"rope_scaling": {"rope_type": "yarn"}}, (), "config key rope_scaling"),
             ({"model_type": "mistral", "sliding_window": 64}, (), "config key sliding_window"),
+            ({}, ("--export", str(FOXIFY)), "exists and is no model directory"),
             ({"use_forget_gate": True}, (), "the model is foxified already"),
             ({"hidden_act": "gelu"}, (), "config key hidden_act"),
             ({"num_hidden_layers": 3}, (), "tensor model.layers.2.input_layernorm.weight: missing"),
