@@ -108,8 +108,8 @@ class TreeCase(unittest.TestCase):
             write_program(self.programs / name, INSTALLER)
         (self.programs / "python3").unlink()
         write_program(self.programs / "python3", PYTHON)
-        for folder in ("models/convert", "models/finetune", "server/cli", "tests/bench",
-                       "tests/torture"):
+        for folder in ("models/convert", "models/finetune", "models/foxify", "server/cli",
+                       "tests/bench", "tests/torture"):
             for script in (ROOT / folder).iterdir():
                 if script.suffix in (".py", ".sh"):
                     (self.root / folder).mkdir(parents=True, exist_ok=True)
@@ -274,7 +274,9 @@ class PythonTest(TreeCase):
             self.assertIn("FOX_NO_INSTALL is set, and python3 lacks one of: numpy", result.stderr)
         self.assertEqual(self.calls(), [])
         self.assertFalse((self.root / ".venv").exists())
-        self.assertIn("train.py", self.run_command(*self.finetune).stdout)  # it lacks nothing
+        for command, program in ((self.finetune, "train.py"),
+                                 (("foxify", *self.finetune[1:]), "foxify.py")):
+            self.assertIn(program, self.run_command(*command).stdout)  # it lacks nothing
 
     def test_the_converter_needs_four_packages(self) -> None:
         del self.environment["FOX_NO_INSTALL"]
@@ -300,6 +302,7 @@ class PythonTest(TreeCase):
     def test_a_wrong_argument_is_told_before_anything_is_installed(self) -> None:
         del self.environment["FOX_NO_INSTALL"]
         for flags, said in (((*self.finetune, "--stps", "3"), "--stps"),
+                            (("foxify", *self.finetune[1:], "--window", "9"), "--window"),
                             (("finetune", "models/demo", "gone.txt", "--out", "out"), "gone.txt")):
             result = self.run_command(*flags)
             self.assertEqual(result.returncode, 2)

@@ -22,11 +22,12 @@ says why; 2 usage; 3 stopped before the end (--minutes, a signal), with a checkp
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
     """Reports a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"finetune: {message}; ./run finetune --help lists all flags\n")
+        command = self.prog.split()[-1]
+        self.exit(2, f"{command}: {message}; {self.prog} --help lists all flags\n")
 
 
 def _bytes(text: str) -> int:
@@ -36,14 +37,16 @@ def _bytes(text: str) -> int:
     return int(float(match.group(1)) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[match.group(2)])
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
 
 
-def _above_zero(text: str) -> float:
+def above_zero(text: str) -> float:
+    """A finite number above 0."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError("must be above 0")
@@ -53,12 +56,12 @@ def _above_zero(text: str) -> float:
 def _add_length(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how long")
     length = group.add_mutually_exclusive_group()
-    length.add_argument("--epochs", type=_above_zero, default=1.0, help="over the text (default 1)")
-    length.add_argument("--steps", type=_positive, help="optimizer steps")
-    length.add_argument("--minutes-total", type=_above_zero, metavar="M",
+    length.add_argument("--epochs", type=above_zero, default=1.0, help="over the text (default 1)")
+    length.add_argument("--steps", type=positive, help="optimizer steps")
+    length.add_argument("--minutes-total", type=above_zero, metavar="M",
                         help="time of all runs together, each from start to end; the schedule "
                         "adapts to the pace")
-    group.add_argument("--minutes", type=_above_zero, metavar="M",
+    group.add_argument("--minutes", type=above_zero, metavar="M",
                        help="time of this run, from start to end; then it writes a checkpoint and "
                        "exits with status 3")
     group.add_argument("--checkpoint-minutes", type=float, default=10, metavar="M",
@@ -67,17 +70,17 @@ def _add_length(parser: argparse.ArgumentParser) -> None:
 
 def _add_batches(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batches")
-    group.add_argument("--window", type=_positive, default=8192, metavar="T",
+    group.add_argument("--window", type=positive, default=8192, metavar="T",
                        help="tokens of one training sequence (default 8192)")
-    group.add_argument("--batch-tokens", type=_positive, default=1 << 17, metavar="N",
+    group.add_argument("--batch-tokens", type=positive, default=1 << 17, metavar="N",
                        help="tokens of one optimizer step (default 131072)")
-    group.add_argument("--micro-batch", type=_positive, metavar="N",
+    group.add_argument("--micro-batch", type=positive, metavar="N",
                        help="windows in one forward pass (default: as many as should fit into "
                        "memory)")
     group.add_argument("--packing", choices=("windows", "documents"), default="windows",
                        help="attend to all earlier tokens of the window, as the official training "
                        "does, or only to those of the same document")
-    group.add_argument("--workers", type=_positive, default=os.cpu_count() or 1,
+    group.add_argument("--workers", type=positive, default=os.cpu_count() or 1,
                        help="processes that encode text")
     group.add_argument("--seed", type=int, default=0,
                        help="seed of the order of windows and of random weights")
@@ -85,12 +88,12 @@ def _add_batches(parser: argparse.ArgumentParser) -> None:
 
 def _add_optimizer(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("optimizer (AdamW, warmup, cosine to 0)")
-    group.add_argument("--lr", type=_above_zero,
+    group.add_argument("--lr", type=above_zero,
                        help="peak learning rate (default 1e-4; from a config.json 1e-3)")
     group.add_argument("--warmup-tokens", type=float, default=4e6, metavar="N",
                        help="tokens before the peak, at most a tenth of the run (default 4e6)")
     group.add_argument("--weight-decay", type=float, default=0.1, help="of matrices (default 0.1)")
-    group.add_argument("--clip", type=_above_zero, default=1.0, help="gradient norm (default 1)")
+    group.add_argument("--clip", type=above_zero, default=1.0, help="gradient norm (default 1)")
 
 
 def _add_computation(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +117,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--out", type=Path, required=True, metavar="DIR", help="model directory")
     group.add_argument("--valid", type=Path, metavar="FILE",
                        help="held-out text; reports its bits per byte over 16 windows")
-    group.add_argument("--valid-minutes", type=_above_zero, default=5, metavar="M",
+    group.add_argument("--valid-minutes", type=above_zero, default=5, metavar="M",
                        help="time between validation losses (default 5)")
     group.add_argument("--prompt", default="Once upon a time", help="prompt of the samples")
     group.add_argument("--sample-tokens", type=int, metavar="N",
@@ -128,7 +131,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """The checked command line, with defaults that depend on other flags."""
-    parser = _Parser(
+    parser = OneLineParser(
         prog="./run finetune", description="Train a Forgetting Transformer on text files.",
         epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL_OR_CONFIG", type=Path,

@@ -1,5 +1,5 @@
-# The command `./run finetune`, which sources this file: installs the packages of training into
-# .venv/ and starts the processes that train.
+# The commands `./run finetune` and `./run foxify`, which source this file: installs the packages of
+# training into .venv/ and starts the processes that train.
 
 finetune_requirements=('numpy>=1.24,<3' 'PyYAML>=6,<7' 'torch>=2.10,<3' 'safetensors>=0.4,<1'
   'sentencepiece>=0.2,<1' 'tokenizers>=0.15,<1' 'matplotlib>=3.7,<4')
@@ -34,11 +34,11 @@ install_kernels() {
   printf '%s\n' "$sources" >"$stamp"
 }
 
-# finetune ARGUMENTS: on all GPUs that CUDA_VISIBLE_DEVICES leaves visible.
-finetune() {
-  local gpu_count launcher=()
+# install_training CHECK ARGUMENTS: what training needs, once CHECK accepts the arguments; sets
+# gpu_count to that of all GPUs that CUDA_VISIBLE_DEVICES leaves visible.
+install_training() {
   if command -v python3 >/dev/null; then  # a wrong argument must not install anything
-    python3 -B "$root/models/finetune/arguments.py" "$@" || exit
+    python3 -B "$root/models/$1" "${@:2}" || exit
   fi
   gpu_count="$(count_gpus)"
   if ((gpu_count == 0)); then
@@ -49,8 +49,21 @@ finetune() {
   fi
   need_python finetune
   if ((gpu_count > 0)) && [[ -z "${FOX_NO_INSTALL:-}" ]]; then install_kernels; fi
+}
+
+# finetune ARGUMENTS: on all GPUs.
+finetune() {
+  local gpu_count launcher=()
+  install_training finetune/arguments.py "$@"
   if ((gpu_count > 1)); then
     launcher=(-m torch.distributed.run --standalone --nproc-per-node "$gpu_count")
   fi
   exec "$python" -B ${launcher[@]+"${launcher[@]}"} "$root/models/finetune/train.py" "$@"
+}
+
+# foxify ARGUMENTS: on the first GPU.
+foxify() {
+  local gpu_count
+  install_training foxify/options.py "$@"
+  exec "$python" -B "$root/models/foxify/foxify.py" "$@"
 }

@@ -1,0 +1,73 @@
+"""The loss: KL to the teacher's predictions, in rows that never exist all at once.
+
+The embeddings are frozen, so the gradient of the hidden states is all that is needed: it is made in
+the forward pass, part by part, and no logits are kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from base_model import wide
+from torch import Tensor
+
+ROWS = 8192  # of logits at once
+ANSWER_WEIGHT = 8.0  # of the KL on tokens of answers to recall questions, beside 1
+TRUTH_WEIGHT = 1.0  # of their cross entropy
+
+
+def row_losses(student: Tensor, teacher: Tensor, targets: Tensor, answers: Tensor
+               ) -> tuple[Tensor, Tensor, Tensor]:
+    """Of logits [rows, V]: KL and loss [rows], and the loss's gradient of `student`.
+
+    `answers` [rows], 0 or 1: whether targets [rows] are recalled, and so also trained on.
+    """
+    log_s, log_t = wide(student).log_softmax(-1), wide(teacher).log_softmax(-1)
+    s, t = log_s.exp(), log_t.exp()
+    kl = (t * (log_t - log_s)).sum(-1)
+    is_target = torch.arange(s.shape[1], device=s.device) == targets[:, None]
+    truth = -torch.where(is_target, log_s, 0).sum(-1)
+    weight, truth_weight = 1 + ANSWER_WEIGHT * answers, TRUTH_WEIGHT * answers
+    gradient = (s - t) * weight[:, None] + (s - is_target.to(s.dtype)) * truth_weight[:, None]
+    return kl, kl * weight + truth * truth_weight, gradient.to(student.dtype)
+
+
+class _Distillation(torch.autograd.Function):
+    """Sums over rows; the second has a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, head: Tensor, targets: Tensor,
+                answers: Tensor, losses_of: Any) -> tuple[Tensor, Tensor]:
+        gradient = torch.empty_like(student)
+        sums = []
+        for i in range(0, len(student), ROWS):
+            rows = slice(i, i + ROWS)
+            kl, loss, d_logits = losses_of(F.linear(student[rows], head),
+                                           F.linear(teacher[rows], head), targets[rows],
+                                           answers[rows])
+            gradient[rows] = d_logits @ head
+            sums.append(torch.stack((kl.sum(), loss.sum())))
+        ctx.save_for_backward(gradient)
+        kl, loss = torch.stack(sums).sum(0)
+        return kl, loss
+
+    @staticmethod
+    def backward(ctx: Any, d_kl: Tensor, d_loss: Tensor) -> tuple[Any, ...]:
+        del d_kl
+        return (ctx.saved_tensors[0] * d_loss).to(ctx.saved_tensors[0].dtype), *(None,) * 5
+
+
+def distillation(student: Tensor, teacher: Tensor, head: Tensor, ids: Tensor, marks: Tensor,
+                 losses_of: Any = row_losses) -> tuple[Tensor, Tensor]:
+    """Mean KL in nats a token, without gradient, and the loss.
+
+    Hidden states [B, T, D], head [V, D]; marks [B, T]: which of ids are answers.
+    """
+    targets = ids.roll(-1, 1)
+    answers = marks.roll(-1, 1).to(torch.promote_types(student.dtype, torch.float32))
+    answers[:, -1] = 0
+    kl, loss = _Distillation.apply(student.flatten(0, 1), teacher.flatten(0, 1), head,
+                                   targets.flatten(), answers.flatten(), losses_of)
+    return kl.detach() / targets.numel(), loss / targets.numel()

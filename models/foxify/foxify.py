@@ -1,0 +1,419 @@
+"""Trains forget gates into a pre-trained model: ./run foxify.
+
+A run: base and tokens -> newest checkpoint, if any -> the teacher measured -> steps -> adapter,
+report, plots. OUT/training holds checkpoints, tokens and metrics; the same command continues an
+interrupted run. The method: README.md here.
+"""
+
+from __future__ import annotations
+
+import time
+
+BEGAN = time.monotonic()  # before PyTorch is imported: minutes count from here
+
+from options import parse_arguments  # noqa: E402
+
+# Likewise: a mistake is reported at once.
+COMMAND_LINE = parse_arguments(None) if __name__ == "__main__" else None
+
+import functools  # noqa: E402
+import json  # noqa: E402
+import math  # noqa: E402
+import os  # noqa: E402
+import shutil  # noqa: E402
+import signal  # noqa: E402
+import sys  # noqa: E402
+from argparse import Namespace  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from adapter import round_as_shipped, write_adapter  # noqa: E402
+from base_model import BaseModel, read_architecture  # noqa: E402
+from distillation import distillation, row_losses  # noqa: E402
+from measure import Evaluation  # noqa: E402
+from merge import merge  # noqa: E402
+from mixture import Mixture, spread  # noqa: E402
+from output_directory import check_destination  # noqa: E402
+from plots import draw  # noqa: E402
+from pressure import Controller, excess, kept_shares, penalty  # noqa: E402
+from process_group import Reading  # noqa: E402
+from progress import MetricsFile, ProgressLine, duration  # noqa: E402
+from recall import Asking, RecallWindows  # noqa: E402
+from refusal import Refusal  # noqa: E402
+from student import Student  # noqa: E402
+from text_tokens import TextError, TextTokenizer, open_tokens, write_tokens  # noqa: E402
+from training_state import (  # noqa: E402
+    TrainingError, check_settings, load_checkpoint, random_states, restore_random_states,
+    save_checkpoint)
+
+GATE_RATE, BIAS_RATE = 2e-3, 6e-2  # of gates' matrices; of their biases and the sinks
+BETAS, CLIP = (0.9, 0.95), 1.0
+WARM_STEPS = 2  # first ones, which compile: --minutes-total's fractions begin behind them
+WARMUP_STEPS, DECAY_FROM = 20, 0.6  # the learning rate falls to 0 from that fraction of the run on
+CAPS_UNTIL = 0.5  # fraction of the run over which the caps fall
+FIRST_LAMBDA = 0.3
+END_SECONDS, EVALUATIONS_AT_END = 20.0, 1.6  # reserved: the last in measurements of the teacher
+DETAIL_STEPS = 10  # between records of each head's share
+EXIT_FAILED, EXIT_UNFINISHED = 1, 3
+
+
+class Trainer:
+    """One run."""
+
+    def __init__(self, args: Namespace, device: torch.device) -> None:
+        self.args, self.device, self.folder = args, device, args.out / "training"
+        self.line = ProgressLine()
+        a, _ = read_architecture(args.model)
+        if args.window > a.context:
+            raise Refusal(f"--window {args.window} is longer than the model's "
+                          f"max_position_embeddings, {a.context}")
+        if args.export:
+            check_destination(args.export.absolute(), force=True)
+        self._check_disk(a.layers * a.hidden * (a.hidden + a.inner) * 12 if args.rank == 0 else
+                         a.layers * a.hidden * args.rank * 400)
+        self.tokenizer = TextTokenizer(args.model)
+        if self.tokenizer.vocab_size > a.vocab:
+            raise Refusal(f"the tokenizer has {self.tokenizer.vocab_size} tokens, the model "
+                          f"{a.vocab}")
+        asking = Asking(args.model)
+        books, self.text = self._tokens(args.texts, "train.tokens")
+        chats = self._tokens([args.chats], "chats.tokens")[0] if args.chats else None
+        recall = RecallWindows(self.tokenizer, asking, args.window)
+        self.mixture = Mixture(books, chats, recall, args.window, args.seed)
+        dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.precision]
+        self.base = BaseModel(args.model, device, dtype)
+        torch.manual_seed(args.seed)
+        self.student = Student(self.base, args.rank, args.window_baseline)
+        self.student.recompute = args.recompute
+        self.losses_of = row_losses
+        self.windows_a_step = args.batch_tokens // args.window
+        self.micro = self._micro_batch()
+        self.evaluation = self._evaluation()
+        s, fused = self.student, device.type == "cuda"
+        groups = [(list(s.factors.values()), args.lr), ([s.gate_weight], GATE_RATE),
+                  ([s.gate_bias, s.sinks], BIAS_RATE)]
+        self.rates = [rate for _, rate in groups]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": p, "lr": rate} for p, rate in groups], betas=BETAS, weight_decay=0.0,
+            fused=fused)
+        self.controller = Controller(args.keep, FIRST_LAMBDA)
+        self.step, self.earlier_seconds, self.lead, self.reserve = 0, 0.0, 0.0, END_SECONDS
+        self.pending: tuple[int, float, Reading] | None = None
+        self.stop_asked, self.teacher = False, None
+        self.last_save = time.monotonic()
+
+    # ---- setting up --------------------------------------------------------------------------
+
+    def _check_disk(self, state_bytes: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        need, free = 3 * state_bytes + (64 << 20), shutil.disk_usage(self.folder).free
+        if free < need:
+            raise Refusal(f"{self.folder}: about {need >> 20} MiB needed, {free >> 20} MiB free")
+
+    def _tokens(self, texts: list[Path], name: str) -> tuple[np.ndarray, Any]:
+        """A token file as it is; texts are encoded."""
+        if len(texts) == 1 and texts[0].suffix == ".tokens":
+            path = texts[0]
+        else:
+            path = self.folder / name
+            self.line.doing(f"encoding {name}")
+            write_tokens(texts, self.args.model, path, self.args.workers)
+        tokens, info = open_tokens(path)
+        if info.tokenizer != self.tokenizer.fingerprint():
+            raise TextError(f"{path}: encoded by another tokenizer than {self.args.model}'s")
+        return tokens, info
+
+    def _evaluation(self) -> Evaluation | None:
+        args = self.args
+        if not args.valid:
+            return None
+        books = spread(self._tokens([args.valid], "valid.tokens")[0], args.window, 64)
+        chats = None
+        if args.valid_chats:
+            tokens = self._tokens([args.valid_chats], "valid-chats.tokens")[0]
+            chats = spread(tokens, args.window, 64)
+        return Evaluation(self.base, self.tokenizer, books, chats, self.micro)
+
+    def _micro_batch(self) -> int:
+        """Windows of a pass: a divisor of those of a step that should fit into half the memory."""
+        args, a = self.args, self.base.architecture
+        fits = args.micro_batch or 1
+        if args.micro_batch is None and self.device.type == "cuda":
+            layer = 30 * a.hidden + 8 * a.inner  # bytes a token, mostly bf16
+            kept = 4 * a.hidden * a.layers + layer if args.recompute else layer * a.layers
+            free = torch.cuda.mem_get_info()[0] - 16 * a.vocab * 8192
+            fits = max(1, int(0.6 * free / (kept * args.window)))
+        fits = min(fits, self.windows_a_step)
+        while self.windows_a_step % fits:
+            fits -= 1
+        return fits
+
+    def _settings(self) -> dict[str, Any]:
+        """Settings that a resumed run must share with the run before it."""
+        names = ("window", "batch_tokens", "seed", "lr", "keep", "rank", "cap_scale",
+                 "window_baseline", "precision", "steps", "minutes_total")
+        return {"text": {"tokens": self.text.tokens, "tokenizer": self.text.tokenizer},
+                "chats": self.args.chats is not None,
+                **{name: getattr(self.args, name) for name in names}}
+
+    def resume(self) -> None:
+        """Continues from the newest checkpoint, else measures where sinks and caps start."""
+        state = load_checkpoint(self.folder / "checkpoints")
+        if state is None:
+            ids = np.stack([self.mixture.window(i)[0] for i in range(min(2, self.windows_a_step))])
+            self.student.calibrate(torch.from_numpy(ids).to(self.device))
+        else:
+            check_settings(state["settings"], self._settings(), self.args.out)
+            self.student.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.step, self.earlier_seconds = state["step"], state["seconds"]
+            self.lead = state["lead"]
+            self.controller.load(state["controller"])
+            self.teacher = state["teacher"]
+            if state["pending"]:
+                step, done, numbers = state["pending"]
+                self.pending = step, done, Reading(torch.tensor(numbers, dtype=torch.float64))
+            restore_random_states(state["random"])
+        self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.step)
+
+    def _save(self) -> None:
+        pending = None
+        if self.pending is not None:
+            step, done, reading = self.pending
+            pending = [step, done, reading.read()]
+        save_checkpoint(self.folder / "checkpoints", {
+            "step": self.step, "seconds": self.seconds, "lead": self.lead,
+            "model": self.student.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "controller": self.controller.state(),
+            "pending": pending, "teacher": self.teacher, "random": random_states(),
+            "settings": self._settings()})
+        self.last_save = time.monotonic()
+
+    # ---- steps -------------------------------------------------------------------------------
+
+    @property
+    def seconds(self) -> float:
+        """Of this run, from its start, and of those before it."""
+        return self.earlier_seconds + time.monotonic() - BEGAN
+
+    def done(self) -> float:
+        """The fraction of the training that is over."""
+        if self.args.steps:
+            return self.step / self.args.steps
+        if self.step < WARM_STEPS:
+            return 0.0
+        self.lead = self.lead or self.seconds
+        length = 60 * self.args.minutes_total - self.reserve - self.lead
+        return min(1.0, (self.seconds - self.lead) / max(1.0, length))
+
+    def _rate(self, done: float) -> float:
+        """The learning rates' common factor."""
+        falling = min(1.0, (1 - done) / (1 - DECAY_FROM))
+        return min(1.0, (self.step + 1) / WARMUP_STEPS) * max(0.0, falling)
+
+    def _cap_scale(self, done: float) -> float:
+        return self.args.cap_scale ** min(1.0, done / CAPS_UNTIL)
+
+    def _batch(self, index: int) -> list[torch.Tensor]:
+        """Ids and marks of pass `index` of this step."""
+        arrays = self.mixture.batch(self.step * self.windows_a_step + index * self.micro,
+                                    self.micro)
+        tensors = [torch.from_numpy(array) for array in arrays]
+        if self.device.type == "cuda":
+            return [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
+        return tensors
+
+    def _pass(self, ids: torch.Tensor, marks: torch.Tensor, passes: int) -> torch.Tensor:
+        """Adds to the gradients; returns KL, loss, penalty, then the heads' shares."""
+        with torch.no_grad():
+            teacher = self.base.hidden(ids)
+        student, terms = self.student(ids)
+        kl, loss = distillation(student, teacher, self.base.head, ids, marks, self.losses_of)
+        numbers, total = [kl, loss.detach()], loss
+        if terms is None:
+            heads = torch.zeros(2, 1, device=ids.device)
+            numbers.append(heads.sum())
+        else:
+            x = excess(terms, self.student.sinks, *self.student.caps())
+            pressure = penalty(x)
+            total = loss + self.controller.weight * pressure
+            heads = torch.stack(kept_shares(x.detach()))
+            numbers.append(pressure.detach())
+        (total / passes).backward()
+        return torch.cat([torch.stack(numbers), heads[1].mean()[None], heads[0].flatten()])
+
+    def _one_step(self, done: float) -> Reading:
+        rate = self._rate(done)
+        for group, peak in zip(self.optimizer.param_groups, self.rates):
+            group["lr"] = peak * rate
+        self.student.cap_scale = self._cap_scale(done)
+        passes = self.windows_a_step // self.micro
+        numbers = sum(self._pass(*self._batch(i), passes) for i in range(passes)) / passes
+        norm = torch.nn.utils.clip_grad_norm_(
+            [p for p in self.student.parameters() if p.grad is not None], CLIP)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return Reading(torch.cat([norm[None], numbers]))
+
+    def train(self) -> None:
+        """Steps until the plan is done, time is over or a signal asks to stop."""
+        if self.device.type == "cuda" and not self.args.no_compile:
+            compiled = functools.partial(torch.compile, dynamic=False)
+            self.student.compile_parts(compiled)
+            self.losses_of = compiled(row_losses)
+        self.began = time.monotonic(), self.step
+        while not self.stop_asked:
+            done = self.done()
+            if done >= 1 or self._late():
+                break
+            previous, step = self.pending, self.step + 1
+            self.line.doing(f"step {step}")
+            self.pending = step, done, self._one_step(done)
+            if previous is not None:  # one more step is enqueued: the device does not idle
+                self._record(*previous)
+            if time.monotonic() - self.last_save >= 60 * self.args.checkpoint_minutes:
+                self._save()
+        self._save()
+        if self.done() >= 1 and self.pending is not None:
+            self._record(*self.pending)
+
+    def _late(self) -> bool:
+        """Whether this run's minutes are over, but for the checkpoint."""
+        minutes = self.args.minutes
+        return minutes is not None and time.monotonic() - BEGAN > 60 * minutes - min(
+            END_SECONDS, 6 * minutes)
+
+    def _record(self, step: int, done: float, reading: Reading) -> None:
+        """Reads the numbers of a past step, moves lambda, writes metrics."""
+        norm, kl, loss, pressure, at_end, *heads = reading.read()
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss of step {step} is {loss}: the last checkpoint is kept; "
+                                "try a lower --lr")
+        share, weight = sum(heads) / len(heads), self.controller.weight
+        if self.args.window_baseline is None:
+            self.controller.update(share, done)
+        pace = (time.monotonic() - self.began[0]) / max(1, self.step - self.began[1])
+        record = {"step": step, "done": done, "tokens": step * self.args.batch_tokens, "loss": kl,
+                  "weighted_loss": loss, "penalty": pressure, "share": share,
+                  "share_at_end": at_end, "wanted": self.controller.wanted(done),
+                  "lambda": weight, "cap_scale": self._cap_scale(done),
+                  "lr": self.args.lr * self._rate(done), "grad_norm": norm,
+                  "seconds": self.seconds, "tokens_per_second": self.args.batch_tokens / pace,
+                  "pruned_share": 1 - share}
+        total = self.args.steps or step + max(0, round(
+            (60 * self.args.minutes_total - self.reserve - self.seconds) / pace))
+        self.line.show(record, max(total, step), max(0, total - step) * pace)
+        if step % DETAIL_STEPS == 0:
+            per_layer = max(1, len(heads) // self.base.architecture.layers)
+            record["share_by_layer_and_head"] = [heads[i : i + per_layer] for i in
+                                                 range(0, len(heads), per_layer)]
+        self.metrics.add(record)
+
+    def ask_to_stop(self, *_: Any) -> None:
+        """A signal's handler: stops after this step; the second time, at once."""
+        if self.stop_asked:
+            raise KeyboardInterrupt
+        self.stop_asked = True
+        os.write(2, b"\nstopping after this step; once more: at once\n")
+
+    # ---- before and after --------------------------------------------------------------------
+
+    def introduce(self) -> None:
+        """Says the plan; measures the teacher once."""
+        args, a = self.args, self.base.architecture
+        trained = sum(p.numel() for p in self.student.parameters())
+        plan = f"{args.steps} steps" if args.steps else f"{args.minutes_total:g} minutes"
+        self.line.say(
+            f"{a.layers} layers of {a.hidden}, {a.kv_heads} kv heads; {trained / 1e6:.1f}M trained "
+            f"parameters; {self.text.tokens / 1e6:.2f}M tokens; {plan} of {self.windows_a_step} x "
+            f"{args.window} tokens, {self.micro} windows a pass, on {self.device.type}, "
+            f"{args.precision}")
+        if self.step:
+            self.line.say(f"continuing after step {self.step} ({duration(self.seconds)} trained)")
+        if self.evaluation is None:
+            return
+        began = time.monotonic()
+        if self.teacher is None:
+            self.line.doing("measuring the teacher")
+            self.teacher = self.evaluation.of(self.base)
+            self.teacher["seconds"] = time.monotonic() - began
+            self.line.say(f"teacher: loss {self.teacher['loss']:.4f}, recall "
+                          f"{100 * self.teacher['recall_mean']:.1f}%")
+        self.reserve = END_SECONDS + EVALUATIONS_AT_END * self.teacher["seconds"]
+
+    def finish(self) -> None:
+        """Writes the adapter, and once training is done, measures what was written."""
+        args, metrics = self.args, self.folder / "metrics.jsonl"
+        draw(metrics, self.folder)
+        if self.done() < 1:
+            self.line.say(f"stopped after step {self.step}, with a checkpoint; the same command "
+                          "continues")
+            return
+        self.student.cap_scale = args.cap_scale
+        round_as_shipped(self.student)
+        write_adapter(self.student, args.out, args.keep)
+        report: dict[str, Any] = {"steps": self.step, "tokens": self.step * args.batch_tokens,
+                                  "seconds": self.seconds, "settings": self._settings(),
+                                  "device": self.device.type, "teacher": self.teacher}
+        if self.device.type == "cuda":
+            report["device"] = torch.cuda.get_device_name(self.device)
+        if self.evaluation is not None:
+            self.line.doing("measuring the student")
+            self.student.compile_parts(lambda part: part)  # not once more for no gradients
+            report["student"] = self.evaluation.of(self.student)
+        (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        if args.export:
+            merge(args.model, args.out, args.export)
+        if self.evaluation is not None:
+            student, teacher = report["student"], self.teacher
+            self.line.say(
+                f"loss {student['loss']:.4f} (teacher {teacher['loss']:.4f}), recall "
+                f"{100 * student['recall_mean']:.1f}% ({100 * teacher['recall_mean']:.1f}%), "
+                f"kept {100 * student['share']:.1f}%, at the end "
+                f"{100 * student['share_at_end']:.1f}%")
+        self.line.say(f"done in {duration(self.seconds)}: {args.out}")
+
+
+def run(args: Namespace) -> int:
+    """One run; returns the exit status."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    args.precision = args.precision or ("bf16" if device.type == "cuda" else "fp32")
+    if device.type == "cuda" and args.precision == "fp32":
+        print("foxify: float32 trains by the slow reference of attention", file=sys.stderr)
+    torch.set_float32_matmul_precision("high")
+    trainer = None
+    try:
+        if device.type == "cpu" and args.window_baseline:
+            raise Refusal("--window-baseline needs a GPU: flex_attention trains on no other device")
+        if device.type == "cuda" and args.window_baseline is None:
+            from fox_attention.operators import HAS_CUDA_KERNELS
+
+            if not HAS_CUDA_KERNELS and args.precision == "bf16":
+                raise Refusal("fox_attention has no CUDA kernels here: pip install "
+                              "--no-build-isolation ./kernels/torch, with nvcc")
+        trainer = Trainer(args, device)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, trainer.ask_to_stop)
+        trainer.resume()
+        trainer.introduce()
+        trainer.train()
+        trainer.finish()
+        return 0 if trainer.done() >= 1 else EXIT_UNFINISHED
+    except (Refusal, TextError, TrainingError) as error:
+        message = str(error)
+    except torch.OutOfMemoryError:
+        half = max(1, trainer.micro // 2) if trainer else 1
+        message = f"out of GPU memory: try --micro-batch {half}, then --recompute"
+    except OSError as error:
+        message = f"{error.filename or 'input/output'}: {error.strerror or error}"
+    except KeyboardInterrupt:
+        message = "interrupted; the last checkpoint is kept"
+    print(f"\nfoxify: {message}", file=sys.stderr)
+    return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(run(COMMAND_LINE))

@@ -1,0 +1,122 @@
+"""Evaluation on held-out text: loss, recall by depth, KL on the teacher's chats, shares kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from base_model import PAGE, BaseModel
+from pressure import excess, kept_shares
+from recall import Asking, RecallWindows
+from student import Student
+from text_tokens import TextTokenizer
+from torch import Tensor
+
+DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
+NEEDLES = 24  # a depth, half of them as chats
+BOOK_WINDOWS, CHAT_WINDOWS, SHARE_WINDOWS = 32, 8, 8
+ROWS = 8192  # of logits at once
+
+Hidden = Callable[[Tensor], Tensor]
+
+
+def answer_marks(ids: np.ndarray, tokenizer: TextTokenizer, asking: Asking) -> np.ndarray:
+    """Which tokens of chats [windows, T] the assistant wrote, the end of its turn included."""
+    marks = np.zeros(ids.shape, bool)
+    header = tokenizer.encode(asking.format["generation_prompt"])
+    end = tokenizer.encode(asking.format["roles"]["assistant"]["suffix"])[0]
+    for row, mark in zip(ids, marks):
+        inside, n = False, len(header)
+        for i in range(n, len(row)):
+            inside = inside or row[i - n : i].tolist() == header
+            mark[i] = inside
+            inside = inside and row[i] != end
+    return marks
+
+
+class Evaluation:
+    """Held-out windows, the same for the teacher and every student."""
+
+    def __init__(self, base: BaseModel, tokenizer: TextTokenizer, books: np.ndarray,
+                 chats: np.ndarray | None, micro: int) -> None:
+        self._base, self._books, self._micro = base, books[:BOOK_WINDOWS], micro
+        self._chats = None if chats is None else chats[:CHAT_WINDOWS]
+        asking, length = Asking(base.directory), books.shape[1]
+        if self._chats is not None:
+            self._chat_marks = answer_marks(self._chats, tokenizer, asking)
+        windows, rng = RecallWindows(tokenizer, asking, length), np.random.default_rng(5)
+        made = [windows.test(books[rng.integers(len(books))], rng, depth, chat=i % 2 == 1)
+                for depth in DEPTHS for i in range(NEEDLES)]
+        self._needles, self._needle_marks = (np.stack(x) for x in zip(*made))
+
+    def _parts(self, *arrays: np.ndarray) -> Any:
+        for i in range(0, len(arrays[0]), self._micro):
+            yield [torch.from_numpy(np.ascontiguousarray(x[i : i + self._micro])).to(
+                self._base.device) for x in arrays]
+
+    def _book_loss(self, hidden: Hidden) -> float:
+        total, count = 0.0, 0
+        for (ids,) in self._parts(self._books):
+            for row, h in zip(ids, hidden(ids)):
+                for i in range(0, len(row) - 1, ROWS):
+                    targets = row[i + 1 : i + 1 + ROWS]
+                    logits = self._base.logits(h[i : i + len(targets)])
+                    total += F.cross_entropy(logits, targets, reduction="sum").item()
+                    count += len(targets)
+        return total / count
+
+    def _recall(self, hidden: Hidden) -> dict[str, list[float]]:
+        """The share of answers of which every token is the likeliest one, by depth."""
+        right: list[bool] = []
+        for ids, marks in self._parts(self._needles, self._needle_marks):
+            for row, mark, h in zip(ids, marks, hidden(ids)):
+                places = mark.nonzero().flatten()
+                best = self._base.logits(h[places - 1]).argmax(-1)
+                right.append(len(places) > 0 and bool((best == row[places]).all()))
+        table = np.asarray(right, float).reshape(len(DEPTHS), NEEDLES)
+        return {"all": table.mean(1).tolist(), "plain": table[:, ::2].mean(1).tolist(),
+                "chat": table[:, 1::2].mean(1).tolist()}
+
+    def _chat_kl(self, hidden: Hidden) -> float:
+        """Nats for a token of the teacher's answers."""
+        total, count = 0.0, 0
+        for ids, marks in self._parts(self._chats, self._chat_marks):
+            for mark, mine, theirs in zip(marks, hidden(ids), self._base.hidden(ids)):
+                places = mark[1:].nonzero().flatten()
+                log_s, log_t = (self._base.logits(h[places]).log_softmax(-1)
+                                for h in (mine, theirs))
+                total += F.kl_div(log_s, log_t, reduction="sum", log_target=True).item()
+                count += len(places)
+        return total / max(1, count)
+
+    def _shares(self, student: Student) -> dict[str, Any]:
+        """Of the book windows: by layer and kv head."""
+        if student.window is not None:
+            n = self._books.shape[1] // PAGE
+            pages = np.minimum(np.arange(1, n + 1), student.window / PAGE)
+            return {"share": float(pages.sum() / (n * (n + 1) / 2)),
+                    "share_at_end": float(pages[-1] / n)}
+        sums = []
+        for (ids,) in self._parts(self._books[:SHARE_WINDOWS]):
+            x = excess(student(ids)[1], student.sinks, *student.caps())
+            sums.append(torch.stack(kept_shares(x)) * len(ids))
+        mean, last = torch.stack(sums).sum(0) / len(self._books[:SHARE_WINDOWS])
+        return {"share": mean.mean().item(), "share_at_end": last.mean().item(),
+                "share_by_layer_and_head": mean.tolist(), "share_at_end_by_head": last.tolist()}
+
+    @torch.no_grad()
+    def of(self, model: BaseModel | Student) -> dict[str, Any]:
+        """Everything measured of a model."""
+        def hidden(ids: Tensor) -> Tensor:
+            return model.hidden(ids) if isinstance(model, BaseModel) else model(ids)[0]
+
+        result: dict[str, Any] = {"loss": self._book_loss(hidden), "recall": self._recall(hidden)}
+        result["recall_mean"] = float(np.mean(result["recall"]["all"]))
+        if isinstance(model, Student):
+            result |= self._shares(model)
+            if self._chats is not None:
+                result["chat_kl"] = self._chat_kl(hidden)
+        return result

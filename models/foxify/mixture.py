@@ -1,0 +1,44 @@
+"""What a step trains on: windows of books, of recall tasks in books, and of the teacher's chats.
+
+A window depends on the seed and its number alone, so training can resume anywhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from recall import RecallWindows
+from text_tokens import TextError, Windows
+
+RECALL_SHARE, CHAT_SHARE = 0.4, 0.2  # of windows
+
+
+class Mixture:
+    """Windows of ids [T] and marks [T] of answers."""
+
+    def __init__(self, books: np.ndarray, chats: np.ndarray | None, recall: RecallWindows,
+                 length: int, seed: int) -> None:
+        self._books, self._recall, self._seed = Windows(books, length, seed), recall, seed
+        self._chats = None if chats is None else Windows(chats, length, seed)
+
+    def window(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The index-th window of the training."""
+        rng = np.random.default_rng([self._seed, 1, index])
+        kind, book = rng.random(), self._books.window(index)[:-1]
+        if kind < RECALL_SHARE:
+            return self._recall.training(book, rng)
+        if self._chats is not None and kind < RECALL_SHARE + CHAT_SHARE:
+            book = self._chats.window(index)[:-1]
+        return book, np.zeros(len(book), bool)
+
+    def batch(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Windows one below the other."""
+        ids, marks = zip(*(self.window(first + i) for i in range(count)))
+        return np.stack(ids), np.stack(marks)
+
+
+def spread(tokens: np.ndarray, length: int, count: int) -> np.ndarray:
+    """`count` windows one behind the other from the start of a text, or as many as it has."""
+    count = min(count, len(tokens) // length)
+    if count == 0:
+        raise TextError(f"{len(tokens)} held-out tokens are too few for a window of {length}")
+    return np.asarray(tokens[: count * length], np.int64).reshape(count, length)

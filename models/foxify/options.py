@@ -1,0 +1,128 @@
+"""The command line of foxify.py, with its defaults, and where its modules find the others.
+
+It imports only the standard library, so that a mistake is reported at once. Import it first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "models" / "finetune"), str(ROOT / "models" / "convert")]
+if importlib.util.find_spec("fox_attention") is None:  # not installed: the reference, from source
+    sys.path.append(str(ROOT / "kernels" / "torch" / "torch-ext"))
+
+from arguments import OneLineParser, above_zero, positive  # noqa: E402
+
+_EPILOG = """\
+examples:
+  ./run foxify my-llama books/*.txt --valid held-out.txt --keep 0.125 --out my-fox
+  ./run foxify my-llama corpus.tokens --chats chats.tokens --out my-fox --minutes-total 20
+
+The same command continues an interrupted run. Exit status: 0 done; 1 failed, with one line that
+says why; 2 usage; 3 stopped before the end (--minutes, a signal), with a checkpoint.
+"""
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError("must be above 0 and at most 1")
+    return value
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return value
+
+
+def _add_method(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("method")
+    group.add_argument("--keep", type=_share, default=0.125, metavar="SHARE",
+                       help="share of the pages of a window to keep, the mean over page ends and "
+                       "kv heads (default 0.125)")
+    group.add_argument("--rank", type=_whole, default=32,
+                       help="of the adapter of every matrix; 0 trains the matrices (default 32)")
+    group.add_argument("--cap-scale", type=_share, default=0.5, metavar="X",
+                       help="what the product of the norm caps falls to (default 0.5)")
+    group.add_argument("--lr", type=above_zero,
+                       help="of the adapter (default 1e-3; with --rank 0 of the matrices, 1e-4)")
+    group.add_argument("--window-baseline", type=positive, metavar="W",
+                       help="train, for comparison, a window of W tokens and sinks instead")
+
+
+def _add_length(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how long")
+    length = group.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=positive, help="optimizer steps (default 700)")
+    length.add_argument("--minutes-total", type=above_zero, metavar="M",
+                        help="time of all runs together, each from start to end")
+    group.add_argument("--minutes", type=above_zero, metavar="M",
+                       help="time of this run; then it writes a checkpoint and exits with status 3")
+    group.add_argument("--checkpoint-minutes", type=float, default=10, metavar="M",
+                       help="time between checkpoints (default 10); 0: at every step")
+
+
+def _add_batches(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("batches and computation")
+    group.add_argument("--window", type=positive, default=8192, metavar="T",
+                       help="tokens of one sequence, a multiple of 64 (default 8192)")
+    group.add_argument("--batch-tokens", type=positive, default=1 << 16, metavar="N",
+                       help="tokens of one optimizer step (default 65536)")
+    group.add_argument("--micro-batch", type=positive, metavar="N",
+                       help="windows in one forward pass (default: what fits into the memory)")
+    group.add_argument("--precision", choices=("bf16", "fp32"),
+                       help="type of matrices and activations (default: bf16 on a GPU)")
+    group.add_argument("--recompute", action="store_true",
+                       help="recompute activations in the backward pass: less memory, slower")
+    group.add_argument("--no-compile", action="store_true", help="no torch.compile")
+    group.add_argument("--workers", type=positive, default=os.cpu_count() or 1,
+                       help="processes that encode text")
+    group.add_argument("--seed", type=int, default=0, help="of windows and first adapters")
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    """The checked command line."""
+    parser = OneLineParser(
+        prog="./run foxify", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Train forget gates into a LLaMA, Mistral, Qwen2 or Qwen3 model.")
+    parser.add_argument("model", metavar="MODEL", type=Path,
+                        help="its directory: config.json, model*.safetensors, a tokenizer")
+    parser.add_argument("texts", metavar="TEXT", type=Path, nargs="+",
+                        help="UTF-8 text (.xz: compressed), or one NAME.tokens of text_tokens.py")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR",
+                        help="gets adapter.safetensors, report and plots")
+    parser.add_argument("--export", type=Path, metavar="DIR",
+                        help="also write the merged model, which ./run serve loads")
+    parser.add_argument("--valid", type=Path, metavar="FILE", help="held-out text, or its tokens")
+    parser.add_argument("--chats", type=Path, metavar="FILE",
+                        help="tokens of the model's own chats (chats.py), a fifth of the windows")
+    parser.add_argument("--valid-chats", type=Path, metavar="FILE", help="held-out chats")
+    for add in (_add_method, _add_length, _add_batches):
+        add(parser)
+    args = parser.parse_args(arguments)
+    for path in (args.model, *args.texts, args.valid, args.chats, args.valid_chats):
+        if path is not None and not path.exists():
+            parser.error(f"{path}: no such directory or file")
+    if args.window % 64 or args.window < 128:
+        parser.error("--window must be a multiple of 64, and at least 128")
+    if args.batch_tokens % args.window:
+        parser.error("--batch-tokens must be a multiple of --window")
+    for path in (args.out, args.export):
+        if path is not None and path.exists() and path.samefile(args.model):
+            parser.error(f"{path} is the model that training starts from")
+    if args.lr is None:
+        args.lr = 1e-3 if args.rank else 1e-4
+    if args.steps is None and args.minutes_total is None:
+        args.steps = 700
+    return args
+
+
+if __name__ == "__main__":
+    parse_arguments(None)

@@ -1,0 +1,197 @@
+"""Whole trainings of a toy, each a process as a user starts it: resuming, export, refusals."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from toy_llama import FOXIFY, QWEN3, write_toy  # first: it skips without torch
+
+import foxify
+import torch
+from base_model import BaseModel
+from merge import merge
+from progress import read_metrics
+from refusal import Refusal
+from safetensors.torch import load_file
+from student import Student
+from toy_model import TEXT
+
+WINDOW = 128
+
+
+class FoxifyTest(unittest.TestCase):
+    """On the CPU, in float32."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.model = write_toy(self.folder / "toy")
+        self.text = self.folder / "a.txt"
+        self.text.write_text(TEXT * 60)
+
+    def run_to_end(self, *flags: str, status: int = 0, model: Path | None = None,
+                   out: str = "out") -> str:
+        run = subprocess.run(
+            [sys.executable, "-B", str(FOXIFY / "foxify.py"), str(model or self.model),
+             str(self.text), "--out", str(self.folder / out), "--window", str(WINDOW),
+             "--batch-tokens", str(2 * WINDOW), "--workers", "1", "--rank", "4", *flags],
+            capture_output=True, text=True, timeout=600, check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+        self.assertEqual(run.returncode, status, run.stderr)
+        return run.stderr
+
+    def test_a_run_in_parts_equals_an_uninterrupted_one(self) -> None:
+        flags = ("--steps", "5", "--checkpoint-minutes", "0")
+        self.run_to_end(*flags, out="whole")
+        self.assertIn("stopped after step 0", self.run_to_end(
+            *flags, "--minutes", "1e-4", status=3, out="parts"))
+        with mock.patch.object(foxify, "BEGAN", 0.0):
+            trainer = self.trainer(*flags)
+            trainer.resume()
+            record = trainer._record
+            trainer._record = lambda *a: (record(*a), a[0] == 2 and trainer.ask_to_stop())
+            trainer.train()  # stops in the middle, as at a signal
+            self.assertEqual(trainer.step, 3)
+        self.assertIn("continuing after step 3", self.run_to_end(*flags, out="parts"))
+        whole, parts = (load_file(self.folder / out / "adapter.safetensors")
+                        for out in ("whole", "parts"))
+        for name, tensor in whole.items():
+            self.assertTrue(torch.equal(tensor, parts[name]), name)
+        numbers = [[(r["step"], r["loss"], r["lambda"], r["share"]) for r in read_metrics(
+            self.folder / out / "training" / "metrics.jsonl")] for out in ("whole", "parts")]
+        self.assertEqual(*numbers)
+        self.assertEqual([n[0] for n in numbers[0]], [1, 2, 3, 4, 5])
+        self.assertIn("keep was 0.125 and is now 0.25", self.run_to_end(
+            *flags, "--keep", "0.25", status=1, out="parts"))
+
+    def trainer(self, *flags: str) -> foxify.Trainer:
+        """In this process, without the first seconds' count."""
+        args = foxify.parse_arguments(
+            [str(self.model), str(self.text), "--out", str(self.folder / "parts"), "--window",
+             str(WINDOW), "--batch-tokens", str(2 * WINDOW), "--rank", "4", *flags])
+        args.precision = "fp32"
+        return foxify.Trainer(args, torch.device("cpu"))
+
+    def test_fractions_of_minutes_begin_behind_the_first_steps(self) -> None:
+        trainer = self.trainer("--minutes-total", "10")
+        with mock.patch.object(foxify.Trainer, "seconds", new_callable=mock.PropertyMock) as now:
+            for step, seconds, done, rate in ((0, 50, 0, 0.05), (1, 90, 0, 0.1), (2, 100, 0, 0.15),
+                                              (40, 340, 0.5, 1), (70, 484, 0.8, 0.5),
+                                              (99, 600, 1, 0)):
+                now.return_value, trainer.step = seconds, step
+                self.assertAlmostEqual(trainer.done(), done)
+                self.assertAlmostEqual(trainer._rate(done), rate)
+        self.assertAlmostEqual(trainer._cap_scale(0.25), 0.5**0.5)
+        self.assertEqual(trainer._cap_scale(0.75), 0.5)
+
+    def exported(self, changes: dict[str, object], *flags: str) -> Path:
+        """Trains a toy and exports it; the merged model's logits are the student's."""
+        model = write_toy(self.folder / "base", **changes)
+        merged = self.folder / "merged"
+        self.run_to_end("--steps", "3", "--export", str(merged), *flags, model=model)
+        tensors = load_file(merged / "model.safetensors")
+        config = json.loads((merged / "config.json").read_text())
+        self.assertEqual(config["use_forget_gate"], True)
+        self.assertEqual(config["use_qk_norm_cap"], "q_norm" not in " ".join(tensors))
+        state = torch.load(self.folder / "out/training/checkpoints/step-000000003.pt",
+                           weights_only=True)["model"]
+        base = BaseModel(model, torch.device("cpu"), torch.float32)
+        student = Student(base, 0 if "0" in flags else 4, None)
+        student.load_state_dict(state)
+        student.cap_scale = 0.5
+        base = BaseModel(merged, torch.device("cpu"), torch.float32, foxified=True)
+        loaded = Student(base, 0, None)
+        with torch.no_grad():
+            for n in range(2):
+                names = {key: f"model.layers.{n}.self_attn.{name}" for key, name in (
+                    ("gate_weight", "fgate_proj.weight"), ("gate_bias", "fgate_proj.bias"),
+                    ("sinks", "sinks"), ("first_q_cap", "q_cap"), ("first_k_cap", "k_cap"))}
+                for key, name in names.items():
+                    if name in tensors:
+                        getattr(loaded, key)[n] = tensors[name]
+            ids = torch.randint(0, 256, (1, WINDOW), generator=torch.Generator().manual_seed(0))
+            torch.testing.assert_close(base.logits(loaded(ids)[0]),
+                                       student.base.logits(student(ids)[0]), atol=1e-4, rtol=1e-4)
+            self.assertGreater((base.logits(loaded(ids)[0]) - base.logits(
+                base.hidden(ids))).abs().max(), 1e-3)  # gates, sinks and caps are no decoration
+        return merged
+
+    def test_export_of_an_adapter(self) -> None:
+        merged = self.exported({})
+        self.assertTrue((merged / "tokenizer.json").is_file())
+        self.assertTrue((merged / "chat_format.json").is_file())
+        for changes, message in (({"intermediate_size": 80}, "does not fit the base"),
+                                 (QWEN3, "made for a llama")):
+            other = write_toy(self.folder / message, **changes)
+            with self.assertRaisesRegex(Refusal, message):
+                merge(other, self.folder / "out", self.folder / "refused")
+            self.assertFalse((self.folder / "refused").exists())
+
+    def test_export_of_whole_matrices_under_qk_norm(self) -> None:
+        self.exported(QWEN3, "--rank", "0")
+
+    def test_an_evaluated_run(self) -> None:
+        valid = self.folder / "valid.txt"
+        valid.write_text(TEXT[::-1] * 8)
+        said = self.run_to_end("--steps", "2", "--valid", str(valid), "--window", "192",
+                               "--batch-tokens", "192")
+        self.assertIn("teacher: loss", said)
+        report = json.loads((self.folder / "out" / "report.json").read_text())
+        self.assertEqual(len(report["student"]["recall"]["chat"]), 5)
+        self.assertAlmostEqual(report["student"]["loss"], report["teacher"]["loss"], delta=1)
+        self.assertEqual(len(report["student"]["share_by_layer_and_head"]), 2)
+        if importlib.util.find_spec("matplotlib"):
+            self.assertTrue((self.folder / "out/training/loss.svg").is_file())
+
+    def test_what_is_refused_before_training(self) -> None:
+        config = json.loads((self.model / "config.json").read_text())
+        cases = (
+            ({"model_type": "gpt2"}, (), "config key model_type: 'gpt2' cannot be foxified"),
+            ({"rope_scaling": {"rope_type": "yarn"}}, (), "config key rope_scaling"),
+            ({"model_type": "mistral", "sliding_window": 64}, (), "config key sliding_window"),
+            ({}, ("--export", str(FOXIFY)), "exists and is no model directory"),
+            ({"use_forget_gate": True}, (), "the model is foxified already"),
+            ({"hidden_act": "gelu"}, (), "config key hidden_act"),
+            ({"num_hidden_layers": 3}, (), "tensor model.layers.2.input_layernorm.weight: missing"),
+            ({"intermediate_size": 95}, (), "shape [96, 64], expected [95, 64]"),
+            ({"vocab_size": 100}, (), "the tokenizer has 258 tokens, the model 100"),
+            ({}, ("--window", "1024", "--batch-tokens", "1024"), "max_position_embeddings, 512"),
+            ({}, ("--window-baseline", "64"), "--window-baseline needs a GPU"),
+            ({}, ("--window", "100"), "--window must be a multiple of 64"),
+            ({}, ("--batch-tokens", "200"), "--batch-tokens must be a multiple of --window"),
+            ({}, ("--keep", "0"), "must be above 0 and at most 1"),
+            ({}, ("--valid", "absent.txt"), "absent.txt: no such directory or file"),
+        )
+        for number, (changes, flags, message) in enumerate(cases):
+            with self.subTest(message):
+                model = self.folder / f"model{number}"
+                shutil.copytree(self.model, model)
+                (model / "config.json").write_text(json.dumps({**config, **changes}))
+                error = self.run_here(model, flags)
+                self.assertIn(message, error)
+
+    def run_here(self, model: Path, flags: tuple[str, ...]) -> str:
+        """What a run says that fails; in this process, as importing torch takes seconds."""
+        arguments = [str(model), str(self.text), "--out", str(self.folder / "refused"), "--window",
+                     str(WINDOW), "--batch-tokens", str(2 * WINDOW), "--workers", "1", *flags]
+        with tempfile.TemporaryFile("w+") as file, mock.patch("sys.stderr", file):
+            try:
+                args: argparse.Namespace = foxify.parse_arguments(arguments)
+                self.assertEqual(foxify.run(args), 1)
+            except SystemExit as end:
+                self.assertEqual(end.code, 2)
+            file.seek(0)
+            return file.read()
+
+
+if __name__ == "__main__":
+    unittest.main()

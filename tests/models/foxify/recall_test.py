@@ -1,0 +1,65 @@
+"""Recall windows: length, marks, seeds, and that training and test share nothing."""
+
+from __future__ import annotations
+
+import tempfile
+import unittest
+from pathlib import Path
+
+from toy_llama import START, write_tokenizer  # first: it skips without torch
+
+import numpy as np
+import recall
+from recall import TEST_KINDS, TRAIN_KINDS, Asking, RecallWindows
+from text_tokens import TextTokenizer
+
+LENGTH = 2048
+
+
+class RecallTest(unittest.TestCase):
+    """With a byte tokenizer, so that places in tokens are places in the text."""
+
+    def setUp(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        write_tokenizer(folder)
+        self.tokenizer = TextTokenizer(folder)
+        self.windows = RecallWindows(self.tokenizer, Asking(folder), LENGTH)
+        self.book = np.asarray(self.tokenizer.encode("." * LENGTH))
+
+    def text(self, ids: np.ndarray) -> str:
+        return self.tokenizer._decode(ids.tolist())
+
+    def test_training_windows_ask_for_what_stands_before(self) -> None:
+        chats = 0
+        for seed in range(20):
+            ids, marks = self.windows.training(self.book, np.random.default_rng(seed))
+            again, _ = self.windows.training(self.book, np.random.default_rng(seed))
+            self.assertEqual((len(ids), len(marks)), (LENGTH, LENGTH))
+            np.testing.assert_array_equal(ids, again)
+            chats += ids[0] == self.tokenizer.encode(START)[0]
+            edges = np.flatnonzero(np.diff(np.concatenate(([0], marks, [0]))))
+            self.assertTrue(len(edges))
+            for begin, end in zip(edges[::2], edges[1::2]):
+                answer = self.text(ids[begin:end]).strip()
+                self.assertIn(answer, self.text(ids[: begin - 1]))
+        self.assertTrue(0 < chats < 20)
+
+    def test_a_test_window_has_its_fact_at_the_depth_and_ends_with_the_answer(self) -> None:
+        for depth in (0.1, 0.5, 0.9):
+            for chat in (False, True):
+                ids, marks = self.windows.test(self.book, np.random.default_rng(3), depth, chat)
+                self.assertTrue(marks[-1] and not marks[: LENGTH // 2].any())
+                answer = self.text(ids[marks]).strip()
+                place = self.text(ids).index(answer)
+                self.assertLess(abs(place / LENGTH - depth), 0.15)
+                self.assertEqual(START in self.text(ids) or ids[0] >= 256, chat)
+
+    def test_training_and_test_share_no_words_and_no_kind(self) -> None:
+        self.assertFalse(set(TRAIN_KINDS) & set(TEST_KINDS))
+        for kind in ("name", "surname", "city", "thing", "color", "animal", "day"):
+            both = set(recall._TRAIN[kind].split()) & set(recall._TEST[kind].split())
+            self.assertEqual(both, set(), kind)
+
+
+if __name__ == "__main__":
+    unittest.main()
