@@ -150,7 +150,7 @@ REAL = {
 REFUSED = {
     "content": ("message['content'] +", "message['content'].split('</think>')[-1] +",
                 "[[\"user\", ", "differs"),
-    "Qwen3": (CHATML, QWEN3, "</think>", "differs"),
+    "Qwen3": (CHATML, QWEN3, "differs"),
     "date": ("{% for", "{{ strftime_now('%d') }}{% for", "strftime_now"),
     "count": ("{% for", "{{ messages | length }}{% for", "differs"),
     "upper": ("message['content'] +", "message['content'] | upper +", "not every content is once"),
