@@ -65,7 +65,7 @@ SMOLLM2 = (
     "'<|im_end|>' + '\n'}}{% endfor %}" + PROMPT.replace("P", "<|im_start|>assistant\n"))
 
 
-# Without the text about tools. Of an answer only what follows </think> is kept, but in the last one.
+# Without the text about tools. What an answer holds before </think> goes, but of the last one.
 QWEN3 = r"""{%- if tools %}{{- tools }}{%- elif messages[0].role == 'system' %}
     {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
 {%- endif %}
