@@ -231,7 +231,15 @@ void ReadRopeScaling(KeyReader& keys, ModelConfig& config) {
   }
   scaling.factor = keys.Number("factor", 0);
   if (!(scaling.factor >= 1)) keys.Invalid("factor", "must be at least 1");
-  if (type == "linear") return;
+  if (type == "linear") {  // max_position_embeddings is the length before scaling, as vLLM reads it
+    constexpr double kMax = std::numeric_limits<int32_t>::max();
+    std::optional<int64_t>& longest = config.max_position_embeddings;
+    if (longest) {
+      longest =
+          static_cast<int64_t>(std::min(static_cast<double>(*longest) * scaling.factor, kMax));
+    }
+    return;
+  }
   scaling.low = keys.Number("low_freq_factor", 0);
   scaling.high = keys.Number("high_freq_factor", 0);
   if (!(scaling.low > 0)) keys.Invalid("low_freq_factor", "must be above 0");

@@ -56,7 +56,7 @@ struct ModelConfig {
   RopeScaling rope_scaling;
   bool tie_word_embeddings = false;
   std::optional<double> log_pruning_tolerance;
-  std::optional<int64_t> max_position_embeddings;
+  std::optional<int64_t> max_position_embeddings;  // behind linear scaling
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;  // config.json may hold a number or a list
   std::optional<int32_t> pad_token_id;

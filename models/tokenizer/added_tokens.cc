@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "models/tokenizer/nfc.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {
@@ -69,7 +68,7 @@ std::pair<int32_t, size_t> AddedTokenSplitter::Trie::Match(std::string_view text
 
 void AddedTokenSplitter::Add(const AddedToken& token) {
   Trie& trie = token.normalized ? normalized_ : plain_;
-  trie.Add(token.normalized && nfc_ ? Nfc(token.content) : token.content,
+  trie.Add(token.normalized && normalize_ ? normalize_(token.content) : token.content,
            static_cast<int32_t>(tokens_.size()));
   tokens_.push_back(token);
 }
@@ -97,8 +96,8 @@ void AddedTokenSplitter::SplitText(std::string_view text, const Trie& trie,
 void AddedTokenSplitter::Split(std::string_view text, const Take& take) const {
   SplitText(text, plain_, [&](const TextPart& part) {
     if (part.id != TextPart::kText) return take(part);
-    if (!nfc_) return SplitText(part.text, normalized_, take);
-    SplitText(Nfc(part.text), normalized_, take);
+    if (!normalize_) return SplitText(part.text, normalized_, take);
+    SplitText(normalize_(part.text), normalized_, take);
   });
 }
 

@@ -40,8 +40,9 @@ class AddedTokenSplitter {
   // Longest content in bytes; it bounds the cost of Split to size * kMaxContent.
   static constexpr size_t kMaxContent = 512;
 
-  // With `nfc`, text between tokens that are not `normalized` is brought to form C.
-  explicit AddedTokenSplitter(bool nfc = false) : nfc_(nfc) {}
+  using Normalize = std::function<std::string(std::string_view)>;
+  // `normalize`, if any, is applied to text between tokens that are not `normalized`.
+  explicit AddedTokenSplitter(Normalize normalize = nullptr) : normalize_(std::move(normalize)) {}
 
   // REQUIRES: the content is not empty and at most kMaxContent bytes.
   void Add(const AddedToken& token);
@@ -65,7 +66,7 @@ class AddedTokenSplitter {
 
   void SplitText(std::string_view text, const Trie& trie, const Take& take) const;
 
-  bool nfc_;
+  Normalize normalize_;
   std::vector<AddedToken> tokens_;
   Trie plain_, normalized_;
 };

@@ -1,5 +1,5 @@
-// BpeDefinition: a byte-level BPE tokenizer as its files define it, which are GPT-2's two or a
-// tokenizer.json. Read byte_level_bpe.h next: it checks a definition and encodes by it.
+// BpeDefinition: a BPE tokenizer as its files define it, which are GPT-2's two or a tokenizer.json.
+// Read byte_level_bpe.h next: it checks a definition and encodes by it.
 #pragma once
 
 #include <cstdint>
@@ -16,21 +16,32 @@
 
 namespace fox {
 
-// Tokens are in the byte alphabet (byte_alphabet.h). Errors open with the name of the file at
-// fault.
+inline constexpr char kVisibleSpace[] = "\xE2\x96\x81";  // U+2581, sentencepiece's space
+
+// Tokens are in the byte alphabet (byte_alphabet.h), but with `byte_fallback` text with
+// kVisibleSpace, and <0x00> to <0xFF>, into which a character without a token falls apart:
+// sentencepiece's BPE as LLaMA-2 and Gemma have it. Errors open with the name of the file at fault.
 struct BpeDefinition {
+  // Which parts of a text get a kVisibleSpace in front, beside those that open with a space: after
+  // added tokens are found, all spaces become visible. kAsIs: neither happens.
+  enum class Metaspace { kAsIs, kNever, kFirst, kAlways };
   const char* vocab_file = "";
   const char* merges_file = "";
   absl::flat_hash_map<std::string, int32_t> vocab;
   std::vector<std::pair<std::string, std::string>> merges;  // by rank
   std::vector<AddedToken> added;                            // may repeat tokens of `vocab`
-  bool nfc = false;                                         // the normalizer
+  bool nfc = false;                                         // the normalizer:
+  bool visible_spaces = false;                              // each space becomes kVisibleSpace,
+  bool prefix_space = false;                                // with one more in front
   std::vector<PretokenizerStep> pretokenizer = {{.pattern = kGpt2Pattern}};
   // Text is the inside of a JSON string, as the released FoX models were trained
   // (JSONGPT2Tokenizer).
   bool json_escaped = false;
-  bool drop_unknown_bytes = false;          // those without a token of their own
-  bool ignore_merges = false;               // a piece that is a token as a whole is not merged
+  bool drop_unknown_bytes = false;  // those without a token of their own
+  bool ignore_merges = false;       // a piece that is a token as a whole is not merged
+  bool byte_fallback = false;
+  Metaspace metaspace = Metaspace::kAsIs;
+  bool strip_leading_space = false;         // decoding drops one space of a text's start
   std::vector<int32_t> prefix, suffix;      // what add_special_tokens puts around a text
   std::optional<AddedToken> bos, eos, unk;  // their ids are not read
 };
@@ -44,9 +55,11 @@ absl::StatusOr<BpeDefinition> ParseGpt2Files(const std::string& vocab_json,
 
 // tokenizer.json of the Hugging Face tokenizers library. Understood: model BPE; normalizer NFC;
 // pre_tokenizer ByteLevel, alone or in a Sequence after any of Split and Digits; decoder ByteLevel;
-// post_processor ByteLevel or TemplateProcessing; added_tokens. `truncation` and `padding` are left
-// to the caller and ignored. bos and eos come from `config`. Unimplemented names what would change
-// the result and is not understood, InvalidArgument what is malformed.
+// post_processor ByteLevel or TemplateProcessing; added_tokens. With byte_fallback: normalizer
+// Prepend and Replace of the visible space; pre_tokenizer none, Split, Digits, Metaspace without
+// `split`; decoder Replace, ByteFallback, Fuse, Strip. `truncation` and `padding` are left to the
+// caller and ignored. bos and eos come from `config`. Unimplemented names what would change the
+// result and is not understood, InvalidArgument what is malformed.
 absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
                                                  const TokenizerConfig& config);
 

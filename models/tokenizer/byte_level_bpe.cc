@@ -6,22 +6,52 @@
 #include <set>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "models/error_text.h"
 #include "models/tokenizer/bpe_windows.h"
 #include "models/tokenizer/byte_alphabet.h"
 #include "models/tokenizer/json_escape.h"
+#include "models/tokenizer/nfc.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {
+namespace {
+
+std::string WithVisibleSpaces(std::string_view text) {
+  return absl::StrReplaceAll(absl::string_view(text.data(), text.size()), {{" ", kVisibleSpace}});
+}
+
+AddedTokenSplitter::Normalize NormalizerOf(const BpeDefinition& definition) {
+  if (!definition.nfc && !definition.visible_spaces && !definition.prefix_space) return nullptr;
+  return [nfc = definition.nfc, visible = definition.visible_spaces,
+          prefix = definition.prefix_space](std::string_view text) {
+    std::string normalized = nfc ? Nfc(text) : std::string(text);
+    if (visible) normalized = WithVisibleSpaces(normalized);
+    if (prefix && !normalized.empty()) normalized.insert(0, kVisibleSpace);
+    return normalized;
+  };
+}
+
+bool IsContinuation(char byte) { return (static_cast<uint8_t>(byte) & 0xC0) == 0x80; }
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<ByteLevelBpe>> ByteLevelBpe::Create(const BpeDefinition& definition,
                                                                    int64_t model_vocab_size) {
   std::unique_ptr<ByteLevelBpe> bpe(new ByteLevelBpe());
-  bpe->info_.kind = definition.json_escaped ? "longcrawl64" : "byte_level_bpe";
-  bpe->info_.json_escaped = definition.json_escaped;
-  bpe->splitter_ = bpe->spaces_ = AddedTokenSplitter(definition.nfc);
+  Info& info = bpe->info_;
+  info.kind = definition.byte_fallback ? "byte_fallback_bpe" : "byte_level_bpe";
+  if (definition.json_escaped) info.kind = "longcrawl64";
+  info.json_escaped = definition.json_escaped;
+  info.strip_leading_space = definition.strip_leading_space;
+  if (definition.byte_fallback) info.replacement = Utf8Replacement::kByte;
+  bpe->byte_fallback_ = definition.byte_fallback;
+  bpe->metaspace_ = definition.metaspace;
+  bpe->splitter_ = bpe->spaces_ = AddedTokenSplitter(NormalizerOf(definition));
   absl::StatusOr<Pretokenizer> pretokenizer = Pretokenizer::Create(definition.pretokenizer);
   if (!pretokenizer.ok()) {
     return absl::UnimplementedError(
@@ -69,27 +99,48 @@ absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t mo
   const auto size = static_cast<int32_t>(token_of_id.size());
   info_.vocab_size = size;
   bytes_.resize(token_of_id.size());
+  width_.resize(bytes_.size());
+  kind_.resize(bytes_.size(), TokenKind::kBytes);
   for (int32_t id = 0; id < size; ++id) {
     const auto it = token_of_id.find(id);
     if (it == token_of_id.end()) {
       return InvalidFile(definition.vocab_file,
                          absl::StrCat("no token has the id ", id, " of ", size));
     }
-    // A token with characters outside the alphabet stands for its own text.
-    bytes_[static_cast<size_t>(id)] = BytesOfToken(*it->second).value_or(*it->second);
+    const std::string& token = *it->second;
+    const auto at = static_cast<size_t>(id);
+    if (byte_fallback_) {
+      bytes_[at] = absl::StrReplaceAll(token, {{kVisibleSpace, " "}});
+      kind_[at] = absl::StartsWith(bytes_[at], " ") ? TokenKind::kWord : TokenKind::kText;
+    } else {  // a token with characters outside the alphabet stands for its own text
+      bytes_[at] = BytesOfToken(token).value_or(token);
+    }
+    width_[at] = static_cast<uint32_t>(byte_fallback_ ? token.size() : bytes_[at].size());
   }
   return absl::OkStatus();
 }
 
 absl::Status ByteLevelBpe::SetBytes(const BpeDefinition& definition) {
   for (int byte = 0; byte < 256; ++byte) {
-    const auto it = definition.vocab.find(CharacterOfByte(static_cast<uint8_t>(byte)));
+    const auto it =
+        definition.vocab.find(byte_fallback_ ? absl::StrFormat("<0x%02X>", byte)
+                                             : CharacterOfByte(static_cast<uint8_t>(byte)));
     const bool known = it != definition.vocab.end();
     if (!known && !definition.drop_unknown_bytes) {
       return InvalidFile(definition.vocab_file, absl::StrCat("no token for the byte ", byte));
     }
     id_of_byte_[static_cast<size_t>(byte)] = known ? it->second : kNoToken;
     knows_bytes_ = knows_bytes_ && known;
+    if (!byte_fallback_ || !known) continue;
+    const auto at = static_cast<size_t>(it->second);
+    bytes_[at] = std::string(1, static_cast<char>(byte));
+    kind_[at] = TokenKind::kBytes;
+    width_[at] = 1;
+  }
+  for (const auto& [token, id] : definition.vocab) {
+    if (!byte_fallback_ || token.empty() || control_[static_cast<size_t>(id)]) continue;
+    const Utf8Unit first = NextUtf8(token.data(), token.size());
+    if (first.length == token.size()) id_of_character_.emplace(first.code_point, id);
   }
   if (definition.ignore_merges) {
     for (const auto& [token, id] : definition.vocab) {
@@ -112,6 +163,15 @@ absl::Status ByteLevelBpe::SetMerges(const BpeDefinition& definition) {
       return InvalidFile(definition.merges_file,
                          absl::StrCat("merge of ", Quoted(left), " and ", Quoted(right),
                                       " needs a token that is not in ", definition.vocab_file));
+    }
+    const auto is_byte = [this](int32_t id) {
+      return kind_[static_cast<size_t>(id)] == TokenKind::kBytes;
+    };
+    if (byte_fallback_ &&
+        (is_byte(left_it->second) || is_byte(right_it->second) || is_byte(product_it->second))) {
+      return InvalidFile(definition.merges_file,
+                         absl::StrCat("merge of ", Quoted(left), " and ", Quoted(right),
+                                      " concerns a token of byte_fallback"));
     }
     // Else text that is no added token could still become one.
     if (control_[static_cast<size_t>(product_it->second)]) continue;
@@ -181,19 +241,22 @@ absl::Status ByteLevelBpe::SetRoles(const BpeDefinition& definition) {
 
 absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::Encode(const std::string& given,
                                                           bool add_special_tokens) const {
-  absl::StatusOr<std::vector<int32_t>> ids = EncodeAround(splitter_, given);
+  absl::StatusOr<std::vector<int32_t>> ids = EncodeAround(splitter_, given, true);
   if (!ids.ok() || !add_special_tokens) return ids;
   ids->insert(ids->begin(), info_.prefix.begin(), info_.prefix.end());
   ids->insert(ids->end(), suffix_.begin(), suffix_.end());
   return ids;
 }
 
-absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::EncodeAsText(const std::string& given) const {
-  return EncodeAround(spaces_, given);
+absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::EncodeAsText(const std::string& given,
+                                                                bool at_text_start) const {
+  return EncodeAround(spaces_, given, at_text_start);
 }
 
 absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::EncodeAround(const AddedTokenSplitter& splitter,
-                                                                const std::string& given) const {
+                                                                const std::string& given,
+                                                                bool at_text_start) const {
+  using Metaspace = BpeDefinition::Metaspace;
   if (!IsValidUtf8(given)) return absl::InvalidArgumentError("text is not valid UTF-8");
   const std::string escaped = info_.json_escaped ? JsonEscape(given) : "";
   const std::string& text = info_.json_escaped ? escaped : given;
@@ -205,9 +268,18 @@ absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::EncodeAround(const AddedToken
     if (part.id != TextPart::kText) {
       ids.push_back(part.id);
     } else if (status.ok()) {
-      status = pretokenizer_.Split(part.text, &budget, [&](std::string_view piece) {
-        EncodePretoken(piece, &workspace, &ids);
-      });
+      std::string visible;
+      if (metaspace_ != Metaspace::kAsIs) {
+        const bool start = metaspace_ == Metaspace::kFirst && at_text_start && ids.empty();
+        visible = WithVisibleSpaces(part.text);
+        if ((start || metaspace_ == Metaspace::kAlways) &&
+            !absl::StartsWith(visible, kVisibleSpace)) {
+          visible.insert(0, kVisibleSpace);
+        }
+      }
+      const std::string_view cut = visible.empty() ? part.text : visible;
+      status = pretokenizer_.Split(
+          cut, &budget, [&](std::string_view piece) { EncodePretoken(piece, &workspace, &ids); });
     }
   });
   if (!status.ok()) return status;
@@ -231,22 +303,44 @@ void ByteLevelBpe::EncodePretoken(std::string_view pretoken, BpeMerger::Workspac
   const auto encode = [&](std::string_view window, std::vector<WindowToken>* tokens) {
     symbols.clear();
     Merge(window, workspace, &symbols);
-    size_t token_end = 0;
+    size_t token_end = 0, whole_end = 0;
     for (const int32_t id : symbols) {
-      token_end += bytes_[static_cast<size_t>(id)].size();
-      tokens->push_back({id, token_end});
+      token_end += width_[static_cast<size_t>(id)];
+      const bool spells =
+          byte_fallback_ && token_end < window.size() && IsContinuation(window[token_end]);
+      if (!spells) whole_end = token_end;
+      tokens->push_back({id, whole_end});
     }
     return true;
   };
   EncodeInWindows(pretoken, kWindowBytes, /*lookahead=*/0, encode, ids);
 }
 
-// Appends the tokens of `bytes` as one pre-token.
-void ByteLevelBpe::Merge(std::string_view bytes, BpeMerger::Workspace* workspace,
+// What merging begins with.
+void ByteLevelBpe::AppendSymbols(std::string_view text, std::vector<int32_t>* symbols) const {
+  size_t length = 1;
+  for (size_t at = 0; at < text.size(); at += length) {
+    if (byte_fallback_) {
+      const Utf8Unit unit = NextUtf8(text.data() + at, text.size() - at);
+      const auto it = id_of_character_.find(unit.code_point);
+      length = unit.length;
+      if (it != id_of_character_.end()) {
+        symbols->push_back(it->second);
+        continue;
+      }
+    }
+    for (const char byte : text.substr(at, length)) {
+      symbols->push_back(id_of_byte_[static_cast<uint8_t>(byte)]);
+    }
+  }
+}
+
+// Appends the tokens of `text` as one pre-token.
+void ByteLevelBpe::Merge(std::string_view text, BpeMerger::Workspace* workspace,
                          std::vector<int32_t>* ids) const {
   std::vector<int32_t>& symbols = workspace->symbols;
   symbols.clear();
-  for (const char byte : bytes) symbols.push_back(id_of_byte_[static_cast<uint8_t>(byte)]);
+  AppendSymbols(text, &symbols);
   merger_.Merge(&symbols, workspace);
   ids->insert(ids->end(), symbols.begin(), symbols.end());
 }
@@ -255,6 +349,10 @@ std::string ByteLevelBpe::TokenBytes(int32_t id, bool skip_special) const {
   if (id < 0 || id >= info_.vocab_size) return "";
   const auto at = static_cast<size_t>(id);
   return skip_special && special_[at] ? std::string() : bytes_[at];
+}
+
+Tokenizer::TokenKind ByteLevelBpe::KindOf(int32_t id) const {
+  return id < 0 || id >= info_.vocab_size ? TokenKind::kBytes : kind_[static_cast<size_t>(id)];
 }
 
 }  // namespace fox

@@ -1,5 +1,6 @@
 // ByteLevelBpe: GPT-2's tokenizer. Text is cut at added tokens, then by the pre-tokenizer, and the
-// bytes of each piece are merged by rank, those of a long one window by window. Create checks the
+// bytes of each piece are merged by rank, those of a long one window by window. With byte_fallback
+// (LLaMA-2's) its characters are merged, and the bytes of those without a token. Create checks the
 // definition, so that any accepted one is safe to use. With `json_escaped` encoding escapes the
 // text first; decoding leaves escapes in TokenBytes, which TokenStream undoes. Read bpe_merger.h
 // and bpe_windows.h next.
@@ -25,7 +26,8 @@ namespace fox {
 class ByteLevelBpe : public Tokenizer {
  public:
   // InvalidArgument: a token id twice, missing or not below `model_vocab_size`, a byte without
-  // token, a merge of or into an unknown token, an unknown special token. Unimplemented: an added
+  // token, a merge of or into an unknown token or that of a byte to fall back to, an unknown
+  // special token. Unimplemented: an added
   // token that JSON escapes or that swallows space, with `json_escaped`; a pattern that is not
   // understood. The message names the file.
   static absl::StatusOr<std::unique_ptr<ByteLevelBpe>> Create(const BpeDefinition& definition,
@@ -33,8 +35,10 @@ class ByteLevelBpe : public Tokenizer {
 
   absl::StatusOr<std::vector<int32_t>> Encode(const std::string& given,
                                               bool add_special_tokens) const override;
-  absl::StatusOr<std::vector<int32_t>> EncodeAsText(const std::string& given) const override;
+  absl::StatusOr<std::vector<int32_t>> EncodeAsText(const std::string& given,
+                                                    bool at_text_start) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
+  TokenKind KindOf(int32_t id) const override;
   const Info& info() const override { return info_; }
 
  private:
@@ -46,19 +50,26 @@ class ByteLevelBpe : public Tokenizer {
   absl::Status SetSpecial(const BpeDefinition& definition);
   absl::Status SetRoles(const BpeDefinition& definition);
   absl::StatusOr<std::vector<int32_t>> EncodeAround(const AddedTokenSplitter& splitter,
-                                                    const std::string& given) const;
+                                                    const std::string& given,
+                                                    bool at_text_start) const;
   void EncodePretoken(std::string_view pretoken, BpeMerger::Workspace* workspace,
                       std::vector<int32_t>* ids) const;
-  void Merge(std::string_view bytes, BpeMerger::Workspace* workspace,
+  void AppendSymbols(std::string_view text, std::vector<int32_t>* symbols) const;
+  void Merge(std::string_view text, BpeMerger::Workspace* workspace,
              std::vector<int32_t>* ids) const;
 
   Info info_;
   std::vector<std::string> bytes_;  // by id
+  std::vector<TokenKind> kind_;     // by id
+  std::vector<uint32_t> width_;     // by id: bytes of text before it is merged
   std::vector<bool> special_;       // by id
   std::vector<bool> control_;       // by id: an added token that is not mere white space
   static constexpr int32_t kNoToken = -1;
   std::array<int32_t, 256> id_of_byte_ = {};
-  bool knows_bytes_ = true;                                // each has a token
+  bool knows_bytes_ = true;  // each has a token
+  bool byte_fallback_ = false;
+  absl::flat_hash_map<uint32_t, int32_t> id_of_character_;  // only with byte_fallback
+  BpeDefinition::Metaspace metaspace_ = BpeDefinition::Metaspace::kAsIs;
   absl::flat_hash_map<std::string, int32_t> id_of_bytes_;  // only with ignore_merges
   BpeMerger merger_;
   AddedTokenSplitter splitter_, spaces_;  // of all added tokens, of those of mere white space

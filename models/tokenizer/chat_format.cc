@@ -70,7 +70,7 @@ class MarkedText {
   }
   void EncodePlain() {
     if (plain_.empty() || !status_.ok()) return;
-    const auto ids = tokenizer_.EncodeAsText(plain_);
+    const auto ids = tokenizer_.EncodeAsText(plain_, ids_.empty());
     if (!ids.ok()) {
       status_ = ids.status();
     } else {
@@ -156,7 +156,7 @@ void ChatFormat::FindAddedTokens(const Tokenizer& tokenizer) {
     };
     const bool special = tokenizer.TokenBytes(id, /*skip_special=*/true).empty();
     const bool added = special || (is_one(tokenizer.Encode(token, false)) &&
-                                   !is_one(tokenizer.EncodeAsText(token)));
+                                   !is_one(tokenizer.EncodeAsText(token, true)));
     if (added) added_.Add({.content = token, .id = id});
   }
   const std::string& suffix = roles_["assistant"].suffix;

@@ -10,11 +10,10 @@
 #include "absl/strings/str_replace.h"
 #include "models/error_text.h"
 #include "models/tokenizer/added_tokens.h"
+#include "models/tokenizer/bpe_definition.h"
 
 namespace fox {
 namespace {
-
-constexpr char kVisibleSpace[] = "\xE2\x96\x81";  // how a piece writes a space
 
 // How far the symbols that merging begins with depend on the text after them: the longest piece
 // that is found before merging. None: models other than BPE score whole texts, and unused pieces
@@ -113,7 +112,7 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(const std::s
 }
 
 absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::EncodeAsText(
-    const std::string& text) const {
+    const std::string& text, bool /*at_text_start*/) const {
   const absl::StatusOr<std::vector<int32_t>> ids = Encode(text, false);
   if (!ids.ok()) return ids.status();
   std::vector<int32_t> out;

@@ -29,7 +29,8 @@ class SentencePieceTokenizer : public Tokenizer {
 
   absl::StatusOr<std::vector<int32_t>> Encode(const std::string& text,
                                               bool add_special_tokens) const override;
-  absl::StatusOr<std::vector<int32_t>> EncodeAsText(const std::string& text) const override;
+  absl::StatusOr<std::vector<int32_t>> EncodeAsText(const std::string& text,
+                                                    bool at_text_start) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   TokenKind KindOf(int32_t id) const override;
   const Info& info() const override { return info_; }

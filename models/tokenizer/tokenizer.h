@@ -27,7 +27,9 @@ class Tokenizer {
   // The same without special tokens, of text from outside that stands between control tokens, as
   // in a chat: added tokens in `text` are read as the letters that spell them, <|im_end|> too, and
   // whether the files call them special or not. Only those of mere white space keep their ids.
-  virtual absl::StatusOr<std::vector<int32_t>> EncodeAsText(const std::string& text) const {
+  // `at_text_start`: no token precedes it.
+  virtual absl::StatusOr<std::vector<int32_t>> EncodeAsText(const std::string& text,
+                                                            bool /*at_text_start*/) const {
     return Encode(text, false);
   }
 
@@ -44,7 +46,7 @@ class Tokenizer {
   virtual TokenKind KindOf(int32_t /*id*/) const { return TokenKind::kBytes; }
 
   struct Info {
-    std::string kind;  // "sentencepiece", "byte_level_bpe", "longcrawl64"
+    std::string kind;  // "sentencepiece", "byte_level_bpe", "byte_fallback_bpe", "longcrawl64"
     int32_t vocab_size = 0;
     std::optional<int32_t> bos_id, eos_id, unk_id;
     std::vector<int32_t> prefix;  // what add_special_tokens puts in front of a text
@@ -65,9 +67,9 @@ class Tokenizer {
 std::string Detokenize(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
                        bool skip_special);
 
-// Picks by the files in `dir`: tokenizer.model (sentencepiece); tokenizer.json (byte-level BPE
-// only); vocab.json + merges.txt (GPT-2; JSON-escaped when tokenizer_config.json names
-// JSONGPT2Tokenizer). nullptr: the directory holds no tokenizer. `model_vocab_size`: the
+// Picks by the files in `dir`: tokenizer.model (sentencepiece); tokenizer.json (BPE of bytes, or
+// with fallback to them); vocab.json + merges.txt (GPT-2; JSON-escaped when tokenizer_config.json
+// names JSONGPT2Tokenizer). nullptr: the directory holds no tokenizer. `model_vocab_size`: the
 // tokenizer's ids must fit it. Errors (InvalidArgument, Unimplemented for other kinds of
 // tokenizer) are one line that names the file, never an absolute path.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& dir,

@@ -21,6 +21,8 @@ using Json = nlohmann::json;
 constexpr JsonLimits kLimits = {size_t{64} << 20, 32, 20'000'000};
 constexpr char kFile[] = "tokenizer.json";
 constexpr char kPreTokenizers[] = "ByteLevel, alone or in a Sequence behind Split and Digits";
+constexpr char kFallbackPreTokenizers[] =
+    "with byte_fallback: Metaspace, behind it Split and Digits";
 
 absl::Status Malformed(const std::string& what) { return InvalidFile(kFile, what); }
 
@@ -93,17 +95,35 @@ absl::StatusOr<PretokenizerStep> ReadSplit(const Json& json) {
   return step;
 }
 
+absl::Status ReadMetaspace(const Json& step, BpeDefinition* definition) {
+  using Metaspace = BpeDefinition::Metaspace;
+  const std::string scheme = ReadString(step, "prepend_scheme").value_or("always");
+  definition->metaspace = scheme == "always"  ? Metaspace::kAlways
+                          : scheme == "first" ? Metaspace::kFirst
+                                              : Metaspace::kNever;
+  const bool split = !step.contains("split") || ReadFlag(step, "split");
+  const std::string space = ReadString(step, "replacement").value_or("");
+  if (!split && space == kVisibleSpace) return absl::OkStatus();
+  return Unsupported("pre_tokenizer Metaspace", split ? "split" : space, "U+2581, not split");
+}
+
 absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
   constexpr char kDigit[] = "[\\p{N}\U00011DE0-\U00011DE9\U00016FF4-\U00016FF6]";  // Unicode 17
-  if (!IsSet(json, "pre_tokenizer")) return Unsupported("pre_tokenizer", "null", kPreTokenizers);
+  const bool fallback = definition->byte_fallback;
+  const char* const supported = fallback ? kFallbackPreTokenizers : kPreTokenizers;
+  if (fallback) definition->pretokenizer.clear();
+  if (!IsSet(json, "pre_tokenizer")) {
+    return fallback ? absl::OkStatus() : Unsupported("pre_tokenizer", "null", supported);
+  }
   const auto steps = StepsOf(json.at("pre_tokenizer"), "pre_tokenizer", "pretokenizers");
   if (!steps.ok()) return steps.status();
   definition->pretokenizer.clear();
   for (const Json* step : *steps) {
     const std::string type = ReadString(*step, "type").value_or("");
-    if ((type == "ByteLevel") != (step == steps->back())) {
-      return Unsupported("pre_tokenizer", step == steps->back() ? type : "ByteLevel and more",
-                         kPreTokenizers);
+    if ((type == "ByteLevel") != (!fallback && step == steps->back())) {
+      return Unsupported("pre_tokenizer",
+                         fallback || step == steps->back() ? type : "ByteLevel and more",
+                         supported);
     }
     if (type == "Split") {
       absl::StatusOr<PretokenizerStep> split = ReadSplit(*step);
@@ -119,8 +139,11 @@ absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
       definition->pretokenizer.push_back({.prefix_space = !step->contains("add_prefix_space") ||
                                                           ReadFlag(*step, "add_prefix_space"),
                                           .pattern = regex ? kGpt2Pattern : ""});
+    } else if (type == "Metaspace" && fallback && step == steps->front()) {
+      const absl::Status status = ReadMetaspace(*step, definition);
+      if (!status.ok()) return status;
     } else {
-      return Unsupported("pre_tokenizer", type, kPreTokenizers);
+      return Unsupported("pre_tokenizer", type, supported);
     }
   }
   return absl::OkStatus();
@@ -132,10 +155,42 @@ absl::Status ReadNormalizer(const Json& json, BpeDefinition* definition) {
   if (!steps.ok()) return steps.status();
   for (const Json* step : *steps) {
     const std::string type = ReadString(*step, "type").value_or("");
-    if (type != "NFC") return Unsupported("normalizer", type, "NFC");
-    definition->nfc = true;
+    if (type == "NFC") {
+      definition->nfc = true;
+    } else if (!definition->byte_fallback) {
+      return Unsupported("normalizer", type, "NFC");
+    } else if (*step == Json{{"type", "Prepend"}, {"prepend", kVisibleSpace}}) {
+      definition->prefix_space = true;
+    } else if (*step == Json{{"type", "Replace"},
+                             {"pattern", {{"String", " "}}},
+                             {"content", kVisibleSpace}}) {
+      definition->visible_spaces = true;
+    } else {
+      return Unsupported("normalizer", type, "NFC, Prepend and Replace of U+2581");
+    }
   }
   return absl::OkStatus();
+}
+
+// The steps of the decoder of a model with fallback to bytes; Strip may be missing.
+absl::Status ReadDecoder(const Json& json, BpeDefinition* definition) {
+  static const auto* const kSteps = new Json(Json::parse(
+      R"([{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+          {"type": "ByteFallback"}, {"type": "Fuse"},
+          {"type": "Strip", "content": " ", "start": 1, "stop": 0}])"));
+  const Json* list = Find(Find(&json, "decoder"), "decoders");
+  definition->byte_fallback = ReadFlag(json.at("model"), "byte_fallback") && list != nullptr &&
+                              list->is_array() && list->size() > 1;
+  if (!definition->byte_fallback) return ByteLevelOf(json, "decoder", "decoders").status();
+  for (size_t i = 0; i < std::max(list->size(), kSteps->size() - 1); ++i) {
+    if (i < std::min(list->size(), kSteps->size()) && list->at(i) == kSteps->at(i)) continue;
+    const std::string step = i < list->size() ? list->at(i).dump() : "Sequence of two";
+    return Unsupported("decoder", step,
+                       "with byte_fallback: Replace of U+2581, ByteFallback, Fuse, Strip");
+  }
+  definition->strip_leading_space = list->size() == kSteps->size();
+  if (!definition->ignore_merges) return absl::OkStatus();
+  return Unsupported("option", "ignore_merges with byte_fallback");
 }
 
 absl::Status ReadMerges(const Json& model, BpeDefinition* definition) {
@@ -250,9 +305,9 @@ absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
   definition.vocab_file = definition.merges_file = kFile;
   absl::Status status = ReadModel(json, &definition);
   if (!status.ok()) return status;
-  status = ReadNormalizer(json, &definition);
+  status = ReadDecoder(json, &definition);
+  if (status.ok()) status = ReadNormalizer(json, &definition);
   if (status.ok()) status = ReadPreTokenizer(json, &definition);
-  if (status.ok()) status = ByteLevelOf(json, "decoder", "decoders").status();
   if (status.ok()) status = ReadAddedTokens(json, &definition);
   if (status.ok()) status = ReadPostProcessor(json, &definition);
   if (!status.ok()) return status;

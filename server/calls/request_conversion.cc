@@ -102,6 +102,14 @@ absl::StatusOr<std::vector<int32_t>> ConvertMessages(const v1::ChatMessages& in,
 }
 
 template <class Message>
+const char* NameOfPrompt(const Message& request) {
+  if constexpr (std::is_same_v<Message, v1::GenerateRequest>) {
+    if (request.has_messages()) return "messages";
+  }
+  return "prompt";
+}
+
+template <class Message>
 absl::StatusOr<std::vector<int32_t>> ConvertPrompt(const Message& request,
                                                    const ConversionContext& context) {
   std::vector<int32_t> prompt;
@@ -136,7 +144,7 @@ absl::StatusOr<std::vector<int32_t>> ConvertPrompt(const Message& request,
       prompt.erase(prompt.begin(), prompt.end() - static_cast<int64_t>(keep));
   }
   if (static_cast<int64_t>(prompt.size()) > context.limits.max_model_len) {
-    return absl::OutOfRangeError(absl::StrCat("prompt: ", prompt.size(),
+    return absl::OutOfRangeError(absl::StrCat(NameOfPrompt(request), ": ", prompt.size(),
                                               " tokens are more than the context of ",
                                               context.limits.max_model_len));
   }
@@ -401,7 +409,7 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
   if (!prompt.ok()) return prompt.status();
   const int64_t room = context.limits.max_model_len - static_cast<int64_t>(prompt->size());
   if (room < 1) {
-    return absl::OutOfRangeError(absl::StrCat("prompt: ", prompt->size(),
+    return absl::OutOfRangeError(absl::StrCat(NameOfPrompt(request), ": ", prompt->size(),
                                               " tokens leave no room in the context of ",
                                               context.limits.max_model_len));
   }

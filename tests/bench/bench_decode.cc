@@ -14,6 +14,7 @@ namespace {
 
 struct DecodeRun {
   Summary seconds;            // of one step
+  double cpu_seconds = 0;     // a step
   double visited_blocks = 0;  // a step
   double live_pages = 0;      // a step
 };
@@ -50,7 +51,7 @@ class Decoder {
     DecodeRun run;
     std::vector<double> samples;
     int64_t submitted = 0;
-    double start = 0;
+    double start = 0, cpu_start = 0;
     for (int64_t step = 0; step < steps; ++step) {
       for (; submitted < std::min(steps, step + depth); ++submitted) {
         if (absl::Status status = model_.runner->Submit(Plan(batch)); !status.ok()) return status;
@@ -59,10 +60,15 @@ class Decoder {
       const int64_t measured = step + 1 - warm_up;
       if (measured < 0 || measured % group != 0) continue;
       const double now = Now();
-      if (measured > 0) samples.push_back((now - start) / static_cast<double>(group));
+      if (measured > 0) {
+        samples.push_back((now - start) / static_cast<double>(group));
+      } else {
+        cpu_start = CpuNow();
+      }
       start = now;
     }
     run.seconds = Summarize(std::move(samples));
+    run.cpu_seconds = (CpuNow() - cpu_start) / static_cast<double>(steps - warm_up);
     run.visited_blocks = static_cast<double>(visited_) / static_cast<double>(steps - warm_up);
     run.live_pages = static_cast<double>(live_) / static_cast<double>(steps - warm_up);
     return run;
@@ -129,6 +135,7 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
                                 {"acp", NameOf(mode)},
                                 {"graphs", session.on_gpu && !session.flags.model.enforce_eager},
                                 {"seconds", ToJson(run.seconds)},
+                                {"cpu_seconds", run.cpu_seconds},
                                 {"tokens_per_second", tokens_per_second},
                                 {"weight_bytes", weights},
                                 {"page_bytes_read", pages},

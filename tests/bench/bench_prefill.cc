@@ -7,21 +7,25 @@ namespace fox {
 namespace {
 
 struct PrefillRun {
-  Summary seconds;
+  Summary seconds, cpu_seconds;
   AcpStats stats;
 };
 
 absl::StatusOr<PrefillRun> Measure(const BenchSession& session, BenchModel& model, int64_t length) {
   PrefillRun run;
-  std::vector<double> samples;
+  std::vector<double> samples, cpu_samples;
   for (int64_t i = 0; i <= session.flags.repeat; ++i) {
-    const double start = Now();
+    const double start = Now(), cpu_start = CpuNow();
     const auto stats = Prefill(session, model, 0, 0, length);
     if (!stats.ok()) return stats.status();
-    if (i > 0) samples.push_back(Now() - start);  // the first run warms up
+    if (i > 0) {  // the first run warms up
+      samples.push_back(Now() - start);
+      cpu_samples.push_back(CpuNow() - cpu_start);
+    }
     run.stats = *stats;
   }
   run.seconds = Summarize(std::move(samples));
+  run.cpu_seconds = Summarize(std::move(cpu_samples));
   return run;
 }
 
@@ -44,6 +48,7 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
        {"length", length},
        {"acp", NameOf(mode)},
        {"seconds", ToJson(run.seconds)},
+       {"cpu_seconds", ToJson(run.cpu_seconds)},
        {"tokens_per_second", rows / median},
        {"linear_flops", linear},
        {"attention_flops", attention},

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 
 namespace fox {
@@ -12,6 +13,8 @@ double Now() {
   const std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
   return now.count();
 }
+
+double CpuNow() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 Summary Summarize(std::vector<double> samples) {
   std::sort(samples.begin(), samples.end());

@@ -13,6 +13,10 @@ namespace fox {
 // Seconds now, of a clock that never jumps.
 double Now();
 
+// Seconds of processor time that all threads of the process have taken: other programs on the
+// machine hardly change it.
+double CpuNow();
+
 struct Summary {
   double median = 0, min = 0, max = 0;
 };

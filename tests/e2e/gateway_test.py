@@ -104,8 +104,8 @@ class Gateway:
 class Worker(FoxServer):
     """A fox-server, and what its own interface says of it."""
 
-    def __init__(self, programs: pathlib.Path) -> None:
-        super().__init__(programs, ["--http-port", "0"])
+    def __init__(self, programs: pathlib.Path, model: pathlib.Path = fox_server.MODEL) -> None:
+        super().__init__(programs, ["--http-port", "0"], model=model)
 
     def __enter__(self) -> Worker:
         super().__enter__()
@@ -128,7 +128,9 @@ class GatewayTest(fox_server.Case):
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.workers = [cls.enterClassContext(Worker(cls.programs)) for _ in range(2)]
+        model = fox_server.chat_model(pathlib.Path(
+            cls.enterClassContext(tempfile.TemporaryDirectory())))
+        cls.workers = [cls.enterClassContext(Worker(cls.programs, model)) for _ in range(2)]
         cls.gateway = cls.enterClassContext(Gateway(
             [worker.http_url for worker in cls.workers]))
         cls.gateway.wait_until(lambda: len(cls.gateway.workers()) == 2)
@@ -174,6 +176,24 @@ class GatewayTest(fox_server.Case):
                     reason = {MESSAGES.STOP: "stop", MESSAGES.LENGTH: "length"}
                     self.assertEqual(whole.choices[0].finish_reason,
                                      reason[own.completions[0].finish.reason])
+
+    def test_chat_is_that_of_a_worker(self) -> None:
+        turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"},
+                 {"role": "assistant", "content": "<s>I."}, {"role": "user", "content": "日本 🦊"}]
+        own = openai.OpenAI(base_url=self.workers[0].http_url + "/v1", api_key="none")
+        for temperature in (0, 0.9):
+            asked = dict(model=MODEL, messages=turns, max_completion_tokens=24, seed=1,
+                         temperature=temperature)
+            want = own.chat.completions.create(**asked).choices[0]
+            got = self.client.chat.completions.create(**asked).choices[0]
+            self.assertEqual(got.message.content, want.message.content)
+            self.assertEqual(got.finish_reason, want.finish_reason)
+            pieces = self.client.chat.completions.create(**asked, stream=True)
+            self.assertEqual("".join(c.delta.content or "" for piece in pieces
+                                     for c in piece.choices), want.message.content)
+        with self.assertRaisesRegex(openai.BadRequestError, "messages: .* tokens are more than"):
+            self.client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "word " * 200000}])
 
     def test_refusals_are_the_clients_and_shut_no_worker_out(self) -> None:
         refusals: list[dict[str, Any]] = [

@@ -119,6 +119,15 @@ def tokenizer_json_seeds() -> Seeds:
              "normalizer": None, "added_tokens": [token], "post_processor": post}
     yield "valid_whole", sections(whole, ROLES, TEXT, first=b"\1")
     yield from table({"file_not_json": b"\0{", "file_array": b"\0[]"})
+    replaced = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+    fallback = {**model, "byte_fallback": True,
+                "vocab": {**{f"<0x{byte:02X}>": byte for byte in range(256)}, "a": 256, "b": 257,
+                          "ab": 259}, "merges": ["a b"]}
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "split": False}
+    yield "valid_fallback", sections(
+        {"model": fallback, "added_tokens": [token], "pre_tokenizer": metaspace,
+         "decoder": sequence("decoders", replaced, {"type": "ByteFallback"}, {"type": "Fuse"})},
+        "", TEXT, first=b"\1")
     parts = {
         "model": tuple(dict(model, **{key: value}) for key, value in (
             ("type", "Unigram"), ("continuing_subword_prefix", "##"),

@@ -255,7 +255,7 @@ TEST(ModelConfigTest, AModelThatWasTaughtToForget) {
 
 // As transformers 4 wrote it and as 5 does.
 TEST(ModelConfigTest, RopeScaling) {
-  const std::string base = R"("rope_theta": 5e5)";
+  const std::string longest = R"("max_position_embeddings": 2048, )", base = R"("rope_theta": 5e5)";
   const std::string linear = R"("factor": 4)";
   const std::string llama3 = R"("factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
       "original_max_position_embeddings": 8192)";
@@ -266,9 +266,10 @@ TEST(ModelConfigTest, RopeScaling) {
            R"("rope_parameters": {"rope_type": "llama3", )" + llama3 + ", " + base + "}",
        }) {
     SCOPED_TRACE(keys);
-    const ModelConfig config = Parsed(TransformersConfig("llama", keys));
+    const ModelConfig config = Parsed(TransformersConfig("llama", longest + keys));
     const bool mixes = keys.find("llama3") != std::string::npos;
     EXPECT_EQ(config.rope_base, 5e5);
+    EXPECT_EQ(config.max_position_embeddings, mixes ? 2048 : 8192);
     EXPECT_EQ(config.rope_scaling.factor, mixes ? 8 : 4);
     EXPECT_EQ(config.rope_scaling.low, mixes ? 1 : 0);
     EXPECT_EQ(config.rope_scaling.high, mixes ? 4 : 1);

@@ -65,6 +65,49 @@ SMOLLM2 = (
     "'<|im_end|>' + '\n'}}{% endfor %}" + PROMPT.replace("P", "<|im_start|>assistant\n"))
 
 
+# Without the text about tools. What an answer holds before </think> goes, but of the last one.
+QWEN3 = r"""{%- if tools %}{{- tools }}{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and message.content is string
+        and not(message.content.startswith('<tool_response>')
+                and message.content.endswith('</tool_response>')) %}
+        {%- set ns.multi_step_tool = false %}{%- set ns.last_query_index = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set reasoning_content = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning_content = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set reasoning_content = content.split('</think>')[0].rstrip('\n') %}
+            {%- set reasoning_content = reasoning_content.split('<think>')[-1].lstrip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last_query_index and (loop.last or reasoning_content) %}
+            {{- '<|im_start|>' + message.role + '\n<think>\n' + reasoning_content.strip('\n')
+                + '\n</think>\n\n' + content.lstrip('\n') }}
+        {%- else %}
+            {{- '<|im_start|>' + message.role + '\n' + content }}
+        {%- endif %}
+        {{- '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}"""
+
+
 def role(prefix: str, suffix: str, trim: bool = False) -> dict[str, Any]:
     return {"prefix": prefix, "suffix": suffix, "trim": trim}
 
@@ -107,6 +150,7 @@ REAL = {
 REFUSED = {
     "content": ("message['content'] +", "message['content'].split('</think>')[-1] +",
                 "[[\"user\", ", "differs"),
+    "Qwen3": (CHATML, QWEN3, "differs"),
     "date": ("{% for", "{{ strftime_now('%d') }}{% for", "strftime_now"),
     "count": ("{% for", "{{ messages | length }}{% for", "differs"),
     "upper": ("message['content'] +", "message['content'] | upper +", "not every content is once"),

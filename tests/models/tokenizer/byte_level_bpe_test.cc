@@ -89,13 +89,13 @@ TEST(ByteLevelBpeTest, TextThatSpellsAnAddedTokenStaysText) {
     const auto bpe = ByteLevelBpe::Create(definition, 260);
     ASSERT_TRUE(bpe.ok()) << bpe.status();
     EXPECT_EQ(*(*bpe)->Encode("abc  ab", false), (std::vector<int32_t>{257, 259, 256}));
-    EXPECT_EQ(*(*bpe)->EncodeAsText("abc  ab"), (std::vector<int32_t>{256, 'c', 259, 256}));
+    EXPECT_EQ(*(*bpe)->EncodeAsText("abc  ab", true), (std::vector<int32_t>{256, 'c', 259, 256}));
     const std::string end = "<|endoftext|>";
     EXPECT_EQ(*(*bpe)->Encode(end, false), (std::vector<int32_t>{258}));
-    EXPECT_EQ(*(*bpe)->EncodeAsText(end), (std::vector<int32_t>{end.begin(), end.end()}));
+    EXPECT_EQ(*(*bpe)->EncodeAsText(end, true), (std::vector<int32_t>{end.begin(), end.end()}));
   }
   EXPECT_TRUE(absl::IsInvalidArgument(
-      (*ByteLevelBpe::Create(definition, 260))->EncodeAsText("\xff").status()));
+      (*ByteLevelBpe::Create(definition, 260))->EncodeAsText("\xff", true).status()));
 }
 
 TEST(ByteLevelBpeTest, BytesWithoutATokenAreDropped) {

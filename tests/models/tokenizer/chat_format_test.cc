@@ -129,6 +129,16 @@ TEST(ChatFormatTest, SentencePieceHasItsControlTokens) {
   EXPECT_EQ(*Encoded(format, {{"user", eos}}, Last::kPrompt, *tokenizer), ids);
 }
 
+TEST(ChatFormatTest, OnlyTheStartOfAConversationIsTheStartOfAText) {
+  const auto tokenizer = LoadFallback(4);
+  const ChatFormat format = MustParse(R"({"bos": "in ", "roles": {
+      "user": {"prefix": "<s>", "suffix": "</s>the"}, "assistant": {}}})",
+                                      *tokenizer);
+  const Messages messages = {{"user", "a"}, {"assistant", ""}, {"user", " b"}};
+  EXPECT_EQ(*Encoded(format, messages, Last::kClosed, *tokenizer),
+            *tokenizer->Encode("in <s>a</s>the<s> b</s>the", false));
+}
+
 TEST(ChatFormatTest, RefusalsNameTheMessage) {
   const Messages many(ChatFormat::kMaxMessages + 1, {"user", ""});
   const std::string megabytes(ChatFormat::kMaxTextBytes / 2, 'a');

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes vectors.json and small_tokenizer.json: what the reference implementations give.
+"""Writes vectors.json and *_tokenizer.json: what the reference implementations give.
 
 References: the PyPI packages `tokenizers` (byte-level BPE) and `sentencepiece`. Needs both; the
 tests themselves only read what is written here. Usage: make_vectors.py (any directory)
@@ -97,6 +97,12 @@ SMALL_EXTRA = [
     "a [\u00e9] b", "[\u00e9][\u00e9]", "by the sea  side",
     "x<mask> <mask><mask>y<mask><mask><mask>",
     "upon upon", "\u65e5\u672c\u8a9e", "<s>hi</s>", "sea\n\tsea", " \u3000[\u00e9]", "supon",
+]
+
+
+FALLBACK_EXTRA = [
+    "</s> a<s>b <s>", "upon a  sea \tupon a", "sea a", " <unk>sea", "<0x41>\u2581<0x",
+    "a\u4e00\u4e8c" * 9000, " " * 40000 + "in a",
 ]
 
 
@@ -204,12 +210,57 @@ def pretokenizer_vectors(samples: list[str]) -> list[list]:
         tokenizer.pre_tokenizer = steps
         if normalizer is not None:
             tokenizer.normalizer = normalizer
-        value = 0xCBF29CE484222325
-        for text in samples + blocks:
-            for token in tokenizer.encode(text, add_special_tokens=False).ids:
-                value = (value ^ token) * 0x100000001B3 % 2**64
-        state = json.loads(tokenizer.to_str())
-        rows.append([state["pre_tokenizer"], state["normalizer"], value])
+        rows.append(hashed(tokenizer, samples + blocks))
+    return rows
+
+
+def hashed(tokenizer: Tokenizer, samples: list[str], decoded: bool = False) -> list:
+    """FNV-1a of the ids of the samples, and of what they decode to, behind the steps before."""
+    value = 0xCBF29CE484222325
+    for text in samples:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        for number in ids + list(tokenizer.decode(ids).encode() if decoded else b""):
+            value = (value ^ number) * 0x100000001B3 % 2**64
+    state = json.loads(tokenizer.to_str())
+    return [state["pre_tokenizer"], state["normalizer"], value]
+
+
+SPACE = "\u2581"
+
+
+def fallback() -> Tokenizer:
+    """A small BPE with byte_fallback, as LLaMA-2's."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    trainer = trainers.BpeTrainer(vocab_size=300, show_progress=False, limit_alphabet=40)
+    tokenizer.train_from_iterator([text for text in FIXED if "<" not in text] * 3, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    control = ["<unk>", "<s>", "</s>"]
+    tokens = control + [f"<0x{byte:02X}>" for byte in range(256)] + list(model["vocab"])
+    merges = [tuple(merge) for merge in model["merges"]]
+    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges,
+                                     unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(),
+                                           decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in control])
+    tokenizer.add_tokens([AddedToken("upon a", normalized=False, lstrip=True),
+                          AddedToken("sea", normalized=False, rstrip=True)])
+    return tokenizer
+
+
+def fallback_vectors(tokenizer: Tokenizer, samples: list[str]) -> list[list]:
+    """For LLaMA-2's, Gemma's and each Metaspace what hashed() gives."""
+    visible = normalizers.Replace(" ", SPACE)
+    rows = []
+    for normalizer, steps in (
+            (normalizers.Sequence([normalizers.Prepend(SPACE), visible]), None),
+            (visible, pre_tokenizers.Split(" ", "merged_with_previous")),
+            *((None, pre_tokenizers.Metaspace(SPACE, scheme, split=False))
+              for scheme in ("never", "always")),
+            (None, pre_tokenizers.Sequence([pre_tokenizers.Metaspace(SPACE, "first", split=False),
+                                            pre_tokenizers.Digits(True)]))):
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, steps
+        rows.append(hashed(tokenizer, samples, decoded=True))
     return rows
 
 
@@ -227,6 +278,10 @@ def main() -> None:
     }
     pretokenizers = [json.dumps(row) for row in pretokenizer_vectors(samples)]
     lines = ['"pretokenizers": [\n' + ",\n".join(pretokenizers) + "]"]
+    bytewise = fallback()
+    bytewise.save(str(HERE / "fallback_tokenizer.json"), pretty=False)
+    rows = [json.dumps(row) for row in fallback_vectors(bytewise, samples + FALLBACK_EXTRA)]
+    lines.append('"fallback": [\n' + ",\n".join(rows) + "]")
     for name, groups in vectors.items():
         body = ",\n".join(
             json.dumps(group) + ": [\n"

@@ -224,7 +224,8 @@ TEST(SentencePieceTokenizerTest, TextThatSpellsAUserDefinedPieceStaysText) {
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const std::string text = "a<m>  b</s>";
   EXPECT_EQ(*(*tokenizer)->Encode(text, true), (Ids{1, 6, 3, 7, 8, 4, 69, 56, 124, 71}));
-  EXPECT_EQ(*(*tokenizer)->EncodeAsText(text), (Ids{6, 3, 69, 118, 71, 8, 4, 69, 56, 124, 71}));
+  EXPECT_EQ(*(*tokenizer)->EncodeAsText(text, true),
+            (Ids{6, 3, 69, 118, 71, 8, 4, 69, 56, 124, 71}));
 }
 
 TEST(SentencePieceTokenizerTest, AtFullSizeWindowsGiveTheTokensOfTheWhole) {

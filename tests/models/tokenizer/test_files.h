@@ -52,11 +52,20 @@ inline std::unique_ptr<Tokenizer> LoadWith(const std::string& file,
   return MustLoad(dir.path(), 2000);
 }
 
+inline nlohmann::json TokenizerVectors() {
+  return nlohmann::json::parse(RepositoryFile("tests/models/tokenizer/vectors.json"));
+}
+
 // Llama 3's pattern, the text in form C first.
 inline std::unique_ptr<Tokenizer> LoadLlama3() {
-  const nlohmann::json vectors =
-      nlohmann::json::parse(RepositoryFile("tests/models/tokenizer/vectors.json"));
-  return LoadWith("small_tokenizer.json", vectors["pretokenizers"][1][0], {{"type", "NFC"}});
+  return LoadWith("small_tokenizer.json", TokenizerVectors()["pretokenizers"][1][0],
+                  {{"type", "NFC"}});
+}
+
+// 0: Llama 2's normalizer; the last: a space in front of the text's start alone.
+inline std::unique_ptr<Tokenizer> LoadFallback(size_t row) {
+  const nlohmann::json steps = TokenizerVectors()["fallback"][row];
+  return LoadWith("fallback_tokenizer.json", steps[0], steps[1]);
 }
 
 inline std::unique_ptr<Tokenizer> LoadDemo() {

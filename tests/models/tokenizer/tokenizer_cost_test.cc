@@ -100,6 +100,7 @@ TEST(TokenizerMemoryTest, Gpt2) { ExpectLittleMemory(*LoadGpt2("{}")); }
 TEST(TokenizerMemoryTest, LongCrawl64) { ExpectLittleMemory(*LoadLongCrawl64()); }
 TEST(TokenizerMemoryTest, TokenizerJson) { ExpectLittleMemory(*LoadSmall()); }
 TEST(TokenizerMemoryTest, Llama3) { ExpectLittleMemory(*LoadLlama3()); }
+TEST(TokenizerMemoryTest, Fallback) { ExpectLittleMemory(*LoadFallback(0)); }
 TEST(TokenizerMemoryTest, SentencePiece) { ExpectLittleMemory(*LoadDemo()); }
 
 // Time this thread computed: waiting for a processor that others use does not count.
@@ -136,6 +137,7 @@ TEST(TokenizerTimeTest, Gpt2) { ExpectLinear(*LoadGpt2("{}")); }
 TEST(TokenizerTimeTest, LongCrawl64) { ExpectLinear(*LoadLongCrawl64()); }
 TEST(TokenizerTimeTest, TokenizerJson) { ExpectLinear(*LoadSmall()); }
 TEST(TokenizerTimeTest, Llama3) { ExpectLinear(*LoadLlama3()); }
+TEST(TokenizerTimeTest, Fallback) { ExpectLinear(*LoadFallback(0)); }
 TEST(TokenizerTimeTest, SentencePiece) { ExpectLinear(*LoadDemo()); }
 
 }  // namespace

@@ -47,6 +47,47 @@ TEST(TokenizerJsonTest, WhatIsNotImplementedIsNamed) {
   expect("/added_tokens/0/single_word", true, "single_word");
 }
 
+TEST(TokenizerJsonTest, ByteFallbackIsRefusedWhereItDiffers) {
+  const json good = json::parse(RepositoryFile("tests/models/tokenizer/fallback_tokenizer.json"));
+  const auto expect = [&](const char* path, const json& value, const std::string& named) {
+    json changed = good;
+    changed[json::json_pointer(path)] = value;
+    TemporaryDir dir;
+    dir.Write("tokenizer.json", changed.dump());
+    const absl::Status status = LoadTokenizer(dir.path(), kVocab).status();
+    EXPECT_NE(std::string(status.message()).find(named), std::string::npos) << status;
+  };
+  expect("/model/byte_fallback", false,
+         "decoder \"Replace\" is not supported; supported: ByteLevel");
+  expect("/model/ignore_merges", true, "ignore_merges with byte_fallback");
+  expect("/decoder/decoders/3/start", 2, "supported: with byte_fallback: Replace of U+2581");
+  expect("/decoder/decoders/4", {{"type", "Fuse"}}, R"(decoder "{"type":"Fuse"}" is not)");
+  expect("/normalizer", {{"type", "Prepend"}, {"prepend", "x"}},
+         "\"Prepend\" is not supported; sup");
+  expect("/normalizer", {{"type", "NFKC"}}, "supported: NFC, Prepend and Replace of U+2581");
+  const json metaspace = {{"type", "Metaspace"}, {"replacement", "\u2581"}};
+  expect("/pre_tokenizer", metaspace, "pre_tokenizer Metaspace \"split\" is not supported");
+  expect("/pre_tokenizer", good["decoder"], "pre_tokenizer Sequence");
+  expect("/pre_tokenizer", {{"type", "ByteLevel"}}, "with byte_fallback: Metaspace, behind it");
+  const auto refused = [](const json& changed, const std::string& named) {
+    TemporaryDir dir;
+    dir.Write("tokenizer.json", changed.dump());
+    ExpectRefused(LoadTokenizer(dir.path(), kVocab).status(), named);
+  };
+  json changed = good;
+  changed["model"]["vocab"]["<0x41>a"] = 999;
+  changed["model"]["merges"][0] = {"<0x41>", "a"};
+  json ids = json::object();
+  for (const auto& [token, id] : changed["model"]["vocab"].items()) ids[token] = ids.size();
+  changed["model"]["vocab"] = ids;
+  changed["added_tokens"] = json::array();
+  refused(changed, "merge of \"<0x41>\" and \"a\" concerns a token of byte_fallback");
+  ids["A0x"] = ids["<0x41>"];
+  ids.erase("<0x41>");
+  changed["model"]["vocab"] = ids;
+  refused(changed, "no token for the byte 65");
+}
+
 TEST(TokenizerJsonTest, Options) {
   json changed = json::parse(RepositoryFile("tests/models/tokenizer/small_tokenizer.json"));
   changed["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {changed["pre_tokenizer"]}}};

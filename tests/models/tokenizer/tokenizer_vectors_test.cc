@@ -16,8 +16,7 @@ namespace {
 using Ids = std::vector<int32_t>;
 
 const nlohmann::json& Vectors() {
-  static const auto* vectors = new nlohmann::json(
-      nlohmann::json::parse(RepositoryFile("tests/models/tokenizer/vectors.json")));
+  static const auto* vectors = new nlohmann::json(TokenizerVectors());
   return *vectors;
 }
 
@@ -40,6 +39,21 @@ void ExpectDecodes(const Tokenizer& tokenizer, const nlohmann::json& rows) {
       EXPECT_EQ(Detokenize(tokenizer, ids, false), row[2].get<std::string>()) << row.dump();
     }
   }
+}
+
+// FNV-1a of the ids of each text, and of what they decode to.
+uint64_t Hash(const Tokenizer& tokenizer, const std::vector<std::string>& texts, bool decoded) {
+  uint64_t hash = 0xCBF29CE484222325u;
+  const auto add = [&hash](uint64_t number) { hash = (hash ^ number) * 0x100000001B3u; };
+  for (const std::string& text : texts) {
+    const auto ids = tokenizer.Encode(text, false);
+    EXPECT_TRUE(ids.ok()) << ids.status();
+    if (!ids.ok()) return 0;
+    for (const int32_t id : *ids) add(static_cast<uint64_t>(id));
+    if (!decoded) continue;
+    for (const char byte : Detokenize(tokenizer, *ids, true)) add(static_cast<uint8_t>(byte));
+  }
+  return hash;
 }
 
 TEST(TokenizerVectorsTest, Gpt2) {
@@ -101,15 +115,20 @@ TEST(TokenizerVectorsTest, Pretokenizers) {
   }
   for (const auto& row : Vectors()["pretokenizers"]) {
     const auto tokenizer = LoadWith("edges_tokenizer.json", row[0], row[1]);
-    uint64_t hash = 0xCBF29CE484222325u;
-    for (const std::string& text : texts) {
-      const auto ids = tokenizer->Encode(text, false);
-      ASSERT_TRUE(ids.ok()) << ids.status();
-      for (const int32_t id : *ids) {
-        hash = (hash ^ static_cast<uint64_t>(id)) * 0x100000001B3u;
-      }
-    }
-    EXPECT_EQ(hash, row[2].get<uint64_t>()) << row.dump();
+    EXPECT_EQ(Hash(*tokenizer, texts, false), row[2].get<uint64_t>()) << row.dump();
+  }
+}
+
+TEST(TokenizerVectorsTest, ByteFallback) {
+  std::vector<std::string> texts;
+  for (const auto& row : Vectors()["gpt2"]["encode"]) texts.push_back(row[0]);
+  texts.insert(texts.end(), {"</s> a<s>b <s>", "upon a  sea \tupon a", "sea a", " <unk>sea",
+                             "<0x41>\u2581<0x", "", std::string(40'000, ' ') + "in a"});
+  for (int i = 0; i < 9'000; ++i) *(texts.end() - 2) += "a\u4e00\u4e8c";  // several windows
+  for (const auto& row : Vectors()["fallback"]) {
+    const auto tokenizer = LoadWith("fallback_tokenizer.json", row[0], row[1]);
+    EXPECT_EQ(tokenizer->info().kind, "byte_fallback_bpe");
+    EXPECT_EQ(Hash(*tokenizer, texts, true), row[2].get<uint64_t>()) << row.dump();
   }
 }
 

@@ -242,7 +242,8 @@ TEST_F(CompletionRequestTest, WhatAChatCannotDoIsRefusedByName) {
       {content(Json::array({{{"type", "image_url"}}})), "no part of type image_url; text alone"},
       {content(Json::array({{{"type", "input_audio"}}})), "no part of type input_audio; text"},
       {content(std::string("a\0b", 3)), "messages[1].content: contains a NUL"},
-      {content(std::string(60, 'a')), "prompt: 71 tokens"},
+      {content(std::string(60, 'a')), "messages: 71 tokens are more"},
+      {content(std::string(39, 'a')), "messages: 50 tokens leave no room"},
       {{{"continue_final_message", true}}, "messages[0].role: continue_final_message needs"},
       {{{"continue_final_message", true}, {"add_generation_prompt", true}}, "exclude each other"},
       {{{"max_completion_tokens", 43}}, "max_tokens: 43 are more than the 42"}};
