@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from model import FoxModel  # first: it finds models/convert
 
 from canonical_config import CanonicalConfig, parse_config
-from output_directory import copy_side_files, write_json, write_tensors
+from output_directory import copy_side_files, write_file, write_tensors
 from refusal import Refusal
 from safetensors_io import parse_json
 from source_directory import open_source, read_text
@@ -95,14 +95,14 @@ def export_model(
         if not all(tensor.isfinite().all() for tensor in state.values()):
             raise Refusal("the model holds NaN or infinite weights: not exported")
         save_file({name: tensor.cpu() for name, tensor in state.items()}, raw / "model.safetensors")
-        write_json(raw / "config.json", model.config.to_json())
+        write_file(raw / "config.json", model.config.to_json())
         source = open_source(raw, None)
         planned = plan_tensors(model.config, source.tensors, dtype)
         files = stage / "files"
         files.mkdir()
         write_tensors(files, planned, max_shard_bytes)
         copy_side_files(tokenizer_directory, files)
-        write_json(files / "config.json", model.config.to_json())
+        write_file(files / "config.json", model.config.to_json())
         for stale in out.glob("model*.safetensors*"):
             stale.unlink()
         order = sorted(files.iterdir(), key=lambda path: (path.name == "config.json", path.name))
