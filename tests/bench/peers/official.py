@@ -42,8 +42,8 @@ def edited_copy(repo: str, folder: str) -> str:
 
 
 def new_model() -> torch.nn.Module:
-    """The 760M Pro as its code initialises it, float32, but for gate logits N(1, 1) and N(9, 1): the
-    layer's input has unit RMS."""
+    """The 760M Pro as its code initialises it, float32, but for gate logits N(1, 1) and N(9, 1):
+    the layer's input has unit RMS."""
     configuration = importlib.import_module(PACKAGE + "configuration_forgetting_transformer")
     modeling = importlib.import_module(PACKAGE + "modeling_forgetting_transformer")
     config = configuration.ForgettingTransformerConfig(
