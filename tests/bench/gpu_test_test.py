@@ -73,8 +73,7 @@ exit 1
                           for path in (ROOT / "tests").rglob("*_test.c[cu]"))
         known = {".".join(names) for names in
                  re.findall(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", sources, re.MULTILINE)}
-        for program, cases in [*gpu_test.cases_of("memcheck").items(),
-                               *gpu_test.LIMIT_CASES.items()]:
+        for program, cases in gpu_test.cases_of("memcheck").items():
             for case in cases:
                 with self.subTest(program=program, case=case):
                     # Prefix/Suite.Name/Parameter

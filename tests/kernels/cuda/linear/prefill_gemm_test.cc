@@ -1,6 +1,6 @@
 // Gated products of prefill rows (against float64 in linear_test.cc): the bits of a product that is
-// exact and the gate behind it; the order of sums, stated on the host; that a row's bits depend
-// neither on the other rows nor on the tiles.
+// exact and the gate behind it; that a row's bits depend neither on the other rows nor on the
+// tiles.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
