@@ -110,16 +110,12 @@ TEST(TensorFilesTest, ShardsAndIndexAgree) {
 TEST(TensorFilesTest, MalformedIndex) {
   const Shards shards;
   ASSERT_TRUE(shards.Open().ok());
-  const std::string good = FileContent(shards.dir.File(kIndex));
   const std::pair<std::string, const char*> kCases[] = {
       {"", "not valid JSON"},
-      {good + std::string("\0garbage", 8), "not valid JSON"},
-      {good + "{}", "not valid JSON"},
       {"[]", "object weight_map"},
       {"{}", "object weight_map"},
       {R"({"weight_map": []})", "object weight_map"},
       {R"({"weight_map": {"a": 1}})", "\"a\" must name a file"},
-      {R"({"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}})", "duplicate key"},
       {R"({"weight_map": {"a": "a\u0000.safetensors"}})", "shard of \"a\" cannot be opened"},
   };
   for (const auto& [index, part] : kCases) {

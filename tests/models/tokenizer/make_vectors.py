@@ -101,7 +101,6 @@ SMALL_EXTRA = [
 
 
 def random_ids(rng: random.Random, size: int) -> list[int]:
-    """A few ids below `size`."""
     return [rng.randrange(size) for _ in range(rng.randrange(1, 12))]
 
 
@@ -214,7 +213,6 @@ def pretokenizer_vectors(samples: list[str]) -> list[list]:
 
 
 def main() -> None:
-    """Writes both files beside this script."""
     rng = random.Random(SEED)
     samples = texts(rng)
     large, little = gpt2(), small()
