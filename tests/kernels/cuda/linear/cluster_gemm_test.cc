@@ -17,13 +17,8 @@
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
-namespace fox::cuda {
+namespace fox::cuda::testing {
 namespace {
-
-using testing::Call;
-using testing::LinearTest;
-using testing::TestMatrix;
-using testing::Uniform;
 
 // Calls of the kernel itself, whatever LinearEngine would choose.
 class ClusterGemmCalls : public LinearTest {
@@ -164,8 +159,7 @@ TEST_P(ClusterGemmNormTest, ADeferredNormIsTheNorm) {
     ASSERT_EQ(Run(call, plain, 0, rows), cudaSuccess);
     call.next_norm = &norm;
     ASSERT_EQ(Run(call, x, 0, rows), cudaSuccess);
-    ASSERT_EQ(DeferNorm(x.view(), testing::NormBy(norm), deferred(want, want_sums), stream_),
-              cudaSuccess);
+    ASSERT_EQ(DeferNorm(x.view(), NormBy(norm), deferred(want, want_sums), stream_), cudaSuccess);
     for (TestMatrix* m : {&plain, &x, &left, &left_sums, &want, &want_sums}) m->Download();
     ASSERT_EQ(x.host(), plain.host());
     ASSERT_EQ(left.host(), want.host());
@@ -186,4 +180,4 @@ INSTANTIATE_TEST_SUITE_P(Hidden, ClusterGemmNormTest, ::testing::Values(1536, 20
                          [](const auto& hidden) { return std::to_string(hidden.param); });
 
 }  // namespace
-}  // namespace fox::cuda
+}  // namespace fox::cuda::testing

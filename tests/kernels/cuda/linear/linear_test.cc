@@ -20,13 +20,8 @@
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
-namespace fox::cuda {
+namespace fox::cuda::testing {
 namespace {
-
-using testing::Call;
-using testing::LinearTest;
-using testing::TestMatrix;
-using testing::Uniform;
 
 class LinearShapeTest : public LinearTest, public ::testing::WithParamInterface<int64_t> {};
 
@@ -53,7 +48,7 @@ INSTANTIATE_TEST_SUITE_P(In, LinearShapeTest,
 TEST(CublasGemmTest, NumbersOfRowsShareAnAlgorithm) {
   constexpr int64_t kIn = 64, kOut = 128;
   constexpr size_t kWorkspace = size_t{1} << 20;
-  testing::DeviceArray<char> workspace(kWorkspace);
+  DeviceArray<char> workspace(kWorkspace);
   CublasGemm gemm(workspace.data(), kWorkspace);
   Uniform uniform(7);
   TestMatrix weight(DType::kBF16, kOut, kIn, 0, uniform, 1),
@@ -407,4 +402,4 @@ INSTANTIATE_TEST_SUITE_P(RowsAndDecodes, LinearChainTest,
                          });
 
 }  // namespace
-}  // namespace fox::cuda
+}  // namespace fox::cuda::testing

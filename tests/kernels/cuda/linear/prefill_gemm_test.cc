@@ -17,12 +17,8 @@
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
-namespace fox::cuda {
+namespace fox::cuda::testing {
 namespace {
-
-using testing::LinearTest;
-using testing::TestMatrix;
-using testing::Uniform;
 
 // Inner width, columns, activation: tiles of outputs, rows and columns, whole and cut off; fewer
 // chunks of columns than stages.
@@ -123,4 +119,4 @@ INSTANTIATE_TEST_SUITE_P(Weights, PrefillGemmTest,
                          [](const auto& c) { return std::to_string(std::get<0>(c.param)); });
 
 }  // namespace
-}  // namespace fox::cuda
+}  // namespace fox::cuda::testing

@@ -20,15 +20,8 @@
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_cache.h"
 
-namespace fox::cuda {
+namespace fox::cuda::testing {
 namespace {
-
-using testing::CacheOptions;
-using testing::DeviceArray;
-using testing::DeviceCache;
-using testing::kBf16Rounding;
-using testing::ModeName;
-using testing::RowKind;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -65,9 +58,9 @@ class SplitSpace {
   const StepSchedule& schedule() const { return schedule_; }
   StepSchedule& schedule() { return schedule_; }
   void PoisonPartials() {
-    out_.Fill(testing::kPoison);
-    softmax_.Fill(testing::kPoison);
-    stop_at_.Fill(testing::kPoison);
+    out_.Fill(kPoison);
+    softmax_.Fill(kPoison);
+    stop_at_.Fill(kPoison);
   }
   std::vector<int32_t> PartialRows() const { return partial_rows_.ToHost(); }
   // The same, but all splits run serially.
@@ -137,7 +130,7 @@ CacheOptions Chunks(AcpMode acp, int head_dim) {
 }
 
 // With others it needs more workspace than exists, so some splits run serially.
-constexpr testing::CacheSequence kLongPrompt{4200, 4100, -10, 14};
+constexpr CacheSequence kLongPrompt{4200, 4100, -10, 14};
 
 // ---- The plan.
 
@@ -323,7 +316,7 @@ TEST_P(SplitKeysCaseTest, MatchesFloat64) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, SplitKeysCaseTest, ::testing::ValuesIn(SplitCases()),
-                         testing::CaseName<SplitCase>);
+                         CaseName<SplitCase>);
 
 // All rows, while the oracle samples some: only bf16 roundings of weights and of outputs differ.
 TEST_F(SplitKeysTest, AgreesWithoutSplits) {
@@ -338,7 +331,7 @@ TEST_F(SplitKeysTest, AgreesWithoutSplits) {
     for (size_t i = 0; i < whole.size() && wrong < 10; ++i) {
       if (whole[i] == split[i]) continue;
       ++other;
-      const double a = testing::Widen(whole[i]), b = testing::Widen(split[i]);
+      const double a = Widen(whole[i]), b = Widen(split[i]);
       if (std::abs(a - b) <= 0x1p-6 * std::max(1.0, std::abs(a))) continue;  // false for NaN
       ++wrong;
       ADD_FAILURE() << "head dim " << head_dim << " row " << i / stride << " column " << i % stride
@@ -380,4 +373,4 @@ TEST_F(SplitKeysTest, WhatDoesNotFitIsSerial) {
 }
 
 }  // namespace
-}  // namespace fox::cuda
+}  // namespace fox::cuda::testing
