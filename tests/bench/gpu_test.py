@@ -164,12 +164,10 @@ class Runner:
         logs.mkdir(parents=True, exist_ok=True)
 
     def run_all(self, commands: list[Command], at_once: int) -> None:
-        """Runs them side by side."""
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             list(pool.map(self.run, commands))
 
     def run(self, what: Command) -> None:
-        """Runs one command; prints its line."""
         left = self.end - time.monotonic()
         if left < 1:
             self.failed.append(what.name)
@@ -216,12 +214,10 @@ def telling_lines(log: str) -> list[str]:
 
 
 def cases_of(tool: str) -> dict[str, tuple[str, ...]]:
-    """What runs under a tool."""
     return KERNEL_CASES | (MEMCHECK_CASES if tool == "memcheck" else {})
 
 
 def sharded(build: pathlib.Path, only: str) -> list[list[Command]]:
-    """The commands of each program whose name matches."""
     programs = []
     for test in gpu_build.tests_of(build):
         if not re.search(only, test["name"]):
@@ -235,7 +231,6 @@ def sharded(build: pathlib.Path, only: str) -> list[list[Command]]:
 
 
 def sanitized(build: pathlib.Path, only: str) -> list[Command]:
-    """The commands of each tool whose name matches."""
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not os.access(sanitizer, os.X_OK):
         print("compute-sanitizer is not here: not run")

@@ -20,8 +20,6 @@ ROOT = HERE.parents[1]
 
 
 class RunnerTest(unittest.TestCase):
-    """gpu_test.py on an unpacked build."""
-
     def run_tests(self, programs: dict[str, str], *arguments: str,
                   shards: int = 1) -> tuple:
         """Exit code, output and judged values of a run on programs with these shell bodies."""

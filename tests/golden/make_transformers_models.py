@@ -56,7 +56,6 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
 
 
 def make_checkpoint(folder: pathlib.Path, case: tuple[str, int, bool, str], seed: int) -> None:
-    """config.json and model.safetensors, as transformers writes them."""
     name, kv_heads, tied, scaling = case
     config = getattr(transformers, name + "Config")(
         **SIZES, **CLASSES[name], num_key_value_heads=kv_heads, tie_word_embeddings=tied,
@@ -96,7 +95,6 @@ def answer(folder: pathlib.Path, seed: int) -> None:
 
 
 def make(folder: pathlib.Path, case: tuple[str, int, bool, str], seed: int) -> None:
-    """One case, in a new folder."""
     shutil.rmtree(folder, ignore_errors=True)
     make_checkpoint(folder, case, seed)
     answer(folder, seed)

@@ -23,8 +23,6 @@ TIDY = "// A widget.\nint Turn(int angle) { return angle; }\n"
 
 
 class PlantedTest(unittest.TestCase):
-    """Files in a folder of their own, with the repository's settings."""
-
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -33,7 +31,6 @@ class PlantedTest(unittest.TestCase):
             shutil.copy(clang_tools.ROOT / name, self.folder)
 
     def write(self, name: str, text: str) -> pathlib.Path:
-        """A planted file."""
         path = self.folder / name
         path.write_text(text)
         return path

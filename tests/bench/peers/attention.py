@@ -58,7 +58,6 @@ def block_mask(c: torch.Tensor, threshold: float) -> BlockMask:
 
 def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_gates: torch.Tensor,
          threshold: float) -> Callable[[], torch.Tensor]:
-    """A call of FlexAttention with the forget gate."""
     c = log_gates.double().cumsum(-1).float()
     mask = block_mask(c, threshold)
 
@@ -88,7 +87,6 @@ def checked_seconds(call: Callable[[], torch.Tensor], exact: torch.Tensor | None
 
 def prefill(results: inputs.Results, heads: int, head_dim: int, tokens: int,
             has_official: bool) -> None:
-    """All peers on whole prompts."""
     batch = TOKENS // tokens
     tensors = inputs.attention_inputs(batch, heads, head_dim, tokens)
     threshold = inputs.paper_threshold(head_dim, tokens)
@@ -111,7 +109,6 @@ def prefill(results: inputs.Results, heads: int, head_dim: int, tokens: int,
 
 
 def main() -> None:
-    """Runs everything."""
     arguments, results = inputs.start()
     has_official = inputs.use_official(arguments.official_repo)
     if arguments.peer_packages:  # behind what is installed

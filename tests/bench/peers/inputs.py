@@ -34,7 +34,6 @@ class Results:
             open(path, "w", encoding="utf-8").close()
 
     def row(self, **values: Any) -> None:
-        """Keeps one measurement."""
         line = json.dumps(values)
         print(line, flush=True)
         if self._path:
@@ -91,7 +90,6 @@ def wall_seconds(call: Callable[[], Any], runs: int, warm_ups: int = 2) -> float
 
 
 def gate_bias(heads: int) -> torch.Tensor:
-    """Gate biases of one layer: bimodal."""
     bias = torch.full((heads,), LOCAL_GATE, device="cuda")
     bias[3::4] = GLOBAL_GATE
     return bias

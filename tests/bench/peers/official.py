@@ -66,7 +66,6 @@ def use_bound(model: torch.nn.Module, acp: str) -> None:
 
 
 def main() -> None:
-    """Prefill by length."""
     arguments, results = inputs.start()
     if not inputs.use_official(arguments.official_repo):
         return

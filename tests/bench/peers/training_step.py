@@ -67,7 +67,6 @@ def measure(results: inputs.Results, folder: str) -> None:
 
 
 def main() -> None:
-    """Runs everything."""
     arguments, results = inputs.start()
     if not inputs.use_official(arguments.official_repo):
         return
