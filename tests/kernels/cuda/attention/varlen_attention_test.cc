@@ -52,8 +52,8 @@ TEST_P(VarlenAttentionTest, PackingChangesNoBit) {
       }
     });
   };
-  for (const auto of : {&DeviceVarlen::Out, &DeviceVarlen::Dq, &DeviceVarlen::Dk,
-                        &DeviceVarlen::Dv, &DeviceVarlen::DLogFgate}) {
+  for (const auto of : {&DeviceVarlen::Out, &DeviceVarlen::Dq, &DeviceVarlen::Dk, &DeviceVarlen::Dv,
+                        &DeviceVarlen::DLogFgate}) {
     expect_equal((apart.*of)(), (together.*of)());
   }
 }
