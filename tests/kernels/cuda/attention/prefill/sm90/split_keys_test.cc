@@ -278,12 +278,7 @@ std::vector<SplitCase> SplitCases() {
   return cases;
 }
 
-class SplitKeysTest : public ::testing::Test {
- protected:
-  void SetUp() override {}
-};
-
-class SplitKeysCaseTest : public SplitKeysTest, public ::testing::WithParamInterface<SplitCase> {};
+class SplitKeysCaseTest : public ::testing::TestWithParam<SplitCase> {};
 
 // Again without log sums and counters, then with serial splits, and with room for half of them: the
 // same bits.
@@ -319,7 +314,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, SplitKeysCaseTest, ::testing::ValuesIn(SplitCase
                          CaseName<SplitCase>);
 
 // All rows, while the oracle samples some: only bf16 roundings of weights and of outputs differ.
-TEST_F(SplitKeysTest, AgreesWithoutSplits) {
+TEST(SplitKeysTest, AgreesWithoutSplits) {
   for (const int head_dim : {32, 64, 128}) {
     const CacheOptions options = Chunks(AcpMode::kOff, head_dim);
     DeviceCache cache(options);
@@ -343,7 +338,7 @@ TEST_F(SplitKeysTest, AgreesWithoutSplits) {
 
 // If partial results or splits do not fit, the last head tiles' splits run serially, with the same
 // bits.
-TEST_F(SplitKeysTest, WhatDoesNotFitIsSerial) {
+TEST(SplitKeysTest, WhatDoesNotFitIsSerial) {
   const CacheOptions options = Chunks(AcpMode::kCertified, 64);
   DeviceCache cache(options);
   const SplitSpace roomy(cache, 0, kRoomyRows, kRoomySplits);
