@@ -4,8 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <utility>
-
 #include "tests/kernels/cpu/text_cache.h"
 
 namespace fox::testing {

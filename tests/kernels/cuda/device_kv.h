@@ -2,7 +2,6 @@
 // for tests of the kernels that fill them. Poisoned wherever a fresh server has not written.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <numeric>
