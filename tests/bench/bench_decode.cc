@@ -3,7 +3,6 @@
 // floor of a step is that of its counted bytes (linear weights once, and the KV pages that
 // attention visited) at the measured read bandwidth, or of its multiplications where that is more.
 #include <algorithm>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

@@ -44,8 +44,6 @@ Part = dict[str, Any]
 
 @dataclasses.dataclass
 class Server:
-    """A server that serves."""
-
     address: str
     seconds: float  # from its start until it listened
     said: str
@@ -161,7 +159,6 @@ class Bench:
                     server.kill()
 
     def save(self) -> None:
-        """Writes the JSON with its judged rows."""
         tests = gpu_build.ROOT / "build/gpu-test/judged.json"
         if tests.is_file() and self.arguments.suite == "serving":
             self.report["tests"] = json.loads(tests.read_text(encoding="utf-8"))
@@ -173,12 +170,10 @@ class Bench:
 
 
 def ours(flags: str, seconds: float = 120) -> Callable[[Bench], Part]:
-    """One command of fox-bench."""
     return lambda bench: bench.fox_bench(flags, seconds)
 
 
 def peer(script: str, seconds: float, *flags: str) -> Callable[[Bench], Part]:
-    """One script of peers/."""
     return lambda bench: bench.peer(script, seconds, *flags)
 
 
@@ -275,7 +270,6 @@ def card(device_name: str) -> str:
 
 
 def run_part(bench: Bench, name: str) -> None:
-    """Measures one part and writes the JSON."""
     print(f"\n==> {name}", flush=True)
     start = time.monotonic()
     try:

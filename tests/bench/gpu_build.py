@@ -81,7 +81,6 @@ def restore_model(pack: pathlib.Path = MODEL_PACK, folder: pathlib.Path = MODEL)
 
 
 def device() -> dict[str, str]:
-    """Name and driver of the GPU."""
     try:
         line = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total",
                                "--format=csv,noheader"], check=True, capture_output=True,

@@ -86,7 +86,6 @@ def pack_model(folder: pathlib.Path, pack: pathlib.Path) -> None:
 
 
 def main() -> int:
-    """Writes the archives and tells their sizes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=pathlib.Path, help="build folder of the preset cuda")
     parser.add_argument("--list", action="store_true", help="only the names of the GPU tests")

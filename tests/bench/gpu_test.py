@@ -4,9 +4,9 @@
 A program's tests are divided into shards, processes that run side by side. One line a shard: PASS
 or FAIL, seconds, name, tests; the log's end where it failed. Lines that a test prints as
 `[judged] NAME VALUE` are collected for gpu_bench.py, the worst of each name. With --sanitize, a few
-small cases run again under compute-sanitizer, as tests racecheck.NAME and memcheck.NAME; and
-limit.NAME, which passes as long as racecheck reports what is no race. With --portable the build is
-one that holds no code for Hopper, so that what runs before Hopper runs on a Hopper card, too.
+small cases run again under compute-sanitizer, as tests racecheck.NAME and memcheck.NAME. With
+--portable the build is one that holds no code for Hopper, so that what runs before Hopper runs on a
+Hopper card, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ LOG_LINES = 40
 # What runs under compute-sanitizer, which is slow: of each file of tests small cases that reach its
 # kernels and, where there are rings of tiles, go around them.
 KERNEL_CASES = {
-    "mbarrier_test": ("MbarrierTest.EachLaneArrives",),
     # Everything at once; the paper's bound without norms.
     "append_test": ("Setups/AppendTest.MatchesTheCpu/3", "Setups/AppendTest.MatchesTheCpu/7"),
     # The kernel of splits and, after it, that of clusters; mixed batches have only the former.
@@ -96,17 +95,15 @@ MEMCHECK_CASES = {
 }
 # The names whose cases are another program's than cuda_tests.
 ENGINE_CASES = dict.fromkeys(("engine_device_test", "sequence_device_test"), "engine_gpu_tests")
-# Racecheck does not follow a lane that arrives at a barrier for its warp, behind a __syncwarp.
-LIMIT_CASES = {"mbarrier_test": ("MbarrierTest.OneLaneArrivesForItsWarp",)}
 SANITIZER_SECONDS = 60  # for one name
-REPORTED = 99  # exit code
 SANITIZED_AT_ONCE = 4  # no test measures a time there
 
 TOOLS = {
     "racecheck": [
         # Kernels of namespace fox::cuda; cuBLAS answers for its own.
         "--kernel-name", "kns=3fox4cuda",
-        # Of prefill and backward: one lane announces what its warp has written (LIMIT_CASES).
+        # Of prefill and backward: one lane arrives at a barrier for its warp, behind a __syncwarp,
+        # which racecheck does not follow.
         "--kernel-name-exclude", "kns=Sm90Kernel",
         # Bounds a program of many steps.
         "--launch-count", "1500",
@@ -146,14 +143,12 @@ def finish(what: Command, log: pathlib.Path, build: pathlib.Path, timeout: float
 
 @dataclasses.dataclass
 class Command:
-    """A process to run. `cases`: how many tests it must run, any number if 0; `wanted`: how it must
-    end, as finish says it."""
+    """A process to run. `cases`: how many tests it must run, any number if 0."""
     name: str
     command: list[str]
     seconds: float
     shard: tuple[int, int] = (0, 1)  # which of how many
     cases: int = 0
-    wanted: str = ""
 
 
 class Runner:
@@ -169,12 +164,10 @@ class Runner:
         logs.mkdir(parents=True, exist_ok=True)
 
     def run_all(self, commands: list[Command], at_once: int) -> None:
-        """Runs them side by side."""
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             list(pool.map(self.run, commands))
 
     def run(self, what: Command) -> None:
-        """Runs one command; prints its line."""
         left = self.end - time.monotonic()
         if left < 1:
             self.failed.append(what.name)
@@ -188,8 +181,6 @@ class Runner:
         found = sum(map(int, RUNNING.findall(text)))
         if what.cases and not why and found != what.cases:
             why = f"{found} of {what.cases} cases are there"
-        if what.wanted:
-            why = "" if why == what.wanted else f"not {what.wanted}: {why or 'exit code 0'}"
         names = list(dict.fromkeys(FAILED.findall(text))) or [what.name]
         with self.lock:
             if why:
@@ -223,12 +214,10 @@ def telling_lines(log: str) -> list[str]:
 
 
 def cases_of(tool: str) -> dict[str, tuple[str, ...]]:
-    """What runs under a tool."""
     return KERNEL_CASES | (MEMCHECK_CASES if tool == "memcheck" else {})
 
 
 def sharded(build: pathlib.Path, only: str) -> list[list[Command]]:
-    """The commands of each program whose name matches."""
     programs = []
     for test in gpu_build.tests_of(build):
         if not re.search(only, test["name"]):
@@ -242,25 +231,17 @@ def sharded(build: pathlib.Path, only: str) -> list[list[Command]]:
 
 
 def sanitized(build: pathlib.Path, only: str) -> list[Command]:
-    """The commands whose name matches: of each tool, then its limits."""
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not os.access(sanitizer, os.X_OK):
         print("compute-sanitizer is not here: not run")
         return []
 
-    def command(tool: str, label: str, name: str, cases: tuple[str, ...], wanted: str) -> Command:
-        program = build / "bin" / ENGINE_CASES.get(name, "cuda_tests")
-        return Command(f"{label}.{name}",
-                       [sanitizer, "--tool", tool, "--error-exitcode", str(REPORTED),
-                        "--print-limit", "20", *TOOLS[tool], str(program),
-                        "--gtest_filter=" + ":".join(cases)], SANITIZER_SECONDS,
-                       cases=len(cases), wanted=wanted)
-
-    found = [command(tool, tool, name, cases, "")
-             for tool in TOOLS for name, cases in cases_of(tool).items()]
-    found += [command("racecheck", "limit", name, cases, f"exit code {REPORTED}")
-              for name, cases in LIMIT_CASES.items()]
-    return [what for what in found if re.search(only, what.name)]
+    return [Command(f"{tool}.{name}",
+                    [sanitizer, "--tool", tool, "--error-exitcode", "99", "--print-limit", "20",
+                     *TOOLS[tool], str(build / "bin" / ENGINE_CASES.get(name, "cuda_tests")),
+                     "--gtest_filter=" + ":".join(cases)], SANITIZER_SECONDS, cases=len(cases))
+            for tool in TOOLS for name, cases in cases_of(tool).items()
+            if re.search(only, f"{tool}.{name}")]
 
 
 def main() -> int:
@@ -270,7 +251,7 @@ def main() -> int:
     parser.add_argument("--portable", action="store_true",
                         help="of a build for compute capability 8.0: what older cards run")
     parser.add_argument("--only", default="", metavar="REGEX",
-                        help="programs whose name matches: ^(racecheck|memcheck|limit) for the "
+                        help="programs whose name matches: ^(racecheck|memcheck) for the "
                         "sanitizer alone")
     parser.add_argument("--sanitize", action="store_true")
     parser.add_argument("--limit", type=float, default=540, help="seconds for all tests together")

@@ -20,8 +20,6 @@ ROOT = HERE.parents[1]
 
 
 class RunnerTest(unittest.TestCase):
-    """gpu_test.py on an unpacked build."""
-
     def run_tests(self, programs: dict[str, str], *arguments: str,
                   shards: int = 1) -> tuple:
         """Exit code, output and judged values of a run on programs with these shell bodies."""
@@ -73,8 +71,7 @@ exit 1
                           for path in (ROOT / "tests").rglob("*_test.c[cu]"))
         known = {".".join(names) for names in
                  re.findall(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", sources, re.MULTILINE)}
-        for program, cases in [*gpu_test.cases_of("memcheck").items(),
-                               *gpu_test.LIMIT_CASES.items()]:
+        for program, cases in gpu_test.cases_of("memcheck").items():
             for case in cases:
                 with self.subTest(program=program, case=case):
                     # Prefix/Suite.Name/Parameter

@@ -12,7 +12,6 @@ import tables
 
 
 def rows(measured: list[dict], suite: str = "serving", **tests: str) -> dict[str, judge.Row]:
-    """Judged rows by name."""
     report = {"parts": {"some": {"rows": measured}, "broken": {"error": "exit code 1"}},
               "tests": tests}
     return {row["row"]: row
@@ -20,8 +19,6 @@ def rows(measured: list[dict], suite: str = "serving", **tests: str) -> dict[str
 
 
 class JudgeTest(unittest.TestCase):
-    """Rows from measurements."""
-
     def test_the_committed_measurements_give_the_committed_rows(self) -> None:
         for suite in gpu_bench.SUITES.values():
             path = gpu_bench.RESULTS / suite.results.format(gpu_bench.JUDGED_CARD)

@@ -23,7 +23,6 @@ class Measurements:
         self._tests = report.get("tests", {})
 
     def all(self, **keys: Any) -> list[Row]:
-        """The rows that have all these values."""
         return [row for row in self._rows
                 if all(row.get(key) == value for key, value in keys.items())]
 
@@ -37,26 +36,21 @@ class Measurements:
         return seconds["median"] if isinstance(seconds, dict) else seconds
 
     def value(self, key: str, scale: float = 1, **keys: Any) -> float | None:
-        """One number of a row."""
         return times(self.find(**keys).get(key), scale)
 
     def tested(self, name: str) -> float | None:
-        """What the GPU tests printed."""
         return float(self._tests[name]) if name in self._tests else None
 
 
 def ratio(a: float | None, b: float | None, scale: float = 1) -> float | None:
-    """scale * a / b where both were measured."""
     return scale * a / b if a is not None and b else None
 
 
 def times(a: float | None, scale: float) -> float | None:
-    """scale * a where it was measured."""
     return None if a is None else scale * a
 
 
 def least(*values: float | None) -> float | None:
-    """Of those that were measured."""
     return min((value for value in values if value is not None), default=None)
 
 
@@ -173,7 +167,6 @@ def large(m: Measurements) -> Iterator[Row]:
 
 
 def seconds_of_a_token(served: Row) -> float | None:
-    """Between the first token of a lone answer and its last."""
     if not served:
         return None
     answer = served["end_to_end"]["p50"] - served["time_to_first_token"]["p50"]
@@ -194,7 +187,6 @@ def serving(m: Measurements) -> Iterator[Row]:
 
 
 def judged_rows(m: Measurements) -> list[Row]:
-    """All rows, missing measurements included."""
     return [judged for rows in (equalities, attention, model, large, serving) for judged in rows(m)]
 
 

@@ -57,7 +57,6 @@ def cache(m: Measurements) -> Iterator[Row]:
 
 
 def starts(m: Measurements) -> Iterator[Row]:
-    """Time and memory of a start."""
     for slots in (16, 256):
         found = m.find(bench="start", slots=slots, graphs=True)
         yield row(f"start of a server with {slots} running slots", found.get("listening_seconds"),
@@ -71,5 +70,4 @@ def starts(m: Measurements) -> Iterator[Row]:
 
 
 def judged_rows(m: Measurements) -> list[Row]:
-    """All rows, missing measurements included."""
     return [judged for rows in (loads, cache, starts) for judged in rows(m)]

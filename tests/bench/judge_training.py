@@ -58,5 +58,4 @@ def step(m: Measurements) -> Iterator[Row]:
 
 
 def judged_rows(m: Measurements) -> list[Row]:
-    """All rows, missing measurements included."""
     return [judged for rows in (attention, step) for judged in rows(m)]

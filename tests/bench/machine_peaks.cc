@@ -76,6 +76,34 @@ Summary Rate(const Summary& seconds, double amount) {
   return {amount / seconds.median, amount / seconds.max, amount / seconds.min};
 }
 
+// Seconds of one call of `work`; all are made once to warm up. On a GPU they are a graph.
+absl::StatusOr<Summary> MeasureCalls(Ops& ops, int calls, int samples,
+                                     const std::function<void(int call)>& work) {
+  if (ops.queue() != nullptr) return MeasureOnGpu(ops, calls, samples, work);
+  std::vector<double> seconds;
+  for (int sample = 0; sample <= samples; ++sample) {
+    const double start = Now();
+    for (int i = 0; i < calls; ++i) work(i);
+    if (sample > 0) seconds.push_back((Now() - start) / calls);
+  }
+  return Summarize(std::move(seconds));
+}
+
+// Random activations in the backend's memory.
+Buffer RandomRows(Ops& ops, DType dtype, int64_t count, uint64_t seed) {
+  std::vector<std::byte> host(static_cast<size_t>(count) * SizeOf(dtype));
+  if (dtype == DType::kBF16) {
+    FillNormal(reinterpret_cast<BFloat16*>(host.data()), count, seed, 0, 1);
+  } else if (dtype == DType::kF64) {
+    FillNormal(reinterpret_cast<double*>(host.data()), count, seed, 0, 1);
+  } else {
+    FillNormal(reinterpret_cast<float*>(host.data()), count, seed, 0, 1);
+  }
+  Buffer rows = ops.Allocate(host.size());
+  ops.CopyToDevice(host.data(), host.size(), rows.data(), nullptr);
+  return rows;
+}
+
 }  // namespace
 
 absl::StatusOr<MachinePeaks> MeasurePeaks(Ops& ops, DType dtype, int64_t bytes, int64_t size) {
@@ -97,32 +125,6 @@ absl::StatusOr<MachinePeaks> MeasurePeaks(Ops& ops, DType dtype, int64_t bytes, 
   if (!product.ok()) return product.status();
   return MachinePeaks{Rate(*read, static_cast<double>(bytes)),
                       Rate(*product, 2.0 * static_cast<double>(count * size * size))};
-}
-
-absl::StatusOr<Summary> MeasureCalls(Ops& ops, int calls, int samples,
-                                     const std::function<void(int call)>& work) {
-  if (ops.queue() != nullptr) return MeasureOnGpu(ops, calls, samples, work);
-  std::vector<double> seconds;
-  for (int sample = 0; sample <= samples; ++sample) {
-    const double start = Now();
-    for (int i = 0; i < calls; ++i) work(i);
-    if (sample > 0) seconds.push_back((Now() - start) / calls);
-  }
-  return Summarize(std::move(seconds));
-}
-
-Buffer RandomRows(Ops& ops, DType dtype, int64_t count, uint64_t seed) {
-  std::vector<std::byte> host(static_cast<size_t>(count) * SizeOf(dtype));
-  if (dtype == DType::kBF16) {
-    FillNormal(reinterpret_cast<BFloat16*>(host.data()), count, seed, 0, 1);
-  } else if (dtype == DType::kF64) {
-    FillNormal(reinterpret_cast<double*>(host.data()), count, seed, 0, 1);
-  } else {
-    FillNormal(reinterpret_cast<float*>(host.data()), count, seed, 0, 1);
-  }
-  Buffer rows = ops.Allocate(host.size());
-  ops.CopyToDevice(host.data(), host.size(), rows.data(), nullptr);
-  return rows;
 }
 
 }  // namespace fox

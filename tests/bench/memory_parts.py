@@ -18,7 +18,6 @@ QUESTIONS = "cache --loads questions --question 99 --at-once 1 --requests 4 --ro
 
 
 def together(*parts: Part) -> Part:
-    """Their facts, and the rows of all."""
     rows = [row for part in parts for row in part.get("rows", [])]
     return {key: value for part in parts for key, value in part.items()} | {"rows": rows}
 
@@ -33,18 +32,15 @@ def compare(clients: str, server_flags: str, seconds: float,
 
 
 def arrivals(admission: str) -> Callable[[Bench], Part]:
-    """Tokens/s under arrivals."""
     return compare("--rates 100 --requests 256 --prompt-tokens 4096-12288 --output-tokens 512",
                    f"--kv-admission {admission}", 130, load="arrivals", kv_admission=admission)
 
 
 def questions(prefix: str, document: int) -> Callable[[Bench], Part]:
-    """Questions of 100 tokens behind a document, one at a time."""
     return lambda bench: bench.fox_bench(f"{QUESTIONS} --document {document}", 60, prefix=prefix)
 
 
 def device_mib() -> float | None:
-    """What the GPU's memory holds."""
     try:
         ran = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,"
                               "nounits"], check=True, capture_output=True, text=True)

@@ -70,7 +70,6 @@ def serving(m: Measurements) -> Iterator[str]:
 
 
 def training(m: Measurements) -> Iterator[str]:
-    """Attention at 16k, then the whole step."""
     for name, shape in (("24 heads of 64", judge.D64), ("16 heads of 128", judge.D128)):
         for kind, deterministic in (("forward", False), ("backward", False), ("backward", True)):
             case = dict(bench="training_attention", kind=kind, deterministic=deterministic, **shape)
@@ -103,13 +102,11 @@ TABLES = {"gpu": ("h200.json", "| what, ms | " + BOUNDS, serving),
 
 
 def table(name: str, report: dict[str, Any]) -> str:
-    """One table in Markdown."""
     _, head, lines = TABLES[name]
     return "\n".join([head, *lines(Measurements(report))])
 
 
 def rewritten(readme: str) -> str:
-    """The text with all its tables made anew."""
     for name, (results, *_) in TABLES.items():
         begin, end = f"<!-- {name}-results -->\n", f"\n<!-- /{name}-results -->"
         report = json.loads((README.parent / "results" / results).read_text(encoding="utf-8"))

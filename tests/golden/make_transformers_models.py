@@ -106,7 +106,6 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
 def make_checkpoint(
     folder: pathlib.Path, case: tuple[str, int, bool, str], seed: int, forgetting: bool
 ) -> None:
-    """config.json and model.safetensors, as transformers writes them."""
     name, kv_heads, tied, scaling = case
     config = getattr(transformers, name + "Config")(
         **SIZES, **CLASSES[name], num_key_value_heads=kv_heads, tie_word_embeddings=tied,
@@ -160,7 +159,6 @@ def answer(folder: pathlib.Path, seed: int, forgetting: bool) -> None:
 
 
 def make(case: tuple[str, int, bool, str], seed: int, forgetting: bool) -> None:
-    """One case, in a new folder."""
     name, kv_heads, tied, scaling = case
     suffix = ("_tied" if tied else "") + ("_forgetting" if forgetting else "")
     folder = FOLDER / f"{name.lower()}_kv{kv_heads}_{scaling}{suffix}"

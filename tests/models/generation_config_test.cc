@@ -37,9 +37,7 @@ TEST(GenerationConfigTest, RefusalsNameTheKey) {
       {"{\"top_k\": 1.5}", "top_k"},
       {"{\"top_k\": 18446744073709551615}", "top_k"},
       {"{\"eos_token_id\": [1, \"2\"]}", "eos_token_id"},
-      {"{\"top_k\": 1, \"top_k\": 2}", "duplicate key \"top_k\""},
       {"[]", "JSON object"},
-      {"{", "not valid JSON"},
       {"", "not valid JSON"},
       {std::string("{}\0garbage", 10), "NUL"},
   };

@@ -9,7 +9,7 @@
 
 #include "models/model_dir.h"
 #include "tests/models/refused.h"
-#include "tests/models/safetensors_writer.h"
+#include "tests/models/temporary_dir.h"
 
 namespace fox {
 namespace {

@@ -346,16 +346,11 @@ TEST(ModelConfigTest, WhatTransformersHasBesidesIsRefusedByName) {
 }
 
 TEST(ModelConfigTest, JsonItself) {
-  ExpectError("", "not valid JSON");
   ExpectError("[]", "not a JSON object");
   ExpectError("{}", "model_type is missing");
   ExpectError(R"({"model_type": 1})", "model_type must be a string");
   ExpectError(R"({"model_type": null})", "model_type must be a string");
-  ExpectError(Config(kOfficial, R"("num_heads": 32, "num_heads": 16)"), "duplicate key");
-  ExpectError(Config(kOfficial, "") + "x", "not valid JSON");
   ExpectError(Config(kOfficial, "") + std::string("\0x", 2), "NUL");
-  ExpectError(Config(kOfficial, UnreadKey("\"\xff\"")), "not valid JSON");
-  ExpectError(Config(kOfficial, UnreadKey(std::string(100000, '['))), "nested too deeply");
   ExpectError(Config(kOfficial, UnreadKey(std::string(2 << 20, '7'))), "larger than");
   std::string many = UnreadKey("[0");
   for (int i = 0; i < 400000; ++i) many += ",0";

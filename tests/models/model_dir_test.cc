@@ -16,7 +16,7 @@
 
 #include "models/error_text.h"
 #include "tests/models/refused.h"
-#include "tests/models/safetensors_writer.h"
+#include "tests/models/temporary_dir.h"
 
 namespace fox {
 namespace {

@@ -123,7 +123,6 @@ TEST(SafetensorsTest, MalformedHeaders) {
       {R"({"__metadata__":[]})", 0, "must be an object"},
       {R"({"__metadata__":{"a":"1","a":"2"}})", 0, "duplicate key"},
       {R"({"a":)" + std::string(1 << 20, '[') + "}", 0, "nested too deeply"},
-      {R"({"a":)" + std::string(100, '{'), 0, "not valid JSON"},
   };
   for (const auto& c : kCases)
     ExpectError(RawSafetensors(c.header, std::string(c.data, 'd')), c.part);

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <string>
@@ -82,9 +81,6 @@ TEST(TensorFilesTest, ShardsAndIndexAgree) {
        unopened + "c.safetensors: no such file"},
       {[](Shards& s) { s.weight_map["norm"] = "../a.safetensors"; },
        unopened + "a file name leaves the model directory"},
-      {[](Shards& s) { s.weight_map["norm"] = s.dir.File("a.safetensors"); },
-       unopened + "a file name leaves the model directory"},
-      {[](Shards& s) { s.weight_map["norm"] = ""; }, unopened + ": no such file"},
       {[](Shards& s) { s.weight_map["norm"] = "."; }, unopened + ".: is not a regular file"},
       {[](Shards& s) { s.weight_map["norm"] = "model.safetensors.index.json"; },
        std::string(kIndex) + ": header"},
@@ -110,16 +106,12 @@ TEST(TensorFilesTest, ShardsAndIndexAgree) {
 TEST(TensorFilesTest, MalformedIndex) {
   const Shards shards;
   ASSERT_TRUE(shards.Open().ok());
-  const std::string good = FileContent(shards.dir.File(kIndex));
   const std::pair<std::string, const char*> kCases[] = {
       {"", "not valid JSON"},
-      {good + std::string("\0garbage", 8), "not valid JSON"},
-      {good + "{}", "not valid JSON"},
       {"[]", "object weight_map"},
       {"{}", "object weight_map"},
       {R"({"weight_map": []})", "object weight_map"},
       {R"({"weight_map": {"a": 1}})", "\"a\" must name a file"},
-      {R"({"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}})", "duplicate key"},
       {R"({"weight_map": {"a": "a\u0000.safetensors"}})", "shard of \"a\" cannot be opened"},
   };
   for (const auto& [index, part] : kCases) {

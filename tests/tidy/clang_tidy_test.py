@@ -89,7 +89,6 @@ class Digests:
         return self._read[path]
 
     def of(self, unit: Unit) -> str:
-        """The name of the unit's stamp."""
         digest = hashlib.sha256((self._common + "\0".join(unit.flags)).encode())
         seen, stack = set(unit.files), unit.files[::-1]
         while stack:
@@ -130,7 +129,6 @@ def check(tool: str, unit: Unit, stamp: pathlib.Path) -> str:
 
 
 def main() -> int:
-    """Prints the findings; 0 when there are none."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=pathlib.Path, help="a configured build of the preset cpu")
     parser.add_argument("--all", action="store_true", help="not only what changed")

@@ -23,8 +23,6 @@ TIDY = "// A widget.\nint Turn(int angle) { return angle; }\n"
 
 
 class PlantedTest(unittest.TestCase):
-    """Files in a folder of their own, with the repository's settings."""
-
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -33,7 +31,6 @@ class PlantedTest(unittest.TestCase):
             shutil.copy(clang_tools.ROOT / name, self.folder)
 
     def write(self, name: str, text: str) -> pathlib.Path:
-        """A planted file."""
         path = self.folder / name
         path.write_text(text)
         return path
@@ -73,18 +70,10 @@ class PlantedTest(unittest.TestCase):
 
     def test_locks(self) -> None:
         text = """// A widget that two threads turn.
-struct __attribute__((capability("mutex"))) Mutex {
-  void Lock() __attribute__((acquire_capability()));
-  void Unlock() __attribute__((release_capability()));
-};
+struct __attribute__((capability("mutex"))) Mutex {};
 class Widget {
  public:
-  int Turn() {
-    mutex_.Lock();
-    const int turns = ++turns_;
-    mutex_.Unlock();
-    return turns;
-  }
+  int Turn() __attribute__((requires_capability(mutex_))) { return ++turns_; }
 
  private:
   Mutex mutex_;
@@ -92,8 +81,8 @@ class Widget {
 };
 """
         self.assertEqual(self.check(self.write("good.cc", text)), "")
-        bad = self.write("bad.cc", text.replace("    mutex_.Lock();\n", "").replace(
-            "    mutex_.Unlock();\n", ""))
+        bad = self.write("bad.cc", text.replace(
+            " __attribute__((requires_capability(mutex_)))", ""))
         self.assertIn("requires holding mutex 'mutex_'", self.check(bad))
 
     def test_units(self) -> None:

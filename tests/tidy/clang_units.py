@@ -37,7 +37,6 @@ def definitions(text: str) -> dict[str, str]:
 
 
 def text_of(file: pathlib.Path) -> str:
-    """A file's lines."""
     return file.read_text(encoding="utf-8").rstrip("\n") + "\n"
 
 
@@ -60,13 +59,11 @@ class Unit:
                     for name in both))
 
     def join(self, other: Unit) -> None:
-        """Takes the other's files."""
         self.files += other.files
         self._texts += other._texts
         self._defined |= other._defined
 
     def text(self) -> str:
-        """The files, one after the other."""
         return "".join(self._texts)
 
 

@@ -16,7 +16,6 @@ PATTERNS = tuple("*" + suffix for suffix in CPP)
 
 
 def unformatted(tool: str, files: list[str]) -> list[str]:
-    """Those that clang-format would change."""
     # One run for all prints one block per place; only the names are of interest.
     run = subprocess.run([tool, "--dry-run", *files], cwd=clang_tools.ROOT, check=True,
                          capture_output=True, text=True)

@@ -28,7 +28,6 @@ def file(path: str, body: str = "") -> Tree:
 
 
 def include(path: str, target: str) -> Tree:
-    """A file with that one include; <target> or target for "target"."""
     return file(path, f"#include {target}\n" if target[0] == "<" else f'#include "{target}"\n')
 
 
@@ -115,10 +114,7 @@ PLANTED += [("instruction", file("kernels/cuda/append/a.cuh", body),
 
 
 class RulesTest(unittest.TestCase):
-    """Finds what the rules say about planted files."""
-
     def rules_for(self, tree: Tree) -> set[str]:
-        """Names of the rules that fire."""
         return {finding.rule for finding in tidy_test.check_all(tree)}
 
     def test_planted(self) -> None:

@@ -26,7 +26,6 @@ RULES: list[Callable[[Tree], Iterator[Finding]]] = [
 
 
 def check_all(tree: Tree) -> list[Finding]:
-    """Every finding of every rule, by path and line."""
     findings = [finding for rule in RULES for finding in rule(tree)]
     return sorted(findings, key=lambda f: (f.path, f.line, f.rule))
 

@@ -16,8 +16,6 @@ from collections.abc import Callable
 
 import torch
 import torch._dynamo
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 import calls
@@ -60,7 +58,6 @@ def block_mask(c: torch.Tensor, threshold: float) -> BlockMask:
 
 def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_gates: torch.Tensor,
          threshold: float) -> Callable[[], torch.Tensor]:
-    """A call of FlexAttention with the forget gate."""
     c = log_gates.double().cumsum(-1).float()
     mask = block_mask(c, threshold)
 
@@ -90,19 +87,14 @@ def checked_seconds(call: Callable[[], torch.Tensor], exact: torch.Tensor | None
 
 def prefill(results: inputs.Results, heads: int, head_dim: int, tokens: int,
             has_official: bool) -> None:
-    """All peers on whole prompts."""
     batch = TOKENS // tokens
-    q, k, v, log_gates = tensors = inputs.attention_inputs(batch, heads, head_dim, tokens, tokens)
+    tensors = inputs.attention_inputs(batch, heads, head_dim, tokens)
     threshold = inputs.paper_threshold(head_dim, tokens)
     case = dict(bench="peer_attention", kind="prefill", heads=heads, head_dim=head_dim,
                 tokens=tokens, batch_size=batch)
 
-    def cudnn() -> float:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return inputs.gpu_seconds(
-                lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
-
-    results.attempt(cudnn, **case, peer="cudnn", acp="no gate")
+    results.attempt(lambda: inputs.gpu_seconds(lambda: calls.cudnn(*tensors)), **case,
+                    peer="cudnn", acp="no gate")
     for acp in ("off", "paper") if has_official else ():
         call = calls.official(acp, threshold)
         results.attempt(lambda call=call: inputs.gpu_seconds(lambda: call(*tensors)),
@@ -117,7 +109,6 @@ def prefill(results: inputs.Results, heads: int, head_dim: int, tokens: int,
 
 
 def main() -> None:
-    """Runs everything."""
     arguments, results = inputs.start()
     has_official = inputs.use_official(arguments.official_repo)
     if arguments.peer_packages:  # behind what is installed

@@ -23,7 +23,6 @@ Call = Callable[..., torch.Tensor]
 
 
 def our_op() -> Call:
-    """Our function, from kernels/torch."""
     return importlib.import_module("fox_attention").forgetting_attention
 
 
@@ -51,14 +50,5 @@ def official(acp: str, threshold: float, **options: Any) -> Call:
 
 def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
           _log_gates: torch.Tensor) -> torch.Tensor:
-    """cuDNN's attention, which knows no gate."""
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-def training_inputs(batch: int, heads: int, head_dim: int,
-                    tokens: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """q, k, v and log gates that want gradients, and the output's gradient."""
-    tensors = [x.requires_grad_() for x in
-               inputs.attention_inputs(batch, heads, head_dim, tokens, tokens)]
-    return tensors, torch.randn_like(tensors[0])

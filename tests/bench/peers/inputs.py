@@ -34,7 +34,6 @@ class Results:
             open(path, "w", encoding="utf-8").close()
 
     def row(self, **values: Any) -> None:
-        """Keeps one measurement."""
         line = json.dumps(values)
         print(line, flush=True)
         if self._path:
@@ -91,24 +90,18 @@ def wall_seconds(call: Callable[[], Any], runs: int, warm_ups: int = 2) -> float
 
 
 def gate_bias(heads: int) -> torch.Tensor:
-    """Gate biases of one layer: bimodal."""
     bias = torch.full((heads,), LOCAL_GATE, device="cuda")
     bias[3::4] = GLOBAL_GATE
     return bias
 
 
-def attention_inputs(batch: int, heads: int, head_dim: int, rows: int,
+def attention_inputs(batch: int, heads: int, head_dim: int,
                      tokens: int) -> tuple[torch.Tensor, ...]:
-    """q [batch, heads, rows, head_dim], k and v [.., tokens, ..], log gates [.., tokens] f32."""
-    def unit(x: torch.Tensor) -> torch.Tensor:
-        return (x / x.pow(2).mean(-1, keepdim=True).sqrt()).to(torch.bfloat16)
-
-    def normal(count: int) -> torch.Tensor:
-        return torch.randn(batch, heads, count, head_dim, device="cuda")
-
+    """q, k and v [batch, heads, tokens, head_dim] bf16, log gates [batch, heads, tokens] f32."""
+    q, k, v = torch.randn(3, batch, heads, tokens, head_dim, device="cuda")
+    q, k = (x / x.pow(2).mean(-1, keepdim=True).sqrt() for x in (q, k))
     gates = torch.randn(batch, heads, tokens, device="cuda") + gate_bias(heads)[None, :, None]
-    return (unit(normal(rows)), unit(normal(tokens)), normal(tokens).to(torch.bfloat16),
-            F.logsigmoid(gates))
+    return *(x.to(torch.bfloat16) for x in (q, k, v)), F.logsigmoid(gates)
 
 
 def paper_threshold(head_dim: int, tokens: int) -> float:
@@ -123,35 +116,3 @@ def max_logit(head_dim: int) -> float:
 
 # The FoX Pro of 760M parameters.
 LAYERS, HIDDEN, HEADS, VOCABULARY = 24, 1536, 24, 50277
-INTERMEDIATE = 256 * ((int(HIDDEN * 3.5 * 2 / 3) + 255) // 256)
-
-
-def random_weights() -> dict[str, torch.Tensor]:
-    """The model's tensors by their official names, bf16, on the device."""
-    weights: dict[str, torch.Tensor] = {}
-
-    def linear(name: str, rows: int, cols: int) -> None:
-        weights[name + ".weight"] = torch.randn(
-            rows, cols, device="cuda", dtype=torch.bfloat16) * 0.02
-
-    def norm(name: str) -> None:
-        weights[name + ".weight"] = (
-            1 + 0.1 * torch.randn(HIDDEN, device="cuda")).to(torch.bfloat16)
-
-    linear("model.embeddings", VOCABULARY, HIDDEN)
-    for layer in range(LAYERS):
-        attn = f"model.layers.{layer}.attn."
-        for part in ("q_proj", "k_proj.linear", "v_proj.linear", "ogate_proj", "o_proj"):
-            linear(attn + part, HIDDEN, HIDDEN)
-        for part in ("k_proj.shift_proj", "v_proj.shift_proj", "fgate_proj"):
-            linear(attn + part, HEADS, HIDDEN)
-        weights[attn + "fgate_proj.bias"] = gate_bias(HEADS).to(torch.bfloat16)
-        for part in ("q_norm", "k_norm", "output_norm"):
-            norm(attn + part)
-        norm(f"model.layers.{layer}.attn_norm")
-        norm(f"model.layers.{layer}.mlp_norm")
-        linear(f"model.layers.{layer}.mlp.gate_proj", 2 * INTERMEDIATE, HIDDEN)
-        linear(f"model.layers.{layer}.mlp.down_proj", HIDDEN, INTERMEDIATE)
-    norm("model.norm")
-    linear("lm_head", VOCABULARY, HIDDEN)
-    return weights

@@ -42,7 +42,8 @@ def edited_copy(repo: str, folder: str) -> str:
 
 
 def new_model() -> torch.nn.Module:
-    """The 760M Pro as its code initialises it, float32."""
+    """The 760M Pro as its code initialises it, float32, but for gate logits N(1, 1) and N(9, 1):
+    the layer's input has unit RMS."""
     configuration = importlib.import_module(PACKAGE + "configuration_forgetting_transformer")
     modeling = importlib.import_module(PACKAGE + "modeling_forgetting_transformer")
     config = configuration.ForgettingTransformerConfig(
@@ -50,8 +51,12 @@ def new_model() -> torch.nn.Module:
         num_hidden_layers=inputs.LAYERS, num_heads=inputs.HEADS, use_output_gate=True,
         use_output_norm=True, qk_norm=True, use_k_shift=True, use_v_shift=True, hidden_ratio=3.5,
         log_pruning_tolerance=inputs.LOG_TOLERANCE, max_position_embeddings=None)
-    with torch.device("cuda"):
-        return modeling.ForgettingTransformerForCausalLM(config)
+    with torch.device("cuda"), torch.no_grad():
+        model = modeling.ForgettingTransformerForCausalLM(config)
+        for layer in model.model.layers:
+            layer.attn.fgate_proj.weight.normal_(std=inputs.HIDDEN ** -0.5)
+            layer.attn.fgate_proj.bias.copy_(inputs.gate_bias(inputs.HEADS))
+    return model
 
 
 def use_bound(model: torch.nn.Module, acp: str) -> None:
@@ -60,23 +65,13 @@ def use_bound(model: torch.nn.Module, acp: str) -> None:
         layer.attn.log_pruning_tolerance = inputs.LOG_TOLERANCE if acp == "paper" else None
 
 
-def load_model() -> torch.nn.Module:
-    """The same with random weights, bf16."""
-    model = new_model().to(torch.bfloat16).eval()
-    missing, unexpected = model.load_state_dict(inputs.random_weights(), strict=False)
-    if missing or unexpected:
-        print(f"missing {missing[:3]}, unexpected {unexpected[:3]}", file=sys.stderr)
-    return model
-
-
 def main() -> None:
-    """Prefill by length."""
     arguments, results = inputs.start()
     if not inputs.use_official(arguments.official_repo):
         return
     with tempfile.TemporaryDirectory() as folder:
         sys.path.insert(0, edited_copy(arguments.official_repo, folder))
-        model = load_model()
+        model = new_model().to(torch.bfloat16).eval()
         with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
             use_bound(model, "paper")
             for length in (16384, 65536, 4096):

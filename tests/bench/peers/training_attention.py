@@ -26,7 +26,9 @@ class Measurement:
         heads = HEADS[head_dim]
         self.results = results
         self.threshold = inputs.paper_threshold(head_dim, TOKENS)
-        self.tensors, self.d_out = calls.training_inputs(BATCH, heads, head_dim, TOKENS)
+        self.tensors = [x.requires_grad_()
+                        for x in inputs.attention_inputs(BATCH, heads, head_dim, TOKENS)]
+        self.d_out = torch.randn_like(self.tensors[0])
         self.flops = 4 * BATCH * heads * head_dim * TOKENS * TOKENS / 2
         self.case = dict(bench="training_attention", heads=heads, head_dim=head_dim,
                          tokens=TOKENS, batch_size=BATCH)

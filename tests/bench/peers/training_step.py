@@ -25,14 +25,6 @@ RUNS = (("ours", "paper"), ("official", "paper"), ("ours", "certified"), ("offic
         ("ours", "off"))
 
 
-def bimodal_gates(model: torch.nn.Module) -> None:
-    """Gate logits N(1, 1) and N(9, 1): the layer's input has unit RMS."""
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.attn.fgate_proj.weight.normal_(std=inputs.HIDDEN ** -0.5)
-            layer.attn.fgate_proj.bias.copy_(inputs.gate_bias(inputs.HEADS))
-
-
 def certified_op(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
     """Our op as the model calls it, the certified bound in place of the paper's."""
     return calls.our_op()(*tensors, **{**options, **calls.bound_options("certified", None)})
@@ -44,7 +36,6 @@ def measure(results: inputs.Results, folder: str) -> None:
     model = official.new_model().train()
     modeling = importlib.import_module(official.PACKAGE + "modeling_forgetting_transformer")
     official_op = modeling.forgetting_attention
-    bimodal_gates(model)
     # So small a rate that every run meets the same weights.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-8, betas=(0.9, 0.95),
                                   weight_decay=0.1, fused=True)
@@ -76,7 +67,6 @@ def measure(results: inputs.Results, folder: str) -> None:
 
 
 def main() -> None:
-    """Runs everything."""
     arguments, results = inputs.start()
     if not inputs.use_official(arguments.official_repo):
         return

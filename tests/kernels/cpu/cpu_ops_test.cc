@@ -23,6 +23,10 @@ MatrixView View(std::vector<float>& values, int64_t rows, int64_t cols) {
   return {values.data(), DType::kF32, rows, cols, cols};
 }
 
+double At(const std::vector<float>& values, int64_t i) {
+  return static_cast<double>(values[static_cast<size_t>(i)]);
+}
+
 struct LinearCase {
   DType dtype;
   bool plain;
@@ -53,20 +57,16 @@ TEST_P(LinearTest, EqualsTheDefinition) {
                  nullptr);
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t n = 0; n < out; ++n) {
-          double want = static_cast<double>(before[static_cast<size_t>(r * out + n)]) +
-                        static_cast<double>(bias[static_cast<size_t>(n)]);
-          double magnitude =
-              std::abs(static_cast<double>(before[static_cast<size_t>(r * out + n)])) +
-              std::abs(static_cast<double>(bias[static_cast<size_t>(n)]));
+          double want = At(before, r * out + n) + At(bias, n);
+          double magnitude = std::abs(At(before, r * out + n)) + std::abs(At(bias, n));
           for (int64_t k = 0; k < in; ++k) {
-            const double term = static_cast<double>(input[static_cast<size_t>(r * in + k)]) *
-                                static_cast<double>(weight[static_cast<size_t>(n * in + k)]);
+            const double term = At(input, r * in + k) * At(weight, n * in + k);
             want += term;
             magnitude += std::abs(term);
           }
           const double bound =
               magnitude * (c.input_rounding + static_cast<double>(in + 2) * std::exp2(-24));
-          ASSERT_NEAR(static_cast<double>(result[static_cast<size_t>(r * out + n)]), want, bound);
+          ASSERT_NEAR(At(result, r * out + n), want, bound);
         }
       }
     }
@@ -128,14 +128,12 @@ TEST(CpuOpsTest, NormsRows) {
   const std::vector<float> x = Random(3 * 40, 5), weight = Random(40, 6);
   const std::vector<float> y =
       ThroughIdentity(ops, x, 3, RmsNorm{weight.data(), 1e-6}, std::nullopt);
-  for (size_t r = 0; r < 3; ++r) {
+  for (int64_t r = 0; r < 3; ++r) {
     double square = 0;
-    for (size_t i = 0; i < 40; ++i) square += std::pow(static_cast<double>(x[r * 40 + i]), 2);
-    for (size_t i = 0; i < 40; ++i) {
-      EXPECT_NEAR(static_cast<double>(y[r * 40 + i]),
-                  static_cast<double>(x[r * 40 + i]) / std::sqrt(square / 40 + 1e-6) *
-                      static_cast<double>(weight[i]),
-                  1e-5);
+    for (int64_t i = 0; i < 40; ++i) square += std::pow(At(x, r * 40 + i), 2);
+    for (int64_t i = 0; i < 40; ++i) {
+      const double want = At(x, r * 40 + i) / std::sqrt(square / 40 + 1e-6) * At(weight, i);
+      EXPECT_NEAR(At(y, r * 40 + i), want, 1e-5);
     }
   }
 }
@@ -147,13 +145,12 @@ TEST(CpuOpsTest, GatesHalves) {
   gate_up[1] = -1000;
   for (const Activation act : {Activation::kSilu, Activation::kSigmoid}) {
     const std::vector<float> out = ThroughIdentity(ops, gate_up, 3, std::nullopt, act);
-    for (size_t r = 0; r < 3; ++r) {
-      for (size_t i = 0; i < 37; ++i) {
-        const auto g = static_cast<double>(gate_up[r * 74 + i]);
-        const double sigmoid = 1 / (1 + std::exp(-g));
-        const double want = (act == Activation::kSilu ? g : 1) * sigmoid *
-                            static_cast<double>(gate_up[r * 74 + 37 + i]);
-        EXPECT_NEAR(static_cast<double>(out[r * 37 + i]), want, 1e-5 + 1e-6 * std::abs(want));
+    for (int64_t r = 0; r < 3; ++r) {
+      for (int64_t i = 0; i < 37; ++i) {
+        const double g = At(gate_up, r * 74 + i), sigmoid = 1 / (1 + std::exp(-g));
+        const double want =
+            (act == Activation::kSilu ? g : 1) * sigmoid * At(gate_up, r * 74 + 37 + i);
+        EXPECT_NEAR(At(out, r * 37 + i), want, 1e-5 + 1e-6 * std::abs(want));
       }
     }
   }

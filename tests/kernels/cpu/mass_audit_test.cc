@@ -26,6 +26,7 @@ TEST(MassAuditTest, HonestBoundsPass) {
     const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kStop);
     const HeadOutputs outputs = RunWithBounds(audit, dtype, 1);
     EXPECT_GT(outputs.pages_evicted, 0);
+    for (const double mass : outputs.max_log_evicted_mass) EXPECT_LE(mass, -10);
     EXPECT_GT(audit->rows_checked(), 0);
     EXPECT_LE(audit->max_excess(), 0);
     EXPECT_GT(audit->max_excess(), -100);

@@ -35,14 +35,14 @@ TEST_P(ShareTest, GoingOnIsTheSameFromTheSharedPageEnd) {
     EXPECT_EQ(kv.length[1], page_end);
     // The same as if the first had stopped there.
     cache.Append(2, 0, page_end);
-    EXPECT_EQ(cache.StateOf(1), cache.StateOf(2));
+    EXPECT_EQ(Difference(cache.StateOf(1), cache.StateOf(2)), "");
     // And it stays so, whatever the first one does meanwhile.
     cache.Append(0, length, kTokens);
     cache.Append(1, page_end, page_end + 20);
     cache.ops().Share(1, 3, kv, nullptr);  // within a page: the same page end again
-    EXPECT_EQ(cache.StateOf(3), cache.StateOf(2));
+    EXPECT_EQ(Difference(cache.StateOf(3), cache.StateOf(2)), "");
     cache.Append(1, page_end + 20, kTokens);
-    EXPECT_EQ(cache.StateOf(1), cache.StateOf(0));
+    EXPECT_EQ(Difference(cache.StateOf(1), cache.StateOf(0)), "");
     const int32_t slots[] = {0, 1, 2, 3};
     cache.ops().Release(slots, 4, kv, nullptr);
     EXPECT_EQ(*kv.free_count, 100);

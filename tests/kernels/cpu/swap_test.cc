@@ -4,8 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <utility>
-
 #include "tests/kernels/cpu/text_cache.h"
 
 namespace fox::testing {
@@ -65,14 +63,14 @@ TEST_P(SwapTest, GoingOnIsTheSameInAnotherSlot) {
       cache_.Append(slot, 0, length / 2 + 1);
       if (length > 1) cache_.Append(slot, length / 2 + 1, length);
     }
-    const std::string state = cache_.StateOf(1);
-    ASSERT_EQ(cache_.StateOf(0), state);
+    const Contents state = cache_.StateOf(1);
+    ASSERT_EQ(Difference(cache_.StateOf(0), state), "");
     const int64_t live = cache_.LivePages(0);
     if (length > 250 && GetParam().acp != AcpMode::kOff) {
       ASSERT_LT(live, kv_.shape.lists_per_slot() * PagesFor(length));
     }
     const Range range = SwapOut(0);
-    EXPECT_EQ(cache_.StateOf(0), state);  // it is untouched
+    EXPECT_EQ(Difference(cache_.StateOf(0), state), "");  // it is untouched
     cache_.Release(0);
     // Other pages, and other values in those that it had.
     cache_.Append(2, 0, 100);
@@ -80,15 +78,15 @@ TEST_P(SwapTest, GoingOnIsTheSameInAnotherSlot) {
     cache_.Release(2);
     cache_.ops().SwapIn(range.slot, 4, kv_, nullptr);
     EXPECT_EQ(kv_.sole_pages[4], live);
-    ASSERT_EQ(cache_.StateOf(4), state);
+    ASSERT_EQ(Difference(cache_.StateOf(4), state), "");
     // Sharing goes by the rows of the last page end.
     cache_.ops().Share(4, 2, kv_, nullptr);
     cache_.ops().Share(1, 0, kv_, nullptr);
-    EXPECT_EQ(cache_.StateOf(2), cache_.StateOf(0));
+    EXPECT_EQ(Difference(cache_.StateOf(2), cache_.StateOf(0)), "");
     for (int64_t at = length; at < kTokens;) {
       const int64_t next = at < length + 2 ? at + 1 : kTokens;
       ASSERT_EQ(cache_.Append(4, at, next), cache_.Append(1, at, next));
-      ASSERT_EQ(cache_.StateOf(4), cache_.StateOf(1));
+      ASSERT_EQ(Difference(cache_.StateOf(4), cache_.StateOf(1)), "");
       at = next;
     }
     for (int32_t slot = 0; slot < kv_.shape.max_slots; ++slot) cache_.Release(slot);
@@ -100,7 +98,7 @@ TEST_P(SwapTest, GoingOnIsTheSameInAnotherSlot) {
 TEST_P(SwapTest, SharedPagesComeBackAsCopies) {
   cache_.Append(0, 0, 200);
   cache_.ops().Share(0, 1, kv_, nullptr);
-  const std::string state = cache_.StateOf(0), snapshot = cache_.StateOf(1);
+  const Contents state = cache_.StateOf(0), snapshot = cache_.StateOf(1);
   const int64_t live = cache_.LivePages(0), kept = cache_.LivePages(1);
   EXPECT_EQ(kv_.sole_pages[1], 0);
   const Range range = SwapOut(0);
@@ -111,12 +109,12 @@ TEST_P(SwapTest, SharedPagesComeBackAsCopies) {
   EXPECT_EQ(kv_.sole_pages[0], live);
   EXPECT_EQ(kv_.sole_pages[1], kept);
   EXPECT_EQ(*kv_.free_count, kPages - live - kept);
-  EXPECT_EQ(cache_.StateOf(0), state);
+  EXPECT_EQ(Difference(cache_.StateOf(0), state), "");
   cache_.Append(0, 200, kTokens);
-  EXPECT_EQ(cache_.StateOf(1), snapshot);
+  EXPECT_EQ(Difference(cache_.StateOf(1), snapshot), "");
   cache_.Append(2, 0, 200);
   cache_.Append(2, 200, kTokens);
-  EXPECT_EQ(cache_.StateOf(0), cache_.StateOf(2));
+  EXPECT_EQ(Difference(cache_.StateOf(0), cache_.StateOf(2)), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, SwapTest,

@@ -2,41 +2,21 @@
 // for tests of the kernels that fill them. Poisoned wherever a fresh server has not written.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "kernels/batch_view.h"
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/slot_contents.h"
 
 namespace fox::cuda::testing {
 
-// Arrays as bytes, by name.
-using Contents = std::map<std::string, std::vector<uint8_t>>;
-
-// Names the first byte of each array that differs.
-inline std::string Difference(const Contents& got, const Contents& expected) {
-  std::string text;
-  for (const auto& [name, bytes] : expected) {
-    const auto found = got.find(name);
-    if (found == got.end() || found->second.size() != bytes.size()) {
-      text += name + ": another size; ";
-      continue;
-    }
-    const auto at = std::mismatch(bytes.begin(), bytes.end(), found->second.begin());
-    if (at.first == bytes.end()) continue;
-    text += name + ": byte " + std::to_string(at.first - bytes.begin()) + " of " +
-            std::to_string(bytes.size()) + " is " + std::to_string(*at.second) + ", not " +
-            std::to_string(*at.first) + "; ";
-  }
-  return text;
-}
+using fox::testing::Contents;
+using fox::testing::Difference;
 
 // Makes `array` anew, poisoned or a copy.
 template <typename T>
@@ -120,57 +100,11 @@ struct DeviceKv {
     for (auto* array : {&keys, &values}) f(*array);
   }
 
-  // All that a sequence in the slot would read of its past.
   Contents ContentsOf(int slot) const {
-    const PagedKvShape& shape = view.shape;
-    const int64_t lists = shape.lists_per_slot(), group = shape.group(), d = shape.head_dim;
-    const int64_t tokens = length.ToHost()[static_cast<size_t>(slot)];
-    Contents contents;
-    // Of the array's elements [at, at + count).
-    const auto adder = [&](const std::string& name, const auto& array) {
-      return [&out = contents[name], host = array.ToHost()](int64_t at, int64_t count) {
-        const auto* bytes = reinterpret_cast<const uint8_t*>(host.data() + at);
-        out.insert(out.end(), bytes, bytes + static_cast<size_t>(count) * sizeof(host[0]));
-      };
-    };
-    const auto add_lists = [&](const std::string& name, const auto& array, int64_t of_list) {
-      adder(name, array)(slot * lists * of_list, lists * of_list);
-    };
-    adder("length", length)(slot, 1);
-    add_lists("first_live", first_live, 1);
-    add_lists("max_log_evicted_mass", max_log_evicted_mass, 1);
-    add_lists("cum_log_f", cum_log_f, group);
-    add_lists("log_mass", log_mass, group);
-    add_lists("decay_sum", decay_sum, group);
-    add_lists("key_sum", key_sum, group * d);
-    if (shape.k_shift) add_lists("last_k", last_k, d);
-    if (shape.v_shift) add_lists("last_v", last_v, d);
-    if (shape.k_shift) add_lists("page_end_k", page_end_k, d);
-    if (shape.v_shift) add_lists("page_end_v", page_end_v, d);
-    const auto add_keys = adder("keys", keys), add_values = adder("values", values);
-    const auto add_offsets = adder("log_f_offset", log_f_offset);
-    const auto add_base = adder("page_cum_log_f", page_cum_log_f);
-    const auto add_mass = adder("log_mass_bound", log_mass_bound);
-    const auto add_denominator = adder("log_denominator_bound", log_denominator_bound);
-    const auto add_norm = adder("max_key_norm", max_key_norm);
-    const std::vector<int32_t> first = first_live.ToHost(), table = page_table.ToHost();
-    for (int64_t list = slot * lists; list < (slot + 1) * lists; ++list) {
-      for (int p = first[static_cast<size_t>(list)]; p < PagesFor(tokens); ++p) {
-        const int64_t page = table[static_cast<size_t>(list * shape.max_pages + p)];
-        const int64_t count = std::min<int64_t>(kPageTokens, tokens - int64_t{p} * kPageTokens);
-        add_keys(page * kPageTokens * d, count * d);
-        add_values(page * kPageTokens * d, count * d);
-        for (int64_t g = page * group; g < (page + 1) * group; ++g) {
-          add_offsets(g * kPageTokens, count);
-          add_base(g, 1);
-          if (count < kPageTokens) continue;
-          add_mass(g, 1);
-          add_denominator(g, 1);
-          add_norm(g, 1);
-        }
-      }
-    }
-    return contents;
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    return fox::testing::SlotContents(view, slot, false, [](void* to, const void* from, size_t n) {
+      EXPECT_EQ(cudaMemcpy(to, from, n, cudaMemcpyDeviceToHost), cudaSuccess);
+    });
   }
 
   // Owners of pages and the counts of pages are what the tables say.

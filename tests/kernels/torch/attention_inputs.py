@@ -37,7 +37,6 @@ class Inputs(NamedTuple):
 
     @property
     def arguments(self) -> tuple[torch.Tensor, ...]:
-        """The positional arguments."""
         return self[:4]
 
 
@@ -115,6 +114,5 @@ class AttentionTest(unittest.TestCase):
 
     def assert_equal(self, found: tuple[torch.Tensor, ...],
                      wanted: tuple[torch.Tensor, ...]) -> None:
-        """Equal bits."""
         for name, one, other in zip(NAMES, found, wanted):
             self.assertTrue(torch.equal(one, other), name)

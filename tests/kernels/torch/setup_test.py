@@ -30,8 +30,6 @@ def build_wheel(folder: pathlib.Path, **environment: str) -> subprocess.Complete
 
 
 class SetupTest(unittest.TestCase):
-    """With pip of this interpreter."""
-
     def setUp(self) -> None:
         self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
 

@@ -16,8 +16,6 @@ import stage_hub  # noqa: E402
 
 
 class StageHubTest(unittest.TestCase):
-    """One staged folder for all cases."""
-
     @classmethod
     def setUpClass(cls) -> None:
         cls.out = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory())) / "staged"

@@ -22,15 +22,12 @@ GOLDEN = Path(os.environ["FOX_SOURCE_DIR"]) / "tests" / "golden"
 
 
 class Bits(NamedTuple):
-    """A tensor as it lies in a file."""
-
     dtype: str
     shape: tuple[int, ...]
     data: bytes
 
 
 def load(path: Path) -> dict[str, Bits]:
-    """Reads one .safetensors file."""
     blob = path.read_bytes()
     start = 8 + struct.unpack("<Q", blob[:8])[0]
     header = json.loads(blob[8:start])
@@ -44,7 +41,6 @@ def load(path: Path) -> dict[str, Bits]:
 
 
 def save(path: Path, tensors: dict[str, Bits]) -> None:
-    """Writes one .safetensors file."""
     header, position = {}, 0
     for name, (dtype, shape, data) in tensors.items():
         span = [position, position + len(data)]
@@ -66,7 +62,6 @@ class CheckpointCase(unittest.TestCase):
         self.src.mkdir()
 
     def golden(self, name: str) -> tuple[dict[str, Any], dict[str, Bits]]:
-        """Configuration and tensors of a golden checkpoint."""
         config = json.loads((GOLDEN / name / "config.json").read_text())
         return config, load(GOLDEN / name / "model.safetensors")
 
@@ -76,7 +71,6 @@ class CheckpointCase(unittest.TestCase):
         save(self.src / "model.safetensors", tensors)
 
     def put_bin(self, config: dict[str, Any], tensors: dict[str, Bits]) -> None:
-        """The same with pytorch_model.bin."""
         (self.src / "config.json").write_text(json.dumps(config))
         archive = Archive()
         state = {name: archive.tensor(*bits) for name, bits in tensors.items()}

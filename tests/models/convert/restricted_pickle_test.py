@@ -27,7 +27,6 @@ def floats(*values: float) -> bytes:
 
 
 def elements(tensor: SourceTensor) -> list[float]:
-    """All elements, row-major."""
     return np.concatenate([*tensor.blocks()]).tolist()
 
 
@@ -40,7 +39,6 @@ class PickleCase(unittest.TestCase):
         self.archive = Archive()
 
     def opened(self, content: Any, keep_unknown: bool = False) -> TorchArchive:
-        """Saves and opens `content`."""
         self.archive.save(self.path, content)
         return TorchArchive(self.path, keep_unknown)
 
@@ -52,7 +50,6 @@ class PickleCase(unittest.TestCase):
 
 class TensorTest(PickleCase):
     def one(self, value: Any) -> SourceTensor:
-        """The tensor that `value` resolves to."""
         archive = self.opened({"w": value})
         return archive.tensor("w", archive.content["w"])
 

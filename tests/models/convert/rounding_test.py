@@ -10,7 +10,6 @@ from rounding import bf16_to_f32, convert, f32_to_bf16, target_dtype
 
 
 def bits(*patterns: int) -> np.ndarray:
-    """float32 values from their bits."""
     return np.array(patterns, dtype=np.uint32).view(np.float32)
 
 

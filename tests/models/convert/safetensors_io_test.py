@@ -15,7 +15,6 @@ from safetensors_io import SafetensorsWriter, read_safetensors
 
 
 def entry(begin: Any, end: Any, dtype: Any = "F32", shape: Any = (2,)) -> dict[str, Any]:
-    """One header entry."""
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 

@@ -16,8 +16,6 @@ SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8}
 
 
 class Global(NamedTuple):
-    """A reference to module.name."""
-
     module: str
     name: str
 
@@ -39,14 +37,10 @@ class New(NamedTuple):
 
 
 class Persistent(NamedTuple):
-    """A persistent id."""
-
     pid: Any
 
 
 class Raw(NamedTuple):
-    """Opcodes as they are."""
-
     opcodes: bytes
 
 
@@ -94,13 +88,11 @@ class Archive:
     storages: list[bytes] = field(default_factory=list)
 
     def storage(self, dtype: str, data: bytes) -> Persistent:
-        """A new storage."""
         self.storages.append(data)
         key, count = str(len(self.storages) - 1), len(data) // SIZES[dtype]
         return Persistent(("storage", Global("torch", STORAGES[dtype]), key, "cpu", count))
 
     def view(self, storage: Any, offset: int, shape: Any, strides: Any) -> Call:
-        """A strided view of a storage."""
         hooks = Call(Global("collections", "OrderedDict"), ())
         rebuild = Global("torch._utils", "_rebuild_tensor_v2")
         return Call(rebuild, (storage, offset, tuple(shape), tuple(strides), False, hooks))
@@ -115,7 +107,6 @@ class Archive:
 
     def save(self, path: Path, content: Any, byteorder: bytes = b"little",
              compression: int = zipfile.ZIP_STORED) -> None:
-        """Writes the archive with `content` as its object."""
         with zipfile.ZipFile(path, "w", compression) as file:
             file.writestr(f"{path.stem}/data.pkl", b"\x80\x02" + encode(content) + b".")
             file.writestr(f"{path.stem}/byteorder", byteorder)

@@ -18,8 +18,6 @@ from text_tokens import TextTokenizer
 
 
 class EvaluationTest(unittest.TestCase):
-    """On a toy model in float32."""
-
     def setUp(self) -> None:
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.model = load_model(write_toy(self.folder), 5).model.train()

@@ -17,8 +17,6 @@ GOLDEN = ROOT / "tests" / "golden"
 
 
 class ExportTest(unittest.TestCase):
-    """Into a temporary directory."""
-
     def setUp(self) -> None:
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
 
@@ -66,8 +64,6 @@ class ExportTest(unittest.TestCase):
 
 
 class FromConfigTest(unittest.TestCase):
-    """Random weights."""
-
     def setUp(self) -> None:
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
 

@@ -29,8 +29,6 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 class GoldenTest(unittest.TestCase):
-    """Every variant of both layouts."""
-
     def test_logits(self) -> None:
         folders = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
         self.assertGreaterEqual(len(folders), 13)
@@ -48,8 +46,6 @@ class GoldenTest(unittest.TestCase):
 
 
 class ModelTest(unittest.TestCase):
-    """What golden data does not show."""
-
     def setUp(self) -> None:
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         torch.manual_seed(0)

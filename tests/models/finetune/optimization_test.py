@@ -14,8 +14,6 @@ from optimization import learning_rate, make_optimizer, warmup_steps
 
 
 class OptimizationTest(unittest.TestCase):
-    """Both are small."""
-
     def test_what_decays(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             model = load_model(write_toy(Path(folder)), 0).model

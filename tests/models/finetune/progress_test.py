@@ -17,8 +17,6 @@ from progress import MetricsFile, ProgressLine, about, draw_loss, duration, read
 
 
 class ProgressTest(unittest.TestCase):
-    """Without a terminal."""
-
     def setUp(self) -> None:
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.path = self.folder / "metrics.jsonl"

@@ -96,8 +96,6 @@ class TokenFileTest(unittest.TestCase):
 
 
 class TokenizerTest(unittest.TestCase):
-    """The kinds that the server knows."""
-
     def setUp(self) -> None:
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
 
@@ -126,8 +124,6 @@ class TokenizerTest(unittest.TestCase):
 
 
 class WindowsTest(unittest.TestCase):
-    """Order and coverage."""
-
     def test_an_epoch_holds_each_token_once(self) -> None:
         windows = Windows(np.arange(1000, dtype=np.uint16), 10, 7)
         self.assertEqual(windows.per_epoch, 98)

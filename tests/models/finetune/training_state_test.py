@@ -18,8 +18,6 @@ from training_state import (
 
 
 class CheckpointTest(unittest.TestCase):
-    """In a temporary directory."""
-
     def setUp(self) -> None:
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory())) / "checkpoints"
 

@@ -55,18 +55,5 @@ TEST(BpeWindowsTest, AFailureEndsIt) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST(BpeWindowsTest, WithoutLookaheadATextIsOneWindow) {
-  int calls = 0;
-  const auto encode = [&](std::string_view window, std::vector<WindowToken>* tokens) {
-    ++calls;
-    tokens->push_back({5, window.size()});
-    return true;
-  };
-  std::vector<int32_t> ids;
-  EXPECT_TRUE(EncodeInWindows(std::string(1000, 'a'), 64, std::nullopt, encode, &ids));
-  EXPECT_EQ(ids, (std::vector<int32_t>{5}));
-  EXPECT_EQ(calls, 1);
-}
-
 }  // namespace
 }  // namespace fox

@@ -107,7 +107,6 @@ FALLBACK_EXTRA = [
 
 
 def random_ids(rng: random.Random, size: int) -> list[int]:
-    """A few ids below `size`."""
     return [rng.randrange(size) for _ in range(rng.randrange(1, 12))]
 
 
@@ -265,7 +264,6 @@ def fallback_vectors(tokenizer: Tokenizer, samples: list[str]) -> list[list]:
 
 
 def main() -> None:
-    """Writes both files beside this script."""
     rng = random.Random(SEED)
     samples = texts(rng)
     large, little = gpt2(), small()

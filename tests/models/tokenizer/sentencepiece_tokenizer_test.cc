@@ -122,17 +122,13 @@ void ExpectDecodesLikeTheLibrary(const std::string& model, uint32_t seed, int ro
   }
 }
 
-TEST(SentencePieceTokenizerTest, RandomIdsOfTheDemoModel) {
-  ExpectDecodesLikeTheLibrary(DemoModel(), 1, 5000);
-}
-
 TEST(SentencePieceTokenizerTest, RandomIdsUnderEverySetting) {
   uint32_t seed = 2;
   for (const std::string& model : {DemoModel(), OddModel()}) {
     for (const bool prefix : {false, true}) {
       for (const bool extra : {false, true}) {
         SCOPED_TRACE(seed);
-        ExpectDecodesLikeTheLibrary(model + Spaces(prefix, extra), seed++, 1000);
+        ExpectDecodesLikeTheLibrary(model + Spaces(prefix, extra), seed++, 1500);
       }
     }
   }

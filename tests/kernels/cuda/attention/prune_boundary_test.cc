@@ -15,12 +15,8 @@
 #include "kernels/cuda/paging/paging.h"
 #include "tests/kernels/cuda/device_cache.h"
 
-namespace fox::cuda {
+namespace fox::cuda::testing {
 namespace {
-
-using testing::CacheOptions;
-using testing::CacheSequence;
-using testing::DeviceCache;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -72,7 +68,7 @@ TEST_P(PruneBoundaryTest, StrongGates) {
 
 INSTANTIATE_TEST_SUITE_P(Modes, PruneBoundaryTest,
                          ::testing::Values(AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified),
-                         [](const auto& mode) { return testing::ModeName(mode.param); });
+                         [](const auto& mode) { return ModeName(mode.param); });
 
 // Without QK-norm the rows' own queries decide. Boundaries may differ from the host's where the
 // kernel's float32 sums may; whatever they are, no row loses more than eps.
@@ -133,7 +129,7 @@ TEST_P(MeasuredBoundaryTest, DecodingRowsSkipWhatTheirQueriesAllow) {
   const CacheOptions options = MeasuredOptions(GetParam());
   DeviceCache cache(options);
   ASSERT_TRUE(UsesPerQueryBound(cache.params()));
-  const testing::DeviceArray<int32_t> window(static_cast<size_t>(cache.schedule().max_seq_heads));
+  const DeviceArray<int32_t> window(static_cast<size_t>(cache.schedule().max_seq_heads));
   StepSchedule schedule = cache.schedule();
   schedule.first_visible_page = window.data();
   ASSERT_EQ(FindFirstVisiblePages(cache.batch(), cache.params(), cache.kv(), schedule, nullptr),
@@ -178,4 +174,4 @@ INSTANTIATE_TEST_SUITE_P(HeadDim, MeasuredBoundaryTest, ::testing::Values(16, 32
                          [](const auto& head_dim) { return std::to_string(head_dim.param); });
 
 }  // namespace
-}  // namespace fox::cuda
+}  // namespace fox::cuda::testing

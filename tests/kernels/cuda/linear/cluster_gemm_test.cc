@@ -1,11 +1,10 @@
-// Products of few rows in clusters: their order of sums, stated on the host, for every way to split
-// W's columns and any number of rows; the gated form against a product and a gate; deferred norms.
-// Against float64, and against the kernel for fewer rows, they are in linear_test.cc.
+// Products of few rows in clusters: the same bits for every way to split W's columns and any number
+// of rows; the gated form against a product and a gate; deferred norms. Against float64, and
+// against the kernel for fewer rows, which has the same order of sums, they are in linear_test.cc.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <tuple>
@@ -17,13 +16,8 @@
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
-namespace fox::cuda {
+namespace fox::cuda::testing {
 namespace {
-
-using testing::Call;
-using testing::LinearTest;
-using testing::TestMatrix;
-using testing::Uniform;
 
 // Calls of the kernel itself, whatever LinearEngine would choose.
 class ClusterGemmCalls : public LinearTest {
@@ -37,16 +31,9 @@ class ClusterGemmCalls : public LinearTest {
     return ClusterGemm(x, params, next_, multiprocessors_, stream_);
   }
 
-  // Of `call` for `rows` rows from `first` on, into float32 that holds `before` or nothing.
-  std::vector<float> Outputs(const Call& call, int64_t first, int64_t rows,
-                             const TestMatrix* before = nullptr) {
+  // Of `call` for `rows` rows from `first` on.
+  std::vector<float> Outputs(const Call& call, int64_t first, int64_t rows) {
     TestMatrix y(DType::kF32, rows, call.weight->rows(), 0);
-    if (before != nullptr) {
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t c = 0; c < y.cols(); ++c) y.At(r, c) = before->At(first + r, c);
-      }
-      y.Upload();
-    }
     EXPECT_EQ(Run(call, y, first, rows), cudaSuccess);
     y.Download();
     return y.host();
@@ -67,144 +54,48 @@ class ClusterGemmCalls : public LinearTest {
 // Weights whose columns 132 multiprocessors split among 8, 4, 2 and 1 blocks; tiles of outputs and
 // columns, and classes of columns, cut off or missing.
 class ClusterGemmTest : public ClusterGemmCalls,
-                        public ::testing::WithParamInterface<std::tuple<int64_t, int64_t>> {
- protected:
-  void FillAll() {
-    Uniform uniform(31);
-    weight_.FillUniform(uniform, 1);
-    bias_.FillUniform(uniform, 20);
-    x_.FillUniform(uniform, 1);
-  }
-
-  static constexpr int64_t kBatch = 64;      // whose bits others are compared with
-  static constexpr int64_t kPassRows = 128;  // in two groups of 64
-  const int64_t out_ = std::get<0>(GetParam()), in_ = std::get<1>(GetParam());
-  TestMatrix weight_{DType::kBF16, out_, in_, 0};
-  TestMatrix bias_{DType::kF32, 1, out_, 0};
-  TestMatrix x_{DType::kBF16, 2 * kPassRows, in_, 8};
-};
+                        public ::testing::WithParamInterface<std::tuple<int64_t, int64_t>> {};
 
 // A row's bits are those that it has in a batch of 64, wherever it stands and however many there
 // are. This also shows what wgmma.cuh assumes of the tensor cores.
 TEST_P(ClusterGemmTest, BitsDoNotDependOnTheNumberOfRows) {
-  FillAll();
-  const Call call{.in = &x_, .weight = &weight_, .bias = &bias_};
+  constexpr int64_t kBatch = 64, kPassRows = 128;  // a pass has two groups of 64
+  const auto [out, in] = GetParam();
+  Uniform uniform(31);
+  const TestMatrix weight(DType::kBF16, out, in, 0, uniform, 1),
+      bias(DType::kF32, 1, out, 0, uniform, 20), x(DType::kBF16, 2 * kPassRows, in, 8, uniform, 1);
+  const Call call{.in = &x, .weight = &weight, .bias = &bias};
   std::vector<float> want;  // by row, each in a batch of 64
-  for (int64_t first = 0; first < x_.rows(); first += kBatch) {
+  for (int64_t first = 0; first < x.rows(); first += kBatch) {
     const std::vector<float> y = Outputs(call, first, kBatch);
     want.insert(want.end(), y.begin(), y.end());
   }
-  const auto expect = [&](int64_t first, int64_t rows) {
+  const auto expect = [&, width = out](int64_t first, int64_t rows) {
     const std::vector<float> got = Outputs(call, first, rows);
-    const auto differs = std::mismatch(got.begin(), got.end(), want.begin() + first * out_);
+    const auto differs = std::mismatch(got.begin(), got.end(), want.begin() + first * width);
     ASSERT_TRUE(differs.first == got.end())
-        << "row " << (differs.first - got.begin()) / out_ << " of " << rows << " from " << first;
+        << "row " << (differs.first - got.begin()) / width << " of " << rows << " from " << first;
   };
   for (int64_t rows = 1; rows <= kPassRows; ++rows) {
     expect(0, rows);
-    expect(x_.rows() - rows, rows);
+    expect(x.rows() - rows, rows);
     if (HasFatalFailure()) return;
   }
   for (const int64_t rows : {129, 130, 193, 200, 256}) {
-    expect(x_.rows() - rows, rows);
+    expect(x.rows() - rows, rows);
     if (HasFatalFailure()) return;
   }
 }
 
-// The order of sums: eight classes of columns, each from left to right, then a binary tree, then
-// the bias, then what was there. For terms whose sums of 16 are exact in whatever order, so that
-// nothing need be known about the tensor cores.
-float InOrder(const TestMatrix& x, int64_t row, const TestMatrix& weight, int64_t out, float bias,
-              float before) {
-  constexpr int64_t kChunk = 64;
-  float sums[8] = {};
-  for (int64_t first = 0; first < x.cols(); first += kChunk) {
-    float& sum = sums[first / kChunk % 8];
-    for (int64_t k = first; k < std::min(first + kChunk, x.cols()); ++k) {
-      sum += x.At(row, k) * weight.At(out, k);  // exact, or the smaller one is lost
-    }
-  }
-  for (int half = 1; half < 8; half *= 2) {
-    for (int c = 0; c < 8; c += 2 * half) sums[c] += sums[c + half];
-  }
-  return before + (sums[0] + bias);
-}
-
-class ClusterGemmOrderTest : public ClusterGemmTest {
- protected:
-  static constexpr int64_t kFirst = 100, kRows = 20;  // those of x_ that the host computes
-
-  // 0 .. count - 1
-  int Draw(int count) {
-    return static_cast<int>((uniform_(1) + 1) * 0.5f * static_cast<float>(count));
-  }
-
-  // For the rows from kFirst on, in batches of every kind and in both of a pass's groups.
-  void ExpectOrder() {
-    TestMatrix before(DType::kF32, x_.rows(), out_, 0);
-    before.FillUniform(uniform_, 0x1p20f);
-    bias_.FillUniform(uniform_, 0x1p20f);
-    std::vector<float> want;
-    for (int64_t r = kFirst; r < kFirst + kRows; ++r) {
-      for (int64_t c = 0; c < out_; ++c) {
-        want.push_back(InOrder(x_, r, weight_, c, bias_.At(0, c), before.At(r, c)));
-      }
-    }
-    const Call call{.in = &x_, .weight = &weight_, .bias = &bias_, .accumulate = true};
-    for (const int splits : kSplits) {
-      Split(splits, 128, out_);
-      ExpectOrder(call, before, want, kFirst, 3, splits);
-      ExpectOrder(call, before, want, kFirst, kRows, splits);
-      ExpectOrder(call, before, want, kFirst, kBatch, splits);
-      ExpectOrder(call, before, want, kFirst, kBatch + 6, splits);
-      ExpectOrder(call, before, want, kFirst - kBatch - 6, kPassRows, splits);
-      if (HasFatalFailure()) return;
-    }
-  }
-
-  // `want`: of the rows from kFirst on.
-  void ExpectOrder(const Call& call, const TestMatrix& before, const std::vector<float>& want,
-                   int64_t first, int64_t rows, int splits) {
-    std::vector<float> got = Outputs(call, first, rows, &before);
-    got.erase(got.begin(), got.begin() + (kFirst - first) * out_);
-    got.resize(std::min(got.size(), want.size()));
-    const auto differs = std::mismatch(got.begin(), got.end(), want.begin());
-    ASSERT_TRUE(differs.first == got.end())
-        << "row " << kFirst - first + (differs.first - got.begin()) / out_ << " output "
-        << (differs.first - got.begin()) % out_ << " of " << rows << " rows, " << splits
-        << " splits: " << *differs.first << " not " << *differs.second;
-  }
-
-  Uniform uniform_{61};
-};
-
-// Whole numbers times a power of two of their class: sums within a class are exact, those of
-// classes are not.
-TEST_P(ClusterGemmOrderTest, ClassesAreATree) {
-  constexpr int kExponent[8] = {0, 17, 6, 20, 11, 3, 14, 9};
-  for (int64_t c = 0; c < out_; ++c) {
-    for (int64_t k = 0; k < in_; ++k) weight_.At(c, k) = static_cast<float>(Draw(31) - 15);
-  }
-  for (int64_t r = 0; r < x_.rows(); ++r) {
-    for (int64_t k = 0; k < in_; ++k) {
-      x_.At(r, k) = std::ldexp(static_cast<float>(Draw(255) - 127), kExponent[k / 64 % 8]);
-    }
-  }
-  weight_.Upload();
-  x_.Upload();
-  ExpectOrder();
-}
-
-const auto kWeights = ::testing::Values(
-    std::tuple{1536, 1536}, std::tuple{1530, 3584}, std::tuple{65, 40}, std::tuple{129, 520},
-    std::tuple{2200, 1000}, std::tuple{6216, 1536}, std::tuple{7168, 1528}, std::tuple{17001, 264});
-
-std::string WeightName(const ::testing::TestParamInfo<std::tuple<int64_t, int64_t>>& shape) {
-  return std::to_string(std::get<0>(shape.param)) + "x" + std::to_string(std::get<1>(shape.param));
-}
-
-INSTANTIATE_TEST_SUITE_P(Weights, ClusterGemmTest, kWeights, WeightName);
-INSTANTIATE_TEST_SUITE_P(Weights, ClusterGemmOrderTest, kWeights, WeightName);
+INSTANTIATE_TEST_SUITE_P(Weights, ClusterGemmTest,
+                         ::testing::Values(std::tuple{1536, 1536}, std::tuple{1530, 3584},
+                                           std::tuple{65, 40}, std::tuple{129, 520},
+                                           std::tuple{2200, 1000}, std::tuple{6216, 1536},
+                                           std::tuple{7168, 1528}, std::tuple{17001, 264}),
+                         [](const auto& c) {
+                           return std::to_string(std::get<0>(c.param)) + "x" +
+                                  std::to_string(std::get<1>(c.param));
+                         });
 
 // Halves of whole and of cut off tiles.
 class ClusterGemmGatedTest
@@ -267,8 +158,7 @@ TEST_P(ClusterGemmNormTest, ADeferredNormIsTheNorm) {
     ASSERT_EQ(Run(call, plain, 0, rows), cudaSuccess);
     call.next_norm = &norm;
     ASSERT_EQ(Run(call, x, 0, rows), cudaSuccess);
-    ASSERT_EQ(DeferNorm(x.view(), testing::NormBy(norm), deferred(want, want_sums), stream_),
-              cudaSuccess);
+    ASSERT_EQ(DeferNorm(x.view(), NormBy(norm), deferred(want, want_sums), stream_), cudaSuccess);
     for (TestMatrix* m : {&plain, &x, &left, &left_sums, &want, &want_sums}) m->Download();
     ASSERT_EQ(x.host(), plain.host());
     ASSERT_EQ(left.host(), want.host());
@@ -289,4 +179,4 @@ INSTANTIATE_TEST_SUITE_P(Hidden, ClusterGemmNormTest, ::testing::Values(1536, 20
                          [](const auto& hidden) { return std::to_string(hidden.param); });
 
 }  // namespace
-}  // namespace fox::cuda
+}  // namespace fox::cuda::testing

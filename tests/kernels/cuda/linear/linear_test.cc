@@ -1,7 +1,6 @@
 // LinearEngine against float64 on the host: every product (decode rows and prefill rows, few and
 // many), norms and gates, odd shapes and strides; that rows depend neither on their neighbours nor
-// on how many there are; and chains of calls that overlap, alone and in a graph, against the same
-// calls one at a time.
+// on how many there are; and chains of calls that overlap, against the same calls one at a time.
 #include "kernels/cuda/linear/linear.h"
 
 #include <cuda_runtime_api.h>
@@ -20,13 +19,8 @@
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
-namespace fox::cuda {
+namespace fox::cuda::testing {
 namespace {
-
-using testing::Call;
-using testing::LinearTest;
-using testing::TestMatrix;
-using testing::Uniform;
 
 class LinearShapeTest : public LinearTest, public ::testing::WithParamInterface<int64_t> {};
 
@@ -53,7 +47,7 @@ INSTANTIATE_TEST_SUITE_P(In, LinearShapeTest,
 TEST(CublasGemmTest, NumbersOfRowsShareAnAlgorithm) {
   constexpr int64_t kIn = 64, kOut = 128;
   constexpr size_t kWorkspace = size_t{1} << 20;
-  testing::DeviceArray<char> workspace(kWorkspace);
+  DeviceArray<char> workspace(kWorkspace);
   CublasGemm gemm(workspace.data(), kWorkspace);
   Uniform uniform(7);
   TestMatrix weight(DType::kBF16, kOut, kIn, 0, uniform, 1),
@@ -326,13 +320,10 @@ class LinearChainTest : public LinearTest,
     return weights;
   }
 
-  void FillInput(uint64_t seed) {
-    Uniform uniform(seed);
+  // What the calls leave in x; `after` runs after each.
+  std::vector<float> Results(const std::function<void()>& after) {
+    Uniform uniform(1);
     x_.FillUniform(uniform, 1);
-  }
-
-  // `after` runs after each call.
-  void Enqueue(const std::function<void()>& after) {
     const auto run = [&](Call call, const TestMatrix& out) {
       call.decode_rows = decodes_;
       call.follows = true;
@@ -346,11 +337,6 @@ class LinearChainTest : public LinearTest,
       run({.in = &x_, .norm = &other_norm_, .weight = &o_[n]}, h_);
       run({.in = &h_, .weight = &o_[kLayers - 1 - n], .accumulate = true, .next_norm = &norm_}, x_);
     }
-  }
-
-  std::vector<float> OneAtATime(uint64_t seed) {
-    FillInput(seed);
-    Enqueue([&] { EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess); });
     x_.Download();
     return x_.host();
   }
@@ -365,34 +351,12 @@ class LinearChainTest : public LinearTest,
 };
 
 TEST_P(LinearChainTest, OverlappingCallsGiveTheSameBits) {
-  const std::vector<float> want = OneAtATime(1);
+  const std::vector<float> want =
+      Results([&] { EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess); });
   for (const float value : want) ASSERT_FALSE(std::isnan(value));
   for (int repeat = 0; repeat < 20; ++repeat) {
-    FillInput(1);
-    Enqueue([] {});
-    x_.Download();
-    ASSERT_EQ(x_.host(), want) << "repetition " << repeat;
+    ASSERT_EQ(Results([] {}), want) << "repetition " << repeat;
   }
-}
-
-TEST_P(LinearChainTest, ReplaysOfAGraphSeeNewInputs) {
-  const std::vector<float> first = OneAtATime(1), second = OneAtATime(2);
-  ASSERT_NE(first, second);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  Enqueue([] {});
-  ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
-  for (const auto& [seed, want] : {std::pair{1, &first}, {2, &second}, {1, &first}}) {
-    FillInput(static_cast<uint64_t>(seed));
-    ASSERT_EQ(cudaGraphLaunch(executable, stream_), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
-    x_.Download();
-    EXPECT_EQ(x_.host(), *want) << "input " << seed;
-  }
-  EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
-  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
 }
 
 INSTANTIATE_TEST_SUITE_P(RowsAndDecodes, LinearChainTest,
@@ -407,4 +371,4 @@ INSTANTIATE_TEST_SUITE_P(RowsAndDecodes, LinearChainTest,
                          });
 
 }  // namespace
-}  // namespace fox::cuda
+}  // namespace fox::cuda::testing

@@ -1,6 +1,6 @@
 // Gated products of prefill rows (against float64 in linear_test.cc): the bits of a product that is
-// exact and the gate behind it; the order of sums, stated on the host; that a row's bits depend
-// neither on the other rows nor on the tiles.
+// exact and the gate behind it; that a row's bits depend neither on the other rows nor on the
+// tiles.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -17,12 +17,8 @@
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
-namespace fox::cuda {
+namespace fox::cuda::testing {
 namespace {
-
-using testing::LinearTest;
-using testing::TestMatrix;
-using testing::Uniform;
 
 // Inner width, columns, activation: tiles of outputs, rows and columns, whole and cut off; fewer
 // chunks of columns than stages.
@@ -123,4 +119,4 @@ INSTANTIATE_TEST_SUITE_P(Weights, PrefillGemmTest,
                          [](const auto& c) { return std::to_string(std::get<0>(c.param)); });
 
 }  // namespace
-}  // namespace fox::cuda
+}  // namespace fox::cuda::testing

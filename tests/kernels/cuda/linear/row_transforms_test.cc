@@ -11,18 +11,13 @@
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
-namespace fox::cuda {
+namespace fox::cuda::testing {
 namespace {
-
-using testing::DeviceArray;
-using testing::NormBy;
-using testing::TestMatrix;
-using testing::Uniform;
 
 // bf16 keeps 8 bits, so rounding to it changes a value by at most 2^-8 of itself. float32 carries
 // sums of squares, rsqrt, exp, a division and a few products.
 void ExpectNear(const TestMatrix& out, int64_t row, const std::vector<double>& want) {
-  const double tolerance = 0x1p-8 + testing::NormError(out.cols());
+  const double tolerance = 0x1p-8 + NormError(out.cols());
   for (int64_t c = 0; c < out.cols(); ++c) {
     const double w = want[static_cast<size_t>(c)];
     ASSERT_FALSE(std::isnan(out.At(row, c)));
@@ -38,7 +33,7 @@ TEST(NormRowsTest, MatchesFloat64) {
     TestMatrix out(DType::kBF16, 5, cols, 8);
     ASSERT_EQ(NormRows(in.view(), NormBy(weight), out.view(), nullptr), cudaSuccess);
     out.Download();
-    for (int64_t r = 0; r < 5; ++r) ExpectNear(out, r, testing::NormedRow(in, r, weight));
+    for (int64_t r = 0; r < 5; ++r) ExpectNear(out, r, NormedRow(in, r, weight));
   }
 }
 
@@ -90,7 +85,7 @@ TEST(GateRowsTest, MatchesFloat64) {
       for (int64_t r = 0; r < 3; ++r) {
         std::vector<double> want;
         for (int64_t c = 0; c < inner; ++c) {
-          want.push_back(testing::Activated(y.At(r, c), act) * y.At(r, inner + c));
+          want.push_back(Activated(y.At(r, c), act) * y.At(r, inner + c));
         }
         ExpectNear(out, r, want);
       }
@@ -200,4 +195,4 @@ TEST(GatherRowsTest, CopiesRows) {
 }
 
 }  // namespace
-}  // namespace fox::cuda
+}  // namespace fox::cuda::testing

@@ -14,13 +14,8 @@
 #include "tests/kernels/cuda/linear/linear_calls.h"
 #include "tests/kernels/cuda/test_matrix.h"
 
-namespace fox::cuda {
+namespace fox::cuda::testing {
 namespace {
-
-using testing::Call;
-using testing::LinearTest;
-using testing::TestMatrix;
-using testing::Uniform;
 
 // Calls of the kernel itself, whatever LinearEngine would choose. By the number of columns: chunks,
 // tiles and passes of a norm cut off.
@@ -130,4 +125,4 @@ TEST(SmallBatchRowsTest, FollowFromColumnsAndSharedMemory) {
 }
 
 }  // namespace
-}  // namespace fox::cuda
+}  // namespace fox::cuda::testing

@@ -2,7 +2,6 @@
 // (Owners in any order of steps, and of swaps: swap_test.cc.)
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <random>
 
 #include "kernels/cuda/paging/paging.h"

@@ -207,7 +207,10 @@ std::vector<VarlenCase> BackwardCases() {
   VarlenCase paper = WithHeads(PackedCase({1000, 129, 700}), 4, 2, 0, {-1, 0, 1, 9});
   paper.name = "Paper";
   paper.acp = AcpMode::kPaper;
-  return VarlenCases({equal_keys, paper});
+  VarlenCase certified = paper;
+  certified.name = "Certified";
+  certified.acp = AcpMode::kCertified;
+  return VarlenCases({equal_keys, paper, certified});
 }
 
 // All gradients against float64, in both modes, and under AcpMode::kPaper against those of

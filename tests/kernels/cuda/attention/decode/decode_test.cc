@@ -19,17 +19,8 @@
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_cache.h"
 
-namespace fox::cuda {
+namespace fox::cuda::testing {
 namespace {
-
-using testing::CacheCase;
-using testing::CacheOptions;
-using testing::CacheSequence;
-using testing::DeviceArray;
-using testing::DeviceCache;
-using testing::OneRowEach;
-using testing::Plan;
-using testing::RowKind;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -319,8 +310,8 @@ void AddLengthsAndGates(std::vector<CacheCase>& cases) {
   };
   // Gates so strong that float32 alone would lose the decay, or leave nothing but the last key.
   for (const AcpMode acp : {AcpMode::kOff, AcpMode::kPaper}) {
-    CacheOptions& strong = Add("StrongGates" + testing::ModeName(acp), 2, {3, 8},
-                               OneRowEach({3000, 1000, 64, 65}), cases);
+    CacheOptions& strong =
+        Add("StrongGates" + ModeName(acp), 2, {3, 8}, OneRowEach({3000, 1000, 64, 65}), cases);
     strong.acp = acp;
     strong.strong_gate_rate = 0.02;
     strong.evict = false;
@@ -343,7 +334,7 @@ std::vector<CacheCase> DecodeCases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, DecodeAttentionTest, ::testing::ValuesIn(DecodeCases()),
-                         testing::CaseName<CacheCase>);
+                         CaseName<CacheCase>);
 
 TEST(DecodeBatchTest, NoSequencesAreNoWork) {
   const DeviceCache cache({.sequences = OneRowEach({100})});
@@ -353,4 +344,4 @@ TEST(DecodeBatchTest, NoSequencesAreNoWork) {
 }
 
 }  // namespace
-}  // namespace fox::cuda
+}  // namespace fox::cuda::testing

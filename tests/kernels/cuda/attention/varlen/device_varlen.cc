@@ -2,7 +2,6 @@
 #include "tests/kernels/cuda/attention/varlen/device_varlen.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <random>
 

@@ -2,7 +2,6 @@
 // the backward kernels, backward_test compares together with them.)
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <random>
 

@@ -20,15 +20,8 @@
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_cache.h"
 
-namespace fox::cuda {
+namespace fox::cuda::testing {
 namespace {
-
-using testing::CacheOptions;
-using testing::DeviceArray;
-using testing::DeviceCache;
-using testing::kBf16Rounding;
-using testing::ModeName;
-using testing::RowKind;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -65,9 +58,9 @@ class SplitSpace {
   const StepSchedule& schedule() const { return schedule_; }
   StepSchedule& schedule() { return schedule_; }
   void PoisonPartials() {
-    out_.Fill(testing::kPoison);
-    softmax_.Fill(testing::kPoison);
-    stop_at_.Fill(testing::kPoison);
+    out_.Fill(kPoison);
+    softmax_.Fill(kPoison);
+    stop_at_.Fill(kPoison);
   }
   std::vector<int32_t> PartialRows() const { return partial_rows_.ToHost(); }
   // The same, but all splits run serially.
@@ -137,7 +130,7 @@ CacheOptions Chunks(AcpMode acp, int head_dim) {
 }
 
 // With others it needs more workspace than exists, so some splits run serially.
-constexpr testing::CacheSequence kLongPrompt{4200, 4100, -10, 14};
+constexpr CacheSequence kLongPrompt{4200, 4100, -10, 14};
 
 // ---- The plan.
 
@@ -286,12 +279,7 @@ std::vector<SplitCase> SplitCases() {
   return cases;
 }
 
-class SplitKeysTest : public ::testing::Test {
- protected:
-  void SetUp() override {}
-};
-
-class SplitKeysCaseTest : public SplitKeysTest, public ::testing::WithParamInterface<SplitCase> {};
+class SplitKeysCaseTest : public ::testing::TestWithParam<SplitCase> {};
 
 // Again without log sums and counters, then with serial splits, and with room for half of them: the
 // same bits.
@@ -324,10 +312,10 @@ TEST_P(SplitKeysCaseTest, MatchesFloat64) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, SplitKeysCaseTest, ::testing::ValuesIn(SplitCases()),
-                         testing::CaseName<SplitCase>);
+                         CaseName<SplitCase>);
 
 // All rows, while the oracle samples some: only bf16 roundings of weights and of outputs differ.
-TEST_F(SplitKeysTest, AgreesWithoutSplits) {
+TEST(SplitKeysTest, AgreesWithoutSplits) {
   for (const int head_dim : {32, 64, 128}) {
     const CacheOptions options = Chunks(AcpMode::kOff, head_dim);
     DeviceCache cache(options);
@@ -339,7 +327,7 @@ TEST_F(SplitKeysTest, AgreesWithoutSplits) {
     for (size_t i = 0; i < whole.size() && wrong < 10; ++i) {
       if (whole[i] == split[i]) continue;
       ++other;
-      const double a = testing::Widen(whole[i]), b = testing::Widen(split[i]);
+      const double a = Widen(whole[i]), b = Widen(split[i]);
       if (std::abs(a - b) <= 0x1p-6 * std::max(1.0, std::abs(a))) continue;  // false for NaN
       ++wrong;
       ADD_FAILURE() << "head dim " << head_dim << " row " << i / stride << " column " << i % stride
@@ -351,7 +339,7 @@ TEST_F(SplitKeysTest, AgreesWithoutSplits) {
 
 // If partial results or splits do not fit, the last head tiles' splits run serially, with the same
 // bits.
-TEST_F(SplitKeysTest, WhatDoesNotFitIsSerial) {
+TEST(SplitKeysTest, WhatDoesNotFitIsSerial) {
   const CacheOptions options = Chunks(AcpMode::kCertified, 64);
   DeviceCache cache(options);
   const SplitSpace roomy(cache, 0, kRoomyRows, kRoomySplits);
@@ -381,4 +369,4 @@ TEST_F(SplitKeysTest, WhatDoesNotFitIsSerial) {
 }
 
 }  // namespace
-}  // namespace fox::cuda
+}  // namespace fox::cuda::testing
