@@ -35,6 +35,7 @@ class ByteLevelBpe : public Tokenizer {
                                               bool add_special_tokens) const override;
   absl::StatusOr<std::vector<int32_t>> EncodeAsText(const std::string& given) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
+  bool IsAdded(int32_t id) const override { return control_[static_cast<size_t>(id)]; }
   const Info& info() const override { return info_; }
 
  private:

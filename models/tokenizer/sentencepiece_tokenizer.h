@@ -32,6 +32,10 @@ class SentencePieceTokenizer : public Tokenizer {
   absl::StatusOr<std::vector<int32_t>> EncodeAsText(const std::string& text) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   TokenKind KindOf(int32_t id) const override;
+  bool IsAdded(int32_t id) const override {
+    const Token& token = tokens_[static_cast<size_t>(id)];
+    return token.control || !token.user_defined.empty();
+  }
   const Info& info() const override { return info_; }
 
  private:
