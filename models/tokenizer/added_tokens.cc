@@ -31,10 +31,6 @@ size_t SpaceBehind(std::string_view text, size_t begin) {
   return begin;
 }
 
-uint64_t ChildKey(int32_t node, char byte) {
-  return (static_cast<uint64_t>(static_cast<uint32_t>(node)) << 8) | static_cast<uint8_t>(byte);
-}
-
 }  // namespace
 
 bool IsWhiteSpace(std::string_view text) { return SpaceBehind(text, 0) == text.size(); }
@@ -44,7 +40,7 @@ void AddedTokenSplitter::Trie::Add(const std::string& content, int32_t index) {
   int32_t node = 0;
   for (const char byte : content) {
     const auto [it, inserted] =
-        child_.try_emplace(ChildKey(node, byte), static_cast<int32_t>(index_.size()));
+        child_.try_emplace({node, byte}, static_cast<int32_t>(index_.size()));
     if (inserted) index_.push_back(-1);
     node = it->second;
   }
@@ -57,7 +53,7 @@ std::pair<int32_t, size_t> AddedTokenSplitter::Trie::Match(std::string_view text
   if (!first_[static_cast<uint8_t>(text[begin])]) return found;
   int32_t node = 0;
   for (size_t at = begin; at < text.size(); ++at) {
-    const auto it = child_.find(ChildKey(node, text[at]));
+    const auto it = child_.find({node, text[at]});
     if (it == child_.end()) break;
     node = it->second;
     const int32_t index = index_[static_cast<size_t>(node)];

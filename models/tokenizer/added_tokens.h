@@ -60,8 +60,8 @@ class AddedTokenSplitter {
 
    private:
     std::array<bool, 256> first_ = {};
-    absl::flat_hash_map<uint64_t, int32_t> child_;  // key: node << 8 | byte
-    std::vector<int32_t> index_ = {-1};             // by node; node 0 is the root
+    absl::flat_hash_map<std::pair<int32_t, char>, int32_t> child_;  // by node and byte
+    std::vector<int32_t> index_ = {-1};                             // by node; node 0 is the root
   };
 
   void SplitText(std::string_view text, const Trie& trie, const Take& take) const;

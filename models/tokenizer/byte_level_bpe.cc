@@ -83,12 +83,10 @@ absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t mo
     return absl::OkStatus();
   };
   for (const auto& [token, id] : definition.vocab) {
-    absl::Status status = add(definition.vocab_file, token, id);
-    if (!status.ok()) return status;
+    if (absl::Status status = add(definition.vocab_file, token, id); !status.ok()) return status;
   }
   for (const AddedToken& token : definition.added) {
-    absl::Status status = add(token.file, token.content, token.id);
-    if (!status.ok()) return status;
+    if (absl::Status status = add(token.file, token.content, token.id); !status.ok()) return status;
     const auto in_vocab = definition.vocab.find(token.content);
     if (in_vocab != definition.vocab.end() && in_vocab->second != token.id) {
       return InvalidFile(
@@ -145,9 +143,7 @@ absl::Status ByteLevelBpe::SetBytes(const BpeDefinition& definition) {
   if (definition.ignore_merges) {
     for (const auto& [token, id] : definition.vocab) {
       const std::optional<std::string> bytes = BytesOfToken(token);
-      if (bytes.has_value() && !control_[static_cast<size_t>(id)]) {
-        id_of_bytes_.emplace(*bytes, id);
-      }
+      if (bytes.has_value() && !control_[static_cast<size_t>(id)]) id_of_bytes_.emplace(*bytes, id);
     }
   }
   return absl::OkStatus();

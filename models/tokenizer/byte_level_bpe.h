@@ -39,6 +39,7 @@ class ByteLevelBpe : public Tokenizer {
                                                     bool at_text_start) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
   TokenKind KindOf(int32_t id) const override;
+  bool IsAdded(int32_t id) const override { return control_[static_cast<size_t>(id)]; }
   const Info& info() const override { return info_; }
 
  private:

@@ -108,8 +108,7 @@ absl::StatusOr<ChatFormat> ChatFormat::Parse(const std::string& json, const Toke
   const absl::StatusOr<Json> object = ReadJsonObject(json, kLimits, kFile);
   if (!object.ok()) return object.status();
   ChatFormat format;
-  const absl::Status status = format.Read(*object);
-  if (!status.ok()) return status;
+  if (absl::Status status = format.Read(*object); !status.ok()) return status;
   format.FindAddedTokens(tokenizer);
   return format;
 }
@@ -144,20 +143,10 @@ absl::Status ChatFormat::Read(const Json& json) {
 }
 
 void ChatFormat::FindAddedTokens(const Tokenizer& tokenizer) {
-  std::string marks = absl::StrCat(bos_, generation_prompt_, end_);
-  for (const auto& [name, role] : roles_) absl::StrAppend(&marks, role.prefix, role.suffix);
   for (int32_t id = 0; id < tokenizer.info().vocab_size; ++id) {
     const std::string token = tokenizer.TokenBytes(id, /*skip_special=*/false);
     if (token.empty() || token.size() > AddedTokenSplitter::kMaxContent) continue;
-    if (marks.find(token) == std::string::npos) continue;
-    // Added tokens need not be special; they are those that text is not read as.
-    const auto is_one = [id](const absl::StatusOr<std::vector<int32_t>>& ids) {
-      return ids.ok() && *ids == std::vector<int32_t>{id};
-    };
-    const bool special = tokenizer.TokenBytes(id, /*skip_special=*/true).empty();
-    const bool added = special || (is_one(tokenizer.Encode(token, false)) &&
-                                   !is_one(tokenizer.EncodeAsText(token, true)));
-    if (added) added_.Add({.content = token, .id = id});
+    if (tokenizer.IsAdded(id)) added_.Add({.content = token, .id = id});
   }
   const std::string& suffix = roles_["assistant"].suffix;
   added_.Split(suffix, [this](const TextPart& part) {

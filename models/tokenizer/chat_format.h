@@ -70,7 +70,7 @@ class ChatFormat {
   std::optional<std::string> default_system_;
   std::map<std::string, Role> roles_;
   bool alternate_ = false;
-  AddedTokenSplitter added_;  // those in the format's strings
+  AddedTokenSplitter added_;
   std::optional<int32_t> stop_id_;
   std::string stop_text_;
 };

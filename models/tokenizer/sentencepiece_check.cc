@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -133,8 +132,7 @@ absl::Status CheckPieces(SentencePieceFile* file, const Settings& settings) {
   size_t byte_pieces = 0;
   for (size_t id = 0; id < file->pieces.size(); ++id) {
     const Piece& piece = file->pieces[id];
-    absl::Status status = CheckPiece(piece, id);
-    if (!status.ok()) return status;
+    if (absl::Status status = CheckPiece(piece, id); !status.ok()) return status;
     if (!id_of_text.emplace(piece.text, static_cast<int32_t>(id)).second) {
       return Error(absl::StrCat("piece ", Quoted(piece.text), " is there twice"));
     }

@@ -3,7 +3,6 @@
 // the only place that includes it. It trusts the model: sentencepiece_check.h looks at it first.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>

@@ -2,7 +2,6 @@
 #include "models/tokenizer/sentencepiece_tokenizer.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -68,9 +67,7 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
     tokenizer->model_ = SentencePieceModel::Parse(WithoutNormalizer(serialized), &error);
   }
   tokenizer->add_dummy_prefix_ = file->add_dummy_prefix;
-  if (tokenizer->model_ == nullptr) {
-    return InvalidFile("tokenizer.model", Quoted(error));
-  }
+  if (tokenizer->model_ == nullptr) return InvalidFile("tokenizer.model", Quoted(error));
   tokenizer->window_bytes_ = window_bytes;
   tokenizer->lookahead_ = LookaheadOf(*file);
   Info& info = tokenizer->info_;

@@ -36,6 +36,8 @@ class Tokenizer {
   // Bytes of one token as they stand in a running text; not necessarily whole UTF-8. Special tokens
   // give "" when `skip_special`. Ids without a token give "": models pad their vocabulary.
   virtual std::string TokenBytes(int32_t id, bool skip_special) const = 0;
+  // True of a token that EncodeAsText never gives; `id` is less than the vocabulary's size.
+  virtual bool IsAdded(int32_t /*id*/) const { return false; }
 
   // How the bytes of a token join the text before them.
   enum class TokenKind {

@@ -288,8 +288,7 @@ absl::Status ReadPostProcessor(const Json& json, BpeDefinition* definition) {
     if (type != "TemplateProcessing" || seen)
       return Unsupported("post_processor", type, "ByteLevel, TemplateProcessing");
     seen = true;
-    absl::Status status = ReadTemplate(*step, definition);
-    if (!status.ok()) return status;
+    if (absl::Status status = ReadTemplate(*step, definition); !status.ok()) return status;
   }
   return absl::OkStatus();
 }

@@ -1,7 +1,7 @@
 // UTF-8 by the table of well-formed sequences (Unicode standard, table 3-7). See utf8.h.
 #include "models/tokenizer/utf8.h"
 
-#include <cstring>
+#include <utf8proc.h>
 
 namespace fox {
 namespace {
@@ -43,47 +43,24 @@ Utf8Unit NextUtf8(const char* data, size_t size) {
 }
 
 bool IsValidUtf8(const std::string& text) {
-  constexpr uint64_t kHighBits = 0x8080808080808080u;
-  size_t i = 0;
-  while (i < text.size()) {
-    uint64_t word = 0;
-    if (i + sizeof(word) <= text.size()) {
-      std::memcpy(&word, text.data() + i, sizeof(word));
-      if ((word & kHighBits) == 0) {
-        i += sizeof(word);
-        continue;
-      }
-    }
-    const Utf8Unit unit = NextUtf8(text.data() + i, text.size() - i);
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Unit unit = NextUtf8(text.data() + at, text.size() - at);
     if (unit.kind != Utf8Kind::kValid) return false;
-    i += unit.length;
+    at += unit.length;
   }
   return true;
 }
 
-bool IsWhiteSpace(uint32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-         c == 0x3000;
+bool IsWhiteSpace(uint32_t code_point) {
+  if ((code_point >= 0x09 && code_point <= 0x0D) || code_point == 0x85) return true;
+  const utf8proc_category_t category = utf8proc_category(static_cast<int32_t>(code_point));
+  return category >= UTF8PROC_CATEGORY_ZS && category <= UTF8PROC_CATEGORY_ZP;
 }
 
 void AppendUtf8(uint32_t code_point, std::string* out) {
-  const auto put = [out](uint32_t byte) { out->push_back(static_cast<char>(byte)); };
-  if (code_point < 0x80) {
-    put(code_point);
-  } else if (code_point < 0x800) {
-    put(0xC0 | (code_point >> 6));
-    put(0x80 | (code_point & 0x3F));
-  } else if (code_point < 0x10000) {
-    put(0xE0 | (code_point >> 12));
-    put(0x80 | ((code_point >> 6) & 0x3F));
-    put(0x80 | (code_point & 0x3F));
-  } else {
-    put(0xF0 | (code_point >> 18));
-    put(0x80 | ((code_point >> 12) & 0x3F));
-    put(0x80 | ((code_point >> 6) & 0x3F));
-    put(0x80 | (code_point & 0x3F));
-  }
+  utf8proc_uint8_t bytes[4];
+  const utf8proc_ssize_t size = utf8proc_encode_char(static_cast<int32_t>(code_point), bytes);
+  out->append(bytes, bytes + size);
 }
 
 void DrainUtf8(std::string* pending, bool final, Utf8Replacement replacement, std::string* out) {

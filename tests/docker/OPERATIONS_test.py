@@ -74,9 +74,11 @@ class GuideTest(unittest.TestCase):
             self.assertEqual(default_of(flag), default, flag)
 
     def test_exit_codes(self) -> None:
-        text = (ROOT / "server" / "README.md").read_text()
+        text = (ROOT / "server" / "process" / "process_end.h").read_text()
         ended = GUIDE.split("### The process ended")[1].split("###")[0]
-        for code in re.findall(r"(?m)^\| (\d+) \|", text):
+        codes = re.findall(r"constexpr int kExit\w+ = (\d+);", text)
+        self.assertEqual(len(codes), 2)
+        for code in codes:
             self.assertRegex(ended, rf"(?m)^\| {code} \|")
 
     def test_statuses(self) -> None:
