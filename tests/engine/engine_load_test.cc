@@ -155,27 +155,6 @@ TEST(EngineLoadTest, AFloodOfOneClientLeavesOthersTheirTurns) {
   EXPECT_LT(polite.longest(), 4);
 }
 
-// The first of the running prompts gives its running slot up long before all of them are computed.
-TEST(EngineLoadTest, AFloodOfLongPromptsRefusesNobodyWhoWouldBeInTime) {
-  Load load;
-  const ClosedLoop flood(load, 1, 60, 8000, 20);
-  load.Run(30);
-  int served = 0, refused = 0, late = 0;
-  const std::function<void()> send = [&] {
-    Request request = Load::MakeRequest(100, 20, 2);
-    request.deadline = load.now() + 8;
-    load.Send(std::move(request), [&](const LoadRequest& ended) {
-      ++(ended.ok() ? served : ended.admitted ? late : refused);
-    });
-    load.At(load.now() + 3, send);
-  };
-  send();
-  load.Run(300);
-  std::printf("%d served, %d refused, %d late\n", served, refused, late);
-  EXPECT_GE(served, 80);
-  EXPECT_LE(refused + late, 5);
-}
-
 // All running slots are held by answers, or by prompts, that take far longer than another client
 // waits. Its deadline does not let it be refused for the queue that they are.
 TEST(EngineLoadTest, OneClientDoesNotKeepAllRunningSlots) {

@@ -6,31 +6,20 @@
 #include <map>
 #include <random>
 
-#include "tests/engine/pipelined_executor.h"
 #include "tests/engine/random_streams.h"
 
 namespace fox {
 namespace {
 
-struct CachedModel {
-  const char* model;
-  const char* dtype;
-  int32_t vocab;
-  AcpMode acp = AcpMode::kCertified;
-};
-
-EngineConfig Config(const CachedModel& variant, double share = 0.5) {
-  EngineConfig config = GoldenConfig(variant.model);
-  config.dtype = variant.dtype;
-  config.runner.acp = variant.acp;
-  config.plain_gemm = true;
+EngineConfig Config(const GoldenModel& model, double share = 0.5) {
+  EngineConfig config = GoldenConfig(model);
   config.engine.prefix_cache_share = share;
   config.engine.prefix_cache_interval = 128;
   return config;
 }
 
 // Small: what is counted does not depend on it.
-constexpr CachedModel kModel{"tiny_fla", "f32", 128};
+constexpr GoldenModel kModel{"tiny_fla", "f32", 128};
 
 // Counts what is computed.
 class Meter : public StepObserver {
@@ -47,37 +36,15 @@ class Meter : public StepObserver {
   int64_t starts = 0, snapshots = 0;
 };
 
-struct Outcome {
-  StreamResults results;
+struct Outcome : StreamRun {
   std::map<RequestId, int64_t> computed;
   int64_t starts = 0, snapshots = 0;
-  EngineStats stats;
 };
 
 Outcome RunAll(EngineConfig config, const std::vector<Request>& requests, int gap, int depth = 1) {
-  Outcome run;
   Meter meter;
   config.observers = {&meter};
-  auto loaded = LoadEngine(config);
-  EXPECT_TRUE(loaded.ok()) << loaded.status();
-  auto& runner = static_cast<ModelRunner&>(*loaded->executor);
-  PipelinedExecutor pipeline(runner);
-  if (depth == 2) {
-    loaded->engine = std::make_unique<Engine>(loaded->options, pipeline, config.observers);
-  }
-  run.results = RunStreams(*loaded->engine, runner, requests, gap, 1);
-  run.stats = loaded->engine->stats();
-  // Everything comes back.
-  loaded->engine->FlushPrefixCache();
-  while (loaded->engine->HasWork()) loaded->engine->Step(1000);
-  EXPECT_EQ(loaded->engine->stats().snapshots, 0);
-  EXPECT_EQ(runner.cache().FreePages(), runner.limits().num_pages);
-  EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
-  loaded->engine.reset();
-  run.computed = meter.computed;
-  run.starts = meter.starts;
-  run.snapshots = meter.snapshots;
-  return run;
+  return {RunEngine(config, requests, gap, depth), meter.computed, meter.starts, meter.snapshots};
 }
 
 std::vector<int32_t> RandomTokens(size_t count, int32_t vocab, std::mt19937_64& rng) {
@@ -107,7 +74,7 @@ std::vector<int32_t> operator+(std::vector<int32_t> a, const std::vector<int32_t
 
 // Questions on two documents, second turns, a prompt that comes again, prompts that end with a
 // page, and the same with another tolerance, without pruning, and scored.
-std::vector<Request> Conversations(const CachedModel& variant, const EngineConfig& without) {
+std::vector<Request> Conversations(const GoldenModel& variant, const EngineConfig& without) {
   std::mt19937_64 rng(7);
   const auto random = [&](size_t count) { return RandomTokens(count, variant.vocab, rng); };
   const auto first = random(300), second = random(192);
@@ -136,10 +103,10 @@ std::vector<Request> Conversations(const CachedModel& variant, const EngineConfi
   return requests;
 }
 
-class EnginePrefixTest : public ::testing::TestWithParam<CachedModel> {};
+class EnginePrefixTest : public ::testing::TestWithParam<GoldenModel> {};
 
 TEST_P(EnginePrefixTest, TokensAndCertificatesDoNotDependOnTheCache) {
-  const CachedModel& variant = GetParam();
+  const GoldenModel& variant = GetParam();
   EngineConfig without = Config(variant, 0);
   without.runner.max_num_seqs = 1;
   const std::vector<Request> requests = Conversations(variant, without);
@@ -178,11 +145,11 @@ TEST_P(EnginePrefixTest, TokensAndCertificatesDoNotDependOnTheCache) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EnginePrefixTest,
-                         ::testing::Values(CachedModel{"dev_pro_d64", "f32", 512},
-                                           CachedModel{"dev_pro_d128", "f32", 300, AcpMode::kPaper},
-                                           CachedModel{"tiny_fla", "f32", 128},
-                                           CachedModel{"tiny_fla", "f32", 128, AcpMode::kOff},
-                                           CachedModel{"tiny_rope", "bf16", 128}));
+                         ::testing::Values(GoldenModel{"dev_pro_d64", "f32", 512},
+                                           GoldenModel{"dev_pro_d128", "f32", 300, AcpMode::kPaper},
+                                           GoldenModel{"tiny_fla", "f32", 128},
+                                           GoldenModel{"tiny_fla", "f32", 128, AcpMode::kOff},
+                                           GoldenModel{"tiny_rope", "bf16", 128}));
 
 // One request after the other.
 Outcome InTurn(const std::vector<Request>& requests) {
@@ -286,7 +253,7 @@ TEST(EnginePrefixTest, SnapshotsGoBeforeAnyRequestIsPreempted) {
     requests.push_back(GreedyRequest(id, RandomTokens(200, kModel.vocab, rng), 100));
   }
   // Two at a time find room without eviction, with nothing to spare for what others left.
-  CachedModel variant = kModel;
+  GoldenModel variant = kModel;
   variant.acp = AcpMode::kOff;
   for (const int depth : {1, 2}) {
     EngineConfig config = Config(variant, 1);
@@ -305,7 +272,7 @@ TEST(EnginePrefixTest, SnapshotsStayWithinTheirShare) {
   for (RequestId id = 1; id <= 30; ++id) {
     requests.push_back(GreedyRequest(id, RandomTokens(150, kModel.vocab, rng), 50));
   }
-  CachedModel variant = kModel;
+  GoldenModel variant = kModel;
   variant.acp = AcpMode::kOff;
   EngineConfig config = Config(variant, 0.25);
   config.kv_cache_bytes = PoolBytes(config, 4096);

@@ -16,35 +16,6 @@ std::vector<Request> Samples(const std::vector<RequestId>& ids, size_t prompt,
   return requests;
 }
 
-TEST_P(EngineRequestsTest, SamplesOfAPromptAreOneRequest) {
-  FakeOptions fake = Roomy();
-  fake.limits.max_num_seqs = 1;
-  EngineOptions options;
-  options.max_num_queued_reqs = 4;
-  options.max_num_queued_tokens = 100;
-  Start(fake, options);
-  EXPECT_TRUE(absl::IsOutOfRange(engine_->Submit(Samples({1, 2, 3, 4, 5}, 5), 0)));
-  EXPECT_TRUE(absl::IsOutOfRange(engine_->Submit(Samples({1, 2, 3}, 40), 0)));
-  EXPECT_TRUE(absl::IsAlreadyExists(engine_->Submit(Samples({1, 2, 1}, 5), 0)));
-  EXPECT_EQ(engine_->stats().rejected, 0);  // a retry would not help
-  ASSERT_TRUE(engine_->Submit(Samples({1, 2, 3}, 5), 0).ok());
-  EXPECT_TRUE(absl::IsResourceExhausted(engine_->Submit(Samples({4, 5}, 5), 0)));
-  EXPECT_EQ(engine_->stats().rejected, 1);
-  EXPECT_EQ(engine_->stats().waiting, 3);
-  // A queue deadline is kept as soon as one of them has started.
-  RunToEnd();
-  std::vector<Request> patient = Samples({6, 7, 8}, 5);
-  for (Request& request : patient) request.queue_deadline = 2.0;
-  ASSERT_TRUE(engine_->Submit(std::move(patient), 0).ok());
-  EXPECT_EQ(engine_->NextDeadline(), 2.0);
-  Step(1.0);
-  EXPECT_EQ(engine_->NextDeadline(), kNever);
-  RunToEnd(3.0);
-  for (const RequestId id : {RequestId{6}, RequestId{7}, RequestId{8}}) {
-    EXPECT_TRUE(received_[id].finish->status.ok()) << received_[id].finish->status;
-  }
-}
-
 TEST_P(EngineRequestsTest, WhoHoldsLessThanItsShareDisplacesTheNewestOfWhoHoldsMost) {
   FakeOptions fake = Roomy();
   fake.limits.max_num_seqs = 1;

@@ -24,24 +24,27 @@ TEST_P(EngineTest, ASnapshotThatFillsThePoolKeepsNobodyWaiting) {
   EXPECT_TRUE(absl::IsOutOfRange(received_[2].finish->status));
 }
 
-TEST_P(EngineTest, EvictionMakesALongPromptFit) {
+// No token of the step that finds the pool overdrawn is delivered, and nothing goes on.
+TEST_P(EngineTest, AnOverdrawnPoolEndsEveryRequestWithUnavailable) {
   FakeOptions fake = Roomy();
-  fake.limits.num_pages = 6;
-  fake.min_window = fake.max_window = 1;
+  fake.limits.num_pages = 10;
+  fake.bug = sim::Bug::kOverstateFree;  // so the scheduler breaks its promise
+  fake.reports_pool_faults = true;
   Start(fake);
-  const Request request = MakeRequest(1, 400, 50);
-  ASSERT_TRUE(engine_->Submit(request, 0).ok());
+  for (const RequestId id : {RequestId{1}, RequestId{2}}) {
+    ASSERT_TRUE(engine_->Submit(MakeRequest(id, 3, 300), 0).ok());
+  }
   RunToEnd();
-  EXPECT_TRUE(received_[1].finish->status.ok());
-  EXPECT_EQ(received_[1].tokens, Reference(request).tokens);
-  const AcpStats& acp = received_[1].finish->stats.acp;
-  EXPECT_EQ(acp.pages_allocated, 2 * PagesFor(449));
-  EXPECT_EQ(acp.pages_evicted, engine_->stats().pages_evicted);
-  EXPECT_LE(acp.peak_pages, 6);
-  EXPECT_EQ(acp.log_tolerance, -10.0);
-  EXPECT_GT(acp.max_log_evicted_mass, kNoMass);
-  EXPECT_LE(acp.max_log_evicted_mass, acp.log_tolerance);
-  EXPECT_EQ(engine_->stats().max_log_evicted_mass, acp.max_log_evicted_mass);
+  EXPECT_EQ(engine_->fatal(),
+            absl::UnavailableError("page pool: a step took more pages than were free"));
+  for (const RequestId id : {RequestId{1}, RequestId{2}}) {
+    const std::vector<int32_t>& got = received_[id].tokens;
+    const std::vector<int32_t> all = Reference(MakeRequest(id, 3, 300)).tokens;
+    EXPECT_TRUE(absl::IsUnavailable(received_[id].finish->status));
+    ASSERT_LT(got.size(), all.size());
+    EXPECT_TRUE(std::equal(got.begin(), got.end(), all.begin()));
+  }
+  EXPECT_TRUE(absl::IsUnavailable(engine_->Submit(MakeRequest(3), 0)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Depths, EngineTest,

@@ -11,9 +11,7 @@
 #include <mutex>
 #include <thread>
 
-#include "gtest/gtest.h"
-#include "tests/engine/sim/fake_executor.h"
-#include "tests/engine/sim/reference_model.h"
+#include "tests/engine/engine_fixture.h"
 
 #if defined(__SANITIZE_THREAD__)
 // The distributions' Abseil is not instrumented: where it drops the last but one reference to a
@@ -24,29 +22,14 @@ extern "C" const char* __tsan_default_suppressions() { return "race:absl::*Statu
 namespace fox {
 namespace {
 
-using sim::FakeExecutor;
-using sim::FakeOptions;
-
 FakeOptions Options() {
-  FakeOptions options;
+  FakeOptions options = Roomy();
   options.limits.num_pages = 60;
-  options.limits.lists_per_slot = 2;
   options.limits.max_num_seqs = 8;
-  options.limits.max_model_len = 400;
-  options.limits.max_num_batched_tokens = 64;
-  options.limits.max_logit_rows = 16;
-  options.limits.vocab_size = 30;
   return options;
 }
 
-Request RequestOf(RequestId id, int32_t max_tokens = 8) {
-  Request request;
-  request.id = id;
-  request.prompt = {1, 2, 3};
-  request.sampling.temperature = 0.0f;
-  request.stop.max_tokens = max_tokens;
-  return request;
-}
+Request RequestOf(RequestId id, int32_t max_tokens = 8) { return MakeRequest(id, 3, max_tokens); }
 
 using OutputSink = std::function<void(RequestOutput output)>;
 using SubmitCallback = std::function<void(const absl::Status& status)>;
@@ -125,32 +108,6 @@ class EngineThreadDepthTest : public testing::TestWithParam<int> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Depths, EngineThreadDepthTest, testing::Values(1, 2));
-
-TEST_P(EngineThreadDepthTest, RunsARequest) {
-  Running running(DepthOptions());
-  EXPECT_TRUE(running.thread.idle());
-  Collector collector;
-  const RequestId id = running.thread.NextId();
-  EXPECT_NE(id, running.thread.NextId());
-  ASSERT_TRUE(SubmitAndWait(running.thread, {RequestOf(id)}, collector.Sink()).ok());
-  EXPECT_TRUE(collector.Wait().status.ok());
-  EXPECT_EQ(collector.tokens(), sim::RunReference(RequestOf(id), {}, Options()).tokens);
-  WaitUntil([&] { return running.thread.idle() && running.thread.stats().free_pages == 60; });
-  EXPECT_EQ(running.thread.stats().finished, 1);
-}
-
-TEST(EngineThreadTest, AnswersErrorsAndDeliversNothing) {
-  Running running;
-  const OutputSink never = [](const RequestOutput&) { ADD_FAILURE(); };
-  EXPECT_TRUE(absl::IsInvalidArgument(SubmitAndWait(running.thread, {Request()}, never)));
-  Collector collector;
-  Request paused = RequestOf(5, 100);
-  paused.flow_window = 1;
-  ASSERT_TRUE(SubmitAndWait(running.thread, {paused}, collector.Sink()).ok());
-  EXPECT_TRUE(absl::IsAlreadyExists(SubmitAndWait(running.thread, {RequestOf(5)}, never)));
-  running.thread.Cancel(5, absl::CancelledError("gone"));
-  EXPECT_TRUE(absl::IsCancelled(collector.Wait().status));
-}
 
 TEST_P(EngineThreadDepthTest, AcknowledgementsWakeIt) {
   Running running(DepthOptions());
@@ -251,18 +208,6 @@ TEST_P(EngineThreadDepthTest, StopEndsAllWithUnavailable) {
   running.thread.Stop();  // again is harmless
 }
 
-TEST_P(EngineThreadDepthTest, AfterAFailureEverythingIsUnavailable) {
-  FakeOptions options = DepthOptions();
-  options.fail_at_run = 3;
-  Running running(options);
-  Collector collector;
-  ASSERT_TRUE(SubmitAndWait(running.thread, {RequestOf(1, 100)}, collector.Sink()).ok());
-  EXPECT_TRUE(absl::IsUnavailable(collector.Wait().status));
-  EXPECT_FALSE(running.thread.fatal().ok());
-  EXPECT_TRUE(absl::IsUnavailable(SubmitAndWait(running.thread, {RequestOf(2)}, nullptr)));
-  WaitUntil([&] { return running.thread.idle(); });
-}
-
 TEST(EngineThreadTest, HeartbeatGoesOnWhenIdle) {
   Running running;
   for (int i = 0; i < 5; ++i) {
@@ -308,17 +253,6 @@ class HangingExecutor : public FakeExecutor {
   std::promise<void> gate;
 };
 
-TEST_P(EngineThreadDepthTest, HeartbeatStopsWhenAStepHangs) {
-  HangingExecutor executor(DepthOptions());
-  EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
-  Collector collector;
-  ASSERT_TRUE(SubmitAndWait(thread, {RequestOf(1)}, collector.Sink()).ok());
-  WaitUntil([&] { return thread.HeartbeatAge() > 0.3; });
-  executor.gate.set_value();
-  EXPECT_TRUE(collector.Wait().status.ok());
-  WaitUntil([&] { return thread.HeartbeatAge() < 0.2; });
-}
-
 TEST_P(EngineThreadDepthTest, SubmitDoesNotWaitForAStep) {
   HangingExecutor executor(DepthOptions());
   EngineThread thread(std::make_unique<Engine>(EngineOptions(), executor));
@@ -336,6 +270,7 @@ TEST_P(EngineThreadDepthTest, SubmitDoesNotWaitForAStep) {
   EXPECT_TRUE(first.Wait().status.ok());
   EXPECT_TRUE(second.Wait().status.ok());
   EXPECT_TRUE(answered);
+  WaitUntil([&] { return thread.HeartbeatAge() < 0.2; });
 }
 
 TEST_P(EngineThreadDepthTest, StopDoesNotWaitForAHungStepLongerThanItIsTold) {

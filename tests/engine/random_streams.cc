@@ -5,6 +5,9 @@
 
 #include <algorithm>
 
+#include "tests/engine/fast_copies.h"
+#include "tests/engine/pipelined_executor.h"
+
 namespace fox {
 namespace {
 
@@ -26,6 +29,14 @@ EngineConfig GoldenConfig(const std::string& model) {
   config.model_dir = std::string(FOX_SOURCE_DIR) + "/tests/golden/" + model;
   config.runner.max_model_len = 1024;
   config.kv_cache_bytes = int64_t{256} << 20;
+  return config;
+}
+
+EngineConfig GoldenConfig(const GoldenModel& model) {
+  EngineConfig config = GoldenConfig(model.name);
+  config.dtype = model.dtype;
+  config.runner.acp = model.acp;
+  config.plain_gemm = true;
   return config;
 }
 
@@ -106,6 +117,30 @@ StreamResults RunStreams(Engine& engine, ModelRunner& runner, const std::vector<
   EXPECT_TRUE(engine.fatal().ok()) << engine.fatal();
   EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
   return results;
+}
+
+StreamRun RunEngine(const EngineConfig& config, const std::vector<Request>& requests, int gap,
+                    int depth) {
+  auto loaded = LoadEngine(config);
+  EXPECT_TRUE(loaded.ok()) << loaded.status();
+  if (!loaded.ok()) return {};
+  auto& runner = static_cast<ModelRunner&>(*loaded->executor);
+  FastCopies fast(runner);
+  PipelinedExecutor pipeline(fast);
+  StepExecutor& executor = depth == 2 ? static_cast<StepExecutor&>(pipeline) : fast;
+  Engine engine(loaded->options, executor, config.observers);
+  StreamRun run;
+  run.results = RunStreams(engine, runner, requests, gap, 1);
+  run.stats = engine.stats();
+  EXPECT_EQ(pipeline.fed_samples() > 0, depth == 2);
+  engine.FlushPrefixCache();
+  while (engine.HasWork()) engine.Step(1000);
+  EXPECT_EQ(engine.stats().snapshots, 0);
+  EXPECT_EQ(engine.stats().swapped, 0);
+  EXPECT_EQ(engine.stats().swap_used_bytes, 0);
+  EXPECT_EQ(runner.cache().FreePages(), runner.limits().num_pages);
+  EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
+  return run;
 }
 
 }  // namespace fox

@@ -16,6 +16,15 @@ namespace fox {
 // A model of tests/golden/, up to 1024 tokens a sequence.
 EngineConfig GoldenConfig(const std::string& model);
 
+// The same in a type of its own, with products of which each row is computed alone.
+struct GoldenModel {
+  const char* name;
+  const char* dtype;
+  int32_t vocab;
+  AcpMode acp = AcpMode::kCertified;
+};
+EngineConfig GoldenConfig(const GoldenModel& model);
+
 // Bytes of the pool that holds `tokens` unpruned tokens of the model.
 int64_t PoolBytes(const EngineConfig& config, int64_t tokens);
 
@@ -44,5 +53,14 @@ void ExpectSameBits(RequestId id, const StreamResult& got, const StreamResult& w
 // cache of `runner`, with which the engine computes, is whole after every `audit_every` steps.
 StreamResults RunStreams(Engine& engine, ModelRunner& runner, const std::vector<Request>& requests,
                          int gap, int audit_every);
+
+struct StreamRun {
+  StreamResults results;
+  EngineStats stats;
+};
+// All requests by an engine of their own on the CPU with fast copies, with one step in flight or,
+// as over a GPU, two. Expects that everything comes back.
+StreamRun RunEngine(const EngineConfig& config, const std::vector<Request>& requests, int gap,
+                    int depth);
 
 }  // namespace fox

@@ -43,16 +43,9 @@ def safetensors_seeds() -> Seeds:
          "t": tensor("BOOL", [1], 27, 28), "e": tensor("F8_E4M3", [2], 28, 30)}, bytes(30))
     yield from table({"valid_empty": safetensors({}), "header_missing": struct.pack("<Q", 64),
                       "bytes_behind": safetensors(pair, bytes(9))})
-    for length in (0, 1 << 20, 100 << 20, (1 << 64) - 8):
-        yield f"length_{length}", safetensors(one, eight, length)
     for name, header in {
-            "valid_padded": one + "    ", "not_json": "{]", "array": [], "nul": one + "\0",
-            "space_in_front": " " + one, "deep": '{"a":' + "[" * 200 + "]" * 200 + "}",
-            "key_twice": one[:-1] + "," + one[1:], "metadata": {"__metadata__": {"a": 1}},
-            "bad_utf8": b'{"\xff": 1}', "name": {"\n\x1b[31m\x7f" + "n" * 300: 1},
-            "entry": {"a": 1}, "hole_in_front": {"a": tensor("U8", [4], 4, 8)},
-            "name_empty": {"": entry},
-            "more": {"a": dict(entry, more=1)},
+            "valid_padded": one + "    ", "deep": '{"a":' + "[" * 200 + "]" * 200 + "}",
+            "name": {"\n\x1b[31m\x7f" + "n" * 300: 1}, "entry": {"a": 1},
             **{f"pair_{i}": dict(pair, b=tensor("U8", shape, begin, end)) for i, (shape, begin, end)
                in enumerate((([4], 3, 7), ([4], 0, 4), ([3], 5, 8)))}}.items():
         yield name, safetensors(header, eight)

@@ -64,7 +64,7 @@ PARTS = (
     Part("streams", "streams", 20000, 1, 2, fox("streams", "--open={share}", "--generating=5000")),
     Part("cancels", "ended_early", 1e6, 3, 2, fox("cancels", "--calls={share}")),
     Part("simulation", "events", 1e10, 10, 1,
-         ["{bin}/fox-simulate", "--threads=1", "--first-seed={seed}000001", "--events={share}",
+         ["{bin}/fox-simulate", "--first-seed={seed}000001", "--events={share}",
           "--seconds={seconds}"]),
 )
 

@@ -1,12 +1,13 @@
-// Ranges at their ends, and the comments of the .proto against them.
+// The comments of the .proto against the ranges. Values at their ends:
+// request_validation_test.cc.
 #include "engine/request/sampling_limits.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <fstream>
-#include <sstream>
+#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -14,36 +15,6 @@ namespace fox {
 namespace {
 
 using ::testing::HasSubstr;
-
-TEST(SamplingLimitsTest, OpenEndsAreOutside) {
-  constexpr Range kOpen{0, 1, true, true};
-  constexpr Range kClosed{0, 1};
-  for (const double end : {0.0, 1.0}) {
-    EXPECT_FALSE(kOpen.Contains(end));
-    EXPECT_TRUE(kClosed.Contains(end));
-  }
-  for (const Range& range : {kOpen, kClosed}) {
-    EXPECT_TRUE(range.Contains(0.5));
-    for (const double x : {-0.001, 1.001, HUGE_VAL, -HUGE_VAL, std::nan("")}) {
-      EXPECT_FALSE(range.Contains(x)) << x;
-    }
-  }
-  EXPECT_EQ(ToString(kOpen), "(0, 1)");
-  EXPECT_EQ(ToString(kClosed), "[0, 1]");
-  EXPECT_EQ(CheckRange("x", 2, kClosed).message(), "x: must be in [0, 1]");
-}
-
-TEST(SamplingLimitsTest, ALogToleranceIsFiniteAndBelowZero) {
-  for (const double x : {-1e-300, -10.0, -1e300}) EXPECT_TRUE(kLogTolerance.Contains(x)) << x;
-  for (const double x : {0.0, -0.0, 1.0, HUGE_VAL, -HUGE_VAL, std::nan("")}) {
-    EXPECT_FALSE(kLogTolerance.Contains(x)) << x;
-  }
-}
-
-TEST(SamplingLimitsTest, CountsEndAtTheMost) {
-  EXPECT_TRUE(CheckCount("ids", 3, 3).ok());
-  EXPECT_EQ(CheckCount("ids", 4, 3).message(), "ids: at most 3 entries");
-}
 
 // The comment above a field of the .proto: the lines of // before `declaration`.
 std::string CommentOf(const std::string& declaration) {

@@ -1,16 +1,12 @@
 // Observers see every plan on its way out and back, in order, and every end.
 #include "engine/request/step_observer.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include <deque>
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
 
-#include "engine/engine.h"
-#include "tests/engine/sim/fake_executor.h"
+#include "tests/engine/engine_fixture.h"
 
 namespace fox {
 namespace {
@@ -49,37 +45,17 @@ class Recorder : public StepObserver {
   std::map<RequestId, Finish> finished;
 };
 
-sim::FakeOptions Options(int depth) {
-  sim::FakeOptions options;
-  options.limits.num_pages = 100;
-  options.limits.lists_per_slot = 2;
-  options.limits.max_num_seqs = 4;
-  options.limits.max_model_len = 500;
-  options.limits.max_num_batched_tokens = 16;
-  options.limits.max_logit_rows = 16;
-  options.limits.vocab_size = 50;
-  options.limits.depth = depth;
-  return options;
-}
-
-Request ObservedRequest(RequestId id) {
-  Request request;
-  request.id = id;
-  request.prompt = {1, 2, 3, 4, 5};
-  request.stop.max_tokens = 3;
-  request.stop.ignore_eos = true;
-  return request;
-}
-
 class StepObserverTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(StepObserverTest, SeesEveryPlanAndEveryEnd) {
-  sim::FakeExecutor executor(Options(GetParam()));
+  FakeOptions options = Roomy();
+  options.limits.depth = GetParam();
+  FakeExecutor executor(options);
   Recorder first, second;
   Engine engine(EngineOptions(), executor, {&first, &second});
-  ASSERT_TRUE(engine.Submit(ObservedRequest(1), 0).ok());
-  ASSERT_TRUE(engine.Submit(ObservedRequest(2), 0).ok());
-  Request refused = ObservedRequest(3);
+  ASSERT_TRUE(engine.Submit(MakeRequest(1, 5, 3), 0).ok());
+  ASSERT_TRUE(engine.Submit(MakeRequest(2, 5, 3), 0).ok());
+  Request refused = MakeRequest(3);
   refused.sampling.top_p = 0;
   EXPECT_FALSE(engine.Submit(refused, 0).ok());
   engine.Step(0);

@@ -10,7 +10,9 @@ TEST(StepPlanTest, IsOneLineWithoutTokens) {
   StepPlan plan;
   EXPECT_TRUE(plan.empty());
   EXPECT_EQ(plan.DebugString(), "release []");
+  plan.swap_outs.push_back({3, 4096, 10, 100});
   plan.release_slots = {4, 1};
+  plan.swap_ins.push_back({1, 0, 4, 70});
   PlannedSequence& prompt = plan.sequences.emplace_back();
   prompt.id = 7;
   prompt.slot = 2;
@@ -27,17 +29,9 @@ TEST(StepPlanTest, IsOneLineWithoutTokens) {
   EXPECT_FALSE(plan.empty());
   EXPECT_EQ(plan.num_tokens(), 4);
   EXPECT_EQ(plan.DebugString(),
-            "release [4 1]; id 7 slot 2 tokens 64+3 rows 0; id 8 slot 1 tokens 100+1 rows 1 sample "
+            "swap out 3 to 4096; release [4 1]; swap in 1 from 0 at 70; id 7 slot 2 tokens 64+3 "
+            "rows 0; id 8 slot 1 tokens 100+1 rows 1 sample "
             "processed fed; states of slot 1: 2");
-}
-
-TEST(StepPlanTest, SaysWhatIsSwapped) {
-  StepPlan plan;
-  plan.swap_outs.push_back({3, 4096, 10, 100});
-  plan.release_slots = {3};
-  plan.swap_ins.push_back({1, 0, 4, 70});
-  EXPECT_FALSE(plan.empty());
-  EXPECT_EQ(plan.DebugString(), "swap out 3 to 4096; release [3]; swap in 1 from 0 at 70");
 }
 
 }  // namespace

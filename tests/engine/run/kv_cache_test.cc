@@ -55,19 +55,6 @@ void AppendRows(CpuOps& ops, const KvCache& cache, int64_t position, int64_t cou
   }
 }
 
-TEST(KvCacheTest, ExactlyEnoughPages) {
-  CpuOps ops(OneThread());
-  KvCache cache(Shape(2, 4, 2, 4, 1, 3, 12), ops);
-  AppendRows(ops, cache, 0, 100);
-  AppendRows(ops, cache, 100, 92);
-  EXPECT_EQ(cache.FreePages(), 0);
-  EXPECT_TRUE(cache.Audit().ok());
-  cache.Release({0});
-  EXPECT_EQ(cache.FreePages(), 12);
-  AppendRows(ops, cache, 0, 192);
-  EXPECT_EQ(cache.FreePages(), 0);
-}
-
 TEST(KvCacheTest, ReleaseTwiceIsHarmless) {
   CpuOps ops(OneThread());
   KvCache cache(Shape(2, 2, 2, 4, 2, 3, 12), ops);

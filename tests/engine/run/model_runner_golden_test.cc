@@ -5,13 +5,16 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "absl/strings/str_replace.h"
 #include "engine/engine_factory.h"
 #include "engine/eval/teacher_forcing.h"
+#include "models/safetensors.h"
 #include "tests/nightly.h"
 
 namespace fox {
@@ -29,29 +32,26 @@ struct Golden {
   bool stored_in_float32 = false;
 };
 
-// Reads a small safetensors file by its own header, with checks left to safetensors_test.
+double NumberAt(const void* data, bool is_float32, int64_t at) {
+  double wide = 0;
+  float narrow = 0;
+  const size_t size = is_float32 ? sizeof(narrow) : sizeof(wide);
+  std::memcpy(is_float32 ? static_cast<void*>(&narrow) : &wide,
+              static_cast<const char*>(data) + static_cast<size_t>(at) * size, size);
+  return is_float32 ? static_cast<double>(narrow) : wide;
+}
+
 void ReadLogits(const fs::path& path, Golden& golden) {
   std::ifstream in(path, std::ios::binary);
-  uint64_t size = 0;
-  in.read(reinterpret_cast<char*>(&size), sizeof(size));
-  std::string header(size, '\0');
-  in.read(header.data(), static_cast<std::streamsize>(size));
-  const auto tensors = nlohmann::json::parse(header);
-  for (const auto& [name, tensor] : tensors.items()) {
-    if (name == "__metadata__") continue;
-    const int64_t rows = tensor["shape"][0], cols = tensor["shape"][1],
-                  begin = tensor["data_offsets"][0];
-    std::vector<double> values(static_cast<size_t>(rows * cols));
-    in.seekg(static_cast<std::streamoff>(8 + size) + begin);
-    if (tensor["dtype"] == "F64") {
-      in.read(reinterpret_cast<char*>(values.data()),
-              static_cast<std::streamsize>(values.size() * 8));
-    } else {
-      std::vector<float> narrow(values.size());
-      in.read(reinterpret_cast<char*>(narrow.data()),
-              static_cast<std::streamsize>(narrow.size() * 4));
-      std::copy(narrow.begin(), narrow.end(), values.begin());
-      golden.stored_in_float32 = true;
+  const std::string file(std::istreambuf_iterator<char>(in), {});
+  const auto tensors = ParseSafetensors(std::as_bytes(std::span(file)), path.string()).value();
+  for (const auto& [name, tensor] : tensors) {
+    const int64_t rows = tensor.shape[0], count = rows * tensor.shape[1];
+    golden.stored_in_float32 = tensor.dtype_name == "F32";
+    const void* const data = tensor.data.data();
+    std::vector<double> values(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) {
+      values[static_cast<size_t>(i)] = NumberAt(data, golden.stored_in_float32, i);
     }
     const int64_t first =
         name == "logits_first" ? 0 : static_cast<int64_t>(golden.ids.size()) - rows;
@@ -129,11 +129,8 @@ double Error(const Golden& golden, const Mode& mode) {
             const int64_t row = first + r - begin;
             if (row < 0 || row >= static_cast<int64_t>(want.size()) / vocab) continue;
             for (int64_t n = 0; n < vocab; ++n) {
-              const int64_t at = r * logits.row_stride + n;
               const double got =
-                  logits.dtype == DType::kF64
-                      ? static_cast<const double*>(logits.data)[at]
-                      : static_cast<double>(static_cast<const float*>(logits.data)[at]);
+                  NumberAt(logits.data, logits.dtype != DType::kF64, r * logits.row_stride + n);
               const double expected = want[static_cast<size_t>(row * vocab + n)];
               difference[b] += (got - expected) * (got - expected);
               norm[b] += expected * expected;

@@ -29,10 +29,6 @@ void Serve(PageForecast& forecast, int64_t tokens, int64_t chunk, double dense =
   }
 }
 
-TEST(PageForecastTest, BeforeAnyExperienceEverythingIsKept) {
-  EXPECT_EQ(PageForecast(kLists).At(1000), kLists * PagesFor(1000));
-}
-
 TEST(PageForecastTest, SequencesShowTheCurve) {
   for (const int64_t chunk : {64, 8192}) {
     PageForecast forecast(kLists);

@@ -137,25 +137,6 @@ TEST_F(PrefixCacheTest, SnapshotsAtIntervalsAndTheEndsOfPromptAndAnswer) {
   EXPECT_EQ(cache_->size(), 3);
 }
 
-TEST_F(PrefixCacheTest, TheDeepestSnapshotIsFoundAndATokenIsLeft) {
-  Sequence* a = Make(0, 640);
-  Start(a);
-  Step(a, 320);
-  Step(a, 320);
-  Submit();
-  Sequence* same = Make(0, 640);
-  EXPECT_FALSE(cache_->Match(same));
-  EXPECT_EQ(same->prefix().found, 320);
-  Sequence* longer = Make(0, 641);
-  EXPECT_FALSE(cache_->Match(longer));
-  EXPECT_EQ(longer->prefix().found, 640);
-  EXPECT_FALSE(cache_->Match(Make(0, 641, "salt")));
-  Sequence* salted = Make(0, 641, "salt");
-  cache_->Match(salted);
-  EXPECT_EQ(salted->prefix().found, 0);
-  EXPECT_EQ(salted->prefix().known, 0);
-}
-
 TEST_F(PrefixCacheTest, WherePromptsPartOneIsTaken) {
   Sequence* a = Make(0, 640);
   Start(a);
@@ -190,42 +171,6 @@ TEST_F(PrefixCacheTest, WhereAChunkEndsIsKnownBeforeTheSequenceStarts) {
   c->group->members.push_back(b);
   EXPECT_FALSE(cache_->Match(c));
   EXPECT_EQ(cache_->CutChunk(*c, 640), 576);
-}
-
-TEST_F(PrefixCacheTest, WhatAnotherComputesIsWaitedFor) {
-  Sequence* a = Make(0, 640);
-  Start(a);
-  Sequence* b = Make(0, 640);
-  b->tokens[300] = -1;
-  EXPECT_TRUE(cache_->Match(b));
-  Sequence* salted = Make(0, 640, "salt");
-  EXPECT_FALSE(cache_->Match(salted));
-  Step(a, 640);
-  EXPECT_EQ(a->computed, 256);
-  EXPECT_FALSE(cache_->Match(b));
-  EXPECT_EQ(b->prefix().found, 256);
-}
-
-TEST_F(PrefixCacheTest, NobodyWaitsForWhoHasLeftOrPassed) {
-  Sequence* a = Make(0, 640);
-  Start(a);
-  Sequence* b = Make(0, 640);
-  b->tokens[300] = -1;
-  EXPECT_TRUE(cache_->Match(b));
-  cache_->Unclaim(a);
-  EXPECT_FALSE(cache_->Match(b));
-  cache_->Leave(a, false);  // preempted
-  EXPECT_FALSE(cache_->Match(b));
-  EXPECT_EQ(b->prefix().found, 0);
-
-  a->slot = -1;
-  a->computed = 0;
-  Start(a);
-  Step(a, 400);
-  Sequence* c = Make(0, 640);
-  c->tokens[310] = -1;
-  EXPECT_FALSE(cache_->Match(c));
-  EXPECT_EQ(c->prefix().known, 256);
 }
 
 TEST_F(PrefixCacheTest, WhoIsMoreUrgentDoesNotWait) {

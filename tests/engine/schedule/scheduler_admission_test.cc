@@ -31,21 +31,6 @@ class SchedulerAdmissionTest : public SchedulerTest {
   }
 };
 
-TEST_F(SchedulerAdmissionTest, WhatOthersKeptIsEnough) {
-  for (const KvAdmission admission : {KvAdmission::kExpected, KvAdmission::kWorstCase}) {
-    options_.kv_admission = admission;
-    limits_.num_pages = 24;
-    sequences_.clear();
-    Start();
-    Teach();
-    Add(64);
-    Step();
-    Sequence* next = Add(640);  // 20 pages, and 2 of headroom; 20 are free
-    Step();
-    EXPECT_EQ(next->state == SequenceState::kRunning, admission == KvAdmission::kExpected);
-  }
-}
-
 TEST_F(SchedulerAdmissionTest, BeforeAnyExperienceTheWorstCaseCounts) {
   limits_.num_pages = 24;
   Start();
@@ -185,30 +170,26 @@ TEST_F(SlotTurnTest, AClientWithoutASlotGetsTheLastOfTheClientWithMost) {
   EXPECT_EQ(last->stats.preemptions, 0);
 }
 
-TEST_F(SlotTurnTest, OneSlotAStepAndNeverAClientsFirst) {
-  StartWith({1, 1, 1, 1});
-  for (const uint64_t client : {2u, 3u, 4u, 5u}) AddOf(client);
-  Step(kTurn);
-  EXPECT_EQ(Running(), (Clients{1, 1, 1, 2}));
-  Step(kTurn);
-  EXPECT_EQ(Running(), (Clients{1, 1, 2, 3}));
-  for (int i = 0; i < 10; ++i) Step((2 + i) * kTurn);
-  EXPECT_EQ(Running(), (Clients{1, 2, 3, 4}));
-}
-
+// One slot a step, of two with as many that of what came last, and never a client's first.
 TEST_F(SlotTurnTest, TheClientWithMostGivesIt) {
-  StartWith({1, 1, 1, 2});
-  AddOf(3);
-  Step(kTurn);
-  EXPECT_EQ(Running(), (Clients{1, 1, 2, 3}));
-  StartWith({1, 1, 1, 2, 2});
-  AddOf(3);
-  Step(kTurn);
-  EXPECT_EQ(Running(), (Clients{1, 1, 2, 2, 3}));
-  StartWith({1, 2, 1, 2});  // of two with as many: what came last
-  AddOf(3);
-  Step(kTurn);
-  EXPECT_EQ(Running(), (Clients{1, 2, 1, 3}));
+  struct Case {
+    Clients before, newcomers;
+    std::vector<Clients> after;  // each step
+  };
+  const Case cases[] = {
+      {{1, 1, 1, 1}, {2, 3, 4, 5}, {{1, 1, 1, 2}, {1, 1, 2, 3}, {1, 2, 3, 4}, {1, 2, 3, 4}}},
+      {{1, 1, 1, 2}, {3}, {{1, 1, 2, 3}}},
+      {{1, 1, 1, 2, 2}, {3}, {{1, 1, 2, 2, 3}}},
+      {{1, 2, 1, 2}, {3}, {{1, 2, 1, 3}}}};
+  for (const Case& c : cases) {
+    StartWith(c.before);
+    for (const uint64_t client : c.newcomers) AddOf(client);
+    Seconds now = 0;
+    for (const Clients& clients : c.after) {
+      Step(now += kTurn);
+      EXPECT_EQ(Running(), clients);
+    }
+  }
 }
 
 TEST_F(SlotTurnTest, OneClientAloneKeepsItsOrder) {

@@ -38,16 +38,6 @@ TEST_F(SchedulerChunksTest, ChunksEndAtMultiplesOrWithThePrompt) {
   EXPECT_EQ(ChunksOf(1), Sizes{1});
 }
 
-TEST_F(SchedulerChunksTest, NoTokenOfAPromptIsLeftAlone) {
-  limits_.max_num_seqs = 1;
-  limits_.max_num_batched_tokens = 256;
-  EXPECT_EQ(ChunksOf(513), (Sizes{256, 128, 129}));
-  limits_.max_num_batched_tokens = 129;
-  EXPECT_EQ(ChunksOf(257), (Sizes{128, 129}));
-  EXPECT_EQ(ChunksOf(129), Sizes{129});
-  EXPECT_EQ(ChunksOf(258), (Sizes{128, 128, 2}));
-}
-
 // As many run as leave room for the least chunk of one of them.
 TEST_F(SchedulerChunksTest, SeatsLeaveRoomForAChunk) {
   limits_.max_num_batched_tokens = 131;
@@ -70,26 +60,6 @@ TEST_F(SchedulerChunksTest, AShortStepStillHoldsAChunk) {
   for (int i = 0; i < 8; ++i) EXPECT_THAT(Chunks(Step()), testing::Contains(testing::Gt(1u)));
   EXPECT_GT(sequences_[0]->produced(), 0);
   EXPECT_GT(sequences_[1]->produced(), 0);
-}
-
-// Two page rows for the first chunk of each, and a third for what comes behind.
-TEST_F(SchedulerChunksTest, PagesOfAWholeChunkArePromised) {
-  limits_.num_pages = 10;
-  options_.kv_admission = KvAdmission::kWorstCase;
-  Start();
-  Sequence* sequence = Add(320);
-  EXPECT_EQ(Chunks(Step()), Sizes{320});
-  sequences_.clear();
-  limits_.num_pages = 8;  // four rows of five
-  Start();
-  sequence = Add(320);
-  EXPECT_EQ(Chunks(Step()), Sizes{256});
-  EXPECT_EQ(Step().ended.at(0).first, sequence);
-  sequences_.clear();
-  limits_.num_pages = 3;  // not even a chunk
-  Start();
-  sequence = Add(320);
-  EXPECT_EQ(Step().ended.at(0).first, sequence);
 }
 
 TEST_F(SchedulerChunksTest, PromptsBesideDecodesAreCut) {

@@ -47,21 +47,6 @@ class WaitingQueueTest : public testing::Test {
   std::vector<std::unique_ptr<Sequence>> sequences_;
 };
 
-TEST_F(WaitingQueueTest, ClientsTakeTurns) {
-  for (int i = 0; i < 4; ++i) Add(1, 10);
-  for (int i = 0; i < 2; ++i) Add(2, 10);
-  EXPECT_EQ(queue_.tokens(), 60);
-  EXPECT_EQ(Turns(9), (Clients{1, 2, 1, 2, 1, 1}));
-  EXPECT_EQ(queue_.size(), 0);
-  EXPECT_EQ(queue_.tokens(), 0);
-}
-
-TEST_F(WaitingQueueTest, LongPromptsCountAsManyTurns) {
-  for (int i = 0; i < 3; ++i) Add(1, 30);
-  for (int i = 0; i < 6; ++i) Add(2, 10);
-  EXPECT_EQ(Turns(9), (Clients{1, 2, 2, 2, 1, 2, 2, 2, 1}));
-}
-
 TEST_F(WaitingQueueTest, WhatWasGeneratedIsCharged) {
   Sequence* first = Add(1, 10);
   EXPECT_EQ(Turns(1), Clients{1});
@@ -95,37 +80,6 @@ TEST_F(WaitingQueueTest, WhoAsksForLittleComesFirstForItsShare) {
   }
   // By then each of the forty-one is due the 2,048 that a large one asks for beyond it.
   EXPECT_NEAR(static_cast<double>(small_turns * 10), 41 * 2048, 100);
-}
-
-TEST_F(WaitingQueueTest, TheHungriestHasWaitedLongest) {
-  options_.priority_scheduling = true;
-  EXPECT_EQ(queue_.Hungriest(), nullptr);
-  Sequence* patient = Add(1, 10, 5);
-  Add(2, 10)->hungry_since = 1;
-  EXPECT_EQ(Turns(1), Clients{2});
-  Add(2, 10)->hungry_since = 1;
-  EXPECT_EQ(queue_.Hungriest(), patient);
-}
-
-TEST_F(WaitingQueueTest, PassedOverForARound) {
-  Sequence* first = Add(1, 10);
-  Sequence* second = Add(1, 10);
-  queue_.BeginRound();
-  queue_.PassOver(first);
-  EXPECT_EQ(queue_.Next(0), second);
-  queue_.PassOver(second);
-  EXPECT_EQ(queue_.Next(0), nullptr);
-  queue_.BeginRound();
-  EXPECT_EQ(queue_.Next(0), first);
-}
-
-TEST_F(WaitingQueueTest, WhatIsAheadDependsOnTheClient) {
-  ServiceTimes times;
-  for (int i = 0; i < 100; ++i) Add(1, 10);
-  EXPECT_EQ(queue_.Ahead(1, 10, 0, times).requests, 100);
-  EXPECT_EQ(queue_.Ahead(2, 10, 0, times).requests, 1);
-  EXPECT_EQ(queue_.Ahead(2, 10, 0, times).prefill_tokens, 10);
-  EXPECT_EQ(queue_.All(times).prefill_tokens, 1000);
 }
 
 }  // namespace

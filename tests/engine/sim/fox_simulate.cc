@@ -1,13 +1,9 @@
-// fox-simulate: the simulation as a program that needs nothing beside it: many seeds on all cores
-// until so many events have happened, or one seed to look at. Exit 0: nothing was wrong; 1: a
+// fox-simulate: the simulation as a program that needs nothing beside it: many seeds until so
+// many events have happened, or one seed to look at. Exit 0: nothing was wrong; 1: a
 // violation, with the command that replays it; 2: usage.
-#include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <mutex>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "engine/flags/flag_set.h"
 #include "tests/engine/sim/simulation.h"
@@ -17,7 +13,7 @@ namespace fox::sim {
 namespace {
 
 struct Settings {
-  int64_t seed = 0, first_seed = 1, events = 100'000'000, operations = kDayOperations, threads = 1;
+  int64_t seed = 0, first_seed = 1, events = 100'000'000, operations = kDayOperations;
   int64_t scope = 0, seconds = 0, days = 0, chunk_multiple = 0;
   bool flood = false, print = false, shrink = false;
   std::string bug = "none";
@@ -58,64 +54,41 @@ int RunOne(const Settings& settings) {
   return 0;
 }
 
-class Campaign {
- public:
-  explicit Campaign(const Settings& settings)
-      : settings_(settings), next_seed_(static_cast<uint64_t>(settings.first_seed)) {}
-
-  int Run() {
-    const auto begin = std::chrono::steady_clock::now();
-    deadline_ = begin + std::chrono::seconds(settings_.seconds);
-    std::vector<std::thread> threads;
-    for (int64_t i = 0; i < settings_.threads; ++i) threads.emplace_back([this] { Work(); });
-    for (std::thread& thread : threads) thread.join();
-    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
-    PrintMarks(marks_);
-    std::printf("%lld seeds, %.1f s on %lld threads, %.2f million events/s\n",
-                static_cast<long long>(days_), taken.count(),
-                static_cast<long long>(settings_.threads),
-                static_cast<double>(marks_[Mark::kEvents]) / taken.count() / 1e6);
-    std::printf("longest wait under a flood: %.3f of its bound, seed %llu\n", longest_wait_,
-                static_cast<unsigned long long>(longest_wait_seed_));
-    if (!violation_.empty()) std::printf("VIOLATION\n%s\n", violation_.c_str());
-    return violation_.empty() ? 0 : 1;
-  }
-
- private:
-  void Work() {
-    while (!done_) {
-      DayOptions options;
-      options.seed = next_seed_++;
-      options.operations = settings_.operations;
-      options.chunk_multiple = settings_.chunk_multiple;
-      options.bug = BugOf(settings_.bug);
-      options.flood = settings_.flood;
-      const Report report = Simulate(options);
-      const std::lock_guard<std::mutex> lock(mutex_);
-      marks_.Add(report.marks);
-      ++days_;
-      if (report.longest_wait > longest_wait_) {
-        longest_wait_ = report.longest_wait;
-        longest_wait_seed_ = options.seed;
-      }
-      if (!report.violation.empty() && violation_.empty()) violation_ = Describe(options, report);
-      const bool late = (settings_.seconds > 0 && std::chrono::steady_clock::now() >= deadline_) ||
-                        (settings_.days > 0 && days_ >= settings_.days);
-      if (!violation_.empty() || late || marks_[Mark::kEvents] >= settings_.events) done_ = true;
+int RunMany(const Settings& settings) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto seconds = [begin] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  DayOptions options;
+  options.seed = static_cast<uint64_t>(settings.first_seed);
+  options.operations = settings.operations;
+  options.chunk_multiple = settings.chunk_multiple;
+  options.bug = BugOf(settings.bug);
+  options.flood = settings.flood;
+  Marks marks;
+  int64_t days = 0;
+  double longest_wait = 0;
+  uint64_t longest_wait_seed = 0;
+  std::string violation;
+  for (; violation.empty() && marks[Mark::kEvents] < settings.events; ++options.seed, ++days) {
+    if (settings.seconds > 0 && seconds() >= static_cast<double>(settings.seconds)) break;
+    if (settings.days > 0 && days >= settings.days) break;
+    const Report report = Simulate(options);
+    marks.Add(report.marks);
+    if (report.longest_wait > longest_wait) {
+      longest_wait = report.longest_wait;
+      longest_wait_seed = options.seed;
     }
+    if (!report.violation.empty()) violation = Describe(options, report);
   }
-
-  const Settings settings_;
-  std::chrono::steady_clock::time_point deadline_;
-  std::atomic<uint64_t> next_seed_;
-  std::atomic<bool> done_{false};
-  std::mutex mutex_;
-  Marks marks_;
-  int64_t days_ = 0;
-  double longest_wait_ = 0;
-  uint64_t longest_wait_seed_ = 0;
-  std::string violation_;
-};
+  PrintMarks(marks);
+  std::printf("%lld seeds, %.1f s, %.2f million events/s\n", static_cast<long long>(days),
+              seconds(), static_cast<double>(marks[Mark::kEvents]) / seconds() / 1e6);
+  std::printf("longest wait under a flood: %.3f of its bound, seed %llu\n", longest_wait,
+              static_cast<unsigned long long>(longest_wait_seed));
+  if (!violation.empty()) std::printf("VIOLATION\n%s\n", violation.c_str());
+  return violation.empty() ? 0 : 1;
+}
 
 int RunScope(int64_t depth) {
   const ScopeReport report = ExploreSmallScope(static_cast<int>(depth));
@@ -136,7 +109,6 @@ int Main(int argc, char** argv) {
   flags.Int("days", "N", "how many seeds at most; 0: any", 0, kMost, &settings.days);
   flags.Int("seconds", "N", "the longest time; 0: any", 0, kMost, &settings.seconds);
   flags.Int("operations", "N", "of a day", 1, kMost, &settings.operations);
-  flags.Int("threads", "N", "how many", 1, 1024, &settings.threads);
   flags.Int("scope", "DEPTH", "every order of so many events instead", 0, 64, &settings.scope);
   flags.String("bug", "NAME", "a bug to plant", &settings.bug);
   flags.Int("chunk-multiple", "N", "the executor's, 1 or a multiple of 64; 0: any", 0, 1024,
@@ -158,7 +130,7 @@ int Main(int argc, char** argv) {
   }
   if (help || bugs) return 0;
   if (settings.scope > 0) return RunScope(settings.scope);
-  return settings.seed > 0 ? RunOne(settings) : Campaign(settings).Run();
+  return settings.seed > 0 ? RunOne(settings) : RunMany(settings);
 }
 
 }  // namespace

@@ -52,11 +52,6 @@ TEST(TimedOpsTest, BracketsEachOperationThatItForwards) {
   EXPECT_EQ(ops.Description(), MakeCpuOps()->Description());
 }
 
-TEST(TimedOpsTest, WithoutAClockItOnlyForwards) {
-  TimedOps ops(MakeCpuOps(), nullptr);
-  EXPECT_TRUE(CopiesAndGathers(ops));
-}
-
 TEST(TimedOpsTest, KindsHaveDistinctNames) {
   std::vector<std::string> names;
   for (size_t kind = 0; kind < kOpKinds; ++kind) {

@@ -77,6 +77,17 @@ Expected Cut(const std::string& text, size_t begin, const std::vector<std::strin
   return {text, ""};
 }
 
+// The longest end of the text that begins a stop string.
+size_t Held(const std::string& text, const std::vector<std::string>& stops) {
+  size_t held = 0;
+  for (const std::string& stop : stops) {
+    for (size_t size = held + 1; size <= stop.size(); ++size) {
+      if (text.ends_with(stop.substr(0, size))) held = size;
+    }
+  }
+  return held;
+}
+
 }  // namespace
 
 FUZZ_TEST(text_assembler) {
@@ -109,6 +120,11 @@ FUZZ_TEST(text_assembler) {
     take(assembler.Push(ids[i], /*may_stop=*/i >= unstoppable));
     FOX_CHECK(shown.size() <= expected.text.size());
     if (!stop.empty()) continue;
+    if (unstoppable == 0) {
+      const std::string whole =
+          TextOf(tokenizer, {ids.begin(), ids.begin() + 1 + static_cast<int>(i)}, false);
+      FOX_CHECK(shown.size() + Held(whole, stops) == whole.size());
+    }
     // What may be held back: less than a stop string, and less than a character.
     const std::string so_far =
         TextOf(tokenizer, {ids.begin(), ids.begin() + 1 + static_cast<int>(i)}, /*final=*/true);
