@@ -3,6 +3,8 @@
 // to the compiler.
 #pragma once
 
+#include <cfloat>
+
 #include "kernels/cuda/ptx/fast_math.cuh"
 
 namespace fox::cuda {
@@ -24,7 +26,8 @@ struct MergedRow {
   // row, relative to that which logits are relative to. The output is then to be multiplied by
   // of_sums.
   __device__ __forceinline__ void MergeSink(float logit, double decay) {
-    Merge({static_cast<float>(kLog2EDouble * (static_cast<double>(logit) - decay)), 1});
+    const auto x = static_cast<float>(kLog2EDouble * (static_cast<double>(logit) - decay));
+    Merge({fminf(x, FLT_MAX), 1});  // infinity less infinity would be NaN
   }
   __device__ __forceinline__ float Output(float so_far, float of_this) const {
     return fmaf(so_far, of_sums, __fmul_rn(of_this, of_split));
