@@ -8,8 +8,9 @@
 //   paper      E_n = log(b+1) - c_b                      t_i = c_i + 2U
 //   certified  E_n = min(log M_b, log(b+1) + U) - c_b    t_i = min(H, c_i + B)
 // with b the page's last position, log M_b the log of sum_{j<=b} exp(a_j + c_b - c_j), a_j the
-// largest logit key j can have, and H the minimum over page ends e' so far of c_e' + beta_e', beta
-// bounding -log Z relative to c_e'. E rises with n and t falls with i, so what is dropped is always
+// largest logit key j can have, H the minimum over page ends e' so far of c_e' + beta_e', beta
+// bounding -log Z relative to c_e', and Z >= exp(-B) in every row, by its own key or by the sink.
+// E rises with n and t falls with i, so what is dropped is always
 // a growing prefix. Source: "Adaptive Computation Pruning for the Forgetting Transformer" (Lin et
 // al.), Algorithm 1 and its erratum (the length in log L is b+1 for keys 0..b); the certified bound
 // is this project's.
@@ -79,9 +80,9 @@ FOX_HOST_DEVICE inline double MaxLogitBound(int head_dim, double max_gq, double 
   return kProductInflation * std::sqrt(static_cast<double>(head_dim)) * max_gq * max_gk;
 }
 
-// B: no row's logit with its own key is below -B. `max_product`: the largest |gq gk| of one
-// dimension. Rotation keeps s_ii, but the rounding of rotated operands is relative to their norms
-// and not to the products.
+// B without a sink: no row's logit with its own key is below -B. `max_product`: the largest |gq gk|
+// of one dimension. Rotation keeps s_ii, but the rounding of rotated operands is relative to their
+// norms and not to the products.
 FOX_HOST_DEVICE inline double SelfLogitBound(int head_dim, double max_product, double max_gq,
                                              double max_gk, bool rotates) {
   const double any = MaxLogitBound(head_dim, max_gq, max_gk);

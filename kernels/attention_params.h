@@ -52,7 +52,8 @@ struct AppendParams {
   const void* q_norm = nullptr;  // [q_heads * head_dim] residual dtype, or null: no QK-norm
   const void* k_norm = nullptr;  // [kv_heads * head_dim]
   double qk_norm_eps = 1e-5;
-  // Largest norms: q <- q min(1, q_cap / ||q||), before it is rotated; as k. Null: none.
+  // Largest norms: q <- q min(1, q_cap / ||q||), before it is rotated; as k. Null: none. On
+  // a GPU not beside a norm.
   const float* q_cap = nullptr;            // [q_heads]
   const float* k_cap = nullptr;            // [kv_heads]
   const double* rope_frequency = nullptr;  // [head_dim / 2] radians per position, or null: no RoPE

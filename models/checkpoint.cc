@@ -21,6 +21,10 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
+constexpr float kMostFloat = std::numeric_limits<float>::max();
+// Rounding of what is this short is still relative (kernels/docs/acp.md 5).
+constexpr float kLeastCap = 0x1p-100F;
+
 std::string ShapeText(const Shape& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
@@ -57,16 +61,16 @@ class TensorTaker {
     return {.data = entry.data.data(), .dtype = *entry.dtype, .shape = entry.shape};
   }
 
-  // Float32 values that are finite and above `least`.
-  HostTensor TakeAbove(const std::string& name, int64_t count, float least) {
+  // Float32 values from `least` on.
+  HostTensor TakeFinite(const std::string& name, int64_t count, float least) {
     HostTensor tensor = Take(name, {count});
     if (tensor.empty()) return tensor;
     std::vector<float> values(static_cast<size_t>(count));
     ReadElements(tensor, 0, count, values.data());
     for (const float value : values) {
-      if (value > least && value <= std::numeric_limits<float>::max()) continue;
-      Fail(absl::StrCat("tensor ", Quoted(name), " holds ", value, "; its values must be finite",
-                        least == 0 ? " and above 0" : ""));
+      if (value >= least && value <= kMostFloat) continue;
+      Fail(absl::StrCat("tensor ", Quoted(name), " holds ", value, ", not between ", least, " and ",
+                        kMostFloat));
     }
     return tensor;
   }
@@ -186,12 +190,11 @@ LayerTensors TakeLayer(TensorTaker& taker, const ModelConfig& config, int index)
         taker.Take(attn + "k_norm.weight", {per_head ? config.kv_size() : config.head_dim});
   }
   if (config.qk_norm_cap) {
-    layer.q_cap = taker.TakeAbove(attn + "q_cap", config.num_heads, 0);
-    layer.k_cap = taker.TakeAbove(attn + "k_cap", config.num_kv_heads, 0);
+    layer.q_cap = taker.TakeFinite(attn + "q_cap", config.num_heads, kLeastCap);
+    layer.k_cap = taker.TakeFinite(attn + "k_cap", config.num_kv_heads, kLeastCap);
   }
   if (config.attention_sink) {
-    layer.sinks =
-        taker.TakeAbove(attn + "sinks", config.num_heads, -std::numeric_limits<float>::infinity());
+    layer.sinks = taker.TakeFinite(attn + "sinks", config.num_heads, -kMostFloat);
   }
   layer.o_proj = taker.Take(attn + "o_proj.weight", {d, q});
   const std::string frequencies = attn + "rotary_emb.inv_freq";

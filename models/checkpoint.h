@@ -30,7 +30,7 @@ struct LayerTensors {
   HostTensor ogate_proj;              // [Q, D]; an output gate
   HostTensor output_norm;             // [Q]; output_norm
   HostTensor q_norm, k_norm;          // [Q], [KV], or [head_dim] when shared; qk_norm
-  HostTensor q_cap, k_cap;            // [H], [kv_heads], finite and positive; qk_norm_cap
+  HostTensor q_cap, k_cap;            // [H], [kv_heads], at least 2^-100; qk_norm_cap
   HostTensor sinks;                   // [H], finite; attention_sink
   HostTensor o_proj;                  // [D, Q]
   HostTensor mlp_norm;                // [D]

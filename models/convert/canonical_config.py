@@ -16,7 +16,7 @@ from refusal import Refusal
 
 OFFICIAL_TYPE = "forgetting_transformer-project_fox"
 FLA_TYPE = "forgetting_transformer"
-ORDINARY_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # loaded as they are, without gates
+ORDINARY_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # loaded as they are
 MAX_HEAD_DIM = 256  # what the kernels are built for
 
 # Keys never read by either model, or of training, generation and display only.

@@ -24,6 +24,7 @@ _WRAPPERS = frozenset(
     ("_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 )
 _UNSUPPORTED = re.compile(r"(^|\.)((attn|mlp)_res_(proj|norm)|res_(proj|norm))\.")
+_FLOAT32 = re.compile(r"\.self_attn\.(sinks|q_cap|k_cap)$")  # what bounds stand on
 _DERIVED = re.compile(r"\.rotary(_emb)?\.inv_freq$")  # recomputed from rope_base
 
 
@@ -221,7 +222,12 @@ def plan_as_it_is(
 ) -> Plan:
     """A checkpoint in a layout that the server loads, under its own names."""
     planned = [
-        PlannedTensor(name, target_dtype(tensor.dtype, wanted, name), tensor.shape, (tensor,))
+        PlannedTensor(
+            name,
+            target_dtype(tensor.dtype, "f32" if _FLOAT32.search(name) else wanted, name),
+            tensor.shape,
+            (tensor,),
+        )
         for name, tensor in tensors.items()
         if not _DERIVED.search(name)
     ]

@@ -63,6 +63,8 @@ v1::ModelInfo DescribeModel(const ServerCore& core) {
   out.set_qk_norm(model.qk_norm);
   out.set_use_rope(model.use_rope);
   out.set_forget_gates(model.forget_gate != ForgetGate::kNone);
+  out.set_attention_sink(model.attention_sink);
+  out.set_qk_norm_cap(model.qk_norm_cap);
   if (core.context.tokenizer != nullptr) out.set_tokenizer(core.context.tokenizer->info().kind);
   out.set_default_sampling_params_json(ToJson(core.context.defaults));
   out.set_chat(core.context.chat != nullptr);

@@ -93,15 +93,23 @@ TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
 }
 
 TEST(ProcessTest, AModelWithoutForgetGatesIsNotPruned) {
-  const std::string llama = std::string(FOX_SOURCE_DIR) + "/tests/golden/transformers/";
-  ServerProcess server(Demo({"--model", llama + "llama_kv3_default", "--acp=certified"}));
-  ASSERT_TRUE(server.WaitReady());
-  EXPECT_THAT(server.log(), HasSubstr("pruning          none: the model has no forget gates"));
-  std::string info;
-  EXPECT_EQ(Finish(Cli(server, {"info"}), &info), 0);
-  EXPECT_THAT(info, HasSubstr(R"("acp_mode":"OFF")"));
-  EXPECT_THAT(info, HasSubstr(R"("layout":"transformers")"));
-  EXPECT_THAT(info, HasSubstr(R"("forget_gates":false)"));
+  const std::string llama = std::string(FOX_SOURCE_DIR) + "/tests/golden/transformers/llama_kv";
+  for (const bool forgets : {false, true}) {
+    ServerProcess server(
+        Demo({"--model", llama + (forgets ? "1_default_tied_forgetting" : "3_default"),
+              "--acp=certified"}));
+    ASSERT_TRUE(server.WaitReady());
+    const auto none = HasSubstr("pruning          none: the model has no forget gates");
+    EXPECT_EQ(::testing::Value(server.log(), none), !forgets);
+    std::string info;
+    EXPECT_EQ(Finish(Cli(server, {"info"}), &info), 0);
+    const std::string yes = forgets ? "true" : "false";
+    EXPECT_THAT(info, HasSubstr(forgets ? R"("acp_mode":"CERTIFIED")" : R"("acp_mode":"OFF")"));
+    EXPECT_THAT(info, HasSubstr(R"("layout":"transformers")"));
+    for (const char* key : {"forget_gates", "attention_sink", "qk_norm_cap"}) {
+      EXPECT_THAT(info, HasSubstr("\"" + std::string(key) + "\":" + yes));
+    }
+  }
 }
 
 // Under limits of the address space that the model does not fit into, and pools larger than any

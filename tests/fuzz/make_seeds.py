@@ -125,7 +125,8 @@ def model_config_seeds() -> Seeds:
     for name, content in hostile(
             LLAMA, model_type=("mistral", "qwen2", "qwen3"), head_dim=(0, 3, 8, 257),
             num_key_value_heads=(1, 3), mlp_bias=(True,), layer_types=(["x"],),
-            architectures=(["LlamaForCausalLM"], ["LlamaModel"]),
+            architectures=(["LlamaForCausalLM"], ["LlamaModel"]), use_forget_gate=(True,),
+            use_attention_sink=(True, 1), use_qk_norm_cap=(True,),
             rope_scaling=(linear, llama3, dict(llama3, high_freq_factor=1.0),
                           dict(linear, factor=0)),
             rope_parameters=(dict(llama3, rope_theta=1e6), {"partial_rotary_factor": 0.5})):

@@ -237,14 +237,15 @@ TEST(CheckpointTest, SinksAndCapsAreNumbersThatBound) {
     float value;
     const char* said;  // empty: nothing
   } kCases[] = {
-      {"sinks", NAN, "holds nan; its values must be finite"},
-      {"sinks", INFINITY, "holds inf; its values must be finite"},
-      {"sinks", -INFINITY, "holds -inf; its values must be finite"},
+      {"sinks", NAN, "holds nan, not between -3.40282e+38 and 3.40282e+38"},
+      {"sinks", INFINITY, "holds inf, not between -3.40282e+38 and 3.40282e+38"},
+      {"sinks", -INFINITY, "holds -inf, not between -3.40282e+38 and 3.40282e+38"},
       {"sinks", -60, ""},
-      {"q_cap", NAN, "holds nan; its values must be finite and above 0"},
-      {"q_cap", 0, "holds 0; its values must be finite and above 0"},
-      {"k_cap", INFINITY, "holds inf; its values must be finite and above 0"},
-      {"k_cap", -1, "holds -1; its values must be finite and above 0"},
+      {"q_cap", NAN, "holds nan, not between 7.88861e-31 and"},
+      {"q_cap", 0, "holds 0, not between 7.88861e-31 and"},
+      {"k_cap", INFINITY, "holds inf, not between 7.88861e-31 and"},
+      {"k_cap", -1, "holds -1, not between 7.88861e-31 and"},
+      {"k_cap", 7e-31F, "holds 7e-31, not between 7.88861e-31 and"},
       {"k_cap", 1e-30F, ""},
   };
   for (const auto& c : kCases) {

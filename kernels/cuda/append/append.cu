@@ -14,6 +14,8 @@ cudaError_t Append(const BatchView& batch, const AppendParams& params, const Pag
   FOX_CHECK(projection.rows >= batch.num_rows && projection.row_stride % 8 == 0);
   FOX_CHECK(params.q_column % 8 == 0 && params.k_column % 8 == 0 && params.v_column % 8 == 0);
   FOX_CHECK(kv.shape.group() <= kMaxAppendGroup);
+  FOX_CHECK((params.q_norm == nullptr || params.q_cap == nullptr) &&
+            (params.k_norm == nullptr || params.k_cap == nullptr));
   if (batch.num_rows == batch.num_seqs) {
     return AppendDecode(batch, params, kv, reads_early, stream);
   }

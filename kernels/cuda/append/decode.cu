@@ -89,17 +89,17 @@ __device__ __forceinline__ int64_t DimsOf(const PagedKv& kv, int kv_head, int pa
 __device__ __forceinline__ const void* NormOf(const AppendParams& params, int part) {
   return IsQuery(part) ? params.q_norm : part == 0 ? params.k_norm : nullptr;
 }
+__device__ __forceinline__ const float* CapsOf(const AppendParams& params, int part) {
+  return IsQuery(part) ? params.q_cap : part == 0 ? params.k_cap : nullptr;
+}
 
 // Constants: may be called before WaitOnDependencies().
 template <int kHeadDim>
 __device__ __forceinline__ Float8 LoadWeights(const AppendParams& params, const PagedKv& kv,
                                               int kv_head, int part) {
-  Float8 weights{};
-  const float* norm = static_cast<const float*>(NormOf(params, part));
-  if (HasPart(kv, part) && norm != nullptr) {
-    weights = LoadVec8(norm + DimsOf<kHeadDim>(kv, kv_head, part));
-  }
-  return weights;
+  if (!HasPart(kv, part)) return {};
+  return LoadNorm<kHeadDim>(NormOf(params, part), CapsOf(params, part),
+                            DimsOf<kHeadDim>(kv, kv_head, part));
 }
 
 __device__ __forceinline__ int64_t ColumnOf(const AppendParams& params, int part) {
@@ -197,6 +197,11 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
   Float8 normal = o;
   NormalizeBy<kHeadDim>(normal, weights, static_cast<float>(params.qk_norm_eps));
   if (NormOf(params, part) != nullptr) o = normal;
+  if (params.q_cap != nullptr || params.k_cap != nullptr) {
+    Float8 capped = o;
+    CapNorm<kHeadDim>(capped, weights);
+    if (CapsOf(params, part) != nullptr) o = capped;
+  }
   if (rotates) {
     Float8 rotated = o;
     Rotate<kHeadDim>(rotated, rotation);

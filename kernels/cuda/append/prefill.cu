@@ -152,12 +152,6 @@ __device__ __forceinline__ RawRows<kHeadDim> LoadRows(const AppendParams& params
   return raw;
 }
 
-// The lane's eight weights of a head's norm; null: none.
-__device__ __forceinline__ Float8 LoadWeight(const void* weights, int64_t first) {
-  if (weights == nullptr) return {};
-  return LoadVec8(static_cast<const float*>(weights) + first);
-}
-
 // Keys and values of the lane's rows into the page, keys also into shared memory.
 template <int kHeadDim, bool kRotates>
 __device__ __forceinline__ void WriteRows(const AppendParams& params, const PagedKv& kv,
@@ -185,8 +179,8 @@ __device__ __forceinline__ void WriteRows(const AppendParams& params, const Page
   for (int i = 0; i < kRows; ++i) {
     if (first + i < block.rows.count) StoreWhole(raw.values[i], values + i * kHeadDim);
   }
-  const Float8 weight =
-      LoadWeight(params.k_norm, static_cast<int64_t>(block.kv_head) * kHeadDim + in_head);
+  const Float8 weight = LoadNorm<kHeadDim>(
+      params.k_norm, params.k_cap, static_cast<int64_t>(block.kv_head) * kHeadDim + in_head);
   Float8 row[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
@@ -194,14 +188,17 @@ __device__ __forceinline__ void WriteRows(const AppendParams& params, const Page
     if (params.k_shift_column < 0) continue;
     Shift(row[i], Widen(i == 0 ? raw.key_before : raw.keys[i - 1]), FromLane(alpha, i, kLanes));
   }
-  if (params.k_norm != nullptr) {
+  const bool normed = params.k_norm != nullptr;
+  if (normed || params.k_cap != nullptr) {
     float squares[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) squares[i] = SumSquares(row[i]);
-    const float scale = NormScale<kHeadDim>(SpreadSums<kLanes>(squares), eps);
+    const float sum = SpreadSums<kLanes>(squares);
+    const float scale = normed ? NormScale<kHeadDim>(sum, eps) : CapScale(sum, weight);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      ScaleBy(row[i], FromLane(scale, i * (kLanes / kRows), kLanes), weight);
+      const float of_row = FromLane(scale, i * (kLanes / kRows), kLanes);
+      normed ? ScaleBy(row[i], of_row, weight) : ScaleBy(row[i], of_row);
     }
   }
 #pragma unroll

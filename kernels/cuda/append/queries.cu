@@ -49,9 +49,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   Float8 weight{};
-  if (params.q_norm != nullptr && there) {
-    weight = LoadVec8(static_cast<const float*>(params.q_norm) + column);
-  }
+  if (there) weight = LoadNorm<kHeadDim>(params.q_norm, params.q_cap, column);
   Rotation rotation;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
@@ -60,6 +58,7 @@ __global__ void __launch_bounds__(kThreads)
     if (params.q_norm != nullptr) {
       NormalizeBy<kHeadDim>(query, weight, static_cast<float>(params.qk_norm_eps));
     }
+    if (params.q_cap != nullptr) CapNorm<kHeadDim>(query, weight);
     if constexpr (kRotates) {
       constexpr int kLanes = kRowLanes<kHeadDim>, kHeads = kWarp / kLanes;
       const int sub = Lane() % kLanes;
@@ -91,7 +90,9 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
 
 cudaError_t ProjectQueries(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                            cudaStream_t stream) {
-  if (params.q_norm == nullptr && params.rope_frequency == nullptr) return cudaSuccess;
+  if (params.q_norm == nullptr && params.q_cap == nullptr && params.rope_frequency == nullptr) {
+    return cudaSuccess;
+  }
   return DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {
     return LaunchFor<kHeadDim>(batch, params, kv, stream);
   });

@@ -1,6 +1,6 @@
 // One head's row of the projection, spread over head_dim / 8 neighbouring lanes of a warp: token
-// shift, RMS norm, rotation, and the log gate. By whole warps; a lane without a row computes
-// garbage that it does not store. The mathematics is that of kernels/cpu/append.cc.
+// shift, RMS norm or norm cap, rotation, and the log gate. By whole warps; a lane without a row
+// computes garbage that it does not store. The mathematics is that of kernels/cpu/append.cc.
 //
 // A token's query, key, value and log gate have the same bits in every kernel that computes them,
 // because no rounding is left to the compiler, which may or may not fuse a product and a sum.
@@ -38,6 +38,19 @@ __device__ __forceinline__ float SumSquares(const Float8& o) {
   return square;
 }
 
+// The lane's weights of an RMS norm, those from `first` on; or, without norm, the head's cap in all
+// of them. What is absent is null.
+template <int kHeadDim>
+__device__ __forceinline__ Float8 LoadNorm(const void* norm, const float* caps, int64_t first) {
+  if (norm != nullptr) return LoadVec8(static_cast<const float*>(norm) + first);
+  const float cap = caps == nullptr ? 0 : caps[first / kHeadDim];
+  return {{cap, cap, cap, cap, cap, cap, cap, cap}};
+}
+
+__device__ __forceinline__ void ScaleBy(Float8& o, float scale) {
+#pragma unroll
+  for (int i = 0; i < kVec8; ++i) o.x[i] *= scale;
+}
 // RMS norm: by NormScale of the row, then by `weight`, this lane's eight.
 __device__ __forceinline__ void ScaleBy(Float8& o, float scale, const Float8& weight) {
 #pragma unroll
@@ -46,6 +59,15 @@ __device__ __forceinline__ void ScaleBy(Float8& o, float scale, const Float8& we
 template <int kHeadDim>
 __device__ __forceinline__ void NormalizeBy(Float8& o, const Float8& weight, float eps) {
   ScaleBy(o, NormScale<kHeadDim>(WarpSum<kRowLanes<kHeadDim>>(SumSquares(o)), eps), weight);
+}
+
+// A cap's scale. fminf drops the NaN of a row of zeros, which stays.
+__device__ __forceinline__ float CapScale(float sum_of_squares, const Float8& cap) {
+  return fminf(1.0f, __fmul_rn(cap.x[0], rsqrtf(sum_of_squares)));
+}
+template <int kHeadDim>
+__device__ __forceinline__ void CapNorm(Float8& o, const Float8& cap) {
+  ScaleBy(o, CapScale(WarpSum<kRowLanes<kHeadDim>>(SumSquares(o)), cap));
 }
 
 // RoPE of one position in this lane's dimensions. The angle is taken modulo 2 pi in float64:

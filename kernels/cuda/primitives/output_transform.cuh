@@ -1,4 +1,5 @@
-// OutputTransform as attention kernels apply it to the rows that they store (attention_params.h).
+// OutputTransform as attention kernels apply it to the rows that they store, and their sinks
+// (attention_params.h).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,6 +19,7 @@ struct OutputTransformArguments {
   int64_t gate_stride;
   float eps;
   Activation act;
+  const float* sink;  // [q_heads]
 };
 
 inline OutputTransformArguments MakeOutputTransformArguments(const AttentionParams& params) {
@@ -29,8 +31,12 @@ inline OutputTransformArguments MakeOutputTransformArguments(const AttentionPara
     FOX_CHECK(reinterpret_cast<uintptr_t>(t.gate.data) % kAlign == 0);
     FOX_CHECK(t.gate.row_stride * static_cast<int64_t>(SizeOf(t.gate.dtype)) % kAlign == 0);
   }
-  return {static_cast<const float*>(t.norm), static_cast<const __nv_bfloat16*>(t.gate.data),
-          t.gate.row_stride, static_cast<float>(t.eps), t.act};
+  return {static_cast<const float*>(t.norm),
+          static_cast<const __nv_bfloat16*>(t.gate.data),
+          t.gate.row_stride,
+          static_cast<float>(t.eps),
+          t.act,
+          params.sink};
 }
 
 }  // namespace fox::cuda

@@ -264,8 +264,11 @@ TEST(EvictionTest, WithoutQkNormPaperSkipsButNeverEvicts) {
 // Page offsets are float32. Large QK-norm weights of one head loosen the layer's clamp, and another
 // head, whose keys are zero and whose bounds are exact, forgets so much in its first page that what
 // its last tokens forget is rounded away.
-HeadInputs LostOffsets(double gain, double share_of_ulp) {
-  HeadInputs inputs = RandomInputs({2, 2, 16}, 64 * 24, 11, {0});
+HeadInputs LostOffsets(double gain, double share_of_ulp, bool sink) {
+  HeadShape shape{2, 2, 16};
+  shape.sink = sink;
+  HeadInputs inputs = RandomInputs(shape, 64 * 24, 11, {0});
+  if (sink) inputs.sink = {7, 7};  // more than all keys
   for (size_t m = 0; m < 16; ++m) {
     inputs.q_norm[m] = inputs.k_norm[m] = 1;
     inputs.q_norm[16 + m] = inputs.k_norm[16 + m] = gain;
@@ -287,9 +290,10 @@ HeadInputs LostOffsets(double gain, double share_of_ulp) {
 TEST(EvictionTest, OffsetsOfHardForgettingPages) {
   for (double gain : {1.0, 32.0, 128.0, 1024.0, 16384.0}) {
     for (double share : {0.3, 0.45, 0.55, 0.7}) {
-      for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
-        const Audited run = Audit(LostOffsets(gain, share), dtype);
-        EXPECT_LE(run.max_excess, 0) << gain << ' ' << share << ' ' << NameOf(dtype);
+      for (int kind = 0; kind < 4; ++kind) {
+        const DType dtype = kind == 0 ? DType::kF64 : kind == 1 ? DType::kF32 : DType::kBF16;
+        const Audited run = Audit(LostOffsets(gain, share, kind == 3), dtype);
+        EXPECT_LE(run.max_excess, 0) << gain << ' ' << share << ' ' << kind;
         if (gain <= 128) {
           EXPECT_GT(run.rows_checked, 0);
         }
@@ -309,6 +313,7 @@ HeadInputs OpposedRotatedKey(double gain, int pair, int64_t zeros, int64_t after
   HeadShape shape{1, 1, kDim, false, false, gain > 0, true};
   shape.norm_caps = gain == 0;
   HeadInputs inputs = RandomInputs(shape, length, 12, {0});
+  if (gain == 0) inputs.q_cap = inputs.k_cap = {64};
   for (size_t m = 0; m < kHalf; ++m) {
     if (gain > 0) inputs.q_norm[m] = inputs.k_norm[m + kHalf] = gain;
     if (gain > 0) inputs.q_norm[m + kHalf] = inputs.k_norm[m] = 1 / gain;

@@ -32,6 +32,7 @@ struct ChunkCase {
   bool shift = false, rope = false;
   bool portable = false;
   int64_t prompt = 4300;  // the last page has both kinds of rows
+  bool foxified = false;  // caps in place of norms, and sinks
 };
 std::ostream& operator<<(std::ostream& out, const ChunkCase& c) { return out << c.name; }
 
@@ -107,7 +108,9 @@ class ChunkRun {
 
  private:
   static fox::testing::HeadInputs ConstantsOf(const ChunkCase& c) {
-    fox::testing::HeadShape shape{6, 3, c.head_dim, c.shift, c.shift, c.norm, c.rope};
+    fox::testing::HeadShape shape{6,     3, c.head_dim, c.shift, c.shift, c.norm && !c.foxified,
+                                  c.rope};
+    shape.sink = shape.norm_caps = c.foxified;
     shape.output_norm = shape.output_gate = true;
     return RandomInputs(shape, 0, 5, {0});
   }
@@ -232,6 +235,8 @@ std::vector<ChunkCase> ChunkCases() {
     cases.push_back({"CertifiedWithoutNorm" + suffix, AcpMode::kCertified, d, false});
     cases.push_back({"PaperWithoutNorm" + suffix, AcpMode::kPaper, d, false});
     cases.push_back({"ShiftAndRotation" + suffix, AcpMode::kCertified, d, true, true, true});
+    cases.push_back({"Foxified" + suffix, AcpMode::kCertified, d, true, false, true});
+    cases.back().foxified = true;
     cases.push_back({"Portable" + suffix, AcpMode::kCertified, d, true, false, false, true, 3000});
   }
   // Whole pages, a prompt that ends with two tokens of a tile, and one with a page of its last

@@ -17,6 +17,13 @@ HeadShape OneHead(int head_dim, bool rotates = false, bool shifts = false) {
   return {1, 1, head_dim, shifts, shifts, true, rotates};
 }
 
+HeadShape FoxifiedHead(int head_dim) {
+  HeadShape shape = OneHead(head_dim, true);
+  shape.qk_norm = false;
+  shape.sink = shape.norm_caps = true;
+  return shape;
+}
+
 // With norm weights that are all `gain`.
 HeadInputs WithGain(HeadInputs inputs, double gain) {
   inputs.q_norm.assign(inputs.q_norm.size(), gain);
@@ -25,7 +32,7 @@ HeadInputs WithGain(HeadInputs inputs, double gain) {
   return inputs;
 }
 
-// All sequences have the norms of the first.
+// All sequences have the norms, caps and sinks of the first.
 std::vector<HeadRows> RandomSequences(const HeadShape& shape, int64_t length,
                                       const std::vector<double>& gate_means, std::mt19937_64& rng) {
   std::vector<HeadRows> sequences;
@@ -72,9 +79,9 @@ void ExpectPromise(const std::vector<HeadRows>& sequences, int64_t step, bool po
 TEST(PromiseTest, RandomHeads) {
   std::mt19937_64 rng(1);
   for (const int head_dim : {32, 64, 128}) {
-    for (const bool rotates : {false, true}) {
-      std::vector<HeadRows> sequences =
-          RandomSequences(OneHead(head_dim, rotates), 900, {-1, 0, 1, 2, 3, 4, 5}, rng);
+    for (const HeadShape& shape :
+         {OneHead(head_dim), OneHead(head_dim, true), FoxifiedHead(head_dim)}) {
+      std::vector<HeadRows> sequences = RandomSequences(shape, 900, {-1, 0, 1, 2, 3, 4, 5}, rng);
       sequences[3].log_tolerance = -4;
       ExpectPromise(sequences, 1);
       for (const bool portable : {false, true}) {
@@ -88,9 +95,11 @@ TEST(PromiseTest, QueriesAgainstTheDecision) {
   std::mt19937_64 rng(2);
   std::vector<double> means;
   for (int trial = 0; trial < 40; ++trial) means.push_back(0.5 + trial % 4);
-  std::vector<HeadRows> sequences = RandomSequences(OneHead(32), 768, means, rng);
-  for (HeadRows& rows : sequences) TurnAround(rows.inputs, rng);
-  ExpectPromise(sequences, 64);
+  for (const HeadShape& shape : {OneHead(32), FoxifiedHead(32)}) {
+    std::vector<HeadRows> sequences = RandomSequences(shape, 768, means, rng);
+    for (HeadRows& rows : sequences) TurnAround(rows.inputs, rng);
+    ExpectPromise(sequences, 64);
+  }
 }
 
 // E and H of full pages against their definitions in float64, from the stored keys and gates and

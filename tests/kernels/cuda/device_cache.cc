@@ -43,6 +43,7 @@ DeviceCache::DeviceCache(const CacheOptions& options) : options_(options), rng_(
   num_rows_ = row_begin_.back();
   fox::testing::HeadShape shape{options_.q_heads, options_.kv_heads, options_.head_dim};
   shape.qk_norm = options_.qk_norm;
+  shape.sink = options_.sink;
   constants_ = RandomInputs(shape, 0, rng_(), {0});
   keys_.resize(static_cast<size_t>(num_seqs() * options_.kv_heads));
   values_.resize(keys_.size());
@@ -294,6 +295,7 @@ void DeviceCache::MakeQueries() {
   params_.q = {memory_.Copy(matrix) + column, DType::kBF16, num_rows_, width, stride};
   params_.out = {out_array_.data(), DType::kBF16, num_rows_, width, width + 8};
   params_.lse = {lse_array_.data(), DType::kF32, num_rows_, options_.q_heads, options_.q_heads + 1};
+  params_.sink = memory_.Copy(constants_.sink);
   params_.acp = options_.acp;
   params_.bound.self_logit_bound = memory_.Copy(constants_.self_logit_bound);
   params_.bound.max_logit_bound = memory_.Copy(constants_.max_logit_bound);

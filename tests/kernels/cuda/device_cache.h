@@ -40,6 +40,7 @@ struct CacheOptions {
   AcpMode acp = AcpMode::kCertified;
   // False: queries and keys of all lengths, and no bound on logits. Not for kCertified.
   bool qk_norm = true;
+  bool sink = false;
   // What becomes of the output; gates are N(0, 2).
   bool output_norm = false;
   bool output_gate = false;

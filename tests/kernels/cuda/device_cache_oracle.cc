@@ -162,6 +162,7 @@ void DeviceCache::TransformExact(int64_t row, int q_head, std::vector<double>* o
 //                        the gates: differences against the tile's first row (`reference`) and
 //                        the page's base, each rounded a few times: 2^-21 (|c_ref - c_j| +
 //                        |local_j| + 1); exp2: 2^-21
+//   the sink, relative:  as a gate
 //   sums over j:         float32, an addition and a rescaling for each 16 keys: 2^-21 pages
 //   weight j, in out:    bf16 for the product with v: 2^-8, half the spacing between 1 and 2
 //   out:                 bf16: 2^-8 of what is stored
@@ -193,8 +194,15 @@ DeviceCache::Exact DeviceCache::Oracle(int s, int64_t row_in_seq, int q_head,
     magnitude[at] = q_norm * Norm(k, d) * scale;
     logit[at] = Dot(q, k, d) * scale + (list.c[static_cast<size_t>(i)] - list.c[at]);
   }
-  const double top = *std::max_element(logit.begin(), logit.end());
+  double top = *std::max_element(logit.begin(), logit.end());
   double sum = 0, error = 0, largest = 0;
+  if (options_.sink) {
+    const double sink = constants_.sink[static_cast<size_t>(q_head)];
+    const double decay = list.c[static_cast<size_t>(i)] - list.c[static_cast<size_t>(reference)];
+    top = std::max(top, sink);
+    sum = std::exp(sink - top);
+    error = sum * 0x1p-21 * (std::abs(sink) + std::abs(decay) + 1);
+  }
   const auto dims = static_cast<size_t>(d);
   std::vector<double> out(dims, 0.0), absolute(dims, 0.0), moved(dims, 0.0);
   for (int64_t j = 0; j <= i; ++j) {

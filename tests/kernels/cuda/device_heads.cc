@@ -128,13 +128,14 @@ double DeviceHeads::LogMassBefore(int s, int64_t row, size_t first,
                                   const std::vector<double>* c) const {
   if (first == 0) return kNoMass;
   const std::vector<double> logits = Logits(s, row, c);
-  return LogSumExp(logits.data(), static_cast<int>(first)) -
-         LogSumExp(logits.data(), static_cast<int>(logits.size()));
+  return LogSumExp(logits.data(), static_cast<int>(first)) - ExactLse(logits);
 }
 
-double DeviceHeads::ExactLse(int s, int64_t row) const {
-  const std::vector<double> logits = Logits(s, row, nullptr);
-  return LogSumExp(logits.data(), static_cast<int>(logits.size()));
+double DeviceHeads::ExactLse(int s, int64_t row) const { return ExactLse(Logits(s, row, nullptr)); }
+
+double DeviceHeads::ExactLse(const std::vector<double>& logits) const {
+  const double keys = LogSumExp(logits.data(), static_cast<int>(logits.size()));
+  return constants().shape.sink ? LogAddExp(keys, constants().sink[0]) : keys;
 }
 
 double DeviceHeads::WorstExcess() const {

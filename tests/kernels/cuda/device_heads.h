@@ -67,7 +67,7 @@ class DeviceHeads {
   // The log of the share of keys [0, first) in a row's attention.
   double LogMassBefore(int s, int64_t row, size_t first,
                        const std::vector<double>* c = nullptr) const;
-  // The log-sum-exp of all of a row's logits, as attention's lse is meant.
+  // The log-sum-exp of all of a row's logits and the sink, as attention's lse is meant.
   double ExactLse(int s, int64_t row) const;
   // The largest excess over the tolerance of any row; kNoMass where no row lost anything.
   double WorstExcess() const;
@@ -77,6 +77,7 @@ class DeviceHeads {
             const fox::testing::HeadRun::Result& step, bool attend);
   // Logits of a row relative to its own gate; with `c` as in LogLostMass.
   std::vector<double> Logits(int s, int64_t row, const std::vector<double>* c) const;
+  double ExactLse(const std::vector<double>& logits) const;
 
   const std::vector<HeadRows> sequences_;
   std::unique_ptr<CudaOps> ops_;

@@ -141,6 +141,12 @@ class OrdinaryTest(CheckpointCase):
                 chat = json.loads((self.dst / "chat_format.json").read_text())
                 self.assertEqual(chat["generation_prompt"], "<|im_start|>assistant\n")
 
+    def test_sinks_and_caps_stay_in_float32(self) -> None:
+        config, tensors = self.golden("transformers/llama_kv1_default_tied_forgetting")
+        self.put(config, tensors)
+        for wanted in ("keep", "bf16"):
+            self.assertEqual(self.convert("--dtype", wanted, "--force"), (config, tensors))
+
     def test_without_chat_it_says_why(self) -> None:
         self.put({"model_type": "qwen2"}, {"a": Bits("F32", (1,), bytes(4))})
         (self.src / "chat_template.jinja").write_text(CHATML + "{{ messages | length }}")

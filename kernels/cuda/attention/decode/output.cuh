@@ -1,5 +1,6 @@
-// The end of decode attention: a warp applies the output norm and gate to a head's finished row and
-// stores it. Invariant: the order of the norm's sum is the same in all kernels.
+// The end of decode attention: a warp merges the sink into a head's finished row, applies the
+// output norm and gate and stores it. Invariant: the order of the norm's sum is the same in all
+// kernels.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/attention_params.h"
+#include "kernels/cuda/attention/merged_row.cuh"
 #include "kernels/cuda/primitives/output_transform.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
@@ -30,12 +32,13 @@ struct LaneWords {
 };
 
 // The lane's words of the factors of a head's output, without the norm's scale: the norm's weights
-// and the gate, where they exist.
+// and the gate, where they exist; and the sink.
 template <int kHeadDim>
 struct OutputFactors {
   using W = LaneWords<kHeadDim>;
   float2 norm[W::kCount] = {};
   uint32_t gate[W::kCount] = {};
+  float sink = 0;
 
   __device__ void Load(const OutputTransformArguments& t, int64_t row, int head) {
     const int first = head * kHeadDim;
@@ -46,6 +49,7 @@ struct OutputFactors {
       if (t.gate != nullptr) gate[i] = LoadCoherent(gates + W::At(i));
       if (t.norm != nullptr) norm[i] = LoadCoherent(norms + W::At(i));
     }
+    if (t.sink != nullptr) sink = LoadCoherent(t.sink + head);
   }
   // norm * act(gate), ones where there is none.
   __device__ float2 Product(const OutputTransformArguments& t, int i) const {
@@ -72,11 +76,14 @@ __device__ void StoreRow(const AttentionParams& params, const OutputTransformArg
                          const float2 (&out)[LaneWords<kHeadDim>::kCount],
                          const OutputFactors<kHeadDim>& factors) {
   using W = LaneWords<kHeadDim>;
+  MergedRow sums{max, sum, 1, 0};
+  if (t.sink != nullptr) sums.MergeSink(factors.sink, 0);  // logits are relative to the row's c
   float2 x[W::kCount];
   float square = 0, scale = 1;
 #pragma unroll
   for (int i = 0; i < W::kCount; ++i) {
-    x[i] = {__fdividef(out[i].x, sum), __fdividef(out[i].y, sum)};
+    x[i] = {__fdividef(out[i].x * sums.of_sums, sums.sum),
+            __fdividef(out[i].y * sums.of_sums, sums.sum)};
     square = fmaf(x[i].y, x[i].y, fmaf(x[i].x, x[i].x, square));
   }
   if (t.norm != nullptr) {
@@ -92,7 +99,7 @@ __device__ void StoreRow(const AttentionParams& params, const OutputTransformArg
   }
   if (Lane() == 0 && params.lse.data != nullptr) {
     static_cast<float*>(params.lse.data)[row * params.lse.row_stride + head] =
-        __fmul_rn(__fadd_rn(max, log2f(sum)), kLn2);
+        __fmul_rn(__fadd_rn(sums.max, log2f(sums.sum)), kLn2);
   }
 }
 

@@ -67,9 +67,9 @@ template <int kHeadDim>
 struct KeptSeqHead {
   SeqHead seq_head;
   double base;
-  float local;
+  float local, sink;
   alignas(16) float q[kHeadDim];
-  float2 norm[kHeadDim / 2];  // OutputFactors
+  float2 norm[kHeadDim / 2];  // OutputFactors, as the sink
   uint32_t gate[kHeadDim / 2];
 
   // Called by the warp.
@@ -172,6 +172,7 @@ __device__ void KeptSeqHead<kHeadDim>::Take(const SeqHead& taken, const Row<kHea
     seq_head = taken;
     base = row.base;
     local = row.local;
+    sink = row.factors.sink;
   }
   __syncwarp();
 }
@@ -185,6 +186,7 @@ template <int kHeadDim>
 __device__ OutputFactors<kHeadDim> KeptSeqHead<kHeadDim>::Factors() const {
   using W = LaneWords<kHeadDim>;
   OutputFactors<kHeadDim> factors;
+  factors.sink = sink;
 #pragma unroll
   for (int i = 0; i < W::kCount; ++i) {
     factors.norm[i] = norm[W::At(i)];

@@ -189,14 +189,13 @@ __global__ void __launch_bounds__(kScanThreads)
   __shared__ typename Reduce::TempStorage storage;
   TriggerDependents();
   WaitOnDependencies();
-  const int head = static_cast<int>(blockIdx.x), rows = *state.num_tiles * kVarlenTile;
-  const int64_t first_tile = int64_t{head} * state.max_tiles;
+  const int64_t head = blockIdx.x, first = head * state.max_tiles * kVarlenTile;
+  const int64_t end = first + int64_t{*state.num_tiles} * kVarlenTile;
   double sum = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < rows; i += kScanThreads) {
-    const int64_t tile = first_tile + i / kVarlenTile, row = first_tile * kVarlenTile + i;
-    const double logit = static_cast<double>(sink[head]) - state.RowDecay(tile, i % kVarlenTile);
-    const auto weight = Exp2(static_cast<float>(kLog2EDouble * logit) - state.lse[row]);
-    sum -= static_cast<double>(weight * gradients.delta[row]);
+  for (int64_t row = first + threadIdx.x; row < end; row += kScanThreads) {
+    const double decay = state.RowDecay(row / kVarlenTile, static_cast<int>(row % kVarlenTile));
+    const auto logit = static_cast<float>(kLog2EDouble * (static_cast<double>(sink[head]) - decay));
+    sum -= static_cast<double>(Exp2(logit - state.lse[row]) * gradients.delta[row]);
   }
   sum = Reduce(storage).Sum(sum);
   if (threadIdx.x == 0) d_sink[head] = static_cast<float>(sum);

@@ -33,13 +33,14 @@ struct AppendSetup {
   bool shift = false;
   bool norm = false;
   bool rope = false;
+  bool caps = false;
   bool gate_bias = false;
   Bound bound = Bound::kDiagonal;
   AcpMode acp = AcpMode::kCertified;
   double gate_mean = 3;
   uint64_t seed = 1;
 
-  bool exact_keys() const { return !shift && !norm && !rope; }
+  bool exact_keys() const { return !shift && !norm && !rope && !caps; }
 };
 
 constexpr int kLayers = 2, kLayer = 1;
@@ -154,6 +155,10 @@ class AppendPair {
     params_.acp = setup_.acp;
     params_.bound.scale = kKeyNormInflation;
     if (setup_.norm) q_norm_ = Normal(hidden, 1, 0.15), k_norm_ = Normal(kv, 1, 0.15);
+    if (setup_.caps) {
+      q_cap_ = Normal(shape_.q_heads, std::sqrt(d), 1);
+      k_cap_ = Normal(shape_.kv_heads, std::sqrt(d), 1);
+    }
     if (setup_.gate_bias) gate_bias_ = Normal(shape_.q_heads, 1, 1);
     for (int m = 0; setup_.rope && m < d / 2; ++m) {
       frequency_.push_back(std::pow(10000.0, -2.0 * m / static_cast<double>(d)));
@@ -178,6 +183,8 @@ class AppendPair {
     AppendParams params = params_;
     params.q_norm = of(q_norm_);
     params.k_norm = of(k_norm_);
+    params.q_cap = of(q_cap_);
+    params.k_cap = of(k_cap_);
     params.fgate_bias = of(gate_bias_);
     params.rope_frequency = of(frequency_);
     params.bound.diagonal = of(diagonal_);
@@ -403,7 +410,8 @@ class AppendPair {
 
   AppendParams params_, cpu_params_, gpu_params_;
   int64_t stride_ = 0;
-  std::vector<float> q_norm_, k_norm_, gate_bias_, diagonal_, dense_, linear_, absolute_;
+  std::vector<float> q_norm_, k_norm_, q_cap_, k_cap_, gate_bias_, diagonal_, dense_, linear_,
+      absolute_;
   std::vector<double> frequency_, max_logit_bound_, max_norm_product_;
   DeviceMemory memory_;
 
@@ -440,15 +448,17 @@ std::vector<AppendSetup> Setups() {
                                      {.norm = true, .acp = AcpMode::kPaper},
                                      {.bound = Bound::kAll, .acp = AcpMode::kPaper},
                                      {.shift = true, .acp = AcpMode::kOff},
+                                     {.shift = true, .caps = true},
                                      {.gate_bias = true, .gate_mean = -60},  // strong gates
                                      {.gate_mean = 14}};                     // open ones
   for (const int head_dim : {16, 32, 64, 128}) {
     AppendSetup copied{.head_dim = head_dim, .q_heads = 10, .kv_heads = 2, .bound = Bound::kAll};
     AppendSetup computed{.head_dim = head_dim, .q_heads = 10, .kv_heads = 2};
     computed.shift = computed.norm = computed.rope = true;
+    AppendSetup capped{head_dim, 9, 3, false, false, true, true};
     setups.insert(
         setups.end(),
-        {copied, computed, {.head_dim = head_dim, .q_heads = 1, .kv_heads = 1, .seed = 3}});
+        {copied, computed, capped, {.head_dim = head_dim, .q_heads = 1, .kv_heads = 1, .seed = 3}});
   }
   return setups;
 }

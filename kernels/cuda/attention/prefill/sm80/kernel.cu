@@ -24,7 +24,6 @@ cudaError_t PrefillSm80(const BatchView& batch, const AttentionParams& params, c
   if (params.acp == AcpMode::kCertified) source.log_tolerance = batch.log_tolerance;
   source.max_norm_product = params.bound.max_norm_product != nullptr ? params.bound.max_norm_product
                                                                      : params.bound.max_logit_bound;
-  source.sink = params.sink;
   source.blocks_total = params.blocks_total;
   source.blocks_pruned = params.blocks_pruned;
   source.layer = params.layer;

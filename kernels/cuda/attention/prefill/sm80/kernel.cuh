@@ -10,7 +10,7 @@
 #include <cmath>
 
 #include "kernels/acp.h"
-#include "kernels/cuda/attention/prefill/merged_row.cuh"
+#include "kernels/cuda/attention/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/quad_rows.cuh"
 #include "kernels/cuda/attention/prefill/sm80/tile.cuh"
 #include "kernels/cuda/primitives/warp.cuh"

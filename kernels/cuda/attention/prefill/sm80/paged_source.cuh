@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/attention/prefill/merged_row.cuh"
+#include "kernels/cuda/attention/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/sm80/tile.cuh"
 #include "kernels/cuda/primitives/output_transform.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
@@ -51,8 +51,7 @@ struct PagedSource {
   int64_t* blocks_total;           // or null
   int64_t* blocks_pruned;
   int layer;
-  float scale;        // log2(e) / sqrt(head_dim)
-  const float* sink;  // [q_heads] or null
+  float scale;  // log2(e) / sqrt(head_dim)
 
   __device__ __forceinline__ int NumTiles() const { return *schedule.num_tiles; }
 
@@ -115,9 +114,9 @@ struct PagedSource {
 
   // Rows past the tile's end get the sink of the last one.
   __device__ __forceinline__ void MergeSink(const Tile& tile, int row, MergedRow& sums) const {
-    if (sink == nullptr) return;
+    if (transform.sink == nullptr) return;
     const int64_t own = tile.GateIndex(min(row, tile.count - 1));
-    sums.MergeSink(sink[tile.head], CumulativeGate(own) - tile.ref_log_decay);
+    sums.MergeSink(transform.sink[tile.head], CumulativeGate(own) - tile.ref_log_decay);
   }
 
   __device__ __forceinline__ void StoreLogSum(const Tile& tile, int row, float row_max,

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/attention/prefill/merged_row.cuh"
+#include "kernels/cuda/attention/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/sm80/tile.cuh"
 #include "kernels/cuda/attention/varlen/state.h"
 #include "kernels/cuda/ptx/fast_math.cuh"

@@ -50,7 +50,6 @@ cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, c
   source.max_logit_bound = params.bound.max_logit_bound;
   source.max_norm_product = params.bound.max_norm_product != nullptr ? params.bound.max_norm_product
                                                                      : params.bound.max_logit_bound;
-  source.sink = params.sink;
   source.out = params.out.data;
   source.out_stride = params.out.row_stride;
   source.transform = MakeOutputTransformArguments(params);

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "kernels/acp.h"
-#include "kernels/cuda/attention/prefill/merged_row.cuh"
+#include "kernels/cuda/attention/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/quad_rows.cuh"
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
 #include "kernels/cuda/primitives/output_transform.cuh"
@@ -58,7 +58,6 @@ struct PagedSource {
   const double* log_tolerance_of;  // [num_seqs], or null: no certificate
   const double* max_logit_bound;   // [q_heads] or null
   const double* max_norm_product;  // [q_heads], for the certificate
-  const float* sink;               // [q_heads] or null
   void* out;                       // bf16
   int64_t out_stride;
   OutputTransformArguments transform;
@@ -276,9 +275,9 @@ struct PagedSource {
 
   // Rows past the tile's end get the sink of the last one.
   __device__ __forceinline__ void MergeSink(const Work& work, int row, MergedRow& sums) const {
-    if (sink == nullptr) return;
+    if (transform.sink == nullptr) return;
     const int position = work.position + min(row, work.count - 1);
-    sums.MergeSink(sink[work.head], CumulativeGate(work, position) - work.ref_log_decay);
+    sums.MergeSink(transform.sink[work.head], CumulativeGate(work, position) - work.ref_log_decay);
   }
 
   // Scores are relative to c_ref: s + c_ref - c_j; the row's logits are s + c_i - c_j.

@@ -2,7 +2,7 @@
 // threads per row. See split_keys.h.
 #include <cuda_bf16.h>
 
-#include "kernels/cuda/attention/prefill/merged_row.cuh"
+#include "kernels/cuda/attention/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/quad_rows.cuh"
 #include "kernels/cuda/attention/prefill/sm90/paged_source.cuh"
 #include "kernels/cuda/attention/prefill/sm90/split_keys.h"
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
       }
       if (stopped) break;
     }
-    if (source.sink != nullptr || source.lse != nullptr) {
+    if (source.transform.sink != nullptr || source.lse != nullptr) {
       work.ref_log_decay = source.CumulativeGate(work, work.position);
     }
     sums.of_sums = 1;

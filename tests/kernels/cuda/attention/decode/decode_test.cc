@@ -188,10 +188,11 @@ std::vector<CacheCase> CasesOfHeadDim(int d) {
   pruned.gate_means = {-1, 1, 3, 5, 9};
   pruned.output_norm = pruned.output_gate = true;
   CacheOptions few = pruned;  // windows of two rounds of a cluster
+  few.sink = true;
   few.sequences = OneRowEach({300, 65, 4353});
   CacheOptions groups{.q_heads = 6, .kv_heads = 2, .head_dim = d};
   groups.gate_means = {0, 2, 4, 6, 3, 1};
-  groups.output_gate = true;
+  groups.output_gate = groups.sink = true;
   groups.gate_act = Activation::kSilu;
   groups.sequences = OneRowEach({1500, 70, 900, 4500});
   // Windows within groups differ from head to head; sequences of several rows lie between.
@@ -221,7 +222,7 @@ std::vector<CacheCase> CasesOfGroup(int d, int group) {
                        {33, 1, -10, 2},   {2500, 1, -10, 6}, {1025, 1, -20, 7}};
   CacheOptions whole = options, normed = options, windows = options;
   whole.acp = AcpMode::kOff;
-  normed.output_norm = normed.output_gate = true;
+  normed.output_norm = normed.output_gate = normed.sink = true;
   windows.acp = AcpMode::kPaper;
   windows.qk_norm = false;
   windows.output_gate = true;
@@ -272,7 +273,7 @@ void AddBatches(std::vector<CacheCase>& cases) {
                              {64, 2, -10, 1},
                              {65, 1, -10, 5},
                              {77, 1, -10, -1}});
-  mixed.output_norm = mixed.output_gate = true;
+  mixed.output_norm = mixed.output_gate = mixed.sink = true;
   add("Padded", 2, {1, 8}, {{1, 1, -10, -1}, {3000, 1, -10, 0}, {77, 1, -10, -1}, {65, 1, -10, 1}});
   add("NoItems", 2, {3}, {{100, 3, -10, 0}, {1, 1, -10, -1}});
   // Between two sequences with splits lie more pairs than a warp looks at in one step.
@@ -335,7 +336,7 @@ std::vector<CacheCase> DecodeCases() {
   };
   for (const int d : {16, 32, 64, 128}) add(CasesOfHeadDim(d));
   for (const int d : {64, 128}) {
-    for (const int group : {2, 4, 9, 16}) add(CasesOfGroup(d, group));
+    for (const int group : {2, 3, 4, 9, 16}) add(CasesOfGroup(d, group));
     add({{"ManyTogether" + std::to_string(d), ManyTogether(d)}});
   }
   return cases;

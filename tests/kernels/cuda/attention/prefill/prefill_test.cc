@@ -57,6 +57,7 @@ CacheOptions Chunks(AcpMode acp, int head_dim) {
 CacheOptions WithoutQkNorm(int head_dim) {
   CacheOptions options = Chunks(AcpMode::kPaper, head_dim);
   options.qk_norm = false;
+  options.sink = true;
   options.gate_means = {0, 1, 9, 2};
   return options;
 }
@@ -67,6 +68,7 @@ CacheOptions StrongGates(AcpMode acp, int head_dim, double rate) {
   options.q_heads = options.kv_heads = 2;
   options.gate_means = {5, 2};
   options.strong_gate_rate = rate;
+  options.sink = acp == AcpMode::kOff;
   options.sequences = {{500, 500, -10, 0}, {777, 260, -10, 1}};
   return options;
 }
@@ -95,6 +97,9 @@ std::vector<CacheCase> PrefillCases() {
       cases.push_back({"LongPrompt" + suffix, LongPrompt(acp, d)});
     }
     cases.push_back({"WithoutQkNorm" + std::to_string(d), WithoutQkNorm(d)});
+    CacheOptions sinks = Chunks(AcpMode::kCertified, d);
+    sinks.sink = true;
+    cases.push_back({"Sinks" + std::to_string(d), sinks});
   }
   // More work tiles than the device has multiprocessors: rings that wrap, blocks that take several.
   CacheOptions many = BaseOptions(AcpMode::kCertified, 64);

@@ -265,6 +265,7 @@ std::vector<SplitCase> SplitCases() {
       context.kv_heads = 1;
       context.gate_means = {10, 7};
       context.sequences = {{70100, 100, -10, 0}, {69000, 1, -10, 1}};
+      context.sink = acp != AcpMode::kPaper;
       cases.push_back(
           {"LongContext" + ModeName(acp) + std::to_string(d), context, kMinKeySplitShift});
     }
@@ -278,7 +279,7 @@ std::vector<SplitCase> SplitCases() {
   for (const int d : {64, 128}) {
     CacheOptions tiles{.q_heads = 24, .kv_heads = 4, .head_dim = d};
     tiles.gate_means = {9, 8, 7, 6, 5, 4};
-    tiles.output_norm = tiles.output_gate = true;
+    tiles.output_norm = tiles.output_gate = tiles.sink = true;
     tiles.sequences = {{3700, 1500, -10, 0}, {3000, 1000, -10, 1}, {2600, 2600, -6, 2}};
     cases.push_back({"ManyTiles" + std::to_string(d), tiles, 1, 300});
   }

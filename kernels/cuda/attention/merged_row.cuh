@@ -1,5 +1,6 @@
-// The merge of splits over keys, for serial splits (sm90/consumer.cuh) and parallel ones
-// (sm90/split_keys.cu), and of a row's sink. No rounding is left to the compiler.
+// The merge of a row's sink, for all attention kernels, and of splits over keys, for serial splits
+// (prefill/sm90/consumer.cuh) and parallel ones (prefill/sm90/split_keys.cu). No rounding is left
+// to the compiler.
 #pragma once
 
 #include "kernels/cuda/ptx/fast_math.cuh"
@@ -7,7 +8,7 @@
 namespace fox::cuda {
 
 // The sums of a row over several splits, and the factors of outputs when one more is merged: of the
-// sums so far and of the split. All merges use these.
+// sums so far and of the split.
 struct MergedRow {
   float max, sum;
   float of_sums, of_split;
@@ -20,7 +21,8 @@ struct MergedRow {
     sum = fmaf(sum, of_sums, __fmul_rn(split.y, of_split));
   }
   // Once per row, after all keys: a split that adds exp(logit) and no output. `decay`: c of the
-  // row, relative to c_ref. The output is then to be multiplied by of_sums.
+  // row, relative to that which logits are relative to. The output is then to be multiplied by
+  // of_sums.
   __device__ __forceinline__ void MergeSink(float logit, double decay) {
     Merge({static_cast<float>(kLog2EDouble * (static_cast<double>(logit) - decay)), 1});
   }
