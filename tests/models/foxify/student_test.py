@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import tempfile
 import unittest
 from pathlib import Path
 
-from toy_llama import QWEN3, write_toy  # first: it skips without torch
+from toy_llama import QWEN3, ROOT, open_merged, write_toy  # first: it skips without torch
 
 import torch
 from base_model import BaseModel
+from safetensors.torch import load_file
 from student import Student, window_attention
 
 
@@ -42,6 +44,20 @@ class StudentTest(unittest.TestCase):
                 for hidden in (base.hidden(self.ids), student(self.ids)[0]):
                     error = (base.logits(hidden) - expected).abs().max() / expected.abs().max()
                     self.assertLess(error, 1e-5)
+
+    def test_gates_sinks_and_caps_are_the_servers(self) -> None:
+        """The golden models that the server is tested with, which other code made."""
+        folders = sorted((ROOT / "tests/golden/transformers").glob("*_forgetting"))
+        self.assertEqual(len(folders), 2)
+        for folder in folders:
+            with self.subTest(folder.name), torch.no_grad():
+                ids = json.loads((folder / "expected.json").read_text())["input_ids"]
+                (expected,) = load_file(folder / "expected.safetensors").values()
+                student = open_merged(folder)
+                padded = torch.tensor([ids + [0] * (-len(ids) % 64)])
+                logits = student.base.logits(student(padded)[0])[0, : len(ids)]
+                error = (logits[-len(expected):] - expected).abs().max() / expected.abs().max()
+                self.assertLess(error, 1e-5)
 
     def test_caps_bound_what_is_stored_and_sinks_start_at_the_logit_of_token_0(self) -> None:
         base, student = students(write_toy(self.folder / "llama"))

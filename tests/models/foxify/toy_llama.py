@@ -19,7 +19,9 @@ sys.path.insert(0, str(FOXIFY))
 import options  # noqa: E402,F401  (finds the other modules)
 
 import torch  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
+from base_model import BaseModel  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+from student import Student  # noqa: E402
 
 START, END = "<|im_start|>", "<|im_end|>"
 CONFIG: dict[str, Any] = {
@@ -81,3 +83,18 @@ def write_toy(folder: Path, **changes: Any) -> Path:
                for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def open_merged(folder: Path) -> Student:
+    """A merged directory in float32, as a student of its matrices."""
+    student = Student(BaseModel(folder, torch.device("cpu"), torch.float32, foxified=True), 0, None)
+    tensors = load_file(folder / "model.safetensors")
+    parts = {"gate_weight": "fgate_proj.weight", "gate_bias": "fgate_proj.bias", "sinks": "sinks",
+             "first_q_cap": "q_cap", "first_k_cap": "k_cap"}
+    with torch.no_grad():
+        for n in range(student.base.architecture.layers):
+            for part, name in parts.items():
+                tensor = tensors.get(f"model.layers.{n}.self_attn.{name}")
+                if tensor is not None:
+                    getattr(student, part)[n] = tensor
+    return student
