@@ -204,9 +204,9 @@ def million(bench: Bench) -> Part:
 def large(bench: Bench) -> Part:
     """Steps and prompts of a 7B shape."""
     model = bench.model("fox-7b", "--layers 32 --hidden-size 4096 --heads 32 --vocab-size 32000")
-    flags = f"--model {model} --modes off,certified --chunk 16384"
+    flags = f"--model {model} --modes certified --chunk 16384"
     return memory_parts.together(
-        bench.fox_bench(f"decode --contexts 4096 --batch-sizes 1,8,32 {flags}", 90,
+        bench.fox_bench(f"decode --contexts 4096 --batch-sizes 1,8,32 {flags}", 150,
                         bench="decode_7b"),
         bench.fox_bench(f"prefill --lengths 4096,16384 --repeat 5 {flags}", 90,
                         bench="prefill_7b"))
