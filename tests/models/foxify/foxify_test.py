@@ -14,16 +14,14 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from toy_llama import FOXIFY, QWEN3, open_merged, write_toy  # first: it skips without torch
+from toy_llama import FOXIFY, QWEN3, write_toy  # first: it skips without torch
 
 import foxify
 import torch
-from base_model import BaseModel
 from merge import merge
 from progress import read_metrics
 from refusal import Refusal
 from safetensors.torch import load_file
-from student import Student
 from toy_model import TEXT
 
 WINDOW = 128
@@ -93,44 +91,21 @@ class FoxifyTest(unittest.TestCase):
         self.assertAlmostEqual(trainer._cap_scale(0.25), 0.5**0.5)
         self.assertEqual(trainer._cap_scale(0.75), 0.5)
 
-    def exported(self, changes: dict[str, object], *flags: str) -> Path:
-        """Trains a toy and exports it; the merged model's logits are the student's."""
-        model = write_toy(self.folder / "base", **changes)
-        merged = self.folder / "merged"
-        self.run_to_end("--steps", "3", "--export", str(merged), *flags, model=model)
-        tensors = load_file(merged / "model.safetensors")
-        config = json.loads((merged / "config.json").read_text())
-        self.assertEqual(config["use_forget_gate"], True)
-        self.assertEqual(config["use_qk_norm_cap"], "q_norm" not in " ".join(tensors))
-        state = torch.load(self.folder / "out/training/checkpoints/step-000000003.pt",
-                           weights_only=True)["model"]
-        base = BaseModel(model, torch.device("cpu"), torch.float32)
-        student = Student(base, 0 if "0" in flags else 4, None)
-        student.load_state_dict(state)
-        student.cap_scale = 0.5
-        loaded = open_merged(merged)
-        base = loaded.base
-        with torch.no_grad():
-            ids = torch.randint(0, 256, (1, WINDOW), generator=torch.Generator().manual_seed(0))
-            torch.testing.assert_close(base.logits(loaded(ids)[0]),
-                                       student.base.logits(student(ids)[0]), atol=1e-4, rtol=1e-4)
-            self.assertGreater((base.logits(loaded(ids)[0]) - base.logits(
-                base.hidden(ids))).abs().max(), 1e-3)  # gates, sinks and caps are no decoration
-        return merged
-
     def test_export_of_an_adapter(self) -> None:
-        merged = self.exported({})
-        self.assertTrue((merged / "tokenizer.json").is_file())
-        self.assertTrue((merged / "chat_format.json").is_file())
+        merged = self.folder / "merged"
+        self.run_to_end("--steps", "2", "--export", str(merged))
+        tensors = load_file(merged / "model.safetensors")
+        self.assertEqual(tensors["model.layers.1.self_attn.fgate_proj.weight"].shape, (2, 64))
+        config = json.loads((merged / "config.json").read_text())
+        self.assertTrue(config["use_forget_gate"] and config["use_qk_norm_cap"])
+        for name in ("tokenizer.json", "chat_format.json"):
+            self.assertTrue((merged / name).is_file())
         for changes, message in (({"intermediate_size": 80}, "does not fit the base"),
                                  (QWEN3, "made for a llama")):
             other = write_toy(self.folder / message, **changes)
             with self.assertRaisesRegex(Refusal, message):
                 merge(other, self.folder / "out", self.folder / "refused")
             self.assertFalse((self.folder / "refused").exists())
-
-    def test_export_of_whole_matrices_under_qk_norm(self) -> None:
-        self.exported(QWEN3, "--rank", "0")
 
     def test_an_evaluated_run(self) -> None:
         valid = self.folder / "valid.txt"

@@ -44,9 +44,12 @@ class PressureTest(unittest.TestCase):
     def test_shares_are_those_of_the_brute_force_rule(self) -> None:
         g = torch.Generator().manual_seed(0)
         seen = set()
-        for pace, sink in ((0.002, 0.0), (0.05, 3.0), (0.05, -30.0), (1.0, 0.0)):
+        for pace, sink, drift in ((0.002, 0.0, 0), (0.05, 3.0, 0), (0.05, -30.0, 0), (1.0, 0.0, 0),
+                                  (0.05, -30.0, 10)):  # keys that drift: a bound would rise
             k = torch.randn(1, T, KV_HEADS, D, generator=g)
+            k[:, T // 2 :] += drift
             log_f = -pace * torch.rand(1, T, KV_HEADS, generator=g) * torch.tensor([1.0, 4.0])
+            log_f[:, T // 2 :] *= drift == 0
             sinks = sink + torch.randn(HEADS, generator=g)
             q_cap = 1 + torch.rand(HEADS, generator=g)
             k_cap = k.norm(dim=-1).amax((0, 1))
