@@ -11,14 +11,32 @@
 namespace fox {
 namespace {
 
-// Rows of several tensors of one width, stacked, in float64 or float32.
+// Rows of several tensors of one width, stacked, in float64 or float32, or as they are in bf16.
 class RowStack {
  public:
-  RowStack(int64_t cols, DType residual_dtype) : cols_(cols), wide_(residual_dtype) {}
+  RowStack(int64_t cols, DType dtype) : cols_(cols), wide_(dtype) {}
+
+  // Of weights to pack, which need not be wide.
+  RowStack(int64_t cols, DType residual_dtype, const std::vector<const HostTensor*>& parts)
+      : cols_(cols), wide_(DType::kBF16) {
+    size_t elements = 0;
+    for (const HostTensor* part : parts) {
+      if (part->empty()) continue;
+      if (part->dtype != DType::kBF16) wide_ = residual_dtype;
+      elements += static_cast<size_t>(part->size());
+    }
+    bytes_.reserve(elements * SizeOf(wide_));
+    for (const HostTensor* part : parts) Add(*part);
+  }
 
   void Add(const HostTensor& tensor) {
     if (tensor.empty()) return;
     const size_t before = bytes_.size();
+    if (wide_ == DType::kBF16) {
+      const size_t size = static_cast<size_t>(tensor.size()) * SizeOf(wide_);
+      bytes_.insert(bytes_.end(), tensor.data, tensor.data + size);
+      return;
+    }
     AddZeros(tensor.size());
     if (wide_ == DType::kF64) {
       ReadElements(tensor, 0, tensor.size(), reinterpret_cast<double*>(bytes_.data() + before));
@@ -66,28 +84,22 @@ LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
                        DType residual_dtype) {
   LayerWeights w;
   w.attn_norm = UploadVector(layer.attn_norm, ops, residual_dtype);
-  RowStack projection(config.hidden_size, residual_dtype);
-  for (const HostTensor* part : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.ogate_proj,
-                                 &layer.k_shift_proj, &layer.v_shift_proj, &layer.fgate_proj}) {
-    projection.Add(*part);
-  }
-  w.projection = projection.Pack(ops);
+  w.projection = RowStack(config.hidden_size, residual_dtype,
+                          {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.ogate_proj,
+                           &layer.k_shift_proj, &layer.v_shift_proj, &layer.fgate_proj})
+                     .Pack(ops);
   w.projection_bias = ProjectionBias(layer, config, columns, ops, residual_dtype);
   w.fgate_bias = UploadVector(layer.fgate_bias, ops, residual_dtype);
   const bool shared = config.qk_norm && !config.qk_norm_per_head;
   w.q_norm = UploadVector(layer.q_norm, ops, residual_dtype, shared ? config.num_heads : 1);
   w.k_norm = UploadVector(layer.k_norm, ops, residual_dtype, shared ? config.num_kv_heads : 1);
   w.output_norm = UploadVector(layer.output_norm, ops, residual_dtype);
-  RowStack o(config.q_size(), residual_dtype);
-  o.Add(layer.o_proj);
-  w.o = o.Pack(ops);
+  w.o = RowStack(config.q_size(), residual_dtype, {&layer.o_proj}).Pack(ops);
   w.mlp_norm = UploadVector(layer.mlp_norm, ops, residual_dtype);
-  RowStack gate_up(config.hidden_size, residual_dtype);
-  for (const HostTensor& part : layer.gate_up) gate_up.Add(part);
-  w.gate_up = gate_up.Pack(ops);
-  RowStack down(config.intermediate_size, residual_dtype);
-  down.Add(layer.down_proj);
-  w.down = down.Pack(ops);
+  std::vector<const HostTensor*> gate_up;
+  for (const HostTensor& part : layer.gate_up) gate_up.push_back(&part);
+  w.gate_up = RowStack(config.hidden_size, residual_dtype, gate_up).Pack(ops);
+  w.down = RowStack(config.intermediate_size, residual_dtype, {&layer.down_proj}).Pack(ops);
   w.bound = DeviceQueryBound(bound, ops);
   return w;
 }
@@ -160,9 +172,7 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
   weights.self_logit_bound = Upload(std::as_bytes(std::span(self_logit_bound)), ops);
   weights.max_logit_bound = Upload(std::as_bytes(std::span(max_logit_bound)), ops);
   weights.final_norm = UploadVector(checkpoint.final_norm(), ops, residual_dtype);
-  RowStack head(config.hidden_size, residual_dtype);
-  head.Add(checkpoint.lm_head());
-  weights.lm_head = head.Pack(ops);
+  weights.lm_head = RowStack(config.hidden_size, residual_dtype, {&checkpoint.lm_head()}).Pack(ops);
   if (progress) progress(config.num_layers, config.num_layers);
   return weights;
 }
