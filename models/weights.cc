@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numbers>
 
 #include "kernels/core/check.h"
@@ -11,10 +12,24 @@
 namespace fox {
 namespace {
 
-// Rows of several tensors of one width, stacked, in float64 or float32.
+// Rows of several tensors of one width, stacked, in float64 or float32, or as they are in bf16.
 class RowStack {
  public:
-  RowStack(int64_t cols, DType residual_dtype) : cols_(cols), wide_(residual_dtype) {}
+  RowStack(int64_t cols, DType dtype) : cols_(cols), wide_(dtype) {}
+
+  // Of weights to pack, which need not be wide; each row of the last part `times` times.
+  RowStack(int64_t cols, DType residual_dtype, const std::vector<const HostTensor*>& parts,
+           int times = 1)
+      : cols_(cols), wide_(DType::kBF16) {
+    size_t elements = 0;
+    for (const HostTensor* part : parts) {
+      if (part->empty()) continue;
+      if (part->dtype != DType::kBF16) wide_ = residual_dtype;
+      elements += static_cast<size_t>(part->size());
+    }
+    bytes_.reserve(elements * SizeOf(wide_));
+    for (const HostTensor* part : parts) Add(*part, part == parts.back() ? times : 1);
+  }
 
   // Each row `times` times.
   void Add(const HostTensor& tensor, int times = 1) {
@@ -22,9 +37,11 @@ class RowStack {
     const int64_t step = times == 1 ? tensor.size() : cols_;
     for (int64_t i = 0; i < tensor.size() * times; i += step) {
       const size_t before = bytes_.size();
-      AddZeros(step);
       const int64_t first = i / (step * times) * step;
-      if (wide_ == DType::kF64) {
+      AddZeros(step);
+      if (wide_ == DType::kBF16) {
+        std::memcpy(bytes_.data() + before, tensor.data + first * 2, bytes_.size() - before);
+      } else if (wide_ == DType::kF64) {
         ReadElements(tensor, first, step, reinterpret_cast<double*>(bytes_.data() + before));
       } else {
         ReadElements(tensor, first, step, reinterpret_cast<float*>(bytes_.data() + before));
@@ -73,14 +90,12 @@ LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
                        DType residual_dtype) {
   LayerWeights w;
   w.attn_norm = UploadVector(layer.attn_norm, ops, residual_dtype);
-  RowStack projection(config.hidden_size, residual_dtype);
-  for (const HostTensor* part : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.ogate_proj,
-                                 &layer.k_shift_proj, &layer.v_shift_proj}) {
-    projection.Add(*part);
-  }
   const int per_gate = config.num_heads / config.num_gates();
-  projection.Add(layer.fgate_proj, per_gate);
-  w.projection = projection.Pack(ops);
+  w.projection = RowStack(config.hidden_size, residual_dtype,
+                          {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.ogate_proj,
+                           &layer.k_shift_proj, &layer.v_shift_proj, &layer.fgate_proj},
+                          per_gate)
+                      .Pack(ops);
   w.projection_bias = ProjectionBias(layer, config, columns, ops, residual_dtype);
   w.fgate_bias = UploadVector(layer.fgate_bias, ops, residual_dtype, 1, per_gate);
   const bool shared = config.qk_norm && !config.qk_norm_per_head;
@@ -91,16 +106,12 @@ LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
   w.k_cap = UploadVector(layer.k_cap, ops, DType::kF32);
   w.sinks = UploadVector(layer.sinks, ops, DType::kF32);
   w.output_norm = UploadVector(layer.output_norm, ops, residual_dtype);
-  RowStack o(config.q_size(), residual_dtype);
-  o.Add(layer.o_proj);
-  w.o = o.Pack(ops);
+  w.o = RowStack(config.q_size(), residual_dtype, {&layer.o_proj}).Pack(ops);
   w.mlp_norm = UploadVector(layer.mlp_norm, ops, residual_dtype);
-  RowStack gate_up(config.hidden_size, residual_dtype);
-  for (const HostTensor& part : layer.gate_up) gate_up.Add(part);
-  w.gate_up = gate_up.Pack(ops);
-  RowStack down(config.intermediate_size, residual_dtype);
-  down.Add(layer.down_proj);
-  w.down = down.Pack(ops);
+  std::vector<const HostTensor*> gate_up;
+  for (const HostTensor& part : layer.gate_up) gate_up.push_back(&part);
+  w.gate_up = RowStack(config.hidden_size, residual_dtype, gate_up).Pack(ops);
+  w.down = RowStack(config.intermediate_size, residual_dtype, {&layer.down_proj}).Pack(ops);
   w.bound = DeviceQueryBound(bound, ops);
   return w;
 }
@@ -173,9 +184,7 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
   weights.self_logit_bound = Upload(std::as_bytes(std::span(self_logit_bound)), ops);
   weights.max_logit_bound = Upload(std::as_bytes(std::span(max_logit_bound)), ops);
   weights.final_norm = UploadVector(checkpoint.final_norm(), ops, residual_dtype);
-  RowStack head(config.hidden_size, residual_dtype);
-  head.Add(checkpoint.lm_head());
-  weights.lm_head = head.Pack(ops);
+  weights.lm_head = RowStack(config.hidden_size, residual_dtype, {&checkpoint.lm_head()}).Pack(ops);
   if (progress) progress(config.num_layers, config.num_layers);
   return weights;
 }

@@ -154,10 +154,13 @@ class OneDnnGemm : public Gemm {
   memory Reordered(const MatrixView& rows) {
     RunAlone();
     const int64_t in = rows.cols;
-    memory plain(memory::desc({in, rows.rows}, memory::data_type::f32, memory::dims{1, in}),
-                 CpuEngine());
+    // A copy would cost more than the reordering: fresh memory is slow to touch.
+    const bool as_is = rows.row_stride == in && (rows.dtype == DType::kF32 || rows.dtype == dtype_);
+    const memory::desc desc({in, rows.rows}, as_is ? TypeOf(rows.dtype) : memory::data_type::f32,
+                            memory::dims{1, in});
+    memory plain = as_is ? memory(desc, CpuEngine(), rows.data) : memory(desc, CpuEngine());
     float* to = static_cast<float*>(plain.get_data_handle());
-    for (int64_t n = 0; n < rows.rows; ++n) LoadElements(rows, n, to + n * in);
+    for (int64_t n = 0; !as_is && n < rows.rows; ++n) LoadElements(rows, n, to + n * in);
     memory packed(WeightDesc(in, rows.rows), CpuEngine());
     std::memset(packed.get_data_handle(), 0, packed.get_desc().get_size());
     dnnl::stream& stream = workspaces_[0].stream;

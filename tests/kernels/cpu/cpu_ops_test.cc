@@ -73,6 +73,33 @@ TEST_P(LinearTest, EqualsTheDefinition) {
   }
 }
 
+// Rows next to each other or apart, of either type: the same values are the same weight.
+TEST_P(LinearTest, AWeightIsPackedFromAnyView) {
+  constexpr int64_t kOut = 300, kIn = 100, kStride = kIn + 3;
+  CpuOps ops({GetParam().dtype, GetParam().plain, 2});
+  std::vector<float> apart = Random(kOut * kStride, 1), close, input = Random(kIn, 2), want;
+  std::vector<BFloat16> apart_bf16, close_bf16;
+  for (size_t i = 0; i < apart.size(); ++i) {
+    apart_bf16.emplace_back(apart[i]);
+    apart[i] = static_cast<float>(apart_bf16[i]);
+    if (static_cast<int64_t>(i) % kStride >= kIn) continue;
+    close.push_back(apart[i]);
+    close_bf16.push_back(apart_bf16[i]);
+  }
+  const MatrixView views[] = {{close.data(), DType::kF32, kOut, kIn, kIn},
+                              {close_bf16.data(), DType::kBF16, kOut, kIn, kIn},
+                              {apart.data(), DType::kF32, kOut, kIn, kStride},
+                              {apart_bf16.data(), DType::kBF16, kOut, kIn, kStride}};
+  for (const MatrixView& view : views) {
+    std::vector<float> result(kOut);
+    const auto packed = ops.Pack(view);
+    ops.Linear({.in = View(input, 1, kIn), .weight = *packed, .out = View(result, 1, kOut)},
+               nullptr);
+    if (want.empty()) want = result;
+    EXPECT_EQ(result, want);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, LinearTest,
                          ::testing::Values(LinearCase{DType::kF32, false, 0},
                                            LinearCase{DType::kF32, true, 0},
