@@ -8,6 +8,7 @@
 
 #include "tests/engine/pipelined_executor.h"
 #include "tests/engine/random_streams.h"
+#include "tests/engine/sim/page_audit.h"
 
 namespace fox {
 namespace {
@@ -71,8 +72,8 @@ Outcome RunAll(EngineConfig config, const std::vector<Request>& requests, int ga
   loaded->engine->FlushPrefixCache();
   while (loaded->engine->HasWork()) loaded->engine->Step(1000);
   EXPECT_EQ(loaded->engine->stats().snapshots, 0);
-  EXPECT_EQ(runner.cache().FreePages(), runner.limits().num_pages);
-  EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
+  EXPECT_EQ(FreePages(runner.cache(), runner.ops()), runner.limits().num_pages);
+  EXPECT_EQ(AuditPages(runner.cache(), runner.ops()), absl::OkStatus());
   loaded->engine.reset();
   run.computed = meter.computed;
   run.starts = meter.starts;

@@ -8,6 +8,7 @@
 #include "tests/engine/fast_copies.h"
 #include "tests/engine/pipelined_executor.h"
 #include "tests/engine/random_streams.h"
+#include "tests/engine/sim/page_audit.h"
 
 namespace fox {
 namespace {
@@ -41,7 +42,7 @@ SwapOutcome RunAll(const EngineConfig& config, const std::vector<Request>& reque
   run.stats = loaded->engine->stats();
   EXPECT_EQ(run.stats.swapped, 0);
   EXPECT_EQ(run.stats.swap_used_bytes, 0);
-  EXPECT_EQ(runner.cache().FreePages(), runner.limits().num_pages);
+  EXPECT_EQ(FreePages(runner.cache(), runner.ops()), runner.limits().num_pages);
   loaded->engine.reset();
   return run;
 }

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "tests/engine/sim/page_audit.h"
+
 namespace fox {
 namespace {
 
@@ -33,7 +35,7 @@ int64_t PoolBytes(const EngineConfig& config, int64_t tokens) {
   const auto probe = LoadRunner(config);
   EXPECT_TRUE(probe.ok()) << probe.status();
   if (!probe.ok()) return 0;
-  const PagedKvShape& shape = (*probe)->cache().view().shape;
+  const PagedKvShape& shape = (*probe)->cache().shape;
   return tokens / kPageTokens * shape.lists_per_slot() * static_cast<int64_t>(shape.page_bytes());
 }
 
@@ -100,11 +102,11 @@ StreamResults RunStreams(Engine& engine, ModelRunner& runner, const std::vector<
       result.stats = output.finish->stats;
     }
     if (step % audit_every == 0) {
-      EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
+      EXPECT_EQ(AuditPages(runner.cache(), runner.ops()), absl::OkStatus());
     }
   }
   EXPECT_TRUE(engine.fatal().ok()) << engine.fatal();
-  EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
+  EXPECT_EQ(AuditPages(runner.cache(), runner.ops()), absl::OkStatus());
   return results;
 }
 

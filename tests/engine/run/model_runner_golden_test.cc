@@ -12,6 +12,7 @@
 #include "absl/strings/str_replace.h"
 #include "engine/engine_factory.h"
 #include "engine/eval/teacher_forcing.h"
+#include "tests/engine/sim/page_audit.h"
 #include "tests/nightly.h"
 
 namespace fox {
@@ -142,7 +143,7 @@ double Error(const Golden& golden, const Mode& mode) {
         }
       });
   EXPECT_TRUE(status.ok()) << status;
-  EXPECT_TRUE((*runner)->cache().Audit().ok()) << (*runner)->cache().Audit();
+  EXPECT_EQ(AuditPages((*runner)->cache(), (*runner)->ops()), absl::OkStatus());
   double worst = 0;
   for (size_t b = 0; b < norm.size(); ++b) {
     EXPECT_GT(norm[b], 0);
