@@ -226,14 +226,7 @@ std::optional<AcpMode> ParseAcpMode(const std::string& name) {
 }
 
 const char* NameOf(AcpMode mode) {
-  switch (mode) {
-    case AcpMode::kOff:
-      return "off";
-    case AcpMode::kPaper:
-      return "paper";
-    default:
-      return "certified";
-  }
+  return mode == AcpMode::kOff ? "off" : mode == AcpMode::kPaper ? "paper" : "certified";
 }
 
 }  // namespace fox

@@ -1,8 +1,7 @@
 // PagedKvStorage: owns the arrays of a PagedKv, in a backend's memory, allocated once. All
-// pages start free, all slots empty. engine/run/kv_cache builds on it, and kernel tests use it.
+// pages start free, all slots empty. engine/run/model_runner has one, and kernel tests.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 

@@ -249,7 +249,7 @@ absl::StatusOr<Endpoints> PrepareEndpoints(const ServerFlags& flags) {
   if (!access.ok()) return access.status();
   out.access = *std::move(access);
   if (StrangersMayCall(flags)) {
-    Log(LogLevel::kWarning, "whoever reaches the port may use it",
+    Log(LogLevel::kWarning, "any client that reaches the port may use it",
         {{"host", flags.grpc.listen.host}});
   }
   auto grpc = GrpcServer::Listen(flags.grpc);

@@ -162,9 +162,8 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
   set->Int("delivery-threads", "N", "threads that make text of tokens and write it", 1, 256,
            &f->limits.delivery_threads);
   set->Int("max-connection-age", "SECONDS",
-           "close connections that old, so that balancers rebalance; "
-           "0: never",
-           0, 1 << 20, &f->grpc.max_connection_age_s);
+           "close connections that old, so that balancers rebalance; 0: never", 0, 1 << 20,
+           &f->grpc.max_connection_age_s);
   set->Int("max-connection-idle", "SECONDS",
            "close connections without a call for that long; 0: never", 0, 1 << 20,
            &f->grpc.max_connection_idle_s);
@@ -245,7 +244,7 @@ absl::Status CheckAdminAddress(const ServerFlags& flags) {
       CheckHost("--admin-address", address->host, flags.allow_insecure_remote || encrypted);
   if (status.ok() && !known && !flags.allow_insecure_remote && !IsLoopback(address->host)) {
     status = absl::InvalidArgumentError(
-        "--admin-address: not a loopback address, and whoever connects would be an administrator; "
+        "--admin-address: not a loopback address, and any client would be an administrator; "
         "give --admin-key-file or --ssl-ca-certs");
   }
   return status;
@@ -405,7 +404,7 @@ absl::Status CompleteServerFlags(ServerFlags* flags) {
   }
   if (!flags->allow_insecure_remote && StrangersMayCall(*flags)) {
     status.Update(absl::InvalidArgumentError(
-        "--host: not a loopback address, and whoever connects would be served; give --api-key-file "
+        "--host: not a loopback address, and any client would be served; give --api-key-file "
         "or --ssl-ca-certs, put a proxy in front or give --allow-insecure-remote"));
   }
   DivideDescriptors(flags);

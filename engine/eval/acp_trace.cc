@@ -54,7 +54,7 @@ double AcpTrace::EvictedPages() const {
 
 absl::StatusOr<AcpTrace> TraceAcp(ModelRunner& runner, double log_tolerance,
                                   const std::vector<int32_t>& ids) {
-  const PagedKvShape& shape = runner.cache().view().shape;
+  const PagedKvShape& shape = runner.cache().shape;
   AcpTrace trace;
   trace.mode = runner.options().acp;
   for (int layer = 0; layer < shape.layers; ++layer) {
@@ -65,7 +65,9 @@ absl::StatusOr<AcpTrace> TraceAcp(ModelRunner& runner, double log_tolerance,
   options.log_tolerance = log_tolerance;
   options.after_step = [&](const StepResult& result) {
     trace.stats = result.stats[0];
-    const std::vector<int32_t> first = runner.cache().FirstLive(0);
+    std::vector<int32_t> first(trace.heads.size());  // of slot 0
+    runner.ops().CopyToHost(runner.cache().first_live, first.size() * sizeof(int32_t), first.data(),
+                            nullptr);
     for (size_t i = 0; i < first.size(); ++i) trace.heads[i].first_live.push_back(first[i]);
   };
   const auto add_losses = [&](int64_t first, const MatrixView& logits) {

@@ -1,7 +1,6 @@
 // fox-eval acp: what each head keeps of a text under the paper's bound and under the certified one,
 // and what that does to the loss. Measuring is in acp_trace.h, text and JSON are in acp_report.h.
 #include <cstdio>
-#include <fstream>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

@@ -1,7 +1,6 @@
 // fox-eval logits and fox-eval greedy: what the model says, to compare with other implementations.
 #include <bit>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <limits>
 

@@ -7,9 +7,11 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "kernels/core/check.h"
 
 namespace fox {
@@ -17,16 +19,12 @@ namespace {
 
 constexpr size_t kMaxSuggestions = 3;  // of more, none is likely to be meant
 
-bool ParseInt(const std::string& text, int64_t* value) {
+// False unless all of `text` is a number; of floating-point ones, a finite one.
+template <typename T>
+bool ParseNumber(const std::string& text, T* value) {
   const char* end = text.data() + text.size();
-  auto [stop, error] = std::from_chars(text.data(), end, *value);
-  return error == std::errc() && stop == end;
-}
-
-bool ParseDouble(const std::string& text, double* value) {
-  const char* end = text.data() + text.size();
-  auto [stop, error] = std::from_chars(text.data(), end, *value);
-  return error == std::errc() && stop == end && std::isfinite(*value);
+  const auto [stop, error] = std::from_chars(text.data(), end, *value);
+  return error == std::errc() && stop == end && std::isfinite(static_cast<double>(*value));
 }
 
 bool ParseBool(const std::string& text, bool* value) {
@@ -41,11 +39,7 @@ bool ParseBool(const std::string& text, bool* value) {
 }
 
 std::string EnvironmentName(const std::string& flag) {
-  std::string name = "FOX_";
-  for (char c : flag) {
-    name.push_back(c == '-' ? '_' : (c >= 'a' && c <= 'z') ? static_cast<char>(c - 'a' + 'A') : c);
-  }
-  return name;
+  return absl::StrCat("FOX_", absl::AsciiStrToUpper(absl::StrReplaceAll(flag, {{"-", "_"}})));
 }
 
 // Levenshtein distance in bytes.
@@ -68,52 +62,45 @@ size_t EditDistance(const std::string& a, const std::string& b) {
 
 void FlagSet::Group(const std::string& title) { group_ = title; }
 
-void FlagSet::Add(Flag flag) {
-  FOX_CHECK(Find(flag.name) == nullptr);
-  flag.group = group_;
-  flag.default_text = flag.show();
-  flags_.push_back(std::move(flag));
+FlagSet::Flag& FlagSet::Add(const std::string& name, const std::string& value_name,
+                            const std::string& help, const std::string& expectation, Assign assign,
+                            Show show) {
+  FOX_CHECK(Find(name) == nullptr);
+  flags_.push_back({group_, name, value_name, help, show(), expectation, std::move(assign), show});
+  return flags_.back();
 }
 
 void FlagSet::String(const std::string& name, const std::string& value_name,
                      const std::string& help, std::string* target) {
-  Flag flag;
-  flag.name = name, flag.value_name = value_name, flag.help = help;
-  flag.assign = [target](const std::string& value) {
+  const auto assign = [target](const std::string& value) {
     *target = value;
     return true;
   };
-  flag.show = [target] { return *target; };
-  Add(std::move(flag));
+  Add(name, value_name, help, "", assign, [target] { return *target; });
 }
 
 void FlagSet::Strings(const std::string& name, const std::string& value_name,
                       const std::string& help, std::vector<std::string>* target) {
-  Flag flag;
-  flag.name = name, flag.value_name = value_name, flag.help = help + " (repeatable)";
-  flag.from_environment = false;
-  flag.assign = [target](const std::string& value) {
+  const auto assign = [target](const std::string& value) {
     target->push_back(value);
     return true;
   };
-  flag.show = [target] { return absl::StrJoin(*target, ","); };
-  Add(std::move(flag));
+  Add(name, value_name, help + " (repeatable)", "", assign, [target] {
+    return absl::StrJoin(*target, ",");
+  }).from_environment = false;
 }
 
 void FlagSet::AddInt(const std::string& name, const std::string& value_name,
                      const std::string& help, int64_t min, int64_t max,
                      std::function<void(int64_t)> set, std::function<int64_t()> get) {
-  Flag flag;
-  flag.name = name, flag.value_name = value_name, flag.help = help;
-  flag.expectation = absl::StrCat("a whole number in [", min, ", ", max, "]");
-  flag.assign = [set = std::move(set), min, max](const std::string& text) {
+  const auto assign = [set = std::move(set), min, max](const std::string& text) {
     int64_t value = 0;
-    if (!ParseInt(text, &value) || value < min || value > max) return false;
+    if (!ParseNumber(text, &value) || value < min || value > max) return false;
     set(value);
     return true;
   };
-  flag.show = [get = std::move(get)] { return absl::StrCat(get()); };
-  Add(std::move(flag));
+  Add(name, value_name, help, absl::StrCat("a whole number in [", min, ", ", max, "]"), assign,
+      [get = std::move(get)] { return absl::StrCat(get()); });
 }
 
 void FlagSet::Mebibytes(const std::string& name, const std::string& help, int64_t min, int64_t max,
@@ -125,41 +112,34 @@ void FlagSet::Mebibytes(const std::string& name, const std::string& help, int64_
 
 void FlagSet::Double(const std::string& name, const std::string& value_name,
                      const std::string& help, double min, double max, double* target) {
-  Flag flag;
-  flag.name = name, flag.value_name = value_name, flag.help = help;
-  flag.expectation = absl::StrCat("a number in [", min, ", ", max, "]");
-  flag.assign = [target, min, max](const std::string& text) {
+  const auto assign = [target, min, max](const std::string& text) {
     double value = 0;
-    if (!ParseDouble(text, &value) || !(value >= min && value <= max)) return false;
+    if (!ParseNumber(text, &value) || value < min || value > max) return false;
     *target = value;
     return true;
   };
-  flag.show = [target] { return absl::StrCat(*target); };
-  Add(std::move(flag));
+  Add(name, value_name, help, absl::StrCat("a number in [", min, ", ", max, "]"), assign,
+      [target] { return absl::StrCat(*target); });
 }
 
 void FlagSet::OptionalDouble(const std::string& name, const std::string& value_name,
                              const std::string& help, std::optional<double>* target) {
-  Flag flag;
-  flag.name = name, flag.value_name = value_name, flag.help = help;
-  flag.expectation = "a finite number";
-  flag.assign = [target](const std::string& text) {
+  const auto assign = [target](const std::string& text) {
     double value = 0;
-    if (!ParseDouble(text, &value)) return false;
+    if (!ParseNumber(text, &value)) return false;
     *target = value;
     return true;
   };
-  flag.show = [target] { return *target ? absl::StrCat(**target) : std::string(); };
-  Add(std::move(flag));
+  Add(name, value_name, help, "a finite number", assign,
+      [target] { return *target ? absl::StrCat(**target) : std::string(); });
 }
 
 void FlagSet::Bool(const std::string& name, const std::string& help, bool* target) {
-  Flag flag;
-  flag.name = name, flag.help = help, flag.is_bool = true;
-  flag.expectation = "true or false";
-  flag.assign = [target](const std::string& text) { return ParseBool(text, target); };
-  flag.show = [target] { return std::string(*target ? "true" : "false"); };
-  Add(std::move(flag));
+  Add(
+      name, "", help, "true or false",
+      [target](const std::string& text) { return ParseBool(text, target); },
+      [target] { return std::string(*target ? "true" : "false"); })
+      .is_bool = true;
 }
 
 void FlagSet::Action(const std::string& name, const std::string& help, bool* target) {
@@ -169,17 +149,14 @@ void FlagSet::Action(const std::string& name, const std::string& help, bool* tar
 
 void FlagSet::AddChoice(const std::string& name, const std::vector<std::string>& choices,
                         const std::string& help, std::function<void(const std::string&)> set,
-                        std::function<std::string()> get) {
-  Flag flag;
-  flag.name = name, flag.value_name = absl::StrJoin(choices, "|"), flag.help = help;
-  flag.expectation = absl::StrCat("one of ", absl::StrJoin(choices, ", "));
-  flag.assign = [set = std::move(set), choices](const std::string& value) {
+                        Show get) {
+  const auto assign = [set = std::move(set), choices](const std::string& value) {
     if (std::find(choices.begin(), choices.end(), value) == choices.end()) return false;
     set(value);
     return true;
   };
-  flag.show = std::move(get);
-  Add(std::move(flag));
+  Add(name, absl::StrJoin(choices, "|"), help,
+      absl::StrCat("one of ", absl::StrJoin(choices, ", ")), assign, std::move(get));
 }
 
 void FlagSet::Choice(const std::string& name, const std::vector<std::string>& choices,
@@ -194,39 +171,27 @@ void FlagSet::DTypeChoice(const std::string& name, const std::string& help, std:
   Flag& flag = flags_.back();
   flag.expectation += " (also float64, float32, bfloat16); of 16 bits, bf16 alone is supported";
   flag.assign = [assign = flag.assign](const std::string& value) {
-    const std::pair<const char*, const char*> aliases[] = {
-        {"float64", "f64"}, {"float32", "f32"}, {"bfloat16", "bf16"}};
-    for (const auto& [alias, choice] : aliases) {
-      if (value == alias) return assign(choice);
-    }
-    return assign(value);
+    return assign(absl::StrReplaceAll(value, {{"bfloat", "bf"}, {"float", "f"}}));
   };
 }
 
-FlagSet::Flag* FlagSet::Find(const std::string& name) {
-  for (Flag& flag : flags_) {
-    if (flag.name == name) return &flag;
-  }
-  return nullptr;
+const FlagSet::Flag* FlagSet::Find(const std::string& name) const {
+  const auto found = std::find_if(flags_.begin(), flags_.end(),
+                                  [&](const Flag& flag) { return flag.name == name; });
+  return found == flags_.end() ? nullptr : &*found;
 }
 
-bool FlagSet::IsSet(const std::string& name) const {
-  for (const Flag& flag : flags_) {
-    if (flag.name == name) return flag.set;
-  }
-  return false;
-}
-
-absl::Status FlagSet::Assign(Flag& flag, const std::string& value, const std::string& origin) {
+absl::Status FlagSet::AssignTo(const Flag& flag, const std::string& value,
+                               const std::string& origin) {
   if (!flag.assign(value)) {
     return absl::InvalidArgumentError(
         absl::StrCat(origin, ": \"", value.substr(0, 64), "\" is not ", flag.expectation));
   }
-  flag.set = true;
+  set_.insert(flag.name);
   return absl::OkStatus();
 }
 
-absl::Status FlagSet::AssignFrom(const EnvironmentLookup& lookup, Flag& flag) {
+absl::Status FlagSet::AssignFrom(const EnvironmentLookup& lookup, const Flag& flag) {
   const std::string variable = EnvironmentName(flag.name);
   const char* value = lookup(variable);
   if (value == nullptr) return absl::OkStatus();
@@ -236,7 +201,7 @@ absl::Status FlagSet::AssignFrom(const EnvironmentLookup& lookup, Flag& flag) {
                                      "\" is the link of a Kubernetes Service, not a setting"));
     return absl::OkStatus();
   }
-  return Assign(flag, value, variable);
+  return AssignTo(flag, value, variable);
 }
 
 absl::Status FlagSet::Parse(const std::vector<std::string>& arguments,
@@ -251,8 +216,8 @@ absl::Status FlagSet::Parse(const std::vector<std::string>& arguments,
     }
     status.Update(ParseOne(arguments, &next));
   }
-  for (Flag& flag : flags_) {
-    if (flag.set || !flag.from_environment || lookup == nullptr) continue;
+  for (const Flag& flag : flags_) {
+    if (IsSet(flag.name) || !flag.from_environment || lookup == nullptr) continue;
     status.Update(AssignFrom(lookup, flag));
   }
   return status;
@@ -270,10 +235,10 @@ absl::Status FlagSet::ParseOne(const std::vector<std::string>& arguments, size_t
   const size_t equals = argument.find('=');
   const bool has_value = equals != std::string::npos;
   const std::string name = argument.substr(2, has_value ? equals - 2 : std::string::npos);
-  Flag* flag = Find(name);
+  const Flag* flag = Find(name);
   if (flag == nullptr && !has_value && name.compare(0, 3, "no-") == 0) {
-    Flag* negated = Find(name.substr(3));
-    if (negated != nullptr && negated->is_bool) return Assign(*negated, "false", "--" + name);
+    const Flag* negated = Find(name.substr(3));
+    if (negated != nullptr && negated->is_bool) return AssignTo(*negated, "false", "--" + name);
   }
   if (flag == nullptr) {
     std::vector<std::string> names;
@@ -281,12 +246,12 @@ absl::Status FlagSet::ParseOne(const std::vector<std::string>& arguments, size_t
     return absl::InvalidArgumentError(
         absl::StrCat("unknown flag --", name.substr(0, 64), Suggestion(name, names, "--")));
   }
-  if (has_value) return Assign(*flag, argument.substr(equals + 1), "--" + name);
-  if (flag->is_bool) return Assign(*flag, "true", "--" + name);
+  if (has_value) return AssignTo(*flag, argument.substr(equals + 1), "--" + name);
+  if (flag->is_bool) return AssignTo(*flag, "true", "--" + name);
   if (*next == arguments.size()) {
     return absl::InvalidArgumentError(absl::StrCat("--", name, " needs a value"));
   }
-  return Assign(*flag, arguments[(*next)++], "--" + name);
+  return AssignTo(*flag, arguments[(*next)++], "--" + name);
 }
 
 std::string FlagSet::Help(const std::vector<std::string>& names) const {
@@ -320,7 +285,8 @@ std::vector<std::pair<std::string, std::string>> FlagSet::Changed() const {
   std::vector<std::pair<std::string, std::string>> out;
   for (const Flag& flag : flags_) {
     std::string value = flag.show();
-    if (flag.set && value != flag.default_text) out.emplace_back(flag.name, std::move(value));
+    if (IsSet(flag.name) && value != flag.default_text)
+      out.emplace_back(flag.name, std::move(value));
   }
   return out;
 }

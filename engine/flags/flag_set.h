@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -88,7 +89,7 @@ class FlagSet {
   // What was no flag, in order; everything after `--` is.
   const std::vector<std::string>& positional() const { return positional_; }
   // Whether the command line or the environment set it.
-  bool IsSet(const std::string& name) const;
+  bool IsSet(const std::string& name) const { return set_.count(name) > 0; }
   // One line for each flag, or each of `names`, grouped, with its default.
   std::string Help(const std::vector<std::string>& names = {}) const;
   // Every flag as it now stands.
@@ -100,29 +101,32 @@ class FlagSet {
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
+  using Assign = std::function<bool(const std::string& value)>;  // false: not a valid value
+  using Show = std::function<std::string()>;
   struct Flag {
     std::string group, name, value_name, help, default_text;
+    std::string expectation;  // "a whole number in [1, 9]"
+    Assign assign;
+    Show show;
     bool is_bool = false;
     bool from_environment = true;
-    bool set = false;
-    std::function<bool(const std::string& value)> assign;  // false: not a valid value
-    std::function<std::string()> show;
-    std::string expectation;  // "a whole number in [1, 9]"
   };
-  void Add(Flag flag);
+
+  Flag& Add(const std::string& name, const std::string& value_name, const std::string& help,
+            const std::string& expectation, Assign assign, Show show);
   void AddInt(const std::string& name, const std::string& value_name, const std::string& help,
               int64_t min, int64_t max, std::function<void(int64_t)> set,
               std::function<int64_t()> get);
   void AddChoice(const std::string& name, const std::vector<std::string>& choices,
-                 const std::string& help, std::function<void(const std::string&)> set,
-                 std::function<std::string()> get);
-  Flag* Find(const std::string& name);
-  absl::Status Assign(Flag& flag, const std::string& value, const std::string& origin);
-  absl::Status AssignFrom(const EnvironmentLookup& lookup, Flag& flag);
+                 const std::string& help, std::function<void(const std::string&)> set, Show get);
+  const Flag* Find(const std::string& name) const;
+  absl::Status AssignTo(const Flag& flag, const std::string& value, const std::string& origin);
+  absl::Status AssignFrom(const EnvironmentLookup& lookup, const Flag& flag);
   absl::Status ParseOne(const std::vector<std::string>& arguments, size_t* next);
 
   std::string group_ = "Options";
   std::vector<Flag> flags_;
+  std::set<std::string> set_;  // names
   std::vector<std::string> positional_, warnings_;
 };
 

@@ -119,9 +119,7 @@ int32_t Race(const float* row, int32_t size, const Sampler::Kept& kept,
     float noise[kRaceGroup];
     GroupNoise(params.seed, position, begin / kRaceGroup, scale, noise);
     any = 0;
-    for (int32_t i = 0; i < count; ++i) {
-      any |= RaceScore(logits[i], noise[i]) > best_score ? 1 : 0;
-    }
+    for (int32_t i = 0; i < count; ++i) any |= RaceScore(logits[i], noise[i]) > best_score ? 1 : 0;
     if (any == 0) continue;  // ids ascend, so of equals the earlier one stays
     for (int32_t i = 0; i < count; ++i) {
       const double score = RaceScore(logits[i], noise[i]);
@@ -236,9 +234,7 @@ void Sampler::ProcessLogits(const SamplingParams& params, const TokenCounts& cou
 
 Sampler::Kept Sampler::Filter(const float* row, const SamplingParams& params, float largest) {
   Kept kept;
-  if (params.min_p > 0.0f) {
-    kept.least = MinPFloor(params.min_p, params.temperature, largest);
-  }
+  if (params.min_p > 0.0f) kept.least = MinPFloor(params.min_p, params.temperature, largest);
   const size_t top_k =
       params.top_k > 0 ? static_cast<size_t>(params.top_k) : candidates_.max_size();
   if (top_k >= static_cast<size_t>(vocab_size_) && params.top_p >= 1.0f) return kept;

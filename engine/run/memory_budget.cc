@@ -23,8 +23,7 @@ int64_t UnprunedTokens(const PagedKvShape& shape) {
 // Whether the pool is large enough for so many slots.
 bool PoolSuits(const ModelConfig& config, const RunnerOptions& planned, bool on_gpu) {
   const PagedKvShape shape = CacheShape(config, planned);
-  const size_t tables =
-      KvCache::FixedBytes(shape) + (on_gpu ? PenaltyStateBytes(config, planned) : 0);
+  const size_t tables = TableBytes(shape) + (on_gpu ? PenaltyStateBytes(config, planned) : 0);
   return UnprunedTokens(shape) >= kTokensOfSlot * planned.max_num_seqs &&
          8 * tables <= static_cast<size_t>(shape.num_pages) * shape.page_bytes();
 }
@@ -41,6 +40,16 @@ int64_t StepBytes(const ModelConfig& config, DType residual_dtype, const Ops& op
 }
 
 }  // namespace
+
+size_t TableBytes(const PagedKvShape& shape) {
+  const auto lists =
+      static_cast<size_t>(shape.max_slots) * static_cast<size_t>(shape.lists_per_slot());
+  const auto heads = static_cast<size_t>(shape.max_slots) * static_cast<size_t>(shape.layers) *
+                     static_cast<size_t>(shape.q_heads);
+  return lists * (static_cast<size_t>(shape.max_pages) * sizeof(int32_t) + 16) +
+         heads * (3 + static_cast<size_t>(shape.head_dim)) * sizeof(double) +
+         4 * lists * static_cast<size_t>(shape.head_dim) * SizeOf(shape.residual_dtype());
+}
 
 absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
                         RunnerOptions& options) {
@@ -110,11 +119,10 @@ absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& besi
   request.available_bytes = std::min(request.available_bytes, limit.bytes - rest);
   for (bool again = false;; again = true) {
     RunnerOptions planned = options;
-    absl::Status status = PlanMemory(config, request, planned);
-    if (!status.ok()) return status;
+    if (absl::Status status = PlanMemory(config, request, planned); !status.ok()) return status;
     const PagedKvShape shape = CacheShape(config, planned);
     const int64_t pages = shape.num_pages * static_cast<int64_t>(shape.page_bytes());
-    const auto tables = static_cast<int64_t>(KvCache::FixedBytes(shape));
+    const auto tables = static_cast<int64_t>(TableBytes(shape));
     const int64_t excess = rest + pages + tables - limit.bytes;
     if (excess <= 0) {
       options = planned;
@@ -184,7 +192,7 @@ int64_t AvailableDeviceBytes(Ops& ops, double utilization, const FoxWeights& wei
   // Before the sequences' length is known: tables of the longest default.
   PagedKvShape shape = CacheShape(weights.config, options);
   shape.max_pages = PagesFor(std::max(options.max_model_len, kLongestDefault));
-  const auto tables = static_cast<double>(KvCache::FixedBytes(shape));
+  const auto tables = static_cast<double>(TableBytes(shape));
   const auto states = static_cast<double>(PenaltyStateBytes(weights.config, options));
   return std::max<int64_t>(
       0, static_cast<int64_t>(utilization * total - used - step - tables - states - kRoom));
@@ -212,8 +220,8 @@ std::string DescribeMemory(const ModelRunner& runner) {
       Mib(static_cast<double>(weights.linear_bytes())),
       Mib(static_cast<double>(weights.embeddings.bytes())), Mib(page * shape.num_pages),
       shape.num_pages, page / 1024, kPageTokens, UnprunedTokens(shape),
-      Mib(static_cast<double>(KvCache::FixedBytes(shape))), options.num_slots(),
-      options.max_model_len, options.max_num_seqs, Mib(static_cast<double>(states)),
+      Mib(static_cast<double>(TableBytes(shape))), options.num_slots(), options.max_model_len,
+      options.max_num_seqs, Mib(static_cast<double>(states)),
       Mib(static_cast<double>(options.swap_bytes)), Mib(activations),
       options.max_num_batched_tokens, options.max_logit_rows,
       weights.config.forget_gate == ForgetGate::kNone

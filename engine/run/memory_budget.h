@@ -18,6 +18,9 @@ struct MemoryRequest {
   int64_t kv_cache_tokens = 0;  // the pool holds no more than so many tokens unpruned; 0: no limit
 };
 
+// Bytes of a cache beside its pages: tables and running states.
+size_t TableBytes(const PagedKvShape& shape);
+
 // Fills num_pages and max_model_len of `options`. InvalidArgument names the flag to change;
 // ResourceExhausted: `kv_cache_tokens` tokens cannot fit, whatever is evicted.
 absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,

@@ -94,18 +94,18 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
       cache_(
           CacheShape(weights_.config, options_), *ops_,
           {batch_.outputs().free_pages, batch_.outputs().pool_fault, batch_.outputs().sole_pages}),
-      slots_(static_cast<size_t>(cache_.view().shape.max_slots)) {
+      slots_(static_cast<size_t>(cache().shape.max_slots)) {
   limits_.num_pages = options_.num_pages;
-  limits_.lists_per_slot = cache_.view().shape.lists_per_slot();
-  limits_.layers = cache_.view().shape.layers;
-  limits_.page_bytes = static_cast<int64_t>(cache_.view().shape.page_bytes());
+  limits_.lists_per_slot = cache().shape.lists_per_slot();
+  limits_.layers = cache().shape.layers;
+  limits_.page_bytes = static_cast<int64_t>(cache().shape.page_bytes());
   limits_.max_num_seqs = options_.max_num_seqs;
   limits_.num_slots = options_.num_slots();
   limits_.snapshot_slots = options_.snapshot_slots;
   limits_.swap_bytes = options_.swap_bytes;
-  limits_.swap_state_bytes = static_cast<int64_t>(SwapBytes(cache_.view().shape, 0));
+  limits_.swap_state_bytes = static_cast<int64_t>(SwapBytes(cache().shape, 0));
   limits_.swap_page_bytes =
-      static_cast<int64_t>(SwapBytes(cache_.view().shape, 1)) - limits_.swap_state_bytes;
+      static_cast<int64_t>(SwapBytes(cache().shape, 1)) - limits_.swap_state_bytes;
   limits_.swap_rate = queue_ != nullptr ? kGpuSwapRate : kCpuSwapRate;
   limits_.max_model_len = options_.max_model_len;
   limits_.max_num_batched_tokens = options_.max_num_batched_tokens;
@@ -167,7 +167,7 @@ absl::Status ModelRunner::Submit(const StepPlan& plan) {
                   ? graphs_->Run({bucket, batch_.batch().small}, [this] { return Forward(); })
                   : Forward();
   }
-  step->Enqueue(logits_, cache_.view());
+  step->Enqueue(logits_, cache());
   in_flight_.push_back(std::move(step));
   return Health();
 }
@@ -177,12 +177,20 @@ void ModelRunner::MoveSlots(const StepPlan& plan) {
     FOX_CHECK(swapped.offset + limits_.SwapBytes(swapped.pages) <= limits_.swap_bytes);
     return HostSlot{swap_space_.as<std::byte>() + swapped.offset, swapped.pages};
   };
-  cache_.Release(plan.drop_snapshots);
-  for (const SharedSlot& snapshot : plan.snapshots) cache_.Share(snapshot.from, snapshot.to);
-  for (const SwappedSlot& out : plan.swap_outs) cache_.SwapOut(out.slot, place(out));
-  cache_.Release(plan.release_slots);
-  for (const SharedSlot& start : plan.starts) cache_.Share(start.from, start.to);
-  for (const SwappedSlot& in : plan.swap_ins) cache_.SwapIn(place(in), in.slot);
+  const auto release = [this](const std::vector<int32_t>& slots) {
+    ops_->Release(slots.data(), static_cast<int>(slots.size()), cache(), stream_);
+  };
+  const auto share = [this](const SharedSlot& shared) {
+    ops_->Share(shared.from, shared.to, cache(), stream_);
+  };
+  release(plan.drop_snapshots);
+  for (const SharedSlot& snapshot : plan.snapshots) share(snapshot);
+  for (const SwappedSlot& out : plan.swap_outs) {
+    ops_->SwapOut(out.slot, place(out), cache(), stream_);
+  }
+  release(plan.release_slots);
+  for (const SharedSlot& start : plan.starts) share(start);
+  for (const SwappedSlot& in : plan.swap_ins) ops_->SwapIn(place(in), in.slot, cache(), stream_);
 }
 
 // The backend reads the entries where they lie.
@@ -206,7 +214,7 @@ MatrixView ModelRunner::Forward() {
                                  outputs.max_log_evicted_mass};
   const MatrixView logits =
       model_.Forward(batch_.batch(), batch_.logit_rows(), batch_.num_logit_rows(), options_.acp,
-                     cache_.view(), counters, stream_);
+                     cache(), counters, stream_);
   if (limits_.samples_on_device && logits.rows > 0) {
     ops_->Sample({logits, batch_.sample_rows(), outputs.sampled, batch_.sampled_tokens(),
                   penalty_state_.as<TokenPenaltyState>()},

@@ -14,8 +14,8 @@
 #include "engine/request/step_executor.h"
 #include "engine/run/batch_builder.h"
 #include "engine/run/decode_graphs.h"
-#include "engine/run/kv_cache.h"
 #include "engine/run/step_readback.h"
+#include "kernels/paged_kv_storage.h"
 #include "models/fox_model.h"
 
 namespace fox {
@@ -75,7 +75,7 @@ class ModelRunner : public StepExecutor {
   // Logits of the last submitted plan in the residual dtype, all rows of all sequences; memory of
   // the backend. Rows with a logits processor hold the processed ones.
   const MatrixView& logits() const { return logits_; }
-  KvCache& cache() { return cache_; }
+  const PagedKv& cache() const { return cache_.view(); }
   const FoxWeights& weights() const { return weights_; }
   Ops& ops() const { return *ops_; }
   const RunnerOptions& options() const { return options_; }
@@ -96,7 +96,7 @@ class ModelRunner : public StepExecutor {
   Activations activations_;
   FoxModel model_;
   BatchBuilder batch_;
-  KvCache cache_;
+  PagedKvStorage cache_;
   Buffer penalty_state_;                  // empty where the backend does not sample
   Buffer swap_space_;                     // host memory, which only operations touch
   std::unique_ptr<DecodeGraphs> graphs_;  // null: every step runs eagerly

@@ -2,7 +2,6 @@
 #include "engine/trace/trace.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -17,14 +16,8 @@ constexpr int kEngineRow = 1, kFirstLane = 2, kLanes = 2;
 
 const char* NameOf(const Finish& finish) {
   if (!finish.status.ok()) return "failed";
-  switch (finish.reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    default:
-      return "abort";
-  }
+  if (finish.reason == FinishReason::kStop) return "stop";
+  return finish.reason == FinishReason::kLength ? "length" : "abort";
 }
 
 std::string StepArguments(const StepPlan& plan, const StepResult& result) {
@@ -56,9 +49,9 @@ class Trace::OperationSpans : public OpClock {
   explicit OperationSpans(Trace& trace) : trace_(trace) {}
 
   void Start() override { begin_ = SteadySeconds(); }
-  void Stop(OpKind kind) override {
+  void Stop(const char* operation) override {
     if (trace_.in_flight_.empty()) return;  // loading
-    trace_.AddSpan(kEngineRow, NameOf(kind), begin_, SteadySeconds(), "{}");
+    trace_.AddSpan(kEngineRow, operation, begin_, SteadySeconds(), "{}");
   }
 
  private:

@@ -9,16 +9,6 @@ namespace {
 
 constexpr double kMicrosecond = 1e-6;
 
-std::vector<double> FirstTokenBounds() {
-  return {0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
-          1,     2.5,    5,     7.5,  10,   20,   40,   80,   160, 640,  2560};
-}
-
-std::vector<double> TokenBounds() {
-  return {0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15,
-          0.2,    0.3,   0.4,    0.5,   0.75,  1,     2.5,    5,    7.5,   10,   20,    40,  80};
-}
-
 std::vector<double> RequestBounds() {
   return {0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1,   1.5, 2,    2.5, 5,
           10,    15,   20,    30,   40,  50,  60,  120, 240, 480, 960, 1920, 7680};
@@ -35,28 +25,29 @@ std::vector<double> LengthBounds() {
 }
 
 std::optional<CancelCause> CauseOf(const absl::Status& status, v1::FinishReason reason) {
-  switch (status.code()) {
-    case absl::StatusCode::kOk:
-      if (reason == v1::ABORT) return CancelCause::kAbort;
-      return std::nullopt;
-    case absl::StatusCode::kCancelled:
-      return CancelCause::kClient;
-    case absl::StatusCode::kDeadlineExceeded:
-      return CancelCause::kDeadline;
-    case absl::StatusCode::kAborted:
-      return CancelCause::kStall;
-    case absl::StatusCode::kUnavailable:
-      return CancelCause::kDrain;
-    default:
-      return std::nullopt;
+  using Code = absl::StatusCode;
+  static constexpr std::pair<Code, CancelCause> kCauses[] = {
+      {Code::kCancelled, CancelCause::kClient},
+      {Code::kDeadlineExceeded, CancelCause::kDeadline},
+      {Code::kAborted, CancelCause::kStall},
+      {Code::kUnavailable, CancelCause::kDrain}};
+  if (status.ok() && reason == v1::ABORT) return CancelCause::kAbort;
+  for (const auto& [code, cause] : kCauses) {
+    if (code == status.code()) return cause;
   }
+  return std::nullopt;
 }
 
 }  // namespace
 
 CallMetrics::CallMetrics()
-    : time_to_first_token(FirstTokenBounds(), kMicrosecond),
-      inter_token(TokenBounds(), kMicrosecond),
+    : time_to_first_token({0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+                           1,     2.5,    5,     7.5,  10,   20,   40,   80,   160, 640,  2560},
+                          kMicrosecond),
+      inter_token(
+          {0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15,
+           0.2,    0.3,   0.4,    0.5,   0.75,  1,     2.5,    5,    7.5,   10,   20,    40,  80},
+          kMicrosecond),
       queue(RequestBounds(), kMicrosecond),
       prefill(RequestBounds(), kMicrosecond),
       decode(RequestBounds(), kMicrosecond),

@@ -234,9 +234,7 @@ absl::Status ConvertStopStrings(const v1::Stopping& in, std::vector<std::string>
 absl::Status ConvertLogprobs(bool set, int32_t in, const char* field, int32_t most, int32_t* out) {
   *out = -1;
   if (!set) return absl::OkStatus();
-  if (in < 0 || in > most) {
-    return Invalid(absl::StrCat(field, ": must be in [0, ", most, "]"));
-  }
+  if (in < 0 || in > most) return Invalid(absl::StrCat(field, ": must be in [0, ", most, "]"));
   *out = in;
   return absl::OkStatus();
 }

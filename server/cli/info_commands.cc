@@ -2,11 +2,13 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <future>
+#include <utility>
 
 #include "fox/v1/admin.grpc.pb.h"
 #include "fox/v1/info.grpc.pb.h"
 #include "google/protobuf/wrappers.pb.h"
-#include "grpcpp/impl/codegen/client_unary_call.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "server/cli/connection.h"
 
 namespace fox::cli {
@@ -51,17 +53,15 @@ int Health(const std::vector<std::string>& arguments) {
   connection.timeout_s = 5;
   const std::optional<int> over = connection.Begin("health [SERVICE]", arguments, &flags, 1);
   if (over.has_value()) return *over;
-  using google::protobuf::MessageLite;
   google::protobuf::StringValue request;
   google::protobuf::Int32Value response;
   if (!flags.positional().empty()) request.set_value(flags.positional()[0]);
   const std::unique_ptr<grpc::ClientContext> context = connection.Call();
-  const grpc::internal::RpcMethod method("/grpc.health.v1.Health/Check",
-                                         grpc::internal::RpcMethod::NORMAL_RPC);
-  const grpc::Status status =
-      grpc::internal::BlockingUnaryCall<decltype(request), decltype(response), MessageLite,
-                                        MessageLite>(connection.Open().get(), method, context.get(),
-                                                     request, &response);
+  grpc::TemplatedGenericStub<decltype(request), decltype(response)> stub(connection.Open());
+  std::promise<grpc::Status> ended;
+  stub.UnaryCall(context.get(), "/grpc.health.v1.Health/Check", {}, &request, &response,
+                 [&ended](grpc::Status status) { ended.set_value(std::move(status)); });
+  const grpc::Status status = ended.get_future().get();
   if (!status.ok()) return Report(status, *context);
   const bool serving = response.value() == 1;
   std::printf("%s\n", serving ? "SERVING" : "NOT_SERVING");

@@ -75,8 +75,7 @@ absl::Status CompletionCall::AdmitPrompts() {
 }
 
 absl::StatusOr<GenerationSpec> CompletionCall::ConvertPrompt(size_t prompt) {
-  absl::Status failed = failure();
-  if (!failed.ok()) return failed;
+  if (absl::Status failed = failure(); !failed.ok()) return failed;
   absl::StatusOr<GenerationSpec> spec = Convert(request_, prompt, core_.context);
   if (!spec.ok()) return spec.status();
   spec->prompt = prompt;

@@ -34,9 +34,7 @@ std::string WithOurNames(absl::string_view message) {
       {"acp.mode: ", "acp: "},
   };
   for (const auto& [theirs, ours] : kNames) {
-    if (absl::StartsWith(message, theirs)) {
-      return absl::StrCat(ours, message.substr(theirs.size()));
-    }
+    if (absl::StartsWith(message, theirs)) return absl::StrCat(ours, message.substr(theirs.size()));
   }
   for (absl::string_view part : {"sampling.", "stopping.", "output.", "acp.", "cache."}) {
     if (absl::StartsWith(message, part)) return std::string(message.substr(part.size()));

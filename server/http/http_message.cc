@@ -1,5 +1,5 @@
 // HTTP messages as bytes: see http_exchange.h.
-#include <utility>
+#include <boost/beast/http/status.hpp>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -9,6 +9,8 @@
 
 namespace fox {
 namespace {
+
+namespace http = boost::beast::http;
 
 bool IsHexDigit(char c) { return absl::ascii_isxdigit(static_cast<unsigned char>(c)); }
 
@@ -25,31 +27,6 @@ std::string PercentDecoded(absl::string_view text) {
     }
   }
   return out;
-}
-
-const char* ReasonOf(int status) {
-  static constexpr std::pair<int, const char*> kReasons[] = {
-      {200, "OK"},
-      {400, "Bad Request"},
-      {401, "Unauthorized"},
-      {403, "Forbidden"},
-      {404, "Not Found"},
-      {405, "Method Not Allowed"},
-      {408, "Request Timeout"},
-      {409, "Conflict"},
-      {413, "Content Too Large"},
-      {415, "Unsupported Media Type"},
-      {429, "Too Many Requests"},
-      {431, "Request Header Fields Too Large"},
-      {500, "Internal Server Error"},
-      {501, "Not Implemented"},
-      {503, "Service Unavailable"},
-      {504, "Gateway Timeout"},
-  };
-  for (const auto& [known, reason] : kReasons) {
-    if (known == status) return reason;
-  }
-  return "Error";
 }
 
 }  // namespace
@@ -75,9 +52,11 @@ void SetTarget(absl::string_view target, HttpRequest* request) {
 }
 
 std::string AnswerHead(const HttpAnswer& answer, BodyFraming framing) {
-  std::string head = absl::StrCat("HTTP/1.1 ", answer.status, " ", ReasonOf(answer.status),
-                                  "\r\nContent-Type: ", answer.content_type,
-                                  "\r\nX-Content-Type-Options: nosniff\r\n");
+  const auto reason =
+      http::obsolete_reason(http::int_to_status(static_cast<unsigned>(answer.status)));
+  std::string head = absl::StrCat(
+      "HTTP/1.1 ", answer.status, " ", absl::string_view(reason.data(), reason.size()),
+      "\r\nContent-Type: ", answer.content_type, "\r\nX-Content-Type-Options: nosniff\r\n");
   for (const auto& [name, value] : answer.headers)
     absl::StrAppend(&head, name, ": ", value, "\r\n");
   if (framing == BodyFraming::kLength) {

@@ -123,9 +123,7 @@ std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
                        "that keeps the name, give --api-key-file");
   }
   const auto path = routes_.find(head.path);
-  if (path == routes_.end()) {
-    return NotFound(head.path);
-  }
+  if (path == routes_.end()) return NotFound(head.path);
   const Route* route = Find(head);
   if (route == nullptr) {
     const auto name = [](std::string* out, const auto& entry) { *out += entry.first; };
@@ -139,9 +137,7 @@ std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
       access_->Check(route->needed, path->first.c_str(), AuthorizationOf(head));
   if (!allowed.ok()) return ErrorAnswer(allowed);
   // A client without a token must not fill the budget of bodies with one that is not read.
-  if (head.method != "POST" && HasBody(head)) {
-    return ErrorAnswer(400, "this method takes no body");
-  }
+  if (head.method != "POST" && HasBody(head)) return ErrorAnswer(400, "this method takes no body");
   if (head.method == "POST" && !IsJson(head)) {
     return ErrorAnswer(415,
                        "the body must be sent as Content-Type: application/json (curl --json)");

@@ -14,26 +14,19 @@ namespace {
 
 void AddRequests(const EngineStats& stats, Seconds wait, MetricFamilies* out) {
   out->Gauge("fox_requests_running", "Requests in the running batch.", stats.running);
-  out->Gauge("fox_requests_waiting",
-             "Requests in the queue, with those that were preempted or gave their running slot up.",
-             stats.waiting);
-  out->Gauge("fox_requests_paused", "Requests that rest until their readers have caught up.",
-             stats.paused);
+  out->Gauge("fox_requests_waiting", "Requests without a running slot.", stats.waiting);
+  out->Gauge("fox_requests_paused", "Requests that wait for their readers.", stats.paused);
   out->Gauge("fox_queued_tokens", "Prompt tokens in the queue.", stats.queued_tokens);
-  out->Gauge("fox_queue_wait_seconds",
-             "How long a request that came now would wait for its start, estimated.", wait);
-  out->Counter("fox_prompt_tokens_total", "Tokens of prompts that were started.",
-               stats.prompt_tokens);
+  out->Gauge("fox_queue_wait_seconds", "Estimated wait of a new request for its start.", wait);
+  out->Counter("fox_prompt_tokens_total", "Tokens of started prompts.", stats.prompt_tokens);
   out->Counter("fox_generated_tokens_total", "Tokens generated.", stats.generated_tokens);
-  out->Counter("fox_preemptions_total", "Requests that lost their pages to others and go on later.",
-               stats.preemptions);
+  out->Counter("fox_preemptions_total", "Requests that lost their pages.", stats.preemptions);
 }
 
 void AddSwapSpace(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
   if (core.context.limits.swap_bytes == 0) return;
   out->Gauge("fox_requests_swapped", "Requests that wait or rest in swap space.", stats.swapped);
-  out->Gauge("fox_swap_space_bytes", "Swap space, in the host's memory.",
-             core.context.limits.swap_bytes);
+  out->Gauge("fox_swap_space_bytes", "Swap space.", core.context.limits.swap_bytes);
   out->Gauge("fox_swap_space_used_bytes", "What requests have of it.", stats.swap_used_bytes);
   out->Counter("fox_swap_outs_total", "Preemptions that are not computed again.", stats.swap_outs);
 }
@@ -47,18 +40,15 @@ void AddPrefixCache(const ServerCore& core, const EngineStats& stats, MetricFami
                stats.prefix_queried_tokens);
   out->Counter("fox_prefix_cache_found_tokens_total", "Tokens of them that were not computed.",
                stats.prefix_found_tokens);
-  out->Counter("fox_prefix_cache_dropped_total", "Prefixes that gave way to others.",
-               stats.snapshots_dropped);
+  out->Counter("fox_prefix_cache_dropped_total", "Dropped prefixes.", stats.snapshots_dropped);
 }
 
 // What pruning keeps and what it gave up.
 void AddPages(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
-  out->Gauge("fox_kv_pages", "Pages in the pool; each holds 64 tokens of one head of one layer.",
-             stats.num_pages);
-  out->Gauge("fox_kv_pages_free", "Pages that nobody holds.", stats.free_pages);
+  out->Gauge("fox_kv_pages", "Pages of 64 tokens of one head and layer.", stats.num_pages);
+  out->Gauge("fox_kv_pages_free", "Pages without an owner.", stats.free_pages);
   out->Gauge("fox_kv_pages_live", "Pages that requests hold.", stats.kept_pages);
-  out->Gauge("fox_kv_pages_unpruned", "Pages that the same requests would hold without eviction.",
-             stats.unpruned_pages);
+  out->Gauge("fox_kv_pages_unpruned", "The same without eviction.", stats.unpruned_pages);
   out->Gauge("fox_kv_page_bytes", "Bytes of one page.", core.context.limits.page_bytes);
   out->Gauge("fox_kv_kept_ratio", "Pages that requests hold over what they would hold unpruned.",
              stats.unpruned_pages > 0
@@ -66,10 +56,8 @@ void AddPages(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
                  : 1);
   out->Counter("fox_kv_pages_evicted_total", "Pages given back while their requests ran.",
                stats.pages_evicted, {{"reason", "decay"}});
-  out->Counter("fox_acp_blocks_total", "Blocks of attention in the causal range.",
-               stats.blocks_total);
-  out->Counter("fox_acp_blocks_pruned_total", "Blocks of attention that were skipped.",
-               stats.blocks_pruned);
+  out->Counter("fox_acp_blocks_total", "Blocks of attention.", stats.blocks_total);
+  out->Counter("fox_acp_blocks_pruned_total", "Skipped ones of them.", stats.blocks_pruned);
   out->Gauge("fox_max_log_evicted_mass",
              "The certificate: largest log of the attention mass that any row of a finished "
              "request lost to eviction.",
@@ -98,20 +86,14 @@ void AddCalls(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
   const CallMetrics& calls = core.metrics();
   out->AddHistogram("fox_time_to_first_token_seconds", "From a call's arrival to its first token.",
                     calls.time_to_first_token);
-  out->AddHistogram("fox_inter_token_seconds", "Between two tokens of a sequence.",
-                    calls.inter_token);
+  out->AddHistogram("fox_inter_token_seconds", "Time between two tokens.", calls.inter_token);
   out->AddHistogram("fox_queue_seconds", "From a call's arrival to its first step.", calls.queue);
-  out->AddHistogram("fox_prefill_seconds", "From the first step to the first token.",
-                    calls.prefill);
+  out->AddHistogram("fox_prefill_seconds", "From there to the first token.", calls.prefill);
   out->AddHistogram("fox_decode_seconds", "From the first token to the last.", calls.decode);
-  out->AddHistogram("fox_request_seconds", "From a call's arrival to its last token.",
-                    calls.end_to_end);
-  out->AddHistogram("fox_request_prompt_tokens", "Prompt tokens of a sequence.",
-                    calls.prompt_tokens);
-  out->AddHistogram("fox_request_generated_tokens", "Generated tokens of a sequence.",
-                    calls.generation_tokens);
-  out->AddHistogram("fox_request_kv_kept_ratio",
-                    "Share of its pages that a sequence held at its end.", calls.kept_share);
+  out->AddHistogram("fox_request_seconds", "From arrival to the last token.", calls.end_to_end);
+  out->AddHistogram("fox_request_prompt_tokens", "Prompt tokens.", calls.prompt_tokens);
+  out->AddHistogram("fox_request_generated_tokens", "Generated tokens.", calls.generation_tokens);
+  out->AddHistogram("fox_request_kv_kept_ratio", "Kept share of a sequence.", calls.kept_share);
   for (size_t code = 0; code < calls.by_code.size(); ++code) {
     out->Counter("fox_calls_ended_total", "Generations that were admitted, by their status.",
                  calls.by_code[code],
@@ -126,7 +108,7 @@ void AddCalls(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
   constexpr const char* kCauses[] = {"client", "deadline", "abort", "stall", "drain"};
   static_assert(std::size(kCauses) == decltype(calls.by_cause)::size());
   for (size_t cause = 0; cause < std::size(kCauses); ++cause) {
-    out->Counter("fox_calls_cancelled_total", "Generations ended early, by whom.",
+    out->Counter("fox_calls_cancelled_total", "Generations ended early, by cause.",
                  calls.by_cause[cause], {{"cause", kCauses[cause]}});
   }
   constexpr const char* kRefusals[] = {"draining", "deadline", "queue", "budget", "credentials"};
@@ -145,7 +127,7 @@ void AddServer(const ServerCore& core, MetricFamilies* out) {
   out->Gauge("fox_calls_max", "How many there may be.", core.calls().max_calls());
   out->Gauge("fox_call_bytes", "Memory held for calls.", core.calls().bytes());
   out->Gauge("fox_call_bytes_max", "How much there may be.", core.calls().max_bytes());
-  out->Counter("fox_log_lines_dropped_total", "Log lines that nobody took.", DroppedLogLines());
+  out->Counter("fox_log_lines_dropped_total", "Log lines that were not read.", DroppedLogLines());
   out->Gauge("fox_draining", "1: new work is refused.", core.engine.draining() ? 1 : 0);
   out->Gauge("fox_build_info", "Always 1; what runs is in the labels.", 1,
              {{"version", core.description.version},

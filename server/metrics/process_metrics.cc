@@ -1,10 +1,10 @@
 // Process metrics: see metrics_collector.h, proc(5) and mallinfo(3).
 #include <malloc.h>
 #include <sys/resource.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -20,23 +20,6 @@ namespace {
 // Fields of /proc/self/stat, counted from the state, which is the third.
 constexpr size_t kStartTime = 19, kResidentPages = 21;
 
-double SecondsOf(const timeval& time) {
-  return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-}
-
-double CpuSeconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return SecondsOf(usage.ru_utime) + SecondsOf(usage.ru_stime);
-}
-
-// Seconds since the machine started.
-double Uptime() {
-  double seconds = 0;
-  std::ifstream("/proc/uptime") >> seconds;
-  return seconds;
-}
-
 double Number(const std::vector<std::string>& fields, size_t i) {
   double value = 0;
   return i < fields.size() && absl::SimpleAtod(fields[i], &value) ? value : 0;
@@ -45,7 +28,8 @@ double Number(const std::vector<std::string>& fields, size_t i) {
 }  // namespace
 
 void AddProcessMetrics(MetricFamilies* out) {
-  out->Counter("process_cpu_seconds_total", "User and system time of the process.", CpuSeconds());
+  out->Counter("process_cpu_seconds_total", "User and system time of the process.",
+               static_cast<double>(std::clock()) / CLOCKS_PER_SEC);
   std::ifstream file("/proc/self/stat");
   const std::string line{std::istreambuf_iterator<char>(file), {}};
   const size_t name_end = line.rfind(") ");  // the name may hold anything
@@ -54,8 +38,10 @@ void AddProcessMetrics(MetricFamilies* out) {
     const double now =
         std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
     const double started = Number(fields, kStartTime) / static_cast<double>(sysconf(_SC_CLK_TCK));
+    double uptime = 0;  // of the machine
+    std::ifstream("/proc/uptime") >> uptime;
     out->Gauge("process_start_time_seconds", "When the process started, in Unix time.",
-               now - Uptime() + started);
+               now - uptime + started);
     out->Gauge("process_resident_memory_bytes", "Memory of the process that is in RAM.",
                Number(fields, kResidentPages) * static_cast<double>(sysconf(_SC_PAGESIZE)));
   }

@@ -13,16 +13,12 @@ std::vector<double> SecondsBounds() {
           0.1,    0.15,  0.25,   0.5,   0.75,  1,     2.5,    5,    10,    30,    60};
 }
 
-std::vector<double> TokenBounds() {
-  return {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
-}
-
 }  // namespace
 
 StepMetrics::StepMetrics()
     : prefill_seconds(SecondsBounds(), 1e-6),
       decode_seconds(SecondsBounds(), 1e-6),
-      tokens(TokenBounds(), 1) {}
+      tokens({1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}, 1) {}
 
 void StepMetrics::BeforeSubmit(const StepPlan&) { submitted_.push_back(SteadySeconds()); }
 

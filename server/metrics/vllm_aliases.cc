@@ -10,26 +10,6 @@
 namespace fox {
 namespace {
 
-using Bounds = std::vector<double>;
-
-const Bounds& FirstTokenBounds() {
-  static const Bounds bounds = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
-                                1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
-  return bounds;
-}
-
-const Bounds& TokenBounds() {
-  static const Bounds bounds = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
-                                0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
-  return bounds;
-}
-
-const Bounds& RequestBounds() {
-  static const Bounds bounds = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
-                                30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
-  return bounds;
-}
-
 double Usage(const EngineStats& stats) {
   return stats.num_pages == 0
              ? 0
@@ -39,8 +19,7 @@ double Usage(const EngineStats& stats) {
 // A page of vLLM holds a token of all layers and heads; as many as the pool has without eviction.
 void AddCache(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
   const int64_t lists = std::max<int64_t>(core.context.limits.lists_per_slot, 1);
-  out->Gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.",
-             Usage(stats));
+  out->Gauge("vllm:kv_cache_usage_perc", "Used share of the KV cache, to 1.", Usage(stats));
   out->Gauge("vllm:gpu_cache_usage_perc", "The same, as it was called before.", Usage(stats));
   out->Gauge(
       "vllm:cache_config_info", "Settings of the KV cache.", 1,
@@ -58,43 +37,41 @@ void AddCache(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
 
 void AddVllmAliases(const ServerCore& core, const EngineStats& stats, const StepMetrics& steps,
                     MetricFamilies* out) {
-  out->Gauge("vllm:num_requests_running", "Number of requests in model execution batches.",
-             stats.running);
-  out->Gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.",
-             stats.waiting);
+  static const std::vector<double> first_token = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,
+                                                  0.25,  0.5,   0.75, 1,    2.5,  5,    7.5,  10,
+                                                  20,    40,    80,   160,  640,  2560};
+  static const std::vector<double> token = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+                                            0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
+  static const std::vector<double> request = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                                              30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+  out->Gauge("vllm:num_requests_running", "Requests in the running batch.", stats.running);
+  out->Gauge("vllm:num_requests_waiting", "Requests in the queue.", stats.waiting);
   out->Gauge("vllm:num_requests_swapped", "Number of requests swapped to CPU.", stats.swapped);
   AddCache(core, stats, out);
-  out->Counter("vllm:num_preemptions_total", "Cumulative number of preemptions.",
-               stats.preemptions);
-  out->Counter("vllm:prompt_tokens_total", "Number of prefill tokens processed.",
-               stats.prompt_tokens);
-  out->Counter("vllm:generation_tokens_total", "Number of generation tokens processed.",
-               stats.generated_tokens);
+  out->Counter("vllm:num_preemptions_total", "Preemptions.", stats.preemptions);
+  out->Counter("vllm:prompt_tokens_total", "Prompt tokens processed.", stats.prompt_tokens);
+  out->Counter("vllm:generation_tokens_total", "Tokens generated.", stats.generated_tokens);
   const CallMetrics& calls = core.metrics();
   for (const auto& [reason, name] :
        {std::pair{v1::STOP, "stop"}, {v1::LENGTH, "length"}, {v1::ABORT, "abort"}}) {
-    out->Counter("vllm:request_success_total", "Count of successfully processed requests.",
+    out->Counter("vllm:request_success_total", "Requests that ended well.",
                  calls.by_reason[static_cast<size_t>(reason)], {{"finished_reason", name}});
   }
   out->AddHistogram("vllm:iteration_tokens_total", "Tokens of an engine step.", steps.tokens);
-  out->AddHistogram("vllm:time_to_first_token_seconds", "Time to first token.",
-                    calls.time_to_first_token, FirstTokenBounds());
+  out->AddHistogram("vllm:time_to_first_token_seconds", "Time to the first token.",
+                    calls.time_to_first_token, first_token);
   out->AddHistogram("vllm:inter_token_latency_seconds", "Time between two tokens.",
-                    calls.inter_token, TokenBounds());
+                    calls.inter_token, token);
   out->AddHistogram("vllm:time_per_output_token_seconds", "The same, as it was called before.",
-                    calls.inter_token, TokenBounds());
+                    calls.inter_token, token);
   out->AddHistogram("vllm:e2e_request_latency_seconds", "Time from arrival to the last token.",
-                    calls.end_to_end, RequestBounds());
-  out->AddHistogram("vllm:request_queue_time_seconds", "Time in the queue.", calls.queue,
-                    RequestBounds());
+                    calls.end_to_end, request);
+  out->AddHistogram("vllm:request_queue_time_seconds", "Time in the queue.", calls.queue, request);
   out->AddHistogram("vllm:request_prefill_time_seconds", "Time in prefill.", calls.prefill,
-                    RequestBounds());
-  out->AddHistogram("vllm:request_decode_time_seconds", "Time in decode.", calls.decode,
-                    RequestBounds());
-  out->AddHistogram("vllm:request_prompt_tokens", "Prompt tokens of a request.",
-                    calls.prompt_tokens);
-  out->AddHistogram("vllm:request_generation_tokens", "Generated tokens of a request.",
-                    calls.generation_tokens);
+                    request);
+  out->AddHistogram("vllm:request_decode_time_seconds", "Time in decode.", calls.decode, request);
+  out->AddHistogram("vllm:request_prompt_tokens", "Prompt tokens.", calls.prompt_tokens);
+  out->AddHistogram("vllm:request_generation_tokens", "Tokens generated.", calls.generation_tokens);
 }
 
 }  // namespace fox

@@ -108,8 +108,7 @@ absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
   acceptor->loopback_is_exempt_ = options.max_per_address == 0;
   acceptor->max_per_address_ =
       options.max_per_address > 0 ? options.max_per_address : std::max<int64_t>(1, cap - cap / 8);
-  const absl::Status status = acceptor->Bind(options);
-  if (!status.ok()) return status;
+  if (absl::Status status = acceptor->Bind(options); !status.ok()) return status;
   acceptor->spare_ = OpenSpare();
   if (acceptor->spare_ < 0) return CannotListen(options, errno);
   return acceptor;
@@ -133,9 +132,7 @@ absl::Status ConnectionAcceptor::Bind(const AcceptorOptions& options) {
     }
   }
   // A machine without IPv6 still has ::1 as a name's address; a port taken on one is taken.
-  if (listeners_.empty() || failure == EADDRINUSE) {
-    return CannotListen(options, failure);
-  }
+  if (listeners_.empty() || failure == EADDRINUSE) return CannotListen(options, failure);
   return absl::OkStatus();
 }
 

@@ -3,7 +3,8 @@
 
 #include <sys/random.h>
 
-#include <cstdio>
+#include <boost/uuid/random_generator.hpp>
+#include <boost/uuid/uuid_io.hpp>
 
 #include "kernels/core/check.h"
 
@@ -15,15 +16,6 @@ uint64_t RandomSeed() {
   return value;
 }
 
-std::string RandomUuid() {
-  const uint64_t high = (RandomSeed() & ~uint64_t{0xf000}) | 0x4000;
-  const uint64_t low = (RandomSeed() & ~(uint64_t{3} << 62)) | (uint64_t{2} << 62);
-  char text[37];
-  std::snprintf(text, sizeof(text), "%08x-%04x-%04x-%04x-%012llx",
-                static_cast<unsigned>(high >> 32), static_cast<unsigned>((high >> 16) & 0xffff),
-                static_cast<unsigned>(high & 0xffff), static_cast<unsigned>(low >> 48),
-                static_cast<unsigned long long>(low & 0xffffffffffffULL));
-  return text;
-}
+std::string RandomUuid() { return to_string(boost::uuids::random_generator()()); }
 
 }  // namespace fox

@@ -42,11 +42,6 @@ bool WatchedFiles::ReadableByOthers(const std::string& path) {
   return stat(path.c_str(), &status) == 0 && (status.st_mode & S_IROTH) != 0;
 }
 
-bool WatchedFiles::Stamp::operator==(const Stamp& other) const {
-  return device == other.device && inode == other.inode && seconds == other.seconds &&
-         nanoseconds == other.nanoseconds && size == other.size;
-}
-
 WatchedFiles::Stamp WatchedFiles::StampOf(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) return {};

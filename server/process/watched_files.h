@@ -32,7 +32,7 @@ class WatchedFiles {
   struct Stamp {
     uint64_t device = 0, inode = 0;
     int64_t seconds = 0, nanoseconds = 0, size = -1;  // of the last change
-    bool operator==(const Stamp& other) const;
+    bool operator==(const Stamp&) const = default;
   };
   static Stamp StampOf(const std::string& path);
   std::vector<Stamp> Look() const;

@@ -229,9 +229,7 @@ bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
   }
   // Ends every request; their statuses are written below.
   const bool ended = impl_->core.engine.Stop(kEngineStopSeconds);
-  if (!ended) {
-    impl_->core.AbandonAll(absl::UnavailableError("the server is stopping"));
-  }
+  if (!ended) impl_->core.AbandonAll(absl::UnavailableError("the server is stopping"));
   impl_->listeners.main->Stop();
   if (impl_->listeners.admin != nullptr) impl_->listeners.admin->Stop();
   // Calls have ended but for their last write; a client that does not read is cut off.

@@ -21,8 +21,7 @@ constexpr int64_t kMaxWatches = 1024, kMaxWatchBytes = 1 << 20;
 // well-known wrappers spell the same way.
 absl::StatusOr<std::string> ServiceOf(const Bytes& bytes) {
   google::protobuf::StringValue request;
-  absl::Status status = ParseShortMessage(bytes, &request);
-  if (!status.ok()) return status;
+  if (absl::Status status = ParseShortMessage(bytes, &request); !status.ok()) return status;
   return request.value();
 }
 

@@ -78,15 +78,10 @@ grpc_ssl_certificate_config_reload_status Fetch(void* state,
 }
 
 grpc_ssl_client_certificate_request_type RequestOf(ClientCertificate clients) {
-  switch (clients) {
-    case ClientCertificate::kNone:
-      return GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE;
-    case ClientCertificate::kOptional:
-      return GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY;
-    case ClientCertificate::kRequired:
-      break;
-  }
-  return GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
+  if (clients == ClientCertificate::kNone) return GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE;
+  return clients == ClientCertificate::kOptional
+             ? GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY
+             : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
 }
 
 class Credentials final : public grpc::ServerCredentials {

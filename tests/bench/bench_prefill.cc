@@ -38,7 +38,7 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
   const double attention = visited * 4.0 * kPageTokens * session.config.head_dim;
   const double floor = (linear + attention) / session.peaks.flops_per_second.median;
   const double median = run.seconds.median;
-  const auto page = static_cast<double>(model.runner->cache().view().shape.page_bytes());
+  const auto page = static_cast<double>(model.runner->cache().shape.page_bytes());
   const double live = static_cast<double>(run.stats.live_pages()) * page;
   session.report.Row(
       absl::StrFormat("%6d  %-9s %9.2f (%.2f .. %.2f) %9.0f %9.2f %7.2f %8.2f", length,

@@ -150,7 +150,7 @@ double BenchModel::LinearFlopsPerRow() const {
 double BenchModel::HeadFlopsPerRow() const { return 2 * OutTimesIn(*runner->weights().lm_head); }
 
 double BenchModel::BlockBytes() const {
-  const PagedKvShape& shape = runner->cache().view().shape;
+  const PagedKvShape& shape = runner->cache().shape;
   const double kv = 2.0 * kPageTokens * shape.head_dim * static_cast<double>(SizeOf(shape.dtype));
   return kv / shape.group() + kPageTokens * static_cast<double>(SizeOf(shape.residual_dtype()));
 }

@@ -7,6 +7,7 @@
 
 #include "tests/engine/fast_copies.h"
 #include "tests/engine/pipelined_executor.h"
+#include "tests/engine/sim/page_audit.h"
 
 namespace fox {
 namespace {
@@ -44,7 +45,7 @@ int64_t PoolBytes(const EngineConfig& config, int64_t tokens) {
   const auto probe = LoadRunner(config);
   EXPECT_TRUE(probe.ok()) << probe.status();
   if (!probe.ok()) return 0;
-  const PagedKvShape& shape = (*probe)->cache().view().shape;
+  const PagedKvShape& shape = (*probe)->cache().shape;
   return tokens / kPageTokens * shape.lists_per_slot() * static_cast<int64_t>(shape.page_bytes());
 }
 
@@ -111,11 +112,11 @@ StreamResults RunStreams(Engine& engine, ModelRunner& runner, const std::vector<
       result.stats = output.finish->stats;
     }
     if (step % audit_every == 0) {
-      EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
+      EXPECT_EQ(AuditPages(runner.cache(), runner.ops()), absl::OkStatus());
     }
   }
   EXPECT_TRUE(engine.fatal().ok()) << engine.fatal();
-  EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
+  EXPECT_EQ(AuditPages(runner.cache(), runner.ops()), absl::OkStatus());
   return results;
 }
 
@@ -138,8 +139,8 @@ StreamRun RunEngine(const EngineConfig& config, const std::vector<Request>& requ
   EXPECT_EQ(engine.stats().snapshots, 0);
   EXPECT_EQ(engine.stats().swapped, 0);
   EXPECT_EQ(engine.stats().swap_used_bytes, 0);
-  EXPECT_EQ(runner.cache().FreePages(), runner.limits().num_pages);
-  EXPECT_TRUE(runner.cache().Audit().ok()) << runner.cache().Audit();
+  EXPECT_EQ(FreePages(runner.cache(), runner.ops()), runner.limits().num_pages);
+  EXPECT_EQ(AuditPages(runner.cache(), runner.ops()), absl::OkStatus());
   return run;
 }
 

@@ -4,7 +4,6 @@
 
 #include <functional>
 #include <mutex>
-#include <optional>
 #include <unordered_map>
 
 namespace fox::cuda {

@@ -163,7 +163,7 @@ TEST(MemoryBudgetTest, TablesOfSeatsTakeAnEighthOfThePoolAtMost) {
   });
   ASSERT_TRUE(planned.ok());
   EXPECT_LT(planned->max_num_seqs, 256);
-  const size_t tables = KvCache::FixedBytes(CacheShape(Model(), *planned));
+  const size_t tables = TableBytes(CacheShape(Model(), *planned));
   EXPECT_LE(8 * tables, static_cast<size_t>(planned->num_pages * PageBytes()));
 }
 
@@ -214,7 +214,7 @@ TEST(MemoryBudgetTest, AChosenPoolLeavesRoomForTheRest) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   const PagedKvShape shape = CacheShape(Model(), *plan);
   const auto pages = static_cast<double>(plan->num_pages * PageBytes());
-  const auto tables = static_cast<double>(KvCache::FixedBytes(shape));
+  const auto tables = static_cast<double>(TableBytes(shape));
   EXPECT_LE(pages + tables, static_cast<double>(kLimit - kWeights));
   EXPECT_GT(pages / kMib, 32);
   // Tables of many slots come out of the pool.

@@ -15,6 +15,7 @@
 #include "engine/engine_factory.h"
 #include "engine/eval/teacher_forcing.h"
 #include "models/safetensors.h"
+#include "tests/engine/sim/page_audit.h"
 #include "tests/nightly.h"
 
 namespace fox {
@@ -139,7 +140,7 @@ double Error(const Golden& golden, const Mode& mode) {
         }
       });
   EXPECT_TRUE(status.ok()) << status;
-  EXPECT_TRUE((*runner)->cache().Audit().ok()) << (*runner)->cache().Audit();
+  EXPECT_EQ(AuditPages((*runner)->cache(), (*runner)->ops()), absl::OkStatus());
   double worst = 0;
   for (size_t b = 0; b < norm.size(); ++b) {
     EXPECT_GT(norm[b], 0);

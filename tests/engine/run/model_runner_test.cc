@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/engine/random_streams.h"
+#include "tests/engine/sim/page_audit.h"
 
 namespace fox {
 namespace {
@@ -29,7 +30,7 @@ TEST(ModelRunnerTest, APoolFaultIsUnavailableFromThenOn) {
   ASSERT_TRUE(runner.ok()) << runner.status();
   ASSERT_TRUE((*runner)->Submit(OneToken(0)).ok());
   EXPECT_TRUE((*runner)->Collect().ok());
-  *(*runner)->cache().view().pool_fault = PoolFault::kOverdrawn;
+  *(*runner)->cache().pool_fault = PoolFault::kOverdrawn;
   for (int64_t position : {1, 2}) {
     ASSERT_TRUE((*runner)->Submit(OneToken(position)).ok());
     EXPECT_EQ((*runner)->Collect().status(),
@@ -57,7 +58,7 @@ TEST(ModelRunnerTest, WindowsAreThoseOfTheCacheWherePlansAskForThem) {
   ASSERT_NE(result->first_pages, nullptr);
   const int64_t lists = (*runner)->limits().lists_per_slot;
   const std::vector<int32_t> read(result->first_pages + lists, result->first_pages + 2 * lists);
-  EXPECT_EQ(read, (*runner)->cache().FirstLive(1));
+  EXPECT_EQ(read, FirstLive((*runner)->cache(), (*runner)->ops(), 1));
   EXPECT_EQ(std::accumulate(read.begin(), read.end(), int64_t{0}), result->stats[0].pages_evicted);
   EXPECT_GT(result->stats[0].pages_evicted, 0);
   EXPECT_EQ(result->first_pages[0], 0);  // of the empty slot before it

@@ -10,6 +10,7 @@
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/page_pool.h"
+#include "tests/engine/sim/page_audit.h"
 
 namespace fox::sim {
 namespace {
@@ -206,7 +207,7 @@ void PagedKeys::PoisonFreed(int32_t free_before) {
 void PagedKeys::Release(const std::vector<int32_t>& slots) {
   if (slots.empty()) return;
   const int32_t before = *kv_.free_count;
-  cache_.Release(slots);
+  ops_->Release(slots.data(), static_cast<int>(slots.size()), kv_, nullptr);
   counts_.released += *kv_.free_count - before;
   PoisonFreed(before);
   for (const int32_t slot : slots) {
@@ -219,7 +220,7 @@ void PagedKeys::SwapOut(const SwappedSlot& out) {
   const auto slot = static_cast<size_t>(out.slot);
   const int64_t pages = stats_[slot].live_pages();
   if (pages > out.pages) return Violate("more pages than expected", out.slot);
-  cache_.SwapOut(out.slot, {swap_space_.data() + out.offset, out.pages});
+  ops_->SwapOut(out.slot, {swap_space_.data() + out.offset, out.pages}, kv_, nullptr);
   const auto first = first_.begin() + out.slot * lists_;
   swapped_[out.offset] = {length_[slot], {first, first + lists_}, pages};
 }
@@ -230,7 +231,7 @@ void PagedKeys::SwapIn(const SwappedSlot& in) {
   if (swapped.pages != in.pages) return Violate("pages of a swapped slot", in.slot);
   if (swapped.length != in.tokens) return Violate("tokens of a swapped slot", in.slot);
   if (kv_.length[in.slot] != 0) return Violate("a slot is not empty", in.slot);
-  cache_.SwapIn({swap_space_.data() + in.offset, in.pages}, in.slot);
+  ops_->SwapIn({swap_space_.data() + in.offset, in.pages}, in.slot, kv_, nullptr);
   counts_.taken += in.pages;
   length_[slot] = swapped.length;
   std::copy(swapped.first.begin(), swapped.first.end(), first_.begin() + in.slot * lists_);
@@ -238,7 +239,7 @@ void PagedKeys::SwapIn(const SwappedSlot& in) {
 }
 
 void PagedKeys::Share(const SharedSlot& shared) {
-  cache_.Share(shared.from, shared.to);
+  ops_->Share(shared.from, shared.to, kv_, nullptr);
   length_[static_cast<size_t>(shared.to)] = shared.tokens;
   const auto first = first_.begin() + shared.from * lists_;
   std::copy_n(first, lists_, first_.begin() + shared.to * lists_);
@@ -374,8 +375,9 @@ void PagedKeys::Audit() {
   }
   for (int32_t slot = 0; slot < slots_ && violation_.empty(); ++slot) AuditSlot(slot);
   if (violation_.empty()) AuditOwners();
-  // What the product itself would say.
-  if (audits_ % 64 == 0 && cache_.Audit().ok() != violation_.empty()) Violate("KvCache::Audit", 0);
+  if (audits_ % 64 == 0 && AuditPages(kv_, *ops_).ok() != violation_.empty()) {
+    Violate("AuditPages", 0);
+  }
 }
 
 void PagedKeys::AuditOwners() {

@@ -1,7 +1,8 @@
-// PagedKeys: the keys of sequences in the real page pool: KvCache, and the CPU backend's operations
-// that take pages, share them, evict them and release slots. Eviction is decided by the real rule
-// from page summaries that are made up so that each head keeps what FirstKept says. Beside it
-// stands a model of what the pool must hold; Audit compares all of it. Read fake_executor.h next.
+// PagedKeys: the keys of sequences in the real page pool: its storage, and the CPU backend's
+// operations that take pages, share them, evict them and release slots. Eviction is decided by the
+// real rule from page summaries that are made up so that each head keeps what FirstKept says.
+// Beside it stands a model of what the pool must hold; Audit compares all of it. Read
+// fake_executor.h next.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 #include <vector>
 
 #include "engine/request/acp_stats.h"
-#include "engine/run/kv_cache.h"
+#include "kernels/paged_kv_storage.h"
 #include "tests/engine/sim/fake_keys.h"
 
 namespace fox::sim {
@@ -94,7 +95,7 @@ class PagedKeys {
   const int64_t lists_;
   const int32_t slots_;  // and those of snapshots
   std::unique_ptr<FaultyOps> ops_;
-  KvCache cache_;
+  PagedKvStorage cache_;
   const PagedKv& kv_;
   std::vector<double> infinity_;  // B and U are unknown
   // The model.

@@ -1,6 +1,6 @@
 // The page pool's limits. The simulation has the same pool under random plans, beside a model of it
 // and with faults planted in it (tests/engine/sim/paged_keys.h).
-#include "engine/run/kv_cache.h"
+#include "kernels/paged_kv_storage.h"
 
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ PagedKvShape Shape(int layers, int q_heads, int kv_heads, int head_dim, int slot
 }
 
 // `count` rows behind `position` in slot 0 of every layer.
-void AppendRows(CpuOps& ops, const KvCache& cache, int64_t position, int64_t count) {
+void AppendRows(CpuOps& ops, const PagedKvStorage& cache, int64_t position, int64_t count) {
   const PagedKvShape& shape = cache.view().shape;
   const int64_t q_size = static_cast<int64_t>(shape.q_heads) * shape.head_dim;
   const int64_t columns = q_size + 2 * shape.kv_size();
@@ -55,26 +55,30 @@ void AppendRows(CpuOps& ops, const KvCache& cache, int64_t position, int64_t cou
   }
 }
 
-TEST(KvCacheTest, ReleaseTwiceIsHarmless) {
-  CpuOps ops(OneThread());
-  KvCache cache(Shape(2, 2, 2, 4, 2, 3, 12), ops);
-  AppendRows(ops, cache, 0, 130);
-  cache.Release({0});
-  cache.Release({0, 0, 1});
-  EXPECT_EQ(cache.FreePages(), 12);
-  EXPECT_TRUE(cache.Audit().ok());
-  const double* mass = cache.view().max_log_evicted_mass;
-  EXPECT_EQ(std::vector<double>(mass, mass + 4), std::vector<double>(4, -kInfinity));
-  EXPECT_EQ(cache.FirstLive(0), std::vector<int32_t>(4, 0));
+void Release(CpuOps& ops, const PagedKvStorage& cache, const std::vector<int32_t>& slots) {
+  ops.Release(slots.data(), static_cast<int>(slots.size()), cache.view(), nullptr);
 }
 
-TEST(KvCacheDeathTest, BrokenPreconditionsEndTheProcess) {
+TEST(PagedKvStorageTest, ReleaseTwiceIsHarmless) {
+  CpuOps ops(OneThread());
+  PagedKvStorage cache(Shape(2, 2, 2, 4, 2, 3, 12), ops);
+  AppendRows(ops, cache, 0, 130);
+  Release(ops, cache, {0});
+  Release(ops, cache, {0, 0, 1});
+  EXPECT_EQ(*cache.view().free_count, 12);
+  const double* mass = cache.view().max_log_evicted_mass;
+  EXPECT_EQ(std::vector<double>(mass, mass + 4), std::vector<double>(4, -kInfinity));
+  const int32_t* first_live = cache.view().first_live;
+  EXPECT_EQ(std::vector<int32_t>(first_live, first_live + 4), std::vector<int32_t>(4, 0));
+}
+
+TEST(PagedKvStorageDeathTest, BrokenPreconditionsEndTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   CpuOps ops(OneThread());
-  KvCache small(Shape(2, 4, 2, 4, 1, 3, 11), ops);
+  PagedKvStorage small(Shape(2, 4, 2, 4, 1, 3, 11), ops);
   AppendRows(ops, small, 0, 100);
   EXPECT_DEATH(AppendRows(ops, small, 100, 92), "check failed: \\*kv.free_count > 0");
-  KvCache cache(Shape(2, 4, 2, 4, 1, 3, 24), ops);
+  PagedKvStorage cache(Shape(2, 4, 2, 4, 1, 3, 24), ops);
   AppendRows(ops, cache, 0, 100);
   EXPECT_DEATH(AppendRows(ops, cache, 99, 1),
                "check failed: kv.length\\[rows.slot\\] == rows.position");
