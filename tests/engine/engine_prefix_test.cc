@@ -246,20 +246,24 @@ TEST(EnginePrefixTest, APromptOfAnotherSaltIsFedAsAFreshOne) {
   }
 }
 
-TEST(EnginePrefixTest, SnapshotsGoBeforeAnyRequestIsPreempted) {
-  std::mt19937_64 rng(5);
+constexpr GoldenModel kUnpruned{"tiny_fla", "f32", 128, AcpMode::kOff};
+
+std::vector<Request> Strangers(RequestId count, size_t prompt, int32_t max_tokens) {
+  std::mt19937_64 rng(count);
   std::vector<Request> requests;
-  for (RequestId id = 1; id <= 24; ++id) {
-    requests.push_back(GreedyRequest(id, RandomTokens(200, kModel.vocab, rng), 100));
+  for (RequestId id = 1; id <= count; ++id) {
+    requests.push_back(GreedyRequest(id, RandomTokens(prompt, kModel.vocab, rng), max_tokens));
   }
+  return requests;
+}
+
+TEST(EnginePrefixTest, SnapshotsGoBeforeAnyRequestIsPreempted) {
   // Two at a time find room without eviction, with nothing to spare for what others left.
-  GoldenModel variant = kModel;
-  variant.acp = AcpMode::kOff;
   for (const int depth : {1, 2}) {
-    EngineConfig config = Config(variant, 1);
+    EngineConfig config = Config(kUnpruned, 1);
     config.kv_cache_bytes = PoolBytes(config, 640);
     config.runner.max_num_seqs = 2;
-    const Outcome run = RunAll(config, requests, 5, depth);
+    const Outcome run = RunAll(config, Strangers(24, 200, 100), 5, depth);
     EXPECT_EQ(run.stats.preemptions, 0);
     EXPECT_GT(run.stats.snapshots_dropped, 20);
     EXPECT_EQ(run.stats.finished, 24);
@@ -267,16 +271,9 @@ TEST(EnginePrefixTest, SnapshotsGoBeforeAnyRequestIsPreempted) {
 }
 
 TEST(EnginePrefixTest, SnapshotsStayWithinTheirShare) {
-  std::mt19937_64 rng(6);
-  std::vector<Request> requests;
-  for (RequestId id = 1; id <= 30; ++id) {
-    requests.push_back(GreedyRequest(id, RandomTokens(150, kModel.vocab, rng), 50));
-  }
-  GoldenModel variant = kModel;
-  variant.acp = AcpMode::kOff;
-  EngineConfig config = Config(variant, 0.25);
+  EngineConfig config = Config(kUnpruned, 0.25);
   config.kv_cache_bytes = PoolBytes(config, 4096);
-  const Outcome run = RunAll(config, requests, 60);
+  const Outcome run = RunAll(config, Strangers(30, 150, 50), 60);
   EXPECT_GT(run.stats.snapshots, 2);
   EXPECT_LE(run.stats.snapshot_pages, run.stats.num_pages / 4);
   EXPECT_GT(run.stats.snapshots_dropped, 10);
