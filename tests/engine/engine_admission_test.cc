@@ -1,7 +1,6 @@
 // How many sequences a page pool carries, by what admission counts on: a model whose heads keep
 // windows, but for some that keep everything, on a virtual clock, with two steps in flight.
 #include <cmath>
-#include <cstdio>
 #include <random>
 
 #include "gtest/gtest.h"
@@ -56,7 +55,6 @@ struct Figures {
   double tokens_per_second = 0;  // of prompts and answers that ended well
   double preempted = 0;          // share of requests
   int64_t ended = 0, lost = 0;
-  Seconds longest_wait = 0;  // from arrival to the first token
 };
 
 // 100 arrivals a second, more than it can serve, with prompts of [shortest, longest] tokens.
@@ -98,15 +96,9 @@ Figures Serve(const Model& model, KvAdmission admission, int64_t shortest, int64
     if (!request.ok() || request.tokens != tokens) ++figures.lost;
     figures.tokens_per_second += static_cast<double>(request.prompt_tokens + request.tokens);
     if (request.finish.stats.preemptions > 0) ++preempted;
-    figures.longest_wait = std::max(figures.longest_wait, request.first_token - request.sent);
   }
   figures.tokens_per_second /= kEnd - kWarm;
   figures.preempted = preempted / static_cast<double>(figures.ended);
-  std::printf(
-      "%6.2f decode at once, %8.0f tokens/s, %5lld ended, %lld lost, %.4f preempted, "
-      "longest wait %.1f\n",
-      figures.running, figures.tokens_per_second, static_cast<long long>(figures.ended),
-      static_cast<long long>(figures.lost), figures.preempted, figures.longest_wait);
   return figures;
 }
 

@@ -21,38 +21,32 @@ EngineConfig Config(const GoldenModel& model, double share = 0.5) {
 // Small: what is counted does not depend on it.
 constexpr GoldenModel kModel{"tiny_fla", "f32", 128};
 
-// Counts what is computed.
+// What each step feeds of a request, and how snapshots are used.
 class Meter : public StepObserver {
  public:
   void AfterSubmit(const StepPlan& plan) override {
+    ++steps;
     for (const PlannedSequence& sequence : plan.sequences) {
-      computed[sequence.id] += static_cast<int64_t>(sequence.token_ids.size());
+      fed[sequence.id].emplace_back(steps, sequence.token_ids.size());
+      computed[sequence.id] += sequence.token_ids.size();
     }
-    starts += static_cast<int64_t>(plan.starts.size());
-    snapshots += static_cast<int64_t>(plan.snapshots.size());
+    starts += plan.starts.size();
+    snapshots += plan.snapshots.size();
   }
 
-  std::map<RequestId, int64_t> computed;
-  int64_t starts = 0, snapshots = 0;
+  int steps = 0;
+  std::map<RequestId, std::vector<std::pair<int, size_t>>> fed;
+  std::map<RequestId, size_t> computed;
+  size_t starts = 0, snapshots = 0;
 };
 
-struct Outcome : StreamRun {
-  std::map<RequestId, int64_t> computed;
-  int64_t starts = 0, snapshots = 0;
-};
+struct Outcome : StreamRun, Meter {};
 
 Outcome RunAll(EngineConfig config, const std::vector<Request>& requests, int gap, int depth = 1) {
-  Meter meter;
-  config.observers = {&meter};
-  return {RunEngine(config, requests, gap, depth), meter.computed, meter.starts, meter.snapshots};
-}
-
-std::vector<int32_t> RandomTokens(size_t count, int32_t vocab, std::mt19937_64& rng) {
-  std::vector<int32_t> tokens(count);
-  for (int32_t& token : tokens) {
-    token = static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab));
-  }
-  return tokens;
+  Outcome run;
+  config.observers = {&run};
+  static_cast<StreamRun&>(run) = RunEngine(config, requests, gap, depth);
+  return run;
 }
 
 Request GreedyRequest(RequestId id, std::vector<int32_t> prompt, int32_t max_tokens = 20) {
@@ -111,7 +105,7 @@ TEST_P(EnginePrefixTest, TokensAndCertificatesDoNotDependOnTheCache) {
   without.runner.max_num_seqs = 1;
   const std::vector<Request> requests = Conversations(variant, without);
   const Outcome solo = RunAll(without, requests, 0);
-  EXPECT_EQ(solo.starts + solo.snapshots, 0);
+  EXPECT_EQ(solo.starts + solo.snapshots, 0u);
 
   struct Limits {
     int32_t seqs;
@@ -139,8 +133,8 @@ TEST_P(EnginePrefixTest, TokensAndCertificatesDoNotDependOnTheCache) {
       EXPECT_EQ(result.stats.acp.max_log_evicted_mass, expected.stats.acp.max_log_evicted_mass);
     }
     // A small pool may need all its pages for those that run.
-    EXPECT_GE(run.starts, s.pool_tokens > 1024 ? 5 : 0);
-    EXPECT_GT(run.snapshots, 0);
+    EXPECT_GE(run.starts, s.pool_tokens > 1024 ? 5u : 0u);
+    EXPECT_GT(run.snapshots, 0u);
   }
 }
 
@@ -167,7 +161,7 @@ TEST(EnginePrefixTest, AFollowingTurnComputesItsNewTokens) {
     history = requests.back().prompt + Ids(run.results.at(turn));
     if (turn == 1) continue;
     // What is behind the last page end of the history, the new tokens, and those generated.
-    EXPECT_LE(run.computed.at(turn), 63 + 50 + 70);
+    EXPECT_LE(run.computed.at(turn), 63u + 50 + 70);
     EXPECT_GE(run.results.at(turn).stats.cached_tokens,
               static_cast<int64_t>(requests.back().prompt.size()) - 50 - 64);
   }
@@ -192,23 +186,9 @@ TEST(EnginePrefixTest, RealmsNeverShare) {
   }
 }
 
-// What each step feeds of a request.
-class Feed : public StepObserver {
- public:
-  void AfterSubmit(const StepPlan& plan) override {
-    ++steps;
-    for (const PlannedSequence& sequence : plan.sequences) {
-      fed[sequence.id].emplace_back(steps, sequence.token_ids.size());
-    }
-  }
-
-  int steps = 0;
-  std::map<RequestId, std::vector<std::pair<int, size_t>>> fed;
-};
-
 // One salt's prompt, then (while it is computed, unless `is_over`) another request.
-Feed FeedOf(Request first, Request second, bool is_over) {
-  Feed feed;
+Meter FeedOf(Request first, Request second, bool is_over) {
+  Meter feed;
   EngineConfig config = Config(kModel);
   config.runner.max_num_batched_tokens = 100;
   config.observers = {&feed};
@@ -237,8 +217,8 @@ TEST(EnginePrefixTest, APromptOfAnotherSaltIsFedAsAFreshOne) {
     return request;
   };
   for (const bool is_over : {true, false}) {
-    const Feed other = FeedOf(first, second(known, "b"), is_over);
-    const Feed unseen = FeedOf(first, second(fresh, "b"), is_over);
+    const Meter other = FeedOf(first, second(known, "b"), is_over);
+    const Meter unseen = FeedOf(first, second(fresh, "b"), is_over);
     EXPECT_EQ(other.fed, unseen.fed) << is_over;
     EXPECT_EQ(other.steps, unseen.steps) << is_over;
     // Its own it finds, or waits for.
@@ -246,20 +226,24 @@ TEST(EnginePrefixTest, APromptOfAnotherSaltIsFedAsAFreshOne) {
   }
 }
 
-TEST(EnginePrefixTest, SnapshotsGoBeforeAnyRequestIsPreempted) {
-  std::mt19937_64 rng(5);
+constexpr GoldenModel kUnpruned{"tiny_fla", "f32", 128, AcpMode::kOff};
+
+std::vector<Request> Strangers(RequestId count, size_t prompt, int32_t max_tokens) {
+  std::mt19937_64 rng(count);
   std::vector<Request> requests;
-  for (RequestId id = 1; id <= 24; ++id) {
-    requests.push_back(GreedyRequest(id, RandomTokens(200, kModel.vocab, rng), 100));
+  for (RequestId id = 1; id <= count; ++id) {
+    requests.push_back(GreedyRequest(id, RandomTokens(prompt, kModel.vocab, rng), max_tokens));
   }
+  return requests;
+}
+
+TEST(EnginePrefixTest, SnapshotsGoBeforeAnyRequestIsPreempted) {
   // Two at a time find room without eviction, with nothing to spare for what others left.
-  GoldenModel variant = kModel;
-  variant.acp = AcpMode::kOff;
   for (const int depth : {1, 2}) {
-    EngineConfig config = Config(variant, 1);
+    EngineConfig config = Config(kUnpruned, 1);
     config.kv_cache_bytes = PoolBytes(config, 640);
     config.runner.max_num_seqs = 2;
-    const Outcome run = RunAll(config, requests, 5, depth);
+    const Outcome run = RunAll(config, Strangers(24, 200, 100), 5, depth);
     EXPECT_EQ(run.stats.preemptions, 0);
     EXPECT_GT(run.stats.snapshots_dropped, 20);
     EXPECT_EQ(run.stats.finished, 24);
@@ -267,16 +251,9 @@ TEST(EnginePrefixTest, SnapshotsGoBeforeAnyRequestIsPreempted) {
 }
 
 TEST(EnginePrefixTest, SnapshotsStayWithinTheirShare) {
-  std::mt19937_64 rng(6);
-  std::vector<Request> requests;
-  for (RequestId id = 1; id <= 30; ++id) {
-    requests.push_back(GreedyRequest(id, RandomTokens(150, kModel.vocab, rng), 50));
-  }
-  GoldenModel variant = kModel;
-  variant.acp = AcpMode::kOff;
-  EngineConfig config = Config(variant, 0.25);
+  EngineConfig config = Config(kUnpruned, 0.25);
   config.kv_cache_bytes = PoolBytes(config, 4096);
-  const Outcome run = RunAll(config, requests, 60);
+  const Outcome run = RunAll(config, Strangers(30, 150, 50), 60);
   EXPECT_GT(run.stats.snapshots, 2);
   EXPECT_LE(run.stats.snapshot_pages, run.stats.num_pages / 4);
   EXPECT_GT(run.stats.snapshots_dropped, 10);

@@ -2,6 +2,11 @@
 // engine.h and request.h are checked by the simulation (tests/engine/sim).
 #include "engine/engine.h"
 
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "kernels/paged_kv.h"
 #include "tests/engine/engine_fixture.h"
 
 namespace fox {
@@ -22,6 +27,20 @@ TEST_P(EngineTest, ASnapshotThatFillsThePoolKeepsNobodyWaiting) {
   RunToEnd();
   ASSERT_TRUE(received_[2].finish);
   EXPECT_TRUE(absl::IsOutOfRange(received_[2].finish->status));
+}
+
+TEST_P(EngineTest, EvictionsAreCounted) {
+  FakeOptions fake = Roomy();
+  fake.limits.num_pages = 6;
+  fake.min_window = fake.max_window = 1;
+  Start(fake);
+  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 400, 50), 0).ok());
+  RunToEnd();
+  const AcpStats& acp = received_[1].finish->stats.acp;
+  EXPECT_LE(acp.peak_pages, 6);
+  EXPECT_EQ(engine_->stats().pages_evicted, acp.pages_evicted);
+  EXPECT_GT(acp.max_log_evicted_mass, kNoMass);
+  EXPECT_EQ(engine_->stats().max_log_evicted_mass, acp.max_log_evicted_mass);
 }
 
 // No token of the step that finds the pool overdrawn is delivered, and nothing goes on.
@@ -45,6 +64,67 @@ TEST_P(EngineTest, AnOverdrawnPoolEndsEveryRequestWithUnavailable) {
     EXPECT_TRUE(std::equal(got.begin(), got.end(), all.begin()));
   }
   EXPECT_TRUE(absl::IsUnavailable(engine_->Submit(MakeRequest(3), 0)));
+}
+
+// Which requests are displaced, and which the engine ends by itself.
+std::vector<Request> Samples(const std::vector<RequestId>& ids, size_t prompt,
+                             uint64_t client = 0) {
+  std::vector<Request> requests;
+  for (const RequestId id : ids) {
+    requests.push_back(MakeRequest(id, prompt));
+    requests.back().client = client;
+  }
+  return requests;
+}
+
+TEST_P(EngineTest, WhoHoldsLessThanItsShareDisplacesTheNewestOfWhoHoldsMost) {
+  FakeOptions fake = Roomy();
+  fake.limits.max_num_seqs = 1;
+  EngineOptions options;
+  options.max_num_queued_reqs = 6;
+  Start(fake, options);
+  ASSERT_TRUE(engine_->Submit(Samples({1}, 5, 7), 0).ok());
+  Step();  // runs
+  ASSERT_TRUE(engine_->Submit(Samples({2, 3}, 5, 7), 0).ok());
+  ASSERT_TRUE(engine_->Submit(Samples({4, 5, 6}, 5, 7), 0).ok());
+  ASSERT_TRUE(engine_->Submit(Samples({7}, 5, 8), 0).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(engine_->Submit(Samples({8}, 5, 7), 0)));
+  ASSERT_TRUE(engine_->Submit(Samples({9}, 5, 8), 0).ok());  // displaces 4, 5 and 6
+  EXPECT_EQ(engine_->stats().rejected, 2);
+  EXPECT_EQ(engine_->stats().waiting, 4);
+  EXPECT_TRUE(engine_->HasWork());
+  Step();
+  for (const RequestId id : {RequestId{4}, RequestId{5}, RequestId{6}}) {
+    EXPECT_TRUE(absl::IsResourceExhausted(received_[id].finish->status));
+    EXPECT_TRUE(received_[id].tokens.empty());
+  }
+  // Three of six are its share.
+  ASSERT_TRUE(engine_->Submit(Samples({10}, 5, 8), 0).ok());
+  ASSERT_TRUE(engine_->Submit(Samples({11}, 5, 7), 0).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(engine_->Submit(Samples({12}, 5, 8), 0)));
+  RunToEnd();
+  EXPECT_EQ(engine_->stats().failed, 0);
+  for (const RequestId id : {RequestId{1}, RequestId{2}, RequestId{7}, RequestId{11}}) {
+    EXPECT_EQ(received_[id].tokens, Reference(MakeRequest(id)).tokens);
+  }
+}
+
+// The machine slept with a step in flight: what it brings is the reader's only now.
+TEST_P(EngineTest, NoReaderIsBlamedForATokenItHasNotBeenGiven) {
+  EngineOptions options;
+  options.stall_timeout = 30;
+  Start(Roomy(), options);
+  Request request = MakeRequest(1, 5, 50);
+  request.flow_window = 1;
+  ASSERT_TRUE(engine_->Submit(request, 0).ok());
+  Step(0);
+  const Seconds woken = GetParam().depth > 1 ? 100 : 0;  // else it has its token at once
+  RunToEnd(woken);
+  EXPECT_FALSE(received_[1].finish);
+  EXPECT_EQ(received_[1].tokens.size(), 1u);
+  EXPECT_EQ(engine_->NextDeadline(), woken + 30);
+  Step(woken + 30);
+  EXPECT_TRUE(absl::IsAborted(received_[1].finish->status));
 }
 
 INSTANTIATE_TEST_SUITE_P(Depths, EngineTest,
@@ -75,6 +155,84 @@ TEST_P(EnginePipelineTest, AStepIsSubmittedBeforeTheLastIsRead) {
   RunToEnd();
   EXPECT_EQ(executor_->runs(), 9);  // the release
 }
+
+// What heads keep, as it is reported: if asked for, and now and then. That it is right the
+// simulation checks (Day::CheckWindows).
+class EngineWindowsTest : public EngineTest {
+ protected:
+  // Heads that keep a page or two.
+  void StartForgetting() {
+    FakeOptions fake = Roomy();
+    fake.min_window = fake.max_window = 2;
+    Start(fake);
+  }
+  void Submit(RequestId id, bool report) {
+    Request request = MakeRequest(id, /*prompt=*/300, /*max_tokens=*/40);
+    request.report_windows = report;
+    ASSERT_TRUE(engine_->Submit(std::move(request), now_).ok());
+  }
+  // Steps until nothing is left, `seconds` apart.
+  void RunAll(Seconds seconds) {
+    for (; engine_->HasWork(); now_ += seconds) {
+      for (const RequestOutput& output : engine_->Step(now_)) {
+        if (output.windows) windows_[output.id].push_back(*output.windows);
+      }
+    }
+  }
+
+  Seconds now_ = 0;
+  std::map<RequestId, std::vector<KeptWindows>> windows_;
+};
+
+TEST_P(EngineWindowsTest, NotMoreOftenThanTheIntervalForAllTogether) {
+  StartForgetting();
+  for (RequestId id = 1; id <= 3; ++id) Submit(id, /*report=*/true);
+  RunAll(/*seconds=*/kWindowsInterval / 8);
+  const double most = now_ / kWindowsInterval + 1;
+  for (const auto& [id, windows] : windows_) {
+    EXPECT_LE(static_cast<double>(windows.size()), most) << id;
+    EXPECT_GE(windows.size(), 3u) << id;
+  }
+  EXPECT_EQ(windows_.size(), 3u);
+}
+
+// Each plan asks for a copy only when a request watches.
+TEST_P(EngineWindowsTest, NobodyWatchesNothingIsRead) {
+  struct Watch : StepObserver {
+    void BeforeSubmit(const StepPlan& plan) override { asked += plan.read_windows ? 1 : 0; }
+    int asked = 0;
+  } watch;
+  FakeOptions fake = Roomy();
+  fake.limits.depth = GetParam().depth;
+  fake.limits.samples_on_device = GetParam().samples_on_device;
+  executor_ = std::make_unique<FakeExecutor>(fake);
+  engine_ = std::make_unique<Engine>(options_, *executor_, std::vector<StepObserver*>{&watch});
+  Submit(1, /*report=*/false);
+  RunAll(/*seconds=*/1);
+  EXPECT_EQ(watch.asked, 0);
+  Submit(2, /*report=*/true);
+  RunAll(/*seconds=*/1);
+  EXPECT_GT(watch.asked, 0);
+}
+
+TEST_P(EngineWindowsTest, PagesThatWouldBeHeldAreCountedUntilTheyAreReleased) {
+  StartForgetting();
+  Submit(1, /*report=*/false);
+  int64_t most = 0;
+  while (engine_->HasWork()) {
+    engine_->Step(now_);
+    most = std::max(most, engine_->stats().unpruned_pages);
+    EXPECT_GE(engine_->stats().unpruned_pages,
+              executor_->options().limits.num_pages - engine_->stats().free_pages);
+  }
+  EXPECT_EQ(most, 2 * PagesFor(339));  // the last token is not fed
+  EXPECT_EQ(engine_->stats().unpruned_pages, 0);
+  EXPECT_GT(engine_->stats().pages_evicted, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Depths, EngineWindowsTest,
+                         testing::Values(Pipeline{1, false}, Pipeline{2, false},
+                                         Pipeline{2, true}));
 
 }  // namespace
 }  // namespace fox

@@ -109,19 +109,6 @@ class EngineThreadDepthTest : public testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Depths, EngineThreadDepthTest, testing::Values(1, 2));
 
-TEST_P(EngineThreadDepthTest, AcknowledgementsWakeIt) {
-  Running running(DepthOptions());
-  Collector collector;
-  Request request = RequestOf(1, 20);
-  request.flow_window = 2;
-  ASSERT_TRUE(SubmitAndWait(running.thread, {request}, collector.Sink()).ok());
-  for (size_t have = 2; have < 20; have += 2) {
-    WaitUntil([&] { return collector.tokens().size() == have; });
-    running.thread.Acknowledge(1, 2);
-  }
-  EXPECT_EQ(collector.Wait().reason, FinishReason::kLength);
-}
-
 TEST(EngineThreadTest, TakesAllRequestsOfACallOrNone) {
   EngineOptions engine_options;
   engine_options.max_num_queued_reqs = 2;

@@ -31,6 +31,7 @@ int64_t PoolBytes(const EngineConfig& config, int64_t tokens);
 // Bytes of swap space for `sequences` of `tokens` unpruned tokens each, and no more.
 int64_t SwapBytesFor(const EngineConfig& config, int64_t sequences, int64_t tokens);
 
+std::vector<int32_t> RandomTokens(size_t count, int32_t vocab, std::mt19937_64& rng);
 // The request of id `index` + 1: a prompt of 1 to `longest` tokens, 40 to 199 new ones, greedy.
 Request RandomRequest(int index, size_t longest, int32_t vocab, std::mt19937_64& rng);
 
@@ -41,7 +42,6 @@ struct StreamResult {
 using StreamResults = std::map<RequestId, StreamResult>;
 
 std::vector<int32_t> Ids(const StreamResult& result);
-std::vector<float> Logprobs(const StreamResult& result);
 
 // Whether tokens and prompt scores are the same, each with the bits of its log-probability, its
 // rank and the best tokens.

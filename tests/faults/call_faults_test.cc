@@ -61,7 +61,6 @@ struct Fault {
 };
 
 void Prepare(const Fault& fault, SharedFaultPage* page) {
-  page->Clear();
   (*page)->traps_system_calls = !fault.system_calls.empty();
   std::fill(std::begin((*page)->system_calls), std::end((*page)->system_calls), -1);
   std::copy(fault.system_calls.begin(), fault.system_calls.end(),
@@ -200,7 +199,6 @@ class CallFaultsTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     SharedFaultPage page;
-    page.Clear();
     ServerProcess server(UnderTest(page));
     ASSERT_TRUE(server.WaitReady()) << server.log();
     sound_ = RunScenario(server);

@@ -108,10 +108,9 @@ void ExpectEnd(ServerProcess& server, HealthWatch& health, ClientStreams* stream
 // At a random moment of a busy server, of one that prefills and of an idle one.
 TEST(CudaFaultsTest, AStickyErrorEndsTheProcess) {
   std::mt19937 random(11);
-  SharedFaultPage page;
   for (int round = 0; round < Number("FOX_FAULT_ROUNDS", 20) && HasTime(0.45); ++round) {
     SCOPED_TRACE(round);
-    page.Clear();
+    SharedFaultPage page;
     ServerProcess server(OnDevice(page));
     ASSERT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
     HealthWatch health(server);
@@ -136,7 +135,6 @@ TEST(CudaFaultsTest, AStickyErrorEndsTheProcess) {
 TEST(CudaFaultsTest, ADeviceThatHangsEndsTheProcess) {
   for (const bool idle : {false, true}) {
     SharedFaultPage page;
-    page.Clear();
     ServerProcess server(
         OnDevice(page, {"--kv-cache-mb=512", "--max-num-seqs=32", "--step-timeout=1"}));
     ASSERT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
@@ -165,7 +163,6 @@ void ExpectRefusal(ServerProcess& server) {
 
 TEST(CudaFaultsTest, NoDeviceIsTold) {
   SharedFaultPage page;
-  page.Clear();
   ServerStart start = OnDevice(page);
   start.variables.push_back("CUDA_VISIBLE_DEVICES=");
   ServerProcess server(start);
@@ -176,7 +173,6 @@ TEST(CudaFaultsTest, NoDeviceIsTold) {
 
 TEST(CudaFaultsTest, ADeviceThatIsFullIsTold) {
   SharedFaultPage page;
-  page.Clear();
   const ServerStart full = OnDevice(page, {"--gpu-memory-utilization=1"});
   ServerProcess first(full);
   ASSERT_TRUE(first.WaitReady(kStartSeconds)) << first.log();
@@ -199,7 +195,6 @@ TEST(CudaFaultsTest, ADriverThatFailsWhileServingEndsTheProcess) {
   int ended = 0;
   for (int round = 0; HasTime(0.75); ++round) {
     SharedFaultPage page;
-    page.Clear();
     ServerProcess server(OnDevice(page));
     ASSERT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
     HealthWatch health(server);
@@ -232,7 +227,6 @@ TEST(CudaFaultsTest, ADriverThatFailsWhileServingEndsTheProcess) {
 // Of a server that nothing happens to.
 std::string SoundAnswer() {
   SharedFaultPage page;
-  page.Clear();
   ServerProcess server(OnDevice(page));
   EXPECT_TRUE(server.WaitReady(kStartSeconds)) << server.log();
   const AnswerEnd answer = ReadAnswer(server.ports(), {kPrompt, 32});
@@ -283,7 +277,6 @@ TEST(CudaFaultsTest, ADriverThatFailsAtTheStartIsToldOrSurvived) {
         if (calls.made > 0 && call > calls.made) continue;
         SCOPED_TRACE(testing::Message() << "'" << calls.functions << "' " << call);
         SharedFaultPage page;
-        page.Clear();
         std::strncpy(page->driver_calls, calls.functions, sizeof(page->driver_calls) - 1);
         page.Arm(FaultKind::kDriverCall, call, calls.error);
         const bool starts = StartsOrRefuses(page, expected);

@@ -55,7 +55,6 @@ class ExecutorFaultsTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     SharedFaultPage page;
-    page.Clear();
     ServerProcess server(Faulty(page));
     ASSERT_TRUE(server.WaitReady()) << server.log();
     for (const StreamRequest& request : kStreams) {  // one after the other
@@ -90,7 +89,6 @@ class ExecutorFaultsTest : public testing::Test {
                        const std::vector<std::string>& flags = {}, double patience = 0) {
     SCOPED_TRACE(testing::Message() << "fault " << static_cast<int>(fault) << ", call " << call);
     SharedFaultPage page;
-    page.Clear();
     ServerProcess server(Faulty(page, flags));
     ASSERT_TRUE(server.WaitReady()) << server.log();
     HealthWatch health(server);
@@ -135,7 +133,6 @@ TEST_F(ExecutorFaultsTest, AStepThatHangsEndsTheProcess) {
 // Its neighbours, by either endpoint, bring what they bring alone, and the server goes on.
 TEST_F(ExecutorFaultsTest, NanEndsItsOwnStreamAlone) {
   SharedFaultPage page;
-  page.Clear();
   ServerProcess server(Faulty(page));
   ASSERT_TRUE(server.WaitReady()) << server.log();
   HealthWatch health(server);

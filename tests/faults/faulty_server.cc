@@ -7,7 +7,6 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 
 #include "gtest/gtest.h"
@@ -26,8 +25,6 @@ SharedFaultPage::~SharedFaultPage() {
   munmap(page_, sizeof(FaultPage));
   close(descriptor_);
 }
-
-void SharedFaultPage::Clear() { std::memset(static_cast<void*>(page_), 0, sizeof(FaultPage)); }
 
 void SharedFaultPage::Arm(FaultKind kind, int64_t fail_at, int error, int64_t calls) {
   page_->kind = FaultKind::kNone;

@@ -17,7 +17,7 @@
 
 namespace fox {
 
-// A page that servers started from now on can be given.
+// A page, all of it zero, that servers started from now on can be given.
 class SharedFaultPage {
  public:
   SharedFaultPage();
@@ -25,7 +25,6 @@ class SharedFaultPage {
   FaultPage* operator->() const { return page_; }
   int descriptor() const { return descriptor_; }
 
-  void Clear();
   // Call `fail_at` of those counted from now on fails with `error`, and so do `calls - 1` more.
   void Arm(FaultKind kind, int64_t fail_at, int error = 0, int64_t calls = 1);
   // Counts no more.

@@ -63,19 +63,13 @@ def tensor_files_seeds() -> Seeds:
     b = safetensors({"y": tensor("U8", [1], 0, 1), "z": tensor("U8", [1], 1, 2)}, b"34")
     right = {"x": "a", "y": "b", "z": "b"}
     for name, weight_map in {
-            "valid_one_shard": {"x": "a"}, "empty_map": {}, "map_not_object": [["x", "a"]],
-            "lacks_tensor": dict(right, w="b"), "swapped": {"x": "b", "y": "a", "z": "a"},
-            "has_more": {"x": "a", "y": "b"}, **{f"shard_{i}": dict(right, x=shard) for i, shard in
-            enumerate(("c", "../a", "/etc/passwd", ".", "", "a\0", 1, None, "./a", "a" * 5000,
-                       "model.safetensors.index.json"))}}.items():
+            "valid_one_shard": {"x": "a"}, "swapped": {"x": "b", "y": "a", "z": "a"},
+            "has_more": {"x": "a", "y": "b"}, "shard_odd": dict(right, x="./a")}.items():
         yield name, sections({"weight_map": weight_map}, a, b, first=b"\0")
     for name, (form, index, shard) in {
             "valid": (0, {"weight_map": right, "metadata": {"total_size": 4}}, a),
-            "map_missing": (0, {}, a), "index_not_json": (0, "{", a),
             "shard_truncated": (0, {"weight_map": right}, a[:-1]), "valid_single": (1, {}, a),
-            "single_truncated": (1, {}, a[:-1]), "nothing_there": (2, {}, a),
-            "other_program": (6, {}, a), "single_is_a_folder": (8, {}, a),
-            "index_is_a_folder": (16, {}, a)}.items():
+            "single_is_a_folder": (8, {}, a), "index_is_a_folder": (16, {}, a)}.items():
         yield name, sections(index, shard, b, first=bytes((form,)))
 
 
@@ -135,7 +129,7 @@ LAYER = {"attn_norm.weight": [8], "attn.q_proj.weight": [8, 8], "attn.k_proj.wei
 
 
 def checkpoint(said: dict, layers: dict = LAYER, dtype: str = "BF16", value: bytes = b"\x80\x3e",
-               drop: str = "", first: int = 2, change: str = "") -> bytes:
+               drop: str = "", first: int = 2) -> bytes:
     """The first byte chooses how to prune; a config.json, then a model.safetensors."""
     shapes = {"model.embeddings.weight": [8, 8], "model.norm.weight": [8], "lm_head.weight": [8, 8]}
     shapes.update({f"model.layers.0.{name}": shape for name, shape in layers.items()})
@@ -146,8 +140,6 @@ def checkpoint(said: dict, layers: dict = LAYER, dtype: str = "BF16", value: byt
             continue
         # Not all alike, so that tokens differ.
         content = b"".join(value[:-2] + bytes((i * 7 % 256,)) + value[-1:] for i in range(count))
-        if name == change:
-            content = content[::-1]
         header[name] = tensor(dtype, shape, len(data), len(data) + len(content))
         data += content
     return sections(said, safetensors(header, data), first=bytes((first,)))
@@ -173,14 +165,7 @@ def checkpoint_seeds() -> Seeds:
         "valid_f16": checkpoint(SMALL, LAYER, "F16", b"\x00\x30", first=0),
         "valid_f64": checkpoint(SMALL, LAYER, "F64", b"\0" * 6 + b"\x00\x3f"),
         "large_weights": checkpoint(SMALL, value=b"\x80\x7e"),
-        "nan": checkpoint(SMALL, value=b"\xc0\x7f"),
-        "tensor_missing": checkpoint(SMALL, drop="o_proj.weight"),
-        "tensor_left_over": checkpoint(SMALL, LAYER | {"attn.q_norm.weight": [8]}),
-        "wrong_type": checkpoint(SMALL, LAYER, "I16"),
-        "wrong_shape": checkpoint(dict(SMALL, intermediate_size=8)),
-        "many_layers": checkpoint(dict(SMALL, num_hidden_layers=1024)),
         "valid_tied": checkpoint(tied, drop="lm_head.weight"),
-        "tied_head_differs": checkpoint(tied, change="lm_head.weight"),
         "valid_bias": checkpoint(dict(SMALL, qkv_bias=True), LAYER | {
             f"attn.{name}_proj.bias": [8] for name in "qkv"}),
         "valid_gate_bias": checkpoint(dict(SMALL, fgate_type="bias_only"),
@@ -211,9 +196,7 @@ def chat_format_seeds() -> Seeds:
         yield f"valid_{name}", sections(right, content, content)
     yield "valid_marks_join", sections({"roles": {"user": {"suffix": "<"},
                                                   "assistant": {"prefix": "t>"}}}, "<", "s>")
-    yield from hostile(right, roles=({}, {"tool": turn}, {"user": 1}, {"user": turn},
-                                     {"user": turn, "assistant": {}},
-                                     {"user": turn, "assistant": {"trim": 1}}))
+    yield from hostile(right, roles=({"user": turn, "assistant": {}},))
 
 
 def json_reader_seeds() -> Seeds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seed_forms import Seeds, encoded, hostile, proto, table, varint
+from seed_forms import Seeds, encoded, hostile, proto, table
 
 
 def completion_request_seeds() -> Seeds:

@@ -119,11 +119,7 @@ def tokenizer_json_seeds() -> Seeds:
         "", TEXT, first=b"\1")
     parts = {
         "model": tuple(dict(model, **{key: value}) for key, value in (
-            ("type", "Unigram"), ("continuing_subword_prefix", "##"),
-            ("end_of_word_suffix", "</w>"), ("dropout", 0.5), ("vocab", {"ab": -1}),
-            ("merges", ["a b c"]), ("merges", [["a", "b"]]), ("merges", [["", "a"]]),
-            ("merges", [[1, "b"]]), ("merges", [["a"]]),
-            ("ignore_merges", True), ("ignore_merges", 1))),
+            ("merges", [["a", "b"]]), ("merges", [["", "a"]]), ("ignore_merges", True))),
         "pre_tokenizer": (sequence("pretokenizers", level), sequence("pretokenizers"),
                           sequence("pretokenizers", level, level), {"type": "Other"},
                           dict(level, add_prefix_space=True, use_regex=True),

@@ -42,12 +42,9 @@ std::string Prompt(Random* random) {
 }
 
 v1::GenerateRequest FoxRequest(const std::string& prompt, Random* random) {
-  v1::GenerateRequest request;
-  request.set_text(prompt);
-  request.mutable_sampling()->set_temperature(0);
-  if ((*random)() % 4 == 0)
-    request.mutable_sampling()->set_n(1 + static_cast<uint32_t>((*random)() % 3));
-  request.mutable_stopping()->set_max_tokens(1 + static_cast<uint32_t>((*random)() % 200));
+  const uint64_t n = (*random)() % 4 == 0 ? 1 + (*random)() % 3 : 1;
+  v1::GenerateRequest request = GreedyRequest(prompt, 1 + static_cast<uint32_t>((*random)() % 200));
+  request.mutable_sampling()->set_n(static_cast<uint32_t>(n));
   return request;
 }
 

@@ -27,10 +27,7 @@ struct Outcome {
 };
 
 void StartCall(Part* part, grpc::GenericStub& stub, Outcome* outcome, std::function<void()> done) {
-  v1::GenerateRequest request;
-  request.set_text(kPrompt);
-  request.mutable_sampling()->set_temperature(0);
-  request.mutable_stopping()->set_max_tokens(kTokens);
+  const v1::GenerateRequest request = GreedyRequest(kPrompt, kTokens);
   const auto text = std::make_shared<std::string>();
   const auto start = Clock::now();
   RawCall::Start(

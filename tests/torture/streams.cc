@@ -49,10 +49,7 @@ int RunClient(const Sizes& sizes) {
       stubs.push_back(std::make_unique<grpc::GenericStub>(ConnectTo(sizes.port)));
     }
     const std::string prompt = absl::StrCat("stream ", i);
-    v1::GenerateRequest request;
-    request.set_text(prompt);
-    request.mutable_sampling()->set_temperature(0);
-    request.mutable_stopping()->set_max_tokens(100000);
+    const v1::GenerateRequest request = GreedyRequest(prompt, 100000);
     const auto expected = std::make_shared<ScriptedText>(prompt);
     const auto read = [&wrong, expected](const std::string& bytes) {
       v1::GenerateDelta event;

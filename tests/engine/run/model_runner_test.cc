@@ -1,11 +1,10 @@
-// ModelRunner beside what it computes: faults of the backend, kept windows, certificates.
+// ModelRunner beside what it computes: faults of the backend, kept windows.
 #include "engine/run/model_runner.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <numeric>
-#include <random>
 #include <vector>
 
 #include "tests/engine/random_streams.h"
@@ -62,62 +61,6 @@ TEST(ModelRunnerTest, WindowsAreThoseOfTheCacheWherePlansAskForThem) {
   EXPECT_EQ(std::accumulate(read.begin(), read.end(), int64_t{0}), result->stats[0].pages_evicted);
   EXPECT_GT(result->stats[0].pages_evicted, 0);
   EXPECT_EQ(result->first_pages[0], 0);  // of the empty slot before it
-}
-
-// What is known of a slot after `tokens` from `position` on, fed once `moves` have made it ready.
-AcpStats Feed(ModelRunner& runner, StepPlan moves, int32_t slot, int64_t position,
-              std::vector<int32_t> tokens) {
-  PlannedSequence& sequence = moves.sequences.emplace_back();
-  sequence.slot = slot;
-  sequence.position = position;
-  sequence.log_tolerance = -10;
-  sequence.token_ids = std::move(tokens);
-  const absl::StatusOr<StepResult> result = runner.Run(moves);
-  EXPECT_TRUE(result.ok()) << result.status();
-  return result.ok() ? result->stats[0] : AcpStats();
-}
-
-// What a donor evicted before it was swapped out counts for all that start from its snapshot, where
-// no later eviction has as large a mass.
-TEST(ModelRunnerTest, ASnapshotOfASwappedSlotKeepsItsCertificate) {
-  EngineConfig config = GoldenConfig("dev_pro_d64");
-  config.dtype = "f32";
-  config.plain_gemm = true;
-  config.runner.snapshot_slots = 1;
-  config.swap_space_bytes = 64 << 20;
-  auto loaded = LoadRunner(config);
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  ModelRunner& runner = **loaded;
-  std::mt19937_64 rng(3);
-  const auto random = [&rng](int64_t count) {
-    std::vector<int32_t> tokens(static_cast<size_t>(count));
-    for (int32_t& token : tokens) token = static_cast<int32_t>(rng() % 512);
-    return tokens;
-  };
-  const int64_t before = 5 * kPageTokens, after = 6 * kPageTokens;
-  const std::vector<int32_t> early = random(before), late = random(after - before);
-  const int32_t donor = 0, back = 1, heir = 2, alone = 3, snapshot = runner.limits().slots();
-
-  const AcpStats left = Feed(runner, {}, donor, 0, early);
-  StepPlan out;
-  out.swap_outs = {{donor, 0, left.live_pages(), before}};
-  out.release_slots = {donor};
-  ASSERT_TRUE(runner.Run(out).ok());
-  StepPlan in;
-  in.swap_ins = {{back, 0, left.live_pages(), before, left.max_log_evicted_mass}};
-  Feed(runner, in, back, before, late);
-  StepPlan start;
-  start.snapshots = {{back, snapshot, after}};
-  start.starts = {{snapshot, heir, after}};
-  const AcpStats inherited = Feed(runner, start, heir, after, {1});
-
-  std::vector<int32_t> all = early;
-  all.insert(all.end(), late.begin(), late.end());
-  const AcpStats fresh = Feed(runner, {}, alone, 0, all);
-  EXPECT_GT(fresh.pages_evicted, left.pages_evicted);
-  EXPECT_EQ(fresh.max_log_evicted_mass, left.max_log_evicted_mass);  // all later ones are smaller
-  EXPECT_EQ(inherited.max_log_evicted_mass, fresh.max_log_evicted_mass);
-  EXPECT_EQ(inherited.pages_evicted, fresh.pages_evicted);
 }
 
 }  // namespace

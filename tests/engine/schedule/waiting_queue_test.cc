@@ -82,5 +82,14 @@ TEST_F(WaitingQueueTest, WhoAsksForLittleComesFirstForItsShare) {
   EXPECT_NEAR(static_cast<double>(small_turns * 10), 41 * 2048, 100);
 }
 
+TEST_F(WaitingQueueTest, WhatIsAheadDependsOnTheClient) {
+  ServiceTimes times;
+  for (int i = 0; i < 100; ++i) Add(1, 10);
+  EXPECT_EQ(queue_.Ahead(1, 10, 0, times).requests, 100);
+  EXPECT_EQ(queue_.Ahead(2, 10, 0, times).requests, 1);
+  EXPECT_EQ(queue_.Ahead(2, 10, 0, times).prefill_tokens, 10);
+  EXPECT_EQ(queue_.All(times).prefill_tokens, 1000);
+}
+
 }  // namespace
 }  // namespace fox

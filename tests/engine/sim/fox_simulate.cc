@@ -7,14 +7,13 @@
 
 #include "engine/flags/flag_set.h"
 #include "tests/engine/sim/simulation.h"
-#include "tests/engine/sim/small_scope.h"
 
 namespace fox::sim {
 namespace {
 
 struct Settings {
   int64_t seed = 0, first_seed = 1, events = 100'000'000, operations = kDayOperations;
-  int64_t scope = 0, seconds = 0, days = 0, chunk_multiple = 0;
+  int64_t seconds = 0, days = 0, chunk_multiple = 0;
   bool flood = false, print = false, shrink = false;
   std::string bug = "none";
 };
@@ -26,13 +25,18 @@ void PrintMarks(const Marks& marks) {
   }
 }
 
-int RunOne(const Settings& settings) {
+DayOptions OptionsOf(const Settings& settings, int64_t seed) {
   DayOptions options;
-  options.seed = static_cast<uint64_t>(settings.seed);
+  options.seed = static_cast<uint64_t>(seed);
   options.operations = settings.operations;
   options.chunk_multiple = settings.chunk_multiple;
   options.bug = BugOf(settings.bug);
   options.flood = settings.flood;
+  return options;
+}
+
+int RunOne(const Settings& settings) {
+  DayOptions options = OptionsOf(settings, settings.seed);
   options.print = settings.print && !settings.shrink;
   Report report = Simulate(options);
   if (!report.violation.empty() && settings.shrink) {
@@ -59,12 +63,7 @@ int RunMany(const Settings& settings) {
   const auto seconds = [begin] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   };
-  DayOptions options;
-  options.seed = static_cast<uint64_t>(settings.first_seed);
-  options.operations = settings.operations;
-  options.chunk_multiple = settings.chunk_multiple;
-  options.bug = BugOf(settings.bug);
-  options.flood = settings.flood;
+  DayOptions options = OptionsOf(settings, settings.first_seed);
   Marks marks;
   int64_t days = 0;
   double longest_wait = 0;
@@ -90,14 +89,6 @@ int RunMany(const Settings& settings) {
   return violation.empty() ? 0 : 1;
 }
 
-int RunScope(int64_t depth) {
-  const ScopeReport report = ExploreSmallScope(static_cast<int>(depth));
-  std::printf("%lld days, %lld steps\n", static_cast<long long>(report.days),
-              static_cast<long long>(report.marks[Mark::kSteps]));
-  if (!report.violation.empty()) std::printf("VIOLATION\n%s\n", report.violation.c_str());
-  return report.violation.empty() ? 0 : 1;
-}
-
 int Main(int argc, char** argv) {
   Settings settings;
   bool help = false, bugs = false;
@@ -109,7 +100,6 @@ int Main(int argc, char** argv) {
   flags.Int("days", "N", "how many seeds at most; 0: any", 0, kMost, &settings.days);
   flags.Int("seconds", "N", "the longest time; 0: any", 0, kMost, &settings.seconds);
   flags.Int("operations", "N", "of a day", 1, kMost, &settings.operations);
-  flags.Int("scope", "DEPTH", "every order of so many events instead", 0, 64, &settings.scope);
   flags.String("bug", "NAME", "a bug to plant", &settings.bug);
   flags.Int("chunk-multiple", "N", "the executor's, 1 or a multiple of 64; 0: any", 0, 1024,
             &settings.chunk_multiple);
@@ -129,7 +119,6 @@ int Main(int argc, char** argv) {
     for (int i = 0; i < kBugCount; ++i) std::printf("%s\n", Name(static_cast<Bug>(i)).c_str());
   }
   if (help || bugs) return 0;
-  if (settings.scope > 0) return RunScope(settings.scope);
   return settings.seed > 0 ? RunOne(settings) : RunMany(settings);
 }
 

@@ -73,16 +73,6 @@ TEST(AccessTest, OnlyABearerTokenCounts) {
   }
 }
 
-TEST(AccessTest, AClientIsItsToken) {
-  const std::shared_ptr<Access> access = Load(true, true);
-  const auto user = access->ClientOf(kUser), admin = access->ClientOf(kAdmin);
-  ASSERT_TRUE(user.has_value() && admin.has_value());
-  EXPECT_NE(*user, *admin);
-  EXPECT_EQ(access->ClientOf("Bearer another-token"), std::nullopt);
-  EXPECT_EQ(access->ClientOf(""), std::nullopt);
-  EXPECT_EQ(Access().ClientOf(kUser), std::nullopt);
-}
-
 TEST(AccessTest, AWrongFileIsToldByItsFlag) {
   const std::string empty = TempPath("empty");
   WriteWhole(empty, "");

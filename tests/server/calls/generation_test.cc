@@ -64,32 +64,6 @@ class GenerationTest : public ::testing::Test {
   std::atomic<int> conversions_{0};
 };
 
-TEST_F(GenerationTest, DeliversPromptThenTextThenOneFinishForEachSequence) {
-  v1::GenerateRequest request = GreedyRequest("hello", 30);
-  request.mutable_sampling()->set_n(2);
-  request.mutable_output()->set_echo(true);
-  Start(Converting(request));
-  EXPECT_TRUE(consumer_.WaitDone().ok());
-  const std::vector<v1::GenerateDelta> events = consumer_.events();
-  ASSERT_FALSE(events.empty());
-  EXPECT_EQ(events[0].prompt().request_id(), kId);
-  EXPECT_EQ(events[0].prompt().text(), "hello");
-  EXPECT_EQ(events[0].prompt().token_ids_size(), 6);  // bos first
-  bool ended[2] = {false, false};
-  for (size_t i = 1; i < events.size(); ++i) {
-    ASSERT_FALSE(events[i].has_prompt());
-    const bool finish = events[i].has_finish();
-    const uint32_t index = finish ? events[i].finish().index() : events[i].delta().index();
-    ASSERT_LT(index, 2u);
-    EXPECT_FALSE(ended[index]);
-    ended[index] = finish;
-  }
-  EXPECT_TRUE(ended[0] && ended[1]);
-  EXPECT_EQ(consumer_.Text(0), ExpectedText("hello", 30));
-  EXPECT_EQ(consumer_.Text(1), ExpectedText("hello", 30));
-  EXPECT_TRUE(test_.WaitIdle());
-}
-
 TEST_F(GenerationTest, WhatIsRefusedDeliversNothingAndLeavesNothing) {
   v1::GenerateRequest request = GreedyRequest("many", 30);
   info_.deadline = test_.engine->Now() - 1;
@@ -104,23 +78,6 @@ TEST_F(GenerationTest, WhatIsRefusedDeliversNothingAndLeavesNothing) {
     test_.core->Drain();
     return convert();
   })));
-}
-
-TEST_F(GenerationTest, ARunningIdIsRefused) {
-  test_.script->step_delay_us = 2000;
-  std::shared_ptr<Generation> running = Start(Converting(GreedyRequest("one", 3000)));
-  while (consumer_.events().empty()) std::this_thread::yield();
-  RecordingConsumer second(*test_.engine), others(*test_.engine);
-  CallInfo info, other;
-  StartGeneration(*test_.core, info, Converting(GreedyRequest("two", 3)), &second);
-  EXPECT_TRUE(absl::IsAlreadyExists(second.WaitDone()));
-  EXPECT_TRUE(second.events().empty());
-  other.tenant = 1;  // which does not learn that the id is taken
-  StartGeneration(*test_.core, other, Converting(GreedyRequest("two", 3)), &others);
-  EXPECT_TRUE(others.WaitDone().ok());
-  running->Cancel(absl::CancelledError("gone"));
-  EXPECT_TRUE(absl::IsCancelled(consumer_.WaitDone()));
-  EXPECT_TRUE(test_.WaitIdle());
 }
 
 TEST_F(GenerationTest, WhatItWasMadeFromIsLetGoOfBeforeItRuns) {
@@ -176,18 +133,6 @@ TEST_F(GenerationTest, CancelledDuringConversionEndsAtOnce) {
   converted.get_future().wait();
   EXPECT_TRUE(consumer_.events().empty());
   ExpectNothingLeft();
-}
-
-TEST_F(GenerationTest, AFailedEngineEndsTheCallOnce) {
-  test_.script->step_delay_us = 1000;
-  v1::GenerateRequest request = GreedyRequest("fail", 3000);
-  request.mutable_sampling()->set_n(2);
-  Start(Converting(request));
-  while (consumer_.events().size() < 3) std::this_thread::yield();
-  test_.script->fail = true;
-  EXPECT_TRUE(absl::IsUnavailable(consumer_.WaitDone()));
-  for (const v1::GenerateDelta& event : consumer_.events()) EXPECT_FALSE(event.has_finish());
-  EXPECT_TRUE(test_.core->Enter(/*tenant=*/0, kId, nullptr));
 }
 
 TEST_F(GenerationTest, ItsLineInTheLogTellsWhatOperatorsAsk) {

@@ -146,17 +146,6 @@ TEST_F(CompletionRequestTest, MoreTokensThanTheContextLeavesAreRefused) {
   EXPECT_EQ(cut->sequences[0].stop.max_tokens, 4);
 }
 
-TEST_F(CompletionRequestTest, ConvertGivesASpecOfEachPrompt) {
-  CompletionRequest request =
-      Parsed({{"prompt", {"ab", "c"}}, {"echo", true}, {"logprobs", 2}, {"max_tokens", 3}});
-  absl::StatusOr<GenerationSpec> spec = Convert(request, 1, context_);
-  ASSERT_TRUE(spec.ok()) << spec.status();
-  EXPECT_THAT(spec->sequences[0].prompt, ElementsAre(CharacterTokenizer::kBos, 'c'));
-  EXPECT_EQ(spec->sequences[0].sampling.prompt_logprobs, 2);
-  EXPECT_EQ(spec->sequences[0].sampling.logprobs, 2);
-  EXPECT_EQ(spec->prompt_text, "c");
-}
-
 TEST_F(CompletionRequestTest, NoTokensToGenerateAreAScore) {
   const CompletionRequest request = Parsed({{"prompt", {104, 105}},
                                             {"echo", true},

@@ -75,6 +75,9 @@ class CompletionWriterTest : public ::testing::Test {
 };
 
 TEST_F(CompletionWriterTest, OneBodyHoldsAllChoices) {
+  request_.echo = true;
+  EXPECT_EQ(Writer().Add(0, Prompt(5)), 8);  // bytes that wait
+  request_.echo = false;
   CompletionWriter writer = Writer();
   for (size_t prompt : {0U, 1U}) {
     EXPECT_EQ(writer.Add(prompt, Prompt(5)), 0);
@@ -103,30 +106,6 @@ TEST_F(CompletionWriterTest, OneBodyHoldsAllChoices) {
   EXPECT_TRUE(body["fox"]["max_log_evicted_mass"].is_null());
   EXPECT_TRUE(body["fox"]["log_tolerance"].is_null());
   EXPECT_EQ(body["fox"]["cached_tokens"], 4);
-}
-
-TEST_F(CompletionWriterTest, AChunkHoldsWhatIsNew) {
-  request_.echo = request_.include_usage = true;
-  CompletionWriter writer = Writer();
-  const auto chunk = [&](size_t prompt, const v1::GenerateDelta& event) {
-    writer.Add(prompt, event);
-    const std::string bytes = writer.TakeChunk(prompt, event);
-    EXPECT_EQ(bytes.substr(0, 6), "data: ");
-    EXPECT_EQ(bytes.substr(bytes.size() - 2), "\n\n");
-    return Json::parse(bytes.substr(6))["choices"][0];
-  };
-  EXPECT_EQ(writer.Add(1, Prompt(5)), 8);
-  EXPECT_EQ(writer.TakeChunk(1, Prompt(5)), "");
-  EXPECT_EQ(chunk(1, Text(1, "a"))["text"], "<prompt>a");
-  EXPECT_EQ(chunk(1, Text(1, "b"))["text"], "b");
-  EXPECT_EQ(chunk(1, Text(0, "c"))["text"], "<prompt>c");
-  const Json last = chunk(1, End(1, v1::LENGTH));
-  EXPECT_EQ(last["index"], 3);
-  EXPECT_EQ(last["text"], "");
-  EXPECT_EQ(last["finish_reason"], "length");
-  const std::string ends = writer.LastChunks();
-  EXPECT_NE(ends.find("\"choices\":[],\"usage\":{\"prompt_tokens\":5"), std::string::npos);
-  EXPECT_EQ(ends.substr(ends.size() - 14), "data: [DONE]\n\n");
 }
 
 TEST_F(CompletionWriterTest, TheCertificateIsTheWorstOfAllChoicesAndTheirSum) {

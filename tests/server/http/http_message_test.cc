@@ -49,13 +49,5 @@ TEST(HttpMessageTest, AHeadSaysHowItsBodyEnds) {
   EXPECT_EQ(Chunk(""), "");  // would end the body
 }
 
-TEST(HttpMessageTest, HeadersAreFoundByNameAndPlace) {
-  HttpRequest request;
-  request.headers = {{"a", "1"}, {"b", "2"}, {"a", "3"}};
-  EXPECT_EQ(request.Header("a"), "1");
-  EXPECT_EQ(request.Header("a", 1), "3");
-  EXPECT_EQ(request.Header("c").data(), nullptr);
-}
-
 }  // namespace
 }  // namespace fox

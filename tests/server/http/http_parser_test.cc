@@ -1,52 +1,16 @@
-// HttpParser: requests in pieces of every size, one after another, and what is no request.
+// HttpParser: what is told early, and what is no request. Pieces of every size:
+// tests/fuzz/server/http_parser_fuzzer.cc.
 #include "server/http/http_parser.h"
 
 #include <gtest/gtest.h>
 
-#include <vector>
+#include <string>
+#include <utility>
 
 namespace fox {
 namespace {
 
 using Step = HttpParser::Step;
-
-constexpr char kTwo[] =
-    "POST /a?q HTTP/1.1\r\nHost: h\r\nX-A:  b \r\nContent-Length: 4\r\n\r\nbody"
-    "\r\nPOST /b HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
-    "3\r\nabc\r\n2;e=f\r\nde\r\n0\r\nTrailer: x\r\n\r\n";
-
-// Parses `bytes` fed in pieces of `size`; each request that became whole.
-std::vector<HttpRequest> ParseAll(const std::string& bytes, size_t size, Step* last) {
-  HttpParser parser(1000);
-  std::vector<HttpRequest> out;
-  std::string in;
-  for (size_t i = 0; i < bytes.size(); i += size) {
-    in += bytes.substr(i, size);
-    while ((*last = parser.Advance(&in)) != Step::kMore) {
-      if (*last == Step::kRefused) return out;
-      if (*last == Step::kWhole) {
-        out.push_back(parser.request);
-        parser.Reset();
-      }
-    }
-  }
-  return out;
-}
-
-TEST(HttpParserTest, PiecesOfAnySizeGiveTheSameRequests) {
-  for (size_t size = 1; size < sizeof(kTwo); ++size) {
-    Step last{};
-    const std::vector<HttpRequest> requests = ParseAll(kTwo, size, &last);
-    ASSERT_EQ(requests.size(), 2u) << size;
-    EXPECT_EQ(requests[0].method, "POST");
-    EXPECT_EQ(requests[0].path, "/a");
-    EXPECT_EQ(requests[0].query, "q");
-    EXPECT_EQ(requests[0].Header("x-a"), "b");
-    EXPECT_EQ(requests[0].body, "body");
-    EXPECT_EQ(requests[1].body, "abcde");
-    EXPECT_EQ(last, Step::kMore);
-  }
-}
 
 TEST(HttpParserTest, TheHeadIsToldBeforeItsBody) {
   HttpParser parser(1000);

@@ -34,20 +34,17 @@ TEST(UnreadFieldsTest, WhatChangesTheAnswerIsRefusedWithAdvice) {
       {"bad_words", "not supported; a logit_bias of -100 keeps a token out"},
       {"stop_sequences", "did you mean stop?"},
       {"repeat_penalty", "did you mean repetition_penalty?"},
+      // A letter off.
+      {"max_token", "did you mean max_tokens?"},
+      {"maxTokens", "did you mean max_tokens?"},
+      {"max-tokens", "did you mean max_tokens?"},
+      {"temprature", "did you mean temperature?"},
+      {"stops", "did you mean stop?"},
+      {"topP", "did you mean top_p?"},
+      {"Stream", "did you mean stream?"},
   };
   for (const auto& [name, advice] : cases) {
     EXPECT_EQ(ErrorOf({{name, 1}}), absl::StrCat(name, ": ", advice));
-  }
-}
-
-TEST(UnreadFieldsTest, ANameThatIsALetterOffIsRefused) {
-  const std::pair<const char*, const char*> cases[] = {
-      {"max_token", "max_tokens"},   {"maxTokens", "max_tokens"}, {"max-tokens", "max_tokens"},
-      {"temprature", "temperature"}, {"stops", "stop"},           {"topP", "top_p"},
-      {"Stream", "stream"},
-  };
-  for (const auto& [name, meant] : cases) {
-    EXPECT_EQ(ErrorOf({{name, 1}}), absl::StrCat(name, ": did you mean ", meant, "?"));
   }
 }
 

@@ -180,17 +180,17 @@ TEST_F(MetricsCollectorTest, VllmNames) {
     if (!absl::StartsWith(key, "vllm:") || name == std::string::npos) continue;
     bounds[key.substr(5, name - 5)].insert(key.substr(le + 4, key.find('"', le + 4) - le - 4));
   }
-  const std::set<std::string> first = {
-      "0.001", "0.005", "0.01", "0.02", "0.04", "0.06", "0.08", "0.1", "0.25", "0.5",  "0.75", "1",
-      "2.5",   "5",     "7.5",  "10",   "20",   "40",   "80",   "160", "640",  "2560", "+Inf"};
-  const std::set<std::string> token = {"0.01", "0.025", "0.05", "0.075", "0.1", "0.15", "0.2",
-                                       "0.3",  "0.4",   "0.5",  "0.75",  "1",   "2.5",  "5",
-                                       "7.5",  "10",    "20",   "40",    "80",  "+Inf"};
-  const std::set<std::string> request = {"0.3", "0.5", "0.8", "1",    "1.5",  "2",   "2.5", "5",
-                                         "10",  "15",  "20",  "30",   "40",   "50",  "60",  "120",
-                                         "240", "480", "960", "1920", "7680", "+Inf"};
-  EXPECT_EQ(bounds["time_to_first_token_seconds"], first);
-  EXPECT_EQ(bounds["inter_token_latency_seconds"], token);
+  const auto set = [](const char* names) -> std::set<std::string> {
+    return absl::StrSplit(names, ' ');
+  };
+  const auto request =
+      set("0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680 +Inf");
+  EXPECT_EQ(bounds["time_to_first_token_seconds"],
+            set("0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 "
+                "160 640 2560 +Inf"));
+  EXPECT_EQ(bounds["inter_token_latency_seconds"],
+            set("0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80 "
+                "+Inf"));
   EXPECT_EQ(bounds["e2e_request_latency_seconds"], request);
   EXPECT_EQ(bounds["request_queue_time_seconds"], request);
 }

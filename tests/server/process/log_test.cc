@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 
 namespace fox {
@@ -12,14 +13,17 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string Captured(LogFormat format, LogLevel least, LogLevel level,
-                     const std::vector<LogField>& fields) {
+std::string Captured(LogFormat format, LogLevel least, const std::function<void()>& write) {
   ConfigureLog(least, format);
   ::testing::internal::CaptureStderr();
-  Log(level, "event", fields);
+  write();
   FlushLog(10);
   ConfigureLog(LogLevel::kError, LogFormat::kText);
   return ::testing::internal::GetCapturedStderr();
+}
+std::string Captured(LogFormat format, LogLevel least, LogLevel level,
+                     const std::vector<LogField>& fields) {
+  return Captured(format, least, [&] { Log(level, "event", fields); });
 }
 
 TEST(LogTest, JsonQuotesTextAndKeepsNumbers) {
@@ -39,24 +43,17 @@ TEST(LogTest, JsonIsUtf8WhateverTheFieldHolds) {
 }
 
 TEST(LogTest, TheLastLineIsWholeWhateverTheReason) {
-  ConfigureLog(LogLevel::kInfo, LogFormat::kJson);
-  ::testing::internal::CaptureStderr();
-  WriteLastLine("the end", ("\"quote\" \n" + std::string(1000, 'x')).c_str());
-  const std::string line = ::testing::internal::GetCapturedStderr();
-  ConfigureLog(LogLevel::kError, LogFormat::kText);
+  const std::string line = Captured(LogFormat::kJson, LogLevel::kInfo, [] {
+    WriteLastLine("the end", ("\"quote\" \n" + std::string(1000, 'x')).c_str());
+  });
   EXPECT_THAT(line, HasSubstr(R"("event":"the end","reason":"_quote_ _xxx)"));
   EXPECT_EQ(line.substr(line.size() - 4), "x\"}\n");
 }
 
 TEST(LogTest, LinesForPeopleAreForTextAlone) {
-  for (const LogFormat format : {LogFormat::kText, LogFormat::kJson}) {
-    ConfigureLog(LogLevel::kInfo, format);
-    ::testing::internal::CaptureStderr();
-    LogText("one\ntwo\n");
-    FlushLog(10);
-    EXPECT_EQ(::testing::internal::GetCapturedStderr(),
-              format == LogFormat::kText ? "one\ntwo\n" : "");
-  }
+  const auto write = [] { LogText("one\ntwo\n"); };
+  EXPECT_EQ(Captured(LogFormat::kText, LogLevel::kInfo, write), "one\ntwo\n");
+  EXPECT_EQ(Captured(LogFormat::kJson, LogLevel::kInfo, write), "");
 }
 
 TEST(LogTest, TextIsOneLineAndLevelsFilter) {

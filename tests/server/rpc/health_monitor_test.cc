@@ -75,13 +75,6 @@ class HealthMonitorTest : public ::testing::Test {
   std::optional<HealthMonitor> monitor_;
 };
 
-TEST_F(HealthMonitorTest, ServesFromTheStartAndDrainsAtOnce) {
-  Watch();
-  test_.core->Drain();
-  monitor_->Check();
-  EXPECT_TRUE(health_.All(false));
-}
-
 // Health turns at half of the limit; the limit itself is not reached.
 TEST_F(HealthMonitorTest, ALongStepTurnsItAndItsEndTurnsItBack) {
   Watch(/*step_timeout=*/1.6);

@@ -24,15 +24,5 @@ TEST(PublicCallLimitTest, AClientHasFewOpenCallsAndOldOnesAreForgotten) {
   EXPECT_FALSE(limit.Enter(a, 111));
 }
 
-TEST(PublicCallLimitTest, AClientIsAConnectionUnlessItIsNamed) {
-  const int one = 0, two = 0;
-  const auto client = [](const int& connection, const char* name) {
-    return PublicCallLimit::ClientOf(&connection, name);
-  };
-  EXPECT_NE(client(one, ""), client(two, ""));
-  EXPECT_EQ(client(one, "alice"), client(two, "alice"));
-  EXPECT_NE(client(one, "alice"), client(one, "bob"));
-}
-
 }  // namespace
 }  // namespace fox

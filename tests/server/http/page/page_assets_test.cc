@@ -4,21 +4,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <string>
+
+#include "tests/engine/eval/run_program.h"
 
 namespace fox {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(std::string(FOX_SOURCE_DIR) + "/" + path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 TEST(PageAssetsTest, FilesAreThoseOfTheRepository) {
   const std::map<std::string, std::string> sources = {
@@ -28,7 +23,8 @@ TEST(PageAssetsTest, FilesAreThoseOfTheRepository) {
       {"/example.txt", "models/demo/prompt_long.txt"}};
   ASSERT_EQ(PageAssets().size(), sources.size());
   for (const PageAsset& asset : PageAssets()) {
-    const std::string source = ReadFile(sources.at(asset.path));
+    const std::string source =
+        ReadWhole(std::string(FOX_SOURCE_DIR) + "/" + sources.at(asset.path));
     EXPECT_GT(source.size(), 1000u);
     EXPECT_EQ(asset.body, source) << asset.path;
   }
