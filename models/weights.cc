@@ -95,7 +95,7 @@ LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
                           {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.ogate_proj,
                            &layer.k_shift_proj, &layer.v_shift_proj, &layer.fgate_proj},
                           per_gate)
-                      .Pack(ops);
+                     .Pack(ops);
   w.projection_bias = ProjectionBias(layer, config, columns, ops, residual_dtype);
   w.fgate_bias = UploadVector(layer.fgate_bias, ops, residual_dtype, 1, per_gate);
   const bool shared = config.qk_norm && !config.qk_norm_per_head;
