@@ -100,7 +100,7 @@ absl::Status ReadMetaspace(const Json& step, BpeDefinition* definition) {
   const std::string scheme = ReadString(step, "prepend_scheme").value_or("always");
   definition->metaspace = scheme == "always"  ? Metaspace::kAlways
                           : scheme == "first" ? Metaspace::kFirst
-                                              : Metaspace::kNever;
+                                              : Metaspace::kNotInFront;
   const bool split = !step.contains("split") || ReadFlag(step, "split");
   const std::string space = ReadString(step, "replacement").value_or("");
   if (!split && space == kVisibleSpace) return absl::OkStatus();
