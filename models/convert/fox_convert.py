@@ -1,8 +1,9 @@
 """Converts a checkpoint of any known layout, or a GGUF file, into a directory that foxserve loads.
 
 The path of a conversion: open_source (source_directory.py) -> parse_config (canonical_config.py)
--> plan_tensors (tensor_plan.py) -> write and verify (output_directory.py); open_gguf
-(gguf_source.py) stands for the first three. See README.md here.
+-> plan_tensors (tensor_plan.py) -> with_adapter (lora_adapter.py) -> write and verify
+(output_directory.py) -> write_chat_format (chat_format.py); open_gguf (gguf_source.py) stands for
+the first three. See README.md here.
 """
 
 from __future__ import annotations

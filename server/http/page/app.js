@@ -7,7 +7,7 @@ const $ = (id) => document.getElementById(id);
 const TABLE_EVERY_MS = 500;
 const MOST_POINTS = 2000;
 const NUMBERS = new Intl.NumberFormat("en");
-const QUESTION = "\n\nSummarise this text in three sentences.";
+const QUESTION = "\n\nQuestion: What is the name of the town?";
 const BOXES = ["answer", "beside-answer"];  // by place: of the first model, and of the one beside it
 
 let running = null;  // the AbortController of the answer that comes in
@@ -408,6 +408,7 @@ async function useExample() {
     const response = await fetch("/example.txt");
     if (!response.ok) throw new Error(await errorOf(response));
     $("prompt").value = await response.text() + (turns === null ? "" : QUESTION);
+    if (turns !== null) $("temperature").value = 0;
     $("prompt").focus();
     setState("idle", `Two chapters of a novel: ${NUMBERS.format($("prompt").value.length)} ` +
       "characters");
