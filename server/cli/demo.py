@@ -254,7 +254,7 @@ def show_page(programs: pathlib.Path, model: pathlib.Path, port: int,
               flags: Sequence[str]) -> None:
     """Serves the page until Ctrl-C."""
     with Server(programs, model, "certified", ["--http-port", str(port), *flags]) as server:
-        open_page(server.http_url, "Generate", "server")
+        open_page(server.http_url, '"Use a long example", then "Generate"')
         server.wait()
 
 
@@ -267,14 +267,13 @@ def show_chat(programs: pathlib.Path, adapter: pathlib.Path, port: int,
             Server(programs, base, "certified", flags) as second:
         names, urls = (fox.name, base.name), (first.http_url, second.http_url)
         with ModelRouter(port, names, urls) as router:
-            open_page(router.url, "Send", "servers")
+            open_page(router.url, '"Use a long text and a question", then "Send"')
             first.wait()
 
 
-def open_page(url: str, button: str, servers: str) -> None:
+def open_page(url: str, advice: str) -> None:
     """Says where the page is; a browser opens where there is a screen."""
-    print(f"==> The page is at {url}\n"
-          f"    \"Use a long example\", then \"{button}\". Ctrl-C stops the {servers}.", flush=True)
+    print(f"==> The page is at {url}\n    {advice}. Ctrl-C ends it.", flush=True)
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         webbrowser.open(url)
 

@@ -239,6 +239,8 @@ class BesidePageTest(Page):
                          ["demo", "other"])
         for box in ("answer", "beside-answer"):
             self.assertRegex(self.text(box), r"(?s)of the town\?\n\n.+$")
+            self.assertLess(self.browser.evaluate(f"(box => box.scrollHeight - box.scrollTop - "
+                            f"box.clientHeight)(document.getElementById('{box}'))"), 40)
         kept = [float(self.text(f"kept-{place}").removesuffix(" MiB")) for place in (0, 1)]
         self.assertLess(kept[0], 0.25 * kept[1])
         self.assertEqual(self.text("kept"), self.text("kept-0"))

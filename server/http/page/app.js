@@ -295,6 +295,7 @@ function openAnswer(box) {
     before.textContent = `${turns.length > 0 ? "\n\n" : ""}${before.textContent}\n\n`;
     box.append(before, text);
   }
+  box.scrollTop = box.scrollHeight;
   return text;
 }
 
