@@ -262,8 +262,8 @@ def show_chat(programs: pathlib.Path, adapter: pathlib.Path, port: int,
               flags: Sequence[str]) -> None:
     """Serves the page of a chat model that forgets and of its base until Ctrl-C."""
     fox, base = make_models(programs.parents[1] / "smollm2", adapter)
-    flags = ["--http-port", "0", "--gpu-memory-utilization", "0.45", *flags]  # there are two
-    with Server(programs, fox, "certified", flags) as first, \
+    flags, half = ["--http-port", "0", *flags], ["--gpu-memory-utilization", "0.45"]
+    with Server(programs, fox, "certified", [*flags, *half]) as first, \
             Server(programs, base, "certified", flags) as second:
         names, urls = (fox.name, base.name), (first.http_url, second.http_url)
         with ModelRouter(port, names, urls) as router:
