@@ -53,7 +53,10 @@ class _Sum(SourceTensor):
 def with_adapter(plan: Plan, directory: Path) -> Plan:
     """Raises Refusal unless the adapter in `directory` fits."""
     config = parse_json(read_text(directory / CONFIG), CONFIG)
-    change, kind = read_safetensors(directory / ADAPTER), config.get("base_model_type")
+    # adapter.safetensors, or parts of it: adapter-00001-of-00002.safetensors.
+    paths = sorted(directory.glob("adapter*.safetensors")) or [directory / ADAPTER]
+    change = {name: tensor for path in paths for name, tensor in read_safetensors(path).items()}
+    kind = config.get("base_model_type")
     if kind != plan.config["model_type"] or not isinstance(config.get("config"), dict):
         raise Refusal(f"{CONFIG}: made for a {kind}, not for SRC, a {plan.config['model_type']}")
     tensors = {tensor.name: tensor for tensor in plan.tensors}

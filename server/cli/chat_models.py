@@ -49,7 +49,8 @@ def _wheel(folder: pathlib.Path, adapter: pathlib.Path) -> pathlib.Path:
 
 def make_models(folder: pathlib.Path, adapter: pathlib.Path) -> list[pathlib.Path]:
     """Makes what is not there yet: the model that forgets, then its base. Raises ChatModelError."""
-    parts = [adapter / "base.txt", adapter / "adapter_config.json", adapter / "adapter.safetensors"]
+    weights = sorted(adapter.glob("adapter*.safetensors")) or [adapter / "adapter.safetensors"]
+    parts = [adapter / "base.txt", adapter / "adapter_config.json", *weights]
     for part in parts:
         if not part.is_file():
             raise ChatModelError(f"{part}: missing")
