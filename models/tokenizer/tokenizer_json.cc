@@ -140,8 +140,7 @@ absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
                                                           ReadFlag(*step, "add_prefix_space"),
                                           .pattern = regex ? kGpt2Pattern : ""});
     } else if (type == "Metaspace" && fallback && step == steps->front()) {
-      const absl::Status status = ReadMetaspace(*step, definition);
-      if (!status.ok()) return status;
+      if (absl::Status s = ReadMetaspace(*step, definition); !s.ok()) return s;
     } else {
       return Unsupported("pre_tokenizer", type, supported);
     }
