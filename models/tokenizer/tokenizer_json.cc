@@ -111,13 +111,12 @@ absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
   constexpr char kDigit[] = "[\\p{N}\U00011DE0-\U00011DE9\U00016FF4-\U00016FF6]";  // Unicode 17
   const bool fallback = definition->byte_fallback;
   const char* const supported = fallback ? kFallbackPreTokenizers : kPreTokenizers;
-  if (fallback) definition->pretokenizer.clear();
+  definition->pretokenizer.clear();
   if (!IsSet(json, "pre_tokenizer")) {
     return fallback ? absl::OkStatus() : Unsupported("pre_tokenizer", "null", supported);
   }
   const auto steps = StepsOf(json.at("pre_tokenizer"), "pre_tokenizer", "pretokenizers");
   if (!steps.ok()) return steps.status();
-  definition->pretokenizer.clear();
   for (const Json* step : *steps) {
     const std::string type = ReadString(*step, "type").value_or("");
     if ((type == "ByteLevel") != (!fallback && step == steps->back())) {
