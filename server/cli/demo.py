@@ -254,7 +254,7 @@ def show_page(programs: pathlib.Path, model: pathlib.Path, port: int,
               flags: Sequence[str]) -> None:
     """Serves the page until Ctrl-C."""
     with Server(programs, model, "certified", ["--http-port", str(port), *flags]) as server:
-        open_page(server.http_url, '"Use a long example", then "Generate"')
+        open_page(server.http_url, '"Long example", then "Generate"')
         server.wait()
 
 
@@ -267,7 +267,7 @@ def show_chat(programs: pathlib.Path, adapter: pathlib.Path, port: int,
             Server(programs, base, "certified", flags) as second:
         names, urls = (fox.name, base.name), (first.http_url, second.http_url)
         with ModelRouter(port, names, urls) as router:
-            open_page(router.url, '"Use a long text and a question", then "Send"')
+            open_page(router.url, '"Long text and question", then "Send"')
             first.wait()
 
 

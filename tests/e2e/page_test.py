@@ -2,7 +2,8 @@
 """The page at / of the HTTP port in a real browser, with the keyboard alone; and what pages of
 other sites can do there to a server on loopback that asks for no token: nothing.
 
-    page_test.py BIN [--screenshot FILE]     the folder of fox-server; FILE: a PNG for the README
+    page_test.py BIN [--record | --picture]     the folder of fox-server; the run of the long
+            example becomes the recorded one, or its picture that of the README
 """
 
 from __future__ import annotations
@@ -11,30 +12,50 @@ import functools
 import http.server
 import json
 import pathlib
+import subprocess
 import sys
 import tempfile
 import threading
+import unittest
 import urllib.error
 import urllib.request
+import xml.etree.ElementTree
 
 import chromium
 import fox_server
-from fox_server import MODEL
+from fox_server import MODEL, ROOT
 from model_router import MAX_BODY_BYTES, ModelRouter
 
 CONTROL = 2
 LONG = (MODEL / "prompt_long.txt").read_text()
 STATE = "document.body.dataset.state"
+DONE = f"({STATE} === 'done' || {STATE} === 'failed') && !drawing"
+RECORDED = "document.body.hasAttribute('data-recorded')"
+LAST = ("document.getElementById('tokens').textContent === "
+        "NUMBERS.format(RECORDED.history.at(-1).tokens)")
+PAGE = ROOT / "server" / "http" / "page"
+
+
+def contrast(one: str, other: str) -> float:
+    """Between two colours #rrggbb, as WCAG counts it."""
+    def light(color: str) -> float:
+        parts = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+        return sum(weight * (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
+                   for weight, part in zip((0.2126, 0.7152, 0.0722), parts))
+    dark, bright = sorted((light(one), light(other)))
+    return (bright + 0.05) / (dark + 0.05)
 
 
 class Page(fox_server.Case):
     """One server and one browser for all cases; each opens the page anew."""
 
     flags = ("--http-port", "0")
-    screenshot: pathlib.Path | None = None
+    keeps = ""  # of the long example: --record or --picture
 
     @classmethod
     def setUpClass(cls) -> None:
+        if cls.keeps == "--record":  # more moments: steps of one page
+            cls.flags += ("--threads", "1", "--max-num-batched-tokens", "64")
         super().setUpClass()
         cls.url = cls.server.http_url
         cls.browser = cls.enterClassContext(chromium.Browser(1200, 1160))
@@ -54,7 +75,7 @@ class Page(fox_server.Case):
                 self.assertNotEqual(parameters["entry"]["level"], "error", parameters)
             if event["method"] == "Network.requestWillBeSent":
                 asked = parameters["request"]["url"]
-                self.assertTrue(asked.startswith((self.url, "data:")), asked)
+                self.assertTrue(asked.startswith((self.url, "data:", "blob:" + self.url)), asked)
 
     def text(self, element: str) -> str:
         """What an element says."""
@@ -72,12 +93,36 @@ class Page(fox_server.Case):
             self.browser.press("Tab", 9)
         self.fail(f"no way to {element} by Tab")
 
+    def assert_idle(self) -> None:
+        """That the page has asked for no answer."""
+        self.browser.evaluate("0")
+        for event in self.browser.events:
+            if event["method"] == "Network.requestWillBeSent":
+                self.assertEqual(event["params"]["request"]["method"], "GET")
+
+    def push(self, element: str) -> None:
+        """Presses a button, or opens what a summary hides."""
+        self.tab_to(element)
+        self.browser.press("Enter", 13, text="\r")
+
     def enter(self, element: str, text: str) -> None:
         """Replaces what a control holds."""
+        if element in ("max-tokens", "seed") and not self.browser.evaluate(
+                "document.getElementById('settings').open"):
+            self.push("more")
         self.tab_to(element)
         self.browser.press("a", 65, modifiers=CONTROL)
         self.browser.evaluate("document.activeElement.select()")
         self.browser.type(text)
+
+    def look(self, width: int, height: int, scheme: str) -> None:
+        """The screen, and the theme that it is set to."""
+        self.browser.send("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                          deviceScaleFactor=1, mobile=width < 500)
+        self.addCleanup(self.browser.send, "Emulation.clearDeviceMetricsOverride")
+        self.browser.send("Emulation.setEmulatedMedia", features=[
+            {"name": "prefers-color-scheme", "value": scheme}])
+        self.browser.evaluate("new Promise(done => setTimeout(done, 100))")
 
     def generate(self, prompt: str, max_tokens: int) -> None:
         """Fills in the form and sends it."""
@@ -90,25 +135,32 @@ class PageTest(Page):
     """A model that completes text."""
 
     def test_a_long_prompt_is_read_and_forgotten(self) -> None:
-        self.tab_to("example")
-        self.browser.press("Enter", 13, text="\r")
+        self.push("example")
         self.browser.wait_for("document.getElementById('status').textContent.includes('novel')")
         self.assertEqual(self.browser.evaluate("document.activeElement.id"), "prompt")
         self.assertEqual(self.value("prompt"), LONG)
-        self.enter("max-tokens", "150")
+        self.assertTrue(self.browser.evaluate(RECORDED))
         self.browser.press("Enter", 13, modifiers=CONTROL)
-        self.browser.wait_for("document.getElementById('kept').textContent !== '-'")
+        self.browser.wait_for(f"!{RECORDED} && "
+                              "document.getElementById('map').childElementCount > 0")
         self.assertEqual(self.browser.evaluate(STATE), "running")  # it is seen while it happens
         self.assertLess(int(self.text("tokens").replace(",", "")), 6645)
-        self.browser.wait_for(f"{STATE} === 'done' || {STATE} === 'failed'")
+        self.browser.wait_for(DONE)
         self.assertRegex(self.text("status"), r"^Done: 6,645 tokens read, \d+ written$")
         answer = self.text("answer")
         self.assertIn(LONG.rstrip()[-100:], answer)
         self.assertGreater(len(answer), 500)
         self.check_figures()
-        if self.screenshot is not None:
-            self.browser.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
-            self.screenshot.write_bytes(self.browser.screenshot())
+        self.check_text()
+        if self.keeps == "--record":
+            (PAGE / "recorded.js").write_text(
+                f"const RECORDED = {self.browser.evaluate('JSON.stringify(run)')};\n")
+        if self.keeps == "--picture":
+            self.look(1200, 985, "light")
+            self.browser.evaluate("document.documentElement.style.overflow = 'hidden', "
+                                  "document.activeElement.blur(), scrollTo(0, 0)")
+            self.browser.evaluate("new Promise(done => setTimeout(done, 300))")
+            (PAGE / "page.png").write_bytes(self.browser.screenshot())
 
     def check_figures(self) -> None:
         """Memory, speed and certificate of a text that was mostly forgotten."""
@@ -119,14 +171,132 @@ class PageTest(Page):
         self.assertAlmostEqual(100 * kept / unpruned, share, delta=1)
         self.assertGreater(float(self.text("rate")), 1)
         self.assertRegex(self.text("first"), r"^\d+\.\d\d s$")
-        self.assertRegex(self.text("certificate"), r"log -1\d\.\d+ \u2264 -10\.$")
+        self.assertRegex(self.text("certificate"), r"\(log\s-1\d\.\d+\s\u2264\s-10\)\.$")
         tokens = int(self.text("tokens").replace(",", ""))
         self.assertGreater(tokens, 6645)
+
+    def check_text(self) -> None:
+        """What the chosen head holds begins where the first page that it keeps does."""
+        tokens = json.loads(self.post("/tokenize", prompt=LONG, return_token_strs=True))
+        first = self.browser.evaluate("shown().first[cursor]")
+        self.assertGreater(first, 1)
+        begin = "".join(tokens["token_strs"][64 * first:])
+        self.assertTrue(LONG.endswith(begin))
+        self.assertEqual(self.text("holds"), begin + self.browser.evaluate("run.answer"))
+        self.assertEqual(self.text("gone"), LONG.removesuffix(begin))
+
+    def test_at_rest_a_recorded_run_is_replayed(self) -> None:
+        self.assertLess((PAGE / "recorded.js").stat().st_size, 100_000)
+        self.assertTrue(self.browser.evaluate(RECORDED))
+        self.assertGreater(self.browser.evaluate("document.getElementById('source').clientHeight"),
+                           0)
+        self.assertEqual(self.browser.evaluate("RECORDED.prompt"), LONG)
+        self.browser.wait_for("document.getElementById('play').textContent === 'Pause'")
+        self.browser.wait_for("document.getElementById('tokens').textContent.length > 4")
+        self.push("play")
+        self.browser.wait_for("document.getElementById('play').textContent === 'Play'")
+        self.tab_to("moment")
+        self.browser.press("Home", 36)
+        self.browser.wait_for("document.getElementById('tokens').textContent === '64'")
+        self.assertEqual(self.text("holds"), self.text("held"))  # one page is never given back
+        self.browser.press("End", 35)
+        self.browser.wait_for(LAST)
+        self.check_text()
+        self.assert_idle()
+
+    def test_arrow_keys_and_clicks_choose_a_head(self) -> None:
+        self.browser.evaluate("pause(), moment = null, cursor = 0, draw()")
+        self.tab_to("map")
+        for key, code in (("ArrowDown", 40), ("ArrowRight", 39), ("ArrowUp", 38), ("ArrowUp", 38)):
+            self.browser.press(key, code)
+        for _ in range(6):
+            self.browser.press("ArrowDown", 40)
+        said = "Layer 6, head 1 holds the last "
+        self.browser.wait_for(f"document.getElementById('cell').textContent.startsWith('{said}')")
+        self.assertEqual(self.text("spoken"), self.text("cell"))
+        box = self.browser.evaluate(
+            "document.getElementById('map').getBoundingClientRect().toJSON()")
+        for kind in ("mousePressed", "mouseReleased"):
+            self.browser.send("Input.dispatchMouseEvent", type=kind, x=box["right"] - 9,
+                              y=box["bottom"] - 9, button="left", clickCount=1)
+        self.browser.wait_for("document.getElementById('cell').textContent.startsWith("
+                              "'Layer 9, head 5 holds all of ')")
+        self.assertEqual(self.text("gone"), "")
+
+    def test_a_picture_of_the_moment_can_be_kept(self) -> None:
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.browser.send("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        self.browser.evaluate("pause(), moment = null, draw()")
+        self.browser.wait_for(LAST)
+        self.push("save")
+        path = folder / "foxserve.svg"
+        self.assertTrue(fox_server.wait_until(path.exists))
+        tags = [element.tag.rpartition("}")[2] for element in
+                xml.etree.ElementTree.parse(path).iter()]
+        self.assertEqual(set(tags), {"svg", "g", "rect", "text"})
+        self.assertEqual(tags.count("rect"), 2 + 2 * 60)  # its ground and the choice, and cells
+        self.assertIn(f"{self.text('kept')} instead of {self.text('unpruned')}", path.read_text())
+
+    def test_a_link_fills_in_the_form_and_begins_nothing(self) -> None:
+        prompt = "<img src=x onerror=alert(1)> & \"\u00e9#\"\n"
+        self.enter("prompt", prompt)
+        self.enter("seed", "77")
+        self.push("link")
+        self.browser.wait_for("location.hash !== ''")
+        link = self.browser.evaluate("location.href")
+        forged = "#n=-5&seed=x&temperature=9&prompt=" + "p" * 50
+        for url, *wanted in ((link, prompt, "77"), (self.url + forged, "p" * 50, "1"),
+                             (self.url + forged + "p" * 5000, "Once upon a time", "1"),
+                             (self.url + "#example", LONG, "1")):
+            self.browser.open("about:blank")
+            self.browser.open(url)
+            self.browser.wait_for(f"{STATE} === 'idle' && document.getElementById('model')"
+                                  ".textContent === 'demo'")
+            self.browser.evaluate("new Promise(done => setTimeout(done))")
+            self.assertEqual([self.value(i) for i in ("prompt", "seed", "max-tokens",
+                                                      "temperature")], [*wanted, "200", "0.7"])
+        self.assert_idle()
+        self.enter("prompt", "p" * 5000)
+        self.push("link")
+        self.assertRegex(self.text("status"), "too long for a link")
+        self.generate(prompt, 3)  # and it is a text wherever it is shown
+        self.browser.wait_for(f"{DONE} && run.starts !== null")
+        self.assertTrue(self.text("held").startswith(prompt))
+        self.assertTrue(self.text("answer").startswith(prompt))
+        self.assertEqual(self.browser.evaluate("document.images.length"), 0)
+
+    def test_a_phone_shows_the_map_at_once_in_both_themes(self) -> None:
+        for scheme in ("light", "dark"):
+            self.look(390, 844, scheme)
+            self.browser.evaluate("pause(), moment = null, draw(), "
+                                  "new Promise(requestAnimationFrame)")
+            self.assertEqual(self.browser.evaluate("document.documentElement.scrollWidth"), 390)
+            self.assertLessEqual(self.browser.evaluate(
+                "document.getElementById('map').getBoundingClientRect().bottom"), 844)
+            beyond = self.browser.evaluate(
+                "[...document.querySelectorAll('svg text')].map(text => [text, text.getBBox()])"
+                ".filter(([text, box]) => box.x < -1 || box.x + box.width >"
+                "   text.ownerSVGElement.viewBox.baseVal.width + 1)"
+                ".map(([text]) => text.textContent)")
+            self.assertEqual(beyond, [])
+            style = "getComputedStyle(document.documentElement).getPropertyValue"
+            for pair, least in (("ink page", 7), ("soft page", 4.5), ("ink holds", 7),
+                                ("accent page", 4.5), ("plain page", 4), ("good page", 4.5),
+                                ("bad page", 4.5), ("on-accent accent", 4.5), ("faded box", 3)):
+                colors = [self.browser.evaluate(f"{style}('--{name}').trim()")
+                          for name in pair.split()]
+                self.assertGreater(contrast(*colors), least, (scheme, pair))
+
+    def test_a_history_has_a_bound(self) -> None:
+        self.assertLessEqual(self.browser.evaluate(
+            "{const one = newRun('m', ''); for (let i = 0; i < 3000; ++i) addMoment(one, {tokens: "
+            "64 * i, layers: 1, kv_heads: 1024, page_size: 64, page_bytes: 1, first_page: "
+            "Array(1024).fill(i), acp: {}}); one.history.length}"), 1024)
 
     def test_the_answer_is_that_of_the_api(self) -> None:
         self.enter("seed", "7")
         self.generate("The king", 24)
-        self.browser.wait_for(f"{STATE} === 'done' || {STATE} === 'failed'")
+        self.browser.wait_for(DONE)
         text = json.loads(self.post(model="demo", prompt="The king", max_tokens=24, seed=7,
                                     temperature=0.7))["choices"][0]["text"]
         self.assertEqual(self.text("answer"), "The king" + text)
@@ -147,6 +317,29 @@ class PageTest(Page):
         self.browser.wait_for(f"{STATE} === 'failed'")
         self.assertRegex(self.text("status"), "^Failed: .*empty")
         self.browser.events.clear()  # the browser logs the status 400 as an error
+
+
+class StaticPageTest(unittest.TestCase):
+    """The page as files, without a server."""
+
+    def test_it_replays_from_a_folder(self) -> None:
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        subprocess.run([ROOT / "run", "page", folder], check=True, capture_output=True, timeout=60)
+        browser = self.enterContext(chromium.Browser())
+        browser.open(f"file://{folder}/index.html")
+        browser.wait_for("document.getElementById('tokens').textContent.length > 4")
+        seen = browser.evaluate("['form', 'link', 'source', 'save', 'held'].filter(id =>"
+                                " document.getElementById(id).checkVisibility())")
+        self.assertEqual(seen, ["source", "save", "held"])
+        self.assertIn("./run demo --web", browser.evaluate("document.body.innerText"))
+        image = browser.evaluate("document.querySelector('[property=\"og:image\"]').content")
+        self.assertLess((pathlib.Path(folder) / image).stat().st_size, 250_000)
+        for event in browser.events:
+            self.assertNotIn(event["method"], ("Runtime.exceptionThrown", "Log.entryAdded"), event)
+            if event["method"] == "Network.requestWillBeSent":
+                asked = event["params"]["request"]["url"]
+                self.assertTrue(asked.startswith((f"file://{folder}/", "data:")), asked)
+
 
 JSON = "headers: {'Content-Type': 'application/json'}"
 # What a page may try: with a question before it, and without (forms, text, no type at all).
@@ -206,8 +399,7 @@ class ChatPageTest(Page):
             self.assertEqual(self.text("answer"), shown)
             self.browser.evaluate("document.body.dataset.state = 'idle'")
         self.assertEqual(self.text("prompt-label"), "Message")
-        self.tab_to("reset")
-        self.browser.press("Enter", 13, text="\r")
+        self.push("reset")
         self.assertEqual(self.text("answer"), "")
         self.generate("Go on", 12)
         self.browser.wait_for(f"{STATE} === 'done'")
@@ -227,13 +419,12 @@ class BesidePageTest(Page):
             0, ("demo", "other"), (cls.server.http_url, cls.second.http_url))).url
 
     def test_both_answer_the_same_question(self) -> None:
-        self.tab_to("example")
-        self.browser.press("Enter", 13, text="\r")
+        self.push("example")
         self.browser.wait_for("document.getElementById('status').textContent.includes('novel')")
         self.assertEqual(self.value("prompt"), LONG + "\n\nQuestion: What is the name of the town?")
         self.enter("max-tokens", "5")
         self.browser.press("Enter", 13, modifiers=CONTROL)
-        self.browser.wait_for(f"{STATE} === 'done' || {STATE} === 'failed'")
+        self.browser.wait_for(DONE)
         self.assertTrue(self.second.logged("request finished"))
         self.assertEqual([self.text(i) for i in ("answer-title", "beside-title")],
                          ["demo", "other"])
@@ -246,8 +437,7 @@ class BesidePageTest(Page):
         self.assertEqual(self.text("kept"), self.text("kept-0"))
         for cell in ("first-0", "first-1", "rate-0", "rate-1"):
             self.assertRegex(self.text(cell), r"^\d")
-        self.tab_to("reset")
-        self.browser.press("Enter", 13, text="\r")
+        self.push("reset")
         self.assertEqual(self.text("beside-answer"), "")
         self.tab_to("beside")
         self.browser.press(" ", 32, text=" ")
@@ -276,7 +466,7 @@ class BesidePageTest(Page):
 
 
 if __name__ == "__main__":
-    if "--screenshot" in sys.argv:
-        PageTest.screenshot = pathlib.Path(sys.argv.pop())
-        sys.argv.pop()
+    if sys.argv[-1] in ("--record", "--picture"):
+        Page.keeps = sys.argv.pop()
+        sys.argv.append("PageTest.test_a_long_prompt_is_read_and_forgotten")
     fox_server.main(chromium.NAME)

@@ -5,8 +5,10 @@
 
 namespace fox::page {
 
-extern const unsigned char kIndexHtml[], kStyleCss[], kAppJs[], kExampleTxt[];
-extern const size_t kIndexHtmlSize, kStyleCssSize, kAppJsSize, kExampleTxtSize;
+extern const unsigned char kIndexHtml[], kStyleCss[], kAppJs[], kViewJs[], kRecordedJs[],
+    kPagePng[];
+extern const size_t kIndexHtmlSize, kStyleCssSize, kAppJsSize, kViewJsSize, kRecordedJsSize,
+    kPagePngSize;
 
 }  // namespace fox::page
 
@@ -24,7 +26,10 @@ const std::vector<PageAsset>& PageAssets() {
       {"/", "text/html; charset=utf-8", View(page::kIndexHtml, page::kIndexHtmlSize)},
       {"/style.css", "text/css; charset=utf-8", View(page::kStyleCss, page::kStyleCssSize)},
       {"/app.js", "text/javascript; charset=utf-8", View(page::kAppJs, page::kAppJsSize)},
-      {"/example.txt", "text/plain; charset=utf-8", View(page::kExampleTxt, page::kExampleTxtSize)},
+      {"/view.js", "text/javascript; charset=utf-8", View(page::kViewJs, page::kViewJsSize)},
+      {"/recorded.js", "text/javascript; charset=utf-8",
+       View(page::kRecordedJs, page::kRecordedJsSize)},
+      {"/page.png", "image/png", View(page::kPagePng, page::kPagePngSize)},
   };
   return assets;
 }

@@ -20,7 +20,9 @@ TEST(PageAssetsTest, FilesAreThoseOfTheRepository) {
       {"/", "server/http/page/index.html"},
       {"/style.css", "server/http/page/style.css"},
       {"/app.js", "server/http/page/app.js"},
-      {"/example.txt", "models/demo/prompt_long.txt"}};
+      {"/view.js", "server/http/page/view.js"},
+      {"/recorded.js", "server/http/page/recorded.js"},
+      {"/page.png", "server/http/page/page.png"}};
   ASSERT_EQ(PageAssets().size(), sources.size());
   for (const PageAsset& asset : PageAssets()) {
     const std::string source =
@@ -39,7 +41,7 @@ TEST(PageAssetsTest, NothingIsInlineAndNothingIsElsewhere) {
   EXPECT_THAT(policy, Not(HasSubstr("unsafe")));
   EXPECT_THAT(policy, Not(HasSubstr("*")));
   for (const PageAsset& asset : PageAssets()) {
-    if (std::string(asset.path) == "/example.txt") continue;
+    if (std::string(asset.path) == "/page.png") continue;
     const std::string body(asset.body);
     for (const char* foreign : {"http://", "https://", "//cdn", "style=\"", "onclick", "<script>",
                                 "<style", "eval(", "innerHTML", "document.write"}) {
