@@ -22,8 +22,8 @@ let tableAt = 0;
 // ---- runs ---------------------------------------------------------------------------------------
 
 function newRun(model, prompt) {
-  // starts: where the prompt's pages begin, in characters; lead: tokens before its text.
-  return {model, prompt, answer: "", prompt_tokens: 0, lead: 0, starts: null, history: []};
+  // starts: where the prompt's pages begin, in characters; counted: the tokens of its text alone.
+  return {model, prompt, answer: "", prompt_tokens: 0, counted: 0, starts: null, history: []};
 }
 
 // Takes a fox.windows event: a new moment where a page came or went, else the last one moves on.
@@ -73,13 +73,15 @@ function placeTokens(of, names) {
     }
     at += size;
   });
-  of.prompt_tokens = Math.max(of.prompt_tokens, names.length);
-  of.lead = of.prompt_tokens - names.length;
+  of.counted = names.length;
+  of.prompt_tokens = Math.max(of.prompt_tokens, of.counted);
 }
 
-// The characters of the text before a token: exact where pages begin, even in between.
+// The characters of the text before a token: exact where pages begin, even in between. What a chat
+// adds to the text counts as before it.
 function charsBefore(tokens) {
-  const points = run.starts.map((chars, page) => [page * PAGE_TOKENS + run.lead, chars]);
+  const added = run.prompt_tokens - run.counted;
+  const points = run.starts.map((chars, page) => [page * PAGE_TOKENS + added, chars]);
   points.unshift([0, 0]);
   points.push([run.prompt_tokens, run.prompt.length]);
   for (const at of run.history) {
@@ -191,9 +193,12 @@ function drawMap() {
   const {left, top, cellWidth, cellHeight} = gridOf(width, height), pages = pagesOf(run, at);
   const gap = Math.min(3, cellWidth / 4, cellHeight / 4), soft = {fill: color.soft, ...FONT};
   const shapes = [];
+  const name = cellWidth > 44 ? "head " : "";
   for (let head = 0; head < run.kv_heads; head += cellWidth > 20 ? 1 : 4) {
-    const name = cellWidth > 44 || head === 0 ? `head ${head}` : String(head);
-    shapes.push(shape("text", {x: left + head * cellWidth, y: 11, ...soft}, name));
+    shapes.push(shape("text", {x: left + head * cellWidth, y: 11, ...soft}, name + head));
+  }
+  if (name === "") {
+    shapes.push(shape("text", {x: left - 6, y: 11, "text-anchor": "end", ...soft}, "head"));
   }
   at.first.forEach((first, index) => {
     const layer = Math.floor(index / run.kv_heads), head = index % run.kv_heads;
