@@ -141,8 +141,7 @@ class PageTest(Page):
         self.assertEqual(self.value("prompt"), LONG)
         self.assertTrue(self.browser.evaluate(RECORDED))
         self.browser.press("Enter", 13, modifiers=CONTROL)
-        self.browser.wait_for(f"!{RECORDED} && "
-                              "document.getElementById('map').childElementCount > 0")
+        self.browser.wait_for(f"!{RECORDED} && !drawing")
         self.assertEqual(self.browser.evaluate(STATE), "running")  # it is seen while it happens
         self.assertLess(int(self.text("tokens").replace(",", "")), 6645)
         self.browser.wait_for(DONE)
