@@ -331,6 +331,7 @@ class StaticPageTest(unittest.TestCase):
                                 " document.getElementById(id).checkVisibility())")
         self.assertEqual(seen, ["source", "save", "held"])
         self.assertIn("./run demo --web", browser.evaluate("document.body.innerText"))
+        browser.press("Enter", 13, modifiers=CONTROL)  # does nothing
         image = browser.evaluate("document.querySelector('[property=\"og:image\"]').content")
         self.assertLess((pathlib.Path(folder) / image).stat().st_size, 250_000)
         for event in browser.events:

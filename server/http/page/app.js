@@ -265,6 +265,9 @@ function showRecorded() {
 }
 
 function start() {
+  startView();
+  showRecorded();
+  if (document.body.dataset.static !== undefined) return;  // there is no server to ask
   $("form").addEventListener("submit", (event) => {
     event.preventDefault();
     generate();
@@ -287,9 +290,6 @@ function start() {
   $("link").addEventListener("click", makeLink);
   addEventListener("hashchange", readLink);
   $("api-key").addEventListener("change", () => showModel().catch(() => {}));
-  startView();
-  showRecorded();
-  if (document.body.dataset.static !== undefined) return;
   showModel().then(readLink, (error) => setState("failed", `Failed: ${error.message}`));
 }
 

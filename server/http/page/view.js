@@ -134,6 +134,7 @@ function showFigures() {
   $("moment").value = index;
   const part = at.tokens <= run.prompt_tokens ? "read" : "read and written";
   $("moment-text").textContent = `${NUMBERS.format(at.tokens)} tokens ${part}`;
+  $("moment").setAttribute("aria-valuetext", $("moment-text").textContent);
   $("play").textContent = player === null ? "Play" : "Pause";
 }
 
