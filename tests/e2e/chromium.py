@@ -28,10 +28,10 @@ class Browser:
     def __init__(self, width: int = 1200, height: int = 1000,
                  switches: Sequence[str] = ()) -> None:
         self._command = [NAME, *switches, "--headless=new", "--remote-debugging-pipe",
-                         "--disable-gpu", "--disable-lcd-text", "--no-first-run",
-                         "--disable-dev-shm-usage", "--disable-extensions",
-                         "--disable-background-networking", "--disable-component-update",
-                         f"--window-size={width},{height}", "about:blank"]
+                         "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage",
+                         "--disable-extensions", "--disable-background-networking",
+                         "--disable-component-update", f"--window-size={width},{height}",
+                         "about:blank"]
         if os.geteuid() == 0:  # its sandbox refuses root
             self._command.insert(1, "--no-sandbox")
         self._last_id, self._rest, self._session = 0, b"", ""

@@ -3,7 +3,7 @@
 other sites can do there to a server on loopback that asks for no token: nothing.
 
     page_test.py BIN [--record | --picture]     the folder of fox-server; the run of the long
-            example becomes the recorded one, or its picture that of the README
+                example becomes the recorded one, or the README's picture is taken of that
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Page(fox_server.Case):
     """One server and one browser for all cases; each opens the page anew."""
 
     flags = ("--http-port", "0")
-    keeps = ""  # of the long example: --record or --picture
+    keeps = ""  # --record or --picture
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -154,12 +154,6 @@ class PageTest(Page):
         if self.keeps == "--record":
             (PAGE / "recorded.js").write_text(
                 f"const RECORDED = {self.browser.evaluate('JSON.stringify(run)')};\n")
-        if self.keeps == "--picture":
-            self.look(1200, 985, "light")
-            self.browser.evaluate("document.documentElement.style.overflow = 'hidden', "
-                                  "document.activeElement.blur(), scrollTo(0, 0)")
-            self.browser.evaluate("new Promise(done => setTimeout(done, 300))")
-            (PAGE / "page.png").write_bytes(self.browser.screenshot())
 
     def check_figures(self) -> None:
         """Memory, speed and certificate of a text that was mostly forgotten."""
@@ -202,6 +196,13 @@ class PageTest(Page):
         self.browser.wait_for(LAST)
         self.check_text()
         self.assert_idle()
+        if self.keeps == "--picture":
+            self.push("example")
+            self.look(1200, 985, "light")
+            self.browser.evaluate("document.documentElement.style.overflow = 'hidden', "
+                                  "document.activeElement.blur(), scrollTo(0, 0)")
+            self.browser.evaluate("new Promise(done => setTimeout(done, 300))")
+            (PAGE / "page.png").write_bytes(self.browser.screenshot())
 
     def test_arrow_keys_and_clicks_choose_a_head(self) -> None:
         self.browser.evaluate("pause(), moment = null, cursor = 0, draw()")
@@ -468,5 +469,5 @@ class BesidePageTest(Page):
 if __name__ == "__main__":
     if sys.argv[-1] in ("--record", "--picture"):
         Page.keeps = sys.argv.pop()
-        sys.argv.append("PageTest.test_a_long_prompt_is_read_and_forgotten")
+        sys.argv += ["-k", "long_prompt" if Page.keeps == "--record" else "at_rest"]
     fox_server.main(chromium.NAME)
