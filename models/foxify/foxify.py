@@ -38,7 +38,7 @@ from mixture import Mixture, spread  # noqa: E402
 from output_directory import check_destination  # noqa: E402
 from plots import draw  # noqa: E402
 from pressure import Controller, excess, kept_shares, penalty  # noqa: E402
-from process_group import Reading  # noqa: E402
+from process_group import ProcessGroup, Reading  # noqa: E402
 from progress import MetricsFile, ProgressLine, duration  # noqa: E402
 from recall import Asking, RecallWindows  # noqa: E402
 from refusal import Refusal  # noqa: E402
@@ -60,10 +60,11 @@ EXIT_FAILED, EXIT_UNFINISHED = 1, 3
 
 
 class Trainer:
-    """One run."""
+    """One run, in each of its processes."""
 
-    def __init__(self, args: Namespace, device: torch.device) -> None:
-        self.args, self.device, self.folder = args, device, args.out / "training"
+    def __init__(self, args: Namespace, group: ProcessGroup) -> None:
+        self.args, self.group, self.folder = args, group, args.out / "training"
+        device = self.device = group.device
         self.line = ProgressLine()
         a, _ = read_architecture(args.model)
         if args.window > a.context:
@@ -89,7 +90,11 @@ class Trainer:
         self.student.recompute = args.recompute
         self.losses_of = row_losses
         self.windows_a_step = args.batch_tokens // args.window
-        self.micro = self._micro_batch()
+        if self.windows_a_step % group.size:
+            raise TrainingError(
+                f"a batch of {self.windows_a_step} windows cannot be shared by {group.size} "
+                f"processes: --batch-tokens must be a multiple of {args.window * group.size}")
+        self.micro = group.from_first([self._micro_batch()])[0]
         self.evaluation = self._evaluation()
         s, fused = self.student, device.type == "cuda"
         groups = [(list(s.factors.values()), args.lr), ([s.gate_weight], GATE_RATE),
@@ -101,7 +106,7 @@ class Trainer:
         self.controller = Controller(args.keep, FIRST_LAMBDA)
         self.step, self.earlier_seconds, self.lead, self.reserve = 0, 0.0, 0.0, END_SECONDS
         self.pending: tuple[int, float, Reading] | None = None
-        self.stop_asked, self.teacher = False, None
+        self.stop_asked, self.finished, self.teacher = False, False, None
         self.last_save = time.monotonic()
 
     # ---- setting up --------------------------------------------------------------------------
@@ -113,13 +118,15 @@ class Trainer:
             raise Refusal(f"{self.folder}: about {need >> 20} MiB needed, {free >> 20} MiB free")
 
     def _tokens(self, texts: list[Path], name: str) -> tuple[np.ndarray, Any]:
-        """A token file as it is; texts are encoded."""
+        """A token file as it is; texts are encoded by the first process."""
         if len(texts) == 1 and texts[0].suffix == ".tokens":
             path = texts[0]
         else:
             path = self.folder / name
-            self.line.doing(f"encoding {name}")
-            write_tokens(texts, self.args.model, path, self.args.workers)
+            if self.group.is_first:
+                self.line.doing(f"encoding {name}")
+                write_tokens(texts, self.args.model, path, self.args.workers)
+            self.group.barrier()
         tokens, info = open_tokens(path)
         if info.tokenizer != self.tokenizer.fingerprint():
             raise TextError(f"{path}: encoded by another tokenizer than {self.args.model}'s")
@@ -137,16 +144,17 @@ class Trainer:
         return Evaluation(self.base, self.tokenizer, books, chats, self.micro)
 
     def _micro_batch(self) -> int:
-        """Windows of a pass: a divisor of those of a step that should fit into half the memory."""
-        args, a = self.args, self.base.architecture
+        """Windows of a pass: a divisor of those of a process in a step that should fit into half
+        the memory."""
+        args, a, share = self.args, self.base.architecture, self.windows_a_step // self.group.size
         fits = args.micro_batch or 1
         if args.micro_batch is None and self.device.type == "cuda":
             layer = 30 * a.hidden + 8 * a.inner  # bytes a token, mostly bf16
             kept = 4 * a.hidden * a.layers + layer if args.recompute else layer * a.layers
             free = torch.cuda.mem_get_info()[0] - 16 * a.vocab * 8192
             fits = max(1, int(0.6 * free / (kept * args.window)))
-        fits = min(fits, self.windows_a_step)
-        while self.windows_a_step % fits:
+        fits = min(fits, share)
+        while share % fits:
             fits -= 1
         return fits
 
@@ -176,9 +184,13 @@ class Trainer:
                 step, done, numbers = state["pending"]
                 self.pending = step, done, Reading(torch.tensor(numbers, dtype=torch.float64))
             restore_random_states(state["random"])
-        self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.step)
+        self.group.same(self.student)
+        if self.group.is_first:
+            self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.step)
 
     def _save(self) -> None:
+        if not self.group.is_first:
+            return
         pending = None
         if self.pending is not None:
             step, done, reading = self.pending
@@ -218,8 +230,8 @@ class Trainer:
 
     def _batch(self, index: int) -> list[torch.Tensor]:
         """Ids and marks of pass `index` of this step."""
-        arrays = self.mixture.batch(self.step * self.windows_a_step + index * self.micro,
-                                    self.micro)
+        turn = index * self.group.size + self.group.rank
+        arrays = self.mixture.batch(self.step * self.windows_a_step + turn * self.micro, self.micro)
         tensors = [torch.from_numpy(array) for array in arrays]
         if self.device.type == "cuda":
             return [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
@@ -249,14 +261,26 @@ class Trainer:
         for group, peak in zip(self.optimizer.param_groups, self.rates):
             group["lr"] = peak * rate
         self.student.cap_scale = self._cap_scale(done)
-        passes = self.windows_a_step // self.micro
+        passes = self.windows_a_step // self.micro // self.group.size
         numbers = sum(self._pass(*self._batch(i), passes) for i in range(passes)) / passes
-        norm = torch.nn.utils.clip_grad_norm_(
-            [p for p in self.student.parameters() if p.grad is not None], CLIP)
+        trained = [p for p in self.student.parameters() if p.grad is not None]
+        numbers = self._averaged([p.grad for p in trained], numbers)
+        norm = torch.nn.utils.clip_grad_norm_(trained, CLIP)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return Reading(torch.cat([norm[None], numbers]))
+
+    def _averaged(self, gradients: list[torch.Tensor], numbers: torch.Tensor) -> torch.Tensor:
+        """Averages gradients, in place, and numbers over the processes. Collective."""
+        if self.group.size == 1:
+            return numbers
+        parts = [*gradients, numbers.to(gradients[0].dtype)]
+        mean = self.group.mean(torch.cat([part.flatten() for part in parts]))
+        *means, numbers = mean.split([part.numel() for part in parts])
+        for gradient, part in zip(gradients, means):
+            gradient.copy_(part.view_as(gradient))
+        return numbers
 
     def train(self) -> None:
         """Steps until the plan is done, time is over or a signal asks to stop."""
@@ -265,19 +289,21 @@ class Trainer:
             self.student.compile_parts(compiled)
             self.losses_of = compiled(row_losses)
         self.began = time.monotonic(), self.step
-        while not self.stop_asked:
-            done = self.done()
-            if done >= 1 or self._late():
+        while True:
+            done, stop = self.group.from_first([self.done(), self.stop_asked or self._late()])
+            self.finished = done >= 1
+            if stop or self.finished:
                 break
             previous, step = self.pending, self.step + 1
-            self.line.doing(f"step {step}")
+            if self.group.is_first:
+                self.line.doing(f"step {step}")
             self.pending = step, done, self._one_step(done)
             if previous is not None:  # one more step is enqueued: the device does not idle
                 self._record(*previous)
             if time.monotonic() - self.last_save >= 60 * self.args.checkpoint_minutes:
                 self._save()
         self._save()
-        if self.done() >= 1 and self.pending is not None:
+        if self.finished and self.pending is not None:
             self._record(*self.pending)
 
     def _late(self) -> bool:
@@ -295,6 +321,8 @@ class Trainer:
         share, weight = sum(heads) / len(heads), self.controller.weight
         if self.args.window_baseline is None:
             self.controller.update(share, done)
+        if not self.group.is_first:
+            return
         pace = (time.monotonic() - self.began[0]) / max(1, self.step - self.began[1])
         record = {"step": step, "done": done, "tokens": step * self.args.batch_tokens, "loss": kl,
                   "weighted_loss": loss, "penalty": pressure, "share": share,
@@ -317,7 +345,8 @@ class Trainer:
         if self.stop_asked:
             raise KeyboardInterrupt
         self.stop_asked = True
-        os.write(2, b"\nstopping after this step; once more: at once\n")
+        if self.group.is_first:
+            os.write(2, b"\nstopping after this step; once more: at once\n")
 
     # ---- before and after --------------------------------------------------------------------
 
@@ -329,8 +358,8 @@ class Trainer:
         self.line.say(
             f"{a.layers} layers of {a.hidden}, {a.kv_heads} kv heads; {trained / 1e6:.1f}M trained "
             f"parameters; {self.text.tokens / 1e6:.2f}M tokens; {plan} of {self.windows_a_step} x "
-            f"{args.window} tokens, {self.micro} windows a pass, on {self.device.type}, "
-            f"{args.precision}")
+            f"{args.window} tokens, {self.micro} windows a pass, on {self.group.size} x "
+            f"{self.device.type}, {args.precision}")
         if self.step:
             self.line.say(f"continuing after step {self.step} ({duration(self.seconds)} trained)")
         if self.evaluation is None:
@@ -348,7 +377,7 @@ class Trainer:
         """Writes the adapter, and once training is done, measures what was written."""
         args, metrics = self.args, self.folder / "metrics.jsonl"
         draw(metrics, self.folder)
-        if self.done() < 1:
+        if not self.finished:
             self.line.say(f"stopped after step {self.step}, with a checkpoint; the same command "
                           "continues")
             return
@@ -377,9 +406,9 @@ class Trainer:
         self.line.say(f"done in {duration(self.seconds)}: {args.out}")
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace, group: ProcessGroup) -> int:
     """One run; returns the exit status."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = group.device
     args.precision = args.precision or ("bf16" if device.type == "cuda" else "fp32")
     if device.type == "cuda" and args.precision == "fp32":
         print("foxify: float32 trains by the slow reference of attention", file=sys.stderr)
@@ -394,14 +423,16 @@ def run(args: Namespace) -> int:
             if not HAS_CUDA_KERNELS and args.precision == "bf16":
                 raise Refusal("fox_attention has no CUDA kernels here: pip install "
                               "--no-build-isolation ./kernels/torch, with nvcc")
-        trainer = Trainer(args, device)
+        trainer = Trainer(args, group)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, trainer.ask_to_stop)
         trainer.resume()
-        trainer.introduce()
+        if group.is_first:
+            trainer.introduce()
         trainer.train()
-        trainer.finish()
-        return 0 if trainer.done() >= 1 else EXIT_UNFINISHED
+        if group.is_first:
+            trainer.finish()
+        return 0 if trainer.finished else EXIT_UNFINISHED
     except (Refusal, TextError, TrainingError) as error:
         message = str(error)
     except torch.OutOfMemoryError:
@@ -415,5 +446,14 @@ def run(args: Namespace) -> int:
     return EXIT_FAILED
 
 
+def main(args: Namespace) -> int:
+    """The command."""
+    group = ProcessGroup()
+    try:
+        return run(args, group)
+    finally:
+        group.close()
+
+
 if __name__ == "__main__":
-    sys.exit(run(COMMAND_LINE))
+    sys.exit(main(COMMAND_LINE))

@@ -17,12 +17,15 @@ from unittest import mock
 from toy_llama import FOXIFY, QWEN3, write_toy  # first: it skips without torch
 
 import foxify
+import numpy as np
 import torch
 from merge import merge
+from process_group import ProcessGroup
 from progress import read_metrics
 from refusal import Refusal
 from safetensors.torch import load_file
 from toy_model import TEXT
+from training_state import TrainingError
 
 WINDOW = 128
 
@@ -35,11 +38,14 @@ class FoxifyTest(unittest.TestCase):
         self.model = write_toy(self.folder / "toy")
         self.text = self.folder / "a.txt"
         self.text.write_text(TEXT * 60)
+        self.group = ProcessGroup()
 
     def run_to_end(self, *flags: str, status: int = 0, model: Path | None = None,
-                   out: str = "out") -> str:
+                   out: str = "out", processes: int = 1) -> str:
+        several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                   str(processes)] if processes > 1 else []
         run = subprocess.run(
-            [sys.executable, "-B", str(FOXIFY / "foxify.py"), str(model or self.model),
+            [sys.executable, "-B", *several, str(FOXIFY / "foxify.py"), str(model or self.model),
              str(self.text), "--out", str(self.folder / out), "--window", str(WINDOW),
              "--batch-tokens", str(2 * WINDOW), "--workers", "1", "--rank", "4", *flags],
             capture_output=True, text=True, timeout=600, check=False,
@@ -47,11 +53,11 @@ class FoxifyTest(unittest.TestCase):
         self.assertEqual(run.returncode, status, run.stderr)
         return run.stderr
 
-    def test_a_run_in_parts_equals_an_uninterrupted_one(self) -> None:
+    def test_a_run_in_parts_and_of_two_processes_equals_an_uninterrupted_one(self) -> None:
         flags = ("--steps", "5", "--checkpoint-minutes", "0")
         self.run_to_end(*flags, out="whole")
         self.assertIn("stopped after step 0", self.run_to_end(
-            *flags, "--minutes", "1e-4", status=3, out="parts"))
+            *flags, "--minutes", "1e-4", status=1, out="parts", processes=2))
         with mock.patch.object(foxify, "BEGAN", 0.0):
             trainer = self.trainer(*flags)
             trainer.resume()
@@ -59,14 +65,15 @@ class FoxifyTest(unittest.TestCase):
             trainer._record = lambda *a: (record(*a), a[0] == 2 and trainer.ask_to_stop())
             trainer.train()  # stops in the middle, as at a signal
             self.assertEqual(trainer.step, 3)
-        self.assertIn("continuing after step 3", self.run_to_end(*flags, out="parts"))
+        said = self.run_to_end(*flags, out="parts", processes=2)
+        self.assertEqual(said.count("continuing after step 3"), 1)
         whole, parts = (load_file(self.folder / out / "adapter.safetensors")
                         for out in ("whole", "parts"))
         for name, tensor in whole.items():
-            self.assertTrue(torch.equal(tensor, parts[name]), name)
+            torch.testing.assert_close(tensor, parts[name], rtol=0, atol=1e-7, msg=name)
         numbers = [[(r["step"], r["loss"], r["lambda"], r["share"]) for r in read_metrics(
             self.folder / out / "training" / "metrics.jsonl")] for out in ("whole", "parts")]
-        self.assertEqual(*numbers)
+        np.testing.assert_allclose(*numbers, rtol=1e-5)
         self.assertEqual([n[0] for n in numbers[0]], [1, 2, 3, 4, 5])
         self.assertIn("keep was 0.125 and is now 0.25", self.run_to_end(
             *flags, "--keep", "0.25", status=1, out="parts"))
@@ -77,7 +84,12 @@ class FoxifyTest(unittest.TestCase):
             [str(self.model), str(self.text), "--out", str(self.folder / "parts"), "--window",
              str(WINDOW), "--batch-tokens", str(2 * WINDOW), "--rank", "4", *flags])
         args.precision = "fp32"
-        return foxify.Trainer(args, torch.device("cpu"))
+        return foxify.Trainer(args, self.group)
+
+    def test_windows_that_processes_cannot_share(self) -> None:
+        self.group.size = 3
+        with self.assertRaisesRegex(TrainingError, "2 windows cannot be shared by 3 processes"):
+            self.trainer("--steps", "1")
 
     def test_fractions_of_minutes_begin_behind_the_first_steps(self) -> None:
         trainer = self.trainer("--minutes-total", "10")
@@ -154,7 +166,7 @@ class FoxifyTest(unittest.TestCase):
         with tempfile.TemporaryFile("w+") as file, mock.patch("sys.stderr", file):
             try:
                 args: argparse.Namespace = foxify.parse_arguments(arguments)
-                self.assertEqual(foxify.run(args), 1)
+                self.assertEqual(foxify.run(args, self.group), 1)
             except SystemExit as end:
                 self.assertEqual(end.code, 2)
             file.seek(0)
