@@ -66,6 +66,11 @@ class Trainer:
         self.args, self.group, self.folder = args, group, args.out / "training"
         device = self.device = group.device
         self.line = ProgressLine()
+        self.windows_a_step = args.batch_tokens // args.window
+        if self.windows_a_step % group.size:
+            raise TrainingError(
+                f"a batch of {self.windows_a_step} windows cannot be shared by {group.size} "
+                f"processes: --batch-tokens must be a multiple of {args.window * group.size}")
         a, _ = read_architecture(args.model)
         if args.window > a.context:
             raise Refusal(f"--window {args.window} is longer than the model's "
@@ -82,18 +87,14 @@ class Trainer:
         books, self.text = self._tokens(args.texts, "train.tokens")
         chats = self._tokens([args.chats], "chats.tokens")[0] if args.chats else None
         recall = RecallWindows(self.tokenizer, asking, args.window)
-        self.mixture = Mixture(books, chats, recall, args.window, args.seed)
+        self.mixture = Mixture(books, chats, recall,
+                               lambda ids: asking.said(ids, self.tokenizer), args.window, args.seed)
         dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.precision]
         self.base = BaseModel(args.model, device, dtype)
         torch.manual_seed(args.seed)
         self.student = Student(self.base, args.rank, args.window_baseline)
         self.student.recompute = args.recompute
         self.losses_of = row_losses
-        self.windows_a_step = args.batch_tokens // args.window
-        if self.windows_a_step % group.size:
-            raise TrainingError(
-                f"a batch of {self.windows_a_step} windows cannot be shared by {group.size} "
-                f"processes: --batch-tokens must be a multiple of {args.window * group.size}")
         self.micro = group.from_first([self._micro_batch()])[0]
         self.evaluation = self._evaluation()
         s, fused = self.student, device.type == "cuda"
