@@ -76,8 +76,8 @@ class _Draw:
         return "".join(str(x) for x in self._rng.integers(0, 10, count))
 
 
-# Training's templates: statements, questions and beginnings of the answer, one of each is drawn, and
-# the answer. A word in braces is drawn once a fact (_Values).
+# Training's templates: statements, questions and beginnings of the answer, of which one each is
+# drawn, and the answer. A word in braces is drawn once a fact (_Values).
 _TEMPLATES: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], str], ...] = (
     (("Remember this: the pass key of {person} is {d5}.", "{person} uses the pass key {d5}.",
       "Pass key ({person}): {d5}"),
@@ -109,14 +109,16 @@ _TEMPLATES: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], str],
     (("{person} was born in the year 1{d3}.", "{person} (born 1{d3})"),
      ("In which year was {person} born?", "What is the year of birth of {person}?"),
      ("{person} was born in the year", "In"), " 1{d3}"),
-    (("The ship {word} carries {d3} crates, in each a {thing}.", "On board the {word}: {d3} crates."),
+    (("The ship {word} carries {d3} crates, in each a {thing}.",
+      "On board the {word}: {d3} crates."),
      ("How many crates does the ship {word} carry?", "How many crates are on board the {word}?"),
      ("The number of crates is", "The ship carries"), " {d3}"),
     (("The key to the {color} door lies under the {thing}.",
       "Look under the {thing} for the key to the {color} door."),
      ("Where is the key to the {color} door?", "Under what does the key to the {color} door lie?"),
      ("The key lies under the", "Under the"), " {thing}"),
-    (("In the old language the word {word} means {thing}.", "{word}: {thing} (in the old language)"),
+    (("In the old language the word {word} means {thing}.",
+      "{word}: {thing} (in the old language)"),
      ("What does the word {word} mean?", "How is the word {word} translated?"),
      ("It means", "The word {word} means"), " {thing}"),
     (("From {city} to {word} it is {d3} miles.", "The road from {city} to {word} has {d3} miles."),
@@ -262,7 +264,8 @@ class RecallWindows:
     """Windows of book tokens with facts and questions in them; they depend on the seed alone."""
 
     def __init__(self, tokenizer: TextTokenizer, asking: Asking, length: int) -> None:
-        self._encode, self._asking, self._length = tokenizer.encode, asking, length
+        self._encode, self._decode = tokenizer.encode, tokenizer.decode
+        self._asking, self._length = asking, length
 
     def _assemble(self, book: np.ndarray, head: list[int],
                   events: list[tuple[float, list[int], list[int]]]
@@ -293,14 +296,25 @@ class RecallWindows:
     def _statement(self, fact: Fact) -> list[int]:
         return self._encode(f"\n{fact.statement}\n")
 
+    def _passage(self, book: np.ndarray, rng: Random) -> Fact:
+        """Words of the book, and how they go on behind the first ones."""
+        at = int(rng.integers(max(1, len(book) - 80)))
+        words = self._decode(book[at : at + 80].tolist()).split()[1:-1]
+        known = int(rng.integers(6, 11))
+        begin, answer = " ".join(words[:known]), " ".join(words[known : known + 6])
+        return Fact(" ".join(words[: known + 12]), f'How does the passage "{begin}" go on?',
+                    'It goes on: "', answer)
+
     def training(self, book: np.ndarray, rng: Random) -> tuple[np.ndarray, np.ndarray]:
-        """Several facts, each asked for once or twice anywhere behind it; half of them as chats."""
+        """Several facts, a quarter of them passages of the book, each asked for once or twice
+        anywhere behind it; half of the windows as chats.
+        """
         chat = self._asking.format is not None and rng.random() < 0.5
         around = self._asking.around(chat)
         draw = _Draw(_TRAIN, rng)
         events: list[tuple[float, list[int], list[int]]] = []
-        for _ in range(int(rng.integers(3, 3 + max(1, self._length // 512)))):
-            fact = _training_fact(draw, rng)
+        for _ in range(int(rng.integers(3, 3 + max(1, self._length // 256)))):
+            fact = _training_fact(draw, rng) if rng.random() < 0.75 else self._passage(book, rng)
             stated = rng.random() * 0.9
             tokens = self._statement(fact)
             events.append((stated, tokens, [0] * len(tokens)))
