@@ -24,7 +24,8 @@ class RecallTest(unittest.TestCase):
         write_tokenizer(folder)
         self.tokenizer = TextTokenizer(folder)
         self.windows = RecallWindows(self.tokenizer, Asking(folder), LENGTH)
-        self.book = np.asarray(self.tokenizer.encode("A book, of words. " * (LENGTH // 18 + 1))[:LENGTH])
+        text = "A book, of words. " * (LENGTH // 18 + 1)
+        self.book = np.asarray(self.tokenizer.encode(text)[:LENGTH])
 
     def text(self, ids: np.ndarray) -> str:
         return self.tokenizer._decode(ids.tolist())
