@@ -10,10 +10,9 @@
 // with b the page's last position, log M_b the log of sum_{j<=b} exp(a_j + c_b - c_j), a_j the
 // largest logit key j can have, H the minimum over page ends e' so far of c_e' + beta_e', beta
 // bounding -log Z relative to c_e', and Z >= exp(-B) in every row, by its own key or by the sink.
-// E rises with n and t falls with i, so what is dropped is always
-// a growing prefix. Source: "Adaptive Computation Pruning for the Forgetting Transformer" (Lin et
-// al.), Algorithm 1 and its erratum (the length in log L is b+1 for keys 0..b); the certified bound
-// is this project's.
+// E rises with n and t falls with i, so what is dropped is always a growing prefix. Source:
+// "Adaptive Computation Pruning for the Forgetting Transformer" (Lin et al.), Algorithm 1 and its
+// erratum (the length in log L is b+1 for keys 0..b); the certified bound is this project's.
 #pragma once
 
 #include <cmath>

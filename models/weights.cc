@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numbers>
 
 #include "kernels/core/check.h"
@@ -36,12 +35,15 @@ class RowStack {
     if (tensor.empty()) return;
     const int64_t step = times == 1 ? tensor.size() : cols_;
     for (int64_t i = 0; i < tensor.size() * times; i += step) {
-      const size_t before = bytes_.size();
       const int64_t first = i / (step * times) * step;
-      AddZeros(step);
       if (wide_ == DType::kBF16) {
-        std::memcpy(bytes_.data() + before, tensor.data + first * 2, bytes_.size() - before);
-      } else if (wide_ == DType::kF64) {
+        const std::byte* from = tensor.data + first * static_cast<int64_t>(SizeOf(wide_));
+        bytes_.insert(bytes_.end(), from, from + step * static_cast<int64_t>(SizeOf(wide_)));
+        continue;
+      }
+      const size_t before = bytes_.size();
+      AddZeros(step);
+      if (wide_ == DType::kF64) {
         ReadElements(tensor, first, step, reinterpret_cast<double*>(bytes_.data() + before));
       } else {
         ReadElements(tensor, first, step, reinterpret_cast<float*>(bytes_.data() + before));

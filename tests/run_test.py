@@ -280,11 +280,11 @@ class PythonTest(TreeCase):
 
     def test_the_converter_needs_four_packages(self) -> None:
         del self.environment["FOX_NO_INSTALL"]
-        self.run_command("convert", "models/demo", "out")
-        self.assertEqual(self.installed(),
-                         ["numpy>=1.24,<3 PyYAML>=6,<7 gguf>=0.17,<1 Jinja2>=3.1,<4"])
-        self.run_command("convert", "models/demo", "out")
-        self.assertEqual(len(self.installed()), 1)  # once
+        wanted = "numpy>=1.24,<3 PyYAML>=6,<7 gguf>=0.17,<1 Jinja2>=3.1,<4"
+        for command, times in ((("demo", "--web"), 0), (("demo", "--chat"), 1),
+                               (("convert", "models/demo", "out"), 1)):  # once
+            self.run_command(*command)
+            self.assertEqual(self.installed(), [wanted] * times)
 
     def test_without_a_gpu_pytorch_is_the_cpus(self) -> None:
         del self.environment["FOX_NO_INSTALL"]

@@ -66,7 +66,8 @@ FlagSet::Flag& FlagSet::Add(const std::string& name, const std::string& value_na
                             const std::string& help, const std::string& expectation, Assign assign,
                             Show show) {
   FOX_CHECK(Find(name) == nullptr);
-  flags_.push_back({group_, name, value_name, help, show(), expectation, std::move(assign), show});
+  flags_.push_back(
+      {group_, name, value_name, help, show(), expectation, std::move(assign), std::move(show)});
   return flags_.back();
 }
 

@@ -178,7 +178,13 @@ std::unique_ptr<PackedWeight> CudaOps::Pack(const MatrixView& weight) {
   const int64_t rows =
       (weight.rows + kWeightRowMultiple - 1) / kWeightRowMultiple * kWeightRowMultiple;
   Buffer data = Allocate(static_cast<size_t>(rows * weight.cols) * SizeOf(DType::kBF16));
-  FOX_CHECK(weight.dtype == DType::kF32 && weight.row_stride == weight.cols);
+  FOX_CHECK(weight.row_stride == weight.cols);
+  if (weight.dtype == DType::kBF16) {
+    const auto elements = static_cast<size_t>(weight.rows * weight.cols);
+    CopyToDevice(weight.data, elements * SizeOf(DType::kBF16), data.data(), nullptr);
+    return std::make_unique<cuda::DeviceWeight>(weight.rows, weight.cols, std::move(data));
+  }
+  FOX_CHECK(weight.dtype == DType::kF32);
   const size_t bytes = static_cast<size_t>(weight.rows * weight.cols) * sizeof(float);
   const Buffer wide = Allocate(bytes);
   CopyToDevice(weight.data, bytes, wide.data(), nullptr);

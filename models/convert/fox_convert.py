@@ -1,8 +1,9 @@
 """Converts a checkpoint of any known layout, or a GGUF file, into a directory that foxserve loads.
 
 The path of a conversion: open_source (source_directory.py) -> parse_config (canonical_config.py)
--> plan_tensors (tensor_plan.py) -> write and verify (output_directory.py); open_gguf
-(gguf_source.py) stands for the first three. See README.md here.
+-> plan_tensors (tensor_plan.py) -> with_adapter (lora_adapter.py) -> write and verify
+(output_directory.py) -> write_chat_format (chat_format.py); open_gguf (gguf_source.py) stands for
+the first three. See README.md here.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ examples:
       a training run: config.yaml and checkpoints/step-000000000016384.pt
   fox_convert.py SmolLM2-135M-Instruct.Q4_1.gguf model
       a GGUF file of llama, qwen2 or qwen3, as bfloat16
+  fox_convert.py SmolLM2-135M-Instruct.Q4_1.gguf model --adapter models/smollm2-fox
+      the same, taught to forget by ./run foxify
   fox_convert.py fox-pro-760m --dry-run
       show the configuration and the tensors, write nothing
   fox_convert.py fox-pro-760m model --dtype bf16 --verify-only
@@ -82,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         metavar="X",
         help="write this log_pruning_tolerance (-10.0 is recommended) instead of the source's",
+    )
+    parser.add_argument(
+        "--adapter", metavar="DIR", type=Path, help="merge what ./run foxify trained on SRC"
     )
     parser.add_argument(
         "--ignore-key",
@@ -196,6 +202,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 def _convert(args: argparse.Namespace) -> None:
     """Does what the checked command line asks for."""
+    from lora_adapter import with_adapter
     from output_directory import check_destination
 
     if not args.dry_run:
@@ -205,6 +212,8 @@ def _convert(args: argparse.Namespace) -> None:
         if not args.verify_only:
             check_destination(args.destination, args.force)
     plan = _plan(args)
+    if args.adapter is not None:
+        plan = with_adapter(plan, args.adapter)
     for note in plan.notes:
         _say(f"note: {note}")
     if args.dry_run:

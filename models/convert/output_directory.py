@@ -35,6 +35,7 @@ COPIED_FILES = (
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",
+    "chat_format.json",
 )
 INDEX = "model.safetensors.index.json"
 

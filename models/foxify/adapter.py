@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from base_model import MATRICES
-from merge import ADAPTER, CONFIG
+from lora_adapter import ADAPTER, CONFIG
 from output_directory import write_file
 from pressure import LOG_EPS
 from safetensors.torch import save_file

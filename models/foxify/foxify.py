@@ -27,13 +27,13 @@ from argparse import Namespace  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
+import fox_convert  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from adapter import round_as_shipped, write_adapter  # noqa: E402
 from base_model import BaseModel, read_architecture  # noqa: E402
 from distillation import distillation, row_losses  # noqa: E402
 from measure import Evaluation  # noqa: E402
-from merge import merge  # noqa: E402
 from mixture import Mixture, spread  # noqa: E402
 from output_directory import check_destination  # noqa: E402
 from plots import draw  # noqa: E402
@@ -395,8 +395,9 @@ class Trainer:
             self.student.compile_parts(lambda part: part)  # not once more for no gradients
             report["student"] = self.evaluation.of(self.student)
         (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-        if args.export:
-            merge(args.model, args.out, args.export)
+        if args.export and fox_convert.main(
+                [str(args.model), str(args.export), "--adapter", str(args.out), "--force"]) != 0:
+            raise Refusal(f"{args.export}: not written")
         if self.evaluation is not None:
             student, teacher = report["student"], self.teacher
             self.line.say(

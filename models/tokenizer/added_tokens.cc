@@ -8,13 +8,11 @@
 namespace fox {
 namespace {
 
-bool IsContinuation(char byte) { return (static_cast<uint8_t>(byte) & 0xC0) == 0x80; }
-
 // Start of the white space that ends at `end`, not before `begin`.
 size_t SpaceBefore(std::string_view text, size_t begin, size_t end) {
   while (end > begin) {
     size_t at = end - 1;
-    while (at > begin && IsContinuation(text[at])) --at;
+    while (at > begin && IsContinuationByte(text[at])) --at;
     if (!IsWhiteSpace(NextUtf8(text.data() + at, end - at).code_point)) break;
     end = at;
   }

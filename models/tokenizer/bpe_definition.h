@@ -24,7 +24,7 @@ inline constexpr char kVisibleSpace[] = "\xE2\x96\x81";  // U+2581, sentencepiec
 struct BpeDefinition {
   // Which parts of a text get a kVisibleSpace in front, beside those that open with a space: after
   // added tokens are found, all spaces become visible. kAsIs: neither happens.
-  enum class Metaspace { kAsIs, kNever, kFirst, kAlways };
+  enum class Metaspace { kAsIs, kNotInFront, kFirst, kAlways };
   const char* vocab_file = "";
   const char* merges_file = "";
   absl::flat_hash_map<std::string, int32_t> vocab;

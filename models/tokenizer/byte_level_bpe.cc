@@ -36,8 +36,6 @@ AddedTokenSplitter::Normalize NormalizerOf(const BpeDefinition& definition) {
   };
 }
 
-bool IsContinuation(char byte) { return (static_cast<uint8_t>(byte) & 0xC0) == 0x80; }
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ByteLevelBpe>> ByteLevelBpe::Create(const BpeDefinition& definition,
@@ -303,7 +301,7 @@ void ByteLevelBpe::EncodePretoken(std::string_view pretoken, BpeMerger::Workspac
     for (const int32_t id : symbols) {
       token_end += width_[static_cast<size_t>(id)];
       const bool spells =
-          byte_fallback_ && token_end < window.size() && IsContinuation(window[token_end]);
+          byte_fallback_ && token_end < window.size() && IsContinuationByte(window[token_end]);
       if (!spells) whole_end = token_end;
       tokens->push_back({id, whole_end});
     }

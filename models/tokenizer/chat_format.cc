@@ -144,9 +144,10 @@ absl::Status ChatFormat::Read(const Json& json) {
 
 void ChatFormat::FindAddedTokens(const Tokenizer& tokenizer) {
   for (int32_t id = 0; id < tokenizer.info().vocab_size; ++id) {
+    if (!tokenizer.IsAdded(id)) continue;
     const std::string token = tokenizer.TokenBytes(id, /*skip_special=*/false);
     if (token.empty() || token.size() > AddedTokenSplitter::kMaxContent) continue;
-    if (tokenizer.IsAdded(id)) added_.Add({.content = token, .id = id});
+    added_.Add({.content = token, .id = id});
   }
   const std::string& suffix = roles_["assistant"].suffix;
   added_.Split(suffix, [this](const TextPart& part) {

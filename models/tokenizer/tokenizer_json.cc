@@ -100,7 +100,7 @@ absl::Status ReadMetaspace(const Json& step, BpeDefinition* definition) {
   const std::string scheme = ReadString(step, "prepend_scheme").value_or("always");
   definition->metaspace = scheme == "always"  ? Metaspace::kAlways
                           : scheme == "first" ? Metaspace::kFirst
-                                              : Metaspace::kNever;
+                                              : Metaspace::kNotInFront;
   const bool split = !step.contains("split") || ReadFlag(step, "split");
   const std::string space = ReadString(step, "replacement").value_or("");
   if (!split && space == kVisibleSpace) return absl::OkStatus();
@@ -111,13 +111,12 @@ absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
   constexpr char kDigit[] = "[\\p{N}\U00011DE0-\U00011DE9\U00016FF4-\U00016FF6]";  // Unicode 17
   const bool fallback = definition->byte_fallback;
   const char* const supported = fallback ? kFallbackPreTokenizers : kPreTokenizers;
-  if (fallback) definition->pretokenizer.clear();
+  definition->pretokenizer.clear();
   if (!IsSet(json, "pre_tokenizer")) {
     return fallback ? absl::OkStatus() : Unsupported("pre_tokenizer", "null", supported);
   }
   const auto steps = StepsOf(json.at("pre_tokenizer"), "pre_tokenizer", "pretokenizers");
   if (!steps.ok()) return steps.status();
-  definition->pretokenizer.clear();
   for (const Json* step : *steps) {
     const std::string type = ReadString(*step, "type").value_or("");
     if ((type == "ByteLevel") != (!fallback && step == steps->back())) {
@@ -140,8 +139,7 @@ absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
                                                           ReadFlag(*step, "add_prefix_space"),
                                           .pattern = regex ? kGpt2Pattern : ""});
     } else if (type == "Metaspace" && fallback && step == steps->front()) {
-      const absl::Status status = ReadMetaspace(*step, definition);
-      if (!status.ok()) return status;
+      if (absl::Status s = ReadMetaspace(*step, definition); !s.ok()) return s;
     } else {
       return Unsupported("pre_tokenizer", type, supported);
     }

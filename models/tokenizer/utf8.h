@@ -26,6 +26,9 @@ struct Utf8Unit {
 // The unit at the start of `data`. REQUIRES: size > 0.
 Utf8Unit NextUtf8(const char* data, size_t size);
 
+// A byte of a sequence that is not its first.
+inline bool IsContinuationByte(char byte) { return (static_cast<uint8_t>(byte) & 0xC0) == 0x80; }
+
 bool IsValidUtf8(const std::string& text);
 
 // Unicode's White_Space.

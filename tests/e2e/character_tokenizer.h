@@ -18,6 +18,7 @@ class CharacterTokenizer final : public Tokenizer {
   absl::StatusOr<std::vector<int32_t>> Encode(const std::string& text,
                                               bool add_special_tokens) const override;
   std::string TokenBytes(int32_t id, bool skip_special) const override;
+  bool IsAdded(int32_t id) const override { return id >= kBos; }
   const Info& info() const override { return info_; }
   // "<s>S:system.\n", "U:user\n" and "A:assistant</s>\n"; an answer follows "A:".
   ChatFormat Chat() const;

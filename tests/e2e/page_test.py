@@ -14,10 +14,13 @@ import pathlib
 import sys
 import tempfile
 import threading
+import urllib.error
+import urllib.request
 
 import chromium
 import fox_server
 from fox_server import MODEL
+from model_router import MAX_BODY_BYTES, ModelRouter
 
 CONTROL = 2
 LONG = (MODEL / "prompt_long.txt").read_text()
@@ -209,6 +212,67 @@ class ChatPageTest(Page):
         self.generate("Go on", 12)
         self.browser.wait_for(f"{STATE} === 'done'")
         self.assertTrue(self.text("answer").startswith("Go on\n\n"))
+
+
+class BesidePageTest(Page):
+    """Two models at one address, by the router of the demo: the second forgets nothing."""
+
+    chats = True
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.second = cls.serve(*cls.flags, "--served-model-name", "other", "--acp", "off")
+        cls.url = cls.enterClassContext(ModelRouter(
+            0, ("demo", "other"), (cls.server.http_url, cls.second.http_url))).url
+
+    def test_both_answer_the_same_question(self) -> None:
+        self.tab_to("example")
+        self.browser.press("Enter", 13, text="\r")
+        self.browser.wait_for("document.getElementById('status').textContent.includes('novel')")
+        self.assertEqual(self.value("prompt"), LONG + "\n\nQuestion: What is the name of the town?")
+        self.enter("max-tokens", "5")
+        self.browser.press("Enter", 13, modifiers=CONTROL)
+        self.browser.wait_for(f"{STATE} === 'done' || {STATE} === 'failed'")
+        self.assertTrue(self.second.logged("request finished"))
+        self.assertEqual([self.text(i) for i in ("answer-title", "beside-title")],
+                         ["demo", "other"])
+        for box in ("answer", "beside-answer"):
+            self.assertRegex(self.text(box), r"(?s)of the town\?\n\n.+$")
+            self.assertLess(self.browser.evaluate(f"(box => box.scrollHeight - box.scrollTop - "
+                            f"box.clientHeight)(document.getElementById('{box}'))"), 40)
+        kept = [float(self.text(f"kept-{place}").removesuffix(" MiB")) for place in (0, 1)]
+        self.assertLess(kept[0], 0.25 * kept[1])
+        self.assertEqual(self.text("kept"), self.text("kept-0"))
+        for cell in ("first-0", "first-1", "rate-0", "rate-1"):
+            self.assertRegex(self.text(cell), r"^\d")
+        self.tab_to("reset")
+        self.browser.press("Enter", 13, text="\r")
+        self.assertEqual(self.text("beside-answer"), "")
+        self.tab_to("beside")
+        self.browser.press(" ", 32, text=" ")
+        self.generate("The king", 5)
+        self.browser.wait_for(f"{STATE} === 'done'")
+        self.assertTrue(self.browser.evaluate("document.getElementById('beside-part').hidden"))
+        self.assertEqual(self.text("beside-answer"), "")
+
+    def test_the_router_refuses_what_the_servers_do(self) -> None:
+        headers = {"Content-Type": "application/json"}
+        for path, body, changes, status in (
+                ("/v1/models", None, {}, 200), ("/v1/models", None, {"Host": "other.example"}, 403),
+                ("/v1/completions", b'{"model": "third", "prompt": "a"}', {}, 404),
+                ("/v1/completions", b'{"model": ["demo"], "prompt": "a"}', {}, 400),
+                ("/v1/completions", b"[", {}, 400), ("/v1/completions", b"[]", {}, 400),
+                ("/v1/completions", b"{}", {"Content-Type": "text/plain"}, 415),
+                ("/v1/completions", b"", {"Content-Length": str(MAX_BODY_BYTES + 1)}, 413),
+                ("/v1/completions", b"{}", {"Content-Length": "x"}, 413)):
+            with self.subTest(body=body, changes=changes):
+                request = urllib.request.Request(self.url + path, body, {**headers, **changes})
+                try:
+                    with urllib.request.urlopen(request, timeout=60) as answer:
+                        self.assertEqual(answer.status, status)
+                except urllib.error.HTTPError as error:
+                    self.assertEqual(error.code, status)
 
 
 if __name__ == "__main__":

@@ -38,10 +38,10 @@ std::vector<Request> MakeRequests(int32_t vocab) {
 }
 
 struct Schedule {
-  int32_t seqs;
-  int64_t batch_tokens;
-  int64_t pool_tokens;  // unpruned tokens the pool holds; 0: the variant's, with swap space
-  int gap, depth;
+  int32_t seqs = 0;
+  int64_t batch_tokens = 0;
+  int64_t pool_tokens = 0;  // unpruned tokens the pool holds; 0: the variant's, with swap space
+  int gap = 0, depth = 1;
   double step_seconds = 0;     // on the streams' clock; steps take a thousandth of a second
   int64_t swap_sequences = 0;  // of 400 tokens that the swap space holds
   double share = 0;            // of the prefix cache

@@ -7,8 +7,11 @@ const $ = (id) => document.getElementById(id);
 const TABLE_EVERY_MS = 500;
 const MOST_POINTS = 2000;
 const NUMBERS = new Intl.NumberFormat("en");
+const QUESTION = "\n\nQuestion: What is the name of the town?";
+const BOXES = ["answer", "beside-answer"];  // by place: of the first model, and of the one beside it
 
 let running = null;  // the AbortController of the answer that comes in
+let models = [{}];   // of the address; a second one can be asked beside the first
 let turns = null;    // of the conversation; null: the model does not chat
 let windows = null;  // the last fox.windows event
 let course = [];    // [tokens, bytes kept, bytes unpruned]
@@ -54,9 +57,15 @@ function showCertificate(w) {
   element.className = "certificate " + (mass === null || mass <= most ? "holds" : "broken");
 }
 
+// A figure of an answer: in the comparison, and of the first model with the others.
+function tell(place, name, text) {
+  $(`${name}-${place}`).textContent = text;
+  if (place === 0) $(name).textContent = text;
+}
+
 function showFigures(w) {
   const {kept, unpruned} = memoryOf(w);
-  $("kept").textContent = bytesText(kept);
+  tell(0, "kept", bytesText(kept));
   $("unpruned").textContent = bytesText(unpruned);
   $("share").textContent = unpruned > 0 ? `${(100 * kept / unpruned).toFixed(1)}%` : "-";
   $("tokens").textContent = NUMBERS.format(w.tokens);
@@ -216,12 +225,16 @@ async function errorOf(response) {
 async function showModel() {
   const response = await fetch("/v1/models", {headers: headers()});
   if (!response.ok) throw new Error(await errorOf(response));
-  const [model] = (await response.json()).data;
-  $("model").textContent = model.id;
-  if (!model.chat) return;
+  models = (await response.json()).data;
+  $("model").textContent = models[0].id;
+  $("beside-choice").hidden = models.length < 2;
+  if (models.length > 1) $("beside-name").textContent = models[1].id;
+  models.slice(0, 2).forEach(({id}, place) => { $(`name-${place}`).textContent = id; });
+  if (!models[0].chat) return;
   turns ??= [];
   $("prompt-label").textContent = "Message";
   $("generate").textContent = "Send";
+  $("example").textContent = "Use a long text and a question";
   $("reset").hidden = false;
 }
 
@@ -248,55 +261,65 @@ function requestBody() {
   const prompt = $("prompt").value;
   return {
     ...(turns === null ? {prompt} : {messages: [...turns, {role: "user", content: prompt}]}),
-    model: $("model").textContent, stream: true,
+    stream: true,
     stream_options: {include_usage: true}, acp_windows: true,
     max_tokens: Number($("max-tokens").value), temperature: Number($("temperature").value),
     seed: Number($("seed").value),
   };
 }
 
-function begin() {
+function begin(both) {
   windows = null;
   course = [];
-  for (const id of ["kept", "unpruned", "share", "tokens", "rate", "first"]) {
-    $(id).textContent = "-";
-  }
+  for (const id of ["unpruned", "share", "tokens"]) $(id).textContent = "-";
+  for (const name of ["kept", "rate", "first"]) BOXES.forEach((_, place) => tell(place, name, "-"));
+  $("answers").classList.toggle("both", both);
+  $("beside-part").hidden = $("compare").hidden = !both;
+  BOXES.forEach((_, place) => {
+    $(["answer-title", "beside-title"][place]).textContent = both ? models[place].id : "Answer";
+  });
   $("certificate").textContent = "The certificate comes with the answer.";
   $("certificate").className = "certificate";
+}
+
+// Shows the prompt in a box; returns the text that the answer grows in.
+function openAnswer(box) {
   const before = document.createElement("span");
   before.className = "before";
   const prompt = $("prompt").value;
   before.textContent = prompt.length > 400 ? "\u2026" + prompt.slice(-400) : prompt;
   const text = document.createTextNode("");
   if (turns === null) {
-    $("answer").replaceChildren(before, text);
+    box.replaceChildren(before, text);
   } else {
     before.textContent = `${turns.length > 0 ? "\n\n" : ""}${before.textContent}\n\n`;
-    $("answer").append(before, text);
+    box.append(before, text);
   }
+  box.scrollTop = box.scrollHeight;
   return text;
 }
 
 // Reads the answer to its end; returns what the server says of it.
-async function readAnswer(response, text, start) {
+async function readAnswer(response, place, text, start) {
   let usage = null, firstAt = 0, pieces = 0;
   for await (const event of eventsOf(response)) {
     if (event.error) throw new Error(event.error.message);
     if (event.object === "fox.windows") {
-      showWindows(event);
+      if (place === 0) showWindows(event);
+      else tell(place, "kept", bytesText(memoryOf(event).kept));
       continue;
     }
     if (event.usage) usage = event.usage;
     const choice = event.choices?.[0];
     const piece = choice?.text ?? choice?.delta?.content ?? "";
     if (piece === "") continue;
-    const now = performance.now(), box = $("answer");
+    const now = performance.now(), box = $(BOXES[place]);
     if (++pieces === 1) {
       firstAt = now;
-      $("first").textContent = `${((now - start) / 1000).toFixed(2)} s`;
+      tell(place, "first", `${((now - start) / 1000).toFixed(2)} s`);
       setState("running", "Writing");
     } else {
-      $("rate").textContent = ((pieces - 1) / (now - firstAt) * 1000).toFixed(0);
+      tell(place, "rate", ((pieces - 1) / (now - firstAt) * 1000).toFixed(0));
     }
     const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
     text.appendData(piece);
@@ -304,23 +327,32 @@ async function readAnswer(response, text, start) {
   }
   const seconds = (performance.now() - firstAt) / 1000;
   if (usage !== null && usage.completion_tokens > 1 && pieces > 1) {
-    $("rate").textContent = ((usage.completion_tokens - 1) / seconds).toFixed(0);
+    tell(place, "rate", ((usage.completion_tokens - 1) / seconds).toFixed(0));
   }
   return usage;
 }
 
+async function ask(body, place, text) {
+  const start = performance.now();
+  setState("running", "Reading the prompt");
+  const response = await fetch(turns === null ? "/v1/completions" : "/v1/chat/completions", {
+    method: "POST", headers: headers(), body: JSON.stringify({model: models[place].id, ...body}),
+    signal: running.signal,
+  });
+  if (!response.ok) throw new Error(await errorOf(response));
+  return readAnswer(response, place, text, start);
+}
+
+// One model after the other, so that neither slows the other.
 async function generate() {
   if (running !== null) return;
   running = new AbortController();
-  const body = requestBody(), text = begin(), start = performance.now();
-  setState("running", "Reading the prompt");
+  const both = models.length > 1 && $("beside").checked, body = requestBody();
+  begin(both);
+  const text = openAnswer($("answer")), beside = both ? openAnswer($("beside-answer")) : null;
   try {
-    const response = await fetch(turns === null ? "/v1/completions" : "/v1/chat/completions", {
-      method: "POST", headers: headers(), body: JSON.stringify(body),
-      signal: running.signal,
-    });
-    if (!response.ok) throw new Error(await errorOf(response));
-    const usage = await readAnswer(response, text, start);
+    const usage = await ask(body, 0, text);
+    if (both) await ask(body, 1, beside);
     setState("done", usage === null ? "Done" : `Done: ${NUMBERS.format(usage.prompt_tokens)} ` +
       `tokens read, ${NUMBERS.format(usage.completion_tokens)} written`);
   } catch (error) {
@@ -376,7 +408,8 @@ async function useExample() {
   try {
     const response = await fetch("/example.txt");
     if (!response.ok) throw new Error(await errorOf(response));
-    $("prompt").value = await response.text();
+    $("prompt").value = await response.text() + (turns === null ? "" : QUESTION);
+    if (turns !== null) $("temperature").value = 0;
     $("prompt").focus();
     setState("idle", `Two chapters of a novel: ${NUMBERS.format($("prompt").value.length)} ` +
       "characters");
@@ -398,7 +431,7 @@ function start() {
   $("stop").addEventListener("click", () => running?.abort());
   $("reset").addEventListener("click", () => {
     turns = [];
-    $("answer").replaceChildren();
+    for (const box of BOXES) $(box).replaceChildren();
     setState("idle", "A new conversation");
   });
   $("example").addEventListener("click", useExample);

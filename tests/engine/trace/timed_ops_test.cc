@@ -53,14 +53,5 @@ TEST(TimedOpsTest, BracketsEachOperationThatItForwards) {
   EXPECT_EQ(ops.Description(), MakeCpuOps()->Description());
 }
 
-TEST(TimedOpsTest, KindsHaveDistinctNames) {
-  std::vector<std::string> names;
-  for (size_t kind = 0; kind < kOpKinds; ++kind) {
-    names.emplace_back(NameOf(static_cast<OpKind>(kind)));
-    EXPECT_NE(names.back(), "");
-    EXPECT_EQ(std::count(names.begin(), names.end(), names.back()), 1) << names.back();
-  }
-}
-
 }  // namespace
 }  // namespace fox

@@ -11,7 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 from chat_format_test import CHATML, IM, form
-from checkpoint_case import CheckpointCase
+from checkpoint_case import Bits, CheckpointCase, save
 from gguf_source import ARCHITECTURES, QUANTISATIONS
 
 WIDE, HEADS, KV_HEADS, DIM, INNER, LAYERS = 256, 4, 2, 64, 512, 2
@@ -113,6 +113,22 @@ class GgufCase(CheckpointCase):
         writer.write_tensors_to_file()
         writer.close()
 
+    def adapter(self, arch: str = "llama", **changes: np.ndarray) -> dict[str, np.ndarray]:
+        """Writes an adapter to `changed`; `changes` are of the o_proj of layer 1."""
+        stem = "model.layers.1.self_attn."
+        tensors = {f"{stem}o_proj.lora_{letter}.weight": self.random.normal(size=shape).astype("f")
+                   for letter, shape in (("A", (3, HEADS * DIM)), ("B", (WIDE, 3)))}
+        tensors |= {f"{stem}sinks": np.arange(HEADS, dtype="f"),
+                    "model.norm.weight": np.ones(WIDE, "f")}
+        tensors |= {f"{stem}o_proj.{key}.weight": value for key, value in changes.items()}
+        folder = self.scratch / "changed"
+        folder.mkdir(exist_ok=True)
+        save(folder / "adapter.safetensors",
+             {n: Bits("F32", t.shape, t.tobytes()) for n, t in tensors.items()})
+        (folder / "adapter_config.json").write_text(json.dumps(
+            {"base_model_type": arch, "config": {"use_attention_sink": True}}))
+        return tensors
+
     def expected(self, tensors: dict[str, tuple[np.ndarray, str]]) -> dict[str, bytes]:
         result = {}
         for name, (data, kind) in tensors.items():
@@ -140,6 +156,21 @@ class ConversionTest(GgufCase):
                          "max_position_embeddings": 512, "bos_token_id": 257,
                          "tie_word_embeddings": arch == "qwen2", "eos_token_id": [258]}
                 self.assertEqual(config, shown)
+
+    def test_an_adapter(self) -> None:
+        stem, tensors, change = "model.layers.1.self_attn.", self.tensors("llama"), self.adapter()
+        self.write("llama", self.keys("llama"), tensors)
+        config, got = self.convert("--dtype", "f32", "--adapter", self.scratch / "changed")
+        self.assertIs(config["use_attention_sink"], True)
+        want = self.expected(tensors)
+        whole = np.frombuffer(want[f"{stem}o_proj.weight"], "f").reshape(WIDE, HEADS * DIM)
+        a, b = (change[f"{stem}o_proj.lora_{letter}.weight"] for letter in "AB")
+        want[f"{stem}o_proj.weight"] = (whole + b @ a).tobytes()
+        want |= {n: change[n].tobytes() for n in (f"{stem}sinks", "model.norm.weight")}
+        self.assertEqual({k: t.data for k, t in got.items()}, want)
+        config, got = self.convert("--adapter", self.scratch / "changed", "--force")
+        self.assertEqual({t.dtype for n, t in got.items() if n in change}, {"F32"})
+        self.assertEqual(got[f"{stem}o_proj.weight"].dtype, "BF16")
 
     def test_rope_scaling_and_bf16(self) -> None:
         linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
@@ -229,6 +260,20 @@ class RefusalTest(GgufCase):
                 tensors = {k: t for k, t in (right | {name: tensor}).items() if t}
                 self.write("llama", self.keys("llama"), tensors)
                 self.assert_refused(reason)
+
+    def test_adapters(self) -> None:
+        self.write("llama", self.keys("llama"), self.tensors("llama"))
+        options = ("--adapter", self.scratch / "changed")
+        self.assert_refused("adapter_config.json: missing", options=options)
+        for arch, changes, reason in (
+            ("qwen3", {}, "made for a qwen3, not for SRC, a llama"),
+            ("llama", {"lora_B": np.zeros((WIDE + 1, 3), "f")}, "o_proj.lora_B.weight: does not"),
+            ("llama", {"lora_A": np.zeros((4, WIDE), "f")}, "o_proj.lora_B.weight: does not fit"),
+            ("llama", {"x.lora_B": np.zeros((WIDE, 3), "f")}, "x.lora_B.weight: does not fit"),
+        ):
+            with self.subTest(reason):
+                self.adapter(arch, **changes)
+                self.assert_refused(reason, options=options)
 
     def test_files(self) -> None:
         self.write("falcon", self.keys("falcon"), {})

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from toy_llama import QWEN3, write_toy  # first: it skips without torch
 
+import fox_convert
 import torch
 import torch.nn.functional as F
 from adapter import round_as_shipped, write_adapter
 from base_model import BaseModel
-from merge import merge
 from student import Student
 from toy_model import TEXT
 
@@ -50,7 +50,9 @@ class AdapterTest(unittest.TestCase):
                 self.assertGreater(abs(loss - other), 0.05)
                 (place / "adapter").mkdir()
                 write_adapter(student, place / "adapter", 0.125)
-                merge(place / "base", place / "adapter", place / "merged")
+                self.assertEqual(0, fox_convert.main(
+                    [str(place / "base"), str(place / "merged"), "--adapter",
+                     str(place / "adapter")]))
                 (place / "text").write_text(text)
                 said = subprocess.run(
                     [os.environ["FOX_EVAL"], "perplexity", "--model", str(place / "merged"),

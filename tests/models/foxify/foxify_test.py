@@ -19,10 +19,8 @@ from toy_llama import FOXIFY, QWEN3, write_toy  # first: it skips without torch
 import foxify
 import numpy as np
 import torch
-from merge import merge
 from process_group import ProcessGroup
 from progress import read_metrics
-from refusal import Refusal
 from safetensors.torch import load_file
 from toy_model import TEXT
 from training_state import TrainingError
@@ -112,12 +110,6 @@ class FoxifyTest(unittest.TestCase):
         self.assertTrue(config["use_forget_gate"] and config["use_qk_norm_cap"])
         for name in ("tokenizer.json", "chat_format.json"):
             self.assertTrue((merged / name).is_file())
-        for changes, message in (({"intermediate_size": 80}, "does not fit the base"),
-                                 (QWEN3, "made for a llama")):
-            other = write_toy(self.folder / message, **changes)
-            with self.assertRaisesRegex(Refusal, message):
-                merge(other, self.folder / "out", self.folder / "refused")
-            self.assertFalse((self.folder / "refused").exists())
 
     def test_an_evaluated_run(self) -> None:
         valid = self.folder / "valid.txt"

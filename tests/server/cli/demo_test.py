@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Tests of the demo on stand-ins for fox-server and fox-cli: table, errors, cleanup."""
+"""Tests of the demo on stand-ins for fox-server and fox-cli: table, errors, cleanup; and of what
+`--chat` fetches and makes, with packages in a folder. tests/e2e/page_test.py asks real servers.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pathlib
+import shutil
 import signal
 import stat
 import subprocess
@@ -12,8 +16,11 @@ import sys
 import tempfile
 import time
 import unittest
+import zipfile
+import zlib
 
 DEMO = pathlib.Path(__file__).resolve().parents[3] / "server" / "cli" / "demo.py"
+ADAPTER = ("base.txt", "adapter_config.json", "adapter.safetensors")
 
 # Notes its process, says where it listens and waits to be stopped.
 FAKE_SERVER = """
@@ -60,19 +67,23 @@ class DemoTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
+        self.programs = self.folder / "build" / "cpu" / "bin"
+        self.programs.mkdir(parents=True)
         for name, text in (("fox-server", FAKE_SERVER), ("fox-cli", FAKE_CLI)):
-            program = self.folder / name
+            program = self.programs / name
             program.write_text(f"#!{sys.executable}\n{text}")
             program.chmod(program.stat().st_mode | stat.S_IXUSR)
         (self.folder / "prompt_long.txt").write_text("It was a dark night.\n")
         self.pids = self.folder / "pids"
 
-    def start(self, mode: str = "", *arguments: str) -> subprocess.Popen[str]:
-        """The demo as a running process, without a screen."""
+    def start(self, mode: str = "", *arguments: str, **changes: str) -> subprocess.Popen[str]:
+        """The demo as a running process, without a screen; pip finds nothing but `packages`."""
         environment = dict(os.environ, FAKE_PIDS=str(self.pids), FAKE_MODE=mode, DISPLAY="",
-                           WAYLAND_DISPLAY="")
+                           WAYLAND_DISPLAY="", PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull,
+                           PIP_FIND_LINKS=str(self.folder / "packages"), FOX_NO_INSTALL="")
+        environment |= changes
         return subprocess.Popen(
-            [sys.executable, "-B", str(DEMO), "--bin", str(self.folder), "--model",
+            [sys.executable, "-B", str(DEMO), "--bin", str(self.programs), "--model",
              str(self.folder), *arguments],
             env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -118,14 +129,62 @@ class DemoTest(unittest.TestCase):
                 self.expect_no_server()
 
     def test_web_says_where_the_page_is_until_it_is_stopped(self) -> None:
-        process = self.start("", "--web", "--port", "1234")
-        assert process.stdout is not None
-        while "The page is at http://127.0.0.1:1234\n" not in process.stdout.readline():
-            self.assertIsNone(process.poll())
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 130)
-        self.expect_no_server()
+        self.make_adapter()
+        made = self.folder / "build" / "smollm2" / "made"
+        made.parent.mkdir()
+        made.write_text(" ".join(str(zlib.crc32((self.folder / "adapter" / name).read_bytes()))
+                                 for name in ADAPTER))
+        chat = ("--chat", str(self.folder / "adapter"), "--port", "0")
+        for arguments, servers in ((("--web", "--port", "1234"), 1), (chat, 2)):
+            with self.subTest(arguments):
+                self.pids.write_text("")
+                process = self.start("", *arguments)
+                assert process.stdout is not None
+                while "The page is at http://127.0.0.1:" not in process.stdout.readline():
+                    self.assertIsNone(process.poll())
+                process.send_signal(signal.SIGINT)
+                process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 130)
+                self.assertEqual(len(self.pids.read_text().split()), servers)
+                self.expect_no_server()
+
+    def make_adapter(self, *files: str, sha256: str = "") -> None:
+        """An adapter, and in `packages` the wheel of its base with these files, all nonsense."""
+        for folder in ("adapter", "packages"):
+            (self.folder / folder).mkdir(exist_ok=True)
+            for old in (self.folder / folder).iterdir():
+                old.unlink()
+        wheel = self.folder / "packages" / "a_model-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name in files:
+                archive.writestr(name, "nonsense")
+            archive.writestr("a_model-1.0.dist-info/METADATA",
+                             "Metadata-Version: 2.1\nName: a-model\nVersion: 1.0\n")
+            archive.writestr("a_model-1.0.dist-info/WHEEL",
+                             "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        sha256 = sha256 or hashlib.sha256(wheel.read_bytes()).hexdigest()
+        for name in ADAPTER:
+            (self.folder / "adapter" / name).write_text(
+                f"a-model==1.0 --hash=sha256:{sha256}" if name == "base.txt" else "nonsense")
+
+    def test_chat_says_in_one_line_why_there_is_no_model(self) -> None:
+        for files, sha256, changes, said in (
+            ((), "", {"FOX_NO_INSTALL": "1"}, "FOX_NO_INSTALL is set, and "),
+            ((), "", {"PIP_FIND_LINKS": "/dev/null"}, "no network?): "),
+            ((), "0" * 64, {}, "no network?): THESE PACKAGES DO NOT MATCH THE HASHES"),
+            ((), "", {}, "has no GGUF file"),
+            (("m.gguf",), "", {}, "the conversion failed: base.gguf: not a whole GGUF file"),
+        ):
+            with self.subTest(said):
+                shutil.rmtree(self.folder / "build" / "smollm2", ignore_errors=True)
+                self.make_adapter(*files, sha256=sha256)
+                process = self.start("", "--chat", str(self.folder / "adapter"), **changes)
+                _, err = process.communicate(timeout=60)
+                self.assertEqual((process.returncode, err.count("\n")), (1, 1), err)
+                self.assertIn(said, err)
+        (self.folder / "adapter" / "base.txt").unlink()
+        process = self.start("", "--chat", str(self.folder / "adapter"))
+        self.assertIn("base.txt: missing\n", process.communicate(timeout=60)[1])
 
 
 if __name__ == "__main__":

