@@ -7,6 +7,7 @@ import os
 from datetime import timedelta
 from typing import Any, ContextManager
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -58,6 +59,13 @@ class ProcessGroup:
     def accumulating(self, model: nn.Module, last: bool) -> ContextManager[Any]:
         """Around one of several passes of a step: the last one exchanges gradients."""
         return contextlib.nullcontext() if last or self.size == 1 else model.no_sync()
+
+    def put(self, arrays: list[np.ndarray]) -> list[Tensor]:
+        """Them on the device, which does not wait."""
+        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        if self.device.type == "cuda":
+            return [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
+        return tensors
 
     def mean(self, value: Tensor) -> Tensor:
         """Of all processes' values. Collective."""

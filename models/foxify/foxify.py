@@ -19,9 +19,7 @@ COMMAND_LINE = parse_arguments(None) if __name__ == "__main__" else None
 import functools  # noqa: E402
 import json  # noqa: E402
 import math  # noqa: E402
-import os  # noqa: E402
 import shutil  # noqa: E402
-import signal  # noqa: E402
 import sys  # noqa: E402
 from argparse import Namespace  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -39,11 +37,12 @@ from output_directory import check_destination  # noqa: E402
 from plots import draw  # noqa: E402
 from pressure import Controller, excess, kept_shares, penalty  # noqa: E402
 from process_group import ProcessGroup, Reading  # noqa: E402
-from progress import MetricsFile, ProgressLine, duration  # noqa: E402
+from progress import MetricsFile, duration  # noqa: E402
 from recall import Asking, RecallWindows  # noqa: E402
 from refusal import Refusal  # noqa: E402
 from student import Student  # noqa: E402
-from text_tokens import TextError, TextTokenizer, open_tokens, write_tokens  # noqa: E402
+from text_tokens import TextError, TextTokenizer  # noqa: E402
+from training_run import TrainingRun, run_to_end  # noqa: E402
 from training_state import (  # noqa: E402
     TrainingError, check_settings, load_checkpoint, random_states, restore_random_states,
     save_checkpoint)
@@ -56,21 +55,15 @@ CAPS_UNTIL = 0.5  # fraction of the run over which the caps fall
 FIRST_LAMBDA = 0.3
 END_SECONDS, EVALUATIONS_AT_END = 20.0, 1.6  # reserved: the last in measurements of the teacher
 DETAIL_STEPS = 10  # between records of each head's share
-EXIT_FAILED, EXIT_UNFINISHED = 1, 3
 
 
-class Trainer:
+class Trainer(TrainingRun):
     """One run, in each of its processes."""
 
     def __init__(self, args: Namespace, group: ProcessGroup) -> None:
-        self.args, self.group, self.folder = args, group, args.out / "training"
+        super().__init__(args, group, args.model)
         device = self.device = group.device
-        self.line = ProgressLine()
-        self.windows_a_step = args.batch_tokens // args.window
-        if self.windows_a_step % group.size:
-            raise TrainingError(
-                f"a batch of {self.windows_a_step} windows cannot be shared by {group.size} "
-                f"processes: --batch-tokens must be a multiple of {args.window * group.size}")
+        self._check_device()
         a, _ = read_architecture(args.model)
         if args.window > a.context:
             raise Refusal(f"--window {args.window} is longer than the model's "
@@ -84,8 +77,8 @@ class Trainer:
             raise Refusal(f"the tokenizer has {self.tokenizer.vocab_size} tokens, the model "
                           f"{a.vocab}")
         asking = Asking(args.model)
-        books, self.text = self._tokens(args.texts, "train.tokens")
-        chats = self._tokens([args.chats], "chats.tokens")[0] if args.chats else None
+        books, self.text = self.tokens(args.texts, "train.tokens")
+        chats = self.tokens([args.chats], "chats.tokens")[0] if args.chats else None
         recall = RecallWindows(self.tokenizer, asking, args.window)
         self.mixture = Mixture(books, chats, recall,
                                lambda ids: asking.said(ids, self.tokenizer), args.window, args.seed)
@@ -95,7 +88,7 @@ class Trainer:
         self.student = Student(self.base, args.rank, args.window_baseline)
         self.student.recompute = args.recompute
         self.losses_of = row_losses
-        self.micro = group.from_first([self._micro_batch()])[0]
+        self.plan_passes()
         self.evaluation = self._evaluation()
         s, fused = self.student, device.type == "cuda"
         groups = [(list(s.factors.values()), args.lr), ([s.gate_weight], GATE_RATE),
@@ -107,10 +100,23 @@ class Trainer:
         self.controller = Controller(args.keep, FIRST_LAMBDA)
         self.step, self.earlier_seconds, self.lead, self.reserve = 0, 0.0, 0.0, END_SECONDS
         self.pending: tuple[int, float, Reading] | None = None
-        self.stop_asked, self.finished, self.teacher = False, False, None
+        self.finished, self.teacher = False, None
         self.last_save = time.monotonic()
 
     # ---- setting up --------------------------------------------------------------------------
+
+    def _check_device(self) -> None:
+        args, on_gpu = self.args, self.device.type == "cuda"
+        if args.window_baseline and not on_gpu:
+            raise Refusal("--window-baseline needs a GPU: flex_attention trains on no other device")
+        if on_gpu and args.precision == "fp32":
+            self.line.say("float32 trains by the slow reference of attention")
+        elif on_gpu and args.window_baseline is None:
+            from fox_attention.operators import HAS_CUDA_KERNELS
+
+            if not HAS_CUDA_KERNELS:
+                raise Refusal("fox_attention has no CUDA kernels here: pip install "
+                              "--no-build-isolation ./kernels/torch, with nvcc")
 
     def _check_disk(self, state_bytes: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -118,46 +124,33 @@ class Trainer:
         if free < need:
             raise Refusal(f"{self.folder}: about {need >> 20} MiB needed, {free >> 20} MiB free")
 
-    def _tokens(self, texts: list[Path], name: str) -> tuple[np.ndarray, Any]:
-        """A token file as it is; texts are encoded by the first process."""
-        if len(texts) == 1 and texts[0].suffix == ".tokens":
-            path = texts[0]
-        else:
-            path = self.folder / name
-            if self.group.is_first:
-                self.line.doing(f"encoding {name}")
-                write_tokens(texts, self.args.model, path, self.args.workers)
-            self.group.barrier()
-        tokens, info = open_tokens(path)
+    def tokens(self, texts: list[Path], name: str) -> tuple[np.ndarray, Any]:
+        """Of the model's tokenizer. Collective."""
+        tokens, info = super().tokens(texts, name)
         if info.tokenizer != self.tokenizer.fingerprint():
-            raise TextError(f"{path}: encoded by another tokenizer than {self.args.model}'s")
+            raise TextError(f"{texts[0]}: encoded by another tokenizer than {self.args.model}'s")
         return tokens, info
 
     def _evaluation(self) -> Evaluation | None:
         args = self.args
         if not args.valid:
             return None
-        books = spread(self._tokens([args.valid], "valid.tokens")[0], args.window, 64)
+        books = spread(self.tokens([args.valid], "valid.tokens")[0], args.window, 64)
         chats = None
         if args.valid_chats:
-            tokens = self._tokens([args.valid_chats], "valid-chats.tokens")[0]
+            tokens = self.tokens([args.valid_chats], "valid-chats.tokens")[0]
             chats = spread(tokens, args.window, 64)
         return Evaluation(self.base, self.tokenizer, books, chats, self.micro)
 
-    def _micro_batch(self) -> int:
-        """Windows of a pass: a divisor of those of a process in a step that should fit into half
-        the memory."""
-        args, a, share = self.args, self.base.architecture, self.windows_a_step // self.group.size
-        fits = args.micro_batch or 1
-        if args.micro_batch is None and self.device.type == "cuda":
-            layer = 30 * a.hidden + 8 * a.inner  # bytes a token, mostly bf16
-            kept = 4 * a.hidden * a.layers + layer if args.recompute else layer * a.layers
-            free = torch.cuda.mem_get_info()[0] - 16 * a.vocab * 8192
-            fits = max(1, int(0.6 * free / (kept * args.window)))
-        fits = min(fits, share)
-        while share % fits:
-            fits -= 1
-        return fits
+    def windows_that_fit(self) -> int:
+        """Windows that should fit into half the memory."""
+        args, a = self.args, self.base.architecture
+        if self.device.type == "cpu":
+            return 1
+        layer = 30 * a.hidden + 8 * a.inner  # bytes a token, mostly bf16
+        kept = 4 * a.hidden * a.layers + layer if args.recompute else layer * a.layers
+        free = torch.cuda.mem_get_info()[0] - 16 * a.vocab * 8192
+        return max(1, int(0.6 * free / (kept * args.window)))
 
     def _settings(self) -> dict[str, Any]:
         """Settings that a resumed run must share with the run before it."""
@@ -233,12 +226,9 @@ class Trainer:
         """Ids and marks of pass `index` of this step."""
         turn = index * self.group.size + self.group.rank
         arrays = self.mixture.batch(self.step * self.windows_a_step + turn * self.micro, self.micro)
-        tensors = [torch.from_numpy(array) for array in arrays]
-        if self.device.type == "cuda":
-            return [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
-        return tensors
+        return self.group.put(arrays)
 
-    def _pass(self, ids: torch.Tensor, marks: torch.Tensor, passes: int) -> torch.Tensor:
+    def _pass(self, ids: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         """Adds to the gradients; returns KL, loss, penalty, then the heads' shares."""
         with torch.no_grad():
             teacher = self.base.hidden(ids)
@@ -254,7 +244,7 @@ class Trainer:
             total = loss + self.controller.weight * pressure
             heads = torch.stack(kept_shares(x.detach()))
             numbers.append(pressure.detach())
-        (total / passes).backward()
+        (total / self.passes).backward()
         return torch.cat([torch.stack(numbers), heads[1].mean()[None], heads[0].flatten()])
 
     def _one_step(self, done: float) -> Reading:
@@ -262,8 +252,7 @@ class Trainer:
         for group, peak in zip(self.optimizer.param_groups, self.rates):
             group["lr"] = peak * rate
         self.student.cap_scale = self._cap_scale(done)
-        passes = self.windows_a_step // self.micro // self.group.size
-        numbers = sum(self._pass(*self._batch(i), passes) for i in range(passes)) / passes
+        numbers = sum(self._pass(*self._batch(i)) for i in range(self.passes)) / self.passes
         trained = [p for p in self.student.parameters() if p.grad is not None]
         numbers = self._averaged([p.grad for p in trained], numbers)
         norm = torch.nn.utils.clip_grad_norm_(trained, CLIP)
@@ -341,14 +330,6 @@ class Trainer:
                                                  range(0, len(heads), per_layer)]
         self.metrics.add(record)
 
-    def ask_to_stop(self, *_: Any) -> None:
-        """A signal's handler: stops after this step; the second time, at once."""
-        if self.stop_asked:
-            raise KeyboardInterrupt
-        self.stop_asked = True
-        if self.group.is_first:
-            os.write(2, b"\nstopping after this step; once more: at once\n")
-
     # ---- before and after --------------------------------------------------------------------
 
     def introduce(self) -> None:
@@ -408,53 +389,11 @@ class Trainer:
         self.line.say(f"done in {duration(self.seconds)}: {args.out}")
 
 
-def run(args: Namespace, group: ProcessGroup) -> int:
-    """One run; returns the exit status."""
-    device = group.device
-    args.precision = args.precision or ("bf16" if device.type == "cuda" else "fp32")
-    if device.type == "cuda" and args.precision == "fp32":
-        print("foxify: float32 trains by the slow reference of attention", file=sys.stderr)
-    torch.set_float32_matmul_precision("high")
-    trainer = None
-    try:
-        if device.type == "cpu" and args.window_baseline:
-            raise Refusal("--window-baseline needs a GPU: flex_attention trains on no other device")
-        if device.type == "cuda" and args.window_baseline is None:
-            from fox_attention.operators import HAS_CUDA_KERNELS
-
-            if not HAS_CUDA_KERNELS and args.precision == "bf16":
-                raise Refusal("fox_attention has no CUDA kernels here: pip install "
-                              "--no-build-isolation ./kernels/torch, with nvcc")
-        trainer = Trainer(args, group)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, trainer.ask_to_stop)
-        trainer.resume()
-        if group.is_first:
-            trainer.introduce()
-        trainer.train()
-        if group.is_first:
-            trainer.finish()
-        return 0 if trainer.finished else EXIT_UNFINISHED
-    except (Refusal, TextError, TrainingError) as error:
-        message = str(error)
-    except torch.OutOfMemoryError:
-        half = max(1, trainer.micro // 2) if trainer else 1
-        message = f"out of GPU memory: try --micro-batch {half}, then --recompute"
-    except OSError as error:
-        message = f"{error.filename or 'input/output'}: {error.strerror or error}"
-    except KeyboardInterrupt:
-        message = "interrupted; the last checkpoint is kept"
-    print(f"\nfoxify: {message}", file=sys.stderr)
-    return EXIT_FAILED
-
-
 def main(args: Namespace) -> int:
     """The command."""
-    group = ProcessGroup()
-    try:
-        return run(args, group)
-    finally:
-        group.close()
+    args.precision = args.precision or ("bf16" if torch.cuda.is_available() else "fp32")
+    torch.set_float32_matmul_precision("high")
+    return run_to_end("foxify", Trainer, args)
 
 
 if __name__ == "__main__":
