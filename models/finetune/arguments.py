@@ -53,6 +53,31 @@ def above_zero(text: str) -> float:
     return value
 
 
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """The flags that foxify has, too."""
+    group = parser.add_argument_group("run")
+    group.add_argument("--minutes", type=above_zero, metavar="M",
+                       help="time of this run, from start to end; then it writes a checkpoint and "
+                       "exits with status 3")
+    group.add_argument("--checkpoint-minutes", type=float, default=10, metavar="M",
+                       help="time between checkpoints (default 10); 0: as often as can be")
+    group.add_argument("--window", type=positive, default=8192, metavar="T",
+                       help="tokens of one training sequence (default 8192)")
+    group.add_argument("--micro-batch", type=positive, metavar="N",
+                       help="windows in one forward pass (default: as many as should fit into "
+                       "memory)")
+    group.add_argument("--workers", type=positive, default=os.cpu_count() or 1,
+                       help="processes that encode text")
+    group.add_argument("--seed", type=int, default=0,
+                       help="seed of the order of windows and of random weights")
+    group.add_argument("--precision", choices=("bf16", "fp32"),
+                       help="type of matrix products (default: bf16 on a GPU)")
+    group.add_argument("--no-compile", action="store_true", help="no torch.compile")
+    group.add_argument("--recompute", action="store_true",
+                       help="recompute activations in the backward pass: less memory, a third "
+                       "slower")
+
+
 def _add_length(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how long")
     length = group.add_mutually_exclusive_group()
@@ -61,29 +86,15 @@ def _add_length(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--minutes-total", type=above_zero, metavar="M",
                         help="time of all runs together, each from start to end; the schedule "
                         "adapts to the pace")
-    group.add_argument("--minutes", type=above_zero, metavar="M",
-                       help="time of this run, from start to end; then it writes a checkpoint and "
-                       "exits with status 3")
-    group.add_argument("--checkpoint-minutes", type=float, default=10, metavar="M",
-                       help="time between checkpoints (default 10); 0: at every record of metrics")
 
 
 def _add_batches(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batches")
-    group.add_argument("--window", type=positive, default=8192, metavar="T",
-                       help="tokens of one training sequence (default 8192)")
     group.add_argument("--batch-tokens", type=positive, default=1 << 17, metavar="N",
                        help="tokens of one optimizer step (default 131072)")
-    group.add_argument("--micro-batch", type=positive, metavar="N",
-                       help="windows in one forward pass (default: as many as should fit into "
-                       "memory)")
     group.add_argument("--packing", choices=("windows", "documents"), default="windows",
                        help="attend to all earlier tokens of the window, as the official training "
                        "does, or only to those of the same document")
-    group.add_argument("--workers", type=positive, default=os.cpu_count() or 1,
-                       help="processes that encode text")
-    group.add_argument("--seed", type=int, default=0,
-                       help="seed of the order of windows and of random weights")
 
 
 def _add_optimizer(parser: argparse.ArgumentParser) -> None:
@@ -98,18 +109,12 @@ def _add_optimizer(parser: argparse.ArgumentParser) -> None:
 
 def _add_computation(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("computation")
-    group.add_argument("--precision", choices=("bf16", "fp32"),
-                       help="type of matrix products; weights are float32 (default: bf16 on a GPU)")
     group.add_argument("--acp", choices=("paper", "certified", "off"), default="paper",
                        help="bound for pruning attention (default paper)")
     group.add_argument("--log-tolerance", type=float, metavar="X",
                        help="log eps of pruning (default: the checkpoint's, or -10)")
     group.add_argument("--fast", action="store_true",
                        help="add in any order: slightly faster, but runs are not reproducible")
-    group.add_argument("--no-compile", action="store_true", help="no torch.compile")
-    group.add_argument("--recompute", action="store_true",
-                       help="recompute activations in the backward pass: less memory, a third "
-                       "slower")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -141,7 +146,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
                         "zero byte; or one file NAME.tokens made by text_tokens.py")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR",
                         help="directory of the tokenizer (default: the model's)")
-    for add in (_add_output, _add_length, _add_batches, _add_optimizer, _add_computation):
+    for add in (_add_output, _add_length, add_run, _add_batches, _add_optimizer, _add_computation):
         add(parser)
     args = parser.parse_args(arguments)
     for path in (args.model, *args.texts, args.valid, args.tokenizer):

@@ -51,19 +51,16 @@ install_training() {
   if ((gpu_count > 0)) && [[ -z "${FOX_NO_INSTALL:-}" ]]; then install_kernels; fi
 }
 
-# finetune ARGUMENTS: on all GPUs.
-finetune() {
+# train CHECK PROGRAM ARGUMENTS: a process a GPU.
+train() {
   local gpu_count launcher=()
-  install_training finetune/arguments.py "$@"
+  install_training "$1" "${@:3}"
   if ((gpu_count > 1)); then
     launcher=(-m torch.distributed.run --standalone --nproc-per-node "$gpu_count")
   fi
-  exec "$python" -B ${launcher[@]+"${launcher[@]}"} "$root/models/finetune/train.py" "$@"
+  exec "$python" -B ${launcher[@]+"${launcher[@]}"} "$root/models/$2" "${@:3}"
 }
 
-# foxify ARGUMENTS: on the first GPU.
-foxify() {
-  local gpu_count
-  install_training foxify/options.py "$@"
-  exec "$python" -B "$root/models/foxify/foxify.py" "$@"
-}
+finetune() { train finetune/arguments.py finetune/train.py "$@"; }
+
+foxify() { train foxify/options.py foxify/foxify.py "$@"; }

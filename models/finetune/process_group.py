@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+from datetime import timedelta
 from typing import Any, ContextManager
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+WAIT = timedelta(minutes=30)  # for the slowest process, as the first one while it measures
 
 
 class ProcessGroup:
@@ -26,7 +30,9 @@ class ProcessGroup:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.size > 1:
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            # gloo: decisions, which so do not wait for the device.
+            dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
+                                    timeout=WAIT)
 
     @property
     def is_first(self) -> bool:
@@ -54,6 +60,13 @@ class ProcessGroup:
         """Around one of several passes of a step: the last one exchanges gradients."""
         return contextlib.nullcontext() if last or self.size == 1 else model.no_sync()
 
+    def put(self, arrays: list[np.ndarray]) -> list[Tensor]:
+        """Them on the device, which does not wait."""
+        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        if self.device.type == "cuda":
+            return [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
+        return tensors
+
     def mean(self, value: Tensor) -> Tensor:
         """Of all processes' values. Collective."""
         if self.size > 1:
@@ -61,13 +74,16 @@ class ProcessGroup:
             value = value / self.size
         return value
 
-    def from_first(self, numbers: list[int]) -> list[int]:
-        """The first process's numbers. Collective."""
-        if self.size == 1:
-            return numbers
-        tensor = torch.tensor(numbers, dtype=torch.int64, device=self.device)
-        dist.broadcast(tensor, 0)
-        return tensor.tolist()
+    def from_first(self, values: list[Any]) -> list[Any]:
+        """The first process's values. Collective."""
+        if self.size > 1:
+            dist.broadcast_object_list(values, 0, device=torch.device("cpu"))
+        return values
+
+    def same(self, model: nn.Module) -> None:
+        """Gives all the first process's parameters and buffers. Collective."""
+        for tensor in model.state_dict().values() if self.size > 1 else ():
+            dist.broadcast(tensor, 0)
 
 
 class Reading:

@@ -109,14 +109,22 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def draw_loss(metrics: Path, picture: Path) -> bool:
-    """Loss and pruned share over tokens; False without matplotlib."""
+def find_pyplot() -> Any:
+    """matplotlib's, for files; None without it."""
     try:
         import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
     except ImportError:
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def draw_loss(metrics: Path, picture: Path) -> bool:
+    """Loss and pruned share over tokens; False without matplotlib."""
+    pyplot = find_pyplot()
+    if pyplot is None:
         return False
     records = read_metrics(metrics)
     figure, axis = pyplot.subplots(figsize=(8, 4.5), layout="constrained")

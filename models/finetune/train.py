@@ -19,24 +19,22 @@ COMMAND_LINE = parse_arguments(None) if __name__ == "__main__" else None
 import json  # noqa: E402
 import math  # noqa: E402
 import os  # noqa: E402
-import signal  # noqa: E402
 import sys  # noqa: E402
 from argparse import Namespace  # noqa: E402
 from collections import deque  # noqa: E402
 from dataclasses import asdict  # noqa: E402
-from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from evaluation import pruned_shares, sample, shares_table, text_loss  # noqa: E402
 from model import AttentionOptions  # noqa: E402
-from model_directory import (  # noqa: E402
-    Refusal, describe, export_model, load_model, parameter_count)
+from model_directory import describe, export_model, load_model, parameter_count  # noqa: E402
 from optimization import learning_rate, make_optimizer, warmup_steps  # noqa: E402
 from process_group import ProcessGroup, Reading  # noqa: E402
-from progress import MetricsFile, ProgressLine, about, draw_loss, duration  # noqa: E402
-from text_tokens import TextError, TextTokenizer, Windows, open_tokens, write_tokens  # noqa: E402
+from progress import MetricsFile, about, draw_loss, duration  # noqa: E402
+from text_tokens import TextTokenizer, Windows  # noqa: E402
+from training_run import TrainingRun, run_to_end  # noqa: E402
 from training_state import (  # noqa: E402
     TrainingError, check_settings, load_checkpoint, random_states, restore_random_states,
     save_checkpoint)
@@ -48,34 +46,32 @@ VALID_WINDOWS, SHARE_WINDOWS = 16, 4
 END_SECONDS = 15.0  # minutes leave for the last checkpoint and the export, but at most
 END_SHARE = 0.1  # of them
 UNPLANNED = 1 << 40  # steps: with --minutes-total, until the pace is known
-EXIT_FAILED, EXIT_UNFINISHED = 1, 3
 
 
-class Trainer:
+class Trainer(TrainingRun):
     """One run of a training, in each of its processes."""
 
     def __init__(self, args: Namespace, group: ProcessGroup) -> None:
-        self.args, self.group, self.folder = args, group, args.out / "training"
         self.loaded = load_model(args.model, args.seed)
-        self.line = ProgressLine()
-        self.tokenizer_dir = args.tokenizer or self.loaded.directory
+        super().__init__(args, group, args.tokenizer or self.loaded.directory)
         self.tokenizer = TextTokenizer(self.tokenizer_dir)
         if self.tokenizer.vocab_size > self.loaded.config.vocab_size:
             raise TrainingError(f"the tokenizer has {self.tokenizer.vocab_size} tokens, the model "
                                 f"{self.loaded.config.vocab_size}")
-        tokens, self.text = self._tokens(args.texts, "train.tokens")
-        self.valid = self._tokens([args.valid], "valid.tokens") if args.valid else None
+        tokens, self.text = self.tokens(args.texts, "train.tokens")
+        self.valid = self.tokens([args.valid], "valid.tokens") if args.valid else None
         self.windows = Windows(tokens, args.window, args.seed)
         self.precision = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.precision]
         self.model = self.loaded.model.to(group.device)
         self.model.recompute = args.recompute
         self.model.set_options(self._options())
-        self._plan_batches()
+        self.plan_passes()
+        self.tokens_a_step = self.windows_a_step * args.window
         self.optimizer = make_optimizer(self.model, args.lr, args.weight_decay)
         self.warmup = max(1, round(args.warmup_tokens / self.tokens_a_step))
         self.step, self.earlier_seconds, self.total_steps = 0, 0.0, self._planned_steps()
         self.passes_run = 0
-        self.stop_asked = self.stopped = False
+        self.stopped = False
         self.share: float | None = None
         self.pace: deque[tuple[float, int]] = deque(maxlen=16)  # (when, step) of recent records
 
@@ -84,19 +80,12 @@ class Trainer:
         """Of this run, from its start, and of those before it."""
         return self.earlier_seconds + time.monotonic() - BEGAN
 
-    # ---- setting up --------------------------------------------------------------------------
+    @property
+    def finished(self) -> bool:
+        """Whether the plan is done."""
+        return self.step >= self.total_steps
 
-    def _tokens(self, texts: list[Path], name: str) -> tuple[np.ndarray, Any]:
-        """A token file as it is; texts are encoded by the first process."""
-        if len(texts) == 1 and texts[0].suffix == ".tokens":
-            return open_tokens(texts[0])
-        path = self.folder / name
-        if self.group.is_first:
-            self.line.doing(f"encoding {name}")
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_tokens(texts, self.tokenizer_dir, path, self.args.workers)
-        self.group.barrier()
-        return open_tokens(path)
+    # ---- setting up --------------------------------------------------------------------------
 
     def _options(self) -> AttentionOptions:
         args = self.args
@@ -104,23 +93,7 @@ class Trainer:
         return AttentionOptions(None if args.acp == "off" else tolerance,
                                 "certified" if args.acp == "certified" else "paper", not args.fast)
 
-    def _plan_batches(self) -> None:
-        """Windows of a step, of one forward pass, and passes of this process in a step."""
-        args, size = self.args, self.group.size
-        self.windows_a_step = max(1, args.batch_tokens // args.window)
-        if self.windows_a_step % size:
-            raise TrainingError(f"a batch of {self.windows_a_step} windows cannot be shared by "
-                                f"{size} processes: --batch-tokens must be a multiple of "
-                                f"{args.window * size}")
-        share = self.windows_a_step // size
-        self.micro = self.group.from_first([args.micro_batch or self._windows_that_fit()])[0]
-        self.micro = min(share, self.micro)
-        while share % self.micro:
-            self.micro -= 1
-        self.passes = share // self.micro
-        self.tokens_a_step = self.windows_a_step * args.window
-
-    def _windows_that_fit(self) -> int:
+    def windows_that_fit(self) -> int:
         """Windows whose activations should fill at most half of the free memory."""
         c = self.loaded.config
         if self.group.device.type == "cpu":
@@ -183,10 +156,7 @@ class Trainer:
             starts = np.flatnonzero(arrays[0][0] == self.tokenizer.bos)
             edges = np.arange(0, arrays[0].size + 1, self.args.window)
             arrays.append(np.union1d(starts, edges).astype(np.int32))
-        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
-        if self.group.device.type == "cuda":
-            return [t.pin_memory().to(self.group.device, non_blocking=True) for t in tensors]
-        return tensors
+        return self.group.put(arrays)
 
     def _one_step(self, trained: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
         """Trains on one batch; returns its loss and gradient norm, still on the device."""
@@ -355,14 +325,6 @@ class Trainer:
                       f"{loss.bits_per_byte:.4f} bits per byte ({loss.windows} windows)")
         return loss.bits_per_byte
 
-    def ask_to_stop(self, *_: Any) -> None:
-        """A signal's handler: stops at the next record; the second time, at once."""
-        if self.stop_asked:
-            raise KeyboardInterrupt
-        self.stop_asked = True
-        if self.group.is_first:  # not by print(), which the signal may have interrupted
-            os.write(2, b"\nstopping after this step; once more: at once\n")
-
     # ---- before and after --------------------------------------------------------------------
 
     def _sample(self, model: torch.nn.Module, when: str) -> None:
@@ -406,7 +368,7 @@ class Trainer:
         files = export_model(self.model, self.tokenizer_dir, args.out, args.dtype,
                              args.max_shard_size)
         draw_loss(self.folder / "metrics.jsonl", self.folder / "loss.svg")
-        if self.step < self.total_steps:
+        if not self.finished:
             self.line.say(f"stopped after step {self.step}, with a checkpoint; the same command "
                           "continues")
             return
@@ -430,42 +392,6 @@ class Trainer:
         self.line.say(f"done in {duration(self.seconds)}: ./run serve {args.out}")
 
 
-def _memory_advice(trainer: Trainer | None) -> str:
-    if trainer is None:
-        return "out of GPU memory while loading the model"
-    advice = "try --recompute, or a smaller --window"
-    if trainer.micro > 1:
-        advice = f"try --micro-batch {trainer.micro // 2}, then --recompute"
-    return (f"out of GPU memory with {trainer.micro} windows of {trainer.args.window} tokens in "
-            f"one pass: {advice}")
-
-
-def run(args: Namespace, group: ProcessGroup) -> int:
-    """One run; returns the exit status."""
-    trainer = None
-    try:
-        trainer = Trainer(args, group)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, trainer.ask_to_stop)
-        trainer.resume()
-        if group.is_first:
-            trainer.introduce()
-        trainer.train()
-        if group.is_first:
-            trainer.finish()
-        return 0 if trainer.step >= trainer.total_steps else EXIT_UNFINISHED
-    except (Refusal, TextError, TrainingError) as error:
-        message = str(error)
-    except torch.OutOfMemoryError:
-        message = _memory_advice(trainer)
-    except OSError as error:
-        message = f"{error.filename or 'input/output'}: {error.strerror or error}"
-    except KeyboardInterrupt:
-        message = "interrupted; the last checkpoint is kept"
-    print(f"\nfinetune: {message}", file=sys.stderr)
-    return EXIT_FAILED
-
-
 def main(args: Namespace) -> int:
     """The command."""
     has_gpu = torch.cuda.is_available()
@@ -478,11 +404,7 @@ def main(args: Namespace) -> int:
         torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    group = ProcessGroup()
-    try:
-        return run(args, group)
-    finally:
-        group.close()
+    return run_to_end("finetune", Trainer, args)
 
 
 if __name__ == "__main__":

@@ -14,22 +14,23 @@ from base_model import wide
 from torch import Tensor
 
 ROWS = 8192  # of logits at once
-ANSWER_WEIGHT = 8.0  # of the KL on tokens of answers to recall questions, beside 1
-TRUTH_WEIGHT = 1.0  # of their cross entropy
+PLAIN, SAID, RECALLED = range(3)  # marks: of text, the teacher's answers in chats, recalled facts
+KL_WEIGHT = (1.0, 8.0, 9.0)  # by mark; answers are few: 2% of the tokens are said, 1% recalled
+TRUTH_WEIGHT = (0.0, 0.0, 1.0)  # of the cross entropy
 
 
-def row_losses(student: Tensor, teacher: Tensor, targets: Tensor, answers: Tensor
+def row_losses(student: Tensor, teacher: Tensor, targets: Tensor, weights: Tensor
                ) -> tuple[Tensor, Tensor, Tensor]:
     """Of logits [rows, V]: KL and loss [rows], and the loss's gradient of `student`.
 
-    `answers` [rows], 0 or 1: whether targets [rows] are recalled, and so also trained on.
+    `weights` [2, rows]: of the KL, and of the cross entropy of targets [rows].
     """
     log_s, log_t = wide(student).log_softmax(-1), wide(teacher).log_softmax(-1)
     s, t = log_s.exp(), log_t.exp()
     kl = (t * (log_t - log_s)).sum(-1)
     is_target = torch.arange(s.shape[1], device=s.device) == targets[:, None]
     truth = -torch.where(is_target, log_s, 0).sum(-1)
-    weight, truth_weight = 1 + ANSWER_WEIGHT * answers, TRUTH_WEIGHT * answers
+    weight, truth_weight = weights
     gradient = (s - t) * weight[:, None] + (s - is_target.to(s.dtype)) * truth_weight[:, None]
     return kl, kl * weight + truth * truth_weight, gradient.to(student.dtype)
 
@@ -39,14 +40,14 @@ class _Distillation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, head: Tensor, targets: Tensor,
-                answers: Tensor, losses_of: Any) -> tuple[Tensor, Tensor]:
+                weights: Tensor, losses_of: Any) -> tuple[Tensor, Tensor]:
         gradient = torch.empty_like(student)
         sums = []
         for i in range(0, len(student), ROWS):
             rows = slice(i, i + ROWS)
             kl, loss, d_logits = losses_of(F.linear(student[rows], head),
                                            F.linear(teacher[rows], head), targets[rows],
-                                           answers[rows])
+                                           weights[:, rows])
             gradient[rows] = d_logits @ head
             sums.append(torch.stack((kl.sum(), loss.sum())))
         ctx.save_for_backward(gradient)
@@ -63,11 +64,14 @@ def distillation(student: Tensor, teacher: Tensor, head: Tensor, ids: Tensor, ma
                  losses_of: Any = row_losses) -> tuple[Tensor, Tensor]:
     """Mean KL in nats a token, without gradient, and the loss.
 
-    Hidden states [B, T, D], head [V, D]; marks [B, T]: which of ids are answers.
+    Hidden states [B, T, D], head [V, D]; marks [B, T] of ids.
     """
     targets = ids.roll(-1, 1)
-    answers = marks.roll(-1, 1).to(torch.promote_types(student.dtype, torch.float32))
-    answers[:, -1] = 0
+    marks = marks.roll(-1, 1)
+    marks[:, -1] = PLAIN
+    single = torch.promote_types(student.dtype, torch.float32)
+    weights = torch.stack([sum(w * (marks == mark).to(single) for mark, w in enumerate(by_mark))
+                           for by_mark in (KL_WEIGHT, TRUTH_WEIGHT)])
     kl, loss = _Distillation.apply(student.flatten(0, 1), teacher.flatten(0, 1), head,
-                                   targets.flatten(), answers.flatten(), losses_of)
+                                   targets.flatten(), weights.flatten(1), losses_of)
     return kl.detach() / targets.numel(), loss / targets.numel()

@@ -19,9 +19,7 @@ COMMAND_LINE = parse_arguments(None) if __name__ == "__main__" else None
 import functools  # noqa: E402
 import json  # noqa: E402
 import math  # noqa: E402
-import os  # noqa: E402
 import shutil  # noqa: E402
-import signal  # noqa: E402
 import sys  # noqa: E402
 from argparse import Namespace  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -38,12 +36,13 @@ from mixture import Mixture, spread  # noqa: E402
 from output_directory import check_destination  # noqa: E402
 from plots import draw  # noqa: E402
 from pressure import Controller, excess, kept_shares, penalty  # noqa: E402
-from process_group import Reading  # noqa: E402
-from progress import MetricsFile, ProgressLine, duration  # noqa: E402
+from process_group import ProcessGroup, Reading  # noqa: E402
+from progress import MetricsFile, duration  # noqa: E402
 from recall import Asking, RecallWindows  # noqa: E402
 from refusal import Refusal  # noqa: E402
 from student import Student  # noqa: E402
-from text_tokens import TextError, TextTokenizer, open_tokens, write_tokens  # noqa: E402
+from text_tokens import TextError, TextTokenizer  # noqa: E402
+from training_run import TrainingRun, run_to_end  # noqa: E402
 from training_state import (  # noqa: E402
     TrainingError, check_settings, load_checkpoint, random_states, restore_random_states,
     save_checkpoint)
@@ -56,15 +55,15 @@ CAPS_UNTIL = 0.5  # fraction of the run over which the caps fall
 FIRST_LAMBDA = 0.3
 END_SECONDS, EVALUATIONS_AT_END = 20.0, 1.6  # reserved: the last in measurements of the teacher
 DETAIL_STEPS = 10  # between records of each head's share
-EXIT_FAILED, EXIT_UNFINISHED = 1, 3
 
 
-class Trainer:
-    """One run."""
+class Trainer(TrainingRun):
+    """One run, in each of its processes."""
 
-    def __init__(self, args: Namespace, device: torch.device) -> None:
-        self.args, self.device, self.folder = args, device, args.out / "training"
-        self.line = ProgressLine()
+    def __init__(self, args: Namespace, group: ProcessGroup) -> None:
+        super().__init__(args, group, args.model)
+        device = self.device = group.device
+        self._check_device()
         a, _ = read_architecture(args.model)
         if args.window > a.context:
             raise Refusal(f"--window {args.window} is longer than the model's "
@@ -78,18 +77,18 @@ class Trainer:
             raise Refusal(f"the tokenizer has {self.tokenizer.vocab_size} tokens, the model "
                           f"{a.vocab}")
         asking = Asking(args.model)
-        books, self.text = self._tokens(args.texts, "train.tokens")
-        chats = self._tokens([args.chats], "chats.tokens")[0] if args.chats else None
+        books, self.text = self.tokens(args.texts, "train.tokens")
+        chats = self.tokens([args.chats], "chats.tokens")[0] if args.chats else None
         recall = RecallWindows(self.tokenizer, asking, args.window)
-        self.mixture = Mixture(books, chats, recall, args.window, args.seed)
+        self.mixture = Mixture(books, chats, recall,
+                               lambda ids: asking.said(ids, self.tokenizer), args.window, args.seed)
         dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.precision]
         self.base = BaseModel(args.model, device, dtype)
         torch.manual_seed(args.seed)
         self.student = Student(self.base, args.rank, args.window_baseline)
         self.student.recompute = args.recompute
         self.losses_of = row_losses
-        self.windows_a_step = args.batch_tokens // args.window
-        self.micro = self._micro_batch()
+        self.plan_passes()
         self.evaluation = self._evaluation()
         s, fused = self.student, device.type == "cuda"
         groups = [(list(s.factors.values()), args.lr), ([s.gate_weight], GATE_RATE),
@@ -101,10 +100,23 @@ class Trainer:
         self.controller = Controller(args.keep, FIRST_LAMBDA)
         self.step, self.earlier_seconds, self.lead, self.reserve = 0, 0.0, 0.0, END_SECONDS
         self.pending: tuple[int, float, Reading] | None = None
-        self.stop_asked, self.teacher = False, None
+        self.finished, self.teacher = False, None
         self.last_save = time.monotonic()
 
     # ---- setting up --------------------------------------------------------------------------
+
+    def _check_device(self) -> None:
+        args, on_gpu = self.args, self.device.type == "cuda"
+        if args.window_baseline and not on_gpu:
+            raise Refusal("--window-baseline needs a GPU: flex_attention trains on no other device")
+        if on_gpu and args.precision == "fp32":
+            self.line.say("float32 trains by the slow reference of attention")
+        elif on_gpu and args.window_baseline is None:
+            from fox_attention.operators import HAS_CUDA_KERNELS
+
+            if not HAS_CUDA_KERNELS:
+                raise Refusal("fox_attention has no CUDA kernels here: pip install "
+                              "--no-build-isolation ./kernels/torch, with nvcc")
 
     def _check_disk(self, state_bytes: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -112,43 +124,33 @@ class Trainer:
         if free < need:
             raise Refusal(f"{self.folder}: about {need >> 20} MiB needed, {free >> 20} MiB free")
 
-    def _tokens(self, texts: list[Path], name: str) -> tuple[np.ndarray, Any]:
-        """A token file as it is; texts are encoded."""
-        if len(texts) == 1 and texts[0].suffix == ".tokens":
-            path = texts[0]
-        else:
-            path = self.folder / name
-            self.line.doing(f"encoding {name}")
-            write_tokens(texts, self.args.model, path, self.args.workers)
-        tokens, info = open_tokens(path)
+    def tokens(self, texts: list[Path], name: str) -> tuple[np.ndarray, Any]:
+        """Of the model's tokenizer. Collective."""
+        tokens, info = super().tokens(texts, name)
         if info.tokenizer != self.tokenizer.fingerprint():
-            raise TextError(f"{path}: encoded by another tokenizer than {self.args.model}'s")
+            raise TextError(f"{texts[0]}: encoded by another tokenizer than {self.args.model}'s")
         return tokens, info
 
     def _evaluation(self) -> Evaluation | None:
         args = self.args
         if not args.valid:
             return None
-        books = spread(self._tokens([args.valid], "valid.tokens")[0], args.window, 64)
+        books = spread(self.tokens([args.valid], "valid.tokens")[0], args.window, 64)
         chats = None
         if args.valid_chats:
-            tokens = self._tokens([args.valid_chats], "valid-chats.tokens")[0]
+            tokens = self.tokens([args.valid_chats], "valid-chats.tokens")[0]
             chats = spread(tokens, args.window, 64)
         return Evaluation(self.base, self.tokenizer, books, chats, self.micro)
 
-    def _micro_batch(self) -> int:
-        """Windows of a pass: a divisor of those of a step that should fit into half the memory."""
+    def windows_that_fit(self) -> int:
+        """Windows that should fit into half the memory."""
         args, a = self.args, self.base.architecture
-        fits = args.micro_batch or 1
-        if args.micro_batch is None and self.device.type == "cuda":
-            layer = 30 * a.hidden + 8 * a.inner  # bytes a token, mostly bf16
-            kept = 4 * a.hidden * a.layers + layer if args.recompute else layer * a.layers
-            free = torch.cuda.mem_get_info()[0] - 16 * a.vocab * 8192
-            fits = max(1, int(0.6 * free / (kept * args.window)))
-        fits = min(fits, self.windows_a_step)
-        while self.windows_a_step % fits:
-            fits -= 1
-        return fits
+        if self.device.type == "cpu":
+            return 1
+        layer = 30 * a.hidden + 8 * a.inner  # bytes a token, mostly bf16
+        kept = 4 * a.hidden * a.layers + layer if args.recompute else layer * a.layers
+        free = torch.cuda.mem_get_info()[0] - 16 * a.vocab * 8192
+        return max(1, int(0.6 * free / (kept * args.window)))
 
     def _settings(self) -> dict[str, Any]:
         """Settings that a resumed run must share with the run before it."""
@@ -176,9 +178,13 @@ class Trainer:
                 step, done, numbers = state["pending"]
                 self.pending = step, done, Reading(torch.tensor(numbers, dtype=torch.float64))
             restore_random_states(state["random"])
-        self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.step)
+        self.group.same(self.student)
+        if self.group.is_first:
+            self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.step)
 
     def _save(self) -> None:
+        if not self.group.is_first:
+            return
         pending = None
         if self.pending is not None:
             step, done, reading = self.pending
@@ -218,14 +224,11 @@ class Trainer:
 
     def _batch(self, index: int) -> list[torch.Tensor]:
         """Ids and marks of pass `index` of this step."""
-        arrays = self.mixture.batch(self.step * self.windows_a_step + index * self.micro,
-                                    self.micro)
-        tensors = [torch.from_numpy(array) for array in arrays]
-        if self.device.type == "cuda":
-            return [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
-        return tensors
+        turn = index * self.group.size + self.group.rank
+        arrays = self.mixture.batch(self.step * self.windows_a_step + turn * self.micro, self.micro)
+        return self.group.put(arrays)
 
-    def _pass(self, ids: torch.Tensor, marks: torch.Tensor, passes: int) -> torch.Tensor:
+    def _pass(self, ids: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         """Adds to the gradients; returns KL, loss, penalty, then the heads' shares."""
         with torch.no_grad():
             teacher = self.base.hidden(ids)
@@ -241,7 +244,7 @@ class Trainer:
             total = loss + self.controller.weight * pressure
             heads = torch.stack(kept_shares(x.detach()))
             numbers.append(pressure.detach())
-        (total / passes).backward()
+        (total / self.passes).backward()
         return torch.cat([torch.stack(numbers), heads[1].mean()[None], heads[0].flatten()])
 
     def _one_step(self, done: float) -> Reading:
@@ -249,14 +252,25 @@ class Trainer:
         for group, peak in zip(self.optimizer.param_groups, self.rates):
             group["lr"] = peak * rate
         self.student.cap_scale = self._cap_scale(done)
-        passes = self.windows_a_step // self.micro
-        numbers = sum(self._pass(*self._batch(i), passes) for i in range(passes)) / passes
-        norm = torch.nn.utils.clip_grad_norm_(
-            [p for p in self.student.parameters() if p.grad is not None], CLIP)
+        numbers = sum(self._pass(*self._batch(i)) for i in range(self.passes)) / self.passes
+        trained = [p for p in self.student.parameters() if p.grad is not None]
+        numbers = self._averaged([p.grad for p in trained], numbers)
+        norm = torch.nn.utils.clip_grad_norm_(trained, CLIP)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return Reading(torch.cat([norm[None], numbers]))
+
+    def _averaged(self, gradients: list[torch.Tensor], numbers: torch.Tensor) -> torch.Tensor:
+        """Averages gradients, in place, and numbers over the processes. Collective."""
+        if self.group.size == 1:
+            return numbers
+        parts = [*gradients, numbers.to(gradients[0].dtype)]
+        mean = self.group.mean(torch.cat([part.flatten() for part in parts]))
+        *means, numbers = mean.split([part.numel() for part in parts])
+        for gradient, part in zip(gradients, means):
+            gradient.copy_(part.view_as(gradient))
+        return numbers
 
     def train(self) -> None:
         """Steps until the plan is done, time is over or a signal asks to stop."""
@@ -265,19 +279,21 @@ class Trainer:
             self.student.compile_parts(compiled)
             self.losses_of = compiled(row_losses)
         self.began = time.monotonic(), self.step
-        while not self.stop_asked:
-            done = self.done()
-            if done >= 1 or self._late():
+        while True:
+            done, stop = self.group.from_first([self.done(), self.stop_asked or self._late()])
+            self.finished = done >= 1
+            if stop or self.finished:
                 break
             previous, step = self.pending, self.step + 1
-            self.line.doing(f"step {step}")
+            if self.group.is_first:
+                self.line.doing(f"step {step}")
             self.pending = step, done, self._one_step(done)
             if previous is not None:  # one more step is enqueued: the device does not idle
                 self._record(*previous)
             if time.monotonic() - self.last_save >= 60 * self.args.checkpoint_minutes:
                 self._save()
         self._save()
-        if self.done() >= 1 and self.pending is not None:
+        if self.finished and self.pending is not None:
             self._record(*self.pending)
 
     def _late(self) -> bool:
@@ -295,6 +311,8 @@ class Trainer:
         share, weight = sum(heads) / len(heads), self.controller.weight
         if self.args.window_baseline is None:
             self.controller.update(share, done)
+        if not self.group.is_first:
+            return
         pace = (time.monotonic() - self.began[0]) / max(1, self.step - self.began[1])
         record = {"step": step, "done": done, "tokens": step * self.args.batch_tokens, "loss": kl,
                   "weighted_loss": loss, "penalty": pressure, "share": share,
@@ -312,13 +330,6 @@ class Trainer:
                                                  range(0, len(heads), per_layer)]
         self.metrics.add(record)
 
-    def ask_to_stop(self, *_: Any) -> None:
-        """A signal's handler: stops after this step; the second time, at once."""
-        if self.stop_asked:
-            raise KeyboardInterrupt
-        self.stop_asked = True
-        os.write(2, b"\nstopping after this step; once more: at once\n")
-
     # ---- before and after --------------------------------------------------------------------
 
     def introduce(self) -> None:
@@ -329,8 +340,8 @@ class Trainer:
         self.line.say(
             f"{a.layers} layers of {a.hidden}, {a.kv_heads} kv heads; {trained / 1e6:.1f}M trained "
             f"parameters; {self.text.tokens / 1e6:.2f}M tokens; {plan} of {self.windows_a_step} x "
-            f"{args.window} tokens, {self.micro} windows a pass, on {self.device.type}, "
-            f"{args.precision}")
+            f"{args.window} tokens, {self.micro} windows a pass, on {self.group.size} x "
+            f"{self.device.type}, {args.precision}")
         if self.step:
             self.line.say(f"continuing after step {self.step} ({duration(self.seconds)} trained)")
         if self.evaluation is None:
@@ -348,7 +359,7 @@ class Trainer:
         """Writes the adapter, and once training is done, measures what was written."""
         args, metrics = self.args, self.folder / "metrics.jsonl"
         draw(metrics, self.folder)
-        if self.done() < 1:
+        if not self.finished:
             self.line.say(f"stopped after step {self.step}, with a checkpoint; the same command "
                           "continues")
             return
@@ -378,43 +389,12 @@ class Trainer:
         self.line.say(f"done in {duration(self.seconds)}: {args.out}")
 
 
-def run(args: Namespace) -> int:
-    """One run; returns the exit status."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    args.precision = args.precision or ("bf16" if device.type == "cuda" else "fp32")
-    if device.type == "cuda" and args.precision == "fp32":
-        print("foxify: float32 trains by the slow reference of attention", file=sys.stderr)
+def main(args: Namespace) -> int:
+    """The command."""
+    args.precision = args.precision or ("bf16" if torch.cuda.is_available() else "fp32")
     torch.set_float32_matmul_precision("high")
-    trainer = None
-    try:
-        if device.type == "cpu" and args.window_baseline:
-            raise Refusal("--window-baseline needs a GPU: flex_attention trains on no other device")
-        if device.type == "cuda" and args.window_baseline is None:
-            from fox_attention.operators import HAS_CUDA_KERNELS
-
-            if not HAS_CUDA_KERNELS and args.precision == "bf16":
-                raise Refusal("fox_attention has no CUDA kernels here: pip install "
-                              "--no-build-isolation ./kernels/torch, with nvcc")
-        trainer = Trainer(args, device)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, trainer.ask_to_stop)
-        trainer.resume()
-        trainer.introduce()
-        trainer.train()
-        trainer.finish()
-        return 0 if trainer.done() >= 1 else EXIT_UNFINISHED
-    except (Refusal, TextError, TrainingError) as error:
-        message = str(error)
-    except torch.OutOfMemoryError:
-        half = max(1, trainer.micro // 2) if trainer else 1
-        message = f"out of GPU memory: try --micro-batch {half}, then --recompute"
-    except OSError as error:
-        message = f"{error.filename or 'input/output'}: {error.strerror or error}"
-    except KeyboardInterrupt:
-        message = "interrupted; the last checkpoint is kept"
-    print(f"\nfoxify: {message}", file=sys.stderr)
-    return EXIT_FAILED
+    return run_to_end("foxify", Trainer, args)
 
 
 if __name__ == "__main__":
-    sys.exit(run(COMMAND_LINE))
+    sys.exit(main(COMMAND_LINE))

@@ -23,20 +23,6 @@ ROWS = 8192  # of logits at once
 Hidden = Callable[[Tensor], Tensor]
 
 
-def answer_marks(ids: np.ndarray, tokenizer: TextTokenizer, asking: Asking) -> np.ndarray:
-    """Which tokens of chats [windows, T] the assistant wrote, the end of its turn included."""
-    marks = np.zeros(ids.shape, bool)
-    header = tokenizer.encode(asking.format["generation_prompt"])
-    end = tokenizer.encode(asking.format["roles"]["assistant"]["suffix"])[0]
-    for row, mark in zip(ids, marks):
-        inside, n = False, len(header)
-        for i in range(n, len(row)):
-            inside = inside or row[i - n : i].tolist() == header
-            mark[i] = inside
-            inside = inside and row[i] != end
-    return marks
-
-
 class Evaluation:
     """Held-out windows, the same for the teacher and every student."""
 
@@ -46,7 +32,7 @@ class Evaluation:
         self._chats = None if chats is None else chats[:CHAT_WINDOWS]
         asking, length = Asking(base.directory), books.shape[1]
         if self._chats is not None:
-            self._chat_marks = answer_marks(self._chats, tokenizer, asking)
+            self._chat_marks = asking.said(self._chats, tokenizer)
         windows, rng = RecallWindows(tokenizer, asking, length), np.random.default_rng(5)
         made = [windows.test(books[rng.integers(len(books))], rng, depth, chat=i % 2 == 1)
                 for depth in DEPTHS for i in range(NEEDLES)]

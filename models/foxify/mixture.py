@@ -5,7 +5,10 @@ A window depends on the seed and its number alone, so training can resume anywhe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from distillation import PLAIN, RECALLED, SAID
 from recall import RecallWindows
 from text_tokens import TextError, Windows
 
@@ -13,11 +16,12 @@ RECALL_SHARE, CHAT_SHARE = 0.4, 0.2  # of windows
 
 
 class Mixture:
-    """Windows of ids [T] and marks [T] of answers."""
+    """Windows of ids [T] and marks [T], which are distillation.py's."""
 
     def __init__(self, books: np.ndarray, chats: np.ndarray | None, recall: RecallWindows,
-                 length: int, seed: int) -> None:
+                 said: Callable[[np.ndarray], np.ndarray], length: int, seed: int) -> None:
         self._books, self._recall, self._seed = Windows(books, length, seed), recall, seed
+        self._said = said
         self._chats = None if chats is None else Windows(chats, length, seed)
 
     def window(self, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -25,10 +29,12 @@ class Mixture:
         rng = np.random.default_rng([self._seed, 1, index])
         kind, book = rng.random(), self._books.window(index)[:-1]
         if kind < RECALL_SHARE:
-            return self._recall.training(book, rng)
+            ids, answers = self._recall.training(book, rng)
+            return ids, answers * RECALLED
         if self._chats is not None and kind < RECALL_SHARE + CHAT_SHARE:
-            book = self._chats.window(index)[:-1]
-        return book, np.zeros(len(book), bool)
+            ids = self._chats.window(index)[:-1]
+            return ids, self._said(ids) * SAID
+        return book, np.full(len(book), PLAIN)
 
     def batch(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Windows one below the other."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ sys.path += [str(ROOT / "models" / "finetune"), str(ROOT / "models" / "convert")
 if importlib.util.find_spec("fox_attention") is None:  # not installed: the reference, from source
     sys.path.append(str(ROOT / "kernels" / "torch" / "torch-ext"))
 
-from arguments import OneLineParser, above_zero, positive  # noqa: E402
+from arguments import OneLineParser, above_zero, add_run, positive  # noqa: E402
 
 _EPILOG = """\
 examples:
@@ -63,28 +62,8 @@ def _add_length(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--steps", type=positive, help="optimizer steps (default 700)")
     length.add_argument("--minutes-total", type=above_zero, metavar="M",
                         help="time of all runs together, each from start to end")
-    group.add_argument("--minutes", type=above_zero, metavar="M",
-                       help="time of this run; then it writes a checkpoint and exits with status 3")
-    group.add_argument("--checkpoint-minutes", type=float, default=10, metavar="M",
-                       help="time between checkpoints (default 10); 0: at every step")
-
-
-def _add_batches(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("batches and computation")
-    group.add_argument("--window", type=positive, default=8192, metavar="T",
-                       help="tokens of one sequence, a multiple of 64 (default 8192)")
     group.add_argument("--batch-tokens", type=positive, default=1 << 16, metavar="N",
                        help="tokens of one optimizer step (default 65536)")
-    group.add_argument("--micro-batch", type=positive, metavar="N",
-                       help="windows in one forward pass (default: what fits into the memory)")
-    group.add_argument("--precision", choices=("bf16", "fp32"),
-                       help="type of matrices and activations (default: bf16 on a GPU)")
-    group.add_argument("--recompute", action="store_true",
-                       help="recompute activations in the backward pass: less memory, slower")
-    group.add_argument("--no-compile", action="store_true", help="no torch.compile")
-    group.add_argument("--workers", type=positive, default=os.cpu_count() or 1,
-                       help="processes that encode text")
-    group.add_argument("--seed", type=int, default=0, help="of windows and first adapters")
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -104,7 +83,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--chats", type=Path, metavar="FILE",
                         help="tokens of the model's own chats (chats.py), a fifth of the windows")
     parser.add_argument("--valid-chats", type=Path, metavar="FILE", help="held-out chats")
-    for add in (_add_method, _add_length, _add_batches):
+    for add in (_add_method, _add_length, add_run):
         add(parser)
     args = parser.parse_args(arguments)
     for path in (args.model, *args.texts, args.valid, args.chats, args.valid_chats):

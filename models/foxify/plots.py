@@ -11,17 +11,13 @@ from pathlib import Path
 import options  # noqa: F401  (finds models/finetune)
 
 import numpy as np
-from progress import read_metrics
+from progress import find_pyplot, read_metrics
 
 
 def draw(metrics: Path, folder: Path) -> bool:
     """False without matplotlib."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
+    pyplot = find_pyplot()
+    if pyplot is None:
         return False
     records = read_metrics(metrics)
     figure, (axis, below) = pyplot.subplots(2, 1, figsize=(8, 7), sharex=True,

@@ -17,7 +17,6 @@ from torch import Tensor
 LOG_EPS = -10.0
 SOFTNESS = 10.0  # nats of excess at which the penalty is half: it is concave, heads close in turn
 REACHED_AT = 0.55  # of the run: the share that is wanted
-AIM = 0.96  # of the wanted share: text that was not trained on keeps a little more
 PROPORTIONAL, INTEGRAL = 3.0, 25.0  # gains of log lambda per log share, the second per run
 
 
@@ -97,7 +96,7 @@ class Controller:
     """
 
     def __init__(self, keep: float, start: float) -> None:
-        self.keep, self.integral, self.first = AIM * keep, math.log(start), 0.0
+        self.keep, self.integral, self.first = keep, math.log(start), 0.0
         self.weight = start
         self._last = 0.0
 

@@ -30,6 +30,7 @@ _TRAIN = {
     "animal": "otter falcon badger heron beaver salmon lizard raven weasel turtle donkey spider "
               "rabbit pigeon walrus monkey",
     "day": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
+    "syllable": "bar cel dor fen gal hir jun kos lem mur nol pir ras sil tov vun wex yol zan tir",
 }
 _TEST = {
     "name": "Albert Bianca Cyril Dora Edgar Fiona Gustav Hilda Igor Judith Konrad Lydia Magnus "
@@ -75,51 +76,113 @@ class _Draw:
         return "".join(str(x) for x in self._rng.integers(0, 10, count))
 
 
-def _pass_key(d: _Draw) -> Fact:
-    who, key = d.person(), d.digits(5)
-    return Fact(f"Remember this: the pass key of {who} is {key}.",
-                f"What is the pass key of {who}?", f"The pass key of {who} is", f" {key}")
+# Training's templates: statements, questions and beginnings of the answer, of which one each is
+# drawn, and the answer. A word in braces is drawn once a fact (_Values).
+_TEMPLATES: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], str], ...] = (
+    (("Remember this: the pass key of {person} is {d5}.", "{person} uses the pass key {d5}.",
+      "Pass key ({person}): {d5}"),
+     ("What is the pass key of {person}?", "Which pass key does {person} use?"),
+     ("The pass key of {person} is", "It is", "Pass key:"), " {d5}"),
+    (("{person} can be reached under the telephone number {d7}.", "Call {person}: {d7}.",
+      "The telephone of {person} has the number {d7}."),
+     ("Under which telephone number can {person} be reached?", "How do I call {person}?"),
+     ("The number is", "Call", "{person} can be reached under the telephone number"), " {d7}"),
+    (("On {day}, {name} bought these things: {things}.",
+      "{name} came home on {day} with these things: {things}."),
+     ("Which things did {name} buy on {day}?", "What did {name} bring home on {day}?"),
+     ("On {day}, {name} bought these things:", "These things:"), " {things}"),
+    (("By the way, {person} has lived in {city} for many years.", "{person}, of {city}, agreed.",
+      "The home of {person} is in {city}."),
+     ("In which city does {person} live?", "Where is the home of {person}?"),
+     ("{person} lives in", "In", "The home of {person} is in"), " {city}"),
+    (("A {thing} was put into the {color} box with a picture of the {animal}.",
+      "The {color} box with the {animal} on its lid holds a {thing}."),
+     ("What is in the {color} box with a picture of the {animal}?",
+      "What does the {color} box with the {animal} hold?"),
+     ("In this box there is a", "It holds a"), " {thing}"),
+    (('The configuration has this line:\n{key} = "{value}"\n', 'set {key} = "{value}"'),
+     ("What is the value of {key} in the configuration?", "What is {key} set to?"),
+     ('{key} = "', 'It is "'), "{value}"),
+    (("{person} keeps a {animal} by the name of {name}.", "{name} is the {animal} of {person}."),
+     ("What name has the {animal} of {person}?", "How does {person} call the {animal}?"),
+     ("The {animal} of {person} has the name", "Its name is"), " {name}"),
+    (("{person} was born in the year 1{d3}.", "{person} (born 1{d3})"),
+     ("In which year was {person} born?", "What is the year of birth of {person}?"),
+     ("{person} was born in the year", "In"), " 1{d3}"),
+    (("The ship {word} carries {d3} crates, in each a {thing}.",
+      "On board the {word}: {d3} crates."),
+     ("How many crates does the ship {word} carry?", "How many crates are on board the {word}?"),
+     ("The number of crates is", "The ship carries"), " {d3}"),
+    (("The key to the {color} door lies under the {thing}.",
+      "Look under the {thing} for the key to the {color} door."),
+     ("Where is the key to the {color} door?", "Under what does the key to the {color} door lie?"),
+     ("The key lies under the", "Under the"), " {thing}"),
+    (("In the old language the word {word} means {thing}.",
+      "{word}: {thing} (in the old language)"),
+     ("What does the word {word} mean?", "How is the word {word} translated?"),
+     ("It means", "The word {word} means"), " {thing}"),
+    (("From {city} to {word} it is {d3} miles.", "The road from {city} to {word} has {d3} miles."),
+     ("How far is it from {city} to {word}?", "How many miles is it from {city} to {word}?"),
+     ("From {city} to {word} it is", "It is", "Miles:"), " {d3}"),
+    (("The {color} {thing} belongs to {person}.", "{person} is the owner of the {color} {thing}."),
+     ("Which person is the owner of the {color} {thing}?", "Whose is the {color} {thing}?"),
+     ("The {color} {thing} belongs to", "It belongs to"), " {person}"),
+    (("The race of {city} was won by {person}.", "{person} won the race of {city}."),
+     ("Which person won the race of {city}?", "What is the name of the winner in {city}?"),
+     ("The winner is", "The race of {city} was won by"), " {person}"),
+    (('{{"user": "{name}", "id": {d4}, "token": "{value}"}}',
+      'user={name} id={d4} token={value}'),
+     ("What is the token of the user {name} with the id {d4}?", "Which token has user {d4}?"),
+     ("The token is", "token:"), " {value}"),
+    (("| {person} | {city} | {d4} |", "{person}; {city}; {d4}"),
+     ("Which number stands in the line of {person}?", "Which number follows {person}, {city}?"),
+     ("The line of {person} has the number", "The number"), " {d4}"),
+    (("Rule {d2}: never put a {thing} beside a {animal}.",),
+     ("What does rule {d2} say?", "What does rule {d2} forbid?"),
+     ("Rule {d2}: never put a", "It says: never put a"), " {thing} beside a {animal}"),
+    (("The house of {person} has {color} shutters.", "{color} are the shutters of {person}."),
+     ("What color have the shutters of {person}?", "How are the shutters of {person} painted?"),
+     ("Their color is", "The shutters are"), " {color}"),
+    (("The last words of {person} were: {things}.", '"{things}", said {person} at last.'),
+     ("What were the last words of {person}?", "What did {person} say at last?"),
+     ("The last words were:", "{person} said:"), " {things}"),
+)
 
 
-def _telephone(d: _Draw) -> Fact:
-    who, number = d.person(), d.digits(7)
-    return Fact(f"{who} can be reached under the telephone number {number}.",
-                f"Under which telephone number can {who} be reached?", "The number is",
-                f" {number}")
+class _Values(dict[str, str]):
+    """What the words in a template's braces stand for, drawn when they are first named."""
+
+    def __init__(self, draw: _Draw) -> None:
+        super().__init__()
+        self._draw = draw
+
+    def _invented(self, syllables: int) -> str:
+        return self._draw("syllable", syllables).replace(", ", "").capitalize()
+
+    def __missing__(self, key: str) -> str:
+        d = self._draw
+        if key == "person":  # half of the surnames are invented
+            drawn = d.person() if d.digits(1) < "5" else f"{d('name')} {self._invented(2)}"
+        elif key == "things":
+            drawn = d("thing", 4)
+        elif key == "key":
+            drawn = f"{d('animal')}_{d('thing')}_{d.digits(2)}"
+        elif key == "value":
+            drawn = f"{d('color')}-{d('animal')}-{d.digits(3)}"
+        elif key == "word":
+            drawn = self._invented(3)
+        else:
+            drawn = d.digits(int(key[1:])) if key[1:].isdigit() else d(key)
+        self[key] = drawn
+        return drawn
 
 
-def _shopping(d: _Draw) -> Fact:
-    who, day, things = d("name"), d("day"), d("thing", 4)
-    return Fact(f"On {day}, {who} bought these things: {things}.",
-                f"Which things did {who} buy on {day}?", f"On {day}, {who} bought these things:",
-                f" {things}")
-
-
-def _residence(d: _Draw) -> Fact:
-    who, city = d.person(), d("city")
-    return Fact(f"By the way, {who} has lived in {city} for many years.",
-                f"In which city does {who} live?", f"{who} lives in", f" {city}")
-
-
-def _box(d: _Draw) -> Fact:
-    color, thing, animal = d("color"), d("thing"), d("animal")
-    return Fact(f"A {thing} was put into the {color} box with a picture of the {animal}.",
-                f"What is in the {color} box with a picture of the {animal}?",
-                "In this box there is a", f" {thing}")
-
-
-def _setting(d: _Draw) -> Fact:
-    key = f"{d('animal')}_{d('thing')}_{d.digits(2)}"
-    value = f"{d('color')}-{d('animal')}-{d.digits(3)}"
-    return Fact(f'The configuration has this line:\n{key} = "{value}"\n',
-                f"What is the value of {key} in the configuration?", f'{key} = "', value)
-
-
-def _pet(d: _Draw) -> Fact:
-    who, animal, name = d.person(), d("animal"), d("name")
-    return Fact(f"{who} keeps a {animal} by the name of {name}.",
-                f"What name has the {animal} of {who}?", f"The {animal} of {who} has the name",
-                f" {name}")
+def _training_fact(draw: _Draw, rng: Random) -> Fact:
+    *parts, answer = _TEMPLATES[rng.integers(len(_TEMPLATES))]
+    values = _Values(draw)
+    statement, question, lead = (part[rng.integers(len(part))].format_map(values)
+                                 for part in parts)
+    return Fact(statement, question, lead, answer.format_map(values))
 
 
 def _magic_number(d: _Draw) -> Fact:
@@ -151,7 +214,6 @@ def _gift(d: _Draw) -> Fact:
                 f"For the birthday in {month}, {who} received a", f" {color} {thing}")
 
 
-TRAIN_KINDS = (_pass_key, _telephone, _shopping, _residence, _box, _setting, _pet)
 TEST_KINDS = (_magic_number, _locker, _meeting, _gift)
 
 
@@ -173,6 +235,20 @@ class Asking:
         default = self.format.get("default_system")
         return self.format["bos"] + (self.turn("system", default) if default else "")
 
+    def said(self, ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
+        """Which tokens of chats [.., T] the assistant wrote, the end of its turn included."""
+        header = tokenizer.encode(self.format["generation_prompt"])
+        end = tokenizer.encode(self.format["roles"]["assistant"]["suffix"])[0]
+        places = np.arange(ids.shape[-1])
+        begins = np.zeros(ids.shape, bool)  # behind a header
+        begins[..., len(header) :] = np.all(
+            [ids[..., n : n - len(header)] == token for n, token in enumerate(header)], axis=0)
+        ended = np.zeros(ids.shape, bool)  # behind an end
+        ended[..., 1:] = ids[..., :-1] == end
+        last_begin, last_end = (np.maximum.accumulate(np.where(event, places, -1), axis=-1)
+                                for event in (begins, ended))
+        return (last_begin >= 0) & (last_begin >= last_end)
+
     def around(self, chat: bool) -> tuple[str, str, str, str]:
         """What stands at the beginning, before a question, before its answer, behind the answer."""
         if not chat:
@@ -188,7 +264,8 @@ class RecallWindows:
     """Windows of book tokens with facts and questions in them; they depend on the seed alone."""
 
     def __init__(self, tokenizer: TextTokenizer, asking: Asking, length: int) -> None:
-        self._encode, self._asking, self._length = tokenizer.encode, asking, length
+        self._encode, self._decode = tokenizer.encode, tokenizer.decode
+        self._asking, self._length = asking, length
 
     def _assemble(self, book: np.ndarray, head: list[int],
                   events: list[tuple[float, list[int], list[int]]]
@@ -219,14 +296,25 @@ class RecallWindows:
     def _statement(self, fact: Fact) -> list[int]:
         return self._encode(f"\n{fact.statement}\n")
 
+    def _passage(self, book: np.ndarray, rng: Random) -> Fact:
+        """Words of the book, and how they go on behind the first ones."""
+        at = int(rng.integers(max(1, len(book) - 80)))
+        words = self._decode(book[at : at + 80].tolist()).split()[1:-1]
+        known = int(rng.integers(6, 11))
+        begin, answer = " ".join(words[:known]), " ".join(words[known : known + 6])
+        return Fact(" ".join(words[: known + 12]), f'How does the passage "{begin}" go on?',
+                    'It goes on: "', answer)
+
     def training(self, book: np.ndarray, rng: Random) -> tuple[np.ndarray, np.ndarray]:
-        """Several facts, each asked for once or twice anywhere behind it; half of them as chats."""
+        """Several facts, a quarter of them passages of the book, each asked for once or twice
+        anywhere behind it; half of the windows as chats.
+        """
         chat = self._asking.format is not None and rng.random() < 0.5
         around = self._asking.around(chat)
         draw = _Draw(_TRAIN, rng)
         events: list[tuple[float, list[int], list[int]]] = []
-        for _ in range(int(rng.integers(3, 3 + max(1, self._length // 512)))):
-            fact = TRAIN_KINDS[rng.integers(len(TRAIN_KINDS))](draw)
+        for _ in range(int(rng.integers(3, 3 + max(1, self._length // 256)))):
+            fact = _training_fact(draw, rng) if rng.random() < 0.75 else self._passage(book, rng)
             stated = rng.random() * 0.9
             tokens = self._statement(fact)
             events.append((stated, tokens, [0] * len(tokens)))

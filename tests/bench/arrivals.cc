@@ -23,14 +23,17 @@ namespace {
 constexpr int kConnections = 4;
 constexpr std::chrono::milliseconds kWatchInterval(5);
 
-v1::GenerateRequest MakeRequest(const PlannedRequest& planned, uint32_t vocab_size) {
+v1::GenerateRequest MakeRequest(const PlannedRequest& planned, const PromptSource& source) {
   v1::GenerateRequest request;
   std::mt19937_64 random(planned.seed);
-  auto* ids = request.mutable_token_ids()->mutable_ids();
-  ids->Reserve(static_cast<int>(planned.prompt_tokens));
-  for (int64_t i = 0; i < planned.prompt_tokens; ++i) {
-    ids->Add(static_cast<uint32_t>(random() % vocab_size));
+  Prompt prompt(static_cast<size_t>(planned.prompt_tokens));
+  if (source.text.empty()) {
+    for (int32_t& id : prompt) id = static_cast<int32_t>(random() % source.vocab_size);
+  } else {
+    const auto first = static_cast<int64_t>(random() % source.text.size());
+    prompt = TokensOfText(source.text, first, planned.prompt_tokens);
   }
+  request.mutable_token_ids()->mutable_ids()->Add(prompt.begin(), prompt.end());
   request.mutable_sampling()->set_temperature(1);
   request.mutable_sampling()->set_seed(planned.seed);
   request.mutable_stopping()->set_max_tokens(static_cast<uint32_t>(planned.output_tokens));
@@ -147,7 +150,7 @@ std::shared_ptr<grpc::Channel> ConnectTo(const std::string& target) {
 }
 
 ServedArrivals SendArrivals(const std::string& target, const std::vector<PlannedRequest>& plan,
-                            uint32_t vocab_size, double timeout) {
+                            const PromptSource& source, double timeout) {
   std::vector<std::shared_ptr<grpc::Channel>> channels;
   for (int i = 0; i < kConnections; ++i) channels.push_back(ConnectTo(target));
   for (const auto& channel : channels) {
@@ -160,7 +163,7 @@ ServedArrivals SendArrivals(const std::string& target, const std::vector<Planned
   std::vector<std::thread> threads;
   const double start = Now();
   for (size_t i = 0; i < plan.size(); ++i) {
-    const v1::GenerateRequest request = MakeRequest(plan[i], vocab_size);
+    const v1::GenerateRequest request = MakeRequest(plan[i], source);
     std::this_thread::sleep_for(std::chrono::duration<double>(start + plan[i].at - Now()));
     const double sent = Now() - start;
     threads.emplace_back([&, request, sent, i] {

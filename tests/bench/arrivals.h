@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/support/status_code_enum.h"
+#include "tests/bench/run_requests.h"
 
 namespace fox {
 
@@ -68,8 +69,14 @@ struct ServedArrivals {
 // A connection of its own.
 std::shared_ptr<grpc::Channel> ConnectTo(const std::string& target);
 
-// Sends random prompts, and waits until all have ended. `timeout`: seconds, of a request.
+// What prompts are cut from: a text, from a random place on, else random tokens.
+struct PromptSource {
+  uint32_t vocab_size = 0;
+  Prompt text;
+};
+
+// Sends all, and waits until all have ended. `timeout`: seconds, of a request.
 ServedArrivals SendArrivals(const std::string& target, const std::vector<PlannedRequest>& plan,
-                            uint32_t vocab_size, double timeout);
+                            const PromptSource& source, double timeout);
 
 }  // namespace fox

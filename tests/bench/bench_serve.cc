@@ -15,6 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "fox/v1/info.grpc.pb.h"
+#include "models/checkpoint.h"
 #include "tests/bench/arrivals.h"
 #include "tests/bench/bench_session.h"
 #include "tests/e2e/child_process.h"
@@ -26,7 +27,7 @@ constexpr double kStartSeconds = 120, kEndSeconds = 30;
 
 struct ServeFlags {
   std::string target = "127.0.0.1:50051", rates = "1,2,4", json;
-  std::string prompt = "256-4096", output = "32-512";
+  std::string prompt = "256-4096", output = "32-512", text;
   int64_t requests = 64, seed = 1;
   double timeout = 120;
   std::string compare, model = FOX_SOURCE_DIR "/models/demo", device = "auto";
@@ -59,6 +60,8 @@ absl::Status Parse(const std::vector<std::string>& arguments, ServeFlags* values
   flags.Int("requests", "N", "requests of one run", 1, 10000, &values->requests);
   flags.String("prompt-tokens", "N|A-B", "prompt lengths", &values->prompt);
   flags.String("output-tokens", "N|A-B", "answer lengths", &values->output);
+  flags.String("text", "FILE", "prompts are parts of it, in --model's tokens; else random tokens",
+               &values->text);
   flags.Double("timeout", "SECONDS", "deadline of a request", 0.1, 3600, &values->timeout);
   flags.Int("seed", "N", "of arrivals, lengths and tokens", 0, 1 << 30, &values->seed);
   flags.String("json", "FILE", "writes all rows there", &values->json);
@@ -180,8 +183,17 @@ absl::Status Ask(v1::Info::Stub& stub,
   return absl::UnavailableError(absl::StrCat(target, ": ", asked.error_message()));
 }
 
+absl::StatusOr<Prompt> ReadText(const ServeFlags& flags) {
+  if (flags.text.empty()) return Prompt();
+  const auto checkpoint = Checkpoint::Open(flags.model, {});
+  if (!checkpoint.ok()) return checkpoint.status();
+  return TextOf(flags.model, checkpoint->config(), flags.text);
+}
+
 // All rates on one server; what was measured is written as it goes.
 absl::Status Measure(const ServeFlags& flags, const std::string& target, BenchReport* report) {
+  const auto text = ReadText(flags);
+  if (!text.ok()) return text.status();
   const auto stub = v1::Info::NewStub(ConnectTo(target));
   v1::ModelInfo model;
   v1::ServerInfo server;
@@ -194,7 +206,8 @@ absl::Status Measure(const ServeFlags& flags, const std::string& target, BenchRe
     const std::vector<PlannedRequest> plan =
         PlanArrivals(flags.requests, rate, flags.prompt_tokens, flags.output_tokens,
                      static_cast<uint64_t>(flags.seed));
-    Report(acp, rate, SendArrivals(target, plan, model.vocab_size(), flags.timeout), report);
+    Report(acp, rate, SendArrivals(target, plan, {model.vocab_size(), *text}, flags.timeout),
+           report);
     if (absl::Status s = report->Write(flags.json); !s.ok()) return s;
   }
   return absl::OkStatus();

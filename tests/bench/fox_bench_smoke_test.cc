@@ -74,6 +74,18 @@ TEST(FoxBenchTest, TwoServersUnderTheSameArrivals) {
   }
 }
 
+TEST(FoxBenchTest, PromptsArePartsOfAText) {
+  const std::string text = std::string(FOX_SOURCE_DIR) + "/models/demo/prompt_long.txt";
+  const json report = ReportOf(
+      "serve --compare certified --device cpu --rates 100 --requests 2 --prompt-tokens 80 "
+      "--output-tokens 4 --text " +
+      text);
+  EXPECT_EQ(report["rows"].at(0)["completed"], 2);
+  const Ran refused = RunProgram("fox-bench", {"serve", "--compare", "off", "--text", "absent"});
+  EXPECT_NE(refused.status, 0);
+  EXPECT_THAT(refused.err, HasSubstr("absent"));
+}
+
 TEST(FoxBenchTest, AllOnATinyModel) {
   const json report = ReportOf(
       "all --lengths 64,130 --batch-sizes 1,2 --contexts 64,200 --repeat 1 --buffer-mib 8 "

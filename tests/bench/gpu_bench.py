@@ -3,7 +3,8 @@
 
 --training measures the training side instead: the PyTorch op of kernels/torch, installed or built
 in place, beside its peers in the same processes. It needs no build of the server. --memory measures
-how many sequences a pool holds at once, and the prefix cache (memory_parts.py).
+how many sequences a pool holds at once, and the prefix cache (memory_parts.py); --foxify a foxified
+model beside its base (foxify_parts.py).
 
 Each part is a process of its own with a time limit; the JSON is written after every part, so what
 was measured is kept whatever comes next. Parts that are not selected keep the rows they had in the
@@ -30,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import foxify_parts
 import gpu_build
 import judge
 import judge_memory
@@ -77,13 +79,13 @@ class Bench:
         return left
 
     def run(self, command: list[str], seconds: float, ours: bool = True,
-            quiet: bool = False) -> None:
+            stdout: Any = None) -> None:
         """Runs one program; RuntimeError says how it failed."""
         print("$ " + " ".join(command), flush=True)
         limit = self.left(seconds)
         # Its own process group: compilers that a peer started end with it.
         with subprocess.Popen(command, env=self.environment if ours else None, cwd=gpu_build.ROOT,
-                              stdout=subprocess.DEVNULL if quiet else None,
+                              stdout=stdout,
                               start_new_session=True) as process:
             try:
                 code = process.wait(limit)
@@ -111,7 +113,7 @@ class Bench:
         facts and its rows, with these marks in each."""
         out = self.scratch / "rows.json"
         command, *rest = flags.split()
-        own = [] if "--target" in rest else ["--device", "cuda"]
+        own = [] if {"--target", "--device"} & {*rest} else ["--device", "cuda"]
         if own and "--model" not in rest:
             own += ["--model", self.model()]
         text, failure = self.measured([str(self.build / "bin/fox-bench"), command, "--json",
@@ -134,18 +136,19 @@ class Bench:
         return {"rows": [json.loads(line) for line in text.splitlines()], **failure}
 
     @contextlib.contextmanager
-    def server(self, *flags: str) -> Iterator[Server]:
-        """A fox-server of the 760M on a free port, ended afterwards."""
+    def server(self, *flags: str, model: str = "", device: str = "cuda") -> Iterator[Server]:
+        """A fox-server of the 760M or another model on a free port, ended afterwards."""
+        listening = "listening for HTTP on" if "--http-port" in flags else "listening on"
         log = self.scratch / "server.log"
-        command = [str(self.build / "bin/fox-server"), "--grpc-port", "0", "--model", self.model(),
-                   "--device", "cuda", *flags]
+        command = [str(self.build / "bin/fox-server"), "--grpc-port", "0", "--model",
+                   model or self.model(), "--device", device, *flags]
         start = time.monotonic()
         with open(log, "wb") as out, subprocess.Popen(
                 command, stdout=out, stderr=out, env=self.environment,
                 cwd=gpu_build.ROOT) as server:
             try:
                 end = start + self.left(60)
-                while not (found := re.search(r"listening on (\S+)\n", said := log.read_text(
+                while not (found := re.search(listening + r" (\S+)\n", said := log.read_text(
                         encoding="utf-8", errors="replace"))):
                     if server.poll() is not None or time.monotonic() > end:
                         raise RuntimeError("the server did not start: " + said[-500:])
@@ -162,8 +165,8 @@ class Bench:
         tests = gpu_build.ROOT / "build/gpu-test/judged.json"
         if tests.is_file() and self.arguments.suite == "serving":
             self.report["tests"] = json.loads(tests.read_text(encoding="utf-8"))
-        if card(self.report.get("device", {}).get("name", "")) == JUDGED_CARD:
-            suite = SUITES[self.arguments.suite]
+        suite = SUITES[self.arguments.suite]
+        if suite.any_card or card(self.report.get("device", {}).get("name", "")) == JUDGED_CARD:
             self.report["judged"] = suite.judged_rows(judge.Measurements(self.report))
         self.arguments.out.parent.mkdir(parents=True, exist_ok=True)
         self.arguments.out.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
@@ -217,7 +220,8 @@ def books(bench: Bench) -> Part:
     demo = gpu_build.MODEL
     out = bench.scratch / "acp.json"
     bench.run([str(bench.build / "bin/fox-eval"), "acp", "--model", str(demo), "--device", "cpu",
-               "--text", str(demo / "prompt_long.txt"), "--json", str(out)], 180, quiet=True)
+               "--text", str(demo / "prompt_long.txt"), "--json", str(out)], 180,
+              stdout=subprocess.DEVNULL)
     report = json.loads(out.read_text(encoding="utf-8"))
     return {"rows": [{"bench": "books", "tokens": report["tokens"],
                       **report["certified_over_paper"]}]}
@@ -256,11 +260,13 @@ class Suite:
     parts: dict[str, Callable[[Bench], Part]]
     judged_rows: Callable[[judge.Measurements], list[judge.Row]]
     results: str  # in tests/bench/results, of a card
+    any_card: bool = False  # is judged: ratios and losses
 
 
 SUITES = {"serving": Suite(PARTS, judge.judged_rows, "{}.json"),
           "training": Suite(TRAINING_PARTS, judge_training.judged_rows, "{}_training.json"),
-          "memory": Suite(memory_parts.PARTS, judge_memory.judged_rows, "memory_{}.json")}
+          "memory": Suite(memory_parts.PARTS, judge_memory.judged_rows, "memory_{}.json"),
+          "foxify": Suite(foxify_parts.PARTS, foxify_parts.judged_rows, "foxify_{}.json", True)}
 
 
 def card(device_name: str) -> str:
@@ -288,8 +294,9 @@ def parse_arguments() -> argparse.Namespace:
     """The command line, with `parts` as the list of what to measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=pathlib.Path, nargs="?", default=gpu_build.ROOT / "build/gpu")
-    for name, what in (("training", "the training side"), ("memory", "sequences at once and the "
-                                                           "prefix cache, 760M")):
+    for name, what in (("training", "the training side"),
+                       ("memory", "sequences at once and the prefix cache, 760M"),
+                       ("foxify", "a foxified model beside its base")):
         parser.add_argument(f"--{name}", dest="suite", action="store_const", const=name,
                             default="serving", help=f"measures {what}")
     parser.add_argument("--out", type=pathlib.Path, help="default: in tests/bench/results, "
@@ -297,6 +304,14 @@ def parse_arguments() -> argparse.Namespace:
                                                   for suite in SUITES.values()))
     parser.add_argument("--only", help="parts, separated by commas: " + "; ".join(
         f"{name}: " + ", ".join(suite.parts) for name, suite in SUITES.items()))
+    models = parser.add_argument_group("--foxify")
+    for name, what in (("base", "the unchanged model"), ("fox", "the foxified one"),
+                       ("text", "held-out text, of 40,000 tokens at least")):
+        models.add_argument(f"--{name}", help=what)
+    models.add_argument("--prompts", type=pathlib.Path, help="held-out chats of chats.py prompts")
+    models.add_argument("--reports", type=pathlib.Path, nargs="*", default=[],
+                        help="report.json of ./run foxify")
+    models.add_argument("--device", default="cuda", help="default: cuda")
     parser.add_argument("--judge", action="store_true", help="measures nothing, prints the table")
     parser.add_argument("--limit", type=float, default=530, help="seconds for all parts")
     parser.add_argument("--official-repo", default=os.environ.get("FOX_OFFICIAL_REPO"),

@@ -20,11 +20,12 @@ def rows(measured: list[dict], suite: str = "serving", **tests: str) -> dict[str
 
 class JudgeTest(unittest.TestCase):
     def test_the_committed_measurements_give_the_committed_rows(self) -> None:
-        for suite in gpu_bench.SUITES.values():
+        for name, suite in gpu_bench.SUITES.items():
             path = gpu_bench.RESULTS / suite.results.format(gpu_bench.JUDGED_CARD)
             report = json.loads(path.read_text(encoding="utf-8"))
             self.assertEqual(suite.judged_rows(judge.Measurements(report)), report["judged"])
-            self.assertTrue(all(row["value"] is not None for row in report["judged"]))
+            missing = sum(row["value"] is None for row in report["judged"])
+            self.assertEqual(missing, 4 if name == "foxify" else 0)  # they await a GPU
 
     def test_one_answer_that_differs_is_a_miss(self) -> None:
         def ways(differ: int, count: int = 8, requests: int = 64) -> bool | None:
@@ -35,6 +36,19 @@ class JudgeTest(unittest.TestCase):
         # The third ended early, the fourth is another run than the row's.
         self.assertEqual((ways(0), ways(1), ways(1, 5), ways(0, requests=24)),
                          (True, False, None, None))
+
+    def test_a_foxified_model_is_judged_by_its_last_adapter(self) -> None:
+        run = {"bench": "trained", "keep": 0.125, "rank": 32, "window_baseline": None, "loss": 3.28,
+               "recall_mean": 0.5, "chat_kl": 0.06, "share": 0.12,
+               "teacher": {"loss": 3.25, "recall_mean": 0.55}}
+        others = [{**run, "loss": 9}, run, {**run, "loss": 9, "rank": 0}, {**run, "keep": 0.25},
+                  {**run, "window_baseline": 512, "loss": 3.3, "recall_mean": 0.6}]
+        found = rows([*others, {"bench": "import", "loss": 3.4}, {"bench": "audit", "chats": 200,
+                                                                  "breaches": 1}], "foxify")
+        judged = {name: row["ok"] for name, row in found.items() if "0.25" not in name}
+        # Equal to the limits: loss and recall; missed: KL, recall of the window, the audit.
+        self.assertEqual(list(judged.values()),
+                         [True, True, True, True, False, True, False, None, None, False])
 
     def test_the_tables_are_those_of_the_committed_measurements(self) -> None:
         text = tables.README.read_text(encoding="utf-8")

@@ -15,7 +15,6 @@ from toy_llama import write_tokenizer  # first: it skips without torch
 
 import chats
 import numpy as np
-from measure import answer_marks
 from recall import Asking
 from text_tokens import TextError, TextTokenizer, open_tokens
 
@@ -70,7 +69,7 @@ class ChatsTest(unittest.TestCase):
         self.assertEqual(info.documents, 6)
         tokenizer = TextTokenizer(self.folder)
         self.assertEqual(info.tokenizer, tokenizer.fingerprint())
-        marks = answer_marks(np.asarray(ids)[None], tokenizer, Asking(self.folder))[0]
+        marks = Asking(self.folder).said(np.asarray(ids), tokenizer)
         said = tokenizer._decode(np.asarray(ids)[marks].tolist())
         self.assertEqual(said, "".join(f"answer {1000 + i}" for i in range(6)))
         with self.assertRaisesRegex(TextError, "no answer in 0 s"):

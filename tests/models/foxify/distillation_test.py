@@ -22,19 +22,20 @@ class DistillationTest(unittest.TestCase):
         student.requires_grad_()
         head = torch.randn(11, 6, generator=g, dtype=torch.float64)
         ids = torch.randint(0, 11, (2, 9), generator=g)
-        marks = torch.rand(2, 9, generator=g) < 0.3
-        marks[:, 0] = True  # predicted by no token
+        marks = torch.randint(0, 3, (2, 9), generator=g)
+        marks[:, 0] = distillation.RECALLED  # predicted by no token
         with mock.patch.object(distillation, "ROWS", 5):
             kl, loss = distillation.distillation(student, teacher, head, ids, marks)
         (gradient,) = torch.autograd.grad(3 * loss, student)
         log_s, log_t = (F.linear(x, head).log_softmax(-1) for x in (student, teacher))
         each = (log_t.exp() * (log_t - log_s)).sum(-1)
-        expected = each.sum()
+        expected = 0
         for b in range(2):
-            for t in range(1, 9):
-                if marks[b, t]:
-                    expected = expected + distillation.ANSWER_WEIGHT * each[b, t - 1]
-                    expected = expected - distillation.TRUTH_WEIGHT * log_s[b, t - 1, ids[b, t]]
+            for t in range(9):  # predicts the next
+                mark = marks[b, t + 1] if t < 8 else distillation.PLAIN
+                expected = expected + distillation.KL_WEIGHT[mark] * each[b, t]
+                if mark == distillation.RECALLED:
+                    expected = expected - log_s[b, t, ids[b, t + 1]]
         torch.testing.assert_close(kl, each.mean().detach())
         torch.testing.assert_close(loss, expected / 18)
         torch.testing.assert_close(gradient, torch.autograd.grad(3 * expected / 18, student)[0])

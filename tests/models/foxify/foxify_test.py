@@ -1,12 +1,12 @@
-"""Whole trainings of a toy, each a process as a user starts it: resuming, export, refusals."""
+"""Whole trainings of a toy: resuming, several processes, export, refusals."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,13 +14,17 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from toy_llama import FOXIFY, QWEN3, write_toy  # first: it skips without torch
+from toy_llama import FOXIFY, write_toy  # first: it skips without torch
 
 import foxify
+import measure
+import numpy as np
 import torch
+from process_group import ProcessGroup
 from progress import read_metrics
 from safetensors.torch import load_file
 from toy_model import TEXT
+from training_state import TrainingError
 
 WINDOW = 128
 
@@ -33,23 +37,48 @@ class FoxifyTest(unittest.TestCase):
         self.model = write_toy(self.folder / "toy")
         self.text = self.folder / "a.txt"
         self.text.write_text(TEXT * 60)
+        self.group = ProcessGroup()
 
-    def run_to_end(self, *flags: str, status: int = 0, model: Path | None = None,
-                   out: str = "out") -> str:
-        run = subprocess.run(
-            [sys.executable, "-B", str(FOXIFY / "foxify.py"), str(model or self.model),
-             str(self.text), "--out", str(self.folder / out), "--window", str(WINDOW),
-             "--batch-tokens", str(2 * WINDOW), "--workers", "1", "--rank", "4", *flags],
-            capture_output=True, text=True, timeout=600, check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
-        self.assertEqual(run.returncode, status, run.stderr)
-        return run.stderr
+    def command(self, *flags: str, model: Path | None = None, out: str = "out") -> list[str]:
+        return [str(model or self.model), str(self.text), "--out", str(self.folder / out),
+                "--window", str(WINDOW), "--batch-tokens", str(2 * WINDOW), "--workers", "1",
+                "--rank", "4", *flags]
 
-    def test_a_run_in_parts_equals_an_uninterrupted_one(self) -> None:
+    def run_processes(self, *flags: str, out: str = "out") -> str:
+        """What two processes say, started as torchrun does, without a third that imports torch."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+                       "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        runs = [subprocess.Popen([sys.executable, "-B", str(FOXIFY / "foxify.py"),
+                                  *self.command(*flags, out=out)], stderr=subprocess.PIPE,
+                                 text=True, env={**environment, "RANK": rank}) for rank in "01"]
+        for run in runs:
+            self.addCleanup(run.kill)
+        said = [run.communicate(timeout=120)[1] for run in runs]
+        self.assertEqual([run.returncode for run in runs], [0, 0], said)
+        return "".join(said)
+
+    def run_here(self, *flags: str, status: tuple[int, ...] = (0,), model: Path | None = None,
+                 out: str = "out") -> str:
+        """The same in this process, as importing torch takes seconds."""
+        with tempfile.TemporaryFile("w+") as file, mock.patch("sys.stderr", file):
+            try:
+                args = foxify.parse_arguments(self.command(*flags, model=model, out=out))
+                code = foxify.main(args)
+            except SystemExit as end:
+                code = end.code
+            file.seek(0)
+            said = file.read()
+        self.assertIn(code, status, said)
+        return said
+
+    def test_a_run_in_parts_and_of_two_processes_equals_an_uninterrupted_one(self) -> None:
         flags = ("--steps", "5", "--checkpoint-minutes", "0")
-        self.run_to_end(*flags, out="whole")
-        self.assertIn("stopped after step 0", self.run_to_end(
-            *flags, "--minutes", "1e-4", status=3, out="parts"))
+        self.run_here(*flags, out="whole")
+        self.assertIn("stopped after step 0", self.run_here(
+            *flags, "--minutes", "1e-4", status=(3,), out="parts"))
         with mock.patch.object(foxify, "BEGAN", 0.0):
             trainer = self.trainer(*flags)
             trainer.resume()
@@ -57,25 +86,29 @@ class FoxifyTest(unittest.TestCase):
             trainer._record = lambda *a: (record(*a), a[0] == 2 and trainer.ask_to_stop())
             trainer.train()  # stops in the middle, as at a signal
             self.assertEqual(trainer.step, 3)
-        self.assertIn("continuing after step 3", self.run_to_end(*flags, out="parts"))
+        said = self.run_processes(*flags, out="parts")
+        self.assertEqual(said.count("continuing after step 3"), 1)
         whole, parts = (load_file(self.folder / out / "adapter.safetensors")
                         for out in ("whole", "parts"))
         for name, tensor in whole.items():
-            self.assertTrue(torch.equal(tensor, parts[name]), name)
+            torch.testing.assert_close(tensor, parts[name], rtol=0, atol=1e-7, msg=name)
         numbers = [[(r["step"], r["loss"], r["lambda"], r["share"]) for r in read_metrics(
             self.folder / out / "training" / "metrics.jsonl")] for out in ("whole", "parts")]
-        self.assertEqual(*numbers)
+        np.testing.assert_allclose(*numbers, rtol=1e-5)
         self.assertEqual([n[0] for n in numbers[0]], [1, 2, 3, 4, 5])
-        self.assertIn("keep was 0.125 and is now 0.25", self.run_to_end(
-            *flags, "--keep", "0.25", status=1, out="parts"))
+        self.assertIn("keep was 0.125 and is now 0.25", self.run_here(
+            *flags, "--keep", "0.25", status=(1,), out="parts"))
 
     def trainer(self, *flags: str) -> foxify.Trainer:
         """In this process, without the first seconds' count."""
-        args = foxify.parse_arguments(
-            [str(self.model), str(self.text), "--out", str(self.folder / "parts"), "--window",
-             str(WINDOW), "--batch-tokens", str(2 * WINDOW), "--rank", "4", *flags])
+        args = foxify.parse_arguments(self.command(*flags, out="parts"))
         args.precision = "fp32"
-        return foxify.Trainer(args, torch.device("cpu"))
+        return foxify.Trainer(args, self.group)
+
+    def test_windows_that_processes_cannot_share(self) -> None:
+        self.group.size = 3
+        with self.assertRaisesRegex(TrainingError, "2 windows cannot be shared by 3 processes"):
+            self.trainer("--steps", "1")
 
     def test_fractions_of_minutes_begin_behind_the_first_steps(self) -> None:
         trainer = self.trainer("--minutes-total", "10")
@@ -91,7 +124,7 @@ class FoxifyTest(unittest.TestCase):
 
     def test_export_of_an_adapter(self) -> None:
         merged = self.folder / "merged"
-        self.run_to_end("--steps", "2", "--export", str(merged))
+        self.run_here("--steps", "2", "--export", str(merged))
         tensors = load_file(merged / "model.safetensors")
         self.assertEqual(tensors["model.layers.1.self_attn.fgate_proj.weight"].shape, (2, 64))
         config = json.loads((merged / "config.json").read_text())
@@ -102,8 +135,9 @@ class FoxifyTest(unittest.TestCase):
     def test_an_evaluated_run(self) -> None:
         valid = self.folder / "valid.txt"
         valid.write_text(TEXT[::-1] * 8)
-        said = self.run_to_end("--steps", "2", "--valid", str(valid), "--window", "192",
-                               "--batch-tokens", "192")
+        with mock.patch.object(measure, "NEEDLES", 4):
+            said = self.run_here("--steps", "2", "--valid", str(valid), "--window", "192",
+                                 "--batch-tokens", "192")
         self.assertIn("teacher: loss", said)
         report = json.loads((self.folder / "out" / "report.json").read_text())
         self.assertEqual(len(report["student"]["recall"]["chat"]), 5)
@@ -136,21 +170,7 @@ class FoxifyTest(unittest.TestCase):
                 model = self.folder / f"model{number}"
                 shutil.copytree(self.model, model)
                 (model / "config.json").write_text(json.dumps({**config, **changes}))
-                error = self.run_here(model, flags)
-                self.assertIn(message, error)
-
-    def run_here(self, model: Path, flags: tuple[str, ...]) -> str:
-        """What a run says that fails; in this process, as importing torch takes seconds."""
-        arguments = [str(model), str(self.text), "--out", str(self.folder / "refused"), "--window",
-                     str(WINDOW), "--batch-tokens", str(2 * WINDOW), "--workers", "1", *flags]
-        with tempfile.TemporaryFile("w+") as file, mock.patch("sys.stderr", file):
-            try:
-                args: argparse.Namespace = foxify.parse_arguments(arguments)
-                self.assertEqual(foxify.run(args), 1)
-            except SystemExit as end:
-                self.assertEqual(end.code, 2)
-            file.seek(0)
-            return file.read()
+                self.assertIn(message, self.run_here(*flags, status=(1, 2), model=model))
 
 
 if __name__ == "__main__":
