@@ -55,7 +55,6 @@ void Day::Submit(const std::vector<Request>& requests, absl::StatusCode invalid)
         engine_->stats().queued_tokens > swarm_.engine.max_num_queued_tokens) {
       Fail("the queue is longer than it may be");
     }
-    ++accepted_groups_;
     if (requests.size() > 1) ++marks_[Mark::kGroups];
     group_started_.push_back(false);
     displaced_in_group_.push_back(0);

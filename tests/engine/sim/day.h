@@ -130,7 +130,7 @@ class Day : private StepObserver {
   size_t newest_ = 0;    // id
   Seconds now_ = 0;
   int64_t heard_ends_ = 0;  // by the observer
-  int64_t accepted_groups_ = 0, displaced_groups_ = 0, refused_groups_ = 0;
+  int64_t displaced_groups_ = 0, refused_groups_ = 0;
   std::vector<size_t> displaced_in_group_;
   // By Request::client.
   std::map<uint64_t, int64_t> planned_;  // sequences in the plan that this step submitted
