@@ -281,11 +281,6 @@ bool Scheduler::TryToStart(Sequence* next, bool whole_prompts, Seconds now, doub
     End(next, absl::OutOfRangeError(kTooLarge), schedule);
     return true;
   }
-  // The pool may do for one of its pages after another.
-  if (running_.empty() && next->swapped && !ledger_.in_flight() && !prefixes_.has_pending()) {
-    DropSwapped(next);
-    return true;
-  }
   if (fits) next->blocked_since = std::min(next->blocked_since, now);
   return false;
 }

@@ -106,7 +106,6 @@ class Scheduler {
   bool MakeRoom(Sequence* next, double demand, Seconds now, Schedule* schedule);
   bool IsTooLarge(const Sequence& next) const;
   void SwapOut(Sequence* sequence, StepPlan* plan);
-  void DropSwapped(Sequence* sequence);
   void SwapIn(Sequence* sequence, int32_t slot, StepPlan* plan);
   bool Start(Sequence* next, Seconds now, double* demand, Budget* budget, Schedule* schedule);
   bool TryToStart(Sequence* next, bool whole_prompts, Seconds now, double* demand, Budget* budget,

@@ -1,7 +1,6 @@
 // Pages: promised, made free, swapped. Read scheduler.h first.
 #include <algorithm>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "engine/schedule/scheduler.h"
@@ -156,7 +155,7 @@ void Scheduler::SwapOut(Sequence* sequence, StepPlan* plan) {
   // Eviction by plans in flight is not known yet. What came from a snapshot counts as unpruned
   // until a plan is collected.
   const int64_t pages = ledger_.Between(0, sequence->computed) - sequence->slot_stats.pages_evicted;
-  // It might find no room for all at once.
+  // All of it comes back at once.
   if (pages + PagesToGoOn(*sequence) > limits_.num_pages) return;
   const int64_t bytes = limits_.SwapBytes(pages);
   const int64_t replays = limits_.chunk_multiple == 1
@@ -168,13 +167,6 @@ void Scheduler::SwapOut(Sequence* sequence, StepPlan* plan) {
   if (!offset) return;
   sequence->swapped = Swapped{*offset, pages};
   plan->swap_outs.push_back({sequence->slot, *offset, pages, sequence->computed});
-}
-
-void Scheduler::DropSwapped(Sequence* sequence) {
-  waiting_.Remove(sequence);
-  swap_space_.Give(std::exchange(sequence->swapped, {})->offset);
-  sequence->computed = 0;
-  waiting_.Add(sequence, sequence->queue().waiting_since);  // with more to compute
 }
 
 void Scheduler::SwapIn(Sequence* sequence, int32_t slot, StepPlan* plan) {

@@ -28,7 +28,6 @@ class Meter : public StepObserver {
     ++steps;
     for (const PlannedSequence& sequence : plan.sequences) {
       fed[sequence.id].emplace_back(steps, sequence.token_ids.size());
-      computed[sequence.id] += sequence.token_ids.size();
     }
     starts += plan.starts.size();
     snapshots += plan.snapshots.size();
@@ -36,7 +35,6 @@ class Meter : public StepObserver {
 
   int steps = 0;
   std::map<RequestId, std::vector<std::pair<int, size_t>>> fed;
-  std::map<RequestId, size_t> computed;
   size_t starts = 0, snapshots = 0;
 };
 
@@ -144,47 +142,6 @@ INSTANTIATE_TEST_SUITE_P(Models, EnginePrefixTest,
                                            GoldenModel{"tiny_fla", "f32", 128},
                                            GoldenModel{"tiny_fla", "f32", 128, AcpMode::kOff},
                                            GoldenModel{"tiny_rope", "bf16", 128}));
-
-// One request after the other.
-Outcome InTurn(const std::vector<Request>& requests) {
-  return RunAll(Config(kModel), requests, 500);
-}
-
-TEST(EnginePrefixTest, AFollowingTurnComputesItsNewTokens) {
-  std::mt19937_64 rng(1);
-  std::vector<Request> requests;
-  std::vector<int32_t> history;
-  for (RequestId turn = 1; turn <= 4; ++turn) {
-    const auto asked = RandomTokens(50, kModel.vocab, rng);
-    requests.push_back(GreedyRequest(turn, history + asked, 70));
-    const Outcome run = InTurn(requests);
-    history = requests.back().prompt + Ids(run.results.at(turn));
-    if (turn == 1) continue;
-    // What is behind the last page end of the history, the new tokens, and those generated.
-    EXPECT_LE(run.computed.at(turn), 63u + 50 + 70);
-    EXPECT_GE(run.results.at(turn).stats.cached_tokens,
-              static_cast<int64_t>(requests.back().prompt.size()) - 50 - 64);
-  }
-}
-
-TEST(EnginePrefixTest, RealmsNeverShare) {
-  std::mt19937_64 rng(4);
-  const auto prompt = RandomTokens(200, kModel.vocab, rng);
-  std::vector<Request> requests;
-  for (RequestId id = 1; id <= 8; ++id) requests.push_back(GreedyRequest(id, prompt));
-  requests[2].cache_salt = requests[3].cache_salt = "a";
-  requests[4].cache_salt = "b";
-  requests[5].log_tolerance = -12;
-  requests[6].bypass_prefix_cache = true;
-  for (const int gap : {0, 200}) {
-    const Outcome run = RunAll(Config(kModel), requests, gap);
-    std::vector<int64_t> cached;
-    for (const auto& [id, result] : run.results) cached.push_back(result.stats.cached_tokens);
-    EXPECT_EQ(cached, (std::vector<int64_t>{0, 192, 0, 192, 0, 0, 0, 192})) << gap;
-    EXPECT_EQ(run.stats.prefix_queried_tokens, 7 * 200);
-    EXPECT_EQ(run.stats.prefix_found_tokens, 3 * 192);
-  }
-}
 
 // One salt's prompt, then (while it is computed, unless `is_over`) another request.
 Meter FeedOf(Request first, Request second, bool is_over) {

@@ -47,7 +47,7 @@ TEST_P(EngineTest, EvictionsAreCounted) {
 TEST_P(EngineTest, AnOverdrawnPoolEndsEveryRequestWithUnavailable) {
   FakeOptions fake = Roomy();
   fake.limits.num_pages = 10;
-  fake.bug = sim::Bug::kOverstateFree;  // so the scheduler breaks its promise
+  fake.overstated_pages = fake.limits.lists_per_slot;  // so the scheduler breaks its promise
   fake.reports_pool_faults = true;
   Start(fake);
   for (const RequestId id : {RequestId{1}, RequestId{2}}) {

@@ -88,33 +88,52 @@ TEST_F(SchedulerTest, ScoredPromptsDoNotStarveOneThatHasStarted) {
   EXPECT_LE(steps, 400 / 8);  // it has half of the rows
 }
 
-// Urgent prompts, each before it in the order and shorter, come on and on. Each ends at its first
-// token.
-TEST_F(SchedulerTest, UrgentPromptsDoNotStarveOneThatHasStarted) {
+// A long urgent prompt has half of each step, and short ones that end at their first token the
+// other.
+TEST_F(SchedulerTest, UrgentPromptsStarveNone) {
   limits_.num_pages = 1000;
   limits_.max_num_seqs = 3;
   limits_.max_num_batched_tokens = 128;
-  Start();
-  std::vector<Sequence*> urgent = {Add(200), Add(200), Add(200)};
-  Step();
-  Sequence* patient = Add(1000, 1);
-  Seconds now = 0;
-  int64_t urgent_tokens = 0;
-  for (; patient->produced() == 0 && now < 100; now += 0.1) {
-    while (urgent.size() < 4) urgent.push_back(Add(200, 0));
-    const int64_t computed = patient->computed;
-    const int64_t tokens = Step(now).plan.num_tokens();
-    if (now > kStarvation) urgent_tokens += tokens - (patient->computed - computed);
-    for (size_t i = urgent.size(); i-- > 0;) {
-      if (urgent[i]->produced() == 0) continue;
-      scheduler_->Remove(urgent[i]);
-      urgent.erase(urgent.begin() + static_cast<std::ptrdiff_t>(i));
+  for (const bool runs : {false, true}) {
+    sequences_.clear();
+    client_ = 0;
+    Start();
+    Sequence* patient = Add(2000, 1);
+    if (runs) Step();
+    client_ = 1;
+    const Sequence* urgent = Add(9000);
+    std::vector<Sequence*> others;
+    Seconds now = 0;
+    for (; patient->produced() == 0 && now < 100; now += 0.1) {
+      while (others.size() < 3) others.push_back(Add(64));
+      EXPECT_EQ(Step(now).plan.num_tokens(), 128);
+      for (Sequence*& other : others) {
+        if (other->produced() > 0) scheduler_->Remove(std::exchange(other, Add(64)));
+      }
     }
+    EXPECT_GT(now, kStarvation);
+    EXPECT_LE(now, kStarvation + 0.1 * static_cast<double>(PagesFor(2000) + 2));
+    EXPECT_GT(urgent->computed, 64 * 40);  // till then it had half
   }
-  // Half of each step.
-  EXPECT_LE(now, kStarvation + 0.1 * static_cast<double>(PagesFor(1000) + 2));
-  EXPECT_GT(now, kStarvation);
-  EXPECT_GT(urgent_tokens, 0);
+}
+
+// A paused one has the whole pool, up to a page end; it ends when it wants its next token.
+TEST_F(SchedulerTest, WhatCannotComeBackIsNotSwappedOut) {
+  limits_.num_pages = 4;
+  limits_.swap_bytes = 1000;
+  limits_.swap_page_bytes = 1;
+  limits_.swap_rate = 1;
+  Start();
+  Sequence* large = Add(121, 0, 8);
+  for (int i = 0; i < 10; ++i) Step();
+  ASSERT_EQ(large->computed, 128);
+  ASSERT_EQ(large->state, SequenceState::kPaused);
+  Sequence* other = Add(10);
+  EXPECT_TRUE(Step().plan.swap_outs.empty());
+  scheduler_->Remove(other);
+  Acknowledge(large, 8);
+  for (int i = 0; i < 10 && large->state != SequenceState::kNone; ++i) Step();
+  EXPECT_EQ(large->state, SequenceState::kNone);
 }
 
 // Where an executor cares about chunks (ExecutorLimits::chunk_multiple): where they end, what comes

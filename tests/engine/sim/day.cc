@@ -1,4 +1,4 @@
-// Day: what clients do, steps, and planted bugs; day_checks.cc checks. Read day.h first.
+// Day: what clients do, and steps; day_checks.cc checks. Read day.h first.
 #include "tests/engine/sim/day.h"
 
 #include <algorithm>
@@ -6,39 +6,13 @@
 #include <utility>
 
 namespace fox::sim {
-namespace {
-
-// What the engine believes.
-ExecutorLimits BelievedLimits(ExecutorLimits limits, Bug bug) {
-  if (bug == Bug::kOverBudget) ++limits.max_num_batched_tokens;
-  if (bug == Bug::kOverRows) ++limits.max_logit_rows;
-  if (bug == Bug::kOverSlots) ++limits.max_num_seqs;
-  if (bug == Bug::kOverContext) ++limits.max_model_len;
-  if (bug == Bug::kOverPool) limits.num_pages += limits.lists_per_slot;
-  return limits;
-}
-
-EngineOptions BelievedOptions(EngineOptions options, Bug bug) {
-  if (bug == Bug::kIgnoreQueueLimit) ++options.max_num_queued_reqs;
-  if (bug == Bug::kIgnoreStall) options.stall_timeout = 0;
-  return options;
-}
-
-}  // namespace
-
-Day::Day(const Swarm& swarm, Bug bug, bool print)
+Day::Day(const Swarm& swarm, bool print)
     : swarm_(swarm),
-      bug_(bug),
       print_(print),
       ledger_(swarm.executor.limits),
       sampler_(swarm.executor.limits.vocab_size) {
-  FakeOptions options = swarm.executor;
-  options.bug = bug;
-  executor_ = std::make_unique<FakeExecutor>(options);
-  executor_->options().limits = BelievedLimits(options.limits, bug);
-  engine_ = std::make_unique<Engine>(BelievedOptions(swarm.engine, bug), *executor_,
-                                     std::vector<StepObserver*>{this});
-  executor_->options().limits = options.limits;
+  executor_ = std::make_unique<FakeExecutor>(swarm.executor);
+  engine_ = std::make_unique<Engine>(swarm.engine, *executor_, std::vector<StepObserver*>{this});
 }
 
 Day::~Day() = default;
@@ -57,22 +31,15 @@ RequestId Day::StartedId() const {
 void Day::MakeNan(RequestId id) { executor_->options().nan_requests.insert(id); }
 
 void Day::Submit(const std::vector<Request>& requests, absl::StatusCode invalid) {
-  std::vector<Request> sent = requests;
-  for (Request& request : sent) {
-    executor_->Forget(request.id);
-    if (bug_ == Bug::kIgnoreDeadline) request.deadline = request.queue_deadline = kNever;
-    if (bug_ == Bug::kIgnoreWindow) request.flow_window = 0;
-    if (bug_ == Bug::kWrongSeed) ++request.sampling.seed;
-  }
+  for (const Request& request : requests) executor_->Forget(request.id);
   marks_[Mark::kSubmitted] += static_cast<int64_t>(requests.size());
-  absl::Status status = engine_->Submit(std::move(sent), now_);
+  const absl::Status status = engine_->Submit(requests, now_);
   if (print_) {
     std::printf("%.3f submit %llu x%zu: %zu tokens, at most %d: %s\n", now_,
                 static_cast<unsigned long long>(requests.front().id), requests.size(),
                 requests.front().prompt.size(), requests.front().stop.max_tokens,
                 status.ToString().c_str());
   }
-  if (bug_ == Bug::kAcceptTwice && absl::IsAlreadyExists(status)) status = absl::OkStatus();
   if (status.code() != invalid && invalid != absl::StatusCode::kOk && !fatal()) {
     Fail("a wrong request was answered with " + status.ToString());
   } else if (!status.ok()) {
@@ -88,7 +55,6 @@ void Day::Submit(const std::vector<Request>& requests, absl::StatusCode invalid)
         engine_->stats().queued_tokens > swarm_.engine.max_num_queued_tokens) {
       Fail("the queue is longer than it may be");
     }
-    ++accepted_groups_;
     if (requests.size() > 1) ++marks_[Mark::kGroups];
     group_started_.push_back(false);
     displaced_in_group_.push_back(0);
@@ -124,7 +90,6 @@ void Day::Cancel(size_t index, const absl::Status& status) {
   if (print_) {
     std::printf("%.3f cancel %llu\n", now_, static_cast<unsigned long long>(client.request().id));
   }
-  if (bug_ == Bug::kIgnoreCancel) return;
   engine_->Cancel(client.request().id, client.cancel_status);
 }
 
@@ -141,9 +106,7 @@ void Day::Acknowledge(size_t index, int64_t tokens, int64_t excess) {
                 static_cast<unsigned long long>(client.request().id),
                 static_cast<long long>(tokens));
   }
-  if (bug_ == Bug::kLoseWakeup) return;
   engine_->Acknowledge(client.request().id, tokens + excess);
-  if (bug_ == Bug::kRepeatWakeup) engine_->Acknowledge(client.request().id, tokens);
 }
 
 void Day::AcknowledgeAll() {
@@ -164,10 +127,9 @@ void Day::Step() {
   const bool work = engine_->HasWork() || engine_->NextDeadline() <= now_;
   const int64_t runs = executor_->runs();
   planned_.clear();
-  std::vector<RequestOutput> outputs = engine_->Step(now_);
+  const std::vector<RequestOutput> outputs = engine_->Step(now_);
   const bool ran = executor_->runs() != runs;
   if (!work && (!outputs.empty() || ran)) Fail("HasWork missed work");
-  if (bug_ != Bug::kNone) Plant(&outputs);
   for (const RequestOutput& output : outputs) Check(output);
   if (!executor_->violation().empty()) return Fail(executor_->violation());
   if (engine_->fatal().ok()) {
@@ -228,53 +190,6 @@ void Day::CountStart(const Client& starts) {
 void Day::OnFinish(const Request& request, const Finish&) {
   ++heard_ends_;
   if (IndexOf(request.id) < 0) Fail("the observer heard of an end that is none");
-}
-
-// Bugs that an engine could have, made from a correct one's outputs.
-void Day::Plant(std::vector<RequestOutput>* outputs) {
-  preempted_since_ |= engine_->stats().preemptions > seen_preemptions_;
-  seen_preemptions_ = engine_->stats().preemptions;
-  RequestOutput* last = nullptr;
-  for (RequestOutput& output : *outputs) {
-    if (output.tokens.empty()) continue;
-    if (bug_ == Bug::kMixStreams && last != nullptr) std::swap(output.tokens, last->tokens);
-    last = &output;
-    if (!preempted_since_) continue;
-    if (bug_ == Bug::kDropToken) output.tokens.pop_back();
-    if (bug_ == Bug::kRepeatToken) output.tokens.push_back(output.tokens.back());
-    preempted_since_ = false;
-  }
-  for (RequestOutput& output : *outputs) {
-    if (bug_ == Bug::kForgetProgress && output.prompt_logprobs.size() > 1) {
-      output.prompt_logprobs.push_back(output.prompt_logprobs.back());
-    }
-  }
-  PlantEnds(outputs);
-}
-
-void Day::PlantEnds(std::vector<RequestOutput>* outputs) {
-  for (size_t i = 0; i < outputs->size(); ++i) {
-    if (!(*outputs)[i].finish) continue;
-    Finish& finish = *(*outputs)[i].finish;
-    const bool good = finish.status.ok();
-    if (bug_ == Bug::kWrongReason && good && finish.reason == FinishReason::kLength) {
-      finish.reason = FinishReason::kStop;
-    }
-    if (bug_ == Bug::kBlameReader && absl::IsDeadlineExceeded(finish.status)) {
-      finish.status = absl::AbortedError("the reader has stalled");
-    }
-    if (bug_ == Bug::kWrongStatistics && finish.stats.completion_tokens > 0) {
-      --finish.stats.completion_tokens;
-    }
-    if (bug_ == Bug::kLowCertificate) finish.stats.acp.max_log_evicted_mass -= 1;
-    if (struck_) continue;
-    if (bug_ == Bug::kLoseFinish || bug_ == Bug::kRepeatFinish) struck_ = true;
-    if (bug_ == Bug::kRepeatFinish) {
-      outputs->push_back(RequestOutput((*outputs)[i]));
-      return;
-    }
-    if (bug_ == Bug::kLoseFinish) (*outputs)[i].finish.reset();
-  }
 }
 
 const Marks& Day::CountMarks() {

@@ -1,7 +1,6 @@
 // Day: clients over an Engine and a FakeExecutor, checked after every step: each delivered stream
 // against its Reference, ends against what may end a request so, the pool against its audit, times
-// against deadlines. What clients do and when is the caller's: random (simulation.h) or every
-// possibility in turn (small_scope.h).
+// against deadlines. What clients do and when is the caller's: random (simulation.h).
 #pragma once
 
 #include <cstdint>
@@ -13,7 +12,6 @@
 
 #include "engine/engine.h"
 #include "engine/schedule/page_budget.h"
-#include "tests/engine/sim/bugs.h"
 #include "tests/engine/sim/fake_executor.h"
 #include "tests/engine/sim/marks.h"
 #include "tests/engine/sim/reference_model.h"
@@ -47,7 +45,7 @@ struct Client {
 class Day : private StepObserver {
  public:
   // print: every event, to stdout.
-  Day(const Swarm& swarm, Bug bug, bool print = false);
+  explicit Day(const Swarm& swarm, bool print = false);
   ~Day() override;
   Day(const Day&) = delete;
   Day& operator=(const Day&) = delete;
@@ -116,11 +114,8 @@ class Day : private StepObserver {
   void CheckTimes();
   void CheckTotals();
   void EndAll(bool cancel_all);
-  void Plant(std::vector<RequestOutput>* outputs);
-  void PlantEnds(std::vector<RequestOutput>* outputs);
 
   const Swarm swarm_;
-  const Bug bug_;
   const bool print_;
   std::unique_ptr<FakeExecutor> executor_;
   std::unique_ptr<Engine> engine_;
@@ -135,7 +130,7 @@ class Day : private StepObserver {
   size_t newest_ = 0;    // id
   Seconds now_ = 0;
   int64_t heard_ends_ = 0;  // by the observer
-  int64_t accepted_groups_ = 0, displaced_groups_ = 0, refused_groups_ = 0;
+  int64_t displaced_groups_ = 0, refused_groups_ = 0;
   std::vector<size_t> displaced_in_group_;
   // By Request::client.
   std::map<uint64_t, int64_t> planned_;  // sequences in the plan that this step submitted
@@ -145,9 +140,7 @@ class Day : private StepObserver {
   };
   std::map<uint64_t, SlotWait> slot_waits_;
   Seconds checked_slots_ = 0;
-  int64_t seen_preemptions_ = 0, ended_preemptions_ = 0;
-  bool struck_ = false;
-  bool preempted_since_ = false;
+  int64_t ended_preemptions_ = 0;
   Marks marks_;
   uint64_t trace_ = 0;
   std::string violation_;

@@ -12,7 +12,6 @@ namespace fox::sim {
 FakeExecutor::FakeExecutor(FakeOptions options)
     : options_(std::move(options)),
       keys_(options_),
-      spoiler_(options_.bug),
       slots_(static_cast<size_t>(options_.limits.slots() + options_.limits.snapshot_slots)),
       sampler_(options_.limits.vocab_size),
       collected_free_pages_(options_.limits.num_pages) {}
@@ -37,10 +36,7 @@ absl::Status FakeExecutor::Submit(const StepPlan& plan) {
   if (fails && !options_.fail_late) return absl::InternalError("injected fault");
   Computed& computed = computed_.emplace_back();
   if (fails) computed.status = absl::InternalError("injected fault");
-  if (!spoiler_.Spoils(plan)) return Take(plan, &computed);
-  StepPlan spoiled = plan;
-  spoiler_.Spoil(&spoiled);
-  return Take(spoiled, &computed);
+  return Take(plan, &computed);
 }
 
 absl::Status FakeExecutor::Take(const StepPlan& plan, Computed* computed) {
@@ -110,14 +106,10 @@ void FakeExecutor::Compute(const StepPlan& plan, Computed* computed) {
   for (const Appended& rows_of : batch_) result.stats.push_back(keys_.stats(rows_of.slot));
   if (plan.read_windows) {
     computed->first_pages = keys_.first_pages();
-    if (options_.bug == Bug::kWrongWindows) {
-      std::rotate(computed->first_pages.begin(), computed->first_pages.begin() + 1,
-                  computed->first_pages.end());
-    }
     result.first_pages = computed->first_pages.data();
   }
   computed->free_pages = free_pages();
-  result.free_pages = free_pages();
+  result.free_pages = free_pages() + options_.overstated_pages;
   if (options_.understated_pages > 0) {
     const uint64_t hidden = Mix(static_cast<uint64_t>(runs_), 11) %
                             static_cast<uint64_t>(options_.understated_pages + 1);
@@ -125,12 +117,8 @@ void FakeExecutor::Compute(const StepPlan& plan, Computed* computed) {
   }
   if (options_.limits.snapshot_slots > 0) {
     computed->sole_pages.assign(keys_.sole_pages(), keys_.sole_pages() + all_slots());
-    if (options_.bug == Bug::kOverstateSole && snapshots_ > 0) {
-      for (int32_t& pages : computed->sole_pages) pages += pages > 0 ? 1 : 0;
-    }
     result.sole_pages = computed->sole_pages.data();
   }
-  SpoilResult(&result);
 }
 
 void FakeExecutor::Append(const PlannedSequence& sequence) {
@@ -188,34 +176,13 @@ void FakeExecutor::ComputeRows(const PlannedSequence& sequence, float* logits) {
 
 absl::StatusOr<SampledToken> FakeExecutor::Sample(const PlannedSequence& sequence, const float* row,
                                                   Slot* slot) {
-  const bool forgets = options_.bug == Bug::kForgetCount && Strikes();
-  const SlotSampler before = forgets ? slot->sampler : SlotSampler();
   absl::StatusOr<SampledToken> token = slot->sampler.Sample(*sequence.sample, row, sampler_);
-  if (forgets) slot->sampler = before;
   ++samples_;
   if (sequence.sample->logits_processor.on && sequence.token_ids.front() == kLastSampledToken)
     ++processed_samples_;
   slot->sampled_at = runs_;
-  if (options_.bug == Bug::kStaleSample && Strikes()) return token;
   slot->sampled = token.ok() ? token->id : 0;
   return token;
-}
-
-// Planted bugs of what is delivered.
-void FakeExecutor::SpoilResult(StepResult* result) {
-  if (options_.bug == Bug::kOverstateLive) {
-    for (AcpStats& stats : result->stats) stats.pages_allocated += options_.limits.lists_per_slot;
-  }
-  if (options_.bug == Bug::kOverstateFree) {
-    result->free_pages += options_.limits.lists_per_slot;
-  }
-  if (options_.bug == Bug::kWrongLogitRows && result->logits.size() > 1 && Strikes() &&
-      result->logits[0] != nullptr && result->logits[1] != nullptr) {
-    std::swap(result->logits[0], result->logits[1]);
-  }
-  if (options_.bug == Bug::kSwapSamples && result->sampled.size() > 1 && Strikes()) {
-    std::swap(result->sampled[0], result->sampled[1]);
-  }
 }
 
 absl::Status FakeExecutor::CheckPlan(const StepPlan& plan) {
@@ -339,7 +306,6 @@ void FakeExecutor::SetPenaltyState(const StepPlan& plan) {
                     [](const PenaltyEntry& e) { return (e.state.bits & kTokenGenerated) != 0; })) {
       ++restored_states_;
     }
-    if (options_.bug == Bug::kStaleStates && Strikes()) continue;
     slot.sampler.SetPenaltyState(states.entries);
   }
 }

@@ -15,7 +15,6 @@
 #include "engine/request/step_executor.h"
 #include "tests/engine/sim/fake_keys.h"
 #include "tests/engine/sim/paged_keys.h"
-#include "tests/engine/sim/planted_plan.h"
 #include "tests/engine/sim/slot_sampler.h"
 
 namespace fox::sim {
@@ -105,16 +104,13 @@ class FakeExecutor : public StepExecutor {
   void ComputeRows(const PlannedSequence& sequence, float* logits);
   absl::StatusOr<SampledToken> Sample(const PlannedSequence& sequence, const float* row,
                                       Slot* slot);
-  void SpoilResult(StepResult* result);
   // Whether a run was before the current one and is not collected yet.
   bool InFlight(int64_t run) const {
     return run < runs_ && run > runs_ - static_cast<int64_t>(computed_.size());
   }
-  bool Strikes() { return ++bug_clock_ % 3 == 0; }  // planted bugs act now and then
 
   FakeOptions options_;
   PagedKeys keys_;
-  PlanSpoiler spoiler_;
   std::vector<Slot> slots_;
   std::map<int64_t, SwappedRequest> swapped_;  // by place
   Sampler sampler_;
@@ -136,7 +132,6 @@ class FakeExecutor : public StepExecutor {
   int64_t restored_states_ = 0;
   int64_t returns_ = 0;
   int64_t swap_ins_ = 0;
-  uint64_t bug_clock_ = 0;
   std::string violation_;
 };
 

@@ -16,7 +16,6 @@
 
 #include "engine/request/step_executor.h"
 #include "kernels/paged_kv.h"
-#include "tests/engine/sim/bugs.h"
 #include "tests/engine/sim/random.h"
 
 namespace fox::sim {
@@ -33,11 +32,11 @@ struct FakeOptions {
   // violation.
   bool reports_pool_faults = false;
   int64_t understated_pages = 0;    // up to that many free pages are not reported
+  int64_t overstated_pages = 0;     // reported, and not free
   std::set<uint64_t> nan_requests;  // their rows of position >= nan_position hold a NaN
   int64_t nan_position = 0;
   std::map<uint64_t, int64_t> max_lengths;  // tokens that a request may be fed; others: any
   std::map<uint64_t, std::string> salts;    // of requests that have one
-  Bug bug = Bug::kNone;
 };
 
 inline uint64_t TokenHash(uint64_t request, int64_t position, int32_t token) {

@@ -15,7 +15,6 @@ struct Settings {
   int64_t seed = 0, first_seed = 1, events = 100'000'000, operations = kDayOperations;
   int64_t seconds = 0, days = 0, chunk_multiple = 0;
   bool flood = false, print = false, shrink = false;
-  std::string bug = "none";
 };
 
 void PrintMarks(const Marks& marks) {
@@ -30,7 +29,6 @@ DayOptions OptionsOf(const Settings& settings, int64_t seed) {
   options.seed = static_cast<uint64_t>(seed);
   options.operations = settings.operations;
   options.chunk_multiple = settings.chunk_multiple;
-  options.bug = BugOf(settings.bug);
   options.flood = settings.flood;
   return options;
 }
@@ -91,7 +89,7 @@ int RunMany(const Settings& settings) {
 
 int Main(int argc, char** argv) {
   Settings settings;
-  bool help = false, bugs = false;
+  bool help = false;
   FlagSet flags;
   constexpr int64_t kMost = int64_t{1} << 50;
   flags.Int("seed", "N", "one day alone", 0, kMost, &settings.seed);
@@ -100,25 +98,20 @@ int Main(int argc, char** argv) {
   flags.Int("days", "N", "how many seeds at most; 0: any", 0, kMost, &settings.days);
   flags.Int("seconds", "N", "the longest time; 0: any", 0, kMost, &settings.seconds);
   flags.Int("operations", "N", "of a day", 1, kMost, &settings.operations);
-  flags.String("bug", "NAME", "a bug to plant", &settings.bug);
   flags.Int("chunk-multiple", "N", "the executor's, 1 or a multiple of 64; 0: any", 0, 1024,
             &settings.chunk_multiple);
   flags.Bool("flood", "end each day with a flood of newcomers", &settings.flood);
   flags.Bool("print", "print all that happens on a day", &settings.print);
   flags.Bool("shrink", "leave operations out that a failing day does not need", &settings.shrink);
-  flags.Action("bugs", "list the bugs", &bugs);
   flags.Action("help", "this text", &help);
   const absl::Status status =
       flags.Parse({argv + 1, argv + argc}, [](const std::string&) { return nullptr; });
-  if (!status.ok() || BugOf(settings.bug) == Bug::kCount) {
-    std::fprintf(stderr, "%s\n", status.ok() ? "no such bug" : status.ToString().c_str());
+  if (!status.ok()) {
+    std::fprintf(stderr, "%s\n", status.ToString().c_str());
     return 2;
   }
   if (help) std::printf("%s", flags.Help().c_str());
-  if (bugs) {
-    for (int i = 0; i < kBugCount; ++i) std::printf("%s\n", Name(static_cast<Bug>(i)).c_str());
-  }
-  if (help || bugs) return 0;
+  if (help) return 0;
   return settings.seed > 0 ? RunOne(settings) : RunMany(settings);
 }
 

@@ -4,9 +4,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <sstream>
 #include <string>
-
-#include "tests/engine/sim/names.h"
 
 namespace fox::sim {
 
@@ -82,7 +81,12 @@ inline constexpr char kMarkNames[] =
     "swap_drops snapshots snapshots_dropped pages_shared cached_starts turns flushes "
     "cancelled_all floods";
 
-inline std::string Name(Mark mark) { return NameIn(kMarkNames, mark); }
+inline std::string Name(Mark mark) {
+  std::istringstream words(kMarkNames);
+  std::string name;
+  for (int i = 0; i <= static_cast<int>(mark); ++i) words >> name;
+  return name;
+}
 
 class Marks {
  public:

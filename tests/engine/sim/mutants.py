@@ -56,7 +56,7 @@ Q, T = "engine/schedule/sequence.h", "engine/request/step_plan.cc"
 E, R, W = "engine/engine.cc", "engine/engine_requests.cc", "engine/schedule/waiting_queue.cc"
 V, A, C = "kernels/cpu/evict.cc", "kernels/cpu/append.cc", "engine/schedule/sequence.cc"
 P, PH = "engine/schedule/prefix_cache.cc", "engine/schedule/prefix_cache.h"
-O, K = "kernels/cpu/page_pool.h", "kernels/cpu/share.cc"
+O, K, M = "kernels/cpu/page_pool.h", "kernels/cpu/share.cc", "kernels/cpu/swap.cc"
 N, RW = "engine/request/sampler.cc", "engine/request/reader_window.h"
 # name, file, what stands there, what stands there instead
 MUTANTS = [
@@ -145,10 +145,6 @@ MUTANTS = [
     ("comes back without room", X, "(sequence.swapped ? sequence.swapped->pages : 0)", "0"),
     ("pages that come back are not counted", L,
      "  for (const SwappedSlot& in : plan.swap_ins) take(in.slot, in.pages);\n", ""),
-    ("given up, and in the way", X,
-     "swap_space_.Give(std::exchange(sequence->swapped, {})->offset);",
-     "sequence->swapped.reset();"),
-    ("waits for all of its pages for ever", S, "    DropSwapped(next);\n    return true;\n", ""),
     ("the gap that is there", Y, "if (taken - begin >= bytes) break;",
      "if (taken > begin) break;"),
     ("counts are lost", N, "static_cast<uint32_t>(entry.generated) : kTokenInPrompt",
@@ -201,8 +197,6 @@ MUTANTS = [
      "    if (sequences"),
     ("an id is accepted twice", R, "sequences_.count(request.id) > 0 || ", ""),
     ("the displaced are not told", R, "          &displaced_);", "          &unheard);"),
-    ("what runs is never rescued", S, "    if (!sequence->is_schedulable()) continue;\n",
-     "    continue;\n"),
     ("none is rescued", S, "  SetRescued(hungriest, true);\n", ""),
     ("half of a group is displaced", W, "(*last)->started || (*last)->group->started",
      "(*last)->started"),
@@ -238,6 +232,12 @@ MUTANTS = [
     ("shared pages begin elsewhere", K, "    kv.first_live[list] = first;\n", ""),
     ("a certificate is not shared", K,
      "    kv.max_log_evicted_mass[list] = kv.max_log_evicted_mass[source];\n", ""),
+    ("half of a page is swapped", M,
+     "out + array.offset, static_cast<size_t>(array.bytes));",
+     "out + array.offset, static_cast<size_t>(array.bytes / 2));"),
+    ("pages are swapped to one place", M, "      out += layout.page_bytes;\n", ""),
+    ("swaps in to pages that it had", M, "kv.Table(list)[p] = TakePage(kv, slot);",
+     "TakePage(kv, slot);"),
     ("a snapshotted slot still holds", L,
      "  for (const SharedSlot& snapshot : plan.snapshots) held(snapshot.from) = 0;\n", ""),
     ("a snapshot that is shared still holds", L,

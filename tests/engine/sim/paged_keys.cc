@@ -1,4 +1,4 @@
-// The real pool's operations, bugs planted around them, and the audit. Read paged_keys.h first.
+// The real pool's operations, and the audit. Read paged_keys.h first.
 #include "tests/engine/sim/paged_keys.h"
 
 #include <cstdlib>
@@ -40,6 +40,19 @@ PagedKvShape ShapeOf(const ExecutorLimits& limits) {
   return shape;
 }
 
+// The CPU backend with memory that is cheap to make.
+class CheapOps : public CpuOps {
+ public:
+  CheapOps() : CpuOps(OneThread()) {}
+
+  Buffer Allocate(size_t bytes) override {
+    if (bytes == 0) return {};
+    void* data = std::calloc(bytes, 1);
+    if (data == nullptr) throw std::bad_alloc();
+    return {data, bytes, [](void* at, size_t) { std::free(at); }};
+  }
+};
+
 }  // namespace
 
 void SetSwapSpace(int64_t bytes, ExecutorLimits* limits) {
@@ -49,132 +62,11 @@ void SetSwapSpace(int64_t bytes, ExecutorLimits* limits) {
   limits->swap_bytes = bytes / kSwapAlignment * kSwapAlignment;
 }
 
-// The CPU backend with memory that is cheap to make, and with bugs. None of them may break what
-// the pool itself checks (it would end the process) before the next audit.
-class FaultyOps : public CpuOps {
- public:
-  explicit FaultyOps(Bug bug) : CpuOps(OneThread()), bug_(bug) {}
-
-  Buffer Allocate(size_t bytes) override {
-    if (bytes == 0) return {};
-    void* data = std::calloc(bytes, 1);
-    if (data == nullptr) throw std::bad_alloc();
-    return {data, bytes, [](void* at, size_t) { std::free(at); }};
-  }
-
-  void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override {
-    if (bug_ == Bug::kKeepSlot && Strikes()) return;
-    if (bug_ == Bug::kReleaseNeighbour && count == 1) FreeNeighbour(slots[0], kv);
-    CpuOps::Release(slots, count, kv, stream);
-    if (bug_ == Bug::kLeakOnRelease && *kv.free_count > 0 && Strikes()) --*kv.free_count;
-  }
-
-  void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) override {
-    CpuOps::SwapOut(slot, to, kv, stream);
-    old_ = kv.Table(kv.ListIndex(slot, 0, 0))[PagesFor(kv.length[slot]) - 1];
-    const SwapLayout layout(kv);
-    // The keys of the first page, which lie first.
-    if (bug_ == Bug::kSpoilSwapped && Strikes()) to.data[layout.state_bytes] ^= std::byte{1};
-  }
-
-  void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) override {
-    CpuOps::SwapIn(from, slot, kv, stream);
-    const int64_t list = kv.ListIndex(slot, 0, 0);
-    const int end = PagesFor(kv.length[slot]);
-    if (bug_ == Bug::kSwapIntoOld && Strikes()) kv.Table(list)[end - 1] = old_;
-    if (bug_ == Bug::kSwapDisorder && end - kv.first_live[list] > 1 && Strikes()) {
-      std::swap(kv.Table(list)[end - 1], kv.Table(list)[end - 2]);
-    }
-    if (bug_ == Bug::kForgetWindow && kv.first_live[list] > 0) kv.first_live[list] = 0;
-    if (bug_ == Bug::kForgetBounds && Strikes()) {
-      const int32_t page = kv.Table(list)[kv.first_live[list]];
-      kv.log_mass_bound[page] += 1;
-    }
-  }
-
-  void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) override {
-    CpuOps::Share(from, to, kv, stream);
-    const int64_t list = kv.ListIndex(to, 0, 0);
-    const int32_t page = kv.Table(list)[kv.first_live[list]];
-    if (bug_ == Bug::kShareUncounted && Strikes()) DropPage(kv, to, page);
-    if (bug_ == Bug::kShareTwice && Strikes()) SharePage(kv, to, page);
-    if (bug_ == Bug::kShareLess && kv.length[to] > kPageTokens && Strikes()) {
-      ++kv.first_live[list];
-      DropPage(kv, to, page);
-    }
-  }
-
-  void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override {
-    CpuOps::BeginStep(batch, kv, stream);
-    for (int i = 0; i < batch.num_seqs; ++i) PlantInLists(batch.slot[i], kv);
-  }
-
-  void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
-             Stream stream) override {
-    if (bug_ == Bug::kForgetToEvict && Strikes()) return;
-    const int32_t free_before = *kv.free_count;
-    CpuOps::Evict(batch, params, kv, stream);
-    for (int i = 0; i < batch.num_seqs; ++i) PlantAfterEviction(batch.slot[i], free_before, kv);
-  }
-
- private:
-  bool Strikes() { return ++clock_ % 3 == 0; }
-
-  void FreeNeighbour(int32_t slot, const PagedKv& kv) {
-    const int32_t other = (slot + 1) % kv.shape.max_slots;
-    if (kv.length[other] == 0 || other == slot || *kv.free_count >= kv.shape.num_pages) return;
-    if (!Strikes()) return;
-    const int64_t list = kv.ListIndex(other, 0, 0);
-    DropPage(kv, other, kv.Table(list)[PagesFor(kv.length[other]) - 1]);
-  }
-
-  void PlantInLists(int32_t slot, const PagedKv& kv) {
-    const int64_t list = kv.ListIndex(slot, 0, 0);
-    const int end = PagesFor(kv.length[slot]);
-    if (end == 0) return;
-    if (bug_ == Bug::kSwapHeads && kv.shape.lists_per_slot() > 1 && Strikes()) {
-      std::swap(kv.Table(list)[end - 1], kv.Table(list + 1)[end - 1]);
-    }
-    if (bug_ == Bug::kSwapPages && end - kv.first_live[list] > 1 && Strikes()) {
-      std::swap(kv.Table(list)[end - 1], kv.Table(list)[end - 2]);
-    }
-    const int32_t other = (slot + 1) % kv.shape.max_slots;
-    if (bug_ == Bug::kSharePage && other != slot && kv.length[other] > 0 && Strikes()) {
-      kv.Table(list)[end - 1] = kv.Table(kv.ListIndex(other, 0, 0))[PagesFor(kv.length[other]) - 1];
-    }
-  }
-
-  void PlantAfterEviction(int32_t slot, int32_t free_before, const PagedKv& kv) {
-    const int64_t list = kv.ListIndex(slot, 0, 0);
-    int32_t& first = kv.first_live[list];
-    const bool evicted = *kv.free_count > free_before;
-    const bool has_room = *kv.free_count < kv.shape.num_pages;
-    if (bug_ == Bug::kFreeTwice && evicted && has_room && Strikes()) {
-      const int32_t page = kv.free_stack[*kv.free_count - 1];
-      kv.free_stack[(*kv.free_count)++] = page;
-    }
-    if (bug_ == Bug::kLeakOnEvict && evicted && Strikes()) --*kv.free_count;
-    if (bug_ == Bug::kRevivePage && first > 0 && Strikes()) --first;
-    const bool may_lose = PagesFor(kv.length[slot]) - first > 1;
-    if (bug_ == Bug::kLosePage && may_lose && Strikes()) ++first;
-    if (bug_ == Bug::kOverwrite && may_lose && Strikes()) {
-      static_cast<uint64_t*>(kv.keys)[int64_t{kPageTokens} * kv.Table(list)[first]] ^= 1;
-    }
-    if (bug_ == Bug::kEvictEarly && may_lose && has_room && Strikes()) {
-      DropPage(kv, slot, kv.Table(list)[first++]);
-    }
-  }
-
-  const Bug bug_;
-  uint64_t clock_ = 0;
-  int32_t old_ = 0;  // a page of what was swapped out last
-};
-
 PagedKeys::PagedKeys(const FakeOptions& options)
     : options_(options),
       lists_(options.limits.lists_per_slot),
       slots_(options.limits.slots() + options.limits.snapshot_slots),
-      ops_(std::make_unique<FaultyOps>(options.bug)),
+      ops_(std::make_unique<CheapOps>()),
       cache_(ShapeOf(options.limits), *ops_),
       kv_(cache_.view()),
       infinity_(static_cast<size_t>(lists_), std::numeric_limits<double>::infinity()),
@@ -188,8 +80,6 @@ PagedKeys::PagedKeys(const FakeOptions& options)
   std::fill_n(Page(0), options.limits.num_pages * kPageTokens, kPoison);
 }
 
-PagedKeys::~PagedKeys() = default;
-
 void PagedKeys::Violate(const char* what, int64_t detail) {
   if (violation_.empty()) violation_ = std::string(what) + " (" + std::to_string(detail) + ")";
 }
@@ -198,9 +88,6 @@ void PagedKeys::Violate(const char* what, int64_t detail) {
 void PagedKeys::PoisonFreed(int32_t free_before) {
   for (int32_t i = free_before; i < *kv_.free_count; ++i) {
     std::fill_n(Page(kv_.free_stack[i]), kPageTokens, kPoison);
-  }
-  if (options_.bug == Bug::kWriteFreed && *kv_.free_count > free_before) {
-    Page(kv_.free_stack[free_before])[kPageTokens - 1] = 1;
   }
 }
 
@@ -284,7 +171,6 @@ void PagedKeys::Begin(const std::vector<Appended>& batch) {
 void PagedKeys::Write(int32_t slot, int64_t position, const std::vector<uint64_t>& token_hashes) {
   const int64_t list = kv_.ListIndex(slot, 0, 0);
   const auto count = static_cast<int64_t>(token_hashes.size());
-  const int64_t behind = options_.bug == Bug::kWriteBehind && count > 1 ? 1 : 0;
   for (int64_t head = 0; head < lists_; ++head) {
     const int32_t* table = kv_.Table(list + head);
     for (int64_t i = 0; i < count;) {
@@ -302,8 +188,6 @@ void PagedKeys::Write(int32_t slot, int64_t position, const std::vector<uint64_t
       const int64_t end = std::min<int64_t>(count, i + kPageTokens - at);
       int64_t to = at;
       for (; i < end; ++i, ++to) words[to] = KeyOf(token_hashes[static_cast<size_t>(i)], head);
-      if (options_.bug == Bug::kSkipPageEdge && at == 0) words[0] = kPoison;
-      if (behind > 0 && to < kPageTokens) std::swap(words[to - 1], words[to]);
     }
   }
 }

@@ -18,8 +18,6 @@
 
 namespace fox::sim {
 
-class FaultyOps;
-
 // What one step appends to a slot.
 struct Appended {
   int32_t slot = 0;
@@ -37,7 +35,6 @@ void SetSwapSpace(int64_t bytes, ExecutorLimits* limits);
 class PagedKeys {
  public:
   explicit PagedKeys(const FakeOptions& options);
-  ~PagedKeys();
 
   void Release(const std::vector<int32_t>& slots);
   // The pages of what is swapped in must be free; it must have been swapped out to that place.
@@ -94,7 +91,7 @@ class PagedKeys {
   const FakeOptions& options_;
   const int64_t lists_;
   const int32_t slots_;  // and those of snapshots
-  std::unique_ptr<FaultyOps> ops_;
+  std::unique_ptr<Ops> ops_;
   PagedKvStorage cache_;
   const PagedKv& kv_;
   std::vector<double> infinity_;  // B and U are unknown

@@ -17,7 +17,6 @@ constexpr uint64_t kSwarmStream = ~uint64_t{0}, kFloodStream = ~uint64_t{1};
 Swarm SwarmOf(const DayOptions& options) {
   Random random(options.seed, kSwarmStream);
   Swarm swarm = MakeSwarm(random, options.chunk_multiple);
-  if (options.bug != Bug::kNone) swarm.executor.fail_at_run = -1;
   if (options.flood) swarm.flood = 1;
   return swarm;
 }
@@ -108,7 +107,7 @@ void Operate(Random& random, Day* day) {
 }  // namespace
 
 Report Simulate(const DayOptions& options) {
-  Day day(SwarmOf(options), options.bug, options.print);
+  Day day(SwarmOf(options), options.print);
   Report report;
   for (int64_t i = 0; i < options.operations && day.ok() && !day.fatal(); ++i) {
     report.operation = i;
@@ -129,9 +128,9 @@ Report Simulate(const DayOptions& options) {
   return report;
 }
 
-// Blocks of operations are left out, ever smaller ones, as long as the day fails in any way (after
-// Zeller and Hildebrandt's delta debugging).
-DayOptions Shrink(DayOptions options) {
+// Blocks of operations are left out, ever smaller ones (after Zeller and Hildebrandt's delta
+// debugging).
+DayOptions Shrink(DayOptions options, bool (*fails)(const Report&)) {
   options.print = false;
   options.operations = std::min(options.operations, Simulate(options).operation + 1);
   for (int64_t block = std::max<int64_t>(1, options.operations / 2); block > 0; block /= 2) {
@@ -140,7 +139,7 @@ DayOptions Shrink(DayOptions options) {
       for (int64_t i = begin; i < std::min(begin + block, options.operations); ++i) {
         smaller.without.insert(i);
       }
-      if (smaller.without.size() > options.without.size() && !Simulate(smaller).violation.empty()) {
+      if (smaller.without.size() > options.without.size() && fails(Simulate(smaller))) {
         options = std::move(smaller);
       }
     }
@@ -157,7 +156,6 @@ std::string Describe(const DayOptions& options, const Report& report) {
     text += " --chunk-multiple " + std::to_string(options.chunk_multiple);
   }
   if (options.flood) text += " --flood";
-  if (options.bug != Bug::kNone) text += std::string(" --bug ") + Name(options.bug);
   return text + " --print (add --shrink for fewer operations)";
 }
 

@@ -7,7 +7,6 @@
 #include <set>
 #include <string>
 
-#include "tests/engine/sim/bugs.h"
 #include "tests/engine/sim/marks.h"
 
 namespace fox::sim {
@@ -25,17 +24,18 @@ struct Report {
 struct DayOptions {
   uint64_t seed = 1;
   int64_t operations = kDayOperations;  // length of the first phase
-  Bug bug = Bug::kNone;
-  int64_t chunk_multiple = 0;  // of the executor; 0: what the seed says
-  bool flood = false;          // it ends with one, whatever the seed says
+  int64_t chunk_multiple = 0;           // of the executor; 0: what the seed says
+  bool flood = false;                   // it ends with one, whatever the seed says
   bool print = false;
   std::set<int64_t> without;  // operations left out; the others stay as they are
 };
 
 Report Simulate(const DayOptions& options);
 
+inline bool HasViolation(const Report& report) { return !report.violation.empty(); }
+
 // A failing day with as few operations as leaving some out can make it; `options` fails.
-DayOptions Shrink(DayOptions options);
+DayOptions Shrink(DayOptions options, bool (*fails)(const Report&) = HasViolation);
 
 // What a person needs: the seed, the operation, what is wrong, and the command that shows it.
 std::string Describe(const DayOptions& options, const Report& report);

@@ -170,37 +170,6 @@ TEST(SentencePieceTokenizerTest, PaddingIdsEndACharacter) {
   EXPECT_EQ(both.Ours(ids), "\uFFFD\uFFFD");
 }
 
-// In windows of a few bytes. Pieces out of use are split as they were merged last, wherever that
-// was; other models than BPE weigh the whole text; user pieces are found before merging.
-TEST(SentencePieceTokenizerTest, SmallWindowsGiveTheTokensOfTheWhole) {
-  std::mt19937 rng(6);
-  const auto piece = [](const std::string& text, float score, PieceType type) {
-    return PieceField(text, type, score);
-  };
-  const std::string letters = Start() + Letters();
-  const std::string models[] = {
-      OddModel(),
-      Start() + Trainer(false) + piece("a", -9, PieceType::kNormal) +
-          piece("b", -9, PieceType::kNormal) + piece("ab", -2, PieceType::kNormal) +
-          piece("ba", -3, PieceType::kNormal) + piece("bab", -4, PieceType::kUnused) +
-          piece("abab", -6, PieceType::kNormal),
-      letters + piece("ba", -1.5f, PieceType::kNormal) + piece("aba", -2.25f, PieceType::kNormal),
-      letters + Trainer(false) + piece("<sep>", 0, PieceType::kUserDefined) +
-          piece("abab<se", 0, PieceType::kUserDefined) + piece("xx", 0, PieceType::kUserDefined)};
-  const std::vector<std::string> parts = {"a", "b", "ab", "ba", "<se", "p>", "x", " ", "\u00e9"};
-  for (const std::string& model : models) {
-    const SentencePieceLibrary library(model);
-    const auto tokenizer = SentencePieceTokenizer::Create(model, false, 100000, 16);
-    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-    for (int round = 0; round < 300; ++round) {
-      std::string text;
-      const size_t kinds = 1 + rng() % parts.size();
-      for (size_t i = rng() % 100; i > 0; --i) text += parts[rng() % kinds];
-      ASSERT_EQ(*(*tokenizer)->Encode(text, true), library.Encode(text)) << text;
-    }
-  }
-}
-
 // The library appends each unknown character to one string of them all: minutes for a whole text.
 TEST(SentencePieceTokenizerTest, UnknownCharactersInARowAreOneToken) {
   const auto tokenizer =
