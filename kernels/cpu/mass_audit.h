@@ -72,7 +72,7 @@ class MassAudit {
   int64_t rows_checked_ = 0;
 };
 
-// One that stops the process in debug builds, null in others.
+// One that stops the process in debug builds and with FOX_AUDIT, null in others.
 std::shared_ptr<MassAudit> MakeDebugAudit();
 
 }  // namespace fox

@@ -8,6 +8,7 @@ import lzma
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
 import gpu_build
@@ -42,7 +43,8 @@ def imported(bench: Bench) -> Part:
                    bench.arguments.device, "--model", bench.arguments.base, "--text",
                    str(gpu_build.MODEL / "prompt_long.txt"), "--window", "2048", "--max-windows",
                    "1"], 120, stdout=file)
-    return {"rows": [{"bench": "import", "loss": json.loads(out.read_text())["nll"]}]}
+    return {"rows": [{"bench": "import", "device": bench.arguments.device,
+                      "loss": json.loads(out.read_text(encoding="utf-8"))["nll"]}]}
 
 
 def both(command: str, flags: Callable[[str, int], str], seconds: float,
@@ -75,7 +77,7 @@ def audit(bench: Bench) -> Part:
             try:
                 with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
                     return json.load(response)["fox"]
-            except OSError:
+            except (OSError, HTTPException, ValueError):  # it ended
                 return {}
 
         with ThreadPoolExecutor(8) as pool:
