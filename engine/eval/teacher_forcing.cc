@@ -45,21 +45,20 @@ absl::Status RunTeacherForced(ModelRunner& runner, const std::vector<int32_t>& i
     PlannedSequence seq;
     seq.position = position;
     seq.token_ids.assign(ids.begin() + position, ids.begin() + position + count);
-    const int64_t skipped = std::clamp<int64_t>(options.logits_from - position, 0, count);
-    seq.logit_rows.resize(static_cast<size_t>(count - skipped));
-    std::iota(seq.logit_rows.begin(), seq.logit_rows.end(), static_cast<int32_t>(skipped));
+    seq.logit_rows.resize(static_cast<size_t>(count));
+    std::iota(seq.logit_rows.begin(), seq.logit_rows.end(), 0);
     seq.log_tolerance = options.log_tolerance;
     plan.sequences = {std::move(seq)};
     const auto result = runner.Run(plan);
     if (!result.ok()) return result.status();
     free_pages = result->free_pages;
     if (options.after_step) options.after_step(*result);
-    if (sink && skipped < count) {
+    if (sink) {
       MatrixView logits = runner.logits();
       host.resize(static_cast<size_t>(logits.rows * logits.cols) * SizeOf(logits.dtype));
       runner.ops().CopyToHost(logits.data, host.size(), host.data(), nullptr);
       logits.data = host.data();
-      sink(position + skipped, logits);
+      sink(position, logits);
     }
     plan.release_slots.clear();
     position += count;

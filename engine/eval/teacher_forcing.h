@@ -15,11 +15,10 @@ struct TeacherForcingOptions {
   int64_t chunk = 512;       // prefill tokens a step
   int64_t decode_from = -1;  // positions from here on go one by one; -1: none
   double log_tolerance = -10;
-  int64_t logits_from = 0;                            // positions before it have no logits
   std::function<void(const StepResult&)> after_step;  // may be null
 };
 
-// logits: [rows, V] wide, of positions first .. first + rows - 1; of each step that has some.
+// logits: [rows, V] wide, of positions first .. first + rows - 1: those of a step.
 using LogitsSink = std::function<void(int64_t first, const MatrixView& logits)>;
 
 // Pages that a plan of one sequence takes must be free: ResourceExhausted when its `count` tokens

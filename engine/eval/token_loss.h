@@ -1,4 +1,4 @@
-// TokenLoss and BestToken: what one row of logits says about the token that follows, in float64.
+// TokenLoss: what one row of logits says about the token that follows, in float64.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,5 @@ namespace fox {
 
 // -log softmax(row)[token], in nats. logits: host memory, float32 or float64.
 double TokenLoss(const MatrixView& logits, int64_t row, int32_t token);
-
-// The token of the largest logit, the first of equals: what greedy decoding takes.
-int32_t BestToken(const MatrixView& logits, int64_t row);
 
 }  // namespace fox

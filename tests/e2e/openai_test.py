@@ -10,10 +10,8 @@ import asyncio
 from typing import Any
 
 import fox_server
-from fox_server import MODEL, wait_until
 
 PROMPT = "Once upon a time"
-TEXT = (MODEL / "prompt_long.txt").read_text(encoding="utf-8")[:6000]
 
 
 class OpenAiTest(fox_server.Case):
@@ -73,13 +71,6 @@ class OpenAiTest(fox_server.Case):
             self.complete(prompt=PROMPT, max_tokens=200000)
         self.assertEqual(raised.exception.code, "context_length_exceeded")
 
-    def test_leaving_a_stream_ends_its_request(self) -> None:
-        stream = self.complete(prompt=PROMPT, max_tokens=100000, stream=True,
-                               extra_body={"ignore_eos": True})
-        next(iter(stream))
-        stream.close()
-        self.assertTrue(wait_until(lambda: self.running() == 0))
-
 
 class ChatTest(fox_server.Case):
     """The demo with a chat format; what it answers makes no sense."""
@@ -130,17 +121,6 @@ class ChatTest(fox_server.Case):
 
         contents = {one.choices[0].message.content for one in asyncio.run(together())}
         self.assertEqual(contents, {message.content})
-
-    def test_a_turn_begins_with_what_is_cached(self) -> None:
-        """The prompt and the answer of the turn before, in whole pages."""
-        first = self.chat(TEXT, tokens=150, extra_body={"ignore_eos": True})
-        answer = first.choices[0].message.content
-        second = self.chat(TEXT, answer, "And then?")
-        cached = second.usage.prompt_tokens_details.cached_tokens
-        self.assertGreater(cached, first.usage.prompt_tokens - 64)
-        opened = self.chat(TEXT, answer, extra_body={"continue_final_message": True})
-        closed = self.chat(TEXT, answer)
-        self.assertLess(opened.usage.prompt_tokens, closed.usage.prompt_tokens)
 
     def test_the_terminal_talks(self) -> None:
         told = self.cli("chat", "--max-tokens", "12", "--temperature", "0", "--system", "Be.",

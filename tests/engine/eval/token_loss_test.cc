@@ -1,4 +1,4 @@
-// One row of logits: the loss against its definition, and the best token.
+// One row of logits: the loss against its definition.
 #include "engine/eval/token_loss.h"
 
 #include <gtest/gtest.h>
@@ -35,13 +35,6 @@ TEST(TokenLossTest, HoldsWhereExpWouldOverflow) {
   const MatrixView logits = View(values, DType::kF32, 3, 3);
   EXPECT_NEAR(TokenLoss(logits, 0, 1), std::log(2.0), 1e-11);  // 2^-53 of 3e4, twice
   EXPECT_NEAR(TokenLoss(logits, 0, 2), 6e4 + std::log(2.0), 1e-9);
-}
-
-TEST(TokenLossTest, TheBestTokenIsTheFirstOfEquals) {
-  std::vector<float> values = {-1, 7, 7, 0, 9, 8};
-  const MatrixView logits = View(values, DType::kF32, 3, 3);
-  EXPECT_EQ(BestToken(logits, 0), 1);
-  EXPECT_EQ(BestToken(logits, 1), 1);
 }
 
 }  // namespace
