@@ -14,6 +14,7 @@ package() {
   file="$(ls "$root/build/$preset"/foxserve*.deb)"
   say "Install it with: apt install ./${file#"$root/"}"
   [[ "${2:-}" != deb ]] || return 0
+  say "Making the wheel"
   "$python" -B "$root/docker/wheel/make_wheel.py" "$root/build/$preset" "$root/build/$preset" ||
     fail "there is no wheel"
   file="$(ls "$root/build/$preset"/foxserve*.whl)"

@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 
@@ -103,12 +104,14 @@ def main() -> None:
         plain = folder / f"foxserve-{version}-{TAG}.whl"
         with WheelFile(plain, "w", compression=zipfile.ZIP_STORED) as file:
             file.write_files(folder / "tree")
-        run(sys.executable, "-m", "auditwheel", "repair", "--exclude", "libcublas*", plain,
-            "-w", out)
+        # Weights hardly get smaller: level 1 takes a third of the time of 6, and 5% more bytes.
+        run(sys.executable, "-m", "auditwheel", "repair", "-z", "1", "--exclude", "libcublas*",
+            plain, "-w", out)
         run(sys.executable, "-m", "wheel", "unpack", *out.glob("foxserve-*.whl"), "-d",
             folder / "archive")
-        shutil.make_archive(str(out / f"foxserve-{version}-linux-x86_64"), "gztar",
-                            folder / "archive")
+        with tarfile.open(out / f"foxserve-{version}-linux-x86_64.tar.gz", "w:gz",
+                          compresslevel=1) as archive:
+            archive.add(folder / "archive" / f"foxserve-{version}", f"foxserve-{version}")
     (out / "SHA256SUMS").write_text("".join(
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
         for path in sorted(out.glob("foxserve*.*")) if path.is_file()))
