@@ -18,7 +18,8 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SCRIPTS = ("run", "docker/packages.sh", "kernels/cuda/toolkit.sh", "tests/suite.sh")
+SCRIPTS = ("run", "docker/package.sh", "docker/packages.sh", "kernels/cuda/toolkit.sh",
+           "tests/suite.sh")
 # All that ./run may find beside the stand-ins: no apt-get, no card of this machine.
 TOOLS = ("awk", "bash", "cat", "chmod", "cksum", "cp", "dirname", "env", "find", "grep", "head",
          "mkdir", "nproc", "python3", "rm", "sed", "sort", "tail", "tee", "touch", "tr", "xargs")
@@ -243,6 +244,18 @@ class HelpTest(TreeCase):
                                     1)
         self.assertEqual(self.calls(), [])
         self.assertEqual(sorted(self.root.rglob("*")), before)
+
+    def test_an_image_is_built_by_what_is_there(self) -> None:
+        self.assertIn("no podman, buildah or docker", self.run_command("image").stderr)
+        self.environment["CALLS"] = str(self.root / "calls")
+        for program in ("docker", "buildah", "podman"):  # the later ones go first
+            write_program(self.programs / program, INSTALLER)
+            self.run_command("image", "cuda")
+            self.assertEqual(self.calls()[-1], f"{program} build -f {self.root}/docker/"
+                             f"Dockerfile.cuda -t foxserve:cuda {self.root}")
+        for arguments in (("image", "gpu"), ("package", "gpu"), ("package", "cpu", "rpm")):
+            result = self.run_command(*arguments)
+            self.assertEqual((result.returncode, len(result.stderr.splitlines())), (1, 1))
 
     def test_a_command_that_does_not_exist(self) -> None:
         result = self.run_command("chat", "--help")

@@ -258,10 +258,11 @@ def show_page(programs: pathlib.Path, model: pathlib.Path, port: int,
         server.wait()
 
 
-def show_chat(programs: pathlib.Path, adapter: pathlib.Path, port: int,
+def show_chat(programs: pathlib.Path, models: pathlib.Path, adapter: pathlib.Path, port: int,
               flags: Sequence[str]) -> None:
-    """Serves the page of a chat model that forgets and of its base until Ctrl-C."""
-    fox, base = make_models(programs.parents[1] / "smollm2", adapter)
+    """Serves the page of a chat model that forgets and of its base, made in `models`, until
+    Ctrl-C."""
+    fox, base = make_models(models, adapter)
     flags, half = ["--http-port", "0", *flags], ["--gpu-memory-utilization", "0.45"]
     with Server(programs, fox, "certified", [*flags, *half]) as first, \
             Server(programs, base, "certified", flags) as second:
@@ -280,9 +281,10 @@ def open_page(url: str, advice: str) -> None:
 
 def main() -> int:
     """Parses the arguments and runs the demonstration."""
-    parser = argparse.ArgumentParser(prog="./run demo", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="demo", description=__doc__.splitlines()[0])
     parser.add_argument("--bin", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--model", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--models", type=pathlib.Path, help=argparse.SUPPRESS)  # of --chat
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
                         help="where to compute; auto: a GPU if there is one")
     parser.add_argument("--max-tokens", type=int, default=64, help="length of each answer")
@@ -302,7 +304,8 @@ def main() -> int:
             show_page(arguments.bin, arguments.model, arguments.port, flags)
             return 0
         if arguments.chat is not None:
-            show_chat(arguments.bin, arguments.chat, arguments.port, flags)
+            models = arguments.models or arguments.bin.parents[1] / "smollm2"
+            show_chat(arguments.bin, models, arguments.chat, arguments.port, flags)
             return 0
         rows = demonstrate(arguments.bin, arguments.model, flags, arguments.max_tokens)
     except (DemoError, ChatModelError, OSError) as error:

@@ -60,6 +60,12 @@ def package(folder: pathlib.Path) -> pathlib.Path:
     return next(folder.glob("*.deb"))
 
 
+def inside(root: pathlib.Path) -> tuple[str, ...]:
+    """Runs a command in the system without a network; -b boots it."""
+    return ("systemd-nspawn", "-q", "--private-network", "--register=no", "--keep-unit", "-D",
+            str(root))
+
+
 def copy_of_root(case: unittest.TestCase) -> pathlib.Path:
     """A system of the test's own, with the lists of what apt can install; gone after the test."""
     for program in ("debootstrap", "systemd-nspawn", "dpkg-shlibdeps"):
@@ -75,8 +81,7 @@ def copy_of_root(case: unittest.TestCase) -> pathlib.Path:
     root = pathlib.Path(folder.name) / "root"
     copied = run("cp", "-a", "--reflink=auto", str(base), str(root))
     case.assertEqual(copied.returncode, 0, copied.stdout)
-    tried = run("systemd-nspawn", "-q", "--register=no", "--keep-unit", "-D", str(root),
-                "/bin/true")
+    tried = run(*inside(root), "/bin/true")
     if tried.returncode != 0:
         case.skipTest("systemd-nspawn cannot run here: " + tried.stdout.strip())
     if run("chroot", str(root), "apt-get", "-q", "update").returncode != 0:

@@ -101,8 +101,7 @@ class BootTest(unittest.TestCase):
         wants = units / "multi-user.target.wants"
         wants.mkdir(exist_ok=True)
         (wants / "inside.service").symlink_to("../inside.service")
-        booted = run("systemd-nspawn", "-q", "--private-network", "--register=no", "--keep-unit",
-                     "-b", "-D", str(self.root), seconds=120)
+        booted = run(*small_debian.inside(self.root), "-b", seconds=120)
         log = home / "log"
         self.assertTrue((home / "verdict").exists(),
                         log.read_text() if log.exists() else booted.stdout)

@@ -1,0 +1,33 @@
+# Sourced by ./run: the commands package and image.
+
+# package [PRESET [KIND]]: what `cmake --install` would copy, as a Debian package and, unless KIND
+# is deb, as a wheel and an archive with all libraries.
+package() {
+  local preset="${1:-cpu}" log="$root/build/package-${1:-cpu}.log" file python
+  [[ " cpu cuda " == *" $preset "* && "${2:-deb}" == deb ]] ||
+    fail "package takes nothing or 'cuda', then nothing or 'deb'"
+  [[ "${2:-}" == deb ]] || need_python package  # before the compiler has run for minutes
+  install_packages dpkg-dev:dpkg-shlibdeps file:file  # what CPack calls
+  build "$preset" fox-server fox-cli fox-bench fox-eval manual
+  (cd "$root/build/$preset" && rm -f ./foxserve*.deb && quietly "$log" cpack -G DEB) ||
+    fail "cpack failed; the log is ${log#"$root/"}"
+  file="$(ls "$root/build/$preset"/foxserve*.deb)"
+  say "Install it with: apt install ./${file#"$root/"}"
+  [[ "${2:-}" != deb ]] || return 0
+  say "Making the wheel"
+  "$python" -B "$root/docker/wheel/make_wheel.py" "$root/build/$preset" "$root/build/$preset" ||
+    fail "there is no wheel"
+  file="$(ls "$root/build/$preset"/foxserve*.whl)"
+  say "Or without root: pip install ${file#"$root/"}"
+}
+
+# image [cuda]: with the first of the tools that build from a Dockerfile; two of them need no root.
+image() {
+  local program
+  [[ -z "${1:-}" || "$1" == cuda ]] || fail "image takes nothing or 'cuda'"
+  program="$(command -v podman || command -v buildah || command -v docker)" ||
+    fail "there is no podman, buildah or docker"
+  # OCI's own format has no health check.
+  BUILDAH_FORMAT=docker exec "$program" build -f "$root/docker/Dockerfile${1:+.$1}" \
+    -t "foxserve${1:+:$1}" "$root"
+}

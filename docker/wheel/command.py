@@ -1,0 +1,51 @@
+"""The command `foxserve` of the wheel: what of ./run needs no compiler."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+DEMO = HERE / "share" / "foxserve" / "demo"
+SCRIPTS = {
+    "demo": ("server/cli/demo.py", "--bin", HERE / "bin", "--model", DEMO, "--models",
+             pathlib.Path.home() / ".cache" / "foxserve"),
+    "convert": ("models/convert/fox_convert.py",),
+}
+PROGRAMS = {"serve": "fox-server", "--version": "fox-server", "bench": "fox-bench",
+            "eval": "fox-eval"}
+USAGE = """\
+usage: foxserve COMMAND [arguments]     foxserve COMMAND --help
+
+  demo [flags]             start the embedded model, stream two answers, compare KV sizes;
+                           --web: watch it forget in a browser; --chat: a chat model that
+                           was taught to forget, beside itself unchanged
+  serve MODEL [flags]      serve a checkpoint directory, or `demo`; fox-server's own flags may
+                           follow
+  convert SRC DST [flags]  turn a checkpoint or a GGUF file into a directory fox-server loads;
+                           needs pip install 'foxserve[convert]', as does demo --chat
+  bench, eval              measure: fox-bench, fox-eval
+  chat, generate, health   ask a running server: these and other commands are fox-cli's
+"""
+
+
+def main() -> None:
+    """Becomes the program that the command names."""
+    command, *arguments = sys.argv[1:] or ["help"]
+    if command in ("help", "-h", "--help"):
+        print(USAGE, end="")
+        return
+    if command in SCRIPTS:
+        script, *first = SCRIPTS[command]
+        words = [sys.executable, HERE / script, *first, *arguments]
+    elif command == "--version":
+        words = [HERE / "bin" / "fox-server", command]
+    elif command == "serve" and arguments and not arguments[0].startswith("-"):
+        model = DEMO if arguments[0] == "demo" and not os.path.exists("demo") else arguments[0]
+        words = [HERE / "bin" / "fox-server", "--model", model, *arguments[1:]]
+    elif command in PROGRAMS:
+        words = [HERE / "bin" / PROGRAMS[command], *arguments]
+    else:
+        words = [HERE / "bin" / "fox-cli", command, *arguments]
+    os.execv(words[0], [str(word) for word in words])
