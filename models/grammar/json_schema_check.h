@@ -1,0 +1,15 @@
+// What of JSON Schema a grammar can express, checked before it is compiled: a keyword that would be
+// ignored is refused, so that an answer that ends is valid.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace fox {
+
+// InvalidArgument: not JSON, or a schema with keywords that are not supported or not in this
+// combination.
+absl::Status CheckJsonSchema(const std::string& schema);
+
+}  // namespace fox

@@ -1,0 +1,55 @@
+# Provides the target fox_xgrammar: the core of the xgrammar library, static, without its Python
+# bindings and kernels. The library cannot be interrupted and has no limits, so calls of
+# work_meter.h are put where it loops, recurses and grows.
+set(FOX_XGRAMMAR_VERSION 0.1.28)
+set(FOX_XGRAMMAR_SHA256 8e7edc1ff7a9030f6a16021fc3bed5f0c86ead28be5b9d30305993c6670132cd)
+fox_source_package(xgrammar ${FOX_XGRAMMAR_VERSION} ${FOX_XGRAMMAR_SHA256} source)
+if(NOT source)
+  message(FATAL_ERROR "No xgrammar sources: put xgrammar-${FOX_XGRAMMAR_VERSION}.tar.gz into "
+                      "${CMAKE_BINARY_DIR}/_deps/xgrammar")
+endif()
+
+function(fox_patch_xgrammar file anchor replacement)
+  file(READ ${source}/cpp/${file} text)
+  string(FIND "${text}" "${replacement}" done)
+  if(done EQUAL -1)
+    string(REPLACE "${anchor}" "${replacement}" patched "${text}")
+    if(patched STREQUAL text)
+      message(FATAL_ERROR "xgrammar's ${file} has no \"${anchor}\"")
+    endif()
+    file(WRITE ${source}/cpp/${file} "${patched}")
+  endif()
+endfunction()
+# fox_meter(file anchor units): counts `units` of work behind each place of the anchor.
+function(fox_meter file anchor units)
+  fox_patch_xgrammar(${file} "${anchor}" "${anchor} fox::SpendWork(${units});")
+endfunction()
+fox_meter(grammar_impl.h "GrammarExpr GetGrammarExpr(int32_t grammar_expr_id) const {" 1)
+fox_meter(grammar_builder.h "int32_t AddGrammarExpr(const GrammarExpr& grammar_expr) {"
+          "1 + grammar_expr.data_len")
+fox_meter(grammar_parser.cc "int32_t EBNFParser::ParseChoices() {" 1)
+fox_meter(grammar_parser.cc "static const int64_t kUnzipThreshold = 128;" "lower / 2 + upper / 2")
+fox_meter(fsm.cc "  int AddState() {" 1)
+fox_meter(fsm.cc "  void AddEdge(int from, int to, int16_t min, int16_t max) {" 1)
+fox_meter(fsm.cc "for (const auto& [sibling, edges_to_sibling] : siblings) {" 1)
+fox_meter(fsm.cc "for (int j = 0; j < static_cast<int>(closures.size()); j++) {" 1)
+fox_meter(earley_parser.cc "void EarleyParser::Scan(const ParserState& state, const uint8_t ch) {" 1)
+fox_meter(earley_parser.cc "for (const auto& [ref_id, parent_state] : parent_states_map) {" 1)
+fox_meter(earley_parser.cc "const auto state = std::move(tmp_process_state_queue_.front());" 4)
+# A mask of the vocabulary is kept for each state.
+fox_meter(grammar_compiler.cc "  tmp_uncertain_indices_.clear();\n" "vocab_size / 16")
+# Two of its schemas' strings are not JSON: control characters, and what a pattern's classes hold.
+fox_patch_xgrammar(json_schema_converter.cc [==["[^\"\\\\\\r\\n]"]==] [==["[^\"\\\\\\0-\\x1f]"]==])
+fox_patch_xgrammar(json_schema_converter.cc "RegexToEBNF(regex_pattern, false)"
+                   "RegexToEBNF(fox::PatternInJson(regex_pattern), false)")
+
+file(GLOB sources ${source}/cpp/*.cc ${source}/cpp/support/recursion_guard.cc)
+add_library(fox_xgrammar STATIC ${sources})
+target_include_directories(fox_xgrammar SYSTEM PUBLIC
+  ${source}/include ${source}/cpp ${source}/3rdparty/picojson ${source}/3rdparty/dlpack/include)
+target_compile_definitions(fox_xgrammar PUBLIC
+  XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_ENABLE_INTERNAL_CHECK=0 XGRAMMAR_LOG_CUSTOMIZE=1)
+target_compile_options(fox_xgrammar
+  PRIVATE -w "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/json_pattern.h"
+  PUBLIC "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/work_meter.h")
+set_target_properties(fox_xgrammar PROPERTIES CXX_CLANG_TIDY "" UNITY_BUILD OFF)

@@ -1,0 +1,227 @@
+// Grammars on random walks: any answer that ends is valid, whatever a model prefers; and sources
+// that mean harm are refused, or bounded.
+#include "models/grammar/grammar.h"
+
+#include <functional>
+#include <map>
+#include <random>
+#include <regex>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "models/tokenizer/utf8.h"
+#include "nlohmann/json.hpp"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+using Kind = GrammarSource::Kind;
+
+constexpr int32_t kEnd = 0, kAdded = 1;  // tokens without text
+
+// All bytes, and pieces that cross the borders of what a grammar tells apart.
+std::vector<std::string> Tokens() {
+  std::vector<std::string> tokens = {"", ""};
+  for (int byte = 1; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
+  for (const char* piece :
+       {"{\"",   "\":", "\": ", "\", \"", "\"}", "}]",   "], ", ", ", "true", "null",
+        "false", "12",  "-1",   ".5",     "e+",  "name", "age", " a", "ab",   "\\\"",
+        "}}",    "ä",   "日本", "\xc3",   "\n",  "yes",  "no",  "0.", "[[",   "]]"}) {
+    tokens.emplace_back(piece);
+  }
+  return tokens;
+}
+
+GrammarCompiler& Compiler() {
+  static GrammarCompiler compiler(Tokens);
+  return compiler;
+}
+
+bool Allows(const GrammarMatcher& matcher, int32_t id) {
+  return (matcher.mask()[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0;
+}
+
+// An answer of random tokens, more of those that close something; nothing: it did not end.
+std::optional<std::string> Walk(const std::shared_ptr<const Grammar>& grammar, uint32_t seed) {
+  static const std::vector<std::string> tokens = Tokens();
+  std::mt19937 random(seed);
+  GrammarMatcher matcher(grammar, {kEnd});
+  std::string bytes, text;  // as a client gets it: no ill-formed characters
+  for (int step = 0; step < 400 && !matcher.must_end(); ++step) {
+    std::vector<int32_t> allowed, closing;
+    for (int32_t id = 0; id < static_cast<int32_t>(tokens.size()); ++id) {
+      if (!Allows(matcher, id)) continue;
+      allowed.push_back(id);
+      const std::string& token = tokens[static_cast<size_t>(id)];
+      if (id == kEnd || absl::StrContains("\"}]", token.substr(0, 1))) closing.push_back(id);
+    }
+    EXPECT_FALSE(Allows(matcher, kAdded));
+    EXPECT_EQ(Allows(matcher, kEnd), matcher.may_end());
+    if (allowed.empty()) return ADD_FAILURE() << "nothing may follow " << text, text;
+    const auto& from = !closing.empty() && random() % 3 == 0 ? closing : allowed;
+    const int32_t id = from[random() % from.size()];
+    if (id == kEnd) break;
+    bytes += tokens[static_cast<size_t>(id)];
+    DrainUtf8(&bytes, false, Utf8Replacement::kSubpart, &text);
+    EXPECT_TRUE(matcher.Accept(id).ok()) << matcher.status() << " after " << text;
+    if (!matcher.status().ok()) return {};
+  }
+  DrainUtf8(&bytes, true, Utf8Replacement::kSubpart, &text);
+  if (matcher.may_end()) return text;
+  return {};
+}
+
+struct Row {
+  GrammarSource source;
+  std::function<bool(const std::string&)> is_valid;
+};
+
+std::function<bool(const std::string&)> IsJson(std::function<bool(const Json&)> holds) {
+  return [holds = std::move(holds)](const std::string& text) {
+    const Json value = Json::parse(text, nullptr, false);
+    return value.is_discarded() ? Json::accept(text) : holds(value);  // 1e999 is too large for it
+  };
+}
+
+std::function<bool(const std::string&)> Matches(const std::string& regex) {
+  return [regex](const std::string& text) { return std::regex_match(text, std::regex(regex)); };
+}
+
+std::vector<Row> Rows() {
+  const auto schema = [](const char* text) { return GrammarSource{Kind::kJsonSchema, text}; };
+  const auto regex = [](const char* text) { return Row{{Kind::kRegex, text}, Matches(text)}; };
+  return {
+      {schema(R"({"type": "object", "additionalProperties": true})"),
+       IsJson([](const Json& v) { return v.is_object(); })},
+      {schema(R"({"type": "object"})"), IsJson([](const Json& v) { return v.is_object(); })},
+      {schema(R"({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4})"),
+       IsJson([](const Json& v) { return v.is_array() && v.size() >= 2 && v.size() <= 4; })},
+      {schema(R"({"type": "object", "properties": {"name": {"type": "string"},
+                  "age": {"type": "integer", "minimum": 3, "maximum": 120}},
+                  "required": ["name", "age"], "additionalProperties": false})"),
+       IsJson([](const Json& v) {
+         return v.size() == 2 && v["name"].is_string() && v["age"] >= 3 && v["age"] <= 120;
+       })},
+      {schema(R"({"type": "object", "properties": {"z": {"type": "null"}, "a": {"type": "boolean"}},
+                  "required": ["z", "a"]})"),  // in this order
+       Matches(R"(\{"z": null, "a": (true|false)\})")},
+      {schema(R"({"enum": ["red", "green", 3, null]})"),
+       IsJson([](const Json& v) { return v == "red" || v == "green" || v == 3 || v == nullptr; })},
+      {schema(R"({"type": "string", "minLength": 2, "maxLength": 3})"),
+       IsJson([](const Json& v) { return v.is_string() && v.get<std::string>().size() >= 2; })},
+      {schema(R"({"type": "string", "pattern": "^[a-c]{2}-[0-9]+$"})"),
+       Matches("\"[a-c]{2}-[0-9]+\"")},
+      {schema(R"({"type": "integer", "exclusiveMinimum": -3, "exclusiveMaximum": 1000})"),
+       IsJson([](const Json& v) { return v.is_number_integer() && v > -3 && v < 1000; })},
+      {schema(R"({"type": "number"})"), IsJson([](const Json& v) { return v.is_number(); })},
+      {schema(R"({"type": "string", "pattern": "^.{1,3}\\s[^a]\\S\"?[ -~]$"})"),
+       IsJson([](const Json& v) { return v.is_string() && v.get<std::string>().size() >= 5; })},
+      {schema(R"({"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 1,
+                  "maxProperties": 2})"),
+       IsJson([](const Json& v) { return v.size() == 1 || v.size() == 2; })},
+      {schema(R"({"type": "string", "format": "date"})"), Matches("\"\\d{4}-\\d{2}-\\d{2}\"")},
+      {schema(R"({"type": ["string", "null"]})"),
+       IsJson([](const Json& v) { return v.is_string() || v.is_null(); })},
+      {schema(R"({"$defs": {"node": {"type": "object", "properties": {"next": {"anyOf":
+                  [{"$ref": "#/$defs/node"}, {"type": "null"}]}}, "required": ["next"]}},
+                  "$ref": "#/$defs/node"})"),
+       IsJson([](const Json& v) { return v.is_object() && v.size() == 1 && v.contains("next"); })},
+      {schema(R"({"type": "array", "prefixItems": [{"type": "integer"}, {"const": "x"}],
+                  "items": false, "minItems": 2})"),
+       IsJson([](const Json& v) { return v.size() == 2 && v[0].is_number() && v[1] == "x"; })},
+      regex("[a-f0-9]{4}(-[a-f0-9]{2})?"),
+      regex("(ab|cd)+x?"),
+      regex("\\d{3}\\.\\d"),
+      {{Kind::kRegex, "a.[^b]"},
+       [](const std::string& text) {
+         std::u32string points;
+         for (size_t at = 0; at < text.size();) {
+           const Utf8Unit unit = NextUtf8(text.data() + at, text.size() - at);
+           points += unit.code_point;
+           at += unit.length;
+         }
+         return points.size() == 3 && points[0] == U'a' && points[2] != U'b';
+       }},
+      {{Kind::kRegex, "[à-ü]{2}"}, [](const std::string& text) { return text.size() == 4; }},
+      {ChoiceGrammar({"yes", "no", "a \"quoted\" \\ one", "two\nlines", ":((("}),
+       [](const std::string& t) {
+         return t == "yes" || t == "no" || t == "a \"quoted\" \\ one" || t == "two\nlines" ||
+                t == ":(((";
+       }},
+      {{Kind::kGrammar, "root ::= sum\nsum ::= num (\"+\" num)*\nnum ::= [0-9]+ | \"(\" sum \")\""},
+       [](const std::string& text) {
+         return std::count(text.begin(), text.end(), '(') ==
+                std::count(text.begin(), text.end(), ')');
+       }},
+  };
+}
+
+TEST(GrammarTest, AnyAnswerThatEndsIsValid) {
+  for (const Row& row : Rows()) {
+    const auto grammar = Compiler().Compile(row.source);
+    ASSERT_TRUE(grammar.ok()) << row.source.text << ": " << grammar.status();
+    int ended = 0;
+    for (uint32_t seed = 0; seed < 60; ++seed) {
+      const std::optional<std::string> text = Walk(*grammar, seed);
+      if (!text.has_value()) continue;
+      ++ended;
+      EXPECT_TRUE(row.is_valid(*text)) << row.source.text << " gave " << *text;
+    }
+    EXPECT_GE(ended, 30) << row.source.text;
+  }
+}
+
+std::string Times(int count, const std::string& text) {
+  std::string all;
+  for (int i = 0; i < count; ++i) all += text;
+  return all;
+}
+
+// Refused with one line, in bounded time and memory.
+TEST(GrammarTest, RefusesWhatMeansHarm) {
+  std::string doubling = "root ::= r0\n";
+  for (int i = 0; i < 60; ++i)
+    absl::StrAppend(&doubling, "r", i, " ::= r", i + 1, " r", i + 1, "\n");
+  std::string chain = "root ::= r0\n";
+  for (int i = 0; i < 3000; ++i)
+    absl::StrAppend(&chain, "r", i, " ::= \"a\" r", i + 1, " | \"b\"\n");
+  const std::pair<GrammarSource, const char*> kRows[] = {
+      {{Kind::kRegex, "((((a{100}){100}){100}){100}){100}"}, "too large"},
+      {{Kind::kRegex, "(a{1000000000})"}, "too large"},
+      {{Kind::kRegex, "a{99999999999999999999}"}, ""},
+      {{Kind::kRegex, "(a*)*{"}, ""},
+      {{Kind::kRegex, Times(20000, "(") + "a" + Times(20000, ")")}, "too large"},
+      {{Kind::kRegex, "(?=a)b"}, "Lookahead"},
+      {{Kind::kRegex, "a\\1"}, "Backreference"},
+      {{Kind::kRegex, std::string("a\0b", 3)}, "NUL"},
+      {{Kind::kRegex, Times(kMaxGrammarBytes + 1, "a")}, "bytes"},
+      {{Kind::kGrammar, "root ::= nothing"}, ""},
+      {{Kind::kGrammar, "start ::= \"a\""}, "root"},
+      {{Kind::kGrammar, "root ::= " + Times(60000, "(")}, "too large"},
+      {{Kind::kJsonSchema, "{"}, "the schema"},
+      {{Kind::kJsonSchema, Times(100, "{\"items\":") + "{}" + Times(100, "}")}, "the schema"},
+      {{Kind::kJsonSchema, R"({"type": "array", "uniqueItems": true})"}, "uniqueItems"},
+      {{Kind::kJsonSchema, R"({"oneOf": [{"type": "string"}]})"}, "oneOf"},
+      {{Kind::kJsonSchema, R"({"$ref": "http://x/y"})"}, "$ref"},
+      {{Kind::kJsonSchema, R"({"$ref": "#/$defs/none"})"}, ""},
+      {{Kind::kJsonSchema, R"({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})"}, ""},
+      {{Kind::kJsonSchema, R"({"type": "string", "minLength": 1000000000})"}, "minLength"},
+      {{Kind::kJsonSchema, R"({"type": "integer", "enum": ["a"]})"}, "enum"},
+      {{Kind::kJsonSchema, R"({"type": "string", "pattern": "a", "maxLength": 3})"}, "pattern"},
+      {{Kind::kJsonSchema, R"({"type": "object", "properties": {"a": {"not": {}}}})"}, "not"},
+  };
+  for (const auto& [source, says] : kRows) {
+    const auto grammar = Compiler().Compile(source);
+    const std::string name = source.text.substr(0, 80);
+    ASSERT_FALSE(grammar.ok()) << name;
+    EXPECT_TRUE(absl::IsInvalidArgument(grammar.status())) << name;
+    EXPECT_TRUE(absl::StrContains(grammar.status().message(), says)) << name << grammar.status();
+    EXPECT_LT(grammar.status().message().size(), 1000U) << name;
+    EXPECT_EQ(grammar.status().message().find('\n'), std::string::npos) << name;
+  }
+}
+
+}  // namespace
+}  // namespace fox
