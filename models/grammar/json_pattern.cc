@@ -68,8 +68,10 @@ class Pattern {
     if (c == 'D') return Class(kDigits, "", true);
     if (c == 'W') return Class(kWord, "", true);
     if (c == 'S') return Class(kSpaces, "", true);
-    if (c == '"' || absl::StrContains("ntrf", c)) return absl::StrCat("\\\\", std::string(1, c));
-    if (c == '\\') return "\\\\\\\\";
+    if (c == '"' || absl::StrContains("ntrf", c)) {
+      return absl::StrCat("(\\\\", std::string(1, c), ")");
+    }
+    if (c == '\\') return "(\\\\\\\\)";
     return absl::StrCat("\\", std::string(1, Plain(c)));
   }
 
@@ -124,7 +126,60 @@ class Pattern {
   size_t at_ = 0;
 };
 
+// --- Integers ---
+
+// Of the numbers from `first` to `last`, which have the same count of digits.
+std::string Digits(const std::string& first, const std::string& last) {
+  if (first.empty()) return "";
+  const size_t rest = first.size() - 1;
+  const std::string zeros(rest, '0'), nines(rest, '9');
+  const std::string low = first.substr(1), high = last.substr(1);
+  if (first[0] == last[0]) return absl::StrCat(first.substr(0, 1), Digits(low, high));
+  char from = first[0], to = last[0];
+  std::string out = "(";
+  if (low != zeros) absl::StrAppend(&out, std::string(1, from++), Digits(low, nines), "|");
+  if (high != nines) absl::StrAppend(&out, std::string(1, to--), Digits(zeros, high), "|");
+  if (from <= to) {
+    absl::StrAppendFormat(&out, "[%c-%c]", from, to);
+    for (size_t i = 0; i < rest; ++i) out += "[0-9]";
+  } else {
+    out.pop_back();  // the bar
+  }
+  return out + ")";
+}
+
+// Of a magnitude; `last` 0 with `open`: no bound.
+std::string Magnitudes(uint64_t first, uint64_t last, bool open) {
+  std::string low = absl::StrCat(first), high = absl::StrCat(last), out = "(";
+  if (open) {
+    absl::StrAppend(&out, "[1-9][0-9]{", low.size(), ",}|");
+    high = std::string(low.size(), '9');
+  }
+  for (; low.size() < high.size(); low = absl::StrCat("1", std::string(low.size(), '0'))) {
+    absl::StrAppend(&out, Digits(low, std::string(low.size(), '9')), "|");
+  }
+  return absl::StrCat(out, Digits(low, high), ")");
+}
+
+uint64_t Magnitude(int64_t value) {
+  return value < 0 ? 0 - static_cast<uint64_t>(value) : static_cast<uint64_t>(value);
+}
+
 }  // namespace
+
+std::string IntegerPattern(std::optional<int64_t> first, std::optional<int64_t> last) {
+  std::string out;
+  if (!first || *first < 0) {
+    const uint64_t least = last && *last < 0 ? Magnitude(*last) : 1;
+    absl::StrAppend(&out, "-", Magnitudes(least, Magnitude(first.value_or(0)), !first));
+  }
+  if (!last || *last >= 0) {
+    const uint64_t least = first && *first > 0 ? Magnitude(*first) : 0;
+    absl::StrAppend(&out, out.empty() ? "" : "|",
+                    Magnitudes(least, Magnitude(last.value_or(0)), !last));
+  }
+  return absl::StrCat("(", out, ")");
+}
 
 std::string PatternInJson(const std::string& regex) { return Pattern(regex).InJson(); }
 

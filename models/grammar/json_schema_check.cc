@@ -88,6 +88,10 @@ absl::Status CheckWords(const Json& schema) {
     return Invalid(kind == nullptr ? absl::StrCat(name, " is not supported")
                                    : absl::StrCat(name, " is not supported beside ", kind));
   }
+  if ((schema.contains("minimum") && schema.contains("exclusiveMinimum")) ||
+      (schema.contains("maximum") && schema.contains("exclusiveMaximum"))) {
+    return Invalid("one bound is supported at each end");
+  }
   const bool integer = schema.contains("type") && schema["type"] == "integer";
   for (const char* word : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}) {
     if (schema.contains(word) && !integer) {

@@ -38,10 +38,18 @@ fox_meter(earley_parser.cc "for (const auto& [ref_id, parent_state] : parent_sta
 fox_meter(earley_parser.cc "const auto state = std::move(tmp_process_state_queue_.front());" 4)
 # A mask of the vocabulary is kept for each state.
 fox_meter(grammar_compiler.cc "  tmp_uncertain_indices_.clear();\n" "vocab_size / 16")
-# Two of its schemas' strings are not JSON: control characters, and what a pattern's classes hold.
+# What it makes of schemas and expressions is not always what they say: strings hold control
+# characters, patterns what JSON escapes, ranges other integers, classes half characters.
 fox_patch_xgrammar(json_schema_converter.cc [==["[^\"\\\\\\r\\n]"]==] [==["[^\"\\\\\\0-\\x1f]"]==])
 fox_patch_xgrammar(json_schema_converter.cc "RegexToEBNF(regex_pattern, false)"
                    "RegexToEBNF(fox::PatternInJson(regex_pattern), false)")
+fox_patch_xgrammar(json_schema_converter.cc "range_regex = GenerateRangeRegex(start, end);"
+                   "range_regex = fox::IntegerPattern(start, end);")
+fox_patch_xgrammar(regex_converter.cc [==[R"([\u0000-\U0010FFFF])"]==] [==[R"([^\n\r])"]==])
+fox_patch_xgrammar(regex_converter.cc [==[\u0020\u00a0]==] [==[\u0020 ]==])
+fox_patch_xgrammar(grammar_builder.h "    for (const auto& range : elements) {\n"
+  "    for (const auto& range : elements) { XGRAMMAR_CHECK(range.upper < 128)
+          << \"classes of characters beyond ASCII are not supported\";\n")
 
 file(GLOB sources ${source}/cpp/*.cc ${source}/cpp/support/recursion_guard.cc)
 add_library(fox_xgrammar STATIC ${sources})
