@@ -10,8 +10,8 @@ function(fox_source_package name version sha256 out)
     find_package(Python3 COMPONENTS Interpreter QUIET)
     if(NOT EXISTS ${archive} AND Python3_FOUND)
       message(STATUS "Fetching ${name} ${version} with pip")
-      # Not `--no-binary :all:`: pip would then compile its own build tools from source, too. It also
-      # prepares the package's metadata; a failure there may still leave the archive.
+      # Not `--no-binary :all:`: pip would then compile its own build tools from source, too. It
+      # also prepares the package's metadata; a failure there may still leave the archive.
       execute_process(
         COMMAND ${Python3_EXECUTABLE} -m pip download --quiet --no-deps --no-binary ${name}
                 --dest ${folder} ${name}==${version}

@@ -28,7 +28,6 @@ struct GrammarSource {
 GrammarSource ChoiceGrammar(const std::vector<std::string>& choices);
 
 inline constexpr size_t kMaxGrammarBytes = 64 << 10;  // of a source
-inline constexpr int kMaxSchemaDepth = 64;            // of a JSON schema
 
 // Immutable; any thread may use it.
 class Grammar {

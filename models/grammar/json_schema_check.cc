@@ -1,13 +1,13 @@
 // Keywords by the kind of their schema. See json_schema_check.h.
 #include "models/grammar/json_schema_check.h"
 
-#include <set>
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "models/grammar/grammar.h"
 #include "models/json_reader.h"
 
 namespace fox {
@@ -15,7 +15,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr JsonLimits kLimits = {kMaxGrammarBytes, kMaxSchemaDepth, 1 << 14};
 constexpr int64_t kMostRepeats = 1 << 20;
 
 // Words that say nothing about what is valid.
@@ -158,7 +157,8 @@ absl::Status Check(const Json& schema) {
 }  // namespace
 
 absl::Status CheckJsonSchema(const std::string& schema) {
-  const absl::StatusOr<Json> parsed = ReadJson(schema, kLimits, "the schema");
+  const JsonLimits limits = {schema.size(), kMaxSchemaDepth, schema.size()};
+  const absl::StatusOr<Json> parsed = ReadJson(schema, limits, "the schema");
   if (!parsed.ok()) return parsed.status();
   return Check(*parsed);
 }

@@ -2,14 +2,17 @@
 // ignored is refused, so that an answer that ends is valid.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 #include "absl/status/status.h"
 
 namespace fox {
 
-// InvalidArgument: not JSON, or a schema with keywords that are not supported or not in this
-// combination.
+inline constexpr size_t kMaxSchemaDepth = 64;
+
+// Takes time and memory in proportion to the text. InvalidArgument: not JSON, or a schema with
+// keywords that are not supported or not in this combination.
 absl::Status CheckJsonSchema(const std::string& schema);
 
 }  // namespace fox

@@ -26,18 +26,29 @@ function(fox_meter file anchor units)
 endfunction()
 fox_meter(grammar_impl.h "GrammarExpr GetGrammarExpr(int32_t grammar_expr_id) const {" 1)
 fox_meter(grammar_builder.h "int32_t AddGrammarExpr(const GrammarExpr& grammar_expr) {"
-          "1 + grammar_expr.data_len")
+          "8 + 4 * grammar_expr.data_len")
+fox_meter(ebnf_script_creator.h "    rules_.emplace_back(rule_name, rule_body);"
+          "64 + rule_body.size()")
 fox_meter(grammar_parser.cc "int32_t EBNFParser::ParseChoices() {" 1)
 fox_meter(grammar_parser.cc "static const int64_t kUnzipThreshold = 128;" "lower / 2 + upper / 2")
-fox_meter(fsm.cc "  int AddState() {" 1)
-fox_meter(fsm.cc "  void AddEdge(int from, int to, int16_t min, int16_t max) {" 1)
+fox_meter(fsm.cc "  int AddState() {" 16)
+fox_meter(fsm.cc "  void AddEdge(int from, int to, int16_t min, int16_t max) {" 8)
+fox_meter(fsm.cc "    const auto& edges = result.GetFsm().GetEdges(i);" "16 + 16 * edges.size()")
 fox_meter(fsm.cc "for (const auto& [sibling, edges_to_sibling] : siblings) {" 1)
 fox_meter(fsm.cc "for (int j = 0; j < static_cast<int>(closures.size()); j++) {" 1)
-fox_meter(earley_parser.cc "void EarleyParser::Scan(const ParserState& state, const uint8_t ch) {" 1)
+fox_meter(earley_parser.cc
+          "void EarleyParser::Scan(const ParserState& state, const uint8_t ch) {" 1)
 fox_meter(earley_parser.cc "for (const auto& [ref_id, parent_state] : parent_states_map) {" 1)
 fox_meter(earley_parser.cc "const auto state = std::move(tmp_process_state_queue_.front());" 4)
-# A mask of the vocabulary is kept for each state.
+# A state's mask is kept, and those of all states where an answer may be are joined for each token.
 fox_meter(grammar_compiler.cc "  tmp_uncertain_indices_.clear();\n" "vocab_size / 16")
+fox_meter(grammar_compiler.cc "        is_root_rule\n    );\n    if (max_threads_ > 1) {"
+          "4 * cur_adaptive_token_mask_cache.uncertain_indices.size()")
+fox_meter(grammar_matcher.cc "auto adaptive_token_mask_it = adaptive_token_mask_cache.find(state);"
+          "tokenizer_info_.GetVocabSize() / 64")
+fox_meter(grammar_matcher.cc
+          "for (const auto& cur_token_idx : adaptive_token_mask.uncertain_indices) {" 1)
+
 # What it makes of schemas and expressions is not always what they say: strings hold control
 # characters, patterns what JSON escapes, ranges other integers, classes half characters.
 fox_patch_xgrammar(json_schema_converter.cc [==["[^\"\\\\\\r\\n]"]==] [==["[^\"\\\\\\0-\\x1f]"]==])

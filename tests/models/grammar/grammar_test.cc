@@ -148,7 +148,7 @@ std::vector<Row> Rows() {
            points += unit.code_point;
            at += unit.length;
          }
-         return points.size() == 3 && points[0] == U'a' && points[2] != U'b';
+         return points.size() >= 3 && points[0] == U'a' && points[2] != U'b';
        }},
       {ChoiceGrammar({"yes", "no", "a \"quoted\" \\ one", "two\nlines", ":((("}),
        [](const std::string& t) {
@@ -202,12 +202,6 @@ TEST(GrammarTest, IntegersKeepToTheirRange) {
 }
 
 TEST(GrammarTest, RefusesWhatMeansHarm) {
-  std::string doubling = "root ::= r0\n";
-  for (int i = 0; i < 60; ++i)
-    absl::StrAppend(&doubling, "r", i, " ::= r", i + 1, " r", i + 1, "\n");
-  std::string chain = "root ::= r0\n";
-  for (int i = 0; i < 3000; ++i)
-    absl::StrAppend(&chain, "r", i, " ::= \"a\" r", i + 1, " | \"b\"\n");
   const std::pair<GrammarSource, const char*> kRows[] = {
       {{Kind::kRegex, "((((a{100}){100}){100}){100}){100}"}, "too large"},
       {{Kind::kRegex, "(a{1000000000})"}, "too large"},
@@ -228,7 +222,6 @@ TEST(GrammarTest, RefusesWhatMeansHarm) {
       {{Kind::kJsonSchema, R"({"oneOf": [{"type": "string"}]})"}, "oneOf"},
       {{Kind::kJsonSchema, R"({"$ref": "http://x/y"})"}, "$ref"},
       {{Kind::kJsonSchema, R"({"$ref": "#/$defs/none"})"}, ""},
-      {{Kind::kJsonSchema, R"({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})"}, ""},
       {{Kind::kJsonSchema, R"({"type": "string", "minLength": 1000000000})"}, "minLength"},
       {{Kind::kJsonSchema, R"({"type": "integer", "enum": ["a"]})"}, "enum"},
       {{Kind::kJsonSchema, R"({"type": "string", "pattern": "a", "maxLength": 3})"}, "pattern"},
@@ -243,6 +236,78 @@ TEST(GrammarTest, RefusesWhatMeansHarm) {
     EXPECT_LT(grammar.status().message().size(), 1000U) << name;
     EXPECT_EQ(grammar.status().message().find('\n'), std::string::npos) << name;
   }
+}
+
+// What may be compiled is bounded in bytes; what is followed in steps and in length, with an error.
+TEST(GrammarTest, BoundsWhatItCompilesAndFollows) {
+  std::string doubling = "root ::= r0\n", chain = doubling, values = R"({"enum": [)";
+  for (int i = 0; i < 60; ++i) {
+    absl::StrAppend(&doubling, "r", i, " ::= r", i + 1, " r", i + 1, "\n");
+    absl::StrAppend(&values, i > 0 ? "," : "", "\"", Times(900, "ab"), i, "\"");
+  }
+  for (int i = 0; i < 2500; ++i) {
+    absl::StrAppend(&chain, "r", i, " ::= \"a\" r", i + 1, " | \"b\"\n");
+  }
+  std::string optional = R"({"type": "object", "minProperties": 700, "maxProperties": 900)";
+  for (int i = 0; i < 1500; ++i) {
+    absl::StrAppend(&optional, i > 0 ? "," : R"(, "properties": {)", "\"p", i, "\": {}");
+  }
+  const GrammarSource sources[] = {
+      {Kind::kGrammar, "root ::= root root | [a-z] | \"\""},
+      {Kind::kGrammar, "root ::= a\na ::= a a a | [a-z ] | [a-f] | [a-k] a"},
+      {Kind::kGrammar, doubling + "r60 ::= \"a\""},
+      {Kind::kGrammar, chain + "r2500 ::= \"a\""},
+      {Kind::kRegex, "(([a-z]|[a-z][a-z])*){2,120}"},
+      {Kind::kRegex, "(.?){5000}"},
+      {Kind::kRegex, Times(4000, "[a-z]x?.*")},
+      {Kind::kJsonSchema, values + "]}"},
+      {Kind::kJsonSchema, optional + "}}"},
+      {Kind::kJsonSchema, R"({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})"},
+  };
+  int refused = 0, ended = 0;
+  for (const GrammarSource& source : sources) {
+    const auto grammar = Compiler().Compile(source);
+    if (!grammar.ok()) {
+      EXPECT_TRUE(absl::IsInvalidArgument(grammar.status())) << source.text.substr(0, 80);
+      ++refused;
+      continue;
+    }
+    EXPECT_LE((*grammar)->bytes(), 16 << 20);
+    GrammarMatcher matcher(*grammar, {kEnd});
+    for (int step = 0; step < 2000 && matcher.status().ok() && !matcher.must_end(); ++step) {
+      int32_t id = 0;
+      while (id == kEnd || !Allows(matcher, id)) ++id;
+      matcher.Accept(id).IgnoreError();
+    }
+    if (matcher.status().ok()) continue;
+    EXPECT_TRUE(absl::IsInvalidArgument(matcher.status())) << matcher.status();
+    ++ended;
+  }
+  EXPECT_GE(refused, 3);
+  EXPECT_GE(ended, 3);
+}
+
+TEST(GrammarTest, KeepsWhatWasUsedLastAndIsPaidForItsMemory) {
+  GrammarCompiler compiler(Tokens);
+  const GrammarSource digits{Kind::kRegex, "[0-9]+"};
+  int64_t paid = 0;
+  const auto charge = [&](int64_t bytes) -> absl::StatusOr<std::shared_ptr<void>> {
+    paid += bytes;
+    return std::shared_ptr<void>(nullptr, [&paid, bytes](void*) { paid -= bytes; });
+  };
+  const auto first = compiler.Compile(digits, charge);
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(paid, (*first)->bytes());
+  EXPECT_EQ(*compiler.Compile(digits), *first);
+  EXPECT_GT(compiler.kept_bytes(), 0);
+  const auto full = [](int64_t) -> absl::StatusOr<std::shared_ptr<void>> {
+    return absl::ResourceExhaustedError("full");
+  };
+  EXPECT_TRUE(absl::IsResourceExhausted(compiler.Compile({Kind::kRegex, "x"}, full).status()));
+  for (int i = 0; i < 2000 && compiler.kept_bytes() < (60 << 20); ++i) {
+    ASSERT_TRUE(compiler.Compile({Kind::kRegex, absl::StrCat("(x{0,100}){", i, "}")}).ok());
+  }
+  EXPECT_LE(compiler.kept_bytes(), 64 << 20);
 }
 
 }  // namespace
