@@ -114,11 +114,15 @@ void Engine::Process(const PlannedSequence& planned, Sequence* sequence, const f
     --sequence->pending;
     Accept(sequence, std::move(*sampled), now, output);
   } else {
+    output->finish = sequence->GrammarEnd();
+    if (output->finish) return;
     const size_t last_row = planned.logit_rows.size() - 1;
     const float* row = logits + last_row * static_cast<size_t>(limits_.vocab_size);
+    const GrammarMatcher* matcher = sequence->matcher.get();
     Accept(sequence,
            sampler_.Sample(row, sequence->request.sampling, sequence->counts,
-                           sequence->stop.MaskedAt(sequence->generated()), sequence->tokens.size()),
+                           sequence->stop.MaskedAt(sequence->generated()), sequence->tokens.size(),
+                           matcher != nullptr ? matcher->mask().data() : nullptr),
            now, output);
   }
 }
@@ -211,6 +215,8 @@ void Engine::Accept(Sequence* sequence, absl::StatusOr<SampledToken> token, Seco
   sequence->Append(*token);
   ++stats_.generated_tokens;
   output->tokens.push_back(*std::move(token));
+  output->finish = sequence->GrammarEnd();
+  if (output->finish) return;
   if (sequence->generated() >= sequence->max_tokens) {
     output->finish = Finish::For(FinishReason::kLength);
   } else {

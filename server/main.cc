@@ -99,8 +99,9 @@ absl::StatusOr<Observers> Observe(ServerFlags* flags) {
 // A model directory, loaded.
 struct LoadedModel {
   LoadedEngine engine;
-  std::unique_ptr<Tokenizer> tokenizer;  // null: none
-  std::unique_ptr<ChatFormat> chat;      // null: none
+  std::unique_ptr<Tokenizer> tokenizer;       // null: none
+  std::unique_ptr<ChatFormat> chat;           // null: none
+  std::unique_ptr<GrammarCompiler> grammars;  // null: none
   ConversionContext context;
 };
 
@@ -125,9 +126,12 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags) {
     absl::StatusOr<std::optional<ChatFormat>> chat = ChatFormat::Load(dir, *out.tokenizer);
     if (!chat.ok()) return chat.status();
     if (chat->has_value()) out.chat = std::make_unique<ChatFormat>(**std::move(chat));
+    out.grammars =
+        GrammarCompiler::Create(*out.tokenizer, vocab_size, out.engine.options.eos_token_ids);
   }
   out.context.tokenizer = out.tokenizer.get();
   out.context.chat = out.chat.get();
+  out.context.grammars = out.grammars.get();
   out.context.limits = out.engine.executor->limits();
   out.context.engine = out.engine.options;
   if (!flags.generation_config) return out;

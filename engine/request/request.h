@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,6 +14,8 @@
 #include "engine/request/acp_stats.h"
 
 namespace fox {
+
+class Grammar;
 
 using RequestId = uint64_t;
 
@@ -49,6 +52,7 @@ struct Request {
   std::vector<int32_t> prompt;  // at least one token
   SamplingParams sampling;
   StopParams stop;
+  std::shared_ptr<const Grammar> grammar;  // of the answer; null: any
   int32_t priority = 0;  // lower runs earlier, where the engine schedules by priority
   uint64_t client = 0;   // whose turn it takes: clients share the queue evenly
   // log eps of this request: at most the engine's (stricter), or -infinity: prune nothing.

@@ -79,6 +79,12 @@ absl::Status CheckStop(const Request& request, const EngineOptions& options, int
                                    kMaxStopTokenIds + kMaxDefaultStopTokenIds);
   status.Update(CheckIds("stop_token_ids", stop.stop_token_ids, vocab));
   if (!status.ok()) return status;
+  if (request.grammar != nullptr && stop.min_tokens > 0) {
+    return Invalid("min_tokens", "must be 0 where the answer has a grammar");
+  }
+  if (request.grammar != nullptr && !request.sampling.allowed_token_ids.empty()) {
+    return Invalid("allowed_token_ids", "must be empty where the answer has a grammar");
+  }
   if (stop.min_tokens > 0 && !LeavesAToken(request, options, vocab)) {
     return Invalid("min_tokens", "every allowed token is a stop token");
   }

@@ -171,14 +171,14 @@ Sampler::Sampler(int32_t vocab_size) : vocab_size_(vocab_size) {
 
 absl::StatusOr<SampledToken> Sampler::Sample(const float* logits, const SamplingParams& params,
                                              const TokenCounts& counts,
-                                             const std::vector<int32_t>& masked,
-                                             uint64_t position) {
+                                             const std::vector<int32_t>& masked, uint64_t position,
+                                             const uint32_t* may_follow) {
   RowScan scan = Scan(logits, vocab_size_);
   if (!scan.finite) return NumericalFailure();
   const float* row = logits;
-  if (ChangesLogits(params) || !masked.empty()) {
+  if (ChangesLogits(params) || !masked.empty() || may_follow != nullptr) {
     std::copy(logits, logits + vocab_size_, row_.begin());
-    ProcessLogits(params, counts, masked);
+    ProcessLogits(params, counts, masked, may_follow);
     row = row_.data();
     scan = Scan(row, vocab_size_);
     if (row[scan.best] == kMasked) return absl::InternalError("no token may be sampled");
@@ -207,7 +207,7 @@ absl::StatusOr<SampledToken> Sampler::ScorePrompt(const float* logits, const Sam
 }
 
 void Sampler::ProcessLogits(const SamplingParams& params, const TokenCounts& counts,
-                            const std::vector<int32_t>& masked) {
+                            const std::vector<int32_t>& masked, const uint32_t* may_follow) {
   const auto at = [this](int32_t id) -> float& { return row_[static_cast<size_t>(id)]; };
   for (const auto& [id, bias] : params.logit_bias) {
     at(id) = std::clamp(at(id) + bias, -kLargest, kLargest);
@@ -219,6 +219,9 @@ void Sampler::ProcessLogits(const SamplingParams& params, const TokenCounts& cou
   }
   for (const int32_t id : masked) {
     if (id >= 0 && id < vocab_size_) at(id) = kMasked;
+  }
+  for (int32_t id = 0; id < vocab_size_ && may_follow != nullptr; ++id) {
+    if ((may_follow[id / 32] >> (id % 32) & 1) == 0) at(id) = kMasked;
   }
   for (const TokenCounts::Entry& entry : counts.entries()) {
     float& x = at(entry.id);
@@ -317,12 +320,15 @@ bool NeedsCounts(const SamplingParams& sampling) {
          sampling.frequency_penalty != 0.0f;
 }
 
-// More alternatives than a SampleRecord holds and ids of the request's choice are rare enough for
-// the host's sampler, at half the pace.
+// More alternatives than a SampleRecord holds, ids of the request's choice and grammars, whose mask
+// needs the token before, are for the host's sampler, at half the pace.
 std::optional<SampleRow> SampleRowOf(const Request& request, const StopCondition& stop,
                                      int64_t position, int64_t produced) {
   const SamplingParams& sampling = request.sampling;
-  if (!sampling.logprob_token_ids.empty() || sampling.logprobs > kMaxSampledLogprobs) return {};
+  if (!sampling.logprob_token_ids.empty() || sampling.logprobs > kMaxSampledLogprobs ||
+      request.grammar != nullptr) {
+    return {};
+  }
   SampleRow sample;
   sample.temperature = sampling.temperature;
   sample.top_p = sampling.top_p;

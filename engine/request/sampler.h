@@ -1,9 +1,9 @@
 // Sampler: one row of logits to one token. A pure function of the row, the parameters, the
 // request's token counts and the position: no state survives a call but scratch memory.
 //
-// Order, as in vLLM: logit_bias, allowed ids, masked ids, penalties (repetition over prompt and
-// generated tokens, frequency and presence over generated ones); log-probabilities are of that
-// distribution; then temperature, min_p, top_k, top_p; then the exponential race of
+// Order, as in vLLM: logit_bias, allowed ids, masked ids, a grammar's mask, penalties (repetition
+// over prompt and generated tokens, frequency and presence over generated ones); log-probabilities
+// are of that distribution; then temperature, min_p, top_k, top_p; then the exponential race of
 // kernels/sampling_arithmetic.h among the tokens that are left, with random numbers of their own
 // for each seed, position and id. Ties are broken by the lower id everywhere, so top_k keeps
 // exactly k tokens. Temperature 0 takes the most likely token. A device samples the same token from
@@ -53,11 +53,11 @@ class Sampler {
   explicit Sampler(int32_t vocab_size);
 
   // Samples the token for `position` (its index in prompt + generated) from logits [vocab_size].
-  // `masked`: ids that must not be sampled. Internal: a logit is NaN or infinite, or no token is
-  // left.
+  // `masked`: ids that must not be sampled; `may_follow`: a bit for each that may, null: all.
+  // Internal: a logit is NaN or infinite, or no token is left.
   absl::StatusOr<SampledToken> Sample(const float* logits, const SamplingParams& params,
                                       const TokenCounts& counts, const std::vector<int32_t>& masked,
-                                      uint64_t position);
+                                      uint64_t position, const uint32_t* may_follow = nullptr);
 
   // The log-probability of the given token and of the `prompt_logprobs` best, in the model's own
   // distribution: without bias, penalties or masks. Internal: a logit is NaN or infinite.
@@ -72,7 +72,7 @@ class Sampler {
 
  private:
   void ProcessLogits(const SamplingParams& params, const TokenCounts& counts,
-                     const std::vector<int32_t>& masked);
+                     const std::vector<int32_t>& masked, const uint32_t* may_follow);
   Kept Filter(const float* row, const SamplingParams& params, float largest);
   int32_t TopPEnd(const float* row, const SamplingParams& params, float largest);
   void FillLogprobs(const float* row, float largest, int32_t best,

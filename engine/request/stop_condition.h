@@ -17,6 +17,8 @@ class StopCondition {
   bool Stops(int32_t id) const;
   // Whether `id` stops as an end of sequence.
   bool IsEos(int32_t id) const;
+  // Those ids, ascending.
+  const std::vector<int32_t>& ids() const { return stops_; }
   // The ids masked when `generated` tokens exist: the stopping ones before min_tokens, else none.
   const std::vector<int32_t>& MaskedAt(int64_t generated) const;
 

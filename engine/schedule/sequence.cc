@@ -23,6 +23,9 @@ Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_
   prompt_tokens = static_cast<int64_t>(tokens.size());
   max_tokens = std::min<int64_t>(request.stop.max_tokens, max_model_len - prompt_tokens);
   if (request.sampling.repetition_penalty != 1.0f) counts.AddPrompt(tokens);
+  if (request.grammar != nullptr) {
+    matcher = std::make_unique<GrammarMatcher>(request.grammar, stop.ids());
+  }
   stats.prompt_tokens = prompt_tokens;
   stats.arrival = now;
   stats.acp.log_tolerance = log_tolerance;
@@ -81,6 +84,14 @@ void Sequence::Append(const SampledToken& token) {
   tokens.push_back(token.id);
   ++stats.completion_tokens;
   if (NeedsCounts(request.sampling)) counts.AddGenerated(token.id);
+  if (matcher != nullptr) matcher->Accept(token.id).IgnoreError();  // it keeps the error
+}
+
+std::optional<Finish> Sequence::GrammarEnd() const {
+  if (matcher == nullptr) return {};
+  if (!matcher->status().ok()) return Finish::With(matcher->status());
+  if (matcher->must_end()) return Finish::For(FinishReason::kStop);
+  return {};
 }
 
 void Sequence::ReleaseSlot() {

@@ -17,6 +17,7 @@
 #include "engine/request/sampler.h"
 #include "engine/request/step_plan.h"
 #include "engine/request/stop_condition.h"
+#include "models/grammar/grammar.h"
 
 namespace fox {
 
@@ -137,6 +138,9 @@ struct Sequence : Progress, SlotState {
   int64_t NumLogitRows(int64_t count) const;
   PlannedSequence Feed(int64_t count, bool samples_on_device) const;
   void Append(const SampledToken& token);
+  // Of the answer's grammar: that it cannot be followed, or that nothing can follow. None: it goes
+  // on.
+  std::optional<Finish> GrammarEnd() const;
   // Its counters move into stats.acp as soon as they are final.
   void ReleaseSlot();
   // What is swapped goes into a slot. `unpruned`: pages that it would have without eviction.
@@ -147,8 +151,9 @@ struct Sequence : Progress, SlotState {
   Request request;       // the prompt is moved out
   double log_tolerance;  // effective: the stricter of engine and request
   StopCondition stop;
-  TokenCounts counts;  // empty unless a penalty needs it
-  int64_t priority;    // 0 for all when first come, first served
+  TokenCounts counts;                       // empty unless a penalty needs it
+  std::unique_ptr<GrammarMatcher> matcher;  // null: any answer
+  int64_t priority;                         // 0 for all when first come, first served
   const int64_t arrival;
   std::shared_ptr<SequenceGroup> group = std::make_shared<SequenceGroup>();
   ReaderWindow reader;

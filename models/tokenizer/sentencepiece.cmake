@@ -6,54 +6,13 @@ set(FOX_SENTENCEPIECE_SOURCE "" CACHE PATH "sentencepiece source tree, 0.2.1 or 
 set(FOX_SENTENCEPIECE_VERSION 0.2.1)
 set(FOX_SENTENCEPIECE_SHA256 8138cec27c2f2282f4a34d9a016e3374cd40e5c6e9cb335063db66a0a3b71fad)
 
-# Sets `out` to the verified archive, or to an empty string.
-function(fox_download_sentencepiece folder out)
-  set(${out} "" PARENT_SCOPE)
-  set(archive ${folder}/sentencepiece-${FOX_SENTENCEPIECE_VERSION}.tar.gz)
-  if(NOT EXISTS ${archive})
-    find_package(Python3 COMPONENTS Interpreter QUIET)
-    if(NOT Python3_FOUND)
-      return()
-    endif()
-    message(STATUS "Fetching sentencepiece ${FOX_SENTENCEPIECE_VERSION} with pip")
-    # Not `--no-binary :all:`: pip would then compile its own build tools from source, too.
-    execute_process(
-      COMMAND ${Python3_EXECUTABLE} -m pip download --quiet --no-deps
-              --no-binary sentencepiece --dest ${folder}
-              sentencepiece==${FOX_SENTENCEPIECE_VERSION}
-      RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output TIMEOUT 300)
-    # pip also prepares the package's metadata; a failure there may still leave the archive.
-    if(NOT EXISTS ${archive})
-      message(STATUS "pip gave no archive (${result}); trying git")
-      return()
-    endif()
-  endif()
-  file(SHA256 ${archive} hash)
-  if(NOT hash STREQUAL FOX_SENTENCEPIECE_SHA256)
-    file(REMOVE ${archive})
-    message(FATAL_ERROR "sentencepiece archive has SHA-256 ${hash}, "
-                        "expected ${FOX_SENTENCEPIECE_SHA256}")
-  endif()
-  set(${out} ${archive} PARENT_SCOPE)
-endfunction()
-
 # Sets `out` to a folder that holds sentencepiece's CMakeLists.txt.
 function(fox_find_sentencepiece out)
   set(source "${FOX_SENTENCEPIECE_SOURCE}")
   if(NOT source)
-    set(folder ${CMAKE_BINARY_DIR}/_deps/sentencepiece)
-    set(unpacked ${folder}/sentencepiece-${FOX_SENTENCEPIECE_VERSION})
-    if(NOT EXISTS ${unpacked}/unpacked)
-      file(MAKE_DIRECTORY ${folder})
-      fox_download_sentencepiece(${folder} archive)
-      if(archive)
-        file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${folder})
-        file(TOUCH ${unpacked}/unpacked)
-      endif()
-    endif()
-    if(EXISTS ${unpacked}/unpacked)
-      set(source ${unpacked})
-    else()
+    fox_source_package(sentencepiece ${FOX_SENTENCEPIECE_VERSION} ${FOX_SENTENCEPIECE_SHA256}
+                       source)
+    if(NOT source)
       include(FetchContent)
       # SOURCE_SUBDIR names no folder: only fetch; the options below must be set first.
       FetchContent_Declare(sentencepiece

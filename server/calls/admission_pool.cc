@@ -51,6 +51,12 @@ size_t AdmissionPool::queued() const {
   return small_.size() + large_.size();
 }
 
+int64_t AdmissionPool::queued(uint64_t client) const {
+  const MutexLock lock(mutex_);
+  const auto account = clients_.find(client);
+  return account == clients_.end() ? 0 : account->second.queued;
+}
+
 AdmissionPool::Task AdmissionPool::Next(bool small, bool large) {
   const MutexLock lock(mutex_);
   for (;;) {

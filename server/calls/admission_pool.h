@@ -27,8 +27,9 @@ class AdmissionPool {
 
   // `bytes` of work for `client`.
   void Post(uint64_t client, int64_t bytes, Task task);
-  // Tasks that wait for a thread.
+  // Tasks that wait for a thread: all, and a client's.
   size_t queued() const;
+  int64_t queued(uint64_t client) const;
 
  private:
   struct Entry {

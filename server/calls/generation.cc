@@ -7,6 +7,11 @@
 #include "server/process/log.h"
 
 namespace fox {
+namespace {
+
+constexpr int64_t kMaxGrammarsQueued = 4;  // of a client: each may take a second
+
+}  // namespace
 
 Generation::Generation(ServerCore& core, const CallInfo& info,
                        std::unique_ptr<GenerationSource> source,
@@ -89,6 +94,41 @@ void Generation::Admit(absl::StatusOr<GenerationSpec> spec) {
   if (!entered_) {
     return OnSubmitted(absl::AlreadyExistsError("request_id: a request with this id is running"));
   }
+  if (!spec_.grammar.has_value()) return Submit();
+  AdmissionPool& pool = core_.grammars();
+  if (pool.queued(info_.client) >= kMaxGrammarsQueued) {
+    return OnSubmitted(absl::ResourceExhaustedError("too many grammars wait to be compiled"));
+  }
+  pool.Post(info_.client, static_cast<int64_t>(spec_.grammar->text.size()),
+            [self = shared_from_this()] { self->CompileGrammar(); });
+}
+
+void Generation::CompileGrammar() {
+  std::optional<absl::Status> ended;
+  {
+    const MutexLock lock(mutex_);
+    ended = cancelled_;
+  }
+  if (core_.engine.Now() >= info_.deadline) {
+    ended = absl::DeadlineExceededError("the deadline passed before the grammar was compiled");
+  }
+  if (ended.has_value()) {
+    return OnSubmitted(ended->ok() ? absl::CancelledError("aborted in admission") : *ended);
+  }
+  const auto charge = [this](int64_t bytes) -> absl::StatusOr<std::shared_ptr<void>> {
+    const std::shared_ptr<CallBudget>& memory = core_.grammar_memory();
+    absl::StatusOr<CallBudget::Share> share = memory->Take(info_.client, bytes);
+    if (!share.ok()) return absl::ResourceExhaustedError("grammars in use fill their memory");
+    return std::make_shared<std::pair<std::shared_ptr<CallBudget>, CallBudget::Share>>(
+        memory, *std::move(share));  // the share goes first
+  };
+  const auto grammar = core_.context.grammars->Compile(*std::exchange(spec_.grammar, {}), charge);
+  if (!grammar.ok()) {
+    const absl::Status& status = grammar.status();
+    return OnSubmitted(absl::Status(
+        status.code(), absl::StrCat("sampling.", spec_.grammar_field, ": ", status.message())));
+  }
+  for (Request& request : spec_.sequences) request.grammar = *grammar;
   Submit();
 }
 

@@ -62,6 +62,8 @@ class Generation final : public SubmissionListener,
   // On the admission pool.
   void Convert();
   void Admit(absl::StatusOr<GenerationSpec> spec);
+  // On a thread of its own, which goes through clients in turn.
+  void CompileGrammar();
   void Submit();
   // On the engine's thread; OnSubmitted also where the call ended before it was submitted.
   void OnSubmitted(const absl::Status& status) override;

@@ -386,6 +386,7 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
   status.Update(CheckReserved(request, ""));
   status.Update(CheckReserved(request.sampling(), "sampling."));
   status.Update(ConvertSampling(request.sampling(), context, &first.sampling));
+  status.Update(ConvertGrammar(request.sampling(), context, &spec));
   status.Update(ConvertStopping(request, context, &first.stop));
   status.Update(ConvertStopStrings(request.stopping(), &spec.stop));
   status.Update(ConvertOutput(request.output(), context, &spec, &first.sampling));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "engine/engine.h"
 #include "fox/v1/inference.pb.h"
 #include "models/generation_config.h"
+#include "models/grammar/grammar.h"
 #include "models/tokenizer/chat_format.h"
 #include "models/tokenizer/tokenizer.h"
 
@@ -44,6 +46,7 @@ std::string ToJson(const SamplingDefaults& defaults);
 struct ConversionContext {
   const Tokenizer* tokenizer = nullptr;  // null: the model has none
   const ChatFormat* chat = nullptr;      // null: the model has none; needs a tokenizer
+  GrammarCompiler* grammars = nullptr;   // null: the model has none; outlives the engine
   std::string served_model_name;
   ExecutorLimits limits;
   EngineOptions engine;
@@ -57,9 +60,11 @@ struct ConversionContext {
 // One call, ready to run.
 struct GenerationSpec {
   std::string request_id;
-  size_t prompt = 0;               // its index among those of the call, for the consumer
-  std::vector<Request> sequences;  // n of them; `id` and deadlines are not set yet
-  uint32_t queue_timeout_ms = 0;   // 0: none
+  size_t prompt = 0;                     // its index among those of the call, for the consumer
+  std::vector<Request> sequences;        // n of them; `id` and deadlines are not set yet
+  uint32_t queue_timeout_ms = 0;         // 0: none
+  std::optional<GrammarSource> grammar;  // of the answers; the sequences do not have it yet
+  const char* grammar_field = "";        // that it came in, for errors
   std::vector<std::string> stop;
   bool include_stop = false;
   bool text = true, token_ids = false, logprobs = false;
@@ -76,6 +81,10 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
                                                const ConversionContext& context);
 absl::StatusOr<GenerationSpec> ConvertScore(const v1::ScoreRequest& request,
                                             const ConversionContext& context);
+
+// What the answer has to be, if anything: the spec's `grammar`, not yet compiled.
+absl::Status ConvertGrammar(const v1::Sampling& in, const ConversionContext& context,
+                            GenerationSpec* spec);
 
 // Names and ids alone. Returns the request's id: a UUID where it is empty.
 absl::StatusOr<std::string> CheckRequestId(const std::string& request_id);

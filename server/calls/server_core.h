@@ -60,7 +60,7 @@ class RunningCall {
 };
 
 // Grows with every change of proto/ that a client could notice.
-inline constexpr uint32_t kProtoVersion = 4;
+inline constexpr uint32_t kProtoVersion = 5;
 
 // All methods may be called from any thread.
 class ServerCore {
@@ -123,7 +123,10 @@ class ServerCore {
   const CallBudget& calls() const { return calls_; }
   AdmissionPool& admission() { return admission_; }    // parses and tokenizes prompts
   AdmissionPool& tokenizing() { return tokenizing_; }  // the same for fox.v1.Tokenizer
-  DeliveryPool& delivery() { return delivery_; }       // detokenizes and writes
+  AdmissionPool& grammars() { return grammars_; }      // compiles grammars
+  // Memory of compiled grammars, by the client that brought them.
+  const std::shared_ptr<CallBudget>& grammar_memory() { return grammar_memory_; }
+  DeliveryPool& delivery() { return delivery_; }  // detokenizes and writes
   StallMonitor& stalls() { return stalls_; }
   // Of calls without a share: 64 at a time, each at most 2 s.
   StallMonitor& probes() { return probes_; }
@@ -152,11 +155,14 @@ class ServerCore {
   std::map<std::pair<std::string, uint64_t>, std::shared_ptr<RunningCall>> running_
       ABSL_GUARDED_BY(mutex_);
   CallBudget calls_;
+  const std::shared_ptr<CallBudget> grammar_memory_ =
+      std::make_shared<CallBudget>(/*max_calls=*/1 << 16, /*max_bytes=*/int64_t{256} << 20);
   StallMonitor stalls_, probes_{/*timeout=*/2, /*most=*/64};
   // Last, so that their tasks end before the rest goes.
   DeliveryPool delivery_;
   AdmissionPool admission_{1};
   AdmissionPool tokenizing_{0};
+  AdmissionPool grammars_{0};
 };
 
 }  // namespace fox

@@ -237,10 +237,56 @@ void ReadCounts(JsonFields* fields, CompletionRequest* out) {
   }
 }
 
-void ReadFormat(JsonFields* fields) {
+// A schema as the client wrote it: its order is that of the properties.
+std::string SchemaAt(const std::string& body, const char* pointer) {
+  using Ordered = nlohmann::ordered_json;
+  const Ordered all = Ordered::parse(body, nullptr, /*allow_exceptions=*/false);
+  const Ordered& schema = all.at(Ordered::json_pointer(pointer));
+  return schema.is_string() ? schema.get<std::string>() : schema.dump();
+}
+
+void ReadFormat(JsonFields* fields, const std::string& body, v1::Sampling* out) {
   const Json* format = fields->Find("response_format");
-  if (format != nullptr && *format != Json{{"type", "text"}}) {
-    fields->Fail("response_format", "{\"type\": \"text\"}: nothing else is supported");
+  if (format == nullptr) return;
+  const Json type = format->is_object() ? format->value("type", Json()) : Json();
+  const Json::json_pointer schema("/json_schema/schema");
+  if (type == "text") return;
+  if (type == "json_object") return out->set_json_object(true);
+  if (type == "json_schema" && format->contains(schema) && format->at(schema).is_object()) {
+    return out->set_json_schema(SchemaAt(body, "/response_format/json_schema/schema"));
+  }
+  fields->Fail("response_format",
+               R"({"type": "text"}, {"type": "json_object"} or {"type": "json_schema", )"
+               R"("json_schema": {"schema": {...}}})");
+}
+
+// vLLM's.
+void ReadStructured(JsonFields* fields, const std::string& body, v1::Sampling* out) {
+  const Json* wanted = fields->Find("structured_outputs");
+  if (wanted == nullptr) return;
+  const auto fail = [&] {
+    fields->Fail("structured_outputs",
+                 "an object with one of json, json_object, regex, choice and grammar");
+  };
+  if (!wanted->is_object()) return fail();
+  for (const auto& [name, value] : wanted->items()) {
+    if (value.is_null()) continue;
+    if (name == "json" && (value.is_object() || value.is_string())) {
+      out->set_json_schema(SchemaAt(body, "/structured_outputs/json"));
+    } else if (name == "regex" && value.is_string()) {
+      out->set_regex(value.get<std::string>());
+    } else if (name == "grammar" && value.is_string()) {
+      out->set_grammar(value.get<std::string>());
+    } else if (name == "json_object" && value.is_boolean()) {
+      out->set_json_object(value.get<bool>());
+    } else if (name == "choice" && value.is_array() && value.size() <= kMaxGrammarBytes) {
+      for (const Json& choice : value) {
+        if (!choice.is_string()) return fail();
+        out->add_choice(choice.get<std::string>());
+      }
+    } else {
+      return fail();
+    }
   }
 }
 
@@ -257,6 +303,11 @@ absl::Status CheckCounts(CompletionRequest* out) {
   if (!out->score) return absl::OkStatus();
   if (!out->echo) return Invalid("max_tokens: must be at least 1 without echo");
   if (out->n > 1) return Invalid("n: must be 1 where max_tokens is 0");
+  const v1::Sampling& sampling = out->settings.sampling();
+  if (sampling.has_json_schema() || sampling.has_regex() || sampling.has_grammar() ||
+      sampling.choice_size() > 0 || sampling.json_object()) {
+    return Invalid("max_tokens: must be at least 1 where the answer has a grammar");
+  }
   return absl::OkStatus();
 }
 
@@ -286,7 +337,8 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
   ReadScheduling(&*fields, chat, &out.settings);
   ReadAcp(&*fields, out.settings.mutable_acp());
   ReadCounts(&*fields, &out);
-  ReadFormat(&*fields);
+  ReadFormat(&*fields, body, out.settings.mutable_sampling());
+  ReadStructured(&*fields, body, out.settings.mutable_sampling());
   const Json* prompt = fields->Find(chat ? "messages" : "prompt");
   v1::ChatMessages* const messages = chat ? out.prompts.emplace_back().mutable_messages() : nullptr;
   if (chat) ReadTurn(&*fields, messages);

@@ -31,9 +31,9 @@ constexpr Unsupported kUnsupported[] = {
     {"stop_sequences stop_strings stop_words", "did you mean stop?"},
     {"top_logprobs n_probs", "did you mean logprobs?"},
     {"prompt_logprobs", "not supported; echo and logprobs of /v1/completions bring them"},
-    {"guided_json guided_regex guided_choice guided_grammar structured_outputs json_schema "
-     "json_object regex grammar choice",
-     "no structured output"},
+    {"guided_json guided_regex guided_choice guided_grammar json_schema json_object regex grammar "
+     "choice",
+     "send response_format or structured_outputs"},
     {"tools tool_choice functions function_call tool_calls tool_call_id", "no tools"},
     {"audio web_search_options", "text alone is supported"},
     {"chat_template chat_template_kwargs documents", "not supported; the model has its format"},

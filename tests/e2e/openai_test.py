@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import fox_server
@@ -70,6 +71,37 @@ class OpenAiTest(fox_server.Case):
         with self.assertRaises(self.openai.BadRequestError) as raised:
             self.complete(prompt=PROMPT, max_tokens=200000)
         self.assertEqual(raised.exception.code, "context_length_exceeded")
+
+    def test_an_answer_is_what_its_schema_says(self) -> None:
+        schema = {"type": "object", "additionalProperties": False,
+                  "properties": {"title": {"type": "string", "maxLength": 20},
+                                 "tags": {"type": "array", "items": {"enum": ["a", "b"]},
+                                          "maxItems": 3},
+                                 "year": {"type": "integer", "minimum": 1800, "maximum": 2030}},
+                  "required": ["title", "tags", "year"]}
+        wanted = {"type": "json_schema", "json_schema": {"name": "book", "schema": schema}}
+        fields = {"prompt": PROMPT, "max_tokens": 200, "n": 2, "seed": 3,
+                  "extra_body": {"response_format": wanted}}
+        whole = self.complete(**fields)
+        for choice in whole.choices:
+            self.assertEqual(choice.finish_reason, "stop", choice.text)
+            book = json.loads(choice.text)
+            self.assertEqual(list(book), ["title", "tags", "year"])
+            self.assertTrue(1800 <= book["year"] <= 2030 and set(book["tags"]) <= {"a", "b"})
+        texts = ["", ""]
+        for chunk in self.complete(stream=True, **fields):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+        self.assertEqual(texts, [choice.text for choice in whole.choices])
+        for wanted, pattern in (({"regex": r"\d{4}-\d\d"}, r"\d{4}-\d\d"),
+                                ({"choice": ["yes", "no"]}, "yes|no"),
+                                ({"grammar": 'root ::= "a" root "b" | "c"'}, "a*cb*")):
+            text = self.complete(prompt=PROMPT, max_tokens=200,
+                                 extra_body={"structured_outputs": wanted}).choices[0].text
+            self.assertRegex(text, f"^({pattern})$")
+        with self.assertRaisesRegex(self.openai.BadRequestError, "uniqueItems"):
+            self.complete(prompt=PROMPT, extra_body={"structured_outputs": {
+                "json": {"type": "array", "uniqueItems": True}}})
 
 
 class ChatTest(fox_server.Case):

@@ -31,6 +31,7 @@ TestCore::TestCore(const TestCoreOptions& options) {
   context.limits = limits;
   context.tokenizer = options.with_tokenizer ? &tokenizer : nullptr;
   context.chat = options.with_chat ? &chat : nullptr;
+  context.grammars = grammars.get();
   context.add_bos_to_ids = options.add_bos_to_ids;
   context.served_model_name = "scripted";
   context.max_prompt_bytes = 64 << 10;

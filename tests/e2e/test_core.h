@@ -39,6 +39,8 @@ class TestCore {
   std::shared_ptr<ExecutorScript> script = std::make_shared<ExecutorScript>();
   CharacterTokenizer tokenizer;
   const ChatFormat chat = tokenizer.Chat();
+  const std::unique_ptr<GrammarCompiler> grammars =
+      GrammarCompiler::Create(tokenizer, CharacterTokenizer::kVocabSize, {});
   std::unique_ptr<ScriptedExecutor> executor;
   std::unique_ptr<EngineThread> engine;
   std::unique_ptr<ServerCore> core;

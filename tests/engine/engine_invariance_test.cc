@@ -1,10 +1,12 @@
 // Same tokens, same log-probability bits, whatever the batch, the chunk size, preemption, swapping
-// or the placement of pages, with one step or two in flight: real model, real pages, the plain
-// (row-independent) matrix product.
+// or the placement of pages, with one step or two in flight, with grammars and beside them: real
+// model, real pages, the plain (row-independent) matrix product.
 #include <gtest/gtest.h>
 
 #include <random>
+#include <regex>
 
+#include "models/grammar/grammar.h"
 #include "tests/engine/random_streams.h"
 
 namespace fox {
@@ -15,9 +17,30 @@ struct Variant {
   int64_t swap_pool = 0;  // unpruned tokens of a pool in which some are swapped out; 0: not tried
 };
 
+// Words of three letters, each with a blank behind it; a token of the vocabulary is a letter or
+// two.
+constexpr char kWords[] = "([a-z]{3} )*";
+std::vector<std::string> Letters(int32_t vocab) {
+  std::vector<std::string> tokens(static_cast<size_t>(vocab));
+  for (size_t id = 8; id < tokens.size(); ++id) {
+    tokens[id] = static_cast<char>('a' + id % 26);
+    if (id % 3 == 0) tokens[id] += static_cast<char>('a' + id % 7);
+    if (id % 5 == 0) tokens[id] = " ";
+  }
+  return tokens;
+}
+std::string TextOf(const StreamResult& result, int32_t vocab) {
+  std::string text;
+  for (const int32_t id : Ids(result)) text += Letters(vocab)[static_cast<size_t>(id)];
+  return text;
+}
+
 // Every fourth request is sampled on the host, the others by the executor where it has two steps in
 // flight. Answers are longer than expected.
 std::vector<Request> MakeRequests(int32_t vocab) {
+  const auto words = *GrammarCompiler([vocab] {
+                        return Letters(vocab);
+                      }).Compile({GrammarSource::Kind::kRegex, kWords});
   std::mt19937_64 rng(42);
   std::vector<Request> requests;
   for (int i = 0; i < 10; ++i) {
@@ -32,6 +55,7 @@ std::vector<Request> MakeRequests(int32_t vocab) {
     if (i % 4 == 2) request.sampling.repetition_penalty = 1.3f;
     if (i % 4 == 3) request.sampling.frequency_penalty = 0.2f;
     if (i % 8 == 3) request.sampling.logit_bias = {{5, 2.0f}, {7, -100.0f}};
+    if (i % 5 == 4) request.grammar = words;  // two requests, as two choices of one
     requests.push_back(std::move(request));
   }
   return requests;
@@ -61,6 +85,14 @@ TEST_P(EngineInvarianceTest, TokensAndCertificatesDoNotDependOnTheSchedule) {
   config.engine.prefix_cache_share = 0;
   config.runner.max_num_seqs = 1;  // the reference: one request at a time
   const StreamResults solo = RunEngine(config, requests, 0, 1).results;
+  for (const Request& request : requests) {
+    if (request.grammar == nullptr) continue;
+    const std::string text = TextOf(solo.at(request.id), model.vocab);
+    EXPECT_GT(text.size(), 8U);
+    EXPECT_TRUE(std::regex_match(text + std::string((4 - text.size() % 4) % 4, '.'),
+                                 std::regex("([a-z]{3} )*([a-z]{0,3}[.]*)")))
+        << text;
+  }
   int64_t recomputed = 0, swaps = 0;
   for (const Schedule& s : kSchedules) {
     if (s.pool_tokens + swap_pool == 0) continue;

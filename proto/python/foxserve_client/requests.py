@@ -53,6 +53,11 @@ class GenerateOptions(RequestOptions, total=False):
     repetition_penalty: float
     logit_bias: Mapping[int, float]
     allowed_token_ids: Iterable[int]
+    json_schema: str
+    regex: str
+    grammar: str
+    choice: Iterable[str]
+    json_object: bool
     max_tokens: int
     min_tokens: int
     stop: Union[str, Iterable[str]]

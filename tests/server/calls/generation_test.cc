@@ -8,8 +8,10 @@
 #include <chrono>
 #include <ctime>
 #include <future>
+#include <regex>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "server/process/log.h"
 #include "tests/e2e/test_core.h"
@@ -78,6 +80,59 @@ TEST_F(GenerationTest, WhatIsRefusedDeliversNothingAndLeavesNothing) {
     test_.core->Drain();
     return convert();
   })));
+}
+
+TEST_F(GenerationTest, AnAnswerFollowsItsGrammar) {
+  v1::GenerateRequest request = GreedyRequest("many", 30);
+  request.mutable_sampling()->set_n(2);
+  request.mutable_sampling()->set_regex("(yes|no)[0-9]{3}");
+  for (int i = 0; i < 2; ++i) {  // compiled, and kept
+    RecordingConsumer consumer(*test_.engine);
+    Start(Converting(request), &consumer);
+    ASSERT_TRUE(consumer.WaitDone().ok());
+    std::string texts[2];
+    for (const v1::GenerateDelta& event : consumer.events()) {
+      if (event.has_delta()) texts[event.delta().index()] += event.delta().text();
+      if (!event.has_finish()) continue;
+      EXPECT_EQ(event.finish().reason(), v1::STOP);
+    }
+    for (const std::string& text : texts) {
+      EXPECT_TRUE(std::regex_match(text, std::regex("(yes|no)[0-9]{3}"))) << text;
+    }
+    ExpectNothingLeft();
+  }
+  request.mutable_sampling()->set_regex("(");
+  const absl::Status refused = Run(Converting(request));
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_EQ(refused.message().find("sampling.regex: "), 0U) << refused;
+  EXPECT_EQ(refused.message().find('\n'), std::string::npos);
+}
+
+// One thread compiles: a client with hard grammars waits for itself, and is refused in the end.
+TEST_F(GenerationTest, GrammarsWaitInTurnAndAClientsAreFew) {
+  std::promise<void> go;
+  test_.core->grammars().Post(info_.client, 1, [&] { go.get_future().wait(); });
+  v1::GenerateRequest request = GreedyRequest("many", 30);
+  request.mutable_sampling()->set_regex("[a-z]{3}");
+  std::vector<std::unique_ptr<RecordingConsumer>> consumers;
+  std::vector<std::shared_ptr<Generation>> calls;
+  for (int i = 0; i < 5; ++i) {
+    const std::string id = absl::StrCat("call", i);
+    consumers.push_back(std::make_unique<RecordingConsumer>(*test_.engine));
+    const auto convert = [this, request, id] {
+      auto spec = ConvertGenerate(request, /*stream=*/true, test_.core->context);
+      spec->request_id = id;
+      return spec;
+    };
+    calls.push_back(Start(convert, consumers.back().get()));
+  }
+  const absl::Status refused = consumers[4]->WaitDone();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  calls[0]->Cancel(absl::CancelledError("left"));
+  go.set_value();
+  EXPECT_TRUE(absl::IsCancelled(consumers[0]->WaitDone()));
+  for (int i = 1; i < 4; ++i) EXPECT_TRUE(consumers[static_cast<size_t>(i)]->WaitDone().ok());
+  EXPECT_TRUE(test_.WaitIdle());
 }
 
 TEST_F(GenerationTest, WhatItWasMadeFromIsLetGoOfBeforeItRuns) {

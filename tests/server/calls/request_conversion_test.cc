@@ -240,7 +240,7 @@ TEST(RequestConversionTest, BosGoesBeforeIdsThatLackItWhereTheServerSaysSo) {
 }
 
 TEST(RequestConversionTest, ReservedFieldsAreUnimplemented) {
-  for (int number : {5, 13, 20, 21, 22, 23, 24}) {
+  for (int number : {5, 13}) {
     v1::GenerateRequest request = Base();
     v1::Sampling* sampling = request.mutable_sampling();
     sampling->GetReflection()->MutableUnknownFields(sampling)->AddVarint(number, 1);
@@ -250,6 +250,21 @@ TEST(RequestConversionTest, ReservedFieldsAreUnimplemented) {
   v1::GenerateRequest request = Base();  // what is not reserved is ignored
   request.GetReflection()->MutableUnknownFields(&request)->AddVarint(999, 1);
   EXPECT_TRUE(ConvertGenerate(request, true, Context()).ok());
+}
+
+TEST(RequestConversionTest, AnAnswerHasOneGrammarAtMost) {
+  ConversionContext context = Context();
+  v1::GenerateRequest request = Base();
+  request.mutable_sampling()->set_regex("a+");
+  EXPECT_EQ(ConvertGenerate(request, true, context).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  GrammarCompiler compiler([] { return std::vector<std::string>(8); });
+  context.grammars = &compiler;
+  EXPECT_EQ(ConvertGenerate(request, true, context)->grammar->text, "a+");
+  request.mutable_sampling()->add_choice("b");
+  const absl::Status two = ConvertGenerate(request, true, context).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(two)) << two;
+  EXPECT_EQ(two.message().find("sampling.choice: at most one of"), 0U) << two;
 }
 
 TEST(RequestConversionTest, NamesAndIds) {

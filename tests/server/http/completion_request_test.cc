@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include "absl/strings/str_cat.h"
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "nlohmann/json.hpp"
@@ -86,6 +87,33 @@ TEST_F(CompletionRequestTest, FieldsOfSamplingAndStopping) {
       << request.settings.DebugString();
 }
 
+TEST_F(CompletionRequestTest, WhatTheAnswerHasToBe) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"("response_format": {"type": "json_object"})", "json_object: true"},
+      // The order of the client's properties stays.
+      {R"("response_format": {"type": "json_schema", "json_schema":
+          {"name": "x", "strict": true, "schema": {"z": 1, "a": 2}}})",
+       R"(json_schema: '{"z":1,"a":2}')"},
+      {R"("structured_outputs": {"json": {"z": 1, "a": 2}, "regex": null})",
+       R"(json_schema: '{"z":1,"a":2}')"},
+      {R"("structured_outputs": {"json": "{\"z\": 1}"})", R"(json_schema: '{"z": 1}')"},
+      {R"("structured_outputs": {"regex": "a+"})", "regex: 'a+'"},
+      {R"("structured_outputs": {"grammar": "root ::= x"})", "grammar: 'root ::= x'"},
+      {R"("structured_outputs": {"choice": ["a", "b"]})", "choice: 'a' choice: 'b'"},
+      {R"("structured_outputs": {"json_object": true})", "json_object: true"}};
+  for (const auto& [fields, message] : cases) {
+    const auto request =
+        ParseCompletion(absl::StrCat(R"({"prompt": "x", )", fields, "}"), context_);
+    ASSERT_TRUE(request.ok()) << fields << request.status();
+    v1::Sampling expected;
+    ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(message, &expected));
+    expected.set_n(1);
+    EXPECT_TRUE(
+        google::protobuf::util::MessageDifferencer::Equals(request->settings.sampling(), expected))
+        << fields << request->settings.DebugString();
+  }
+}
+
 TEST_F(CompletionRequestTest, DefaultsAreOpenAis) {
   const CompletionRequest request = Parsed({{"stop", nullptr}, {"logprobs", nullptr}});
   EXPECT_EQ(request.settings.stopping().max_tokens(), 16u);
@@ -99,8 +127,14 @@ TEST_F(CompletionRequestTest, WhatCannotBeDoneIsRefused) {
   const std::pair<Json, const char*> cases[] = {
       {{{"suffix", "x"}}, "suffix: not supported"},
       {{{"best_of", 3}}, "best_of: "},
-      {{{"response_format", {{"type", "json_object"}}}}, "response_format: "},
+      {{{"response_format", {{"type", "json_schema"}}}}, "response_format: must be"},
+      {{{"response_format", {{"type", "grammar"}}}}, "response_format: must be"},
       {{{"response_format", 1}}, "response_format: "},
+      {{{"structured_outputs", 1}}, "structured_outputs: must be an object with one of"},
+      {{{"structured_outputs", {{"whitespace_pattern", " "}}}}, "structured_outputs: must be"},
+      {{{"structured_outputs", {{"choice", {1}}}}}, "structured_outputs: must be"},
+      {{{"structured_outputs", {{"regex", "a"}}}, {"max_tokens", 0}, {"echo", true}},
+       "max_tokens: "},
       {{{"n", 17}}, "n: "},
       {{{"n", 16}, {"prompt", std::vector<std::string>(9, "x")}}, "n: at most"},
       {{{"max_tokens", 0}}, "max_tokens: "},
@@ -203,7 +237,7 @@ TEST_F(CompletionRequestTest, WhatAChatCannotDoIsRefusedByName) {
       {{{"tools", {{{"type", "function"}}}}}, "tools: no tools"},
       {{{"tool_choice", "required"}}, "tool_choice: no tools"},
       {{{"functions", {1}}}, "functions: no tools"},
-      {{{"response_format", {{"type", "json_object"}}}}, "response_format: "},
+      {{{"response_format", {{"type", "json"}}}}, "response_format: "},
       {{{"audio", {{"voice", "x"}}}}, "audio: text alone"},
       {{{"prompt", "x"}}, "prompt: of /v1/completions; send messages"},
       {{{"echo", true}}, "echo: of /v1/completions alone"},

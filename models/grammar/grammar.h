@@ -1,0 +1,103 @@
+// Grammar: what an answer may be, compiled for a model's vocabulary: a JSON schema, a regular
+// expression, a list of choices or a grammar in EBNF. GrammarMatcher follows one answer and says
+// which tokens may come next. All come from clients: each has limits, in bytes, depth, steps and
+// memory. grammar.cc alone knows the library behind it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "models/tokenizer/tokenizer.h"
+
+namespace fox {
+
+struct GrammarSource {
+  enum class Kind { kJsonSchema, kRegex, kGrammar };
+  Kind kind = Kind::kJsonSchema;
+  std::string text;
+  bool operator==(const GrammarSource&) const = default;
+};
+// A grammar of one of the texts.
+GrammarSource ChoiceGrammar(const std::vector<std::string>& choices);
+
+inline constexpr size_t kMaxGrammarBytes = 64 << 10;  // of a source
+
+// Immutable; any thread may use it.
+class Grammar {
+ public:
+  virtual ~Grammar() = default;
+  virtual int64_t bytes() const = 0;  // of memory, about
+};
+
+// One answer's way through a grammar. Used by one thread at a time.
+class GrammarMatcher {
+ public:
+  // `ends`: tokens that may come where the answer may end, and nothing after them.
+  GrammarMatcher(std::shared_ptr<const Grammar> grammar, std::vector<int32_t> ends);
+  ~GrammarMatcher();
+
+  // The answer goes on with a token that mask() allows. InvalidArgument: it is too long or too
+  // ambiguous to follow, or no token of the vocabulary continues it.
+  absl::Status Accept(int32_t id);
+  const absl::Status& status() const { return status_; }  // the first error; it stays
+
+  // Token id may come next if bit id % 32 of word id / 32 is set. [ceil(vocabulary / 32)]
+  const std::vector<uint32_t>& mask() const { return mask_; }
+  bool may_end() const;                          // what there is, is whole
+  bool must_end() const { return !may_go_on_; }  // nothing can follow it
+
+ private:
+  struct State;
+  void FillMask();
+
+  const std::vector<int32_t> ends_;
+  std::unique_ptr<State> state_;
+  std::vector<uint32_t> mask_;
+  absl::Status status_;
+  bool may_go_on_ = true;
+};
+
+// Compiles grammars for one vocabulary and keeps the ones used last.
+class GrammarCompiler {
+ public:
+  // Null: the tokenizer's text is escaped. Added tokens, those without bytes and those that are
+  // `never` part of a text are in no answer. The tokenizer must outlive the compiler.
+  static std::unique_ptr<GrammarCompiler> Create(const Tokenizer& tokenizer, int64_t vocab_size,
+                                                 std::vector<int32_t> never);
+  // `tokens`: the bytes of each, called once; empty: in no answer.
+  explicit GrammarCompiler(std::function<std::vector<std::string>()> tokens);
+  ~GrammarCompiler();
+
+  // What is paid for a grammar's bytes, as long as it lives; an error is Compile's.
+  using Charge = std::function<absl::StatusOr<std::shared_ptr<void>>(int64_t bytes)>;
+  // May take a second, if it is not kept. InvalidArgument: malformed, not supported, or beyond the
+  // limits.
+  absl::StatusOr<std::shared_ptr<const Grammar>> Compile(const GrammarSource& source,
+                                                         const Charge& charge = nullptr);
+  int64_t kept_bytes() const;
+
+ private:
+  struct Vocabulary;
+  struct Kept {
+    GrammarSource source;
+    std::shared_ptr<const Grammar> grammar;
+  };
+  std::shared_ptr<const Grammar> Find(const GrammarSource& source);
+  void Keep(const GrammarSource& source, std::shared_ptr<const Grammar> grammar);
+
+  const std::function<std::vector<std::string>()> tokens_;
+  std::once_flag loaded_;
+  std::unique_ptr<Vocabulary> vocabulary_;  // once a grammar was asked for
+  mutable std::mutex mutex_;
+  std::list<Kept> kept_;  // the one used last first
+  int64_t kept_bytes_ = 0;
+};
+
+}  // namespace fox

@@ -1,0 +1,46 @@
+// WorkMeter: a bound on what xgrammar does for one call, in steps and in stack, whatever the clock
+// says: what is refused is refused on every machine. xgrammar.cmake puts the calls of SpendWork.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+
+namespace fox {
+
+struct WorkSpent : std::exception {
+  const char* what() const noexcept override { return "too large or too ambiguous"; }
+};
+
+struct WorkLimits {
+  int64_t left = INT64_MAX;         // steps
+  const char* stack_end = nullptr;  // no frame below
+};
+inline constinit thread_local WorkLimits work_limits;
+
+// Throws WorkSpent beyond the thread's limits.
+inline void SpendWork(int64_t steps) {
+  work_limits.left -= steps;
+  if (work_limits.left < 0 ||
+      static_cast<const char*>(__builtin_frame_address(0)) < work_limits.stack_end) {
+    throw WorkSpent();
+  }
+}
+
+// Limits the thread as long as it lives.
+class WorkMeter {
+ public:
+  explicit WorkMeter(int64_t steps) : steps_(steps) {
+    constexpr int64_t kStackBytes = 2 << 20;
+    work_limits = {steps, static_cast<const char*>(__builtin_frame_address(0)) - kStackBytes};
+  }
+  WorkMeter(const WorkMeter&) = delete;
+  WorkMeter& operator=(const WorkMeter&) = delete;
+  ~WorkMeter() { work_limits = {}; }
+
+  int64_t spent() const { return steps_ - work_limits.left; }
+
+ private:
+  const int64_t steps_;
+};
+
+}  // namespace fox

@@ -1,0 +1,74 @@
+# Provides the target fox_xgrammar: the core of the xgrammar library, static, without its Python
+# bindings and kernels. The library cannot be interrupted and has no limits, so calls of
+# work_meter.h are put where it loops, recurses and grows.
+set(FOX_XGRAMMAR_VERSION 0.1.28)
+set(FOX_XGRAMMAR_SHA256 8e7edc1ff7a9030f6a16021fc3bed5f0c86ead28be5b9d30305993c6670132cd)
+fox_source_package(xgrammar ${FOX_XGRAMMAR_VERSION} ${FOX_XGRAMMAR_SHA256} source)
+if(NOT source)
+  message(FATAL_ERROR "No xgrammar sources: put xgrammar-${FOX_XGRAMMAR_VERSION}.tar.gz into "
+                      "${CMAKE_BINARY_DIR}/_deps/xgrammar")
+endif()
+
+function(fox_patch_xgrammar file anchor replacement)
+  file(READ ${source}/cpp/${file} text)
+  string(FIND "${text}" "${replacement}" done)
+  if(done EQUAL -1)
+    string(REPLACE "${anchor}" "${replacement}" patched "${text}")
+    if(patched STREQUAL text)
+      message(FATAL_ERROR "xgrammar's ${file} has no \"${anchor}\"")
+    endif()
+    file(WRITE ${source}/cpp/${file} "${patched}")
+  endif()
+endfunction()
+# fox_meter(file anchor units): counts `units` of work behind each place of the anchor.
+function(fox_meter file anchor units)
+  fox_patch_xgrammar(${file} "${anchor}" "${anchor} fox::SpendWork(${units});")
+endfunction()
+fox_meter(grammar_impl.h "GrammarExpr GetGrammarExpr(int32_t grammar_expr_id) const {" 1)
+fox_meter(grammar_builder.h "int32_t AddGrammarExpr(const GrammarExpr& grammar_expr) {"
+          "8 + 4 * grammar_expr.data_len")
+fox_meter(ebnf_script_creator.h "    rules_.emplace_back(rule_name, rule_body);"
+          "64 + rule_body.size()")
+fox_meter(grammar_parser.cc "int32_t EBNFParser::ParseChoices() {" 1)
+fox_meter(grammar_parser.cc "static const int64_t kUnzipThreshold = 128;" "lower / 2 + upper / 2")
+fox_meter(fsm.cc "  int AddState() {" 16)
+fox_meter(fsm.cc "  void AddEdge(int from, int to, int16_t min, int16_t max) {" 8)
+fox_meter(fsm.cc "    const auto& edges = result.GetFsm().GetEdges(i);" "16 + 16 * edges.size()")
+fox_meter(fsm.cc "for (const auto& [sibling, edges_to_sibling] : siblings) {" 1)
+fox_meter(fsm.cc "for (int j = 0; j < static_cast<int>(closures.size()); j++) {" 1)
+fox_meter(earley_parser.cc
+          "void EarleyParser::Scan(const ParserState& state, const uint8_t ch) {" 1)
+fox_meter(earley_parser.cc "for (const auto& [ref_id, parent_state] : parent_states_map) {" 1)
+fox_meter(earley_parser.cc "const auto state = std::move(tmp_process_state_queue_.front());" 4)
+# A state's mask is kept, and those of all states where an answer may be are joined for each token.
+fox_meter(grammar_compiler.cc "  tmp_uncertain_indices_.clear();\n" "vocab_size / 16")
+fox_meter(grammar_compiler.cc "        is_root_rule\n    );\n    if (max_threads_ > 1) {"
+          "4 * cur_adaptive_token_mask_cache.uncertain_indices.size()")
+fox_meter(grammar_matcher.cc "auto adaptive_token_mask_it = adaptive_token_mask_cache.find(state);"
+          "tokenizer_info_.GetVocabSize() / 64")
+fox_meter(grammar_matcher.cc
+          "for (const auto& cur_token_idx : adaptive_token_mask.uncertain_indices) {" 1)
+
+# What it makes of schemas and expressions is not always what they say: strings hold control
+# characters, patterns what JSON escapes, ranges other integers, classes half characters.
+fox_patch_xgrammar(json_schema_converter.cc [==["[^\"\\\\\\r\\n]"]==] [==["[^\"\\\\\\0-\\x1f]"]==])
+fox_patch_xgrammar(json_schema_converter.cc "RegexToEBNF(regex_pattern, false)"
+                   "RegexToEBNF(fox::PatternInJson(regex_pattern), false)")
+fox_patch_xgrammar(json_schema_converter.cc "range_regex = GenerateRangeRegex(start, end);"
+                   "range_regex = fox::IntegerPattern(start, end);")
+fox_patch_xgrammar(regex_converter.cc [==[R"([\u0000-\U0010FFFF])"]==] [==[R"([^\n\r])"]==])
+fox_patch_xgrammar(regex_converter.cc [==[\u0020\u00a0]==] [==[\u0020 ]==])
+fox_patch_xgrammar(grammar_builder.h "    for (const auto& range : elements) {\n"
+  "    for (const auto& range : elements) { XGRAMMAR_CHECK(range.upper < 128)
+          << \"classes of characters beyond ASCII are not supported\";\n")
+
+file(GLOB sources ${source}/cpp/*.cc ${source}/cpp/support/recursion_guard.cc)
+add_library(fox_xgrammar STATIC ${sources})
+target_include_directories(fox_xgrammar SYSTEM PUBLIC
+  ${source}/include ${source}/cpp ${source}/3rdparty/picojson ${source}/3rdparty/dlpack/include)
+target_compile_definitions(fox_xgrammar PUBLIC
+  XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_ENABLE_INTERNAL_CHECK=0 XGRAMMAR_LOG_CUSTOMIZE=1)
+target_compile_options(fox_xgrammar
+  PRIVATE -w "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/json_pattern.h"
+  PUBLIC "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/work_meter.h")
+set_target_properties(fox_xgrammar PROPERTIES CXX_CLANG_TIDY "" UNITY_BUILD OFF)

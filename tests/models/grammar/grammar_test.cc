@@ -1,0 +1,314 @@
+// Grammars on random walks: any answer that ends is valid, whatever a model prefers; and sources
+// that mean harm are refused, or bounded.
+#include "models/grammar/grammar.h"
+
+#include <functional>
+#include <map>
+#include <random>
+#include <regex>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "models/grammar/json_pattern.h"
+#include "models/tokenizer/utf8.h"
+#include "nlohmann/json.hpp"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+using Kind = GrammarSource::Kind;
+
+constexpr int32_t kEnd = 0, kAdded = 1;  // tokens without text
+
+// All bytes, and pieces that cross the borders of what a grammar tells apart.
+std::vector<std::string> Tokens() {
+  std::vector<std::string> tokens = {"", ""};
+  for (int byte = 1; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
+  for (const char* piece :
+       {"{\"",   "\":", "\": ", "\", \"", "\"}", "}]",   "], ", ", ", "true", "null",
+        "false", "12",  "-1",   ".5",     "e+",  "name", "age", " a", "ab",   "\\\"",
+        "}}",    "ä",   "日本", "\xc3",   "\n",  "yes",  "no",  "0.", "[[",   "]]"}) {
+    tokens.emplace_back(piece);
+  }
+  return tokens;
+}
+
+GrammarCompiler& Compiler() {
+  static GrammarCompiler compiler(Tokens);
+  return compiler;
+}
+
+bool Allows(const GrammarMatcher& matcher, int32_t id) {
+  return (matcher.mask()[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0;
+}
+
+// An answer of random tokens, more of those that close something; nothing: it did not end.
+std::optional<std::string> Walk(const std::shared_ptr<const Grammar>& grammar, uint32_t seed) {
+  static const std::vector<std::string> tokens = Tokens();
+  std::mt19937 random(seed);
+  GrammarMatcher matcher(grammar, {kEnd});
+  std::string bytes, text;  // as a client gets it: no ill-formed characters
+  for (int step = 0; step < 400 && !matcher.must_end(); ++step) {
+    std::vector<int32_t> allowed, closing;
+    for (int32_t id = 0; id < static_cast<int32_t>(tokens.size()); ++id) {
+      if (!Allows(matcher, id)) continue;
+      allowed.push_back(id);
+      const std::string& token = tokens[static_cast<size_t>(id)];
+      if (id == kEnd || absl::StrContains("\"}]", token.substr(0, 1))) closing.push_back(id);
+    }
+    EXPECT_FALSE(Allows(matcher, kAdded));
+    EXPECT_EQ(Allows(matcher, kEnd), matcher.may_end());
+    if (allowed.empty()) return ADD_FAILURE() << "nothing may follow " << text, text;
+    const auto& from = !closing.empty() && random() % 3 == 0 ? closing : allowed;
+    const int32_t id = from[random() % from.size()];
+    if (id == kEnd) break;
+    bytes += tokens[static_cast<size_t>(id)];
+    DrainUtf8(&bytes, false, Utf8Replacement::kSubpart, &text);
+    EXPECT_TRUE(matcher.Accept(id).ok()) << matcher.status() << " after " << text;
+    if (!matcher.status().ok()) return {};
+  }
+  DrainUtf8(&bytes, true, Utf8Replacement::kSubpart, &text);
+  if (matcher.may_end()) return text;
+  return {};
+}
+
+struct Row {
+  GrammarSource source;
+  std::function<bool(const std::string&)> is_valid;
+};
+
+std::function<bool(const std::string&)> IsJson(std::function<bool(const Json&)> holds) {
+  return [holds = std::move(holds)](const std::string& text) {
+    try {
+      return holds(Json::parse(text));
+    } catch (const Json::out_of_range&) {
+      return true;  // 1e999
+    } catch (const Json::parse_error&) {
+      return false;
+    }
+  };
+}
+
+std::function<bool(const std::string&)> Matches(const std::string& regex) {
+  return [regex](const std::string& text) { return std::regex_match(text, std::regex(regex)); };
+}
+
+std::vector<Row> Rows() {
+  const auto schema = [](const char* text) { return GrammarSource{Kind::kJsonSchema, text}; };
+  const auto regex = [](const char* text) { return Row{{Kind::kRegex, text}, Matches(text)}; };
+  return {
+      {schema(R"({"type": "object", "additionalProperties": true})"),
+       IsJson([](const Json& v) { return v.is_object(); })},
+      {schema(R"({"type": "object"})"), IsJson([](const Json& v) { return v.is_object(); })},
+      {schema(R"({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4})"),
+       IsJson([](const Json& v) { return v.is_array() && v.size() >= 2 && v.size() <= 4; })},
+      {schema(R"({"type": "object", "properties": {"name": {"type": "string"},
+                  "age": {"type": "integer", "minimum": 3, "maximum": 120}},
+                  "required": ["name", "age"], "additionalProperties": false})"),
+       IsJson([](const Json& v) {
+         return v.size() == 2 && v["name"].is_string() && v["age"] >= 3 && v["age"] <= 120;
+       })},
+      {schema(R"({"type": "object", "properties": {"z": {"type": "null"}, "a": {"type": "boolean"}},
+                  "required": ["z", "a"]})"),  // in this order
+       Matches(R"(\{"z": null, "a": (true|false)\})")},
+      {schema(R"({"enum": ["red", "green", 3, null]})"),
+       IsJson([](const Json& v) { return v == "red" || v == "green" || v == 3 || v == nullptr; })},
+      {schema(R"({"type": "string", "minLength": 2, "maxLength": 3})"),
+       IsJson([](const Json& v) { return v.is_string() && v.get<std::string>().size() >= 2; })},
+      {schema(R"({"type": "string", "pattern": "^[a-c]{2}-[0-9]+$"})"),
+       Matches("\"[a-c]{2}-[0-9]+\"")},
+      {schema(R"({"type": "integer", "exclusiveMinimum": -3, "exclusiveMaximum": 1000})"),
+       IsJson([](const Json& v) { return v.is_number_integer() && v > -3 && v < 1000; })},
+      {schema(R"({"type": "number"})"), IsJson([](const Json& v) { return v.is_number(); })},
+      {schema(R"({"type": "string", "pattern": "^.{1,3}\\s[^a]\\S\"?[ -~]$"})"),
+       IsJson([](const Json& v) { return v.is_string() && v.get<std::string>().size() >= 5; })},
+      {schema(R"({"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 1,
+                  "maxProperties": 2})"),
+       IsJson([](const Json& v) { return v.size() == 1 || v.size() == 2; })},
+      {schema(R"({"type": "string", "format": "date"})"), Matches("\"\\d{4}-\\d{2}-\\d{2}\"")},
+      {schema(R"({"type": ["string", "null"]})"),
+       IsJson([](const Json& v) { return v.is_string() || v.is_null(); })},
+      {schema(R"({"$defs": {"node": {"type": "object", "properties": {"next": {"anyOf":
+                  [{"$ref": "#/$defs/node"}, {"type": "null"}]}}, "required": ["next"]}},
+                  "$ref": "#/$defs/node"})"),
+       IsJson([](const Json& v) { return v.is_object() && v.size() == 1 && v.contains("next"); })},
+      {schema(R"({"type": "array", "prefixItems": [{"type": "integer"}, {"const": "x"}],
+                  "items": false, "minItems": 2})"),
+       IsJson([](const Json& v) { return v.size() == 2 && v[0].is_number() && v[1] == "x"; })},
+      regex("[a-f0-9]{4}(-[a-f0-9]{2})?"),
+      regex("(ab|cd)+x?"),
+      regex("\\d{3}\\.\\d"),
+      {{Kind::kRegex, "a.[^b]"},
+       [](const std::string& text) {
+         std::u32string points;
+         for (size_t at = 0; at < text.size();) {
+           const Utf8Unit unit = NextUtf8(text.data() + at, text.size() - at);
+           points += unit.code_point;
+           at += unit.length;
+         }
+         return points.size() >= 3 && points[0] == U'a' && points[2] != U'b';
+       }},
+      {ChoiceGrammar({"yes", "no", "a \"quoted\" \\ one", "two\nlines", ":((("}),
+       [](const std::string& t) {
+         return t == "yes" || t == "no" || t == "a \"quoted\" \\ one" || t == "two\nlines" ||
+                t == ":(((";
+       }},
+      {{Kind::kGrammar, "root ::= sum\nsum ::= num (\"+\" num)*\nnum ::= [0-9]+ | \"(\" sum \")\""},
+       [](const std::string& text) {
+         return std::count(text.begin(), text.end(), '(') ==
+                std::count(text.begin(), text.end(), ')');
+       }},
+  };
+}
+
+TEST(GrammarTest, AnyAnswerThatEndsIsValid) {
+  for (const Row& row : Rows()) {
+    const auto grammar = Compiler().Compile(row.source);
+    ASSERT_TRUE(grammar.ok()) << row.source.text << ": " << grammar.status();
+    int ended = 0;
+    for (uint32_t seed = 0; seed < 60; ++seed) {
+      const std::optional<std::string> text = Walk(*grammar, seed);
+      if (!text.has_value()) continue;
+      ++ended;
+      EXPECT_TRUE(row.is_valid(*text)) << row.source.text << " gave " << *text;
+    }
+    EXPECT_GE(ended, 30) << row.source.text;
+  }
+}
+
+std::string Times(int count, const std::string& text) {
+  std::string all;
+  for (int i = 0; i < count; ++i) all += text;
+  return all;
+}
+
+// Refused with one line, in bounded time and memory.
+TEST(GrammarTest, IntegersKeepToTheirRange) {
+  const std::vector<std::pair<int, int>> kRanges = {
+      {0, 0}, {3, 120}, {-7, 13}, {-200, -19}, {99, 101}, {10, 1000}, {-1, 0}, {1, 7}, {555, 555}};
+  for (const auto& [first, last] : kRanges) {
+    const std::regex both(IntegerPattern(first, last)), from(IntegerPattern(first, {})),
+        to(IntegerPattern({}, last));
+    for (int i = -2500; i <= 2500; ++i) {
+      const std::string text = absl::StrCat(i);
+      EXPECT_EQ(std::regex_match(text, both), i >= first && i <= last) << i << " " << first;
+      EXPECT_EQ(std::regex_match(text, from), i >= first) << i << " from " << first;
+      EXPECT_EQ(std::regex_match(text, to), i <= last) << i << " to " << last;
+    }
+  }
+  EXPECT_TRUE(std::regex_match("-9223372036854775808", std::regex(IntegerPattern(INT64_MIN, -5))));
+}
+
+TEST(GrammarTest, RefusesWhatMeansHarm) {
+  const std::pair<GrammarSource, const char*> kRows[] = {
+      {{Kind::kRegex, "((((a{100}){100}){100}){100}){100}"}, "too large"},
+      {{Kind::kRegex, "(a{1000000000})"}, "too large"},
+      {{Kind::kRegex, "a{99999999999999999999}"}, ""},
+      {{Kind::kRegex, "(a*)*{"}, ""},
+      {{Kind::kRegex, Times(20000, "(") + "a" + Times(20000, ")")}, "too large"},
+      {{Kind::kRegex, "(?=a)b"}, "Lookahead"},
+      {{Kind::kRegex, "a\\1"}, "Backreference"},
+      {{Kind::kRegex, "[à-ü]"}, "ASCII"},
+      {{Kind::kRegex, std::string("a\0b", 3)}, "NUL"},
+      {{Kind::kRegex, Times(kMaxGrammarBytes + 1, "a")}, "bytes"},
+      {{Kind::kGrammar, "root ::= nothing"}, ""},
+      {{Kind::kGrammar, "start ::= \"a\""}, "root"},
+      {{Kind::kGrammar, "root ::= " + Times(60000, "(")}, "too large"},
+      {{Kind::kJsonSchema, "{"}, "the schema"},
+      {{Kind::kJsonSchema, Times(100, "{\"items\":") + "{}" + Times(100, "}")}, "the schema"},
+      {{Kind::kJsonSchema, R"({"type": "array", "uniqueItems": true})"}, "uniqueItems"},
+      {{Kind::kJsonSchema, R"({"oneOf": [{"type": "string"}]})"}, "oneOf"},
+      {{Kind::kJsonSchema, R"({"$ref": "http://x/y"})"}, "$ref"},
+      {{Kind::kJsonSchema, R"({"$ref": "#/$defs/none"})"}, ""},
+      {{Kind::kJsonSchema, R"({"type": "string", "minLength": 1000000000})"}, "minLength"},
+      {{Kind::kJsonSchema, R"({"type": "integer", "enum": ["a"]})"}, "enum"},
+      {{Kind::kJsonSchema, R"({"type": "string", "pattern": "a", "maxLength": 3})"}, "pattern"},
+      {{Kind::kJsonSchema, R"({"type": "object", "properties": {"a": {"not": {}}}})"}, "not"},
+  };
+  for (const auto& [source, says] : kRows) {
+    const auto grammar = Compiler().Compile(source);
+    const std::string name = source.text.substr(0, 80);
+    ASSERT_FALSE(grammar.ok()) << name;
+    EXPECT_TRUE(absl::IsInvalidArgument(grammar.status())) << name;
+    EXPECT_TRUE(absl::StrContains(grammar.status().message(), says)) << name << grammar.status();
+    EXPECT_LT(grammar.status().message().size(), 1000U) << name;
+    EXPECT_EQ(grammar.status().message().find('\n'), std::string::npos) << name;
+  }
+}
+
+// What may be compiled is bounded in bytes; what is followed in steps and in length, with an error.
+TEST(GrammarTest, BoundsWhatItCompilesAndFollows) {
+  std::string doubling = "root ::= r0\n", chain = doubling, values = R"({"enum": [)";
+  for (int i = 0; i < 60; ++i) {
+    absl::StrAppend(&doubling, "r", i, " ::= r", i + 1, " r", i + 1, "\n");
+    absl::StrAppend(&values, i > 0 ? "," : "", "\"", Times(900, "ab"), i, "\"");
+  }
+  for (int i = 0; i < 2500; ++i) {
+    absl::StrAppend(&chain, "r", i, " ::= \"a\" r", i + 1, " | \"b\"\n");
+  }
+  std::string optional = R"({"type": "object", "minProperties": 700, "maxProperties": 900)";
+  for (int i = 0; i < 1500; ++i) {
+    absl::StrAppend(&optional, i > 0 ? "," : R"(, "properties": {)", "\"p", i, "\": {}");
+  }
+  const GrammarSource sources[] = {
+      {Kind::kGrammar, "root ::= root root | [a-z] | \"\""},
+      {Kind::kGrammar, "root ::= a\na ::= a a a | [a-z ] | [a-f] | [a-k] a"},
+      {Kind::kGrammar, doubling + "r60 ::= \"a\""},
+      {Kind::kGrammar, chain + "r2500 ::= \"a\""},
+      {Kind::kRegex, "(([a-z]|[a-z][a-z])*){2,120}"},
+      {Kind::kRegex, "(.?){5000}"},
+      {Kind::kRegex, Times(4000, "[a-z]x?.*")},
+      {Kind::kJsonSchema, values + "]}"},
+      {Kind::kJsonSchema, optional + "}}"},
+      {Kind::kJsonSchema, R"({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})"},
+  };
+  int refused = 0, ended = 0;
+  for (const GrammarSource& source : sources) {
+    const auto grammar = Compiler().Compile(source);
+    if (!grammar.ok()) {
+      EXPECT_TRUE(absl::IsInvalidArgument(grammar.status())) << source.text.substr(0, 80);
+      ++refused;
+      continue;
+    }
+    EXPECT_LE((*grammar)->bytes(), 16 << 20);
+    GrammarMatcher matcher(*grammar, {kEnd});
+    for (int step = 0; step < 2000 && matcher.status().ok() && !matcher.must_end(); ++step) {
+      int32_t id = 0;
+      while (id == kEnd || !Allows(matcher, id)) ++id;
+      matcher.Accept(id).IgnoreError();
+    }
+    if (matcher.status().ok()) continue;
+    EXPECT_TRUE(absl::IsInvalidArgument(matcher.status())) << matcher.status();
+    ++ended;
+  }
+  EXPECT_GE(refused, 3);
+  EXPECT_GE(ended, 3);
+}
+
+TEST(GrammarTest, KeepsWhatWasUsedLastAndIsPaidForItsMemory) {
+  GrammarCompiler compiler(Tokens);
+  const GrammarSource digits{Kind::kRegex, "[0-9]+"};
+  int64_t paid = 0;
+  const auto charge = [&](int64_t bytes) -> absl::StatusOr<std::shared_ptr<void>> {
+    paid += bytes;
+    return std::shared_ptr<void>(nullptr, [&paid, bytes](void*) { paid -= bytes; });
+  };
+  const auto first = compiler.Compile(digits, charge);
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(paid, (*first)->bytes());
+  EXPECT_EQ(*compiler.Compile(digits), *first);
+  EXPECT_GT(compiler.kept_bytes(), 0);
+  const auto full = [](int64_t) -> absl::StatusOr<std::shared_ptr<void>> {
+    return absl::ResourceExhaustedError("full");
+  };
+  EXPECT_TRUE(absl::IsResourceExhausted(compiler.Compile({Kind::kRegex, "x"}, full).status()));
+  for (int i = 0; i < 2000 && compiler.kept_bytes() < (60 << 20); ++i) {
+    ASSERT_TRUE(compiler.Compile({Kind::kRegex, absl::StrCat("(x{0,100}){", i, "}")}).ok());
+  }
+  EXPECT_LE(compiler.kept_bytes(), 64 << 20);
+}
+
+}  // namespace
+}  // namespace fox
