@@ -46,6 +46,10 @@ absl::Status CheckConfig(const EngineConfig& config) {
   if (config.runner.max_num_seqs < 0) {
     return absl::InvalidArgumentError("--max-num-seqs: at least 1, or 0: chosen");
   }
+  if (config.quantization == Quantization::kFp8 && config.allow_nonfinite) {
+    return absl::InvalidArgumentError(
+        "--quantization: fp8 has no infinity: not with --allow-nonfinite");
+  }
   if (config.runner.max_num_batched_tokens < 0) {
     return absl::InvalidArgumentError("--max-num-batched-tokens: at least 0");
   }
@@ -159,7 +163,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   const absl::StatusOr<int64_t> swap_bytes =
       PlanSwapSpace(host, checkpoint->config(), *planned, queue != nullptr, swap_asked);
   if (!swap_bytes.ok()) return swap_bytes.status();
-  FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, residual_dtype, config.progress);
+  FoxWeights weights =
+      LoadWeights(*checkpoint, *backend->ops, residual_dtype, config.quantization, config.progress);
   // A file that changed while it was read gave unchecked weights.
   if (absl::Status status = checkpoint->CheckUnchanged(); !status.ok()) return status;
   if (queue == nullptr) {
@@ -212,7 +217,8 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   }
   loaded.memory_plan = DescribeMemory(**runner);
   loaded.backend = (*runner)->ops().Description();
-  loaded.dtype = NameOf((*runner)->options().kv_dtype);
+  loaded.kv_dtype = NameOf((*runner)->options().kv_dtype);
+  loaded.dtype = config.quantization == Quantization::kFp8 ? "fp8" : loaded.kv_dtype;
   loaded.engine = std::make_unique<Engine>(loaded.options, **runner, config.observers);
   loaded.executor = std::move(*runner);
   return loaded;
@@ -227,6 +233,10 @@ std::optional<AcpMode> ParseAcpMode(const std::string& name) {
 
 const char* NameOf(AcpMode mode) {
   return mode == AcpMode::kOff ? "off" : mode == AcpMode::kPaper ? "paper" : "certified";
+}
+
+const char* NameOf(Quantization quantization) {
+  return quantization == Quantization::kFp8 ? "fp8" : "none";
 }
 
 }  // namespace fox

@@ -22,6 +22,7 @@ struct EngineConfig {
   std::string model_dir;
   std::string device = "cpu";  // cpu | cuda | auto: cuda where there is one
   std::string dtype = "auto";  // auto | f64 | f32 | bf16; cuda: auto | bf16
+  Quantization quantization = Quantization::kNone;
   // max_model_len 0: see MemoryRequest; loading sets kv_dtype, num_pages, snapshot_slots,
   // swap_bytes
   RunnerOptions runner;
@@ -61,7 +62,8 @@ struct LoadedEngine {
   EngineOptions options;
   std::string memory_plan;  // human-readable, several lines
   std::string backend;      // for example "cpu (2 threads, oneDNN bf16, attention avx512)"
-  std::string dtype;        // of weights and pages
+  std::string dtype;        // of weights: f64, f32, bf16 or fp8
+  std::string kv_dtype;     // of pages
 };
 
 // Errors are one line that names the flag, key or tensor; nothing has been started then.
@@ -70,5 +72,6 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config);
 // Parses "off", "paper", "certified".
 std::optional<AcpMode> ParseAcpMode(const std::string& name);
 const char* NameOf(AcpMode mode);
+const char* NameOf(Quantization quantization);
 
 }  // namespace fox

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <optional>
 
 #include "kernels/core/check.h"
+#include "kernels/core/e4m3.h"
 
 namespace fox {
 namespace {
@@ -75,6 +77,34 @@ Buffer UploadVector(const HostTensor& tensor, Ops& ops, DType dtype, int64_t siz
   stack.Add(tensor, times);
   return stack.Upload(ops);
 }
+
+// A layer with its weights rounded to 8 bits, in bf16, which holds them exactly.
+struct RoundedLayer {
+  explicit RoundedLayer(const LayerTensors& original) : tensors(original) {
+    for (HostTensor* tensor : {&tensors.q_proj, &tensors.k_proj, &tensors.v_proj,
+                               &tensors.ogate_proj, &tensors.o_proj, &tensors.down_proj}) {
+      if (!tensor->empty()) Round(tensor);
+    }
+    for (HostTensor& tensor : tensors.gate_up) Round(&tensor);
+  }
+
+  void Round(HostTensor* tensor) {
+    const int64_t count = tensor->size(), cols = tensor->shape.back();
+    std::vector<BFloat16>& rounded = memory.emplace_back(static_cast<size_t>(count));
+    std::vector<float> row(static_cast<size_t>(cols));
+    std::vector<uint8_t> codes(row.size());
+    for (int64_t first = 0; first < count; first += cols) {
+      ReadElements(*tensor, first, cols, row.data());
+      const int exponent = EncodeE4M3(row.data(), cols, codes.data());
+      std::transform(codes.begin(), codes.end(), rounded.begin() + first,
+                     [&](uint8_t code) { return E4M3Value(code, exponent); });
+    }
+    *tensor = {reinterpret_cast<const std::byte*>(rounded.data()), DType::kBF16, tensor->shape};
+  }
+
+  LayerTensors tensors;
+  std::vector<std::vector<BFloat16>> memory;
+};
 
 Buffer ProjectionBias(const LayerTensors& layer, const ModelConfig& config,
                       const ProjectionColumns& columns, Ops& ops, DType residual_dtype) {
@@ -161,7 +191,7 @@ size_t FoxWeights::linear_bytes() const {
 }
 
 FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dtype,
-                       const LoadProgress& progress) {
+                       Quantization quantization, const LoadProgress& progress) {
   FoxWeights weights;
   const ModelConfig& config = checkpoint.config();
   weights.config = config;
@@ -175,7 +205,10 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
   std::vector<double> self_logit_bound, max_logit_bound;
   for (int n = 0; n < config.num_layers; ++n) {
     if (progress) progress(n, config.num_layers);
-    const LayerTensors& layer = checkpoint.layers()[static_cast<size_t>(n)];
+    const LayerTensors& original = checkpoint.layers()[static_cast<size_t>(n)];
+    std::optional<RoundedLayer> rounded;
+    if (quantization == Quantization::kFp8) rounded.emplace(original);
+    const LayerTensors& layer = rounded ? rounded->tensors : original;
     const HostQueryBound bound = MakeQueryBound(config, layer);
     self_logit_bound.insert(self_logit_bound.end(), bound.self_logit_bound.begin(),
                             bound.self_logit_bound.end());

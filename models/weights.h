@@ -70,11 +70,19 @@ struct FoxWeights {
   size_t linear_bytes() const;
 };
 
+// What linear layers keep of their weights, but for forget gates and token shifts, whose errors
+// add up along a sequence, and the vocabulary's.
+enum class Quantization {
+  kNone,
+  kFp8,  // e4m3.h, rounded by row of W
+};
+
 // Called with the number of layers done, from 0 to the number of layers.
 using LoadProgress = std::function<void(int done, int total)>;
 
-// `residual_dtype`: f64 or f32. The checkpoint may go away afterwards.
+// `residual_dtype`: f64 or f32. Bounds are those of the weights as they are kept, which are finite
+// with kFp8. The checkpoint may go away afterwards.
 FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dtype,
-                       const LoadProgress& progress);
+                       Quantization quantization, const LoadProgress& progress);
 
 }  // namespace fox

@@ -168,7 +168,8 @@ std::vector<LogField> FieldsOf(const LoadedModel& model) {
           {"tokenizer", model.tokenizer == nullptr ? "none" : model.tokenizer->info().kind},
           {"chat", model.chat == nullptr ? "none" : "yes"},
           {"backend", model.engine.backend},
-          {"dtype", model.engine.dtype}};
+          {"dtype", model.engine.dtype},
+          {"kv_dtype", model.engine.kv_dtype}};
 }
 
 std::string Describe(const LoadedModel& model) {
@@ -283,7 +284,7 @@ int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const
   limits.access = endpoints.access;
   ServerCore core(engine, model.engine.config, model.context,
                   ServerDescription{FOX_VERSION, FOX_GIT_SHA, model.engine.backend,
-                                    model.engine.dtype, model.engine.dtype},
+                                    model.engine.dtype, model.engine.kv_dtype},
                   limits);
   const std::unique_ptr<HttpServer> metrics = std::move(endpoints.metrics);
   if (metrics != nullptr) ExposeMetrics(core, steps, flags.vllm_aliases, metrics.get());

@@ -260,6 +260,7 @@ nlohmann::ordered_json AcpReport::Json() const {
   const KeptRatios ratios = RatiosOf(*this);
   nlohmann::ordered_json json = {{"model", model},
                                  {"dtype", dtype},
+                                 {"quantization", quantization},
                                  {"tokens", tokens()},
                                  {"log_tolerance", log_tolerance},
                                  {"page_tokens", kPageTokens},

@@ -22,7 +22,7 @@ struct AcpReport {
   double log_tolerance = -10;
   AcpLoss loss;  // of these tokens, and perhaps of further windows
   std::vector<SweepPoint> sweep;
-  std::string model, dtype;
+  std::string model, dtype, quantization;
 
   int64_t tokens() const;
   // A head forgets when the paper's bound evicts at least one of its pages in these tokens.

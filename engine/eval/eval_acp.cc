@@ -168,6 +168,7 @@ absl::Status EvalAcp(const Arguments& arguments) {
   AcpReport report;
   report.model = flags.common.model;
   report.dtype = flags.common.dtype;
+  report.quantization = NameOf(flags.common.quantization);
   report.log_tolerance = flags.common.Tolerance(*model);
   report.loss.window = static_cast<int64_t>(windows->front().size());
   flags.common.chunk = kPageTokens;

@@ -19,6 +19,8 @@ void EvalFlags::Register(FlagSet& flags) {
   flags.String("model", "DIR", "model directory", &model);
   flags.Choice("device", {"auto", "cpu", "cuda"}, "where to compute", &device);
   flags.DTypeChoice("dtype", "weights and KV pages", &dtype);
+  flags.Enum("quantization", {{"none", Quantization::kNone}, {"fp8", Quantization::kFp8}},
+             "weights of linear layers in 8 bits (e4m3)", &quantization);
   flags.Choice("acp", {"off", "paper", "certified"}, "which bound drops pages", &acp);
   flags.OptionalDouble("log-tolerance", "X", "log eps [the checkpoint's, or -10]", &log_tolerance);
   flags.Int("chunk", "N", "prefill tokens a step", 1, 1 << 20, &chunk);
@@ -32,6 +34,7 @@ EngineConfig EvalFlags::Config(int64_t tokens) const {
   config.model_dir = model;
   config.device = device;
   config.dtype = dtype;
+  config.quantization = quantization;
   config.runner.acp = *ParseAcpMode(acp);
   config.log_tolerance = log_tolerance;
   config.threads = static_cast<int>(threads);

@@ -18,6 +18,7 @@ struct EvalFlags {
   std::string model;
   std::string device = "cpu";
   std::string dtype = "auto";
+  Quantization quantization = Quantization::kNone;
   std::string acp = "certified";
   std::optional<double> log_tolerance;  // unset: the checkpoint's own, else -10
   int64_t chunk = 512;

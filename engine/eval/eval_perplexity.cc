@@ -122,6 +122,7 @@ absl::Status EvalPerplexity(const Arguments& arguments) {
   report["acp"] = flags.common.acp;
   report["log_tolerance"] = flags.common.Tolerance((*runner)->weights().config);  // off: null
   report["dtype"] = NameOf((*runner)->options().kv_dtype);
+  report["quantization"] = NameOf(flags.common.quantization);
   std::printf("%s\n", report.dump().c_str());
   return absl::OkStatus();
 }

@@ -29,7 +29,8 @@ RefusalReason ReasonOf(const absl::Status& status) {
 }  // namespace
 
 std::string ServerDescription::Fingerprint() const {
-  const std::string all = absl::StrCat(version, " ", git_sha, " ", dtype, " ", device);
+  const std::string all =
+      absl::StrCat(version, " ", git_sha, " ", dtype, " ", kv_dtype, " ", device);
   const auto* bytes = reinterpret_cast<const Bytef*>(all.data());
   return absl::StrFormat("fp_%08x", crc32(0, bytes, static_cast<uInt>(all.size())));
 }

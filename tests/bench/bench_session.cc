@@ -80,6 +80,7 @@ absl::Status DescribeMachine(BenchSession& session) {
   if (std::ifstream file("/proc/loadavg"); file) std::getline(file, load);
   facts = {{"model", flags.model.model},
            {"dtype", NameOf(session.dtype)},
+           {"quantization", NameOf(flags.model.quantization)},
            {"backend", ops.Description()},
            {"load", load}};
   if (session.on_gpu) facts["gpu"] = GpuFacts();
@@ -187,7 +188,8 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
   options.num_pages = static_cast<int>(pages);
   BenchModel model;
   const DType residual_dtype = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, residual_dtype, nullptr);
+  FoxWeights weights =
+      LoadWeights(*checkpoint, *backend->ops, residual_dtype, flags.model.quantization, nullptr);
   model.runner =
       std::make_unique<ModelRunner>(std::move(backend->ops), std::move(weights), options);
   model.log_tolerance = ToleranceOf(mode);

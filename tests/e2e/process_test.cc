@@ -73,6 +73,7 @@ TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
       {{"--model", kDemo, "--port=1"}, "--grpc-port or --http-port"},
       {{kDemo}, "did you mean --model " + kDemo + "?"},
       {{"--model", kDemo, "--dtype=fp16"}, "of 16 bits, bf16 alone is supported"},
+      {{"--model", kDemo, "--quantization=fp8", "--allow-nonfinite"}, "fp8 has no infinity"},
       {{"--model", kDemo, "--grpc-port=70000"}, "--grpc-port"},
       {{"--model", kDemo, "--host=0.0.0.0"}, "--host"},
       {{"--model", kDemo, "--log-tolerance=0"}, "--log-tolerance"},  // would permit to drop all

@@ -102,6 +102,7 @@ TEST(ServerFlagsTest, RefusalsNameTheFlag) {
       {{"--min-priority=-1"}, "--scheduling-policy"},
       {{"--acp=on"}, "--acp"},
       {{"--dtype=fp8"}, "--dtype"},
+      {{"--quantization=int4"}, "--quantization"},
       {{"--max-num-seqs=-1"}, "--max-num-seqs"},
       {{"--grpc-prot=1"}, "did you mean --grpc-port?"},
       {{"--http-port=0", "--http-host=0.0.0.0"}, "--http-host"},
