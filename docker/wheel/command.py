@@ -10,7 +10,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 DEMO = HERE / "share" / "foxserve" / "demo"
 SCRIPTS = {
     "demo": ("server/cli/demo.py", "--bin", HERE / "bin", "--model", DEMO, "--models",
-             pathlib.Path.home() / ".cache" / "foxserve"),
+             os.path.expanduser("~/.cache/foxserve")),
     "convert": ("models/convert/fox_convert.py",),
 }
 PROGRAMS = {"serve": "fox-server", "--version": "fox-server", "bench": "fox-bench",
