@@ -2,7 +2,6 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "kernels/core/check.h"
 

@@ -12,7 +12,6 @@
 #include <unordered_map>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include "engine/mutex.h"
 #include "engine/request/steady_clock.h"

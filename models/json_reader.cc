@@ -2,8 +2,6 @@
 #include "models/json_reader.h"
 
 #include <limits>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

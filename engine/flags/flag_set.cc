@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cmath>
 #include <numeric>
-#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"

@@ -1,9 +1,7 @@
 // Slots, states and chunks. Read scheduler.h first.
 #include "engine/schedule/scheduler.h"
 
-#include <algorithm>
 #include <map>
-#include <utility>
 
 #include "kernels/core/check.h"
 #include "kernels/paged_kv.h"

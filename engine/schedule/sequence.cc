@@ -1,7 +1,6 @@
 // Sequence bookkeeping: chunks, the logit rows that they want, and counters over preemptions.
 #include "engine/schedule/sequence.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "kernels/core/check.h"

@@ -2,7 +2,6 @@
 #include "engine/schedule/waiting_queue.h"
 
 #include <algorithm>
-#include <cstdint>
 
 #include "kernels/core/check.h"
 

@@ -4,7 +4,6 @@
 #include <sentencepiece_processor.h>
 
 #include <exception>
-#include <string_view>
 #include <utility>
 
 namespace fox {

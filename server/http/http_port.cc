@@ -7,8 +7,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_set>

@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <optional>
-#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"

@@ -2,7 +2,6 @@
 #include "server/rpc/call_reactor.h"
 
 #include <string>
-#include <utility>
 
 #include "grpc/grpc.h"
 

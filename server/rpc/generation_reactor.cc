@@ -2,7 +2,6 @@
 #include "server/rpc/generation_reactor.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "grpc/grpc.h"
 

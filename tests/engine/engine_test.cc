@@ -3,8 +3,6 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <map>
-#include <vector>
 
 #include "kernels/paged_kv.h"
 #include "tests/engine/engine_fixture.h"

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <future>
-#include <memory>
 #include <mutex>
 #include <thread>
 

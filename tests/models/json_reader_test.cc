@@ -4,8 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <string>
-
 #include "tests/models/refused.h"
 
 namespace fox {

@@ -5,9 +5,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <string>
-
-#include "models/model_dir.h"
 #include "tests/models/refused.h"
 #include "tests/models/temporary_dir.h"
 

@@ -8,9 +8,6 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
-#include <random>
-#include <utility>
-#include <vector>
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/query_bound.h"

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of format_test.py and clang_tidy_test.py: what they find, which files are read as one, and
-when a stamp still holds."""
+"""Tests of format_test.py and clang_tidy_test.py: what they find, and in which files."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import unittest
 import clang_tidy_test
 import clang_tools
 import format_test
-from clang_units import Unit, definitions, joined
+from clang_units import Unit
 
 FLAGS = ["-std=c++20"]
 
@@ -85,25 +84,6 @@ class Widget {
             " __attribute__((requires_capability(mutex_)))", ""))
         self.assertIn("requires holding mutex 'mutex_'", self.check(bad))
 
-    def test_units(self) -> None:
-        texts = {
-            "a.cc": "using Json = nlohmann::json;\nint Read(int n) {\n}\nint Widget::Turn() {\n}\n",
-            "b.cc": "using Json = nlohmann::json;\nconst int kMost = 1;\nTEST(WTest, Turns) {\n",
-            "c.cc": "void Widget::Read() {\n}\nclass Shop final {\n",  # Read is a member
-            "d.cc": "absl::StatusOr<int> Read();\n",
-            "e.cc": "using Json = int;\n", "f.cc": "constexpr int kMost = 2;\n",
-            "g.cc": "TEST(WTest, Turns) {\n", "h.cc": "struct Shop {\n"}
-        files = {self.write(name, text): FLAGS for name, text in texts.items()}
-        files[self.write("i.cc", "")] = ["-DOTHER"]
-        units = ["".join(file.stem for file in unit.files) for unit in joined(files)]
-        self.assertEqual(sorted("".join(units)), sorted("abcdefghi"))
-        self.assertIn("abc", units)
-        self.assertIn("i", units)
-        self.assertEqual(definitions("constexpr int kFew = 1, kMost = 2;\n").keys(),
-                         {"kFew", "kMost"})
-        for pair in ("ad", "ae", "bf", "bg", "ch"):
-            self.assertFalse(any(set(pair) <= set(unit) for unit in units), (pair, units))
-
     def test_what_changed(self) -> None:
         def git(*arguments: str) -> None:
             subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b.c", *arguments],
@@ -131,20 +111,6 @@ class Widget {
         git("commit", "-am", "The last one")
         git("update-ref", "refs/remotes/origin/main", "HEAD")  # as CI sees main itself
         self.assertEqual(names(), "d")
-
-    def test_stamp_depends_on_all_that_is_read(self) -> None:
-        main = self.write("main.cc", '#include "a.h"\n#include <vector>\n')
-        self.write("a.h", '#include "b.h"\n')
-        inner = self.write("b.h", '#include "a.h"\nint x;\n')  # a circle, too
-
-        def name(common: str = "version", flag: str = "-O0") -> str:
-            return clang_tidy_test.Digests(common, [self.folder]).of(Unit([flag], [main]))
-        first = name()
-        self.assertEqual(name(), first)
-        self.assertNotEqual(name(common="other"), first)
-        self.assertNotEqual(name(flag="-O1"), first)
-        inner.write_text("int y;\n")
-        self.assertNotEqual(name(), first)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 // what was read is right; afterwards the server is as before.
 #include <atomic>
 #include <random>
-#include <set>
 #include <thread>
 #include <utility>
 

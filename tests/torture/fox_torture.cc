@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <map>
 #include <string>
-#include <vector>
 
 #include "server/process/process_settings.h"
 #include "tests/torture/part.h"

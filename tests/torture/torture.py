@@ -72,8 +72,7 @@ PARTS = (
 # What builds something of its own: commands in the repository, in this order.
 CAMPAIGNS = {
     "fuzz": ["./run build fuzz fuzzers",  # needs libFuzzer: libclang-rt-14-dev
-             "python3 -B tests/fuzz/run_fuzzers.py build/fuzz --minutes {minutes} "
-             "--out build/fuzz-out"],
+             "tests/fuzz/run_fuzzers.sh build/fuzz {minutes}"],
     "faults": ["./run build cpu", "FOX_FAULTS=all build/cpu/bin/executor_faults_tests",
                f"FOX_FAULTS=2000 FOX_FAULT_JOBS={os.cpu_count()} build/cpu/bin/call_faults_tests"],
     "sanitizers": ["./run build asan", "ctest --test-dir build/asan -LE 'gpu|package|tidy|torch'",

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -1,7 +1,6 @@
 // BatchBuilder over the CPU's memory: which rows are sampled from, and how.
 #include "engine/run/batch_builder.h"
 
-#include <cstddef>
 #include <utility>
 #include <vector>
 

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <numeric>
-#include <vector>
 
 #include "tests/engine/random_streams.h"
 #include "tests/engine/sim/page_audit.h"

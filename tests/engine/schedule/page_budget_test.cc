@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/paged_kv.h"
-
 namespace fox {
 namespace {
 

@@ -6,7 +6,6 @@
 #include <functional>
 #include <new>
 #include <numeric>
-#include <utility>
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/page_pool.h"

@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <fstream>
-#include <map>
 
 #include "nlohmann/json.hpp"
 

@@ -4,9 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "models/tokenizer/bpe_windows.h"
 #include "tests/models/refused.h"

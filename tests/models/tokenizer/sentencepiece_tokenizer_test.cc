@@ -4,10 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <random>
-#include <string>
-#include <vector>
 
 #include "models/tokenizer/token_stream.h"
 #include "models/tokenizer/utf8.h"

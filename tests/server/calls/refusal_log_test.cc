@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "server/process/log.h"
-
 namespace fox {
 namespace {
 

@@ -4,8 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <future>
-#include <map>
-#include <memory>
 #include <utility>
 
 #include "tests/e2e/test_core.h"

@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <optional>
-#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "tests/engine/eval/run_program.h"

@@ -5,7 +5,6 @@
 
 #include <cstring>
 #include <limits>
-#include <vector>
 
 #include "nlohmann/json.hpp"
 #include "tests/e2e/character_tokenizer.h"

@@ -3,8 +3,6 @@
 #include "server/http/http_port.h"
 
 #include <future>
-#include <memory>
-#include <optional>
 #include <utility>
 
 #include "gtest/gtest.h"

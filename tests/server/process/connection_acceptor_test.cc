@@ -12,8 +12,6 @@
 
 #include <chrono>
 #include <cstring>
-#include <memory>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "engine/mutex.h"

@@ -2,7 +2,6 @@
 #include "server/process/process_end.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -10,7 +9,6 @@
 #include <functional>
 #include <new>
 #include <stdexcept>
-#include <string>
 #include <thread>
 
 #include "server/process/log.h"

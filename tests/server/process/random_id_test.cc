@@ -6,7 +6,6 @@
 #include <array>
 #include <random>
 #include <set>
-#include <string>
 
 namespace fox {
 namespace {

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 
 #include <cstdio>
-#include <string>
 
 #include "tests/engine/eval/run_program.h"
 

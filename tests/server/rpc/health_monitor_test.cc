@@ -6,10 +6,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <map>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "grpcpp/health_check_service_interface.h"

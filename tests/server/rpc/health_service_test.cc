@@ -6,13 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include "google/protobuf/wrappers.pb.h"
 #include "grpcpp/generic/generic_stub.h"
-#include "server/rpc/public_call_limit.h"
 #include "tests/e2e/test_server.h"
 
 namespace fox {
