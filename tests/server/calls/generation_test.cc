@@ -110,8 +110,12 @@ TEST_F(GenerationTest, AnAnswerFollowsItsGrammar) {
 
 // One thread compiles: a client with hard grammars waits for itself, and is refused in the end.
 TEST_F(GenerationTest, GrammarsWaitInTurnAndAClientsAreFew) {
-  std::promise<void> go;
-  test_.core->grammars().Post(info_.client, 1, [&] { go.get_future().wait(); });
+  std::promise<void> busy, go;
+  test_.core->grammars().Post(info_.client, 1, [&] {
+    busy.set_value();
+    go.get_future().wait();
+  });
+  busy.get_future().wait();
   v1::GenerateRequest request = GreedyRequest("many", 30);
   request.mutable_sampling()->set_regex("[a-z]{3}");
   std::vector<std::unique_ptr<RecordingConsumer>> consumers;
