@@ -227,6 +227,9 @@ void Engine::Count(const Finish& finish) {
     case absl::StatusCode::kAborted:
       ++stats_.aborted;
       break;
+    case absl::StatusCode::kInvalidArgument:  // its grammar cannot be followed
+      ++stats_.rejected;
+      break;
     case absl::StatusCode::kResourceExhausted:
       break;  // counted as rejected
     default:

@@ -96,8 +96,9 @@ struct RequestStats {
 };
 
 struct Finish {
-  // Not ok: DeadlineExceeded, Cancelled, Aborted (a stalled reader), Internal, OutOfRange (the pool
-  // is too small), ResourceExhausted (displaced, never started), Unavailable.
+  // Not ok: DeadlineExceeded, Cancelled, Aborted (a stalled reader), Internal, InvalidArgument (its
+  // grammar cannot be followed), OutOfRange (the pool is too small), ResourceExhausted (displaced,
+  // never started), Unavailable.
   absl::Status status;
   FinishReason reason = FinishReason::kStop;  // when ok
   std::optional<int32_t> stop_token_id;       // the id that stopped it; it is in no output

@@ -34,7 +34,7 @@ constexpr int64_t kKeptBytes = 64 << 20;        // of those that no request may 
 constexpr int kMaxRules = 1 << 14;              // the library numbers them in 16 bits
 // Of a matcher: masks may take so many steps at once, and so many for each token. What a token adds
 // to the parse stays, at about 40 bytes a step.
-constexpr int64_t kMaskSteps = 500'000, kTokenSteps = 5'000, kParseSteps = 4'000'000;
+constexpr int64_t kMaskSteps = 500'000, kTokenSteps = 150'000, kParseSteps = 4'000'000;
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 

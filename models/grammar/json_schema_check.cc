@@ -91,6 +91,10 @@ absl::Status CheckWords(const Json& schema) {
       (schema.contains("maximum") && schema.contains("exclusiveMaximum"))) {
     return Invalid("one bound is supported at each end");
   }
+  if (schema.contains("properties") &&
+      (schema.contains("minProperties") || schema.contains("maxProperties"))) {
+    return Invalid("counts of properties are not supported beside properties");
+  }
   const bool integer = schema.contains("type") && schema["type"] == "integer";
   for (const char* word : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}) {
     if (schema.contains(word) && !integer) {

@@ -30,7 +30,9 @@ fox_meter(grammar_builder.h "int32_t AddGrammarExpr(const GrammarExpr& grammar_e
 fox_meter(ebnf_script_creator.h "    rules_.emplace_back(rule_name, rule_body);"
           "64 + rule_body.size()")
 fox_meter(grammar_parser.cc "int32_t EBNFParser::ParseChoices() {" 1)
-fox_meter(grammar_parser.cc "static const int64_t kUnzipThreshold = 128;" "lower / 2 + upper / 2")
+# Each character that is counted alone takes a mask, 128 of them seconds.
+fox_patch_xgrammar(grammar_parser.cc "kUnzipThreshold = 128;" "kUnzipThreshold = 16;")
+fox_meter(grammar_parser.cc "static const int64_t kUnzipThreshold = 16;" "lower / 2 + upper / 2")
 fox_meter(fsm.cc "  int AddState() {" 16)
 fox_meter(fsm.cc "  void AddEdge(int from, int to, int16_t min, int16_t max) {" 8)
 fox_meter(fsm.cc "    const auto& edges = result.GetFsm().GetEdges(i);" "16 + 16 * edges.size()")
@@ -40,6 +42,11 @@ fox_meter(earley_parser.cc
           "void EarleyParser::Scan(const ParserState& state, const uint8_t ch) {" 1)
 fox_meter(earley_parser.cc "for (const auto& [ref_id, parent_state] : parent_states_map) {" 1)
 fox_meter(earley_parser.cc "const auto state = std::move(tmp_process_state_queue_.front());" 4)
+fox_meter(earley_parser.cc "for (const auto& parent_state_iter : parent_states_map) {" 1)
+fox_meter(earley_parser.cc "const auto in_vec = [&](const ParserState& state_) {"
+  "(rule_id_to_completable_states_.Back().end() - rule_id_to_completable_states_.Back().begin())")
+fox_meter(earley_parser.cc "const auto& ref_rule = grammar_->GetRule(ref_rule_id);"
+          "grammar_->allow_empty_rule_ids.size() / 8")
 # A state's mask is kept, and those of all states where an answer may be are joined for each token.
 fox_meter(grammar_compiler.cc "  tmp_uncertain_indices_.clear();\n" "vocab_size / 16")
 fox_meter(grammar_compiler.cc "        is_root_rule\n    );\n    if (max_threads_ > 1) {"
