@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "models/grammar/json_schema_check.h"
 #include "models/json_reader.h"
 
 namespace fox {
@@ -12,8 +13,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A prompt of a million ids fits; a list of lists of lists is nothing we know.
-constexpr JsonLimits kLimits{std::numeric_limits<size_t>::max(), /*max_depth=*/16,
+// A prompt of a million ids fits, and the deepest schema in what it comes in.
+constexpr JsonLimits kLimits{std::numeric_limits<size_t>::max(), /*max_depth=*/kMaxSchemaDepth + 8,
                              /*max_values=*/size_t{4} << 20};
 
 bool InRange(const Json& value, int64_t low, int64_t high) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "models/grammar/json_schema_check.h"
 #include "nlohmann/json.hpp"
 #include "tests/e2e/character_tokenizer.h"
 
@@ -88,8 +89,14 @@ TEST_F(CompletionRequestTest, FieldsOfSamplingAndStopping) {
 }
 
 TEST_F(CompletionRequestTest, WhatTheAnswerHasToBe) {
-  const std::pair<const char*, const char*> cases[] = {
+  std::string deep = "1";
+  for (size_t depth = 0; depth < kMaxSchemaDepth; ++depth)
+    deep = absl::StrCat(R"({"a":)", deep, "}");
+  const std::pair<std::string, std::string> cases[] = {
       {R"("response_format": {"type": "json_object"})", "json_object: true"},
+      {absl::StrCat(R"("response_format": {"type": "json_schema", "json_schema": {"schema": )",
+                    deep, "}}"),
+       absl::StrCat("json_schema: '", deep, "'")},
       // The order of the client's properties stays.
       {R"("response_format": {"type": "json_schema", "json_schema":
           {"name": "x", "strict": true, "schema": {"z": 1, "a": 2}}})",
