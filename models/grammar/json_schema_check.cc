@@ -48,8 +48,6 @@ bool Holds(const char* words, const std::string& word) {
   return std::find(all.begin(), all.end(), word) != all.end();
 }
 
-absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
 bool IsOfType(const Json& value, const std::string& type) {
   return (type == "string" && value.is_string()) || (type == "null" && value.is_null()) ||
          (type == "number" && value.is_number()) || (type == "boolean" && value.is_boolean()) ||
@@ -63,7 +61,8 @@ absl::Status CheckValues(const Json& values, const Json& schema) {
   if (type == schema.end()) return absl::OkStatus();
   for (const Json& value : values) {
     if (!type->is_string() || !IsOfType(value, type->get<std::string>())) {
-      return Invalid("enum and const: each value must be of the one type beside them");
+      return absl::InvalidArgumentError(
+          "enum and const: each value must be of the one type beside them");
     }
   }
   return absl::OkStatus();
@@ -84,21 +83,22 @@ absl::Status CheckWords(const Json& schema) {
       continue;
     }
     const std::string name = absl::CHexEscape(word.substr(0, 32));
-    return Invalid(kind == nullptr ? absl::StrCat(name, " is not supported")
-                                   : absl::StrCat(name, " is not supported beside ", kind));
+    return absl::InvalidArgumentError(kind == nullptr
+                                          ? absl::StrCat(name, " is not supported")
+                                          : absl::StrCat(name, " is not supported beside ", kind));
   }
   if ((schema.contains("minimum") && schema.contains("exclusiveMinimum")) ||
       (schema.contains("maximum") && schema.contains("exclusiveMaximum"))) {
-    return Invalid("one bound is supported at each end");
+    return absl::InvalidArgumentError("one bound is supported at each end");
   }
   if (schema.contains("properties") &&
       (schema.contains("minProperties") || schema.contains("maxProperties"))) {
-    return Invalid("counts of properties are not supported beside properties");
+    return absl::InvalidArgumentError("counts of properties are not supported beside properties");
   }
   const bool integer = schema.contains("type") && schema["type"] == "integer";
   for (const char* word : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}) {
     if (schema.contains(word) && !integer) {
-      return Invalid(absl::StrCat(word, " is supported of an integer alone"));
+      return absl::InvalidArgumentError(absl::StrCat(word, " is supported of an integer alone"));
     }
   }
   for (const char* word :
@@ -106,13 +106,15 @@ absl::Status CheckWords(const Json& schema) {
     const auto value = schema.find(word);
     if (value == schema.end()) continue;
     if (!value->is_number_integer() || *value < 0 || *value > kMostRepeats) {
-      return Invalid(absl::StrCat(word, " must be an integer in [0, ", kMostRepeats, "]"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(word, " must be an integer in [0, ", kMostRepeats, "]"));
     }
   }
   if (schema.contains("pattern") + schema.contains("format") +
           (schema.contains("minLength") || schema.contains("maxLength")) >
       1) {
-    return Invalid("pattern, format and lengths are not supported beside each other");
+    return absl::InvalidArgumentError(
+        "pattern, format and lengths are not supported beside each other");
   }
   return absl::OkStatus();
 }
@@ -129,7 +131,8 @@ absl::Status CheckAll(const Json& schemas) {
 // Depth is bounded: it is that of the text.
 absl::Status Check(const Json& schema) {
   if (schema.is_boolean()) return absl::OkStatus();
-  if (!schema.is_object()) return Invalid("each schema must be an object, true or false");
+  if (!schema.is_object())
+    return absl::InvalidArgumentError("each schema must be an object, true or false");
   absl::Status status = CheckWords(schema);
   const auto check = [&](const char* word, auto&& body) {
     const auto value = schema.find(word);
@@ -137,21 +140,24 @@ absl::Status Check(const Json& schema) {
   };
   check("const", [&](const Json& value) { return CheckValues(Json::array({value}), schema); });
   check("enum", [&](const Json& values) {
-    if (!values.is_array() || values.empty()) return Invalid("enum must be a list of values");
+    if (!values.is_array() || values.empty())
+      return absl::InvalidArgumentError("enum must be a list of values");
     return CheckValues(values, schema);
   });
   check("allOf", [](const Json& value) {
-    return value.is_array() && value.size() == 1 ? absl::OkStatus()
-                                                 : Invalid("allOf must have one schema");
+    return value.is_array() && value.size() == 1
+               ? absl::OkStatus()
+               : absl::InvalidArgumentError("allOf must have one schema");
   });
   check("$ref", [](const Json& value) {
     const bool local =
         value.is_string() && (value == "#" || value.get<std::string>().starts_with("#/"));
-    return local ? absl::OkStatus() : Invalid("$ref must begin with #/");
+    return local ? absl::OkStatus() : absl::InvalidArgumentError("$ref must begin with #/");
   });
   for (const char* word : {"anyOf", "allOf", "prefixItems", "properties", "$defs", "definitions"}) {
     check(word, [](const Json& value) {
-      return value.is_structured() ? CheckAll(value) : Invalid("a list of schemas is none");
+      return value.is_structured() ? CheckAll(value)
+                                   : absl::InvalidArgumentError("a list of schemas is none");
     });
   }
   for (const char* word : {"items", "additionalProperties"}) check(word, Check);
