@@ -35,7 +35,7 @@ inline BFloat16 E4M3Value(uint8_t code, int exponent) {
   // In the place of a float32's bits a code's are 2^-120 times the number, subnormal or not.
   const float magnitude =
       std::bit_cast<float>((code & 0x7fu) << 20) * 0x1p120f * PowerOfTwo(exponent);
-  BFloat16 value;
+  BFloat16 value{};
   value.bits =
       static_cast<uint16_t>(std::bit_cast<uint32_t>(magnitude) >> 16 | (code & 0x80u) << 8);
   return value;
