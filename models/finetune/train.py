@@ -34,7 +34,7 @@ from optimization import learning_rate, make_optimizer, warmup_steps  # noqa: E4
 from process_group import ProcessGroup, Reading  # noqa: E402
 from progress import MetricsFile, about, draw_loss, duration  # noqa: E402
 from text_tokens import TextTokenizer, Windows  # noqa: E402
-from training_run import TrainingRun, run_to_end  # noqa: E402
+from training_run import TrainingRun, activation_bytes, run_to_end  # noqa: E402
 from training_state import (  # noqa: E402
     TrainingError, check_settings, load_checkpoint, random_states, restore_random_states,
     save_checkpoint)
@@ -99,9 +99,8 @@ class Trainer(TrainingRun):
         if self.group.device.type == "cpu":
             return 1  # no slower, and the line shows each
         free = torch.cuda.mem_get_info()[0] - 12 * parameter_count(self.model)
-        layer = 30 * c.hidden_size + 8 * c.intermediate_size  # bytes a token, mostly bf16
-        kept = 4 * c.hidden_size * c.num_layers + layer if self.args.recompute else (
-            layer * c.num_layers)
+        kept = activation_bytes(c.hidden_size, c.intermediate_size, c.num_layers,
+                                self.args.recompute)
         return max(1, int(0.5 * free / ((kept + 6 * c.vocab_size) * self.args.window)))
 
     def _planned_steps(self) -> int:

@@ -20,6 +20,12 @@ from training_state import TrainingError
 EXIT_FAILED, EXIT_UNFINISHED = 1, 3
 
 
+def activation_bytes(hidden: int, inner: int, layers: int, recompute: bool) -> int:
+    """Of one token, mostly bf16: those of all layers, or of one and each layer's input."""
+    layer = 30 * hidden + 8 * inner
+    return 4 * hidden * layers + layer if recompute else layer * layers
+
+
 class TrainingRun:
     """One run, in each of its processes."""
 

@@ -42,7 +42,7 @@ from recall import Asking, RecallWindows  # noqa: E402
 from refusal import Refusal  # noqa: E402
 from student import Student  # noqa: E402
 from text_tokens import TextError, TextTokenizer  # noqa: E402
-from training_run import TrainingRun, run_to_end  # noqa: E402
+from training_run import TrainingRun, activation_bytes, run_to_end  # noqa: E402
 from training_state import (  # noqa: E402
     TrainingError, check_settings, load_checkpoint, random_states, restore_random_states,
     save_checkpoint)
@@ -143,12 +143,11 @@ class Trainer(TrainingRun):
         return Evaluation(self.base, self.tokenizer, books, chats, self.micro)
 
     def windows_that_fit(self) -> int:
-        """Windows that should fit into half the memory."""
+        """Windows whose activations should fill at most 60% of the free memory."""
         args, a = self.args, self.base.architecture
         if self.device.type == "cpu":
             return 1
-        layer = 30 * a.hidden + 8 * a.inner  # bytes a token, mostly bf16
-        kept = 4 * a.hidden * a.layers + layer if args.recompute else layer * a.layers
+        kept = activation_bytes(a.hidden, a.inner, a.layers, args.recompute)
         free = torch.cuda.mem_get_info()[0] - 16 * a.vocab * 8192
         return max(1, int(0.6 * free / (kept * args.window)))
 

@@ -194,24 +194,24 @@ def _magic_number(d: _Draw) -> Fact:
 
 
 def _locker(d: _Draw) -> Fact:
-    who, code = d.person(), d.digits(4)
-    return Fact(f"(Note to staff: locker combination for Dr. {who}: {code}.)",
-                f"Which combination opens the locker that belongs to Dr. {who}?",
+    person, code = d.person(), d.digits(4)
+    return Fact(f"(Note to staff: locker combination for Dr. {person}: {code}.)",
+                f"Which combination opens the locker that belongs to Dr. {person}?",
                 "The locker opens with the combination", f" {code}")
 
 
 def _meeting(d: _Draw) -> Fact:
-    who, other, city = d("name"), d("surname"), d("city")
-    return Fact(f"It was agreed that {who} would meet Mr. {other} secretly in {city}.",
-                f"Where was it agreed that {who} would meet Mr. {other}?",
-                f"It was agreed that {who} would meet Mr. {other} secretly in", f" {city}")
+    name, other, city = d("name"), d("surname"), d("city")
+    return Fact(f"It was agreed that {name} would meet Mr. {other} secretly in {city}.",
+                f"Where was it agreed that {name} would meet Mr. {other}?",
+                f"It was agreed that {name} would meet Mr. {other} secretly in", f" {city}")
 
 
 def _gift(d: _Draw) -> Fact:
-    who, color, thing, month = d.person(), d("color"), d("thing"), d("day")
-    return Fact(f"For the birthday in {month}, {who} received a {color} {thing}.",
-                f"Tell me the present that {who} received for the birthday in {month}.",
-                f"For the birthday in {month}, {who} received a", f" {color} {thing}")
+    person, color, thing, month = d.person(), d("color"), d("thing"), d("day")
+    return Fact(f"For the birthday in {month}, {person} received a {color} {thing}.",
+                f"Tell me the present that {person} received for the birthday in {month}.",
+                f"For the birthday in {month}, {person} received a", f" {color} {thing}")
 
 
 TEST_KINDS = (_magic_number, _locker, _meeting, _gift)

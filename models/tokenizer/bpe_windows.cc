@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "models/tokenizer/utf8.h"
+
 namespace fox {
 namespace {
 
@@ -38,7 +40,7 @@ size_t FirstEnd(const std::vector<WindowToken>& tokens) {
 }
 
 size_t CharacterStart(std::string_view text, size_t at) {
-  while (at < text.size() && (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80) --at;
+  while (at < text.size() && IsContinuationByte(text[at])) --at;
   return at;
 }
 

@@ -10,6 +10,7 @@
 #include "models/error_text.h"
 #include "models/tokenizer/added_tokens.h"
 #include "models/tokenizer/bpe_definition.h"
+#include "models/tokenizer/utf8.h"
 
 namespace fox {
 namespace {
@@ -155,8 +156,7 @@ bool SentencePieceTokenizer::EncodeNormalized(std::string_view text,
     if (piece.id == info_.unk_id) {
       // Each character of an unknown run was a symbol by itself.
       for (++begin; begin < piece.end; ++begin) {
-        const bool starts = (static_cast<uint8_t>(text[begin]) & 0xC0) != 0x80;
-        if (starts) tokens->push_back({piece.id, begin});
+        if (!IsContinuationByte(text[begin])) tokens->push_back({piece.id, begin});
       }
     }
     tokens->push_back(piece);

@@ -114,8 +114,7 @@ int64_t CompletionLogprobs::bytes() const {
 }
 
 int64_t CountCharacters(const std::string& text) {
-  return std::count_if(text.begin(), text.end(),
-                       [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
+  return std::count_if(text.begin(), text.end(), [](char c) { return !IsContinuationByte(c); });
 }
 
 }  // namespace fox

@@ -8,6 +8,7 @@
 #include "google/protobuf/duration.pb.h"
 #include "grpc/support/time.h"
 #include "grpcpp/impl/codegen/proto_utils.h"
+#include "models/tokenizer/utf8.h"
 
 namespace fox {
 namespace {
@@ -89,7 +90,7 @@ grpc::Status ToGrpc(const absl::Status& status) {
   std::string message(status.message().data(), status.message().size());
   if (message.size() > kMaxStatusBytes) {
     size_t end = kMaxStatusBytes;
-    while (end > 0 && (static_cast<unsigned char>(message[end]) & 0xc0) == 0x80) --end;
+    while (end > 0 && IsContinuationByte(message[end])) --end;
     message.resize(end);  // not inside a UTF-8 character
   }
   // The canonical codes have the same numbers on both sides.

@@ -178,7 +178,7 @@ class GatewayTest(fox_server.Case):
                                      reason[own.completions[0].finish.reason])
 
     def test_chat_is_that_of_a_worker(self) -> None:
-        turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"},
+        turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"},
                  {"role": "assistant", "content": "<s>I."}, {"role": "user", "content": "日本 🦊"}]
         own = openai.OpenAI(base_url=self.workers[0].http_url + "/v1", api_key="none")
         for temperature in (0, 0.9):
