@@ -2,6 +2,7 @@
 #include "kernels/cpu/mass_audit.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "kernels/core/check.h"
@@ -87,8 +88,13 @@ void MassAudit::Check(const PagedKv& kv, int64_t list, int head_in_group, int64_
   std::vector<double> terms(static_cast<size_t>(position + 1));
   for (int64_t j = 0; j <= position; ++j) {
     const double* key = history.keys.data() + j * d;
-    double product = 0;
-    for (int m = 0; m < d; ++m) product += query[m] * key[m];
+    std::array<double, 4> sums = {};  // one alone would wait for itself
+    int m = 0;
+    for (; m + 4 <= d; m += 4) {
+      for (int i = 0; i < 4; ++i) sums[i] += query[m + i] * key[m + i];
+    }
+    for (; m < d; ++m) sums[0] += query[m] * key[m];
+    const double product = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     terms[static_cast<size_t>(j)] = product / root_d + (gates[position * group] - gates[j * group]);
   }
   const int count = static_cast<int>(terms.size());
