@@ -113,7 +113,7 @@ void Engine::Process(const PlannedSequence& planned, Sequence* sequence, const f
     --sequence->pending;
     Accept(sequence, std::move(*sampled), now, output);
   } else {
-    output->finish = sequence->GrammarEnd();
+    if (sequence->generated() == 0) output->finish = sequence->GrammarEnd();
     if (output->finish) return;
     const size_t last_row = planned.logit_rows.size() - 1;
     const float* row = logits + last_row * static_cast<size_t>(limits_.vocab_size);

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
+#include "engine/flags/flag_set.h"
 #include "engine/request/step_observer.h"
 #include "engine/run/model_runner.h"
 #include "engine/trace/timed_ops.h"
@@ -73,5 +74,6 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config);
 std::optional<AcpMode> ParseAcpMode(const std::string& name);
 const char* NameOf(AcpMode mode);
 const char* NameOf(Quantization quantization);
+void AddQuantization(FlagSet* flags, Quantization* target);
 
 }  // namespace fox

@@ -19,8 +19,7 @@ void EvalFlags::Register(FlagSet& flags) {
   flags.String("model", "DIR", "model directory", &model);
   flags.Choice("device", {"auto", "cpu", "cuda"}, "where to compute", &device);
   flags.DTypeChoice("dtype", "weights and KV pages", &dtype);
-  flags.Enum("quantization", {{"none", Quantization::kNone}, {"fp8", Quantization::kFp8}},
-             "weights of linear layers in 8 bits (e4m3)", &quantization);
+  AddQuantization(&flags, &quantization);
   flags.Choice("acp", {"off", "paper", "certified"}, "which bound drops pages", &acp);
   flags.OptionalDouble("log-tolerance", "X", "log eps [the checkpoint's, or -10]", &log_tolerance);
   flags.Int("chunk", "N", "prefill tokens a step", 1, 1 << 20, &chunk);

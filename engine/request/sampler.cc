@@ -3,6 +3,7 @@
 #include "engine/request/sampler.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -15,6 +16,14 @@ namespace {
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
+
+// Of a mask's word; a table, because SSE shifts all lanes alike.
+constexpr size_t kWordBits = 32;
+constexpr std::array<uint32_t, kWordBits> kBits = [] {
+  std::array<uint32_t, kWordBits> bits{};
+  for (size_t i = 0; i < kWordBits; ++i) bits[i] = uint32_t{1} << i;
+  return bits;
+}();
 
 // Floats as integers of the same order; -0 counts as 0.
 inline int32_t OrderedInt(float x) {
@@ -164,8 +173,8 @@ void TokenCounts::AddGenerated(int32_t id) {
 
 Sampler::Sampler(int32_t vocab_size) : vocab_size_(vocab_size) {
   FOX_CHECK(vocab_size > 0);
-  row_.resize(static_cast<size_t>(vocab_size));
-  weight_.resize(static_cast<size_t>(vocab_size));
+  row_.resize((static_cast<size_t>(vocab_size) + kWordBits - 1) / kWordBits * kWordBits);
+  weight_.resize(row_.size());
   candidates_.reserve(static_cast<size_t>(vocab_size));
 }
 
@@ -220,8 +229,10 @@ void Sampler::ProcessLogits(const SamplingParams& params, const TokenCounts& cou
   for (const int32_t id : masked) {
     if (id >= 0 && id < vocab_size_) at(id) = kMasked;
   }
-  for (int32_t id = 0; id < vocab_size_ && may_follow != nullptr; ++id) {
-    if ((may_follow[id / 32] >> (id % 32) & 1) == 0) at(id) = kMasked;
+  for (size_t begin = 0; begin < row_.size() && may_follow != nullptr; begin += kWordBits) {
+    const uint32_t word = may_follow[begin / kWordBits];
+    float* x = row_.data() + begin;
+    for (size_t i = 0; i < kWordBits; ++i) x[i] = (word & kBits[i]) != 0 ? x[i] : kMasked;
   }
   for (const TokenCounts::Entry& entry : counts.entries()) {
     float& x = at(entry.id);

@@ -32,10 +32,9 @@ constexpr int64_t kCompileSteps = 100'000'000;  // one or two seconds
 constexpr int64_t kMaxBytes = 16 << 20;         // of a compiled grammar
 constexpr int64_t kKeptBytes = 64 << 20;        // of those that no request may need
 constexpr int kMaxRules = 1 << 14;              // the library numbers them in 16 bits
-// Of a matcher: masks may take so many steps at once, and so many for each token, at about 17 ns. A
-// string of bounded length takes 600,000 where a token of 49,000 may end it. What a token adds to
-// the parse stays, at about 40 bytes a step.
-constexpr int64_t kMaskSteps = 4'000'000, kTokenSteps = 700'000, kParseSteps = 4'000'000;
+// Of a matcher: masks may take so many steps at once, and so many for each token. What a token adds
+// to the parse stays, at about 40 bytes a step.
+constexpr int64_t kMaskSteps = 500'000, kTokenSteps = 150'000, kParseSteps = 4'000'000;
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 

@@ -81,6 +81,8 @@ class GrammarCompiler {
   // limits.
   absl::StatusOr<std::shared_ptr<const Grammar>> Compile(const GrammarSource& source,
                                                          const Charge& charge = nullptr);
+  // What is kept of it; null: nothing.
+  std::shared_ptr<const Grammar> Find(const GrammarSource& source);
   int64_t kept_bytes() const;
 
  private:
@@ -89,7 +91,6 @@ class GrammarCompiler {
     GrammarSource source;
     std::shared_ptr<const Grammar> grammar;
   };
-  std::shared_ptr<const Grammar> Find(const GrammarSource& source);
   void Keep(const GrammarSource& source, std::shared_ptr<const Grammar> grammar);
 
   const std::function<std::vector<std::string>()> tokens_;

@@ -33,6 +33,56 @@ fox_meter(grammar_parser.cc "int32_t EBNFParser::ParseChoices() {" 1)
 # Each character that is counted alone takes a mask, 128 of them seconds.
 fox_patch_xgrammar(grammar_parser.cc "kUnzipThreshold = 128;" "kUnzipThreshold = 16;")
 fox_meter(grammar_parser.cc "static const int64_t kUnzipThreshold = 16;" "lower / 2 + upper / 2")
+# Characters that a text follows, as `"` in JSON: each number of them is counted in one way, and
+# what comes behind each is known, up to the text's first byte. Most tokens are then allowed or not
+# without a look at each. The last 16 characters have a mask each, and a rule counts those before
+# them; the last 32, 64 and 128 are parted from those before, for the few tokens that are so long.
+fox_patch_xgrammar(grammar_parser.cc "  elements.push_back(builder_.AddRuleRef(rest_rule_ids[0]));"
+[==[  if (Peek().type == TokenType::StringLiteral && Peek().lexeme.size() > 2) {
+    const std::string text = std::any_cast<std::string>(Peek().value).substr(0, 1);
+    const int32_t behind = builder_.AddSequence({builder_.AddByteString(text)});
+    for (const int32_t rest : rest_rule_ids) builder_.UpdateLookaheadAssertion(rest, behind);
+  }
+  elements.push_back(builder_.AddRuleRef(rest_rule_ids[0]));]==])
+fox_patch_xgrammar(grammar_parser.cc "  // Case 2. upper is unbounded, and lower is large"
+[==[  if (Peek().type == TokenType::StringLiteral && Peek().lexeme.size() > 2 &&
+      builder_.GetGrammarExpr(grammar_expr_id).type ==
+          GrammarBuilder::GrammarExprType::kCharacterClass) {
+    const auto add_rule = [&](std::string name, int32_t is, const std::vector<int32_t>& behind) {
+      const int32_t rule = builder_.AddRuleWithHint(
+          cur_rule_name_ + name, builder_.AddChoices({builder_.AddSequence({is})}));
+      builder_.UpdateLookaheadAssertion(rule, builder_.AddSequence(behind));
+      return rule;
+    };
+    int64_t after = 128;
+    while (after >= upper && upper != -1) after /= 2;
+    const int64_t counted = upper == -1 ? lower : upper - after;
+    const int32_t text =
+        builder_.AddByteString(std::any_cast<std::string>(Peek().value).substr(0, 1));
+    const int32_t any = LegacyHandleRepetitionRange(grammar_expr_id, 0, -1);
+    const int32_t one = add_rule("_before_" + std::to_string(after), grammar_expr_id, {any, text});
+    const int32_t rest =
+        upper == -1 ? any
+                    : builder_.AddRuleRef(add_rule(
+                          "_rest",
+                          HandleRepetitionRange(
+                              grammar_expr_id, std::max<int64_t>(0, lower - counted), after),
+                          {text}));
+    std::vector<int32_t> ways = {
+        builder_.AddSequence({builder_.AddRepeat(one, counted, counted), rest})};
+    if (lower < counted) {
+      ways.push_back(builder_.AddSequence({builder_.AddRepeat(one, lower, counted)}));
+    }
+    return builder_.AddChoices(ways);
+  }
+  // Case 2. upper is unbounded, and lower is large]==])
+fox_patch_xgrammar(grammar_compiler.cc
+"if ((!lookahead_result_pair.second) && is_exact_lookahead) {"
+[==[const std::string& name = grammar_->GetRule(init_rule_id).name;
+          const size_t before = name.rfind("_before_");
+          if (!lookahead_result_pair.second && is_exact_lookahead &&
+              (before == name.npos ||
+               token.size() <= std::strtoul(name.c_str() + before + 8, nullptr, 10))) {]==])
 fox_meter(fsm.cc "  int AddState() {" 16)
 fox_meter(fsm.cc "  void AddEdge(int from, int to, int16_t min, int16_t max) {" 8)
 fox_meter(fsm.cc "    const auto& edges = result.GetFsm().GetEdges(i);" "16 + 16 * edges.size()")

@@ -94,7 +94,9 @@ void Generation::Admit(absl::StatusOr<GenerationSpec> spec) {
   if (!entered_) {
     return OnSubmitted(absl::AlreadyExistsError("request_id: a request with this id is running"));
   }
-  if (!spec_.grammar.has_value()) return Submit();
+  std::shared_ptr<const Grammar> kept;
+  if (spec_.grammar.has_value()) kept = core_.context.grammars->Find(*spec_.grammar);
+  if (!spec_.grammar.has_value() || kept != nullptr) return Submit(kept);
   AdmissionPool& pool = core_.grammars();
   if (pool.queued(info_.client) >= kMaxGrammarsQueued) {
     return OnSubmitted(absl::ResourceExhaustedError("too many grammars wait to be compiled"));
@@ -128,11 +130,11 @@ void Generation::CompileGrammar() {
     return OnSubmitted(absl::Status(
         status.code(), absl::StrCat("sampling.", spec_.grammar_field, ": ", status.message())));
   }
-  for (Request& request : spec_.sequences) request.grammar = *grammar;
-  Submit();
+  Submit(*grammar);
 }
 
-void Generation::Submit() {
+void Generation::Submit(const std::shared_ptr<const Grammar>& grammar) {
+  spec_.grammar.reset();
   v1::PromptInfo* info = prompt_event_.mutable_prompt();
   const Request& first = spec_.sequences.front();
   prompt_tokens_ = static_cast<int64_t>(first.prompt.size());
@@ -150,6 +152,7 @@ void Generation::Submit() {
   for (size_t i = 0; i < spec_.sequences.size(); ++i) {
     Request& request = spec_.sequences[i];
     request.id = ids.emplace_back(core_.engine.NextId());
+    request.grammar = grammar;
     request.client = info_.client;
     request.cache_salt = absl::StrCat(info_.tenant, "/", request.cache_salt);
     request.deadline = info_.deadline;

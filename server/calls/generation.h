@@ -64,7 +64,7 @@ class Generation final : public SubmissionListener,
   void Admit(absl::StatusOr<GenerationSpec> spec);
   // On a thread of its own, which goes through clients in turn.
   void CompileGrammar();
-  void Submit();
+  void Submit(const std::shared_ptr<const Grammar>& grammar);  // null: any answer
   // On the engine's thread; OnSubmitted also where the call ended before it was submitted.
   void OnSubmitted(const absl::Status& status) override;
   void OnOutput(RequestOutput output) override;

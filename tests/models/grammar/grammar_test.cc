@@ -139,6 +139,8 @@ std::vector<Row> Rows() {
        IsJson([](const Json& v) { return v.size() == 2 && v[0].is_number() && v[1] == "x"; })},
       regex("[a-f0-9]{4}(-[a-f0-9]{2})?"),
       regex("(ab|cd)+x?"),
+      {{Kind::kGrammar, "root ::= x_before_x\nx_before_x ::= [0-9]{20,40} \".5\""},
+       Matches("[0-9]{20,40}\\.5")},
       regex("\\d{3}\\.\\d"),
       {{Kind::kRegex, "a.[^b]"},
        [](const std::string& text) {
@@ -175,6 +177,74 @@ TEST(GrammarTest, AnyAnswerThatEndsIsValid) {
       EXPECT_TRUE(row.is_valid(*text)) << row.source.text << " gave " << *text;
     }
     EXPECT_GE(ended, 30) << row.source.text;
+  }
+}
+
+// The mask is what the schema says, for tokens of any length at any place.
+TEST(GrammarTest, FollowsStringsOfBoundedLength) {
+  std::vector<std::string> tokens = {"", "\"", "a", "\xe6\x97\xa5", "\n"};
+  for (const int length : {2, 3, 15, 16, 17, 18, 31, 33, 63, 65, 70, 128, 130}) {
+    for (const char* end : {"", "\"", "\"x"}) {
+      tokens.push_back(std::string(static_cast<size_t>(length), 'a') + end);
+    }
+  }
+  GrammarCompiler compiler([&] { return tokens; });
+  const std::pair<int, int> kBounds[] = {{0, 1},   {2, 8},    {0, 16},    {16, 17},   {3, 17},
+                                         {20, 30}, {33, 33},  {0, 64},    {40, 65},   {0, 200},
+                                         {50, -1}, {150, -1}, {130, 140}, {200, 333}, {64, 130}};
+  for (const auto& [least, most] : kBounds) {
+    const std::string upper = most < 0 ? "" : absl::StrCat(", \"maxLength\": ", most);
+    const auto grammar = compiler.Compile(
+        {Kind::kJsonSchema,
+         absl::StrCat("{\"type\": \"string\", \"minLength\": ", least, upper, "}")});
+    ASSERT_TRUE(grammar.ok()) << grammar.status();
+    for (uint32_t seed = 0; seed < 6; ++seed) {
+      std::mt19937 random(seed);
+      GrammarMatcher matcher(*grammar, {kEnd});
+      ASSERT_TRUE(matcher.Accept(1).ok());
+      for (int length = 0; length < 400 && !matcher.must_end();) {
+        std::vector<int32_t> allowed;
+        for (int32_t id = 1; id < static_cast<int32_t>(tokens.size()); ++id) {
+          const std::string& token = tokens[static_cast<size_t>(id)];
+          const size_t quote = token.find('"');
+          const int end = length + (id == 3 ? 1 : static_cast<int>(token.substr(0, quote).size()));
+          const bool may = id != 4 && (most < 0 || end <= most) &&
+                           (quote == token.npos || (end >= least && quote + 1 == token.size()));
+          ASSERT_EQ(Allows(matcher, id), may) << least << ", " << most << ": " << length << token;
+          if (may) allowed.push_back(id);
+        }
+        // One character in three steps, so that each place near an end is seen.
+        const int32_t id =
+            length < most && random() % 3 == 0 ? 2 : allowed[random() % allowed.size()];
+        length += id == 3 ? 1 : static_cast<int>(tokens[static_cast<size_t>(id)].size());
+        ASSERT_TRUE(matcher.Accept(id).ok()) << matcher.status();
+      }
+    }
+  }
+}
+
+// Within the steps that a token is given.
+TEST(GrammarTest, CountsCharactersAtALargeVocabulary) {
+  GrammarCompiler compiler([] {
+    std::vector<std::string> tokens = {"", "\"", "a"};
+    std::mt19937 random(1);
+    while (tokens.size() < 50000) {
+      std::string& token = tokens.emplace_back(8, ' ');
+      for (char& letter : token) letter = static_cast<char>('a' + random() % 26);
+    }
+    return tokens;
+  });
+  for (const int most : {8, 40}) {
+    const auto grammar = compiler.Compile(
+        {Kind::kJsonSchema, absl::StrCat("{\"type\": \"string\", \"maxLength\": ", most, "}")});
+    ASSERT_TRUE(grammar.ok()) << grammar.status();
+    GrammarMatcher matcher(*grammar, {kEnd});
+    ASSERT_TRUE(matcher.Accept(1).ok());
+    for (int length = 0; length <= most; ++length) {
+      ASSERT_EQ(Allows(matcher, 3), length + 8 <= most);
+      ASSERT_TRUE(matcher.Accept(length < most ? 2 : 1).ok()) << length << matcher.status();
+    }
+    EXPECT_TRUE(matcher.must_end());
   }
 }
 

@@ -109,14 +109,20 @@ TEST_F(GenerationTest, AnAnswerFollowsItsGrammar) {
 }
 
 // One thread compiles: a client with hard grammars waits for itself, and is refused in the end.
+// One that is kept does not wait.
 TEST_F(GenerationTest, GrammarsWaitInTurnAndAClientsAreFew) {
+  v1::GenerateRequest request = GreedyRequest("many", 30);
+  request.mutable_sampling()->set_regex("[0-9]{3}");
+  const FunctionSource::Function known = Converting(request);
+  RecordingConsumer first(*test_.engine), again(*test_.engine);
+  Start(known, &first);
+  EXPECT_TRUE(first.WaitDone().ok());
   std::promise<void> busy, go;
   test_.core->grammars().Post(info_.client, 1, [&] {
     busy.set_value();
     go.get_future().wait();
   });
   busy.get_future().wait();
-  v1::GenerateRequest request = GreedyRequest("many", 30);
   request.mutable_sampling()->set_regex("[a-z]{3}");
   std::vector<std::unique_ptr<RecordingConsumer>> consumers;
   std::vector<std::shared_ptr<Generation>> calls;
@@ -132,6 +138,9 @@ TEST_F(GenerationTest, GrammarsWaitInTurnAndAClientsAreFew) {
   }
   const absl::Status refused = consumers[4]->WaitDone();
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  Start(known, &again);
+  const absl::Status found = again.WaitDone();
+  EXPECT_TRUE(found.ok()) << found;
   calls[0]->Cancel(absl::CancelledError("left"));
   go.set_value();
   EXPECT_TRUE(absl::IsCancelled(consumers[0]->WaitDone()));
