@@ -63,6 +63,8 @@ fox_patch_xgrammar(json_schema_converter.cc "RegexToEBNF(regex_pattern, false)"
                    "RegexToEBNF(fox::PatternInJson(regex_pattern), false)")
 fox_patch_xgrammar(json_schema_converter.cc "range_regex = GenerateRangeRegex(start, end);"
                    "range_regex = fox::IntegerPattern(start, end);")
+fox_patch_xgrammar(structural_tag.cc "Grammar::FromJSONSchema(format.json_schema);"
+                   "Grammar::FromJSONSchema(format.json_schema, /*any_whitespace=*/false);")
 fox_patch_xgrammar(regex_converter.cc [==[R"([\u0000-\U0010FFFF])"]==] [==[R"([^\n\r])"]==])
 fox_patch_xgrammar(regex_converter.cc [==[\u0020\u00a0]==] [==[\u0020 ]==])
 fox_patch_xgrammar(grammar_builder.h "    for (const auto& range : elements) {\n"
