@@ -46,7 +46,7 @@ fox_meter(earley_parser.cc "for (const auto& parent_state_iter : parent_states_m
 fox_meter(earley_parser.cc "const auto in_vec = [&](const ParserState& state_) {"
   "(rule_id_to_completable_states_.Back().end() - rule_id_to_completable_states_.Back().begin())")
 fox_meter(earley_parser.cc "const auto& ref_rule = grammar_->GetRule(ref_rule_id);"
-          "grammar_->allow_empty_rule_ids.size() / 8")
+          "grammar_->allow_empty_rule_ids.size() / 32")
 # A state's mask is kept, and those of all states where an answer may be are joined for each token.
 fox_meter(grammar_compiler.cc "  tmp_uncertain_indices_.clear();\n" "vocab_size / 16")
 fox_meter(grammar_compiler.cc "        is_root_rule\n    );\n    if (max_threads_ > 1) {"
