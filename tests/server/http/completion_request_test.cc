@@ -300,6 +300,11 @@ TEST_F(CompletionRequestTest, ToolsReachPromptAndGrammar) {
     }
     EXPECT_EQ(format, c.format);
   }
+}
+
+TEST_F(CompletionRequestTest, ToolsThatCannotBeCalledAreRefused) {
+  const ChatFormat chat = *ChatFormat::Parse(kToolChat, tokenizer_);
+  context_.chat = &chat;
   const auto refused = [&](const Json& fields) {
     const auto request = ParseChat(fields);
     const absl::Status status =
