@@ -248,6 +248,55 @@ TEST(GrammarTest, CountsCharactersAtALargeVocabulary) {
   }
 }
 
+std::string Calls(const char* type) {
+  const auto tag = [](const char* name, const char* schema) {
+    return absl::StrCat(R"({"type": "tag", "begin": "<c>{)", name, R"( ", "end": "}</c>",
+                            "content": {"type": "json_schema", "json_schema": )",
+                        schema, "}}");
+  };
+  return absl::StrCat(R"({"type": "structural_tag", "format": {)", type, R"(, "tags": [)",
+                      tag("f", R"({"type": "object", "properties": {"a": {"type": "boolean"}},
+                                   "required": ["a"]})"),
+                      ",", tag("g", R"({"enum": [1, 2]})"), "]}}");
+}
+
+// A call is on one line, and text is free up to its first tag.
+TEST(GrammarTest, CallsStandInTextOrAlone) {
+  const auto accept = [](GrammarMatcher* matcher, const std::string& text) {
+    for (const char c : text) {
+      const int32_t id = 1 + static_cast<unsigned char>(c);
+      if (!Allows(*matcher, id) || !matcher->Accept(id).ok()) return false;
+    }
+    return true;
+  };
+  struct Case {
+    const char* type;
+    const char* text;
+    bool begins, ends;
+  };
+  const char* const kAlone = R"("type": "tags_with_separator", "separator": "\n",
+      "at_least_one": true, "stop_after_first": false)";
+  const char* const kAuto = R"("type": "triggered_tags", "triggers": ["<c>"])";
+  const Case cases[] = {{kAlone, "<c>{f {\"a\": true}}</c>\n<c>{g 2}</c>", true, true},
+                        {kAlone, "<c>{f {\"a\": true}}</c>\n", true, false},
+                        {kAlone, "<c>{f {\n", false, false},
+                        {kAlone, "", true, false},
+                        {kAlone, "a", false, false},
+                        {kAuto, "", true, true},
+                        {kAuto, "a\xff <c", true, true},
+                        {kAuto, "a<c>{h", false, false},
+                        {kAuto, "a<c>{g 3", false, false},
+                        {kAuto, "a<c>{g ", true, false},
+                        {kAuto, "<<c>{g 1}</c> and <c>{f {\"a\": false}}</c>.", true, true}};
+  for (const Case& c : cases) {
+    const auto grammar = Compiler().Compile({Kind::kStructuralTag, Calls(c.type)});
+    ASSERT_TRUE(grammar.ok()) << grammar.status();
+    GrammarMatcher matcher(*grammar, {kEnd});
+    EXPECT_EQ(accept(&matcher, c.text), c.begins) << c.text;
+    EXPECT_EQ(c.begins && matcher.may_end(), c.ends) << c.text;
+  }
+}
+
 std::string Times(int count, const std::string& text) {
   std::string all;
   for (int i = 0; i < count; ++i) all += text;
@@ -286,6 +335,8 @@ TEST(GrammarTest, RefusesWhatMeansHarm) {
       {{Kind::kGrammar, "root ::= nothing"}, ""},
       {{Kind::kGrammar, "start ::= \"a\""}, "root"},
       {{Kind::kGrammar, "root ::= " + Times(60000, "(")}, "too large"},
+      {{Kind::kStructuralTag, "{"}, "JSON"},
+      {{Kind::kStructuralTag, R"({"type": "structural_tag", "format": {"type": "x"}})"}, "ormat"},
       {{Kind::kJsonSchema, "{"}, "the schema"},
       {{Kind::kJsonSchema, Times(100, "{\"items\":") + "{}" + Times(100, "}")}, "the schema"},
       {{Kind::kJsonSchema, R"({"type": "array", "uniqueItems": true})"}, "uniqueItems"},
