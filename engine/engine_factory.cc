@@ -239,9 +239,4 @@ const char* NameOf(Quantization quantization) {
   return quantization == Quantization::kFp8 ? "fp8" : "none";
 }
 
-void AddQuantization(FlagSet* flags, Quantization* target) {
-  flags->Enum("quantization", {{"none", Quantization::kNone}, {"fp8", Quantization::kFp8}},
-              "round weights of linear layers to 8 bits (e4m3)", target);
-}
-
 }  // namespace fox

@@ -74,6 +74,9 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config);
 std::optional<AcpMode> ParseAcpMode(const std::string& name);
 const char* NameOf(AcpMode mode);
 const char* NameOf(Quantization quantization);
-void AddQuantization(FlagSet* flags, Quantization* target);
+inline void AddQuantization(FlagSet* flags, Quantization* target) {
+  flags->Enum("quantization", {{"none", Quantization::kNone}, {"fp8", Quantization::kFp8}},
+              "round weights of linear layers to 8 bits (e4m3)", target);
+}
 
 }  // namespace fox

@@ -146,6 +146,29 @@ TEST(SamplerTest, BiasAllowedAndMask) {
   EXPECT_EQ(token.top[3].logprob, -kInfinity);
 }
 
+TEST(SamplerTest, TokensWithoutABitAreMasked) {
+  std::mt19937_64 random(5);
+  for (const int32_t size : {2, 31, 32, 33, 70, 1000}) {
+    const Row row = RandomRow(static_cast<size_t>(size), 3);
+    std::vector<uint32_t> may_follow(static_cast<size_t>(size + 31) / 32);
+    for (uint32_t& word : may_follow) word = static_cast<uint32_t>(random()) | 1;
+    std::vector<int32_t> masked;
+    for (int32_t id = 0; id < size; ++id) {
+      if ((may_follow[static_cast<size_t>(id / 32)] >> (id % 32) & 1) == 0) masked.push_back(id);
+    }
+    Sampler sampler(size);
+    SamplingParams params;
+    params.logprobs = 2;
+    params.logit_bias = {{1, 1.5f}};
+    const auto token = sampler.Sample(row.data(), params, {}, {}, 7, may_follow.data());
+    const SampledToken want = Sample(row, params, 7, {}, masked);
+    ASSERT_TRUE(token.ok());
+    EXPECT_EQ(token->id, want.id);
+    EXPECT_EQ(token->logprob, want.logprob);
+    EXPECT_EQ(token->rank, want.rank);
+  }
+}
+
 TEST(SamplerTest, PenaltiesByHand) {
   TokenCounts counts;
   counts.AddPrompt({3, 0, 3});
