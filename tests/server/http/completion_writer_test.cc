@@ -167,7 +167,8 @@ TEST_F(CompletionWriterTest, ABosThatTheServerAddedIsInNoList) {
 TEST_F(CompletionWriterTest, CallsAreNoText) {
   const ChatFormat chat = *ChatFormat::Parse(
       R"({"roles": {"system": {}, "user": {}, "assistant": {}, "tool": {}},
-          "tools": {"separator": "\n", "call": "<c>{\"", "arguments": "\": ", "call_end": "}</c>"}})",
+          "tools": {"separator": "\n", "call": "<c>{\"", "arguments": "\": ",
+                    "call_end": "}</c>"}})",
       tokenizer_);
   context_.chat = &chat;
   request_.chat = true;
