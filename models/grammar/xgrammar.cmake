@@ -37,45 +37,78 @@ fox_meter(grammar_parser.cc "static const int64_t kUnzipThreshold = 16;" "lower 
 # what comes behind each is known, up to the text's first byte. Most tokens are then allowed or not
 # without a look at each. The last 16 characters have a mask each, and a rule counts those before
 # them; the last 32, 64 and 128 are parted from those before, for the few tokens that are so long.
-fox_patch_xgrammar(grammar_parser.cc "  elements.push_back(builder_.AddRuleRef(rest_rule_ids[0]));"
-[==[  if (Peek().type == TokenType::StringLiteral && Peek().lexeme.size() > 2) {
-    const std::string text = std::any_cast<std::string>(Peek().value).substr(0, 1);
-    const int32_t behind = builder_.AddSequence({builder_.AddByteString(text)});
-    for (const int32_t rest : rest_rule_ids) builder_.UpdateLookaheadAssertion(rest, behind);
+# Strings of all lengths share these rules.
+fox_patch_xgrammar(grammar_parser.cc "  GrammarBuilder builder_;\n"
+[==[  GrammarBuilder builder_;
+  struct Counters {
+    std::vector<int32_t> rests;  // rules of at most so many characters, from one on
+    std::map<int64_t, int32_t> before;
+    int32_t any = -1;
+  };
+  std::map<std::vector<int32_t>, Counters> counters_;  // of characters before a text
+
+  bool IsTextNext() const {
+    return Peek().type == TokenType::StringLiteral && Peek().lexeme.size() > 2;
   }
-  elements.push_back(builder_.AddRuleRef(rest_rule_ids[0]));]==])
+  int32_t AddText() {
+    return builder_.AddByteString(std::any_cast<std::string>(Peek().value).substr(0, 1));
+  }
+  Counters& CountersOf(int32_t characters) {
+    const auto expr = builder_.GetGrammarExpr(characters);
+    std::vector<int32_t> key = {static_cast<int32_t>(expr.type),
+                                std::any_cast<std::string>(Peek().value)[0]};
+    key.insert(key.end(), expr.begin(), expr.end());
+    return counters_[key];
+  }
+  int32_t AddRule(const std::string& name, const std::vector<int32_t>& choices,
+                  const std::vector<int32_t>& behind) {
+    const int32_t rule = builder_.AddRuleWithHint(name, builder_.AddChoices(choices));
+    builder_.UpdateLookaheadAssertion(rule, builder_.AddSequence(behind));
+    return rule;
+  }
+]==])
+fox_patch_xgrammar(grammar_parser.cc "  std::vector<int32_t> rest_rule_ids;"
+[==[  if (IsTextNext()) {
+    std::vector<int32_t>& rests = CountersOf(grammar_expr_id).rests;
+    while (static_cast<int64_t>(rests.size()) < upper - lower) {
+      std::vector<int32_t> next = {grammar_expr_id};
+      if (!rests.empty()) next.push_back(builder_.AddRuleRef(rests.back()));
+      rests.push_back(AddRule(cur_rule_name_ + "_rest",
+                              {builder_.AddEmptyStr(), builder_.AddSequence(next)}, {AddText()}));
+    }
+    elements.push_back(builder_.AddRuleRef(rests[upper - lower - 1]));
+    return builder_.AddSequence(elements);
+  }
+  std::vector<int32_t> rest_rule_ids;]==])
 fox_patch_xgrammar(grammar_parser.cc "  // Case 2. upper is unbounded, and lower is large"
-[==[  if (Peek().type == TokenType::StringLiteral && Peek().lexeme.size() > 2 &&
-      builder_.GetGrammarExpr(grammar_expr_id).type ==
-          GrammarBuilder::GrammarExprType::kCharacterClass) {
-    const auto add_rule = [&](std::string name, int32_t is, const std::vector<int32_t>& behind) {
-      const int32_t rule = builder_.AddRuleWithHint(
-          cur_rule_name_ + name, builder_.AddChoices({builder_.AddSequence({is})}));
-      builder_.UpdateLookaheadAssertion(rule, builder_.AddSequence(behind));
-      return rule;
-    };
+[==[  if (IsTextNext() && builder_.GetGrammarExpr(grammar_expr_id).type ==
+                          GrammarBuilder::GrammarExprType::kCharacterClass) {
     int64_t after = 128;
     while (after >= upper && upper != -1) after /= 2;
     const int64_t counted = upper == -1 ? lower : upper - after;
-    const int32_t text =
-        builder_.AddByteString(std::any_cast<std::string>(Peek().value).substr(0, 1));
-    const int32_t any = LegacyHandleRepetitionRange(grammar_expr_id, 0, -1);
-    const int32_t one = add_rule("_before_" + std::to_string(after), grammar_expr_id, {any, text});
-    const int32_t rest =
-        upper == -1 ? any
-                    : builder_.AddRuleRef(add_rule(
-                          "_rest",
-                          HandleRepetitionRange(
-                              grammar_expr_id, std::max<int64_t>(0, lower - counted), after),
-                          {text}));
+    Counters& counters = CountersOf(grammar_expr_id);
+    if (counters.any < 0) counters.any = LegacyHandleRepetitionRange(grammar_expr_id, 0, -1);
+    const auto [one, is_new] = counters.before.try_emplace(after);
+    if (is_new) {
+      one->second = AddRule(cur_rule_name_ + "_before_" + std::to_string(after),
+                            {builder_.AddSequence({grammar_expr_id})}, {counters.any, AddText()});
+    }
+    int32_t rest = counters.any;
+    if (upper != -1) {
+      const int32_t is = HandleRepetitionRange(
+          grammar_expr_id, std::max<int64_t>(0, lower - counted), after);
+      rest = builder_.AddRuleRef(
+          AddRule(cur_rule_name_ + "_rest", {builder_.AddSequence({is})}, {AddText()}));
+    }
     std::vector<int32_t> ways = {
-        builder_.AddSequence({builder_.AddRepeat(one, counted, counted), rest})};
+        builder_.AddSequence({builder_.AddRepeat(one->second, counted, counted), rest})};
     if (lower < counted) {
-      ways.push_back(builder_.AddSequence({builder_.AddRepeat(one, lower, counted)}));
+      ways.push_back(builder_.AddSequence({builder_.AddRepeat(one->second, lower, counted)}));
     }
     return builder_.AddChoices(ways);
   }
   // Case 2. upper is unbounded, and lower is large]==])
+fox_patch_xgrammar(grammar_parser.cc "#include <variant>\n" "#include <map>\n#include <variant>\n")
 fox_patch_xgrammar(grammar_compiler.cc
 "if ((!lookahead_result_pair.second) && is_exact_lookahead) {"
 [==[const std::string& name = grammar_->GetRule(init_rule_id).name;

@@ -246,6 +246,16 @@ TEST(GrammarTest, CountsCharactersAtALargeVocabulary) {
     }
     EXPECT_TRUE(matcher.must_end());
   }
+  std::string properties;
+  for (int i = 0; i < 12; ++i) {
+    absl::StrAppend(&properties, i > 0 ? ", " : "", "\"p", i,
+                    "\": {\"type\": \"string\", \"minLength\": ", i % 3,
+                    ", \"maxLength\": ", 12 + 5 * i, "}");
+  }
+  const auto grammar =
+      compiler.Compile({Kind::kJsonSchema, absl::StrCat("{\"type\": \"object\", \"properties\": {",
+                                                        properties, "}}")});
+  EXPECT_TRUE(grammar.ok()) << grammar.status();
 }
 
 std::string Calls(const char* type) {
