@@ -51,8 +51,8 @@ absl::StatusOr<Ordered> TagOf(const std::string& text, const ToolFormat& format,
                  {"end", format.call_end}};
 }
 
-// Text with calls in it, or calls alone.
-absl::StatusOr<GrammarSource> CallsOf(const v1::ChatMessages& in, const ToolFormat& format) {
+// Text with calls in it; or calls alone, or calls or what the answer has to be without them.
+absl::Status AddCalls(const v1::ChatMessages& in, const ToolFormat& format, GenerationSpec* spec) {
   if (in.tools_size() > kMaxTools) {
     return absl::InvalidArgumentError(absl::StrCat("tools: at most ", kMaxTools));
   }
@@ -80,14 +80,31 @@ absl::StatusOr<GrammarSource> CallsOf(const v1::ChatMessages& in, const ToolForm
     return absl::InvalidArgumentError("tools: there is none to call, or none of that name");
   Ordered calls = {{"tags", std::move(tags)},
                    {"stop_after_first", in.one_call() || in.has_call_name()}};
-  if (in.call_required() || in.has_call_name()) {
+  const bool required = in.call_required() || in.has_call_name();
+  if (required || spec->grammar.has_value()) {
     calls.update(
         {{"type", "tags_with_separator"}, {"separator", format.separator}, {"at_least_one", true}});
   } else {
     calls.update({{"type", "triggered_tags"}, {"triggers", {format.trigger}}});
   }
-  return GrammarSource{GrammarSource::Kind::kStructuralTag,
-                       Ordered{{"type", "structural_tag"}, {"format", std::move(calls)}}.dump()};
+  if (!required && spec->grammar.has_value()) {
+    const std::string& schema = spec->grammar->text;
+    if (absl::Status status = CheckJsonSchema(schema); !status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(spec->grammar_field, ": ", status.message()));
+    }
+    Ordered text = calls;  // in a form that the library takes beside calls
+    text["tags"] = Ordered::array(
+        {{{"type", "tag"},
+          {"begin", ""},
+          {"content", {{"type", "json_schema"}, {"json_schema", Ordered::parse(schema)}}},
+          {"end", ""}}});
+    text["stop_after_first"] = true;
+    calls = {{"type", "or"}, {"elements", Ordered::array({std::move(calls), std::move(text)})}};
+  }
+  spec->grammar_field = "tools";
+  spec->grammar = {GrammarSource::Kind::kStructuralTag,
+                   Ordered{{"type", "structural_tag"}, {"format", std::move(calls)}}.dump()};
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -111,22 +128,24 @@ absl::Status ConvertGrammar(const v1::GenerateRequest& request, const Conversion
   if (in.choice_size() > 0) {
     take(true, "sampling.choice", ChoiceGrammar({in.choice().begin(), in.choice().end()}));
   }
+  if (count > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(spec->grammar_field,
+                     ": at most one of json_schema, json_object, regex, grammar and choice"));
+  }
   const v1::ChatMessages& chat = request.messages();
   if (chat.tools_size() > 0 || chat.call_required() || chat.has_call_name()) {
     if (context.chat == nullptr || !context.chat->tools().has_value()) {
       return absl::FailedPreconditionError(
           "tools: the model's chat format does not say how they are called");
     }
-    absl::StatusOr<GrammarSource> calls = CallsOf(chat, *context.chat->tools());
-    if (!calls.ok()) return calls.status();
-    take(true, "tools", *std::move(calls));
+    if (spec->grammar.has_value() && spec->grammar->kind != Kind::kJsonSchema) {
+      return absl::InvalidArgumentError(absl::StrCat(spec->grammar_field, ": not beside tools"));
+    }
+    absl::Status status = AddCalls(chat, *context.chat->tools(), spec);
+    if (!status.ok()) return status;
   }
-  if (count == 0) return absl::OkStatus();
-  if (count > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(spec->grammar_field, ": at most one of json_schema, json_object, regex, ",
-                     "grammar, choice and tools"));
-  }
+  if (!spec->grammar.has_value()) return absl::OkStatus();
   if (context.grammars == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         spec->grammar_field, ": the model has no tokenizer, or one whose text is escaped"));

@@ -68,7 +68,7 @@ absl::Status ReadCalls(const Json& calls, v1::ChatMessage* out) {
   for (const Json& call : calls) {
     const std::string name = text(call, "/function/name"), sent = text(call, "/function/arguments");
     const std::string arguments = sent.empty() ? "{}" : sent;
-    const JsonLimits limits = {arguments.size(), kMaxSchemaDepth, arguments.size()};
+    const JsonLimits limits = {arguments.size(), kMaxSchemaDepth, /*max_values=*/1 << 16};
     if (name.empty() || !ReadJsonObject(arguments, limits, "arguments").ok()) {
       return Refused(
           "tool_calls: each must have a function.name, and function.arguments that are "

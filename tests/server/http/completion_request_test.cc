@@ -265,12 +265,16 @@ TEST_F(CompletionRequestTest, ToolsReachPromptAndGrammar) {
     bool told;
     std::string format;  // of the grammar, without the schema
   };
-  const Case cases[] = {{R"("tool_choice": "none")", false, ""},
-                        {R"("tool_choice": "auto")", true, "triggered_tags false f g"},
-                        {R"("parallel_tool_calls": false)", true, "triggered_tags true f g"},
-                        {R"("tool_choice": "required")", true, "tags_with_separator false f g"},
-                        {R"("tool_choice": {"type": "function", "function": {"name": "g"}})", true,
-                         "tags_with_separator true g"}};
+  const Case cases[] = {
+      {R"("tool_choice": "none")", false, ""},
+      {R"("tool_choice": "auto")", true, "triggered_tags false f g"},
+      {R"("parallel_tool_calls": false)", true, "triggered_tags true f g"},
+      {R"("response_format": {"type": "json_object"})", true, "or tags_with_separator false f g"},
+      {R"("tool_choice": "required", "response_format": {"type": "json_object"})", true,
+       "tags_with_separator false f g"},
+      {R"("tool_choice": "required")", true, "tags_with_separator false f g"},
+      {R"("tool_choice": {"type": "function", "function": {"name": "g"}})", true,
+       "tags_with_separator true g"}};
   for (const Case& c : cases) {
     const auto request = ParseCompletion(
         absl::StrCat(R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant",
@@ -289,8 +293,15 @@ TEST_F(CompletionRequestTest, ToolsReachPromptAndGrammar) {
               c.told ? prompt : prompt.substr(prompt.find("U:")));
     std::string format;
     if (spec->grammar.has_value()) {
-      const Json read = Json::parse(spec->grammar->text)["format"];
-      format = absl::StrCat(read["type"].get<std::string>(), " ", read["stop_after_first"].dump());
+      Json read = Json::parse(spec->grammar->text)["format"];
+      if (read["type"] == "or") {
+        format = "or ";
+        EXPECT_TRUE(grammars->Compile(*spec->grammar).ok());
+        EXPECT_EQ(read["elements"][1]["tags"][0]["content"]["json_schema"]["type"], "object");
+        read = Json(read["elements"][0]);
+      }
+      absl::StrAppend(&format, read["type"].get<std::string>(), " ",
+                      read["stop_after_first"].dump());
       for (const Json& tag : read["tags"]) {
         const auto begin = tag["begin"].get<std::string>();
         absl::StrAppend(&format, " ", begin.substr(5, 1));
@@ -335,8 +346,9 @@ TEST_F(CompletionRequestTest, ToolsThatCannotBeCalledAreRefused) {
        "tools: there is none to call"},
       {{{"tool_choice", "required"}}, "tools: there is none to call"},
       {{{"tools", {tool}}, {"parallel_tool_calls", 1}}, "parallel_tool_calls: must be true"},
-      {{{"tools", {tool}}, {"response_format", {{"type", "json_object"}}}},
-       "tools: at most one of"},
+      {{{"tools", {tool}}, {"structured_outputs", {{"regex", "a"}}}}, "regex: not beside tools"},
+      {{{"tools", {tool}}, {"structured_outputs", {{"json", {{"not", 1}}}}}},
+       "json_schema: not is"},
       {{{"messages", {{{"role", "assistant"}, {"tool_calls", 1}}}}},
        "messages[0].tool_calls: must"},
       {{{"messages", {{{"role", "assistant"}, {"tool_calls", {1}}}}}},
