@@ -134,6 +134,16 @@ std::vector<Row> Rows() {
                   [{"$ref": "#/$defs/node"}, {"type": "null"}]}}, "required": ["next"]}},
                   "$ref": "#/$defs/node"})"),
        IsJson([](const Json& v) { return v.is_object() && v.size() == 1 && v.contains("next"); })},
+      {schema(R"({"oneOf": [{"type": "string", "maxLength": 2}, {"type": ["integer", "null"]},
+                  {"enum": [true]}]})"),
+       IsJson([](const Json& v) {
+         return v.is_string() || v.is_number_integer() || v.is_null() || v == true;
+       })},
+      {schema(R"({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {
+                  "a": {"type": "object", "required": ["k"], "properties": {"k": {"const": "a"}}},
+                  "b": {"required": ["n", "k"],
+                        "properties": {"k": {"enum": ["b", "c"]}, "n": {"type": "null"}}}}})"),
+       IsJson([](const Json& v) { return (v["k"] == "a") == !v.contains("n"); })},
       {schema(R"({"type": "array", "prefixItems": [{"type": "integer"}, {"const": "x"}],
                   "items": false, "minItems": 2})"),
        IsJson([](const Json& v) { return v.size() == 2 && v[0].is_number() && v[1] == "x"; })},
@@ -331,6 +341,9 @@ TEST(GrammarTest, IntegersKeepToTheirRange) {
 }
 
 TEST(GrammarTest, RefusesWhatMeansHarm) {
+  std::string distinct = R"({"oneOf": [{"const": -1})";
+  for (int i = 0; i < 999; ++i) absl::StrAppend(&distinct, R"(, {"const": )", i, "}");
+  distinct += "]}";
   const std::pair<GrammarSource, const char*> kRows[] = {
       {{Kind::kRegex, "((((a{100}){100}){100}){100}){100}"}, "too large"},
       {{Kind::kRegex, "(a{1000000000})"}, "too large"},
@@ -350,7 +363,19 @@ TEST(GrammarTest, RefusesWhatMeansHarm) {
       {{Kind::kJsonSchema, "{"}, "the schema"},
       {{Kind::kJsonSchema, Times(100, "{\"items\":") + "{}" + Times(100, "}")}, "the schema"},
       {{Kind::kJsonSchema, R"({"type": "array", "uniqueItems": true})"}, "uniqueItems"},
-      {{Kind::kJsonSchema, R"({"oneOf": [{"type": "string"}]})"}, "oneOf"},
+      {{Kind::kJsonSchema, R"({"oneOf": [{"type": "integer"}, {"enum": ["a", 1.5]}]})"},
+       "oneOf is"},
+      {{Kind::kJsonSchema, R"({"oneOf": [{"type": "string"}, {"properties": {}}]})"}, "oneOf is"},
+      {{Kind::kJsonSchema, R"({"oneOf": [
+           {"type": "object", "required": ["k"], "properties": {"k": {"const": 1}}},
+           {"type": "object", "properties": {"k": {"const": 2}}}]})"},
+       "oneOf is"},
+      {{Kind::kJsonSchema, R"({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}],
+                               "$defs": {"a": {"const": 1}}})"},
+       "oneOf is"},
+      {{Kind::kJsonSchema, absl::StrCat(R"({"oneOf": [)", Times(999, "{\"const\": 1},"), "{}]}")},
+       "oneOf is"},
+      {{Kind::kJsonSchema, distinct}, "oneOf has too much"},
       {{Kind::kJsonSchema, R"({"$ref": "http://x/y"})"}, "$ref"},
       {{Kind::kJsonSchema, R"({"$ref": "#/$defs/none"})"}, ""},
       {{Kind::kJsonSchema, R"({"type": "string", "minLength": 1000000000})"}, "minLength"},
