@@ -13,6 +13,7 @@
 #include "models/grammar/json_pattern.h"
 #include "models/tokenizer/utf8.h"
 #include "nlohmann/json.hpp"
+#include "tests/models/tokenizer/small_vocabulary.h"
 
 namespace fox {
 namespace {
@@ -243,6 +244,19 @@ TEST(GrammarTest, CallsStandInTextOrAlone) {
     EXPECT_EQ(accept(&matcher, c.text), c.begins) << c.text;
     EXPECT_EQ(c.begins && matcher.may_end(), c.ends) << c.text;
   }
+}
+
+TEST(GrammarTest, AnAddedTokenIsInAnAnswerWhereItIsATagAlone) {
+  BpeDefinition definition = SmallDefinition();
+  definition.added.push_back({.content = "<c>", .id = 259, .special = false, .file = "V"});
+  definition.added.push_back({.content = "<d>", .id = 260, .special = false, .file = "V"});
+  const auto tokenizer = *ByteLevelBpe::Create(definition, 261);
+  const auto compiler = GrammarCompiler::Create(*tokenizer, 261, {}, "<c>{");
+  const auto grammar = compiler->Compile({Kind::kRegex, "(<c>|<d>)x?"});
+  ASSERT_TRUE(grammar.ok()) << grammar.status();
+  const GrammarMatcher matcher(*grammar, {258});
+  EXPECT_TRUE(Allows(matcher, '<') && Allows(matcher, 259));
+  EXPECT_FALSE(Allows(matcher, 260) || Allows(matcher, 258));
 }
 
 std::string Times(int count, const std::string& text) {
