@@ -52,7 +52,7 @@ absl::StatusOr<Ordered> TagOf(const std::string& text, const ToolFormat& format,
 }
 
 // Text with calls in it; or calls alone, or calls or what the answer has to be without them.
-absl::Status AddCalls(const v1::ChatMessages& in, const ToolFormat& format, GenerationSpec* spec) {
+absl::Status AddTools(const v1::ChatMessages& in, const ToolFormat& format, GenerationSpec* spec) {
   if (in.tools_size() > kMaxTools) {
     return absl::InvalidArgumentError(absl::StrCat("tools: at most ", kMaxTools));
   }
@@ -142,7 +142,7 @@ absl::Status ConvertGrammar(const v1::GenerateRequest& request, const Conversion
     if (spec->grammar.has_value() && spec->grammar->kind != Kind::kJsonSchema) {
       return absl::InvalidArgumentError(absl::StrCat(spec->grammar_field, ": not beside tools"));
     }
-    absl::Status status = AddCalls(chat, *context.chat->tools(), spec);
+    absl::Status status = AddTools(chat, *context.chat->tools(), spec);
     if (!status.ok()) return status;
   }
   if (!spec->grammar.has_value()) return absl::OkStatus();

@@ -13,6 +13,7 @@
 #include "models/grammar/json_pattern.h"
 #include "models/tokenizer/utf8.h"
 #include "nlohmann/json.hpp"
+#include "tests/models/tokenizer/small_vocabulary.h"
 
 namespace fox {
 namespace {
@@ -134,16 +135,6 @@ std::vector<Row> Rows() {
                   [{"$ref": "#/$defs/node"}, {"type": "null"}]}}, "required": ["next"]}},
                   "$ref": "#/$defs/node"})"),
        IsJson([](const Json& v) { return v.is_object() && v.size() == 1 && v.contains("next"); })},
-      {schema(R"({"oneOf": [{"type": "string", "maxLength": 2}, {"type": ["integer", "null"]},
-                  {"enum": [true]}]})"),
-       IsJson([](const Json& v) {
-         return v.is_string() || v.is_number_integer() || v.is_null() || v == true;
-       })},
-      {schema(R"({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {
-                  "a": {"type": "object", "required": ["k"], "properties": {"k": {"const": "a"}}},
-                  "b": {"required": ["n", "k"],
-                        "properties": {"k": {"enum": ["b", "c"]}, "n": {"type": "null"}}}}})"),
-       IsJson([](const Json& v) { return (v["k"] == "a") == !v.contains("n"); })},
       {schema(R"({"type": "array", "prefixItems": [{"type": "integer"}, {"const": "x"}],
                   "items": false, "minItems": 2})"),
        IsJson([](const Json& v) { return v.size() == 2 && v[0].is_number() && v[1] == "x"; })},
@@ -175,8 +166,26 @@ std::vector<Row> Rows() {
   };
 }
 
+std::vector<Row> UnionRows() {
+  return {
+      {{Kind::kJsonSchema,
+        R"({"oneOf": [{"type": "string", "maxLength": 2}, {"type": ["integer", "null"]},
+                  {"enum": [true]}]})"},
+       IsJson([](const Json& v) {
+         return v.is_string() || v.is_number_integer() || v.is_null() || v == true;
+       })},
+      {{Kind::kJsonSchema, R"({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {
+                  "a": {"type": "object", "required": ["k"], "properties": {"k": {"const": "a"}}},
+                  "b": {"required": ["n", "k"],
+                        "properties": {"k": {"enum": ["b", "c"]}, "n": {"type": "null"}}}}})"},
+       IsJson([](const Json& v) { return (v["k"] == "a") == !v.contains("n"); })},
+  };
+}
+
 TEST(GrammarTest, AnyAnswerThatEndsIsValid) {
-  for (const Row& row : Rows()) {
+  std::vector<Row> rows = Rows();
+  for (const Row& row : UnionRows()) rows.push_back(row);
+  for (const Row& row : rows) {
     const auto grammar = Compiler().Compile(row.source);
     ASSERT_TRUE(grammar.ok()) << row.source.text << ": " << grammar.status();
     int ended = 0;
@@ -315,6 +324,19 @@ TEST(GrammarTest, CallsStandInTextOrAlone) {
     EXPECT_EQ(accept(&matcher, c.text), c.begins) << c.text;
     EXPECT_EQ(c.begins && matcher.may_end(), c.ends) << c.text;
   }
+}
+
+TEST(GrammarTest, AnAddedTokenIsInAnAnswerWhereItIsATagAlone) {
+  BpeDefinition definition = SmallDefinition();
+  definition.added.push_back({.content = "<c>", .id = 259, .special = false, .file = "V"});
+  definition.added.push_back({.content = "<d>", .id = 260, .special = false, .file = "V"});
+  const auto tokenizer = *ByteLevelBpe::Create(definition, 261);
+  const auto compiler = GrammarCompiler::Create(*tokenizer, 261, {}, "<c>{");
+  const auto grammar = compiler->Compile({Kind::kRegex, "(<c>|<d>)x?"});
+  ASSERT_TRUE(grammar.ok()) << grammar.status();
+  const GrammarMatcher matcher(*grammar, {258});
+  EXPECT_TRUE(Allows(matcher, '<') && Allows(matcher, 259));
+  EXPECT_FALSE(Allows(matcher, 260) || Allows(matcher, 258));
 }
 
 std::string Times(int count, const std::string& text) {
