@@ -91,7 +91,9 @@ void MassAudit::Check(const PagedKv& kv, int64_t list, int head_in_group, int64_
     std::array<double, 4> sums = {};  // one alone would wait for itself
     int m = 0;
     for (; m + 4 <= d; m += 4) {
-      for (int i = 0; i < 4; ++i) sums[i] += query[m + i] * key[m + i];
+      for (size_t i = 0; i < sums.size(); ++i) {
+        sums[i] += query[static_cast<size_t>(m) + i] * key[static_cast<size_t>(m) + i];
+      }
     }
     for (; m < d; ++m) sums[0] += query[m] * key[m];
     const double product = (sums[0] + sums[1]) + (sums[2] + sums[3]);

@@ -181,8 +181,8 @@ struct GrammarCompiler::Vocabulary {
 
 std::unique_ptr<GrammarCompiler> GrammarCompiler::Create(const Tokenizer& tokenizer,
                                                          int64_t vocab_size,
-                                                         std::vector<int32_t> never,
-                                                         std::string tags) {
+                                                         const std::vector<int32_t>& never,
+                                                         const std::string& tags) {
   if (tokenizer.info().json_escaped) return nullptr;
   return std::make_unique<GrammarCompiler>([=, &tokenizer] {
     std::vector<std::string> tokens(static_cast<size_t>(vocab_size));

@@ -72,7 +72,8 @@ class GrammarCompiler {
   // and those that are `never` part of a text are in no answer. The tokenizer must outlive the
   // compiler.
   static std::unique_ptr<GrammarCompiler> Create(const Tokenizer& tokenizer, int64_t vocab_size,
-                                                 std::vector<int32_t> never, std::string tags = "");
+                                                 const std::vector<int32_t>& never,
+                                                 const std::string& tags = "");
   // `tokens`: the bytes of each, called once; empty: in no answer.
   explicit GrammarCompiler(std::function<std::vector<std::string>()> tokens);
   ~GrammarCompiler();

@@ -188,9 +188,8 @@ void ReadCounts(JsonFields* fields, CompletionRequest* out) {
 
 // A schema as the client wrote it: its order is that of the properties.
 std::string SchemaAt(const std::string& body, const char* pointer) {
-  using Ordered = nlohmann::ordered_json;
-  const Ordered all = Ordered::parse(body, nullptr, /*allow_exceptions=*/false);
-  const Ordered& schema = all.at(Ordered::json_pointer(pointer));
+  const auto all = nlohmann::ordered_json::parse(body, nullptr, /*allow_exceptions=*/false);
+  const auto& schema = all.at(nlohmann::ordered_json::json_pointer(pointer));
   return schema.is_string() ? schema.get<std::string>() : schema.dump();
 }
 
