@@ -2,10 +2,10 @@
 #include "kernels/cpu/mass_audit.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "kernels/core/check.h"
+#include "kernels/core/dot.h"
 
 namespace fox {
 
@@ -87,16 +87,7 @@ void MassAudit::Check(const PagedKv& kv, int64_t list, int head_in_group, int64_
   const double root_d = std::sqrt(static_cast<double>(d));
   std::vector<double> terms(static_cast<size_t>(position + 1));
   for (int64_t j = 0; j <= position; ++j) {
-    const double* key = history.keys.data() + j * d;
-    std::array<double, 4> sums = {};  // one alone would wait for itself
-    int m = 0;
-    for (; m + 4 <= d; m += 4) {
-      for (size_t i = 0; i < sums.size(); ++i) {
-        sums[i] += query[static_cast<size_t>(m) + i] * key[static_cast<size_t>(m) + i];
-      }
-    }
-    for (; m < d; ++m) sums[0] += query[m] * key[m];
-    const double product = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    const double product = Dot(query, history.keys.data() + j * d, d);
     terms[static_cast<size_t>(j)] = product / root_d + (gates[position * group] - gates[j * group]);
   }
   const int count = static_cast<int>(terms.size());
