@@ -17,17 +17,14 @@ namespace {
 using Json = nlohmann::json;
 using Ordered = nlohmann::ordered_json;
 
-absl::Status Refused(absl::string_view message) { return absl::InvalidArgumentError(message); }
-
 // With the spaces of Python's json.dumps: models know it from templates.
 std::string Spaced(const Ordered& value) {
   std::string out;
-  bool quoted = false, escaped = false;
+  JsonQuotes quotes;
   for (const char c : value.dump()) {
     out += c;
-    if (!quoted && (c == ',' || c == ':')) out += ' ';
-    if (c == '"' && !escaped) quoted = !quoted;
-    escaped = c == '\\' && !escaped;
+    if (!quotes.open() && (c == ',' || c == ':')) out += ' ';
+    quotes.Read(c);
   }
   return out;
 }
@@ -40,18 +37,19 @@ absl::Status ReadContent(const Json* value, std::string* out) {
     *out = value->get<std::string>();
     return absl::OkStatus();
   }
-  if (value == nullptr || !value->is_array()) return Refused(kForm);
+  if (value == nullptr || !value->is_array()) return absl::InvalidArgumentError(kForm);
   std::vector<std::string> lines;
   for (const Json& part : *value) {
-    if (!part.is_object()) return Refused(kForm);
+    if (!part.is_object()) return absl::InvalidArgumentError(kForm);
     JsonFields fields(part);
     const std::string type = fields.String("type").value_or("");
     if (type != "text" && !type.empty()) {
-      return Refused(absl::StrCat("content: no part of type ", absl::CHexEscape(type.substr(0, 32)),
-                                  "; text alone is supported"));
+      return absl::InvalidArgumentError(absl::StrCat("content: no part of type ",
+                                                     absl::CHexEscape(type.substr(0, 32)),
+                                                     "; text alone is supported"));
     }
     std::optional<std::string> text = fields.String("text");
-    if (type.empty() || !text.has_value()) return Refused(kForm);
+    if (type.empty() || !text.has_value()) return absl::InvalidArgumentError(kForm);
     lines.push_back(*std::move(text));
   }
   *out = absl::StrJoin(lines, "\n");
@@ -64,13 +62,13 @@ absl::Status ReadCalls(const Json& calls, v1::ChatMessage* out) {
     const bool is_text = call.is_object() && call.contains(at) && call.at(at).is_string();
     return is_text ? call.at(at).get<std::string>() : "";
   };
-  if (!calls.is_array()) return Refused("tool_calls: must be a list");
+  if (!calls.is_array()) return absl::InvalidArgumentError("tool_calls: must be a list");
   for (const Json& call : calls) {
     const std::string name = text(call, "/function/name"), sent = text(call, "/function/arguments");
     const std::string arguments = sent.empty() ? "{}" : sent;
     const JsonLimits limits = {arguments.size(), kMaxSchemaDepth, /*max_values=*/1 << 16};
     if (name.empty() || !ReadJsonObject(arguments, limits, "arguments").ok()) {
-      return Refused(
+      return absl::InvalidArgumentError(
           "tool_calls: each must have a function.name, and function.arguments that are "
           "the text of a JSON object");
     }
@@ -82,7 +80,7 @@ absl::Status ReadCalls(const Json& calls, v1::ChatMessage* out) {
 }
 
 absl::Status ReadMessage(const Json& message, v1::ChatMessage* out) {
-  if (!message.is_object()) return Refused("role: must be set");
+  if (!message.is_object()) return absl::InvalidArgumentError("role: must be set");
   JsonFields fields(message);
   const std::string role = fields.String("role").value_or("");
   const Json* content = fields.Find("content");
@@ -90,7 +88,7 @@ absl::Status ReadMessage(const Json& message, v1::ChatMessage* out) {
   fields.Find("tool_call_id");  // answers come in the order of the calls
   absl::Status status = fields.status();
   if (status.ok()) status = CheckUnreadFields(fields);
-  if (status.ok() && role.empty()) return Refused("role: must be set");
+  if (status.ok() && role.empty()) return absl::InvalidArgumentError("role: must be set");
   if (status.ok() && calls != nullptr) status = ReadCalls(*calls, out);
   if (status.ok() && (content != nullptr || out->tool_calls().empty())) {
     status = ReadContent(content, out->mutable_content());
@@ -102,12 +100,14 @@ absl::Status ReadMessage(const Json& message, v1::ChatMessage* out) {
 }  // namespace
 
 absl::Status ReadMessages(const Json* value, v1::ChatMessages* out) {
-  if (value == nullptr) return Refused("messages: must be set");
-  if (!value->is_array()) return Refused("messages: must be a list of {\"role\", \"content\"}");
+  if (value == nullptr) return absl::InvalidArgumentError("messages: must be set");
+  if (!value->is_array())
+    return absl::InvalidArgumentError("messages: must be a list of {\"role\", \"content\"}");
   for (const Json& message : *value) {
     const int place = out->turns_size();
     const absl::Status status = ReadMessage(message, out->add_turns());
-    if (!status.ok()) return Refused(absl::StrCat("messages[", place, "].", status.message()));
+    if (!status.ok())
+      return absl::InvalidArgumentError(absl::StrCat("messages[", place, "].", status.message()));
   }
   return absl::OkStatus();
 }

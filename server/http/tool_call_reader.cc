@@ -57,10 +57,9 @@ void ToolCallReader::ReadText(char byte, std::string* content) {
 
 // Up to the brace that ends the object.
 void ToolCallReader::ReadArgument(char byte) {
-  if (!quoted_ && byte == '{') ++depth_;
-  if (!quoted_ && byte == '}' && --depth_ == 0) place_ = Place::kEnd;
-  if (byte == '"' && !escaped_) quoted_ = !quoted_;
-  escaped_ = byte == '\\' && !escaped_;
+  if (!quotes_.open() && byte == '{') ++depth_;
+  if (!quotes_.open() && byte == '}' && --depth_ == 0) place_ = Place::kEnd;
+  quotes_.Read(byte);
 }
 
 }  // namespace fox

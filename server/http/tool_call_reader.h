@@ -8,6 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "models/tokenizer/chat_format.h"
 #include "models/tokenizer/stop_matcher.h"
+#include "server/http/json_fields.h"
 
 namespace fox {
 
@@ -41,7 +42,7 @@ class ToolCallReader {
   std::string held_;  // of the text before a call, of its name or of its end
   // Of the arguments.
   int depth_ = 0;
-  bool quoted_ = false, escaped_ = false;
+  JsonQuotes quotes_;
   size_t calls_ = 0;
 };
 
