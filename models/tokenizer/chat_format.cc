@@ -256,13 +256,15 @@ absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(const Tokenizer& tokeniz
     tools.empty() ? text.Mark(*default_system_) : tell_tools(tools_->prefix_alone);
     text.Mark(system.suffix);
   }
-  for (const ChatMessage& message : messages) {
-    const bool first = &message == &messages.front(), last = &message == &messages.back();
-    const auto answers = [&](const ChatMessage& other) {
-      return message.role == "tool" && other.role == "tool" && tools_.has_value();
-    };
+  // Whether a tool's answer follows another one at `i`.
+  const auto joins = [&](size_t i) {
+    return tools_.has_value() && i > 0 && i < messages.size() && messages[i].role == "tool" &&
+           messages[i - 1].role == "tool";
+  };
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const ChatMessage& message = messages[i];
     const Role& role = roles_.at(message.role);
-    text.Mark(!first && answers((&message)[-1]) ? tools_->next_response : role.prefix);
+    text.Mark(joins(i) ? tools_->next_response : role.prefix);
     text.Content(role.trim ? Stripped(message.content) : message.content);
     if (message.role == "system" && !tools.empty()) tell_tools(tools_->prefix);
     for (const ToolCall& call : message.calls) {
@@ -273,8 +275,8 @@ absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(const Tokenizer& tokeniz
       text.Content(call.arguments);
       text.Mark(tools_->call_end);
     }
-    const bool open = last && continue_final_message;
-    if (!open && (last || !answers((&message)[1]))) text.Mark(role.suffix);
+    const bool open = continue_final_message && i + 1 == messages.size();
+    if (!open && !joins(i + 1)) text.Mark(role.suffix);
   }
   if (!continue_final_message) text.Mark(add_generation_prompt ? generation_prompt_ : end_);
   return text.Finish();
