@@ -23,8 +23,9 @@ struct EngineConfig {
   std::string device = "cpu";  // cpu | cuda | auto: cuda where there is one
   std::string dtype = "auto";  // auto | f64 | f32 | bf16; cuda: auto | bf16
   Quantization quantization = Quantization::kNone;
-  // max_model_len 0: see MemoryRequest; loading sets kv_dtype, num_pages, snapshot_slots,
-  // swap_bytes
+  std::optional<DType> kv_cache_dtype;  // kE4M3; unset: as the weights; fp8 not beside f64
+  // max_model_len 0: see MemoryRequest; loading sets dtype, kv_dtype, num_pages,
+  // snapshot_slots, swap_bytes
   RunnerOptions runner;
   EngineOptions engine;                   // loading sets acp, log_tolerance and eos_token_ids
   std::optional<double> log_tolerance;    // log eps; unset: the checkpoint's own, else -10
@@ -68,6 +69,10 @@ struct LoadedEngine {
 
 // Errors are one line that names the flag, key or tensor; nothing has been started then.
 absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config);
+
+// What --kv-cache-dtype means.
+inline const std::vector<std::pair<std::string, std::optional<DType>>> kKvCacheDTypes = {
+    {"auto", std::nullopt}, {"fp8", DType::kE4M3}};
 
 // Parses "off", "paper", "certified".
 std::optional<AcpMode> ParseAcpMode(const std::string& name);

@@ -32,9 +32,9 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWo
   const int64_t lists = shape.max_slots * shape.lists_per_slot();
   const int64_t heads = static_cast<int64_t>(shape.max_slots) * shape.layers * shape.q_heads;
   const int64_t wide = static_cast<int64_t>(SizeOf(shape.residual_dtype()));
-  const int64_t element = static_cast<int64_t>(SizeOf(shape.dtype));
-  view_.keys = Allocate<std::byte>(ops, pages * kPageTokens * shape.head_dim * element);
-  view_.values = Allocate<std::byte>(ops, pages * kPageTokens * shape.head_dim * element);
+  view_.keys = Allocate<std::byte>(ops, pages * shape.kv_bytes());
+  view_.values = Allocate<std::byte>(ops, pages * shape.kv_bytes());
+  view_.exponents = Allocate<int8_t>(ops, pages * shape.exponent_bytes());
   view_.log_f_offset = Allocate<std::byte>(ops, pages * group * kPageTokens * wide);
   view_.page_cum_log_f = Allocate<double>(ops, pages * group);
   view_.log_mass_bound = Allocate<double>(ops, pages * group);
@@ -69,8 +69,8 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWo
   const PoolFault none = PoolFault::kNone;
   ops.CopyToDevice(&none, sizeof(none), view_.pool_fault, nullptr);
   if (shape.poison_free_pages) {
-    PoisonPages(ops, view_.keys, pages * kPageTokens * shape.head_dim * element);
-    PoisonPages(ops, view_.values, pages * kPageTokens * shape.head_dim * element);
+    PoisonPages(ops, view_.keys, pages * shape.kv_bytes());
+    PoisonPages(ops, view_.values, pages * shape.kv_bytes());
   }
   std::vector<int32_t> slots(static_cast<size_t>(shape.max_slots));
   std::iota(slots.begin(), slots.end(), 0);

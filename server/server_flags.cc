@@ -45,6 +45,8 @@ void RegisterModel(ServerFlags* f, FlagSet* set) {
   set->Choice("device", {"auto", "cpu", "cuda"}, "where to compute; auto: a GPU if there is one",
               &f->engine.device);
   set->DTypeChoice("dtype", "type of weights and pages", &f->engine.dtype);
+  set->Enum("kv-cache-dtype", kKvCacheDTypes,
+            "type of keys and values in pages; fp8: 8 bits (e4m3)", &f->engine.kv_cache_dtype);
   set->Enum("quantization", {{"none", Quantization::kNone}, {"fp8", Quantization::kFp8}},
             "round weights of linear layers to 8 bits (e4m3)", &f->engine.quantization);
   set->Int("threads", "N", "threads of the CPU backend; 0: one per core", 0, 4096,

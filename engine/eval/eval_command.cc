@@ -21,6 +21,8 @@ void EvalFlags::Register(FlagSet& flags) {
   flags.DTypeChoice("dtype", "weights and KV pages", &dtype);
   flags.Enum("quantization", {{"none", Quantization::kNone}, {"fp8", Quantization::kFp8}},
              "weights of linear layers in 8 bits (e4m3)", &quantization);
+  flags.Enum("kv-cache-dtype", kKvCacheDTypes, "keys and values of pages; fp8: in 8 bits (e4m3)",
+             &kv_cache_dtype);
   flags.Choice("acp", {"off", "paper", "certified"}, "which bound drops pages", &acp);
   flags.OptionalDouble("log-tolerance", "X", "log eps [the checkpoint's, or -10]", &log_tolerance);
   flags.Int("chunk", "N", "prefill tokens a step", 1, 1 << 20, &chunk);
@@ -35,6 +37,7 @@ EngineConfig EvalFlags::Config(int64_t tokens) const {
   config.device = device;
   config.dtype = dtype;
   config.quantization = quantization;
+  config.kv_cache_dtype = kv_cache_dtype;
   config.runner.acp = *ParseAcpMode(acp);
   config.log_tolerance = log_tolerance;
   config.threads = static_cast<int>(threads);

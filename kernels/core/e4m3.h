@@ -1,5 +1,6 @@
-// Weights of 8 bits: a row is e4m3 codes (sign, 4 bits of exponent, 3 of mantissa; magnitudes up to
-// 448) times a power of two of its own, which bf16 and wider types hold exactly.
+// Numbers of 8 bits, of weights and of pages: a row is e4m3 codes (sign, 4 bits of exponent, 3 of
+// mantissa; magnitudes up to 448) times a power of two of its own, which bf16 and wider types hold
+// exactly.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,11 @@
 
 namespace fox {
 
-// REQUIRES: -126 <= exponent <= 127.
+// The exponent of a row with a NaN or infinity, all of which becomes NaN: the power is infinite and
+// its codes are zero.
+inline constexpr int kNoExponent = -128;
+
+// REQUIRES: -126 <= exponent <= 127, or kNoExponent.
 constexpr float PowerOfTwo(int exponent) {
   return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23);
 }
@@ -41,13 +46,17 @@ inline BFloat16 E4M3Value(uint8_t code, int exponent) {
   return value;
 }
 
-// Rounds a row of finite numbers once; returns its exponent, the smallest with which the largest
+// Rounds a row once; returns its exponent: kNoExponent or the smallest with which the largest
 // magnitude is at most 448 (so above 224), but for what bf16 cannot hold in [-117, 119]. A rounded
 // row stays as it is.
 inline int EncodeE4M3(const float* row, int64_t count, uint8_t* codes) {
   uint32_t largest = 0;  // as an integer
   for (int64_t i = 0; i < count; ++i) {
     largest = std::max(largest, std::bit_cast<uint32_t>(row[i]) & 0x7fffffffu);
+  }
+  if (largest >= 0x7f800000u) {
+    std::fill_n(codes, count, uint8_t{0});
+    return kNoExponent;
   }
   int exponent = 0;
   const float fraction = std::frexp(std::bit_cast<float>(largest), &exponent);

@@ -110,7 +110,7 @@ void RoundToBFloat16(HeadInputs& in) {
   }
 }
 
-void SetBounds(HeadInputs& in) {
+void SetBounds(HeadInputs& in, DType pages) {
   const HeadShape& shape = in.shape;
   const int d = shape.head_dim, group = shape.q_heads / shape.kv_heads;
   const bool bounded = shape.norm_caps || !in.q_norm.empty();
@@ -136,8 +136,10 @@ void SetBounds(HeadInputs& in) {
       in.bound_diagonal.push_back(static_cast<float>(std::max(gq, pair)));
     }
     const auto at = static_cast<size_t>(h);
-    if (bounded) in.self_logit_bound[at] = SelfLogitBound(d, product, q_max, k_max, shape.rope);
-    if (bounded) in.max_logit_bound[at] = MaxLogitBound(d, q_max, k_max);
+    if (bounded) {
+      in.self_logit_bound[at] = SelfLogitBound(d, product, q_max, k_max, shape.rope, pages);
+      in.max_logit_bound[at] = MaxLogitBound(d, q_max, k_max, pages);
+    }
     if (shape.sink) {
       in.self_logit_bound[at] =
           std::min(in.self_logit_bound[at], -static_cast<double>(in.sink[at]));

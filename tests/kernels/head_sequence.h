@@ -72,8 +72,9 @@ HeadInputs RandomInputs(const HeadShape& shape, int64_t length, uint64_t seed,
                         const std::vector<double>& gate_means);
 // Rounds the projections to what a backend with bf16 activations is given.
 void RoundToBFloat16(HeadInputs& inputs);
-// The bounds of kernels/acp.h from QK-norm or caps, and sinks; call after changing those.
-void SetBounds(HeadInputs& inputs);
+// The bounds of kernels/acp.h from QK-norm or caps, and sinks, for pages of this type; call after
+// changing those.
+void SetBounds(HeadInputs& inputs, DType pages = DType::kBF16);
 
 struct HeadOutputs {
   std::vector<double> out;  // [length, hidden]
