@@ -4,14 +4,16 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/core/e4m3.h"
+
 namespace fox {
 
 namespace {
 
-void PoisonPages(Ops& ops, void* pool, int64_t bytes) {
+void PoisonPages(Ops& ops, void* pool, int64_t bytes, int byte = 0xff) {
   constexpr int64_t kChunk = int64_t{1} << 24;
   const std::vector<std::byte> poison(static_cast<size_t>(std::min(bytes, kChunk)),
-                                      std::byte{0xff});
+                                      static_cast<std::byte>(byte));
   for (int64_t at = 0; at < bytes; at += kChunk) {
     ops.CopyToDevice(poison.data(), static_cast<size_t>(std::min(kChunk, bytes - at)),
                      static_cast<std::byte*>(pool) + at, nullptr);
@@ -71,6 +73,7 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWo
   if (shape.poison_free_pages) {
     PoisonPages(ops, view_.keys, pages * shape.kv_bytes());
     PoisonPages(ops, view_.values, pages * shape.kv_bytes());
+    PoisonPages(ops, view_.exponents, pages * shape.exponent_bytes(), kNoExponent & 0xff);
   }
   std::vector<int32_t> slots(static_cast<size_t>(shape.max_slots));
   std::iota(slots.begin(), slots.end(), 0);

@@ -4,7 +4,6 @@
 
 #include <cmath>
 
-#include "kernels/core/e4m3.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/mass_audit.h"
 #include "tests/kernels/head_sequence.h"
@@ -87,18 +86,9 @@ TEST(CpuAttentionTest, PagesOf8BitsEqualOthersOfRoundedKeysAndValues) {
     HeadShape shape{4, 2, head_dim, false, false, false};
     shape.sink = true;
     HeadInputs inputs = RandomInputs(shape, 600, 37, {0, 2, 4, 9}), rounded = inputs;
-    const int64_t hidden = shape.hidden();
-    for (int64_t at = 0; at < inputs.length * 2 * shape.kv_heads; ++at) {
-      const int64_t row = at / (2 * shape.kv_heads), part = at % (2 * shape.kv_heads);
-      std::vector<float> values(static_cast<size_t>(head_dim));
-      std::vector<uint8_t> codes(values.size());
-      double* to = &rounded.at(row, hidden + part * head_dim);
-      std::copy_n(to, head_dim, values.begin());
-      const int exponent = EncodeE4M3(values.data(), head_dim, codes.data());
-      for (const uint8_t code : codes) *to++ = static_cast<float>(E4M3Value(code, exponent));
-    }
+    RoundToE4M3(rounded);
     inputs.bound_diagonal = rounded.bound_diagonal = std::vector<float>(
-        static_cast<size_t>(hidden), 1 / std::sqrt(static_cast<float>(head_dim)));
+        static_cast<size_t>(shape.hidden()), 1 / std::sqrt(static_cast<float>(head_dim)));
     for (AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
       RunOptions options{.dtype = DType::kE4M3, .acp = acp, .chunks = {200, 1, 63}};
       const HeadOutputs got = RunSolo(inputs, options);
