@@ -153,7 +153,7 @@ double BenchModel::HeadFlopsPerRow() const { return 2 * OutTimesIn(*runner->weig
 
 double BenchModel::BlockBytes() const {
   const PagedKvShape& shape = runner->cache().shape;
-  const double kv = 2.0 * kPageTokens * shape.head_dim * static_cast<double>(SizeOf(shape.dtype));
+  const auto kv = static_cast<double>(2 * shape.kv_bytes() + shape.exponent_bytes());
   return kv / shape.group() + kPageTokens * static_cast<double>(SizeOf(shape.residual_dtype()));
 }
 

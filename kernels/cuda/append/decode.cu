@@ -219,7 +219,7 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
   if (kHasExponents<Part> && !IsQuery(part)) {
     static_cast<uint2*>(pool)[in_page / kVec8] = codes;
     if (dims % kHeadDim == 0) {
-      *(part == 0 ? KeyExponent : ValueExponent)(kv, token.page, token.pos_in_page) =
+      *KeyExponent(kv, token.page, part * kPageTokens + token.pos_in_page) =
           static_cast<int8_t>(exponent);
     }
   } else {

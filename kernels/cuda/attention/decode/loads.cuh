@@ -44,10 +44,11 @@ template <int kHeadDim, typename Part>
 __device__ Gate LoadGate(const Decode& a, const SeqHead& seq_head, const HalfPage& half_page) {
   const int64_t summary = Summary(a, half_page.page, seq_head);
   const int key = min(LaneKey<kHeadDim>(), max(half_page.valid - 1, 0));
-  const int token = half_page.half * kHalfPageKeys + key;
-  Gate gate{LoadCoherent(a.kv.page_cum_log_f + summary),
-            LoadCoherent(LogFOffsets(a, summary) + token), 0, 0};
+  Gate gate;
+  gate.base = LoadCoherent(a.kv.page_cum_log_f + summary);
+  gate.local = LoadCoherent(LogFOffsets(a, summary) + half_page.half * kHalfPageKeys + key);
   if constexpr (kHasExponents<Part>) {
+    const int token = half_page.half * kHalfPageKeys + key;
     gate.key_exponent = LoadCoherent(KeyExponent(a.kv, half_page.page, token));
     gate.value_exponent = LoadCoherent(ValueExponent(a.kv, half_page.page, token));
   }
@@ -60,7 +61,8 @@ __device__ const char* TileBegin(const void* pool, const HalfPage& half_page) {
   using L = Layout<kHeadDim>;
   const int64_t row = static_cast<int64_t>(half_page.page) * kPageTokens +
                       half_page.half * kHalfPageKeys + Lane() / L::kLanes;
-  return static_cast<const char*>(pool) + (row * L::kLanes + Lane() % L::kLanes) * sizeof(Part);
+  constexpr int kBytes = sizeof(Part);
+  return static_cast<const char*>(pool) + row * (L::kLanes * kBytes) + Lane() % L::kLanes * kBytes;
 }
 
 // tile[i]: this lane's 8 dims of key i * kGroups + lane / kLanes. Memory past the valid keys is
