@@ -16,6 +16,12 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
 
+// Blocks on an SM that the registers must allow.
+template <int kHeadDim, bool kGeneralBound, typename Part>
+inline constexpr int kMinBlocks = !kGeneralBound && kHeadDim <= 64                        ? 6
+                                  : kGeneralBound && kHeadDim > 64 && kHasExponents<Part> ? 3
+                                                                                          : 4;
+
 template <int kHeadDim>
 struct BlockSpace {
   alignas(16) __nv_bfloat16 keys[kPageTokens * kHeadDim];  // of the page, by place
@@ -292,7 +298,7 @@ __device__ __forceinline__ void WriteRecord(const AppendParams& params, const Pa
 // One thread block per row block and kv head. kGeneralBound: any bound, and rotation; else only a
 // diagonal bound.
 template <int kHeadDim, bool kGeneralBound, typename Part>
-__global__ void __launch_bounds__(kThreads, kGeneralBound || kHeadDim > 64 ? 4 : 6)
+__global__ void __launch_bounds__(kThreads, kMinBlocks<kHeadDim, kGeneralBound, Part>)
     ProjectBlocksKernel(const __grid_constant__ BatchView batch,
                         const __grid_constant__ AppendParams params,
                         const __grid_constant__ PagedKv kv,
