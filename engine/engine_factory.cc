@@ -50,6 +50,9 @@ absl::Status CheckConfig(const EngineConfig& config) {
     return absl::InvalidArgumentError(
         "--quantization: fp8 has no infinity: not with --allow-nonfinite");
   }
+  if (config.kv_cache_dtype && config.dtype == "f64") {
+    return absl::InvalidArgumentError("--kv-cache-dtype: fp8 is not for --dtype f64");
+  }
   if (config.runner.max_num_batched_tokens < 0) {
     return absl::InvalidArgumentError("--max-num-batched-tokens: at least 0");
   }
@@ -133,7 +136,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   RunnerOptions options = config.runner;
   if (checkpoint->config().forget_gate == ForgetGate::kNone) options.acp = AcpMode::kOff;
   if (!backend->ops->shares_pages()) options.snapshot_slots = 0;
-  options.kv_dtype = backend->dtype;
+  options.dtype = backend->dtype;
+  options.kv_dtype = config.kv_cache_dtype.value_or(backend->dtype);
   const int32_t most_seqs = MostSeqs(config, queue != nullptr);
   RunnerOptions largest = options;
   largest.max_num_seqs = most_seqs;
@@ -163,8 +167,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   const absl::StatusOr<int64_t> swap_bytes =
       PlanSwapSpace(host, checkpoint->config(), *planned, queue != nullptr, swap_asked);
   if (!swap_bytes.ok()) return swap_bytes.status();
-  FoxWeights weights =
-      LoadWeights(*checkpoint, *backend->ops, residual_dtype, config.quantization, config.progress);
+  FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, residual_dtype, config.quantization,
+                                   options.kv_dtype, config.progress);
   // A file that changed while it was read gave unchecked weights.
   if (absl::Status status = checkpoint->CheckUnchanged(); !status.ok()) return status;
   if (queue == nullptr) {
@@ -218,7 +222,8 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   loaded.memory_plan = DescribeMemory(**runner);
   loaded.backend = (*runner)->ops().Description();
   loaded.kv_dtype = NameOf((*runner)->options().kv_dtype);
-  loaded.dtype = config.quantization == Quantization::kFp8 ? "fp8" : loaded.kv_dtype;
+  loaded.dtype =
+      config.quantization == Quantization::kFp8 ? "fp8" : NameOf((*runner)->options().dtype);
   loaded.engine = std::make_unique<Engine>(loaded.options, **runner, config.observers);
   loaded.executor = std::move(*runner);
   return loaded;

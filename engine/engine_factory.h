@@ -24,8 +24,9 @@ struct EngineConfig {
   std::string device = "cpu";  // cpu | cuda | auto: cuda where there is one
   std::string dtype = "auto";  // auto | f64 | f32 | bf16; cuda: auto | bf16
   Quantization quantization = Quantization::kNone;
-  // max_model_len 0: see MemoryRequest; loading sets kv_dtype, num_pages, snapshot_slots,
-  // swap_bytes
+  std::optional<DType> kv_cache_dtype;  // kE4M3; unset: as the weights; fp8 not beside f64
+  // max_model_len 0: see MemoryRequest; loading sets dtype, kv_dtype, num_pages,
+  // snapshot_slots, swap_bytes
   RunnerOptions runner;
   EngineOptions engine;                   // loading sets acp, log_tolerance and eos_token_ids
   std::optional<double> log_tolerance;    // log eps; unset: the checkpoint's own, else -10
@@ -77,6 +78,10 @@ const char* NameOf(Quantization quantization);
 inline void AddQuantization(FlagSet* flags, Quantization* target) {
   flags->Enum("quantization", {{"none", Quantization::kNone}, {"fp8", Quantization::kFp8}},
               "round weights of linear layers to 8 bits (e4m3)", target);
+}
+inline void AddKvCacheDType(FlagSet* flags, std::optional<DType>* target) {
+  flags->Enum("kv-cache-dtype", {{"auto", std::nullopt}, {"fp8", DType::kE4M3}},
+              "type of keys and values in pages; fp8: 8 bits (e4m3)", target);
 }
 
 }  // namespace fox

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/core/dtype.h"
 #include "kernels/core/host_device.h"
 
 namespace fox {
@@ -38,6 +39,9 @@ inline constexpr double kKeyNormInflation = 1.0 + 0x1p-6;
 inline constexpr double kProductInflation = 1.0 + 0x1p-5;
 // Rounding of rotated queries and keys, relative to the product of their norms.
 inline constexpr double kRotationRounding = 0x1p-6;
+// A key in 8 bits is rounded once more, by 1/17 of each element or, near zero, by 2^-17.8 of the
+// largest: relative to norms, 2^-13 pays for the latter with heads of up to 256.
+inline constexpr double kE4M3Rounding = 0x1p-4, kE4M3LeastRounding = 0x1p-13;
 // Rounding of page offsets to float32, relative to the page's largest offset.
 inline constexpr double kOffsetRounding = 0x1p-22;
 // Rounding of a computed logit, for each of its terms, relative to ||q|| ||k|| / sqrt(d).
@@ -74,19 +78,25 @@ FOX_HOST_DEVICE inline double MinLogGate(double bound) {
   return -(wanted > 128 ? wanted : 128);
 }
 
+// Of products of queries and keys, in pages of this type.
+FOX_HOST_DEVICE inline double ProductInflation(DType kv) {
+  return kv == DType::kE4M3 ? kProductInflation * (1 + kE4M3Rounding) : kProductInflation;
+}
+
 // U: no logit of a head is above it in size. From the largest |gq| and |gk| of its QK-norm.
-FOX_HOST_DEVICE inline double MaxLogitBound(int head_dim, double max_gq, double max_gk) {
-  return kProductInflation * std::sqrt(static_cast<double>(head_dim)) * max_gq * max_gk;
+FOX_HOST_DEVICE inline double MaxLogitBound(int head_dim, double max_gq, double max_gk, DType kv) {
+  return ProductInflation(kv) * std::sqrt(static_cast<double>(head_dim)) * max_gq * max_gk;
 }
 
 // B without a sink: no row's logit with its own key is below -B. `max_product`: the largest |gq gk|
 // of one dimension. Rotation keeps s_ii, but the rounding of rotated operands is relative to their
 // norms and not to the products.
 FOX_HOST_DEVICE inline double SelfLogitBound(int head_dim, double max_product, double max_gq,
-                                             double max_gk, bool rotates) {
-  const double any = MaxLogitBound(head_dim, max_gq, max_gk);
-  double self = MaxLogitBound(head_dim, max_product, 1);
+                                             double max_gk, bool rotates, DType kv) {
+  const double any = MaxLogitBound(head_dim, max_gq, max_gk, kv);
+  double self = MaxLogitBound(head_dim, max_product, 1, kv);
   if (rotates) self += kRotationRounding * any;
+  if (kv == DType::kE4M3) self += (rotates ? kE4M3Rounding : kE4M3LeastRounding) * any;
   return self < any ? self : any;
 }
 

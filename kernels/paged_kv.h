@@ -56,8 +56,9 @@ struct PagedKvShape {
   int q_heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
-  DType dtype = DType::kF32;  // of keys and values in pages
-  int num_pages = 0;          // in the pool, shared by all lists
+  // Of keys and values in pages; kE4M3: each token's in 8 bits, rounded once (EncodeE4M3).
+  DType dtype = DType::kF32;
+  int num_pages = 0;  // in the pool, shared by all lists
   int max_slots = 0;
   int max_pages = 0;  // per list: ceil(longest sequence / 64)
   bool k_shift = false;
@@ -68,11 +69,16 @@ struct PagedKvShape {
 
   FOX_HOST_DEVICE int group() const { return q_heads / kv_heads; }
   FOX_HOST_DEVICE int64_t lists_per_slot() const { return static_cast<int64_t>(layers) * kv_heads; }
+  // Bytes of a page's keys, and of its values; bytes of all their exponents.
+  int64_t kv_bytes() const {
+    return static_cast<int64_t>(kPageTokens * head_dim) * static_cast<int64_t>(SizeOf(dtype));
+  }
+  int64_t exponent_bytes() const { return dtype == DType::kE4M3 ? 2 * kPageTokens : 0; }
   int64_t kv_size() const { return static_cast<int64_t>(kv_heads) * head_dim; }
   DType residual_dtype() const { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
   // Memory of one page: keys, values and their summaries.
   size_t page_bytes() const {
-    const size_t kv = 2 * static_cast<size_t>(kPageTokens * head_dim) * SizeOf(dtype);
+    const auto kv = static_cast<size_t>(2 * kv_bytes() + exponent_bytes());
     const size_t gates = static_cast<size_t>(kPageTokens) * SizeOf(residual_dtype());
     return kv + static_cast<size_t>(group()) * (gates + 4 * sizeof(double));
   }
@@ -84,8 +90,9 @@ struct PagedKv {
   PagedKvShape shape;
 
   // Pool, by page id.
-  void* keys = nullptr;    // [num_pages, 64, head_dim]; the CPU backend stores [head_dim, 64]
-  void* values = nullptr;  // [num_pages, 64, head_dim]
+  void* keys = nullptr;         // [num_pages, 64, head_dim]; the CPU backend stores [head_dim, 64]
+  void* values = nullptr;       // [num_pages, 64, head_dim]
+  int8_t* exponents = nullptr;  // [num_pages, 2, 64], kE4M3: of each key, then of each value
   void* log_f_offset =
       nullptr;  // [num_pages, group, 64] residual dtype: c_j - page_cum_log_f, rounded once
   double* page_cum_log_f = nullptr;  // [num_pages, group]: c just before the page's first key

@@ -4,14 +4,16 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/core/e4m3.h"
+
 namespace fox {
 
 namespace {
 
-void PoisonPages(Ops& ops, void* pool, int64_t bytes) {
+void PoisonPages(Ops& ops, void* pool, int64_t bytes, int byte = 0xff) {
   constexpr int64_t kChunk = int64_t{1} << 24;
   const std::vector<std::byte> poison(static_cast<size_t>(std::min(bytes, kChunk)),
-                                      std::byte{0xff});
+                                      static_cast<std::byte>(byte));
   for (int64_t at = 0; at < bytes; at += kChunk) {
     ops.CopyToDevice(poison.data(), static_cast<size_t>(std::min(kChunk, bytes - at)),
                      static_cast<std::byte*>(pool) + at, nullptr);
@@ -32,9 +34,9 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWo
   const int64_t lists = shape.max_slots * shape.lists_per_slot();
   const int64_t heads = static_cast<int64_t>(shape.max_slots) * shape.layers * shape.q_heads;
   const int64_t wide = static_cast<int64_t>(SizeOf(shape.residual_dtype()));
-  const int64_t element = static_cast<int64_t>(SizeOf(shape.dtype));
-  view_.keys = Allocate<std::byte>(ops, pages * kPageTokens * shape.head_dim * element);
-  view_.values = Allocate<std::byte>(ops, pages * kPageTokens * shape.head_dim * element);
+  view_.keys = Allocate<std::byte>(ops, pages * shape.kv_bytes());
+  view_.values = Allocate<std::byte>(ops, pages * shape.kv_bytes());
+  view_.exponents = Allocate<int8_t>(ops, pages * shape.exponent_bytes());
   view_.log_f_offset = Allocate<std::byte>(ops, pages * group * kPageTokens * wide);
   view_.page_cum_log_f = Allocate<double>(ops, pages * group);
   view_.log_mass_bound = Allocate<double>(ops, pages * group);
@@ -69,8 +71,9 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWo
   const PoolFault none = PoolFault::kNone;
   ops.CopyToDevice(&none, sizeof(none), view_.pool_fault, nullptr);
   if (shape.poison_free_pages) {
-    PoisonPages(ops, view_.keys, pages * kPageTokens * shape.head_dim * element);
-    PoisonPages(ops, view_.values, pages * kPageTokens * shape.head_dim * element);
+    PoisonPages(ops, view_.keys, pages * shape.kv_bytes());
+    PoisonPages(ops, view_.values, pages * shape.kv_bytes());
+    PoisonPages(ops, view_.exponents, pages * shape.exponent_bytes(), kNoExponent & 0xff);
   }
   std::vector<int32_t> slots(static_cast<size_t>(shape.max_slots));
   std::iota(slots.begin(), slots.end(), 0);

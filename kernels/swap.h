@@ -30,7 +30,7 @@ struct SwapLayout {
     int64_t bytes;   // of one slot, or of one page
     int64_t offset;  // in the state, or in a page of the range
   };
-  static constexpr int kMaxState = 11, kPageArrays = 7;
+  static constexpr int kMaxState = 11, kPageArrays = 8;
   static constexpr int kHeader = 2;  // the first of `state`: length and first_live
 
   explicit SwapLayout(const PagedKv& kv) {
@@ -48,10 +48,10 @@ struct SwapLayout {
     const int64_t rows = lists * shape.head_dim * wide;
     for (void* k : {kv.last_k, kv.page_end_k}) AddState(k, shape.k_shift ? rows : 0);
     for (void* v : {kv.last_v, kv.page_end_v}) AddState(v, shape.v_shift ? rows : 0);
-    const int64_t keys = kPageTokens * shape.head_dim * static_cast<int64_t>(SizeOf(shape.dtype));
     const int64_t summary = shape.group() * kDouble;
-    AddPage(kv.keys, keys);
-    AddPage(kv.values, keys);
+    AddPage(kv.keys, shape.kv_bytes());
+    AddPage(kv.values, shape.kv_bytes());
+    AddPage(kv.exponents, shape.exponent_bytes());
     AddPage(kv.log_f_offset, shape.group() * kPageTokens * wide);
     AddPage(kv.page_cum_log_f, summary);
     AddPage(kv.log_mass_bound, summary);

@@ -54,7 +54,7 @@ void ReadElements(const HostTensor& tensor, int64_t first, int64_t count, T* out
       return read(std::integral_constant<DType, DType::kF32>());
     case DType::kBF16:
       return read(std::integral_constant<DType, DType::kBF16>());
-    case DType::kF16:
+    default:  // kF16
       return read(std::integral_constant<DType, DType::kF16>());
   }
 }
@@ -69,10 +69,9 @@ int64_t CountNonFinite(const HostTensor& tensor) {
       return CountFullExponents<uint32_t>(tensor.data, tensor.size(), 0x7f800000u);
     case DType::kBF16:
       return CountFullExponents<uint16_t>(tensor.data, tensor.size(), 0x7f80u);
-    case DType::kF16:
+    default:  // kF16
       return CountFullExponents<uint16_t>(tensor.data, tensor.size(), 0x7c00u);
   }
-  return 0;
 }
 
 }  // namespace fox

@@ -44,7 +44,8 @@ const double* HeadOf(const std::vector<double>& norm, int head, int head_dim) {
 // QK-norm or caps: ||q / gq|| <= sqrt(d). Under RoPE a pair of dimensions mixes, so both take the
 // larger weight; s_ii is not rotated, B keeps the plain products and pays for the rounding of the
 // rotated.
-void BoundByNorms(const ModelConfig& config, const LayerTensors& layer, HostQueryBound& bound) {
+void BoundByNorms(const ModelConfig& config, const LayerTensors& layer, DType kv,
+                  HostQueryBound& bound) {
   const int d = config.head_dim;
   const std::vector<double> q_norm = NormWeights(layer.q_norm, layer.q_cap, d);
   const std::vector<double> k_norm = NormWeights(layer.k_norm, layer.k_cap, d);
@@ -62,8 +63,8 @@ void BoundByNorms(const ModelConfig& config, const LayerTensors& layer, HostQuer
       bound.diagonal[static_cast<size_t>(head * d + m)] =
           static_cast<float>(std::max(std::abs(gq[m]), partner));
     }
-    bound.self_logit_bound.push_back(SelfLogitBound(d, product, q_max, k_max, config.use_rope));
-    bound.max_logit_bound.push_back(MaxLogitBound(d, q_max, k_max));
+    bound.self_logit_bound.push_back(SelfLogitBound(d, product, q_max, k_max, config.use_rope, kv));
+    bound.max_logit_bound.push_back(MaxLogitBound(d, q_max, k_max, kv));
     bound.max_norm_product.push_back(bound.max_logit_bound.back());
     // Without rotation keys reach no further than B.
     bound.LoosenClamp(config.use_rope ? bound.max_logit_bound.back()
@@ -196,7 +197,8 @@ void BoundHeadByWeights(const ModelConfig& config, const HeadProjection& query,
   for (double x : reach) bound.absolute.push_back(static_cast<float>(kQueryRounding * x / root_d));
 }
 
-void BoundByWeights(const ModelConfig& config, const LayerTensors& layer, HostQueryBound& bound) {
+void BoundByWeights(const ModelConfig& config, const LayerTensors& layer, DType kv,
+                    HostQueryBound& bound) {
   const std::vector<double> norm = Read(layer.attn_norm);
   bound.scale = 1 + kQueryRounding;
   std::vector<double> key_norms;
@@ -210,7 +212,7 @@ void BoundByWeights(const ModelConfig& config, const LayerTensors& layer, HostQu
     bound.self_logit_bound.push_back(kUnknown);
     bound.max_logit_bound.push_back(kUnknown);
     const double key_norm = key_norms[static_cast<size_t>(head / config.group_size())];
-    bound.max_norm_product.push_back(kProductInflation * LargestNorm(config, query) * key_norm /
+    bound.max_norm_product.push_back(ProductInflation(kv) * LargestNorm(config, query) * key_norm /
                                      std::sqrt(config.head_dim));
     bound.LoosenClamp(bound.max_norm_product.back());
   }
@@ -252,7 +254,7 @@ void HostQueryBound::LoosenClamp(double largest_logit) {
   min_log_gate = std::min(min_log_gate, MinLogGate(largest_logit));
 }
 
-HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& layer) {
+HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& layer, DType kv) {
   HostQueryBound bound;
   if (config.forget_gate == ForgetGate::kNone) {  // nothing is pruned
     bound.self_logit_bound.assign(static_cast<size_t>(config.num_heads), kUnknown);
@@ -260,9 +262,9 @@ HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& lay
     return bound;
   }
   if (config.qk_norm || config.qk_norm_cap) {
-    BoundByNorms(config, layer, bound);
+    BoundByNorms(config, layer, kv, bound);
   } else {
-    BoundByWeights(config, layer, bound);
+    BoundByWeights(config, layer, kv, bound);
   }
   if (config.attention_sink) {
     const std::vector<float> sinks = Read<float>(layer.sinks);

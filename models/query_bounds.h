@@ -31,7 +31,8 @@ struct HostQueryBound {
   QueryBound view() const;
 };
 
-HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& layer);
+// `kv`: the type of pages.
+HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& layer, DType kv);
 
 // The same in a backend's memory.
 class DeviceQueryBound {

@@ -191,7 +191,7 @@ size_t FoxWeights::linear_bytes() const {
 }
 
 FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dtype,
-                       Quantization quantization, const LoadProgress& progress) {
+                       Quantization quantization, DType kv_dtype, const LoadProgress& progress) {
   FoxWeights weights;
   const ModelConfig& config = checkpoint.config();
   weights.config = config;
@@ -209,7 +209,7 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
     std::optional<RoundedLayer> rounded;
     if (quantization == Quantization::kFp8) rounded.emplace(original);
     const LayerTensors& layer = rounded ? rounded->tensors : original;
-    const HostQueryBound bound = MakeQueryBound(config, layer);
+    const HostQueryBound bound = MakeQueryBound(config, layer, kv_dtype);
     self_logit_bound.insert(self_logit_bound.end(), bound.self_logit_bound.begin(),
                             bound.self_logit_bound.end());
     max_logit_bound.insert(max_logit_bound.end(), bound.max_logit_bound.begin(),

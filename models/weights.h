@@ -81,8 +81,8 @@ enum class Quantization {
 using LoadProgress = std::function<void(int done, int total)>;
 
 // `residual_dtype`: f64 or f32. Bounds are those of the weights as they are kept, which are finite
-// with kFp8. The checkpoint may go away afterwards.
+// with kFp8, and of keys in `kv_dtype`. The checkpoint may go away afterwards.
 FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dtype,
-                       Quantization quantization, const LoadProgress& progress);
+                       Quantization quantization, DType kv_dtype, const LoadProgress& progress);
 
 }  // namespace fox

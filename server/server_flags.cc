@@ -46,6 +46,7 @@ void RegisterModel(ServerFlags* f, FlagSet* set) {
               &f->engine.device);
   set->DTypeChoice("dtype", "type of weights and pages", &f->engine.dtype);
   AddQuantization(set, &f->engine.quantization);
+  AddKvCacheDType(set, &f->engine.kv_cache_dtype);
   set->Int("threads", "N", "threads of the CPU backend; 0: one per core", 0, 4096,
            &f->engine.threads);
   set->Bool("allow-nonfinite", "load weights that hold NaN or infinity",

@@ -20,6 +20,7 @@ void EvalFlags::Register(FlagSet& flags) {
   flags.Choice("device", {"auto", "cpu", "cuda"}, "where to compute", &device);
   flags.DTypeChoice("dtype", "weights and KV pages", &dtype);
   AddQuantization(&flags, &quantization);
+  AddKvCacheDType(&flags, &kv_cache_dtype);
   flags.Choice("acp", {"off", "paper", "certified"}, "which bound drops pages", &acp);
   flags.OptionalDouble("log-tolerance", "X", "log eps [the checkpoint's, or -10]", &log_tolerance);
   flags.Int("chunk", "N", "prefill tokens a step", 1, 1 << 20, &chunk);
@@ -34,6 +35,7 @@ EngineConfig EvalFlags::Config(int64_t tokens) const {
   config.device = device;
   config.dtype = dtype;
   config.quantization = quantization;
+  config.kv_cache_dtype = kv_cache_dtype;
   config.runner.acp = *ParseAcpMode(acp);
   config.log_tolerance = log_tolerance;
   config.threads = static_cast<int>(threads);

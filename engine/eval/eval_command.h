@@ -19,6 +19,7 @@ struct EvalFlags {
   std::string device = "cpu";
   std::string dtype = "auto";
   Quantization quantization = Quantization::kNone;
+  std::optional<DType> kv_cache_dtype;
   std::string acp = "certified";
   std::optional<double> log_tolerance;  // unset: the checkpoint's own, else -10
   int64_t chunk = 512;

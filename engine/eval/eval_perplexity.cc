@@ -121,7 +121,8 @@ absl::Status EvalPerplexity(const Arguments& arguments) {
   report["bytes_per_token"] = 1 / tokens_per_byte;
   report["acp"] = flags.common.acp;
   report["log_tolerance"] = flags.common.Tolerance((*runner)->weights().config);  // off: null
-  report["dtype"] = NameOf((*runner)->options().kv_dtype);
+  report["dtype"] = NameOf((*runner)->options().dtype);
+  report["kv_dtype"] = NameOf((*runner)->options().kv_dtype);
   report["quantization"] = NameOf(flags.common.quantization);
   std::printf("%s\n", report.dump().c_str());
   return absl::OkStatus();

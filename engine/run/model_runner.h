@@ -23,7 +23,7 @@ namespace fox {
 // Names are those of fox-server's flags.
 struct RunnerOptions {
   AcpMode acp = AcpMode::kCertified;
-  DType kv_dtype = DType::kF32;
+  DType dtype = DType::kF32, kv_dtype = DType::kF32;  // of weights, for reports; of pages
   int32_t max_num_seqs = 16;   // 0: by the memory (PlanStepSizes), where a runner is loaded
   int32_t spare_slots = 32;    // beside max_num_seqs, where paused sequences keep their pages
   int32_t snapshot_slots = 0;  // for a prefix cache, where the backend shares pages

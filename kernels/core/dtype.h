@@ -7,7 +7,8 @@
 
 namespace fox {
 
-enum class DType : uint8_t { kF64, kF32, kBF16, kF16 };
+// kE4M3 (e4m3.h): of pages alone.
+enum class DType : uint8_t { kF64, kF32, kBF16, kF16, kE4M3 };
 
 constexpr size_t SizeOf(DType dtype) {
   switch (dtype) {
@@ -15,6 +16,8 @@ constexpr size_t SizeOf(DType dtype) {
       return 8;
     case DType::kF32:
       return 4;
+    case DType::kE4M3:
+      return 1;
     default:
       return 2;
   }
@@ -28,6 +31,8 @@ constexpr const char* NameOf(DType dtype) {
       return "f32";
     case DType::kBF16:
       return "bf16";
+    case DType::kE4M3:
+      return "fp8";
     default:
       return "f16";
   }

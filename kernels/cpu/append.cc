@@ -72,9 +72,11 @@ class Appender {
         if (params_.k_norm != nullptr) Normalize(params_.k_norm, head, key);
         if (params_.k_cap != nullptr) CapNorm(key, d_, params_.k_cap[head]);
         Rotate(row, key);
-        Round(key, d_, keys.data() + (head * block.count + i) * d_);
         const int32_t page = PageOf(rows.slot, head, position);
-        Round(value, d_, ValuesOf<P>(kv_, page) + position % kPageTokens * d_);
+        const int64_t token = position % kPageTokens;
+        Round(key, d_, keys.data() + (head * block.count + i) * d_,
+              KeyExponentsOf(kv_, page, token));
+        Round(value, d_, ValuesOf<P>(kv_, page) + token * d_, ValueExponentsOf(kv_, page, token));
       }
     }
     for (int head = 0; head < shape_.kv_heads; ++head) {
@@ -204,11 +206,6 @@ class Appender {
     return kv_.Table(kv_.ListIndex(slot, params_.layer, kv_head))[position / kPageTokens];
   }
 
-  static void Round(const T* in, int count, T* out) { std::copy_n(in, count, out); }
-  static void Round(const float* in, int count, BFloat16* out) {
-    SelectIsaKernels().narrow(in, count, &out->bits);
-  }
-
   double LogGate(int64_t row, int head) const {
     if (!params_.has_gate) return 0;
     double logit = 0;
@@ -219,11 +216,6 @@ class Appender {
     }
     return LogForgetGate(logit, params_.min_log_gate);
   }
-
-  void WidenKeys(const BFloat16* in, float* out) const {
-    SelectIsaKernels().widen(&in->bits, static_cast<int64_t>(d_) * kPageTokens, out);
-  }
-  void WidenKeys(const T* in, T* out) const { std::copy_n(in, d_ * kPageTokens, out); }
 
   // Accumulates the full page that ends at `end` into S, N and log M and writes E and H.
   void AccumulatePage(int slot, int kv_head, int g, int64_t end, double c_end) const {
@@ -239,7 +231,7 @@ class Appender {
     double decay_sum = kv_.decay_sum[state] * keep;
     for (int m = 0; m < d_; ++m) key_sum[m] *= keep;
     T keys[kMaxHeadDim * kPageTokens];  // [head_dim, 64]
-    WidenKeys(KeysOf<P>(kv_, table[p]), keys);
+    WidenKeys<P>(kv_, table[p], keys);
     double weight[kPageTokens], log_term[kPageTokens], square[kPageTokens] = {};
     EvaluateBounds(params_.bound, head, d_, keys, kPageTokens, 1, log_term);
     const double rounding = OffsetRounding(static_cast<double>(local[kPageTokens - 1]));

@@ -39,20 +39,13 @@ class WidePage {
 
   template <typename P>
   void Load(const PagedKv& kv, int32_t page, int valid) {
-    const P* keys = KeysOf<P>(kv, page);
-    const P* values = ValuesOf<P>(kv, page);
-    Widen(keys, static_cast<int64_t>(d_) * kPageTokens, keys_.data());
+    WidenKeys<P>(kv, page, keys_.data());
     for (int m = 0; valid < kPageTokens && m < d_; ++m) {
       std::fill_n(keys_.data() + m * kPageTokens + valid, kPageTokens - valid, T(0));
     }
-    if (padded_ == d_) {
-      Widen(values, static_cast<int64_t>(d_) * valid, values_.data());
-    } else {
-      for (int j = 0; j < valid; ++j) {
-        T* row = values_.data() + j * padded_;
-        Widen(values + j * d_, d_, row);
-        std::fill(row + d_, row + padded_, T(0));
-      }
+    WidenValues<P>(kv, page, valid, padded_, values_.data());
+    for (int j = 0; padded_ > d_ && j < valid; ++j) {
+      std::fill_n(values_.data() + j * padded_ + d_, padded_ - d_, T(0));
     }
     std::fill_n(values_.data() + static_cast<int64_t>(valid) * padded_,
                 static_cast<int64_t>(kPageTokens - valid) * padded_, T(0));
@@ -61,11 +54,6 @@ class WidePage {
   const T* values() const { return values_.data(); }
 
  private:
-  static void Widen(const BFloat16* in, int64_t count, float* out) {
-    SelectIsaKernels().widen(&in->bits, count, out);
-  }
-  static void Widen(const T* in, int64_t count, T* out) { std::copy_n(in, count, out); }
-
   int d_ = 0, padded_ = 0;
   std::vector<T> keys_, values_;
 };

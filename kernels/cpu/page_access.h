@@ -2,8 +2,11 @@
 // 64]), so that 64 scores are computed in parallel; values token by token.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
+#include "kernels/core/e4m3.h"
 #include "kernels/cpu/isa/isa_kernels.h"
 #include "kernels/paged_kv.h"
 
@@ -13,6 +16,11 @@ inline float WidenElement(BFloat16 x) { return static_cast<float>(x); }
 inline float WidenElement(float x) { return x; }
 inline double WidenElement(double x) { return x; }
 
+// An element of a page of 8 bits.
+struct E4M3 {
+  uint8_t code;
+};
+
 template <typename P>
 P* KeysOf(const PagedKv& kv, int32_t page) {
   return static_cast<P*>(kv.keys) + static_cast<int64_t>(page) * kv.shape.head_dim * kPageTokens;
@@ -20,6 +28,14 @@ P* KeysOf(const PagedKv& kv, int32_t page) {
 template <typename P>
 P* ValuesOf(const PagedKv& kv, int32_t page) {
   return static_cast<P*>(kv.values) + static_cast<int64_t>(page) * kv.shape.head_dim * kPageTokens;
+}
+// Of pages of 8 bits, from a token on; else null.
+inline int8_t* KeyExponentsOf(const PagedKv& kv, int32_t page, int64_t token = 0) {
+  if (kv.exponents == nullptr) return nullptr;
+  return kv.exponents + static_cast<int64_t>(page) * 2 * kPageTokens + token;
+}
+inline int8_t* ValueExponentsOf(const PagedKv& kv, int32_t page, int64_t token = 0) {
+  return KeyExponentsOf(kv, page, kPageTokens + token);
 }
 // Gate offsets of one query head of the page's group: [64].
 template <typename T>
@@ -34,12 +50,65 @@ inline int64_t SummaryIndex(const PagedKv& kv, int32_t page, int head_in_group) 
   return static_cast<int64_t>(page) * kv.shape.group() + head_in_group;
 }
 
+// Rounds a key or value of one token to the page's type; `exponent` is that of 8 bits.
+template <typename T>
+void Round(const T* in, int count, T* out, int8_t*) {
+  std::copy_n(in, count, out);
+}
+inline void Round(const float* in, int count, BFloat16* out, int8_t*) {
+  SelectIsaKernels().narrow(in, count, &out->bits);
+}
+inline void Round(const float* in, int count, E4M3* out, int8_t* exponent) {
+  *exponent = static_cast<int8_t>(EncodeE4M3(in, count, &out->code));
+}
+
+// A page's keys, [head_dim, 64].
+template <typename P, typename T>
+void WidenKeys(const PagedKv& kv, int32_t page, T* out) {
+  const P* keys = KeysOf<P>(kv, page);
+  const int d = kv.shape.head_dim;
+  if constexpr (std::is_same_v<P, E4M3>) {
+    SelectIsaKernels().widen_e4m3(
+        {&keys->code, KeyExponentsOf(kv, page), d, kPageTokens, /*by_column=*/true}, kPageTokens,
+        out);
+  } else if constexpr (std::is_same_v<P, BFloat16>) {
+    SelectIsaKernels().widen(&keys->bits, static_cast<int64_t>(d) * kPageTokens, out);
+  } else {
+    std::copy_n(keys, d * kPageTokens, out);
+  }
+}
+
+// The values of its first `count` tokens, rows of head_dim at a distance of `stride`.
+template <typename P, typename T>
+void WidenValues(const PagedKv& kv, int32_t page, int count, int stride, T* out) {
+  const P* values = ValuesOf<P>(kv, page);
+  const int d = kv.shape.head_dim;
+  if constexpr (std::is_same_v<P, E4M3>) {
+    SelectIsaKernels().widen_e4m3(
+        {&values->code, ValueExponentsOf(kv, page), count, d, /*by_column=*/false}, stride, out);
+  } else {
+    const int rows = stride == d ? 1 : count, length = stride == d ? count * d : d;
+    for (int j = 0; j < rows; ++j) {
+      if constexpr (std::is_same_v<P, BFloat16>) {
+        SelectIsaKernels().widen(&values[j * d].bits, length, out + j * stride);
+      } else {
+        std::copy_n(values + j * d, length, out + j * stride);
+      }
+    }
+  }
+}
+
 // key [head_dim] of one token of a page.
 template <typename P, typename T>
 void ReadKey(const PagedKv& kv, int32_t page, int token, T* key) {
   const P* keys = KeysOf<P>(kv, page) + token;
-  for (int m = 0; m < kv.shape.head_dim; ++m) {
-    key[m] = static_cast<T>(WidenElement(keys[static_cast<int64_t>(m) * kPageTokens]));
+  for (int m = 0; m < kv.shape.head_dim; ++m, keys += kPageTokens) {
+    if constexpr (std::is_same_v<P, E4M3>) {
+      const int exponent = *KeyExponentsOf(kv, page, token);
+      key[m] = static_cast<T>(WidenElement(E4M3Value(keys->code, exponent)));
+    } else {
+      key[m] = static_cast<T>(WidenElement(*keys));
+    }
   }
 }
 
@@ -52,6 +121,9 @@ void DispatchPageType(DType dtype, const Body& body) {
       break;
     case DType::kF32:
       body(float{}, float{});
+      break;
+    case DType::kE4M3:
+      body(float{}, E4M3{});
       break;
     default:
       body(float{}, BFloat16{});

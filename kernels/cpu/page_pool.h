@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "kernels/core/check.h"
+#include "kernels/core/e4m3.h"
 #include "kernels/paged_kv.h"
 
 namespace fox {
@@ -44,10 +45,12 @@ inline void DropPage(const PagedKv& kv, int slot, int32_t page) {
   --kv.sole_pages[slot];
 #ifndef NDEBUG
   // NaN patterns reveal reads of a freed page.
-  const size_t bytes =
-      static_cast<size_t>(kv.shape.head_dim * kPageTokens) * SizeOf(kv.shape.dtype);
-  std::memset(static_cast<std::byte*>(kv.keys) + static_cast<size_t>(page) * bytes, 0xff, bytes);
-  std::memset(static_cast<std::byte*>(kv.values) + static_cast<size_t>(page) * bytes, 0xff, bytes);
+  const auto poison = [page](void* array, int byte, int64_t bytes) {
+    if (bytes > 0) std::memset(static_cast<std::byte*>(array) + page * bytes, byte, bytes);
+  };
+  poison(kv.keys, 0xff, kv.shape.kv_bytes());
+  poison(kv.values, 0xff, kv.shape.kv_bytes());
+  poison(kv.exponents, kNoExponent, kv.shape.exponent_bytes());
 #endif
   kv.free_stack[(*kv.free_count)++] = page;
 }

@@ -71,7 +71,25 @@ cudaError_t CudaOps::State::Prefill(const BatchView& batch, const AttentionParam
   const cudaError_t error = cuda::PruneBoundaries(batch, params, kv, schedule, max_tiles, on);
   if (error != cudaSuccess) return error;
   const bool sm90 = hopper && kv.shape.head_dim >= 32;
-  return (sm90 ? cuda::PrefillSm90 : cuda::PrefillSm80)(batch, params, kv, schedule, max_tiles, on);
+  const auto attend = sm90 ? cuda::PrefillSm90 : cuda::PrefillSm80;
+  if (kv.shape.dtype != DType::kE4M3) return attend(batch, params, kv, schedule, max_tiles, on);
+  // As many lists at a time as there is room for, if each has as many pages as one may have.
+  cuda::StepSchedule some = schedule;
+  cuda::WidePages& wide = some.wide;
+  const int64_t most = int64_t{kv.shape.max_pages} * kPageTokens;
+  wide.pages = PagesFor(std::min(batch.max_tokens, most));
+  wide.first_seq = batch.num_decodes;
+  const int lists = (batch.num_seqs - batch.num_decodes) * kv.shape.kv_heads;
+  const auto at_once = static_cast<int>(wide.capacity / wide.pages);
+  FOX_CHECK(at_once > 0);
+  for (; wide.first < lists; wide.first += at_once) {
+    wide.end = std::min(lists, wide.first + at_once);
+    const cudaError_t widened = cuda::WidenPages(batch, kv, params.layer, some, on);
+    if (widened != cudaSuccess) return widened;
+    const cudaError_t attended = attend(batch, params, kv, some, max_tiles, on);
+    if (attended != cudaSuccess) return attended;
+  }
+  return cudaSuccess;
 }
 
 CudaOps::CudaOps(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -116,14 +134,15 @@ int64_t CudaOps::WorkspaceBytes(const Workload& load) const {
   const int64_t prefill = state_->hopper ? cuda::kMaxPartialRows + cuda::kSerialRows : 0;
   const int64_t values =
       decode * cuda::PartialFloats(shape.head_dim) + prefill * (shape.head_dim + 3);
-  return values * static_cast<int64_t>(sizeof(float)) + state_->linear.WorkspaceBytes(load);
+  const int64_t wide = cuda::WidePageCapacity(shape, load.max_seqs) * cuda::WidePageBytes(shape);
+  return values * static_cast<int64_t>(sizeof(float)) + wide + state_->linear.WorkspaceBytes(load);
 }
 
 void CudaOps::Reserve(const Workload& load) {
   const PagedKvShape& shape = load.shape;
   const int64_t max_rows = load.max_rows;
   const auto max_seqs = static_cast<int>(load.max_seqs);
-  FOX_CHECK(shape.dtype == DType::kBF16);
+  FOX_CHECK(shape.dtype == DType::kBF16 || shape.dtype == DType::kE4M3);
   state_->device_error.Check(state_->linear.Reserve(load), "prepare matrix products");
   state_->buffers.clear();
   const auto take = [this](auto*& pointer, int64_t count) {
@@ -153,6 +172,13 @@ void CudaOps::Reserve(const Workload& load) {
   take(schedule.arrival_counter, schedule.max_seq_heads);
   take(schedule.page_sums,
        static_cast<int64_t>(schedule.max_blocks) * shape.q_heads * (shape.head_dim + 4));
+  cuda::WidePages& wide = schedule.wide;
+  wide.capacity = cuda::WidePageCapacity(shape, max_seqs);
+  for (void** half : {&wide.keys, &wide.values}) {
+    auto* bytes = static_cast<std::byte*>(nullptr);
+    take(bytes, wide.capacity * cuda::WidePageBytes(shape) / 2);
+    *half = bytes;
+  }
   // None if no loop is long enough.
   cuda::KeySplits& splits = schedule.key_splits;
   splits = {};

@@ -220,7 +220,7 @@ def print_table(rows: list[Row]) -> None:
 
 def page_bytes_of(info: dict[str, Any]) -> int:
     """Bytes of keys and values in one page of one head of one layer."""
-    element = {"f64": 8, "f32": 4}.get(info["kv_dtype"], 2)
+    element = {"f64": 8, "f32": 4, "fp8": 1}.get(info["kv_dtype"], 2)
     return 2 * int(info["page_size"]) * int(info["head_dim"]) * element
 
 

@@ -81,6 +81,7 @@ absl::Status DescribeMachine(BenchSession& session) {
   facts = {{"model", flags.model.model},
            {"dtype", NameOf(session.dtype)},
            {"quantization", NameOf(flags.model.quantization)},
+           {"kv_dtype", NameOf(flags.model.kv_cache_dtype.value_or(session.dtype))},
            {"backend", ops.Description()},
            {"load", load}};
   if (session.on_gpu) facts["gpu"] = GpuFacts();
@@ -152,7 +153,7 @@ double BenchModel::HeadFlopsPerRow() const { return 2 * OutTimesIn(*runner->weig
 
 double BenchModel::BlockBytes() const {
   const PagedKvShape& shape = runner->cache().shape;
-  const double kv = 2.0 * kPageTokens * shape.head_dim * static_cast<double>(SizeOf(shape.dtype));
+  const auto kv = static_cast<double>(2 * shape.kv_bytes() + shape.exponent_bytes());
   return kv / shape.group() + kPageTokens * static_cast<double>(SizeOf(shape.residual_dtype()));
 }
 
@@ -171,7 +172,8 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
   RunnerOptions options;
   options.acp = mode;
   options.enforce_eager = flags.model.enforce_eager;
-  options.kv_dtype = dtype;
+  options.dtype = dtype;
+  options.kv_dtype = flags.model.kv_cache_dtype.value_or(dtype);
   options.max_num_seqs = static_cast<int32_t>(sequences);
   options.max_num_batched_tokens = std::max(flags.model.chunk, sequences);
   options.max_logit_rows = sequences;
@@ -188,8 +190,8 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
   options.num_pages = static_cast<int>(pages);
   BenchModel model;
   const DType residual_dtype = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  FoxWeights weights =
-      LoadWeights(*checkpoint, *backend->ops, residual_dtype, flags.model.quantization, nullptr);
+  FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, residual_dtype,
+                                   flags.model.quantization, options.kv_dtype, nullptr);
   model.runner =
       std::make_unique<ModelRunner>(std::move(backend->ops), std::move(weights), options);
   model.log_tolerance = ToleranceOf(mode);

@@ -28,6 +28,11 @@ TEST(EngineFactoryTest, WrongValuesAreRefusedBeforeTheModelIsOpened) {
       {"--log-tolerance", [](EngineConfig& c) { c.log_tolerance = 0; }},
       {"--log-tolerance", [](EngineConfig& c) { c.log_tolerance = -HUGE_VAL; }},
       {"--log-tolerance", [](EngineConfig& c) { c.log_tolerance = NAN; }},
+      {"--kv-cache-dtype",
+       [](EngineConfig& c) {
+         c.kv_cache_dtype = DType::kE4M3;
+         c.dtype = "f64";
+       }},
   };
   for (const auto& [flag, change] : cases) {
     const absl::Status status = LoadWith(change);

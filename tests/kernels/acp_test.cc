@@ -5,6 +5,8 @@
 
 #include <random>
 
+#include "kernels/core/e4m3.h"
+
 namespace fox {
 namespace {
 
@@ -43,11 +45,14 @@ TEST(AcpTest, NanKeeps) {
 }
 
 TEST(AcpTest, SelfLogitBoundIsWidenedUnderRotationUpToU) {
-  const double u = MaxLogitBound(64, 2, 3);
-  EXPECT_DOUBLE_EQ(u, 48 * kProductInflation);
-  EXPECT_DOUBLE_EQ(SelfLogitBound(64, 1, 2, 3, false), 8 * kProductInflation);
-  EXPECT_DOUBLE_EQ(SelfLogitBound(64, 1, 2, 3, true), 8 * kProductInflation + u / 64);
-  EXPECT_DOUBLE_EQ(SelfLogitBound(64, 6, 2, 3, true), u);
+  for (const DType kv : {DType::kBF16, DType::kE4M3}) {
+    const bool e4m3 = kv == DType::kE4M3;
+    const double u = MaxLogitBound(64, 2, 3, kv), own = 8 * ProductInflation(kv);
+    EXPECT_DOUBLE_EQ(u, 48 * kProductInflation * (e4m3 ? 17.0 / 16 : 1));
+    EXPECT_DOUBLE_EQ(SelfLogitBound(64, 1, 2, 3, false, kv), own + (e4m3 ? u / 8192 : 0));
+    EXPECT_DOUBLE_EQ(SelfLogitBound(64, 1, 2, 3, true, kv), own + (e4m3 ? 5 : 1) * u / 64);
+    EXPECT_DOUBLE_EQ(SelfLogitBound(64, 6, 2, 3, true, kv), u);
+  }
 }
 
 TEST(AcpTest, ThresholdIsTheLesserBound) {
@@ -86,6 +91,42 @@ TEST(AcpTest, InflationsPayForRoundingsToBf16) {
   EXPECT_GE(kKeyNormInflation, std::pow(1 + 0x1p-8, 3));
   EXPECT_GE(kProductInflation, std::pow(1 + 0x1p-8, 6));
   EXPECT_GE(kRotationRounding, std::pow(1 + 0x1p-8, 2) - 1);
+}
+
+// Rows of 256 keys, all but one of which may be small, at the places where rounding is at its
+// worst.
+TEST(AcpTest, AndForThatToE4M3) {
+  std::mt19937_64 rng(6);
+  double most = 0, least = 0;
+  for (int test = 0; test < 2000; ++test) {
+    const float unit = std::ldexp(1.0f, static_cast<int>(rng() % 60) - 30);
+    float row[256] = {224.01f * unit};
+    for (int i = 1; i < 256; ++i) {
+      const auto random = static_cast<int>(rng() % 14);
+      row[i] =
+          test % 2 == 0 ? std::ldexp(1.0625f, random - 6) : static_cast<float>(random) * 0x1p-10f;
+      row[i] *= unit * 1.0001f;
+    }
+    uint8_t codes[256];
+    const int exponent = EncodeE4M3(row, 256, codes);
+    double square = 0, small = 0;
+    for (int i = 0; i < 256; ++i) {
+      const double x = static_cast<double>(row[i]),
+                   rounded = static_cast<double>(static_cast<float>(E4M3Value(codes[i], exponent)));
+      const double error = std::abs(rounded - x);
+      if ((codes[i] & 0x78) == 0) {
+        small += error * error;
+      } else {
+        most = std::max(most, error / x);
+      }
+      square += x * x;
+    }
+    least = std::max(least, std::sqrt(small / square));
+  }
+  EXPECT_LE(most, kE4M3Rounding);
+  EXPECT_GE(most, 0.9 * kE4M3Rounding);
+  EXPECT_LE(least, kE4M3LeastRounding);
+  EXPECT_GE(least, kE4M3LeastRounding / 4);
 }
 
 TEST(AcpTest, MassIsNeverBoundedWorseThanByTheLength) {

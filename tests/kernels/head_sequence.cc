@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "kernels/acp.h"
+#include "kernels/core/e4m3.h"
 
 namespace fox::testing {
 namespace {
@@ -110,7 +111,22 @@ void RoundToBFloat16(HeadInputs& in) {
   }
 }
 
-void SetBounds(HeadInputs& in) {
+void RoundToE4M3(HeadInputs& in) {
+  const int64_t d = in.shape.head_dim, parts = 2 * in.shape.kv_heads;
+  std::vector<float> values(static_cast<size_t>(d));
+  std::vector<uint8_t> codes(values.size());
+  for (int64_t at = 0; at < in.length * parts; ++at) {
+    double* row = &in.at(at / parts, in.shape.hidden() + at % parts * d);
+    std::copy_n(row, d, values.begin());
+    const int exponent = EncodeE4M3(values.data(), d, codes.data());
+    for (const uint8_t code : codes) {
+      *row++ = static_cast<double>(static_cast<float>(E4M3Value(code, exponent)));
+    }
+  }
+}
+
+void SetBounds(HeadInputs& in, DType pages) {
+  in.pages = pages;
   const HeadShape& shape = in.shape;
   const int d = shape.head_dim, group = shape.q_heads / shape.kv_heads;
   const bool bounded = shape.norm_caps || !in.q_norm.empty();
@@ -136,8 +152,10 @@ void SetBounds(HeadInputs& in) {
       in.bound_diagonal.push_back(static_cast<float>(std::max(gq, pair)));
     }
     const auto at = static_cast<size_t>(h);
-    if (bounded) in.self_logit_bound[at] = SelfLogitBound(d, product, q_max, k_max, shape.rope);
-    if (bounded) in.max_logit_bound[at] = MaxLogitBound(d, q_max, k_max);
+    if (bounded) {
+      in.self_logit_bound[at] = SelfLogitBound(d, product, q_max, k_max, shape.rope, pages);
+      in.max_logit_bound[at] = MaxLogitBound(d, q_max, k_max, pages);
+    }
     if (shape.sink) {
       in.self_logit_bound[at] =
           std::min(in.self_logit_bound[at], -static_cast<double>(in.sink[at]));
@@ -234,12 +252,14 @@ HeadRun::Result HeadRun::Step(const std::vector<StepRows>& sequences,
   std::vector<int32_t> slots;
   std::vector<int64_t> row_begin = {0}, positions;
   std::vector<double> tolerances;
+  int64_t longest = 0;
   BatchView batch;
   for (const StepRows& sequence : sequences) {
     if (batch.num_decodes == batch.num_seqs++ && sequence.rows == 1) ++batch.num_decodes;
     slots.push_back(sequence.slot);
     row_begin.push_back(row_begin.back() + sequence.rows);
     positions.push_back(sequence.position);
+    longest = std::max(longest, sequence.position + sequence.rows);
     tolerances.push_back(sequence.log_tolerance);
   }
   const int64_t rows = batch.num_rows = row_begin.back(), seqs = batch.num_seqs;
@@ -249,6 +269,8 @@ HeadRun::Result HeadRun::Step(const std::vector<StepRows>& sequences,
   batch.row_begin = begin.as<int64_t>();
   batch.position = position.as<int64_t>();
   batch.log_tolerance = tolerance.as<double>();
+  batch.max_tokens = longest;
+  batch.small = batch.all_decodes() && rows <= kSmallBatchRows && longest <= kSmallBatchTokens;
 
   Parameters& p = *parameters_;
   const DType wide = p.wide, narrow = ops_.ActivationDType(wide);

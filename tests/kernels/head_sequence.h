@@ -47,6 +47,7 @@ struct HeadInputs {
   std::vector<float> bound_diagonal;     // [hidden]
   std::vector<double> self_logit_bound;  // [q_heads]
   std::vector<double> max_logit_bound;
+  DType pages = DType::kBF16;  // that the bounds are for
 
   int64_t columns() const {
     return k_shift_column() + (shape.k_shift ? shape.kv_heads : 0) +
@@ -72,8 +73,11 @@ HeadInputs RandomInputs(const HeadShape& shape, int64_t length, uint64_t seed,
                         const std::vector<double>& gate_means);
 // Rounds the projections to what a backend with bf16 activations is given.
 void RoundToBFloat16(HeadInputs& inputs);
-// The bounds of kernels/acp.h from QK-norm or caps, and sinks; call after changing those.
-void SetBounds(HeadInputs& inputs);
+// Rounds keys and values as pages of 8 bits do. REQUIRES: they are stored as they are projected.
+void RoundToE4M3(HeadInputs& inputs);
+// The bounds of kernels/acp.h from QK-norm or caps, and sinks, for pages of this type; call after
+// changing those.
+void SetBounds(HeadInputs& inputs, DType pages = DType::kBF16);
 
 struct HeadOutputs {
   std::vector<double> out;  // [length, hidden]

@@ -39,7 +39,8 @@ template <typename Copy>
 Contents SlotContents(const PagedKv& kv, int slot, bool keys_by_dimension, const Copy& copy) {
   const PagedKvShape& shape = kv.shape;
   const int64_t lists = shape.lists_per_slot(), group = shape.group(), d = shape.head_dim;
-  const auto element = static_cast<int64_t>(SizeOf(shape.dtype));
+  const auto element = static_cast<int64_t>(SizeOf(shape.dtype)),
+             exponents = shape.exponent_bytes();
   Contents contents;
   const auto add = [&](const char* name, const auto* array, int64_t at, int64_t count) {
     const auto bytes = static_cast<size_t>(count) * sizeof(*array);
@@ -83,6 +84,9 @@ Contents SlotContents(const PagedKv& kv, int slot, bool keys_by_dimension, const
       }
       add("values", static_cast<const uint8_t*>(kv.values), page * page_bytes,
           tokens * d * element);
+      for (int64_t of : {page * exponents, page * exponents + kPageTokens}) {
+        if (exponents > 0) add("exponents", kv.exponents, of, tokens);
+      }
       for (int64_t g = page * group; g < (page + 1) * group; ++g) {
         add("log_f_offset", static_cast<const float*>(kv.log_f_offset), g * kPageTokens, tokens);
         add("page_cum_log_f", kv.page_cum_log_f, g, 1);

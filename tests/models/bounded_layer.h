@@ -66,14 +66,14 @@ struct NormedLayer {
   ModelConfig config;
   Tensor q_norm = {}, k_norm = {}, q_cap = {}, k_cap = {}, sinks = {};
 
-  HostQueryBound Bound() const {
+  HostQueryBound Bound(DType pages = DType::kBF16) const {
     LayerTensors layer;
     layer.q_norm = q_norm.view();
     layer.k_norm = k_norm.view();
     layer.q_cap = q_cap.view();
     layer.k_cap = k_cap.view();
     layer.sinks = sinks.view();
-    return MakeQueryBound(config, layer);
+    return MakeQueryBound(config, layer, pages);
   }
   // Caps in place of norm weights.
   void CapNorms() {
@@ -106,7 +106,7 @@ struct PlainLayer {
   ModelConfig config;
   Tensor attn_norm = {}, q_proj = {}, q_bias = {}, k_proj = {}, k_bias = {}, sinks = {};
 
-  HostQueryBound Bound() const {
+  HostQueryBound Bound(DType pages = DType::kBF16) const {
     LayerTensors layer;
     layer.attn_norm = attn_norm.view();
     layer.q_proj = q_proj.view();
@@ -114,7 +114,7 @@ struct PlainLayer {
     layer.k_proj = k_proj.view();
     layer.k_bias = k_bias.view();
     layer.sinks = sinks.view();
-    return MakeQueryBound(config, layer);
+    return MakeQueryBound(config, layer, pages);
   }
   // The layer whose queries are this one's keys.
   PlainLayer Keys() const {

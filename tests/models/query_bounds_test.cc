@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <limits>
 
+#include "kernels/core/e4m3.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/mass_audit.h"
 #include "kernels/cpu/query_bound.h"
 #include "tests/kernels/head_sequence.h"
 #include "tests/models/bounded_layer.h"
@@ -35,8 +37,20 @@ class QkNormBoundsTest : public QueryBounds {
     return layer;
   }
 
+  // As a page of this type stores it, where that can matter.
+  static void Store(Vector& key, DType pages) {
+    if (pages != DType::kE4M3) return;
+    const std::vector<float> row(key.begin(), key.end());
+    std::vector<uint8_t> codes(row.size());
+    const int exponent = EncodeE4M3(row.data(), static_cast<int64_t>(row.size()), codes.data());
+    for (size_t m = 0; m < key.size(); ++m) {
+      key[m] = static_cast<double>(static_cast<float>(E4M3Value(codes[m], exponent)));
+    }
+  }
+
   // One key, and queries that try to break its bound; the largest share of a(k) that one reaches.
-  double Attack(const NormedLayer& layer, const QueryBound& bound, int head, bool spike) {
+  double Attack(const NormedLayer& layer, const QueryBound& bound, DType pages, int head,
+                bool spike) {
     const int d = layer.config.head_dim;
     const double root_d = std::sqrt(d);
     const double *gq = layer.Gq(head), *gk = layer.Gk(head);
@@ -49,8 +63,9 @@ class QkNormBoundsTest : public QueryBounds {
     ScaleTo(root_d, khat);
     Vector key(khat);
     for (size_t m = 0; m < key.size(); ++m) key[m] *= gk[m];
-    CheckSelf(layer, bound, head, khat);
+    CheckSelf(layer, bound, pages, head, khat);
     if (layer.config.use_rope) RotateAnyhow(key);
+    Store(key, pages);
     const double a = EvaluateBound(bound, head, d, key.data(), 1);
     EXPECT_EQ(EvaluateBound(bound, head, d, key.data(), -1), a);
     double worst = 0;
@@ -71,33 +86,44 @@ class QkNormBoundsTest : public QueryBounds {
     return worst;
   }
 
-  // The row's own key: the same angle, so no rotation; opposed as far as signs allow.
-  void CheckSelf(const NormedLayer& layer, const QueryBound& bound, int head, const Vector& khat) {
+  // The row's own key: the same angle, so rotation matters to rounding alone; opposed as far as
+  // signs allow.
+  void CheckSelf(const NormedLayer& layer, const QueryBound& bound, DType pages, int head,
+                 const Vector& khat) {
     const int d = layer.config.head_dim;
     for (bool adverse : {false, true}) {
       Vector qhat = adverse ? khat : Gaussian(d);
       ScaleTo(std::sqrt(d), qhat);
-      double s = 0;
+      Vector q(qhat), key(khat);
       for (int m = 0; m < d; ++m) {
         const auto at = static_cast<size_t>(m);
-        const double product = layer.Gq(head)[m] * layer.Gk(head)[m] * qhat[at] * khat[at];
-        s += adverse ? -std::abs(product) : product;
+        q[at] *= layer.Gq(head)[m];
+        key[at] *= layer.Gk(head)[m];
+        if (adverse) key[at] = -std::copysign(key[at], q[at]);
       }
-      EXPECT_GE(s / std::sqrt(d), -bound.self_logit_bound[head]);
+      if (layer.config.use_rope) {
+        const std::mt19937_64 angles = rng_;
+        RotateAnyhow(q);
+        rng_ = angles;
+        RotateAnyhow(key);
+      }
+      Store(key, pages);
+      EXPECT_GE(Dot(q.data(), key.data(), d) / std::sqrt(d), -bound.self_logit_bound[head]);
     }
   }
 };
 
 TEST_F(QkNormBoundsTest, NoQueryExceedsThem) {
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
-    for (int variant = 0; variant < 32; ++variant) {
+    for (int variant = 0; variant < 64; ++variant) {
+      const DType pages = (variant & 32) != 0 ? DType::kE4M3 : DType::kBF16;
       const bool rope = (variant & 1) != 0, capped = (variant & 16) != 0;
       const bool per_head = (variant & 2) != 0 || capped;
       const ModelConfig config =
           Config(4, (variant & 4) != 0 ? 2 : 4, (variant & 8) != 0 ? 64 : 8, rope);
       NormedLayer layer = MakeLayer(config, per_head, dtype);
       if (capped) layer.CapNorms();
-      const HostQueryBound host = layer.Bound();
+      const HostQueryBound host = layer.Bound(pages);
       const QueryBound bound = host.view();
       // A rotated key's logit may reach U, while a row's own keeps to B.
       const Vector& largest = rope ? host.max_logit_bound : host.self_logit_bound;
@@ -107,7 +133,7 @@ TEST_F(QkNormBoundsTest, NoQueryExceedsThem) {
         // Equal, but for the last bit, where both outliers share a dimension.
         EXPECT_LE(bound.self_logit_bound[head], bound.max_logit_bound[head] * (1 + 1e-15));
         for (int key = 0; key < 60; ++key) {
-          worst = std::max(worst, Attack(layer, bound, head, key % 3 == 0));
+          worst = std::max(worst, Attack(layer, bound, pages, head, key % 3 == 0));
         }
       }
       // Reached, but for what pays for rounding.
@@ -359,21 +385,24 @@ class CertifiedPromiseTest : public WeightBoundsTest {
     return inputs;
   }
 
-  // Runs the layer with and without pruning; returns the largest dropped mass of a row.
-  double Measure(const PlainLayer& layer, const HeadInputs& inputs, int64_t* evicted) {
-    const HostQueryBound host = layer.Bound();
+  // Runs the layer with and without pruning, with pages of 8 bits audited; returns the largest
+  // dropped mass of a row.
+  double Measure(const PlainLayer& layer, const HeadInputs& inputs, DType pages, int64_t* evicted) {
+    const HostQueryBound host = layer.Bound(pages);
     const QueryBound bound = host.view();
-    PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kF64), ops_);
-    RunOptions options;
+    const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
+    CpuOps ops({.audit = audit});
+    RunOptions options{.dtype = pages, .acp = AcpMode::kCertified, .chunks = {64}};
     options.bound = &bound;
     options.min_log_gate = host.min_log_gate;
-    const HeadOutputs full = RunHeads(ops_, storage, inputs, options);
-    options.acp = AcpMode::kCertified;
-    options.chunks = {64};
-    const HeadOutputs pruned = RunHeads(ops_, storage, inputs, options);
-    double dropped = 0;
-    for (size_t i = 0; i < full.lse.size(); ++i) {
-      dropped = std::max(dropped, -std::expm1(pruned.lse[i] - full.lse[i]));
+    const HeadOutputs pruned = RunHeads(ops, inputs, options);
+    double dropped = std::exp(audit->max_excess() - 10);
+    if (pages == DType::kF64) {
+      options.acp = AcpMode::kOff;
+      const HeadOutputs full = RunHeads(ops, inputs, options);
+      for (size_t i = 0; i < full.lse.size(); ++i) {
+        dropped = std::max(dropped, -std::expm1(pruned.lse[i] - full.lse[i]));
+      }
     }
     for (double mass : pruned.max_log_evicted_mass) EXPECT_LE(mass, -10);
     // The first head forgets 64 tokens back more than e^-100.
@@ -381,8 +410,6 @@ class CertifiedPromiseTest : public WeightBoundsTest {
     *evicted += pruned.pages_evicted;
     return dropped;
   }
-
-  CpuOps ops_{{}};
 };
 
 TEST_F(CertifiedPromiseTest, HoldsForHundredsOfHeads) {
@@ -403,9 +430,11 @@ TEST_F(CertifiedPromiseTest, HoldsForHundredsOfHeads) {
       layer.sinks = Tensor(Gaussian(config.num_heads, 10), {config.num_heads}, DType::kF32);
     }
     const HeadInputs inputs = Project(layer, 1000, hostile);
-    const double dropped = Measure(layer, inputs, &evicted);
-    EXPECT_LE(dropped, std::exp(-10)) << number;
-    worst = std::max(worst, dropped);
+    for (const DType pages : {DType::kF64, DType::kE4M3}) {
+      const double dropped = Measure(layer, inputs, pages, &evicted);
+      EXPECT_LE(dropped, std::exp(-10)) << number;
+      worst = std::max(worst, dropped);
+    }
     heads += config.num_heads;
   }
   EXPECT_GE(heads, 500);

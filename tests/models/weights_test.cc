@@ -59,8 +59,8 @@ class QuantizedWeightsTest : public ::testing::TestWithParam<const char*> {
 TEST_P(QuantizedWeightsTest, RoundsRowsButOfGatesShiftsAndTheVocabulary) {
   const Checkpoint checkpoint = Open();
   PackingOps plain, fp8;
-  LoadWeights(checkpoint, plain, DType::kF32, Quantization::kNone, {});
-  LoadWeights(checkpoint, fp8, DType::kF32, Quantization::kFp8, {});
+  LoadWeights(checkpoint, plain, DType::kF32, Quantization::kNone, DType::kF32, {});
+  LoadWeights(checkpoint, fp8, DType::kF32, Quantization::kFp8, DType::kF32, {});
   const ModelConfig& config = checkpoint.config();
   const int64_t rounded = (config.output_gate ? 2 : 1) * config.q_size() + 2 * config.kv_size();
   ASSERT_EQ(plain.packed.size(), static_cast<size_t>(4 * config.num_layers + 1));
@@ -79,7 +79,8 @@ TEST_P(QuantizedWeightsTest, RoundsRowsButOfGatesShiftsAndTheVocabulary) {
 TEST_P(QuantizedWeightsTest, BoundsAreThoseOfRoundedWeights) {
   const Checkpoint checkpoint = Open();
   PackingOps ops;
-  const FoxWeights weights = LoadWeights(checkpoint, ops, DType::kF32, Quantization::kFp8, {});
+  const FoxWeights weights =
+      LoadWeights(checkpoint, ops, DType::kF32, Quantization::kFp8, DType::kF32, {});
   const ModelConfig& config = checkpoint.config();
   const auto heads = static_cast<size_t>(config.num_heads);
   for (size_t n = 0; n < weights.layers.size(); ++n) {
@@ -94,7 +95,7 @@ TEST_P(QuantizedWeightsTest, BoundsAreThoseOfRoundedWeights) {
     }
     layer.q_proj = {reinterpret_cast<const std::byte*>(q.data()), DType::kF32, layer.q_proj.shape};
     layer.k_proj = {reinterpret_cast<const std::byte*>(k.data()), DType::kF32, layer.k_proj.shape};
-    const HostQueryBound bound = MakeQueryBound(config, layer);
+    const HostQueryBound bound = MakeQueryBound(config, layer, DType::kF32);
     const QueryBound& loaded = weights.layers[n].bound.view();
     EXPECT_EQ(weights.layers[n].bound.min_log_gate(), bound.min_log_gate);
     EXPECT_EQ(bound.max_norm_product,

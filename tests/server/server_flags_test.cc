@@ -103,6 +103,7 @@ TEST(ServerFlagsTest, RefusalsNameTheFlag) {
       {{"--acp=on"}, "--acp"},
       {{"--dtype=fp8"}, "--dtype"},
       {{"--quantization=int4"}, "--quantization"},
+      {{"--kv-cache-dtype=bf16"}, "--kv-cache-dtype"},
       {{"--max-num-seqs=-1"}, "--max-num-seqs"},
       {{"--grpc-prot=1"}, "did you mean --grpc-port?"},
       {{"--http-port=0", "--http-host=0.0.0.0"}, "--http-host"},

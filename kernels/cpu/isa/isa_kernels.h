@@ -55,6 +55,14 @@ struct GemmPanel {
   int64_t columns;  // at most 32 of the panel are wanted
 };
 
+// Rows of e4m3 codes (kernels/core/e4m3.h), each row or each column with a power of two.
+struct E4M3Block {
+  const uint8_t* codes;  // [rows, columns]
+  const int8_t* exponents;
+  int rows, columns;  // at most 64 columns that have exponents
+  bool by_column;
+};
+
 struct IsaKernels {
   const char* name;
   void (*attend_page_f32)(const PageTile<float>&);
@@ -62,6 +70,7 @@ struct IsaKernels {
   void (*gemm_panel_f32)(const GemmPanel<float>&);
   void (*gemm_panel_f64)(const GemmPanel<double>&);
   void (*widen)(const uint16_t* bf16, int64_t count, float* out);
+  void (*widen_e4m3)(const E4M3Block&, int64_t out_stride, float* out);
   void (*narrow)(const float* in, int64_t count, uint16_t* bf16);  // round to nearest even
   // out = gate * sigmoid(gate) * x, and out = sigmoid(gate) * x; out may be x.
   void (*silu_mul)(const float* gate, const float* x, int64_t count, float* out);

@@ -10,7 +10,8 @@ cudaError_t Append(const BatchView& batch, const AppendParams& params, const Pag
                    const StepSchedule& schedule, bool reads_early, cudaStream_t stream) {
   if (batch.num_seqs == 0) return cudaSuccess;
   const MatrixView& projection = params.projection;
-  FOX_CHECK(projection.dtype == DType::kBF16 && kv.shape.dtype == DType::kBF16);
+  FOX_CHECK(projection.dtype == DType::kBF16 &&
+            (kv.shape.dtype == DType::kBF16 || kv.shape.dtype == DType::kE4M3));
   FOX_CHECK(projection.rows >= batch.num_rows && projection.row_stride % 8 == 0);
   FOX_CHECK(params.q_column % 8 == 0 && params.k_column % 8 == 0 && params.v_column % 8 == 0);
   FOX_CHECK(kv.shape.group() <= kMaxAppendGroup);

@@ -12,10 +12,10 @@
 namespace fox::cuda {
 
 // projection: bf16, q columns rewritten in place; norms and biases float32, norms not beside caps;
-// pages bf16, [64, head_dim]; last_k, last_v hold the raw last rows, float32. head_dim 16, 32, 64
-// or 128. After BeginStep of the same batch. reads_early: no kernel that has not ended when this
-// one starts (launch.h) writes the sequences' lists, pages and running state. Enqueues on `stream`;
-// gives the launch's error.
+// pages bf16 or e4m3, [64, head_dim]; last_k, last_v hold the raw last rows, float32. head_dim 16,
+// 32, 64 or 128. After BeginStep of the same batch. reads_early: no kernel that has not ended when
+// this one starts (launch.h) writes the sequences' lists, pages and running state. Enqueues on
+// `stream`; gives the launch's error.
 cudaError_t Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                    const StepSchedule& schedule, bool reads_early, cudaStream_t stream);
 

@@ -184,7 +184,7 @@ __device__ __forceinline__ State LoadState(const AppendParams& params, const Pag
   return state;
 }
 
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __device__ __forceinline__ void AppendRow(const AppendParams& params, const PagedKv& kv,
                                           const Token& token, int part, const RowInput& input,
                                           const State& state, const Float8& weights, bool rotates,
@@ -207,15 +207,26 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
     Rotate<kHeadDim>(rotated, rotation);
     if (part != 1) o = rotated;
   }
+  int exponent = 0;
+  uint2 codes{};
+  if constexpr (kHasExponents<Part>) codes = EncodePart<kRowLanes<kHeadDim>>(o, exponent);
   if (!there) return;
   const int64_t dims = DimsOf<kHeadDim>(kv, token.kv_head, part);
   const int64_t in_page =
       (static_cast<int64_t>(token.page) * kPageTokens + token.pos_in_page) * kHeadDim +
       dims % kHeadDim;
-  __nv_bfloat16* to = IsQuery(part)
-                          ? ProjectionRow(params, token.row) + params.q_column + dims
-                          : static_cast<__nv_bfloat16*>(part == 0 ? kv.keys : kv.values) + in_page;
-  *reinterpret_cast<uint4*>(to) = ToBf16x8(o);
+  void* const pool = part == 0 ? kv.keys : kv.values;
+  if (kHasExponents<Part> && !IsQuery(part)) {
+    static_cast<uint2*>(pool)[in_page / kVec8] = codes;
+    if (dims % kHeadDim == 0) {
+      *KeyExponent(kv, token.page, part * kPageTokens + token.pos_in_page) =
+          static_cast<int8_t>(exponent);
+    }
+  } else {
+    __nv_bfloat16* to = IsQuery(part) ? ProjectionRow(params, token.row) + params.q_column + dims
+                                      : static_cast<__nv_bfloat16*>(pool) + in_page;
+    *reinterpret_cast<uint4*>(to) = ToBf16x8(o);
+  }
   if (!shifts) return;
   StoreVec8(raw, state.last);
   if (token.pos_in_page < kPageTokens - 1) return;
@@ -225,7 +236,7 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
 
 // All parts of the token, kRows at a time; `input` and `weights` are those of the first, which
 // include all that are shifted. The next ones are loaded while these are computed.
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __device__ __forceinline__ void AppendRows(const AppendParams& params, const PagedKv& kv,
                                            const Token& token, RowInput input, State state,
                                            Float8 weights, bool rotates, const Rotation& rotation) {
@@ -241,7 +252,7 @@ __device__ __forceinline__ void AppendRows(const AppendParams& params, const Pag
       next_input = LoadInput(PlaceOf<kHeadDim>(params, kv, token, part + kRows));
       next_weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, part + kRows);
     }
-    AppendRow<kHeadDim>(params, kv, token, part, input, state, weights, rotates, rotation);
+    AppendRow<kHeadDim, Part>(params, kv, token, part, input, state, weights, rotates, rotation);
     if (first >= parts) return;
     state.last = nullptr;
     input = next_input;
@@ -264,7 +275,7 @@ struct PageSums {
 
 // Sums the page that the token completed, for one query head; N goes to space.keys. By the whole
 // warp, after the token's rows and gates are in the page and the space is no longer read.
-template <int kHeadDim, bool kGeneralBound>
+template <int kHeadDim, bool kGeneralBound, typename Part>
 __device__ __forceinline__ PageSums SumPage(const HeadBound<kHeadDim, kGeneralBound>& bound,
                                             const PagedKv& kv, const Token& token,
                                             const float* local, double page_decay,
@@ -273,8 +284,7 @@ __device__ __forceinline__ PageSums SumPage(const HeadBound<kHeadDim, kGeneralBo
     space.decay[j] = static_cast<float>(page_decay - static_cast<double>(local[j]));
   }
   __syncwarp();
-  const __nv_bfloat16* keys = static_cast<const __nv_bfloat16*>(kv.keys) +
-                              static_cast<int64_t>(token.page) * kPageTokens * kHeadDim;
+  const PageKeys<kHeadDim, Part> keys(kv, token.page);
   double count = 0;
   float max_square = 0;
 #pragma unroll 1
@@ -295,7 +305,7 @@ __device__ __forceinline__ PageSums SumPage(const HeadBound<kHeadDim, kGeneralBo
 
 // Accumulates the page that the token completed into the state of query head g of the group. By the
 // whole warp.
-template <int kHeadDim, bool kGeneralBound>
+template <int kHeadDim, bool kGeneralBound, typename Part>
 __device__ __forceinline__ void AccumulatePage(const AppendParams& params, const PagedKv& kv,
                                                const Token& token, int g, double c_end, double base,
                                                PageSumsScratch<kHeadDim>& space) {
@@ -306,7 +316,8 @@ __device__ __forceinline__ void AccumulatePage(const AppendParams& params, const
   const double page_decay = c_end - base, paid = OffsetRounding(page_decay);
   const HeadBound<kHeadDim, kGeneralBound> bound(params.bound, head, sub);
   __syncwarp();
-  const PageSums page = SumPage(bound, kv, token, local, page_decay, space);
+  const PageSums page =
+      SumPage<kHeadDim, kGeneralBound, Part>(bound, kv, token, local, page_decay, space);
 
   const int64_t state = kv.HeadIndex(token.slot, params.layer, head);
   const double decay_factor = exp(page_decay), weight = exp(-paid);
@@ -335,7 +346,7 @@ __device__ __forceinline__ void AccumulatePage(const AppendParams& params, const
               before);
 }
 
-template <int kHeadDim, bool kGeneralBound>
+template <int kHeadDim, bool kGeneralBound, typename Part>
 __global__ void __launch_bounds__(kThreads, 4)
     AppendDecodeKernel(const BatchView batch, const AppendParams params, const PagedKv kv,
                        bool reads_early) {
@@ -381,14 +392,14 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (!reads_early) state = LoadState<kHeadDim>(params, kv, token, part);
   token.page = state.page;
   HeadGate gate{LogGate(params, GateLogit(params, input.gate) + gate_bias), state.c, state.base};
-  AppendRows<kHeadDim>(params, kv, token, input, state, weights, rotates, rotation);
+  AppendRows<kHeadDim, Part>(params, kv, token, input, state, weights, rotates, rotation);
   StoreGate(params, kv, token, gate);
 
   if (token.pos_in_page != kPageTokens - 1 || params.acp == AcpMode::kOff) return;
   for (int g = 0; g < group; ++g) {
     const double c_end = FromLane(gate.c, g);
     const double base = FromLane(gate.base, g);
-    AccumulatePage<kHeadDim, kGeneralBound>(params, kv, token, g, c_end, base, space[warp]);
+    AccumulatePage<kHeadDim, kGeneralBound, Part>(params, kv, token, g, c_end, base, space[warp]);
   }
 }
 
@@ -398,9 +409,12 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
   const dim3 grid(static_cast<unsigned>((kv.shape.kv_heads + kWarps - 1) / kWarps),
                   static_cast<unsigned>(batch.num_seqs));
   const bool diagonal = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
-  return Launch(diagonal ? AppendDecodeKernel<kHeadDim, false> : AppendDecodeKernel<kHeadDim, true>,
-                grid, kThreads, SmemConfig(0, batch.num_rows <= kOverlapRows), stream, batch,
-                params, kv, reads_early);
+  return DispatchPart(kv.shape.dtype, [&]<typename Part>() {
+    return Launch(diagonal ? AppendDecodeKernel<kHeadDim, false, Part>
+                           : AppendDecodeKernel<kHeadDim, true, Part>,
+                  grid, kThreads, SmemConfig(0, batch.num_rows <= kOverlapRows), stream, batch,
+                  params, kv, reads_early);
+  });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/append/row.cuh"
+#include "kernels/cuda/primitives/page_part.cuh"
 
 namespace fox::cuda {
 
@@ -122,11 +123,11 @@ struct KeySums {
   float max_square = 0;  // max ||k_j||^2
 };
 
-// Keys [first, first + kPortionKeys) of a page, [64, head_dim]. decay [64] is c_e - c_j; `term`
-// [64] gets a_j + decay_j.
-template <int kHeadDim, bool kGeneralBound>
+// Keys [first, first + kPortionKeys) of a page: PageKeys or the like. decay [64] is c_e - c_j;
+// `term` [64] gets a_j + decay_j.
+template <int kHeadDim, bool kGeneralBound, typename Keys>
 __device__ __forceinline__ KeySums SumKeys(const HeadBound<kHeadDim, kGeneralBound>& bound,
-                                           const __nv_bfloat16* keys, const float* decay, int first,
+                                           const Keys& keys, const float* decay, int first,
                                            float* term) {
   constexpr int kLanes = kRowLanes<kHeadDim>, kRows = kWarp / kLanes;
   constexpr int kBatch = kLanes < 8 ? kLanes / 2 : 4;  // keys of a lane's row at a time
@@ -141,7 +142,7 @@ __device__ __forceinline__ KeySums SumKeys(const HeadBound<kHeadDim, kGeneralBou
     float squares[kBatch], parts[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const Float8 key = LoadVec8(keys + (place + i * kRows) * kHeadDim + sub * kVec8);
+      const Float8 key = Widen(keys.Bits(place + i * kRows, sub * kVec8));
       const float weight = FromLane(own_weight, i * (kLanes / kBatch), kLanes);
 #pragma unroll
       for (int m = 0; m < kVec8; ++m) {

@@ -16,6 +16,12 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
 
+// Blocks on an SM that the registers must allow.
+template <int kHeadDim, bool kGeneralBound, typename Part>
+inline constexpr int kMinBlocks = !kGeneralBound && kHeadDim <= 64                        ? 6
+                                  : kGeneralBound && kHeadDim > 64 && kHasExponents<Part> ? 3
+                                                                                          : 4;
+
 template <int kHeadDim>
 struct BlockSpace {
   alignas(16) __nv_bfloat16 keys[kPageTokens * kHeadDim];  // of the page, by place
@@ -152,32 +158,54 @@ __device__ __forceinline__ RawRows<kHeadDim> LoadRows(const AppendParams& params
   return raw;
 }
 
+// A row's part of this lane into the page, if it is `real`; what the page then holds, in bf16. By
+// all lanes.
+template <int kHeadDim, typename Part>
+__device__ __forceinline__ uint4 StoreInPage(const Float8& row, void* pool, int64_t in_pool,
+                                             int8_t* exponent_at, bool real) {
+  if constexpr (kHasExponents<Part>) {
+    int exponent;
+    const uint2 codes = EncodePart<kRowLanes<kHeadDim>>(row, exponent);
+    if (real) {
+      __stcg(static_cast<uint2*>(pool) + in_pool / kVec8, codes);
+      if (in_pool % kHeadDim == 0) *exponent_at = static_cast<int8_t>(exponent);
+    }
+    return WidenPart(codes, exponent);
+  } else {
+    const uint4 bits = ToBf16x8(row);
+    if (real) StoreWhole(bits, static_cast<__nv_bfloat16*>(pool) + in_pool);
+    return bits;
+  }
+}
+
 // Keys and values of the lane's rows into the page, keys also into shared memory.
-template <int kHeadDim, bool kRotates>
+template <int kHeadDim, bool kRotates, typename Part>
 __device__ __forceinline__ void WriteRows(const AppendParams& params, const PagedKv& kv,
                                           const HeadBlock& block, int first, RawRows<kHeadDim>& raw,
                                           __nv_bfloat16* page_keys) {
   constexpr int kRows = RawRows<kHeadDim>::kRows, kLanes = kRowLanes<kHeadDim>;
   const int sub = static_cast<int>(threadIdx.x) % kLanes, in_head = sub * kVec8;
   const int64_t place = static_cast<int64_t>(block.place + first) * kHeadDim + in_head;
-  const int64_t page = static_cast<int64_t>(block.page) * kPageTokens * kHeadDim;
-  __nv_bfloat16* keys = static_cast<__nv_bfloat16*>(kv.keys) + page + place;
-  __nv_bfloat16* values = static_cast<__nv_bfloat16*>(kv.values) + page + place;
+  const int64_t in_pool = static_cast<int64_t>(block.page) * kPageTokens * kHeadDim + place;
+  const int token = block.place + first;
   const float eps = static_cast<float>(params.qk_norm_eps);
   const float alpha = Sigmoid(__bfloat162float(raw.shift_logit));
   const bool rotates = kRotates && params.rope_frequency != nullptr;
-  if (params.v_shift_column >= 0) {
-#pragma unroll
-    for (int i = kRows - 1; i >= 0; --i) {
-      Float8 value = Widen(raw.values[i]);
-      Shift(value, Widen(i == 0 ? raw.value_before : raw.values[i - 1]),
-            FromLane(alpha, kRows + i, kLanes));
-      raw.values[i] = ToBf16x8(value);
-    }
-  }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    if (first + i < block.rows.count) StoreWhole(raw.values[i], values + i * kHeadDim);
+    const bool real = first + i < block.rows.count;
+    if (!kHasExponents<Part> && params.v_shift_column < 0) {
+      if (real)
+        StoreWhole(raw.values[i], static_cast<__nv_bfloat16*>(kv.values) + in_pool + i * kHeadDim);
+      continue;
+    }
+    Float8 value = Widen(raw.values[i]);
+    if (params.v_shift_column >= 0) {
+      Shift(value, Widen(i == 0 ? raw.value_before : raw.values[i - 1]),
+            FromLane(alpha, kRows + i, kLanes));
+    }
+    StoreInPage<kHeadDim, Part>(value, kv.values, in_pool + i * kHeadDim,
+                                ValueExponent(kv, block.page, token + i), real);
   }
   const Float8 weight = LoadNorm<kHeadDim>(
       params.k_norm, params.k_cap, static_cast<int64_t>(block.kv_head) * kHeadDim + in_head);
@@ -207,12 +235,21 @@ __device__ __forceinline__ void WriteRows(const AppendParams& params, const Page
       Rotate<kHeadDim>(row[i], RotationAt<kHeadDim>(params.rope_frequency,
                                                     block.rows.position + first + i, sub));
     }
-    if (first + i >= block.rows.count) continue;
-    const uint4 bits = ToBf16x8(row[i]);
-    StoreWhole(bits, keys + i * kHeadDim);
-    *reinterpret_cast<uint4*>(page_keys + place + i * kHeadDim) = bits;
+    const bool real = first + i < block.rows.count;
+    const uint4 bits = StoreInPage<kHeadDim, Part>(row[i], kv.keys, in_pool + i * kHeadDim,
+                                                   KeyExponent(kv, block.page, token + i), real);
+    if (real) *reinterpret_cast<uint4*>(page_keys + place + i * kHeadDim) = bits;
   }
 }
+
+// As PageKeys, of BlockSpace.
+template <int kHeadDim>
+struct WidenedKeys {
+  const __nv_bfloat16* first;
+  __device__ __forceinline__ uint4 Bits(int token, int dim) const {
+    return *reinterpret_cast<const uint4*>(first + token * kHeadDim + dim);
+  }
+};
 
 // The record of a full page for query head g of the group. By the whole thread block, after a
 // barrier that follows keys and gates.
@@ -226,8 +263,8 @@ __device__ __forceinline__ void WriteRecord(const AppendParams& params, const Pa
   const int thread = static_cast<int>(threadIdx.x), warp = Warp(), lane = Lane();
   const int head = block.kv_head * block.group + g;
   const HeadBound<kHeadDim, kGeneralBound> bound(params.bound, head, lane % kLanes);
-  const KeySums sums =
-      SumKeys<kHeadDim, kGeneralBound>(bound, space.keys, decay, warp * kPortionKeys, space.term);
+  const KeySums sums = SumKeys<kHeadDim, kGeneralBound>(bound, WidenedKeys<kHeadDim>{space.keys},
+                                                        decay, warp * kPortionKeys, space.term);
   if (lane < kLanes) StoreVec8(sums.keys, space.key_sum[warp] + lane * kVec8);
   if (lane == 0) {
     space.count[warp] = sums.count;
@@ -260,8 +297,8 @@ __device__ __forceinline__ void WriteRecord(const AppendParams& params, const Pa
 
 // One thread block per row block and kv head. kGeneralBound: any bound, and rotation; else only a
 // diagonal bound.
-template <int kHeadDim, bool kGeneralBound>
-__global__ void __launch_bounds__(kThreads, kGeneralBound || kHeadDim > 64 ? 4 : 6)
+template <int kHeadDim, bool kGeneralBound, typename Part>
+__global__ void __launch_bounds__(kThreads, kMinBlocks<kHeadDim, kGeneralBound, Part>)
     ProjectBlocksKernel(const __grid_constant__ BatchView batch,
                         const __grid_constant__ AppendParams params,
                         const __grid_constant__ PagedKv kv,
@@ -297,7 +334,7 @@ __global__ void __launch_bounds__(kThreads, kGeneralBound || kHeadDim > 64 ? 4 :
   }
 #pragma unroll 1
   for (int pass = 0;;) {
-    WriteRows<kHeadDim, kGeneralBound>(params, kv, block, first, raw, space.keys);
+    WriteRows<kHeadDim, kGeneralBound, Part>(params, kv, block, first, raw, space.keys);
     pass += kPassRows;
     if (kPassRows >= kPageTokens || pass >= block.rows.count) break;
     first += kPassRows;
@@ -306,11 +343,10 @@ __global__ void __launch_bounds__(kThreads, kGeneralBound || kHeadDim > 64 ? 4 :
   if (block.place + block.rows.count < kPageTokens || params.acp == AcpMode::kOff) return;
 
   // Keys that were in the page already.
-  const __nv_bfloat16* keys = static_cast<const __nv_bfloat16*>(kv.keys) +
-                              static_cast<int64_t>(block.page) * kPageTokens * kHeadDim;
+  const PageKeys<kHeadDim, Part> keys(kv, block.page);
   for (int i = static_cast<int>(threadIdx.x) * kVec8; i < block.place * kHeadDim;
        i += kThreads * kVec8) {
-    *reinterpret_cast<uint4*>(space.keys + i) = *reinterpret_cast<const uint4*>(keys + i);
+    *reinterpret_cast<uint4*>(space.keys + i) = keys.Bits(i / kHeadDim, i % kHeadDim);
   }
   __syncthreads();
   for (int g = 0; g < group; ++g) {
@@ -327,11 +363,13 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
                   static_cast<unsigned>(MaxRowBlocks(batch.num_rows, batch.num_seqs)));
   const size_t decay_bytes = static_cast<size_t>(kv.shape.group()) * kPageTokens * sizeof(float);
   const bool plain = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
-  return plain && params.rope_frequency == nullptr
-             ? Launch(ProjectBlocksKernel<kHeadDim, false>, grid, kThreads, decay_bytes, stream,
-                      batch, params, kv, schedule, kv.shape.group())
-             : Launch(ProjectBlocksKernel<kHeadDim, true>, grid, kThreads, decay_bytes, stream,
-                      batch, params, kv, schedule, kv.shape.group());
+  return DispatchPart(kv.shape.dtype, [&]<typename Part>() {
+    const auto kernel = plain && params.rope_frequency == nullptr
+                            ? ProjectBlocksKernel<kHeadDim, false, Part>
+                            : ProjectBlocksKernel<kHeadDim, true, Part>;
+    return Launch(kernel, grid, kThreads, decay_bytes, stream, batch, params, kv, schedule,
+                  kv.shape.group());
+  });
 }
 
 }  // namespace

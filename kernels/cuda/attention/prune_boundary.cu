@@ -8,6 +8,7 @@
 #include "kernels/acp.h"
 #include "kernels/cuda/attention/prune_boundary.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
+#include "kernels/cuda/primitives/page_part.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
@@ -40,13 +41,21 @@ __device__ double CumulativeGate(const PagedKv& kv, const int32_t* table, int in
       static_cast<double>(local[own * kPageTokens + position % kPageTokens]));
 }
 
+// Eight elements of a key, from the pool's element `at` on.
+__device__ uint4 LoadKey(const PagedKv& kv, int32_t page, int token, int64_t at) {
+  if (kv.exponents == nullptr) return static_cast<const uint4*>(kv.keys)[at / kVec8];
+  return WidenPart(static_cast<const uint2*>(kv.keys)[at / kVec8], *KeyExponent(kv, page, token));
+}
+
 // In place of 2U: how far above a row's own logit that of a key with norm up to `key_norm` can lie.
-__device__ double RowLogitSpread(const __nv_bfloat16* q, const __nv_bfloat16* key, int head_dim,
+__device__ double RowLogitSpread(const __nv_bfloat16* q, const PagedKv& kv, int32_t page, int token,
                                  double key_norm) {
+  const int head_dim = kv.shape.head_dim;
+  const int64_t key = (static_cast<int64_t>(page) * kPageTokens + token) * head_dim;
   float square = 0, self = 0, magnitude = 0;
 #pragma unroll 4
   for (int m = 0; m < head_dim; m += kVec8) {
-    const Float8 a = LoadVec8(q + m), b = LoadVec8(key + m);
+    const Float8 a = LoadVec8(q + m), b = Widen(LoadKey(kv, page, token, key + m));
 #pragma unroll
     for (int i = 0; i < kVec8; ++i) {
       square = fmaf(a.x[i], a.x[i], square);
@@ -71,11 +80,9 @@ __device__ double PerQueryThreshold(const BoundaryArguments& arguments, const Pa
   double largest = -CUDART_INF;
   for (int r = Lane(); r < rows.count; r += kWarp) {
     const int position = rows.position + r;
-    const int64_t key =
-        static_cast<int64_t>(table[position / kPageTokens]) * kPageTokens + position % kPageTokens;
-    const double spread = RowLogitSpread(
-        arguments.q + (rows.first_row + r) * arguments.q_stride + head * head_dim,
-        static_cast<const __nv_bfloat16*>(kv.keys) + key * head_dim, head_dim, key_norm);
+    const double spread =
+        RowLogitSpread(arguments.q + (rows.first_row + r) * arguments.q_stride + head * head_dim,
+                       kv, table[position / kPageTokens], position % kPageTokens, key_norm);
     const double threshold = CumulativeGate(kv, table, in_group, position) + spread;
     if (!(threshold <= largest)) largest = isnan(threshold) ? CUDART_INF : threshold;
   }

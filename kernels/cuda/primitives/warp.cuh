@@ -45,6 +45,7 @@ __device__ __forceinline__ T WarpSum(T x) {
 
 __device__ __forceinline__ float Max(float a, float b) { return fmaxf(a, b); }
 __device__ __forceinline__ double Max(double a, double b) { return fmax(a, b); }
+__device__ __forceinline__ unsigned Max(unsigned a, unsigned b) { return max(a, b); }
 
 template <int kLanes = kWarp, typename T>
 __device__ __forceinline__ T WarpMax(T x) {

@@ -14,11 +14,19 @@ __device__ __forceinline__ void Prefetch(const void* address) {
 }
 
 // For data that this block does not read again: does not occupy the first-level cache.
-__device__ __forceinline__ uint4 LoadOnce(const void* address) {
-  uint4 x;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(address));
+template <typename T = uint4>
+__device__ __forceinline__ T LoadOnce(const void* address) {
+  T x;
+  if constexpr (sizeof(T) == 16) {
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(address));
+  } else {
+    static_assert(sizeof(T) == 8);
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(x.x), "=r"(x.y)
+                 : "l"(address));
+  }
   return x;
 }
 
@@ -26,7 +34,7 @@ __device__ __forceinline__ uint4 LoadOnce(const void* address) {
 // values from before the previous kernel's end.
 template <typename T>
 __device__ __forceinline__ T LoadCoherent(const T* address) {
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+  static_assert(sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
   T value;
   if constexpr (sizeof(T) == 16) {
     uint4 bits;
@@ -38,6 +46,10 @@ __device__ __forceinline__ T LoadCoherent(const T* address) {
     uint32_t bits;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(bits) : "l"(address));
     memcpy(&value, &bits, sizeof(T));
+  } else if constexpr (sizeof(T) == 1) {
+    uint32_t bits;
+    asm volatile("ld.relaxed.gpu.global.u8 %0, [%1];" : "=r"(bits) : "l"(address));
+    value = static_cast<T>(bits);
   } else {
     uint64_t bits;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits) : "l"(address));
@@ -56,6 +68,17 @@ __device__ __forceinline__ void LoadAgain(const void* address, bool changed, uin
       "@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
       "}"
       : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+      : "l"(address), "r"(static_cast<int>(changed))
+      : "memory");
+}
+__device__ __forceinline__ void LoadAgain(const void* address, bool changed, uint2& x) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.s32 p, %3, 0;\n"
+      "@p ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];\n"
+      "}"
+      : "+r"(x.x), "+r"(x.y)
       : "l"(address), "r"(static_cast<int>(changed))
       : "memory");
 }

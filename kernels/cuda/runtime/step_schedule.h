@@ -102,6 +102,36 @@ struct alignas(16) BlockStart {
   int32_t pages[kStartPages];  // ids, from first_page on; the last page stands in past the end
 };
 
+// Pages in 8 bits that prefill attention reads in bf16: those of some lists, numbered by sequence
+// from first_seq on, then kv head. Page n of list l lies at (l - first) * pages + n.
+struct WidePages {
+  void* keys = nullptr;    // [capacity, 64, head_dim] bf16
+  void* values = nullptr;  // likewise
+  int64_t capacity = 0;
+  int pages = 0;  // room for each list; 0: pages are bf16 in the pool
+  int first_seq = 0, first = 0, end = 0;
+
+  FOX_HOST_DEVICE int ListOf(int seq, int kv_head, int kv_heads) const {
+    return (seq - first_seq) * kv_heads + kv_head;
+  }
+  FOX_HOST_DEVICE bool Covers(int seq, int kv_head, int kv_heads) const {
+    const int list = ListOf(seq, kv_head, kv_heads);
+    return pages == 0 || (list >= first && list < end);
+  }
+};
+
+// Pages of a WidePages: all lists' where they fit into so much memory, and one list's at least.
+inline constexpr int64_t kWideBytes = int64_t{256} << 20;
+inline int64_t WidePageBytes(const PagedKvShape& shape) {
+  return int64_t{2 * kPageTokens * 2} * shape.head_dim;
+}
+inline int64_t WidePageCapacity(const PagedKvShape& shape, int64_t max_seqs) {
+  if (shape.dtype != DType::kE4M3) return 0;
+  const int64_t of_list = shape.max_pages;
+  return std::min(max_seqs * shape.kv_heads * of_list,
+                  std::max(of_list, kWideBytes / WidePageBytes(shape)));
+}
+
 struct StepSchedule {
   int max_blocks = 0, max_tiles = 0, max_splits = 0;  // capacities
 
@@ -117,6 +147,7 @@ struct StepSchedule {
   int32_t* boundary = nullptr;
   int32_t* tile_counter = nullptr;  // [1] dynamic scheduling; zeroed by PruneBoundaries
   KeySplits key_splits;             // of the tiles' KV loops, of the current layer
+  WidePages wide;
 
   // Decode attention, sequences with exactly one row. Number i = seq * q_heads + head owns the
   // splits [split_begin[i], split_begin[i + 1]) of its layer, NumSplits of them, ascending; of

@@ -83,7 +83,8 @@ std::unique_ptr<ModelRunner> MakeRunner(const std::string& model, std::unique_pt
   const auto checkpoint =
       Checkpoint::Open(std::string(FOX_SOURCE_DIR) + "/tests/golden/" + model, {});
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-  FoxWeights weights = LoadWeights(*checkpoint, *ops, DType::kF32, Quantization::kNone, {});
+  FoxWeights weights =
+      LoadWeights(*checkpoint, *ops, DType::kF32, Quantization::kNone, DType::kF32, {});
   EXPECT_EQ(weights.config.vocab_size, kVocabulary);
   RunnerOptions options;
   options.max_model_len = 256;

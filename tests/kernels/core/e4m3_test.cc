@@ -67,14 +67,18 @@ TEST(E4M3Test, TheLargestMagnitudeOfARowChoosesTheExponent) {
                                           {224.0f, -1},
                                           {0.1f, -12},
                                           {-0.1f, -12},
-                                          {0.0f, -9},
+                                          {0.0f, -117},
                                           {0x1p-140f, -117},
                                           {least, -117},
                                           {448 * 0x1p119f, 119},
-                                          {std::numeric_limits<float>::max(), 119}}) {
+                                          {std::numeric_limits<float>::max(), 119},
+                                          {HUGE_VALF, kNoExponent},
+                                          {std::nanf(""), kNoExponent}}) {
     const float row[] = {largest / 2, largest, 0, -largest / 1024};
     uint8_t codes[4];
     EXPECT_EQ(EncodeE4M3(row, 4, codes), exponent) << largest;
+    const bool finite = exponent != kNoExponent;
+    EXPECT_EQ(std::isfinite(static_cast<float>(E4M3Value(codes[1], exponent))), finite);
   }
 }
 

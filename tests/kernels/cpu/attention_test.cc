@@ -12,10 +12,11 @@ namespace fox::testing {
 namespace {
 
 // float64: rounding of sums of up to 64-dimensional dots. float32: unit roundoff 6e-8 over logits
-// of size up to ~10 makes 1e-6 in each weight. bf16 pages: keys and values are off by 2^-9 each.
+// of size up to ~10 makes 1e-6 in each weight. bf16 pages: keys and values are off by 2^-9 each, in
+// 8 bits by 2^-5.
 double ToleranceOf(DType dtype) {
   if (dtype == DType::kF64) return 1e-13;
-  return dtype == DType::kF32 ? 5e-6 : 3e-2;
+  return dtype == DType::kF32 ? 5e-6 : dtype == DType::kBF16 ? 3e-2 : 0.2;
 }
 
 double LargestDecay(const HeadInputs& inputs) {
@@ -37,7 +38,7 @@ HeadOutputs RunSolo(const HeadInputs& inputs, const RunOptions& options) {
 
 void ExpectMatchesNaive(const HeadInputs& inputs) {
   const HeadOutputs want = NaiveAttention(inputs);
-  for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+  for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kE4M3}) {
     const HeadOutputs got = RunSolo(inputs, {.dtype = dtype});
     EXPECT_LT(RelativeError(got.out, want.out), ToleranceOf(dtype)) << NameOf(dtype);
     // Differences of cumulative gates carry the rounding of the sums.
@@ -59,7 +60,7 @@ TEST(CpuAttentionTest, ChunksDoNotChangeABit) {
   HeadShape shape{4, 2, 32, true, true, true, true};
   shape.sink = true;
   const HeadInputs inputs = RandomInputs(shape, 517, 23, {0, 2, 4, 9});
-  for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+  for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kE4M3}) {
     for (AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
       RunOptions options{.dtype = dtype, .acp = acp};
       const HeadOutputs whole = RunSolo(inputs, options);
@@ -75,6 +76,43 @@ TEST(CpuAttentionTest, ChunksDoNotChangeABit) {
         EXPECT_EQ(got.blocks_pruned, whole.blocks_pruned);
       }
     }
+  }
+}
+
+// Keys and values in 8 bits are those that other pages hold exactly once they are rounded: the same
+// bits of outputs, sums and decisions.
+TEST(CpuAttentionTest, PagesOf8BitsEqualOthersOfRoundedKeysAndValues) {
+  for (const int head_dim : {24, 32, 128}) {
+    HeadShape shape{4, 2, head_dim, false, false, false};
+    shape.sink = true;
+    HeadInputs inputs = RandomInputs(shape, 600, 37, {0, 2, 4, 9}), rounded = inputs;
+    RoundToE4M3(rounded);
+    inputs.bound_diagonal = rounded.bound_diagonal = std::vector<float>(
+        static_cast<size_t>(shape.hidden()), 1 / std::sqrt(static_cast<float>(head_dim)));
+    for (AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
+      RunOptions options{.dtype = DType::kE4M3, .acp = acp, .chunks = {200, 1, 63}};
+      const HeadOutputs got = RunSolo(inputs, options);
+      EXPECT_EQ(got.pages_evicted > 0, acp == AcpMode::kCertified);
+      for (DType dtype : {DType::kF32, DType::kBF16}) {
+        options.dtype = dtype;
+        const HeadOutputs want = RunSolo(rounded, options);
+        EXPECT_EQ(got.out, want.out);
+        EXPECT_EQ(got.lse, want.lse);
+        EXPECT_EQ(got.first_live, want.first_live);
+        EXPECT_EQ(got.max_log_evicted_mass, want.max_log_evicted_mass);
+        EXPECT_EQ(got.blocks_pruned, want.blocks_pruned);
+      }
+    }
+  }
+}
+
+// What follows from a value that is no number is none.
+TEST(CpuAttentionTest, PagesOf8BitsHideNoNanOrInfinity) {
+  for (const double bad : {HUGE_VAL, std::nan("")}) {
+    HeadInputs inputs = RandomInputs({1, 1, 64}, 3, 41, {3});
+    inputs.at(1, 128) = bad;
+    const HeadOutputs got = RunSolo(inputs, {.dtype = DType::kE4M3, .chunks = {1}});
+    for (size_t i = 0; i < got.out.size(); ++i) EXPECT_EQ(std::isfinite(got.out[i]), i < 64);
   }
 }
 
@@ -134,7 +172,7 @@ class LargeLogitsTest : public ::testing::TestWithParam<LargeLogit> {
  protected:
   static constexpr int kDim = 64;
 
-  HeadInputs Inputs(uint64_t seed) const {
+  HeadInputs Inputs(uint64_t seed, DType dtype) const {
     const auto [gain, sign, sink] = GetParam();
     HeadShape shape{1, 1, kDim};
     shape.sink = sink != 0;
@@ -142,7 +180,7 @@ class LargeLogitsTest : public ::testing::TestWithParam<LargeLogit> {
     if (shape.sink) inputs.sink = {sink};
     inputs.q_norm.assign(kDim, gain);
     inputs.k_norm.assign(kDim, gain);
-    SetBounds(inputs);
+    SetBounds(inputs, dtype);
     for (int64_t row = 0; row < kPageTokens; ++row) {
       for (int m = 0; m < 2 * kDim; ++m) inputs.at(row, m) = 0;
     }
@@ -154,11 +192,11 @@ class LargeLogitsTest : public ::testing::TestWithParam<LargeLogit> {
     return inputs;
   }
   // Whether the row skips the page; `excess` becomes log(lost mass) - log eps.
-  static bool Skips(const HeadInputs& inputs, double log_tolerance, double& excess) {
+  static bool Skips(const HeadInputs& inputs, DType dtype, double log_tolerance, double& excess) {
     const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
     CpuOps ops({.threads = 1, .audit = audit});
     const RunOptions options{
-        .dtype = DType::kF32, .acp = AcpMode::kCertified, .log_tolerance = log_tolerance};
+        .dtype = dtype, .acp = AcpMode::kCertified, .log_tolerance = log_tolerance};
     const bool skips = RunHeads(ops, inputs, options).blocks_pruned > 0;
     if (skips) excess = audit->max_excess();
     return skips;
@@ -166,13 +204,14 @@ class LargeLogitsTest : public ::testing::TestWithParam<LargeLogit> {
 };
 
 TEST_P(LargeLogitsTest, RoundedLogitsLicenseNothing) {
-  for (uint64_t seed = 1; seed <= 12; ++seed) {
-    const HeadInputs inputs = Inputs(seed);
+  for (uint64_t seed = 1; seed <= 24; ++seed) {
+    const DType dtype = seed % 2 == 0 ? DType::kE4M3 : DType::kF32;
+    const HeadInputs inputs = Inputs(seed / 2, dtype);
     double low = -8 * GetParam().gain * GetParam().gain - 60, high = -1e-3, excess = kNoMass;
-    ASSERT_TRUE(Skips(inputs, high, excess));
+    ASSERT_TRUE(Skips(inputs, dtype, high, excess));
     for (int step = 0; step < 40; ++step) {
       const double middle = (low + high) / 2;
-      (Skips(inputs, middle, excess) ? high : low) = middle;
+      (Skips(inputs, dtype, middle, excess) ? high : low) = middle;
       EXPECT_LE(excess, 0) << seed << ' ' << middle;
     }
   }

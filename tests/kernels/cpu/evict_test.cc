@@ -30,12 +30,22 @@ HeadOutputs Prune(CpuOps& ops, const HeadInputs& inputs, AcpMode acp, DType dtyp
                   {.dtype = dtype, .acp = acp, .log_tolerance = log_tolerance, .chunks = {64}});
 }
 
-Dropped Measure(CpuOps& ops, const HeadInputs& inputs, AcpMode acp, double log_tolerance = -10) {
-  const HeadOutputs full = RunHeads(ops, inputs, {.dtype = DType::kF64});
+// Pages in float64, or in 8 bits, with the bounds of those.
+constexpr DType kPages[] = {DType::kF64, DType::kE4M3};
+
+Dropped Measure(HeadInputs inputs, AcpMode acp, DType dtype, double log_tolerance = -10) {
+  const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
+  CpuOps ops({.audit = dtype == DType::kF64 ? nullptr : audit});
+  if (!inputs.bound_diagonal.empty()) SetBounds(inputs, dtype);
   Dropped result;
-  result.pruned = Prune(ops, inputs, acp, DType::kF64, log_tolerance);
-  for (size_t i = 0; i < full.lse.size(); ++i) {
-    result.largest = std::max(result.largest, -std::expm1(result.pruned.lse[i] - full.lse[i]));
+  result.pruned = Prune(ops, inputs, acp, dtype, log_tolerance);
+  if (dtype == DType::kF64) {
+    const HeadOutputs full = RunHeads(ops, inputs, {.dtype = DType::kF64});
+    for (size_t i = 0; i < full.lse.size(); ++i) {
+      result.largest = std::max(result.largest, -std::expm1(result.pruned.lse[i] - full.lse[i]));
+    }
+  } else {
+    result.largest = std::exp(audit->max_excess() + log_tolerance);
   }
   for (double mass : result.pruned.max_log_evicted_mass) {
     result.certificate = std::max(result.certificate, mass);
@@ -53,10 +63,9 @@ const double kEps = std::exp(-10);
 
 // Layers of 16 heads with gates from forgetful to global: 128 heads, at night 2,080.
 TEST(EvictionTest, RandomHeadsKeepThePromise) {
-  CpuOps ops({});
   std::mt19937_64 rng(1);
   std::uniform_real_distribution<double> mean(-2, 9);
-  int64_t evicted[3] = {};
+  int64_t evicted[2][3] = {};
   for (int layer = 0; layer < Amount(8, 130); ++layer) {
     HeadShape shape{16, 16, 32};
     if (layer % 4 == 1) shape.kv_heads = 4;
@@ -65,14 +74,18 @@ TEST(EvictionTest, RandomHeadsKeepThePromise) {
     std::vector<double> means(16);
     for (double& m : means) m = mean(rng);
     const HeadInputs inputs = RandomInputs(shape, 640, rng(), means);
-    for (AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
-      const Dropped dropped = Measure(ops, inputs, acp);
-      ExpectPromise(dropped);
-      evicted[static_cast<int>(acp)] += dropped.evicted;
+    for (const DType dtype : kPages) {
+      for (AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
+        const Dropped dropped = Measure(inputs, acp, dtype);
+        ExpectPromise(dropped);
+        evicted[dtype == DType::kE4M3][static_cast<int>(acp)] += dropped.evicted;
+      }
     }
   }
-  EXPECT_GT(evicted[1], 0);
-  EXPECT_GT(evicted[2], evicted[1]);
+  for (const auto& [off, paper, certified] : evicted) {
+    EXPECT_GT(paper, off);
+    EXPECT_GT(certified, paper);
+  }
 }
 
 TEST(EvictionTest, CertifiedNeverKeepsMorePagesThanPaper) {
@@ -87,8 +100,8 @@ TEST(EvictionTest, CertifiedNeverKeepsMorePagesThanPaper) {
     // Norm weights far from uniform widen the distance between U, B and the norms.
     for (double& g : inputs.q_norm) g *= std::exp(0.7 * normal(rng));
     for (double& g : inputs.k_norm) g *= std::exp(0.7 * normal(rng));
-    SetBounds(inputs);
-    for (DType dtype : {DType::kF64, DType::kBF16}) {
+    for (DType dtype : {DType::kF64, DType::kBF16, DType::kE4M3}) {
+      SetBounds(inputs, dtype);
       const HeadOutputs paper = Prune(ops, inputs, AcpMode::kPaper, dtype);
       const HeadOutputs certified = Prune(ops, inputs, AcpMode::kCertified, dtype);
       for (size_t h = 0; h < paper.first_live.size(); ++h) {
@@ -102,10 +115,9 @@ TEST(EvictionTest, CertifiedNeverKeepsMorePagesThanPaper) {
 // make after the decision; also where the sink is most of what is left, and where all rows are on
 // their caps.
 TEST(EvictionTest, AdversarialQueriesAfterTheDecision) {
-  CpuOps ops({});
   std::mt19937_64 rng(3);
   std::normal_distribution<double> normal;
-  double worst[3] = {};
+  double worst[2][3] = {};
   for (int trial = 0; trial < Amount(51, 150); ++trial) {
     HeadShape shape{4, 4, 16};
     shape.sink = trial % 3 > 0;
@@ -129,16 +141,19 @@ TEST(EvictionTest, AdversarialQueriesAfterTheDecision) {
         }
       }
     }
-    const Dropped dropped = Measure(ops, inputs, AcpMode::kCertified);
-    ExpectPromise(dropped);
-    worst[trial % 3] = std::max(worst[trial % 3], dropped.largest);
+    for (const DType dtype : kPages) {
+      const Dropped dropped = Measure(inputs, AcpMode::kCertified, dtype);
+      ExpectPromise(dropped);
+      double& most = worst[dtype == DType::kE4M3][trial % 3];
+      most = std::max(most, dropped.largest);
+    }
   }
   // The attack is a real one: measured, it reaches 0.91, 0.92 and 0.97 of the bound.
-  for (const double mass : worst) EXPECT_GT(mass, 0.9 * kEps);
+  for (const double mass : worst[0]) EXPECT_GT(mass, 0.9 * kEps);
+  for (const double mass : worst[1]) EXPECT_GT(mass, 0.9 * kEps);
 }
 
 TEST(EvictionTest, OutlierNormsAndAdversarialGates) {
-  CpuOps ops({});
   std::mt19937_64 rng(4);
   for (int trial = 0; trial < Amount(20, 60); ++trial) {
     HeadShape shape{4, 4, 32};
@@ -151,25 +166,27 @@ TEST(EvictionTest, OutlierNormsAndAdversarialGates) {
         inputs.at(row, inputs.gate_column() + h) = rng() % 50 == 0 ? -30.0 : 12.0;
       }
     }
-    SetBounds(inputs);
-    ExpectPromise(Measure(ops, inputs, AcpMode::kCertified));
-    ExpectPromise(Measure(ops, inputs, AcpMode::kPaper));
+    for (const DType dtype : kPages) {
+      ExpectPromise(Measure(inputs, AcpMode::kCertified, dtype));
+      ExpectPromise(Measure(inputs, AcpMode::kPaper, dtype));
+    }
   }
 }
 
 TEST(EvictionTest, OtherTolerances) {
-  CpuOps ops({});
   const HeadInputs inputs = RandomInputs({8, 8, 32}, 1024, 5, {0, 1, 2, 3, 4, 5});
-  int64_t before = std::numeric_limits<int64_t>::max();
-  for (double log_eps : {-0.5, -3.0, -10.0, -40.0}) {
-    const Dropped dropped = Measure(ops, inputs, AcpMode::kCertified, log_eps);
-    ExpectPromise(dropped, log_eps);
-    EXPECT_LE(dropped.evicted, before);
-    before = dropped.evicted;
+  for (const DType dtype : kPages) {
+    int64_t before = std::numeric_limits<int64_t>::max();
+    for (double log_eps : {-0.5, -3.0, -10.0, -40.0}) {
+      const Dropped dropped = Measure(inputs, AcpMode::kCertified, dtype, log_eps);
+      ExpectPromise(dropped, log_eps);
+      EXPECT_LE(dropped.evicted, before);
+      before = dropped.evicted;
+    }
+    const Dropped off = Measure(inputs, AcpMode::kCertified, dtype, -HUGE_VAL);
+    EXPECT_EQ(off.evicted, 0);
+    EXPECT_EQ(off.pruned.blocks_pruned, 0);
   }
-  const Dropped off = Measure(ops, inputs, AcpMode::kCertified, -HUGE_VAL);
-  EXPECT_EQ(off.evicted, 0);
-  EXPECT_EQ(off.pruned.blocks_pruned, 0);
 }
 
 // What MassAudit finds in one run under the certified bound.
@@ -189,7 +206,6 @@ Audited Audit(const HeadInputs& inputs, DType dtype) {
 // Sinks that are almost nothing or almost all of Z, caps of almost nothing, of all rows and of
 // none, and gates at the clamp, in groups of three.
 TEST(EvictionTest, SinksAndCaps) {
-  CpuOps ops({});
   int64_t evicted[3] = {};
   for (const int which : {0, 1, 2}) {
     for (const float cap : {1e-30F, 3.0F, 40.0F, 1e30F}) {
@@ -200,11 +216,11 @@ TEST(EvictionTest, SinksAndCaps) {
       inputs.q_cap.assign(6, cap);
       inputs.k_cap.assign(2, cap);
       for (int64_t row = 50; row < 700; row += 97) inputs.at(row, inputs.gate_column()) = -1e6;
-      SetBounds(inputs);
       for (AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
-        ExpectPromise(Measure(ops, inputs, acp));
+        ExpectPromise(Measure(inputs, acp, DType::kF64));
       }
-      for (DType dtype : {DType::kF32, DType::kBF16}) {
+      for (DType dtype : {DType::kF32, DType::kBF16, DType::kE4M3}) {
+        SetBounds(inputs, dtype);
         const Audited run = Audit(inputs, dtype);
         EXPECT_LE(run.max_excess, 0) << which << ' ' << cap << ' ' << NameOf(dtype);
         EXPECT_EQ(run.rows_checked > 0, cap < 1e30F);
@@ -231,19 +247,21 @@ TEST(EvictionTest, ManyTokens) {
 }
 
 TEST(EvictionTest, GateOfOneIsNeverPrunedByThePaper) {
-  CpuOps ops({});
   const HeadInputs inputs = RandomInputs({2, 2, 32}, 512, 8, {700});
-  EXPECT_EQ(Measure(ops, inputs, AcpMode::kPaper).evicted, 0);
-  ExpectPromise(Measure(ops, inputs, AcpMode::kCertified));
+  for (const DType dtype : kPages) {
+    EXPECT_EQ(Measure(inputs, AcpMode::kPaper, dtype).evicted, 0);
+    ExpectPromise(Measure(inputs, AcpMode::kCertified, dtype));
+  }
 }
 
 TEST(EvictionTest, WithoutQkNormPaperSkipsButNeverEvicts) {
-  CpuOps ops({});
   const HeadInputs inputs = RandomInputs({4, 4, 32, false, false, false}, 1024, 9, {-1, 0, 1, 2});
-  const Dropped dropped = Measure(ops, inputs, AcpMode::kPaper);
-  EXPECT_EQ(dropped.evicted, 0);
-  EXPECT_GT(dropped.pruned.blocks_pruned, 0);
-  EXPECT_LE(dropped.largest, kEps);
+  for (const DType dtype : kPages) {
+    const Dropped dropped = Measure(inputs, AcpMode::kPaper, dtype);
+    EXPECT_EQ(dropped.evicted, 0);
+    EXPECT_GT(dropped.pruned.blocks_pruned, 0);
+    EXPECT_LE(dropped.largest, kEps);
+  }
 }
 
 // ---- Rounding against the bound.
@@ -251,7 +269,7 @@ TEST(EvictionTest, WithoutQkNormPaperSkipsButNeverEvicts) {
 // Page offsets are float32. Large QK-norm weights of one head loosen the layer's clamp, and another
 // head, whose keys are zero and whose bounds are exact, forgets so much in its first page that what
 // its last tokens forget is rounded away.
-HeadInputs LostOffsets(double gain, double share_of_ulp, bool sink) {
+HeadInputs LostOffsets(double gain, double share_of_ulp, bool sink, DType pages) {
   HeadShape shape{2, 2, 16};
   shape.sink = sink;
   HeadInputs inputs = RandomInputs(shape, 64 * 24, 11, {0});
@@ -260,7 +278,7 @@ HeadInputs LostOffsets(double gain, double share_of_ulp, bool sink) {
     inputs.q_norm[m] = inputs.k_norm[m] = 1;
     inputs.q_norm[16 + m] = inputs.k_norm[16 + m] = gain;
   }
-  SetBounds(inputs);
+  SetBounds(inputs, pages);
   constexpr int kForgetting = 32;
   const double step = std::exp2(std::floor(std::log2(-MinLogGate(inputs.self_logit_bound[1]))));
   const double ulp = std::exp2(std::floor(std::log2(kForgetting * step)) - 23);
@@ -277,9 +295,10 @@ HeadInputs LostOffsets(double gain, double share_of_ulp, bool sink) {
 TEST(EvictionTest, OffsetsOfHardForgettingPages) {
   for (double gain : {1.0, 32.0, 128.0, 1024.0, 16384.0}) {
     for (double share : {0.3, 0.45, 0.55, 0.7}) {
-      for (int kind = 0; kind < 4; ++kind) {
-        const DType dtype = kind == 0 ? DType::kF64 : kind == 1 ? DType::kF32 : DType::kBF16;
-        const Audited run = Audit(LostOffsets(gain, share, kind == 3), dtype);
+      const DType types[] = {DType::kF64, DType::kF32, DType::kBF16, DType::kE4M3};
+      for (int kind = 0; kind < 6; ++kind) {
+        const DType dtype = types[kind < 4 ? kind : kind - 2];
+        const Audited run = Audit(LostOffsets(gain, share, kind >= 4, dtype), dtype);
         EXPECT_LE(run.max_excess, 0) << gain << ' ' << share << ' ' << kind;
         if (gain <= 128) {
           EXPECT_GT(run.rows_checked, 0);
@@ -294,7 +313,7 @@ TEST(EvictionTest, OffsetsOfHardForgettingPages) {
 // zero keys and then one whose own key opposes its query in rotation pair `pair`; it forgets just
 // enough for the bound.
 // A gain of 0 stands for caps, on which both are.
-HeadInputs OpposedRotatedKey(double gain, int pair, int64_t zeros, int64_t after) {
+HeadInputs OpposedRotatedKey(double gain, int pair, int64_t zeros, int64_t after, DType pages) {
   constexpr int kDim = 64, kHalf = 32;
   const int64_t length = zeros + 1 + after;
   HeadShape shape{1, 1, kDim, false, false, gain > 0, true};
@@ -306,7 +325,7 @@ HeadInputs OpposedRotatedKey(double gain, int pair, int64_t zeros, int64_t after
     if (gain > 0) inputs.q_norm[m + kHalf] = inputs.k_norm[m] = 1 / gain;
     inputs.rope_frequency[m] = std::pow(5e5, -2.0 * static_cast<double>(m) / kDim);
   }
-  SetBounds(inputs);
+  SetBounds(inputs, pages);
   const double needed = 10 + kAcpSlack + std::log(128) + inputs.self_logit_bound[0] + 1e-2;
   for (int64_t row = 0; row < length; ++row) {
     for (int m = 0; m < 2 * kDim; ++m) inputs.at(row, m) = 0;
@@ -322,15 +341,17 @@ TEST(EvictionTest, RoundedRotatedKeyAgainstItsQuery) {
   for (double gain : {0.0, 1.0, 6.0, 8.0, 16.0, 64.0, 4096.0}) {
     for (int pair = 0; pair < 32; pair += 3) {
       for (int64_t zeros : {128, 131, 143, 157, 170, 185}) {
-        for (DType dtype : {DType::kF32, DType::kBF16}) {
-          const Audited run = Audit(OpposedRotatedKey(gain, pair, zeros, 0), dtype);
+        for (DType dtype : {DType::kF32, DType::kBF16, DType::kE4M3}) {
+          const Audited run = Audit(OpposedRotatedKey(gain, pair, zeros, 0, dtype), dtype);
           EXPECT_LE(run.max_excess, 0) << gain << ' ' << pair << ' ' << zeros;
           EXPECT_GT(run.rows_checked, 0);
         }
       }
       // At a page's end pages are evicted too.
-      const Audited run = Audit(OpposedRotatedKey(gain, pair, 191, 40), DType::kBF16);
-      EXPECT_LE(run.max_excess, 0) << gain << ' ' << pair;
+      for (DType dtype : {DType::kBF16, DType::kE4M3}) {
+        const Audited run = Audit(OpposedRotatedKey(gain, pair, 191, 40, dtype), dtype);
+        EXPECT_LE(run.max_excess, 0) << gain << ' ' << pair;
+      }
     }
   }
 }

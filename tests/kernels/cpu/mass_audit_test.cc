@@ -14,6 +14,7 @@ namespace {
 // Runs heads of several gates; their bounds on logits are `share` of the true ones.
 HeadOutputs RunWithBounds(const std::shared_ptr<MassAudit>& audit, DType dtype, double share) {
   HeadInputs inputs = RandomInputs({4, 2, 32}, 700, 1, {0, 1, 2, 3});
+  SetBounds(inputs, dtype);
   for (float& a : inputs.bound_diagonal) a *= static_cast<float>(share);
   for (double& b : inputs.self_logit_bound) b *= share;
   CpuOps ops({.threads = 1, .audit = audit});
@@ -22,7 +23,7 @@ HeadOutputs RunWithBounds(const std::shared_ptr<MassAudit>& audit, DType dtype, 
 }
 
 TEST(MassAuditTest, HonestBoundsPass) {
-  for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+  for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kE4M3}) {
     const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kStop);
     const HeadOutputs outputs = RunWithBounds(audit, dtype, 1);
     EXPECT_GT(outputs.pages_evicted, 0);
@@ -34,9 +35,11 @@ TEST(MassAuditTest, HonestBoundsPass) {
 }
 
 TEST(MassAuditTest, SeesABoundThatIsTooSmall) {
-  const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
-  RunWithBounds(audit, DType::kBF16, 0.01);
-  EXPECT_GT(audit->max_excess(), 0);
+  for (DType dtype : {DType::kBF16, DType::kE4M3}) {
+    const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
+    RunWithBounds(audit, dtype, 0.01);
+    EXPECT_GT(audit->max_excess(), 0);
+  }
 }
 
 TEST(MassAuditDeathTest, StopsTheProcess) {

@@ -9,8 +9,9 @@ namespace {
 
 constexpr int64_t kTokens = TextCache::kTokens;
 
-PagedKvShape Shape() {
+PagedKvShape Shape(DType dtype) {
   PagedKvShape shape;
+  shape.dtype = dtype;
   shape.layers = 2;
   shape.q_heads = 4;
   shape.kv_heads = 2;
@@ -22,10 +23,11 @@ PagedKvShape Shape() {
   return shape;
 }
 
-class ShareTest : public ::testing::TestWithParam<AcpMode> {};
+class ShareTest : public ::testing::TestWithParam<std::tuple<AcpMode, DType>> {};
 
 TEST_P(ShareTest, GoingOnIsTheSameFromTheSharedPageEnd) {
-  TextCache cache(Shape(), GetParam());
+  const auto [acp, dtype] = GetParam();
+  TextCache cache(Shape(dtype), acp);
   const PagedKv& kv = cache.kv();
   for (const int64_t length : {64, 65, 100, 127, 128, 129, 191, 192, 250}) {
     SCOPED_TRACE(length);
@@ -50,7 +52,9 @@ TEST_P(ShareTest, GoingOnIsTheSameFromTheSharedPageEnd) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, ShareTest,
-                         ::testing::Values(AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified));
+                         ::testing::Combine(::testing::Values(AcpMode::kOff, AcpMode::kPaper,
+                                                              AcpMode::kCertified),
+                                            ::testing::Values(DType::kF32, DType::kE4M3)));
 
 }  // namespace
 }  // namespace fox::testing

@@ -123,7 +123,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, SwapTest,
                                            Case{AcpMode::kPaper, DType::kF32, 2, true, true},
                                            Case{AcpMode::kCertified, DType::kF32, 4, false, false},
                                            Case{AcpMode::kCertified, DType::kF32, 2, true, false},
-                                           Case{AcpMode::kCertified, DType::kBF16, 2, true, true}));
+                                           Case{AcpMode::kCertified, DType::kBF16, 2, true, true},
+                                           Case{AcpMode::kCertified, DType::kE4M3, 2, true, true}));
 
 // The audit of lost mass goes on with the history of what comes back: into a slot that had another
 // sequence of the same length, too.
@@ -155,6 +156,9 @@ TEST(SwapDeathTest, ATooSmallRangeEndsTheProcess) {
 TEST(SwapBytesTest, PagesAreRoundedToWholeLines) {
   PagedKvShape shape = Shape({AcpMode::kOff, DType::kBF16, 4, true, true});
   shape.head_dim = 64;
+  EXPECT_EQ(shape.page_bytes(), 2 * 64 * 64 * 2 + 64 * 4 + 32);
+  shape.dtype = DType::kE4M3;
+  EXPECT_EQ(shape.page_bytes(), 2 * 64 * 64 + 128 + 64 * 4 + 32);
   const auto state = static_cast<int64_t>(SwapBytes(shape, 0));
   const auto page = static_cast<int64_t>(SwapBytes(shape, 1)) - state;
   EXPECT_EQ(state % kSwapAlignment, 0);

@@ -20,7 +20,7 @@ class TextCache {
   static constexpr int64_t kTokens = 320;
   static constexpr double kLogEps = -3;
 
-  // Float32 or bf16 pages.
+  // Pages in float32, bf16 or 8 bits.
   TextCache(const PagedKvShape& shape, AcpMode acp, std::shared_ptr<MassAudit> audit = nullptr)
       : shape_(shape),
         ops_({DType::kF32, true, 1, std::move(audit)}),

@@ -33,6 +33,7 @@ struct ChunkCase {
   bool portable = false;
   int64_t prompt = 4300;  // the last page has both kinds of rows
   bool foxified = false;  // caps in place of norms, and sinks
+  DType pages = DType::kBF16;
 };
 std::ostream& operator<<(std::ostream& out, const ChunkCase& c) { return out << c.name; }
 
@@ -115,7 +116,7 @@ class ChunkRun {
     return RandomInputs(shape, 0, 5, {0});
   }
   static PagedKvShape ShapeOf(const ChunkCase& c, const fox::testing::HeadShape& heads) {
-    PagedKvShape shape = ShapeFor(heads, c.prompt + 1000, DType::kBF16, kSlots);
+    PagedKvShape shape = ShapeFor(heads, c.prompt + 1000, c.pages, kSlots);
     shape.num_pages = shape.kv_heads * (shape.max_pages + kSlots * PagesFor(kNeighbourTokens));
     return shape;
   }
@@ -244,6 +245,12 @@ std::vector<ChunkCase> ChunkCases() {
   cases.push_back({"WholeTiles", AcpMode::kCertified, 64, true, true, false, false, 2048});
   cases.push_back({"TwoTokensMore", AcpMode::kCertified, 64, true, true, false, false, 2050});
   cases.push_back({"WholePage", AcpMode::kCertified, 64, true, true, false, false, 2112});
+  // Pages in 8 bits: the bounds of those in bf16 serve as well here.
+  for (size_t i = 0, count = cases.size(); i < count; ++i) {
+    cases.push_back(cases[i]);
+    cases.back().name += "In8Bits";
+    cases.back().pages = DType::kE4M3;
+  }
   return cases;
 }
 

@@ -21,10 +21,11 @@ std::unique_ptr<CudaOps> MakeOps(bool portable) {
   return ops;
 }
 
-HeadOutputs RunOnGpu(const HeadInputs& inputs, RunOptions options, bool portable) {
-  options.dtype = DType::kBF16;
+HeadOutputs RunOnGpu(const HeadInputs& inputs, RunOptions options, bool portable,
+                     DType pages = DType::kBF16) {
+  options.dtype = pages;
   const auto ops = MakeOps(portable);
-  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, DType::kBF16), *ops);
+  PagedKvStorage storage(ShapeFor(inputs.shape, inputs.length, pages), *ops);
   HeadOutputs result = RunHeads(*ops, storage, inputs, options);
   EXPECT_EQ(ops->queue()->error(), nullptr) << ops->queue()->error();
   int32_t free = 0;
@@ -141,6 +142,36 @@ TEST(CudaOpsTest, SkipsLikeTheCpuWithoutQkNorm) {
       const auto by_rows = static_cast<double>(cpu.blocks_pruned);
       EXPECT_LE(skipped, 1.01 * by_rows);
       EXPECT_GE(skipped, (chunks == std::vector<int64_t>{1} ? 0.99 : 0.7) * by_rows);
+    }
+  }
+}
+
+// Keys and values in 8 bits are those that bf16 holds exactly once they are rounded: the same bits
+// of outputs, sums and decisions. (Computed keys: cuda_ops_chunks_test.)
+TEST(CudaOpsTest, PagesOf8BitsEqualOthersOfRoundedKeysAndValues) {
+  for (const int head_dim : {16, 32, 64, 128}) {
+    for (const int kv_heads : {1, 2, 4}) {
+      HeadShape shape{4, kv_heads, head_dim, false, false, false};
+      shape.sink = kv_heads == 2;
+      HeadInputs inputs = Inputs(shape, 1100, 37, {0, 2, 4, 9});
+      inputs.bound_diagonal = std::vector<float>(static_cast<size_t>(shape.hidden()),
+                                                 1 / std::sqrt(static_cast<float>(head_dim)));
+      HeadInputs rounded = inputs;
+      RoundToE4M3(rounded);
+      for (AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
+        for (const bool portable : {false, true}) {
+          RunOptions options{.acp = acp, .chunks = {300, 1, 1, 1, 256, 64, 1}};
+          const HeadOutputs got = RunOnGpu(inputs, options, portable, DType::kE4M3);
+          const HeadOutputs want = RunOnGpu(rounded, options, portable);
+          SCOPED_TRACE(::testing::Message() << head_dim << ' ' << kv_heads << ' ' << portable);
+          EXPECT_EQ(got.out, want.out);
+          EXPECT_EQ(got.lse, want.lse);
+          EXPECT_EQ(got.first_live, want.first_live);
+          EXPECT_EQ(got.max_log_evicted_mass, want.max_log_evicted_mass);
+          EXPECT_EQ(got.blocks_pruned, want.blocks_pruned);
+          EXPECT_EQ(got.pages_evicted > 0, acp == AcpMode::kCertified && shape.sink);
+        }
+      }
     }
   }
 }

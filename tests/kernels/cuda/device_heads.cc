@@ -12,7 +12,8 @@ namespace {
 PagedKvShape ShapeOf(const std::vector<HeadRows>& sequences) {
   int64_t longest = 0;
   for (const HeadRows& rows : sequences) longest = std::max(longest, rows.inputs.length);
-  return fox::testing::ShapeFor(sequences[0].inputs.shape, longest, DType::kBF16,
+  const HeadInputs& first = sequences[0].inputs;
+  return fox::testing::ShapeFor(first.shape, longest, first.pages,
                                 static_cast<int>(sequences.size()));
 }
 
@@ -65,6 +66,13 @@ void DeviceHeads::Run(int64_t rows, bool attend) {
 void DeviceHeads::Keep(const std::vector<fox::testing::StepRows>& entries,
                        const fox::testing::HeadRun::Result& step, bool attend) {
   const std::vector<uint16_t> keys = kv_.keys.ToHost();
+  const std::vector<int8_t> exponents = kv_.exponents.ToHost();
+  const auto key_at = [&](size_t page, size_t token, size_t i) {
+    if (exponents.empty()) return Widen(keys[i]);
+    const auto code = static_cast<uint8_t>(keys[i / 2] >> i % 2 * 8);
+    const int exponent = exponents[page * 2 * kPageTokens + token];
+    return static_cast<double>(static_cast<float>(E4M3Value(code, exponent)));
+  };
   const std::vector<float> offsets = kv_.log_f_offset.ToHost();
   const std::vector<double> base = kv_.page_cum_log_f.ToHost(), mass = kv_.log_mass_bound.ToHost();
   const std::vector<double> denominator = kv_.log_denominator_bound.ToHost();
@@ -86,7 +94,7 @@ void DeviceHeads::Keep(const std::vector<fox::testing::StepRows>& entries,
       const size_t token = page * kPageTokens + static_cast<size_t>(position % kPageTokens);
       for (size_t m = 0; m < d; ++m) {
         stored.q.push_back(step.projection[row * static_cast<size_t>(constants().columns()) + m]);
-        stored.k.push_back(Widen(keys[token * d + m]));
+        stored.k.push_back(key_at(page, token % kPageTokens, token * d + m));
       }
       stored.log_f_offset.push_back(static_cast<double>(offsets[token]));
       stored.first_page.push_back(first);

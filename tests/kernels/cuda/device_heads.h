@@ -44,8 +44,8 @@ struct StoredRows {
 
 class DeviceHeads {
  public:
-  // The first sequence's norms and bounds are those of all. `portable`: the sm_80 kernel.
-  // `min_log_gate`: a clamp looser than the head's own.
+  // The first sequence's norms and bounds are those of all, its pages the cache's. `portable`: the
+  // sm_80 kernel. `min_log_gate`: a clamp looser than the head's own.
   explicit DeviceHeads(std::vector<HeadRows> sequences, bool portable = false,
                        double min_log_gate = 0);
 

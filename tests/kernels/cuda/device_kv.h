@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/batch_view.h"
+#include "kernels/core/e4m3.h"
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "tests/kernels/cuda/device_array.h"
@@ -45,15 +46,17 @@ inline PagedKvShape NarrowShape(int layers, int kv_heads, int group, int slots, 
   return shape;
 }
 
-// All pages free, all slots empty; bf16 pages.
+// All pages free, all slots empty; pages of bf16, or of codes, which are half as many of uint16_t.
 struct DeviceKv {
   explicit DeviceKv(const PagedKvShape& shape) {
     const size_t dim = static_cast<size_t>(shape.head_dim), summaries = Pages(shape) * Group(shape);
     const auto slots = static_cast<size_t>(shape.max_slots);
     const std::vector<double> zeros(Heads(shape), 0), nothing(Heads(shape), kNothing);
     view.shape = shape;
-    view.keys = Set(keys, Pages(shape) * kPageTokens * dim);
+    view.keys = Set(keys, Pages(shape) * static_cast<size_t>(shape.kv_bytes()) / sizeof(uint16_t));
     view.values = Set(values, keys.size());
+    const size_t exponent_bytes = Pages(shape) * static_cast<size_t>(shape.exponent_bytes());
+    view.exponents = Set(exponents, std::vector<int8_t>(exponent_bytes, kNoExponent));
     view.log_f_offset = Set(log_f_offset, summaries * kPageTokens);
     view.page_cum_log_f = Set(page_cum_log_f, summaries);
     view.log_mass_bound = Set(log_mass_bound, summaries);
@@ -98,6 +101,7 @@ struct DeviceKv {
     }
     for (auto* array : {&log_f_offset, &last_k, &last_v, &page_end_k, &page_end_v}) f(*array);
     for (auto* array : {&keys, &values}) f(*array);
+    f(exponents);
   }
 
   Contents ContentsOf(int slot) const {
@@ -146,6 +150,7 @@ struct DeviceKv {
   }
 
   DeviceArray<uint16_t> keys, values;
+  DeviceArray<int8_t> exponents;
   DeviceArray<float> log_f_offset;
   DeviceArray<double> page_cum_log_f, log_mass_bound, log_denominator_bound, max_key_norm;
   DeviceArray<int32_t> free_stack, free_count;

@@ -56,7 +56,7 @@ __device__ __forceinline__ bool Advance(const SeqHead& seq_head, Cursor& cursor)
 
 // The warp's half pages of splits `first`, first + kSplitsAtOnce, ...; keys and values of the first
 // half page are in registers before the row is.
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head, int first,
                                        ClusterShared<kHeadDim>& shared) {
   using L = Layout<kHeadDim>;
@@ -73,27 +73,27 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
   const int32_t id = LoadCoherent(seq_head.table + (Lane() == 0 ? half_page.page : next.page));
   half_page.page = FromLane(id, 0);
   next.page = FromLane(id, 1);
-  uint4 keys[L::kLoads], values[L::kLoads];
-  PrefetchGates(a, seq_head, half_page);
+  Part keys[L::kLoads], values[L::kLoads];
+  PrefetchGates<Part>(a, seq_head, half_page);
   LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
   LoadTile<kHeadDim>(a.kv.values, half_page, values);
   if (more) {
-    PrefetchGates(a, seq_head, next);
-    PrefetchTiles<kHeadDim>(a, next);
+    PrefetchGates<Part>(a, seq_head, next);
+    PrefetchTiles<kHeadDim, Part>(a, next);
   }
   PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head);
   TriggerDependents();
   WaitOnDependencies();
   if (!exists) return;
   const Row<kHeadDim> row = LoadRow<kHeadDim>(a, seq_head);
-  Gate gate = LoadGate<kHeadDim>(a, seq_head, half_page);
+  Gate gate = LoadGate<kHeadDim, Part>(a, seq_head, half_page);
   LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
   LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
   kept.Take(seq_head, row);
   Softmax softmax;
 #pragma unroll 1
   for (;;) {
-    const float weight = ScoresToProbs(kept, keys, gate, half_page.valid, softmax);
+    const float weight = ScoresToProbs<kHeadDim>(kept, keys, gate, half_page.valid, softmax);
     WarpParts<kHeadDim, kWarps>& parts =
         shared.splits[split / kSplitsAtOnce * kBlockSplits + Warp() / kWarps];
     // Returns here and not at the loop's end, because the compiler waits for loads where paths
@@ -106,13 +106,13 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
     const bool split_ends = cursor.split != split;
     split = cursor.split;
     half_page = next;
-    gate = LoadGate<kHeadDim>(a, kept.seq_head, half_page);
+    gate = LoadGate<kHeadDim, Part>(a, kept.seq_head, half_page);
     LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
     more = Advance(kept.seq_head, cursor);
     next = HalfPageAt(kept.seq_head, cursor.iteration, more);
     AddValues<kHeadDim>(weight, values, softmax);
     LoadTile<kHeadDim>(a.kv.values, half_page, values);
-    if (more) PrefetchTiles<kHeadDim>(a, next);
+    if (more) PrefetchTiles<kHeadDim, Part>(a, next);
     if (!split_ends) continue;
     parts.Put(Warp() % kWarps, softmax, shared.lane_groups[Warp()]);
     softmax = Softmax();
@@ -179,7 +179,7 @@ __device__ __forceinline__ void MergeSplits(const Decode& a, const KeptSeqHead<k
   shared.merges.Store(a, kept, max);
 }
 
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim > 64 ? 1 : 2)
     DecodeClusterKernel(const __grid_constant__ Decode a) {
   __shared__ ClusterShared<kHeadDim> shared;
@@ -203,7 +203,7 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim >
   const int last = NumPages(seq_head) - 1;
   seq_head.end = (last >> kMinSplitShift) - (seq_head.first_live >> kMinSplitShift) + 1;
   if (rank * kBlockSplits >= seq_head.end) return;
-  Attend<kHeadDim>(a, seq_head, rank * kBlockSplits + Warp() / kWarps, shared);
+  Attend<kHeadDim, Part>(a, seq_head, rank * kBlockSplits + Warp() / kWarps, shared);
   __syncthreads();
   WaitForCluster();
   const KeptSeqHead<kHeadDim>& done = shared.seq_heads[0];
@@ -217,23 +217,26 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim >
   if (threadIdx.x == 0) CountPages(a, done.seq_head);
 }
 
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
   const int seq_heads = NumSeqHeads(arguments);
-  return Launch(DecodeClusterKernel<kHeadDim>, dim3(static_cast<unsigned>(seq_heads * kBlocks)),
-                dim3(kBlockThreads), SmemConfig(0, true), stream, arguments);
+  return Launch(DecodeClusterKernel<kHeadDim, Part>,
+                dim3(static_cast<unsigned>(seq_heads * kBlocks)), dim3(kBlockThreads),
+                SmemConfig(0, true), stream, arguments);
 }
 
 }  // namespace
 
 bool DecodeClusterRuns(const PagedKvShape& shape) {
   return shape.head_dim >= 32 && HeadsTogether(shape) == 1 &&
-         HasSm90Code(KernelAddress(DecodeClusterKernel<64>));
+         HasSm90Code(KernelAddress(DecodeClusterKernel<64, uint4>));
 }
 
 cudaError_t DecodeCluster(const Decode& arguments, cudaStream_t stream) {
   return DispatchHeadDim<32>(arguments.kv.shape.head_dim, [&]<int kHeadDim>() {
-    return LaunchFor<kHeadDim>(arguments, stream);
+    return DispatchPart(arguments.kv.shape.dtype, [&]<typename Part>() {
+      return LaunchFor<kHeadDim, Part>(arguments, stream);
+    });
   });
 }
 

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention/decode/splits.cuh"
+#include "kernels/cuda/primitives/page_part.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
@@ -23,7 +24,6 @@ namespace fox::cuda::decode {
 
 template <int kHeadDim>
 struct GroupLayout {
-  static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kLaneKeys = 8;  // whose logits and values a lane has
   // Keys: keys[j][i] is dims 32 i + 8 c .. + 7 of key r / 2 * 8 + 2 j + r % 2.
   static constexpr int kKeyRows = 4, kKeyParts = kHeadDim / 32;
@@ -37,18 +37,20 @@ struct GroupLayout {
 __device__ inline int LaneQuery() { return Lane() / 4; }
 __device__ inline int LaneFirstKey() { return Lane() % 4 * 8; }
 
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 struct GroupTile {
   using L = GroupLayout<kHeadDim>;
-  uint4 keys[L::kKeyRows][L::kKeyParts];
-  uint4 values[L::kLaneKeys][L::kValueParts];
+  static constexpr int kRowBytes = kHeadDim * kElementBytes<Part>;
+  Part keys[L::kKeyRows][L::kKeyParts];
+  Part values[L::kLaneKeys][L::kValueParts];
 };
 
-// load(from, to) for each 16 bytes of a lane's rows: row j is kStep * j after the lane's first, at
+// load(from, to) for each part of a lane's rows: row j is kStep * j after the lane's first, at
 // most its `last`; memory past the valid keys is never read (it may be NaN).
-template <int kRows, int kParts, int kStep, int kRowBytes, int kPartBytes, typename Load>
+template <int kStep, int kRowBytes, int kPartBytes, int kRows, int kParts, typename Part,
+          typename Load>
 __device__ __forceinline__ void ForRows(const char* first, int last, bool whole,
-                                        uint4 (&rows)[kRows][kParts], const Load& load) {
+                                        Part (&rows)[kRows][kParts], const Load& load) {
   if (whole) {
 #pragma unroll
     for (int j = 0; j < kRows; ++j) {
@@ -67,64 +69,70 @@ __device__ __forceinline__ void ForRows(const char* first, int last, bool whole,
   }
 }
 
-template <int kHeadDim>
+template <int kRowBytes>
 __device__ inline const char* HalfPageBegin(const void* pool, const HalfPage& half_page) {
   const int64_t row =
       static_cast<int64_t>(half_page.page) * kPageTokens + half_page.half * kHalfPageKeys;
-  return static_cast<const char*>(pool) + row * GroupLayout<kHeadDim>::kRowBytes;
+  return static_cast<const char*>(pool) + row * kRowBytes;
 }
 
-template <int kHeadDim, typename Load>
+template <int kHeadDim, typename Part, typename Load>
 __device__ __forceinline__ void ForKeys(const Decode& a, const HalfPage& half_page, bool whole,
-                                        GroupTile<kHeadDim>& tile, const Load& load) {
-  using L = GroupLayout<kHeadDim>;
+                                        GroupTile<kHeadDim, Part>& tile, const Load& load) {
+  constexpr int kRowBytes = GroupTile<kHeadDim, Part>::kRowBytes, kBytes = sizeof(Part);
   const int key = LaneQuery() / 2 * 8 + LaneQuery() % 2;
   const char* first =
-      HalfPageBegin<kHeadDim>(a.kv.keys, half_page) + key * L::kRowBytes + Lane() % 4 * 16;
-  ForRows<L::kKeyRows, L::kKeyParts, 2, L::kRowBytes, 64>(first, max(half_page.valid - 1, 0) - key,
-                                                          whole, tile.keys, load);
+      HalfPageBegin<kRowBytes>(a.kv.keys, half_page) + key * kRowBytes + Lane() % 4 * kBytes;
+  ForRows<2, kRowBytes, 4 * kBytes>(first, max(half_page.valid - 1, 0) - key, whole, tile.keys,
+                                    load);
 }
 
-template <int kHeadDim, typename Load>
+template <int kHeadDim, typename Part, typename Load>
 __device__ __forceinline__ void ForValues(const Decode& a, const HalfPage& half_page, bool whole,
-                                          GroupTile<kHeadDim>& tile, const Load& load) {
-  using L = GroupLayout<kHeadDim>;
+                                          GroupTile<kHeadDim, Part>& tile, const Load& load) {
+  constexpr int kRowBytes = GroupTile<kHeadDim, Part>::kRowBytes, kBytes = sizeof(Part);
   const int key = LaneFirstKey();
   const char* first =
-      HalfPageBegin<kHeadDim>(a.kv.values, half_page) + key * L::kRowBytes + LaneQuery() * 16;
-  ForRows<L::kLaneKeys, L::kValueParts, 1, L::kRowBytes, 128>(
-      first, max(half_page.valid - 1, 0) - key, whole, tile.values, load);
+      HalfPageBegin<kRowBytes>(a.kv.values, half_page) + key * kRowBytes + LaneQuery() * kBytes;
+  ForRows<1, kRowBytes, 8 * kBytes>(first, max(half_page.valid - 1, 0) - key, whole, tile.values,
+                                    load);
 }
 
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __device__ __forceinline__ void LoadKeys(const Decode& a, const HalfPage& half_page,
-                                         GroupTile<kHeadDim>& tile) {
+                                         GroupTile<kHeadDim, Part>& tile) {
   ForKeys(a, half_page, half_page.valid == kHalfPageKeys, tile,
-          [](const char* from, uint4& to) { to = LoadOnce(from); });
+          [](const char* from, Part& to) { to = LoadOnce<Part>(from); });
 }
 
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __device__ __forceinline__ void LoadValues(const Decode& a, const HalfPage& half_page,
-                                           GroupTile<kHeadDim>& tile) {
+                                           GroupTile<kHeadDim, Part>& tile) {
   ForValues(a, half_page, half_page.valid == kHalfPageKeys, tile,
-            [](const char* from, uint4& to) { to = LoadOnce(from); });
+            [](const char* from, Part& to) { to = LoadOnce<Part>(from); });
 }
 
 // Loads a half page of the row's own page again after the row has been written; else the tile stays
 // unchanged.
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __device__ __forceinline__ void LoadAgain(const Decode& a, const HalfPage& half_page,
-                                          GroupTile<kHeadDim>& tile) {
-  const auto load = [&](const char* from, uint4& to) { cuda::LoadAgain(from, half_page.own, to); };
+                                          GroupTile<kHeadDim, Part>& tile) {
+  const auto load = [&](const char* from, Part& to) { cuda::LoadAgain(from, half_page.own, to); };
   ForKeys(a, half_page, false, tile, load);
   ForValues(a, half_page, false, tile, load);
 }
 
-// The gates of a half page for the lane's query: of its page, and of the lane's keys.
+// The gates of a half page for the lane's query: of its page, and of the lane's keys; in pages that
+// have exponents, also those of the lane's keys and values, a byte each.
 struct GroupGate {
   double base;
   float local[8];
+  uint2 key_exponents, value_exponents;
 };
+
+__device__ __forceinline__ float PowerOf(const uint2& exponents, int k) {
+  return PowerOfTwo(static_cast<int8_t>((k < 4 ? exponents.x : exponents.y) >> k % 4 * 8));
+}
 
 // The lane's query head among the `heads` that are computed together; past them, the last one.
 __device__ inline int LaneHead(int heads) { return min(LaneQuery(), heads - 1); }
@@ -135,8 +143,9 @@ __device__ inline const float* LaneGates(const Decode& a, const SeqHead& seq_hea
   return LogFOffsets(a, summary) + half_page.half * kHalfPageKeys;
 }
 
-__device__ inline GroupGate LoadGroupGate(const Decode& a, const SeqHead& seq_head,
-                                          const HalfPage& half_page) {
+template <typename Part>
+__device__ __forceinline__ GroupGate LoadGroupGate(const Decode& a, const SeqHead& seq_head,
+                                                   const HalfPage& half_page) {
   int64_t summary;
   const float* local = LaneGates(a, seq_head, half_page, summary) + LaneFirstKey();
   GroupGate gate;
@@ -149,14 +158,24 @@ __device__ inline GroupGate LoadGroupGate(const Decode& a, const SeqHead& seq_he
     gate.local[k + 2] = part.z;
     gate.local[k + 3] = part.w;
   }
+  if constexpr (kHasExponents<Part>) {
+    const int token = half_page.half * kHalfPageKeys + LaneFirstKey();
+    const auto load = [](const int8_t* from) {
+      return LoadCoherent(reinterpret_cast<const uint2*>(from));
+    };
+    gate.key_exponents = load(KeyExponent(a.kv, half_page.page, token));
+    gate.value_exponents = load(ValueExponent(a.kv, half_page.page, token));
+  }
   return gate;
 }
 
-__device__ inline void PrefetchGroupGates(const Decode& a, const SeqHead& seq_head,
-                                          const HalfPage& half_page) {
+template <typename Part>
+__device__ __forceinline__ void PrefetchGroupGates(const Decode& a, const SeqHead& seq_head,
+                                                   const HalfPage& half_page) {
   int64_t summary;
   Prefetch(LaneGates(a, seq_head, half_page, summary));
   Prefetch(a.kv.page_cum_log_f + summary);
+  if constexpr (kHasExponents<Part>) Prefetch(KeyExponent(a.kv, half_page.page, 0));
 }
 
 // A warp's copy of a seq_head's query heads in shared memory, as KeptSeqHead for one.
@@ -232,10 +251,10 @@ struct GroupWeights {
   uint32_t high[4], low[4];
 };
 
-// The product q.k of the lane's query and keys.
-template <int kHeadDim>
+// The product q.k of the lane's query and keys, without exponents.
+template <int kHeadDim, typename Part>
 __device__ __forceinline__ void QueryProducts(const KeptGroup<kHeadDim>& kept,
-                                              const GroupTile<kHeadDim>& tile,
+                                              const GroupTile<kHeadDim, Part>& tile,
                                               float (&product)[8]) {
   using L = GroupLayout<kHeadDim>;
 #pragma unroll
@@ -243,7 +262,7 @@ __device__ __forceinline__ void QueryProducts(const KeptGroup<kHeadDim>& kept,
     float sums[4] = {};
 #pragma unroll
     for (int i = 0; i < L::kKeyParts; ++i) {
-      const uint4 q = kept.q[LaneQuery()][i * 4 + Lane() % 4], k = tile.keys[j][i];
+      const uint4 q = kept.q[LaneQuery()][i * 4 + Lane() % 4], k = WidenPart(tile.keys[j][i]);
       MultiplyAdd(sums, {q.x, 0, q.y, 0}, k.x, k.y);
       MultiplyAdd(sums, {q.z, 0, q.w, 0}, k.z, k.w);
     }
@@ -253,10 +272,10 @@ __device__ __forceinline__ void QueryProducts(const KeptGroup<kHeadDim>& kept,
 }
 
 // Adds a half page's keys to `softmax`, of which `valid` are visible to the lane's query; returns
-// the weights of the lane's keys.
-template <int kHeadDim>
+// the weights of the lane's values, with their exponents.
+template <int kHeadDim, typename Part>
 __device__ __forceinline__ GroupWeights GroupScoresToProbs(const KeptGroup<kHeadDim>& kept,
-                                                           const GroupTile<kHeadDim>& tile,
+                                                           const GroupTile<kHeadDim, Part>& tile,
                                                            const GroupGate& gate, int valid,
                                                            GroupSoftmax<kHeadDim>& softmax) {
   const float scale = kLog2E * (1.0f / sqrtf(static_cast<float>(kHeadDim)));
@@ -268,6 +287,7 @@ __device__ __forceinline__ GroupWeights GroupScoresToProbs(const KeptGroup<kHead
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
     const float of_key = __fmul_rn(__fadd_rn(decay, __fsub_rn(local, gate.local[k])), kLog2E);
+    if constexpr (kHasExponents<Part>) logit[k] *= PowerOf(gate.key_exponents, k);
     logit[k] = first + k < valid ? fmaf(logit[k], scale, of_key) : -INFINITY;
     max = fmaxf(max, logit[k]);
   }
@@ -278,8 +298,12 @@ __device__ __forceinline__ GroupWeights GroupScoresToProbs(const KeptGroup<kHead
   GroupWeights weights;
 #pragma unroll
   for (int k = 0; k < 8; k += 2) {
-    const float x = exp2f(logit[k] - max), y = exp2f(logit[k + 1] - max);
+    float x = exp2f(logit[k] - max), y = exp2f(logit[k + 1] - max);
     softmax.sum = __fadd_rn(__fadd_rn(softmax.sum, x), y);
+    if constexpr (kHasExponents<Part>) {  // those past the valid keys may be anything
+      x = first + k < valid ? x * PowerOf(gate.value_exponents, k) : 0;
+      y = first + k + 1 < valid ? y * PowerOf(gate.value_exponents, k + 1) : 0;
+    }
     const uint32_t high = PackBf16(x, y);
     weights.high[k / 2] = high;
     weights.low[k / 2] = PackBf16(__fsub_rn(x, Low(high)), __fsub_rn(y, High(high)));
@@ -295,9 +319,9 @@ __device__ __forceinline__ GroupWeights GroupScoresToProbs(const KeptGroup<kHead
   return weights;
 }
 
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __device__ __forceinline__ void AddGroupValues(const GroupWeights& weights,
-                                               const GroupTile<kHeadDim>& tile,
+                                               const GroupTile<kHeadDim, Part>& tile,
                                                GroupSoftmax<kHeadDim>& softmax) {
   using L = GroupLayout<kHeadDim>;
   const auto word = [](const uint4& x, int p) {
@@ -307,11 +331,14 @@ __device__ __forceinline__ void AddGroupValues(const GroupWeights& weights,
   for (int s = 0; s < 2; ++s) {
 #pragma unroll
     for (int i = 0; i < L::kValueParts; ++i) {
+      uint4 wide[4];  // of the lane's keys 4 s .. 4 s + 3
+#pragma unroll
+      for (int k = 0; k < 4; ++k) wide[k] = WidenPart(tile.values[4 * s + k][i]);
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
-        uint32_t v[4];  // of the lane's keys 4 s .. 4 s + 3
+        uint32_t v[4];
 #pragma unroll
-        for (int k = 0; k < 4; ++k) v[k] = word(tile.values[4 * s + k][i], p);
+        for (int k = 0; k < 4; ++k) v[k] = word(wide[k], p);
         const uint32_t dims[4] = {__byte_perm(v[0], v[1], 0x5410), __byte_perm(v[0], v[1], 0x7632),
                                   __byte_perm(v[2], v[3], 0x5410), __byte_perm(v[2], v[3], 0x7632)};
         float(&out)[4] = softmax.out[4 * i + p];

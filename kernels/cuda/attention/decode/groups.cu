@@ -189,7 +189,7 @@ __device__ int SeenKeys(const KeptGroup<kHeadDim>& kept, int iteration, const Ha
   return page >= kept.first[LaneQuery()] ? half_page.valid : 0;
 }
 
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
     DecodeGroupsKernel(const __grid_constant__ Decode a) {
   __shared__ GroupShared<kHeadDim> shared;
@@ -209,17 +209,17 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   EnterSplit(seq_head, next);
   HalfPage half_page = HalfPageAt(start, next.iteration);
   const HalfPage second = HalfPageAt(start, min(next.iteration + 1, next.iteration_end - 1));
-  GroupTile<kHeadDim> tile;
-  PrefetchGroupGates(a, seq_head, half_page);
+  GroupTile<kHeadDim, Part> tile;
+  PrefetchGroupGates<Part>(a, seq_head, half_page);
   LoadKeys(a, half_page, tile);
   LoadValues(a, half_page, tile);
-  PrefetchGroupGates(a, seq_head, second);
-  PrefetchTiles<kHeadDim>(a, second);
+  PrefetchGroupGates<Part>(a, seq_head, second);
+  PrefetchTiles<kHeadDim, Part>(a, second);
   PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head, NumHeads(a, seq_head.group_head));
   TriggerDependents();
   WaitOnDependencies();
   const typename KeptGroup<kHeadDim>::Words row = KeptGroup<kHeadDim>::LoadRow(a, seq_head);
-  GroupGate gate = LoadGroupGate(a, seq_head, half_page);
+  GroupGate gate = LoadGroupGate<Part>(a, seq_head, half_page);
   LoadAgain(a, half_page, tile);
   kept[0].Take(a, seq_head, row);
   GroupSoftmax<kHeadDim> softmax;
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
     more = Advance(a, start.last, kept, next);
     half_page = HalfPageAt(kept[next.slot].seq_head, next.iteration, more);
     const GroupWeights weights = GroupScoresToProbs(kept[now.slot], tile, gate, seen, softmax);
-    gate = LoadGroupGate(a, kept[next.slot].seq_head, half_page);
+    gate = LoadGroupGate<Part>(a, kept[next.slot].seq_head, half_page);
     LoadKeys(a, half_page, tile);
     AddGroupValues(weights, tile, softmax);
     LoadValues(a, half_page, tile);
@@ -249,10 +249,10 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   }
 }
 
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
   const SmemConfig shared(0, arguments.batch.num_rows <= kOverlapRows);
-  return Launch(DecodeGroupsKernel<kHeadDim>,
+  return Launch(DecodeGroupsKernel<kHeadDim, Part>,
                 static_cast<unsigned>(arguments.schedule.decode_blocks), kThreads, shared, stream,
                 arguments);
 }
@@ -261,13 +261,17 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
 
 cudaError_t DecodeGroupsBlocks(const PagedKvShape& shape, int* blocks) {
   return DispatchHeadDim<64>(shape.head_dim, [&]<int kHeadDim>() {
-    return ResidentBlocks(KernelAddress(DecodeGroupsKernel<kHeadDim>), kThreads, blocks);
+    return DispatchPart(shape.dtype, [&]<typename Part>() {
+      return ResidentBlocks(KernelAddress(DecodeGroupsKernel<kHeadDim, Part>), kThreads, blocks);
+    });
   });
 }
 
 cudaError_t DecodeGroups(const Decode& arguments, cudaStream_t stream) {
   return DispatchHeadDim<64>(arguments.kv.shape.head_dim, [&]<int kHeadDim>() {
-    return LaunchFor<kHeadDim>(arguments, stream);
+    return DispatchPart(arguments.kv.shape.dtype, [&]<typename Part>() {
+      return LaunchFor<kHeadDim, Part>(arguments, stream);
+    });
   });
 }
 

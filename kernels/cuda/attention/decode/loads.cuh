@@ -8,25 +8,29 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention/decode/splits.cuh"
+#include "kernels/cuda/primitives/page_part.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 
 namespace fox::cuda::decode {
 
 template <int kHeadDim>
 struct Layout {
-  static constexpr int kDims = 8;                         // of a lane: 16 bytes
+  static constexpr int kDims = kVec8;                     // of a lane: a page part
   static constexpr int kLanes = kHeadDim / kDims;         // that share a key
   static constexpr int kGroups = kWarp / kLanes;          // keys of one load instruction
   static constexpr int kLoads = kHalfPageKeys / kGroups;  // of a half page's keys; equals kLanes
   // Blocks on an SM that the registers must allow: each holds 4 * 64 * kHeadDim bytes
-  // of keys, and as many of values, in flight; 128 KB in all for head_dim 64 and 128.
+  // of keys, and as many of values, in flight; 128 KB in all for head_dim 64 and 128, half of that
+  // of pages in 8 bits.
   static constexpr int kBlocks = kHeadDim == 128 ? 2 : 4;
 };
 
-// The gates of a half page: of its page, and of this lane's key.
+// The gates of a half page: of its page, and of this lane's key; in pages that have exponents, also
+// those of the key and its value.
 struct Gate {
   double base;
   float local;
+  int8_t key_exponent, value_exponent;
 };
 
 // The key of a half page whose logit is this lane's (see DotProduct).
@@ -36,51 +40,60 @@ __device__ int LaneKey() {
   return Lane() % L::kLanes * L::kGroups + Lane() / L::kLanes;
 }
 
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __device__ Gate LoadGate(const Decode& a, const SeqHead& seq_head, const HalfPage& half_page) {
   const int64_t summary = Summary(a, half_page.page, seq_head);
   const int key = min(LaneKey<kHeadDim>(), max(half_page.valid - 1, 0));
-  return {LoadCoherent(a.kv.page_cum_log_f + summary),
-          LoadCoherent(LogFOffsets(a, summary) + half_page.half * kHalfPageKeys + key)};
+  Gate gate;
+  gate.base = LoadCoherent(a.kv.page_cum_log_f + summary);
+  gate.local = LoadCoherent(LogFOffsets(a, summary) + half_page.half * kHalfPageKeys + key);
+  if constexpr (kHasExponents<Part>) {
+    const int token = half_page.half * kHalfPageKeys + key;
+    gate.key_exponent = LoadCoherent(KeyExponent(a.kv, half_page.page, token));
+    gate.value_exponent = LoadCoherent(ValueExponent(a.kv, half_page.page, token));
+  }
+  return gate;
 }
 
 // The address of this lane's part of a half page's first rows.
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __device__ const char* TileBegin(const void* pool, const HalfPage& half_page) {
   using L = Layout<kHeadDim>;
   const int64_t row = static_cast<int64_t>(half_page.page) * kPageTokens +
                       half_page.half * kHalfPageKeys + Lane() / L::kLanes;
-  return static_cast<const char*>(pool) + row * (kHeadDim * 2) + Lane() % L::kLanes * 16;
+  constexpr int kBytes = sizeof(Part);
+  return static_cast<const char*>(pool) + row * (L::kLanes * kBytes) + Lane() % L::kLanes * kBytes;
 }
 
 // tile[i]: this lane's 8 dims of key i * kGroups + lane / kLanes. Memory past the valid keys is
 // never read (it may be NaN): the last valid key is loaded instead, with weight zero.
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __device__ void LoadTile(const void* pool, const HalfPage& half_page,
-                         uint4 (&tile)[Layout<kHeadDim>::kLoads]) {
+                         Part (&tile)[Layout<kHeadDim>::kLoads]) {
   using L = Layout<kHeadDim>;
-  constexpr int kRowBytes = kHeadDim * 2;
-  const char* first = TileBegin<kHeadDim>(pool, half_page);
+  constexpr int kRowBytes = kHeadDim * kElementBytes<Part>;
+  const char* first = TileBegin<kHeadDim, Part>(pool, half_page);
   if (half_page.valid == kHalfPageKeys) {
 #pragma unroll
-    for (int i = 0; i < L::kLoads; ++i) tile[i] = LoadOnce(first + i * L::kGroups * kRowBytes);
+    for (int i = 0; i < L::kLoads; ++i)
+      tile[i] = LoadOnce<Part>(first + i * L::kGroups * kRowBytes);
   } else {
     const int last = max(half_page.valid - 1, 0) - Lane() / L::kLanes;
 #pragma unroll
     for (int i = 0; i < L::kLoads; ++i) {
-      tile[i] = LoadOnce(first + min(i * L::kGroups, last) * kRowBytes);
+      tile[i] = LoadOnce<Part>(first + min(i * L::kGroups, last) * kRowBytes);
     }
   }
 }
 
 // Loads a half page of the row's own page again after the row has been written; else the tile stays
 // unchanged.
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __device__ void LoadTileAgain(const void* pool, const HalfPage& half_page,
-                              uint4 (&tile)[Layout<kHeadDim>::kLoads]) {
+                              Part (&tile)[Layout<kHeadDim>::kLoads]) {
   using L = Layout<kHeadDim>;
-  constexpr int kRowBytes = kHeadDim * 2;
-  const char* first = TileBegin<kHeadDim>(pool, half_page);
+  constexpr int kRowBytes = kHeadDim * kElementBytes<Part>;
+  const char* first = TileBegin<kHeadDim, Part>(pool, half_page);
   const int last = max(half_page.valid - 1, 0) - Lane() / L::kLanes;
 #pragma unroll
   for (int i = 0; i < L::kLoads; ++i) {
@@ -88,17 +101,19 @@ __device__ void LoadTileAgain(const void* pool, const HalfPage& half_page,
   }
 }
 
-// Prefetch a half page's gates, or its keys and values, into the L2.
-__device__ inline void PrefetchGates(const Decode& a, const SeqHead& seq_head,
-                                     const HalfPage& half_page) {
+// Prefetch a half page's gates and exponents, or its keys and values, into the L2.
+template <typename Part>
+__device__ void PrefetchGates(const Decode& a, const SeqHead& seq_head, const HalfPage& half_page) {
   const int64_t summary = Summary(a, half_page.page, seq_head);
   Prefetch(a.kv.page_cum_log_f + summary);
   Prefetch(LogFOffsets(a, summary) + half_page.half * kHalfPageKeys);
+  if constexpr (kHasExponents<Part>) Prefetch(KeyExponent(a.kv, half_page.page, 0));
 }
 
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __device__ void PrefetchTiles(const Decode& a, const HalfPage& half_page) {
-  constexpr int kLine = 128, kRowBytes = kHeadDim * 2, kBytes = kHalfPageKeys * kRowBytes;
+  constexpr int kLine = 128, kRowBytes = kHeadDim * kElementBytes<Part>,
+                kBytes = kHalfPageKeys * kRowBytes;
   const int64_t begin =
       (static_cast<int64_t>(half_page.page) * kPageTokens + half_page.half * kHalfPageKeys) *
       kRowBytes;

@@ -41,14 +41,14 @@ __device__ float SumAcross(const float (&part)[2 * kHalf]) {
   }
 }
 
-// The product q.k of this lane's key.
-template <int kHeadDim>
-__device__ float DotProduct(const float (&q)[8], const uint4 (&keys)[Layout<kHeadDim>::kLoads]) {
+// The product q.k of this lane's key, without its exponent.
+template <int kHeadDim, typename Part>
+__device__ float DotProduct(const float (&q)[8], const Part (&keys)[Layout<kHeadDim>::kLoads]) {
   using L = Layout<kHeadDim>;
   float part[L::kLoads];
 #pragma unroll
   for (int i = 0; i < L::kLoads; ++i) {
-    const uint4 k = keys[i];
+    const uint4 k = WidenPart(keys[i]);
     part[i] = q[0] * Low(k.x);
     part[i] = fmaf(q[1], High(k.x), part[i]);
     part[i] = fmaf(q[2], Low(k.y), part[i]);
@@ -61,10 +61,11 @@ __device__ float DotProduct(const float (&q)[8], const uint4 (&keys)[Layout<kHea
   return SumAcross<L::kLanes / 2>(part);
 }
 
-// Adds a half page's keys to `softmax`; returns the weight of this lane's key.
-template <int kHeadDim>
+// Adds a half page's keys to `softmax`; returns the weight of this lane's value, with its exponent.
+// A power of two more or less changes no other bit of a product.
+template <int kHeadDim, typename Part>
 __device__ float ScoresToProbs(const KeptSeqHead<kHeadDim>& kept,
-                               const uint4 (&keys)[Layout<kHeadDim>::kLoads], const Gate& gate,
+                               const Part (&keys)[Layout<kHeadDim>::kLoads], const Gate& gate,
                                int valid, Softmax& softmax) {
   using L = Layout<kHeadDim>;
   const float scale = kLog2E * (1.0f / sqrtf(static_cast<float>(kHeadDim)));
@@ -72,7 +73,8 @@ __device__ float ScoresToProbs(const KeptSeqHead<kHeadDim>& kept,
   const float4 low = from[0], high = from[1];
   const float q[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   const float decay = static_cast<float>(kept.base - gate.base) + (kept.local - gate.local);
-  const float product = DotProduct<kHeadDim>(q, keys);
+  float product = DotProduct<kHeadDim>(q, keys);
+  if constexpr (kHasExponents<Part>) product *= PowerOfTwo(gate.key_exponent);
   const float logit =
       LaneKey<kHeadDim>() < valid ? fmaf(product, scale, decay * kLog2E) : -INFINITY;
   const float max = fmaxf(softmax.max, WarpMax(logit));
@@ -82,18 +84,18 @@ __device__ float ScoresToProbs(const KeptSeqHead<kHeadDim>& kept,
   softmax.sum = fmaf(softmax.sum, rescale, weight);
 #pragma unroll
   for (float& x : softmax.out) x *= rescale;
-  return weight;
+  return kHasExponents<Part> ? weight * PowerOfTwo(gate.value_exponent) : weight;
 }
 
-template <int kHeadDim>
-__device__ void AddValues(float weight, const uint4 (&values)[Layout<kHeadDim>::kLoads],
+template <int kHeadDim, typename Part>
+__device__ void AddValues(float weight, const Part (&values)[Layout<kHeadDim>::kLoads],
                           Softmax& softmax) {
   using L = Layout<kHeadDim>;
   float(&out)[8] = softmax.out;
 #pragma unroll
   for (int i = 0; i < L::kLoads; ++i) {
     const float w = FromLane(weight, i, L::kLanes);
-    const uint4 v = values[i];
+    const uint4 v = WidenPart(values[i]);
     out[0] = fmaf(w, Low(v.x), out[0]);
     out[1] = fmaf(w, High(v.x), out[1]);
     out[2] = fmaf(w, Low(v.y), out[2]);

@@ -139,7 +139,7 @@ __device__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
 
 // ---- The kernel.
 
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
     DecodeKernel(const __grid_constant__ Decode a) {
   using L = Layout<kHeadDim>;
@@ -160,17 +160,17 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
   EnterSplit(seq_head, next);
   HalfPage half_page = HalfPageAt(start, next.iteration);
   const HalfPage second = HalfPageAt(start, min(next.iteration + 1, next.iteration_end - 1));
-  uint4 keys[L::kLoads], values[L::kLoads];
-  PrefetchGates(a, seq_head, half_page);
+  Part keys[L::kLoads], values[L::kLoads];
+  PrefetchGates<Part>(a, seq_head, half_page);
   LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
   LoadTile<kHeadDim>(a.kv.values, half_page, values);
-  PrefetchGates(a, seq_head, second);
-  PrefetchTiles<kHeadDim>(a, second);
+  PrefetchGates<Part>(a, seq_head, second);
+  PrefetchTiles<kHeadDim, Part>(a, second);
   PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head);
   TriggerDependents();
   WaitOnDependencies();
   const Row<kHeadDim> row = LoadRow<kHeadDim>(a, seq_head);
-  Gate gate = LoadGate<kHeadDim>(a, seq_head, half_page);
+  Gate gate = LoadGate<kHeadDim, Part>(a, seq_head, half_page);
   LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
   LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
   seq_heads[0].Take(seq_head, row);
@@ -184,8 +184,8 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
     // As soon as this half page's keys have been used, the next one's are loaded into their
     // registers; likewise the values. No branches, because the compiler waits for loads where paths
     // meet.
-    const float weight = ScoresToProbs(seq_heads[now.slot], keys, gate, valid, softmax);
-    gate = LoadGate<kHeadDim>(a, seq_heads[next.slot].seq_head, half_page);
+    const float weight = ScoresToProbs<kHeadDim>(seq_heads[now.slot], keys, gate, valid, softmax);
+    gate = LoadGate<kHeadDim, Part>(a, seq_heads[next.slot].seq_head, half_page);
     LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
     AddValues<kHeadDim>(weight, values, softmax);
     LoadTile<kHeadDim>(a.kv.values, half_page, values);
@@ -204,11 +204,12 @@ __global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
   }
 }
 
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
   const SmemConfig shared(0, arguments.batch.num_rows <= kOverlapRows);
-  return Launch(DecodeKernel<kHeadDim>, static_cast<unsigned>(arguments.schedule.decode_blocks),
-                kThreads, shared, stream, arguments);
+  return Launch(DecodeKernel<kHeadDim, Part>,
+                static_cast<unsigned>(arguments.schedule.decode_blocks), kThreads, shared, stream,
+                arguments);
 }
 
 }  // namespace
@@ -216,7 +217,9 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
 cudaError_t DecodeBlocks(const PagedKvShape& shape, int* blocks) {
   if (HeadsTogether(shape) > 1) return DecodeGroupsBlocks(shape, blocks);
   return DispatchHeadDim(shape.head_dim, [&]<int kHeadDim>() {
-    return ResidentBlocks(KernelAddress(DecodeKernel<kHeadDim>), kThreads, blocks);
+    return DispatchPart(shape.dtype, [&]<typename Part>() {
+      return ResidentBlocks(KernelAddress(DecodeKernel<kHeadDim, Part>), kThreads, blocks);
+    });
   });
 }
 
@@ -233,8 +236,11 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
   if (batch.small && reads_early && DecodeClusterRuns(kv.shape)) {
     return DecodeCluster(arguments, stream);
   }
-  return DispatchHeadDim(kv.shape.head_dim,
-                         [&]<int kHeadDim>() { return LaunchFor<kHeadDim>(arguments, stream); });
+  return DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {
+    return DispatchPart(kv.shape.dtype, [&]<typename Part>() {
+      return LaunchFor<kHeadDim, Part>(arguments, stream);
+    });
+  });
 }
 
 }  // namespace fox::cuda

@@ -18,10 +18,10 @@
 
 namespace fox::cuda {
 
-// The rows of schedule.tiles; q, out: bf16; pages: bf16, [64, head_dim]; lse float32 or empty.
-// Reads schedule.boundary (PruneBoundaries comes first) and no page left of it. What a tile
-// computes depends on its rows, the keys up to them and its boundary alone, provided that
-// schedule.key_splits has memory; PrefillSm80 splits nothing. Adds to blocks_total and
+// The rows of schedule.tiles; q, out: bf16; pages: bf16, [64, head_dim], or in schedule.wide; lse
+// float32 or empty. Reads schedule.boundary (PruneBoundaries comes first) and no page left of it.
+// What a tile computes depends on its rows, the keys up to them and its boundary alone, provided
+// that schedule.key_splits has memory; PrefillSm80 splits nothing. Adds to blocks_total and
 // blocks_pruned by (row, head, page): a tile's rows skip the pages left of the leftmost one that
 // the tile visited. `max_tiles` as for PruneBoundaries. REQUIRES: head_dim 32, 64 or 128
 // (PrefillSm80 also 16); q, out and transform.gate and their rows 16-byte aligned. Enqueue on
@@ -30,6 +30,12 @@ cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, c
                         const StepSchedule& schedule, int max_tiles, cudaStream_t stream);
 cudaError_t PrefillSm80(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                         const StepSchedule& schedule, int max_tiles, cudaStream_t stream);
+
+// Fills schedule.wide with the live pages of its lists in `layer`, and zeroes tile_counter; comes
+// before one of the two where it has pages, which then attend to those lists alone. Enqueues on
+// `stream`; gives the launch's error.
+cudaError_t WidenPages(const BatchView& batch, const PagedKv& kv, int layer,
+                       const StepSchedule& schedule, cudaStream_t stream);
 
 // The same over params.q, k, v: writes params.out (rows of sequences only) and state.lse; reads the
 // tiles, gates and first_page of the state, which its schedule has filled, and counts work_counter

@@ -73,15 +73,16 @@ TEST(PagePoolTest, MoreSplitsThanThereIsRoomForAreReported) {
 }
 
 // With poison_free_pages; DeviceKv begins with nothing but poison.
-TEST(PagePoolTest, AWriteIntoAFreePageIsReported) {
+void ExpectWritesAreReported(DType dtype) {
   PagedKvShape shape = NarrowShape(2, 3, 1, 4, 8, 6 * 5);
+  shape.dtype = dtype;
   shape.poison_free_pages = true;
   DeviceKv kv(shape);
   kv.Begin(0, 0, 190);
   EXPECT_EQ(kv.Fault(), PoolFault::kNone);
   const std::vector<uint16_t> poison = kv.keys.ToHost();
   std::vector<uint16_t> written = poison;
-  const size_t page = kPageTokens * 16;
+  const size_t page = static_cast<size_t>(shape.kv_bytes()) / sizeof(uint16_t);
   for (const int32_t owned : kv.page_table.ToHost()) {
     if (owned >= 0) written[static_cast<size_t>(owned) * page + 5] = 0x3f80;
   }
@@ -98,6 +99,10 @@ TEST(PagePoolTest, AWriteIntoAFreePageIsReported) {
   kv.values.CopyFrom(damaged);
   kv.Begin(2, 0, 64);
   EXPECT_EQ(kv.Fault(), PoolFault::kWrittenWhileFree);
+}
+
+TEST(PagePoolTest, AWriteIntoAFreePageIsReported) {
+  for (const DType dtype : {DType::kBF16, DType::kE4M3}) ExpectWritesAreReported(dtype);
 }
 
 }  // namespace

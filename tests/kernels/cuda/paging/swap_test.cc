@@ -54,11 +54,13 @@ class Range {
 struct Case {
   int layers, kv_heads, group, head_dim;
   bool k_shift, v_shift;
+  DType dtype = DType::kBF16;
 };
 
 PagedKvShape Shape(const Case& c, int num_pages) {
   PagedKvShape shape = NarrowShape(c.layers, c.kv_heads, c.group, kSlots, kMaxPages, num_pages);
   shape.head_dim = c.head_dim;
+  shape.dtype = c.dtype;
   shape.k_shift = c.k_shift;
   shape.v_shift = c.v_shift;
   return shape;
@@ -147,6 +149,7 @@ TEST_P(SwapDeviceTest, AllComesBackIntoAnotherSlot) {
 INSTANTIATE_TEST_SUITE_P(Shapes, SwapDeviceTest,
                          ::testing::Values(Case{3, 7, 2, 16, true, true},
                                            Case{3, 5, 1, 64, false, true},
+                                           Case{3, 5, 1, 64, false, true, DType::kE4M3},
                                            Case{2, 3, 3, 128, true, false},
                                            Case{33, 32, 1, 16, false, false}));
 

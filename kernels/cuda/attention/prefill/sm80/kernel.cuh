@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   WaitOnDependencies();
   const int block = static_cast<int>(blockIdx.x);
   const int t = source.NumTiles() - 1 - block / q_heads;
-  if (t < 0) return;
+  if (t < 0 || !source.Covers(t, block % q_heads)) return;
   if (threadIdx.x == 0) shared.tile = source.ViewOf(t, block % q_heads);
   __syncthreads();
   const typename Source::Tile& tile = shared.tile;

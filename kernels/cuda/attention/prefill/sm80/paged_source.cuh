@@ -23,6 +23,7 @@ struct PagedTileView : TileView {
   double c_last;            // of the last row
   double log_eps;           // -infinity: no row stops by itself
   double max_norm_product;  // of a query and a key; infinite: unknown
+  int wide;                 // place of page 0 in schedule.wide; negative: keys are in the pool
 
   // The index of a page's and query head's quantities.
   __device__ int64_t Summary(int32_t page) const {
@@ -54,6 +55,12 @@ struct PagedSource {
   float scale;  // log2(e) / sqrt(head_dim)
 
   __device__ __forceinline__ int NumTiles() const { return *schedule.num_tiles; }
+  // Whether this launch computes the tile.
+  __device__ __forceinline__ bool Covers(int t, int head) const {
+    const WidePages& wide = schedule.wide;
+    const int kv_head = head / kv.shape.group();
+    return wide.pages == 0 || wide.Covers(schedule.tiles[t].seq, kv_head, kv.shape.kv_heads);
+  }
 
   __device__ __forceinline__ double CumulativeGate(int64_t gate_index) const {
     return kv.page_cum_log_f[gate_index / kPageTokens] +
@@ -79,6 +86,9 @@ struct PagedSource {
     tile.c_last = CumulativeGate(tile.GateIndex(rows.count - 1));
     tile.max_norm_product = max_norm_product == nullptr ? CUDART_INF : max_norm_product[head];
     tile.log_eps = log_tolerance == nullptr ? -CUDART_INF : log_tolerance[rows.seq];
+    const WidePages& wide = schedule.wide;
+    const int list = wide.ListOf(rows.seq, head / tile.group, kv.shape.kv_heads) - wide.first;
+    tile.wide = wide.pages == 0 ? -1 : list * wide.pages;
     return tile;
   }
 
@@ -87,15 +97,20 @@ struct PagedSource {
     return {q + tile.first_row * q_stride + tile.head * kHeadDim, q_stride};
   }
   __device__ __forceinline__ int PageAt(const Tile& tile, int n) const { return tile.table[n]; }
+  // Of page n, whose id is `page`.
   template <int kHeadDim>
-  __device__ __forceinline__ GlobalRows Keys(const Tile&, int page) const {
-    const int64_t first = static_cast<int64_t>(page) * (kPageTokens * kHeadDim);
-    return {static_cast<const __nv_bfloat16*>(kv.keys) + first, kHeadDim};
+  __device__ __forceinline__ GlobalRows Keys(const Tile& tile, int n, int page) const {
+    return Rows<kHeadDim>(tile, n, page, kv.keys, schedule.wide.keys);
   }
   template <int kHeadDim>
-  __device__ __forceinline__ GlobalRows Values(const Tile&, int page) const {
-    const int64_t first = static_cast<int64_t>(page) * (kPageTokens * kHeadDim);
-    return {static_cast<const __nv_bfloat16*>(kv.values) + first, kHeadDim};
+  __device__ __forceinline__ GlobalRows Values(const Tile& tile, int n, int page) const {
+    return Rows<kHeadDim>(tile, n, page, kv.values, schedule.wide.values);
+  }
+  template <int kHeadDim>
+  __device__ __forceinline__ static GlobalRows Rows(const Tile& tile, int n, int page,
+                                                    const void* pool, const void* wide) {
+    const int64_t first = int64_t{tile.wide < 0 ? page : tile.wide + n} * (kPageTokens * kHeadDim);
+    return {static_cast<const __nv_bfloat16*>(tile.wide < 0 ? pool : wide) + first, kHeadDim};
   }
   __device__ __forceinline__ GlobalGates Gates(const Tile& tile, int page) const {
     const int64_t summary = tile.Summary(page);

@@ -87,8 +87,8 @@ __device__ __forceinline__ void CopyTokens(const Source& source, int n, int page
   const int valid = shared.tile.position + shared.tile.count - n * kPageTokens;
   const uint32_t keys = SharedAddress(shared.keys[stage]);
   const uint32_t values = SharedAddress(shared.values[stage]);
-  const GlobalRows from_keys = source.template Keys<kHeadDim>(shared.tile, page);
-  const GlobalRows from_values = source.template Values<kHeadDim>(shared.tile, page);
+  const GlobalRows from_keys = source.template Keys<kHeadDim>(shared.tile, n, page);
+  const GlobalRows from_values = source.template Values<kHeadDim>(shared.tile, n, page);
   const int thread = OpaqueThreadIdx();
   constexpr int kCopies = kPageTokens * Layout::kChunks;
   static_assert(kCopies % kThreads == 0);

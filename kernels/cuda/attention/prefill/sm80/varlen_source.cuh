@@ -62,13 +62,14 @@ struct VarlenSource {
   __device__ __forceinline__ GlobalRows Queries(const Tile& tile) const {
     return {Row(q, tile, tile.head, tile.position), q.token_stride};
   }
+  __device__ __forceinline__ static bool Covers(int, int) { return true; }
   __device__ __forceinline__ static int PageAt(const Tile&, int n) { return n; }
   template <int kHeadDim>
-  __device__ __forceinline__ GlobalRows Keys(const Tile& tile, int page) const {
+  __device__ __forceinline__ GlobalRows Keys(const Tile& tile, int, int page) const {
     return {Row(k, tile, tile.kv_head, page * kPageTokens), k.token_stride};
   }
   template <int kHeadDim>
-  __device__ __forceinline__ GlobalRows Values(const Tile& tile, int page) const {
+  __device__ __forceinline__ GlobalRows Values(const Tile& tile, int, int page) const {
     return {Row(v, tile, tile.kv_head, page * kPageTokens), v.token_stride};
   }
   // A sequence's tiles follow each other in the state.

@@ -14,18 +14,20 @@ template <int kHeadDim>
 cudaError_t LaunchFor(AcpMode acp, PagedSource& source, const MatrixView& q, int64_t work_tiles,
                       cudaStream_t stream) {
   const PagedKv& kv = source.kv;
-  const int64_t pool_rows = static_cast<int64_t>(kv.shape.num_pages) * kPageTokens;
+  const WidePages& wide = source.schedule.wide;
+  const bool widened = wide.pages > 0;
+  const int64_t pool_rows = (widened ? wide.capacity : kv.shape.num_pages) * kPageTokens;
   FOX_CHECK(pool_rows <= INT32_MAX);  // the maps' coordinates
   const int64_t q_cols = static_cast<int64_t>(kv.shape.q_heads) * kHeadDim;
   constexpr int kColumns = PrefillPlan<kHeadDim>::kColumns;
   cudaError_t error =
       EncodeMatrixMap(q.data, q.rows, q_cols, q.row_stride, kTileRows, kColumns, &source.q_map);
   if (error != cudaSuccess) return error;
-  error =
-      EncodeMatrixMap(kv.keys, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns, &source.k_map);
+  error = EncodeMatrixMap(widened ? wide.keys : kv.keys, pool_rows, kHeadDim, kHeadDim, kPageTokens,
+                          kColumns, &source.k_map);
   if (error != cudaSuccess) return error;
-  error = EncodeMatrixMap(kv.values, pool_rows, kHeadDim, kHeadDim, kPageTokens, kColumns,
-                          &source.v_map);
+  error = EncodeMatrixMap(widened ? wide.values : kv.values, pool_rows, kHeadDim, kHeadDim,
+                          kPageTokens, kColumns, &source.v_map);
   if (error != cudaSuccess) return error;
   error = acp == AcpMode::kCertified
               ? LaunchPrefillSm90<PagedSource, kHeadDim, true>(source, work_tiles, stream)

@@ -42,6 +42,7 @@ struct PagedKvLoop {
   const int32_t* table;
   int first_page, last_page, start_tile, group, in_group;
   double ref_log_decay, log_tolerance;
+  int wide;  // place of page 0 in schedule.wide; negative: pages are loaded from the pool
 };
 
 struct PagedSource {
@@ -82,6 +83,12 @@ struct PagedSource {
     *tile = place.tile;
     *head = place.head;
     *split = place.index;
+  }
+  // Whether this launch computes the head tile.
+  __device__ __forceinline__ bool Covers(int tile, int head) const {
+    const WidePages& wide = schedule.wide;
+    return wide.pages == 0 ||
+           wide.Covers(schedule.tiles[tile].seq, head / group, kv.shape.kv_heads);
   }
   __device__ __forceinline__ static bool IsSplit(const Work& work) { return work.partial_row >= 0; }
   __device__ __forceinline__ static bool IsSerial(const Work& work) { return work.serial != 0; }
@@ -204,9 +211,17 @@ struct PagedSource {
   }
 
   __device__ __forceinline__ KvLoop MakeKvLoop(const Work& work) const {
-    return {
-        kv.page_table + work.table, work.first_page,    work.last_page(),  work.start_tile, group,
-        work.head % group,          work.ref_log_decay, work.log_tolerance};
+    const WidePages& wide = schedule.wide;
+    const int list = wide.ListOf(work.seq, work.head / group, kv.shape.kv_heads) - wide.first;
+    return {kv.page_table + work.table,
+            work.first_page,
+            work.last_page(),
+            work.start_tile,
+            group,
+            work.head % group,
+            work.ref_log_decay,
+            work.log_tolerance,
+            wide.pages == 0 ? -1 : list * wide.pages};
   }
 
   // The gates of the loop's i-th tile; the lane keeps `ids` from the first tile to the last.
@@ -232,6 +247,11 @@ struct PagedSource {
       if (i > 0)
         gates.log_mass_bound =
             kv.log_mass_bound[static_cast<int64_t>(gates.page1) * loop.group + loop.in_group];
+    }
+    if (loop.wide >= 0) {
+      const int right = loop.wide + 2 * (loop.start_tile - i) + 1;
+      gates.page0 = gates.id0 >= 0 ? right - 1 : right;
+      gates.page1 = gates.id1 >= 0 ? right : right - 1;
     }
     return gates;
   }

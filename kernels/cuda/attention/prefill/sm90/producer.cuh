@@ -50,6 +50,9 @@ class WorkScheduler {
       } else if constexpr (Source::kSplitsKeys) {
         source_.PlaceOfSplit(head_tile < 0 ? index : head_tile - head_tiles, &tile, &head, &split);
       }
+      if constexpr (Source::kSplitsKeys) {
+        if (!source_.Covers(tile, head)) continue;
+      }
       source_.template MakeWork<kCertified>(NextSlot(), tile, head, split, index + 1);
       PassOn();
       if constexpr (Source::kSplitsKeys) {

@@ -1,0 +1,91 @@
+// A page part: eight dimensions of a key or value as a lane loads and stores them, 16 bytes of bf16
+// (uint4) or 8 codes (uint2, kernels/core/e4m3.h). Kernels have its type as a template parameter:
+// what differs between pages in bf16 and in 8 bits is here, and the exponents, one for each token's
+// key and one for its value.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/core/e4m3.h"
+#include "kernels/cuda/primitives/vec8.cuh"
+#include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/mma_sm80.cuh"
+#include "kernels/paged_kv.h"
+
+namespace fox::cuda {
+
+template <typename Part>
+inline constexpr bool kHasExponents = std::is_same_v<Part, uint2>;
+template <typename Part>
+inline constexpr int kElementBytes = sizeof(Part) / kVec8;
+
+// body.operator()<Part>() for pages of this type.
+template <typename Body>
+auto DispatchPart(DType dtype, const Body& body) {
+  return dtype == DType::kE4M3 ? body.template operator()<uint2>()
+                               : body.template operator()<uint4>();
+}
+
+// To bf16; codes without their exponent.
+__device__ __forceinline__ const uint4& WidenPart(const uint4& part) { return part; }
+__device__ __forceinline__ uint4 WidenPart(const uint2& codes) {
+  return {WidenCodes(codes.x, false), WidenCodes(codes.x, true), WidenCodes(codes.y, false),
+          WidenCodes(codes.y, true)};
+}
+// And with it. Exact.
+__device__ __forceinline__ uint4 WidenPart(const uint2& codes, int exponent) {
+  const uint32_t power = WordOf(PowerOfTwo(exponent)) >> 16, two = power << 16 | power;
+  const uint4 o = WidenPart(codes);
+  return {MultiplyBf16x2(o.x, two), MultiplyBf16x2(o.y, two), MultiplyBf16x2(o.z, two),
+          MultiplyBf16x2(o.w, two)};
+}
+
+// Rounds a row that is spread over kLanes neighbouring lanes: this lane's codes, and the exponent.
+template <int kLanes>
+__device__ __forceinline__ uint2 EncodePart(const Float8& o, int& exponent) {
+  unsigned largest = 0;
+#pragma unroll
+  for (int i = 0; i < kVec8; ++i) largest = max(largest, WordOf(o.x[i]) & 0x7fffffffu);
+  exponent = E4M3Exponent(WarpMax<kLanes>(largest));
+  if (exponent == kNoExponent) return {0, 0};
+  const float scale = PowerOfTwo(-exponent);
+  uint32_t codes[2] = {};
+#pragma unroll
+  for (int i = 0; i < kVec8; ++i) {
+    codes[i / 4] |= static_cast<uint32_t>(NearestE4M3(o.x[i] * scale)) << i % 4 * 8;
+  }
+  return {codes[0], codes[1]};
+}
+
+// The place of a token's exponents.
+__device__ __forceinline__ int8_t* KeyExponent(const PagedKv& kv, int32_t page, int token) {
+  return kv.exponents + static_cast<int64_t>(page) * 2 * kPageTokens + token;
+}
+__device__ __forceinline__ int8_t* ValueExponent(const PagedKv& kv, int32_t page, int token) {
+  return KeyExponent(kv, page, kPageTokens + token);
+}
+
+// A page's keys as rows of head_dim: this lane's eight of token `token`, from dimension `dim` on.
+template <int kHeadDim, typename Part>
+struct PageKeys {
+  const Part* first;
+  const int8_t* exponents;  // of the page's keys
+
+  __device__ PageKeys(const PagedKv& kv, int32_t page)
+      : first(static_cast<const Part*>(kv.keys) +
+              static_cast<int64_t>(page) * (kPageTokens * kHeadDim / kVec8)),
+        exponents(kHasExponents<Part> ? KeyExponent(kv, page, 0) : nullptr) {}
+
+  __device__ __forceinline__ uint4 Bits(int token, int dim) const {
+    const Part part = first[(token * kHeadDim + dim) / kVec8];
+    if constexpr (kHasExponents<Part>)
+      return WidenPart(part, exponents[token]);
+    else
+      return part;
+  }
+};
+
+}  // namespace fox::cuda
