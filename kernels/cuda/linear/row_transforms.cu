@@ -1,17 +1,20 @@
-// Norms, gates and lookups of rows, 16 bytes a thread and load. A norm of a row of usual width
-// is a warp's work: it has all its loads under way at once and meets no barrier.
+// Norms, gates and lookups of rows, and the widening of weights of 8 bits, 16 bytes a thread and
+// load. A norm of a row of usual width is a warp's work: it has all its loads under way at once and
+// meets no barrier.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
 
 #include "kernels/core/check.h"
+#include "kernels/cuda/linear/device_weight.h"
 #include "kernels/cuda/linear/row_transforms.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/primitives/norm_and_gate.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
+#include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {
@@ -270,6 +273,49 @@ auto NormKernelFor(int64_t cols) {
   return NormKernel<kSteps>;
 }
 
+constexpr int kWidenThreads = 128;
+constexpr int kUnit = 16;  // columns of a thread, in 8 bits
+
+struct WidenArguments {
+  const uint8_t* codes;  // the first fp8_rows rows
+  const float* scales;
+  const __nv_bfloat16* rest;  // the others
+  int64_t fp8_rows, rows, cols;
+  __nv_bfloat16* out;
+};
+
+__device__ __forceinline__ void WidenUnit(const uint4& codes, uint32_t scale, uint4 (&out)[2]) {
+  const auto low = [&](uint32_t four) { return MultiplyBf16x2(WidenCodes(four, false), scale); };
+  const auto high = [&](uint32_t four) { return MultiplyBf16x2(WidenCodes(four, true), scale); };
+  out[0] = {low(codes.x), low(codes.y), low(codes.z), low(codes.w)};
+  out[1] = {high(codes.x), high(codes.y), high(codes.z), high(codes.w)};
+}
+
+// A block a row.
+__global__ void __launch_bounds__(kWidenThreads) WidenKernel(const WidenArguments a) {
+  TriggerDependents();
+  const int64_t row = blockIdx.x, units = (a.cols + kUnit - 1) / kUnit;
+  WaitOnDependencies();  // an earlier product may still read the rows before
+  for (int64_t unit = threadIdx.x; unit < units; unit += kWidenThreads) {
+    uint4 values[2] = {};
+    const bool whole = (unit + 1) * kUnit <= a.cols;  // else half of it
+    if (row < a.fp8_rows) {
+      const auto bits =
+          static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(a.scales[row])));
+      WidenUnit(reinterpret_cast<const uint4*>(a.codes)[row * units + unit], bits << 16 | bits,
+                values);
+    } else if (row < a.rows) {
+      const auto* from =
+          reinterpret_cast<const uint4*>(a.rest + (row - a.fp8_rows) * a.cols + unit * kUnit);
+      values[0] = from[0];
+      if (whole) values[1] = from[1];
+    }
+    auto* to = reinterpret_cast<uint4*>(a.out + row * a.cols + unit * kUnit);
+    to[0] = values[0];
+    if (whole) to[1] = values[1];
+  }
+}
+
 }  // namespace
 
 cudaError_t NormRows(const MatrixView& in, const RmsNorm& norm, const MatrixView& out,
@@ -312,6 +358,19 @@ cudaError_t ConvertRows(const MatrixView& in, const MatrixView& out, cudaStream_
   const int64_t units = in.rows * in.cols / kVec8;
   return Launch(ConvertKernel, dim3(BlocksOf(units, kThreads)), dim3(kThreads), 0, stream,
                 static_cast<const float*>(in.data), units, static_cast<__nv_bfloat16*>(out.data));
+}
+
+cudaError_t WidenWeight(const DeviceWeight& weight, void* out, cudaStream_t stream) {
+  const DeviceFp8Rows& fp8 = weight.fp8();
+  const WidenArguments a{fp8.codes.as<const uint8_t>(),
+                         fp8.scales.as<const float>(),
+                         static_cast<const __nv_bfloat16*>(weight.data()),
+                         fp8.rows,
+                         weight.out(),
+                         weight.in(),
+                         static_cast<__nv_bfloat16*>(out)};
+  return Launch(WidenKernel, dim3(static_cast<unsigned>(PaddedRows(weight.out()))),
+                dim3(kWidenThreads), 0, stream, a);
 }
 
 cudaError_t Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,

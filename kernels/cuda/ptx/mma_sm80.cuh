@@ -1,5 +1,5 @@
 // The m16n8k16 tensor core product (mma.sync, bf16 in, float32 sums) and the loads of its operands
-// from shared memory (ldmatrix). Portable to compute capability 8.0.
+// from shared memory (ldmatrix), and operands from e4m3 codes. Portable to compute capability 8.0.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,20 @@ __device__ __forceinline__ void LoadTransposed(uint32_t (&m)[4], uint32_t addres
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(address)
                : "memory");
+}
+
+__device__ __forceinline__ uint32_t MultiplyBf16x2(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+  return product;
+}
+
+// Of four codes the lower two, or the upper two. An e4m3 number's bits in the place of bf16's are
+// 2^-120 times it, subnormal or not.
+__device__ __forceinline__ uint32_t WidenCodes(uint32_t codes, bool upper) {
+  const uint32_t high = __byte_perm(codes, 0, upper ? 0x3424 : 0x1404);  // bytes of two halves
+  const uint32_t small = (high & 0x80008000u) | (high >> 4 & 0x07f007f0u);
+  return MultiplyBf16x2(small, 0x7b807b80u);
 }
 
 // c[16, 8] += a[16, 16] b[16, 8]. With g = lane / 4 and t = lane % 4 a thread holds c[g][2t],
