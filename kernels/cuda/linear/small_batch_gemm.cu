@@ -1,10 +1,11 @@
 // One block an SM owns a contiguous range of W's rows and streams it through a ring of tiles in
-// shared memory, 16 rows by 512 columns: two warps copy, from before the previous kernel has ended;
-// eight warps first take the first tiles into registers and bring the input rows, then multiply 64
-// columns of each tile. Tensor cores multiply, for four rows at a time would be too much arithmetic
-// for the FP32 units: W is the operand of 16 rows, the input rows are the one of 8 (the rest are
-// repeats, unused). With a gate a tile has 8 rows of either half of W. Rows of 8 bits are widened
-// in registers, exactly, and their sums are multiplied by the rows' powers of two, exactly, too.
+// shared memory, 16 rows by 512 columns, from before the previous kernel has ended: on Hopper one
+// thread copies, a tile at a time (small_batch_tiles.cuh). Eight warps first take the first tiles
+// into registers and bring the input rows, then multiply 64 columns of each tile. Tensor cores
+// multiply, for four rows at a time would be too much arithmetic for the FP32 units: W is the
+// operand of 16 rows, the input rows are the one of 8 (the rest are repeats, unused). With a gate a
+// tile has 8 rows of either half of W. Rows of 8 bits are widened in registers, exactly, and their
+// sums are multiplied by the rows' powers of two, exactly, too.
 //
 // Bits (cluster_gemm.md): those of cluster_gemm.cu. A warp adds the chunks of 64 columns whose
 // index is its own modulo 8, from left to right in one chain; the warps' sums are added as a tree.
@@ -27,6 +28,7 @@
 #include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/tensor_map.h"
 
 namespace fox::cuda {
 namespace {
@@ -49,7 +51,8 @@ constexpr int kNarrowBudget = 75 * 1024;
 
 // Shared memory: [stages] tiles, input rows, partial sums [2][warps][SumRows][16], barriers, the
 // rows' sums of squares and scales.
-__host__ __device__ constexpr int InputStride(int in) { return in * 2 + kPad; }
+// A row and 16 bytes, so that ldmatrix finds eight rows in different banks.
+__host__ __device__ constexpr int InputStride(int in) { return in * 2 + 16; }
 // The input of a tile's columns past the end is loaded, too.
 __host__ __device__ constexpr int InputBytes(int rows, int in) {
   return rows * InputStride(in) + (kTileCols - 1 - (in - 1) % kTileCols) * 2;
@@ -118,8 +121,8 @@ struct RowScale {
 
   __device__ __forceinline__ RowScale(const SmallBatchGemmArguments& a, int first) {
     const int m = static_cast<int>(threadIdx.x) % kTileRows;
-    row = first + m % a.group_rows;
-    half = m < a.group_rows ? 0 : a.out;
+    row = first + (a.gated ? m % kHalfRows : m);
+    half = a.gated && m >= kHalfRows ? a.out : 0;
   }
   __device__ __forceinline__ void Advance(const SmallBatchGemmArguments& a) { row += a.group_rows; }
   __device__ __forceinline__ void Load(const SmallBatchGemmArguments& a, int last) {
@@ -296,6 +299,13 @@ struct HeldTiles {
   }
 };
 
+// As many as registers allow.
+#if __CUDA_ARCH__ >= 900
+constexpr int kMostHeld = 6;
+#else
+constexpr int kMostHeld = 5;
+#endif
+
 // The columns between the end of an input row and that of a product, zeros in W too.
 __device__ __forceinline__ void ClearInputEnds(const SmallBatchGemmArguments& a,
                                                const SharedLayout& layout) {
@@ -310,22 +320,21 @@ __device__ __forceinline__ void RunBlock(const SmallBatchGemmArguments& a, unsig
                                          int block) {
   if (!kNorm) TriggerDependents();
   const SharedLayout layout = LayoutOf<kRows>(shared, a);
-  const int first = block * a.block_rows + min(block, a.extra_blocks);
-  const int last = first + a.block_rows + (block < a.extra_blocks ? 1 : 0);
+  const int first = block * a.block_rows, last = min(first + a.block_rows, a.out);
   if (threadIdx.x == kConsumers) {
-    layout.tiles.Init(kCopyWarps * BulkCopyRowsArrivals(), kConsumerWarps);
+    PrefetchBoxes(a);
+    layout.tiles.Init(TileArrivals(a), kConsumerWarps);
     PublishBarriers();
     FenceAsyncProxy();
   }
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
-    CopyWeights<kFp8>(a, layout.tiles, first, last);
+    if (CopiesTiles(a)) CopyWeights<kFp8>(a, layout.tiles, first, last);
     return;
   }
-  // As many as registers allow.
   constexpr int kHeld =
       (kRows == 1 ? (kNorm ? 2 : 3) : (kNorm || kRows > 4 ? 1 : 2)) * (kFp8 ? 2 : 1);
-  HeldTiles<kHeld, kFp8> held;
+  HeldTiles < kHeld<kMostHeld ? kHeld : kMostHeld, kFp8> held;
   TileReader<kFp8> reader(a, layout.tiles, last - first);
   Multiplier<kNorm, kRows, kFp8> multiplier(a, layout, first, last);
   ClearInputEnds(a, layout);
@@ -348,38 +357,40 @@ __device__ __forceinline__ void RunBlock(const SmallBatchGemmArguments& a, unsig
 template <bool kNorm, int kRows>
 __global__ void __launch_bounds__(kThreads, 2)
     SmallBatchGemmKernel(const __grid_constant__ SmallBatchGemmArguments a) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   RunBlock<kNorm, kRows, false>(a, shared, static_cast<int>(blockIdx.x));
 }
 
 // The first rows of W in 8 bits, the rest in bf16 by blocks of their own.
 struct Fp8GemmArguments {
   SmallBatchGemmArguments fp8, rest;
-  int fp8_blocks, rest_blocks;
 };
 
 template <bool kNorm, int kRows>
 __global__ void __launch_bounds__(kThreads, 2)
     Fp8GemmKernel(const __grid_constant__ Fp8GemmArguments a) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   const int block = static_cast<int>(blockIdx.x);
-  if (block < a.fp8_blocks) {
+  if (block < a.fp8.blocks) {
     RunBlock<kNorm, kRows, true>(a.fp8, shared, block);
   } else {
-    RunBlock<kNorm, kRows, false>(a.rest, shared, block - a.fp8_blocks);
+    RunBlock<kNorm, kRows, false>(a.rest, shared, block - a.fp8.blocks);
   }
 }
 
-// Divides the outputs among the blocks and gives the ring as many tiles as a block has, the budget
-// holds and the barriers serve; the block's shared memory.
+// Divides the outputs among at most so many blocks of whole tiles, for a tile's copy has all its
+// rows, and gives the ring as many tiles as a block has, the budget holds and the barriers serve;
+// the block's shared memory.
 template <bool kFp8>
-int ChooseTiling(int blocks, const DeviceLimits& limits, SmallBatchGemmArguments* a) {
-  a->block_rows = a->out / blocks;
-  a->extra_blocks = a->out % blocks;
-  const int most_rows = a->block_rows + (a->extra_blocks > 0 ? 1 : 0);
-  a->tile_bytes = (a->gated ? kTileRows : std::min(kTileRows, most_rows)) * Tiles<kFp8>::kStride;
-  const int64_t tiles = static_cast<int64_t>((most_rows + a->group_rows - 1) / a->group_rows) *
-                        ((a->in + kTileCols - 1) / kTileCols);
+int ChooseTiling(int most_blocks, const DeviceLimits& limits, SmallBatchGemmArguments* a) {
+  const int rows = CeilDiv(a->out, most_blocks);
+  const int groups = CeilDiv(rows, a->gated ? kHalfRows : kTileRows);
+  a->group_rows = CeilDiv(rows, groups);
+  a->block_rows = groups * a->group_rows;
+  a->blocks = CeilDiv(a->out, a->block_rows);
+  a->tile_rows = a->group_rows * (a->gated ? 2 : 1);
+  a->tile_bytes = Tiles<kFp8>::Bytes(a->tile_rows);
+  const int64_t tiles = int64_t{groups} * CeilDiv(a->in, kTileCols);
   const int budget =
       std::min(a->accumulate ? kNarrowBudget : kWideBudget, limits.block_shared_bytes);
   const int fitting =
@@ -392,26 +403,41 @@ int ChooseTiling(int blocks, const DeviceLimits& limits, SmallBatchGemmArguments
 int ShareRows(const DeviceWeight& weight, const DeviceLimits& limits, Fp8GemmArguments* a) {
   const int fp8 = static_cast<int>(weight.fp8().rows);
   const int rest = static_cast<int>(weight.out()) - fp8;
-  const int blocks = std::min(limits.multiprocessors, a->fp8.out);
+  const int blocks = limits.multiprocessors;
   FOX_CHECK(rest == 0 || (!a->fp8.gated && blocks > 1));
-  a->rest_blocks = rest == 0 ? 0 : std::clamp(2 * rest * blocks / (fp8 + 2 * rest), 1, rest);
+  const int rest_blocks = rest == 0 ? 0 : std::max(1, 2 * rest * blocks / (fp8 + 2 * rest));
   a->fp8.codes = weight.fp8().codes.as<const unsigned char>();
   a->fp8.scales = weight.fp8().scales.as<const float>();
   a->fp8.out -= rest;
-  a->fp8_blocks = std::min(blocks - a->rest_blocks, a->fp8.out);
-  const int bytes = ChooseTiling<true>(a->fp8_blocks, limits, &a->fp8);
+  const int bytes = ChooseTiling<true>(blocks - rest_blocks, limits, &a->fp8);
   if (rest == 0) return bytes;
   a->rest.out = rest;
   if (a->rest.bias != nullptr) a->rest.bias += fp8;
   if (a->rest.y_f32 != nullptr) a->rest.y_f32 += fp8;
   if (a->rest.y_bf16 != nullptr) a->rest.y_bf16 += fp8;
-  return std::max(bytes, ChooseTiling<false>(a->rest_blocks, limits, &a->rest));
+  return std::max(bytes, ChooseTiling<false>(rest_blocks, limits, &a->rest));
+}
+
+template <bool kFp8>
+cudaError_t MapTiles(bool boxes, SmallBatchGemmArguments* a) {
+  const int64_t row_bytes = Tiles<kFp8>::RowBytes(a->in);
+  a->by_rows = !boxes || row_bytes % kMapLineBytes != 0;
+  if (a->by_rows) return cudaSuccess;
+  const void* weight = kFp8 ? static_cast<const void*>(a->codes) : a->weight;
+  return EncodeLinesMap(weight, a->out, a->gated ? 2 : 1, row_bytes, a->group_rows,
+                        Tiles<kFp8>::kLines, &a->tiles);
+}
+cudaError_t MapTiles(bool boxes, SmallBatchGemmArguments* a) { return MapTiles<false>(boxes, a); }
+cudaError_t MapTiles(bool boxes, Fp8GemmArguments* a) {
+  const cudaError_t error = MapTiles<true>(boxes, &a->fp8);
+  return error != cudaSuccess || a->rest.blocks == 0 ? error : MapTiles<false>(boxes, &a->rest);
 }
 
 template <typename Arguments>
-cudaError_t LaunchBlocks(void (*kernel)(Arguments), const Arguments& a, int blocks, int bytes,
+cudaError_t LaunchBlocks(void (*kernel)(Arguments), Arguments& a, int blocks, int bytes,
                          const DeviceLimits& limits, cudaStream_t stream) {
-  const cudaError_t ready = AllowDynamicSmem(KernelAddress(kernel), limits.block_shared_bytes);
+  cudaError_t ready = AllowDynamicSmem(KernelAddress(kernel), limits.block_shared_bytes);
+  if (ready == cudaSuccess) ready = MapTiles(HasSm90Code(KernelAddress(kernel)), &a);
   if (ready != cudaSuccess) return ready;
   return Launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                 SmemConfig(static_cast<size_t>(bytes), true), stream, a);
@@ -421,20 +447,19 @@ template <bool kNorm>
 cudaError_t LaunchFor(const SmallBatchGemmArguments& a, const DeviceWeight& weight,
                       const DeviceLimits& limits, cudaStream_t stream) {
   if (weight.fp8().rows > 0) {
-    Fp8GemmArguments split{a, a, 0, 0};
+    Fp8GemmArguments split{a, a};
     const int bytes = ShareRows(weight, limits, &split);
     const auto kernel = a.rows == 1   ? Fp8GemmKernel<kNorm, 1>
                         : a.rows <= 4 ? Fp8GemmKernel<kNorm, 4>
                                       : Fp8GemmKernel<kNorm, 8>;
-    return LaunchBlocks(kernel, split, split.fp8_blocks + split.rest_blocks, bytes, limits, stream);
+    return LaunchBlocks(kernel, split, split.fp8.blocks + split.rest.blocks, bytes, limits, stream);
   }
   SmallBatchGemmArguments whole = a;
-  const int blocks = std::min(limits.multiprocessors, a.out);
-  const int bytes = ChooseTiling<false>(blocks, limits, &whole);
+  const int bytes = ChooseTiling<false>(limits.multiprocessors, limits, &whole);
   const auto kernel = a.rows == 1   ? SmallBatchGemmKernel<kNorm, 1>
                       : a.rows <= 4 ? SmallBatchGemmKernel<kNorm, 4>
                                     : SmallBatchGemmKernel<kNorm, 8>;
-  return LaunchBlocks(kernel, whole, blocks, bytes, limits, stream);
+  return LaunchBlocks(kernel, whole, whole.blocks, bytes, limits, stream);
 }
 
 }  // namespace
@@ -443,7 +468,7 @@ cudaError_t LaunchFor(const SmallBatchGemmArguments& a, const DeviceWeight& weig
 int64_t SmallBatchRows(int64_t columns, const DeviceLimits& limits) {
   int64_t rows = columns <= limits.block_shared_bytes ? kMaxSmallBatchRows : 0;
   while (rows > 0 && FixedBytes(static_cast<int>(rows), static_cast<int>(columns)) +
-                             Tiles<false>::kMinStages * kTileRows * Tiles<false>::kStride >
+                             Tiles<false>::kMinStages * Tiles<false>::Bytes(kTileRows) >
                          limits.block_shared_bytes) {
     --rows;
   }
@@ -463,7 +488,6 @@ cudaError_t SmallBatchGemm(const LinearParams& params, const DeviceLimits& limit
     a.input.eps = static_cast<float>(params.norm->eps);
     FOX_CHECK(reinterpret_cast<uintptr_t>(params.norm->weight) % 16 == 0);
   }
-  a.group_rows = a.gated ? kHalfRows : kTileRows;
   const DeviceWeight& weight = OnDevice(params.weight);
   return (norm ? LaunchFor<true> : LaunchFor<false>)(a, weight, limits, stream);
 }

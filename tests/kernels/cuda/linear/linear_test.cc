@@ -199,6 +199,7 @@ class LinearBitsTest : public LinearTest {
     if (decodes) run(700, 2064, true, DType::kBF16, {});
     if (decodes) run(300, 4096, false, DType::kF32, {});
     run(200, 1544, false, DType::kBF16, {});
+    run(300, 640, false, DType::kF32, {});  // whole lines, no whole tiles
     run(1000, 520, false, DType::kF32, {.accumulate = true});
   }
 
