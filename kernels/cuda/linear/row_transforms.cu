@@ -273,47 +273,36 @@ auto NormKernelFor(int64_t cols) {
   return NormKernel<kSteps>;
 }
 
-constexpr int kWidenThreads = 128;
-constexpr int kUnit = 16;  // columns of a thread, in 8 bits
-
 struct WidenArguments {
   const uint8_t* codes;  // the first fp8_rows rows
   const float* scales;
-  const __nv_bfloat16* rest;  // the others
+  const uint4* rest;  // the others
   int64_t fp8_rows, rows, cols;
-  __nv_bfloat16* out;
+  uint32_t units;  // with the padding's
+  uint4* out;
 };
 
-__device__ __forceinline__ void WidenUnit(const uint4& codes, uint32_t scale, uint4 (&out)[2]) {
-  const auto low = [&](uint32_t four) { return MultiplyBf16x2(WidenCodes(four, false), scale); };
-  const auto high = [&](uint32_t four) { return MultiplyBf16x2(WidenCodes(four, true), scale); };
-  out[0] = {low(codes.x), low(codes.y), low(codes.z), low(codes.w)};
-  out[1] = {high(codes.x), high(codes.y), high(codes.z), high(codes.w)};
-}
-
-// A block a row.
-__global__ void __launch_bounds__(kWidenThreads) WidenKernel(const WidenArguments a) {
+// A thread 8 columns, the lower or the upper ones of a step's.
+__global__ void __launch_bounds__(kThreads) WidenKernel(const WidenArguments a) {
   TriggerDependents();
-  const int64_t row = blockIdx.x, units = (a.cols + kUnit - 1) / kUnit;
-  WaitOnDependencies();  // an earlier product may still read the rows before
-  for (int64_t unit = threadIdx.x; unit < units; unit += kWidenThreads) {
-    uint4 values[2] = {};
-    const bool whole = (unit + 1) * kUnit <= a.cols;  // else half of it
-    if (row < a.fp8_rows) {
-      const auto bits =
-          static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(a.scales[row])));
-      WidenUnit(reinterpret_cast<const uint4*>(a.codes)[row * units + unit], bits << 16 | bits,
-                values);
-    } else if (row < a.rows) {
-      const auto* from =
-          reinterpret_cast<const uint4*>(a.rest + (row - a.fp8_rows) * a.cols + unit * kUnit);
-      values[0] = from[0];
-      if (whole) values[1] = from[1];
-    }
-    auto* to = reinterpret_cast<uint4*>(a.out + row * a.cols + unit * kUnit);
-    to[0] = values[0];
-    if (whole) to[1] = values[1];
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  const auto of_row = static_cast<uint32_t>(a.cols / kVec8);
+  const int64_t row = i / of_row, unit = i % of_row;
+  uint4 values = {};
+  if (row < a.fp8_rows) {
+    const uint8_t* const from = a.codes + row * Fp8Stride(a.cols) + unit / 2 * 16;
+    const uint4 codes = *reinterpret_cast<const uint4*>(from);
+    const auto bits =
+        static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(a.scales[row])));
+    const auto widened = [&](uint32_t four) {
+      return MultiplyBf16x2(WidenCodes(four, unit % 2 == 1), bits << 16 | bits);
+    };
+    values = {widened(codes.x), widened(codes.y), widened(codes.z), widened(codes.w)};
+  } else if (row < a.rows) {
+    values = a.rest[(row - a.fp8_rows) * of_row + unit];
   }
+  WaitOnDependencies();  // an earlier product may still read what was there
+  if (i < a.units) a.out[i] = values;
 }
 
 }  // namespace
@@ -362,15 +351,19 @@ cudaError_t ConvertRows(const MatrixView& in, const MatrixView& out, cudaStream_
 
 cudaError_t WidenWeight(const DeviceWeight& weight, void* out, cudaStream_t stream) {
   const DeviceFp8Rows& fp8 = weight.fp8();
+  const int64_t units = PaddedRows(weight.out()) * weight.in() / kVec8;
+  FOX_CHECK(units <= INT32_MAX);
   const WidenArguments a{fp8.codes.as<const uint8_t>(),
                          fp8.scales.as<const float>(),
-                         static_cast<const __nv_bfloat16*>(weight.data()),
+                         static_cast<const uint4*>(weight.data()),
                          fp8.rows,
                          weight.out(),
                          weight.in(),
-                         static_cast<__nv_bfloat16*>(out)};
-  return Launch(WidenKernel, dim3(static_cast<unsigned>(PaddedRows(weight.out()))),
-                dim3(kWidenThreads), 0, stream, a);
+                         static_cast<uint32_t>(units),
+                         static_cast<uint4*>(out)};
+  // In steps of few rows it overlaps kernels that ask for it.
+  const SmemConfig largest(0, true);
+  return Launch(WidenKernel, dim3(BlocksOf(units, kThreads)), dim3(kThreads), largest, stream, a);
 }
 
 cudaError_t Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
