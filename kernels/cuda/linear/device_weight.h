@@ -7,51 +7,17 @@
 
 #include <cstdint>
 #include <utility>
-#include <vector>
 
 #include "kernels/core/buffer.h"
 #include "kernels/core/check.h"
 #include "kernels/core/dtype.h"
-#include "kernels/core/e4m3.h"
-#include "kernels/core/host_device.h"
 #include "kernels/core/matrix_view.h"
-#include "kernels/cpu/load_element.h"
+#include "kernels/cuda/linear/fp8_rows.h"
 #include "kernels/linear_params.h"
 
 namespace fox::cuda {
 
 constexpr int64_t PaddedRows(int64_t rows) { return (rows + 15) / 16 * 16; }
-
-// Bytes between rows: they begin at 16 bytes, with zeros past their last column.
-FOX_HOST_DEVICE constexpr int64_t Fp8Stride(int64_t cols) { return (cols + 15) / 16 * 16; }
-
-// Rows of W in 8 bits: e4m3 codes, and a power of two for each row (e4m3.h).
-struct Fp8Rows {
-  // [rows, Fp8Stride(cols)]. Of 16 columns those of lane t of a tensor core product are neighbours:
-  // 2t, 2t + 1, 2t + 8, 2t + 9.
-  std::vector<uint8_t> codes;
-  std::vector<float> scales;  // [rows]
-};
-
-// Of rows in host memory; of rounded ones (EncodeE4M3), exactly these.
-inline Fp8Rows EncodeFp8Rows(const MatrixView& rows) {
-  constexpr int64_t kStep = 16;
-  const int64_t stride = Fp8Stride(rows.cols);
-  Fp8Rows out{std::vector<uint8_t>(static_cast<size_t>(rows.rows * stride)), {}};
-  std::vector<float> row(static_cast<size_t>(stride));  // zeros past the last column
-  std::vector<uint8_t> codes(row.size());
-  uint8_t* to = out.codes.data();
-  for (int64_t n = 0; n < rows.rows; ++n) {
-    LoadElements(rows, n, row.data());
-    out.scales.push_back(PowerOfTwo(EncodeE4M3(row.data(), stride, codes.data())));
-    for (int64_t i = 0; i < stride; ++i) {
-      const int64_t lane = i % kStep / 4, of_lane = i % 4;
-      *to++ =
-          codes[static_cast<size_t>(i / kStep * kStep + 2 * lane + of_lane % 2 + of_lane / 2 * 8)];
-    }
-  }
-  return out;
-}
 
 // Fp8Rows, on the device.
 struct DeviceFp8Rows {

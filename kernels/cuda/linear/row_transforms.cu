@@ -290,12 +290,12 @@ __global__ void __launch_bounds__(kThreads) WidenKernel(const WidenArguments a) 
   const int64_t row = i / of_row, unit = i % of_row;
   uint4 values = {};
   if (row < a.fp8_rows) {
-    const uint8_t* const from = a.codes + row * Fp8Stride(a.cols) + unit / 2 * 16;
+    const uint8_t* const from = a.codes + row * Fp8Stride(a.cols) + unit / 2 * kFp8Step;
     const uint4 codes = *reinterpret_cast<const uint4*>(from);
     const auto bits =
         static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(a.scales[row])));
-    const auto widened = [&](uint32_t four) {
-      return MultiplyBf16x2(WidenCodes(four, unit % 2 == 1), bits << 16 | bits);
+    const auto widened = [&](uint32_t word) {
+      return MultiplyBf16x2(WidenPair(Fp8Pair(word, unit % 2 == 1)), bits << 16 | bits);
     };
     values = {widened(codes.x), widened(codes.y), widened(codes.z), widened(codes.w)};
   } else if (row < a.rows) {

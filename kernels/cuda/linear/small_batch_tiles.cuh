@@ -32,7 +32,7 @@ inline constexpr int kChunkCols = 64;            // of a warp
 inline constexpr int kTileCols = kConsumerWarps * kChunkCols;
 inline constexpr int kStep = 16;  // columns of one tensor core product
 inline constexpr int kChunkSteps = kChunkCols / kStep;
-static_assert(kConsumerWarps == 8);  // the classes of columns
+static_assert(kConsumerWarps == 8 && kStep == kFp8Step);  // the classes of columns
 inline constexpr int kLineUnits = kMapLineBytes / 16;
 inline constexpr int kTileAlignment = 1024;  // the swizzle repeats
 
@@ -56,6 +56,9 @@ struct Tiles {
     return (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
   }
 };
+
+static_assert(Tiles<true>::kMinStages * Tiles<true>::Bytes(kTileRows) <=
+              Tiles<false>::kMinStages * Tiles<false>::Bytes(kTileRows));  // SmallBatchRows
 
 struct SmallBatchGemmArguments : GemmArguments {
   const unsigned char* codes;  // in place of `weight`: rows of Fp8Stride
@@ -149,7 +152,7 @@ __device__ __forceinline__ void OperandOf(const Fragments<false>& w, int step, u
 }
 __device__ __forceinline__ void OperandOf(const Fragments<true>& w, int step, uint32_t (&a)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) a[i] = WidenCodes(w[step / 2][step % 2 * 2 + i % 2], i >= 2);
+  for (int i = 0; i < 4; ++i) a[i] = WidenPair(Fp8Pair(w[step / 2][step % 2 * 2 + i % 2], i >= 2));
 }
 
 // Takes a multiplying warp's chunks of a block's tiles out of the ring, one after the other.
