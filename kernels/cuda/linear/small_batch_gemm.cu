@@ -299,13 +299,6 @@ struct HeldTiles {
   }
 };
 
-// As many as registers allow.
-#if __CUDA_ARCH__ >= 900
-constexpr int kMostHeld = 6;
-#else
-constexpr int kMostHeld = 5;
-#endif
-
 // The columns between the end of an input row and that of a product, zeros in W too.
 __device__ __forceinline__ void ClearInputEnds(const SmallBatchGemmArguments& a,
                                                const SharedLayout& layout) {
@@ -332,9 +325,10 @@ __device__ __forceinline__ void RunBlock(const SmallBatchGemmArguments& a, unsig
     if (CopiesTiles(a)) CopyWeights<kFp8>(a, layout.tiles, first, last);
     return;
   }
+  // As many as registers allow.
   constexpr int kHeld =
-      (kRows == 1 ? (kNorm ? 2 : 3) : (kNorm || kRows > 4 ? 1 : 2)) * (kFp8 ? 2 : 1);
-  HeldTiles < kHeld<kMostHeld ? kHeld : kMostHeld, kFp8> held;
+      (kRows == 1 ? (kNorm || kFp8 ? 2 : 3) : (kNorm || kRows > 4 ? 1 : 2)) * (kFp8 ? 2 : 1);
+  HeldTiles<kHeld, kFp8> held;
   TileReader<kFp8> reader(a, layout.tiles, last - first);
   Multiplier<kNorm, kRows, kFp8> multiplier(a, layout, first, last);
   ClearInputEnds(a, layout);
@@ -464,7 +458,7 @@ cudaError_t LaunchFor(const SmallBatchGemmArguments& a, const DeviceWeight& weig
 
 }  // namespace
 
-// Tiles of 8 bits need less.
+// Tiles of 8 bits need no more.
 int64_t SmallBatchRows(int64_t columns, const DeviceLimits& limits) {
   int64_t rows = columns <= limits.block_shared_bytes ? kMaxSmallBatchRows : 0;
   while (rows > 0 && FixedBytes(static_cast<int>(rows), static_cast<int>(columns)) +

@@ -43,8 +43,8 @@ struct Tiles {
   static constexpr int kLoads = kChunkCols * kBytes / 32;            // ldmatrix, of a warp's chunk
   // Tiles that a block has under way. Enough to keep the memory busy; more would only make all
   // other loads wait, those of the kernel before among them.
-  static constexpr int kUnderWay = kFp8 ? 6 : 3;
-  static constexpr int kMinStages = kFp8 ? 7 : 4;
+  static constexpr int kUnderWay = kFp8 ? 8 : 3;
+  static constexpr int kMinStages = kFp8 ? 8 : 4;
   static_assert(kMinStages >= kUnderWay);  // else a stage could be two rounds ahead
 
   __host__ __device__ static constexpr int64_t RowBytes(int in) {
