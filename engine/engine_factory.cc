@@ -157,7 +157,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   MemoryRequest request{config.kv_cache_bytes, queue == nullptr ? limit.bytes / 4 : limit.bytes,
                         options.max_model_len, config.kv_cache_tokens};
   const MemoryBeside beside{
-      WeightBytes(checkpoint->config(), backend->dtype, checkpoint->embeddings().dtype),
+      WeightBytes(checkpoint->config(), backend->dtype, checkpoint->embeddings().dtype,
+                  queue != nullptr && config.quantization == Quantization::kFp8),
       queue == nullptr ? std::max<int64_t>(swap_asked, 0) : 0, residual_dtype, *backend->ops};
   const absl::StatusOr<RunnerOptions> planned = PlanStepSizes(
       checkpoint->config(), options, most_seqs, queue != nullptr, [&](RunnerOptions& sizes) {

@@ -66,6 +66,12 @@ class Ops {
 
   // weight: host memory, [out, in], any dtype. The copy is private to the result.
   virtual std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) = 0;
+  // The same of a weight whose first `rounded` rows EncodeE4M3 (e4m3.h) does not change: they may
+  // be kept in 8 bits, which changes no product.
+  virtual std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight, int64_t rounded) {
+    static_cast<void>(rounded);
+    return Pack(weight);
+  }
 
   // Opens a step: takes the pages of the batch's rows for every list of every layer and counts the
   // rows as appended (kv.length). Comes before anything else of the step. REQUIRES: the pool

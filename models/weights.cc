@@ -58,9 +58,11 @@ class RowStack {
     bytes_.insert(bytes_.end(), static_cast<size_t>(count) * SizeOf(wide_), std::byte{0});
   }
 
-  std::unique_ptr<PackedWeight> Pack(Ops& ops) {
+  // With kFp8 all rows but the last `kept` ones are rounded.
+  std::unique_ptr<PackedWeight> Pack(Ops& ops, Quantization quantization, int64_t kept = 0) {
     const int64_t rows = static_cast<int64_t>(bytes_.size() / SizeOf(wide_)) / cols_;
-    return ops.Pack(MatrixView{bytes_.data(), wide_, rows, cols_, cols_});
+    const MatrixView view{bytes_.data(), wide_, rows, cols_, cols_};
+    return quantization == Quantization::kFp8 ? ops.PackRounded(view, rows - kept) : ops.Pack(view);
   }
   Buffer Upload(Ops& ops) const { return fox::Upload(bytes_, ops); }
 
@@ -119,15 +121,16 @@ Buffer ProjectionBias(const LayerTensors& layer, const ModelConfig& config,
 
 LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
                        const ModelConfig& config, const ProjectionColumns& columns, Ops& ops,
-                       DType residual_dtype) {
+                       DType residual_dtype, Quantization quantization) {
   LayerWeights w;
   w.attn_norm = UploadVector(layer.attn_norm, ops, residual_dtype);
   const int per_gate = config.num_heads / config.num_gates();
+  const int64_t attention = (config.output_gate ? 2 : 1) * config.q_size() + 2 * config.kv_size();
   w.projection = RowStack(config.hidden_size, residual_dtype,
                           {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.ogate_proj,
                            &layer.k_shift_proj, &layer.v_shift_proj, &layer.fgate_proj},
                           per_gate)
-                     .Pack(ops);
+                     .Pack(ops, quantization, columns.total - attention);
   w.projection_bias = ProjectionBias(layer, config, columns, ops, residual_dtype);
   w.fgate_bias = UploadVector(layer.fgate_bias, ops, residual_dtype, 1, per_gate);
   const bool shared = config.qk_norm && !config.qk_norm_per_head;
@@ -138,12 +141,13 @@ LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
   w.k_cap = UploadVector(layer.k_cap, ops, DType::kF32);
   w.sinks = UploadVector(layer.sinks, ops, DType::kF32);
   w.output_norm = UploadVector(layer.output_norm, ops, residual_dtype);
-  w.o = RowStack(config.q_size(), residual_dtype, {&layer.o_proj}).Pack(ops);
+  w.o = RowStack(config.q_size(), residual_dtype, {&layer.o_proj}).Pack(ops, quantization);
   w.mlp_norm = UploadVector(layer.mlp_norm, ops, residual_dtype);
   std::vector<const HostTensor*> gate_up;
   for (const HostTensor& part : layer.gate_up) gate_up.push_back(&part);
-  w.gate_up = RowStack(config.hidden_size, residual_dtype, gate_up).Pack(ops);
-  w.down = RowStack(config.intermediate_size, residual_dtype, {&layer.down_proj}).Pack(ops);
+  w.gate_up = RowStack(config.hidden_size, residual_dtype, gate_up).Pack(ops, quantization);
+  w.down = RowStack(config.intermediate_size, residual_dtype, {&layer.down_proj})
+               .Pack(ops, quantization);
   w.bound = DeviceQueryBound(bound, ops);
   return w;
 }
@@ -214,12 +218,14 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
                             bound.self_logit_bound.end());
     max_logit_bound.insert(max_logit_bound.end(), bound.max_logit_bound.begin(),
                            bound.max_logit_bound.end());
-    weights.layers.push_back(LoadLayer(layer, bound, config, weights.columns, ops, residual_dtype));
+    weights.layers.push_back(
+        LoadLayer(layer, bound, config, weights.columns, ops, residual_dtype, quantization));
   }
   weights.self_logit_bound = Upload(std::as_bytes(std::span(self_logit_bound)), ops);
   weights.max_logit_bound = Upload(std::as_bytes(std::span(max_logit_bound)), ops);
   weights.final_norm = UploadVector(checkpoint.final_norm(), ops, residual_dtype);
-  weights.lm_head = RowStack(config.hidden_size, residual_dtype, {&checkpoint.lm_head()}).Pack(ops);
+  weights.lm_head = RowStack(config.hidden_size, residual_dtype, {&checkpoint.lm_head()})
+                        .Pack(ops, Quantization::kNone);
   if (progress) progress(config.num_layers, config.num_layers);
   return weights;
 }

@@ -86,11 +86,14 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
   return absl::OkStatus();
 }
 
-int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dtype) {
-  const int64_t layer = config.hidden_size *
-                        (ColumnsOf(config).total + config.q_size() + 3 * config.intermediate_size);
+int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dtype, bool fp8) {
+  const int64_t projection = ColumnsOf(config).total, inner = config.intermediate_size;
+  const int64_t layers =
+      config.num_layers * config.hidden_size * (projection + config.q_size() + 3 * inner);
+  const int64_t largest = config.hidden_size * std::max(projection, 2 * inner);
   const int64_t table = config.vocab_size * config.hidden_size;
-  return (config.num_layers * layer + table) * static_cast<int64_t>(SizeOf(dtype)) +
+  const auto size = static_cast<int64_t>(SizeOf(dtype));
+  return (fp8 ? layers + largest * size : layers * size) + table * size +
          table * static_cast<int64_t>(SizeOf(embeddings_dtype));
 }
 

@@ -34,8 +34,9 @@ struct MemoryBeside {
   const Ops& ops;  // whose activations
 };
 
-// Bytes of the packed weights in `dtype` and of the embeddings in theirs.
-int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dtype);
+// Bytes of the packed weights in `dtype` and of the embeddings in theirs; fp8: layers in 8 bits,
+// and room for the largest weight in `dtype`.
+int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dtype, bool fp8);
 
 // PlanMemory, of a pool that fits beside the rest into what there is. ResourceExhausted has all
 // the numbers; nothing has been allocated then.

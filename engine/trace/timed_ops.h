@@ -45,6 +45,9 @@ class TimedOps : public Ops {
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override {
     return ops_->Pack(weight);
   }
+  std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight, int64_t rounded) override {
+    return ops_->PackRounded(weight, rounded);
+  }
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override {
     Timed("append", [&] { ops_->BeginStep(batch, kv, stream); });
   }

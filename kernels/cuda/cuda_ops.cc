@@ -19,8 +19,6 @@
 namespace fox {
 namespace {
 
-constexpr int64_t kWeightRowMultiple = 16;
-
 Buffer DeviceBuffer(cuda::DeviceError& device_error, size_t bytes, cudaStream_t stream) {
   void* data = nullptr;
   if (bytes == 0 || !device_error.ok() ||
@@ -200,15 +198,15 @@ void CudaOps::Reserve(const Workload& load) {
   take(splits.stop_at, cuda::kSerialRows + splits.max_rows);
 }
 
-std::unique_ptr<PackedWeight> CudaOps::Pack(const MatrixView& weight) {
-  const int64_t rows =
-      (weight.rows + kWeightRowMultiple - 1) / kWeightRowMultiple * kWeightRowMultiple;
+// In bf16, zeros behind it up to PaddedRows.
+Buffer CudaOps::PackBf16(const MatrixView& weight) {
+  const int64_t rows = cuda::PaddedRows(weight.rows);
   Buffer data = Allocate(static_cast<size_t>(rows * weight.cols) * SizeOf(DType::kBF16));
   FOX_CHECK(weight.row_stride == weight.cols);
   if (weight.dtype == DType::kBF16) {
     const auto elements = static_cast<size_t>(weight.rows * weight.cols);
     CopyToDevice(weight.data, elements * SizeOf(DType::kBF16), data.data(), nullptr);
-    return std::make_unique<cuda::DeviceWeight>(weight.rows, weight.cols, std::move(data));
+    return data;
   }
   FOX_CHECK(weight.dtype == DType::kF32);
   const size_t bytes = static_cast<size_t>(weight.rows * weight.cols) * sizeof(float);
@@ -221,7 +219,28 @@ std::unique_ptr<PackedWeight> CudaOps::Pack(const MatrixView& weight) {
     // The wide copy and the caller's memory go away now.
     return error != cudaSuccess ? error : cudaStreamSynchronize(on);
   });
-  return std::make_unique<cuda::DeviceWeight>(weight.rows, weight.cols, std::move(data));
+  return data;
+}
+
+std::unique_ptr<PackedWeight> CudaOps::Pack(const MatrixView& weight) {
+  return std::make_unique<cuda::DeviceWeight>(weight.rows, weight.cols, PackBf16(weight));
+}
+
+std::unique_ptr<PackedWeight> CudaOps::PackRounded(const MatrixView& weight, int64_t rounded) {
+  const cuda::Fp8Rows host = cuda::EncodeFp8Rows(weight.Rows(0, rounded));
+  const auto upload = [&](const auto& values) {
+    const size_t bytes = values.size() * sizeof(values[0]);
+    Buffer data = Allocate(bytes);
+    CopyToDevice(values.data(), bytes, data.data(), nullptr);
+    return data;
+  };
+  cuda::DeviceFp8Rows fp8{rounded, upload(host.codes), upload(host.scales)};
+  const int64_t rest = weight.rows - rounded;
+  auto packed = std::make_unique<cuda::DeviceWeight>(
+      weight.rows, weight.cols, rest > 0 ? PackBf16(weight.Rows(rounded, rest)) : Buffer(),
+      std::move(fp8));
+  state_->device_error.Check(state_->linear.ReserveWidened(*packed), "prepare a weight");
+  return packed;
 }
 
 void CudaOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) {

@@ -35,6 +35,7 @@ class CudaOps : public Ops {
   int64_t WorkspaceBytes(const Workload& load) const override;
   void Reserve(const Workload& load) override;
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
+  std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight, int64_t rounded) override;
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;
   void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
              Stream stream) override;
@@ -62,6 +63,7 @@ class CudaOps : public Ops {
 
  private:
   explicit CudaOps(std::unique_ptr<State> state);
+  Buffer PackBf16(const MatrixView& weight);
   std::unique_ptr<State> state_;
 };
 

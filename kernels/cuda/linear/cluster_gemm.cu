@@ -202,6 +202,7 @@ __global__ void FOX_CLUSTER(kSplits)
   }
   __syncthreads();
   if (warp == kConsumerWarps<kRows>) {
+    if (a.late_weight) WaitOnDependencies();
     if (Lane() == 0) CopyWeights(a, work, weights);
     __syncwarp();
     return;

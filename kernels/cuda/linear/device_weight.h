@@ -1,5 +1,6 @@
 // DeviceWeight: a linear layer's weight in device memory, [out, in] bf16, row-major, `out` padded
-// with zero rows to a multiple of 16. GemmArguments: what products of decode rows have in common.
+// with zero rows to PaddedRows; or its first rows in 8 bits, the others in bf16. GemmArguments:
+// what products of decode rows have in common.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,20 +11,43 @@
 #include "kernels/core/buffer.h"
 #include "kernels/core/check.h"
 #include "kernels/core/dtype.h"
+#include "kernels/core/matrix_view.h"
+#include "kernels/cuda/linear/fp8_rows.h"
 #include "kernels/linear_params.h"
 
 namespace fox::cuda {
 
+constexpr int64_t PaddedRows(int64_t rows) { return (rows + 15) / 16 * 16; }
+
+// Fp8Rows, on the device.
+struct DeviceFp8Rows {
+  int64_t rows = 0;
+  Buffer codes = {}, scales = {};
+
+  int64_t bytes(int64_t in) const {
+    return rows * (Fp8Stride(in) + static_cast<int64_t>(sizeof(float)));
+  }
+};
+
 class DeviceWeight : public PackedWeight {
  public:
-  DeviceWeight(int64_t out, int64_t in, Buffer data)
-      : PackedWeight(out, in, static_cast<size_t>(out * in) * SizeOf(DType::kBF16)),
-        data_(std::move(data)) {}
+  // `data` has the rows from fp8.rows on. late: a kernel of the step has written them just before.
+  DeviceWeight(int64_t out, int64_t in, Buffer data, DeviceFp8Rows fp8 = {}, bool late = false)
+      : PackedWeight(out, in,
+                     static_cast<size_t>((out - fp8.rows) * in) * SizeOf(DType::kBF16) +
+                         static_cast<size_t>(fp8.bytes(in))),
+        data_(std::move(data)),
+        fp8_(std::move(fp8)),
+        late_(late) {}
 
   const void* data() const { return data_.data(); }
+  const DeviceFp8Rows& fp8() const { return fp8_; }
+  bool late() const { return late_; }
 
  private:
   Buffer data_;
+  DeviceFp8Rows fp8_;
+  bool late_;
 };
 
 // Of the weights that CudaOps packed.
@@ -36,6 +60,7 @@ constexpr int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 struct GemmArguments {
   int rows;
   const __nv_bfloat16* weight;  // [out, in]; gated: [2 out, in]
+  bool late_weight;             // not to be read before the wait
   int out, in;
   const float* bias;  // [out] or null
   bool accumulate;    // y += ...; y is float32
@@ -53,6 +78,7 @@ inline GemmArguments MakeGemmArguments(const LinearParams& params) {
   const bool wide = y.dtype == DType::kF32;
   return {static_cast<int>(y.rows),
           static_cast<const __nv_bfloat16*>(weight.data()),
+          weight.late(),
           static_cast<int>(y.cols),
           static_cast<int>(weight.in()),
           static_cast<const float*>(params.bias),

@@ -1,6 +1,8 @@
 // Which product for which rows. Decode rows: on Hopper small_batch_gemm.cu for 1 to 4 and
-// cluster_gemm.cu for more, which give the same bits; elsewhere small_batch_gemm.cu, in passes.
-// Prefill rows: cublas_gemm.cc or, on Hopper with a gate, prefill_gemm.cu.
+// cluster_gemm.cu for more, which give the same bits; elsewhere, and for weights of 8 bits,
+// small_batch_gemm.cu in passes up to kMaxPassedRows. Prefill rows: cublas_gemm.cc or, on Hopper
+// with a gate, prefill_gemm.cu. Other products than small_batch_gemm.cu read a copy of 8 bits in
+// bf16 that is made for the call.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -56,6 +58,10 @@ void Check(const LinearParams& p) {
   FOX_CHECK(!p.next_norm || (p.accumulate && !p.norm));
 }
 
+int64_t WidenedBytes(const DeviceWeight& weight) {
+  return PaddedRows(weight.out()) * weight.in() * static_cast<int64_t>(SizeOf(DType::kBF16));
+}
+
 constexpr int64_t Aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
@@ -75,6 +81,9 @@ struct LinearEngine::State {
     int64_t normed, sums, halves;  // bytes
   } reserved{};
   std::byte* scratch = nullptr;
+  // A weight of 8 bits in bf16, for one call.
+  void* widened = nullptr;
+  int64_t widened_bytes = 0;
 
   // The rows that begin the scratch, their norm deferred; without data: none do.
   MatrixView left;
@@ -85,6 +94,7 @@ struct LinearEngine::State {
   ~State() {
     cudaFree(cublas_workspace);
     cudaFree(scratch);
+    cudaFree(widened);
   }
 
   Sizes SizesOf(const Workload& load) const {
@@ -114,16 +124,17 @@ struct LinearEngine::State {
     return RowsAt(scratch + reserved.normed + reserved.sums, rows, cols);
   }
 
-  // How many of the rows decode by products of their own.
-  int64_t OwnRows(const LinearParams& p) const {
-    if (hopper) return p.decode_rows;
-    const bool fits = SmallBatchRows(p.weight.in(), limits) > 0;
-    return fits && p.decode_rows <= kMaxPassedRows ? p.decode_rows : 0;
+  // Whether decode rows are passes of the product of few rows. Passes read W again, but 8 bits need
+  // not be widened for them.
+  bool Passes(const LinearParams& p) const {
+    const int64_t most = SmallBatchRows(p.weight.in(), limits);
+    const bool fp8 = OnDevice(p.weight).fp8().rows > 0;
+    if (hopper && !fp8) return p.decode_rows <= std::min<int64_t>(most, kSmallBatchRows);
+    return most > 0 && p.decode_rows <= kMaxPassedRows;
   }
 
-  cudaError_t MultiplyDecodes(const LinearParams& p, cudaStream_t stream) {
+  cudaError_t MultiplyInPasses(const LinearParams& p, cudaStream_t stream) {
     const int64_t rows = p.in.rows, most = SmallBatchRows(p.weight.in(), limits);
-    if (hopper && rows > std::min<int64_t>(most, kSmallBatchRows)) return Cluster(p, stream);
     triggers_late = p.norm && rows <= most;
     for (int64_t first = 0; first < rows; first += most) {
       const LinearParams pass = p.Rows(first, std::min(most, rows - first));
@@ -195,14 +206,41 @@ cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   Check(params);
   s.triggers_late = false;
   Forget(params.out.data);
-  const int64_t rows = params.in.rows, decodes = s.OwnRows(params);
-  if (decodes > 0) {
-    const cudaError_t result = s.MultiplyDecodes(params.Rows(0, decodes), stream);
-    if (result != cudaSuccess) return result;
+  const bool passes = s.Passes(params);
+  const int64_t rows = params.in.rows, decodes = s.hopper || passes ? params.decode_rows : 0;
+  if (passes && decodes > 0) {
+    const cudaError_t result = s.MultiplyInPasses(params.Rows(0, decodes), stream);
+    if (result != cudaSuccess || decodes == rows) return result;
   }
-  if (decodes == rows) return cudaSuccess;
   s.triggers_late = false;
-  return s.MultiplyPrefills(params.Rows(decodes, rows - decodes), decodes, stream);
+  if (rows == 0) return cudaSuccess;
+  const DeviceWeight& weight = OnDevice(params.weight);
+  const bool fp8 = weight.fp8().rows > 0;
+  if (fp8) {
+    FOX_CHECK(WidenedBytes(weight) <= s.widened_bytes);
+    if (const cudaError_t result = WidenWeight(weight, s.widened, stream)) return result;
+  }
+  const DeviceWeight whole(weight.out(), weight.in(), {s.widened, 0, [](void*, size_t) {}}, {},
+                           fp8);
+  const LinearParams in_bf16{params.in,        params.norm,        fp8 ? whole : weight,
+                             params.bias,      params.gate,        params.accumulate,
+                             params.next_norm, params.decode_rows, params.out};
+  if (!passes && decodes > 0) {
+    const cudaError_t result = s.Cluster(in_bf16.Rows(0, decodes), stream);
+    if (result != cudaSuccess || decodes == rows) return result;
+  }
+  return s.MultiplyPrefills(in_bf16.Rows(decodes, rows - decodes), decodes, stream);
+}
+
+cudaError_t LinearEngine::ReserveWidened(const DeviceWeight& weight) {
+  State& s = *state_;
+  const int64_t bytes = WidenedBytes(weight);
+  if (s.error != cudaSuccess || weight.fp8().rows == 0 || bytes <= s.widened_bytes) return s.error;
+  cudaFree(s.widened);
+  s.widened = nullptr;
+  const cudaError_t result = cudaMalloc(&s.widened, static_cast<size_t>(bytes));
+  s.widened_bytes = result == cudaSuccess ? bytes : 0;
+  return result;
 }
 
 bool LinearEngine::triggers_late() const { return state_->triggers_late; }

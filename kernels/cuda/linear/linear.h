@@ -1,6 +1,7 @@
-// Linear layers on the GPU: W bf16 [out, in] row-major. Own kernels, bound by reading W once, for
-// decode rows: there the norm runs inside the product, and W is prefetched while the previous
-// kernel still ends. cuBLASLt for prefill rows, but on Hopper an own kernel for gated products.
+// Linear layers on the GPU: W [out, in] row-major, bf16 or 8 bits with the same results. Own
+// kernels, bound by reading W once, for decode rows: there the norm runs inside the product, and W
+// is prefetched while the previous kernel still ends. cuBLASLt for prefill rows, but on Hopper an
+// own kernel for gated products.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,27 +14,33 @@
 
 namespace fox::cuda {
 
+class DeviceWeight;
+
 // Owns cuBLASLt's handle, the algorithms chosen so far (by shape), and scratch. One thread.
 class LinearEngine {
  public:
   LinearEngine();
   ~LinearEngine();
 
-  // The most decode rows of a call that the own kernel takes on GPUs other than Hopper.
+  // The most decode rows of a call that the own kernel takes on GPUs other than Hopper, and of 8
+  // bits everywhere.
   static constexpr int64_t kMaxPassedRows = 32;
 
   // Scratch for products with norms and gates of load.max_rows rows.
   int64_t WorkspaceBytes(const Workload& load) const;
   cudaError_t Reserve(const Workload& load);
 
-  // Ops::Linear. The weight is a DeviceWeight; in: f32 with a norm, else bf16; out: bf16 or f32,
-  // with a gate bf16, to add to f32. Enqueues on `stream`; may be captured once the same shape ran
-  // before. Returns the first error.
-  // A row's bits: on Hopper those of a decode row and those of a prefill row, in any batch. The
-  // latter rests, where they are not gated, on cuBLASLt, whose kernels without a split of W's
-  // columns agree (linear_test.cc). Elsewhere those of a decode row among at most kMaxPassedRows.
-  // REQUIRES: weight.in % 8 == 0; rows of `in` 16-byte aligned; of out only those of gated prefill
-  // rows, with out.cols % 8 == 0; out overlaps none of them.
+  // Memory for the weight in bf16 if it has 8 bits; not while products run.
+  cudaError_t ReserveWidened(const DeviceWeight& weight);
+
+  // Ops::Linear. The weight is a DeviceWeight, reserved for; in: f32 with a norm, else bf16; out:
+  // bf16 or f32, with a gate bf16, to add to f32. Enqueues on `stream`; may be captured once the
+  // same shape ran before. Returns the first error. A row's bits: on Hopper those of a decode row
+  // and those of a prefill row, in any batch. The latter rests, where they are not gated, on
+  // cuBLASLt, whose kernels without a split of W's columns agree (linear_test.cc). Elsewhere those
+  // of a decode row among at most kMaxPassedRows. REQUIRES: weight.in % 8 == 0; rows of `in`
+  // 16-byte aligned; of out only those of gated prefill rows, with out.cols % 8 == 0; out overlaps
+  // none of them.
   cudaError_t Run(const LinearParams& params, cudaStream_t stream);
 
   // Whether the last Run launched one kernel, which triggers after its wait (launch.h).

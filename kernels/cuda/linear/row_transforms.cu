@@ -1,17 +1,20 @@
-// Norms, gates and lookups of rows, 16 bytes a thread and load. A norm of a row of usual width
-// is a warp's work: it has all its loads under way at once and meets no barrier.
+// Norms, gates and lookups of rows, and the widening of weights of 8 bits, 16 bytes a thread and
+// load. A norm of a row of usual width is a warp's work: it has all its loads under way at once and
+// meets no barrier.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
 
 #include "kernels/core/check.h"
+#include "kernels/cuda/linear/device_weight.h"
 #include "kernels/cuda/linear/row_transforms.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/primitives/norm_and_gate.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
+#include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {
@@ -270,6 +273,38 @@ auto NormKernelFor(int64_t cols) {
   return NormKernel<kSteps>;
 }
 
+struct WidenArguments {
+  const uint8_t* codes;  // the first fp8_rows rows
+  const float* scales;
+  const uint4* rest;  // the others
+  int64_t fp8_rows, rows, cols;
+  uint32_t units;  // with the padding's
+  uint4* out;
+};
+
+// A thread 8 columns, the lower or the upper ones of a step's.
+__global__ void __launch_bounds__(kThreads) WidenKernel(const WidenArguments a) {
+  TriggerDependents();
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  const auto of_row = static_cast<uint32_t>(a.cols / kVec8);
+  const int64_t row = i / of_row, unit = i % of_row;
+  uint4 values = {};
+  if (row < a.fp8_rows) {
+    const uint8_t* const from = a.codes + row * Fp8Stride(a.cols) + unit / 2 * kFp8Step;
+    const uint4 codes = *reinterpret_cast<const uint4*>(from);
+    const auto bits =
+        static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(a.scales[row])));
+    const auto widened = [&](uint32_t word) {
+      return MultiplyBf16x2(WidenPair(Fp8Pair(word, unit % 2 == 1)), bits << 16 | bits);
+    };
+    values = {widened(codes.x), widened(codes.y), widened(codes.z), widened(codes.w)};
+  } else if (row < a.rows) {
+    values = a.rest[(row - a.fp8_rows) * of_row + unit];
+  }
+  WaitOnDependencies();  // an earlier product may still read what was there
+  if (i < a.units) a.out[i] = values;
+}
+
 }  // namespace
 
 cudaError_t NormRows(const MatrixView& in, const RmsNorm& norm, const MatrixView& out,
@@ -312,6 +347,23 @@ cudaError_t ConvertRows(const MatrixView& in, const MatrixView& out, cudaStream_
   const int64_t units = in.rows * in.cols / kVec8;
   return Launch(ConvertKernel, dim3(BlocksOf(units, kThreads)), dim3(kThreads), 0, stream,
                 static_cast<const float*>(in.data), units, static_cast<__nv_bfloat16*>(out.data));
+}
+
+cudaError_t WidenWeight(const DeviceWeight& weight, void* out, cudaStream_t stream) {
+  const DeviceFp8Rows& fp8 = weight.fp8();
+  const int64_t units = PaddedRows(weight.out()) * weight.in() / kVec8;
+  FOX_CHECK(units <= INT32_MAX);
+  const WidenArguments a{fp8.codes.as<const uint8_t>(),
+                         fp8.scales.as<const float>(),
+                         static_cast<const uint4*>(weight.data()),
+                         fp8.rows,
+                         weight.out(),
+                         weight.in(),
+                         static_cast<uint32_t>(units),
+                         static_cast<uint4*>(out)};
+  // In steps of few rows it overlaps kernels that ask for it.
+  const SmemConfig largest(0, true);
+  return Launch(WidenKernel, dim3(BlocksOf(units, kThreads)), dim3(kThreads), largest, stream, a);
 }
 
 cudaError_t Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,

@@ -11,6 +11,8 @@
 
 namespace fox::cuda {
 
+class DeviceWeight;
+
 // Rows x on their way through a norm whose scale, 1 / sqrt(mean(x^2) + eps), is deferred: the
 // product of the rows multiplies its sums by it. So a product can leave its outputs normed before a
 // whole row of them is known.
@@ -40,6 +42,9 @@ cudaError_t GateRows(const MatrixView& y, Activation act, const MatrixView& out,
 
 // f32 to bf16, without gaps between rows.
 cudaError_t ConvertRows(const MatrixView& in, const MatrixView& out, cudaStream_t stream);
+
+// All rows of the weight and its padding in bf16, exactly.
+cudaError_t WidenWeight(const DeviceWeight& weight, void* out, cudaStream_t stream);
 
 // Ops::Embed: rows of `table` (f32, f16 or bf16) by token id; out f32.
 cudaError_t Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,

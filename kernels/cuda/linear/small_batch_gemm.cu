@@ -1,9 +1,11 @@
 // One block an SM owns a contiguous range of W's rows and streams it through a ring of tiles in
-// shared memory, 16 rows by 512 columns: two warps copy, from before the previous kernel has ended;
-// eight warps first take the first tiles into registers and bring the input rows, then multiply 64
-// columns of each tile. Tensor cores multiply, for four rows at a time would be too much arithmetic
-// for the FP32 units: W is the operand of 16 rows, the input rows are the one of 8 (the rest are
-// repeats, unused). With a gate a tile has 8 rows of either half of W.
+// shared memory, 16 rows by 512 columns, from before the previous kernel has ended: on Hopper one
+// thread copies, a tile at a time (small_batch_tiles.cuh). Eight warps first take the first tiles
+// into registers and bring the input rows, then multiply 64 columns of each tile. Tensor cores
+// multiply, for four rows at a time would be too much arithmetic for the FP32 units: W is the
+// operand of 16 rows, the input rows are the one of 8 (the rest are repeats, unused). With a gate a
+// tile has 8 rows of either half of W. Rows of 8 bits are widened in registers, exactly, and their
+// sums are multiplied by the rows' powers of two, exactly, too.
 //
 // Bits (cluster_gemm.md): those of cluster_gemm.cu. A warp adds the chunks of 64 columns whose
 // index is its own modulo 8, from left to right in one chain; the warps' sums are added as a tree.
@@ -17,7 +19,7 @@
 #include "kernels/cuda/linear/device_weight.h"
 #include "kernels/cuda/linear/gemm_kernels.h"
 #include "kernels/cuda/linear/small_batch_input.cuh"
-#include "kernels/cuda/primitives/copy_rows.cuh"
+#include "kernels/cuda/linear/small_batch_tiles.cuh"
 #include "kernels/cuda/primitives/ring.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
@@ -26,28 +28,13 @@
 #include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/cuda/runtime/tensor_map.h"
 
 namespace fox::cuda {
 namespace {
 
 using namespace small_batch;
 
-constexpr int kConsumers = kInputThreads;
-constexpr int kConsumerWarps = kConsumers / kWarp;
-// Further warps copy, each every other row of a tile: the copy engine is given a row at a time, and
-// one warp alone would not keep ahead of the memory by much.
-constexpr int kCopyWarps = 2;
-constexpr int kThreads = kConsumers + kCopyWarps * kWarp;
-constexpr int kTileRows = 16;
-constexpr int kHalfRows = kTileRows / 2;  // of either half of W, where the product is gated
-constexpr int kChunkCols = 64;            // of a warp
-constexpr int kTileCols = kConsumerWarps * kChunkCols;
-constexpr int kStep = 16;  // columns of one tensor core product
-constexpr int kChunkSteps = kChunkCols / kStep;
-static_assert(kConsumerWarps == 8);  // the classes of columns
-// 16 bytes more than the columns, so that ldmatrix finds eight rows in different banks.
-constexpr int kPad = 16;
-constexpr int kTileStride = kTileCols * 2 + kPad;
 // Kernels are compiled for at most 1, 4 and 8 rows; the first two lay out 4 rows' outputs.
 __host__ __device__ constexpr int SumRows(int rows) { return rows <= 4 ? 4 : 8; }
 // Of 16 rows of W.
@@ -61,23 +48,11 @@ constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Mbarrier)
 // so a wide product, which follows a narrow one that adds to the residual stream, gets most of it.
 constexpr int kWideBudget = 150 * 1024;
 constexpr int kNarrowBudget = 75 * 1024;
-constexpr int kMinStages = 4;
-// Tiles that a block has under way. Enough to keep the memory busy; more would only make all
-// other loads wait, those of the kernel before among them.
-constexpr int kTilesUnderWay = 3;
-
-struct SmallBatchGemmArguments : GemmArguments {
-  InputRows input;
-  int group_rows;  // outputs of a tile's rows
-  int block_rows;  // outputs; the first `extra_blocks` blocks have one more
-  int extra_blocks;
-  int stages;
-  int tile_bytes;
-};
 
 // Shared memory: [stages] tiles, input rows, partial sums [2][warps][SumRows][16], barriers, the
 // rows' sums of squares and scales.
-__host__ __device__ constexpr int InputStride(int in) { return in * 2 + kPad; }
+// A row and 16 bytes, so that ldmatrix finds eight rows in different banks.
+__host__ __device__ constexpr int InputStride(int in) { return in * 2 + 16; }
 // The input of a tile's columns past the end is loaded, too.
 __host__ __device__ constexpr int InputBytes(int rows, int in) {
   return rows * InputStride(in) + (kTileCols - 1 - (in - 1) % kTileCols) * 2;
@@ -106,36 +81,6 @@ __device__ __forceinline__ SharedLayout LayoutOf(unsigned char* shared,
   layout.tiles = {shared, a.tile_bytes, a.stages, full, full + kMaxStages};
   layout.norms = reinterpret_cast<float*>(full + 2 * kMaxStages);
   return layout;
-}
-
-// A copying warp: its rows of all tiles of the outputs [first, last), a tile's outputs at a time
-// from left to right. It has every other row, or those of one half of W.
-__device__ __forceinline__ void CopyWeights(const SmallBatchGemmArguments& a, const Ring& ring,
-                                            int first, int last) {
-  static_assert(kCopyWarps == 2);
-  const int warp = Warp() - kConsumerWarps;
-  const int step = a.gated ? 1 : kCopyWarps, tile_row = a.gated ? warp * kHalfRows : warp;
-  const __nv_bfloat16* const weight =
-      a.weight + (a.gated ? int64_t{warp} * a.out : int64_t{warp}) * a.in;
-  RingPlace at, arrived;
-  int tile = 0;
-  for (int row = first; row < last; row += a.group_rows) {
-    const int outputs = min(a.group_rows, last - row);
-    const int rows = a.gated ? outputs : (outputs - warp + kCopyWarps - 1) / kCopyWarps;
-    for (int col = 0; col < a.in; col += kTileCols, ++tile) {
-      if (tile >= kTilesUnderWay) {
-        while (!ring.full[arrived.stage].HasEnded(arrived.parity)) {
-        }
-        arrived.Advance(a.stages);
-      }
-      while (!ring.empty[at.stage].HasEnded(at.parity ^ 1)) {
-      }
-      BulkCopyRows(weight + static_cast<int64_t>(row) * a.in + col, int64_t{2} * step * a.in,
-                   ring.At(at.stage) + tile_row * kTileStride, step * kTileStride, rows,
-                   min(kTileCols, a.in - col) * 2, &ring.full[at.stage]);
-      at.Advance(a.stages);
-    }
-  }
 }
 
 // A thread's output of a tile's rows: where it goes, and what is added to it: zeros where there is
@@ -167,10 +112,32 @@ struct Output {
   }
 };
 
+// What the sums of a thread's output are multiplied by; where the product is gated, of the thread's
+// half of W.
+template <bool kFp8>
+struct RowScale {
+  int row, half;
+  float scale;
+
+  __device__ __forceinline__ RowScale(const SmallBatchGemmArguments& a, int first) {
+    const int m = static_cast<int>(threadIdx.x) % kTileRows;
+    row = first + (a.gated ? m % kHalfRows : m);
+    half = a.gated && m >= kHalfRows ? a.out : 0;
+  }
+  __device__ __forceinline__ void Advance(const SmallBatchGemmArguments& a) { row += a.group_rows; }
+  __device__ __forceinline__ void Load(const SmallBatchGemmArguments& a, int last) {
+    if (kFp8) scale = row < last ? a.scales[row + half] : 0;
+  }
+  __device__ __forceinline__ float Of(float sum) const {
+    return kFp8 ? __fmul_rn(sum, scale) : sum;
+  }
+};
+
 // Every operation is one of cluster_gemm_epilogue.cuh's, in its order.
-template <bool kNorm, int kRows>
+template <bool kNorm, int kRows, bool kFp8>
 __device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a, const float* norms,
-                                           const float* partial, const Output& o, int last) {
+                                           const float* partial, const Output& o,
+                                           const RowScale<kFp8>& scale, int last) {
   constexpr int kValues = PartialFloats(SumRows(kRows)) / kConsumerWarps;
   // Where the product is gated, the lower rows' threads take part.
   if (a.gated ? Warp() * kWarp >= a.rows * kTileRows : o.row >= last) return;
@@ -182,7 +149,7 @@ __device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a, con
 #pragma unroll
     for (int w = 0; w < kConsumerWarps; w += 2 * step) sum[w] = __fadd_rn(sum[w], sum[w + step]);
   }
-  float total = sum[0];
+  float total = scale.Of(sum[0]);
   if (kNorm) {
     const int floats = NormFloats(a.in);
     total = __fmul_rn(total, norms[min(o.n, a.rows - 1) * floats + floats - 1]);
@@ -200,47 +167,10 @@ __device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a, con
   }
 }
 
-// A warp's chunk of a tile of W, as the tensor cores want it.
-using Fragments = uint32_t[kChunkSteps][4];
-
-// Takes a multiplying warp's chunks of a block's tiles out of the ring, one after the other.
-class TileReader {
- public:
-  __device__ __forceinline__ TileReader(const SmallBatchGemmArguments& a, const Ring& ring,
-                                        int rows)
-      : a_(a),
-        ring_(ring),
-        from_(SharedAddress(ring.memory) +
-              min(Lane() % 16, a.tile_bytes / kTileStride - 1) * kTileStride +
-              Warp() * kChunkCols * 2 + Lane() / 16 * 16),
-        left_((rows + a.group_rows - 1) / a.group_rows * ((a.in + kTileCols - 1) / kTileCols)) {}
-
-  // The next tile's; past the last one that one's again. What lies past the last row or column is
-  // not used.
-  __device__ __forceinline__ void Take(Fragments& w) {
-    while (!ring_.full[at_.stage].HasEnded(at_.parity)) {
-    }
-#pragma unroll
-    for (int i = 0; i < kChunkSteps; ++i) {
-      LoadMatrices(w[i], from_ + at_.stage * a_.tile_bytes + i * kStep * 2);
-    }
-    __syncwarp();
-    if (Lane() == 0) ring_.empty[at_.stage].Arrive();
-    if (--left_ > 0) at_.Advance(a_.stages);
-  }
-
- private:
-  const SmallBatchGemmArguments& a_;
-  const Ring& ring_;
-  const uint32_t from_;  // the lane's row and column in stage 0
-  int left_;             // tiles from the next one on
-  RingPlace at_;
-};
-
 // A multiplying warp's walk over a block's tiles, 16 rows of W at a time from left to right, and
 // the block's outputs. The partial sums of these lie in one of two buffers in turn, so that one
 // barrier for them suffices: a buffer is written again only after the next rows' barrier.
-template <bool kNorm, int kRows>
+template <bool kNorm, int kRows, bool kFp8>
 class Multiplier {
  public:
   __device__ __forceinline__ Multiplier(const SmallBatchGemmArguments& a,
@@ -250,10 +180,12 @@ class Multiplier {
         from_(InputAddress(a, layout, OpaqueThreadIdx())),
         row_(first),
         last_(last),
-        output_(a, first, last) {
+        output_(a, first, last),
+        scale_(a, first) {
     const int row = first + static_cast<int>(threadIdx.x);
     if (a.bias != nullptr && row < last) Prefetch(a.bias + row);
     output_.LoadBias(a, last);
+    scale_.Load(a, last);
   }
 
   // When the kernel before has ended.
@@ -267,7 +199,7 @@ class Multiplier {
   // Adds the products of the warp's chunk of the next tile, stores the outputs of its rows if it is
   // their last, and goes on; false behind the last tile. kWhole: all tiles have all their columns.
   template <bool kWhole>
-  __device__ __forceinline__ bool Multiply(Fragments& w) {
+  __device__ __forceinline__ bool Multiply(const Fragments<kFp8>& w) {
     const int next = col_ + kTileCols < a_.in ? col_ + kTileCols : 0;
     MultiplyChunk<kWhole>(w, next);
     col_ = next;
@@ -291,14 +223,16 @@ class Multiplier {
 
   // Input is replaced by that of the tile at column `next` as soon as it is used.
   template <bool kWhole>
-  __device__ __forceinline__ void MultiplyChunk(Fragments& w, int next) {
+  __device__ __forceinline__ void MultiplyChunk(const Fragments<kFp8>& w, int next) {
     static_assert(kChunkSteps % 2 == 0);
     const int columns = a_.in - col_ - Warp() * kChunkCols;
 #pragma unroll
     for (int i = 0; i < kChunkSteps; ++i) {
       const int at = i % 2 * 2;
-      if (!kWhole && columns < (i + 1) * kStep) w[i][2] = w[i][3] = 0;  // half of it is W's
-      if (kWhole || columns > i * kStep) MultiplyAdd(c_, w[i], x_[i / 2][at], x_[i / 2][at + 1]);
+      uint32_t operand[4];
+      OperandOf(w, i, operand);
+      if (!kWhole && columns < (i + 1) * kStep) operand[2] = operand[3] = 0;  // half of it is W's
+      if (kWhole || columns > i * kStep) MultiplyAdd(c_, operand, x_[i / 2][at], x_[i / 2][at + 1]);
       if (i % 2 == 1) LoadInput(i / 2, next);
     }
   }
@@ -316,11 +250,13 @@ class Multiplier {
       mine[kTileRows + kTileRows / 2] = c_[3];
     }
     SyncThreads<kConsumers>();
-    StoreValue<kNorm, kRows>(a_, layout_.norms, partial, output_, last_);
+    StoreValue<kNorm, kRows>(a_, layout_.norms, partial, output_, scale_, last_);
     row_ += a_.group_rows;
     output_.Advance(a_);
     output_.LoadBias(a_, last_);
     output_.LoadPrevious(a_, last_);
+    scale_.Advance(a_);
+    scale_.Load(a_, last_);
     buffer_ ^= 1;
     c_[0] = c_[1] = c_[2] = c_[3] = 0;
   }
@@ -332,6 +268,7 @@ class Multiplier {
   const int last_;
   int buffer_ = 0;
   Output output_;
+  RowScale<kFp8> scale_;
   uint32_t x_[kChunkSteps / 2][4];
   float c_[4] = {};
 };
@@ -339,18 +276,18 @@ class Multiplier {
 // A warp's chunks of the next tiles, in registers: of a block's first ones before the input is
 // there, so that their stages are filled again meanwhile; later the tile kTiles further on is
 // loaded while one is multiplied.
-template <int kTiles>
+template <int kTiles, bool kFp8>
 struct HeldTiles {
-  Fragments w[kTiles];
+  Fragments<kFp8> w[kTiles];
 
-  __device__ __forceinline__ void Take(TileReader& reader) {
+  __device__ __forceinline__ void Take(TileReader<kFp8>& reader) {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) reader.Take(w[n]);
   }
 
   // Each branch on the way costs as much as a product.
   template <bool kWhole, typename Multiplying>
-  __device__ __forceinline__ void MultiplyAll(Multiplying& multiplier, TileReader& reader) {
+  __device__ __forceinline__ void MultiplyAll(Multiplying& multiplier, TileReader<kFp8>& reader) {
 #pragma unroll 1
     while (true) {
 #pragma unroll
@@ -370,31 +307,30 @@ __device__ __forceinline__ void ClearInputEnds(const SmallBatchGemmArguments& a,
   *reinterpret_cast<uint4*>(layout.input + row * InputStride(a.in) + a.in * 2) = {};
 }
 
-// For at most kRows rows.
-template <bool kNorm, int kRows>
-__global__ void __launch_bounds__(kThreads, 2)
-    SmallBatchGemmKernel(const __grid_constant__ SmallBatchGemmArguments a) {
-  extern __shared__ __align__(128) unsigned char shared[];
+// A block of a kernel for at most kRows rows.
+template <bool kNorm, int kRows, bool kFp8>
+__device__ __forceinline__ void RunBlock(const SmallBatchGemmArguments& a, unsigned char* shared,
+                                         int block) {
   if (!kNorm) TriggerDependents();
   const SharedLayout layout = LayoutOf<kRows>(shared, a);
-  const int block = static_cast<int>(blockIdx.x);
-  const int first = block * a.block_rows + min(block, a.extra_blocks);
-  const int last = first + a.block_rows + (block < a.extra_blocks ? 1 : 0);
+  const int first = block * a.block_rows, last = min(first + a.block_rows, a.out);
   if (threadIdx.x == kConsumers) {
-    layout.tiles.Init(kCopyWarps * BulkCopyRowsArrivals(), kConsumerWarps);
+    PrefetchBoxes(a);
+    layout.tiles.Init(TileArrivals(a), kConsumerWarps);
     PublishBarriers();
     FenceAsyncProxy();
   }
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
-    CopyWeights(a, layout.tiles, first, last);
+    if (CopiesTiles(a)) CopyWeights<kFp8>(a, layout.tiles, first, last);
     return;
   }
   // As many as registers allow.
-  constexpr int kHeld = kRows == 1 ? (kNorm ? 2 : 3) : (kNorm || kRows > 4 ? 1 : 2);
-  HeldTiles<kHeld> held;
-  TileReader reader(a, layout.tiles, last - first);
-  Multiplier<kNorm, kRows> multiplier(a, layout, first, last);
+  constexpr int kHeld =
+      (kRows == 1 ? (kNorm || kFp8 ? 2 : 3) : (kNorm || kRows > 4 ? 1 : 2)) * (kFp8 ? 2 : 1);
+  HeldTiles<kHeld, kFp8> held;
+  TileReader<kFp8> reader(a, layout.tiles, last - first);
+  Multiplier<kNorm, kRows, kFp8> multiplier(a, layout, first, last);
   ClearInputEnds(a, layout);
   using Input = std::conditional_t<kNorm, NormedInput<kRows>, CopiedInput<kRows>>;
   Input input(a.input, InputStride(a.in) / 2);
@@ -412,43 +348,121 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-// Divides the outputs among the blocks and gives the ring as many tiles as a block has, the budget
-// holds and the barriers serve.
-void ChooseTiling(int blocks, const DeviceLimits& limits, SmallBatchGemmArguments* a) {
-  a->block_rows = a->out / blocks;
-  a->extra_blocks = a->out % blocks;
-  const int most_rows = a->block_rows + (a->extra_blocks > 0 ? 1 : 0);
-  a->tile_bytes = (a->gated ? kTileRows : std::min(kTileRows, most_rows)) * kTileStride;
-  const int64_t tiles = static_cast<int64_t>((most_rows + a->group_rows - 1) / a->group_rows) *
-                        ((a->in + kTileCols - 1) / kTileCols);
-  const int budget =
-      std::min(a->accumulate ? kNarrowBudget : kWideBudget, limits.block_shared_bytes);
-  const int fitting = std::max((budget - FixedBytes(a->rows, a->in)) / a->tile_bytes, kMinStages);
-  a->stages = static_cast<int>(std::min<int64_t>({tiles, fitting, kMaxStages}));
+template <bool kNorm, int kRows>
+__global__ void __launch_bounds__(kThreads, 2)
+    SmallBatchGemmKernel(const __grid_constant__ SmallBatchGemmArguments a) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  RunBlock<kNorm, kRows, false>(a, shared, static_cast<int>(blockIdx.x));
 }
 
+// The first rows of W in 8 bits, the rest in bf16 by blocks of their own.
+struct Fp8GemmArguments {
+  SmallBatchGemmArguments fp8, rest;
+};
+
 template <bool kNorm, int kRows>
-cudaError_t LaunchFor(const SmallBatchGemmArguments& a, int blocks, const DeviceLimits& limits,
-                      cudaStream_t stream) {
-  const auto kernel = SmallBatchGemmKernel<kNorm, kRows>;
-  const cudaError_t ready = AllowDynamicSmem(KernelAddress(kernel), limits.block_shared_bytes);
+__global__ void __launch_bounds__(kThreads, 2)
+    Fp8GemmKernel(const __grid_constant__ Fp8GemmArguments a) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const int block = static_cast<int>(blockIdx.x);
+  if (block < a.fp8.blocks) {
+    RunBlock<kNorm, kRows, true>(a.fp8, shared, block);
+  } else {
+    RunBlock<kNorm, kRows, false>(a.rest, shared, block - a.fp8.blocks);
+  }
+}
+
+// Divides the outputs among at most so many blocks of whole tiles, for a tile's copy has all its
+// rows, and gives the ring as many tiles as a block has, the budget holds and the barriers serve;
+// the block's shared memory.
+template <bool kFp8>
+int ChooseTiling(int most_blocks, const DeviceLimits& limits, SmallBatchGemmArguments* a) {
+  const int rows = CeilDiv(a->out, most_blocks);
+  const int groups = CeilDiv(rows, a->gated ? kHalfRows : kTileRows);
+  a->group_rows = CeilDiv(rows, groups);
+  a->block_rows = groups * a->group_rows;
+  a->blocks = CeilDiv(a->out, a->block_rows);
+  a->tile_rows = a->group_rows * (a->gated ? 2 : 1);
+  a->tile_bytes = Tiles<kFp8>::Bytes(a->tile_rows);
+  const int64_t tiles = int64_t{groups} * CeilDiv(a->in, kTileCols);
+  const int budget =
+      std::min(a->accumulate ? kNarrowBudget : kWideBudget, limits.block_shared_bytes);
+  const int fitting =
+      std::max((budget - FixedBytes(a->rows, a->in)) / a->tile_bytes, Tiles<kFp8>::kMinStages);
+  a->stages = static_cast<int>(std::min<int64_t>({tiles, fitting, kMaxStages}));
+  return a->stages * a->tile_bytes + FixedBytes(a->rows, a->in);
+}
+
+// The blocks of the rest read as many bytes as the others.
+int ShareRows(const DeviceWeight& weight, const DeviceLimits& limits, Fp8GemmArguments* a) {
+  const int fp8 = static_cast<int>(weight.fp8().rows);
+  const int rest = static_cast<int>(weight.out()) - fp8;
+  const int blocks = limits.multiprocessors;
+  FOX_CHECK(rest == 0 || (!a->fp8.gated && blocks > 1));
+  const int rest_blocks = rest == 0 ? 0 : std::max(1, 2 * rest * blocks / (fp8 + 2 * rest));
+  a->fp8.codes = weight.fp8().codes.as<const unsigned char>();
+  a->fp8.scales = weight.fp8().scales.as<const float>();
+  a->fp8.out -= rest;
+  const int bytes = ChooseTiling<true>(blocks - rest_blocks, limits, &a->fp8);
+  if (rest == 0) return bytes;
+  a->rest.out = rest;
+  if (a->rest.bias != nullptr) a->rest.bias += fp8;
+  if (a->rest.y_f32 != nullptr) a->rest.y_f32 += fp8;
+  if (a->rest.y_bf16 != nullptr) a->rest.y_bf16 += fp8;
+  return std::max(bytes, ChooseTiling<false>(rest_blocks, limits, &a->rest));
+}
+
+template <bool kFp8>
+cudaError_t MapTiles(bool boxes, SmallBatchGemmArguments* a) {
+  const int64_t row_bytes = Tiles<kFp8>::RowBytes(a->in);
+  a->by_rows = !boxes || row_bytes % kMapLineBytes != 0;
+  if (a->by_rows) return cudaSuccess;
+  const void* weight = kFp8 ? static_cast<const void*>(a->codes) : a->weight;
+  return EncodeLinesMap(weight, a->out, a->gated ? 2 : 1, row_bytes, a->group_rows,
+                        Tiles<kFp8>::kLines, &a->tiles);
+}
+cudaError_t MapTiles(bool boxes, SmallBatchGemmArguments* a) { return MapTiles<false>(boxes, a); }
+cudaError_t MapTiles(bool boxes, Fp8GemmArguments* a) {
+  const cudaError_t error = MapTiles<true>(boxes, &a->fp8);
+  return error != cudaSuccess || a->rest.blocks == 0 ? error : MapTiles<false>(boxes, &a->rest);
+}
+
+template <typename Arguments>
+cudaError_t LaunchBlocks(void (*kernel)(Arguments), Arguments& a, int blocks, int bytes,
+                         const DeviceLimits& limits, cudaStream_t stream) {
+  cudaError_t ready = AllowDynamicSmem(KernelAddress(kernel), limits.block_shared_bytes);
+  if (ready == cudaSuccess) ready = MapTiles(HasSm90Code(KernelAddress(kernel)), &a);
   if (ready != cudaSuccess) return ready;
-  const size_t bytes = static_cast<size_t>(a.stages * a.tile_bytes + FixedBytes(a.rows, a.in));
   return Launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
-                SmemConfig(bytes, true), stream, a);
+                SmemConfig(static_cast<size_t>(bytes), true), stream, a);
 }
 
 template <bool kNorm>
-auto LauncherOf(int rows) {
-  return rows == 1 ? LaunchFor<kNorm, 1> : rows <= 4 ? LaunchFor<kNorm, 4> : LaunchFor<kNorm, 8>;
+cudaError_t LaunchFor(const SmallBatchGemmArguments& a, const DeviceWeight& weight,
+                      const DeviceLimits& limits, cudaStream_t stream) {
+  if (weight.fp8().rows > 0) {
+    Fp8GemmArguments split{a, a};
+    const int bytes = ShareRows(weight, limits, &split);
+    const auto kernel = a.rows == 1   ? Fp8GemmKernel<kNorm, 1>
+                        : a.rows <= 4 ? Fp8GemmKernel<kNorm, 4>
+                                      : Fp8GemmKernel<kNorm, 8>;
+    return LaunchBlocks(kernel, split, split.fp8.blocks + split.rest.blocks, bytes, limits, stream);
+  }
+  SmallBatchGemmArguments whole = a;
+  const int bytes = ChooseTiling<false>(limits.multiprocessors, limits, &whole);
+  const auto kernel = a.rows == 1   ? SmallBatchGemmKernel<kNorm, 1>
+                      : a.rows <= 4 ? SmallBatchGemmKernel<kNorm, 4>
+                                    : SmallBatchGemmKernel<kNorm, 8>;
+  return LaunchBlocks(kernel, whole, whole.blocks, bytes, limits, stream);
 }
 
 }  // namespace
 
+// Tiles of 8 bits need no more.
 int64_t SmallBatchRows(int64_t columns, const DeviceLimits& limits) {
   int64_t rows = columns <= limits.block_shared_bytes ? kMaxSmallBatchRows : 0;
   while (rows > 0 && FixedBytes(static_cast<int>(rows), static_cast<int>(columns)) +
-                             kMinStages * kTileRows * kTileStride >
+                             Tiles<false>::kMinStages * Tiles<false>::Bytes(kTileRows) >
                          limits.block_shared_bytes) {
     --rows;
   }
@@ -468,10 +482,8 @@ cudaError_t SmallBatchGemm(const LinearParams& params, const DeviceLimits& limit
     a.input.eps = static_cast<float>(params.norm->eps);
     FOX_CHECK(reinterpret_cast<uintptr_t>(params.norm->weight) % 16 == 0);
   }
-  a.group_rows = a.gated ? kHalfRows : kTileRows;
-  const int blocks = std::min(limits.multiprocessors, a.out);
-  ChooseTiling(blocks, limits, &a);
-  return (norm ? LauncherOf<true>(a.rows) : LauncherOf<false>(a.rows))(a, blocks, limits, stream);
+  const DeviceWeight& weight = OnDevice(params.weight);
+  return (norm ? LaunchFor<true> : LaunchFor<false>)(a, weight, limits, stream);
 }
 
 }  // namespace fox::cuda

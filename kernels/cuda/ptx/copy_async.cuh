@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/ptx/mbarrier.cuh"
+
 namespace fox::cuda {
 
 __device__ __forceinline__ void CopyAsync4(uint32_t shared, const void* global) {
@@ -29,6 +31,13 @@ __device__ __forceinline__ void CopyAsync16OrZero(uint32_t shared, const void* g
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared),
                "l"(__cvta_generic_to_global(global)), "r"(copy ? 16 : 0)
                : "memory");
+}
+
+// The thread arrives when all its copies so far have; the barrier counts on that arrival.
+__device__ __forceinline__ void ArriveWhenCopied(Mbarrier* barrier) {
+  asm volatile(
+      "cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(SharedAddress(&barrier->state))
+      : "memory");
 }
 
 __device__ __forceinline__ void CommitCopies() {

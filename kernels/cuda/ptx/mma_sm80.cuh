@@ -36,12 +36,17 @@ __device__ __forceinline__ uint32_t MultiplyBf16x2(uint32_t a, uint32_t b) {
   return product;
 }
 
+// Two e4m3 numbers from their bits in the place of bf16's, exactly.
+__device__ __forceinline__ uint32_t WidenPair(uint32_t bits) {
+  return MultiplyBf16x2(bits, 0x7b807b80u);  // 2^120
+}
+
 // Of four codes the lower two, or the upper two. An e4m3 number's bits in the place of bf16's are
 // 2^-120 times it, subnormal or not.
 __device__ __forceinline__ uint32_t WidenCodes(uint32_t codes, bool upper) {
   const uint32_t high = __byte_perm(codes, 0, upper ? 0x3424 : 0x1404);  // bytes of two halves
   const uint32_t small = (high & 0x80008000u) | (high >> 4 & 0x07f007f0u);
-  return MultiplyBf16x2(small, 0x7b807b80u);
+  return WidenPair(small);
 }
 
 // c[16, 8] += a[16, 16] b[16, 8]. With g = lane / 4 and t = lane % 4 a thread holds c[g][2t],

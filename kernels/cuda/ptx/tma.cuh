@@ -35,6 +35,18 @@ __device__ __forceinline__ void TmaLoad4D(void* shared, const CUtensorMap* map, 
       : "memory");
 }
 
+// The same of data that are read once: the L2 evicts them first.
+__device__ __forceinline__ void TmaLoad4DOnce(void* shared, const CUtensorMap* map, int x, int y,
+                                              int z, int w, Mbarrier* barrier) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(SharedAddress(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(SharedAddress(&barrier->state)), "l"(policy)
+      : "memory");
+}
+
 // `bytes`, a multiple of 16, between addresses that are.
 __device__ __forceinline__ void BulkLoad(void* shared, const void* global, uint32_t bytes,
                                          Mbarrier* barrier) {

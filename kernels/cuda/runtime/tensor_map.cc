@@ -56,6 +56,19 @@ cudaError_t EncodeMatrixMap(void* data, int64_t rows, int64_t cols, int64_t row_
                    map);
 }
 
+cudaError_t EncodeLinesMap(const void* data, int64_t rows, int halves, int64_t row_bytes,
+                           int box_rows, int box_lines, CUtensorMap* map) {
+  const cuuint64_t size[4] = {kMapLineBytes, static_cast<cuuint64_t>(rows),
+                              static_cast<cuuint64_t>(halves),
+                              static_cast<cuuint64_t>(row_bytes / kMapLineBytes)};
+  const cuuint64_t stride[3] = {static_cast<cuuint64_t>(row_bytes),
+                                static_cast<cuuint64_t>(rows * row_bytes), kMapLineBytes};
+  const cuuint32_t box[4] = {kMapLineBytes, static_cast<cuuint32_t>(box_rows),
+                             static_cast<cuuint32_t>(halves), static_cast<cuuint32_t>(box_lines)};
+  return Encode<4>(CU_TENSOR_MAP_DATA_TYPE_UINT8, const_cast<void*>(data), size, stride, box,
+                   CU_TENSOR_MAP_SWIZZLE_128B, map);
+}
+
 cudaError_t EncodeFloatMap(float* data, int64_t rows, int64_t cols, int box_rows,
                            CUtensorMap* map) {
   const cuuint64_t size[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};

@@ -265,16 +265,19 @@ TEST(MemoryBudgetTest, SwapSpaceIsChosenOnAGpuAlone) {
 
 TEST(MemoryBudgetTest, WeightsAreCountedInTheirType) {
   ModelConfig config = Model();
-  const int64_t bf16 = WeightBytes(config, DType::kBF16, DType::kBF16);
-  EXPECT_EQ(WeightBytes(config, DType::kF32, DType::kF32), 2 * bf16);
+  const int64_t bf16 = WeightBytes(config, DType::kBF16, DType::kBF16, false);
+  EXPECT_EQ(WeightBytes(config, DType::kF32, DType::kF32, false), 2 * bf16);
   const int64_t table = config.vocab_size * config.hidden_size;
-  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kF32), bf16 + 2 * table);
+  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kF32, false), bf16 + 2 * table);
+  const int64_t widest = 2 * std::max(ColumnsOf(config).total, 2 * config.intermediate_size);
+  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16, true),
+            bf16 / 2 + 2 * table + widest * config.hidden_size);
   config.head_dim *= 2;  // q, k, v and o are twice as large
   const int64_t attention = 2 * config.hidden_size * (config.q_size() + config.kv_size());
-  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16),
+  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16, false),
             bf16 + 2 * config.num_layers * attention / 2);
   config.num_layers = 0;
-  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16), 2 * 2 * table);
+  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16, false), 2 * 2 * table);
 }
 
 // Counts what is allocated.

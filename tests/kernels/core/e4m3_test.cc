@@ -1,13 +1,16 @@
-// Rounding of weights to 8 bits against the format's own definition: a table of all codes.
+// Rounding of weights to 8 bits against the format's own definition: a table of all codes; and
+// where a GPU keeps the codes.
 #include "kernels/core/e4m3.h"
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/cuda/linear/fp8_rows.h"
 
 namespace fox {
 namespace {
@@ -107,6 +110,35 @@ TEST(E4M3Test, RoundsRowsOnce) {
     const int second = EncodeE4M3(rounded.data(), count, again.data());
     for (size_t i = 0; i < row.size(); ++i) {
       ASSERT_EQ(static_cast<float>(E4M3Value(again[i], second)), rounded[i]);
+    }
+  }
+}
+
+// Of 16 columns lane t of a product has 2t, 2t + 1, 2t + 8 and 2t + 9 in one word; zeros behind.
+TEST(E4M3Test, WordsOnAGpuHoldTheCodesOfALane) {
+  constexpr int64_t kRows = 3;
+  for (const int64_t cols : {8, 40, 520, 576, 1536}) {
+    std::vector<float> numbers(static_cast<size_t>(kRows * cols));
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      const auto code = static_cast<int>(i % static_cast<size_t>(cols) == 0 ? kLargest : i % 251);
+      numbers[i] = static_cast<float>(Definition((code & 0x7f) == 0x7f ? 0x80 : code));
+    }
+    const cuda::Fp8Rows packed =
+        cuda::EncodeFp8Rows({numbers.data(), DType::kF32, kRows, cols, cols});
+    EXPECT_EQ(packed.scales, std::vector<float>(kRows, 1));
+    const int64_t stride = (cols + 127) / 128 * 128;
+    ASSERT_EQ(packed.codes.size(), static_cast<size_t>(kRows * stride));
+    for (int64_t i = 0; i < kRows * stride; ++i) {
+      const int64_t row = i / stride, t = i % 16 / 4, of_lane = i % 4;
+      const int64_t col = i % stride / 16 * 16 + 2 * t + of_lane % 2 + of_lane / 2 * 8;
+      uint32_t word = 0;
+      std::memcpy(&word, packed.codes.data() + i / 4 * 4, sizeof(word));
+      BFloat16 small{};
+      small.bits = static_cast<uint16_t>(cuda::Fp8Pair(word, of_lane >= 2) >> of_lane % 2 * 16);
+      const float want = col < cols ? numbers[static_cast<size_t>(row * cols + col)] : 0;
+      const float got = static_cast<float>(small) * 0x1p120f;
+      ASSERT_EQ(got, want) << row << " " << col << " of " << cols;
+      ASSERT_EQ(std::signbit(got), std::signbit(want)) << row << " " << col << " of " << cols;
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/core/e4m3.h"
 #include "kernels/cuda/linear/device_weight.h"
 #include "kernels/cuda/linear/linear.h"
 #include "tests/kernels/cuda/test_matrix.h"
@@ -19,11 +20,43 @@ namespace fox::cuda::testing {
 
 inline constexpr int64_t kAllRows = -1;
 
+// A matrix's first rows in 8 bits, to which they are rounded in the matrix, too.
+class Fp8Weight {
+ public:
+  Fp8Weight(TestMatrix* matrix, int64_t rounded) : in_(matrix->cols()) {
+    std::vector<float> row(static_cast<size_t>(in_));
+    std::vector<uint8_t> codes(row.size());
+    for (int64_t r = 0; r < rounded; ++r) {
+      for (int64_t c = 0; c < in_; ++c) row[static_cast<size_t>(c)] = matrix->At(r, c);
+      const int exponent = EncodeE4M3(row.data(), in_, codes.data());
+      for (int64_t c = 0; c < in_; ++c) {
+        matrix->At(r, c) = static_cast<float>(E4M3Value(codes[static_cast<size_t>(c)], exponent));
+      }
+    }
+    matrix->Upload();
+    const Fp8Rows host =
+        EncodeFp8Rows({const_cast<float*>(matrix->host().data()), DType::kF32, rounded, in_, in_});
+    codes_ = DeviceArray<uint8_t>(host.codes);
+    scales_ = DeviceArray<float>(host.scales);
+    const auto stays = [](void*, size_t) {};  // this and the matrix own it
+    weight_.emplace(matrix->rows(), in_, Buffer(matrix->view().Rows(rounded, 0).data, 0, stays),
+                    DeviceFp8Rows{rounded, {codes_.data(), 0, stays}, {scales_.data(), 0, stays}});
+  }
+  const DeviceWeight& weight() const { return *weight_; }
+
+ private:
+  int64_t in_;
+  DeviceArray<uint8_t> codes_;
+  DeviceArray<float> scales_;
+  std::optional<DeviceWeight> weight_;
+};
+
 // One call's operands; null: absent.
 struct Call {
   const TestMatrix* in = nullptr;
   const TestMatrix* norm = nullptr;    // [1, in] f32
   const TestMatrix* weight = nullptr;  // [out, in] bf16
+  const Fp8Weight* fp8 = nullptr;      // in place of it
   const TestMatrix* bias = nullptr;    // [1, out] f32
   std::optional<Activation> gate = {};
   bool accumulate = false;
@@ -67,8 +100,11 @@ class LinearTest : public ::testing::Test {
     const MatrixView weight = call.weight->view();
     const auto stays = [](void*, size_t) {};  // the matrix owns it
     const DeviceWeight packed(weight.rows, weight.cols, {weight.data, 0, stays});
+    if (call.fp8 != nullptr) {
+      EXPECT_EQ(engine_.ReserveWidened(call.fp8->weight()), cudaSuccess);
+    }
     LinearParams params{.in = call.in->view().Rows(first, rows),
-                        .weight = packed,
+                        .weight = call.fp8 == nullptr ? packed : call.fp8->weight(),
                         .bias = call.bias == nullptr ? nullptr : call.bias->view().data,
                         .gate = call.gate,
                         .accumulate = call.accumulate,

@@ -1,6 +1,7 @@
 // LinearEngine against float64 on the host: every product (decode rows and prefill rows, few and
 // many), norms and gates, odd shapes and strides; that rows depend neither on their neighbours nor
-// on how many there are; and chains of calls that overlap, against the same calls one at a time.
+// on how many there are; weights of 8 bits against the same weights in bf16; and chains of calls
+// that overlap, against the same calls one at a time.
 #include "kernels/cuda/linear/linear.h"
 
 #include <cuda_runtime_api.h>
@@ -9,6 +10,8 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -196,6 +199,7 @@ class LinearBitsTest : public LinearTest {
     if (decodes) run(700, 2064, true, DType::kBF16, {});
     if (decodes) run(300, 4096, false, DType::kF32, {});
     run(200, 1544, false, DType::kBF16, {});
+    run(300, 640, false, DType::kF32, {});  // whole lines, no whole tiles
     run(1000, 520, false, DType::kF32, {.accumulate = true});
   }
 
@@ -244,6 +248,36 @@ TEST_F(LinearBitsTest, BothKindsOfRowsAreThoseOfTheirOwnCalls) {
       if (hopper_) ExpectSameRows(Result(call, dtype, rest), both, rest);
     }
   });
+}
+
+// Rounded weights have the same bits in 8 bits as in bf16: decode rows in passes and behind a
+// widened copy, prefill rows, both; some of W's rows in bf16 where the product has no gate.
+TEST_F(LinearBitsTest, WeightsOf8BitsHaveTheBitsOfTheSameInBf16) {
+  for (const bool all_decode : {true, false}) {
+    ForEachProduct(140, all_decode, [&](Call call, DType dtype) {
+      const int64_t out = call.weight->rows();
+      TestMatrix matrix(DType::kBF16, out, call.weight->cols(), 0);
+      for (int64_t r = 0; r < out; ++r) {
+        const float size = std::ldexp(1.0f, static_cast<int>(r % 40) - 20);  // exponents differ
+        for (int64_t c = 0; c < matrix.cols(); ++c) matrix.At(r, c) = call.weight->At(r, c) * size;
+      }
+      const Fp8Weight fp8(&matrix, call.gate ? out : out - out / 9);
+      call.weight = &matrix;
+      const auto expect = [&](int64_t rows, int64_t decodes) {
+        call.decode_rows = decodes;
+        call.fp8 = nullptr;
+        const TestMatrix want = Result(call, dtype, {0, rows});
+        call.fp8 = &fp8;
+        SCOPED_TRACE(std::to_string(out) + " outputs, of rows decode " + std::to_string(decodes));
+        ExpectSameRows(Result(call, dtype, {0, rows}), want, {0, rows});
+      };
+      if (all_decode) {
+        for (const int64_t rows : {1, 2, 3, 4, 5, 8, 9, 32, 33, 140}) expect(rows, rows);
+      } else {
+        for (const int64_t decodes : {0, 30, 40}) expect(140, decodes);
+      }
+    });
+  }
 }
 
 // A product that knows the next norm leaves its rows normed. Then what follows has the bits that it
@@ -300,7 +334,7 @@ TEST_F(LinearTest, NoRowsAreNoWork) {
 // so many of which decode. Here reading too early, writing too early, and leftovers of the split
 // sums would show.
 class LinearChainTest : public LinearTest,
-                        public ::testing::WithParamInterface<std::tuple<int64_t, int64_t>> {
+                        public ::testing::WithParamInterface<std::tuple<int64_t, int64_t, bool>> {
  protected:
   static constexpr int64_t kHidden = 512, kInner = 1024;
   static constexpr int kLayers = 6;
@@ -312,6 +346,10 @@ class LinearChainTest : public LinearTest,
     for (TestMatrix& w : gate_up_) w.FillUniform(uniform, 0.05f);
     for (TestMatrix& w : down_) w.FillUniform(uniform, 0.05f);
     for (TestMatrix& w : o_) w.FillUniform(uniform, 0.05f);
+    if (!std::get<2>(GetParam())) return;
+    for (auto* weights : {&gate_up_, &down_, &o_}) {
+      for (TestMatrix& w : *weights) fp8_.emplace(&w, std::make_unique<Fp8Weight>(&w, w.rows()));
+    }
   }
 
   static std::vector<TestMatrix> Weights(int64_t out, int64_t in) {
@@ -327,6 +365,7 @@ class LinearChainTest : public LinearTest,
     const auto run = [&](Call call, const TestMatrix& out) {
       call.decode_rows = decodes_;
       call.follows = true;
+      if (!fp8_.empty()) call.fp8 = fp8_.at(call.weight).get();
       EXPECT_EQ(Run(call, out), cudaSuccess);
       after();
     };
@@ -346,6 +385,7 @@ class LinearChainTest : public LinearTest,
   std::vector<TestMatrix> gate_up_ = Weights(2 * kInner, kHidden);
   std::vector<TestMatrix> down_ = Weights(kHidden, kInner);
   std::vector<TestMatrix> o_ = Weights(kHidden, kHidden);
+  std::map<const TestMatrix*, std::unique_ptr<Fp8Weight>> fp8_;
   TestMatrix x_{DType::kF32, rows_, kHidden, 0}, inner_{DType::kBF16, rows_, kInner, 0};
   TestMatrix h_{DType::kBF16, rows_, kHidden, 0};
 };
@@ -359,16 +399,19 @@ TEST_P(LinearChainTest, OverlappingCallsGiveTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(RowsAndDecodes, LinearChainTest,
-                         ::testing::Values(std::tuple{1, 1}, std::tuple{4, 4}, std::tuple{7, 7},
-                                           std::tuple{32, 32}, std::tuple{64, 64},
-                                           std::tuple{100, 100}, std::tuple{260, 260},
-                                           std::tuple{2, 0}, std::tuple{70, 0}, std::tuple{260, 0},
-                                           std::tuple{70, 3}, std::tuple{70, 20}),
-                         [](const auto& chain) {
-                           return std::to_string(std::get<0>(chain.param)) + "x" +
-                                  std::to_string(std::get<1>(chain.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    RowsAndDecodes, LinearChainTest,
+    ::testing::Values(std::tuple{1, 1, false}, std::tuple{4, 4, false}, std::tuple{7, 7, false},
+                      std::tuple{32, 32, false}, std::tuple{64, 64, false},
+                      std::tuple{100, 100, false}, std::tuple{260, 260, false},
+                      std::tuple{2, 0, false}, std::tuple{70, 0, false}, std::tuple{260, 0, false},
+                      std::tuple{70, 3, false}, std::tuple{70, 20, false}, std::tuple{1, 1, true},
+                      std::tuple{8, 8, true}, std::tuple{32, 32, true}, std::tuple{64, 64, true},
+                      std::tuple{70, 0, true}, std::tuple{70, 20, true}, std::tuple{140, 40, true}),
+    [](const auto& chain) {
+      return std::to_string(std::get<0>(chain.param)) + "x" +
+             std::to_string(std::get<1>(chain.param)) + (std::get<2>(chain.param) ? "x8bits" : "");
+    });
 
 }  // namespace
 }  // namespace fox::cuda::testing

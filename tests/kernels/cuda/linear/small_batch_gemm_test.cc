@@ -108,7 +108,8 @@ TEST_P(SmallBatchGemmTest, BitsDependOnTheRowAlone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(In, SmallBatchGemmTest,
-                         ::testing::Values(8, 40, 264, 512, 1528, 1536, 2064, 3584, 4104, 8200),
+                         ::testing::Values(8, 40, 264, 384, 512, 1528, 1536, 2064, 3584, 4104,
+                                           8200),
                          [](const auto& in) { return std::to_string(in.param); });
 
 // As many as fit beside the weights.
