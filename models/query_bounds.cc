@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kernels/acp.h"
+#include "kernels/core/dot.h"
 
 namespace fox {
 namespace {
@@ -78,18 +79,6 @@ struct HeadProjection {
   std::vector<double> gram;  // [d, d]
   std::vector<double> bias;  // [d]
 };
-
-double Dot(const double* a, const double* b, int64_t count) {
-  double part[8] = {};
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    for (int lane = 0; lane < 8; ++lane) part[lane] += a[i + lane] * b[i + lane];
-  }
-  for (; i < count; ++i) part[0] += a[i] * b[i];
-  double sum = 0;
-  for (double x : part) sum += x;
-  return sum;
-}
 
 HeadProjection ReadHead(const ModelConfig& config, const std::vector<double>& norm,
                         const HostTensor& weight, const HostTensor& bias, int head) {

@@ -126,8 +126,10 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags) {
     absl::StatusOr<std::optional<ChatFormat>> chat = ChatFormat::Load(dir, *out.tokenizer);
     if (!chat.ok()) return chat.status();
     if (chat->has_value()) out.chat = std::make_unique<ChatFormat>(**std::move(chat));
+    const bool calls = out.chat != nullptr && out.chat->tools().has_value();
     out.grammars =
-        GrammarCompiler::Create(*out.tokenizer, vocab_size, out.engine.options.eos_token_ids);
+        GrammarCompiler::Create(*out.tokenizer, vocab_size, out.engine.options.eos_token_ids,
+                                calls ? out.chat->tools()->call + out.chat->tools()->call_end : "");
   }
   out.context.tokenizer = out.tokenizer.get();
   out.context.chat = out.chat.get();

@@ -232,7 +232,8 @@ void Sampler::ProcessLogits(const SamplingParams& params, const TokenCounts& cou
   for (size_t begin = 0; begin < row_.size() && may_follow != nullptr; begin += kWordBits) {
     const uint32_t word = may_follow[begin / kWordBits];
     float* x = row_.data() + begin;
-    for (size_t i = 0; i < kWordBits; ++i) x[i] = (word & kBits[i]) != 0 ? x[i] : kMasked;
+    float never = kMasked;  // to clang-tidy 14 a constant would be narrowed
+    for (size_t i = 0; i < kWordBits; ++i) x[i] = (word & kBits[i]) != 0 ? x[i] : never;
   }
   for (const TokenCounts::Entry& entry : counts.entries()) {
     float& x = at(entry.id);

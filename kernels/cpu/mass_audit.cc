@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels/core/check.h"
+#include "kernels/core/dot.h"
 
 namespace fox {
 
@@ -86,9 +87,7 @@ void MassAudit::Check(const PagedKv& kv, int64_t list, int head_in_group, int64_
   const double root_d = std::sqrt(static_cast<double>(d));
   std::vector<double> terms(static_cast<size_t>(position + 1));
   for (int64_t j = 0; j <= position; ++j) {
-    const double* key = history.keys.data() + j * d;
-    double product = 0;
-    for (int m = 0; m < d; ++m) product += query[m] * key[m];
+    const double product = Dot(query, history.keys.data() + j * d, d);
     terms[static_cast<size_t>(j)] = product / root_d + (gates[position * group] - gates[j * group]);
   }
   const int count = static_cast<int>(terms.size());

@@ -26,8 +26,9 @@ _SECONDS, _BYTES = 60, 2 << 30
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _CONTENTS = ("", " ", "\n", "a", "Hello, world.", "žluť 漢字 🦊", "\u3000", "\x1c\x85", "{{ x }}")
 
-Message = dict[str, str]
-Render = Callable[[list[Message], bool], str]
+Message = dict[str, Any]
+Tools = list[dict[str, Any]]
+Render = Callable[[list[Message], bool, Tools | None], str]
 
 
 class NotOfThisForm(Exception):
@@ -52,7 +53,7 @@ def template_of(directory: Path) -> tuple[str, dict[str, str]] | None:
 
 
 def compiled(template: str, tokens: dict[str, str]) -> Render:
-    """The template as the transformers library would render it without tools, date or documents."""
+    """The template as the transformers library would render it without date or documents."""
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -63,30 +64,48 @@ def compiled(template: str, tokens: dict[str, str]) -> Render:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals["raise_exception"] = refuse
-    environment.filters["tojson"] = lambda value, **keys: json.dumps(
-        value, ensure_ascii=False, **keys
-    )
+    environment.filters["tojson"] = _json
     try:
         program = environment.from_string(template)
     except jinja2.TemplateError as error:
         raise NotOfThisForm(f"the template is not understood ({error})") from None
 
-    def render(messages: list[Message], generate: bool) -> str:
-        names = {"messages": messages, "add_generation_prompt": generate, "tools": None}
+    def render(messages: list[Message], generate: bool, tools: Tools | None = None) -> str:
+        names = {"messages": messages, "add_generation_prompt": generate, "tools": tools}
         return program.render(**names, documents=None, **tokens)
 
     return render
 
 
-def render_format(form: dict[str, Any], messages: list[Message], generate: bool) -> str:
+def _json(value: Any, **keys: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, **keys)
+
+
+def render_format(
+    form: dict[str, Any], messages: list[Message], generate: bool, tools: Tools | None = None
+) -> str:
     """What the server makes of a conversation (models/tokenizer/chat_format.cc)."""
     text = form["bos"]
-    if form["default_system"] is not None and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": form["default_system"]}, *messages]
-    for message in messages:
+    told, default = "", form["default_system"]
+    if tools:
+        told = "".join(form["tools"]["tool"] + _json(tool) for tool in tools)
+        told += form["tools"]["suffix"]
+        default = form["tools"]["prefix_alone"]
+    if default is not None and messages[0]["role"] != "system":
+        system = form["roles"]["system"]
+        text += system["prefix"] + default + told + system["suffix"]
+    for last, message, following in zip([None, *messages], messages, [*messages[1:], None]):
         role = form["roles"][message["role"]]
-        content = message["content"]
-        text += role["prefix"] + (content.strip() if role["trim"] else content) + role["suffix"]
+        content = message["content"].strip() if role["trim"] else message["content"]
+        answers = [m and {m["role"], message["role"]} == {"tool"} for m in (last, following)]
+        text += (form["tools"]["next_response"] if answers[0] else role["prefix"]) + content
+        if tools and message["role"] == "system":
+            text += form["tools"]["prefix"] + told
+        for i, call in enumerate(message.get("tool_calls", ())):
+            text += form["tools"]["separator"] * bool(i or message["content"])
+            text += form["tools"]["call"] + call["function"]["name"] + form["tools"]["arguments"]
+            text += _json(call["function"]["arguments"]) + form["tools"]["call_end"]
+        text += "" if answers[1] else role["suffix"]
     return text + form["generation_prompt" if generate else "end"]
 
 
@@ -99,15 +118,38 @@ def _conversation(*turns: str) -> list[Message]:
     ]
 
 
+def _calling(content: str, *calls: tuple[str, dict[str, Any]]) -> Message:
+    functions = ({"name": name, "arguments": arguments} for name, arguments in calls)
+    return {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [{"id": "x", "type": "function", "function": f} for f in functions],
+    }
+
+
+def _tool(name: str, description: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": 1.5}}}
+    function = {"name": name, "description": description, "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+def _between(text: str, start: str, end: str) -> str:
+    if len(text) < len(start + end) or not (text.startswith(start) and text.endswith(end)):
+        raise NotOfThisForm("tools or calls change what stands around them")
+    return text[len(start) : len(text) - len(end)]
+
+
 class _Derivation:
     """Renders probes, and cuts the results at their contents."""
 
     def __init__(self, render: Render, tokens: dict[str, str]) -> None:
         self._render, self._tokens = render, tokens
 
-    def _rendered(self, messages: list[Message], generate: bool = False) -> str:
+    def _rendered(
+        self, messages: list[Message], generate: bool = False, tools: Tools | None = None
+    ) -> str:
         try:
-            return self._render(messages, generate)
+            return self._render(messages, generate, tools)
         except Exception as error:  # whatever a template does wrong
             raise NotOfThisForm(f"it refuses {_shown(messages)} ({_line(error)})") from None
 
@@ -182,16 +224,57 @@ class _Derivation:
         suffix = behind[: len(behind) - len(user_prefix)]
         form["roles"]["system"] = self._role("system", head[len(bos) :], suffix)
 
+    def with_tools(self, form: dict[str, Any]) -> dict[str, Any]:
+        """The format, and how tools are told of and called."""
+        user, system, assistant = (form["roles"][n] for n in ("user", "system", "assistant"))
+        tools = [_tool(f"qz{i}zq", "d") for i in range(2)]
+
+        def told(*roles: str) -> list[str]:
+            text = self._rendered(_conversation(*roles), tools=tools)
+            pieces = text.replace(_json(tools[1]), _json(tools[0])).split(_json(tools[0]))
+            if len(pieces) != 3:
+                raise NotOfThisForm("tools are not written as JSON")
+            return pieces
+
+        opening, end = form["bos"] + system["prefix"], form["end"]
+        behind = system["suffix"] + user["prefix"]
+        before, each, after = told("system", "user")
+        texts = {
+            "prefix": _between(before, opening + "qz0zq", each),
+            "prefix_alone": _between(told("user")[0], opening, each),
+            "tool": each,
+            "suffix": _between(after, "", behind + "qz1zq" + user["suffix"] + end),
+        }
+
+        def called(content: str, *rest: str) -> list[str]:
+            message = _calling(content, *((f"qz{i}zq", {f"qz{i}zq": 0}) for i in (8, 9)))
+            turns = [*_conversation("user"), message, *_conversation(*rest)]
+            return re.split(r'\{"qz\d+zq": 0\}|qz\d+zq', self._rendered(turns))[1:]
+
+        start = user["suffix"] + assistant["prefix"]
+        pieces = called("", "tool", "tool", "user")
+        if len(pieces) != 8 or len(called("qz7zq", "user")) != 7:
+            raise NotOfThisForm("calls are not names and JSON")
+        call = _between(pieces[0], start, "")
+        separator = _between(called("qz7zq", "user")[1], "", call)
+        call_end = _between(pieces[2], "", separator + call)
+        response = _between(pieces[4], call_end + assistant["suffix"], "")
+        role = {"prefix": response, "suffix": _between(pieces[6], "", user["prefix"])}
+        texts |= {"separator": separator, "call": call, "arguments": pieces[1]}
+        texts |= {"call_end": call_end, "next_response": pieces[5]}
+        roles = {**form["roles"], "tool": {**role, "trim": False}}
+        return {**form, "roles": roles, "tools": texts}
+
     def check(self, form: dict[str, Any], literals: list[str]) -> None:
         """Raises unless random conversations are rendered as by the template."""
         draw = random.Random(0)
         marks = [role[end] for role in form["roles"].values() for end in ("prefix", "suffix")]
         pieces = [*_CONTENTS, *marks, *literals, *self._tokens.values()]
         for _ in range(RANDOM_CONVERSATIONS):
-            messages = _random_conversation(draw, form, pieces)
-            generate = draw.random() < 0.5
-            if self._rendered(messages, generate) != render_format(form, messages, generate):
-                flag = str(generate).lower()
+            messages, tools = _random_conversation(draw, form, pieces)
+            args = (messages, draw.random() < 0.5, tools)
+            if self._rendered(*args) != render_format(form, *args):
+                flag = str(args[1]).lower()
                 raise NotOfThisForm(
                     f"{_shown(messages)} with add_generation_prompt {flag} differs"
                 )
@@ -199,17 +282,26 @@ class _Derivation:
 
 def _random_conversation(
     draw: random.Random, form: dict[str, Any], pieces: list[str]
-) -> list[Message]:
+) -> tuple[list[Message], Tools | None]:
     roles = ["user", "assistant"] * 3
     roles = roles[: draw.randint(1, 6)]
     if not form["alternate"] and draw.random() < 0.5:
         roles = [draw.choice(("user", "assistant")) for _ in roles]
     if "system" in form["roles"] and draw.random() < 0.5:
         roles.insert(0, "system")
-    return [
-        {"role": role, "content": "".join(draw.choices(pieces, k=draw.randint(0, 4)))}
-        for role in roles
-    ]
+
+    def text() -> str:
+        return "".join(draw.choices(pieces, k=draw.randint(0, 4)))
+
+    messages = [{"role": role, "content": text()} for role in roles]
+    if "tools" not in form or draw.random() < 0.2:
+        return messages, None
+    for i in range(len(messages) - 1, -1, -1):
+        if messages[i]["role"] == "assistant" and draw.random() < 0.6:
+            calls = [(f"f_{n}", {text(): text(), "n": [n]}) for n in range(draw.randint(1, 2))]
+            answers = [{"role": "tool", "content": text()} for _ in calls]
+            messages[i : i + 1] = [_calling(text(), *calls), *answers]
+    return messages, [_tool(f"f_{n}", text()) for n in range(draw.randint(0, 3))]
 
 
 def _shown(messages: list[Message]) -> str:
@@ -223,7 +315,7 @@ def _line(error: Exception) -> str:
 
 
 def derive(template: str, tokens: dict[str, str]) -> tuple[dict[str, Any], str]:
-    """The format, and why it has no system messages ("": it has). NotOfThisForm: there is none."""
+    """The format, and what it lacks and why ("": nothing). NotOfThisForm: there is none."""
     import jinja2
 
     derivation = _Derivation(compiled(template, tokens), tokens)
@@ -235,12 +327,19 @@ def derive(template: str, tokens: dict[str, str]) -> tuple[dict[str, Any], str]:
         try:
             form = derivation.form(with_system)
             derivation.check(form, literals)
-            return form, reason
+            break
         except NotOfThisForm as error:
             if not with_system:
                 raise
-            reason = str(error)
-    raise AssertionError
+            reason = f"system messages: {error}"
+    if not re.search(r"\btools\b", template) or reason or form["alternate"]:
+        return form, reason
+    try:
+        told = derivation.with_tools(form)
+        derivation.check(told, literals)
+        return told, ""
+    except NotOfThisForm as error:
+        return form, f"tools: {error}"
 
 
 def write_chat_format(directory: Path) -> str:
@@ -273,7 +372,7 @@ def _write(directory: Path) -> str:
     if "format" not in result:
         return f"no chat: {result['reason']}"
     (directory / NAME).write_text(json.dumps(result["format"], indent=2) + "\n", "utf-8")
-    return f"chat without system messages: {result['reason']}" if result["reason"] else ""
+    return f"chat without {result['reason']}" if result["reason"] else ""
 
 
 def main() -> None:

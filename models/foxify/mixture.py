@@ -12,7 +12,7 @@ from distillation import PLAIN, RECALLED, SAID
 from recall import RecallWindows
 from text_tokens import TextError, Windows
 
-RECALL_SHARE, CHAT_SHARE = 0.4, 0.2  # of windows
+RECALL_SHARE, CHAT_SHARE = 0.5, 0.3  # of windows
 
 
 class Mixture:

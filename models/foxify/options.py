@@ -48,8 +48,8 @@ def _add_method(parser: argparse.ArgumentParser) -> None:
                        "kv heads (default 0.125)")
     group.add_argument("--rank", type=_whole, default=32,
                        help="of the adapter of every matrix; 0 trains the matrices (default 32)")
-    group.add_argument("--cap-scale", type=_share, default=0.5, metavar="X",
-                       help="what the product of the norm caps falls to (default 0.5)")
+    group.add_argument("--cap-scale", type=_share, default=0.75, metavar="X",
+                       help="what the product of the norm caps falls to (default 0.75)")
     group.add_argument("--lr", type=above_zero,
                        help="of the adapter (default 1e-3; with --rank 0 of the matrices, 1e-4)")
     group.add_argument("--window-baseline", type=positive, metavar="W",
@@ -81,7 +81,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
                         help="also write the merged model, which ./run serve loads")
     parser.add_argument("--valid", type=Path, metavar="FILE", help="held-out text, or its tokens")
     parser.add_argument("--chats", type=Path, metavar="FILE",
-                        help="tokens of the model's own chats (chats.py), a fifth of the windows")
+                        help="tokens of the model's own chats (chats.py), 0.3 of the windows")
     parser.add_argument("--valid-chats", type=Path, metavar="FILE", help="held-out chats")
     for add in (_add_method, _add_length, add_run):
         add(parser)

@@ -19,9 +19,10 @@ def draw(metrics: Path, folder: Path) -> bool:
     pyplot = find_pyplot()
     if pyplot is None:
         return False
-    records = read_metrics(metrics)
+    every = read_metrics(metrics)
     figure, (axis, below) = pyplot.subplots(2, 1, figsize=(8, 7), sharex=True,
                                             layout="constrained")
+    records = every[:: 1 + len(every) // 1000]  # an SVG holds each point
     steps = [r["step"] for r in records]
     axis.plot(steps, [r["loss"] for r in records], label="KL to the teacher", linewidth=0.8)
     axis.set(ylabel="nats per token", yscale="log")
@@ -36,7 +37,7 @@ def draw(metrics: Path, folder: Path) -> bool:
         one.legend(loc="upper right")
     figure.savefig(folder / "loss.svg")
     pyplot.close(figure)
-    detailed = [r for r in records if "share_by_layer_and_head" in r]
+    detailed = [r for r in every if "share_by_layer_and_head" in r]
     if detailed:
         table = np.asarray([r["share_by_layer_and_head"] for r in detailed])
         figure, axis = pyplot.subplots(figsize=(8, 9), layout="constrained")

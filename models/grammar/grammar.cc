@@ -69,6 +69,13 @@ xgrammar::Grammar Parse(const GrammarSource& source) {
       return xgrammar::Grammar::FromRegex(source.text);
     case GrammarSource::Kind::kGrammar:
       return xgrammar::Grammar::FromEBNF(source.text);
+    case GrammarSource::Kind::kStructuralTag: {
+      auto grammar = xgrammar::Grammar::FromStructuralTag(source.text);
+      if (auto* error = std::get_if<xgrammar::StructuralTagError>(&grammar)) {
+        std::visit([](const auto& e) { throw std::runtime_error(e.what()); }, *error);
+      }
+      return std::get<xgrammar::Grammar>(std::move(grammar));
+    }
     case GrammarSource::Kind::kJsonSchema:
       break;
   }
@@ -174,14 +181,17 @@ struct GrammarCompiler::Vocabulary {
 
 std::unique_ptr<GrammarCompiler> GrammarCompiler::Create(const Tokenizer& tokenizer,
                                                          int64_t vocab_size,
-                                                         std::vector<int32_t> never) {
+                                                         const std::vector<int32_t>& never,
+                                                         const std::string& tags) {
   if (tokenizer.info().json_escaped) return nullptr;
-  return std::make_unique<GrammarCompiler>([&tokenizer, vocab_size, never = std::move(never)] {
+  return std::make_unique<GrammarCompiler>([=, &tokenizer] {
     std::vector<std::string> tokens(static_cast<size_t>(vocab_size));
     for (int32_t id = 0; id < tokenizer.info().vocab_size; ++id) {
-      const bool text = !tokenizer.IsAdded(id) && tokenizer.info().unk_id != id &&
+      std::string bytes = tokenizer.TokenBytes(id, /*skip_special=*/true);
+      const bool text = tokenizer.info().unk_id != id &&
+                        (!tokenizer.IsAdded(id) || tags.find(bytes) != std::string::npos) &&
                         std::find(never.begin(), never.end(), id) == never.end();
-      if (text) tokens[static_cast<size_t>(id)] = tokenizer.TokenBytes(id, /*skip_special=*/true);
+      if (text) tokens[static_cast<size_t>(id)] = std::move(bytes);
     }
     return tokens;
   });

@@ -19,7 +19,8 @@
 namespace fox {
 
 struct GrammarSource {
-  enum class Kind { kJsonSchema, kRegex, kGrammar };
+  // kStructuralTag: the library's JSON. Its schemas passed CheckJsonSchema.
+  enum class Kind { kJsonSchema, kRegex, kGrammar, kStructuralTag };
   Kind kind = Kind::kJsonSchema;
   std::string text;
   bool operator==(const GrammarSource&) const = default;
@@ -67,10 +68,12 @@ class GrammarMatcher {
 // Compiles grammars for one vocabulary and keeps the ones used last.
 class GrammarCompiler {
  public:
-  // Null: the tokenizer's text is escaped. Added tokens, those without bytes and those that are
-  // `never` part of a text are in no answer. The tokenizer must outlive the compiler.
+  // Null: the tokenizer's text is escaped. Added tokens but those of `tags`, those without bytes
+  // and those that are `never` part of a text are in no answer. The tokenizer must outlive the
+  // compiler.
   static std::unique_ptr<GrammarCompiler> Create(const Tokenizer& tokenizer, int64_t vocab_size,
-                                                 std::vector<int32_t> never);
+                                                 const std::vector<int32_t>& never,
+                                                 const std::string& tags = "");
   // `tokens`: the bytes of each, called once; empty: in no answer.
   explicit GrammarCompiler(std::function<std::vector<std::string>()> tokens);
   ~GrammarCompiler();

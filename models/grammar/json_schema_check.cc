@@ -2,12 +2,15 @@
 #include "models/grammar/json_schema_check.h"
 
 #include <algorithm>
+#include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "models/grammar/work_meter.h"
 #include "models/json_reader.h"
 
 namespace fox {
@@ -16,6 +19,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kMostRepeats = 1 << 20;
+constexpr int64_t kCompareSteps = 100'000;
 
 // Words that say nothing about what is valid.
 constexpr char kAnnotations[] =
@@ -32,6 +36,7 @@ constexpr Kind kKinds[] = {
     {"const", "type"},
     {"enum", "type"},
     {"anyOf", ""},
+    {"oneOf", ""},
     {"allOf", ""},
     {"type",
      "minLength maxLength pattern format minimum maximum exclusiveMinimum exclusiveMaximum "
@@ -119,17 +124,102 @@ absl::Status CheckWords(const Json& schema) {
   return absl::OkStatus();
 }
 
-absl::Status Check(const Json& schema);
+// Null: it has none.
+const Json& At(const Json& object, const std::string& name) {
+  static const Json kNull;
+  const auto found = object.find(name);
+  return found == object.end() ? kNull : *found;
+}
 
-absl::Status CheckAll(const Json& schemas) {
+const Json& Resolved(const Json& schema, const Json& root) {
+  const std::string defs = "#/$defs/";
+  const Json& ref = At(schema, "$ref");
+  if (!ref.is_string() || !ref.get_ref<const std::string&>().starts_with(defs)) return schema;
+  return At(At(root, "$defs"), ref.get_ref<const std::string&>().substr(defs.size()));
+}
+
+// Whether no value is of both, by what const, enum and type say.
+bool AreDisjoint(const Json& a, const Json& b) {
+  const auto values = [](const Json& schema) {
+    std::vector<const Json*> out;
+    if (schema.contains("const")) out.push_back(&schema["const"]);
+    for (const Json& value : At(schema, "enum")) out.push_back(&value);
+    SpendWork(static_cast<int64_t>(1 + out.size()));
+    return out;
+  };
+  const auto types = [](const Json& schema, const std::vector<const Json*>& known) {
+    std::set<std::string_view> out;
+    for (const Json* value : known) out.insert(value->type_name());
+    const Json& type = At(schema, "type");
+    if (!out.empty()) return out;
+    SpendWork(static_cast<int64_t>(type.size()));
+    for (const char* name : {"object", "array", "string", "boolean", "null", "number"}) {
+      const auto is = [&](const Json& one) {
+        return one == name || (one == "integer" && std::string_view(name) == "number");
+      };
+      if (type.is_array() ? std::any_of(type.begin(), type.end(), is) : is(type)) out.insert(name);
+    }
+    return out;
+  };
+  const std::vector<const Json*> of_a = values(a), of_b = values(b);
+  const std::set<std::string_view> types_a = types(a, of_a), types_b = types(b, of_b);
+  const bool share_type = types_a.empty() || types_b.empty() ||
+                          std::any_of(types_a.begin(), types_a.end(),
+                                      [&](auto type) { return types_b.contains(type); });
+  const auto in_b = [&](const Json* value) {
+    SpendWork(static_cast<int64_t>(of_b.size()));
+    return std::any_of(of_b.begin(), of_b.end(),
+                       [&](const Json* other) { return *other == *value; });
+  };
+  return !share_type ||
+         (!of_a.empty() && !of_b.empty() && std::none_of(of_a.begin(), of_a.end(), in_b));
+}
+
+// Whether what is written for one is not of the other.
+bool Excludes(const Json& a, const Json& b, const Json& root) {
+  if (!a.is_object() || !b.is_object()) return false;
+  if (AreDisjoint(a, b)) return true;
+  const auto writes_objects = [](const Json& schema) {
+    return At(schema, "properties").is_object() &&
+           (!schema.contains("type") || schema["type"] == "object");
+  };
+  if (!writes_objects(a) || !writes_objects(b)) return false;
+  const Json &names = At(a, "required"), &others = At(b, "required");
+  return std::any_of(names.begin(), names.end(), [&](const Json& name) {
+    SpendWork(static_cast<int64_t>(1 + others.size()));
+    if (!name.is_string() || std::find(others.begin(), others.end(), name) == others.end()) {
+      return false;
+    }
+    const auto of = [&](const Json& schema) -> const Json& {
+      return Resolved(At(schema["properties"], name.get<std::string>()), root);
+    };
+    return of(a).is_object() && of(b).is_object() && AreDisjoint(of(a), of(b));
+  });
+}
+
+absl::Status Check(const Json& schema, const Json& root);
+
+absl::Status CheckAll(const Json& schemas, const Json& root) {
   for (const Json& schema : schemas) {
-    if (absl::Status status = Check(schema); !status.ok()) return status;
+    if (absl::Status status = Check(schema, root); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOneOf(const Json& schemas, const Json& root) {
+  for (auto a = schemas.begin(); a != schemas.end(); ++a) {
+    for (auto b = schemas.begin(); b != a; ++b) {
+      if (Excludes(Resolved(*a, root), Resolved(*b, root), root)) continue;
+      return absl::InvalidArgumentError(
+          "oneOf is supported of schemas that differ in type, or in const or enum, or in that of a "
+          "property that both require");
+    }
   }
   return absl::OkStatus();
 }
 
 // Depth is bounded: it is that of the text.
-absl::Status Check(const Json& schema) {
+absl::Status Check(const Json& schema, const Json& root) {
   if (schema.is_boolean()) return absl::OkStatus();
   if (!schema.is_object())
     return absl::InvalidArgumentError("each schema must be an object, true or false");
@@ -154,13 +244,17 @@ absl::Status Check(const Json& schema) {
         value.is_string() && (value == "#" || value.get<std::string>().starts_with("#/"));
     return local ? absl::OkStatus() : absl::InvalidArgumentError("$ref must begin with #/");
   });
-  for (const char* word : {"anyOf", "allOf", "prefixItems", "properties", "$defs", "definitions"}) {
-    check(word, [](const Json& value) {
-      return value.is_structured() ? CheckAll(value)
+  for (const char* word :
+       {"anyOf", "oneOf", "allOf", "prefixItems", "properties", "$defs", "definitions"}) {
+    check(word, [&](const Json& value) {
+      return value.is_structured() ? CheckAll(value, root)
                                    : absl::InvalidArgumentError("a list of schemas is none");
     });
   }
-  for (const char* word : {"items", "additionalProperties"}) check(word, Check);
+  check("oneOf", [&](const Json& value) { return CheckOneOf(value, root); });
+  for (const char* word : {"items", "additionalProperties"}) {
+    check(word, [&](const Json& value) { return Check(value, root); });
+  }
   return status;
 }
 
@@ -170,7 +264,12 @@ absl::Status CheckJsonSchema(const std::string& schema) {
   const JsonLimits limits = {schema.size(), kMaxSchemaDepth, schema.size()};
   const absl::StatusOr<Json> parsed = ReadJson(schema, limits, "the schema");
   if (!parsed.ok()) return parsed.status();
-  return Check(*parsed);
+  try {
+    const WorkMeter meter(kCompareSteps);
+    return Check(*parsed, *parsed);
+  } catch (const WorkSpent&) {
+    return absl::InvalidArgumentError("oneOf has too much to compare");
+  }
 }
 
 }  // namespace fox

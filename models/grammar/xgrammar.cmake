@@ -129,7 +129,7 @@ fox_meter(earley_parser.cc "for (const auto& parent_state_iter : parent_states_m
 fox_meter(earley_parser.cc "const auto in_vec = [&](const ParserState& state_) {"
   "(rule_id_to_completable_states_.Back().end() - rule_id_to_completable_states_.Back().begin())")
 fox_meter(earley_parser.cc "const auto& ref_rule = grammar_->GetRule(ref_rule_id);"
-          "grammar_->allow_empty_rule_ids.size() / 8")
+          "grammar_->allow_empty_rule_ids.size() / 32")
 # A state's mask is kept, and those of all states where an answer may be are joined for each token.
 fox_meter(grammar_compiler.cc "  tmp_uncertain_indices_.clear();\n" "vocab_size / 16")
 fox_meter(grammar_compiler.cc "        is_root_rule\n    );\n    if (max_threads_ > 1) {"
@@ -146,11 +146,16 @@ fox_patch_xgrammar(json_schema_converter.cc "RegexToEBNF(regex_pattern, false)"
                    "RegexToEBNF(fox::PatternInJson(regex_pattern), false)")
 fox_patch_xgrammar(json_schema_converter.cc "range_regex = GenerateRangeRegex(start, end);"
                    "range_regex = fox::IntegerPattern(start, end);")
+fox_patch_xgrammar(structural_tag.cc "Grammar::FromJSONSchema(format.json_schema);"
+                   "Grammar::FromJSONSchema(format.json_schema, /*any_whitespace=*/false);")
 fox_patch_xgrammar(regex_converter.cc [==[R"([\u0000-\U0010FFFF])"]==] [==[R"([^\n\r])"]==])
 fox_patch_xgrammar(regex_converter.cc [==[\u0020\u00a0]==] [==[\u0020 ]==])
 fox_patch_xgrammar(grammar_builder.h "    for (const auto& range : elements) {\n"
   "    for (const auto& range : elements) { XGRAMMAR_CHECK(range.upper < 128)
           << \"classes of characters beyond ASCII are not supported\";\n")
+
+# Rules share one automaton, which it counts for each of them.
+fox_patch_xgrammar(fsm.cc "MemorySize(self.fsm_) + MemorySize(self.ends_)" "self.ends_.size() / 8")
 
 file(GLOB sources ${source}/cpp/*.cc ${source}/cpp/support/recursion_guard.cc)
 add_library(fox_xgrammar STATIC ${sources})

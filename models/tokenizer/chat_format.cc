@@ -124,10 +124,10 @@ absl::Status ChatFormat::Read(const Json& json) {
   if (roles == nullptr || !roles->is_object()) keys.Invalid("roles", "must be an object");
   if (!keys.status().ok()) return keys.status();
   for (const auto& [name, value] : roles->items()) {
-    const bool known = name == "system" || name == "user" || name == "assistant";
+    const bool known = name == "system" || name == "user" || name == "assistant" || name == "tool";
     if (!known || !value.is_object()) {
       return InvalidFile(kFile, absl::StrCat("role ", Quoted(name), " is none of system, user, ",
-                                             "assistant, or not an object"));
+                                             "assistant, tool, or not an object"));
     }
     KeyReader role(value, absl::StrCat(kFile, ": ", name));
     roles_[name] = {role.String("prefix", ""), role.String("suffix", ""), role.Bool("trim", false)};
@@ -139,7 +139,30 @@ absl::Status ChatFormat::Read(const Json& json) {
       return InvalidFile(kFile, absl::StrCat("roles has no ", name));
     }
   }
-  return absl::OkStatus();
+  const Json* tools = keys.Find("tools");
+  return tools == nullptr ? absl::OkStatus() : ReadTools(*tools);
+}
+
+absl::Status ChatFormat::ReadTools(const Json& json) {
+  if (!json.is_object() || roles_.count("system") == 0 || roles_.count("tool") == 0) {
+    return InvalidFile(kFile, "tools must be an object, beside the roles system and tool");
+  }
+  KeyReader keys(json, absl::StrCat(kFile, ": tools"));
+  ToolFormat& out = tools_.emplace();
+  const std::pair<const char*, std::string*> texts[] = {{"prefix", &out.prefix},
+                                                        {"prefix_alone", &out.prefix_alone},
+                                                        {"tool", &out.tool},
+                                                        {"suffix", &out.suffix},
+                                                        {"separator", &out.separator},
+                                                        {"call", &out.call},
+                                                        {"arguments", &out.arguments},
+                                                        {"call_end", &out.call_end},
+                                                        {"next_response", &out.next_response}};
+  for (const auto& [name, text] : texts) *text = keys.String(name, "");
+  out.trigger = out.call.substr(0, out.call.find_first_of("\n {"));
+  if (out.trigger.empty()) keys.Invalid("call", "must begin with a tag");
+  if (!out.arguments.starts_with('"')) keys.Invalid("arguments", "must begin with a quote");
+  return keys.status();
 }
 
 void ChatFormat::FindAddedTokens(const Tokenizer& tokenizer) {
@@ -176,6 +199,14 @@ absl::Status ChatFormat::Check(absl::Span<const ChatMessage> messages, bool add_
                                         absl::StrJoin(roles_, ", ", add_name)));
     }
     bytes += role->second.prefix.size() + messages[i].content.size() + role->second.suffix.size();
+    if (!messages[i].calls.empty() && (!tools_.has_value() || name != "assistant")) {
+      return BadMessage(i, ".tool_calls: of an assistant alone, and of a model that has tools");
+    }
+    for (const ToolCall& call : messages[i].calls) {
+      const std::string text = call.name + call.arguments;
+      bytes += text.size() + tools_->call.size() + tools_->arguments.size();
+      if (!IsValidUtf8(text)) return BadMessage(i, ".tool_calls: not valid UTF-8");
+    }
     if (bytes > kMaxTextBytes) {
       return BadMessage(
           i, absl::StrCat(": the conversation up to here has more than ", kMaxTextBytes, " bytes"));
@@ -205,21 +236,47 @@ absl::Status ChatFormat::Check(absl::Span<const ChatMessage> messages, bool add_
 absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(const Tokenizer& tokenizer,
                                                         absl::Span<const ChatMessage> messages,
                                                         bool add_generation_prompt,
-                                                        bool continue_final_message) const {
+                                                        bool continue_final_message,
+                                                        absl::Span<const std::string> tools) const {
   const absl::Status status = Check(messages, add_generation_prompt, continue_final_message);
   if (!status.ok()) return status;
   MarkedText text(tokenizer, added_);
   text.Mark(bos_);
-  if (default_system_.has_value() && messages[0].role != "system") {
+  const auto tell_tools = [&](const std::string& prefix) {
+    text.Mark(prefix);
+    for (const std::string& tool : tools) {
+      text.Mark(tools_->tool);
+      text.Content(tool);
+    }
+    text.Mark(tools_->suffix);
+  };
+  if (messages[0].role != "system" && (default_system_.has_value() || !tools.empty())) {
     const Role& system = roles_.at("system");
-    text.Mark(absl::StrCat(system.prefix, *default_system_, system.suffix));
+    text.Mark(system.prefix);
+    tools.empty() ? text.Mark(*default_system_) : tell_tools(tools_->prefix_alone);
+    text.Mark(system.suffix);
   }
-  for (const ChatMessage& message : messages) {
+  // Whether a tool's answer follows another one at `i`.
+  const auto joins = [&](size_t i) {
+    return tools_.has_value() && i > 0 && i < messages.size() && messages[i].role == "tool" &&
+           messages[i - 1].role == "tool";
+  };
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const ChatMessage& message = messages[i];
     const Role& role = roles_.at(message.role);
-    text.Mark(role.prefix);
+    text.Mark(joins(i) ? tools_->next_response : role.prefix);
     text.Content(role.trim ? Stripped(message.content) : message.content);
-    const bool open = continue_final_message && &message == &messages.back();
-    if (!open) text.Mark(role.suffix);
+    if (message.role == "system" && !tools.empty()) tell_tools(tools_->prefix);
+    for (const ToolCall& call : message.calls) {
+      const bool begins = message.content.empty() && &call == &message.calls.front();
+      text.Mark(begins ? tools_->call : tools_->separator + tools_->call);
+      text.Content(call.name);
+      text.Mark(tools_->arguments);
+      text.Content(call.arguments);
+      text.Mark(tools_->call_end);
+    }
+    const bool open = continue_final_message && i + 1 == messages.size();
+    if (!open && !joins(i + 1)) text.Mark(role.suffix);
   }
   if (!continue_final_message) text.Mark(add_generation_prompt ? generation_prompt_ : end_);
   return text.Finish();

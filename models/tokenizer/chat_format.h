@@ -4,12 +4,13 @@
 //   {"bos": "", "default_system": null | "text",
 //    "roles": {"user": {"prefix": "..", "suffix": "..", "trim": false}, "assistant": {..},
 //              "system": {..}},
-//    "generation_prompt": "..", "end": "", "alternate": false}
+//    "generation_prompt": "..", "end": "", "alternate": false, "tools": {"prefix": "..", ..}}
 //
 // The text is bos, then prefix, content and suffix of every message, then generation_prompt, or end
 // where none is asked for. `default_system` is the content of a system message in front of
 // conversations without one. `trim`: white space around the content goes. `alternate`: user and
-// assistant take turns, user first. A format without "system" has no place for such messages.
+// assistant take turns, user first. A format without "system" has no place for such messages, and
+// one without "tools" (ToolFormat's texts, and a role "tool" of their answers) none for those.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +27,24 @@
 
 namespace fox {
 
+struct ToolCall {
+  std::string name, arguments;
+};
+
 struct ChatMessage {
-  std::string role;  // "system" (first only), "user" or "assistant"
+  std::string role;  // "system" (first only), "user", "assistant" or "tool"
   std::string content;
+  std::vector<ToolCall> calls = {};  // the assistant's
+};
+
+// Tools follow the content of the system message: prefix, `tool` before each, suffix;
+// `prefix_alone` where there is no such message. A call is `call`, the name, `arguments`, these and
+// `call_end`, behind `separator` if it is not the first thing of a message.
+struct ToolFormat {
+  std::string prefix, prefix_alone, tool, suffix;
+  std::string separator, call, arguments, call_end;
+  std::string next_response;  // between two messages of tools
+  std::string trigger;        // the tag that `call` begins with
 };
 
 // Immutable; all methods may be called from any thread.
@@ -44,13 +60,16 @@ class ChatFormat {
 
   // The ids of a conversation; `tokenizer` is the one given to Load. Added tokens count in the
   // format's own strings only: those in a content are text. With `continue_final_message` the ids
-  // end behind the content of the last message, which is the assistant's.
+  // end behind the content of the last message, which is the assistant's. REQUIRES: tools() where
+  // there are any; each is a text.
   // InvalidArgument, for a client, names the message ("messages[2].role: ..").
   absl::StatusOr<std::vector<int32_t>> Encode(const Tokenizer& tokenizer,
                                               absl::Span<const ChatMessage> messages,
                                               bool add_generation_prompt,
-                                              bool continue_final_message) const;
+                                              bool continue_final_message,
+                                              absl::Span<const std::string> tools = {}) const;
 
+  const std::optional<ToolFormat>& tools() const { return tools_; }
   // What the model writes at the end of its turn, to stop at: a special token, or else a text.
   std::optional<int32_t> stop_id() const { return stop_id_; }
   const std::string& stop_text() const { return stop_text_; }  // "": there is none
@@ -62,6 +81,7 @@ class ChatFormat {
   };
 
   absl::Status Read(const nlohmann::json& json);
+  absl::Status ReadTools(const nlohmann::json& json);
   void FindAddedTokens(const Tokenizer& tokenizer);
   absl::Status Check(absl::Span<const ChatMessage> messages, bool add_generation_prompt,
                      bool continue_final_message) const;
@@ -70,6 +90,7 @@ class ChatFormat {
   std::optional<std::string> default_system_;
   std::map<std::string, Role> roles_;
   bool alternate_ = false;
+  std::optional<ToolFormat> tools_;
   AddedTokenSplitter added_;
   std::optional<int32_t> stop_id_;
   std::string stop_text_;

@@ -127,8 +127,8 @@ void Generation::CompileGrammar() {
   const auto grammar = core_.context.grammars->Compile(*std::exchange(spec_.grammar, {}), charge);
   if (!grammar.ok()) {
     const absl::Status& status = grammar.status();
-    return OnSubmitted(absl::Status(
-        status.code(), absl::StrCat("sampling.", spec_.grammar_field, ": ", status.message())));
+    return OnSubmitted(
+        absl::Status(status.code(), absl::StrCat(spec_.grammar_field, ": ", status.message())));
   }
   Submit(*grammar);
 }

@@ -94,11 +94,17 @@ absl::StatusOr<std::vector<int32_t>> ConvertMessages(const v1::ChatMessages& in,
     bytes += turn.content().size();
     status.Update(CheckText(turn.content(), bytes, field, context));
     messages.push_back({turn.role(), turn.content()});
+    for (const v1::ToolCall& call : turn.tool_calls()) {
+      bytes += call.name().size() + call.arguments().size();
+      status.Update(CheckText(call.name() + call.arguments(), bytes, field, context));
+      messages.back().calls.push_back({call.name(), call.arguments()});
+    }
   }
   if (!status.ok()) return status;
   const bool open = in.continue_final_message();
   const bool answer = in.has_add_generation_prompt() ? in.add_generation_prompt() : !open;
-  return context.chat->Encode(*context.tokenizer, messages, answer, open);
+  const std::vector<std::string> tools(in.tools().begin(), in.tools().end());
+  return context.chat->Encode(*context.tokenizer, messages, answer, open, tools);
 }
 
 template <class Message>
@@ -386,7 +392,7 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
   status.Update(CheckReserved(request, ""));
   status.Update(CheckReserved(request.sampling(), "sampling."));
   status.Update(ConvertSampling(request.sampling(), context, &first.sampling));
-  status.Update(ConvertGrammar(request.sampling(), context, &spec));
+  status.Update(ConvertGrammar(request, context, &spec));
   status.Update(ConvertStopping(request, context, &first.stop));
   status.Update(ConvertStopStrings(request.stopping(), &spec.stop));
   status.Update(ConvertOutput(request.output(), context, &spec, &first.sampling));

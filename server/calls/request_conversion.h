@@ -83,7 +83,7 @@ absl::StatusOr<GenerationSpec> ConvertScore(const v1::ScoreRequest& request,
                                             const ConversionContext& context);
 
 // What the answer has to be, if anything: the spec's `grammar`, not yet compiled.
-absl::Status ConvertGrammar(const v1::Sampling& in, const ConversionContext& context,
+absl::Status ConvertGrammar(const v1::GenerateRequest& request, const ConversionContext& context,
                             GenerationSpec* spec);
 
 // Names and ids alone. Returns the request's id: a UUID where it is empty.

@@ -5,11 +5,10 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "engine/request/sampling_limits.h"
+#include "server/http/chat_messages.h"
 #include "server/http/json_fields.h"
 
 namespace fox {
@@ -46,56 +45,6 @@ absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* ou
   }
   for (const Json& prompt : *value) {
     if (!add(prompt)) return Invalid(kPromptForm);
-  }
-  return absl::OkStatus();
-}
-
-// A text, or parts of text, which become its lines.
-absl::Status ReadContent(const Json* value, std::string* out) {
-  constexpr const char* kForm =
-      "content: must be a text or a list of {\"type\": \"text\", \"text\"}";
-  if (value != nullptr && value->is_string()) {
-    *out = value->get<std::string>();
-    return absl::OkStatus();
-  }
-  if (value == nullptr || !value->is_array()) return Invalid(kForm);
-  std::vector<std::string> lines;
-  for (const Json& part : *value) {
-    if (!part.is_object()) return Invalid(kForm);
-    JsonFields fields(part);
-    const std::string type = fields.String("type").value_or("");
-    if (type != "text" && !type.empty()) {
-      return Invalid(absl::StrCat("content: no part of type ", absl::CHexEscape(type.substr(0, 32)),
-                                  "; text alone is supported"));
-    }
-    std::optional<std::string> text = fields.String("text");
-    if (type.empty() || !text.has_value()) return Invalid(kForm);
-    lines.push_back(*std::move(text));
-  }
-  *out = absl::StrJoin(lines, "\n");
-  return absl::OkStatus();
-}
-
-absl::Status ReadMessage(const Json& message, v1::ChatMessage* out) {
-  if (!message.is_object()) return Invalid("role: must be set");
-  JsonFields fields(message);
-  const std::string role = fields.String("role").value_or("");
-  const Json* content = fields.Find("content");
-  absl::Status status = fields.status();
-  if (status.ok()) status = CheckUnreadFields(fields);
-  if (status.ok() && role.empty()) return Invalid("role: must be set");
-  if (status.ok()) status = ReadContent(content, out->mutable_content());
-  out->set_role(role == "developer" ? "system" : role);  // OpenAI's newer name
-  return status;
-}
-
-absl::Status ReadMessages(const Json* value, v1::ChatMessages* out) {
-  if (value == nullptr) return Invalid("messages: must be set");
-  if (!value->is_array()) return Invalid("messages: must be a list of {\"role\", \"content\"}");
-  for (const Json& message : *value) {
-    const int place = out->turns_size();
-    const absl::Status status = ReadMessage(message, out->add_turns());
-    if (!status.ok()) return Invalid(absl::StrCat("messages[", place, "].", status.message()));
   }
   return absl::OkStatus();
 }
@@ -239,9 +188,8 @@ void ReadCounts(JsonFields* fields, CompletionRequest* out) {
 
 // A schema as the client wrote it: its order is that of the properties.
 std::string SchemaAt(const std::string& body, const char* pointer) {
-  using Ordered = nlohmann::ordered_json;
-  const Ordered all = Ordered::parse(body, nullptr, /*allow_exceptions=*/false);
-  const Ordered& schema = all.at(Ordered::json_pointer(pointer));
+  const auto all = nlohmann::ordered_json::parse(body, nullptr, /*allow_exceptions=*/false);
+  const auto& schema = all.at(nlohmann::ordered_json::json_pointer(pointer));
   return schema.is_string() ? schema.get<std::string>() : schema.dump();
 }
 
@@ -341,7 +289,10 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
   ReadStructured(&*fields, body, out.settings.mutable_sampling());
   const Json* prompt = fields->Find(chat ? "messages" : "prompt");
   v1::ChatMessages* const messages = chat ? out.prompts.emplace_back().mutable_messages() : nullptr;
-  if (chat) ReadTurn(&*fields, messages);
+  if (chat) {
+    ReadTurn(&*fields, messages);
+    ReadTools(&*fields, body, messages);
+  }
   absl::Status status = fields->status();
   if (status.ok()) status = CheckUnreadFields(*fields);
   if (status.ok())

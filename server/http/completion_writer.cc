@@ -62,22 +62,36 @@ int64_t CompletionWriter::Add(size_t prompt, const v1::GenerateDelta& event) {
     return bytes_of(prompts_[prompt]) - before;
   }
   Choice& choice = choices_[IndexOf(prompt, event)];
+  int64_t beside = 0;
   const int64_t before = bytes_of(choice);
   if (!choice.begun) Begin(prompts_[prompt], &choice);
   if (event.has_delta()) {
-    choice.text += event.delta().text();
+    beside = AddText(event.delta().text(), /*last=*/false, &choice);
     if (choice.logprobs.has_value()) {
       for (const v1::TokenLogprobs& token : event.delta().logprobs()) choice.logprobs->Add(token);
     }
   } else {
+    beside = AddText("", /*last=*/true, &choice);
     choice.finish = ReasonOf(event.finish().reason());
+    const bool calls = choice.reader.has_value() && choice.reader->calls() > 0;
+    if (calls && event.finish().reason() == v1::STOP) choice.finish = "\"tool_calls\"";
     choice.stop = StopOf(event.finish());
     choice.tokens = event.finish().usage().completion_tokens();
     choice.cached_tokens = event.finish().usage().cached_tokens();
     choice.acp = event.finish().acp();
     ++finished_;
   }
-  return bytes_of(choice) - before;
+  return bytes_of(choice) - before + beside;
+}
+
+int64_t CompletionWriter::AddText(const std::string& text, bool last, Choice* choice) {
+  const size_t before = choice->text.size();
+  if (choice->reader.has_value()) {
+    choice->reader->Read(text, last, &choice->text, &choice->calls);
+  } else {
+    choice->text += text;
+  }
+  return static_cast<int64_t>(text.size()) - static_cast<int64_t>(choice->text.size() - before);
 }
 
 void CompletionWriter::AddPrompt(const v1::PromptInfo& info, size_t index) {
@@ -103,6 +117,9 @@ void CompletionWriter::AddPrompt(const v1::PromptInfo& info, size_t index) {
 void CompletionWriter::Begin(const Prompt& prompt, Choice* choice) {
   choice->begun = true;
   choice->text = prompt.text;
+  if (request_.prompts[0].messages().tools_size() > 0) {
+    choice->reader.emplace(*context_.chat->tools());
+  }
   if (request_.logprobs < 0) return;
   choice->logprobs.emplace(*context_.tokenizer, skip_special_, /*at_text_start=*/false,
                            request_.chat);
@@ -135,14 +152,31 @@ std::string CompletionWriter::TakeBody() {
 std::string CompletionWriter::TakeChoice(size_t index) {
   Choice& choice = choices_[index];
   const std::string logprobs = choice.logprobs.has_value() ? choice.logprobs->Take() : "null";
-  std::string text = JsonString(std::exchange(choice.text, {}));
-  if (request_.chat) {
-    const char* role = std::exchange(choice.told, true) ? "" : "\"role\":\"assistant\",";
-    text = absl::StrCat("{", role, "\"content\":", text, "}");
-  }
+  const std::string text =
+      request_.chat ? TakeMessage(&choice) : JsonString(std::exchange(choice.text, {}));
   const char* name = !request_.chat ? "text" : request_.stream ? "delta" : "message";
   return absl::StrCat("{\"index\":", index, ",\"", name, "\":", text, ",\"logprobs\":", logprobs,
                       ",\"finish_reason\":", choice.finish, ",\"stop_reason\":", choice.stop, "}");
+}
+
+std::string CompletionWriter::TakeMessage(Choice* choice) {
+  std::string calls;
+  for (const ToolCallPart& call : choice->calls) {
+    absl::StrAppend(&calls, calls.empty() ? ",\"tool_calls\":[" : ",", "{\"index\":", call.index);
+    if (!call.id.empty()) {
+      absl::StrAppend(&calls, ",\"id\":\"", call.id, "\",\"type\":\"function\"");
+    }
+    absl::StrAppend(&calls, ",\"function\":{",
+                    call.id.empty() ? "" : absl::StrCat("\"name\":\"", call.name, "\","),
+                    "\"arguments\":", JsonString(call.arguments), "}}");
+  }
+  if (!calls.empty()) calls += ']';
+  choice->calls.clear();
+  const char* role = std::exchange(choice->told, true) ? "" : "\"role\":\"assistant\",";
+  const std::string text = std::exchange(choice->text, {});
+  return absl::StrCat("{", role,
+                      "\"content\":", text.empty() && !calls.empty() ? "null" : JsonString(text),
+                      calls, "}");
 }
 
 // A prompt counts once: its other choices find what the first one has computed.

@@ -10,6 +10,7 @@
 #include "fox/v1/inference.pb.h"
 #include "server/http/completion_logprobs.h"
 #include "server/http/completion_request.h"
+#include "server/http/tool_call_reader.h"
 
 namespace fox {
 
@@ -40,6 +41,8 @@ class CompletionWriter {
   struct Choice {
     bool begun = false, told = false;
     std::string text;
+    std::optional<ToolCallReader> reader;  // where there are tools
+    std::vector<ToolCallPart> calls;
     std::optional<CompletionLogprobs> logprobs;
     std::string finish = "null", stop = "null";  // JSON
     uint32_t tokens = 0;
@@ -48,7 +51,10 @@ class CompletionWriter {
   };
   void AddPrompt(const v1::PromptInfo& info, size_t index);
   void Begin(const Prompt& prompt, Choice* choice);
+  // Returns the bytes that are not in the choice's text: of its calls, or what waits.
+  static int64_t AddText(const std::string& text, bool last, Choice* choice);
   std::string TakeChoice(size_t index);
+  static std::string TakeMessage(Choice* choice);
   int64_t CachedTokens() const;
   std::string Usage() const;
   // `,"fox":{...}`: the certificate and the memory of all choices together.

@@ -18,6 +18,19 @@
 
 namespace fox {
 
+// Whether a JSON text, as far as it was read, ends inside a string.
+class JsonQuotes {
+ public:
+  void Read(char byte) {
+    if (byte == '"' && !escaped_) open_ = !open_;
+    escaped_ = byte == '\\' && !escaped_;
+  }
+  bool open() const { return open_; }
+
+ private:
+  bool open_ = false, escaped_ = false;
+};
+
 // The first error (InvalidArgument, "NAME: must be ...") stays; after it nothing is set.
 class JsonFields {
  public:

@@ -34,7 +34,8 @@ constexpr Unsupported kUnsupported[] = {
     {"guided_json guided_regex guided_choice guided_grammar json_schema json_object regex grammar "
      "choice",
      "send response_format or structured_outputs"},
-    {"tools tool_choice functions function_call tool_calls tool_call_id", "no tools"},
+    {"tools tool_choice", "of /v1/chat/completions"},
+    {"functions function_call", "send tools and tool_choice"},
     {"audio web_search_options", "text alone is supported"},
     {"chat_template chat_template_kwargs documents", "not supported; the model has its format"},
     {"bad_words bad_words_ids", "not supported; a logit_bias of -100 keeps a token out"},

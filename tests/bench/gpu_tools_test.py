@@ -25,7 +25,7 @@ class JudgeTest(unittest.TestCase):
             report = json.loads(path.read_text(encoding="utf-8"))
             self.assertEqual(suite.judged_rows(judge.Measurements(report)), report["judged"])
             missing = sum(row["value"] is None for row in report["judged"])
-            self.assertEqual(missing, 3 if name == "foxify" else 0)  # they await a GPU
+            self.assertEqual(missing, 0)
 
     def test_one_answer_that_differs_is_a_miss(self) -> None:
         def ways(differ: int, count: int = 8, requests: int = 64) -> bool | None:

@@ -30,7 +30,11 @@ SKIPPED = 77  # ctest's SKIP_RETURN_CODE
 # For a model that was never trained to chat.
 CHAT_FORMAT = {"bos": "<s>", "generation_prompt": "Assistant:", "roles": {
     "system": {"prefix": "", "suffix": "\n"}, "user": {"prefix": "User: ", "suffix": "\n"},
-    "assistant": {"prefix": "Assistant:", "suffix": "</s>\n"}}}
+    "assistant": {"prefix": "Assistant:", "suffix": "</s>\n"},
+    "tool": {"prefix": "Tool: ", "suffix": "\n"}},
+    "tools": {"prefix": " Tools: ", "tool": "", "suffix": "", "separator": "\n",
+              "call": "<call>{\"name\": \"", "arguments": "\", \"arguments\": ",
+              "call_end": "}</call>", "next_response": "|"}}
 # A sanitizer's server: not the memory nor the speed of the program. tests/sanitizers sets it.
 INSTRUMENTED = "ASAN_OPTIONS" in os.environ
 SLOWNESS = 4 if INSTRUMENTED else 1  # what a limit of time is multiplied by, as ctest's are

@@ -154,6 +154,42 @@ class ChatTest(fox_server.Case):
         contents = {one.choices[0].message.content for one in asyncio.run(together())}
         self.assertEqual(contents, {message.content})
 
+    def test_tools_are_called(self) -> None:
+        def tool(name: str, **properties: Any) -> dict[str, Any]:
+            schema = {"type": "object", "properties": properties, "required": list(properties)}
+            return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+        tools = [tool("set_light", room={"enum": ["hall", "attic"]}, on={"type": "boolean"}),
+                 tool("wait", seconds={"type": "integer", "minimum": 1, "maximum": 60})]
+        named = {"type": "function", "function": {"name": "wait"}}
+        for choice, parallel in (("required", True), ("required", False), (named, True)):
+            fields = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel,
+                      "tokens": 150, "seed": 5, "temperature": 1}
+            whole = self.chat(PROMPT, **fields).choices[0]
+            calls = [call.function for call in whole.message.tool_calls]
+            self.assertEqual(whole.message.content, None)
+            if whole.finish_reason == "length":  # calls without end
+                self.assertTrue(choice == "required" and parallel and len(calls) > 1)
+                continue
+            self.assertTrue(len(calls) == 1 or parallel)
+            for call in calls:
+                want = ["seconds"] if call.name == "wait" else ["room", "on"]
+                self.assertEqual(list(json.loads(call.arguments)), want)
+            with self.client.chat.completions.stream(
+                    **self.fields(PROMPT, **fields)) as stream:
+                streamed = stream.get_final_completion().choices[0]
+            self.assertEqual([(call.function.name, call.function.arguments)
+                              for call in streamed.message.tool_calls],
+                             [(call.name, call.arguments) for call in calls])
+            self.assertEqual(streamed.finish_reason, "tool_calls")
+        answers = [{"role": "tool", "tool_call_id": call.id, "content": "done"}
+                   for call in whole.message.tool_calls]
+        turns = [{"role": "user", "content": PROMPT}, whole.message.model_dump(), *answers]
+        self.assertTrue(self.chat(messages=turns, tools=tools).choices[0].message.content)
+        with self.assertRaisesRegex(self.openai.BadRequestError, "uniqueItems") as raised:
+            self.chat(PROMPT, tools=[tool("f", a={"type": "array", "uniqueItems": True})])
+        self.assertEqual(raised.exception.param, "tools[0].function.parameters")
+
     def test_the_terminal_talks(self) -> None:
         told = self.cli("chat", "--max-tokens", "12", "--temperature", "0", "--system", "Be.",
                         said=f"{PROMPT}\n\n/reset\n{PROMPT}\nGo on\n/exit\nnever said\n")

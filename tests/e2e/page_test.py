@@ -324,7 +324,8 @@ class StaticPageTest(unittest.TestCase):
 
     def test_it_replays_from_a_folder(self) -> None:
         folder = self.enterContext(tempfile.TemporaryDirectory())
-        subprocess.run([ROOT / "run", "page", folder], check=True, capture_output=True, timeout=60)
+        subprocess.run([ROOT / "run", "page", folder, "https://fox.example/a/"], check=True,
+                       capture_output=True, timeout=60)
         browser = self.enterContext(chromium.Browser())
         browser.open(f"file://{folder}/index.html")
         browser.wait_for("document.getElementById('tokens').textContent.length > 4")
@@ -334,7 +335,8 @@ class StaticPageTest(unittest.TestCase):
         self.assertIn("./run demo --web", browser.evaluate("document.body.innerText"))
         browser.press("Enter", 13, modifiers=CONTROL)  # does nothing
         image = browser.evaluate("document.querySelector('[property=\"og:image\"]').content")
-        self.assertLess((pathlib.Path(folder) / image).stat().st_size, 250_000)
+        self.assertTrue(image.startswith("https://fox.example/a/page.png"), image)
+        self.assertLess((pathlib.Path(folder) / "page.png").stat().st_size, 250_000)
         for event in browser.events:
             self.assertNotIn(event["method"], ("Runtime.exceptionThrown", "Log.entryAdded"), event)
             if event["method"] == "Network.requestWillBeSent":

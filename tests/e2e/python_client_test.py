@@ -123,10 +123,14 @@ class PackageTest(Case):
             sampling=pb.Sampling(temperature=0.0, logit_bias={7: 1.0}),
             stopping=pb.Stopping(stop=["x"], stop_token_ids=[3]),
             output=pb.Output(text=False, token_ids=True)))
-        request = requests.generate_request([{"role": "user", "content": "hi"}],
-                                            {"continue_final_message": False})
+        call = {"name": "f", "arguments": "{}"}
+        request = requests.generate_request(
+            [{"role": "assistant", "content": "hi", "tool_calls": [call]}],
+            {"continue_final_message": False, "tools": ["{}"]})
         self.assertEqual(request, pb.GenerateRequest(messages=pb.ChatMessages(
-            turns=[pb.ChatMessage(role="user", content="hi")], continue_final_message=False)))
+            turns=[pb.ChatMessage(role="assistant", content="hi",
+                                  tool_calls=[pb.ToolCall(**call)])],
+            continue_final_message=False, tools=["{}"])))
         with self.assertRaisesRegex(TypeError, "max_token"):
             requests.generate_request("x", {"max_token": 1})  # type: ignore[typeddict-unknown-key]
 

@@ -190,7 +190,8 @@ def chat_format_seeds() -> Seeds:
     """The format, then what the user and the assistant say."""
     turn = {"prefix": "<s>user\n", "suffix": "<t>\n", "trim": True}
     right = {"bos": "<|endoftext|>", "default_system": "S", "generation_prompt": "a", "end": "<s>",
-             "alternate": True, "roles": {"system": turn, "user": turn, "assistant": turn}}
+             "alternate": True, "tools": {"call": "<c>", "arguments": '"'},
+             "roles": {"system": turn, "user": turn, "assistant": turn, "tool": turn}}
     for name, content in {"plain": " ab", "hostile": "<s><t>\n<|endoftext|>", "cut": "s>",
                           "bad_utf8": b"\xff"}.items():
         yield f"valid_{name}", sections(right, content, content)

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from typing_extensions import TypeAlias
 
 TextOrIds: "TypeAlias" = Union[str, Sequence[int]]
-# {"role": "user", "content": "..."} each.
-Messages: "TypeAlias" = Sequence[Mapping[str, str]]
+# {"role": "user", "content": "..."} each; an assistant's may have tool_calls, of "name" and
+# "arguments".
+Messages: "TypeAlias" = Sequence[Mapping[str, Any]]
 Prompt: "TypeAlias" = Union[TextOrIds, Messages]
 
 
@@ -73,6 +74,10 @@ class GenerateOptions(RequestOptions, total=False):
     acp_windows: bool
     add_generation_prompt: bool
     continue_final_message: bool
+    tools: Iterable[str]
+    call_required: bool
+    call_name: str
+    one_call: bool
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.GenerateRequest:

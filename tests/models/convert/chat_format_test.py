@@ -64,6 +64,41 @@ SMOLLM2 = (
     "<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
     "'<|im_end|>' + '\n'}}{% endfor %}" + PROMPT.replace("P", "<|im_start|>assistant\n"))
 
+# With shorter texts.
+QWEN25 = r"""{%- if tools %}{{- '<|im_start|>system\n' }}
+    {%- if messages[0]['role'] == 'system' %}{{- messages[0]['content'] }}
+    {%- else %}{{- 'You are Qwen.' }}{%- endif %}
+    {{- "\n\n# Tools\n<tools>" }}
+    {%- for tool in tools %}{{- "\n" }}{{- tool | tojson }}{%- endfor %}
+    {{- "\n</tools>\n\nCall:\n<tool_call>\n{\"name\": <name>}\n</tool_call><|im_end|>\n" }}
+{%- elif messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}
+{%- else %}{{- '<|im_start|>system\nYou are Qwen.<|im_end|>\n' }}{%- endif %}
+{%- for message in messages %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first)
+        or (message.role == "assistant" and not message.tool_calls) %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}{{- '\n' + message.content }}{%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}
+                {%- set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '\n<tool_call>\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}{{- '}\n</tool_call>' }}
+        {%- endfor %}{{- '<|im_end|>\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if (loop.index0 == 0) or (messages[loop.index0 - 1].role != "tool") %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\n<tool_response>\n' }}{{- message.content }}{{- '\n</tool_response>' }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
+            {{- '<|im_end|>\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
 
 # Without the text about tools. What an answer holds before </think> goes, but of the last one.
 QWEN3 = r"""{%- if tools %}{{- tools }}{%- elif messages[0].role == 'system' %}
@@ -113,9 +148,10 @@ def role(prefix: str, suffix: str, trim: bool = False) -> dict[str, Any]:
 
 
 def form(bos: str = "", default: str | None = None, prompt: str = "", end: str = "",
-         alternate: bool = False, **roles: dict[str, Any]) -> dict[str, Any]:
+         alternate: bool = False, tools: dict[str, str] | None = None,
+         **roles: dict[str, Any]) -> dict[str, Any]:
     return {"bos": bos, "default_system": default, "roles": roles, "generation_prompt": prompt,
-            "end": end, "alternate": alternate}
+            "end": end, "alternate": alternate, **({"tools": tools} if tools else {})}
 
 
 def same(prefix: str, suffix: str, *names: str, trim: bool = False) -> dict[str, Any]:
@@ -125,7 +161,17 @@ def same(prefix: str, suffix: str, *names: str, trim: bool = False) -> dict[str,
 
 ALL = ("system", "user", "assistant")
 IM = same("<|im_start|>ROLE\n", "<|im_end|>\n", *ALL)
-# template -> its format; a part of the note, where system messages are left out
+QWEN25_TOOLS = {
+    "prefix": "\n\n# Tools\n<tools>", "prefix_alone": "You are Qwen.\n\n# Tools\n<tools>",
+    "tool": "\n",
+    "suffix": "\n</tools>\n\nCall:\n<tool_call>\n{\"name\": <name>}\n</tool_call>",
+    "separator": "\n", "call": "<tool_call>\n{\"name\": \"", "arguments": "\", \"arguments\": ",
+    "call_end": "}\n</tool_call>", "next_response": "\n</tool_response>\n<tool_response>\n"}
+QWEN25_FORM = form(
+    default="You are Qwen.", prompt="<|im_start|>assistant\n", tools=QWEN25_TOOLS, **IM,
+    tool=role("<|im_start|>user\n<tool_response>\n", "\n</tool_response><|im_end|>\n"))
+QWEN25_PLAIN = form(default="You are Qwen.", prompt="<|im_start|>assistant\n", **IM)
+# template -> its format; a part of the note, where system messages or tools are left out
 REAL = {
     "ChatML": (CHATML, form(prompt="<|im_start|>assistant\n", **IM), ""),
     "LLaMA-2": (LLAMA2, form(alternate=True, user=role("<s>[INST] ", " [/INST]", True),
@@ -145,6 +191,17 @@ REAL = {
     "SmolLM2": (SMOLLM2, form(
         default="You are a helpful AI assistant named SmolLM, trained by Hugging Face",
         prompt="<|im_start|>assistant\n", **IM), ""),
+    "Qwen2.5": (QWEN25, QWEN25_FORM, ""),
+    "tools": (CHATML + "{% if tools %}{{ tools }}{% endif %}",
+              form(prompt="<|im_start|>assistant\n", **IM), "without tools: tools are not"),
+    "calls": (QWEN25.replace("tool_call.name }}", "tool_call.name | upper }}"),
+              QWEN25_PLAIN, "without tools: calls are not"),
+    "one call": (QWEN25.replace("in message.tool_calls", "in message.tool_calls[:1]"),
+                 QWEN25_PLAIN, "without tools: "),
+    "indent": (QWEN25.replace("tool | tojson", "tool | tojson(indent=2)"),
+               QWEN25_PLAIN, "without tools: tools are not"),
+    "trim": (QWEN25.replace("{{- message.content }}", "{{- message.content | trim }}"),
+             QWEN25_PLAIN, "without tools: [["),
 }
 # a change of ChatML -> why it is no format
 REFUSED = {

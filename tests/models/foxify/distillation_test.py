@@ -35,7 +35,8 @@ class DistillationTest(unittest.TestCase):
                 mark = marks[b, t + 1] if t < 8 else distillation.PLAIN
                 expected = expected + distillation.KL_WEIGHT[mark] * each[b, t]
                 if mark == distillation.RECALLED:
-                    expected = expected - log_s[b, t, ids[b, t + 1]]
+                    truth = log_s[b, t, ids[b, t + 1]]
+                    expected = expected - distillation.TRUTH_WEIGHT[mark] * truth
         torch.testing.assert_close(kl, each.mean().detach())
         torch.testing.assert_close(loss, expected / 18)
         torch.testing.assert_close(gradient, torch.autograd.grad(3 * expected / 18, student)[0])

@@ -119,8 +119,8 @@ class FoxifyTest(unittest.TestCase):
                 now.return_value, trainer.step = seconds, step
                 self.assertAlmostEqual(trainer.done(), done)
                 self.assertAlmostEqual(trainer._rate(done), rate)
-        self.assertAlmostEqual(trainer._cap_scale(0.25), 0.5**0.5)
-        self.assertEqual(trainer._cap_scale(0.75), 0.5)
+        self.assertAlmostEqual(trainer._cap_scale(0.25), 0.75**0.5)
+        self.assertEqual(trainer._cap_scale(0.75), 0.75)
 
     def test_export_of_an_adapter(self) -> None:
         merged = self.folder / "merged"

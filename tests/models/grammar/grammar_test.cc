@@ -13,6 +13,7 @@
 #include "models/grammar/json_pattern.h"
 #include "models/tokenizer/utf8.h"
 #include "nlohmann/json.hpp"
+#include "tests/models/tokenizer/small_vocabulary.h"
 
 namespace fox {
 namespace {
@@ -165,8 +166,26 @@ std::vector<Row> Rows() {
   };
 }
 
+std::vector<Row> UnionRows() {
+  return {
+      {{Kind::kJsonSchema,
+        R"({"oneOf": [{"type": "string", "maxLength": 2}, {"type": ["integer", "null"]},
+                  {"enum": [true]}]})"},
+       IsJson([](const Json& v) {
+         return v.is_string() || v.is_number_integer() || v.is_null() || v == true;
+       })},
+      {{Kind::kJsonSchema, R"({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {
+                  "a": {"type": "object", "required": ["k"], "properties": {"k": {"const": "a"}}},
+                  "b": {"required": ["n", "k"],
+                        "properties": {"k": {"enum": ["b", "c"]}, "n": {"type": "null"}}}}})"},
+       IsJson([](const Json& v) { return (v["k"] == "a") == !v.contains("n"); })},
+  };
+}
+
 TEST(GrammarTest, AnyAnswerThatEndsIsValid) {
-  for (const Row& row : Rows()) {
+  std::vector<Row> rows = Rows();
+  for (const Row& row : UnionRows()) rows.push_back(row);
+  for (const Row& row : rows) {
     const auto grammar = Compiler().Compile(row.source);
     ASSERT_TRUE(grammar.ok()) << row.source.text << ": " << grammar.status();
     int ended = 0;
@@ -246,6 +265,68 @@ TEST(GrammarTest, CountsCharactersAtALargeVocabulary) {
   EXPECT_TRUE(grammar.ok()) << grammar.status();
 }
 
+std::string Calls(const char* type) {
+  const auto tag = [](const char* name, const char* schema) {
+    return absl::StrCat(R"({"type": "tag", "begin": "<c>{)", name, R"( ", "end": "}</c>",
+                            "content": {"type": "json_schema", "json_schema": )",
+                        schema, "}}");
+  };
+  return absl::StrCat(R"({"type": "structural_tag", "format": {)", type, R"(, "tags": [)",
+                      tag("f", R"({"type": "object", "properties": {"a": {"type": "boolean"}},
+                                   "required": ["a"]})"),
+                      ",", tag("g", R"({"enum": [1, 2]})"), "]}}");
+}
+
+// A call is on one line, and text is free up to its first tag.
+TEST(GrammarTest, CallsStandInTextOrAlone) {
+  const auto accept = [](GrammarMatcher* matcher, const std::string& text) {
+    for (const char c : text) {
+      const int32_t id = 1 + static_cast<unsigned char>(c);
+      if (!Allows(*matcher, id) || !matcher->Accept(id).ok()) return false;
+    }
+    return true;
+  };
+  struct Case {
+    const char* type;
+    const char* text;
+    bool begins, ends;
+  };
+  const char* const kAlone = R"("type": "tags_with_separator", "separator": "\n",
+      "at_least_one": true, "stop_after_first": false)";
+  const char* const kAuto = R"("type": "triggered_tags", "triggers": ["<c>"])";
+  const Case cases[] = {{kAlone, "<c>{f {\"a\": true}}</c>\n<c>{g 2}</c>", true, true},
+                        {kAlone, "<c>{f {\"a\": true}}</c>\n", true, false},
+                        {kAlone, "<c>{f {\n", false, false},
+                        {kAlone, "", true, false},
+                        {kAlone, "a", false, false},
+                        {kAuto, "", true, true},
+                        {kAuto, "a\xff <c", true, true},
+                        {kAuto, "a<c>{h", false, false},
+                        {kAuto, "a<c>{g 3", false, false},
+                        {kAuto, "a<c>{g ", true, false},
+                        {kAuto, "<<c>{g 1}</c> and <c>{f {\"a\": false}}</c>.", true, true}};
+  for (const Case& c : cases) {
+    const auto grammar = Compiler().Compile({Kind::kStructuralTag, Calls(c.type)});
+    ASSERT_TRUE(grammar.ok()) << grammar.status();
+    GrammarMatcher matcher(*grammar, {kEnd});
+    EXPECT_EQ(accept(&matcher, c.text), c.begins) << c.text;
+    EXPECT_EQ(c.begins && matcher.may_end(), c.ends) << c.text;
+  }
+}
+
+TEST(GrammarTest, AnAddedTokenIsInAnAnswerWhereItIsATagAlone) {
+  BpeDefinition definition = SmallDefinition();
+  definition.added.push_back({.content = "<c>", .id = 259, .special = false, .file = "V"});
+  definition.added.push_back({.content = "<d>", .id = 260, .special = false, .file = "V"});
+  const auto tokenizer = *ByteLevelBpe::Create(definition, 261);
+  const auto compiler = GrammarCompiler::Create(*tokenizer, 261, {}, "<c>{");
+  const auto grammar = compiler->Compile({Kind::kRegex, "(<c>|<d>)x?"});
+  ASSERT_TRUE(grammar.ok()) << grammar.status();
+  const GrammarMatcher matcher(*grammar, {258});
+  EXPECT_TRUE(Allows(matcher, '<') && Allows(matcher, 259));
+  EXPECT_FALSE(Allows(matcher, 260) || Allows(matcher, 258));
+}
+
 std::string Times(int count, const std::string& text) {
   std::string all;
   for (int i = 0; i < count; ++i) all += text;
@@ -270,6 +351,9 @@ TEST(GrammarTest, IntegersKeepToTheirRange) {
 }
 
 TEST(GrammarTest, RefusesWhatMeansHarm) {
+  std::string distinct = R"({"oneOf": [{"const": -1})";
+  for (int i = 0; i < 999; ++i) absl::StrAppend(&distinct, R"(, {"const": )", i, "}");
+  distinct += "]}";
   const std::pair<GrammarSource, const char*> kRows[] = {
       {{Kind::kRegex, "((((a{100}){100}){100}){100}){100}"}, "too large"},
       {{Kind::kRegex, "(a{1000000000})"}, "too large"},
@@ -284,10 +368,24 @@ TEST(GrammarTest, RefusesWhatMeansHarm) {
       {{Kind::kGrammar, "root ::= nothing"}, ""},
       {{Kind::kGrammar, "start ::= \"a\""}, "root"},
       {{Kind::kGrammar, "root ::= " + Times(60000, "(")}, "too large"},
+      {{Kind::kStructuralTag, "{"}, "JSON"},
+      {{Kind::kStructuralTag, R"({"type": "structural_tag", "format": {"type": "x"}})"}, "ormat"},
       {{Kind::kJsonSchema, "{"}, "the schema"},
       {{Kind::kJsonSchema, Times(100, "{\"items\":") + "{}" + Times(100, "}")}, "the schema"},
       {{Kind::kJsonSchema, R"({"type": "array", "uniqueItems": true})"}, "uniqueItems"},
-      {{Kind::kJsonSchema, R"({"oneOf": [{"type": "string"}]})"}, "oneOf"},
+      {{Kind::kJsonSchema, R"({"oneOf": [{"type": "integer"}, {"enum": ["a", 1.5]}]})"},
+       "oneOf is"},
+      {{Kind::kJsonSchema, R"({"oneOf": [{"type": "string"}, {"properties": {}}]})"}, "oneOf is"},
+      {{Kind::kJsonSchema, R"({"oneOf": [
+           {"type": "object", "required": ["k"], "properties": {"k": {"const": 1}}},
+           {"type": "object", "properties": {"k": {"const": 2}}}]})"},
+       "oneOf is"},
+      {{Kind::kJsonSchema, R"({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}],
+                               "$defs": {"a": {"const": 1}}})"},
+       "oneOf is"},
+      {{Kind::kJsonSchema, absl::StrCat(R"({"oneOf": [)", Times(999, "{\"const\": 1},"), "{}]}")},
+       "oneOf is"},
+      {{Kind::kJsonSchema, distinct}, "oneOf has too much"},
       {{Kind::kJsonSchema, R"({"$ref": "http://x/y"})"}, "$ref"},
       {{Kind::kJsonSchema, R"({"$ref": "#/$defs/none"})"}, ""},
       {{Kind::kJsonSchema, R"({"type": "string", "minLength": 1000000000})"}, "minLength"},

@@ -25,6 +25,13 @@ constexpr char kPlain[] = R"({"bos": "<s>", "alternate": true, "roles": {
   "user": {"prefix": "[a", "suffix": "c] ", "trim": true},
   "assistant": {"prefix": " ", "suffix": " a", "trim": true}}})";
 
+constexpr char kTools[] = R"({"roles": {
+  "system": {"prefix": "<s>system\n", "suffix": "</s>\n"}, "user": {"suffix": "</s>\n"},
+  "assistant": {"prefix": "A", "suffix": "</s>\n"}, "tool": {"prefix": "[", "suffix": "]"}},
+  "tools": {"prefix": "#", "prefix_alone": "alone#", "tool": "\n", "suffix": "<tool>#",
+  "separator": "\n", "call": "<tool>{\"", "arguments": "\": ", "call_end": "}",
+  "next_response": "|"}})";
+
 // The bytes, "ab", "abc", <|endoftext|>, <s>, </s>, <end>; and <tool>, which is not special.
 const Tokenizer& SmallTokenizer() {
   static const auto* const tokenizer = [] {
@@ -59,6 +66,7 @@ TEST(ChatFormatTest, TokensAreThoseOfTheWholeText) {
     Messages messages;
     Last last;
     std::string text;
+    std::vector<std::string> tools = {};
   };
   const Case cases[] = {
       {kChatMl,
@@ -83,10 +91,28 @@ TEST(ChatFormatTest, TokensAreThoseOfTheWholeText) {
        {{"user", "\xE3\x80\x80\x1F b\xC2\x85"}, {"assistant", " \n"}, {"user", "x y"}},
        Last::kClosed,
        "<s>[abc]   a[ax yc] "},
+      {kTools, {{"user", "a"}}, Last::kClosed, "a</s>\n"},
+      {kTools,
+       {{"user", "a"}},
+       Last::kClosed,
+       "<s>system\nalone#\nab\nabc<tool>#</s>\na</s>\n",
+       {"ab", "abc"}},
+      {kTools,
+       {{"system", "S"},
+        {"assistant", "", {{"f", "{1}"}, {"g", "{}"}}},
+        {"tool", "x"},
+        {"tool", "y"},
+        {"assistant", "a", {{"f", "{}"}}},
+        {"tool", "z"}},
+       Last::kClosed,
+       "<s>system\nS#\nab<tool>#</s>\nA<tool>{\"f\": {1}}\n<tool>{\"g\": {}}</s>\n[x|y]"
+       "Aa\n<tool>{\"f\": {}}</s>\n[z]",
+       {"ab"}},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.text);
-    const auto ids = Encoded(MustParse(c.format), c.messages, c.last);
+    const auto ids = MustParse(c.format).Encode(
+        SmallTokenizer(), c.messages, c.last == Last::kPrompt, c.last == Last::kContinued, c.tools);
     ASSERT_TRUE(ids.ok()) << ids.status();
     EXPECT_EQ(*ids, *SmallTokenizer().Encode(c.text, false));
   }
@@ -164,6 +190,13 @@ TEST(ChatFormatTest, RefusalsNameTheMessage) {
       {kPlain, {{"assistant", ""}}, Last::kPrompt, "messages[0].role: user and assistant must"},
       {kPlain, {{"user", ""}, {"user", ""}}, Last::kPrompt, "messages[1].role: user and"},
       {kChatMl, {{"assistant", ""}, {"user", ""}}, Last::kContinued, "messages[1].role: continue"},
+      {kChatMl, {{"assistant", "", {{"f", "{}"}}}}, Last::kClosed, "messages[0].tool_calls: of an"},
+      {kTools, {{"user", "", {{"f", "{}"}}}}, Last::kClosed, "messages[0].tool_calls: of an"},
+      {kTools, {{"assistant", "", {{"f", "\xFF"}}}}, Last::kClosed, "messages[0].tool_calls: not"},
+      {kTools,
+       {{"assistant", "", {{"f", megabytes}, {"f", megabytes}}}},
+       Last::kClosed,
+       "messages[0]: the conv"},
   };
   for (const Case& c : cases) {
     ExpectRefused(Encoded(MustParse(c.format), c.messages, c.last).status(), c.problem);
@@ -182,7 +215,12 @@ TEST(ChatFormatTest, RefusedFilesNameTheKey) {
       {R"({"alternate": "yes"})", "alternate must be true"},
       {R"({"default_system": 1})", "default_system must be"},
       {"{}", "roles must be an object"},
-      {R"({"roles": {"tool": {}}})", "role \"tool\" is none of"},
+      {R"({"roles": {"function": {}}})", "role \"function\" is none of"},
+      {R"({"tools": {}, "roles": {"user": {}, "assistant": {}}})",
+       "tools must be an object, beside"},
+      {std::string(kTools).replace(std::string(kTools).find("<tool>{"), 6, ""), "begin with a tag"},
+      {std::string(kTools).replace(std::string(kTools).find("\\\": "), 2, ""),
+       "begin with a quote"},
       {R"({"roles": {"user": []}})", "role \"user\" is none of"},
       {R"({"roles": {"user": {"trim": 1}}})", "user: trim must be"},
       {R"({"roles": {"user": {}}})", "roles has no assistant"},

@@ -232,6 +232,137 @@ TEST_F(CompletionRequestTest, AChatIsMessages) {
   EXPECT_EQ(Convert(*plain, 0, context_)->sequences[0].stop.max_tokens, 42);  // after 8 tokens
 }
 
+constexpr char kToolChat[] = R"({"generation_prompt": "A:", "roles": {
+    "system": {"prefix": "S:", "suffix": ".\n"}, "user": {"prefix": "U:", "suffix": "\n"},
+    "assistant": {"prefix": "A:", "suffix": "\n"}, "tool": {"prefix": "T:", "suffix": "\n"}},
+    "tools": {"prefix_alone": "#", "tool": " ", "suffix": "#", "separator": "\n",
+    "call": "<c>{\"", "arguments": "\": ", "call_end": "}</c>", "next_response": "|"}})";
+constexpr char kTools[] = R"([
+    {"type": "function", "function": {"name": "f", "description": "d: \"e\", \\",
+     "parameters": {"type": "object", "properties": {"z": {"type": "integer"}, "a": {}}}}},
+    {"type": "function", "function": {"name": "g"}}])";
+
+TEST_F(CompletionRequestTest, ToolsReachPromptAndGrammar) {
+  const ChatFormat chat = *ChatFormat::Parse(kToolChat, tokenizer_);
+  context_.chat = &chat;
+  context_.limits.max_model_len = 1000;
+  const auto grammars = GrammarCompiler::Create(tokenizer_, CharacterTokenizer::kVocabSize, {});
+  context_.grammars = grammars.get();
+  const std::string prompt =
+      R"(S:# {"type": "function", "function": {"name": "f", "description": "d: \"e\", \\", )"
+      R"("parameters": {"type": "object", "properties": {"z": {"type": "integer"}, "a": {}}}}} )"
+      R"({"type": "function", "function": {"name": "g"}}#.)"
+      "\n"
+      R"(U:u)"
+      "\n"
+      R"(A:<c>{"f": {"z": 1, "a": ":,"}})"
+      "</c>\n"
+      R"(<c>{"g": {}}</c>)"
+      "\n"
+      "T:x|y\nA:";
+  struct Case {
+    const char* choice;
+    bool told;
+    std::string format;  // of the grammar, without the schema
+  };
+  const Case cases[] = {
+      {R"("tool_choice": "none")", false, ""},
+      {R"("tool_choice": "auto")", true, "triggered_tags false f g"},
+      {R"("parallel_tool_calls": false)", true, "triggered_tags true f g"},
+      {R"("response_format": {"type": "json_object"})", true, "or tags_with_separator false f g"},
+      {R"("tool_choice": "required", "response_format": {"type": "json_object"})", true,
+       "tags_with_separator false f g"},
+      {R"("tool_choice": "required")", true, "tags_with_separator false f g"},
+      {R"("tool_choice": {"type": "function", "function": {"name": "g"}})", true,
+       "tags_with_separator true g"}};
+  for (const Case& c : cases) {
+    const auto request = ParseCompletion(
+        absl::StrCat(R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant",
+            "content": null, "tool_calls": [
+              {"id": "1", "type": "function",
+               "function": {"name": "f", "arguments": "{\"z\":1,\"a\":\":,\"}"}},
+              {"id": "2", "type": "function", "function": {"name": "g", "arguments": ""}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "x"},
+            {"role": "tool", "tool_call_id": "2", "content": "y"}], "tools": )",
+                     kTools, ",", c.choice, "}"),
+        context_, /*chat=*/true);
+    ASSERT_TRUE(request.ok()) << request.status();
+    const absl::StatusOr<GenerationSpec> spec = Convert(*request, 0, context_);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(Detokenize(tokenizer_, spec->sequences[0].prompt, false),
+              c.told ? prompt : prompt.substr(prompt.find("U:")));
+    std::string format;
+    if (spec->grammar.has_value()) {
+      Json read = Json::parse(spec->grammar->text)["format"];
+      if (read["type"] == "or") {
+        format = "or ";
+        EXPECT_TRUE(grammars->Compile(*spec->grammar).ok());
+        EXPECT_EQ(read["elements"][1]["tags"][0]["content"]["json_schema"]["type"], "object");
+        read = Json(read["elements"][0]);
+      }
+      absl::StrAppend(&format, read["type"].get<std::string>(), " ",
+                      read["stop_after_first"].dump());
+      for (const Json& tag : read["tags"]) {
+        const auto begin = tag["begin"].get<std::string>();
+        absl::StrAppend(&format, " ", begin.substr(5, 1));
+        EXPECT_EQ(begin, absl::StrCat("<c>{\"", begin.substr(5, 1), "\": "));
+        EXPECT_EQ(tag["content"]["json_schema"]["type"], "object");
+      }
+    }
+    EXPECT_EQ(format, c.format);
+  }
+}
+
+TEST_F(CompletionRequestTest, ToolsThatCannotBeCalledAreRefused) {
+  const ChatFormat chat = *ChatFormat::Parse(kToolChat, tokenizer_);
+  context_.chat = &chat;
+  const auto refused = [&](const Json& fields) {
+    const auto request = ParseChat(fields);
+    const absl::Status status =
+        request.ok() ? Convert(*request, 0, context_).status() : request.status();
+    EXPECT_FALSE(status.ok()) << fields;
+    return std::string(status.message());
+  };
+  const Json tool = Json::parse(kTools)[1];
+  const auto with = [&](const char* pointer, const Json& value) {
+    Json changed = tool;
+    changed[Json::json_pointer(pointer)] = value;
+    return Json({{"tools", {tool, changed}}});
+  };
+  const std::pair<Json, const char*> bad[] = {
+      {{{"tools", "x"}}, "tools: must be a list"},
+      {{{"tools", {1}}}, "tools[0].function: must be"},
+      {with("/type", "retrieval"), "tools[1].function: must be {\"type\": \"function\""},
+      {with("/function/name", "a b"), "tools[1].function.name: must be 1 to 64 letters"},
+      {with("/function/name", std::string(65, 'a')), "tools[1].function.name: must be"},
+      {with("/function/strict", true), "tools[1].function.name: is there twice"},
+      {with("/function/parameters", {{"type", "string"}}), "tools[1].function.parameters: must be"},
+      {with("/function/parameters", {{"properties", {{"x", {{"not", 1}}}}}}),
+       "tools[1].function.parameters: not is not supported"},
+      {with("/function/description", std::string(kMaxGrammarBytes, 'a')), "tools[1]: the tools up"},
+      {{{"tools", Json::array_t(129, tool)}}, "tools: at most 128"},
+      {{{"tools", {tool}}, {"tool_choice", "f"}}, "tool_choice: must be \"none\""},
+      {{{"tools", {tool}}, {"tool_choice", {{"type", "function"}, {"function", {{"name", "f"}}}}}},
+       "tools: there is none to call"},
+      {{{"tool_choice", "required"}}, "tools: there is none to call"},
+      {{{"tools", {tool}}, {"parallel_tool_calls", 1}}, "parallel_tool_calls: must be true"},
+      {{{"tools", {tool}}, {"structured_outputs", {{"regex", "a"}}}}, "regex: not beside tools"},
+      {{{"tools", {tool}}, {"structured_outputs", {{"json", {{"not", 1}}}}}},
+       "json_schema: not is"},
+      {{{"messages", {{{"role", "assistant"}, {"tool_calls", 1}}}}},
+       "messages[0].tool_calls: must"},
+      {{{"messages", {{{"role", "assistant"}, {"tool_calls", {1}}}}}},
+       "messages[0].tool_calls: eac"},
+      {{{"messages",
+         {{{"role", "assistant"},
+           {"tool_calls", {{{"function", {{"name", "f"}, {"arguments", "[]"}}}}}}}}}},
+       "messages[0].tool_calls: each must have"}};
+  for (const auto& [fields, message] : bad) EXPECT_THAT(refused(fields), HasSubstr(message));
+  context_.chat = &chat_;
+  EXPECT_EQ(refused({{"tools", {tool}}}),
+            "tools: the model's chat format does not say how they are called");
+}
+
 TEST_F(CompletionRequestTest, WhatAChatCannotDoIsRefusedByName) {
   const auto turns = [](Json first, const Json& second) {
     return Json({{"messages", {std::move(first), second}}});
@@ -241,9 +372,7 @@ TEST_F(CompletionRequestTest, WhatAChatCannotDoIsRefusedByName) {
     return turns(user, {{"role", "user"}, {"content", value}});
   };
   const std::pair<Json, const char*> cases[] = {
-      {{{"tools", {{{"type", "function"}}}}}, "tools: no tools"},
-      {{{"tool_choice", "required"}}, "tool_choice: no tools"},
-      {{{"functions", {1}}}, "functions: no tools"},
+      {{{"functions", {1}}}, "functions: send tools"},
       {{{"response_format", {{"type", "json"}}}}, "response_format: "},
       {{{"audio", {{"voice", "x"}}}}, "audio: text alone"},
       {{{"prompt", "x"}}, "prompt: of /v1/completions; send messages"},
@@ -262,9 +391,6 @@ TEST_F(CompletionRequestTest, WhatAChatCannotDoIsRefusedByName) {
       {turns(user, {{"role", 1}}), "messages[1].role: must be a string"},
       {turns(user, {{"role", "tool"}, {"content", "x"}}), "this model has assistant, system, user"},
       {turns(user, {{"role", "system"}, {"content", "x"}}), "messages[1].role: system is for the"},
-      {turns(user, {{"role", "tool"}, {"tool_call_id", "x"}}),
-       "messages[1].tool_call_id: no tools"},
-      {turns(user, {{"role", "assistant"}, {"tool_calls", {1}}}), "messages[1].tool_calls: no"},
       {content(nullptr), "messages[1].content: must be a text or a list"},
       {content(1), "messages[1].content: must be a text or a list"},
       {content({"x"}), "messages[1].content: must be a text or a list"},

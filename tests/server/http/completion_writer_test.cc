@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <limits>
+#include <set>
 
 #include "nlohmann/json.hpp"
 #include "tests/e2e/character_tokenizer.h"
@@ -160,6 +161,69 @@ TEST_F(CompletionWriterTest, ABosThatTheServerAddedIsInNoList) {
   EXPECT_EQ(lists["tokens"], Json({"a", "b"}));
   EXPECT_EQ(lists["token_logprobs"], Json({0.0, 0.0}));
   EXPECT_EQ(lists["text_offset"], Json({0, 1}));
+}
+
+// However it is cut, and in a stream as in one body.
+TEST_F(CompletionWriterTest, CallsAreNoText) {
+  const ChatFormat chat = *ChatFormat::Parse(
+      R"({"roles": {"system": {}, "user": {}, "assistant": {}, "tool": {}},
+          "tools": {"separator": "\n", "call": "<c>{\"", "arguments": "\": ",
+                    "call_end": "}</c>"}})",
+      tokenizer_);
+  context_.chat = &chat;
+  request_.chat = true;
+  request_.n = 1;
+  request_.prompts.resize(1);
+  request_.prompts[0].mutable_messages()->add_tools("{}");
+  struct Case {
+    std::string text, content, calls;
+    v1::FinishReason reason;
+    const char* finish;
+  };
+  const std::string one = R"({"a": "\\\"}</c>", "b": {"c": "{"}})", call = R"(<c>{"f": )";
+  const Case cases[] = {
+      {"a\n<b", "a\n<b", "", v1::STOP, "stop"},
+      {"a\n\n" + call + "{}}</c>\n", "a\n\n", "f{};", v1::STOP, "tool_calls"},
+      {call + one + "}</c>\n<c>{\"g\": {}}</c>", "", "f" + one + ";g{};", v1::STOP, "tool_calls"},
+      {call + one + "}</c>b" + call + "{}}</c>", "b", "f" + one + ";f{};", v1::STOP, "tool_calls"},
+      {call + one.substr(0, 9), "", "f" + one.substr(0, 9) + ";", v1::LENGTH, "length"},
+      {call + one.substr(0, 9), "", "f" + one.substr(0, 9) + ";", v1::STOP, "stop"},
+      {"x<c>{\"", "x", "", v1::LENGTH, "length"}};
+  for (const Case& c : cases) {
+    for (size_t piece = 1; piece < 50; piece += piece < 5 ? 1 : 22) {
+      SCOPED_TRACE(absl::StrCat(c.text, " in pieces of ", piece));
+      CompletionWriter writer = Writer();
+      std::string content, calls, finish;
+      int64_t bytes = 0;
+      std::set<std::string> ids;
+      const auto add = [&](const Json& choice) {
+        const Json& message = choice[request_.stream ? "delta" : "message"];
+        if (message["content"].is_string()) content += message["content"].get<std::string>();
+        for (const Json& part : message.value("tool_calls", Json::array())) {
+          if (part.contains("id")) {
+            EXPECT_EQ(part["type"], "function");
+            EXPECT_EQ(part["index"], ids.size());
+            ids.insert(part["id"].get<std::string>());
+            calls += (calls.empty() ? "" : ";") + part["function"]["name"].get<std::string>();
+          }
+          calls += part["function"]["arguments"].get<std::string>();
+        }
+        if (choice["finish_reason"].is_string()) finish = choice["finish_reason"];
+      };
+      const auto tell = [&](const v1::GenerateDelta& event) {
+        bytes += writer.Add(0, event);
+        if (request_.stream) add(Json::parse(writer.TakeChunk(0, event).substr(6))["choices"][0]);
+      };
+      for (size_t at = 0; at < c.text.size(); at += piece) tell(Text(0, c.text.substr(at, piece)));
+      EXPECT_EQ(bytes, static_cast<int64_t>(c.text.size()));
+      tell(End(0, c.reason));
+      if (!request_.stream) add(Json::parse(writer.TakeBody())["choices"][0]);
+      EXPECT_EQ(content, c.content);
+      EXPECT_EQ(calls.empty() ? "" : calls + ";", c.calls);
+      EXPECT_EQ(finish, c.finish);
+      request_.stream = !request_.stream;
+    }
+  }
 }
 
 // What the page reads.

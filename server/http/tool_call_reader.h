@@ -1,0 +1,49 @@
+// ToolCallReader: splits an answer, as it comes, into text and the calls that its grammar allows.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "models/tokenizer/chat_format.h"
+#include "models/tokenizer/stop_matcher.h"
+#include "server/http/json_fields.h"
+
+namespace fox {
+
+// What is new of a call.
+struct ToolCallPart {
+  size_t index = 0;
+  std::string id = {}, name = {};  // "": it has begun before
+  std::string arguments = {};
+};
+
+// Not thread-safe. `format` must outlive it.
+class ToolCallReader {
+ public:
+  explicit ToolCallReader(const ToolFormat& format);
+
+  // Adds to `content` what is no call, and to `parts` what is one, in order; arguments join the
+  // last part. What may be the beginning of a call waits, at the last piece for nothing.
+  void Read(absl::string_view piece, bool last, std::string* content,
+            std::vector<ToolCallPart>* parts);
+  size_t calls() const { return calls_; }  // that are whole
+
+ private:
+  enum class Place { kText, kName, kArguments, kEnd };
+  void ReadText(char byte, std::string* content);
+  void ReadArgument(char byte);
+
+  const ToolFormat& format_;
+  const std::vector<std::string> openings_;
+  StopMatcher matcher_;
+  Place place_ = Place::kText;
+  std::string held_;  // of the text before a call, of its name or of its end
+  // Of the arguments.
+  int depth_ = 0;
+  JsonQuotes quotes_;
+  size_t calls_ = 0;
+};
+
+}  // namespace fox
