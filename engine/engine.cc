@@ -108,13 +108,16 @@ void Engine::Process(const PlannedSequence& planned, Sequence* sequence, const f
   if (output->finish || end < static_cast<int64_t>(sequence->tokens.size())) return;
   if (!sequence->samples()) {
     output->finish = Finish::For(FinishReason::kLength);
-  } else if (sampled != nullptr) {
+    return;
+  }
+  // Before the first token; behind each, Accept asks.
+  if (sequence->generated() == 0) output->finish = sequence->GrammarEnd();
+  if (output->finish) return;
+  if (sampled != nullptr) {
     FOX_CHECK(sequence->pending > 0);
     --sequence->pending;
     Accept(sequence, std::move(*sampled), now, output);
   } else {
-    if (sequence->generated() == 0) output->finish = sequence->GrammarEnd();
-    if (output->finish) return;
     const size_t last_row = planned.logit_rows.size() - 1;
     const float* row = logits + last_row * static_cast<size_t>(limits_.vocab_size);
     const GrammarMatcher* matcher = sequence->matcher.get();

@@ -43,6 +43,7 @@ struct LogitsProcessorParams {
   float presence_penalty = 0;
   float frequency_penalty = 0;
   uint64_t stops_from = 0;  // tokens with kTokenStops are masked at positions before
+  int32_t mask = -1;        // row of SampleParams::masks: those without a bit are masked; -1: none
 };
 
 // How to sample one token, plain data in the backend's memory.
@@ -76,6 +77,9 @@ struct SampleRecord {
   float top_logprobs[kMaxSampledLogprobs];
 };
 
+// Of a bit for each token, bit id % 32 of word id / 32.
+constexpr int64_t MaskWords(int64_t vocab_size) { return (vocab_size + 31) / 32; }
+
 struct SampleParams {
   MatrixView logits;  // [rows, V] residual dtype; rows with a processor are overwritten
   const SampleRow* rows = nullptr;    // [rows]
@@ -83,6 +87,7 @@ struct SampleParams {
   int32_t* sampled_tokens = nullptr;  // [max_slots]
   // [max_slots, V]; null where no row has a processor
   TokenPenaltyState* penalty_state = nullptr;
+  const uint32_t* masks = nullptr;  // [rows, MaskWords(V)]; null where no row has one
 };
 
 }  // namespace fox

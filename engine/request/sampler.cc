@@ -332,15 +332,12 @@ bool NeedsCounts(const SamplingParams& sampling) {
          sampling.frequency_penalty != 0.0f;
 }
 
-// More alternatives than a SampleRecord holds, ids of the request's choice and grammars, whose mask
-// needs the token before, are for the host's sampler, at half the pace.
+// More alternatives than a SampleRecord holds and ids of the request's choice are for the host's
+// sampler, at half the pace.
 std::optional<SampleRow> SampleRowOf(const Request& request, const StopCondition& stop,
                                      int64_t position, int64_t produced) {
   const SamplingParams& sampling = request.sampling;
-  if (!sampling.logprob_token_ids.empty() || sampling.logprobs > kMaxSampledLogprobs ||
-      request.grammar != nullptr) {
-    return {};
-  }
+  if (!sampling.logprob_token_ids.empty() || sampling.logprobs > kMaxSampledLogprobs) return {};
   SampleRow sample;
   sample.temperature = sampling.temperature;
   sample.top_p = sampling.top_p;
@@ -352,7 +349,8 @@ std::optional<SampleRow> SampleRowOf(const Request& request, const StopCondition
   const bool masks_stops = !stop.MaskedAt(produced).empty();
   LogitsProcessorParams& logits_processor = sample.logits_processor;
   logits_processor.on = NeedsCounts(sampling) || !sampling.logit_bias.empty() ||
-                        !sampling.allowed_token_ids.empty() || masks_stops;
+                        !sampling.allowed_token_ids.empty() || masks_stops ||
+                        request.grammar != nullptr;
   logits_processor.only_allowed = !sampling.allowed_token_ids.empty();
   logits_processor.repetition_penalty = sampling.repetition_penalty;
   logits_processor.presence_penalty = sampling.presence_penalty;

@@ -34,6 +34,7 @@ struct PlannedSequence {
   // slot is the sequence's. If its logits processor is on, it counts the token in the slot's
   // penalty state.
   std::optional<SampleRow> sample;
+  std::vector<uint32_t> mask;      // [MaskWords(V)] of the sample; empty: any token may follow
   double log_tolerance = kNoMass;  // log eps; -infinity: prune nothing
 };
 

@@ -71,6 +71,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
   std::fill_n(staging + counts_, mass_ - counts_, std::byte{0});
   std::fill_n(At<double>(staging, mass_), max_seqs_, kNoMass);
   int64_t rows = 0, logit_rows = 0, longest = 0, decodes = 0;
+  int32_t masks = 0;
   int64_t* row_begin = At<int64_t>(staging, row_begin_);
   for (int64_t i = 0; i < total; ++i) {
     const PlannedSequence& seq = i < planned ? plan.sequences[static_cast<size_t>(i)] : padding;
@@ -96,6 +97,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
       if (!seq.sample || k + 1 < wanted.size()) continue;
       sample = *seq.sample;
       sample.slot = seq.slot;
+      if (!seq.mask.empty()) sample.logits_processor.mask = masks++;
     }
     rows += tokens;
   }

@@ -76,7 +76,9 @@ Workload WorkloadOf(const ModelConfig& config, const RunnerOptions& options) {
 }
 
 size_t PenaltyStateBytes(const ModelConfig& config, const RunnerOptions& options) {
-  return static_cast<size_t>(options.num_slots() * config.vocab_size) * sizeof(TokenPenaltyState);
+  const auto slots = static_cast<size_t>(options.num_slots());
+  return slots * (static_cast<size_t>(config.vocab_size) * sizeof(TokenPenaltyState) +
+                  static_cast<size_t>(MaskWords(config.vocab_size)) * sizeof(uint32_t));
 }
 
 ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const RunnerOptions& options)
@@ -115,8 +117,11 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   limits_.vocab_size = static_cast<int32_t>(weights_.config.vocab_size);
   limits_.depth = queue_ != nullptr ? 2 : 1;
   limits_.samples_on_device = queue_ != nullptr;
-  if (limits_.samples_on_device)
+  if (limits_.samples_on_device) {
     penalty_state_ = ops_->Allocate(PenaltyStateBytes(weights_.config, options_));
+    masks_ = reinterpret_cast<uint32_t*>(penalty_state_.as<TokenPenaltyState>() +
+                                         options_.num_slots() * weights_.config.vocab_size);
+  }
   if (const auto bytes = static_cast<size_t>(options_.swap_bytes); bytes > 0) {
     swap_space_ = queue_ != nullptr ? queue_->AllocatePinned(bytes) : ops_->Allocate(bytes);
   }
@@ -163,6 +168,7 @@ absl::Status ModelRunner::Submit(const StepPlan& plan) {
     const int64_t planned = static_cast<int64_t>(plan.sequences.size());
     const int64_t bucket = decode ? DecodeBucket(planned) : 0;
     batch_.Build(plan, bucket, step->staging(), stream_);
+    SetMasks(plan, *step);
     logits_ = decode && graphs_ != nullptr
                   ? graphs_->Run({bucket, batch_.batch().small}, [this] { return Forward(); })
                   : Forward();
@@ -208,6 +214,19 @@ void ModelRunner::SetPenaltyState(const StepPlan& plan, StepReadback& step) {
   }
 }
 
+// In the order of Build.
+void ModelRunner::SetMasks(const StepPlan& plan, StepReadback& step) {
+  size_t words = 0;
+  for (const PlannedSequence& planned : plan.sequences) words += planned.mask.size();
+  if (words == 0) return;
+  uint32_t* const masks = step.Masks(words);
+  uint32_t* end = masks;
+  for (const PlannedSequence& planned : plan.sequences) {
+    end = std::copy(planned.mask.begin(), planned.mask.end(), end);
+  }
+  ops_->CopyToDevice(masks, words * sizeof(uint32_t), masks_, stream_);
+}
+
 MatrixView ModelRunner::Forward() {
   const StepOutputs& outputs = batch_.outputs();
   const ForwardCounters counters{outputs.blocks_total, outputs.blocks_pruned, outputs.pages_evicted,
@@ -217,7 +236,7 @@ MatrixView ModelRunner::Forward() {
                      cache(), counters, stream_);
   if (limits_.samples_on_device && logits.rows > 0) {
     ops_->Sample({logits, batch_.sample_rows(), outputs.sampled, batch_.sampled_tokens(),
-                  penalty_state_.as<TokenPenaltyState>()},
+                  penalty_state_.as<TokenPenaltyState>(), masks_},
                  stream_);
   }
   return logits;

@@ -53,8 +53,8 @@ PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options)
 // All that a runner with these options, sizes of a step among them, asks of its backend.
 Workload WorkloadOf(const ModelConfig& config, const RunnerOptions& options);
 
-// Bytes of the penalty state that a backend samples with: one entry per slot and token of the
-// vocabulary.
+// Bytes of what a backend samples with: of each slot a penalty state and a bit, whether it may
+// follow, for each token of the vocabulary.
 size_t PenaltyStateBytes(const ModelConfig& config, const RunnerOptions& options);
 
 class ModelRunner : public StepExecutor {
@@ -84,6 +84,7 @@ class ModelRunner : public StepExecutor {
   // What a plan does to slots before its sequences run.
   void MoveSlots(const StepPlan& plan);
   void SetPenaltyState(const StepPlan& plan, StepReadback& step);
+  void SetMasks(const StepPlan& plan, StepReadback& step);
   MatrixView Forward();
   absl::Status Health() const;
 
@@ -97,7 +98,8 @@ class ModelRunner : public StepExecutor {
   FoxModel model_;
   BatchBuilder batch_;
   PagedKvStorage cache_;
-  Buffer penalty_state_;                  // empty where the backend does not sample
+  Buffer penalty_state_;                  // empty where the backend does not sample; masks behind
+  uint32_t* masks_ = nullptr;             // in penalty_state_
   Buffer swap_space_;                     // host memory, which only operations touch
   std::unique_ptr<DecodeGraphs> graphs_;  // null: every step runs eagerly
   std::vector<std::unique_ptr<StepReadback>> idle_;

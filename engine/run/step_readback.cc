@@ -2,7 +2,6 @@
 #include "engine/run/step_readback.h"
 
 #include <algorithm>
-#include <bit>
 
 namespace fox {
 namespace {
@@ -55,14 +54,6 @@ void StepReadback::Begin(const StepPlan& plan, bool row_each) {
                           seq.sample ? seq.sample->logprobs : -1,
                           seq.position + static_cast<int64_t>(seq.token_ids.size())});
   }
-}
-
-PenaltyEntry* StepReadback::Entries(size_t count) {
-  // Pinned allocations are slow: grow to powers of two.
-  constexpr size_t kLeast = 4096;
-  const size_t bytes = std::bit_ceil(std::max(count, kLeast) * sizeof(PenaltyEntry));
-  if (entries_.bytes() < bytes) entries_ = Allocate(bytes);
-  return entries_.as<PenaltyEntry>();
 }
 
 void StepReadback::Fetch(const void* device, size_t bytes, const Buffer& host) {

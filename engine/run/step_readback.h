@@ -2,6 +2,8 @@
 // what comes back, and the StepResult made of it. Reused from plan to plan.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -26,8 +28,9 @@ class StepReadback {
 
   // Host memory of the batch on its way there (BatchBuilder::Build).
   std::byte* staging() const { return staging_.as<std::byte>(); }
-  // Room for `count` penalty entries on their way there.
-  PenaltyEntry* Entries(size_t count);
+  // Room for `count` penalty entries, and for words of masks, on their way there.
+  PenaltyEntry* Entries(size_t count) { return Room<PenaltyEntry>(count, &entries_); }
+  uint32_t* Masks(size_t words) { return Room<uint32_t>(words, &masks_); }
 
   // Enqueues the copies of all that the host wants of the step; `logits` of its rows, `kv` for
   // windows.
@@ -54,6 +57,14 @@ class StepReadback {
   };
 
   Buffer Allocate(size_t bytes) const;
+  template <typename T>
+  T* Room(size_t count, Buffer* buffer) const {
+    // Pinned allocations are slow: grow to powers of two.
+    constexpr size_t kLeast = 4096;
+    const size_t bytes = std::bit_ceil(std::max(count, kLeast) * sizeof(T));
+    if (buffer->bytes() < bytes) *buffer = Allocate(bytes);
+    return buffer->as<T>();
+  }
   void Fetch(const void* device, size_t bytes, const Buffer& host);
   const float* Logits();
 
@@ -63,7 +74,7 @@ class StepReadback {
   StepPlan moves_;            // what MoveSlots reads
   std::vector<Awaited> sequences_;
   bool wants_windows_ = false;
-  Buffer staging_, entries_, outputs_;
+  Buffer staging_, entries_, masks_, outputs_;
   Buffer first_pages_;            // [slots, lists], once a plan asked for them
   Buffer logits_;                 // [rows, V], as far as wanted
   MatrixView logits_view_;        // of the backend's; no rows: none are wanted

@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/linear/gemm_kernels.h"
 #include "kernels/cuda/linear/linear.h"
+#include "models/grammar/grammar.h"
 #include "tests/engine/eval/run_program.h"
 #include "tests/engine/fast_copies.h"
 #include "tests/engine/random_streams.h"
@@ -51,6 +52,13 @@ int32_t Invariant(int32_t rows) {
 
 // Greedy requests, and sampled ones between them.
 std::vector<Request> MakeRequests(int count, int32_t vocab, uint64_t seed) {
+  const auto letters = [vocab] {
+    std::vector<std::string> tokens(static_cast<size_t>(vocab));
+    for (size_t id = 0; id < tokens.size(); ++id) tokens[id] = static_cast<char>('a' + id % 26);
+    return tokens;
+  };
+  const auto grammar =
+      *GrammarCompiler(letters).Compile({GrammarSource::Kind::kRegex, "([a-m][n-z])*"});
   std::mt19937_64 rng(seed);
   std::vector<Request> requests;
   for (int i = 0; i < count; ++i) {
@@ -63,6 +71,7 @@ std::vector<Request> MakeRequests(int count, int32_t vocab, uint64_t seed) {
     if (i % 2 == 0) request.sampling.presence_penalty = 0.5f;
     if (i % 4 == 1) request.sampling.repetition_penalty = 1.2f;
     if (i % 4 == 3) request.sampling.frequency_penalty = 0.3f;
+    if (i % 6 == 4) request.grammar = grammar;
     if (i % 5 == 1) request.sampling.logit_bias = {{0, -1.0f}, {5, 0.5f}};
     requests.push_back(std::move(request));
   }

@@ -37,6 +37,7 @@ class PipelinedExecutor final : public StepExecutor {
     inner_plan.penalty_state.clear();
     for (PlannedSequence& sequence : inner_plan.sequences) {
       sequence.sample.reset();
+      sequence.mask.clear();
       if (sequence.token_ids.front() != kLastSampledToken) continue;
       sequence.token_ids.front() = sampled_.at(sequence.slot);
       ++fed_samples_;
@@ -79,7 +80,7 @@ class PipelinedExecutor final : public StepExecutor {
       const size_t rows = sequence.logit_rows.size();
       if (sequence.sample) {
         result.sampled.push_back(
-            slots_[sequence.slot].Sample(*sequence.sample, logits + (rows - 1) * vocab, sampler_));
+            slots_[sequence.slot].Sample(sequence, logits + (rows - 1) * vocab, sampler_));
         sampled_[sequence.slot] = result.sampled.back().ok() ? result.sampled.back()->id : 0;
         continue;
       }

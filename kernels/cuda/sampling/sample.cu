@@ -130,10 +130,11 @@ __device__ void FillLogprobs(Row& row, int32_t id, uint64_t best, int best_count
 
 // A logit with its bias and penalties, each operation rounded as in engine/request/sampler.cc;
 // masked ones become -infinity, infinite ones NaN.
-__device__ __forceinline__ float Processed(float x, TokenPenaltyState state,
+__device__ __forceinline__ float Processed(float x, TokenPenaltyState state, bool may_follow,
                                            const LogitsProcessorParams& how, bool masks_stops) {
   const auto clamp = [](float y) { return fminf(fmaxf(y, -FLT_MAX), FLT_MAX); };
   if (!isfinite(x)) return CUDART_NAN_F;
+  if (!may_follow) return -CUDART_INF_F;
   if (how.only_allowed && (state.bits & kTokenAllowed) == 0) return -CUDART_INF_F;
   if (masks_stops && (state.bits & kTokenStops) != 0) return -CUDART_INF_F;
   x = clamp(__fadd_rn(x, state.bias));
@@ -150,24 +151,30 @@ __device__ __forceinline__ float Processed(float x, TokenPenaltyState state,
 // Rewrites the block's logits; other blocks may read them after the next RowBarrier.
 template <int kBlocks>
 __device__ void ProcessLogits(const Row& row, const SampleRow& how, const TokenPenaltyState* states,
-                              float* logits) {
+                              const uint32_t* masks, float* logits) {
   constexpr int kAhead = 8;
   const LogitsProcessorParams logits_processor = how.logits_processor;
   const bool masks_stops = how.position < logits_processor.stops_from;
+  const bool has_mask = logits_processor.mask >= 0;
+  if (has_mask) masks += int64_t{logits_processor.mask} * ((row.vocabulary + 31) / 32);
   for (int32_t first = row.begin + static_cast<int32_t>(threadIdx.x); first < row.end;
        first += kAhead * kThreads) {
     float x[kAhead];
     TokenPenaltyState state[kAhead];
+    uint32_t mask[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int32_t id = first + i * kThreads;
       x[i] = id < row.end ? logits[id] : 0.0f;
       state[i] = id < row.end ? states[id] : TokenPenaltyState{};
+      mask[i] = has_mask && id < row.end ? masks[id / 32] : ~uint32_t{0};
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int32_t id = first + i * kThreads;
-      if (id < row.end) logits[id] = Processed(x[i], state[i], logits_processor, masks_stops);
+      const bool may_follow = (mask[i] >> (id % 32) & 1) != 0;
+      if (id >= row.end) continue;
+      logits[id] = Processed(x[i], state[i], may_follow, logits_processor, masks_stops);
     }
   }
   if constexpr (kBlocks > 1) ReleaseAll();
@@ -220,7 +227,7 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
 
   const bool processes_logits = how.logits_processor.on;
   TokenPenaltyState* states = params.penalty_state + static_cast<int64_t>(how.slot) * vocabulary;
-  if (processes_logits) ProcessLogits<kBlocks>(row, how, states, logits);
+  if (processes_logits) ProcessLogits<kBlocks>(row, how, states, params.masks, logits);
   const bool races = how.temperature > 0.0f;
   const bool filters = how.min_p > 0.0f || how.top_p < 1.0f || HasTopK(row, how);
   const auto is_key = [](uint64_t key) { return key != 0 && key != kNotFinite; };

@@ -47,6 +47,15 @@ TEST_F(BatchBuilderTest, SampleRowsHoldTheSamplePlan) {
   EXPECT_EQ(row.slot, 1);
   EXPECT_EQ(row.temperature, 0.5f);
   EXPECT_EQ(row.logits_processor.stops_from, 14u);
+  EXPECT_EQ(row.logits_processor.mask, -1);
+  for (int i = 0; i < 2; ++i) {
+    plan.sequences.push_back(plan.sequences.back());
+    plan.sequences.back().mask = {1};
+  }
+  Build(plan);
+  EXPECT_EQ(rows[2].logits_processor.mask, -1);
+  EXPECT_EQ(rows[3].logits_processor.mask, 0);
+  EXPECT_EQ(rows[4].logits_processor.mask, 1);
 }
 
 TEST_F(BatchBuilderTest, PaddingIsNotSampledFrom) {

@@ -1,6 +1,6 @@
-// Samples of whole sequences on the device, with penalties, biases, allowed ids and min_tokens,
-// many beside each other and token after token: the device counts, the host's Sampler is the oracle
-// and samples from the same logits with the sequence's own counts and masks.
+// Samples of whole sequences on the device, with penalties, biases, allowed ids, min_tokens and
+// masks of grammars, many beside each other and token after token: the device counts, the host's
+// Sampler is the oracle and samples from the same logits with the sequence's own counts and masks.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -81,7 +81,8 @@ SampleRow NextRow(const Sequence& sequence) {
 
 // The logits that a sequence's next token is sampled from, in the order of
 // engine/request/sampler.h.
-std::vector<float> ProcessedLogits(const Sequence& sequence, std::vector<float> row) {
+std::vector<float> ProcessedLogits(const Sequence& sequence, std::vector<float> row,
+                                   const uint32_t* mask) {
   const SamplingParams& sampling = sequence.request.sampling;
   const auto at = [&](int32_t id) -> float& { return row[static_cast<size_t>(id)]; };
   const auto clamp = [](float x) { return std::min(std::max(x, -FLT_MAX), FLT_MAX); };
@@ -106,6 +107,7 @@ std::vector<float> ProcessedLogits(const Sequence& sequence, std::vector<float> 
     if (static_cast<size_t>(id) < row.size()) at(id) = kMasked;
   }
   for (size_t i = 0; i < row.size(); ++i) {
+    if (mask != nullptr && (mask[i / 32] >> (i % 32) & 1) == 0) row[i] = kMasked;
     if (!std::isfinite(raw[i])) row[i] = std::nanf("");
   }
   return row;
@@ -121,8 +123,9 @@ void ExpectSameLogits(const std::vector<float>& want, const float* got) {
 
 // Sets the states of every sequence whose slot lacks them, as the scheduler plans it.
 void SetMissingStates(Sequences& sequences, const SampleBatch& batch, cudaStream_t stream) {
-  for (const auto& sequence : sequences) {
-    if (!NextRow(*sequence).logits_processor.on || sequence->has_penalty_state) continue;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const auto& sequence = sequences[i];
+    if (!batch.rows[i].logits_processor.on || sequence->has_penalty_state) continue;
     const std::vector<PenaltyEntry> states = PenaltyEntriesOf(
         sequence->request, sequence->stop, sequence->counts, sequence->generated());
     const DeviceArray<PenaltyEntry> entries(states);
@@ -137,7 +140,7 @@ void SetMissingStates(Sequences& sequences, const SampleBatch& batch, cudaStream
 
 // What happened to the sequences of a test.
 struct Seen {
-  int processed = 0, plain = 0, not_finite = 0, all_masked = 0;
+  int processed = 0, plain = 0, not_finite = 0, all_masked = 0, followed = 0;
 };
 
 // Compares one sample of each sequence with the host's and appends it; a sequence whose sample
@@ -155,11 +158,13 @@ void TakeSamples(const SampleBatch& batch, Sequences& sequences, Random& random,
     const bool processes_logits = batch.rows[i].logits_processor.on;
     ++(processes_logits ? seen->processed : seen->plain);
     std::vector<float> logits(raw, raw + batch.vocabulary);
-    if (processes_logits) logits = ProcessedLogits(sequence, std::move(logits));
+    const uint32_t* mask = batch.mask(i);
+    if (processes_logits) logits = ProcessedLogits(sequence, std::move(logits), mask);
     ExpectSameLogits(logits, left.data() + i * static_cast<size_t>(batch.stride));
     const absl::StatusOr<SampledToken> want =
         sampler.Sample(raw, sequence.request.sampling, sequence.counts,
-                       sequence.stop.MaskedAt(sequence.generated()), sequence.tokens.size());
+                       sequence.stop.MaskedAt(sequence.generated()), sequence.tokens.size(), mask);
+    seen->followed += mask != nullptr && want.ok() ? 1 : 0;
     ExpectSample(sampled[i], want, batch.rows[i]);
     if (::testing::Test::HasFatalFailure()) return;
     if (!want.ok()) {
@@ -190,6 +195,7 @@ void SampleMany(size_t count, int steps, int32_t vocabulary, cudaStream_t stream
           random() % 2 == 0 ? Logits::kNormal : static_cast<Logits>(random() % kinds);
       batch.SetLogits(i, MakeLogits(kind, vocabulary, random));
       batch.rows[i] = NextRow(*sequences[i]);
+      if (random() % 2 == 0) batch.SetMask(i, random);
     }
     batch.Upload();
     SetMissingStates(sequences, batch, stream);
@@ -213,6 +219,7 @@ TEST_P(SequenceSamplesTest, AreThoseOfTheSampler) {
   }
   EXPECT_GT(seen.processed, 0);
   EXPECT_GT(seen.plain, 0);
+  EXPECT_GT(seen.followed, 0);
   EXPECT_GT(seen.not_finite, 0);
   EXPECT_GT(seen.all_masked, 0);
 }

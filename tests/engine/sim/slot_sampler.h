@@ -30,8 +30,9 @@ class SlotSampler {
   }
 
   // Samples and, where the logits_processor is on, counts the token.
-  absl::StatusOr<SampledToken> Sample(const SampleRow& sample, const float* logits,
+  absl::StatusOr<SampledToken> Sample(const PlannedSequence& planned, const float* logits,
                                       Sampler& sampler) {
+    const SampleRow& sample = *planned.sample;
     SamplingParams params;
     params.temperature = sample.temperature;
     params.top_p = sample.top_p;
@@ -47,8 +48,9 @@ class SlotSampler {
     params.presence_penalty = logits_processor.presence_penalty;
     params.frequency_penalty = logits_processor.frequency_penalty;
     const bool masks_stops = sample.position < logits_processor.stops_from;
-    absl::StatusOr<SampledToken> token = sampler.Sample(
-        logits, params, counts_, masks_stops ? stops_ : std::vector<int32_t>(), sample.position);
+    absl::StatusOr<SampledToken> token =
+        sampler.Sample(logits, params, counts_, masks_stops ? stops_ : std::vector<int32_t>(),
+                       sample.position, planned.mask.empty() ? nullptr : planned.mask.data());
     if (token.ok()) counts_.AddGenerated(token->id);
     return token;
   }

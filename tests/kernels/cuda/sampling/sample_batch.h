@@ -83,7 +83,9 @@ struct SampleBatch {
         device_logits(logits.size()),
         sampled(count),
         sampled_tokens(static_cast<size_t>(kMaxSlots)),
-        penalty_state(static_cast<size_t>(kMaxSlots) * static_cast<size_t>(vocab)) {}
+        penalty_state(static_cast<size_t>(kMaxSlots) * static_cast<size_t>(vocab)),
+        masks(count * static_cast<size_t>(MaskWords(vocab))),
+        device_masks(masks.size()) {}
 
   const float* row_logits(size_t row) const {
     return logits.data() + row * static_cast<size_t>(stride);
@@ -92,7 +94,24 @@ struct SampleBatch {
     std::copy(values.begin(), values.end(),
               logits.begin() + static_cast<std::ptrdiff_t>(row * static_cast<size_t>(stride)));
   }
+  // Of a row; null: it has none.
+  const uint32_t* mask(size_t row) const {
+    const int32_t at = rows[row].logits_processor.mask;
+    return at < 0 ? nullptr : masks.data() + at * MaskWords(vocabulary);
+  }
+  // Few tokens of the row may follow, or most; now and then none.
+  void SetMask(size_t row, Random& random) {
+    const auto words = static_cast<size_t>(MaskWords(vocabulary));
+    rows[row].logits_processor.on = true;
+    rows[row].logits_processor.mask = static_cast<int32_t>(rows.size() - 1 - row);
+    const uint64_t kind = random() % 8;
+    for (size_t i = (rows.size() - 1 - row) * words, n = 0; n < words; ++i, ++n) {
+      const auto bits = static_cast<uint32_t>(random());
+      masks[i] = kind < 4 ? bits : kind == 7 ? 0 : random() % 50 == 0 ? bits & (bits >> 16) : 0;
+    }
+  }
   void Upload() {
+    device_masks.CopyFrom(masks);
     device_rows.CopyFrom(rows);
     device_logits.CopyFrom(logits);
     sampled.Fill(testing::kPoison);
@@ -101,7 +120,12 @@ struct SampleBatch {
   SampleParams params() const {
     const MatrixView view{device_logits.data(), DType::kF32, static_cast<int64_t>(rows.size()),
                           vocabulary, stride};
-    return {view, device_rows.data(), sampled.data(), sampled_tokens.data(), penalty_state.data()};
+    return {view,
+            device_rows.data(),
+            sampled.data(),
+            sampled_tokens.data(),
+            penalty_state.data(),
+            device_masks.data()};
   }
 
   int32_t vocabulary, stride;
@@ -112,6 +136,8 @@ struct SampleBatch {
   DeviceArray<SampleRecord> sampled;
   DeviceArray<int32_t> sampled_tokens;
   DeviceArray<TokenPenaltyState> penalty_state;  // Upload leaves them as they are
+  std::vector<uint32_t> masks;                   // [count, MaskWords]
+  DeviceArray<uint32_t> device_masks;
 };
 
 inline SamplingParams ToSampling(const SampleRow& how) {
