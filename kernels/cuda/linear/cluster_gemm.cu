@@ -125,40 +125,6 @@ __device__ __forceinline__ void AddHalves(int done, float* first,
   }
 }
 
-// A warp's 16 rows of a chunk of W in 8 bits: by ldmatrix from lines of 64 bytes, as TMA swizzles
-// them, to the operands of products.
-struct Codes {
-  static constexpr int kHalves = 2;  // products of two times 16 columns
-
-  uint32_t under_way[kHalves][2][4] = {};  // what products read that may not have ended
-
-  // Starts c = the product, with `first`, else c += it. Those of the call before have ended when it
-  // returns.
-  template <int kCount>
-  __device__ __forceinline__ void Multiply(bool first, float (&c)[kCount], const unsigned char* w,
-                                           uint64_t x) {
-    const int row = Warp() % (kHalfOut / 16) * 16 + Lane() % 16;
-    const uint32_t from = SharedAddress(w) + row * 64 + (Lane() / 16 ^ row / 2 % 4) * 16;
-    uint32_t words[kHalves][4];
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) LoadMatrices(words[half], from ^ half * 32);
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      uint32_t(&to)[2][4] = under_way[half];
-      WgmmaWait<kHalves - 1>();
-#pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        WarpgroupFenceOperand(to[step]);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          to[step][i] = WidenPair(Fp8Pair(words[half][step * 2 + i % 2], i >= 2));
-        }
-      }
-      MultiplyHeld(first && half == 0, c, to, x + half * 4);
-    }
-  }
-};
-
 // The multiplying warps' way through both rings.
 template <int kRows, int kSplits, bool kFp8>
 struct Reader {
@@ -166,15 +132,13 @@ struct Reader {
   using Sums = float[kSumsOfThread<kRows>];
 
   Ring weights, inputs;
-  RingPlace weight_at, input_at;
-  int weight_before = 0, input_before = 0;  // stages of the products under way
-  Codes codes = {};
+  RingPlace at;
+  int before = 0;                  // stage of the products under way
+  uint32_t widened[2][2][4] = {};  // what they read of 8 bits: by halves of a chunk, 16 columns
 
-  // The products under way have read these.
+  // The products under way have read it.
   __device__ __forceinline__ void Release() const {
-    if (Lane() != 0) return;
-    weights.empty[weight_before].Arrive();
-    inputs.empty[input_before].Arrive();
+    if (Lane() == 0) weights.empty[before].Arrive();
   }
 
   // Starts the products of the next tiles: c = them if `first`, else c += them. Those under way
@@ -183,21 +147,45 @@ struct Reader {
     constexpr bool kGroups = kRows > kGroupRows;
     const int warpgroup = Warp() / (kGroupWarps / 2);
     const int half = kGroups ? warpgroup % 2 : warpgroup, group = kGroups ? warpgroup / 2 : 0;
-    const unsigned char* w = weights.At(weight_at.stage) + half * (kWeightBytes<kFp8> / 2);
-    const uint64_t x = LinesDescriptor(inputs.At(input_at.stage) + group * kGroupRows * kLineBytes);
-    weights.full[weight_at.stage].Wait(weight_at.parity);
-    inputs.full[input_at.stage].Wait(input_at.parity);
+    const unsigned char* w = weights.At(at.stage) + half * (kWeightBytes<kFp8> / 2);
+    const uint64_t x = LinesDescriptor(inputs.At(at.stage) + group * kGroupRows * kLineBytes);
+    weights.full[at.stage].Wait(at.parity);
     if constexpr (kFp8) {
-      codes.Multiply(first, c, w, x);
+      MultiplyCodes(first, c, w, x);
     } else {
+      inputs.full[at.stage].Wait(at.parity);
       MultiplyLines(first, c, LinesDescriptor(w), x);
       if (any_before) WgmmaWait<1>();
     }
     if (any_before) Release();
-    weight_before = weight_at.stage;
-    input_before = input_at.stage;
-    weight_at.Advance(weights.stages);
-    input_at.Advance(inputs.stages);
+    before = at.stage;
+    at.Advance(weights.stages);
+  }
+
+  // The same of W in 8 bits, in lines of 64 bytes that TMA has swizzled: the warp's 16 rows. Each
+  // half is widened while the one before is multiplied.
+  __device__ __forceinline__ void MultiplyCodes(bool first, Sums& c, const unsigned char* w,
+                                                uint64_t x) {
+    const int row = Warp() % (kHalfOut / 16) * 16 + Lane() % 16;
+    const uint32_t from = SharedAddress(w) + row * 64 + (Lane() / 16 ^ row / 2 % 4) * 16;
+    uint32_t words[2][4];
+    LoadMatrices(words[0], from);
+    LoadMatrices(words[1], from ^ 32);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      WgmmaWait<1>();
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        uint32_t(&to)[4] = widened[half][step];
+        WarpgroupFenceOperand(to);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          to[i] = WidenPair(Fp8Pair(words[half][step * 2 + i % 2], i >= 2));
+        }
+      }
+      if (half == 0) inputs.full[at.stage].Wait(at.parity);
+      MultiplyHeld(first && half == 0, c, widened[half], x + half * 4);
+    }
   }
 
   // sums[0] (`memory`: AddHalves) = the warpgroup's sums over kBlockClasses classes of `chunks`
@@ -222,20 +210,20 @@ template <int kRows, int kSplits, bool kGated, bool kFp8>
 __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int block) {
   constexpr int kTileBytes = kWeightBytes<kFp8>;
   extern __shared__ unsigned char memory[];
-  __shared__ Mbarrier barriers[4][kMaxStages];
+  __shared__ Mbarrier barriers[3][kMaxStages];
   __shared__ float scales[kRows];
   TriggerDependents();
   unsigned char* aligned = memory + (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment;
-  const Ring weights{aligned, kTileBytes, a.weight_stages, barriers[0], barriers[1]};
-  const Ring inputs{aligned + a.weight_stages * kTileBytes, kRows * kLineBytes, a.x_stages,
-                    barriers[2], barriers[3]};
+  const Ring weights{aligned, kTileBytes, a.stages, barriers[0], barriers[1]};
+  const Ring inputs{aligned + a.stages * kTileBytes, kRows * kLineBytes, a.stages, barriers[2],
+                    barriers[1]};
   const BlockWork work = BlockWorkOf<kSplits>(block);
   const int warp = FromLane(Warp(), 0);
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&a.weight_map);
     PrefetchTensorMap(&a.x_map);
     weights.Init(1, kConsumerWarps<kRows>);
-    inputs.Init(1, kConsumerWarps<kRows>);
+    for (int s = 0; s < a.stages; ++s) inputs.full[s].Init(1);
     PublishBarriers();
   }
   __syncthreads();
@@ -251,10 +239,10 @@ __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int bloc
     return;
   }
   FindScales(a, scales);
-  Reader<kRows, kSplits, kFp8> reader{weights, inputs, {}, {}};
+  Reader<kRows, kSplits, kFp8> reader{weights, inputs, {}};
   // Beside the rings, or over them.
   float* tile_sums =
-      reinterpret_cast<float*>(kFirstInMemory<kRows, kSplits> ? inputs.At(a.x_stages) : aligned);
+      reinterpret_cast<float*>(kFirstInMemory<kRows, kSplits> ? inputs.At(a.stages) : aligned);
 #pragma unroll 1
   for (int tile = work.tile; tile < a.tiles; tile += work.tile_step) {
     float sums[kClasses / kSplits][kSumsOfThread<kRows>];
@@ -327,15 +315,12 @@ int ChooseStages(ClusterGemmArguments* a) {
   // A cluster has one tile.
   const int wanted =
       kSplits == 1 ? kMaxStages : std::min(a->class_chunks * kClasses / kSplits, kMaxStages);
-  const int least = std::min(kMinStages, wanted);
   const int sums = kSplits == 1 ? 0 : kRows * kSumStride * static_cast<int>(sizeof(float));
   constexpr bool kBeside = kFirstInMemory<kRows, kSplits>;  // the sums, else over the rings
   const int room = kBeside ? kMaxBytes - kAlignment - sums : kRingBytes;
-  const int input_room = room / (kInputBytes < kTileBytes ? 4 : 2);
-  a->x_stages = std::clamp(input_room / kInputBytes, least, wanted);
-  a->weight_stages = std::clamp((room - a->x_stages * kInputBytes) / kTileBytes, least, wanted);
-  a->under_way = std::min(kBytesUnderWay / kTileBytes, a->weight_stages);
-  const int rings = a->weight_stages * kTileBytes + a->x_stages * kInputBytes;
+  a->stages = std::min(room / (kTileBytes + kInputBytes), wanted);
+  a->under_way = std::min(kBytesUnderWay / kTileBytes, a->stages);
+  const int rings = a->stages * (kTileBytes + kInputBytes);
   return (kBeside ? rings + sums : std::max(rings, sums)) + kAlignment;
 }
 

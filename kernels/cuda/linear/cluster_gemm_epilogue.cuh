@@ -25,7 +25,6 @@ inline constexpr int kWeightBytes = kTileOut* kLineBytes / (kFp8 ? 2 : 1);
 inline constexpr int kGroupRows = 64;  // of input, at most, in a warpgroup's registers
 inline constexpr int kGroupWarps = 8;  // two warpgroups: all of a tile's outputs, for the same rows
 inline constexpr int kMaxStages = 16;
-inline constexpr int kMinStages = 3;
 // They multiply: each group of input rows has its own, which read the same tiles of W.
 template <int kRows>
 inline constexpr int kConsumerWarps = kGroupWarps*((kRows + kGroupRows - 1) / kGroupRows);
@@ -56,7 +55,7 @@ struct ClusterGemmArguments : GemmArguments {
   // down for the other: neighbours, or the gate's and the value's of kGated.
   int tile_rows, half_offset;
   int class_chunks;  // of a class; those past the last column are zeros
-  int weight_stages, x_stages;
+  int stages;        // of both rings
   int under_way;
   bool vectors;  // y may be accessed by four elements
   // Of the input's deferred norm, null: every row's scale is one.
