@@ -3,7 +3,9 @@
 // more than 64 rows two more warpgroups share its tiles of W. The columns of W are split among a
 // cluster's blocks, whose sums are read from each other's shared memory. Two further warps copy by
 // TMA, each into its ring of tiles of 64 columns: W from before the previous kernel has ended, x
-// behind it. More than 128 rows are passes of 128.
+// behind it. More than 128 rows are passes of 128. Rows of W in 8 bits are widened on their way
+// into registers, from which wgmma takes them, and their sums are multiplied by the rows' powers of
+// two, both exactly; the others are outputs of further blocks; here passes have 64 rows.
 //
 // Bits (cluster_gemm.md): the chunks of 64 columns are eight classes by their index modulo 8; a
 // class is summed from left to right, 16 columns at a time, and the classes' sums are added as a
@@ -12,6 +14,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/core/check.h"
 #include "kernels/cuda/linear/cluster_gemm_epilogue.cuh"
@@ -21,6 +24,7 @@
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/mbarrier.cuh"
+#include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
@@ -50,17 +54,22 @@ struct BlockWork {
 };
 
 template <int kSplits>
-__device__ __forceinline__ BlockWork BlockWorkOf() {
+__device__ __forceinline__ BlockWork BlockWorkOf(int block) {
   constexpr int kBlockClasses = kClasses / kSplits;
-  const int block = static_cast<int>(blockIdx.x), first = block % kSplits * kBlockClasses;
+  const int first = block % kSplits * kBlockClasses;
   return {block / kSplits, static_cast<int>(gridDim.x) / kSplits, first, first + kBlockClasses};
 }
 
+// Of the maps of W: elements of 16 bits, two codes.
+template <bool kFp8>
+constexpr int kBoxCols = kFp8 ? kTileCols / 2 : kTileCols;
+
 // One thread. At most `under_way` tiles are on their way: enough to keep the memory busy; more
 // would only make all other loads wait, those of the kernel before among them.
-[[maybe_unused]] __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a,
-                                                             const BlockWork& work,
-                                                             const Ring& ring) {
+template <bool kFp8>
+__device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const BlockWork& work,
+                                            const Ring& ring) {
+  constexpr int kBytes = kWeightBytes<kFp8>;
   RingPlace at, arrived;
   int started = 0;
   work.ForEachChunk(a, [&](int tile, int chunk) {
@@ -69,11 +78,11 @@ __device__ __forceinline__ BlockWork BlockWorkOf() {
       arrived.Advance(ring.stages);
     }
     ring.empty[at.stage].Wait(at.parity ^ 1);
-    ring.full[at.stage].ArriveAndExpect(kWeightBytes);
+    ring.full[at.stage].ArriveAndExpect(kBytes);
     unsigned char* to = ring.At(at.stage);
-    const int row = tile * a.tile_rows, col = chunk * kTileCols;
+    const int row = tile * a.tile_rows, col = chunk * kBoxCols<kFp8>;
     TmaLoad2D(to, &a.weight_map, col, row, &ring.full[at.stage]);
-    TmaLoad2D(to + kWeightBytes / 2, &a.weight_map, col, row + a.half_offset, &ring.full[at.stage]);
+    TmaLoad2D(to + kBytes / 2, &a.weight_map, col, row + a.half_offset, &ring.full[at.stage]);
     at.Advance(ring.stages);
   });
 }
@@ -117,20 +126,19 @@ __device__ __forceinline__ void AddHalves(int done, float* first,
 }
 
 // The multiplying warps' way through both rings.
-template <int kRows, int kSplits>
+template <int kRows, int kSplits, bool kFp8>
 struct Reader {
   static constexpr int kBlockClasses = kClasses / kSplits;
   using Sums = float[kSumsOfThread<kRows>];
 
   Ring weights, inputs;
-  RingPlace weight_at, input_at;
-  int weight_before = 0, input_before = 0;  // stages of the products under way
+  RingPlace at;
+  int before = 0;                  // stage of the products under way
+  uint32_t widened[2][2][4] = {};  // what they read of 8 bits: by halves of a chunk, 16 columns
 
-  // The products under way have read these.
+  // The products under way have read it.
   __device__ __forceinline__ void Release() const {
-    if (Lane() != 0) return;
-    weights.empty[weight_before].Arrive();
-    inputs.empty[input_before].Arrive();
+    if (Lane() == 0) weights.empty[before].Arrive();
   }
 
   // Starts the products of the next tiles: c = them if `first`, else c += them. Those under way
@@ -139,19 +147,45 @@ struct Reader {
     constexpr bool kGroups = kRows > kGroupRows;
     const int warpgroup = Warp() / (kGroupWarps / 2);
     const int half = kGroups ? warpgroup % 2 : warpgroup, group = kGroups ? warpgroup / 2 : 0;
-    const uint64_t w = LinesDescriptor(weights.At(weight_at.stage) + half * kHalfOut * kLineBytes);
-    const uint64_t x = LinesDescriptor(inputs.At(input_at.stage) + group * kGroupRows * kLineBytes);
-    weights.full[weight_at.stage].Wait(weight_at.parity);
-    inputs.full[input_at.stage].Wait(input_at.parity);
-    MultiplyLines(first, c, w, x);
-    if (any_before) {
-      WgmmaWait<1>();
-      Release();
+    const unsigned char* w = weights.At(at.stage) + half * (kWeightBytes<kFp8> / 2);
+    const uint64_t x = LinesDescriptor(inputs.At(at.stage) + group * kGroupRows * kLineBytes);
+    weights.full[at.stage].Wait(at.parity);
+    if constexpr (kFp8) {
+      MultiplyCodes(first, c, w, x);
+    } else {
+      inputs.full[at.stage].Wait(at.parity);
+      MultiplyLines(first, c, LinesDescriptor(w), x);
+      if (any_before) WgmmaWait<1>();
     }
-    weight_before = weight_at.stage;
-    input_before = input_at.stage;
-    weight_at.Advance(weights.stages);
-    input_at.Advance(inputs.stages);
+    if (any_before) Release();
+    before = at.stage;
+    at.Advance(weights.stages);
+  }
+
+  // The same of W in 8 bits, in lines of 64 bytes that TMA has swizzled: the warp's 16 rows. Each
+  // half is widened while the one before is multiplied.
+  __device__ __forceinline__ void MultiplyCodes(bool first, Sums& c, const unsigned char* w,
+                                                uint64_t x) {
+    const int row = Warp() % (kHalfOut / 16) * 16 + Lane() % 16;
+    const uint32_t from = SharedAddress(w) + row * 64 + (Lane() / 16 ^ row / 2 % 4) * 16;
+    uint32_t words[2][4];
+    LoadMatrices(words[0], from);
+    LoadMatrices(words[1], from ^ 32);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      WgmmaWait<1>();
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        uint32_t(&to)[4] = widened[half][step];
+        WarpgroupFenceOperand(to);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          to[i] = WidenPair(Fp8Pair(words[half][step * 2 + i % 2], i >= 2));
+        }
+      }
+      if (half == 0) inputs.full[at.stage].Wait(at.parity);
+      MultiplyHeld(first && half == 0, c, widened[half], x + half * 4);
+    }
   }
 
   // sums[0] (`memory`: AddHalves) = the warpgroup's sums over kBlockClasses classes of `chunks`
@@ -171,39 +205,30 @@ struct Reader {
   }
 };
 
-// Two, where the registers for sums suffice: a block of another kernel may share the SM.
-template <int kRows, int kSplits>
-constexpr int kBlocksOfAnSm = kRows / 2 * std::bit_width(unsigned{kClasses / kSplits}) <= 48 ? 2
-                                                                                             : 1;
-
-// For at most kRows rows, W's columns split among kSplits blocks; then a cluster has one tile.
-// kGated: y = act(gate) * value of the product's halves.
-template <int kRows, int kSplits, bool kGated>
-__global__ void FOX_CLUSTER(kSplits)
-    __launch_bounds__(kThreads<kRows>, (kBlocksOfAnSm<kRows, kSplits>))
-        ClusterGemmKernel(const __grid_constant__ ClusterGemmArguments a) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// A block of a product or, in a cluster, of a part of it.
+template <int kRows, int kSplits, bool kGated, bool kFp8>
+__device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int block) {
+  constexpr int kTileBytes = kWeightBytes<kFp8>;
   extern __shared__ unsigned char memory[];
-  __shared__ Mbarrier barriers[4][kMaxStages];
+  __shared__ Mbarrier barriers[3][kMaxStages];
   __shared__ float scales[kRows];
   TriggerDependents();
   unsigned char* aligned = memory + (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment;
-  const Ring weights{aligned, kWeightBytes, a.weight_stages, barriers[0], barriers[1]};
-  const Ring inputs{aligned + a.weight_stages * kWeightBytes, kRows * kLineBytes, a.x_stages,
-                    barriers[2], barriers[3]};
-  const BlockWork work = BlockWorkOf<kSplits>();
+  const Ring weights{aligned, kTileBytes, a.stages, barriers[0], barriers[1]};
+  const Ring inputs{aligned + a.stages * kTileBytes, kRows * kLineBytes, a.stages, barriers[2],
+                    barriers[1]};
+  const BlockWork work = BlockWorkOf<kSplits>(block);
   const int warp = FromLane(Warp(), 0);
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&a.weight_map);
     PrefetchTensorMap(&a.x_map);
     weights.Init(1, kConsumerWarps<kRows>);
-    inputs.Init(1, kConsumerWarps<kRows>);
+    for (int s = 0; s < a.stages; ++s) inputs.full[s].Init(1);
     PublishBarriers();
   }
   __syncthreads();
   if (warp == kConsumerWarps<kRows>) {
-    if (a.late_weight) WaitOnDependencies();
-    if (Lane() == 0) CopyWeights(a, work, weights);
+    if (Lane() == 0) CopyWeights<kFp8>(a, work, weights);
     __syncwarp();
     return;
   }
@@ -214,17 +239,17 @@ __global__ void FOX_CLUSTER(kSplits)
     return;
   }
   FindScales(a, scales);
-  Reader<kRows, kSplits> reader{weights, inputs, {}, {}};
+  Reader<kRows, kSplits, kFp8> reader{weights, inputs, {}};
   // Beside the rings, or over them.
   float* tile_sums =
-      reinterpret_cast<float*>(kFirstInMemory<kRows, kSplits> ? inputs.At(a.x_stages) : aligned);
+      reinterpret_cast<float*>(kFirstInMemory<kRows, kSplits> ? inputs.At(a.stages) : aligned);
 #pragma unroll 1
   for (int tile = work.tile; tile < a.tiles; tile += work.tile_step) {
     float sums[kClasses / kSplits][kSumsOfThread<kRows>];
     reader.Multiply(a.class_chunks, tile_sums, sums);
     const auto& c = sums[0];
     if constexpr (kSplits == 1) {
-      static_assert(!kGated);
+      static_assert(!kGated && !kFp8);
       SyncThreads<kConsumers<kRows>>();  // the scales are there
 #pragma unroll
       for (int i = 0; i < kSumsOfThread<kRows>; ++i) {
@@ -233,8 +258,35 @@ __global__ void FOX_CLUSTER(kSplits)
         StoreOutput(a, place.n, tile * kTileOut + place.m, __fmul_rn(c[i], scales[place.n]));
       }
     } else {
-      MergeAndStore<kRows, kSplits, kGated>(a, tile, tile_sums, scales, c);
+      MergeAndStore<kRows, kSplits, kGated, kFp8>(a, tile, tile_sums, scales, c);
     }
+  }
+}
+
+// Two, where the registers for sums suffice: a block of another kernel may share the SM.
+template <int kRows, int kSplits>
+constexpr int kBlocksOfAnSm = kRows / 2 * std::bit_width(unsigned{kClasses / kSplits}) <= 48 ? 2
+                                                                                             : 1;
+
+// Of W's rows in 8 bits the first blocks compute outputs, of the others the others.
+struct Parts {
+  ClusterGemmArguments fp8, rest;
+};
+
+// For at most kRows rows, W's columns split among kSplits blocks; then a cluster has one tile.
+// kGated: y = act(gate) * value of the product's halves.
+template <int kRows, int kSplits, bool kGated, bool kFp8>
+__global__ void FOX_CLUSTER(kSplits)
+    __launch_bounds__(kThreads<kRows>, (kBlocksOfAnSm<kRows, kSplits>)) ClusterGemmKernel(
+        const __grid_constant__ std::conditional_t<kFp8, Parts, ClusterGemmArguments> a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  const int block = static_cast<int>(blockIdx.x);
+  if constexpr (!kFp8) {
+    RunBlock<kRows, kSplits, kGated, false>(a, block);
+  } else if (kGated || block < a.fp8.tiles * kSplits) {
+    RunBlock<kRows, kSplits, kGated, true>(a.fp8, block);
+  } else if constexpr (!kGated) {
+    RunBlock<kRows, kSplits, kGated, false>(a.rest, block - a.fp8.tiles * kSplits);
   }
 #else
   __trap();  // compiled for something else: nothing may pass for its result
@@ -243,78 +295,95 @@ __global__ void FOX_CLUSTER(kSplits)
 
 // Both rings of a block. Measured faster than room for the next product's block on the same SM.
 constexpr int kRingBytes = 210 * 1024;
-// Tiles of W that a block has on their way, 16 KiB each.
-constexpr int kTilesUnderWay = 4;
-constexpr int kPassRows = 128;
+// Of W that a block has on its way.
+constexpr int kBytesUnderWay = 64 * 1024;
+template <bool kFp8>
+constexpr int kPassRows = kFp8 ? 64 : 128;
 
 // Blocks over the columns: as many as keep most SMs busy, a power of two from `least` on.
-int SplitsOf(const ClusterGemmArguments& a, int least, int multiprocessors) {
+int SplitsOf(int tiles, int least, int multiprocessors) {
   int splits = least;
-  while (2 * splits <= kMaxSplits && 2 * splits * a.tiles <= multiprocessors) splits *= 2;
+  while (2 * splits <= kMaxSplits && 2 * splits * tiles <= multiprocessors) splits *= 2;
   return splits;
 }
 
 // Divides a block's shared memory between the two rings; the bytes that they and the sums need.
-template <int kRows, int kSplits>
+template <int kRows, int kSplits, bool kFp8>
 int ChooseStages(ClusterGemmArguments* a) {
-  constexpr int kInputBytes = kRows * kLineBytes;
+  if (a->tiles == 0) return 0;
+  constexpr int kInputBytes = kRows * kLineBytes, kTileBytes = kWeightBytes<kFp8>;
   // A cluster has one tile.
   const int wanted =
       kSplits == 1 ? kMaxStages : std::min(a->class_chunks * kClasses / kSplits, kMaxStages);
-  const int least = std::min(kMinStages, wanted);
   const int sums = kSplits == 1 ? 0 : kRows * kSumStride * static_cast<int>(sizeof(float));
   constexpr bool kBeside = kFirstInMemory<kRows, kSplits>;  // the sums, else over the rings
   const int room = kBeside ? kMaxBytes - kAlignment - sums : kRingBytes;
-  const int input_room = room / (kInputBytes < kWeightBytes ? 4 : 2);
-  a->x_stages = std::clamp(input_room / kInputBytes, least, wanted);
-  a->weight_stages = std::clamp((room - a->x_stages * kInputBytes) / kWeightBytes, least, wanted);
-  a->under_way = std::min(kTilesUnderWay, a->weight_stages);
-  const int rings = a->weight_stages * kWeightBytes + a->x_stages * kInputBytes;
+  a->stages = std::min(room / (kTileBytes + kInputBytes), wanted);
+  a->under_way = std::min(kBytesUnderWay / kTileBytes, a->stages);
+  const int rings = a->stages * (kTileBytes + kInputBytes);
   return (kBeside ? rings + sums : std::max(rings, sums)) + kAlignment;
 }
 
-template <int kRows, int kSplits, bool kGated>
-cudaError_t LaunchClusterGemm(ClusterGemmArguments& a, int multiprocessors, cudaStream_t stream) {
-  const auto kernel = ClusterGemmKernel<kRows, kSplits, kGated>;
+template <int kRows, int kSplits, bool kGated, bool kFp8>
+cudaError_t LaunchClusterGemm(Parts& p, int multiprocessors, cudaStream_t stream) {
+  const auto kernel = ClusterGemmKernel<kRows, kSplits, kGated, kFp8>;
   const cudaError_t ready = AllowDynamicSmem<kMaxBytes, kHopperSmem>(KernelAddress(kernel));
   if (ready != cudaSuccess) return ready;
-  const int bytes = ChooseStages<kRows, kSplits>(&a);
-  const int blocks = kSplits == 1 ? std::min(a.tiles, multiprocessors) : a.tiles * kSplits;
-  return Launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads<kRows>),
-                SmemConfig(static_cast<size_t>(bytes), true), stream, a);
-}
-
-template <int kRows, bool kGated>
-cudaError_t LaunchFor(ClusterGemmArguments& a, int multiprocessors, const MatrixView& x,
-                      cudaStream_t stream) {
-  const cudaError_t encoded =
-      EncodeMatrixMap(x.data, x.rows, x.cols, x.row_stride, kRows, kTileCols, &a.x_map);
-  if (encoded != cudaSuccess) return encoded;
-  // Halves meet, and rows are normed, in shared memory, where a block alone does not lay its sums;
-  // nor has it registers for all classes of two groups of rows.
-  constexpr bool kNeverAlone = kGated || kRows > kGroupRows;
-  switch (SplitsOf(a, kNeverAlone || a.normed != nullptr ? 2 : 1, multiprocessors)) {
-    case 1:
-      if constexpr (!kNeverAlone) {
-        return LaunchClusterGemm<kRows, 1, kGated>(a, multiprocessors, stream);
-      }
-      return cudaErrorInvalidValue;
-    case 2:
-      return LaunchClusterGemm<kRows, 2, kGated>(a, multiprocessors, stream);
-    case 4:
-      return LaunchClusterGemm<kRows, 4, kGated>(a, multiprocessors, stream);
-    default:
-      return LaunchClusterGemm<kRows, 8, kGated>(a, multiprocessors, stream);
+  const int tiles = p.fp8.tiles + p.rest.tiles;
+  const int blocks = kSplits == 1 ? std::min(tiles, multiprocessors) : tiles * kSplits;
+  const int bytes = std::max(ChooseStages<kRows, kSplits, true>(&p.fp8),
+                             ChooseStages<kRows, kSplits, false>(&p.rest));
+  const SmemConfig smem(static_cast<size_t>(bytes), true);
+  const dim3 grid(static_cast<unsigned>(blocks)), threads(kThreads<kRows>);
+  if constexpr (kFp8) {
+    return Launch(kernel, grid, threads, smem, stream, p);
+  } else {
+    return Launch(kernel, grid, threads, smem, stream, p.rest);
   }
 }
 
-template <bool kGated>
-auto LauncherOf(int64_t rows) {
-  return rows <= 8    ? LaunchFor<8, kGated>
-         : rows <= 16 ? LaunchFor<16, kGated>
-         : rows <= 32 ? LaunchFor<32, kGated>
-         : rows <= 64 ? LaunchFor<64, kGated>
-                      : LaunchFor<kPassRows, kGated>;
+template <int kRows, bool kGated, bool kFp8>
+cudaError_t LaunchFor(Parts& p, int multiprocessors, cudaStream_t stream) {
+  // Halves meet, and rows are normed, in shared memory, where a block alone does not lay its sums;
+  // nor has it registers for all classes of two groups of rows, or of 64 beside widened codes.
+  constexpr bool kNeverAlone = kGated || kFp8 || kRows > kGroupRows;
+  const int least = kNeverAlone || p.rest.normed != nullptr ? 2 : 1;
+  switch (SplitsOf(p.fp8.tiles + p.rest.tiles, least, multiprocessors)) {
+    case 1:
+      if constexpr (!kNeverAlone) {
+        return LaunchClusterGemm<kRows, 1, kGated, kFp8>(p, multiprocessors, stream);
+      }
+      return cudaErrorInvalidValue;
+    case 2:
+      return LaunchClusterGemm<kRows, 2, kGated, kFp8>(p, multiprocessors, stream);
+    case 4:
+      return LaunchClusterGemm<kRows, 4, kGated, kFp8>(p, multiprocessors, stream);
+    default:
+      return LaunchClusterGemm<kRows, 8, kGated, kFp8>(p, multiprocessors, stream);
+  }
+}
+
+template <bool kGated, bool kFp8>
+cudaError_t LaunchFor(int rows, Parts& p, int multiprocessors, cudaStream_t stream) {
+  const auto launch = rows <= 8    ? LaunchFor<8, kGated, kFp8>
+                      : rows <= 16 ? LaunchFor<16, kGated, kFp8>
+                      : rows <= 32 ? LaunchFor<32, kGated, kFp8>
+                      : rows <= 64 ? LaunchFor<64, kGated, kFp8>
+                                   : LaunchFor<kPassRows<kFp8>, kGated, kFp8>;
+  return launch(p, multiprocessors, stream);
+}
+
+// The tiles of W's rows of the outputs.
+template <bool kFp8>
+cudaError_t SetTiles(ClusterGemmArguments* a) {
+  a->tile_rows = a->gated ? kHalfOut : kTileOut;
+  a->half_offset = a->gated ? a->out : kHalfOut;
+  a->tiles = CeilDiv(a->out, a->tile_rows);
+  if (a->tiles == 0) return cudaSuccess;
+  const void* const weight = kFp8 ? static_cast<const void*>(a->codes) : a->weight;
+  const int64_t cols = kFp8 ? Fp8Stride(a->in) / 2 : a->in;  // of 16 bits
+  return EncodeMatrixMap(const_cast<void*>(weight), int64_t{a->out} * (a->gated ? 2 : 1), cols,
+                         cols, kHalfOut, kBoxCols<kFp8>, &a->weight_map);
 }
 
 // Whether rows of y may be accessed by four elements.
@@ -337,24 +406,22 @@ void SetNextNorm(const RmsNorm& norm, const DeferredNorm& next, ClusterGemmArgum
 
 bool HasClusterGemm() {
   constexpr int kRegisters = 40;  // fewer than the kernel's, more than a trap's
-  return TakesRegisters(KernelAddress(ClusterGemmKernel<64, 1, false>), kRegisters);
+  return TakesRegisters(KernelAddress(ClusterGemmKernel<64, 1, false, false>), kRegisters);
 }
 
 cudaError_t ClusterGemm(const DeferredNorm& x, const LinearParams& params, const DeferredNorm& next,
                         int multiprocessors, cudaStream_t stream) {
-  const int64_t rows = x.rows.rows, first = std::min<int64_t>(kPassRows, rows);
+  const bool fp8 = OnDevice(params.weight).fp8().rows > 0;
+  const int64_t rows = x.rows.rows;
+  const int64_t first = std::min<int64_t>(fp8 ? kPassRows<true> : kPassRows<false>, rows);
   FOX_CHECK(rows >= 1 && rows == params.out.rows);
   FOX_CHECK(x.rows.dtype == DType::kBF16 && x.rows.cols == params.weight.in());
   FOX_CHECK(x.rows.row_stride % 8 == 0);
   ClusterGemmArguments a{};
   static_cast<GemmArguments&>(a) = MakeGemmArguments(params.Rows(0, first));
-  const cudaError_t encoded =
-      EncodeMatrixMap(const_cast<__nv_bfloat16*>(a.weight), params.weight.out(), a.in, a.in,
-                      kHalfOut, kTileCols, &a.weight_map);
-  if (encoded != cudaSuccess) return encoded;
-  a.tile_rows = a.gated ? kHalfOut : kTileOut;
-  a.half_offset = a.gated ? a.out : kHalfOut;
-  a.tiles = CeilDiv(a.out, a.tile_rows);
+  const int box_rows = std::max(8, static_cast<int>(std::bit_ceil(static_cast<unsigned>(first))));
+  cudaError_t error = EncodeMatrixMap(x.rows.data, first, x.rows.cols, x.rows.row_stride, box_rows,
+                                      kTileCols, &a.x_map);
   a.class_chunks = CeilDiv(a.in, kTileCols * kClasses);
   a.vectors = HasVectors(params.out);
   if (params.norm) {
@@ -362,8 +429,17 @@ cudaError_t ClusterGemm(const DeferredNorm& x, const LinearParams& params, const
     a.eps = static_cast<float>(params.norm->eps);
   }
   if (params.next_norm) SetNextNorm(*params.next_norm, next, &a);
-  const auto launch = a.gated ? LauncherOf<true>(a.rows) : LauncherOf<false>(a.rows);
-  const cudaError_t error = launch(a, multiprocessors, x.rows.Rows(0, first), stream);
+  Parts parts{a, a};
+  parts.fp8.out = static_cast<int>(std::min<int64_t>(OnDevice(params.weight).fp8().rows, a.out));
+  parts.rest.SkipOutputs(parts.fp8.out);
+  parts.rest.vectors = a.vectors && parts.fp8.out % 4 == 0;
+  FOX_CHECK(!fp8 || parts.rest.out == 0 || (!a.gated && a.normed == nullptr));
+  if (error == cudaSuccess) error = SetTiles<true>(&parts.fp8);
+  if (error == cudaSuccess) error = SetTiles<false>(&parts.rest);
+  if (error != cudaSuccess) return error;
+  const auto launch = a.gated ? (fp8 ? LaunchFor<true, true> : LaunchFor<true, false>)
+                              : (fp8 ? LaunchFor<false, true> : LaunchFor<false, false>);
+  error = launch(a.rows, parts, multiprocessors, stream);
   if (error != cudaSuccess || first == rows) return error;
   return ClusterGemm(x.From(first), params.Rows(first, rows - first), next.From(first),
                      multiprocessors, stream);

@@ -20,11 +20,11 @@ inline constexpr int kHalfOut = 64;   // of a warpgroup
 inline constexpr int kTileCols = 64;  // 128 bytes: a line of the swizzle
 inline constexpr int kLineBytes = kTileCols * 2;
 inline constexpr int kGroupBytes = 8 * kLineBytes;  // the swizzle's period
-inline constexpr int kWeightBytes = kTileOut * kLineBytes;
+template <bool kFp8>
+inline constexpr int kWeightBytes = kTileOut* kLineBytes / (kFp8 ? 2 : 1);
 inline constexpr int kGroupRows = 64;  // of input, at most, in a warpgroup's registers
 inline constexpr int kGroupWarps = 8;  // two warpgroups: all of a tile's outputs, for the same rows
 inline constexpr int kMaxStages = 16;
-inline constexpr int kMinStages = 3;
 // They multiply: each group of input rows has its own, which read the same tiles of W.
 template <int kRows>
 inline constexpr int kConsumerWarps = kGroupWarps*((kRows + kGroupRows - 1) / kGroupRows);
@@ -55,7 +55,7 @@ struct ClusterGemmArguments : GemmArguments {
   // down for the other: neighbours, or the gate's and the value's of kGated.
   int tile_rows, half_offset;
   int class_chunks;  // of a class; those past the last column are zeros
-  int weight_stages, x_stages;
+  int stages;        // of both rings
   int under_way;
   bool vectors;  // y may be accessed by four elements
   // Of the input's deferred norm, null: every row's scale is one.
@@ -117,9 +117,12 @@ struct Four {
     }
   }
   __device__ __forceinline__ float4 Vector() const { return {x[0], x[1], x[2], x[3]}; }
+  __device__ __forceinline__ Four Times(const Four& by) const {
+    return Four({__fmul_rn(x[0], by.x[0]), __fmul_rn(x[1], by.x[1]), __fmul_rn(x[2], by.x[2]),
+                 __fmul_rn(x[3], by.x[3])});
+  }
   __device__ __forceinline__ Four Times(float scale) const {
-    return Four({__fmul_rn(x[0], scale), __fmul_rn(x[1], scale), __fmul_rn(x[2], scale),
-                 __fmul_rn(x[3], scale)});
+    return Times(Four({scale, scale, scale, scale}));
   }
 };
 
@@ -135,6 +138,13 @@ __device__ __forceinline__ Four PreviousOf(const ClusterGemmArguments& a, int n,
 __device__ __forceinline__ Four BiasOf(const ClusterGemmArguments& a, int output) {
   if (a.bias == nullptr) return {};
   return {a.bias + output, a.out - output};
+}
+
+// Of W's rows in 8 bits, of which those of the outputs begin at `first`.
+template <bool kFp8>
+__device__ __forceinline__ Four RowScalesOf(const ClusterGemmArguments& a, int first, int output) {
+  if (!kFp8) return {};
+  return {a.scales + first + output, a.out - output};
 }
 
 // n < rows. Returns the row's values, zeros past its end.
@@ -209,7 +219,7 @@ __device__ __forceinline__ Four GatedRounded(const Four& value, const Four& gate
 // Adds the cluster's sums: every block lays its own out in `sums`, where its rings were (with
 // kFirstInMemory they lie in a place of their own already), and takes every kSplits-th row of them
 // all.
-template <int kRows, int kSplits, bool kGated>
+template <int kRows, int kSplits, bool kGated, bool kFp8>
 __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int tile, float* sums,
                                               const float* scales,
                                               const float (&c)[kSumsOfThread<kRows>]) {
@@ -229,6 +239,8 @@ __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int
   const int output = tile * (kGated ? kHalfOut : kTileOut) + column;
   const Four bias = kGated ? Four() : BiasOf(a, output);
   const Four weight = kGated ? Four() : NormWeightOf(a, output);
+  const Four row_scales = RowScalesOf<kFp8>(a, 0, output);
+  const Four value_scales = RowScalesOf < kFp8 && kGated > (a, a.out, output);
   Four previous[kPasses];
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -244,9 +256,13 @@ __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int
     if (unit >= kUnits || row(unit) >= a.rows) continue;
     const float* at = sums + row(unit) * kSumStride + column;
     const float scale = scales[row(unit)];
-    Four total = SumOfBlocks<kSplits>(at).Times(scale);
+    const auto scaled = [scale](const Four& sum, const Four& of_rows) {
+      return (kFp8 ? sum.Times(of_rows) : sum).Times(scale);
+    };
+    Four total = scaled(SumOfBlocks<kSplits>(at), row_scales);
     if constexpr (kGated) {
-      total = GatedRounded(SumOfBlocks<kSplits>(at + kHalfOut).Times(scale), total, a.act);
+      const Four value = scaled(SumOfBlocks<kSplits>(at + kHalfOut), value_scales);
+      total = GatedRounded(value, total, a.act);
     }
     const Four value = StoreFour(a, row(unit), output, total, previous[pass], bias);
     if (kGated || a.normed == nullptr) continue;  // a warp has a row's tile

@@ -31,23 +31,20 @@ struct DeviceFp8Rows {
 
 class DeviceWeight : public PackedWeight {
  public:
-  // `data` has the rows from fp8.rows on. late: a kernel of the step has written them just before.
-  DeviceWeight(int64_t out, int64_t in, Buffer data, DeviceFp8Rows fp8 = {}, bool late = false)
+  // `data` has the rows from fp8.rows on.
+  DeviceWeight(int64_t out, int64_t in, Buffer data, DeviceFp8Rows fp8 = {})
       : PackedWeight(out, in,
                      static_cast<size_t>((out - fp8.rows) * in) * SizeOf(DType::kBF16) +
                          static_cast<size_t>(fp8.bytes(in))),
         data_(std::move(data)),
-        fp8_(std::move(fp8)),
-        late_(late) {}
+        fp8_(std::move(fp8)) {}
 
   const void* data() const { return data_.data(); }
   const DeviceFp8Rows& fp8() const { return fp8_; }
-  bool late() const { return late_; }
 
  private:
   Buffer data_;
   DeviceFp8Rows fp8_;
-  bool late_;
 };
 
 // Of the weights that CudaOps packed.
@@ -60,7 +57,8 @@ constexpr int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 struct GemmArguments {
   int rows;
   const __nv_bfloat16* weight;  // [out, in]; gated: [2 out, in]
-  bool late_weight;             // not to be read before the wait
+  const unsigned char* codes;   // of the first outputs in place of it, in rows of Fp8Stride
+  const float* scales;          // of these rows
   int out, in;
   const float* bias;  // [out] or null
   bool accumulate;    // y += ...; y is float32
@@ -69,6 +67,14 @@ struct GemmArguments {
   float* y_f32;  // one of the two is not null
   __nv_bfloat16* y_bf16;
   int64_t y_stride;
+
+  // `weight` is of the outputs behind those of `codes`.
+  void SkipOutputs(int count) {
+    out -= count;
+    if (bias != nullptr) bias += count;
+    if (y_f32 != nullptr) y_f32 += count;
+    if (y_bf16 != nullptr) y_bf16 += count;
+  }
 };
 
 inline GemmArguments MakeGemmArguments(const LinearParams& params) {
@@ -78,7 +84,8 @@ inline GemmArguments MakeGemmArguments(const LinearParams& params) {
   const bool wide = y.dtype == DType::kF32;
   return {static_cast<int>(y.rows),
           static_cast<const __nv_bfloat16*>(weight.data()),
-          weight.late(),
+          weight.fp8().codes.as<const unsigned char>(),
+          weight.fp8().scales.as<const float>(),
           static_cast<int>(y.cols),
           static_cast<int>(weight.in()),
           static_cast<const float*>(params.bias),

@@ -1,8 +1,7 @@
 // Which product for which rows. Decode rows: on Hopper small_batch_gemm.cu for 1 to 4 and
-// cluster_gemm.cu for more, which give the same bits; elsewhere, and for weights of 8 bits,
-// small_batch_gemm.cu in passes up to kMaxPassedRows. Prefill rows: cublas_gemm.cc or, on Hopper
-// with a gate, prefill_gemm.cu. Other products than small_batch_gemm.cu read a copy of 8 bits in
-// bf16 that is made for the call.
+// cluster_gemm.cu for more, which give the same bits; elsewhere small_batch_gemm.cu in passes up to
+// kMaxPassedRows. Prefill rows: cublas_gemm.cc or, on Hopper with a gate, prefill_gemm.cu; they
+// read a copy of 8 bits in bf16 that is made for the call.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -124,12 +123,10 @@ struct LinearEngine::State {
     return RowsAt(scratch + reserved.normed + reserved.sums, rows, cols);
   }
 
-  // Whether decode rows are passes of the product of few rows. Passes read W again, but 8 bits need
-  // not be widened for them.
+  // Whether decode rows are passes of the product of few rows.
   bool Passes(const LinearParams& p) const {
     const int64_t most = SmallBatchRows(p.weight.in(), limits);
-    const bool fp8 = OnDevice(p.weight).fp8().rows > 0;
-    if (hopper && !fp8) return p.decode_rows <= std::min<int64_t>(most, kSmallBatchRows);
+    if (hopper) return p.decode_rows <= std::min<int64_t>(most, kSmallBatchRows);
     return most > 0 && p.decode_rows <= kMaxPassedRows;
   }
 
@@ -163,6 +160,15 @@ struct LinearEngine::State {
 
   // Of rows `first` and following of the call.
   cudaError_t MultiplyPrefills(const LinearParams& p, int64_t first, cudaStream_t stream) {
+    const DeviceWeight& weight = OnDevice(p.weight);
+    if (weight.fp8().rows > 0) {
+      FOX_CHECK(WidenedBytes(weight) <= widened_bytes);
+      if (const cudaError_t result = WidenWeight(weight, widened, stream)) return result;
+      const DeviceWeight whole(weight.out(), weight.in(), {widened, 0, [](void*, size_t) {}});
+      return MultiplyPrefills(
+          {p.in, p.norm, whole, p.bias, p.gate, p.accumulate, p.next_norm, p.decode_rows, p.out},
+          first, stream);
+    }
     MatrixView x = p.in;
     if (p.norm) {
       x = Normed(first, p.in.rows, p.in.cols);
@@ -172,7 +178,7 @@ struct LinearEngine::State {
     if (hopper && p.gate) return PrefillGemm(x, p, limits.multiprocessors, stream);
     FOX_CHECK(!hopper || x.rows > 1);  // cuBLASLt may compute one alone in another order
     const MatrixView y = p.gate ? Halves(x.rows, p.weight.out()) : p.out;
-    cudaError_t result = cublas.Multiply(x, OnDevice(p.weight), p.accumulate, y, stream);
+    cudaError_t result = cublas.Multiply(x, weight, p.accumulate, y, stream);
     if (result == cudaSuccess && p.gate) result = GateRows(y, *p.gate, p.out, stream);
     if (result != cudaSuccess || p.bias == nullptr) return result;
     return Launch(AddBias, dim3(static_cast<unsigned>(y.rows)), dim3(kBiasThreads), 0, stream,
@@ -208,28 +214,15 @@ cudaError_t LinearEngine::Run(const LinearParams& params, cudaStream_t stream) {
   Forget(params.out.data);
   const bool passes = s.Passes(params);
   const int64_t rows = params.in.rows, decodes = s.hopper || passes ? params.decode_rows : 0;
-  if (passes && decodes > 0) {
-    const cudaError_t result = s.MultiplyInPasses(params.Rows(0, decodes), stream);
-    if (result != cudaSuccess || decodes == rows) return result;
+  if (decodes > 0) {
+    const LinearParams first = params.Rows(0, decodes);
+    const cudaError_t result =
+        passes ? s.MultiplyInPasses(first, stream) : s.Cluster(first, stream);
+    if (result != cudaSuccess) return result;
   }
+  if (decodes == rows) return cudaSuccess;
   s.triggers_late = false;
-  if (rows == 0) return cudaSuccess;
-  const DeviceWeight& weight = OnDevice(params.weight);
-  const bool fp8 = weight.fp8().rows > 0;
-  if (fp8) {
-    FOX_CHECK(WidenedBytes(weight) <= s.widened_bytes);
-    if (const cudaError_t result = WidenWeight(weight, s.widened, stream)) return result;
-  }
-  const DeviceWeight whole(weight.out(), weight.in(), {s.widened, 0, [](void*, size_t) {}}, {},
-                           fp8);
-  const LinearParams in_bf16{params.in,        params.norm,        fp8 ? whole : weight,
-                             params.bias,      params.gate,        params.accumulate,
-                             params.next_norm, params.decode_rows, params.out};
-  if (!passes && decodes > 0) {
-    const cudaError_t result = s.Cluster(in_bf16.Rows(0, decodes), stream);
-    if (result != cudaSuccess || decodes == rows) return result;
-  }
-  return s.MultiplyPrefills(in_bf16.Rows(decodes, rows - decodes), decodes, stream);
+  return s.MultiplyPrefills(params.Rows(decodes, rows - decodes), decodes, stream);
 }
 
 cudaError_t LinearEngine::ReserveWidened(const DeviceWeight& weight) {

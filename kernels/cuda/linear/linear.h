@@ -22,8 +22,7 @@ class LinearEngine {
   LinearEngine();
   ~LinearEngine();
 
-  // The most decode rows of a call that the own kernel takes on GPUs other than Hopper, and of 8
-  // bits everywhere.
+  // The most decode rows of a call that the own kernel takes on GPUs other than Hopper.
   static constexpr int64_t kMaxPassedRows = 32;
 
   // Scratch for products with norms and gates of load.max_rows rows.

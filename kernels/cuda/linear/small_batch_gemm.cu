@@ -400,15 +400,10 @@ int ShareRows(const DeviceWeight& weight, const DeviceLimits& limits, Fp8GemmArg
   const int blocks = limits.multiprocessors;
   FOX_CHECK(rest == 0 || (!a->fp8.gated && blocks > 1));
   const int rest_blocks = rest == 0 ? 0 : std::max(1, 2 * rest * blocks / (fp8 + 2 * rest));
-  a->fp8.codes = weight.fp8().codes.as<const unsigned char>();
-  a->fp8.scales = weight.fp8().scales.as<const float>();
   a->fp8.out -= rest;
   const int bytes = ChooseTiling<true>(blocks - rest_blocks, limits, &a->fp8);
   if (rest == 0) return bytes;
-  a->rest.out = rest;
-  if (a->rest.bias != nullptr) a->rest.bias += fp8;
-  if (a->rest.y_f32 != nullptr) a->rest.y_f32 += fp8;
-  if (a->rest.y_bf16 != nullptr) a->rest.y_bf16 += fp8;
+  a->rest.SkipOutputs(fp8);
   return std::max(bytes, ChooseTiling<false>(rest_blocks, limits, &a->rest));
 }
 

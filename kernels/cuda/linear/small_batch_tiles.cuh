@@ -61,8 +61,6 @@ static_assert(Tiles<true>::kMinStages * Tiles<true>::Bytes(kTileRows) <=
               Tiles<false>::kMinStages * Tiles<false>::Bytes(kTileRows));  // SmallBatchRows
 
 struct SmallBatchGemmArguments : GemmArguments {
-  const unsigned char* codes;  // in place of `weight`: rows of Fp8Stride
-  const float* scales;         // of these rows
   InputRows input;
   CUtensorMap tiles;  // W in boxes of a tile
   bool by_rows;       // not by boxes: no Hopper, or W's rows are no whole lines

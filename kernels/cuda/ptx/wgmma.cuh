@@ -41,11 +41,17 @@ __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses to the sums of running products over this point.
+// Keeps the compiler from moving accesses to the sums of running products, or to operands that they
+// read, over this point.
 template <int kCount>
 __device__ __forceinline__ void WarpgroupFenceOperand(float (&sums)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+template <int kCount>
+__device__ __forceinline__ void WarpgroupFenceOperand(uint32_t (&words)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(words[i])::"memory");
 }
 
 // The sums of an instruction: FOX_SUMSn adds to n of them, FOX_NEWn begins them, FOX_FIRSTn is what
@@ -92,26 +98,30 @@ __device__ __forceinline__ void WarpgroupFenceOperand(float (&sums)[kCount]) {
   "{\n.reg .pred add;\nsetp." adds     \
   ".u32 add, 0, 0;\n"                  \
   "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" sums "}, " rest ";\n}\n"
-// A product of operands in shared memory. The first of a chain takes nothing from d: sums that
-// ordinary instructions write while other products run would make ptxas wait for those.
-#define FOX_WGMMA_SHARED(Name, n, count, operands, transposed)                               \
+// A product of `a`, which the instruction takes as `words`, and of b in shared memory. The first of
+// a chain takes nothing from d: sums that ordinary instructions write while other products run
+// would make ptxas wait for those.
+#define FOX_WGMMA_CHAIN(Name, a, words, n, count, operands, transposed)                      \
   template <bool kFirst>                                                                     \
-  __device__ __forceinline__ void Name(float(&d)[count], uint64_t a, uint64_t b) {           \
+  __device__ __forceinline__ void Name(float(&d)[count], a, uint64_t b) {                    \
     if constexpr (kFirst) {                                                                  \
       asm volatile(FOX_WGMMA("ne", n, FOX_FIRST##count, operands ", add, 1, 1, " transposed) \
                    : FOX_NEW##count(d)                                                       \
-                   : "l"(a), "l"(b));                                                        \
+                   : words, "l"(b));                                                         \
     } else {                                                                                 \
       asm volatile(FOX_WGMMA("eq", n, FOX_FIRST##count, operands ", add, 1, 1, " transposed) \
                    : FOX_SUMS##count(d)                                                      \
-                   : "l"(a), "l"(b));                                                        \
+                   : words, "l"(b));                                                         \
     }                                                                                        \
   }
+#define FOX_DESCRIPTOR "l"(a)
+#define FOX_SHARED(Name, n, count, operands, transposed) \
+  FOX_WGMMA_CHAIN(Name, uint64_t a, FOX_DESCRIPTOR, n, count, operands, transposed)
 
 // d = a b^T with kFirst, else d += a b^T: a [64, 16] and b [N, 16] in shared memory, both with 16
 // contiguous. That the order in which the sixteen terms of a sum are added does not depend on N is
 // said by no document; products of decode rows rely on it (cluster_gemm.cu), and a test shows it.
-#define FOX_WGMMA_QK(n, count, operands) FOX_WGMMA_SHARED(WgmmaQk, n, count, operands, "0, 0")
+#define FOX_WGMMA_QK(n, count, operands) FOX_SHARED(WgmmaQk, n, count, operands, "0, 0")
 FOX_WGMMA_QK("8", 4, "%4, %5")
 FOX_WGMMA_QK("16", 8, "%8, %9")
 FOX_WGMMA_QK("32", 16, "%16, %17")
@@ -119,9 +129,18 @@ FOX_WGMMA_QK("64", 32, "%32, %33")
 FOX_WGMMA_QK("128", 64, "%64, %65")
 FOX_WGMMA_QK("256", 128, "%128, %129")
 
-// The same with a b: b [16, N] with N contiguous.
-FOX_WGMMA_SHARED(WgmmaRows, "32", 16, "%16, %17", "0, 1")
-FOX_WGMMA_SHARED(WgmmaRows, "64", 32, "%32, %33", "0, 1")
+// The same with a in registers.
+#define FOX_FRAGMENT "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+#define FOX_WGMMA_HELD(n, count, operands) \
+  FOX_WGMMA_CHAIN(WgmmaQk, const uint32_t(&a)[4], FOX_FRAGMENT, n, count, operands, "0")
+FOX_WGMMA_HELD("8", 4, "{%4, %5, %6, %7}, %8")
+FOX_WGMMA_HELD("16", 8, "{%8, %9, %10, %11}, %12")
+FOX_WGMMA_HELD("32", 16, "{%16, %17, %18, %19}, %20")
+FOX_WGMMA_HELD("64", 32, "{%32, %33, %34, %35}, %36")
+
+// A product in shared memory again, but a b: b [16, N] with N contiguous.
+FOX_SHARED(WgmmaRows, "32", 16, "%16, %17", "0, 1")
+FOX_SHARED(WgmmaRows, "64", 32, "%32, %33", "0, 1")
 
 // d += a b: a [64, 16] in registers, the words 4 step to 4 step + 3 of p; b [16, N] in shared
 // memory with N contiguous.
@@ -167,6 +186,19 @@ __device__ __forceinline__ void MultiplyLines(bool first, float (&c)[kCount], ui
       WgmmaQk<false>(c, a + at, b + at);
     }
   }
+  WgmmaCommit();
+}
+// The same over 32 columns: the fragments of two products in registers.
+template <int kCount>
+__device__ __forceinline__ void MultiplyHeld(bool first, float (&c)[kCount],
+                                             const uint32_t (&a)[2][4], uint64_t b) {
+  WgmmaFence();
+  if (first) {
+    WgmmaQk<true>(c, a[0], b);
+  } else {
+    WgmmaQk<false>(c, a[0], b);
+  }
+  WgmmaQk<false>(c, a[1], b + 2);
   WgmmaCommit();
 }
 __device__ __forceinline__ uint64_t LinesDescriptor(const unsigned char* lines) {
