@@ -216,9 +216,16 @@ TEST(GrammarTest, FollowsStringsOfBoundedLength) {
   const std::pair<int, int> kBounds[] = {{0, 1},   {2, 8},    {0, 16},    {16, 17},   {3, 17},
                                          {20, 30}, {33, 33},  {0, 64},    {40, 65},   {0, 200},
                                          {50, -1}, {150, -1}, {130, 140}, {200, 333}, {64, 130}};
-  for (uint32_t seed = 0; seed < 90; ++seed) {
+  for (uint32_t seed = 0; seed < 120; ++seed) {
     const auto& [least, most] = kBounds[seed % std::size(kBounds)];
-    const auto grammar = compiler.Compile({Kind::kJsonSchema, StringSchema(least, most)});
+    const std::string characters =
+        absl::StrCat("\"[^\"\\n]{", least, ",", most < 0 ? "" : absl::StrCat(most), "}");
+    const GrammarSource sources[] = {{Kind::kJsonSchema, StringSchema(least, most)},
+                                     {Kind::kRegex, characters + "\"?"},
+                                     {Kind::kRegex, characters},
+                                     {Kind::kRegex, "(b|(" + characters + "|bb))?"}};
+    const bool has_end = seed % 4 < 2;
+    const auto grammar = compiler.Compile(sources[seed % 4]);
     ASSERT_TRUE(grammar.ok()) << grammar.status();
     std::mt19937 random(seed);
     GrammarMatcher matcher(*grammar, {kEnd});
@@ -229,8 +236,9 @@ TEST(GrammarTest, FollowsStringsOfBoundedLength) {
         const std::string& token = tokens[static_cast<size_t>(id)];
         const size_t quote = token.find('"');
         const int end = length + (id == 3 ? 1 : static_cast<int>(token.substr(0, quote).size()));
-        const bool may = id != 4 && (most < 0 || end <= most) &&
-                         (quote == token.npos || (end >= least && quote + 1 == token.size()));
+        const bool may =
+            id != 4 && (most < 0 || end <= most) &&
+            (quote == token.npos || (has_end && end >= least && quote + 1 == token.size()));
         ASSERT_EQ(Allows(matcher, id), may) << least << ", " << most << ": " << length << token;
         if (may) allowed.push_back(id);
       }
@@ -240,6 +248,18 @@ TEST(GrammarTest, FollowsStringsOfBoundedLength) {
       length += id == 3 ? 1 : static_cast<int>(tokens[static_cast<size_t>(id)].size());
       ASSERT_TRUE(matcher.Accept(id).ok()) << matcher.status();
     }
+  }
+}
+
+// What follows characters that are counted is not there always, or only once.
+TEST(GrammarTest, FollowsCharactersWithNoEndOfTheirOwn) {
+  GrammarCompiler compiler([] { return std::vector<std::string>{"", "a1", "aba1", "a-"}; });
+  for (const char* regex : {"[a-z]{0,20}-?1", "[a-z]{0,20}-*1", "[a-z]{0,20}-{0,2}1",
+                            "([a-z]{0,20}|-)*1", "(-1|[a-z]{0,20}|-)?1", "([a-z]{2,40}1|a1)-?"}) {
+    const auto grammar = compiler.Compile({Kind::kRegex, regex});
+    ASSERT_TRUE(grammar.ok()) << grammar.status();
+    const GrammarMatcher matcher(*grammar, {kEnd});
+    EXPECT_TRUE(Allows(matcher, 1) && Allows(matcher, 2)) << regex;
   }
 }
 
@@ -254,9 +274,14 @@ TEST(GrammarTest, CountsCharactersAtALargeVocabulary) {
     }
     return tokens;
   });
-  GrammarMatcher matcher(*compiler.Compile({Kind::kJsonSchema, StringSchema(0, 8)}), {kEnd});
-  for (const int32_t id : {1, 2, 2, 2, 2, 2, 2, 2, 2, 1}) {
-    ASSERT_TRUE(matcher.Accept(id).ok()) << matcher.status();
+  for (const GrammarSource& source : {GrammarSource{Kind::kJsonSchema, StringSchema(0, 8)},
+                                      {Kind::kRegex, "\"[a-z]{0,9}\""},
+                                      {Kind::kRegex, "\"[a-z]{1,2000}"},
+                                      {Kind::kRegex, "b|(\"(.{7,200}|b))"}}) {
+    GrammarMatcher matcher(*compiler.Compile(source), {kEnd});
+    for (const int32_t id : {1, 2, 2, 2, 2, 2, 2, 2, 2}) {
+      ASSERT_TRUE(matcher.Accept(id).ok()) << source.text << matcher.status();
+    }
   }
   std::string items = StringSchema(0, 12);
   for (int i = 1; i < 12; ++i) absl::StrAppend(&items, ", ", StringSchema(i % 3, 12 + 5 * i));
