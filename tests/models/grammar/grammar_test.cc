@@ -71,8 +71,7 @@ std::optional<std::string> Walk(const std::shared_ptr<const Grammar>& grammar, u
     if (!matcher.status().ok()) return {};
   }
   DrainUtf8(&bytes, true, Utf8Replacement::kSubpart, &text);
-  if (matcher.may_end()) return text;
-  return {};
+  return matcher.may_end() ? std::optional(text) : std::nullopt;
 }
 
 struct Row {
@@ -225,10 +224,8 @@ TEST(GrammarTest, FollowsStringsOfBoundedLength) {
                                      {Kind::kRegex, characters},
                                      {Kind::kRegex, "(b|(" + characters + "|bb))?"}};
     const bool has_end = seed % 4 < 2;
-    const auto grammar = compiler.Compile(sources[seed % 4]);
-    ASSERT_TRUE(grammar.ok()) << grammar.status();
     std::mt19937 random(seed);
-    GrammarMatcher matcher(*grammar, {kEnd});
+    GrammarMatcher matcher(*compiler.Compile(sources[seed % 4]), {kEnd});
     ASSERT_TRUE(matcher.Accept(1).ok());
     for (int length = 0; length < 400 && !matcher.must_end();) {
       std::vector<int32_t> allowed;
@@ -256,9 +253,7 @@ TEST(GrammarTest, FollowsCharactersWithNoEndOfTheirOwn) {
   GrammarCompiler compiler([] { return std::vector<std::string>{"", "a1", "aba1", "a-"}; });
   for (const char* regex : {"[a-z]{0,20}-?1", "[a-z]{0,20}-*1", "[a-z]{0,20}-{0,2}1",
                             "([a-z]{0,20}|-)*1", "(-1|[a-z]{0,20}|-)?1", "([a-z]{2,40}1|a1)-?"}) {
-    const auto grammar = compiler.Compile({Kind::kRegex, regex});
-    ASSERT_TRUE(grammar.ok()) << grammar.status();
-    const GrammarMatcher matcher(*grammar, {kEnd});
+    const GrammarMatcher matcher(*compiler.Compile({Kind::kRegex, regex}), {kEnd});
     EXPECT_TRUE(Allows(matcher, 1) && Allows(matcher, 2)) << regex;
   }
 }
@@ -275,7 +270,6 @@ TEST(GrammarTest, CountsCharactersAtALargeVocabulary) {
     return tokens;
   });
   for (const GrammarSource& source : {GrammarSource{Kind::kJsonSchema, StringSchema(0, 8)},
-                                      {Kind::kRegex, "\"[a-z]{0,9}\""},
                                       {Kind::kRegex, "\"[a-z]{1,2000}"},
                                       {Kind::kRegex, "b|(\"(.{7,200}|b))"}}) {
     GrammarMatcher matcher(*compiler.Compile(source), {kEnd});
@@ -285,9 +279,8 @@ TEST(GrammarTest, CountsCharactersAtALargeVocabulary) {
   }
   std::string items = StringSchema(0, 12);
   for (int i = 1; i < 12; ++i) absl::StrAppend(&items, ", ", StringSchema(i % 3, 12 + 5 * i));
-  const auto grammar =
-      compiler.Compile({Kind::kJsonSchema, absl::StrCat(R"({"anyOf": [)", items, "]}")});
-  EXPECT_TRUE(grammar.ok()) << grammar.status();
+  items = absl::StrCat(R"({"anyOf": [)", items, "]}");
+  EXPECT_EQ(compiler.Compile({Kind::kJsonSchema, items}).status(), absl::OkStatus());
 }
 
 std::string Calls(const char* type) {
@@ -331,9 +324,7 @@ TEST(GrammarTest, CallsStandInTextOrAlone) {
                         {kAuto, "a<c>{g ", true, false},
                         {kAuto, "<<c>{g 1}</c> and <c>{f {\"a\": false}}</c>.", true, true}};
   for (const Case& c : cases) {
-    const auto grammar = Compiler().Compile({Kind::kStructuralTag, Calls(c.type)});
-    ASSERT_TRUE(grammar.ok()) << grammar.status();
-    GrammarMatcher matcher(*grammar, {kEnd});
+    GrammarMatcher matcher(*Compiler().Compile({Kind::kStructuralTag, Calls(c.type)}), {kEnd});
     EXPECT_EQ(accept(&matcher, c.text), c.begins) << c.text;
     EXPECT_EQ(c.begins && matcher.may_end(), c.ends) << c.text;
   }
@@ -345,9 +336,7 @@ TEST(GrammarTest, AnAddedTokenIsInAnAnswerWhereItIsATagAlone) {
   definition.added.push_back({.content = "<d>", .id = 260, .special = false, .file = "V"});
   const auto tokenizer = *ByteLevelBpe::Create(definition, 261);
   const auto compiler = GrammarCompiler::Create(*tokenizer, 261, {}, "<c>{");
-  const auto grammar = compiler->Compile({Kind::kRegex, "(<c>|<d>)x?"});
-  ASSERT_TRUE(grammar.ok()) << grammar.status();
-  const GrammarMatcher matcher(*grammar, {258});
+  const GrammarMatcher matcher(*compiler->Compile({Kind::kRegex, "(<c>|<d>)x?"}), {258});
   EXPECT_TRUE(Allows(matcher, '<') && Allows(matcher, 259));
   EXPECT_FALSE(Allows(matcher, 260) || Allows(matcher, 258));
 }
@@ -358,7 +347,6 @@ std::string Times(int count, const std::string& text) {
   return all;
 }
 
-// Refused with one line, in bounded time and memory.
 TEST(GrammarTest, IntegersKeepToTheirRange) {
   const std::vector<std::pair<int, int>> kRanges = {
       {0, 0}, {3, 120}, {-7, 13}, {-200, -19}, {99, 101}, {10, 1000}, {-1, 0}, {1, 7}, {555, 555}};
@@ -375,6 +363,7 @@ TEST(GrammarTest, IntegersKeepToTheirRange) {
   EXPECT_TRUE(std::regex_match("-9223372036854775808", std::regex(IntegerPattern(INT64_MIN, -5))));
 }
 
+// With one line, in bounded time and memory.
 TEST(GrammarTest, RefusesWhatMeansHarm) {
   std::string distinct = R"({"oneOf": [{"const": -1})";
   for (int i = 0; i < 999; ++i) absl::StrAppend(&distinct, R"(, {"const": )", i, "}");
