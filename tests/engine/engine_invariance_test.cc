@@ -125,10 +125,10 @@ TEST_P(EngineInvarianceTest, TokensAndCertificatesDoNotDependOnTheSchedule) {
   EXPECT_GE(swaps, swap_pool > 0 ? 3 : 0);
 }
 
-// Its mask comes between two steps.
+// Beside one without; its mask comes between two steps.
 TEST(EnginePaceTest, ARowWithAGrammarDecodesInEveryStep) {
   const EngineConfig config = GoldenConfig(GoldenModel{"tiny_fla", "f32", 128});
-  std::vector<Request> requests = {MakeRequests(128)[4]};
+  std::vector<Request> requests = {MakeRequests(128)[4], MakeRequests(128)[0]};
   ASSERT_NE(requests[0].grammar, nullptr);
   const int64_t steps = RunEngine(config, requests, 0, 2).stats.steps;
   requests[0].grammar = nullptr;
