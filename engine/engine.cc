@@ -99,6 +99,20 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
   }
 }
 
+void Engine::SendMasks(Seconds now, std::vector<RequestOutput>* outputs) {
+  if (in_flight_.empty()) return;
+  const InFlight& flight = in_flight_.back();
+  std::vector<const uint32_t*> masks;
+  for (size_t i = 0; i < flight.arrivals.size(); ++i) {
+    const PlannedSequence& planned = flight.plan.sequences[i];
+    if (!planned.masked()) continue;
+    const Sequence* sequence = Find(planned.id, flight.arrivals[i]);
+    masks.push_back(sequence == nullptr ? nullptr : sequence->matcher->mask().data());
+  }
+  if (masks.empty()) return;
+  if (absl::Status status = executor_.SetMasks(masks); !status.ok()) Fail(status, now, outputs);
+}
+
 void Engine::Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
                      absl::StatusOr<SampledToken>* sampled, Seconds now, RequestOutput* output) {
   FOX_CHECK(planned.logit_rows.empty() || planned.sample || logits != nullptr);
@@ -307,6 +321,7 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
   const bool full = in_flight_.size() >= static_cast<size_t>(limits_.depth);
   const bool collects = !in_flight_.empty() && (full || !submitted);
   if (collects) CollectOldest(now, &outputs);
+  if (submitted) SendMasks(now, &outputs);
   // Slots of sequences that ended in this step are released by the next plan.
   idle_ = in_flight_.empty() && !scheduler_.has_pending_release() &&
           (sequences_.empty() || (!submitted && !collects));

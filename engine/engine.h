@@ -126,6 +126,8 @@ class Engine {
   // Whether there was something to submit.
   bool SubmitNext(Seconds now, std::vector<RequestOutput>* outputs);
   void CollectOldest(Seconds now, std::vector<RequestOutput>* outputs);
+  // Of the plan just submitted.
+  void SendMasks(Seconds now, std::vector<RequestOutput>* outputs);
   // Takes what a collected plan computed for one of its sequences.
   void Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
                absl::StatusOr<SampledToken>* sampled, Seconds now, RequestOutput* output);

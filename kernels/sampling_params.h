@@ -87,7 +87,8 @@ struct SampleParams {
   int32_t* sampled_tokens = nullptr;  // [max_slots]
   // [max_slots, V]; null where no row has a processor
   TokenPenaltyState* penalty_state = nullptr;
-  const uint32_t* masks = nullptr;  // [rows, MaskWords(V)]; null where no row has one
+  // [rows, MaskWords(V)]: only rows with a mask are sampled; null: only those without.
+  const uint32_t* masks = nullptr;
 };
 
 }  // namespace fox

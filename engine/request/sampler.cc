@@ -351,6 +351,7 @@ std::optional<SampleRow> SampleRowOf(const Request& request, const StopCondition
   logits_processor.on = NeedsCounts(sampling) || !sampling.logit_bias.empty() ||
                         !sampling.allowed_token_ids.empty() || masks_stops ||
                         request.grammar != nullptr;
+  if (request.grammar != nullptr) logits_processor.mask = 0;
   logits_processor.only_allowed = !sampling.allowed_token_ids.empty();
   logits_processor.repetition_penalty = sampling.repetition_penalty;
   logits_processor.presence_penalty = sampling.presence_penalty;

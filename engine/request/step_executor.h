@@ -39,6 +39,12 @@ class StepExecutor {
   // Takes a plan; plans run in the order of submission. REQUIRES: fewer than limits().depth plans
   // are submitted and not collected.
   virtual absl::Status Submit(const StepPlan& plan) = 0;
+  // The masks of the plan submitted last, [MaskWords(vocab_size)] each, in the order of its
+  // masked() sequences; null: its token matters no more. Copied. Called once for each such plan,
+  // when all plans before are collected: a mask follows from the token before.
+  virtual absl::Status SetMasks(const std::vector<const uint32_t*>&) {
+    return absl::UnimplementedError("the executor knows no masks");
+  }
   // Waits for the oldest plan that is not collected. REQUIRES: there is one.
   virtual absl::StatusOr<StepResult> Collect() = 0;
   // Whether it has failed since the last call, for when there is nothing to run. Does not wait.

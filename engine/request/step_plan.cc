@@ -39,7 +39,7 @@ std::string StepPlan::DebugString() const {
                     sequence.position, "+", sequence.token_ids.size(), " rows ",
                     sequence.logit_rows.size(), sequence.sample ? " sample" : "");
     if (sequence.sample && sequence.sample->logits_processor.on)
-      absl::StrAppend(&text, " processed", sequence.mask.empty() ? "" : " masked");
+      absl::StrAppend(&text, " processed", sequence.masked() ? " masked" : "");
     if (sequence.token_ids.size() == 1 && sequence.token_ids[0] == kLastSampledToken) {
       absl::StrAppend(&text, " fed");
     }

@@ -34,8 +34,10 @@ struct PlannedSequence {
   // slot is the sequence's. If its logits processor is on, it counts the token in the slot's
   // penalty state.
   std::optional<SampleRow> sample;
-  std::vector<uint32_t> mask;      // [MaskWords(V)] of the sample; empty: any token may follow
   double log_tolerance = kNoMass;  // log eps; -infinity: prune nothing
+
+  // Its sample needs a mask, which comes later (StepExecutor::SetMasks).
+  bool masked() const { return sample && sample->logits_processor.mask >= 0; }
 };
 
 // A slot that becomes what another was at its last page end (Ops::Share).

@@ -97,7 +97,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
       if (!seq.sample || k + 1 < wanted.size()) continue;
       sample = *seq.sample;
       sample.slot = seq.slot;
-      if (!seq.mask.empty()) sample.logits_processor.mask = masks++;
+      if (seq.masked()) sample.logits_processor.mask = masks++;
     }
     rows += tokens;
   }

@@ -32,6 +32,11 @@ bool IsDecode(const StepPlan& plan) {
                      [](const auto& seq) { return seq.token_ids.size() == 1; });
 }
 
+bool HasMasks(const StepPlan& plan) {
+  return std::any_of(plan.sequences.begin(), plan.sequences.end(),
+                     [](const auto& seq) { return seq.masked(); });
+}
+
 }  // namespace
 
 // A decode step brings one row of every sequence, and each of them wants logits; a mixed one all
@@ -141,7 +146,9 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
 }
 
 ModelRunner::~ModelRunner() {
-  for (auto& step : in_flight_) step->Wait();
+  if (in_flight_.empty()) return;
+  in_flight_.back()->Mark();  // masks may be missing
+  in_flight_.back()->Wait();
 }
 
 absl::Status ModelRunner::Health() const {
@@ -168,13 +175,27 @@ absl::Status ModelRunner::Submit(const StepPlan& plan) {
     const int64_t planned = static_cast<int64_t>(plan.sequences.size());
     const int64_t bucket = decode ? DecodeBucket(planned) : 0;
     batch_.Build(plan, bucket, step->staging(), stream_);
-    SetMasks(plan, *step);
     logits_ = decode && graphs_ != nullptr
                   ? graphs_->Run({bucket, batch_.batch().small}, [this] { return Forward(); })
                   : Forward();
   }
-  step->Enqueue(logits_, cache());
+  if (!HasMasks(plan)) step->Enqueue(logits_, cache());
   in_flight_.push_back(std::move(step));
+  return Health();
+}
+
+// What Submit left: samples of rows with a mask, and the way back.
+absl::Status ModelRunner::SetMasks(const std::vector<const uint32_t*>& masks) {
+  if (absl::Status status = Health(); !status.ok()) return status;
+  const auto words = static_cast<size_t>(MaskWords(weights_.config.vocab_size));
+  StepReadback& step = *in_flight_.back();
+  uint32_t* const staged = step.Masks(masks.size() * words);
+  for (size_t i = 0; i < masks.size(); ++i) {
+    if (masks[i] != nullptr) std::copy_n(masks[i], words, staged + i * words);
+  }
+  ops_->CopyToDevice(staged, masks.size() * words * sizeof(uint32_t), masks_, stream_);
+  Sample(logits_, masks_);
+  step.Enqueue(logits_, cache());
   return Health();
 }
 
@@ -214,19 +235,6 @@ void ModelRunner::SetPenaltyState(const StepPlan& plan, StepReadback& step) {
   }
 }
 
-// In the order of Build.
-void ModelRunner::SetMasks(const StepPlan& plan, StepReadback& step) {
-  size_t words = 0;
-  for (const PlannedSequence& planned : plan.sequences) words += planned.mask.size();
-  if (words == 0) return;
-  uint32_t* const masks = step.Masks(words);
-  uint32_t* end = masks;
-  for (const PlannedSequence& planned : plan.sequences) {
-    end = std::copy(planned.mask.begin(), planned.mask.end(), end);
-  }
-  ops_->CopyToDevice(masks, words * sizeof(uint32_t), masks_, stream_);
-}
-
 MatrixView ModelRunner::Forward() {
   const StepOutputs& outputs = batch_.outputs();
   const ForwardCounters counters{outputs.blocks_total, outputs.blocks_pruned, outputs.pages_evicted,
@@ -234,12 +242,15 @@ MatrixView ModelRunner::Forward() {
   const MatrixView logits =
       model_.Forward(batch_.batch(), batch_.logit_rows(), batch_.num_logit_rows(), options_.acp,
                      cache(), counters, stream_);
-  if (limits_.samples_on_device && logits.rows > 0) {
-    ops_->Sample({logits, batch_.sample_rows(), outputs.sampled, batch_.sampled_tokens(),
-                  penalty_state_.as<TokenPenaltyState>(), masks_},
-                 stream_);
-  }
+  Sample(logits, nullptr);
   return logits;
+}
+
+void ModelRunner::Sample(const MatrixView& logits, const uint32_t* masks) {
+  if (!limits_.samples_on_device || logits.rows == 0) return;
+  ops_->Sample({logits, batch_.sample_rows(), batch_.outputs().sampled, batch_.sampled_tokens(),
+                penalty_state_.as<TokenPenaltyState>(), masks},
+               stream_);
 }
 
 absl::Status ModelRunner::CaptureGraphs() {

@@ -1,9 +1,9 @@
 // ModelRunner: the StepExecutor that runs a FoX model over a paged KV cache. It only computes:
 // what to run was decided by the scheduler.
 //
-// On a backend with a queue() two plans may be in flight: a plan is enqueued whole, what it reports
-// comes back through pinned memory (step_readback.h), and decode steps run as captured graphs
-// (decode_graphs.h).
+// On a backend with a queue() two plans may be in flight: a plan is enqueued whole, but for samples
+// that wait for masks; what it reports comes back through pinned memory (step_readback.h), and
+// decode steps run as captured graphs (decode_graphs.h).
 #pragma once
 
 #include <deque>
@@ -65,6 +65,7 @@ class ModelRunner : public StepExecutor {
 
   const ExecutorLimits& limits() const override { return limits_; }
   absl::Status Submit(const StepPlan& plan) override;
+  absl::Status SetMasks(const std::vector<const uint32_t*>& masks) override;
   absl::StatusOr<StepResult> Collect() override;
   absl::Status Probe() override;
 
@@ -84,8 +85,8 @@ class ModelRunner : public StepExecutor {
   // What a plan does to slots before its sequences run.
   void MoveSlots(const StepPlan& plan);
   void SetPenaltyState(const StepPlan& plan, StepReadback& step);
-  void SetMasks(const StepPlan& plan, StepReadback& step);
   MatrixView Forward();
+  void Sample(const MatrixView& logits, const uint32_t* masks);
   absl::Status Health() const;
 
   std::unique_ptr<Ops> ops_;

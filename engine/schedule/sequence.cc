@@ -22,10 +22,8 @@ Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_
   prompt_tokens = static_cast<int64_t>(tokens.size());
   max_tokens = std::min<int64_t>(request.stop.max_tokens, max_model_len - prompt_tokens);
   if (request.sampling.repetition_penalty != 1.0f) counts.AddPrompt(tokens);
-  if (request.grammar != nullptr) {
+  if (request.grammar != nullptr)
     matcher = std::make_unique<GrammarMatcher>(request.grammar, stop.ids());
-    feeds_pending = false;
-  }
   stats.prompt_tokens = prompt_tokens;
   stats.arrival = now;
   stats.acp.log_tolerance = log_tolerance;
@@ -69,7 +67,6 @@ PlannedSequence Sequence::Feed(int64_t count, bool samples_on_device) const {
   // Rows of prompt log-probabilities are wanted on the host, so it samples from the last one too.
   if (samples_on_device && samples_last && rows == 1)
     planned.sample = SampleRowOf(request, stop, length(), produced());
-  if (planned.sample && matcher != nullptr) planned.mask = matcher->mask();
   return planned;
 }
 

@@ -58,7 +58,7 @@ struct Progress {
   // Whether a sequence that does not rest has something to feed: a known token, or a pending one
   // that is not the last.
   bool is_schedulable() const {
-    return remaining() > 0 && (pending == 0 || (feeds_pending && produced() < max_tokens));
+    return remaining() > 0 && (pending == 0 || produced() < max_tokens);
   }
   bool samples() const { return max_tokens > 0; }
   // The tokens [computed, computed + count): kLastSampledToken stands for a pending one.
@@ -70,7 +70,6 @@ struct Progress {
   int64_t chunk_multiple = 1;  // ExecutorLimits'
   int64_t computed = 0;
   int64_t pending = 0;               // sampled by plans in flight, [0, in_flight]
-  bool feeds_pending = true;         // false: what may follow depends on the last token
   int64_t prompt_logprobs_done = 0;  // prompt rows whose log-probabilities were delivered
 };
 

@@ -9,6 +9,7 @@
 #include "grammar_impl.h"
 #include "models/grammar/json_schema_check.h"
 #include "models/grammar/work_meter.h"
+#include "regex_converter.h"
 #include "xgrammar/xgrammar.h"
 
 namespace xgrammar {
@@ -66,7 +67,8 @@ absl::Status CheckText(const GrammarSource& source) {
 xgrammar::Grammar Parse(const GrammarSource& source) {
   switch (source.kind) {
     case GrammarSource::Kind::kRegex:
-      return xgrammar::Grammar::FromRegex(source.text);
+      return xgrammar::Grammar::FromEBNF(
+          absl::StrCat("regex ::= ", xgrammar::RegexToEBNF(source.text, false)), "regex");
     case GrammarSource::Kind::kGrammar:
       return xgrammar::Grammar::FromEBNF(source.text);
     case GrammarSource::Kind::kStructuralTag: {

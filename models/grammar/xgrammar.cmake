@@ -33,9 +33,10 @@ fox_meter(grammar_parser.cc "int32_t EBNFParser::ParseChoices() {" 1)
 # Each character that is counted alone takes a mask, 128 of them seconds.
 fox_patch_xgrammar(grammar_parser.cc "kUnzipThreshold = 128;" "kUnzipThreshold = 16;")
 fox_meter(grammar_parser.cc "static const int64_t kUnzipThreshold = 16;" "lower / 2 + upper / 2")
-# Characters that a text follows, as `"` in JSON: each number of them is counted in one way, and
-# what comes behind each is known, up to the text's first byte. Most tokens are then allowed or not
-# without a look at each. The last 16 characters have a mask each, and a rule counts those before
+# Characters that a text follows, as `"` in JSON, or the end of a regular expression: each number of
+# them is counted in one way, and what comes behind each is known, up to the text's first byte; for
+# the end that is a byte of no text. Most tokens are then allowed or not without a look at each. The
+# last 16 characters have a mask each, and a rule counts those before
 # them; the last 32, 64 and 128 are parted from those before, for the few tokens that are so long.
 # Strings of all lengths share these rules.
 fox_patch_xgrammar(grammar_parser.cc "  GrammarBuilder builder_;\n"
@@ -47,16 +48,37 @@ fox_patch_xgrammar(grammar_parser.cc "  GrammarBuilder builder_;\n"
   };
   std::map<std::vector<int32_t>, Counters> counters_;  // of characters before a text
 
-  bool IsTextNext() const {
-    return Peek().type == TokenType::StringLiteral && Peek().lexeme.size() > 2;
+  // Behind the groups and alternatives that end here; a quantifier, if one is repeated.
+  const Token& Next() const {
+    bool skips = false;
+    int depth = 0;
+    for (const Token* next = current_token_;; ++next) {
+      fox::SpendWork(1);
+      const TokenType type = next->type;
+      if (type == TokenType::EndOfFile || type == TokenType::RuleName) return *next;
+      if (depth == 0 && (type == TokenType::Pipe || type == TokenType::RParen)) {
+        skips = type == TokenType::Pipe;
+      } else if (skips) {
+        depth += (type == TokenType::LParen) - (type == TokenType::RParen);
+      } else if (type != TokenType::Question) {
+        return *next;
+      }
+    }
   }
-  int32_t AddText() {
-    return builder_.AddByteString(std::any_cast<std::string>(Peek().value).substr(0, 1));
+  // Empty: it is not known.
+  std::string NextByte() const {
+    const Token& next = Next();
+    if (next.type == TokenType::EndOfFile && root_rule_name_ == "regex") return "\xff";
+    if (next.type != TokenType::StringLiteral) return "";
+    const TokenType behind = (&next)[1].type;
+    const bool always = behind != TokenType::Question && behind != TokenType::Star &&
+                        behind != TokenType::LBrace;
+    return always ? std::any_cast<std::string>(next.value).substr(0, 1) : "";
   }
+  int32_t AddText() { return builder_.AddByteString(NextByte()); }
   Counters& CountersOf(int32_t characters) {
     const auto expr = builder_.GetGrammarExpr(characters);
-    std::vector<int32_t> key = {static_cast<int32_t>(expr.type),
-                                std::any_cast<std::string>(Peek().value)[0]};
+    std::vector<int32_t> key = {static_cast<int32_t>(expr.type), NextByte()[0]};
     key.insert(key.end(), expr.begin(), expr.end());
     return counters_[key];
   }
@@ -68,7 +90,7 @@ fox_patch_xgrammar(grammar_parser.cc "  GrammarBuilder builder_;\n"
   }
 ]==])
 fox_patch_xgrammar(grammar_parser.cc "  std::vector<int32_t> rest_rule_ids;"
-[==[  if (IsTextNext()) {
+[==[  if (!NextByte().empty()) {
     std::vector<int32_t>& rests = CountersOf(grammar_expr_id).rests;
     while (static_cast<int64_t>(rests.size()) < upper - lower) {
       std::vector<int32_t> next = {grammar_expr_id};
@@ -81,7 +103,7 @@ fox_patch_xgrammar(grammar_parser.cc "  std::vector<int32_t> rest_rule_ids;"
   }
   std::vector<int32_t> rest_rule_ids;]==])
 fox_patch_xgrammar(grammar_parser.cc "  // Case 2. upper is unbounded, and lower is large"
-[==[  if (IsTextNext() && builder_.GetGrammarExpr(grammar_expr_id).type ==
+[==[  if (!NextByte().empty() && builder_.GetGrammarExpr(grammar_expr_id).type ==
                           GrammarBuilder::GrammarExprType::kCharacterClass) {
     int64_t after = 128;
     while (after >= upper && upper != -1) after /= 2;

@@ -58,7 +58,7 @@ std::vector<Request> MakeRequests(int count, int32_t vocab, uint64_t seed) {
     return tokens;
   };
   const auto grammar =
-      *GrammarCompiler(letters).Compile({GrammarSource::Kind::kRegex, "([a-m][n-z])*"});
+      *GrammarCompiler(letters).Compile({GrammarSource::Kind::kRegex, "([a-m][n-z]){30}"});
   std::mt19937_64 rng(seed);
   std::vector<Request> requests;
   for (int i = 0; i < count; ++i) {

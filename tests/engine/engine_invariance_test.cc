@@ -19,7 +19,7 @@ struct Variant {
 
 // Words of three letters, each with a blank behind it; a token of the vocabulary is a letter or
 // two.
-constexpr char kWords[] = "([a-z]{3} )*";
+constexpr char kWords[] = "([a-z]{3} )*", kSomeWords[] = "([a-z]{3} ){9}";
 std::vector<std::string> Letters(int32_t vocab) {
   std::vector<std::string> tokens(static_cast<size_t>(vocab));
   for (size_t id = 8; id < tokens.size(); ++id) {
@@ -38,9 +38,9 @@ std::string TextOf(const StreamResult& result, int32_t vocab) {
 // Every fourth request is sampled on the host, the others by the executor where it has two steps in
 // flight. Answers are longer than expected.
 std::vector<Request> MakeRequests(int32_t vocab) {
-  const auto words = *GrammarCompiler([vocab] {
-                        return Letters(vocab);
-                      }).Compile({GrammarSource::Kind::kRegex, kWords});
+  GrammarCompiler compiler([vocab] { return Letters(vocab); });
+  const auto words = *compiler.Compile({GrammarSource::Kind::kRegex, kWords});
+  const auto some = *compiler.Compile({GrammarSource::Kind::kRegex, kSomeWords});
   std::mt19937_64 rng(42);
   std::vector<Request> requests;
   for (int i = 0; i < 10; ++i) {
@@ -55,6 +55,7 @@ std::vector<Request> MakeRequests(int32_t vocab) {
     if (i % 4 == 2) request.sampling.repetition_penalty = 1.3f;
     if (i % 4 == 3) request.sampling.frequency_penalty = 0.2f;
     if (i % 8 == 3) request.sampling.logit_bias = {{5, 2.0f}, {7, -100.0f}};
+    if (i % 5 == 3) request.grammar = some;
     if (i % 5 == 4) request.grammar = words;  // two requests, as two choices of one
     requests.push_back(std::move(request));
   }
@@ -122,6 +123,16 @@ TEST_P(EngineInvarianceTest, TokensAndCertificatesDoNotDependOnTheSchedule) {
     EXPECT_GT(recomputed, 0);
   }
   EXPECT_GE(swaps, swap_pool > 0 ? 3 : 0);
+}
+
+// Beside one without; its mask comes between two steps.
+TEST(EnginePaceTest, ARowWithAGrammarDecodesInEveryStep) {
+  const EngineConfig config = GoldenConfig(GoldenModel{"tiny_fla", "f32", 128});
+  std::vector<Request> requests = {MakeRequests(128)[4], MakeRequests(128)[0]};
+  ASSERT_NE(requests[0].grammar, nullptr);
+  const int64_t steps = RunEngine(config, requests, 0, 2).stats.steps;
+  requests[0].grammar = nullptr;
+  EXPECT_EQ(steps, RunEngine(config, requests, 0, 2).stats.steps);
 }
 
 INSTANTIATE_TEST_SUITE_P(

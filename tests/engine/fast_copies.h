@@ -2,6 +2,8 @@
 // is preempted is swapped out wherever there is room.
 #pragma once
 
+#include <vector>
+
 #include "engine/request/step_executor.h"
 
 namespace fox {
@@ -14,6 +16,9 @@ class FastCopies final : public StepExecutor {
   }
   const ExecutorLimits& limits() const override { return limits_; }
   absl::Status Submit(const StepPlan& plan) override { return inner_.Submit(plan); }
+  absl::Status SetMasks(const std::vector<const uint32_t*>& masks) override {
+    return inner_.SetMasks(masks);
+  }
   absl::StatusOr<StepResult> Collect() override { return inner_.Collect(); }
   absl::Status Probe() override { return inner_.Probe(); }
 

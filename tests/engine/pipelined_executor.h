@@ -37,7 +37,6 @@ class PipelinedExecutor final : public StepExecutor {
     inner_plan.penalty_state.clear();
     for (PlannedSequence& sequence : inner_plan.sequences) {
       sequence.sample.reset();
-      sequence.mask.clear();
       if (sequence.token_ids.front() != kLastSampledToken) continue;
       sequence.token_ids.front() = sampled_.at(sequence.slot);
       ++fed_samples_;
@@ -50,6 +49,19 @@ class PipelinedExecutor final : public StepExecutor {
     return absl::OkStatus();
   }
 
+  absl::Status SetMasks(const std::vector<const uint32_t*>& masks) override {
+    Computed& computed = computed_.back();
+    if (computed_.size() > 1 || masks.size() != computed.masked.size()) {
+      return absl::InternalError("masks that no plan waits for");
+    }
+    for (size_t k = 0; k < masks.size(); ++k) {
+      const auto& [i, sequence] = computed.masked[k];
+      if (masks[k] == nullptr) continue;
+      computed.result.sampled[i] = Sample(sequence, computed.logits[i].data(), masks[k]);
+    }
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<StepResult> Collect() override {
     collected_ = std::move(computed_.front());
     computed_.pop_front();
@@ -59,7 +71,8 @@ class PipelinedExecutor final : public StepExecutor {
  private:
   struct Computed {
     StepResult result;
-    std::vector<std::vector<float>> logits;  // [sequences]
+    std::vector<std::vector<float>> logits;                  // [sequences]
+    std::vector<std::pair<size_t, PlannedSequence>> masked;  // and where in the plan
     std::vector<int32_t> sole_pages;
   };
 
@@ -78,17 +91,28 @@ class PipelinedExecutor final : public StepExecutor {
       const PlannedSequence& sequence = plan.sequences[i];
       const float* logits = std::exchange(result.logits[i], nullptr);
       const size_t rows = sequence.logit_rows.size();
-      if (sequence.sample) {
-        result.sampled.push_back(
-            slots_[sequence.slot].Sample(sequence, logits + (rows - 1) * vocab, sampler_));
-        sampled_[sequence.slot] = result.sampled.back().ok() ? result.sampled.back()->id : 0;
+      if (sequence.sample && !sequence.masked()) {
+        result.sampled.push_back(Sample(sequence, logits + (rows - 1) * vocab));
         continue;
       }
       result.sampled.emplace_back(SampledToken());
       if (rows == 0) continue;
       computed->logits[i].assign(logits, logits + rows * vocab);
-      result.logits[i] = computed->logits[i].data();
+      if (!sequence.sample) {
+        result.logits[i] = computed->logits[i].data();
+        continue;
+      }
+      computed->masked.emplace_back(i, sequence);
+      result.sampled.back() = absl::InternalError("no mask came");
+      sampled_.erase(sequence.slot);
     }
+  }
+
+  absl::StatusOr<SampledToken> Sample(const PlannedSequence& sequence, const float* logits,
+                                      const uint32_t* mask = nullptr) {
+    auto token = slots_[sequence.slot].Sample(*sequence.sample, logits, sampler_, mask);
+    sampled_[sequence.slot] = token.ok() ? token->id : 0;
+    return token;
   }
 
   StepExecutor& inner_;

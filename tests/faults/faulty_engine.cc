@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "engine/engine_factory.h"
 #include "tests/faults/fault_page.h"
@@ -23,6 +24,10 @@ class FaultyExecutor final : public StepExecutor {
     if (broken_) return Broken();
     rows_ = plan.sequences.size();
     return executor_->Submit(plan);
+  }
+
+  absl::Status SetMasks(const std::vector<const uint32_t*>& masks) override {
+    return executor_->SetMasks(masks);
   }
 
   absl::StatusOr<StepResult> Collect() override {

@@ -209,7 +209,8 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
   WaitOnDependencies();
   const int64_t index = blockIdx.x / kBlocks;
   const SampleRow& how = params.rows[index];
-  if (how.slot < 0) return;  // all blocks of the row
+  const bool has_mask = how.logits_processor.mask >= 0;
+  if (how.slot < 0 || has_mask != (params.masks != nullptr)) return;  // all blocks of the row
   const int32_t vocabulary = static_cast<int32_t>(params.logits.cols);
   const int32_t slice =
       (vocabulary + kBlocks * kRaceGroup - 1) / (kBlocks * kRaceGroup) * kRaceGroup;

@@ -50,7 +50,7 @@ TEST_F(BatchBuilderTest, SampleRowsHoldTheSamplePlan) {
   EXPECT_EQ(row.logits_processor.mask, -1);
   for (int i = 0; i < 2; ++i) {
     plan.sequences.push_back(plan.sequences.back());
-    plan.sequences.back().mask = {1};
+    plan.sequences.back().sample->logits_processor.mask = 0;
   }
   Build(plan);
   EXPECT_EQ(rows[2].logits_processor.mask, -1);

@@ -200,6 +200,7 @@ void SampleMany(size_t count, int steps, int32_t vocabulary, cudaStream_t stream
     batch.Upload();
     SetMissingStates(sequences, batch, stream);
     ASSERT_EQ(enqueue(batch.params()), cudaSuccess);
+    ASSERT_EQ(Sample(batch.params(/*masked=*/true), stream), cudaSuccess);
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     TakeSamples(batch, sequences, random, seen);
     if (::testing::Test::HasFatalFailure()) return;

@@ -176,7 +176,7 @@ void FakeExecutor::ComputeRows(const PlannedSequence& sequence, float* logits) {
 
 absl::StatusOr<SampledToken> FakeExecutor::Sample(const PlannedSequence& sequence, const float* row,
                                                   Slot* slot) {
-  absl::StatusOr<SampledToken> token = slot->sampler.Sample(sequence, row, sampler_);
+  absl::StatusOr<SampledToken> token = slot->sampler.Sample(*sequence.sample, row, sampler_);
   ++samples_;
   if (sequence.sample->logits_processor.on && sequence.token_ids.front() == kLastSampledToken)
     ++processed_samples_;

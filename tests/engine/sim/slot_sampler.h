@@ -30,9 +30,8 @@ class SlotSampler {
   }
 
   // Samples and, where the logits_processor is on, counts the token.
-  absl::StatusOr<SampledToken> Sample(const PlannedSequence& planned, const float* logits,
-                                      Sampler& sampler) {
-    const SampleRow& sample = *planned.sample;
+  absl::StatusOr<SampledToken> Sample(const SampleRow& sample, const float* logits,
+                                      Sampler& sampler, const uint32_t* mask = nullptr) {
     SamplingParams params;
     params.temperature = sample.temperature;
     params.top_p = sample.top_p;
@@ -50,7 +49,7 @@ class SlotSampler {
     const bool masks_stops = sample.position < logits_processor.stops_from;
     absl::StatusOr<SampledToken> token =
         sampler.Sample(logits, params, counts_, masks_stops ? stops_ : std::vector<int32_t>(),
-                       sample.position, planned.mask.empty() ? nullptr : planned.mask.data());
+                       sample.position, mask);
     if (token.ok()) counts_.AddGenerated(token->id);
     return token;
   }

@@ -117,7 +117,8 @@ struct SampleBatch {
     sampled.Fill(testing::kPoison);
     sampled_tokens.Fill(testing::kPoison);
   }
-  SampleParams params() const {
+  // Of the rows with a mask, or of those without.
+  SampleParams params(bool masked = false) const {
     const MatrixView view{device_logits.data(), DType::kF32, static_cast<int64_t>(rows.size()),
                           vocabulary, stride};
     return {view,
@@ -125,7 +126,7 @@ struct SampleBatch {
             sampled.data(),
             sampled_tokens.data(),
             penalty_state.data(),
-            device_masks.data()};
+            masked ? device_masks.data() : nullptr};
   }
 
   int32_t vocabulary, stride;
