@@ -4,6 +4,7 @@
 // key and one for its value.
 #pragma once
 
+#include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -35,7 +36,27 @@ __device__ __forceinline__ uint4 WidenPart(const uint2& codes) {
   return {WidenCodes(codes.x, false), WidenCodes(codes.x, true), WidenCodes(codes.y, false),
           WidenCodes(codes.y, true)};
 }
-// And with it. Exact.
+// The same in float32: on cards that convert codes, by two instructions a pair instead of seven.
+__device__ __forceinline__ Float8 Widen(const uint2& codes) {
+#if __CUDA_ARCH__ >= 890
+  const uint32_t words[2] = {codes.x, codes.y};
+  Float8 o;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t halves;  // two of float16, which holds all codes
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;"
+        : "=r"(halves)
+        : "h"(static_cast<uint16_t>(words[i / 2] >> i % 2 * 16)));
+    const float2 pair = __half22float2(reinterpret_cast<const __half2&>(halves));
+    o.x[2 * i] = pair.x;
+    o.x[2 * i + 1] = pair.y;
+  }
+  return o;
+#else
+  return Widen(WidenPart(codes));
+#endif
+}
+// WidenPart with the exponent. Exact.
 __device__ __forceinline__ uint4 WidenPart(const uint2& codes, int exponent) {
   const uint32_t power = WordOf(PowerOfTwo(exponent)) >> 16, two = power << 16 | power;
   const uint4 o = WidenPart(codes);
@@ -54,8 +75,15 @@ __device__ __forceinline__ uint2 EncodePart(const Float8& o, int& exponent) {
   const float scale = PowerOfTwo(-exponent);
   uint32_t codes[2] = {};
 #pragma unroll
-  for (int i = 0; i < kVec8; ++i) {
-    codes[i / 4] |= static_cast<uint32_t>(NearestE4M3(o.x[i] * scale)) << i % 4 * 8;
+  for (int i = 0; i < kVec8; i += 2) {
+    const float low = o.x[i] * scale, high = o.x[i + 1] * scale;
+#if __CUDA_ARCH__ >= 890
+    uint16_t pair;  // NearestE4M3 of both
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+#else
+    const uint32_t pair = NearestE4M3(low) | NearestE4M3(high) << 8;
+#endif
+    codes[i / 4] |= static_cast<uint32_t>(pair) << i % 4 * 8;
   }
   return {codes[0], codes[1]};
 }

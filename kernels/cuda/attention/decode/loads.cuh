@@ -19,10 +19,6 @@ struct Layout {
   static constexpr int kLanes = kHeadDim / kDims;         // that share a key
   static constexpr int kGroups = kWarp / kLanes;          // keys of one load instruction
   static constexpr int kLoads = kHalfPageKeys / kGroups;  // of a half page's keys; equals kLanes
-  // Blocks on an SM that the registers must allow: each holds 4 * 64 * kHeadDim bytes
-  // of keys, and as many of values, in flight; 128 KB in all for head_dim 64 and 128, half of that
-  // of pages in 8 bits.
-  static constexpr int kBlocks = kHeadDim == 128 ? 2 : 4;
 };
 
 // The gates of a half page: of its page, and of this lane's key; in pages that have exponents, also

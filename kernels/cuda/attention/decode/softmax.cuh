@@ -48,15 +48,10 @@ __device__ float DotProduct(const float (&q)[8], const Part (&keys)[Layout<kHead
   float part[L::kLoads];
 #pragma unroll
   for (int i = 0; i < L::kLoads; ++i) {
-    const uint4 k = WidenPart(keys[i]);
-    part[i] = q[0] * Low(k.x);
-    part[i] = fmaf(q[1], High(k.x), part[i]);
-    part[i] = fmaf(q[2], Low(k.y), part[i]);
-    part[i] = fmaf(q[3], High(k.y), part[i]);
-    part[i] = fmaf(q[4], Low(k.z), part[i]);
-    part[i] = fmaf(q[5], High(k.z), part[i]);
-    part[i] = fmaf(q[6], Low(k.w), part[i]);
-    part[i] = fmaf(q[7], High(k.w), part[i]);
+    const Float8 k = Widen(keys[i]);
+    part[i] = q[0] * k.x[0];
+#pragma unroll
+    for (int j = 1; j < kVec8; ++j) part[i] = fmaf(q[j], k.x[j], part[i]);
   }
   return SumAcross<L::kLanes / 2>(part);
 }
@@ -95,15 +90,9 @@ __device__ void AddValues(float weight, const Part (&values)[Layout<kHeadDim>::k
 #pragma unroll
   for (int i = 0; i < L::kLoads; ++i) {
     const float w = FromLane(weight, i, L::kLanes);
-    const uint4 v = WidenPart(values[i]);
-    out[0] = fmaf(w, Low(v.x), out[0]);
-    out[1] = fmaf(w, High(v.x), out[1]);
-    out[2] = fmaf(w, Low(v.y), out[2]);
-    out[3] = fmaf(w, High(v.y), out[3]);
-    out[4] = fmaf(w, Low(v.z), out[4]);
-    out[5] = fmaf(w, High(v.z), out[5]);
-    out[6] = fmaf(w, Low(v.w), out[6]);
-    out[7] = fmaf(w, High(v.w), out[7]);
+    const Float8 v = Widen(values[i]);
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) out[j] = fmaf(w, v.x[j], out[j]);
   }
 }
 

@@ -29,6 +29,11 @@ struct alignas(16) SplitPartial {
   float unused[2];
   float out[kHeadDim];
 };
+// Blocks on an SM that the registers must allow: each holds 4 * 32 * kHeadDim numbers of keys, and as
+// many of values, in flight; in bf16 and for head_dim 64 and 128, 128 KB in all. Codes take half the
+// registers.
+template <int kHeadDim, typename Part>
+constexpr int kBlocksOfSm = (kHeadDim == 128 ? 2 : 4) + (kHasExponents<Part> ? 1 : 0);
 // Number of splits merged at a time: those of a window of 16,384 tokens with heads of 64.
 template <int kHeadDim>
 constexpr int kMergedTogether = 4096 / kHeadDim;
@@ -140,7 +145,7 @@ __device__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
 // ---- The kernel.
 
 template <int kHeadDim, typename Part>
-__global__ void __launch_bounds__(kThreads, Layout<kHeadDim>::kBlocks)
+__global__ void __launch_bounds__(kThreads, kBlocksOfSm<kHeadDim, Part>)
     DecodeKernel(const __grid_constant__ Decode a) {
   using L = Layout<kHeadDim>;
   __shared__ Shared<kHeadDim> shared;
