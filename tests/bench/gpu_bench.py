@@ -204,13 +204,23 @@ def million(bench: Bench) -> Part:
                                prompt_tokens=prompt, output_tokens=answer)
 
 
+def eight_bits(bench: Bench) -> Part:
+    """Steps with weights, with pages and with both in 8 bits, between two passes of bf16."""
+    return memory_parts.together(*(
+        bench.fox_bench(f"decode --modes certified --chunk 16384 {sizes} {judge.EIGHT_BITS[what]}",
+                        60, bench=f"decode_{what}")
+        for sizes in ("--contexts 4096 --batch-sizes 1,8,16,32,64",
+                      "--contexts 16384 --batch-sizes 32") for what in judge.EIGHT_BITS))
+
+
 def large(bench: Bench) -> Part:
-    """Steps and prompts of a 7B shape."""
+    """Steps and prompts of a 7B shape, steps in 8 bits, too."""
     model = bench.model("fox-7b", "--layers 32 --hidden-size 4096 --heads 32 --vocab-size 32000")
     flags = f"--model {model} --modes certified --chunk 16384"
+    decode = f"decode --contexts 4096 --batch-sizes 1,8,32 {flags} "
     return memory_parts.together(
-        bench.fox_bench(f"decode --contexts 4096 --batch-sizes 1,8,32 {flags}", 150,
-                        bench="decode_7b"),
+        bench.fox_bench(decode, 150, bench="decode_7b"),
+        bench.fox_bench(decode + judge.EIGHT_BITS["8_bits"], 150, bench="decode_7b_8_bits"),
         bench.fox_bench(f"prefill --lengths 4096,16384 --repeat 5 {flags}", 90,
                         bench="prefill_7b"))
 
@@ -234,6 +244,7 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     # Batches whose pages without pruning would not fit at 16k.
     "decode-many": ours("decode --contexts 4096 --batch-sizes 2,4,16,64,128 --modes certified "
                         "--chunk 16384", 60),
+    "decode-8-bits": eight_bits,
     "decode-under-limits": decode_under_limits,
     "prefill": ours("prefill --lengths 4096,16384,65536 --repeat 5 --chunk 65536"),
     "attention-peers": peer("attention.py", 200),

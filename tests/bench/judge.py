@@ -12,6 +12,10 @@ from typing import Any
 Row = dict[str, Any]
 MILLION = 1 << 20  # tokens of the longest prompt
 MODES = ("off", "paper", "certified")
+# Flags of fox-bench and fox-server, by what is in 8 bits.
+EIGHT_BITS = {"bf16": "", "8_bit_weights": "--quantization fp8",
+              "8_bit_pages": "--kv-cache-dtype fp8",
+              "8_bits": "--quantization fp8 --kv-cache-dtype fp8"}
 D64, D128 = dict(heads=24, head_dim=64), dict(heads=16, head_dim=128)
 
 
@@ -154,14 +158,28 @@ def model(m: Measurements) -> Iterator[Row]:
                                 for acp in MODES[1:])), 1e3), "ms", "most", most, aim)
 
 
+def eight_bits(m: Measurements) -> Iterator[Row]:
+    """Steps of the 760M with weights and pages in 8 bits, beside bf16 of the same minutes."""
+    for what, batch, context, must, aim in (
+            ("8_bits", 1, 4096, 0.60, 0.45), ("8_bits", 8, 4096, 0.90, 0.80),
+            ("8_bits", 32, 4096, 1.65, 1.5), ("8_bit_pages", 32, 16384, 3.9, 3.5)):
+        value, bf16 = (m.seconds(bench=f"decode_{name}", batch_size=batch, context=context)
+                       for name in (what, "bf16"))
+        yield row(f"decode step B={batch} {context // 1024}k, {what.replace('_', ' ')}",
+                  times(value, 1e3), "ms", "most", must, aim,
+                  bf16 and f"bf16 {1e3 * bf16:.4g} ms")
+
+
 def large(m: Measurements) -> Iterator[Row]:
     """Steps and prompts of a 7B shape, no slower than when they were first measured."""
     for bench, key, cases in (
             ("decode_7b", "batch_size", ((1, 4.0, 3.7), (8, 6.2, 5.6), (32, 10.2, 9.3))),
+            ("decode_7b_8_bits", "batch_size", ((1, 2.4, 2.1), (8, 3.6, None), (32, 6.6, None))),
             ("prefill_7b", "length", ((4096, 86, None), (16384, 373, None)))):
         for size, must, aim in cases:
             value = m.seconds(bench=bench, acp="certified", **{key: size})
             what = f"decode step B={size} 4k" if key == "batch_size" else f"prefill {size // 1024}k"
+            what += ", 8 bits" * bench.endswith("8_bits")
             yield row(f"7B shape, {what}", times(value, 1e3), "ms", "most", must, aim)
 
 
@@ -186,7 +204,7 @@ def serving(m: Measurements) -> Iterator[Row]:
 
 
 def judged_rows(m: Measurements) -> list[Row]:
-    return [judged for rows in (equalities, attention, model, large, serving) for judged in rows(m)]
+    return [judged for rows in (equalities, attention, model, eight_bits, large, serving) for judged in rows(m)]
 
 
 def as_table(rows: list[Row]) -> str:

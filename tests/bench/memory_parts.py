@@ -24,11 +24,13 @@ def together(*parts: Part) -> Part:
 
 def compare(clients: str, server_flags: str, seconds: float,
             **marks: Any) -> Callable[[Bench], Part]:
-    """Off and certified, a server each, under the same arrivals."""
-    return lambda bench: bench.fox_bench(
-        f"serve --compare off,certified --timeout {seconds} {clients} -- {POOL} "
-        "--max-model-len 20480 --max-num-queued-reqs 4096 --max-num-queued-tokens 16000000 "
-        "--max-queue-seconds 0 " + server_flags, seconds, **marks)
+    """Off and certified, and certified with pages in 8 bits, a server each, under the same
+    arrivals."""
+    return lambda bench: together(*(bench.fox_bench(
+        f"serve --compare {acp} --timeout {seconds} {clients} -- {POOL} --max-model-len 20480 "
+        "--max-num-queued-reqs 4096 --max-num-queued-tokens 16000000 --max-queue-seconds 0 "
+        f"--kv-cache-dtype {pages} {server_flags}", seconds, kv_cache_dtype=pages, **marks)
+        for acp, pages in (("off,certified", "auto"), ("certified", "fp8"))))
 
 
 def arrivals(admission: str) -> Callable[[Bench], Part]:
@@ -73,8 +75,8 @@ def start(bench: Bench) -> Part:
 
 # In the order of their weight: a run that ends early has the first ones.
 PARTS: dict[str, Callable[[Bench], Part]] = {
-    # Prompt and answer are a sequence of 16k; of those eight fit into the pool without eviction.
-    "at-once": compare("--rates 1000 --requests 48 --prompt-tokens 15872 --output-tokens 512", "",
+    # Prompt and answer are a sequence of 16k; of those 8 fit into the pool without eviction.
+    "at-once": compare("--rates 1000 --requests 72 --prompt-tokens 15872 --output-tokens 512", "",
                        110, load="16k at once"),
     "arrivals": arrivals("expected"),
     "cache-8k": questions("8k", 8192),

@@ -29,9 +29,9 @@ struct alignas(16) SplitPartial {
   float unused[2];
   float out[kHeadDim];
 };
-// Blocks on an SM that the registers must allow: each holds 4 * 32 * kHeadDim numbers of keys, and as
-// many of values, in flight; in bf16 and for head_dim 64 and 128, 128 KB in all. Codes take half the
-// registers.
+// Blocks on an SM that the registers must allow: each holds 4 * 32 * kHeadDim numbers of keys, and
+// as many of values, in flight; in bf16 and for head_dim 64 and 128, 128 KB in all. Codes take half
+// the registers.
 template <int kHeadDim, typename Part>
 constexpr int kBlocksOfSm = (kHeadDim == 128 ? 2 : 4) + (kHasExponents<Part> ? 1 : 0);
 // Number of splits merged at a time: those of a window of 16,384 tokens with heads of 64.
