@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A training step of the 760M Pro on one sequence of 16k, in turns by several programs.
+"""A training step of the 760M Pro on one sequence of 16k, by several programs in turns.
 
 The official model and its own kernels for norms, shifts and loss, its attention call swapped; and
-the model of models/finetune with the same weights, compiled and deterministic as `./run finetune`
-has it. Float32 weights, bf16 autocast, no activation checkpointing, gradient clipping, fused AdamW.
+models/finetune's with the same weights, compiled and deterministic as `./run finetune` has it.
+Float32 weights, bf16 autocast, no activation checkpointing, gradient clipping, fused AdamW.
 Weights are freshly initialised except for the forget gates: biases such that three heads of four
 forget, as in the other benchmarks.
 """
@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -25,11 +26,16 @@ import inputs
 import official
 import calls
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "models/finetune"))
+import model as finetune  # noqa: E402
+from canonical_config import OFFICIAL_TYPE, parse_config  # noqa: E402
+from optimization import make_optimizer, set_arithmetic  # noqa: E402
+
 TOKENS, TURNS = 16384, 9
 # What trains, under which bound.
 RUNS = (("ours", "paper"), ("official", "paper"), ("finetune", "paper"), ("ours", "certified"),
         ("official", "off"), ("ours", "off"))
-Step = Callable[[], torch.Tensor]
+Loss = Callable[[], torch.Tensor]
 
 
 def certified_op(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -37,89 +43,62 @@ def certified_op(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
     return calls.our_op()(*tensors, **{**options, **calls.bound_options("certified", None)})
 
 
-def make_step(model: torch.nn.Module, compute_loss: Step) -> Step:
-    """A step that returns its loss; so small a rate that every step meets the same weights."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-8, betas=(0.9, 0.95),
-                                  weight_decay=0.1, fused=True)
-
-    def step() -> torch.Tensor:
-        optimizer.zero_grad(set_to_none=True)  # also of a step that failed
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = compute_loss()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
+def step(optimizer: torch.optim.Optimizer, compute_loss: Loss, as_finetune: bool) -> torch.Tensor:
+    """Trains once and returns the loss."""
+    set_arithmetic(fast=not as_finetune)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = not as_finetune
+    optimizer.zero_grad(set_to_none=True)  # also of a step that failed
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = compute_loss()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups
+                                    for p in group["params"]], 1.0)
+    optimizer.step()
+    return loss.detach()
 
 
-def official_steps(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[str, str], Step]:
-    """Steps of the official model by implementation and bound of the attention call."""
+def losses(ids: torch.Tensor) -> Callable[[str, str], tuple[torch.nn.Module, Loss]]:
+    """The model and the loss of a run."""
+    their = official.new_model().train()
     modeling = importlib.import_module(official.PACKAGE + "modeling_forgetting_transformer")
-    official_op = modeling.forgetting_attention
-    labels = ids[:, 1:].contiguous()
-    step = make_step(model, lambda: model(ids[:, :-1], labels=labels).loss.mean())
-
-    def under(impl: str, acp: str) -> Step:
-        def swapped() -> torch.Tensor:
-            modeling.forgetting_attention = (
-                official_op if impl == "official" else
-                certified_op if acp == "certified" else calls.our_op())
-            official.use_bound(model, "off" if acp == "off" else "paper")
-            return step()
-
-        return swapped
-
-    return under
-
-
-def finetune_step(weights: dict[str, torch.Tensor], ids: torch.Tensor) -> Step:
-    """A step of models/finetune's model with these weights, as its train.py takes it."""
-    finetune, optimization, config = (
-        importlib.import_module(name) for name in ("model", "optimization", "canonical_config"))
-    raw = {"model_type": config.OFFICIAL_TYPE, **official.CONFIG}
+    official_op, labels = modeling.forgetting_attention, ids[:, 1:].contiguous()
+    config = parse_config({"model_type": OFFICIAL_TYPE, **official.CONFIG}, None)
     with torch.device("cuda"):
-        model = finetune.FoxModel(config.parse_config(raw, None)).train()
-    model.load_state_dict(weights)
-    model.set_options(finetune.AttentionOptions(inputs.LOG_TOLERANCE, "paper", True))
-    model.compile_parts()
-    step = make_step(model, lambda: model(ids[:, :-1], ids[:, 1:]))
+        our = finetune.FoxModel(config).train()
+    our.load_state_dict(their.state_dict())
+    our.set_options(finetune.AttentionOptions(inputs.LOG_TOLERANCE, deterministic=True))
+    our.compile_parts()
 
-    def as_trained() -> torch.Tensor:
-        optimization.set_arithmetic(fast=False)
-        try:
-            return step()
-        finally:  # PyTorch's defaults, for the official model
-            torch.use_deterministic_algorithms(False)
-            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    def their_loss(impl: str, acp: str) -> torch.Tensor:
+        modeling.forgetting_attention = (
+            official_op if impl == "official" else
+            certified_op if acp == "certified" else calls.our_op())
+        official.use_bound(their, "off" if acp == "off" else "paper")
+        return their(ids[:, :-1], labels=labels).loss.mean()
 
-    return as_trained
+    return lambda impl, acp: ((our, lambda: our(ids[:, :-1], labels)) if impl == "finetune"
+                              else (their, partial(their_loss, impl, acp)))
 
 
 def measure(results: inputs.Results, folder: str) -> None:
     """First loss and seconds of every run; `folder` is that of the official copy."""
     sys.path.insert(0, folder)
-    sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "models/finetune"))
-    ids = torch.randint(0, 50000, (1, TOKENS + 1), device="cuda")
-    model = official.new_model().train()
-    under = official_steps(model, ids)
-    steps: dict[tuple[str, str], tuple[dict[str, Any], Step]] = {}
-    for impl, acp in RUNS:
-        row = dict(bench="training_step", impl=impl, acp=acp, tokens=TOKENS, batch_size=1)
+    loss_of = losses(torch.randint(0, 50000, (1, TOKENS + 1), device="cuda"))
+    # So small a rate that every step meets the same weights.
+    optimizer_of = cache(lambda model: make_optimizer(model, 1e-8, 0.1))
+    steps: dict[tuple[str, str], tuple[dict[str, Any], Callable[[], torch.Tensor]]] = {}
+    for run in RUNS:
+        row = dict(bench="training_step", impl=run[0], acp=run[1], tokens=TOKENS, batch_size=1)
+        model, compute_loss = loss_of(*run)
+        call = partial(step, optimizer_of(model), compute_loss, run[0] == "finetune")
         try:
-            step = (finetune_step(model.state_dict(), ids) if impl == "finetune"
-                    else under(impl, acp))
-            steps[impl, acp] = {**row, "loss": step().item()}, step
+            steps[run] = {**row, "loss": call().item()}, call
         except Exception as error:  # pylint: disable=broad-except
             results.row(**row, error=f"{type(error).__name__}: {error}"[:300])
-    seconds = {run: [] for run in steps}
-    for _ in range(1 + TURNS):
-        for run, (_, step) in steps.items():
-            seconds[run].append(inputs.wall_seconds(step, 1, 0))
+    seconds = [{run: inputs.wall_seconds(call, 1, 0) for run, (_, call) in steps.items()}
+               for _ in range(1 + TURNS)][1:]  # the first one allocates
     for run, (row, _) in steps.items():
-        of_turns = sorted(seconds[run][1:])  # the first one allocates
+        of_turns = sorted(turn[run] for turn in seconds)
         results.row(**row, seconds=statistics.median(of_turns), least=of_turns[0],
                     most=of_turns[-1])
 
