@@ -324,6 +324,10 @@ class FoxModel(nn.Module):
 
     def compile_parts(self, **settings: Any) -> None:
         """torch.compile of the repeated parts, so that 24 layers compile as fast as one."""
+        from torch._inductor import config
+
+        # Else kernels are chosen by timing, and two runs may sum in different orders.
+        config.deterministic = torch.are_deterministic_algorithms_enabled()
         self._embed = torch.compile(self._embed, **settings)
         for layer in self.model.layers:
             layer.compile(**settings)

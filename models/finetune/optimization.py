@@ -41,13 +41,9 @@ def learning_rate(step: int, total: int, warmup: int, peak: float) -> float:
 
 def set_arithmetic(fast: bool) -> None:
     """How products and sums are computed; unless fast, every run has equal bits."""
-    from torch._inductor import config
-
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     if not fast:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(not fast)
     torch.utils.deterministic.fill_uninitialized_memory = False
-    # Else kernels are chosen by timing, and two runs may sum in different orders.
-    config.deterministic = not fast

@@ -61,6 +61,7 @@ def losses(ids: torch.Tensor) -> Callable[[str, str], tuple[torch.nn.Module, Los
         our = finetune.FoxModel(config).train()
     our.load_state_dict(their.state_dict())
     our.set_options(finetune.AttentionOptions(inputs.LOG_TOLERANCE, deterministic=True))
+    set_arithmetic(fast=False)
     our.compile_parts()
 
     def their_loss(impl: str, acp: str) -> torch.Tensor:
