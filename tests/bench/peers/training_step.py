@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import itertools
 import os
 import pathlib
 import statistics
@@ -73,8 +72,8 @@ def make_steps(ids: torch.Tensor) -> dict[tuple[str, str], Callable[[], torch.Te
         set_arithmetic(fast=False)
         return step(our, of_our, lambda: our(text, labels))
 
-    runs = itertools.product(("ours", "official"), ("paper", "off"))
-    return {("finetune", "paper"): our_step, **{run: partial(their_step, *run) for run in runs}}
+    return {("finetune", "paper"): our_step, **{(impl, acp): partial(their_step, impl, acp)
+                                                for impl in ops for acp in ("paper", "off")}}
 
 
 def main() -> None:
