@@ -32,7 +32,7 @@ LOGITS_AT_ONCE = 1 << 30  # elements; beyond it the loss is computed in parts
 # Of products of queries and keys: up to three roundings to bf16, 2^-8 each, of either
 # (kProductInflation of kernels/acp.h).
 PRODUCT_INFLATION = 1 + 2.0**-5
-COLUMN_MULTIPLE = 64  # of the fused projection: rows stay aligned for tensor cores
+COLUMN_MULTIPLE = 64  # of outputs of products: rows stay aligned for tensor cores
 
 
 @dataclass(frozen=True)
@@ -324,6 +324,10 @@ class FoxModel(nn.Module):
 
     def compile_parts(self, **settings: Any) -> None:
         """torch.compile of the repeated parts, so that 24 layers compile as fast as one."""
+        from torch._inductor import config
+
+        # Else kernels are chosen by timing, and two runs may sum in different orders.
+        config.deterministic = torch.are_deterministic_algorithms_enabled()
         self._embed = torch.compile(self._embed, **settings)
         for layer in self.model.layers:
             layer.compile(**settings)
@@ -333,8 +337,9 @@ class FoxModel(nn.Module):
         return self.model.embeddings(ids)
 
     def _logits(self, x: Tensor) -> Tensor:
-        head = self.model.embeddings if self.config.tied else self.lm_head
-        return F.linear(self.model.norm(x), head.weight)
+        weight = (self.model.embeddings if self.config.tied else self.lm_head).weight
+        padded = F.pad(weight, (0, 0, 0, -len(weight) % COLUMN_MULTIPLE))
+        return F.linear(self.model.norm(x), padded)[..., : len(weight)]
 
     def _loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Sum of -log p(target) in nats; x [rows, D], targets [rows]."""

@@ -1,8 +1,10 @@
-"""AdamW's parameter groups and the learning rate, as in the paper's official configuration."""
+"""AdamW's parameter groups and the learning rate, as in the paper's official configuration; and the
+order of sums."""
 
 from __future__ import annotations
 
 import math
+import os
 
 import torch
 from torch import nn
@@ -35,3 +37,13 @@ def learning_rate(step: int, total: int, warmup: int, peak: float) -> float:
         return peak * (step + 1) / warmup
     done = min(1.0, (step - warmup) / max(1, total - warmup))
     return peak * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def set_arithmetic(fast: bool) -> None:
+    """How products and sums are computed; unless fast, every run has equal bits."""
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    if not fast:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(not fast)
+    torch.utils.deterministic.fill_uninitialized_memory = False

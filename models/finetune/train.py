@@ -18,7 +18,6 @@ COMMAND_LINE = parse_arguments(None) if __name__ == "__main__" else None
 
 import json  # noqa: E402
 import math  # noqa: E402
-import os  # noqa: E402
 import sys  # noqa: E402
 from argparse import Namespace  # noqa: E402
 from collections import deque  # noqa: E402
@@ -30,7 +29,8 @@ import torch  # noqa: E402
 from evaluation import pruned_shares, sample, shares_table, text_loss  # noqa: E402
 from model import AttentionOptions  # noqa: E402
 from model_directory import describe, export_model, load_model, parameter_count  # noqa: E402
-from optimization import learning_rate, make_optimizer, warmup_steps  # noqa: E402
+from optimization import (  # noqa: E402
+    learning_rate, make_optimizer, set_arithmetic, warmup_steps)
 from process_group import ProcessGroup, Reading  # noqa: E402
 from progress import MetricsFile, about, draw_loss, duration  # noqa: E402
 from text_tokens import TextTokenizer, Windows  # noqa: E402
@@ -213,7 +213,7 @@ class Trainer(TrainingRun):
     def train(self) -> None:
         """Steps until the plan is done, time is over or a signal asks to stop."""
         if self.group.device.type == "cuda" and not self.args.no_compile:
-            self._compile()
+            self.model.compile_parts()
         trained = self.group.wrap(self.model)
         self.model.train()
         now = time.monotonic()
@@ -238,13 +238,6 @@ class Trainer(TrainingRun):
             self._record(*reading)
         if self.group.is_first:
             self._save()
-
-    def _compile(self) -> None:
-        from torch._inductor import config
-
-        # Else kernels are chosen by timing, and two runs may sum in different orders.
-        config.deterministic = not self.args.fast
-        self.model.compile_parts()
 
     def _record(self, step: int, reading: Reading) -> None:
         """Reads the numbers of a past step, writes metrics and decides how to go on. Collective."""
@@ -397,12 +390,7 @@ def main(args: Namespace) -> int:
     args.precision = args.precision or ("bf16" if has_gpu else "fp32")
     if args.sample_tokens is None:
         args.sample_tokens = 120 if has_gpu else 0
-    if not args.fast:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    set_arithmetic(args.fast)
     return run_to_end("finetune", Trainer, args)
 
 

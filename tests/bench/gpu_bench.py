@@ -258,7 +258,7 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
 
 TRAINING_PARTS: dict[str, Callable[[Bench], Part]] = {
     "training-d64": peer("training_attention.py", 90),
-    "training-step": peer("training_step.py", 110),
+    "training-step": peer("training_step.py", 200),
     "training-d128": peer("training_attention.py", 90, "--head-dim", "128"),
     "training-flex": peer("training_attention.py", 100, "--flex"),
 }

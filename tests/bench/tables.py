@@ -78,7 +78,9 @@ def training(m: Measurements) -> Iterator[str]:
                             [(what, m.seconds(impl=impl, acp=acp, **case))
                              for impl, acp, what in PEERS])
     case = dict(bench="training_step")
-    yield from line("training step of the official 760M Pro",
+    yield from line("step, `./run finetune`",
+                    [None, m.seconds(impl="finetune", acp="paper", **case), None])
+    yield from line("step, official code with our op",
                     [m.seconds(impl="ours", acp=acp, **case) for acp in MODES],
                     [(what, m.seconds(impl=impl, acp=acp, **case)) for impl, acp, what in PEERS])
 

@@ -25,6 +25,12 @@ EDITS = {
                                             "_tied_weights_keys = {}")],
 }
 
+CONFIG = dict(  # of the 760M Pro
+    vocab_size=inputs.VOCABULARY, hidden_size=inputs.HIDDEN, num_hidden_layers=inputs.LAYERS,
+    num_heads=inputs.HEADS, use_output_gate=True, use_output_norm=True, qk_norm=True,
+    use_k_shift=True, use_v_shift=True, hidden_ratio=3.5,
+    log_pruning_tolerance=inputs.LOG_TOLERANCE, max_position_embeddings=None)
+
 
 def edited_copy(repo: str, folder: str) -> str:
     """Copies the package's sources and edits them. Returns the folder to import from."""
@@ -46,11 +52,7 @@ def new_model() -> torch.nn.Module:
     the layer's input has unit RMS."""
     configuration = importlib.import_module(PACKAGE + "configuration_forgetting_transformer")
     modeling = importlib.import_module(PACKAGE + "modeling_forgetting_transformer")
-    config = configuration.ForgettingTransformerConfig(
-        vocab_size=inputs.VOCABULARY, hidden_size=inputs.HIDDEN,
-        num_hidden_layers=inputs.LAYERS, num_heads=inputs.HEADS, use_output_gate=True,
-        use_output_norm=True, qk_norm=True, use_k_shift=True, use_v_shift=True, hidden_ratio=3.5,
-        log_pruning_tolerance=inputs.LOG_TOLERANCE, max_position_embeddings=None)
+    config = configuration.ForgettingTransformerConfig(**CONFIG)
     with torch.device("cuda"), torch.no_grad():
         model = modeling.ForgettingTransformerForCausalLM(config)
         for layer in model.model.layers:

@@ -28,9 +28,8 @@ class ExportTest(unittest.TestCase):
                 export_model(loaded.model, source, out, "bf16", 1 << 40)
                 again = load_model(out, 0)
                 self.assertEqual(again.config, loaded.config)
-                state = again.model.state_dict()
-                for name, tensor in loaded.model.state_dict().items():
-                    self.assertTrue(torch.equal(state[name], tensor), name)
+                torch.testing.assert_close(again.model.state_dict(), loaded.model.state_dict(),
+                                           rtol=0, atol=0)
                 config = json.loads((out / "config.json").read_text())
                 self.assertEqual(config["model_type"], "forgetting_transformer-project_fox")
 
@@ -45,9 +44,8 @@ class ExportTest(unittest.TestCase):
             size = sum(tensor.numel() * 4 for tensor in tensors.values())
             self.assertTrue(size <= 20_000 or len(tensors) == 1)
         self.assertIn(out / "vocab.json", files)
-        state = load_model(out, 0).model.state_dict()
-        for name, tensor in model.state_dict().items():
-            self.assertTrue(torch.equal(state[name], tensor), name)
+        torch.testing.assert_close(load_model(out, 0).model.state_dict(), model.state_dict(),
+                                   rtol=0, atol=0)
         export_model(model, self.folder / "toy", out, "bf16", 1 << 40)
         self.assertEqual([path.name for path in sorted(out.glob("model*"))], ["model.safetensors"])
         self.assertEqual(list(out.glob(".export.*")), [])

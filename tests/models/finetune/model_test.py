@@ -12,6 +12,7 @@ from pathlib import Path
 from toy_model import ROOT, write_toy  # first: it skips without torch
 
 import torch
+import torch.nn.functional as F
 from model import AttentionOptions, FoxAttention, FoxModel, forgetting_attention, token_shift
 from model_directory import load_model
 from fox_attention import pruning  # found by model
@@ -168,6 +169,11 @@ class ModelTest(unittest.TestCase):
         self.assertTrue(torch.equal(shifted[:, 0], x[:, 0] / 2))
         self.assertTrue(torch.equal(shifted[:, 2], x[:, 2] / 2))
         self.assertTrue(torch.allclose(shifted[:, 3], (x[:, 2] + x[:, 3]) / 2))
+
+    def test_rows_of_products_are_aligned(self) -> None:
+        with unittest.mock.patch("torch.nn.functional.linear", wraps=F.linear) as linear:
+            self.toy()(torch.zeros(1, 4, dtype=torch.long))
+        self.assertEqual({len(call.args[1]) % 16 for call in linear.call_args_list}, {0})
 
     def test_one_graph_for_all_layers(self) -> None:
         import torch._dynamo.utils

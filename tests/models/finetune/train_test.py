@@ -86,10 +86,6 @@ class TrainTest(TrainingCase):
         last = [record for record in records if "loss" in record][-1]
         self.assertLess(last["lr"], 0.2 * 3e-3)
 
-    def test_no_time_for_a_step(self) -> None:
-        said = self.run_to_end(self.command("none", "--minutes-total", "0.001"), 1)
-        self.assertRegex(said, r"one step takes about .* here, and 0 s are left of the minutes")
-
     def test_a_training_may_get_longer(self) -> None:
         self.run_to_end(self.command("grown", "--steps", "4"))
         said = self.run_to_end(self.command("grown", "--steps", "8"))
@@ -123,6 +119,8 @@ class TrainTest(TrainingCase):
         self.assertIn("the tokenizer has 257 tokens, the model 200", said)
         nan = self.run_to_end(self.command("n", "--steps", "60", "--lr", "1e30"), 1)
         self.assertIn("try a lower --lr", nan)
+        late = self.run_to_end(self.command("late", "--minutes-total", "0.001"), 1)
+        self.assertRegex(late, r"one step takes about .* here, and 0 s are left of the minutes")
 
 
 class PlanTest(unittest.TestCase):
@@ -137,9 +135,6 @@ class PlanTest(unittest.TestCase):
         trainer._time_left = lambda: (math.inf, 1.0)  # pylint: disable=protected-access
         return trainer._decide()[0]  # pylint: disable=protected-access
 
-    def test_the_pace_corrects_the_plan(self) -> None:
-        self.assertEqual(self.steps(99, 100), 101)
-        self.assertEqual(self.steps(99, 500), 101)
-
-    def test_a_plan_that_is_fulfilled_stays(self) -> None:
-        self.assertEqual(self.steps(100, 100), 100)
+    def test_the_pace_corrects_the_plan_until_it_is_fulfilled(self) -> None:
+        self.assertEqual([self.steps(99, 100), self.steps(99, 500), self.steps(100, 100)],
+                         [101, 101, 100])
