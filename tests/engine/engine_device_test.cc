@@ -363,6 +363,7 @@ TEST_P(DeviceEngineTest, SamplesAreThoseOfTheHostsSampler) {
     SamplingParams& sampling = on_device[i].sampling;
     sampling.logprob_token_ids.clear();
     if (i % 3 == 1) sampling.top_k = 20;
+    if (on_device[i].grammar != nullptr) continue;  // takes neither allowed tokens nor min_tokens
     for (int32_t id = 0; i % 4 == 2 && id < GetParam().vocab; id += 3) {
       sampling.allowed_token_ids.push_back(id);
     }
@@ -380,7 +381,7 @@ TEST_P(DeviceEngineTest, SamplesAreThoseOfTheHostsSampler) {
   ASSERT_EQ(device.size(), host.size());
   for (const auto& [id, result] : device) {
     ASSERT_EQ(Ids(result), Ids(host.at(id))) << "request " << id;
-    EXPECT_GE(result.tokens.size(), 25u);
+    EXPECT_GE(result.tokens.size(), on_device[static_cast<size_t>(id)].grammar ? 1u : 25u);
     for (size_t i = 0; i < result.tokens.size(); ++i) {
       const SampledToken& a = result.tokens[i];
       const SampledToken& b = host.at(id).tokens[i];
