@@ -25,18 +25,20 @@ inline constexpr int64_t kDraftWindow = 1 << 16;
 std::vector<int32_t> LookUpDrafts(const std::vector<int32_t>& tokens, const Speculation& how,
                                   int64_t skip, int64_t count, int64_t window);
 
-// How good a sequence's guesses were. After bad ones it waits for more and more tokens.
+// How good a sequence's guesses were. After bad ones it waits for more and more tokens, and then
+// tries one guess.
 class DraftRecord {
  public:
   bool MayDraft(int64_t length) const { return length >= resume_at_; }
+  int64_t most() const { return failures_ < 2 ? kMostDrafts : 1; }
   void OnDrafted(int64_t count) { drafted_ = count, accepted_ = 0; }
   void OnAccepted() { ++accepted_; }
   // All that was drafted is collected.
   void Judge(int64_t length) {
     if (drafted_ == 0) return;
     const bool pays = 2 * accepted_ >= std::min(drafted_, kEnough);
-    failures_ = pays ? 0 : std::min(failures_ + 1, kMostFailures);
-    if (failures_ > 0) resume_at_ = length + (int64_t{1} << failures_);
+    failures_ = pays ? failures_ / 2 : std::min(failures_ + 1, kMostFailures);
+    if (!pays) resume_at_ = length + (int64_t{1} << failures_);
     drafted_ = 0;
   }
 

@@ -79,7 +79,8 @@ std::vector<int32_t> Sequence::Drafts(const PlannedSequence& fed, const Speculat
   const bool samples_last = fed.sample ? !NeedsCounts(request.sampling)
                                        : samples() && !fed.logit_rows.empty() && end == known;
   if (!samples_last || matcher != nullptr || !draft_record.MayDraft(end)) return {};
-  int64_t count = std::min(most, kPageTokens - 2 - fed.position % kPageTokens);
+  int64_t count = std::min(most, draft_record.most());
+  count = std::min(count, kPageTokens - 2 - fed.position % kPageTokens);
   count = std::min(count, max_tokens - (end + 1 - prompt_tokens));
   if (reader.window() > 0) {
     count = std::min(count, reader.window() + reader.acknowledged() - (end + 1 - prompt_tokens));

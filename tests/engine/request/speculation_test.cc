@@ -54,8 +54,15 @@ TEST(SpeculationTest, BadGuessesWaitLongerAndLonger) {
     length += wait;
     EXPECT_TRUE(record.MayDraft(length));
   }
+  EXPECT_EQ(record.most(), 1);
+  judge(length, 1, 1);
+  EXPECT_TRUE(record.MayDraft(length));
+  EXPECT_EQ(record.most(), 1);
+  judge(length, 1, 1);
+  EXPECT_EQ(record.most(), kMostDrafts);
   judge(length, 9, 2);
   judge(length, 1, 0);
+  EXPECT_FALSE(record.MayDraft(length + 1));
   EXPECT_TRUE(record.MayDraft(length + 2));
 }
 
