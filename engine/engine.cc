@@ -74,12 +74,19 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
   for (size_t i = 0; i < count; ++i) {
     const PlannedSequence& planned = flight.plan.sequences[i];
     const auto fed = static_cast<int64_t>(planned.token_ids.size());
-    (fed > 1 ? step_.prefill : step_.decodes) += fed;
+    if (!planned.draft) (fed > 1 ? step_.prefill : step_.decodes) += fed;
     Sequence* sequence = Find(planned.id, flight.arrivals[i]);
     if (sequence == nullptr) continue;  // it has ended: this was surplus
     Record(sequence, result->stats[i]);
     RequestOutput output;
     output.id = planned.id;
+    if (planned.draft) {
+      ++stats_.drafted_tokens;
+      if (!sequence->TakeDraft(planned)) continue;
+      ++stats_.accepted_drafts;
+      output = std::move(outputs->back());  // of the token before
+      outputs->pop_back();
+    }
     if (sequence->request.report_windows && result->first_pages != nullptr) {
       output.windows = WindowsOf(*sequence, planned, *result);
     }

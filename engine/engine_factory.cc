@@ -208,6 +208,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
 absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   EngineConfig with_snapshots = config;
   if (config.engine.prefix_cache_share > 0) with_snapshots.runner.snapshot_slots = kSnapshotSlots;
+  with_snapshots.runner.max_drafts = config.engine.speculation.tokens;
   absl::StatusOr<std::unique_ptr<ModelRunner>> runner = LoadRunner(with_snapshots);
   if (!runner.ok()) return runner.status();
   if (absl::Status status = (*runner)->CaptureGraphs(); !status.ok()) return status;

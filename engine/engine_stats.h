@@ -20,6 +20,7 @@ struct EngineStats {
   int64_t steps = 0;
   int64_t prompt_tokens = 0;  // totals since start
   int64_t generated_tokens = 0;
+  int64_t drafted_tokens = 0, accepted_drafts = 0;  // Speculation
   int64_t preemptions = 0;
   // Requests in swap space and its bytes that they have, now; preemptions that swapped out.
   int64_t swapped = 0, swap_used_bytes = 0, swap_outs = 0;

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/core/host_device.h"
+
 namespace fox {
 
 // A token id that stands for the token which Ops::Sample last sampled for the row's slot.
@@ -11,8 +13,13 @@ inline constexpr int32_t kLastSampledToken = -1;
 
 // One step's ragged batch: every sequence has one or more consecutive tokens. Sequences with one
 // token come first: their rows, [0, num_decodes), are decode rows, the others prefill rows. Arrays
-// are readable by the backend. A slot appears at most once; a sequence with slot -1 pads the batch
-// and changes nothing (its one row computes garbage that is never read).
+// are readable by the backend. A sequence with slot -1 pads the batch and changes nothing (its one
+// row computes garbage that is never read).
+//
+// A slot appears once, or in decode rows behind one another at consecutive positions of one page,
+// none of them the page's last. All but the first of them are drafts: tokens that may turn out not
+// to be the sequence's. Then a later step begins at an earlier position, as if they had never been
+// (PagedKvShape::history).
 struct BatchView {
   int num_seqs = 0;
   int64_t num_rows = 0;                   // tokens of all sequences
@@ -31,6 +38,9 @@ struct BatchView {
   int64_t max_tokens = std::numeric_limits<int64_t>::max();
 
   bool all_decodes() const { return num_decodes == num_seqs; }
+  FOX_HOST_DEVICE bool is_draft(int seq) const {
+    return seq > 0 && slot[seq] >= 0 && slot[seq] == slot[seq - 1];
+  }
 };
 
 inline constexpr int kSmallBatchRows = 4;

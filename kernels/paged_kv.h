@@ -63,6 +63,9 @@ struct PagedKvShape {
   int max_pages = 0;  // per list: ceil(longest sequence / 64)
   bool k_shift = false;
   bool v_shift = false;
+  // c and the raw last rows are kept as of so many last tokens, a power of two: at least two more
+  // than a step brings drafts of a sequence (batch_view.h).
+  int history = 1;
   // For debugging: keys and values of free pages are NaN, and every step checks that they still
   // are. CUDA; the CPU backend fills pages that are freed, in debug builds.
   bool poison_free_pages = false;
@@ -115,18 +118,18 @@ struct PagedKv {
   // Lists, by (slot, layer, kv head).
   int32_t* page_table = nullptr;  // [max_slots, layers, kv_heads, max_pages] page ids
   int32_t* first_live = nullptr;  // [max_slots, layers, kv_heads]
-  int64_t* length = nullptr;      // [max_slots] tokens appended, the same in all layers
+  int64_t* length = nullptr;      // [max_slots] tokens appended, but for drafts; in all layers
   double* max_log_evicted_mass =
       nullptr;  // [max_slots, layers, kv_heads] certificate: largest evicted-mass bound
 
   // Running state, by (slot, layer, query head); accumulated at page ends, except c.
-  double* cum_log_f = nullptr;  // cumulative log gate of the last token
+  double* cum_log_f = nullptr;  // cumulative log gate of the last token; by After
   double* log_mass = nullptr;   // log M
   double* decay_sum = nullptr;  // S
   double* key_sum = nullptr;    // N: [max_slots, layers, q_heads, head_dim]
 
-  // Token shift: the raw last rows, and those of the last page end, by (slot, layer); residual
-  // dtype. [max_slots, layers, kv_heads * head_dim]
+  // Token shift: the raw last rows, by After, and those of the last page end, by (slot, layer);
+  // residual dtype. [max_slots, layers, kv_heads * head_dim]
   void* last_k = nullptr;
   void* last_v = nullptr;
   void* page_end_k = nullptr;
@@ -134,6 +137,10 @@ struct PagedKv {
 
   FOX_HOST_DEVICE int64_t ListIndex(int slot, int layer, int kv_head) const {
     return (static_cast<int64_t>(slot) * shape.layers + layer) * shape.kv_heads + kv_head;
+  }
+  // Instead of `slot` in an index of what is kept as of the last tokens: [max_slots * history].
+  FOX_HOST_DEVICE int After(int slot, int64_t tokens) const {
+    return slot * shape.history + static_cast<int>(tokens & (shape.history - 1));
   }
   FOX_HOST_DEVICE int64_t HeadIndex(int slot, int layer, int q_head) const {
     return (static_cast<int64_t>(slot) * shape.layers + layer) * shape.q_heads + q_head;

@@ -52,17 +52,17 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWo
   view_.first_live = Allocate<int32_t>(ops, lists);
   view_.length = Allocate<int64_t>(ops, shape.max_slots);
   view_.max_log_evicted_mass = Allocate<double>(ops, lists);
-  view_.cum_log_f = Allocate<double>(ops, heads);
+  view_.cum_log_f = Allocate<double>(ops, heads * shape.history);
   view_.log_mass = Allocate<double>(ops, heads);
   view_.decay_sum = Allocate<double>(ops, heads);
   view_.key_sum = Allocate<double>(ops, heads * shape.head_dim);
   const int64_t rows = static_cast<int64_t>(shape.max_slots) * shape.layers * shape.kv_size();
-  for (void** row : {&view_.last_k, &view_.page_end_k}) {
-    if (shape.k_shift) *row = Allocate<std::byte>(ops, rows * wide);
-  }
-  for (void** row : {&view_.last_v, &view_.page_end_v}) {
-    if (shape.v_shift) *row = Allocate<std::byte>(ops, rows * wide);
-  }
+  const auto allocate_rows = [&](void** last, void** page_end) {
+    *last = Allocate<std::byte>(ops, rows * wide * shape.history);
+    *page_end = Allocate<std::byte>(ops, rows * wide);
+  };
+  if (shape.k_shift) allocate_rows(&view_.last_k, &view_.page_end_k);
+  if (shape.v_shift) allocate_rows(&view_.last_v, &view_.page_end_v);
 
   std::vector<int32_t> free(static_cast<size_t>(pages));
   std::iota(free.rbegin(), free.rend(), 0);  // page 0 is taken first

@@ -41,13 +41,15 @@ struct SwapLayout {
     AddState(kv.length, sizeof(int64_t));
     AddState(kv.first_live, lists * static_cast<int64_t>(sizeof(int32_t)));
     AddState(kv.max_log_evicted_mass, lists * kDouble);
-    AddState(kv.cum_log_f, heads * kDouble);
+    AddState(kv.cum_log_f, heads * kDouble * shape.history);
     AddState(kv.log_mass, heads * kDouble);
     AddState(kv.decay_sum, heads * kDouble);
     AddState(kv.key_sum, heads * shape.head_dim * kDouble);
     const int64_t rows = lists * shape.head_dim * wide;
-    for (void* k : {kv.last_k, kv.page_end_k}) AddState(k, shape.k_shift ? rows : 0);
-    for (void* v : {kv.last_v, kv.page_end_v}) AddState(v, shape.v_shift ? rows : 0);
+    AddState(kv.last_k, shape.k_shift ? rows * shape.history : 0);
+    AddState(kv.last_v, shape.v_shift ? rows * shape.history : 0);
+    AddState(kv.page_end_k, shape.k_shift ? rows : 0);
+    AddState(kv.page_end_v, shape.v_shift ? rows : 0);
     const int64_t summary = shape.group() * kDouble;
     AddPage(kv.keys, shape.kv_bytes());
     AddPage(kv.values, shape.kv_bytes());

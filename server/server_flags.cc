@@ -16,6 +16,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "engine/request/sampling_limits.h"
+#include "models/json_reader.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {
@@ -113,6 +114,11 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
   set->Double("step-timeout", "SECONDS",
               "a step that takes so long, and 4 times the slowest before it, ends the process", 0.1,
               kDay, &f->grpc.step_timeout);
+  set->String(
+      "speculative-config", "JSON",
+      "guess tokens from text before: {\"method\": \"ngram\", \"num_speculative_tokens\": 4, "
+      "\"prompt_lookup_min\": 2, \"prompt_lookup_max\": 5} [none]",
+      &f->speculative_config);
   set->Int("max-logprobs", "N", "largest logprobs a request may ask for", 0, 1024,
            &engine->max_logprobs);
   set->Enum("scheduling-policy", {{"fcfs", false}, {"priority", true}},
@@ -344,6 +350,28 @@ void DivideDescriptors(ServerFlags* flags) {
       std::clamp<int64_t>(left, 1, wanted);
 }
 
+// As vLLM reads it: of the two lengths each is the other's default.
+absl::Status CompleteSpeculation(const std::string& text, Speculation* speculation) {
+  if (text.empty()) return absl::OkStatus();
+  const auto config = ReadJsonObject(text, {1 << 10, 2, 16}, "--speculative-config");
+  if (!config.ok()) return config.status();
+  KeyReader keys(*config, "--speculative-config");
+  for (const auto& [key, value] : config->items()) {
+    static const std::set<std::string> known = {"method", "num_speculative_tokens",
+                                                "prompt_lookup_min", "prompt_lookup_max"};
+    if (known.count(key) == 0) keys.Invalid(key, "is not known");
+  }
+  if (keys.String("method", "") != "ngram") keys.Invalid("method", "must be ngram");
+  speculation->tokens =
+      static_cast<int32_t>(keys.Integer("num_speculative_tokens", 0, 1, kMostDrafts));
+  if (!keys.Has("num_speculative_tokens")) keys.Invalid("num_speculative_tokens", "is missing");
+  const auto min = keys.OptionalInteger("prompt_lookup_min", 1, 64);
+  const auto max = keys.OptionalInteger("prompt_lookup_max", min.value_or(1), 64);
+  speculation->lookup_max = static_cast<int32_t>(max.value_or(min.value_or(5)));
+  speculation->lookup_min = static_cast<int32_t>(min.value_or(speculation->lookup_max));
+  return keys.status();
+}
+
 }  // namespace
 
 void RegisterServerFlags(ServerFlags* flags, FlagSet* set) {
@@ -394,6 +422,7 @@ absl::Status CompleteServerFlags(ServerFlags* flags) {
   flags->grpc.receive_memory_bytes = 2 * flags->limits.max_call_bytes;
   const bool encrypted = !flags->tls.certificate.empty();
   absl::Status status = CompleteTls(flags->ssl_cert_reqs, &flags->tls);
+  status.Update(CompleteSpeculation(flags->speculative_config, &engine.engine.speculation));
   status.Update(CompleteClientMetadata(&flags->limits.client_metadata));
   status.Update(SetServices(flags));
   status.Update(

@@ -18,8 +18,9 @@ namespace fox {
 struct ServerFlags {
   std::string model, check_model;
   EngineConfig engine;
-  ConversionContext context;      // loading fills in the rest
-  bool generation_config = true;  // sampling defaults come from the model's file
+  std::string speculative_config;  // JSON; empty: no speculation
+  ConversionContext context;       // loading fills in the rest
+  bool generation_config = true;   // sampling defaults come from the model's file
   ServerLimits limits;
   int64_t max_connections = 0;  // of the gRPC and of the HTTP port; 0: by default
   GrpcServerOptions grpc;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/request/speculation.h"
 #include "kernels/acp.h"
 
 namespace fox {
@@ -36,6 +37,7 @@ struct EngineOptions {
   double prefix_cache_share = 0.3;
   int64_t prefix_cache_interval = 4096;  // tokens between two snapshots of a sequence
   std::vector<int32_t> eos_token_ids;
+  Speculation speculation;
   int32_t max_logprobs = 20;  // largest accepted SamplingParams::logprobs
 };
 

@@ -25,6 +25,7 @@ struct ExecutorLimits {
   int64_t max_model_len = 0;           // tokens of one sequence
   int64_t max_num_batched_tokens = 0;  // of one step
   int64_t max_logit_rows = 0;          // of one step
+  int64_t max_drafts = 0;              // of one sequence in a step
   // Of a step in which a sequence decodes: tokens of prompts, about; 0: any.
   int64_t max_mixed_tokens = 0;
   // 1: what is computed for a token does not depend on the tokens fed with it. Else, a multiple of

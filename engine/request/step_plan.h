@@ -35,6 +35,9 @@ struct PlannedSequence {
   // penalty state.
   std::optional<SampleRow> sample;
   double log_tolerance = kNoMass;  // log eps; -infinity: prune nothing
+  // Behind the same sequence at the position before: its one token is a guess (BatchView). What is
+  // computed for it is surplus if the sequence gets another token there.
+  bool draft = false;
 
   // Its sample needs a mask, which comes later (StepExecutor::SetMasks).
   bool masked() const { return sample && sample->logits_processor.mask >= 0; }

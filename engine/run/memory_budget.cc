@@ -46,9 +46,11 @@ size_t TableBytes(const PagedKvShape& shape) {
       static_cast<size_t>(shape.max_slots) * static_cast<size_t>(shape.lists_per_slot());
   const auto heads = static_cast<size_t>(shape.max_slots) * static_cast<size_t>(shape.layers) *
                      static_cast<size_t>(shape.q_heads);
+  const auto history = static_cast<size_t>(shape.history);
   return lists * (static_cast<size_t>(shape.max_pages) * sizeof(int32_t) + 16) +
-         heads * (3 + static_cast<size_t>(shape.head_dim)) * sizeof(double) +
-         4 * lists * static_cast<size_t>(shape.head_dim) * SizeOf(shape.residual_dtype());
+         heads * (2 + history + static_cast<size_t>(shape.head_dim)) * sizeof(double) +
+         2 * (1 + history) * lists * static_cast<size_t>(shape.head_dim) *
+             SizeOf(shape.residual_dtype());
 }
 
 absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,

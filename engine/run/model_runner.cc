@@ -2,6 +2,7 @@
 #include "engine/run/model_runner.h"
 
 #include <algorithm>
+#include <bit>
 #include <set>
 #include <utility>
 
@@ -65,6 +66,9 @@ PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options)
   shape.max_pages = PagesFor(options.max_model_len);
   shape.k_shift = config.k_shift;
   shape.v_shift = config.v_shift;
+  if (options.max_drafts > 0) {
+    shape.history = static_cast<int>(std::bit_ceil(static_cast<uint32_t>(options.max_drafts) + 2));
+  }
   shape.poison_free_pages = options.poison_free_pages;
   return shape;
 }
@@ -117,6 +121,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   limits_.max_model_len = options_.max_model_len;
   limits_.max_num_batched_tokens = options_.max_num_batched_tokens;
   limits_.max_logit_rows = options_.max_logit_rows;
+  limits_.max_drafts = options_.max_drafts;
   limits_.max_mixed_tokens = options_.max_mixed_tokens;
   limits_.chunk_multiple = queue_ != nullptr ? kGpuChunkMultiple : 1;
   limits_.vocab_size = static_cast<int32_t>(weights_.config.vocab_size);

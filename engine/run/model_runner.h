@@ -37,6 +37,7 @@ struct RunnerOptions {
   // as long as three decode steps.
   int64_t max_mixed_tokens = -1;
   int num_pages = 0;
+  int32_t max_drafts = 0;          // ExecutorLimits'
   int64_t swap_bytes = 0;          // of host memory, for slots that are swapped out
   bool enforce_eager = false;      // no graphs
   bool poison_free_pages = false;  // see PagedKvShape

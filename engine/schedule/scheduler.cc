@@ -116,6 +116,7 @@ Schedule Scheduler::Next(Seconds now) {
   if (!prefills.empty()) PlanPrefills(std::move(prefills), now, &budget, &schedule);
   Admit(now, /*whole_prompts=*/false, &budget, &schedule);
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
+  PlanDrafts(budget, &schedule);
   schedule.plan.release_slots = std::exchange(release_slots_, {});
   for (const SwappedSlot& in : schedule.plan.swap_ins) swap_space_.Give(in.offset);
   prefixes_.FillPlan(&schedule.plan);
@@ -333,6 +334,35 @@ int64_t Scheduler::MostPrefill(const Budget& budget, int64_t decodes) const {
   }
   if (limits_.max_mixed_tokens > 0 && decodes > 0) most = std::min(most, limits_.max_mixed_tokens);
   return std::min(budget.tokens, std::max({most, int64_t{kPageTokens}, limits_.least_prefill()}));
+}
+
+// Guesses take rows that are left. What a step looks for them in is bounded.
+void Scheduler::PlanDrafts(const Budget& budget, Schedule* schedule) const {
+  std::vector<PlannedSequence>& planned = schedule->plan.sequences;
+  const auto seqs = static_cast<int64_t>(planned.size());
+  const int64_t most = std::min<int64_t>(options_.speculation.tokens, limits_.max_drafts);
+  int64_t room = std::min({budget.tokens, budget.logit_rows, limits_.max_num_seqs - seqs});
+  for (size_t i = 0; most > 0 && room > 0 && i < planned.size(); ++i) {
+    if (planned[i].token_ids.size() > 1) break;
+    Sequence* sequence = schedule->sequences[i];
+    const std::vector<int32_t> drafts = sequence->Drafts(planned[i], options_.speculation,
+                                                         std::min(room, most), kDraftWindow / seqs);
+    for (const int32_t token : drafts) {
+      PlannedSequence draft = planned[i++];
+      draft.token_ids = {token};
+      draft.draft = true;
+      ++draft.position;
+      if (draft.sample) ++draft.sample->position;
+      const auto at = static_cast<std::ptrdiff_t>(i);
+      planned.insert(planned.begin() + at, std::move(draft));
+      schedule->sequences.insert(schedule->sequences.begin() + at, sequence);
+      ++sequence->in_flight;
+    }
+    const auto count = static_cast<int64_t>(drafts.size());
+    sequence->drafts = count;
+    if (count > 0) sequence->draft_record.OnDrafted(count);
+    room -= count;
+  }
 }
 
 // Half of the budget is the first one's; in the other half short prompts from the queue come first,

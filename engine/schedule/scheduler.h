@@ -115,6 +115,7 @@ class Scheduler {
   int64_t ChunkWithin(const Sequence& sequence, const Budget& budget, int64_t most) const;
   int64_t ChunkSize(const Sequence& sequence, const Budget& budget) const;
   void Plan(Sequence* sequence, int64_t count, Seconds now, Budget* budget, Schedule* schedule);
+  void PlanDrafts(const Budget& budget, Schedule* schedule) const;
   void PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budget* budget,
                     Schedule* schedule);
 

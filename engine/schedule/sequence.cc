@@ -70,6 +70,36 @@ PlannedSequence Sequence::Feed(int64_t count, bool samples_on_device) const {
   return planned;
 }
 
+// None of the rows ends its page, so that no page is taken, summed up or evicted for a guess. What
+// a device samples behind one counts in its penalty state at once; a grammar's mask comes too late.
+std::vector<int32_t> Sequence::Drafts(const PlannedSequence& fed, const Speculation& how,
+                                      int64_t most, int64_t window) const {
+  const int64_t end = fed.position + 1, known = static_cast<int64_t>(tokens.size());
+  const bool samples_last = fed.sample ? !NeedsCounts(request.sampling)
+                                       : samples() && !fed.logit_rows.empty() && end == known;
+  if (!samples_last || matcher != nullptr || !draft_record.MayDraft(end)) return {};
+  int64_t count = std::min(most, draft_record.most());
+  count = std::min(count, kPageTokens - 2 - fed.position % kPageTokens);
+  count = std::min(count, max_tokens - (end + 1 - prompt_tokens));
+  if (reader.window() > 0) {
+    count = std::min(count, reader.window() + reader.acknowledged() - (end + 1 - prompt_tokens));
+  }
+  if (count <= 0) return {};
+  return LookUpDrafts(tokens, how, end - known, count, window);
+}
+
+bool Sequence::TakeDraft(const PlannedSequence& draft) {
+  const bool right = static_cast<int64_t>(tokens.size()) == draft.position + 1 &&
+                     tokens.back() == draft.token_ids.front();
+  if (right) {
+    draft_record.OnAccepted();
+    if (slot == draft.slot) ++computed;
+    if (draft.sample) ++pending;
+  }
+  if (--drafts == 0) draft_record.Judge(draft.position);
+  return right;
+}
+
 std::vector<int32_t> Progress::NextTokens(int64_t count) const {
   const int64_t known = std::min(count, static_cast<int64_t>(tokens.size()) - computed);
   if (known <= 0) return std::vector<int32_t>(static_cast<size_t>(count), kLastSampledToken);

@@ -15,6 +15,7 @@
 #include "engine/request/reader_window.h"
 #include "engine/request/request.h"
 #include "engine/request/sampler.h"
+#include "engine/request/speculation.h"
 #include "engine/request/step_plan.h"
 #include "engine/request/stop_condition.h"
 #include "models/grammar/grammar.h"
@@ -58,7 +59,7 @@ struct Progress {
   // Whether a sequence that does not rest has something to feed: a known token, or a pending one
   // that is not the last.
   bool is_schedulable() const {
-    return remaining() > 0 && (pending == 0 || produced() < max_tokens);
+    return remaining() > 0 && drafts == 0 && (pending == 0 || produced() < max_tokens);
   }
   bool samples() const { return max_tokens > 0; }
   // The tokens [computed, computed + count): kLastSampledToken stands for a pending one.
@@ -71,6 +72,7 @@ struct Progress {
   int64_t computed = 0;
   int64_t pending = 0;               // sampled by plans in flight, [0, in_flight]
   int64_t prompt_logprobs_done = 0;  // prompt rows whose log-probabilities were delivered
+  int64_t drafts = 0;                // guesses in plans in flight
 };
 
 struct QueueEntry {
@@ -137,6 +139,11 @@ struct Sequence : Progress, SlotState {
 
   int64_t NumLogitRows(int64_t count) const;
   PlannedSequence Feed(int64_t count, bool samples_on_device) const;
+  // Up to `most` guesses that may follow the token `fed`, the sequence's last in its plan.
+  std::vector<int32_t> Drafts(const PlannedSequence& fed, const Speculation& how, int64_t most,
+                              int64_t window) const;
+  // A guess has been computed. Whether it was right: the sequence has that token there.
+  bool TakeDraft(const PlannedSequence& draft);
   void Append(const SampledToken& token);
   // Of the answer's grammar: that it cannot be followed, or that nothing can follow. None: it goes
   // on.
@@ -157,6 +164,7 @@ struct Sequence : Progress, SlotState {
   const int64_t arrival;
   std::shared_ptr<SequenceGroup> group = std::make_shared<SequenceGroup>();
   ReaderWindow reader;
+  DraftRecord draft_record;
 
   // The scheduler's.
   SequenceState state = SequenceState::kNone;

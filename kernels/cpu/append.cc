@@ -26,11 +26,20 @@ struct Rows {
   int64_t first_row;
   int64_t count;
   int64_t position;
+  bool draft;
 };
 
 Rows RowsOf(const BatchView& batch, int seq) {
   const int64_t first = batch.row_begin[seq];
-  return {batch.slot[seq], first, batch.row_begin[seq + 1] - first, batch.position[seq]};
+  return {batch.slot[seq], first, batch.row_begin[seq + 1] - first, batch.position[seq],
+          batch.is_draft(seq)};
+}
+
+// And of the drafts behind it.
+Rows RowsWithDrafts(const BatchView& batch, int seq) {
+  Rows rows = RowsOf(batch, seq);
+  for (++seq; seq < batch.num_seqs && batch.is_draft(seq); ++seq) ++rows.count;
+  return rows;
 }
 
 template <typename T, typename P>
@@ -91,13 +100,14 @@ class Appender {
 
   // Then, for each kv head of each sequence: cumulative gates and full pages, in order.
   void Accumulate(int seq, int kv_head) const {
-    const Rows rows = RowsOf(batch_, seq);
+    const Rows rows = RowsWithDrafts(batch_, seq);
+    if (rows.draft) return;
     const int64_t list = kv_.ListIndex(rows.slot, params_.layer, kv_head);
     const int32_t* table = kv_.Table(list);
     for (int g = 0; g < shape_.group(); ++g) {
       const int head = kv_head * shape_.group() + g;
       // Kept here while rows come in: in the cache, neighbouring heads share a line.
-      double c = kv_.cum_log_f[kv_.HeadIndex(rows.slot, params_.layer, head)];
+      double c = CumLogF(rows, 0, head);
       for (int64_t r = 0; r < rows.count; ++r) {
         const int64_t position = rows.position + r, token = position % kPageTokens;
         const int32_t page = table[position / kPageTokens];
@@ -109,10 +119,10 @@ class Appender {
         if (token == kPageTokens - 1 && params_.acp != AcpMode::kOff) {
           AccumulatePage(rows.slot, kv_head, g, position, c);
         }
+        if (IsKept(rows, r)) CumLogF(rows, r + 1, head) = c;
       }
-      kv_.cum_log_f[kv_.HeadIndex(rows.slot, params_.layer, head)] = c;
     }
-    KeepLastRow(rows, kv_head);
+    KeepLastRows(rows, kv_head);
     for (int64_t r = 0; audit_ != nullptr && r < rows.count; ++r) {
       const int64_t position = rows.position + r;
       ReadKey<P>(kv_, table[position / kPageTokens], static_cast<int>(position % kPageTokens),
@@ -130,6 +140,14 @@ class Appender {
            static_cast<int64_t>(kv_head) * d_;
   }
 
+  // Whether what row r leaves is kept.
+  bool IsKept(const Rows& rows, int64_t r) const { return rows.count - r <= shape_.history; }
+  // c before row r.
+  double& CumLogF(const Rows& rows, int64_t r, int head) const {
+    return kv_
+        .cum_log_f[kv_.HeadIndex(kv_.After(rows.slot, rows.position + r), params_.layer, head)];
+  }
+
   // alpha * previous + (1 - alpha) * current; the row before the first is zero.
   void Shifted(const Rows& rows, int64_t r, int kv_head, int64_t column, int64_t shift_column,
                void* last, T* out) const {
@@ -141,28 +159,33 @@ class Appender {
     }
     const T logit = Row(row)[shift_column + kv_head];
     const T alpha = T(1) / (T(1) + std::exp(-logit));
-    const T* before = r > 0 ? Row(row - 1) + column + static_cast<int64_t>(kv_head) * d_
-                            : LastRow(last, rows.slot, kv_head);
+    const T* before = r > 0 || rows.draft
+                          ? Row(row - 1) + column + static_cast<int64_t>(kv_head) * d_
+                          : LastRow(last, kv_.After(rows.slot, rows.position), kv_head);
     for (int m = 0; m < d_; ++m) {
       const T previous = rows.position + r == 0 ? T(0) : before[m];
       out[m] = alpha * previous + (T(1) - alpha) * now[m];
     }
   }
 
-  void KeepLastRow(const Rows& rows, int kv_head) const {
-    KeepRow(rows, rows.count - 1, kv_head, kv_.last_k, kv_.last_v);
+  void KeepLastRows(const Rows& rows, int kv_head) const {
+    for (int64_t r = rows.count - 1; r >= 0 && IsKept(rows, r); --r) {
+      const int at = kv_.After(rows.slot, rows.position + r + 1);
+      KeepRow(rows, r, kv_head, at, kv_.last_k, kv_.last_v);
+    }
     const int64_t page_end = (rows.position + rows.count) / kPageTokens * kPageTokens;
     if (page_end <= rows.position) return;
-    KeepRow(rows, page_end - 1 - rows.position, kv_head, kv_.page_end_k, kv_.page_end_v);
+    const int64_t last = page_end - 1 - rows.position;
+    KeepRow(rows, last, kv_head, rows.slot, kv_.page_end_k, kv_.page_end_v);
   }
 
-  void KeepRow(const Rows& rows, int64_t r, int kv_head, void* keys, void* values) const {
+  void KeepRow(const Rows& rows, int64_t r, int kv_head, int slot, void* keys, void* values) const {
     const T* row = Row(rows.first_row + r) + static_cast<int64_t>(kv_head) * d_;
     if (params_.k_shift_column >= 0) {
-      std::copy_n(row + params_.k_column, d_, LastRow(keys, rows.slot, kv_head));
+      std::copy_n(row + params_.k_column, d_, LastRow(keys, slot, kv_head));
     }
     if (params_.v_shift_column >= 0) {
-      std::copy_n(row + params_.v_column, d_, LastRow(values, rows.slot, kv_head));
+      std::copy_n(row + params_.v_column, d_, LastRow(values, slot, kv_head));
     }
   }
 
@@ -296,7 +319,8 @@ class Appender {
 void CpuOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream) {
   for (int seq = 0; seq < batch.num_seqs; ++seq) {
     const Rows rows = RowsOf(batch, seq);
-    FOX_CHECK(kv.length[rows.slot] == rows.position);
+    const int64_t drafts = rows.position - kv.length[rows.slot];  // that were right
+    FOX_CHECK(drafts >= 0 && drafts < kv.shape.history);
     const int end = PagesFor(rows.position + rows.count);
     FOX_CHECK(end <= kv.shape.max_pages);
     for (int64_t list = 0; list < kv.shape.lists_per_slot(); ++list) {
@@ -305,7 +329,7 @@ void CpuOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream) {
         table[p] = TakePage(kv, rows.slot);
       }
     }
-    kv.length[rows.slot] = rows.position + rows.count;
+    if (!rows.draft) kv.length[rows.slot] = rows.position + rows.count;
   }
   if (audit_ != nullptr) audit_->BeginStep(batch, kv);
 }

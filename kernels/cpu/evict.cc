@@ -90,7 +90,7 @@ void CpuOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream)
     length = 0;
     const int64_t state = kv.HeadIndex(slots[i], 0, 0);
     const int64_t heads = static_cast<int64_t>(shape.layers) * shape.q_heads;
-    std::fill_n(kv.cum_log_f + state, heads, 0.0);
+    std::fill_n(kv.cum_log_f + kv.HeadIndex(kv.After(slots[i], 0), 0, 0), heads, 0.0);
     std::fill_n(kv.log_mass + state, heads, kNoMass);
     std::fill_n(kv.decay_sum + state, heads, 0.0);
     std::fill_n(kv.key_sum + state * shape.head_dim, heads * shape.head_dim, 0.0);

@@ -40,7 +40,7 @@ void MassAudit::BeginStep(const BatchView& batch, const PagedKv& kv) {
     const int64_t first = kv.ListIndex(batch.slot[seq], 0, 0);
     for (int64_t i = first; i < first + shape.lists_per_slot(); ++i) {
       List& list = lists[static_cast<size_t>(i)];
-      list.complete = begin == 0 || (list.complete && list.c.size() == begin * group);
+      list.complete = begin == 0 || (list.complete && list.c.size() >= begin * group);
       list.keys.resize(end * d);
       list.c.resize(end * group);
     }

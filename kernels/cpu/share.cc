@@ -37,32 +37,34 @@ void CpuOps::Share(int32_t from, int32_t to, const PagedKv& kv, Stream) {
     kv.max_log_evicted_mass[list] = kv.max_log_evicted_mass[source];
   }
   const int64_t heads = static_cast<int64_t>(shape.layers) * shape.q_heads;
-  CopySlot(kv.cum_log_f, heads, from, to);
+  const int64_t length = kv.length[from], end = int64_t{pages} * kPageTokens;
+  for (int64_t h = 0; h < heads; ++h) {
+    double c = kv.cum_log_f[kv.HeadIndex(kv.After(from, length), 0, 0) + h];
+    if (length != end) {
+      // c has advanced since; its value at the page end is the base of the page that is not full.
+      const int64_t list = kv.ListIndex(from, 0, 0) + h / shape.group();
+      c = kv.page_cum_log_f[SummaryIndex(kv, kv.Table(list)[pages],
+                                         static_cast<int>(h % shape.group()))];
+    }
+    kv.cum_log_f[kv.HeadIndex(kv.After(to, end), 0, 0) + h] = c;
+  }
   CopySlot(kv.log_mass, heads, from, to);
   CopySlot(kv.decay_sum, heads, from, to);
   CopySlot(kv.key_sum, heads * shape.head_dim, from, to);
-  if (kv.length[from] % kPageTokens != 0) {
-    // c has advanced since; its value at the page end is the base of the page that is not full.
-    for (int64_t h = 0; h < heads; ++h) {
-      const int64_t list = kv.ListIndex(from, 0, 0) + h / shape.group();
-      kv.cum_log_f[kv.HeadIndex(to, 0, 0) + h] = kv.page_cum_log_f[SummaryIndex(
-          kv, kv.Table(list)[pages], static_cast<int>(h % shape.group()))];
-    }
-  }
   const auto row_bytes =
       static_cast<int64_t>(SizeOf(shape.residual_dtype())) * shape.layers * shape.kv_size();
-  const auto copy_rows = [&](void* rows, void* at) {
+  const auto copy_rows = [&](void* rows, void* at, int64_t slot) {
     if (rows == nullptr) return;
-    std::memcpy(static_cast<std::byte*>(at) + to * row_bytes,
+    std::memcpy(static_cast<std::byte*>(at) + slot * row_bytes,
                 static_cast<const std::byte*>(rows) + from * row_bytes,
                 static_cast<size_t>(row_bytes));
   };
-  copy_rows(kv.page_end_k, kv.last_k);
-  copy_rows(kv.page_end_v, kv.last_v);
-  copy_rows(kv.page_end_k, kv.page_end_k);
-  copy_rows(kv.page_end_v, kv.page_end_v);
-  kv.length[to] = static_cast<int64_t>(pages) * kPageTokens;
-  if (audit_ != nullptr) audit_->Share(from, to, kv.length[to], kv);
+  copy_rows(kv.page_end_k, kv.last_k, kv.After(to, end));
+  copy_rows(kv.page_end_v, kv.last_v, kv.After(to, end));
+  copy_rows(kv.page_end_k, kv.page_end_k, to);
+  copy_rows(kv.page_end_v, kv.page_end_v, to);
+  kv.length[to] = end;
+  if (audit_ != nullptr) audit_->Share(from, to, end, kv);
 }
 
 }  // namespace fox

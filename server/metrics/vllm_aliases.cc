@@ -27,6 +27,10 @@ void AddCache(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
        {"num_gpu_blocks", absl::StrCat(stats.num_pages / lists)},
        {"cache_dtype", core.description.kv_dtype},
        {"enable_prefix_caching", core.context.limits.snapshot_slots > 0 ? "True" : "False"}});
+  out->Counter("vllm:spec_decode_num_draft_tokens_total", "Tokens that were guessed.",
+               stats.drafted_tokens);
+  out->Counter("vllm:spec_decode_num_accepted_tokens_total", "Right guesses.",
+               stats.accepted_drafts);
   out->Counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.",
                stats.prefix_queried_tokens);
   out->Counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.",

@@ -78,12 +78,15 @@ std::vector<Request> MakeRequests(int count, int32_t vocab, uint64_t seed) {
   return requests;
 }
 
-StreamResults RunAll(const EngineConfig& config, const std::vector<Request>& requests, int gap) {
+StreamResults RunAll(const EngineConfig& config, const std::vector<Request>& requests, int gap,
+                     EngineStats* stats = nullptr) {
   auto loaded = LoadEngine(config);
   EXPECT_TRUE(loaded.ok()) << loaded.status();
   if (!loaded.ok()) return {};
   auto& runner = static_cast<ModelRunner&>(*loaded->executor);
-  return RunStreams(*loaded->engine, runner, requests, gap, 50);
+  StreamResults results = RunStreams(*loaded->engine, runner, requests, gap, 50);
+  if (stats != nullptr) *stats = loaded->engine->stats();
+  return results;
 }
 
 // What gpu-bench copies into its report.
@@ -241,6 +244,41 @@ TEST_P(DeviceEngineTest, SchedulesChangeNoBit) {
   if (GetParam().acp == AcpMode::kOff) {
     EXPECT_GT(preemptions, 0);
   }
+}
+
+// With guesses, of which some are right, and without; with graphs and without, in batches of few
+// rows and of many, among requests that are not guessed for and chunks of prompts, in a small pool.
+TEST_P(DeviceEngineTest, GuessesChangeNoBit) {
+  std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 50);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].stop.max_tokens = 150 + 30 * static_cast<int32_t>(i % 7);
+    if (i % 4 == 0) requests[i].sampling.allowed_token_ids = {3, 9, 11};  // repeats itself
+    if (i % 4 == 3) continue;
+    requests[i].sampling.presence_penalty = requests[i].sampling.frequency_penalty = 0;
+    requests[i].sampling.repetition_penalty = 1;
+    requests[i].sampling.logit_bias.clear();
+  }
+  EngineConfig config = Config();
+  config.runner.max_num_seqs = 1;
+  const StreamResults solo = RunAll(config, requests, 0);
+  int64_t accepted = 0, refused = 0;
+  for (const DeviceSchedule& s :
+       {DeviceSchedule{4, 512, 16384, 40}, DeviceSchedule{16, 512, 16384, 200},
+        DeviceSchedule{32, 160, 16384, 3}, DeviceSchedule{8, 512, 576, 0}}) {
+    config.runner.max_num_seqs = s.seqs;
+    config.runner.max_num_batched_tokens = s.batch_tokens;
+    config.runner.enforce_eager = s.gap == 3;
+    config.runner.poison_free_pages = true;
+    config.engine.speculation = {s.seqs == 4 ? 3 : 14, 3, 1};
+    EngineConfig some = config;
+    some.kv_cache_bytes = PoolBytes(config, s.pool_tokens);
+    EngineStats stats;
+    ExpectNobodySees(RunAll(some, requests, s.gap, &stats), solo);
+    accepted += stats.accepted_drafts;
+    refused += stats.drafted_tokens - stats.accepted_drafts;
+  }
+  EXPECT_GT(accepted, 20);
+  EXPECT_GT(refused, 20);
 }
 
 // Prompts of all lengths around the ends of chunks, in chunks beside decodes of others.

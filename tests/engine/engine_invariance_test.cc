@@ -1,6 +1,6 @@
 // Same tokens, same log-probability bits, whatever the batch, the chunk size, preemption, swapping
-// or the placement of pages, with one step or two in flight, with grammars and beside them: real
-// model, real pages, the plain (row-independent) matrix product.
+// or the placement of pages, with one step or two in flight, with and without guesses, with
+// grammars and beside them: real model, real pages, the plain (row-independent) matrix product.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -54,6 +54,7 @@ std::vector<Request> MakeRequests(int32_t vocab) {
     if (i % 4 == 2) request.sampling.prompt_logprobs = 0;
     if (i % 4 == 2) request.sampling.repetition_penalty = 1.3f;
     if (i % 4 == 3) request.sampling.frequency_penalty = 0.2f;
+    if (i % 8 == 0) request.sampling.allowed_token_ids = {3, 9, 11};  // repeats itself
     if (i % 8 == 3) request.sampling.logit_bias = {{5, 2.0f}, {7, -100.0f}};
     if (i % 5 == 3) request.grammar = some;
     if (i % 5 == 4) request.grammar = words;  // two requests, as two choices of one
@@ -94,7 +95,7 @@ TEST_P(EngineInvarianceTest, TokensAndCertificatesDoNotDependOnTheSchedule) {
                                  std::regex("([a-z]{3} )*([a-z]{0,3}[.]*)")))
         << text;
   }
-  int64_t recomputed = 0, swaps = 0;
+  int64_t recomputed = 0, swaps = 0, accepted = 0, refused = 0;
   for (const Schedule& s : kSchedules) {
     if (s.pool_tokens + swap_pool == 0) continue;
     config.runner.max_num_seqs = s.seqs;
@@ -103,7 +104,11 @@ TEST_P(EngineInvarianceTest, TokensAndCertificatesDoNotDependOnTheSchedule) {
     config.engine.max_step_seconds = s.step_seconds;
     config.engine.prefix_cache_share = s.share;
     config.swap_space_bytes = SwapBytesFor(config, s.swap_sequences, 400);
-    const StreamResults results = RunEngine(config, requests, s.gap, s.depth).results;
+    const auto index = static_cast<int32_t>(&s - kSchedules);
+    config.engine.speculation = {index % 2 == 0 ? 0 : 2 + index, 3, 1};
+    const auto [results, stats] = RunEngine(config, requests, s.gap, s.depth);
+    accepted += stats.accepted_drafts;
+    refused += stats.drafted_tokens - stats.accepted_drafts;
     ASSERT_EQ(results.size(), solo.size());
     for (const auto& [id, result] : results) {
       const AcpStats &acp = result.stats.acp, &expected = solo.at(id).stats.acp;
@@ -123,6 +128,8 @@ TEST_P(EngineInvarianceTest, TokensAndCertificatesDoNotDependOnTheSchedule) {
     EXPECT_GT(recomputed, 0);
   }
   EXPECT_GE(swaps, swap_pool > 0 ? 3 : 0);
+  EXPECT_GT(accepted, 10);
+  EXPECT_GT(refused, 10);
 }
 
 // Beside one without; its mask comes between two steps.

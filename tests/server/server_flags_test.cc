@@ -100,6 +100,12 @@ TEST(ServerFlagsTest, RefusalsNameTheFlag) {
       {{"--grpc-services= ,"}, "--grpc-services"},
       {{"--max-model-len=1"}, "--max-model-len"},
       {{"--min-priority=-1"}, "--scheduling-policy"},
+      {{"--speculative-config={"}, "--speculative-config"},
+      {{R"(--speculative-config={"method": "ngram"})"}, "num_speculative_tokens"},
+      {{R"(--speculative-config={"method": "eagle", "num_speculative_tokens": 4})"}, "method"},
+      {{R"(--speculative-config={"method": "ngram", "num_speculative_tokens": 15})"}, "tokens"},
+      {{R"(--speculative-config={"method": "ngram", "num_speculative_tokens": 4, "model": "m"})"},
+       "model"},
       {{"--acp=on"}, "--acp"},
       {{"--dtype=fp8"}, "--dtype"},
       {{"--quantization=int4"}, "--quantization"},
@@ -151,7 +157,13 @@ TEST(ServerFlagsTest, ValuesReachTheirOptions) {
       Accepted({"--grpc-port=0", "--max-message-mb=3", "--log-tolerance=-12.5",
                 "--max-connections=9", "--grpc-services=info, health", "--step-timeout=7",
                 "--stall-timeout=8", "--max-calls=9", "--call-memory-mb=3", "--http-port=80",
-                "--host=::1", "--scheduling-policy=priority", "--min-priority=-5"});
+                "--host=::1", "--scheduling-policy=priority", "--min-priority=-5",
+                R"(--speculative-config={"method": "ngram", "num_speculative_tokens": 4,
+                                         "prompt_lookup_max": 3})"});
+  const Speculation& guesses = flags.engine.engine.speculation;
+  EXPECT_EQ(guesses.tokens, 4);
+  EXPECT_EQ(guesses.lookup_max, 3);
+  EXPECT_EQ(guesses.lookup_min, 3);
   EXPECT_EQ(flags.grpc.listen.port, 0);
   EXPECT_EQ(flags.grpc.max_message_mb, 3);
   EXPECT_EQ(flags.grpc.step_timeout, 7);

@@ -85,7 +85,9 @@ __device__ __forceinline__ ScanCarry LoadCarry(const AppendParams& params, const
                                                const HeadScan& scan) {
   const int64_t state = kv.HeadIndex(scan.rows.slot, scan.layer, scan.head);
   const int64_t page = scan.rows.position / kPageTokens, group = kv.shape.group();
-  ScanCarry carry{kv.cum_log_f[state], 0, -CUDART_INF, PageBounds::OfNone()};
+  const int before = kv.After(scan.rows.slot, scan.rows.position);
+  ScanCarry carry{kv.cum_log_f[kv.HeadIndex(before, scan.layer, scan.head)], 0, -CUDART_INF,
+                  PageBounds::OfNone()};
   if (params.acp == AcpMode::kOff) return carry;
   carry.decay_sum = kv.decay_sum[state];
   carry.log_mass = kv.log_mass[state];
@@ -290,7 +292,8 @@ __device__ __forceinline__ void StoreGates(const PagedKv& kv, const HeadScan& sc
   if (!block.there) return;
   if (block.starts) kv.page_cum_log_f[block.summary] = at == 0 ? space.first_c : space.c[at - 1];
   if (i != scan.blocks - 1) return;
-  kv.cum_log_f[kv.HeadIndex(scan.rows.slot, scan.layer, scan.head)] = space.c[at];
+  const int after = kv.After(scan.rows.slot, scan.rows.position + scan.rows.count);
+  kv.cum_log_f[kv.HeadIndex(after, scan.layer, scan.head)] = space.c[at];
 }
 
 // The bounds of the thread's page alone, and the state if it is the last full one.
@@ -344,9 +347,9 @@ __device__ __forceinline__ void StoreSummaries(const AppendParams& params, const
 
 // The sequence's raw row `r` of this step.
 __device__ __forceinline__ void StoreRow(const AppendParams& params, const PagedKv& kv,
-                                         const HeadScan& scan, int64_t r, void* keys,
+                                         const HeadScan& scan, int64_t r, int slot, void* keys,
                                          void* values) {
-  const int m = static_cast<int>(threadIdx.x), slot = scan.rows.slot;
+  const int m = static_cast<int>(threadIdx.x);
   const __nv_bfloat16* row =
       ProjectionRow(params, scan.rows.first_row + r) + scan.kv_head * kv.shape.head_dim + m;
   if (params.k_shift_column >= 0) {
@@ -362,10 +365,12 @@ __device__ __forceinline__ void StoreRow(const AppendParams& params, const Paged
 __device__ __forceinline__ void StoreLastRow(const AppendParams& params, const PagedKv& kv,
                                              const HeadScan& scan) {
   if (scan.g != 0 || static_cast<int>(threadIdx.x) >= kv.shape.head_dim) return;
-  StoreRow(params, kv, scan, scan.rows.count - 1, kv.last_k, kv.last_v);
-  const int64_t page_end = (scan.rows.position + scan.rows.count) / kPageTokens * kPageTokens;
+  const int64_t end = scan.rows.position + scan.rows.count;
+  const int slot = scan.rows.slot, after = kv.After(slot, end);
+  StoreRow(params, kv, scan, scan.rows.count - 1, after, kv.last_k, kv.last_v);
+  const int64_t page_end = end / kPageTokens * kPageTokens, last = page_end - 1;
   if (page_end <= scan.rows.position) return;
-  StoreRow(params, kv, scan, page_end - 1 - scan.rows.position, kv.page_end_k, kv.page_end_v);
+  StoreRow(params, kv, scan, last - scan.rows.position, slot, kv.page_end_k, kv.page_end_v);
 }
 
 __device__ __forceinline__ HeadScan MakeHeadScan(const BatchView& batch, const PagedKv& kv,

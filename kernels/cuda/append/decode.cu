@@ -21,6 +21,7 @@ struct Token {
   int kv_head;
   int64_t row;
   int64_t position;
+  int drafts;       // 0, or it is that one behind the sequence's token
   int pos_in_page;  // in its page
   int32_t page;     // id
 };
@@ -46,9 +47,9 @@ struct RowInput {
 
 // One lane's state from earlier steps.
 struct State {
-  int32_t page;  // the token's
-  float* last;   // where the lane's part of the last key or value row is, null if it is not shifted
-  Float8 before;  // what it is; zeros before the first token
+  int32_t page;   // the token's
+  float* last;    // where the lane's part of the key or value row goes, null if it is not shifted
+  Float8 before;  // that of the token before; zeros before the first token
   double c;       // cumulative log gate, and that before the page's first key: of the query head in
   double base;    // the lane's place of the group
 };
@@ -62,7 +63,8 @@ __device__ __forceinline__ void StoreGate(const AppendParams& params, const Page
   if (token.pos_in_page == 0) kv.page_cum_log_f[summary] = gate.base;
   static_cast<float*>(kv.log_f_offset)[summary * kPageTokens + token.pos_in_page] =
       static_cast<float>(gate.c - gate.base);
-  kv.cum_log_f[kv.HeadIndex(token.slot, params.layer, token.kv_head * group + g)] = gate.c;
+  const int after = kv.After(token.slot, token.position + 1);
+  kv.cum_log_f[kv.HeadIndex(after, params.layer, token.kv_head * group + g)] = gate.c;
 }
 
 // A token's parts are rows of head_dim: 0 is the key, 1 the value, 2 + g query g of the group. A
@@ -112,14 +114,24 @@ __device__ __forceinline__ int64_t ShiftColumnOf(const AppendParams& params, int
 // This lane's dimensions of a kept raw row of keys or values.
 template <int kHeadDim>
 __device__ __forceinline__ float* KeptOf(const AppendParams& params, const PagedKv& kv,
-                                         const Token& token, void* rows) {
+                                         const Token& token, int slot, void* rows) {
   const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
-  return LastRow(kv, rows, token.slot, params.layer, token.kv_head) + sub * kVec8;
+  return LastRow(kv, rows, slot, params.layer, token.kv_head) + sub * kVec8;
 }
+// Of the last one after so many tokens.
 template <int kHeadDim>
 __device__ __forceinline__ float* LastOf(const AppendParams& params, const PagedKv& kv,
-                                         const Token& token, int part) {
-  return KeptOf<kHeadDim>(params, kv, token, part == 0 ? kv.last_k : kv.last_v);
+                                         const Token& token, int part, int64_t tokens) {
+  return KeptOf<kHeadDim>(params, kv, token, kv.After(token.slot, tokens),
+                          part == 0 ? kv.last_k : kv.last_v);
+}
+
+// c before the step: of the query head in the lane's place of the group, which exists.
+__device__ __forceinline__ const double* CumLogFOf(const AppendParams& params, const PagedKv& kv,
+                                                   const Token& token) {
+  const int before = kv.After(token.slot, token.position - token.drafts);
+  return kv.cum_log_f +
+         kv.HeadIndex(before, params.layer, token.kv_head * kv.shape.group() + Lane());
 }
 
 // Prefetches a token's state into the second-level cache, from which the step's weights have
@@ -130,10 +142,10 @@ __device__ __forceinline__ void PrefetchState(const AppendParams& params, const 
   const int lane = Lane(), group = kv.shape.group();
   const int part = lane / kRowLanes<kHeadDim>;
   if (!IsQuery(part) && ShiftColumnOf(params, part) >= 0) {
-    Prefetch(LastOf<kHeadDim>(params, kv, token, part));
+    Prefetch(LastOf<kHeadDim>(params, kv, token, part, token.position));
   }
   if (lane >= group) return;
-  Prefetch(kv.cum_log_f + kv.HeadIndex(token.slot, params.layer, token.kv_head * group + lane));
+  Prefetch(CumLogFOf(params, kv, token));
   const int32_t page = __ldcg(kv.Table(kv.ListIndex(token.slot, params.layer, token.kv_head)) +
                               token.position / kPageTokens);
   if (page < 0 || page >= kv.shape.num_pages) return;
@@ -167,21 +179,35 @@ __device__ __forceinline__ State LoadState(const AppendParams& params, const Pag
   state.page = __ldcg(kv.Table(kv.ListIndex(token.slot, params.layer, token.kv_head)) +
                       token.position / kPageTokens);
   if (HasPart(kv, part) && ShiftColumnOf(params, part) >= 0) {
-    state.last = LastOf<kHeadDim>(params, kv, token, part);
-    if (token.position > 0) {
-      const float4* last = reinterpret_cast<const float4*>(state.last);
+    state.last = LastOf<kHeadDim>(params, kv, token, part, token.position + 1);
+    if (token.position > 0 && token.drafts == 0) {
+      const float4* last = reinterpret_cast<const float4*>(
+          LastOf<kHeadDim>(params, kv, token, part, token.position));
       const float4 low = __ldcg(last), high = __ldcg(last + 1);
       state.before = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
     }
   }
   if (g >= group) return state;
-  state.c =
-      __ldcg(kv.cum_log_f + kv.HeadIndex(token.slot, params.layer, token.kv_head * group + g));
+  state.c = __ldcg(CumLogFOf(params, kv, token));
   state.base = state.c;
-  if (token.pos_in_page > 0) {
+  if (token.pos_in_page > token.drafts) {
     state.base = __ldcg(kv.page_cum_log_f + static_cast<int64_t>(state.page) * group + g);
   }
   return state;
+}
+
+// A draft's state: behind the rows before it, which are in the projection.
+__device__ __forceinline__ void AddRowsBefore(const AppendParams& params, const Token& token,
+                                              const RowPlace& place, float gate_bias,
+                                              State& state) {
+  const int64_t stride = params.projection.row_stride;
+  for (int64_t r = token.drafts; r > 0; --r) {
+    const float logit = GateLogit(params, __ldcg(place.gate - r * stride));
+    state.c += static_cast<double>(LogGate(params, logit + gate_bias));
+  }
+  if (state.last == nullptr) return;
+  const auto* now = reinterpret_cast<const __nv_bfloat16*>(place.now);
+  state.before = Widen(__ldcg(reinterpret_cast<const uint4*>(now - stride)));
 }
 
 template <int kHeadDim, typename Part>
@@ -231,7 +257,7 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
   StoreVec8(raw, state.last);
   if (token.pos_in_page < kPageTokens - 1) return;
   void* const page_end = part == 0 ? kv.page_end_k : kv.page_end_v;
-  StoreVec8(raw, KeptOf<kHeadDim>(params, kv, token, page_end));
+  StoreVec8(raw, KeptOf<kHeadDim>(params, kv, token, token.slot, page_end));
 }
 
 // All parts of the token, kRows at a time; `input` and `weights` are those of the first, which
@@ -362,6 +388,11 @@ __global__ void __launch_bounds__(kThreads, 4)
   token.row = seq;  // every sequence has one
   token.slot = __ldcg(batch.slot + seq);
   token.position = __ldcg(batch.position + seq);
+  token.drafts = 0;
+  if (kv.shape.history > 1 && token.slot >= 0) {
+    const int32_t* slots = batch.slot + seq;
+    while (token.drafts < seq && __ldcg(slots - token.drafts - 1) == token.slot) ++token.drafts;
+  }
   token.pos_in_page = static_cast<int>(token.position % kPageTokens);
   const bool there = token.kv_head < kv.shape.kv_heads && token.slot >= 0;
   Float8 weights{};
@@ -391,6 +422,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const RowInput input = LoadInput(place);
   if (!reads_early) state = LoadState<kHeadDim>(params, kv, token, part);
   token.page = state.page;
+  if (token.drafts > 0) AddRowsBefore(params, token, place, gate_bias, state);
   HeadGate gate{LogGate(params, GateLogit(params, input.gate) + gate_bias), state.c, state.base};
   AppendRows<kHeadDim, Part>(params, kv, token, input, state, weights, rotates, rotation);
   StoreGate(params, kv, token, gate);

@@ -78,8 +78,8 @@ __device__ __forceinline__ void WriteGates(const AppendParams& params, const Pag
   }
   double start = 0;  // a block that begins inside a page is its sequence's first: c is known
   if (block.place > 0) {
-    start = kv.cum_log_f[kv.HeadIndex(block.rows.slot, params.layer, head)] -
-            kv.page_cum_log_f[summary];
+    const int before = kv.After(block.rows.slot, block.rows.position);
+    start = kv.cum_log_f[kv.HeadIndex(before, params.layer, head)] - kv.page_cum_log_f[summary];
   }
   const double sum = WarpScan(one + two);
   double before = FromLaneBelow(sum, 1);
@@ -122,8 +122,8 @@ __device__ __forceinline__ uint4 LoadBefore(const AppendParams& params, const Pa
   const int in_head = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim> * kVec8;
   if (r > 0 || !block.first_of_seq) return *reinterpret_cast<const uint4*>(before);
   if (block.rows.position == 0) return {};
-  return ToBf16x8(
-      LoadVec8(LastRow(kv, last, block.rows.slot, params.layer, block.kv_head) + in_head));
+  const int slot = kv.After(block.rows.slot, block.rows.position);
+  return ToBf16x8(LoadVec8(LastRow(kv, last, slot, params.layer, block.kv_head) + in_head));
 }
 
 // Keys and values of rows [first, first + kRows) of the block; past the last row, the last.

@@ -134,7 +134,8 @@ __device__ __forceinline__ float LogGate(const AppendParams& params, float logit
   return value < least ? least : value;
 }
 
-// A kv head's part of the raw last rows of (slot, layer): `rows` is last_k or last_v.
+// A kv head's part of the raw last rows of (slot, layer): `rows` is last_k or last_v, whose slots
+// are those of PagedKv::After, or of page ends.
 __device__ __forceinline__ float* LastRow(const PagedKv& kv, void* rows, int slot, int layer,
                                           int kv_head) {
   return static_cast<float*>(rows) + kv.ListIndex(slot, layer, kv_head) * kv.shape.head_dim;

@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kBeginStepThreads)
   if (blockIdx.x != 0) return;
   for (int seq = static_cast<int>(threadIdx.x); seq < batch.num_seqs; seq += kBeginStepThreads) {
     const SequenceRows rows = RowsOf(batch, seq);
-    if (rows.slot < 0) continue;
+    if (rows.slot < 0 || batch.is_draft(seq)) continue;
     kv.length[rows.slot] = rows.position + rows.count;
     const int64_t taken =
         UnpackCount(before[seq + 1], kNewPages) - UnpackCount(before[seq], kNewPages);

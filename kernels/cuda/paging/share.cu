@@ -21,26 +21,27 @@ __device__ void CopySlot(const T* source, T* out, int64_t count, int from, int t
   }
 }
 
-// The raw rows of the page end are the last ones, too.
-__device__ void CopyRows(void* page_end, void* last, int64_t count, int from, int to) {
+// The raw rows of the page end are the last ones, too: those of `last_to`.
+__device__ void CopyRows(void* page_end, void* last, int64_t count, int from, int to, int last_to) {
   if (page_end == nullptr) return;
   const float* rows = static_cast<const float*>(page_end);
-  CopySlot(rows, static_cast<float*>(last), count, from, to);
+  CopySlot(rows, static_cast<float*>(last), count, from, last_to);
   CopySlot(rows, static_cast<float*>(page_end), count, from, to);
 }
 
 // c at the last page end: of the last token, or the base of the page that is not full.
-__device__ void CopyGates(const PagedKv& kv, int from, int to, int pages, bool at_page_end) {
+__device__ void CopyGates(const PagedKv& kv, int from, int to, int64_t length, int pages) {
+  const int64_t end = int64_t{pages} * kPageTokens;
   const int64_t heads = static_cast<int64_t>(kv.shape.layers) * kv.shape.q_heads;
   const int group = kv.shape.group();
   for (int64_t h = blockIdx.x * kShareThreads + threadIdx.x; h < heads;
        h += gridDim.x * kShareThreads) {
-    double c = kv.cum_log_f[kv.HeadIndex(from, 0, 0) + h];
-    if (!at_page_end) {
+    double c = kv.cum_log_f[kv.HeadIndex(kv.After(from, length), 0, 0) + h];
+    if (length != end) {
       const int64_t page = kv.Table(kv.ListIndex(from, 0, 0) + h / group)[pages];
       c = kv.page_cum_log_f[page * group + h % group];
     }
-    kv.cum_log_f[kv.HeadIndex(to, 0, 0) + h] = c;
+    kv.cum_log_f[kv.HeadIndex(kv.After(to, end), 0, 0) + h] = c;
   }
 }
 
@@ -70,13 +71,14 @@ __global__ void __launch_bounds__(kShareThreads)
     }
   }
   const int64_t heads = static_cast<int64_t>(kv.shape.layers) * kv.shape.q_heads;
-  CopyGates(kv, from, to, pages, length % kPageTokens == 0);
+  CopyGates(kv, from, to, length, pages);
   CopySlot(kv.log_mass, kv.log_mass, heads, from, to);
   CopySlot(kv.decay_sum, kv.decay_sum, heads, from, to);
   CopySlot(kv.key_sum, kv.key_sum, heads * kv.shape.head_dim, from, to);
   const int64_t row = lists * kv.shape.head_dim;
-  CopyRows(kv.page_end_k, kv.last_k, row, from, to);
-  CopyRows(kv.page_end_v, kv.last_v, row, from, to);
+  const int last_to = kv.After(to, int64_t{pages} * kPageTokens);
+  CopyRows(kv.page_end_k, kv.last_k, row, from, to, last_to);
+  CopyRows(kv.page_end_v, kv.last_v, row, from, to, last_to);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     kv.length[to] = static_cast<int64_t>(pages) * kPageTokens;
   }

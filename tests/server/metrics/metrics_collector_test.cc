@@ -163,7 +163,8 @@ TEST_F(MetricsCollectorTest, VllmNames) {
        "cache_config_info num_requests_swapped"},
       {"counter",
        "prompt_tokens_total generation_tokens_total request_success_total num_preemptions_total "
-       "prefix_cache_queries_total prefix_cache_hits_total"},
+       "prefix_cache_queries_total prefix_cache_hits_total spec_decode_num_draft_tokens_total "
+       "spec_decode_num_accepted_tokens_total"},
       {"histogram",
        "time_to_first_token_seconds inter_token_latency_seconds time_per_output_token_seconds "
        "e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds "

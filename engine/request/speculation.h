@@ -1,0 +1,52 @@
+// Speculation: tokens that are guessed to follow, so that one step computes several tokens of a
+// sequence. What a step samples behind a guess counts if the guess was right, and has the bits that
+// it would have had without: guesses change when a token comes, never which.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace fox {
+
+// Guesses are looked up in what the sequence has already: its prompt and its answer.
+struct Speculation {
+  int32_t tokens = 0;                      // guessed for a step, at most; 0: none
+  int32_t lookup_max = 5, lookup_min = 2;  // last tokens that must have occurred before
+};
+
+inline constexpr int32_t kMostDrafts = 14;
+// Tokens among which a step looks for guesses, of all its sequences together.
+inline constexpr int64_t kDraftWindow = 1 << 16;
+
+// Up to `count` tokens that followed where as many of the last tokens occurred before as possible,
+// of several places the last; without the first `skip`, which are sampled already and not known.
+// Looks at the last `window` tokens.
+std::vector<int32_t> LookUpDrafts(const std::vector<int32_t>& tokens, const Speculation& how,
+                                  int64_t skip, int64_t count, int64_t window);
+
+// How good a sequence's guesses were. After bad ones it waits for more and more tokens, and then
+// tries one guess.
+class DraftRecord {
+ public:
+  bool MayDraft(int64_t length) const { return length >= resume_at_; }
+  int64_t most() const { return failures_ < 2 ? kMostDrafts : 1; }
+  void OnDrafted(int64_t count) { drafted_ = count, accepted_ = 0; }
+  void OnAccepted() { ++accepted_; }
+  // All that was drafted is collected.
+  void Judge(int64_t length) {
+    if (drafted_ == 0) return;
+    const bool pays = 2 * accepted_ >= std::min(drafted_, kEnough);
+    failures_ = pays ? failures_ / 2 : std::min(failures_ + 1, kMostFailures);
+    if (!pays) resume_at_ = length + (int64_t{1} << failures_);
+    drafted_ = 0;
+  }
+
+ private:
+  static constexpr int64_t kEnough = 4;
+  static constexpr int kMostFailures = 6;
+  int64_t drafted_ = 0, accepted_ = 0, resume_at_ = 0;
+  int failures_ = 0;
+};
+
+}  // namespace fox
