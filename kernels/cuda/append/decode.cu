@@ -373,7 +373,7 @@ __device__ __forceinline__ void AccumulatePage(const AppendParams& params, const
 }
 
 template <int kHeadDim, bool kGeneralBound, typename Part>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kThreads, kHeadDim > 64 && kGeneralBound ? 3 : 4)
     AppendDecodeKernel(const BatchView batch, const AppendParams params, const PagedKv kv,
                        bool reads_early) {
   __shared__ PageSumsScratch<kHeadDim> space[kWarps];
