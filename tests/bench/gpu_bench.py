@@ -213,16 +213,23 @@ def eight_bits(bench: Bench) -> Part:
                       "--contexts 16384 --batch-sizes 32") for what in judge.EIGHT_BITS))
 
 
-def large(bench: Bench) -> Part:
-    """Steps and prompts of a 7B shape, steps in 8 bits, too."""
+def large(bench: Bench) -> str:
+    """Flags of a 7B shape."""
     model = bench.model("fox-7b", "--layers 32 --hidden-size 4096 --heads 32 --vocab-size 32000")
-    flags = f"--model {model} --modes certified --chunk 16384"
-    decode = f"decode --contexts 4096 --batch-sizes 1,8,32 {flags} "
-    return memory_parts.together(
-        bench.fox_bench(decode, 150, bench="decode_7b"),
-        bench.fox_bench(decode + judge.EIGHT_BITS["8_bits"], 150, bench="decode_7b_8_bits"),
-        bench.fox_bench(f"prefill --lengths 4096,16384 --repeat 5 {flags}", 90,
-                        bench="prefill_7b"))
+    return f"--model {model} --modes certified --chunk 16384"
+
+
+def large_decode(bench: Bench) -> Part:
+    decode = "decode --contexts 4096 --batch-sizes 1,8,32 " + large(bench)
+    return memory_parts.together(*(
+        bench.fox_bench(f"{decode} {judge.EIGHT_BITS[what]}", 100, bench=f"decode_7b{mark}")
+        for what, mark in (("bf16", ""), ("8_bits", "_8_bits"),
+                           ("8_bit_weights", "_8_bit_weights"))))
+
+
+def large_prefill(bench: Bench) -> Part:
+    return bench.fox_bench("prefill --lengths 4096,16384 --repeat 5 " + large(bench), 90,
+                           bench="prefill_7b")
 
 
 def books(bench: Bench) -> Part:
@@ -253,7 +260,8 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     "serve": serve,
     "million": million,
     "books": books,
-    "large": large,
+    "large": large_decode,
+    "large-prefill": large_prefill,
 }
 
 TRAINING_PARTS: dict[str, Callable[[Bench], Part]] = {
