@@ -122,9 +122,8 @@ namespace {
 // Throws when memory runs out.
 absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& config) {
   if (absl::Status status = CheckConfig(config); !status.ok()) return status;
-  CheckpointOptions checkpoint_options;
-  checkpoint_options.allow_nonfinite = config.allow_nonfinite;
-  absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(config.model_dir, checkpoint_options);
+  absl::StatusOr<Checkpoint> checkpoint =
+      Checkpoint::Open(config.model_dir, {.allow_nonfinite = config.allow_nonfinite});
   if (!checkpoint.ok()) return checkpoint.status();
   absl::StatusOr<Backend> backend = MakeBackend(config);
   if (!backend.ok()) return backend.status();

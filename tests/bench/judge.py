@@ -204,7 +204,8 @@ def serving(m: Measurements) -> Iterator[Row]:
 
 
 def judged_rows(m: Measurements) -> list[Row]:
-    return [judged for rows in (equalities, attention, model, eight_bits, large, serving) for judged in rows(m)]
+    return [judged for rows in (equalities, attention, model, eight_bits, large, serving)
+            for judged in rows(m)]
 
 
 def as_table(rows: list[Row]) -> str:
