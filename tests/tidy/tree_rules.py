@@ -14,7 +14,7 @@ CPP_FILE = re.compile(r"\.(?:cc|h|cu|cuh)$")
 AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], ...] = (
     ("files", lambda path: True, lambda text: 1, 1_215),
     ("words in .md", lambda path: path.endswith(".md"), lambda text: len(text.split()),
-     30_650),  # (25,000)
+     30_700),  # (25,000)
     ("lines of tests",
      lambda path: path.startswith("tests/") and re.search(r"\.(?:cc|h|cu|cuh|py)$", path),
      lambda text: text.count("\n"), 59_600),  # (48,000)
