@@ -9,7 +9,6 @@ heads of four forget, as in the other benchmarks; other weights are as initialis
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import pathlib
@@ -85,7 +84,6 @@ def main() -> None:
         sys.path.insert(0, official.edited_copy(arguments.official_repo, folder))
         steps = make_steps(torch.randint(0, 50000, (1, TOKENS + 1), device="cuda"))
         losses = {run: call().item() for run, call in steps.items()}  # compiles and allocates
-        gc.freeze()  # collections of what the compiler left would slow the other runs
         turns = [{run: inputs.wall_seconds(call, 1, 0) for run, call in steps.items()}
                  for _ in range(TURNS)]
     for (impl, acp), loss in losses.items():
