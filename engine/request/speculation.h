@@ -25,8 +25,8 @@ inline constexpr int64_t kDraftWindow = 1 << 16;
 std::vector<int32_t> LookUpDrafts(const std::vector<int32_t>& tokens, const Speculation& how,
                                   int64_t skip, int64_t count, int64_t window);
 
-// How good a sequence's guesses were. After bad ones it waits for more and more tokens, and then
-// tries one guess.
+// How good a sequence's guesses were, as a number of failures. After bad ones it waits for more and
+// more tokens, then tries one guess; so it does at first.
 class DraftRecord {
  public:
   bool MayDraft(int64_t length) const { return length >= resume_at_; }
@@ -38,15 +38,15 @@ class DraftRecord {
     if (drafted_ == 0) return;
     const bool pays = 2 * accepted_ >= std::min(drafted_, kEnough);
     failures_ = pays ? failures_ / 2 : std::min(failures_ + 1, kMostFailures);
-    if (!pays) resume_at_ = length + (int64_t{1} << failures_);
+    if (!pays) resume_at_ = length + (int64_t{1} << (3 * failures_ / 2));
     drafted_ = 0;
   }
 
  private:
   static constexpr int64_t kEnough = 4;
-  static constexpr int kMostFailures = 6;
+  static constexpr int kMostFailures = 4;
   int64_t drafted_ = 0, accepted_ = 0, resume_at_ = 0;
-  int failures_ = 0;
+  int failures_ = 2;
 };
 
 }  // namespace fox

@@ -38,32 +38,31 @@ TEST(SpeculationTest, TheLongestLastOccurrenceIsContinued) {
 
 TEST(SpeculationTest, BadGuessesWaitLongerAndLonger) {
   DraftRecord record;
-  const auto judge = [&](int64_t length, int64_t drafted, int64_t accepted) {
+  const auto judge = [&](int64_t at, int64_t drafted, int64_t accepted) {
     record.OnDrafted(drafted);
     for (int64_t i = 0; i < accepted; ++i) record.OnAccepted();
-    record.Judge(length);
+    record.Judge(at);
   };
-  EXPECT_TRUE(record.MayDraft(0));
-  judge(10, 4, 2);
-  EXPECT_TRUE(record.MayDraft(11));
   int64_t length = 10;
-  for (const int64_t wait : {2, 4, 8, 16, 32, 64, 64}) {
-    judge(length, 4, 1);
+  const auto fail = [&](int64_t drafted, int64_t wait) {
+    judge(length, drafted, 0);
     record.Judge(length + 1);  // nothing new
     EXPECT_FALSE(record.MayDraft(length + wait - 1));
     length += wait;
     EXPECT_TRUE(record.MayDraft(length));
+  };
+  EXPECT_TRUE(record.MayDraft(0));
+  EXPECT_EQ(record.most(), 1);
+  for (const int64_t wait : {16, 64, 64}) fail(4, wait);
+  for (const int64_t most : {int64_t{1}, int64_t{kMostDrafts}}) {
+    judge(1, 1, 1);
+    EXPECT_EQ(record.most(), most);
   }
-  EXPECT_EQ(record.most(), 1);
-  judge(length, 1, 1);
-  EXPECT_TRUE(record.MayDraft(length));
-  EXPECT_EQ(record.most(), 1);
-  judge(length, 1, 1);
+  judge(1, 9, 2);  // enough
+  fail(4, 2);
   EXPECT_EQ(record.most(), kMostDrafts);
-  judge(length, 9, 2);
-  judge(length, 1, 0);
-  EXPECT_FALSE(record.MayDraft(length + 1));
-  EXPECT_TRUE(record.MayDraft(length + 2));
+  fail(4, 8);
+  EXPECT_EQ(record.most(), 1);
 }
 
 }  // namespace
