@@ -84,6 +84,7 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
       ++stats_.drafted_tokens;
       if (!sequence->TakeDraft(planned)) continue;
       ++stats_.accepted_drafts;
+      ++step_.decodes;
       output = std::move(outputs->back());  // of the token before
       outputs->pop_back();
     }

@@ -74,8 +74,8 @@ class Ops {
   }
 
   // Opens a step: takes the pages of the batch's rows for every list of every layer and counts the
-  // rows as appended (kv.length). Comes before anything else of the step. REQUIRES: the pool
-  // covers the new pages; position == length.
+  // rows but drafts as appended (kv.length). Comes before anything else of the step. REQUIRES: the
+  // pool covers the new pages; position == length, or behind it by the drafts that were right.
   virtual void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) = 0;
 
   // out[r] = table[token_ids[r]]; table [V, D], out [num_rows, D] residual dtype. Ids are clamped

@@ -54,9 +54,12 @@ void ReadElements(const HostTensor& tensor, int64_t first, int64_t count, T* out
       return read(std::integral_constant<DType, DType::kF32>());
     case DType::kBF16:
       return read(std::integral_constant<DType, DType::kBF16>());
-    default:  // kF16
+    case DType::kF16:
       return read(std::integral_constant<DType, DType::kF16>());
+    case DType::kE4M3:  // of pages alone
+      break;
   }
+  FOX_CHECK(false);
 }
 template void ReadElements(const HostTensor&, int64_t, int64_t, float*);
 template void ReadElements(const HostTensor&, int64_t, int64_t, double*);
@@ -69,9 +72,13 @@ int64_t CountNonFinite(const HostTensor& tensor) {
       return CountFullExponents<uint32_t>(tensor.data, tensor.size(), 0x7f800000u);
     case DType::kBF16:
       return CountFullExponents<uint16_t>(tensor.data, tensor.size(), 0x7f80u);
-    default:  // kF16
+    case DType::kF16:
       return CountFullExponents<uint16_t>(tensor.data, tensor.size(), 0x7c00u);
+    case DType::kE4M3:  // of pages alone
+      break;
   }
+  FOX_CHECK(false);
+  return 0;
 }
 
 }  // namespace fox

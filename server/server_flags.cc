@@ -116,8 +116,8 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
               kDay, &f->grpc.step_timeout);
   set->String(
       "speculative-config", "JSON",
-      "guess tokens from text before: {\"method\": \"ngram\", \"num_speculative_tokens\": 4, "
-      "\"prompt_lookup_min\": 2, \"prompt_lookup_max\": 5} [none]",
+      "draft tokens from text before: {\"method\": \"ngram\", \"num_speculative_tokens\": 4 (1 to "
+      "14), \"prompt_lookup_min\": 5, \"prompt_lookup_max\": 5} [none]",
       &f->speculative_config);
   set->Int("max-logprobs", "N", "largest logprobs a request may ask for", 0, 1024,
            &engine->max_logprobs);

@@ -1,6 +1,6 @@
-// Speculation: tokens that are guessed to follow, so that one step computes several tokens of a
-// sequence. What a step samples behind a guess counts if the guess was right, and has the bits that
-// it would have had without: guesses change when a token comes, never which.
+// Speculation: draft tokens, which may follow, so that one step computes several tokens of a
+// sequence. What a step samples behind a draft counts if the draft was right, and where rows have
+// the same bits in any batch, drafts change when a token comes, never which.
 #pragma once
 
 #include <algorithm>
@@ -9,14 +9,14 @@
 
 namespace fox {
 
-// Guesses are looked up in what the sequence has already: its prompt and its answer.
+// Drafts are looked up in what the sequence has already: its prompt and its answer.
 struct Speculation {
-  int32_t tokens = 0;                      // guessed for a step, at most; 0: none
-  int32_t lookup_max = 5, lookup_min = 2;  // last tokens that must have occurred before
+  int32_t tokens = 0;                      // drafts of a step, at most; 0: none
+  int32_t lookup_max = 5, lookup_min = 5;  // last tokens that must have occurred before
 };
 
 inline constexpr int32_t kMostDrafts = 14;
-// Tokens among which a step looks for guesses, of all its sequences together.
+// Tokens among which a step looks for drafts, of all its sequences together.
 inline constexpr int64_t kDraftWindow = 1 << 16;
 
 // Up to `count` tokens that followed where as many of the last tokens occurred before as possible,
@@ -25,8 +25,8 @@ inline constexpr int64_t kDraftWindow = 1 << 16;
 std::vector<int32_t> LookUpDrafts(const std::vector<int32_t>& tokens, const Speculation& how,
                                   int64_t skip, int64_t count, int64_t window);
 
-// How good a sequence's guesses were, as a number of failures. After bad ones it waits for more and
-// more tokens, then tries one guess; so it does at first.
+// How good a sequence's drafts were, as a number of failures. After bad ones it waits for more and
+// more tokens, then tries one draft; so it does at first.
 class DraftRecord {
  public:
   bool MayDraft(int64_t length) const { return length >= resume_at_; }

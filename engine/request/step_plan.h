@@ -35,7 +35,7 @@ struct PlannedSequence {
   // penalty state.
   std::optional<SampleRow> sample;
   double log_tolerance = kNoMass;  // log eps; -infinity: prune nothing
-  // Behind the same sequence at the position before: its one token is a guess (BatchView). What is
+  // Behind the same sequence at the position before: its one token is a draft (BatchView). What is
   // computed for it is surplus if the sequence gets another token there.
   bool draft = false;
 

@@ -336,7 +336,7 @@ int64_t Scheduler::MostPrefill(const Budget& budget, int64_t decodes) const {
   return std::min(budget.tokens, std::max({most, int64_t{kPageTokens}, limits_.least_prefill()}));
 }
 
-// Guesses take rows that are left. What a step looks for them in is bounded.
+// Drafts take rows that are left. What a step looks for them in is bounded.
 void Scheduler::PlanDrafts(const Budget& budget, Schedule* schedule) const {
   std::vector<PlannedSequence>& planned = schedule->plan.sequences;
   const auto seqs = static_cast<int64_t>(planned.size());

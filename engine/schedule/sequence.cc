@@ -70,7 +70,7 @@ PlannedSequence Sequence::Feed(int64_t count, bool samples_on_device) const {
   return planned;
 }
 
-// None of the rows ends its page, so that no page is taken, summed up or evicted for a guess. What
+// None of the rows ends its page, so that no page is taken, summed up or evicted for a draft. What
 // a device samples behind one counts in its penalty state at once; a grammar's mask comes too late.
 std::vector<int32_t> Sequence::Drafts(const PlannedSequence& fed, const Speculation& how,
                                       int64_t most, int64_t window) const {

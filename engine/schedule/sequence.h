@@ -70,9 +70,9 @@ struct Progress {
   int64_t max_tokens = 0;      // clamped to the context
   int64_t chunk_multiple = 1;  // ExecutorLimits'
   int64_t computed = 0;
-  int64_t pending = 0;               // sampled by plans in flight, [0, in_flight]
+  int64_t pending = 0;               // sampled by plans, not yet taken
   int64_t prompt_logprobs_done = 0;  // prompt rows whose log-probabilities were delivered
-  int64_t drafts = 0;                // guesses in plans in flight
+  int64_t drafts = 0;                // in plans in flight
 };
 
 struct QueueEntry {
@@ -139,10 +139,10 @@ struct Sequence : Progress, SlotState {
 
   int64_t NumLogitRows(int64_t count) const;
   PlannedSequence Feed(int64_t count, bool samples_on_device) const;
-  // Up to `most` guesses that may follow the token `fed`, the sequence's last in its plan.
+  // Up to `most` drafts that may follow the token `fed`, the sequence's last in its plan.
   std::vector<int32_t> Drafts(const PlannedSequence& fed, const Speculation& how, int64_t most,
                               int64_t window) const;
-  // A guess has been computed. Whether it was right: the sequence has that token there.
+  // A draft has been computed. Whether it was right: the sequence has that token there.
   bool TakeDraft(const PlannedSequence& draft);
   void Append(const SampledToken& token);
   // Of the answer's grammar: that it cannot be followed, or that nothing can follow. None: it goes

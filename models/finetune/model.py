@@ -338,7 +338,8 @@ class FoxModel(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         weight = (self.model.embeddings if self.config.tied else self.lm_head).weight
-        padded = F.pad(weight, (0, 0, 0, -len(weight) % COLUMN_MULTIPLE))
+        missing = -len(weight) % COLUMN_MULTIPLE
+        padded = F.pad(weight, (0, 0, 0, missing)) if missing else weight
         return F.linear(self.model.norm(x), padded)[..., : len(weight)]
 
     def _loss(self, x: Tensor, targets: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ void AddRequests(const EngineStats& stats, Seconds wait, MetricFamilies* out) {
   out->Gauge("fox_queue_wait_seconds", "Estimated wait of a new request for its start.", wait);
   out->Counter("fox_prompt_tokens_total", "Tokens of started prompts.", stats.prompt_tokens);
   out->Counter("fox_generated_tokens_total", "Tokens generated.", stats.generated_tokens);
-  out->Counter("fox_drafted_tokens_total", "Tokens that were guessed.", stats.drafted_tokens);
-  out->Counter("fox_accepted_drafts_total", "Right guesses.", stats.accepted_drafts);
+  out->Counter("fox_drafted_tokens_total", "Draft tokens computed.", stats.drafted_tokens);
+  out->Counter("fox_accepted_drafts_total", "Draft tokens accepted.", stats.accepted_drafts);
   out->Counter("fox_preemptions_total", "Requests that lost their pages.", stats.preemptions);
 }
 

@@ -27,9 +27,9 @@ void AddCache(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
        {"num_gpu_blocks", absl::StrCat(stats.num_pages / lists)},
        {"cache_dtype", core.description.kv_dtype},
        {"enable_prefix_caching", core.context.limits.snapshot_slots > 0 ? "True" : "False"}});
-  out->Counter("vllm:spec_decode_num_draft_tokens_total", "Tokens that were guessed.",
+  out->Counter("vllm:spec_decode_num_draft_tokens_total", "Draft tokens computed.",
                stats.drafted_tokens);
-  out->Counter("vllm:spec_decode_num_accepted_tokens_total", "Right guesses.",
+  out->Counter("vllm:spec_decode_num_accepted_tokens_total", "Draft tokens accepted.",
                stats.accepted_drafts);
   out->Counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.",
                stats.prefix_queried_tokens);

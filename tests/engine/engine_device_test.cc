@@ -246,9 +246,9 @@ TEST_P(DeviceEngineTest, SchedulesChangeNoBit) {
   }
 }
 
-// With guesses, of which some are right, and without; with graphs and without, in batches of few
-// rows and of many, among requests that are not guessed for and chunks of prompts, in a small pool.
-TEST_P(DeviceEngineTest, GuessesChangeNoBit) {
+// With drafts, of which some are right, and without; with graphs and without, in batches of few
+// rows and of many, among requests without drafts and chunks of prompts, in a small pool.
+TEST_P(DeviceEngineTest, DraftsChangeNoBit) {
   std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 50);
   for (size_t i = 0; i < requests.size(); ++i) {
     requests[i].stop.max_tokens = 150 + 30 * static_cast<int32_t>(i % 7);

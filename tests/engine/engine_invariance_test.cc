@@ -1,5 +1,5 @@
 // Same tokens, same log-probability bits, whatever the batch, the chunk size, preemption, swapping
-// or the placement of pages, with one step or two in flight, with and without guesses, with
+// or the placement of pages, with one step or two in flight, with and without drafts, with
 // grammars and beside them: real model, real pages, the plain (row-independent) matrix product.
 #include <gtest/gtest.h>
 

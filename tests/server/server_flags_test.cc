@@ -160,10 +160,10 @@ TEST(ServerFlagsTest, ValuesReachTheirOptions) {
                 "--host=::1", "--scheduling-policy=priority", "--min-priority=-5",
                 R"(--speculative-config={"method": "ngram", "num_speculative_tokens": 4,
                                          "prompt_lookup_max": 3})"});
-  const Speculation& guesses = flags.engine.engine.speculation;
-  EXPECT_EQ(guesses.tokens, 4);
-  EXPECT_EQ(guesses.lookup_max, 3);
-  EXPECT_EQ(guesses.lookup_min, 3);
+  const Speculation& drafts = flags.engine.engine.speculation;
+  EXPECT_EQ(drafts.tokens, 4);
+  EXPECT_EQ(drafts.lookup_max, 3);
+  EXPECT_EQ(drafts.lookup_min, 3);
   EXPECT_EQ(flags.grpc.listen.port, 0);
   EXPECT_EQ(flags.grpc.max_message_mb, 3);
   EXPECT_EQ(flags.grpc.step_timeout, 7);

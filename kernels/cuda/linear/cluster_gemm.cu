@@ -307,7 +307,7 @@ int SplitsOf(int tiles, int least, int multiprocessors) {
   return splits;
 }
 
-// Divides a block's shared memory between the two rings; the bytes that they and the sums need.
+// Stages of the rings in a block's shared memory; the bytes that they and the sums need.
 template <int kRows, int kSplits, bool kFp8>
 int ChooseStages(ClusterGemmArguments* a) {
   if (a->tiles == 0) return 0;

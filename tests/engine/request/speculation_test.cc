@@ -1,4 +1,4 @@
-// What is guessed from the last tokens, and when it pays.
+// What is drafted from the last tokens, and when it pays.
 #include "engine/request/speculation.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ TEST(SpeculationTest, TheLongestLastOccurrenceIsContinued) {
   }
 }
 
-TEST(SpeculationTest, BadGuessesWaitLongerAndLonger) {
+TEST(SpeculationTest, BadDraftsWaitLongerAndLonger) {
   DraftRecord record;
   const auto judge = [&](int64_t at, int64_t drafted, int64_t accepted) {
     record.OnDrafted(drafted);
