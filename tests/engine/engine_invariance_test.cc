@@ -54,7 +54,8 @@ std::vector<Request> MakeRequests(int32_t vocab) {
     if (i % 4 == 2) request.sampling.prompt_logprobs = 0;
     if (i % 4 == 2) request.sampling.repetition_penalty = 1.3f;
     if (i % 4 == 3) request.sampling.frequency_penalty = 0.2f;
-    if (i % 8 == 0) request.sampling.allowed_token_ids = {3, 9, 11};  // repeats itself
+    const bool repeats = i % 8 == 0 && i % 5 < 3;
+    if (repeats) request.sampling.allowed_token_ids = {3, 9, 11};
     if (i % 8 == 3) request.sampling.logit_bias = {{5, 2.0f}, {7, -100.0f}};
     if (i % 5 == 3) request.grammar = some;
     if (i % 5 == 4) request.grammar = words;  // two requests, as two choices of one
