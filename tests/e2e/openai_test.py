@@ -95,7 +95,8 @@ class OpenAiTest(fox_server.Case):
         self.assertEqual(texts, [choice.text for choice in whole.choices])
         for wanted, pattern in (({"regex": r"\d{4}-\d\d"}, r"\d{4}-\d\d"),
                                 ({"choice": ["yes", "no"]}, "yes|no"),
-                                ({"grammar": 'root ::= "a" root "b" | "c"'}, "a*cb*")):
+                                ({"grammar": 'root ::= "a" x "b" | "c"\nx ::= "c" | "acb"'},
+                                 "c|acb|aacbb")):
             text = self.complete(prompt=PROMPT, max_tokens=200,
                                  extra_body={"structured_outputs": wanted}).choices[0].text
             self.assertRegex(text, f"^({pattern})$")
