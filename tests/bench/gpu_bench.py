@@ -205,7 +205,7 @@ def million(bench: Bench) -> Part:
 
 
 def eight_bits(bench: Bench) -> Part:
-    """Steps with weights, with pages and with both in 8 bits, between two passes of bf16."""
+    """Steps in bf16, and with weights, with pages and with both in 8 bits."""
     return memory_parts.together(*(
         bench.fox_bench(f"decode --modes certified --chunk 16384 {sizes} {judge.EIGHT_BITS[what]}",
                         60, bench=f"decode_{what}")

@@ -111,17 +111,19 @@ void RoundToBFloat16(HeadInputs& in) {
   }
 }
 
+void RoundToE4M3(double* row, int64_t count) {
+  const std::vector<float> values(row, row + count);
+  std::vector<uint8_t> codes(values.size());
+  const int exponent = EncodeE4M3(values.data(), count, codes.data());
+  for (const uint8_t code : codes) {
+    *row++ = static_cast<double>(static_cast<float>(E4M3Value(code, exponent)));
+  }
+}
+
 void RoundToE4M3(HeadInputs& in) {
   const int64_t d = in.shape.head_dim, parts = 2 * in.shape.kv_heads;
-  std::vector<float> values(static_cast<size_t>(d));
-  std::vector<uint8_t> codes(values.size());
   for (int64_t at = 0; at < in.length * parts; ++at) {
-    double* row = &in.at(at / parts, in.shape.hidden() + at % parts * d);
-    std::copy_n(row, d, values.begin());
-    const int exponent = EncodeE4M3(values.data(), d, codes.data());
-    for (const uint8_t code : codes) {
-      *row++ = static_cast<double>(static_cast<float>(E4M3Value(code, exponent)));
-    }
+    RoundToE4M3(&in.at(at / parts, in.shape.hidden() + at % parts * d), d);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "kernels/ops.h"
@@ -73,7 +74,9 @@ HeadInputs RandomInputs(const HeadShape& shape, int64_t length, uint64_t seed,
                         const std::vector<double>& gate_means);
 // Rounds the projections to what a backend with bf16 activations is given.
 void RoundToBFloat16(HeadInputs& inputs);
-// Rounds keys and values as pages of 8 bits do. REQUIRES: they are stored as they are projected.
+// Rounds a token's key or value as pages of 8 bits do.
+void RoundToE4M3(double* row, int64_t count);
+// Rounds all keys and values so. REQUIRES: they are stored as they are projected.
 void RoundToE4M3(HeadInputs& inputs);
 // The bounds of kernels/acp.h from QK-norm or caps, and sinks, for pages of this type; call after
 // changing those.
@@ -85,6 +88,9 @@ struct HeadOutputs {
   int64_t blocks_total = 0, blocks_pruned = 0, pages_evicted = 0;
   std::vector<int32_t> first_live;           // [kv_heads] at the end
   std::vector<double> max_log_evicted_mass;  // [kv_heads]
+
+  // What the same keys and values give, however they come in and are stored.
+  auto bits() const { return std::tie(out, lse, first_live, max_log_evicted_mass, blocks_pruned); }
 };
 
 struct RunOptions {

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <limits>
 
-#include "kernels/core/e4m3.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/mass_audit.h"
 #include "kernels/cpu/query_bound.h"
@@ -39,13 +38,7 @@ class QkNormBoundsTest : public QueryBounds {
 
   // As a page of this type stores it, where that can matter.
   static void Store(Vector& key, DType pages) {
-    if (pages != DType::kE4M3) return;
-    const std::vector<float> row(key.begin(), key.end());
-    std::vector<uint8_t> codes(row.size());
-    const int exponent = EncodeE4M3(row.data(), static_cast<int64_t>(row.size()), codes.data());
-    for (size_t m = 0; m < key.size(); ++m) {
-      key[m] = static_cast<double>(static_cast<float>(E4M3Value(codes[m], exponent)));
-    }
+    if (pages == DType::kE4M3) RoundToE4M3(key.data(), static_cast<int64_t>(key.size()));
   }
 
   // One key, and queries that try to break its bound; the largest share of a(k) that one reaches.

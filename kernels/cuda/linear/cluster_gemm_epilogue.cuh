@@ -240,7 +240,7 @@ __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int
   const Four bias = kGated ? Four() : BiasOf(a, output);
   const Four weight = kGated ? Four() : NormWeightOf(a, output);
   const Four row_scales = RowScalesOf<kFp8>(a, 0, output);
-  const Four value_scales = RowScalesOf < kFp8 && kGated > (a, a.out, output);
+  const Four value_scales = RowScalesOf<(kFp8 && kGated)>(a, a.out, output);
   Four previous[kPasses];
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
