@@ -25,10 +25,11 @@ RANDOM_CONVERSATIONS = 200
 _SECONDS, _BYTES = 60, 2 << 30
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _CONTENTS = ("", " ", "\n", "a", "Hello, world.", "žluť 漢字 🦊", "\u3000", "\x1c\x85", "{{ x }}")
+_THOUGHT, _RESPONSE = ("<think>", "</think>"), ("<tool_response>", "</tool_response>")
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]]
-Render = Callable[[list[Message], bool, Tools | None], str]
+Render = Callable[[list[Message], bool, Tools | None, bool | None], str]
 
 
 class NotOfThisForm(Exception):
@@ -70,9 +71,12 @@ def compiled(template: str, tokens: dict[str, str]) -> Render:
     except jinja2.TemplateError as error:
         raise NotOfThisForm(f"the template is not understood ({error})") from None
 
-    def render(messages: list[Message], generate: bool, tools: Tools | None = None) -> str:
+    def render(
+        messages: list[Message], generate: bool, tools: Tools | None, thinks: bool | None
+    ) -> str:
         names = {"messages": messages, "add_generation_prompt": generate, "tools": tools}
-        return program.render(**names, documents=None, **tokens)
+        switch = {} if thinks is None else {"enable_thinking": thinks}
+        return program.render(**names, **switch, documents=None, **tokens)
 
     return render
 
@@ -81,11 +85,35 @@ def _json(value: Any, **keys: Any) -> str:
     return json.dumps(value, ensure_ascii=False, **keys)
 
 
+def _thought(content: str, thinking: dict[str, str]) -> tuple[str, str]:
+    """What an answer says up to the end of its thought, and behind it."""
+    start, end = thinking["prefix"].strip(), thinking["suffix"].strip()
+    if end not in content:
+        return "", content
+    thought = content.split(end)[0].split(start)[-1].strip("\n")
+    return thought, content.split(end)[-1].lstrip("\n")
+
+
+def _last_question(messages: list[Message], thinking: dict[str, str]) -> int:
+    """Where the user spoke last, and not for a tool; behind all messages if nowhere."""
+    start, end = thinking["response_start"], thinking["response_end"]
+    for i, message in reversed(list(enumerate(messages))):
+        content = message["content"]
+        if message["role"] == "user" and not (content.startswith(start) and content.endswith(end)):
+            return i
+    return len(messages)
+
+
 def render_format(
-    form: dict[str, Any], messages: list[Message], generate: bool, tools: Tools | None = None
+    form: dict[str, Any],
+    messages: list[Message],
+    generate: bool,
+    tools: Tools | None = None,
+    enable_thinking: bool | None = None,
 ) -> str:
     """What the server makes of a conversation (models/tokenizer/chat_format.cc)."""
-    text = form["bos"]
+    text, thinking = form["bos"], form.get("thinking")
+    question = _last_question(messages, thinking) if thinking else 0
     told, default = "", form["default_system"]
     if tools:
         told = "".join(form["tools"]["tool"] + _json(tool) for tool in tools)
@@ -94,19 +122,25 @@ def render_format(
     if default is not None and messages[0]["role"] != "system":
         system = form["roles"]["system"]
         text += system["prefix"] + default + told + system["suffix"]
-    for last, message, following in zip([None, *messages], messages, [*messages[1:], None]):
-        role = form["roles"][message["role"]]
-        content = message["content"].strip() if role["trim"] else message["content"]
+    around = zip([None, *messages], messages, [*messages[1:], None])
+    for at, (last, message, following) in enumerate(around):
+        role, content = form["roles"][message["role"]], message["content"]
+        thinks = thinking and message["role"] == "assistant"
+        thought, content = _thought(content, thinking) if thinks else ("", content)
+        shown = content.strip() if role["trim"] else content
+        if thinks and at > question and (thought or not following):
+            shown = thinking["prefix"] + thought + thinking["suffix"] + content.lstrip("\n")
         answers = [m and {m["role"], message["role"]} == {"tool"} for m in (last, following)]
-        text += (form["tools"]["next_response"] if answers[0] else role["prefix"]) + content
+        text += (form["tools"]["next_response"] if answers[0] else role["prefix"]) + shown
         if tools and message["role"] == "system":
             text += form["tools"]["prefix"] + told
         for i, call in enumerate(message.get("tool_calls", ())):
-            text += form["tools"]["separator"] * bool(i or message["content"])
+            text += form["tools"]["separator"] * bool(i or content)
             text += form["tools"]["call"] + call["function"]["name"] + form["tools"]["arguments"]
             text += _json(call["function"]["arguments"]) + form["tools"]["call_end"]
         text += "" if answers[1] else role["suffix"]
-    return text + form["generation_prompt" if generate else "end"]
+    text += form["generation_prompt" if generate else "end"]
+    return text + (thinking["skip"] if generate and enable_thinking is False else "")
 
 
 def _conversation(*turns: str) -> list[Message]:
@@ -135,7 +169,7 @@ def _tool(name: str, description: str) -> dict[str, Any]:
 
 def _between(text: str, start: str, end: str) -> str:
     if len(text) < len(start + end) or not (text.startswith(start) and text.endswith(end)):
-        raise NotOfThisForm("tools or calls change what stands around them")
+        raise NotOfThisForm("tools, calls or thoughts change what stands around them")
     return text[len(start) : len(text) - len(end)]
 
 
@@ -146,10 +180,14 @@ class _Derivation:
         self._render, self._tokens = render, tokens
 
     def _rendered(
-        self, messages: list[Message], generate: bool = False, tools: Tools | None = None
+        self,
+        messages: list[Message],
+        generate: bool = False,
+        tools: Tools | None = None,
+        thinks: bool | None = None,
     ) -> str:
         try:
-            return self._render(messages, generate, tools)
+            return self._render(messages, generate, tools, thinks)
         except Exception as error:  # whatever a template does wrong
             raise NotOfThisForm(f"it refuses {_shown(messages)} ({_line(error)})") from None
 
@@ -192,7 +230,7 @@ class _Derivation:
         }
         if with_system:
             self._add_system(form, first, prefix)
-        return form
+        return {**form, **self._thinking(user_suffix + form["roles"]["assistant"]["prefix"])}
 
     def _role(self, role: str, prefix: str, suffix: str) -> dict[str, Any]:
         before = ("user",) if role == "assistant" else ()
@@ -200,6 +238,17 @@ class _Derivation:
         plain = self._rendered(_conversation(*before, f"{role}:x", *after))
         spaced = self._rendered(_conversation(*before, f"{role}: \n x \n ", *after))
         return {"prefix": prefix, "suffix": suffix, "trim": plain == spaced}
+
+    def _thinking(self, start: str) -> dict[str, Any]:
+        """How thoughts stand in answers to the last question; {}: in all answers as they are."""
+        turns = _conversation("user", f"assistant:{_THOUGHT[0]}qz8zq{_THOUGHT[1]}qz9zq", "user")
+        pieces = re.split(r"qz\d+zq", self._rendered(turns[:2]))
+        if len(pieces) != 4 or "qz8zq" in self._rendered(turns):
+            return {}
+        default, off = (self._rendered(turns[2:], True, None, thinks) for thinks in (None, False))
+        texts = {"prefix": _between(pieces[1], start, ""), "suffix": pieces[2]}
+        texts["skip"] = off[len(default) :] if off.startswith(default) else ""
+        return {"thinking": {**texts, "response_start": _RESPONSE[0], "response_end": _RESPONSE[1]}}
 
     def _alternates(self) -> bool:
         """Whether some order of user and assistant is refused; then all but one is."""
@@ -272,7 +321,8 @@ class _Derivation:
         pieces = [*_CONTENTS, *marks, *literals, *self._tokens.values()]
         for _ in range(RANDOM_CONVERSATIONS):
             messages, tools = _random_conversation(draw, form, pieces)
-            args = (messages, draw.random() < 0.5, tools)
+            switch = (None, True, False) if form.get("thinking", {}).get("skip") else (None,)
+            args = (messages, draw.random() < 0.5, tools, draw.choice(switch))
             if self._rendered(*args) != render_format(form, *args):
                 flag = str(args[1]).lower()
                 raise NotOfThisForm(
@@ -291,7 +341,9 @@ def _random_conversation(
         roles.insert(0, "system")
 
     def text() -> str:
-        return "".join(draw.choices(pieces, k=draw.randint(0, 4)))
+        words = ["".join(draw.choices(pieces, k=draw.randint(0, 2))) for _ in range(2)]
+        start, end = draw.choice((("", ""), _THOUGHT, _RESPONSE))
+        return start + words[0] + end + words[1]
 
     messages = [{"role": role, "content": text()} for role in roles]
     if "tools" not in form or draw.random() < 0.2:

@@ -2,6 +2,8 @@
 #include "models/tokenizer/chat_format.h"
 
 #include <algorithm>
+#include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -23,7 +25,7 @@ constexpr JsonLimits kLimits{.max_bytes = 64 << 10, .max_depth = 4, .max_values 
 // What Python's str.strip() removes, as templates are rendered with it: more than White_Space.
 bool IsStripped(uint32_t c) { return IsWhiteSpace(c) || (c >= 0x1C && c <= 0x1F); }
 
-std::string Stripped(const std::string& text) {
+std::string_view Stripped(std::string_view text) {
   size_t begin = text.size(), end = text.size();
   for (size_t at = 0; at < text.size();) {
     const Utf8Unit unit = NextUtf8(text.data() + at, text.size() - at);
@@ -36,6 +38,33 @@ std::string Stripped(const std::string& text) {
   return begin < text.size() ? text.substr(begin, end - begin) : "";
 }
 
+std::string_view WithoutFirstNewlines(std::string_view text) {
+  return text.substr(std::min(text.find_first_not_of('\n'), text.size()));
+}
+
+// Thought and content of an answer.
+std::pair<std::string_view, std::string_view> TakeApart(std::string_view text,
+                                                        const ThinkingFormat& format) {
+  const size_t end = text.find(format.end);
+  if (end == text.npos) return {"", text};
+  std::string_view thought = text.substr(0, end);
+  const size_t start = thought.rfind(format.start);
+  if (start != text.npos) thought.remove_prefix(start + format.start.size());
+  thought = WithoutFirstNewlines(thought.substr(0, thought.find_last_not_of('\n') + 1));
+  return {thought, WithoutFirstNewlines(text.substr(text.rfind(format.end) + format.end.size()))};
+}
+
+// The place of the last one; messages.size(): there is none.
+size_t LastQuestion(absl::Span<const ChatMessage> messages, const ThinkingFormat& format) {
+  for (size_t i = messages.size(); i-- > 0;) {
+    const std::string& text = messages[i].content;
+    const bool of_tool =
+        text.starts_with(format.response_start) && text.ends_with(format.response_end);
+    if (messages[i].role == "user" && !of_tool) return i;
+  }
+  return messages.size();
+}
+
 // Ids of a text in which marks (the format's own strings) may hold added tokens and contents may
 // not. Marks next to each other are one; plain text of marks joins the contents around it, as in
 // "[INST] " and what follows, since the reference tokenizes the whole between added tokens.
@@ -45,7 +74,7 @@ class MarkedText {
       : tokenizer_(tokenizer), added_(added) {}
 
   void Mark(const std::string& text) { mark_ += text; }
-  void Content(const std::string& text) {
+  void Content(std::string_view text) {
     Cut();
     plain_ += text;
   }
@@ -140,7 +169,24 @@ absl::Status ChatFormat::Read(const Json& json) {
     }
   }
   const Json* tools = keys.Find("tools");
-  return tools == nullptr ? absl::OkStatus() : ReadTools(*tools);
+  const Json* thinking = keys.Find("thinking");
+  absl::Status status;
+  if (tools != nullptr) status.Update(ReadTools(*tools));
+  if (thinking != nullptr) status.Update(ReadThinking(*thinking));
+  return status;
+}
+
+absl::Status ChatFormat::ReadThinking(const Json& json) {
+  if (!json.is_object()) return InvalidFile(kFile, "thinking must be an object");
+  KeyReader keys(json, absl::StrCat(kFile, ": thinking"));
+  ThinkingFormat& out = thinking_.emplace();
+  out = {keys.String("prefix", ""), keys.String("suffix", ""), keys.String("skip", ""),
+         keys.String("response_start", ""), keys.String("response_end", "")};
+  out.start = Stripped(out.prefix);
+  out.end = Stripped(out.suffix);
+  const bool tags = out.start.starts_with('<') && out.end.starts_with('<');
+  if (!tags) keys.Invalid("prefix", "must be a tag, as suffix");
+  return keys.status();
 }
 
 absl::Status ChatFormat::ReadTools(const Json& json) {
@@ -237,9 +283,13 @@ absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(const Tokenizer& tokeniz
                                                         absl::Span<const ChatMessage> messages,
                                                         bool add_generation_prompt,
                                                         bool continue_final_message,
-                                                        absl::Span<const std::string> tools) const {
+                                                        absl::Span<const std::string> tools,
+                                                        std::optional<bool> enable_thinking) const {
   const absl::Status status = Check(messages, add_generation_prompt, continue_final_message);
   if (!status.ok()) return status;
+  if (enable_thinking.has_value() && (!thinking_.has_value() || thinking_->skip.empty())) {
+    return absl::FailedPreconditionError("enable_thinking: the model's chat format has no switch");
+  }
   MarkedText text(tokenizer, added_);
   text.Mark(bos_);
   const auto tell_tools = [&](const std::string& prefix) {
@@ -261,14 +311,25 @@ absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(const Tokenizer& tokeniz
     return tools_.has_value() && i > 0 && i < messages.size() && messages[i].role == "tool" &&
            messages[i - 1].role == "tool";
   };
+  const size_t question = thinking_.has_value() ? LastQuestion(messages, *thinking_) : 0;
   for (size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& message = messages[i];
     const Role& role = roles_.at(message.role);
     text.Mark(joins(i) ? tools_->next_response : role.prefix);
-    text.Content(role.trim ? Stripped(message.content) : message.content);
+    std::string_view thought, content = message.content;
+    const bool thinks = thinking_.has_value() && message.role == "assistant";
+    if (thinks) std::tie(thought, content) = TakeApart(content, *thinking_);
+    if (thinks && i > question && (!thought.empty() || i + 1 == messages.size())) {
+      text.Mark(thinking_->prefix);
+      text.Content(thought);
+      text.Mark(thinking_->suffix);
+      text.Content(WithoutFirstNewlines(content));
+    } else {
+      text.Content(role.trim ? Stripped(content) : content);
+    }
     if (message.role == "system" && !tools.empty()) tell_tools(tools_->prefix);
     for (const ToolCall& call : message.calls) {
-      const bool begins = message.content.empty() && &call == &message.calls.front();
+      const bool begins = content.empty() && &call == &message.calls.front();
       text.Mark(begins ? tools_->call : tools_->separator + tools_->call);
       text.Content(call.name);
       text.Mark(tools_->arguments);
@@ -279,6 +340,7 @@ absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(const Tokenizer& tokeniz
     if (!open && !joins(i + 1)) text.Mark(role.suffix);
   }
   if (!continue_final_message) text.Mark(add_generation_prompt ? generation_prompt_ : end_);
+  if (add_generation_prompt && !enable_thinking.value_or(true)) text.Mark(thinking_->skip);
   return text.Finish();
 }
 

@@ -4,13 +4,15 @@
 //   {"bos": "", "default_system": null | "text",
 //    "roles": {"user": {"prefix": "..", "suffix": "..", "trim": false}, "assistant": {..},
 //              "system": {..}},
-//    "generation_prompt": "..", "end": "", "alternate": false, "tools": {"prefix": "..", ..}}
+//    "generation_prompt": "..", "end": "", "alternate": false, "tools": {"prefix": "..", ..},
+//    "thinking": {"prefix": "..", ..}}
 //
 // The text is bos, then prefix, content and suffix of every message, then generation_prompt, or end
 // where none is asked for. `default_system` is the content of a system message in front of
 // conversations without one. `trim`: white space around the content goes. `alternate`: user and
 // assistant take turns, user first. A format without "system" has no place for such messages, and
 // one without "tools" (ToolFormat's texts, and a role "tool" of their answers) none for those.
+// Without "thinking" (ThinkingFormat's texts) a thought is a part of its content.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +49,16 @@ struct ToolFormat {
   std::string trigger;        // the tag that `call` begins with
 };
 
+// A thought is what an answer holds up to `end`, behind `start`. It goes from answers that a
+// question follows. In those behind the last question it stands between prefix and suffix, which
+// the last message has even without one. A question is a user's content that is not a tool's
+// answer: between response_start and response_end. Without thinking `skip` follows
+// generation_prompt; "": it cannot be turned off.
+struct ThinkingFormat {
+  std::string prefix, suffix, skip, response_start, response_end;
+  std::string start = {}, end = {};  // prefix and suffix without white space
+};
+
 // Immutable; all methods may be called from any thread.
 class ChatFormat {
  public:
@@ -61,13 +73,14 @@ class ChatFormat {
   // The ids of a conversation; `tokenizer` is the one given to Load. Added tokens count in the
   // format's own strings only: those in a content are text. With `continue_final_message` the ids
   // end behind the content of the last message, which is the assistant's. REQUIRES: tools() where
-  // there are any; each is a text.
+  // there are any; each is a text. FailedPrecondition: enable_thinking, of a format without `skip`.
   // InvalidArgument, for a client, names the message ("messages[2].role: ..").
   absl::StatusOr<std::vector<int32_t>> Encode(const Tokenizer& tokenizer,
                                               absl::Span<const ChatMessage> messages,
                                               bool add_generation_prompt,
                                               bool continue_final_message,
-                                              absl::Span<const std::string> tools = {}) const;
+                                              absl::Span<const std::string> tools = {},
+                                              std::optional<bool> enable_thinking = {}) const;
 
   const std::optional<ToolFormat>& tools() const { return tools_; }
   // What the model writes at the end of its turn, to stop at: a special token, or else a text.
@@ -82,6 +95,7 @@ class ChatFormat {
 
   absl::Status Read(const nlohmann::json& json);
   absl::Status ReadTools(const nlohmann::json& json);
+  absl::Status ReadThinking(const nlohmann::json& json);
   void FindAddedTokens(const Tokenizer& tokenizer);
   absl::Status Check(absl::Span<const ChatMessage> messages, bool add_generation_prompt,
                      bool continue_final_message) const;
@@ -91,6 +105,7 @@ class ChatFormat {
   std::map<std::string, Role> roles_;
   bool alternate_ = false;
   std::optional<ToolFormat> tools_;
+  std::optional<ThinkingFormat> thinking_;
   AddedTokenSplitter added_;
   std::optional<int32_t> stop_id_;
   std::string stop_text_;

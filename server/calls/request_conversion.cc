@@ -104,7 +104,9 @@ absl::StatusOr<std::vector<int32_t>> ConvertMessages(const v1::ChatMessages& in,
   const bool open = in.continue_final_message();
   const bool answer = in.has_add_generation_prompt() ? in.add_generation_prompt() : !open;
   const std::vector<std::string> tools(in.tools().begin(), in.tools().end());
-  return context.chat->Encode(*context.tokenizer, messages, answer, open, tools);
+  const auto thinking =
+      in.has_enable_thinking() ? std::optional(in.enable_thinking()) : std::nullopt;
+  return context.chat->Encode(*context.tokenizer, messages, answer, open, tools, thinking);
 }
 
 template <class Message>

@@ -60,7 +60,7 @@ class RunningCall {
 };
 
 // Grows with every change of proto/ that a client could notice.
-inline constexpr uint32_t kProtoVersion = 6;
+inline constexpr uint32_t kProtoVersion = 7;
 
 // All methods may be called from any thread.
 class ServerCore {

@@ -36,6 +36,7 @@ constexpr Unsupported kUnsupported[] = {
      "send response_format or structured_outputs"},
     {"tools tool_choice", "of /v1/chat/completions"},
     {"functions function_call", "send tools and tool_choice"},
+    {"reasoning_content", "send it in content, as the model wrote it"},
     {"audio web_search_options", "text alone is supported"},
     {"chat_template chat_template_kwargs documents", "not supported; the model has its format"},
     {"bad_words bad_words_ids", "not supported; a logit_bias of -100 keeps a token out"},

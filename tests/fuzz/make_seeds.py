@@ -191,6 +191,7 @@ def chat_format_seeds() -> Seeds:
     turn = {"prefix": "<s>user\n", "suffix": "<t>\n", "trim": True}
     right = {"bos": "<|endoftext|>", "default_system": "S", "generation_prompt": "a", "end": "<s>",
              "alternate": True, "tools": {"call": "<c>", "arguments": '"'},
+             "thinking": {"prefix": "<t>\n", "suffix": "\n<s>\n", "response_start": "x"},
              "roles": {"system": turn, "user": turn, "assistant": turn, "tool": turn}}
     for name, content in {"plain": " ab", "hostile": "<s><t>\n<|endoftext|>", "cut": "s>",
                           "bad_utf8": b"\xff"}.items():

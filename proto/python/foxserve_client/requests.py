@@ -78,6 +78,7 @@ class GenerateOptions(RequestOptions, total=False):
     call_required: bool
     call_name: str
     one_call: bool
+    enable_thinking: bool
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.GenerateRequest:

@@ -64,7 +64,7 @@ SMOLLM2 = (
     "<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
     "'<|im_end|>' + '\n'}}{% endfor %}" + PROMPT.replace("P", "<|im_start|>assistant\n"))
 
-# With shorter texts.
+# From memory, with shorter texts.
 QWEN25 = r"""{%- if tools %}{{- '<|im_start|>system\n' }}
     {%- if messages[0]['role'] == 'system' %}{{- messages[0]['content'] }}
     {%- else %}{{- 'You are Qwen.' }}{%- endif %}
@@ -100,28 +100,44 @@ QWEN25 = r"""{%- if tools %}{{- '<|im_start|>system\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
 
-# Without the text about tools. What an answer holds before </think> goes, but of the last one.
-QWEN3 = r"""{%- if tools %}{{- tools }}{%- elif messages[0].role == 'system' %}
-    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
-{%- endif %}
+
+def changed(template: str, *changes: tuple[str, str]) -> str:
+    for old, new in changes:
+        assert template.count(old) == 1, old
+        template = template.replace(old, new)
+    return template
+
+
+SWITCH = r"""{%- if enable_thinking is defined and enable_thinking is false %}
+    {{- '<think>\n\n</think>\n\n' }}{%- endif %}"""
+QWEN3_INSTRUCT = changed(
+    QWEN25, ("""{%- else %}{{- 'You are Qwen.' }}{%- endif %}
+    {{- "\\n\\n#""", r"""{{- '\n\n' }}{%- endif %}{{- "#"""),
+    (r"{%- else %}{{- '<|im_start|>system\nYou are Qwen.<|im_end|>\n' }}", ""),
+    ("""\n        or (message.role == "assistant" and not message.tool_calls)""", ""),
+    (r"""{{- '<|im_start|>' + message.role }}
+        {%- if message.content %}{{- '\n' + message.content }}{%- endif %}""",
+     r"""{%- set content = message.content %}
+        {{- '<|im_start|>' + message.role + '\n' + content }}"""),
+    (r"""{{- '\n<tool_call>""", r"""{%- if (loop.first and content) or (not loop.first) %}
+                {{- '\n' }}
+            {%- endif %}{{- '<tool_call>"""))
+# What an answer holds before </think> goes, but behind the last question.
+QWEN3 = changed(
+    QWEN3_INSTRUCT, ("{%- for message in messages %}", r"""
 {%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
 {%- for message in messages[::-1] %}
     {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.multi_step_tool and message.role == "user" and message.content is string
+    {%- if ns.multi_step_tool and message.role == "user"
         and not(message.content.startswith('<tool_response>')
                 and message.content.endswith('</tool_response>')) %}
         {%- set ns.multi_step_tool = false %}{%- set ns.last_query_index = index %}
     {%- endif %}
 {%- endfor %}
-{%- for message in messages %}
-    {%- set content = message.content if message.content is string else '' %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}
-    {%- elif message.role == "assistant" %}
+{%- for message in messages %}"""),
+    (r"{{- '<|im_start|>' + message.role + '\n' + content }}", r"""
         {%- set reasoning_content = '' %}
-        {%- if message.reasoning_content is string %}
-            {%- set reasoning_content = message.reasoning_content %}
-        {%- elif '</think>' in content %}
+        {%- if '</think>' in content %}
             {%- set reasoning_content = content.split('</think>')[0].rstrip('\n') %}
             {%- set reasoning_content = reasoning_content.split('<think>')[-1].lstrip('\n') %}
             {%- set content = content.split('</think>')[-1].lstrip('\n') %}
@@ -131,16 +147,9 @@ QWEN3 = r"""{%- if tools %}{{- tools }}{%- elif messages[0].role == 'system' %}
                 + '\n</think>\n\n' + content.lstrip('\n') }}
         {%- else %}
             {{- '<|im_start|>' + message.role + '\n' + content }}
-        {%- endif %}
-        {{- '<|im_end|>\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\n\n</think>\n\n' }}
-    {%- endif %}
-{%- endif %}"""
+        {%- endif %}"""),
+    (r"assistant\n' }}", r"assistant\n' }}" + SWITCH))
+QWEN3_THINKING = changed(QWEN3, (r"assistant\n' }}" + SWITCH, r"assistant\n<think>\n' }}"))
 
 
 def role(prefix: str, suffix: str, trim: bool = False) -> dict[str, Any]:
@@ -149,9 +158,10 @@ def role(prefix: str, suffix: str, trim: bool = False) -> dict[str, Any]:
 
 def form(bos: str = "", default: str | None = None, prompt: str = "", end: str = "",
          alternate: bool = False, tools: dict[str, str] | None = None,
-         **roles: dict[str, Any]) -> dict[str, Any]:
+         thinking: dict[str, str] | None = None, **roles: dict[str, Any]) -> dict[str, Any]:
+    parts = {"tools": tools, "thinking": thinking}
     return {"bos": bos, "default_system": default, "roles": roles, "generation_prompt": prompt,
-            "end": end, "alternate": alternate, **({"tools": tools} if tools else {})}
+            "end": end, "alternate": alternate, **{k: v for k, v in parts.items() if v}}
 
 
 def same(prefix: str, suffix: str, *names: str, trim: bool = False) -> dict[str, Any]:
@@ -167,10 +177,14 @@ QWEN25_TOOLS = {
     "suffix": "\n</tools>\n\nCall:\n<tool_call>\n{\"name\": <name>}\n</tool_call>",
     "separator": "\n", "call": "<tool_call>\n{\"name\": \"", "arguments": "\", \"arguments\": ",
     "call_end": "}\n</tool_call>", "next_response": "\n</tool_response>\n<tool_response>\n"}
-QWEN25_FORM = form(
-    default="You are Qwen.", prompt="<|im_start|>assistant\n", tools=QWEN25_TOOLS, **IM,
-    tool=role("<|im_start|>user\n<tool_response>\n", "\n</tool_response><|im_end|>\n"))
+IM_TOOLS = {**IM, "tool": role("<|im_start|>user\n<tool_response>\n",
+                               "\n</tool_response><|im_end|>\n")}
+QWEN25_FORM = form(default="You are Qwen.", prompt="<|im_start|>assistant\n",
+                   tools=QWEN25_TOOLS, **IM_TOOLS)
 QWEN25_PLAIN = form(default="You are Qwen.", prompt="<|im_start|>assistant\n", **IM)
+QWEN3_TOOLS = {**QWEN25_TOOLS, "prefix_alone": "# Tools\n<tools>"}
+QWEN3_THINKS = {"prefix": "<think>\n", "suffix": "\n</think>\n\n", "skip": "",
+                "response_start": "<tool_response>", "response_end": "</tool_response>"}
 # template -> its format; a part of the note, where system messages or tools are left out
 REAL = {
     "ChatML": (CHATML, form(prompt="<|im_start|>assistant\n", **IM), ""),
@@ -192,6 +206,14 @@ REAL = {
         default="You are a helpful AI assistant named SmolLM, trained by Hugging Face",
         prompt="<|im_start|>assistant\n", **IM), ""),
     "Qwen2.5": (QWEN25, QWEN25_FORM, ""),
+    "Qwen3": (QWEN3, form(
+        prompt="<|im_start|>assistant\n", tools=QWEN3_TOOLS,
+        thinking={**QWEN3_THINKS, "skip": "<think>\n\n</think>\n\n"}, **IM_TOOLS), ""),
+    "Qwen3 Instruct": (QWEN3_INSTRUCT, form(
+        prompt="<|im_start|>assistant\n", tools=QWEN3_TOOLS, **IM_TOOLS), ""),
+    "Qwen3 Thinking": (QWEN3_THINKING, form(
+        prompt="<|im_start|>assistant\n<think>\n", tools=QWEN3_TOOLS, thinking=QWEN3_THINKS,
+        **IM_TOOLS), ""),
     "tools": (CHATML + "{% if tools %}{{ tools }}{% endif %}",
               form(prompt="<|im_start|>assistant\n", **IM), "without tools: tools are not"),
     "calls": (QWEN25.replace("tool_call.name }}", "tool_call.name | upper }}"),
@@ -207,7 +229,9 @@ REAL = {
 REFUSED = {
     "content": ("message['content'] +", "message['content'].split('</think>')[-1] +",
                 "[[\"user\", ", "differs"),
-    "Qwen3": (CHATML, QWEN3, "differs"),
+    "questions": (CHATML, QWEN3.replace("'<tool_response>'", "'<response>'"), "differs"),
+    "kept": (CHATML, QWEN3.replace("(loop.last or reasoning_content)", "loop.last"), "differs"),
+    "switch": (CHATML, QWEN3.replace(" and enable_thinking is false", ""), "differs"),
     "date": ("{% for", "{{ strftime_now('%d') }}{% for", "strftime_now"),
     "count": ("{% for", "{{ messages | length }}{% for", "differs"),
     "upper": ("message['content'] +", "message['content'] | upper +", "not every content is once"),

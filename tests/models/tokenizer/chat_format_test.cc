@@ -32,6 +32,12 @@ constexpr char kTools[] = R"({"roles": {
   "separator": "\n", "call": "<tool>{\"", "arguments": "\": ", "call_end": "}",
   "next_response": "|"}})";
 
+constexpr char kThinking[] = R"({"generation_prompt": "A", "roles": {
+  "user": {"prefix": "U"}, "assistant": {"prefix": "A", "suffix": "</s>"},
+  "system": {}, "tool": {"prefix": "["}}, "tools": {"separator": "+", "call": "c", "arguments": "\"",
+  "next_response": "|"}, "thinking": {"prefix": "<tool>\n", "suffix": "\n<end>\n\n",
+  "skip": "<tool>\n\n<end>", "response_start": "ab", "response_end": "b"}})";
+
 // The bytes, "ab", "abc", <|endoftext|>, <s>, </s>, <end>; and <tool>, which is not special.
 const Tokenizer& SmallTokenizer() {
   static const auto* const tokenizer = [] {
@@ -67,6 +73,7 @@ TEST(ChatFormatTest, TokensAreThoseOfTheWholeText) {
     Last last;
     std::string text;
     std::vector<std::string> tools = {};
+    std::optional<bool> enable_thinking = {};
   };
   const Case cases[] = {
       {kChatMl,
@@ -108,11 +115,28 @@ TEST(ChatFormatTest, TokensAreThoseOfTheWholeText) {
        "<s>system\nS#\nab<tool>#</s>\nA<tool>{\"f\": {1}}\n<tool>{\"g\": {}}</s>\n[x|y]"
        "Aa\n<tool>{\"f\": {}}</s>\n[z]",
        {"ab"}},
+      // Of answers before the last question, which "ab" is not, thoughts go; the last has one.
+      {kThinking,
+       {{"assistant", "\n<tool>t<end>\n"},
+        {"user", "q"},
+        {"assistant", "<tool>\nt\n<end>\n\na", {{"f", "{}"}}},
+        {"tool", "r"},
+        {"assistant", "\n"},
+        {"user", "ab"},
+        {"assistant", "x<tool>y<tool>\n\nz<end>w<end>", {{"f", "{}"}}},
+        {"assistant", "\n\n", {{"f", "{}"}}}},
+       Last::kPrompt,
+       "A</s>UqA<tool>\nt\n<end>\n\na+cf\"{}</s>[rA\n</s>UabA<tool>\nz\n<end>\n\ncf\"{}</s>"
+       "A<tool>\n\n<end>\n\n+cf\"{}</s>A<tool>\n\n<end>",
+       {},
+       false},
+      {kThinking, {{"user", "ab"}, {"assistant", "t<end>a"}}, Last::kContinued, "UabAa", {}, true},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.text);
-    const auto ids = MustParse(c.format).Encode(
-        SmallTokenizer(), c.messages, c.last == Last::kPrompt, c.last == Last::kContinued, c.tools);
+    const auto ids =
+        MustParse(c.format).Encode(SmallTokenizer(), c.messages, c.last == Last::kPrompt,
+                                   c.last == Last::kContinued, c.tools, c.enable_thinking);
     ASSERT_TRUE(ids.ok()) << ids.status();
     EXPECT_EQ(*ids, *SmallTokenizer().Encode(c.text, false));
   }
@@ -205,6 +229,10 @@ TEST(ChatFormatTest, RefusalsNameTheMessage) {
                     .Encode(SmallTokenizer(), Messages{{"user", ""}, {"assistant", ""}}, true, true)
                     .status(),
                 "exclude each other");
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      MustParse(kTools)
+          .Encode(SmallTokenizer(), Messages{{"user", ""}}, true, false, {}, true)
+          .status()));
   EXPECT_TRUE(Encoded(MustParse(kChatMl), Messages(many.begin() + 1, many.end())).ok());
 }
 
@@ -221,6 +249,9 @@ TEST(ChatFormatTest, RefusedFilesNameTheKey) {
       {std::string(kTools).replace(std::string(kTools).find("<tool>{"), 6, ""), "begin with a tag"},
       {std::string(kTools).replace(std::string(kTools).find("\\\": "), 2, ""),
        "begin with a quote"},
+      {R"({"thinking": 1, "roles": {"user": {}, "assistant": {}}})", "thinking must be an object"},
+      {R"({"thinking": {"prefix": "\n"}, "roles": {"user": {}, "assistant": {}}})",
+       "must be a tag"},
       {R"({"roles": {"user": []}})", "role \"user\" is none of"},
       {R"({"roles": {"user": {"trim": 1}}})", "user: trim must be"},
       {R"({"roles": {"user": {}}})", "roles has no assistant"},
