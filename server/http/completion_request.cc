@@ -242,13 +242,11 @@ void ReadTurn(JsonFields* fields, v1::ChatMessages* out) {
   if (const auto v = fields->Bool("add_generation_prompt")) out->set_add_generation_prompt(*v);
   if (const auto v = fields->Bool("continue_final_message")) out->set_continue_final_message(*v);
   const Json* arguments = fields->Find("chat_template_kwargs");
-  if (arguments == nullptr || *arguments == Json::object()) return;
-  const bool one = arguments->is_object() && arguments->size() == 1;
-  const Json thinking = one ? arguments->value("enable_thinking", Json()) : Json();
-  if (!thinking.is_boolean()) {
-    return fields->Fail("chat_template_kwargs", R"({"enable_thinking": true or false})");
+  if (arguments == nullptr || arguments->empty()) return;
+  out->set_enable_thinking(*arguments == Json::object({{"enable_thinking", true}}));
+  if (!out->enable_thinking() && *arguments != Json::object({{"enable_thinking", false}})) {
+    fields->Fail("chat_template_kwargs", R"({"enable_thinking": true or false})");
   }
-  out->set_enable_thinking(thinking.get<bool>());
 }
 
 absl::Status CheckCounts(CompletionRequest* out) {

@@ -29,7 +29,8 @@ std::string CharacterTokenizer::TokenBytes(int32_t id, bool skip_special) const 
 ChatFormat CharacterTokenizer::Chat() const {
   return *ChatFormat::Parse(R"({"bos": "<s>", "generation_prompt": "A:", "roles": {
       "system": {"prefix": "S:", "suffix": ".\n"}, "user": {"prefix": "U:", "suffix": "\n"},
-      "assistant": {"prefix": "A:", "suffix": "</s>\n"}}})",
+      "assistant": {"prefix": "A:", "suffix": "</s>\n"}},
+      "thinking": {"prefix": "<t>", "suffix": "</t>", "skip": "<t></t>"}})",
                             *this);
 }
 

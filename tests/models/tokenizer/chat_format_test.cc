@@ -32,12 +32,6 @@ constexpr char kTools[] = R"({"roles": {
   "separator": "\n", "call": "<tool>{\"", "arguments": "\": ", "call_end": "}",
   "next_response": "|"}})";
 
-constexpr char kThinking[] = R"({"generation_prompt": "A", "roles": {
-  "user": {"prefix": "U"}, "assistant": {"prefix": "A", "suffix": "</s>"},
-  "system": {}, "tool": {"prefix": "["}}, "tools": {"separator": "+", "call": "c", "arguments": "\"",
-  "next_response": "|"}, "thinking": {"prefix": "<tool>\n", "suffix": "\n<end>\n\n",
-  "skip": "<tool>\n\n<end>", "response_start": "ab", "response_end": "b"}})";
-
 // The bytes, "ab", "abc", <|endoftext|>, <s>, </s>, <end>; and <tool>, which is not special.
 const Tokenizer& SmallTokenizer() {
   static const auto* const tokenizer = [] {
@@ -73,7 +67,6 @@ TEST(ChatFormatTest, TokensAreThoseOfTheWholeText) {
     Last last;
     std::string text;
     std::vector<std::string> tools = {};
-    std::optional<bool> enable_thinking = {};
   };
   const Case cases[] = {
       {kChatMl,
@@ -115,31 +108,44 @@ TEST(ChatFormatTest, TokensAreThoseOfTheWholeText) {
        "<s>system\nS#\nab<tool>#</s>\nA<tool>{\"f\": {1}}\n<tool>{\"g\": {}}</s>\n[x|y]"
        "Aa\n<tool>{\"f\": {}}</s>\n[z]",
        {"ab"}},
-      // Of answers before the last question, which "ab" is not, thoughts go; the last has one.
-      {kThinking,
-       {{"assistant", "\n<tool>t<end>\n"},
-        {"user", "q"},
-        {"assistant", "<tool>\nt\n<end>\n\na", {{"f", "{}"}}},
-        {"tool", "r"},
-        {"assistant", "\n"},
-        {"user", "ab"},
-        {"assistant", "x<tool>y<tool>\n\nz<end>w<end>", {{"f", "{}"}}},
-        {"assistant", "\n\n", {{"f", "{}"}}}},
-       Last::kPrompt,
-       "A</s>UqA<tool>\nt\n<end>\n\na+cf\"{}</s>[rA\n</s>UabA<tool>\nz\n<end>\n\ncf\"{}</s>"
-       "A<tool>\n\n<end>\n\n+cf\"{}</s>A<tool>\n\n<end>",
-       {},
-       false},
-      {kThinking, {{"user", "ab"}, {"assistant", "t<end>a"}}, Last::kContinued, "UabAa", {}, true},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.text);
-    const auto ids =
-        MustParse(c.format).Encode(SmallTokenizer(), c.messages, c.last == Last::kPrompt,
-                                   c.last == Last::kContinued, c.tools, c.enable_thinking);
+    const auto ids = MustParse(c.format).Encode(
+        SmallTokenizer(), c.messages, c.last == Last::kPrompt, c.last == Last::kContinued, c.tools);
     ASSERT_TRUE(ids.ok()) << ids.status();
     EXPECT_EQ(*ids, *SmallTokenizer().Encode(c.text, false));
   }
+}
+
+// Of those before the last question, which "ab" is not, thoughts go; the last answer has one.
+TEST(ChatFormatTest, AnswersToTheLastQuestionKeepThoughts) {
+  std::string json = kTools;
+  json.insert(1, R"("thinking": {"prefix": "<tool>\n", "suffix": "\n<end>\n\n",
+      "skip": "<tool>\n<end>", "response_start": "ab", "response_end": "b"},
+      "generation_prompt": "A",)");
+  const ChatFormat format = MustParse(json);
+  const std::vector<ToolCall> call = {{"f", "{}"}};
+  const Messages messages = {{"assistant", "\n<tool>t<end>\n"},
+                             {"user", "q"},
+                             {"assistant", "<tool>\nt\n<end>\n\na", call},
+                             {"tool", "r"},
+                             {"assistant", "\n"},
+                             {"user", "ab"},
+                             {"assistant", "x<tool>y<tool>\n\nz<end>w<end>", call},
+                             {"assistant", "\n\n", call}};
+  const std::string called = "<tool>{\"f\": {}}";
+  const std::string text = "A</s>\nq</s>\nA<tool>\nt\n<end>\n\na\n" + called +
+                           "</s>\n[r]A\n</s>\nab</s>\nA<tool>\nz\n<end>\n\n" + called +
+                           "</s>\nA<tool>\n\n<end>\n\n\n" + called + "</s>\nA";
+  for (const bool thinks : {true, false}) {
+    EXPECT_EQ(*format.Encode(SmallTokenizer(), messages, true, false, {}, thinks),
+              *SmallTokenizer().Encode(text + (thinks ? "" : "<tool>\n<end>"), false));
+  }
+  EXPECT_EQ(*Encoded(format, {{"user", "ab"}, {"assistant", "t<end>b"}}, Last::kContinued),
+            *SmallTokenizer().Encode("ab</s>\nAb", false));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      MustParse(kTools).Encode(SmallTokenizer(), messages, true, false, {}, true).status()));
 }
 
 TEST(ChatFormatTest, ContentsHoldNoControlTokens) {
@@ -229,10 +235,6 @@ TEST(ChatFormatTest, RefusalsNameTheMessage) {
                     .Encode(SmallTokenizer(), Messages{{"user", ""}, {"assistant", ""}}, true, true)
                     .status(),
                 "exclude each other");
-  EXPECT_TRUE(absl::IsFailedPrecondition(
-      MustParse(kTools)
-          .Encode(SmallTokenizer(), Messages{{"user", ""}}, true, false, {}, true)
-          .status()));
   EXPECT_TRUE(Encoded(MustParse(kChatMl), Messages(many.begin() + 1, many.end())).ok());
 }
 

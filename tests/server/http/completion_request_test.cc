@@ -213,7 +213,8 @@ TEST_F(CompletionRequestTest, AChatIsMessages) {
                    {"role": "user", "content": "c"}],
       "max_completion_tokens": 7, "logprobs": true, "top_logprobs": 2, "stop": ["s"],
       "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "user": "ignored",
-      "add_special_tokens": false, "best_of": 1, "stream": true})"));
+      "add_special_tokens": false, "best_of": 1, "stream": true,
+      "chat_template_kwargs": {"enable_thinking": false}})"));
   ASSERT_TRUE(request.ok()) << request.status();
   EXPECT_TRUE(request->chat && request->stream && request->max_tokens_sent);
   EXPECT_EQ(request->settings.output().logprobs(), 2);
@@ -222,7 +223,7 @@ TEST_F(CompletionRequestTest, AChatIsMessages) {
   ASSERT_TRUE(spec.ok()) << spec.status();
   const std::vector<int32_t>& ids = spec->sequences[0].prompt;
   EXPECT_EQ(Detokenize(tokenizer_, ids, /*skip_special=*/false),
-            "<s>S:be.\nU:a\nb\nA:</s>\nU:c\nA:");
+            "<s>S:be.\nU:a\nb\nA:</s>\nU:c\nA:<t></t>");
   EXPECT_EQ(spec->sequences[0].stop.max_tokens, 7);
   EXPECT_THAT(spec->sequences[0].stop.stop_token_ids, ElementsAre(CharacterTokenizer::kEos));
   // The rest of the context, unless the client says how much.
@@ -378,6 +379,10 @@ TEST_F(CompletionRequestTest, WhatAChatCannotDoIsRefusedByName) {
       {{{"prompt", "x"}}, "prompt: of /v1/completions; send messages"},
       {{{"echo", true}}, "echo: of /v1/completions alone"},
       {{{"chat_template", "x"}}, "chat_template: "},
+      {{{"chat_template_kwargs", {{"enable_thinking", 1}}}}, "chat_template_kwargs: must be {"},
+      {{{"chat_template_kwargs", {{"enable_thinking", true}, {"x", 1}}}}, "chat_template_kwargs: "},
+      {turns(user, {{"role", "assistant"}, {"content", ""}, {"reasoning_content", "x"}}),
+       "messages[1].reasoning_content: send it in content"},
       {{{"max_tokens", 0}}, "max_tokens: must be an integer in [1"},
       {{{"max_tokens", 3}, {"max_completion_tokens", 4}}, "max_tokens: must be max_completion"},
       {{{"logprobs", 2}}, "logprobs: must be true or false"},
