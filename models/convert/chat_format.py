@@ -340,10 +340,12 @@ def _random_conversation(
     if "system" in form["roles"] and draw.random() < 0.5:
         roles.insert(0, "system")
 
+    def words() -> str:
+        return "\n" * draw.choice((0, 0, 1, 2)) + "".join(draw.choices(pieces, k=draw.randint(0, 2)))
+
     def text() -> str:
-        words = ["".join(draw.choices(pieces, k=draw.randint(0, 2))) for _ in range(2)]
-        start, end = draw.choice((("", ""), _THOUGHT, _RESPONSE))
-        return start + words[0] + end + words[1]
+        start, end = (draw.choice(("", *tags)) for tags in zip(_THOUGHT, _RESPONSE))
+        return start + words() + end + draw.choice(("", words()))
 
     messages = [{"role": role, "content": text()} for role in roles]
     if "tools" not in form or draw.random() < 0.2:
