@@ -217,7 +217,7 @@ class _Derivation:
         prefix = behind[len(suffix) :]
         if not first.endswith(prefix):
             raise NotOfThisForm("the first message begins unlike others")
-        form = {
+        form: dict[str, Any] = {
             "bos": first[: len(first) - len(prefix)],
             "default_system": None,
             "roles": {

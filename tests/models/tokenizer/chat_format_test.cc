@@ -142,10 +142,16 @@ TEST(ChatFormatTest, AnswersToTheLastQuestionKeepThoughts) {
     EXPECT_EQ(*format.Encode(SmallTokenizer(), messages, true, false, {}, thinks),
               *SmallTokenizer().Encode(text + (thinks ? "" : "<tool>\n<end>"), false));
   }
-  EXPECT_EQ(*Encoded(format, {{"user", "ab"}, {"assistant", "t<end>b"}}, Last::kContinued),
-            *SmallTokenizer().Encode("ab</s>\nAb", false));
-  EXPECT_TRUE(absl::IsFailedPrecondition(
-      MustParse(kTools).Encode(SmallTokenizer(), messages, true, false, {}, true).status()));
+  for (const std::string user : {"ab", "b", "abc"}) {
+    const std::string shown = user == "ab" ? "b" : "<tool>\nt\n<end>\n\nb";
+    EXPECT_EQ(*format.Encode(SmallTokenizer(), Messages{{"user", user}, {"assistant", "t<end>b"}},
+                             false, true, {}, false),
+              *SmallTokenizer().Encode(user + "</s>\nA" + shown, false));
+  }
+  for (const std::string& other : {std::string(kTools), json.replace(json.find("skip"), 4, "")}) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(
+        MustParse(other).Encode(SmallTokenizer(), messages, true, false, {}, true).status()));
+  }
 }
 
 TEST(ChatFormatTest, ContentsHoldNoControlTokens) {
