@@ -341,7 +341,8 @@ def _random_conversation(
         roles.insert(0, "system")
 
     def words() -> str:
-        return "\n" * draw.choice((0, 0, 1, 2)) + "".join(draw.choices(pieces, k=draw.randint(0, 2)))
+        drawn = draw.choices(pieces, k=draw.randint(0, 2))
+        return "".join([*draw.choice(("", "", "\n", "\n\n")), *drawn])
 
     def text() -> str:
         start, end = (draw.choice(("", *tags)) for tags in zip(_THOUGHT, _RESPONSE))

@@ -49,11 +49,11 @@ struct ToolFormat {
   std::string trigger;        // the tag that `call` begins with
 };
 
-// A thought is what an answer holds up to `end`, behind `start`. It goes from answers that a
-// question follows. In those behind the last question it stands between prefix and suffix, which
-// the last message has even without one. A question is a user's content that is not a tool's
-// answer: between response_start and response_end. Without thinking `skip` follows
-// generation_prompt; "": it cannot be turned off.
+// A thought is what an answer holds up to `end`, behind `start` if that is there. It is dropped
+// from answers that a question follows. In those behind the last question it stands between prefix
+// and suffix; the last message has these even around nothing. A question is a user's content that
+// does not lie between response_start and response_end, as a tool's answer. Where thinking is
+// turned off, `skip` follows generation_prompt; "": it cannot be turned off.
 struct ThinkingFormat {
   std::string prefix, suffix, skip, response_start, response_end;
   std::string start = {}, end = {};  // prefix and suffix without white space
