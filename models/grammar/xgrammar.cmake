@@ -218,6 +218,10 @@ fox_patch_xgrammar(grammar_builder.h "    for (const auto& range : elements) {\n
   "    for (const auto& range : elements) { XGRAMMAR_CHECK(range.upper < 128)
           << \"classes of characters beyond ASCII are not supported\";\n")
 
+# A token that may not come excludes those that begin with it, not those that contain it elsewhere.
+fox_patch_xgrammar(tokenizer_info.cc "(token.find(prefix_stack.top().first) == std::string::npos)"
+                   "!token.starts_with(prefix_stack.top().first)")
+
 # Rules share one automaton, which it counts for each of them.
 fox_patch_xgrammar(fsm.cc "MemorySize(self.fsm_) + MemorySize(self.ends_)" "self.ends_.size() / 8")
 
