@@ -6,6 +6,12 @@
 #include "kernels/core/check.h"
 
 namespace fox {
+namespace {
+
+// Of matchers, a third of a millisecond: for less no thread is woken.
+constexpr int64_t kParallelSteps = 100'000;
+
+}  // namespace
 
 absl::Status Engine::Stopped() {
   return absl::UnavailableError("the engine stopped after a failure");
@@ -71,6 +77,10 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
   step_.swaps = !flight.plan.swap_outs.empty() || !flight.plan.swap_ins.empty();
   CountPages(flight.plan, *result);
   scheduler_.Collect(flight.plan, *result);
+  // Their masks follow together: none depends on another, so threads share them where they are
+  // long.
+  std::vector<std::pair<Sequence*, RequestOutput>> constrained;
+  int64_t steps = 0;  // as their tokens before took
   for (size_t i = 0; i < count; ++i) {
     const PlannedSequence& planned = flight.plan.sequences[i];
     const auto fed = static_cast<int64_t>(planned.token_ids.size());
@@ -93,17 +103,40 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
     }
     Process(planned, sequence, result->logits[i], planned.sample ? &result->sampled.at(i) : nullptr,
             now, &output);
-    if (output.finish) {
-      scheduler_.Remove(sequence, output.finish->status.ok());
-      End(sequence, now, &*output.finish);
-    } else if (sequence->paused() && !output.tokens.empty()) {
-      sequence->reader.Touch(now);
-      UpdateEvent(sequence);
+    if (sequence->matcher != nullptr && !output.finish && !output.tokens.empty()) {
+      steps += sequence->matcher->steps();
+      constrained.emplace_back(sequence, std::move(output));
+    } else {
+      Deliver(sequence, std::move(output), now, outputs);
     }
-    if (output.finish || output.windows || !output.tokens.empty() ||
-        !output.prompt_logprobs.empty()) {
-      outputs->push_back(std::move(output));
+  }
+  const auto rows = static_cast<int64_t>(constrained.size());
+  matching_.ForEach(rows, steps >= kParallelSteps, [&](int64_t row) {
+    const Sequence& sequence = *constrained[static_cast<size_t>(row)].first;
+    sequence.matcher->Accept(sequence.tokens.back()).IgnoreError();  // it keeps the error
+  });
+  for (auto& [sequence, output] : constrained) Deliver(sequence, std::move(output), now, outputs);
+}
+
+void Engine::Deliver(Sequence* sequence, RequestOutput output, Seconds now,
+                     std::vector<RequestOutput>* outputs) {
+  if (!output.finish && !output.tokens.empty()) {
+    output.finish = sequence->GrammarEnd();
+    if (!output.finish && sequence->generated() >= sequence->max_tokens) {
+      output.finish = Finish::For(FinishReason::kLength);
     }
+    if (!output.finish) sequence->UpdatePause(now);
+  }
+  if (output.finish) {
+    scheduler_.Remove(sequence, output.finish->status.ok());
+    End(sequence, now, &*output.finish);
+  } else if (sequence->paused() && !output.tokens.empty()) {
+    sequence->reader.Touch(now);
+    UpdateEvent(sequence);
+  }
+  if (output.finish || output.windows || !output.tokens.empty() ||
+      !output.prompt_logprobs.empty()) {
+    outputs->push_back(std::move(output));
   }
 }
 
@@ -132,7 +165,7 @@ void Engine::Process(const PlannedSequence& planned, Sequence* sequence, const f
     output->finish = Finish::For(FinishReason::kLength);
     return;
   }
-  // Before the first token; behind each, Accept asks.
+  // Before the first token; behind each, Deliver asks.
   if (sequence->generated() == 0) output->finish = sequence->GrammarEnd();
   if (output->finish) return;
   if (sampled != nullptr) {
@@ -239,13 +272,6 @@ void Engine::Accept(Sequence* sequence, absl::StatusOr<SampledToken> token, Seco
   sequence->Append(*token);
   ++stats_.generated_tokens;
   output->tokens.push_back(*std::move(token));
-  output->finish = sequence->GrammarEnd();
-  if (output->finish) return;
-  if (sequence->generated() >= sequence->max_tokens) {
-    output->finish = Finish::For(FinishReason::kLength);
-  } else {
-    sequence->UpdatePause(now);
-  }
 }
 
 void Engine::RecordTime(Seconds now) {
@@ -280,6 +306,7 @@ Engine::Engine(const EngineOptions& options, StepExecutor& executor,
       limits_(executor.limits()),
       scheduler_(limits_, times_, options_),
       sampler_(limits_.vocab_size),
+      matching_(options.matching_threads),
       free_pages_(limits_.num_pages),
       slot_pages_(static_cast<size_t>(limits_.slots())) {
   stats_.num_pages = limits_.num_pages;

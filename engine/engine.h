@@ -1,5 +1,6 @@
-// Engine: requests in, tokens out. Single-threaded and pure: Step depends on what was submitted, on
-// `now` as given and on the executor; no clock, no randomness, no I/O, no text, no gRPC.
+// Engine: requests in, tokens out. One thread calls, and it is pure: Step depends on what was
+// submitted, on `now` as given and on the executor, not on EngineOptions::matching_threads, which
+// run within Step alone; no clock, no randomness, no I/O, no text, no gRPC.
 // EngineThread runs one on a thread. engine.cc takes steps; engine_requests.cc begins and ends
 // requests. Read scheduler.h next.
 #pragma once
@@ -22,6 +23,7 @@
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/service_times.h"
+#include "kernels/cpu/thread_pool.h"
 
 namespace fox {
 
@@ -131,6 +133,9 @@ class Engine {
   // Takes what a collected plan computed for one of its sequences.
   void Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
                absl::StatusOr<SampledToken>* sampled, Seconds now, RequestOutput* output);
+  // Ends the sequence if it has had its last token.
+  void Deliver(Sequence* sequence, RequestOutput output, Seconds now,
+               std::vector<RequestOutput>* outputs);
   void Fail(const absl::Status& status, Seconds now, std::vector<RequestOutput>* outputs);
   void Record(Sequence* sequence, const AcpStats& slot_stats);
   void CountPages(const StepPlan& plan, const StepResult& result);
@@ -156,6 +161,7 @@ class Engine {
   ServiceTimes times_;
   Scheduler scheduler_;
   Sampler sampler_;
+  ThreadPool matching_;
   std::map<RequestId, std::unique_ptr<Sequence>> sequences_;
   std::set<Sequence*, Sooner> events_;  // deadlines and stalls
   Calls calls_;

@@ -31,6 +31,9 @@ constexpr double kCpuStepSeconds = 0.25;
 // A snapshot is some conversation, or some text that questions are asked about.
 constexpr int32_t kSnapshotSlots = 128;
 
+// On a GPU, whose steps are short. On the CPU the backend has the cores.
+constexpr unsigned kMatchingThreads = 8;
+
 // Beyond, more sequences at once gain little and cost each of them time.
 constexpr int32_t kMostSeqs = 256, kSeqsOfThread = 8;
 
@@ -220,12 +223,20 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   if (config.engine.max_step_seconds == 0 && (*runner)->ops().queue() == nullptr) {
     loaded.options.max_step_seconds = kCpuStepSeconds;
   }
+  if ((*runner)->ops().queue() != nullptr) {
+    loaded.options.matching_threads =
+        static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, kMatchingThreads));
+  }
   loaded.memory_plan = DescribeMemory(**runner);
   loaded.backend = (*runner)->ops().Description();
   loaded.kv_dtype = NameOf((*runner)->options().kv_dtype);
   loaded.dtype =
       config.quantization == Quantization::kFp8 ? "fp8" : NameOf((*runner)->options().dtype);
-  loaded.engine = std::make_unique<Engine>(loaded.options, **runner, config.observers);
+  try {
+    loaded.engine = std::make_unique<Engine>(loaded.options, **runner, config.observers);
+  } catch (const std::exception& error) {  // a thread that cannot start
+    return absl::ResourceExhaustedError(absl::StrCat("starting the engine failed: ", error.what()));
+  }
   loaded.executor = std::move(*runner);
   return loaded;
 }

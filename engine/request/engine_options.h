@@ -39,6 +39,7 @@ struct EngineOptions {
   std::vector<int32_t> eos_token_ids;
   Speculation speculation;
   int32_t max_logprobs = 20;  // largest accepted SamplingParams::logprobs
+  int matching_threads = 1;   // that share the masks of a step's grammars, the caller's among them
 };
 
 }  // namespace fox

@@ -112,7 +112,6 @@ void Sequence::Append(const SampledToken& token) {
   tokens.push_back(token.id);
   ++stats.completion_tokens;
   if (NeedsCounts(request.sampling)) counts.AddGenerated(token.id);
-  if (matcher != nullptr) matcher->Accept(token.id).IgnoreError();  // it keeps the error
 }
 
 std::optional<Finish> Sequence::GrammarEnd() const {

@@ -147,11 +147,13 @@ absl::Status GrammarMatcher::Accept(int32_t id) {
       if (!state_->matcher.AcceptToken(id)) {
         return status_ = absl::InternalError("a token that the grammar does not allow");
       }
-      state_->parse_steps -= meter.spent();
+      steps_ = meter.spent();
+      state_->parse_steps -= steps_;
     }
     state_->mask_steps = std::min(state_->mask_steps + kTokenSteps, kMaskSteps);
     const WorkMeter meter(state_->mask_steps);
     FillMask();
+    steps_ += meter.spent();
     state_->mask_steps -= meter.spent();
   } catch (const std::exception& error) {
     status_ = Invalid(absl::StrCat("the answer is ", OneLine(error.what()), " for its grammar"));

@@ -37,7 +37,8 @@ class Grammar {
   virtual int64_t bytes() const = 0;  // of memory, about
 };
 
-// One answer's way through a grammar. Used by one thread at a time.
+// One answer's way through a grammar. Used by one thread at a time; those of one grammar by
+// several.
 class GrammarMatcher {
  public:
   // `ends`: tokens that may come where the answer may end, and nothing after them.
@@ -51,6 +52,7 @@ class GrammarMatcher {
 
   // Token id may come next if bit id % 32 of word id / 32 is set. [ceil(vocabulary / 32)]
   const std::vector<uint32_t>& mask() const { return mask_; }
+  int64_t steps() const { return steps_; }       // of work that the last Accept took
   bool may_end() const;                          // what there is, is whole
   bool must_end() const { return !may_go_on_; }  // nothing can follow it
 
@@ -62,6 +64,7 @@ class GrammarMatcher {
   std::unique_ptr<State> state_;
   std::vector<uint32_t> mask_;
   absl::Status status_;
+  int64_t steps_ = 0;
   bool may_go_on_ = true;
 };
 

@@ -33,12 +33,12 @@ fox_meter(grammar_parser.cc "int32_t EBNFParser::ParseChoices() {" 1)
 # Each character that is counted alone takes a mask, 128 of them seconds.
 fox_patch_xgrammar(grammar_parser.cc "kUnzipThreshold = 128;" "kUnzipThreshold = 16;")
 fox_meter(grammar_parser.cc "static const int64_t kUnzipThreshold = 16;" "lower / 2 + upper / 2")
-# Characters that a text follows, as `"` in JSON, or the end of a regular expression: each number of
-# them is counted in one way, and what comes behind each is known, up to the text's first byte; for
-# the end that is a byte of no text. Most tokens are then allowed or not without a look at each. The
-# last 16 characters have a mask each, and a rule counts those before
-# them; the last 32, 64 and 128 are parted from those before, for the few tokens that are so long.
-# Strings of all lengths share these rules.
+# Characters that texts or classes follow, as `"` in JSON, or the end of a regular expression: each
+# number of them is counted in one way, and what comes behind each is known, up to the first
+# character, of a text its first byte; for the end that is a byte of no text. Most tokens are then
+# allowed or not without a look at each. The last 16 characters have a mask each, and a rule counts
+# those before them; the last 32, 64 and 128 are parted from those before, for the few tokens that
+# are so long. Strings of all lengths share these rules.
 fox_patch_xgrammar(grammar_parser.cc "  GrammarBuilder builder_;\n"
 [==[  GrammarBuilder builder_;
   struct Counters {
@@ -48,63 +48,104 @@ fox_patch_xgrammar(grammar_parser.cc "  GrammarBuilder builder_;\n"
   };
   std::map<std::vector<int32_t>, Counters> counters_;  // of characters before a text
 
-  // Behind the groups and alternatives that end here; a quantifier, if one is repeated.
-  const Token& Next() const {
+  // 128: any character beyond ASCII.
+  bool MayBegin(int32_t part, int32_t character) {
+    const auto expr = builder_.GetGrammarExpr(part);
+    if (expr.type == GrammarBuilder::GrammarExprType::kByteString) return expr[0] == character;
+    if (expr.type != GrammarBuilder::GrammarExprType::kCharacterClass) return true;
+    bool is_listed = false;
+    fox::SpendWork(expr.size());
+    for (int i = 1; i < expr.size(); i += 2) {
+      is_listed |= expr[i] <= character && character <= expr[i + 1];
+    }
+    return is_listed != (expr[0] != 0);
+  }
+  // A class, or a text's first byte; the end of a regular expression is one, too. -1: another.
+  int32_t ParseFirst() {
+    if (Peek().type == TokenType::LBracket) return ParseCharClass();
+    if (Peek().type == TokenType::EndOfFile && root_rule_name_ == "regex") {
+      return builder_.AddByteString("\xff");
+    }
+    if (Peek().type != TokenType::StringLiteral || Peek().lexeme == "\"\"") return -1;
+    const std::string text = std::any_cast<std::string>(Peek().value);
+    Consume();
+    return builder_.AddByteString(text.substr(0, 1));
+  }
+  // What may come behind those counted, up to what always does, and behind the groups and
+  // alternatives that end here. Empty: it is not known; or it is more than one text and may be a
+  // letter that is counted, so that most tokens need a look.
+  std::vector<int32_t> Next(int32_t counted) {
+    const Token* const here = current_token_;
+    std::vector<int32_t> next;
     bool skips = false;
-    int depth = 0;
-    for (const Token* next = current_token_;; ++next) {
+    for (int depth = 0;; Consume()) {
       fox::SpendWork(1);
-      const TokenType type = next->type;
-      if (type == TokenType::EndOfFile || type == TokenType::RuleName) return *next;
+      const TokenType type = Peek().type;
+      const bool is_end = type == TokenType::EndOfFile || type == TokenType::RuleName;
       if (depth == 0 && (type == TokenType::Pipe || type == TokenType::RParen)) {
         skips = type == TokenType::Pipe;
-      } else if (skips) {
+      } else if (skips && !is_end) {
         depth += (type == TokenType::LParen) - (type == TokenType::RParen);
       } else if (type != TokenType::Question) {
-        return *next;
+        next.push_back(ParseFirst());
+        const TokenType behind = Peek().type;
+        if (next.back() < 0 || (behind == TokenType::LBrace && Peek(1).lexeme == "0")) next.clear();
+        if (next.empty() || (behind != TokenType::Question && behind != TokenType::Star)) break;
       }
     }
+    current_token_ = here;
+    const bool is_text = next.size() == 1 && builder_.GetGrammarExpr(next[0]).type ==
+                                                 GrammarBuilder::GrammarExprType::kByteString;
+    for (int32_t letter = 'A'; letter <= 128 && !is_text; ++letter) {
+      if ((!std::isalpha(letter) && letter != 128) || !MayBegin(counted, letter)) continue;
+      for (const int32_t part : next) {
+        if (MayBegin(part, letter)) return {};
+      }
+    }
+    return next;
   }
-  // Empty: it is not known.
-  std::string NextByte() const {
-    const Token& next = Next();
-    if (next.type == TokenType::EndOfFile && root_rule_name_ == "regex") return "\xff";
-    if (next.type != TokenType::StringLiteral) return "";
-    const TokenType behind = (&next)[1].type;
-    const bool always = behind != TokenType::Question && behind != TokenType::Star &&
-                        behind != TokenType::LBrace;
-    return always ? std::any_cast<std::string>(next.value).substr(0, 1) : "";
+  int32_t AddNext(int32_t counted) {
+    std::vector<int32_t> ways = Next(counted);
+    if (ways.size() == 1) return ways[0];
+    for (int32_t& way : ways) way = builder_.AddSequence({way});
+    const int32_t choices = builder_.AddChoices(ways);
+    return builder_.AddRuleRef(builder_.AddRuleWithHint(cur_rule_name_ + "_next", choices));
   }
-  int32_t AddText() { return builder_.AddByteString(NextByte()); }
   Counters& CountersOf(int32_t characters) {
-    const auto expr = builder_.GetGrammarExpr(characters);
-    std::vector<int32_t> key = {static_cast<int32_t>(expr.type), NextByte()[0]};
-    key.insert(key.end(), expr.begin(), expr.end());
+    std::vector<int32_t> key, parts = Next(characters);
+    parts.push_back(characters);
+    for (const int32_t part : parts) {
+      const auto expr = builder_.GetGrammarExpr(part);
+      key.insert(key.end(), {static_cast<int32_t>(expr.type), static_cast<int32_t>(expr.size())});
+      key.insert(key.end(), expr.begin(), expr.end());
+    }
     return counters_[key];
   }
   int32_t AddRule(const std::string& name, const std::vector<int32_t>& choices,
-                  const std::vector<int32_t>& behind) {
+                  std::vector<int32_t> behind, int32_t counted) {
     const int32_t rule = builder_.AddRuleWithHint(name, builder_.AddChoices(choices));
+    behind.push_back(AddNext(counted));
     builder_.UpdateLookaheadAssertion(rule, builder_.AddSequence(behind));
     return rule;
   }
 ]==])
 fox_patch_xgrammar(grammar_parser.cc "  std::vector<int32_t> rest_rule_ids;"
-[==[  if (!NextByte().empty()) {
+[==[  if (!Next(grammar_expr_id).empty()) {
     std::vector<int32_t>& rests = CountersOf(grammar_expr_id).rests;
     while (static_cast<int64_t>(rests.size()) < upper - lower) {
       std::vector<int32_t> next = {grammar_expr_id};
       if (!rests.empty()) next.push_back(builder_.AddRuleRef(rests.back()));
       rests.push_back(AddRule(cur_rule_name_ + "_rest",
-                              {builder_.AddEmptyStr(), builder_.AddSequence(next)}, {AddText()}));
+                              {builder_.AddEmptyStr(), builder_.AddSequence(next)}, {},
+                              grammar_expr_id));
     }
     elements.push_back(builder_.AddRuleRef(rests[upper - lower - 1]));
     return builder_.AddSequence(elements);
   }
   std::vector<int32_t> rest_rule_ids;]==])
 fox_patch_xgrammar(grammar_parser.cc "  // Case 2. upper is unbounded, and lower is large"
-[==[  if (!NextByte().empty() && builder_.GetGrammarExpr(grammar_expr_id).type ==
-                          GrammarBuilder::GrammarExprType::kCharacterClass) {
+[==[  if (builder_.GetGrammarExpr(grammar_expr_id).type ==
+          GrammarBuilder::GrammarExprType::kCharacterClass && !Next(grammar_expr_id).empty()) {
     int64_t after = 128;
     while (after >= upper && upper != -1) after /= 2;
     const int64_t counted = upper == -1 ? lower : upper - after;
@@ -113,14 +154,15 @@ fox_patch_xgrammar(grammar_parser.cc "  // Case 2. upper is unbounded, and lower
     const auto [one, is_new] = counters.before.try_emplace(after);
     if (is_new) {
       one->second = AddRule(cur_rule_name_ + "_before_" + std::to_string(after),
-                            {builder_.AddSequence({grammar_expr_id})}, {counters.any, AddText()});
+                            {builder_.AddSequence({grammar_expr_id})}, {counters.any},
+                            grammar_expr_id);
     }
     int32_t rest = counters.any;
     if (upper != -1) {
       const int32_t is = HandleRepetitionRange(
           grammar_expr_id, std::max<int64_t>(0, lower - counted), after);
       rest = builder_.AddRuleRef(
-          AddRule(cur_rule_name_ + "_rest", {builder_.AddSequence({is})}, {AddText()}));
+          AddRule(cur_rule_name_ + "_rest", {builder_.AddSequence({is})}, {}, grammar_expr_id));
     }
     std::vector<int32_t> ways = {
         builder_.AddSequence({builder_.AddRepeat(one->second, counted, counted), rest})};
@@ -175,6 +217,10 @@ fox_patch_xgrammar(regex_converter.cc [==[\u0020\u00a0]==] [==[\u0020 ]==])
 fox_patch_xgrammar(grammar_builder.h "    for (const auto& range : elements) {\n"
   "    for (const auto& range : elements) { XGRAMMAR_CHECK(range.upper < 128)
           << \"classes of characters beyond ASCII are not supported\";\n")
+
+# A token that may not come excludes those that begin with it, not those that contain it elsewhere.
+fox_patch_xgrammar(tokenizer_info.cc "(token.find(prefix_stack.top().first) == std::string::npos)"
+                   "!token.starts_with(prefix_stack.top().first)")
 
 # Rules share one automaton, which it counts for each of them.
 fox_patch_xgrammar(fsm.cc "MemorySize(self.fsm_) + MemorySize(self.ends_)" "self.ends_.size() / 8")

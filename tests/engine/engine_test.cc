@@ -64,6 +64,37 @@ TEST_P(EngineTest, AnOverdrawnPoolEndsEveryRequestWithUnavailable) {
   EXPECT_TRUE(absl::IsUnavailable(engine_->Submit(MakeRequest(3), 0)));
 }
 
+// Of rows that take so long that threads share them, up to an error.
+TEST_P(EngineTest, AnAnswerDoesNotDependOnTheThreadsThatMatch) {
+  if (GetParam().samples_on_device) return;  // the executor knows no masks
+  GrammarCompiler compiler([] {
+    std::vector<std::string> letters;
+    for (int id = 0; id < 50; ++id) letters.emplace_back(1, static_cast<char>('a' + id % 25));
+    return letters;
+  });
+  const char* const regex = "([a-z]{0,17}[b-z]{0,17}){9}";
+  FakeOptions fake = Roomy();
+  fake.limits.max_num_seqs = 24;
+  std::map<RequestId, Received> alone;
+  for (const int threads : {1, 4}) {
+    alone = std::exchange(received_, {});
+    EngineOptions options;
+    options.matching_threads = threads;
+    Start(fake, options);
+    for (RequestId id = 0; id < 24; ++id) {
+      Request request = MakeRequest(id, 5 + id, 99);
+      request.grammar = *compiler.Compile({GrammarSource::Kind::kRegex, regex});
+      ASSERT_TRUE(engine_->Submit(std::move(request), 0).ok());
+    }
+    RunToEnd();
+  }
+  for (const auto& [id, received] : received_) {
+    EXPECT_EQ(received.tokens, alone[id].tokens);
+    EXPECT_EQ(received.finish->status, alone[id].finish->status);
+    EXPECT_TRUE(absl::IsInvalidArgument(received.finish->status));  // it took long
+  }
+}
+
 // Which requests are displaced, and which the engine ends by itself.
 std::vector<Request> Samples(const std::vector<RequestId>& ids, size_t prompt,
                              uint64_t client = 0) {
