@@ -118,6 +118,10 @@ struct WidePages {
     const int list = ListOf(seq, kv_head, kv_heads);
     return pages == 0 || (list >= first && list < end);
   }
+  // Of page 0 of a list; -1: its pages are read from the pool.
+  FOX_HOST_DEVICE int PlaceOf(int seq, int kv_head, int kv_heads) const {
+    return pages == 0 ? -1 : (ListOf(seq, kv_head, kv_heads) - first) * pages;
+  }
 };
 
 // Pages of a WidePages: all lists' where they fit into so much memory, and one list's at least.

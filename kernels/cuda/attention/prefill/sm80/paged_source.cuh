@@ -57,9 +57,7 @@ struct PagedSource {
   __device__ __forceinline__ int NumTiles() const { return *schedule.num_tiles; }
   // Whether this launch computes the tile.
   __device__ __forceinline__ bool Covers(int t, int head) const {
-    const WidePages& wide = schedule.wide;
-    const int kv_head = head / kv.shape.group();
-    return wide.pages == 0 || wide.Covers(schedule.tiles[t].seq, kv_head, kv.shape.kv_heads);
+    return schedule.wide.Covers(schedule.tiles[t].seq, head / kv.shape.group(), kv.shape.kv_heads);
   }
 
   __device__ __forceinline__ double CumulativeGate(int64_t gate_index) const {
@@ -86,9 +84,7 @@ struct PagedSource {
     tile.c_last = CumulativeGate(tile.GateIndex(rows.count - 1));
     tile.max_norm_product = max_norm_product == nullptr ? CUDART_INF : max_norm_product[head];
     tile.log_eps = log_tolerance == nullptr ? -CUDART_INF : log_tolerance[rows.seq];
-    const WidePages& wide = schedule.wide;
-    const int list = wide.ListOf(rows.seq, head / tile.group, kv.shape.kv_heads) - wide.first;
-    tile.wide = wide.pages == 0 ? -1 : list * wide.pages;
+    tile.wide = schedule.wide.PlaceOf(rows.seq, head / tile.group, kv.shape.kv_heads);
     return tile;
   }
 

@@ -127,6 +127,7 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
   const int items = *plan.num_split_tiles * kGroups;
   for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
     const SplitHeadTile head_tile = plan.split_tiles[item / kGroups];
+    if (!source.Covers(head_tile.tile, head_tile.head)) continue;
     const int count = head_tile.splits;
     PagedWork work{};
     source.PlaceWork(work, source.schedule.tiles[head_tile.tile], head_tile.head);
