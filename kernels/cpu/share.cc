@@ -7,7 +7,6 @@
 
 #include "kernels/core/check.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/page_access.h"
 #include "kernels/cpu/page_pool.h"
 
 namespace fox {
@@ -43,8 +42,8 @@ void CpuOps::Share(int32_t from, int32_t to, const PagedKv& kv, Stream) {
     if (length != end) {
       // c has advanced since; its value at the page end is the base of the page that is not full.
       const int64_t list = kv.ListIndex(from, 0, 0) + h / shape.group();
-      c = kv.page_cum_log_f[SummaryIndex(kv, kv.Table(list)[pages],
-                                         static_cast<int>(h % shape.group()))];
+      c = kv.page_cum_log_f[kv.SummaryIndex(kv.Table(list)[pages],
+                                            static_cast<int>(h % shape.group()))];
     }
     kv.cum_log_f[kv.HeadIndex(kv.After(to, end), 0, 0) + h] = c;
   }

@@ -111,10 +111,6 @@ __device__ inline int64_t Summary(const Decode& a, int32_t page, const SeqHead& 
   return static_cast<int64_t>(page) * a.group + seq_head.group_head;
 }
 
-__device__ inline const float* LogFOffsets(const Decode& a, int64_t summary) {
-  return static_cast<const float*>(a.kv.log_f_offset) + summary * kPageTokens;
-}
-
 // The number of query heads computed together from `group_head` on.
 __device__ inline int NumHeads(const Decode& a, int group_head) {
   return min(a.together, a.group - group_head);
@@ -151,7 +147,7 @@ __device__ Row<kHeadDim> LoadRow(const Decode& a, const SeqHead& seq_head) {
 #pragma unroll
   for (int i = 0; i < W::kCount; ++i) row.q[i] = LoadCoherent(q + W::At(i));
   row.base = LoadCoherent(a.kv.page_cum_log_f + own);
-  row.local = LoadCoherent(LogFOffsets(a, own) + (seq_head.length - 1) % kPageTokens);
+  row.local = LoadCoherent(a.kv.LogFOffsets<float>(own) + (seq_head.length - 1) % kPageTokens);
   row.factors.Load(a.transform, seq_head.row, seq_head.head);
   return row;
 }

@@ -110,8 +110,7 @@ struct PagedSource {
   }
   __device__ __forceinline__ GlobalGates Gates(const Tile& tile, int page) const {
     const int64_t summary = tile.Summary(page);
-    return {static_cast<const float*>(kv.log_f_offset) + summary * kPageTokens,
-            kv.page_cum_log_f + summary};
+    return {kv.LogFOffsets<float>(summary), kv.page_cum_log_f + summary};
   }
   // E of the page left of page n.
   __device__ __forceinline__ const double* NextScore(const Tile& tile, int n) const {
