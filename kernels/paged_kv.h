@@ -72,6 +72,7 @@ struct PagedKvShape {
 
   FOX_HOST_DEVICE int group() const { return q_heads / kv_heads; }
   FOX_HOST_DEVICE int64_t lists_per_slot() const { return static_cast<int64_t>(layers) * kv_heads; }
+  FOX_HOST_DEVICE int64_t heads_per_slot() const { return static_cast<int64_t>(layers) * q_heads; }
   // Bytes of a page's keys, and of its values; bytes of all their exponents.
   int64_t kv_bytes() const {
     return static_cast<int64_t>(kPageTokens * head_dim) * static_cast<int64_t>(SizeOf(dtype));

@@ -89,7 +89,7 @@ void CpuOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream)
     }
     length = 0;
     const int64_t state = kv.HeadIndex(slots[i], 0, 0);
-    const int64_t heads = static_cast<int64_t>(shape.layers) * shape.q_heads;
+    const int64_t heads = shape.heads_per_slot();
     std::fill_n(kv.cum_log_f + kv.HeadIndex(kv.After(slots[i], 0), 0, 0), heads, 0.0);
     std::fill_n(kv.log_mass + state, heads, kNoMass);
     std::fill_n(kv.decay_sum + state, heads, 0.0);

@@ -35,7 +35,7 @@ void CpuOps::Share(int32_t from, int32_t to, const PagedKv& kv, Stream) {
     kv.first_live[list] = first;
     kv.max_log_evicted_mass[list] = kv.max_log_evicted_mass[source];
   }
-  const int64_t heads = static_cast<int64_t>(shape.layers) * shape.q_heads;
+  const int64_t heads = shape.heads_per_slot();
   const int64_t length = kv.length[from], end = int64_t{pages} * kPageTokens;
   for (int64_t h = 0; h < heads; ++h) {
     double c = kv.cum_log_f[kv.HeadIndex(kv.After(from, length), 0, 0) + h];

@@ -153,8 +153,7 @@ __global__ void __launch_bounds__(kThreads)
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *schedule.tile_counter = 0;
   if (t >= *schedule.num_tiles) return;
   const int boundary = BoundaryOf<kPerQuery>(arguments, kv, head, schedule.tiles[t]);
-  if (Lane() == 0)
-    schedule.boundary[static_cast<int64_t>(head) * schedule.max_tiles + t] = boundary;
+  if (Lane() == 0) schedule.boundary[schedule.HeadTile(head, t)] = boundary;
 }
 
 // One warp per (sequence, head).

@@ -57,6 +57,10 @@ FOX_HOST_DEVICE inline int NumSplits(int first, int last) {
   const int shift = SplitShift(last - first + 1);
   return (last >> shift) - (first >> shift) + 1;
 }
+// The page at which split `index` begins, or would if the window reached as far to the left.
+FOX_HOST_DEVICE inline int SplitPage(int first, int shift, int index) {
+  return ((first >> shift) + index) << shift;
+}
 
 // How many query heads of a kv head decode attention takes together, so that their pages are read
 // once: a group falls into as few parts as that allows, alike but for the last. 1: each by itself.
@@ -157,7 +161,7 @@ struct StepSchedule {
   // splits [split_begin[i], split_begin[i + 1]) of its layer, NumSplits of them, ascending; of
   // heads that are taken together the first owns those of the window from their least first page
   // on. Other heads and sequences own none.
-  int32_t* split_begin = nullptr;  // [layers, max_seq_heads + 1], row stride max_seq_heads + 1
+  int32_t* split_begin = nullptr;  // [layers, max_seq_heads + 1]
   int max_seq_heads = 0;
   // Decode attention's blocks, each of which has as many splits as the others, or one more.
   BlockStart* block_starts = nullptr;  // [layers, decode_blocks]
@@ -173,6 +177,17 @@ struct StepSchedule {
   // N[head_dim]}; all but the first are of the whole page alone, relative to its end, and there if
   // it is full.
   double* page_sums = nullptr;
+
+  // In `boundary` and KeySplits::partial_rows.
+  FOX_HOST_DEVICE int64_t HeadTile(int head, int tile) const {
+    return static_cast<int64_t>(head) * max_tiles + tile;
+  }
+  FOX_HOST_DEVICE int32_t* SplitBegin(int layer) const {
+    return split_begin + static_cast<int64_t>(layer) * (max_seq_heads + 1);
+  }
+  FOX_HOST_DEVICE BlockStart* BlockStarts(int layer) const {
+    return block_starts + static_cast<int64_t>(layer) * decode_blocks;
+  }
 };
 
 }  // namespace fox::cuda

@@ -78,8 +78,7 @@ struct PagedSource {
     tile.table = kv.Table(kv.ListIndex(rows.slot, layer, head / tile.group));
     tile.first_page = rows.position / kPageTokens;
     tile.last_page = (rows.position + rows.count - 1) / kPageTokens;
-    tile.left = min(schedule.boundary[static_cast<int64_t>(head) * schedule.max_tiles + t],
-                    tile.first_page);
+    tile.left = min(schedule.boundary[schedule.HeadTile(head, t)], tile.first_page);
     tile.ref_log_decay = CumulativeGate(tile.GateIndex(0));
     tile.c_last = CumulativeGate(tile.GateIndex(rows.count - 1));
     tile.max_norm_product = max_norm_product == nullptr ? CUDART_INF : max_norm_product[head];

@@ -125,7 +125,7 @@ struct PagedSource {
   __device__ __forceinline__ void MakeWork(Work& work, int tile, int head, int split,
                                            int serial) const {
     const KeySplits& splits = schedule.key_splits;
-    const int64_t head_tile = static_cast<int64_t>(head) * schedule.max_tiles + tile;
+    const int64_t head_tile = schedule.HeadTile(head, tile);
     const RowBlock rows = schedule.tiles[tile];
     const int boundary = schedule.boundary[head_tile];
     const int planned_row = splits.partial_rows == nullptr ? -1 : splits.partial_rows[head_tile];

@@ -35,7 +35,7 @@ __device__ HeadTileRange RangeOf(const StepSchedule& schedule, int head_tile, in
   HeadTileRange range;
   range.head = head_tile / num_tiles;
   range.tile = head_tile % num_tiles;
-  range.index = static_cast<int64_t>(range.head) * schedule.max_tiles + range.tile;
+  range.index = schedule.HeadTile(range.head, range.tile);
   const RowBlock rows = schedule.tiles[range.tile];
   range.rows = rows.count;
   const int first = min(schedule.boundary[range.index], rows.position / kPageTokens) / 2;
