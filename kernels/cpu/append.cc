@@ -134,9 +134,7 @@ class Appender {
   }
 
  private:
-  T* Row(int64_t row) const {
-    return static_cast<T*>(params_.projection.data) + row * params_.projection.row_stride;
-  }
+  T* Row(int64_t row) const { return params_.projection.Row<T>(row); }
   T* LastRow(void* rows, int slot, int kv_head) const {
     return static_cast<T*>(rows) +
            (static_cast<int64_t>(slot) * shape_.layers + params_.layer) * shape_.kv_size() +

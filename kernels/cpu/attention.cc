@@ -130,8 +130,7 @@ class BlockAttention {
         w.head = kv_head_ * group + g;
         w.head_in_group = g;
         const int64_t own = kv_.SummaryIndex(table_[page_], g);
-        w.row.q = static_cast<const T*>(params_.q.data) + w.batch_row * params_.q.row_stride +
-                  static_cast<int64_t>(w.head) * d_;
+        w.row.q = params_.q.Row<const T>(w.batch_row) + static_cast<int64_t>(w.head) * d_;
         w.row.local = kv_.LogFOffsets<T>(own)[token];
         w.row.keys = token + 1;
         w.row.max = Sink(w.head);
@@ -216,14 +215,12 @@ class BlockAttention {
 
   void Store() const {
     for (const HeadRow<T>& w : rows_) {
-      T* out = static_cast<T*>(params_.out.data) + w.batch_row * params_.out.row_stride +
-               static_cast<int64_t>(w.head) * d_;
+      T* out = params_.out.Row<T>(w.batch_row) + static_cast<int64_t>(w.head) * d_;
       const T scale = T(1) / w.row.sum;
       for (int m = 0; m < d_; ++m) out[m] = w.row.out[m] * scale;
       Transform(w.batch_row, static_cast<int64_t>(w.head) * d_, out);
       if (params_.lse.empty()) continue;
-      static_cast<T*>(params_.lse.data)[w.batch_row * params_.lse.row_stride + w.head] =
-          w.row.max + std::log(w.row.sum);
+      params_.lse.Row<T>(w.batch_row)[w.head] = w.row.max + std::log(w.row.sum);
     }
   }
 
@@ -232,8 +229,7 @@ class BlockAttention {
     const OutputTransform& t = params_.transform;
     if (t.norm != nullptr) NormRow(out, static_cast<const T*>(t.norm) + column, d_, t.eps, out);
     if (t.gate.empty()) return;
-    const T* gate = static_cast<const T*>(t.gate.data) + row * t.gate.row_stride + column;
-    GatedRow(gate, out, d_, t.act, out);
+    GatedRow(t.gate.Row<const T>(row) + column, out, d_, t.act, out);
   }
 
   void Audit() const {

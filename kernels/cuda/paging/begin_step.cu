@@ -174,7 +174,7 @@ __device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
   start.own = table[last_page];
   const int shift = SplitShift(last_page + 1 - start.first_live);
   start.first_page =
-      max(SplitPage(start.first_live, shift, start.first - start.begin), start.first_live);
+      max(SplitPage(start.first_live, shift, start.first, start.begin), start.first_live);
 #pragma unroll
   for (int i = 0; i < kStartPages; ++i) {
     start.pages[i] = table[min(start.first_page + i, last_page)];

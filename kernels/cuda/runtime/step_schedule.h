@@ -57,9 +57,10 @@ FOX_HOST_DEVICE inline int NumSplits(int first, int last) {
   const int shift = SplitShift(last - first + 1);
   return (last >> shift) - (first >> shift) + 1;
 }
-// The page at which split `index` begins, or would if the window reached as far to the left.
-FOX_HOST_DEVICE inline int SplitPage(int first, int shift, int index) {
-  return ((first >> shift) + index) << shift;
+// The page at which a split begins, where split number `begin` is the first of the window, which
+// may begin within it at page `first`.
+FOX_HOST_DEVICE inline int SplitPage(int first, int shift, int split, int begin) {
+  return ((first >> shift) + split - begin) << shift;
 }
 
 // How many query heads of a kv head decode attention takes together, so that their pages are read

@@ -214,7 +214,7 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
   const int32_t vocabulary = static_cast<int32_t>(params.logits.cols);
   const int32_t slice =
       (vocabulary + kBlocks * kRaceGroup - 1) / (kBlocks * kRaceGroup) * kRaceGroup;
-  float* logits = static_cast<float*>(params.logits.data) + index * params.logits.row_stride;
+  float* logits = params.logits.Row<float>(index);
   Row row;
   row.logits = logits;
   row.vocabulary = vocabulary;

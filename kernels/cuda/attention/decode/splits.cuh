@@ -238,7 +238,7 @@ __device__ inline SeqHead NextSeqHead(const Decode& a, int index, int split) {
 
 // The split at `cursor`, which is one of 1 << shift pages.
 __device__ inline void EnterSplit(const SeqHead& seq_head, int shift, Cursor& cursor) {
-  const int base = SplitPage(seq_head.first_live, shift, cursor.split - seq_head.begin);
+  const int base = SplitPage(seq_head.first_live, shift, cursor.split, seq_head.begin);
   cursor.iteration = max(base, seq_head.first_live) / kIterationPages;
   cursor.iteration_end =
       (min(base + (1 << shift), NumPages(seq_head)) + kIterationPages - 1) / kIterationPages;
