@@ -72,6 +72,7 @@ struct PagedKvShape {
 
   FOX_HOST_DEVICE int group() const { return q_heads / kv_heads; }
   FOX_HOST_DEVICE int64_t lists_per_slot() const { return static_cast<int64_t>(layers) * kv_heads; }
+  FOX_HOST_DEVICE int64_t heads_per_slot() const { return static_cast<int64_t>(layers) * q_heads; }
   // Bytes of a page's keys, and of its values; bytes of all their exponents.
   int64_t kv_bytes() const {
     return static_cast<int64_t>(kPageTokens * head_dim) * static_cast<int64_t>(SizeOf(dtype));
@@ -146,6 +147,22 @@ struct PagedKv {
     return (static_cast<int64_t>(slot) * shape.layers + layer) * shape.q_heads + q_head;
   }
   FOX_HOST_DEVICE int32_t* Table(int64_t list) const { return page_table + list * shape.max_pages; }
+  // In what a page has once per query head of its group.
+  FOX_HOST_DEVICE int64_t SummaryIndex(int32_t page, int head_in_group) const {
+    return static_cast<int64_t>(page) * shape.group() + head_in_group;
+  }
+  // [64], by SummaryIndex.
+  template <typename T>
+  FOX_HOST_DEVICE T* LogFOffsets(int64_t summary) const {
+    return static_cast<T*>(log_f_offset) + summary * kPageTokens;
+  }
+  // Of pages of 8 bits.
+  FOX_HOST_DEVICE int8_t* KeyExponent(int32_t page, int token) const {
+    return exponents + static_cast<int64_t>(page) * 2 * kPageTokens + token;
+  }
+  FOX_HOST_DEVICE int8_t* ValueExponent(int32_t page, int token) const {
+    return KeyExponent(page, kPageTokens + token);
+  }
 };
 
 // A page's owners as one word that one addition changes: their number and the sum of their slots,

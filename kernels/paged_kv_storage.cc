@@ -32,7 +32,7 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWo
   view_.shape = shape;
   const int64_t pages = shape.num_pages, group = shape.group();
   const int64_t lists = shape.max_slots * shape.lists_per_slot();
-  const int64_t heads = static_cast<int64_t>(shape.max_slots) * shape.layers * shape.q_heads;
+  const int64_t heads = shape.max_slots * shape.heads_per_slot();
   const int64_t wide = static_cast<int64_t>(SizeOf(shape.residual_dtype()));
   view_.keys = Allocate<std::byte>(ops, pages * shape.kv_bytes());
   view_.values = Allocate<std::byte>(ops, pages * shape.kv_bytes());

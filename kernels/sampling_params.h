@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/core/host_device.h"
 #include "kernels/core/matrix_view.h"
 
 namespace fox {
@@ -78,7 +79,7 @@ struct SampleRecord {
 };
 
 // Of a bit for each token, bit id % 32 of word id / 32.
-constexpr int64_t MaskWords(int64_t vocab_size) { return (vocab_size + 31) / 32; }
+FOX_HOST_DEVICE constexpr int64_t MaskWords(int64_t vocab_size) { return (vocab_size + 31) / 32; }
 
 struct SampleParams {
   MatrixView logits;  // [rows, V] residual dtype; rows with a processor are overwritten

@@ -35,7 +35,7 @@ struct SwapLayout {
 
   explicit SwapLayout(const PagedKv& kv) {
     const PagedKvShape& shape = kv.shape;
-    const int64_t lists = shape.lists_per_slot(), heads = lists * shape.group();
+    const int64_t lists = shape.lists_per_slot(), heads = shape.heads_per_slot();
     const int64_t wide = static_cast<int64_t>(SizeOf(shape.residual_dtype()));
     constexpr int64_t kDouble = sizeof(double);
     AddState(kv.length, sizeof(int64_t));

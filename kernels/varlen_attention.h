@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/acp.h"
+#include "kernels/core/host_device.h"
 
 namespace fox {
 
@@ -17,6 +18,11 @@ namespace fox {
 struct VarlenView {
   void* data = nullptr;
   int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
+
+  template <typename T>
+  FOX_HOST_DEVICE T* At(int64_t row, int64_t token, int64_t head) const {
+    return static_cast<T*>(data) + row * batch_stride + token * token_stride + head * head_stride;
+  }
 };
 
 // Sequence s holds tokens [begin[s], end[s]) of batch row s, or of row 0 if packed; all of row s if

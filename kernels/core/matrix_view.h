@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/core/dtype.h"
+#include "kernels/core/host_device.h"
 
 namespace fox {
 
@@ -18,6 +19,10 @@ struct MatrixView {
 
   bool empty() const { return data == nullptr; }
 
+  template <typename T>
+  FOX_HOST_DEVICE T* Row(int64_t row) const {
+    return static_cast<T*>(data) + row * row_stride;
+  }
   MatrixView Columns(int64_t first, int64_t count) const {
     return {static_cast<std::byte*>(data) + static_cast<size_t>(first) * SizeOf(dtype), dtype, rows,
             count, row_stride};

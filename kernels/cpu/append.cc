@@ -82,10 +82,12 @@ class Appender {
         if (params_.k_cap != nullptr) CapNorm(key, d_, params_.k_cap[head]);
         Rotate(row, key);
         const int32_t page = PageOf(rows.slot, head, position);
-        const int64_t token = position % kPageTokens;
-        Round(key, d_, keys.data() + (head * block.count + i) * d_,
-              KeyExponentsOf(kv_, page, token));
-        Round(value, d_, ValuesOf<P>(kv_, page) + token * d_, ValueExponentsOf(kv_, page, token));
+        const int token = static_cast<int>(position % kPageTokens);
+        const int key_exponent = Round(key, d_, keys.data() + (head * block.count + i) * d_);
+        const int value_exponent = Round(value, d_, ValuesOf<P>(kv_, page) + token * d_);
+        if (kv_.exponents == nullptr) continue;
+        *kv_.KeyExponent(page, token) = static_cast<int8_t>(key_exponent);
+        *kv_.ValueExponent(page, token) = static_cast<int8_t>(value_exponent);
       }
     }
     for (int head = 0; head < shape_.kv_heads; ++head) {
@@ -111,10 +113,11 @@ class Appender {
       for (int64_t r = 0; r < rows.count; ++r) {
         const int64_t position = rows.position + r, token = position % kPageTokens;
         const int32_t page = table[position / kPageTokens];
-        double& base = kv_.page_cum_log_f[SummaryIndex(kv_, page, g)];
+        const int64_t summary = kv_.SummaryIndex(page, g);
+        double& base = kv_.page_cum_log_f[summary];
         if (token == 0) base = c;
         c += log_gates_[static_cast<size_t>((rows.first_row + r) * shape_.q_heads + head)];
-        LogFOffsetsOf<T>(kv_, page, g)[token] = static_cast<T>(c - base);
+        kv_.LogFOffsets<T>(summary)[token] = static_cast<T>(c - base);
         if (audit_ != nullptr) audit_->GatesAt(kv_, list, position)[g] = c;
         if (token == kPageTokens - 1 && params_.acp != AcpMode::kOff) {
           AccumulatePage(rows.slot, kv_head, g, position, c);
@@ -131,9 +134,7 @@ class Appender {
   }
 
  private:
-  T* Row(int64_t row) const {
-    return static_cast<T*>(params_.projection.data) + row * params_.projection.row_stride;
-  }
+  T* Row(int64_t row) const { return params_.projection.Row<T>(row); }
   T* LastRow(void* rows, int slot, int kv_head) const {
     return static_cast<T*>(rows) +
            (static_cast<int64_t>(slot) * shape_.layers + params_.layer) * shape_.kv_size() +
@@ -246,8 +247,8 @@ class Appender {
     const int64_t state = kv_.HeadIndex(slot, params_.layer, head);
     const int32_t* table = kv_.Table(kv_.ListIndex(slot, params_.layer, kv_head));
     const int64_t p = end / kPageTokens;
-    const int64_t summary = SummaryIndex(kv_, table[p], g);
-    const T* local = LogFOffsetsOf<T>(kv_, table[p], g);
+    const int64_t summary = kv_.SummaryIndex(table[p], g);
+    const T* local = kv_.LogFOffsets<T>(summary);
     const double page_decay = c_end - kv_.page_cum_log_f[summary];
     double* key_sum = kv_.key_sum + state * d_;
     const double keep = std::exp(page_decay);
@@ -275,7 +276,7 @@ class Appender {
         square[j] += static_cast<double>(row[j]) * static_cast<double>(row[j]);
       }
     }
-    double key_norm = p == 0 ? 0 : kv_.max_key_norm[SummaryIndex(kv_, table[p - 1], g)];
+    double key_norm = p == 0 ? 0 : kv_.max_key_norm[kv_.SummaryIndex(table[p - 1], g)];
     key_norm = std::max(key_norm, std::sqrt(*std::max_element(square, square + kPageTokens)));
     const double log_mass =
         LogAddExp(kv_.log_mass[state] + page_decay, LogSumExp(log_term, kPageTokens));
@@ -289,7 +290,7 @@ class Appender {
     kv_.log_mass_bound[summary] = CertifiedLogMassBound(log_mass, static_cast<double>(end), c_end,
                                                         params_.bound.max_logit_bound[head]);
     const double before = p == 0 ? std::numeric_limits<double>::infinity()
-                                 : kv_.log_denominator_bound[SummaryIndex(kv_, table[p - 1], g)];
+                                 : kv_.log_denominator_bound[kv_.SummaryIndex(table[p - 1], g)];
     kv_.log_denominator_bound[summary] =
         LogDenominatorBound(before, c_end, Beta(head, decay_sum, key_sum));
   }

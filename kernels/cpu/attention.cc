@@ -62,7 +62,7 @@ class WidePage {
 template <typename T>
 struct HeadRow {
   TileRow<T> row = {};
-  int head_in_group = 0;
+  int head = 0, head_in_group = 0;
   int64_t batch_row = 0;
   double c = 0;          // upper bound on the row's cumulative log gate
   int left = 0;          // pages before this one are excluded by the bound
@@ -127,16 +127,16 @@ class BlockAttention {
       for (int g = 0; g < group; ++g) {
         HeadRow<T>& w = rows_[static_cast<size_t>(r * group + g)];
         w.batch_row = block_.first_row + r;
+        w.head = kv_head_ * group + g;
         w.head_in_group = g;
-        w.row.q = static_cast<const T*>(params_.q.data) + w.batch_row * params_.q.row_stride +
-                  static_cast<int64_t>(kv_head_ * group + g) * d_;
-        w.row.local = LogFOffsetsOf<T>(kv_, table_[page_], g)[token];
+        const int64_t own = kv_.SummaryIndex(table_[page_], g);
+        w.row.q = params_.q.Row<const T>(w.batch_row) + static_cast<int64_t>(w.head) * d_;
+        w.row.local = kv_.LogFOffsets<T>(own)[token];
         w.row.keys = token + 1;
-        w.row.max = Sink(g);
+        w.row.max = Sink(w.head);
         w.row.sum = params_.sink == nullptr ? T(0) : T(1);
         w.row.out = out_.data() + (r * group + g) * PaddedDim(d_);
-        w.c = UpperCumulativeGate(kv_.page_cum_log_f[SummaryIndex(kv_, table_[page_], g)],
-                                  static_cast<double>(w.row.local));
+        w.c = UpperCumulativeGate(kv_.page_cum_log_f[own], static_cast<double>(w.row.local));
         w.left = Boundary(w, token);
         w.last = page_;
       }
@@ -144,9 +144,9 @@ class BlockAttention {
   }
 
   // Minus infinity: none.
-  T Sink(int head_in_group) const {
+  T Sink(int head) const {
     if (params_.sink == nullptr) return -std::numeric_limits<T>::infinity();
-    return static_cast<T>(params_.sink[kv_head_ * kv_.shape.group() + head_in_group]);
+    return static_cast<T>(params_.sink[head]);
   }
 
   // First page that the bound does not exclude for this row.
@@ -158,7 +158,7 @@ class BlockAttention {
     while (low < high) {
       const int middle = low + (high - low) / 2;
       const double log_mass_bound =
-          kv_.log_mass_bound[SummaryIndex(kv_, table_[middle], w.head_in_group)];
+          kv_.log_mass_bound[kv_.SummaryIndex(table_[middle], w.head_in_group)];
       if (MayDrop(log_mass_bound, threshold, log_eps_)) {
         low = middle + 1;
       } else {
@@ -169,12 +169,11 @@ class BlockAttention {
   }
 
   double Threshold(const HeadRow<T>& w, int token) const {
-    const int head = kv_head_ * kv_.shape.group() + w.head_in_group;
-    const int64_t before = SummaryIndex(kv_, table_[page_ - 1], w.head_in_group);
-    const double any = params_.bound.max_logit_bound[head];
+    const int64_t before = kv_.SummaryIndex(table_[page_ - 1], w.head_in_group);
+    const double any = params_.bound.max_logit_bound[w.head];
     if (params_.acp == AcpMode::kCertified || std::isfinite(any)) {
       return PageThreshold(params_.acp, kv_.log_denominator_bound[before], w.c,
-                           params_.bound.self_logit_bound[head], any);
+                           params_.bound.self_logit_bound[w.head], any);
     }
     return w.c + SpreadOfRow(w.row.q, kv_.max_key_norm[before], token);
   }
@@ -195,36 +194,33 @@ class BlockAttention {
   // The row certificate for the pages 0..n not yet visited.
   bool CertifiedToStop(HeadRow<T>& w, int n) const {
     if (params_.acp != AcpMode::kCertified || !std::isfinite(log_eps_)) return false;
-    const int head = kv_head_ * kv_.shape.group() + w.head_in_group;
     const double log_z = static_cast<double>(w.row.max) + std::log(static_cast<double>(w.row.sum));
     const double rounding =
-        RowRounding(d_, MaxNormProduct(params_.bound, head), w.c,
-                    kv_.page_cum_log_f[SummaryIndex(kv_, table_[w.last], w.head_in_group)]);
-    w.stopped = MayStop(kv_.log_mass_bound[SummaryIndex(kv_, table_[n], w.head_in_group)], w.c,
+        RowRounding(d_, MaxNormProduct(params_.bound, w.head), w.c,
+                    kv_.page_cum_log_f[kv_.SummaryIndex(table_[w.last], w.head_in_group)]);
+    w.stopped = MayStop(kv_.log_mass_bound[kv_.SummaryIndex(table_[n], w.head_in_group)], w.c,
                         log_z, rounding, log_eps_);
     return w.stopped;
   }
 
   void PointAt(HeadRow<T>& w, int n) const {
     const int g = w.head_in_group;
-    w.row.log_f_offset = LogFOffsetsOf<T>(kv_, table_[n], g);
-    w.row.page_decay = static_cast<T>(kv_.page_cum_log_f[SummaryIndex(kv_, table_[page_], g)] -
-                                      kv_.page_cum_log_f[SummaryIndex(kv_, table_[n], g)]);
+    const int64_t summary = kv_.SummaryIndex(table_[n], g);
+    w.row.log_f_offset = kv_.LogFOffsets<T>(summary);
+    w.row.page_decay = static_cast<T>(kv_.page_cum_log_f[kv_.SummaryIndex(table_[page_], g)] -
+                                      kv_.page_cum_log_f[summary]);
     if (n < page_) w.row.keys = kPageTokens;
     w.last = n;
   }
 
   void Store() const {
     for (const HeadRow<T>& w : rows_) {
-      const int head = kv_head_ * kv_.shape.group() + w.head_in_group;
-      T* out = static_cast<T*>(params_.out.data) + w.batch_row * params_.out.row_stride +
-               static_cast<int64_t>(head) * d_;
+      T* out = params_.out.Row<T>(w.batch_row) + static_cast<int64_t>(w.head) * d_;
       const T scale = T(1) / w.row.sum;
       for (int m = 0; m < d_; ++m) out[m] = w.row.out[m] * scale;
-      Transform(w.batch_row, static_cast<int64_t>(head) * d_, out);
+      Transform(w.batch_row, static_cast<int64_t>(w.head) * d_, out);
       if (params_.lse.empty()) continue;
-      static_cast<T*>(params_.lse.data)[w.batch_row * params_.lse.row_stride + head] =
-          w.row.max + std::log(w.row.sum);
+      params_.lse.Row<T>(w.batch_row)[w.head] = w.row.max + std::log(w.row.sum);
     }
   }
 
@@ -233,15 +229,14 @@ class BlockAttention {
     const OutputTransform& t = params_.transform;
     if (t.norm != nullptr) NormRow(out, static_cast<const T*>(t.norm) + column, d_, t.eps, out);
     if (t.gate.empty()) return;
-    const T* gate = static_cast<const T*>(t.gate.data) + row * t.gate.row_stride + column;
-    GatedRow(gate, out, d_, t.act, out);
+    GatedRow(t.gate.Row<const T>(row) + column, out, d_, t.act, out);
   }
 
   void Audit() const {
     for (const HeadRow<T>& w : rows_) {
       const int64_t position = block_.position + (w.batch_row - block_.first_row);
       audit_->CheckRow(kv_, list_, w.head_in_group, position, w.row.q,
-                       static_cast<double>(Sink(w.head_in_group)),
+                       static_cast<double>(Sink(w.head)),
                        static_cast<int64_t>(w.last) * kPageTokens, log_eps_);
     }
   }

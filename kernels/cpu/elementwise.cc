@@ -11,11 +11,6 @@
 namespace fox {
 namespace {
 
-template <typename T>
-T* RowOf(const MatrixView& m, int64_t row) {
-  return static_cast<T*>(m.data) + row * m.row_stride;
-}
-
 template <typename Body>
 void DispatchWide(DType dtype, const Body& body) {
   if (dtype == DType::kF64) {
@@ -33,7 +28,7 @@ void CpuOps::Embed(const BatchView& batch, const MatrixView& table, const Matrix
     using T = decltype(wide);
     for (int64_t r = 0; r < batch.num_rows; ++r) {
       const int64_t id = std::clamp<int64_t>(batch.token_ids[r], 0, table.rows - 1);
-      LoadElements(table, id, RowOf<T>(out, r));
+      LoadElements(table, id, out.Row<T>(r));
     }
   });
 }
@@ -65,14 +60,13 @@ void CpuOps::Linear(const LinearParams& params, Stream) {
     };
     if (const auto& norm = params.norm) {
       for_each_row(in.cols, [&](int64_t r) {
-        NormRow(RowOf<T>(in, r), static_cast<const T*>(norm->weight), in.cols, norm->eps,
-                RowOf<T>(x, r));
+        NormRow(in.Row<T>(r), static_cast<const T*>(norm->weight), in.cols, norm->eps, x.Row<T>(r));
       });
     }
     gemm_->Multiply(x, params.weight, params.bias, params.accumulate, y);
     if (!params.gate) return;
     for_each_row(inner, [&](int64_t r) {
-      GatedRow(RowOf<T>(y, r), RowOf<T>(y, r) + out.cols, out.cols, *params.gate, RowOf<T>(out, r));
+      GatedRow(y.Row<T>(r), y.Row<T>(r) + out.cols, out.cols, *params.gate, out.Row<T>(r));
     });
   });
 }

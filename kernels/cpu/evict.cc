@@ -19,14 +19,14 @@ double EvictedMassBound(const EvictParams& params, const PagedKv& kv, const int3
                         int64_t kv_head, int first, int p) {
   double largest = kNoMass;
   for (int g = 0; g < kv.shape.group(); ++g) {
-    const int64_t summary = SummaryIndex(kv, table[p], g), head = kv_head * kv.shape.group() + g;
-    const double c_end = UpperCumulativeGate(
-        kv.page_cum_log_f[summary],
-        static_cast<double>(LogFOffsetsOf<T>(kv, table[p], g)[kPageTokens - 1]));
+    const int64_t summary = kv.SummaryIndex(table[p], g), head = kv_head * kv.shape.group() + g;
+    const double c_end =
+        UpperCumulativeGate(kv.page_cum_log_f[summary],
+                            static_cast<double>(kv.LogFOffsets<T>(summary)[kPageTokens - 1]));
     const double threshold =
         PageThreshold(params.acp, kv.log_denominator_bound[summary], c_end,
                       params.self_logit_bound[head], params.max_logit_bound[head]);
-    const double evicted_mass = kv.log_mass_bound[SummaryIndex(kv, table[first], g)] + threshold;
+    const double evicted_mass = kv.log_mass_bound[kv.SummaryIndex(table[first], g)] + threshold;
     if (!(evicted_mass <= largest)) largest = evicted_mass;  // a NaN wins: keep
     if (std::isnan(largest)) break;
   }
@@ -89,7 +89,7 @@ void CpuOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream)
     }
     length = 0;
     const int64_t state = kv.HeadIndex(slots[i], 0, 0);
-    const int64_t heads = static_cast<int64_t>(shape.layers) * shape.q_heads;
+    const int64_t heads = shape.heads_per_slot();
     std::fill_n(kv.cum_log_f + kv.HeadIndex(kv.After(slots[i], 0), 0, 0), heads, 0.0);
     std::fill_n(kv.log_mass + state, heads, kNoMass);
     std::fill_n(kv.decay_sum + state, heads, 0.0);

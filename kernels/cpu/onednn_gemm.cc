@@ -262,8 +262,7 @@ class OneDnnGemm : public Gemm {
     narrowed_.resize(static_cast<size_t>(in.rows * in.cols));
     const auto& isa = SelectIsaKernels();
     pool_.ForEach(in.rows, in.rows * in.cols > kParallelElements, [&](int64_t r) {
-      isa.narrow(static_cast<const float*>(in.data) + r * in.row_stride, in.cols,
-                 narrowed_.data() + r * in.cols);
+      isa.narrow(in.Row<const float>(r), in.cols, narrowed_.data() + r * in.cols);
     });
     return narrowed_.data();
   }
@@ -271,7 +270,7 @@ class OneDnnGemm : public Gemm {
   // out[r] += rows[r * stride]; stride 0 adds one row to all.
   static void AddTo(const MatrixView& out, const float* rows, int64_t stride) {
     for (int64_t r = 0; r < out.rows; ++r) {
-      float* to = static_cast<float*>(out.Rows(r, 1).data);
+      float* to = out.Row<float>(r);
       for (int64_t n = 0; n < out.cols; ++n) to[n] += rows[r * stride + n];
     }
   }

@@ -29,37 +29,19 @@ template <typename P>
 P* ValuesOf(const PagedKv& kv, int32_t page) {
   return static_cast<P*>(kv.values) + static_cast<int64_t>(page) * kv.shape.head_dim * kPageTokens;
 }
-// Of pages of 8 bits, from a token on; else null.
-inline int8_t* KeyExponentsOf(const PagedKv& kv, int32_t page, int64_t token = 0) {
-  if (kv.exponents == nullptr) return nullptr;
-  return kv.exponents + static_cast<int64_t>(page) * 2 * kPageTokens + token;
-}
-inline int8_t* ValueExponentsOf(const PagedKv& kv, int32_t page, int64_t token = 0) {
-  return KeyExponentsOf(kv, page, kPageTokens + token);
-}
-// Gate offsets of one query head of the page's group: [64].
-template <typename T>
-T* LogFOffsetsOf(const PagedKv& kv, int32_t page, int head_in_group) {
-  return static_cast<T*>(kv.log_f_offset) +
-         (static_cast<int64_t>(page) * kv.shape.group() + head_in_group) * kPageTokens;
-}
 
-// The page's summaries: index into page_cum_log_f, log_mass_bound, log_denominator_bound and
-// max_key_norm.
-inline int64_t SummaryIndex(const PagedKv& kv, int32_t page, int head_in_group) {
-  return static_cast<int64_t>(page) * kv.shape.group() + head_in_group;
-}
-
-// Rounds a key or value of one token to the page's type; `exponent` is that of 8 bits.
+// Rounds a key or value of one token to the page's type; the exponent is of 8 bits alone.
 template <typename T>
-void Round(const T* in, int count, T* out, int8_t*) {
+int Round(const T* in, int count, T* out) {
   std::copy_n(in, count, out);
+  return 0;
 }
-inline void Round(const float* in, int count, BFloat16* out, int8_t*) {
+inline int Round(const float* in, int count, BFloat16* out) {
   SelectIsaKernels().narrow(in, count, &out->bits);
+  return 0;
 }
-inline void Round(const float* in, int count, E4M3* out, int8_t* exponent) {
-  *exponent = static_cast<int8_t>(EncodeE4M3(in, count, &out->code));
+inline int Round(const float* in, int count, E4M3* out) {
+  return EncodeE4M3(in, count, &out->code);
 }
 
 // A page's keys, [head_dim, 64].
@@ -69,7 +51,7 @@ void WidenKeys(const PagedKv& kv, int32_t page, T* out) {
   const int d = kv.shape.head_dim;
   if constexpr (std::is_same_v<P, E4M3>) {
     SelectIsaKernels().widen_e4m3(
-        {&keys->code, KeyExponentsOf(kv, page), d, kPageTokens, /*by_column=*/true}, kPageTokens,
+        {&keys->code, kv.KeyExponent(page, 0), d, kPageTokens, /*by_column=*/true}, kPageTokens,
         out);
   } else if constexpr (std::is_same_v<P, BFloat16>) {
     SelectIsaKernels().widen(&keys->bits, static_cast<int64_t>(d) * kPageTokens, out);
@@ -85,7 +67,7 @@ void WidenValues(const PagedKv& kv, int32_t page, int count, int stride, T* out)
   const int d = kv.shape.head_dim;
   if constexpr (std::is_same_v<P, E4M3>) {
     SelectIsaKernels().widen_e4m3(
-        {&values->code, ValueExponentsOf(kv, page), count, d, /*by_column=*/false}, stride, out);
+        {&values->code, kv.ValueExponent(page, 0), count, d, /*by_column=*/false}, stride, out);
   } else {
     const int rows = stride == d ? 1 : count, length = stride == d ? count * d : d;
     for (int j = 0; j < rows; ++j) {
@@ -104,7 +86,7 @@ void ReadKey(const PagedKv& kv, int32_t page, int token, T* key) {
   const P* keys = KeysOf<P>(kv, page) + token;
   for (int m = 0; m < kv.shape.head_dim; ++m, keys += kPageTokens) {
     if constexpr (std::is_same_v<P, E4M3>) {
-      const int exponent = *KeyExponentsOf(kv, page, token);
+      const int exponent = *kv.KeyExponent(page, token);
       key[m] = static_cast<T>(WidenElement(E4M3Value(keys->code, exponent)));
     } else {
       key[m] = static_cast<T>(WidenElement(*keys));

@@ -7,7 +7,6 @@
 
 #include "kernels/core/check.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/page_access.h"
 #include "kernels/cpu/page_pool.h"
 
 namespace fox {
@@ -36,15 +35,15 @@ void CpuOps::Share(int32_t from, int32_t to, const PagedKv& kv, Stream) {
     kv.first_live[list] = first;
     kv.max_log_evicted_mass[list] = kv.max_log_evicted_mass[source];
   }
-  const int64_t heads = static_cast<int64_t>(shape.layers) * shape.q_heads;
+  const int64_t heads = shape.heads_per_slot();
   const int64_t length = kv.length[from], end = int64_t{pages} * kPageTokens;
   for (int64_t h = 0; h < heads; ++h) {
     double c = kv.cum_log_f[kv.HeadIndex(kv.After(from, length), 0, 0) + h];
     if (length != end) {
       // c has advanced since; its value at the page end is the base of the page that is not full.
       const int64_t list = kv.ListIndex(from, 0, 0) + h / shape.group();
-      c = kv.page_cum_log_f[SummaryIndex(kv, kv.Table(list)[pages],
-                                         static_cast<int>(h % shape.group()))];
+      c = kv.page_cum_log_f[kv.SummaryIndex(kv.Table(list)[pages],
+                                            static_cast<int>(h % shape.group()))];
     }
     kv.cum_log_f[kv.HeadIndex(kv.After(to, end), 0, 0) + h] = c;
   }

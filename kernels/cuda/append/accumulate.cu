@@ -122,8 +122,7 @@ __device__ __forceinline__ PageBlock ReadBlock(const StepSchedule& schedule, con
   if (block.there) {
     const int64_t position = scan.Position(i);
     block.starts = position % kPageTokens == 0;
-    block.summary =
-        static_cast<int64_t>(scan.table[position / kPageTokens]) * kv.shape.group() + scan.g;
+    block.summary = kv.SummaryIndex(scan.table[position / kPageTokens], scan.g);
     gate = block.decay = record[kLogGate];
     if (!block.starts) block.decay += c - kv.page_cum_log_f[block.summary];
   }

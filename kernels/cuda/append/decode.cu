@@ -61,8 +61,7 @@ __device__ __forceinline__ void StoreGate(const AppendParams& params, const Page
   if (g >= group) return;
   const int64_t summary = static_cast<int64_t>(token.page) * group + g;
   if (token.pos_in_page == 0) kv.page_cum_log_f[summary] = gate.base;
-  static_cast<float*>(kv.log_f_offset)[summary * kPageTokens + token.pos_in_page] =
-      static_cast<float>(gate.c - gate.base);
+  kv.LogFOffsets<float>(summary)[token.pos_in_page] = static_cast<float>(gate.c - gate.base);
   const int after = kv.After(token.slot, token.position + 1);
   kv.cum_log_f[kv.HeadIndex(after, params.layer, token.kv_head * group + g)] = gate.c;
 }
@@ -245,7 +244,7 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
   if (kHasExponents<Part> && !IsQuery(part)) {
     static_cast<uint2*>(pool)[in_page / kVec8] = codes;
     if (dims % kHeadDim == 0) {
-      *KeyExponent(kv, token.page, part * kPageTokens + token.pos_in_page) =
+      *kv.KeyExponent(token.page, part * kPageTokens + token.pos_in_page) =
           static_cast<int8_t>(exponent);
     }
   } else {
@@ -337,8 +336,7 @@ __device__ __forceinline__ void AccumulatePage(const AppendParams& params, const
                                                PageSumsScratch<kHeadDim>& space) {
   const int group = kv.shape.group(), head = token.kv_head * group + g;
   const int sub = Lane() % kRowLanes<kHeadDim>;
-  const float* local = static_cast<const float*>(kv.log_f_offset) +
-                       (static_cast<int64_t>(token.page) * group + g) * kPageTokens;
+  const float* local = kv.LogFOffsets<float>(static_cast<int64_t>(token.page) * group + g);
   const double page_decay = c_end - base, paid = OffsetRounding(page_decay);
   const HeadBound<kHeadDim, kGeneralBound> bound(params.bound, head, sub);
   __syncwarp();

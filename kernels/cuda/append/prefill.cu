@@ -87,7 +87,7 @@ __device__ __forceinline__ void WriteGates(const AppendParams& params, const Pag
   const double all = start + FromLane(sum, kWarp - 1);
   const float first = static_cast<float>(start + (before + one));
   const float second = static_cast<float>(start + sum);
-  float* local = static_cast<float*>(kv.log_f_offset) + summary * kPageTokens;
+  float* local = kv.LogFOffsets<float>(summary);
   if (row < block.rows.count) {
     local[block.place + row] = first;
     decay[block.place + row] = static_cast<float>(all - static_cast<double>(first));
@@ -205,7 +205,7 @@ __device__ __forceinline__ void WriteRows(const AppendParams& params, const Page
             FromLane(alpha, kRows + i, kLanes));
     }
     StoreInPage<kHeadDim, Part>(value, kv.values, in_pool + i * kHeadDim,
-                                ValueExponent(kv, block.page, token + i), real);
+                                kv.ValueExponent(block.page, token + i), real);
   }
   const Float8 weight = LoadNorm<kHeadDim>(
       params.k_norm, params.k_cap, static_cast<int64_t>(block.kv_head) * kHeadDim + in_head);
@@ -237,7 +237,7 @@ __device__ __forceinline__ void WriteRows(const AppendParams& params, const Page
     }
     const bool real = first + i < block.rows.count;
     const uint4 bits = StoreInPage<kHeadDim, Part>(row[i], kv.keys, in_pool + i * kHeadDim,
-                                                   KeyExponent(kv, block.page, token + i), real);
+                                                   kv.KeyExponent(block.page, token + i), real);
     if (real) *reinterpret_cast<uint4*>(page_keys + place + i * kHeadDim) = bits;
   }
 }

@@ -106,7 +106,7 @@ __device__ __forceinline__ void Rotate(Float8& o, const Rotation& r) {
 }
 
 __device__ __forceinline__ __nv_bfloat16* ProjectionRow(const AppendParams& params, int64_t row) {
-  return static_cast<__nv_bfloat16*>(params.projection.data) + row * params.projection.row_stride;
+  return params.projection.Row<__nv_bfloat16>(row);
 }
 
 // The logit of a head's gate: its address in a row of the projection (some other where there is

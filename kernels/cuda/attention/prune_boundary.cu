@@ -33,18 +33,16 @@ struct BoundaryArguments {
 // An upper bound on c of a list's position.
 __device__ double CumulativeGate(const PagedKv& kv, const int32_t* table, int in_group,
                                  int position) {
-  const int64_t own =
-      static_cast<int64_t>(table[position / kPageTokens]) * kv.shape.group() + in_group;
-  const float* local = static_cast<const float*>(kv.log_f_offset);
+  const int64_t own = kv.SummaryIndex(table[position / kPageTokens], in_group);
   return UpperCumulativeGate(
       kv.page_cum_log_f[own],
-      static_cast<double>(local[own * kPageTokens + position % kPageTokens]));
+      static_cast<double>(kv.LogFOffsets<float>(own)[position % kPageTokens]));
 }
 
 // Eight elements of a key, from the pool's element `at` on.
 __device__ uint4 LoadKey(const PagedKv& kv, int32_t page, int token, int64_t at) {
   if (kv.exponents == nullptr) return static_cast<const uint4*>(kv.keys)[at / kVec8];
-  return WidenPart(static_cast<const uint2*>(kv.keys)[at / kVec8], *KeyExponent(kv, page, token));
+  return WidenPart(static_cast<const uint2*>(kv.keys)[at / kVec8], *kv.KeyExponent(page, token));
 }
 
 // In place of 2U: how far above a row's own logit that of a key with norm up to `key_norm` can lie.
@@ -155,8 +153,7 @@ __global__ void __launch_bounds__(kThreads)
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *schedule.tile_counter = 0;
   if (t >= *schedule.num_tiles) return;
   const int boundary = BoundaryOf<kPerQuery>(arguments, kv, head, schedule.tiles[t]);
-  if (Lane() == 0)
-    schedule.boundary[static_cast<int64_t>(head) * schedule.max_tiles + t] = boundary;
+  if (Lane() == 0) schedule.boundary[schedule.HeadTile(head, t)] = boundary;
 }
 
 // One warp per (sequence, head).

@@ -79,7 +79,7 @@ __device__ void WriteSpans(const BatchView& batch, const uint64_t* before, Field
 
 // The k-th needed page is the k-th from the top of the free stack.
 __device__ void TakePages(const BatchView& batch, const PagedKv& kv, const uint64_t* before) {
-  const int64_t lists = static_cast<int64_t>(kv.shape.layers) * kv.shape.kv_heads;
+  const int64_t lists = kv.shape.lists_per_slot();
   const int64_t total = UnpackCount(before[batch.num_seqs], kNewPages) * lists;
   if (total == 0) return;
   const int64_t free_count = FreePages(kv);
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kBeginStepThreads)
     kv.length[rows.slot] = rows.position + rows.count;
     const int64_t taken =
         UnpackCount(before[seq + 1], kNewPages) - UnpackCount(before[seq], kNewPages);
-    kv.sole_pages[rows.slot] += static_cast<int32_t>(taken * kv.shape.layers * kv.shape.kv_heads);
+    kv.sole_pages[rows.slot] += static_cast<int32_t>(taken * kv.shape.lists_per_slot());
   }
   if (threadIdx.x == 0) {
     *schedule.num_blocks = static_cast<int32_t>(UnpackCount(before[batch.num_seqs], kBlocks));
@@ -173,8 +173,8 @@ __device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
   const int32_t* table = kv.Table(start.list);
   start.own = table[last_page];
   const int shift = SplitShift(last_page + 1 - start.first_live);
-  const int split_page = ((start.first_live >> shift) + start.first - start.begin) << shift;
-  start.first_page = max(split_page, start.first_live);
+  start.first_page =
+      max(SplitPage(start.first_live, shift, start.first, start.begin), start.first_live);
 #pragma unroll
   for (int i = 0; i < kStartPages; ++i) {
     start.pages[i] = table[min(start.first_page + i, last_page)];
@@ -190,7 +190,7 @@ __device__ void CommitPops(const BatchView& batch, const PagedKv& kv, uint64_t* 
   }
   InclusiveScan<kSplitThreads>(taken, warp_sums, total);
   if (threadIdx.x == 0 && total > 0) {
-    const int64_t lists = static_cast<int64_t>(kv.shape.layers) * kv.shape.kv_heads;
+    const int64_t lists = kv.shape.lists_per_slot();
     const int64_t free_count = FreePages(kv),
                   left = free_count - static_cast<int64_t>(total) * lists;
     *kv.free_count = static_cast<int32_t>(left > 0 ? left : 0);
@@ -212,8 +212,7 @@ __global__ void __launch_bounds__(kSplitThreads)
   const int layer = first_layer + static_cast<int>(blockIdx.x);
   const int seq_heads = batch.num_seqs * kv.shape.q_heads;
   const int each = min((seq_heads + kSplitThreads - 1) / kSplitThreads, kSeqHeadsPerThread);
-  int32_t* far_begin =
-      schedule.split_begin + static_cast<int64_t>(layer) * (schedule.max_seq_heads + 1);
+  int32_t* far_begin = schedule.SplitBegin(layer);
   int carry = 0;
   for (int base = 0; base < seq_heads; base += kSplitThreads * each) {
     const int first = base + static_cast<int>(threadIdx.x) * each;
@@ -243,7 +242,7 @@ __global__ void __launch_bounds__(kSplitThreads)
   if (ends_taking) WaitOnDependencies();
   __syncthreads();
   const auto begin = [&](int i) { return i < kNear ? near_begin[i] : far_begin[i]; };
-  BlockStart* starts = schedule.block_starts + static_cast<int64_t>(layer) * schedule.decode_blocks;
+  BlockStart* starts = schedule.BlockStarts(layer);
   for (int b = static_cast<int>(threadIdx.x); b < schedule.decode_blocks; b += kSplitThreads) {
     starts[b] = StartOf(batch, kv, schedule, layer, num_splits, begin, b);
   }

@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kEvictThreads)
   }
   if (num_active == 0) return;
   __syncthreads();
-  const int64_t lists = static_cast<int64_t>(kv.shape.layers) * kv.shape.kv_heads;
+  const int64_t lists = kv.shape.lists_per_slot();
   for (int64_t task = static_cast<int64_t>(blockIdx.x) * kEvictWarps + warp;
        task < num_active * lists; task += static_cast<int64_t>(gridDim.x) * kEvictWarps) {
     const int seq = active[task / lists], list = static_cast<int>(task % lists);

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kReleaseThreads)
   constexpr int kWarps = kReleaseThreads / kWarp;
   const int slot = released.slot[blockIdx.y];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t lists = static_cast<int64_t>(kv.shape.layers) * kv.shape.kv_heads;
+  const int64_t lists = kv.shape.lists_per_slot();
   const int end = PagesFor(kv.length[slot]);
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp; i < lists;
        i += static_cast<int64_t>(gridDim.x) * kWarps) {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kReleaseThreads)
     }
   }
   const int64_t state = kv.HeadIndex(slot, 0, 0);
-  const int64_t heads = static_cast<int64_t>(kv.shape.layers) * kv.shape.q_heads;
+  const int64_t heads = kv.shape.heads_per_slot();
   Fill(kv.cum_log_f + kv.HeadIndex(kv.After(slot, 0), 0, 0), heads, 0);
   Fill(kv.log_mass + state, heads, -CUDART_INF);
   Fill(kv.decay_sum + state, heads, 0);

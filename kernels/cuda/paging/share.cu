@@ -32,7 +32,7 @@ __device__ void CopyRows(void* page_end, void* last, int64_t count, int from, in
 // c at the last page end: of the last token, or the base of the page that is not full.
 __device__ void CopyGates(const PagedKv& kv, int from, int to, int64_t length, int pages) {
   const int64_t end = int64_t{pages} * kPageTokens;
-  const int64_t heads = static_cast<int64_t>(kv.shape.layers) * kv.shape.q_heads;
+  const int64_t heads = kv.shape.heads_per_slot();
   const int group = kv.shape.group();
   for (int64_t h = blockIdx.x * kShareThreads + threadIdx.x; h < heads;
        h += gridDim.x * kShareThreads) {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kShareThreads)
   WaitOnDependencies();
   constexpr int kWarps = kShareThreads / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t lists = static_cast<int64_t>(kv.shape.layers) * kv.shape.kv_heads;
+  const int64_t lists = kv.shape.lists_per_slot();
   const int64_t length = kv.length[from];
   const int pages = static_cast<int>(length / kPageTokens);
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp; i < lists;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kShareThreads)
       kv.max_log_evicted_mass[list] = kv.max_log_evicted_mass[source];
     }
   }
-  const int64_t heads = static_cast<int64_t>(kv.shape.layers) * kv.shape.q_heads;
+  const int64_t heads = kv.shape.heads_per_slot();
   CopyGates(kv, from, to, length, pages);
   CopySlot(kv.log_mass, kv.log_mass, heads, from, to);
   CopySlot(kv.decay_sum, kv.decay_sum, heads, from, to);

@@ -88,14 +88,6 @@ __device__ __forceinline__ uint2 EncodePart(const Float8& o, int& exponent) {
   return {codes[0], codes[1]};
 }
 
-// The place of a token's exponents.
-__device__ __forceinline__ int8_t* KeyExponent(const PagedKv& kv, int32_t page, int token) {
-  return kv.exponents + static_cast<int64_t>(page) * 2 * kPageTokens + token;
-}
-__device__ __forceinline__ int8_t* ValueExponent(const PagedKv& kv, int32_t page, int token) {
-  return KeyExponent(kv, page, kPageTokens + token);
-}
-
 // A page's keys as rows of head_dim: this lane's eight of token `token`, from dimension `dim` on.
 template <int kHeadDim, typename Part>
 struct PageKeys {
@@ -105,7 +97,7 @@ struct PageKeys {
   __device__ PageKeys(const PagedKv& kv, int32_t page)
       : first(static_cast<const Part*>(kv.keys) +
               static_cast<int64_t>(page) * (kPageTokens * kHeadDim / kVec8)),
-        exponents(kHasExponents<Part> ? KeyExponent(kv, page, 0) : nullptr) {}
+        exponents(kHasExponents<Part> ? kv.KeyExponent(page, 0) : nullptr) {}
 
   __device__ __forceinline__ uint4 Bits(int token, int dim) const {
     const Part part = first[(token * kHeadDim + dim) / kVec8];

@@ -57,6 +57,11 @@ FOX_HOST_DEVICE inline int NumSplits(int first, int last) {
   const int shift = SplitShift(last - first + 1);
   return (last >> shift) - (first >> shift) + 1;
 }
+// The page at which a split begins, where split number `begin` is the first of the window, which
+// may begin within it at page `first`.
+FOX_HOST_DEVICE inline int SplitPage(int first, int shift, int split, int begin) {
+  return ((first >> shift) + split - begin) << shift;
+}
 
 // How many query heads of a kv head decode attention takes together, so that their pages are read
 // once: a group falls into as few parts as that allows, alike but for the last. 1: each by itself.
@@ -118,6 +123,10 @@ struct WidePages {
     const int list = ListOf(seq, kv_head, kv_heads);
     return pages == 0 || (list >= first && list < end);
   }
+  // Of page 0 of a list; -1: its pages are read from the pool.
+  FOX_HOST_DEVICE int PlaceOf(int seq, int kv_head, int kv_heads) const {
+    return pages == 0 ? -1 : (ListOf(seq, kv_head, kv_heads) - first) * pages;
+  }
 };
 
 // Pages of a WidePages: all lists' where they fit into so much memory, and one list's at least.
@@ -153,7 +162,7 @@ struct StepSchedule {
   // splits [split_begin[i], split_begin[i + 1]) of its layer, NumSplits of them, ascending; of
   // heads that are taken together the first owns those of the window from their least first page
   // on. Other heads and sequences own none.
-  int32_t* split_begin = nullptr;  // [layers, max_seq_heads + 1], row stride max_seq_heads + 1
+  int32_t* split_begin = nullptr;  // [layers, max_seq_heads + 1]
   int max_seq_heads = 0;
   // Decode attention's blocks, each of which has as many splits as the others, or one more.
   BlockStart* block_starts = nullptr;  // [layers, decode_blocks]
@@ -169,6 +178,17 @@ struct StepSchedule {
   // N[head_dim]}; all but the first are of the whole page alone, relative to its end, and there if
   // it is full.
   double* page_sums = nullptr;
+
+  // In `boundary` and KeySplits::partial_rows.
+  FOX_HOST_DEVICE int64_t HeadTile(int head, int tile) const {
+    return static_cast<int64_t>(head) * max_tiles + tile;
+  }
+  FOX_HOST_DEVICE int32_t* SplitBegin(int layer) const {
+    return split_begin + static_cast<int64_t>(layer) * (max_seq_heads + 1);
+  }
+  FOX_HOST_DEVICE BlockStart* BlockStarts(int layer) const {
+    return block_starts + static_cast<int64_t>(layer) * decode_blocks;
+  }
 };
 
 }  // namespace fox::cuda

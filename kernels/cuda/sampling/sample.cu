@@ -156,7 +156,7 @@ __device__ void ProcessLogits(const Row& row, const SampleRow& how, const TokenP
   const LogitsProcessorParams logits_processor = how.logits_processor;
   const bool masks_stops = how.position < logits_processor.stops_from;
   const bool has_mask = logits_processor.mask >= 0;
-  if (has_mask) masks += int64_t{logits_processor.mask} * ((row.vocabulary + 31) / 32);
+  if (has_mask) masks += logits_processor.mask * MaskWords(row.vocabulary);
   for (int32_t first = row.begin + static_cast<int32_t>(threadIdx.x); first < row.end;
        first += kAhead * kThreads) {
     float x[kAhead];
@@ -214,7 +214,7 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
   const int32_t vocabulary = static_cast<int32_t>(params.logits.cols);
   const int32_t slice =
       (vocabulary + kBlocks * kRaceGroup - 1) / (kBlocks * kRaceGroup) * kRaceGroup;
-  float* logits = static_cast<float*>(params.logits.data) + index * params.logits.row_stride;
+  float* logits = params.logits.Row<float>(index);
   Row row;
   row.logits = logits;
   row.vocabulary = vocabulary;

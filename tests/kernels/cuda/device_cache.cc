@@ -127,10 +127,10 @@ void DeviceCache::ReadGates(int s, int q_head, const fox::testing::HeadInputs& r
   double c = 0;
   for (int64_t j = 0; j < seq(s).length; ++j) {
     const int32_t page = table[j / kPageTokens];
-    const int64_t summary = SummaryIndex(kv, page, q_head % group());
+    const int64_t summary = kv.SummaryIndex(page, q_head % group());
     const double logit = rows.at(j, rows.gate_column() + q_head);
     gates.c.push_back(c += LogForgetGate(static_cast<double>(static_cast<float>(logit)), -128));
-    gates.local.push_back(LogFOffsetsOf<float>(kv, page, q_head % group())[j % kPageTokens]);
+    gates.local.push_back(kv.LogFOffsets<float>(summary)[j % kPageTokens]);
     if (j % kPageTokens == 0) gates.base.push_back(kv.page_cum_log_f[summary]);
     if (j % kPageTokens != kPageTokens - 1 || options_.acp == AcpMode::kOff) continue;
     gates.key_norm.push_back(kv.max_key_norm[summary]);

@@ -140,7 +140,7 @@ __device__ inline int LaneHead(int heads) { return min(LaneQuery(), heads - 1); 
 __device__ inline const float* LaneGates(const Decode& a, const SeqHead& seq_head,
                                          const HalfPage& half_page, int64_t& summary) {
   summary = Summary(a, half_page.page, seq_head) + LaneHead(NumHeads(a, seq_head.group_head));
-  return LogFOffsets(a, summary) + half_page.half * kHalfPageKeys;
+  return a.kv.LogFOffsets<float>(summary) + half_page.half * kHalfPageKeys;
 }
 
 template <typename Part>
@@ -163,8 +163,8 @@ __device__ __forceinline__ GroupGate LoadGroupGate(const Decode& a, const SeqHea
     const auto load = [](const int8_t* from) {
       return LoadCoherent(reinterpret_cast<const uint2*>(from));
     };
-    gate.key_exponents = load(KeyExponent(a.kv, half_page.page, token));
-    gate.value_exponents = load(ValueExponent(a.kv, half_page.page, token));
+    gate.key_exponents = load(a.kv.KeyExponent(half_page.page, token));
+    gate.value_exponents = load(a.kv.ValueExponent(half_page.page, token));
   }
   return gate;
 }
@@ -175,7 +175,7 @@ __device__ __forceinline__ void PrefetchGroupGates(const Decode& a, const SeqHea
   int64_t summary;
   Prefetch(LaneGates(a, seq_head, half_page, summary));
   Prefetch(a.kv.page_cum_log_f + summary);
-  if constexpr (kHasExponents<Part>) Prefetch(KeyExponent(a.kv, half_page.page, 0));
+  if constexpr (kHasExponents<Part>) Prefetch(a.kv.KeyExponent(half_page.page, 0));
 }
 
 // A warp's copy of a seq_head's query heads in shared memory, as KeptSeqHead for one.
@@ -207,7 +207,7 @@ struct KeptGroup {
           reinterpret_cast<const uint4*>(rows + min(head, last) * kHeadDim + part * 8));
     }
     row.base = LoadCoherent(a.kv.page_cum_log_f + own);
-    row.local = LoadCoherent(LogFOffsets(a, own) + (taken.length - 1) % kPageTokens);
+    row.local = LoadCoherent(a.kv.LogFOffsets<float>(own) + (taken.length - 1) % kPageTokens);
     return row;
   }
 

@@ -42,11 +42,12 @@ __device__ Gate LoadGate(const Decode& a, const SeqHead& seq_head, const HalfPag
   const int key = min(LaneKey<kHeadDim>(), max(half_page.valid - 1, 0));
   Gate gate;
   gate.base = LoadCoherent(a.kv.page_cum_log_f + summary);
-  gate.local = LoadCoherent(LogFOffsets(a, summary) + half_page.half * kHalfPageKeys + key);
+  gate.local =
+      LoadCoherent(a.kv.LogFOffsets<float>(summary) + half_page.half * kHalfPageKeys + key);
   if constexpr (kHasExponents<Part>) {
     const int token = half_page.half * kHalfPageKeys + key;
-    gate.key_exponent = LoadCoherent(KeyExponent(a.kv, half_page.page, token));
-    gate.value_exponent = LoadCoherent(ValueExponent(a.kv, half_page.page, token));
+    gate.key_exponent = LoadCoherent(a.kv.KeyExponent(half_page.page, token));
+    gate.value_exponent = LoadCoherent(a.kv.ValueExponent(half_page.page, token));
   }
   return gate;
 }
@@ -102,8 +103,8 @@ template <typename Part>
 __device__ void PrefetchGates(const Decode& a, const SeqHead& seq_head, const HalfPage& half_page) {
   const int64_t summary = Summary(a, half_page.page, seq_head);
   Prefetch(a.kv.page_cum_log_f + summary);
-  Prefetch(LogFOffsets(a, summary) + half_page.half * kHalfPageKeys);
-  if constexpr (kHasExponents<Part>) Prefetch(KeyExponent(a.kv, half_page.page, 0));
+  Prefetch(a.kv.LogFOffsets<float>(summary) + half_page.half * kHalfPageKeys);
+  if constexpr (kHasExponents<Part>) Prefetch(a.kv.KeyExponent(half_page.page, 0));
 }
 
 template <int kHeadDim, typename Part>

@@ -98,21 +98,12 @@ __host__ __device__ inline int NumSeqHeads(const Decode& a) {
   return a.batch.num_seqs * a.kv.shape.q_heads;
 }
 
-__device__ inline const int32_t* SplitBegin(const Decode& a) {
-  return a.schedule.split_begin +
-         static_cast<int64_t>(a.params.layer) * (a.schedule.max_seq_heads + 1);
-}
-
 __device__ inline int NumPages(const SeqHead& seq_head) {
   return (seq_head.length - 1) / kPageTokens + 1;
 }
 
 __device__ inline int64_t Summary(const Decode& a, int32_t page, const SeqHead& seq_head) {
   return static_cast<int64_t>(page) * a.group + seq_head.group_head;
-}
-
-__device__ inline const float* LogFOffsets(const Decode& a, int64_t summary) {
-  return static_cast<const float*>(a.kv.log_f_offset) + summary * kPageTokens;
 }
 
 // The number of query heads computed together from `group_head` on.
@@ -151,7 +142,7 @@ __device__ Row<kHeadDim> LoadRow(const Decode& a, const SeqHead& seq_head) {
 #pragma unroll
   for (int i = 0; i < W::kCount; ++i) row.q[i] = LoadCoherent(q + W::At(i));
   row.base = LoadCoherent(a.kv.page_cum_log_f + own);
-  row.local = LoadCoherent(LogFOffsets(a, own) + (seq_head.length - 1) % kPageTokens);
+  row.local = LoadCoherent(a.kv.LogFOffsets<float>(own) + (seq_head.length - 1) % kPageTokens);
   row.factors.Load(a.transform, seq_head.row, seq_head.head);
   return row;
 }
@@ -204,9 +195,7 @@ struct Start {
 };
 
 __device__ inline Start LoadStart(const Decode& a) {
-  const BlockStart* planned = a.schedule.block_starts +
-                              static_cast<int64_t>(a.params.layer) * a.schedule.decode_blocks +
-                              blockIdx.x;
+  const BlockStart* planned = a.schedule.BlockStarts(a.params.layer) + blockIdx.x;
   // In parallel: the only loads that are waited for before the keys.
   const uint4* words = reinterpret_cast<const uint4*>(planned);
   const uint4 parts[] = {LoadCoherent(words), LoadCoherent(words + 1), LoadCoherent(words + 2)};
@@ -234,7 +223,7 @@ __device__ inline Start LoadStart(const Decode& a) {
 // The next seq_head that owns splits; `split` is its first. Lanes test many seq_heads at once,
 // because sequences of several rows own none.
 __device__ inline SeqHead NextSeqHead(const Decode& a, int index, int split) {
-  const int32_t* split_begin = SplitBegin(a);
+  const int32_t* split_begin = a.schedule.SplitBegin(a.params.layer);
   for (;; index += kWarp) {
     const int end = LoadCoherent(split_begin + min(index + 2 + Lane(), NumSeqHeads(a)));
     const unsigned owners = __ballot_sync(kAllLanes, end > split);
@@ -249,7 +238,7 @@ __device__ inline SeqHead NextSeqHead(const Decode& a, int index, int split) {
 
 // The split at `cursor`, which is one of 1 << shift pages.
 __device__ inline void EnterSplit(const SeqHead& seq_head, int shift, Cursor& cursor) {
-  const int base = ((seq_head.first_live >> shift) + cursor.split - seq_head.begin) << shift;
+  const int base = SplitPage(seq_head.first_live, shift, cursor.split, seq_head.begin);
   cursor.iteration = max(base, seq_head.first_live) / kIterationPages;
   cursor.iteration_end =
       (min(base + (1 << shift), NumPages(seq_head)) + kIterationPages - 1) / kIterationPages;

@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(kThreads)
         static_cast<uint4*>(out)[to + i] =
             WidenPart(static_cast<const uint2*>(pool)[from + i], *exponent);
       };
-      widen(kv.keys, KeyExponent(kv, page, token), wide.keys);
-      widen(kv.values, ValueExponent(kv, page, token), wide.values);
+      widen(kv.keys, kv.KeyExponent(page, token), wide.keys);
+      widen(kv.values, kv.ValueExponent(page, token), wide.values);
     }
   }
 }

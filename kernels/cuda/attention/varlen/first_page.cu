@@ -87,9 +87,7 @@ __global__ void __launch_bounds__(kVarlenTile)
   const int t = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   if (t >= *state.num_tiles) return;
   const VarlenTile tile = state.tiles[t];
-  const auto* keys = static_cast<const __nv_bfloat16*>(params.k.data) +
-                     tile.batch * params.k.batch_stride + tile.first_token * params.k.token_stride +
-                     kv_head * params.k.head_stride;
+  const auto* keys = params.k.At<const __nv_bfloat16>(tile.batch, tile.first_token, kv_head);
   const int j = static_cast<int>(threadIdx.x), warp = Warp();
   const bool there = j < tile.count;
   float square = 0;
@@ -103,7 +101,7 @@ __global__ void __launch_bounds__(kVarlenTile)
 
   const int group = params.q_heads / params.kv_heads;
   for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    const int64_t own = int64_t{head} * state.max_tiles + t;
+    const int64_t own = state.HeadTile(head, t);
     const float* offsets = OffsetsOf(state, own);
     const float end = offsets[kVarlenTile - 1], page_end = offsets[j | (kVarlenPage - 1)];
     const double paid = OffsetRounding(static_cast<double>(end));

@@ -22,13 +22,6 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 
-// The first row of a tile and head.
-template <typename T>
-__device__ __forceinline__ T* TileRows(const VarlenView& view, const VarlenTile& tile, int head) {
-  return static_cast<T*>(view.data) + tile.batch * view.batch_stride +
-         tile.first_token * view.token_stride + head * view.head_stride;
-}
-
 // The last row tile of the key tile's sequence whose view begins before the key tile's end.
 __device__ int LastRowTile(const VarlenState& state, int head, int t) {
   const VarlenTile tile = state.tiles[t];
@@ -51,9 +44,9 @@ __global__ void __launch_bounds__(kThreads)
   if (t == 0 && head == 0 && thread == 0) *gradients.work_counter = 0;
   if (t >= *state.num_tiles) return;
   const VarlenTile tile = state.tiles[t];
-  const int64_t own = int64_t{head} * state.max_tiles + t;
-  const auto* out = TileRows<const __nv_bfloat16>(params.out, tile, head);
-  const auto* d_out = TileRows<const __nv_bfloat16>(params.d_out, tile, head);
+  const int64_t own = state.HeadTile(head, t);
+  const auto* out = params.out.At<const __nv_bfloat16>(tile.batch, tile.first_token, head);
+  const auto* d_out = params.d_out.At<const __nv_bfloat16>(tile.batch, tile.first_token, head);
   const int column = thread % kLanes * kVec8;
   const Float8 zeros{};
 #pragma unroll
@@ -117,12 +110,12 @@ __global__ void __launch_bounds__(kThreads)
   const int thread = static_cast<int>(threadIdx.x);
   if (t >= *state.num_tiles) return;
   const VarlenTile tile = state.tiles[t];
-  const int64_t own = int64_t{head} * state.max_tiles + t;
+  const int64_t own = state.HeadTile(head, t);
   if (Warp() == 0) {
     const GateSums sums = SumGateGradients(gradients, own, tile.count);
     if (Lane() == kWarp - 1) gradients.gate_sum[own] = static_cast<double>(sums.sum[kParts - 1]);
   }
-  auto* dq = TileRows<__nv_bfloat16>(params.dq, tile, head);
+  auto* dq = params.dq.At<__nv_bfloat16>(tile.batch, tile.first_token, head);
   const int column = thread % kLanes * kVec8;
   const auto scale = static_cast<float>(params.scale);
 #pragma unroll
@@ -166,9 +159,9 @@ __global__ void __launch_bounds__(kThreads)
   const int t = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y) * kWarps + Warp();
   if (t >= *state.num_tiles || head >= q_heads) return;
   const VarlenTile tile = state.tiles[t];
-  const int64_t own = int64_t{head} * state.max_tiles + t;
+  const int64_t own = state.HeadTile(head, t);
   const GateSums sums = SumGateGradients(gradients, own, tile.count);
-  auto* to = TileRows<float>(d_log_fgate, tile, head);
+  auto* to = d_log_fgate.At<float>(tile.batch, tile.first_token, head);
 #pragma unroll
   for (int p = 0; p < kParts; ++p) {
     const int i = GateSums::Row(p);

@@ -65,9 +65,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   const int t = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y) * kWarps + Warp();
   if (t >= *state.num_tiles || head >= q_heads) return;
   const VarlenTile tile = state.tiles[t];
-  const float* gates = static_cast<const float*>(log_fgate.data) +
-                       tile.batch * log_fgate.batch_stride +
-                       tile.first_token * log_fgate.token_stride + head * log_fgate.head_stride;
+  const float* gates = log_fgate.At<float>(tile.batch, tile.first_token, head);
   constexpr int kParts = kVarlenTile / kWarp;
   double part[kParts];
 #pragma unroll
@@ -76,7 +74,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
     part[i] = j < tile.count ? static_cast<double>(gates[j * log_fgate.token_stride]) : 0;
     if (part[i] < kLeastLogGate) part[i] = kLeastLogGate;
   }
-  const int64_t own = static_cast<int64_t>(head) * state.max_tiles + t;
+  const int64_t own = state.HeadTile(head, t);
   double before = 0;
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {

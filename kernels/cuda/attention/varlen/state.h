@@ -55,7 +55,11 @@ struct VarlenState {
   // head_dim floats of a tile are sum_j exp(c_e - c_j) k_j.
   VarlenKeySums* key_sums = nullptr;
 
-  // c_i - c_ref of a tile's row; `index`: of (head, tile).
+  // In arrays [q_heads][max_tiles], those of VarlenGradients too.
+  FOX_HOST_DEVICE int64_t HeadTile(int head, int tile) const {
+    return static_cast<int64_t>(head) * max_tiles + tile;
+  }
+  // c_i - c_ref of a tile's row; `index`: its HeadTile.
   FOX_HOST_DEVICE double RowDecay(int64_t index, int row) const {
     const float* offset = log_f_offset + index * kVarlenTile;
     return static_cast<double>(offset[row]) - static_cast<double>(offset[0]);

@@ -264,13 +264,15 @@ class AppendPair {
       const int tokens =
           static_cast<int>(std::min<int64_t>(kPageTokens, length - int64_t{p} * kPageTokens));
       const int32_t cpu_page = cpu.Table(list)[p];
-      const int64_t gpu_page = table_[static_cast<size_t>(list * shape_.max_pages + p)];
+      const int32_t gpu_page = table_[static_cast<size_t>(list * shape_.max_pages + p)];
       ASSERT_GE(gpu_page, 0);
       CompareTokens(cpu_page, gpu_page, tokens);
       for (int g = 0; g < shape_.group(); ++g) {
-        CompareGates(cpu_page, gpu_page, g, tokens);
+        const int64_t summary = cpu.SummaryIndex(cpu_page, g);
+        const auto at = static_cast<size_t>(cpu.SummaryIndex(gpu_page, g));
+        CompareGates(summary, at, tokens);
         if (tokens == kPageTokens && setup_.acp != AcpMode::kOff) {
-          CompareSummary(cpu_page, gpu_page, kv_head, g);
+          CompareSummary(summary, at, kv_head * shape_.group() + g);
         }
       }
       if (::testing::Test::HasFailure()) return;
@@ -304,13 +306,13 @@ class AppendPair {
   // Gates are float32, 1e-6 of each at most; all have one sign, so their sums are as good.
   static constexpr double kGateError = 2e-6;
 
-  void CompareGates(int32_t cpu_page, int64_t gpu_page, int g, int tokens) {
+  // Of a page and query head: indices on the CPU and on the GPU.
+  void CompareGates(int64_t summary, size_t at, int tokens) {
     const PagedKv& cpu = cpu_kv_.view();
-    const auto at = static_cast<size_t>(gpu_page * shape_.group() + g);
-    const double base = cpu.page_cum_log_f[SummaryIndex(cpu, cpu_page, g)];
+    const double base = cpu.page_cum_log_f[summary];
     EXPECT_LE(std::abs(base_[at] - base), kGateError * std::abs(base)) << "page_cum_log_f";
     for (int t = 0; t < tokens; ++t) {
-      const auto local = static_cast<double>(LogFOffsetsOf<float>(cpu, cpu_page, g)[t]);
+      const auto local = static_cast<double>(cpu.LogFOffsets<float>(summary)[t]);
       const auto actual = static_cast<double>(local_[at * kPageTokens + static_cast<size_t>(t)]);
       ASSERT_LE(std::abs(actual - local), kGateError * std::abs(local)) << "local gate " << t;
       largest_local_ = std::max(largest_local_, std::abs(local));
@@ -339,14 +341,12 @@ class AppendPair {
     return (kKeyNormInflation * most + std::sqrt(rest)) * largest_key_;
   }
 
-  void CompareSummary(int32_t cpu_page, int64_t gpu_page, int kv_head, int g) const {
+  void CompareSummary(int64_t summary, size_t at, int head) const {
     const PagedKv& cpu = cpu_kv_.view();
-    const auto at = static_cast<size_t>(gpu_page * shape_.group() + g);
-    const int64_t summary = SummaryIndex(cpu, cpu_page, g);
-    const double c_end = cpu.page_cum_log_f[summary] + static_cast<double>(LogFOffsetsOf<float>(
-                                                           cpu, cpu_page, g)[kPageTokens - 1]);
+    const double c_end = cpu.page_cum_log_f[summary] +
+                         static_cast<double>(cpu.LogFOffsets<float>(summary)[kPageTokens - 1]);
     const double by_gates = kGateError * std::abs(c_end) + 1e-5;
-    const double tolerance = KeyError() * LargestBound(kv_head * shape_.group() + g) + by_gates;
+    const double tolerance = KeyError() * LargestBound(head) + by_gates;
     EXPECT_LE(std::abs(norm_[at] - cpu.max_key_norm[summary]),
               KeyError() * cpu.max_key_norm[summary]);
     EXPECT_LE(std::abs(log_mass_bound_[at] - cpu.log_mass_bound[summary]),

@@ -80,7 +80,7 @@ template <int kHeadDim>
 __device__ __forceinline__ void SetBias(const BackwardArguments& arguments, const KeyTile& tile,
                                         const Step& step, const StepRows<kHeadDim>& rows,
                                         KeyState<kHeadDim>& keys) {
-  const int64_t own = int64_t{step.head} * arguments.state.max_tiles + tile.index;
+  const int64_t own = arguments.state.HeadTile(step.head, tile.index);
   const double c_ref = rows.cum_log_f + static_cast<double>(rows.log_f_offset);
   const auto gate = static_cast<float>(c_ref - arguments.state.cum_log_f[own]);
 #pragma unroll
@@ -293,8 +293,8 @@ template <int kHeadDim>
 __device__ __forceinline__ void StoreColumnSums(const BackwardArguments& arguments,
                                                 const KeyTile& tile, int head,
                                                 KeyState<kHeadDim>& keys) {
-  float* to = arguments.gradients.col_sum +
-              (int64_t{head} * arguments.state.max_tiles + tile.index) * kVarlenTile;
+  float* to =
+      arguments.gradients.col_sum + arguments.state.HeadTile(head, tile.index) * kVarlenTile;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float sum = QuadSum(keys.col_sum[half]);

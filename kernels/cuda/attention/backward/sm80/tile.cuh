@@ -91,7 +91,7 @@ struct Step {
 
   // Of the row tile, of the step's first row and of its first element in padded arrays.
   __device__ int64_t Tile(const BackwardArguments& arguments, const KeyTile& tile) const {
-    return int64_t{head} * arguments.state.max_tiles + tile.index + row / kVarlenTile;
+    return arguments.state.HeadTile(head, tile.index) + row / kVarlenTile;
   }
   __device__ int64_t PaddedRow(const BackwardArguments& arguments, const KeyTile& tile) const {
     return Tile(arguments, tile) * kVarlenTile + row % kVarlenTile;
@@ -100,7 +100,7 @@ struct Step {
 
 __device__ __forceinline__ Step FirstStep(const BackwardArguments& arguments, const KeyTile& tile,
                                           int head) {
-  const int64_t index = int64_t{head} * arguments.state.max_tiles + tile.index;
+  const int64_t index = arguments.state.HeadTile(head, tile.index);
   const int num_tiles = arguments.gradients.last_row_tile[index] - tile.index + 1;
   return {head, 0, min(num_tiles * kVarlenTile, tile.num_rows)};
 }
@@ -118,8 +118,7 @@ __device__ __forceinline__ Step NextStep(const BackwardArguments& arguments, con
 template <typename T>
 __device__ __forceinline__ T* RowOf(const VarlenView& view, const KeyTile& tile, int row,
                                     int head) {
-  return static_cast<T*>(view.data) + tile.batch * view.batch_stride +
-         (tile.first_token + row) * view.token_stride + head * view.head_stride;
+  return view.At<T>(tile.batch, tile.first_token + row, head);
 }
 
 // Rows [first, first + kRows) of a view, counted from the tile's first token; rows from `end` on as

@@ -297,9 +297,7 @@ class BackwardConsumer {
   __device__ __forceinline__ void Store(const VarlenView& view, const BackwardItem& item,
                                         const float (&sums)[kHeadDim / 2], float scale) {
     const int quad_lane = lane_ % 4;
-    auto* to = static_cast<__nv_bfloat16*>(view.data) + item.batch * view.batch_stride +
-               (item.token + key()) * view.token_stride + item.kv_head * view.head_stride +
-               8 * quad_lane;
+    auto* to = view.At<__nv_bfloat16>(item.batch, item.token + key(), item.kv_head) + 8 * quad_lane;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool real = key() + 8 * r < item.tokens;

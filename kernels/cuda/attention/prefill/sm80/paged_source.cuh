@@ -57,9 +57,7 @@ struct PagedSource {
   __device__ __forceinline__ int NumTiles() const { return *schedule.num_tiles; }
   // Whether this launch computes the tile.
   __device__ __forceinline__ bool Covers(int t, int head) const {
-    const WidePages& wide = schedule.wide;
-    const int kv_head = head / kv.shape.group();
-    return wide.pages == 0 || wide.Covers(schedule.tiles[t].seq, kv_head, kv.shape.kv_heads);
+    return schedule.wide.Covers(schedule.tiles[t].seq, head / kv.shape.group(), kv.shape.kv_heads);
   }
 
   __device__ __forceinline__ double CumulativeGate(int64_t gate_index) const {
@@ -80,15 +78,12 @@ struct PagedSource {
     tile.table = kv.Table(kv.ListIndex(rows.slot, layer, head / tile.group));
     tile.first_page = rows.position / kPageTokens;
     tile.last_page = (rows.position + rows.count - 1) / kPageTokens;
-    tile.left = min(schedule.boundary[static_cast<int64_t>(head) * schedule.max_tiles + t],
-                    tile.first_page);
+    tile.left = min(schedule.boundary[schedule.HeadTile(head, t)], tile.first_page);
     tile.ref_log_decay = CumulativeGate(tile.GateIndex(0));
     tile.c_last = CumulativeGate(tile.GateIndex(rows.count - 1));
     tile.max_norm_product = max_norm_product == nullptr ? CUDART_INF : max_norm_product[head];
     tile.log_eps = log_tolerance == nullptr ? -CUDART_INF : log_tolerance[rows.seq];
-    const WidePages& wide = schedule.wide;
-    const int list = wide.ListOf(rows.seq, head / tile.group, kv.shape.kv_heads) - wide.first;
-    tile.wide = wide.pages == 0 ? -1 : list * wide.pages;
+    tile.wide = schedule.wide.PlaceOf(rows.seq, head / tile.group, kv.shape.kv_heads);
     return tile;
   }
 
@@ -114,8 +109,7 @@ struct PagedSource {
   }
   __device__ __forceinline__ GlobalGates Gates(const Tile& tile, int page) const {
     const int64_t summary = tile.Summary(page);
-    return {static_cast<const float*>(kv.log_f_offset) + summary * kPageTokens,
-            kv.page_cum_log_f + summary};
+    return {kv.LogFOffsets<float>(summary), kv.page_cum_log_f + summary};
   }
   // E of the page left of page n.
   __device__ __forceinline__ const double* NextScore(const Tile& tile, int n) const {

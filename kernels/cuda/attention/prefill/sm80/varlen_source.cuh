@@ -36,7 +36,7 @@ struct VarlenSource {
   __device__ __forceinline__ Tile ViewOf(int t, int head) const {
     const VarlenTile rows = state.tiles[t];
     Tile tile;
-    tile.index = static_cast<int64_t>(head) * state.max_tiles + t;
+    tile.index = state.HeadTile(head, t);
     tile.batch = rows.batch;
     tile.first_token = rows.first_token;
     tile.count = rows.count;
@@ -54,8 +54,7 @@ struct VarlenSource {
   __device__ __forceinline__ static __nv_bfloat16* Row(const VarlenView& view, const Tile& tile,
                                                        int head, int position) {
     const int token = tile.first_token + position - tile.position;
-    return static_cast<__nv_bfloat16*>(view.data) + tile.batch * view.batch_stride +
-           token * view.token_stride + head * view.head_stride;
+    return view.At<__nv_bfloat16>(tile.batch, token, head);
   }
 
   template <int kHeadDim>

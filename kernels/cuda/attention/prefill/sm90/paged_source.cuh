@@ -86,9 +86,7 @@ struct PagedSource {
   }
   // Whether this launch computes the head tile.
   __device__ __forceinline__ bool Covers(int tile, int head) const {
-    const WidePages& wide = schedule.wide;
-    return wide.pages == 0 ||
-           wide.Covers(schedule.tiles[tile].seq, head / group, kv.shape.kv_heads);
+    return schedule.wide.Covers(schedule.tiles[tile].seq, head / group, kv.shape.kv_heads);
   }
   __device__ __forceinline__ static bool IsSplit(const Work& work) { return work.partial_row >= 0; }
   __device__ __forceinline__ static bool IsSerial(const Work& work) { return work.serial != 0; }
@@ -127,7 +125,7 @@ struct PagedSource {
   __device__ __forceinline__ void MakeWork(Work& work, int tile, int head, int split,
                                            int serial) const {
     const KeySplits& splits = schedule.key_splits;
-    const int64_t head_tile = static_cast<int64_t>(head) * schedule.max_tiles + tile;
+    const int64_t head_tile = schedule.HeadTile(head, tile);
     const RowBlock rows = schedule.tiles[tile];
     const int boundary = schedule.boundary[head_tile];
     const int planned_row = splits.partial_rows == nullptr ? -1 : splits.partial_rows[head_tile];
@@ -211,8 +209,6 @@ struct PagedSource {
   }
 
   __device__ __forceinline__ KvLoop MakeKvLoop(const Work& work) const {
-    const WidePages& wide = schedule.wide;
-    const int list = wide.ListOf(work.seq, work.head / group, kv.shape.kv_heads) - wide.first;
     return {kv.page_table + work.table,
             work.first_page,
             work.last_page(),
@@ -221,7 +217,7 @@ struct PagedSource {
             work.head % group,
             work.ref_log_decay,
             work.log_tolerance,
-            wide.pages == 0 ? -1 : list * wide.pages};
+            schedule.wide.PlaceOf(work.seq, work.head / group, kv.shape.kv_heads)};
   }
 
   // The gates of the loop's i-th tile; the lane keeps `ids` from the first tile to the last.

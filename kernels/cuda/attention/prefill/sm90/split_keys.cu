@@ -35,7 +35,7 @@ __device__ HeadTileRange RangeOf(const StepSchedule& schedule, int head_tile, in
   HeadTileRange range;
   range.head = head_tile / num_tiles;
   range.tile = head_tile % num_tiles;
-  range.index = static_cast<int64_t>(range.head) * schedule.max_tiles + range.tile;
+  range.index = schedule.HeadTile(range.head, range.tile);
   const RowBlock rows = schedule.tiles[range.tile];
   range.rows = rows.count;
   const int first = min(schedule.boundary[range.index], rows.position / kPageTokens) / 2;
@@ -127,6 +127,7 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
   const int items = *plan.num_split_tiles * kGroups;
   for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
     const SplitHeadTile head_tile = plan.split_tiles[item / kGroups];
+    if (!source.Covers(head_tile.tile, head_tile.head)) continue;
     const int count = head_tile.splits;
     PagedWork work{};
     source.PlaceWork(work, source.schedule.tiles[head_tile.tile], head_tile.head);

@@ -58,7 +58,7 @@ struct VarlenSource {
   template <bool kCertified>
   __device__ __forceinline__ void MakeWork(Work& work, int tile, int head, int, int) const {
     const VarlenTile rows = state.tiles[tile];
-    work.index = static_cast<int64_t>(head) * state.max_tiles + tile;
+    work.index = state.HeadTile(head, tile);
     work.first_row = rows.first_token;
     work.count = rows.count;
     work.position = rows.position;
@@ -116,9 +116,7 @@ struct VarlenSource {
 
   template <int kHeadDim>
   __device__ __forceinline__ __nv_bfloat16* OutRow(const Work& work, int row) const {
-    return static_cast<__nv_bfloat16*>(out.data) + work.batch * out.batch_stride +
-           (static_cast<int64_t>(work.first_row) + row) * out.token_stride +
-           work.head * out.head_stride;
+    return out.At<__nv_bfloat16>(work.batch, static_cast<int64_t>(work.first_row) + row, work.head);
   }
 
   __device__ __forceinline__ void MergeSink(const Work& work, int row, MergedRow& sums) const {
