@@ -161,9 +161,11 @@ void CudaOps::Reserve(const Workload& load) {
   take(schedule.boundary, static_cast<int64_t>(shape.q_heads) * schedule.max_tiles);
   take(schedule.tile_counter, 1);
   take(schedule.split_begin, static_cast<int64_t>(shape.layers) * (schedule.max_seq_heads + 1));
-  state_->device_error.Check(cuda::DecodeBlocks(shape, &schedule.decode_blocks),
+  state_->device_error.Check(cuda::DecodeBlocks(shape, &state_->resident_blocks),
                              "ask for blocks of decode attention");
-  take(schedule.block_starts, static_cast<int64_t>(shape.layers) * schedule.decode_blocks);
+  const int64_t cluster_blocks = cuda::kMaxClusterRows * cuda::kClusterBlocks * shape.q_heads;
+  take(schedule.block_starts,
+       shape.layers * std::max<int64_t>(state_->resident_blocks, cluster_blocks));
   take(state_->first_visible_pages, schedule.max_seq_heads);
   take(schedule.partial, static_cast<int64_t>(schedule.max_splits) * cuda::HeadsTogether(shape) *
                              cuda::PartialFloats(shape.head_dim));
@@ -246,9 +248,14 @@ std::unique_ptr<PackedWeight> CudaOps::PackRounded(const MatrixView& weight, int
 void CudaOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) {
   FOX_CHECK(batch.num_seqs * kv.shape.q_heads <= state_->schedule.max_seq_heads);
   FOX_CHECK(State::MaxTiles(batch) <= state_->schedule.max_tiles);
-  state_->Enqueue("begin a step", stream, [&](cudaStream_t on) {
-    return cuda::BeginStep(batch, kv, state_->schedule, on);
-  });
+  cuda::StepSchedule& schedule = state_->schedule;
+  schedule.by_clusters =
+      batch.small && batch.num_rows <= cuda::kMaxClusterRows && cuda::DecodeClusterRuns(kv.shape);
+  schedule.decode_blocks = schedule.by_clusters
+                               ? batch.num_seqs * kv.shape.q_heads * cuda::kClusterBlocks
+                               : state_->resident_blocks;
+  state_->Enqueue("begin a step", stream,
+                  [&](cudaStream_t on) { return cuda::BeginStep(batch, kv, schedule, on); });
 }
 
 void CudaOps::Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
@@ -304,10 +311,8 @@ void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, c
     });
   }
   const bool reads_early = !state_->unfinished.MayTouch(kv.keys);
-  BatchView decodes = batch;
-  decodes.small = batch.small && batch.num_rows <= cuda::kMaxClusterRows;
   state_->Enqueue("attend, single rows", stream, [&](cudaStream_t on) {
-    return cuda::DecodeAttention(decodes, params, kv, schedule, reads_early, on);
+    return cuda::DecodeAttention(batch, params, kv, schedule, reads_early, on);
   });
 }
 

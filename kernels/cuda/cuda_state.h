@@ -74,6 +74,7 @@ struct CudaOps::State {
   UnfinishedWrites unfinished;
   std::vector<Buffer> buffers;  // behind `work`
   cuda::StepSchedule schedule;
+  int resident_blocks = 0;                 // cuda::DecodeBlocks
   int32_t* first_visible_pages = nullptr;  // work.window of the layers that have some
 };
 

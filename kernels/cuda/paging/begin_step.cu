@@ -146,21 +146,9 @@ __device__ __forceinline__ int SplitsOf(const BatchView& batch, const PagedKv& k
   return NumSplits(first, last);
 }
 
-// The start of block b, where seq_head i's splits begin at `begin(i)`. A few splits go to the first
-// blocks, which are on different SMs.
-template <typename Begin>
-__device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
-                              const StepSchedule& schedule, int layer, int num_splits,
-                              const Begin& begin, int b) {
-  const int seq_heads = batch.num_seqs * kv.shape.q_heads;
-  const int share = num_splits / schedule.decode_blocks, rest = num_splits % schedule.decode_blocks;
-  BlockStart start{};
-  start.first = b * share + min(b, rest);
-  start.last = start.first + share + (b < rest ? 1 : 0);
-  if (start.first == start.last) return start;
-  start.seq_head = UpperBoundIndex(start.first, seq_heads, begin);
-  start.begin = begin(start.seq_head);
-  start.end = start.seq_head + 1 < seq_heads ? begin(start.seq_head + 1) : num_splits;
+// The start of a block of which first, last, seq_head, begin and end are known.
+__device__ BlockStart Completed(BlockStart start, const BatchView& batch, const PagedKv& kv,
+                                const StepSchedule& schedule, int layer) {
   const SequenceRows rows = RowsOf(batch, start.seq_head / kv.shape.q_heads);
   const int last_page = static_cast<int>(rows.position / kPageTokens);
   start.length = static_cast<int>(rows.position) + 1;
@@ -182,6 +170,35 @@ __device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
   return start;
 }
 
+// The start of block b, where seq_head i's splits begin at `begin(i)`. A few splits go to the first
+// blocks, which are on different SMs.
+template <typename Begin>
+__device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
+                              const StepSchedule& schedule, int layer, int num_splits,
+                              const Begin& begin, int b) {
+  const int seq_heads = batch.num_seqs * kv.shape.q_heads;
+  const int share = num_splits / schedule.decode_blocks, rest = num_splits % schedule.decode_blocks;
+  BlockStart start{};
+  start.first = b * share + min(b, rest);
+  start.last = start.first + share + (b < rest ? 1 : 0);
+  if (start.first == start.last) return start;
+  start.seq_head = UpperBoundIndex(start.first, seq_heads, begin);
+  start.begin = begin(start.seq_head);
+  start.end = start.seq_head + 1 < seq_heads ? begin(start.seq_head + 1) : num_splits;
+  return Completed(start, batch, kv, schedule, layer);
+}
+
+// That of block b of the clusters, each of which numbers its window's splits from 0 on.
+__device__ BlockStart ClusterStartOf(const BatchView& batch, const PagedKv& kv,
+                                     const StepSchedule& schedule, int layer, int b) {
+  BlockStart start{};
+  start.seq_head = b / kClusterBlocks;
+  start.first = b % kClusterBlocks * kClusterBlockSplits;
+  start.end = SplitsOf(batch, kv, schedule, layer, start.seq_head);
+  start.last = max(start.first, start.end);
+  return start.first == start.last ? start : Completed(start, batch, kv, schedule, layer);
+}
+
 // Pops the pages that BeginStepKernel allocated from the free stack. By one thread block.
 __device__ void CommitPops(const BatchView& batch, const PagedKv& kv, uint64_t* warp_sums) {
   uint64_t taken = 0, total;
@@ -197,19 +214,13 @@ __device__ void CommitPops(const BatchView& batch, const PagedKv& kv, uint64_t* 
   }
 }
 
-// One thread block per layer, from `first_layer` on. If there are more splits than fit, the last
-// ones are omitted and their rows not written.
-__global__ void __launch_bounds__(kSplitThreads)
-    PlanSplitsKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule,
-                     int first_layer, bool ends_taking) {
-  constexpr int kNear = kSplitThreads * kSeqHeadsPerThread;
-  __shared__ int near_begin[kNear];  // of the first seq_heads, for the search
+constexpr int kNear = kSplitThreads * kSeqHeadsPerThread;
+
+// Writes where each seq_head's splits begin, for the first kNear also to `near_begin`; their
+// number. If there are more than fit, the last ones are omitted and their rows not written.
+__device__ int CountSplits(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
+                           int layer, int* near_begin) {
   __shared__ int warp_sums[kSplitThreads / kWarp];
-  __shared__ uint64_t taken_sums[kSplitThreads / kWarp];
-  TriggerDependents();
-  // BeginStepKernel triggers after its wait, and writes nothing that splits are counted by.
-  if (!ends_taking) WaitOnDependencies();
-  const int layer = first_layer + static_cast<int>(blockIdx.x);
   const int seq_heads = batch.num_seqs * kv.shape.q_heads;
   const int each = min((seq_heads + kSplitThreads - 1) / kSplitThreads, kSeqHeadsPerThread);
   int32_t* far_begin = schedule.SplitBegin(layer);
@@ -239,12 +250,30 @@ __global__ void __launch_bounds__(kSplitThreads)
     far_begin[seq_heads] = num_splits;
     if (carry > schedule.max_splits) Report(kv, PoolFault::kSplitOverflow);
   }
+  return num_splits;
+}
+
+// One thread block per layer, from `first_layer` on.
+__global__ void __launch_bounds__(kSplitThreads)
+    PlanSplitsKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule,
+                     int first_layer, bool ends_taking) {
+  __shared__ int near_begin[kNear];  // of the first seq_heads, for the search
+  __shared__ uint64_t taken_sums[kSplitThreads / kWarp];
+  TriggerDependents();
+  // BeginStepKernel triggers after its wait, and writes nothing that splits are counted by.
+  if (!ends_taking) WaitOnDependencies();
+  const int layer = first_layer + static_cast<int>(blockIdx.x);
+  const int num_splits =
+      schedule.by_clusters ? 0 : CountSplits(batch, kv, schedule, layer, near_begin);
   if (ends_taking) WaitOnDependencies();
   __syncthreads();
+  const int32_t* far_begin =
+      schedule.split_begin + static_cast<int64_t>(layer) * (schedule.max_seq_heads + 1);
   const auto begin = [&](int i) { return i < kNear ? near_begin[i] : far_begin[i]; };
   BlockStart* starts = schedule.BlockStarts(layer);
   for (int b = static_cast<int>(threadIdx.x); b < schedule.decode_blocks; b += kSplitThreads) {
-    starts[b] = StartOf(batch, kv, schedule, layer, num_splits, begin, b);
+    starts[b] = schedule.by_clusters ? ClusterStartOf(batch, kv, schedule, layer, b)
+                                     : StartOf(batch, kv, schedule, layer, num_splits, begin, b);
   }
   if (ends_taking && blockIdx.x == 0) CommitPops(batch, kv, taken_sums);
 }

@@ -91,8 +91,13 @@ inline int64_t MaxDecodeSplits(int64_t max_seqs, const PagedKvShape& shape) {
   return max_seqs * shape.kv_heads * parts * splits;
 }
 
+// A cluster of decode attention, which takes a whole window: its blocks, and splits that a block
+// takes at a time.
+inline constexpr int kClusterBlocks = 8;
+inline constexpr int kClusterBlockSplits = 2;
+
 // What a block of decode attention has to know before it can ask for its first keys.
-inline constexpr int kStartPages = 4;
+inline constexpr int kStartPages = kClusterBlockSplits << kMinSplitShift;
 struct alignas(16) BlockStart {
   int32_t first, last;  // its splits; what follows is of the seq_head that owns the first
   int32_t seq_head;
@@ -164,9 +169,11 @@ struct StepSchedule {
   // on. Other heads and sequences own none.
   int32_t* split_begin = nullptr;  // [layers, max_seq_heads + 1]
   int max_seq_heads = 0;
-  // Decode attention's blocks, each of which has as many splits as the others, or one more.
+  // Decode attention's blocks. By clusters: kClusterBlocks of each number i, and nothing owns
+  // splits; else each has as many splits as the others, or one more.
   BlockStart* block_starts = nullptr;  // [layers, decode_blocks]
   int decode_blocks = 0;
+  bool by_clusters = false;
   // First page that a seq_head may see, of the current layer: [max_seq_heads], those of sequences
   // with exactly one row. Null: its first live page.
   int32_t* first_visible_page = nullptr;

@@ -20,11 +20,11 @@ namespace {
 using namespace decode;
 
 // The largest portable cluster. Twice as many blocks of half as many warps were slower, because few
-// such clusters fit at a time.
-constexpr int kBlocks = 8;
-constexpr int kBlockWarps = 8;
+// such clusters fit at a time; so were 4 blocks in more turns, by 2 us a layer.
+constexpr int kBlocks = kClusterBlocks;
+constexpr int kBlockWarps = kClusterBlockSplits * kWarps;
 constexpr int kBlockThreads = kBlockWarps * kWarp;
-constexpr int kBlockSplits = kBlockWarps / kWarps;  // that a block takes at a time
+constexpr int kBlockSplits = kClusterBlockSplits;
 constexpr int kSplitsAtOnce = kBlocks * kBlockSplits;
 constexpr int kMaxPages = static_cast<int>(kSmallBatchTokens / kPageTokens);
 constexpr int kMaxWindowSplits = kMaxPages >> kMinSplitShift;
@@ -54,37 +54,40 @@ __device__ __forceinline__ bool Advance(const SeqHead& seq_head, Cursor& cursor)
   return true;
 }
 
-// The warp's half pages of splits `first`, first + kSplitsAtOnce, ...; keys and values of the first
-// half page are in registers before the row is.
+// The warp's half pages of its split of the block's, and of every kSplitsAtOnce-th one behind it;
+// keys and values of the first half page are in registers before the row is.
 template <int kHeadDim, typename Part>
-__device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head, int first,
+__device__ __forceinline__ void Attend(const Decode& a, const Start& start,
                                        ClusterShared<kHeadDim>& shared) {
   using L = Layout<kHeadDim>;
   KeptSeqHead<kHeadDim>& kept = shared.seq_heads[Warp()];
-  const bool exists = first < seq_head.end;
-  Cursor cursor{0, first, 0, 0};
+  const SeqHead& seq_head = start.seq_head;
+  Cursor cursor{0, start.first + Warp() / kWarps, 0, 0};
+  const bool exists = cursor.split < seq_head.end;
   EnterSplit(seq_head, kMinSplitShift, cursor);
-  HalfPage half_page = PlaceAt(seq_head, cursor.iteration, exists);
+  HalfPage half_page = HalfPageAt(start, cursor.iteration, exists);
   int split = cursor.split;
   bool more = exists && Advance(seq_head, cursor);
-  HalfPage next = PlaceAt(seq_head, cursor.iteration, more);
-  // Both ids by one load and a shuffle, so that the next tiles are fetched without waiting for this
-  // one's keys and values.
-  const int32_t id = LoadCoherent(seq_head.table + (Lane() == 0 ? half_page.page : next.page));
-  half_page.page = FromLane(id, 0);
-  next.page = FromLane(id, 1);
+  HalfPage next = cursor.split == split ? HalfPageAt(start, cursor.iteration, more)
+                                        : HalfPageAt(seq_head, cursor.iteration, more);
   Part keys[L::kLoads], values[L::kLoads];
   PrefetchGates<Part>(a, seq_head, half_page);
   LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
   LoadTile<kHeadDim>(a.kv.values, half_page, values);
-  if (more) {
-    PrefetchGates<Part>(a, seq_head, next);
-    PrefetchTiles<kHeadDim, Part>(a, next);
+  Cursor ahead = cursor;
+  HalfPage later = next;
+  for (bool further = more; further;) {
+    PrefetchGates<Part>(a, seq_head, later);
+    PrefetchTiles<kHeadDim, Part>(a, later);
+    further = Advance(seq_head, ahead);
+    if (further) later = HalfPageAt(seq_head, ahead.iteration, true);
   }
   PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head);
-  TriggerDependents();
   WaitOnDependencies();
-  if (!exists) return;
+  if (!exists) {
+    TriggerDependents();
+    return;
+  }
   const Row<kHeadDim> row = LoadRow<kHeadDim>(a, seq_head);
   Gate gate = LoadGate<kHeadDim, Part>(a, seq_head, half_page);
   LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
@@ -93,6 +96,9 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
   Softmax softmax;
 #pragma unroll 1
   for (;;) {
+    // Only when all loads are under way: the products behind this kernel copy their weights at
+    // once, and a load then takes twice as long.
+    if (!more) TriggerDependents();
     const float weight = ScoresToProbs<kHeadDim>(kept, keys, gate, half_page.valid, softmax);
     WarpParts<kHeadDim, kWarps>& parts =
         shared.splits[split / kSplitsAtOnce * kBlockSplits + Warp() / kWarps];
@@ -112,7 +118,6 @@ __device__ __forceinline__ void Attend(const Decode& a, const SeqHead& seq_head,
     next = HalfPageAt(kept.seq_head, cursor.iteration, more);
     AddValues<kHeadDim>(weight, values, softmax);
     LoadTile<kHeadDim>(a.kv.values, half_page, values);
-    if (more) PrefetchTiles<kHeadDim, Part>(a, next);
     if (!split_ends) continue;
     parts.Put(Warp() % kWarps, softmax, shared.lane_groups[Warp()]);
     softmax = Softmax();
@@ -184,13 +189,14 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim >
     DecodeClusterKernel(const __grid_constant__ Decode a) {
   __shared__ ClusterShared<kHeadDim> shared;
   const int rank = static_cast<int>(blockIdx.x) % kBlocks;
-  const int index = static_cast<int>(blockIdx.x) / kBlocks;
   if (rank == 0 && threadIdx.x == 0) {
     shared.arrived.Init(1);
     PublishBarriers();
   }
   ArriveAtClusterRelaxed();  // the first block has started when partial results are sent to it
-  if (LoadCoherent(a.batch.slot + index / a.kv.shape.q_heads) < 0) {
+  if (!a.reads_early) WaitOnDependencies();
+  const Start start = LoadStart(a);
+  if (start.first == start.last) {
     // One block must wait, so that the end of this kernel implies the end of all earlier ones. It
     // must not delay the next kernel, which starts when all blocks have triggered it.
     if (rank != 0) return;
@@ -198,12 +204,7 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kBlockThreads, kHeadDim >
     WaitOnDependencies();
     return;
   }
-  SeqHead seq_head = LoadSeqHead(a, index);
-  seq_head.begin = 0;
-  const int last = NumPages(seq_head) - 1;
-  seq_head.end = (last >> kMinSplitShift) - (seq_head.first_live >> kMinSplitShift) + 1;
-  if (rank * kBlockSplits >= seq_head.end) return;
-  Attend<kHeadDim, Part>(a, seq_head, rank * kBlockSplits + Warp() / kWarps, shared);
+  Attend<kHeadDim, Part>(a, start, shared);
   __syncthreads();
   WaitForCluster();
   const KeptSeqHead<kHeadDim>& done = shared.seq_heads[0];

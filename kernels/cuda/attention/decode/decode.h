@@ -27,11 +27,11 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
                             cudaStream_t stream);
 
 // The number of blocks of the kernel for larger batches: as many as are resident on the device at
-// once (StepSchedule::decode_blocks).
+// once (StepSchedule::decode_blocks, unless by clusters).
 cudaError_t DecodeBlocks(const PagedKvShape& shape, int* blocks);
 
-// Whether small batches (BatchView::small) have a kernel of their own: device and build have
-// clusters, its blocks fit, and no query heads are computed together.
+// Whether small batches (BatchView::small) have a kernel of their own (StepSchedule::by_clusters):
+// device and build have clusters, its blocks fit, and no query heads are computed together.
 bool DecodeClusterRuns(const PagedKvShape& shape);
 
 // The largest number of rows for which it is faster: the clusters of more rows do not fit at once.

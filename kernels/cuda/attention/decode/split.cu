@@ -238,9 +238,7 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
                          kv,       schedule,   kv.shape.group(),
                          together, reads_early};
   if (together > 1) return DecodeGroups(arguments, stream);
-  if (batch.small && reads_early && DecodeClusterRuns(kv.shape)) {
-    return DecodeCluster(arguments, stream);
-  }
+  if (schedule.by_clusters) return DecodeCluster(arguments, stream);
   return DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {
     return DispatchPart(kv.shape.dtype, [&]<typename Part>() {
       return LaunchFor<kHeadDim, Part>(arguments, stream);

@@ -281,10 +281,10 @@ __device__ inline HalfPage HalfPageAt(const SeqHead& seq_head, int iteration, bo
   return half_page;
 }
 
-// The same of one of the block's first two iterations.
-__device__ inline HalfPage HalfPageAt(const Start& start, int iteration) {
+// The same in the block's first kStartPages pages.
+__device__ inline HalfPage HalfPageAt(const Start& start, int iteration, bool exists = true) {
   static_assert(2 * kIterationPages <= kStartPages);
-  HalfPage half_page = PlaceAt(start.seq_head, iteration, true);
+  HalfPage half_page = PlaceAt(start.seq_head, iteration, exists);
   half_page.page = FromLane(start.page, half_page.page - start.first_page);
   return half_page;
 }
@@ -313,8 +313,7 @@ namespace fox::cuda {
 
 // DecodeAttention of small batches (BatchView::small), which latency dominates, after AppendDecode:
 // a cluster of blocks attends to a whole window at once and merges in shared memory. Every sequence
-// has one row and none more than kSmallBatchTokens; planned splits are not used. REQUIRES:
-// DecodeClusterRuns (decode.h).
+// has one row and none more than kSmallBatchTokens. REQUIRES: schedule.by_clusters.
 cudaError_t DecodeCluster(const decode::Decode& arguments, cudaStream_t stream);
 
 // DecodeAttention where HeadsTogether() is above one: query heads that share a kv head read its

@@ -25,10 +25,21 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // As CudaOps does after Append: windows by the rows' own queries without QK-norm; where the batch
-// may follow AppendDecode, nothing else writes meanwhile.
+// may follow AppendDecode, nothing else writes meanwhile. Clusters are sent more sequences than
+// they have in serving, which they do not know.
 cudaError_t Attend(const DeviceCache& cache, const BatchView& batch, const AttentionParams& params,
-                   StepSchedule schedule) {
+                   bool by_clusters = false) {
+  StepSchedule schedule = cache.schedule();
   const DeviceArray<int32_t> window(static_cast<size_t>(schedule.max_seq_heads));
+  DeviceArray<BlockStart> starts;
+  if (by_clusters) {
+    const int heads = static_cast<int>(cache.options().q_heads);
+    schedule.by_clusters = true;
+    schedule.decode_blocks = batch.num_seqs * heads * kClusterBlocks;
+    starts = DeviceArray<BlockStart>(
+        static_cast<size_t>(cache.options().layers * schedule.decode_blocks));
+    schedule.block_starts = starts.data();
+  }
   if (!cache.options().qk_norm) {
     EXPECT_TRUE(UsesPerQueryBound(params));
     schedule.first_visible_page = window.data();
@@ -80,16 +91,6 @@ BatchView Part(const DeviceCache& cache, int first, int count) {
   return batch;
 }
 
-// By the kernel of small batches: there are no splits, so the other one would write nothing. It is
-// sent more sequences than a small batch has, which it does not know.
-cudaError_t AttendInClusters(DeviceCache& cache, BatchView batch) {
-  batch.small = true;
-  StepSchedule schedule = cache.schedule();
-  schedule.decode_blocks = 0;
-  cache.ResetOutputs();
-  return DecodeAttention(batch, WithoutCounters(cache), cache.kv(), schedule, true, nullptr);
-}
-
 // Whether the kernel of small batches can take the sequences, be there more than it has in serving.
 bool IsShort(const DeviceCache& cache, int first, int count) {
   const auto begin = cache.options().sequences.begin() + first;
@@ -118,11 +119,11 @@ void ExpectSameBitsInParts(DeviceCache& cache, const std::vector<std::vector<uin
   };
   for (const auto& [first, n] : parts) {
     cache.ResetOutputs();
-    ASSERT_EQ(Attend(cache, Part(cache, first, n), WithoutCounters(cache), cache.schedule()),
-              cudaSuccess);
+    ASSERT_EQ(Attend(cache, Part(cache, first, n), WithoutCounters(cache)), cudaSuccess);
     ASSERT_NO_FATAL_FAILURE(expect(first, n, ", in splits"));
     if (!DecodeClusterRuns(cache.kv().shape) || !IsShort(cache, first, n)) continue;
-    ASSERT_EQ(AttendInClusters(cache, Part(cache, first, n)), cudaSuccess);
+    cache.ResetOutputs();
+    ASSERT_EQ(Attend(cache, Part(cache, first, n), WithoutCounters(cache), true), cudaSuccess);
     ASSERT_NO_FATAL_FAILURE(expect(first, n, ", in clusters"));
   }
 }
@@ -130,17 +131,16 @@ void ExpectSameBitsInParts(DeviceCache& cache, const std::vector<std::vector<uin
 class DecodeAttentionTest : public ::testing::TestWithParam<CacheCase> {};
 
 // Twice, as two layers of one step would: the second run depends on the first one's
-// arrival_counters. The same as a small batch, and without what is optional.
+// arrival_counters. The same by clusters, and without what is optional.
 TEST_P(DecodeAttentionTest, MatchesFloat64InAnyBatch) {
   DeviceCache cache(GetParam().options);
   GetParam().expect(cache);
-  const bool small_too = IsShort(cache, 0, cache.batch().num_seqs);
+  const bool small_too =
+      DecodeClusterRuns(cache.kv().shape) && IsShort(cache, 0, cache.batch().num_seqs);
   std::vector<std::vector<uint32_t>> want;
   for (int run = 0; run < (small_too ? 4 : 2); ++run) {
-    BatchView batch = cache.batch();
-    batch.small = run >= 2;
     cache.ResetOutputs();
-    ASSERT_EQ(Attend(cache, batch, cache.params(), cache.schedule()), cudaSuccess);
+    ASSERT_EQ(Attend(cache, cache.batch(), cache.params(), run >= 2), cudaSuccess);
     if (run == 0) cache.CheckOutputs(RowKind::kDecode);
     if (run == 0) want = RowBits(cache);
     ASSERT_EQ(RowBits(cache), want) << "run " << run;
@@ -151,7 +151,7 @@ TEST_P(DecodeAttentionTest, MatchesFloat64InAnyBatch) {
   AttentionParams bare = WithoutCounters(cache);
   bare.lse = {};
   cache.ResetOutputs();
-  ASSERT_EQ(Attend(cache, cache.batch(), bare, cache.schedule()), cudaSuccess);
+  ASSERT_EQ(Attend(cache, cache.batch(), bare), cudaSuccess);
   EXPECT_EQ(cache.out_array().ToHost(), out);
   if (cache.options().qk_norm) ExpectSameBitsInParts(cache, want);
 }
@@ -340,7 +340,7 @@ TEST(DecodeBatchTest, NoSequencesAreNoWork) {
   const DeviceCache cache({.sequences = OneRowEach({100})});
   BatchView empty = cache.batch();
   empty.num_seqs = 0;
-  EXPECT_EQ(Attend(cache, empty, cache.params(), cache.schedule()), cudaSuccess);
+  EXPECT_EQ(Attend(cache, empty, cache.params()), cudaSuccess);
 }
 
 }  // namespace
