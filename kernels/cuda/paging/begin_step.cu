@@ -267,8 +267,7 @@ __global__ void __launch_bounds__(kSplitThreads)
       schedule.by_clusters ? 0 : CountSplits(batch, kv, schedule, layer, near_begin);
   if (ends_taking) WaitOnDependencies();
   __syncthreads();
-  const int32_t* far_begin =
-      schedule.split_begin + static_cast<int64_t>(layer) * (schedule.max_seq_heads + 1);
+  const int32_t* far_begin = schedule.SplitBegin(layer);
   const auto begin = [&](int i) { return i < kNear ? near_begin[i] : far_begin[i]; };
   BlockStart* starts = schedule.BlockStarts(layer);
   for (int b = static_cast<int>(threadIdx.x); b < schedule.decode_blocks; b += kSplitThreads) {
