@@ -8,7 +8,7 @@
 namespace fox {
 namespace {
 
-// Of matchers, a third of a millisecond: for less no thread is woken.
+// Steps of matchers that take about 0.3 ms: fewer are not worth waking threads.
 constexpr int64_t kParallelSteps = 100'000;
 
 }  // namespace
@@ -77,8 +77,7 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
   step_.swaps = !flight.plan.swap_outs.empty() || !flight.plan.swap_ins.empty();
   CountPages(flight.plan, *result);
   scheduler_.Collect(flight.plan, *result);
-  // Their masks follow together: none depends on another, so threads share them where they are
-  // long.
+  // Their masks are computed behind this loop, by several threads where that takes long.
   std::vector<std::pair<Sequence*, RequestOutput>> constrained;
   int64_t steps = 0;  // as their tokens before took
   for (size_t i = 0; i < count; ++i) {

@@ -1,6 +1,6 @@
 // Engine: requests in, tokens out. One thread calls, and it is pure: Step depends on what was
 // submitted, on `now` as given and on the executor, not on EngineOptions::matching_threads, which
-// run within Step alone; no clock, no randomness, no I/O, no text, no gRPC.
+// share its loops; no clock, no randomness, no I/O, no text, no gRPC.
 // EngineThread runs one on a thread. engine.cc takes steps; engine_requests.cc begins and ends
 // requests. Read scheduler.h next.
 #pragma once

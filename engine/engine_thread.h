@@ -1,5 +1,5 @@
 // EngineThread: runs an Engine on its own thread and carries requests in and outputs out. The only
-// place in engine/ with threads. Callbacks run on the engine thread between two steps: they may
+// thread that calls an Engine. Callbacks run on the engine thread between two steps: they may
 // call back, and must not block.
 #pragma once
 

@@ -147,11 +147,12 @@ struct PagedKv {
     return (static_cast<int64_t>(slot) * shape.layers + layer) * shape.q_heads + q_head;
   }
   FOX_HOST_DEVICE int32_t* Table(int64_t list) const { return page_table + list * shape.max_pages; }
-  // In what a page has once per query head of its group.
+  // Into page_cum_log_f and the other arrays with an element for each query head of a page. Where
+  // the group is at hand, callers compute it themselves and save a division.
   FOX_HOST_DEVICE int64_t SummaryIndex(int32_t page, int head_in_group) const {
     return static_cast<int64_t>(page) * shape.group() + head_in_group;
   }
-  // [64], by SummaryIndex.
+  // The offsets of a page's log gates for a query head: [64].
   template <typename T>
   FOX_HOST_DEVICE T* LogFOffsets(int64_t summary) const {
     return static_cast<T*>(log_f_offset) + summary * kPageTokens;

@@ -39,7 +39,8 @@ bool Await(const Condition& done, bool may_give_up) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
+// Delegates, so that those that have started end where one cannot.
+ThreadPool::ThreadPool(int threads) : ThreadPool() {
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { Work(); });
 }
 

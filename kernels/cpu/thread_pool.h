@@ -1,6 +1,7 @@
-// ThreadPool: the CPU backend's threads. A decode step is some eighty short parallel loops, so the
-// time to wake up dominates: threads spin, then yield their core repeatedly (which keeps a busy
-// machine fast), and sleep only after a while without work.
+// ThreadPool: threads that share loops, of the CPU backend and of grammars' masks. A decode step is
+// some eighty short parallel loops, so the time to wake up dominates: threads spin, then yield
+// their core repeatedly (which keeps a busy machine fast), and sleep only after a while without
+// work.
 #pragma once
 
 #include <atomic>
@@ -13,7 +14,8 @@ namespace fox {
 // One thread at a time calls ForEach; it takes part in the work.
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads);  // at least 1; `threads` - 1 are started
+  // At least 1; `threads` - 1 are started. Throws what std::thread does.
+  explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -38,6 +40,7 @@ class ThreadPool {
     const void* body = nullptr;
     int64_t count = 0;
   };
+  ThreadPool() = default;
   void Run(const Task& task);
   void Work();
   void TakeIndices();

@@ -99,7 +99,8 @@ def _last_question(messages: list[Message], thinking: dict[str, str]) -> int:
     start, end = thinking["response_start"], thinking["response_end"]
     for i, message in reversed(list(enumerate(messages))):
         content = message["content"]
-        if message["role"] == "user" and not (content.startswith(start) and content.endswith(end)):
+        of_tool = start and content.startswith(start) and content.endswith(end)
+        if message["role"] == "user" and not of_tool:
             return i
     return len(messages)
 

@@ -44,7 +44,7 @@ fox_patch_xgrammar(grammar_parser.cc "  GrammarBuilder builder_;\n"
   struct Counters {
     std::vector<int32_t> rests;  // rules of at most so many characters, from one on
     std::map<int64_t, int32_t> before;
-    int32_t any = -1;
+    int32_t any = -1, next = -1;  // as many as wanted; what may come behind
   };
   std::map<std::vector<int32_t>, Counters> counters_;  // of characters before a text
 
@@ -89,7 +89,10 @@ fox_patch_xgrammar(grammar_parser.cc "  GrammarBuilder builder_;\n"
       } else if (type != TokenType::Question) {
         next.push_back(ParseFirst());
         const TokenType behind = Peek().type;
-        if (next.back() < 0 || (behind == TokenType::LBrace && Peek(1).lexeme == "0")) next.clear();
+        if (next.back() < 0 || (behind == TokenType::LBrace &&
+                                Peek(1).lexeme.find_first_not_of("+-0") == std::string::npos)) {
+          next.clear();
+        }
         if (next.empty() || (behind != TokenType::Question && behind != TokenType::Star)) break;
       }
     }
@@ -105,11 +108,13 @@ fox_patch_xgrammar(grammar_parser.cc "  GrammarBuilder builder_;\n"
     return next;
   }
   int32_t AddNext(int32_t counted) {
+    int32_t& next = CountersOf(counted).next;
+    if (next >= 0) return next;
     std::vector<int32_t> ways = Next(counted);
-    if (ways.size() == 1) return ways[0];
+    if (ways.size() == 1) return next = ways[0];
     for (int32_t& way : ways) way = builder_.AddSequence({way});
     const int32_t choices = builder_.AddChoices(ways);
-    return builder_.AddRuleRef(builder_.AddRuleWithHint(cur_rule_name_ + "_next", choices));
+    return next = builder_.AddRuleRef(builder_.AddRuleWithHint(cur_rule_name_ + "_next", choices));
   }
   Counters& CountersOf(int32_t characters) {
     std::vector<int32_t> key, parts = Next(characters);

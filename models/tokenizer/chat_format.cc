@@ -58,8 +58,9 @@ std::pair<std::string_view, std::string_view> TakeApart(std::string_view text,
 size_t LastQuestion(absl::Span<const ChatMessage> messages, const ThinkingFormat& format) {
   for (size_t i = messages.size(); i-- > 0;) {
     const std::string& text = messages[i].content;
-    const bool of_tool =
-        text.starts_with(format.response_start) && text.ends_with(format.response_end);
+    const bool of_tool = !format.response_start.empty() &&
+                         text.starts_with(format.response_start) &&
+                         text.ends_with(format.response_end);
     if (messages[i].role == "user" && !of_tool) return i;
   }
   return messages.size();

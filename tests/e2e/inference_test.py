@@ -86,13 +86,13 @@ class WindowsTest(Case):
     def test_they_come_with_the_prompt_and_with_the_answer(self) -> None:
         began = time.monotonic()
         events = list(self.stub.GenerateStream(
-            self.windowed(self.prompt, 50, acp_windows=True, acp_stats=True), timeout=60))
+            self.windowed(self.prompt, 300, acp_windows=True, acp_stats=True), timeout=60))
         seconds = time.monotonic() - began
         windows = [event.windows for event in events if event.WhichOneof("event") == "windows"]
-        self.assertGreater(len(windows), 3)
         self.assertLessEqual(len(windows), 10 * seconds + 2)
         first_delta = next(i for i, event in enumerate(events) if event.HasField("delta"))
-        self.assertTrue(any(event.HasField("windows") for event in events[:first_delta]))
+        for some in events[:first_delta], events[first_delta:]:
+            self.assertTrue(any(event.HasField("windows") for event in some))
         tokens = [window.tokens for window in windows]
         self.assertEqual(tokens, sorted(set(tokens)))
         for window in windows:

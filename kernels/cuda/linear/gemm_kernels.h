@@ -14,6 +14,7 @@ namespace fox::cuda {
 struct DeviceLimits {
   int multiprocessors = 0;
   int block_shared_bytes = 0;  // most shared memory of a block, after opting in
+  bool overlaps = false;       // the next kernel's blocks begin beside a kernel's: Hopper
 };
 
 inline constexpr int64_t kMaxSmallBatchRows = 8;

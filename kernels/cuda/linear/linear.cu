@@ -67,8 +67,9 @@ constexpr int64_t Aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 struct LinearEngine::State {
   const DeviceLimits limits{DeviceAttribute(cudaDevAttrMultiProcessorCount),
-                            DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
-  const bool hopper = HasClusterGemm();
+                            DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+                            HasClusterGemm()};
+  const bool hopper = limits.overlaps;
   void* cublas_workspace = nullptr;
   const cudaError_t error = limits.multiprocessors > 0 ? cudaMalloc(&cublas_workspace, kCublasBytes)
                                                        : cudaErrorNoDevice;

@@ -373,14 +373,16 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 // Divides the outputs among at most so many blocks of whole tiles, for a tile's copy has all its
-// rows. In bf16 half as many where a block then still holds its whole share before the wait: a
-// second block of the product on an SM would keep the next product's away. (8 bits wait for
-// instructions.) Gives the ring as many tiles as a block has, the budget holds and the barriers
-// serve; the block's shared memory.
+// rows. Half as many for one row of a product that adds to the residual stream, in bf16, where a
+// block then still holds its whole share before the wait: a second block on an SM would keep the
+// next product's away. (8 bits wait for instructions, more rows for sums.) Gives the ring as many
+// tiles as a block has, the budget holds and the barriers serve; the block's shared memory.
 template <bool kFp8>
 int ChooseTiling(int most_blocks, const DeviceLimits& limits, SmallBatchGemmArguments* a) {
   const int64_t half_share = CeilDiv(2 * a->out, most_blocks) * Tiles<kFp8>::RowBytes(a->in);
-  if (!kFp8 && a->accumulate && most_blocks > 1 && half_share <= kNarrowBudget) most_blocks /= 2;
+  const bool halved =
+      !kFp8 && limits.overlaps && a->accumulate && a->rows == 1 && half_share <= kNarrowBudget;
+  if (halved) most_blocks = std::max(1, most_blocks / 2);
   const int rows = CeilDiv(a->out, most_blocks);
   const int groups = CeilDiv(rows, a->gated ? kHalfRows : kTileRows);
   a->group_rows = CeilDiv(rows, groups);

@@ -188,7 +188,7 @@ __device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
   return Completed(start, batch, kv, schedule, layer);
 }
 
-// That of block b of the clusters, each of which numbers its window's splits from 0 on.
+// The start of block b of the clusters. A cluster numbers its window's splits from 0 on.
 __device__ BlockStart ClusterStartOf(const BatchView& batch, const PagedKv& kv,
                                      const StepSchedule& schedule, int layer, int b) {
   BlockStart start{};

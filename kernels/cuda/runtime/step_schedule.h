@@ -99,7 +99,9 @@ inline constexpr int kClusterBlockSplits = 2;
 // What a block of decode attention has to know before it can ask for its first keys.
 inline constexpr int kStartPages = kClusterBlockSplits << kMinSplitShift;
 struct alignas(16) BlockStart {
-  int32_t first, last;  // its splits; what follows is of the seq_head that owns the first
+  // Its splits; by clusters its first one and the window's end. Equal: none. What follows is of the
+  // seq_head that owns the first.
+  int32_t first, last;
   int32_t seq_head;
   int32_t begin, end;  // its splits
   int32_t length;      // keys

@@ -2,8 +2,11 @@
 #include "kernels/cpu/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <chrono>
+#include <cstdlib>
+#include <system_error>
 
 namespace fox {
 namespace {
@@ -21,6 +24,21 @@ TEST(ThreadPoolTest, EveryIndexRunsOnce) {
     }
   }
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need address space
+TEST(ThreadPoolTest, EndsThoseThatHaveStartedIfOneCannot) {
+  const auto start_too_many = [] {
+    const rlimit limit{rlim_t{4} << 30, rlim_t{4} << 30};  // for a few hundred stacks
+    setrlimit(RLIMIT_AS, &limit);
+    try {
+      const ThreadPool pool(2000);
+    } catch (const std::system_error&) {
+      std::_Exit(7);
+    }
+  };
+  EXPECT_EXIT(start_too_many(), ::testing::ExitedWithCode(7), "");
+}
+#endif
 
 TEST(ThreadPoolTest, WakesAfterSleep) {
   ThreadPool pool(4);

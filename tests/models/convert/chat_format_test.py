@@ -1,4 +1,4 @@
-"""Tests models/convert/chat_format.py on templates as they are published with models."""
+"""Tests models/convert/chat_format.py on templates like those published with models."""
 
 from __future__ import annotations
 

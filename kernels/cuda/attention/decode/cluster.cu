@@ -54,8 +54,8 @@ __device__ __forceinline__ bool Advance(const SeqHead& seq_head, Cursor& cursor)
   return true;
 }
 
-// The warp's half pages of its split of the block's, and of every kSplitsAtOnce-th one behind it;
-// keys and values of the first half page are in registers before the row is.
+// Attends to the warp's half pages: those of its split in each of the cluster's turns. Keys and
+// values of the first are in registers before the row is.
 template <int kHeadDim, typename Part>
 __device__ __forceinline__ void Attend(const Decode& a, const Start& start,
                                        ClusterShared<kHeadDim>& shared) {

@@ -32,6 +32,7 @@ class SmallBatchGemmTest : public LinearTest, public ::testing::WithParamInterfa
     EXPECT_EQ(cudaDeviceGetAttribute(&limits.block_shared_bytes,
                                      cudaDevAttrMaxSharedMemoryPerBlockOptin, 0),
               cudaSuccess);
+    limits.overlaps = HasClusterGemm();
     return limits;
   }
 

@@ -25,8 +25,8 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // As CudaOps does after Append: windows by the rows' own queries without QK-norm; where the batch
-// may follow AppendDecode, nothing else writes meanwhile. Clusters are sent more sequences than
-// they have in serving, which they do not know.
+// may follow AppendDecode, nothing else writes meanwhile. Clusters get more sequences than in
+// serving, on whose number their kernel does not depend.
 cudaError_t Attend(const DeviceCache& cache, const BatchView& batch, const AttentionParams& params,
                    bool by_clusters = false) {
   StepSchedule schedule = cache.schedule();
