@@ -18,12 +18,14 @@ import atexit
 import contextlib
 import dataclasses
 import datetime
+import http.client
 import json
 import os
 import pathlib
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -244,6 +246,59 @@ def books(bench: Bench) -> Part:
                       **report["certified_over_paper"]}]}
 
 
+CODE = 3 * "".join(f"def get_{name}(self):\n    return self._{name}\n\n"
+                   f"def set_{name}(self, value):\n    self._{name} = value\n\n"
+                   for name in ("width", "height", "depth", "color", "title", "author"))
+SCHEMA = {"type": "object", "additionalProperties": False,
+          "required": ["text", "tags", "name", "age"],
+          "properties": {"name": {"type": "string", "maxLength": 40}, "age": {"type": "integer"},
+                         "tags": {"type": "array", "items": {"type": "string"}, "minItems": 20,
+                                  "maxItems": 60},
+                         "text": {"type": "string", "minLength": 300, "maxLength": 2000}}}
+
+
+def pace_of(server: Server, body: Part) -> Part:
+    """Seconds a token of one stream, from its first text to its last."""
+    spent = []
+    for _ in range(5):
+        connection = http.client.HTTPConnection("127.0.0.1", int(server.address.split(":")[-1]),
+                                                timeout=60)
+        connection.request("POST", "/v1/completions", json.dumps(
+            {"max_tokens": 400, "seed": 1, "stream": True,
+             "stream_options": {"include_usage": True}, **body}),
+            {"Content-Type": "application/json"})
+        texts, tokens = [], 0
+        for line in connection.getresponse():
+            event = json.loads(line[6:]) if line.startswith(b"data: {") else {}
+            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+            if any(choice["text"] for choice in event.get("choices", [])):
+                texts.append(time.perf_counter())
+        spent.append((texts[-1] - texts[0]) / (tokens - 1))
+    return {"median": statistics.median(spent), "min": min(spent)}
+
+
+def pace(bench: Bench) -> Part:
+    """One stream of the demo model: with and without drafts, with and without a grammar."""
+    prose = (gpu_build.MODEL / "prompt_long.txt").read_text(encoding="utf-8")[:6000]
+    rows = []
+    for drafts in (False, True):
+        flags = ["--speculative-config",
+                 '{"method": "ngram", "num_speculative_tokens": 4}'] if drafts else []
+        with bench.server("--http-port", "0", *flags, model=str(gpu_build.MODEL),
+                          device=bench.arguments.device) as server:
+            bodies = [("code", CODE, 0), ("code", CODE, 0.7), ("prose", prose, 0),
+                      ("prose", prose, 0.7)] + [("free", "Once", 0.7),
+                                                ("json_schema", "Once", 0.7)] * (not drafts)
+            for what, prompt, temperature in bodies:
+                body = {"prompt": prompt, "temperature": temperature, "ignore_eos": True}
+                if what == "json_schema":
+                    body["response_format"] = {"type": "json_schema", "json_schema": {
+                        "name": "answer", "schema": SCHEMA}}
+                rows.append({"bench": "pace", "what": what, "temperature": temperature,
+                             "drafts": drafts, "seconds": pace_of(server, body)})
+    return {"model": "demo", "rows": rows}
+
+
 # In the order of their weight: a run that ends early has the first ones.
 PARTS: dict[str, Callable[[Bench], Part]] = {
     "attention": ours("attention"),
@@ -258,6 +313,7 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     "official-peer": peer("official.py", 90),
     "invariance": ours("invariance", 150),
     "serve": serve,
+    "pace": pace,
     "million": million,
     "books": books,
     "large": large_decode,
@@ -330,7 +386,7 @@ def parse_arguments() -> argparse.Namespace:
     models.add_argument("--prompts", type=pathlib.Path, help="held-out chats of chats.py prompts")
     models.add_argument("--reports", type=pathlib.Path, nargs="*", default=[],
                         help="report.json of ./run foxify")
-    models.add_argument("--device", default="cuda", help="default: cuda")
+    models.add_argument("--device", default="cuda", help="of the part pace, too; default: cuda")
     parser.add_argument("--judge", action="store_true", help="measures nothing, prints the table")
     parser.add_argument("--limit", type=float, default=530, help="seconds for all parts")
     parser.add_argument("--official-repo", default=os.environ.get("FOX_OFFICIAL_REPO"),

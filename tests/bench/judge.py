@@ -205,8 +205,24 @@ def serving(m: Measurements) -> Iterator[Row]:
                   must, aim)
 
 
+def pace(m: Measurements) -> Iterator[Row]:
+    """One stream of the demo model."""
+    for name, over, under, must in (
+            ("drafts, text that repeats itself, greedy: times as fast",
+             dict(what="code", temperature=0, drafts=False),
+             dict(what="code", temperature=0, drafts=True), 1.5),
+            ("drafts, prose, temperature 0.7: times as fast",
+             dict(what="prose", temperature=0.7, drafts=False),
+             dict(what="prose", temperature=0.7, drafts=True), 0.98),
+            ("a JSON schema: times as fast as free text", dict(what="free", drafts=False),
+             dict(what="json_schema", drafts=False), 0.99)):
+        value = ratio(m.seconds(bench="pace", **over), m.seconds(bench="pace", **under))
+        if value is not None:
+            yield row(name, value, "x", "least", must)
+
+
 def judged_rows(m: Measurements) -> list[Row]:
-    return [judged for rows in (equalities, attention, model, eight_bits, large, serving)
+    return [judged for rows in (equalities, attention, model, eight_bits, large, serving, pace)
             for judged in rows(m)]
 
 

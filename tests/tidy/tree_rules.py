@@ -17,10 +17,10 @@ AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], .
      30_810),  # (25,000)
     ("lines of tests",
      lambda path: path.startswith("tests/") and re.search(r"\.(?:cc|h|cu|cuh|py)$", path),
-     lambda text: text.count("\n"), 59_740),  # (48,000)
+     lambda text: text.count("\n"), 59_830),  # (48,000)
     ("lines of C++ and CUDA outside tests, without blanks and comments",
      lambda path: not path.startswith("tests/") and CPP_FILE.search(path),
-     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 41_270),  # (34,000)
+     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 41_280),  # (34,000)
     ("lines of ./run", lambda path: path == "run", lambda text: text.count("\n"), 260),
     ("lines of models/fox_model.cc", lambda path: path == "models/fox_model.cc",
      lambda text: text.count("\n"), 170),

@@ -250,10 +250,9 @@ TEST(GrammarTest, FollowsStringsOfBoundedLength) {
 // What follows counted characters may be missing, or repeated; "aa" is no beginning of "abaa1".
 TEST(GrammarTest, FollowsCharactersWithNoEndOfTheirOwn) {
   GrammarCompiler compiler([] { return std::vector<std::string>{"", "a1", "abaa1", "aa", "a-"}; });
-  for (const char* regex :
-       {"[a-z]{0,20}-?1", "[a-z]{0,20}[!-]?[01]", "[a-z]{0,20}-{0,2}1", "[a-z]{0,20}-{00,2}1",
-        "[a-z]{0,20}[!-]{0,1}1", "([a-z]{0,20}-*[!-]*)?1", "([a-z]{0,20}|-)*1",
-        "(-1|[a-z]{0,20}|-)?1", "([a-z]{2,40}1|a1)-?", "a(ba+)?1"}) {
+  for (const char* regex : {"[a-z]{0,20}-?1", "[a-z]{0,20}[!-]?[01]", "[a-z]{0,20}-{00,2}1",
+                            "[a-z]{0,20}[!-]{0,1}1", "([a-z]{0,20}-*[!-]*)?1", "([a-z]{0,20}|-)*1",
+                            "(-1|[a-z]{0,20}|-)?1", "([a-z]{2,40}1|a1)-?", "a(ba+)?1"}) {
     const GrammarMatcher matcher(*compiler.Compile({Kind::kRegex, regex}), {kEnd});
     EXPECT_TRUE(Allows(matcher, 1) && Allows(matcher, 2)) << regex;
   }
