@@ -4,6 +4,7 @@
 #include <bitset>
 #include <stdexcept>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -43,8 +44,10 @@ class Pattern {
 
   std::string InJson() {
     std::string out;
+    Take('^');
     while (!AtEnd()) {
       const char c = Next();
+      if (c == '$' && AtEnd()) break;
       if (c == '[') {
         out += ReadClass();
       } else if (c == '\\') {
@@ -53,7 +56,8 @@ class Pattern {
         out += c == '.' ? Class({}, "", true) : c == '"' ? Escape(c) : std::string(1, c);
       }
     }
-    return out;
+    // Quotes are around all ways.
+    return absl::StrContains(out, '|') ? absl::StrCat("(", out, ")") : out;
   }
 
  private:
@@ -72,12 +76,12 @@ class Pattern {
       return absl::StrCat("(\\\\", std::string(1, c), ")");
     }
     if (c == '\\') return "(\\\\\\\\)";
-    return absl::StrCat("\\", std::string(1, Plain(c)));
+    return absl::StrCat("\\", std::string(1, c == 'd' || c == 'w' ? c : Plain(c)));
   }
 
-  // Of an escape that stands for itself, or that the library knows.
+  // Of an escape that stands for itself.
   static char Plain(char c) {
-    if (absl::StrContains("xucv0", c)) throw std::runtime_error("pattern: this escape is unknown");
+    if (absl::ascii_isalnum(c)) throw std::runtime_error("pattern: this escape is unknown");
     return c;
   }
 

@@ -74,23 +74,18 @@ absl::Status CheckValues(const Json& values, const Json& schema) {
 }
 
 absl::Status CheckWords(const Json& schema) {
-  const char* kind = nullptr;
-  const char* words = "";
-  for (const Kind& row : kKinds) {
-    if (!schema.contains(row.keyword)) continue;
-    kind = row.keyword;
-    words = row.words;
-    break;
-  }
+  const Kind* const none = std::end(kKinds);
+  const Kind* const kind =
+      std::find_if(kKinds, none, [&](const Kind& row) { return schema.contains(row.keyword); });
   for (const auto& [word, value] : schema.items()) {
-    if ((kind != nullptr && word == kind) || Holds(words, word) || Holds(kAnnotations, word) ||
-        word.starts_with("x-")) {
+    if ((kind != none && (word == kind->keyword || Holds(kind->words, word))) ||
+        Holds(kAnnotations, word) || word.starts_with("x-")) {
       continue;
     }
     const std::string name = absl::CHexEscape(word.substr(0, 32));
-    return absl::InvalidArgumentError(kind == nullptr
-                                          ? absl::StrCat(name, " is not supported")
-                                          : absl::StrCat(name, " is not supported beside ", kind));
+    return absl::InvalidArgumentError(
+        kind == none ? absl::StrCat(name, " is not supported")
+                     : absl::StrCat(name, " is not supported beside ", kind->keyword));
   }
   if ((schema.contains("minimum") && schema.contains("exclusiveMinimum")) ||
       (schema.contains("maximum") && schema.contains("exclusiveMaximum"))) {
@@ -233,6 +228,13 @@ absl::Status Check(const Json& schema, const Json& root) {
     if (!values.is_array() || values.empty())
       return absl::InvalidArgumentError("enum must be a list of values");
     return CheckValues(values, schema);
+  });
+  check("required", [&](const Json& names) {
+    const bool named = std::all_of(names.begin(), names.end(), [&](const Json& name) {
+      return name.is_string() && At(schema, "properties").contains(name.get<std::string>());
+    });
+    return named ? absl::OkStatus()
+                 : absl::InvalidArgumentError("required must list names of properties");
   });
   check("allOf", [](const Json& value) {
     return value.is_array() && value.size() == 1

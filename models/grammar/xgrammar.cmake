@@ -209,10 +209,18 @@ fox_meter(grammar_matcher.cc
           "for (const auto& cur_token_idx : adaptive_token_mask.uncertain_indices) {" 1)
 
 # What it makes of schemas and expressions is not always what they say: strings hold control
-# characters, patterns what JSON escapes, ranges other integers, classes half characters.
+# characters, patterns what JSON escapes, ranges other integers, classes half characters; names are
+# not escaped, and slashes are.
 fox_patch_xgrammar(json_schema_converter.cc [==["[^\"\\\\\\r\\n]"]==] [==["[^\"\\\\\\0-\\x1f]"]==])
+fox_patch_xgrammar(json_schema_converter.cc [==[key += "\"\\\"" + prop_name + "\\\"\"";]==]
+  [==[key += "\"" + JSONStrToPrintableStr(picojson::value(prop_name).serialize()) + "\"";]==])
+fox_patch_xgrammar(../3rdparty/picojson/picojson.h [==[MAP('/', "\\/");]==] "/* '/' */")
 fox_patch_xgrammar(json_schema_converter.cc "RegexToEBNF(regex_pattern, false)"
                    "RegexToEBNF(fox::PatternInJson(regex_pattern), false)")
+fox_patch_xgrammar(json_schema_converter.cc [==[4]\\d|[0-1]?\\d?\\d)";
+      std::string ipv4]==] [==[4]\\d|1\\d\\d|[1-9]?\\d)";
+      std::string ipv4]==])
+fox_patch_xgrammar(json_schema_converter.cc [==[3]):([0-5]\\d|60):["]==] [==[3]):[0-5]\\d:["]==])
 fox_patch_xgrammar(json_schema_converter.cc "range_regex = GenerateRangeRegex(start, end);"
                    "range_regex = fox::IntegerPattern(start, end);")
 fox_patch_xgrammar(structural_tag.cc "Grammar::FromJSONSchema(format.json_schema);"
@@ -226,6 +234,13 @@ fox_patch_xgrammar(grammar_builder.h "    for (const auto& range : elements) {\n
 # A token that may not come excludes those that begin with it, not those that contain it elsewhere.
 fox_patch_xgrammar(tokenizer_info.cc "(token.find(prefix_stack.top().first) == std::string::npos)"
                    "!token.starts_with(prefix_stack.top().first)")
+
+# States with the same texts before them may be merged, or with the same behind, but not by both at
+# once.
+fox_patch_xgrammar(fsm.cc "if (sibling <= i || next_states[sibling].size() != 1 ||"
+  "if (sibling <= i || union_find_set.Count(sibling) || next_states[sibling].size() != 1 ||")
+fox_patch_xgrammar(fsm.cc "      if (next_states[i].empty()) {\n"
+  "      if (next_states[i].empty()) { if (union_find_set.Count(i)) continue;\n")
 
 # Rules share one automaton, which it counts for each of them.
 fox_patch_xgrammar(fsm.cc "MemorySize(self.fsm_) + MemorySize(self.ends_)" "self.ends_.size() / 8")

@@ -227,7 +227,8 @@ void ReadStructured(JsonFields* fields, const std::string& body, v1::Sampling* o
       out->set_grammar(value.get<std::string>());
     } else if (name == "json_object" && value.is_boolean()) {
       out->set_json_object(value.get<bool>());
-    } else if (name == "choice" && value.is_array() && value.size() <= kMaxGrammarBytes) {
+    } else if (name == "choice" && value.is_array() && !value.empty() &&
+               value.size() <= kMaxGrammarBytes) {
       for (const Json& choice : value) {
         if (!choice.is_string()) return fail();
         out->add_choice(choice.get<std::string>());

@@ -140,6 +140,7 @@ TEST_F(CompletionRequestTest, WhatCannotBeDoneIsRefused) {
       {{{"structured_outputs", 1}}, "structured_outputs: must be an object with one of"},
       {{{"structured_outputs", {{"whitespace_pattern", " "}}}}, "structured_outputs: must be"},
       {{{"structured_outputs", {{"choice", {1}}}}}, "structured_outputs: must be"},
+      {{{"structured_outputs", {{"choice", Json::array()}}}}, "structured_outputs: must be"},
       {{{"structured_outputs", {{"regex", "a"}}}, {"max_tokens", 0}, {"echo", true}},
        "max_tokens: "},
       {{{"n", 17}}, "n: "},
