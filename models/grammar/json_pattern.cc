@@ -81,7 +81,8 @@ class Pattern {
 
   // Of an escape that stands for itself.
   static char Plain(char c) {
-    if (absl::ascii_isalnum(c)) throw std::runtime_error("pattern: this escape is unknown");
+    if (absl::ascii_isalnum(static_cast<unsigned char>(c)))
+      throw std::runtime_error("pattern: this escape is unknown");
     return c;
   }
 

@@ -46,7 +46,7 @@ echo $((($(date +%s%N) - begin) / 1000000))
 COMMANDS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("--version",), 0, "fox-server "),
     ((), 0, "usage: foxserve"),
-    (("serve", "--help"), 0, "fox-server"),
+    (("serve", "--help"), 0, "usage: foxserve serve"),
     (("chat", "--help"), 0, "fox-cli chat"),
     (("demo", "--help"), 0, "usage: demo"),
     (("convert", "--help"), 0, "usage: fox_convert.py"),
