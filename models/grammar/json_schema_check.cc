@@ -26,6 +26,10 @@ constexpr char kAnnotations[] =
     "title description default examples example $schema $id $comment $defs definitions deprecated "
     "readOnly writeOnly discriminator nullable strict";
 
+constexpr char kUnknownFormats[] =
+    "idn-email idn-hostname iri iri-reference json-pointer regex relative-json-pointer "
+    "uri-template";
+
 // What a schema is: the first row of which it has the keyword, and the words that may stand beside.
 struct Kind {
   const char* keyword;
@@ -235,6 +239,12 @@ absl::Status Check(const Json& schema, const Json& root) {
     });
     return named ? absl::OkStatus()
                  : absl::InvalidArgumentError("required must list names of properties");
+  });
+  // Any other name is a remark, as JSON Schema has it.
+  check("format", [](const Json& name) {
+    return name.is_string() && !Holds(kUnknownFormats, name.get<std::string>())
+               ? absl::OkStatus()
+               : absl::InvalidArgumentError("this format is not supported");
   });
   check("allOf", [](const Json& value) {
     return value.is_array() && value.size() == 1

@@ -221,6 +221,18 @@ fox_patch_xgrammar(json_schema_converter.cc [==[4]\\d|[0-1]?\\d?\\d)";
       std::string ipv4]==] [==[4]\\d|1\\d\\d|[1-9]?\\d)";
       std::string ipv4]==])
 fox_patch_xgrammar(json_schema_converter.cc [==[3]):([0-5]\\d|60):["]==] [==[3]):[0-5]\\d:["]==])
+# Dates are real ones (29 February 2000 is left out), times have no leap seconds, names of hosts six
+# labels of 41 letters at most.
+string(CONCAT fox_date
+  [==[[1-9]\\d{3}-((0[13578]|1[02])-(0[1-9]|[12]\\d|3[01])|(0[469]|11)-(0[1-9]|[12]\\d|30)|]==]
+  [==[02-(0[1-9]|1\\d|2[0-8]))|[1-9]\\d(0[48]|[2468][048]|[13579][26])-02-29]==])
+fox_patch_xgrammar(json_schema_converter.cc [==[\\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[1-2]\\d|3[01])]==]
+                   "${fox_date}")
+fox_patch_xgrammar(json_schema_converter.cc [==[:([0-5]\\d|60)(\\.]==] [==[:[0-5]\\d(\\.]==])
+fox_patch_xgrammar(json_schema_converter.cc
+  [==[([a-z0-9]([a-z0-9-]*[a-z0-9])?)(\\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*]==]
+  [==[[a-z0-9](-?[a-z0-9]){0,20}(\\.[a-z0-9](-?[a-z0-9]){0,20}){0,5}]==])
+fox_patch_xgrammar(json_schema_converter.cc "1{0,1}[0-9])" "1[0-9]|[1-9])")
 fox_patch_xgrammar(json_schema_converter.cc "range_regex = GenerateRangeRegex(start, end);"
                    "range_regex = fox::IntegerPattern(start, end);")
 fox_patch_xgrammar(structural_tag.cc "Grammar::FromJSONSchema(format.json_schema);"
