@@ -1,7 +1,7 @@
 // Decode attention: one row per sequence over its heads' live pages. Windows are cut into splits of
 // a few pages at fixed places; splits are distributed evenly over the device, and the last block of
 // a (sequence, head) to finish merges them in order. Small batches use another kernel where the
-// device has clusters (cluster.cuh), with the same sums in the same order: a row's bits depend on
+// device has clusters (cluster.cu), with the same sums in the same order: a row's bits depend on
 // its own windows alone, never on the batch. A third kernel computes query heads that share a kv
 // head together (HeadsTogether), in every batch.
 #pragma once
