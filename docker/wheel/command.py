@@ -36,6 +36,8 @@ def main() -> None:
     if command in ("help", "-h", "--help"):
         print(USAGE, end="")
         return
+    if command == "serve" and arguments[:1] in (["-h"], ["--help"]):
+        print("usage: foxserve serve MODEL [flags]; MODEL is --model of the flags:\n", flush=True)
     if command in SCRIPTS:
         script, *first = SCRIPTS[command]
         words = [sys.executable, HERE / script, *first, *arguments]
@@ -44,9 +46,6 @@ def main() -> None:
     elif command == "serve" and arguments and not arguments[0].startswith("-"):
         model = DEMO if arguments[0] == "demo" and not os.path.exists("demo") else arguments[0]
         words = [HERE / "bin" / "fox-server", "--model", model, *arguments[1:]]
-    elif command == "serve" and arguments and arguments[0] in ("-h", "--help"):
-        print("usage: foxserve serve MODEL [flags]; MODEL is --model of the flags:\n", flush=True)
-        words = [HERE / "bin" / "fox-server", *arguments]
     elif command in PROGRAMS:
         words = [HERE / "bin" / PROGRAMS[command], *arguments]
     else:

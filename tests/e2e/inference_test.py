@@ -89,6 +89,7 @@ class WindowsTest(Case):
             self.windowed(self.prompt, 300, acp_windows=True, acp_stats=True), timeout=60))
         seconds = time.monotonic() - began
         windows = [event.windows for event in events if event.WhichOneof("event") == "windows"]
+        self.assertGreater(len(windows), min(3, 5 * seconds))
         self.assertLessEqual(len(windows), 10 * seconds + 2)
         first_delta = next(i for i, event in enumerate(events) if event.HasField("delta"))
         for some in events[:first_delta], events[first_delta:]:
