@@ -3,9 +3,10 @@
 // more than 64 rows two more warpgroups share its tiles of W. The columns of W are split among a
 // cluster's blocks, whose sums are read from each other's shared memory. Two further warps copy by
 // TMA, each into its ring of tiles of 64 columns: W from before the previous kernel has ended, x
-// behind it. More than 128 rows are passes of 128. Rows of W in 8 bits are widened on their way
-// into registers, from which wgmma takes them, and their sums are multiplied by the rows' powers of
-// two, both exactly; the others are outputs of further blocks; here passes have 64 rows.
+// behind it. More than 128 rows are passes of 128. Rows of W in 8 bits, in tiles of 128 columns,
+// are widened on their way into registers, from which wgmma takes them, and their sums are
+// multiplied by the rows' powers of two, both exactly; the others are outputs of further blocks;
+// here passes have 64 rows.
 //
 // Bits (cluster_gemm.md): the chunks of 64 columns are eight classes by their index modulo 8; a
 // class is summed from left to right, 16 columns at a time, and the classes' sums are added as a
@@ -23,6 +24,7 @@
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
@@ -41,11 +43,12 @@ using namespace cluster_gemm;
 struct BlockWork {
   int tile, tile_step, first_class, last_class;
 
-  // f(tile, chunk) in the order in which both rings are filled and read.
-  template <typename F>
-  __device__ __forceinline__ void ForEachChunk(const ClusterGemmArguments& a, const F& f) const {
+  // f(tile of outputs, first of kChunks chunks) in the order in which both rings are filled and
+  // read.
+  template <int kChunks, typename F>
+  __device__ __forceinline__ void ForEachTile(const ClusterGemmArguments& a, const F& f) const {
     for (int t = tile; t < a.tiles; t += tile_step) {
-      for (int first = first_class; first < last_class; ++first) {
+      for (int first = first_class; first < last_class; first += kChunks) {
 #pragma unroll 1
         for (int i = 0; i < a.class_chunks; ++i) f(t, first + i * kClasses);
       }
@@ -60,44 +63,57 @@ __device__ __forceinline__ BlockWork BlockWorkOf(int block) {
   return {block / kSplits, static_cast<int>(gridDim.x) / kSplits, first, first + kBlockClasses};
 }
 
-// Of the maps of W: elements of 16 bits, two codes.
-template <bool kFp8>
-constexpr int kBoxCols = kFp8 ? kTileCols / 2 : kTileCols;
-
 // One thread. At most `under_way` tiles are on their way: enough to keep the memory busy; more
 // would only make all other loads wait, those of the kernel before among them.
 template <bool kFp8>
 __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const BlockWork& work,
                                             const Ring& ring) {
-  constexpr int kBytes = kWeightBytes<kFp8>;
   RingPlace at, arrived;
   int started = 0;
-  work.ForEachChunk(a, [&](int tile, int chunk) {
+  work.ForEachTile<kTileChunks<kFp8>>(a, [&](int tile, int chunk) {
     if (started++ >= a.under_way) {
       ring.full[arrived.stage].Wait(arrived.parity);
       arrived.Advance(ring.stages);
     }
     ring.empty[at.stage].Wait(at.parity ^ 1);
-    ring.full[at.stage].ArriveAndExpect(kBytes);
+    ring.full[at.stage].ArriveAndExpect(kWeightBytes);
     unsigned char* to = ring.At(at.stage);
-    const int row = tile * a.tile_rows, col = chunk * kBoxCols<kFp8>;
+    const int row = tile * a.tile_rows, col = chunk * (kTileCols / kTileChunks<kFp8>);
     TmaLoad2D(to, &a.weight_map, col, row, &ring.full[at.stage]);
-    TmaLoad2D(to + kBytes / 2, &a.weight_map, col, row + a.half_offset, &ring.full[at.stage]);
+    TmaLoad2D(to + kWeightBytes / 2, &a.weight_map, col, row + a.half_offset, &ring.full[at.stage]);
     at.Advance(ring.stages);
   });
 }
 
 // One thread.
+template <int kChunks>
 [[maybe_unused]] __device__ __forceinline__ void CopyInputs(const ClusterGemmArguments& a,
                                                             const BlockWork& work,
                                                             const Ring& ring) {
   RingPlace at;
-  work.ForEachChunk(a, [&](int, int chunk) {
+  work.ForEachTile<kChunks>(a, [&](int, int chunk) {
     ring.empty[at.stage].Wait(at.parity ^ 1);
     ring.full[at.stage].ArriveAndExpect(static_cast<uint32_t>(ring.stage_bytes));
-    TmaLoad2D(ring.At(at.stage), &a.x_map, chunk * kTileCols, 0, &ring.full[at.stage]);
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      TmaLoad2D(ring.At(at.stage) + i * (ring.stage_bytes / kChunks), &a.x_map,
+                (chunk + i) * kTileCols, 0, &ring.full[at.stage]);
+    }
     at.Advance(ring.stages);
   });
+}
+
+// One warp. What is added to a tile's sums and what they are multiplied by are constants, which a
+// step's weights have evicted from the L2.
+template <bool kFp8>
+__device__ __forceinline__ void PrefetchConstants(const ClusterGemmArguments& a, int tile) {
+  const int output = tile * a.tile_rows + Lane() * (kTileOut / kWarp);
+  if (output >= a.out) return;
+  if (a.bias != nullptr) Prefetch(a.bias + output);
+  if (a.normed != nullptr) Prefetch(a.norm_weight + output);
+  if (!kFp8) return;
+  Prefetch(a.scales + output);
+  if (a.gated) Prefetch(a.scales + a.out + output);
 }
 
 // Once the first `done` classes are summed: adds what thereby is a tree's right half to its left
@@ -129,6 +145,7 @@ __device__ __forceinline__ void AddHalves(int done, float* first,
 template <int kRows, int kSplits, bool kFp8>
 struct Reader {
   static constexpr int kBlockClasses = kClasses / kSplits;
+  static constexpr int kChunks = kTileChunks<kFp8>;  // of a tile, each of its own class
   using Sums = float[kSumsOfThread<kRows>];
 
   Ring weights, inputs;
@@ -141,20 +158,23 @@ struct Reader {
     if (Lane() == 0) weights.empty[before].Arrive();
   }
 
-  // Starts the products of the next tiles: c = them if `first`, else c += them. Those under way
-  // before, if any, are done when it returns.
-  __device__ __forceinline__ void Start(bool first, bool any_before, Sums& c) {
+  // Starts the products of the next tiles: each chunk's sums = them if `first`, else += them. Those
+  // under way before, if any, are done when it returns.
+  __device__ __forceinline__ void Start(bool first, bool any_before, Sums* sums) {
     constexpr bool kGroups = kRows > kGroupRows;
     const int warpgroup = Warp() / (kGroupWarps / 2);
     const int half = kGroups ? warpgroup % 2 : warpgroup, group = kGroups ? warpgroup / 2 : 0;
-    const unsigned char* w = weights.At(at.stage) + half * (kWeightBytes<kFp8> / 2);
+    const unsigned char* w = weights.At(at.stage) + half * (kWeightBytes / 2);
     const uint64_t x = LinesDescriptor(inputs.At(at.stage) + group * kGroupRows * kLineBytes);
     weights.full[at.stage].Wait(at.parity);
     if constexpr (kFp8) {
-      MultiplyCodes(first, c, w, x);
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        MultiplyCodes(first, i, sums[i], w, x + i * (kRows * kLineBytes / 16));
+      }
     } else {
       inputs.full[at.stage].Wait(at.parity);
-      MultiplyLines(first, c, LinesDescriptor(w), x);
+      MultiplyLines(first, sums[0], LinesDescriptor(w), x);
       if (any_before) WgmmaWait<1>();
     }
     if (any_before) Release();
@@ -162,12 +182,12 @@ struct Reader {
     at.Advance(weights.stages);
   }
 
-  // The same of W in 8 bits, in lines of 64 bytes that TMA has swizzled: the warp's 16 rows. Each
-  // half is widened while the one before is multiplied.
-  __device__ __forceinline__ void MultiplyCodes(bool first, Sums& c, const unsigned char* w,
-                                                uint64_t x) {
-    const int row = Warp() % (kHalfOut / 16) * 16 + Lane() % 16;
-    const uint32_t from = SharedAddress(w) + row * 64 + (Lane() / 16 ^ row / 2 % 4) * 16;
+  // The same of one of a tile's chunks in 8 bits: the warp's 16 rows, in lines that TMA has
+  // swizzled. Each half is widened while the one before is multiplied.
+  __device__ __forceinline__ void MultiplyCodes(bool first, int chunk, Sums& c,
+                                                const unsigned char* w, uint64_t x) {
+    const int row = Warp() % (kHalfOut / 16) * 16 + Lane() % 16, unit = chunk * 4 + Lane() / 16;
+    const uint32_t from = SharedAddress(w) + row * kLineBytes + (unit ^ row % 8) * 16;
     uint32_t words[2][4];
     LoadMatrices(words[0], from);
     LoadMatrices(words[1], from ^ 32);
@@ -183,40 +203,51 @@ struct Reader {
           to[i] = WidenPair(Fp8Pair(words[half][step * 2 + i % 2], i >= 2));
         }
       }
-      if (half == 0) inputs.full[at.stage].Wait(at.parity);
+      if (chunk == 0 && half == 0) inputs.full[at.stage].Wait(at.parity);
       MultiplyHeld(first && half == 0, c, widened[half], x + half * 4);
     }
   }
 
   // sums[0] (`memory`: AddHalves) = the warpgroup's sums over kBlockClasses classes of `chunks`
-  // tiles, which then have been read. A class's products run before the sums of the one before are
-  // added to others.
+  // chunks, whose tiles then have been read. A class's products run before the sums of the one
+  // before are added to others; for those of two more there are no registers.
   __device__ __forceinline__ void Multiply(int chunks, float* memory, Sums (&sums)[kBlockClasses]) {
 #pragma unroll
-    for (int k = 0; k < kBlockClasses; ++k) {
-      Start(true, k > 0, sums[k]);
-      if (k > 0) AddHalves<kRows, kSplits>(k, memory, sums);
+    for (int k = 0; k < kBlockClasses; k += kChunks) {
+      if (k > 0 && kChunks > 1) {
+        WgmmaWait<0>();
+        AddHalvesUpTo(k, memory, sums);
+      }
+      Start(true, k > 0, sums + k);
+      if (k > 0 && kChunks == 1) AddHalvesUpTo(k, memory, sums);
 #pragma unroll 1
-      for (int i = 1; i < chunks; ++i) Start(false, true, sums[k]);
+      for (int i = 1; i < chunks; ++i) Start(false, true, sums + k);
     }
     WgmmaWait<0>();
-    AddHalves<kRows, kSplits>(kBlockClasses, memory, sums);
+    AddHalvesUpTo(kBlockClasses, memory, sums);
     Release();
+  }
+
+  // The last of `done` classes are a tile's.
+  __device__ __forceinline__ void AddHalvesUpTo(int done, float* memory,
+                                                Sums (&sums)[kBlockClasses]) {
+#pragma unroll
+    for (int i = kChunks - 1; i >= 0; --i) AddHalves<kRows, kSplits>(done - i, memory, sums);
   }
 };
 
 // A block of a product or, in a cluster, of a part of it.
 template <int kRows, int kSplits, bool kGated, bool kFp8>
 __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int block) {
-  constexpr int kTileBytes = kWeightBytes<kFp8>;
+  constexpr int kChunks = kTileChunks<kFp8>;
   extern __shared__ unsigned char memory[];
   __shared__ Mbarrier barriers[3][kMaxStages];
   __shared__ float scales[kRows];
   TriggerDependents();
   unsigned char* aligned = memory + (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment;
-  const Ring weights{aligned, kTileBytes, a.stages, barriers[0], barriers[1]};
-  const Ring inputs{aligned + a.stages * kTileBytes, kRows * kLineBytes, a.stages, barriers[2],
-                    barriers[1]};
+  const Ring weights{aligned, kWeightBytes, a.stages, barriers[0], barriers[1]};
+  const Ring inputs{aligned + a.stages * kWeightBytes, kRows * kLineBytes * kChunks, a.stages,
+                    barriers[2], barriers[1]};
   const BlockWork work = BlockWorkOf<kSplits>(block);
   const int warp = FromLane(Warp(), 0);
   if (threadIdx.x == 0) {
@@ -232,9 +263,10 @@ __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int bloc
     __syncwarp();
     return;
   }
+  if (warp == kConsumerWarps<kRows> + 1) PrefetchConstants<kFp8>(a, work.tile);
   WaitOnDependencies();
   if (warp == kConsumerWarps<kRows> + 1) {
-    if (Lane() == 0) CopyInputs(a, work, inputs);
+    if (Lane() == 0) CopyInputs<kChunks>(a, work, inputs);
     __syncwarp();
     return;
   }
@@ -263,10 +295,11 @@ __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int bloc
   }
 }
 
-// Two, where the registers for sums suffice: a block of another kernel may share the SM.
-template <int kRows, int kSplits>
-constexpr int kBlocksOfAnSm = kRows / 2 * std::bit_width(unsigned{kClasses / kSplits}) <= 48 ? 2
-                                                                                             : 1;
+// Two, where the registers for sums and for widened codes suffice: a block of another kernel may
+// share the SM.
+template <int kRows, int kSplits, bool kFp8>
+constexpr int kBlocksOfAnSm =
+    kRows / 2 * std::bit_width(unsigned{kClasses / kSplits}) + (kFp8 ? 24 : 0) <= 48 ? 2 : 1;
 
 // Of W's rows in 8 bits the first blocks compute outputs, of the others the others.
 struct Parts {
@@ -277,7 +310,7 @@ struct Parts {
 // kGated: y = act(gate) * value of the product's halves.
 template <int kRows, int kSplits, bool kGated, bool kFp8>
 __global__ void FOX_CLUSTER(kSplits)
-    __launch_bounds__(kThreads<kRows>, (kBlocksOfAnSm<kRows, kSplits>)) ClusterGemmKernel(
+    __launch_bounds__(kThreads<kRows>, (kBlocksOfAnSm<kRows, kSplits, kFp8>)) ClusterGemmKernel(
         const __grid_constant__ std::conditional_t<kFp8, Parts, ClusterGemmArguments> a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const int block = static_cast<int>(blockIdx.x);
@@ -295,15 +328,19 @@ __global__ void FOX_CLUSTER(kSplits)
 
 // Both rings of a block. Measured faster than room for the next product's block on the same SM.
 constexpr int kRingBytes = 210 * 1024;
+// More than half of an SM's: two blocks of a product must not share one while another is free. Few
+// rows in bf16 gain more from the room for other kernels' blocks.
+template <int kRows, bool kFp8>
+constexpr int kLeastBytes = kFp8 || kRows >= 64 ? 115 * 1024 : 0;
 // Of W that a block has on its way.
 constexpr int kBytesUnderWay = 64 * 1024;
 template <bool kFp8>
 constexpr int kPassRows = kFp8 ? 64 : 128;
 
 // Blocks over the columns: as many as keep most SMs busy, a power of two from `least` on.
-int SplitsOf(int tiles, int least, int multiprocessors) {
+int SplitsOf(int tiles, int least, int most, int multiprocessors) {
   int splits = least;
-  while (2 * splits <= kMaxSplits && 2 * splits * tiles <= multiprocessors) splits *= 2;
+  while (2 * splits <= most && 2 * splits * tiles <= multiprocessors) splits *= 2;
   return splits;
 }
 
@@ -311,16 +348,18 @@ int SplitsOf(int tiles, int least, int multiprocessors) {
 template <int kRows, int kSplits, bool kFp8>
 int ChooseStages(ClusterGemmArguments* a) {
   if (a->tiles == 0) return 0;
-  constexpr int kInputBytes = kRows * kLineBytes, kTileBytes = kWeightBytes<kFp8>;
-  // A cluster has one tile.
-  const int wanted =
-      kSplits == 1 ? kMaxStages : std::min(a->class_chunks * kClasses / kSplits, kMaxStages);
+  constexpr int kChunks = kTileChunks<kFp8>;
+  constexpr int kStageBytes = kWeightBytes + kRows * kLineBytes * kChunks;
+  // A cluster has one tile of outputs.
+  const int wanted = kSplits == 1
+                         ? kMaxStages
+                         : std::min(a->class_chunks * kClasses / kSplits / kChunks, kMaxStages);
   const int sums = kSplits == 1 ? 0 : kRows * kSumStride * static_cast<int>(sizeof(float));
   constexpr bool kBeside = kFirstInMemory<kRows, kSplits>;  // the sums, else over the rings
   const int room = kBeside ? kMaxBytes - kAlignment - sums : kRingBytes;
-  a->stages = std::min(room / (kTileBytes + kInputBytes), wanted);
-  a->under_way = std::min(kBytesUnderWay / kTileBytes, a->stages);
-  const int rings = a->stages * (kTileBytes + kInputBytes);
+  a->stages = std::min(room / kStageBytes, wanted);
+  a->under_way = std::min(kBytesUnderWay / kWeightBytes, a->stages);
+  const int rings = a->stages * kStageBytes;
   return (kBeside ? rings + sums : std::max(rings, sums)) + kAlignment;
 }
 
@@ -331,8 +370,9 @@ cudaError_t LaunchClusterGemm(Parts& p, int multiprocessors, cudaStream_t stream
   if (ready != cudaSuccess) return ready;
   const int tiles = p.fp8.tiles + p.rest.tiles;
   const int blocks = kSplits == 1 ? std::min(tiles, multiprocessors) : tiles * kSplits;
-  const int bytes = std::max(ChooseStages<kRows, kSplits, true>(&p.fp8),
-                             ChooseStages<kRows, kSplits, false>(&p.rest));
+  const int bytes =
+      std::max({ChooseStages<kRows, kSplits, true>(&p.fp8),
+                ChooseStages<kRows, kSplits, false>(&p.rest), kLeastBytes<kRows, kFp8>});
   const SmemConfig smem(static_cast<size_t>(bytes), true);
   const dim3 grid(static_cast<unsigned>(blocks)), threads(kThreads<kRows>);
   if constexpr (kFp8) {
@@ -348,7 +388,7 @@ cudaError_t LaunchFor(Parts& p, int multiprocessors, cudaStream_t stream) {
   // nor has it registers for all classes of two groups of rows, or of 64 beside widened codes.
   constexpr bool kNeverAlone = kGated || kFp8 || kRows > kGroupRows;
   const int least = kNeverAlone || p.rest.normed != nullptr ? 2 : 1;
-  switch (SplitsOf(p.fp8.tiles + p.rest.tiles, least, multiprocessors)) {
+  switch (SplitsOf(p.fp8.tiles + p.rest.tiles, least, kMaxSplits<kFp8>, multiprocessors)) {
     case 1:
       if constexpr (!kNeverAlone) {
         return LaunchClusterGemm<kRows, 1, kGated, kFp8>(p, multiprocessors, stream);
@@ -359,7 +399,10 @@ cudaError_t LaunchFor(Parts& p, int multiprocessors, cudaStream_t stream) {
     case 4:
       return LaunchClusterGemm<kRows, 4, kGated, kFp8>(p, multiprocessors, stream);
     default:
-      return LaunchClusterGemm<kRows, 8, kGated, kFp8>(p, multiprocessors, stream);
+      if constexpr (!kFp8) {
+        return LaunchClusterGemm<kRows, 8, kGated, kFp8>(p, multiprocessors, stream);
+      }
+      return cudaErrorInvalidValue;
   }
 }
 
@@ -383,7 +426,7 @@ cudaError_t SetTiles(ClusterGemmArguments* a) {
   const void* const weight = kFp8 ? static_cast<const void*>(a->codes) : a->weight;
   const int64_t cols = kFp8 ? Fp8Stride(a->in) / 2 : a->in;  // of 16 bits
   return EncodeMatrixMap(const_cast<void*>(weight), int64_t{a->out} * (a->gated ? 2 : 1), cols,
-                         cols, kHalfOut, kBoxCols<kFp8>, &a->weight_map);
+                         cols, kHalfOut, kTileCols, &a->weight_map);
 }
 
 // Whether rows of y may be accessed by four elements.

@@ -20,9 +20,7 @@ inline constexpr int kHalfOut = 64;   // of a warpgroup
 inline constexpr int kTileCols = 64;  // 128 bytes: a line of the swizzle
 inline constexpr int kLineBytes = kTileCols * 2;
 inline constexpr int kGroupBytes = 8 * kLineBytes;  // the swizzle's period
-template <bool kFp8>
-inline constexpr int kWeightBytes = kTileOut* kLineBytes / (kFp8 ? 2 : 1);
-inline constexpr int kGroupRows = 64;  // of input, at most, in a warpgroup's registers
+inline constexpr int kGroupRows = 64;               // of input, at most, in a warpgroup's registers
 inline constexpr int kGroupWarps = 8;  // two warpgroups: all of a tile's outputs, for the same rows
 inline constexpr int kMaxStages = 16;
 // They multiply: each group of input rows has its own, which read the same tiles of W.
@@ -34,7 +32,13 @@ template <int kRows>
 inline constexpr int kThreads = kConsumers<kRows> + 2 * kWarp;  // two warps copy
 // Chunks of 64 columns whose indices are equal modulo this are a class, summed on its own.
 inline constexpr int kClasses = 8;
-inline constexpr int kMaxSplits = kClasses;      // the largest portable cluster
+// Chunks side by side in a tile, those of two classes in 8 bits, whose lines would else be half as
+// long: by such the memory is read at half of its rate.
+template <bool kFp8>
+inline constexpr int kTileChunks = kFp8 ? 2 : 1;
+inline constexpr int kWeightBytes = kTileOut * kLineBytes;  // of a tile
+template <bool kFp8>
+inline constexpr int kMaxSplits = kClasses / kTileChunks<kFp8>;  // at most a portable cluster
 inline constexpr int kSumStride = kTileOut + 4;  // floats; spreads fragments' rows over the banks
 inline constexpr int kAlignment = kGroupBytes;   // of tiles; the launch does not promise it
 inline constexpr int kMaxBytes = 225 * 1024;     // of dynamic shared memory

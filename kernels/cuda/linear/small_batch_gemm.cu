@@ -184,6 +184,10 @@ class Multiplier {
         scale_(a, first) {
     const int row = first + static_cast<int>(threadIdx.x);
     if (a.bias != nullptr && row < last) Prefetch(a.bias + row);
+    if (kFp8 && row < last) {
+      Prefetch(a.scales + row);
+      if (a.gated) Prefetch(a.scales + a.out + row);
+    }
     output_.LoadBias(a, last);
     scale_.Load(a, last);
   }

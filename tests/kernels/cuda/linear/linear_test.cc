@@ -199,7 +199,8 @@ class LinearBitsTest : public LinearTest {
     if (decodes) run(17003, 512, true, DType::kF32, {});
     if (decodes) run(65, 40, true, DType::kF32, {});
     if (decodes) run(700, 2064, true, DType::kBF16, {});
-    if (decodes) run(300, 4096, false, DType::kF32, {});
+    if (decodes)
+      run(8640, 2104, false, DType::kF32, {});  // more blocks than SMs, tiles than stages
     run(200, 1544, false, DType::kBF16, {});
     run(300, 640, false, DType::kF32, {});  // whole lines, no whole tiles
     run(2200, 520, false, DType::kF32, {.accumulate = true});
