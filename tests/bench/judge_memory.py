@@ -22,24 +22,17 @@ def loads(m: Measurements) -> Iterator[Row]:
     for pages, what, least, aim, faster, fastest in (
             ("auto", "certified", 3.3, 3.7, 3.5, 4.6),
             ("fp8", "certified with pages in 8 bits", 7, 7.7, 4.5, 6)):
-        if pages == "fp8" and not m.all(kv_cache_dtype=pages):  # not measured yet
-            continue
         kept, running = (pair(key, pages, load="16k at once")
                          for key in ("most_kept", "most_running"))
         yield row(f"sequences of 16k at once in 20 GB, {what} over off", ratio(*kept), "x", "least",
                   least, aim, "" if None in kept else f"{kept[0]} over {kept[1]} that kept their "
                   f"pages; running {running[0]} over {running[1]} at most")
-        for admission, must, wanted, most in (("expected", faster, fastest, 2),
-                                              ("worst-case", None, None, None)):
-            keys = dict(load="arrivals", kv_admission=admission)
-            pace = pair("output_tokens_per_second", pages, **keys)
-            yield row(f"tokens/s, {ARRIVALS}, {admission} admission, {what} over off", ratio(*pace),
-                      "x", "least", must, wanted,
-                      "" if None in pace else f"{pace[0]:.0f} over {pace[1]:.0f}")
-            served = m.find(bench="serve", acp="certified", kv_cache_dtype=pages, **keys)
-            yield row(f"requests preempted, {ARRIVALS}, {admission} admission, {what}",
-                      ratio(served.get("preempted"), served.get("completed"), 100), "%", "most",
-                      most)
+        pace = pair("output_tokens_per_second", pages, load="arrivals")
+        yield row(f"tokens/s, {ARRIVALS}, {what} over off", ratio(*pace), "x", "least", faster,
+                  fastest, "" if None in pace else f"{pace[0]:.0f} over {pace[1]:.0f}")
+        served = m.find(bench="serve", acp="certified", kv_cache_dtype=pages, load="arrivals")
+        yield row(f"requests preempted, {ARRIVALS}, {what}",
+                  ratio(served.get("preempted"), served.get("completed"), 100), "%", "most", 2)
     served = m.all(bench="serve")
     for name, unit, what in (("lost", "requests", ("lost",)), ("refused", "requests", ("refused",)),
                              ("missing or repeated", "tokens",

@@ -22,20 +22,14 @@ def together(*parts: Part) -> Part:
     return {key: value for part in parts for key, value in part.items()} | {"rows": rows}
 
 
-def compare(clients: str, server_flags: str, seconds: float,
-            **marks: Any) -> Callable[[Bench], Part]:
+def compare(clients: str, seconds: float, load: str) -> Callable[[Bench], Part]:
     """Off and certified, and certified with pages in 8 bits, a server each, under the same
     arrivals."""
     return lambda bench: together(*(bench.fox_bench(
         f"serve --compare {acp} --timeout {seconds} {clients} -- {POOL} --max-model-len 20480 "
         "--max-num-queued-reqs 4096 --max-num-queued-tokens 16000000 --max-queue-seconds 0 "
-        f"--kv-cache-dtype {pages} {server_flags}", seconds, kv_cache_dtype=pages, **marks)
+        f"--kv-cache-dtype {pages}", seconds, kv_cache_dtype=pages, load=load)
         for acp, pages in (("off,certified", "auto"), ("certified", "fp8"))))
-
-
-def arrivals(admission: str) -> Callable[[Bench], Part]:
-    return compare("--rates 100 --requests 256 --prompt-tokens 4096-12288 --output-tokens 512",
-                   f"--kv-admission {admission}", 130, load="arrivals", kv_admission=admission)
 
 
 def questions(prefix: str, document: int) -> Callable[[Bench], Part]:
@@ -77,14 +71,14 @@ def start(bench: Bench) -> Part:
 PARTS: dict[str, Callable[[Bench], Part]] = {
     # Prompt and answer are a sequence of 16k; of those 8 fit into the pool without eviction. An
     # answer takes as long as some 120 prompts, so the pool is full before the first one ends.
-    "at-once": compare("--rates 1000 --requests 72 --prompt-tokens 15360 --output-tokens 1024", "",
-                       110, load="16k at once"),
-    "arrivals": arrivals("expected"),
+    "at-once": compare("--rates 1000 --requests 72 --prompt-tokens 15360 --output-tokens 1024",
+                       110, "16k at once"),
+    "arrivals": compare("--rates 100 --requests 256 --prompt-tokens 4096-12288 "
+                        "--output-tokens 512", 130, "arrivals"),
     "cache-8k": questions("8k", 8192),
     "cache-100k": questions("100k", 102400),
     "cache-strangers": lambda bench: bench.fox_bench(
         "cache --loads strangers --document 8192 --requests 64 --answer 64 --at-once 32 --rounds 5 "
         + POOL, 80),  # a quarter of a document is a prompt
     "start": start,
-    "arrivals-worst-case": arrivals("worst-case"),
 }

@@ -14,18 +14,18 @@ CPP_FILE = re.compile(r"\.(?:cc|h|cu|cuh)$")
 AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], ...] = (
     ("files", lambda path: True, lambda text: 1, 1_216),
     ("words in .md", lambda path: path.endswith(".md"), lambda text: len(text.split()),
-     30_810),  # (25,000)
+     31_040),  # (25,000)
     ("lines of tests",
      lambda path: path.startswith("tests/") and re.search(r"\.(?:cc|h|cu|cuh|py)$", path),
      lambda text: text.count("\n"), 59_830),  # (48,000)
     ("lines of C++ and CUDA outside tests, without blanks and comments",
      lambda path: not path.startswith("tests/") and CPP_FILE.search(path),
-     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 41_290),  # (34,000)
+     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 41_330),  # (34,000)
     ("lines of ./run", lambda path: path == "run", lambda text: text.count("\n"), 260),
     ("lines of models/fox_model.cc", lambda path: path == "models/fox_model.cc",
      lambda text: text.count("\n"), 170),
     ("lines of kernels/cuda/linear", lambda path: path.startswith("kernels/cuda/linear/"),
-     lambda text: text.count("\n"), 3_100),  # (2,600)
+     lambda text: text.count("\n"), 3_150),  # (2,600)
     ("lines of engine/schedule", lambda path: path.startswith("engine/schedule/"),
      lambda text: text.count("\n"), 2_370),  # (2,000)
 )
