@@ -14,7 +14,7 @@ CPP_FILE = re.compile(r"\.(?:cc|h|cu|cuh)$")
 AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], ...] = (
     ("files", lambda path: True, lambda text: 1, 1_216),
     ("words in .md", lambda path: path.endswith(".md"), lambda text: len(text.split()),
-     31_040),  # (25,000)
+     28_210),  # (25,000)
     ("lines of tests",
      lambda path: path.startswith("tests/") and re.search(r"\.(?:cc|h|cu|cuh|py)$", path),
      lambda text: text.count("\n"), 59_830),  # (48,000)
