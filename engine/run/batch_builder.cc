@@ -109,8 +109,13 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
   batch_.small = batch_.all_decodes() && rows <= kSmallBatchRows && longest <= kSmallBatchTokens;
   num_logit_rows_ = logit_rows;
   // Sampled tokens are written before they are read, so they need not be sent.
-  const size_t end = token_ + static_cast<size_t>(rows) * sizeof(int32_t);
-  ops_.CopyToDevice(staging + counts_, end - counts_, block_.as<std::byte>() + counts_, stream);
+  const size_t end = (token_ + static_cast<size_t>(rows) * sizeof(int32_t) + 15) / 16 * 16;
+  std::byte* const to = block_.as<std::byte>() + counts_;
+  if (DeviceQueue* const queue = ops_.queue(); queue != nullptr) {
+    queue->CopyPinned(staging + counts_, end - counts_, to, stream);
+  } else {
+    ops_.CopyToDevice(staging + counts_, end - counts_, to, stream);
+  }
 }
 
 }  // namespace fox

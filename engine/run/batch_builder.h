@@ -36,10 +36,10 @@ class BatchBuilder {
   // Bytes of the block that `staging` of Build must hold.
   size_t bytes() const { return block_.bytes(); }
 
-  // Lays the plan out in `staging` (host) and sends it. Pads a plan of single tokens to `seqs`
-  // sequences, each with a row of logits, wanted or not (0: no padding). `staging` must stay as it
-  // is until the copy has happened. REQUIRES: the plan is within the limits given above; its
-  // sequences of one token come first.
+  // Lays the plan out in `staging` (host, pinned if there is a queue) and sends it. Pads a plan of
+  // single tokens to `seqs` sequences, each with a row of logits, wanted or not (0: no padding).
+  // `staging` must stay as it is until the copy has happened. REQUIRES: the plan is within the
+  // limits given above; its sequences of one token come first.
   void Build(const StepPlan& plan, int64_t seqs, std::byte* staging, Stream stream);
 
   // Of the last Build.

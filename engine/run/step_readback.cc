@@ -58,7 +58,7 @@ void StepReadback::Begin(const StepPlan& plan, bool row_each) {
 
 void StepReadback::Fetch(const void* device, size_t bytes, const Buffer& host) {
   if (queue_ != nullptr) {
-    queue_->CopyToPinned(device, bytes, host.data(), queue_->stream());
+    queue_->CopyPinned(device, bytes, host.data(), queue_->stream());
   } else {
     ops_.CopyToHost(device, bytes, host.data(), nullptr);
   }

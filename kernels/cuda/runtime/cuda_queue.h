@@ -31,7 +31,7 @@ class CudaQueue : public DeviceQueue {
   Stream stream() const override { return stream_; }
   cudaStream_t cuda_stream() const { return stream_; }
   Buffer AllocatePinned(size_t bytes) override;
-  void CopyToPinned(const void* device, size_t bytes, void* pinned, Stream stream) override;
+  void CopyPinned(const void* from, size_t bytes, void* to, Stream stream) override;
   std::unique_ptr<Event> MakeEvent() override;
   std::unique_ptr<Graph> Capture(Stream stream, const std::function<void()>& work) override;
   const char* error() const override { return device_error_.text(); }

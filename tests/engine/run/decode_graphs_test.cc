@@ -22,7 +22,7 @@ class CountingQueue : public DeviceQueue {
 
   Stream stream() const override { return nullptr; }
   Buffer AllocatePinned(size_t) override { return {}; }
-  void CopyToPinned(const void*, size_t, void*, Stream) override {}
+  void CopyPinned(const void*, size_t, void*, Stream) override {}
   std::unique_ptr<Event> MakeEvent() override { return nullptr; }
   std::unique_ptr<Graph> Capture(Stream, const std::function<void()>& work) override {
     work();

@@ -311,7 +311,7 @@ class FakeQueue final : public DeviceQueue {
   FakeQueue(size_t total, size_t free) : total_(total), free_(free) {}
   Stream stream() const override { return nullptr; }
   Buffer AllocatePinned(size_t) override { return {}; }
-  void CopyToPinned(const void*, size_t, void*, Stream) override {}
+  void CopyPinned(const void*, size_t, void*, Stream) override {}
   std::unique_ptr<Event> MakeEvent() override { return nullptr; }
   std::unique_ptr<Graph> Capture(Stream, const std::function<void()>&) override { return nullptr; }
   const char* error() const override { return nullptr; }

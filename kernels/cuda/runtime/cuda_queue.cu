@@ -1,8 +1,33 @@
 // Streams, events and graphs of the CUDA runtime behind DeviceQueue. See cuda_queue.h.
+#include <cstdint>
+
+#include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/cuda_queue.h"
+#include "kernels/cuda/runtime/launch.h"
 
 namespace fox::cuda {
 namespace {
+
+// A step's arrays are small: a kernel copies them in the time that a stream takes to change to the
+// copy engine and back.
+constexpr size_t kKernelBytes = size_t{256} << 10;
+constexpr int kThreads = 256;
+
+__global__ void __launch_bounds__(kThreads) CopyKernel(const uint4* from, uint4* to, int count) {
+  TriggerDependents();
+  WaitOnDependencies();
+  const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (i < count) to[i] = __ldcv(from + i);
+}
+
+cudaError_t Copy(const void* from, size_t bytes, void* to, cudaStream_t stream) {
+  if (bytes > kKernelBytes || bytes % sizeof(uint4) != 0) {
+    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
+  }
+  const auto count = static_cast<unsigned>(bytes / sizeof(uint4));
+  return Launch(CopyKernel, dim3((count + kThreads - 1) / kThreads), dim3(kThreads), 0, stream,
+                static_cast<const uint4*>(from), static_cast<uint4*>(to), static_cast<int>(count));
+}
 
 class CudaEvent : public Event {
  public:
@@ -71,11 +96,9 @@ Buffer CudaQueue::AllocatePinned(size_t bytes) {
   return {data, bytes, [](void* at, size_t) { cudaFreeHost(at); }};
 }
 
-void CudaQueue::CopyToPinned(const void* device, size_t bytes, void* pinned, Stream stream) {
+void CudaQueue::CopyPinned(const void* from, size_t bytes, void* to, Stream stream) {
   if (!device_error_.ok()) return;
-  device_error_.Check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost,
-                                      static_cast<cudaStream_t>(stream)),
-                      "copy from the device");
+  device_error_.Check(Copy(from, bytes, to, static_cast<cudaStream_t>(stream)), "copy");
 }
 
 std::unique_ptr<Event> CudaQueue::MakeEvent() { return std::make_unique<CudaEvent>(device_error_); }
