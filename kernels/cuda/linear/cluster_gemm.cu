@@ -1,12 +1,12 @@
-// W is the operand of 64 rows of wgmma, the input rows are the one of N = 8, 16, 32 or 64 columns
-// (those past the last are zeros). A block computes 128 outputs, 64 in each of two warpgroups; for
-// more than 64 rows two more warpgroups share its tiles of W. The columns of W are split among a
-// cluster's blocks, whose sums are read from each other's shared memory. Two further warps copy by
-// TMA, each into its ring of tiles of 64 columns: W from before the previous kernel has ended, x
-// behind it. More than 128 rows are passes of 128. Rows of W in 8 bits, in tiles of 128 columns,
-// are widened on their way into registers, from which wgmma takes them, and their sums are
-// multiplied by the rows' powers of two, both exactly; the others are outputs of further blocks;
-// here passes have 64 rows.
+// W is the operand of 64 rows of wgmma (8 input rows would use an eighth of the tensor cores),
+// those are the one of N = 8, 16, 32 or 64 columns (those past the last are zeros). A block
+// computes 128 outputs, 64 in each of two warpgroups; for more than 64 rows two more warpgroups
+// share its tiles of W. The columns of W are split among a cluster's blocks, whose sums are read
+// from each other's shared memory. Two further warps copy by TMA, each into its ring of tiles of 64
+// columns: W from before the previous kernel has ended, x behind it. More than 128 rows are passes
+// of 128. Rows of W in 8 bits, in tiles of 128 columns, are widened on their way into registers,
+// from which wgmma takes them, and their sums are multiplied by the rows' powers of two, both
+// exactly; the others are outputs of further blocks; here passes have 64 rows.
 //
 // Bits (cluster_gemm.md): the chunks of 64 columns are eight classes by their index modulo 8; a
 // class is summed from left to right, 16 columns at a time, and the classes' sums are added as a
@@ -56,13 +56,6 @@ struct BlockWork {
   }
 };
 
-template <int kSplits>
-__device__ __forceinline__ BlockWork BlockWorkOf(int block) {
-  constexpr int kBlockClasses = kClasses / kSplits;
-  const int first = block % kSplits * kBlockClasses;
-  return {block / kSplits, static_cast<int>(gridDim.x) / kSplits, first, first + kBlockClasses};
-}
-
 // One thread. At most `under_way` tiles are on their way: enough to keep the memory busy; more
 // would only make all other loads wait, those of the kernel before among them.
 template <bool kFp8>
@@ -71,6 +64,7 @@ __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const
   RingPlace at, arrived;
   int started = 0;
   work.ForEachTile<kTileChunks<kFp8>>(a, [&](int tile, int chunk) {
+    if (a.paired && started == a.early_tiles) TriggerDependents();
     if (started++ >= a.under_way) {
       ring.full[arrived.stage].Wait(arrived.parity);
       arrived.Advance(ring.stages);
@@ -243,12 +237,14 @@ __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int bloc
   extern __shared__ unsigned char memory[];
   __shared__ Mbarrier barriers[3][kMaxStages];
   __shared__ float scales[kRows];
-  TriggerDependents();
+  if (!a.paired) TriggerDependents();
   unsigned char* aligned = memory + (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment;
   const Ring weights{aligned, kWeightBytes, a.stages, barriers[0], barriers[1]};
   const Ring inputs{aligned + a.stages * kWeightBytes, kRows * kLineBytes * kChunks, a.stages,
                     barriers[2], barriers[1]};
-  const BlockWork work = BlockWorkOf<kSplits>(block);
+  const int first_class = block % kSplits * (kClasses / kSplits);
+  const BlockWork work{block / kSplits, static_cast<int>(gridDim.x) / kSplits, first_class,
+                       first_class + kClasses / kSplits};
   const int warp = FromLane(Warp(), 0);
   if (threadIdx.x == 0) {
     PrefetchTensorMap(&a.weight_map);
@@ -298,8 +294,12 @@ __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int bloc
 // Two, where the registers for sums and for widened codes suffice: a block of another kernel may
 // share the SM.
 template <int kRows, int kSplits, bool kFp8>
-constexpr int kBlocksOfAnSm =
-    kRows / 2 * std::bit_width(unsigned{kClasses / kSplits}) + (kFp8 ? 24 : 0) <= 48 ? 2 : 1;
+constexpr int kBlocksOfAnSm = kRows <= kGroupRows&& kRows / 2 *
+                                               std::bit_width(unsigned{kClasses / kSplits}) +
+                                           (kFp8 ? 24 : 0) <=
+                                      64
+                                  ? 2
+                                  : 1;
 
 // Of W's rows in 8 bits the first blocks compute outputs, of the others the others.
 struct Parts {
@@ -328,6 +328,13 @@ __global__ void FOX_CLUSTER(kSplits)
 
 // Both rings of a block. Measured faster than room for the next product's block on the same SM.
 constexpr int kRingBytes = 210 * 1024;
+// All of a block's that shares its SM.
+constexpr int kPairedBytes = 112 * 1024;
+// Whether a block each may be more than the SMs hold: the blocks of a cluster lie in one of the
+// device's parts, whose last SMs may be too few for another.
+bool Crowded(int blocks, int multiprocessors) { return blocks * 10 > multiprocessors * 9; }
+// Tiles of W that a paired block has yet to ask for when it triggers.
+constexpr int kTilesBehindTrigger = 8;
 // More than half of an SM's: two blocks of a product must not share one while another is free. Few
 // rows in bf16 gain more from the room for other kernels' blocks.
 template <int kRows, bool kFp8>
@@ -337,30 +344,23 @@ constexpr int kBytesUnderWay = 64 * 1024;
 template <bool kFp8>
 constexpr int kPassRows = kFp8 ? 64 : 128;
 
-// Blocks over the columns: as many as keep most SMs busy, a power of two from `least` on.
-int SplitsOf(int tiles, int least, int most, int multiprocessors) {
-  int splits = least;
-  while (2 * splits <= most && 2 * splits * tiles <= multiprocessors) splits *= 2;
-  return splits;
-}
-
 // Stages of the rings in a block's shared memory; the bytes that they and the sums need.
 template <int kRows, int kSplits, bool kFp8>
-int ChooseStages(ClusterGemmArguments* a) {
+int ChooseStages(bool paired, ClusterGemmArguments* a) {
   if (a->tiles == 0) return 0;
   constexpr int kChunks = kTileChunks<kFp8>;
   constexpr int kStageBytes = kWeightBytes + kRows * kLineBytes * kChunks;
-  // A cluster has one tile of outputs.
-  const int wanted = kSplits == 1
-                         ? kMaxStages
-                         : std::min(a->class_chunks * kClasses / kSplits / kChunks, kMaxStages);
-  const int sums = kSplits == 1 ? 0 : kRows * kSumStride * static_cast<int>(sizeof(float));
+  constexpr int kSums = kSplits == 1 ? 0 : kRows * kSumStride * static_cast<int>(sizeof(float));
+  const int tiles = a->class_chunks * kClasses / kSplits / kChunks;  // of an output tile
   constexpr bool kBeside = kFirstInMemory<kRows, kSplits>;  // the sums, else over the rings
-  const int room = kBeside ? kMaxBytes - kAlignment - sums : kRingBytes;
-  a->stages = std::min(room / kStageBytes, wanted);
+  const int most = paired ? kPairedBytes : kMaxBytes;
+  const int room = std::min(kRingBytes, most - kAlignment - (kBeside ? kSums : 0));
+  a->paired = paired;
+  a->early_tiles = std::max(tiles - kTilesBehindTrigger, 0);
+  a->stages = std::min({room / kStageBytes, tiles, kMaxStages});
   a->under_way = std::min(kBytesUnderWay / kWeightBytes, a->stages);
   const int rings = a->stages * kStageBytes;
-  return (kBeside ? rings + sums : std::max(rings, sums)) + kAlignment;
+  return (kBeside ? rings + kSums : std::max(rings, kSums)) + kAlignment;
 }
 
 template <int kRows, int kSplits, bool kGated, bool kFp8>
@@ -370,9 +370,11 @@ cudaError_t LaunchClusterGemm(Parts& p, int multiprocessors, cudaStream_t stream
   if (ready != cudaSuccess) return ready;
   const int tiles = p.fp8.tiles + p.rest.tiles;
   const int blocks = kSplits == 1 ? std::min(tiles, multiprocessors) : tiles * kSplits;
-  const int bytes =
-      std::max({ChooseStages<kRows, kSplits, true>(&p.fp8),
-                ChooseStages<kRows, kSplits, false>(&p.rest), kLeastBytes<kRows, kFp8>});
+  const bool paired =
+      kSplits > 1 && kBlocksOfAnSm<kRows, kSplits, kFp8> > 1 && Crowded(blocks, multiprocessors);
+  const int bytes = std::max({ChooseStages<kRows, kSplits, true>(paired, &p.fp8),
+                              ChooseStages<kRows, kSplits, false>(paired, &p.rest),
+                              paired ? kPairedBytes : kLeastBytes<kRows, kFp8>});
   const SmemConfig smem(static_cast<size_t>(bytes), true);
   const dim3 grid(static_cast<unsigned>(blocks)), threads(kThreads<kRows>);
   if constexpr (kFp8) {
@@ -386,23 +388,22 @@ template <int kRows, bool kGated, bool kFp8>
 cudaError_t LaunchFor(Parts& p, int multiprocessors, cudaStream_t stream) {
   // Halves meet, and rows are normed, in shared memory, where a block alone does not lay its sums;
   // nor has it registers for all classes of two groups of rows, or of 64 beside widened codes.
-  constexpr bool kNeverAlone = kGated || kFp8 || kRows > kGroupRows;
-  const int least = kNeverAlone || p.rest.normed != nullptr ? 2 : 1;
-  switch (SplitsOf(p.fp8.tiles + p.rest.tiles, least, kMaxSplits<kFp8>, multiprocessors)) {
+  constexpr int kLeast = kGated || kFp8 || kRows > kGroupRows ? 2 : 1;
+  // Blocks over the columns: as many as keep most SMs busy. With fewer classes than by two a block
+  // in 8 bits has registers for a neighbour.
+  const int tiles = p.fp8.tiles + p.rest.tiles;
+  int splits = p.rest.normed != nullptr ? 2 : kLeast;
+  while (2 * splits <= kMaxSplits<kFp8> && 2 * splits * tiles <= multiprocessors) splits *= 2;
+  if (kFp8 && kRows <= 32 && Crowded(tiles * splits, multiprocessors)) splits = kMaxSplits<kFp8>;
+  switch (splits) {
     case 1:
-      if constexpr (!kNeverAlone) {
-        return LaunchClusterGemm<kRows, 1, kGated, kFp8>(p, multiprocessors, stream);
-      }
-      return cudaErrorInvalidValue;
+      return LaunchClusterGemm<kRows, kLeast, kGated, kFp8>(p, multiprocessors, stream);
     case 2:
       return LaunchClusterGemm<kRows, 2, kGated, kFp8>(p, multiprocessors, stream);
     case 4:
       return LaunchClusterGemm<kRows, 4, kGated, kFp8>(p, multiprocessors, stream);
     default:
-      if constexpr (!kFp8) {
-        return LaunchClusterGemm<kRows, 8, kGated, kFp8>(p, multiprocessors, stream);
-      }
-      return cudaErrorInvalidValue;
+      return LaunchClusterGemm<kRows, kMaxSplits<kFp8>, kGated, kFp8>(p, multiprocessors, stream);
   }
 }
 

@@ -61,7 +61,11 @@ struct ClusterGemmArguments : GemmArguments {
   int class_chunks;  // of a class; those past the last column are zeros
   int stages;        // of both rings
   int under_way;
-  bool vectors;  // y may be accessed by four elements
+  // Whether there are more blocks than SMs, two on each, of which one reads while the other merges.
+  // Then they trigger late, or the next kernel's would take the last ones' places.
+  bool paired;
+  int early_tiles;  // of W, before that
+  bool vectors;     // y may be accessed by four elements
   // Of the input's deferred norm, null: every row's scale is one.
   const float* input_sums;
   float eps;

@@ -48,6 +48,10 @@ constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Mbarrier)
 // so a wide product, which follows a narrow one that adds to the residual stream, gets most of it.
 constexpr int kWideBudget = 150 * 1024;
 constexpr int kNarrowBudget = 75 * 1024;
+// Of a block that reads more than this: beside it, the next product's would have its ring full long
+// before the wait. Without room it fills the ring while it waits, when nothing else is read.
+constexpr int kLongShare = 240 * 1024;
+constexpr int kLongBudget = 200 * 1024;
 
 // Shared memory: [stages] tiles, input rows, partial sums [2][warps][SumRows][16], barriers, the
 // rows' sums of squares and scales.
@@ -352,24 +356,19 @@ __device__ __forceinline__ void RunBlock(const SmallBatchGemmArguments& a, unsig
   }
 }
 
-template <bool kNorm, int kRows>
-__global__ void __launch_bounds__(kThreads, 2)
-    SmallBatchGemmKernel(const __grid_constant__ SmallBatchGemmArguments a) {
-  extern __shared__ __align__(1024) unsigned char shared[];
-  RunBlock<kNorm, kRows, false>(a, shared, static_cast<int>(blockIdx.x));
-}
-
 // The first rows of W in 8 bits, the rest in bf16 by blocks of their own.
-struct Fp8GemmArguments {
+struct Parts {
   SmallBatchGemmArguments fp8, rest;
 };
 
-template <bool kNorm, int kRows>
-__global__ void __launch_bounds__(kThreads, 2)
-    Fp8GemmKernel(const __grid_constant__ Fp8GemmArguments a) {
+template <bool kNorm, int kRows, bool kFp8>
+__global__ void __launch_bounds__(kThreads, 2) SmallBatchGemmKernel(
+    const __grid_constant__ std::conditional_t<kFp8, Parts, SmallBatchGemmArguments> a) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int block = static_cast<int>(blockIdx.x);
-  if (block < a.fp8.blocks) {
+  if constexpr (!kFp8) {
+    RunBlock<kNorm, kRows, false>(a, shared, block);
+  } else if (block < a.fp8.blocks) {
     RunBlock<kNorm, kRows, true>(a.fp8, shared, block);
   } else {
     RunBlock<kNorm, kRows, false>(a.rest, shared, block - a.fp8.blocks);
@@ -379,8 +378,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 // Divides the outputs among at most so many blocks of whole tiles, for a tile's copy has all its
 // rows. Half as many for one row of a product that adds to the residual stream, in bf16, where a
 // block then still holds its whole share before the wait: a second block on an SM would keep the
-// next product's away. (8 bits wait for instructions, more rows for sums.) Gives the ring as many
-// tiles as a block has, the budget holds and the barriers serve; the block's shared memory.
+// next product's away. (8 bits and more rows gain nothing.) Gives the ring as many tiles as a block
+// has, the budget holds and the barriers serve; the block's shared memory.
 template <bool kFp8>
 int ChooseTiling(int most_blocks, const DeviceLimits& limits, SmallBatchGemmArguments* a) {
   const int64_t half_share = CeilDiv(2 * a->out, most_blocks) * Tiles<kFp8>::RowBytes(a->in);
@@ -395,70 +394,56 @@ int ChooseTiling(int most_blocks, const DeviceLimits& limits, SmallBatchGemmArgu
   a->tile_rows = a->group_rows * (a->gated ? 2 : 1);
   a->tile_bytes = Tiles<kFp8>::Bytes(a->tile_rows);
   const int64_t tiles = int64_t{groups} * CeilDiv(a->in, kTileCols);
-  const int budget =
-      std::min(a->accumulate ? kNarrowBudget : kWideBudget, limits.block_shared_bytes);
+  const int budget = std::min(tiles * a->tile_bytes > kLongShare ? kLongBudget
+                              : a->accumulate                    ? kNarrowBudget
+                                                                 : kWideBudget,
+                              limits.block_shared_bytes);
   const int fitting =
       std::max((budget - FixedBytes(a->rows, a->in)) / a->tile_bytes, Tiles<kFp8>::kMinStages);
   a->stages = static_cast<int>(std::min<int64_t>({tiles, fitting, kMaxStages}));
   return a->stages * a->tile_bytes + FixedBytes(a->rows, a->in);
 }
 
-// The blocks of the rest read as many bytes as the others.
-int ShareRows(const DeviceWeight& weight, const DeviceLimits& limits, Fp8GemmArguments* a) {
-  const int fp8 = static_cast<int>(weight.fp8().rows);
+// Divides the blocks so that all read as many bytes; the shared memory of one.
+int ShareRows(const DeviceWeight& weight, const DeviceLimits& limits, Parts* a) {
+  const int fp8 = static_cast<int>(weight.fp8().rows), blocks = limits.multiprocessors;
   const int rest = static_cast<int>(weight.out()) - fp8;
-  const int blocks = limits.multiprocessors;
-  FOX_CHECK(rest == 0 || (!a->fp8.gated && blocks > 1));
+  FOX_CHECK(fp8 == 0 || rest == 0 || (!a->fp8.gated && blocks > 1));
   const int rest_blocks = rest == 0 ? 0 : std::max(1, 2 * rest * blocks / (fp8 + 2 * rest));
   a->fp8.out -= rest;
-  const int bytes = ChooseTiling<true>(blocks - rest_blocks, limits, &a->fp8);
-  if (rest == 0) return bytes;
   a->rest.SkipOutputs(fp8);
-  return std::max(bytes, ChooseTiling<false>(rest_blocks, limits, &a->rest));
+  return std::max(fp8 == 0 ? 0 : ChooseTiling<true>(blocks - rest_blocks, limits, &a->fp8),
+                  rest == 0 ? 0 : ChooseTiling<false>(rest_blocks, limits, &a->rest));
 }
 
 template <bool kFp8>
 cudaError_t MapTiles(bool boxes, SmallBatchGemmArguments* a) {
   const int64_t row_bytes = Tiles<kFp8>::RowBytes(a->in);
   a->by_rows = !boxes || row_bytes % kMapLineBytes != 0;
-  if (a->by_rows) return cudaSuccess;
+  if (a->by_rows || a->blocks == 0) return cudaSuccess;
   const void* weight = kFp8 ? static_cast<const void*>(a->codes) : a->weight;
   return EncodeLinesMap(weight, a->out, a->gated ? 2 : 1, row_bytes, a->group_rows,
                         Tiles<kFp8>::kLines, &a->tiles);
 }
-cudaError_t MapTiles(bool boxes, SmallBatchGemmArguments* a) { return MapTiles<false>(boxes, a); }
-cudaError_t MapTiles(bool boxes, Fp8GemmArguments* a) {
-  const cudaError_t error = MapTiles<true>(boxes, &a->fp8);
-  return error != cudaSuccess || a->rest.blocks == 0 ? error : MapTiles<false>(boxes, &a->rest);
-}
 
-template <typename Arguments>
-cudaError_t LaunchBlocks(void (*kernel)(Arguments), Arguments& a, int blocks, int bytes,
-                         const DeviceLimits& limits, cudaStream_t stream) {
+template <bool kNorm, bool kFp8>
+cudaError_t LaunchFor(Parts a, const DeviceWeight& weight, const DeviceLimits& limits,
+                      cudaStream_t stream) {
+  const auto kernel = a.rest.rows == 1   ? SmallBatchGemmKernel<kNorm, 1, kFp8>
+                      : a.rest.rows <= 4 ? SmallBatchGemmKernel<kNorm, 4, kFp8>
+                                         : SmallBatchGemmKernel<kNorm, 8, kFp8>;
+  const SmemConfig smem(static_cast<size_t>(ShareRows(weight, limits, &a)), true);
+  const bool boxes = HasSm90Code(KernelAddress(kernel));
   cudaError_t ready = AllowDynamicSmem(KernelAddress(kernel), limits.block_shared_bytes);
-  if (ready == cudaSuccess) ready = MapTiles(HasSm90Code(KernelAddress(kernel)), &a);
+  if (ready == cudaSuccess) ready = MapTiles<true>(boxes, &a.fp8);
+  if (ready == cudaSuccess) ready = MapTiles<false>(boxes, &a.rest);
   if (ready != cudaSuccess) return ready;
-  return Launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
-                SmemConfig(static_cast<size_t>(bytes), true), stream, a);
-}
-
-template <bool kNorm>
-cudaError_t LaunchFor(const SmallBatchGemmArguments& a, const DeviceWeight& weight,
-                      const DeviceLimits& limits, cudaStream_t stream) {
-  if (weight.fp8().rows > 0) {
-    Fp8GemmArguments split{a, a};
-    const int bytes = ShareRows(weight, limits, &split);
-    const auto kernel = a.rows == 1   ? Fp8GemmKernel<kNorm, 1>
-                        : a.rows <= 4 ? Fp8GemmKernel<kNorm, 4>
-                                      : Fp8GemmKernel<kNorm, 8>;
-    return LaunchBlocks(kernel, split, split.fp8.blocks + split.rest.blocks, bytes, limits, stream);
+  const dim3 blocks(static_cast<unsigned>(a.fp8.blocks + a.rest.blocks));
+  if constexpr (kFp8) {
+    return Launch(kernel, blocks, dim3(kThreads), smem, stream, a);
+  } else {
+    return Launch(kernel, blocks, dim3(kThreads), smem, stream, a.rest);
   }
-  SmallBatchGemmArguments whole = a;
-  const int bytes = ChooseTiling<false>(limits.multiprocessors, limits, &whole);
-  const auto kernel = a.rows == 1   ? SmallBatchGemmKernel<kNorm, 1>
-                      : a.rows <= 4 ? SmallBatchGemmKernel<kNorm, 4>
-                                    : SmallBatchGemmKernel<kNorm, 8>;
-  return LaunchBlocks(kernel, whole, whole.blocks, bytes, limits, stream);
 }
 
 }  // namespace
@@ -488,7 +473,10 @@ cudaError_t SmallBatchGemm(const LinearParams& params, const DeviceLimits& limit
     FOX_CHECK(reinterpret_cast<uintptr_t>(params.norm->weight) % 16 == 0);
   }
   const DeviceWeight& weight = OnDevice(params.weight);
-  return (norm ? LaunchFor<true> : LaunchFor<false>)(a, weight, limits, stream);
+  const bool fp8 = weight.fp8().rows > 0;
+  const auto launch = norm ? (fp8 ? LaunchFor<true, true> : LaunchFor<true, false>)
+                           : (fp8 ? LaunchFor<false, true> : LaunchFor<false, false>);
+  return launch({a, a}, weight, limits, stream);
 }
 
 }  // namespace fox::cuda
