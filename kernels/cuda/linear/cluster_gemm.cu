@@ -1,12 +1,12 @@
-// W is the operand of 64 rows of wgmma (8 input rows would use an eighth of the tensor cores),
-// those are the one of N = 8, 16, 32 or 64 columns (those past the last are zeros). A block
-// computes 128 outputs, 64 in each of two warpgroups; for more than 64 rows two more warpgroups
-// share its tiles of W. The columns of W are split among a cluster's blocks, whose sums are read
-// from each other's shared memory. Two further warps copy by TMA, each into its ring of tiles of 64
-// columns: W from before the previous kernel has ended, x behind it. More than 128 rows are passes
-// of 128. Rows of W in 8 bits, in tiles of 128 columns, are widened on their way into registers,
-// from which wgmma takes them, and their sums are multiplied by the rows' powers of two, both
-// exactly; the others are outputs of further blocks; here passes have 64 rows.
+// W is the operand of 64 rows of wgmma (where 8 input rows would use an eighth of the tensor
+// cores), the input rows are the one of N = 8, 16, 32 or 64 columns (those past the last are
+// zeros). A block computes 128 outputs, 64 in each of two warpgroups; for more than 64 rows two
+// more warpgroups share its tiles of W. The columns of W are split among a cluster's blocks, whose
+// sums are read from each other's shared memory. Two further warps copy by TMA, each into its ring
+// of tiles of 64 columns: W from before the previous kernel has ended, x behind it. More than 128
+// rows are passes of 128. Rows of W in 8 bits, in tiles of 128 columns, are widened on their way
+// into registers, from which wgmma takes them, and their sums are multiplied by the rows' powers of
+// two, both exactly; the others are outputs of further blocks; here passes have 64 rows.
 //
 // Bits (cluster_gemm.md): the chunks of 64 columns are eight classes by their index modulo 8; a
 // class is summed from left to right, 16 columns at a time, and the classes' sums are added as a

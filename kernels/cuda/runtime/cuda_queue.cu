@@ -1,6 +1,4 @@
 // Streams, events and graphs of the CUDA runtime behind DeviceQueue. See cuda_queue.h.
-#include <cstdint>
-
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/cuda_queue.h"
 #include "kernels/cuda/runtime/launch.h"

@@ -39,19 +39,20 @@ class ClusterGemmCalls : public LinearTest {
     return y.host();
   }
 
-  // Calls split W's columns among as many blocks: 2, 4 or 8; no multiprocessor is left for others.
+  // Calls split W's columns among as many blocks: 1 (2 where gated, leaving, or of 65 rows and
+  // more), 2, 4 or 8.
   void Split(int splits, int64_t outputs_of_block, int64_t out) {
     const int64_t tiles = (out + outputs_of_block - 1) / outputs_of_block;
-    multiprocessors_ = static_cast<int>(splits * tiles);
+    multiprocessors_ = splits == 1 ? 1 : static_cast<int>(splits * tiles);
   }
 
-  static constexpr int kSplits[] = {2, 4, 8};
+  static constexpr int kSplits[] = {1, 2, 4, 8};
   int multiprocessors_ = 132;
   DeferredNorm normed_, next_;  // of calls with `norm`; with `next_norm`
 };
 
-// Weights whose columns 132 multiprocessors split among 8, 4 and 2 blocks, or which need more of
-// them; tiles of outputs and columns, and classes of columns, cut off or missing.
+// Weights whose columns 132 multiprocessors split among 8, 4, 2 and 1 blocks, which may be more
+// than fit at once; tiles of outputs and columns, and classes of columns, cut off or missing.
 class ClusterGemmTest : public ClusterGemmCalls,
                         public ::testing::WithParamInterface<std::tuple<int64_t, int64_t>> {};
 
