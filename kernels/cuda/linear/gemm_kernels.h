@@ -20,8 +20,8 @@ struct DeviceLimits {
 inline constexpr int64_t kMaxSmallBatchRows = 8;
 
 // The most rows of SmallBatchGemm, at most kMaxSmallBatchRows: those of so many columns that fit
-// beside W's tiles into shared memory; 0 from some 79,000 columns on, on cards with 99 KB a
-// block from some 15,000.
+// beside W's tiles into shared memory; 0 from some 81,000 columns on, on cards with 99 KB a
+// block from some 16,500.
 int64_t SmallBatchRows(int64_t columns, const DeviceLimits& limits);
 
 // The product of at most SmallBatchRows decode rows, but for next_norm: the time of reading W once.

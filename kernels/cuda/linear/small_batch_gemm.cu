@@ -1,11 +1,15 @@
 // One block an SM owns a contiguous range of W's rows and streams it through a ring of tiles in
-// shared memory, 16 rows by 512 columns, from before the previous kernel has ended: on Hopper one
-// thread copies, a tile at a time (small_batch_tiles.cuh). Eight warps first take the first tiles
-// into registers and bring the input rows, then multiply 64 columns of each tile. Tensor cores
-// multiply, for four rows at a time would be too much arithmetic for the FP32 units: W is the
-// operand of 16 rows, the input rows are the one of 8 (the rest are repeats, unused). With a gate a
-// tile has 8 rows of either half of W. Rows of 8 bits are widened in registers, exactly, and their
-// sums are multiplied by the rows' powers of two, exactly, too.
+// shared memory from before the previous kernel has ended: on Hopper one thread copies, a tile at a
+// time (small_batch_tiles.cuh). Eight warps first take their first tiles into registers and bring
+// the input rows, then each multiplies its 64 of 512 columns. Tensor cores multiply, for four rows
+// at a time would be too much arithmetic for the FP32 units: W is the operand of 16 rows, the input
+// rows are the one of 8 (the rest are repeats, unused). With a gate an operand has 8 rows of either
+// half of W. Rows of 8 bits are widened in registers, exactly, and their sums are multiplied by the
+// rows' powers of two, exactly, too.
+//
+// In bf16 the time is that of reading W. In 8 bits it is that of instructions: so up to 64 rows of
+// W at a time are multiplied in independent chains and stored once, and all code has run before the
+// wait, for a step's weights evict it from the caches.
 //
 // Bits (cluster_gemm.md): those of cluster_gemm.cu. A warp adds the chunks of 64 columns whose
 // index is its own modulo 8, from left to right in one chain; the warps' sums are added as a tree.
@@ -19,11 +23,10 @@
 #include "kernels/cuda/linear/device_weight.h"
 #include "kernels/cuda/linear/gemm_kernels.h"
 #include "kernels/cuda/linear/small_batch_input.cuh"
+#include "kernels/cuda/linear/small_batch_outputs.cuh"
 #include "kernels/cuda/linear/small_batch_tiles.cuh"
-#include "kernels/cuda/primitives/ring.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
-#include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
@@ -35,14 +38,6 @@ namespace {
 
 using namespace small_batch;
 
-// Kernels are compiled for at most 1, 4 and 8 rows; the first two lay out 4 rows' outputs.
-__host__ __device__ constexpr int SumRows(int rows) { return rows <= 4 ? 4 : 8; }
-// Of 16 rows of W.
-__host__ __device__ constexpr int PartialFloats(int sum_rows) {
-  return kConsumerWarps * kTileRows * sum_rows;
-}
-constexpr int kMaxStages = 16;
-constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Mbarrier));
 // Blocks of this product and the next share an SM's 228 KiB (each costs 1 KiB more),
 // with attention's between. What is in shared memory before the wait need not be fetched after it,
 // so a wide product, which follows a narrow one that adds to the residual stream, gets most of it.
@@ -53,175 +48,94 @@ constexpr int kNarrowBudget = 75 * 1024;
 constexpr int kLongShare = 240 * 1024;
 constexpr int kLongBudget = 200 * 1024;
 
-// Shared memory: [stages] tiles, input rows, partial sums [2][warps][SumRows][16], barriers, the
-// rows' sums of squares and scales.
-// A row and 16 bytes, so that ldmatrix finds eight rows in different banks.
-__host__ __device__ constexpr int InputStride(int in) { return in * 2 + 16; }
-// The input of a tile's columns past the end is loaded, too.
-__host__ __device__ constexpr int InputBytes(int rows, int in) {
-  return rows * InputStride(in) + (kTileCols - 1 - (in - 1) % kTileCols) * 2;
+// The lane's row and column of the input.
+__device__ __forceinline__ uint32_t InputAddress(const SmallBatchGemmArguments& a,
+                                                 const SharedLayout& layout, int thread) {
+  const int lane = thread % kWarp, warp = thread / kWarp;
+  return SharedAddress(layout.input) + min(lane % 8, a.rows - 1) * InputStride(a.in) +
+         warp * kChunkCols * 2 + lane / 8 * 16;
 }
-__host__ __device__ constexpr int FixedBytes(int rows, int in) {
-  return InputBytes(rows, in) + kBarrierBytes +
-         (2 * PartialFloats(SumRows(rows)) + rows * NormFloats(in)) *
-             static_cast<int>(sizeof(float));
-}
-
-struct SharedLayout {
-  Ring tiles;
-  unsigned char* input;
-  float* partial;
-  float* norms;  // [rows, NormFloats]
-};
-
-template <int kRows>
-__device__ __forceinline__ SharedLayout LayoutOf(unsigned char* shared,
-                                                 const SmallBatchGemmArguments& a) {
-  SharedLayout layout;
-  layout.input = shared + a.stages * a.tile_bytes;
-  layout.partial = reinterpret_cast<float*>(layout.input + InputBytes(a.rows, a.in));
-  auto* const full =
-      reinterpret_cast<Mbarrier*>(layout.partial + 2 * PartialFloats(SumRows(kRows)));
-  layout.tiles = {shared, a.tile_bytes, a.stages, full, full + kMaxStages};
-  layout.norms = reinterpret_cast<float*>(full + 2 * kMaxStages);
-  return layout;
+// c += the product of 16 columns, of which the first `columns` exist; kWhole: all do.
+template <bool kWhole, bool kFp8>
+__device__ __forceinline__ void MultiplyStep(const Fragments<kFp8>& w, int step, int columns,
+                                             const uint32_t* x, float (&c)[4]) {
+  uint32_t operand[4];
+  OperandOf(w, step, operand);
+  if (!kWhole && columns < (step + 1) * kStep) operand[2] = operand[3] = 0;  // half of it is W's
+  if (kWhole || columns > step * kStep) MultiplyAdd(c, operand, x[0], x[1]);
 }
 
-// A thread's output of a tile's rows: where it goes, and what is added to it: zeros where there is
-// nothing, which makes -0 to 0 as cluster_gemm.cu does. Those are read long before they are used,
-// so no arithmetic here.
-struct Output {
-  int n;       // row of the batch
-  int row;     // `last` or behind it where the thread has no output
-  int64_t at;  // in y
-  float bias, previous;
-
-  __device__ __forceinline__ Output(const SmallBatchGemmArguments& a, int first, int last)
-      : n(static_cast<int>(threadIdx.x) / kTileRows) {
-    const int m = static_cast<int>(threadIdx.x) % kTileRows;
-    row = (n < a.rows && m < a.group_rows ? first : last) + m;
-    at = n * a.y_stride + row;
-  }
-
-  // That of the next rows.
-  __device__ __forceinline__ void Advance(const SmallBatchGemmArguments& a) {
-    row += a.group_rows;
-    at += a.group_rows;
-  }
-  __device__ __forceinline__ void LoadBias(const SmallBatchGemmArguments& a, int last) {
-    bias = a.bias != nullptr && row < last ? a.bias[row] : 0;
-  }
-  __device__ __forceinline__ void LoadPrevious(const SmallBatchGemmArguments& a, int last) {
-    previous = a.accumulate && row < last ? a.y_f32[at] : 0;
-  }
-};
-
-// What the sums of a thread's output are multiplied by; where the product is gated, of the thread's
-// half of W.
-template <bool kFp8>
-struct RowScale {
-  int row, half;
-  float scale;
-
-  __device__ __forceinline__ RowScale(const SmallBatchGemmArguments& a, int first) {
-    const int m = static_cast<int>(threadIdx.x) % kTileRows;
-    row = first + (a.gated ? m % kHalfRows : m);
-    half = a.gated && m >= kHalfRows ? a.out : 0;
-  }
-  __device__ __forceinline__ void Advance(const SmallBatchGemmArguments& a) { row += a.group_rows; }
-  __device__ __forceinline__ void Load(const SmallBatchGemmArguments& a, int last) {
-    if (kFp8) scale = row < last ? a.scales[row + half] : 0;
-  }
-  __device__ __forceinline__ float Of(float sum) const {
-    return kFp8 ? __fmul_rn(sum, scale) : sum;
-  }
-};
-
-// Every operation is one of cluster_gemm_epilogue.cuh's, in its order.
-template <bool kNorm, int kRows, bool kFp8>
-__device__ __forceinline__ void StoreValue(const SmallBatchGemmArguments& a, const float* norms,
-                                           const float* partial, const Output& o,
-                                           const RowScale<kFp8>& scale, int last) {
-  constexpr int kValues = PartialFloats(SumRows(kRows)) / kConsumerWarps;
-  // Where the product is gated, the lower rows' threads take part.
-  if (a.gated ? Warp() * kWarp >= a.rows * kTileRows : o.row >= last) return;
-  float sum[kConsumerWarps];
-#pragma unroll
-  for (int w = 0; w < kConsumerWarps; ++w) sum[w] = partial[w * kValues + threadIdx.x];
-#pragma unroll
-  for (int step = 1; step < kConsumerWarps; step *= 2) {
-#pragma unroll
-    for (int w = 0; w < kConsumerWarps; w += 2 * step) sum[w] = __fadd_rn(sum[w], sum[w + step]);
-  }
-  float total = scale.Of(sum[0]);
-  if (kNorm) {
-    const int floats = NormFloats(a.in);
-    total = __fmul_rn(total, norms[min(o.n, a.rows - 1) * floats + floats - 1]);
-  }
-  float value = __fadd_rn(o.previous, __fadd_rn(total, o.bias));
-  if (a.gated) {
-    value = __bfloat162float(__float2bfloat16_rn(value));
-    value = Gated(FromLaneXor(value, kHalfRows), value, a.act);
-    if (o.row >= last) return;
-  }
-  if (a.y_f32 != nullptr) {
-    a.y_f32[o.at] = value;
-  } else {
-    a.y_bf16[o.at] = __float2bfloat16_rn(value);
-  }
-}
-
-// A multiplying warp's walk over a block's tiles, 16 rows of W at a time from left to right, and
-// the block's outputs. The partial sums of these lie in one of two buffers in turn, so that one
-// barrier for them suffices: a buffer is written again only after the next rows' barrier.
-template <bool kNorm, int kRows, bool kFp8>
+// A multiplying warp's walk over a block's tiles in bf16, a group of 16 rows of W at a time from
+// left to right.
+template <bool kNorm, int kRows>
 class Multiplier {
  public:
   __device__ __forceinline__ Multiplier(const SmallBatchGemmArguments& a,
                                         const SharedLayout& layout, int first, int last)
       : a_(a),
-        layout_(layout),
         from_(InputAddress(a, layout, OpaqueThreadIdx())),
-        row_(first),
-        last_(last),
-        output_(a, first, last),
-        scale_(a, first) {
-    const int row = first + static_cast<int>(threadIdx.x);
-    if (a.bias != nullptr && row < last) Prefetch(a.bias + row);
-    if (kFp8 && row < last) {
-      Prefetch(a.scales + row);
-      if (a.gated) Prefetch(a.scales + a.out + row);
-    }
-    output_.LoadBias(a, last);
-    scale_.Load(a, last);
-  }
+        outputs_(a, layout, first, last),
+        reader_(a, layout.tiles),
+        left_(outputs_.Sets() * Steps(a)) {}
 
-  // When the kernel before has ended.
-  __device__ __forceinline__ void LoadPrevious() { output_.LoadPrevious(a_, last_); }
-  // When the input rows are there.
+  // The first tiles, when they are there; before the input is, if registers allow.
+  static constexpr bool kEarly = true;
   __device__ __forceinline__ void Begin() {
 #pragma unroll
-    for (int pair = 0; pair < kChunkSteps / 2; ++pair) LoadInput(pair, 0);
+    for (int n = 0; n < kHeld; ++n) Take(w_[n]);
   }
+  // When the kernel before has ended.
+  __device__ __forceinline__ void LoadPrevious() { outputs_.LoadPrevious(); }
 
-  // Adds the products of the warp's chunk of the next tile, stores the outputs of its rows if it is
-  // their last, and goes on; false behind the last tile. kWhole: all tiles have all their columns.
-  template <bool kWhole>
-  __device__ __forceinline__ bool Multiply(const Fragments<kFp8>& w) {
-    const int next = col_ + kTileCols < a_.in ? col_ + kTileCols : 0;
-    MultiplyChunk<kWhole>(w, next);
-    col_ = next;
-    if (next > 0) return true;
-    Store();
-    return row_ < last_;
+  // ready() returns when the input rows are there. Each branch on the way costs as much as a
+  // product.
+  template <bool kWhole, typename Ready>
+  __device__ __forceinline__ void Run(const Ready& ready) {
+    ready();
+#pragma unroll
+    for (int pair = 0; pair < kChunkSteps / 2; ++pair) LoadInput(pair, 0);
+#pragma unroll 1
+    while (true) {
+#pragma unroll
+      for (int n = 0; n < kHeld; ++n) {
+        if (!MultiplyTile<kWhole>(w_[n])) return;
+        Take(w_[n]);
+      }
+    }
   }
 
  private:
-  __device__ __forceinline__ static uint32_t InputAddress(const SmallBatchGemmArguments& a,
-                                                          const SharedLayout& layout, int thread) {
-    const int lane = thread % kWarp, warp = thread / kWarp;
-    return SharedAddress(layout.input) + min(lane % 8, a.rows - 1) * InputStride(a.in) +
-           warp * kChunkCols * 2 + lane / 8 * 16;
+  // Tiles in registers: of a block's first ones before the input is there, so that their stages are
+  // filled again meanwhile; later the one that many further on is loaded while one is multiplied.
+  // As many as registers allow.
+  static constexpr int kHeld = kRows == 1 ? (kNorm ? 2 : 3) : (kNorm || kRows > 4 ? 1 : 2);
+
+  // The next tile's chunk; past the last one that one's again.
+  __device__ __forceinline__ void Take(Fragments<false>& w) {
+    reader_.Wait();
+    reader_.Load(0, w);
+    reader_.Release();
+    if (--left_ > 0) reader_.Advance();
+  }
+
+  // Adds the products of the next tile's chunk, stores the outputs of its rows if it is their last,
+  // and goes on; false behind the last tile. Input is replaced as soon as it is used.
+  template <bool kWhole>
+  __device__ __forceinline__ bool MultiplyTile(const Fragments<false>& w) {
+    static_assert(kChunkSteps % 2 == 0);
+    const int columns = a_.in - col_ - Warp() * kChunkCols;
+    const int next = col_ + kStepCols < a_.in ? col_ + kStepCols : 0;
+#pragma unroll
+    for (int i = 0; i < kChunkSteps; ++i) {
+      MultiplyStep<kWhole, false>(w, i, columns, x_[i / 2] + i % 2 * 2, c_);
+      if (i % 2 == 1) LoadInput(i / 2, next);
+    }
+    col_ = next;
+    if (next > 0) return true;
+    outputs_.Put(0, c_);
+    const bool more = outputs_.Store();
+    c_[0] = c_[1] = c_[2] = c_[3] = 0;
+    return more;
   }
 
   // Two products' input.
@@ -229,82 +143,116 @@ class Multiplier {
     LoadMatrices(x_[pair], from_ + (col + pair * 2 * kStep) * 2);
   }
 
-  // Input is replaced by that of the tile at column `next` as soon as it is used.
-  template <bool kWhole>
-  __device__ __forceinline__ void MultiplyChunk(const Fragments<kFp8>& w, int next) {
-    static_assert(kChunkSteps % 2 == 0);
-    const int columns = a_.in - col_ - Warp() * kChunkCols;
-#pragma unroll
-    for (int i = 0; i < kChunkSteps; ++i) {
-      const int at = i % 2 * 2;
-      uint32_t operand[4];
-      OperandOf(w, i, operand);
-      if (!kWhole && columns < (i + 1) * kStep) operand[2] = operand[3] = 0;  // half of it is W's
-      if (kWhole || columns > i * kStep) MultiplyAdd(c_, operand, x_[i / 2][at], x_[i / 2][at + 1]);
-      if (i % 2 == 1) LoadInput(i / 2, next);
-    }
-  }
-
-  // The outputs of 16 rows of W; the next ones' sums begin.
-  __device__ __forceinline__ void Store() {
-    const int lane = Lane();
-    constexpr int kSumRows = SumRows(kRows);
-    float* partial = layout_.partial + buffer_ * PartialFloats(kSumRows);
-    if (lane % 4 < kSumRows / 2) {
-      float* mine = partial + Warp() * kTileRows * kSumRows + lane % 4 * 2 * kTileRows + lane / 4;
-      mine[0] = c_[0];
-      mine[kTileRows] = c_[1];
-      mine[kTileRows / 2] = c_[2];
-      mine[kTileRows + kTileRows / 2] = c_[3];
-    }
-    SyncThreads<kConsumers>();
-    StoreValue<kNorm, kRows>(a_, layout_.norms, partial, output_, scale_, last_);
-    row_ += a_.group_rows;
-    output_.Advance(a_);
-    output_.LoadBias(a_, last_);
-    output_.LoadPrevious(a_, last_);
-    scale_.Advance(a_);
-    scale_.Load(a_, last_);
-    buffer_ ^= 1;
-    c_[0] = c_[1] = c_[2] = c_[3] = 0;
-  }
-
   const SmallBatchGemmArguments& a_;
-  const SharedLayout& layout_;
-  const uint32_t from_;  // the lane's row and column of the input
-  int row_, col_ = 0;
-  const int last_;
-  int buffer_ = 0;
-  Output output_;
-  RowScale<kFp8> scale_;
+  const uint32_t from_;
+  Outputs<kNorm, kRows, false> outputs_;
+  TileReader<false, 1> reader_;
+  int left_;  // tiles to be taken
+  int col_ = 0;
+  Fragments<false> w_[kHeld];
   uint32_t x_[kChunkSteps / 2][4];
   float c_[4] = {};
 };
 
-// A warp's chunks of the next tiles, in registers: of a block's first ones before the input is
-// there, so that their stages are filled again meanwhile; later the tile kTiles further on is
-// loaded while one is multiplied.
-template <int kTiles, bool kFp8>
-struct HeldTiles {
-  Fragments<kFp8> w[kTiles];
+// The same in 8 bits, a set of kGroups groups at a time. All warps' chunks of 512 columns are a
+// step.
+template <bool kNorm, int kRows, int kGroups>
+class SetMultiplier {
+ public:
+  __device__ __forceinline__ SetMultiplier(const SmallBatchGemmArguments& a,
+                                           const SharedLayout& layout, int first, int last)
+      : a_(a),
+        from_(InputAddress(a, layout, OpaqueThreadIdx())),
+        outputs_(a, layout, first, last),
+        reader_(a, layout.tiles) {}
 
-  __device__ __forceinline__ void Take(TileReader<kFp8>& reader) {
+  // Registers suffice for W's first groups beside the input, and for a rehearsal before it.
+  static constexpr bool kEarly = !kNorm || kRows == 1;
+  __device__ __forceinline__ void Begin() {
+    reader_.Wait();
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) reader.Take(w[n]);
+    for (int g = 0; g < kHeld; ++g) reader_.Load(g, w_[g]);
+    if (kHeld == kGroups) reader_.Release();
   }
+  __device__ __forceinline__ void LoadPrevious() { outputs_.LoadPrevious(); }
 
-  // Each branch on the way costs as much as a product.
-  template <bool kWhole, typename Multiplying>
-  __device__ __forceinline__ void MultiplyAll(Multiplying& multiplier, TileReader<kFp8>& reader) {
+  // ready() returns when the input rows are there. Before that a step of nothing and its outputs
+  // run, by the same code, which then is in the SM's cache. They read what shared memory happens to
+  // hold, and change nothing else.
+  template <bool kWhole, typename Ready>
+  __device__ __forceinline__ void Run(const Ready& ready) {
+    if (!kEarly) {
+      ready();
+      left_ = outputs_.Sets() * Steps(a_);
+    }
 #pragma unroll 1
     while (true) {
+      bool more;
+#pragma unroll 1
+      do {
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-        if (!multiplier.template Multiply<kWhole>(w[n])) return;
-        reader.Take(w[n]);
-      }
+        for (int i = 0; i < kGroups * 4; ++i) c_[i / 4][i % 4] = 0;
+#pragma unroll 1
+        for (int col = 0; col < (Begun() ? a_.in : 1); col += kStepCols) Multiply<kWhole>(col);
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) outputs_.Put(g, c_[g]);
+        more = outputs_.Store(Begun());
+      } while (more);
+      if (Begun()) return;
+      ready();
+      begun_ = true;
+      left_ = outputs_.Sets() * Steps(a_);
     }
   }
+
+ private:
+  // In registers.
+  static constexpr int kHeld = kGroups < 2 ? kGroups : 2;
+
+  __device__ __forceinline__ bool Begun() const { return !kEarly || begun_; }
+
+  // Adds the products of the warp's chunk. W is replaced by what comes next when it has been used,
+  // behind the last step by any. Two groups at a time, for a product waits for the one before it in
+  // its chain.
+  template <bool kWhole>
+  __device__ __forceinline__ void Multiply(int col) {
+    const int columns = a_.in - col - Warp() * kChunkCols;
+    const bool more = --left_ > 0;
+    uint32_t x[kChunkSteps / 2][4];
+#pragma unroll
+    for (int pair = 0; pair < kChunkSteps / 2; ++pair) {
+      LoadMatrices(x[pair], from_ + (col + pair * 2 * kStep) * 2);
+    }
+#pragma unroll
+    for (int first = 0; first < kGroups; first += 2) {
+      // What the pair is replaced by: further groups of the tile, or the next one's.
+      const bool of_next = first + kHeld >= kGroups;
+      const int load = of_next ? 0 : first + kHeld;
+      if (of_next && more) {
+        reader_.Advance();
+        reader_.Wait();
+      }
+#pragma unroll
+      for (int i = 0; i < kChunkSteps; ++i) {
+#pragma unroll
+        for (int g = first; g < first + 2 && g < kGroups; ++g) {
+          MultiplyStep<kWhole, true>(w_[g % kHeld], i, columns, x[i / 2] + i % 2 * 2, c_[g]);
+        }
+      }
+#pragma unroll
+      for (int g = load; g < load + 2 && g < kGroups; ++g) reader_.Load(g, w_[g % kHeld]);
+      if (load + 2 >= kGroups && (of_next ? more : Begun())) reader_.Release();
+    }
+  }
+
+  const SmallBatchGemmArguments& a_;
+  const uint32_t from_;
+  Outputs<kNorm, kRows, true> outputs_;
+  TileReader<true, kGroups> reader_;
+  int left_ = 1;  // steps
+  bool begun_ = false;
+  Fragments<true> w_[kHeld];
+  float c_[kGroups][4];
 };
 
 // The columns between the end of an input row and that of a product, zeros in W too.
@@ -315,16 +263,36 @@ __device__ __forceinline__ void ClearInputEnds(const SmallBatchGemmArguments& a,
   *reinterpret_cast<uint4*>(layout.input + row * InputStride(a.in) + a.in * 2) = {};
 }
 
-// A block of a kernel for at most kRows rows.
-template <bool kNorm, int kRows, bool kFp8>
+// The multiplying warps' part of a block.
+template <bool kNorm, int kRows, bool kWhole, typename Multiplying>
+__device__ __forceinline__ void Multiply(const SmallBatchGemmArguments& a,
+                                         const SharedLayout& layout, int first, int last) {
+  Multiplying multiplier(a, layout, first, last);
+  ClearInputEnds(a, layout);
+  const auto ready = [&] {
+    using Input = std::conditional_t<kNorm, NormedInput<kRows>, CopiedInput<kRows>>;
+    Input input(a.input, InputStride(a.in) / 2);
+    if (Multiplying::kEarly) multiplier.Begin();
+    WaitOnDependencies();
+    if (kNorm) TriggerDependents();  // not before
+    multiplier.LoadPrevious();
+    input.Bring(reinterpret_cast<__nv_bfloat16*>(layout.input), layout.norms);
+    if (!kNorm) SyncThreads<kConsumers>();
+    if (!Multiplying::kEarly) multiplier.Begin();
+  };
+  multiplier.template Run<kWhole>(ready);
+}
+
+// A block of a kernel for at most kRows rows. kWhole: all steps have all columns.
+template <bool kNorm, int kRows, bool kWhole, bool kFp8>
 __device__ __forceinline__ void RunBlock(const SmallBatchGemmArguments& a, unsigned char* shared,
                                          int block) {
   if (!kNorm) TriggerDependents();
-  const SharedLayout layout = LayoutOf<kRows>(shared, a);
+  const SharedLayout layout = LayoutOf<kRows, kFp8>(shared, a);
   const int first = block * a.block_rows, last = min(first + a.block_rows, a.out);
   if (threadIdx.x == kConsumers) {
     PrefetchBoxes(a);
-    layout.tiles.Init(TileArrivals(a), kConsumerWarps);
+    layout.tiles.Init(TileArrivals(a), a.chunks);
     PublishBarriers();
     FenceAsyncProxy();
   }
@@ -333,26 +301,21 @@ __device__ __forceinline__ void RunBlock(const SmallBatchGemmArguments& a, unsig
     if (CopiesTiles(a)) CopyWeights<kFp8>(a, layout.tiles, first, last);
     return;
   }
-  // As many as registers allow.
-  constexpr int kHeld =
-      (kRows == 1 ? (kNorm || kFp8 ? 2 : 3) : (kNorm || kRows > 4 ? 1 : 2)) * (kFp8 ? 2 : 1);
-  HeldTiles<kHeld, kFp8> held;
-  TileReader<kFp8> reader(a, layout.tiles, last - first);
-  Multiplier<kNorm, kRows, kFp8> multiplier(a, layout, first, last);
-  ClearInputEnds(a, layout);
-  using Input = std::conditional_t<kNorm, NormedInput<kRows>, CopiedInput<kRows>>;
-  Input input(a.input, InputStride(a.in) / 2);
-  held.Take(reader);
-  WaitOnDependencies();
-  if (kNorm) TriggerDependents();  // not before
-  multiplier.LoadPrevious();
-  input.Bring(reinterpret_cast<__nv_bfloat16*>(layout.input), layout.norms);
-  if (!kNorm) SyncThreads<kConsumers>();
-  multiplier.Begin();
-  if (a.in % kTileCols == 0) {
-    held.template MultiplyAll<true>(multiplier, reader);
-  } else {
-    held.template MultiplyAll<false>(multiplier, reader);
+  const auto multiply = [&]<typename Multiplying>() {
+    Multiply<kNorm, kRows, kWhole, Multiplying>(a, layout, first, last);
+  };
+  if constexpr (!kFp8) {
+    multiply.template operator()<Multiplier<kNorm, kRows>>();
+  } else if (a.groups == 1) {
+    multiply.template operator()<SetMultiplier<kNorm, kRows, 1>>();
+  } else if (a.groups == 2) {
+    multiply.template operator()<SetMultiplier<kNorm, kRows, 2>>();
+  } else if constexpr (SetGroups<true>(kRows) > 2) {
+    if (a.groups == 3) {
+      multiply.template operator()<SetMultiplier<kNorm, kRows, 3>>();
+    } else {
+      multiply.template operator()<SetMultiplier<kNorm, kRows, 4>>();
+    }
   }
 }
 
@@ -361,25 +324,26 @@ struct Parts {
   SmallBatchGemmArguments fp8, rest;
 };
 
-template <bool kNorm, int kRows, bool kFp8>
+template <bool kNorm, int kRows, bool kWhole, bool kFp8>
 __global__ void __launch_bounds__(kThreads, 2) SmallBatchGemmKernel(
     const __grid_constant__ std::conditional_t<kFp8, Parts, SmallBatchGemmArguments> a) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int block = static_cast<int>(blockIdx.x);
   if constexpr (!kFp8) {
-    RunBlock<kNorm, kRows, false>(a, shared, block);
+    RunBlock<kNorm, kRows, kWhole, false>(a, shared, block);
   } else if (block < a.fp8.blocks) {
-    RunBlock<kNorm, kRows, true>(a.fp8, shared, block);
+    RunBlock<kNorm, kRows, kWhole, true>(a.fp8, shared, block);
   } else {
-    RunBlock<kNorm, kRows, false>(a.rest, shared, block - a.fp8.blocks);
+    RunBlock<kNorm, kRows, kWhole, false>(a.rest, shared, block - a.fp8.blocks);
   }
 }
 
-// Divides the outputs among at most so many blocks of whole tiles, for a tile's copy has all its
-// rows. Half as many for one row of a product that adds to the residual stream, in bf16, where a
-// block then still holds its whole share before the wait: a second block on an SM would keep the
-// next product's away. (8 bits and more rows gain nothing.) Gives the ring as many tiles as a block
-// has, the budget holds and the barriers serve; the block's shared memory.
+// Divides the outputs among at most so many blocks of whole sets, for a tile's copy has all its
+// rows; where a block reads much, of small ones, for the longer the pieces of a row, the faster
+// they are read. Half as many for one row of a product that adds to the residual stream, in bf16,
+// where a block then still holds its whole share before the wait: a second block on an SM would
+// keep the next product's away. (8 bits and more rows gain nothing.) Gives the ring as many tiles
+// as a block has, the budget holds and the barriers serve; the block's shared memory.
 template <bool kFp8>
 int ChooseTiling(int most_blocks, const DeviceLimits& limits, SmallBatchGemmArguments* a) {
   const int64_t half_share = CeilDiv(2 * a->out, most_blocks) * Tiles<kFp8>::RowBytes(a->in);
@@ -387,21 +351,25 @@ int ChooseTiling(int most_blocks, const DeviceLimits& limits, SmallBatchGemmArgu
       !kFp8 && limits.overlaps && a->accumulate && a->rows == 1 && half_share <= kNarrowBudget;
   if (halved) most_blocks = std::max(1, most_blocks / 2);
   const int rows = CeilDiv(a->out, most_blocks);
-  const int groups = CeilDiv(rows, a->gated ? kHalfRows : kTileRows);
-  a->group_rows = CeilDiv(rows, groups);
-  a->block_rows = groups * a->group_rows;
+  const int halves = a->gated ? 2 : 1;
+  const bool is_long = rows * halves * Tiles<kFp8>::RowBytes(a->in) > kLongShare;
+  const int most_groups = std::min(SetGroups<kFp8>(a->rows), is_long ? 2 : kMaxGroups);
+  const int sets = CeilDiv(rows, most_groups * kGroupRows / halves);
+  a->set_rows = CeilDiv(rows, sets);
+  a->groups = CeilDiv(a->set_rows, kGroupRows / halves);
+  a->chunks = ChunksOf(a->groups);
+  a->block_rows = sets * a->set_rows;
   a->blocks = CeilDiv(a->out, a->block_rows);
-  a->tile_rows = a->group_rows * (a->gated ? 2 : 1);
-  a->tile_bytes = Tiles<kFp8>::Bytes(a->tile_rows);
-  const int64_t tiles = int64_t{groups} * CeilDiv(a->in, kTileCols);
-  const int budget = std::min(tiles * a->tile_bytes > kLongShare ? kLongBudget
-                              : a->accumulate                    ? kNarrowBudget
-                                                                 : kWideBudget,
-                              limits.block_shared_bytes);
-  const int fitting =
-      std::max((budget - FixedBytes(a->rows, a->in)) / a->tile_bytes, Tiles<kFp8>::kMinStages);
+  a->tile_rows = a->set_rows * halves;
+  a->tile_bytes = Tiles<kFp8>::Bytes(a->tile_rows, a->chunks);
+  const int64_t tiles = int64_t{sets} * Steps(*a) * kConsumerWarps / a->chunks;
+  const int budget = is_long ? kLongBudget : a->accumulate ? kNarrowBudget : kWideBudget;
+  const int fixed = FixedBytes<kFp8>(a->rows, a->in);
+  const int wanted =
+      std::max({(budget - fixed) / a->tile_bytes, Tiles<kFp8>::kUnderWay, kMinStages});
+  const int fitting = std::min(wanted, (limits.block_shared_bytes - fixed) / a->tile_bytes);
   a->stages = static_cast<int>(std::min<int64_t>({tiles, fitting, kMaxStages}));
-  return a->stages * a->tile_bytes + FixedBytes(a->rows, a->in);
+  return a->stages * a->tile_bytes + FixedBytes<kFp8>(a->rows, a->in);
 }
 
 // Divides the blocks so that all read as many bytes; the shared memory of one.
@@ -422,16 +390,23 @@ cudaError_t MapTiles(bool boxes, SmallBatchGemmArguments* a) {
   a->by_rows = !boxes || row_bytes % kMapLineBytes != 0;
   if (a->by_rows || a->blocks == 0) return cudaSuccess;
   const void* weight = kFp8 ? static_cast<const void*>(a->codes) : a->weight;
-  return EncodeLinesMap(weight, a->out, a->gated ? 2 : 1, row_bytes, a->group_rows,
-                        Tiles<kFp8>::kLines, &a->tiles);
+  return EncodeLinesMap(weight, a->out, a->gated ? 2 : 1, row_bytes, a->set_rows,
+                        Tiles<kFp8>::Lines(a->chunks), &a->tiles);
+}
+
+template <bool kNorm, bool kWhole, bool kFp8>
+auto KernelFor(int rows) {
+  return rows == 1   ? SmallBatchGemmKernel<kNorm, 1, kWhole, kFp8>
+         : rows <= 4 ? SmallBatchGemmKernel<kNorm, 4, kWhole, kFp8>
+                     : SmallBatchGemmKernel<kNorm, 8, kWhole, kFp8>;
 }
 
 template <bool kNorm, bool kFp8>
 cudaError_t LaunchFor(Parts a, const DeviceWeight& weight, const DeviceLimits& limits,
                       cudaStream_t stream) {
-  const auto kernel = a.rest.rows == 1   ? SmallBatchGemmKernel<kNorm, 1, kFp8>
-                      : a.rest.rows <= 4 ? SmallBatchGemmKernel<kNorm, 4, kFp8>
-                                         : SmallBatchGemmKernel<kNorm, 8, kFp8>;
+  const int rows = a.rest.rows;
+  const auto kernel = a.rest.in % kStepCols == 0 ? KernelFor<kNorm, true, kFp8>(rows)
+                                                 : KernelFor<kNorm, false, kFp8>(rows);
   const SmemConfig smem(static_cast<size_t>(ShareRows(weight, limits, &a)), true);
   const bool boxes = HasSm90Code(KernelAddress(kernel));
   cudaError_t ready = AllowDynamicSmem(KernelAddress(kernel), limits.block_shared_bytes);
@@ -446,13 +421,19 @@ cudaError_t LaunchFor(Parts a, const DeviceWeight& weight, const DeviceLimits& l
   }
 }
 
+// What the least number of tiles takes besides; those of 8 bits need no more.
+constexpr int LeastBytes(bool fp8, int rows, int in) {
+  return fp8 ? FixedBytes<true>(rows, in) + kMinStages * Tiles<true>::kMaxBytes
+             : FixedBytes<false>(rows, in) + kMinStages * Tiles<false>::kMaxBytes;
+}
+static_assert(LeastBytes(true, 4, 8) <= LeastBytes(false, 4, 8));
+static_assert(LeastBytes(true, 8, 8) <= LeastBytes(false, 8, 8));
+
 }  // namespace
 
-// Tiles of 8 bits need no more.
 int64_t SmallBatchRows(int64_t columns, const DeviceLimits& limits) {
   int64_t rows = columns <= limits.block_shared_bytes ? kMaxSmallBatchRows : 0;
-  while (rows > 0 && FixedBytes(static_cast<int>(rows), static_cast<int>(columns)) +
-                             Tiles<false>::kMinStages * Tiles<false>::Bytes(kTileRows) >
+  while (rows > 0 && LeastBytes(false, static_cast<int>(rows), static_cast<int>(columns)) >
                          limits.block_shared_bytes) {
     --rows;
   }

@@ -1,7 +1,9 @@
 // Tiles of W of small_batch_gemm.cu, in bf16 or in 8 bits, from global memory through the ring into
-// the registers of the warps that multiply them. A tile lies in lines of 128 bytes: the first line
-// of all its rows, then the second one; the 16-byte units of a line are swizzled by the number of
-// the line, as TMA does, so that ldmatrix finds eight rows in different banks.
+// the registers of the warps that multiply them. A tile has the rows of a set of outputs: a group
+// of 16 or, in 8 bits, up to four; and the fewer columns the more groups: a chunk of 64 for each of
+// eight, four or two warps. It lies in lines of 128 bytes: the first line of all its rows, then the
+// second one; the 16-byte units of a line are swizzled by the number of the line, as TMA does, so
+// that ldmatrix finds eight rows in different banks.
 #pragma once
 
 #include <cuda.h>
@@ -26,10 +28,11 @@ inline constexpr int kConsumerWarps = kConsumers / kWarp;
 // Further warps copy: by boxes one thread, by rows all of them.
 inline constexpr int kCopyWarps = 2;
 inline constexpr int kThreads = kConsumers + kCopyWarps * kWarp;
-inline constexpr int kTileRows = 16;
-inline constexpr int kHalfRows = kTileRows / 2;  // of either half of W, where the product is gated
-inline constexpr int kChunkCols = 64;            // of a warp
-inline constexpr int kTileCols = kConsumerWarps * kChunkCols;
+inline constexpr int kGroupRows = 16;
+inline constexpr int kHalfRows = kGroupRows / 2;  // of either half of W, where the product is gated
+inline constexpr int kMaxGroups = 4;              // of a set
+inline constexpr int kChunkCols = 64;             // of a warp
+inline constexpr int kStepCols = kConsumerWarps * kChunkCols;
 inline constexpr int kStep = 16;  // columns of one tensor core product
 inline constexpr int kChunkSteps = kChunkCols / kStep;
 static_assert(kConsumerWarps == 8 && kStep == kFp8Step);  // the classes of columns
@@ -38,39 +41,51 @@ inline constexpr int kTileAlignment = 1024;  // the swizzle repeats
 
 template <bool kFp8>
 struct Tiles {
-  static constexpr int kBytes = kFp8 ? 1 : 2;                        // of a weight
-  static constexpr int kLines = kTileCols * kBytes / kMapLineBytes;  // of a row
-  static constexpr int kLoads = kChunkCols * kBytes / 32;            // ldmatrix, of a warp's chunk
+  static constexpr int kBytes = kFp8 ? 1 : 2;              // of a weight
+  static constexpr int kLoads = kChunkCols * kBytes / 32;  // ldmatrix, of a chunk of 16 rows
   // Tiles that a block has under way. Enough to keep the memory busy; more would only make all
   // other loads wait, those of the kernel before among them.
   static constexpr int kUnderWay = kFp8 ? 8 : 3;
-  static constexpr int kMinStages = kFp8 ? 8 : 4;
-  static_assert(kMinStages >= kUnderWay);  // else a stage could be two rounds ahead
 
   __host__ __device__ static constexpr int64_t RowBytes(int in) {
     return kFp8 ? Fp8Stride(in) : int64_t{in} * kBytes;
   }
+  // Lines of a tile of so many chunks.
+  __host__ __device__ static constexpr int Lines(int chunks) {
+    return chunks * kChunkCols * kBytes / kMapLineBytes;
+  }
   // Of a tile in the ring.
-  __host__ __device__ static constexpr int Bytes(int rows) {
-    const int bytes = rows * kLines * kMapLineBytes;
+  __host__ __device__ static constexpr int Bytes(int rows, int chunks) {
+    const int bytes = rows * Lines(chunks) * kMapLineBytes;
     return (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
   }
+  static constexpr int kMaxBytes = kGroupRows * kStepCols * kBytes;
 };
 
-static_assert(Tiles<true>::kMinStages * Tiles<true>::Bytes(kTileRows) <=
-              Tiles<false>::kMinStages * Tiles<false>::Bytes(kTileRows));  // SmallBatchRows
+// Of a tile of so many groups: kMaxBytes at most.
+constexpr int ChunksOf(int groups) {
+  return kConsumerWarps / (groups == 1 ? 1 : groups == 2 ? 2 : 4);
+}
+inline constexpr int kMinStages = kConsumerWarps / ChunksOf(kMaxGroups);  // TileReader::Advance
 
 struct SmallBatchGemmArguments : GemmArguments {
   InputRows input;
   CUtensorMap tiles;  // W in boxes of a tile
   bool by_rows;       // not by boxes: no Hopper, or W's rows are no whole lines
-  int group_rows;     // outputs of a tile's rows
-  int tile_rows;      // of W: group_rows, or of either half as many
+  int set_rows;       // outputs of a tile's rows
+  int groups;         // operands of 16 rows of W that these are
+  int chunks;         // of a tile's columns
+  int tile_rows;      // of W: set_rows, or of either half as many
   int block_rows;     // outputs of a block but the last
   int blocks;
   int stages;
   int tile_bytes;
 };
+
+// The steps of kStepCols in which all columns are multiplied.
+__host__ __device__ __forceinline__ int Steps(const SmallBatchGemmArguments& a) {
+  return (a.in + kStepCols - 1) / kStepCols;
+}
 
 // Arrivals that fill a stage, and which of the copying warps' threads they are of.
 __device__ __forceinline__ int TileArrivals(const SmallBatchGemmArguments& a) {
@@ -96,16 +111,18 @@ __device__ __forceinline__ void CopyTile(const SmallBatchGemmArguments& a, int r
   const int first = col * T::kBytes;
 #if __CUDA_ARCH__ >= 900
   if (!a.by_rows) {
-    barrier->ArriveAndExpect(static_cast<uint32_t>(a.tile_rows * T::kLines * kMapLineBytes));
+    barrier->ArriveAndExpect(
+        static_cast<uint32_t>(a.tile_rows * T::Lines(a.chunks) * kMapLineBytes));
     return TmaLoad4DOnce(to, &a.tiles, 0, row, 0, first / kMapLineBytes, barrier);
   }
 #endif
   const int64_t row_bytes = T::RowBytes(a.in);
   const unsigned char* const from =
       (kFp8 ? a.codes : reinterpret_cast<const unsigned char*>(a.weight)) + first;
-  const int units = static_cast<int>(min(int64_t{kTileCols * T::kBytes}, row_bytes - first)) / 16;
+  const int units =
+      static_cast<int>(min(int64_t{a.chunks * kChunkCols * T::kBytes}, row_bytes - first)) / 16;
   for (int r = Warp() - kConsumerWarps; r < a.tile_rows; r += kCopyWarps) {
-    const int half = r / a.group_rows, output = r - half * a.group_rows;
+    const int half = r / a.set_rows, output = r - half * a.set_rows;
     if (output >= outputs) continue;
     const unsigned char* const of_row = from + (int64_t{half} * a.out + row + output) * row_bytes;
     for (int unit = Lane(); unit < units; unit += kWarp) {
@@ -117,30 +134,32 @@ __device__ __forceinline__ void CopyTile(const SmallBatchGemmArguments& a, int r
   ArriveWhenCopied(barrier);
 }
 
-// All tiles of the outputs [first, last), a tile's outputs at a time from left to right.
+// All tiles of the outputs [first, last), a set at a time from left to right.
 template <bool kFp8>
 __device__ __forceinline__ void CopyWeights(const SmallBatchGemmArguments& a, const Ring& ring,
                                             int first, int last) {
   RingPlace at, arrived;
   int tile = 0;
-  for (int row = first; row < last; row += a.group_rows) {
-    for (int col = 0; col < a.in; col += kTileCols, ++tile) {
-      if (tile >= Tiles<kFp8>::kUnderWay) {
+  const int under_way = min(Tiles<kFp8>::kUnderWay, a.stages);
+  const int tile_cols = a.chunks * kChunkCols, cols = Steps(a) * kStepCols;
+  for (int row = first; row < last; row += a.set_rows) {
+    for (int col = 0; col < cols; col += tile_cols, ++tile) {
+      if (tile >= under_way) {
         while (!ring.full[arrived.stage].HasEnded(arrived.parity)) {
         }
         arrived.Advance(a.stages);
       }
       while (!ring.empty[at.stage].HasEnded(at.parity ^ 1)) {
       }
-      CopyTile<kFp8>(a, row, min(a.group_rows, last - row), col, ring.At(at.stage),
+      CopyTile<kFp8>(a, row, min(a.set_rows, last - row), col, ring.At(at.stage),
                      &ring.full[at.stage]);
       at.Advance(a.stages);
     }
   }
 }
 
-// A warp's chunk of a tile of W, as ldmatrix loads it: the operands of a tensor core product, or in
-// 8 bits of two.
+// 16 rows of a warp's chunk of W, as ldmatrix loads them: the operands of a tensor core product, or
+// in 8 bits of two.
 template <bool kFp8>
 using Fragments = uint32_t[Tiles<kFp8>::kLoads][4];
 
@@ -153,44 +172,54 @@ __device__ __forceinline__ void OperandOf(const Fragments<true>& w, int step, ui
   for (int i = 0; i < 4; ++i) a[i] = WidenPair(Fp8Pair(w[step / 2][step % 2 * 2 + i % 2], i >= 2));
 }
 
-// Takes a multiplying warp's chunks of a block's tiles out of the ring, one after the other.
-template <bool kFp8>
+// A multiplying warp's way through the ring: the tiles that have its chunk of a step.
+template <bool kFp8, int kGroups>
 class TileReader {
  public:
-  __device__ __forceinline__ TileReader(const SmallBatchGemmArguments& a, const Ring& ring,
-                                        int rows)
-      : a_(a),
-        ring_(ring),
-        from_(SharedAddress(ring.memory) + PlaceOfLane(a)),
-        left_((rows + a.group_rows - 1) / a.group_rows * ((a.in + kTileCols - 1) / kTileCols)) {}
+  __device__ __forceinline__ TileReader(const SmallBatchGemmArguments& a, const Ring& ring)
+      : a_(a), ring_(ring), from_(SharedAddress(ring.memory) + PlaceOfLane(a)) {
+    at_.stage = Warp() / kChunks;
+  }
 
-  // The next tile's; past the last one that one's again. What lies past the last row or column is
-  // not used.
-  __device__ __forceinline__ void Take(Fragments<kFp8>& w) {
+  __device__ __forceinline__ void Wait() const {
     while (!ring_.full[at_.stage].HasEnded(at_.parity)) {
     }
-    const uint32_t from = from_ + at_.stage * a_.tile_bytes;
+  }
+  // The group's rows. What lies past the last row or column is not used.
+  __device__ __forceinline__ void Load(int group, Fragments<kFp8>& w) const {
+    const uint32_t from = from_ + at_.stage * a_.tile_bytes +
+                          group * (a_.gated ? kHalfRows : kGroupRows) * kMapLineBytes;
 #pragma unroll
     for (int i = 0; i < Tiles<kFp8>::kLoads; ++i) LoadMatrices(w[i], from ^ i * 32);
+  }
+  // All groups have been loaded.
+  __device__ __forceinline__ void Release() const {
     __syncwarp();
     if (Lane() == 0) ring_.empty[at_.stage].Arrive();
-    if (--left_ > 0) at_.Advance(a_.stages);
+  }
+  // To that of the next step.
+  __device__ __forceinline__ void Advance() {
+    at_.stage += kConsumerWarps / kChunks;
+    if (at_.stage < a_.stages) return;
+    at_.stage -= a_.stages;
+    at_.parity ^= 1;
   }
 
  private:
-  // The first unit that the lane loads: of a row of the tile, or of the last one.
+  static constexpr int kChunks = ChunksOf(kGroups);  // of a tile
+
+  // The first unit that the lane loads of group 0. Rows past a tile's last ones are others or none.
   __device__ __forceinline__ static int PlaceOfLane(const SmallBatchGemmArguments& a) {
-    const int m = Lane() % kTileRows, half = a.gated ? m / kHalfRows : 0;
-    const int row = half * a.group_rows + min(m - half * kHalfRows, a.group_rows - 1);
-    const int unit = Warp() * kChunkCols * Tiles<kFp8>::kBytes / 16 + Lane() / kTileRows;
+    const int m = Lane() % kGroupRows, half = a.gated ? m / kHalfRows : 0;
+    const int row = half * a.set_rows + m - half * kHalfRows;
+    const int unit = Warp() % kChunks * kChunkCols * Tiles<kFp8>::kBytes / 16 + Lane() / kGroupRows;
     const int line = unit / kLineUnits * a.tile_rows + row;
     return (line * kLineUnits + (unit ^ line) % kLineUnits) * 16;
   }
 
   const SmallBatchGemmArguments& a_;
   const Ring& ring_;
-  const uint32_t from_;  // the lane's first unit in stage 0
-  int left_;             // tiles from the next one on
+  const uint32_t from_;  // in stage 0
   RingPlace at_;
 };
 

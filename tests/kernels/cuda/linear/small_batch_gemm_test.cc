@@ -1,6 +1,6 @@
 // The kernel of few rows against float64: norms, wide rows, columns that no tensor core product
-// ends with, gates behind the product; a row's bits among others; and how many rows it takes. Its
-// bits beside those of cluster_gemm.cu are in linear_test.cc.
+// ends with, gates behind the product; 8 bits against bf16; a row's bits among others; and how many
+// rows it takes. Its bits beside those of cluster_gemm.cu are in linear_test.cc.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ class SmallBatchGemmTest : public LinearTest, public ::testing::WithParamInterfa
     return limits;
   }
 
-  const DeviceLimits limits_ = LimitsOfDevice();
+  DeviceLimits limits_ = LimitsOfDevice();
   const int64_t in_ = GetParam(), most_rows_ = SmallBatchRows(in_, limits_);
   Uniform uniform_{static_cast<uint64_t>(in_)};
 };
@@ -84,6 +84,36 @@ TEST_P(SmallBatchGemmTest, GatedHasTheBitsOfProductAndGate) {
   }
 }
 
+// Blocks of each number of groups, of more than one set, and some whose last ones end early; and
+// the last rows of W in bf16.
+TEST_P(SmallBatchGemmTest, EightBitsHaveTheBitsOfTheSameInBf16) {
+  limits_.multiprocessors = 3;
+  TestMatrix norm(DType::kF32, 1, in_, 0, uniform_, 2);
+  for (const int64_t out : {24, 70, 130, 190, 520}) {
+    for (const bool gated : {false, true}) {
+      TestMatrix matrix(DType::kBF16, out, in_, 0, uniform_, 1);
+      const Fp8Weight fp8(&matrix, gated ? out : out - out / 4);
+      for (int64_t rows = 1; rows <= most_rows_; ++rows) {
+        TestMatrix x(DType::kBF16, rows, in_, 8, uniform_, 1),
+            residual(DType::kF32, rows, in_, 4, uniform_, 30);
+        for (Call call : {Call{.in = &x, .weight = &matrix},
+                          Call{.in = &residual, .norm = &norm, .weight = &matrix}}) {
+          if (gated) call.gate = Activation::kSilu;
+          const DType dtype = gated ? DType::kBF16 : DType::kF32;
+          TestMatrix want(dtype, rows, gated ? out / 2 : out, 8);
+          TestMatrix got(dtype, rows, gated ? out / 2 : out, 8);
+          ASSERT_EQ(Run(call, want), cudaSuccess);
+          call.fp8 = &fp8;
+          ASSERT_EQ(Run(call, got), cudaSuccess);
+          want.Download();
+          got.Download();
+          ASSERT_EQ(got.host(), want.host()) << out << " outputs of " << rows << " rows, " << gated;
+        }
+      }
+    }
+  }
+}
+
 // Alone, and among others.
 TEST_P(SmallBatchGemmTest, BitsDependOnTheRowAlone) {
   constexpr int64_t kOut = 300;
@@ -123,7 +153,7 @@ TEST(SmallBatchRowsTest, FollowFromColumnsAndSharedMemory) {
   EXPECT_EQ(SmallBatchRows(1536, kLeast), 8);
   EXPECT_EQ(SmallBatchRows(3584, kLeast), 4);
   EXPECT_EQ(SmallBatchRows(14'336, kLeast), 1);
-  EXPECT_EQ(SmallBatchRows(16'000, kLeast), 0);
+  EXPECT_EQ(SmallBatchRows(17'000, kLeast), 0);
 }
 
 }  // namespace
