@@ -55,6 +55,10 @@ __device__ __forceinline__ uint32_t InputAddress(const SmallBatchGemmArguments& 
   return SharedAddress(layout.input) + min(lane % 8, a.rows - 1) * InputStride(a.in) +
          warp * kChunkCols * 2 + lane / 8 * 16;
 }
+// Two products' input of the warp's chunk of the step at `col`; `from` is an InputAddress.
+__device__ __forceinline__ void LoadInput(uint32_t from, int pair, int col, uint32_t (&x)[4]) {
+  LoadMatrices(x, from + (col + pair * 2 * kStep) * 2);
+}
 // c += the product of 16 columns, of which the first `columns` exist; kWhole: all do.
 template <bool kWhole, bool kFp8>
 __device__ __forceinline__ void MultiplyStep(const Fragments<kFp8>& w, int step, int columns,
@@ -76,7 +80,7 @@ class Multiplier {
         from_(InputAddress(a, layout, OpaqueThreadIdx())),
         outputs_(a, layout, first, last),
         reader_(a, layout.tiles),
-        left_(outputs_.Sets() * Steps(a)) {}
+        left_(outputs_.StepsLeft()) {}
 
   // The first tiles, when they are there; before the input is, if registers allow.
   static constexpr bool kEarly = true;
@@ -93,7 +97,7 @@ class Multiplier {
   __device__ __forceinline__ void Run(const Ready& ready) {
     ready();
 #pragma unroll
-    for (int pair = 0; pair < kChunkSteps / 2; ++pair) LoadInput(pair, 0);
+    for (int pair = 0; pair < kChunkSteps / 2; ++pair) LoadInput(from_, pair, 0, x_[pair]);
 #pragma unroll 1
     while (true) {
 #pragma unroll
@@ -128,7 +132,7 @@ class Multiplier {
 #pragma unroll
     for (int i = 0; i < kChunkSteps; ++i) {
       MultiplyStep<kWhole, false>(w, i, columns, x_[i / 2] + i % 2 * 2, c_);
-      if (i % 2 == 1) LoadInput(i / 2, next);
+      if (i % 2 == 1) LoadInput(from_, i / 2, next, x_[i / 2]);
     }
     col_ = next;
     if (next > 0) return true;
@@ -136,11 +140,6 @@ class Multiplier {
     const bool more = outputs_.Store();
     c_[0] = c_[1] = c_[2] = c_[3] = 0;
     return more;
-  }
-
-  // Two products' input.
-  __device__ __forceinline__ void LoadInput(int pair, int col) {
-    LoadMatrices(x_[pair], from_ + (col + pair * 2 * kStep) * 2);
   }
 
   const SmallBatchGemmArguments& a_;
@@ -154,8 +153,7 @@ class Multiplier {
   float c_[4] = {};
 };
 
-// The same in 8 bits, a set of kGroups groups at a time. All warps' chunks of 512 columns are a
-// step.
+// The same in 8 bits, a set of kGroups groups at a time.
 template <bool kNorm, int kRows, int kGroups>
 class SetMultiplier {
  public:
@@ -183,7 +181,7 @@ class SetMultiplier {
   __device__ __forceinline__ void Run(const Ready& ready) {
     if (!kEarly) {
       ready();
-      left_ = outputs_.Sets() * Steps(a_);
+      left_ = outputs_.StepsLeft();
     }
 #pragma unroll 1
     while (true) {
@@ -201,7 +199,7 @@ class SetMultiplier {
       if (Begun()) return;
       ready();
       begun_ = true;
-      left_ = outputs_.Sets() * Steps(a_);
+      left_ = outputs_.StepsLeft();
     }
   }
 
@@ -220,9 +218,7 @@ class SetMultiplier {
     const bool more = --left_ > 0;
     uint32_t x[kChunkSteps / 2][4];
 #pragma unroll
-    for (int pair = 0; pair < kChunkSteps / 2; ++pair) {
-      LoadMatrices(x[pair], from_ + (col + pair * 2 * kStep) * 2);
-    }
+    for (int pair = 0; pair < kChunkSteps / 2; ++pair) LoadInput(from_, pair, col, x[pair]);
 #pragma unroll
     for (int first = 0; first < kGroups; first += 2) {
       // What the pair is replaced by: further groups of the tile, or the next one's.
@@ -369,7 +365,7 @@ int ChooseTiling(int most_blocks, const DeviceLimits& limits, SmallBatchGemmArgu
       std::max({(budget - fixed) / a->tile_bytes, Tiles<kFp8>::kUnderWay, kMinStages});
   const int fitting = std::min(wanted, (limits.block_shared_bytes - fixed) / a->tile_bytes);
   a->stages = static_cast<int>(std::min<int64_t>({tiles, fitting, kMaxStages}));
-  return a->stages * a->tile_bytes + FixedBytes<kFp8>(a->rows, a->in);
+  return a->stages * a->tile_bytes + fixed;
 }
 
 // Divides the blocks so that all read as many bytes; the shared memory of one.
@@ -421,19 +417,19 @@ cudaError_t LaunchFor(Parts a, const DeviceWeight& weight, const DeviceLimits& l
   }
 }
 
-// What the least number of tiles takes besides; those of 8 bits need no more.
-constexpr int LeastBytes(bool fp8, int rows, int in) {
-  return fp8 ? FixedBytes<true>(rows, in) + kMinStages * Tiles<true>::kMaxBytes
-             : FixedBytes<false>(rows, in) + kMinStages * Tiles<false>::kMaxBytes;
+// Of shared memory, with the fewest tiles. SmallBatchRows knows no weight: 8 bits need no more.
+template <bool kFp8>
+constexpr int LeastBytes(int rows, int in) {
+  return FixedBytes<kFp8>(rows, in) + kMinStages * Tiles<kFp8>::kMaxBytes;
 }
-static_assert(LeastBytes(true, 4, 8) <= LeastBytes(false, 4, 8));
-static_assert(LeastBytes(true, 8, 8) <= LeastBytes(false, 8, 8));
+static_assert(LeastBytes<true>(4, 8) <= LeastBytes<false>(4, 8));
+static_assert(LeastBytes<true>(8, 8) <= LeastBytes<false>(8, 8));
 
 }  // namespace
 
 int64_t SmallBatchRows(int64_t columns, const DeviceLimits& limits) {
   int64_t rows = columns <= limits.block_shared_bytes ? kMaxSmallBatchRows : 0;
-  while (rows > 0 && LeastBytes(false, static_cast<int>(rows), static_cast<int>(columns)) >
+  while (rows > 0 && LeastBytes<false>(static_cast<int>(rows), static_cast<int>(columns)) >
                          limits.block_shared_bytes) {
     --rows;
   }
@@ -447,6 +443,7 @@ cudaError_t SmallBatchGemm(const LinearParams& params, const DeviceLimits& limit
   FOX_CHECK(in.rows >= 1 && in.rows <= SmallBatchRows(params.weight.in(), limits));
   SmallBatchGemmArguments a{};
   static_cast<GemmArguments&>(a) = MakeGemmArguments(params);
+  FOX_CHECK(a.rows * a.y_stride <= INT32_MAX);  // Outputs::At
   a.input = {in.data, in.row_stride, a.rows, a.in, nullptr, 0};
   if (norm) {
     a.input.norm_weight = static_cast<const float*>(params.norm->weight);

@@ -37,8 +37,9 @@ inline constexpr int kMaxStages = 16;
 inline constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Mbarrier));
 
 // Shared memory: [stages] tiles, input rows, partial sums [2][warps][KernelRows][SetRows],
-// barriers, the rows' sums of squares and scales. A row and 16 bytes, so that ldmatrix finds eight
-// rows in different banks.
+// barriers, the rows' sums of squares and scales.
+
+// A row and 16 bytes, so that ldmatrix finds eight rows in different banks.
 __host__ __device__ constexpr int InputStride(int in) { return in * 2 + 16; }
 // The input of a step's columns past the end is loaded, too.
 __host__ __device__ constexpr int InputBytes(int rows, int in) {
@@ -49,6 +50,8 @@ __host__ __device__ constexpr int FixedBytes(int rows, int in) {
   return InputBytes(rows, in) + kBarrierBytes +
          (2 * PartialFloats<kFp8>(rows) + rows * NormFloats(in)) * static_cast<int>(sizeof(float));
 }
+// TileReader loads whole groups, whatever lies behind the last tile's rows.
+static_assert(FixedBytes<false>(1, 8) >= (kGroupRows - 1) * kMapLineBytes);
 
 struct SharedLayout {
   Ring tiles;
@@ -94,9 +97,9 @@ class Outputs {
     LoadConstants();
   }
 
-  // That are left.
-  __device__ __forceinline__ int Sets() const {
-    return (last_ - next_ + a_.set_rows - 1) / a_.set_rows;
+  // Those of all sets that are left.
+  __device__ __forceinline__ int StepsLeft() const {
+    return (last_ - next_ + a_.set_rows - 1) / a_.set_rows * Steps(a_);
   }
 
   // When the kernel before has ended.

@@ -82,7 +82,7 @@ struct SmallBatchGemmArguments : GemmArguments {
   int tile_bytes;
 };
 
-// The steps of kStepCols in which all columns are multiplied.
+// The steps in which all columns are multiplied: in each a chunk by every warp.
 __host__ __device__ __forceinline__ int Steps(const SmallBatchGemmArguments& a) {
   return (a.in + kStepCols - 1) / kStepCols;
 }

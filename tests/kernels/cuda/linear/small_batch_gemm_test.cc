@@ -153,6 +153,7 @@ TEST(SmallBatchRowsTest, FollowFromColumnsAndSharedMemory) {
   EXPECT_EQ(SmallBatchRows(1536, kLeast), 8);
   EXPECT_EQ(SmallBatchRows(3584, kLeast), 4);
   EXPECT_EQ(SmallBatchRows(14'336, kLeast), 1);
+  EXPECT_EQ(SmallBatchRows(16'000, kLeast), 1);
   EXPECT_EQ(SmallBatchRows(17'000, kLeast), 0);
 }
 
