@@ -119,7 +119,7 @@ class Multiplier {
     reader_.Wait();
     reader_.Load(0, w);
     reader_.Release();
-    if (--left_ > 0) reader_.Advance();
+    reader_.Advance(--left_ > 0);
   }
 
   // Adds the products of the next tile's chunk, stores the outputs of its rows if it is their last,
@@ -225,7 +225,7 @@ class SetMultiplier {
       const bool of_next = first + kHeld >= kGroups;
       const int load = of_next ? 0 : first + kHeld;
       if (of_next && more) {
-        reader_.Advance();
+        reader_.Advance(true);
         reader_.Wait();
       }
 #pragma unroll

@@ -197,12 +197,12 @@ class TileReader {
     __syncwarp();
     if (Lane() == 0) ring_.empty[at_.stage].Arrive();
   }
-  // To that of the next step.
-  __device__ __forceinline__ void Advance() {
-    at_.stage += kConsumerWarps / kChunks;
-    if (at_.stage < a_.stages) return;
-    at_.stage -= a_.stages;
-    at_.parity ^= 1;
+  // To the next step's, if any. No branch, which would wait for loads on their way.
+  __device__ __forceinline__ void Advance(bool more) {
+    const int next = at_.stage + (more ? kConsumerWarps / kChunks : 0);
+    const bool wraps = next >= a_.stages;
+    at_.stage = wraps ? next - a_.stages : next;
+    at_.parity ^= wraps ? 1u : 0u;
   }
 
  private:
