@@ -14,7 +14,6 @@
 // tokens is 1.4e-6 in all, what rounding the logits to float32 amounts to (24 bits: 3.6e-4).
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "kernels/core/host_device.h"
@@ -24,40 +23,15 @@ namespace fox {
 
 // --- Operations of one rounding ---
 
-FOX_HOST_DEVICE inline float RoundedProduct(float a, float b) {
+template <typename T>
+FOX_HOST_DEVICE inline T RoundedProduct(T a, T b) {
 #ifdef __CUDA_ARCH__
-  return __fmul_rn(a, b);
+  if constexpr (sizeof(T) == sizeof(double))
+    return __dmul_rn(a, b);
+  else
+    return __fmul_rn(a, b);
 #else
   return a * b;  // compiled with -ffp-contract=off
-#endif
-}
-FOX_HOST_DEVICE inline double RoundedProduct(double a, double b) {
-#ifdef __CUDA_ARCH__
-  return __dmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-
-FOX_HOST_DEVICE inline int32_t BitsOf(float x) {
-#ifdef __CUDA_ARCH__
-  return __float_as_int(x);
-#else
-  return std::bit_cast<int32_t>(x);
-#endif
-}
-FOX_HOST_DEVICE inline int64_t BitsOf(double x) {
-#ifdef __CUDA_ARCH__
-  return __double_as_longlong(x);
-#else
-  return std::bit_cast<int64_t>(x);
-#endif
-}
-FOX_HOST_DEVICE inline float FloatOf(int32_t bits) {
-#ifdef __CUDA_ARCH__
-  return __int_as_float(bits);
-#else
-  return std::bit_cast<float>(bits);
 #endif
 }
 
@@ -70,8 +44,9 @@ struct BinaryScale {
 
 FOX_HOST_DEVICE inline BinaryScale BinaryScaleOf(float x) {
   constexpr int32_t kSqrtHalf = 0x3f3504f3;
-  const int32_t exponent = (BitsOf(x) - kSqrtHalf) >> 23;
-  return {static_cast<float>(exponent), FloatOf(BitsOf(x) - (exponent << 23)) - 1.0f};
+  const int32_t exponent = (BitCast<int32_t>(x) - kSqrtHalf) >> 23;
+  return {static_cast<float>(exponent),
+          BitCast<float>(BitCast<int32_t>(x) - (exponent << 23)) - 1.0f};
 }
 
 // The logarithm to base 2 of the number: within 2^-21 of itself where the exponent is 0, else
@@ -140,7 +115,7 @@ FOX_HOST_DEVICE constexpr int IdBits(int64_t vocabulary) {
 // bits: 36 remain for 50,000 tokens. Neither 0 nor ~0.
 FOX_HOST_DEVICE inline uint64_t RaceKey(double score, int32_t id, int id_bits) {
   const uint64_t ids = (uint64_t{1} << id_bits) - 1;
-  const int64_t bits = BitsOf(score);
+  const auto bits = BitCast<int64_t>(score);
   const uint64_t order =
       static_cast<uint64_t>(bits ^ ((bits >> 63) & INT64_MAX)) ^ (uint64_t{1} << 63);
   return (order & ~ids) | (ids - static_cast<uint64_t>(id));
@@ -168,7 +143,7 @@ FOX_HOST_DEVICE inline float ExpNonPositive(float x) {
   p = RoundedProduct(p, r) + 0.5f;
   p = RoundedProduct(p, r) + 1.0f;
   p = RoundedProduct(p, r) + 1.0f;
-  const float scaled = RoundedProduct(p, FloatOf((n + 127) << 23));
+  const float scaled = RoundedProduct(p, BitCast<float>((n + 127) << 23));
   return x < -87.0f ? 0.0f : scaled;
 }
 

@@ -27,7 +27,7 @@ constexpr std::array<uint32_t, kWordBits> kBits = [] {
 
 // Floats as integers of the same order; -0 counts as 0.
 inline int32_t OrderedInt(float x) {
-  const int32_t bits = BitsOf(x + 0.0f);
+  const auto bits = BitCast<int32_t>(x + 0.0f);
   return bits ^ ((bits >> 31) & 0x7fffffff);
 }
 
@@ -56,7 +56,7 @@ RowScan Scan(const float* row, int32_t size) {
     const int32_t end = std::min(size, begin + kBlock);
     int32_t block_largest = std::numeric_limits<int32_t>::min();
     for (int32_t i = begin; i < end; ++i) {
-      const int32_t bits = BitsOf(row[i]);
+      const auto bits = BitCast<int32_t>(row[i]);
       const int32_t order = OrderedInt(row[i]);
       block_largest = order > block_largest ? order : block_largest;
       not_finite |= (bits & kExponent) == kExponent ? 1 : 0;

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 
 #include "kernels/core/dtype.h"
@@ -16,46 +15,32 @@ namespace fox {
 // its codes are zero.
 inline constexpr int kNoExponent = -128;
 
-FOX_HOST_DEVICE inline uint32_t WordOf(float value) {
-#if defined(__CUDA_ARCH__)
-  return __float_as_uint(value);
-#else
-  return std::bit_cast<uint32_t>(value);
-#endif
-}
-FOX_HOST_DEVICE inline float FloatOf(uint32_t bits) {
-#if defined(__CUDA_ARCH__)
-  return __uint_as_float(bits);
-#else
-  return std::bit_cast<float>(bits);
-#endif
-}
-
 // REQUIRES: -126 <= exponent <= 127, or kNoExponent.
 FOX_HOST_DEVICE inline float PowerOfTwo(int exponent) {
-  return FloatOf(static_cast<uint32_t>(exponent + 127) << 23);
+  return BitCast<float>(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
 // The code nearest to a finite `value`, ties to even; beyond 448, that of 448. Without branches, so
 // that loops over a row become vector instructions.
 FOX_HOST_DEVICE inline uint8_t NearestE4M3(float value) {
-  const uint32_t bits = WordOf(value), least = 0x3c800000u;  // 2^-6, the smallest normal number
+  const uint32_t bits = BitCast<uint32_t>(value),
+                 least = 0x3c800000u;  // 2^-6, the smallest normal number
   const uint32_t magnitude = bits & 0x7fffffffu;
   // The power of two whose last place is the codes' step: 2^20 times that of the value, or of the
   // smallest normal number.
   const uint32_t power = (magnitude > least ? magnitude : least) & 0x7f800000u;
-  const float large = FloatOf(power + (20u << 23));
-  const float rounded = (FloatOf(magnitude) + large) - large;
-  const uint32_t code = WordOf(rounded * 0x1p-120f) >> 20;
+  const float large = BitCast<float>(power + (20u << 23));
+  const float rounded = (BitCast<float>(magnitude) + large) - large;
+  const uint32_t code = BitCast<uint32_t>(rounded * 0x1p-120f) >> 20;
   return static_cast<uint8_t>((code < 0x7eu ? code : 0x7eu) | (bits >> 24 & 0x80u));
 }
 
 // The number that a code other than NaN's (0x7f, 0xff) stands for in a row of this exponent.
 inline BFloat16 E4M3Value(uint8_t code, int exponent) {
   // In the place of a float32's bits a code's are 2^-120 times the number, subnormal or not.
-  const float magnitude = FloatOf((code & 0x7fu) << 20) * 0x1p120f * PowerOfTwo(exponent);
+  const float magnitude = BitCast<float>((code & 0x7fu) << 20) * 0x1p120f * PowerOfTwo(exponent);
   BFloat16 value{};
-  value.bits = static_cast<uint16_t>(WordOf(magnitude) >> 16 | (code & 0x80u) << 8);
+  value.bits = static_cast<uint16_t>(BitCast<uint32_t>(magnitude) >> 16 | (code & 0x80u) << 8);
   return value;
 }
 
@@ -71,7 +56,8 @@ FOX_HOST_DEVICE inline int E4M3Exponent(uint32_t largest) {
 // Rounds a row once; returns its exponent. A rounded row stays as it is.
 inline int EncodeE4M3(const float* row, int64_t count, uint8_t* codes) {
   uint32_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, WordOf(row[i]) & 0x7fffffffu);
+  for (int64_t i = 0; i < count; ++i)
+    largest = std::max(largest, BitCast<uint32_t>(row[i]) & 0x7fffffffu);
   const int exponent = E4M3Exponent(largest);
   const float scale = exponent == kNoExponent ? 0 : PowerOfTwo(-exponent);
   for (int64_t i = 0; i < count; ++i) codes[i] = NearestE4M3(row[i] * scale);

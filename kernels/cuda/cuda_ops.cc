@@ -169,6 +169,10 @@ void CudaOps::Reserve(const Workload& load) {
   take(state_->first_visible_pages, schedule.max_seq_heads);
   take(schedule.partial, static_cast<int64_t>(schedule.max_splits) * cuda::HeadsTogether(shape) *
                              cuda::PartialFloats(shape.head_dim));
+  const Buffer& partial = state_->buffers.back();
+  state_->device_error.Check(
+      cudaMemsetAsync(partial.data(), 0xff, partial.bytes(), state_->queue.cuda_stream()),
+      "mark partial results as absent");
   take(schedule.arrival_counter, schedule.max_seq_heads);
   take(schedule.page_sums,
        static_cast<int64_t>(schedule.max_blocks) * shape.q_heads * (shape.head_dim + 4));

@@ -16,9 +16,9 @@ class SamplingDigest {
   // The bits for input i, well mixed.
   FOX_HOST_DEVICE static uint64_t Of(uint32_t i) {
     const uint32_t word = i * 2654435761u >> (i % 29);  // all magnitudes
-    const uint64_t noise = static_cast<uint32_t>(BitsOf(RaceNoise(word, RaceScale(0.7f))));
+    const uint64_t noise = BitCast<uint32_t>(RaceNoise(word, RaceScale(0.7f)));
     const float x = RoundedProduct(static_cast<float>(i), -0x1.6p-14f);  // down to -88
-    const uint64_t weight = static_cast<uint32_t>(BitsOf(Weight(x, 0, InverseTemperature(0.9f))));
+    const uint64_t weight = BitCast<uint32_t>(Weight(x, 0, InverseTemperature(0.9f)));
     return ((noise << 32) | weight) * (2 * uint64_t{i} + 1);
   }
 

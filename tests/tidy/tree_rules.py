@@ -17,7 +17,7 @@ AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], .
      28_310),  # (25,000)
     ("lines of tests",
      lambda path: path.startswith("tests/") and re.search(r"\.(?:cc|h|cu|cuh|py)$", path),
-     lambda text: text.count("\n"), 59_860),  # (48,000)
+     lambda text: text.count("\n"), 59_880),  # (48,000)
     ("lines of C++ and CUDA outside tests, without blanks and comments",
      lambda path: not path.startswith("tests/") and CPP_FILE.search(path),
      lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 41_500),  # (34,000)

@@ -58,7 +58,7 @@ __device__ __forceinline__ Float8 Widen(const uint2& codes) {
 }
 // WidenPart with the exponent. Exact.
 __device__ __forceinline__ uint4 WidenPart(const uint2& codes, int exponent) {
-  const uint32_t power = WordOf(PowerOfTwo(exponent)) >> 16, two = power << 16 | power;
+  const uint32_t power = BitCast<uint32_t>(PowerOfTwo(exponent)) >> 16, two = power << 16 | power;
   const uint4 o = WidenPart(codes);
   return {MultiplyBf16x2(o.x, two), MultiplyBf16x2(o.y, two), MultiplyBf16x2(o.z, two),
           MultiplyBf16x2(o.w, two)};
@@ -69,7 +69,7 @@ template <int kLanes>
 __device__ __forceinline__ uint2 EncodePart(const Float8& o, int& exponent) {
   unsigned largest = 0;
 #pragma unroll
-  for (int i = 0; i < kVec8; ++i) largest = max(largest, WordOf(o.x[i]) & 0x7fffffffu);
+  for (int i = 0; i < kVec8; ++i) largest = max(largest, BitCast<uint32_t>(o.x[i]) & 0x7fffffffu);
   exponent = E4M3Exponent(WarpMax<kLanes>(largest));
   if (exponent == kNoExponent) return {0, 0};
   const float scale = PowerOfTwo(-exponent);

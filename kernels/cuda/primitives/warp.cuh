@@ -92,6 +92,18 @@ __device__ __forceinline__ T WarpScan(T x) {
   return WarpScan(x, [](T earlier, T own) { return own + earlier; });
 }
 
+// Adds two lanes whose numbers differ in `bit`: the one without it gets the sums of the first kHalf
+// elements in v, the other those of the next kHalf.
+template <int kHalf, int kCount>
+__device__ __forceinline__ void AddHalves(float (&v)[kCount], int bit) {
+  const bool upper = (Lane() & bit) != 0;
+#pragma unroll
+  for (int k = 0; k < kHalf; ++k) {
+    const float kept = upper ? v[k + kHalf] : v[k], sent = upper ? v[k] : v[k + kHalf];
+    v[k] = kept + FromLaneXor(sent, bit);
+  }
+}
+
 // WarpSum<kLanes> of each v[i], with the same bits, but of one i in each lane: lane t of its group
 // has that of i = t / (kLanes / kCount). kCount <= kLanes, powers of two; the rest of v is lost.
 template <int kLanes, int kCount, int kOffset = kLanes / 2, int kHalf = kCount / 2>
@@ -102,12 +114,7 @@ __device__ __forceinline__ float SpreadSums(float (&v)[kCount]) {
     if constexpr (kHalf == 0) {
       v[0] += FromLaneXor(v[0], kOffset);
     } else {
-      const bool upper = (Lane() & kOffset) != 0;
-#pragma unroll
-      for (int k = 0; k < kHalf; ++k) {
-        const float kept = upper ? v[k + kHalf] : v[k], sent = upper ? v[k] : v[k + kHalf];
-        v[k] = kept + FromLaneXor(sent, kOffset);
-      }
+      AddHalves<kHalf>(v, kOffset);
     }
     return SpreadSums<kLanes, kCount, kOffset / 2, kHalf / 2>(v);
   }
@@ -118,12 +125,7 @@ __device__ __forceinline__ float SpreadSums(float (&v)[kCount]) {
 template <int kCount, int kMask = 16, int kHalf = kCount / 2>
 __device__ __forceinline__ void ScatterSums(float (&v)[kCount]) {
   static_assert(kCount % 8 == 0);
-  const bool upper = (Lane() & kMask) != 0;
-#pragma unroll
-  for (int k = 0; k < kHalf; ++k) {
-    const float kept = upper ? v[k + kHalf] : v[k], sent = upper ? v[k] : v[k + kHalf];
-    v[k] = kept + FromLaneXor(sent, kMask);
-  }
+  AddHalves<kHalf>(v, kMask);
   if constexpr (kMask > 4) ScatterSums<kCount, kMask / 2, kHalf / 2>(v);
 }
 

@@ -16,6 +16,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/shared_memory.cuh"
@@ -71,12 +72,11 @@ __device__ __forceinline__ void SendToBlock(float* address, int rank, float valu
                                             Mbarrier* barrier) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
-      "{\n"
-      ".reg .b32 there, counted;\n"
+      "{\n.reg .b32 there, counted;\n"
       "mapa.shared::cluster.u32 there, %0, %2;\n"
       "mapa.shared::cluster.u32 counted, %1, %2;\n"
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %3, [counted];\n"
-      "}" ::"r"(SharedAddress(address)),
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %3, [counted];\n}" ::
+          "r"(SharedAddress(address)),
       "r"(SharedAddress(barrier)), "r"(rank), "f"(value)
       : "memory");
 #endif
@@ -100,15 +100,13 @@ __device__ __forceinline__ T LoadFromBlock(const T* address, int rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                : "=r"(there)
                : "r"(SharedAddress(address)), "r"(rank));
+  std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t> value;
   if constexpr (sizeof(T) == 4) {
-    uint32_t value;
     asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(there) : "memory");
-    return static_cast<T>(value);
   } else {
-    uint64_t value;
     asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(value) : "r"(there) : "memory");
-    return static_cast<T>(value);
   }
+  return static_cast<T>(value);
 #else
   return *address;
 #endif
@@ -119,11 +117,9 @@ __device__ __forceinline__ float4 LoadFourFromBlock(const float* address, int ra
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   float4 x;
   asm volatile(
-      "{\n"
-      ".reg .b32 there;\n"
+      "{\n.reg .b32 there;\n"
       "mapa.shared::cluster.u32 there, %4, %5;\n"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
-      "}"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
       : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
       : "r"(SharedAddress(address)), "r"(rank)
       : "memory");

@@ -4,7 +4,8 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
+
+#include "kernels/core/host_device.h"
 
 namespace fox::cuda {
 
@@ -35,49 +36,41 @@ __device__ __forceinline__ T LoadOnce(const void* address) {
 template <typename T>
 __device__ __forceinline__ T LoadCoherent(const T* address) {
   static_assert(sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
-  T value;
   if constexpr (sizeof(T) == 16) {
     uint4 bits;
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
                  : "l"(address));
-    memcpy(&value, &bits, sizeof(T));
+    return BitCast<T>(bits);
   } else if constexpr (sizeof(T) == 4) {
     uint32_t bits;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(bits) : "l"(address));
-    memcpy(&value, &bits, sizeof(T));
+    return BitCast<T>(bits);
   } else if constexpr (sizeof(T) == 1) {
     uint32_t bits;
     asm volatile("ld.relaxed.gpu.global.u8 %0, [%1];" : "=r"(bits) : "l"(address));
-    value = static_cast<T>(bits);
+    return static_cast<T>(bits);
   } else {
     uint64_t bits;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits) : "l"(address));
-    memcpy(&value, &bits, sizeof(T));
+    return BitCast<T>(bits);
   }
-  return value;
 }
 
 // Loads `x` again if `changed`. Predicated, because the compiler would wait for the loads at the
 // end of a branch.
 __device__ __forceinline__ void LoadAgain(const void* address, bool changed, uint4& x) {
   asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.s32 p, %5, 0;\n"
-      "@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
+      "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n"
+      "@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
       : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
       : "l"(address), "r"(static_cast<int>(changed))
       : "memory");
 }
 __device__ __forceinline__ void LoadAgain(const void* address, bool changed, uint2& x) {
   asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.s32 p, %3, 0;\n"
-      "@p ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];\n"
-      "}"
+      "{\n.reg .pred p;\nsetp.ne.s32 p, %3, 0;\n"
+      "@p ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];\n}"
       : "+r"(x.x), "+r"(x.y)
       : "l"(address), "r"(static_cast<int>(changed))
       : "memory");
@@ -92,6 +85,23 @@ __device__ __forceinline__ int32_t AtomicAddAcqRel(int32_t* address, int32_t x) 
                : "l"(address), "r"(x)
                : "memory");
   return before;
+}
+
+// What other blocks' LoadCoherent sees, in the end.
+template <typename T>
+__device__ __forceinline__ void StoreCoherent(T* address, const T& value) {
+  static_assert(sizeof(T) == 8 || sizeof(T) == 16);
+  if constexpr (sizeof(T) == 16) {
+    const auto bits = BitCast<uint4>(value);
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(bits.x),
+                 "r"(bits.y), "r"(bits.z), "r"(bits.w)
+                 : "memory");
+  } else {
+    const auto bits = BitCast<uint2>(value);
+    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(bits.x),
+                 "r"(bits.y)
+                 : "memory");
+  }
 }
 
 // Flags between blocks: the loading thread sees the storing thread's earlier writes.

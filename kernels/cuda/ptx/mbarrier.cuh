@@ -40,33 +40,26 @@ struct Mbarrier {
   // a while for it.
   __device__ __forceinline__ bool HasEnded(uint32_t parity) const {
     uint32_t ended;
+    asm volatile(
+        "{\n.reg .pred p;\n"
 #if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(ended)
-        : "r"(SharedAddress(&state)), "r"(parity)
-        : "memory");
+        "mbarrier.try_wait"
 #else
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
+        "mbarrier.test_wait"
+#endif
+        ".parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
         : "=r"(ended)
         : "r"(SharedAddress(&state)), "r"(parity)
         : "memory");
-#endif
     return ended != 0;
   }
   // Hopper: returns when the phase has ended. The loop is in PTX: the compiler can neither unroll
   // nor duplicate it together with the code around it.
   __device__ __forceinline__ void Wait(uint32_t parity) {
     asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
+        "{\n.reg .pred done;\nagain:\n"
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}\n" ::"r"(SharedAddress(&state)),
+        "@!done bra again;\n}\n" ::"r"(SharedAddress(&state)),
         "r"(parity)
         : "memory");
   }

@@ -179,8 +179,11 @@ struct StepSchedule {
   // First page that a seq_head may see, of the current layer: [max_seq_heads], those of sequences
   // with exactly one row. Null: its first live page.
   int32_t* first_visible_page = nullptr;
-  float* partial = nullptr;            // [max_splits, HeadsTogether, PartialFloats(head_dim)]
-  int32_t* arrival_counter = nullptr;  // [max_seq_heads] splits done; zero between launches
+  // [max_splits, HeadsTogether, PartialFloats(head_dim)]. Which are there, where heads are taken
+  // together: [max_seq_heads] splits done, zero between launches; else: those whose bits are not
+  // all set, as they are between launches.
+  float* partial = nullptr;
+  int32_t* arrival_counter = nullptr;
 
   // Page sums on the way between two kernels of Append: [max_blocks, q_heads, head_dim + 4], a
   // record being {log gate of the block's rows, decayed count S, log M, largest ||k||, decayed keys

@@ -129,7 +129,7 @@ __device__ __forceinline__ void ForEach(const Row& row, Visit visit) {
 
 // Floats as integers of the same order; -0 counts as 0.
 __device__ __forceinline__ uint32_t Order(float x) {
-  const int32_t bits = BitsOf(__fadd_rn(x, 0.0f));
+  const auto bits = BitCast<int32_t>(__fadd_rn(x, 0.0f));
   return static_cast<uint32_t>(bits ^ ((bits >> 31) & 0x7fffffff)) ^ 0x80000000u;
 }
 

@@ -26,7 +26,7 @@ constexpr int kMaxBlocks = 8;  // the largest portable cluster
 
 // Whether a logit may be sampled from; -infinity is masked where `masks`.
 __device__ __forceinline__ bool IsLegal(float x, bool masks) {
-  return (BitsOf(x) & 0x7f800000) != 0x7f800000 || (masks && x == -CUDART_INF_F);
+  return (BitCast<int32_t>(x) & 0x7f800000) != 0x7f800000 || (masks && x == -CUDART_INF_F);
 }
 
 __device__ __forceinline__ bool HasTopK(const Row& row, const SampleRow& how) {

@@ -372,8 +372,8 @@ void DeviceCache::MakeSplits() {
   num_splits_ = row[seq_heads];
   split_array_ = DeviceArray<int32_t>(begin);
   schedule_.max_splits = num_splits_ + kSpareEntries;
-  partial_array_ = DeviceArray<float>(static_cast<size_t>(schedule_.max_splits * together) *
-                                      static_cast<size_t>(PartialFloats(options_.head_dim)));
+  partial_array_ = DeviceArray<uint32_t>(static_cast<size_t>(schedule_.max_splits * together) *
+                                         static_cast<size_t>(PartialFloats(options_.head_dim)));
   arrival_counter_array_ =
       DeviceArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(schedule_.max_seq_heads)));
   schedule_.split_begin = split_array_.data();
@@ -382,7 +382,7 @@ void DeviceCache::MakeSplits() {
   EXPECT_TRUE(error == cudaSuccess || error == cudaErrorInvalidValue);
   schedule_.block_starts =
       memory_.Poison<BlockStart>(static_cast<size_t>(options_.layers * schedule_.decode_blocks));
-  schedule_.partial = partial_array_.data();
+  schedule_.partial = reinterpret_cast<float*>(partial_array_.data());
   schedule_.arrival_counter = arrival_counter_array_.data();
 }
 

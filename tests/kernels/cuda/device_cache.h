@@ -121,6 +121,7 @@ class DeviceCache {
   DeviceArray<int32_t>& tile_counter_array() { return tile_counter_array_; }
   DeviceArray<int32_t>& split_array() { return split_array_; }
   DeviceArray<int32_t>& arrival_counter_array() { return arrival_counter_array_; }
+  DeviceArray<uint32_t>& partial_array() { return partial_array_; }
   DeviceArray<uint16_t>& out_array() { return out_array_; }
   DeviceArray<float>& lse_array() { return lse_array_; }
   // Poisons outputs and partial again and resets counters and tile_counter, for another run.
@@ -227,7 +228,8 @@ class DeviceCache {
 
   DeviceMemory memory_;
   DeviceArray<uint16_t> out_array_;
-  DeviceArray<float> lse_array_, partial_array_;
+  DeviceArray<float> lse_array_;
+  DeviceArray<uint32_t> partial_array_;
   DeviceArray<int32_t> boundary_array_, tile_counter_array_, arrival_counter_array_, split_array_;
   DeviceArray<int64_t> total_array_, skipped_array_;
 };

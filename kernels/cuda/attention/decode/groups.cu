@@ -1,6 +1,6 @@
 // Decode attention of query heads that share a kv head, up to eight at a time: as split.cu, but a
 // warp processes each half page for all of them, by tensor core products. group_tile.cuh says which
-// lane holds what; splits.cuh assigns splits to blocks and detects when a seq_head is complete.
+// lane holds what; splits.cuh assigns splits to blocks.
 // Here a seq_head stands for the heads that are computed together. Invariant: what a row computes
 // depends on its heads' pages alone.
 #include <cmath>
@@ -164,6 +164,23 @@ __device__ void MergeHeads(const Decode& a, const KeptGroup<kHeadDim>& kept) {
     }
     StoreHead(a, kept.seq_head, head, max, WarpSum(sum), out, factors);
   }
+}
+
+// Whether this block, which has written `done` of the seq_head's partial results, is the last to do
+// so; it then sees all of them. A barrier in either case.
+__device__ bool IsComplete(const Decode& a, const SeqHead& seq_head, int done) {
+  __syncthreads();
+  const int count = seq_head.end - seq_head.begin;
+  if (done == count) return true;
+  bool last = false;
+  if (threadIdx.x == 0) {
+    // Releases the block's writes before the barrier, and acquires for its reads after the next one
+    // what other blocks released here.
+    int32_t* arrival_counter = a.schedule.arrival_counter + seq_head.index;
+    last = AtomicAddAcqRel(arrival_counter, done) + done == count;
+    if (last) *arrival_counter = 0;
+  }
+  return __syncthreads_or(last) != 0;
 }
 
 // Counts the heads' pages; called with their first split.

@@ -3,6 +3,7 @@
 // page are being loaded. Invariant: what a split computes, and the order in which the splits of a
 // (sequence, head) are merged, depend on the seq_head's pages alone. The contract is decode.h;
 // step_schedule.h assigns splits to blocks.
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 
@@ -11,7 +12,6 @@
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/softmax.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
-#include "kernels/cuda/ptx/copy_async.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/shared_memory.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
@@ -44,6 +44,7 @@ struct Shared {
   WarpParts<kHeadDim, kWarps> split[2];
   LaneGroups<kHeadDim> lane_groups[kWarps];
   KeptSeqHead<kHeadDim> seq_heads[kWarps][2];
+  KeptSeqHead<kHeadDim> waiting;  // that earlier blocks began, for when all other work is done
   PartialMerges<kHeadDim> merges;
   SplitPartial<kHeadDim> partials[kMergedTogether<kHeadDim>];
 };
@@ -72,24 +73,44 @@ __device__ void FinishItem(const Decode& a, const KeptSeqHead<kHeadDim>& kept, i
   if (kept.seq_head.end - kept.seq_head.begin == 1) return StoreRow(a, kept, max, sum, out);
   SplitPartial<kHeadDim>& partial = *PartialsFrom<kHeadDim>(a, split);
 #pragma unroll
-  for (int i = 0; i < W::kCount; ++i) reinterpret_cast<float2*>(partial.out)[W::At(i)] = out[i];
-  if (Lane() == 0) *reinterpret_cast<float2*>(&partial.max) = {max, sum};
-}
-
-// To shared memory, by the block, past the L1: other blocks wrote them.
-template <int kHeadDim>
-__device__ void CopyPartials(const SplitPartial<kHeadDim>* from, int count,
-                             SplitPartial<kHeadDim>* to) {
-  constexpr int kPiece = 16;
-  const int pieces = count * static_cast<int>(sizeof(*from)) / kPiece;
-  const uint32_t shared = SharedAddress(to);
-  for (int i = static_cast<int>(threadIdx.x); i < pieces; i += kThreads) {
-    CopyAsync16(shared + i * kPiece, reinterpret_cast<const char*>(from) + i * kPiece);
+  for (int i = 0; i < W::kCount; ++i) {
+    StoreCoherent(reinterpret_cast<float2*>(partial.out) + W::At(i), out[i]);
   }
-  CommitCopies();
+  if (Lane() == 0) StoreCoherent(reinterpret_cast<float4*>(&partial), float4{max, sum, 0, 0});
 }
 
-// Merges a seq_head's partial results; warp w computes merge w.
+// The words of a partial result are their own flags, which saves a fence and an atomic in the time
+// that all wait for: absent until their block has stored them, and again once they have been taken.
+// No arithmetic results in a NaN of these bits.
+constexpr uint32_t kAbsent = 0xffffffffu;
+__device__ __forceinline__ bool IsAbsent(const uint4& x) {
+  return x.x == kAbsent || x.y == kAbsent || x.z == kAbsent || x.w == kAbsent;
+}
+
+// To shared memory, by the block, as they arrive.
+template <int kHeadDim>
+__device__ void TakePartials(SplitPartial<kHeadDim>* from, int count, SplitPartial<kHeadDim>* to) {
+  constexpr int kAtOnce = 4;
+  auto* words = reinterpret_cast<uint4*>(from);
+  const int end = count * static_cast<int>(sizeof(*from) / sizeof(uint4));
+  for (int first = static_cast<int>(threadIdx.x); first < end; first += kAtOnce * kThreads) {
+    uint4 taken[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      taken[u] = LoadCoherent(words + min(first + u * kThreads, end - 1));
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int at = first + u * kThreads;
+      if (at >= end) break;
+      while (IsAbsent(taken[u])) taken[u] = LoadCoherent(words + at);
+      reinterpret_cast<uint4*>(to)[at] = taken[u];
+      StoreCoherent(words + at, uint4{kAbsent, kAbsent, kAbsent, kAbsent});
+    }
+  }
+}
+
+// Merges a seq_head's partial results, which may be on their way; warp w computes merge w.
 template <int kHeadDim>
 __device__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
                             Shared<kHeadDim>& shared) {
@@ -97,24 +118,29 @@ __device__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
   constexpr int kTogether = kMergedTogether<kHeadDim>;
   static_assert(kTogether % kWarps == 0);
   const SeqHead& seq_head = kept.seq_head;
-  const SplitPartial<kHeadDim>* partials = PartialsFrom<kHeadDim>(a, seq_head.begin);
+  SplitPartial<kHeadDim>* partials = PartialsFrom<kHeadDim>(a, seq_head.begin);
   const int count = seq_head.end - seq_head.begin;
   const auto dim_of = [](int column) { return (column * kWarp + Lane()) * 2 % kHeadDim; };
-  CopyPartials(partials, min(count, kTogether), shared.partials);
-  // Repeated ones do not change the maximum.
-  const float low = LoadCoherent(&partials[min(Lane(), count - 1)].max);
-  const float high = LoadCoherent(&partials[min(Lane() + kWarp, count - 1)].max);
-  float max = fmaxf(low, high);
-  for (int i = Lane() + 2 * kWarp; i < count; i += kWarp) {
-    max = fmaxf(max, LoadCoherent(&partials[i].max));
+  float max = -FLT_MAX;
+  if (count > kTogether) {
+    for (int i = Lane(); i < count; i += kWarp) {
+      float of_split;
+      do of_split = LoadCoherent(&partials[i].max);
+      while (__float_as_uint(of_split) == kAbsent);
+      max = fmaxf(max, of_split);
+    }
+    __syncthreads();  // all have seen the maxima
+  }
+  TakePartials(partials, min(count, kTogether), shared.partials);
+  __syncthreads();
+  if (count <= kTogether) {
+    for (int i = Lane(); i < count; i += kWarp) max = fmaxf(max, shared.partials[i].max);
   }
   max = WarpMax(max);
 
   float sum = 0;
   float2 out[kColumns] = {};
   for (int first = 0;;) {
-    WaitCopies<0>();
-    __syncthreads();
     const int here = min(count - first, kTogether);
 #pragma unroll 4
     for (int i = Warp(); i < here; i += kWarps) {
@@ -131,7 +157,8 @@ __device__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
     first += kTogether;
     if (first >= count) break;
     __syncthreads();
-    CopyPartials(partials + first, min(count - first, kTogether), shared.partials);
+    TakePartials(partials + first, min(count - first, kTogether), shared.partials);
+    __syncthreads();
   }
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) {
@@ -140,6 +167,16 @@ __device__ void MergeSplits(const Decode& a, const KeptSeqHead<kHeadDim>& kept,
   if (Lane() == 0) shared.merges.sum[Warp()] = sum;
   __syncthreads();
   shared.merges.Store(a, kept, max);
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ void KeepWaiting(const KeptSeqHead<kHeadDim>& kept,
+                                            KeptSeqHead<kHeadDim>& waiting) {
+  if (Warp() > 0) return;
+  constexpr int kWords = sizeof(kept) / sizeof(uint32_t);
+  for (int i = Lane(); i < kWords; i += kWarp) {
+    reinterpret_cast<uint32_t*>(&waiting)[i] = reinterpret_cast<const uint32_t*>(&kept)[i];
+  }
 }
 
 // ---- The kernel.
@@ -173,6 +210,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm<kHeadDim, Part>)
   PrefetchTiles<kHeadDim, Part>(a, second);
   PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head);
   TriggerDependents();
+  if (threadIdx.x == 0) shared.waiting.seq_head.end = 0;
   WaitOnDependencies();
   const Row<kHeadDim> row = LoadRow<kHeadDim>(a, seq_head);
   Gate gate = LoadGate<kHeadDim, Part>(a, seq_head, half_page);
@@ -201,11 +239,19 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm<kHeadDim, Part>)
     FinishItem(a, done, now.split, softmax, buffer, shared);
     softmax = Softmax();
     buffer ^= 1;
-    if ((!more || next.slot != now.slot) && end - begin > 1) {
-      const int count = min(end, start.last) - max(begin, start.first);
-      if (IsComplete(a, done.seq_head, count)) MergeSplits(a, done, shared);
-    }
+    // The block with a window's last split merges it. For other blocks it waits last of all: they
+    // come before it, so they are running, and none of them waits for it.
+    const bool ends = now.split == end - 1 && end - begin > 1;
+    const bool own = begin >= start.first;
+    if (ends && !own) KeepWaiting(done, shared.waiting);
     if (threadIdx.x == 0 && now.split == begin) CountPages(a, done.seq_head);
+    if (more && !(ends && own)) continue;
+#pragma unroll 1
+    for (int i = ends && own ? 0 : 1; i < (more ? 1 : 2); ++i) {
+      __syncthreads();  // no one reads the merge before
+      const KeptSeqHead<kHeadDim>& merged = i == 0 ? done : shared.waiting;
+      if (merged.seq_head.end > 0) MergeSplits(a, merged, shared);
+    }
   }
 }
 

@@ -289,24 +289,6 @@ __device__ inline HalfPage HalfPageAt(const Start& start, int iteration, bool ex
   return half_page;
 }
 
-// Whether this block, which has written `done` of the seq_head's partial results, is the last to do
-// so; it then sees all of them. A barrier in either case.
-__device__ inline bool IsComplete(const Decode& a, const SeqHead& seq_head, int done) {
-  __syncthreads();
-  const int count = seq_head.end - seq_head.begin;
-  if (done == count) return true;
-  bool last = false;
-  if (threadIdx.x == 0) {
-    // Releases the block's writes before the barrier, and acquires for its reads after the next one
-    // what other blocks released here.
-    int32_t* arrival_counter = a.schedule.arrival_counter + seq_head.index;
-    const int before = AtomicAddAcqRel(arrival_counter, done);
-    last = before + done == count;
-    if (last) *arrival_counter = 0;
-  }
-  return __syncthreads_or(last) != 0;
-}
-
 }  // namespace fox::cuda::decode
 
 namespace fox::cuda {

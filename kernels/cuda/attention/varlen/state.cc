@@ -33,6 +33,8 @@ int MaxTiles(const VarlenAttentionParams& params) {
   return rows * ((params.tokens - sharing) / kVarlenTile + sharing);
 }
 
+}  // namespace
+
 size_t Assign(const VarlenAttentionParams& params, void* memory, VarlenState& state) {
   state.max_tiles = MaxTiles(params);
   const int64_t head_tiles = int64_t{params.q_heads} * state.max_tiles;
@@ -60,30 +62,6 @@ size_t Assign(const VarlenAttentionParams& params, void* memory, VarlenGradients
   layout.Take(gradients.work_counter, 1);
   layout.Take(gradients.gate_sum, head_tiles);
   return layout.bytes();
-}
-
-}  // namespace
-
-size_t VarlenStateBytes(const VarlenAttentionParams& params) {
-  VarlenState state;
-  return Assign(params, nullptr, state);
-}
-
-VarlenState MakeVarlenState(const VarlenAttentionParams& params, void* memory) {
-  VarlenState state;
-  Assign(params, memory, state);
-  return state;
-}
-
-size_t VarlenGradientBytes(const VarlenAttentionParams& params) {
-  VarlenGradients gradients;
-  return Assign(params, nullptr, gradients);
-}
-
-VarlenGradients MakeVarlenGradients(const VarlenAttentionParams& params, void* memory) {
-  VarlenGradients gradients;
-  Assign(params, memory, gradients);
-  return gradients;
 }
 
 }  // namespace fox::cuda

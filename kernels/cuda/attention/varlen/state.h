@@ -82,10 +82,21 @@ struct VarlenGradients {
   double* gate_sum = nullptr;       // [q_heads][max_tiles]: of d_log_fgate's scan
 };
 
-// Bytes of device memory for each, and the pointers into such memory (256-byte aligned).
-size_t VarlenStateBytes(const VarlenAttentionParams& params);
-VarlenState MakeVarlenState(const VarlenAttentionParams& params, void* memory);
-size_t VarlenGradientBytes(const VarlenAttentionParams& params);
-VarlenGradients MakeVarlenGradients(const VarlenAttentionParams& params, void* memory);
+// Places the arrays in device memory (256-byte aligned; null: nowhere); the bytes that they take.
+size_t Assign(const VarlenAttentionParams& params, void* memory, VarlenState& state);
+size_t Assign(const VarlenAttentionParams& params, void* memory, VarlenGradients& gradients);
+
+// The same of a VarlenState or VarlenGradients: the bytes, and the arrays.
+template <typename Arrays>
+size_t BytesOf(const VarlenAttentionParams& params) {
+  Arrays nowhere;
+  return Assign(params, nullptr, nowhere);
+}
+template <typename Arrays>
+Arrays MakeArrays(const VarlenAttentionParams& params, void* memory) {
+  Arrays arrays;
+  Assign(params, memory, arrays);
+  return arrays;
+}
 
 }  // namespace fox::cuda

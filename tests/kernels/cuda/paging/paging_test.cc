@@ -253,52 +253,61 @@ struct Decisions {
   DeviceArray<double> device_self, device_any;
 };
 
-// One step: pages, plan, evictions.
-void Step(DeviceKv& kv, PoolModel& model, Decisions& decisions,
-          const std::vector<BatchEntry>& batch, std::mt19937_64& rng) {
-  const PagedKvShape& shape = kv.view.shape;
-  const DeviceBatch on_device(batch);
-  const DeviceWork schedule(shape, on_device.view.num_rows, on_device.view.num_seqs);
-  ASSERT_EQ(BeginStep(on_device.view, kv.view, schedule.view, nullptr), cudaSuccess);
-  model.Grow(batch);
-  model.Check();
-  ExpectPlan(batch, shape, schedule, model);
-  decisions.Randomize(kv, model, rng);
-  const DeviceArray<int64_t> evicted(std::vector<int64_t>(batch.size(), 5));
-  ASSERT_EQ(Evict(on_device.view, decisions.Params(evicted.data()), kv.view, nullptr), cudaSuccess);
-  std::vector<int64_t> freed = decisions.Apply(shape, batch, model);
-  for (int64_t& count : freed) count += 5;
-  EXPECT_EQ(evicted.ToHost(), freed);
-  model.Check();
-}
+// A pool on the device and what it must hold.
+struct Pool {
+  Pool(uint64_t seed, const PagedKvShape& shape, AcpMode acp = AcpMode::kCertified)
+      : rng(seed), kv(shape), model(kv), decisions(shape, acp, rng) {}
 
-void Empty(DeviceKv& kv, PoolModel& model, const std::vector<int32_t>& slots) {
-  ASSERT_EQ(Release(slots.data(), static_cast<int>(slots.size()), kv.view, nullptr), cudaSuccess);
-  for (const int32_t slot : slots) {
-    int64_t& length = model.length[static_cast<size_t>(slot)];
-    for (int64_t l = 0; l < model.lists_per_slot(); ++l) {
-      const size_t list = model.List(slot, l);
-      model.free_count += PagesFor(length) - model.first_live[list];
-      model.first_live[list] = 0;
-      model.max_log_evicted_mass[list] = DeviceKv::kNothing;
-    }
-    length = 0;
+  // One step: pages, plan, evictions.
+  void Step(const std::vector<BatchEntry>& batch) {
+    const PagedKvShape& shape = kv.view.shape;
+    const DeviceBatch on_device(batch);
+    const DeviceWork schedule(shape, on_device.view.num_rows, on_device.view.num_seqs);
+    ASSERT_EQ(BeginStep(on_device.view, kv.view, schedule.view, nullptr), cudaSuccess);
+    model.Grow(batch);
+    model.Check();
+    ExpectPlan(batch, shape, schedule, model);
+    decisions.Randomize(kv, model, rng);
+    const DeviceArray<int64_t> evicted(std::vector<int64_t>(batch.size(), 5));
+    ASSERT_EQ(Evict(on_device.view, decisions.Params(evicted.data()), kv.view, nullptr),
+              cudaSuccess);
+    std::vector<int64_t> freed = decisions.Apply(shape, batch, model);
+    for (int64_t& count : freed) count += 5;
+    EXPECT_EQ(evicted.ToHost(), freed);
+    model.Check();
   }
-  model.Check();
-}
+
+  void Empty(const std::vector<int32_t>& slots) {
+    ASSERT_EQ(Release(slots.data(), static_cast<int>(slots.size()), kv.view, nullptr), cudaSuccess);
+    for (const int32_t slot : slots) {
+      int64_t& length = model.length[static_cast<size_t>(slot)];
+      for (int64_t l = 0; l < model.lists_per_slot(); ++l) {
+        const size_t list = model.List(slot, l);
+        model.free_count += PagesFor(length) - model.first_live[list];
+        model.first_live[list] = 0;
+        model.max_log_evicted_mass[list] = DeviceKv::kNothing;
+      }
+      length = 0;
+    }
+    model.Check();
+  }
+
+  std::mt19937_64 rng;
+  DeviceKv kv;
+  PoolModel model;
+  Decisions decisions;
+};
 
 void RunRandomSteps(AcpMode acp, int group, uint64_t seed) {
-  std::mt19937_64 rng(seed);
   const PagedKvShape shape = NarrowShape(3, 5, group, 9, 120, 15 * 200);
-  DeviceKv kv(shape);
-  PoolModel model(kv);
-  Decisions decisions(shape, acp, rng);
+  Pool pool(seed, shape, acp);
+  std::mt19937_64& rng = pool.rng;
   for (int step = 0; step < 60 && !::testing::Test::HasFailure(); ++step) {
     SCOPED_TRACE(step);
     std::vector<BatchEntry> batch;
     for (int slot = 0; slot < shape.max_slots; ++slot) {
       if (rng() % 3 == 0) continue;
-      const int64_t length = model.length[static_cast<size_t>(slot)];
+      const int64_t length = pool.model.length[static_cast<size_t>(slot)];
       int64_t rows = step % 2 == 0 ? 1 : static_cast<int64_t>(rng() % 700 + 1);
       if (rng() % 4 == 0) rows = kPageTokens - length % kPageTokens;
       if (length + rows > int64_t{shape.max_pages} * kPageTokens) continue;
@@ -307,11 +316,11 @@ void RunRandomSteps(AcpMode acp, int group, uint64_t seed) {
       if (rng() % 5 == 0) batch.push_back({-1, 0, 1, -10});
     }
     std::shuffle(batch.begin(), batch.end(), rng);
-    while (model.Demand(batch) > model.free_count) batch.pop_back();
-    if (!batch.empty()) Step(kv, model, decisions, batch, rng);
+    while (pool.model.Demand(batch) > pool.model.free_count) batch.pop_back();
+    if (!batch.empty()) pool.Step(batch);
     if (step % 7 == 6) {
       const auto slot = static_cast<int32_t>(rng() % 8);
-      Empty(kv, model, {slot, slot + 1});
+      pool.Empty({slot, slot + 1});
     }
   }
 }
@@ -321,44 +330,33 @@ TEST(PagingTest, RandomStepsCertifiedGrouped) { RunRandomSteps(AcpMode::kCertifi
 TEST(PagingTest, RandomStepsPaper) { RunRandomSteps(AcpMode::kPaper, 2, 3); }
 
 TEST(PagingTest, LongPrefillEvictsAcrossManyWindows) {
-  std::mt19937_64 rng(4);
-  const PagedKvShape shape = NarrowShape(2, 6, 1, 2, 400, 12 * 600);
-  DeviceKv kv(shape);
-  PoolModel model(kv);
-  Decisions decisions(shape, AcpMode::kCertified, rng);
-  Step(kv, model, decisions, {{1, 0, 16384 + 37, -10}}, rng);
-  Step(kv, model, decisions, {{0, 0, 63, -10}, {1, 16384 + 37, 8000, -10}}, rng);
-  EXPECT_GT(*std::max_element(model.first_live.begin(), model.first_live.end()), 100);
+  Pool pool(4, NarrowShape(2, 6, 1, 2, 400, 12 * 600));
+  pool.Step({{1, 0, 16384 + 37, -10}});
+  pool.Step({{0, 0, 63, -10}, {1, 16384 + 37, 8000, -10}});
+  EXPECT_GT(*std::max_element(pool.model.first_live.begin(), pool.model.first_live.end()), 100);
 }
 
 TEST(PagingTest, ManySequences) {
-  std::mt19937_64 rng(5);
   const int seqs = 512;
-  const PagedKvShape shape = NarrowShape(2, 8, 3, seqs, 4, seqs * 16 * 4);
-  DeviceKv kv(shape);
-  PoolModel model(kv);
-  Decisions decisions(shape, AcpMode::kCertified, rng);
+  Pool pool(5, NarrowShape(2, 8, 3, seqs, 4, seqs * 16 * 4));
   std::vector<BatchEntry> prompts, tokens;
   for (int slot = 0; slot < seqs; ++slot) {
-    const int64_t rows = 1 + static_cast<int64_t>(rng() % 130);
+    const int64_t rows = 1 + static_cast<int64_t>(pool.rng() % 130);
     prompts.push_back({slot, 0, rows, -10});
     tokens.push_back({slot % 17 == 16 ? -1 : slot, slot % 17 == 16 ? 0 : rows, 1, -10});
   }
-  Step(kv, model, decisions, prompts, rng);
-  Step(kv, model, decisions, tokens, rng);
+  pool.Step(prompts);
+  pool.Step(tokens);
 }
 
 TEST(PagingTest, ReleaseResetsTheState) {
-  std::mt19937_64 rng(6);
-  const PagedKvShape shape = NarrowShape(2, 3, 2, 4, 8, 6 * 20);
-  DeviceKv kv(shape);
-  PoolModel model(kv);
-  Decisions decisions(shape, AcpMode::kCertified, rng);
-  Step(kv, model, decisions, {{0, 0, 100, -10}, {2, 0, 200, -10}, {3, 0, 64, -10}}, rng);
+  Pool pool(6, NarrowShape(2, 3, 2, 4, 8, 6 * 20));
+  DeviceKv& kv = pool.kv;
+  pool.Step({{0, 0, 100, -10}, {2, 0, 200, -10}, {3, 0, 64, -10}});
   for (DeviceArray<double>* state : {&kv.cum_log_f, &kv.log_mass, &kv.decay_sum, &kv.key_sum}) {
     state->CopyFrom(std::vector<double>(state->size(), 7.0));
   }
-  Empty(kv, model, {2, 0});
+  pool.Empty({2, 0});
   const auto expect = [&](const DeviceArray<double>& state, double empty) {
     const std::vector<double> values = state.ToHost();
     const size_t per_slot = values.size() / 4;

@@ -155,48 +155,46 @@ INSTANTIATE_TEST_SUITE_P(Shapes, SwapDeviceTest,
 
 constexpr Case kSmall{2, 3, 1, 16, true, true};
 
-TEST(SwapFaultTest, ATooSmallRangeIsReported) {
-  const PagedKvShape shape = Shape(kSmall, 6 * 20);
-  DeviceKv kv(shape);
-  kv.Begin(0, 0, 300);
-  const Range small(shape, 6 * 5 - 1), range(shape, 6 * 5);
-  range.SwapOut(0, kv);
-  EXPECT_EQ(kv.Fault(), PoolFault::kNone);
-  small.SwapOut(0, kv);
-  EXPECT_EQ(kv.Fault(), PoolFault::kSwapOverflow) << Describe(kv.Fault());
+class SwapFaultTest : public ::testing::Test {
+ protected:
+  SwapFaultTest() {
+    kv_.Begin(0, 0, 300);
+    range_.SwapOut(0, kv_);
+    EXPECT_EQ(kv_.Fault(), PoolFault::kNone);
+  }
+  void ExpectFault(PoolFault fault) {
+    EXPECT_EQ(kv_.Fault(), fault) << Describe(kv_.Fault());
+    EXPECT_EQ(kv_.length.ToHost()[1], 0);
+    kv_.ExpectOwnersOfTheTables();
+  }
+
+  const PagedKvShape shape_ = Shape(kSmall, 6 * 9);
+  DeviceKv kv_{shape_};
+  Range range_{shape_, 6 * 5};
+};
+
+TEST_F(SwapFaultTest, ATooSmallRangeIsReported) {
+  const Range small(shape_, 6 * 5 - 1);
+  small.SwapOut(0, kv_);
+  ExpectFault(PoolFault::kSwapOverflow);
   EXPECT_EQ(small.TouchedBehind(), 0);
   // Nor is more read than the range has.
-  kv.pool_fault.CopyFrom({PoolFault::kNone});
-  small.SwapIn(kv, 1);
-  EXPECT_EQ(kv.Fault(), PoolFault::kSwapOverflow) << Describe(kv.Fault());
-  EXPECT_EQ(kv.length.ToHost()[1], 0);
-  kv.ExpectOwnersOfTheTables();
+  kv_.pool_fault.CopyFrom({PoolFault::kNone});
+  small.SwapIn(kv_, 1);
+  ExpectFault(PoolFault::kSwapOverflow);
 }
 
-TEST(SwapFaultTest, ATooSmallPoolIsReported) {
-  const PagedKvShape shape = Shape(kSmall, 6 * 9);
-  DeviceKv kv(shape);
-  kv.Begin(0, 0, 300);
-  const Range range(shape, 6 * 5);
-  range.SwapOut(0, kv);
-  range.SwapIn(kv, 1);  // four of five pages a list are free
-  EXPECT_EQ(kv.Fault(), PoolFault::kOverdrawn) << Describe(kv.Fault());
-  EXPECT_EQ(kv.length.ToHost()[1], 0);
-  kv.ExpectOwnersOfTheTables();
+TEST_F(SwapFaultTest, ATooSmallPoolIsReported) {
+  range_.SwapIn(kv_, 1);  // four of five pages a list are free
+  ExpectFault(PoolFault::kOverdrawn);
 }
 
-TEST(SwapFaultTest, ASequenceBeyondItsTableIsReported) {
-  const PagedKvShape shape = Shape(kSmall, 6 * 9);
-  DeviceKv kv(shape);
-  kv.Begin(0, 0, 300);
-  Range range(shape, 6 * 5);
-  range.SwapOut(0, kv);
-  kv.Release(0);
+TEST_F(SwapFaultTest, ASequenceBeyondItsTableIsReported) {
+  kv_.Release(0);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  range.SetLength(kMaxPages * kPageTokens + 1);
-  range.SwapIn(kv, 0);
-  EXPECT_EQ(kv.Fault(), PoolFault::kTableEnd) << Describe(kv.Fault());
-  kv.ExpectOwnersOfTheTables();
+  range_.SetLength(kMaxPages * kPageTokens + 1);
+  range_.SwapIn(kv_, 0);
+  ExpectFault(PoolFault::kTableEnd);
 }
 
 // Slots that grow, share, go and come back, in random order.

@@ -1,6 +1,7 @@
 // DecodeAttention's kernels against float64 on ragged, pruned and mixed batches and groups of query
 // heads, and what makes them fit for serving: a row has the same bits in any batch, by the kernel
-// of small batches as by that of all others, and arrival_counters are left as they were found.
+// of small batches as by that of all others, and what says which partial results are there is left
+// as it was found.
 #include "kernels/cuda/attention/decode/decode.h"
 
 #include <cuda_runtime_api.h>
@@ -8,7 +9,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -130,8 +133,16 @@ void ExpectSameBitsInParts(DeviceCache& cache, const std::vector<std::vector<uin
 
 class DecodeAttentionTest : public ::testing::TestWithParam<CacheCase> {};
 
-// Twice, as two layers of one step would: the second run depends on the first one's
-// arrival_counters. The same by clusters, and without what is optional.
+// No partial result is there for the next layer.
+void ExpectNoPartials(DeviceCache& cache) {
+  for (const int32_t counter : cache.arrival_counter_array().ToHost()) ASSERT_EQ(counter, 0);
+  if (HeadsTogether(cache.kv().shape) > 1) return;
+  const std::vector<uint32_t> words = cache.partial_array().ToHost();
+  EXPECT_EQ(std::count(words.begin(), words.end(), ~0U), std::ssize(words));
+}
+
+// Twice, as two layers of one step would: the second run depends on what the first one left. The
+// same by clusters, and without what is optional.
 TEST_P(DecodeAttentionTest, MatchesFloat64InAnyBatch) {
   DeviceCache cache(GetParam().options);
   GetParam().expect(cache);
@@ -145,7 +156,7 @@ TEST_P(DecodeAttentionTest, MatchesFloat64InAnyBatch) {
     if (run == 0) want = RowBits(cache);
     ASSERT_EQ(RowBits(cache), want) << "run " << run;
     cache.CheckCounters(RowKind::kDecode);
-    for (const int32_t counter : cache.arrival_counter_array().ToHost()) ASSERT_EQ(counter, 0);
+    ASSERT_NO_FATAL_FAILURE(ExpectNoPartials(cache));
   }
   const std::vector<uint16_t> out = cache.out_array().ToHost();
   AttentionParams bare = WithoutCounters(cache);
@@ -154,6 +165,24 @@ TEST_P(DecodeAttentionTest, MatchesFloat64InAnyBatch) {
   ASSERT_EQ(Attend(cache, cache.batch(), bare), cudaSuccess);
   EXPECT_EQ(cache.out_array().ToHost(), out);
   if (cache.options().qk_norm) ExpectSameBitsInParts(cache, want);
+}
+
+// Values of the bits that mark what is absent are waited for no longer than others.
+TEST(DecodeNanTest, EndsWhereValuesHaveAllBitsSet) {
+  for (const int kv_heads : {1, 2}) {
+    CacheOptions options{.q_heads = 2, .kv_heads = kv_heads, .acp = AcpMode::kOff};
+    options.sequences = OneRowEach({1, 700, 20000});
+    DeviceCache cache(options);
+    const PagedKvShape& shape = cache.kv().shape;
+    const auto pool = static_cast<size_t>(shape.num_pages * shape.kv_bytes());
+    ASSERT_EQ(cudaMemset(cache.kv().values, kPoison, pool), cudaSuccess);
+    ASSERT_EQ(Attend(cache, cache.batch(), cache.params()), cudaSuccess);
+    for (const std::vector<uint32_t>& row : RowBits(cache)) {
+      const auto x = static_cast<uint16_t>(row.front());
+      EXPECT_TRUE(std::isnan(Widen(x)) && x != 0xffff) << x;  // not the poison
+    }
+    ExpectNoPartials(cache);
+  }
 }
 
 void ExpectPruned(const DeviceCache& cache) {
