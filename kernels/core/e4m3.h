@@ -23,12 +23,12 @@ FOX_HOST_DEVICE inline float PowerOfTwo(int exponent) {
 // The code nearest to a finite `value`, ties to even; beyond 448, that of 448. Without branches, so
 // that loops over a row become vector instructions.
 FOX_HOST_DEVICE inline uint8_t NearestE4M3(float value) {
-  const uint32_t bits = BitCast<uint32_t>(value),
-                 least = 0x3c800000u;  // 2^-6, the smallest normal number
+  constexpr uint32_t kLeast = 0x3c800000u;  // 2^-6, the smallest normal number
+  const auto bits = BitCast<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7fffffffu;
   // The power of two whose last place is the codes' step: 2^20 times that of the value, or of the
   // smallest normal number.
-  const uint32_t power = (magnitude > least ? magnitude : least) & 0x7f800000u;
+  const uint32_t power = (magnitude > kLeast ? magnitude : kLeast) & 0x7f800000u;
   const float large = BitCast<float>(power + (20u << 23));
   const float rounded = (BitCast<float>(magnitude) + large) - large;
   const uint32_t code = BitCast<uint32_t>(rounded * 0x1p-120f) >> 20;

@@ -1,5 +1,6 @@
 // FOX_HOST_DEVICE marks functions that nvcc compiles for the host and for the device: rules and
-// index arithmetic that both backends share. Other compilers see nothing.
+// index arithmetic that both backends share. Other compilers see nothing. With it BitCast, for such
+// functions.
 #pragma once
 
 #include <cstring>

@@ -60,7 +60,7 @@ cudaError_t VarlenForward(const VarlenAttentionParams& params, void* state, cuda
                           VarlenKernels kernels) {
   cudaError_t error = CheckParams(params, state);
   if (error != cudaSuccess) return error;
-  const VarlenState varlen = MakeArrays<VarlenState>(params, state);
+  const VarlenState varlen = MakeVarlen<VarlenState>(params, state);
   error = ScheduleVarlen(params, varlen, stream);
   if (error != cudaSuccess) return error;
   const bool fastest = kernels == VarlenKernels::kFastest && HasVarlenPrefillSm90();
@@ -81,8 +81,8 @@ cudaError_t VarlenBackward(const VarlenAttentionParams& params, void* state, voi
     return cudaErrorInvalidValue;
   }
   if (!IsAligned(gradients, kMemoryAlignment)) return cudaErrorMisalignedAddress;
-  const VarlenState varlen = MakeArrays<VarlenState>(params, state);
-  const VarlenGradients scratch = MakeArrays<VarlenGradients>(params, gradients);
+  const VarlenState varlen = MakeVarlen<VarlenState>(params, state);
+  const VarlenGradients scratch = MakeVarlen<VarlenGradients>(params, gradients);
   error = PrepareGradients(params, varlen, scratch, stream);
   if (error != cudaSuccess) return error;
   const bool fastest = kernels == VarlenKernels::kFastest && HasBackwardSm90();

@@ -14,7 +14,7 @@ namespace fox::cuda {
 enum class VarlenKernels : uint8_t { kFastest, kPortable };
 
 // Writes params.out, zeros for tokens of no sequence, and the state into `state`,
-// BytesOf<VarlenState>() of device memory, 256-byte aligned, which need not be initialised.
+// VarlenBytes<VarlenState>() of device memory, 256-byte aligned, which need not be initialised.
 // REQUIRES: head_dim 32, 64 or 128; kv_heads a divisor of q_heads; views of bf16 16-byte aligned
 // with strides that are multiples of 8 elements; what acp needs not null; log_eps below 0 for
 // kCertified. cudaErrorInvalidValue or cudaErrorMisalignedAddress where that does not hold, else
@@ -24,7 +24,7 @@ cudaError_t VarlenForward(const VarlenAttentionParams& params, void* state, cuda
 
 // Writes params.dq, dk, dv and d_log_fgate, zeros for tokens of no sequence, and d_sink. `state` is
 // the output of VarlenForward for the same parameters, out and log_fgate unchanged; `gradients`:
-// BytesOf<VarlenGradients>() of device memory, 256-byte aligned, scratch. Otherwise as
+// VarlenBytes<VarlenGradients>() of device memory, 256-byte aligned, scratch. Otherwise as
 // VarlenForward.
 cudaError_t VarlenBackward(const VarlenAttentionParams& params, void* state, void* gradients,
                            cudaStream_t stream, VarlenKernels kernels = VarlenKernels::kFastest);

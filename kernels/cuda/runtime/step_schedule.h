@@ -73,7 +73,7 @@ FOX_HOST_DEVICE inline int HeadsTogether(const PagedKvShape& shape) {
 }
 
 // A partial result of decode attention: maximum, sum, two unused, out[head_dim]. A multiple of 16
-// bytes, as copies to shared memory want it.
+// bytes, which are taken at a time.
 inline constexpr int kPartialHeader = 4;
 FOX_HOST_DEVICE inline constexpr int PartialFloats(int head_dim) {
   return kPartialHeader + head_dim;
@@ -179,10 +179,10 @@ struct StepSchedule {
   // First page that a seq_head may see, of the current layer: [max_seq_heads], those of sequences
   // with exactly one row. Null: its first live page.
   int32_t* first_visible_page = nullptr;
-  // [max_splits, HeadsTogether, PartialFloats(head_dim)]. Which are there, where heads are taken
-  // together: [max_seq_heads] splits done, zero between launches; else: those whose bits are not
-  // all set, as they are between launches.
+  // [max_splits, HeadsTogether, PartialFloats(head_dim)]; all bits are set between launches, unless
+  // heads are taken together.
   float* partial = nullptr;
+  // Of heads that are taken together: [max_seq_heads] splits done, zero between launches.
   int32_t* arrival_counter = nullptr;
 
   // Page sums on the way between two kernels of Append: [max_blocks, q_heads, head_dim + 4], a

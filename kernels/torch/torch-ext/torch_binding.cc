@@ -195,7 +195,7 @@ std::tuple<Tensor, Tensor> Forward(const Tensor& q, const Tensor& k, const Tenso
   const int64_t bytes = StateBytes(q.size(0), q.size(1), q.size(2), inputs.sequences());
   const Tensor state = NewBytes(q, bytes);
   if (q.numel() == 0) return {out, state};
-  STD_TORCH_CHECK(cuda::BytesOf<cuda::VarlenState>(params) <= static_cast<size_t>(bytes),
+  STD_TORCH_CHECK(cuda::VarlenBytes<cuda::VarlenState>(params) <= static_cast<size_t>(bytes),
                   "the state needs more bytes than StateBytes says");
   params.out = View(out);
   CheckLaunch("forward",
@@ -222,11 +222,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> Backward(
   const Tensor d_log_fgate = torch::stable::new_empty(log_fgate, log_fgate.sizes());
   const Tensor d_sinks = torch::stable::new_zeros(log_fgate, {sinks ? int64_t{params.q_heads} : 0});
   if (q.numel() == 0) return {dq, dk, dv, d_log_fgate, d_sinks};
-  STD_TORCH_CHECK(static_cast<size_t>(state.numel()) >= cuda::BytesOf<cuda::VarlenState>(params),
-                  "state is not that of a forward call with these shapes");
+  STD_TORCH_CHECK(
+      static_cast<size_t>(state.numel()) >= cuda::VarlenBytes<cuda::VarlenState>(params),
+      "state is not that of a forward call with these shapes");
   const Tensor d_out_loadable = Loadable(d_out), out_loadable = Loadable(out);
   const Tensor scratch =
-      NewBytes(q, static_cast<int64_t>(cuda::BytesOf<cuda::VarlenGradients>(params)));
+      NewBytes(q, static_cast<int64_t>(cuda::VarlenBytes<cuda::VarlenGradients>(params)));
   params.out = View(out_loadable);
   params.d_out = View(d_out_loadable);
   params.dq = View(dq);

@@ -1,8 +1,7 @@
 // Decode attention of query heads that share a kv head, up to eight at a time: as split.cu, but a
 // warp processes each half page for all of them, by tensor core products. group_tile.cuh says which
-// lane holds what; splits.cuh assigns splits to blocks.
-// Here a seq_head stands for the heads that are computed together. Invariant: what a row computes
-// depends on its heads' pages alone.
+// lane holds what; splits.cuh assigns splits to blocks. Here a seq_head stands for the heads that
+// are computed together. Invariant: what a row computes depends on its heads' pages alone.
 #include <cmath>
 #include <cstdint>
 

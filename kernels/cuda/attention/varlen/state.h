@@ -88,12 +88,12 @@ size_t Assign(const VarlenAttentionParams& params, void* memory, VarlenGradients
 
 // The same of a VarlenState or VarlenGradients: the bytes, and the arrays.
 template <typename Arrays>
-size_t BytesOf(const VarlenAttentionParams& params) {
+size_t VarlenBytes(const VarlenAttentionParams& params) {
   Arrays nowhere;
   return Assign(params, nullptr, nowhere);
 }
 template <typename Arrays>
-Arrays MakeArrays(const VarlenAttentionParams& params, void* memory) {
+Arrays MakeVarlen(const VarlenAttentionParams& params, void* memory) {
   Arrays arrays;
   Assign(params, memory, arrays);
   return arrays;

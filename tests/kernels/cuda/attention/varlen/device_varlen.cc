@@ -117,10 +117,10 @@ DeviceVarlen::DeviceVarlen(VarlenInputs& inputs, AcpMode acp, double log_eps)
 }
 
 void DeviceVarlen::Allocate() {
-  state_memory_ = DeviceArray<uint8_t>(BytesOf<VarlenState>(params_));
-  gradient_memory_ = DeviceArray<uint8_t>(BytesOf<VarlenGradients>(params_));
-  state_ = MakeArrays<VarlenState>(params_, state_memory_.data());
-  gradients_ = MakeArrays<VarlenGradients>(params_, gradient_memory_.data());
+  state_memory_ = DeviceArray<uint8_t>(VarlenBytes<VarlenState>(params_));
+  gradient_memory_ = DeviceArray<uint8_t>(VarlenBytes<VarlenGradients>(params_));
+  state_ = MakeVarlen<VarlenState>(params_, state_memory_.data());
+  gradients_ = MakeVarlen<VarlenGradients>(params_, gradient_memory_.data());
 }
 
 void DeviceVarlen::Schedule() {
