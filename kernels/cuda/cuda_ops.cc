@@ -160,7 +160,7 @@ void CudaOps::Reserve(const Workload& load) {
   take(schedule.num_tiles, 1);
   take(schedule.boundary, static_cast<int64_t>(shape.q_heads) * schedule.max_tiles);
   take(schedule.tile_counter, 1);
-  take(schedule.split_begin, static_cast<int64_t>(shape.layers) * (schedule.max_seq_heads + 1));
+  take(schedule.seq_heads, static_cast<int64_t>(shape.layers) * schedule.max_seq_heads);
   state_->device_error.Check(cuda::DecodeBlocks(shape, &state_->resident_blocks),
                              "ask for blocks of decode attention");
   const int64_t cluster_blocks = cuda::kMaxClusterRows * cuda::kClusterBlocks * shape.q_heads;

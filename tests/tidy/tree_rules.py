@@ -12,7 +12,7 @@ CPP_FILE = re.compile(r"\.(?:cc|h|cu|cuh)$")
 # What the tree may have at most: a name, the files that count, what counts in one, the limit, which
 # only a feature that needs it raises; in brackets what the tree should come to.
 AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], ...] = (
-    ("files", lambda path: True, lambda text: 1, 1_217),
+    ("files", lambda path: True, lambda text: 1, 1_216),
     ("words in .md", lambda path: path.endswith(".md"), lambda text: len(text.split()),
      28_310),  # (25,000)
     ("lines of tests",
@@ -20,7 +20,7 @@ AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], .
      lambda text: text.count("\n"), 59_880),  # (48,000)
     ("lines of C++ and CUDA outside tests, without blanks and comments",
      lambda path: not path.startswith("tests/") and CPP_FILE.search(path),
-     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 41_500),  # (34,000)
+     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 41_470),  # (34,000)
     ("lines of ./run", lambda path: path == "run", lambda text: text.count("\n"), 260),
     ("lines of models/fox_model.cc", lambda path: path == "models/fox_model.cc",
      lambda text: text.count("\n"), 170),

@@ -5,7 +5,7 @@
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
-#include "kernels/cuda/runtime/first_page.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/supports.h"
 
@@ -125,44 +125,52 @@ __global__ void __launch_bounds__(kBeginStepThreads)
   }
 }
 
-// Of a seq_head and the heads that are computed together with it.
-__device__ __forceinline__ int FirstPageOf(const SequenceRows& rows, const PagedKv& kv,
-                                           const StepSchedule& schedule, int layer, int seq_head) {
-  const int head = seq_head % kv.shape.q_heads, group = kv.shape.group();
-  return FirstPage(schedule, kv, kv.ListIndex(rows.slot, layer, head / group), seq_head,
-                   min(HeadsTogether(kv.shape), group - head % group));
+// The first page that `seq_head`, of page list `list`, may see, or any of the `heads` from it on,
+// which share the list.
+__device__ int FirstPage(const StepSchedule& schedule, const PagedKv& kv, int64_t list,
+                         int seq_head, int heads) {
+  const int32_t* visible = schedule.first_visible_page;
+  if (visible == nullptr) return LoadCoherent(kv.first_live + list);
+  int first = LoadCoherent(visible + seq_head);
+  for (int h = 1; h < heads; ++h) first = min(first, LoadCoherent(visible + seq_head + h));
+  return first;
 }
 
 // Of one (sequence, head), including the heads that are computed together with it if it is the
-// first of them.
-__device__ __forceinline__ int SplitsOf(const BatchView& batch, const PagedKv& kv,
-                                        const StepSchedule& schedule, int layer, int seq_head) {
-  const int seq = seq_head / kv.shape.q_heads, head = seq_head % kv.shape.q_heads;
+// first of them: everything but its place, what lies before it and its own page. Its splits are
+// numbered from 0; none if decode attention does not compute it.
+__device__ __forceinline__ SeqHead SeqHeadOf(const BatchView& batch, const PagedKv& kv,
+                                             const StepSchedule& schedule, int layer, int index) {
+  const int seq = index / kv.shape.q_heads, head = index % kv.shape.q_heads;
   const int group = kv.shape.group(), together = HeadsTogether(kv.shape);
   const SequenceRows rows = RowsOf(batch, seq);
-  if (rows.count != 1 || head % group % together != 0) return 0;
-  const int first = FirstPageOf(rows, kv, schedule, layer, seq_head);
-  const int last = static_cast<int>(rows.position / kPageTokens);
-  return NumSplits(first, last);
+  SeqHead seq_head{};
+  if (rows.count != 1 || head % group % together != 0) return seq_head;
+  seq_head.index = index;
+  seq_head.head = static_cast<int16_t>(head);
+  seq_head.group_head = static_cast<int16_t>(head % group);
+  seq_head.row = static_cast<int>(rows.first_row);
+  seq_head.length = static_cast<int>(rows.position) + 1;
+  seq_head.list = static_cast<int>(kv.ListIndex(rows.slot, layer, head / group));
+  seq_head.first_live =
+      FirstPage(schedule, kv, seq_head.list, index, min(together, group - head % group));
+  seq_head.end = NumSplits(seq_head.first_live, LastPage(seq_head));
+  return seq_head;
 }
 
-// The start of a block of which first, last, seq_head, begin and end are known.
-__device__ BlockStart Completed(BlockStart start, const BatchView& batch, const PagedKv& kv,
-                                const StepSchedule& schedule, int layer) {
-  const SequenceRows rows = RowsOf(batch, start.seq_head / kv.shape.q_heads);
-  const int last_page = static_cast<int>(rows.position / kPageTokens);
-  start.length = static_cast<int>(rows.position) + 1;
-  start.first_live = FirstPageOf(rows, kv, schedule, layer, start.seq_head);
-  start.row = static_cast<int>(rows.first_row);
-  const int head = start.seq_head % kv.shape.q_heads, group = kv.shape.group();
-  start.head = static_cast<int16_t>(head);
-  start.group_head = static_cast<int16_t>(head % group);
-  start.list = static_cast<int>(kv.ListIndex(rows.slot, layer, head / group));
-  const int32_t* table = kv.Table(start.list);
-  start.own = table[last_page];
-  const int shift = SplitShift(last_page + 1 - start.first_live);
+// What PlanSeqHeads found.
+struct Planned {
+  int seq_heads, splits;
+};
+
+// The start of a block of which first and last are known, whose first split is seq_head's.
+__device__ BlockStart Completed(BlockStart start, const PagedKv& kv, const SeqHead& seq_head) {
+  start.seq_head = seq_head;
+  const int last_page = LastPage(seq_head);
+  const int shift = SplitShift(last_page + 1 - seq_head.first_live);
   start.first_page =
-      max(SplitPage(start.first_live, shift, start.first, start.begin), start.first_live);
+      max(SplitPage(seq_head.first_live, shift, start.first, seq_head.begin), seq_head.first_live);
+  const int32_t* table = kv.Table(seq_head.list);
 #pragma unroll
   for (int i = 0; i < kStartPages; ++i) {
     start.pages[i] = table[min(start.first_page + i, last_page)];
@@ -170,33 +178,16 @@ __device__ BlockStart Completed(BlockStart start, const BatchView& batch, const 
   return start;
 }
 
-// The start of block b, where seq_head i's splits begin at `begin(i)`. A few splits go to the first
-// blocks, which are on different SMs.
-template <typename Begin>
-__device__ BlockStart StartOf(const BatchView& batch, const PagedKv& kv,
-                              const StepSchedule& schedule, int layer, int num_splits,
-                              const Begin& begin, int b) {
-  const int seq_heads = batch.num_seqs * kv.shape.q_heads;
-  const int share = num_splits / schedule.decode_blocks, rest = num_splits % schedule.decode_blocks;
-  BlockStart start{};
-  start.first = b * share + min(b, rest);
-  start.last = start.first + share + (b < rest ? 1 : 0);
-  if (start.first == start.last) return start;
-  start.seq_head = UpperBoundIndex(start.first, seq_heads, begin);
-  start.begin = begin(start.seq_head);
-  start.end = start.seq_head + 1 < seq_heads ? begin(start.seq_head + 1) : num_splits;
-  return Completed(start, batch, kv, schedule, layer);
-}
-
 // The start of block b of the clusters. A cluster numbers its window's splits from 0 on.
 __device__ BlockStart ClusterStartOf(const BatchView& batch, const PagedKv& kv,
                                      const StepSchedule& schedule, int layer, int b) {
+  SeqHead seq_head = SeqHeadOf(batch, kv, schedule, layer, b / kClusterBlocks);
   BlockStart start{};
-  start.seq_head = b / kClusterBlocks;
   start.first = b % kClusterBlocks * kClusterBlockSplits;
-  start.end = SplitsOf(batch, kv, schedule, layer, start.seq_head);
-  start.last = max(start.first, start.end);
-  return start.first == start.last ? start : Completed(start, batch, kv, schedule, layer);
+  start.last = max(start.first, seq_head.end);
+  if (start.first == start.last) return start;
+  seq_head.own = kv.Table(seq_head.list)[LastPage(seq_head)];
+  return Completed(start, kv, seq_head);
 }
 
 // Pops the pages that BeginStepKernel allocated from the free stack. By one thread block.
@@ -216,63 +207,81 @@ __device__ void CommitPops(const BatchView& batch, const PagedKv& kv, uint64_t* 
 
 constexpr int kNear = kSplitThreads * kSeqHeadsPerThread;
 
-// Writes where each seq_head's splits begin, for the first kNear also to `near_begin`; their
-// number. If there are more than fit, the last ones are omitted and their rows not written.
-__device__ int CountSplits(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
-                           int layer, int* near_begin) {
-  __shared__ int warp_sums[kSplitThreads / kWarp];
+// Writes the layer's seq_heads, except their own pages, and where the splits of the first kNear of
+// them begin also to `near_begin`. If there are more splits than fit, the last ones are omitted and
+// their rows not written.
+__device__ Planned PlanSeqHeads(const BatchView& batch, const PagedKv& kv,
+                                const StepSchedule& schedule, int layer, int* near_begin) {
+  __shared__ uint64_t warp_sums[kSplitThreads / kWarp];
+  constexpr uint64_t kOne = uint64_t{1} << 32;  // a seq_head; splits are below
   const int seq_heads = batch.num_seqs * kv.shape.q_heads;
   const int each = min((seq_heads + kSplitThreads - 1) / kSplitThreads, kSeqHeadsPerThread);
-  int32_t* far_begin = schedule.SplitBegin(layer);
-  int carry = 0;
+  uint64_t carry = 0;
   for (int base = 0; base < seq_heads; base += kSplitThreads * each) {
     const int first = base + static_cast<int>(threadIdx.x) * each;
     const int mine = min(each, seq_heads - first);
-    int count[kSeqHeadsPerThread], sum = 0, total;
-#pragma unroll
-    for (int i = 0; i < kSeqHeadsPerThread; ++i) {
-      count[i] = i < mine ? SplitsOf(batch, kv, schedule, layer, first + i) : 0;
-      sum += count[i];
+    uint64_t counts = 0, total;
+    for (int i = 0; i < mine; ++i) {
+      const int splits = SeqHeadOf(batch, kv, schedule, layer, first + i).end;
+      if (splits > 0) counts += kOne + static_cast<uint64_t>(splits);
     }
-    int before = carry + InclusiveScan<kSplitThreads>(sum, warp_sums, total) - sum;
-#pragma unroll
-    for (int i = 0; i < kSeqHeadsPerThread; ++i) {
-      if (i >= mine) break;
-      const int begin = min(before, schedule.max_splits);
-      far_begin[first + i] = begin;
-      if (first + i < kNear) near_begin[first + i] = begin;
-      before += count[i];
+    uint64_t before = carry + InclusiveScan<kSplitThreads>(counts, warp_sums, total) - counts;
+    for (int i = 0; i < mine; ++i) {
+      SeqHead seq_head = SeqHeadOf(batch, kv, schedule, layer, first + i);
+      if (seq_head.end == 0) continue;
+      const int begin = static_cast<int>(before);
+      before += kOne + static_cast<uint64_t>(seq_head.end);
+      seq_head.place = static_cast<int>(before / kOne) - 1;
+      seq_head.begin = min(begin, schedule.max_splits);
+      seq_head.end = min(begin + seq_head.end, schedule.max_splits);
+      schedule.SeqHeads(layer)[seq_head.place] = seq_head;
+      if (seq_head.place < kNear) near_begin[seq_head.place] = seq_head.begin;
     }
     carry += total;
   }
-  const int num_splits = min(carry, schedule.max_splits);
-  if (threadIdx.x == 0) {
-    far_begin[seq_heads] = num_splits;
-    if (carry > schedule.max_splits) Report(kv, PoolFault::kSplitOverflow);
-  }
-  return num_splits;
+  const int splits = static_cast<int>(carry);
+  if (threadIdx.x == 0 && splits > schedule.max_splits) Report(kv, PoolFault::kSplitOverflow);
+  return {static_cast<int>(carry / kOne), min(splits, schedule.max_splits)};
+}
+
+// The start of block b. A few splits go to the first blocks, which are on different SMs.
+__device__ BlockStart StartOf(const PagedKv& kv, const StepSchedule& schedule, int layer,
+                              const Planned& planned, const int* near_begin, int b) {
+  const SeqHead* seq_heads = schedule.SeqHeads(layer);
+  const auto begin = [&](int i) { return i < kNear ? near_begin[i] : seq_heads[i].begin; };
+  const int share = planned.splits / schedule.decode_blocks,
+            rest = planned.splits % schedule.decode_blocks;
+  BlockStart start{};
+  start.first = b * share + min(b, rest);
+  start.last = start.first + share + (b < rest ? 1 : 0);
+  if (start.first == start.last) return start;
+  return Completed(start, kv, seq_heads[UpperBoundIndex(start.first, planned.seq_heads, begin)]);
 }
 
 // One thread block per layer, from `first_layer` on.
 __global__ void __launch_bounds__(kSplitThreads)
     PlanSplitsKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule,
                      int first_layer, bool ends_taking) {
-  __shared__ int near_begin[kNear];  // of the first seq_heads, for the search
+  __shared__ int near_begin[kNear];  // for the search
   __shared__ uint64_t taken_sums[kSplitThreads / kWarp];
   TriggerDependents();
-  // BeginStepKernel triggers after its wait, and writes nothing that splits are counted by.
+  // BeginStepKernel triggers after its wait, and writes nothing that seq_heads are planned by but
+  // their own pages.
   if (!ends_taking) WaitOnDependencies();
   const int layer = first_layer + static_cast<int>(blockIdx.x);
-  const int num_splits =
-      schedule.by_clusters ? 0 : CountSplits(batch, kv, schedule, layer, near_begin);
+  Planned planned{};
+  if (!schedule.by_clusters) planned = PlanSeqHeads(batch, kv, schedule, layer, near_begin);
   if (ends_taking) WaitOnDependencies();
   __syncthreads();
-  const int32_t* far_begin = schedule.SplitBegin(layer);
-  const auto begin = [&](int i) { return i < kNear ? near_begin[i] : far_begin[i]; };
+  SeqHead* seq_heads = schedule.SeqHeads(layer);
+  for (int i = static_cast<int>(threadIdx.x); i < planned.seq_heads; i += kSplitThreads) {
+    seq_heads[i].own = kv.Table(seq_heads[i].list)[LastPage(seq_heads[i])];
+  }
+  __syncthreads();
   BlockStart* starts = schedule.BlockStarts(layer);
   for (int b = static_cast<int>(threadIdx.x); b < schedule.decode_blocks; b += kSplitThreads) {
     starts[b] = schedule.by_clusters ? ClusterStartOf(batch, kv, schedule, layer, b)
-                                     : StartOf(batch, kv, schedule, layer, num_splits, begin, b);
+                                     : StartOf(kv, schedule, layer, planned, near_begin, b);
   }
   if (ends_taking && blockIdx.x == 0) CommitPops(batch, kv, taken_sums);
 }

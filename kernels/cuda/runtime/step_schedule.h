@@ -96,21 +96,31 @@ inline int64_t MaxDecodeSplits(int64_t max_seqs, const PagedKvShape& shape) {
 inline constexpr int kClusterBlocks = 8;
 inline constexpr int kClusterBlockSplits = 2;
 
+// One (sequence, query head) whose row decode attention computes, or the heads that are taken
+// together from it on, and its window.
+struct alignas(16) SeqHead {
+  int32_t index;             // seq * q_heads + head
+  int32_t place;             // among the layer's seq_heads
+  int32_t begin, end;        // its splits
+  int32_t length;            // keys
+  int32_t first_live;        // page, or the first of the step's own window
+  int32_t list;              // of pages: PagedKv::ListIndex
+  int32_t row;               // in the batch
+  int32_t own;               // id of the row's own page
+  int16_t head, group_head;  // the latter among the query heads of its kv head
+};
+
+FOX_HOST_DEVICE inline int LastPage(const SeqHead& seq_head) {
+  return (seq_head.length - 1) / kPageTokens;
+}
+
 // What a block of decode attention has to know before it can ask for its first keys.
 inline constexpr int kStartPages = kClusterBlockSplits << kMinSplitShift;
 struct alignas(16) BlockStart {
-  // Its splits; by clusters its first one and the window's end. Equal: none. What follows is of the
-  // seq_head that owns the first.
+  // Its splits; by clusters its first one and the window's end. Equal: none.
   int32_t first, last;
-  int32_t seq_head;
-  int32_t begin, end;  // its splits
-  int32_t length;      // keys
-  int32_t first_live;  // page, or the first of the step's own window
-  int32_t list;        // of pages: PagedKv::ListIndex
-  int32_t row;         // in the batch
-  int32_t own;         // id of the row's own page
-  int32_t first_page;  // that the block visits
-  int16_t head, group_head;
+  int32_t first_page;          // that it visits
+  SeqHead seq_head;            // that owns the first split
   int32_t pages[kStartPages];  // ids, from first_page on; the last page stands in past the end
 };
 
@@ -165,14 +175,13 @@ struct StepSchedule {
   KeySplits key_splits;             // of the tiles' KV loops, of the current layer
   WidePages wide;
 
-  // Decode attention, sequences with exactly one row. Number i = seq * q_heads + head owns the
-  // splits [split_begin[i], split_begin[i + 1]) of its layer, NumSplits of them, ascending; of
-  // heads that are taken together the first owns those of the window from their least first page
-  // on. Other heads and sequences own none.
-  int32_t* split_begin = nullptr;  // [layers, max_seq_heads + 1]
+  // Decode attention: those seq_heads of a layer that own splits, NumSplits of their window each,
+  // ascending; of sequences with exactly one row, and of heads that are taken together the first,
+  // from their least first page on.
+  SeqHead* seq_heads = nullptr;  // [layers, max_seq_heads]
   int max_seq_heads = 0;
-  // Decode attention's blocks. By clusters: kClusterBlocks of each number i, and nothing owns
-  // splits; else each has as many splits as the others, or one more.
+  // Decode attention's blocks. By clusters: kClusterBlocks of each seq_head, and `seq_heads` is not
+  // written; else each has as many splits as the others, or one more.
   BlockStart* block_starts = nullptr;  // [layers, decode_blocks]
   int decode_blocks = 0;
   bool by_clusters = false;
@@ -195,8 +204,8 @@ struct StepSchedule {
   FOX_HOST_DEVICE int64_t HeadTile(int head, int tile) const {
     return static_cast<int64_t>(head) * max_tiles + tile;
   }
-  FOX_HOST_DEVICE int32_t* SplitBegin(int layer) const {
-    return split_begin + static_cast<int64_t>(layer) * (max_seq_heads + 1);
+  FOX_HOST_DEVICE SeqHead* SeqHeads(int layer) const {
+    return seq_heads + static_cast<int64_t>(layer) * max_seq_heads;
   }
   FOX_HOST_DEVICE BlockStart* BlockStarts(int layer) const {
     return block_starts + static_cast<int64_t>(layer) * decode_blocks;

@@ -351,32 +351,18 @@ void DeviceCache::MakeSchedule() {
   ResetOutputs();
 }
 
-// The decode splits of the current layer; the other layers' rows stay poison.
+// Room for the plan of decode attention.
 void DeviceCache::MakeSplits() {
-  const int seq_heads = num_seqs() * options_.q_heads;
-  schedule_.max_seq_heads = seq_heads + kSpareEntries;
-  const int together = HeadsTogether(kv_.shape);
-  auto begin =
-      Poisoned<int32_t>(static_cast<size_t>(options_.layers * (schedule_.max_seq_heads + 1)));
-  int32_t* row = begin.data() + options_.layer * (schedule_.max_seq_heads + 1);
-  row[0] = 0;
-  for (int i = 0; i < seq_heads; ++i) {
-    const int s = i / options_.q_heads, kv_head = i % options_.q_heads / group();
-    int count = 0;
-    if (Serves(RowKind::kDecode, s) && i % options_.q_heads % group() % together == 0) {
-      const int last = static_cast<int>((seq(s).length - 1) / kPageTokens);
-      count = NumSplits(first_live(s, kv_head), last);
-    }
-    row[i + 1] = row[i] + count;
-  }
-  num_splits_ = row[seq_heads];
-  split_array_ = DeviceArray<int32_t>(begin);
-  schedule_.max_splits = num_splits_ + kSpareEntries;
-  partial_array_ = DeviceArray<uint32_t>(static_cast<size_t>(schedule_.max_splits * together) *
-                                         static_cast<size_t>(PartialFloats(options_.head_dim)));
+  schedule_.max_seq_heads = num_seqs() * options_.q_heads + kSpareEntries;
+  seq_head_array_ =
+      DeviceArray<SeqHead>(static_cast<size_t>(options_.layers * schedule_.max_seq_heads));
+  schedule_.max_splits = static_cast<int>(MaxDecodeSplits(num_seqs(), kv_.shape)) + kSpareEntries;
+  partial_array_ =
+      DeviceArray<uint32_t>(static_cast<size_t>(schedule_.max_splits * HeadsTogether(kv_.shape)) *
+                            static_cast<size_t>(PartialFloats(options_.head_dim)));
   arrival_counter_array_ =
       DeviceArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(schedule_.max_seq_heads)));
-  schedule_.split_begin = split_array_.data();
+  schedule_.seq_heads = seq_head_array_.data();
   // No blocks for heads without a kernel.
   const cudaError_t error = DecodeBlocks(kv_.shape, &schedule_.decode_blocks);
   EXPECT_TRUE(error == cudaSuccess || error == cudaErrorInvalidValue);

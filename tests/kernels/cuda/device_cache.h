@@ -94,7 +94,7 @@ class DeviceCache {
   const BatchView& batch() const { return batch_; }
   const PagedKv& kv() const { return kv_; }
   // boundary holds the right values; partial is poisoned, arrival_counter and tile_counter are
-  // zero. Rows of split_begin have num_seqs * q_heads + 1 entries that may be read.
+  // zero.
   const StepSchedule& schedule() const { return schedule_; }
   const AttentionParams& params() const { return params_; }
 
@@ -102,7 +102,6 @@ class DeviceCache {
   const CacheOptions& options() const { return options_; }
   const std::vector<RowBlock>& tiles() const { return tiles_; }
   int num_tiles() const { return static_cast<int>(tiles_.size()); }
-  int num_splits() const { return num_splits_; }
   int first_live(int s, int kv_head) const;
   // What PruneBoundaries must find: [q_heads, schedule.max_tiles], -1 past the tiles.
   const std::vector<int32_t>& boundaries() const { return boundaries_; }
@@ -119,7 +118,7 @@ class DeviceCache {
   void PoisonBoundaries();
   DeviceArray<int32_t>& boundary_array() { return boundary_array_; }
   DeviceArray<int32_t>& tile_counter_array() { return tile_counter_array_; }
-  DeviceArray<int32_t>& split_array() { return split_array_; }
+  DeviceArray<SeqHead>& seq_head_array() { return seq_head_array_; }
   DeviceArray<int32_t>& arrival_counter_array() { return arrival_counter_array_; }
   DeviceArray<uint32_t>& partial_array() { return partial_array_; }
   DeviceArray<uint16_t>& out_array() { return out_array_; }
@@ -209,7 +208,6 @@ class DeviceCache {
   CacheOptions options_;
   std::mt19937_64 rng_;
   int64_t num_rows_ = 0;
-  int num_splits_ = 0;
   std::vector<int64_t> row_begin_;
   fox::testing::HeadInputs constants_;
   std::vector<std::vector<float>> keys_, values_;  // by (seq, kv head): [length, head_dim]
@@ -230,7 +228,8 @@ class DeviceCache {
   DeviceArray<uint16_t> out_array_;
   DeviceArray<float> lse_array_;
   DeviceArray<uint32_t> partial_array_;
-  DeviceArray<int32_t> boundary_array_, tile_counter_array_, arrival_counter_array_, split_array_;
+  DeviceArray<int32_t> boundary_array_, tile_counter_array_, arrival_counter_array_;
+  DeviceArray<SeqHead> seq_head_array_;
   DeviceArray<int64_t> total_array_, skipped_array_;
 };
 

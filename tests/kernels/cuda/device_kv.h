@@ -174,7 +174,7 @@ struct DeviceWork {
     view.tiles = Set(tiles, most);
     view.num_tiles = Set(num_tiles, 1);
     view.max_seq_heads = seqs * shape.q_heads;
-    view.split_begin = Set(split_begin, layers * static_cast<size_t>(view.max_seq_heads + 1));
+    view.seq_heads = Set(seq_heads, layers * static_cast<size_t>(view.max_seq_heads));
     view.block_starts = Set(block_starts, layers * kDecodeBlocks);
     view.decode_blocks = kDecodeBlocks;
     view.max_splits = std::numeric_limits<int>::max();
@@ -185,7 +185,8 @@ struct DeviceWork {
   static constexpr int kDecodeBlocks = 7;
 
   DeviceArray<RowBlock> blocks, tiles;
-  DeviceArray<int32_t> num_blocks, num_tiles, split_begin;
+  DeviceArray<int32_t> num_blocks, num_tiles;
+  DeviceArray<SeqHead> seq_heads;
   DeviceArray<BlockStart> block_starts;
   DeviceArray<double> page_sums;
   StepSchedule view;

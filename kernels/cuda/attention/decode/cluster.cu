@@ -69,7 +69,7 @@ __device__ __forceinline__ void Attend(const Decode& a, const Start& start,
   int split = cursor.split;
   bool more = exists && Advance(seq_head, cursor);
   HalfPage next = cursor.split == split ? HalfPageAt(start, cursor.iteration, more)
-                                        : HalfPageAt(seq_head, cursor.iteration, more);
+                                        : HalfPageAt(a, seq_head, cursor.iteration, more);
   Part keys[L::kLoads], values[L::kLoads];
   PrefetchGates<Part>(a, seq_head, half_page);
   LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
@@ -80,7 +80,7 @@ __device__ __forceinline__ void Attend(const Decode& a, const Start& start,
     PrefetchGates<Part>(a, seq_head, later);
     PrefetchTiles<kHeadDim, Part>(a, later);
     further = Advance(seq_head, ahead);
-    if (further) later = HalfPageAt(seq_head, ahead.iteration, true);
+    if (further) later = HalfPageAt(a, seq_head, ahead.iteration, true);
   }
   PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head);
   WaitOnDependencies();
@@ -92,7 +92,8 @@ __device__ __forceinline__ void Attend(const Decode& a, const Start& start,
   Gate gate = LoadGate<kHeadDim, Part>(a, seq_head, half_page);
   LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
   LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
-  kept.Take(seq_head, row);
+  if (Lane() == 0) kept.seq_head = seq_head;
+  kept.Take(row);
   Softmax softmax;
 #pragma unroll 1
   for (;;) {
@@ -115,7 +116,7 @@ __device__ __forceinline__ void Attend(const Decode& a, const Start& start,
     gate = LoadGate<kHeadDim, Part>(a, kept.seq_head, half_page);
     LoadTile<kHeadDim>(a.kv.keys, half_page, keys);
     more = Advance(kept.seq_head, cursor);
-    next = HalfPageAt(kept.seq_head, cursor.iteration, more);
+    next = HalfPageAt(a, kept.seq_head, cursor.iteration, more);
     AddValues<kHeadDim>(weight, values, softmax);
     LoadTile<kHeadDim>(a.kv.values, half_page, values);
     if (!split_ends) continue;

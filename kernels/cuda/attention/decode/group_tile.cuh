@@ -211,30 +211,27 @@ struct KeptGroup {
     return row;
   }
 
-  // Called by the warp.
-  __device__ void Take(const Decode& a, const SeqHead& taken, const Words& row) {
+  // Of the rows of `seq_head`, by the warp.
+  __device__ void Take(const Decode& a, const Words& row) {
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kHeadDim / 32; ++i) {
       const int at = i * kWarp + Lane();
       q[at / (kHeadDim / 8)][at % (kHeadDim / 8)] = row.q[i];
     }
-    const int count = NumHeads(a, taken.group_head);
+    const int count = NumHeads(a, seq_head.group_head);
     if (Lane() < 8) {
       base[Lane()] = row.base;
       local[Lane()] = row.local;
-      first[Lane()] =
-          a.schedule.first_visible_page == nullptr
-              ? taken.first_live
-              : LoadCoherent(a.schedule.first_visible_page + taken.index + min(Lane(), count - 1));
+      first[Lane()] = a.schedule.first_visible_page == nullptr
+                          ? seq_head.first_live
+                          : LoadCoherent(a.schedule.first_visible_page + seq_head.index +
+                                         min(Lane(), count - 1));
     }
-    if (Lane() == 0) {
-      seq_head = taken;
-      heads = count;
-    }
+    if (Lane() == 0) heads = count;
     __syncwarp();
   }
-  __device__ void Load(const Decode& a, const SeqHead& taken) { Take(a, taken, LoadRow(a, taken)); }
+  __device__ void Load(const Decode& a) { Take(a, LoadRow(a, seq_head)); }
 };
 
 // A running softmax, logits in log2 units: `max` and `sum` are of the lane's query, `sum` the

@@ -237,14 +237,16 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   const typename KeptGroup<kHeadDim>::Words row = KeptGroup<kHeadDim>::LoadRow(a, seq_head);
   GroupGate gate = LoadGroupGate<Part>(a, seq_head, half_page);
   LoadAgain(a, half_page, tile);
-  kept[0].Take(a, seq_head, row);
+  if (Lane() == 0) kept[0].seq_head = seq_head;
+  kept[0].Take(a, row);
+  FetchNextSeqHead(a, start.last, kept, 0);
   GroupSoftmax<kHeadDim> softmax;
   int buffer = 0;
   for (bool more = true; more;) {
     const Cursor now = next;
     const int seen = SeenKeys(kept[now.slot], now.iteration, half_page);
-    more = Advance(a, start.last, kept, next);
-    half_page = HalfPageAt(kept[next.slot].seq_head, next.iteration, more);
+    more = Advance(start.last, kept, next);
+    half_page = HalfPageAt(a, kept[next.slot].seq_head, next.iteration, more);
     const GroupWeights weights = GroupScoresToProbs(kept[now.slot], tile, gate, seen, softmax);
     gate = LoadGroupGate<Part>(a, kept[next.slot].seq_head, half_page);
     LoadKeys(a, half_page, tile);
@@ -262,6 +264,10 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
       if (IsComplete(a, done.seq_head, count)) MergeHeads(a, done);
     }
     if (threadIdx.x == 0 && now.split == begin) CountGroupPages(a, done);
+    if (next.slot != now.slot) {
+      kept[next.slot].Load(a);
+      FetchNextSeqHead(a, start.last, kept, next.slot);
+    }
   }
 }
 

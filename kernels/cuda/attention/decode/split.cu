@@ -13,6 +13,7 @@
 #include "kernels/cuda/attention/decode/softmax.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/ptx/named_barrier.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
 
@@ -39,8 +40,7 @@ constexpr int kMergedTogether = 4096 / kHeadDim;
 
 template <int kHeadDim>
 struct Shared {
-  // For a split's end. Two, so that one barrier per split is enough.
-  WarpParts<kHeadDim, kWarps> split[2];
+  WarpParts<kHeadDim, kWarps> split[kWarps];  // of a split, by the warp that merges it
   LaneGroups<kHeadDim> lane_groups[kWarps];
   KeptSeqHead<kHeadDim> seq_heads[kWarps][2];
   KeptSeqHead<kHeadDim> waiting;  // that earlier blocks began, for when all other work is done
@@ -57,15 +57,18 @@ __device__ SplitPartial<kHeadDim>* PartialsFrom(const Decode& a, int split) {
 // ---- Results.
 
 // Merges the warps' parts of a split: into the output if the seq_head has no other split, else as a
-// partial result.
+// partial result. The warps take turns, so each waits for the others at its own turn alone. Between
+// two parts in the same buffer a warp has such a turn, to which the buffer's merger comes with its
+// merge done.
 template <int kHeadDim>
-__device__ void FinishItem(const Decode& a, const KeptSeqHead<kHeadDim>& kept, int split,
-                           const Softmax& softmax, int buffer, Shared<kHeadDim>& shared) {
+__device__ void FinishSplit(const Decode& a, const KeptSeqHead<kHeadDim>& kept, int split,
+                            const Softmax& softmax, Shared<kHeadDim>& shared) {
   using W = LaneWords<kHeadDim>;
-  WarpParts<kHeadDim, kWarps>& parts = shared.split[buffer];
+  const int turn = split % kWarps;
+  WarpParts<kHeadDim, kWarps>& parts = shared.split[turn];
   parts.Put(Warp(), softmax, shared.lane_groups[Warp()]);
-  __syncthreads();
-  if (Warp() > 0) return;
+  if (Warp() != turn) return ArriveAtBarrier<kThreads>(1 + turn);
+  SyncThreads<kThreads>(1 + turn);
   float max, sum;
   float2 out[W::kCount];
   parts.Merge(max, sum, out);
@@ -215,14 +218,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm<kHeadDim, Part>)
   Gate gate = LoadGate<kHeadDim, Part>(a, seq_head, half_page);
   LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
   LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
-  seq_heads[0].Take(seq_head, row);
+  if (Lane() == 0) seq_heads[0].seq_head = seq_head;
+  seq_heads[0].Take(row);
+  FetchNextSeqHead(a, start.last, seq_heads, 0);
   Softmax softmax;
-  int buffer = 0;
   for (bool more = true; more;) {
     const Cursor now = next;
     const int valid = half_page.valid;
-    more = Advance(a, start.last, seq_heads, next);
-    half_page = HalfPageAt(seq_heads[next.slot].seq_head, next.iteration, more);
+    more = Advance(start.last, seq_heads, next);
+    half_page = HalfPageAt(a, seq_heads[next.slot].seq_head, next.iteration, more);
     // As soon as this half page's keys have been used, the next one's are loaded into their
     // registers; likewise the values. No branches, because the compiler waits for loads where paths
     // meet.
@@ -235,21 +239,25 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm<kHeadDim, Part>)
 
     const KeptSeqHead<kHeadDim>& done = seq_heads[now.slot];
     const int begin = done.seq_head.begin, end = done.seq_head.end;
-    FinishItem(a, done, now.split, softmax, buffer, shared);
+    FinishSplit(a, done, now.split, softmax, shared);
     softmax = Softmax();
-    buffer ^= 1;
     // The block with a window's last split merges it. For other blocks it waits last of all: they
     // come before it, so they are running, and none of them waits for it.
     const bool ends = now.split == end - 1 && end - begin > 1;
     const bool own = begin >= start.first;
     if (ends && !own) KeepWaiting(done, shared.waiting);
     if (threadIdx.x == 0 && now.split == begin) CountPages(a, done.seq_head);
-    if (more && !(ends && own)) continue;
+    if (!more || (ends && own)) {
 #pragma unroll 1
-    for (int i = ends && own ? 0 : 1; i < (more ? 1 : 2); ++i) {
-      __syncthreads();  // no one reads the merge before
-      const KeptSeqHead<kHeadDim>& merged = i == 0 ? done : shared.waiting;
-      if (merged.seq_head.end > 0) MergeSplits(a, merged, shared);
+      for (int i = ends && own ? 0 : 1; i < (more ? 1 : 2); ++i) {
+        __syncthreads();  // no one reads the merge before
+        const KeptSeqHead<kHeadDim>& merged = i == 0 ? done : shared.waiting;
+        if (merged.seq_head.end > 0) MergeSplits(a, merged, shared);
+      }
+    }
+    if (next.slot != now.slot) {
+      seq_heads[next.slot].Load(a);
+      FetchNextSeqHead(a, start.last, seq_heads, next.slot);
     }
   }
 }

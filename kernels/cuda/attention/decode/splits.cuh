@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -12,8 +13,8 @@
 #include "kernels/batch_view.h"
 #include "kernels/cuda/attention/decode/output.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/copy_async.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
-#include "kernels/cuda/runtime/first_page.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
 
 namespace fox::cuda::decode {
@@ -38,19 +39,6 @@ struct Decode {
   bool reads_early;  // as in decode.h
 };
 
-// One (sequence, query head) and its window.
-struct SeqHead {
-  int index;  // seq * q_heads + head
-  int head;
-  int begin, end;  // its splits
-  int length;      // keys
-  int first_live;  // page, or the first of the step's own window
-  int group_head;  // among the query heads of its kv head
-  int row;         // in the batch
-  int32_t own;     // page id of the row's own page
-  const int32_t* table;
-};
-
 // Output of AppendDecode for a seq_head's row: the gates and, spread over the lanes, q; and the
 // factors of its output.
 template <int kHeadDim>
@@ -72,9 +60,9 @@ struct KeptSeqHead {
   float2 norm[kHeadDim / 2];  // OutputFactors, as the sink
   uint32_t gate[kHeadDim / 2];
 
-  // Called by the warp.
-  __device__ void Take(const SeqHead& taken, const Row<kHeadDim>& row);
-  __device__ void Load(const Decode& a, const SeqHead& taken);
+  // Of the row of `seq_head`, by the warp.
+  __device__ void Take(const Row<kHeadDim>& row);
+  __device__ void Load(const Decode& a);
   __device__ OutputFactors<kHeadDim> Factors() const;
 };
 
@@ -98,9 +86,7 @@ __host__ __device__ inline int NumSeqHeads(const Decode& a) {
   return a.batch.num_seqs * a.kv.shape.q_heads;
 }
 
-__device__ inline int NumPages(const SeqHead& seq_head) {
-  return (seq_head.length - 1) / kPageTokens + 1;
-}
+__device__ inline int NumPages(const SeqHead& seq_head) { return LastPage(seq_head) + 1; }
 
 __device__ inline int64_t Summary(const Decode& a, int32_t page, const SeqHead& seq_head) {
   return static_cast<int64_t>(page) * a.group + seq_head.group_head;
@@ -109,26 +95,6 @@ __device__ inline int64_t Summary(const Decode& a, int32_t page, const SeqHead& 
 // The number of query heads computed together from `group_head` on.
 __device__ inline int NumHeads(const Decode& a, int group_head) {
   return min(a.together, a.group - group_head);
-}
-
-// Everything except AppendDecode's output and the splits.
-__device__ inline SeqHead LoadSeqHead(const Decode& a, int index) {
-  const PagedKvShape& shape = a.kv.shape;
-  const int seq = index / shape.q_heads, head = index % shape.q_heads;
-  const int slot = LoadCoherent(a.batch.slot + seq);
-  const int64_t position = LoadCoherent(a.batch.position + seq);
-  const int64_t row = LoadCoherent(a.batch.row_begin + seq);
-  const int64_t list = a.kv.ListIndex(slot, a.params.layer, head / a.group);
-  SeqHead seq_head;
-  seq_head.index = index;
-  seq_head.head = head;
-  seq_head.length = static_cast<int>(position) + 1;
-  seq_head.table = a.kv.Table(list);
-  seq_head.group_head = head % a.group;
-  seq_head.first_live = FirstPage(a.schedule, a.kv, list, index, NumHeads(a, seq_head.group_head));
-  seq_head.own = LoadCoherent(seq_head.table + NumPages(seq_head) - 1);
-  seq_head.row = static_cast<int>(row);
-  return seq_head;
 }
 
 template <int kHeadDim>
@@ -148,7 +114,7 @@ __device__ Row<kHeadDim> LoadRow(const Decode& a, const SeqHead& seq_head) {
 }
 
 template <int kHeadDim>
-__device__ void KeptSeqHead<kHeadDim>::Take(const SeqHead& taken, const Row<kHeadDim>& row) {
+__device__ void KeptSeqHead<kHeadDim>::Take(const Row<kHeadDim>& row) {
   using W = LaneWords<kHeadDim>;
   __syncwarp();
 #pragma unroll
@@ -160,7 +126,6 @@ __device__ void KeptSeqHead<kHeadDim>::Take(const SeqHead& taken, const Row<kHea
     gate[word] = row.factors.gate[i];
   }
   if (Lane() == 0) {
-    seq_head = taken;
     base = row.base;
     local = row.local;
     sink = row.factors.sink;
@@ -169,8 +134,8 @@ __device__ void KeptSeqHead<kHeadDim>::Take(const SeqHead& taken, const Row<kHea
 }
 
 template <int kHeadDim>
-__device__ void KeptSeqHead<kHeadDim>::Load(const Decode& a, const SeqHead& taken) {
-  Take(taken, LoadRow<kHeadDim>(a, taken));
+__device__ void KeptSeqHead<kHeadDim>::Load(const Decode& a) {
+  Take(LoadRow<kHeadDim>(a, seq_head));
 }
 
 template <int kHeadDim>
@@ -197,43 +162,33 @@ struct Start {
 __device__ inline Start LoadStart(const Decode& a) {
   const BlockStart* planned = a.schedule.BlockStarts(a.params.layer) + blockIdx.x;
   // In parallel: the only loads that are waited for before the keys.
-  const uint4* words = reinterpret_cast<const uint4*>(planned);
-  const uint4 parts[] = {LoadCoherent(words), LoadCoherent(words + 1), LoadCoherent(words + 2)};
+  constexpr int kWords = offsetof(BlockStart, pages) / sizeof(uint4);
+  uint4 words[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    words[i] = LoadCoherent(reinterpret_cast<const uint4*>(planned) + i);
+  }
   Start start;
   start.page = LoadCoherent(planned->pages + Lane() % kStartPages);
   BlockStart known;
-  memcpy(&known, parts, sizeof(parts));
+  memcpy(&known, words, sizeof(words));
   start.first = known.first;
   start.last = known.last;
   start.first_page = known.first_page;
-  SeqHead& seq_head = start.seq_head;
-  seq_head.index = known.seq_head;
-  seq_head.head = known.head;
-  seq_head.begin = known.begin;
-  seq_head.end = known.end;
-  seq_head.length = known.length;
-  seq_head.first_live = known.first_live;
-  seq_head.group_head = known.group_head;
-  seq_head.row = known.row;
-  seq_head.own = known.own;
-  seq_head.table = a.kv.Table(known.list);
+  start.seq_head = known.seq_head;
   return start;
 }
 
-// The next seq_head that owns splits; `split` is its first. Lanes test many seq_heads at once,
-// because sequences of several rows own none.
-__device__ inline SeqHead NextSeqHead(const Decode& a, int index, int split) {
-  const int32_t* split_begin = a.schedule.SplitBegin(a.params.layer);
-  for (;; index += kWarp) {
-    const int end = LoadCoherent(split_begin + min(index + 2 + Lane(), NumSeqHeads(a)));
-    const unsigned owners = __ballot_sync(kAllLanes, end > split);
-    if (owners == 0) continue;
-    const int lane = __ffs(static_cast<int>(owners)) - 1;
-    SeqHead seq_head = LoadSeqHead(a, index + 1 + lane);
-    seq_head.begin = split;
-    seq_head.end = FromLane(end, lane);
-    return seq_head;
-  }
+// Copies the seq_head after that of slot `slot` to the other slot, which must be free, if the block
+// has splits of it; Advance waits for it. By a warp.
+template <typename Kept>
+__device__ __forceinline__ void FetchNextSeqHead(const Decode& a, int last, Kept* kept, int slot) {
+  const SeqHead& seq_head = kept[slot].seq_head;
+  if (seq_head.end >= last || Lane() >= static_cast<int>(sizeof(SeqHead) / 16)) return;
+  const SeqHead* next = a.schedule.SeqHeads(a.params.layer) + seq_head.place + 1;
+  CopyAsync16(SharedAddress(&kept[slot ^ 1].seq_head) + Lane() * 16,
+              reinterpret_cast<const uint4*>(next) + Lane());
+  CommitCopies();
 }
 
 // The split at `cursor`, which is one of 1 << shift pages.
@@ -248,16 +203,16 @@ __device__ inline void EnterSplit(const SeqHead& seq_head, Cursor& cursor) {
   EnterSplit(seq_head, SplitShift(NumPages(seq_head) - seq_head.first_live), cursor);
 }
 
-// False at split `last`; then only the cursor's slot is valid.
+// False at split `last`; then only the cursor's slot is valid. The row of a seq_head that it enters
+// has to be loaded before its keys are used.
 template <typename Kept>
-__device__ bool Advance(const Decode& a, int last, Kept* kept, Cursor& cursor) {
+__device__ bool Advance(int last, const Kept* kept, Cursor& cursor) {
   if (++cursor.iteration < cursor.iteration_end) return true;
   if (++cursor.split == last) return false;
-  const SeqHead& seq_head = kept[cursor.slot].seq_head;
-  if (cursor.split == seq_head.end) {
-    const SeqHead next = NextSeqHead(a, seq_head.index, cursor.split);
+  if (cursor.split == kept[cursor.slot].seq_head.end) {
+    WaitCopies<0>();
+    __syncwarp();
     cursor.slot ^= 1;
-    kept[cursor.slot].Load(a, next);
   }
   EnterSplit(kept[cursor.slot].seq_head, cursor);
   return true;
@@ -275,9 +230,10 @@ __device__ inline HalfPage PlaceAt(const SeqHead& seq_head, int iteration, bool 
   return {at, inside ? half : 0, inside ? valid : 0, at == last};
 }
 
-__device__ inline HalfPage HalfPageAt(const SeqHead& seq_head, int iteration, bool exists) {
+__device__ inline HalfPage HalfPageAt(const Decode& a, const SeqHead& seq_head, int iteration,
+                                      bool exists) {
   HalfPage half_page = PlaceAt(seq_head, iteration, exists);
-  half_page.page = LoadCoherent(seq_head.table + half_page.page);
+  half_page.page = LoadCoherent(a.kv.Table(seq_head.list) + half_page.page);
   return half_page;
 }
 

@@ -151,13 +151,10 @@ TEST_P(MeasuredBoundaryTest, DecodingRowsSkipWhatTheirQueriesAllow) {
   EXPECT_GT(skipped, 0);
 
   ASSERT_EQ(PlanSplits(cache.batch(), cache.kv(), schedule, options.layer, nullptr), cudaSuccess);
-  const std::vector<int32_t> begin = cache.split_array().ToHost();
-  const size_t row =
-      static_cast<size_t>(options.layer) * static_cast<size_t>(schedule.max_seq_heads + 1);
+  const std::vector<SeqHead> planned = cache.seq_head_array().ToHost();
+  size_t place = static_cast<size_t>(options.layer) * static_cast<size_t>(schedule.max_seq_heads);
   const int group = cache.kv().shape.group(), together = HeadsTogether(cache.kv().shape);
-  int32_t items = 0;
   for (size_t i = 0; i < seq_heads; ++i) {
-    EXPECT_EQ(begin[row + i], items) << "seq_head " << i;
     if (got[i] < 0) continue;
     const int head = static_cast<int>(i) % options.q_heads % group;
     if (head % together != 0) continue;
@@ -165,9 +162,11 @@ TEST_P(MeasuredBoundaryTest, DecodingRowsSkipWhatTheirQueriesAllow) {
     const int first = *std::min_element(from, from + std::min(together, group - head));
     const auto length =
         static_cast<int>(options.sequences[i / static_cast<size_t>(options.q_heads)].length);
-    items += NumSplits(first, (length - 1) / kPageTokens);
+    const SeqHead& seq_head = planned[place++];
+    EXPECT_EQ(seq_head.index, static_cast<int>(i));
+    EXPECT_EQ(seq_head.first_live, first);
+    EXPECT_EQ(seq_head.end - seq_head.begin, NumSplits(first, (length - 1) / kPageTokens));
   }
-  EXPECT_EQ(begin[row + seq_heads], items);
 }
 
 INSTANTIATE_TEST_SUITE_P(HeadDim, MeasuredBoundaryTest, ::testing::Values(16, 32, 64, 128),

@@ -68,7 +68,7 @@ TEST(PagePoolTest, MoreSplitsThanThereIsRoomForAreReported) {
     schedule.max_splits = room;
     ASSERT_EQ(PlanSplits(batch.view, kv.view, schedule, 0, nullptr), cudaSuccess);
     EXPECT_EQ(kv.Fault(), room == 30 ? PoolFault::kNone : PoolFault::kSplitOverflow) << room;
-    EXPECT_EQ(work.split_begin.ToHost()[2], room);
+    EXPECT_EQ(work.seq_heads.ToHost()[1].end, room);
   }
 }
 

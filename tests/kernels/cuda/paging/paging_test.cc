@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <random>
 
@@ -125,26 +127,46 @@ void ExpectPieces(const std::vector<RowBlock>& device, int count,
 }
 
 void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
-                const DeviceWork& schedule, const PoolModel& model) {
+                const DeviceWork& schedule, PoolModel& model) {
   ExpectPieces(schedule.blocks.ToHost(), schedule.num_blocks.ToHost()[0],
                Pieces(batch, kPageTokens, true));
   ExpectPieces(schedule.tiles.ToHost(), schedule.num_tiles.ToHost()[0],
                Pieces(batch, kTileRows, false));
-  const std::vector<int32_t> begin = schedule.split_begin.ToHost();
+  const std::vector<SeqHead> seq_heads = schedule.seq_heads.ToHost();
+  const std::vector<BlockStart> starts = schedule.block_starts.ToHost();
   for (int layer = 0; layer < shape.layers; ++layer) {
-    size_t at = static_cast<size_t>(layer) * static_cast<size_t>(schedule.view.max_seq_heads + 1);
-    int32_t splits = 0;
-    for (const BatchEntry& e : batch) {
+    const auto first = static_cast<size_t>(layer * schedule.view.max_seq_heads);
+    int32_t place = 0, splits = 0, row = 0;
+    for (size_t s = 0; s < batch.size(); row += static_cast<int32_t>(batch[s++].rows)) {
+      const BatchEntry& e = batch[s];
       for (int head = 0; head < shape.q_heads; ++head) {
-        EXPECT_EQ(begin[at++], splits) << "layer " << layer << " head " << head;
         if (e.slot < 0 || e.rows != 1) continue;
         if (head % shape.group() % HeadsTogether(shape) != 0) continue;
         const size_t list =
             model.List(e.slot, static_cast<int64_t>(layer) * shape.kv_heads + head / shape.group());
-        splits += NumSplits(model.first_live[list], PagesFor(e.position + 1) - 1);
+        const SeqHead& seq_head = seq_heads[first + static_cast<size_t>(place)];
+        const int last = PagesFor(e.position + 1) - 1, begin = splits;
+        splits += NumSplits(model.first_live[list], last);
+        EXPECT_EQ((std::array{seq_head.index, seq_head.place, seq_head.begin, seq_head.end}),
+                  (std::array{static_cast<int>(s) * shape.q_heads + head, place++, begin, splits}));
+        EXPECT_EQ((std::array{seq_head.length, seq_head.first_live, seq_head.row, seq_head.own}),
+                  (std::array{static_cast<int>(e.position) + 1, model.first_live[list], row,
+                              model.Page(list, last)}));
       }
     }
-    EXPECT_EQ(begin[at], splits) << "layer " << layer;
+    // Blocks share the splits in order.
+    const BlockStart* start = &starts[static_cast<size_t>(layer * DeviceWork::kDecodeBlocks)];
+    int next = 0;
+    for (int b = 0; b < DeviceWork::kDecodeBlocks; ++b, ++start) {
+      EXPECT_EQ(start->first, next) << "layer " << layer;
+      next = start->last;
+      if (start->first == start->last) continue;
+      const SeqHead& owner = start->seq_head;
+      const SeqHead& planned = seq_heads[first + static_cast<size_t>(owner.place)];
+      EXPECT_EQ(std::memcmp(&owner, &planned, offsetof(SeqHead, group_head)), 0);
+      EXPECT_TRUE(owner.begin <= start->first && start->first < owner.end);
+    }
+    EXPECT_EQ(next, splits);
   }
 }
 
