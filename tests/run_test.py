@@ -40,15 +40,13 @@ esac
 CMAKE = """#!/bin/bash
 while [[ $# -gt 0 ]]; do [[ "$1" == -B ]] && folder="$2"; settings+=" $1"; shift; done
 mkdir -p "$folder/bin"
-echo "$settings" >"$folder/settings"
+echo "$settings" >>"$folder/settings"
 echo >"$folder/build.ninja"
 """
 NINJA = """#!/bin/bash
 printf '#!/bin/bash\\necho "server of %s: $*"\\n' "${2##*/}" >"$2/bin/fox-server"
 chmod +x "$2/bin/fox-server"
 """
-
-
 # Any of these is remembered in $CALLS, and makes what comes of it.
 INSTALLER = """#!/bin/bash
 echo "${0##*/} $*" >>"$CALLS"
@@ -148,7 +146,8 @@ class RunTest(TreeCase):
     def architectures(self) -> str:
         """That the CUDA build was configured for."""
         settings = (self.root / "build" / "cuda" / "settings").read_text()
-        return settings.split("-DFOX_CUDA_ARCHITECTURES=")[1].split()[0]
+        self.assertNotIn("FOX_WERROR", settings)  # another compiler's warnings stop no one
+        return settings.split("-DFOX_CUDA_ARCHITECTURES=")[-1].split()[0]
 
     def test_what_keeps_a_card_from_use(self) -> None:
         self.add_card()
@@ -216,6 +215,7 @@ class SuiteTest(TreeCase):
             calls = (self.programs / "ctest-calls").read_text().splitlines()
             self.assertRegex(calls[-1], selected)
         self.assertTrue(any("build/asan" in call for call in calls))
+        self.assertIn("-DFOX_WERROR=ON", (self.root / "build" / "cpu" / "settings").read_text())
 
 
 class HelpTest(TreeCase):

@@ -30,8 +30,11 @@ timed() {
 
 # Of every kernel what nvcc makes before ptxas, and the tests for a GPU: that all of it compiles.
 compile_cuda() {
-  FOX_CUDA_ARCHITECTURES=90a-virtual configure cuda cuda-check
+  FOX_CUDA_ARCHITECTURES=90a-virtual configure cuda cuda-check -DFOX_WERROR=ON
   compile cuda-check fox_cuda cuda_tests engine_gpu_tests fox_bench_gpu fox_cuda_faults
+  [[ -n "${FOX_NIGHTLY:-}" ]] || return 0
+  FOX_CUDA_ARCHITECTURES='80-real;89-real;120a-real' configure cuda other-cards
+  compile other-cards fox_cuda
 }
 
 run_test() {
@@ -44,8 +47,9 @@ run_test() {
   install_packages "${build_packages[@]}" "${test_packages[@]}" "${tidy_packages[@]}"
   # Without them, the tests that need them are skipped.
   [[ -n "${FOX_NO_INSTALL:-}" ]] || need_python test
-  # A clean clone compiles eight files as one; what is configured stays as it is.
-  [[ -f "$root/build/cpu/build.ninja" ]] || joined=(-DCMAKE_UNITY_BUILD=ON)
+  # A clean clone compiles eight files as one and stops at warnings, which a newer compiler's must
+  # not do to others; what is configured stays as it is.
+  [[ -f "$root/build/cpu/build.ninja" ]] || joined=(-DCMAKE_UNITY_BUILD=ON -DFOX_WERROR=ON)
   configure cpu cpu ${joined[@]+"${joined[@]}"}
   timed "build of cpu" compile cpu
   timed "thread sanitizer" sanitized_tests tsan thread thread_tests ${FOX_NIGHTLY:+e2e_tests}

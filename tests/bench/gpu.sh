@@ -11,7 +11,8 @@ gpu_pack() {
   pack="pack$suffix"
   [[ -z "$suffix" ]] || export FOX_CUDA_ARCHITECTURES=80-virtual
   install_packages "${build_packages[@]}"
-  configure cuda "$pack" -DFOX_ONEDNN=OFF -DFOX_SOURCE_ROOT=. "-DFOX_BINARY_ROOT=build/gpu$suffix"
+  configure cuda "$pack" -DFOX_ONEDNN=OFF -DFOX_WERROR=ON -DFOX_SOURCE_ROOT=. \
+    "-DFOX_BINARY_ROOT=build/gpu$suffix"
   compile "$pack" build.ninja  # the list of tests is that of the sources as they are now
   mapfile -t tests < <(python3 -B "$root/tests/bench/gpu_pack.py" "$root/build/$pack" --list)
   compile "$pack" "${tests[@]}" fox-server fox-cli fox-bench fox-eval
