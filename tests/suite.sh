@@ -28,7 +28,8 @@ timed() {
   parts+="$((SECONDS - start)) $name"$'\n'
 }
 
-# Of every kernel what nvcc makes before ptxas, and the tests for a GPU: that all of it compiles.
+# Of every kernel what nvcc makes before ptxas, and the tests for a GPU: that all of it compiles. At
+# night also the kernels for cards other than Hopper, to the end.
 compile_cuda() {
   FOX_CUDA_ARCHITECTURES=90a-virtual configure cuda cuda-check -DFOX_WERROR=ON
   compile cuda-check fox_cuda cuda_tests engine_gpu_tests fox_bench_gpu fox_cuda_faults
@@ -47,8 +48,8 @@ run_test() {
   install_packages "${build_packages[@]}" "${test_packages[@]}" "${tidy_packages[@]}"
   # Without them, the tests that need them are skipped.
   [[ -n "${FOX_NO_INSTALL:-}" ]] || need_python test
-  # A clean clone compiles eight files as one and stops at warnings, which a newer compiler's must
-  # not do to others; what is configured stays as it is.
+  # A clean clone compiles eight files as one, and stops at warnings; elsewhere those of a newer
+  # compiler stop no one. What is configured stays as it is.
   [[ -f "$root/build/cpu/build.ninja" ]] || joined=(-DCMAKE_UNITY_BUILD=ON -DFOX_WERROR=ON)
   configure cpu cpu ${joined[@]+"${joined[@]}"}
   timed "build of cpu" compile cpu

@@ -54,18 +54,6 @@ struct VarlenArray {
   const T& At(int64_t row, int64_t token, int64_t head, int64_t m = 0) const {
     return const_cast<VarlenArray*>(this)->At(row, token, head, m);
   }
-  // [batch][tokens][heads][head_dim], whatever the layout is.
-  std::vector<T> InOrder() const {
-    std::vector<T> in_order;
-    for (int b = 0; b < batch; ++b) {
-      for (int t = 0; t < tokens; ++t) {
-        for (int h = 0; h < heads; ++h) {
-          in_order.insert(in_order.end(), &At(b, t, h), &At(b, t, h) + head_dim);
-        }
-      }
-    }
-    return in_order;
-  }
 };
 
 struct VarlenInputs {

@@ -357,9 +357,8 @@ void DeviceCache::MakeSplits() {
   seq_head_array_ =
       DeviceArray<SeqHead>(static_cast<size_t>(options_.layers * schedule_.max_seq_heads));
   schedule_.max_splits = static_cast<int>(MaxDecodeSplits(num_seqs(), kv_.shape)) + kSpareEntries;
-  partial_array_ =
-      DeviceArray<uint32_t>(static_cast<size_t>(schedule_.max_splits * HeadsTogether(kv_.shape)) *
-                            static_cast<size_t>(PartialFloats(options_.head_dim)));
+  partial_array_ = DeviceArray<uint32_t>(static_cast<size_t>(
+      int64_t{schedule_.max_splits} * HeadsTogether(kv_.shape) * PartialFloats(options_.head_dim)));
   arrival_counter_array_ =
       DeviceArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(schedule_.max_seq_heads)));
   schedule_.seq_heads = seq_head_array_.data();

@@ -93,8 +93,7 @@ class DeviceCache {
   // Device pointers, ready for the kernels. out and lse are poisoned, counters not zero.
   const BatchView& batch() const { return batch_; }
   const PagedKv& kv() const { return kv_; }
-  // boundary holds the right values; partial is poisoned, arrival_counter and tile_counter are
-  // zero.
+  // boundary holds the right values; partial is poisoned, both counters are zero.
   const StepSchedule& schedule() const { return schedule_; }
   const AttentionParams& params() const { return params_; }
 

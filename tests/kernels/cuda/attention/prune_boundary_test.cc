@@ -154,18 +154,20 @@ TEST_P(MeasuredBoundaryTest, DecodingRowsSkipWhatTheirQueriesAllow) {
   const std::vector<SeqHead> planned = cache.seq_head_array().ToHost();
   size_t place = static_cast<size_t>(options.layer) * static_cast<size_t>(schedule.max_seq_heads);
   const int group = cache.kv().shape.group(), together = HeadsTogether(cache.kv().shape);
+  int32_t items = 0;
   for (size_t i = 0; i < seq_heads; ++i) {
     if (got[i] < 0) continue;
     const int head = static_cast<int>(i) % options.q_heads % group;
     if (head % together != 0) continue;
     const auto from = got.begin() + static_cast<std::ptrdiff_t>(i);
     const int first = *std::min_element(from, from + std::min(together, group - head));
-    const auto length =
-        static_cast<int>(options.sequences[i / static_cast<size_t>(options.q_heads)].length);
+    const int64_t length = options.sequences[i / static_cast<size_t>(options.q_heads)].length;
     const SeqHead& seq_head = planned[place++];
     EXPECT_EQ(seq_head.index, static_cast<int>(i));
     EXPECT_EQ(seq_head.first_live, first);
-    EXPECT_EQ(seq_head.end - seq_head.begin, NumSplits(first, (length - 1) / kPageTokens));
+    EXPECT_EQ(seq_head.begin, items);
+    items += NumSplits(first, PagesFor(length) - 1);
+    EXPECT_EQ(seq_head.end, items);
   }
 }
 

@@ -136,7 +136,7 @@ void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
   const std::vector<BlockStart> starts = schedule.block_starts.ToHost();
   for (int layer = 0; layer < shape.layers; ++layer) {
     const auto first = static_cast<size_t>(layer * schedule.view.max_seq_heads);
-    int32_t place = 0, splits = 0, row = 0;
+    int32_t place = 0, splits = 0, row = 0, next = 0;
     for (size_t s = 0; s < batch.size(); row += static_cast<int32_t>(batch[s++].rows)) {
       const BatchEntry& e = batch[s];
       for (int head = 0; head < shape.q_heads; ++head) {
@@ -156,7 +156,6 @@ void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
     }
     // Blocks share the splits in order.
     const BlockStart* start = &starts[static_cast<size_t>(layer * DeviceWork::kDecodeBlocks)];
-    int next = 0;
     for (int b = 0; b < DeviceWork::kDecodeBlocks; ++b, ++start) {
       EXPECT_EQ(start->first, next) << "layer " << layer;
       next = start->last;

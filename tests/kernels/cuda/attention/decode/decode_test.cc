@@ -296,8 +296,21 @@ void AddBatches(std::vector<CacheCase>& cases) {
   mixed.output_norm = mixed.output_gate = mixed.sink = true;
   add("Padded", 2, {1, 8}, {{1, 1, -10, -1}, {3000, 1, -10, 0}, {77, 1, -10, -1}, {65, 1, -10, 1}});
   add("NoItems", 2, {3}, {{100, 3, -10, 0}, {1, 1, -10, -1}});
+  // Between two sequences with splits lie many pairs without.
+  CacheOptions& gaps = add("PairsWithoutItems", 7, {3}, OneRowEach({200}));
+  gaps.head_dim = 32;
+  for (int i = 0; i < 30; ++i) gaps.sequences.push_back({2, 2, -10, 2 + i});
+  gaps.sequences.insert(gaps.sequences.end(), {{300, 1, -10, 40}, {1, 1, -10, -1}});
   // More pairs than threads, more splits than blocks.
   add("Large", 12, {9, 2, 2, 3}, OneRowEach(RandomLengths(48, 2500, 7)));
+  cases.back().expect = [](const DeviceCache& cache) {
+    int splits = 0;
+    for (int i = 0; i < 48 * 12; ++i) {
+      const int64_t length = cache.options().sequences[static_cast<size_t>(i / 12)].length;
+      splits += NumSplits(cache.first_live(i / 12, i % 12), PagesFor(length) - 1);
+    }
+    ASSERT_GT(splits, 1000);
+  };
   // A small batch with padding, the same rows beside a longer sequence, and beside prompts.
   CacheOptions& beside = add("Beside", 3, {1, 3, 9},
                              {{4500, 1, -10, 2},
