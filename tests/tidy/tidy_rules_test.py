@@ -147,7 +147,7 @@ class RulesTest(unittest.TestCase):
                 self.assertEqual(self.rules_for(bad | enough), set())
 
     def test_amounts(self) -> None:
-        places = ("docker/a", "engine/a.md", "tests/golden/a.py", "engine/a.cc", "run",
+        places = ("docker/a", "tests/golden/a.py", "engine/a.cc", "run",
                   "models/fox_model.cc", "kernels/cuda/linear/a.cu", "engine/schedule/a.h")
         for place, (name, _, _, limit) in zip(places, tree_rules.AMOUNTS, strict=True):
             for amount in (limit, limit + 1):
