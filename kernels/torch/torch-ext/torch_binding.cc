@@ -173,7 +173,9 @@ cudaStream_t CurrentStream(int32_t device) {
 }
 
 void CheckLaunch(const char* what, cudaError_t error) {
-  STD_TORCH_CHECK(error == cudaSuccess, "fox_attention ", what, ": ", cudaGetErrorString(error));
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // reads and clears it, else the next kernel of PyTorch is blamed
+  STD_TORCH_CHECK(false, "fox_attention ", what, ": ", cudaGetErrorString(error));
 }
 
 Tensor NewBytes(const Tensor& like, int64_t count) {

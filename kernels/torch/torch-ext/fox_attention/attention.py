@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
+from torch.autograd import forward_ad
 
 from ._ops import ops
 from .operators import HAS_CUDA_KERNELS
@@ -22,9 +23,18 @@ def _require(condition: bool, error: type[Exception], message: Callable[[], str]
         raise error(message())
 
 
+def _refuse_tangents(*tensors: torch.Tensor) -> None:
+    """Operators of a library have no forward mode, and PyTorch would take tangents for zeros."""
+    if torch.compiler.is_compiling():  # which cannot trace forward mode
+        return
+    _require(all(forward_ad.unpack_dual(x).tangent is None for x in tensors), RuntimeError,
+             lambda: "forgetting_attention has no forward-mode derivatives (jvp): use backward()")
+
+
 def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                    log_fgate: torch.Tensor, sinks: torch.Tensor | None = None) -> None:
     """Arguments with heads last but one."""
+    _refuse_tangents(q, k, v, log_fgate, *(() if sinks is None else (sinks,)))
     for name, x in (("q", q), ("k", k), ("v", v)):
         _require(x.ndim == 4, ValueError,
                  lambda: f"{name} must have 4 dimensions, but has {x.ndim}")
@@ -151,6 +161,17 @@ def _uses_kernels(q: torch.Tensor) -> bool:
     return True
 
 
+def _as_autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors as PyTorch's own attention takes them under torch.autocast, which casts all but
+    float64. The gates are not cast, because sums of thousands of them need float32."""
+    device = tensors[0].device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
+                 for x in tensors)
+
+
 def forgetting_attention(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fgate: torch.Tensor, *,
         head_first: bool = False, seq_start: torch.Tensor | None = None,
@@ -162,12 +183,12 @@ def forgetting_attention(
     """softmax(sm_scale q k^T + decay) v, causal, with decay_ij = sum of log_fgate over (j, i].
 
     Source: Lin et al., "Forgetting Transformer" (ICLR 2025) and "Adaptive Computation Pruning for
-    the Forgetting Transformer". Differentiable once in q, k, v, log_fgate and sinks. Nothing waits
-    for the device; work runs on PyTorch's current stream.
+    the Forgetting Transformer". Differentiable once in q, k, v, log_fgate and sinks (second
+    and forward-mode derivatives raise). Nothing waits for the device; PyTorch's current stream.
 
     q: [batch, queries, heads, head_dim]; with head_first [batch, heads, queries, head_dim], and so
       for the others. bfloat16 on CUDA, head_dim 16, 32, 64 or 128; float32 and float64 anywhere,
-      float16 on the CPU, by a reference that is slow on long inputs.
+      float16 on the CPU, by a reference that is slow on long inputs. torch.autocast casts q, k, v.
     k, v: [batch, tokens, kv_heads, head_dim], kv_heads a divisor of heads. Fewer queries than
       tokens: they are the last ones; it costs as much as with all.
     log_fgate: float32 [batch, tokens, heads], logarithms of the gates, at most 0; gate t lies
@@ -199,13 +220,13 @@ def forgetting_attention(
     """
     if head_first:
         q, k, v, log_fgate = (x.transpose(1, 2) for x in (q, k, v, log_fgate))
+    q, k, v = _as_autocast(q, k, v)
     _check_tensors(q, k, v, log_fgate, sinks)
     _check_sequences(q, k, seq_start, cu_seqlens)
     uses_kernels = _uses_kernels(q)
     head_dim, missing = q.shape[3], k.shape[1] - q.shape[1]
     scale = 1 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
-    if k.shape[1] == 0:
-        adaptive_threshold = None
+    adaptive_threshold = adaptive_threshold if k.shape[1] else None
     if missing:
         q = torch.nn.functional.pad(q, (0, 0, 0, 0, missing, 0))
     threshold, max_query_norm, largest = _pruning(q, k, scale, adaptive_threshold, cu_seqlens,
@@ -236,6 +257,7 @@ def pruned_share(q: torch.Tensor, k: torch.Tensor, log_fgate: torch.Tensor, *,
     """
     if head_first:
         q, k, log_fgate = (x.transpose(1, 2) for x in (q, k, log_fgate))
+    q, k = _as_autocast(q, k)
     _check_tensors(q, k, k, log_fgate)
     _check_sequences(q, k, seq_start, cu_seqlens)
     _require(q.shape[1] == k.shape[1], ValueError, lambda: "q must be as long as k")

@@ -14,6 +14,9 @@ CUDA, the rows' log-sum-exp in the reference.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ._ops import add_op_namespace_prefix, ops
@@ -65,6 +68,12 @@ def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[object, ...],
     ctx.packed, ctx.rest = packed, (scale, log_eps, deterministic)
 
 
+def _refuse_second_derivatives(ctx: torch.autograd.function.FunctionCtx,
+                               *d_gradients: torch.Tensor) -> None:
+    # Without a formula autograd takes the gradients for constants, so second ones would be wrong.
+    raise RuntimeError("forgetting_attention is differentiable once: its gradients have none")
+
+
 def _register(prefix: str, forward_shapes: object) -> None:
     forward, backward = (add_op_namespace_prefix(prefix + name) for name in ("forward", "backward"))
     torch.library.define(forward, _FORWARD)
@@ -82,13 +91,27 @@ def _register(prefix: str, forward_shapes: object) -> None:
         return *grads, *(None,) * 9, None if sinks is None else d_sinks
 
     torch.library.register_autograd(forward, differentiate, setup_context=_save)
+    torch.library.register_autograd(backward, _refuse_second_derivatives)
+
+
+def _without_autocast(function: Callable[..., Tensors]) -> Callable[..., Tensors]:
+    """`function`, whose products autocast would round to fewer bits than its sums have."""
+
+    def run(*arguments: Any) -> Tensors:
+        device = arguments[0].device.type
+        if not torch.amp.is_autocast_available(device):
+            return function(*arguments)
+        with torch.autocast(device, enabled=False):
+            return function(*arguments)
+
+    return run
 
 
 _register("", _forward_shapes)
 _register("reference_", _reference_forward_shapes)
 for _function in (reference_forward, reference_backward):
     torch.library.impl(add_op_namespace_prefix(_function.__name__), "CompositeExplicitAutograd",
-                       _function)
+                       _without_autocast(_function))
 
 # Whether the compiled library exists: the package installs without nvcc, too.
 HAS_CUDA_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key(

@@ -288,6 +288,21 @@ class IntegrationTest(GpuTest):
                                   gradients(forgetting_attention, exact(self.inputs))).items():
             self.assertLessEqual(error, 1e-3, name)  # products in TF32 at worst
 
+    def test_autocast_reaches_the_kernels(self) -> None:
+        """Float32 tensors, as QK-norm makes them, would take the slow reference."""
+        wide = Inputs(*(x.float() for x in self.inputs))
+        attend = functools.partial(forgetting_attention, deterministic=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            found = attend(*wide.arguments)
+        self.assert_equal((found,), (attend(*self.inputs.arguments),))
+
+    def test_second_derivatives_raise(self) -> None:
+        leaves = [x.detach().requires_grad_() for x in self.inputs.arguments]
+        out = forgetting_attention(*leaves)
+        first, = torch.autograd.grad(out, leaves[0], self.inputs.d_out, create_graph=True)
+        with self.assertRaisesRegex(RuntimeError, "once"):
+            torch.autograd.grad(first.float().sum(), leaves[1])
+
     def test_the_library_checks_for_itself(self) -> None:
         """Invalid arguments of the operator give an error, not a fault."""
         q, k, v, gates, _ = bf16_inputs(1, 64, 2, 2, 64)

@@ -86,6 +86,60 @@ class OperatorsTest(AttentionTest):
             self.assert_equal((leaves[index].grad,), (wanted[index + 1],))
             self.assertTrue(all(leaf.grad is None for i, leaf in enumerate(leaves) if i != index))
 
+    def test_second_derivatives_raise(self) -> None:
+        """By every way that PyTorch has to ask for them; the first ones stay as they were."""
+        inputs = random_inputs(1, 70, 2, 1)
+        for index in range(5):  # the fifth: by the gradient of the output, in which it is linear
+            leaves = [x.detach().requires_grad_(i == index) for i, x in enumerate(inputs)]
+            out = forgetting_attention(*leaves[:4])
+            if index == 4:
+                leaves[0].requires_grad_()
+                out = forgetting_attention(*leaves[:4])
+            asked = leaves[0 if index == 4 else index]
+            first, = torch.autograd.grad(out, asked, leaves[4], create_graph=True)
+            again, = torch.autograd.grad(forgetting_attention(*leaves[:4]), asked, leaves[4])
+            self.assert_equal((first.detach(),), (again,))
+            with self.subTest(index=index), self.assertRaisesRegex(RuntimeError, "once"):
+                torch.autograd.grad(first.square().sum(), leaves[index])
+
+        def loss(q: torch.Tensor) -> torch.Tensor:
+            return forgetting_attention(q, *inputs.arguments[1:]).square().sum()
+
+        for ask in (lambda q: torch.autograd.functional.hessian(loss, q),
+                    lambda q: torch.func.grad(lambda x: torch.func.grad(loss)(x).sum())(q),
+                    lambda q: torch.func.hessian(loss)(q),
+                    lambda q: torch.func.jvp(torch.func.grad(loss), (q,), (q,)),
+                    lambda q: torch.func.jvp(loss, (q,), (q,))):
+            with self.assertRaises(RuntimeError):
+                ask(inputs.q)
+        with torch.autograd.forward_ad.dual_level():
+            for index in range(4):
+                duals = [torch.autograd.forward_ad.make_dual(x, x) if i == index else x
+                         for i, x in enumerate(inputs.arguments)]
+                with self.assertRaisesRegex(RuntimeError, "forward-mode"):
+                    forgetting_attention(*duals)
+
+    def test_autocast_casts_as_for_pytorchs_own_attention(self) -> None:
+        inputs = random_inputs(1, 70, dtype=torch.float32)
+        q, k, v, gates = inputs.arguments
+        own = torch.nn.functional.scaled_dot_product_attention
+        for dtype in (torch.bfloat16, torch.float16):
+            cast = [x.to(dtype) for x in (q, k, v)]
+            wanted = forgetting_attention(*cast, gates)
+            for mixed in ((q, k, v), (q, *cast[1:]), (cast[0], k, cast[2]), cast):
+                with torch.autocast("cpu", dtype):
+                    self.assertEqual(own(*mixed).dtype, dtype)
+                    self.assert_equal((forgetting_attention(*mixed, gates),), (wanted,))
+                    self.assert_equal((compiled()(*mixed, gates),), (wanted,))
+        with torch.autocast("cpu", torch.bfloat16):
+            found = gradients(forgetting_attention, inputs)
+            double = random_inputs(1, 70)
+            self.assertEqual(own(*double[:3]).dtype, torch.float64)
+            self.assertEqual(forgetting_attention(*double.arguments).dtype, torch.float64)
+            with torch.autocast("cpu", enabled=False):
+                self.assertEqual(forgetting_attention(*inputs.arguments).dtype, torch.float32)
+        self.assertEqual({x.dtype for x in found[1:]}, {torch.float32})
+
     def test_nothing_quadratic_is_saved(self) -> None:
         inputs, sizes = random_inputs(1, 1000), []
         leaves = [x.requires_grad_() for x in inputs.arguments]
