@@ -19,7 +19,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRIPTS = ("run", "docker/package.sh", "docker/packages.sh", "kernels/cuda/toolkit.sh",
-           "tests/suite.sh")
+           "models/finetune/finetune.sh", "tests/suite.sh")
 # All that ./run may find beside the stand-ins: no apt-get, no card of this machine.
 TOOLS = ("awk", "bash", "cat", "chmod", "cksum", "cp", "dirname", "env", "find", "grep", "head",
          "mkdir", "nproc", "python3", "rm", "sed", "sort", "tail", "tee", "touch", "tr", "xargs")
@@ -84,7 +84,7 @@ class TreeCase(unittest.TestCase):
             write_program(self.root / script,
                           (ROOT / script).read_text().replace("/usr/local/cuda;", toolkit + ";"))
         (self.root / "CMakePresets.json").write_text("{}")
-        (self.root / "models" / "demo").mkdir(parents=True)
+        (self.root / "models" / "demo").mkdir()
         self.programs = self.root / "programs"
         self.programs.mkdir()
         for tool in TOOLS:
@@ -194,6 +194,8 @@ class RunTest(TreeCase):
 CTEST = """#!/bin/bash
 echo "$* ${FOX_NIGHTLY:-}" >>"${0%/*}/ctest-calls"
 [[ "$*" != *tsan* ]] || FAKE_FAILS=
+mkdir -p build/cpu/Testing/Temporary
+printf '%s\n' '7/9 Testing: odd_test' 'SKIPPED: no torch' >build/cpu/Testing/Temporary/LastTest.log
 echo " 1/2 Test  #7: slow_test .....................   Passed   99.70 sec"
 [[ -z "${FAKE_FAILS:-}" ]] || echo "the test's own output"
 echo "9$((9 + ${FAKE_FAILS:-0}))% tests passed, ${FAKE_FAILS:-0} tests failed out of 2"
@@ -212,6 +214,7 @@ class SuiteTest(TreeCase):
             self.assertEqual(result.returncode, 8 if fails else 0, result.stderr)
             self.assertEqual("the test's own output" in result.stdout, bool(fails))
             self.assertIn("\n99 slow_test\n", result.stderr)
+            self.assertIn("==> odd_test: SKIPPED: no torch\n", result.stderr)
             calls = (self.programs / "ctest-calls").read_text().splitlines()
             self.assertRegex(calls[-1], selected)
         self.assertTrue(any("build/asan" in call for call in calls))
@@ -311,6 +314,13 @@ class PythonTest(TreeCase):
         self.run_command(*self.finetune)
         self.assertIn("python -m pip --disable-pip-version-check uninstall -y torch", self.calls())
         self.assertEqual(self.installed()[3:], [rest])
+
+    def test_at_night_the_tests_have_pytorch(self) -> None:
+        del self.environment["FOX_NO_INSTALL"]
+        self.run_command("test")
+        self.assertNotIn("torch", " ".join(self.installed()))
+        self.run_command("test", "all")
+        self.assertIn("torch>=2.10,<3", self.installed()[-1])
 
     def test_a_wrong_argument_is_told_before_anything_is_installed(self) -> None:
         del self.environment["FOX_NO_INSTALL"]

@@ -1,5 +1,7 @@
 # Sourced by ./run: the commands test and tidy.
 
+source "$root/models/finetune/finetune.sh"
+
 # sanitized_tests PRESET LABEL TARGETS...: builds the targets, runs the tests of that label (empty:
 # all that run something compiled). Prints one line; ctest's own report goes to a log.
 sanitized_tests() {
@@ -38,6 +40,12 @@ compile_cuda() {
   compile other-cards fox_cuda
 }
 
+# Says why tests of build/cpu were skipped, as a green suite would hide it.
+say_skipped() {
+  awk '/ Testing: / { test = $3 } /^SKIPPED/ && !said[test]++ { print test ": " $0 }' \
+    "$root/build/cpu/Testing/Temporary/LastTest.log" | while IFS= read -r line; do say "$line"; done
+}
+
 run_test() {
   local nvcc parts="" log="$root/build/tests.log" left_out='gpu|nightly' status=0 joined=()
   case "${1:-}" in
@@ -47,7 +55,10 @@ run_test() {
   esac
   install_packages "${build_packages[@]}" "${test_packages[@]}" "${tidy_packages[@]}"
   # Without them, the tests that need them are skipped.
-  [[ -n "${FOX_NO_INSTALL:-}" ]] || need_python test
+  if [[ -z "${FOX_NO_INSTALL:-}" ]]; then
+    need_python test
+    [[ -z "${FOX_NIGHTLY:-}" ]] || install_torch
+  fi
   # A clean clone compiles eight files as one, and stops at warnings; elsewhere those of a newer
   # compiler stop no one. What is configured stays as it is.
   [[ -f "$root/build/cpu/build.ninja" ]] || joined=(-DCMAKE_UNITY_BUILD=ON -DFOX_WERROR=ON)
@@ -68,6 +79,7 @@ run_test() {
   { printf '%s' "$parts" && sed -nE \
     's/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: (\S+) .* ([0-9]+)\.[0-9]+ sec.*/\2 \1/p' "$log"; } |
     sort -rn | head -n 10 >&2 || true
+  say_skipped
   sed -n '/% tests passed/,$p' "$log"
   return "$status"
 }

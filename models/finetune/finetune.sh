@@ -1,11 +1,12 @@
-# The commands `./run finetune` and `./run foxify`, which source this file: installs the packages of
-# training into .venv/ and starts the processes that train.
+# The commands `./run finetune` and `./run foxify`: installs what training needs into .venv/, as does
+# `./run test all`, and starts the processes that train.
 
 finetune_requirements=('numpy>=1.24,<3' 'PyYAML>=6,<7' 'torch>=2.10,<3' 'safetensors>=0.4,<1'
   'sentencepiece>=0.2,<1' 'tokenizers>=0.15,<1' 'matplotlib>=3.7,<4')
 cpu_wheels=https://download.pytorch.org/whl/cpu
 
-# PyPI's torch includes some GB of CUDA libraries, which a machine without a GPU does not need.
+# PyPI's torch needs 2.5 GB of CUDA's libraries to be imported, 3 GB with itself; that of cpu_wheels
+# does without.
 install_cpu_torch() {
   [[ "$(cat "$venv/.finetune" 2>/dev/null)" != "${finetune_requirements[*]}" &&
     -z "${FOX_NO_INSTALL:-}" ]] || return 0
@@ -14,7 +15,7 @@ install_cpu_torch() {
   if pip install --retries 1 --timeout 10 --index-url "$cpu_wheels" 'torch>=2.10,<3'; then
     touch "$venv/.finetune-cpu"
   else
-    say "$cpu_wheels is out of reach: installing PyPI's PyTorch, some GB with CUDA's libraries"
+    say "$cpu_wheels is out of reach: installing PyPI's PyTorch, 3 GB with CUDA's libraries"
   fi
 }
 
@@ -34,12 +35,9 @@ install_kernels() {
   printf '%s\n' "$sources" >"$stamp"
 }
 
-# install_training CHECK ARGUMENTS: what training needs, once CHECK accepts the arguments; sets
-# gpu_count to that of all GPUs that CUDA_VISIBLE_DEVICES leaves visible.
-install_training() {
-  if command -v python3 >/dev/null; then  # a wrong argument must not install anything
-    python3 -B "$root/models/$1" "${@:2}" || exit
-  fi
+# Installs the packages of training, with PyTorch for the CPU where there is no GPU; sets gpu_count
+# to that of all GPUs that CUDA_VISIBLE_DEVICES leaves visible.
+install_torch() {
   gpu_count="$(count_gpus)"
   if ((gpu_count == 0)); then
     install_cpu_torch
@@ -48,6 +46,14 @@ install_training() {
     rm -f "$venv/.finetune" "$venv/.finetune-cpu"
   fi
   need_python finetune
+}
+
+# install_training CHECK ARGUMENTS: what training needs, once CHECK accepts the arguments.
+install_training() {
+  if command -v python3 >/dev/null; then  # a wrong argument must not install anything
+    python3 -B "$root/models/$1" "${@:2}" || exit
+  fi
+  install_torch
   if ((gpu_count > 0)) && [[ -z "${FOX_NO_INSTALL:-}" ]]; then install_kernels; fi
 }
 

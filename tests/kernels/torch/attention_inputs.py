@@ -19,7 +19,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[3] / "kernels" / "torch"
 try:
     import torch
 except ImportError:
-    print(f"SKIPPED: {sys.executable} lacks torch (pip: torch)")
+    print(f"SKIPPED: {sys.executable} lacks torch, which ./run test all installs")
     sys.exit(SKIPPED)
 _found = importlib.util.find_spec("fox_attention")
 if _found is None or _found.origin is None:  # a folder of tests has that name, too

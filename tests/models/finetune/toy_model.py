@@ -17,7 +17,7 @@ FINETUNE = ROOT / "models" / "finetune"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # equal bits, and other tests run beside this one
 for package in ("torch", "safetensors", "sentencepiece", "tokenizers"):
     if importlib.util.find_spec(package) is None:
-        print(f"SKIPPED: {sys.executable} has no {package}; ./run finetune makes a .venv that has")
+        print(f"SKIPPED: {sys.executable} lacks {package}, which ./run test all installs")
         sys.exit(77)
 sys.path.insert(0, str(FINETUNE))
 
