@@ -1,5 +1,5 @@
-# The commands `./run finetune` and `./run foxify`: installs what training needs into .venv/, as does
-# `./run test all`, and starts the processes that train.
+# `./run finetune` and `./run foxify`: installs what training needs into .venv/, as `./run test all`
+# does, too, and starts the processes that train.
 
 finetune_requirements=('numpy>=1.24,<3' 'PyYAML>=6,<7' 'torch>=2.10,<3' 'safetensors>=0.4,<1'
   'sentencepiece>=0.2,<1' 'tokenizers>=0.15,<1' 'matplotlib>=3.7,<4')
