@@ -1,11 +1,17 @@
-# fox_source_package(name version sha256 out): the folder of a source distribution on PyPI, checked
-# by hash and kept in the build tree; an empty string where pip gives none.
+# fox_source_package(name version sha256 out patches...): the folder of a source distribution on
+# PyPI, checked by hash, patched and kept in the build tree; an empty string where pip gives none.
 function(fox_source_package name version sha256 out)
   set(${out} "" PARENT_SCOPE)
   set(folder ${CMAKE_BINARY_DIR}/_deps/${name})
   set(unpacked ${folder}/${name}-${version})
-  file(SHA256 ${CMAKE_CURRENT_LIST_FILE} caller)  # which may patch what was unpacked
-  if(NOT EXISTS ${unpacked}/unpacked-${caller})
+  set(hashes ${sha256})
+  foreach(patch ${ARGN})
+    file(SHA256 ${patch} hash)
+    string(APPEND hashes ${hash})
+  endforeach()
+  string(SHA256 state "${hashes}")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ARGN})
+  if(NOT EXISTS ${unpacked}/unpacked-${state})
     set(archive ${unpacked}.tar.gz)
     file(MAKE_DIRECTORY ${folder})
     find_package(Python3 COMPONENTS Interpreter QUIET)
@@ -29,7 +35,18 @@ function(fox_source_package name version sha256 out)
     endif()
     file(REMOVE_RECURSE ${unpacked})
     file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${folder} TOUCH)
-    file(TOUCH ${unpacked}/unpacked-${caller})
+    find_package(Git REQUIRED)
+    foreach(patch ${ARGN})
+      # Outside of any repository: inside one, git skips files that it ignores.
+      execute_process(
+        COMMAND ${CMAKE_COMMAND} -E env GIT_CEILING_DIRECTORIES=${folder} ${GIT_EXECUTABLE} apply
+                ${patch}
+        WORKING_DIRECTORY ${unpacked} RESULT_VARIABLE result ERROR_VARIABLE output)
+      if(result)
+        message(FATAL_ERROR "${patch} does not apply to ${name} ${version}: ${output}")
+      endif()
+    endforeach()
+    file(TOUCH ${unpacked}/unpacked-${state})
   endif()
   set(${out} ${unpacked} PARENT_SCOPE)
 endfunction()
