@@ -3,7 +3,8 @@
 Invariant: a format is written only if it renders RANDOM_CONVERSATIONS conversations as the template
 does; a conversation of which that cannot be said is one that the format refuses. The server, which
 has no template engine, reads the result (models/tokenizer/chat_format.h). Templates are programs
-that we did not write: they run in jinja2's sandbox, in a process with bounds (main below).
+that we did not write: they run in jinja2's sandbox, in a process with bounds
+(bounded_reading.py).
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ from __future__ import annotations
 import json
 import random
 import re
-import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bounded_reading import bounded
 from refusal import Refusal
 
 NAME = "chat_format.json"
 RANDOM_CONVERSATIONS = 200
-_SECONDS, _BYTES = 60, 2 << 30
+_SECONDS = 60
+_LARGEST = 64 << 10  # that the server reads
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _CONTENTS = ("", " ", "\n", "a", "Hello, world.", "žluť 漢字 🦊", "\u3000", "\x1c\x85", "{{ x }}")
 _THOUGHT, _RESPONSE = ("<think>", "</think>"), ("<tool_response>", "</tool_response>")
@@ -48,7 +48,7 @@ def template_of(directory: Path) -> tuple[str, dict[str, str]] | None:
             template = (directory / "chat_template.jinja").read_text("utf-8")
         tokens = {name: config[name] for name in _TOKENS if config.get(name) is not None}
         texts = {n: t["content"] if isinstance(t, dict) else str(t) for n, t in tokens.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refusal(f"{path.name}: malformed ({error!r})") from None
     return (template, texts) if isinstance(template, str) else None
 
@@ -405,40 +405,26 @@ def write_chat_format(directory: Path) -> str:
 
 
 def _write(directory: Path) -> str:
-    found = template_of(directory)
+    found = bounded(directory.name, lambda: template_of(directory))
     if found is None:
         return ""
-    bounds = (resource.RLIMIT_AS, (_BYTES, _BYTES)), (resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
     try:
-        done = subprocess.run(
-            [sys.executable, "-B", __file__],
-            input=json.dumps(found),
-            capture_output=True,
-            text=True,
-            timeout=2 * _SECONDS,
-            check=False,
-            preexec_fn=lambda: [resource.setrlimit(*bound) for bound in bounds],
-        )
-    except subprocess.TimeoutExpired:
-        return "no chat: the template takes too long"
-    if done.returncode != 0:
-        why = (done.stderr.strip().splitlines() or ["it takes too long or too much memory"])[-1]
-        return f"no chat: the template fails ({why[:200]})"
-    result = json.loads(done.stdout)
-    if "format" not in result:
-        return f"no chat: {result['reason']}"
-    (directory / NAME).write_text(json.dumps(result["format"], indent=2) + "\n", "utf-8")
-    return f"chat without {result['reason']}" if result["reason"] else ""
+        form, reason = bounded("the template", lambda: _derived(*found), _SECONDS)
+    except Refusal as refusal:
+        return f"no chat: {str(refusal)[:300]}"
+    if form is None:
+        return f"no chat: {reason}"
+    (directory / NAME).write_text(form, "utf-8")
+    return f"chat without {reason}" if reason else ""
 
 
-def main() -> None:
-    """Template and tokens on stdin; format or reason on stdout."""
+def _derived(template: str, tokens: dict[str, str]) -> tuple[str | None, str]:
+    """The text of NAME, or None, and what it lacks."""
     try:
-        form, reason = derive(*json.load(sys.stdin))
-        json.dump({"format": form, "reason": reason}, sys.stdout)
+        form, reason = derive(template, tokens)
     except NotOfThisForm as error:
-        json.dump({"reason": str(error)}, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+        return None, str(error)
+    text = json.dumps(form, indent=2) + "\n"
+    if len(text) > _LARGEST:
+        return None, f"its texts take more than {_LARGEST} bytes"
+    return text, reason

@@ -1,9 +1,9 @@
 """Converts a checkpoint of any known layout, or a GGUF file, into a directory that foxserve loads.
 
 The path of a conversion: open_source (source_directory.py) -> parse_config (canonical_config.py)
--> plan_tensors (tensor_plan.py) -> with_adapter (lora_adapter.py) -> write and verify
-(output_directory.py) -> write_chat_format (chat_format.py); open_gguf (gguf_source.py) stands for
-the first three. See README.md here.
+-> plan_tensors (tensor_plan.py) -> with_adapter (lora_adapter.py), all in a bounded process
+(bounded_reading.py) -> write and verify (output_directory.py) -> write_chat_format
+(chat_format.py); open_gguf (gguf_source.py) stands for the first three. See README.md here.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """One line, in which a name from a file cannot move a terminal's cursor."""
+    shown = "".join(c if c.isprintable() else "?" for c in text)
+    print(shown if len(shown) < 2000 else shown[:2000] + "..", file=sys.stderr, flush=True)
 
 
 def _print_plan(plan: Plan) -> None:
@@ -136,10 +138,11 @@ def _print_plan(plan: Plan) -> None:
 
 def _verify(directory: Path, config: dict[str, Any], planned: list[PlannedTensor]) -> None:
     """Re-opens `directory` and compares it with the source; Refusal on any mismatch."""
+    from bounded_reading import bounded
     from output_directory import check_config, verify_tensors
     from source_directory import open_source
 
-    written = open_source(directory, None)
+    written = bounded(directory.name, lambda: open_source(directory, None))
     check_config(directory, config)
     report = verify_tensors(planned, written.tensors)
     if report.different:
@@ -181,7 +184,14 @@ def _write(args: argparse.Namespace, plan: Plan) -> None:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    """Reads the headers of SRC."""
+    """Reads the headers of SRC, and of the adapter."""
+    from lora_adapter import with_adapter
+
+    plan = _plan_of_source(args)
+    return plan if args.adapter is None else with_adapter(plan, args.adapter)
+
+
+def _plan_of_source(args: argparse.Namespace) -> Plan:
     from canonical_config import ORDINARY_TYPES, parse_config
     from source_directory import open_source
     from tensor_plan import Plan, plan_as_it_is, plan_tensors
@@ -202,7 +212,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 def _convert(args: argparse.Namespace) -> None:
     """Does what the checked command line asks for."""
-    from lora_adapter import with_adapter
+    from bounded_reading import bounded
     from output_directory import check_destination
 
     if not args.dry_run:
@@ -211,9 +221,7 @@ def _convert(args: argparse.Namespace) -> None:
             raise Refusal(f"{args.destination}: SRC and DST are the same directory")
         if not args.verify_only:
             check_destination(args.destination, args.force)
-    plan = _plan(args)
-    if args.adapter is not None:
-        plan = with_adapter(plan, args.adapter)
+    plan = bounded(args.source.name, lambda: _plan(args))
     for note in plan.notes:
         _say(f"note: {note}")
     if args.dry_run:
@@ -251,6 +259,9 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_REFUSED
     except OSError as error:
         _say(f"fox_convert: {error.filename or 'input/output'}: {error.strerror or error}")
+        return EXIT_REFUSED
+    except MemoryError:
+        _say("fox_convert: not enough memory, nothing was written")
         return EXIT_REFUSED
     except KeyboardInterrupt:
         _say("fox_convert: interrupted, nothing was written")

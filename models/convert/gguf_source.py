@@ -6,6 +6,7 @@ refused by name. Blocks of rows are dequantised as they are written. Read gguf_t
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,23 +50,34 @@ _LLAMA3 = (1.0, 4.0, 8192)
 
 
 class GgufTensor(SourceTensor):
-    """A tensor of a GGUF file, as float32. `order`: the rows to take, None for all as they lie."""
+    """A tensor of a GGUF file, as float32, stored as `kind`, a name of QUANTISATIONS. `order`: the
+    rows to take, None for all as they lie."""
 
-    def __init__(self, tensor: Any, path: Path, order: np.ndarray | None = None) -> None:
+    def __init__(self, tensor: Any, path: Path) -> None:
         shape = tuple(int(n) for n in reversed(tensor.shape))
-        super().__init__(tensor.name, "F32", shape, (), path, 0, 0)
-        self.__dict__.update(tensor=tensor, order=order)
+        where = int(tensor.data_offset), int(tensor.n_bytes)
+        super().__init__(tensor.name, "F32", shape, (), path, *where)
+        self.__dict__.update(kind=tensor.tensor_type.name, order=None)
+
+    def in_order(self, order: np.ndarray) -> GgufTensor:
+        """The tensor with its rows in another order."""
+        other = copy.copy(self)
+        other.__dict__.update(order=order)
+        return other
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yields the elements in row-major order as flat arrays of at most BLOCK_BYTES or a row."""
+        from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        stored, order = np.atleast_2d(self.tensor.data), self.order
+        rows, kind, order = math.prod(self.shape[:-1]), GGMLQuantizationType[self.kind], self.order
+        size, start = (rows, self.data_bytes // max(1, rows)), self.data_offset
+        stored = np.memmap(self.path, dtype=np.uint8, mode="r", offset=start, shape=size)
         step = max(1, BLOCK_BYTES // (4 * self.shape[-1]))
         for first in range(0, len(stored), step):
-            rows = slice(first, first + step)
-            block = np.ascontiguousarray(stored[rows if order is None else order[rows]])
-            yield dequantize(block, self.tensor.tensor_type).reshape(-1)
+            some = slice(first, first + step)
+            block = np.ascontiguousarray(stored[some if order is None else order[some]])
+            yield dequantize(block, kind).reshape(-1)
 
 
 class _Keys:
@@ -110,8 +122,17 @@ def open_gguf(path: Path, wanted: str) -> Plan:
         import gguf
     except ImportError:
         raise Refusal(f"{path.name}: reading it needs gguf (pip install gguf)") from None
+
+    class Reader(gguf.GGUFReader):
+        """Reads nothing behind the end, where an array could go on without end."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, *rest: Any, **named: Any) -> Any:
+            if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise ValueError("it ends too early")
+            return super()._get(offset, dtype, count, *rest, **named)
+
     try:
-        reader = gguf.GGUFReader(path)
+        reader = Reader(path)
     except OSError:
         raise
     except Exception as error:  # the reader checks little
@@ -223,7 +244,7 @@ class _Planner:
         part = self._pool.take(source, shape)
         if heads:
             order = np.arange(shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
-            part = GgufTensor(part.tensor, part.path, order)
+            part = part.in_order(order)
         self._planned.append(PlannedTensor(name, self._dtype, shape, (part,)))
 
     def model(self) -> list[PlannedTensor]:

@@ -14,7 +14,7 @@ import numpy as np
 from refusal import Refusal
 from rounding import as_float
 from safetensors_io import parse_json, read_safetensors
-from source_directory import read_text
+from source_directory import check_link, read_text
 from source_tensor import SourceTensor
 from tensor_plan import Plan, PlannedTensor
 
@@ -55,7 +55,7 @@ def with_adapter(plan: Plan, directory: Path) -> Plan:
     config = parse_json(read_text(directory / CONFIG), CONFIG)
     # adapter.safetensors, or parts of it: adapter-00001-of-00002.safetensors.
     paths = sorted(directory.glob("adapter*.safetensors")) or [directory / ADAPTER]
-    change = {name: tensor for path in paths for name, tensor in read_safetensors(path).items()}
+    change = {n: tensor for p in paths for n, tensor in read_safetensors(check_link(p)).items()}
     kind = config.get("base_model_type")
     if kind != plan.config["model_type"] or not isinstance(config.get("config"), dict):
         raise Refusal(f"{CONFIG}: made for a {kind}, not for SRC, a {plan.config['model_type']}")

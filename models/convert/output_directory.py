@@ -150,7 +150,7 @@ def copy_side_files(source: Path, directory: Path) -> list[str]:
     """Copies tokenizer and generation files; returns their names."""
     copied = [name for name in COPIED_FILES if (source / name).is_file()]
     for name in copied:
-        shutil.copyfile(source / name, directory / name)
+        write_file(directory / name, read_text(source / name))
     return copied
 
 

@@ -268,13 +268,19 @@ class TorchArchive:
                     raise Refusal(f"{self.path.name}: no data.pkl; not written by torch.save")
                 self._prefix = pickles[0][: -len("data.pkl")]
                 order = self._members.get(self._prefix + "byteorder")
-                if order is not None and archive.read(order).strip() != b"little":
+                if order is not None and self._read(archive, order, 64).strip() != b"little":
                     raise Refusal(f"{self.path.name}: byteorder is not little")
-                if self._members[pickles[0]].file_size > MAX_PICKLE_BYTES:
-                    raise Refusal(f"{self.path.name}: data.pkl is larger than {MAX_PICKLE_BYTES} B")
-                return archive.read(pickles[0])
+                return self._read(archive, self._members[pickles[0]], MAX_PICKLE_BYTES)
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
             raise Refusal(f"{self.path.name}: damaged zip archive ({error})") from None
+
+    def _read(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int) -> bytes:
+        """A member as torch writes it, not compressed: no short file becomes a long text."""
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise Refusal(f"{self.path.name}: member {member.filename} is compressed")
+        if member.file_size > limit:
+            raise Refusal(f"{self.path.name}: member {member.filename} is larger than {limit} B")
+        return archive.read(member)
 
     def tensor(self, name: str, value: Any) -> SourceTensor:
         """Resolves `value`, found under `name`, into a checked tensor of this file."""

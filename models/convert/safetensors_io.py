@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from refusal import Refusal
-from source_tensor import NUMPY_TYPES, SourceTensor
+from source_tensor import MAX_DIMENSIONS, NUMPY_TYPES, SourceTensor
 
 MAX_HEADER_BYTES = 100 << 20
 LFS_POINTER = b"version https://git-lfs"
@@ -58,7 +58,8 @@ def _tensor(name: str, entry: Any, path: Path, data_start: int) -> SourceTensor:
     except (KeyError, TypeError, ValueError):
         raise Refusal(f"{path.name}: entry {name} is malformed") from None
     numbers = (*shape, begin, end)
-    if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers):
+    is_small = isinstance(dtype, str) and len(shape) <= MAX_DIMENSIONS
+    if not is_small or any(type(n) is not int or n < 0 for n in numbers):
         raise Refusal(f"{path.name}: entry {name} is malformed")
     if dtype not in NUMPY_TYPES:
         raise Refusal(f"tensor {name}: dtype {dtype} is not supported")

@@ -7,6 +7,7 @@ Read tensor_plan.py next.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,13 +35,31 @@ class Source:
     notes: list[str] = field(default_factory=list)  # what the user should know
 
 
+def check_link(path: Path, directory: Path | None = None) -> Path:
+    """`path`, unless it is a link out of `directory` (by default its parent), which a file from
+    elsewhere could use to have any text of this machine copied. One link may leave: in a snapshot
+    of a Hugging Face cache, that to its blob. models/model_dir.cc has the same rule.
+    """
+    directory = path.parent if directory is None else directory
+    root, target = Path(os.path.realpath(directory)), Path(os.path.realpath(path))
+    repository = root.parent.parent
+    cached = root.parent.name == "snapshots" and repository.name.startswith("models--")
+    is_blob = cached and path.is_symlink() and target.parent == repository / "blobs"
+    if is_blob or target.is_relative_to(root):
+        return path
+    raise Refusal(f"{path.name}: is a symbolic link that leaves {directory.name or directory}; "
+                  "copy the file itself into it (hf download REPO --local-dir DIR does)")
+
+
 def read_text(path: Path) -> bytes:
     """The bytes of a small text file."""
     if not path.is_file():
         raise Refusal(f"{path.name}: missing")
-    if path.stat().st_size > MAX_TEXT_BYTES:
+    with open(check_link(path), "rb") as file:
+        text = file.read(MAX_TEXT_BYTES + 1)
+    if len(text) > MAX_TEXT_BYTES:
         raise Refusal(f"{path.name}: larger than {MAX_TEXT_BYTES} bytes")
-    return path.read_bytes()
+    return text
 
 
 def open_source(directory: Path, step: int | None) -> Source:
@@ -63,6 +82,7 @@ def _read_weights_file(path: Path) -> dict[str, SourceTensor]:
     """The tensors of one .safetensors or .bin file."""
     if not path.is_file():
         raise Refusal(f"{path.name}: missing")
+    check_link(path)
     if path.suffix == ".safetensors":
         return read_safetensors(path)
     archive = TorchArchive(path)
@@ -144,8 +164,17 @@ def _load_yaml(path: Path) -> dict[str, Any]:
         import yaml
     except ImportError:
         raise Refusal("config.yaml: reading it needs PyYAML (pip install pyyaml)") from None
+
+    class Loader(yaml.SafeLoader):
+        """Without aliases, which can make a short text a value of any size."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise Refusal(f"{path.name}: YAML aliases are not supported")
+            return super().compose_node(parent, index)
+
     try:
-        value = yaml.safe_load(read_text(path))
+        value = yaml.load(read_text(path), Loader)
     except (yaml.YAMLError, RecursionError) as error:
         problem = " ".join(str(error).split())
         raise Refusal(f"{path.name}: not valid YAML ({problem})") from None
@@ -193,6 +222,7 @@ def _open_training(directory: Path, step: int | None) -> Source:
     """A training run: config.yaml and one of its checkpoints."""
     config = _training_config(directory)
     path, notes = pick_step(directory / "checkpoints", step)
+    check_link(path, directory)
     archive = TorchArchive(path, keep_unknown=True)
     state = archive.content.get("model") if isinstance(archive.content, dict) else None
     if state is None:

@@ -11,6 +11,7 @@ uint16 (uint32 for vocabularies above 65,536); NAME.json says what it was made f
 from __future__ import annotations
 
 import argparse
+import codecs
 import hashlib
 import json
 import lzma
@@ -126,26 +127,36 @@ def _open(path: Path) -> BinaryIO:
     return lzma.open(path) if path.suffix == ".xz" else open(path, "rb")
 
 
+def _blocks(path: Path) -> Iterator[bytes]:
+    """The bytes of a file (.xz is unpacked) behind its byte order mark, then none."""
+    try:
+        with _open(path) as file:
+            yield file.read(READ_BYTES).removeprefix(codecs.BOM_UTF8)
+            while block := file.read(READ_BYTES):
+                yield block
+    except (lzma.LZMAError, EOFError) as error:
+        raise TextError(f"{path.name}: no whole .xz file ({error})") from None
+    yield b""
+
+
 def read_pieces(path: Path) -> Iterator[Piece]:
-    """The documents of one file (.xz is unpacked), empty ones left out."""
-    with _open(path) as file:
-        buffer, first, ended = b"", True, False
-        while not ended:
-            block = file.read(READ_BYTES)
-            ended, buffer = not block, buffer + block
-            *documents, buffer = buffer.split(SEPARATOR)
-            for document in documents:
-                if document or not first:
-                    yield Piece(document, path.name, first, last=True)
-                first = True
-            while len(buffer) > LONGEST_PIECE:
-                cut = buffer.rfind(b"\n", 0, LONGEST_PIECE - len(SEPARATOR)) + 1
-                if cut == 0:
-                    raise TextError(f"{path}: a line of more than {LONGEST_PIECE >> 20} MiB")
-                yield Piece(buffer[:cut], path.name, first, last=False)
-                buffer, first = buffer[cut:], False
-        if buffer or not first:
-            yield Piece(buffer, path.name, first, last=True)
+    """The documents of one file, empty ones left out."""
+    buffer, first = b"", True
+    for block in _blocks(path):
+        buffer += block
+        *documents, buffer = buffer.split(SEPARATOR)
+        for document in documents:
+            if document or not first:
+                yield Piece(document, path.name, first, last=True)
+            first = True
+        while len(buffer) > LONGEST_PIECE:
+            cut = buffer.rfind(b"\n", 0, LONGEST_PIECE - len(SEPARATOR)) + 1
+            if cut == 0:
+                raise TextError(f"{path}: a line of more than {LONGEST_PIECE >> 20} MiB")
+            yield Piece(buffer[:cut], path.name, first, last=False)
+            buffer, first = buffer[cut:], False
+    if buffer or not first:
+        yield Piece(buffer, path.name, first, last=True)
 
 
 _worker_tokenizer: TextTokenizer | None = None

@@ -91,8 +91,11 @@ def write_answers(prompts: Path, model: Path, server: str, parallel: int, out: P
     tokenizer, asking = TextTokenizer(model), Asking(model)
     if asking.format is None:
         raise TextError(f"{model}: no chat_format.json; ./run convert writes it")
-    with lzma.open(prompts, "rt") if prompts.suffix == ".xz" else open(prompts) as file:
-        requests = [json.loads(line) for line in file]
+    try:
+        with lzma.open(prompts, "rt") if prompts.suffix == ".xz" else open(prompts) as file:
+            requests = [json.loads(line) for line in file]
+    except (lzma.LZMAError, EOFError, ValueError) as error:
+        raise TextError(f"{prompts.name}: no whole file of prompts ({error})") from None
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     ids: list[int] = []
     text_bytes = chats = 0

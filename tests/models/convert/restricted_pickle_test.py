@@ -110,9 +110,8 @@ class TensorTest(PickleCase):
     def test_compressed_member(self) -> None:
         value = self.archive.tensor("F32", (64,), floats(*[0.0] * 64))
         self.archive.save(self.path, {"w": value}, compression=zipfile.ZIP_DEFLATED)
-        archive = TorchArchive(self.path)
-        with self.assertRaisesRegex(Refusal, "tensor w: .*compressed"):
-            archive.tensor("w", archive.content["w"])
+        with self.assertRaisesRegex(Refusal, "compressed"):
+            TorchArchive(self.path)
 
 
 class HostileTest(PickleCase):

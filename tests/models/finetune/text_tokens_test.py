@@ -73,12 +73,17 @@ class TokenFileTest(unittest.TestCase):
         made = self.out.stat().st_mtime_ns
         self.assertEqual(self.tokens(path), [END, *b"abc", END])
         self.assertEqual(self.out.stat().st_mtime_ns, made)
-        self.assertEqual(self.tokens(self.write("a.txt", b"abcd")), [END, *b"abcd", END])
+        marked = self.write("a.txt", "abcd\ufeff".encode("utf-8-sig"))  # not a part of the text
+        self.assertEqual(self.tokens(marked), [END, *"abcd\ufeff".encode(), END])
 
     def test_errors_name_the_file(self) -> None:
         with self.assertRaisesRegex(TextError, r"latin.txt: not UTF-8 \(byte 2 .*0xe9"):
             self.tokens(self.write("good.txt", b"ok"), self.write("latin.txt", b"caf\xe9"[1:]))
         self.assertFalse(self.out.exists())
+        whole = lzma.compress(b"abc" * 99999)
+        for wrong in (b"plain text", b"", whole[:-9], whole[:40] + b"?" + whole[41:]):
+            with self.assertRaisesRegex(TextError, "false.xz: no whole .xz file|no text in false"):
+                self.tokens(self.write("false.xz", wrong))
         with self.assertRaisesRegex(TextError, "gone.txt: no such file"):
             self.tokens(self.folder / "gone.txt")
         with self.assertRaisesRegex(TextError, "no text in empty.txt"):

@@ -75,13 +75,17 @@ class TrainTest(TrainingCase):
 
     def test_time_is_the_plan_from_the_start_of_the_program(self) -> None:
         began = time.monotonic()
-        said = self.run_to_end(self.command("timed", "--minutes-total", "0.5"))
-        self.assertLess(time.monotonic() - began, 40)
+        self.run_to_end(self.command("first", "--steps", "1"))
+        # The plan leaves time to train on a machine where PyTorch alone takes half a minute.
+        planned = max(30, 4 * (time.monotonic() - began))
+        began = time.monotonic()
+        said = self.run_to_end(self.command("timed", "--minutes-total", f"{planned / 60:.6f}"))
+        self.assertLess(time.monotonic() - began, 4 / 3 * planned)
         self.assertIn("peak lr within a tenth of them\n", said)
         self.assertRegex(said, r"one step takes about .* here: \d+ steps in the \d+ s left")
-        self.assertIn("done in 0:", said)
+        self.assertRegex(said, r"\ndone in \d+:")
         # A tenth is reserved for the end; records, which correct the plan, are 2 s apart.
-        self.assertLess(abs(self.checkpoint("timed")["seconds"] - 27), 3)
+        self.assertLess(abs(self.checkpoint("timed")["seconds"] - 0.9 * planned), 0.1 * planned)
         records = read_metrics(self.folder / "timed" / "training" / "metrics.jsonl")
         last = [record for record in records if "loss" in record][-1]
         self.assertLess(last["lr"], 0.2 * 3e-3)

@@ -1,0 +1,90 @@
+"""Runs the reading of untrusted files in a child process with bounds on its memory and time.
+
+Headers, pickles and configurations can ask for any amount of both, or overflow the stack of a
+library. The child forks, reads, and returns the result through a pipe; whatever ends it is one
+Refusal here. Only metadata passes the pipe: tensors stay descriptions of where their bytes lie.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+from refusal import Refusal
+
+Result = TypeVar("Result")
+
+MEMORY_BYTES = 3 << 30  # private memory of the child, mapped files not counted
+CPU_SECONDS = 60
+RESULT_BYTES = 256 << 20
+
+
+def bounded(what: str, read: Callable[[], Result], seconds: int | None = None) -> Result:
+    """The result of read(), which must be picklable. `what` names the files in a Refusal;
+    `seconds` of a processor's time are allowed, by default CPU_SECONDS."""
+    seconds = CPU_SECONDS if seconds is None else seconds
+    receiver, sender = os.pipe()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(receiver)
+        _run(what, read, seconds, sender)
+    os.close(sender)
+    try:
+        with os.fdopen(receiver, "rb") as pipe:
+            answer = pipe.read(RESULT_BYTES + 1)
+    finally:
+        if sys.exc_info()[0] is not None or len(answer) > RESULT_BYTES:
+            os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+    if len(answer) > RESULT_BYTES:
+        raise Refusal(f"{what}: describes more than {RESULT_BYTES >> 20} MiB of names and shapes")
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        raise Refusal(f"{what}: takes more than {seconds} s")
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSEGV:
+        raise Refusal(f"{what}: nests too deeply")
+    if status != 0:
+        raise Refusal(f"{what}: not readable (the reading process ended with status {status})")
+    result = pickle.loads(answer)  # of our own classes, written by _run
+    if isinstance(result, Exception):
+        raise result
+    return result  # type: ignore[no-any-return]
+
+
+def _run(what: str, read: Callable[[], object], seconds: int, sender: int) -> None:
+    """The child: never returns."""
+    status = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        for kind, bound in (
+            (resource.RLIMIT_DATA, MEMORY_BYTES),
+            (resource.RLIMIT_CPU, seconds),
+            (resource.RLIMIT_CORE, 0),
+        ):
+            resource.setrlimit(kind, (bound, bound))
+        answer = _answer(what, read)
+        with os.fdopen(sender, "wb") as pipe:
+            pipe.write(answer)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _answer(what: str, read: Callable[[], object]) -> bytes:
+    """The result, or a Refusal or OSError, pickled."""
+    try:
+        return pickle.dumps(read())
+    except Refusal as refusal:
+        return pickle.dumps(refusal)
+    except MemoryError:
+        return pickle.dumps(Refusal(f"{what}: needs more than {MEMORY_BYTES >> 20} MiB"))
+    except OSError as error:
+        return pickle.dumps(OSError(error.errno, error.strerror, error.filename))
+    except Exception as error:  # hostile input can provoke any of them
+        return pickle.dumps(Refusal(f"{what}: not readable ({type(error).__name__}: {error})"))
