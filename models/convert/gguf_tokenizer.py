@@ -10,6 +10,7 @@ from refusal import Refusal
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # of tokenizer.ggml.token_type
 _IDS = {"bos": "bos", "eos": "eos", "eot": "eot", "unk": "unknown", "pad": "padding"}
+_LLAMA_IDS = {"unk": 0, "bos": 1, "eos": 2}  # llama.cpp's, of a `llama` whose file says none
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -55,8 +56,13 @@ def tokenizer_files(
     ids = {}
     for name, key in _IDS.items():
         ids[name] = get(f"tokenizer.ggml.{key}_token_id", None)
+        if ids[name] is None and model == "llama" and _is_marked(name, kinds):
+            ids[name] = _LLAMA_IDS[name]
         if ids[name] is not None and ids[name] not in range(len(tokens)):
             raise Refusal(f"key tokenizer.ggml.{key}_token_id: {ids[name]} is no token")
+    if model == "llama":  # whose words of users are written as pieces
+        tokens = [t.replace("\u2581", " ") if kind == _USER_DEFINED else t
+                  for t, kind in zip(tokens, kinds)]
     files: dict[str, dict[str, Any] | bytes] = {}
     if model == "gpt2":
         files["tokenizer.json"] = _bpe(get, tokens, kinds, ids["bos"])
@@ -71,6 +77,7 @@ def tokenizer_files(
         "add_bos_token": get("tokenizer.ggml.add_bos_token", model == "llama"),
         **named,
         **({"chat_template": template} if template else {}),
+        **({"added_tokens_decoder": _added(tokens, kinds)} if model == "llama" else {}),
     }
     ends = [i for i in (ids["eos"], ids["eot"]) if i is not None]
     files["generation_config.json"] = {
@@ -78,6 +85,23 @@ def tokenizer_files(
         "eos_token_id": list(dict.fromkeys(ends)),
     }
     return files
+
+
+def _is_marked(name: str, kinds: list[int]) -> bool:
+    """Whether the token that _LLAMA_IDS gives is no text. Today's converter calls `<unk>` CONTROL,
+    as every token that tokenizer_config.json calls special."""
+    at = _LLAMA_IDS.get(name, len(kinds))
+    return at < len(kinds) and kinds[at] in (_UNKNOWN, _CONTROL)
+
+
+def _added(tokens: list[str], kinds: list[int]) -> dict[str, dict[str, Any]]:
+    """added_tokens_decoder of a `llama`: what is found in a text before sentencepiece reads it."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        str(i): {"content": token, **flags, "special": kind != _USER_DEFINED}
+        for i, (token, kind) in enumerate(zip(tokens, kinds))
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    }
 
 
 def _bpe(
@@ -152,8 +176,13 @@ def _sentencepiece(
 ) -> bytes:
     """tokenizer.model, a sentencepiece ModelProto; its types of pieces are those of GGUF."""
     scores = get("tokenizer.ggml.scores", [])
-    if len(scores) != len(tokens) or ids["unk"] is None or kinds[ids["unk"]] != _UNKNOWN:
-        raise Refusal("key tokenizer.ggml.scores: not one a token, or no unknown token")
+    if len(scores) != len(tokens):
+        raise Refusal(f"key tokenizer.ggml.scores: {len(scores)} of them, {len(tokens)} tokens")
+    if ids["unk"] is None:
+        raise Refusal("key tokenizer.ggml.unknown_token_id: missing, and token 0 is a text")
+    # Sentencepiece has one unknown piece; the others that are called so are never in a text.
+    kinds = [_CONTROL if kind == _UNKNOWN else kind for kind in kinds]
+    kinds[ids["unk"]] = _UNKNOWN
     pieces = b"".join(
         _field(1, _field(1, token.encode()) + _field(2, float(score)) + _field(3, kind))
         for token, score, kind in zip(tokens, scores, kinds)

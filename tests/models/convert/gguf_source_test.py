@@ -48,6 +48,8 @@ def llama3_factors(factor: float) -> np.ndarray:
 class GgufCase(CheckpointCase):
     """Writes a small model to `src`, and keeps in `expected` what it has to become."""
 
+    rows = len(TOKENS)
+
     def setUp(self) -> None:
         super().setUp()
         self.src = self.scratch / "model.gguf"
@@ -68,7 +70,7 @@ class GgufCase(CheckpointCase):
     def tensors(self, arch: str, tied: bool = False) -> dict[str, tuple[np.ndarray, str]]:
         """Tensors in the order of rows of the transformers library, the quantisations in turn."""
         kinds = iter(QUANTISATIONS * 2)
-        tensors = {name: (self.random.normal(size=(len(TOKENS), WIDE)).astype("f"), "F32")
+        tensors = {name: (self.random.normal(size=(self.rows, WIDE)).astype("f"), "F32")
                    for name in ("token_embd.weight", *([] if tied else ["output.weight"]))}
         vectors = {"attn_norm.weight": WIDE, "ffn_norm.weight": WIDE}
         if arch == "qwen3":
@@ -222,6 +224,32 @@ class ConversionTest(GgufCase):
         normalizer = b"\x1a\x10\n\x08identity\x18\1 \0(\1"
         self.assertEqual((self.dst / "tokenizer.model").read_bytes(),
                          b"".join(pieces) + trainer + normalizer)
+
+
+    def test_what_is_unknown(self) -> None:
+        """Today's converter calls `<unk>` CONTROL; without tokenizer_config.json no id is there."""
+        keys = {k: v for k, v in self.keys("llama").items() if "ggml" not in k}
+        values = {"model": "llama", "tokens": SPM_TOKENS, "scores": [0.0] * 5}
+        keys |= {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+        written = []
+        for kinds, ids in (([2, 3, 3, 6, 1], (0, 1, 2)), ([3, 3, 3, 6, 1], (0, 1, 2)),
+                           ([3, 3, 3, 6, 1], ()), ([2, 3, 3, 6, 1], ())):
+            with self.subTest(kinds=kinds, ids=ids):
+                named = {f"tokenizer.ggml.{name}_token_id": number
+                         for name, number in zip(("unknown", "bos", "eos"), ids)}
+                types = {"tokenizer.ggml.token_type": kinds}
+                self.write("llama", keys | types | named, self.tensors("llama"))
+                config, _ = self.convert("--force")
+                written.append((self.dst / "tokenizer.model").read_bytes())
+                self.assertEqual((config["bos_token_id"], config["eos_token_id"]), (1, [2]))
+        self.assertEqual(len(set(written)), 1)
+        for key, value, reason in (
+                ("token_type", [1, 3, 3, 6, 1], "key tokenizer.ggml.unknown_token_id: missing"),
+                ("scores", [0.0] * 4, "key tokenizer.ggml.scores: 4 of them, 5 tokens")):
+            changed = {"tokenizer.ggml.token_type": [3, 3, 3, 6, 1], f"tokenizer.ggml.{key}": value}
+            self.write("llama", keys | changed, self.tensors("llama"))
+            self.dst = self.scratch / "other"
+            self.assert_refused(reason)
 
 
 class RefusalTest(GgufCase):
