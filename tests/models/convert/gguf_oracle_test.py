@@ -31,8 +31,9 @@ PIECES, ROWS = 400, 416
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 ADDED = {"<unk>": (0, True), "<s>": (1, True), "</s>": (2, True), "<|im_start|>": (PIECES, True),
          "<|im_end|>": (PIECES + 1, True), "<tool call>": (PIECES + 2, False)}
-TEXTS = ("Once upon a time", " two  spaces ", "a</s>b", "<s>x<unk>y",
-         "<|im_start|>user\nHi<|im_end|>", "\u00fc \u6f22 \U0001f98a", "", "<0x41>", "call <tool call> now", "\tif (x):\n\n\n  y")
+TEXTS = ("Once upon a time", " two  spaces ", "a</s>b", "<s>x<unk>y", "", "<0x41>",
+         "<|im_start|>user\nHi<|im_end|>", "\u00fc \u6f22 \U0001f98a", "call <tool call> now",
+         "\tif (x):\n\n\n  y")
 
 
 def converted_vocabulary(model: sentencepiece.SentencePieceProcessor,
