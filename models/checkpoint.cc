@@ -5,6 +5,7 @@
 // decides.
 #include "models/checkpoint.h"
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <set>
@@ -21,9 +22,10 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-constexpr float kMostFloat = std::numeric_limits<float>::max();
-// Rounding of what is this short is still relative (kernels/docs/acp.md 5).
-constexpr float kLeastCap = 0x1p-100F;
+constexpr double kMostFloat = std::numeric_limits<float>::max();
+// Norm weights and caps within these bounds leave float32 its relative precision, and the squares
+// of what they scale, too: the bounds of pruning stand on that (kernels/docs/acp.md 5).
+constexpr double kLeastScale = 0x1p-60, kMostScale = 0x1p60;
 
 std::string ShapeText(const Shape& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
@@ -61,17 +63,29 @@ class TensorTaker {
     return {.data = entry.data.data(), .dtype = *entry.dtype, .shape = entry.shape};
   }
 
-  // Float32 values from `least` on.
-  HostTensor TakeFinite(const std::string& name, int64_t count, float least) {
+  // Values from `low` to `high`; NaN is none.
+  HostTensor TakeWithin(const std::string& name, int64_t count, double low, double high) {
     HostTensor tensor = Take(name, {count});
-    if (tensor.empty()) return tensor;
-    std::vector<float> values(static_cast<size_t>(count));
-    ReadElements(tensor, 0, count, values.data());
-    for (const float value : values) {
-      if (value >= least && value <= kMostFloat) continue;
-      Fail(absl::StrCat("tensor ", Quoted(name), " holds ", value, ", not between ", least, " and ",
-                        kMostFloat));
-    }
+    ForEach(tensor, [&](double value) {
+      if (value >= low && value <= high) return;
+      Fail(absl::StrCat("tensor ", Quoted(name), " holds ", value, ", not between ", low, " and ",
+                        high));
+    });
+    return tensor;
+  }
+
+  // The weights of a norm. Where bounds stand on them: 0, or of a magnitude as above, or not finite
+  // (which is Open's to refuse).
+  HostTensor TakeNorm(const std::string& name, int64_t count, bool bounds) {
+    HostTensor tensor = Take(name, {count});
+    if (!bounds) return tensor;
+    ForEach(tensor, [&](double value) {
+      const double size = std::fabs(value);
+      if (size == 0 || !std::isfinite(size) || (size >= kLeastScale && size <= kMostScale)) return;
+      Fail(absl::StrCat("tensor ", Quoted(name), " holds ", value,
+                        ", which pruning's bounds cannot take: neither 0 nor of a magnitude "
+                        "between 2^-60 and 2^60"));
+    });
     return tensor;
   }
 
@@ -91,6 +105,15 @@ class TensorTaker {
  private:
   void Fail(const std::string& problem) {
     if (status_.ok()) status_ = absl::InvalidArgumentError(problem);
+  }
+
+  // In double precision, since float32 would round what is too small to 0. REQUIRES: a vector.
+  template <typename Visit>
+  static void ForEach(const HostTensor& tensor, const Visit& visit) {
+    if (tensor.empty()) return;
+    std::vector<double> values(static_cast<size_t>(tensor.size()));
+    ReadElements(tensor, 0, tensor.size(), values.data());
+    for (const double value : values) visit(value);
   }
 
   const SafetensorsEntries& tensors_;
@@ -174,7 +197,8 @@ LayerTensors TakeLayer(TensorTaker& taker, const ModelConfig& config, int index)
   const std::string attn = absl::StrCat(prefix, names.attn, ".");
   const int64_t d = config.hidden_size, q = config.q_size();
   LayerTensors layer;
-  layer.attn_norm = taker.Take(absl::StrCat(prefix, names.attn_norm, ".weight"), {d});
+  const bool prunes = config.forget_gate != ForgetGate::kNone;
+  layer.attn_norm = taker.TakeNorm(absl::StrCat(prefix, names.attn_norm, ".weight"), d, prunes);
   layer.q_proj = taker.Take(attn + "q_proj.weight", {q, d});
   if (config.qkv_bias) layer.q_bias = taker.Take(attn + "q_proj.bias", {q});
   TakeKeyOrValue(taker, config, attn + "k_proj", config.k_shift, layer.k_proj, layer.k_shift_proj,
@@ -185,16 +209,16 @@ LayerTensors TakeLayer(TensorTaker& taker, const ModelConfig& config, int index)
   if (config.output_norm) layer.output_norm = taker.Take(attn + "output_norm.weight", {q});
   if (config.qk_norm) {
     const bool per_head = config.qk_norm_per_head;
-    layer.q_norm = taker.Take(attn + "q_norm.weight", {per_head ? q : config.head_dim});
-    layer.k_norm =
-        taker.Take(attn + "k_norm.weight", {per_head ? config.kv_size() : config.head_dim});
+    const int64_t k = config.kv_size();
+    layer.q_norm = taker.TakeNorm(attn + "q_norm.weight", per_head ? q : config.head_dim, prunes);
+    layer.k_norm = taker.TakeNorm(attn + "k_norm.weight", per_head ? k : config.head_dim, prunes);
   }
   if (config.qk_norm_cap) {
-    layer.q_cap = taker.TakeFinite(attn + "q_cap", config.num_heads, kLeastCap);
-    layer.k_cap = taker.TakeFinite(attn + "k_cap", config.num_kv_heads, kLeastCap);
+    layer.q_cap = taker.TakeWithin(attn + "q_cap", config.num_heads, kLeastScale, kMostScale);
+    layer.k_cap = taker.TakeWithin(attn + "k_cap", config.num_kv_heads, kLeastScale, kMostScale);
   }
   if (config.attention_sink) {
-    layer.sinks = taker.TakeFinite(attn + "sinks", config.num_heads, -kMostFloat);
+    layer.sinks = taker.TakeWithin(attn + "sinks", config.num_heads, -kMostFloat, kMostFloat);
   }
   layer.o_proj = taker.Take(attn + "o_proj.weight", {d, q});
   const std::string frequencies = attn + "rotary_emb.inv_freq";
@@ -206,16 +230,9 @@ LayerTensors TakeLayer(TensorTaker& taker, const ModelConfig& config, int index)
   return layer;
 }
 
-// Some programs save a tied output matrix again. It is the same model only if the matrices are
-// equal.
-absl::Status CheckTied(const HostTensor& lm_head, const HostTensor& embeddings) {
-  const size_t bytes = static_cast<size_t>(embeddings.size()) * SizeOf(embeddings.dtype);
-  if (lm_head.dtype == embeddings.dtype && std::memcmp(lm_head.data, embeddings.data, bytes) == 0) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      "tensor \"lm_head.weight\" differs from the embeddings, although config.json sets "
-      "tie_word_embeddings");
+bool HaveSameBits(const HostTensor& a, const HostTensor& b) {
+  const size_t bytes = static_cast<size_t>(a.size()) * SizeOf(a.dtype);
+  return a.dtype == b.dtype && std::memcmp(a.data, b.data, bytes) == 0;
 }
 
 // All tensors are weights of ours when this runs: of a floating-point type.
@@ -257,22 +274,25 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& dir,
 absl::Status Checkpoint::TakeTensors(const SafetensorsEntries& tensors) {
   const int64_t d = config_.hidden_size;
   TensorTaker taker(tensors);
-  embeddings_ = taker.Take(absl::StrCat("model.", NamesOf(config_.layout).embeddings, ".weight"),
-                           {config_.vocab_size, d});
+  // A tied matrix is stored under either name or under both. Two that differ are two matrices, as
+  // transformers 5 loads them.
+  const std::string head = "lm_head.weight";
+  std::string embeddings = absl::StrCat("model.", NamesOf(config_.layout).embeddings, ".weight");
+  bool has_head = !config_.tie_word_embeddings || taker.Has(head);
+  if (config_.tie_word_embeddings && has_head && !taker.Has(embeddings)) {
+    embeddings = head;
+    has_head = false;
+  }
+  embeddings_ = taker.Take(embeddings, {config_.vocab_size, d});
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     layers_.push_back(TakeLayer(taker, config_, layer));
   }
   final_norm_ = taker.Take("model.norm.weight", {d});
-  const bool stored_head = !config_.tie_word_embeddings || taker.Has("lm_head.weight");
-  if (stored_head) lm_head_ = taker.Take("lm_head.weight", {config_.vocab_size, d});
+  if (has_head) lm_head_ = taker.Take(head, {config_.vocab_size, d});
   if (absl::Status status = taker.Finish(); !status.ok()) return status;
-
-  if (config_.tie_word_embeddings) {
-    if (stored_head) {
-      if (absl::Status status = CheckTied(lm_head_, embeddings_); !status.ok()) return status;
-    }
-    lm_head_ = embeddings_;
-  }
+  if (!config_.tie_word_embeddings) return absl::OkStatus();
+  config_.tie_word_embeddings = !has_head || HaveSameBits(lm_head_, embeddings_);
+  if (config_.tie_word_embeddings) lm_head_ = embeddings_;
   return absl::OkStatus();
 }
 

@@ -30,7 +30,7 @@ struct LayerTensors {
   HostTensor ogate_proj;              // [Q, D]; an output gate
   HostTensor output_norm;             // [Q]; output_norm
   HostTensor q_norm, k_norm;          // [Q], [KV], or [head_dim] when shared; qk_norm
-  HostTensor q_cap, k_cap;            // [H], [kv_heads], at least 2^-100; qk_norm_cap
+  HostTensor q_cap, k_cap;            // [H], [kv_heads], from 2^-60 to 2^60; qk_norm_cap
   HostTensor sinks;                   // [H], finite; attention_sink
   HostTensor o_proj;                  // [D, Q]
   HostTensor mlp_norm;                // [D]
@@ -49,6 +49,7 @@ class Checkpoint {
   // Unimplemented) is one line that names the tensor, the key or the file, never an absolute path.
   static absl::StatusOr<Checkpoint> Open(const std::string& dir, const CheckpointOptions& options);
 
+  // tie_word_embeddings is false if both matrices are stored and differ.
   const ModelConfig& config() const { return config_; }
   const HostTensor& embeddings() const { return embeddings_; }  // [V, D]
   const HostTensor& final_norm() const { return final_norm_; }  // [D]

@@ -10,7 +10,8 @@ namespace fox {
 namespace {
 
 constexpr const char* kFile = "generation_config.json";
-constexpr JsonLimits kLimits{.max_bytes = 1 << 20, .max_depth = 64, .max_values = 1 << 16};
+constexpr JsonLimits kLimits{
+    .max_bytes = 1 << 20, .max_depth = 64, .max_values = 1 << 16, .python_numbers = true};
 
 }  // namespace
 

@@ -88,6 +88,32 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
   std::string error_;
 };
 
+// `text` with NaN, Infinity and -Infinity outside of strings between double quotes.
+std::string WithQuotedNumbers(const std::string& text) {
+  std::string out;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size();) {
+    size_t length = 1;
+    if (in_string) {
+      if (text[i] == '\\') length = 2;
+      if (text[i] == '"') in_string = false;
+    } else if (text[i] == '"') {
+      in_string = true;
+    } else {
+      for (const std::string word : {"-Infinity", "Infinity", "NaN"}) {
+        if (text.compare(i, word.size(), word) != 0) continue;
+        absl::StrAppend(&out, "\"", word, "\"");
+        i += word.size();
+        length = 0;
+        break;
+      }
+    }
+    out.append(text, i, length);
+    i += length;
+  }
+  return out;
+}
+
 }  // namespace
 
 absl::StatusOr<Json> ReadJson(const std::string& text, const JsonLimits& limits,
@@ -100,7 +126,8 @@ absl::StatusOr<Json> ReadJson(const std::string& text, const JsonLimits& limits,
     return InvalidFile(what, "not valid JSON: NUL byte");
   }
   StrictBuilder builder(limits);
-  if (!Json::sax_parse(text, &builder)) return InvalidFile(what, builder.error());
+  if (!Json::sax_parse(limits.python_numbers ? WithQuotedNumbers(text) : text, &builder))
+    return InvalidFile(what, builder.error());
   return builder.Take();
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <iterator>
 #include <limits>
+#include <numbers>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -28,7 +29,9 @@ constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxHeadDim = 256;
 constexpr size_t kMaxEosTokens = 64;
-constexpr JsonLimits kConfigLimits{.max_bytes = 1 << 20, .max_depth = 64, .max_values = 1 << 18};
+constexpr double kLeastNormEps = 1e-30;  // float32 has it to full precision
+constexpr JsonLimits kConfigLimits{
+    .max_bytes = 1 << 20, .max_depth = 64, .max_values = 1 << 18, .python_numbers = true};
 
 // What a model_type of config.json is.
 struct ModelType {
@@ -38,15 +41,17 @@ struct ModelType {
   bool qkv_bias = false;
   bool qk_norm = false;
   bool has_token_ids = true;  // bos 1 and eos 2 unless config.json says otherwise
+  // Where config.json says nothing; 0: as many as query heads, and hidden_size / heads.
+  int64_t kv_heads = 0, head_dim = 0;
 };
 constexpr auto kTransformers = CheckpointLayout::kTransformers;
 constexpr ModelType kModelTypes[] = {
     {"forgetting_transformer-project_fox", CheckpointLayout::kOfficial},
     {"forgetting_transformer", CheckpointLayout::kFla},
     {"llama", kTransformers, "LlamaForCausalLM"},
-    {"mistral", kTransformers, "MistralForCausalLM"},
-    {"qwen2", kTransformers, "Qwen2ForCausalLM", true, false, false},
-    {"qwen3", kTransformers, "Qwen3ForCausalLM", false, true, false},
+    {"mistral", kTransformers, "MistralForCausalLM", false, false, true, 8},
+    {"qwen2", kTransformers, "Qwen2ForCausalLM", true, false, false, 32},
+    {"qwen3", kTransformers, "Qwen3ForCausalLM", false, true, false, 32, 128},
 };
 
 // What FoX and transformers spell differently.
@@ -74,28 +79,43 @@ int64_t IntermediateSize(KeyReader& keys, int64_t hidden_size) {
   return size;
 }
 
+// Configurations without a token of a role name one that no vocabulary has: -1, or the next id.
 void ReadTokenIds(KeyReader& keys, bool has_defaults, ModelConfig& config) {
-  const int64_t last = config.vocab_size - 1;
-  const auto id = [](int64_t value) { return static_cast<int32_t>(value); };
-  const auto bos = keys.Has("bos_token_id") || !has_defaults
-                       ? keys.OptionalInteger("bos_token_id", 0, last)
-                       : std::optional<int64_t>(1);
-  if (bos && *bos <= last) config.bos_token_id = id(*bos);
-
-  // Nothing is ever padded here, so a pad id outside the vocabulary (-1 is common) means none.
-  const auto pad = keys.OptionalInteger("pad_token_id", std::numeric_limits<int32_t>::min(),
-                                        std::numeric_limits<int32_t>::max());
-  if (pad && *pad >= 0 && *pad <= last) config.pad_token_id = id(*pad);
+  constexpr int64_t kLow = std::numeric_limits<int32_t>::min();
+  constexpr int64_t kHigh = std::numeric_limits<int32_t>::max();
+  const auto exists = [&](int64_t id) { return id >= 0 && id < config.vocab_size; };
+  const auto read = [&](const char* key, std::optional<int64_t> otherwise) {
+    const auto id = keys.Has(key) ? keys.OptionalInteger(key, kLow, kHigh) : otherwise;
+    return id && exists(*id) ? std::optional(static_cast<int32_t>(*id)) : std::nullopt;
+  };
+  config.bos_token_id = read("bos_token_id", has_defaults ? std::optional(1) : std::nullopt);
+  config.pad_token_id = read("pad_token_id", std::nullopt);
 
   if (!keys.Has("eos_token_id")) {
-    if (last >= 2 && has_defaults) config.eos_token_ids = {2};
+    if (exists(2) && has_defaults) config.eos_token_ids = {2};
     return;
   }
-  for (const int64_t eos : keys.Integers("eos_token_id", 0, last)) {
-    config.eos_token_ids.push_back(id(eos));
+  for (const int64_t eos : keys.Integers("eos_token_id", kLow, kHigh)) {
+    if (exists(eos)) config.eos_token_ids.push_back(static_cast<int32_t>(eos));
   }
   if (config.eos_token_ids.size() > kMaxEosTokens) {
     keys.Invalid("eos_token_id", absl::StrCat("has more than ", kMaxEosTokens, " entries"));
+  }
+}
+
+// A checkpoint of integers or of 8 bits has other tensors, whatever its config.json says besides.
+void RefuseQuantized(KeyReader& keys) {
+  for (const char* key : {"quantization_config", "quantization"}) {  // the second is MLX's
+    const nlohmann::json* found = keys.Find(key);
+    if (found == nullptr) continue;
+    const bool named = found->is_object() && found->contains("quant_method") &&
+                       (*found)["quant_method"].is_string();
+    const std::string method =
+        named ? absl::StrCat(" (", Printable((*found)["quant_method"].get<std::string>()), ")")
+              : "";
+    keys.Unsupported(key, absl::StrCat("is not supported", method,
+                                       ": take the repository of the model in bf16, or a GGUF "
+                                       "file, which foxserve convert reads"));
   }
 }
 
@@ -111,9 +131,15 @@ void ReadSizes(KeyReader& keys, const ModelType& type, ModelConfig& config) {
   config.hidden_size = keys.Integer("hidden_size", 2048, 1, kMaxHidden);
   config.num_layers = static_cast<int>(keys.Integer("num_hidden_layers", 24, 1, kMaxLayers));
   const int64_t heads = keys.Integer(names.heads, 32, 1, kMaxHeads);
-  const int64_t kv_heads = keys.OptionalInteger(names.kv_heads, 1, kMaxHeads).value_or(heads);
-  const std::optional<int64_t> head_dim =
-      fox ? std::nullopt : keys.OptionalInteger("head_dim", 1, kMaxHeadDim);
+  const int64_t kv_heads = type.kv_heads != 0 && !keys.Has(names.kv_heads)
+                               ? type.kv_heads
+                               : keys.OptionalInteger(names.kv_heads, 1, kMaxHeads).value_or(heads);
+  std::optional<int64_t> head_dim;
+  if (type.head_dim != 0) {
+    head_dim = keys.Integer("head_dim", type.head_dim, 1, kMaxHeadDim);
+  } else if (!fox) {
+    head_dim = keys.OptionalInteger("head_dim", 1, kMaxHeadDim);
+  }
   if (!head_dim && config.hidden_size % heads != 0) {
     keys.Invalid("hidden_size", absl::StrCat("must be a multiple of ", names.heads));
   } else if (!head_dim && config.hidden_size / heads > kMaxHeadDim) {
@@ -127,16 +153,15 @@ void ReadSizes(KeyReader& keys, const ModelType& type, ModelConfig& config) {
   config.head_dim = static_cast<int>(head_dim.value_or(config.hidden_size / heads));
   config.intermediate_size = IntermediateSize(keys, config.hidden_size);
   config.norm_eps = keys.Number(names.norm_eps, 1e-6);
-  if (!(config.norm_eps > 0 && config.norm_eps <= 1)) {
-    keys.Invalid(names.norm_eps, "must be above 0 and at most 1");
+  if (!(config.norm_eps >= kLeastNormEps && config.norm_eps <= 1)) {
+    keys.Invalid(names.norm_eps, absl::StrCat("must be between ", kLeastNormEps, " and 1"));
   }
   config.qk_norm = fox ? keys.Bool("qk_norm", false) : type.qk_norm;
   config.qkv_bias = fox ? keys.Bool("qkv_bias", false) : type.qkv_bias;
   config.tie_word_embeddings = keys.Bool("tie_word_embeddings", false);
   config.max_position_embeddings =
       keys.OptionalInteger("max_position_embeddings", 1, std::numeric_limits<int32_t>::max());
-  // Packed integer weights are a different model, whose tensors would not match.
-  keys.RefuseUnlessNull("quantization_config");
+  RefuseQuantized(keys);
   ReadTokenIds(keys, type.has_token_ids, config);
 }
 
@@ -213,18 +238,11 @@ void RefuseUnlessFalse(KeyReader& keys, const std::string& key) {
   if (keys.Bool(key, false)) keys.Unsupported(key, "is not supported: it must be false");
 }
 
-// The base and its scaling, of `keys`.
-void ReadRotation(KeyReader& keys, ModelConfig& config) {
-  config.rope_base = keys.Number("rope_theta", config.rope_base);
-  if (!(config.rope_base > 0)) keys.Invalid("rope_theta", "must be above 0");
-  if (keys.OptionalNumber("partial_rotary_factor").value_or(1) != 1) {
-    keys.Unsupported("partial_rotary_factor", "is not supported: it must be 1");
-  }
-}
-
-void ReadRopeScaling(KeyReader& keys, ModelConfig& config) {
+// `whole` are the keys of config.json.
+void ReadRopeScaling(KeyReader& keys, KeyReader& whole, ModelConfig& config) {
   RopeScaling& scaling = config.rope_scaling;
-  const std::string type = keys.String("rope_type", keys.String("type", ""));
+  const std::string type =
+      keys.Has("rope_type") ? keys.String("rope_type", "default") : keys.String("type", "default");
   if (type == "default") return;
   if (type != "linear" && type != "llama3") {
     keys.Unsupported("rope_type", Quoted(type) + " is not supported: default, linear or llama3");
@@ -246,31 +264,53 @@ void ReadRopeScaling(KeyReader& keys, ModelConfig& config) {
   if (!(scaling.high > scaling.low)) {
     keys.Invalid("high_freq_factor", "must be above low_freq_factor");
   }
+  // Beside the other keys it wins; without it, the model was trained at the length that it has.
   const char* context = "original_max_position_embeddings";
-  if (keys.Find(context) == nullptr) keys.Invalid(context, "is missing");
-  scaling.context = keys.Integer(context, 0, 1, std::numeric_limits<int32_t>::max());
+  KeyReader& place = whole.Find(context) != nullptr ? whole : keys;
+  const std::optional<int64_t> given =
+      place.OptionalInteger(context, 1, std::numeric_limits<int32_t>::max());
+  if (!given && !config.max_position_embeddings) keys.Invalid(context, "is missing");
+  scaling.context = given.value_or(config.max_position_embeddings.value_or(1));
 }
 
-// rope_parameters is what transformers calls rope_scaling since version 5, with the base in it.
+void ReadRotation(KeyReader& keys, KeyReader& whole, ModelConfig& config) {
+  constexpr double kDefaultBase = 10000;
+  config.rope_base = (keys.Has("rope_theta") ? keys : whole).Number("rope_theta", kDefaultBase);
+  if (!(config.rope_base > 0)) keys.Invalid("rope_theta", "must be above 0");
+  const char* partial = "partial_rotary_factor";
+  if ((keys.Has(partial) ? keys : whole).OptionalNumber(partial).value_or(1) != 1) {
+    keys.Unsupported(partial, "is not supported: it must be 1");
+  }
+  ReadRopeScaling(keys, whole, config);
+}
+
+// As transformers 5 reads them: rope_scaling is its old name for rope_parameters and wins, unless
+// it is empty; the base may stand in it or beside it; without a type it is the default.
 absl::Status ReadRope(KeyReader& keys, ModelConfig& config) {
   config.use_rope = true;
-  config.rope_base = 10000;
-  ReadRotation(keys, config);
   if (config.head_dim % 2 != 0) keys.Invalid("head_dim", "must be even under RoPE");
-  if (keys.Find("rope_scaling") != nullptr && keys.Find("rope_parameters") != nullptr) {
-    keys.Invalid("rope_scaling", "and rope_parameters are both given");
-  }
+  static const nlohmann::json kNone = nlohmann::json::object();
+  const nlohmann::json* chosen = &kNone;
+  std::string where = "config.json";
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
     const nlohmann::json* found = keys.Find(name);
     if (found == nullptr) continue;
     if (!found->is_object()) keys.Invalid(name, "must be an object");
-    if (!keys.status().ok()) break;
-    KeyReader parameters(*found, absl::StrCat("config.json: ", name));
-    ReadRotation(parameters, config);
-    ReadRopeScaling(parameters, config);
-    return parameters.status();
+    if (!keys.status().ok()) return keys.status();
+    if (found->empty()) continue;
+    chosen = found;
+    absl::StrAppend(&where, ": ", name);
+    break;
   }
-  return keys.status();
+  KeyReader parameters(*chosen, where);
+  for (const auto& [key, value] : chosen->items()) {
+    if (!value.is_object()) continue;
+    parameters.Unsupported(Printable(key), "is not supported: one RoPE serves all layers");
+  }
+  ReadRotation(parameters, keys, config);
+  absl::Status status = keys.status();
+  status.Update(parameters.status());
+  return status;
 }
 
 // What transformers does not have: a model that was taught to forget.
@@ -288,6 +328,25 @@ void ReadAdditions(KeyReader& keys, ModelConfig& config) {
   ReadLogPruningTolerance(keys, config);
 }
 
+// Layers that attend to the last keys only. Qwen's, counted from max_window_layers on, slide if
+// use_sliding_window is set, unless layer_types says what each does.
+void RefuseSlidingLayers(KeyReader& keys, bool is_qwen, int num_layers) {
+  if (const nlohmann::json* layers = keys.Find("layer_types")) {
+    for (const nlohmann::json& layer : *layers) {
+      if (layer != "full_attention") keys.Unsupported("layer_types", "must be full_attention");
+    }
+    return;
+  }
+  if (!is_qwen || !keys.Bool("use_sliding_window", false)) return;
+  const bool has_window = !keys.Has("sliding_window") || keys.Find("sliding_window") != nullptr;
+  const int64_t first =
+      keys.Integer("max_window_layers", 28, 0, std::numeric_limits<int32_t>::max());
+  if (has_window && first < num_layers) {
+    keys.Unsupported("use_sliding_window",
+                     absl::StrCat("is not supported: layers from ", first, " on would slide"));
+  }
+}
+
 absl::Status ReadTransformers(KeyReader& keys, const ModelType& type, ModelConfig& config) {
   if (const nlohmann::json* given = keys.Find("architectures")) {
     for (const nlohmann::json& name : *given) {
@@ -300,23 +359,33 @@ absl::Status ReadTransformers(KeyReader& keys, const ModelType& type, ModelConfi
   config.qk_norm_per_head = false;
   config.qk_norm_eps = config.norm_eps;
   config.hidden_act = ReadHiddenAct(keys, /*sigmoid_exists=*/false);
-  if (!type.qkv_bias) RefuseUnlessFalse(keys, "attention_bias");  // o's, too
-  RefuseUnlessFalse(keys, "mlp_bias");
-  RefuseUnlessFalse(keys, "use_sliding_window");
-  if (type.name == absl::string_view("mistral")) {
+  const absl::string_view name = type.name;
+  if (name == "llama" || name == "qwen3") RefuseUnlessFalse(keys, "attention_bias");  // o's, too
+  if (name == "llama") RefuseUnlessFalse(keys, "mlp_bias");
+  if (name == "mistral") {
     if (!keys.Has("sliding_window"))
       keys.Unsupported("sliding_window", "must be null: absent, it is 4096");
     keys.RefuseUnlessNull("sliding_window");
   }
-  if (const nlohmann::json* layers = keys.Find("layer_types")) {
-    for (const nlohmann::json& layer : *layers) {
-      if (layer != "full_attention") keys.Unsupported("layer_types", "must be full_attention");
-    }
-  }
+  RefuseSlidingLayers(keys, name == "qwen2" || name == "qwen3", config.num_layers);
   return ReadRope(keys, config);
 }
 
 }  // namespace
+
+std::vector<double> RopeFrequencies(const ModelConfig& config) {
+  if (!config.use_rope) return {};
+  std::vector<double> frequency(static_cast<size_t>(config.head_dim / 2));
+  const RopeScaling& scaling = config.rope_scaling;
+  for (size_t m = 0; m < frequency.size(); ++m) {
+    double& f = frequency[m];
+    f = std::pow(config.rope_base, -2.0 * static_cast<double>(m) / config.head_dim);
+    const double turns = static_cast<double>(scaling.context) * f / (2 * std::numbers::pi);
+    const double kept = std::clamp((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0);
+    f *= kept + (1 - kept) / scaling.factor;
+  }
+  return frequency;
+}
 
 absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json) {
   const auto parsed = ReadJsonObject(json, kConfigLimits, "config.json");
@@ -354,6 +423,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json) {
 }
 
 absl::StatusOr<ModelConfig> ReadModelConfig(const ModelDir& dir) {
+  if (!dir.Contains("config.json")) return dir.NoCheckpoint("config.json: no such file");
   absl::StatusOr<std::string> json = dir.ReadText("config.json", kConfigLimits.max_bytes);
   if (!json.ok()) return json.status();
   return ParseModelConfig(*json);

@@ -70,6 +70,9 @@ struct ModelConfig {
   }
 };
 
+// RoPE's angles per position, [head_dim / 2]; empty without RoPE.
+std::vector<double> RopeFrequencies(const ModelConfig& config);
+
 // Parses the text of a config.json of any layout. Errors (InvalidArgument, Unimplemented) name
 // the key. Unknown keys that the reference implementations never read are ignored.
 absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json);

@@ -1,6 +1,7 @@
 // ModelDir over openat2(RESOLVE_BENEATH); see model_dir.h.
 #include "models/model_dir.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
 #include <sys/stat.h>
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -74,11 +76,45 @@ absl::Status CheckContent(int fd, const std::string& name) {
   return InvalidFile(Printable(name), "is a Git LFS pointer, not the file itself: git lfs pull");
 }
 
+std::string AdviceOnGguf(const std::string& file) {
+  return absl::StrCat("foxserve convert ", file, " DIR, then serve DIR");
+}
+
+// `path` is a file.
+absl::Status NotADirectory(const std::string& path) {
+  const FileDescriptor fd(open(path.c_str(), kReadFlags));
+  std::array<char, 4> magic = {};
+  const bool read = pread(fd.get(), magic.data(), magic.size(), 0) == ssize_t{magic.size()};
+  if (read && absl::string_view(magic.data(), magic.size()) == "GGUF") {
+    return InvalidFile(Printable(path),
+                       absl::StrCat("is a GGUF file: ", AdviceOnGguf(Printable(path))));
+  }
+  return InvalidFile(Printable(path), "the model path is not a directory");
+}
+
+// The names in a directory that end in `suffix`, sorted; the first 1,000 of the directory.
+std::vector<std::string> NamesIn(int dir_fd, const std::string& name, const std::string& suffix) {
+  std::vector<std::string> names;
+  const int fd = openat(dir_fd, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  DIR* const stream = fd < 0 ? nullptr : fdopendir(fd);
+  if (stream == nullptr) return names;
+  for (int i = 0; i < 1000; ++i) {
+    const dirent* entry = readdir(stream);
+    if (entry == nullptr) break;
+    if (entry->d_name[0] != '.' && absl::EndsWith(entry->d_name, suffix)) {
+      names.emplace_back(entry->d_name);
+    }
+  }
+  closedir(stream);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 // `dir` does not exist, but may be meant as the name of a repository.
 absl::Status NoDirectory(const std::string& dir) {
-  const bool is_id = !absl::StartsWith(dir, "/") && !absl::StartsWith(dir, ".") &&
-                     absl::StrContains(dir, '/') && dir.find('/') == dir.rfind('/') &&
-                     dir.back() != '/';
+  const bool is_id = !absl::EndsWithIgnoreCase(dir, ".gguf") && !absl::StartsWith(dir, "/") &&
+                     !absl::StartsWith(dir, ".") && absl::StrContains(dir, '/') &&
+                     dir.find('/') == dir.rfind('/') && dir.back() != '/';
   std::string hint;
   if (is_id) {
     hint = absl::StrCat("; a Hugging Face repository? hf download ", Printable(dir),
@@ -124,10 +160,9 @@ absl::StatusOr<ModelDir> ModelDir::Open(const std::string& dir) {
   FileDescriptor fd(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() >= 0) return ModelDir(std::move(fd), OpenBlobs(dir));
   if (errno == ENOENT) return NoDirectory(dir);
-  return InvalidFile(
-      Printable(dir),
-      errno == ENOTDIR ? "the model path is not a directory"
-                       : absl::StrCat("the model directory cannot be opened (errno ", errno, ")"));
+  if (errno == ENOTDIR) return NotADirectory(dir);
+  return InvalidFile(Printable(dir),
+                     absl::StrCat("the model directory cannot be opened (errno ", errno, ")"));
 }
 
 int ModelDir::OpenBlob(const std::string& name) const {
@@ -178,6 +213,32 @@ absl::StatusOr<std::string> ModelDir::ReadText(const std::string& name, size_t m
 bool ModelDir::Contains(const std::string& name) const {
   struct stat info = {};
   return fstatat(fd_.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+absl::Status ModelDir::NoCheckpoint(const std::string& missing) const {
+  std::string advice;
+  const std::vector<std::string> gguf = NamesIn(fd_.get(), ".", ".gguf");
+  const std::vector<std::string> snapshots = NamesIn(fd_.get(), "snapshots", "");
+  const std::vector<std::string> pickles = NamesIn(fd_.get(), ".", ".bin");
+  if (Contains("adapter_config.json")) {
+    advice =
+        ", but an adapter: foxserve convert BASE DIR --adapter THIS merges one of foxify; "
+        "peft's merge_and_unload() merges another";
+  } else if (!gguf.empty()) {
+    advice = absl::StrCat(", but a GGUF file: ", AdviceOnGguf(Printable(gguf[0])));
+  } else if (!snapshots.empty()) {
+    advice = absl::StrCat(", but a repository of a Hugging Face cache: serve its snapshots/",
+                          Printable(snapshots.back()));
+  } else if (Contains("snapshots") || (Contains("blobs") && Contains("refs"))) {
+    advice = ", but an unfinished download of a Hugging Face cache: hf download it again";
+  } else if (Contains("params.json") || Contains("consolidated.00.pth")) {
+    advice = ", but params.json: take the model's repository in the layout of transformers";
+  } else if (!pickles.empty() || Contains("checkpoints")) {
+    advice =
+        absl::StrCat(", but there is ", pickles.empty() ? "checkpoints" : Printable(pickles[0]),
+                     ": foxserve convert THIS DIR, then serve DIR");
+  }
+  return absl::NotFoundError(absl::StrCat(missing, " in the model directory", advice));
 }
 
 }  // namespace fox

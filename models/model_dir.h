@@ -42,6 +42,10 @@ class ModelDir {
   // Whether `name` exists in any form, even one that OpenFile refuses.
   bool Contains(const std::string& name) const;
 
+  // NotFound: `missing` is not there, and what to do where the directory is something else that
+  // people have: GGUF files, an adapter, a repository in a Hugging Face cache, other formats.
+  absl::Status NoCheckpoint(const std::string& missing) const;
+
  private:
   ModelDir(FileDescriptor fd, FileDescriptor blobs)
       : fd_(std::move(fd)), blobs_(std::move(blobs)) {}

@@ -1,6 +1,7 @@
 // TensorFiles: one file, or an index and its shards; see tensor_files.h.
 #include "models/tensor_files.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -46,15 +47,9 @@ absl::Status Unopened(const absl::Status& status, const std::string& tensor) {
                                       " cannot be opened: ", status.message())};
 }
 
-absl::Status NoWeights(const ModelDir& dir) {
-  for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json", "checkpoints"}) {
-    if (dir.Contains(name)) {
-      return absl::NotFoundError(absl::StrCat("model.safetensors is missing, but there is ", name,
-                                              ": run ./run convert on this directory first"));
-    }
-  }
-  return absl::NotFoundError(
-      "neither model.safetensors nor model.safetensors.index.json is in the model directory");
+bool AreEqual(const SafetensorsEntry& a, const SafetensorsEntry& b) {
+  return a.dtype_name == b.dtype_name && a.shape == b.shape &&
+         std::equal(a.data.begin(), a.data.end(), b.data.begin(), b.data.end());
 }
 
 }  // namespace
@@ -69,7 +64,9 @@ absl::StatusOr<TensorFiles> TensorFiles::Open(const ModelDir& dir) {
     files.tensors_ = *std::move(tensors);
     return files;
   }
-  if (!dir.Contains(kIndexFile)) return NoWeights(dir);
+  if (!dir.Contains(kIndexFile)) {
+    return dir.NoCheckpoint(absl::StrCat("neither ", kSingleFile, " nor ", kIndexFile, " is"));
+  }
   const absl::Status status = files.AddShards(dir);
   if (!status.ok()) return status;
   return files;
@@ -86,29 +83,22 @@ absl::StatusOr<SafetensorsEntries> TensorFiles::AddFile(FileDescriptor fd,
 absl::Status TensorFiles::AddShards(const ModelDir& dir) {
   absl::StatusOr<std::map<std::string, std::string>> shard_of = ReadIndex(dir);
   if (!shard_of.ok()) return shard_of.status();
-  std::map<std::string, SafetensorsEntries> shards;
-  for (const auto& [tensor, shard] : *shard_of) {
-    auto [it, added] = shards.try_emplace(shard);
-    if (added) {
-      if (shards.size() > kMaxShards)
-        return IndexError(absl::StrCat("more than ", kMaxShards, " shards"));
-      absl::StatusOr<FileDescriptor> fd = dir.OpenFile(shard);
-      if (!fd.ok()) return Unopened(fd.status(), tensor);
-      absl::StatusOr<SafetensorsEntries> entries = AddFile(*std::move(fd), shard);
-      if (!entries.ok()) return entries.status();
-      it->second = *std::move(entries);
-    }
-    auto node = it->second.extract(tensor);
-    if (node.empty()) {
-      return IndexError(absl::StrCat(Quoted(tensor), " is not in its shard ", Printable(shard)));
-    }
-    tensors_.insert(std::move(node));
+  std::map<std::string, std::string> some_tensor;  // of each shard
+  for (const auto& [tensor, shard] : *shard_of) some_tensor.try_emplace(shard, tensor);
+  if (some_tensor.size() > kMaxShards) {
+    return IndexError(absl::StrCat("more than ", kMaxShards, " shards"));
   }
-  for (const auto& [shard, rest] : shards) {
-    if (rest.empty()) continue;
-    return IndexError(absl::StrCat("shard ", Printable(shard), " holds ",
-                                   Quoted(rest.begin()->first),
-                                   ", which the index does not place there"));
+  for (const auto& [shard, tensor] : some_tensor) {
+    absl::StatusOr<FileDescriptor> fd = dir.OpenFile(shard);
+    if (!fd.ok()) return Unopened(fd.status(), tensor);
+    absl::StatusOr<SafetensorsEntries> entries = AddFile(*std::move(fd), shard);
+    if (!entries.ok()) return entries.status();
+    for (auto& [name, entry] : *entries) {
+      const auto [it, added] = tensors_.try_emplace(name, entry);
+      if (added || AreEqual(it->second, entry)) continue;
+      return IndexError(absl::StrCat("shard ", Printable(shard), " holds another ", Quoted(name),
+                                     " than an earlier shard"));
+    }
   }
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 // TensorFiles: all tensors of a model directory under one set of names, whether they lie in
-// model.safetensors or in the shards that model.safetensors.index.json lists. The index and the
-// shards agree exactly: each tensor is in the one shard that the index names.
+// model.safetensors or in the shards that model.safetensors.index.json lists. As in transformers,
+// an index is a list of files: all tensors in them count, whatever it says of each. A tensor that
+// two files hold must be the same in both.
 #pragma once
 
 #include <string>

@@ -152,20 +152,6 @@ LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
   return w;
 }
 
-Buffer RopeFrequencies(const ModelConfig& config, Ops& ops) {
-  if (!config.use_rope) return {};
-  std::vector<double> frequency(static_cast<size_t>(config.head_dim / 2));
-  const RopeScaling& scaling = config.rope_scaling;
-  for (size_t m = 0; m < frequency.size(); ++m) {
-    double& f = frequency[m];
-    f = std::pow(config.rope_base, -2.0 * static_cast<double>(m) / config.head_dim);
-    const double turns = static_cast<double>(scaling.context) * f / (2 * std::numbers::pi);
-    const double kept = std::clamp((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0);
-    f *= kept + (1 - kept) / scaling.factor;
-  }
-  return Upload(std::as_bytes(std::span(frequency)), ops);
-}
-
 }  // namespace
 
 ProjectionColumns ColumnsOf(const ModelConfig& config) {
@@ -205,7 +191,8 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
   weights.embeddings_dtype = table.dtype;
   weights.embeddings =
       Upload({table.data, static_cast<size_t>(table.size()) * SizeOf(table.dtype)}, ops);
-  weights.rope_frequency = RopeFrequencies(config, ops);
+  const std::vector<double> frequencies = RopeFrequencies(config);
+  weights.rope_frequency = Upload(std::as_bytes(std::span(frequencies)), ops);
   std::vector<double> self_logit_bound, max_logit_bound;
   for (int n = 0; n < config.num_layers; ++n) {
     if (progress) progress(n, config.num_layers);

@@ -16,11 +16,14 @@ from refusal import Refusal
 
 OFFICIAL_TYPE = "forgetting_transformer-project_fox"
 FLA_TYPE = "forgetting_transformer"
-ORDINARY_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # loaded as they are
-MAX_HEAD_DIM = 256  # what the kernels are built for
+ORDINARY_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # read by transformers_config.py
+# As models/model_config.cc bounds them.
+MAX_VOCAB, MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS = 1 << 24, 65536, 1 << 20, 1024
+MAX_HEADS, MAX_HEAD_DIM, MAX_RATIO, MAX_EOS, MAX_INT = 1024, 256, 1024, 64, (1 << 31) - 1
+LEAST_NORM_EPS = 1e-30
 
 # Keys never read by either model, or of training, generation and display only.
-_WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = frozenset(
     """
     _target_ model_type architectures auto_map transformers_version dtype torch_dtype use_cache
     initializer_range elementwise_affine fuse_norm fuse_cross_entropy fuse_swiglu use_l2warp
@@ -34,6 +37,8 @@ _WITHOUT_EFFECT = frozenset(
     no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences
     output_scores forced_bos_token_id forced_eos_token_id remove_invalid_values
     exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+    max_new_tokens min_new_tokens min_p stop_strings renormalize_logits guidance_scale
+    cache_implementation penalty_alpha epsilon_cutoff eta_cutoff
     """.split()
 )
 _COMMON = frozenset(
@@ -123,14 +128,14 @@ class _Keys:
     def __init__(self, raw: dict[str, Any]) -> None:
         self._raw = raw
 
-    def integer(self, key: str, default: int | None) -> int:
-        """A positive integer."""
+    def integer(self, key: str, default: int | None, most: int) -> int:
+        """A positive integer of at most `most`."""
         value = self._raw.get(key)
         value = default if value is None else value
         if value is None:
             raise Refusal(f"config key {key}: missing")
-        if type(value) is not int or not 0 < value <= 1 << 31:
-            raise Refusal(f"config key {key}: {value!r} is not a positive integer")
+        if type(value) is not int or not 0 < value <= most:
+            raise Refusal(f"config key {key}: {value!r} is not an integer from 1 to {most}")
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -168,7 +173,7 @@ class _Keys:
 
 def _check_known(raw: dict[str, Any], fla: bool, ignored: frozenset[str]) -> None:
     """Refuses unknown keys, and missing values (`???`) of training configs."""
-    known = _COMMON | _WITHOUT_EFFECT | (_FLA_ONLY if fla else _OFFICIAL_ONLY) | ignored
+    known = _COMMON | WITHOUT_EFFECT | (_FLA_ONLY if fla else _OFFICIAL_ONLY) | ignored
     for key, value in raw.items():
         if value == "???":
             raise Refusal(f"config key {key}: missing (???)")
@@ -192,37 +197,44 @@ def _layout(raw: dict[str, Any]) -> bool:
 def _intermediate_size(keys: _Keys, raw: dict[str, Any], hidden_size: int) -> int:
     """The MLP's width: given, or 2/3 of ratio * D rounded up to a multiple of 256."""
     if raw.get("intermediate_size") is not None:
-        return keys.integer("intermediate_size", None)
+        return keys.integer("intermediate_size", None, MAX_INTERMEDIATE)
     ratio = keys.number("hidden_ratio", 4)
-    wide = int(hidden_size * ratio * 2 / 3)
-    if wide <= 0:
-        raise Refusal(f"config key hidden_ratio: {ratio!r} is not positive")
-    return 256 * ((wide + 255) // 256)
+    if not 0 < ratio <= MAX_RATIO:
+        raise Refusal(f"config key hidden_ratio: {ratio!r} is not above 0 and at most {MAX_RATIO}")
+    size = 256 * ((int(hidden_size * ratio * 2 / 3) + 255) // 256)
+    if not 0 < size <= MAX_INTERMEDIATE:
+        raise Refusal(f"config key hidden_ratio: {ratio!r} makes the intermediate size {size}")
+    return size
+
+
+def check_token_ids(raw: dict[str, Any], vocab_size: int) -> None:
+    """The special tokens: an id, null, or (eos) a list of ids.
+
+    One that is not in the vocabulary (-1 is common) stands for none.
+    """
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = raw.get(key)
+        ids = value if key == "eos_token_id" and isinstance(value, list) else [value]
+        for item in [] if value is None else ids:
+            if type(item) is not int or not -MAX_INT - 1 <= item <= MAX_INT:
+                raise Refusal(f"config key {key}: {item!r} is not an id")
+        if sum(item is not None and 0 <= item < vocab_size for item in ids) > MAX_EOS:
+            raise Refusal(f"config key {key}: more than {MAX_EOS} entries")
 
 
 def _token_ids(raw: dict[str, Any], vocab_size: int) -> dict[str, Any]:
-    """The special tokens: an id, null, or (eos) a list of ids; absent ones take the defaults.
-
-    Nothing is ever padded, so any integer (-1 is common) may stand for the padding.
-    """
-    result = {}
-    for key, default in (("bos_token_id", 1), ("eos_token_id", 2), ("pad_token_id", None)):
-        absent = default if default is not None and default < vocab_size else None
-        value = raw.get(key, absent)
-        ids = value if key == "eos_token_id" and isinstance(value, list) else [value]
-        for item in [] if value is None else ids:
-            in_range = type(item) is int and (0 <= item < vocab_size or key == "pad_token_id")
-            if not in_range:
-                raise Refusal(f"config key {key}: {item!r} is not in the vocabulary")
-        result[key] = value
-    return result
+    """The keys of the special tokens; absent ones take the defaults."""
+    check_token_ids(raw, vocab_size)
+    defaults = (("bos_token_id", 1), ("eos_token_id", 2), ("pad_token_id", vocab_size))
+    return {key: raw.get(key, default if default < vocab_size else None)
+            for key, default in defaults}
 
 
 def _passed_on(raw: dict[str, Any], keys: _Keys, fla: bool, vocab_size: int) -> dict[str, Any]:
     """Keys that the conversion does not interpret."""
     position = raw.get("max_position_embeddings", 2048)
-    if position is not None and (type(position) is not int or position <= 0):
-        raise Refusal(f"config key max_position_embeddings: {position!r} is not a positive integer")
+    if position is not None:
+        keys.integer("max_position_embeddings", 2048, MAX_INT)
     return {
         "use_rope": False if fla else keys.flag("use_rope"),
         "rope_base": keys.number("rope_base", 500000.0),
@@ -246,8 +258,10 @@ def _check_combinations(config: CanonicalConfig) -> None:
         raise Refusal(f"config key num_heads: makes a head larger than {MAX_HEAD_DIM}")
     if config.passed_on["use_rope"] and config.head_dim % 2 != 0:
         raise Refusal("config key use_rope: needs an even head size")
-    if not 0 < config.norm_eps <= 1:
-        raise Refusal(f"config key norm_eps: {config.norm_eps!r} is not above 0 and at most 1")
+    if config.passed_on["use_rope"] and not config.passed_on["rope_base"] > 0:
+        raise Refusal("config key rope_base: not above 0")
+    if not LEAST_NORM_EPS <= config.norm_eps <= 1:
+        raise Refusal(f"config key norm_eps: {config.norm_eps!r} is not from 1e-30 to 1")
     tolerance = config.log_pruning_tolerance
     if tolerance is not None and not -math.inf < tolerance < 0:
         raise Refusal(f"config key log_pruning_tolerance: {tolerance!r} is not negative")
@@ -260,8 +274,9 @@ def parse_config(
     fla = _layout(raw)
     _check_known(raw, fla, ignored)
     keys = _Keys(raw)
-    hidden_size, num_heads = keys.integer("hidden_size", 2048), keys.integer("num_heads", 32)
-    num_kv_heads = keys.integer("num_kv_heads", num_heads)
+    hidden_size = keys.integer("hidden_size", 2048, MAX_HIDDEN)
+    num_heads = keys.integer("num_heads", 32, MAX_HEADS)
+    num_kv_heads = keys.integer("num_kv_heads", num_heads, MAX_HEADS)
     if hidden_size % num_heads != 0:
         raise Refusal(
             f"config key num_heads: {num_heads} does not divide hidden_size {hidden_size}"
@@ -270,13 +285,13 @@ def parse_config(
         raise Refusal(f"config key num_kv_heads: {num_kv_heads} does not divide {num_heads}")
     act = keys.choice("hidden_act", ["swish", "silu"] + ([] if fla else ["sigmoid"]), "swish")
     qk_norm, gated = keys.flag("qk_norm"), keys.flag("use_output_gate")
-    vocab_size = keys.integer("vocab_size", 32000)
+    vocab_size = keys.integer("vocab_size", 32000, MAX_VOCAB)
     config = CanonicalConfig(
         fla=fla,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=_intermediate_size(keys, raw, hidden_size),
-        num_layers=keys.integer("num_hidden_layers", 24),
+        num_layers=keys.integer("num_hidden_layers", 24, MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         norm_eps=keys.number("norm_eps", 1e-6),

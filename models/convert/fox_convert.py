@@ -192,18 +192,22 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _plan_of_source(args: argparse.Namespace) -> Plan:
-    from canonical_config import ORDINARY_TYPES, parse_config
+    from canonical_config import parse_config
     from source_directory import open_source
     from tensor_plan import Plan, plan_as_it_is, plan_tensors
+    from transformers_config import CLASSES, without_unknown
 
     if args.source.is_file():
         from gguf_source import open_gguf
 
         return open_gguf(args.source, args.dtype)
     source = open_source(args.source, args.step)
-    if source.config.get("model_type") in ORDINARY_TYPES:
-        return plan_as_it_is(source.config, source.tensors, args.dtype)
     ignored = frozenset(args.ignore_key)
+    if source.config.get("model_type") in CLASSES:
+        raw = without_unknown(source.config, ignored)
+        if args.log_pruning_tolerance is not None:
+            raw = {**raw, "log_pruning_tolerance": args.log_pruning_tolerance}
+        return plan_as_it_is(raw, source.tensors, args.dtype)
     config = parse_config(source.config, args.log_pruning_tolerance, ignored)
     planned = plan_tensors(config, source.tensors, args.dtype)
     layout = "FLA" if config.fla else "official"
@@ -214,6 +218,7 @@ def _convert(args: argparse.Namespace) -> None:
     """Does what the checked command line asks for."""
     from bounded_reading import bounded
     from output_directory import check_destination
+    from tensor_plan import checked
 
     if not args.dry_run:
         args.destination = args.destination.absolute()
@@ -221,7 +226,7 @@ def _convert(args: argparse.Namespace) -> None:
             raise Refusal(f"{args.destination}: SRC and DST are the same directory")
         if not args.verify_only:
             check_destination(args.destination, args.force)
-    plan = bounded(args.source.name, lambda: _plan(args))
+    plan = checked(bounded(args.source.name, lambda: _plan(args)))
     for note in plan.notes:
         _say(f"note: {note}")
     if args.dry_run:

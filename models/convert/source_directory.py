@@ -18,7 +18,7 @@ from refusal import Refusal
 from restricted_pickle import TorchArchive
 from safetensors_io import parse_json, read_safetensors
 from source_tensor import SourceTensor
-from tensor_plan import strip_wrappers
+from tensor_plan import same_values, strip_wrappers
 
 MAX_TEXT_BYTES = 64 << 20
 _STEP = re.compile(r"step-(\d+)\.pt")
@@ -100,7 +100,10 @@ def _resolve(archive: TorchArchive, state: Any, what: str) -> dict[str, SourceTe
 
 
 def _read_shards(index: Path) -> dict[str, SourceTensor]:
-    """The tensors of all files that `index` lists; both must agree on every name."""
+    """The tensors of all files that `index` lists, whatever it says of each, as in transformers.
+
+    A tensor in two files must be the same in both.
+    """
     weight_map = parse_json(read_text(index), index.name).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
         type(name) is str for name in weight_map.values()
@@ -111,12 +114,10 @@ def _read_shards(index: Path) -> dict[str, SourceTensor]:
         if Path(shard).name != shard or Path(shard).suffix not in (".safetensors", ".bin"):
             raise Refusal(f"{index.name}: {shard!r} is not the name of a weights file")
         for name, tensor in _read_weights_file(index.parent / shard).items():
-            if weight_map.get(name) != shard:
-                raise Refusal(f"tensor {name}: in {shard}, but not so in {index.name}")
-            tensors[name] = tensor
-    for name, shard in weight_map.items():
-        if name not in tensors:
-            raise Refusal(f"tensor {name}: missing in {shard}")
+            first = tensors.setdefault(name, tensor)
+            if first is not tensor and not (
+                    first.shape == tensor.shape and same_values(first, tensor)):
+                raise Refusal(f"tensor {name}: in {shard}, and another in an earlier file")
     return tensors
 
 

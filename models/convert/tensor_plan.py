@@ -1,8 +1,8 @@
-"""The tensors of a canonical checkpoint, in order, each with the source tensors it is made from.
+"""The tensors of a checkpoint, in order, each with the source tensors it is made from.
 
-Invariant: plan_tensors() uses every source tensor exactly once, with its exact shape, or raises
-Refusal naming the tensor. Names and shapes are those of the official model; the FLA names are
-mapped here and nowhere else. Read output_directory.py next.
+Invariant: plan_tensors(), and checked() after plan_as_it_is(), use every source tensor once, in its
+exact shape, or raise Refusal naming the tensor. plan_tensors() maps FLA's names to those of the
+official model, which nothing else does. Read output_directory.py next.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from canonical_config import CanonicalConfig
 from refusal import Refusal
-from rounding import TORCH_NAMES, convert, target_dtype
+from rounding import TORCH_NAMES, as_float, convert, target_dtype
 from source_tensor import NUMPY_TYPES, SourceTensor
+from transformers_config import CLASSES, parse_transformers_config
 
 # Wrappers (torch.compile, DDP, FSDP, activation checkpointing) that leave a trace in names.
 _WRAPPERS = frozenset(
@@ -25,6 +26,9 @@ _WRAPPERS = frozenset(
 )
 _UNSUPPORTED = re.compile(r"(^|\.)((attn|mlp)_res_(proj|norm)|res_(proj|norm))\.")
 _FLOAT32 = re.compile(r"\.self_attn\.(sinks|q_cap|k_cap)$")  # what bounds stand on
+_NORMS = re.compile(r"\.(attn_norm|input_layernorm|q_norm|k_norm)\.weight$")
+LEAST_SCALE, MOST_SCALE = 2.0**-60, 2.0**60  # of models/checkpoint.cc
+_HEAD = "lm_head.weight"
 _DERIVED = re.compile(r"\.rotary(_emb)?\.inv_freq$")  # recomputed from rope_base
 
 
@@ -106,7 +110,7 @@ class Pool:
             raise Refusal(f"tensor {min(self._left)}: left over, nothing uses it{rest}")
 
 
-def _same_values(a: SourceTensor, b: SourceTensor) -> bool:
+def same_values(a: SourceTensor, b: SourceTensor) -> bool:
     """Whether two tensors of the same shape hold the same bits."""
     if a.dtype != b.dtype:
         return False
@@ -137,20 +141,18 @@ class _Planner:
     def model(self) -> None:
         """The whole model."""
         c = self._config
-        self.add("model.embeddings.weight", (c.vocab_size, c.hidden_size))
+        name, stored_head = "model.embeddings.weight", self._pool.shape(_HEAD) is not None
+        alone = c.tied and stored_head and self._pool.shape(name) is None
+        self.add(name, (c.vocab_size, c.hidden_size), *([_HEAD] if alone else []))
         for index in range(c.num_layers):
             self._layer(f"model.layers.{index}.")
         self.add("model.norm.weight", (c.hidden_size,))
-        if not c.tied:
-            self.add("lm_head.weight", (c.vocab_size, c.hidden_size))
-        elif self._pool.shape("lm_head.weight") is not None:
-            self._drop_tied_head()
-
-    def _drop_tied_head(self) -> None:
-        """torch.save writes a tied head twice; it must equal the embeddings."""
-        head = self._pool.take("lm_head.weight", self.planned[0].shape)
-        if not _same_values(head, self.planned[0].parts[0]):
-            raise Refusal("tensor lm_head.weight: differs from the embeddings it is tied to")
+        if not c.tied or (stored_head and not alone):
+            self.add(_HEAD, (c.vocab_size, c.hidden_size))
+        if c.tied and stored_head and not alone:
+            c.tied = same_values(self.planned[-1].parts[0], self.planned[0].parts[0])
+            if c.tied:
+                self.planned.pop()
 
     def _layer(self, prefix: str) -> None:
         """One block: attention, then the MLP."""
@@ -220,7 +222,7 @@ class _Planner:
 def plan_as_it_is(
     config: dict[str, Any], tensors: dict[str, SourceTensor], wanted: str
 ) -> Plan:
-    """A checkpoint in a layout that the server loads, under its own names."""
+    """A checkpoint in a layout that the server loads, under its own names; see checked()."""
     planned = [
         PlannedTensor(
             name,
@@ -241,7 +243,8 @@ def plan_tensors(
 ) -> list[PlannedTensor]:
     """The canonical tensors, in the order of the model. `wanted`: keep, f32, bf16 or f16.
 
-    May set config.qk_norm_shared, which early FLA checkpoints tell by shape alone.
+    May set config.qk_norm_shared, which early FLA checkpoints tell by shape alone, and config.tied,
+    which is false if both matrices are stored and differ.
     """
     unsupported = sorted(name for name in tensors if _UNSUPPORTED.search(name))
     if unsupported:
@@ -254,4 +257,61 @@ def plan_tensors(
     planner = _Planner(config, pool, wanted)
     planner.model()
     pool.check_empty()
+    if config.fgate_type != "none":
+        _check_scales(planner.planned)
     return planner.planned
+
+
+def checked(plan: Plan) -> Plan:
+    """`plan`, whose tensors must be those that its config.json names; FoX's are planned so.
+
+    Of a tied matrix that is stored twice one is left, unless they differ: then they are not tied.
+    """
+    if plan.config["model_type"] not in CLASSES:
+        return plan
+    config = parse_transformers_config(plan.config)
+    planned = {tensor.name: tensor for tensor in plan.tensors}
+    names = ["model.embed_tokens.weight", _HEAD]
+    raw = plan.config
+    if config.tied and all(name in planned for name in names):
+        if same_values(*(planned[name].parts[0] for name in names)):
+            del planned[_HEAD]
+        else:
+            raw = {**raw, "tie_word_embeddings": False}
+            config = replace(config, tied=False)
+    shapes = config.shapes()
+    if config.tied and _HEAD in planned:
+        shapes[_HEAD] = shapes.pop(names[0])
+    left = dict(planned)
+    for name, shape in shapes.items():
+        tensor = left.pop(name, None)
+        if tensor is None:
+            raise Refusal(f"tensor {name}: missing")
+        if tensor.shape != shape:
+            raise Refusal(f"tensor {name}: shape {list(tensor.shape)}, expected {list(shape)}")
+    if left:
+        rest = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+        raise Refusal(f"tensor {min(left)}: left over, nothing uses it{rest}")
+    if config.forgets:
+        _check_scales(list(planned.values()))
+    return replace(plan, config=raw, tensors=list(planned.values()))
+
+
+def _check_scales(planned: list[PlannedTensor]) -> None:
+    """Refuses what bounds cannot stand on, as the server does (models/checkpoint.cc)."""
+    for tensor in planned:
+        norm = _NORMS.search(tensor.name)
+        if not norm and not _FLOAT32.search(tensor.name):
+            continue
+        for block, _, _ in tensor.blocks():
+            values = as_float(block, tensor.dtype).astype(np.float64)
+            good = np.isfinite(values)
+            if norm:
+                good = ~good | (values == 0)
+            if not tensor.name.endswith(".sinks"):
+                size = np.abs(values) if norm else values
+                in_range = (size >= LEAST_SCALE) & (size <= MOST_SCALE)
+                good = good | in_range if norm else in_range
+            if not good.all():
+                raise Refusal(f"tensor {tensor.name}: holds {values[~good][0]:g}, which the bounds "
+                              "of pruning cannot take")

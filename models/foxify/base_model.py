@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from refusal import Refusal
-from safetensors import SafetensorError, safe_open
 from safetensors_io import parse_json
-from source_directory import read_text
+from source_directory import open_source, read_text
+from tensor_plan import Plan, checked, plan_as_it_is
 from torch import Tensor
+from transformers_config import Rope, parse_transformers_config
 
-KINDS = ("llama", "mistral", "qwen2", "qwen3")
 PAGE = 64  # tokens; kPageSize of the kernels
 # The matrices of a layer; those of one row are multiplied at once.
 MATRICES = {
@@ -75,7 +76,7 @@ class Architecture:
     kv_heads: int
     head_dim: int
     norm_eps: float
-    rope_base: float
+    rotation: Rope
     context: int
     tied: bool
     qk_norm: bool
@@ -95,8 +96,7 @@ class Architecture:
 
     def rope(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, d / 2]."""
-        half = self.head_dim // 2
-        frequency = self.rope_base ** -(torch.arange(half, dtype=torch.float64) / half)
+        frequency = torch.tensor(self.rotation.frequencies(self.head_dim), dtype=torch.float64)
         angle = torch.arange(tokens, dtype=torch.float64)[:, None, None] * frequency
         return angle.cos().float().to(device), angle.sin().float().to(device)
 
@@ -129,63 +129,39 @@ class Architecture:
 
 def read_architecture(directory: Path, foxified: bool = False
                       ) -> tuple[Architecture, dict[str, Any]]:
-    """The checked config.json, and its text; `foxified` allows a merged one. Raises Refusal."""
+    """The config.json, checked as the server does, and its text; `foxified` allows a merged one.
+
+    Raises Refusal.
+    """
     raw = parse_json(read_text(directory / "config.json"), "config.json")
-    kind = raw.get("model_type")
-    if kind not in KINDS:
-        raise Refusal(f"config key model_type: {kind!r} cannot be foxified; there are "
-                      + ", ".join(KINDS))
-    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise Refusal(f"config key rope_scaling: {rope!r} is not supported by foxify")
-    if raw.get("use_forget_gate") and not foxified:
+    config = parse_transformers_config(raw)
+    if config.forgets and not foxified:
         raise Refusal("config key use_forget_gate: the model is foxified already")
-    for key in ("sliding_window", "attention_bias", "mlp_bias"):
-        used = raw.get("use_sliding_window", kind == "mistral") or key != "sliding_window"
-        if raw.get(key) and used:
-            raise Refusal(f"config key {key}: {raw[key]!r} is not supported by foxify")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise Refusal(f"config key hidden_act: {raw['hidden_act']!r} is not supported by foxify")
-    try:
-        heads, hidden = raw["num_attention_heads"], raw["hidden_size"]
-        base = raw.get("rope_theta") or (raw.get("rope_parameters") or {}).get("rope_theta", 1e4)
-        return Architecture(
-            layers=raw["num_hidden_layers"], hidden=hidden, inner=raw["intermediate_size"],
-            vocab=raw["vocab_size"], heads=heads,
-            kv_heads=raw.get("num_key_value_heads") or heads,
-            head_dim=raw.get("head_dim") or hidden // heads,
-            norm_eps=raw.get("rms_norm_eps", 1e-6), rope_base=float(base),
-            context=raw.get("max_position_embeddings") or 2048,
-            tied=bool(raw.get("tie_word_embeddings", False)), qk_norm=kind == "qwen3"), raw
-    except KeyError as error:
-        raise Refusal(f"config key {error.args[0]}: missing") from None
+    return Architecture(
+        layers=config.num_layers, hidden=config.hidden_size, inner=config.intermediate_size,
+        vocab=config.vocab_size, heads=config.num_heads, kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim, norm_eps=config.norm_eps, rotation=config.rope,
+        context=config.max_position_embeddings or 2048, tied=config.tied,
+        qk_norm=config.qk_norm), raw
 
 
 class _Tensors:
-    """The tensors of a directory by name."""
+    """The tensors of a directory by name; they are those that its config.json names."""
 
-    def __init__(self, directory: Path) -> None:
-        self._files: dict[str, Any] = {}
-        for path in sorted(directory.glob("model*.safetensors")):
-            try:
-                file = safe_open(str(path), "pt")
-            except SafetensorError as error:
-                raise Refusal(f"{path.name}: {error}") from None
-            self._files.update(dict.fromkeys(file.keys(), file))
-        if not self._files:
-            raise Refusal(f"{directory}: no model*.safetensors; ./run convert writes them")
+    def __init__(self, directory: Path, raw: dict[str, Any]) -> None:
+        plan: Plan = checked(plan_as_it_is(raw, open_source(directory, None).tensors, "f32"))
+        self._planned = {tensor.name: tensor for tensor in plan.tensors}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        return name in self._planned
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Raises Refusal where it is missing or has another shape."""
-        if name not in self._files:
-            raise Refusal(f"tensor {name}: missing")
-        tensor = self._files[name].get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise Refusal(f"tensor {name}: shape {list(tensor.shape)}, expected {list(shape)}")
-        return tensor
+        """In float32; raises Refusal where it has another shape."""
+        planned = self._planned[name]
+        if planned.shape != shape:
+            raise Refusal(f"tensor {name}: shape {list(planned.shape)}, expected {list(shape)}")
+        values = np.concatenate([block for block, _, _ in planned.blocks()])
+        return torch.from_numpy(values).view(shape)
 
 
 class BaseModel:
@@ -196,7 +172,7 @@ class BaseModel:
         self.directory, self.device, self.dtype = directory, device, dtype
         a, self.config = read_architecture(directory, foxified)
         self.architecture = a
-        tensors = _Tensors(directory)
+        tensors = _Tensors(directory, self.config)
 
         def take(name: str, *shape: int, kind: torch.dtype = dtype) -> Tensor:
             return tensors.take(name, shape).to(device, kind)
@@ -206,8 +182,9 @@ class BaseModel:
                                 for n in range(a.layers)])
 
         single = torch.float32 if dtype == torch.bfloat16 else dtype
-        self.embedding = take("model.embed_tokens.weight", a.vocab, a.hidden)
-        self.head = self.embedding if a.tied else take("lm_head.weight", a.vocab, a.hidden)
+        names = ["model.embed_tokens.weight", "lm_head.weight"]  # tied: one of them may be missing
+        matrices = [take(name, a.vocab, a.hidden) for name in names if name in tensors]
+        self.embedding, self.head = matrices[0], matrices[-1]
         self.norm = take("model.norm.weight", a.hidden, kind=single)
         self.attn_norm = stack("input_layernorm", a.hidden, kind=single).unbind()
         self.mlp_norm = stack("post_attention_layernorm", a.hidden, kind=single).unbind()

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr JsonLimits kLimits = {size_t{16} << 20, 32, 2'000'000};
+constexpr JsonLimits kLimits = {size_t{16} << 20, 32, 2'000'000, /*python_numbers=*/true};
 constexpr char kConfigFile[] = "tokenizer_config.json";
 constexpr char kSpecialTokensFile[] = "special_tokens_map.json";
 

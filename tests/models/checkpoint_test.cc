@@ -9,12 +9,14 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_replace.h"
 #include "models/safetensors.h"
 #include "tests/models/refused.h"
 #include "tests/models/safetensors_writer.h"
@@ -119,24 +121,65 @@ TEST(CheckpointTest, ConfigurationThatDoesNotFitTheTensors) {
   }
 }
 
+// transformers 5 ties whichever is stored, and does not tie two that differ.
 TEST(CheckpointTest, TiedEmbeddings) {
-  Copy copy("tiny_norm_no_gate_tied");
-  const auto tied = copy.Open();
-  ASSERT_TRUE(tied.ok()) << tied.status().ToString();
-  EXPECT_EQ(tied->lm_head().data, tied->embeddings().data);
+  for (const std::string golden :
+       {"tiny_norm_no_gate_tied", "transformers/llama_kv1_linear_tied"}) {
+    SCOPED_TRACE(golden);
+    Copy copy(golden);
+    const bool fox = golden[0] == 't' && golden[1] == 'i';
+    const std::string embeddings = fox ? "model.embeddings.weight" : "model.embed_tokens.weight";
+    const auto tied = copy.Open();
+    ASSERT_TRUE(tied.ok()) << tied.status().ToString();
+    EXPECT_EQ(tied->lm_head().data, tied->embeddings().data);
+    EXPECT_TRUE(tied->config().tie_word_embeddings);
 
-  copy.tensors["lm_head.weight"] = copy.tensors["model.embeddings.weight"];
-  const auto repeated = copy.Open();
-  ASSERT_TRUE(repeated.ok()) << repeated.status().ToString();
-  EXPECT_EQ(repeated->lm_head().data, repeated->embeddings().data);
+    copy.tensors["lm_head.weight"] = copy.tensors[embeddings];
+    const auto repeated = copy.Open();
+    ASSERT_TRUE(repeated.ok()) << repeated.status().ToString();
+    EXPECT_EQ(repeated->lm_head().data, repeated->embeddings().data);
 
-  copy.tensors["lm_head.weight"].bytes[77] ^= 1;
-  ExpectRefused(copy.Open().status(), "lm_head.weight\" differs");
-  copy.tensors["lm_head.weight"] = copy.tensors["model.embeddings.weight"];
-  copy.tensors["lm_head.weight"].dtype = "F16";
-  ExpectRefused(copy.Open().status(), "lm_head.weight\" differs");
-  copy.tensors["lm_head.weight"] = {"BF16", {1}, "ab"};
-  ExpectRefused(copy.Open().status(), "lm_head.weight\" has shape");
+    copy.tensors["lm_head.weight"].bytes[77] ^= 1;
+    const auto two = copy.Open();
+    ASSERT_TRUE(two.ok()) << two.status().ToString();
+    EXPECT_NE(two->lm_head().data, two->embeddings().data);
+    EXPECT_FALSE(two->config().tie_word_embeddings);
+    EXPECT_EQ(std::memcmp(two->lm_head().data, copy.tensors["lm_head.weight"].bytes.data(),
+                          copy.tensors["lm_head.weight"].bytes.size()),
+              0);
+
+    copy.tensors["lm_head.weight"] = {"BF16", {1}, "ab"};
+    ExpectRefused(copy.Open().status(), "lm_head.weight\" has shape");
+    copy.tensors["lm_head.weight"] = copy.tensors[embeddings];
+    copy.tensors.erase(embeddings);
+    const auto alone = copy.Open();
+    ASSERT_TRUE(alone.ok()) << alone.status().ToString();
+    EXPECT_EQ(alone->lm_head().data, alone->embeddings().data);
+    copy.tensors.erase("lm_head.weight");
+    ExpectRefused(copy.Open().status(), "tensor \"" + embeddings + "\" is missing");
+  }
+}
+
+// The tensors are those that transformers' own model has, by name and shape.
+TEST(CheckpointTest, TensorsOfTransformers) {
+  const auto golden = nlohmann::json::parse(FileContent(Golden("transformers_configs.json")));
+  for (const auto& c : golden["cases"]) {
+    if (!c.contains("shapes")) continue;
+    Copy copy("tiny_rope");
+    copy.config = c["config"].get<std::string>();
+    SCOPED_TRACE(copy.config);
+    copy.tensors.clear();
+    for (const auto& [name, shape] : golden["shapes"][c["shapes"].get<size_t>()].items()) {
+      TensorSpec spec{"BF16", shape.get<std::vector<int64_t>>(), ""};
+      size_t bytes = 2;
+      for (const int64_t extent : spec.shape) bytes *= static_cast<size_t>(extent);
+      spec.bytes.assign(bytes, '\0');
+      copy.tensors[name] = spec;
+      copy.tensors[absl::StrReplaceAll(name, {{"layers.0.", "layers.1."}})] = spec;
+    }
+    const auto checkpoint = copy.Open();
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  }
 }
 
 // transformers saved RoPE's frequencies once, and recomputes them.
@@ -231,28 +274,43 @@ TEST(CheckpointTest, NonFiniteWeightsAreRefusedByName) {
 }
 
 // Whatever else may be not finite: bounds stand on them.
-TEST(CheckpointTest, SinksAndCapsAreNumbersThatBound) {
+TEST(CheckpointTest, WhatBoundsStandOn) {
+  const std::string llama = "transformers/llama_kv1_default_tied_forgetting";
+  const std::string qwen = "transformers/qwen3_kv1_default_forgetting";
   const struct {
+    std::string golden;
     const char* name;
-    float value;
+    double value;
     const char* said;  // empty: nothing
   } kCases[] = {
-      {"sinks", NAN, "holds nan, not between -3.40282e+38 and 3.40282e+38"},
-      {"sinks", INFINITY, "holds inf, not between -3.40282e+38 and 3.40282e+38"},
-      {"sinks", -INFINITY, "holds -inf, not between -3.40282e+38 and 3.40282e+38"},
-      {"sinks", -60, ""},
-      {"q_cap", NAN, "holds nan, not between 7.88861e-31 and"},
-      {"q_cap", 0, "holds 0, not between 7.88861e-31 and"},
-      {"k_cap", INFINITY, "holds inf, not between 7.88861e-31 and"},
-      {"k_cap", -1, "holds -1, not between 7.88861e-31 and"},
-      {"k_cap", 7e-31F, "holds 7e-31, not between 7.88861e-31 and"},
-      {"k_cap", 1e-30F, ""},
+      {llama, "self_attn.sinks", NAN, "holds nan, not between -3.40282e+38 and 3.40282e+38"},
+      {llama, "self_attn.sinks", INFINITY, "holds inf, not between -3.40282e+38"},
+      {llama, "self_attn.sinks", -INFINITY, "holds -inf, not between -3.40282e+38"},
+      {llama, "self_attn.sinks", -60, ""},
+      {llama, "self_attn.q_cap", NAN, "holds nan, not between 8.67362e-19 and 1.15292e+18"},
+      {llama, "self_attn.q_cap", 0, "holds 0, not between 8.67362e-19 and 1.15292e+18"},
+      {llama, "self_attn.k_cap", INFINITY, "holds inf, not between 8.67362e-19 and"},
+      {llama, "self_attn.k_cap", -1, "holds -1, not between 8.67362e-19 and"},
+      {llama, "self_attn.k_cap", 0x0.fffp-60, "holds 8.6715e-19, not between"},
+      {llama, "self_attn.k_cap", 0x1.001p60, "holds 1.1532e+18, not between"},
+      {llama, "self_attn.k_cap", 0x1p-60, ""},
+      {llama, "self_attn.q_cap", 0x1p60, ""},
+      {llama, "input_layernorm.weight", 0, ""},
+      {llama, "input_layernorm.weight", 1e-20, "holds 1e-20, which pruning's bounds cannot take"},
+      {qwen, "self_attn.q_norm.weight", -0x1p-60, ""},
+      {qwen, "self_attn.q_norm.weight", -1e-46, "holds -1e-46, which pruning's bounds cannot"},
+      {qwen, "self_attn.k_norm.weight", 1e46, "holds 1e+46, which pruning's bounds cannot"},
+      {qwen, "self_attn.k_norm.weight", NAN, ""},
+      {"transformers/qwen3_kv3_llama3", "self_attn.k_norm.weight", 1e-30, ""},  // never pruned
   };
   for (const auto& c : kCases) {
-    Copy copy("transformers/llama_kv1_default_tied_forgetting");
-    const std::string name = std::string("model.layers.1.self_attn.") + c.name;
-    std::memcpy(copy.tensors.at(name).bytes.data(), &c.value, sizeof c.value);
-    SCOPED_TRACE(name);
+    Copy copy(c.golden);
+    const std::string name = std::string("model.layers.1.") + c.name;
+    TensorSpec& spec = copy.tensors.at(name);
+    spec = {"F64", spec.shape, std::string(8 * static_cast<size_t>(spec.shape[0]), '\0')};
+    const std::vector<double> values(static_cast<size_t>(spec.shape[0]), c.value);
+    std::memcpy(spec.bytes.data(), values.data(), spec.bytes.size());
+    SCOPED_TRACE(testing::Message() << name << " " << c.value);
     const auto opened = copy.Open({.allow_nonfinite = true});
     if (*c.said == 0) {
       EXPECT_TRUE(opened.ok()) << opened.status();
@@ -286,7 +344,22 @@ TEST(CheckpointTest, TruncationWhileOpening) {
 TEST(CheckpointTest, FilesThatAreNotThere) {
   const TemporaryDir dir;
   EXPECT_TRUE(absl::IsNotFound(Checkpoint::Open(dir.File("absent"), {}).status()));
-  ExpectRefused(Checkpoint::Open(dir.path(), {}).status(), "config.json: no such file");
+  const auto says = [&](const std::string& part) {
+    SCOPED_TRACE(part);
+    ExpectRefused(Checkpoint::Open(dir.path(), {}).status(),
+                  "config.json: no such file in the model directory" + part);
+  };
+  says("");
+  fs::create_directories(dir.File("snapshots"));
+  says(", but an unfinished download of a Hugging Face cache");
+  fs::create_directories(dir.File("snapshots/0ab1"));
+  says(", but a repository of a Hugging Face cache: serve its snapshots/0ab1");
+  dir.Write("x.gguf", "GGUF");
+  says(", but a GGUF file: foxserve convert x.gguf DIR, then serve DIR");
+  const absl::Status file = Checkpoint::Open(dir.File("x.gguf"), {}).status();
+  EXPECT_NE(file.message().find("is a GGUF file: foxserve convert "), std::string::npos) << file;
+  dir.Write("adapter_config.json", "{}");
+  says(", but an adapter: foxserve convert BASE DIR --adapter THIS");
   dir.Write("config.json", std::string(2 << 20, ' '));
   ExpectRefused(Checkpoint::Open(dir.path(), {}).status(), "config.json: larger than");
 }

@@ -7,8 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tests/models/refused.h"
+#include "tests/models/temporary_dir.h"
 
 namespace fox {
 namespace {
@@ -114,8 +116,10 @@ TEST(ModelConfigTest, EndOfSequenceIsNumberListOrNull) {
             (std::vector<int32_t>{7, 0, 31999}));
   EXPECT_TRUE(Parsed(Config(kOfficial, R"("eos_token_id": null)")).eos_token_ids.empty());
   EXPECT_FALSE(Parsed(Config(kOfficial, R"("pad_token_id": -1)")).pad_token_id.has_value());
-  ExpectError(Config(kOfficial, R"("eos_token_id": 32000)"), "eos_token_id must be between");
-  ExpectError(Config(kOfficial, R"("eos_token_id": [1, -1])"), "eos_token_id must be between");
+  EXPECT_TRUE(Parsed(Config(kOfficial, R"("eos_token_id": 32000)")).eos_token_ids.empty());
+  EXPECT_EQ(Parsed(Config(kOfficial, R"("eos_token_id": [1, -1])")).eos_token_ids,
+            std::vector<int32_t>{1});
+  EXPECT_FALSE(Parsed(Config(kOfficial, R"("bos_token_id": -1)")).bos_token_id.has_value());
   ExpectError(Config(kOfficial, R"("eos_token_id": "2")"), "eos_token_id must be an integer");
   ExpectError(Config(kOfficial, R"("bos_token_id": 1e3)"), "bos_token_id must be an integer");
 }
@@ -172,7 +176,9 @@ TEST(ModelConfigTest, BoundsAndTypes) {
       {R"("hidden_size": 96, "num_heads": 32, "use_rope": true)", "odd head size"},
       {R"("use_rope": true, "rope_base": 0)", "rope_base must be above 0"},
       {R"("use_rope": 1)", "use_rope must be true or false"},
-      {R"("norm_eps": 0)", "norm_eps must be above 0"},
+      {R"("norm_eps": 0)", "norm_eps must be between 1e-30 and 1"},
+      {R"("norm_eps": 9e-31)", "norm_eps must be between 1e-30 and 1"},
+      {R"("norm_eps": NaN)", "norm_eps must be a number"},
       {R"("norm_eps": null)", "norm_eps must be a number"},
       {R"("hidden_ratio": 0)", "hidden_ratio must be above 0"},
       {R"("hidden_ratio": 1e300)", "hidden_ratio must be above 0"},
@@ -181,7 +187,7 @@ TEST(ModelConfigTest, BoundsAndTypes) {
       {R"("log_pruning_tolerance": 0)", "log_pruning_tolerance must be negative"},
       {R"("log_pruning_tolerance": 3)", "log_pruning_tolerance must be negative"},
       {R"("log_pruning_tolerance": -1e999)", "not valid JSON"},
-      {R"("log_pruning_tolerance": -Infinity)", "not valid JSON"},
+      {R"("log_pruning_tolerance": -Infinity)", "log_pruning_tolerance must be a number"},
       {R"("log_pruning_tolerance": "-10")", "log_pruning_tolerance must be a number"},
       {R"("max_position_embeddings": 0)", "max_position_embeddings must be between"},
       {R"("fgate_type": 1)", "fgate_type must be a string"},
@@ -293,13 +299,14 @@ TEST(ModelConfigTest, WhatTransformersHasBesidesIsRefusedByName) {
       {"llama", R"("num_key_value_heads": 4)", "must be a multiple of num_key_value_heads"},
       {"llama", R"("head_dim": 257)", "head_dim must be between 1 and 256"},
       {"qwen3", R"("head_dim": 15)", "head_dim must be even"},
-      {"llama", R"("rms_norm_eps": 0)", "rms_norm_eps must be above 0"},
+      {"llama", R"("rms_norm_eps": 0)", "rms_norm_eps must be between"},
       {"llama", R"("hidden_act": "gelu")", "hidden_act \"gelu\" is not supported: silu"},
       {"llama", R"("attention_bias": true)", "attention_bias is not supported: it must be false"},
       {"qwen3", R"("attention_bias": true)", "attention_bias is not supported: it must be false"},
       {"llama", R"("mlp_bias": true)", "mlp_bias is not supported: it must be false"},
       {"mistral", R"("sliding_window": 4096)", "sliding_window is not supported: it must be null"},
-      {"qwen2", R"("use_sliding_window": true)", "use_sliding_window is not supported: it must be"},
+      {"qwen2", R"("use_sliding_window": true, "max_window_layers": 1)",
+       "use_sliding_window is not supported: layers from 1 on would slide"},
       {"qwen3", R"("layer_types": ["full_attention", "sliding_attention"])",
        "layer_types must be full_attention"},
       {"qwen3", R"("use_forget_gate": true, "use_qk_norm_cap": true)",
@@ -318,10 +325,11 @@ TEST(ModelConfigTest, WhatTransformersHasBesidesIsRefusedByName) {
       {"llama", R"("rope_scaling": {"rope_type": "yarn", "factor": 4})",
        "rope_scaling: rope_type \"yarn\" is not supported: default, linear or llama3"},
       {"llama", R"("rope_scaling": {"type": "dynamic", "factor": 4})", "rope_type \"dynamic\""},
-      {"llama", R"("rope_scaling": {"factor": 4})",
-       "rope_scaling: rope_type \"\" is not supported"},
+      {"llama", R"("rope_parameters": {"full_attention": {}})",
+       "rope_parameters: full_attention is not supported: one RoPE serves all layers"},
       {"llama", R"("rope_scaling": 4)", "rope_scaling must be an object"},
-      {"llama", R"("rope_scaling": {}, "rope_parameters": {})", "both given"},
+      {"llama", R"("quantization_config": {"quant_method": "gptq"})",
+       "quantization_config is not supported (gptq): take the repository of the model in bf16"},
       {"llama", R"("rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25})",
        "rope_parameters: partial_rotary_factor is not supported: it must be 1"},
       {"llama", R"("rope_parameters": {"rope_type": "default", "rope_theta": -1})",
@@ -337,12 +345,51 @@ TEST(ModelConfigTest, WhatTransformersHasBesidesIsRefusedByName) {
   };
   for (const auto& c : kCases) ExpectError(TransformersConfig(c.type, c.keys), c.part);
   ExpectError(Config("mistral", R"("vocab_size": 9, "hidden_size": 8, "intermediate_size": 8,
-      "num_hidden_layers": 1, "num_attention_heads": 2)"),
+      "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2)"),
               "sliding_window must be null");
   // Not read by the class.
   Parsed(TransformersConfig("llama", R"("sliding_window": 4096)"));
   Parsed(TransformersConfig("qwen2", R"("sliding_window": 4096, "use_sliding_window": false,
       "attention_bias": true, "layer_types": ["full_attention", "full_attention"])"));
+}
+
+// Whatever is served is read as transformers reads it (make_transformers_configs.py).
+TEST(ModelConfigTest, AsTransformersReadsIt) {
+  const auto golden =
+      nlohmann::json::parse(FileContent(FOX_SOURCE_DIR "/tests/golden/transformers_configs.json"));
+  int served = 0;
+  for (const auto& c : golden["cases"]) {
+    const auto text = c["config"].get<std::string>();
+    SCOPED_TRACE(text);
+    const absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
+    if (!c.contains("reading")) {
+      ExpectRefused(config.status(), "config.json: ");
+      continue;
+    }
+    ASSERT_TRUE(config.ok()) << config.status();
+    ++served;
+    const auto& reading = golden["readings"][c["reading"].get<size_t>()];
+    EXPECT_EQ(config->num_heads, reading["heads"]);
+    EXPECT_EQ(config->num_kv_heads, reading["kv_heads"]);
+    EXPECT_EQ(config->head_dim, reading["head_dim"]);
+    EXPECT_EQ(config->norm_eps, reading["norm_eps"]);
+    EXPECT_EQ(config->tie_word_embeddings, reading["tied"]);
+    const auto frequencies = reading["inv_freq"].get<std::vector<double>>();
+    const std::vector<double> ours = RopeFrequencies(*config);
+    ASSERT_EQ(ours.size(), frequencies.size());
+    for (size_t m = 0; m < ours.size(); ++m) EXPECT_NEAR(ours[m] / frequencies[m], 1, 1e-13);
+    const auto exists = [](const nlohmann::json& id) {
+      return id.is_number() && id >= 0 && id < 64;
+    };
+    EXPECT_EQ(config->bos_token_id.value_or(-1),
+              exists(reading["bos"]) ? reading["bos"].get<int>() : -1);
+    std::vector<int32_t> eos;
+    for (const auto& id : reading["eos"]) {
+      if (exists(id)) eos.push_back(id);
+    }
+    EXPECT_EQ(config->eos_token_ids, eos);
+  }
+  EXPECT_GT(served, 200);
 }
 
 TEST(ModelConfigTest, JsonItself) {

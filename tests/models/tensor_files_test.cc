@@ -74,7 +74,27 @@ TEST(TensorFilesTest, TheSingleFileWinsOverAnyIndex) {
   EXPECT_EQ(files->tensors().size(), 2u);
 }
 
-TEST(TensorFilesTest, ShardsAndIndexAgree) {
+// As transformers, which takes the names of the files alone from an index.
+TEST(TensorFilesTest, TheIndexIsAListOfFiles) {
+  const std::pair<std::function<void(Shards&)>, size_t> kCases[] = {
+      {[](Shards& s) { s.weight_map["norm"] = "b.safetensors"; }, 4},
+      {[](Shards& s) { s.weight_map["x"] = "b.safetensors"; }, 4},
+      {[](Shards& s) { s.weight_map.erase("norm"); }, 4},
+      {[](Shards& s) { s.tensors[0].erase("norm"); }, 3},
+      {[](Shards& s) { s.tensors[1]["norm"] = s.tensors[0]["norm"]; }, 4},
+      {[](Shards& s) { s.tensors[1]["x"] = s.tensors[0]["norm"]; }, 5},
+  };
+  for (size_t i = 0; i < std::size(kCases); ++i) {
+    SCOPED_TRACE(i);
+    Shards shards;
+    kCases[i].first(shards);
+    const auto files = shards.Open();
+    ASSERT_TRUE(files.ok()) << files.status();
+    EXPECT_EQ(files->tensors().size(), kCases[i].second);
+  }
+}
+
+TEST(TensorFilesTest, ShardsThatAreRefused) {
   const std::string unopened = std::string(kIndex) + ": the shard of \"norm\" cannot be opened: ";
   const std::pair<std::function<void(Shards&)>, std::string> kCases[] = {
       {[](Shards& s) { s.weight_map["norm"] = "c.safetensors"; },
@@ -84,16 +104,14 @@ TEST(TensorFilesTest, ShardsAndIndexAgree) {
       {[](Shards& s) { s.weight_map["norm"] = "."; }, unopened + ".: is not a regular file"},
       {[](Shards& s) { s.weight_map["norm"] = "model.safetensors.index.json"; },
        std::string(kIndex) + ": header"},
-      {[](Shards& s) { s.weight_map["norm"] = "b.safetensors"; },
-       "\"norm\" is not in its shard b.safetensors"},
-      {[](Shards& s) { s.weight_map["x"] = "b.safetensors"; },
-       "\"x\" is not in its shard b.safetensors"},
-      {[](Shards& s) { s.weight_map.erase("norm"); },
-       "shard a.safetensors holds \"norm\", which the index does not place there"},
-      {[](Shards& s) { s.tensors[0].erase("norm"); }, "\"norm\" is not in its shard a.safetensors"},
-      {[](Shards& s) { s.tensors[1]["norm"] = s.tensors[0]["norm"]; },
-       "shard b.safetensors holds \"norm\""},
-      {[](Shards& s) { s.tensors[1]["x"] = s.tensors[0]["norm"]; }, "holds \"x\""},
+      {[](Shards& s) {
+         s.tensors[1]["norm"] = {"F32", {1}, "marn"};
+       },
+       "shard b.safetensors holds another \"norm\" than an earlier shard"},
+      {[](Shards& s) {
+         s.tensors[1]["norm"] = {"I32", {1}, "norm"};
+       },
+       "holds another \"norm\""},
   };
   for (const auto& [damage, part] : kCases) {
     SCOPED_TRACE(part);
@@ -127,7 +145,7 @@ TEST(TensorFilesTest, NoWeightsAtAll) {
   ExpectRefused(OpenDir(dir).status(), "neither model.safetensors nor");
   EXPECT_TRUE(absl::IsNotFound(OpenDir(dir).status()));
   dir.Write("pytorch_model.bin", "");
-  ExpectRefused(OpenDir(dir).status(), "there is pytorch_model.bin: run ./run convert");
+  ExpectRefused(OpenDir(dir).status(), "there is pytorch_model.bin: foxserve convert THIS DIR");
 }
 
 }  // namespace

@@ -34,8 +34,6 @@ TENSORS: tuple[tuple[str, dict[str, Bits | None], str], ...] = (
      "dtype F64 is not supported, use --dtype f32"),
     ("tiny_fla", {LAYER + "mlp.up_proj.weight": Bits("F32", (96, 64), bytes(4 * 96 * 64))},
      f"tensor {LAYER}mlp.gate_proj.weight: its parts have different dtypes"),
-    ("tiny_norm_no_gate_tied", {"lm_head.weight": Bits("BF16", (128, 64), bytes(16384))},
-     "tensor lm_head.weight: differs from the embeddings"),
     ("tiny_fla", {LAYER + "attn_res_proj.weight": RESIDUAL}, "attention residuals"),
     ("tiny_fla", {"model.res_norm.weight": RESIDUAL}, "model.res_norm.weight: attention residuals"),
 )
@@ -47,8 +45,10 @@ ROPE_KEYS = (("model_type", "gpt2"), ("model_type", None), ("ogate_act", "silu")
              ("quantization_config", {"bits": 4}), ("novel", 1), ("num_heads", 3),
              ("num_kv_heads", 3), ("hidden_size", "64"), ("hidden_size", True),
              ("num_hidden_layers", 0), ("norm_eps", "small"), ("norm_eps", float("nan")),
-             ("norm_eps", 0), ("use_rope", 1), ("eos_token_id", "x"), ("eos_token_id", [2, 128]),
-             ("bos_token_id", -1), ("log_pruning_tolerance", 1.5), ("hidden_act", ["swish"]),
+             ("norm_eps", 0), ("use_rope", 1), ("eos_token_id", "x"), ("eos_token_id", [2, 1.5]),
+             ("eos_token_id", [2] * 65), ("bos_token_id", True), ("rope_base", 0),
+             ("vocab_size", 1 << 25), ("norm_eps", 1e-31),
+             ("log_pruning_tolerance", 1.5), ("hidden_act", ["swish"]),
              ("max_position_embeddings", -1))
 
 

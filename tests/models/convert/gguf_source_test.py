@@ -120,8 +120,9 @@ class GgufCase(CheckpointCase):
         stem = "model.layers.1.self_attn."
         tensors = {f"{stem}o_proj.lora_{letter}.weight": self.random.normal(size=shape).astype("f")
                    for letter, shape in (("A", (3, HEADS * DIM)), ("B", (WIDE, 3)))}
-        tensors |= {f"{stem}sinks": np.arange(HEADS, dtype="f"),
-                    "model.norm.weight": np.ones(WIDE, "f")}
+        tensors |= {f"model.layers.{n}.self_attn.sinks": np.arange(n, n + HEADS, dtype="f")
+                    for n in range(2)}
+        tensors["model.norm.weight"] = np.ones(WIDE, "f")
         tensors |= {f"{stem}o_proj.{key}.weight": value for key, value in changes.items()}
         folder = self.scratch / "changed"
         folder.mkdir(exist_ok=True)
@@ -168,7 +169,7 @@ class ConversionTest(GgufCase):
         whole = np.frombuffer(want[f"{stem}o_proj.weight"], "f").reshape(WIDE, HEADS * DIM)
         a, b = (change[f"{stem}o_proj.lora_{letter}.weight"] for letter in "AB")
         want[f"{stem}o_proj.weight"] = (whole + b @ a).tobytes()
-        want |= {n: change[n].tobytes() for n in (f"{stem}sinks", "model.norm.weight")}
+        want |= {n: t.tobytes() for n, t in change.items() if ".lora_" not in n}
         self.assertEqual({k: t.data for k, t in got.items()}, want)
         config, got = self.convert("--adapter", self.scratch / "changed", "--force")
         self.assertEqual({t.dtype for n, t in got.items() if n in change}, {"F32"})

@@ -149,9 +149,10 @@ class FoxifyTest(unittest.TestCase):
     def test_what_is_refused_before_training(self) -> None:
         config = json.loads((self.model / "config.json").read_text())
         cases = (
-            ({"model_type": "gpt2"}, (), "config key model_type: 'gpt2' cannot be foxified"),
-            ({"rope_scaling": {"rope_type": "yarn"}}, (), "config key rope_scaling"),
-            ({"model_type": "mistral", "sliding_window": 64}, (), "config key sliding_window"),
+            ({"model_type": "gpt2"}, (), "config key model_type: 'gpt2' is not one of llama"),
+            ({"rope_scaling": {"rope_type": "yarn"}}, (), "config key rope_scaling.rope_type"),
+            ({"model_type": "mistral", "architectures": None, "sliding_window": 64}, (),
+             "config key sliding_window"),
             ({}, ("--export", str(FOXIFY)), "exists and is no model directory"),
             ({"use_forget_gate": True}, (), "the model is foxified already"),
             ({"hidden_act": "gelu"}, (), "config key hidden_act"),
