@@ -12,29 +12,24 @@ from __future__ import annotations
 
 import argparse
 import codecs
-import hashlib
 import json
 import lzma
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from text_tokenizer import TextError, TextTokenizer
+
 SEPARATOR = b"\n\0\n"
 READ_BYTES = 1 << 20
 LONGEST_PIECE = 16 << 20  # bytes that are encoded at once; longer documents are cut at a line end
-TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json", "vocab.json", "merges.txt",
-                   "tokenizer_config.json", "special_tokens_map.json")
-
-
-class TextError(Exception):
-    """A text or tokenizer that cannot be used; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -45,82 +40,6 @@ class Piece:
     source: str
     first: bool
     last: bool
-
-
-class TextTokenizer:
-    """The tokenizer of a model directory, chosen as models/tokenizer/load_tokenizer.cc does."""
-
-    def __init__(self, directory: Path) -> None:
-        """Raises TextError where there is none."""
-        self._directory = directory
-        config = self._json("tokenizer_config.json")
-        self._wraps_json = config.get("tokenizer_class") == "JSONGPT2Tokenizer"
-        special = {**self._json("special_tokens_map.json"), **config}
-        if (directory / "tokenizer.model").is_file():
-            self._open_sentencepiece()
-        else:
-            self._open_bpe(special)
-
-    def _json(self, name: str) -> dict[str, Any]:
-        path = self._directory / name
-        return json.loads(path.read_text("utf-8")) if path.is_file() else {}
-
-    def _open_sentencepiece(self) -> None:
-        import sentencepiece
-
-        model = sentencepiece.SentencePieceProcessor(
-            model_file=str(self._directory / "tokenizer.model")
-        )
-        self.vocab_size = model.vocab_size()
-        self.bos = model.bos_id() if model.bos_id() >= 0 else None
-        self.eos = model.eos_id() if model.eos_id() >= 0 else None
-        self._encode: Callable[[str], list[int]] = model.encode
-        self._decode: Callable[[list[int]], str] = model.decode
-
-    def _open_bpe(self, special: dict[str, Any]) -> None:
-        from tokenizers import ByteLevelBPETokenizer, Tokenizer
-
-        folder = self._directory
-        if (folder / "tokenizer.json").is_file():
-            model = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-            model = ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
-        else:
-            raise TextError(f"{folder}: no tokenizer (tokenizer.model, tokenizer.json, or "
-                            "vocab.json with merges.txt)")
-
-        def token_id(key: str) -> int | None:
-            token = special.get(key)
-            token = token.get("content") if isinstance(token, dict) else token
-            return None if token is None else model.token_to_id(token)
-
-        self.vocab_size = model.get_vocab_size()
-        self.bos, self.eos = token_id("bos_token"), token_id("eos_token")
-        self._encode = lambda text: model.encode(text, add_special_tokens=False).ids
-        self._decode = lambda ids: model.decode(ids)
-
-    def encode(self, text: str) -> list[int]:
-        """Ids without bos and eos."""
-        return self._encode(json.dumps(text)[1:-1] if self._wraps_json else text)
-
-    def decode(self, ids: list[int]) -> str:
-        """Text of ids; invalid text becomes replacement characters."""
-        text = self._decode([i for i in ids if i not in (self.bos, self.eos)])
-        if not self._wraps_json:
-            return text
-        try:
-            return json.loads(f'"{text}"')
-        except ValueError:
-            return text
-
-    def fingerprint(self) -> str:
-        """Changes with any of the files that define the encoding."""
-        digest = hashlib.sha256()
-        for name in TOKENIZER_FILES:
-            path = self._directory / name
-            if path.is_file():
-                digest.update(name.encode() + b"\0" + path.read_bytes())
-        return digest.hexdigest()
 
 
 def _open(path: Path) -> BinaryIO:

@@ -1,6 +1,8 @@
 // Finds added tokens by a byte trie, from every position. See added_tokens.h.
 #include "models/tokenizer/added_tokens.h"
 
+#include <utf8proc.h>
+
 #include <algorithm>
 
 #include "models/tokenizer/utf8.h"
@@ -29,7 +31,55 @@ size_t SpaceBehind(std::string_view text, size_t begin) {
   return begin;
 }
 
+// The regular expression \w of the reference implementation: letters, marks, decimal digits,
+// letters in circles, joining punctuation and the joiners.
+bool IsWord(uint32_t code_point) {
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code_point))) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_PC:
+      return true;
+    default:
+      return code_point == 0x200C || code_point == 0x200D ||
+             (code_point >= 0x24B6 && code_point <= 0x24E9) ||
+             (code_point >= 0x1F130 && code_point <= 0x1F149) ||
+             (code_point >= 0x1F150 && code_point <= 0x1F169) ||
+             (code_point >= 0x1F170 && code_point <= 0x1F189);
+  }
+}
+
+// Whether a word goes on across the start or the end of text[begin, end).
+bool TouchesWord(std::string_view text, size_t begin, size_t end) {
+  size_t before = begin;
+  while (before > 0 && IsContinuationByte(text[--before])) continue;
+  return (begin > 0 && IsWord(NextUtf8(text.data() + before, begin - before).code_point)) ||
+         (end < text.size() && IsWord(NextUtf8(text.data() + end, text.size() - end).code_point));
+}
+
 }  // namespace
+
+void AddedTokenList::Add(AddedToken token) {
+  if (token.content.empty()) return;
+  const auto [it, inserted] = index_.try_emplace(token.content, tokens_.size());
+  if (!inserted) {
+    AddedToken& known = tokens_[it->second];
+    token.id = known.id;
+    token.special = token.special || known.special;
+    known = std::move(token);
+    return;
+  }
+  token.id = find_(token.content).value_or(std::max(vocab_tokens_, largest_id_ + 1));
+  largest_id_ = std::max(largest_id_, token.id);
+  tokens_.push_back(std::move(token));
+}
 
 bool IsWhiteSpace(std::string_view text) { return SpaceBehind(text, 0) == text.size(); }
 
@@ -77,6 +127,10 @@ void AddedTokenSplitter::SplitText(std::string_view text, const Trie& trie,
       continue;
     }
     const AddedToken& token = tokens_[static_cast<size_t>(index)];
+    if (token.single_word && TouchesWord(text, at, at + length)) {
+      at += length;
+      continue;
+    }
     const size_t begin = token.lstrip ? std::max(SpaceBefore(text, done, at), done) : at;
     at += length;
     const size_t end = token.rstrip ? SpaceBehind(text, at) : at;

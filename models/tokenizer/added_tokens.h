@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,11 +19,35 @@ namespace fox {
 struct AddedToken {
   std::string content;
   int32_t id = 0;
-  bool lstrip = false;      // swallows the white space before it
-  bool rstrip = false;      // swallows the white space after it
-  bool normalized = false;  // looked for after all tokens that are not, in normalized text
-  bool special = false;     // dropped from decoded text on request
-  const char* file = "";    // that names it, for error messages
+  bool lstrip = false;       // swallows the white space before it
+  bool rstrip = false;       // swallows the white space after it
+  bool normalized = false;   // looked for after all tokens that are not, in normalized text
+  bool single_word = false;  // not next to a letter, a digit or the like
+  bool special = false;      // dropped from decoded text on request
+  const char* file = "";     // that names it, for error messages
+};
+
+// Numbers added tokens as the `tokenizers` package does, in the order of Add: a token of the
+// vocabulary keeps its id, any other gets the next one behind the vocabulary and the tokens before
+// it. Ids in files are not read, because the package does not read them either.
+class AddedTokenList {
+ public:
+  using Find = std::function<std::optional<int32_t>(const std::string& content)>;
+  // `find`: the id in the vocabulary, which has `vocab_tokens` tokens. It is called by Add only.
+  AddedTokenList(Find find, size_t vocab_tokens)
+      : find_(std::move(find)), vocab_tokens_(static_cast<int32_t>(vocab_tokens)) {}
+
+  // The options of a token that is there already are replaced, but it stays special. An empty
+  // content is left out.
+  void Add(AddedToken token);
+  bool Contains(const std::string& content) const { return index_.contains(content); }
+  const std::vector<AddedToken>& tokens() const { return tokens_; }
+
+ private:
+  Find find_;
+  int32_t vocab_tokens_, largest_id_ = -1;
+  std::vector<AddedToken> tokens_;
+  absl::flat_hash_map<std::string, size_t> index_;  // by content, in tokens_
 };
 
 // A part of a text: an added token, or text between them.

@@ -29,7 +29,8 @@ struct BpeDefinition {
   const char* merges_file = "";
   absl::flat_hash_map<std::string, int32_t> vocab;
   std::vector<std::pair<std::string, std::string>> merges;  // by rank
-  std::vector<AddedToken> added;                            // may repeat tokens of `vocab`
+  std::vector<AddedToken> added;                            // may repeat tokens of `vocab`;
+                                                            // each content once
   bool nfc = false;                                         // the normalizer:
   bool visible_spaces = false;                              // each space becomes kVisibleSpace,
   bool prefix_space = false;                                // with one more in front
@@ -46,9 +47,18 @@ struct BpeDefinition {
   std::optional<AddedToken> bos, eos, unk;  // their ids are not read
 };
 
+// Of the tokens of `definition.vocab`, which must outlive it.
+AddedTokenList ListOfAddedTokens(const BpeDefinition& definition);
+// Sets `added`. `add_bos` and `add_eos`, of tokenizer_config.json, decide what stands around a
+// text; none: the post_processor does.
+void SetAddedTokens(const std::vector<AddedToken>& added, std::optional<bool> add_bos,
+                    std::optional<bool> add_eos, BpeDefinition* definition);
+
 // vocab.json: one object, token to id. merges.txt: a line for each rule, two tokens and a space
-// between; lines that start with #version are skipped. Special tokens that `config` does not name
-// are <|endoftext|>, as in GPT-2. InvalidArgument names the file and the line or token.
+// between; lines that start with #version are skipped. The class in `config` decides how text is
+// cut and normalized: GPT-2's (none given: this one) or Qwen2's, Unimplemented for others. Special
+// tokens that `config` does not name are <|endoftext|>, as in these classes. InvalidArgument names
+// the file and the line or token.
 absl::StatusOr<BpeDefinition> ParseGpt2Files(const std::string& vocab_json,
                                              const std::string& merges_txt,
                                              const TokenizerConfig& config);

@@ -60,8 +60,8 @@ absl::StatusOr<std::unique_ptr<ByteLevelBpe>> ByteLevelBpe::Create(const BpeDefi
   if (status.ok()) status = bpe->SetSpecial(definition);
   if (status.ok()) status = bpe->SetBytes(definition);
   if (status.ok()) status = bpe->SetMerges(definition);
-  if (status.ok()) status = bpe->SetRoles(definition);
   if (!status.ok()) return status;
+  bpe->SetRoles(definition);
   return bpe;
 }
 
@@ -92,17 +92,15 @@ absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t mo
                                    ", but ", in_vocab->second, " in ", definition.vocab_file));
     }
   }
-  const auto size = static_cast<int32_t>(token_of_id.size());
+  int32_t size = 0;
+  for (const auto& [id, token] : token_of_id) size = std::max(size, id + 1);
   info_.vocab_size = size;
-  bytes_.resize(token_of_id.size());
+  bytes_.resize(static_cast<size_t>(size));
   width_.resize(bytes_.size());
   kind_.resize(bytes_.size(), TokenKind::kBytes);
   for (int32_t id = 0; id < size; ++id) {
     const auto it = token_of_id.find(id);
-    if (it == token_of_id.end()) {
-      return InvalidFile(definition.vocab_file,
-                         absl::StrCat("no token has the id ", id, " of ", size));
-    }
+    if (it == token_of_id.end()) continue;  // as padding
     const std::string& token = *it->second;
     const auto at = static_cast<size_t>(id);
     if (byte_fallback_) {
@@ -198,9 +196,10 @@ absl::Status ByteLevelBpe::SetSpecial(const BpeDefinition& definition) {
     splitter_.Add(token);
     if (IsWhiteSpace(token.content)) {
       spaces_.Add(token);
-    } else {
+    } else if (token.special || !definition.vocab.contains(token.content) ||
+               !(token.single_word || (token.normalized && NormalizerOf(definition)))) {
       control_[static_cast<size_t>(token.id)] = true;
-    }
+    }  // else an ordinary word, which merging makes in places where it is not looked for
     if (token.special) special_[static_cast<size_t>(token.id)] = true;
   }
   for (const auto* around : {&definition.prefix, &definition.suffix}) {
@@ -215,22 +214,15 @@ absl::Status ByteLevelBpe::SetSpecial(const BpeDefinition& definition) {
   return absl::OkStatus();
 }
 
-absl::Status ByteLevelBpe::SetRoles(const BpeDefinition& definition) {
-  absl::Status status;
-  const auto resolve = [&](const std::optional<AddedToken>& role, const char* name,
-                           std::optional<int32_t>* id) {
-    if (!role.has_value()) return;
-    for (const AddedToken& token : definition.added) {
-      if (token.content == role->content) *id = token.id;
-    }
-    if (id->has_value()) return;
-    status.Update(InvalidFile(role->file, absl::StrCat(name, " ", Quoted(role->content),
-                                                       " is not a token of this vocabulary")));
-  };
-  resolve(definition.bos, "bos_token", &info_.bos_id);
-  resolve(definition.eos, "eos_token", &info_.eos_id);
-  resolve(definition.unk, "unk_token", &info_.unk_id);
-  return status;
+void ByteLevelBpe::SetRoles(const BpeDefinition& definition) {
+  for (const AddedToken& token : definition.added) {
+    const auto is = [&token](const std::optional<AddedToken>& role) {
+      return role.has_value() && role->content == token.content;
+    };
+    if (is(definition.bos)) info_.bos_id = token.id;
+    if (is(definition.eos)) info_.eos_id = token.id;
+    if (is(definition.unk)) info_.unk_id = token.id;
+  }
 }
 
 absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::Encode(const std::string& given,

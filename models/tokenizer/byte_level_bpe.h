@@ -25,11 +25,11 @@ namespace fox {
 
 class ByteLevelBpe : public Tokenizer {
  public:
-  // InvalidArgument: a token id twice, missing or not below `model_vocab_size`, a byte without
-  // token, a merge of or into an unknown token or that of a byte to fall back to, an unknown
-  // special token. Unimplemented: an added
-  // token that JSON escapes or that swallows space, with `json_escaped`; a pattern that is not
-  // understood. The message names the file.
+  // InvalidArgument: a token id twice or not below `model_vocab_size`, a byte without token, a
+  // merge of or into an unknown token or that of a byte to fall back to, an unknown token around a
+  // text. Unimplemented: an added token that JSON escapes or that swallows space, with
+  // `json_escaped`; a pattern that is not understood. The message names the file. A role that is no
+  // added token is none.
   static absl::StatusOr<std::unique_ptr<ByteLevelBpe>> Create(const BpeDefinition& definition,
                                                               int64_t model_vocab_size);
 
@@ -49,7 +49,7 @@ class ByteLevelBpe : public Tokenizer {
   absl::Status SetBytes(const BpeDefinition& definition);
   absl::Status SetMerges(const BpeDefinition& definition);
   absl::Status SetSpecial(const BpeDefinition& definition);
-  absl::Status SetRoles(const BpeDefinition& definition);
+  void SetRoles(const BpeDefinition& definition);
   absl::StatusOr<std::vector<int32_t>> EncodeAround(const AddedTokenSplitter& splitter,
                                                     const std::string& given,
                                                     bool at_text_start) const;

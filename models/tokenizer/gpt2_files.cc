@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "models/error_text.h"
 #include "models/json_reader.h"
@@ -48,43 +50,41 @@ absl::Status ParseMerges(const std::string& text, BpeDefinition* definition) {
   return absl::OkStatus();
 }
 
-// Adds a token that has an id, unless it is there already; then it only becomes special.
-void AddOnce(AddedToken token, std::optional<int32_t> id, BpeDefinition* definition) {
-  for (AddedToken& existing : definition->added) {
-    if (existing.content != token.content) continue;
-    existing.special = existing.special || token.special;
-    return;
-  }
-  if (!id.has_value()) return;
-  token.id = *id;
-  definition->added.push_back(std::move(token));
-}
+// A class of transformers that reads these two files.
+struct TokenizerClass {
+  const char* name;
+  const char* pattern;
+  bool nfc, has_bos;
+};
+constexpr TokenizerClass kClasses[] = {{"", kGpt2Pattern, false, true},
+                                       {"GPT2Tokenizer", kGpt2Pattern, false, true},
+                                       {"JSONGPT2Tokenizer", kGpt2Pattern, false, true},
+                                       {"Qwen2Tokenizer", kQwen2Pattern, true, false}};
 
-void AddSpecialTokens(const TokenizerConfig& config, BpeDefinition* definition) {
-  definition->added = config.added;
-  for (const auto& [content, id] : config.added_ids) {
-    AddOnce({.content = content, .file = kAddedTokensFile}, id, definition);
+// Its pre-tokenizer, its normalizer and its own special tokens, for which `config` has none.
+absl::Status SetClass(const TokenizerConfig& config, BpeDefinition* definition) {
+  const auto* known = std::find_if(
+      std::begin(kClasses), std::end(kClasses),
+      [&config](const TokenizerClass& entry) { return entry.name == config.tokenizer_class; });
+  if (known == std::end(kClasses)) {
+    return absl::UnimplementedError(
+        absl::StrCat("tokenizer_config.json: tokenizer_class ", Quoted(config.tokenizer_class),
+                     " with vocab.json and merges.txt is not supported; GPT2Tokenizer and "
+                     "Qwen2Tokenizer are, and tokenizer.json of any class"));
   }
-  const auto add = [&](const std::optional<AddedToken>& token) {
-    if (!token.has_value()) return;
-    const auto it = definition->vocab.find(token->content);
-    const bool found = it != definition->vocab.end();
-    AddOnce(*token, found ? std::optional(it->second) : std::nullopt, definition);
-  };
-  const auto role = [&](const char* name) -> std::optional<AddedToken> {
+  definition->nfc = known->nfc;
+  definition->pretokenizer = {
+      {.prefix_space = config.add_prefix_space.value_or(false), .pattern = known->pattern}};
+  const auto role = [&](const char* name, bool has_default) -> std::optional<AddedToken> {
     const auto it = config.roles.find(name);
     if (it != config.roles.end()) return it->second;
-    if (!definition->vocab.contains(kEndOfText)) return std::nullopt;
+    if (!has_default || !definition->vocab.contains(kEndOfText)) return std::nullopt;
     return AddedToken{.content = kEndOfText, .special = true, .file = kVocabFile};
   };
-  for (auto [name, token] :
-       {std::pair("bos_token", &definition->bos), std::pair("eos_token", &definition->eos),
-        std::pair("unk_token", &definition->unk)}) {
-    *token = role(name);
-    add(*token);
-  }
-  if (config.roles.contains("pad_token")) add(role("pad_token"));
-  for (const AddedToken& token : config.additional) add(token);
+  definition->bos = role("bos_token", known->has_bos);
+  definition->eos = role("eos_token", true);
+  definition->unk = role("unk_token", true);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -98,14 +98,15 @@ absl::StatusOr<BpeDefinition> ParseGpt2Files(const std::string& vocab_json,
   absl::Status status = ParseVocab(vocab_json, &definition);
   if (status.ok()) status = ParseMerges(merges_txt, &definition);
   if (!status.ok()) return status;
-  AddSpecialTokens(config, &definition);
-  definition.pretokenizer[0].prefix_space = config.add_prefix_space.value_or(false);
-  const bool add_bos = config.add_bos_token.value_or(config.tokenizer_class == "JSONGPT2Tokenizer");
-  if (add_bos && definition.bos.has_value()) {
-    for (const AddedToken& token : definition.added) {
-      if (token.content == definition.bos->content) definition.prefix = {token.id};
-    }
+  status = SetClass(config, &definition);
+  if (!status.ok()) return status;
+  AddedTokenList added = ListOfAddedTokens(definition);
+  AddTokens(config, &added);
+  for (const auto* role : {&definition.bos, &definition.eos, &definition.unk}) {
+    if (role->has_value() && !added.Contains((*role)->content)) added.Add(**role);
   }
+  const bool add_bos = config.add_bos_token.value_or(config.tokenizer_class == "JSONGPT2Tokenizer");
+  SetAddedTokens(added.tokens(), add_bos, config.add_eos_token, &definition);
   return definition;
 }
 

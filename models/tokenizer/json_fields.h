@@ -44,12 +44,12 @@ inline std::optional<AddedToken> ReadAddedToken(const nlohmann::json& json, cons
     return token;
   }
   const std::optional<std::string> content = ReadString(json, "content");
-  // Finding word boundaries is not implemented; such tokens are refused.
-  if (!content.has_value() || ReadFlag(json, "single_word")) return std::nullopt;
+  if (!content.has_value()) return std::nullopt;
   token.content = *content;
   token.lstrip = ReadFlag(json, "lstrip");
   token.rstrip = ReadFlag(json, "rstrip");
   token.normalized = ReadFlag(json, "normalized");
+  token.single_word = ReadFlag(json, "single_word");
   token.special = ReadFlag(json, "special");
   return token;
 }

@@ -1,10 +1,14 @@
 // LoadTokenizer: the files in the directory decide which tokenizer it is. See tokenizer.h.
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "models/json_reader.h"
 #include "models/model_dir.h"
 #include "models/tokenizer/byte_level_bpe.h"
+#include "models/tokenizer/json_fields.h"
 #include "models/tokenizer/sentencepiece_tokenizer.h"
 #include "models/tokenizer/tokenizer.h"
 
@@ -33,6 +37,30 @@ class Files {
   const ModelDir& dir_;
 };
 
+// The tokenizer's class where only the model's is known; "": GPT-2's.
+std::string ClassOfModel(const std::string& config_json) {
+  constexpr JsonLimits kLimits = {kMaxFileBytes, 32, 1'000'000};
+  const absl::StatusOr<nlohmann::json> config = ReadJsonObject(config_json, kLimits, "config.json");
+  if (!config.ok()) return "";
+  const std::string model_type = ReadString(*config, "model_type").value_or("");
+  return model_type == "qwen2" || model_type == "qwen3" ? "Qwen2Tokenizer" : "";
+}
+
+// Of vocab.json and merges.txt; nothing: there is neither.
+absl::StatusOr<std::optional<BpeDefinition>> ReadPair(TokenizerConfig config, Files* files) {
+  const auto vocab = files->Read("vocab.json");
+  const auto merges = files->Read("merges.txt");
+  if (config.tokenizer_class.empty()) {
+    config.tokenizer_class = ClassOfModel(files->Read("config.json").value_or(""));
+  }
+  if (!files->status.ok()) return files->status;
+  if (!vocab && !merges) return std::nullopt;
+  if (!(vocab && merges)) {
+    return absl::InvalidArgumentError("vocab.json and merges.txt need each other");
+  }
+  return ParseGpt2Files(*vocab, *merges, config);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& dir,
@@ -42,29 +70,30 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& dir,
   Files files(*model_dir);
   const auto tokenizer_config = files.Read("tokenizer_config.json");
   const auto special_tokens_map = files.Read("special_tokens_map.json");
-  const auto added_tokens = files.Read(kAddedTokensFile);
-  const auto sentencepiece = files.Read("tokenizer.model");
-  const auto tokenizer_json = sentencepiece ? std::nullopt : files.Read("tokenizer.json");
-  const bool gpt2 = !sentencepiece && !tokenizer_json;
-  const auto vocab = gpt2 ? files.Read("vocab.json") : std::nullopt;
-  const auto merges = gpt2 ? files.Read("merges.txt") : std::nullopt;
+  const auto added_tokens = files.Read("added_tokens.json");
+  const auto tokenizer_json = files.Read("tokenizer.json");
   if (!files.status.ok()) return files.status;
   const absl::StatusOr<TokenizerConfig> config = ParseTokenizerConfig(
       tokenizer_config.value_or(""), special_tokens_map.value_or(""), added_tokens.value_or(""));
   if (!config.ok()) return config.status();
-  if (sentencepiece) {
-    return SentencePieceTokenizer::Create(*sentencepiece, config->add_bos_token.value_or(true),
-                                          model_vocab_size);
+  absl::StatusOr<std::optional<BpeDefinition>> definition = std::nullopt;
+  if (tokenizer_json) definition = ParseTokenizerJson(*tokenizer_json, *config);
+  // A tokenizer.json of another kind, as a unigram model's, says what tokenizer.model says, too.
+  if (!tokenizer_json || absl::IsUnimplemented(definition.status())) {
+    const auto sentencepiece = files.Read("tokenizer.model");
+    if (!files.status.ok()) return files.status;
+    if (sentencepiece) {
+      return SentencePieceTokenizer::Create(*sentencepiece, *config, model_vocab_size);
+    }
   }
-  if (gpt2 && !vocab && !merges) return std::unique_ptr<Tokenizer>();
-  if (gpt2 && !(vocab && merges)) {
-    return absl::InvalidArgumentError("vocab.json and merges.txt need each other");
-  }
-  absl::StatusOr<BpeDefinition> definition = gpt2 ? ParseGpt2Files(*vocab, *merges, *config)
-                                                  : ParseTokenizerJson(*tokenizer_json, *config);
+  if (!tokenizer_json) definition = ReadPair(*config, &files);
   if (!definition.ok()) return definition.status();
-  definition->json_escaped = config->tokenizer_class == "JSONGPT2Tokenizer";
-  return ByteLevelBpe::Create(*definition, model_vocab_size);
+  if (!definition->has_value()) return std::unique_ptr<Tokenizer>();
+  BpeDefinition& bpe = **definition;
+  bpe.json_escaped = config->tokenizer_class == "JSONGPT2Tokenizer";
+  // The model has no embedding for tokens behind its vocabulary, so that they stay text.
+  std::erase_if(bpe.added, [=](const AddedToken& token) { return token.id >= model_vocab_size; });
+  return ByteLevelBpe::Create(bpe, model_vocab_size);
 }
 
 }  // namespace fox

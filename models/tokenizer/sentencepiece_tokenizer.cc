@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -28,6 +29,13 @@ std::optional<size_t> LookaheadOf(const SentencePieceFile& file) {
   return longest;
 }
 
+std::string WithMarks(std::string_view text, bool prefix) {
+  std::string marked =
+      absl::StrReplaceAll(absl::string_view(text.data(), text.size()), {{" ", kVisibleSpace}});
+  if (prefix) marked.insert(0, kVisibleSpace);
+  return marked;
+}
+
 }  // namespace
 
 SentencePieceTokenizer::Token SentencePieceTokenizer::TokenOf(const Piece& piece,
@@ -36,7 +44,7 @@ SentencePieceTokenizer::Token SentencePieceTokenizer::TokenOf(const Piece& piece
     case PieceType::kUnknown:
       return {unk_surface};
     case PieceType::kControl:
-      return {piece.text, TokenKind::kText, true};
+      return {piece.text, TokenKind::kText, /*special=*/true};
     case PieceType::kByte:
       return {piece.text, TokenKind::kBytes};
     default: {
@@ -52,7 +60,8 @@ SentencePieceTokenizer::Token SentencePieceTokenizer::TokenOf(const Piece& piece
 }
 
 absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::Create(
-    const std::string& serialized, bool add_bos, int64_t model_vocab_size, size_t window_bytes) {
+    const std::string& serialized, const TokenizerConfig& config, int64_t model_vocab_size,
+    size_t window_bytes) {
   absl::StatusOr<SentencePieceFile> file = CheckSentencePieceModel(serialized);
   if (!file.ok()) return file.status();
   if (static_cast<int64_t>(file->pieces.size()) > model_vocab_size) {
@@ -67,51 +76,144 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
     if (file->only_marks_spaces) tokenizer->normalizer_.reset();
     tokenizer->model_ = SentencePieceModel::Parse(WithoutNormalizer(serialized), &error);
   }
-  tokenizer->add_dummy_prefix_ = file->add_dummy_prefix;
+  tokenizer->add_dummy_prefix_ = file->add_dummy_prefix && config.add_prefix_space.value_or(true);
+  if (file->add_dummy_prefix && !file->spaces_are_suffixes) {
+    tokenizer->model_prefix_ = file->escape_whitespaces ? kVisibleSpace : " ";
+  }
+  tokenizer->prefix_each_ = config.legacy.value_or(true);
   if (tokenizer->model_ == nullptr) return InvalidFile("tokenizer.model", Quoted(error));
   tokenizer->window_bytes_ = window_bytes;
   tokenizer->lookahead_ = LookaheadOf(*file);
   Info& info = tokenizer->info_;
   info.kind = "sentencepiece";
-  info.vocab_size = static_cast<int32_t>(file->pieces.size());
-  info.bos_id = file->bos_id;
-  info.eos_id = file->eos_id;
-  info.unk_id = file->unk_id;
-  if (add_bos && info.bos_id.has_value()) info.prefix = {*info.bos_id};
-  info.strip_leading_space = file->add_dummy_prefix || file->remove_extra_whitespaces;
+  info.unk_id = tokenizer->unk_piece_ = file->unk_id;
+  info.strip_leading_space = tokenizer->add_dummy_prefix_ || file->remove_extra_whitespaces;
   info.strip_all_leading_spaces = file->remove_extra_whitespaces;
   info.replacement = Utf8Replacement::kByte;
   for (const Piece& piece : file->pieces) {
     tokenizer->tokens_.push_back(TokenOf(piece, file->unk_surface));
   }
+  tokenizer->marks_first_ = tokenizer->normalizer_ == nullptr && tokenizer->prefix_each_;
+  if (tokenizer->marks_first_) {
+    tokenizer->splitter_ = tokenizer->spaces_ =
+        AddedTokenSplitter([prefix = tokenizer->add_dummy_prefix_](std::string_view text) {
+          return WithMarks(text, prefix);
+        });
+  }
+  const absl::Status status = tokenizer->SetAdded(*file, config, model_vocab_size);
+  if (!status.ok()) return status;
   return tokenizer;
+}
+
+absl::Status SentencePieceTokenizer::SetAdded(const SentencePieceFile& file,
+                                              const TokenizerConfig& config,
+                                              int64_t model_vocab_size) {
+  absl::flat_hash_map<std::string, int32_t> ids;
+  for (size_t id = 0; id < file.pieces.size(); ++id) {
+    if (file.pieces[id].type == PieceType::kByte) continue;  // its text is a byte
+    ids[file.pieces[id].text] = static_cast<int32_t>(id);
+  }
+  const auto find = [&ids](const std::string& content) -> std::optional<int32_t> {
+    const auto it = ids.find(content);
+    return it == ids.end() ? std::nullopt : std::optional(it->second);
+  };
+  AddedTokenList list(find, file.pieces.size());
+  for (const Piece& piece : file.pieces) {
+    if (piece.type == PieceType::kControl) list.Add({.content = piece.text, .special = true});
+  }
+  AddTokens(config, &list);
+  const std::string& unknown = file.pieces[static_cast<size_t>(unk_piece_)].text;
+  if (!list.Contains(unknown)) list.Add({.content = unknown});
+  const auto role = [&](const char* name, std::optional<int32_t> of_file) {
+    const auto named = config.roles.find(name);
+    if (named == config.roles.end()) return of_file;
+    std::optional<int32_t> id;
+    for (const AddedToken& token : list.tokens()) {
+      if (!named->second.has_value() || token.content != named->second->content) continue;
+      if (token.id < model_vocab_size) id = token.id;
+    }
+    return id;
+  };
+  info_.bos_id = role("bos_token", file.bos_id);
+  info_.eos_id = role("eos_token", file.eos_id);
+  if (config.add_bos_token.value_or(true) && info_.bos_id) info_.prefix = {*info_.bos_id};
+  if (config.add_eos_token.value_or(false) && info_.eos_id) suffix_ = {*info_.eos_id};
+  for (const AddedToken& token : list.tokens()) {
+    if (token.id >= model_vocab_size) continue;  // it has no embedding, and stays text
+    if (token.content.size() > AddedTokenSplitter::kMaxContent) {
+      return InvalidFile(token.file, "an added token of more than 512 bytes");
+    }
+    splitter_.Add(token);
+    if (IsWhiteSpace(token.content)) spaces_.Add(token);
+    const auto at = static_cast<size_t>(token.id);
+    if (at >= tokens_.size()) tokens_.resize(at + 1);
+    Token& known = tokens_[at];
+    known.added = !IsWhiteSpace(token.content);
+    known.special = known.special || token.special;
+    const PieceType type = at < file.pieces.size() ? file.pieces[at].type : PieceType::kControl;
+    const bool by_library = type == PieceType::kNormal || type == PieceType::kUserDefined;
+    if (by_library && known.added) known.user_defined = token.content;
+    // The library's own name of it, unless the files around know it, as transformers does.
+    if (token.id == unk_piece_ && *token.file == '\0') continue;
+    known.bytes = absl::StrReplaceAll(token.content, {{kVisibleSpace, " "}});
+    known.kind = absl::StartsWith(known.bytes, " ") ? TokenKind::kWord : TokenKind::kText;
+  }
+  info_.vocab_size = static_cast<int32_t>(tokens_.size());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(const std::string& text,
                                                                     bool add_special_tokens) const {
-  if (!IsValidUtf8(text)) return absl::InvalidArgumentError("text is not valid UTF-8");
-  std::string normalized, error;
-  std::vector<int32_t> ids;
-  if (add_special_tokens) ids = info_.prefix;
-  const size_t first = ids.size();
-  bool ok = Normalize(text, &normalized, &error);
-  if (ok) {
-    const auto encode = [&](std::string_view window, std::vector<WindowToken>* tokens) {
-      return EncodeNormalized(window, tokens, &error);
-    };
-    ok = EncodeInWindows(normalized, window_bytes_, lookahead_, encode, &ids);
-  }
-  if (!ok) return absl::InternalError(absl::StrCat("sentencepiece: ", Quoted(error)));
-  // Unknown characters in a row are one token.
-  const auto both_unknown = [this](int32_t a, int32_t b) { return a == b && a == info_.unk_id; };
-  ids.erase(std::unique(ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end(), both_unknown),
-            ids.end());
+  absl::StatusOr<std::vector<int32_t>> ids = EncodeAround(splitter_, text, true);
+  if (!ids.ok() || !add_special_tokens) return ids;
+  ids->insert(ids->begin(), info_.prefix.begin(), info_.prefix.end());
+  ids->insert(ids->end(), suffix_.begin(), suffix_.end());
   return ids;
 }
 
+absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::EncodeAround(
+    const AddedTokenSplitter& splitter, const std::string& text, bool at_text_start) const {
+  if (!IsValidUtf8(text)) return absl::InvalidArgumentError("text is not valid UTF-8");
+  std::vector<int32_t> ids;
+  std::string error;
+  bool ok = true;
+  splitter.Split(text, [&](const TextPart& part) {
+    if (part.id != TextPart::kText) {
+      ids.push_back(part.id);
+    } else if (ok && marks_first_) {
+      ok = EncodeMarked(part.text, &ids, &error);
+    } else if (ok) {
+      const bool has_space = part.text.starts_with(' ') || part.text.starts_with(kVisibleSpace);
+      const bool prefix = prefix_each_ || (at_text_start && ids.empty() && !has_space);
+      ok = EncodeText(part.text, prefix, &ids, &error);
+    }
+  });
+  if (!ok) return absl::InternalError(absl::StrCat("sentencepiece: ", Quoted(error)));
+  return ids;
+}
+
+bool SentencePieceTokenizer::EncodeText(std::string_view text, bool prefix,
+                                        std::vector<int32_t>* ids, std::string* error) const {
+  std::string normalized;
+  return Normalize(text, prefix, &normalized, error) && EncodeMarked(normalized, ids, error);
+}
+
+bool SentencePieceTokenizer::EncodeMarked(std::string_view text, std::vector<int32_t>* ids,
+                                          std::string* error) const {
+  const auto first = static_cast<std::ptrdiff_t>(ids->size());
+  const auto encode = [&](std::string_view window, std::vector<WindowToken>* tokens) {
+    return EncodeNormalized(window, tokens, error);
+  };
+  if (!EncodeInWindows(text, window_bytes_, lookahead_, encode, ids)) return false;
+  // Unknown characters in a row are one token.
+  const auto both_unknown = [this](int32_t a, int32_t b) { return a == b && a == unk_piece_; };
+  ids->erase(std::unique(ids->begin() + first, ids->end(), both_unknown), ids->end());
+  return true;
+}
+
 absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::EncodeAsText(
-    const std::string& text, bool /*at_text_start*/) const {
-  const absl::StatusOr<std::vector<int32_t>> ids = Encode(text, false);
+    const std::string& text, bool at_text_start) const {
+  const absl::StatusOr<std::vector<int32_t>> ids = EncodeAround(spaces_, text, at_text_start);
   if (!ids.ok()) return ids.status();
   std::vector<int32_t> out;
   std::vector<WindowToken> letter;
@@ -132,18 +234,22 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::EncodeAsText(
   return out;
 }
 
-bool SentencePieceTokenizer::Normalize(const std::string& text, std::string* normalized,
+bool SentencePieceTokenizer::Normalize(std::string_view text, bool prefix, std::string* normalized,
                                        std::string* error) const {
   if (normalizer_ == nullptr) {  // the library would take up to 50 times the text's memory
     if (text.empty()) return true;
-    *normalized = absl::StrReplaceAll(text, {{" ", kVisibleSpace}});
-    if (add_dummy_prefix_) normalized->insert(0, kVisibleSpace);
+    *normalized = WithMarks(text, add_dummy_prefix_ && prefix);
     return true;
   }
   if (!normalizer_->Normalize(text, normalized, error)) return false;
-  if (IsValidUtf8(*normalized)) return true;
-  *error = "the normalized text is not valid UTF-8";
-  return false;
+  if (!IsValidUtf8(*normalized)) {
+    *error = "the normalized text is not valid UTF-8";
+    return false;
+  }
+  if (!(add_dummy_prefix_ && prefix) && absl::StartsWith(*normalized, model_prefix_)) {
+    normalized->erase(0, model_prefix_.size());
+  }
+  return true;
 }
 
 bool SentencePieceTokenizer::EncodeNormalized(std::string_view text,
@@ -153,7 +259,7 @@ bool SentencePieceTokenizer::EncodeNormalized(std::string_view text,
   if (!model_->Encode(text, &pieces, error)) return false;
   size_t begin = 0;
   for (const WindowToken& piece : pieces) {
-    if (piece.id == info_.unk_id) {
+    if (piece.id == unk_piece_) {
       // Each character of an unknown run was a symbol by itself.
       for (++begin; begin < piece.end; ++begin) {
         if (!IsContinuationByte(text[begin])) tokens->push_back({piece.id, begin});
@@ -168,7 +274,7 @@ bool SentencePieceTokenizer::EncodeNormalized(std::string_view text,
 std::string SentencePieceTokenizer::TokenBytes(int32_t id, bool skip_special) const {
   if (id < 0 || id >= info_.vocab_size) return "";
   const Token& token = tokens_[static_cast<size_t>(id)];
-  return skip_special && token.control ? std::string() : token.bytes;
+  return skip_special && token.special ? std::string() : token.bytes;
 }
 
 Tokenizer::TokenKind SentencePieceTokenizer::KindOf(int32_t id) const {

@@ -1,6 +1,8 @@
-// SentencePieceTokenizer: a sentencepiece model, checked before the library sees it. Encoding is
-// the library's; decoding, token by token in a TokenStream, is our own and equal to the library's
-// for any ids (control pieces skipped). Read sentencepiece_check.h next.
+// SentencePieceTokenizer: a sentencepiece model, checked before the library sees it. Text is cut at
+// added tokens, which the library does not know: control pieces, the unknown one, and those of the
+// small files around tokenizer.model. Encoding of the text between is the library's; decoding,
+// token by token in a TokenStream, is our own and equal to the library's for any ids of pieces
+// (control pieces skipped). Read sentencepiece_check.h next.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +13,25 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "models/tokenizer/added_tokens.h"
 #include "models/tokenizer/sentencepiece_check.h"
 #include "models/tokenizer/sentencepiece_model.h"
 #include "models/tokenizer/tokenizer.h"
+#include "models/tokenizer/tokenizer_config.h"
 
 namespace fox {
 
 class SentencePieceTokenizer : public Tokenizer {
  public:
-  // `serialized`: the bytes of a tokenizer.model. With `add_bos`, bos is what add_special_tokens
-  // puts in front, if the model has one. InvalidArgument, Unimplemented: see
+  // `serialized`: the bytes of a tokenizer.model. `config`, of the files beside it: bos is what
+  // add_special_tokens puts in front, if there is one, unless add_bos_token is false; eos follows
+  // with add_eos_token. With add_dummy_prefix in the model, and without add_prefix_space false,
+  // each text between added tokens gets a space in front, as transformers has it; with `legacy`
+  // false only the first, if no added token precedes it. InvalidArgument, Unimplemented: see
   // CheckSentencePieceModel; also more pieces than `model_vocab_size`. Longer texts than
   // `window_bytes` are encoded window by window (bpe_windows.h), if the model allows it.
   static absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> Create(
-      const std::string& serialized, bool add_bos, int64_t model_vocab_size,
+      const std::string& serialized, const TokenizerConfig& config, int64_t model_vocab_size,
       size_t window_bytes = kWindowBytes);
 
   absl::StatusOr<std::vector<int32_t>> Encode(const std::string& text,
@@ -35,7 +42,7 @@ class SentencePieceTokenizer : public Tokenizer {
   TokenKind KindOf(int32_t id) const override;
   bool IsAdded(int32_t id) const override {
     const Token& token = tokens_[static_cast<size_t>(id)];
-    return token.control || !token.user_defined.empty();
+    return token.added || !token.user_defined.empty();
   }
   const Info& info() const override { return info_; }
 
@@ -45,12 +52,25 @@ class SentencePieceTokenizer : public Tokenizer {
   struct Token {
     std::string bytes;
     TokenKind kind = TokenKind::kText;
-    bool control = false;
-    std::string user_defined = "";  // the piece, if it is one and not mere white space
+    bool special = false;  // dropped from decoded text on request
+    bool added = false;    // found before the library sees a text; not mere white space
+    std::string user_defined =
+        "";  // text that the library makes this one piece of; not white space
   };
   static Token TokenOf(const Piece& piece, const std::string& unk_surface);
+  absl::Status SetAdded(const SentencePieceFile& file, const TokenizerConfig& config,
+                        int64_t model_vocab_size);
+  absl::StatusOr<std::vector<int32_t>> EncodeAround(const AddedTokenSplitter& splitter,
+                                                    const std::string& text,
+                                                    bool at_text_start) const;
+  // Appends the ids of a text without added tokens; `prefix`: with a space in front.
+  bool EncodeText(std::string_view text, bool prefix, std::vector<int32_t>* ids,
+                  std::string* error) const;
+  // The same of a text with marked spaces.
+  bool EncodeMarked(std::string_view text, std::vector<int32_t>* ids, std::string* error) const;
   // As the pieces are written.
-  bool Normalize(const std::string& text, std::string* normalized, std::string* error) const;
+  bool Normalize(std::string_view text, bool prefix, std::string* normalized,
+                 std::string* error) const;
   // Appends the pieces of a normalized text, an unknown one for each unknown character.
   bool EncodeNormalized(std::string_view text, std::vector<WindowToken>* tokens,
                         std::string* error) const;
@@ -59,7 +79,12 @@ class SentencePieceTokenizer : public Tokenizer {
   std::vector<Token> tokens_;                       // by id
   std::unique_ptr<SentencePieceModel> model_;       // for normalized texts
   std::unique_ptr<SentencePieceModel> normalizer_;  // null: it only marks spaces
-  bool add_dummy_prefix_ = true;
+  AddedTokenSplitter splitter_, spaces_;  // of all added tokens, of those of mere white space
+  std::vector<int32_t> suffix_;
+  int32_t unk_piece_ = 0;
+  bool add_dummy_prefix_ = true, prefix_each_ = true;
+  bool marks_first_ = false;  // the splitters do, so that they find added words in marked text
+  std::string model_prefix_;  // what normalizer_ puts in front
   size_t window_bytes_ = kWindowBytes;
   std::optional<size_t> lookahead_;  // none: a text is one window
 };

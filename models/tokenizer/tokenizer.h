@@ -69,11 +69,14 @@ class Tokenizer {
 std::string Detokenize(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
                        bool skip_special);
 
-// Picks by the files in `dir`: tokenizer.model (sentencepiece); tokenizer.json (BPE of bytes, or
-// with fallback to them); vocab.json + merges.txt (GPT-2; JSON-escaped when tokenizer_config.json
-// names JSONGPT2Tokenizer). nullptr: the directory holds no tokenizer. `model_vocab_size`: the
-// tokenizer's ids must fit it. Errors (InvalidArgument, Unimplemented for other kinds of
-// tokenizer) are one line that names the file, never an absolute path.
+// Picks by the files in `dir`: tokenizer.json (BPE of bytes, or with fallback to them), if it is of
+// a kind that is supported; tokenizer.model (sentencepiece); vocab.json + merges.txt (of the class
+// in tokenizer_config.json; without one, of the model_type in config.json). Added tokens come from
+// the tokenizer's own file, tokenizer_config.json, special_tokens_map.json and added_tokens.json;
+// one whose id `model_vocab_size` does not hold is left out. nullptr: the directory holds no
+// tokenizer. Errors (InvalidArgument, also for vocabularies larger than `model_vocab_size`;
+// Unimplemented for other kinds of tokenizer) are one line that names the file, never an absolute
+// path.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& dir,
                                                          int64_t model_vocab_size);
 

@@ -12,23 +12,25 @@
 
 namespace fox {
 
-inline constexpr char kAddedTokensFile[] = "added_tokens.json";
-
 struct TokenizerConfig {
-  std::string tokenizer_class;
-  std::optional<bool> add_bos_token, add_prefix_space;
-  // "bos_token", "eos_token", "unk_token", "pad_token": what the files name; a null there is a
-  // key without value here. The token's id is not known.
+  std::string tokenizer_class;  // without the "Fast" at its end
+  std::optional<bool> add_bos_token, add_eos_token, add_prefix_space, legacy;
+  // "bos_token", "eos_token" and further ones: the token that the files name; a null there is a key
+  // without value here.
   std::map<std::string, std::optional<AddedToken>> roles;
-  std::vector<AddedToken> additional;        // further special tokens, ids unknown
-  std::vector<AddedToken> added;             // added_tokens_decoder, with ids
-  std::map<std::string, int32_t> added_ids;  // kAddedTokensFile
+  std::vector<AddedToken> added;  // added_tokens_decoder or added_tokens.json, by id
+  std::vector<AddedToken> named;  // further special tokens of both other files
 };
 
-// The texts of the files; "" for a file that is not there. tokenizer_config.json has precedence
-// over special_tokens_map.json. InvalidArgument names the file.
+// The texts of the files; "" for a file that is not there. As in transformers, a tokenizer_config
+// with added_tokens_decoder has precedence over the other two files, of which only roles that it
+// lacks are read; without, special_tokens_map.json has precedence over it. InvalidArgument names
+// the file.
 absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(const std::string& tokenizer_config,
                                                      const std::string& special_tokens_map,
                                                      const std::string& added_tokens);
+
+// Adds the tokens of the small files behind those of the tokenizer's own file.
+void AddTokens(const TokenizerConfig& config, AddedTokenList* list);
 
 }  // namespace fox

@@ -229,20 +229,15 @@ absl::Status ReadModel(const Json& json, BpeDefinition* definition) {
   return status.ok() ? ReadMerges(*model, definition) : status;
 }
 
-absl::Status ReadAddedTokens(const Json& json, BpeDefinition* definition) {
+absl::Status ReadAddedTokens(const Json& json, AddedTokenList* added) {
   if (!IsSet(json, "added_tokens")) return absl::OkStatus();
   const Json& list = json.at("added_tokens");
   if (!list.is_array()) return Malformed("added_tokens is not a list");
   for (const Json& entry : list) {
     std::optional<AddedToken> token = ReadAddedToken(entry, kFile);
-    const bool has_id = entry.is_object() && entry.contains("id");
-    const std::optional<int32_t> id = has_id ? ReadId(entry.at("id")) : std::nullopt;
-    if (entry.is_object() && ReadFlag(entry, "single_word")) {
-      return Unsupported("option", "single_word");
-    }
-    if (!token.has_value() || !id.has_value()) return Malformed("an added token");
-    token->id = *id;
-    definition->added.push_back(*token);
+    const bool has_id = entry.is_object() && entry.contains("id") && ReadId(entry.at("id"));
+    if (!token.has_value() || !has_id) return Malformed("an added token");
+    added->Add(*std::move(token));
   }
   return absl::OkStatus();
 }
@@ -305,9 +300,11 @@ absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
   status = ReadDecoder(json, &definition);
   if (status.ok()) status = ReadNormalizer(json, &definition);
   if (status.ok()) status = ReadPreTokenizer(json, &definition);
-  if (status.ok()) status = ReadAddedTokens(json, &definition);
   if (status.ok()) status = ReadPostProcessor(json, &definition);
+  AddedTokenList added = ListOfAddedTokens(definition);
+  if (status.ok()) status = ReadAddedTokens(json, &added);
   if (!status.ok()) return status;
+  AddTokens(config, &added);
   const auto role = [&config](const char* name) -> std::optional<AddedToken> {
     const auto it = config.roles.find(name);
     return it == config.roles.end() ? std::nullopt : it->second;
@@ -315,6 +312,7 @@ absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
   definition.bos = role("bos_token");
   definition.eos = role("eos_token");
   definition.unk = role("unk_token");
+  SetAddedTokens(added.tokens(), config.add_bos_token, config.add_eos_token, &definition);
   return definition;
 }
 

@@ -60,9 +60,15 @@ FUZZ_TEST(sentencepiece) {
   const std::string text = FuzzText(in);
   std::string model = raw ? "" : ComposedModel(in);
   model += in.Rest();
-  const auto tokenizer = SentencePieceTokenizer::Create(model, add_bos, kVocabSize, window_bytes);
+  TokenizerConfig config;
+  config.add_bos_token = add_bos;
+  const auto tokenizer = SentencePieceTokenizer::Create(model, config, kVocabSize, window_bytes);
   if (!tokenizer.ok()) return CheckRefusal(tokenizer.status());
   UseTokenizer(**tokenizer, text);
+  for (const Piece& piece : CheckSentencePieceModel(model)->pieces) {
+    const bool added = piece.type == PieceType::kControl || piece.type == PieceType::kUnknown;
+    if (added && text.find(piece.text) != std::string::npos) return;  // text to the library
+  }
   const absl::StatusOr<std::vector<int32_t>> ids = (*tokenizer)->Encode(text, false);
   if (!ids.ok()) return;
   const SentencePieceLibrary library(model);

@@ -185,7 +185,7 @@ TEST(ChatFormatTest, SentencePieceHasItsControlTokens) {
                     eos + "\"}}}",
                 *tokenizer);
   EXPECT_EQ(format.stop_id(), info.eos_id);
-  std::vector<int32_t> ids = *tokenizer->Encode("USER: " + eos, false);
+  std::vector<int32_t> ids = *tokenizer->EncodeAsText("USER: " + eos, true);
   EXPECT_THAT(ids, ::testing::Not(::testing::Contains(*info.eos_id)));
   ids.insert(ids.begin(), *info.bos_id);
   EXPECT_EQ(*Encoded(format, {{"user", eos}}, Last::kPrompt, *tokenizer), ids);

@@ -1,7 +1,7 @@
 // vocab.json and merges.txt as files: their syntax, and where special tokens come from.
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -54,38 +54,49 @@ TEST(Gpt2FilesTest, AMergeIsTwoTokensOnALine) {
   }
 }
 
-const AddedToken* Find(const BpeDefinition& definition, const std::string& content) {
-  const auto it = std::find_if(definition.added.begin(), definition.added.end(),
-                               [&](const AddedToken& token) { return token.content == content; });
-  return it == definition.added.end() ? nullptr : &*it;
-}
-
-TEST(Gpt2FilesTest, SpecialTokensComeFromFourPlaces) {
-  const auto config = ParseTokenizerConfig(R"({"added_tokens_decoder": {"5": {"content": "<d>"}},
-                               "bos_token": "<d>", "pad_token": "a"})",
-                                           R"({"unk_token": "<m>"})", R"({"<m>": 6})");
+TEST(Gpt2FilesTest, SpecialTokensComeFromThreePlaces) {
+  const auto config = ParseTokenizerConfig(R"({"bos_token": "<d>", "pad_token": "a"})",
+                                           R"({"unk_token": "<m>"})", R"({"<m>": 6, "<d>": 5})");
   ASSERT_TRUE(config.ok()) << config.status();
   const BpeDefinition definition = Parsed(R"({"a": 0, "<|endoftext|>": 1})", "", *config);
   const struct {
     const char* content;
     int32_t id;
-    bool special;
     const char* file;
-  } kExpected[] = {{"<d>", 5, true, "tokenizer_config.json"},
-                   {"<m>", 6, true, "added_tokens.json"},
-                   {"a", 0, true, "tokenizer_config.json"},
-                   {"<|endoftext|>", 1, true, "vocab.json"}};
-  for (const auto& expected : kExpected) {
-    const AddedToken* token = Find(definition, expected.content);
-    ASSERT_NE(token, nullptr) << expected.content;
-    EXPECT_EQ(token->id, expected.id) << expected.content;
-    EXPECT_EQ(token->special, expected.special) << expected.content;
-    EXPECT_STREQ(token->file, expected.file) << expected.content;
+  } kExpected[] = {{"<d>", 2, "added_tokens.json"},  // the next ids, whatever the file says
+                   {"<m>", 3, "added_tokens.json"},
+                   {"a", 0, "tokenizer_config.json"},
+                   {"<|endoftext|>", 1, "vocab.json"}};
+  ASSERT_EQ(definition.added.size(), std::size(kExpected));
+  for (size_t i = 0; i < std::size(kExpected); ++i) {
+    SCOPED_TRACE(kExpected[i].content);
+    EXPECT_EQ(definition.added[i].content, kExpected[i].content);
+    EXPECT_EQ(definition.added[i].id, kExpected[i].id);
+    EXPECT_TRUE(definition.added[i].special);
+    EXPECT_STREQ(definition.added[i].file, kExpected[i].file);
   }
-  EXPECT_EQ(definition.added.size(), 4u);
   EXPECT_EQ(definition.bos->content, "<d>");
   EXPECT_EQ(definition.eos->content, "<|endoftext|>");  // named nowhere: GPT-2's own
   EXPECT_STREQ(definition.unk->file, "special_tokens_map.json");
+}
+
+TEST(Gpt2FilesTest, TheClassDecides) {
+  TokenizerConfig config;
+  const auto parsed = [&config](const char* name) {
+    config.tokenizer_class = name;
+    return Parsed(R"({"a": 0, "<|endoftext|>": 1})", "", config);
+  };
+  EXPECT_EQ(parsed("").pretokenizer[0].pattern, kGpt2Pattern);
+  EXPECT_EQ(parsed("GPT2Tokenizer").pretokenizer[0].pattern, kGpt2Pattern);
+  EXPECT_FALSE(parsed("GPT2Tokenizer").nfc);
+  const BpeDefinition qwen = parsed("Qwen2Tokenizer");
+  EXPECT_EQ(qwen.pretokenizer[0].pattern, kQwen2Pattern);
+  EXPECT_TRUE(qwen.nfc);
+  EXPECT_FALSE(qwen.bos.has_value());
+  EXPECT_EQ(qwen.eos->content, "<|endoftext|>");
+  config.tokenizer_class = "RobertaTokenizer";
+  ExpectRefused(ParseGpt2Files("{}", "", config).status(),
+                "tokenizer_class \"RobertaTokenizer\" with vocab.json and merges.txt is not");
 }
 
 }  // namespace

@@ -40,12 +40,17 @@ TEST(LoadTokenizerTest, PicksByFiles) {
   EXPECT_EQ(MustLoad(dir.path(), kVocab)->info().vocab_size, 259);
   dir.Write("tokenizer_config.json", R"({"tokenizer_class": "JSONGPT2Tokenizer"})");
   EXPECT_EQ(MustLoad(dir.path(), kVocab)->info().kind, "longcrawl64");
-  dir.Write("tokenizer.json", RepositoryFile("tests/models/tokenizer/small_tokenizer.json"))
-      .Write("tokenizer_config.json", "{}");
-  EXPECT_GT(MustLoad(dir.path(), kVocab)->info().vocab_size, 400);
   dir.Write("tokenizer.model", RepositoryFile("models/demo/tokenizer.model"));
   EXPECT_EQ(MustLoad(dir.path(), kDemoVocab)->info().kind, "sentencepiece");
   EXPECT_FALSE(LoadTokenizer(dir.path(), kDemoVocab - 1).ok());
+  json of_bytes = json::parse(RepositoryFile("tests/models/tokenizer/small_tokenizer.json"));
+  dir.Write("tokenizer.json", of_bytes.dump()).Write("tokenizer_config.json", "{}");
+  EXPECT_EQ(MustLoad(dir.path(), kVocab)->info().kind, "byte_level_bpe");
+  of_bytes["model"]["type"] = "Unigram";  // which only the sentencepiece library reads
+  dir.Write("tokenizer.json", of_bytes.dump());
+  EXPECT_EQ(MustLoad(dir.path(), kDemoVocab)->info().kind, "sentencepiece");
+  std::filesystem::remove(dir.File("tokenizer.model"));
+  ExpectRefused(LoadTokenizer(dir.path(), kVocab).status(), "model \"Unigram\" is not supported");
 }
 
 TEST(LoadTokenizerTest, RefusesFilesThatAreNone) {
@@ -83,10 +88,21 @@ TEST(LoadTokenizerTest, SpecialTokensOfGpt2Files) {
   EXPECT_EQ(*named->Encode("ab<x>c<y>", true), (std::vector<int32_t>{259, 256, 259, 'c', 260}));
   EXPECT_EQ(Detokenize(*named, {259, 256, 260}, true), "ab<y>");
 
-  dir.Write("special_tokens_map.json", R"({"bos_token": "<absent>"})");
-  const absl::Status absent = LoadTokenizer(dir.path(), kVocab).status();
-  EXPECT_EQ(absent.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(std::string(absent.message()).find("special_tokens_map.json: bos_token"), 0u) << absent;
+  // One that no file numbers is the next, if the model has an embedding for it.
+  dir.Write("tokenizer_config.json", R"({"bos_token": "<next>"})");
+  std::filesystem::remove(dir.File("special_tokens_map.json"));
+  EXPECT_EQ(MustLoad(dir.path(), 260)->info().bos_id, 259);
+  EXPECT_EQ(MustLoad(dir.path(), 259)->info().bos_id, std::nullopt);
+  EXPECT_EQ(MustLoad(dir.path(), 259)->Encode("<next>", false)->size(), 6u);
+}
+
+TEST(LoadTokenizerTest, TheClassOfGpt2FilesMayBeTheModels) {
+  TemporaryDir dir;
+  dir.Write("vocab.json", SmallVocab().dump()).Write("merges.txt", kSmallMerges);
+
+  EXPECT_EQ(MustLoad(dir.path(), kVocab)->info().bos_id, 258);
+  dir.Write("config.json", R"({"model_type": "qwen3"})");
+  EXPECT_EQ(MustLoad(dir.path(), kVocab)->info().bos_id, std::nullopt);
 }
 
 TEST(LoadTokenizerTest, RefusesMoreThanTheModelOrMemoryHas) {

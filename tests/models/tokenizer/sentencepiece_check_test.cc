@@ -14,7 +14,7 @@ namespace fox {
 namespace {
 
 absl::Status Create(const std::string& model, int64_t vocab_size = 100000) {
-  return SentencePieceTokenizer::Create(model, true, vocab_size).status();
+  return SentencePieceTokenizer::Create(model, {}, vocab_size).status();
 }
 
 void ExpectModelRefused(const std::string& model) {

@@ -35,7 +35,7 @@ class Both {
  public:
   explicit Both(const std::string& model)
       : library_(model), file_(*CheckSentencePieceModel(model)) {
-    auto created = SentencePieceTokenizer::Create(model, true, 100000);
+    auto created = SentencePieceTokenizer::Create(model, {}, 100000);
     EXPECT_TRUE(created.ok()) << created.status();
     tokenizer_ = *std::move(created);
     for (size_t id = 0; id < file_.pieces.size(); ++id) {
@@ -170,11 +170,11 @@ TEST(SentencePieceTokenizerTest, PaddingIdsEndACharacter) {
 // The library appends each unknown character to one string of them all: minutes for a whole text.
 TEST(SentencePieceTokenizerTest, UnknownCharactersInARowAreOneToken) {
   const auto tokenizer =
-      SentencePieceTokenizer::Create(Start() + Letters() + Trainer(false), false, 100);
+      SentencePieceTokenizer::Create(Start() + Letters() + Trainer(false), {}, 100);
   ASSERT_TRUE(tokenizer.ok());
   std::string text;
   for (int i = 0; i < (1 << 18); ++i) text += "\u65e5";
-  EXPECT_EQ(*(*tokenizer)->Encode("a" + text + "b", true), (Ids{6, 3, 0, 4}));
+  EXPECT_EQ(*(*tokenizer)->Encode("a" + text + "b", false), (Ids{6, 3, 0, 4}));
 }
 
 TEST(SentencePieceTokenizerTest, TextThatSpellsAUserDefinedPieceStaysText) {
@@ -182,10 +182,10 @@ TEST(SentencePieceTokenizerTest, TextThatSpellsAUserDefinedPieceStaysText) {
       Start() + Letters() + PieceField("<m>", PieceType::kUserDefined) +
           PieceField("\u2581\u2581", PieceType::kUserDefined) + BytePieces(256) + Trainer(true) +
           Spaces(true, false),
-      true, 300);
+      {}, 300);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const std::string text = "a<m>  b</s>";
-  EXPECT_EQ(*(*tokenizer)->Encode(text, true), (Ids{1, 6, 3, 7, 8, 4, 69, 56, 124, 71}));
+  EXPECT_EQ(*(*tokenizer)->Encode(text, true), (Ids{1, 6, 3, 7, 8, 4, 2}));
   EXPECT_EQ(*(*tokenizer)->EncodeAsText(text, true),
             (Ids{6, 3, 69, 118, 71, 8, 4, 69, 56, 124, 71}));
 }

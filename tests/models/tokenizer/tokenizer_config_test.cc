@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "tests/models/refused.h"
 
 namespace fox {
@@ -13,30 +17,55 @@ TEST(TokenizerConfigTest, NoFilesSayNothing) {
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->tokenizer_class, "");
   EXPECT_EQ(config->add_bos_token, std::nullopt);
-  EXPECT_TRUE(config->roles.empty() && config->added.empty() && config->added_ids.empty());
+  EXPECT_TRUE(config->roles.empty() && config->added.empty() && config->named.empty());
 }
 
-TEST(TokenizerConfigTest, TheMainFileWinsAndNullIsAnAnswer) {
+// What AddTokens adds to an empty vocabulary.
+std::vector<std::string> Added(const TokenizerConfig& config) {
+  AddedTokenList list([](const std::string&) { return std::nullopt; }, 0);
+  AddTokens(config, &list);
+  std::vector<std::string> contents;
+  for (const AddedToken& token : list.tokens()) contents.push_back(token.content);
+  return contents;
+}
+
+TEST(TokenizerConfigTest, SpecialTokensMapWinsAndNullIsAnAnswer) {
   const auto config = ParseTokenizerConfig(
-      R"({"tokenizer_class": "T", "add_bos_token": false, "bos_token": null,
-          "eos_token": {"content": "<e>", "lstrip": true}})",
-      R"({"bos_token": "<b>", "eos_token": "<other>", "unk_token": "<u>",
+      R"({"tokenizer_class": "TFast", "add_bos_token": false, "legacy": true, "bos_token": null,
+          "eos_token": "<other>", "sep_token": "<s>", "extra_special_tokens": {"a": "<z>"}})",
+      R"({"eos_token": {"content": "<e>", "lstrip": true, "single_word": true}, "unk_token": "<u>",
           "additional_special_tokens": ["<x>", {"content": "<y>"}]})",
-      R"({"<x>": 7})");
+      R"({"<x>": 7, "<w>": 5})");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->tokenizer_class, "T");
   EXPECT_EQ(config->add_bos_token, false);
+  EXPECT_EQ(config->legacy, true);
   EXPECT_EQ(config->add_prefix_space, std::nullopt);
   EXPECT_EQ(config->roles.at("bos_token"), std::nullopt);
   const AddedToken& eos = *config->roles.at("eos_token");
   EXPECT_EQ(eos.content, "<e>");
-  EXPECT_TRUE(eos.lstrip && eos.special && !eos.rstrip);
-  EXPECT_STREQ(eos.file, "tokenizer_config.json");
-  EXPECT_STREQ(config->roles.at("unk_token")->file, "special_tokens_map.json");
+  EXPECT_TRUE(eos.lstrip && eos.special && eos.single_word && !eos.rstrip);
+  EXPECT_STREQ(eos.file, "special_tokens_map.json");
   EXPECT_EQ(config->roles.count("pad_token"), 0u);
-  ASSERT_EQ(config->additional.size(), 2u);
-  EXPECT_EQ(config->additional[1].content, "<y>");
-  EXPECT_EQ(config->added_ids.at("<x>"), 7);
+  EXPECT_EQ(Added(*config),
+            (std::vector<std::string>{"<w>", "<x>", "<e>", "<u>", "<s>", "<z>", "<y>"}));
+  EXPECT_TRUE(config->added[0].normalized && !config->added[0].special);
+  EXPECT_TRUE(!config->added[1].normalized && config->added[1].special);
+}
+
+TEST(TokenizerConfigTest, AddedTokensDecoderSaysItAll) {
+  const auto config = ParseTokenizerConfig(
+      R"({"eos_token": "<e>", "added_tokens_decoder": {"10": {"content": "<b>"},
+          "9": {"content": "<e>"}}})",
+      R"({"eos_token": "<other>", "bos_token": "<b>", "pad_token": "<p>",
+          "additional_special_tokens": ["<x>"]})",
+      R"({"<x>": 7})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(Added(*config), (std::vector<std::string>{"<e>", "<b>"}));
+  EXPECT_EQ(config->roles.at("eos_token")->content, "<e>");
+  EXPECT_EQ(config->roles.at("bos_token")->content, "<b>");
+  EXPECT_EQ(config->roles.count("pad_token"), 0u);
+  EXPECT_TRUE(config->added[0].special);
 }
 
 TEST(TokenizerConfigTest, ErrorsNameTheFile) {
@@ -55,7 +84,8 @@ TEST(TokenizerConfigTest, ErrorsNameTheFile) {
   }
   for (int file = 0; file < 2; ++file) {
     expect(file, R"({"bos_token": 1})", "bos_token is not a token");
-    expect(file, R"({"pad_token": {"content": "<p>", "single_word": true}})", "pad_token is not");
+    expect(file, R"({"pad_token": {"lstrip": true}})", "pad_token is not");
+    expect(file, R"({"extra_special_tokens": {"a": 1}})", "extra_special_tokens holds no");
     expect(file, R"({"additional_special_tokens": "<x>"})", "additional_special_tokens is not a");
     expect(file, R"({"additional_special_tokens": [1]})", "additional_special_tokens holds no");
   }

@@ -44,7 +44,6 @@ TEST(TokenizerJsonTest, WhatIsNotImplementedIsNamed) {
   expect("/pre_tokenizer", sequence({split, level}), "Split behavior \"Odd\" is not supported");
   expect("/decoder/type", "WordPiece", "WordPiece");
   expect("/post_processor/type", "BertProcessing", "BertProcessing");
-  expect("/added_tokens/0/single_word", true, "single_word");
 }
 
 TEST(TokenizerJsonTest, ByteFallbackIsRefusedWhereItDiffers) {
@@ -92,10 +91,7 @@ TEST(TokenizerJsonTest, Options) {
   json changed = json::parse(RepositoryFile("tests/models/tokenizer/small_tokenizer.json"));
   changed["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {changed["pre_tokenizer"]}}};
   changed["pre_tokenizer"]["pretokenizers"][0]["add_prefix_space"] = false;
-  const int32_t size =
-      MustLoad(TemporaryDir().Write("tokenizer.json", changed.dump()).path(), kVocab)
-          ->info()
-          .vocab_size;
+  const auto size = static_cast<int32_t>(changed["model"]["vocab"].size());
   changed["model"]["vocab"]["zq!"] = size;  // no merges lead to it
   const auto encode = [&changed](const std::string& text) {
     TemporaryDir dir;
