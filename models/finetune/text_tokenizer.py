@@ -1,5 +1,5 @@
-"""The tokenizer of a model directory, for training texts: the files decide as they do for the server
-(models/tokenizer/load_tokenizer.cc), and text becomes the same ids."""
+"""The tokenizer of a model directory, for training texts: the files decide as they do for the
+server (models/tokenizer/load_tokenizer.cc), and text becomes the same ids."""
 
 from __future__ import annotations
 
@@ -114,7 +114,8 @@ class _SentencePiece:
         self._prefix = self._whole.normalize("a").startswith(SPACE)
         if files.config.get("add_prefix_space") is False:
             self._whole, self._prefix = self._inner, False
-        self._marks_only = self._inner.normalize(" a  \ufb01 ") == f"{SPACE}a{SPACE * 2}\ufb01{SPACE}"
+        marked = f"{SPACE}a{SPACE * 2}\ufb01{SPACE}"
+        self._marks_only = self._inner.normalize(" a  \ufb01 ") == marked
         self._each = files.config.get("legacy") is not False
         tokens = {}
         for piece in range(pieces):
