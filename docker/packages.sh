@@ -24,7 +24,8 @@ test_requirements=("${convert_requirements[@]}" "${package_requirements[@]}"
   'grpcio>=1.60,<2' 'mypy>=1.8,<3' types-protobuf
   'openai>=1.60,<4' 'kubernetes-validate>=1.29,<2' 'compose-viz>=0.3.5,<1')
 # What the tests of the night compare with.
-oracle_requirements=('transformers>=5,<6' 'tokenizers>=0.20,<1' 'sentencepiece>=0.2,<1')
+oracle_requirements=('transformers>=5,<6' 'tokenizers>=0.20,<1' 'sentencepiece>=0.2,<1'
+  'mistral-common>=1.9,<2' 'llama-models>=0.3,<1' 'dashscope==2.0.2')
 
 # Prints those of the given package[:command] entries that are not there.
 missing_packages() {

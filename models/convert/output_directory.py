@@ -33,6 +33,7 @@ COPIED_FILES = (
     "merges.txt",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "generation_config.json",
     "chat_template.jinja",
     "chat_format.json",

@@ -1,5 +1,5 @@
-"""Texts that tell tokenizers apart: scripts, white space, controls, emoji, marks, and special tokens
-in all places. Used by make_hub_vectors.py and hub_tokenizer_test.py."""
+"""Texts that tell tokenizers apart: scripts, white space, controls, emoji, marks, and special
+tokens in all places. Used by make_hub_vectors.py and hub_tokenizer_test.py."""
 
 import random
 
@@ -12,9 +12,12 @@ FIXED = [
     "e\u0301 \u00e9", "\u212b \u00c5 A\u030a", "\ufb01 \ufb02", "\uff26\uff35\uff2c\uff2c\u3000x",
     "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U0001f44d\U0001f3fd",
     "\u200b\u200d\ufeff x", "\u00a0nbsp\u2003em\u3000ideo", "tab\tsep\t\ttwo", "x\x00y", "\x7f\x80",
-    "\u2581", "\u2581\u2581a", "a\u2581b", "\u2581 \u2581", "def f(x):\n    return x  # ok\n",
-    '{"a": [1, 2]}', "a" * 100, "ab" * 60, " " * 70, "\n" * 40, "." * 100, "\u0344", "q\u0307\u0323",
-    "\u1100\u1161\u11a8", "a \n b", "\n\ta", "'s 't 're", "12345678901234567890", "<0x0A>", "<0x41>",
+    "\u2581",
+    "\u2581\u2581a", "a\u2581b", "\u2581 \u2581", "def f(x):\n    return x  # ok\n",
+    '{"a": [1, 2]}', "a" * 100, "ab" * 60, " " * 70, "\n" * 40, "." * 100, "\u0344",
+    "q\u0307\u0323",
+    "\u1100\u1161\u11a8", "a \n b", "\n\ta", "'s 't 're", "12345678901234567890", "<0x0A>",
+    "<0x41>",
     "\U0001d518\U0001d52b \U0001d7d8", "\ue000\U000f0000", "\x1b[0m", "\u202eRTL\u202c",
     "[INST] Hello[/INST]", "[INST] Hello [/INST]", "a</s>b", "<s>", "</s>", "<unk>", "<s></s>",
     "<|im_start|>user\nHi<|im_end|>", "<|im_start|><|im_end|> a", " <|im_end|> ", "x <|im_end|>",

@@ -16,8 +16,8 @@ namespace {
 using Ids = std::vector<int32_t>;
 
 TEST(HubTokenizerTest, DirectoriesAreReadAsTransformersReadsThem) {
-  const auto cases = nlohmann::json::parse(
-      RepositoryFile("tests/models/tokenizer/hub_vectors.json"));
+  const auto cases =
+      nlohmann::json::parse(RepositoryFile("tests/models/tokenizer/hub_vectors.json"));
   ASSERT_FALSE(cases.empty());
   for (const auto& [name, expected] : cases.items()) {
     SCOPED_TRACE(name);
