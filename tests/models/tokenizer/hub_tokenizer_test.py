@@ -1,7 +1,7 @@
 """Real vocabularies in directories as the hub has them, against the packages that made them: ids
 and texts of `tokenizers` and `sentencepiece`, chats of `mistral-common`. The vocabularies come with
-the packages mistral-common, llama-models and dashscope (Qwen's). Usage: hub_tokenizer_test.py PROGRAM,
-the path of tokenizer_lines; ends with 77, skipped, where a package is missing."""
+the packages mistral-common, llama-models and dashscope (Qwen's). Usage: hub_tokenizer_test.py
+PROGRAM, the path of tokenizer_lines; ends with 77, skipped, where a package is missing."""
 
 import base64
 import importlib.util
@@ -98,7 +98,8 @@ def compare_saved(name: str, folder: Path, model: Path | None) -> None:
                 lambda ids, skip: saved.decode(ids, skip_special_tokens=skip))
 
 
-def chats(name: str, folder: Path, model: Path, size: int, spaced: bool) -> None:
+def chats(name: str, folder: Path, model: Path, size: int, spaced: bool,
+          conversations: list[list[str]]) -> None:
     """Prompts of Mistral's models against its own package."""
     from mistral_common.protocol.instruct.messages import AssistantMessage, UserMessage
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
@@ -110,14 +111,14 @@ def chats(name: str, folder: Path, model: Path, size: int, spaced: bool) -> None
                                "roles": {"user": user,
                                          "assistant": {"prefix": " ", "suffix": "</s>"}}})
     rows, lines = [], []
-    for chat in CHATS:
+    for chat in conversations:
         kinds = [(UserMessage, "user"), (AssistantMessage, "assistant")]
         messages = [kinds[i % 2][0](content=content) for i, content in enumerate(chat)]
         request = ChatCompletionRequest(messages=messages)
         rows.append(reference.encode_chat_completion(request).tokens)
         lines.append({"messages": [{"role": kinds[i % 2][1], "content": content}
                                    for i, content in enumerate(chat)]})
-    expect(f"{name}: chats", list(zip(CHATS, rows, answers(folder, size + BEYOND, lines))))
+    expect(f"{name}: chats", list(zip(conversations, rows, answers(folder, size + BEYOND, lines))))
 
 
 def mistral(folder: Path) -> None:
@@ -144,12 +145,17 @@ def mistral(folder: Path) -> None:
             if legacy:
                 compare(kind, bare, size, lambda text: list(model.encode(text)), None, plain)
             if version in ("v1", "v3") and legacy == (version == "v1"):
-                chats(kind, bare, path, size, spaced=version == "v1")
+                chats(kind, bare, path, size, version == "v1", CHATS)
             saved = bare / "saved"
             transformers.AutoTokenizer.from_pretrained(str(bare)).save_pretrained(str(saved))
             compare_saved(kind, saved, path)
             if version == "v3" and not legacy:
-                chats(f"{kind}, saved, tokenizer.model beside", saved, path, size, spaced=False)
+                # transformers 5 writes a tokenizer.json that cuts runs of spaces differently.
+                plain_chats = [chat for chat in CHATS
+                               if not any(" " in text[:1] + text[-1:] or "  " in text
+                                          for text in chat)]
+                chats(f"{kind}, saved, tokenizer.model beside", saved, path, size, False,
+                      plain_chats)
 
 
 def ranks(path: Path) -> dict[bytes, int]:
