@@ -2,9 +2,7 @@
 
 Invariant: a format is written only if it renders RANDOM_CONVERSATIONS conversations as the template
 does; a conversation of which that cannot be said is one that the format refuses. The server, which
-has no template engine, reads the result (models/tokenizer/chat_format.h). Templates are programs
-that we did not write: they run in jinja2's sandbox, in a process with bounds
-(bounded_reading.py).
+has no template engine, reads the result (models/tokenizer/chat_format.h).
 """
 
 from __future__ import annotations
@@ -17,76 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from bounded_reading import bounded
+from chat_template import Message, NotOfThisForm, Render, Tools, as_json, compiled, template_of
 from refusal import Refusal
 
 NAME = "chat_format.json"
 RANDOM_CONVERSATIONS = 200
 _SECONDS = 60
 _LARGEST = 64 << 10  # that the server reads
-_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _CONTENTS = ("", " ", "\n", "a", "Hello, world.", "žluť 漢字 🦊", "\u3000", "\x1c\x85", "{{ x }}")
 _THOUGHT, _RESPONSE = ("<think>", "</think>"), ("<tool_response>", "</tool_response>")
-
-Message = dict[str, Any]
-Tools = list[dict[str, Any]]
-Render = Callable[[list[Message], bool, Tools | None, bool | None], str]
-
-
-class NotOfThisForm(Exception):
-    """Why a template has no chat_format.json, in one line."""
+# Of a template that keeps no thought.
+_DROPPED = {"prefix": _THOUGHT[0], "suffix": _THOUGHT[1], "skip": "", "kept": False}
+_DROPPED |= {"response_start": "", "response_end": ""}
 
 
-def template_of(directory: Path) -> tuple[str, dict[str, str]] | None:
-    """The template of a directory, and the tokens that it may name; None: there is none."""
-    path = directory / "tokenizer_config.json"
-    try:
-        config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        template = config.get("chat_template")
-        if isinstance(template, list):
-            template = next((t["template"] for t in template if t["name"] == "default"), None)
-        if (directory / "chat_template.jinja").is_file():
-            template = (directory / "chat_template.jinja").read_text("utf-8")
-        tokens = {name: config[name] for name in _TOKENS if config.get(name) is not None}
-        texts = {n: t["content"] if isinstance(t, dict) else str(t) for n, t in tokens.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Refusal(f"{path.name}: malformed ({error!r})") from None
-    return (template, texts) if isinstance(template, str) else None
-
-
-def compiled(template: str, tokens: dict[str, str]) -> Render:
-    """The template as the transformers library would render it without date or documents."""
-    import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(reason: str) -> None:
-        raise jinja2.TemplateError(reason)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = refuse
-    environment.filters["tojson"] = _json
-    try:
-        program = environment.from_string(template)
-    except jinja2.TemplateError as error:
-        raise NotOfThisForm(f"the template is not understood ({error})") from None
-
-    def render(
-        messages: list[Message], generate: bool, tools: Tools | None, thinks: bool | None
-    ) -> str:
-        names = {"messages": messages, "add_generation_prompt": generate, "tools": tools}
-        switch = {} if thinks is None else {"enable_thinking": thinks}
-        return program.render(**names, **switch, documents=None, **tokens)
-
-    return render
-
-
-def _json(value: Any, **keys: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, **keys)
-
-
-def _thought(content: str, thinking: dict[str, str]) -> tuple[str, str]:
+def _thought(content: str, thinking: dict[str, Any]) -> tuple[str, str]:
     """What an answer says up to the end of its thought, and behind it."""
+    if not thinking.get("kept", True):
+        answer = content.split(thinking["suffix"])[-1]
+        return "", answer.lstrip("\n") if thinking["strip"] else answer
     start, end = thinking["prefix"].strip(), thinking["suffix"].strip()
     if end not in content:
         return "", content
@@ -117,7 +64,7 @@ def render_format(
     question = _last_question(messages, thinking) if thinking else 0
     told, default = "", form["default_system"]
     if tools:
-        told = "".join(form["tools"]["tool"] + _json(tool) for tool in tools)
+        told = "".join(form["tools"]["tool"] + as_json(tool) for tool in tools)
         told += form["tools"]["suffix"]
         default = form["tools"]["prefix_alone"]
     if default is not None and messages[0]["role"] != "system":
@@ -127,18 +74,21 @@ def render_format(
     for at, (last, message, following) in enumerate(around):
         role, content = form["roles"][message["role"]], message["content"]
         thinks = thinking and message["role"] == "assistant"
+        kept = not thinking or thinking.get("kept", True)
+        separated = bool(content)
         thought, content = _thought(content, thinking) if thinks else ("", content)
         shown = content.strip() if role["trim"] else content
-        if thinks and at > question and (thought or not following):
+        separated = bool(content) if kept else separated
+        if thinks and kept and at > question and (thought or not following):
             shown = thinking["prefix"] + thought + thinking["suffix"] + content.lstrip("\n")
         answers = [m and {m["role"], message["role"]} == {"tool"} for m in (last, following)]
         text += (form["tools"]["next_response"] if answers[0] else role["prefix"]) + shown
         if tools and message["role"] == "system":
             text += form["tools"]["prefix"] + told
         for i, call in enumerate(message.get("tool_calls", ())):
-            text += form["tools"]["separator"] * bool(i or content)
+            text += form["tools"]["separator"] * bool(i or separated)
             text += form["tools"]["call"] + call["function"]["name"] + form["tools"]["arguments"]
-            text += _json(call["function"]["arguments"]) + form["tools"]["call_end"]
+            text += as_json(call["function"]["arguments"]) + form["tools"]["call_end"]
         text += "" if answers[1] else role["suffix"]
     text += form["generation_prompt" if generate else "end"]
     return text + (thinking["skip"] if generate and enable_thinking is False else "")
@@ -190,14 +140,14 @@ class _Derivation:
         try:
             return self._render(messages, generate, tools, thinks)
         except Exception as error:  # whatever a template does wrong
-            raise NotOfThisForm(f"it refuses {_shown(messages)} ({_line(error)})") from None
+            raise NotOfThisForm(f"it refuses {_roles(messages)} ({_line(error)})") from None
 
     def _pieces(self, *roles: str, generate: bool = False) -> list[str]:
         """What stands before, between and after the contents."""
         messages = _conversation(*roles)
         pieces = re.split(r"qz\d+zq", self._rendered(messages, generate))
         if len(pieces) != len(roles) + 1:
-            raise NotOfThisForm(f"not every content is once in {_shown(messages)}")
+            raise NotOfThisForm(f"it does not write every content once in {_roles(messages)}")
         return pieces
 
     def form(self, with_system: bool) -> dict[str, Any]:
@@ -243,8 +193,15 @@ class _Derivation:
     def _thinking(self, start: str) -> dict[str, Any]:
         """How thoughts stand in answers to the last question; {}: in all answers as they are."""
         turns = _conversation("user", f"assistant:{_THOUGHT[0]}qz8zq{_THOUGHT[1]}qz9zq", "user")
-        pieces = re.split(r"qz\d+zq", self._rendered(turns[:2]))
-        if len(pieces) != 4 or "qz8zq" in self._rendered(turns):
+        last, earlier = self._rendered(turns[:2]), self._rendered(turns)
+        if "qz8zq" in earlier:
+            return {}
+        if "qz8zq" not in last:  # nor in any other answer
+            lines = _conversation("user", "assistant:\n\nqz9zq", "user")
+            strips = "\n\nqz9zq" not in self._rendered(lines)
+            return {"thinking": {**_DROPPED, "strip": strips}}
+        pieces = re.split(r"qz\d+zq", last)
+        if len(pieces) != 4:
             return {}
         default, off = (self._rendered(turns[2:], True, None, thinks) for thinks in (None, False))
         texts = {"prefix": _between(pieces[1], start, ""), "suffix": pieces[2]}
@@ -281,7 +238,7 @@ class _Derivation:
 
         def told(*roles: str) -> list[str]:
             text = self._rendered(_conversation(*roles), tools=tools)
-            pieces = text.replace(_json(tools[1]), _json(tools[0])).split(_json(tools[0]))
+            pieces = text.replace(as_json(tools[1]), as_json(tools[0])).split(as_json(tools[0]))
             if len(pieces) != 3:
                 raise NotOfThisForm("tools are not written as JSON")
             return pieces
@@ -320,15 +277,43 @@ class _Derivation:
         draw = random.Random(0)
         marks = [role[end] for role in form["roles"].values() for end in ("prefix", "suffix")]
         pieces = [*_CONTENTS, *marks, *literals, *self._tokens.values()]
+        seen: list[tuple[bool, list[Message]]] = []
         for _ in range(RANDOM_CONVERSATIONS):
             messages, tools = _random_conversation(draw, form, pieces)
             switch = (None, True, False) if form.get("thinking", {}).get("skip") else (None,)
             args = (messages, draw.random() < 0.5, tools, draw.choice(switch))
-            if self._rendered(*args) != render_format(form, *args):
-                flag = str(args[1]).lower()
-                raise NotOfThisForm(
-                    f"{_shown(messages)} with add_generation_prompt {flag} differs"
-                )
+            seen.append((self._rendered(*args) == render_format(form, *args), messages))
+        wrong = [messages for is_right, messages in seen if not is_right]
+        if wrong:
+            right = [messages for is_right, messages in seen if is_right]
+            raise NotOfThisForm(f"conversations with {_blamed(wrong, right)} come out differently")
+
+
+# What of a conversation a template may look at.
+_TRAITS: dict[str, Callable[[list[Message]], bool]] = {
+    "</think> in a content": lambda m: any(_THOUGHT[1] in t["content"] for t in m),
+    "white space around a content": lambda m: any(t["content"] != t["content"].strip() for t in m),
+    "an empty content": lambda m: any(not t["content"] for t in m),
+    "<tool_response> in a content": lambda m: any(_RESPONSE[0] in t["content"] for t in m),
+    "two messages of one role in a row": lambda m: any(
+        a["role"] == b["role"] for a, b in zip(m, m[1:])
+    ),
+    "an answer at the end": lambda m: m[-1]["role"] == "assistant",
+    "a system message": lambda m: m[0]["role"] == "system",
+    "no system message": lambda m: m[0]["role"] != "system",
+    "a call of a tool": lambda m: any("tool_calls" in t for t in m),
+    "more than one message": lambda m: len(m) > 1,
+}
+
+
+def _blamed(wrong: list[list[Message]], right: list[list[Message]]) -> str:
+    """The trait that tells conversations that came out differently from the others best."""
+
+    def gap(name: str) -> float:
+        shares = (sum(map(_TRAITS[name], of)) / max(1, len(of)) for of in (wrong, right))
+        return next(shares) - next(shares)
+
+    return max(_TRAITS, key=gap)
 
 
 def _random_conversation(
@@ -357,26 +342,26 @@ def _random_conversation(
             calls = [(f"f_{n}", {text(): text(), "n": [n]}) for n in range(draw.randint(1, 2))]
             answers = [{"role": "tool", "content": text()} for _ in calls]
             messages[i : i + 1] = [_calling(text(), *calls), *answers]
-    return messages, [_tool(f"f_{n}", text()) for n in range(draw.randint(0, 3))]
+    return messages, [_tool(f"f_{n}", text()) for n in range(draw.randint(1, 3))]
 
 
-def _shown(messages: list[Message]) -> str:
-    """A conversation in one line."""
-    text = json.dumps([[m["role"], m["content"]] for m in messages], ensure_ascii=False)
-    return text if len(text) <= 400 else text[:400] + ".."
+def _roles(messages: list[Message]) -> str:
+    return "a conversation of " + ", ".join(message["role"] for message in messages)
 
 
 def _line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def derive(template: str, tokens: dict[str, str]) -> tuple[dict[str, Any], str]:
+def derive(
+    templates: dict[str, str], tokens: dict[str, str]
+) -> tuple[dict[str, Any], str]:
     """The format, and what it lacks and why ("": nothing). NotOfThisForm: there is none."""
     import jinja2
 
-    derivation = _Derivation(compiled(template, tokens), tokens)
+    derivation = _Derivation(compiled(templates, tokens), tokens)
     # What a template may look for in a content is written in it.
-    words = jinja2.Environment().lex(template)
+    words = [word for text in templates.values() for word in jinja2.Environment().lex(text)]
     literals = [word[1:-1] for _, kind, word in words if kind == "string" and len(word) < 64]
     reason = ""
     for with_system in (True, False):
@@ -388,7 +373,8 @@ def derive(template: str, tokens: dict[str, str]) -> tuple[dict[str, Any], str]:
             if not with_system:
                 raise
             reason = f"system messages: {error}"
-    if not re.search(r"\btools\b", template) or reason or form["alternate"]:
+    speaks_of_tools = any(re.search(r"\btools\b", text) for text in templates.values())
+    if not speaks_of_tools or reason or form["alternate"]:
         return form, reason
     try:
         told = derivation.with_tools(form)
@@ -409,22 +395,26 @@ def _write(directory: Path) -> str:
     if found is None:
         return ""
     try:
-        form, reason = bounded("the template", lambda: _derived(*found), _SECONDS)
+        form, note = bounded("the template", lambda: _derived(*found), _SECONDS)
     except Refusal as refusal:
         return f"no chat: {str(refusal)[:300]}"
-    if form is None:
-        return f"no chat: {reason}"
-    (directory / NAME).write_text(form, "utf-8")
-    return f"chat without {reason}" if reason else ""
+    if form:
+        (directory / NAME).write_text(form, "utf-8")
+    return note
 
 
-def _derived(template: str, tokens: dict[str, str]) -> tuple[str | None, str]:
-    """The text of NAME, or None, and what it lacks."""
+def _derived(templates: dict[str, str], tokens: dict[str, str]) -> tuple[str, str]:
+    """The text of NAME, "" for none, and a note for the user."""
     try:
-        form, reason = derive(template, tokens)
+        form, reason = derive(templates, tokens)
     except NotOfThisForm as error:
-        return None, str(error)
+        return "", f"no chat: {error}"
     text = json.dumps(form, indent=2) + "\n"
     if len(text) > _LARGEST:
-        return None, f"its texts take more than {_LARGEST} bytes"
-    return text, reason
+        return "", f"no chat: its texts take more than {_LARGEST} bytes"
+    note = f"chat without {reason}" if reason else ""
+    date = re.search(r"date_string = [\"']([^\"']+)", templates["default"])
+    if date and date[1] in text:  # transformers gives it, too
+        said = f"every chat says that today is {date[1]}, as the template does"
+        note = f"{note}; {said}" if note else said
+    return text, note

@@ -2,6 +2,7 @@
 #include "models/tokenizer/chat_format.h"
 
 #include <algorithm>
+#include <ctime>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -54,6 +55,30 @@ std::pair<std::string_view, std::string_view> TakeApart(std::string_view text,
   return {thought, WithoutFirstNewlines(text.substr(text.rfind(format.end) + format.end.size()))};
 }
 
+// An answer of a format that keeps no thought.
+std::string_view WithoutThought(std::string_view text, const ThinkingFormat& format) {
+  const size_t end = text.rfind(format.end);
+  if (end != text.npos) text.remove_prefix(end + format.end.size());
+  return format.strip ? WithoutFirstNewlines(text) : text;
+}
+
+// `text` with its dates of `now` in place.
+std::string Dated(std::string text, std::time_t now) {
+  constexpr std::string_view kOpen = "{{strftime_now(\"", kClose = "\")}}";
+  std::tm local = {};
+  localtime_r(&now, &local);
+  for (size_t at = text.find(kOpen); at != text.npos; at = text.find(kOpen, at)) {
+    const size_t begin = at + kOpen.size(), end = text.find(kClose, begin);
+    if (end == text.npos) return text;
+    char date[256];
+    const size_t size =
+        std::strftime(date, sizeof(date), text.substr(begin, end - begin).c_str(), &local);
+    text.replace(at, end + kClose.size() - at, date, size);
+    at += size;
+  }
+  return text;
+}
+
 // The place of the last one; messages.size(): there is none.
 size_t LastQuestion(absl::Span<const ChatMessage> messages, const ThinkingFormat& format) {
   for (size_t i = messages.size(); i-- > 0;) {
@@ -71,8 +96,8 @@ size_t LastQuestion(absl::Span<const ChatMessage> messages, const ThinkingFormat
 // "[INST] " and what follows, since the reference tokenizes the whole between added tokens.
 class MarkedText {
  public:
-  MarkedText(const Tokenizer& tokenizer, const AddedTokenSplitter& added)
-      : tokenizer_(tokenizer), added_(added) {}
+  MarkedText(const Tokenizer& tokenizer, const AddedTokenSplitter& added, std::time_t now)
+      : tokenizer_(tokenizer), added_(added), now_(now) {}
 
   void Mark(const std::string& text) { mark_ += text; }
   void Content(std::string_view text) {
@@ -88,7 +113,7 @@ class MarkedText {
 
  private:
   void Cut() {
-    added_.Split(mark_, [this](const TextPart& part) {
+    added_.Split(Dated(std::move(mark_), now_), [this](const TextPart& part) {
       if (part.id == TextPart::kText) {
         plain_ += part.text;
       } else {
@@ -111,6 +136,7 @@ class MarkedText {
 
   const Tokenizer& tokenizer_;
   const AddedTokenSplitter& added_;
+  const std::time_t now_;
   std::string mark_, plain_;
   std::vector<int32_t> ids_;
   absl::Status status_;
@@ -183,6 +209,8 @@ absl::Status ChatFormat::ReadThinking(const Json& json) {
   ThinkingFormat& out = thinking_.emplace();
   out = {keys.String("prefix", ""), keys.String("suffix", ""), keys.String("skip", ""),
          keys.String("response_start", ""), keys.String("response_end", "")};
+  out.kept = keys.Bool("kept", true);
+  out.strip = keys.Bool("strip", false);
   out.start = Stripped(out.prefix);
   out.end = Stripped(out.suffix);
   const bool tags = out.start.starts_with('<') && out.end.starts_with('<');
@@ -280,18 +308,16 @@ absl::Status ChatFormat::Check(absl::Span<const ChatMessage> messages, bool add_
   return BadMessage(messages.size() - 1, ".role: continue_final_message needs the assistant's");
 }
 
-absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(const Tokenizer& tokenizer,
-                                                        absl::Span<const ChatMessage> messages,
-                                                        bool add_generation_prompt,
-                                                        bool continue_final_message,
-                                                        absl::Span<const std::string> tools,
-                                                        std::optional<bool> enable_thinking) const {
+absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(
+    const Tokenizer& tokenizer, absl::Span<const ChatMessage> messages, bool add_generation_prompt,
+    bool continue_final_message, absl::Span<const std::string> tools,
+    std::optional<bool> enable_thinking, std::time_t now) const {
   const absl::Status status = Check(messages, add_generation_prompt, continue_final_message);
   if (!status.ok()) return status;
   if (enable_thinking.has_value() && (!thinking_.has_value() || thinking_->skip.empty())) {
     return absl::FailedPreconditionError("enable_thinking: the model's chat format has no switch");
   }
-  MarkedText text(tokenizer, added_);
+  MarkedText text(tokenizer, added_, now);
   text.Mark(bos_);
   const auto tell_tools = [&](const std::string& prefix) {
     text.Mark(prefix);
@@ -319,8 +345,10 @@ absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(const Tokenizer& tokeniz
     text.Mark(joins(i) ? tools_->next_response : role.prefix);
     std::string_view thought, content = message.content;
     const bool thinks = thinking_.has_value() && message.role == "assistant";
-    if (thinks) std::tie(thought, content) = TakeApart(content, *thinking_);
-    if (thinks && i > question && (!thought.empty() || i + 1 == messages.size())) {
+    const bool kept = !thinking_.has_value() || thinking_->kept;
+    if (thinks && kept) std::tie(thought, content) = TakeApart(content, *thinking_);
+    if (thinks && !kept) content = WithoutThought(content, *thinking_);
+    if (thinks && kept && i > question && (!thought.empty() || i + 1 == messages.size())) {
       text.Mark(thinking_->prefix);
       text.Content(thought);
       text.Mark(thinking_->suffix);
@@ -330,7 +358,8 @@ absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(const Tokenizer& tokeniz
     }
     if (message.role == "system" && !tools.empty()) tell_tools(tools_->prefix);
     for (const ToolCall& call : message.calls) {
-      const bool begins = content.empty() && &call == &message.calls.front();
+      const bool begins =
+          (kept ? content : message.content).empty() && &call == &message.calls.front();
       text.Mark(begins ? tools_->call : tools_->separator + tools_->call);
       text.Content(call.name);
       text.Mark(tools_->arguments);

@@ -12,10 +12,12 @@
 // conversations without one. `trim`: white space around the content goes. `alternate`: user and
 // assistant take turns, user first. A format without "system" has no place for such messages, and
 // one without "tools" (ToolFormat's texts, and a role "tool" of their answers) none for those.
-// Without "thinking" (ThinkingFormat's texts) a thought is a part of its content.
+// Without "thinking" (ThinkingFormat's texts) a thought is a part of its content. In each text of
+// the format {{strftime_now("%d %b %Y")}} is the local date of the request, as C's strftime has it.
 #pragma once
 
 #include <cstdint>
+#include <ctime>
 #include <map>
 #include <optional>
 #include <string>
@@ -53,9 +55,12 @@ struct ToolFormat {
 // from answers that a question follows. In those behind the last question it stands between prefix
 // and suffix; the last message has these even around nothing. A question is a user's content that
 // does not lie between response_start and response_end, as a tool's answer. Where thinking is
-// turned off, `skip` follows generation_prompt; "": it cannot be turned off.
+// turned off, `skip` follows generation_prompt; "": it cannot be turned off. Unless `kept`,
+// thoughts are dropped from all answers, and with `strip` line ends that an answer then begins
+// with, too.
 struct ThinkingFormat {
   std::string prefix, suffix, skip, response_start, response_end;
+  bool kept = true, strip = false;
   std::string start = {}, end = {};  // prefix and suffix without white space
 };
 
@@ -73,14 +78,16 @@ class ChatFormat {
   // The ids of a conversation; `tokenizer` is the one given to Load. Added tokens count in the
   // format's own strings only: those in a content are text. With `continue_final_message` the ids
   // end behind the content of the last message, which is the assistant's. REQUIRES: tools() where
-  // there are any; each is a text. FailedPrecondition: enable_thinking, of a format without `skip`.
-  // InvalidArgument, for a client, names the message ("messages[2].role: ..").
+  // there are any; each is a text. Dates are those of `now`. FailedPrecondition: enable_thinking,
+  // of a format without `skip`. InvalidArgument, for a client, names the message
+  // ("messages[2].role: ..").
   absl::StatusOr<std::vector<int32_t>> Encode(const Tokenizer& tokenizer,
                                               absl::Span<const ChatMessage> messages,
                                               bool add_generation_prompt,
                                               bool continue_final_message,
                                               absl::Span<const std::string> tools = {},
-                                              std::optional<bool> enable_thinking = {}) const;
+                                              std::optional<bool> enable_thinking = {},
+                                              std::time_t now = std::time(nullptr)) const;
 
   const std::optional<ToolFormat>& tools() const { return tools_; }
   // What the model writes at the end of its turn, to stop at: a special token, or else a text.

@@ -151,6 +151,63 @@ QWEN3 = changed(
     (r"assistant\n' }}", r"assistant\n' }}" + SWITCH))
 QWEN3_THINKING = changed(QWEN3, (r"assistant\n' }}" + SWITCH, r"assistant\n<think>\n' }}"))
 
+# DeepSeek-R1-Distill's, without its tools: no thought stays, the system's text has no marks.
+R1 = (
+    "{%- set ns = namespace(system='') -%}{%- for message in messages -%}"
+    "{%- if message['role'] == 'system' -%}{%- set ns.system = message['content'] -%}{%- endif -%}"
+    "{%- endfor -%}{{bos_token}}{{ns.system}}{%- for message in messages -%}"
+    "{%- if message['role'] == 'user' -%}{{'<|User|>' + message['content']}}{%- endif -%}"
+    "{%- if message['role'] == 'assistant' and message['content'] is not none -%}"
+    "{%- set content = message['content'] -%}{%- if '</think>' in content -%}"
+    "{%- set content = content.split('</think>')[-1] -%}{%- endif -%}"
+    "{{'<|Assistant|>' + content + '</s>'}}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{'<|Assistant|><think>\n'}}{%- endif -%}")
+# QwQ's: Qwen2.5's, where answers lose thoughts and line ends at the beginning.
+CUT = "{%- set content = message.content.split('</think>')[-1].lstrip('\n') %}"
+QWQ = changed(
+    QWEN25, (r"""
+        or (message.role == "assistant" and not message.tool_calls) %}
+        {{-""", r""" %}
+        {{-"""),
+    (r"""{%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}{{- '\n' + message.content }}{%- endif %}""",
+     r"""{%- elif message.role == "assistant" and not message.tool_calls %}""" + CUT +
+     r"""{{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}""" + CUT + r"""{{- '<|im_start|>' + message.role }}
+        {%- if message.content %}{{- '\n' + content }}{%- endif %}"""),
+    (r"assistant\n' }}", r"assistant\n<think>\n' }}"))
+# Hermes' second template, for conversations with tools, which may not be none there.
+HERMES_TOOLS = (
+    "{{'<|im_start|>system\nYou call functions: <tools> '}}{%- for tool in tools %}"
+    "{{ tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' }}"
+    "{%- endfor %}{{'</tools><|im_end|>\n'}}" + CHATML)
+# LLaMA 3.2's beginning, and Mistral Small's default text from the system.
+DATED = (
+    "{{- bos_token }}{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+    "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}"
+    "{%- set date_string = '26 Jul 2024' %}{%- endif %}{%- endif %}"
+    "{%- if messages[0]['role'] == 'system' %}"
+    "{%- set system_message = messages[0]['content'] | trim %}{%- set messages = messages[1:] %}"
+    "{%- else %}{%- set system_message = '' %}{%- endif %}"
+    "{{- '<|start_header_id|>system<|end_header_id|>\n\nToday Date: ' + date_string + '\n\n' }}"
+    "{{- system_message }}{{- '<|eot_id|>' }}{%- for message in messages %}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
+    " + message['content'] | trim + '<|eot_id|>' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}"
+    "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}")
+SMALL = (
+    "{%- set today = strftime_now('%Y-%m-%d') %}{{- bos_token }}"
+    "{%- if messages[0]['role'] == 'system' %}{%- set system = messages[0]['content'] %}"
+    "{%- set messages = messages[1:] %}{%- else %}{%- set system = 'It is ' + today + '.' %}"
+    "{%- endif %}{{- '[SYSTEM_PROMPT]' + system + '[/SYSTEM_PROMPT]' }}"
+    "{%- for message in messages %}" + ALTERNATE + "{%- if message['role'] == 'user' %}"
+    "{{- '[INST]' + message['content'] + '[/INST]' }}{%- else %}"
+    "{{- message['content'] + eos_token }}{%- endif %}{%- endfor %}")
+GENERATION = changed(CHATML.replace("{{'<|im_start|>' + message['role'] + '\n' + ", (
+    "{{'<|im_start|>' + message['role'] + '\n'}}{% generation %}{{")), (
+    "'<|im_end|>' + '\n'}}", "'<|im_end|>' + '\n'}}{% endgeneration %}"))
+
 
 def role(prefix: str, suffix: str, trim: bool = False) -> dict[str, Any]:
     return {"prefix": prefix, "suffix": suffix, "trim": trim}
@@ -185,6 +242,8 @@ QWEN25_PLAIN = form(default="You are Qwen.", prompt="<|im_start|>assistant\n", *
 QWEN3_TOOLS = {**QWEN25_TOOLS, "prefix_alone": "# Tools\n<tools>"}
 QWEN3_THINKS = {"prefix": "<think>\n", "suffix": "\n</think>\n\n", "skip": "",
                 "response_start": "<tool_response>", "response_end": "</tool_response>"}
+DROPPED = {"prefix": "<think>", "suffix": "</think>", "skip": "", "kept": False,
+           "response_start": "", "response_end": "", "strip": False}
 # template -> its format; a part of the note, where system messages or tools are left out
 REAL = {
     "ChatML": (CHATML, form(prompt="<|im_start|>assistant\n", **IM), ""),
@@ -194,7 +253,8 @@ REAL = {
         "<s>", prompt="<|start_header_id|>assistant<|end_header_id|>\n\n",
         **same("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>", *ALL, trim=True)), ""),
     "Mistral": (MISTRAL, form("<s>", alternate=True, user=role("[INST] ", " [/INST]"),
-                              assistant=role("", "</s>")), "it refuses [[\"system\""),
+                              assistant=role("", "</s>")),
+                "it refuses a conversation of system, user"),
     "Gemma": (GEMMA, form("<s>", prompt="<start_of_turn>model\n", alternate=True,
                           user=role("<start_of_turn>user\n", "<end_of_turn>\n", True),
                           assistant=role("<start_of_turn>model\n", "<end_of_turn>\n", True)),
@@ -214,6 +274,28 @@ REAL = {
     "Qwen3 Thinking": (QWEN3_THINKING, form(
         prompt="<|im_start|>assistant\n<think>\n", tools=QWEN3_TOOLS, thinking=QWEN3_THINKS,
         **IM_TOOLS), ""),
+    "R1-Distill": (R1, form(
+        "", "", prompt="<|Assistant|><think>\n", thinking=DROPPED, system=role("<s>", ""),
+        user=role("<|User|>", ""), assistant=role("<|Assistant|>", "</s>")), ""),
+    "QwQ": (QWQ, form(default="You are Qwen.", prompt="<|im_start|>assistant\n<think>\n",
+                      thinking={**DROPPED, "strip": True}, tools=QWEN25_TOOLS, **IM_TOOLS), ""),
+    "dated": (DATED, form(
+        default="", prompt="<|start_header_id|>assistant<|end_header_id|>\n\n",
+        system=role("<s><|start_header_id|>system<|end_header_id|>\n\nToday Date: "
+                    '{{strftime_now("%d %b %Y")}}\n\n', "<|eot_id|>", True),
+        **same("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>", *ALL[1:],
+               trim=True)), ""),
+    "LLaMA 3.1": (DATED.replace("if strftime_now is defined", "if false"), form(
+        default="", prompt="<|start_header_id|>assistant<|end_header_id|>\n\n",
+        system=role("<s><|start_header_id|>system<|end_header_id|>\n\nToday Date: "
+                    "26 Jul 2024\n\n", "<|eot_id|>", True),
+        **same("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>", *ALL[1:],
+               trim=True)), "every chat says that today is 26 Jul 2024"),
+    "Mistral Small": (SMALL, form(
+        default='It is {{strftime_now("%Y-%m-%d")}}.', alternate=True,
+        system=role("<s>[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"), user=role("[INST]", "[/INST]"),
+        assistant=role("", "</s>")), ""),
+    "generation": (GENERATION, form(prompt="<|im_start|>assistant\n", **IM), ""),
     "tools": (CHATML + "{% if tools %}{{ tools }}{% endif %}",
               form(prompt="<|im_start|>assistant\n", **IM), "without tools: tools are not"),
     "calls": (QWEN25.replace("tool_call.name }}", "tool_call.name | upper }}"),
@@ -223,19 +305,21 @@ REAL = {
     "indent": (QWEN25.replace("tool | tojson", "tool | tojson(indent=2)"),
                QWEN25_PLAIN, "without tools: tools are not"),
     "trim": (QWEN25.replace("{{- message.content }}", "{{- message.content | trim }}"),
-             QWEN25_PLAIN, "without tools: [["),
+             QWEN25_PLAIN, "without tools: conversations with a call of a tool"),
 }
 # a change of ChatML -> why it is no format
 REFUSED = {
     "content": ("message['content'] +", "message['content'].split('</think>')[-1] +",
-                "[[\"user\", ", "differs"),
-    "questions": (CHATML, QWEN3.replace("'<tool_response>'", "'<response>'"), "differs"),
-    "kept": (CHATML, QWEN3.replace("(loop.last or reasoning_content)", "loop.last"), "differs"),
-    "switch": (CHATML, QWEN3.replace(" and enable_thinking is false", ""), "differs"),
-    "date": ("{% for", "{{ strftime_now('%d') }}{% for", "strftime_now"),
-    "count": ("{% for", "{{ messages | length }}{% for", "differs"),
-    "upper": ("message['content'] +", "message['content'] | upper +", "not every content is once"),
-    "rstrip": ("message['content'] +", "message['content'].rstrip() +", "differs"),
+                "conversations with </think> in a content come out differently"),
+    "questions": (CHATML, QWEN3.replace("'<tool_response>'", "'<response>'"),
+                  "come out differently"),
+    "kept": (CHATML, QWEN3.replace("(loop.last or reasoning_content)", "loop.last"),
+             "come out differently"),
+    "switch": (CHATML, QWEN3.replace(" and enable_thinking is false", ""), "come out differently"),
+    "count": ("{% for", "{{ messages | length }}{% for", "come out differently"),
+    "upper": ("message['content'] +", "message['content'] | upper +",
+              "does not write every content once"),
+    "rstrip": ("message['content'] +", "message['content'].rstrip() +", "come out differently"),
     "prompt": ("{% if add", "{{ 'x' if not add_generation_prompt }}{% if add", "generation prompt"),
     "hostile": ("{% for", "{{ raise_exception('\x1b[31m' + 'x' * 9999) }}{% for", "?[31mxx"),
     "syntax": ("{% endfor %}", "", "not understood"),
@@ -275,9 +359,24 @@ class ChatFormatTest(CheckpointCase):
         self.assertEqual(list(self.src.iterdir()), [])
         named = [{"name": "tools", "template": "x"}, {"name": "default", "template": CHATML}]
         self.assertEqual(self.note("", chat_template=named), "")
+        named = [{"name": "default", "template": CHATML},
+                 {"name": "tool_use", "template": HERMES_TOOLS}]
+        self.assertIn("without tools: tools are not", self.note("", chat_template=named))
+        named[1]["template"] = QWEN25
+        self.assertIn("without tools: ", self.note("", chat_template=named))  # it has another text
+        named[0]["template"] = QWEN25.replace("if tools", "if false")
+        self.assertEqual(self.note("", chat_template=named), "")
+        read = json.loads((self.src / chat_format.NAME).read_text())
+        self.assertEqual(read, QWEN25_FORM)
         (self.src / "chat_template.jinja").write_text(MISTRAL)
         self.note(CHATML, bos_token={"content": "<B>"})
         self.assertEqual(json.loads((self.src / chat_format.NAME).read_text())["bos"], "<B>")
+        # Where older versions of transformers keep them.
+        named = {"eos_token": {"content": "<E>"}, "bos_token": "<M>"}
+        (self.src / "special_tokens_map.json").write_text(json.dumps(named))
+        self.note(CHATML, bos_token=None, eos_token=None)
+        read = json.loads((self.src / chat_format.NAME).read_text())
+        self.assertEqual((read["bos"], read["roles"]["assistant"]["suffix"]), ("<M>", "<E>"))
 
 
 if __name__ == "__main__":

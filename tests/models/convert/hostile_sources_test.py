@@ -194,6 +194,8 @@ def mutated(draw: random.Random, data: bytes) -> bytes:
     """One to four changes: of bits, numbers, pieces, or the end."""
     text = bytearray(data)
     for _ in range(draw.randint(1, 4)):
+        if not text:
+            break
         # Headers are what is parsed: most changes are among the first or the last bytes.
         reach = min(len(text), draw.choice((64, 600, 4000, len(text))))
         at = draw.randrange(reach) if draw.random() < 0.8 else len(text) - 1 - draw.randrange(reach)

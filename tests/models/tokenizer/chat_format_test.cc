@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <ctime>
 
 #include "tests/models/refused.h"
 #include "tests/models/temporary_dir.h"
@@ -151,6 +153,31 @@ TEST(ChatFormatTest, AnswersToTheLastQuestionKeepThoughts) {
   for (const std::string& other : {std::string(kTools), json.replace(json.find("skip"), 4, "")}) {
     EXPECT_TRUE(absl::IsFailedPrecondition(
         MustParse(other).Encode(SmallTokenizer(), messages, true, false, {}, true).status()));
+  }
+}
+
+// What transformers renders at the same time; make_chat_vectors.py wrote it.
+TEST(ChatFormatTest, TextsAreThoseOfTransformers) {
+  setenv("TZ", "UTC", 1);
+  tzset();
+  const auto vectors =
+      nlohmann::json::parse(RepositoryFile("tests/models/tokenizer/chat_vectors.json"));
+  for (const auto& one : vectors) {
+    const ChatFormat format = MustParse(one["format"].dump());
+    for (const auto& c : one["cases"]) {
+      SCOPED_TRACE(one["name"].dump() + " " + c["turns"].dump());
+      Messages messages;
+      for (const auto& turn : c["turns"]) {
+        messages.push_back({turn[0], turn[1]});
+        for (size_t i = 2; i < turn.size(); ++i) {
+          messages.back().calls.push_back({turn[i][0], turn[i][1]});
+        }
+      }
+      const auto ids = format.Encode(SmallTokenizer(), messages, c["generate"], false, {}, {},
+                                     c["time"].get<std::time_t>());
+      ASSERT_TRUE(ids.ok()) << ids.status();
+      EXPECT_EQ(Detokenize(SmallTokenizer(), *ids, false), c["text"].get<std::string>());
+    }
   }
 }
 
