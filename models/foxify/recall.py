@@ -7,6 +7,8 @@ the beginning of its answer, and the answer, whose tokens are marked.
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,13 +219,22 @@ def _gift(d: _Draw) -> Fact:
 TEST_KINDS = (_magic_number, _locker, _meeting, _gift)
 
 
+def _dated(value: Any) -> Any:
+    """A format whose dates are today's, as the server writes them."""
+    if isinstance(value, dict):
+        return {key: _dated(inner) for key, inner in value.items()}
+    if not isinstance(value, str):
+        return value
+    return re.sub(r'\{\{strftime_now\("(.*?)"\)\}\}', lambda m: time.strftime(m[1]), value)
+
+
 class Asking:
     """How a question stands in a text: plain, or as turns of the model's chat format."""
 
     def __init__(self, directory: Path) -> None:
         path = directory / "chat_format.json"
-        self.format: dict[str, Any] | None = json.loads(path.read_text()) if path.is_file() else (
-            None)
+        self.format: dict[str, Any] | None = _dated(json.loads(path.read_text())) if (
+            path.is_file()) else None
 
     def turn(self, role: str, content: str) -> str:
         """One message."""
@@ -233,12 +244,17 @@ class Asking:
     def system(self) -> str:
         """What stands before the first user's message."""
         default = self.format.get("default_system")
-        return self.format["bos"] + (self.turn("system", default) if default else "")
+        return self.format["bos"] + (
+            "" if default is None else self.turn("system", default))
 
     def said(self, ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
         """Which tokens of chats [.., T] the assistant wrote, the end of its turn included."""
-        header = tokenizer.encode(self.format["generation_prompt"])
-        end = tokenizer.encode(self.format["roles"]["assistant"]["suffix"])[0]
+        user, assistant = (self.format["roles"][name] for name in ("user", "assistant"))
+        # Some formats have nothing before an answer but the user's end, or no end but the next
+        # beginning; sentencepiece puts a space before what begins with none.
+        behind = user["suffix"].lstrip() or user["suffix"]
+        header = tokenizer.encode(self.format["generation_prompt"] or behind)
+        end = tokenizer.encode(assistant["suffix"].strip() or user["prefix"].strip())[0]
         places = np.arange(ids.shape[-1])
         begins = np.zeros(ids.shape, bool)  # behind a header
         begins[..., len(header) :] = np.all(

@@ -7,11 +7,12 @@ import json
 import lzma
 import tempfile
 import threading
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
 
-from toy_llama import write_tokenizer  # first: it skips without torch
+from toy_llama import END, START, write_tokenizer  # first: it skips without torch
 
 import chats
 import numpy as np
@@ -53,6 +54,30 @@ class ChatsTest(unittest.TestCase):
         self.addCleanup(self.server.server_close)
         self.addCleanup(self.server.shutdown)
         self.enterContext(mock.patch.object(chats.time, "sleep"))
+
+    def test_what_the_assistant_said_in_other_formats(self) -> None:
+        """Nothing but the user's end before an answer, no end of its own, a date, an empty text
+        from the system; the tokens are bytes."""
+        plain = {"prefix": "", "suffix": ""}
+        tokenizer = TextTokenizer(self.folder)
+        for form, text, said, system in (
+                ({"user": {"prefix": "[I] ", "suffix": " [/I]"},
+                  "assistant": {**plain, "suffix": END}},
+                 f"[I] q [/I]one{END}[I] r [/I]two{END}", f"one{END}two{END}", ""),
+                ({"user": {"prefix": START, "suffix": "\n"}, "assistant": plain},
+                 f"{START}q\none{START}r\ntwo", f"one{START}two", ""),
+                ({"user": plain, "assistant": {**plain, "suffix": END}, "system": {
+                    "prefix": '<{{strftime_now("%Y")}}>', "suffix": "|"}}, "", "",
+                 time.strftime("<%Y>|"))):
+            (self.folder / "chat_format.json").write_text(json.dumps(
+                {"bos": "", "default_system": "" if system else None, "generation_prompt": "",
+                 "roles": form}))
+            asking = Asking(self.folder)
+            self.assertEqual(asking.system(), system)
+            if text:
+                ids = np.asarray(tokenizer.encode(text))
+                found = ids[asking.said(ids, tokenizer)].tolist()
+                self.assertEqual(found, tokenizer.encode(said))
 
     def test_chats_are_written_in_the_order_of_the_prompts(self) -> None:
         prompts = list(chats.make_prompts([self.text], 6, 1))
