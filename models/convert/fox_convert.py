@@ -167,9 +167,9 @@ def _write(args: argparse.Namespace, plan: Plan) -> None:
     out.check_space(args.destination, planned)
     with out.staged(args.destination) as stage:
         report = out.write_tensors(stage, planned, args.max_shard_size)
-        for filename, content in {"config.json": plan.config, **plan.files}.items():
-            out.write_file(stage / filename, content)
         copied = [*plan.files, *out.copy_side_files(args.source, stage)]
+        for filename, content in {"config.json": plan.config, **plan.files}.items():
+            out.add_file(stage / filename, content)
         chat = write_chat_format(stage)
         if args.verify:
             _verify(stage, plan.config, planned)

@@ -152,7 +152,9 @@ def open_gguf(path: Path, wanted: str) -> Plan:
     config = _config(keys, tensors)
     files = tokenizer_files(keys.get, config["vocab_size"])
     wanted = "bf16" if wanted == "keep" else wanted
-    config |= {**files["generation_config.json"], "torch_dtype": TORCH_NAMES[wanted]}
+    ends = files["generation_config.json"]
+    config |= {key: ends[key] for key in ("bos_token_id", "eos_token_id")}
+    config["torch_dtype"] = TORCH_NAMES[wanted]
     planned = _Planner(config, tensors, TARGETS[wanted]).model()
     kinds = sorted({t.tensor_type.name for t in reader.tensors})
     return Plan(f"GGUF, {', '.join(kinds)}", config, planned, files=files)

@@ -6,10 +6,13 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from refusal import Refusal
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # of tokenizer.ggml.token_type
 _IDS = {"bos": "bos", "eos": "eos", "eot": "eot", "unk": "unknown", "pad": "padding"}
+_SAMPLING = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
+             "penalty_repeat": "repetition_penalty"}  # general.sampling.*
 _LLAMA_IDS = {"unk": 0, "bos": 1, "eos": 2}  # llama.cpp's, of a `llama` whose file says none
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -83,8 +86,20 @@ def tokenizer_files(
     files["generation_config.json"] = {
         "bos_token_id": ids["bos"],
         "eos_token_id": list(dict.fromkeys(ends)),
+        **_sampling(get),
     }
     return files
+
+
+def _sampling(get: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """What the model's maker recommends, by the names of the transformers library."""
+    found = {name: get(f"general.sampling.{key}", None) for key, name in _SAMPLING.items()}
+    # The shortest decimal that is the same float32: 0.2, not 0.20000000298023224.
+    return {
+        name: value if isinstance(value, int) else float(str(np.float32(value)))
+        for name, value in found.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
 
 
 def _is_marked(name: str, kinds: list[int]) -> bool:

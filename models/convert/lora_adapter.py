@@ -19,6 +19,7 @@ from source_tensor import SourceTensor
 from tensor_plan import Plan, PlannedTensor
 
 ADAPTER, CONFIG = "adapter.safetensors", "adapter_config.json"
+GENERATION = "generation_config.json"  # of the adapter: joins that of the base
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
@@ -69,5 +70,9 @@ def with_adapter(plan: Plan, directory: Path) -> Plan:
             tensors[base.name] = replace(base, parts=(_Sum(base, a, b),))
         elif not name.endswith(_A):
             tensors[name] = PlannedTensor(name, b.dtype, b.shape, (b,))
+    files, recommended = dict(plan.files), directory / GENERATION
+    if recommended.is_file():
+        files[GENERATION] = {**files.get(GENERATION, {}),
+                             **parse_json(read_text(recommended), GENERATION)}
     return replace(plan, kind=f"{plan.kind}, with an adapter", tensors=list(tensors.values()),
-                   config={**plan.config, **config["config"]})
+                   config={**plan.config, **config["config"]}, files=files)

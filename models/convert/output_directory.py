@@ -147,6 +147,13 @@ def write_file(path: Path, content: dict[str, Any] | bytes) -> None:
         os.fsync(file.fileno())
 
 
+def add_file(path: Path, content: dict[str, Any] | bytes) -> None:
+    """Writes a file; keys of a dictionary replace those of one that is there."""
+    if isinstance(content, dict) and path.exists():
+        content = {**parse_json(path.read_bytes(), path.name), **content}
+    write_file(path, content)
+
+
 def copy_side_files(source: Path, directory: Path) -> list[str]:
     """Copies tokenizer and generation files; returns their names."""
     copied = [name for name in COPIED_FILES if (source / name).is_file()]

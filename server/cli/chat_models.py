@@ -6,6 +6,7 @@ once, and models/convert makes both directories of the GGUF file in it, once for
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
@@ -50,7 +51,9 @@ def _wheel(folder: pathlib.Path, adapter: pathlib.Path) -> pathlib.Path:
 def make_models(folder: pathlib.Path, adapter: pathlib.Path) -> list[pathlib.Path]:
     """Makes what is not there yet: the model that forgets, then its base. Raises ChatModelError."""
     weights = sorted(adapter.glob("adapter*.safetensors")) or [adapter / "adapter.safetensors"]
+    generation = adapter / "generation_config.json"  # what the base's maker recommends
     parts = [adapter / "base.txt", adapter / "adapter_config.json", *weights]
+    parts += [generation] if generation.exists() else []
     for part in parts:
         if not part.is_file():
             raise ChatModelError(f"{part}: missing")
@@ -70,6 +73,10 @@ def make_models(folder: pathlib.Path, adapter: pathlib.Path) -> list[pathlib.Pat
     for model, flags in zip(models, (["--adapter", str(adapter)], [])):
         print(f"==> Converting {model.name}, once", flush=True)
         _run([str(CONVERT), str(source), str(model), "--force", *flags], "the conversion failed")
+        if generation in parts:
+            written = model / generation.name
+            both = {**json.loads(written.read_text()), **json.loads(generation.read_text())}
+            written.write_text(json.dumps(both, indent=2) + "\n")
     source.unlink()
     made.write_text(stamp)
     return models

@@ -10,6 +10,7 @@
 
 #include "fox/v1/inference.grpc.pb.h"
 #include "fox/v1/info.grpc.pb.h"
+#include "nlohmann/json.hpp"
 #include "server/cli/connection.h"
 
 namespace fox::cli {
@@ -26,7 +27,8 @@ struct GenerateFlags {
 };
 
 void Register(bool chat, GenerateFlags* f, FlagSet* set) {
-  set->Group("Sampling (unset: the server's default)");
+  set->Group(chat ? "Sampling (unset: as the model's maker recommends, else 0.7 and 0.9)"
+                  : "Sampling (unset: the server's default)");
   set->Double("temperature", "X", "0 is greedy", 0, 100, &f->temperature);
   set->Double("top-p", "X", "smallest set with that much probability", 0, 1, &f->top_p);
   set->Int("seed", "N", "of the random numbers", 0, INT64_MAX, &f->seed);
@@ -159,6 +161,14 @@ int Talk(const GenerateFlags& flags, const std::shared_ptr<grpc::Channel>& chann
   }
 }
 
+// Whether the model has no generation_config.json that changes how it samples: at temperature 1
+// small chat models babble.
+bool RecommendsNothing(const v1::ModelInfo& model) {
+  const auto known = nlohmann::json::parse(model.default_sampling_params_json(), nullptr, false);
+  return !known.is_object() ||
+         (known.value("temperature", 1.0) == 1 && known.value("top_p", 1.0) == 1);
+}
+
 }  // namespace
 
 int Generate(const std::vector<std::string>& arguments) {
@@ -194,6 +204,10 @@ int Chat(const std::vector<std::string>& arguments) {
     return kExitFailed;
   }
   v1::GenerateRequest request = BuildRequest(flags, set);
+  if (RecommendsNothing(model)) {
+    if (!set.IsSet("temperature")) request.mutable_sampling()->set_temperature(0.7F);
+    if (!set.IsSet("top-p")) request.mutable_sampling()->set_top_p(0.9F);
+  }
   request.mutable_stopping()->set_max_tokens(static_cast<uint32_t>(flags.max_tokens));
   if (set.IsSet("system")) AddTurn("system", system, request.mutable_messages());
   return Talk(flags, channel, &request);

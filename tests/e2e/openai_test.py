@@ -208,6 +208,13 @@ class ChatTest(fox_server.Case):
         self.assertEqual((failed.returncode, failed.stderr.count("\n")), (1, 1), failed.stderr)
         self.assertIn("stopping.stop", failed.stderr)
 
+    def test_the_terminal_is_cooler_where_the_model_recommends_nothing(self) -> None:
+        for flags, sampling in (((), {"temperature": 0.7, "top_p": 0.9}),
+                                (("--temperature", "2"), {"temperature": 2, "top_p": 0.9})):
+            told = self.cli("chat", "--max-tokens", "12", "--seed", "5", *flags, said=PROMPT)
+            wanted = self.chat(PROMPT, seed=5, **sampling).choices[0].message.content
+            self.assertEqual((told.stdout, told.stderr), (wanted + "\n", ""))
+
 
 if __name__ == "__main__":
     fox_server.main("openai")

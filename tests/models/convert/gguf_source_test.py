@@ -227,6 +227,28 @@ class ConversionTest(GgufCase):
                          b"".join(pieces) + trainer + normalizer)
 
 
+    def test_what_the_maker_recommends(self) -> None:
+        sampling = {"temp": 0.2, "top_p": 0.9, "top_k": 40, "penalty_repeat": 1.1, "min_p": 0.05,
+                    "mirostat": 0}
+        keys = self.keys("llama") | {f"general.sampling.{k}": v for k, v in sampling.items()}
+        self.write("llama", keys, self.tensors("llama"))
+        ids = {"bos_token_id": 257, "eos_token_id": [258]}
+        wanted = {"temperature": 0.2, "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.1,
+                  "min_p": 0.05}
+        self.adapter()
+        (self.scratch / "changed" / "generation_config.json").write_text('{"temperature": 0.5}')
+        for options, more in (((), {}),
+                              (("--adapter", self.scratch / "changed"), {"temperature": 0.5})):
+            config, _ = self.convert("--force", *options)
+            written = json.loads((self.dst / "generation_config.json").read_text())
+            self.assertEqual(written, ids | wanted | more)
+            self.assertNotIn("temperature", config)
+        source = self.dst.rename(self.scratch / "source")  # as a checkpoint with the same file
+        self.src = source
+        self.convert("--adapter", self.scratch / "changed")
+        written = json.loads((self.dst / "generation_config.json").read_text())
+        self.assertEqual(written, ids | wanted | {"temperature": 0.5})
+
     def test_what_is_unknown(self) -> None:
         """Today's converter calls `<unk>` CONTROL; without tokenizer_config.json no id is there."""
         keys = {k: v for k, v in self.keys("llama").items() if "ggml" not in k}
