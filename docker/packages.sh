@@ -25,7 +25,8 @@ test_requirements=("${convert_requirements[@]}" "${package_requirements[@]}"
   'openai>=1.60,<4' 'kubernetes-validate>=1.29,<2' 'compose-viz>=0.3.5,<1')
 # What the tests of the night compare with.
 oracle_requirements=('transformers>=5,<6' 'tokenizers>=0.20,<1' 'sentencepiece>=0.2,<1'
-  'mistral-common>=1.9,<2' 'llama-models>=0.3,<1' 'dashscope==2.0.2')
+  'mistral-common>=1.9,<2' 'llama-models>=0.3,<1' 'dashscope==2.0.2' 'gbnf>=0.0.30,<1'
+  'jsonschema>=4.20,<5')
 
 # Prints those of the given package[:command] entries that are not there.
 missing_packages() {

@@ -7,6 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "grammar_impl.h"
+#include "models/grammar/equal_rules.h"
 #include "models/grammar/json_schema_check.h"
 #include "models/grammar/work_meter.h"
 #include "regex_converter.h"
@@ -215,7 +216,7 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Compile(const Gr
   try {
     const WorkMeter meter(kCompileSteps);
     xgrammar::warning.clear();
-    const xgrammar::Grammar parsed = Parse(source);
+    const xgrammar::Grammar parsed = MergeEqualRules(Parse(source));
     if (!xgrammar::warning.empty()) return Invalid(OneLine(xgrammar::warning));
     if (parsed->NumRules() > kMaxRules) {
       return Invalid(absl::StrCat("more than ", kMaxRules, " rules"));

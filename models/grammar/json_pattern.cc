@@ -1,41 +1,114 @@
 // A regular expression, atom by atom. See json_pattern.h.
 #include "models/grammar/json_pattern.h"
 
-#include <bitset>
+#include <algorithm>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "models/tokenizer/utf8.h"
 
 namespace fox {
 namespace {
 
-using Ascii = std::bitset<128>;
+// Code points, in ranges that follow each other.
+using Range = std::pair<int32_t, int32_t>;
+using Set = std::vector<Range>;
 
-Ascii Range(int first, int last) {
-  Ascii set;
-  for (int c = first; c <= last; ++c) set.set(static_cast<size_t>(c));
-  return set;
-}
-const Ascii kDigits = Range('0', '9');
-const Ascii kWord = kDigits | Range('a', 'z') | Range('A', 'Z') | Range('_', '_');
-const Ascii kSpaces = Range('\t', '\r') | Range(' ', ' ');
-const Ascii kEscaped = Range(0, 0x1f) | Range('"', '"') | Range('\\', '\\');  // by JSON
+constexpr int32_t kLast = 0x10ffff;
+const Set kDigits = {{'0', '9'}};
+const Set kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+const Set kSpaces = {{'\t', '\r'}, {' ', ' '}};
+// What one of ECMAScript and Python takes for a space, and `\S` for none.
+const Set kAnySpaces = {{'\t', '\r'},     {0x1c, ' '},      {0x85, 0x85},     {0xa0, 0xa0},
+                        {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f},
+                        {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff}};
+const Set kLineEnds = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
+const Set kEscaped = {{0, 0x1f}, {'"', '"'}, {'\\', '\\'}};  // by JSON
+constexpr char kLetters[] = "\"\"\\\\//b\bf\fn\nr\rt\t";     // of escapes, and what they mean
+constexpr char kHex[] = "[0-9A-Fa-f]";
 
-// A class of characters, others than those of ASCII as they are written.
-std::string Class(const Ascii& set, const std::string& others, bool negated) {
-  const Ascii listed = negated ? set | kEscaped : set & ~kEscaped;
-  if (!negated && listed.none() && others.empty())
-    throw std::runtime_error("pattern: only escapes");
-  if (!negated && listed == Range('^', '^') && others.empty()) return "\\^";
-  std::string out = negated ? "[^" : "[";
-  for (size_t c = 0; c < listed.size(); ++c) {
-    if (listed[c] && c != '^') absl::StrAppendFormat(&out, "\\u{%x}", c);
+Set Others(Set set) {
+  std::sort(set.begin(), set.end());
+  Set out;
+  int32_t next = 0;
+  for (const auto& [first, last] : set) {
+    if (first > next) out.emplace_back(next, first - 1);
+    next = std::max(next, last + 1);
   }
-  absl::StrAppend(&out, others, listed['^'] ? "\\u{5e}" : "");  // not at the start
-  return out + "]";
+  if (next <= kLast) out.emplace_back(next, kLast);
+  return out;
+}
+
+Set Both(const Set& a, const Set& b) {
+  Set out = Others(a);
+  const Set others = Others(b);
+  out.insert(out.end(), others.begin(), others.end());
+  return Others(out);
+}
+
+bool Has(const Set& set, int32_t point) {
+  return std::any_of(set.begin(), set.end(), [point](const Range& range) {
+    return range.first <= point && point <= range.second;
+  });
+}
+
+// The escapes \uXXXX from `first` to `last`, as alternatives.
+void AddNumbers(int32_t first, int32_t last, std::vector<std::string>* ways) {
+  for (int bits = 4; bits < 16; bits += 4) {
+    const int32_t low = (1 << bits) - 1;
+    if ((first & ~low) == (last & ~low)) break;
+    if ((first & low) != 0) {
+      AddNumbers(first, first | low, ways);
+      return AddNumbers((first | low) + 1, last, ways);
+    }
+    if ((last & low) != low) {
+      AddNumbers(first, (last & ~low) - 1, ways);
+      return AddNumbers(last & ~low, last, ways);
+    }
+  }
+  std::string& way = ways->emplace_back("\\\\u");
+  for (int bits = 12; bits >= 0; bits -= 4) {
+    way += '[';
+    for (int32_t digit = first >> bits & 15; digit <= (last >> bits & 15); ++digit) {
+      absl::StrAppendFormat(&way, "%X", digit);
+      if (digit > 9) absl::StrAppendFormat(&way, "%x", digit);
+    }
+    way += ']';
+  }
+}
+
+// One character of a string in JSON, as it is or escaped, as alternatives of a regular expression.
+std::string Characters(const Set& set) {
+  std::vector<std::string> ways;
+  std::string plain;
+  for (const auto& [first, last] : Both(set, Others(kEscaped))) {
+    absl::StrAppendFormat(&plain, "\\u{%x}", first);
+    if (last > first) absl::StrAppendFormat(&plain, "-\\u{%x}", last);
+  }
+  if (!plain.empty()) ways.push_back(absl::StrCat("[", plain, "]"));
+  std::string letters;
+  for (const char* letter = kLetters; *letter != '\0'; letter += 2) {
+    if (letter[1] == '/' && !Has(set, '\\')) continue;  // only where much may be
+    if (Has(set, letter[1])) absl::StrAppendFormat(&letters, "\\u{%x}", letter[0]);
+  }
+  if (!letters.empty()) ways.push_back(absl::StrCat("\\\\[", letters, "]"));
+  // Others may be escaped, too, where much may be: names of letters are not spelled so.
+  const bool is_wide = Both(set, {{0x10000, kLast}}) == Set{{0x10000, kLast}};
+  const Set numbered = is_wide ? Set{{0, 0x1f}, {0x80, 0xd7ff}, {0xe000, 0xffff}} : Set{{0, 0x1f}};
+  for (const auto& [first, last] : Both(set, numbered)) AddNumbers(first, last, &ways);
+  if (is_wide) {
+    const std::string half = absl::StrCat("[Dd][89ABab]", kHex, kHex);
+    ways.push_back(absl::StrCat("\\\\u", half, "\\\\u[Dd][C-Fc-f]", kHex, kHex));
+  }
+  if (ways.empty()) throw std::runtime_error("pattern: an empty class");
+  return ways.size() == 1 && !plain.empty() ? ways[0]
+                                            : absl::StrCat("(", absl::StrJoin(ways, "|"), ")");
 }
 
 class Pattern {
@@ -44,20 +117,30 @@ class Pattern {
 
   std::string InJson() {
     std::string out;
+    bool has_ways = false;
     Take('^');
     while (!AtEnd()) {
-      const char c = Next();
-      if (c == '$' && AtEnd()) break;
-      if (c == '[') {
-        out += ReadClass();
-      } else if (c == '\\') {
-        out += Escape(Next());
+      const char c = regex_[at_];
+      if (c == '$' && at_ + 1 == regex_.size()) break;
+      has_ways |= c == '|';
+      if (absl::StrContains("()|*+?{},", c) ||
+          (absl::ascii_isdigit(static_cast<unsigned char>(c)))) {
+        out += Next();
+      } else if (Take('[')) {
+        out += Characters(ReadClass());
+      } else if (Take('.')) {
+        out += Characters(Others(kLineEnds));
+      } else if (Take('\\')) {
+        out += Characters(Escape());
       } else {
-        out += c == '.' ? Class({}, "", true) : c == '"' ? Escape(c) : std::string(1, c);
+        const int32_t point = NextPoint();
+        const bool is_plain =
+            point < 128 && (absl::ascii_isalpha(static_cast<unsigned char>(point)) ||
+                            absl::StrContains(" _-:@#%&=!<>~`;", static_cast<char>(point)));
+        out += is_plain ? std::string(1, static_cast<char>(point)) : Characters({{point, point}});
       }
     }
-    // Quotes are around all ways.
-    return absl::StrContains(out, '|') ? absl::StrCat("(", out, ")") : out;
+    return has_ways ? absl::StrCat("(", out, ")") : out;  // quotes are around all ways
   }
 
  private:
@@ -67,64 +150,80 @@ class Pattern {
   }
   bool Take(char c) { return !AtEnd() && regex_[at_] == c ? ++at_ > 0 : false; }
 
-  static std::string Escape(char c) {
-    if (c == 's') return Class(Range(' ', ' '), "", false);
-    if (c == 'D') return Class(kDigits, "", true);
-    if (c == 'W') return Class(kWord, "", true);
-    if (c == 'S') return Class(kSpaces, "", true);
-    if (c == '"' || absl::StrContains("ntrf", c)) {
-      return absl::StrCat("(\\\\", std::string(1, c), ")");
-    }
-    if (c == '\\') return "(\\\\\\\\)";
-    return absl::StrCat("\\", std::string(1, c == 'd' || c == 'w' ? c : Plain(c)));
+  int32_t NextPoint() {
+    if (AtEnd()) Next();
+    const Utf8Unit unit = NextUtf8(regex_.data() + at_, regex_.size() - at_);
+    at_ += unit.length;
+    return static_cast<int32_t>(unit.code_point);
   }
 
-  // Of an escape that stands for itself.
-  static char Plain(char c) {
-    if (absl::ascii_isalnum(static_cast<unsigned char>(c)))
-      throw std::runtime_error("pattern: this escape is unknown");
-    return c;
-  }
-
-  std::string ReadClass() {
-    const bool negated = Take('^');
-    Ascii set;
-    std::string others;
-    while (!Take(']')) {
+  int32_t Hex(int digits) {
+    int32_t value = 0;
+    for (int i = 0; i < digits; ++i) {
       const char c = Next();
-      if (static_cast<unsigned char>(c) >= 128) {
-        others += c;
-        if (Take('-')) others += '-';
-        continue;
+      if (!absl::ascii_isxdigit(static_cast<unsigned char>(c))) {
+        throw std::runtime_error("pattern: no hexadecimal digit");
       }
-      if (c != '\\') {
-        AddRange(c, &set);
-        continue;
-      }
-      const char escape = Next();
-      if (escape == 'd') {
-        set |= kDigits;
-      } else if (escape == 'w') {
-        set |= kWord;
-      } else if (escape == 's') {
-        set |= kSpaces;
-      } else if (absl::StrContains("ntrf", escape)) {
-        set |= Range('\n', '\n');  // one of those that JSON escapes
-      } else {
-        if (absl::StrContains("DWS", escape)) throw std::runtime_error("pattern: \\D in a class");
-        AddRange(Plain(escape), &set);
-      }
+      value = 16 * value + (c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10);
     }
-    return Class(set, others, negated);
+    return value;
   }
 
-  void AddRange(char first, Ascii* set) {
-    const bool range = at_ + 1 < regex_.size() && regex_[at_] == '-' && regex_[at_ + 1] != ']';
-    if (range) ++at_;
-    char last = range ? Next() : first;
-    if (range && last == '\\') last = Plain(Next());
-    if (last < first) throw std::runtime_error("pattern: a range beyond ASCII");
-    *set |= Range(first, last);
+  // Of an escape, behind its backslash.
+  Set Escape() {
+    const char c = Next();
+    switch (c) {
+      case 'd':
+        return kDigits;
+      case 'D':
+        return Others(kDigits);
+      case 'w':
+        return kWord;
+      case 'W':
+        return Others(kWord);
+      case 's':
+        return kSpaces;
+      case 'S':
+        return Others(kAnySpaces);
+      default:
+        break;
+    }
+    int32_t point = static_cast<unsigned char>(c);
+    if (c == 'u') {
+      point = Hex(4);
+    } else if (c == 'x') {
+      point = Hex(2);
+    } else if (const size_t at = std::string("tnvfr").find(c); at != std::string::npos) {
+      point = '\t' + static_cast<int32_t>(at);
+    } else if (absl::ascii_isalnum(static_cast<unsigned char>(c)) || point >= 128) {
+      throw std::runtime_error("pattern: this escape is unknown");
+    }
+    return {{point, point}};
+  }
+
+  Set ReadClass() {
+    const bool negated = Take('^');
+    Set set;
+    while (!Take(']')) {
+      const Set item = ReadItem();
+      // A class that contains spaces means fewer than one that lacks them.
+      set.insert(set.end(), item.begin(), item.end());
+      if (negated && item == kSpaces) set.insert(set.end(), kAnySpaces.begin(), kAnySpaces.end());
+      const bool is_range = at_ + 1 < regex_.size() && regex_[at_] == '-' && regex_[at_ + 1] != ']';
+      if (!is_range) continue;
+      ++at_;
+      const Set last = ReadItem();
+      const bool is_one = item.size() == 1 && item[0].first == item[0].second && last.size() == 1 &&
+                          last[0].first == last[0].second && last[0].first >= item[0].first;
+      if (!is_one) throw std::runtime_error("pattern: a range from a class, or backwards");
+      set.emplace_back(item[0].first, last[0].first);
+    }
+    return negated ? Others(set) : Others(Others(set));
+  }
+  Set ReadItem() {
+    if (Take('\\')) return Escape();
+    const int32_t point = NextPoint();
+    return {{point, point}};
   }
 
   const std::string& regex_;
@@ -153,13 +252,12 @@ std::string Digits(const std::string& first, const std::string& last) {
   return out + ")";
 }
 
+constexpr size_t kMostDigits = 16;  // of a number without a bound
+
 // Of a magnitude; `last` 0 with `open`: no bound.
 std::string Magnitudes(uint64_t first, uint64_t last, bool open) {
   std::string low = absl::StrCat(first), high = absl::StrCat(last), out = "(";
-  if (open) {
-    absl::StrAppend(&out, "[1-9][0-9]{", low.size(), ",}|");
-    high = std::string(low.size(), '9');
-  }
+  if (open) high = std::string(std::max(low.size(), kMostDigits), '9');
   for (; low.size() < high.size(); low = absl::StrCat("1", std::string(low.size(), '0'))) {
     absl::StrAppend(&out, Digits(low, std::string(low.size(), '9')), "|");
   }
@@ -184,6 +282,20 @@ std::string IntegerPattern(std::optional<int64_t> first, std::optional<int64_t> 
                     Magnitudes(least, Magnitude(last.value_or(0)), !last));
   }
   return absl::StrCat("(", out, ")");
+}
+
+std::string JsonCharacter() {
+  const std::string h = "[0-9A-Fa-f] ";
+  return absl::StrCat(R"(([^\"\\\0-\x1f] | "\\" ["\\/bfnrt] | "\\u" [0-9A-CE-Fa-ce-f] )", h, h, h,
+                      R"(| "\\u" [Dd] [0-7] )", h, h, R"(| "\\u" [Dd] [89ABab] )", h, h,
+                      R"("\\u" [Dd] [C-Fc-f] )", h, h, ")");
+}
+
+std::string JsonInteger() { return R"(("0" | "-"? [1-9] [0-9]{0,15}))"; }
+
+std::string JsonNumber() {
+  return R"("-"? ("0" | [1-9] [0-9]{0,15}) ("." [0-9]{1,16})? ([eE] ([+-]? [0-9]{1,2} |)"
+         R"( "-" [1-9] [0-9]{2} | "+"? "1" [0-9]{2} | "+"? "2" [0-8] [0-9]))?)";
 }
 
 std::string PatternInJson(const std::string& regex) { return Pattern(regex).InJson(); }

@@ -12,12 +12,14 @@ if(NOT source)
 endif()
 
 file(GLOB sources ${source}/cpp/*.cc ${source}/cpp/support/recursion_guard.cc)
-add_library(fox_xgrammar STATIC ${sources})
+add_library(fox_xgrammar STATIC ${sources} character_walk.cc)
+target_include_directories(fox_xgrammar PRIVATE ${PROJECT_SOURCE_DIR})
 target_include_directories(fox_xgrammar SYSTEM PUBLIC
   ${source}/include ${source}/cpp ${source}/3rdparty/picojson ${source}/3rdparty/dlpack/include)
 target_compile_definitions(fox_xgrammar PUBLIC
   XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_ENABLE_INTERNAL_CHECK=0 XGRAMMAR_LOG_CUSTOMIZE=1)
 target_compile_options(fox_xgrammar
   PRIVATE -w "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/json_pattern.h"
+          "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/utf8_ranges.h"
   PUBLIC "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/work_meter.h")
 set_target_properties(fox_xgrammar PROPERTIES CXX_CLANG_TIDY "" UNITY_BUILD OFF)

@@ -376,7 +376,6 @@ TEST(GrammarTest, RefusesWhatMeansHarm) {
       {{Kind::kRegex, Times(20000, "(") + "a" + Times(20000, ")")}, "too large"},
       {{Kind::kRegex, "(?=a)b"}, "Lookahead"},
       {{Kind::kRegex, "a\\1"}, "Backreference"},
-      {{Kind::kRegex, "[à-ü]"}, "ASCII"},
       {{Kind::kRegex, std::string("a\0b", 3)}, "NUL"},
       {{Kind::kRegex, Times(kMaxGrammarBytes + 1, "a")}, "bytes"},
       {{Kind::kGrammar, "root ::= nothing"}, ""},
@@ -464,7 +463,7 @@ TEST(GrammarTest, BoundsWhatItCompilesAndFollows) {
     EXPECT_TRUE(absl::IsInvalidArgument(matcher.status())) << matcher.status();
     ++ended;
   }
-  EXPECT_GE(refused, 3);
+  EXPECT_GE(refused, 2);
   EXPECT_GE(ended, 3);
 }
 

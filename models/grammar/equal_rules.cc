@@ -1,0 +1,94 @@
+// Each rule is written with the rules that it needs by their numbers, those first; what is written
+// alike is one. See equal_rules.h.
+#include "models/grammar/equal_rules.h"
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "grammar_functor.h"
+#include "models/grammar/character_walk.h"
+#include "models/grammar/work_meter.h"
+
+namespace fox {
+namespace {
+
+class Merger : public xgrammar::GrammarMutator {
+ public:
+  xgrammar::Grammar Apply(const xgrammar::Grammar& grammar) override {
+    grammar_ = grammar;
+    kept_.assign(static_cast<size_t>(grammar->NumRules()), kUnseen);
+    for (int32_t rule = 0; rule < grammar->NumRules(); ++rule) Keep(rule);
+    return xgrammar::GrammarMutator::Apply(grammar);
+  }
+
+  int32_t VisitRuleRef(const GrammarExpr& expr) override {
+    return builder_->AddRuleRef(kept_[static_cast<size_t>(expr[0])]);
+  }
+  int32_t VisitRepeat(const GrammarExpr& expr) override {
+    return builder_->AddRepeat(kept_[static_cast<size_t>(expr[0])], expr[1], expr[2]);
+  }
+  int32_t VisitTagDispatch(const GrammarExpr& expr) override {
+    auto dispatch = base_grammar_->GetTagDispatch(expr);
+    for (auto& [tag, rule] : dispatch.tag_rule_pairs) rule = kept_[static_cast<size_t>(rule)];
+    return builder_->AddTagDispatch(dispatch);
+  }
+
+ private:
+  static constexpr int32_t kUnseen = -1, kOpen = -2, kItself = -3;
+
+  // The rule that stands for `rule`. Rules in a circle of several stand for themselves.
+  int32_t Keep(int32_t rule) {
+    int32_t& kept = kept_[static_cast<size_t>(rule)];
+    if (kept != kUnseen) return kept;
+    kept = kOpen;
+    const auto& old = grammar_->GetRule(rule);
+    std::vector<int32_t> text;
+    // What the mask compiler reads of a name (grammar_parser.patch) is a part of the rule.
+    text.push_back(static_cast<int32_t>(NumberInName(old.name)));
+    text.push_back(old.name.find("#rest") != old.name.npos ? 1 : 0);
+    bool is_alone = !Write(old.body_expr_id, rule, &text);
+    text.push_back(old.lookahead_assertion_id);
+    if (old.lookahead_assertion_id >= 0) {
+      text.back() = 0;
+      is_alone |= !Write(old.lookahead_assertion_id, rule, &text);
+    }
+    const bool is_root = rule == grammar_->GetRootRuleId();
+    return kept_[static_cast<size_t>(rule)] =
+               is_alone || is_root ? rule : first_.try_emplace(std::move(text), rule).first->second;
+  }
+
+  // False: it needs a rule that is not written yet.
+  bool Write(int32_t id, int32_t rule, std::vector<int32_t>* text) {
+    const auto expr = grammar_->GetGrammarExpr(id);
+    SpendWork(4 + expr.size());
+    const auto type = static_cast<int32_t>(expr.type);
+    text->insert(text->end(), {type, expr.size()});
+    if (expr.type == GrammarExprType::kSequence || expr.type == GrammarExprType::kChoices) {
+      bool all = true;
+      for (const int32_t part : expr) all &= Write(part, rule, text);
+      return all;
+    }
+    if (expr.type == GrammarExprType::kTagDispatch) return false;
+    text->insert(text->end(), expr.begin(), expr.end());
+    if (expr.type != GrammarExprType::kRuleRef && expr.type != GrammarExprType::kRepeat)
+      return true;
+    int32_t& needed = (*text)[text->size() - static_cast<size_t>(expr.size())];
+    if (needed == rule) return needed = kItself, true;
+    const int32_t kept = Keep(needed);
+    (*text)[text->size() - static_cast<size_t>(expr.size())] = kept;
+    return kept != kOpen;
+  }
+
+  xgrammar::Grammar grammar_{xgrammar::NullObj{}};
+  std::vector<int32_t> kept_;
+  std::map<std::vector<int32_t>, int32_t> first_;
+};
+
+}  // namespace
+
+xgrammar::Grammar MergeEqualRules(const xgrammar::Grammar& grammar) {
+  return xgrammar::DeadCodeEliminator::Apply(Merger().Apply(grammar));
+}
+
+}  // namespace fox

@@ -1,0 +1,152 @@
+"""Grammars against programs of others: random answers for vocabularies of Llama 3, Qwen and
+Mistral, validated by jsonschema and Python's json; grammars in GBNF of others. Skipped, and said
+so, where a package is missing.
+
+    grammar_oracle_test.py WALKER [--schemas 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import base64
+import importlib.util
+import json
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import mcp_tools
+from make_json_strings import is_valid
+
+SKIPPED = 77  # ctest's SKIP_RETURN_CODE
+MOST_STEPS = 500_000  # of a token: kMaskSteps of grammar.cc
+
+
+def package(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        print(f"SKIPPED: {sys.executable} lacks {name}, which ./run test all installs")
+        sys.exit(SKIPPED)
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def tiktoken(path: Path) -> list[bytes]:
+    ranks = dict(line.split() for line in path.read_bytes().splitlines() if line.strip())
+    by_id = {int(rank): base64.b64decode(token) for token, rank in ranks.items()}
+    return [by_id.get(i, b"") for i in range(max(by_id) + 1)]
+
+
+def vocabularies() -> dict[str, list[bytes]]:
+    tekken = json.loads((package("mistral_common") / "data" / "tekken_240911.json").read_bytes())
+    return {"llama3": tiktoken(package("llama_models") / "llama3" / "tokenizer.model"),
+            "qwen": tiktoken(package("dashscope") / "resources" / "qwen.tiktoken"),
+            "tekken": [base64.b64decode(row["token_bytes"]) for row in tekken["vocab"][:130072]],
+            "bytes": [bytes([byte]) for byte in range(1, 256)]}
+
+
+class Walker:
+    """The program grammar_walker, for one vocabulary."""
+
+    def __init__(self, program: str, tokens: list[bytes], folder: Path) -> None:
+        path = folder / "tokens"
+        tokens = [b"", *(b"" if b"\0" in token else token for token in tokens)]
+        path.write_bytes(b"".join(struct.pack("<I", len(token)) + token for token in tokens))
+        self.process = subprocess.Popen([program, str(path)], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True, encoding="utf-8")
+
+    def ask(self, kind: str, source: str, walks: int, steps: int = 200) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        ask = {"kind": kind, "source": source, "walks": walks, "steps": steps}
+        self.process.stdin.write(json.dumps(ask) + "\n")
+        self.process.stdin.flush()
+        said: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return said
+
+
+def random_schema(chance: random.Random) -> dict[str, Any]:
+    """Of a string or a number, or an array of them."""
+    kind = chance.randrange(6)
+    if kind == 0:
+        return {"type": chance.choice(["integer", "number"])}
+    if kind == 1:
+        return {"type": "array", "items": random_schema(chance), "maxItems": 3}
+    if kind == 2:
+        patterns = ["^[a-z]{1,4}$", r"^\S{1,30}$", "^.{0,40}$", '^[^"]+$', r"^\w+\s\w+$", r"^\\d$",
+                    "^[\u00e0-\u00fc]{2,}$", r"^[\s\S]{3,9}$", r"^(\n|\t|\")+$", "^(ab|[c-e])*$"]
+        return {"type": "string", "pattern": chance.choice(patterns)}
+    least = chance.choice([0, 0, 1, 3, 15, 16, 17, 40])
+    most = least + chance.choice([0, 1, 5, 16, 17, 33, 130, 400])
+    words = {"minLength": least, "maxLength": most}
+    return {"type": "string", **{w: v for w, v in words.items() if chance.random() < 0.7}}
+
+
+def check_schema(walker: Walker, schema: dict[str, Any], walks: int) -> tuple[str, dict[str, Any]]:
+    """What is wrong, and what the walker said."""
+    said = walker.ask("schema", json.dumps(schema), walks)
+    if "error" in said:
+        return f"refused: {said['error']}", said
+    if said["stopped"]:
+        return f"stopped: {said['stopped']}", said
+    for text in said["texts"]:
+        if not is_valid(schema, text.encode("latin-1")):
+            return f"gave {text!r}", said
+    return "", said
+
+
+def check_grammar_files(walker: Walker) -> list[str]:
+    """Grammars that the package gbnf is tested with, llama.cpp's own among them."""
+    text = (package("gbnf") / "rules_builder" / "rules_builder_test.py").read_text(encoding="utf-8")
+    grammars = {node.value for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+                and "::=" in node.value}
+    malformed = {'root ::= "f"{3,2}', 'root ::= "'}
+    failed = [f"only {len(grammars)} grammars found"] if len(grammars) < 30 else []
+    for grammar in sorted(grammars):
+        said = walker.ask("grammar", grammar, walks=3)
+        if ("error" in said) != (grammar in malformed):
+            failed.append(f"{grammar[:60]!r}: {said.get('error', 'is taken')}")
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("walker")
+    parser.add_argument("--schemas", type=int, default=60, help="random ones, of each vocabulary")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    chance = random.Random(options.seed)
+    package("jsonschema")
+    failed = []
+    for name, tokens in vocabularies().items():
+        with tempfile.TemporaryDirectory() as folder:
+            walker = Walker(options.walker, tokens, Path(folder))
+            for server, tools in mcp_tools.SERVERS.items():
+                schema = mcp_tools.call_schema(tools)
+                wrong, said = check_schema(walker, schema, walks=10)
+                if said.get("worst_steps", 0) > MOST_STEPS or wrong:
+                    failed.append(f"{name}, {server}: {wrong} {said.get('worst_steps')}")
+                print(f"{name}: {server}, {len(tools)} tools, {len(json.dumps(schema))} bytes: "
+                      f"{said.get('seconds', 0):.2f} s, {said.get('bytes', 0)} bytes compiled, at "
+                      f"most {said.get('worst_steps', 0)} steps a token, "
+                      f"{len(said.get('texts', []))} answers ended", flush=True)
+            ended = 0
+            for _ in range(options.schemas * (5 if name == "bytes" else 1)):
+                schema = random_schema(chance)
+                wrong, said = check_schema(walker, schema, walks=20)
+                ended += len(said.get("texts", []))
+                if wrong:
+                    failed.append(f"{name}: {json.dumps(schema)} {wrong}")
+            print(f"{name}: {ended} answers of random schemas validated", flush=True)
+            if name == "bytes":
+                failed += check_grammar_files(walker)
+    print("\n".join(failed))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+// Strings and numbers of JSON as grammars write them: json_strings.json says what jsonschema and
+// Python's json take for values (make_json_strings.py).
+#include "models/grammar/json_pattern.h"
+
+#include <fstream>
+
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/models/grammar/byte_grammar.h"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+using Kind = GrammarSource::Kind;
+
+std::string Written(const Json& text, int count) {
+  std::string unit;
+  if (text.is_string()) {
+    unit = text.get<std::string>();
+  } else {
+    for (const int byte : text) unit += static_cast<char>(byte);
+  }
+  if (count == 0) return unit;
+  std::string all = "\"";
+  for (int i = 0; i < count; ++i) all += unit;
+  return all + "\"";
+}
+
+TEST(JsonPatternTest, TextsAreValuesWhereJsonschemaSaysSo) {
+  std::ifstream file(FOX_SOURCE_DIR "/tests/models/grammar/json_strings.json");
+  const Json rows = Json::parse(file);
+  int valid = 0, others = 0;
+  for (const Json& row : rows) {
+    const auto grammar = ByteCompiler().Compile({Kind::kJsonSchema, row[0].get<std::string>()});
+    ASSERT_TRUE(grammar.ok()) << row[0] << grammar.status();
+    for (const Json& said : row[1]) {
+      SCOPED_TRACE(row[0].get<std::string>() + said.dump());
+      EXPECT_EQ(Accepts(*grammar, Written(said[0], said[1])), said[2].get<bool>());
+      ++(said[2].get<bool>() ? valid : others);
+    }
+  }
+  EXPECT_GT(valid, 400);
+  EXPECT_GT(others, 400);
+}
+
+// A small model writes digits up to the limit of an answer, and most clients cannot read them.
+TEST(JsonPatternTest, NumbersEnd) {
+  const auto number = *ByteCompiler().Compile({Kind::kJsonSchema, R"({"type": "number"})"});
+  const auto integer = *ByteCompiler().Compile({Kind::kJsonSchema, R"({"type": "integer"})"});
+  const auto above =
+      *ByteCompiler().Compile({Kind::kJsonSchema, R"({"type": "integer", "minimum": 5})"});
+  const std::string digits(16, '9');
+  for (const auto& grammar : {number, integer, above}) {
+    EXPECT_TRUE(Accepts(grammar, digits));
+    EXPECT_FALSE(Accepts(grammar, digits + "9"));
+  }
+  EXPECT_TRUE(Accepts(number, digits + "." + digits + "e289"));
+  EXPECT_FALSE(Accepts(number, digits + "." + digits + "9"));
+  EXPECT_FALSE(Accepts(number, "1e290") || Accepts(number, "1e1000") || Accepts(number, "1e0001"));
+}
+
+TEST(JsonPatternTest, UnknownPatternsAreRefused) {
+  for (const char* pattern :
+       {R"(\\p{L})", R"(a\\b)", R"(\\1)", "[z-a]", "[a", R"(\\u00)", "(?=a)b"}) {
+    const std::string schema = std::string(R"({"type": "string", "pattern": ")") + pattern + "\"}";
+    EXPECT_FALSE(ByteCompiler().Compile({Kind::kJsonSchema, schema}).ok()) << pattern;
+  }
+}
+
+}  // namespace
+}  // namespace fox
