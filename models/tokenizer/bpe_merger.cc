@@ -1,5 +1,6 @@
 // Two ways to the same result: short pre-tokens rescan an array of ranks, long ones keep a linked
-// list and, for each rank, the positions where it applies. See bpe_merger.h.
+// list, a heap of ranks and, for each rank, a heap of the positions where it applies. See
+// bpe_merger.h.
 #include "models/tokenizer/bpe_merger.h"
 
 #include <algorithm>
@@ -63,6 +64,7 @@ void BpeMerger::Push(int32_t position, int32_t rank, Workspace* workspace) const
     std::push_heap(workspace->heap_.begin(), workspace->heap_.end(), std::greater<>());
   }
   bucket.push_back(position);
+  std::push_heap(bucket.begin(), bucket.end(), std::greater<>());
 }
 
 void BpeMerger::JoinAt(int32_t position, std::vector<int32_t>* symbols,
@@ -97,23 +99,17 @@ void BpeMerger::MergeLong(std::vector<int32_t>* symbols, Workspace* workspace) c
     if (i + 1 < size) Push(i, RankOf(ids[at], ids[at + 1]), workspace);
   }
   while (!w.heap_.empty()) {
-    std::pop_heap(w.heap_.begin(), w.heap_.end(), std::greater<>());
-    const int32_t rank = w.heap_.back();
-    w.heap_.pop_back();
-    w.work_.clear();
-    w.work_.swap(w.bucket_[static_cast<size_t>(rank)]);
-    std::sort(w.work_.begin(), w.work_.end());
-    for (size_t i = 0; i < w.work_.size(); ++i) {
-      const int32_t position = w.work_[i];
-      if (w.rank_[static_cast<size_t>(position)] != rank) continue;  // outdated
-      JoinAt(position, symbols, workspace);
-      // A merge may enable a lower rank only in tables that no training produces; it comes first.
-      if (!w.heap_.empty() && w.heap_.front() < rank) {
-        for (++i; i < w.work_.size(); ++i) {
-          if (w.rank_[static_cast<size_t>(w.work_[i])] == rank) Push(w.work_[i], rank, workspace);
-        }
-      }
+    const int32_t rank = w.heap_.front();
+    std::vector<int32_t>& bucket = w.bucket_[static_cast<size_t>(rank)];
+    std::pop_heap(bucket.begin(), bucket.end(), std::greater<>());
+    const int32_t position = bucket.back();
+    bucket.pop_back();
+    if (bucket.empty()) {
+      std::pop_heap(w.heap_.begin(), w.heap_.end(), std::greater<>());
+      w.heap_.pop_back();
     }
+    const bool outdated = w.rank_[static_cast<size_t>(position)] != rank;
+    if (!outdated) JoinAt(position, symbols, workspace);
   }
   std::erase(ids, kNone);
 }

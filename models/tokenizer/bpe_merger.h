@@ -29,8 +29,7 @@ class BpeMerger {
     std::vector<int32_t> previous_, next_;      // neighbours of a position, kNone at the ends
     std::vector<int32_t> rank_;                 // of the pair that starts at a position
     std::vector<std::vector<int32_t>> bucket_;  // by rank: positions of pairs, some outdated
-    std::vector<int32_t> work_;                 // the bucket in progress
-    std::vector<int32_t> heap_;                 // ranks whose bucket is not empty, lowest first
+    std::vector<int32_t> heap_;                 // ranks whose bucket is not empty
   };
 
   // Merges `symbols` in place until no rule applies.

@@ -161,7 +161,7 @@ class ServerCore {
   // Last, so that their tasks end before the rest goes.
   DeliveryPool delivery_;
   AdmissionPool admission_{1};
-  AdmissionPool tokenizing_{0};
+  AdmissionPool tokenizing_{1};
   AdmissionPool grammars_{0};
 };
 

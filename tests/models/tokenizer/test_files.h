@@ -68,6 +68,30 @@ inline std::unique_ptr<Tokenizer> LoadFallback(size_t row) {
   return LoadWith("fallback_tokenizer.json", steps[0], steps[1]);
 }
 
+// Runs of up to 16 spaces are tokens, the longest of the lowest rank, as in Llama 2 and Mistral.
+inline std::unique_ptr<Tokenizer> LoadLongestFirst() {
+  auto json = nlohmann::json::parse(
+      RepositoryFile("tests/models/tokenizer/fallback_tokenizer.json"));
+  const auto run = [](int length) {
+    std::string text;
+    for (int i = 0; i < length; ++i) text += "\u2581";
+    return text;
+  };
+  nlohmann::json& vocab = json["model"]["vocab"];
+  nlohmann::json merges = nlohmann::json::array();
+  for (int length = 16; length > 1; --length) {
+    if (!vocab.contains(run(length))) vocab[run(length)] = vocab.size();
+    for (int left = 1; left < length; ++left) merges.push_back({run(left), run(length - left)});
+  }
+  for (const auto& merge : json["model"]["merges"]) merges.push_back(merge);
+  json["model"]["merges"] = merges;
+  json["normalizer"] = {
+      {"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}};
+  TemporaryDir dir;
+  dir.Write("tokenizer.json", json.dump());
+  return MustLoad(dir.path(), 2000);
+}
+
 inline std::unique_ptr<Tokenizer> LoadDemo() {
   TemporaryDir dir;
   dir.Write("tokenizer.model", RepositoryFile("models/demo/tokenizer.model"));

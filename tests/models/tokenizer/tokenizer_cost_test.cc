@@ -59,6 +59,8 @@ std::vector<Content> Contents() {
           {"combining", repeat("\xCC\x81")},
           {"marks", repeat("\xCC\x81\xCC\x96")},
           {"double marks", repeat("\xE0\xBD\xB3")},
+          {"letter, spaces", [](size_t bytes) { return "x" + std::string(bytes, ' '); }},
+          {"words and spaces", repeat("a               bc       ")},
           {"spaces, a letter", [](size_t bytes) { return std::string(bytes, ' ') + "x"; }},
           {"nul", [](size_t bytes) { return std::string(bytes, '\0'); }},
           {"random words", [](size_t bytes) { return RandomLetters(bytes, 26, 12); }, true},
@@ -138,6 +140,7 @@ TEST(TokenizerTimeTest, LongCrawl64) { ExpectLinear(*LoadLongCrawl64()); }
 TEST(TokenizerTimeTest, TokenizerJson) { ExpectLinear(*LoadSmall()); }
 TEST(TokenizerTimeTest, Llama3) { ExpectLinear(*LoadLlama3()); }
 TEST(TokenizerTimeTest, Fallback) { ExpectLinear(*LoadFallback(0)); }
+TEST(TokenizerTimeTest, LongestFirst) { ExpectLinear(*LoadLongestFirst()); }
 TEST(TokenizerTimeTest, SentencePiece) { ExpectLinear(*LoadDemo()); }
 
 }  // namespace
