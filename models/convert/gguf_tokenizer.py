@@ -20,6 +20,29 @@ _WORDS = (
 )
 
 
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[UPPER]*[LOWER]+|[^\r\n\p{L}\p{N}]?[UPPER]+[LOWER]*|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+).replace("UPPER", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}").replace("LOWER", r"\p{Ll}\p{Lm}\p{Lo}\p{M}")
+# Of DeepSeek: the letters with upper and lower case that it counts as words, signs, Asian letters.
+_LETTERS = (
+    "A-Za-z\xb5\xc0-\xd6\xd8-\xf6\xf8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-"
+    "\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5"
+    "\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-"
+    "\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20"
+    "-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc"
+    "\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6"
+    "-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-"
+    "\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-"
+    "\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-"
+    "\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-"
+    "\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-"
+    "\U000118df\U0001e900-\U0001e943"
+)
+_SIGNS = "!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002"
+_CJK = "\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff"
+
+
 def _byte_level(use_regex: bool) -> dict[str, Any]:
     return {
         "type": "ByteLevel",
@@ -29,10 +52,11 @@ def _byte_level(use_regex: bool) -> dict[str, Any]:
     }
 
 
-def _split(digits: str) -> list[dict[str, Any]]:
-    pattern = {"Regex": _WORDS.replace("DIGITS", digits)}
-    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
-    return [split, _byte_level(use_regex=False)]
+def _split(*patterns: str) -> list[dict[str, Any]]:
+    """Cuts by each pattern what the ones before it left."""
+    splits = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
+               "invert": False} for pattern in patterns]
+    return [*splits, _byte_level(use_regex=False)]
 
 
 # tokenizer.ggml.pre -> the steps before merging. Files without it are of GPT-2's time.
@@ -41,9 +65,16 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": _GPT2,
     "default": _GPT2,
     "smollm": [{"type": "Digits", "individual_digits": True}, *_GPT2],
-    "llama-bpe": _split("{1,3}"),
-    "qwen2": _split(""),
+    "llama-bpe": _split(_WORDS.replace("DIGITS", "{1,3}")),
+    "qwen2": _split(_WORDS.replace("DIGITS", "")),
+    "deepseek-r1-qwen": _split(_WORDS.replace("DIGITS", "")),
+    "deepseek-llm": _split(r"[\r\n]", rf"\s?[{_LETTERS}]+", rf"\s?[{_SIGNS}]+", r"\s+$",
+                           f"[{_CJK}]+", r"\p{N}+"),
+    "deepseek-coder": _split(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", f"[{_CJK}]+", r"\p{N}"),
+    "tekken": _split(_TEKKEN),
 }
+# Of these, a piece that is a token as a whole is not merged, and bos stands in front by default.
+_WHOLE = ("llama-bpe", "tekken")
 
 
 def tokenizer_files(
@@ -59,10 +90,10 @@ def tokenizer_files(
     ids = {}
     for name, key in _IDS.items():
         ids[name] = get(f"tokenizer.ggml.{key}_token_id", None)
+        if ids[name] not in range(len(tokens)):  # none, as to llama.cpp; -1 in some files
+            ids[name] = None
         if ids[name] is None and model == "llama" and _is_marked(name, kinds):
             ids[name] = _LLAMA_IDS[name]
-        if ids[name] is not None and ids[name] not in range(len(tokens)):
-            raise Refusal(f"key tokenizer.ggml.{key}_token_id: {ids[name]} is no token")
     if model == "llama":  # whose words of users are written as pieces
         tokens = [t.replace("\u2581", " ") if kind == _USER_DEFINED else t
                   for t, kind in zip(tokens, kinds)]
@@ -77,7 +108,7 @@ def tokenizer_files(
     template = get("tokenizer.chat_template", "")
     files["tokenizer_config.json"] = {
         "tokenizer_class": "PreTrainedTokenizerFast" if model == "gpt2" else "LlamaTokenizer",
-        "add_bos_token": get("tokenizer.ggml.add_bos_token", model == "llama"),
+        "add_bos_token": _adds_bos(get),
         **named,
         **({"chat_template": template} if template else {}),
         **({"added_tokens_decoder": _added(tokens, kinds)} if model == "llama" else {}),
@@ -100,6 +131,12 @@ def _sampling(get: Callable[[str, Any], Any]) -> dict[str, Any]:
         for name, value in found.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
+
+
+def _adds_bos(get: Callable[[str, Any], Any]) -> bool:
+    by_default = get("tokenizer.ggml.model", "") == "llama" or get(
+        "tokenizer.ggml.pre", "gpt-2") in _WHOLE
+    return bool(get("tokenizer.ggml.add_bos_token", by_default))
 
 
 def _is_marked(name: str, kinds: list[int]) -> bool:
@@ -135,7 +172,7 @@ def _bpe(
         if kind in (_CONTROL, _USER_DEFINED)
     ]
     after = _byte_level(use_regex=True)
-    if bos is not None and get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
+    if bos is not None and _adds_bos(get):
         name = tokens[bos]
         first, text = {"SpecialToken": {"id": name, "type_id": 0}}, {"id": "A", "type_id": 0}
         second = {"Sequence": {"id": "B", "type_id": 1}}
@@ -149,7 +186,7 @@ def _bpe(
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
+        "normalizer": {"type": "NFC"} if steps == PRE_TOKENIZERS["qwen2"] else None,
         "pre_tokenizer": steps[0] if len(steps) == 1 else {"type": "Sequence",
                                                            "pretokenizers": steps},
         "post_processor": after,
@@ -162,7 +199,7 @@ def _bpe(
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": pre == "llama-bpe",
+            "ignore_merges": pre in _WHOLE,
             "vocab": {token: i for i, token in enumerate(tokens)},
             "merges": get("tokenizer.ggml.merges", []),
         },

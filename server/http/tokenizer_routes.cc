@@ -51,9 +51,10 @@ Answered AnswerTokenize(JsonFields& fields, const ConversionContext& context) {
 
 Answered AnswerDetokenize(JsonFields& fields, const ConversionContext& context) {
   const std::vector<uint32_t> tokens = fields.Ids("tokens");
+  const bool skip_special = fields.Bool("skip_special_tokens").value_or(true);
   if (!fields.status().ok()) return fields.status();
   const absl::StatusOr<std::string> text =
-      DetokenizeIds({tokens.begin(), tokens.end()}, /*skip_special=*/true, "tokens", context);
+      DetokenizeIds({tokens.begin(), tokens.end()}, skip_special, "tokens", context);
   if (!text.ok()) return text.status();
   return absl::StrCat("{\"prompt\":", JsonString(*text), "}");
 }

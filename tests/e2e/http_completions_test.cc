@@ -287,6 +287,10 @@ TEST_F(HttpCompletionsTest, WhatElseIsServed) {
   EXPECT_EQ(tokens["count"], 3);
   EXPECT_EQ(client_.Post("/detokenize", {{"tokens", tokens["tokens"]}}).Json()["prompt"], "hi");
   EXPECT_EQ(client_.Post("/detokenize", {{"tokens", {-1}}}).ErrorField(), "tokens");
+  Json special = {{"tokens", {CharacterTokenizer::kEos}}};
+  EXPECT_EQ(client_.Post("/detokenize", special).Json()["prompt"], "");
+  special["skip_special_tokens"] = false;
+  EXPECT_EQ(client_.Post("/detokenize", special).Json()["prompt"], "</s>");
   // The name of a special token alone is that token, so that clients learn its id.
   const Json eos = {{"prompt", "</s>"}, {"add_special_tokens", false}};
   EXPECT_EQ(client_.Get("/tokenizer_info").Json()["eos_token"], "</s>");

@@ -174,16 +174,22 @@ def split(word: bytes, rank_of: dict[bytes, int]) -> list[bytes]:
     return parts
 
 
+def spelling(rank_of: dict[bytes, int]) -> tuple[dict[bytes, str], list[str]]:
+    """Words in GPT-2's alphabet of bytes, and the merges that lead to them."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = bytes_to_unicode()
+    spelt = {word: "".join(letters[byte] for byte in word) for word in rank_of}
+    parts = [split(word, rank_of) for word in rank_of if len(word) > 1]
+    return spelt, [" ".join(spelt[part] for part in two) for two in parts]
+
+
 def qwen(folder: Path) -> None:
     """vocab.json and merges.txt, of the class that tokenizer_config.json names."""
     import transformers
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     rank_of = ranks(package("dashscope") / "resources" / "qwen.tiktoken")
-    letters = bytes_to_unicode()
-    spelt = {word: "".join(letters[byte] for byte in word) for word in rank_of}
-    merges = [" ".join(spelt[part] for part in split(word, rank_of))
-              for word in rank_of if len(word) > 1]
+    spelt, merges = spelling(rank_of)
     write(folder, vocab={spelt[word]: rank for word, rank in rank_of.items()})
     (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
     write(folder, config={"model_type": "qwen2"}, tokenizer_config={
@@ -213,12 +219,38 @@ def llama3(folder: Path) -> None:
     compare_saved("llama 3", folder, None)
 
 
+def tekken(folder: Path) -> None:
+    """A GGUF file's keys as the converter turns them into a tokenizer.json, of Mistral's words."""
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+    sys.path.append(str(Path(__file__).resolve().parents[3] / "models" / "convert"))
+    from gguf_tokenizer import tokenizer_files
+
+    path = package("mistral_common") / "data" / "tekken_240911.json"
+    reference, content = Tekkenizer.from_file(str(path)), json.loads(path.read_text())
+    control = content["config"]["default_num_special_tokens"]
+    size = content["config"]["default_vocab_size"]
+    words = content["vocab"][: size - control]
+    rank_of = {base64.b64decode(word["token_bytes"]): word["rank"] for word in words}
+    names = [reference.id_to_piece(i) for i in range(control)]
+    spelt, merges = spelling(rank_of)
+    keys = {"model": "gpt2", "pre": "tekken", "merges": merges, "bos_token_id": 1,
+            "eos_token_id": 2, "unknown_token_id": 0xFFFFFFFF,  # none
+            "tokens": [*names, *spelt.values()], "token_type": [3] * control + [1] * len(words)}
+    files = tokenizer_files(lambda key, other: keys.get(key.removeprefix("tokenizer.ggml."), other),
+                            size)
+    for name, value in files.items():
+        write(folder, **{name.removesuffix(".json"): value})
+    plain = [text for text in texts(1200, seed=11) if not any(name in text for name in names)]
+    compare("tekken", folder, size, lambda text: reference.encode(text, False, False), None, plain)
+
+
 def main() -> int:
     for name in ("tokenizers", "transformers", "sentencepiece", "mistral_common", "llama_models",
                  "dashscope"):
         package(name)
     with tempfile.TemporaryDirectory() as folder:
-        for part in (mistral, qwen, llama3):
+        for part in (mistral, qwen, llama3, tekken):
             (Path(folder) / part.__name__).mkdir()
             part(Path(folder) / part.__name__)
     return 1 if failures else 0

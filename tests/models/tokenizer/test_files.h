@@ -70,8 +70,8 @@ inline std::unique_ptr<Tokenizer> LoadFallback(size_t row) {
 
 // Runs of up to 16 spaces are tokens, the longest of the lowest rank, as in Llama 2 and Mistral.
 inline std::unique_ptr<Tokenizer> LoadLongestFirst() {
-  auto json = nlohmann::json::parse(
-      RepositoryFile("tests/models/tokenizer/fallback_tokenizer.json"));
+  auto json =
+      nlohmann::json::parse(RepositoryFile("tests/models/tokenizer/fallback_tokenizer.json"));
   const auto run = [](int length) {
     std::string text;
     for (int i = 0; i < length; ++i) text += "\u2581";
@@ -85,8 +85,7 @@ inline std::unique_ptr<Tokenizer> LoadLongestFirst() {
   }
   for (const auto& merge : json["model"]["merges"]) merges.push_back(merge);
   json["model"]["merges"] = merges;
-  json["normalizer"] = {
-      {"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}};
+  json["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}};
   TemporaryDir dir;
   dir.Write("tokenizer.json", json.dump());
   return MustLoad(dir.path(), 2000);
