@@ -65,7 +65,8 @@ FUZZ_TEST(sentencepiece) {
   const auto tokenizer = SentencePieceTokenizer::Create(model, config, kVocabSize, window_bytes);
   if (!tokenizer.ok()) return CheckRefusal(tokenizer.status());
   UseTokenizer(**tokenizer, text);
-  for (const Piece& piece : CheckSentencePieceModel(model)->pieces) {
+  const absl::StatusOr<SentencePieceFile> file = CheckSentencePieceModel(model);
+  for (const Piece& piece : file->pieces) {
     const bool added = piece.type == PieceType::kControl || piece.type == PieceType::kUnknown;
     if (added && text.find(piece.text) != std::string::npos) return;  // text to the library
   }
