@@ -48,6 +48,9 @@ inline constexpr double kOffsetRounding = 0x1p-22;
 inline constexpr double kLogitRounding = 0x1p-23;
 // Rounding of float64 sums from page to page, over up to 2^14 pages, relative to their terms.
 inline constexpr double kSumRounding = 0x1p-36;
+// The least S that bounds a denominator. Weights below 2^-1022 are rounded in S and again, times a
+// key, in N; offsets so large that all of a page's weights are so small would leave nothing of N.
+inline constexpr double kLeastDecaySum = 0x1p-960;
 // Of the log of a row's sum of up to 2^20 weights that are rounded to bf16, 2^-8 each, and added by
 // tensor cores in 2^16 products, 2^-23 each.
 inline constexpr double kWeightSumRounding = 0x1p-6;
@@ -134,11 +137,15 @@ FOX_HOST_DEVICE inline double RisingLogMassBound(double before, double bound) {
   return before > bound ? before : bound;
 }
 
-// H after a page end, from H before it (infinite: none); beta = a(-N / S) - log S plus the rounding
-// of N. A NaN bounds nothing.
-FOX_HOST_DEVICE inline double LogDenominatorBound(double before, double c_last, double beta) {
+// H after a page end, from H before it (infinite: none). `sum_bound` is a(-N / S) plus the rounding
+// of N, decay_sum S; beta = sum_bound - log S. An S below kLeastDecaySum, a NaN and a beta of
+// -infinity, from products that overflow, bound nothing.
+FOX_HOST_DEVICE inline double LogDenominatorBound(double before, double c_last, double sum_bound,
+                                                  double decay_sum) {
+  if (!(decay_sum >= kLeastDecaySum)) return before;
+  const double beta = sum_bound - std::log(decay_sum);
   const double bound = c_last + beta + kSumRounding * (std::fabs(c_last) + std::fabs(beta));
-  return bound < before ? bound : before;
+  return bound > kNoMass && bound < before ? bound : before;
 }
 
 // t of a row or page end whose cumulative log gate is at most `c`. h: H of the last page end, b: B,

@@ -30,8 +30,8 @@ struct BatchView {
   const double* log_tolerance = nullptr;  // [num_seqs] log eps; -infinity: nothing is dropped
   // [max_slots], for kLastSampledToken; null: there is none
   const int32_t* sampled_tokens = nullptr;
-  // At most kSmallBatchRows sequences, one row each, none longer than kSmallBatchTokens after the
-  // step: latency dominates, and kernels may be chosen by it.
+  // One sequence of one row, at most kSmallBatchTokens long after the step: latency dominates, so a
+  // backend may choose other kernels, with the same bits.
   bool small = false;
   int num_decodes = 0;  // sequences with one row; the others have two or more
   // No sequence has more tokens after the step; all that the host knows about positions.
@@ -43,7 +43,6 @@ struct BatchView {
   }
 };
 
-inline constexpr int kSmallBatchRows = 4;
 inline constexpr int64_t kSmallBatchTokens = 8192;
 
 }  // namespace fox

@@ -106,7 +106,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
   batch_.num_rows = rows;
   batch_.num_decodes = static_cast<int>(decodes);
   batch_.max_tokens = longest;
-  batch_.small = batch_.all_decodes() && rows <= kSmallBatchRows && longest <= kSmallBatchTokens;
+  batch_.small = rows == 1 && longest <= kSmallBatchTokens;
   num_logit_rows_ = logit_rows;
   // Sampled tokens are written before they are read, so they need not be sent.
   const size_t end = (token_ + static_cast<size_t>(rows) * sizeof(int32_t) + 15) / 16 * 16;

@@ -19,9 +19,8 @@ std::vector<DecodeShape> DecodeShapes(int64_t max_num_seqs, int64_t max_model_le
   for (int64_t seqs = 1; seqs <= max_num_seqs; ++seqs) {
     const int64_t bucket = DecodeBucket(seqs);
     if (!shapes.empty() && shapes.back().bucket == bucket) continue;
-    const bool few = bucket <= kSmallBatchRows;
-    if (few) shapes.push_back({bucket, true});
-    if (!few || max_model_len > kSmallBatchTokens) shapes.push_back({bucket, false});
+    if (bucket == 1) shapes.push_back({bucket, true});
+    if (bucket > 1 || max_model_len > kSmallBatchTokens) shapes.push_back({bucket, false});
   }
   return shapes;
 }

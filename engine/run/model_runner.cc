@@ -264,7 +264,7 @@ absl::Status ModelRunner::CaptureGraphs() {
   for (const DecodeShape& shape : DecodeShapes(options_.max_num_seqs, options_.max_model_len)) {
     // A batch of padding: nothing is touched.
     StepPlan padding;
-    const bool longer = !shape.small && shape.bucket <= kSmallBatchRows;
+    const bool longer = !shape.small && shape.bucket == 1;
     if (longer) padding.sequences.push_back(PaddingSequence(kSmallBatchTokens));
     batch_.Build(padding, shape.bucket, step.staging(), stream_);
     for (int run = 0; run < 2; ++run) {

@@ -292,16 +292,16 @@ class Appender {
     const double before = p == 0 ? std::numeric_limits<double>::infinity()
                                  : kv_.log_denominator_bound[kv_.SummaryIndex(table[p - 1], g)];
     kv_.log_denominator_bound[summary] =
-        LogDenominatorBound(before, c_end, Beta(head, decay_sum, key_sum));
+        LogDenominatorBound(before, c_end, KeySumBound(head, decay_sum, key_sum), decay_sum);
   }
 
-  // -log of a lower bound on the denominator, relative to the page end (acp.md 2c).
-  double Beta(int head, double decay_sum, const double* key_sum) const {
+  // a(-N / S) plus the rounding of N (acp.md 2c).
+  double KeySumBound(int head, double decay_sum, const double* key_sum) const {
     std::vector<double> mean(static_cast<size_t>(d_));
     for (int m = 0; m < d_; ++m) mean[static_cast<size_t>(m)] = key_sum[m] / decay_sum;
     // Keys may cancel in N, so its rounding is relative to the keys and not to the sum.
     const double rounding = kSumRounding * MaxNormProduct(params_.bound, head);
-    return EvaluateBound(params_.bound, head, d_, mean.data(), -1) + rounding - std::log(decay_sum);
+    return EvaluateBound(params_.bound, head, d_, mean.data(), -1) + rounding;
   }
 
   const BatchView& batch_;

@@ -12,6 +12,7 @@
 #include "kernels/cuda/linear/device_weight.h"
 #include "kernels/cuda/linear/row_transforms.h"
 #include "kernels/cuda/paging/paging.h"
+#include "kernels/cuda/runtime/cluster_room.h"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/supports.h"
 #include "kernels/cuda/sampling/sample.h"
@@ -32,18 +33,22 @@ Buffer DeviceBuffer(cuda::DeviceError& device_error, size_t bytes, cudaStream_t 
 }  // namespace
 
 std::unique_ptr<CudaOps> CudaOps::Create(const CudaOptions& options, std::string* error) {
-  int count = 0;
-  if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
-    *error = cudaGetErrorString(status);
-    return nullptr;
-  }
+  int device = 0;
   cudaDeviceProp properties{};
-  if (count == 0 || cudaGetDeviceProperties(&properties, 0) != cudaSuccess) {
-    *error = "no CUDA device is visible";
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess) status = cudaGetDeviceProperties(&properties, device);
+  if (status != cudaSuccess) {
+    *error = cudaGetErrorString(status);
     return nullptr;
   }
   if (properties.major < 8) {
     *error = std::string(properties.name) + " is older than compute capability 8.0";
+    return nullptr;
+  }
+  if (!cuda::FitsLargestCluster()) {
+    *error = std::string(properties.name) + " has no room for a cluster of " +
+             std::to_string(cuda::kLargestCluster) +
+             " thread blocks, which the kernels for Hopper need: use a larger slice of the device";
     return nullptr;
   }
   auto state = std::make_unique<State>(options);
@@ -163,7 +168,7 @@ void CudaOps::Reserve(const Workload& load) {
   take(schedule.seq_heads, static_cast<int64_t>(shape.layers) * schedule.max_seq_heads);
   state_->device_error.Check(cuda::DecodeBlocks(shape, &state_->resident_blocks),
                              "ask for blocks of decode attention");
-  const int64_t cluster_blocks = cuda::kMaxClusterRows * cuda::kClusterBlocks * shape.q_heads;
+  const int64_t cluster_blocks = int64_t{cuda::kClusterBlocks} * shape.q_heads;
   take(schedule.block_starts,
        shape.layers * std::max<int64_t>(state_->resident_blocks, cluster_blocks));
   take(state_->first_visible_pages, schedule.max_seq_heads);
@@ -253,8 +258,7 @@ void CudaOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream
   FOX_CHECK(batch.num_seqs * kv.shape.q_heads <= state_->schedule.max_seq_heads);
   FOX_CHECK(State::MaxTiles(batch) <= state_->schedule.max_tiles);
   cuda::StepSchedule& schedule = state_->schedule;
-  schedule.by_clusters =
-      batch.small && batch.num_rows <= cuda::kMaxClusterRows && cuda::DecodeClusterRuns(kv.shape);
+  schedule.by_clusters = batch.small && cuda::DecodeClusterRuns(kv.shape);
   schedule.decode_blocks = schedule.by_clusters
                                ? batch.num_seqs * kv.shape.q_heads * cuda::kClusterBlocks
                                : state_->resident_blocks;

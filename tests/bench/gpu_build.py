@@ -18,12 +18,14 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKS = ROOT / ".gpu-pack"
 MODEL = ROOT / "models" / "demo"
 MODEL_PACK = PACKS / "demo-model.tar.xz"
 TESTS_FILE = "gpu_tests.json"
+SOURCE_FILE = "source.json"
 
 
 def cublas_folders() -> list[str]:
@@ -70,6 +72,21 @@ def tests_of(build: pathlib.Path) -> list[dict]:
     if packed.is_file():
         return json.loads(packed.read_text(encoding="utf-8"))
     return ctest_list(build)
+
+
+def source(build: pathlib.Path) -> dict:
+    """The commit that `build` was made of, and a checksum of each source of the CUDA kernels, which
+    tests/tidy compares with the sources as they are: those that an archive brings, else of here."""
+    packed = build / SOURCE_FILE
+    if packed.is_file():
+        return json.loads(packed.read_text(encoding="utf-8"))
+    ran = subprocess.run(["git", "-c", "safe.directory=*", "rev-parse", "HEAD"], cwd=ROOT,
+                         capture_output=True, text=True, check=False)
+    files = sorted(path for path in (ROOT / "kernels" / "cuda").rglob("*")
+                   if path.suffix in (".cc", ".h", ".cu", ".cuh"))
+    return {"commit": ran.stdout.strip(),
+            "files": {str(path.relative_to(ROOT)): f"{zlib.crc32(path.read_bytes()):08x}"
+                      for path in files}}
 
 
 def restore_model(pack: pathlib.Path = MODEL_PACK, folder: pathlib.Path = MODEL) -> None:

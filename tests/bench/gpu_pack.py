@@ -65,6 +65,8 @@ def stage(build: pathlib.Path, folder: pathlib.Path) -> None:
     for test in tests:
         test["command"][0] = "bin/" + pathlib.Path(test["command"][0]).name
     (folder / gpu_build.TESTS_FILE).write_text(json.dumps(tests, indent=1), encoding="utf-8")
+    (folder / gpu_build.SOURCE_FILE).write_text(json.dumps(gpu_build.source(build)),
+                                                encoding="utf-8")
     print(f"{len(binaries)} programs, {len(libraries)} libraries, {len(tests)} tests")
 
 
@@ -100,7 +102,8 @@ def main() -> int:
         stage(arguments.build.resolve(), pathlib.Path(folder))
         # Python's own xz uses one core.
         subprocess.run(["tar", "--create", "--use-compress-program=xz --threads=0", "--file",
-                        str(pack), "--directory", folder, "bin", "lib", gpu_build.TESTS_FILE],
+                        str(pack), "--directory", folder, "bin", "lib", gpu_build.TESTS_FILE,
+                        gpu_build.SOURCE_FILE],
                        check=True)
     print(f"{pack}: {pack.stat().st_size / 1e6:.1f} MB")
     pack_model(gpu_build.MODEL, gpu_build.MODEL_PACK)

@@ -91,6 +91,9 @@ MEMCHECK_CASES = {
     # of the small-batch kernel), and cuBLASLt and the gated product for prefill rows.
     "linear_test": ("Rows/LinearRowsTest.Norms/1", "Rows/LinearRowsTest.Gates/4",
                     "Rows/LinearRowsTest.Gates/9", "Rows/LinearRowsTest.Norms/32"),
+    "varlen_attention_test": (
+        "Kernels/VarlenAttentionTest.AFallingListStaysInsideTheArrays/Fastest",
+        "Kernels/VarlenAttentionTest.AFallingListStaysInsideTheArrays/Portable"),
     "engine_device_test": ("Models/DeviceEngineTest.GraphsChangeNoBit/dev_pro_d64_certified",),
 }
 # The names whose cases are another program's than cuda_tests.
@@ -272,7 +275,8 @@ def main() -> int:
             {"device": gpu_build.device(), "portable": arguments.portable,
              "sanitized": arguments.sanitize, "seconds": round(time.monotonic() - start, 1),
              "passed": runner.passed, "failed": runner.failed,
-             "skipped": dict(sorted(runner.skipped.items())), "judged": runner.judged},
+             "skipped": dict(sorted(runner.skipped.items())), "judged": runner.judged,
+             "source": gpu_build.source(build)},
             indent=1) + "\n", encoding="utf-8")
     if runner.failed:
         print("failed: " + " ".join(runner.failed))

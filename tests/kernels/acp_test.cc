@@ -136,10 +136,14 @@ TEST(AcpTest, MassIsNeverBoundedWorseThanByTheLength) {
   EXPECT_TRUE(std::isnan(CertifiedLogMassBound(std::nan(""), 63, -20, 4)));
 }
 
-TEST(AcpTest, ANanBoundsNoDenominator) {
-  EXPECT_NEAR(LogDenominatorBound(kInfinity, -20, 3), -17, 1e-8);
-  EXPECT_EQ(LogDenominatorBound(-19, -20, 3), -19);
-  EXPECT_EQ(LogDenominatorBound(-19, -20, std::nan("")), -19);
+TEST(AcpTest, OnlyNumbersBoundADenominator) {
+  EXPECT_NEAR(LogDenominatorBound(kInfinity, -20, 3, 1), -17, 1e-8);
+  EXPECT_NEAR(LogDenominatorBound(kInfinity, -20, 3, std::exp(2.0)), -19, 1e-8);
+  EXPECT_EQ(LogDenominatorBound(-19, -20, 3, 1), -19);
+  EXPECT_EQ(LogDenominatorBound(-19, -20, std::nan(""), 1), -19);
+  EXPECT_EQ(LogDenominatorBound(-19, -20, -kInfinity, 1), -19);  // of products that overflowed
+  EXPECT_EQ(LogDenominatorBound(-19, -20, -30, 0), -19);
+  EXPECT_EQ(LogDenominatorBound(-19, -20, -3000, 0x1p-1000), -19);  // its terms were rounded
 }
 
 TEST(AcpTest, RowsPayForTheirOwnRounding) {

@@ -272,7 +272,7 @@ HeadRun::Result HeadRun::Step(const std::vector<StepRows>& sequences,
   batch.position = position.as<int64_t>();
   batch.log_tolerance = tolerance.as<double>();
   batch.max_tokens = longest;
-  batch.small = batch.all_decodes() && rows <= kSmallBatchRows && longest <= kSmallBatchTokens;
+  batch.small = rows == 1 && longest <= kSmallBatchTokens;
 
   Parameters& p = *parameters_;
   const DType wide = p.wide, narrow = ops_.ActivationDType(wide);

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import unittest
 
 import include_rules
@@ -111,6 +112,17 @@ PLANTED += [("instruction", file("kernels/cuda/append/a.cuh", body),
             for body in ("int f(int x) { return __shfl_xor_sync(~0u, x, 1); }\n",
                          'void f() { asm volatile("wait;" ::: "memory"); }\n')
             for room in ("primitives", "ptx")]
+
+
+def portable_run(count: int) -> Tree:
+    """A run after which `count` sources of kernels have changed."""
+    now = {f"kernels/cuda/linear/{i}.h": HEADER for i in range(count)}
+    ran = {"source": {"files": dict.fromkeys(now, "00000000")}}
+    return now | {tree_rules.PORTABLE_RUN: json.dumps(ran)}
+
+
+PLANTED.append(("portable-run", portable_run(tree_rules.MAX_UNRUN_FILES + 1),
+                portable_run(tree_rules.MAX_UNRUN_FILES)))
 
 
 class RulesTest(unittest.TestCase):

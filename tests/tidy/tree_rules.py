@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import zlib
 from collections.abc import Callable, Iterator
 
 from source_tree import Finding, Tree, is_code
@@ -28,6 +30,8 @@ AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], .
     ("lines of engine/schedule", lambda path: path.startswith("engine/schedule/"),
      lambda text: text.count("\n"), 2_440),  # (2,000)
 )
+PORTABLE_RUN = "tests/bench/results/gpu_test_portable.json"
+MAX_UNRUN_FILES = 12  # of some 110: a change of one kernel with its headers
 TOP_LEVEL = {"server", "engine", "kernels", "proto", "models", "tests", "docker"}
 TOP_LEVEL |= {"CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md", "run"}
 TOP_LEVEL |= {"CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}
@@ -50,6 +54,21 @@ def check_amounts(tree: Tree) -> Iterator[Finding]:
         if total > limit:
             yield Finding("amount", max(amounts, key=amounts.__getitem__), 0,
                           f"{total} {name}, at most {limit}; this file has most")
+
+
+def check_portable_run(tree: Tree) -> Iterator[Finding]:
+    """The code for cards before Hopper runs on a card now and then, not at each submission.
+
+    The last run of `./run gpu-test --portable` names the kernels' sources by checksum.
+    """
+    ran = json.loads(tree.get(PORTABLE_RUN, '{"source": {"files": {}}}'))["source"]["files"]
+    now = {path: f"{zlib.crc32(text.encode()):08x}" for path, text in tree.items()
+           if path.startswith("kernels/cuda/") and CPP_FILE.search(path)}
+    changed = sorted(path for path in now.keys() | ran.keys() if now.get(path) != ran.get(path))
+    if len(changed) > MAX_UNRUN_FILES:
+        yield Finding("portable-run", PORTABLE_RUN, 0,
+                      f"{len(changed)} sources of the kernels have changed since, at most"
+                      f" {MAX_UNRUN_FILES}: run ./run gpu-test --portable --out this file")
 
 
 def check_names(tree: Tree) -> Iterator[Finding]:

@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(kThreads, kHeadDim > 64 && kGeneralBound ? 3 :
   const int seq = static_cast<int>(blockIdx.y), group = kv.shape.group();
   Token token;
   token.kv_head = static_cast<int>(blockIdx.x) * kWarps + warp;
-  // Bypasses the first-level cache, which may hold an earlier step's values.
+  // Before the wait: bypasses the first-level cache, which may hold an earlier step's values.
   token.row = seq;  // every sequence has one
   token.slot = __ldcg(batch.slot + seq);
   token.position = __ldcg(batch.position + seq);

@@ -180,10 +180,10 @@ __device__ __forceinline__ PageBounds BoundPage(const AppendParams& params, int 
   if (params.acp == AcpMode::kPaper) {
     return {PaperLogMassBound(position, c), key_norm, CUDART_INF};
   }
-  const double beta = static_cast<double>(sum_bound()) / decay_sum +
-                      kKeySumRounding * MaxNormProduct(params.bound, head) - log(decay_sum);
+  const double bound = static_cast<double>(sum_bound()) / decay_sum +
+                       kKeySumRounding * MaxNormProduct(params.bound, head);
   return {CertifiedLogMassBound(log_mass, position, c, params.bound.max_logit_bound[head]),
-          key_norm, LogDenominatorBound(CUDART_INF, c, beta)};
+          key_norm, LogDenominatorBound(CUDART_INF, c, bound, decay_sum)};
 }
 
 __device__ __forceinline__ PageBounds BoundsAt(const PagedKv& kv, AcpMode acp, int64_t summary) {

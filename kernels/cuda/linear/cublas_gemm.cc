@@ -163,8 +163,10 @@ cudaError_t CublasGemm::Multiply(const MatrixView& x, const DeviceWeight& weight
   };
   const cublasStatus_t status =
       multiply_as((x.rows + kRowsOfChoice - 1) / kRowsOfChoice * kRowsOfChoice);
-  // Products with very few outputs: what is best for more rows may not take these.
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return ErrorOf(multiply_as(x.rows));
+  // Products with very few outputs: an algorithm chosen for more rows may refuse these.
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) {
+    return ErrorOf(multiply_as(x.rows));
+  }
   return ErrorOf(status);
 }
 

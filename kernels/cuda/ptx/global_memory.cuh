@@ -31,8 +31,9 @@ __device__ __forceinline__ T LoadOnce(const void* address) {
   return x;
 }
 
-// From the second-level cache, the only one that blocks share: the first-level cache may hold
-// values from before the previous kernel's end.
+// From the second-level cache, the only one that blocks share: for loads before
+// WaitOnDependencies() and of other blocks' stores of the same kernel. Behind the wait plain loads
+// see all earlier kernels' stores, whatever lines the first-level cache held (launch_test.cu).
 template <typename T>
 __device__ __forceinline__ T LoadCoherent(const T* address) {
   static_assert(sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);

@@ -1,4 +1,6 @@
 // Streams, events and graphs of the CUDA runtime behind DeviceQueue. See cuda_queue.h.
+#include <chrono>
+
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/cuda_queue.h"
 #include "kernels/cuda/runtime/launch.h"
@@ -10,6 +12,9 @@ namespace {
 // copy engine and back.
 constexpr size_t kKernelBytes = size_t{256} << 10;
 constexpr int kThreads = 256;
+// The time for which a wait polls the device before it blocks: to wake a thread takes some 20 us,
+// which only a short wait notices, and a polling thread takes a processor from the server's others.
+constexpr auto kPollTime = std::chrono::microseconds(50);
 
 __global__ void __launch_bounds__(kThreads) CopyKernel(const uint4* from, uint4* to, int count) {
   TriggerDependents();
@@ -30,8 +35,9 @@ cudaError_t Copy(const void* from, size_t bytes, void* to, cudaStream_t stream) 
 class CudaEvent : public Event {
  public:
   explicit CudaEvent(DeviceError& device_error) : device_error_(device_error) {
-    device_error_.Check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
-                        "create an event");
+    device_error_.Check(
+        cudaEventCreateWithFlags(&event_, cudaEventDisableTiming | cudaEventBlockingSync),
+        "create an event");
   }
   ~CudaEvent() override { cudaEventDestroy(event_); }
 
@@ -42,8 +48,14 @@ class CudaEvent : public Event {
     }
   }
   void Wait() override {
-    if (device_error_.ok())
-      device_error_.Check(cudaEventSynchronize(event_), "wait for the device");
+    if (!device_error_.ok()) return;
+    const auto end = std::chrono::steady_clock::now() + kPollTime;
+    cudaError_t status = cudaErrorNotReady;
+    while (status == cudaErrorNotReady && std::chrono::steady_clock::now() < end) {
+      status = cudaEventQuery(event_);
+    }
+    if (status == cudaErrorNotReady) status = cudaEventSynchronize(event_);
+    device_error_.Check(status, "wait for the device");
   }
 
  private:

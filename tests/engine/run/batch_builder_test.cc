@@ -74,7 +74,7 @@ TEST_F(BatchBuilderTest, PaddingIsNotSampledFrom) {
   }
 }
 
-TEST_F(BatchBuilderTest, SmallBatchesAreFewShortSingleRows) {
+TEST_F(BatchBuilderTest, SmallBatchesAreOneShortRow) {
   const auto small = [&](int seqs, int64_t longest, size_t rows, int64_t padded) {
     StepPlan plan;
     for (int i = 0; i < seqs; ++i) {
@@ -86,11 +86,11 @@ TEST_F(BatchBuilderTest, SmallBatchesAreFewShortSingleRows) {
     return builder_.batch().small;
   };
   EXPECT_TRUE(small(1, 1, 1, 1));
-  EXPECT_TRUE(small(3, kSmallBatchTokens, 1, kSmallBatchRows));
-  EXPECT_FALSE(small(3, kSmallBatchTokens + 1, 1, kSmallBatchRows));
-  EXPECT_FALSE(small(kSmallBatchRows + 1, 9, 1, 0));
-  EXPECT_FALSE(small(2, 9, 1, kSmallBatchRows + 1));
-  EXPECT_FALSE(small(2, 9, 2, 0));
+  EXPECT_TRUE(small(1, kSmallBatchTokens, 1, 1));
+  EXPECT_FALSE(small(1, kSmallBatchTokens + 1, 1, 1));
+  EXPECT_FALSE(small(1, 9, 1, 2));  // padded
+  EXPECT_FALSE(small(2, 9, 1, 0));
+  EXPECT_FALSE(small(1, 9, 2, 0));
 }
 
 TEST_F(BatchBuilderTest, MaxTokensAreThoseOfTheLongestSequence) {

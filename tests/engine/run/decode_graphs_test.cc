@@ -54,25 +54,25 @@ class DecodeGraphsTest : public ::testing::Test {
 };
 
 TEST_F(DecodeGraphsTest, RunsOnceThenIsCapturedThenReplayed) {
-  EXPECT_EQ(Run({4, true}).rows, 1);
+  EXPECT_EQ(Run({1, true}).rows, 1);
   EXPECT_EQ(queue_.captures, 0);
-  EXPECT_EQ(Run({4, true}).rows, 2);
+  EXPECT_EQ(Run({1, true}).rows, 2);
   EXPECT_EQ(queue_.captures, 1);
   EXPECT_EQ(queue_.launches, 1);  // capturing ran nothing
   for (int i = 2; i < 5; ++i) {
-    EXPECT_EQ(Run({4, true}).rows, 2);  // where the captured step leaves its logits
+    EXPECT_EQ(Run({1, true}).rows, 2);  // where the captured step leaves its logits
     EXPECT_EQ(queue_.launches, i);
   }
   EXPECT_EQ(steps_, 2);
 }
 
 TEST_F(DecodeGraphsTest, EveryShapeHasItsOwn) {
-  for (const DecodeShape& shape : {DecodeShape{4, true}, {4, false}, {8, false}}) {
+  for (const DecodeShape& shape : {DecodeShape{1, true}, {1, false}, {8, false}}) {
     Run(shape);
     EXPECT_EQ(Run(shape).rows, steps_);
   }
   EXPECT_EQ(queue_.captures, 3);
-  EXPECT_EQ(Run({4, true}).rows, 2);
+  EXPECT_EQ(Run({1, true}).rows, 2);
 }
 
 TEST_F(DecodeGraphsTest, AFailedCaptureLaunchesNothing) {
@@ -90,13 +90,14 @@ TEST_F(DecodeGraphsTest, BucketsGrowByEightsThenByThirtyTwos) {
 }
 
 TEST_F(DecodeGraphsTest, ShapesAreThoseThatStepsCanHave) {
-  // Up to four sequences are small until one of them is long.
+  // One sequence is small until it is long: two graphs. Each other bucket has one.
   EXPECT_THAT(DecodeShapes(9, 8193),
-              ElementsAre(DecodeShape{1, true}, DecodeShape{1, false}, DecodeShape{2, true},
-                          DecodeShape{2, false}, DecodeShape{4, true}, DecodeShape{4, false},
-                          DecodeShape{8, false}, DecodeShape{16, false}));
-  EXPECT_THAT(DecodeShapes(5, 8192), ElementsAre(DecodeShape{1, true}, DecodeShape{2, true},
-                                                 DecodeShape{4, true}, DecodeShape{8, false}));
+              ElementsAre(DecodeShape{1, true}, DecodeShape{1, false}, DecodeShape{2, false},
+                          DecodeShape{4, false}, DecodeShape{8, false}, DecodeShape{16, false}));
+  EXPECT_THAT(DecodeShapes(4, 131072), ElementsAre(DecodeShape{1, true}, DecodeShape{1, false},
+                                                   DecodeShape{2, false}, DecodeShape{4, false}));
+  EXPECT_THAT(DecodeShapes(5, 8192), ElementsAre(DecodeShape{1, true}, DecodeShape{2, false},
+                                                 DecodeShape{4, false}, DecodeShape{8, false}));
 }
 
 }  // namespace

@@ -31,10 +31,8 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
 cudaError_t DecodeBlocks(const PagedKvShape& shape, int* blocks);
 
 // Whether small batches (BatchView::small) have a kernel of their own (StepSchedule::by_clusters):
-// device and build have clusters, its blocks fit, and no query heads are computed together.
+// device and build have clusters, and no query heads are computed together. The clusters of more
+// rows do not fit on the device at once, so the other kernel is faster for them.
 bool DecodeClusterRuns(const PagedKvShape& shape);
-
-// The largest number of rows for which it is faster: the clusters of more rows do not fit at once.
-inline constexpr int64_t kMaxClusterRows = 1;
 
 }  // namespace fox::cuda

@@ -1,6 +1,6 @@
 // How a warp of decode attention loads a half page of keys and values: which lane holds what, and
-// the loads into registers. Invariant: nothing stays in the L1, which the previous kernel's writes
-// do not reach. For decode attention only; half pages are defined in splits.cuh.
+// the loads into registers. Pages are read once, so they take no room in the first-level cache. For
+// decode attention only; half pages are defined in splits.cuh.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -74,9 +74,12 @@ __device__ void FinishSplit(const Decode& a, const KeptSeqHead<kHeadDim>& kept, 
   parts.Merge(max, sum, out);
   if (kept.seq_head.end - kept.seq_head.begin == 1) return StoreRow(a, kept, max, sum, out);
   SplitPartial<kHeadDim>& partial = *PartialsFrom<kHeadDim>(a, split);
+  // Each word is stored once: a second store could come after the merge that marked it absent.
+  if (Lane() < W::kWords) {
 #pragma unroll
-  for (int i = 0; i < W::kCount; ++i) {
-    StoreCoherent(reinterpret_cast<float2*>(partial.out) + W::At(i), out[i]);
+    for (int i = 0; i < W::kCount; ++i) {
+      StoreCoherent(reinterpret_cast<float2*>(partial.out) + W::At(i), out[i]);
+    }
   }
   if (Lane() == 0) StoreCoherent(reinterpret_cast<float4*>(&partial), float4{max, sum, 0, 0});
 }

@@ -215,11 +215,10 @@ __global__ void __launch_bounds__(kScanThreads)
     __syncwarp();  // all have read sums
     if (lane == 0) {
       const double logit = LogitOverNorm(params, tile.seq, head);
-      const double beta = logit * (sqrt(square) / running.count +
-                                   kTileSumRounding * static_cast<double>(running.max_key_norm)) -
-                          log(running.count);
+      const double bound = logit * (sqrt(square) / running.count +
+                                    kTileSumRounding * static_cast<double>(running.max_key_norm));
       sums.threshold = LogDenominatorBound(
-          CUDART_INF, CumulativeGate(state, of_head + t, kVarlenTile - 1), beta);
+          CUDART_INF, CumulativeGate(state, of_head + t, kVarlenTile - 1), bound, running.count);
       sums.max_key_norm = running.max_key_norm;
     }
   }

@@ -215,13 +215,13 @@ __device__ bool IsOfSequence(const VarlenSequences& seqs, int tokens, int row, i
   return range.begin <= token && token < range.end;
 }
 
-// A warp per 32 tokens of a batch row (blockIdx.y).
+// A warp per 32 tokens of a batch row (blockIdx.x, the dimension of a grid that may be largest).
 __global__ void __launch_bounds__(kThreads)
     ZeroPadding(const __grid_constant__ PaddedArrays padded, VarlenSequences seqs, int tokens) {
   TriggerDependents();
   WaitOnDependencies();
-  const int row = static_cast<int>(blockIdx.y);
-  const int first = (static_cast<int>(blockIdx.x) * kWarps + Warp()) * kWarp;
+  const int row = static_cast<int>(blockIdx.x);
+  const int first = (static_cast<int>(blockIdx.y) * kWarps + Warp()) * kWarp;
   const int own = first + Lane();
   const bool padding = own < tokens && !IsOfSequence(seqs, tokens, row, own);
   for (unsigned rest = __ballot_sync(kAllLanes, padding); rest != 0; rest &= rest - 1) {
@@ -245,8 +245,8 @@ cudaError_t LaunchZeroPadding(const VarlenAttentionParams& params, const PaddedA
                               cudaStream_t stream) {
   const VarlenSequences& seqs = params.seqs;
   if (seqs.begin == nullptr && seqs.count == params.batch) return cudaSuccess;  // there is none
-  const dim3 grid(static_cast<unsigned>((params.tokens + kThreads - 1) / kThreads),
-                  static_cast<unsigned>(params.batch));
+  const dim3 grid(static_cast<unsigned>(params.batch),
+                  static_cast<unsigned>((params.tokens + kThreads - 1) / kThreads));
   return Launch(ZeroPadding, grid, kThreads, 0, stream, padded, seqs, params.tokens);
 }
 

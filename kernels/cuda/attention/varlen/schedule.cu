@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kScanThreads)
                         min(kVarlenTile, range.end - range.begin - position),
                         position,
                         seq_first,
-                        seq_first + NumTiles(range) - 1};
+                        min(seq_first + NumTiles(range), state.max_tiles) - 1};
     }
     __syncthreads();  // first_tile and storage are free
     before += total;

@@ -71,6 +71,33 @@ TEST_P(VarlenAttentionTest, WholeRowsNeedNoRanges) {
   }
 }
 
+// Lists are not checked. One that falls gives numbers without a meaning, and nothing outside of the
+// arrays is read or written (gpu-test --sanitize runs this under memcheck).
+TEST_P(VarlenAttentionTest, AFallingListStaysInsideTheArrays) {
+  VarlenInputs inputs(PackedCase({400, 300, 300}));
+  DeviceVarlen device(inputs);
+  const DeviceArray<int32_t> begin(std::vector<int32_t>{0, 1000, 0}),
+      end(std::vector<int32_t>{1000, 0, 1000});
+  device.params().seqs.begin = begin.data();
+  device.params().seqs.end = end.data();
+  Run(device);
+}
+
+// Rows of a batch may be more than a grid has in its second dimension.
+TEST_P(VarlenAttentionTest, ClearsThePaddingOfManyRows) {
+  std::vector<int> lengths(70'000);
+  for (size_t row = 0; row < lengths.size(); ++row) lengths[row] = static_cast<int>(row % 3 % 2);
+  VarlenInputs inputs(WithHeads(BatchCase(lengths), 1, 1, 32, {2}));
+  DeviceVarlen device(inputs);
+  Run(device);
+  const VarlenArray<double> out = device.Out(), dk = device.Dk();
+  for (int row = 0; row < std::ssize(lengths); ++row) {
+    if (lengths[static_cast<size_t>(row)] > 0) continue;
+    ASSERT_EQ(out.At(row, 0, 0), 0) << row;
+    ASSERT_EQ(dk.At(row, 0, 0), 0) << row;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, VarlenAttentionTest,
                          ::testing::Values(VarlenKernels::kFastest, VarlenKernels::kPortable),
                          [](const auto& kernels) {

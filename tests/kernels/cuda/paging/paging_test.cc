@@ -252,7 +252,8 @@ struct Decisions {
               worst = std::max(worst, side);
             }
             if (!may) break;
-            model.max_log_evicted_mass[list] = std::max(model.max_log_evicted_mass[list], worst);
+            model.max_log_evicted_mass[list] = std::max(
+                model.max_log_evicted_mass[list], std::min(worst + kAcpSlack, e.log_tolerance));
             ++first;
             ++freed[s];
             ++model.free_count;

@@ -47,6 +47,40 @@ TEST(LaunchTest, OverlapsWhereTheCodeWaitsAndTheStreamAllows) {
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
+// Launch n of a chain in which each block loads its sector and stores n to the other half of a
+// sector of a block on another SM. `stale` counts loads that miss the store of launch n - 1.
+constexpr int kSectorWords = 8;
+__global__ void ExchangeHalves(int* sectors, int n, bool loads_early, int* stale) {
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  const int* half = sectors + block * kSectorWords + kSectorWords / 2;
+  int early = 0, late;
+  if (loads_early) asm volatile("ld.global.ca.s32 %0, [%1];" : "=r"(early) : "l"(half));
+  TriggerDependents();
+  WaitOnDependencies();
+  asm volatile("ld.global.ca.s32 %0, [%1];" : "=r"(late) : "l"(half) : "memory");
+  if (late < n - 1 || early > late) atomicAdd(stale, 1);
+  const int other = (block + blocks / 2 + 1) % blocks;
+  sectors[other * kSectorWords + kSectorWords / 2] = n;
+}
+
+// The wait makes the earlier kernels' stores visible to plain loads behind it, whatever lines the
+// L1 held: PTX says so of griddepcontrol.wait. Decode relies on it for the residual and the norms.
+TEST(LaunchTest, PlainLoadsBehindTheWaitSeeEarlierStores) {
+  int multiprocessors = 0;
+  ASSERT_EQ(CountMultiprocessors(&multiprocessors), cudaSuccess);
+  for (const bool loads_early : {false, true}) {
+    SCOPED_TRACE(loads_early ? "loaded before the wait, too" : "loaded behind the wait");
+    DeviceArray<int> sectors(std::vector<int>(multiprocessors * 2 * kSectorWords, 0));
+    DeviceArray<int> stale(std::vector<int>{0});
+    for (int n = 1; n <= 1'000'000; ++n) {
+      ASSERT_EQ(Launch(ExchangeHalves, static_cast<unsigned>(multiprocessors * 2), 32, 0, nullptr,
+                       sectors.data(), n, loads_early, stale.data()),
+                cudaSuccess);
+    }
+    EXPECT_EQ(stale.ToHost()[0], 0);
+  }
+}
+
 TEST(KernelAttributesTest, AreThoseOfTheCodeThatRuns) {
   int device = 0, major = 0, minor = 0;
   ASSERT_EQ(cudaGetDevice(&device), cudaSuccess);

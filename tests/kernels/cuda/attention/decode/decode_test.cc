@@ -185,6 +185,41 @@ TEST(DecodeNanTest, EndsWhereValuesHaveAllBitsSet) {
   }
 }
 
+// Each word of a partial result is stored once, or its second store could come after the merge that
+// marked it absent, and the next layer would take it. Heads of 16 and 32 have fewer words than a
+// warp has lanes. Copies beside the kernel keep the second-level cache busy, which draws stores
+// out.
+TEST(DecodePartialsTest, AreGoneAfterEachOfManyLayers) {
+  constexpr int kLayers = 20'000;
+  constexpr size_t kBytes = size_t{64} << 20;
+  const DeviceArray<uint8_t> from(kBytes), to(kBytes);
+  cudaStream_t beside = nullptr, stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  for (const int head_dim : {16, 32, 64}) {
+    SCOPED_TRACE(head_dim);
+    CacheOptions options{.q_heads = 4, .kv_heads = 4, .head_dim = head_dim, .acp = AcpMode::kOff};
+    options.sequences = OneRowEach({700, 1500, 4000, 1300, 2600, 900, 3100, 2048});
+    DeviceCache cache(options);
+    ASSERT_EQ(Attend(cache, cache.batch(), cache.params()), cudaSuccess);
+    const std::vector<std::vector<uint32_t>> want = RowBits(cache);
+    for (int layer = 0; layer < kLayers; ++layer) {
+      if (layer % 50 == 0) {
+        ASSERT_EQ(cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, beside),
+                  cudaSuccess);
+      }
+      ASSERT_EQ(DecodeAttention(cache.batch(), WithoutCounters(cache), cache.kv(), cache.schedule(),
+                                true, stream),
+                cudaSuccess);
+    }
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(RowBits(cache), want);
+    ExpectNoPartials(cache);
+  }
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(beside), cudaSuccess);
+}
+
 void ExpectPruned(const DeviceCache& cache) {
   const std::vector<int32_t> windows = cache.Windows(0);
   EXPECT_GT(*std::max_element(windows.begin(), windows.end()), 0);

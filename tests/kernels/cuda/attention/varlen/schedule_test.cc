@@ -117,6 +117,23 @@ TEST(ScheduleTest, SequencesAreCutOffAtTheRow) {
   ExpectTiles(inputs, device.ToHost());
 }
 
+// A list that falls has more tiles than there is room for: each tile's sequence ends with the list.
+TEST(ScheduleTest, SequencesOfAFallingListEndWithIt) {
+  VarlenInputs inputs(PackedCase({400, 300, 300}));
+  DeviceVarlen device(inputs);
+  const DeviceArray<int32_t> begin(std::vector<int32_t>{0, 1000, 0}),
+      end(std::vector<int32_t>{1000, 0, 1000});
+  device.params().seqs.begin = begin.data();
+  device.params().seqs.end = end.data();
+  device.Schedule();
+  const HostState host = device.ToHost();
+  EXPECT_EQ(host.num_tiles, device.state().max_tiles);
+  for (int t = 0; t < host.num_tiles; ++t) {
+    const VarlenTile& tile = host.tiles[static_cast<size_t>(t)];
+    EXPECT_TRUE(tile.seq_first <= t && t <= tile.seq_last && tile.seq_last < host.num_tiles) << t;
+  }
+}
+
 TEST(ScheduleTest, StrongGatesAndCuts) {
   VarlenInputs inputs(WithHeads(PackedCase({3000, 500}), 2, 2, 64, {12, 0}));
   for (int t = 7; t < 3500; t += 31) {

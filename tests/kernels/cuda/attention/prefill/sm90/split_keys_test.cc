@@ -284,6 +284,7 @@ class SplitKeysCaseTest : public ::testing::TestWithParam<SplitCase> {};
 // Again without log sums and counters, then with serial splits, and with room for half of them: the
 // same bits.
 TEST_P(SplitKeysCaseTest, MatchesFloat64) {
+  if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
   DeviceCache cache(GetParam().options);
   SplitSpace space(cache, GetParam().least_shift, 8 * kRoomyRows, 4 * kRoomySplits);
   const std::vector<uint16_t> first = Attend(cache, space.schedule());
@@ -316,6 +317,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, SplitKeysCaseTest, ::testing::ValuesIn(SplitCase
 
 // All rows, while the oracle samples some: only bf16 roundings of weights and of outputs differ.
 TEST(SplitKeysTest, AgreesWithoutSplits) {
+  if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
   for (const int head_dim : {32, 64, 128}) {
     const CacheOptions options = Chunks(AcpMode::kOff, head_dim);
     DeviceCache cache(options);
@@ -340,6 +342,7 @@ TEST(SplitKeysTest, AgreesWithoutSplits) {
 // If partial results or splits do not fit, the last head tiles' splits run serially, with the same
 // bits.
 TEST(SplitKeysTest, WhatDoesNotFitIsSerial) {
+  if (!HasPrefillSm90()) GTEST_SKIP() << "no code for sm_90a, or no such device";
   const CacheOptions options = Chunks(AcpMode::kCertified, 64);
   DeviceCache cache(options);
   const SplitSpace roomy(cache, 0, kRoomyRows, kRoomySplits);
