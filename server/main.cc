@@ -207,7 +207,8 @@ void LogStart(const LoadedModel& model, const FlagSet& set) {
     Log(LogLevel::kInfo, "flags", flags);
   }
   if (model.tokenizer == nullptr) {
-    Log(LogLevel::kWarning, "no tokenizer: prompts and answers are token ids",
+    Log(LogLevel::kWarning,
+        "no tokenizer: prompts and answers are token ids, over gRPC; HTTP has no completions",
         {{"looked_for", "tokenizer.model, tokenizer.json, vocab.json with merges.txt"}});
   }
   FlushLog(/*seconds=*/0.5);  // the line "listening on" stands behind it

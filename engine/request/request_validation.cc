@@ -118,9 +118,9 @@ absl::Status ValidateRequest(const Request& request, const EngineOptions& option
   // Length first: a hopelessly long prompt costs no scan.
   const int64_t prompt_tokens = static_cast<int64_t>(request.prompt.size());
   if (prompt_tokens >= limits.max_model_len) {
-    return absl::OutOfRangeError(absl::StrCat("prompt: ", prompt_tokens,
-                                              " tokens leave no room in the context of ",
-                                              limits.max_model_len));
+    return absl::OutOfRangeError(absl::StrCat(
+        "prompt: ", prompt_tokens, " tokens leave no room. This model's maximum context length is ",
+        limits.max_model_len, " tokens"));
   }
   if (limits.lists_per_slot > limits.num_pages) {
     return absl::OutOfRangeError("the page pool is too small for any request");

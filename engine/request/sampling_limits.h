@@ -22,7 +22,7 @@ struct Range {
 };
 
 inline constexpr Range kTemperature{0, 100};
-inline constexpr Range kTopP{0, 1, /*open_low=*/true};
+inline constexpr Range kTopP{0, 1};
 inline constexpr Range kMinP{0, 1};
 inline constexpr Range kPresencePenalty{-2, 2};
 inline constexpr Range kFrequencyPenalty{-2, 2};

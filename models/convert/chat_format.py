@@ -83,7 +83,7 @@ def render_format(
             shown = thinking["prefix"] + thought + thinking["suffix"] + content.lstrip("\n")
         answers = [m and {m["role"], message["role"]} == {"tool"} for m in (last, following)]
         text += (form["tools"]["next_response"] if answers[0] else role["prefix"]) + shown
-        if tools and message["role"] == "system":
+        if tools and message["role"] == "system" and at == 0:
             text += form["tools"]["prefix"] + told
         for i, call in enumerate(message.get("tool_calls", ())):
             text += form["tools"]["separator"] * bool(i or separated)
@@ -272,6 +272,17 @@ class _Derivation:
         roles = {**form["roles"], "tool": {**role, "trim": False}}
         return {**form, "roles": roles, "tools": texts}
 
+    def checked(self, form: dict[str, Any], literals: list[str]) -> dict[str, Any]:
+        """The format, and whether the system may speak behind the first message."""
+        later = "system" in form["roles"]
+        try:
+            self.check(form := {**form, "later_system": later}, literals)
+        except NotOfThisForm:
+            if not later:
+                raise
+            self.check(form := {**form, "later_system": False}, literals)
+        return form
+
     def check(self, form: dict[str, Any], literals: list[str]) -> None:
         """Raises unless random conversations are rendered as by the template."""
         draw = random.Random(0)
@@ -325,6 +336,9 @@ def _random_conversation(
         roles = [draw.choice(("user", "assistant")) for _ in roles]
     if "system" in form["roles"] and draw.random() < 0.5:
         roles.insert(0, "system")
+    if form["later_system"] and draw.random() < 0.5:
+        for _ in range(draw.randint(1, 2)):
+            roles.insert(draw.randint(0, len(roles)), "system")
 
     def words() -> str:
         drawn = draw.choices(pieces, k=draw.randint(0, 2))
@@ -366,8 +380,7 @@ def derive(
     reason = ""
     for with_system in (True, False):
         try:
-            form = derivation.form(with_system)
-            derivation.check(form, literals)
+            form = derivation.checked(derivation.form(with_system), literals)
             break
         except NotOfThisForm as error:
             if not with_system:
@@ -377,9 +390,7 @@ def derive(
     if not speaks_of_tools or reason or form["alternate"]:
         return form, reason
     try:
-        told = derivation.with_tools(form)
-        derivation.check(told, literals)
-        return told, ""
+        return derivation.checked(derivation.with_tools(form), literals), ""
     except NotOfThisForm as error:
         return form, f"tools: {error}"
 

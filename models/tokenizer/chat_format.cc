@@ -82,11 +82,7 @@ std::string Dated(std::string text, std::time_t now) {
 // The place of the last one; messages.size(): there is none.
 size_t LastQuestion(absl::Span<const ChatMessage> messages, const ThinkingFormat& format) {
   for (size_t i = messages.size(); i-- > 0;) {
-    const std::string& text = messages[i].content;
-    const bool of_tool = !format.response_start.empty() &&
-                         text.starts_with(format.response_start) &&
-                         text.ends_with(format.response_end);
-    if (messages[i].role == "user" && !of_tool) return i;
+    if (format.IsQuestion(messages[i].role, messages[i].content)) return i;
   }
   return messages.size();
 }
@@ -148,6 +144,12 @@ absl::Status BadMessage(size_t index, const std::string& problem) {
 
 }  // namespace
 
+bool ThinkingFormat::IsQuestion(const std::string& role, const std::string& content) const {
+  const bool of_tool = !response_start.empty() && content.starts_with(response_start) &&
+                       content.ends_with(response_end);
+  return role == "user" && !of_tool;
+}
+
 absl::StatusOr<std::optional<ChatFormat>> ChatFormat::Load(const std::string& dir,
                                                            const Tokenizer& tokenizer) {
   const absl::StatusOr<ModelDir> model_dir = ModelDir::Open(dir);
@@ -175,6 +177,7 @@ absl::Status ChatFormat::Read(const Json& json) {
   generation_prompt_ = keys.String("generation_prompt", "");
   end_ = keys.String("end", "");
   alternate_ = keys.Bool("alternate", false);
+  later_system_ = keys.Bool("later_system", false);
   if (keys.Find("default_system") != nullptr) default_system_ = keys.String("default_system", "");
   const Json* roles = keys.Find("roles");
   if (roles == nullptr || !roles->is_object()) keys.Invalid("roles", "must be an object");
@@ -288,8 +291,8 @@ absl::Status ChatFormat::Check(absl::Span<const ChatMessage> messages, bool add_
     }
     if (!IsValidUtf8(messages[i].content)) return BadMessage(i, ".content: not valid UTF-8");
     if (name == "system") {
-      if (i > 0) return BadMessage(i, ".role: system is for the first message only");
-      continue;
+      if (i == 0 || later_system_) continue;
+      return BadMessage(i, ".role: this model's template has a system message first only");
     }
     const bool user_next = previous == nullptr || *previous == "assistant";
     if (alternate_ && user_next != (name == "user")) {
@@ -304,7 +307,7 @@ absl::Status ChatFormat::Check(absl::Span<const ChatMessage> messages, bool add_
     return absl::InvalidArgumentError(
         "continue_final_message and add_generation_prompt exclude each other");
   }
-  if (*previous == "assistant") return absl::OkStatus();
+  if (messages.back().role == "assistant") return absl::OkStatus();
   return BadMessage(messages.size() - 1, ".role: continue_final_message needs the assistant's");
 }
 
@@ -356,7 +359,7 @@ absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(
     } else {
       text.Content(role.trim ? Stripped(content) : content);
     }
-    if (message.role == "system" && !tools.empty()) tell_tools(tools_->prefix);
+    if (i == 0 && message.role == "system" && !tools.empty()) tell_tools(tools_->prefix);
     for (const ToolCall& call : message.calls) {
       const bool begins =
           (kept ? content : message.content).empty() && &call == &message.calls.front();

@@ -4,13 +4,14 @@
 //   {"bos": "", "default_system": null | "text",
 //    "roles": {"user": {"prefix": "..", "suffix": "..", "trim": false}, "assistant": {..},
 //              "system": {..}},
-//    "generation_prompt": "..", "end": "", "alternate": false, "tools": {"prefix": "..", ..},
-//    "thinking": {"prefix": "..", ..}}
+//    "generation_prompt": "..", "end": "", "alternate": false, "later_system": true,
+//    "tools": {"prefix": "..", ..}, "thinking": {"prefix": "..", ..}}
 //
 // The text is bos, then prefix, content and suffix of every message, then generation_prompt, or end
 // where none is asked for. `default_system` is the content of a system message in front of
 // conversations without one. `trim`: white space around the content goes. `alternate`: user and
-// assistant take turns, user first. A format without "system" has no place for such messages, and
+// assistant take turns, user first. `later_system`: the system may speak behind the first message,
+// too. A format without "system" has no place for such messages, and
 // one without "tools" (ToolFormat's texts, and a role "tool" of their answers) none for those.
 // Without "thinking" (ThinkingFormat's texts) a thought is a part of its content. In each text of
 // the format {{strftime_now("%d %b %Y")}} is the local date of the request, as C's strftime has it.
@@ -36,7 +37,7 @@ struct ToolCall {
 };
 
 struct ChatMessage {
-  std::string role;  // "system" (first only), "user", "assistant" or "tool"
+  std::string role;  // "system", "user", "assistant" or "tool"
   std::string content;
   std::vector<ToolCall> calls = {};  // the assistant's
 };
@@ -62,6 +63,8 @@ struct ThinkingFormat {
   std::string prefix, suffix, skip, response_start, response_end;
   bool kept = true, strip = false;
   std::string start = {}, end = {};  // prefix and suffix without white space
+
+  bool IsQuestion(const std::string& role, const std::string& content) const;
 };
 
 // Immutable; all methods may be called from any thread.
@@ -90,6 +93,7 @@ class ChatFormat {
                                               std::time_t now = std::time(nullptr)) const;
 
   const std::optional<ToolFormat>& tools() const { return tools_; }
+  const std::optional<ThinkingFormat>& thinking() const { return thinking_; }
   // What the model writes at the end of its turn, to stop at: a special token, or else a text.
   std::optional<int32_t> stop_id() const { return stop_id_; }
   const std::string& stop_text() const { return stop_text_; }  // "": there is none
@@ -110,7 +114,7 @@ class ChatFormat {
   std::string bos_, generation_prompt_, end_;
   std::optional<std::string> default_system_;
   std::map<std::string, Role> roles_;
-  bool alternate_ = false;
+  bool alternate_ = false, later_system_ = false;
   std::optional<ToolFormat> tools_;
   std::optional<ThinkingFormat> thinking_;
   AddedTokenSplitter added_;

@@ -3,6 +3,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "engine/request/steady_clock.h"
 #include "server/process/log.h"
 
@@ -11,10 +12,11 @@ namespace {
 
 constexpr absl::string_view kScheme = "Bearer ";
 
-// RFC 6750; "": not a bearer token.
+// RFC 6750, behind one space or more (RFC 9110, 11.4); "": not a bearer token.
 absl::string_view TokenOf(absl::string_view authorization) {
   if (!absl::StartsWithIgnoreCase(authorization, kScheme)) return "";
   authorization.remove_prefix(kScheme.size());
+  while (absl::ConsumePrefix(&authorization, " ")) continue;
   return authorization.size() <= TokenSet::kMaxTokenBytes ? authorization : "";
 }
 

@@ -71,6 +71,15 @@ void ReplyQueue::Written() {
   Perform(step);
 }
 
+void ReplyQueue::Wake() {
+  Step step;
+  {
+    const MutexLock lock(mutex_);
+    step = Next();
+  }
+  Perform(step);
+}
+
 void ReplyQueue::Close(const absl::Status& reason) {
   Step step;
   {

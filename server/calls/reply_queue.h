@@ -39,6 +39,8 @@ class ReplyQueue : public GenerationConsumer {
 
   // The bytes of Write were taken: the next one may follow.
   void Written();
+  // Something is there to write, beside events.
+  void Wake();
   // The reader is gone or refused: the generations are cancelled, and only the end is written.
   void Close(const absl::Status& reason);
   absl::Status failure();  // Ok: the call goes on

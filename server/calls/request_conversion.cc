@@ -51,15 +51,11 @@ absl::Status CheckReserved(const google::protobuf::Message& message, const char*
   return absl::OkStatus();
 }
 
-// `bytes`: of this text and those before it.
-absl::Status CheckText(const std::string& text, size_t bytes, absl::string_view field,
-                       const ConversionContext& context) {
+// `bytes`: of a text and those before it.
+absl::Status CheckLength(size_t bytes, absl::string_view field, const ConversionContext& context) {
   if (bytes > context.max_prompt_bytes) {
     return Invalid(absl::StrCat(field, ": ", bytes, " bytes are more than the limit of ",
                                 context.max_prompt_bytes));
-  }
-  if (text.find('\0') != std::string::npos) {
-    return Invalid(absl::StrCat(field, ": contains a NUL character"));
   }
   return absl::OkStatus();
 }
@@ -81,6 +77,7 @@ absl::Status ConvertNames(const Message& request, const ConversionContext& conte
   return status;
 }
 
+// The ids of a conversation, whose tools ConvertGrammar has checked.
 absl::StatusOr<std::vector<int32_t>> ConvertMessages(const v1::ChatMessages& in,
                                                      const ConversionContext& context) {
   if (context.chat == nullptr) {
@@ -92,11 +89,11 @@ absl::StatusOr<std::vector<int32_t>> ConvertMessages(const v1::ChatMessages& in,
   for (const v1::ChatMessage& turn : in.turns()) {
     const std::string field = absl::StrCat("messages[", messages.size(), "].content");
     bytes += turn.content().size();
-    status.Update(CheckText(turn.content(), bytes, field, context));
+    status.Update(CheckLength(bytes, field, context));
     messages.push_back({turn.role(), turn.content()});
     for (const v1::ToolCall& call : turn.tool_calls()) {
       bytes += call.name().size() + call.arguments().size();
-      status.Update(CheckText(call.name() + call.arguments(), bytes, field, context));
+      status.Update(CheckLength(bytes, field, context));
       messages.back().calls.push_back({call.name(), call.arguments()});
     }
   }
@@ -115,6 +112,13 @@ const char* NameOfPrompt(const Message& request) {
     if (request.has_messages()) return "messages";
   }
   return "prompt";
+}
+
+// In words that clients know it by, which then send less or ask another model.
+absl::Status PromptTooLong(const char* field, size_t tokens, const ConversionContext& context) {
+  return absl::OutOfRangeError(absl::StrCat(
+      field, ": ", tokens, " tokens leave no room. This model's maximum context length is ",
+      context.limits.max_model_len, " tokens"));
 }
 
 template <class Message>
@@ -152,9 +156,7 @@ absl::StatusOr<std::vector<int32_t>> ConvertPrompt(const Message& request,
       prompt.erase(prompt.begin(), prompt.end() - static_cast<int64_t>(keep));
   }
   if (static_cast<int64_t>(prompt.size()) > context.limits.max_model_len) {
-    return absl::OutOfRangeError(absl::StrCat(NameOfPrompt(request), ": ", prompt.size(),
-                                              " tokens are more than the context of ",
-                                              context.limits.max_model_len));
+    return PromptTooLong(NameOfPrompt(request), prompt.size(), context);
   }
   return prompt;
 }
@@ -230,9 +232,6 @@ absl::Status ConvertStopStrings(const v1::Stopping& in, std::vector<std::string>
   for (const std::string& stop : in.stop()) {
     if (stop.empty() || stop.size() > kMaxStopBytes) {
       return Invalid("stopping.stop: each string must have 1 to 256 bytes");
-    }
-    if (stop.find('\0') != std::string::npos) {
-      return Invalid("stopping.stop: contains a NUL character");
     }
     out->push_back(stop);
   }
@@ -368,9 +367,19 @@ absl::StatusOr<std::vector<int32_t>> TokenizeText(const std::string& text, bool 
                                                   const char* field,
                                                   const ConversionContext& context) {
   if (context.tokenizer == nullptr) return NoTokenizer(field);
-  absl::Status status = CheckText(text, text.size(), field, context);
+  absl::Status status = CheckLength(text.size(), field, context);
   if (!status.ok()) return status;
   return context.tokenizer->Encode(text, add_special);
+}
+
+absl::StatusOr<std::vector<int32_t>> TokenizeMessages(const v1::ChatMessages& messages,
+                                                      const ConversionContext& context) {
+  v1::GenerateRequest request;
+  *request.mutable_messages() = messages;
+  GenerationSpec unused;
+  absl::Status status = ConvertGrammar(request, context, &unused);
+  if (!status.ok()) return status;
+  return ConvertMessages(messages, context);
 }
 
 absl::StatusOr<std::string> DetokenizeIds(const google::protobuf::RepeatedField<uint32_t>& ids,
@@ -416,9 +425,7 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
   if (!prompt.ok()) return prompt.status();
   const int64_t room = context.limits.max_model_len - static_cast<int64_t>(prompt->size());
   if (room < 1) {
-    return absl::OutOfRangeError(absl::StrCat(NameOfPrompt(request), ": ", prompt->size(),
-                                              " tokens leave no room in the context of ",
-                                              context.limits.max_model_len));
+    return PromptTooLong(NameOfPrompt(request), prompt->size(), context);
   }
   first.stop.max_tokens = static_cast<int32_t>(std::min<int64_t>(first.stop.max_tokens, room));
   first.stop.min_tokens = std::min(first.stop.min_tokens, first.stop.max_tokens);

@@ -99,6 +99,9 @@ absl::Status ConvertIds(const google::protobuf::RepeatedField<uint32_t>& in, con
 absl::StatusOr<std::vector<int32_t>> TokenizeText(const std::string& text, bool add_special,
                                                   const char* field,
                                                   const ConversionContext& context);
+// The ids of a conversation, of any length, with the same errors as in ConvertGenerate.
+absl::StatusOr<std::vector<int32_t>> TokenizeMessages(const v1::ChatMessages& messages,
+                                                      const ConversionContext& context);
 // The way back, of at most 2^20 ids.
 absl::StatusOr<std::string> DetokenizeIds(const google::protobuf::RepeatedField<uint32_t>& ids,
                                           bool skip_special, const char* field,

@@ -10,106 +10,117 @@
 #include "absl/strings/str_join.h"
 #include "models/grammar/json_schema_check.h"
 #include "models/json_reader.h"
+#include "models/json_text.h"
 
 namespace fox {
 namespace {
 
 using Json = nlohmann::json;
-using Ordered = nlohmann::ordered_json;
 
-// With the spaces of Python's json.dumps: models know it from templates.
-std::string Spaced(const Ordered& value) {
-  std::string out;
-  JsonQuotes quotes;
-  for (const char c : value.dump()) {
-    out += c;
-    if (!quotes.open() && (c == ',' || c == ':')) out += ' ';
-    quotes.Read(c);
-  }
-  return out;
-}
+absl::Status Invalid(absl::string_view message) { return absl::InvalidArgumentError(message); }
 
-// A text, or parts of text, which become its lines.
-absl::Status ReadContent(const Json* value, std::string* out) {
+// A text, or parts of text, which become its lines. Null where `optional`: no text.
+absl::Status ReadContent(const Json* value, bool optional, std::string* out) {
   constexpr const char* kForm =
       "content: must be a text or a list of {\"type\": \"text\", \"text\"}";
+  if (value == nullptr && optional) return absl::OkStatus();
   if (value != nullptr && value->is_string()) {
     *out = value->get<std::string>();
     return absl::OkStatus();
   }
-  if (value == nullptr || !value->is_array()) return absl::InvalidArgumentError(kForm);
+  if (value == nullptr || !value->is_array()) return Invalid(kForm);
   std::vector<std::string> lines;
   for (const Json& part : *value) {
-    if (!part.is_object()) return absl::InvalidArgumentError(kForm);
+    if (!part.is_object()) return Invalid(kForm);
     JsonFields fields(part);
     const std::string type = fields.String("type").value_or("");
-    if (type != "text" && !type.empty()) {
-      return absl::InvalidArgumentError(absl::StrCat("content: no part of type ",
-                                                     absl::CHexEscape(type.substr(0, 32)),
-                                                     "; text alone is supported"));
+    if (type != "text" && type != "refusal" && !type.empty()) {
+      return Invalid(absl::StrCat("content: no part of type ", absl::CHexEscape(type.substr(0, 32)),
+                                  "; text alone is supported"));
     }
-    std::optional<std::string> text = fields.String("text");
-    if (type.empty() || !text.has_value()) return absl::InvalidArgumentError(kForm);
+    std::optional<std::string> text = fields.String(type == "refusal" ? "refusal" : "text");
+    if (type.empty() || !text.has_value()) return Invalid(kForm);
+    const absl::Status unread = CheckUnreadFields(fields, FieldPlace::kPart);
+    if (!unread.ok()) return Invalid(absl::StrCat("content.", unread.message()));
     lines.push_back(*std::move(text));
   }
   *out = absl::StrJoin(lines, "\n");
   return absl::OkStatus();
 }
 
-absl::Status ReadCalls(const Json& calls, v1::ChatMessage* out) {
-  const auto text = [](const Json& call, const char* pointer) {
-    const Json::json_pointer at(pointer);
-    const bool is_text = call.is_object() && call.contains(at) && call.at(at).is_string();
-    return is_text ? call.at(at).get<std::string>() : "";
-  };
-  if (!calls.is_array()) return absl::InvalidArgumentError("tool_calls: must be a list");
-  for (const Json& call : calls) {
-    const std::string name = text(call, "/function/name"), sent = text(call, "/function/arguments");
-    const std::string arguments = sent.empty() ? "{}" : sent;
-    const JsonLimits limits = {arguments.size(), kMaxSchemaDepth, /*max_values=*/1 << 16};
-    if (name.empty() || !ReadJsonObject(arguments, limits, "arguments").ok()) {
-      return absl::InvalidArgumentError(
-          "tool_calls: each must have a function.name, and function.arguments that are "
-          "the text of a JSON object");
+// Arguments as the model has seen them: JSON with the spaces of its template. What is no JSON, as a
+// call that was cut, stays as the model wrote it.
+std::string ArgumentsOf(const std::string& text) {
+  if (text.empty()) return "{}";
+  const JsonLimits limits = {text.size(), kMaxSchemaDepth, /*max_values=*/1 << 16};
+  const bool is_json = ReadJson(text, limits, "arguments").ok();
+  return is_json ? Respaced(text, JsonSpacing::kPython) : text;
+}
+
+// `written`: the calls as the body has them.
+absl::Status ReadCalls(const Json& calls, absl::string_view written, v1::ChatMessage* out) {
+  if (!calls.is_array()) return Invalid("tool_calls: must be a list");
+  const std::vector<absl::string_view> texts = JsonElements(written);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const Json& call = calls[i];
+    const Json function = call.is_object() ? call.value("function", Json()) : Json();
+    const Json name = function.is_object() ? function.value("name", Json()) : Json();
+    const Json arguments = function.is_object() ? function.value("arguments", Json("")) : Json();
+    if (!name.is_string() || name == "" || !(arguments.is_string() || arguments.is_object())) {
+      return Invalid(
+          "tool_calls: each must have a function.name, and function.arguments that are a text");
     }
     v1::ToolCall* const added = out->add_tool_calls();
-    added->set_name(name);
-    added->set_arguments(Spaced(Ordered::parse(arguments)));
+    added->set_name(name.get<std::string>());
+    added->set_arguments(
+        ArgumentsOf(arguments.is_string()
+                        ? arguments.get<std::string>()
+                        : std::string(JsonAt(texts[i], {"function", "arguments"}))));
   }
   return absl::OkStatus();
 }
 
-absl::Status ReadMessage(const Json& message, v1::ChatMessage* out) {
-  if (!message.is_object()) return absl::InvalidArgumentError("role: must be set");
+// A thought that came apart from its answer, by either of its names.
+std::string ThoughtOf(JsonFields* fields) {
+  std::string thought = fields->String("reasoning_content").value_or("");
+  const std::string newer = fields->String("reasoning").value_or("");
+  return thought.empty() ? newer : thought;
+}
+
+// `written`: the message as the body has it.
+absl::Status ReadMessage(const Json& message, absl::string_view written, v1::ChatMessage* out,
+                         std::string* thought) {
+  if (!message.is_object()) return Invalid("role: must be set");
   JsonFields fields(message);
   const std::string role = fields.String("role").value_or("");
+  const bool assistant = role == "assistant";
   const Json* content = fields.Find("content");
   const Json* calls = fields.Find("tool_calls");
-  fields.Find("tool_call_id");  // answers come in the order of the calls
+  const Json* refusal = assistant ? fields.Find("refusal") : nullptr;
+  if (assistant) *thought = ThoughtOf(&fields);
   absl::Status status = fields.status();
-  if (status.ok()) status = CheckUnreadFields(fields);
-  if (status.ok() && role.empty()) return absl::InvalidArgumentError("role: must be set");
-  if (status.ok() && calls != nullptr) status = ReadCalls(*calls, out);
-  if (status.ok() && (content != nullptr || out->tool_calls().empty())) {
-    status = ReadContent(content, out->mutable_content());
+  if (status.ok()) status = CheckUnreadFields(fields, FieldPlace::kMessage);
+  if (status.ok() && role.empty()) return Invalid("role: must be set");
+  if (status.ok() && calls != nullptr) {
+    status = ReadCalls(*calls, JsonAt(written, {"tool_calls"}), out);
+  }
+  if (status.ok()) {
+    status = ReadContent(content == nullptr ? refusal : content, assistant || role == "tool",
+                         out->mutable_content());
   }
   out->set_role(role == "developer" ? "system" : role);  // OpenAI's newer name
   return status;
 }
 
-}  // namespace
-
-absl::Status ReadMessages(const Json* value, v1::ChatMessages* out) {
-  if (value == nullptr) return absl::InvalidArgumentError("messages: must be set");
-  if (!value->is_array())
-    return absl::InvalidArgumentError("messages: must be a list of {\"role\", \"content\"}");
-  for (const Json& message : *value) {
-    const int place = out->turns_size();
-    const absl::Status status = ReadMessage(message, out->add_turns());
-    if (!status.ok())
-      return absl::InvalidArgumentError(absl::StrCat("messages[", place, "].", status.message()));
+// Thoughts stand in the answers behind the last question; templates drop those before it.
+void AddThoughts(const std::vector<std::string>& thoughts, const ThinkingFormat& format,
+                 v1::ChatMessages* out) {
+  for (size_t i = thoughts.size(); i-- > 0;) {
+    v1::ChatMessage& turn = *out->mutable_turns(static_cast<int>(i));
+    if (format.IsQuestion(turn.role(), turn.content())) return;
+    if (thoughts[i].empty()) continue;
+    turn.set_content(absl::StrCat(format.prefix, thoughts[i], format.suffix, turn.content()));
   }
-  return absl::OkStatus();
 }
 
 void ReadTools(JsonFields* fields, const std::string& body, v1::ChatMessages* out) {
@@ -131,8 +142,38 @@ void ReadTools(JsonFields* fields, const std::string& body, v1::ChatMessages* ou
   }
   if (tools == nullptr || tools->empty()) return;
   if (!parallel) out->set_one_call(true);
-  const Ordered all = Ordered::parse(body, nullptr, /*allow_exceptions=*/false);
-  for (const Ordered& tool : all.at("tools")) out->add_tools(Spaced(tool));
+  for (const absl::string_view tool : JsonElements(JsonAt(body, {"tools"}))) {
+    out->add_tools(Respaced(tool, JsonSpacing::kPython));
+  }
+}
+
+}  // namespace
+
+void ReadTurn(JsonFields* fields, const std::string& body, v1::ChatMessages* out) {
+  if (const auto v = fields->Bool("add_generation_prompt")) out->set_add_generation_prompt(*v);
+  if (const auto v = fields->Bool("continue_final_message")) out->set_continue_final_message(*v);
+  ReadTools(fields, body, out);
+  const Json* arguments = fields->Find("chat_template_kwargs");
+  if (arguments == nullptr || arguments->empty()) return;
+  out->set_enable_thinking(*arguments == Json::object({{"enable_thinking", true}}));
+  if (!out->enable_thinking() && *arguments != Json::object({{"enable_thinking", false}})) {
+    fields->Fail("chat_template_kwargs", R"({"enable_thinking": true or false})");
+  }
+}
+
+absl::Status ReadMessages(const Json* value, const std::string& body, const ChatFormat& format,
+                          v1::ChatMessages* out) {
+  if (value == nullptr) return Invalid("messages: must be set");
+  if (!value->is_array()) return Invalid("messages: must be a list of {\"role\", \"content\"}");
+  const std::vector<absl::string_view> texts = JsonElements(JsonAt(body, {"messages"}));
+  std::vector<std::string> thoughts(texts.size());
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const absl::Status status =
+        ReadMessage((*value)[i], texts[i], out->add_turns(), &thoughts[i]);
+    if (!status.ok()) return Invalid(absl::StrCat("messages[", i, "].", status.message()));
+  }
+  if (format.thinking().has_value()) AddThoughts(thoughts, *format.thinking(), out);
+  return absl::OkStatus();
 }
 
 }  // namespace fox

@@ -1,19 +1,23 @@
-// The messages and tools of a body of /v1/chat/completions, as fox.v1 has them.
+// Messages and tools of a body of /v1/chat/completions and /tokenize, as fox.v1 has them.
 #pragma once
 
 #include <string>
 
 #include "absl/status/status.h"
 #include "fox/v1/inference.pb.h"
-#include "nlohmann/json.hpp"
+#include "models/tokenizer/chat_format.h"
 #include "server/http/json_fields.h"
 
 namespace fox {
 
-// InvalidArgument names the message. Null: there is none.
-absl::Status ReadMessages(const nlohmann::json* value, v1::ChatMessages* out);
+// The fields beside `messages`: add_generation_prompt, continue_final_message,
+// chat_template_kwargs, tools, tool_choice and parallel_tool_calls. Errors are those of `fields`;
+// `body`, which it was parsed from, has the order of a tool's properties and the digits of numbers.
+void ReadTurn(JsonFields* fields, const std::string& body, v1::ChatMessages* out);
 
-// tools, tool_choice and parallel_tool_calls; `body` has the order of their properties.
-void ReadTools(JsonFields* fields, const std::string& body, v1::ChatMessages* out);
+// `messages`, null where there are none, of the body `body`. What this server has answered is taken
+// back as it is, a call that max_tokens has cut included. InvalidArgument names the message.
+absl::Status ReadMessages(const nlohmann::json* value, const std::string& body,
+                          const ChatFormat& format, v1::ChatMessages* out);
 
 }  // namespace fox

@@ -110,6 +110,7 @@ ReplyQueue::Taken CompletionCall::Take() {
   windows_.clear();
   bytes_ += std::exchange(pending_, {});  // the end of the last choice comes last
   const auto size = static_cast<int64_t>(bytes_.size());
+  if (std::exchange(silent_, false) && bytes_.empty()) bytes_ = ": waiting\n\n";
   if (all_done()) bytes_ += writer_->LastChunks();
   return {std::exchange(pending_tokens_, {}), size, size};
 }
@@ -117,7 +118,19 @@ ReplyQueue::Taken CompletionCall::Take() {
 void CompletionCall::Drop() {
   pending_.clear();
   windows_.clear();
+  silent_ = false;
   writer_.reset();
+}
+
+// A stream begins with it, if need be: proxies close connections that are silent for a minute. What
+// fails afterwards is an event.
+void CompletionCall::OnSilence() {
+  {
+    const MutexLock lock(mutex_);
+    silent_ = writer_.has_value() && request_.stream;
+    if (!silent_) return;
+  }
+  Wake();
 }
 
 void CompletionCall::Write() {

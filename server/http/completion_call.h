@@ -31,6 +31,7 @@ class CompletionCall final : public HttpCall,
                  CallInfo info);
 
   void OnWritten() override { Written(); }
+  void OnSilence() override;
   void OnClosed(const absl::Status& reason) override { Close(reason); }
 
  private:
@@ -43,7 +44,7 @@ class CompletionCall final : public HttpCall,
   int64_t Keep(size_t prompt, v1::GenerateDelta event, RequestId sequence, int64_t tokens) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool empty() const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return pending_.empty() && windows_.empty();
+    return pending_.empty() && windows_.empty() && !silent_;
   }
   Taken Take() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Drop() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -65,6 +66,7 @@ class CompletionCall final : public HttpCall,
   std::string pending_ ABSL_GUARDED_BY(mutex_);
   std::map<size_t, std::string> windows_ ABSL_GUARDED_BY(mutex_);  // the newest, by choice
   Tokens pending_tokens_ ABSL_GUARDED_BY(mutex_);
+  bool silent_ ABSL_GUARDED_BY(mutex_) = false;  // a comment is due
   // Of the write in flight.
   std::string bytes_;
   bool begun_ = false;

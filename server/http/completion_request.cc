@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/request/sampling_limits.h"
+#include "models/json_text.h"
 #include "server/http/chat_messages.h"
 #include "server/http/json_fields.h"
 
@@ -145,10 +146,10 @@ void ReadOutput(JsonFields* fields, const EngineOptions& engine, CompletionReque
   if (options == nullptr) return;
   if (!options->is_object()) return fields->Fail("stream_options", "an object");
   if (!out->stream) return fields->Fail("stream_options", "absent without stream");
-  const auto usage = options->find("include_usage");
-  if (usage == options->end() || usage->is_null()) return;
-  if (!usage->is_boolean()) return fields->Fail("stream_options.include_usage", "true or false");
-  out->include_usage = usage->get<bool>();
+  JsonFields within(*options);
+  out->include_usage = within.Bool("include_usage").value_or(false);
+  fields->FailWithin("stream_options", within.status());
+  fields->FailWithin("stream_options", CheckUnreadFields(within, FieldPlace::kStreamOptions));
 }
 
 void ReadScheduling(JsonFields* fields, bool chat, v1::GenerateRequest* out) {
@@ -187,25 +188,48 @@ void ReadCounts(JsonFields* fields, CompletionRequest* out) {
 }
 
 // A schema as the client wrote it: its order is that of the properties.
-std::string SchemaAt(const std::string& body, const char* pointer) {
-  const auto all = nlohmann::ordered_json::parse(body, nullptr, /*allow_exceptions=*/false);
-  const auto& schema = all.at(nlohmann::ordered_json::json_pointer(pointer));
-  return schema.is_string() ? schema.get<std::string>() : schema.dump();
+std::string SchemaAt(const std::string& body, std::initializer_list<absl::string_view> path) {
+  return Respaced(JsonAt(body, path), JsonSpacing::kNone);
 }
 
+constexpr char kFormatForm[] =
+    R"({"type": "text"}, {"type": "json_object"} or {"type": "json_schema", )"
+    R"("json_schema": {"schema": {...}}})";
+
+// {"name": .., "schema": {..}}. False: it is not.
+bool ReadNamedSchema(JsonFields* fields, const std::string& body, const Json& value,
+                     v1::Sampling* out) {
+  if (!value.is_object()) return false;
+  JsonFields named(value);
+  const Json* schema = named.Find("schema");
+  if (schema == nullptr || !schema->is_object()) return false;
+  out->set_json_schema(SchemaAt(body, {"response_format", "json_schema", "schema"}));
+  fields->FailWithin("response_format.json_schema", CheckUnreadFields(named, FieldPlace::kSchema));
+  return true;
+}
+
+// A schema stands in json_schema, as OpenAI has it, or beside the type, as other servers do.
 void ReadFormat(JsonFields* fields, const std::string& body, v1::Sampling* out) {
-  const Json* format = fields->Find("response_format");
-  if (format == nullptr) return;
-  const Json type = format->is_object() ? format->value("type", Json()) : Json();
-  const Json::json_pointer schema("/json_schema/schema");
-  if (type == "text") return;
-  if (type == "json_object") return out->set_json_object(true);
-  if (type == "json_schema" && format->contains(schema) && format->at(schema).is_object()) {
-    return out->set_json_schema(SchemaAt(body, "/response_format/json_schema/schema"));
+  const Json* value = fields->Find("response_format");
+  if (value == nullptr) return;
+  if (!value->is_object()) return fields->Fail("response_format", kFormatForm);
+  JsonFields format(*value);
+  const std::string type = format.String("type").value_or("");
+  const bool is_schema = type == "json_schema", is_object = type == "json_object";
+  const Json* beside = is_schema || is_object ? format.Find("schema") : nullptr;
+  if (is_object && beside != nullptr && *beside == Json::object()) beside = nullptr;
+  const Json* named = is_schema ? format.Find("json_schema") : nullptr;
+  bool right = type == "text" || is_object || beside != nullptr || named != nullptr;
+  if (beside != nullptr) {
+    right = beside->is_object() && named == nullptr;
+    out->set_json_schema(SchemaAt(body, {"response_format", "schema"}));
+  } else if (named != nullptr) {
+    right = ReadNamedSchema(fields, body, *named, out);
+  } else if (is_object) {
+    out->set_json_object(true);
   }
-  fields->Fail("response_format",
-               R"({"type": "text"}, {"type": "json_object"} or {"type": "json_schema", )"
-               R"("json_schema": {"schema": {...}}})");
+  if (!right) return fields->Fail("response_format", kFormatForm);
+  fields->FailWithin("response_format", CheckUnreadFields(format, FieldPlace::kFormat));
 }
 
 // vLLM's.
@@ -219,8 +243,10 @@ void ReadStructured(JsonFields* fields, const std::string& body, v1::Sampling* o
   if (!wanted->is_object()) return fail();
   for (const auto& [name, value] : wanted->items()) {
     if (value.is_null()) continue;
-    if (name == "json" && (value.is_object() || value.is_string())) {
-      out->set_json_schema(SchemaAt(body, "/structured_outputs/json"));
+    if (name == "json" && value.is_string()) {
+      out->set_json_schema(value.get<std::string>());
+    } else if (name == "json" && value.is_object()) {
+      out->set_json_schema(SchemaAt(body, {"structured_outputs", "json"}));
     } else if (name == "regex" && value.is_string()) {
       out->set_regex(value.get<std::string>());
     } else if (name == "grammar" && value.is_string()) {
@@ -236,17 +262,6 @@ void ReadStructured(JsonFields* fields, const std::string& body, v1::Sampling* o
     } else {
       return fail();
     }
-  }
-}
-
-void ReadTurn(JsonFields* fields, v1::ChatMessages* out) {
-  if (const auto v = fields->Bool("add_generation_prompt")) out->set_add_generation_prompt(*v);
-  if (const auto v = fields->Bool("continue_final_message")) out->set_continue_final_message(*v);
-  const Json* arguments = fields->Find("chat_template_kwargs");
-  if (arguments == nullptr || arguments->empty()) return;
-  out->set_enable_thinking(*arguments == Json::object({{"enable_thinking", true}}));
-  if (!out->enable_thinking() && *arguments != Json::object({{"enable_thinking", false}})) {
-    fields->Fail("chat_template_kwargs", R"({"enable_thinking": true or false})");
   }
 }
 
@@ -270,15 +285,21 @@ absl::Status CheckCounts(CompletionRequest* out) {
 absl::Status CheckRoom(uint32_t max_tokens, const Request& sequence) {
   const auto room = static_cast<uint32_t>(sequence.stop.max_tokens);
   if (max_tokens <= room) return absl::OkStatus();
-  return absl::OutOfRangeError(absl::StrCat("max_tokens: ", max_tokens, " are more than the ", room,
-                                            " that the context leaves after a prompt of ",
-                                            sequence.prompt.size(), " tokens"));
+  return absl::OutOfRangeError(
+      absl::StrCat("max_tokens: ", max_tokens, " are more than the ", room, " that a prompt of ",
+                   sequence.prompt.size(), " tokens leaves. This model's maximum context length is ",
+                   room + sequence.prompt.size(), " tokens"));
 }
 
 }  // namespace
 
 absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
                                                   const ConversionContext& context, bool chat) {
+  if (context.tokenizer == nullptr) {
+    return absl::FailedPreconditionError(
+        "the model has no tokenizer, and this port answers with text; the gRPC port takes and "
+        "gives token ids");
+  }
   if (chat && context.chat == nullptr) {
     return absl::FailedPreconditionError("this model has no chat format; use /v1/completions");
   }
@@ -296,14 +317,13 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
   ReadStructured(&*fields, body, out.settings.mutable_sampling());
   const Json* prompt = fields->Find(chat ? "messages" : "prompt");
   v1::ChatMessages* const messages = chat ? out.prompts.emplace_back().mutable_messages() : nullptr;
-  if (chat) {
-    ReadTurn(&*fields, messages);
-    ReadTools(&*fields, body, messages);
-  }
+  if (chat) ReadTurn(&*fields, body, messages);
   absl::Status status = fields->status();
   if (status.ok()) status = CheckUnreadFields(*fields);
-  if (status.ok())
-    status = chat ? ReadMessages(prompt, messages) : ReadPrompts(prompt, &out.prompts);
+  if (status.ok()) {
+    status = chat ? ReadMessages(prompt, body, *context.chat, messages)
+                  : ReadPrompts(prompt, &out.prompts);
+  }
   if (status.ok()) status = CheckCounts(&out);
   if (!status.ok()) return status;
   return out;

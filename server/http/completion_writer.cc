@@ -66,13 +66,15 @@ int64_t CompletionWriter::Add(size_t prompt, const v1::GenerateDelta& event) {
   const int64_t before = bytes_of(choice);
   if (!choice.begun) Begin(prompts_[prompt], &choice);
   if (event.has_delta()) {
-    beside = AddText(event.delta().text(), /*last=*/false, &choice);
+    beside = AddText(event.delta().text(), &choice);
     if (choice.logprobs.has_value()) {
       for (const v1::TokenLogprobs& token : event.delta().logprobs()) choice.logprobs->Add(token);
     }
   } else {
-    beside = AddText("", /*last=*/true, &choice);
     choice.finish = ReasonOf(event.finish().reason());
+    if (choice.reader.has_value()) {
+      choice.reader->End(event.finish().reason() != v1::STOP, &choice.text);
+    }
     const bool calls = choice.reader.has_value() && choice.reader->calls() > 0;
     if (calls && event.finish().reason() == v1::STOP) choice.finish = "\"tool_calls\"";
     choice.stop = StopOf(event.finish());
@@ -84,10 +86,10 @@ int64_t CompletionWriter::Add(size_t prompt, const v1::GenerateDelta& event) {
   return bytes_of(choice) - before + beside;
 }
 
-int64_t CompletionWriter::AddText(const std::string& text, bool last, Choice* choice) {
+int64_t CompletionWriter::AddText(const std::string& text, Choice* choice) {
   const size_t before = choice->text.size();
   if (choice->reader.has_value()) {
-    choice->reader->Read(text, last, &choice->text, &choice->calls);
+    choice->reader->Read(text, &choice->text, &choice->calls);
   } else {
     choice->text += text;
   }
@@ -117,8 +119,9 @@ void CompletionWriter::AddPrompt(const v1::PromptInfo& info, size_t index) {
 void CompletionWriter::Begin(const Prompt& prompt, Choice* choice) {
   choice->begun = true;
   choice->text = prompt.text;
-  if (request_.prompts[0].messages().tools_size() > 0) {
-    choice->reader.emplace(*context_.chat->tools());
+  const v1::ChatMessages& chat = request_.prompts[0].messages();
+  if (chat.tools_size() > 0) {
+    choice->reader.emplace(*context_.chat->tools(), chat.call_required() || chat.has_call_name());
   }
   if (request_.logprobs < 0) return;
   choice->logprobs.emplace(*context_.tokenizer, skip_special_, /*at_text_start=*/false,

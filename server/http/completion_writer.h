@@ -52,7 +52,7 @@ class CompletionWriter {
   void AddPrompt(const v1::PromptInfo& info, size_t index);
   void Begin(const Prompt& prompt, Choice* choice);
   // Returns the bytes that are not in the choice's text: of its calls, or what waits.
-  static int64_t AddText(const std::string& text, bool last, Choice* choice);
+  static int64_t AddText(const std::string& text, Choice* choice);
   std::string TakeChoice(size_t index);
   static std::string TakeMessage(Choice* choice);
   int64_t CachedTokens() const;

@@ -58,6 +58,8 @@ class HttpCall {
   virtual ~HttpCall() = default;
   // The connection has taken the bytes of BeginStream or Write; the next may follow.
   virtual void OnWritten() {}
+  // Nothing was written for HttpPortOptions::silence: a proxy may soon close the connection.
+  virtual void OnSilence() {}
   // The client went away (Cancelled) or has stopped reading (Aborted): nothing more is written.
   // Comes at most once, and not after the last byte was written.
   virtual void OnClosed(const absl::Status& reason) = 0;

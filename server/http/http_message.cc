@@ -5,12 +5,16 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "server/http/http_exchange.h"
 
 namespace fox {
 namespace {
 
 namespace http = boost::beast::http;
+
+constexpr char kDate[] = "%a, %d %b %Y %H:%M:%S GMT";  // RFC 9110, 5.6.7
 
 bool IsHexDigit(char c) { return absl::ascii_isxdigit(static_cast<unsigned char>(c)); }
 
@@ -56,6 +60,7 @@ std::string AnswerHead(const HttpAnswer& answer, BodyFraming framing) {
       http::obsolete_reason(http::int_to_status(static_cast<unsigned>(answer.status)));
   std::string head = absl::StrCat(
       "HTTP/1.1 ", answer.status, " ", absl::string_view(reason.data(), reason.size()),
+      "\r\nDate: ", absl::FormatTime(kDate, absl::Now(), absl::UTCTimeZone()),
       "\r\nContent-Type: ", answer.content_type, "\r\nX-Content-Type-Options: nosniff\r\n");
   for (const auto& [name, value] : answer.headers)
     absl::StrAppend(&head, name, ": ", value, "\r\n");

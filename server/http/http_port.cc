@@ -245,6 +245,10 @@ void Connection::OnEnd() {
 void Connection::OnDeadline() {
   if (state_ == State::kBody || (state_ == State::kHead && parser_.begun())) {
     Refuse(ErrorAnswer(408, "the request did not arrive in time"));
+  } else if (state_ == State::kHandling && out_.empty()) {
+    Expire(loop_->options.silence);
+    const std::shared_ptr<HttpCall> call = call_;
+    if (call != nullptr) call->OnSilence();
   } else {
     Close(absl::AbortedError("the reader has stalled"));
   }
@@ -336,7 +340,7 @@ void Connection::BeginExchange() {
   state_ = State::kHandling;
   ++loop_->handling;
   ++exchange_;
-  deadline_ = kNoDeadline;
+  Expire(loop_->options.silence);
   loop_->receiving_bytes -= static_cast<int64_t>(std::exchange(body_bytes_, 0));
 }
 
@@ -400,7 +404,7 @@ void Connection::OnWritten(const error_code& error, size_t count) {
   } else if (last_queued_) {
     return FinishExchange();
   } else {
-    deadline_ = kNoDeadline;
+    Expire(loop_->options.silence);
   }
   const std::shared_ptr<HttpCall> call = call_;
   if (call != nullptr) call->OnWritten();

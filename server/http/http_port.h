@@ -20,6 +20,7 @@ struct HttpPortOptions {
   // a request is closed after `idle`.
   double head_timeout = 10, body_timeout = 10, idle_timeout = 75;
   double stall_timeout = 30;  // of a write without progress
+  double silence = 15;        // without a write, until HttpCall::OnSilence
 };
 
 // All methods may be called from any thread.

@@ -140,6 +140,12 @@ std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
     return ErrorAnswer(415,
                        "the body must be sent as Content-Type: application/json (curl --json)");
   }
+  const absl::string_view coding = head.Header("content-encoding");
+  if (!coding.empty() && !absl::EqualsIgnoreCase(coding, "identity")) {
+    HttpAnswer answer = ErrorAnswer(415, "Content-Encoding: must be absent; bodies are plain");
+    answer.headers.emplace_back("Accept-Encoding", "identity");  // RFC 9110, 15.5.16
+    return answer;
+  }
   return std::nullopt;
 }
 

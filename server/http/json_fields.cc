@@ -105,6 +105,11 @@ void JsonFields::Fail(const char* name, absl::string_view must_be) {
   status_.Update(absl::InvalidArgumentError(absl::StrCat(name, ": must be ", must_be)));
 }
 
+void JsonFields::FailWithin(const char* name, const absl::Status& status) {
+  if (status.ok()) return;
+  status_.Update(absl::Status(status.code(), absl::StrCat(name, ".", status.message())));
+}
+
 absl::StatusOr<JsonFields> ReadBody(const std::string& body, const ConversionContext& context) {
   absl::StatusOr<JsonFields> fields = JsonFields::Parse(body);
   if (!fields.ok()) return fields.status();

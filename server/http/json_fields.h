@@ -18,19 +18,6 @@
 
 namespace fox {
 
-// Whether a JSON text, as far as it was read, ends inside a string.
-class JsonQuotes {
- public:
-  void Read(char byte) {
-    if (byte == '"' && !escaped_) open_ = !open_;
-    escaped_ = byte == '\\' && !escaped_;
-  }
-  bool open() const { return open_; }
-
- private:
-  bool open_ = false, escaped_ = false;
-};
-
 // The first error (InvalidArgument, "NAME: must be ...") stays; after it nothing is set.
 class JsonFields {
  public:
@@ -54,6 +41,8 @@ class JsonFields {
 
   const absl::Status& status() const { return status_; }
   void Fail(const char* name, absl::string_view must_be);
+  // Takes over an error of what the field holds: "NAME.THEIRS".
+  void FailWithin(const char* name, const absl::Status& status);
 
  private:
   nlohmann::json object_;
@@ -64,12 +53,13 @@ class JsonFields {
 // The body of a request of any route. Also NotFound: it names a model that is not served.
 absl::StatusOr<JsonFields> ReadBody(const std::string& body, const ConversionContext& context);
 
-// After a route has read its fields: those that it does not read and that would change the answer
-// are refused, and the message says what to send instead; all others are ignored. InvalidArgument:
-// a field is in the table of unsupported ones and its value asks for something (not null, false,
-// "", [] or {}), its name is that of a field that was read but for one letter, capitals, '_' and
-// '-', or there are more than 128 fields.
-absl::Status CheckUnreadFields(const JsonFields& fields);
+// Where a JSON object stands in a body.
+enum class FieldPlace { kBody, kMessage, kPart, kFormat, kSchema, kStreamOptions };
+
+// After the fields of an object were read: InvalidArgument names one that was not, and says what to
+// send instead. Ignored are those of one list (unread_fields.cc), which change nothing about the
+// answer, and values that ask for nothing: null, "", [], {}, or what the server does anyway.
+absl::Status CheckUnreadFields(const JsonFields& fields, FieldPlace place = FieldPlace::kBody);
 
 // What is too large for a float is the largest one.
 float ToFloat(const nlohmann::json& number);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/calls/request_conversion.h"
+#include "server/http/chat_messages.h"
 #include "server/http/completion_logprobs.h"
 #include "server/http/http_error.h"
 #include "server/http/json_fields.h"
@@ -17,7 +18,8 @@ namespace fox {
 namespace {
 
 using Answered = absl::StatusOr<std::string>;  // the body
-using Work = Answered (*)(JsonFields& fields, const ConversionContext& context);
+using Work = Answered (*)(JsonFields& fields, const std::string& body,
+                          const ConversionContext& context);
 
 std::string JoinedNames(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   return absl::StrJoin(ids, ",", [&](std::string* out, int32_t id) {
@@ -33,28 +35,65 @@ std::optional<int32_t> SpecialId(const std::string& text, const Tokenizer& token
   return std::nullopt;
 }
 
-Answered AnswerTokenize(JsonFields& fields, const ConversionContext& context) {
+using Ids = absl::StatusOr<std::vector<int32_t>>;
+
+// Whether all that was sent was read, and right.
+absl::Status Checked(const JsonFields& fields) {
+  absl::Status status = fields.status();
+  status.Update(CheckUnreadFields(fields));
+  return status;
+}
+
+Ids TokenizePrompt(JsonFields& fields, const ConversionContext& context) {
   const std::optional<std::string> text = fields.String("prompt");
   const bool special = fields.Bool("add_special_tokens").value_or(true);
-  const bool names = fields.Bool("return_token_strs").value_or(false);
-  if (!fields.status().ok()) return fields.status();
-  if (!text.has_value()) return absl::InvalidArgumentError("prompt: must be set");
-  absl::StatusOr<std::vector<int32_t>> ids = TokenizeText(*text, special, "prompt", context);
+  const absl::Status status = Checked(fields);
+  if (!status.ok()) return status;
+  if (!text.has_value()) return absl::InvalidArgumentError("prompt: must be set, or messages");
+  Ids ids = TokenizeText(*text, special, "prompt", context);
   if (!ids.ok()) return ids.status();
   const std::optional<int32_t> id = SpecialId(*text, *context.tokenizer);
   if (id.has_value() && !special) ids = std::vector<int32_t>{*id};
+  return ids;
+}
+
+// As /v1/chat/completions would read it.
+Ids TokenizeChat(JsonFields& fields, const std::string& body, const nlohmann::json& messages,
+                 const ConversionContext& context) {
+  if (context.chat == nullptr) {
+    return absl::FailedPreconditionError("messages: this model has no chat format; send prompt");
+  }
+  v1::ChatMessages chat;
+  ReadTurn(&fields, body, &chat);
+  absl::Status status = Checked(fields);
+  if (status.ok()) status = ReadMessages(&messages, body, *context.chat, &chat);
+  if (!status.ok()) return status;
+  return TokenizeMessages(chat, context);
+}
+
+Answered AnswerTokenize(JsonFields& fields, const std::string& body,
+                        const ConversionContext& context) {
+  const bool names = fields.Bool("return_token_strs").value_or(false);
+  const nlohmann::json* messages = fields.Find("messages");
+  const Ids ids = messages == nullptr ? TokenizePrompt(fields, context)
+                                      : TokenizeChat(fields, body, *messages, context);
+  if (!ids.ok()) return ids.status();
   return absl::StrCat(
       "{\"count\":", ids->size(), ",\"max_model_len\":", context.limits.max_model_len,
       ",\"tokens\":[", absl::StrJoin(*ids, ","), "],\"token_strs\":",
       names ? absl::StrCat("[", JoinedNames(*context.tokenizer, *ids), "]") : "null", "}");
 }
 
-Answered AnswerDetokenize(JsonFields& fields, const ConversionContext& context) {
+Answered AnswerDetokenize(JsonFields& fields, const std::string&,
+                          const ConversionContext& context) {
+  const bool is_set = fields.Find("tokens") != nullptr;
   const std::vector<uint32_t> tokens = fields.Ids("tokens");
-  const bool skip_special = fields.Bool("skip_special_tokens").value_or(true);
-  if (!fields.status().ok()) return fields.status();
+  const bool skips = fields.Bool("skip_special_tokens").value_or(true);
+  const absl::Status status = Checked(fields);
+  if (!status.ok()) return status;
+  if (!is_set) return absl::InvalidArgumentError("tokens: must be set");
   const absl::StatusOr<std::string> text =
-      DetokenizeIds({tokens.begin(), tokens.end()}, skip_special, "tokens", context);
+      DetokenizeIds({tokens.begin(), tokens.end()}, skips, "tokens", context);
   if (!text.ok()) return text.status();
   return absl::StrCat("{\"prompt\":", JsonString(*text), "}");
 }
@@ -81,7 +120,7 @@ struct TokenizerCall final : HttpCall {
 Answered Run(const std::string& body, Work work, const ConversionContext& context) {
   absl::StatusOr<JsonFields> fields = ReadBody(body, context);
   if (!fields.ok()) return fields.status();
-  return work(*fields, context);
+  return work(*fields, body, context);
 }
 
 void Start(ServerCore& core, const char* method, Work work,

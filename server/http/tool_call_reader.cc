@@ -9,12 +9,13 @@
 
 namespace fox {
 
-ToolCallReader::ToolCallReader(const ToolFormat& format)
+ToolCallReader::ToolCallReader(const ToolFormat& format, bool calls_only)
     : format_(format),
+      calls_only_(calls_only),
       openings_({format.separator + format.call, format.call}),
       matcher_(openings_) {}
 
-void ToolCallReader::Read(absl::string_view piece, bool last, std::string* content,
+void ToolCallReader::Read(absl::string_view piece, std::string* content,
                           std::vector<ToolCallPart>* parts) {
   for (const char byte : piece) {
     if (place_ == Place::kText) {
@@ -40,7 +41,16 @@ void ToolCallReader::Read(absl::string_view piece, bool last, std::string* conte
       place_ = Place::kText;
     }
   }
-  if (last && place_ == Place::kText) *content += std::exchange(held_, {});
+}
+
+void ToolCallReader::End(bool cut, std::string* content) {
+  if (place_ != Place::kText) return;
+  const std::string held = std::exchange(held_, {});
+  if (calls_only_ || (cut && calls_ > 0)) return;
+  const size_t tag = held.find(format_.trigger[0]);
+  // A tag's first letter alone is more likely text, as in "a < b", and a separator an end of line.
+  const size_t least = cut ? 2 : format_.trigger.size();
+  if (tag == held.npos || held.size() - tag < least) *content += held;
 }
 
 void ToolCallReader::ReadText(char byte, std::string* content) {

@@ -8,9 +8,21 @@
 #include "absl/strings/string_view.h"
 #include "models/tokenizer/chat_format.h"
 #include "models/tokenizer/stop_matcher.h"
-#include "server/http/json_fields.h"
 
 namespace fox {
+
+// Whether a JSON text, as far as it was read, ends inside a string.
+class JsonQuotes {
+ public:
+  void Read(char byte) {
+    if (byte == '"' && !escaped_) open_ = !open_;
+    escaped_ = byte == '\\' && !escaped_;
+  }
+  bool open() const { return open_; }
+
+ private:
+  bool open_ = false, escaped_ = false;
+};
 
 // What is new of a call.
 struct ToolCallPart {
@@ -19,15 +31,17 @@ struct ToolCallPart {
   std::string arguments = {};
 };
 
-// Not thread-safe. `format` must outlive it.
+// Not thread-safe. `format` must outlive it. `calls_only`: the grammar allows no text.
 class ToolCallReader {
  public:
-  explicit ToolCallReader(const ToolFormat& format);
+  explicit ToolCallReader(const ToolFormat& format, bool calls_only = false);
 
   // Adds to `content` what is no call, and to `parts` what is one, in order; arguments join the
-  // last part. What may be the beginning of a call waits, at the last piece for nothing.
-  void Read(absl::string_view piece, bool last, std::string* content,
-            std::vector<ToolCallPart>* parts);
+  // last part. What may be the beginning of a call waits.
+  void Read(absl::string_view piece, std::string* content, std::vector<ToolCallPart>* parts);
+  // The answer has ended: what waits is content, unless a call has begun in it. `cut`: the model
+  // did not end it, and might have gone on with a call.
+  void End(bool cut, std::string* content);
   size_t calls() const { return calls_; }  // that are whole
 
  private:
@@ -36,6 +50,7 @@ class ToolCallReader {
   void ReadArgument(char byte);
 
   const ToolFormat& format_;
+  const bool calls_only_;
   const std::vector<std::string> openings_;
   StopMatcher matcher_;
   Place place_ = Place::kText;

@@ -28,7 +28,7 @@ import demo  # noqa: E402
 MODEL = ROOT / "models" / "demo"
 SKIPPED = 77  # ctest's SKIP_RETURN_CODE
 # For a model that was never trained to chat.
-CHAT_FORMAT = {"bos": "<s>", "generation_prompt": "Assistant:", "roles": {
+CHAT_FORMAT = {"bos": "<s>", "generation_prompt": "Assistant:", "later_system": True, "roles": {
     "system": {"prefix": "", "suffix": "\n"}, "user": {"prefix": "User: ", "suffix": "\n"},
     "assistant": {"prefix": "Assistant:", "suffix": "</s>\n"},
     "tool": {"prefix": "Tool: ", "suffix": "\n"}},

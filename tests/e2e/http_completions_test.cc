@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "tests/e2e/test_server.h"
 
 namespace fox {
@@ -276,6 +277,25 @@ TEST(HttpCompletionCallTest, AMissingTokenIsToldBeforeTheBody) {
   EXPECT_TRUE(client.AtEnd());
 }
 
+// A proxy would close the connection. https://html.spec.whatwg.org/multipage/server-sent-events.html
+TEST(HttpCompletionsSilenceTest, AStreamWithoutTokensSendsComments) {
+  HttpServerOptions options;
+  options.port.silence = 0.05;
+  TestServer test({}, options);
+  HttpClient client = test.ConnectHttp();
+  const Json request = Greedy("hello", 3);
+  test.script->step_delay_us = 400000;
+  client.SendRequest("POST", kPath, With(request, "stream", true).dump());
+  ASSERT_TRUE(client.ReadUntil(": waiting\n\n"));
+  EXPECT_EQ(client.received().find("data: "), std::string::npos);
+  HttpReply streamed = client.Read();
+  EXPECT_TRUE(absl::StartsWith(streamed.body, ": waiting\n\n"));
+  streamed.body = absl::StrReplaceAll(streamed.body, {{": waiting\n\n", ""}});
+  const HttpReply whole = client.Post(kPath, request);  // has none
+  ASSERT_EQ(whole.status, 200) << whole.body;
+  EXPECT_EQ(Join(streamed, 1)[0].text, whole.Json()["choices"][0]["text"]);
+}
+
 TEST_F(HttpCompletionsTest, WhatElseIsServed) {
   EXPECT_EQ(client_.Get("/v1/models").Json()["data"][0]["id"], "scripted");
   EXPECT_EQ(client_.Get("/v1/models/scripted").Json()["id"], "scripted");
@@ -285,12 +305,16 @@ TEST_F(HttpCompletionsTest, WhatElseIsServed) {
   const Json tokens = client_.Post("/tokenize", {{"prompt", "hi"}}).Json();
   EXPECT_EQ(tokens["tokens"], Json({CharacterTokenizer::kBos, 'h', 'i'}));
   EXPECT_EQ(tokens["count"], 3);
-  EXPECT_EQ(client_.Post("/detokenize", {{"tokens", tokens["tokens"]}}).Json()["prompt"], "hi");
-  EXPECT_EQ(client_.Post("/detokenize", {{"tokens", {-1}}}).ErrorField(), "tokens");
-  Json special = {{"tokens", {CharacterTokenizer::kEos}}};
-  EXPECT_EQ(client_.Post("/detokenize", special).Json()["prompt"], "");
-  special["skip_special_tokens"] = false;
-  EXPECT_EQ(client_.Post("/detokenize", special).Json()["prompt"], "</s>");
+  const Json ids = {{"tokens", tokens["tokens"]}};
+  EXPECT_EQ(client_.Post("/detokenize", ids).Json()["prompt"], "hi");
+  EXPECT_EQ(client_.Post("/detokenize", With(ids, "skip_special_tokens", false)).Json()["prompt"],
+            "<s>hi");
+  for (const Json& wrong : {Json({{"tokens", {-1}}}), Json({{"tokens", nullptr}}), Json::object()}) {
+    EXPECT_EQ(client_.Post("/detokenize", wrong).ErrorField(), "tokens") << wrong;
+  }
+  EXPECT_EQ(client_.Post("/detokenize", {{"prompt", {1}}}).ErrorField(), "prompt");
+  EXPECT_EQ(client_.Post("/tokenize", {{"content", "hi"}}).ErrorMessage(),
+            "content: did you mean prompt?");
   // The name of a special token alone is that token, so that clients learn its id.
   const Json eos = {{"prompt", "</s>"}, {"add_special_tokens", false}};
   EXPECT_EQ(client_.Get("/tokenizer_info").Json()["eos_token"], "</s>");
@@ -317,6 +341,8 @@ TEST_F(HttpCompletionsTest, AConversation) {
   const Json answer = client.Post(kChat, first).Json();
   const std::string text = answer["choices"][0]["message"]["content"];
   EXPECT_EQ(text, ExpectedText("U:" + question + "\nA:", 100));
+  const Json tokens = client.Post("/tokenize", {{"messages", first["messages"]}}).Json();
+  EXPECT_EQ(tokens["count"], answer["usage"]["prompt_tokens"]);
   EXPECT_TRUE(absl::StartsWith(answer["id"].get<std::string>(), "chatcmpl-"));
   EXPECT_EQ(answer["usage"]["prompt_tokens"], 206);
   EXPECT_EQ(answer["fox"]["log_tolerance"], -10);

@@ -7,7 +7,13 @@
 from __future__ import annotations
 
 import asyncio
+import email.utils
+import gzip
 import json
+import re
+import time
+import urllib.error
+import urllib.request
 from typing import Any
 
 import fox_server
@@ -105,6 +111,25 @@ class OpenAiTest(fox_server.Case):
                 "json": {"type": "array", "uniqueItems": True}}})
 
 
+    def test_heads_are_those_of_the_rfc(self) -> None:
+        """RFC 9110: a date (6.6.1), and what a coding is told (15.5.16)."""
+        with urllib.request.urlopen(self.server.http_url + "/health", timeout=60) as answer:
+            date = email.utils.parsedate_to_datetime(answer.headers["Date"])
+        self.assertLess(abs(date.timestamp() - time.time()), 60)
+        packed = gzip.compress(json.dumps({"prompt": PROMPT, "max_tokens": 1}).encode())
+        with self.assertRaises(urllib.error.HTTPError) as raised:
+            urllib.request.urlopen(urllib.request.Request(
+                self.server.http_url + "/v1/completions", packed,
+                {"Content-Type": "application/json", "Content-Encoding": "gzip"}), timeout=60)
+        self.assertEqual(raised.exception.code, 415)
+        self.assertEqual(raised.exception.headers["Accept-Encoding"], "identity")
+
+    def test_least_values(self) -> None:
+        self.assertEqual(self.complete(prompt=PROMPT, max_tokens=8, top_p=0, seed=1).choices[0].text,
+                         self.complete(prompt=PROMPT, max_tokens=8, temperature=0).choices[0].text)
+        self.complete(prompt="a\0b", max_tokens=1)
+
+
 class ChatTest(fox_server.Case):
     """The demo with a chat format; what it answers makes no sense."""
 
@@ -190,6 +215,65 @@ class ChatTest(fox_server.Case):
         with self.assertRaisesRegex(self.openai.BadRequestError, "uniqueItems") as raised:
             self.chat(PROMPT, tools=[tool("f", a={"type": "array", "uniqueItems": True})])
         self.assertEqual(raised.exception.param, "tools[0].function.parameters")
+
+    def test_every_answer_is_history(self) -> None:
+        schema = {"type": "object", "properties": {"text": {"type": "string"}},
+                  "required": ["text"]}
+        tools = [{"type": "function", "function": {"name": "note", "parameters": schema}}]
+        cut = 0
+        for tokens in (*range(1, 32, 3), 60):  # in a tag, a name, its arguments, behind a call
+            for choice in ("auto", "required"):
+                fields = {"tools": tools, "tool_choice": choice, "tokens": tokens, "seed": tokens,
+                          "temperature": 1, "parallel_tool_calls": tokens % 2 == 0}
+                answer = self.chat(PROMPT, **fields).choices[0]
+                calls = answer.message.tool_calls or []
+                for call in calls:
+                    cut += not call.function.arguments.endswith("}")
+                if choice == "required":
+                    self.assertFalse(answer.message.content, tokens)
+                turns = [{"role": "user", "content": PROMPT}, answer.message.model_dump(),
+                         *({"role": "tool", "tool_call_id": call.id, "content": "no"}
+                           for call in calls), {"role": "system", "content": "Go on."}]
+                again = self.chat(messages=turns, tools=tools).choices[0].message
+                self.assertEqual(again.role, "assistant")
+        self.assertGreater(cut, 3)
+
+    def test_numbers_keep_their_digits(self) -> None:
+        """Python's json, whose integers have no end, is the judge."""
+        numbers = [9007199254740993, 18446744073709551615, -25000000000000000001, 0.1, 1.0]
+        tool = {"type": "function", "function": {"name": "f", "parameters": {
+            "type": "object", "properties": {"n": {"enum": numbers}, "\u00e9": {}}}}}
+        call = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {
+            "name": "f", "arguments": json.dumps({"n": numbers})}}]}
+        messages = [{"role": "user", "content": PROMPT}, call]
+        tokens = json.loads(self.post("/tokenize", messages=messages, tools=[tool]))
+        text = json.loads(self.post("/detokenize", tokens=tokens["tokens"]))["prompt"]
+        for value in (tool, {"n": numbers}):
+            self.assertIn(json.dumps(value, ensure_ascii=False), text)
+        usage = self.chat(messages=messages, tools=[tool]).usage
+        self.assertEqual(usage.prompt_tokens, tokens["count"])
+
+    def test_what_the_client_documents_is_read_or_refused(self) -> None:
+        """Each parameter of the client's own types, with a value that asks for something."""
+        from openai.types.chat import completion_create_params  # noqa: PLC0415
+        names = set(completion_create_params.CompletionCreateParamsBase.__annotations__)
+        readme = (fox_server.ROOT / "server" / "README.md").read_text()
+        ignored = set(re.findall(r"`(\w+)`", re.search(r"Ignored are ([^;]*);", readme).group(1)))
+        read = set(re.findall(r"`(\w+)`", " ".join(
+            line.split("|")[1] for line in readme.splitlines() if line.startswith("| `"))))
+        self.assertGreater(len(names), 25)
+        for name in sorted(names):
+            loud = {"x": 1}
+            try:
+                self.post("/v1/chat/completions", **{**self.fields(PROMPT, tokens=1), name: loud})
+                self.assertIn(name, ignored)
+            except urllib.error.HTTPError as error:
+                said = json.load(error)["error"]
+                self.assertIn(error.code, (400, 404), name)  # a model of that name
+                self.assertTrue(said["param"].startswith(name), said)
+                self.assertNotIn(name, ignored)
+                known = "must be" in said["message"] or "not served" in said["message"]
+                self.assertEqual(known, name in read, said)
 
     def test_the_terminal_talks(self) -> None:
         told = self.cli("chat", "--max-tokens", "12", "--temperature", "0", "--system", "Be.",

@@ -60,7 +60,7 @@ TEST(RequestValidationTest, SpecialFloatsOfEveryField) {
       {"temperature", [](Request& r, float x) { r.sampling.temperature = x; },
        [](double x) { return x >= 0 && x <= 100; }},
       {"top_p", [](Request& r, float x) { r.sampling.top_p = x; },
-       [](double x) { return x > 0 && x <= 1; }},
+       [](double x) { return x >= 0 && x <= 1; }},
       {"min_p", [](Request& r, float x) { r.sampling.min_p = x; },
        [](double x) { return x >= 0 && x <= 1; }},
       {"presence_penalty", [](Request& r, float x) { r.sampling.presence_penalty = x; },

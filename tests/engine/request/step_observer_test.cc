@@ -56,7 +56,7 @@ TEST_P(StepObserverTest, SeesEveryPlanAndEveryEnd) {
   ASSERT_TRUE(engine.Submit(MakeRequest(1, 5, 3), 0).ok());
   ASSERT_TRUE(engine.Submit(MakeRequest(2, 5, 3), 0).ok());
   Request refused = MakeRequest(3);
-  refused.sampling.top_p = 0;
+  refused.sampling.top_p = 2;
   EXPECT_FALSE(engine.Submit(refused, 0).ok());
   engine.Step(0);
   engine.Cancel(2, absl::CancelledError());

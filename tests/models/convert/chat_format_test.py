@@ -215,10 +215,12 @@ def role(prefix: str, suffix: str, trim: bool = False) -> dict[str, Any]:
 
 def form(bos: str = "", default: str | None = None, prompt: str = "", end: str = "",
          alternate: bool = False, tools: dict[str, str] | None = None,
-         thinking: dict[str, str] | None = None, **roles: dict[str, Any]) -> dict[str, Any]:
+         thinking: dict[str, str] | None = None, later: bool | None = None,
+         **roles: dict[str, Any]) -> dict[str, Any]:
     parts = {"tools": tools, "thinking": thinking}
     return {"bos": bos, "default_system": default, "roles": roles, "generation_prompt": prompt,
-            "end": end, "alternate": alternate, **{k: v for k, v in parts.items() if v}}
+            "end": end, "alternate": alternate, **{k: v for k, v in parts.items() if v},
+            "later_system": "system" in roles if later is None else later}
 
 
 def same(prefix: str, suffix: str, *names: str, trim: bool = False) -> dict[str, Any]:
@@ -247,6 +249,9 @@ DROPPED = {"prefix": "<think>", "suffix": "</think>", "skip": "", "kept": False,
 # template -> its format; a part of the note, where system messages or tools are left out
 REAL = {
     "ChatML": (CHATML, form(prompt="<|im_start|>assistant\n", **IM), ""),
+    "first alone": (CHATML.replace("%}{{'<", "%}{% if loop.first or message['role'] != 'system' %}"
+                                   "{{'<").replace("'}}{% endfor", "'}}{% endif %}{% endfor"),
+                    form(prompt="<|im_start|>assistant\n", later=False, **IM), ""),
     "LLaMA-2": (LLAMA2, form(alternate=True, user=role("<s>[INST] ", " [/INST]", True),
                              assistant=role(" ", " </s>", True)), "how the user's begins"),
     "LLaMA-3": (LLAMA3, form(

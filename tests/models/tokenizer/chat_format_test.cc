@@ -27,7 +27,7 @@ constexpr char kPlain[] = R"({"bos": "<s>", "alternate": true, "roles": {
   "user": {"prefix": "[a", "suffix": "c] ", "trim": true},
   "assistant": {"prefix": " ", "suffix": " a", "trim": true}}})";
 
-constexpr char kTools[] = R"({"roles": {
+constexpr char kTools[] = R"({"later_system": true, "roles": {
   "system": {"prefix": "<s>system\n", "suffix": "</s>\n"}, "user": {"suffix": "</s>\n"},
   "assistant": {"prefix": "A", "suffix": "</s>\n"}, "tool": {"prefix": "[", "suffix": "]"}},
   "tools": {"prefix": "#", "prefix_alone": "alone#", "tool": "\n", "suffix": "<tool>#",
@@ -94,6 +94,11 @@ TEST(ChatFormatTest, TokensAreThoseOfTheWholeText) {
        Last::kClosed,
        "<s>[abc]   a[ax yc] "},
       {kTools, {{"user", "a"}}, Last::kClosed, "a</s>\n"},
+      {kTools,
+       {{"system", "b"}, {"system", "c"}, {"user", "a"}, {"system", ""}},
+       Last::kClosed,
+       "<s>system\nb#\nab<tool>#</s>\n<s>system\nc</s>\na</s>\n<s>system\n</s>\n",
+       {"ab"}},
       {kTools,
        {{"user", "a"}},
        Last::kClosed,
@@ -246,7 +251,10 @@ TEST(ChatFormatTest, RefusalsNameTheMessage) {
        Last::kPrompt,
        "messages[1].role: \"tool?\"; this model has assistant, system, user"},
       {kPlain, {{"system", ""}, {"user", ""}}, Last::kPrompt, "this model has assistant, user"},
-      {kChatMl, {{"user", ""}, {"system", ""}}, Last::kPrompt, "messages[1].role: system is for"},
+      {kChatMl,
+       {{"user", ""}, {"system", ""}},
+       Last::kPrompt,
+       "messages[1].role: this model's template has a system message first only"},
       {kChatMl, {{"system", ""}, {"system", ""}, {"user", ""}}, Last::kPrompt, "messages[1].role:"},
       {kChatMl, {{"system", ""}}, Last::kPrompt, "messages[0].role: only a system message"},
       {kChatMl, {{"user", "\xFF"}}, Last::kPrompt, "messages[0].content: not valid UTF-8"},
@@ -255,6 +263,10 @@ TEST(ChatFormatTest, RefusalsNameTheMessage) {
       {kChatMl, {{"assistant", ""}, {"user", ""}}, Last::kContinued, "messages[1].role: continue"},
       {kChatMl, {{"assistant", "", {{"f", "{}"}}}}, Last::kClosed, "messages[0].tool_calls: of an"},
       {kTools, {{"user", "", {{"f", "{}"}}}}, Last::kClosed, "messages[0].tool_calls: of an"},
+      {kTools,
+       {{"assistant", ""}, {"system", ""}},
+       Last::kContinued,
+       "messages[1].role: continue_final_message needs"},
       {kTools, {{"assistant", "", {{"f", "\xFF"}}}}, Last::kClosed, "messages[0].tool_calls: not"},
       {kTools,
        {{"assistant", "", {{"f", megabytes}, {"f", megabytes}}}},

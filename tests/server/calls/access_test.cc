@@ -61,10 +61,12 @@ TEST(AccessTest, EachPrivilegeAgainstEachToken) {
 
 TEST(AccessTest, OnlyABearerTokenCounts) {
   const std::shared_ptr<Access> access = Load(true, false);
-  EXPECT_EQ(CodeOf(*access, Privilege::kUser, "bearer user-token-1"), kOk);  // RFC 7235
+  for (const char* right : {"bearer user-token-1", "Bearer   user-token-1"}) {  // RFC 9110, 11.4
+    EXPECT_EQ(CodeOf(*access, Privilege::kUser, right), kOk) << right;
+  }
   for (const std::string& wrong :
        {std::string("user-token-1"), std::string("Basic user-token-1"),
-        std::string("Bearer user-token-1 "), std::string("Bearer  user-token-1"),
+        std::string("Bearer user-token-1 "), std::string("Bearer\tuser-token-1"),
         std::string("Bearer"), std::string("Bearer "), std::string("Beareruser-token-1"),
         "Bearer " + std::string(100000, 'x'), std::string("Bearer user-token-1\0", 20)}) {
     EXPECT_EQ(CodeOf(*access, Privilege::kUser, wrong), kUnauthenticated) << wrong.substr(0, 40);

@@ -36,8 +36,7 @@ TEST(SamplingDefaultsTest, TheFileCountsWhereItSaysSomething) {
 TEST(SamplingDefaultsTest, RefusalsNameTheKey) {
   const std::pair<std::string, const char*> cases[] = {
       {"{\"temperature\": -1}", "temperature"},
-      {"{\"top_p\": 0}", "top_p"},
-      {"{\"top_p\": 1e-60}", "top_p"},  // 0 as the float32 that requests would use
+      {"{\"top_p\": -0.1}", "top_p"},
       {"{\"min_p\": 1.1}", "min_p"},
       {"{\"repetition_penalty\": 0}", "repetition_penalty"},
       {"{\"top_k\": -1}", "top_k"},

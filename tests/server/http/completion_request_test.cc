@@ -101,6 +101,13 @@ TEST_F(CompletionRequestTest, WhatTheAnswerHasToBe) {
       {R"("response_format": {"type": "json_schema", "json_schema":
           {"name": "x", "strict": true, "schema": {"z": 1, "a": 2}}})",
        R"(json_schema: '{"z":1,"a":2}')"},
+      // Where other servers have it; its numbers keep their digits.
+      {R"("response_format": {"type": "json_object", "schema": {"const": 18446744073709551616}})",
+       R"(json_schema: '{"const":18446744073709551616}')"},
+      {R"("response_format": {"type": "json_schema", "schema": {"enum": [1.0, 1e2]}})",
+       R"(json_schema: '{"enum":[1.0,1e2]}')"},
+      {R"("response_format": {"type": "json_object", "schema": {}, "json_schema": null})",
+       "json_object: true"},
       {R"("structured_outputs": {"json": {"z": 1, "a": 2}, "regex": null})",
        R"(json_schema: '{"z":1,"a":2}')"},
       {R"("structured_outputs": {"json": "{\"z\": 1}"})", R"(json_schema: '{"z": 1}')"},
@@ -136,6 +143,20 @@ TEST_F(CompletionRequestTest, WhatCannotBeDoneIsRefused) {
       {{{"best_of", 3}}, "best_of: "},
       {{{"response_format", {{"type", "json_schema"}}}}, "response_format: must be"},
       {{{"response_format", {{"type", "grammar"}}}}, "response_format: must be"},
+      {{{"response_format", {{"type", "json_object"}, {"schema", 1}}}}, "response_format: must be"},
+      {{{"response_format", {{"type", "text"}, {"schema", {{"type", "object"}}}}}},
+       "response_format.schema: send"},
+      {{{"response_format",
+         {{"type", "json_object"}, {"json_schema", {{"schema", {{"a", 1}}}}}}}},
+       "response_format.json_schema: send"},
+      {{{"response_format",
+         {{"type", "json_schema"}, {"json_schema", {{"schema", {{"a", 1}}}, {"strikt", true}}}}}},
+       "response_format.json_schema.strikt: not supported"},
+      {{{"stream_options", {{"include_usage", true}, {"continuous_usage_stats", true}}},
+        {"stream", true}},
+       "stream_options.continuous_usage_stats: not supported"},
+      {{{"reasoning_effort", "low"}}, "reasoning_effort: not supported; a model with the switch"},
+      {{{"any_field", 1}}, "any_field: not supported; leave it out"},
       {{{"response_format", 1}}, "response_format: "},
       {{{"structured_outputs", 1}}, "structured_outputs: must be an object with one of"},
       {{{"structured_outputs", {{"whitespace_pattern", " "}}}}, "structured_outputs: must be"},
@@ -182,6 +203,9 @@ TEST_F(CompletionRequestTest, MoreTokensThanTheContextLeavesAreRefused) {
   const absl::Status refused = Convert(more, 0, context_).status();
   EXPECT_TRUE(absl::IsOutOfRange(refused));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("max_tokens: 47 are more than the 46"));
+  // By these words LiteLLM knows it.
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("This model's maximum context length is 50 tokens"));
   const CompletionRequest asked_for_none = Parsed({{"prompt", std::string(45, 'a')}});
   const absl::StatusOr<GenerationSpec> cut = Convert(asked_for_none, 0, context_);
   ASSERT_TRUE(cut.ok()) << cut.status();
@@ -210,7 +234,8 @@ TEST_F(CompletionRequestTest, AChatIsMessages) {
       "messages": [{"role": "developer", "content": "be"},
                    {"role": "user", "content": [{"type": "text", "text": "a"},
                                                 {"type": "text", "text": "b"}], "name": "n"},
-                   {"role": "assistant", "content": "", "refusal": null, "tool_calls": []},
+                   {"role": "assistant", "refusal": null, "tool_calls": [], "audio": null,
+                    "annotations": [{"type": "url_citation"}], "reasoning_content": "none here"},
                    {"role": "user", "content": "c"}],
       "max_completion_tokens": 7, "logprobs": true, "top_logprobs": 2, "stop": ["s"],
       "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "user": "ignored",
@@ -357,7 +382,7 @@ TEST_F(CompletionRequestTest, ToolsThatCannotBeCalledAreRefused) {
        "messages[0].tool_calls: eac"},
       {{{"messages",
          {{{"role", "assistant"},
-           {"tool_calls", {{{"function", {{"name", "f"}, {"arguments", "[]"}}}}}}}}}},
+           {"tool_calls", {{{"function", {{"name", "f"}, {"arguments", 1}}}}}}}}}},
        "messages[0].tool_calls: each must have"}};
   for (const auto& [fields, message] : bad) EXPECT_THAT(refused(fields), HasSubstr(message));
   context_.chat = &chat_;
@@ -382,8 +407,12 @@ TEST_F(CompletionRequestTest, WhatAChatCannotDoIsRefusedByName) {
       {{{"chat_template", "x"}}, "chat_template: "},
       {{{"chat_template_kwargs", {{"enable_thinking", 1}}}}, "chat_template_kwargs: must be {"},
       {{{"chat_template_kwargs", {{"enable_thinking", true}, {"x", 1}}}}, "chat_template_kwargs: "},
-      {turns(user, {{"role", "assistant"}, {"content", ""}, {"reasoning_content", "x"}}),
-       "messages[1].reasoning_content: send it in content"},
+      {turns(user, {{"role", "user"}, {"content", ""}, {"reasoning_content", "x"}}),
+       "messages[1].reasoning_content: of an assistant's"},
+      {turns(user, {{"role", "assistant"}, {"reasoning_content", 1}}),
+       "messages[1].reasoning_content: must be a string"},
+      {turns(user, {{"role", "assistant"}, {"content", "x"}, {"prefix", true}}),
+       "messages[1].prefix: send continue_final_message"},
       {{{"max_tokens", 0}}, "max_tokens: must be an integer in [1"},
       {{{"max_tokens", 3}, {"max_completion_tokens", 4}}, "max_tokens: must be max_completion"},
       {{{"logprobs", 2}}, "logprobs: must be true or false"},
@@ -396,16 +425,15 @@ TEST_F(CompletionRequestTest, WhatAChatCannotDoIsRefusedByName) {
       {turns(user, {{"content", "hi"}}), "messages[1].role: must be set"},
       {turns(user, {{"role", 1}}), "messages[1].role: must be a string"},
       {turns(user, {{"role", "tool"}, {"content", "x"}}), "this model has assistant, system, user"},
-      {turns(user, {{"role", "system"}, {"content", "x"}}), "messages[1].role: system is for the"},
+      {turns(user, {{"role", "system"}, {"content", "x"}}), "messages[1].role: this model's"},
       {content(nullptr), "messages[1].content: must be a text or a list"},
       {content(1), "messages[1].content: must be a text or a list"},
       {content({"x"}), "messages[1].content: must be a text or a list"},
       {content(Json::array({{{"type", "text"}}})), "messages[1].content: must be a text or a list"},
       {content(Json::array({{{"type", "image_url"}}})), "no part of type image_url; text alone"},
       {content(Json::array({{{"type", "input_audio"}}})), "no part of type input_audio; text"},
-      {content(std::string("a\0b", 3)), "messages[1].content: contains a NUL"},
-      {content(std::string(60, 'a')), "messages: 71 tokens are more"},
-      {content(std::string(39, 'a')), "messages: 50 tokens leave no room"},
+      {content(std::string(60, 'a')), "messages: 71 tokens leave no room. This model"},
+      {content(std::string(39, 'a')), "This model's maximum context length is 50 tokens"},
       {{{"continue_final_message", true}}, "messages[0].role: continue_final_message needs"},
       {{{"continue_final_message", true}, {"add_generation_prompt", true}}, "exclude each other"},
       {{{"max_completion_tokens", 43}}, "max_tokens: 43 are more than the 42"}};

@@ -183,6 +183,14 @@ TEST_F(CompletionWriterTest, CallsAreNoText) {
   const std::string one = R"({"a": "\\\"}</c>", "b": {"c": "{"}})", call = R"(<c>{"f": )";
   const Case cases[] = {
       {"a\n<b", "a\n<b", "", v1::STOP, "stop"},
+      {"a\n<", "a\n<", "", v1::STOP, "stop"},
+      {"a\n<c", "a\n<c", "", v1::STOP, "stop"},
+      {"a <", "a <", "", v1::LENGTH, "length"},
+      {"a\n", "a\n", "", v1::LENGTH, "length"},
+      {"a\n<c", "a", "", v1::LENGTH, "length"},
+      {"a<c>", "a", "", v1::LENGTH, "length"},
+      {"a<c>", "a", "", v1::STOP, "stop"},  // by a stop string in the tag
+      {call + "{}}</c>\n<", "", "f{};", v1::LENGTH, "length"},
       {"a\n\n" + call + "{}}</c>\n", "a\n\n", "f{};", v1::STOP, "tool_calls"},
       {call + one + "}</c>\n<c>{\"g\": {}}</c>", "", "f" + one + ";g{};", v1::STOP, "tool_calls"},
       {call + one + "}</c>b" + call + "{}}</c>", "b", "f" + one + ";f{};", v1::STOP, "tool_calls"},

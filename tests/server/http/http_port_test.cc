@@ -50,6 +50,32 @@ TEST(HttpPortTest, WhatIsAnsweredAfterTheEndDoesNotKeepTheLoop) {
   EXPECT_TRUE(connection.client.AtEnd());
 }
 
+// Each of its turns is a write.
+struct SilentCall final : HttpCall {
+  explicit SilentCall(std::shared_ptr<HttpExchange> e) : exchange(std::move(e)) {}
+  void OnSilence() override {
+    if (++turns == 1) return exchange->BeginStream({200, "text/plain", {}, "1"});
+    turns < 4 ? exchange->Write(std::to_string(turns)) : exchange->End("end");
+  }
+  void OnClosed(const absl::Status&) override {}
+
+  const std::shared_ptr<HttpExchange> exchange;
+  int turns = 0;
+};
+
+TEST(HttpPortTest, ACallIsToldOfEachSilence) {
+  HttpPortOptions options;
+  options.silence = 0.1;
+  options.stall_timeout = 0.05;  // not of an answer that is not being written
+  HttpPort port(options, Admit, [](const std::shared_ptr<HttpExchange>& exchange) {
+    exchange->Attach(std::make_shared<SilentCall>(exchange));
+  });
+  Connected connection;
+  port.Add(connection.descriptor);
+  connection.client.SendRequest("GET", "/", "");
+  EXPECT_EQ(connection.client.Read().body, "123end");
+}
+
 // Whether it came to its turn before the end, or in it.
 TEST(HttpPortTest, ASocketAddedLastIsClosed) {
   for (int i = 0; i < 100; ++i) {

@@ -11,16 +11,18 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Of a route that has read these fields.
-std::string ErrorOf(const Json& body) {
-  JsonFields fields(body);
+// Of an object whose reader has read these fields.
+std::string ErrorOf(const Json& object, FieldPlace place = FieldPlace::kBody) {
+  JsonFields fields(object);
   for (const char* name : {"max_tokens", "temperature", "top_p", "stop", "n", "stream", "seed"}) {
     fields.Find(name);
   }
-  return std::string(CheckUnreadFields(fields).message());
+  return std::string(CheckUnreadFields(fields, place).message());
 }
 
-TEST(UnreadFieldsTest, WhatChangesTheAnswerIsRefusedWithAdvice) {
+constexpr char kNotSupported[] = "not supported; leave it out";
+
+TEST(UnreadFieldsTest, WhatIsNotReadIsRefusedWithAdvice) {
   const std::pair<const char*, const char*> cases[] = {
       {"max_new_tokens", "did you mean max_tokens?"},
       {"n_predict", "did you mean max_tokens?"},
@@ -42,35 +44,66 @@ TEST(UnreadFieldsTest, WhatChangesTheAnswerIsRefusedWithAdvice) {
       {"stops", "did you mean stop?"},
       {"topP", "did you mean top_p?"},
       {"Stream", "did you mean stream?"},
+      // Nothing is known of them.
+      {"unknown", kNotSupported},
+      {"k", kNotSupported},
+      {"kv_transfer_params", kNotSupported},
+      {"verbosity", kNotSupported},
   };
   for (const auto& [name, advice] : cases) {
-    EXPECT_EQ(ErrorOf({{name, 1}}), absl::StrCat(name, ": ", advice));
+    EXPECT_EQ(ErrorOf({{name, 9}}), absl::StrCat(name, ": ", advice));
+  }
+  for (const std::string& odd :
+       {std::string(65, 'a'), std::string("sto\xc3\xb6p"), std::string("stop\n")}) {
+    EXPECT_EQ(ErrorOf({{odd, 1}}).find("the body: a field has an unknown name"), 0u) << odd;
   }
 }
 
-TEST(UnreadFieldsTest, AllElseIsIgnored) {
-  for (const char* name : {"user", "metadata", "store", "service_tier", "k", "m", "x", "unknown"}) {
+TEST(UnreadFieldsTest, IgnoredAreThoseOfTheListWhereTheyStand) {
+  for (const char* name : {"user", "metadata", "store", "service_tier", "prompt_cache_key"}) {
     EXPECT_EQ(ErrorOf({{name, 1}}), "") << name;
+    EXPECT_EQ(ErrorOf({{name, 1}}, FieldPlace::kFormat),
+              absl::StrCat(name, ": ", kNotSupported));
   }
+  EXPECT_EQ(ErrorOf({{"strict", true}, {"name", "x"}}, FieldPlace::kSchema), "");
+  EXPECT_EQ(ErrorOf({{"strict", true}}), absl::StrCat("strict: ", kNotSupported));
+  EXPECT_EQ(ErrorOf({{"schema", {{"a", 1}}}}, FieldPlace::kFormat),
+            "schema: send response_format or structured_outputs");
   EXPECT_EQ(ErrorOf({{"temperature", 1}}), "");
-  EXPECT_EQ(ErrorOf({{std::string(100000, 'a'), 1}}), "");
-  for (const char* odd : {"sto\xc3\xb6p", "stop\n", "stop "}) EXPECT_EQ(ErrorOf({{odd, 1}}), "");
-  // Clients that send their defaults ask for nothing.
-  for (const Json& nothing : {Json(), Json(false), Json(""), Json::array(), Json::object()}) {
+}
+
+TEST(UnreadFieldsTest, ValuesThatAskForNothingAreTaken) {
+  for (const Json& nothing : {Json(), Json(""), Json::array(), Json::object()}) {
     EXPECT_EQ(ErrorOf({{"guided_json", nothing},
+                       {"unknown", nothing},
                        {"tool_choice", "auto"},
                        {"tools", nothing},
                        {"suffix", nothing}}),
               "");
+  }
+  // What the server does anyway, and its contrary.
+  const std::pair<const char*, std::pair<Json, Json>> cases[] = {
+      {"use_beam_search", {false, true}},
+      {"do_sample", {true, false}},
+      {"typical_p", {1.0, 0.9}},
+      {"mirostat", {0, 2}},
+      {"modalities", {Json::array({"text"}), Json::array({"text", "audio"})}},
+      {"parallel_tool_calls", {true, false}},
+      {"enable_thinking", {nullptr, false}},
+      {"unknown", {nullptr, false}},
+  };
+  for (const auto& [name, values] : cases) {
+    EXPECT_EQ(ErrorOf({{name, values.first}}), "") << name;
+    EXPECT_EQ(ErrorOf({{name, values.second}}).find(absl::StrCat(name, ": ")), 0u) << name;
   }
 }
 
 // Each would be compared with each known name.
 TEST(UnreadFieldsTest, TheirNumberIsBounded) {
   Json many;
-  for (int i = 0; i < 128; ++i) many[absl::StrCat("field", i)] = 1;
+  for (int i = 0; i < 128; ++i) many[absl::StrCat("field", i)] = nullptr;
   EXPECT_EQ(ErrorOf(many), "");
-  many["one more"] = 1;
+  many["one more"] = nullptr;
   EXPECT_EQ(ErrorOf(many), "the body: must have at most 128 fields");
 }
 
