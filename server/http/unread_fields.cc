@@ -148,7 +148,9 @@ bool IsMisspelled(const std::string& name, const std::string& known) {
   return std::max(a.size(), b.size()) <= (std::min(plain.size(), wanted.size()) > 3 ? 1U : 0U);
 }
 
-std::string AdviceOn(const std::string& name, const Unsupported* row, const JsonFields& fields) {
+std::string AdviceOn(const std::string& name, const Unsupported* row, const JsonFields& fields,
+                     FieldPlace place) {
+  if (place == FieldPlace::kFormat) return "not of this type; a schema is of json_schema";
   if (row != nullptr) return row->advice;
   for (const std::string& known : fields.asked()) {
     if (IsMisspelled(name, known)) return absl::StrCat("did you mean ", known, "?");
@@ -172,7 +174,7 @@ absl::Status CheckUnreadFields(const JsonFields& fields, FieldPlace place) {
           absl::StrCat("the body: a field has an unknown name, of more than ", kMaxNameBytes,
                        " bytes or other than letters, digits, _, - and ."));
     }
-    return absl::InvalidArgumentError(absl::StrCat(name, ": ", AdviceOn(name, row, fields)));
+    return absl::InvalidArgumentError(absl::StrCat(name, ": ", AdviceOn(name, row, fields, place)));
   }
   return absl::OkStatus();
 }

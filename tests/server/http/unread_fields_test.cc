@@ -62,13 +62,13 @@ TEST(UnreadFieldsTest, WhatIsNotReadIsRefusedWithAdvice) {
 TEST(UnreadFieldsTest, IgnoredAreThoseOfTheListWhereTheyStand) {
   for (const char* name : {"user", "metadata", "store", "service_tier", "prompt_cache_key"}) {
     EXPECT_EQ(ErrorOf({{name, 1}}), "") << name;
-    EXPECT_EQ(ErrorOf({{name, 1}}, FieldPlace::kFormat),
+    EXPECT_EQ(ErrorOf({{name, 1}}, FieldPlace::kStreamOptions),
               absl::StrCat(name, ": ", kNotSupported));
   }
   EXPECT_EQ(ErrorOf({{"strict", true}, {"name", "x"}}, FieldPlace::kSchema), "");
   EXPECT_EQ(ErrorOf({{"strict", true}}), absl::StrCat("strict: ", kNotSupported));
   EXPECT_EQ(ErrorOf({{"schema", {{"a", 1}}}}, FieldPlace::kFormat),
-            "schema: send response_format or structured_outputs");
+            "schema: not of this type; a schema is of json_schema");
   EXPECT_EQ(ErrorOf({{"temperature", 1}}), "");
 }
 
