@@ -72,10 +72,9 @@ absl::Status ReadCalls(const Json& calls, absl::string_view written, v1::ChatMes
     }
     v1::ToolCall* const added = out->add_tool_calls();
     added->set_name(name.get<std::string>());
-    added->set_arguments(
-        ArgumentsOf(arguments.is_string()
-                        ? arguments.get<std::string>()
-                        : std::string(JsonAt(texts[i], {"function", "arguments"}))));
+    added->set_arguments(ArgumentsOf(
+        arguments.is_string() ? arguments.get<std::string>()
+                              : std::string(JsonAt(texts[i], {"function", "arguments"}))));
   }
   return absl::OkStatus();
 }
@@ -168,8 +167,7 @@ absl::Status ReadMessages(const Json* value, const std::string& body, const Chat
   const std::vector<absl::string_view> texts = JsonElements(JsonAt(body, {"messages"}));
   std::vector<std::string> thoughts(texts.size());
   for (size_t i = 0; i < texts.size(); ++i) {
-    const absl::Status status =
-        ReadMessage((*value)[i], texts[i], out->add_turns(), &thoughts[i]);
+    const absl::Status status = ReadMessage((*value)[i], texts[i], out->add_turns(), &thoughts[i]);
     if (!status.ok()) return Invalid(absl::StrCat("messages[", i, "].", status.message()));
   }
   if (format.thinking().has_value()) AddThoughts(thoughts, *format.thinking(), out);

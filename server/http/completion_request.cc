@@ -285,10 +285,10 @@ absl::Status CheckCounts(CompletionRequest* out) {
 absl::Status CheckRoom(uint32_t max_tokens, const Request& sequence) {
   const auto room = static_cast<uint32_t>(sequence.stop.max_tokens);
   if (max_tokens <= room) return absl::OkStatus();
-  return absl::OutOfRangeError(
-      absl::StrCat("max_tokens: ", max_tokens, " are more than the ", room, " that a prompt of ",
-                   sequence.prompt.size(), " tokens leaves. This model's maximum context length is ",
-                   room + sequence.prompt.size(), " tokens"));
+  return absl::OutOfRangeError(absl::StrCat(
+      "max_tokens: ", max_tokens, " are more than the ", room, " that a prompt of ",
+      sequence.prompt.size(), " tokens leaves. This model's maximum context length is ",
+      room + sequence.prompt.size(), " tokens"));
 }
 
 }  // namespace

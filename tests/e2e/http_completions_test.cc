@@ -277,7 +277,8 @@ TEST(HttpCompletionCallTest, AMissingTokenIsToldBeforeTheBody) {
   EXPECT_TRUE(client.AtEnd());
 }
 
-// A proxy would close the connection. https://html.spec.whatwg.org/multipage/server-sent-events.html
+// A proxy would close the connection.
+// https://html.spec.whatwg.org/multipage/server-sent-events.html
 TEST(HttpCompletionsSilenceTest, AStreamWithoutTokensSendsComments) {
   HttpServerOptions options;
   options.port.silence = 0.05;
@@ -309,7 +310,8 @@ TEST_F(HttpCompletionsTest, WhatElseIsServed) {
   EXPECT_EQ(client_.Post("/detokenize", ids).Json()["prompt"], "hi");
   EXPECT_EQ(client_.Post("/detokenize", With(ids, "skip_special_tokens", false)).Json()["prompt"],
             "<s>hi");
-  for (const Json& wrong : {Json({{"tokens", {-1}}}), Json({{"tokens", nullptr}}), Json::object()}) {
+  for (const Json& wrong :
+       {Json({{"tokens", {-1}}}), Json({{"tokens", nullptr}}), Json::object()}) {
     EXPECT_EQ(client_.Post("/detokenize", wrong).ErrorField(), "tokens") << wrong;
   }
   EXPECT_EQ(client_.Post("/detokenize", {{"prompt", {1}}}).ErrorField(), "prompt");

@@ -111,7 +111,6 @@ TEST(RequestConversionTest, IdsCountsAndStrings) {
       {"stopping.min_tokens", tokens(4, 3)},
       {"stopping.stop", stops(1, "")},
       {"stopping.stop", stops(1, std::string(257, 'x'))},
-      {"stopping.stop", stops(1, std::string("a\0", 2))},
       {"stopping.stop", stops(17, "x")},
       {"stop_token_ids", [](R* r) { r->mutable_stopping()->add_stop_token_ids(kVocab); }},
       {"output.logprobs", [](R* r) { r->mutable_output()->set_logprobs(-1); }},

@@ -83,23 +83,25 @@ TEST_F(ChatMessagesTest, ACallIsTakenBackWhateverItsArguments) {
     SCOPED_TRACE(arguments);
     EXPECT_EQ(Told(absl::StrCat(kUser, R"(,{"role": "assistant", "content": null, "tool_calls": [
                   {"index": 0, "id": "c", "type": "function", "function": {"name": "f",
-                  "arguments": )", arguments, R"(}}]},
+                  "arguments": )",
+                                arguments, R"(}}]},
                   {"role": "tool", "tool_call_id": "c", "content": null})")),
               absl::StrCat("U:u\nA:<c>{\"f\": ", told, "}</c>\nT:\n"));
   }
   for (const char* wrong : {R"({"name": "f", "arguments": 1})", R"({"arguments": "{}"})",
                             R"({"name": "f", "arguments": ["x"]})", "1"}) {
-    EXPECT_EQ(Told(absl::StrCat(R"({"role": "assistant", "tool_calls": [{"function": )", wrong,
-                                "}]}"))
-                  .find("messages[0].tool_calls: each must have"),
-              0u)
+    EXPECT_EQ(
+        Told(absl::StrCat(R"({"role": "assistant", "tool_calls": [{"function": )", wrong, "}]}"))
+            .find("messages[0].tool_calls: each must have"),
+        0u)
         << wrong;
   }
 }
 
 TEST_F(ChatMessagesTest, ThoughtsThatCameApartStandWhereTheTemplateHasThem) {
   const std::string call = R"(, "tool_calls": [{"function": {"name": "f"}}]})";
-  const std::string early = R"({"role": "assistant", "content": "\n\na", "reasoning_content": "t"})";
+  const std::string early =
+      R"({"role": "assistant", "content": "\n\na", "reasoning_content": "t"})";
   const std::string late =
       absl::StrCat(R"({"role": "assistant", "content": "\n\nb", "reasoning": "\nt\n")", call);
   const std::string answer = R"({"role": "tool", "content": "r"})";
