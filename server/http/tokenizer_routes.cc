@@ -89,9 +89,9 @@ Answered AnswerDetokenize(JsonFields& fields, const std::string&,
   const bool is_set = fields.Find("tokens") != nullptr;
   const std::vector<uint32_t> tokens = fields.Ids("tokens");
   const bool skips = fields.Bool("skip_special_tokens").value_or(true);
+  if (!is_set) return absl::InvalidArgumentError("tokens: must be set");
   const absl::Status status = Checked(fields);
   if (!status.ok()) return status;
-  if (!is_set) return absl::InvalidArgumentError("tokens: must be set");
   const absl::StatusOr<std::string> text =
       DetokenizeIds({tokens.begin(), tokens.end()}, skips, "tokens", context);
   if (!text.ok()) return text.status();

@@ -314,7 +314,8 @@ TEST_F(HttpCompletionsTest, WhatElseIsServed) {
        {Json({{"tokens", {-1}}}), Json({{"tokens", nullptr}}), Json::object()}) {
     EXPECT_EQ(client_.Post("/detokenize", wrong).ErrorField(), "tokens") << wrong;
   }
-  EXPECT_EQ(client_.Post("/detokenize", {{"prompt", {1}}}).ErrorField(), "prompt");
+  EXPECT_EQ(client_.Post("/detokenize", {{"prompt", {1}}}).ErrorField(), "tokens");
+  EXPECT_EQ(client_.Post("/detokenize", With(ids, "other", 1)).ErrorField(), "other");
   EXPECT_EQ(client_.Post("/tokenize", {{"content", "hi"}}).ErrorMessage(),
             "content: did you mean prompt?");
   // The name of a special token alone is that token, so that clients learn its id.
