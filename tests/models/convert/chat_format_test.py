@@ -280,24 +280,25 @@ REAL = {
         prompt="<|im_start|>assistant\n<think>\n", tools=QWEN3_TOOLS, thinking=QWEN3_THINKS,
         **IM_TOOLS), ""),
     "R1-Distill": (R1, form(
-        "", "", prompt="<|Assistant|><think>\n", thinking=DROPPED, system=role("<s>", ""),
+        "", "", later=False, prompt="<|Assistant|><think>\n",
+        thinking=DROPPED, system=role("<s>", ""),
         user=role("<|User|>", ""), assistant=role("<|Assistant|>", "</s>")), ""),
     "QwQ": (QWQ, form(default="You are Qwen.", prompt="<|im_start|>assistant\n<think>\n",
                       thinking={**DROPPED, "strip": True}, tools=QWEN25_TOOLS, **IM_TOOLS), ""),
     "dated": (DATED, form(
-        default="", prompt="<|start_header_id|>assistant<|end_header_id|>\n\n",
+        later=False, default="", prompt="<|start_header_id|>assistant<|end_header_id|>\n\n",
         system=role("<s><|start_header_id|>system<|end_header_id|>\n\nToday Date: "
                     '{{strftime_now("%d %b %Y")}}\n\n', "<|eot_id|>", True),
         **same("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>", *ALL[1:],
                trim=True)), ""),
     "LLaMA 3.1": (DATED.replace("if strftime_now is defined", "if false"), form(
-        default="", prompt="<|start_header_id|>assistant<|end_header_id|>\n\n",
+        later=False, default="", prompt="<|start_header_id|>assistant<|end_header_id|>\n\n",
         system=role("<s><|start_header_id|>system<|end_header_id|>\n\nToday Date: "
                     "26 Jul 2024\n\n", "<|eot_id|>", True),
         **same("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>", *ALL[1:],
                trim=True)), "every chat says that today is 26 Jul 2024"),
     "Mistral Small": (SMALL, form(
-        default='It is {{strftime_now("%Y-%m-%d")}}.', alternate=True,
+        later=False, default='It is {{strftime_now("%Y-%m-%d")}}.', alternate=True,
         system=role("<s>[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"), user=role("[INST]", "[/INST]"),
         assistant=role("", "</s>")), ""),
     "generation": (GENERATION, form(prompt="<|im_start|>assistant\n", **IM), ""),
