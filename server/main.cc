@@ -105,6 +105,17 @@ struct LoadedModel {
   ConversionContext context;
 };
 
+// Answers end at the tokenizer's own eos, too, which tunes with added tokens often name alone.
+void AddTokenizersEos(LoadedModel* model) {
+  if (model->tokenizer == nullptr || !model->tokenizer->info().eos_id.has_value()) return;
+  const int32_t eos = *model->tokenizer->info().eos_id;
+  std::vector<int32_t>& more = model->context.defaults.eos_token_ids;
+  for (const auto* known : {&model->engine.options.eos_token_ids, &more}) {
+    if (std::find(known->begin(), known->end(), eos) != known->end()) return;
+  }
+  more.push_back(eos);
+}
+
 absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags) {
   LoadedModel out;
   const std::string& dir = flags.engine.model_dir;
@@ -136,12 +147,14 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags) {
   out.context.grammars = out.grammars.get();
   out.context.limits = out.engine.executor->limits();
   out.context.engine = out.engine.options;
-  if (!flags.generation_config) return out;
-  const absl::StatusOr<GenerationConfig> config = LoadGenerationConfig(dir);
-  if (!config.ok()) return config.status();
-  absl::StatusOr<SamplingDefaults> defaults = SamplingDefaultsFrom(*config, vocab_size);
-  if (!defaults.ok()) return defaults.status();
-  out.context.defaults = *std::move(defaults);
+  if (flags.generation_config) {
+    const absl::StatusOr<GenerationConfig> config = LoadGenerationConfig(dir);
+    if (!config.ok()) return config.status();
+    absl::StatusOr<SamplingDefaults> defaults = SamplingDefaultsFrom(*config, vocab_size);
+    if (!defaults.ok()) return defaults.status();
+    out.context.defaults = *std::move(defaults);
+  }
+  AddTokenizersEos(&out);
   return out;
 }
 
