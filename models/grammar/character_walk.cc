@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "models/grammar/work_meter.h"
+
 namespace fox {
 
 int64_t NumberInName(const std::string& rule_name) {
@@ -52,6 +54,7 @@ int32_t CharacterWalk::Entry(int32_t state, int32_t rule) const {
 bool CharacterWalk::Explore(int32_t state, int32_t rule) {
   if (rows_.contains(state)) return true;
   if (rows_.size() > 64) return false;
+  SpendWork(32);
   Row& row = rows_[state];
   row.fill(kNone);
   for (const auto& edge : automaton_.GetFsm().GetEdges(state)) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "models/grammar/work_meter.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {
@@ -120,6 +121,7 @@ class Pattern {
     bool has_ways = false;
     Take('^');
     while (!AtEnd()) {
+      const size_t before = out.size();
       const char c = regex_[at_];
       if (c == '$' && at_ + 1 == regex_.size()) break;
       has_ways |= c == '|';
@@ -139,6 +141,7 @@ class Pattern {
                             absl::StrContains(" _-:@#%&=!<>~`;", static_cast<char>(point)));
         out += is_plain ? std::string(1, static_cast<char>(point)) : Characters({{point, point}});
       }
+      SpendWork(static_cast<int64_t>(64 * (out.size() - before)));  // a dot becomes 700 bytes
     }
     return has_ways ? absl::StrCat("(", out, ")") : out;  // quotes are around all ways
   }

@@ -60,7 +60,9 @@ TEST(JsonPatternTest, NumbersEnd) {
   EXPECT_FALSE(Accepts(number, "1e290") || Accepts(number, "1e1000") || Accepts(number, "1e0001"));
 }
 
-TEST(JsonPatternTest, UnknownPatternsAreRefused) {
+TEST(JsonPatternTest, UnknownAndLargePatternsAreRefused) {
+  const std::string large = R"({"type": "string", "pattern": ")" + std::string(30'000, '.') + "\"}";
+  EXPECT_FALSE(ByteCompiler().Compile({Kind::kJsonSchema, large}).ok());
   for (const char* pattern :
        {R"(\\p{L})", R"(a\\b)", R"(\\1)", "[z-a]", "[a", R"(\\u00)", "(?=a)b"}) {
     const std::string schema = std::string(R"({"type": "string", "pattern": ")") + pattern + "\"}";
