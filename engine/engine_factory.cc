@@ -122,6 +122,26 @@ absl::StatusOr<Backend> MakeBackend(const EngineConfig& config) {
 
 namespace {
 
+// The rounding budget of pruning is proved for sizes up to these (kernels/docs/acp.md 3, 5).
+constexpr int64_t kLongestPruned = int64_t{1} << 20, kWidestPruned = int64_t{1} << 15;
+
+// Turns pruning off where nothing decays, and refuses it where it is not proved.
+absl::Status LimitPruning(const ModelConfig& config, RunnerOptions& options) {
+  if (config.forget_gate == ForgetGate::kNone) options.acp = AcpMode::kOff;
+  if (options.acp == AcpMode::kOff) return absl::OkStatus();
+  if (config.hidden_size > kWidestPruned) {
+    return absl::InvalidArgumentError(absl::StrCat("the model's hidden size, ", config.hidden_size,
+                                                   ", is above ", kWidestPruned,
+                                                   ", up to which pruning is proved: --acp off"));
+  }
+  if (options.max_model_len > kLongestPruned) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-model-len ", options.max_model_len, " is above ", kLongestPruned,
+                     ", up to which pruning is proved: lower it, or --acp off"));
+  }
+  return absl::OkStatus();
+}
+
 // Throws when memory runs out.
 absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& config) {
   if (absl::Status status = CheckConfig(config); !status.ok()) return status;
@@ -136,7 +156,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   DeviceQueue* queue = backend->ops->queue();
 
   RunnerOptions options = config.runner;
-  if (checkpoint->config().forget_gate == ForgetGate::kNone) options.acp = AcpMode::kOff;
+  if (absl::Status s = LimitPruning(checkpoint->config(), options); !s.ok()) return s;
   if (!backend->ops->shares_pages()) options.snapshot_slots = 0;
   options.dtype = backend->dtype;
   options.kv_dtype = config.kv_cache_dtype.value_or(backend->dtype);

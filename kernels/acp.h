@@ -132,7 +132,7 @@ FOX_HOST_DEVICE inline double CertifiedLogMassBound(double log_mass, double last
 
 // E of a page, at least E of the page before (or of all pages so far). In exact arithmetic E rises;
 // rounding must not make it fall, so that a search for a boundary finds the same one wherever it
-// begins (a GPU searches; the CPU goes page by page). A NaN stays.
+// begins. A NaN stays.
 FOX_HOST_DEVICE inline double RisingLogMassBound(double before, double bound) {
   return before > bound ? before : bound;
 }

@@ -276,21 +276,28 @@ class Appender {
         square[j] += static_cast<double>(row[j]) * static_cast<double>(row[j]);
       }
     }
-    double key_norm = p == 0 ? 0 : kv_.max_key_norm[kv_.SummaryIndex(table[p - 1], g)];
-    key_norm = std::max(key_norm, std::sqrt(*std::max_element(square, square + kPageTokens)));
+    const int64_t last = p == 0 ? -1 : kv_.SummaryIndex(table[p - 1], g);  // of the page before
+    double key_norm = p == 0 ? 0 : kv_.max_key_norm[last];
+    for (const double x : square) {
+      if (!(std::sqrt(x) <= key_norm)) key_norm = std::isnan(key_norm) ? key_norm : std::sqrt(x);
+    }
     const double log_mass =
         LogAddExp(kv_.log_mass[state] + page_decay, LogSumExp(log_term, kPageTokens));
     kv_.decay_sum[state] = decay_sum;
     kv_.log_mass[state] = log_mass;
     kv_.max_key_norm[summary] = key_norm;
-    if (params_.acp == AcpMode::kPaper) {
-      kv_.log_mass_bound[summary] = PaperLogMassBound(static_cast<double>(end), c_end);
+    const double mass_before = p == 0 ? kNoMass : kv_.log_mass_bound[last];
+    if (params_.acp == AcpMode::kPaper) {  // which knows of no key: a NaN must keep its page, too
+      const double bound = PaperLogMassBound(static_cast<double>(end), c_end);
+      kv_.log_mass_bound[summary] =
+          std::isnan(key_norm) ? key_norm : RisingLogMassBound(mass_before, bound);
       return;
     }
-    kv_.log_mass_bound[summary] = CertifiedLogMassBound(log_mass, static_cast<double>(end), c_end,
-                                                        params_.bound.max_logit_bound[head]);
-    const double before = p == 0 ? std::numeric_limits<double>::infinity()
-                                 : kv_.log_denominator_bound[kv_.SummaryIndex(table[p - 1], g)];
+    const double bound = CertifiedLogMassBound(log_mass, static_cast<double>(end), c_end,
+                                               params_.bound.max_logit_bound[head]);
+    kv_.log_mass_bound[summary] = RisingLogMassBound(mass_before, bound);
+    const double before =
+        p == 0 ? std::numeric_limits<double>::infinity() : kv_.log_denominator_bound[last];
     kv_.log_denominator_bound[summary] =
         LogDenominatorBound(before, c_end, KeySumBound(head, decay_sum, key_sum), decay_sum);
   }
@@ -336,6 +343,10 @@ void CpuOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream) {
 }
 
 void CpuOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv, Stream) {
+  // Without a bound on its keys' logits, `certified` would take them for 0.
+  const QueryBound& bound = params.bound;
+  FOX_CHECK(params.acp != AcpMode::kCertified || bound.diagonal != nullptr ||
+            bound.dense != nullptr || bound.absolute != nullptr);
   DispatchPageType(kv.shape.dtype, [&](auto wide, auto page) {
     Appender<decltype(wide), decltype(page)> appender(batch, params, kv, audit_.get());
     const bool parallel = batch.num_rows * kv.shape.q_heads > 64;

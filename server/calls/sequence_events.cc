@@ -2,6 +2,8 @@
 #include "server/calls/sequence_events.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <utility>
 
 #include "kernels/paged_kv.h"
@@ -21,6 +23,13 @@ void AddLogprobs(const SampledToken& token, v1::TokenLogprobs* out) {
 
 uint64_t Unsigned(int64_t value) { return static_cast<uint64_t>(std::max<int64_t>(0, value)); }
 
+// The least float32 from `bound` on: what is told is never below what was lost.
+float RoundedUp(double bound) {
+  const auto nearest = static_cast<float>(bound);
+  const bool below = static_cast<double>(nearest) < bound;
+  return below ? std::nextafter(nearest, std::numeric_limits<float>::infinity()) : nearest;
+}
+
 v1::AcpStats ToWire(const AcpStats& stats) {
   v1::AcpStats out;
   out.set_blocks_total(Unsigned(stats.blocks_total));
@@ -28,7 +37,7 @@ v1::AcpStats ToWire(const AcpStats& stats) {
   out.set_pages_allocated(Unsigned(stats.pages_allocated));
   out.set_pages_evicted(Unsigned(stats.pages_evicted));
   out.set_peak_pages(Unsigned(stats.peak_pages));
-  out.set_max_log_evicted_mass(static_cast<float>(stats.max_log_evicted_mass));
+  out.set_max_log_evicted_mass(RoundedUp(stats.max_log_evicted_mass));
   out.set_log_tolerance(static_cast<float>(stats.log_tolerance));
   return out;
 }

@@ -224,7 +224,7 @@ std::string CompletionWriter::Certificate() const {
   }
   const auto page_bytes = static_cast<uint64_t>(context_.limits.page_bytes);
   return absl::StrCat(
-      ",\"fox\":{\"max_log_evicted_mass\":", JsonNumber(mass),
+      ",\"fox\":{\"max_log_evicted_mass\":", JsonBound(mass),
       ",\"log_tolerance\":", JsonNumber(tolerance), ",\"kv_bytes\":", held * page_bytes,
       ",\"kv_bytes_unpruned\":", unpruned * page_bytes, ",\"cached_tokens\":", CachedTokens(), "}");
 }
@@ -244,7 +244,7 @@ std::string WindowsEvent(const v1::Windows& windows, size_t choice) {
       "],\"acp\":{\"blocks_total\":", acp.blocks_total(),
       ",\"blocks_pruned\":", acp.blocks_pruned(), ",\"pages_allocated\":", acp.pages_allocated(),
       ",\"pages_evicted\":", acp.pages_evicted(), ",\"peak_pages\":", acp.peak_pages(),
-      ",\"max_log_evicted_mass\":", JsonNumber(acp.max_log_evicted_mass()),
+      ",\"max_log_evicted_mass\":", JsonBound(acp.max_log_evicted_mass()),
       ",\"log_tolerance\":", JsonNumber(acp.log_tolerance()), "}}\n\n");
 }
 

@@ -127,6 +127,10 @@ std::string JsonString(absl::string_view text) {
   return Json(std::string(text)).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+std::string JsonBound(float value) {
+  return std::isfinite(value) ? Json(static_cast<double>(value)).dump() : "null";
+}
+
 std::string JsonNumber(float value) { return std::isfinite(value) ? absl::StrCat(value) : "null"; }
 
 }  // namespace fox

@@ -31,5 +31,7 @@ std::string JsonString(absl::string_view text);
 
 // `value` as a JSON number; null where it is not finite.
 std::string JsonNumber(float value);
+// The same with all digits, for a bound that rounding must not lower.
+std::string JsonBound(float value);
 
 }  // namespace fox

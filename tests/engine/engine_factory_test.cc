@@ -43,6 +43,28 @@ TEST(EngineFactoryTest, WrongValuesAreRefusedBeforeTheModelIsOpened) {
             absl::StatusCode::kNotFound);
 }
 
+// The rounding budget of pruning holds up to 2^20 keys.
+TEST(EngineFactoryTest, LengthsBeyondTheProofNeedPruningOff) {
+  const auto load = [](AcpMode acp, int64_t length) {
+    return LoadWith([&](EngineConfig& c) {
+      c.model_dir = FOX_SOURCE_DIR "/models/demo";
+      c.kv_cache_bytes = 1 << 20;
+      c.runner.acp = acp;
+      c.runner.max_model_len = length;
+    });
+  };
+  constexpr int64_t kLongest = int64_t{1} << 20;
+  for (const AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
+    const absl::Status status = load(acp, kLongest + 1);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), StartsWith("--max-model-len 1048577 is above"));
+    EXPECT_THAT(std::string(load(acp, kLongest).message()),
+                ::testing::Not(::testing::HasSubstr("pruning is proved")));
+  }
+  EXPECT_THAT(std::string(load(AcpMode::kOff, kLongest + 1).message()),
+              ::testing::Not(::testing::HasSubstr("pruning is proved")));
+}
+
 TEST(EngineFactoryTest, StepSizesLetEverySequenceDecode) {
   RunnerOptions options;
   options.max_num_seqs = 600;

@@ -36,6 +36,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
 }
+LINEAR_AND_LLAMA3 = SCALINGS["linear"], SCALINGS["llama3"]
 # Class, kv heads, tied embeddings, scaling.
 CASES = [("Llama", 3, False, "default"), ("Llama", 1, True, "linear"),
          ("Llama", 1, False, "llama3"), ("Mistral", 1, False, "default"),

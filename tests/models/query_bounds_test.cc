@@ -435,5 +435,66 @@ TEST_F(CertifiedPromiseTest, HoldsForHundredsOfHeads) {
               static_cast<long long>(heads), static_cast<long long>(evicted), worst * std::exp(10));
 }
 
+// ---- The clamp of the forget gates never changes what a model computes: float64 attention has
+// none.
+
+// A query along dimension 0 in each row, a key in token 0 alone, and one gate that is not open.
+void ExpectClampChangesNothing(HeadInputs inputs, double query, int key_dim, double key,
+                               double gate, const HostQueryBound& host) {
+  const HeadShape& shape = inputs.shape;
+  for (int64_t row = 0; row < inputs.length; ++row) {
+    for (int m = 0; m < 2 * shape.head_dim; ++m) inputs.at(row, m) = 0;
+    inputs.at(row, 0) = query;
+    inputs.at(row, shape.hidden() + key_dim) = row == 0 ? key : 0;
+    inputs.at(row, inputs.gate_column()) = row == 2 ? gate : 20;
+  }
+  if (shape.qk_norm) SetBounds(inputs);
+  CpuOps ops({});
+  PagedKvStorage storage(ShapeFor(shape, inputs.length, DType::kF64), ops);
+  const QueryBound bound = host.view();
+  const HeadOutputs got =
+      RunHeads(ops, storage, inputs, {.bound = &bound, .min_log_gate = host.min_log_gate});
+  EXPECT_LT(RelativeError(got.out, NaiveAttention(inputs).out), 1e-12) << key << " " << gate;
+}
+
+TEST(ClampOfGatesTest, FollowsTheWeightsWithoutQkNorm) {
+  constexpr int kDim = 8;
+  for (double logit : {10.0, 100.0, 200.0, 3000.0}) {
+    // Token 0 is the only one whose hidden state lies along dimension 1.
+    PlainLayer layer{Config(1, 1, kDim, false), {}, {}, {}, {}, {}};
+    layer.attn_norm = Tensor(Vector(kDim, 1.0), {kDim}, DType::kF64);
+    Vector q(kDim * kDim), k(kDim * kDim);
+    q[0] = q[1] = 1 / std::sqrt(kDim);
+    k[1] = logit;
+    layer.q_proj = Tensor(q, {kDim, kDim}, DType::kF64);
+    layer.k_proj = Tensor(k, {kDim, kDim}, DType::kF64);
+    const HeadShape shape{.q_heads = 1, .kv_heads = 1, .head_dim = kDim, .qk_norm = false};
+    for (double gate : {-120.0, -200.0, -1000.0, -10000.0}) {
+      ExpectClampChangesNothing(RandomInputs(shape, 8, 1, {20}), 1, 0, logit * std::sqrt(kDim),
+                                gate, layer.Bound());
+    }
+  }
+}
+
+// Under RoPE a logit may reach U while s_ii keeps to B: pair 0 turns by one radian a position.
+TEST(ClampOfGatesTest, FollowsRotatedKeys) {
+  constexpr int kDim = 64, kHalf = 32;
+  const HeadShape shape{.q_heads = 1, .kv_heads = 1, .head_dim = kDim, .rope = true};
+  for (double gain : {1.0, 4.0, 8.0, 30.0}) {
+    NormedLayer layer{Config(1, 1, kDim, true), {}, {}};
+    layer.config.qk_norm = true;
+    HeadInputs inputs = RandomInputs(shape, 8, 1, {20});
+    inputs.q_norm.assign(kDim, 1 / gain);
+    inputs.k_norm.assign(kDim, gain);
+    std::fill_n(inputs.q_norm.begin(), kHalf, gain);
+    std::fill_n(inputs.k_norm.begin(), kHalf, 1 / gain);
+    layer.q_norm = Tensor(inputs.q_norm, {kDim}, DType::kF64);
+    layer.k_norm = Tensor(inputs.k_norm, {kDim}, DType::kF64);
+    for (double gate : {-200.0, -1000.0, -20000.0}) {
+      ExpectClampChangesNothing(inputs, 1, kHalf, -1, gate, layer.Bound());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fox::testing

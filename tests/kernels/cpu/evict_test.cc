@@ -254,6 +254,21 @@ TEST(EvictionTest, GateOfOneIsNeverPrunedByThePaper) {
   }
 }
 
+// Also under the paper's bound, which is of no key.
+TEST(EvictionTest, APageWithANanStays) {
+  CpuOps ops({});
+  HeadShape shape{2, 2, 16};
+  for (const AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
+    SCOPED_TRACE(static_cast<int>(acp));
+    HeadInputs inputs = RandomInputs(shape, 512, 5, {-2, -2});
+    EXPECT_GT(Prune(ops, inputs, acp, DType::kF64).first_live[0], 4);
+    inputs.at(2 * 64 + 10, shape.hidden()) = std::nan("");
+    const HeadOutputs kept = Prune(ops, inputs, acp, DType::kF64);
+    EXPECT_EQ(kept.first_live[0], 2);
+    EXPECT_GT(kept.first_live[1], 4);
+  }
+}
+
 TEST(EvictionTest, WithoutQkNormPaperSkipsButNeverEvicts) {
   const HeadInputs inputs = RandomInputs({4, 4, 32, false, false, false}, 1024, 9, {-1, 0, 1, 2});
   for (const DType dtype : kPages) {

@@ -151,5 +151,19 @@ TEST_F(SequenceEventsTest, FinishTellsTimesAndTheCertificate) {
   EXPECT_TRUE(std::isinf(end.acp().max_log_evicted_mass()));  // nothing was evicted
 }
 
+// A float32 that is not below the bound, whichever way the nearest one lies.
+TEST_F(SequenceEventsTest, TheCertificateIsRoundedUp) {
+  spec_.acp_stats = true;
+  Finish finish;
+  for (const double bound : {-10.0, -10.0061998, -10.0062003, -1e-9, -1472.9, -1e300}) {
+    SCOPED_TRACE(bound);
+    events_.reset();
+    finish.stats.acp.max_log_evicted_mass = bound;
+    const float told = End(finish, 15).acp().max_log_evicted_mass();
+    EXPECT_GE(static_cast<double>(told), bound);
+    EXPECT_LT(std::nextafter(told, -HUGE_VALF), bound);
+  }
+}
+
 }  // namespace
 }  // namespace fox

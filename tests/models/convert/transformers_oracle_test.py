@@ -1,0 +1,146 @@
+"""Checkpoints as transformers and safetensors save them, in forms that it loads: fox-eval's logits
+in float64, before and after fox_convert.py, and foxify's are those of transformers.
+
+Ends with SKIPPED (77) where the interpreter lacks torch or transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+try:
+    import torch
+    import transformers
+    from safetensors.torch import load_file, save_file, save_model
+except ImportError as error:
+    print(f"SKIPPED: {error}")
+    sys.exit(77)
+
+SOURCE = Path(os.environ["FOX_SOURCE_DIR"])
+sys.path[:0] = [str(SOURCE / "models" / "foxify"), str(SOURCE / "tests" / "golden")]
+import options  # noqa: E402,F401  (finds the modules beside foxify)
+from base_model import BaseModel  # noqa: E402
+from make_transformers_models import CLASSES, LINEAR_AND_LLAMA3, SIZES, randomize  # noqa: E402
+
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+IDS = [(7 * n * n + 3 * n) % SIZES["vocab_size"] for n in range(150)]
+Change = Callable[[Path, Any], None]
+
+
+def keys(**changes: Any) -> Change:
+    """Changes config.json; None deletes a key."""
+    def apply(folder: Path, _: Any) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        config |= {key: value for key, value in changes.items() if value is not ...}
+        for key in [key for key, value in changes.items() if value is ...]:
+            config.pop(key, None)
+        (folder / "config.json").write_text(json.dumps(config))
+    return apply
+
+
+def head_alone(folder: Path, _: Any) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors[HEAD] = tensors.pop(EMBEDDINGS)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def saved_by_safetensors(folder: Path, model: Any) -> None:
+    """Keeps one of two shared tensors, whichever comes first by name: the head."""
+    save_model(model, str(folder / "model.safetensors"))
+
+
+def two_matrices(folder: Path, _: Any) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors[HEAD] = tensors[EMBEDDINGS].flip(0).contiguous()
+    save_file(tensors, folder / "model.safetensors")
+
+
+def shards(folder: Path, _: Any) -> None:
+    """One tensor in both, and an index that lists a head which is in neither."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[: len(names) // 2 + 1],
+             "model-00002-of-00002.safetensors": names[len(names) // 2:]}
+    for file, held in parts.items():
+        save_file({name: tensors[name] for name in held}, folder / file, {"format": "pt"})
+    places = {name: file for file, held in parts.items() for name in held}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(
+        {"metadata": {}, "weight_map": {**places, HEAD: min(parts)}}))
+
+
+LINEAR, LLAMA3 = LINEAR_AND_LLAMA3
+# Class, its sizes besides, tied, what is done to the directory.
+FORMS: list[tuple[str, dict[str, Any], bool, Change]] = [
+    ("Llama", {}, True, head_alone), ("Qwen2", {}, True, saved_by_safetensors),
+    ("Mistral", {}, True, two_matrices), ("Qwen3", {}, True, shards),
+    ("Llama", {}, False, keys(rope_parameters={}, rope_theta=3e4)),
+    ("Qwen2", {}, False, keys(rope_parameters={"rope_theta": 5e5})),
+    ("Mistral", {}, False, keys(rope_scaling=LLAMA3, rope_parameters={**LINEAR, "rope_theta": 5})),
+    ("Llama", {}, False, keys(rope_scaling={}, rope_parameters={**LINEAR, "rope_theta": 2e4})),
+    ("Qwen3", {}, False, keys(rope_parameters=LLAMA3, rope_theta=7e3)),
+    ("Qwen3", {"head_dim": 128}, False, keys(head_dim=...)),
+    ("Mistral", {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 4}, False,
+     keys(num_key_value_heads=...)),
+    ("Qwen2", {}, False, keys(use_sliding_window=True, sliding_window=8, max_window_layers=2,
+                              layer_types=...)),
+    ("Llama", {}, False, keys(hidden_act="swish", bos_token_id=-1, eos_token_id=9999,
+                              length_penalty=float("inf"), top_p=float("nan"))),
+]
+
+
+class FormsTest(unittest.TestCase):
+    def fox_eval(self, folder: Path, out: Path) -> torch.Tensor:
+        ids = out.with_suffix(".json")
+        ids.write_text(json.dumps(IDS))
+        done = subprocess.run(
+            [os.environ["FOX_EVAL"], "logits", "--model", folder, "--ids", ids, "--out", out,
+             "--dtype", "f64", "--device", "cpu", "--threads", "1"],
+            capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return load_file(out)["logits"]
+
+    def check(self, folder: Path) -> None:
+        """Against transformers in float32, whose norms and RoPE are float32 in any type."""
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with torch.no_grad():
+            want = model(torch.tensor([IDS])).logits[0].double()
+        ours = {"served": self.fox_eval(folder, folder.parent / "served.safetensors")}
+        converted = folder.parent / "converted"
+        done = subprocess.run(
+            [sys.executable, "-B", SOURCE / "models/convert/fox_convert.py", folder, converted,
+             "--verify"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        ours["converted"] = self.fox_eval(converted, folder.parent / "again.safetensors")
+        base = BaseModel(folder, torch.device("cpu"), torch.float64)
+        with torch.no_grad():
+            ours["foxify"] = base.logits(base.hidden(torch.tensor([IDS])))[0]
+        # Float32 steps of 2^-24 through 2 layers with logits of size 100 at most.
+        for name, logits in ours.items():
+            self.assertLess((logits - want).abs().max() / want.abs().max(), 1e-4, name)
+        self.assertTrue(torch.equal(ours["served"], ours["converted"]))
+
+    def test_forms(self) -> None:
+        for number, (name, sizes, tied, change) in enumerate(FORMS):
+            with self.subTest(number=number, name=name), tempfile.TemporaryDirectory() as scratch:
+                config = getattr(transformers, name + "Config")(
+                    **{**SIZES, **CLASSES[name], "num_key_value_heads": 1, **sizes},
+                    tie_word_embeddings=tied)
+                model = getattr(transformers, name + "ForCausalLM")(config)
+                randomize(model, number)
+                folder = Path(scratch) / "model"
+                model.save_pretrained(folder)
+                change(folder, model)
+                self.check(folder)
+
+
+if __name__ == "__main__":
+    unittest.main()
