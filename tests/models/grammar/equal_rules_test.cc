@@ -68,7 +68,7 @@ TEST(EqualRulesTest, ToolsShareTheRulesOfTheirStrings) {
 
 // Bytes of a text, where each step has all its masks.
 TEST(EqualRulesTest, ALongAnswerKeepsToItsSteps) {
-  const std::vector<std::string> tokens = LargeVocabulary();
+  std::vector<std::string> tokens = LargeVocabulary();
   GrammarCompiler compiler([&] { return tokens; });
   const auto grammar = *compiler.Compile({Kind::kJsonSchema, Tools(20)});
   for (const int length : {1, 150, 183, 184, 185, 199, 200}) {

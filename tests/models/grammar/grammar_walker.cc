@@ -101,7 +101,7 @@ Json Answer(GrammarCompiler* compiler, const std::vector<std::string>& tokens, c
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
-  const std::vector<std::string> tokens = fox::ReadTokens(argv[1]);
+  std::vector<std::string> tokens = fox::ReadTokens(argv[1]);
   fox::GrammarCompiler compiler([&] { return tokens; });
   for (std::string line; std::getline(std::cin, line);) {
     std::cout << fox::Answer(&compiler, tokens, fox::Json::parse(line)).dump() << std::endl;
