@@ -58,6 +58,9 @@ bool Engine::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
 void Engine::OnStarted(Sequence* sequence, Seconds now) {
   sequence->started = true;
   sequence->stats.first_scheduled = now;
+  if (const auto& grammar = sequence->request.grammar; grammar != nullptr) {
+    sequence->matcher = std::make_unique<GrammarMatcher>(grammar, sequence->stop.ids());
+  }
   stats_.prompt_tokens += sequence->prompt_tokens;
   if (std::exchange(sequence->group->started, true)) return;
   for (Sequence* member : sequence->group->members) UpdateEvent(member);
@@ -103,7 +106,7 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
     Process(planned, sequence, result->logits[i], planned.sample ? &result->sampled.at(i) : nullptr,
             now, &output);
     if (sequence->matcher != nullptr && !output.finish && !output.tokens.empty()) {
-      steps += sequence->matcher->steps();
+      steps += sequence->mask_steps;
       constrained.emplace_back(sequence, std::move(output));
     } else {
       Deliver(sequence, std::move(output), now, outputs);
@@ -111,8 +114,10 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
   }
   const auto rows = static_cast<int64_t>(constrained.size());
   matching_.ForEach(rows, steps >= kParallelSteps, [&](int64_t row) {
-    const Sequence& sequence = *constrained[static_cast<size_t>(row)].first;
+    Sequence& sequence = *constrained[static_cast<size_t>(row)].first;
     sequence.matcher->Accept(sequence.tokens.back()).IgnoreError();  // it keeps the error
+    sequence.mask_steps = sequence.matcher->steps();
+    sequence.all_mask_steps += sequence.mask_steps;
   });
   for (auto& [sequence, output] : constrained) Deliver(sequence, std::move(output), now, outputs);
 }

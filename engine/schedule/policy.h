@@ -31,6 +31,12 @@ inline constexpr int64_t kAlike = 1024;
 inline constexpr int64_t kSlowShare = 6;
 // Requests without room that a step passes over, which bounds the time that planning takes.
 inline constexpr int kMostPassedOver = 16;
+// Steps of masks (GrammarMatcher::steps) that a plan brings in beside sequences of other clients:
+// so many of all clients alike, about 2 ms of a thread; or so many of each sequence, with which
+// most schemas get along.
+inline constexpr int64_t kMaskSteps = 400'000, kSequenceMaskSteps = 16'000;
+// Steps of masks that a client is charged as a token of a prompt: a decoded one is about 0.5 ms.
+inline constexpr int64_t kMaskStepsOfAToken = 25'000;
 // Tokens of a prompt that a snapshot at its end must save to be worth a step more.
 inline constexpr int64_t kWorthAStep = 512;
 

@@ -96,17 +96,28 @@ Schedule Scheduler::Next(Seconds now) {
   const bool alone = std::all_of(ready.begin(), ready.end(),
                                  [](const Sequence* sequence) { return IsBestEffort(*sequence); });
   budget.best_effort = alone || ++steps_without_best_effort_ >= kSlowShare;
-  std::vector<Sequence*> prefills;
+  masks_.Begin(running_, ready);
+  std::vector<Sequence*> prefills, masked;
+  const auto waits = [&](const Sequence& sequence) {
+    return masks_.Waits(sequence) && !(schedule.sequences.empty() && prefills.empty());
+  };
   for (Sequence* sequence : ready) {
     if (IsBestEffort(*sequence)) {
       if (!budget.best_effort) continue;
       steps_without_best_effort_ = 0;
     }
     if (sequence->prefill_left() > 0) {
-      prefills.push_back(sequence);
+      if (!waits(*sequence)) prefills.push_back(sequence);
+    } else if (sequence->mask_steps > 0) {
+      masked.push_back(sequence);
     } else {
       Plan(sequence, 1, now, &budget, &schedule);
     }
+  }
+  std::sort(masked.begin(), masked.end(),
+            [](const Sequence* a, const Sequence* b) { return IsHungrier(*a, *b); });
+  for (Sequence* sequence : masked) {
+    if (!waits(*sequence)) Plan(sequence, 1, now, &budget, &schedule);
   }
   // One that yielded its running slot may have it back at once.
   const auto returns = std::count_if(holders_.begin(), holders_.end(), [](const Sequence* holder) {
@@ -310,6 +321,10 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
           schedule);
       continue;
     }
+    if (masks_.Waits(*next)) {
+      waiting_.PassOverClient(next);
+      continue;
+    }
     const bool best_effort = IsBestEffort(*next);
     const bool may_start = MayStart(*next, running(), slow, max_running_, budget->best_effort);
     const bool waits = may_start && prefixes_.Match(next);
@@ -431,6 +446,7 @@ void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* bud
   budget->prefill = std::min(budget->prefill, budget->tokens);
   budget->logit_rows -= static_cast<int64_t>(planned.logit_rows.size());
   if (count == sequence->remaining()) sequence->hungry_since = now;
+  if (count == sequence->remaining()) masks_.Take(*sequence);
   sequence->computed += count;
   ++sequence->in_flight;
   if (planned.sample) {

@@ -14,6 +14,7 @@
 #include "engine/request/engine_options.h"
 #include "engine/request/step_executor.h"
 #include "engine/request/step_plan.h"
+#include "engine/schedule/mask_shares.h"
 #include "engine/schedule/page_budget.h"
 #include "engine/schedule/policy.h"
 #include "engine/schedule/prefix_cache.h"
@@ -138,6 +139,7 @@ class Scheduler {
   PrefixCache prefixes_;
   SwapSpace swap_space_;
   PageForecast forecast_;
+  MaskShares masks_;
   int64_t pages_ = 0;  // within Next: free when the plan starts and not yet promised
 };
 

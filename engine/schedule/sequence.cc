@@ -22,8 +22,7 @@ Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_
   prompt_tokens = static_cast<int64_t>(tokens.size());
   max_tokens = std::min<int64_t>(request.stop.max_tokens, max_model_len - prompt_tokens);
   if (request.sampling.repetition_penalty != 1.0f) counts.AddPrompt(tokens);
-  if (request.grammar != nullptr)
-    matcher = std::make_unique<GrammarMatcher>(request.grammar, stop.ids());
+  if (request.grammar != nullptr) mask_steps = request.grammar->first_steps();
   stats.prompt_tokens = prompt_tokens;
   stats.arrival = now;
   stats.acp.log_tolerance = log_tolerance;
@@ -77,7 +76,7 @@ std::vector<int32_t> Sequence::Drafts(const PlannedSequence& fed, const Speculat
   const int64_t end = fed.position + 1, known = static_cast<int64_t>(tokens.size());
   const bool samples_last = fed.sample ? !NeedsCounts(request.sampling)
                                        : samples() && !fed.logit_rows.empty() && end == known;
-  if (!samples_last || matcher != nullptr || !draft_record.MayDraft(end)) return {};
+  if (!samples_last || request.grammar != nullptr || !draft_record.MayDraft(end)) return {};
   int64_t count = std::min(most, draft_record.most());
   count = std::min(count, kPageTokens - 2 - fed.position % kPageTokens);
   count = std::min(count, max_tokens - (end + 1 - prompt_tokens));

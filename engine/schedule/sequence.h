@@ -79,7 +79,7 @@ struct QueueEntry {
   Seconds waiting_since = 0;
   Seconds running_since = kNever;      // its last start; kNever: it never ran
   int64_t tokens = 0, max_tokens = 0;  // to compute, to generate
-  int64_t charged_length = 0;
+  int64_t charged_length = 0, charged_mask_steps = 0;
   int64_t passed_in_round = -1;
 };
 
@@ -159,7 +159,9 @@ struct Sequence : Progress, SlotState {
   double log_tolerance;  // effective: the stricter of engine and request
   StopCondition stop;
   TokenCounts counts;                       // empty unless a penalty needs it
-  std::unique_ptr<GrammarMatcher> matcher;  // null: any answer
+  int64_t mask_steps = 0;                   // that its next mask is taken to need; 0: none
+  int64_t all_mask_steps = 0;               // that its masks have needed
+  std::unique_ptr<GrammarMatcher> matcher;  // null: any answer, or it has not started
   int64_t priority;                         // 0 for all when first come, first served
   const int64_t arrival;
   std::shared_ptr<SequenceGroup> group = std::make_shared<SequenceGroup>();

@@ -2,6 +2,7 @@
 #include "engine/schedule/waiting_queue.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/core/check.h"
 
@@ -69,6 +70,7 @@ Sequence* WaitingQueue::Next(Seconds now) const {
   }
   if (Sequence* due = Due(now); due != nullptr) return due;
   for (const Client* client : turns_) {
+    if (client->passed_in_round == round_) continue;
     for (Sequence* sequence : client->waiting) {
       if (!passed(*sequence)) return sequence;
     }
@@ -85,7 +87,7 @@ bool WaitingQueue::IsDue(const Sequence& sequence, Seconds now) const {
 
 Sequence* WaitingQueue::Due(Seconds now) const {
   for (const Client* client : turns_) {
-    if (client->running > 0) continue;
+    if (client->running > 0 || client->passed_in_round == round_) continue;
     for (Sequence* sequence : client->waiting) {
       if (!passed(*sequence) && IsDue(*sequence, now)) return sequence;
     }
@@ -123,8 +125,12 @@ void WaitingQueue::Start(Sequence* sequence, Seconds now) {
 void WaitingQueue::Stop(Sequence* sequence) {
   Client& client = clients_.at(sequence->request.client);
   FOX_CHECK(--client.running >= 0);
-  Serve(kDecodeCost * (sequence->length() - sequence->queue_.charged_length), &client);
-  sequence->queue_.charged_length = sequence->length();
+  QueueEntry& entry = sequence->queue_;
+  const int64_t length = sequence->length();
+  const int64_t decoded = length - std::exchange(entry.charged_length, length);
+  const int64_t steps =
+      sequence->all_mask_steps - std::exchange(entry.charged_mask_steps, sequence->all_mask_steps);
+  Serve(kDecodeCost * decoded + steps / kMaskStepsOfAToken, &client);
 }
 
 // Each of the clients that are here is due its part of it.

@@ -25,6 +25,11 @@ class WaitingQueue {
   int64_t tokens() const { return tokens_; }
   void BeginRound() { ++round_; }
   void PassOver(Sequence* sequence) const { sequence->queue_.passed_in_round = round_; }
+  // With all that its client has.
+  void PassOverClient(Sequence* sequence) {
+    PassOver(sequence);
+    clients_.at(sequence->request.client).passed_in_round = round_;
+  }
   // Whose turn it is, of those not passed over in this round; null: none is left.
   Sequence* Next(Seconds now) const;
   // The request whose client is due a running slot first, of those not passed over in this round;
@@ -57,6 +62,7 @@ class WaitingQueue {
     int64_t served = 0;   // tokens
     int64_t members = 0;  // sequences anywhere
     int64_t running = 0;  // of them
+    int64_t passed_in_round = -1;
     std::set<Sequence*, ComesEarlier> waiting;
     int64_t tokens = 0, max_tokens = 0;  // of those: to compute, to generate
 

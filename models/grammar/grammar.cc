@@ -2,14 +2,18 @@
 #include "models/grammar/grammar.h"
 
 #include <algorithm>
+#include <iterator>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "compiled_grammar_impl.h"
 #include "grammar_impl.h"
 #include "models/grammar/equal_rules.h"
 #include "models/grammar/json_schema_check.h"
 #include "models/grammar/work_meter.h"
+#include "models/json_reader.h"
 #include "regex_converter.h"
 #include "xgrammar/xgrammar.h"
 
@@ -31,9 +35,11 @@ namespace fox {
 namespace {
 
 constexpr int64_t kCompileSteps = 100'000'000;  // one or two seconds
-constexpr int64_t kMaxBytes = 16 << 20;         // of a compiled grammar
-constexpr int64_t kKeptBytes = 64 << 20;        // of those that no request may need
-constexpr int kMaxRules = 1 << 14;              // the library numbers them in 16 bits
+constexpr int64_t kQuickSteps = 5'000'000;
+constexpr int64_t kMaxBytes = 16 << 20;   // of a compiled grammar
+constexpr int64_t kKeptBytes = 64 << 20;  // of those that no request may need
+constexpr int kMaxTagDepth = kMaxSchemaDepth + 16;
+constexpr int kMaxRules = 1 << 14;  // the library numbers them in 16 bits
 // Of a matcher: masks may take so many steps at once, and so many for each token. What a token adds
 // to the parse stays, at about 40 bytes a step.
 constexpr int64_t kMaskSteps = 500'000, kTokenSteps = 150'000, kParseSteps = 4'000'000;
@@ -43,26 +49,16 @@ absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentE
 // One line, not too long, of what the library says.
 std::string OneLine(const std::string& message) { return absl::CHexEscape(message.substr(0, 200)); }
 
-class CompiledGrammar final : public Grammar {
- public:
-  explicit CompiledGrammar(xgrammar::CompiledGrammar grammar)
-      : compiled(std::move(grammar)), bytes_(static_cast<int64_t>(compiled.MemorySizeBytes())) {}
-  int64_t bytes() const override { return bytes_; }
-
-  const xgrammar::CompiledGrammar compiled;
-  std::shared_ptr<void> charge;
-
- private:
-  const int64_t bytes_;
-};
-
 absl::Status CheckText(const GrammarSource& source) {
   if (source.text.size() > kMaxGrammarBytes) {
     return Invalid(absl::StrCat("at most ", kMaxGrammarBytes, " bytes"));
   }
   if (source.text.find('\0') != std::string::npos) return Invalid("contains a NUL character");
-  return source.kind == GrammarSource::Kind::kJsonSchema ? CheckJsonSchema(source.text)
-                                                         : absl::OkStatus();
+  if (source.kind == GrammarSource::Kind::kJsonSchema) return CheckJsonSchema(source.text);
+  if (source.kind != GrammarSource::Kind::kStructuralTag) return absl::OkStatus();
+  // The library's reader of JSON knows no depth.
+  const JsonLimits limits = {source.text.size(), kMaxTagDepth, source.text.size()};
+  return ReadJsonObject(source.text, limits, "the structural tag").status();
 }
 
 xgrammar::Grammar Parse(const GrammarSource& source) {
@@ -110,68 +106,115 @@ GrammarSource ChoiceGrammar(const std::vector<std::string>& choices) {
 
 // --- GrammarMatcher ---
 
-struct GrammarMatcher::State {
-  State(std::shared_ptr<const Grammar> shared, const xgrammar::CompiledGrammar& compiled)
-      : grammar(std::move(shared)),
-        // It ends where the grammar may, without a token for it: those are the engine's.
-        matcher(compiled, std::nullopt, /*terminate_without_stop_token=*/true) {}
+namespace {
 
-  const std::shared_ptr<const Grammar> grammar;
+// Ends where the grammar may, without a token for it: those are the engine's.
+xgrammar::GrammarMatcher MatcherOf(const xgrammar::CompiledGrammar& compiled) {
+  return {compiled, std::nullopt, /*terminate_without_stop_token=*/true};
+}
+
+// Whether any token may come next.
+bool FillMask(xgrammar::GrammarMatcher* matcher, std::vector<uint32_t>* mask) {
+  auto size = static_cast<int64_t>(mask->size());
+  DLTensor tensor{mask->data(), {kDLCPU, 0}, 1, {kDLInt, 32, 1}, &size, nullptr, 0};
+  matcher->FillNextTokenBitmask(&tensor);
+  return std::any_of(mask->begin(), mask->end(), [](uint32_t word) { return word != 0; });
+}
+
+absl::Status NothingContinues() {
+  return Invalid("no token of the vocabulary continues the answer");
+}
+
+// With the mask of an answer's first token, which is the same for all.
+class CompiledGrammar final : public Grammar {
+ public:
+  // Throws what the library does, and WorkSpent.
+  explicit CompiledGrammar(xgrammar::CompiledGrammar grammar) : compiled(std::move(grammar)) {
+    const int vocabulary = compiled.GetTokenizerInfo().GetVocabSize();
+    first_mask.resize(static_cast<size_t>(xgrammar::GetBitmaskSize(vocabulary)));
+    const WorkMeter meter(kMaskSteps);
+    xgrammar::GrammarMatcher matcher = MatcherOf(compiled);
+    may_go_on = FillMask(&matcher, &first_mask);
+    may_end = matcher.IsTerminated();
+    steps_ = meter.spent();
+  }
+  // The library counts neither its objects nor the places of its masks.
+  int64_t bytes() const override {
+    constexpr size_t kObjects = 1200, kMask = 160;
+    return static_cast<int64_t>(compiled.MemorySizeBytes() + 4 * first_mask.size() + kObjects +
+                                kMask * compiled->adaptive_token_mask_cache.size());
+  }
+
+  int64_t first_steps() const override { return steps_; }
+
+  const xgrammar::CompiledGrammar compiled;
+  std::vector<uint32_t> first_mask;
+  bool may_end = false, may_go_on = false;
+
+ private:
+  int64_t steps_ = 0;
+};
+
+const CompiledGrammar& Compiled(const Grammar& grammar) {
+  return static_cast<const CompiledGrammar&>(grammar);
+}
+
+}  // namespace
+
+struct GrammarMatcher::State {
+  explicit State(const Grammar& grammar) : matcher(MatcherOf(Compiled(grammar).compiled)) {}
+
   xgrammar::GrammarMatcher matcher;
   int64_t mask_steps = kMaskSteps, parse_steps = kParseSteps;
 };
 
 GrammarMatcher::GrammarMatcher(std::shared_ptr<const Grammar> grammar, std::vector<int32_t> ends)
-    : ends_(std::move(ends)) {
-  const xgrammar::CompiledGrammar& compiled =
-      static_cast<const CompiledGrammar&>(*grammar).compiled;
-  mask_.resize(
-      static_cast<size_t>(xgrammar::GetBitmaskSize(compiled.GetTokenizerInfo().GetVocabSize())));
-  try {
-    const WorkMeter meter(kMaskSteps);
-    state_ = std::make_unique<State>(std::move(grammar), compiled);
-    FillMask();
-  } catch (const std::exception& error) {
-    status_ = Invalid(absl::StrCat("the grammar is ", OneLine(error.what())));
-  }
+    : grammar_(std::move(grammar)),
+      ends_(std::move(ends)),
+      mask_(Compiled(*grammar_).first_mask),
+      may_end_(Compiled(*grammar_).may_end),
+      may_go_on_(Compiled(*grammar_).may_go_on) {
+  AllowEnds();
 }
 
 GrammarMatcher::~GrammarMatcher() = default;
 
-bool GrammarMatcher::may_end() const { return state_ != nullptr && state_->matcher.IsTerminated(); }
-
 absl::Status GrammarMatcher::Accept(int32_t id) {
   if (!status_.ok()) return status_;
   try {
-    {
-      const WorkMeter meter(state_->parse_steps);
-      if (!state_->matcher.AcceptToken(id)) {
-        return status_ = absl::InternalError("a token that the grammar does not allow");
-      }
-      steps_ = meter.spent();
-      state_->parse_steps -= steps_;
-    }
-    state_->mask_steps = std::min(state_->mask_steps + kTokenSteps, kMaskSteps);
-    const WorkMeter meter(state_->mask_steps);
-    FillMask();
-    steps_ += meter.spent();
-    state_->mask_steps -= meter.spent();
+    status_ = Follow(id);
   } catch (const std::exception& error) {
     status_ = Invalid(absl::StrCat("the answer is ", OneLine(error.what()), " for its grammar"));
   }
   return status_;
 }
 
-void GrammarMatcher::FillMask() {
-  int64_t size = static_cast<int64_t>(mask_.size());
-  DLTensor tensor{mask_.data(), {kDLCPU, 0}, 1, {kDLInt, 32, 1}, &size, nullptr, 0};
-  state_->matcher.FillNextTokenBitmask(&tensor);
-  may_go_on_ = std::any_of(mask_.begin(), mask_.end(), [](uint32_t word) { return word != 0; });
-  if (may_end()) {
-    for (const int32_t id : ends_) mask_[static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
-  } else if (!may_go_on_) {
-    status_ = Invalid("no token of the vocabulary continues the answer");
+absl::Status GrammarMatcher::Follow(int32_t id) {
+  int64_t parse_steps = state_ == nullptr ? kParseSteps : state_->parse_steps;
+  {
+    const WorkMeter meter(parse_steps);
+    if (state_ == nullptr) state_ = std::make_unique<State>(*grammar_);
+    if (!state_->matcher.AcceptToken(id)) {
+      return absl::InternalError("a token that the grammar does not allow");
+    }
+    steps_ = meter.spent();
   }
+  state_->parse_steps = parse_steps - steps_;
+  state_->mask_steps = std::min(state_->mask_steps + kTokenSteps, kMaskSteps);
+  {
+    const WorkMeter meter(state_->mask_steps);
+    may_go_on_ = FillMask(&state_->matcher, &mask_);
+    state_->mask_steps -= meter.spent();
+    steps_ += meter.spent();
+  }
+  may_end_ = state_->matcher.IsTerminated();
+  AllowEnds();
+  return may_go_on_ || may_end_ ? absl::OkStatus() : NothingContinues();
+}
+
+void GrammarMatcher::AllowEnds() {
+  if (!may_end_) return;
+  for (const int32_t id : ends_) mask_[static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
 }
 
 // --- GrammarCompiler ---
@@ -208,50 +251,120 @@ GrammarCompiler::GrammarCompiler(std::function<std::vector<std::string>()> token
 GrammarCompiler::~GrammarCompiler() = default;
 
 absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Compile(const GrammarSource& source,
-                                                                        const Charge& charge) {
-  if (std::shared_ptr<const Grammar> kept = Find(source)) return kept;
+                                                                        uint64_t tenant,
+                                                                        const Charge& charge,
+                                                                        Effort effort) {
+  auto kept = Find(source, tenant, charge);
+  if (!kept.ok() || *kept != nullptr) return kept;
+  absl::StatusOr<std::shared_ptr<const Grammar>> made = Make(source, effort);
+  return made.ok() ? Use(source, tenant, *std::move(made), charge) : made;
+}
+
+absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Find(const GrammarSource& source,
+                                                                     uint64_t tenant,
+                                                                     const Charge& charge) {
+  return Use(source, tenant, nullptr, charge);
+}
+
+absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Make(const GrammarSource& source,
+                                                                     Effort effort) {
   if (absl::Status status = CheckText(source); !status.ok()) return status;
   std::call_once(loaded_, [this] { vocabulary_ = std::make_unique<Vocabulary>(tokens_()); });
-  std::shared_ptr<CompiledGrammar> grammar;
+  const bool quick = effort == Effort::kQuick;
+  std::shared_ptr<const CompiledGrammar> grammar;
   try {
-    const WorkMeter meter(kCompileSteps);
-    xgrammar::warning.clear();
-    const xgrammar::Grammar parsed = MergeEqualRules(Parse(source));
-    if (!xgrammar::warning.empty()) return Invalid(OneLine(xgrammar::warning));
-    if (parsed->NumRules() > kMaxRules) {
-      return Invalid(absl::StrCat("more than ", kMaxRules, " rules"));
+    std::optional<xgrammar::CompiledGrammar> compiled;
+    {
+      const WorkMeter meter(quick ? kQuickSteps : kCompileSteps);
+      xgrammar::warning.clear();
+      const xgrammar::Grammar parsed = MergeEqualRules(Parse(source));
+      if (!xgrammar::warning.empty()) return Invalid(OneLine(xgrammar::warning));
+      if (parsed->NumRules() > kMaxRules) {
+        return Invalid(absl::StrCat("more than ", kMaxRules, " rules"));
+      }
+      compiled = vocabulary_->compiler.CompileGrammar(parsed);
     }
-    grammar = std::make_shared<CompiledGrammar>(vocabulary_->compiler.CompileGrammar(parsed));
+    grammar = std::make_shared<const CompiledGrammar>(*std::move(compiled));
+  } catch (const WorkSpent& error) {
+    return quick ? absl::AbortedError("it takes longer") : Invalid(error.what());
   } catch (const std::exception& error) {
     return Invalid(OneLine(error.what()));
   }
   if (grammar->bytes() > kMaxBytes) return Invalid("the compiled grammar is too large");
-  if (charge != nullptr) {
-    absl::StatusOr<std::shared_ptr<void>> paid = charge(grammar->bytes());
-    if (!paid.ok()) return paid.status();
-    grammar->charge = *std::move(paid);
-  }
-  Keep(source, grammar);
+  if (!grammar->may_go_on && !grammar->may_end) return NothingContinues();
   return grammar;
 }
 
-std::shared_ptr<const Grammar> GrammarCompiler::Find(const GrammarSource& source) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = std::find_if(kept_.begin(), kept_.end(),
-                                  [&](const Kept& kept) { return kept.source == source; });
-  if (found == kept_.end()) return nullptr;
-  kept_.splice(kept_.begin(), kept_, found);
-  return found->grammar;
+int64_t GrammarCompiler::Kept::bytes() const {
+  return grammar->bytes() + static_cast<int64_t>(source.text.size());
 }
 
-void GrammarCompiler::Keep(const GrammarSource& source, std::shared_ptr<const Grammar> grammar) {
-  const auto size = [](const Kept& kept) {
-    return kept.grammar->bytes() + static_cast<int64_t>(kept.source.text.size());
-  };
+// Of what was made, or of what is kept; null: nothing is.
+absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Use(
+    const GrammarSource& source, uint64_t tenant, std::shared_ptr<const Grammar> made,
+    const Charge& charge) {
+  std::list<Kept> dropped;  // freed without the lock
   const std::lock_guard<std::mutex> lock(mutex_);
-  kept_.push_front({source, std::move(grammar)});
-  kept_bytes_ += size(kept_.front());
-  for (; kept_bytes_ > kKeptBytes; kept_.pop_back()) kept_bytes_ -= size(kept_.back());
+  Kept* kept = Look(source, tenant);
+  if (kept == nullptr && made == nullptr) return nullptr;
+  if (kept == nullptr) kept = Keep(source, tenant, std::move(made), &dropped);
+  std::shared_ptr<const Grammar> used = kept->used.lock();
+  if (used != nullptr) return used;
+  struct Lease {
+    std::shared_ptr<const Grammar> grammar;
+    std::shared_ptr<void> paid;
+  };
+  const auto lease = std::make_shared<Lease>();
+  lease->grammar = kept->grammar;
+  if (charge != nullptr) {
+    absl::StatusOr<std::shared_ptr<void>> paid = charge(kept->bytes());
+    if (!paid.ok()) return paid.status();
+    lease->paid = *std::move(paid);
+  }
+  used = std::shared_ptr<const Grammar>(lease, lease->grammar.get());
+  kept->used = used;
+  return used;
+}
+
+GrammarCompiler::Kept* GrammarCompiler::Look(const GrammarSource& source, uint64_t tenant) {
+  const auto its = tenants_.find(tenant);
+  if (its == tenants_.end()) return nullptr;
+  const auto place = its->second.places.find({source.kind, source.text});
+  if (place == its->second.places.end()) return nullptr;
+  std::list<Kept>& kept = its->second.kept;
+  kept.splice(kept.begin(), kept, place->second);
+  return &kept.front();
+}
+
+// The tenant for which most is kept makes room.
+GrammarCompiler::Kept* GrammarCompiler::Keep(const GrammarSource& source, uint64_t tenant,
+                                             std::shared_ptr<const Grammar> grammar,
+                                             std::list<Kept>* dropped) {
+  Tenant& its = tenants_[tenant];
+  its.kept.push_front({source, std::move(grammar), {}});
+  Kept& added = its.kept.front();
+  its.places[{added.source.kind, added.source.text}] = its.kept.begin();
+  Count(tenant, &its, added.bytes());
+  while (kept_bytes_ > kKeptBytes) {
+    const uint64_t largest = by_bytes_.rbegin()->second;
+    Tenant& gives = tenants_[largest];
+    Kept& oldest = gives.kept.back();
+    gives.places.erase({oldest.source.kind, oldest.source.text});
+    dropped->splice(dropped->begin(), gives.kept, std::prev(gives.kept.end()));
+    Count(largest, &gives, -oldest.bytes());
+  }
+  return &added;
+}
+
+void GrammarCompiler::Count(uint64_t id, Tenant* tenant, int64_t bytes) {
+  by_bytes_.erase({tenant->bytes, id});
+  kept_bytes_ += bytes;
+  tenant->bytes += bytes;
+  if (tenant->kept.empty()) {
+    tenants_.erase(id);
+  } else {
+    by_bytes_.emplace(tenant->bytes, id);
+  }
 }
 
 int64_t GrammarCompiler::kept_bytes() const {

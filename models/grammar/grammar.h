@@ -9,9 +9,14 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "models/tokenizer/tokenizer.h"
@@ -34,14 +39,16 @@ inline constexpr size_t kMaxGrammarBytes = 64 << 10;  // of a source
 class Grammar {
  public:
   virtual ~Grammar() = default;
-  virtual int64_t bytes() const = 0;  // of memory, about
+  virtual int64_t bytes() const = 0;        // of memory, about
+  virtual int64_t first_steps() const = 0;  // of work that the mask of the first token took
 };
 
 // One answer's way through a grammar. Used by one thread at a time; those of one grammar by
 // several.
 class GrammarMatcher {
  public:
-  // `ends`: tokens that may come where the answer may end, and nothing after them.
+  // Copies the grammar's first mask. `ends`: tokens that may come where the answer may end, and
+  // nothing after them.
   GrammarMatcher(std::shared_ptr<const Grammar> grammar, std::vector<int32_t> ends);
   ~GrammarMatcher();
 
@@ -53,22 +60,26 @@ class GrammarMatcher {
   // Token id may come next if bit id % 32 of word id / 32 is set. [ceil(vocabulary / 32)]
   const std::vector<uint32_t>& mask() const { return mask_; }
   int64_t steps() const { return steps_; }       // of work that the last Accept took
-  bool may_end() const;                          // what there is, is whole
+  bool may_end() const { return may_end_; }      // what there is, is whole
   bool must_end() const { return !may_go_on_; }  // nothing can follow it
 
  private:
   struct State;
-  void FillMask();
+  absl::Status Follow(int32_t id);
+  void AllowEnds();
 
+  const std::shared_ptr<const Grammar> grammar_;
   const std::vector<int32_t> ends_;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<State> state_;  // null before the first token
   std::vector<uint32_t> mask_;
   absl::Status status_;
   int64_t steps_ = 0;
-  bool may_go_on_ = true;
+  bool may_end_, may_go_on_;
 };
 
-// Compiles grammars for one vocabulary and keeps the ones used last.
+// Compiles grammars for one vocabulary and keeps those used last, each tenant's apart: no tenant
+// learns by the time that an answer takes what another one has sent. All methods may be called from
+// any thread.
 class GrammarCompiler {
  public:
   // Null: the tokenizer's text is escaped. Added tokens but those of `tags`, those without bytes
@@ -81,14 +92,20 @@ class GrammarCompiler {
   explicit GrammarCompiler(std::function<std::vector<std::string>()> tokens);
   ~GrammarCompiler();
 
-  // What is paid for a grammar's bytes, as long as it lives; an error is Compile's.
+  // What is paid for a grammar's bytes, as long as it is used; an error is that of the method that
+  // asks for it. May be called with a lock held: it must not call back.
   using Charge = std::function<absl::StatusOr<std::shared_ptr<void>>(int64_t bytes)>;
-  // May take a second, if it is not kept. InvalidArgument: malformed, not supported, or beyond the
-  // limits.
+  enum class Effort { kWhole, kQuick };
+  // Finds or makes a grammar. May take a second, kQuick a twentieth of it. InvalidArgument:
+  // malformed, not supported, or beyond the limits; Aborted: it takes more than kQuick.
   absl::StatusOr<std::shared_ptr<const Grammar>> Compile(const GrammarSource& source,
-                                                         const Charge& charge = nullptr);
-  // What is kept of it; null: nothing.
-  std::shared_ptr<const Grammar> Find(const GrammarSource& source);
+                                                         uint64_t tenant = 0,
+                                                         const Charge& charge = nullptr,
+                                                         Effort effort = Effort::kWhole);
+  // What is kept of it for the tenant; null: nothing.
+  absl::StatusOr<std::shared_ptr<const Grammar>> Find(const GrammarSource& source,
+                                                      uint64_t tenant = 0,
+                                                      const Charge& charge = nullptr);
   int64_t kept_bytes() const;
 
  private:
@@ -96,14 +113,32 @@ class GrammarCompiler {
   struct Kept {
     GrammarSource source;
     std::shared_ptr<const Grammar> grammar;
+    std::weak_ptr<const Grammar> used;  // as long as it is, it is paid for
+
+    int64_t bytes() const;
   };
-  void Keep(const GrammarSource& source, std::shared_ptr<const Grammar> grammar);
+  struct Tenant {
+    std::list<Kept> kept;  // the one used last first
+    absl::flat_hash_map<std::pair<GrammarSource::Kind, std::string_view>, std::list<Kept>::iterator>
+        places;
+    int64_t bytes = 0;
+  };
+  absl::StatusOr<std::shared_ptr<const Grammar>> Make(const GrammarSource& source, Effort effort);
+  absl::StatusOr<std::shared_ptr<const Grammar>> Use(const GrammarSource& source, uint64_t tenant,
+                                                     std::shared_ptr<const Grammar> made,
+                                                     const Charge& charge);
+  // With the lock.
+  Kept* Look(const GrammarSource& source, uint64_t tenant);
+  Kept* Keep(const GrammarSource& source, uint64_t tenant, std::shared_ptr<const Grammar> grammar,
+             std::list<Kept>* dropped);
+  void Count(uint64_t id, Tenant* tenant, int64_t bytes);
 
   const std::function<std::vector<std::string>()> tokens_;
   std::once_flag loaded_;
   std::unique_ptr<Vocabulary> vocabulary_;  // once a grammar was asked for
   mutable std::mutex mutex_;
-  std::list<Kept> kept_;  // the one used last first
+  std::unordered_map<uint64_t, Tenant> tenants_;
+  std::set<std::pair<int64_t, uint64_t>> by_bytes_;  // tenants, by what is kept for each
   int64_t kept_bytes_ = 0;
 };
 

@@ -26,13 +26,11 @@ inline void SpendWork(int64_t steps) {
   }
 }
 
-// Limits the thread as long as it lives.
+// Limits the thread as long as it lives: in steps, and to 2 MiB of stack or to what the thread has
+// of it, less what calls take between two looks.
 class WorkMeter {
  public:
-  explicit WorkMeter(int64_t steps) : steps_(steps) {
-    constexpr int64_t kStackBytes = 2 << 20;
-    work_limits = {steps, static_cast<const char*>(__builtin_frame_address(0)) - kStackBytes};
-  }
+  explicit WorkMeter(int64_t steps);
   WorkMeter(const WorkMeter&) = delete;
   WorkMeter& operator=(const WorkMeter&) = delete;
   ~WorkMeter() { work_limits = {}; }

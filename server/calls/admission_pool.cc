@@ -9,17 +9,16 @@
 namespace fox {
 namespace {
 
-constexpr int64_t kLargeBytes = 256 << 10;  // a text of a quarter of it is tokenized in about 20 ms
-constexpr int64_t kTaskBytes = 1 << 10;     // what a task costs beside its bytes
-constexpr int kNiceness = 10;               // a tenth of a share
+constexpr int64_t kTaskBytes = 1 << 10;  // what a task costs beside its bytes
+constexpr int kNiceness = 10;            // a tenth of a share
 
 }  // namespace
 
-AdmissionPool::AdmissionPool(int threads_for_small) {
+AdmissionPool::AdmissionPool(int threads_for_small, bool all_nice) {
   for (int i = 0; i <= threads_for_small; ++i) {
-    threads_.emplace_back([this, large = i == 0, small = i > 0 || threads_for_small == 0] {
+    threads_.emplace_back([=, this, large = i == 0, small = i > 0 || threads_for_small == 0] {
       // Linux takes 0 for the calling thread.
-      if (large) setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNiceness);
+      if (large || all_nice) setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNiceness);
       // What a task holds is freed without the lock.
       while (const Task task = Next(small, large)) task();
     });

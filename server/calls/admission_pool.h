@@ -21,8 +21,12 @@ class AdmissionPool {
  public:
   using Task = std::function<void()>;
 
-  // Beside the thread for large messages; 0: that one takes small ones too.
-  explicit AdmissionPool(int threads_for_small);
+  // Beyond, a message is large: a text of a quarter of it is tokenized in about 20 ms.
+  static constexpr int64_t kLargeBytes = 256 << 10;
+
+  // Beside the thread for large messages; 0: that one takes small ones too. `all_nice`: all threads
+  // yield the processor to others.
+  explicit AdmissionPool(int threads_for_small, bool all_nice = false);
   ~AdmissionPool();  // runs what is queued
 
   // `bytes` of work for `client`.

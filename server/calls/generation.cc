@@ -7,12 +7,6 @@
 #include "server/process/log.h"
 
 namespace fox {
-namespace {
-
-constexpr int64_t kMaxGrammarsQueued = 4;  // of a client: each may take a second
-
-}  // namespace
-
 Generation::Generation(ServerCore& core, const CallInfo& info,
                        std::unique_ptr<GenerationSource> source,
                        std::shared_ptr<GenerationConsumer> consumer)
@@ -94,18 +88,18 @@ void Generation::Admit(absl::StatusOr<GenerationSpec> spec) {
   if (!entered_) {
     return OnSubmitted(absl::AlreadyExistsError("request_id: a request with this id is running"));
   }
-  std::shared_ptr<const Grammar> kept;
-  if (spec_.grammar.has_value()) kept = core_.context.grammars->Find(*spec_.grammar);
-  if (!spec_.grammar.has_value() || kept != nullptr) return Submit(kept);
-  AdmissionPool& pool = core_.grammars();
-  if (pool.queued(info_.client) >= kMaxGrammarsQueued) {
-    return OnSubmitted(absl::ResourceExhaustedError("too many grammars wait to be compiled"));
-  }
-  pool.Post(info_.client, static_cast<int64_t>(spec_.grammar->text.size()),
-            [self = shared_from_this()] { self->CompileGrammar(); });
+  if (!spec_.grammar.has_value()) return Submit(nullptr);
+  const auto kept = core_.context.grammars->Find(
+      *spec_.grammar, info_.tenant, [this](int64_t bytes) { return PayForGrammar(bytes); });
+  if (!kept.ok()) return OnSubmitted(kept.status());
+  if (*kept != nullptr) return Submit(*kept);
+  const absl::Status waits = core_.grammars().Post(
+      info_.client, *spec_.grammar,
+      [self = shared_from_this()](auto effort) { return self->CompileGrammar(effort); });
+  if (!waits.ok()) OnSubmitted(waits);
 }
 
-void Generation::CompileGrammar() {
+bool Generation::CompileGrammar(GrammarCompiler::Effort effort) {
   std::optional<absl::Status> ended;
   {
     const MutexLock lock(mutex_);
@@ -115,22 +109,28 @@ void Generation::CompileGrammar() {
     ended = absl::DeadlineExceededError("the deadline passed before the grammar was compiled");
   }
   if (ended.has_value()) {
-    return OnSubmitted(ended->ok() ? absl::CancelledError("aborted in admission") : *ended);
+    OnSubmitted(ended->ok() ? absl::CancelledError("aborted in admission") : *ended);
+    return true;
   }
-  const auto charge = [this](int64_t bytes) -> absl::StatusOr<std::shared_ptr<void>> {
-    const std::shared_ptr<CallBudget>& memory = core_.grammar_memory();
-    absl::StatusOr<CallBudget::Share> share = memory->Take(info_.client, bytes);
-    if (!share.ok()) return absl::ResourceExhaustedError("grammars in use fill their memory");
-    return std::make_shared<std::pair<std::shared_ptr<CallBudget>, CallBudget::Share>>(
-        memory, *std::move(share));  // the share goes first
-  };
-  const auto grammar = core_.context.grammars->Compile(*std::exchange(spec_.grammar, {}), charge);
-  if (!grammar.ok()) {
+  const auto grammar = core_.context.grammars->Compile(
+      *spec_.grammar, info_.tenant, [this](int64_t bytes) { return PayForGrammar(bytes); }, effort);
+  if (absl::IsAborted(grammar.status())) return false;
+  if (grammar.ok()) {
+    Submit(*grammar);
+  } else {
     const absl::Status& status = grammar.status();
-    return OnSubmitted(
+    OnSubmitted(
         absl::Status(status.code(), absl::StrCat(spec_.grammar_field, ": ", status.message())));
   }
-  Submit(*grammar);
+  return true;
+}
+
+absl::StatusOr<std::shared_ptr<void>> Generation::PayForGrammar(int64_t bytes) const {
+  const std::shared_ptr<CallBudget>& memory = core_.grammar_memory();
+  absl::StatusOr<CallBudget::Share> share = memory->Take(info_.client, bytes);
+  if (!share.ok()) return absl::ResourceExhaustedError("grammars in use fill their memory");
+  return std::make_shared<std::pair<std::shared_ptr<CallBudget>, CallBudget::Share>>(
+      memory, *std::move(share));  // the share goes first
 }
 
 void Generation::Submit(const std::shared_ptr<const Grammar>& grammar) {

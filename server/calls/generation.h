@@ -62,8 +62,9 @@ class Generation final : public SubmissionListener,
   // On the admission pool.
   void Convert();
   void Admit(absl::StatusOr<GenerationSpec> spec);
-  // On a thread of its own, which goes through clients in turn.
-  void CompileGrammar();
+  // In the client's turn on the grammar queue. False: it takes more than `effort`.
+  bool CompileGrammar(GrammarCompiler::Effort effort);
+  absl::StatusOr<std::shared_ptr<void>> PayForGrammar(int64_t bytes) const;
   void Submit(const std::shared_ptr<const Grammar>& grammar);  // null: any answer
   // On the engine's thread; OnSubmitted also where the call ended before it was submitted.
   void OnSubmitted(const absl::Status& status) override;

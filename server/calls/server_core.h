@@ -21,6 +21,7 @@
 #include "server/calls/call_info.h"
 #include "server/calls/call_metrics.h"
 #include "server/calls/delivery_pool.h"
+#include "server/calls/grammar_queue.h"
 #include "server/calls/refusal_log.h"
 #include "server/calls/request_conversion.h"
 #include "server/calls/stall_monitor.h"
@@ -123,8 +124,8 @@ class ServerCore {
   const CallBudget& calls() const { return calls_; }
   AdmissionPool& admission() { return admission_; }    // parses and tokenizes prompts
   AdmissionPool& tokenizing() { return tokenizing_; }  // the same for fox.v1.Tokenizer
-  AdmissionPool& grammars() { return grammars_; }      // compiles grammars
-  // Memory of compiled grammars, by the client that brought them.
+  GrammarQueue& grammars() { return grammars_; }
+  // Memory of the grammars that requests use, by the client that brought them.
   const std::shared_ptr<CallBudget>& grammar_memory() { return grammar_memory_; }
   DeliveryPool& delivery() { return delivery_; }  // detokenizes and writes
   StallMonitor& stalls() { return stalls_; }
@@ -156,13 +157,13 @@ class ServerCore {
       ABSL_GUARDED_BY(mutex_);
   CallBudget calls_;
   const std::shared_ptr<CallBudget> grammar_memory_ =
-      std::make_shared<CallBudget>(/*max_calls=*/1 << 16, /*max_bytes=*/int64_t{256} << 20);
+      std::make_shared<CallBudget>(/*max_calls=*/1 << 16, /*max_bytes=*/int64_t{192} << 20);
   StallMonitor stalls_, probes_{/*timeout=*/2, /*most=*/64};
   // Last, so that their tasks end before the rest goes.
   DeliveryPool delivery_;
   AdmissionPool admission_{1};
   AdmissionPool tokenizing_{1};
-  AdmissionPool grammars_{0};
+  GrammarQueue grammars_;
 };
 
 }  // namespace fox

@@ -55,8 +55,22 @@ void EndAborted(int signal) {
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 void EndCrashed(int signal) {
-  WriteLastLine("the process crashes", "an invalid access, as of a library without memory");
+  WriteLastLine("the process crashes",
+                "an invalid access, as of a full stack or of a library without memory");
   EndBroken(signal);
+}
+
+// On a stack of its own: that of the thread may be full. Other threads of the server have theirs
+// from process_settings.cc.
+void HandleCrashes() {
+  static char memory[64 << 10];
+  const stack_t stack{memory, 0, sizeof memory};
+  sigaltstack(&stack, nullptr);
+  struct sigaction action = {};
+  action.sa_handler = EndCrashed;
+  action.sa_flags = SA_ONSTACK;
+  // oneDNN uses what it has not got.
+  for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) sigaction(fault, &action, nullptr);
 }
 #endif
 
@@ -76,8 +90,7 @@ void EndOnAbort(int code) {
     std::set_terminate(EndUncaught);
     signal(SIGABRT, EndAborted);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they tell more
-    // oneDNN uses what it has not got.
-    for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) signal(fault, EndCrashed);
+    HandleCrashes();
 #endif
     return true;
   }();

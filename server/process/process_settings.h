@@ -6,9 +6,9 @@ namespace fox {
 // Of descriptors: as many as the system allows; what has no port of its own needs few
 // (server_flags.h divides them). Of the heap: large messages go back to the system when they are
 // freed, and what one thread has freed another one uses, so what clients send and leave does not
-// stay resident. Of Abseil: no search for deadlocks, with which distributions build it: gRPC would
-// search at each lock, for all threads in turn; with thousands of calls that takes most of the
-// time. Call once, before threads.
+// stay resident. Of threads: stacks of 8 MiB, whatever `ulimit -s` says. Of Abseil: no search for
+// deadlocks, with which distributions build it: gRPC would search at each lock, for all threads in
+// turn; with thousands of calls that takes most of the time. Call once, before threads.
 void ApplyProcessSettings();
 
 // Threads that could not be created: calls of pthread_create in this process that failed; 0 under

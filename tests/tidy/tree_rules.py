@@ -28,7 +28,7 @@ AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], .
     ("lines of kernels/cuda/linear", lambda path: path.startswith("kernels/cuda/linear/"),
      lambda text: text.count("\n"), 3_450),  # (2,600)
     ("lines of engine/schedule", lambda path: path.startswith("engine/schedule/"),
-     lambda text: text.count("\n"), 2_440),  # (2,000)
+     lambda text: text.count("\n"), 2_500),  # (2,000)
 )
 PORTABLE_RUN = "tests/bench/results/gpu_test_portable.json"
 MAX_UNRUN_FILES = 12  # of some 110: a change of one kernel with its headers

@@ -467,33 +467,5 @@ TEST(GrammarTest, BoundsWhatItCompilesAndFollows) {
   EXPECT_GE(ended, 3);
 }
 
-TEST(GrammarTest, KeepsWhatWasUsedLastAndIsPaidForItsMemory) {
-  GrammarCompiler compiler(Tokens);
-  const GrammarSource digits{Kind::kRegex, "[0-9]+"};
-  int64_t paid = 0;
-  const auto charge = [&](int64_t bytes) -> absl::StatusOr<std::shared_ptr<void>> {
-    paid += bytes;
-    return std::shared_ptr<void>(nullptr, [&paid, bytes](void*) { paid -= bytes; });
-  };
-  const auto first = compiler.Compile(digits, charge);
-  ASSERT_TRUE(first.ok());
-  EXPECT_EQ(paid, (*first)->bytes());
-  EXPECT_EQ(*compiler.Compile(digits), *first);
-  EXPECT_GT(compiler.kept_bytes(), 0);
-  const auto full = [](int64_t) -> absl::StatusOr<std::shared_ptr<void>> {
-    return absl::ResourceExhaustedError("full");
-  };
-  EXPECT_TRUE(absl::IsResourceExhausted(compiler.Compile({Kind::kRegex, "x"}, full).status()));
-  int64_t most = 0, compiled = 0;
-  for (int i = 0; i < 100 && compiled < (80 << 20); ++i) {
-    const auto grammar = compiler.Compile({Kind::kRegex, absl::StrCat(Times(5000, "x"), i)});
-    ASSERT_TRUE(grammar.ok()) << grammar.status();
-    compiled += (*grammar)->bytes();
-    most = std::max(most, compiler.kept_bytes());
-  }
-  EXPECT_GT(most, 32 << 20);
-  EXPECT_LE(most, 64 << 20);
-}
-
 }  // namespace
 }  // namespace fox

@@ -108,7 +108,7 @@ TEST_F(GenerationTest, AnAnswerFollowsItsGrammar) {
   EXPECT_EQ(refused.message().find('\n'), std::string::npos);
 }
 
-// One thread compiles: a client with hard grammars waits for itself, and is refused in the end.
+// A client with hard grammars waits for itself, and is refused in the end.
 // One that is kept does not wait.
 TEST_F(GenerationTest, GrammarsWaitInTurnAndAClientsAreFew) {
   v1::GenerateRequest request = GreedyRequest("many", 30);
@@ -118,15 +118,17 @@ TEST_F(GenerationTest, GrammarsWaitInTurnAndAClientsAreFew) {
   Start(known, &first);
   EXPECT_TRUE(first.WaitDone().ok());
   std::promise<void> busy, go;
-  test_.core->grammars().Post(info_.client, 1, [&] {
+  const auto wait = [&](auto) {
     busy.set_value();
     go.get_future().wait();
-  });
+    return true;
+  };
+  ASSERT_TRUE(test_.core->grammars().Post(info_.client, {{}, "busy"}, wait).ok());
   busy.get_future().wait();
-  request.mutable_sampling()->set_regex("[a-z]{3}");
   std::vector<std::unique_ptr<RecordingConsumer>> consumers;
   std::vector<std::shared_ptr<Generation>> calls;
   for (int i = 0; i < 5; ++i) {
+    request.mutable_sampling()->set_regex(absl::StrCat("[a-z]{3}", i));
     const std::string id = absl::StrCat("call", i);
     consumers.push_back(std::make_unique<RecordingConsumer>(*test_.engine));
     const auto convert = [this, request, id] {

@@ -31,6 +31,13 @@ void ThrowOnAThread(const std::exception& exception) {
   }).join();
 }
 
+// Without end, each time with a frame that is written to.
+int Recurse(int depth) {  // NOLINT(misc-no-recursion)
+  volatile char frame[1024];
+  frame[depth % 1024] = 1;
+  return Recurse(depth + 1) + frame[(depth + 1) % 1024];
+}
+
 [[noreturn]] void Hang() {
   for (;;) pause();
 }
@@ -93,6 +100,12 @@ TEST_F(ProcessEndDeathTest, InvalidAccesses) {
     std::thread([] { *const_cast<volatile int*>(static_cast<int*>(nullptr)) = 1; }).join();
   };
   ExpectSignal(write_to_null, SIGSEGV, "the process crashes");
+  const auto fill_stack = [] {
+    EndOnAbort(kExitEngineFailed);
+    Recurse(0);
+  };
+  ExpectExit(fill_stack, 70, "the process crashes.*full stack");
+  ExpectExit([&] { std::thread(fill_stack).join(); }, 70, "the process crashes.*full stack");
 }
 
 TEST_F(ProcessEndDeathTest, WhatDoesNotStartOrStopInTimeIsEnded) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -53,6 +54,25 @@ TEST(ProcessSettingsTest, TheOrderOfLocksIsNotSearched) {
   both(a, b);
   both(b, a);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+// Whatever `ulimit -s` says, and with room for handlers of signals where it is full.
+TEST(ProcessSettingsTest, ThreadsHaveLargeStacks) {
+  ApplyProcessSettings();
+  std::thread([] {
+    pthread_attr_t attributes;
+    ASSERT_EQ(pthread_getattr_np(pthread_self(), &attributes), 0);
+    size_t bytes = 0;
+    ASSERT_EQ(pthread_attr_getstacksize(&attributes, &bytes), 0);
+    pthread_attr_destroy(&attributes);
+    EXPECT_GE(bytes, size_t{8 << 20} - 65536);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    stack_t stack{};
+    ASSERT_EQ(sigaltstack(nullptr, &stack), 0);
+    EXPECT_EQ(stack.ss_flags & SS_DISABLE, 0);
+    EXPECT_GE(stack.ss_size, size_t{32 << 10});
+#endif
+  }).join();
 }
 
 TEST(ProcessSettingsTest, ThreadsThatFailAreCounted) {

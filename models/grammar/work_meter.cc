@@ -1,0 +1,36 @@
+// WorkMeter: where a thread's stack ends. See work_meter.h.
+#include "models/grammar/work_meter.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstddef>
+
+namespace fox {
+namespace {
+
+constexpr ptrdiff_t kStackBytes = 2 << 20;
+constexpr size_t kSpareBytes = 128 << 10;  // also for a throw, and for handlers of signals
+
+// The lowest address that the thread may use; null: the system does not say.
+const char* StackBegin() {
+  pthread_attr_t attributes;
+  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return nullptr;
+  void* begin = nullptr;
+  size_t size = 0, guard = 0;
+  pthread_attr_getstack(&attributes, &begin, &size);
+  pthread_attr_getguardsize(&attributes, &guard);
+  pthread_attr_destroy(&attributes);
+  return static_cast<const char*>(begin) + guard;
+}
+
+}  // namespace
+
+WorkMeter::WorkMeter(int64_t steps) : steps_(steps) {
+  thread_local const char* const begin = StackBegin();  // asked once: it is a call of the system
+  const auto* const here = static_cast<const char*>(__builtin_frame_address(0));
+  const char* const end = here - kStackBytes;
+  work_limits = {steps, begin == nullptr ? end : std::max(end, begin + kSpareBytes)};
+}
+
+}  // namespace fox

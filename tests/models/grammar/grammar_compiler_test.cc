@@ -1,0 +1,174 @@
+// GrammarCompiler: what is kept for whom, what it is paid for, and what is refused before it is
+// used.
+#include <gtest/gtest.h>
+#include <malloc.h>
+#include <pthread.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "models/grammar/grammar.h"
+
+namespace fox {
+namespace {
+
+using Kind = GrammarSource::Kind;
+
+constexpr int32_t kEnd = 0;  // a token without text
+
+// All bytes, and words.
+std::vector<std::string> Tokens() {
+  std::vector<std::string> tokens = {""};
+  for (int byte = 1; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
+  for (const char* word : {"true", " the", "name", "\": ", "{\"", "12"}) tokens.emplace_back(word);
+  return tokens;
+}
+
+GrammarCompiler& Compiler() {
+  static GrammarCompiler compiler(Tokens);
+  return compiler;
+}
+
+std::string Times(int count, const std::string& text) {
+  std::string all;
+  for (int i = 0; i < count; ++i) all += text;
+  return all;
+}
+
+// A grammar is paid for as long as it is used; what is kept beside is bounded, and gives way.
+TEST(GrammarCompilerTest, KeepsWhatWasUsedLastAndIsPaidForItsMemory) {
+  GrammarCompiler compiler(Tokens);
+  const GrammarSource digits{Kind::kRegex, "[0-9]+"};
+  int64_t paid = 0;
+  const auto charge = [&](int64_t bytes) -> absl::StatusOr<std::shared_ptr<void>> {
+    paid += bytes;
+    return std::shared_ptr<void>(nullptr, [&paid, bytes](void*) { paid -= bytes; });
+  };
+  auto first = *compiler.Compile(digits, 0, charge);
+  EXPECT_GE(paid, first->bytes());
+  EXPECT_EQ(*compiler.Compile(digits, 0, charge), first);
+  EXPECT_EQ(*compiler.Find(digits, 0, charge), first);
+  EXPECT_GT(compiler.kept_bytes(), 0);
+  first = nullptr;
+  EXPECT_EQ(paid, 0);
+  const auto full = [](int64_t) -> absl::StatusOr<std::shared_ptr<void>> {
+    return absl::ResourceExhaustedError("full");
+  };
+  EXPECT_TRUE(absl::IsResourceExhausted(compiler.Find(digits, 0, full).status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(compiler.Compile({Kind::kRegex, "x"}, 0, full).status()));
+  int64_t most = 0, compiled = 0;
+  for (int i = 0; i < 100 && compiled < (80 << 20); ++i) {
+    const auto grammar =
+        compiler.Compile({Kind::kRegex, absl::StrCat(Times(5000, "x"), i)}, 0, charge);
+    ASSERT_TRUE(grammar.ok()) << grammar.status();
+    compiled += (*grammar)->bytes();
+    most = std::max(most, compiler.kept_bytes());
+  }
+  EXPECT_GT(most, 32 << 20);
+  EXPECT_LE(most, 64 << 20);
+  EXPECT_EQ(paid, 0);
+  EXPECT_EQ(*compiler.Find(digits), nullptr);
+}
+
+TEST(GrammarCompilerTest, NoTenantFindsOrLosesWhatIsKeptForAnother) {
+  GrammarCompiler compiler(Tokens);
+  const GrammarSource digits{Kind::kRegex, "[0-9]+"};
+  const auto first = *compiler.Compile(digits, /*tenant=*/1);
+  EXPECT_EQ(*compiler.Find(digits, 2), nullptr);
+  const auto second = *compiler.Compile(digits, 2);
+  EXPECT_NE(first, second);
+  for (int i = 0; i < 60; ++i) {
+    ASSERT_TRUE(compiler.Compile({Kind::kRegex, absl::StrCat(Times(5000, "x"), i)}, 2).ok());
+  }
+  EXPECT_EQ(*compiler.Find(digits, 1), first);
+  EXPECT_EQ(*compiler.Find(digits, 2), nullptr);
+}
+
+// By glibc's own count of what the heap gave.
+TEST(GrammarCompilerTest, AGrammarTakesWhatItSays) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "not the memory of the program";
+#endif
+  GrammarCompiler compiler(Tokens);
+  ASSERT_TRUE(compiler.Compile({Kind::kRegex, "first"}).ok());
+  const auto heap = [] { return static_cast<int64_t>(mallinfo2().uordblks + mallinfo2().hblkhd); };
+  const auto source = [](int kind, int i) -> GrammarSource {
+    if (kind == 0) return {Kind::kRegex, absl::StrCat("a", i)};
+    if (kind == 1) return {Kind::kJsonSchema, absl::StrCat(R"({"const": )", i, "}")};
+    if (kind == 2) return {Kind::kRegex, absl::StrCat("([a-z]+ ){1,9}", i)};
+    return {Kind::kJsonSchema, absl::StrCat(R"({"properties": {"a)", i, R"(": {"type": "string"},
+                                                 "b": {"type": "integer"}}})")};
+  };
+  for (int kind = 0; kind < 4; ++kind) {
+    SCOPED_TRACE(source(kind, 0).text);
+    const int64_t before = heap(), kept = compiler.kept_bytes();
+    for (int i = 0; i < 200; ++i) ASSERT_TRUE(compiler.Compile(source(kind, i)).ok());
+    const int64_t takes = heap() - before, says = compiler.kept_bytes() - kept;
+    RecordProperty(absl::StrCat("takes", kind), std::to_string(takes / 200));
+    RecordProperty(absl::StrCat("says", kind), std::to_string(says / 200));
+    EXPECT_LE(takes, says);
+    EXPECT_GE(2 * takes, says);
+  }
+}
+
+// What is refused on the thread that compiles, with one error, uses none of the engine's time.
+TEST(GrammarCompilerTest, AGrammarThatCannotBeFollowedIsNotMade) {
+  GrammarCompiler many([] {
+    std::vector<std::string> tokens = Tokens();
+    for (int i = 0; i < 20000; ++i) tokens.push_back(absl::StrCat("w", i));
+    return tokens;
+  });
+  const absl::Status status = many.Compile({Kind::kRegex, "(.?){999}"}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  GrammarCompiler letters([] { return std::vector<std::string>{"", "a", "b"}; });
+  EXPECT_TRUE(absl::IsInvalidArgument(letters.Compile({Kind::kRegex, "c"}).status()));
+  const GrammarMatcher matcher(*letters.Compile({Kind::kGrammar, "root ::= \"\""}), {kEnd});
+  EXPECT_TRUE(matcher.must_end() && matcher.may_end());
+}
+
+TEST(GrammarCompilerTest, AQuickTryGivesUpWhatTakesLonger) {
+  const GrammarSource large{Kind::kRegex, Times(900, "[a-z]?x.*")};
+  const auto try_it = [&](GrammarCompiler::Effort effort) {
+    return Compiler().Compile(large, 0, nullptr, effort).status();
+  };
+  EXPECT_TRUE(absl::IsAborted(try_it(GrammarCompiler::Effort::kQuick)));
+  EXPECT_EQ(try_it(GrammarCompiler::Effort::kWhole), absl::OkStatus());
+}
+
+// On the smallest stack that a system gives its threads, and what it has is used.
+TEST(GrammarCompilerTest, DepthIsBoundedByTheThreadsStack) {
+  for (const size_t stack : {size_t{512 << 10}, size_t{2 << 20}, size_t{8 << 20}}) {
+    SCOPED_TRACE(stack);
+    pthread_attr_t attributes;
+    ASSERT_EQ(pthread_attr_init(&attributes), 0);
+    ASSERT_EQ(pthread_attr_setstacksize(&attributes, stack), 0);
+    pthread_t thread = {};
+    const auto compile = [](void*) -> void* {
+      const GrammarSource sources[] = {
+          {Kind::kRegex, Times(20000, "(") + "a" + Times(20000, ")")},
+          {Kind::kRegex, Times(20000, "(a|") + "a" + Times(20000, ")")},
+          {Kind::kRegex, Times(20000, "(a") + Times(20000, ")*")},
+          {Kind::kGrammar, "root ::= " + Times(20000, "(") + "\"a\"" + Times(20000, ")")},
+          {Kind::kGrammar, "root ::= " + Times(60000, "(")},
+          {Kind::kJsonSchema, Times(20000, "[")},
+          {Kind::kStructuralTag, Times(20000, "[")},
+          {Kind::kStructuralTag, R"({"type": "structural_tag", "format": )" +
+                                     Times(1000, R"({"type": "sequence", "elements": [)")},
+      };
+      for (const GrammarSource& source : sources) {
+        EXPECT_TRUE(absl::IsInvalidArgument(Compiler().Compile(source).status()))
+            << source.text.substr(0, 20);
+      }
+      const std::string nested = Times(200, "(") + "a" + Times(200, ")");
+      EXPECT_EQ(Compiler().Compile({Kind::kRegex, nested}).status(), absl::OkStatus());
+      return nullptr;
+    };
+    ASSERT_EQ(pthread_create(&thread, &attributes, compile, nullptr), 0);
+    pthread_join(thread, nullptr);
+    pthread_attr_destroy(&attributes);
+  }
+}
+
+}  // namespace
+}  // namespace fox
