@@ -48,6 +48,23 @@ def completion_request_seeds() -> Seeds:
                                 [dict(said, content=[{"type": "image_url"}])],
                                 [dict(said, role="system")] * 2),
         max_completion_tokens=(), top_logprobs=(21,), tools=(), add_generation_prompt=())
+    function = {"type": "function", "function": {"name": "f", "parameters": {
+        "type": "object", "properties": {"a": {"type": "integer"}}}}}
+    called = {"id": "call_1", "type": "function",
+              "function": {"name": "f", "arguments": "{\"a\": 1}"}}
+    with_tools = {"tools": [function], "tool_choice": "auto", "parallel_tool_calls": False,
+                  "messages": [said, {"role": "assistant", "content": None, "tool_calls": [called]},
+                               {"role": "tool", "tool_call_id": "call_1", "content": "2"}, said]}
+    yield "valid_tools", b"\2" + encoded(with_tools)
+    for name, body in hostile(
+            with_tools, b"\2", tool_choice=("required", {"type": "function", "function":
+                                                         {"name": "f"}}, {"type": "function"}),
+            tools=([function] * 2, [dict(function, type="x")], [{}], [function["function"]])):
+        yield f"tools_{name}", body
+    for name, body in hostile(called, b"", function=({"name": "f"}, {"arguments": "{"})):
+        call = {"role": "assistant", "tool_calls": [called]}
+        yield f"call_{name}", b"\2" + encoded(dict(with_tools, messages=[said, call])).replace(
+            encoded(called), body)
     yield "no_tokenizer_chat", b"\3" + encoded(chat)
 
 
@@ -173,7 +190,65 @@ TEXT_SEEDS: dict[str, dict[str, object]] = {
              "valid_control": b'\x01"\\\b\f\n\r\t\x01\x1f\x7f plain',
              "leads": "\x01\U00040000\U0010ffff\ue000\ud7ff\u0800\u00c0",
              "beyond": b"\x05\xf4\x90\x80\x80\xf5\xff\xfe\x7f"}}
+
+
+def grammar_seeds() -> Seeds:
+    """The first byte is the kind, the second how many choices of tokens follow."""
+    walk = bytes((24, *range(1, 200, 9)[:24]))
+    walk = bytes((len(walk) - 1,)) + walk[1:]
+    node = {"$defs": {"n": {"type": "object", "properties": {"next": {"anyOf": [
+        {"$ref": "#/$defs/n"}, {"type": "null"}]}}, "required": ["next"]}}, "$ref": "#/$defs/n"}
+    schemas = {
+        "open": {"type": "object", "additionalProperties": True}, "node": node,
+        "text": {"type": "string", "minLength": 1, "maxLength": 40},
+        "pattern": {"type": "string", "pattern": "^[a-c]+\\d{1,3}$"},
+        "date": {"type": "string", "format": "date-time"},
+        "union": {"oneOf": [{"type": "string"}, {"type": ["integer", "null"]}, {"enum": [True]}]},
+        "person": {"type": "object", "required": ["a"], "additionalProperties": False,
+                   "properties": {"a": {"type": "string"}, "b": {"type": "integer", "minimum": 3,
+                                                                 "maximum": 120}}},
+        "list": {"type": "array", "prefixItems": [{"const": "x"}], "items": {"type": "number"},
+                 "minItems": 2, "maxItems": 4},
+        "map": {"additionalProperties": {"type": "boolean"}, "minProperties": 1}}
+    for name, schema in schemas.items():
+        yield f"valid_schema_{name}", b"\0" + walk + encoded(schema)
+    yield from hostile(schemas["person"], b"\0" + walk)
+    yield from table({"valid_words": "(ab|cd)+x?", "valid_dates": "\\d{4}-\\d\\d", "escape": "(",
+                      "counts": "([a-z]{1,40}-?){2,9}", "steps": "(.?){999}", "any": ".*\\w[^a]",
+                      "deep": "(" * 20000 + "a" + ")" * 20000, "deep_ways": "(a|" * 8000,
+                      "huge": "((a{100}){100}){100}", "beyond": "[\u00e0-\u00fc]"}, b"\1" + walk)
+    yield from table({
+        "valid_sum": 'root ::= sum\nsum ::= num ("+" num)*\nnum ::= [0-9]+ | "(" sum ")"',
+        "left": 'root ::= root root | [a-z] | ""', "nothing": "root ::= nothing",
+        "deep_rules": "root ::= " + "(" * 20000, "loop": "root ::= a\na ::= root"}, b"\2" + walk)
+    tag = {"type": "tag", "begin": "<c>f:", "end": "</c>",
+           "content": {"type": "json_schema", "json_schema": schemas["person"]}}
+    for kind, more in (("triggered_tags", {"triggers": ["<c>"]}),
+                       ("tags_with_separator", {"separator": "\n", "at_least_one": True})):
+        tags = {"type": kind, **more, "tags": [tag], "stop_after_first": False}
+        yield f"valid_{kind}", b"\3" + walk + encoded({"type": "structural_tag", "format": tags})
+    yield "deep_tags", b"\3" + walk + b'{"type": "structural_tag", "format": ' + b"[" * 9000
+
+
+def tool_call_reader_seeds() -> Seeds:
+    """The first byte is the format, the second the length of pieces."""
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": "}\\"{"}}\n</tool_call>'
+    yield from table({"valid_call": call, "valid_two": f"text {call}\n{call}", "open": call[:-3],
+                      "nested": call[:9] + call, "almost": "<tool_cal" + call}, b"\0\2")
+    yield from table({"valid_short": "<c>f:{}</c>", "separated": "<<c>f:{}</c><<c>g:{",
+                      "no_arguments": "<c>f<c>:</c>"}, b"\1\1")
+
+
+def token_set_seeds() -> Seeds:
+    yield from table({"valid": "# ours\nalice-0123456789\n\nbobby-0123456789\n", "none": "",
+                      "spaces": " \talice-0123456789\r\nx y zzzzzzzz\n", "short": "abc\n",
+                      "open": "alice-0123456789\nbobby-01234", "nul": "alice-01234\0\n",
+                      "twice": "alice-0123456789\n" * 2, "long": "x" * 1025 + "\n"})
+
+
 REQUEST_SEEDS: dict[str, Seeds] = {
     "completion_request": completion_request_seeds(), "generate_request": generate_request_seeds(),
     "http_parser": http_parser_seeds(), "trace_context": trace_context_seeds(),
+    "grammar": grammar_seeds(), "tool_call_reader": tool_call_reader_seeds(),
+    "token_set": token_set_seeds(),
     **{name: table(entries) for name, entries in TEXT_SEEDS.items()}}

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "engine/request/request_validation.h"
@@ -24,10 +25,15 @@ struct RequestWorld {
     tokenizer = *ByteLevelBpe::Create(definition, vocab_size);
     context.tokenizer = with_tokenizer ? tokenizer.get() : nullptr;
     chat = *ChatFormat::Parse(
-        R"({"roles": {"user": {"prefix": "U:"}, "assistant": {"suffix": "\n", "trim": true}},
+        R"({"roles": {"user": {"prefix": "U:"}, "assistant": {"suffix": "\n", "trim": true},
+                      "system": {"prefix": "S:"}, "tool": {"prefix": "R:", "suffix": "\n"}},
+            "tools": {"prefix": "F:", "prefix_alone": "F:", "tool": "\n", "suffix": ";",
+                      "call": "<c>{\"n\": \"", "arguments": "\", \"a\": ", "call_end": "}</c>",
+                      "separator": "\n", "next_response": ","},
             "bos": "<|endoftext|>", "generation_prompt": "A:"})",
         *tokenizer);
     context.chat = with_tokenizer ? &*chat : nullptr;
+    if (with_tokenizer) context.grammars = &grammars;
     context.served_model_name = "model";
     context.max_prompt_bytes = 4096;
     context.limits.num_pages = 4096;
@@ -45,6 +51,7 @@ struct RequestWorld {
 
   std::unique_ptr<Tokenizer> tokenizer;
   std::optional<ChatFormat> chat;
+  GrammarCompiler grammars{[] { return std::vector<std::string>(); }};  // compiles none
   ConversionContext context;
 };
 
