@@ -20,6 +20,7 @@ using tcp = asio::ip::tcp;
 
 // The kernel holds no more unsent bytes than that: a reader that stops is noticed soon.
 constexpr int kUnsentBytes = 64 << 10;
+constexpr int kMostIdleRecords = 32;
 
 void SetOption(int descriptor, int level, int name, int value) {
   setsockopt(descriptor, level, name, &value, sizeof(value));
@@ -53,6 +54,12 @@ HttpSocket::HttpSocket(asio::io_context& io, int descriptor, const TlsMaterial* 
   if (tls == nullptr) return;
   if (tls_ != nullptr && SSL_set_fd(tls_.get(), descriptor) == 1) {
     SSL_set_accept_state(tls_.get());
+    SSL_set_msg_callback_arg(tls_.get(), this);
+    SSL_set_msg_callback(tls_.get(),
+                         [](int is_write, int, int type, const void*, size_t, SSL*, void* socket) {
+                           if (is_write == 0 && type == SSL3_RT_HEADER)
+                             static_cast<HttpSocket*>(socket)->OnRecord();
+                         });
   } else {
     Close();
   }
@@ -74,7 +81,19 @@ size_t HttpSocket::ReadSome(char* data, size_t size, Error* error) {
   size_t count = 0;
   ERR_clear_error();
   *error = ErrorOf(SSL_read_ex(tls_.get(), data, size, &count));
+  if (count > 0) idle_records_ = 0;
   return count;
+}
+
+// In a read, and before the record is looked at: some kinds are answered and thrown away without
+// an end of the read. From here on it finds that the client has ended.
+void HttpSocket::OnRecord() {
+  if (most_idle_records_ != kMostIdleRecords && SSL_is_init_finished(tls_.get()) == 1) {
+    most_idle_records_ = kMostIdleRecords;
+    idle_records_ = 0;
+  }
+  if (++idle_records_ <= most_idle_records_) return;
+  SSL_set_shutdown(tls_.get(), SSL_get_shutdown(tls_.get()) | SSL_RECEIVED_SHUTDOWN);
 }
 
 size_t HttpSocket::WriteSome(const char* data, size_t size, Error* error) {

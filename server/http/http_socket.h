@@ -32,7 +32,9 @@ class HttpSocket {
   // "ipv4:127.0.0.1:4711", as gRPC writes it.
   std::string Peer() const;
 
-  // Bytes read or written; 0 with an error, which is would_block where a wait helps.
+  // Bytes read or written; 0 with an error, which is would_block where a wait helps. A read takes
+  // one TLS record at most. A client that sends only records without data (changes of its key,
+  // wishes to renegotiate) is at its end after 32 of them, as in BoringSSL and rustls.
   size_t ReadSome(char* data, size_t size, Error* error);
   size_t WriteSome(const char* data, size_t size, Error* error);
   template <class Handler>
@@ -55,11 +57,14 @@ class HttpSocket {
 
  private:
   Error ErrorOf(int result);
+  void OnRecord();
 
   boost::asio::ip::tcp::socket socket_;
   std::unique_ptr<ssl_st, void (*)(ssl_st*)> tls_;  // null: plain text
   boost::asio::ip::tcp::socket::wait_type read_waits_for_ = boost::asio::ip::tcp::socket::wait_read;
   bool fell_back_ = false;
+  int idle_records_ = 0;         // that came since the last data
+  int most_idle_records_ = 256;  // of a handshake, whose messages a client may split
 };
 
 }  // namespace fox

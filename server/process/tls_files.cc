@@ -36,12 +36,19 @@ absl::Status Wrong(const char* flag, const std::string& path, absl::string_view 
   return absl::InvalidArgumentError(absl::StrCat(flag, ": ", path, " ", why));
 }
 
-// What the library last complained about; forgets it.
-std::string LibraryReason() {
-  const char* reason = ERR_reason_error_string(ERR_peek_last_error());
-  std::string out = reason == nullptr ? "not accepted" : reason;
+// Why the library did not take a certificate; forgets it.
+const char* WhyNotTaken() {
+  const int reason = ERR_GET_REASON(ERR_peek_last_error());
   ERR_clear_error();
-  return out;
+  switch (reason) {
+    case SSL_R_EE_KEY_TOO_SMALL:
+    case SSL_R_CA_KEY_TOO_SMALL:
+      return "has a key that is too small for the system's policy";
+    case SSL_R_CA_MD_TOO_WEAK:
+      return "has a signature that is too weak for the system's policy";
+    default:
+      return "is not accepted by the system's OpenSSL";
+  }
 }
 
 Bytes Open(const std::string& pem) {
@@ -88,6 +95,8 @@ std::shared_ptr<SSL_CTX> NewContext() {
   SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
   SSL_CTX_set_mode(context.get(), SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE |
                                       SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+  // Else a read goes on as long as records without data come, and no other connection has its turn.
+  SSL_CTX_clear_mode(context.get(), SSL_MODE_AUTO_RETRY);
   SSL_CTX_set_alpn_select_cb(context.get(), SelectHttp11, nullptr);
   return context;
 }
@@ -107,16 +116,15 @@ absl::Status UsePair(const TlsMaterial& material, const TlsOptions& options) {
   }
   SSL_CTX* const context = material.context.get();
   if (SSL_CTX_use_certificate(context, certificate.get()) != 1) {
-    return Wrong(kCertificateFlag, options.certificate, LibraryReason());
+    return Wrong(kCertificateFlag, options.certificate, WhyNotTaken());
   }
   while (const Certificate next = NextCertificate(chain.get())) {
     if (SSL_CTX_add1_chain_cert(context, next.get()) != 1) {
-      return Wrong(kCertificateFlag, options.certificate, LibraryReason());
+      return Wrong(kCertificateFlag, options.certificate, WhyNotTaken());
     }
   }
   if (SSL_CTX_use_PrivateKey(context, key.get()) != 1 || SSL_CTX_check_private_key(context) != 1) {
-    return Wrong(kKeyFlag, options.key,
-                 absl::StrCat("is not the key of the certificate: ", LibraryReason()));
+    return Wrong(kKeyFlag, options.key, "is not the key of the certificate");
   }
   return absl::OkStatus();
 }
@@ -130,7 +138,7 @@ absl::Status UseAuthorities(const TlsMaterial& material, const TlsOptions& optio
   for (; const Certificate next = NextCertificate(in.get()); ++count) {
     if (X509_STORE_add_cert(SSL_CTX_get_cert_store(context), next.get()) != 1 ||
         SSL_CTX_add_client_CA(context, next.get()) != 1) {
-      return Wrong(kAuthoritiesFlag, options.authorities, LibraryReason());
+      return Wrong(kAuthoritiesFlag, options.authorities, WhyNotTaken());
     }
   }
   if (count == 0) return Wrong(kAuthoritiesFlag, options.authorities, "holds no PEM certificate");

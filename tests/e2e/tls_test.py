@@ -338,7 +338,7 @@ class FilesTest(Case):
             (own[0], str(locked), "--ssl-keyfile: .*locked.key holds no PEM key, or one with a"),
             (own[0], str(other.key), "--ssl-keyfile: .*other.key is not the key of the cert"),
             (str(expired.certificate), str(expired.key), "--ssl-certfile: .*old.pem has expired"),
-            (str(weak.certificate), str(weak.key), "--ssl-certfile: .*weak.pem .*key too small"),
+            (str(weak.certificate), str(weak.key), "--ssl-certfile: .*weak.pem .*key that is too"),
         ]
         for certificate, key, reason in cases:
             said = self.refusal("--ssl-certfile", certificate, "--ssl-keyfile", key)
