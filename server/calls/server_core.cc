@@ -188,6 +188,11 @@ double ServerCore::UptimeSeconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }
 
+uint64_t ServerCore::ClientOf(const std::string& peer, const Header& header) {
+  const std::optional<uint64_t> verified = VerifiedClientOf(header);
+  return verified ? *verified : UnverifiedClientOf(peer);
+}
+
 std::optional<uint64_t> ServerCore::VerifiedClientOf(const Header& header) {
   const absl::string_view name = client_metadata_.empty() ? "" : header(client_metadata_, 0);
   if (!name.empty()) return absl::HashOf('m', name);

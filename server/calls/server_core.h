@@ -61,7 +61,7 @@ class RunningCall {
 };
 
 // Grows with every change of proto/ that a client could notice.
-inline constexpr uint32_t kProtoVersion = 7;
+inline constexpr uint32_t kProtoVersion = 8;
 
 // All methods may be called from any thread.
 class ServerCore {
@@ -76,6 +76,8 @@ class ServerCore {
   // comes at this place among those of the name, from 0; a view of null if there is none.
   using Header = std::function<absl::string_view(const std::string& name, int place)>;
   CallInfo Describe(const char* method, const std::string& peer, const Header& header);
+  // The client of such a call to queues and budgets.
+  uint64_t ClientOf(const std::string& peer, const Header& header);
 
   // Lets a generation of `bytes` on the wire in, before it is parsed: gives `call` its share of the
   // budget. A refusal costs nothing, is counted and logged. Unavailable: draining;

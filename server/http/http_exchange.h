@@ -3,6 +3,7 @@
 // attaches itself as its HttpCall. Read http_server.h next.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,10 +18,11 @@ using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
   std::string method;   // "POST"
-  std::string path;     // without the query and a slash at its end, percent-encodings decoded
+  std::string path;     // as it came, without the query and a slash at its end
   std::string query;    // without "?", as it came
   HttpHeaders headers;  // names in lower case
   std::string peer;     // "ipv4:127.0.0.1:4711", as gRPC writes it
+  uint64_t client = 0;  // whose it is, to budgets
   std::string body;     // whole
 
   // The value of the header that comes at this place among those of the name, from 0; a view of
@@ -36,8 +38,13 @@ struct HttpAnswer {
   bool close = false;  // the connection ends with this answer
 };
 
-// Sets path and query from a target: of a server ("/v1/models?x=1") or of a proxy ("http://h/v1").
-void SetTarget(absl::string_view target, HttpRequest* request);
+// Sets path and query from a target: of a server ("/v1/models?x=1") or of a proxy ("http://h/v1"),
+// whose host is the request's then, whatever its headers say (RFC 9112, 3.2.2). Percent-encodings
+// are left: a proxy's rules see what routes see. False: it is neither, nor "*".
+bool SetTarget(absl::string_view target, HttpRequest* request);
+
+// %41 is A; what is no such code stays.
+std::string PercentDecoded(absl::string_view text);
 
 enum class BodyFraming {
   kLength,   // the body is whole

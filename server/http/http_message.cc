@@ -1,4 +1,5 @@
 // HTTP messages as bytes: see http_exchange.h.
+#include <algorithm>
 #include <boost/beast/http/status.hpp>
 
 #include "absl/strings/ascii.h"
@@ -18,7 +19,15 @@ constexpr char kDate[] = "%a, %d %b %Y %H:%M:%S GMT";  // RFC 9110, 5.6.7
 
 bool IsHexDigit(char c) { return absl::ascii_isxdigit(static_cast<unsigned char>(c)); }
 
-// %41 is A; what is no such code stays.
+}  // namespace
+
+absl::string_view HttpRequest::Header(absl::string_view name, int place) const {
+  for (const auto& [known, value] : headers) {
+    if (known == name && place-- == 0) return value;
+  }
+  return {};
+}
+
 std::string PercentDecoded(absl::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -33,26 +42,31 @@ std::string PercentDecoded(absl::string_view text) {
   return out;
 }
 
-}  // namespace
-
-absl::string_view HttpRequest::Header(absl::string_view name, int place) const {
-  for (const auto& [known, value] : headers) {
-    if (known == name && place-- == 0) return value;
-  }
-  return {};
-}
-
-void SetTarget(absl::string_view target, HttpRequest* request) {
+bool SetTarget(absl::string_view target, HttpRequest* request) {
   const size_t scheme = target.find("://");
-  if (!absl::StartsWith(target, "/") && scheme != absl::string_view::npos) {
-    const size_t path = target.find('/', scheme + 3);
-    target = path == absl::string_view::npos ? "/" : target.substr(path);
+  if (!absl::StartsWith(target, "/") && target != "*") {
+    const absl::string_view name = target.substr(0, scheme);
+    if (scheme == absl::string_view::npos ||
+        !(absl::EqualsIgnoreCase(name, "http") || absl::EqualsIgnoreCase(name, "https"))) {
+      return false;
+    }
+    target.remove_prefix(scheme + 3);
+    const absl::string_view host = target.substr(0, target.find_first_of("/?"));
+    if (host.empty() || absl::StrContains(host, '@')) return false;  // RFC 9110, 4.2.1 and 4.2.4
+    auto& headers = request->headers;
+    headers.erase(std::remove_if(headers.begin(), headers.end(),
+                                 [](const auto& header) { return header.first == "host"; }),
+                  headers.end());
+    headers.emplace_back("host", host);
+    target.remove_prefix(host.size());
   }
   const size_t question = target.find('?');
-  request->path = PercentDecoded(target.substr(0, question));
+  request->path = std::string(target.substr(0, question));
+  if (request->path.empty()) request->path.push_back('/');
   if (request->path.size() > 1 && request->path.back() == '/') request->path.pop_back();
   request->query =
       question == absl::string_view::npos ? "" : std::string(target.substr(question + 1));
+  return true;
 }
 
 std::string AnswerHead(const HttpAnswer& answer, BodyFraming framing) {

@@ -10,6 +10,7 @@
 #include "boost/asio/buffer.hpp"
 #include "boost/beast/core/buffers_range.hpp"
 #include "boost/beast/http/parser.hpp"
+#include "boost/beast/http/rfc7230.hpp"
 #include "server/http/http_error.h"
 
 namespace fox {
@@ -64,7 +65,25 @@ HttpAnswer ErrorOf(const error_code& error) {
   if (error == http::error::body_limit) {
     return ErrorAnswer(413, "the body is larger than --max-message-mb");
   }
-  return ErrorAnswer(400, absl::StrCat("not an HTTP request: ", error.message()));
+  // In words of ours: those of the library change with its versions.
+  static constexpr std::pair<http::error, const char*> kReasons[] = {
+      {http::error::bad_method, "its method is no word"},
+      {http::error::bad_target, "its target has characters that must be encoded"},
+      {http::error::bad_version, "its first line must end with HTTP/1.1 or HTTP/1.0"},
+      {http::error::bad_line_ending, "a line must end with CR LF"},
+      {http::error::bad_field, "a header must be a name and a colon"},
+      {http::error::bad_value, "a header's value has control characters"},
+      {http::error::bad_content_length, "Content-Length must be one number"},
+      {http::error::bad_transfer_encoding, "Transfer-Encoding must be chunked"},
+      {http::error::bad_obs_fold, "a header is folded"},
+      {http::error::bad_chunk, "a chunk must begin with its size in hexadecimal"},
+      {http::error::bad_chunk_extension, "a chunk's extension is malformed"},
+  };
+  const auto* const reason = std::find_if(std::begin(kReasons), std::end(kReasons),
+                                          [&](const auto& known) { return error == known.first; });
+  return ErrorAnswer(
+      400, absl::StrCat("not an HTTP request: ",
+                        reason == std::end(kReasons) ? "it is malformed" : reason->second));
 }
 
 }  // namespace
@@ -134,10 +153,18 @@ HttpParser::Step HttpParser::FinishHead() {
   keep_alive_ = beast_->parser.keep_alive();
   request = HttpRequest();
   request.method = ToString(message.method_string());
-  SetTarget(ToString(message.target()), &request);
   for (const auto& field : message) {
     request.headers.emplace_back(absl::AsciiStrToLower(ToString(field.name_string())),
                                  ToString(field.value()));
+    // Beast keeps a connection of HTTP/1.0 whose client asks for both; close wins (RFC 9112, 9.3).
+    if (field.name() == http::field::connection &&
+        http::token_list(field.value()).exists("close")) {
+      keep_alive_ = false;
+    }
+  }
+  if (!SetTarget(ToString(message.target()), &request)) {
+    return Refuse(
+        ErrorAnswer(400, "not an HTTP request: its target must be a path or an http URL"));
   }
   if (!old_client_ && message.count(http::field::host) != 1) {
     return Refuse(ErrorAnswer(400, "not an HTTP request: one Host header is needed"));

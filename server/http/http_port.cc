@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -24,6 +25,7 @@
 #include "server/http/http_error.h"
 #include "server/http/http_parser.h"
 #include "server/http/http_socket.h"
+#include "server/http/unfinished_bodies.h"
 
 namespace fox {
 namespace {
@@ -55,12 +57,12 @@ struct Loop : std::enable_shared_from_this<Loop> {
   asio::steady_timer timer{io};
   std::array<char, 64 << 10> scratch{};  // every connection reads into it
   std::unordered_set<std::shared_ptr<Connection>> connections;
-  int64_t receiving_bytes = 0;  // of bodies that are not whole
+  UnfinishedBodies bodies{options.receive_memory_bytes};
   std::atomic<int64_t> handling{0};
   std::atomic<bool> draining{false}, stopped{false};
 };
 
-class Connection : public std::enable_shared_from_this<Connection> {
+class Connection : public std::enable_shared_from_this<Connection>, public UnfinishedBodies::Body {
  public:
   Connection(std::shared_ptr<Loop> loop, int descriptor, const TlsMaterial* tls)
       : loop_(std::move(loop)),
@@ -123,7 +125,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   HttpParser parser_;
   std::optional<HttpAnswer> refusal_;  // of a request that is whole with its head
   Clock::time_point body_since_;
-  size_t body_bytes_ = 0;  // counted in the loop
 
   uint64_t exchange_ = 0;  // counts requests
   std::shared_ptr<HttpCall> call_;
@@ -258,7 +259,7 @@ void Connection::Close(const absl::Status& reason) {
   if (std::exchange(closed_, true)) return;
   deadline_ = kNoDeadline;
   const std::shared_ptr<Connection> self = shared_from_this();
-  loop_->receiving_bytes -= static_cast<int64_t>(std::exchange(body_bytes_, 0));
+  loop_->bodies.Remove(this);
   if (state_ == State::kHandling) --loop_->handling;
   socket_.Close();
   loop_->connections.erase(self);
@@ -285,7 +286,7 @@ bool Connection::OnHead() {
   request.peer = peer_;
   keep_alive_ = parser_.keep_alive();
   head_only_ = request.method == "HEAD";
-  refusal_ = loop_->gate(request);
+  refusal_ = loop_->gate(&request);
   if (refusal_.has_value() && !parser_.whole()) {
     Refuse(*std::move(refusal_));
     return false;
@@ -301,18 +302,22 @@ bool Connection::OnHead() {
   return true;
 }
 
-// What has arrived of the body has a budget and a time.
+// What has arrived of the body has a budget and a time. False: it has been refused.
 bool Connection::CountBody() {
-  const size_t size = parser_.body_bytes();
-  loop_->receiving_bytes += static_cast<int64_t>(size - body_bytes_);
-  body_bytes_ = size;
-  if (loop_->receiving_bytes > loop_->options.receive_memory_bytes) {
-    Refuse(ErrorAnswer(absl::ResourceExhaustedError("too much is being received at once"),
-                       /*retry_after_ms=*/1000));
-    return false;
+  const auto size = static_cast<int64_t>(parser_.body_bytes());
+  const uint64_t client = parser_.request.client;
+  const Clock::time_point now = Clock::now();
+  for (Body* body = loop_->bodies.Grow(this, client, size, now); body != nullptr;
+       body = loop_->bodies.MostInTheWay(client)) {
+    static_cast<Connection*>(body)->Refuse(
+        ErrorAnswer(absl::ResourceExhaustedError("too much is being received at once"),
+                    /*retry_after_ms=*/1000));
+    if (body == this) return false;
   }
-  deadline_ = body_since_ + SteadyDuration(loop_->options.body_timeout +
-                                           static_cast<double>(size) / kBodyBytesPerSecond);
+  const double seconds = loop_->options.body_timeout;
+  deadline_ = std::min(
+      now + SteadyDuration(seconds),
+      body_since_ + SteadyDuration(seconds + static_cast<double>(size) / kBodyBytesPerSecond));
   return true;
 }
 
@@ -341,13 +346,14 @@ void Connection::BeginExchange() {
   ++loop_->handling;
   ++exchange_;
   Expire(loop_->options.silence);
-  loop_->receiving_bytes -= static_cast<int64_t>(std::exchange(body_bytes_, 0));
+  loop_->bodies.Remove(this);
 }
 
 void Connection::Answer(uint64_t exchange, HttpAnswer answer) {
   if (!Running(exchange)) return;
   answer.close = answer.close || !keep_alive_ || loop_->draining;
   keep_alive_ = !answer.close;
+  if (keep_alive_ && parser_.old_client()) answer.headers.emplace_back("Connection", "keep-alive");
   std::string bytes = AnswerHead(answer, BodyFraming::kLength);
   if (!head_only_) bytes += answer.body;
   Send(std::move(bytes), /*last=*/true);

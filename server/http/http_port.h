@@ -14,10 +14,10 @@ namespace fox {
 
 struct HttpPortOptions {
   int64_t max_body_bytes = 5 << 20;
-  int64_t receive_memory_bytes = int64_t{256} << 20;  // of all bodies that have not arrived whole
+  int64_t receive_memory_bytes = int64_t{256} << 20;  // see unfinished_bodies.h
   // Seconds. A head must be whole that long after its first byte, a TLS handshake that long after
-  // the connection; a body too, plus the time that its bytes take at 16 KiB/s; a connection without
-  // a request is closed after `idle`.
+  // the connection; a body too, plus the time that its bytes take at 16 KiB/s, and no longer than
+  // that without a byte; a connection without a request is closed after `idle`.
   double head_timeout = 10, body_timeout = 10, idle_timeout = 75;
   double stall_timeout = 30;  // of a write without progress
   double silence = 15;        // without a write, until HttpCall::OnSilence
@@ -26,8 +26,8 @@ struct HttpPortOptions {
 // All methods may be called from any thread.
 class HttpPort {
  public:
-  // A request's head has arrived, and nothing of its body: an answer refuses it.
-  using Gate = std::function<std::optional<HttpAnswer>(const HttpRequest& head)>;
+  // A request's head has arrived, and nothing of its body: an answer refuses it. Sets its client.
+  using Gate = std::function<std::optional<HttpAnswer>(HttpRequest* head)>;
   // A request is whole.
   using Handler = std::function<void(std::shared_ptr<HttpExchange> exchange)>;
 

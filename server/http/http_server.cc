@@ -35,11 +35,10 @@ absl::string_view AuthorizationOf(const HttpRequest& head) {
   return count == 1 ? head.Header("authorization") : "";
 }
 
-// True if a Host header is an address, localhost or this machine's name. A browser sends another
-// name for a page that has had its own name resolved to this machine (DNS rebinding).
+// True if a host is an address, localhost or this machine's name. A browser sends another name for
+// a page that has had its own name resolved to this machine (DNS rebinding).
 bool NamesThisMachine(absl::string_view host) {
   if (host.empty() || host.front() == '[') return true;
-  host = host.substr(0, host.rfind(':'));
   const bool address = std::all_of(host.begin(), host.end(), [](char c) {
     return absl::ascii_isdigit(static_cast<unsigned char>(c)) || c == '.';
   });
@@ -74,9 +73,14 @@ void HttpServer::AddPage(const std::string& path, HttpAnswer page, Privilege nee
 
 void HttpServer::Start() {
   port_ = std::make_unique<HttpPort>(
-      options_.port, [this](const HttpRequest& head) { return Refusal(head); },
+      options_.port,
+      [this](HttpRequest* head) {
+        head->client = client_of_(*head);
+        return Refusal(*head);
+      },
       [this](std::shared_ptr<HttpExchange> exchange) {
-        const Handler& handler = Find(exchange->request)->handler;
+        const HttpRequest& request = exchange->request;
+        const Handler& handler = Find(FindPath(request.path)->second, request.method)->handler;
         handler(std::move(exchange));
       });
   acceptor_->Start([this](int, int descriptor) {
@@ -94,11 +98,22 @@ void HttpServer::Stop(double seconds) {
   if (port_ != nullptr) port_->Stop(seconds);
 }
 
-const HttpServer::Route* HttpServer::Find(const HttpRequest& request) const {
-  const auto path = routes_.find(request.path);
-  if (path == routes_.end()) return nullptr;
-  const auto route = path->second.find(request.method == "HEAD" ? "GET" : request.method);
-  return route == path->second.end() ? nullptr : &route->second;
+const std::pair<const std::string, HttpServer::Methods>* HttpServer::FindPath(
+    const std::string& path) const {
+  const auto exact = routes_.find(path);
+  if (exact != routes_.end()) return &*exact;
+  for (const auto& known : routes_) {
+    if (known.first.size() > 1 && known.first.back() == '/' &&
+        absl::StartsWith(path, known.first)) {
+      return &known;
+    }
+  }
+  return nullptr;
+}
+
+const HttpServer::Route* HttpServer::Find(const Methods& methods, const std::string& method) {
+  const auto route = methods.find(method == "HEAD" ? "GET" : method);
+  return route == methods.end() ? nullptr : &route->second;
 }
 
 void HttpServer::Explain(const std::string& path, const std::string& message, const char* code) {
@@ -114,15 +129,26 @@ HttpAnswer HttpServer::NotFound(const std::string& path) const {
   return ErrorAnswer(404, "no such path", kUnknownUrl);
 }
 
+// Where a list is given it holds with tokens, too: that is what was asked for.
+bool HttpServer::AllowsHost(absl::string_view host) const {
+  const std::vector<std::string>& names = options_.allowed_hosts;
+  if (names.empty() && (!local_ || access_->needs_user_token())) return true;
+  const bool bracket = !host.empty() && host.front() == '[';
+  const std::string name = absl::AsciiStrToLower(bracket ? host : host.substr(0, host.rfind(':')));
+  return NamesThisMachine(name) || std::any_of(names.begin(), names.end(), [&](const auto& known) {
+           return known == "*" || known == name;
+         });
+}
+
 std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
-  if (local_ && !access_->needs_user_token() && !NamesThisMachine(head.Header("host"))) {
+  if (!AllowsHost(head.Header("host"))) {
     return ErrorAnswer(403,
-                       "Host: not a name of this machine; serve by its address, or, behind a proxy "
-                       "that keeps the name, give --api-key-file");
+                       "Host: not a name of this machine; ask for its address, or add the name to "
+                       "--allowed-hosts");
   }
-  const auto path = routes_.find(head.path);
-  if (path == routes_.end()) return NotFound(head.path);
-  const Route* route = Find(head);
+  const auto* const path = FindPath(head.path);
+  if (path == nullptr) return NotFound(head.path);
+  const Route* route = Find(path->second, head.method);
   if (route == nullptr) {
     const auto name = [](std::string* out, const auto& entry) { *out += entry.first; };
     const std::string methods = absl::StrJoin(path->second, ", ", name);

@@ -8,12 +8,14 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/calls/access.h"
 #include "server/http/http_exchange.h"
 #include "server/http/http_port.h"
 #include "server/process/connection_acceptor.h"
+#include "server/process/peer_address.h"
 
 namespace fox {
 
@@ -21,6 +23,9 @@ struct HttpServerOptions {
   AcceptorOptions listen;
   HttpPortOptions port;
   std::shared_ptr<TlsFiles> tls;  // null: plain text
+  // Names, in lower case, that a request's Host may be beside those of this machine; "*": any.
+  // None: it is checked on loopback alone, where no token is needed.
+  std::vector<std::string> allowed_hosts;
 };
 
 // Methods are called by one thread at a time.
@@ -35,9 +40,10 @@ class HttpServer {
 
   int port() const { return acceptor_->port(); }
 
-  // Before Start: `handler` answers `method` on exactly `path`, percent-encodings decoded and
-  // without a slash at its end. A route for GET answers HEAD, too. Other methods there are refused
-  // with 405, other paths with 404. `needed`: of the client; see SetAccess.
+  // Before Start: `handler` answers `method` on exactly `path`, without a slash at its end, or, of
+  // a path that ends with "/", on what is below it and has no route of its own. A route for GET
+  // answers HEAD, too. Other methods there are refused with 405, other paths with 404. `needed`: of
+  // the client; see SetAccess.
   void Handle(const std::string& method, const std::string& path, Handler handler,
               Privilege needed = Privilege::kUser);
   // Before Start: an answer that is always the same.
@@ -45,8 +51,13 @@ class HttpServer {
   // Before Start: what a client is told with the 404 of a path that is often asked for and not
   // here; a path that ends with "/": of every path below it.
   void Explain(const std::string& path, const std::string& message, const char* code);
-  // Before Start: what a client may do, asked before a body is read. Not null.
-  void SetAccess(std::shared_ptr<Access> access) { access_ = std::move(access); }
+  // Before Start: what a client may do, asked before a body is read, not null; and which client a
+  // request is to budgets, by default UnverifiedClientOf its peer.
+  using ClientOf = std::function<uint64_t(const HttpRequest& head)>;
+  void SetAccess(std::shared_ptr<Access> access, ClientOf client_of) {
+    access_ = std::move(access);
+    client_of_ = std::move(client_of);
+  }
 
   // Answers from now on. Once.
   void Start();
@@ -69,16 +80,21 @@ class HttpServer {
     std::string message;
     const char* code = nullptr;
   };
-  const Route* Find(const HttpRequest& request) const;
+  using Methods = std::map<std::string, Route>;
+  // Null: the path has no routes.
+  const std::pair<const std::string, Methods>* FindPath(const std::string& path) const;
+  static const Route* Find(const Methods& methods, const std::string& method);
+  bool AllowsHost(absl::string_view host) const;
   HttpAnswer NotFound(const std::string& path) const;
   std::optional<HttpAnswer> Refusal(const HttpRequest& head) const;
 
   const HttpServerOptions options_;
   const bool local_;
   const std::unique_ptr<ConnectionAcceptor> acceptor_;
-  std::map<std::string, std::map<std::string, Route>> routes_;  // by path, by method
-  std::map<std::string, Explanation> explanations_;             // by path
+  std::map<std::string, Methods> routes_;            // by path, by method
+  std::map<std::string, Explanation> explanations_;  // by path
   std::shared_ptr<Access> access_ = std::make_shared<Access>();
+  ClientOf client_of_ = [](const HttpRequest& head) { return UnverifiedClientOf(head.peer); };
   std::unique_ptr<HttpPort> port_;
 };
 

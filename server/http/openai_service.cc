@@ -26,6 +26,8 @@ std::string Model(const ServerCore& core, int64_t created) {
                       ",\"chat\":", core.context.chat != nullptr ? "true" : "false", "}");
 }
 
+constexpr char kModelPath[] = "/v1/models/";
+
 // What clients of OpenAI's API ask for first, and what is here instead.
 constexpr std::pair<const char*, const char*> kNotHere[] = {
     {"/v1/responses", "no responses here; use /v1/chat/completions or /v1/completions"},
@@ -50,7 +52,6 @@ void ExplainPaths(HttpServer* server) {
   for (const char* path : {"/completions", "/chat/completions", "/models"}) {
     server->Explain(path, "paths begin with /v1; the base URL ends with it", kUnknownUrl);
   }
-  server->Explain("/v1/models/", "model: not served here; /v1/models lists it", kModelNotFound);
 }
 
 }  // namespace
@@ -60,7 +61,10 @@ OpenAiService::OpenAiService(ServerCore& core, std::function<bool()> serving)
 
 void OpenAiService::Register(HttpServer* server) {
   using Exchange = std::shared_ptr<HttpExchange>;
-  server->SetAccess(core_.access);
+  server->SetAccess(core_.access, [this](const HttpRequest& head) {
+    return core_.ClientOf(
+        head.peer, [&](const std::string& name, int place) { return head.Header(name, place); });
+  });
   for (const bool chat : {false, true}) {
     server->Handle(
         "POST", chat ? "/v1/chat/completions" : "/v1/completions",
@@ -69,7 +73,14 @@ void OpenAiService::Register(HttpServer* server) {
   const std::string model = Model(core_, created_);
   const std::string list = absl::StrCat("{\"object\":\"list\",\"data\":[", model, "]}");
   server->AddPage("/v1/models", Json(list), Privilege::kUser);
-  server->AddPage("/v1/models/" + core_.context.served_model_name, Json(model), Privilege::kUser);
+  // Its name is encoded in more than one way: a slash in it is a slash, or %2F.
+  server->Handle("GET", kModelPath, [this, page = Json(model)](const Exchange& exchange) {
+    const std::string name = PercentDecoded(exchange->request.path.substr(sizeof(kModelPath) - 1));
+    exchange->Answer(
+        name == core_.context.served_model_name
+            ? page
+            : ErrorAnswer(404, "model: not served here; /v1/models lists it", kModelNotFound));
+  });
   const std::string version = JsonString(core_.description.version);
   server->AddPage("/version", Json(absl::StrCat("{\"version\":", version, "}")));
   server->Handle(

@@ -15,10 +15,12 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/mutex.h"
 #include "engine/request/steady_clock.h"
 #include "server/process/peer_address.h"
 
@@ -73,8 +75,9 @@ uint64_t InodeOf(int descriptor) {
 
 int OpenSpare() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
 
-// The addresses of a name, or of an address, which may stand in brackets. Without ports.
-absl::StatusOr<std::vector<sockaddr_storage>> Resolve(const std::string& host) {
+using Addresses = absl::StatusOr<std::vector<sockaddr_storage>>;
+
+Addresses Ask(const std::string& host) {
   const bool brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
   const std::string name = brackets ? host.substr(1, host.size() - 2) : host;
   addrinfo hints{};
@@ -92,7 +95,18 @@ absl::StatusOr<std::vector<sockaddr_storage>> Resolve(const std::string& host) {
   return addresses;
 }
 
+// The addresses of a name, or of an address, which may stand in brackets. Without ports.
+Addresses Resolve(const std::string& host) {
+  static Mutex mutex;
+  static std::map<std::string, Addresses>& known = *new std::map<std::string, Addresses>();
+  const MutexLock lock(mutex);
+  const auto found = known.find(host);
+  return found != known.end() ? found->second : known.emplace(host, Ask(host)).first->second;
+}
+
 }  // namespace
+
+absl::Status Resolves(const std::string& host) { return Resolve(host).status(); }
 
 bool IsLoopback(const std::string& host) {
   const auto addresses = Resolve(host);
@@ -115,7 +129,7 @@ absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
 }
 
 absl::Status ConnectionAcceptor::Bind(const AcceptorOptions& options) {
-  absl::StatusOr<std::vector<sockaddr_storage>> addresses = Resolve(options.host);
+  Addresses addresses = Resolve(options.host);
   if (!addresses.ok()) return addresses.status();
   port_ = options.port;
   int failure = 0;

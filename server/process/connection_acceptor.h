@@ -25,6 +25,10 @@ struct AcceptorOptions {
   int64_t max_per_address = 0;
 };
 
+// A name is resolved once in a process, when it is first asked for: a name server that does not
+// answer takes many seconds each time. Any thread.
+// Unavailable: the name has no address; the message says why.
+absl::Status Resolves(const std::string& host);
 // True if every address that `host` stands for is loopback. False: also when it has none.
 bool IsLoopback(const std::string& host);
 

@@ -48,6 +48,10 @@ TEST(HttpConnectionsTest, WhatIsNoRequestIsToldSo) {
       {"GET /nothing HTTP/1.1\r\nHost: [::1]\r\n\r\n", 404},
       {"DELETE /health HTTP/1.1\r\nHost: [::1]\r\n\r\n", 405},
       {"OPTIONS * HTTP/1.1\r\nHost: [::1]\r\n\r\n", 404},
+      {"GET ftp://[::1]/health HTTP/1.1\r\nHost: [::1]\r\n\r\n", 400},
+      {"GET health HTTP/1.1\r\nHost: [::1]\r\n\r\n", 400},
+      {"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n", 400},
+      {"GET /%68ealth HTTP/1.1\r\nHost: [::1]\r\n\r\n", 404},
       {"POST /tokenize HTTP/1.1\r\nHost: [::1]\r\nContent-Type: text/plain\r\n"
        "Content-Length: 2\r\n\r\n{}",
        415},
@@ -80,7 +84,7 @@ TEST(HttpConnectionsTest, APageOfAnotherNameGetsNothing) {
     for (const char* host : {"elsewhere.example", "elsewhere.example:8000", "localhost.example"}) {
       const HttpReply refused = answer(host, path);
       EXPECT_EQ(refused.status, 403) << host << path;
-      EXPECT_TRUE(absl::StrContains(refused.ErrorMessage(), "--api-key-file"));
+      EXPECT_TRUE(absl::StrContains(refused.ErrorMessage(), "--allowed-hosts"));
     }
   }
   for (const char* host : {"localhost", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:8000"}) {
@@ -168,7 +172,13 @@ TEST(HttpConnectionsTest, ChunkedBodiesExpectationsOldClientsAndHeads) {
                         body.size(), "\r\n\r\n", body));
   const HttpReply reply = old.Read();
   EXPECT_EQ(reply.headers.count("transfer-encoding"), 0u);
+  EXPECT_EQ(reply.headers.at("connection"), "close");  // that is its end
   EXPECT_EQ(Events(reply.body).back(), "[DONE]");
+  HttpClient kept = test.ConnectHttp();  // RFC 9112, 9.3: what is kept is told
+  for (int i = 0; i < 2; ++i) {
+    kept.Send("GET /health HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n");
+    EXPECT_EQ(kept.Read().headers.at("connection"), "keep-alive");
+  }
 }
 
 TEST(HttpConnectionsTest, AClientThatLeavesLeavesNothingBehind) {
@@ -246,23 +256,42 @@ TEST(HttpConnectionsTest, WhatWaitsToBeReadHasABudget) {
   EXPECT_EQ(test.core->calls().bytes(), 0);
 }
 
-TEST(HttpConnectionsTest, BodiesOnTheirWayHaveABudget) {
+// On loopback each connection is a client.
+TEST(HttpConnectionsTest, BodiesOnTheirWayHaveABudgetThatNoNewcomerFindsFull) {
   HttpServerOptions options;
-  options.port.receive_memory_bytes = 100000;
+  options.port.receive_memory_bytes = 180000;
   TestServer test({}, options);
-  HttpClient first = test.ConnectHttp(), second = test.ConnectHttp();
+  HttpClient large = test.ConnectHttp(), larger = test.ConnectHttp(), second = test.ConnectHttp();
   const std::string head = kTokenize + "Content-Length: 90000\r\n\r\n";
-  first.Send(head + std::string(80000, ' '));
+  large.Send(head + std::string(80000, ' '));
+  larger.Send(head + std::string(85000, ' '));
   for (int i = 0; i < 3; ++i)
-    EXPECT_EQ(test.ConnectHttp().Get("/health").status, 200);  // it is read
+    EXPECT_EQ(test.ConnectHttp().Get("/health").status, 200);  // they are read
   second.Send(head + std::string(80000, ' '));
-  const HttpReply refused = second.Read();
+  const HttpReply refused = larger.Read();
   EXPECT_EQ(refused.status, 429);
   EXPECT_EQ(refused.headers.at("retry-after"), "1");
   const std::string rest = "{\"prompt\":\"a\"}";
-  first.Send(std::string(10000 - rest.size(), ' ') + rest);
-  EXPECT_EQ(first.Read().Json()["count"], 2);
+  for (HttpClient* client : {&large, &second}) {
+    client->Send(std::string(10000 - rest.size(), ' ') + rest);
+    EXPECT_EQ(client->Read().Json()["count"], 2);
+  }
+  HttpClient alone = test.ConnectHttp();  // more than half
+  alone.Send(kTokenize + "Content-Length: 100000\r\n\r\n" + std::string(95000, ' '));
+  EXPECT_EQ(alone.Read().status, 429);
   EXPECT_EQ(test.ConnectHttp().Get("/health").status, 200);
+}
+
+TEST(HttpConnectionsTest, ABodyWithoutAByteIsCutOffHoweverMuchHasCome) {
+  HttpServerOptions options = Impatient();
+  options.port.max_body_bytes = 1 << 20;
+  TestServer test({}, options);
+  HttpClient client = test.ConnectHttp();
+  const auto start = Clock::now();
+  client.Send(kTokenize + "Content-Length: 1000000\r\n\r\n" + std::string(900000, ' '));
+  EXPECT_EQ(client.Read().status, 408);  // at 16 KiB/s it would have a minute
+  const std::chrono::duration<double> taken = Clock::now() - start;
+  EXPECT_LT(taken.count(), 5);
 }
 
 TEST(HttpConnectionsTest, AThousandOpenStreamsNeedNoThreads) {

@@ -25,7 +25,7 @@ Parsed Parse(std::vector<std::string> arguments, const char* model = "--model=m"
   FlagSet set;
   RegisterServerFlags(&out.flags, &set);
   if (model != nullptr) arguments.emplace_back(model);
-  absl::Status status = set.Parse(arguments, nullptr);
+  absl::Status status = set.Parse(arguments);
   if (status.ok()) status = CompleteServerFlags(&out.flags);
   out.error = std::string(status.message());
   return out;
@@ -78,9 +78,22 @@ TEST(ServerFlagsTest, LoopbackHostsNeedNoConsent) {
   // A name is judged by what it stands for; this one is too long to be asked for.
   const std::string name = "127." + std::string(64, 'a') + ".example";
   for (const std::string& host :
-       std::vector<std::string>{"0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "", name}) {
+       std::vector<std::string>{"0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1"}) {
     EXPECT_THAT(Parse({"--host=" + host}).error, HasSubstr("--allow-insecure-remote")) << host;
     EXPECT_THAT(Parse({"--admin-address=" + host + ":1"}).error, HasSubstr("--admin-address"))
+        << host;
+  }
+  // Without an address that is the reason, whatever else is missing.
+  for (const std::string& host : {name, std::string()}) {
+    EXPECT_THAT(Parse({"--host=" + host}).error, HasSubstr("--host: cannot resolve")) << host;
+    EXPECT_THAT(Parse({"--host=" + host, "--allow-insecure-remote"}).error,
+                HasSubstr("--host: cannot resolve"))
+        << host;
+    EXPECT_THAT(Parse({"--http-port=0", "--http-host=" + host + "x"}).error,
+                HasSubstr("--http-host: cannot resolve"))
+        << host;
+    EXPECT_THAT(Parse({"--admin-address=" + host + ":1"}).error,
+                HasSubstr("--admin-address: cannot resolve"))
         << host;
   }
 }
@@ -169,6 +182,7 @@ TEST(ServerFlagsTest, ValuesReachTheirOptions) {
   EXPECT_EQ(flags.grpc.step_timeout, 7);
   EXPECT_EQ(flags.grpc.max_streams, 9);
   EXPECT_EQ(flags.grpc.receive_memory_bytes, 6 << 20);
+  EXPECT_EQ(flags.engine.host_bytes_beside, (9 + 128) << 20);
   EXPECT_EQ(flags.grpc.services, (std::set<std::string>{"info", "health"}));
   EXPECT_EQ(flags.engine.log_tolerance, -12.5);
   EXPECT_EQ(flags.engine.model_dir, "m");
@@ -188,6 +202,14 @@ TEST(ServerFlagsTest, ValuesReachTheirOptions) {
   EXPECT_EQ(flags.http.port.stall_timeout, 8);
   EXPECT_EQ(Accepted({}).http.listen.port, -1);
   EXPECT_EQ(Parse({}, "--check-model=c").flags.engine.model_dir, "c");
+}
+
+TEST(ServerFlagsTest, AllowedHostsAreNamesInLowerCaseOfBothHttpPorts) {
+  const ServerFlags flags = Accepted({"--allowed-hosts=Fox.example, other,"});
+  for (const HttpServerOptions* port : {&flags.http, &flags.metrics}) {
+    EXPECT_THAT(port->allowed_hosts, ::testing::ElementsAre("fox.example", "other"));
+  }
+  EXPECT_TRUE(Accepted({}).http.allowed_hosts.empty());
 }
 
 TEST(ServerFlagsTest, AdminIsNotWhereStrangersAreUnlessThatIsSaid) {

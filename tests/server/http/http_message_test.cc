@@ -22,19 +22,43 @@ TEST(HttpMessageTest, ATargetHasAPathAndAQuery) {
       {"/v1/models?x=1?y", "/v1/models", "x=1?y"},
       {"/v1/models/?x", "/v1/models", "x"},
       {"//", "/", ""},
-      {"/a%20b%2", "/a b%2", ""},
-      {"/%zz", "/%zz", ""},
+      {"/a%20b%2?%41", "/a%20b%2", "%41"},
       {"http://host:80/v1/models?a", "/v1/models", "a"},
       {"http://host", "/", ""},
+      {"Https://host?a", "/", "a"},
       {"/http://x", "/http://x", ""},
       {"*", "*", ""},
   };
   for (const Case& c : cases) {
     HttpRequest request;
-    SetTarget(c.target, &request);
+    EXPECT_TRUE(SetTarget(c.target, &request)) << c.target;
     EXPECT_EQ(request.path, c.path) << c.target;
     EXPECT_EQ(request.query, c.query) << c.target;
   }
+}
+
+TEST(HttpMessageTest, OtherTargetsAreNone) {
+  for (const char* target : {"", "v1/models", "host:80", "**", "ftp://host/", "://host/", "http:/x",
+                             "http:///x", "http://", "http://a@host/", "xhttp://host/"}) {
+    HttpRequest request;
+    EXPECT_FALSE(SetTarget(target, &request)) << target;
+  }
+}
+
+// RFC 9112, 3.2.2.
+TEST(HttpMessageTest, TheHostOfATargetIsTheRequests) {
+  HttpRequest request;
+  request.headers = {{"host", "a"}, {"x", "y"}};
+  ASSERT_TRUE(SetTarget("http://b:80/x", &request));
+  EXPECT_EQ(request.Header("host"), "b:80");
+  EXPECT_EQ(request.Header("host", 1), "");
+  EXPECT_EQ(request.Header("x"), "y");
+}
+
+TEST(HttpMessageTest, PercentEncodings) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"a%20b%2", "a b%2"}, {"%zz%", "%zz%"}, {"%41%2F%2f%c3%A9", "A//\xc3\xa9"}, {"+", "+"}};
+  for (const auto& [encoded, text] : cases) EXPECT_EQ(PercentDecoded(encoded), text);
 }
 
 TEST(HttpMessageTest, AHeadSaysHowItsBodyEnds) {

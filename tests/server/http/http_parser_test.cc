@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace fox {
 namespace {
 
@@ -50,6 +52,28 @@ TEST(HttpParserTest, LimitsHoldWithoutWaitingForTheEnd) {
     while (step == Step::kHead) step = parser.Advance(&in);
     EXPECT_EQ(step, Step::kRefused) << bytes.substr(0, 80);
     EXPECT_EQ(parser.refusal().status, status) << bytes.substr(0, 80);
+  }
+}
+
+// RFC 9112, 9.3.
+TEST(HttpParserTest, WhichConnectionsAreKept) {
+  const std::pair<const char*, bool> cases[] = {
+      {"1.1\r\n", true},
+      {"1.1\r\nConnection: close\r\n", false},
+      {"1.1\r\nConnection: x, Close\r\n", false},
+      {"1.1\r\nConnection: keep-alive, close\r\n", false},
+      {"1.0\r\n", false},
+      {"1.0\r\nConnection: keep-alive\r\n", true},
+      {"1.0\r\nConnection: x, Keep-Alive\r\n", true},
+      {"1.0\r\nConnection: close, keep-alive\r\n", false},
+      {"1.0\r\nConnection: keep-alive\r\nConnection: close\r\n", false},
+      {"1.0\r\nConnection: closed, keep-alive\r\n", true},
+  };
+  for (const auto& [version, kept] : cases) {
+    HttpParser parser(1000);
+    std::string in = absl::StrCat("GET / HTTP/", version, "Host: h\r\n\r\n");
+    EXPECT_EQ(parser.Advance(&in), Step::kHead) << version;
+    EXPECT_EQ(parser.keep_alive(), kept) << version;
   }
 }
 

@@ -24,7 +24,7 @@ struct Connected {
   int descriptor = -1;
 };
 
-std::optional<HttpAnswer> Admit(const HttpRequest&) { return std::nullopt; }
+std::optional<HttpAnswer> Admit(HttpRequest*) { return std::nullopt; }
 
 TEST(HttpPortTest, WhatIsAnsweredAfterTheEndDoesNotKeepTheLoop) {
   Connected connection;

@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+"""HTTP as other programs speak it, ab and curl: connections of HTTP/1.0 that are kept (RFC 9112,
+9.3), targets and paths that a proxy might read in another way, names of hosts; and two clients, of
+which one leaves its bodies unfinished.
+
+    http_clients_test.py BIN     the folder of fox-server
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import subprocess
+import tempfile
+import time
+
+import fox_server
+from fox_server import SLOWNESS
+
+TOKENS = ("token-of-alice", "token-of-bob", "token-of-carol")
+
+
+class Case(fox_server.Case):
+    """One server for the cases of a class."""
+
+    @property
+    def port(self) -> int:
+        """Of HTTP."""
+        return int(self.server.http_url.rsplit(":", 1)[1])
+
+    def curl(self, *arguments: str, path: str = "/health",
+             host: str = "127.0.0.1") -> tuple[str, str]:
+        """The status, and what curl says of the connection."""
+        done = subprocess.run(
+            ["curl", "--silent", "--show-error", "--verbose", "--max-time", "20", "--output",
+             "/dev/null", "--write-out", "%{http_code}", "--noproxy", "*", *arguments,
+             f"http://{host}:{self.port}{path}"],
+            capture_output=True, text=True, timeout=60, check=False)
+        return done.stdout, done.stderr
+
+
+class KeepAliveTest(Case):
+    """Clients of HTTP/1.0."""
+
+    flags = ("--http-port", "0")
+
+    def ab(self, *arguments: str) -> str:
+        """What ab reports of 200 requests; it waits for the end of each whose keeping is not said,
+        as HTTP/1.0 asks for."""
+        begin = time.monotonic()
+        done = subprocess.run(
+            ["ab", "-n", "200", "-c", "4", *arguments, f"{self.server.http_url}/health"],
+            capture_output=True, text=True, timeout=100, check=True)
+        self.assertLess(time.monotonic() - begin, 10 * SLOWNESS)
+        self.assertRegex(done.stdout, r"Complete requests: +200\n")
+        self.assertRegex(done.stdout, r"Failed requests: +0\n")
+        self.assertNotIn("Non-2xx", done.stdout)
+        return done.stdout
+
+    def test_ab_keeps_its_connections_if_it_asks_to(self) -> None:
+        self.assertRegex(self.ab("-k"), r"Keep-Alive requests: +200\n")
+        self.assertNotIn("Keep-Alive requests", self.ab())
+
+    def test_curl_reuses_the_connection(self) -> None:
+        for arguments, kept in (
+                (("--http1.1",), True), (("--http1.1", "-H", "Connection: close"), False),
+                (("--http1.0", "-H", "Connection: keep-alive"), True),
+                (("--http1.0", "-H", "Connection: Keep-Alive"), True),
+                (("--http1.0", "-H", "Connection: close, keep-alive"), False),
+                (("--http1.0",), False)):
+            with self.subTest(arguments=arguments):
+                status, said = self.curl(*arguments, f"{self.server.http_url}/health",
+                                         "--output", "/dev/null")
+                self.assertEqual(status, "200200")
+                self.assertEqual("Re-using existing connection" in said, kept, said)
+                old = "--http1.0" in arguments
+                announced = re.search(r"(?im)^< connection: (\S+)", said)
+                self.assertEqual(announced and announced[1], ("keep-alive" if old else None)
+                                 if kept else "close")
+
+    def test_an_error_and_a_head_are_kept_too(self) -> None:
+        for arguments, path, status in ((("--head",), "/health", "200"), ((), "/no", "404"),
+                                        (("-X", "DELETE"), "/health", "405")):
+            said = self.curl("--http1.0", "-H", "Connection: keep-alive", *arguments, path=path)
+            self.assertEqual(said[0], status)
+            self.assertRegex(said[1].lower(), "< connection: keep-alive")
+
+
+class TargetsTest(Case):
+    """What stands in the first line of a request."""
+
+    flags = ("--http-port", "0", "--served-model-name", "some org/a+b:c")
+
+    def test_what_needs_no_encoding_is_no_other_path(self) -> None:
+        """A proxy that keeps /tokenize to itself does not know /%74okenize."""
+        for path in ("/%76%31/models", "/v1%2Fmodels", "/v1%2fmodels", "/v1/%6Dodels",
+                     "/v1/./models", "/v1/../v1/models", "//v1/models", "/v1//models",
+                     "/v1/models%2F", "/%68ealth", "/v1/models%00", "/health%3Fx"):
+            self.assertEqual(self.curl("--path-as-is", path=path)[0], "404", path)
+
+    def test_the_models_name_may_be_encoded(self) -> None:
+        for path in ("some%20org%2Fa%2Bb%3Ac", "some%20org/a+b:c", "some%20org%2fa+b%3ac"):
+            self.assertEqual(self.curl(path="/v1/models/" + path)[0], "200", path)
+        self.assertEqual(self.curl(path="/v1/models/other")[0], "404")
+
+    def test_a_url_as_target_has_the_schemes_of_http(self) -> None:
+        for target, status in (
+                ("http://localhost/health", "200"), ("HTTPS://127.0.0.1:1/health?x", "200"),
+                ("http://localhost", "200"), ("http://localhost?x", "200"),
+                ("ftp://localhost/health", "400"), ("file:///health", "400"),
+                ("gopher://localhost/health", "400"), ("x://localhost/health", "400"),
+                ("http:///health", "400"), ("http://user@localhost/health", "400"),
+                ("localhost/health", "400"), ("localhost:80", "400"), ("health", "400"),
+                ("*", "404")):
+            self.assertEqual(self.curl("--request-target", target)[0], status, target)
+        # RFC 9112, 3.2.2: the target's host counts, whatever the header says.
+        for target, header, status in (("http://evil.example/health", "localhost", "403"),
+                                       ("http://localhost/health", "evil.example", "200")):
+            said = self.curl("--request-target", target, "-H", f"Host: {header}")
+            self.assertEqual(said[0], status, target)
+
+
+class HostsTest(Case):
+    """A page of another name that was made to stand for this machine's address (DNS rebinding), on
+    a port that is open to all, as in the image."""
+
+    flags = None
+
+    def status(self, name: str, port: str = "HTTP", path: str = "/health") -> str:
+        number = self.server.ports[port].rsplit(":", 1)[1]
+        done = subprocess.run(
+            ["curl", "--silent", "--noproxy", "*", "--output", "/dev/null", "--write-out",
+             "%{http_code}", "--resolve", f"{name}:{number}:127.0.0.1",
+             f"http://{name}:{number}{path}"],
+            capture_output=True, text=True, timeout=60, check=False)
+        return done.stdout
+
+    def test_only_names_of_the_list_and_of_this_machine_are_served(self) -> None:
+        everywhere = ("--host", "0.0.0.0", "--allow-insecure-remote", "--http-port", "0",
+                      "--metrics-port", "0", "--metrics-host", "0.0.0.0")
+        for hosts, names in (
+                ("localhost", {"evil.example": "403", "localhost": "200", "127.0.0.1": "200"}),
+                ("fox.example, Other", {"evil.example": "403", "fox.example": "200",
+                                        "FOX.example": "200", "other": "200",
+                                        "localhost": "200", "sub.fox.example": "403"}),
+                ("*", {"evil.example": "200"}), (None, {"evil.example": "200"})):
+            flags = ("--allowed-hosts", hosts) if hosts else ()
+            with self.subTest(hosts=hosts):
+                self.serve_case(*everywhere, *flags)
+                for name, status in names.items():
+                    self.assertEqual(self.status(name), status, name)
+                    self.assertEqual(self.status(name, "Prometheus", "/metrics"), status, name)
+
+
+class UnfinishedBodiesTest(Case):
+    """Alice leaves as many bodies unfinished as she can; Bob's requests come in two packets."""
+
+    flags = None
+    memory_mb, body_mb = 8, 1  # --call-memory-mb, twice of which is for unfinished bodies
+
+    def setUp(self) -> None:
+        keys = self.enterContext(tempfile.NamedTemporaryFile("w"))
+        keys.write("\n".join(TOKENS) + "\n")
+        keys.flush()
+        self.serve_case("--http-port", "0", "--call-memory-mb", str(self.memory_mb),
+                        "--api-key-file", keys.name)
+
+    def begin(self, token: str, size: int, sent: int) -> socket.socket:
+        """A request with a body of which so many bytes are sent."""
+        one = self.enterContext(socket.create_connection(("127.0.0.1", self.port), 30))
+        one.sendall((f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}"
+                     f"\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+                     ).encode() + b" " * sent)
+        return one
+
+    @staticmethod
+    def status(one: socket.socket) -> int:
+        """Of the answer; 0: the connection has ended."""
+        with contextlib.suppress(ConnectionError):
+            head = one.recv(12)
+            return int(head[9:12]) if len(head) == 12 else 0
+        return 0
+
+    def test_another_client_is_served_beside_many(self) -> None:
+        size = self.body_mb << 20
+        hanging = [self.begin(TOKENS[0], size, size - 1) for _ in range(52)]
+        body = b'{"prompt": "Once upon a time"}'
+        for _ in range(5):
+            begin = time.monotonic()
+            bob = self.begin(TOKENS[1], len(body) + 100_000, 100_000)
+            time.sleep(0.05)
+            bob.sendall(body)
+            self.assertEqual(self.status(bob), 200)
+            self.assertLess(time.monotonic() - begin, SLOWNESS)
+        # Alice had half: the first of hers made room for the last.
+        self.assertEqual(self.status(hanging[0]), 429)
+        hanging[-1].settimeout(0.2)
+        with self.assertRaises(TimeoutError):
+            hanging[-1].recv(1)
+
+    def test_a_third_client_takes_the_place_of_the_one_with_most(self) -> None:
+        size = self.body_mb << 20
+        hanging = [self.begin(token, size, size - 1) for token in TOKENS[:2] for _ in range(8)]
+        time.sleep(0.5)
+        carol = self.begin(TOKENS[2], size, size - 20)
+        time.sleep(0.2)
+        carol.sendall(b'{"prompt": "Once"}  ')
+        self.assertEqual(self.status(carol), 200)
+        for one in hanging:
+            one.settimeout(0.05)
+        ended = 0
+        for one in hanging:
+            with contextlib.suppress(TimeoutError):
+                ended += self.status(one) == 429
+        self.assertEqual(ended, 1)
+
+    def test_a_body_without_a_byte_is_not_waited_for(self) -> None:
+        """However much of it came: at 16 KiB/s a megabyte would have a minute."""
+        size = self.body_mb << 20
+        begin = time.monotonic()
+        silent, steady = self.begin(TOKENS[0], size, size - 1), self.begin(TOKENS[1], 1000, 0)
+        for _ in range(12):
+            time.sleep(1)
+            with contextlib.suppress(ConnectionError):
+                steady.sendall(b" " * 10)
+        self.assertEqual(self.status(silent), 408)
+        self.assertEqual(self.status(steady), 408)  # a byte now and then does not help
+        self.assertLess(time.monotonic() - begin, 13 + 2 * SLOWNESS)
+
+
+if __name__ == "__main__":
+    fox_server.main("ab", "curl")
