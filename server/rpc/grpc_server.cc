@@ -106,14 +106,17 @@ ConnectionAcceptor::Sink AddPort(const GrpcServerOptions& options, std::shared_p
 }  // namespace
 
 struct GrpcServer::Impl {
-  explicit Impl(ServerCore& server_core) : core(server_core) {}
+  Impl(ServerCore& server_core, const GrpcServerOptions& options)
+      : core(server_core),
+        info(core, !options.admin.has_value() && options.services.count("admin") > 0 &&
+                       !core.access->needs_user_token() && !core.access->needs_admin_token()) {}
   std::vector<std::string> Register(const GrpcServerOptions& options, grpc::ServerBuilder* builder);
   absl::Status StartAdmin(const GrpcServerOptions& options);
 
   ServerCore& core;
   GenerateService generate{core};
   TokenizerService tokenizer{core};
-  InfoService info{core};
+  InfoService info, admin_info{core, !core.access->needs_admin_token()};
   AdminService admin{core, [this] { monitor->Check(); }};
   std::shared_ptr<PublicCallLimit> limit =
       std::make_shared<PublicCallLimit>(core.client_metadata());
@@ -146,6 +149,7 @@ absl::Status GrpcServer::Impl::StartAdmin(const GrpcServerOptions& options) {
   SetChannelArguments(options, &builder);
   builder.SetOption(std::make_unique<WithoutReflection>());
   builder.RegisterService(&admin);
+  builder.RegisterService(&admin_info);
   // Without tokens of its own, a client that reaches this address is an administrator.
   auto sink =
       AddPort(options, core.access->needs_admin_token() ? core.access : nullptr, limit, &builder);
@@ -175,7 +179,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(ServerCore& core,
                                                               const GrpcServerOptions& options,
                                                               std::function<void()> on_fatal,
                                                               GrpcListeners listeners) {
-  auto impl = std::make_unique<Impl>(core);
+  auto impl = std::make_unique<Impl>(core, options);
   if (listeners.main == nullptr) {
     absl::StatusOr<GrpcListeners> listening = Listen(options);
     if (!listening.ok()) return listening.status();

@@ -71,11 +71,14 @@ v1::ModelInfo DescribeModel(const ServerCore& core) {
   return out;
 }
 
-v1::Load DescribeLoad(ServerCore& core) {
+v1::Load DescribeLoad(ServerCore& core, bool totals) {
   const EngineStats stats = core.engine.stats();
   v1::Load out;
   out.set_running(U64(stats.running));
   out.set_waiting(U64(stats.waiting));
+  out.set_queue_s(core.engine.QueueSeconds());
+  out.set_partial(!totals);
+  if (!totals) return out;
   out.set_paused(U64(stats.paused));
   out.set_queued_tokens(U64(stats.queued_tokens));
   out.set_free_pages(U64(stats.free_pages));
@@ -95,7 +98,6 @@ v1::Load DescribeLoad(ServerCore& core) {
   out.set_requests_rejected(U64(stats.rejected + core.refusals().count()));
   out.set_requests_expired(U64(stats.expired));
   out.set_requests_aborted(U64(stats.aborted));
-  out.set_queue_s(core.engine.QueueSeconds());
   out.set_calls(U64(core.calls().calls()));
   out.set_call_bytes(U64(core.calls().bytes()));
   out.set_unpruned_pages(U64(stats.unpruned_pages));
@@ -112,7 +114,7 @@ v1::Load DescribeLoad(ServerCore& core) {
 
 }  // namespace
 
-InfoService::InfoService(ServerCore& core) : RawService(core) {
+InfoService::InfoService(ServerCore& core, bool all_administer) : RawService(core) {
   ServeShort<v1::GetServerInfoRequest, v1::ServerInfo>(
       "GetServerInfo", [&core](const auto&, const CallInfo&) { return DescribeServer(core); });
   ServeShort<v1::GetModelInfoRequest, v1::ModelInfo>(
@@ -124,7 +126,9 @@ InfoService::InfoService(ServerCore& core) : RawService(core) {
         return DescribeModel(core);
       });
   ServeShort<v1::GetLoadRequest, v1::Load>(
-      "GetLoad", [&core](const auto&, const CallInfo&) { return DescribeLoad(core); });
+      "GetLoad", [&core, all_administer](const auto&, const CallInfo& call) {
+        return DescribeLoad(core, call.administrator || (all_administer && call.tenant == 0));
+      });
 }
 
 }  // namespace fox

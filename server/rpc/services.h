@@ -27,7 +27,10 @@ class GenerateService final : public RawService<v1::Inference> {
 // engine.
 class InfoService final : public RawService<v1::Info> {
  public:
-  explicit InfoService(ServerCore& core);
+  // `all_administer`: whether clients without a token or a gateway's name may do here what
+  // administrators may. Others see of the load how long they would wait, because its totals show
+  // exactly what other tenants do.
+  InfoService(ServerCore& core, bool all_administer);
 };
 
 // A long text takes a while, on a thread of this service's own that yields to those that generate.

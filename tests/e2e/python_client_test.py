@@ -185,7 +185,7 @@ class CallsTest(Case):
         self.assertEqual(client.abort("nothing"), [])
         self.assertEqual(client.model_info().served_model_name, "demo")
         self.assertGreater(client.server_info().uptime_s, 0)
-        self.assertGreater(client.load().generated_tokens, 8)
+        self.assertTrue(client.load().partial)  # the totals are for administrators
         self.assertTrue(client.health())
         self.assertTrue(client.health("fox.v1.Inference"))
 
@@ -205,7 +205,7 @@ class CallsTest(Case):
                 self.assertEqual(await client.abort("nothing"), [])
                 self.assertEqual((await client.model_info()).served_model_name, "demo")
                 self.assertGreater((await client.server_info()).uptime_s, 0)
-                self.assertGreater((await client.load()).generated_tokens, 0)
+                self.assertTrue((await client.load()).partial)
                 self.assertTrue(await client.health())
                 with self.assertRaises(foxserve_client.FoxError) as raised:
                     await client.generate("")

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/test_server.h"
@@ -108,6 +110,46 @@ TEST_F(TenantsTest, AnAdministratorEndsTheRequestsOfAll) {
   EXPECT_TRUE(b->End().ok());
   EXPECT_EQ(b->reason, v1::ABORT);
   EXPECT_THAT(Abort(kAdministrator), IsEmpty());
+}
+
+// Totals before and after a call would show exactly what another tenant does.
+TEST_F(TenantsTest, TheLoadTellsATenantNothingOfOthers) {
+  const auto load = [&](const std::string& key, const std::string& value) {
+    grpc::ClientContext context;
+    SetTimeout(&context);
+    if (!key.empty()) context.AddMetadata(key, value);
+    v1::Load out;
+    EXPECT_TRUE(v1::Info::NewStub(server_->channel)->GetLoad(&context, {}, &out).ok());
+    return out;
+  };
+  const auto set = [](const v1::Load& out) {
+    std::vector<const google::protobuf::FieldDescriptor*> fields;
+    out.GetReflection()->ListFields(out, &fields);
+    std::set<std::string> names;
+    for (const auto* field : fields) names.insert(field->name());
+    return names;
+  };
+  ServeWithTokens();
+  EXPECT_EQ(Generate(kB), grpc::OK);
+  server_->script->step_delay_us = 20000;  // it is not paused so soon
+  const auto running = Run(kB);
+  for (const std::string& user : {kA, kB}) {
+    EXPECT_TRUE(Eventually([&] { return load("authorization", user).running() == 1; }));
+    const v1::Load seen = load("authorization", user);
+    EXPECT_THAT(set(seen), ::testing::IsSubsetOf({"running", "waiting", "queue_s", "partial"}));
+    EXPECT_TRUE(seen.partial());
+  }
+  const v1::Load all = load("authorization", kAdministrator);
+  EXPECT_FALSE(all.partial());
+  EXPECT_GT(all.generated_tokens(), 0u);
+  EXPECT_GT(all.requests_finished(), 0u);
+
+  // Without tokens all clients of loopback may administer, but those that a gateway names.
+  TestCoreOptions options;
+  options.limits.client_metadata = "x-client";
+  Serve(options);
+  EXPECT_TRUE(load("x-client", "a").partial());
+  EXPECT_FALSE(load("", "").partial());
 }
 
 }  // namespace
