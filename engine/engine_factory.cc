@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "engine/request/sampling_limits.h"
 #include "engine/run/memory_budget.h"
 #include "kernels/cpu/cpu_ops.h"
@@ -142,6 +143,12 @@ absl::Status LimitPruning(const ModelConfig& config, RunnerOptions& options) {
   return absl::OkStatus();
 }
 
+// What the engine may have of the host's memory.
+MemoryLimit HostMemory(const EngineConfig& config) {
+  return Beside(AvailableMemory(), config.host_bytes_beside,
+                "calls and the process (3 x --call-memory-mb and 128)");
+}
+
 // Throws when memory runs out.
 absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& config) {
   if (absl::Status status = CheckConfig(config); !status.ok()) return status;
@@ -172,7 +179,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   }
   // What does not fit is refused before the weights are read.
   const DType residual_dtype = backend->dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  const MemoryLimit host = AvailableMemory();
+  const MemoryLimit host = HostMemory(config);
   const MemoryLimit limit =
       queue == nullptr ? host : MemoryLimit{static_cast<int64_t>(queue->free_bytes()), "the GPU"};
   const int64_t swap_asked = backend->ops->swaps() ? config.swap_space_bytes : 0;
@@ -248,6 +255,11 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
         static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, kMatchingThreads));
   }
   loaded.memory_plan = DescribeMemory(**runner);
+  if (config.host_bytes_beside > 0) {
+    absl::StrAppendFormat(&loaded.memory_plan,
+                          "  calls, process   %8.1f MiB  (of the host's memory)\n",
+                          static_cast<double>(config.host_bytes_beside) / (1 << 20));
+  }
   loaded.backend = (*runner)->ops().Description();
   loaded.kv_dtype = NameOf((*runner)->options().kv_dtype);
   loaded.dtype =

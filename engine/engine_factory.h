@@ -34,6 +34,7 @@ struct EngineConfig {
   int64_t kv_cache_bytes = 0;             // 0: see MemoryRequest
   int64_t kv_cache_tokens = 0;            // see MemoryRequest
   int64_t swap_space_bytes = -(1 << 20);  // 0: none; negative: chosen, see PlanSwapSpace
+  int64_t host_bytes_beside = 0;          // of the host's memory, for what is not the engine's
   bool allow_nonfinite = false;
   bool plain_gemm = false;               // row-independent matrix products, for invariance; CPU
   double gpu_memory_utilization = 0.9;   // of the GPU's memory, for all that the engine allocates

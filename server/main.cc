@@ -19,7 +19,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "engine/engine_factory.h"
+#include "engine/request/steady_clock.h"
 #include "engine/trace/trace.h"
 #include "google/protobuf/stubs/logging.h"
 #include "models/model_dir.h"
@@ -27,6 +29,7 @@
 #include "server/calls/server_core.h"
 #include "server/http/openai_service.h"
 #include "server/http/page/page_assets.h"
+#include "server/loading_log.h"
 #include "server/metrics/metrics_collector.h"
 #include "server/process/process_end.h"
 #include "server/process/process_settings.h"
@@ -39,8 +42,9 @@ namespace {
 
 constexpr double kFailureGraceSeconds = 0.2;
 constexpr double kLastHttpWrites = 0.1;  // beside the time that gRPC's take
-constexpr double kOpenSeconds = 10;      // for all ports
-constexpr double kStopSeconds = 0.9;     // after the grace: the last writes, threads that end
+constexpr double kLoadingLogSeconds = 5;
+constexpr double kOpenSeconds = 10;   // for all ports
+constexpr double kStopSeconds = 0.9;  // after the grace: the last writes, threads that end
 
 constexpr const char* kUsage =
     "fox-server serves a Forgetting Transformer over gRPC (fox.v1) and HTTP (OpenAI's API).\n\n"
@@ -364,12 +368,21 @@ int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const
   return EXIT_SUCCESS;
 }
 
+Environment OwnEnvironment() {
+  Environment out;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::pair<std::string, std::string> variable =
+        absl::StrSplit(*entry, absl::MaxSplits('=', 1));
+    out.insert(variable);
+  }
+  return out;
+}
+
 int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   ServerFlags flags;
   FlagSet set;
   RegisterServerFlags(&flags, &set);
-  absl::Status status =
-      set.Parse(arguments, [](const std::string& name) { return std::getenv(name.c_str()); });
+  absl::Status status = set.Parse(arguments, OwnEnvironment());
   ConfigureLog(flags.log_level, flags.log_format);
   for (const std::string& warning : set.warnings()) {
     Log(LogLevel::kWarning, "environment", {{"variable", warning}});
@@ -392,6 +405,7 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   const absl::StatusOr<Observers> observers = Observe(&flags);
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
+  flags.engine.progress = LoadingLog(kLoadingLogSeconds, SteadySeconds);
   status = ModelDir::Open(flags.engine.model_dir).status();
   if (!status.ok()) return ExitWithConfigError(status);
   absl::StatusOr<Endpoints> endpoints = Endpoints();

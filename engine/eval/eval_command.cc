@@ -62,7 +62,7 @@ absl::Status ParseOrHelp(FlagSet& flags, const std::vector<std::string>& argumen
     std::printf("usage: %s [flags]\n%s", command.c_str(), flags.Help().c_str());
     std::exit(0);
   }
-  if (absl::Status status = flags.Parse(arguments, nullptr); !status.ok()) return status;
+  if (absl::Status status = flags.Parse(arguments); !status.ok()) return status;
   if (flags.positional().empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("unexpected '", flags.positional()[0], "'"));
 }

@@ -16,6 +16,7 @@
 namespace fox {
 namespace {
 
+constexpr char kPrefix[] = "FOX_";
 constexpr size_t kMaxSuggestions = 3;  // of more, none is likely to be meant
 
 // False unless all of `text` is a number; of floating-point ones, a finite one.
@@ -38,7 +39,22 @@ bool ParseBool(const std::string& text, bool* value) {
 }
 
 std::string EnvironmentName(const std::string& flag) {
-  return absl::StrCat("FOX_", absl::AsciiStrToUpper(absl::StrReplaceAll(flag, {{"-", "_"}})));
+  return absl::StrCat(kPrefix, absl::AsciiStrToUpper(absl::StrReplaceAll(flag, {{"-", "_"}})));
+}
+
+bool IsKubernetesLink(const std::string& value) {
+  return absl::StartsWith(value, "tcp://") || absl::StartsWith(value, "udp://") ||
+         absl::StartsWith(value, "sctp://");
+}
+
+// What else a Service called fox-... puts into the environment: FOX_GRPC_SERVICE_HOST,
+// FOX_GRPC_SERVICE_PORT_HTTP, FOX_GRPC_PORT_50051_TCP_ADDR.
+bool IsKubernetesVariable(const std::string& name) {
+  if (absl::EndsWith(name, "_SERVICE_HOST") || absl::StrContains(name, "_SERVICE_PORT"))
+    return true;
+  const size_t port = name.find("_PORT_");
+  return port != std::string::npos && port + 6 < name.size() &&
+         absl::ascii_isdigit(static_cast<unsigned char>(name[port + 6]));
 }
 
 // Levenshtein distance in bytes.
@@ -191,21 +207,29 @@ absl::Status FlagSet::AssignTo(const Flag& flag, const std::string& value,
   return absl::OkStatus();
 }
 
-absl::Status FlagSet::AssignFrom(const EnvironmentLookup& lookup, const Flag& flag) {
-  const std::string variable = EnvironmentName(flag.name);
-  const char* value = lookup(variable);
-  if (value == nullptr) return absl::OkStatus();
-  for (const char* scheme : {"tcp://", "udp://", "sctp://"}) {
-    if (!absl::StartsWith(value, scheme)) continue;
-    warnings_.push_back(absl::StrCat(variable, " is ignored: \"", scheme,
-                                     "\" is the link of a Kubernetes Service, not a setting"));
-    return absl::OkStatus();
+absl::Status FlagSet::AssignFrom(const std::string& variable, const std::string& value) {
+  std::vector<std::string> known;
+  for (const Flag& flag : flags_) {
+    known.push_back(EnvironmentName(flag.name).substr(sizeof(kPrefix) - 1));
+    if (kPrefix + known.back() != variable) continue;
+    if (!flag.from_environment) return absl::OkStatus();  // FOX_VERSION, of an image
+    if (IsKubernetesLink(value)) {
+      warnings_.push_back(absl::StrCat(variable, " is ignored: \"", value.substr(0, 6),
+                                       "...\" is the link of a Kubernetes Service, not a setting"));
+      return absl::OkStatus();
+    }
+    return IsSet(flag.name) ? absl::OkStatus() : AssignTo(flag, value, variable);
   }
-  return AssignTo(flag, value, variable);
+  if (!IsKubernetesLink(value) && !IsKubernetesVariable(variable)) {
+    warnings_.push_back(
+        absl::StrCat(variable.substr(0, 64), " is ignored: no flag has this name",
+                     Suggestion(variable.substr(sizeof(kPrefix) - 1), known, kPrefix)));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status FlagSet::Parse(const std::vector<std::string>& arguments,
-                            const EnvironmentLookup& lookup) {
+                            const Environment& environment) {
   absl::Status status;
   size_t next = 0;
   while (next < arguments.size()) {
@@ -216,9 +240,8 @@ absl::Status FlagSet::Parse(const std::vector<std::string>& arguments,
     }
     status.Update(ParseOne(arguments, &next));
   }
-  for (const Flag& flag : flags_) {
-    if (IsSet(flag.name) || !flag.from_environment || lookup == nullptr) continue;
-    status.Update(AssignFrom(lookup, flag));
+  for (const auto& [variable, value] : environment) {
+    if (absl::StartsWith(variable, kPrefix)) status.Update(AssignFrom(variable, value));
   }
   return status;
 }

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -24,8 +25,8 @@
 
 namespace fox {
 
-// Looks up an environment variable; nullptr when it is not set.
-using EnvironmentLookup = std::function<const char*(const std::string& name)>;
+// Variables, by name.
+using Environment = std::map<std::string, std::string>;
 
 // Not thread-safe. Targets must outlive the set; their values at registration are the defaults.
 class FlagSet {
@@ -83,8 +84,8 @@ class FlagSet {
 
   // Takes the arguments after the program's name. The first error is returned, and what is right is
   // set all the same. InvalidArgument names the flag; an unknown one comes with a suggestion.
-  // `lookup` may be null: no environment.
-  absl::Status Parse(const std::vector<std::string>& arguments, const EnvironmentLookup& lookup);
+  absl::Status Parse(const std::vector<std::string>& arguments,
+                     const Environment& environment = {});
 
   // What was no flag, in order; everything after `--` is.
   const std::vector<std::string>& positional() const { return positional_; }
@@ -96,8 +97,9 @@ class FlagSet {
   std::vector<std::pair<std::string, std::string>> Values() const;
   // Those of them that were set, and not to their defaults.
   std::vector<std::pair<std::string, std::string>> Changed() const;
-  // Variables that were ignored, one sentence each. Kubernetes gives every container
-  // FOX_GRPC_PORT=tcp://10.0.0.1:50051 when a Service is called fox-grpc.
+  // Variables FOX_... that were ignored, one sentence each: those that are no flag's, and links of
+  // Kubernetes, which gives every container FOX_GRPC_PORT=tcp://10.0.0.1:50051 when a Service is
+  // called fox-grpc.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
@@ -121,7 +123,7 @@ class FlagSet {
                  const std::string& help, std::function<void(const std::string&)> set, Show get);
   const Flag* Find(const std::string& name) const;
   absl::Status AssignTo(const Flag& flag, const std::string& value, const std::string& origin);
-  absl::Status AssignFrom(const EnvironmentLookup& lookup, const Flag& flag);
+  absl::Status AssignFrom(const std::string& variable, const std::string& value);
   absl::Status ParseOne(const std::vector<std::string>& arguments, size_t* next);
 
   std::string group_ = "Options";

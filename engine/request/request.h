@@ -63,6 +63,7 @@ struct Request {
   // of them are acknowledged. 0: unlimited.
   int32_t flow_window = 0;
   std::string cache_salt;            // prefixes are shared among requests of the same salt alone
+  uint64_t tenant = 0;               // whose part of the prefix cache they take
   bool bypass_prefix_cache = false;  // uses no snapshots and leaves none
   bool report_windows = false;       // RequestOutput::windows, some times a second
   std::string trace_parent;          // W3C traceparent of the call, for observers; empty: none

@@ -144,6 +144,10 @@ absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& besi
 absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig& config,
                                       const RunnerOptions& options, bool on_gpu, int64_t asked) {
   constexpr int64_t kMost = int64_t{1} << 30;
+  if (host.bytes == 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("--call-memory-mb: ", host.source, " leaves nothing of the host's memory"));
+  }
   const PagedKvShape shape = CacheShape(config, options);
   const auto least = static_cast<int64_t>(SwapBytes(shape, shape.lists_per_slot()));
   if (asked < 0) {

@@ -47,8 +47,8 @@ absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& besi
 // Bytes of swap space for the planned `options`, of what there is in the host's memory: `asked`, or
 // if that is negative chosen. On a GPU an eighth of the pool, but 1 GiB (pinning it takes the start
 // 0.3 s) and a sixteenth of `host`; on a CPU none, where a larger pool takes no more memory and no
-// copies. ResourceExhausted: more than there is. InvalidArgument: not enough for one page of each
-// list and the state of a sequence.
+// copies. ResourceExhausted: more than there is, or there is none. InvalidArgument: not enough for
+// one page of each list and the state of a sequence.
 absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig& config,
                                       const RunnerOptions& options, bool on_gpu, int64_t asked);
 

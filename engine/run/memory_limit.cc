@@ -104,4 +104,10 @@ MemoryLimit AvailableMemory(const std::string& root) {
   return limit;
 }
 
+MemoryLimit Beside(MemoryLimit limit, int64_t bytes, const std::string& what) {
+  if (bytes == 0) return limit;
+  return {std::max<int64_t>(limit.bytes - bytes, 0),
+          limit.source + ", beside " + std::to_string(bytes >> 20) + " MiB for " + what + ","};
+}
+
 }  // namespace fox

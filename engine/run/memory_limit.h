@@ -18,4 +18,7 @@ struct MemoryLimit {
 // tests.
 MemoryLimit AvailableMemory(const std::string& root = "");
 
+// What is left beside `bytes` for `what`: "calls and the process".
+MemoryLimit Beside(MemoryLimit limit, int64_t bytes, const std::string& what);
+
 }  // namespace fox

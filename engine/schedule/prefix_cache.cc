@@ -2,6 +2,7 @@
 #include "engine/schedule/prefix_cache.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -215,7 +216,7 @@ void PrefixCache::Insert(Sequence* sequence, int64_t tokens) {
       tree_.Find(realm, sequence->tokens, tokens, /*insert=*/true).back();
   node->snapshot = free_slots_.back();
   free_slots_.pop_back();
-  At(node->snapshot) = {node, pages, now_, /*taken=*/plan_, /*pinned=*/0};
+  At(node->snapshot) = {node, pages, sequence->request.tenant, now_, /*taken=*/plan_, /*pinned=*/0};
   ++size_;
   ++version_;
   snapshots_.push_back({sequence->slot, node->snapshot, tokens});
@@ -251,10 +252,18 @@ int64_t PrefixCache::Evict(int64_t pages) {
   return freed;
 }
 
-// Whose pages have been idle for longest, for what computing it again would cost.
+// Whose pages have been idle for longest, for what computing it again would cost; and of a tenant
+// with many pages before that of one with few, who would lose all to a flood of new ones.
 int32_t PrefixCache::Victim() const {
   int32_t victim = -1;
   double highest = -1;
+  std::map<uint64_t, double> pages_of;  // by tenant
+  for (size_t i = 0; i < snapshots_by_slot_.size(); ++i) {
+    const Snapshot& snapshot = snapshots_by_slot_[i];
+    if (snapshot.node == nullptr) continue;
+    pages_of[snapshot.tenant] +=
+        static_cast<double>(ledger_.held(first_slot_ + static_cast<int32_t>(i))) + 1;
+  }
   for (size_t i = 0; i < snapshots_by_slot_.size(); ++i) {
     const Snapshot& snapshot = snapshots_by_slot_[i];
     if (snapshot.node == nullptr || IsInUse(snapshot)) continue;
@@ -263,7 +272,8 @@ int32_t PrefixCache::Victim() const {
     const int32_t slot = first_slot_ + static_cast<int32_t>(i);
     const double age = now_ - snapshot.used + 1e-3;
     const double pages = static_cast<double>(ledger_.held(slot)) + 1;
-    const double score = age * pages / static_cast<double>(snapshot.node->tokens - before->tokens);
+    const double score = age * pages * pages_of[snapshot.tenant] /
+                         static_cast<double>(snapshot.node->tokens - before->tokens);
     if (score > highest) {
       highest = score;
       victim = slot;

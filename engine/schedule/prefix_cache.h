@@ -68,6 +68,7 @@ class PrefixCache {
   struct Snapshot {
     PrefixTree::Node* node = nullptr;  // null: the slot is free
     int64_t pages = 0;                 // that it added at most
+    uint64_t tenant = 0;
     Seconds used = 0;
     int64_t taken = 0, pinned = 0;  // by which plans; of the latter the last
   };

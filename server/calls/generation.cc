@@ -154,6 +154,7 @@ void Generation::Submit(const std::shared_ptr<const Grammar>& grammar) {
     request.id = ids.emplace_back(core_.engine.NextId());
     request.grammar = grammar;
     request.client = info_.client;
+    request.tenant = info_.tenant;
     request.cache_salt = absl::StrCat(info_.tenant, "/", request.cache_salt);
     request.deadline = info_.deadline;
     if (spec_.queue_timeout_ms > 0) {

@@ -127,6 +127,10 @@ TEST(ProcessTest, TooLittleMemoryIsTold) {
     EXPECT_THAT(output, HasSubstr("do not fit into the"));
     EXPECT_EQ(output.find('\n'), output.size() - 1) << output;
   }
+  // A pool that leaves no room for calls.
+  EXPECT_EQ(Finish({kBin + "fox-server", "--model", kDemo, "--call-memory-mb=1000000"}, &output),
+            78);
+  EXPECT_THAT(output, HasSubstr("3000128 MiB for calls and the process (3 x --call-memory-mb"));
   for (const char* kib : {"100000", "200000", "400000"}) {
     const std::string command = std::string("ulimit -c 0; ulimit -v ") + kib + "; exec " + kBin +
                                 "fox-server --kv-cache-mb=200 --check-model " + kDemo;

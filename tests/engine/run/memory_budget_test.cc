@@ -250,6 +250,8 @@ TEST(MemoryBudgetTest, SwapSpaceIsChosenOnAGpuAlone) {
   EXPECT_EQ(chosen(64000 * kMiB, true), 1024 * kMiB);
   EXPECT_EQ(chosen(64000 * kMiB, false), 0);
   EXPECT_EQ(chosen(1000, true), 0);  // not worth its name
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(PlanSwapSpace({0, "a test"}, Model(), options, true, -1).status()));
 
   const auto asked = [&](int64_t bytes) {
     return PlanSwapSpace({100 * kMiB, "a test"}, Model(), options, false, bytes);

@@ -37,9 +37,10 @@ class PrefixCacheTest : public testing::Test {
     return sequence;
   }
 
-  Sequence* Make(int32_t first, int64_t prompt, const std::string& salt = "") {
+  Sequence* Make(int32_t first, int64_t prompt, const std::string& salt = "", uint64_t tenant = 0) {
     Request request;
     request.id = sequences_.size();
+    request.tenant = tenant;
     request.cache_salt = salt;
     request.prompt.resize(static_cast<size_t>(prompt));
     std::iota(request.prompt.begin(), request.prompt.end(), first);
@@ -76,7 +77,7 @@ class PrefixCacheTest : public testing::Test {
     StepResult result;
     result.free_pages = ledger_->free();
     held_.clear();
-    for (int32_t slot = 0; slot < 8 + 4; ++slot) {
+    for (int32_t slot = 0; slot < 8 + limits_.snapshot_slots; ++slot) {
       held_.push_back(static_cast<int32_t>(ledger_->held(slot)));
     }
     // An ended sequence leaves its pages to the snapshot of its end.
@@ -215,6 +216,33 @@ TEST_F(PrefixCacheTest, TheLeastWorthIsDropped) {
 }
 
 // The one that goes hangs on the place of the one that comes.
+// One tenant's prefix that is used now and then, beside another's flood of prompts of its own.
+TEST_F(PrefixCacheTest, AFloodOfATenantTakesItsOwnPlaces) {
+  for (const bool same : {true, false}) {
+    SCOPED_TRACE(same);
+    limits_.snapshot_slots = 32;
+    limits_.num_pages = 4000;
+    Reset();
+    const auto ask = [&](int32_t first, uint64_t tenant) {
+      Sequence* const sequence = Make(first, 129, std::to_string(tenant), tenant);
+      Start(sequence);
+      const int64_t found = sequence->computed;
+      Step(sequence, 129 - found);
+      End(sequence);
+      Submit();
+      cache_->BeginPlan(++now_);
+      return found;
+    };
+    EXPECT_EQ(ask(0, 1), 0);
+    int64_t found = 0;
+    for (int32_t round = 0; round < 4; ++round) {
+      for (int32_t i = 0; i < 100; ++i) ask(1000 * (1 + 100 * round + i), same ? 1 : 2);
+      found += ask(0, 1);
+    }
+    EXPECT_EQ(found, same ? 0 : 4 * 128);
+  }
+}
+
 TEST_F(PrefixCacheTest, ASnapshotTakesTheRoomOfALongerOne) {
   limits_.snapshot_slots = 1;
   Reset();
