@@ -1,6 +1,8 @@
 // Connection: see connection.h.
 #include "server/cli/connection.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -37,7 +39,8 @@ absl::Status ReadFile(const char* what, const std::string& path, std::string* co
 
 void Connection::Register(FlagSet* flags) {
   flags->Group("Connection");
-  flags->String("target", "HOST[:PORT]", "the server's gRPC port; without PORT: 50051", &target);
+  flags->String("target", "[HOST][:PORT]",
+                "the server's gRPC port; without HOST: this machine; without PORT: 50051", &target);
   flags->Double("timeout", "SECONDS", "deadline of the call; 0: none", 0, 1e6, &timeout_s);
   flags->Bool("tls", "encrypt, and check the server's certificate", &tls_);
   flags->String("ca", "FILE",
@@ -52,12 +55,14 @@ void Connection::Register(FlagSet* flags) {
 }
 
 absl::Status Connection::Parse(const std::vector<std::string>& arguments, FlagSet* flags) {
-  absl::Status status = flags->Parse(arguments, nullptr);
+  absl::Status status = flags->Parse(arguments);
   if (!status.ok()) return status;
   absl::string_view address = target;
   if (absl::ConsumePrefix(&address, "https://")) tls_ = true;
   absl::ConsumePrefix(&address, "http://");
   absl::ConsumeSuffix(&address, "/");
+  const std::string local = absl::StrCat("127.0.0.1", address);
+  if (absl::StartsWith(address, ":")) address = local;
   const bool has_port = absl::StrContains(address, ':') && !absl::EndsWith(address, "]");
   target = absl::StrCat(address, has_port ? "" : ":50051");
   if (certificate_.empty() != key_.empty()) {
@@ -154,15 +159,39 @@ int Report(const grpc::Status& status, const grpc::ClientContext& context) {
     }
   }
   for (char& c : line) {
-    if (c == '\n' || c == '\r') c = ' ';
+    if (c == '\n' || c == '\r' || c == '\t') c = ' ';
   }
-  std::fprintf(stderr, "%s\n", line.c_str());
+  std::fprintf(stderr, "%s\n", Printable(line).c_str());
   return kExitFailed;
 }
 
 int UsageError(absl::string_view message) {
-  std::fprintf(stderr, "fox-cli: %.*s\n", static_cast<int>(message.size()), message.data());
+  std::fprintf(stderr, "fox-cli: %s\n", Printable(message).c_str());
   return kExitUsage;
+}
+
+std::string Printable(absl::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const bool pair = byte == 0xc2 && i + 1 < text.size();  // U+0080 to U+009F are two bytes
+    const auto next = static_cast<unsigned char>(pair ? text[i + 1] : 0);
+    if (pair && next >= 0x80 && next < 0xa0) {
+      absl::StrAppend(&out, "\\x", absl::Hex(next, absl::kZeroPad2));
+      ++i;
+    } else if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f) {
+      absl::StrAppend(&out, "\\x", absl::Hex(byte, absl::kZeroPad2));
+    } else {
+      out.push_back(text[i]);
+    }
+  }
+  return out;
+}
+
+void PrintText(absl::string_view text) {
+  const std::string shown = isatty(STDOUT_FILENO) != 0 ? Printable(text) : std::string(text);
+  std::fwrite(shown.data(), 1, shown.size(), stdout);
+  std::fflush(stdout);
 }
 
 void PrintJson(const google::protobuf::Message& message, bool indented) {

@@ -61,6 +61,12 @@ struct Connection {
   std::string token_;
 };
 
+// `text` with control characters, but tabs and line ends, as \xNN: a terminal would obey them, and
+// a model or a server may have been talked into them.
+std::string Printable(absl::string_view text);
+// Writes the text to standard output: Printable for a terminal, as it is for programs.
+void PrintText(absl::string_view text);
+
 // On one line, or on many for people.
 void PrintJson(const google::protobuf::Message& message, bool indented = false);
 

@@ -113,8 +113,7 @@ int PrintAnswer(const GenerateFlags& flags, const std::shared_ptr<grpc::Channel>
     if (flags.json) {
       PrintJson(event);
     } else {
-      std::fwrite(event.delta().text().data(), 1, event.delta().text().size(), stdout);
-      std::fflush(stdout);
+      PrintText(event.delta().text());
     }
   }
   const grpc::Status result = reader->Finish();

@@ -40,7 +40,7 @@ int Answer(const TextFlags& flags,
   if (flags.json) {
     PrintJson(response);
   } else {
-    std::fputs(print(response).c_str(), stdout);
+    PrintText(print(response));
   }
   return kExitOk;
 }

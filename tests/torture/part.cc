@@ -25,7 +25,7 @@ void Part::Parse(FlagSet* flags, const std::vector<std::string>& arguments) {
   flags->Double("seconds", "S", "after that long it comes to its end", 0.1, 1e6, &seconds_);
   flags->Int("seed", "N", "of what is random", 0, int64_t{1} << 40, &seed);
   flags->Action("help", "print this and exit", &help);
-  const absl::Status status = flags->Parse(arguments, nullptr);
+  const absl::Status status = flags->Parse(arguments);
   if (help) {
     std::fputs(flags->Help().c_str(), stdout);
     std::exit(0);

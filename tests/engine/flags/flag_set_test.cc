@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace fox {
 namespace {
@@ -30,10 +32,7 @@ class FlagsTest : public ::testing::Test {
     set_.Strings("stop", "TEXT", "the end", &stop_);
   }
   absl::Status Parse(const std::vector<std::string>& arguments) {
-    return set_.Parse(arguments, [this](const std::string& name) -> const char* {
-      auto it = environment_.find(name);
-      return it == environment_.end() ? nullptr : it->second.c_str();
-    });
+    return set_.Parse(arguments, environment_);
   }
   std::string ErrorOf(const std::vector<std::string>& arguments) {
     return std::string(Parse(arguments).message());
@@ -45,7 +44,7 @@ class FlagsTest : public ::testing::Test {
   std::optional<double> tolerance_;
   bool verbose_ = false, version_ = false;
   std::vector<std::string> stop_;
-  std::map<std::string, std::string> environment_;
+  Environment environment_;
   FlagSet set_;
 };
 
@@ -139,6 +138,40 @@ TEST_F(FlagsTest, VariablesOfOthersAreIgnored) {
   EXPECT_THAT(set_.warnings()[0], HasSubstr("FOX_GRPC_PORT is ignored"));
   ASSERT_TRUE(Parse({"--version"}).ok());
   EXPECT_TRUE(version_);
+}
+
+TEST_F(FlagsTest, AVariableThatIsNoFlagComesWithTheNearestName) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"FOX_MODLE", "FOX_MODLE is ignored: no flag has this name; did you mean FOX_MODEL?"},
+      {"FOX_GRPCPORT", "did you mean FOX_GRPC_PORT?"},
+      {"FOX_model", "did you mean FOX_MODEL?"},
+      {"FOX_QQQQQQQQQQQQ", "FOX_QQQQQQQQQQQQ is ignored: no flag has this name"},
+      {"FOX_", "FOX_ is ignored"},
+  };
+  for (const auto& [name, warning] : cases) {
+    SCOPED_TRACE(name);
+    FlagSet set;
+    std::string model, port;
+    set.String("model", "DIR", "", &model);
+    set.String("grpc-port", "PORT", "", &port);
+    EXPECT_TRUE(set.Parse({}, {{name, "x"}}).ok());
+    ASSERT_EQ(set.warnings().size(), 1u);
+    EXPECT_THAT(set.warnings()[0], HasSubstr(warning));
+  }
+  // The variables of a Service called fox-a, as the Kubernetes documentation has them for
+  // redis-primary (Services, environment variables), and those of other programs.
+  environment_ = {{"FOX_A_SERVICE_HOST", "10.0.0.11"},
+                  {"FOX_A_SERVICE_PORT", "6379"},
+                  {"FOX_A_SERVICE_PORT_HTTP", "6379"},
+                  {"FOX_A_PORT", "tcp://10.0.0.11:6379"},
+                  {"FOX_A_PORT_6379_TCP", "tcp://10.0.0.11:6379"},
+                  {"FOX_A_PORT_6379_TCP_PROTO", "tcp"},
+                  {"FOX_A_PORT_6379_TCP_PORT", "6379"},
+                  {"FOX_A_PORT_6379_TCP_ADDR", "10.0.0.11"},
+                  {"FIREFOX_PATH", "/usr/bin"},
+                  {"FOXES", "2"}};
+  EXPECT_TRUE(Parse({}).ok());
+  EXPECT_TRUE(set_.warnings().empty());
 }
 
 // So that an error can be told in the form that another flag asks for.

@@ -104,8 +104,7 @@ int Main(int argc, char** argv) {
   flags.Bool("print", "print all that happens on a day", &settings.print);
   flags.Bool("shrink", "leave operations out that a failing day does not need", &settings.shrink);
   flags.Action("help", "this text", &help);
-  const absl::Status status =
-      flags.Parse({argv + 1, argv + argc}, [](const std::string&) { return nullptr; });
+  const absl::Status status = flags.Parse({argv + 1, argv + argc});
   if (!status.ok()) {
     std::fprintf(stderr, "%s\n", status.ToString().c_str());
     return 2;
