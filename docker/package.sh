@@ -8,7 +8,9 @@ package() {
     fail "package takes nothing or 'cuda', then nothing or 'deb'"
   [[ "${2:-}" == deb ]] || need_python package  # before the compiler has run for minutes
   install_packages dpkg-dev:dpkg-shlibdeps file:file  # what CPack calls
-  build "$preset" fox-server fox-cli fox-bench fox-eval manual
+  install_packages "${build_packages[@]}"
+  configure "$preset" "$preset" -DFOX_HARDEN=ON
+  compile "$preset" fox-server fox-cli fox-bench fox-eval manual
   (cd "$root/build/$preset" && rm -f ./foxserve*.deb && quietly "$log" cpack -G DEB) ||
     fail "cpack failed; the log is ${log#"$root/"}"
   file="$(ls "$root/build/$preset"/foxserve*.deb)"
