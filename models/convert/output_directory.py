@@ -232,7 +232,7 @@ def check_config(directory: Path, expected: dict[str, Any]) -> None:
     """The written config.json must say what the source says."""
     found = parse_json(read_text(directory / "config.json"), "config.json")
     for key in sorted(set(expected) | set(found)):
-        if expected.get(key) != found.get(key):
+        if json.dumps(expected.get(key)) != json.dumps(found.get(key)):  # NaN is not NaN
             raise Refusal(f"config key {key}: the destination differs from the source")
 
 
