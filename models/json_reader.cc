@@ -1,7 +1,9 @@
-// ReadJson: a SAX handler that builds the document and enforces the limits while it parses.
+// Reading: a SAX handler that builds the document and enforces the limits while it parses.
 #include "models/json_reader.h"
 
 #include <limits>
+#include <type_traits>
+#include <unordered_set>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -12,6 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+template <typename Json>
 class StrictBuilder : public nlohmann::json_sax<Json> {
  public:
   explicit StrictBuilder(const JsonLimits& limits) : limits_(limits) {}
@@ -20,23 +23,27 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
   bool boolean(bool value) override { return Add(Json(value)) != nullptr; }
   bool number_integer(int64_t value) override { return Add(Json(value)) != nullptr; }
   bool number_unsigned(uint64_t value) override { return Add(Json(value)) != nullptr; }
-  bool number_float(double value, const std::string&) override {
+  bool number_float(double value, const std::string& text) override {
+    if constexpr (std::is_same_v<Json, ExactJson>) {
+      return Add(Json::binary({text.begin(), text.end()})) != nullptr;
+    }
     return Add(Json(value)) != nullptr;
   }
   bool string(std::string& value) override { return Add(Json(std::move(value))) != nullptr; }
-  bool binary(Json::binary_t&) override { return Fail("binary value"); }
-  bool start_object(size_t) override { return Open(Json::object()); }
-  bool start_array(size_t) override { return Open(Json::array()); }
+  bool binary(typename Json::binary_t&) override { return Fail("binary value"); }
+  bool start_object(size_t) override { return Begin(Json::object()); }
+  bool start_array(size_t) override { return Begin(Json::array()); }
   bool end_object() override { return Close(); }
   bool end_array() override { return Close(); }
 
   bool key(std::string& name) override {
-    if (open_.back()->contains(name)) return Fail("duplicate key " + Quoted(name));
+    if (!open_.back().names.insert(name).second) return Fail("duplicate key " + Quoted(name));
     key_ = std::move(name);
     return true;
   }
 
-  bool parse_error(size_t position, const std::string&, const Json::exception&) override {
+  bool parse_error(size_t position, const std::string&,
+                   const nlohmann::detail::exception&) override {
     return Fail(absl::StrCat("not valid JSON near byte ", position));
   }
 
@@ -59,19 +66,25 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
       root_ = std::move(value);
       return &root_;
     }
-    Json& parent = *open_.back();
+    Json& parent = *open_.back().container;
     if (parent.is_array()) {
       parent.push_back(std::move(value));
       return &parent.back();
     }
-    return &(parent[key_] = std::move(value));
+    auto& members = parent.template get_ref<typename Json::object_t&>();
+    if constexpr (std::is_same_v<Json, ExactJson>) {
+      members.emplace_back(std::move(key_), std::move(value));  // not looked for: it is new
+      return &members.back().second;
+    } else {
+      return &(members[std::move(key_)] = std::move(value));
+    }
   }
 
-  bool Open(Json container) {
+  bool Begin(Json container) {
     if (open_.size() >= limits_.max_depth) return Fail("JSON nested too deeply");
     Json* added = Add(std::move(container));
     if (added == nullptr) return false;
-    open_.push_back(added);
+    open_.push_back({added, {}});
     return true;
   }
 
@@ -82,7 +95,11 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
 
   const JsonLimits limits_;
   Json root_;
-  std::vector<Json*> open_;
+  struct Open {
+    Json* container;
+    std::unordered_set<std::string> names;
+  };
+  std::vector<Open> open_;
   std::string key_;
   size_t values_ = 0;
   std::string error_;
@@ -114,10 +131,9 @@ std::string WithQuotedNumbers(const std::string& text) {
   return out;
 }
 
-}  // namespace
-
-absl::StatusOr<Json> ReadJson(const std::string& text, const JsonLimits& limits,
-                              const std::string& what) {
+template <typename Json>
+absl::StatusOr<Json> Read(const std::string& text, const JsonLimits& limits,
+                          const std::string& what) {
   if (text.size() > limits.max_bytes) {
     return InvalidFile(what, absl::StrCat("larger than ", limits.max_bytes, " bytes"));
   }
@@ -125,10 +141,36 @@ absl::StatusOr<Json> ReadJson(const std::string& text, const JsonLimits& limits,
   if (text.find('\0') != std::string::npos) {
     return InvalidFile(what, "not valid JSON: NUL byte");
   }
-  StrictBuilder builder(limits);
+  StrictBuilder<Json> builder(limits);
   if (!Json::sax_parse(limits.python_numbers ? WithQuotedNumbers(text) : text, &builder))
     return InvalidFile(what, builder.error());
   return builder.Take();
+}
+
+}  // namespace
+
+absl::StatusOr<Json> ReadJson(const std::string& text, const JsonLimits& limits,
+                              const std::string& what) {
+  return Read<Json>(text, limits, what);
+}
+
+absl::StatusOr<ExactJson> ReadExactJson(const std::string& text, const JsonLimits& limits,
+                                        const std::string& what) {
+  return Read<ExactJson>(text, limits, what);
+}
+
+std::string TextOf(const ExactJson& json, bool spaced) {
+  if (json.is_binary()) return {json.get_binary().begin(), json.get_binary().end()};
+  if (!json.is_structured()) return json.dump();
+  std::string out;
+  for (const auto& [name, value] : json.items()) {
+    if (!out.empty()) out += spaced ? ", " : ",";
+    if (json.is_object()) {
+      absl::StrAppend(&out, ExactJson(name).dump(), spaced ? ": " : ":");
+    }
+    out += TextOf(value, spaced);
+  }
+  return json.is_object() ? absl::StrCat("{", out, "}") : absl::StrCat("[", out, "]");
 }
 
 absl::StatusOr<Json> ReadJsonObject(const std::string& text, const JsonLimits& limits,

@@ -1,6 +1,7 @@
 // Strict JSON for files we did not write: bounded size, depth and number of values, duplicate keys
-// refused (if a later key silently wins, two readers can disagree about one file). And KeyReader,
-// which reads the keys of a configuration.
+// refused (if a later key silently wins, two readers can disagree about one file). ExactJson keeps
+// what a double would not, for JSON that goes on to another reader. KeyReader reads the keys of a
+// configuration.
 #pragma once
 
 #include <cstddef>
@@ -30,6 +31,13 @@ absl::StatusOr<nlohmann::json> ReadJson(const std::string& text, const JsonLimit
 // The same of a text that has to be an object.
 absl::StatusOr<nlohmann::json> ReadJsonObject(const std::string& text, const JsonLimits& limits,
                                               const std::string& what);
+
+// JSON in the order of its text. A number beyond integers of 64 bits is a binary value: its text.
+using ExactJson = nlohmann::ordered_json;
+absl::StatusOr<ExactJson> ReadExactJson(const std::string& text, const JsonLimits& limits,
+                                        const std::string& what);
+// On one line, numbers as they were written, with the spaces of Python's json.dumps or without.
+std::string TextOf(const ExactJson& json, bool spaced);
 
 // Typed reads of one JSON object with a sticky first error, which names the file and the key; after
 // an error every read returns its fallback.

@@ -10,24 +10,21 @@
 #include "absl/strings/str_cat.h"
 #include "compiled_grammar_impl.h"
 #include "grammar_impl.h"
+#include "models/grammar/ebnf_rules.h"
 #include "models/grammar/equal_rules.h"
-#include "models/grammar/json_schema_check.h"
+#include "models/grammar/json_names.h"
+#include "models/grammar/json_schema.h"
 #include "models/grammar/work_meter.h"
-#include "models/json_reader.h"
 #include "regex_converter.h"
 #include "xgrammar/xgrammar.h"
 
 namespace xgrammar {
-namespace {
-thread_local std::string warning;  // the first since it was cleared
-}  // namespace
-
 void LogFatalImpl(const std::string&, int, const std::string& message) {
   throw std::runtime_error(message);
 }
 // Warnings say what is ignored.
 void LogMessageImpl(const std::string&, int, int, const std::string& message) {
-  if (warning.empty()) warning = message;
+  throw std::runtime_error(message);
 }
 }  // namespace xgrammar
 
@@ -38,8 +35,7 @@ constexpr int64_t kCompileSteps = 100'000'000;  // one or two seconds
 constexpr int64_t kQuickSteps = 5'000'000;
 constexpr int64_t kMaxBytes = 16 << 20;   // of a compiled grammar
 constexpr int64_t kKeptBytes = 64 << 20;  // of those that no request may need
-constexpr int kMaxTagDepth = kMaxSchemaDepth + 16;
-constexpr int kMaxRules = 1 << 14;  // the library numbers them in 16 bits
+constexpr int kMaxRules = 1 << 14;        // the library numbers them in 16 bits
 // Of a matcher: masks may take so many steps at once, and so many for each token. What a token adds
 // to the parse stays, at about 40 bytes a step.
 constexpr int64_t kMaskSteps = 500'000, kTokenSteps = 150'000, kParseSteps = 4'000'000;
@@ -50,15 +46,12 @@ absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentE
 std::string OneLine(const std::string& message) { return absl::CHexEscape(message.substr(0, 200)); }
 
 absl::Status CheckText(const GrammarSource& source) {
-  if (source.text.size() > kMaxGrammarBytes) {
+  // Calls come from texts that were measured, and are longer in EBNF; their rules are counted.
+  if (source.text.size() > kMaxGrammarBytes && source.kind != GrammarSource::Kind::kCalls) {
     return Invalid(absl::StrCat("at most ", kMaxGrammarBytes, " bytes"));
   }
   if (source.text.find('\0') != std::string::npos) return Invalid("contains a NUL character");
-  if (source.kind == GrammarSource::Kind::kJsonSchema) return CheckJsonSchema(source.text);
-  if (source.kind != GrammarSource::Kind::kStructuralTag) return absl::OkStatus();
-  // The library's reader of JSON knows no depth.
-  const JsonLimits limits = {source.text.size(), kMaxTagDepth, source.text.size()};
-  return ReadJsonObject(source.text, limits, "the structural tag").status();
+  return absl::OkStatus();
 }
 
 xgrammar::Grammar Parse(const GrammarSource& source) {
@@ -67,19 +60,16 @@ xgrammar::Grammar Parse(const GrammarSource& source) {
       return xgrammar::Grammar::FromEBNF(
           absl::StrCat("regex ::= ", xgrammar::RegexToEBNF(source.text, false)), "regex");
     case GrammarSource::Kind::kGrammar:
+    case GrammarSource::Kind::kCalls:
       return xgrammar::Grammar::FromEBNF(source.text);
-    case GrammarSource::Kind::kStructuralTag: {
-      auto grammar = xgrammar::Grammar::FromStructuralTag(source.text);
-      if (auto* error = std::get_if<xgrammar::StructuralTagError>(&grammar)) {
-        std::visit([](const auto& e) { throw std::runtime_error(e.what()); }, *error);
-      }
-      return std::get<xgrammar::Grammar>(std::move(grammar));
-    }
     case GrammarSource::Kind::kJsonSchema:
       break;
   }
-  // On one line: a model that may write white space anywhere may write it for ever.
-  return xgrammar::Grammar::FromJSONSchema(source.text, /*any_whitespace=*/false);
+  EbnfRules rules;
+  const absl::StatusOr<SchemaRules> schema = AddSchemaRules(source.text, /*relax=*/false, &rules);
+  if (schema.status().message() == WorkSpent().what()) throw WorkSpent();
+  if (!schema.ok()) throw std::runtime_error(std::string(schema.status().message()));
+  return xgrammar::Grammar::FromEBNF(absl::StrCat("root ::= ", schema->root, "\n", rules.text()));
 }
 
 }  // namespace
@@ -88,18 +78,7 @@ GrammarSource ChoiceGrammar(const std::vector<std::string>& choices) {
   GrammarSource source{GrammarSource::Kind::kGrammar, "root ::= "};
   for (const std::string& choice : choices) {
     if (&choice != &choices.front()) source.text += " | ";
-    source.text += '"';
-    for (const char c : choice) {
-      if (c == '\n') {
-        source.text += "\\n";
-      } else if (c == '\r') {
-        source.text += "\\r";
-      } else {
-        if (c == '"' || c == '\\') source.text += '\\';
-        source.text += c;
-      }
-    }
-    source.text += '"';
+    source.text += EbnfText(choice);
   }
   return source;
 }
@@ -114,10 +93,12 @@ xgrammar::GrammarMatcher MatcherOf(const xgrammar::CompiledGrammar& compiled) {
 }
 
 // Whether any token may come next.
-bool FillMask(xgrammar::GrammarMatcher* matcher, std::vector<uint32_t>* mask) {
+bool FillMask(xgrammar::GrammarMatcher* matcher, const JsonNames* names,
+              std::vector<uint32_t>* mask) {
   auto size = static_cast<int64_t>(mask->size());
   DLTensor tensor{mask->data(), {kDLCPU, 0}, 1, {kDLInt, 32, 1}, &size, nullptr, 0};
   matcher->FillNextTokenBitmask(&tensor);
+  if (names != nullptr) names->Clear(mask);
   return std::any_of(mask->begin(), mask->end(), [](uint32_t word) { return word != 0; });
 }
 
@@ -129,12 +110,17 @@ absl::Status NothingContinues() {
 class CompiledGrammar final : public Grammar {
  public:
   // Throws what the library does, and WorkSpent.
-  explicit CompiledGrammar(xgrammar::CompiledGrammar grammar) : compiled(std::move(grammar)) {
+  CompiledGrammar(xgrammar::CompiledGrammar grammar, const GrammarSource& source,
+                  std::shared_ptr<const NameTokens> name_tokens)
+      : compiled(std::move(grammar)),
+        tokens(std::move(name_tokens)),
+        json_begins(source.json_begins) {
+    if (source.kind == GrammarSource::Kind::kJsonSchema) json_begins.emplace_back();
     const int vocabulary = compiled.GetTokenizerInfo().GetVocabSize();
     first_mask.resize(static_cast<size_t>(xgrammar::GetBitmaskSize(vocabulary)));
     const WorkMeter meter(kMaskSteps);
     xgrammar::GrammarMatcher matcher = MatcherOf(compiled);
-    may_go_on = FillMask(&matcher, &first_mask);
+    may_go_on = FillMask(&matcher, nullptr, &first_mask);
     may_end = matcher.IsTerminated();
     steps_ = meter.spent();
   }
@@ -148,6 +134,8 @@ class CompiledGrammar final : public Grammar {
   int64_t first_steps() const override { return steps_; }
 
   const xgrammar::CompiledGrammar compiled;
+  const std::shared_ptr<const NameTokens> tokens;
+  std::vector<std::string> json_begins;  // empty: no JSON
   std::vector<uint32_t> first_mask;
   bool may_end = false, may_go_on = false;
 
@@ -162,9 +150,15 @@ const CompiledGrammar& Compiled(const Grammar& grammar) {
 }  // namespace
 
 struct GrammarMatcher::State {
-  explicit State(const Grammar& grammar) : matcher(MatcherOf(Compiled(grammar).compiled)) {}
+  explicit State(const CompiledGrammar& grammar)
+      : vocabulary(grammar.compiled.GetTokenizerInfo().GetDecodedVocab()),
+        matcher(MatcherOf(grammar.compiled)) {
+    if (!grammar.json_begins.empty()) names.emplace(*grammar.tokens, grammar.json_begins);
+  }
 
+  const std::vector<std::string>& vocabulary;
   xgrammar::GrammarMatcher matcher;
+  std::optional<JsonNames> names;
   int64_t mask_steps = kMaskSteps, parse_steps = kParseSteps;
 };
 
@@ -193,17 +187,19 @@ absl::Status GrammarMatcher::Follow(int32_t id) {
   int64_t parse_steps = state_ == nullptr ? kParseSteps : state_->parse_steps;
   {
     const WorkMeter meter(parse_steps);
-    if (state_ == nullptr) state_ = std::make_unique<State>(*grammar_);
+    if (state_ == nullptr) state_ = std::make_unique<State>(Compiled(*grammar_));
     if (!state_->matcher.AcceptToken(id)) {
       return absl::InternalError("a token that the grammar does not allow");
     }
+    if (state_->names) state_->names->Read(state_->vocabulary[static_cast<size_t>(id)]);
     steps_ = meter.spent();
   }
   state_->parse_steps = parse_steps - steps_;
   state_->mask_steps = std::min(state_->mask_steps + kTokenSteps, kMaskSteps);
   {
     const WorkMeter meter(state_->mask_steps);
-    may_go_on_ = FillMask(&state_->matcher, &mask_);
+    const JsonNames* const names = state_->names ? &*state_->names : nullptr;
+    may_go_on_ = FillMask(&state_->matcher, names, &mask_);
     state_->mask_steps -= meter.spent();
     steps_ += meter.spent();
   }
@@ -221,10 +217,13 @@ void GrammarMatcher::AllowEnds() {
 
 struct GrammarCompiler::Vocabulary {
   explicit Vocabulary(const std::vector<std::string>& tokens)
-      : compiler(xgrammar::TokenizerInfo(tokens, xgrammar::VocabType::RAW, std::nullopt,
-                                         std::vector<int32_t>{}),
-                 /*max_threads=*/1, /*cache_enabled=*/false) {}
+      : info(xgrammar::TokenizerInfo(tokens, xgrammar::VocabType::RAW, std::nullopt,
+                                     std::vector<int32_t>{})),
+        compiler(info, /*max_threads=*/1, /*cache_enabled=*/false),
+        name_tokens(std::make_shared<NameTokens>(info.GetSortedDecodedVocab())) {}
+  const xgrammar::TokenizerInfo info;
   xgrammar::GrammarCompiler compiler;
+  const std::shared_ptr<const NameTokens> name_tokens;
 };
 
 std::unique_ptr<GrammarCompiler> GrammarCompiler::Create(const Tokenizer& tokenizer,
@@ -276,15 +275,14 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Make(const Gramm
     std::optional<xgrammar::CompiledGrammar> compiled;
     {
       const WorkMeter meter(quick ? kQuickSteps : kCompileSteps);
-      xgrammar::warning.clear();
       const xgrammar::Grammar parsed = MergeEqualRules(Parse(source));
-      if (!xgrammar::warning.empty()) return Invalid(OneLine(xgrammar::warning));
       if (parsed->NumRules() > kMaxRules) {
         return Invalid(absl::StrCat("more than ", kMaxRules, " rules"));
       }
       compiled = vocabulary_->compiler.CompileGrammar(parsed);
     }
-    grammar = std::make_shared<const CompiledGrammar>(*std::move(compiled));
+    grammar = std::make_shared<const CompiledGrammar>(*std::move(compiled), source,
+                                                      vocabulary_->name_tokens);
   } catch (const WorkSpent& error) {
     return quick ? absl::AbortedError("it takes longer") : Invalid(error.what());
   } catch (const std::exception& error) {

@@ -24,16 +24,16 @@
 namespace fox {
 
 struct GrammarSource {
-  // kStructuralTag: the library's JSON. Its schemas passed CheckJsonSchema.
-  enum class Kind { kJsonSchema, kRegex, kGrammar, kStructuralTag };
+  enum class Kind { kJsonSchema, kRegex, kGrammar, kCalls };
   Kind kind = Kind::kJsonSchema;
-  std::string text;
+  std::string text;                           // kCalls: in EBNF, as CallGrammar makes it
+  std::vector<std::string> json_begins = {};  // of kCalls: see JsonNames
   bool operator==(const GrammarSource&) const = default;
 };
 // A grammar of one of the texts.
 GrammarSource ChoiceGrammar(const std::vector<std::string>& choices);
 
-inline constexpr size_t kMaxGrammarBytes = 64 << 10;  // of a source
+inline constexpr size_t kMaxGrammarBytes = 64 << 10;  // of a source, or of all tools' texts
 
 // Immutable; any thread may use it.
 class Grammar {

@@ -142,6 +142,7 @@ void Generation::Submit(const std::shared_ptr<const Grammar>& grammar) {
   info->set_model(core_.context.served_model_name);
   info->set_prompt_tokens(static_cast<uint32_t>(prompt_tokens_));
   info->set_seed(first.sampling.seed);
+  for (std::string& place : spec_.relaxed) info->add_relaxed(std::move(place));
   if (spec_.echo) {
     info->set_text(std::exchange(spec_.prompt_text, {}));
     info->mutable_token_ids()->Reserve(static_cast<int>(first.prompt.size()));

@@ -1,18 +1,26 @@
 // ConvertGrammar: see request_conversion.h.
+#include <algorithm>
 #include <set>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "models/grammar/json_schema_check.h"
+#include "models/grammar/call_grammar.h"
+#include "models/grammar/json_schema.h"
+#include "models/grammar/work_meter.h"
 #include "models/json_reader.h"
 #include "server/calls/request_conversion.h"
 
 namespace fox {
 namespace {
 
-using Ordered = nlohmann::ordered_json;  // properties are written in the order of their schema
+using Json = ExactJson;
 
 constexpr int kMaxTools = 128;
+constexpr int64_t kSchemaSteps = 4'000'000;  // some ten milliseconds
+
+absl::Status Named(const char* field, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(field, ": ", status.message()));
+}
 
 bool IsToolName(const std::string& name) {
   return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](char c) {
@@ -20,35 +28,47 @@ bool IsToolName(const std::string& name) {
   });
 }
 
-// What follows the name in a call of it, as the library's tag.
-absl::StatusOr<Ordered> TagOf(const std::string& text, const ToolFormat& format,
-                              std::string* name) {
+struct Tool {
+  std::string name, schema;
+  bool strict = false;  // its schema holds as it is
+};
+
+absl::StatusOr<Tool> ReadTool(const std::string& text) {
   const JsonLimits limits = {text.size(), kMaxSchemaDepth, text.size()};
-  const bool read = ReadJsonObject(text, limits, "the tool").ok();
-  const Ordered tool = read ? Ordered::parse(text) : Ordered::object();
-  const Ordered function = tool.value("function", Ordered());
-  const Ordered named = function.is_object() ? function.value("name", Ordered()) : Ordered();
-  if (tool.value("type", Ordered()) != "function" || !named.is_string()) {
+  const absl::StatusOr<Json> read = ReadExactJson(text, limits, "the tool");
+  const Json tool = read.ok() && read->is_object() ? *read : Json::object();
+  const Json function = tool.value("function", Json());
+  const Json named = function.is_object() ? function.value("name", Json()) : Json();
+  if (tool.value("type", Json()) != "function" || !named.is_string()) {
     return absl::InvalidArgumentError(
         R"(function: must be {"type": "function", "function": {"name": .., "parameters": {..}}})");
   }
-  *name = named.get<std::string>();
-  if (!IsToolName(*name)) {
+  Tool out{named.get<std::string>(), "", function.value("strict", Json()) == true};
+  if (!IsToolName(out.name)) {
     return absl::InvalidArgumentError("function.name: must be 1 to 64 letters, digits, _ and -");
   }
-  Ordered schema = function.value("parameters", Ordered());
-  if (schema.is_null()) schema = Ordered::object();
-  if (schema.is_object() && !schema.contains("type")) schema["type"] = "object";
-  if (!schema.is_object() || schema["type"] != "object") {
+  Json schema = function.value("parameters", Json());
+  if (schema.is_null()) schema = Json::object();
+  const Json types = schema.is_object() ? schema.value("type", Json("object")) : Json();
+  if (types != "object" && std::find(types.begin(), types.end(), "object") == types.end()) {
     return absl::InvalidArgumentError("function.parameters: must be the schema of an object");
   }
-  if (absl::Status status = CheckJsonSchema(schema.dump()); !status.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("function.parameters: ", status.message()));
+  schema["type"] = "object";
+  out.schema = TextOf(schema, false);
+  return out;
+}
+
+// Adds the rules of a schema, and to the spec what of it is relaxed.
+absl::StatusOr<std::string> AddSchema(const std::string& schema, bool relax,
+                                      const std::string& name, EbnfRules* rules,
+                                      GenerationSpec* spec) {
+  const WorkMeter meter(kSchemaSteps);
+  absl::StatusOr<SchemaRules> added = AddSchemaRules(schema, relax, rules);
+  if (!added.ok()) return added.status();
+  for (const std::string& place : added->relaxed) {
+    spec->relaxed.push_back(absl::StrCat(name, "#", place));
   }
-  return Ordered{{"type", "tag"},
-                 {"begin", absl::StrCat(format.call, *name, format.arguments)},
-                 {"content", {{"type", "json_schema"}, {"json_schema", std::move(schema)}}},
-                 {"end", format.call_end}};
+  return added->root;
 }
 
 // Text with calls in it; or calls alone, or calls or what the answer has to be without them.
@@ -56,7 +76,8 @@ absl::Status AddTools(const v1::ChatMessages& in, const ToolFormat& format, Gene
   if (in.tools_size() > kMaxTools) {
     return absl::InvalidArgumentError(absl::StrCat("tools: at most ", kMaxTools));
   }
-  Ordered tags = Ordered::array();
+  EbnfRules rules;
+  std::vector<CallForm> calls;
   std::set<std::string> names;
   size_t bytes = 0;
   for (const std::string& text : in.tools()) {
@@ -66,44 +87,35 @@ absl::Status AddTools(const v1::ChatMessages& in, const ToolFormat& format, Gene
       return absl::InvalidArgumentError(absl::StrCat(
           field, ": the tools up to here have more than ", kMaxGrammarBytes, " bytes"));
     }
-    std::string name;
-    absl::StatusOr<Ordered> tag = TagOf(text, format, &name);
-    if (!tag.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(field, ".", tag.status().message()));
+    const absl::StatusOr<Tool> tool = ReadTool(text);
+    if (!tool.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(field, ".", tool.status().message()));
     }
-    if (!names.insert(name).second) {
+    if (!names.insert(tool->name).second) {
       return absl::InvalidArgumentError(absl::StrCat(field, ".function.name: is there twice"));
     }
-    if (!in.has_call_name() || in.call_name() == name) tags.push_back(*std::move(tag));
-  }
-  if (tags.empty())
-    return absl::InvalidArgumentError("tools: there is none to call, or none of that name");
-  Ordered calls = {{"tags", std::move(tags)},
-                   {"stop_after_first", in.one_call() || in.has_call_name()}};
-  const bool required = in.call_required() || in.has_call_name();
-  if (required || spec->grammar.has_value()) {
-    calls.update(
-        {{"type", "tags_with_separator"}, {"separator", format.separator}, {"at_least_one", true}});
-  } else {
-    calls.update({{"type", "triggered_tags"}, {"triggers", {format.trigger}}});
-  }
-  if (!required && spec->grammar.has_value()) {
-    const std::string& schema = spec->grammar->text;
-    if (absl::Status status = CheckJsonSchema(schema); !status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(spec->grammar_field, ": ", status.message()));
+    if (in.has_call_name() && in.call_name() != tool->name) continue;
+    const absl::StatusOr<std::string> arguments =
+        AddSchema(tool->schema, !tool->strict, tool->name, &rules, spec);
+    if (!arguments.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, ".function.parameters: ", arguments.status().message()));
     }
-    Ordered text = calls;  // in a form that the library takes beside calls
-    text["tags"] = Ordered::array(
-        {{{"type", "tag"},
-          {"begin", ""},
-          {"content", {{"type", "json_schema"}, {"json_schema", Ordered::parse(schema)}}},
-          {"end", ""}}});
-    text["stop_after_first"] = true;
-    calls = {{"type", "or"}, {"elements", Ordered::array({std::move(calls), std::move(text)})}};
+    calls.push_back(
+        {absl::StrCat(format.call, tool->name, format.arguments), *arguments, format.call_end});
+  }
+  if (calls.empty())
+    return absl::InvalidArgumentError("tools: there is none to call, or none of that name");
+  AnswerForm form{format.trigger, format.separator, "", in.call_required() || in.has_call_name(),
+                  in.one_call() || in.has_call_name()};
+  if (!form.required && spec->grammar.has_value()) {
+    const absl::StatusOr<std::string> beside =
+        AddSchema(spec->grammar->text, /*relax=*/false, "", &rules, spec);
+    if (!beside.ok()) return Named(spec->grammar_field, beside.status());
+    form.beside = *beside;
   }
   spec->grammar_field = "tools";
-  spec->grammar = {GrammarSource::Kind::kStructuralTag,
-                   Ordered{{"type", "structural_tag"}, {"format", std::move(calls)}}.dump()};
+  spec->grammar = CallGrammar(calls, form, &rules);
   return absl::OkStatus();
 }
 
@@ -144,6 +156,12 @@ absl::Status ConvertGrammar(const v1::GenerateRequest& request, const Conversion
     }
     absl::Status status = AddTools(chat, *context.chat->tools(), spec);
     if (!status.ok()) return status;
+  } else if (spec->grammar.has_value() && spec->grammar->kind == Kind::kJsonSchema &&
+             spec->grammar->text.size() <= kMaxGrammarBytes) {
+    EbnfRules rules;
+    const absl::StatusOr<std::string> added =
+        AddSchema(spec->grammar->text, /*relax=*/false, "", &rules, spec);
+    if (!added.ok()) return Named(spec->grammar_field, added.status());
   }
   if (!spec->grammar.has_value()) return absl::OkStatus();
   if (context.grammars == nullptr) {

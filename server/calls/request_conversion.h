@@ -65,6 +65,7 @@ struct GenerationSpec {
   uint32_t queue_timeout_ms = 0;         // 0: none
   std::optional<GrammarSource> grammar;  // of the answers; the sequences do not have it yet
   const char* grammar_field = "";        // that it came in, for errors
+  std::vector<std::string> relaxed;      // what of a schema the grammar does not say
   std::vector<std::string> stop;
   bool include_stop = false;
   bool text = true, token_ids = false, logprobs = false;

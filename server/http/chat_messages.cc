@@ -8,7 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "models/grammar/json_schema_check.h"
+#include "models/grammar/json_schema.h"
 #include "models/json_reader.h"
 #include "models/json_text.h"
 

@@ -99,6 +99,9 @@ int64_t CompletionWriter::AddText(const std::string& text, Choice* choice) {
 void CompletionWriter::AddPrompt(const v1::PromptInfo& info, size_t index) {
   Prompt* const prompt = &prompts_[index];
   if (!info.request_id().empty()) prompt->tokens = info.prompt_tokens();
+  if (index == 0) {
+    for (const std::string& place : info.relaxed()) relaxed_.push_back(JsonString(place));
+  }
   if (!request_.echo) return;
   prompt->text += info.text();
   if (request_.logprobs < 0) return;
@@ -226,7 +229,9 @@ std::string CompletionWriter::Certificate() const {
   return absl::StrCat(
       ",\"fox\":{\"max_log_evicted_mass\":", JsonBound(mass),
       ",\"log_tolerance\":", JsonNumber(tolerance), ",\"kv_bytes\":", held * page_bytes,
-      ",\"kv_bytes_unpruned\":", unpruned * page_bytes, ",\"cached_tokens\":", CachedTokens(), "}");
+      ",\"kv_bytes_unpruned\":", unpruned * page_bytes, ",\"cached_tokens\":", CachedTokens(),
+      relaxed_.empty() ? "" : absl::StrCat(",\"relaxed\":[", absl::StrJoin(relaxed_, ","), "]"),
+      "}");
 }
 
 size_t CompletionWriter::IndexOf(size_t prompt, const v1::GenerateDelta& event) const {

@@ -66,6 +66,7 @@ class CompletionWriter {
   const bool skip_special_;
   const std::string head_;  // of every object: id, model
   std::vector<Prompt> prompts_;
+  std::vector<std::string> relaxed_;  // PromptInfo's, of the first prompt
   std::vector<Choice> choices_;
   size_t finished_ = 0;  // of them
 };

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "models/grammar/json_schema_check.h"
+#include "models/grammar/json_schema.h"
 #include "models/json_reader.h"
 
 namespace fox {

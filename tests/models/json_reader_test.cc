@@ -40,5 +40,20 @@ TEST(JsonReaderTest, LimitsHoldExactly) {
   ExpectError("[1,2,3,4,5,6,7,8]", "too many JSON values");
 }
 
+// The order of names and the text of numbers, which a double would not keep.
+TEST(JsonReaderTest, ExactJsonIsWrittenAsItWasRead) {
+  const std::string text =
+      R"({"b": [18446744073709551615, 25000000000000000001, -9223372036854775809, 0.1, 1.50, 1E2],)"
+      R"( "a": {"\"": "\n/\u0001", "": null, "e": [], "o": {}}, "t": true})";
+  const JsonLimits limits = {1000, 5, 100};
+  const auto json = ReadExactJson(text, limits, "x");
+  ASSERT_TRUE(json.ok()) << json.status();
+  EXPECT_EQ(TextOf(*json, /*spaced=*/true), text);
+  EXPECT_EQ(TextOf(*ReadExactJson(R"([1, {"a": 2}])", limits, "x"), false), R"([1,{"a":2}])");
+  for (const char* bad : {R"({"a": 1, "b": 2, "a": 3})", "[[[[[[1]]]]]]", "[1] 2", "1E999"}) {
+    EXPECT_FALSE(ReadExactJson(bad, limits, "x").ok()) << bad;
+  }
+}
+
 }  // namespace
 }  // namespace fox

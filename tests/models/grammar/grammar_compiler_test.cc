@@ -152,9 +152,6 @@ TEST(GrammarCompilerTest, DepthIsBoundedByTheThreadsStack) {
           {Kind::kGrammar, "root ::= " + Times(20000, "(") + "\"a\"" + Times(20000, ")")},
           {Kind::kGrammar, "root ::= " + Times(60000, "(")},
           {Kind::kJsonSchema, Times(20000, "[")},
-          {Kind::kStructuralTag, Times(20000, "[")},
-          {Kind::kStructuralTag, R"({"type": "structural_tag", "format": )" +
-                                     Times(1000, R"({"type": "sequence", "elements": [)")},
       };
       for (const GrammarSource& source : sources) {
         EXPECT_TRUE(absl::IsInvalidArgument(Compiler().Compile(source).status()))

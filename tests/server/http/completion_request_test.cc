@@ -7,9 +7,10 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/message_differencer.h"
-#include "models/grammar/json_schema_check.h"
+#include "models/grammar/json_schema.h"
 #include "nlohmann/json.hpp"
 #include "tests/e2e/character_tokenizer.h"
 
@@ -289,18 +290,20 @@ TEST_F(CompletionRequestTest, ToolsReachPromptAndGrammar) {
   struct Case {
     const char* choice;
     bool told;
-    std::string format;  // of the grammar, without the schema
+    std::string begins;  // of calls, and of what may be beside them
+    const char* says;    // the grammar
   };
+  const std::string both = R"(<c>{"f": |<c>{"g": )";
   const Case cases[] = {
-      {R"("tool_choice": "none")", false, ""},
-      {R"("tool_choice": "auto")", true, "triggered_tags false f g"},
-      {R"("parallel_tool_calls": false)", true, "triggered_tags true f g"},
-      {R"("response_format": {"type": "json_object"})", true, "or tags_with_separator false f g"},
-      {R"("tool_choice": "required", "response_format": {"type": "json_object"})", true,
-       "tags_with_separator false f g"},
-      {R"("tool_choice": "required")", true, "tags_with_separator false f g"},
-      {R"("tool_choice": {"type": "function", "function": {"name": "g"}})", true,
-       "tags_with_separator true g"}};
+      {R"("tool_choice": "none")", false, "", ""},
+      {R"("tool_choice": "auto")", true, both, "dispatch=true"},
+      {R"("parallel_tool_calls": false)", true, both, "dispatch=false"},
+      {R"("response_format": {"type": "json_object"})", true, both + "|", ")* | r"},
+      {R"("tool_choice": "required", "response_format": {"type": "json_object"})", true, both,
+       ")*\n"},
+      {R"("tool_choice": "required")", true, both, ")*\n"},
+      {R"("tool_choice": {"type": "function", "function": {"name": "g"}})", true, R"(<c>{"g": )",
+       R"("<c>{\"g\": ")"}};
   for (const Case& c : cases) {
     const auto request = ParseCompletion(
         absl::StrCat(R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant",
@@ -317,25 +320,44 @@ TEST_F(CompletionRequestTest, ToolsReachPromptAndGrammar) {
     ASSERT_TRUE(spec.ok()) << spec.status();
     EXPECT_EQ(Detokenize(tokenizer_, spec->sequences[0].prompt, false),
               c.told ? prompt : prompt.substr(prompt.find("U:")));
-    std::string format;
-    if (spec->grammar.has_value()) {
-      Json read = Json::parse(spec->grammar->text)["format"];
-      if (read["type"] == "or") {
-        format = "or ";
-        EXPECT_TRUE(grammars->Compile(*spec->grammar).ok());
-        EXPECT_EQ(read["elements"][1]["tags"][0]["content"]["json_schema"]["type"], "object");
-        read = Json(read["elements"][0]);
-      }
-      absl::StrAppend(&format, read["type"].get<std::string>(), " ",
-                      read["stop_after_first"].dump());
-      for (const Json& tag : read["tags"]) {
-        const auto begin = tag["begin"].get<std::string>();
-        absl::StrAppend(&format, " ", begin.substr(5, 1));
-        EXPECT_EQ(begin, absl::StrCat("<c>{\"", begin.substr(5, 1), "\": "));
-        EXPECT_EQ(tag["content"]["json_schema"]["type"], "object");
-      }
+    if (!spec->grammar.has_value()) {
+      EXPECT_TRUE(c.begins.empty());
+      continue;
     }
-    EXPECT_EQ(format, c.format);
+    EXPECT_TRUE(grammars->Compile(*spec->grammar).ok());
+    EXPECT_EQ(absl::StrJoin(spec->grammar->json_begins, "|"), c.begins);
+    EXPECT_THAT(spec->grammar->text, HasSubstr(c.says));
+  }
+}
+
+// A tool whose schema no grammar can say is called all the same, and what it may break is told.
+TEST_F(CompletionRequestTest, ToolsAreRelaxedUnlessTheyAreStrict) {
+  const ChatFormat chat = *ChatFormat::Parse(kToolChat, tokenizer_);
+  context_.chat = &chat;
+  context_.limits.max_model_len = 1000;
+  const auto grammars = GrammarCompiler::Create(tokenizer_, CharacterTokenizer::kVocabSize, {});
+  context_.grammars = grammars.get();
+  const auto tool = [](const Json& parameters) {
+    return Json{{"type", "function"}, {"function", {{"name", "f"}, {"parameters", parameters}}}};
+  };
+  const Json text = {{"type", "string"}};
+  const std::pair<Json, std::vector<std::string>> cases[] = {
+      {{{"type", "object"}, {"properties", {{"a/b", {{"type", "array"}, {"uniqueItems", true}}}}}},
+       {"f#/properties/a~1b/uniqueItems"}},
+      {{{"type", {"object", "null"}}, {"not", {{"required", {"x"}}}}}, {"f#/not"}},
+      {{{"$ref", "#/$defs/Node"},
+        {"$defs",
+         {{"Node",
+           {{"type", "object"},
+            {"properties", {{"next", {{"$ref", "#/$defs/Node"}}}, {"name", text}}}}}}}},
+       {}}};
+  for (const auto& [parameters, relaxed] : cases) {
+    const auto request = ParseChat({{"tools", {tool(parameters)}}});
+    ASSERT_TRUE(request.ok()) << request.status();
+    const absl::StatusOr<GenerationSpec> spec = Convert(*request, 0, context_);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->relaxed, relaxed) << parameters;
+    EXPECT_TRUE(grammars->Compile(*spec->grammar).ok()) << parameters;
   }
 }
 
@@ -355,6 +377,12 @@ TEST_F(CompletionRequestTest, ToolsThatCannotBeCalledAreRefused) {
     changed[Json::json_pointer(pointer)] = value;
     return Json({{"tools", {tool, changed}}});
   };
+  const Json strict = {
+      {"type", "function"},
+      {"function",
+       {{"name", "f"},
+        {"strict", true},
+        {"parameters", {{"properties", {{"x", {{"not", {{"type", "null"}}}}}}}}}}}};
   const std::pair<Json, const char*> bad[] = {
       {{{"tools", "x"}}, "tools: must be a list"},
       {{{"tools", {1}}}, "tools[0].function: must be"},
@@ -363,8 +391,7 @@ TEST_F(CompletionRequestTest, ToolsThatCannotBeCalledAreRefused) {
       {with("/function/name", std::string(65, 'a')), "tools[1].function.name: must be"},
       {with("/function/strict", true), "tools[1].function.name: is there twice"},
       {with("/function/parameters", {{"type", "string"}}), "tools[1].function.parameters: must be"},
-      {with("/function/parameters", {{"properties", {{"x", {{"not", 1}}}}}}),
-       "tools[1].function.parameters: not is not supported"},
+      {{{"tools", {strict}}}, "tools[0].function.parameters: /properties/x: not is not supported"},
       {with("/function/description", std::string(kMaxGrammarBytes, 'a')), "tools[1]: the tools up"},
       {{{"tools", Json::array_t(129, tool)}}, "tools: at most 128"},
       {{{"tools", {tool}}, {"tool_choice", "f"}}, "tool_choice: must be \"none\""},
@@ -374,7 +401,7 @@ TEST_F(CompletionRequestTest, ToolsThatCannotBeCalledAreRefused) {
       {{{"tools", {tool}}, {"parallel_tool_calls", 1}}, "parallel_tool_calls: must be true"},
       {{{"tools", {tool}}, {"structured_outputs", {{"regex", "a"}}}}, "regex: not beside tools"},
       {{{"tools", {tool}}, {"structured_outputs", {{"json", {{"not", 1}}}}}},
-       "json_schema: not is"},
+       "json_schema: not is not supported"},
       {{{"messages", {{{"role", "assistant"}, {"tool_calls", 1}}}}},
        "messages[0].tool_calls: must"},
       {{{"messages", {{{"role", "assistant"}, {"tool_calls", {1}}}}}},

@@ -31,6 +31,7 @@ class CompletionWriterTest : public ::testing::Test {
     event.mutable_prompt()->set_request_id("id");
     event.mutable_prompt()->set_prompt_tokens(tokens);
     event.mutable_prompt()->set_text("<prompt>");
+    event.mutable_prompt()->add_relaxed("f#/properties/a~1\"/not");
     return event;
   }
   static v1::GenerateDelta Text(uint32_t index, const std::string& text) {
@@ -106,6 +107,7 @@ TEST_F(CompletionWriterTest, OneBodyHoldsAllChoices) {
   EXPECT_TRUE(body["fox"]["max_log_evicted_mass"].is_null());
   EXPECT_TRUE(body["fox"]["log_tolerance"].is_null());
   EXPECT_EQ(body["fox"]["cached_tokens"], 4);
+  EXPECT_EQ(body["fox"]["relaxed"], Json({"f#/properties/a~1\"/not"}));
 }
 
 TEST_F(CompletionWriterTest, TheCertificateIsTheWorstOfAllChoicesAndTheirSum) {
@@ -116,7 +118,8 @@ TEST_F(CompletionWriterTest, TheCertificateIsTheWorstOfAllChoicesAndTheirSum) {
                     {"log_tolerance", -10},
                     {"kv_bytes", 1200},
                     {"kv_bytes_unpruned", 8000},
-                    {"cached_tokens", 2}};
+                    {"cached_tokens", 2},
+                    {"relaxed", {"f#/properties/a~1\"/not"}}};
   // In the last event of a stream before [DONE]: the one that ends the last choice, or usage.
   CompletionWriter streamed = Writer();
   EXPECT_EQ(Json::parse(Told(&streamed, ends).substr(6))["fox"], fox);

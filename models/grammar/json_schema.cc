@@ -1,0 +1,371 @@
+// From a schema to rules: made plain, merged with what is beside it, taken apart. See
+// json_schema.h.
+#include "models/grammar/json_schema.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "models/grammar/schema_merge.h"
+#include "models/grammar/schema_writer.h"
+#include "models/grammar/work_meter.h"
+
+namespace fox {
+namespace {
+
+using Json = ExactJson;
+
+constexpr int kMostRefs = 128;  // one behind another
+constexpr double kMostRepeats = 1 << 20;
+
+// Keywords that assert something, by the type whose values they are about; all others are
+// annotations, or parts of these. The first of each are supported.
+struct Words {
+  const char* type;
+  const char* supported;
+  const char* others;
+};
+constexpr Words kWords[] = {
+    {"", "$ref type const enum anyOf oneOf allOf", "not if $dynamicRef $recursiveRef"},
+    {"string", "minLength maxLength pattern format", ""},
+    {"number", "minimum maximum exclusiveMinimum exclusiveMaximum", "multipleOf"},
+    {"object",
+     "properties required additionalProperties patternProperties propertyNames minProperties "
+     "maxProperties",
+     "dependentRequired dependentSchemas dependencies unevaluatedProperties"},
+    {"array", "items prefixItems minItems maxItems", "contains uniqueItems unevaluatedItems"},
+};
+constexpr char kTypes[] = "object array string number integer boolean null";
+
+bool Holds(const char* words, const std::string& word) {
+  const std::vector<absl::string_view> all = absl::StrSplit(words, ' ');
+  return std::find(all.begin(), all.end(), word) != all.end();
+}
+
+// Of a schema's types; it may have none, or one as a text.
+bool HasType(const Json& schema, const std::string& type) {
+  const Json& types = At(schema, "type");
+  const auto is = [&](const Json& one) {
+    return one == type || (type == "number" && one == "integer");
+  };
+  return types.is_null() || is(types) || std::any_of(types.begin(), types.end(), is);
+}
+
+// A keyword that is not supported, of a value that all have.
+bool SaysNothing(const Json& schema, const std::string& word) {
+  const Json& value = schema[word];
+  const auto number = [&](const char* name) { return NumberOf(At(schema, name)); };
+  if (word == "uniqueItems") return value == false || number("maxItems") <= 1;
+  if (word == "contains") return number("minContains") == 0 && !schema.contains("maxContains");
+  if (word == "if") return !schema.contains("then") && !schema.contains("else");
+  if (word == "not") return value == false;
+  if (word == "multipleOf") {
+    return !HasType(schema, "number") || (At(schema, "type") == "integer" && NumberOf(value) == 1);
+  }
+  if (word.starts_with("unevaluated")) return value == true || (value.is_object() && value.empty());
+  return word.starts_with("depend") && value.is_object() && value.empty();
+}
+
+bool HasRef(const Json& json) {
+  SpendWork(1);
+  if (json.is_object() && json.contains("$ref")) return true;
+  return json.is_structured() && std::any_of(json.begin(), json.end(), HasRef);
+}
+
+// Null: it is of the keyword's form.
+const char* FormProblem(const std::string& word, const Json& value) {
+  const auto all = [&](auto&& holds) {
+    return value.is_array() && std::all_of(value.begin(), value.end(), holds);
+  };
+  if (word == "type") {
+    const auto is_type = [](const Json& one) {
+      return one.is_string() && Holds(kTypes, one.get<std::string>());
+    };
+    return is_type(value) || (all(is_type) && !value.empty()) ? nullptr : "must name types";
+  }
+  if (word == "enum" || word == "anyOf" || word == "oneOf" || word == "allOf") {
+    return value.is_array() && !value.empty() ? nullptr : "must be a list of one or more";
+  }
+  if (word == "required") {
+    return all([](const Json& one) { return one.is_string(); }) ? nullptr : "must list names";
+  }
+  if (word == "prefixItems") return value.is_array() ? nullptr : "must be a list of schemas";
+  if (word == "properties" || word == "patternProperties") {
+    return value.is_object() ? nullptr : "must be an object of schemas";
+  }
+  if (word == "pattern" || word == "format" || word == "$ref") {
+    return value.is_string() ? nullptr : "must be a text";
+  }
+  if (Holds(kWords[2].supported, word)) {
+    return value.is_boolean() || !std::isnan(NumberOf(value)) ? nullptr : "must be a number";
+  }
+  if (word.starts_with("min") || word.starts_with("max")) {
+    const double count = NumberOf(value);
+    return count >= 0 && count <= kMostRepeats && count == std::floor(count)
+               ? nullptr
+               : "must be an integer in [0, 2^20]";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::string PathTo(const std::string& path, const std::string& word) {
+  return absl::StrCat(path, "/", absl::StrReplaceAll(word, {{"~", "~0"}, {"/", "~1"}}));
+}
+
+void SchemaWriter::Fail(const std::string& path, const std::string& problem) const {
+  throw std::runtime_error(path.empty() ? problem : absl::StrCat(path, ": ", problem));
+}
+
+void SchemaWriter::Drop(const std::string& path, const std::string& keyword) {
+  if (!relax_) Fail(path, absl::StrCat(keyword, " is not supported here"));
+  Tell(path, keyword);
+}
+
+void SchemaWriter::Tell(const std::string& path, const std::string& keyword) {
+  const std::string place = PathTo(path, keyword);
+  if (std::find(relaxed_.begin(), relaxed_.end(), place) == relaxed_.end()) {
+    relaxed_.push_back(place);
+  }
+}
+
+void SchemaWriter::ReadWord(const Json& schema, const std::string& word, const std::string& path,
+                            Json* out) {
+  const Json& value = schema[word];
+  if (const char* problem = FormProblem(word, value)) {
+    Fail(path, absl::StrCat(word, " ", problem));
+  }
+  const bool is_bound = word == "exclusiveMinimum" || word == "exclusiveMaximum";
+  if (word == "const") {
+    (*out)["enum"] = Json::array({value});
+  } else if (word == "type" && value.is_string()) {
+    (*out)["type"] = Json::array({value});
+  } else if (word == "items" && value.is_array()) {  // draft 7
+    (*out)["prefixItems"] = value;
+    if (schema.contains("additionalItems")) (*out)["items"] = schema["additionalItems"];
+  } else if (is_bound && value.is_boolean()) {  // draft 4
+    const char* const bound = word == "exclusiveMinimum" ? "minimum" : "maximum";
+    if (value == true && schema.contains(bound)) (*out)[word] = schema[bound];
+  } else {
+    (*out)[word] = value;
+  }
+}
+
+Json SchemaWriter::Plain(const Json& schema, const std::string& path) {
+  SpendWork(static_cast<int64_t>(8 + schema.size()));
+  if (schema == true) return Json::object();
+  if (schema == false) throw NoValue(absl::StrCat(path, ": no value is of false"));
+  if (!schema.is_object()) Fail(path, "each schema must be an object, true or false");
+  const Json& excluded = At(schema, "not");
+  if (excluded == true || (excluded.is_object() && excluded.empty())) {
+    throw NoValue(absl::StrCat(path, ": no value is of this schema"));
+  }
+  if (!path.empty() && schema.contains("$id") && HasRef(schema)) {
+    Fail(path, "$id is not supported around $ref, which it would change");
+  }
+  if (schema.contains("const") && schema.contains("enum")) {
+    Json one = schema, other = {{"enum", schema["enum"]}};
+    one.erase("enum");
+    return Merge(Plain(one, path), other, path, "enum");
+  }
+  Json out = Json::object();
+  for (const Words& words : kWords) {
+    if (*words.type != '\0' && !HasType(schema, words.type)) continue;
+    for (const auto& [word, value] : schema.items()) {
+      if (Holds(words.supported, word)) {
+        ReadWord(schema, word, path, &out);
+      } else if (Holds(words.others, word) && !SaysNothing(schema, word)) {
+        Drop(path, word);
+      }
+    }
+  }
+  return out;
+}
+
+const Json& SchemaWriter::Target(const std::string& ref, const std::string& path) const {
+  if (ref == "#") return root_;
+  if (!ref.starts_with("#/")) Fail(path, "$ref must be # or begin with #/");
+  const Json* at = &root_;
+  for (const absl::string_view part : absl::StrSplit(ref.substr(2), '/')) {
+    std::string name;  // as in a URI
+    for (size_t i = 0; i < part.size(); ++i) {
+      const std::string digits(part.substr(i + 1, 2));
+      const bool is_coded = part[i] == '%' && digits.size() == 2 &&
+                            absl::ascii_isxdigit(static_cast<unsigned char>(digits[0])) &&
+                            absl::ascii_isxdigit(static_cast<unsigned char>(digits[1]));
+      name += is_coded ? absl::HexStringToBytes(digits) : std::string(1, part[i]);
+      if (is_coded) i += 2;
+    }
+    name = absl::StrReplaceAll(name, {{"~1", "/"}, {"~0", "~"}});
+    size_t index = 0;
+    if (at->is_object() && at->contains(name)) {
+      at = &(*at)[name];
+    } else if (at->is_array() && absl::SimpleAtoi(name, &index) && index < at->size()) {
+      at = &(*at)[index];
+    } else {
+      Fail(path, absl::StrCat("$ref ", ref, " leads nowhere"));
+    }
+  }
+  return *at;
+}
+
+Json SchemaWriter::Merge(Json a, const Json& b, const std::string& path,
+                         const std::string& keyword) {
+  try {
+    return Merged(a, b);
+  } catch (const NoValue&) {
+    throw;
+  } catch (const std::runtime_error& error) {
+    if (!relax_) Fail(path, error.what());
+    Drop(path, keyword);
+    return a.empty() ? b : a;
+  }
+}
+
+Json SchemaWriter::Whole(const Json& schema, const std::string& path) {
+  Json out = Plain(schema, path);
+  if (!out.contains("$ref") && !out.contains("allOf")) return out;
+  if (++depth_ > kMostRefs) Fail(path, "$ref refers to itself");
+  const auto leave = absl::MakeCleanup([this] { --depth_; });
+  if (const Json ref = At(out, "$ref"); ref.is_string()) {
+    out.erase("$ref");
+    const std::string target = ref.get<std::string>();
+    out = Merge(Whole(Target(target, path), target.substr(1)), out, path, "$ref");
+  }
+  if (const Json parts = At(out, "allOf"); parts.is_array()) {
+    out.erase("allOf");
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const std::string place = absl::StrCat(path, "/allOf/", i);
+      out = Merge(std::move(out), Whole(parts[i], place), path, "allOf");
+    }
+  }
+  return out;
+}
+
+std::string SchemaWriter::Write(const Json& schema, const std::string& path) {
+  return WriteWhole(Whole(schema, path), path);
+}
+
+std::string SchemaWriter::WriteWhole(const Json& whole, const std::string& path) {
+  const std::string key = TextOf(whole, false);
+  SpendWork(static_cast<int64_t>(key.size()));
+  const auto [memo, is_new] = memo_.try_emplace(key);
+  if (!is_new) {
+    memo->second.is_used = true;
+    return memo->second.name;
+  }
+  memo->second.name = rules_.Reserve();
+  std::string body;
+  try {
+    body = whole.contains("anyOf")   ? Alternatives(whole, "anyOf", path)
+           : whole.contains("oneOf") ? Alternatives(whole, "oneOf", path)
+           : whole.contains("enum")  ? Enum(whole, path)
+                                     : Types(whole, path);
+  } catch (const NoValue& error) {
+    if (memo->second.is_used) Fail(path, "a schema that refers to itself has no value");
+    memo_.erase(memo);
+    throw;
+  }
+  if (memo->second.is_used) {
+    rules_.Define(memo->second.name, body);
+  } else {
+    memo->second.name = rules_.Add(body);
+  }
+  return memo->second.name;
+}
+
+bool SchemaWriter::Separate(Json* a, Json* b, const std::string& path) {
+  if (AreDisjoint(*a, *b)) return true;
+  const Json object = Json::array({"object"});
+  const auto writes_objects = [&](const Json& schema) {
+    return At(schema, "type") == object ||
+           (!schema.contains("type") && schema.contains("properties"));
+  };
+  if (!writes_objects(*a) || !writes_objects(*b)) return false;
+  const auto requires_name = [](const Json& schema, const std::string& name) {
+    const Json& names = At(schema, "required");
+    SpendWork(static_cast<int64_t>(1 + names.size()));
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  const auto require = [&](Json* schema, const std::string& name) {
+    if (!requires_name(*schema, name)) (*schema)["required"].push_back(name);
+  };
+  for (const auto& [one, other] : {std::pair(a, b), {b, a}}) {
+    for (const auto& [name, value] : At(*one, "properties").items()) {
+      const Json& there = At(At(*other, "properties"), name);
+      if (there.is_null()) {
+        if (requires_name(*one, name) && At(*other, "additionalProperties") == false) return true;
+        continue;
+      }
+      if (!AreDisjoint(Whole(value, path), Whole(there, path))) continue;
+      const std::string copy = name;  // of a schema that grows
+      require(one, copy);
+      require(other, copy);
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string SchemaWriter::Alternatives(const Json& whole, const std::string& keyword,
+                                       const std::string& path) {
+  Json beside = whole;
+  beside.erase(keyword);
+  std::vector<std::pair<Json, std::string>> branches;  // with their paths
+  std::string none;
+  for (size_t i = 0; i < whole[keyword].size(); ++i) {
+    const std::string place = absl::StrCat(path, "/", keyword, "/", i);
+    try {
+      branches.emplace_back(Merge(Whole(whole[keyword][i], place), beside, path, keyword), place);
+    } catch (const NoValue& error) {
+      none = error.what();
+    }
+  }
+  for (size_t i = 0; keyword == "oneOf" && i < branches.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (Separate(&branches[i].first, &branches[j].first, path)) continue;
+      if (!relax_) {
+        Fail(path,
+             "oneOf is supported of schemas that differ in type, or in const or enum, or in the "
+             "const or enum of a property of both");
+      }
+      Drop(path, keyword);
+    }
+  }
+  std::vector<std::string> ways;
+  for (const auto& [branch, place] : branches) {
+    try {
+      ways.push_back(WriteWhole(branch, place));
+    } catch (const NoValue& error) {
+      none = error.what();
+    }
+  }
+  if (ways.empty()) throw NoValue(none);
+  return absl::StrJoin(ways, " | ");
+}
+
+absl::StatusOr<SchemaRules> AddSchemaRules(const std::string& schema, bool relax,
+                                           EbnfRules* rules) {
+  const JsonLimits limits = {schema.size(), kMaxSchemaDepth, schema.size()};
+  const absl::StatusOr<Json> root = ReadExactJson(schema, limits, "the schema");
+  if (!root.ok()) return root.status();
+  try {
+    SchemaWriter writer(*root, relax, rules);
+    SchemaRules out{writer.Write(*root, ""), {}};
+    out.relaxed = writer.relaxed();
+    return out;
+  } catch (const std::exception& error) {
+    return absl::InvalidArgumentError(absl::CHexEscape(std::string(error.what()).substr(0, 300)));
+  }
+}
+
+}  // namespace fox

@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Texts that grammars of JSON schemas allow, validated by `jsonschema`: random walks through random
+schemas and through those that pydantic, zod and MCP servers write. `python3 json_schema_test.py
+SCHEMA_WALKS`; for minutes with FOX_NIGHTLY, else for seconds."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+import unittest
+from typing import Any
+
+SKIPPED = 77  # ctest's SKIP_RETURN_CODE
+for _package in ("jsonschema", "pydantic"):
+    if importlib.util.find_spec(_package) is None:
+        print(f"SKIPPED: {sys.executable} lacks {_package}, which ./run test installs")
+        sys.exit(SKIPPED)
+
+import generated_schemas  # noqa: E402
+import jsonschema  # noqa: E402
+from random_schemas import Schemas  # noqa: E402
+
+SECONDS = 300 if "FOX_NIGHTLY" in os.environ else 6
+SEED = int(time.time()) if "FOX_NIGHTLY" in os.environ else 1
+
+
+class Walks:
+    """The program that walks."""
+
+    def __init__(self) -> None:
+        self.program = subprocess.Popen([WALKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True, encoding="utf-8")
+
+    def __call__(self, schema: Any, relax: bool = False, walks: int = 20, steps: int = 120,
+                 seed: int = 1) -> dict[str, Any]:
+        asked = {"schema": json.dumps(schema), "relax": relax, "walks": walks, "steps": steps,
+                 "seed": seed}
+        assert self.program.stdin is not None and self.program.stdout is not None
+        self.program.stdin.write(json.dumps(asked) + "\n")
+        self.program.stdin.flush()
+        answer = self.program.stdout.readline()
+        if not answer:
+            raise AssertionError(f"the program ended at {json.dumps(schema)}")
+        return dict(json.loads(answer))
+
+    def close(self) -> None:
+        assert self.program.stdin is not None and self.program.stdout is not None
+        self.program.stdin.close()
+        self.program.wait()
+        self.program.stdout.close()
+
+
+def without(schema: Any, pointers: list[str]) -> Any:
+    """The schema without the keywords at these places."""
+    schema = copy.deepcopy(schema)
+    for pointer in pointers:
+        *path, keyword = [part.replace("~1", "/").replace("~0", "~")
+                          for part in pointer.split("/")[1:]]
+        at = schema
+        for part in path:
+            at = at[int(part)] if isinstance(at, list) else at[part]
+        at.pop(keyword, None)
+        if keyword == "oneOf":
+            raise LookupError("an alternative would be lost")
+    return schema
+
+
+def problem(schema: Any, text: str) -> str:
+    """What is wrong with a text; empty: nothing. A client can use no name twice (RFC 8259, 4) and
+    no half of a surrogate pair (RFC 7493, 2.1)."""
+    twice: list[str] = []
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        twice.extend(name for name in names if names.count(name) > 1)
+        return dict(pairs)
+
+    try:
+        value = json.loads(text, object_pairs_hook=members)
+    except ValueError as error:
+        return f"no JSON: {error}"
+    old = isinstance(schema, dict) and "draft-07" in schema.get("$schema", "")
+    validator = jsonschema.Draft7Validator if old else jsonschema.Draft202012Validator
+    try:
+        for error in validator(schema, format_checker=validator.FORMAT_CHECKER).iter_errors(value):
+            return str(error.message)[:200]
+    except RecursionError:
+        return ""  # a union of a schema with itself
+    if twice:
+        return f"{twice[0]!r} twice"
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "half of a surrogate pair"
+    return ""
+
+
+class JsonSchemaTest(unittest.TestCase):
+    walks: Walks
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.walks = Walks()
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.walks.close()
+
+    def expect_valid(self, schema: Any, answer: dict[str, Any]) -> int:
+        """How many texts there were."""
+        for text in answer.get("texts", []):
+            self.assertEqual(problem(schema, text), "", f"{json.dumps(schema)} gave {text}")
+        return len(answer.get("texts", []))
+
+    def test_random_schemas(self) -> None:
+        schemas, end = Schemas(SEED), time.monotonic() + SECONDS
+        count, accepted, texts = 0, 0, 0
+        while time.monotonic() < end:
+            schema = schemas.root()
+            answer = self.walks(schema, seed=count)
+            count += 1
+            if "error" not in answer:
+                accepted += 1
+                texts += self.expect_valid(schema, answer)
+        print(f"seed {SEED}: {accepted} of {count} schemas accepted, {texts} texts valid")
+        self.assertGreater(accepted, 0.75 * count)  # others are empty, or say what no grammar can
+        self.assertGreater(texts, 5 * accepted)
+
+    def test_random_schemas_that_are_relaxed(self) -> None:
+        schemas, end = Schemas(SEED + 1), time.monotonic() + SECONDS / 4
+        count, accepted = 0, 0
+        while time.monotonic() < end:
+            schema = schemas.root()
+            answer = self.walks(schema, relax=True, walks=6, seed=count)
+            count += 1
+            accepted += "error" not in answer
+            try:
+                self.expect_valid(without(schema, answer.get("relaxed", [])), answer)
+            except LookupError:
+                continue
+        self.assertGreater(accepted, 0.8 * count)
+
+    def test_generated_schemas(self) -> None:
+        expected = {  # those that are relaxed, and only there
+            "set": ["uniqueItems"], "both": ["minLength"], "share": ["minimum", "maximum"],
+            "even": ["multipleOf"], "url": ["format"], "email": ["pattern"],
+            "range": ["exclusiveMinimum", "maximum"], "old set": ["uniqueItems"],
+            "raw": [], "file": []}
+        cases = {**generated_schemas.ZOD, **generated_schemas.MCP,
+                 **generated_schemas.of_pydantic()}
+        for name, schema in cases.items():
+            with self.subTest(name, schema=schema):
+                answer = self.walks(schema, relax=True, walks=40)
+                self.assertNotIn("error", answer)
+                if "+" not in name:
+                    words = sorted(place.split("/")[-1] for place in answer["relaxed"])
+                    if name != "url" or words:  # zod's is not bounded
+                        self.assertEqual(words, sorted(expected.get(name, [])))
+                self.assertGreater(
+                    self.expect_valid(without(schema, answer["relaxed"]), answer), 0)
+
+    def test_additional_properties_have_other_names(self) -> None:
+        integer = {"type": "integer"}
+        for schema in (
+                {"properties": {"a": integer}, "additionalProperties": {"type": "null"}},
+                {"properties": {"a": integer, "ab": integer, "": integer},
+                 "additionalProperties": {"type": "boolean"}},
+                {"properties": {"a": integer, "\u00e9": integer, 'q"': integer, "\n": integer},
+                 "required": ["a"], "additionalProperties": {"type": "string", "maxLength": 2}},
+                {"properties": {"a": False, "b": integer}, "additionalProperties": True},
+                {"additionalProperties": {"type": "object", "additionalProperties": integer}},
+                {"properties": {f"name{i}": integer for i in range(200)},
+                 "additionalProperties": {"type": "null"}}):
+            schema = {"type": "object", **schema}
+            with self.subTest(schema=schema):
+                answer = self.walks(schema, walks=300, steps=60)
+                self.assertNotIn("error", answer)
+                self.assertGreater(self.expect_valid(schema, answer), 100)
+
+    def test_literals_are_written_as_they_are(self) -> None:
+        for text in ("9223372036854775808", "12345678901234567890", "18446744073709551616",
+                     "25000000000000000001", "0.1", "1.50", "1e2", '{"a": [0.30, 1E40]}'):
+            for form in ('{"const": %s}', '{"enum": [%s]}', '{"type": ["number", "object"], '
+                         '"enum": [%s]}'):
+                asked = {"schema": form % text, "relax": False, "walks": 1, "steps": 99, "seed": 1}
+                assert self.walks.program.stdin is not None
+                assert self.walks.program.stdout is not None
+                self.walks.program.stdin.write(json.dumps(asked) + "\n")
+                self.walks.program.stdin.flush()
+                answer = json.loads(self.walks.program.stdout.readline())
+                self.assertEqual(answer.get("texts"), [text], form)
+
+    def test_what_names_nothing_is_open(self) -> None:
+        for beside in ({}, {"properties": {}}, {"required": []},
+                       {"properties": {}, "required": []}, {"minProperties": 1},
+                       {"patternProperties": {}}, {"propertyNames": {}}, {"description": "x"}):
+            answer = self.walks({"type": "object", **beside}, walks=60)
+            self.assertTrue(any(len(json.loads(text)) > 1 for text in answer["texts"]), beside)
+
+
+if __name__ == "__main__":
+    WALKS = sys.argv.pop(1)
+    unittest.main()
