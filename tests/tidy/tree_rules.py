@@ -18,7 +18,7 @@ AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], .
     ("files", lambda path: True, lambda text: 1, 1_300),
     ("lines of tests",
      lambda path: path.startswith("tests/") and re.search(r"\.(?:cc|h|cu|cuh|py)$", path),
-     lambda text: text.count("\n"), 66_000),  # (48,000)
+     lambda text: text.count("\n"), 68_000),  # (48,000)
     ("lines of C++ and CUDA outside tests, without blanks and comments",
      lambda path: not path.startswith("tests/") and CPP_FILE.search(path),
      lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 45_000),  # (34,000)

@@ -1,4 +1,4 @@
-// Schemas, regular expressions, grammars and tags of tools to masks, on a thread with the least
+// Schemas, regular expressions, grammars and calls of tools to masks, on a thread with the least
 // stack that systems give: a refusal is one line, what is made stays within its bytes and is the
 // same again, and a walk through it takes bounded steps and ends in what the definition says: JSON
 // for a schema.
@@ -94,7 +94,7 @@ void* Try(void* argument) {
 }  // namespace
 
 FUZZ_TEST(grammar) {
-  constexpr Kind kKinds[] = {Kind::kJsonSchema, Kind::kRegex, Kind::kGrammar, Kind::kStructuralTag};
+  constexpr Kind kKinds[] = {Kind::kJsonSchema, Kind::kRegex, Kind::kGrammar, Kind::kCalls};
   Trial trial;
   trial.source.kind = kKinds[in.Below(4)];
   trial.choices = in.Text(64);
