@@ -221,13 +221,9 @@ def grammar_seeds() -> Seeds:
         "valid_sum": 'root ::= sum\nsum ::= num ("+" num)*\nnum ::= [0-9]+ | "(" sum ")"',
         "left": 'root ::= root root | [a-z] | ""', "nothing": "root ::= nothing",
         "deep_rules": "root ::= " + "(" * 20000, "loop": "root ::= a\na ::= root"}, b"\2" + walk)
-    tag = {"type": "tag", "begin": "<c>f:", "end": "</c>",
-           "content": {"type": "json_schema", "json_schema": schemas["person"]}}
-    for kind, more in (("triggered_tags", {"triggers": ["<c>"]}),
-                       ("tags_with_separator", {"separator": "\n", "at_least_one": True})):
-        tags = {"type": kind, **more, "tags": [tag], "stop_after_first": False}
-        yield f"valid_{kind}", b"\3" + walk + encoded({"type": "structural_tag", "format": tags})
-    yield "deep_tags", b"\3" + walk + b'{"type": "structural_tag", "format": ' + b"[" * 9000
+    call = b'call ::= "f " [0-9] "</c>"\n'
+    yield "valid_calls", b"\3" + walk + b'root ::= TagDispatch(("<c>", call))\n' + call
+    yield "valid_calls_alone", b"\3" + walk + b'root ::= "<c>" call ("\\n<c>" call)*\n' + call
 
 
 def tool_call_reader_seeds() -> Seeds:

@@ -15,7 +15,7 @@ CPP_FILE = re.compile(r"\.(?:cc|h|cu|cuh)$")
 # sets each limit to 3% above its own amount, so that a pull request has room; the limits guard
 # against drift. In brackets: the aim.
 AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], ...] = (
-    ("files", lambda path: True, lambda text: 1, 1_300),
+    ("files", lambda path: True, lambda text: 1, 1_350),
     ("lines of tests",
      lambda path: path.startswith("tests/") and re.search(r"\.(?:cc|h|cu|cuh|py)$", path),
      lambda text: text.count("\n"), 68_000),  # (48,000)
