@@ -7,8 +7,9 @@ namespace fox {
 
 UnfinishedBodies::Body* UnfinishedBodies::Grow(Body* body, uint64_t client, int64_t bytes,
                                                Clock::time_point now) {
-  bodies_.insert(body);
-  clients_[client] += bytes - body->bytes_;
+  Client& own = clients_[client];
+  if (bodies_.insert(body).second) ++own.bodies;
+  own.bytes += bytes - body->bytes_;
   bytes_ += bytes - body->bytes_;
   body->client_ = client;
   body->bytes_ = bytes;
@@ -18,15 +19,16 @@ UnfinishedBodies::Body* UnfinishedBodies::Grow(Body* body, uint64_t client, int6
 
 UnfinishedBodies::Body* UnfinishedBodies::MostInTheWay(uint64_t client) const {
   const auto own = clients_.find(client);
-  int64_t most = own == clients_.end() ? 0 : own->second;
+  int64_t most = own == clients_.end() ? 0 : own->second.bytes;
   const bool too_much = most > (max_bytes_ + 1) / 2;
   if (!too_much && bytes_ <= max_bytes_) return nullptr;
   if (!too_much) {
-    for (const auto& [other, held] : clients_) most = std::max(most, held);
+    for (const auto& [id, other] : clients_) most = std::max(most, other.bytes);
   }
   Body* found = nullptr;
   for (Body* body : bodies_) {
-    const bool guilty = too_much ? body->client_ == client : clients_.at(body->client_) == most;
+    const bool guilty =
+        too_much ? body->client_ == client : clients_.at(body->client_).bytes == most;
     if (guilty && (found == nullptr || body->heard_ < found->heard_)) found = body;
   }
   return found;
@@ -36,8 +38,8 @@ void UnfinishedBodies::Remove(Body* body) {
   if (bodies_.erase(body) == 0) return;
   bytes_ -= body->bytes_;
   const auto own = clients_.find(body->client_);
-  own->second -= body->bytes_;
-  if (own->second == 0) clients_.erase(own);
+  own->second.bytes -= body->bytes_;
+  if (--own->second.bodies == 0) clients_.erase(own);
   body->bytes_ = 0;
 }
 

@@ -36,9 +36,13 @@ class UnfinishedBodies {
   int64_t bytes() const { return bytes_; }
 
  private:
+  struct Client {
+    int64_t bytes = 0, bodies = 0;
+  };
+
   const int64_t max_bytes_;
   int64_t bytes_ = 0;
-  std::map<uint64_t, int64_t> clients_;  // bytes of those with bodies here
+  std::map<uint64_t, Client> clients_;  // those with bodies here
   std::unordered_set<Body*> bodies_;
 };
 

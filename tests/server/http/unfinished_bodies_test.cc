@@ -47,6 +47,17 @@ TEST_F(UnfinishedBodiesTest, WhenAllIsFullTheClientWithMostMakesRoom) {
   EXPECT_EQ(bodies_.bytes(), 61);
 }
 
+// A head has come, and nothing of its body yet.
+TEST_F(UnfinishedBodiesTest, ClientsWithoutBytesAreKnownAsLongAsTheirBodies) {
+  for (const size_t body : {0, 1, 2}) EXPECT_EQ(Grow(body, 1, 0), -1);
+  for (const size_t body : {0, 1}) bodies_.Remove(&all_[body]);
+  for (const uint64_t client : {2, 3}) EXPECT_EQ(Grow(client + 1, client, 40), -1);
+  EXPECT_EQ(Grow(5, 4, 30), 3);
+  bodies_.Remove(&all_[3]);
+  bodies_.Remove(&all_[2]);
+  EXPECT_EQ(bodies_.bytes(), 70);
+}
+
 TEST_F(UnfinishedBodiesTest, WhatIsRemovedTwiceIsRemovedOnce) {
   Grow(0, 1, 30);
   for (int i = 0; i < 2; ++i) bodies_.Remove(&all_[0]);
