@@ -383,7 +383,7 @@ class Trainer(TrainingRun):
             self.line.say(
                 f"loss {student['loss']:.4f} (teacher {teacher['loss']:.4f}), recall "
                 f"{100 * student['recall_mean']:.1f}% ({100 * teacher['recall_mean']:.1f}%), "
-                f"kept {100 * student['share']:.1f}%, at the end "
+                f"kept {100 * student['share']:.1f}% (wanted {100 * args.keep:.1f}%), at the end "
                 f"{100 * student['share_at_end']:.1f}%")
         self.line.say(f"done in {duration(self.seconds)}: {args.out}")
 
