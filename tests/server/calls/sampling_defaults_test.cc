@@ -33,6 +33,17 @@ TEST(SamplingDefaultsTest, TheFileCountsWhereItSaysSomething) {
   EXPECT_EQ(Defaults("{}")->max_tokens, 256u);
 }
 
+// transformers loads such files and never generates these ids.
+TEST(SamplingDefaultsTest, EndsOutsideTheVocabularyEndNothing) {
+  for (const char* eos : {"-1", "100", "9223372036854775807", "[-1, 2, 100]"}) {
+    SCOPED_TRACE(eos);
+    const auto defaults = Defaults("{\"eos_token_id\": " + std::string(eos) + "}");
+    ASSERT_TRUE(defaults.ok()) << defaults.status();
+    EXPECT_EQ(defaults->eos_token_ids,
+              eos[0] == '[' ? std::vector<int32_t>{2} : std::vector<int32_t>{});
+  }
+}
+
 TEST(SamplingDefaultsTest, RefusalsNameTheKey) {
   const std::pair<std::string, const char*> cases[] = {
       {"{\"temperature\": -1}", "temperature"},
@@ -42,9 +53,6 @@ TEST(SamplingDefaultsTest, RefusalsNameTheKey) {
       {"{\"top_k\": -1}", "top_k"},
       {"{\"top_k\": 2147483648}", "top_k"},
       {"{\"max_new_tokens\": 0}", "max_new_tokens"},
-      {"{\"eos_token_id\": 100}", "eos_token_id"},
-      {"{\"eos_token_id\": -1}", "eos_token_id"},
-      {"{\"eos_token_id\": 9223372036854775807}", "eos_token_id"},
   };
   for (const auto& [json, key] : cases) {
     const absl::Status status = Defaults(json).status();
