@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "models/grammar/utf8_ranges.h"
 #include "models/grammar/work_meter.h"
 #include "models/tokenizer/utf8.h"
 
@@ -21,7 +22,6 @@ namespace {
 using Range = std::pair<int32_t, int32_t>;
 using Set = std::vector<Range>;
 
-constexpr int32_t kLast = 0x10ffff;
 const Set kDigits = {{'0', '9'}};
 const Set kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
 const Set kSpaces = {{'\t', '\r'}, {' ', ' '}};
@@ -42,7 +42,7 @@ Set Others(Set set) {
     if (first > next) out.emplace_back(next, first - 1);
     next = std::max(next, last + 1);
   }
-  if (next <= kLast) out.emplace_back(next, kLast);
+  if (next <= kLastCodePoint) out.emplace_back(next, kLastCodePoint);
   return out;
 }
 
@@ -100,7 +100,7 @@ std::string Characters(const Set& set) {
   }
   if (!letters.empty()) ways.push_back(absl::StrCat("\\\\[", letters, "]"));
   // Others may be escaped, too, where much may be: names of letters are not spelled so.
-  const bool is_wide = Both(set, {{0x10000, kLast}}) == Set{{0x10000, kLast}};
+  const bool is_wide = Both(set, {{0x10000, kLastCodePoint}}) == Set{{0x10000, kLastCodePoint}};
   const Set numbered = is_wide ? Set{{0, 0x1f}, {0x80, 0xd7ff}, {0xe000, 0xffff}} : Set{{0, 0x1f}};
   for (const auto& [first, last] : Both(set, numbered)) AddNumbers(first, last, &ways);
   if (is_wide) {

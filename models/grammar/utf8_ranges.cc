@@ -8,10 +8,9 @@
 namespace fox {
 namespace {
 
-constexpr int32_t kLast = 0x10ffff;
 // Lengths change behind the last of each; no character is between the third and the fourth.
 constexpr std::pair<int32_t, int32_t> kLengths[] = {
-    {0, 0x7f}, {0x80, 0x7ff}, {0x800, 0xd7ff}, {0xe000, 0xffff}, {0x10000, kLast}};
+    {0, 0x7f}, {0x80, 0x7ff}, {0x800, 0xd7ff}, {0xe000, 0xffff}, {0x10000, kLastCodePoint}};
 
 std::vector<uint8_t> Encode(int32_t point) {
   const auto tail = [point](int shift) {
@@ -54,7 +53,7 @@ std::vector<std::vector<ByteRange>> Utf8Ranges(const std::vector<int32_t>& bound
     if (!negated && last >= next) wanted.emplace_back(std::max(first, next), last);
     next = std::max(next, last + 1);
   }
-  if (negated && next <= kLast) wanted.emplace_back(next, kLast);
+  if (negated && next <= kLastCodePoint) wanted.emplace_back(next, kLastCodePoint);
   std::vector<std::vector<ByteRange>> out;
   for (const auto& [first, last] : wanted) {
     for (const auto& [least, most] : kLengths) {

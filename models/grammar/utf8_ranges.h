@@ -6,6 +6,8 @@
 
 namespace fox {
 
+inline constexpr int32_t kLastCodePoint = 0x10ffff;
+
 struct ByteRange {
   uint8_t first, last;
 };
