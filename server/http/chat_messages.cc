@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-absl::Status Invalid(absl::string_view message) { return absl::InvalidArgumentError(message); }
+absl::Status Malformed(absl::string_view message) { return absl::InvalidArgumentError(message); }
 
 // A text, or parts of text, which become its lines. Null where `optional`: no text.
 absl::Status ReadContent(const Json* value, bool optional, std::string* out) {
@@ -28,20 +28,21 @@ absl::Status ReadContent(const Json* value, bool optional, std::string* out) {
     *out = value->get<std::string>();
     return absl::OkStatus();
   }
-  if (value == nullptr || !value->is_array()) return Invalid(kForm);
+  if (value == nullptr || !value->is_array()) return Malformed(kForm);
   std::vector<std::string> lines;
   for (const Json& part : *value) {
-    if (!part.is_object()) return Invalid(kForm);
+    if (!part.is_object()) return Malformed(kForm);
     JsonFields fields(part);
     const std::string type = fields.String("type").value_or("");
     if (type != "text" && type != "refusal" && !type.empty()) {
-      return Invalid(absl::StrCat("content: no part of type ", absl::CHexEscape(type.substr(0, 32)),
-                                  "; text alone is supported"));
+      return Malformed(absl::StrCat("content: no part of type ",
+                                    absl::CHexEscape(type.substr(0, 32)),
+                                    "; text alone is supported"));
     }
     std::optional<std::string> text = fields.String(type == "refusal" ? "refusal" : "text");
-    if (type.empty() || !text.has_value()) return Invalid(kForm);
+    if (type.empty() || !text.has_value()) return Malformed(kForm);
     const absl::Status unread = CheckUnreadFields(fields, FieldPlace::kPart);
-    if (!unread.ok()) return Invalid(absl::StrCat("content.", unread.message()));
+    if (!unread.ok()) return Malformed(absl::StrCat("content.", unread.message()));
     lines.push_back(*std::move(text));
   }
   *out = absl::StrJoin(lines, "\n");
@@ -59,7 +60,7 @@ std::string ArgumentsOf(const std::string& text) {
 
 // `written`: the calls as the body has them.
 absl::Status ReadCalls(const Json& calls, absl::string_view written, v1::ChatMessage* out) {
-  if (!calls.is_array()) return Invalid("tool_calls: must be a list");
+  if (!calls.is_array()) return Malformed("tool_calls: must be a list");
   const std::vector<absl::string_view> texts = JsonElements(written);
   for (size_t i = 0; i < calls.size(); ++i) {
     const Json& call = calls[i];
@@ -67,7 +68,7 @@ absl::Status ReadCalls(const Json& calls, absl::string_view written, v1::ChatMes
     const Json name = function.is_object() ? function.value("name", Json()) : Json();
     const Json arguments = function.is_object() ? function.value("arguments", Json("")) : Json();
     if (!name.is_string() || name == "" || !(arguments.is_string() || arguments.is_object())) {
-      return Invalid(
+      return Malformed(
           "tool_calls: each must have a function.name, and function.arguments that are a text");
     }
     v1::ToolCall* const added = out->add_tool_calls();
@@ -89,7 +90,7 @@ std::string ThoughtOf(JsonFields* fields) {
 // `written`: the message as the body has it.
 absl::Status ReadMessage(const Json& message, absl::string_view written, v1::ChatMessage* out,
                          std::string* thought) {
-  if (!message.is_object()) return Invalid("role: must be set");
+  if (!message.is_object()) return Malformed("role: must be set");
   JsonFields fields(message);
   const std::string role = fields.String("role").value_or("");
   const bool assistant = role == "assistant";
@@ -99,7 +100,7 @@ absl::Status ReadMessage(const Json& message, absl::string_view written, v1::Cha
   if (assistant) *thought = ThoughtOf(&fields);
   absl::Status status = fields.status();
   if (status.ok()) status = CheckUnreadFields(fields, FieldPlace::kMessage);
-  if (status.ok() && role.empty()) return Invalid("role: must be set");
+  if (status.ok() && role.empty()) return Malformed("role: must be set");
   if (status.ok() && calls != nullptr) {
     status = ReadCalls(*calls, JsonAt(written, {"tool_calls"}), out);
   }
@@ -162,13 +163,13 @@ void ReadTurn(JsonFields* fields, const std::string& body, v1::ChatMessages* out
 
 absl::Status ReadMessages(const Json* value, const std::string& body, const ChatFormat& format,
                           v1::ChatMessages* out) {
-  if (value == nullptr) return Invalid("messages: must be set");
-  if (!value->is_array()) return Invalid("messages: must be a list of {\"role\", \"content\"}");
+  if (value == nullptr) return Malformed("messages: must be set");
+  if (!value->is_array()) return Malformed("messages: must be a list of {\"role\", \"content\"}");
   const std::vector<absl::string_view> texts = JsonElements(JsonAt(body, {"messages"}));
   std::vector<std::string> thoughts(texts.size());
   for (size_t i = 0; i < texts.size(); ++i) {
     const absl::Status status = ReadMessage((*value)[i], texts[i], out->add_turns(), &thoughts[i]);
-    if (!status.ok()) return Invalid(absl::StrCat("messages[", i, "].", status.message()));
+    if (!status.ok()) return Malformed(absl::StrCat("messages[", i, "].", status.message()));
   }
   if (format.thinking().has_value()) AddThoughts(thoughts, *format.thinking(), out);
   return absl::OkStatus();
