@@ -144,6 +144,11 @@ class PageTest(Page):
         self.browser.wait_for(f"!{RECORDED} && !drawing")
         self.assertEqual(self.browser.evaluate(STATE), "running")  # it is seen while it happens
         self.assertLess(int(self.text("tokens").replace(",", "")), 6645)
+        for element in ("tokens", "kept"):  # and it moves: figures of three moments at least
+            self.browser.wait_for(f"{STATE} === 'done' || (seen => seen.size > 2)(window.{element}"
+                                  f"Seen = (window.{element}Seen ?? new Set()).add("
+                                  f"document.getElementById('{element}').textContent))")
+            self.assertEqual(self.browser.evaluate(STATE), "running", element)
         self.browser.wait_for(DONE)
         self.assertRegex(self.text("status"), r"^Done: 6,645 tokens read, \d+ written$")
         answer = self.text("answer")
@@ -402,11 +407,26 @@ class ChatPageTest(Page):
             self.assertEqual(self.text("answer"), shown)
             self.browser.evaluate("document.body.dataset.state = 'idle'")
         self.assertEqual(self.text("prompt-label"), "Message")
+        self.generate("On", 100000)  # longer than the context: no turn of the conversation
+        self.browser.wait_for(f"{STATE} === 'failed'")
+        self.assertEqual(self.text("answer"), shown)
+        self.browser.events.clear()  # the browser logs the status 400 as an error
         self.push("reset")
         self.assertEqual(self.text("answer"), "")
         self.generate("Go on", 12)
         self.browser.wait_for(f"{STATE} === 'done'")
         self.assertTrue(self.text("answer").startswith("Go on\n\n"))
+
+    def test_a_phone_shows_the_answer_below_the_question(self) -> None:
+        self.assertEqual(self.value("prompt"), "")
+        self.look(390, 844, "light")
+        self.generate("The king", 3)
+        self.browser.wait_for(f"{STATE} === 'done'")
+        bottom, top = (self.browser.evaluate(f"document.getElementById('{element}')"
+                                             f".getBoundingClientRect().{side} + scrollY")
+                       for element, side in (("answer", "bottom"), ("map", "top")))
+        self.assertLessEqual(bottom, 844)
+        self.assertLess(bottom, top)
 
 
 class BesidePageTest(Page):
@@ -440,14 +460,34 @@ class BesidePageTest(Page):
         self.assertEqual(self.text("kept"), self.text("kept-0"))
         for cell in ("first-0", "first-1", "rate-0", "rate-1"):
             self.assertRegex(self.text(cell), r"^\d")
+        self.assertRegex(self.text("right"), "^The town is Zenda: demo is( not| right),"
+                         r" other is( not| right)\.$")
         self.push("reset")
         self.assertEqual(self.text("beside-answer"), "")
+        self.assertEqual(self.text("right"), "")
         self.tab_to("beside")
         self.browser.press(" ", 32, text=" ")
         self.generate("The king", 5)
         self.browser.wait_for(f"{STATE} === 'done'")
         self.assertTrue(self.browser.evaluate("document.getElementById('beside-part').hidden"))
         self.assertEqual(self.text("beside-answer"), "")
+
+    def test_each_model_goes_on_from_its_own_answers(self) -> None:
+        for said in ("The king", "Go on"):
+            self.generate(said, 4)
+            self.browser.wait_for(f"{STATE} === 'done' && document.getElementById('prompt')"
+                                  ".value === ''")
+            self.assertEqual(self.text("right"), "")  # not the example's question
+            self.browser.evaluate("document.body.dataset.state = 'idle'")
+        self.browser.evaluate("0")
+        sent = [json.loads(event["params"]["request"]["postData"]) for event in self.browser.events
+                if event["method"] == "Network.requestWillBeSent"
+                and event["params"]["request"]["url"].endswith("/chat/completions")]
+        self.assertEqual([body["model"] for body in sent], ["demo", "other"] * 2)
+        for body, box in zip(sent[2:], ("answer", "beside-answer")):
+            question, answer, last = (message["content"] for message in body["messages"])
+            self.assertEqual([question, last], ["The king", "Go on"])
+            self.assertTrue(self.text(box).startswith(f"The king\n\n{answer}\n\nGo on\n\n"))
 
     def test_the_router_refuses_what_the_servers_do(self) -> None:
         headers = {"Content-Type": "application/json"}

@@ -5,12 +5,14 @@
 
 const MOST_OF_LINK = 4000;  // characters of the fragment
 const QUESTION = "\n\nQuestion: What is the name of the town?";
+const RIGHT = "Zenda";  // the answer to QUESTION; the text's capital is Strelsau
 const BOXES = ["answer", "beside-answer"];  // by place: of the first model, of the one beside it
 const SHARED = {n: "max-tokens", temperature: "temperature", seed: "seed"};  // by a link, with text
 
 let running = null;  // the AbortController of the answer that comes in
 let models = [{}];   // of the address; a second one can be asked beside the first
-let turns = null;    // of the conversation; null: the model does not chat
+// The conversation of each model, as each answers in its own words; null: the model does not chat.
+let turns = null;
 
 // A figure of an answer: in the comparison, and of the first model with the others.
 function tell(place, name, text) {
@@ -45,7 +47,11 @@ async function showModel() {
   if (models.length > 1) $("beside-name").textContent = models[1].id;
   models.slice(0, 2).forEach(({id}, place) => { $(`name-${place}`).textContent = id; });
   if (!models[0].chat) return;
-  turns ??= [];
+  if (turns === null) {
+    turns = BOXES.map(() => []);
+    $("prompt").value = $("prompt").value === $("prompt").defaultValue ? "" : $("prompt").value;
+  }
+  document.body.toggleAttribute("data-chat", true);
   $("prompt-label").textContent = "Message";
   $("generate").textContent = "Send";
   $("example").textContent = "Long text and question";
@@ -71,10 +77,10 @@ async function* eventsOf(response) {
   }
 }
 
-function requestBody() {
-  const prompt = $("prompt").value;
+function requestBody(prompt, place) {
+  const content = {role: "user", content: prompt};
   return {
-    ...(turns === null ? {prompt} : {messages: [...turns, {role: "user", content: prompt}]}),
+    ...(turns === null ? {prompt} : {messages: [...turns[place], content]}),
     stream: true,
     stream_options: {include_usage: true}, acp_windows: true,
     max_tokens: Number($("max-tokens").value), temperature: Number($("temperature").value),
@@ -83,8 +89,9 @@ function requestBody() {
 }
 
 function begin(both) {
-  if (!turns?.length) $("answer").replaceChildren();
+  if (!turns?.[0].length) $("answer").replaceChildren();
   pause();
+  $("right").textContent = "";
   for (const name of ["kept", "rate", "first"]) BOXES.forEach((_, place) => tell(place, name, "-"));
   $("answers").classList.toggle("both", both);
   $("beside-part").hidden = $("compare").hidden = !both;
@@ -93,21 +100,37 @@ function begin(both) {
   });
 }
 
-// Shows the prompt in a box; returns the text that the answer grows in.
-function openAnswer(box) {
-  const before = document.createElement("span");
+// Shows the prompt in a model's box; returns the text that the answer grows in.
+function openAnswer(prompt, place) {
+  const box = $(BOXES[place]), before = document.createElement("span");
   before.className = "before";
-  const prompt = $("prompt").value;
   before.textContent = prompt.length > 400 ? "\u2026" + prompt.slice(-400) : prompt;
   const text = document.createTextNode("");
   if (turns === null) {
     box.replaceChildren(before, text);
   } else {
-    before.textContent = `${turns.length > 0 ? "\n\n" : ""}${before.textContent}\n\n`;
+    before.textContent = `${turns[place].length > 0 ? "\n\n" : ""}${before.textContent}\n\n`;
     box.append(before, text);
   }
   box.scrollTop = box.scrollHeight;
   return text;
+}
+
+// Keeps a turn of a model's conversation, or removes a question that got no answer.
+function closeAnswer(prompt, place, text) {
+  if (turns === null) return;
+  if (text.data === "") {
+    text.previousSibling.remove();
+  } else {
+    turns[place].push({role: "user", content: prompt}, {role: "assistant", content: text.data});
+  }
+}
+
+// Says which model has the answer to the example's question.
+function judge(texts) {
+  const said = texts.map((text, place) =>
+    `${models[place].id} ${text.data.includes(RIGHT) ? "is right" : "is not"}`);
+  $("right").textContent = `The town is ${RIGHT}: ${said.join(", ")}.`;
 }
 
 // Reads the answer to its end; returns what the server says of it.
@@ -118,7 +141,10 @@ async function readAnswer(response, place, text, start, next) {
     if (event.object === "fox.windows") {
       addMoment(next, event);
       tell(place, "kept", bytesText(memoryOf(next, next.history.at(-1)).kept));
-      if (place === 0) show(next);
+      if (place === 0) {
+        show(next);
+        draw();
+      }
       continue;
     }
     if (event.usage) usage = event.usage;
@@ -175,14 +201,18 @@ async function ask(body, place, text) {
 async function generate() {
   if (running !== null) return;
   running = new AbortController();
-  const both = models.length > 1 && $("beside").checked, body = requestBody();
+  const both = models.length > 1 && $("beside").checked, prompt = $("prompt").value;
+  const places = both ? [0, 1] : [0];
   begin(both);
-  const text = openAnswer($("answer")), beside = both ? openAnswer($("beside-answer")) : null;
+  const texts = places.map((place) => openAnswer(prompt, place));
   try {
-    const usage = await ask(body, 0, text);
-    if (both) await ask(body, 1, beside);
-    setState("done", usage === null ? "Done" : `Done: ${NUMBERS.format(usage.prompt_tokens)} ` +
-      `tokens read, ${NUMBERS.format(usage.completion_tokens)} written`);
+    let usage = null;
+    for (const place of places) {
+      const said = await ask(requestBody(prompt, place), place, texts[place]);
+      if (place === 0) usage = said;
+    }
+    if (both && prompt === exampleText()) judge(texts);
+    setState("done", usage === null ? "Done" : doneText(usage));
   } catch (error) {
     if (running.signal.aborted) {
       setState("stopped", "Stopped");
@@ -191,12 +221,17 @@ async function generate() {
     }
   } finally {
     running = null;
-    if (turns !== null && text.data !== "") {
-      turns = [...body.messages, {role: "assistant", content: text.data}];
-      $("prompt").value = "";
-    }
+    places.forEach((place) => closeAnswer(prompt, place, texts[place]));
+    if (turns !== null && texts[0].data !== "") $("prompt").value = "";
     setState(document.body.dataset.state, $("status").textContent);
   }
+}
+
+function doneText(usage) {
+  const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+  return `Done: ${NUMBERS.format(usage.prompt_tokens)} tokens read` +
+    (cached > 0 ? ` (${NUMBERS.format(cached)} from the cache)` : "") +
+    `, ${NUMBERS.format(usage.completion_tokens)} written`;
 }
 
 // ---- controls -----------------------------------------------------------------------------------
@@ -274,8 +309,8 @@ function start() {
   });
   $("stop").addEventListener("click", () => running?.abort());
   $("reset").addEventListener("click", () => {
-    turns = [];
-    for (const box of BOXES) $(box).replaceChildren();
+    turns = BOXES.map(() => []);
+    for (const box of [...BOXES, "right"]) $(box).replaceChildren();
     setState("idle", "A new conversation");
   });
   $("example").addEventListener("click", useExample);

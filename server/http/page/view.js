@@ -125,11 +125,15 @@ function showFigures() {
   $("kept").textContent = bytesText(kept);
   $("unpruned").textContent = bytesText(unpruned);
   $("share").textContent = unpruned > 0 ? `${(100 * kept / unpruned).toFixed(1)}%` : "-";
+  const times = kept > 0 ? unpruned / kept : 1;
+  $("times").textContent = times >= 1.1 ? `, ${times.toFixed(1)}\u00d7 less` : "";
   $("tokens").textContent = NUMBERS.format(at.tokens);
   $("certificate").textContent = certificateText();
   const broken = at.mass !== null && at.mass > run.log_tolerance;
   $("certificate").className = "certificate " + (broken ? "broken" : "sound");
   $("cell").textContent = cellText(cursor);
+  // A prompt from the cache has one moment: there is nothing to replay.
+  $("play").disabled = $("moment").disabled = pages === 0;
   $("moment").max = pages;
   $("moment").value = index;
   const part = at.tokens <= run.prompt_tokens ? "read" : "read and written";
