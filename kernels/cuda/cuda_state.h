@@ -72,10 +72,10 @@ struct CudaOps::State {
   bool hopper = false;
   cuda::LinearEngine linear;
   UnfinishedWrites unfinished;
-  std::vector<Buffer> buffers;  // behind `work`
+  std::vector<Buffer> buffers;  // that `schedule` points into
   cuda::StepSchedule schedule;
   int resident_blocks = 0;                 // cuda::DecodeBlocks
-  int32_t* first_visible_pages = nullptr;  // work.window of the layers that have some
+  int32_t* first_visible_pages = nullptr;  // StepSchedule::first_visible_page
 };
 
 }  // namespace fox

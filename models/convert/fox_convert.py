@@ -20,7 +20,7 @@ from refusal import Refusal
 if TYPE_CHECKING:  # numpy comes with these; --help must work without it
     from tensor_plan import Plan, PlannedTensor
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 EXIT_REFUSED, EXIT_USAGE = 1, 2
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 

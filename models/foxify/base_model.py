@@ -22,7 +22,7 @@ from tensor_plan import Plan, checked, plan_as_it_is
 from torch import Tensor
 from transformers_config import Rope, parse_transformers_config
 
-PAGE = 64  # tokens; kPageSize of the kernels
+PAGE = 64  # tokens; kPageTokens of the kernels
 # The matrices of a layer; those of one row are multiplied at once.
 MATRICES = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

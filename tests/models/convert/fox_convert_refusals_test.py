@@ -110,7 +110,7 @@ class CommandTest(CheckpointCase):
                         ("--verify-only", "--force"), ("--unknown",)):
             self.assertEqual(self.run_convert(*options)[0], fox_convert.EXIT_USAGE)
         self.assertEqual(self.run_convert(dst=False)[0], fox_convert.EXIT_USAGE)
-        self.assertEqual(self.run_convert("--version")[:2], (0, "fox_convert 0.1.0\n"))
+        self.assertEqual(self.run_convert("--version")[:2], (0, "fox_convert 0.2.0\n"))
         self.assertIn("examples:", self.run_convert("--help")[1])
 
     def test_destination(self) -> None:
