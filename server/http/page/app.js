@@ -129,7 +129,7 @@ function closeAnswer(prompt, place, text) {
 // Says which model has the answer to the example's question.
 function judge(texts) {
   const said = texts.map((text, place) =>
-    `${models[place].id} ${text.data.includes(RIGHT) ? "is right" : "is not"}`);
+    `${models[place].id} ${text.data.includes(RIGHT) ? "is right" : "is wrong"}`);
   $("right").textContent = `The town is ${RIGHT}: ${said.join(", ")}.`;
 }
 
