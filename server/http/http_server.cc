@@ -38,7 +38,8 @@ absl::string_view AuthorizationOf(const HttpRequest& head) {
 // True if a host is an address, localhost or this machine's name. A browser sends another name for
 // a page that has had its own name resolved to this machine (DNS rebinding).
 bool NamesThisMachine(absl::string_view host) {
-  if (host.empty() || host.front() == '[') return true;
+  if (host.empty()) return true;
+  if (host.front() == '[') return host.find_first_not_of("[]0123456789abcdef:.") == host.npos;
   const bool address = std::all_of(host.begin(), host.end(), [](char c) {
     return absl::ascii_isdigit(static_cast<unsigned char>(c)) || c == '.';
   });
