@@ -32,7 +32,7 @@ void ThrowOnAThread(const std::exception& exception) {
 }
 
 // Without end, each time with a frame that is written to.
-int Recurse(int depth) {  // NOLINT(misc-no-recursion)
+int Recurse(int depth) {    // NOLINT(misc-no-recursion)
   if (depth < 0) return 0;  // never: compilers warn without an end
   volatile char frame[1024];
   frame[depth % 1024] = 1;
