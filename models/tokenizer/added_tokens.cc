@@ -135,7 +135,7 @@ void AddedTokenSplitter::SplitText(std::string_view text, const Trie& trie,
     at += length;
     const size_t end = token.rstrip ? SpaceBehind(text, at) : at;
     if (done < begin) take({text.substr(done, begin - done)});
-    take({text.substr(begin, end - begin), token.id});
+    if (begin < end) take({text.substr(begin, end - begin), token.id});  // else wholly swallowed
     done = end;  // space that one token swallows may open the next one all the same
   }
   if (done < text.size()) take({text.substr(done)});

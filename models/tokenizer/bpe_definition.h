@@ -66,10 +66,10 @@ absl::StatusOr<BpeDefinition> ParseGpt2Files(const std::string& vocab_json,
 // tokenizer.json of the Hugging Face tokenizers library. Understood: model BPE; normalizer NFC;
 // pre_tokenizer ByteLevel, alone or in a Sequence after any of Split and Digits; decoder ByteLevel;
 // post_processor ByteLevel or TemplateProcessing; added_tokens. With byte_fallback: normalizer
-// Prepend and Replace of the visible space; pre_tokenizer none, Split, Digits, Metaspace without
-// `split`; decoder Replace, ByteFallback, Fuse, Strip. `truncation` and `padding` are left to the
-// caller and ignored. bos and eos come from `config`. Unimplemented names what would change the
-// result and is not understood, InvalidArgument what is malformed.
+// Prepend and Replace of the visible space; pre_tokenizer none, Metaspace, Split, Digits; decoder
+// Replace, ByteFallback, Fuse, Strip. `truncation` and `padding` are left to the caller and
+// ignored. bos and eos come from `config`. Unimplemented names what would change the result and is
+// not understood, InvalidArgument what is malformed.
 absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
                                                  const TokenizerConfig& config);
 

@@ -83,8 +83,11 @@ absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t mo
   for (const auto& [token, id] : definition.vocab) {
     if (absl::Status status = add(definition.vocab_file, token, id); !status.ok()) return status;
   }
+  const AddedTokenSplitter::Normalize normalize = NormalizerOf(definition);
+  absl::flat_hash_map<int32_t, std::string> normalized;  // found in such text, and text of it
   for (const AddedToken& token : definition.added) {
     if (absl::Status status = add(token.file, token.content, token.id); !status.ok()) return status;
+    if (token.normalized && normalize) normalized.emplace(token.id, normalize(token.content));
     const auto in_vocab = definition.vocab.find(token.content);
     if (in_vocab != definition.vocab.end() && in_vocab->second != token.id) {
       return InvalidFile(
@@ -101,7 +104,8 @@ absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t mo
   for (int32_t id = 0; id < size; ++id) {
     const auto it = token_of_id.find(id);
     if (it == token_of_id.end()) continue;  // as padding
-    const std::string& token = *it->second;
+    const auto found = normalized.find(id);
+    const std::string& token = found == normalized.end() ? *it->second : found->second;
     const auto at = static_cast<size_t>(id);
     if (byte_fallback_) {
       bytes_[at] = absl::StrReplaceAll(token, {{kVisibleSpace, " "}});

@@ -16,7 +16,8 @@ std::string TokenStream::Push(int32_t id) {
   std::string bytes = tokenizer_.TokenBytes(id, skip_special_);
   if (at_start_) {
     const Tokenizer::Info& info = tokenizer_.info();
-    const bool strip = kind == Tokenizer::TokenKind::kWord && info.strip_leading_space;
+    const bool strip =
+        kind == Tokenizer::TokenKind::kWord && info.strip_leading_space && !bytes.empty();
     if (strip) bytes.erase(0, 1);
     at_start_ = bytes.empty() && (!strip || info.strip_all_leading_spaces);
   }

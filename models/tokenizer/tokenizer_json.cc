@@ -103,8 +103,12 @@ absl::Status ReadMetaspace(const Json& step, BpeDefinition* definition) {
                                               : Metaspace::kNotInFront;
   const bool split = !step.contains("split") || ReadFlag(step, "split");
   const std::string space = ReadString(step, "replacement").value_or("");
-  if (!split && space == kVisibleSpace) return absl::OkStatus();
-  return Unsupported("pre_tokenizer Metaspace", split ? "split" : space, "U+2581, not split");
+  if (space != kVisibleSpace) return Unsupported("pre_tokenizer Metaspace", space, "U+2581");
+  if (split) {
+    definition->pretokenizer.push_back({.pattern = LiteralPattern(kVisibleSpace),
+                                        .behavior = PretokenizerStep::Behavior::kMergedWithNext});
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {

@@ -102,6 +102,7 @@ SMALL_EXTRA = [
 
 FALLBACK_EXTRA = [
     "</s> a<s>b <s>", "upon a  sea \tupon a", "sea a", " <unk>sea", "<0x41>\u2581<0x",
+    "a two words b", "two words", "two words two words", "sea\t\t\t", " \t\t x\t\tsea \t\tsea",
     "a\u4e00\u4e8c" * 9000, " " * 40000 + "in a",
 ]
 
@@ -245,7 +246,9 @@ def fallback() -> Tokenizer:
                                            decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in control])
     tokenizer.add_tokens([AddedToken("upon a", normalized=False, lstrip=True),
-                          AddedToken("sea", normalized=False, rstrip=True)])
+                          AddedToken("sea", normalized=False, rstrip=True),
+                          AddedToken("\t\t", normalized=False, lstrip=True, rstrip=True),
+                          AddedToken("two words", normalized=True)])
     return tokenizer
 
 
@@ -256,8 +259,8 @@ def fallback_vectors(tokenizer: Tokenizer, samples: list[str]) -> list[list]:
     for normalizer, steps in (
             (normalizers.Sequence([normalizers.Prepend(SPACE), visible]), None),
             (visible, pre_tokenizers.Split(" ", "merged_with_previous")),
-            *((None, pre_tokenizers.Metaspace(SPACE, scheme, split=False))
-              for scheme in ("never", "always")),
+            *((None, pre_tokenizers.Metaspace(SPACE, scheme, split))
+              for split in (False, True) for scheme in ("never", "first", "always")),
             (None, pre_tokenizers.Sequence([pre_tokenizers.Metaspace(SPACE, "first", split=False),
                                             pre_tokenizers.Digits(True)]))):
         tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, steps

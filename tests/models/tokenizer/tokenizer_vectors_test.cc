@@ -122,8 +122,10 @@ TEST(TokenizerVectorsTest, Pretokenizers) {
 TEST(TokenizerVectorsTest, ByteFallback) {
   std::vector<std::string> texts;
   for (const auto& row : Vectors()["gpt2"]["encode"]) texts.push_back(row[0]);
-  texts.insert(texts.end(), {"</s> a<s>b <s>", "upon a  sea \tupon a", "sea a", " <unk>sea",
-                             "<0x41>\u2581<0x", "", std::string(40'000, ' ') + "in a"});
+  texts.insert(texts.end(),
+               {"</s> a<s>b <s>", "upon a  sea \tupon a", "sea a", " <unk>sea", "<0x41>\u2581<0x",
+                "a two words b", "two words", "two words two words", "sea\t\t\t",
+                " \t\t x\t\tsea \t\tsea", "", std::string(40'000, ' ') + "in a"});
   for (int i = 0; i < 9'000; ++i) *(texts.end() - 2) += "a\u4e00\u4e8c";  // several windows
   for (const auto& row : Vectors()["fallback"]) {
     const auto tokenizer = LoadWith("fallback_tokenizer.json", row[0], row[1]);
