@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -14,6 +15,7 @@
 namespace fox {
 namespace {
 
+constexpr char kComment[] = "  # ";
 constexpr size_t kMostNodes = 64;  // of a tree of names
 
 // A name's characters as JSON writes them between quotes, an escape as one.
@@ -107,6 +109,15 @@ std::string RuleOf(const Node& node, size_t depth, const std::string& rest, Ebnf
 
 }  // namespace
 
+std::string PlaceOf(const std::string& rule, const std::string& text) {
+  const size_t begin =
+      text.find(absl::StrCat("\n", rule.substr(0, rule.find_first_of("_#")), " ::= "));
+  if (begin == text.npos) return "";
+  const std::string line = text.substr(begin + 1, text.find('\n', begin + 1) - begin - 1);
+  const size_t comment = line.rfind(kComment);
+  return comment == line.npos ? "" : line.substr(comment + sizeof(kComment) - 1);
+}
+
 std::string EbnfText(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -133,7 +144,8 @@ std::string EbnfRules::Reserve() { return absl::StrCat("r", count_++); }
 
 void EbnfRules::Define(const std::string& name, const std::string& body) {
   SpendWork(static_cast<int64_t>(64 + body.size()));
-  absl::StrAppend(&text_, name, " ::= ", body, "\n");
+  absl::StrAppend(&text_, name, " ::= ", body, kComment, absl::CHexEscape(place_.substr(0, 200)),
+                  "\n");
 }
 
 std::string EbnfRules::Any() {

@@ -17,6 +17,10 @@ class EbnfRules {
   void Define(const std::string& name, const std::string& body);
   const std::string& text() const { return text_; }
 
+  // What the rules that are added from now on are of: a comment of each, for errors (see PlaceOf).
+  void set_place(const std::string& place) { place_ = place; }
+  const std::string& place() const { return place_; }
+
   // --- Rules of JSON, on one line, with the spaces of Python's json.dumps ---
   std::string Any();
   std::string String();
@@ -29,10 +33,13 @@ class EbnfRules {
 
  private:
   std::map<std::string, std::string> names_;  // by body
-  std::string text_;
+  std::string text_, place_;
   std::string any_, string_, name_;  // rules that refer to themselves
   int count_ = 0;
 };
+
+// Of a rule of `text`, or of one that the library has made of it: r1_2 or r1#rest3. Empty: none.
+std::string PlaceOf(const std::string& rule, const std::string& text);
 
 // A text in quotes.
 std::string EbnfText(const std::string& text);

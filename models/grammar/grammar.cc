@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "compiled_grammar_impl.h"
 #include "grammar_impl.h"
@@ -54,22 +55,26 @@ absl::Status CheckText(const GrammarSource& source) {
   return absl::OkStatus();
 }
 
-xgrammar::Grammar Parse(const GrammarSource& source) {
+// `text`: what a schema became, or calls.
+xgrammar::Grammar Parse(const GrammarSource& source, std::string* text) {
   switch (source.kind) {
     case GrammarSource::Kind::kRegex:
       return xgrammar::Grammar::FromEBNF(
           absl::StrCat("regex ::= ", xgrammar::RegexToEBNF(source.text, false)), "regex");
     case GrammarSource::Kind::kGrammar:
-    case GrammarSource::Kind::kCalls:
       return xgrammar::Grammar::FromEBNF(source.text);
+    case GrammarSource::Kind::kCalls:
+      *text = source.text;
+      return xgrammar::Grammar::FromEBNF(*text);
     case GrammarSource::Kind::kJsonSchema:
       break;
   }
   EbnfRules rules;
   const absl::StatusOr<SchemaRules> schema = AddSchemaRules(source.text, /*relax=*/false, &rules);
-  if (schema.status().message() == WorkSpent().what()) throw WorkSpent();
+  if (absl::EndsWith(schema.status().message(), WorkSpent().what())) throw WorkSpent();
   if (!schema.ok()) throw std::runtime_error(std::string(schema.status().message()));
-  return xgrammar::Grammar::FromEBNF(absl::StrCat("root ::= ", schema->root, "\n", rules.text()));
+  *text = absl::StrCat("root ::= ", schema->root, "\n", rules.text());
+  return xgrammar::Grammar::FromEBNF(*text);
 }
 
 }  // namespace
@@ -271,11 +276,12 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Make(const Gramm
   std::call_once(loaded_, [this] { vocabulary_ = std::make_unique<Vocabulary>(tokens_()); });
   const bool quick = effort == Effort::kQuick;
   std::shared_ptr<const CompiledGrammar> grammar;
+  std::string text;
   try {
     std::optional<xgrammar::CompiledGrammar> compiled;
     {
       const WorkMeter meter(quick ? kQuickSteps : kCompileSteps);
-      const xgrammar::Grammar parsed = MergeEqualRules(Parse(source));
+      const xgrammar::Grammar parsed = MergeEqualRules(Parse(source, &text));
       if (parsed->NumRules() > kMaxRules) {
         return Invalid(absl::StrCat("more than ", kMaxRules, " rules"));
       }
@@ -284,7 +290,9 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Make(const Gramm
     grammar = std::make_shared<const CompiledGrammar>(*std::move(compiled), source,
                                                       vocabulary_->name_tokens);
   } catch (const WorkSpent& error) {
-    return quick ? absl::AbortedError("it takes longer") : Invalid(error.what());
+    if (quick) return absl::AbortedError("it takes longer");
+    const std::string place = PlaceOf(error.place, text);
+    return Invalid(absl::StrCat(place, place.empty() ? "" : ": ", error.what()));
   } catch (const std::exception& error) {
     return Invalid(OneLine(error.what()));
   }

@@ -260,27 +260,40 @@ std::string SchemaWriter::WriteWhole(const Json& whole, const std::string& path)
   SpendWork(static_cast<int64_t>(key.size()));
   const auto [memo, is_new] = memo_.try_emplace(key);
   if (!is_new) {
+    // Core, "Guarding Against Infinite Recursion": a validator would not come to an end.
+    if (memo->second.is_open && memo->second.level == level_) Fail(path, "$ref refers to itself");
     memo->second.is_used = true;
     return memo->second.name;
   }
   memo->second.name = rules_.Reserve();
+  memo->second.level = level_;
+  const std::string outer = rules_.place();
+  const auto leave = absl::MakeCleanup([&] { rules_.set_place(outer); });
+  rules_.set_place(place_ + path);
   std::string body;
   try {
-    body = whole.contains("anyOf")   ? Alternatives(whole, "anyOf", path)
-           : whole.contains("oneOf") ? Alternatives(whole, "oneOf", path)
-           : whole.contains("enum")  ? Enum(whole, path)
-                                     : Types(whole, path);
+    body = Body(whole, path);
   } catch (const NoValue& error) {
     if (memo->second.is_used) Fail(path, "a schema that refers to itself has no value");
     memo_.erase(memo);
     throw;
+  } catch (WorkSpent& error) {
+    if (error.place.empty()) error.place = path;
+    throw;
   }
+  memo->second.is_open = false;
   if (memo->second.is_used) {
     rules_.Define(memo->second.name, body);
   } else {
     memo->second.name = rules_.Add(body);
   }
   return memo->second.name;
+}
+
+std::string SchemaWriter::Body(const Json& whole, const std::string& path) {
+  if (whole.contains("anyOf")) return Alternatives(whole, "anyOf", path);
+  if (whole.contains("oneOf")) return Alternatives(whole, "oneOf", path);
+  return whole.contains("enum") ? Enum(whole, path) : Types(whole, path);
 }
 
 bool SchemaWriter::Separate(Json* a, Json* b, const std::string& path) {
@@ -363,6 +376,10 @@ absl::StatusOr<SchemaRules> AddSchemaRules(const std::string& schema, bool relax
     SchemaRules out{writer.Write(*root, ""), {}};
     out.relaxed = writer.relaxed();
     return out;
+  } catch (const WorkSpent& error) {
+    const std::string place = absl::CHexEscape(error.place.substr(0, 200));
+    return absl::InvalidArgumentError(
+        absl::StrCat(place, place.empty() ? "" : ": ", error.what()));
   } catch (const std::exception& error) {
     return absl::InvalidArgumentError(absl::CHexEscape(std::string(error.what()).substr(0, 300)));
   }

@@ -176,10 +176,11 @@ std::string SchemaWriter::Integer(const Json& whole, const std::string& path) {
   const auto bound = [&](const char* word, double nudge) -> std::optional<int64_t> {
     const Json& value = At(whole, word);
     if (value.is_null()) return {};
-    if (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX) return INT64_MAX;
     const double number = NumberOf(value);
     const double edge = nudge > 0 ? std::ceil(number) : std::floor(number);
-    if (edge >= 0x1p63) return nudge > 0 ? throw NoValue("the bound is too large") : INT64_MAX;
+    const bool is_above =
+        value.is_number_unsigned() ? value.get<uint64_t>() > INT64_MAX : edge >= 0x1p63;
+    if (is_above) return nudge > 0 ? throw NoValue("the bound is too large") : INT64_MAX;
     if (edge < -0x1p63) return nudge < 0 ? throw NoValue("the bound is too small") : INT64_MIN;
     return value.is_number_integer() ? value.get<int64_t>() : static_cast<int64_t>(edge);
   };

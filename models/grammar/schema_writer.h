@@ -18,7 +18,7 @@ namespace fox {
 class SchemaWriter {
  public:
   SchemaWriter(const ExactJson& root, bool relax, EbnfRules* rules)
-      : root_(root), relax_(relax), rules_(*rules) {}
+      : root_(root), relax_(relax), rules_(*rules), place_(rules->place()) {}
 
   // The rule of the schema's values.
   std::string Write(const ExactJson& schema, const std::string& path);
@@ -28,7 +28,8 @@ class SchemaWriter {
   // A rule that may be asked for while it is written.
   struct Memo {
     std::string name;
-    bool is_used = false;
+    int level = 0;
+    bool is_used = false, is_open = true;
   };
   struct Property {
     std::string name, value;
@@ -53,6 +54,7 @@ class SchemaWriter {
   ExactJson Merge(ExactJson a, const ExactJson& b, const std::string& path,
                   const std::string& keyword);
   std::string WriteWhole(const ExactJson& whole, const std::string& path);
+  std::string Body(const ExactJson& whole, const std::string& path);
   std::string Alternatives(const ExactJson& whole, const std::string& keyword,
                            const std::string& path);
   // Whether the two, which may then require more, have no value in common.
@@ -72,9 +74,11 @@ class SchemaWriter {
   const ExactJson& root_;
   const bool relax_;
   EbnfRules& rules_;
+  const std::string place_;           // of the root
   std::map<std::string, Memo> memo_;  // by the text of the whole schema
   std::vector<std::string> relaxed_;
   int depth_ = 0;
+  int level_ = 0;  // of objects and lists
 };
 
 std::string PathTo(const std::string& path, const std::string& word);

@@ -30,7 +30,7 @@ WorkMeter::WorkMeter(int64_t steps) : steps_(steps) {
   thread_local const char* const begin = StackBegin();  // asked once: it is a call of the system
   const auto* const here = static_cast<const char*>(__builtin_frame_address(0));
   const char* const end = here - kStackBytes;
-  work_limits = {steps, begin == nullptr ? end : std::max(end, begin + kSpareBytes)};
+  work_limits = {steps, begin == nullptr ? end : std::max(end, begin + kSpareBytes), nullptr};
 }
 
 }  // namespace fox

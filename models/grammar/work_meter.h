@@ -4,16 +4,21 @@
 
 #include <cstdint>
 #include <exception>
+#include <string>
 
 namespace fox {
 
 struct WorkSpent : std::exception {
+  explicit WorkSpent(const std::string* rule = nullptr) : place(rule == nullptr ? "" : *rule) {}
   const char* what() const noexcept override { return "too large or too ambiguous"; }
+
+  std::string place;  // where it ended: a rule, or a part of a schema; empty: not known
 };
 
 struct WorkLimits {
   int64_t left = INT64_MAX;         // steps
   const char* stack_end = nullptr;  // no frame below
+  const std::string* rule = nullptr;  // that is compiled
 };
 inline constinit thread_local WorkLimits work_limits;
 
@@ -22,7 +27,7 @@ inline void SpendWork(int64_t steps) {
   work_limits.left -= steps;
   if (work_limits.left < 0 ||
       static_cast<const char*>(__builtin_frame_address(0)) < work_limits.stack_end) {
-    throw WorkSpent();
+    throw WorkSpent(work_limits.rule);
   }
 }
 

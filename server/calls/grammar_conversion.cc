@@ -63,7 +63,9 @@ absl::StatusOr<std::string> AddSchema(const std::string& schema, bool relax,
                                       const std::string& name, EbnfRules* rules,
                                       GenerationSpec* spec) {
   const WorkMeter meter(kSchemaSteps);
+  rules->set_place(name.empty() ? "" : absl::StrCat(name, "#"));
   absl::StatusOr<SchemaRules> added = AddSchemaRules(schema, relax, rules);
+  rules->set_place("");
   if (!added.ok()) return added.status();
   for (const std::string& place : added->relaxed) {
     spec->relaxed.push_back(absl::StrCat(name, "#", place));

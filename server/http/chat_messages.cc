@@ -66,16 +66,18 @@ absl::Status ReadCalls(const Json& calls, absl::string_view written, v1::ChatMes
     const Json& call = calls[i];
     const Json function = call.is_object() ? call.value("function", Json()) : Json();
     const Json name = function.is_object() ? function.value("name", Json()) : Json();
-    const Json arguments = function.is_object() ? function.value("arguments", Json("")) : Json();
-    if (!name.is_string() || name == "" || !(arguments.is_string() || arguments.is_object())) {
+    const Json arguments = function.is_object() ? function.value("arguments", Json()) : Json();
+    const bool is_text = arguments.is_string() || arguments.is_null();
+    if (!name.is_string() || name == "" || !(is_text || arguments.is_object())) {
       return Malformed(
           "tool_calls: each must have a function.name, and function.arguments that are a text");
     }
     v1::ToolCall* const added = out->add_tool_calls();
     added->set_name(name.get<std::string>());
     added->set_arguments(ArgumentsOf(
-        arguments.is_string() ? arguments.get<std::string>()
-                              : std::string(JsonAt(texts[i], {"function", "arguments"}))));
+        arguments.is_null()     ? ""
+        : arguments.is_string() ? arguments.get<std::string>()
+                                : std::string(JsonAt(texts[i], {"function", "arguments"}))));
   }
   return absl::OkStatus();
 }

@@ -88,7 +88,7 @@ Answered AnswerDetokenize(JsonFields& fields, const std::string&,
                           const ConversionContext& context) {
   const bool is_set = fields.Find("tokens") != nullptr;
   const std::vector<uint32_t> tokens = fields.Ids("tokens");
-  const bool skips = fields.Bool("skip_special_tokens").value_or(true);
+  const bool skips = fields.Bool("skip_special_tokens").value_or(false);  // vLLM's
   if (!is_set) return absl::InvalidArgumentError("tokens: must be set");
   const absl::Status status = Checked(fields);
   if (!status.ok()) return status;

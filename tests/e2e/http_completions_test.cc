@@ -307,9 +307,9 @@ TEST_F(HttpCompletionsTest, WhatElseIsServed) {
   EXPECT_EQ(tokens["tokens"], Json({CharacterTokenizer::kBos, 'h', 'i'}));
   EXPECT_EQ(tokens["count"], 3);
   const Json ids = {{"tokens", tokens["tokens"]}};
-  EXPECT_EQ(client_.Post("/detokenize", ids).Json()["prompt"], "hi");
-  EXPECT_EQ(client_.Post("/detokenize", With(ids, "skip_special_tokens", false)).Json()["prompt"],
-            "<s>hi");
+  EXPECT_EQ(client_.Post("/detokenize", ids).Json()["prompt"], "<s>hi");  // as of vLLM
+  EXPECT_EQ(client_.Post("/detokenize", With(ids, "skip_special_tokens", true)).Json()["prompt"],
+            "hi");
   for (const Json& wrong :
        {Json({{"tokens", {-1}}}), Json({{"tokens", nullptr}}), Json::object()}) {
     EXPECT_EQ(client_.Post("/detokenize", wrong).ErrorField(), "tokens") << wrong;

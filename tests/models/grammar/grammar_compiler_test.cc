@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "models/grammar/call_grammar.h"
 #include "models/grammar/grammar.h"
+#include "models/grammar/json_schema.h"
 
 namespace fox {
 namespace {
@@ -69,6 +71,23 @@ TEST(GrammarCompilerTest, KeepsWhatWasUsedLastAndIsPaidForItsMemory) {
   EXPECT_LE(most, 64 << 20);
   EXPECT_EQ(paid, 0);
   EXPECT_EQ(*compiler.Find(digits), nullptr);
+}
+
+// A client with thirty tools learns by its refusal which one to change.
+TEST(GrammarCompilerTest, ARefusalNamesThePartThatIsTooLarge) {
+  std::string list = R"({"properties": {"few": {"type": "string"}, "many": {"enum": [0)";
+  for (int i = 0; i < 4000; ++i) absl::StrAppend(&list, ",\"", i * 7919, i * 104729, "\"");
+  absl::StrAppend(&list, "]}}}");
+  EbnfRules rules;
+  std::vector<CallForm> calls;
+  for (const std::string& schema : {std::string(R"({"type": "object"})"), list}) {
+    const std::string name = absl::StrCat("tool", calls.size());
+    rules.set_place(name + "#");
+    const std::string rule = AddSchemaRules(schema, /*relax=*/false, &rules)->root;
+    calls.push_back({absl::StrCat("<c>", name, " "), rule, "</c>"});
+  }
+  EXPECT_EQ(Compiler().Compile(CallGrammar(calls, {"<c>"}, &rules)).status().message(),
+            "tool1#/properties/many: too large or too ambiguous");
 }
 
 TEST(GrammarCompilerTest, NoTenantFindsOrLosesWhatIsKeptForAnother) {
