@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "models/grammar/json_pattern.h"
@@ -129,8 +130,11 @@ std::string SchemaWriter::OfType(const std::string& type, const Json& whole,
                                  const std::string& path) {
   if (type == "null") return "\"null\"";
   if (type == "boolean") return "\"true\" | \"false\"";
-  if (type == "object") return Object(whole, path);
-  if (type == "array") return Array(whole, path);
+  if (type == "object" || type == "array") {
+    ++level_;
+    const auto leave = absl::MakeCleanup([this] { --level_; });
+    return type == "object" ? Object(whole, path) : Array(whole, path);
+  }
   if (type == "string") return String(whole, path);
   if (type == "integer") return Integer(whole, path);
   for (const char* word : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}) {
