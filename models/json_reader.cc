@@ -45,7 +45,7 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
   bool parse_error(size_t position, const std::string&,
                    const nlohmann::detail::exception& error) override {
     const bool is_large = error.id == 406;  // of a number
-    return Fail(absl::StrCat(is_large ? "a number beyond a double's" : "not valid JSON",
+    return Fail(absl::StrCat(is_large ? "a number too large for a double" : "not valid JSON",
                              " near byte ", position));
   }
 

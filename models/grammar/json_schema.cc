@@ -378,8 +378,7 @@ absl::StatusOr<SchemaRules> AddSchemaRules(const std::string& schema, bool relax
     return out;
   } catch (const WorkSpent& error) {
     const std::string place = absl::CHexEscape(error.place.substr(0, 200));
-    return absl::InvalidArgumentError(
-        absl::StrCat(place, place.empty() ? "" : ": ", error.what()));
+    return absl::InvalidArgumentError(absl::StrCat(place, place.empty() ? "" : ": ", error.what()));
   } catch (const std::exception& error) {
     return absl::InvalidArgumentError(absl::CHexEscape(std::string(error.what()).substr(0, 300)));
   }

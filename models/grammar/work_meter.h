@@ -16,8 +16,8 @@ struct WorkSpent : std::exception {
 };
 
 struct WorkLimits {
-  int64_t left = INT64_MAX;         // steps
-  const char* stack_end = nullptr;  // no frame below
+  int64_t left = INT64_MAX;           // steps
+  const char* stack_end = nullptr;    // no frame below
   const std::string* rule = nullptr;  // that is compiled
 };
 inline constinit thread_local WorkLimits work_limits;
