@@ -188,6 +188,8 @@ def _check_known(raw: dict[str, Any], fla: bool, ignored: frozenset[str]) -> Non
 def _layout(raw: dict[str, Any]) -> bool:
     """True for an FLA configuration, False for an official one."""
     kind = raw.get("model_type")
+    if kind in ORDINARY_TYPES:
+        raise Refusal(f"config key model_type: {kind!r} is not a FoX; ./run foxify trains it to be")
     if kind not in (OFFICIAL_TYPE, FLA_TYPE):
         known = ", ".join((OFFICIAL_TYPE, FLA_TYPE, *ORDINARY_TYPES))
         raise Refusal(f"config key model_type: {kind!r} is not supported; there are {known}")

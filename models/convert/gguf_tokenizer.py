@@ -61,11 +61,12 @@ def _split(*patterns: str) -> list[dict[str, Any]]:
 
 # tokenizer.ggml.pre -> the steps before merging. Files without it are of GPT-2's time.
 _GPT2 = [_byte_level(use_regex=True)]
+_LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # llama.cpp's names for one form
 PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": _GPT2,
     "default": _GPT2,
     "smollm": [{"type": "Digits", "individual_digits": True}, *_GPT2],
-    "llama-bpe": _split(_WORDS.replace("DIGITS", "{1,3}")),
+    **dict.fromkeys(_LLAMA3, _split(_WORDS.replace("DIGITS", "{1,3}"))),
     "qwen2": _split(_WORDS.replace("DIGITS", "")),
     "deepseek-r1-qwen": _split(_WORDS.replace("DIGITS", "")),
     "deepseek-llm": _split(r"[\r\n]", rf"\s?[{_LETTERS}]+", rf"\s?[{_SIGNS}]+", r"\s+$",
@@ -74,7 +75,7 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "tekken": _split(_TEKKEN),
 }
 # Of these, a piece that is a token as a whole is not merged, and bos stands in front by default.
-_WHOLE = ("llama-bpe", "tekken")
+_WHOLE = (*_LLAMA3, "tekken")
 
 
 def tokenizer_files(

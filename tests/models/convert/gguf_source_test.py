@@ -5,6 +5,7 @@ quantisation and tokenizer, written by the gguf package.
 from __future__ import annotations
 
 import json
+import shutil
 import math
 from typing import Any
 
@@ -273,6 +274,18 @@ class ConversionTest(GgufCase):
             self.write("llama", keys | changed, self.tensors("llama"))
             self.dst = self.scratch / "other"
             self.assert_refused(reason)
+
+
+class NamesTest(GgufCase):
+    def test_llama_3_by_each_name_of_llama_cpp(self) -> None:
+        tensors, made = self.tensors("llama"), []
+        for pre in ("llama-bpe", "llama3", "llama-v3", "falcon3"):  # LLAMA_VOCAB_PRE_TYPE_LLAMA3
+            self.write("llama", self.keys("llama") | {"tokenizer.ggml.pre": pre}, tensors)
+            self.convert()
+            made.append(json.loads((self.dst / "tokenizer.json").read_text()))
+            shutil.rmtree(self.dst)
+        self.assertEqual(made[1:], made[:1] * 3)
+        self.assertTrue(made[0]["model"]["ignore_merges"])
 
 
 class RefusalTest(GgufCase):
