@@ -165,7 +165,8 @@ def _as_autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors as PyTorch's own attention takes them under torch.autocast, which casts all but
     float64. The gates are not cast, because sums of thousands of them need float32."""
     device = tensors[0].device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    # Not torch.amp.is_autocast_available, which torch.compile of PyTorch 2.11 cannot trace.
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
