@@ -221,9 +221,9 @@ absl::Status FlagSet::AssignFrom(const std::string& variable, const std::string&
     return IsSet(flag.name) ? absl::OkStatus() : AssignTo(flag, value, variable);
   }
   if (!IsKubernetesLink(value) && !IsKubernetesVariable(variable)) {
-    warnings_.push_back(
-        absl::StrCat(variable.substr(0, 64), " is ignored: no flag has this name",
-                     Suggestion(variable.substr(sizeof(kPrefix) - 1), known, kPrefix)));
+    warnings_.push_back(absl::StrCat(
+        variable.substr(0, 64), " is ignored: no flag has this name",
+        Suggestion(absl::AsciiStrToUpper(variable.substr(sizeof(kPrefix) - 1)), known, kPrefix)));
   }
   return absl::OkStatus();
 }

@@ -214,7 +214,9 @@ class ChatTest(fox_server.Case):
         turns = [{"role": "user", "content": PROMPT}, whole.message.model_dump(), *answers]
         self.assertTrue(self.chat(messages=turns, tools=tools).choices[0].message.content)
         with self.assertRaisesRegex(self.openai.BadRequestError, "uniqueItems") as raised:
-            self.chat(PROMPT, tools=[tool("f", a={"type": "array", "uniqueItems": True})])
+            strict = tool("f", a={"type": "array", "uniqueItems": True})
+            strict["function"]["strict"] = True
+            self.chat(PROMPT, tools=[strict])
         self.assertEqual(raised.exception.param, "tools[0].function.parameters")
 
     def test_every_answer_is_history(self) -> None:
