@@ -86,7 +86,7 @@ TEST(GrammarCompilerTest, ARefusalNamesThePartThatIsTooLarge) {
     const std::string rule = AddSchemaRules(schema, /*relax=*/false, &rules)->root;
     calls.push_back({absl::StrCat("<c>", name, " "), rule, "</c>"});
   }
-  EXPECT_EQ(Compiler().Compile(CallGrammar(calls, {.trigger = "<c>"}, &rules)).status().message(),
+  EXPECT_EQ(Compiler().Compile(CallGrammar(calls, {"<c>", "", ""}, &rules)).status().message(),
             "tool1#/properties/many: too large or too ambiguous");
 }
 
