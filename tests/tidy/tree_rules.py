@@ -15,20 +15,20 @@ CPP_FILE = re.compile(r"\.(?:cc|h|cu|cuh)$")
 # sets each limit to 3% above its own amount, so that a pull request has room; the limits guard
 # against drift. In brackets: the aim.
 AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], ...] = (
-    ("files", lambda path: True, lambda text: 1, 1_350),
+    ("files", lambda path: True, lambda text: 1, 1_347),
     ("lines of tests",
      lambda path: path.startswith("tests/") and re.search(r"\.(?:cc|h|cu|cuh|py)$", path),
-     lambda text: text.count("\n"), 68_000),  # (48,000)
+     lambda text: text.count("\n"), 68_190),  # (48,000)
     ("lines of C++ and CUDA outside tests, without blanks and comments",
      lambda path: not path.startswith("tests/") and CPP_FILE.search(path),
-     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 45_000),  # (34,000)
+     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 46_040),  # (34,000)
     ("lines of ./run", lambda path: path == "run", lambda text: text.count("\n"), 260),
     ("lines of models/fox_model.cc", lambda path: path == "models/fox_model.cc",
-     lambda text: text.count("\n"), 170),
+     lambda text: text.count("\n"), 162),
     ("lines of kernels/cuda/linear", lambda path: path.startswith("kernels/cuda/linear/"),
-     lambda text: text.count("\n"), 3_450),  # (2,600)
+     lambda text: text.count("\n"), 3_455),  # (2,600)
     ("lines of engine/schedule", lambda path: path.startswith("engine/schedule/"),
-     lambda text: text.count("\n"), 2_500),  # (2,000)
+     lambda text: text.count("\n"), 2_560),  # (2,000)
 )
 PORTABLE_RUN = "tests/bench/results/gpu_test_portable.json"
 MAX_UNRUN_FILES = 12  # of some 110: a change of one kernel with its headers
