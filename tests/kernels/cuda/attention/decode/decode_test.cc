@@ -190,7 +190,7 @@ TEST(DecodeNanTest, EndsWhereValuesHaveAllBitsSet) {
 // warp has lanes. Copies beside the kernel keep the second-level cache busy, which draws stores
 // out.
 TEST(DecodePartialsTest, AreGoneAfterEachOfManyLayers) {
-  constexpr int kLayers = 20'000;
+  constexpr int kRuns = 20'000;
   constexpr size_t kBytes = size_t{64} << 20;
   const DeviceArray<uint8_t> from(kBytes), to(kBytes);
   cudaStream_t beside = nullptr, stream = nullptr;
@@ -203,8 +203,8 @@ TEST(DecodePartialsTest, AreGoneAfterEachOfManyLayers) {
     DeviceCache cache(options);
     ASSERT_EQ(Attend(cache, cache.batch(), cache.params()), cudaSuccess);
     const std::vector<std::vector<uint32_t>> want = RowBits(cache);
-    for (int layer = 0; layer < kLayers; ++layer) {
-      if (layer % 50 == 0) {
+    for (int run = 0; run < kRuns; ++run) {
+      if (run % 50 == 0) {
         ASSERT_EQ(cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, beside),
                   cudaSuccess);
       }
