@@ -259,7 +259,7 @@ void SchemaWriter::ReadProperties(const Json& whole, const std::string& path, Pr
   for (const Json& json : required) {  // those that no schema names
     const std::string name = json.get<std::string>();
     if (needed.erase(name) == 0) continue;
-    if (At(whole, "additionalProperties") == false) {
+    if (!At(whole, "additionalProperties").is_null() && out->other_value.empty()) {
       throw NoValue(absl::StrCat(path, ": a name is required that may not be there"));
     }
     std::string value = out->other_value.empty() ? rules_.Any() : out->other_value;
