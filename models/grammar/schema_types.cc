@@ -88,6 +88,7 @@ std::string SchemaWriter::Enum(const Json& whole, const std::string& path) {
     for (const char* word : WordsOf(value)) {
       if (whole.contains(word)) Drop(path, word);
     }
+    if (value.is_string() && whole.contains("format")) Tell(path, "format");
   }
   if (ways.empty()) throw NoValue(absl::StrCat(path, ": no value of enum or const may be there"));
   return absl::StrJoin(ways, " | ");
