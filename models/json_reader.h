@@ -17,9 +17,9 @@
 namespace fox {
 
 struct JsonLimits {
-  size_t max_bytes;
-  size_t max_depth;   // nested arrays and objects
-  size_t max_values;  // of any kind, bounds the memory of the result
+  size_t max_bytes = 0;
+  size_t max_depth = 0;   // nested arrays and objects
+  size_t max_values = 0;  // of any kind, bounds the memory of the result
   // NaN, Infinity and -Infinity, which Python writes and JSON lacks, are strings of these names: a
   // number that is read is refused by its key, one that is not read does no harm. Else ill-formed.
   bool python_numbers = false;

@@ -39,7 +39,7 @@ std::string Times(int64_t least, int64_t most) {
 // Parts between brackets with commas between them, at least and at most so many.
 std::string Sequence(const std::string& part, int64_t least, int64_t most, const char* begin,
                      const char* end) {
-  const std::string none = EbnfText(absl::StrCat(begin, end));
+  std::string none = EbnfText(absl::StrCat(begin, end));
   if (most == 0) return none;
   const std::string more =
       Times(std::max<int64_t>(least - 1, 0), most == kNoEnd ? kNoEnd : most - 1);
