@@ -2,11 +2,11 @@
 """clang-tidy over host files: the checks of .clang-tidy, -Wthread-safety among them.
 
 The files that changed since the branch left origin/main, or in the last commit, and the files of
-changed headers; with --all every file, which takes about ten minutes of one core. They are joined
-into units (clang_units.py). A unit that has passed leaves a stamp in the build folder, named by a
-hash of all that the answer depends on (its files, the headers of ours that they reach, the flags,
-.clang-tidy, the tool's version), so a second run checks what changed. Packages of the system are
-taken to be the same as long as the folder is.
+changed headers; with --all every file, which takes about ten minutes of one core. The files are
+joined into units (clang_units.py). A unit that passes leaves a stamp in the build folder, so that a
+second run checks only changed units. The stamp's name is a hash of the unit's files, our headers
+that they include, the flags, .clang-tidy and the tool's version. Packages of the system count as
+unchanged as long as the build folder exists.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ QUOTED = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 
 
 def flags_of(build: pathlib.Path) -> dict[pathlib.Path, list[str]]:
-    """How each source of ours is compiled, alone or joined with others (fox_join_sources); by the
-    first target where several do."""
+    """The compiler's flags of each source file, also of files joined with others (fox_join_sources).
+
+    A file of several targets has the flags of the first.
+    """
     ours = {ROOT / path for path in clang_tools.tracked("*.cc")}
     found: dict[pathlib.Path, list[str]] = {}
     for entry in json.loads((build / "compile_commands.json").read_text(encoding="utf-8")):
@@ -47,15 +49,18 @@ def flags_of(build: pathlib.Path) -> dict[pathlib.Path, list[str]]:
 
 
 def git(root: pathlib.Path, *arguments: str) -> list[str]:
-    """Lines of what git prints there; none where it fails."""
+    """The lines that git prints in `root`; none if it fails."""
     run = subprocess.run(["git", "-c", "safe.directory=*", *arguments], cwd=root,
                          capture_output=True, text=True)
     return run.stdout.splitlines() if run.returncode == 0 else []
 
 
 def changed(files: Iterable[pathlib.Path], root: pathlib.Path) -> set[pathlib.Path]:
-    """Those of the files that changed, or whose header did: a header's file is the one of its name,
-    else the first that includes it. All, where git knows no earlier commit."""
+    """The subset of `files` that changed, or whose header did.
+
+    A header's file is the .cc of the same name, else the first file that includes the header. If git
+    knows no earlier commit, all files count as changed.
+    """
     base = git(root, "merge-base", "HEAD", "origin/main")
     if not base or base == git(root, "rev-parse", "HEAD"):
         base = git(root, "rev-parse", "HEAD~1")
@@ -73,14 +78,14 @@ def changed(files: Iterable[pathlib.Path], root: pathlib.Path) -> set[pathlib.Pa
 
 
 class Digests:
-    """Hashes of files together with all that they include from our folders."""
+    """Hashes of units: of their files and of all our headers that these include."""
 
     def __init__(self, common: str, roots: list[pathlib.Path]) -> None:
         self._common, self._roots = common, roots
         self._read: dict[pathlib.Path, tuple[bytes, list[pathlib.Path]]] = {}
 
     def _file(self, path: pathlib.Path) -> tuple[bytes, list[pathlib.Path]]:
-        """Content and included files, those that lie in one of the roots."""
+        """The file's content, and the included files that lie in one of the roots."""
         if path not in self._read:
             content = path.read_bytes()
             places = [root / target for target in QUOTED.findall(content.decode(errors="replace"))
@@ -102,18 +107,18 @@ class Digests:
 
 
 def check(tool: str, unit: Unit, stamp: pathlib.Path) -> str:
-    """The findings in a unit; leaves its stamp when there are none."""
+    """The findings in a unit, as text; leaves the unit's stamp if there are none."""
     source = unit.files[0]
     if len(unit.files) > 1:
         source = stamp.with_suffix(".cc")
         source.write_text(unit.text(), encoding="utf-8")
-    # The flags are those of GCC, of which a joined build has one that clang does not know.
+    # These are GCC's flags; clang does not know a flag of joined builds.
     run = subprocess.run([tool, "--quiet", str(source), "--", *unit.flags,
                           "-Wno-unknown-warning-option"], capture_output=True, text=True)
     said = "" if run.returncode == 0 else (run.stdout or run.stderr).strip()
     if len(unit.files) > 1:
         source.unlink()
-    if said and len(unit.files) > 1:  # in one of them, or some do not go together
+    if said and len(unit.files) > 1:  # a finding in a file, or files that clash
         half = len(unit.files) // 2
         parts = [Unit(unit.flags, files) for files in (unit.files[:half], unit.files[half:])]
         found = "\n".join(filter(None, [check(tool, part, stamp) for part in parts]))
@@ -131,7 +136,7 @@ def check(tool: str, unit: Unit, stamp: pathlib.Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=pathlib.Path, help="a configured build of the preset cpu")
-    parser.add_argument("--all", action="store_true", help="not only what changed")
+    parser.add_argument("--all", action="store_true", help="all files, not only the changed ones")
     arguments = parser.parse_args()
     build = arguments.build.resolve()
     tool = clang_tools.find("clang-tidy")
@@ -150,7 +155,7 @@ def main() -> int:
         if arguments.all and old.name not in names:
             old.unlink()
     new = [name for name in names if not (stamps / name).exists()]
-    # The largest first, so that no core is left with one alone.
+    # The largest unit first, so that the last core does not end long after the others.
     new.sort(key=lambda name: -len(names[name].files))
     start, failed = time.monotonic(), 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

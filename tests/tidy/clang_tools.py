@@ -1,7 +1,7 @@
-"""Finds clang-format and clang-tidy of the one version that decides what is clean.
+"""Finds clang-format and clang-tidy of the pinned version.
 
-Versions disagree with each other, so one is pinned: the one that Debian 12 and Ubuntu 24.04 both
-have. `./run` and docker/Dockerfile.dev install it.
+Versions disagree about the right format, so the version is fixed: both Debian 12 and Ubuntu 24.04
+have it, and `./run` and docker/Dockerfile.dev install it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def find(tool: str) -> str:
-    """The path of the tool in the pinned version; ends the program when there is none."""
+    """The path of the tool in the pinned version; ends the program if it is not installed."""
     for name in (f"{tool}-{VERSION}", tool):
         path = shutil.which(name)
         if path is None:
@@ -29,7 +29,7 @@ def find(tool: str) -> str:
 
 
 def tracked(*patterns: str) -> list[str]:
-    """Paths below the root that git tracks, or would, and that still exist."""
+    """Paths of existing files below the root that git does not ignore."""
     listing = subprocess.run(
         ["git", "-c", "safe.directory=*", "ls-files", "-coz", "--exclude-standard", "--",
          *patterns], cwd=ROOT, check=True, capture_output=True).stdout.decode()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of format_test.py and clang_tidy_test.py: what they find, and in which files."""
+"""Tests of format_test.py and clang_tidy_test.py: their findings, and which files they read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PlantedTest(unittest.TestCase):
         self.assertEqual(found, [str(path) for path in bad])
 
     def check(self, *files: pathlib.Path) -> str:
-        """What clang-tidy finds in a unit; a stamp is left when that is nothing."""
+        """The findings of clang-tidy in a unit; without findings, a stamp must be left."""
         stamp = self.folder / "stamp"
         tool = clang_tools.find("clang-tidy")
         said = clang_tidy_test.check(tool, Unit(FLAGS, list(files)), stamp)

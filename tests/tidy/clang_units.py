@@ -1,8 +1,8 @@
-"""Joins source files into units: for clang-tidy, and for the compiler where the files are tests.
+"""Joins source files into units, for clang-tidy and for the compiler of the tests.
 
 Most of a file's time goes into the headers it includes: gRPC's, gtest's and the standard library's
-take seconds, our own lines a few tenths. Files of a room are joined, so that their headers are read
-once; two that define the same name stay apart.
+take seconds, our own lines a few tenths. Files of a folder are joined, so that their headers are
+read once. Two files that define the same name stay apart.
 
     clang_units.py FILE...     prints the units, each a line of the files as they were given
 """
@@ -15,19 +15,21 @@ import sys
 
 from clang_tools import ROOT
 
-MOST_FILES = 12  # of a unit: more save little, and keep one core busy when the others are done
-# clang-format leaves in the first column only what stands in a namespace. A member's definition
+# Files of a unit: more save little, and keep one core busy when the others are done.
+MAX_FILES = 12
+# After clang-format only definitions in a namespace begin in the first column. A member's definition
 # (`Widget::Turn(`) is no name of its own.
 DEFINED = re.compile(r"^(?!using |namespace |\w*TEST\w*\()[A-Za-z][^=({[]*?(?<![:\w])(\w+)"
                      r"(?= = |\(|\{| \{|\[| final| :)", re.MULTILINE)
-CONSTANTS = re.compile(r"^(?:inline |static )?const[^;(]*;", re.MULTILINE)  # several, maybe
+CONSTANTS = re.compile(r"^(?:inline |static )?const[^;(]*;", re.MULTILINE)  # one or several names
 ALIAS = re.compile(r"^(?:using|namespace) (\w+) = .*", re.MULTILINE)
 TEST = re.compile(r"^\w*TEST\w*\((\w+), (\w+)\)", re.MULTILINE)
 MACRO = re.compile(r"^# *define (\w+)", re.MULTILINE)
 
 
 def definitions(text: str) -> dict[str, str]:
-    """What a file defines, by name: for an alias, which others may repeat, its line."""
+    """The names that a file defines. An alias maps to its line, because another file of the unit may
+    repeat it word for word; every other name maps to the empty text."""
     found = {match[1]: match[0] for match in ALIAS.finditer(text)}
     constants = [name for match in CONSTANTS.findall(text)
                  for name in re.findall(r"\b(k[A-Z]\w*)(?= = |\[|\{)", match)]
@@ -51,10 +53,10 @@ class Unit:
                          for name, line in definitions(text).items()}
 
     def takes(self, other: Unit) -> bool:
-        """Whether the other's files may join: neighbours, compiled alike, no name in both."""
+        """True if the other's files may join: same folder, same flags, no name in both."""
         both = self._defined.keys() & other._defined.keys()
         return (self.flags == other.flags and self._room == other._room and
-                len(self.files) + len(other.files) <= MOST_FILES and
+                len(self.files) + len(other.files) <= MAX_FILES and
                 all(self._defined[name] and self._defined[name] == other._defined[name]
                     for name in both))
 
@@ -68,7 +70,10 @@ class Unit:
 
 
 def joined(commands: dict[pathlib.Path, list[str]]) -> list[Unit]:
-    """Units of all files, whose flags are given; a new file changes its neighbours' alone."""
+    """Units of the files of `commands`, a map from file to flags.
+
+    A new file changes only the unit of its neighbours, so that the other units keep their stamps.
+    """
     units: list[Unit] = []
     for file in sorted(commands):
         alone = Unit(commands[file], [file])

@@ -47,7 +47,7 @@ def check_cuda_rooms(tree: Tree) -> Iterator[Finding]:
     """cuda_ops -> operations -> primitives and runtime -> ptx: a kernel's reader sees two floors.
 
     Operations (sampling, attention, append, linear, paging) do not include each other, so each can
-    be read, and rewritten, alone; what two of them share is a primitive.
+    be read, and rewritten, alone. Code that two operations share is a primitive.
     """
     for path in tree:
         if path.startswith(CUDA) and room_of(path) not in CUDA_FLOORS:
@@ -68,7 +68,7 @@ def circles(graph: Graph) -> Iterator[list[str]]:
             graphlib.TopologicalSorter(ordered).prepare()
             return
         except graphlib.CycleError as error:
-            circle = error.args[1][:0:-1]  # which names what is included first
+            circle = error.args[1][:0:-1]  # the error names the included file first
         first = circle.index(min(circle))
         circle = [*circle[first:], *circle[:first + 1]]
         graph[circle[0]].remove(circle[1])
@@ -76,9 +76,10 @@ def circles(graph: Graph) -> Iterator[list[str]]:
 
 
 def check_circles(tree: Tree) -> Iterator[Finding]:
-    """No circle of folders, none of units (x.h, x.cc, x.cu): else none can be read without all.
+    """Folders, and units (x.h, x.cc, x.cu), include each other in no circle: none of a circle can be
+    read without the others.
 
-    What a circle shares belongs in a unit of its own, below its members.
+    The part that its members share belongs in a unit of its own, below them.
     """
     for kind, name_of in (("unit", lambda path: posixpath.splitext(path)[0]),
                           ("folder", posixpath.dirname)):
@@ -91,7 +92,7 @@ def check_circles(tree: Tree) -> Iterator[Finding]:
 
 
 def check_device_headers(tree: Tree) -> Iterator[Finding]:
-    """Headers with device code end in .cuh, and only .cu and .cuh include those.
+    """A header with device code ends in .cuh, and only .cu and .cuh files include it.
 
     So the name of a header says which compiler it needs.
     """

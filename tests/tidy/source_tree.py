@@ -1,4 +1,4 @@
-"""What every rule needs to know about a tree of files: kinds of files, lines, includes, comments.
+"""Parts of a tree of files that the rules read: kinds of files, lines, includes, comments.
 
 A tree is a dict from repository path to text; a binary file has the empty text.
 """
@@ -34,7 +34,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 
 
 def is_code(path: str) -> bool:
-    """Whether the rules on lines, length and opening comments hold for the file."""
+    """True if the rules on lines, length and opening comments hold for the file."""
     suffixes = CPP + (".py", ".proto", ".cmake", ".sh")
     return path.endswith(suffixes) or posixpath.basename(path) in PLAIN_FILES or path in PLAIN_FILES
 
@@ -81,6 +81,6 @@ def comments(path: str, text: str) -> Iterator[tuple[int, str]]:
         yield from _python_comments(text)
     elif is_code(path):
         for line, content in numbered(text):
-            match = re.search(r"(?:^|\s)#(.*)", content)
+            match = re.search(r"(?:^|\s)(#.*)", content)
             if match is not None:
                 yield line, match.group(1)

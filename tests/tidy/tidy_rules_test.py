@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import unittest
 
+import expectation_rules
 import include_rules
 import text_rules
 import tidy_test
@@ -41,7 +42,43 @@ CHAIN = include("engine/a.h", "engine/b.h") | include("engine/b.cc", "engine/c.h
     file("engine/b.h")
 DOWN = include("engine/a.h", "engine/kv/b.h") | file("engine/kv/c.h") | file("engine/d.h")
 TARGET = file("engine/a.h")
-# A rule, a tree that breaks it alone, and one that breaks none.
+# Loops of a test, and whether a failure says its case.
+LOOPS: list[tuple[bool, str]] = [
+    (False, "for (int x : {1, 2}) EXPECT_TRUE(f(x));"),
+    (False, "for (int x : xs) {\n  EXPECT_EQ(f(x, 1), 2);\n  EXPECT_TRUE(g(x));\n}"),
+    (False, "for (const auto& [a, b] : Map<A::B>()) EXPECT_EQ(f(a), b + 1);"),
+    (False, "for (size_t i = 0, n = 2; i < n; ++i) if (g(i)) { ASSERT_TRUE(f(i)); }"),
+    (False, "SCOPED_TRACE(1);\nfor (int x : xs) EXPECT_TRUE(f(x));"),
+    (False, "for (int x : xs) {\n  { SCOPED_TRACE(x); }\n  EXPECT_TRUE(f(x));\n}"),
+    (False, "for (int x : xs) {\n  EXPECT_TRUE(f(x));\n  SCOPED_TRACE(x);\n}"),
+    (False, "for (int x : xs) {\n  SCOPED_TRACE(x);\n"
+            "  for (int y : ys) EXPECT_TRUE(f(y) << 1);\n}"),
+    (False, "for (int x : xs) while (g(x)) EXPECT_TRUE(f());"),
+    (False, "for (int x : xs) // << x\n  EXPECT_EQ(f(x), \" << x\");"),
+    (False, "for (int x : xs) EXPECT_THAT(f(x), Eq(1));"),
+    (False, "for (int x : xs) { g(Point{x, 1}); EXPECT_TRUE(f()); }"),
+    (True, "for (int x : xs) EXPECT_TRUE(f(x)) << x;"),
+    (True, "for (int x : xs) {\n  SCOPED_TRACE(x);\n  if (f(x)) { EXPECT_TRUE(g()); }\n}"),
+    (True, "for (int x : xs) EXPECT_EQ(f(x), x);"),
+    (True, "for (int x : xs) EXPECT_THAT(f(), HasSubstr(g(x)));"),
+    (True, "for (int i = 0; i < 9; ++i) EXPECT_TRUE(f());"),  # one case nine times
+    (True, "while (g()) EXPECT_TRUE(f());"),
+    (True, "for (int x : xs) g(x);\nEXPECT_TRUE(f());"),
+    (True, "for (int x : xs) {\n  g(x);\n}\nEXPECT_TRUE(f());"),
+    (True, "for (int x : xs) if (x) { g(x); } else { h(x); }\nEXPECT_TRUE(f());")]
+PYTHON_LOOPS: list[tuple[bool, str]] = [
+    (False, "for x in xs:\n    self.assertTrue(f(x))\n    self.assertEqual(f(x), 1)\n"),
+    (False, "with self.subTest(x=1):\n    for x in xs:\n        self.assertEqual(f(x), 1)\n"),
+    (True, "for x in xs:\n    with self.subTest(x=x):\n        self.assertTrue(f(x))\n"),
+    (True, "for x in xs:\n    self.assertTrue(f(x), x)\n"),
+    (True, "for x in xs:\n    self.assertEqual(f(x), 1, msg=x)\n"),
+    (True, "for x in xs:\n    self.assertEqual(f(x), (x, 1))\n"),
+    (True, "for x in xs:\n    self.assertIn(f'{x}', f())\n"),
+    (True, "for x in xs:\n    with self.assertRaises(Error):\n        f(x)\n"),
+    (True, "for _ in range(3):\n    self.assertTrue(f())\n")]
+SILENT = {f"engine/{i}_test.cc": HEADER + f"TEST(A, B) {{\n{LOOPS[0][1]}\n}}\n"
+          for i in range(expectation_rules.MAX_SILENT_LOOPS + 1)}
+# A rule, a tree that breaks this rule alone, and a tree that breaks none.
 PLANTED: list[tuple[str, Tree, Tree]] = [
     ("circle", CHAIN | include("engine/c.h", "engine/a.h"),
      CHAIN | include("engine/c.h", "kernels/a.h") | file("kernels/a.h")),
@@ -77,7 +114,8 @@ PLANTED: list[tuple[str, Tree, Tree]] = [
     ("word", file("engine/a.h", f"// {MARK}: turn\n"),
      file("engine/a.h", f"// {MARK}S is a name\n") | {"models/vocab.json": MARK}),
     ("word", {"engine/a.json": f"see {HOME}\n"}, {"engine/a.json": "a/home/x and $ROOT/work/x\n"}),
-    ("pronoun", {"engine/a.md": "Whoever turns.\n"}, {"engine/a.md": "Whose?\n"}),
+    ("headless", {"engine/a.md": "It turns one that stands.\n"},
+     {"engine/a.md": "Whatever turns. It turns what stands; the same of it.\n"}),
     ("link", {"engine/README.md": "# A\n\n[`b`](b.h) and `c`\n"} | TARGET,
      {"engine/README.md": "[`a`](a.h) [f](../engine) [w](https://example.org/x) [s](#part) "
                           "`[b](b.h)`\n```\n[b](b.h)\n```\n"} | TARGET),
@@ -85,6 +123,7 @@ PLANTED: list[tuple[str, Tree, Tree]] = [
     ("name", file("engine/string_utils.h"), file("engine/uncommon.h")),
     ("name", file("models/helpers.py"), file("models/help.py")),
     ("name", file("server/common/a.h"), file("server/commons/a.h")),
+    ("silent-loop", {f"tests/{path}": text for path, text in SILENT.items()}, SILENT),
     ("top-level", file("widgets/a.h"), file(".hidden/a.h")),
 ]
 INCLUDES = [
@@ -148,15 +187,36 @@ class RulesTest(unittest.TestCase):
         self.assertEqual(sorted(include_rules.circles(graph)),
                          [["a", "b", "c", "a"], ["d", "e", "d"]])
 
-    def test_pronouns(self) -> None:
-        enough = file("engine/b.h", "// It turns.\n" * (1000 // text_rules.MAX_PRONOUNS)
-                      + "// Whose widget?\nint nobody, who;\n")
-        for path in ("engine/a.h", "proto/a.proto", "docker/a.sh", "models/a.py"):
-            with self.subTest(path=path):
-                mark = "//" if path.endswith(("h", "proto")) and not path.endswith("sh") else "#"
-                bad = file(path, f"{mark} Nobody turns.\n")
-                self.assertEqual(self.rules_for(bad), {"pronoun"})
-                self.assertEqual(self.rules_for(bad | enough), set())
+    def test_headless(self) -> None:
+        plain = {"engine/b.md": "It turns the widget.\n" * 1000}
+        heads = ("By nobody.", "It turns what is there.", "Whatever the widget holds.",
+                 "It turns. Of two it takes one.", "Likewise to the left.", "One, one that turns.",
+                 "So it turns so many widgets.", "The same to the left, those of the right.")
+        for path, mark in (("engine/a.h", "//"), ("proto/a.proto", "//"), ("docker/a.sh", "#"),
+                           ("models/a.py", "#")):
+            for head in heads:
+                with self.subTest(path=path, head=head):
+                    bad = file(path, f"{mark} {head}\n")
+                    count, found = text_rules.headless_lines(bad)
+                    self.assertEqual([finding.line for finding in found], [count])
+                    self.assertTrue(list(text_rules.check_headless(bad)))
+                    self.assertFalse(list(text_rules.check_headless(bad | plain)))
+
+    def test_the_case_of_a_loop(self) -> None:
+        """A loop's lines, and whether its failure says which case it is of."""
+        for says, lines in LOOPS:
+            with self.subTest(lines=lines):
+                tree = {"tests/engine/a_test.cc": HEADER + "TEST(A, B) {\n" + lines + "\n}\n"}
+                found = list(expectation_rules.silent_loops(tree))
+                self.assertEqual(len(found), 0 if says else 1)
+        for says, lines in PYTHON_LOOPS:
+            with self.subTest(lines=lines):
+                found = list(expectation_rules.silent_loops({"tests/a_test.py": PYTHON + lines}))
+                self.assertEqual(len(found), 0 if says else 1)
+        loop = LOOPS[0][1]
+        self.assertEqual(list(expectation_rules.silent_loops({"engine/a.cc": loop})), [])
+        two = {"tests/engine/a_test.cc": f"TEST(A, B) {{\n{loop}\n{loop}\n}}\n"}
+        self.assertEqual([f.line for f in expectation_rules.silent_loops(two)], [2, 3])
 
     def test_amounts(self) -> None:
         places = ("docker/a", "tests/golden/a.py", "engine/a.cc", "run",

@@ -3,7 +3,11 @@
 
 Checks every file that git tracks or would track. A rule is a function check_... of a tree that
 yields findings, its reason is its docstring, and tidy_rules_test.py plants a violation of each.
-What they excuse is in exceptions.txt.
+exceptions.txt has the excused findings.
+
+    tidy_test.py                               all rules
+    tidy_test.py --list headless [FOLDER..]    the lines that the rule counts, within its cap, too
+    tidy_test.py --list silent-loop [FOLDER..]
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import code_rules
+import expectation_rules
 import include_rules
 import text_rules
 import tree_rules
@@ -21,8 +26,12 @@ from source_tree import Finding, Tree, numbered
 
 EXCEPTIONS = "tests/tidy/exceptions.txt"
 RULES: list[Callable[[Tree], Iterator[Finding]]] = [
-    value for module in (include_rules, code_rules, text_rules, tree_rules)
+    value for module in (include_rules, code_rules, expectation_rules, text_rules, tree_rules)
     for name, value in vars(module).items() if name.startswith("check_")]
+
+COUNTED: dict[str, Callable[[Tree], list[Finding]]] = {
+    "headless": lambda tree: text_rules.headless_lines(tree)[1],
+    "silent-loop": lambda tree: list(expectation_rules.silent_loops(tree))}
 
 
 def check_all(tree: Tree) -> list[Finding]:
@@ -66,6 +75,13 @@ def read_tree(root: pathlib.Path) -> Tree:
 def main() -> int:
     """Prints the findings; 0 when there are none."""
     tree = read_tree(pathlib.Path(__file__).resolve().parents[2])
+    if sys.argv[1:2] == ["--list"]:
+        rule, *folders = sys.argv[2:]
+        listed = [f for f in COUNTED[rule](tree) if f.path.startswith(tuple(folders) or "")]
+        for finding in listed:
+            print(f"{finding.path}:{finding.line}: {finding.message}")
+        print(f"{len(listed)} findings")
+        return 0
     exceptions = read_exceptions(tree)
     findings = check_all(tree)
     excused = {(finding.rule, finding.path) for finding in findings} & exceptions.keys()

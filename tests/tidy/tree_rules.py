@@ -47,7 +47,7 @@ def check_file_length(tree: Tree) -> Iterator[Finding]:
 
 
 def check_amounts(tree: Tree) -> Iterator[Finding]:
-    """What grows a little with each change is kept small as a whole: cut before adding more."""
+    """The tree grows a little with each change, so its amounts have limits: cut before adding."""
     for name, is_counted, measure, limit in AMOUNTS:
         amounts = {path: measure(text) for path, text in tree.items() if is_counted(path)}
         total = sum(amounts.values())
