@@ -32,7 +32,7 @@ QUOTED = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 
 
 def flags_of(build: pathlib.Path) -> dict[pathlib.Path, list[str]]:
-    """The compiler's flags of each source file, also of files joined with others (fox_join_sources).
+    """Flags of the compiler for each file, also for files that are joined (fox_join_sources).
 
     A file of several targets has the flags of the first.
     """
@@ -58,8 +58,8 @@ def git(root: pathlib.Path, *arguments: str) -> list[str]:
 def changed(files: Iterable[pathlib.Path], root: pathlib.Path) -> set[pathlib.Path]:
     """The subset of `files` that changed, or whose header did.
 
-    A header's file is the .cc of the same name, else the first file that includes the header. If git
-    knows no earlier commit, all files count as changed.
+    A header's file is the .cc of the same name, else the first file that includes it. If git knows
+    no earlier commit, all files count as changed.
     """
     base = git(root, "merge-base", "HEAD", "origin/main")
     if not base or base == git(root, "rev-parse", "HEAD"):

@@ -17,7 +17,7 @@ from clang_tools import ROOT
 
 # Files of a unit: more save little, and keep one core busy when the others are done.
 MAX_FILES = 12
-# After clang-format only definitions in a namespace begin in the first column. A member's definition
+# After clang-format only definitions in a namespace begin in column one. A member's definition
 # (`Widget::Turn(`) is no name of its own.
 DEFINED = re.compile(r"^(?!using |namespace |\w*TEST\w*\()[A-Za-z][^=({[]*?(?<![:\w])(\w+)"
                      r"(?= = |\(|\{| \{|\[| final| :)", re.MULTILINE)
@@ -28,8 +28,11 @@ MACRO = re.compile(r"^# *define (\w+)", re.MULTILINE)
 
 
 def definitions(text: str) -> dict[str, str]:
-    """The names that a file defines. An alias maps to its line, because another file of the unit may
-    repeat it word for word; every other name maps to the empty text."""
+    """The names that a file defines.
+
+    An alias maps to its line, because another file of the unit may repeat that line; every other
+    name maps to the empty text.
+    """
     found = {match[1]: match[0] for match in ALIAS.finditer(text)}
     constants = [name for match in CONSTANTS.findall(text)
                  for name in re.findall(r"\b(k[A-Z]\w*)(?= = |\[|\{)", match)]

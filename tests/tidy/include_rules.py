@@ -76,8 +76,7 @@ def circles(graph: Graph) -> Iterator[list[str]]:
 
 
 def check_circles(tree: Tree) -> Iterator[Finding]:
-    """Folders, and units (x.h, x.cc, x.cu), include each other in no circle: none of a circle can be
-    read without the others.
+    """No circle of folders or units (x.h, x.cc, x.cu): none in a circle can be read alone.
 
     The part that its members share belongs in a unit of its own, below them.
     """
