@@ -18,9 +18,11 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "tidy"))
+from source_tree import code_checksum  # noqa: E402
+
 PACKS = ROOT / ".gpu-pack"
 MODEL = ROOT / "models" / "demo"
 MODEL_PACK = PACKS / "demo-model.tar.xz"
@@ -75,8 +77,8 @@ def tests_of(build: pathlib.Path) -> list[dict]:
 
 
 def source(build: pathlib.Path) -> dict:
-    """The commit that `build` was made of, and a checksum of each source of the CUDA kernels, which
-    tests/tidy compares with the sources as they are: those that an archive brings, else of here."""
+    """The commit that `build` was made of, and a checksum of the code of each source of the CUDA
+    kernels, which tests/tidy compares with the sources as they are. An archive brings its own."""
     packed = build / SOURCE_FILE
     if packed.is_file():
         return json.loads(packed.read_text(encoding="utf-8"))
@@ -85,7 +87,7 @@ def source(build: pathlib.Path) -> dict:
     files = sorted(path for path in (ROOT / "kernels" / "cuda").rglob("*")
                    if path.suffix in (".cc", ".h", ".cu", ".cuh"))
     return {"commit": ran.stdout.strip(),
-            "files": {str(path.relative_to(ROOT)): f"{zlib.crc32(path.read_bytes()):08x}"
+            "files": {str(path.relative_to(ROOT)): code_checksum(path.read_text(encoding="utf-8"))
                       for path in files}}
 
 

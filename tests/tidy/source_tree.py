@@ -9,6 +9,7 @@ import io
 import posixpath
 import re
 import tokenize
+import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -71,6 +72,13 @@ def _python_comments(text: str) -> Iterator[tuple[int, str]]:
         is_docstring = token.type == tokenize.STRING and token.string.startswith('"""')
         if token.type == tokenize.COMMENT or is_docstring:
             yield token.start[0], token.string
+
+
+def code_checksum(text: str) -> str:
+    """A checksum of C++ or CUDA code, in which comments, blank lines and spaces do not count."""
+    code = LITERALS.sub(lambda m: "" if m.group(0).startswith(("//", "/*")) else m.group(0), text)
+    lines = (" ".join(line.split()) for line in code.splitlines())
+    return f"{zlib.crc32(chr(10).join(line for line in lines if line).encode()):08x}"
 
 
 def comments(path: str, text: str) -> Iterator[tuple[int, str]]:

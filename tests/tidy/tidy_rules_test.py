@@ -12,7 +12,7 @@ import text_rules
 import tidy_test
 import tree_rules
 from cpp_functions import function_spans
-from source_tree import Tree
+from source_tree import Tree, code_checksum
 
 HEADER = "// Widget: something that turns.\n"
 PYTHON = '"""It turns a widget."""\n'
@@ -156,7 +156,7 @@ PLANTED += [("instruction", file("kernels/cuda/append/a.cuh", body),
 def portable_run(count: int) -> Tree:
     """A run after which `count` sources of kernels have changed."""
     now = {f"kernels/cuda/linear/{i}.h": HEADER for i in range(count)}
-    ran = {"source": {"files": dict.fromkeys(now, "00000000")}}
+    ran = {"source": {"files": dict.fromkeys(now, "stale")}}
     return now | {tree_rules.PORTABLE_RUN: json.dumps(ran)}
 
 
@@ -181,6 +181,13 @@ class RulesTest(unittest.TestCase):
                 self.assertGreater(len((rule.__doc__ or "").split()), 5)
                 self.assertTrue(rule is tree_rules.check_amounts or
                                 any(list(rule(bad)) for _, bad, _ in PLANTED))
+
+    def test_comments_and_spaces_do_not_change_the_checksum_of_code(self) -> None:
+        code = 'int a = 1;  // one\n/* two */ char b[] = "//";\n'
+        same = '\n// 1\nint a =  1;\nchar b[] = "//";'
+        self.assertEqual(code_checksum(code), code_checksum(same))
+        for other in ("int a = 2;", 'int a = 1;\nchar b[] = "/";\n', code + "int c;"):
+            self.assertNotEqual(code_checksum(code), code_checksum(other))
 
     def test_circles(self) -> None:
         graph = {"b": {"c"}, "c": {"a"}, "a": {"b"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterator
 
-from source_tree import Finding, Tree, is_code
+from source_tree import Finding, Tree, code_checksum, is_code
 
 MAX_FILE_LINES = 500
 CPP_FILE = re.compile(r"\.(?:cc|h|cu|cuh)$")
@@ -59,10 +58,11 @@ def check_amounts(tree: Tree) -> Iterator[Finding]:
 def check_portable_run(tree: Tree) -> Iterator[Finding]:
     """The code for cards before Hopper runs on a card now and then, not at each submission.
 
-    The last run of `./run gpu-test --portable` names the kernels' sources by checksum.
+    The last run of `./run gpu-test --portable` has checksums of the code of the kernels' sources,
+    which comments do not change.
     """
     ran = json.loads(tree.get(PORTABLE_RUN, '{"source": {"files": {}}}'))["source"]["files"]
-    now = {path: f"{zlib.crc32(text.encode()):08x}" for path, text in tree.items()
+    now = {path: code_checksum(text) for path, text in tree.items()
            if path.startswith("kernels/cuda/") and CPP_FILE.search(path)}
     changed = sorted(path for path in now.keys() | ran.keys() if now.get(path) != ran.get(path))
     if len(changed) > MAX_UNRUN_FILES:
