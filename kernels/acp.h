@@ -9,8 +9,8 @@
 //   certified  E_n = min(log M_b, log(b+1) + U) - c_b    t_i = min(H, c_i + B)
 // with b the page's last position, log M_b the log of sum_{j<=b} exp(a_j + c_b - c_j), a_j the
 // largest logit key j can have, H the minimum over page ends e' so far of c_e' + beta_e', beta
-// bounding -log Z relative to c_e', and Z >= exp(-B) in every row, by its own key or by the sink.
-// E rises with n and t falls with i, so what is dropped is always a growing prefix. Source:
+// bounding -log Z relative to c_e', and Z >= exp(-B) in every row, by its own key or by the sink. E
+// rises with n and t falls with i, so the dropped pages are always a growing prefix. Source:
 // "Adaptive Computation Pruning for the Forgetting Transformer" (Lin et al.), Algorithm 1 and its
 // erratum (the length in log L is b+1 for keys 0..b); the certified bound is this project's.
 #pragma once
@@ -51,8 +51,8 @@ inline constexpr double kSumRounding = 0x1p-36;
 // The least S that bounds a denominator. Weights below 2^-1022 are rounded in S and again, times a
 // key, in N; offsets so large that all of a page's weights are so small would leave nothing of N.
 inline constexpr double kLeastDecaySum = 0x1p-960;
-// Of the log of a row's sum of up to 2^20 weights that are rounded to bf16, 2^-8 each, and added by
-// tensor cores in 2^16 products, 2^-23 each.
+// Rounding of the log of a row's sum of up to 2^20 weights, each rounded to bf16 by 2^-8; tensor
+// cores add them in 2^16 products, each rounded by 2^-23.
 inline constexpr double kWeightSumRounding = 0x1p-6;
 
 FOX_HOST_DEVICE inline double LogAddExp(double a, double b) {
@@ -81,7 +81,7 @@ FOX_HOST_DEVICE inline double MinLogGate(double bound) {
   return -(wanted > 128 ? wanted : 128);
 }
 
-// Of products of queries and keys, in pages of this type.
+// Factor that pays for the rounding of products of queries and keys, in pages of type `kv`.
 FOX_HOST_DEVICE inline double ProductInflation(DType kv) {
   return kv == DType::kE4M3 ? kProductInflation * (1 + kE4M3Rounding) : kProductInflation;
 }
@@ -109,8 +109,8 @@ FOX_HOST_DEVICE inline double OffsetRounding(double largest_offset) {
   return kOffsetRounding * std::fabs(largest_offset);
 }
 
-// An upper bound on the cumulative log gate of a token, page_cum_log_f + offset being its rounded
-// value.
+// An upper bound on the cumulative log gate of a token, from its rounded value page_cum_log_f +
+// offset.
 FOX_HOST_DEVICE inline double UpperCumulativeGate(double page_cum_log_f, double offset) {
   const double c = page_cum_log_f + offset;
   return c + OffsetRounding(offset) + kSumRounding * std::fabs(c);
@@ -172,15 +172,15 @@ FOX_HOST_DEVICE inline bool MayDrop(double log_mass_bound, double threshold, dou
 
 // How far a row's computed log denominator can exceed the exact one, beyond the slack: the rounding
 // of float32 logits and of the decay since the first key that it visited. `max_product`: a bound on
-// ||q_i|| ||k_j|| / sqrt(d) of the visited keys, for example U; c of the row, c_first that of the
-// leftmost visited page (its page_cum_log_f).
+// ||q_i|| ||k_j|| / sqrt(d) of the visited keys, for example U. `c`: the row's cumulative log gate;
+// `c_first`: page_cum_log_f of the leftmost visited page.
 FOX_HOST_DEVICE inline double RowRounding(int head_dim, double max_product, double c,
                                           double c_first) {
   return kLogitRounding * (head_dim + 8) * max_product +
          2 * kOffsetRounding * std::fabs(c - c_first) + kSumRounding * std::fabs(c);
 }
 
-// The row certificate (acp.md 2d): whether a row may skip pages 0..n because of its own running
+// The row certificate (acp.md 2d): true if a row may skip pages 0..n because of its own running
 // denominator, log_z = m + log l relative to its own key's decay.
 FOX_HOST_DEVICE inline bool MayStop(double log_mass_bound, double c, double log_z, double rounding,
                                     double log_eps) {

@@ -28,7 +28,7 @@ struct QueryBound {
   const double* max_norm_product = nullptr;
 };
 
-// Whether a bound is || diagonal * k || alone, as QK-norm gives it.
+// True if the bound is || diagonal * k || alone, as QK-norm gives it.
 inline bool IsDiagonal(const QueryBound& bound) {
   return bound.diagonal != nullptr && bound.dense == nullptr && bound.linear == nullptr &&
          bound.absolute == nullptr;

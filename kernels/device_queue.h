@@ -40,8 +40,8 @@ class DeviceQueue {
   virtual Stream stream() const = 0;
   // Host memory for asynchronous copies, which operations can read and write.
   virtual Buffer AllocatePinned(size_t bytes) = 0;
-  // Between device memory and memory of AllocatePinned, either way; what goes to the host is there
-  // after an Event recorded later has passed.
+  // Between device memory and memory of AllocatePinned, either way; bytes copied to the host are
+  // there after an Event recorded later has passed.
   virtual void CopyPinned(const void* from, size_t bytes, void* to, Stream stream) = 0;
   virtual std::unique_ptr<Event> MakeEvent() = 0;
   // Records what `work` enqueues on `stream`, running none of it. Null on failure: see error().

@@ -10,7 +10,7 @@
 
 namespace fox {
 
-// A linear layer's weight [out, in] in whatever form the backend multiplies fastest.
+// A linear layer's weight [out, in] in the form that the backend multiplies fastest.
 class PackedWeight {
  public:
   virtual ~PackedWeight() = default;
@@ -41,8 +41,8 @@ struct LinearParams {
   // Without bias and accumulate; I = weight.out / 2.
   std::optional<Activation> gate = {};
   bool accumulate = false;
-  // A hint, with `accumulate`, without `norm`: the next product of `out` norms it so, unless
-  // something else is written there before.
+  // A hint, with `accumulate`, without `norm`: the next product of `out` applies this norm to it,
+  // unless something else is written there before.
   std::optional<RmsNorm> next_norm = {};
   int64_t decode_rows = 0;  // the first rows of `in` are decode rows (batch_view.h); the others,
                             // none or at least two, prefill rows

@@ -6,9 +6,9 @@
 // done). Views are borrowed for the call's work. "residual dtype" is float64 in the f64 mode, else
 // float32. Rows never influence one another except through a PagedKv. A row's bits depend on
 // nothing but the row, its sequence and whether it is a decode row or a prefill row (batch_view.h):
-// not on how many rows there are. Exceptions: on the CPU, products other than the
-// row-independent ones; on GPUs other than Hopper, prefill rows and products of more than 32 decode
-// rows, for which cuBLASLt may choose a kernel by their number. One thread calls at a time.
+// not on the number of rows. Exceptions: on the CPU, products other than the row-independent ones;
+// on GPUs other than Hopper, prefill rows and products of more than 32 decode rows, for which
+// cuBLASLt may choose a kernel by their number. One thread calls at a time.
 #pragma once
 
 #include <cstddef>
@@ -38,12 +38,13 @@ class Ops {
   // Device and matrix product in use, human-readable, for example "cpu (2 threads, oneDNN bf16)".
   virtual std::string Description() const = 0;
 
-  // The "activation dtype", that of activations which only feed products (projections, attention
+  // The "activation dtype": the type of activations that only feed products (projections, attention
   // outputs, MLP). On the CPU it is the residual dtype, which the residual stream and logits have
   // everywhere.
   virtual DType ActivationDType(DType residual_dtype) const = 0;
 
-  // Zeroed memory of the backend; none: std::bad_alloc, or with a queue its error().
+  // Zeroed memory of the backend. If there is none: throws std::bad_alloc, or, with a queue, sets
+  // its error().
   virtual Buffer Allocate(size_t bytes) = 0;
   // The host's bytes may be reused after the call, unless they lie in the queue's pinned memory.
   virtual void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) = 0;
@@ -57,17 +58,17 @@ class Ops {
   // asked before anything is allocated: operations end the process where they are asked for more.
   virtual std::optional<std::string> Unsupported(const Workload&) const { return std::nullopt; }
 
-  // Memory that operations take beside their operands, for rows on their way into products and
-  // partial results, whatever the pool's size.
+  // Bytes that operations take beside their operands, for rows on their way into products and for
+  // partial results. They do not depend on the pool's size.
   virtual int64_t WorkspaceBytes(const Workload& load) const = 0;
 
-  // Takes it; once, before the first step.
+  // Allocates the workspace; called once, before the first step.
   virtual void Reserve(const Workload&) {}
 
   // weight: host memory, [out, in], any dtype. The copy is private to the result.
   virtual std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) = 0;
-  // The same of a weight whose first `rounded` rows EncodeE4M3 (e4m3.h) does not change: they may
-  // be kept in 8 bits, which changes no product.
+  // Packs a weight whose first `rounded_rows` rows EncodeE4M3 (e4m3.h) does not change: the backend
+  // may keep these in 8 bits, which changes no product.
   virtual std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight, int64_t rounded) {
     static_cast<void>(rounded);
     return Pack(weight);
@@ -107,44 +108,44 @@ class Ops {
   virtual void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
                      Stream stream) = 0;
 
-  // Empties the slots (host memory): their pages go back to the pool, their state to that of a new
-  // sequence.
+  // Empties the slots (host memory): their pages go back to the pool, and their state becomes the
+  // state of a new sequence.
   virtual void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) = 0;
 
-  // Whether Share is understood.
+  // True if the backend implements Share.
   virtual bool shares_pages() const { return false; }
 
-  // Makes the empty slot `to` what `from` was when it had appended its last full page: with the
-  // same pages, and the state of that page end. REQUIRES: shares_pages().
+  // Makes the empty slot `to` a copy of `from` as of its last page end: the same full pages, and
+  // the state of that page end. REQUIRES: shares_pages().
   virtual void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) {
     static_cast<void>(from), static_cast<void>(to), static_cast<void>(kv);
     static_cast<void>(stream);
     FOX_CHECK(false);
   }
 
-  // Whether SwapOut and SwapIn are understood.
+  // True if the backend implements SwapOut and SwapIn.
   virtual bool swaps() const { return false; }
 
   // Saves the slot, which stays as it is, in host memory: pinned memory of the queue() where there
-  // is one, else any. What is in the range is there for SwapIn on the same stream; it says nothing
-  // to the host. More live pages than it has room for: the CPU backend ends the process, others
-  // report PoolFault::kSwapOverflow and leave pages out. REQUIRES: swaps().
+  // is one, else any. The range is for SwapIn on the same stream; the host reads nothing from it.
+  // If the slot has more live pages than the range has room for: the CPU backend ends the process,
+  // others report PoolFault::kSwapOverflow and leave pages out. REQUIRES: swaps().
   virtual void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) {
     static_cast<void>(slot), static_cast<void>(to), static_cast<void>(kv);
     static_cast<void>(stream);
     FOX_CHECK(false);
   }
 
-  // Makes the empty slot what the saved one was, with pages of its own from the pool; going on
-  // gives the same bits. The range stays as it is. REQUIRES: the pool covers the pages.
+  // Restores a saved slot into the empty slot, with pages of its own from the pool. The sequence
+  // goes on with the same bits. The range is unchanged. REQUIRES: the pool covers the pages.
   virtual void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) {
     static_cast<void>(from), static_cast<void>(slot), static_cast<void>(kv);
     static_cast<void>(stream);
     FOX_CHECK(false);
   }
 
-  // Makes a slot's token states, for rows with a logits processor. The entries must stay as they
-  // are until the work is done. Only where the backend has a queue().
+  // Makes a slot's token states, for rows with a logits processor. The entries must not change
+  // until the work is done. Only where the backend has a queue().
   virtual void SetPenaltyState(const PenaltyStateParams&, Stream) { FOX_CHECK(false); }
 
   // Samples a token for each row of logits and leaves it in `sampled_tokens` of the row's slot,

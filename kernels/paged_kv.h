@@ -24,7 +24,7 @@ inline constexpr int kPageTokens = 64;
 enum class PoolFault : int32_t {
   kNone,
   kOverdrawn,         // a step took more pages than were free
-  kOverfilled,        // more pages came back than there are, or one that does not exist
+  kOverfilled,        // more pages came back than exist, or an invalid page id
   kTableEnd,          // a sequence grew past max_pages
   kWrittenWhileFree,  // a free page was written to (poison_free_pages)
   kSwapOverflow,      // a slot to be swapped had more pages than its range has room for
@@ -56,15 +56,16 @@ struct PagedKvShape {
   int q_heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
-  // Of keys and values in pages; kE4M3: each token's in 8 bits, rounded once (EncodeE4M3).
+  // Type of keys and values in pages. kE4M3: each token's key and value are rounded once to 8 bits
+  // (EncodeE4M3).
   DType dtype = DType::kF32;
   int num_pages = 0;  // in the pool, shared by all lists
   int max_slots = 0;
   int max_pages = 0;  // per list: ceil(longest sequence / 64)
   bool k_shift = false;
   bool v_shift = false;
-  // c and the raw last rows are kept as of so many last tokens, a power of two: at least two more
-  // than a step brings drafts of a sequence (batch_view.h).
+  // c and the raw last rows are kept as of this number of last tokens, a power of two: at least two
+  // more than a step has drafts of a sequence (batch_view.h).
   int history = 1;
   // For debugging: keys and values of free pages are NaN, and every step checks that they still
   // are. CUDA; the CPU backend fills pages that are freed, in debug builds.
@@ -129,8 +130,8 @@ struct PagedKv {
   double* decay_sum = nullptr;  // S
   double* key_sum = nullptr;    // N: [max_slots, layers, q_heads, head_dim]
 
-  // Token shift: the raw last rows, by After, and those of the last page end, by (slot, layer);
-  // residual dtype. [max_slots, layers, kv_heads * head_dim]
+  // Token shift: the raw last rows, by After, and the raw rows at the last page end, by (slot,
+  // layer); residual dtype. [max_slots, layers, kv_heads * head_dim]
   void* last_k = nullptr;
   void* last_v = nullptr;
   void* page_end_k = nullptr;
@@ -139,7 +140,8 @@ struct PagedKv {
   FOX_HOST_DEVICE int64_t ListIndex(int slot, int layer, int kv_head) const {
     return (static_cast<int64_t>(slot) * shape.layers + layer) * shape.kv_heads + kv_head;
   }
-  // Instead of `slot` in an index of what is kept as of the last tokens: [max_slots * history].
+  // Takes the place of `slot` in an index into arrays with a history (cum_log_f, last_k, last_v):
+  // the entry after `tokens` tokens, of [max_slots * history].
   FOX_HOST_DEVICE int After(int slot, int64_t tokens) const {
     return slot * shape.history + static_cast<int>(tokens & (shape.history - 1));
   }
@@ -147,8 +149,8 @@ struct PagedKv {
     return (static_cast<int64_t>(slot) * shape.layers + layer) * shape.q_heads + q_head;
   }
   FOX_HOST_DEVICE int32_t* Table(int64_t list) const { return page_table + list * shape.max_pages; }
-  // Into page_cum_log_f and the other arrays with an element for each query head of a page. Where
-  // the group is at hand, callers compute it themselves and save a division.
+  // Into page_cum_log_f and the other arrays with an element for each query head of a page. Callers
+  // that know the group compute the index themselves and save a division.
   FOX_HOST_DEVICE int64_t SummaryIndex(int32_t page, int head_in_group) const {
     return static_cast<int64_t>(page) * shape.group() + head_in_group;
   }
@@ -157,7 +159,7 @@ struct PagedKv {
   FOX_HOST_DEVICE T* LogFOffsets(int64_t summary) const {
     return static_cast<T*>(log_f_offset) + summary * kPageTokens;
   }
-  // Of pages of 8 bits.
+  // The exponents of a token's key and value; for pages of kE4M3 only.
   FOX_HOST_DEVICE int8_t* KeyExponent(int32_t page, int token) const {
     return exponents + static_cast<int64_t>(page) * 2 * kPageTokens + token;
   }

@@ -9,7 +9,7 @@
 
 namespace fox {
 
-// The backend's memory for these of PagedKv, zeroed; null: the storage's own.
+// Zeroed memory of the backend for these members of PagedKv; null: the storage allocates its own.
 struct PoolWords {
   int32_t* free_count = nullptr;
   PoolFault* fault = nullptr;

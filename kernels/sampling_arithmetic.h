@@ -1,6 +1,6 @@
-// What sampling computes on the host and on the device with the same bits: the exponential race,
-// the weights of top_p and the floor of min_p. Every operation is rounded by itself; nothing may be
-// contracted to a fused multiply-add.
+// The arithmetic of sampling, with the same bits on the host and on the device: the exponential
+// race, the weights of top_p and the floor of min_p. Every operation is rounded by itself; nothing
+// may be contracted to a fused multiply-add.
 //
 // The race: tokens arrive after times E_i / p_i, where the E_i are independent exponentials of mean
 // 1; the first is token i with probability p_i (Efraimidis and Spirakis, "Weighted random sampling
@@ -9,9 +9,10 @@
 // of the logits changes the token only if the two best scores are as close as that.
 //
 // E = -log(1 - u), u = (w + 1/2) / 2^32 for a Philox word w: u is never 0 or 1, and 2^-33 <= E <
-// 23. The grid of u tells tokens of p >> h = 2^-32 right and those of p < h / 32 from never: a
-// token is sampled with h / (2 sinh(h / 2p)) instead of p, at most 0.12 h less, which for 50,000
-// tokens is 1.4e-6 in all, what rounding the logits to float32 amounts to (24 bits: 3.6e-4).
+// 23. Because u lies on a grid of step h = 2^-32, a token is sampled with probability h / (2 sinh(h
+// / 2p)) instead of p: nearly p for p >> h, nearly never for p < h / 32, and at most 0.12 h less.
+// For 50,000 tokens that is 1.4e-6 in all, less than rounding the logits to float32 changes (24
+// bits: 3.6e-4).
 #pragma once
 
 #include <cstdint>

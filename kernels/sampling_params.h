@@ -35,8 +35,8 @@ struct PenaltyStateParams {
   TokenPenaltyState* penalty_state = nullptr;  // [max_slots, vocab_size]
 };
 
-// How a row's logits are changed before temperature and filters, by the slot's token states; the
-// order is that of engine/request/sampler.h.
+// How a row's logits are changed before temperature and filters, by the slot's token states; in the
+// order of engine/request/sampler.h.
 struct LogitsProcessorParams {
   bool on = false;            // false: nothing below matters and token states are not read
   bool only_allowed = false;  // tokens without kTokenAllowed are masked
@@ -44,7 +44,7 @@ struct LogitsProcessorParams {
   float presence_penalty = 0;
   float frequency_penalty = 0;
   uint64_t stops_from = 0;  // tokens with kTokenStops are masked at positions before
-  int32_t mask = -1;        // row of SampleParams::masks: those without a bit are masked; -1: none
+  int32_t mask = -1;        // row of SampleParams::masks: tokens without a bit are masked; -1: none
 };
 
 // How to sample one token, plain data in the backend's memory.
@@ -78,7 +78,7 @@ struct SampleRecord {
   float top_logprobs[kMaxSampledLogprobs];
 };
 
-// Of a bit for each token, bit id % 32 of word id / 32.
+// Words of a mask with a bit for each token: bit id % 32 of word id / 32.
 FOX_HOST_DEVICE constexpr int64_t MaskWords(int64_t vocab_size) { return (vocab_size + 31) / 32; }
 
 struct SampleParams {

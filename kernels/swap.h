@@ -19,7 +19,7 @@ inline constexpr int64_t kSwapAlignment = 128;
 // Host memory for a slot. The backend borrows it until the slot is swapped in or dropped.
 struct HostSlot {
   std::byte* data = nullptr;  // aligned to 16; kSwapAlignment is faster on a GPU
-  int64_t most_pages = 0;     // it has SwapBytes(shape, most_pages)
+  int64_t most_pages = 0;     // `data` has SwapBytes(shape, most_pages) bytes
 };
 
 // The layout, in the cache and in the range.

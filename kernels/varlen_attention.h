@@ -1,6 +1,6 @@
 // Forgetting attention over arrays of queries, keys and values, as training needs it: forward and
-// backward, batched or packed (varlen) sequences, grouped-query heads. The server's own attention
-// over pages is that of ops.h; both compute
+// backward, batched or packed (varlen) sequences, grouped-query heads. The server attends over
+// pages (Ops::Attention in ops.h); both compute
 //   s_ij = scale q_i.k_j + c_i - c_j,  c_i = sum of log f up to i,
 //   out_i = sum_j exp(s_ij) v_j / Z_i,  Z_i = exp(sink) + sum_j exp(s_ij)
 // over j <= i of the same sequence (Lin et al., Forgetting Transformer, section 3).
@@ -45,7 +45,7 @@ struct VarlenAttentionParams {
   const float* sink = nullptr;
   VarlenView out;  // as q
 
-  // What is pruned, per (sequence, query head):
+  // Selects the pairs that are pruned, per (sequence, query head):
   //   kPaper      pairs of a query tile and a key page whose decay c_i - c_j, at the tile's first
   //               row and the page's last key, is below threshold
   //   kCertified  pages whose total weight is below exp(log_eps) by acp.md 2b, with logits bounded

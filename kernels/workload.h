@@ -13,7 +13,8 @@ struct Workload {
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   int64_t vocab_size = 0;
-  // Of one step, the padding of decode steps included, which goes up to the next multiple of 32.
+  // Largest rows and sequences of one step, including the padding of decode steps up to the next
+  // multiple of 32.
   int64_t max_rows = 0;
   int64_t max_seqs = 0;
 };

@@ -20,14 +20,14 @@ FOX_HOST_DEVICE inline float PowerOfTwo(int exponent) {
   return BitCast<float>(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// The code nearest to a finite `value`, ties to even; beyond 448, that of 448. Without branches, so
-// that loops over a row become vector instructions.
+// The code nearest to a finite `value`, ties to even; beyond 448, the code of 448. Without
+// branches, so that loops over a row become vector instructions.
 FOX_HOST_DEVICE inline uint8_t NearestE4M3(float value) {
   constexpr uint32_t kLeast = 0x3c800000u;  // 2^-6, the smallest normal number
   const auto bits = BitCast<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7fffffffu;
-  // The power of two whose last place is the codes' step: 2^20 times that of the value, or of the
-  // smallest normal number.
+  // The power of two whose last place is the codes' step: 2^20 times the leading power of two of
+  // the value, or of the smallest normal number if that is larger.
   const uint32_t power = (magnitude > kLeast ? magnitude : kLeast) & 0x7f800000u;
   const float large = BitCast<float>(power + (20u << 23));
   const float rounded = (BitCast<float>(magnitude) + large) - large;
@@ -44,8 +44,9 @@ inline BFloat16 E4M3Value(uint8_t code, int exponent) {
   return value;
 }
 
-// Of a row whose largest magnitude, as an integer, is this: kNoExponent or the smallest with which
-// it is at most 448 (so above 224), but for what bf16 cannot hold in [-117, 119].
+// Exponent of a row whose largest magnitude has the bits `largest`: the smallest one whose power of
+// two times 448 reaches that magnitude, clamped to [-117, 119], the range that bf16 can hold;
+// kNoExponent if the row has a NaN or infinity.
 FOX_HOST_DEVICE inline int E4M3Exponent(uint32_t largest) {
   if (largest >= 0x7f800000u) return kNoExponent;
   const bool low = (largest & 0x7fffffu) <= 0x600000u;  // at most 1.75 times a power of two

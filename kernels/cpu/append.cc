@@ -35,7 +35,7 @@ Rows RowsOf(const BatchView& batch, int seq) {
           batch.is_draft(seq)};
 }
 
-// And of the drafts behind it.
+// The sequence's rows and the rows of the drafts behind it.
 Rows RowsWithDrafts(const BatchView& batch, int seq) {
   Rows rows = RowsOf(batch, seq);
   for (++seq; seq < batch.num_seqs && batch.is_draft(seq); ++seq) ++rows.count;
@@ -100,7 +100,7 @@ class Appender {
     }
   }
 
-  // Then, for each kv head of each sequence: cumulative gates and full pages, in order.
+  // Second, for each kv head of each sequence: cumulative gates and full pages, in order.
   void Accumulate(int seq, int kv_head) const {
     const Rows rows = RowsWithDrafts(batch_, seq);
     if (rows.draft) return;
@@ -141,7 +141,7 @@ class Appender {
            static_cast<int64_t>(kv_head) * d_;
   }
 
-  // Whether what row r leaves is kept.
+  // True if the state after row r stays in the history.
   bool IsKept(const Rows& rows, int64_t r) const { return rows.count - r <= shape_.history; }
   // c before row r.
   double& CumLogF(const Rows& rows, int64_t r, int head) const {
@@ -149,7 +149,7 @@ class Appender {
         .cum_log_f[kv_.HeadIndex(kv_.After(rows.slot, rows.position + r), params_.layer, head)];
   }
 
-  // alpha * previous + (1 - alpha) * current; the row before the first is zero.
+  // alpha * previous + (1 - alpha) * current; the row before a sequence's first is zero.
   void Shifted(const Rows& rows, int64_t r, int kv_head, int64_t column, int64_t shift_column,
                void* last, T* out) const {
     const int64_t row = rows.first_row + r;

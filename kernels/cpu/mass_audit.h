@@ -1,7 +1,7 @@
 // MassAudit: the promise of ACP, recomputed from the definition. It keeps every key and cumulative
 // gate that Append stored, including evicted ones, and after Attention computes in float64 the
 // share of attention mass that each row lost to evicted or skipped pages. It costs the memory and
-// the time of attention without pruning. Debug builds run with one that stops the process on a
+// the time of attention without pruning. Debug builds run with an audit that stops the process on a
 // broken promise; a release build can set one in CpuOptions, for tests.
 #pragma once
 
@@ -59,7 +59,7 @@ class MassAudit {
   };
 
   List& ListOf(const PagedKv& kv, int64_t list);
-  // Those of a slot, the first one.
+  // The first of the slot's lists; the others follow it.
   std::vector<List>::iterator ListsOf(const PagedKv& kv, int32_t slot);
   void Check(const PagedKv& kv, int64_t list, int head_in_group, int64_t position,
              const double* query, double sink, int64_t first_seen, double log_eps);
@@ -72,7 +72,7 @@ class MassAudit {
   int64_t rows_checked_ = 0;
 };
 
-// One that stops the process in debug builds and with FOX_AUDIT, null in others.
+// An audit that stops the process, in debug builds and with FOX_AUDIT; null in other builds.
 std::shared_ptr<MassAudit> MakeDebugAudit();
 
 }  // namespace fox

@@ -48,7 +48,7 @@ void EvaluateBounds(const QueryBound& bound, int head, int head_dim, const T* ke
   for (int j = 0; j < count; ++j) out[j] = bound.scale * std::sqrt(square[j]) + rest[j];
 }
 
-// The same of one key [head_dim].
+// a(k) of one key [head_dim], as above.
 template <typename T>
 double EvaluateBound(const QueryBound& bound, int head, int head_dim, const T* key,
                      double linear_sign) {

@@ -1,7 +1,7 @@
 // Share: copies a slot as it was at its last page end. A sequence's past is in its full pages and
-// in its running state. The state is accumulated at page ends, and the rest of it (c, the raw last
-// rows) is also kept as of the last page end. So a sequence that continues from a shared slot gets
-// the same bits as the first one.
+// in its running state. The state is accumulated at page ends, and a copy of c and of the raw last
+// rows is kept as of the last page end. So a sequence that continues from a shared slot gets the
+// same bits as the first one.
 #include <algorithm>
 #include <cstring>
 

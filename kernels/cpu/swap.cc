@@ -33,7 +33,7 @@ void CopyState(const SwapLayout& layout, int slot, std::byte* range, const Copy&
   }
 }
 
-// And for its pages.
+// copy(in the cache, in the range, bytes) for the slot's live pages.
 template <typename Copy>
 void CopyPages(const SwapLayout& layout, const PagedKv& kv, int slot,
                const std::vector<int64_t>& before, std::byte* range, ThreadPool& pool,

@@ -39,7 +39,8 @@ bool Await(const Condition& done, bool may_give_up) {
 
 }  // namespace
 
-// Delegates, so that those that have started end where one cannot.
+// Delegates to the default constructor, so that the destructor ends the threads that have started
+// if a later one cannot start.
 ThreadPool::ThreadPool(int threads) : ThreadPool() {
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { Work(); });
 }

@@ -14,7 +14,7 @@ namespace fox {
 // One thread at a time calls ForEach; it takes part in the work.
 class ThreadPool {
  public:
-  // At least 1; `threads` - 1 are started. Throws what std::thread does.
+  // At least 1; `threads` - 1 are started. Throws std::system_error if a thread cannot start.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

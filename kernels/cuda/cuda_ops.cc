@@ -288,8 +288,8 @@ void CudaOps::Linear(const LinearParams& params, Stream stream) {
   if (state_->linear.triggers_late()) state_->unfinished = UnfinishedWrites{params.out.data};
 }
 
-// Append writes the rows' own pages and the running state, which cum_log_f stands for here; keys
-// stand for the lists and all other pages.
+// Append writes the rows' own pages and the running state, represented here by cum_log_f; `keys`
+// represents the lists and all other pages.
 void CudaOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                      Stream stream) {
   const UnfinishedWrites& unfinished = state_->unfinished;
@@ -297,7 +297,8 @@ void CudaOps::Append(const BatchView& batch, const AppendParams& params, const P
   state_->Enqueue("append", stream, [&](cudaStream_t on) {
     return cuda::Append(batch, params, kv, state_->schedule, reads_early, on);
   });
-  // One kernel, which triggers early behind a projection that triggers late, else late.
+  // AppendDecode triggers its dependents early if the projection triggered late, and late
+  // otherwise. Either way only these two arrays may still be written to.
   if (batch.all_decodes()) {
     state_->unfinished = UnfinishedWrites{params.projection.data, kv.cum_log_f};
   }

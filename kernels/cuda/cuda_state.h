@@ -1,5 +1,6 @@
-// What CudaOps holds: the device's work space, the engines behind the operations, and the one way
-// in which operations reach the stream. For cuda_ops.cc and for benchmarks of single kernels.
+// CudaState, the state of CudaOps: the device's work space, the engines behind the operations, and
+// the one way in which operations reach the stream. For cuda_ops.cc and for benchmarks of single
+// kernels.
 #pragma once
 
 #include <nvtx3/nvToolsExt.h>
@@ -14,8 +15,8 @@
 
 namespace fox {
 
-// Marks what the host enqueues while it lives, for Nsight. Costs a few nanoseconds when no profiler
-// listens.
+// Marks the operations that the host enqueues during its lifetime, for Nsight. Costs a few
+// nanoseconds when no profiler listens.
 class NvtxRange {
  public:
   explicit NvtxRange(const char* name) { nvtxRangePushA(name); }
@@ -24,13 +25,13 @@ class NvtxRange {
   NvtxRange& operator=(const NvtxRange&) = delete;
 };
 
-// The memory that kernels may still be writing when the next kernel starts (launch.h): that one may
-// read everything else before its wait.
+// The memory that kernels may still be writing when the next kernel starts (launch.h): the next
+// kernel may read everything else before its wait.
 class UnfinishedWrites {
  public:
   // Any memory.
   UnfinishedWrites() = default;
-  // That at two addresses alone; null: none.
+  // The memory at two addresses alone; null: none.
   explicit UnfinishedWrites(const void* first, const void* second = nullptr)
       : any_(false), first_(first), second_(second) {}
 
@@ -46,8 +47,8 @@ struct CudaOps::State {
   ~State();
 
   // The wrapper of every operation. launch(cuda stream) enqueues it and gives the first error; it
-  // is not called once the device has failed. An operation that knows what its kernels leave
-  // unfinished says so behind it.
+  // is not called once the device has failed. An operation that knows its kernels' unfinished
+  // writes sets `unfinished` afterwards.
   template <typename Launch>
   void Enqueue(const char* what, Stream stream, const Launch& launch) {
     unfinished = {};
@@ -72,7 +73,7 @@ struct CudaOps::State {
   bool hopper = false;
   cuda::LinearEngine linear;
   UnfinishedWrites unfinished;
-  std::vector<Buffer> buffers;  // that `schedule` points into
+  std::vector<Buffer> buffers;  // memory that `schedule` points into
   cuda::StepSchedule schedule;
   int resident_blocks = 0;                 // cuda::DecodeBlocks
   int32_t* first_visible_pages = nullptr;  // StepSchedule::first_visible_page

@@ -44,7 +44,7 @@ cuda_architectures() {
   ((${#capabilities[@]})) || capabilities=(90)
   for cap in "${capabilities[@]}"; do
     "$1" --list-gpu-arch | grep -x "compute_$cap" >/dev/null || continue
-    # From Hopper on, the tensor core instructions are those of one architecture ("a").
+    # From Hopper on, tensor core instructions exist for one architecture only ("a").
     ((cap >= 90)) && cap="${cap}a"
     list+="$cap-real;"
   done

@@ -1,8 +1,8 @@
 // Preloaded into a fox-server: fails an allocation, a system call or the start of a thread that the
-// page names, of those from the beginning of main on.
+// page names, counted from the beginning of main.
 //
-// System calls are trapped by a seccomp filter, so those that the C library makes for itself count
-// as well; the handler makes the call again from an address that the filter lets through.
+// System calls are trapped by a seccomp filter, so the C library's own calls count as well; the
+// handler makes the call again from an address that the filter lets through.
 #include "tests/faults/call_faults.h"
 
 #include <dlfcn.h>

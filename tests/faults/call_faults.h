@@ -6,7 +6,7 @@ namespace fox {
 
 inline constexpr int kNoSeccomp = 99;  // the exit code where the system permits no filter
 
-// Whether this process is one under test.
+// True if this process is a server under test.
 bool CanFailCalls();
 
 }  // namespace fox

@@ -1,9 +1,9 @@
 // fox-server while its n-th allocation, thread or system call fails: at its start and while it
-// serves. It goes on as if nothing had been, or refuses the request, or ends with the exit code
-// that is documented and a line that says why; never a wrong token, never a crash, never a hang.
+// serves. It goes on as if nothing had failed, or refuses the request, or ends with the documented
+// exit code and a line that says why; never a wrong token, never a crash, never a hang.
 //
-// FOX_FAULTS=all: each n; a number: so many of each kind; else a few. FOX_FAULT_JOBS: servers at
-// the same time (2).
+// FOX_FAULTS=all: each n; a number: that many n of each kind; else a few. FOX_FAULT_JOBS: servers
+// at the same time (2).
 #include "tests/faults/call_faults.h"
 
 #include <gmock/gmock.h>
@@ -39,7 +39,7 @@ using ::testing::Not;
 constexpr double kPatienceSeconds = 60;
 constexpr int64_t kForEver = std::numeric_limits<int32_t>::max();
 
-// How many calls of a kind fail: `few`, or what FOX_FAULTS says.
+// The largest number of calls of a kind that fail: `few`, or as FOX_FAULTS says.
 int64_t Most(int64_t few) {
   const char* faults = std::getenv("FOX_FAULTS");
   if (faults == nullptr) return few;
@@ -51,7 +51,7 @@ size_t Jobs() {
   return jobs == nullptr ? 2 : static_cast<size_t>(std::max(1, std::atoi(jobs)));
 }
 
-// What fails.
+// The kind of call that fails, and how often.
 struct Fault {
   std::string name;
   FaultKind kind = FaultKind::kSystemCall;
@@ -72,12 +72,13 @@ ServerStart UnderTest(const SharedFaultPage& page) {
                       reinterpret_cast<const void*>(&CanFailCalls));
 }
 
-// ---- what a client does of everything, one call after the other ---------------------------------
+// ---- a client's scenario: each kind of request, one after the other
+// ---------------------------------
 
 struct Step {
   std::string name;
   grpc::Status status;
-  std::string answer;  // without what differs between two runs
+  std::string answer;  // without the parts that differ between two runs
 };
 
 constexpr int kTokens = 12;
@@ -153,8 +154,8 @@ std::vector<Step> RunScenario(const ServerProcess& server) {
   return steps;
 }
 
-// Each step has the answer that it had in `sound`, or a beginning of it and an error that permits
-// to try again.
+// Each step has the answer that it had in `sound`, or a beginning of it and an error that permits a
+// retry.
 void ExpectSoundOrRefused(const std::vector<Step>& steps, const std::vector<Step>& sound) {
   ASSERT_LE(steps.size(), sound.size());
   for (size_t i = 0; i < steps.size(); ++i) {
@@ -174,8 +175,8 @@ void ExpectSoundOrRefused(const std::vector<Step>& steps, const std::vector<Step
 
 // ---- servers ------------------------------------------------------------------------------------
 
-// Of `count` calls each, or `most` of them: the first ones, which are rarely tried, and then
-// evenly.
+// The calls to fail: all of 1 to `count` if these are at most `most`, else the first ones, which
+// fail rarely in practice, and the rest at even distances.
 std::vector<int64_t> CallsToFail(int64_t count, int64_t most) {
   std::vector<int64_t> out;
   for (int64_t i = 0; i < std::min(count, most); ++i) {
@@ -207,14 +208,14 @@ class CallFaultsTest : public testing::Test {
     }
   }
 
-  // A line that says why; what other threads log meanwhile may come behind it.
+  // A line says why; other threads' lines may follow it.
   static void ExpectReason(const std::string& log) {
     EXPECT_TRUE(log.find("fox-server: ") != std::string::npos ||
                 log.find(" error ") != std::string::npos)
         << log;
   }
 
-  // The calls of a start and of a scenario.
+  // Counts the calls of a start and of a scenario.
   static void Count(const Fault& fault, int64_t* at_start, int64_t* serving) {
     SharedFaultPage page;
     Prepare(fault, &page);
@@ -241,8 +242,9 @@ class CallFaultsTest : public testing::Test {
       page.Disarm();
       return FinishServing(server);
     }
-    // Starts differ by some calls: the last of one may find another with all its threads, before
-    // the lines that tell its ports are out; what it serves with stands in the log by then.
+    // Starts differ by some calls: the last call of one start may come in another start when all
+    // threads run but the ports are not logged yet; the lines about the engine are in the log by
+    // then.
     const int code = server.WaitEnd(0).value_or(-1);
     if (code == 70) {
       EXPECT_THAT(server.log(), HasSubstr("--grpc-port="));

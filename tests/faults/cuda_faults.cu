@@ -26,7 +26,7 @@ __global__ void SpinKernel() {
   }
 }
 
-// A stream that waits for no other.
+// A stream that does not wait for others.
 cudaStream_t TheStream() {
   static cudaStream_t stream = [] {
     cudaStream_t made = nullptr;

@@ -4,7 +4,7 @@
 
 namespace fox {
 
-// Whether this process is one under test.
+// True if this process is a server under test.
 bool IsPreloaded();
 
 }  // namespace fox

@@ -1,8 +1,9 @@
 // fox-server on a GPU whose context breaks, that hangs, that is full or missing, and whose driver
 // fails at any call: what clients see, when health turns, how and when the process ends.
 //
-// FOX_FAULT_SECONDS: what all of it may take (140); a test that is due then is skipped, and rounds
-// that are left over are not made. FOX_FAULT_ROUNDS: how often a kernel traps at most (20).
+// FOX_FAULT_SECONDS: the time for all tests together (140); later tests are skipped, and a test
+// omits the rounds for which there is no time. FOX_FAULT_ROUNDS: how often a kernel traps at most
+// (20).
 #include "tests/faults/cuda_faults.h"
 
 #include <gmock/gmock.h>
@@ -50,7 +51,7 @@ double Elapsed() {
   return 1e-9 * static_cast<double>(FaultPage::Now() - begin);
 }
 
-// Whether the tests so far have left time: each may go on until its share of it is over.
+// True if there is time left: each test may go on until `share` of FOX_FAULT_SECONDS is over.
 bool HasTime(double share) { return Elapsed() < share * Number("FOX_FAULT_SECONDS", 140); }
 
 ServerStart OnDevice(const SharedFaultPage& page, const std::vector<std::string>& flags = {
@@ -97,7 +98,7 @@ void ExpectEnd(ServerProcess& server, HealthWatch& health, ClientStreams* stream
   const double not_serving = Seconds(since_ns, health.WaitNotServing()) - patience;
   const double end = Seconds(since_ns, EndedNs(server)) - patience;
   EXPECT_LE(not_serving, kNotServingSeconds) << server.log();
-  EXPECT_LE(end, kEndSeconds + patience) << server.log();  // the driver stops what runs
+  EXPECT_LE(end, kEndSeconds + patience) << server.log();  // the driver stops running kernels
   std::printf("NOT_SERVING after %.3f s, the end after %.3f s\n", not_serving, end);
   if (streams == nullptr) return;
   for (const AnswerEnd& answer : streams->Join()) {
@@ -105,7 +106,7 @@ void ExpectEnd(ServerProcess& server, HealthWatch& health, ClientStreams* stream
   }
 }
 
-// At a random moment of a busy server, of one that prefills and of an idle one.
+// At a random moment of a busy, a prefilling and an idle server.
 TEST(CudaFaultsTest, AStickyErrorEndsTheProcess) {
   std::mt19937 random(11);
   for (int round = 0; round < Number("FOX_FAULT_ROUNDS", 20) && HasTime(0.45); ++round) {
@@ -124,7 +125,7 @@ TEST(CudaFaultsTest, AStickyErrorEndsTheProcess) {
     if (!prefills) streams.WaitText();
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 100000));
     const bool writes = round % 2 == 1;
-    // Times are those since the driver reports the error, which takes it 0.1 to 0.4 s.
+    // Times count from the driver's report of the error, which takes it 0.1 to 0.4 s.
     Send(page, writes ? DeviceCommand::kWrite : DeviceCommand::kTrap);
     EXPECT_EQ(Done(page), writes ? 700 : 719);
     ExpectEnd(server, health, &streams, page->done_ns, 0);
@@ -152,7 +153,7 @@ TEST(CudaFaultsTest, ADeviceThatHangsEndsTheProcess) {
   }
 }
 
-// One line that says why, and no port.
+// The log has one line that says why, and no port.
 void ExpectRefusal(ServerProcess& server) {
   const std::string log = server.log();
   EXPECT_EQ(server.WaitEnd(0).value_or(-1), 78) << log;
@@ -186,7 +187,7 @@ TEST(CudaFaultsTest, ADeviceThatIsFullIsTold) {
   EXPECT_TRUE(health.WaitServing());
 }
 
-// One stream, so that it has one right answer; a needless call changes no token.
+// One stream, so that it has one right answer; a failed call that is not needed changes no token.
 TEST(CudaFaultsTest, ADriverThatFailsWhileServingEndsTheProcess) {
   std::mt19937 random(12);
   const StreamRequest request{kPrompt, 1000, false};
@@ -224,7 +225,7 @@ TEST(CudaFaultsTest, ADriverThatFailsWhileServingEndsTheProcess) {
   EXPECT_GT(ended, 0);
 }
 
-// Of a server that nothing happens to.
+// The answer of a server without a fault.
 std::string SoundAnswer() {
   SharedFaultPage page;
   ServerProcess server(OnDevice(page));
@@ -234,7 +235,7 @@ std::string SoundAnswer() {
   return answer.text;
 }
 
-// It starts, and answers as if nothing had been, or it says why not.
+// True if the server starts and answers as without a fault; else it must say why not.
 bool StartsOrRefuses(const SharedFaultPage& page, const std::string& expected) {
   ServerProcess server(OnDevice(page));
   if (!server.WaitReady(kStartSeconds)) {
@@ -253,7 +254,7 @@ bool StartsOrRefuses(const SharedFaultPage& page, const std::string& expected) {
 struct Calls {
   const char* functions;  // a part of their names
   int error;
-  std::atomic<int64_t> made{0};  // not more than that at a start, once it is not 0
+  std::atomic<int64_t> made{0};  // calls of a start, as far as counted; 0: not counted yet
 };
 
 // The first, second, fourth, ... call of each kind, as long as there is time.

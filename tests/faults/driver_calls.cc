@@ -39,7 +39,7 @@ extern "C" {
 void* fault_functions[kMaxFunctions];
 extern char fault_stubs[];
 
-// The error that the call of function `index` ends with; 0: it is made.
+// The error with which the call of function `index` fails; 0: the call is made.
 int64_t fault_driver_error(uint64_t index) {
   FaultPage* const page = Page();
   if (page->kind.load() != FaultKind::kDriverCall) return 0;
@@ -48,8 +48,8 @@ int64_t fault_driver_error(uint64_t index) {
 }
 }
 
-// A stub pushes its number. What follows saves the arguments, asks, and either returns the error or
-// goes on to the function as if nothing had been.
+// A stub pushes its number. The common code saves the arguments, asks fault_driver_error, and
+// either returns the error or goes on to the function with registers unchanged.
 asm(R"(
 .text
 .p2align 4
@@ -104,7 +104,7 @@ bool IsDriverCall(const char* name) {
 int GetThroughStubs(const char* name, void** function, int version, uint64_t flags);
 int GetThroughStubsV2(const char* name, void** function, int version, uint64_t flags, void* result);
 
-// What a lookup of `name` that found `function` gives instead.
+// The result of a lookup of `name` that found `function`: its stub, or `function` itself.
 void* StubFor(const char* name, void* function) {
   if (function == nullptr || Page() == nullptr || !IsDriverCall(name)) return function;
   if (std::strcmp(name, "cuGetProcAddress") == 0 || std::strcmp(name, "cuGetProcAddress_v2") == 0) {

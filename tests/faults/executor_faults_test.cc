@@ -64,7 +64,8 @@ class ExecutorFaultsTest : public testing::Test {
     }
   }
 
-  // All end with UNAVAILABLE, what they brought before is right, and the process ends with 70.
+  // All streams end with UNAVAILABLE after a beginning of the right answer, and the process ends
+  // with 70.
   static void ExpectEnd(ServerProcess& server, HealthWatch& health, ClientStreams& streams,
                         const SharedFaultPage& page, double patience) {
     EXPECT_EQ(server.WaitEnd(30 + patience).value_or(-1), 70) << server.log();
@@ -129,7 +130,7 @@ TEST_F(ExecutorFaultsTest, AStepThatHangsEndsTheProcess) {
   FailOnce(ExecutorFault::kHang, 9, {"--step-timeout=1.5"}, kStepTimeout);
 }
 
-// Its neighbours, by either endpoint, bring what they bring alone, and the server goes on.
+// Its neighbours, by either endpoint, have the same answers as alone, and the server goes on.
 TEST_F(ExecutorFaultsTest, NanEndsItsOwnStreamAlone) {
   SharedFaultPage page;
   ServerProcess server(Faulty(page));

@@ -1,6 +1,6 @@
 // FaultPage: memory that a test shares with the server that it has started. The libraries that the
-// test preloads there count calls in it and fail those that it names; the server itself knows
-// nothing of them. Lock-free, so that it can be used in signal handlers and before main.
+// test preloads there count calls in it and fail the calls that it names; the server itself is
+// unaware of them. Lock-free, so that it can be used in signal handlers and before main.
 #pragma once
 
 #include <sys/mman.h>
@@ -16,7 +16,7 @@ namespace fox {
 // The page's descriptor stands in this variable of the server's environment.
 inline constexpr const char* kFaultPageVariable = "FAULT_PAGE";
 
-// What is counted.
+// The kind of call that is counted.
 enum class FaultKind : uint32_t {
   kNone,
   kAllocation,
@@ -26,7 +26,7 @@ enum class FaultKind : uint32_t {
   kExecutor
 };
 
-// What the preloaded CUDA library does when the test asks for it.
+// Commands of the test to the preloaded CUDA library.
 enum class DeviceCommand : uint32_t {
   kNone,
   kPrepare,  // loads the kernels below
@@ -55,8 +55,8 @@ struct FaultPage {
   std::atomic<int32_t> error;       // an errno, a CUresult
   std::atomic<ExecutorFault> executor_fault;
   bool traps_system_calls;
-  int32_t system_calls[8];  // the numbers of those that are counted; -1: none
-  char driver_calls[64];    // a part of their names; "": all
+  int32_t system_calls[8];  // the numbers of the counted system calls; -1: none
+  char driver_calls[64];    // a part of the counted driver calls' names; "": all
 
   std::atomic<DeviceCommand> command;  // a futex
   std::atomic<int64_t> command_ns;     // when the kernel was launched

@@ -1,5 +1,5 @@
-// A fox-server on the demo model with a FaultPage, a library that is preloaded, and what a watch of
-// its health sees.
+// FaultyServer: a fox-server on the demo model with a FaultPage and a preloaded library;
+// HealthWatch: a client that watches its health.
 #pragma once
 
 #include <condition_variable>
@@ -25,7 +25,7 @@ class SharedFaultPage {
   FaultPage* operator->() const { return page_; }
   int descriptor() const { return descriptor_; }
 
-  // Call `fail_at` of those counted from now on fails with `error`, and so do `calls - 1` more.
+  // The `fail_at`-th call counted from now on fails with `error`, and so do `calls - 1` more.
   void Arm(FaultKind kind, int64_t fail_at, int error = 0, int64_t calls = 1);
   // Counts no more.
   void Disarm() const { page_->kind = FaultKind::kNone; }

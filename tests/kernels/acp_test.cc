@@ -63,7 +63,8 @@ TEST(AcpTest, ThresholdIsTheLesserBound) {
   EXPECT_EQ(PageThreshold(AcpMode::kCertified, kInfinity, -20, kInfinity, kInfinity), kInfinity);
 }
 
-// Where `paper` just drops a page, whatever `certified` pays for in log M, H and B.
+// Random cases where `paper` just drops a page, with all roundings that `certified` pays for in log
+// M, H and B.
 TEST(AcpTest, CertifiedDropsWhatPaperDrops) {
   std::mt19937_64 rng(5);
   const auto any = [&rng](double low, double high) {  // by orders of magnitude

@@ -180,7 +180,7 @@ PagedKvShape ShapeFor(const HeadShape& heads, int64_t length, DType dtype, int s
   return shape;
 }
 
-// The parameter structs of one run, with what they point to.
+// The parameter structs of one run, with the arrays that they point to.
 struct HeadRun::Parameters {
   Parameters(Ops& ops, const PagedKvShape& shape, const HeadInputs& in, const RunOptions& options)
       : wide(shape.residual_dtype()),
@@ -217,7 +217,7 @@ struct HeadRun::Parameters {
     append.acp = options.acp;
   }
 
-  // Of the rows of append.projection, without outputs.
+  // Attention's parameters for the rows of append.projection, without outputs.
   AttentionParams Attention(const HeadInputs& in) const {
     const int64_t hidden = in.shape.hidden();
     AttentionParams attention;

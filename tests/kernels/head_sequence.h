@@ -1,5 +1,5 @@
 // A layer's worth of random projections and a cache to run them through, in chunks, on any backend;
-// and the same attention computed naively in float64. What the kernel tests compare with.
+// and the same attention computed naively in float64, with which kernel tests compare.
 #pragma once
 
 #include <cstdint>
@@ -72,11 +72,11 @@ struct HeadInputs {
 // N(mean, 1) with a mean for each head.
 HeadInputs RandomInputs(const HeadShape& shape, int64_t length, uint64_t seed,
                         const std::vector<double>& gate_means);
-// Rounds the projections to what a backend with bf16 activations is given.
+// Rounds the projections to bf16, as a backend with bf16 activations gets them.
 void RoundToBFloat16(HeadInputs& inputs);
 // Rounds a token's key or value as pages of 8 bits do.
 void RoundToE4M3(double* row, int64_t count);
-// Rounds all keys and values so. REQUIRES: they are stored as they are projected.
+// Rounds all keys and values to 8 bits. REQUIRES: they are stored as they are projected.
 void RoundToE4M3(HeadInputs& inputs);
 // The bounds of kernels/acp.h from QK-norm or caps, and sinks, for pages of this type; call after
 // changing those.
@@ -89,7 +89,8 @@ struct HeadOutputs {
   std::vector<int32_t> first_live;           // [kv_heads] at the end
   std::vector<double> max_log_evicted_mass;  // [kv_heads]
 
-  // What the same keys and values give, however they come in and are stored.
+  // The results that must be equal in all bits for equal keys and values, in any chunks and types
+  // of pages.
   auto bits() const { return std::tie(out, lse, first_live, max_log_evicted_mass, blocks_pruned); }
 };
 
@@ -142,7 +143,7 @@ class HeadRun {
 // Runs the whole sequence through Append, Attention and Evict, and releases the slot.
 HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& inputs,
                      const RunOptions& options);
-// The same over a cache of its own.
+// RunHeads over a cache of its own.
 HeadOutputs RunHeads(Ops& ops, const HeadInputs& inputs, const RunOptions& options);
 // A cache that holds `length` tokens of one layer of these heads, unpruned, in `slots` slots.
 PagedKvShape ShapeFor(const HeadShape& shape, int64_t length, DType dtype, int slots = 1);
@@ -150,9 +151,9 @@ PagedKvShape ShapeFor(const HeadShape& shape, int64_t length, DType dtype, int s
 // Full attention in float64, straight from the definition.
 HeadOutputs NaiveAttention(const HeadInputs& inputs);
 
-// What every backend's attention has to match NaiveAttention on: lengths around a page, head sizes,
-// each of the model's choices (groups, token shifts, norms, caps, rotation, sinks, output gates),
-// and gates from almost 0 (a head that sees itself only) to exactly 1 in float64.
+// Cases in which every backend's attention has to match NaiveAttention: lengths around a page, head
+// sizes, each of the model's choices (groups, token shifts, norms, caps, rotation, sinks, output
+// gates), and gates from almost 0 (a head that sees itself only) to exactly 1 in float64.
 std::vector<HeadInputs> AttentionCases(const std::vector<int>& head_dims);
 // The gate logit whose log sigmoid is `log_f` < 0.
 double GateLogit(double log_f);

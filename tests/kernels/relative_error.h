@@ -7,7 +7,7 @@
 
 namespace fox::testing {
 
-// |got - want| / |want| in the Euclidean norm; 0 where both are equal, infinity where something in
+// |got - want| / |want| in the Euclidean norm; 0 where both are equal, infinity if an element of
 // `got` is not finite.
 inline double RelativeError(const std::vector<double>& got, const std::vector<double>& want) {
   double difference = 0, norm = 0;

@@ -17,7 +17,8 @@ namespace {
 constexpr uint64_t kWords = uint64_t{1} << 32;
 constexpr double kLogOf2Double = 0.6931471805599453;
 
-// Of u = (w + 1/2) / 2^32, from the side that float64 can tell.
+// The exact time for u = (w + 1/2) / 2^32, from the smaller of u and 1 - u, which float64 can
+// resolve.
 double ExactTime(uint32_t word) {
   const double half_up = static_cast<double>(word) + 0.5;
   return word < kWords / 2 ? -std::log1p(-half_up * 0x1p-32)

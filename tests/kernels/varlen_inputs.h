@@ -1,6 +1,6 @@
 // Random inputs of varlen forgetting attention, and float64 arrays for everything that goes in and
 // comes out. Queries, keys, values and d_out are rounded to bf16 and gates to float32, so that a
-// device is given exactly these; those of tokens of no sequence are NaN.
+// device gets exactly these numbers; tokens of no sequence are NaN.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct VarlenCase {
   bool equal_keys = false;
   double scale = 0;  // 0: 1 / sqrt(head_dim)
   uint64_t seed = 1;
-  // Of a case in a table, on the device.
+  // For tables of cases on the device.
   std::string name;
   AcpMode acp = AcpMode::kOff;
   bool random_pages = false;  // first pages of any value that the contract allows
@@ -81,7 +81,7 @@ struct VarlenInputs {
     const auto s = static_cast<size_t>(seq);
     return end[s] > begin[s] ? end[s] - begin[s] : 0;
   }
-  // Of an array [batch][tokens][q_heads].
+  // Index into an array [batch][tokens][q_heads].
   size_t RowIndex(int seq, int position, int head) const;
   size_t num_rows() const;  // batch * tokens * q_heads
   // kernels/acp.h's bounds from the queries and keys themselves, [count][q_heads]: the largest norm

@@ -111,7 +111,7 @@ class HeadSequence {
   std::vector<double> c_, weight_;
 };
 
-// body(HeadSequence) for each sequence and query head; those of one kv head in one thread.
+// body(HeadSequence) for each sequence and query head; all heads of one kv head in one thread.
 template <typename Body>
 void ForEachHead(VarlenInputs& inputs, const std::vector<int32_t>& first_key, const Body& body) {
   ThreadPool threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));

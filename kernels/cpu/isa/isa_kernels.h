@@ -1,8 +1,8 @@
 // The inner loops of the CPU backend, compiled once per instruction set from isa_kernels.inc and
 // picked at run time. Plain data in, plain data out; everything around them is portable code.
 //
-// Invariant: what one row computes never depends on the rows beside it, so results are the same
-// whatever the batch and the chunk.
+// Invariant: what one row computes never depends on the rows beside it, so results do not depend on
+// the batch or the chunk.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ template <typename T>
 struct TileRow {
   const T* q;             // [head_dim]
   const T* log_f_offset;  // [64] of the current page, for this row's head
-  T page_decay;           // page_cum_log_f of the row's page - that of the current page
+  T page_decay;           // page_cum_log_f of the row's page minus page_cum_log_f of the current
+                          // page
   T local;                // the row's own offset from its page's page_cum_log_f
   int keys;               // the row sees keys [0, keys) of the page, at least one
   T max;                  // running maximum of logits with decay

@@ -38,7 +38,7 @@ struct HeadScan {
   int full;  // blocks that complete their page: all, or all but the last
   const int32_t* table;
 
-  // Whether pages come in pairs.
+  // True if pages are added in pairs.
   __device__ bool paired() const { return rows.position / kPageTokens % 2 == 0; }
   __device__ int64_t Position(int i) const {
     return i == 0 ? rows.position : (rows.position / kPageTokens + i) * kPageTokens;
@@ -148,8 +148,8 @@ __device__ __forceinline__ PageBlock ReadBlock(const StepSchedule& schedule, con
   return block;
 }
 
-// N over a round's first `full` pages, by the first warps. Pages are added in batches while the
-// next batch is being loaded, because a load takes as long as some ten additions.
+// Running sums N over a round's first `full` pages, by the first warps. Pages are added in batches
+// while the next batch is being loaded, because a load takes as long as some ten additions.
 template <int kHeadDim>
 __device__ __forceinline__ void AddKeySums(const StepSchedule& schedule, const PagedKv& kv,
                                            const HeadScan& scan, int first, int full,
@@ -189,7 +189,8 @@ __device__ __forceinline__ void AddKeySums(const StepSchedule& schedule, const P
   for (int l = 0; l < kBatch; ++l) add(whole + l, batch[l]);
 }
 
-// log M over a round's first `full` pages: after each but the even ones of pairs. One thread.
+// log M over a round's first `full` pages: after every page or, if `paired`, after every second
+// one. One thread.
 template <int kHeadDim>
 __device__ __forceinline__ double AddMasses(int full, bool paired, double log_mass,
                                             Space<kHeadDim>& space) {
@@ -207,7 +208,7 @@ __device__ __forceinline__ double AddMasses(int full, bool paired, double log_ma
   return log_mass;
 }
 
-// c over a round's blocks, and S over its full pages. One thread.
+// Running sums of c over a round's blocks, and S over its full pages. One thread.
 template <int kHeadDim>
 __device__ __forceinline__ void AddGates(int blocks, int full, Space<kHeadDim>& space,
                                          ScanCarry& carry) {
@@ -221,7 +222,7 @@ __device__ __forceinline__ void AddGates(int blocks, int full, Space<kHeadDim>& 
   }
 }
 
-// All running sums of a round, in parallel in different warps. `key_sum` is of the thread's
+// All running sums of a round, in parallel in different warps. `key_sum`: N of the thread's
 // dimension.
 template <int kHeadDim>
 __device__ __forceinline__ void AddPages(const StepSchedule& schedule, const PagedKv& kv,
@@ -359,8 +360,8 @@ __device__ __forceinline__ void StoreRow(const AppendParams& params, const Paged
   }
 }
 
-// The raw last row, which the next step's first token shift needs, and that of the last page end,
-// which a shared slot starts from (Ops::Share).
+// Stores the raw last row, which the next step's first token shift needs, and the raw row at the
+// last page end, from which a shared slot starts (Ops::Share).
 __device__ __forceinline__ void StoreLastRow(const AppendParams& params, const PagedKv& kv,
                                              const HeadScan& scan) {
   if (scan.g != 0 || static_cast<int>(threadIdx.x) >= kv.shape.head_dim) return;

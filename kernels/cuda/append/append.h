@@ -1,6 +1,5 @@
 // Ops::Append on the GPU: projections become queries, keys, values and gates in pages; pages that
-// became full are accumulated into the running state. The mathematics is that of
-// kernels/cpu/append.cc.
+// became full are accumulated into the running state. The mathematics is in kernels/cpu/append.cc.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,13 +18,14 @@ namespace fox::cuda {
 cudaError_t Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                    const StepSchedule& schedule, bool reads_early, cudaStream_t stream);
 
-// Its two ways, between which append.cu chooses. One kernel: REQUIRES num_rows == num_seqs.
+// Append's two ways, between which append.cu chooses. For decode rows one kernel: REQUIRES num_rows
+// == num_seqs.
 cudaError_t AppendDecode(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                          bool reads_early, cudaStream_t stream);
 
-// Three kernels, for the sequences from num_decodes on: first each row block, then each head of a
-// sequence. The results do not depend on where chunks end, as long as they end at multiples of 128
-// tokens.
+// For prefill rows three kernels, for the sequences from num_decodes on: first each row block, then
+// each head of a sequence, last the queries. The results do not depend on where chunks end, as long
+// as they end at multiples of 128 tokens.
 cudaError_t ProjectBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                           const StepSchedule& schedule, cudaStream_t stream);
 cudaError_t AccumulateBlocks(const BatchView& batch, const AppendParams& params, const PagedKv& kv,

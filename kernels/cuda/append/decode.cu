@@ -21,7 +21,7 @@ struct Token {
   int kv_head;
   int64_t row;
   int64_t position;
-  int drafts;       // 0, or it is that one behind the sequence's token
+  int drafts;       // distance behind the sequence's first row: 0 unless it is a draft
   int pos_in_page;  // in its page
   int32_t page;     // id
 };
@@ -33,8 +33,8 @@ struct HeadGate {
   double base = 0;  // of the page
 };
 
-// Addresses of one lane's input in the projection; where it has none, or the row is not shifted,
-// some other readable address.
+// Addresses of one lane's input in the projection; if it has none, or the row is not shifted,
+// another readable address.
 struct RowPlace {
   const uint4* now;
   const __nv_bfloat16* shift;  // logit of the share of the last row
@@ -49,7 +49,7 @@ struct RowInput {
 struct State {
   int32_t page;   // the token's
   float* last;    // where the lane's part of the key or value row goes, null if it is not shifted
-  Float8 before;  // that of the token before; zeros before the first token
+  Float8 before;  // the row of the token before; zeros before the first token
   double c;       // cumulative log gate, and that before the page's first key: of the query head in
   double base;    // the lane's place of the group
 };
@@ -79,7 +79,7 @@ __device__ __forceinline__ int LaneHead(const PagedKv& kv, int kv_head) {
   return kv_head * group + min(Lane(), group - 1);
 }
 
-// Index of this lane's dimensions of the part's head among those of all heads.
+// Index of this lane's first dimension of the part's head in an array [heads * head_dim].
 template <int kHeadDim>
 __device__ __forceinline__ int64_t DimsOf(const PagedKv& kv, int kv_head, int part) {
   const int head = IsQuery(part) ? kv_head * kv.shape.group() + part - 2 : kv_head;
@@ -117,7 +117,7 @@ __device__ __forceinline__ float* KeptOf(const AppendParams& params, const Paged
   const int sub = static_cast<int>(threadIdx.x) % kRowLanes<kHeadDim>;
   return LastRow(kv, rows, slot, params.layer, token.kv_head) + sub * kVec8;
 }
-// Of the last one after so many tokens.
+// This lane's dimensions of the raw last row after `tokens` tokens.
 template <int kHeadDim>
 __device__ __forceinline__ float* LastOf(const AppendParams& params, const PagedKv& kv,
                                          const Token& token, int part, int64_t tokens) {
@@ -195,7 +195,7 @@ __device__ __forceinline__ State LoadState(const AppendParams& params, const Pag
   return state;
 }
 
-// A draft's state: behind the rows before it, which are in the projection.
+// Advances a draft's state by the rows before it, which are in the projection.
 __device__ __forceinline__ void AddRowsBefore(const AppendParams& params, const Token& token,
                                               const RowPlace& place, float gate_bias,
                                               State& state) {
@@ -259,8 +259,8 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, const Page
   StoreVec8(raw, KeptOf<kHeadDim>(params, kv, token, token.slot, page_end));
 }
 
-// All parts of the token, kRows at a time; `input` and `weights` are those of the first, which
-// include all that are shifted. The next ones are loaded while these are computed.
+// All parts of the token, kRows at a time; `input` and `weights` belong to the first kRows parts,
+// which include all shifted ones. The next parts are loaded while the current ones are computed.
 template <int kHeadDim, typename Part>
 __device__ __forceinline__ void AppendRows(const AppendParams& params, const PagedKv& kv,
                                            const Token& token, RowInput input, State state,

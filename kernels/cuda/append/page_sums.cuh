@@ -73,8 +73,8 @@ class HeadBound {
       return scale_ * SquareRoot(WarpSum<kRowLanes<kHeadDim>>(SquareOf(key)));
     }
   }
-  // The same of several keys, one per lane as SpreadSums distributes them, from the lanes' partial
-  // sums over their dimensions.
+  // a(k) of several keys, one per lane as SpreadSums distributes them, from the lanes' partial sums
+  // over their dimensions.
   __device__ __forceinline__ float PartOf(const Float8& key) const {
     return kGeneralBound ? (*this)(key, 1.0f) : SquareOf(key);
   }
@@ -115,16 +115,16 @@ inline constexpr int kPortions = kPageTokens / kPortionKeys;
 // relative to the sum of the terms' norms, because the keys may cancel.
 inline constexpr double kKeySumRounding = 0x1p-20;
 
-// Sums over a portion's keys, relative to the page's end. The same in all lanes but for `keys`,
-// which is of this lane's dimensions.
+// Sums over a portion's keys, relative to the page's end. All lanes hold the same sums, except that
+// `keys` has this lane's dimensions.
 struct KeySums {
   float count = 0;       // sum of exp(decay_j)
   Float8 keys{};         // sum of exp(decay_j) k_j
   float max_square = 0;  // max ||k_j||^2
 };
 
-// Keys [first, first + kPortionKeys) of a page: PageKeys or the like. decay [64] is c_e - c_j;
-// `term` [64] gets a_j + decay_j.
+// Keys [first, first + kPortionKeys) of a page: `keys` is PageKeys or has its interface. decay [64]
+// is c_e - c_j; `term` [64] gets a_j + decay_j.
 template <int kHeadDim, bool kGeneralBound, typename Keys>
 __device__ __forceinline__ KeySums SumKeys(const HeadBound<kHeadDim, kGeneralBound>& bound,
                                            const Keys& keys, const float* decay, int first,
@@ -170,8 +170,8 @@ struct PageBounds {
   __device__ __forceinline__ static PageBounds OfNone() { return {-CUDART_INF, 0, CUDART_INF}; }
 };
 
-// Those of a page alone, from the running state at its end. last: its last position; c: there;
-// sum_bound(): the bound on -N, where it is needed.
+// Bounds of a page alone, from the running state at its end. last: its last position; c: the
+// cumulative log gate there; sum_bound(): gives the bound on -N, called only if it is needed.
 template <typename SumBound>
 __device__ __forceinline__ PageBounds BoundPage(const AppendParams& params, int head, int64_t last,
                                                 double c, double log_mass, double decay_sum,
@@ -191,7 +191,7 @@ __device__ __forceinline__ PageBounds BoundsAt(const PagedKv& kv, AcpMode acp, i
           acp == AcpMode::kCertified ? kv.log_denominator_bound[summary] : CUDART_INF};
 }
 
-// The summary of a page: its own bounds and those of all before it.
+// Writes a page's summary: the extremes of its own bounds and of the bounds of all pages before it.
 __device__ __forceinline__ void StoreBounds(const PagedKv& kv, AcpMode acp, int64_t summary,
                                             const PageBounds& own, const PageBounds& before) {
   kv.log_mass_bound[summary] = RisingLogMassBound(before.log_mass_bound, own.log_mass_bound);

@@ -1,7 +1,7 @@
 // Append of prefill rows, first kernel of three: every row block by itself. Keys and values go into
 // pages, gates relative to the page's start; the addend of a full page to the running sums goes
-// into a record of StepSchedule::page_sums. No row block writes what another reads; accumulate.cu
-// adds up the records in order.
+// into a record of StepSchedule::page_sums. No row block reads data that another writes;
+// accumulate.cu adds up the records in order.
 #include "kernels/acp.h"
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/append/page_sums.cuh"
@@ -109,7 +109,8 @@ struct RawRows {
   static constexpr int kRows = kLaneRows<kHeadDim>;
   uint4 keys[kRows], values[kRows];
   uint4 key_before, value_before;  // of the row before the first, where rows are shifted
-  // Of one row's shift: lane sub has row sub % kRows of the keys, or, from kRows on, of the values.
+  // Shift logit of one row: lane sub has the logit of row sub % kRows, for the keys if sub < kRows,
+  // else for the values.
   __nv_bfloat16 shift_logit;
 };
 
@@ -158,8 +159,8 @@ __device__ __forceinline__ RawRows<kHeadDim> LoadRows(const AppendParams& params
   return raw;
 }
 
-// A row's part of this lane into the page, if it is `real`; what the page then holds, in bf16. By
-// all lanes.
+// Stores this lane's part of a row in the page if the row is `real`. Returns the stored part as
+// bf16, after its rounding to the page's type. By all lanes.
 template <int kHeadDim, typename Part>
 __device__ __forceinline__ uint4 StoreInPage(const Float8& row, void* pool, int64_t in_pool,
                                              int8_t* exponent_at, bool real) {
@@ -178,7 +179,7 @@ __device__ __forceinline__ uint4 StoreInPage(const Float8& row, void* pool, int6
   }
 }
 
-// Keys and values of the lane's rows into the page, keys also into shared memory.
+// Stores keys and values of the lane's rows in the page, keys also in shared memory.
 template <int kHeadDim, bool kRotates, typename Part>
 __device__ __forceinline__ void WriteRows(const AppendParams& params, const PagedKv& kv,
                                           const HeadBlock& block, int first, RawRows<kHeadDim>& raw,
@@ -242,7 +243,7 @@ __device__ __forceinline__ void WriteRows(const AppendParams& params, const Page
   }
 }
 
-// As PageKeys, of BlockSpace.
+// The page's keys in BlockSpace, with the interface of PageKeys.
 template <int kHeadDim>
 struct WidenedKeys {
   const __nv_bfloat16* first;
@@ -310,7 +311,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<kHeadDim, kGeneralBound, 
   WaitOnDependencies();
   HeadBlock block;
   block.index = blockIdx.y;
-  // All at once: one may be past the last.
+  // Loads all fields at once, although the block may be past the last one.
   const RowBlock* rows = schedule.blocks + block.index;
   const int32_t num_blocks = LoadCoherent(schedule.num_blocks);
   const int32_t seq_before = block.index == 0 ? -1 : LoadCoherent(&rows[-1].seq);

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads)
     if constexpr (kRotates) {
       constexpr int kLanes = kRowLanes<kHeadDim>, kHeads = kWarp / kLanes;
       const int sub = Lane() % kLanes;
-      if (i % kHeads == 0) {  // each of the warp's heads finds that of a row for all of them
+      if (i % kHeads == 0) {  // the lanes of each head compute one row's rotation, for all heads
         rotation = RotationAt<kHeadDim>(params.rope_frequency,
                                         PositionOf(batch, first + i + Lane() / kLanes), sub);
       }

@@ -1,6 +1,6 @@
 // One head's row of the projection, spread over head_dim / 8 neighbouring lanes of a warp: token
 // shift, RMS norm or norm cap, rotation, and the log gate. By whole warps; a lane without a row
-// computes garbage that it does not store. The mathematics is that of kernels/cpu/append.cc.
+// computes garbage that it does not store. The mathematics is in kernels/cpu/append.cc.
 //
 // A token's query, key, value and log gate have the same bits in every kernel that computes them,
 // because no rounding is left to the compiler, which may or may not fuse a product and a sum.
@@ -38,8 +38,8 @@ __device__ __forceinline__ float SumSquares(const Float8& o) {
   return square;
 }
 
-// The lane's weights of an RMS norm, those from `first` on; or, without norm, the head's cap in all
-// of them. What is absent is null.
+// The lane's eight weights of an RMS norm, from `first` on. Without norm, the head's cap in all
+// eight, or 0 without caps. `norm` and `caps` may be null.
 template <int kHeadDim>
 __device__ __forceinline__ Float8 LoadNorm(const void* norm, const float* caps, int64_t first) {
   if (norm != nullptr) return LoadVec8(static_cast<const float*>(norm) + first);
@@ -134,8 +134,8 @@ __device__ __forceinline__ float LogGate(const AppendParams& params, float logit
   return value < least ? least : value;
 }
 
-// A kv head's part of the raw last rows of (slot, layer): `rows` is last_k or last_v, whose slots
-// are those of PagedKv::After, or of page ends.
+// A kv head's part of the raw last rows of (slot, layer): `rows` is last_k or last_v, indexed by
+// PagedKv::After, or page_end_k or page_end_v, indexed by slot.
 __device__ __forceinline__ float* LastRow(const PagedKv& kv, void* rows, int slot, int layer,
                                           int kv_head) {
   return static_cast<float*>(rows) + kv.ListIndex(slot, layer, kv_head) * kv.shape.head_dim;

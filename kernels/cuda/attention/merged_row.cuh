@@ -22,9 +22,8 @@ struct MergedRow {
     max = both;
     sum = fmaf(sum, of_sums, __fmul_rn(split.y, of_split));
   }
-  // Once per row, after all keys: a split that adds exp(logit) and no output. `decay`: c of the
-  // row, relative to that which logits are relative to. The output is then to be multiplied by
-  // of_sums.
+  // Once per row, after all keys: a split that adds exp(logit) and no output. `decay`: c of the row
+  // minus the reference c of the logits. Afterwards the caller multiplies the output by of_sums.
   __device__ __forceinline__ void MergeSink(float logit, double decay) {
     const auto x = static_cast<float>(kLog2EDouble * (static_cast<double>(logit) - decay));
     Merge({fminf(x, FLT_MAX), 1});  // infinity less infinity would be NaN
@@ -32,7 +31,7 @@ struct MergedRow {
   __device__ __forceinline__ float Output(float so_far, float of_this) const {
     return fmaf(so_far, of_sums, __fmul_rn(of_this, of_split));
   }
-  // Whether the row needs no further splits.
+  // True if the row needs no further splits.
   __device__ __forceinline__ bool MayStop(float stop_at) const {
     return __fmul_rn(sum, Exp2(max - stop_at)) >= 1.0f;
   }

@@ -1,6 +1,6 @@
 // A warp finds the boundary of one (query head, tile): each round its lanes test the ends of 32
 // equal stretches of pages and keep the first stretch that may not be dropped whole, so two rounds
-// cover 65536 tokens and three 2M. The rule is that of kernels/acp.h.
+// cover 65536 tokens and three 2M. The rule is in kernels/acp.h.
 #include <cuda_bf16.h>
 
 #include <cmath>

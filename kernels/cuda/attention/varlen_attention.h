@@ -10,15 +10,16 @@
 
 namespace fox::cuda {
 
-// kFastest: those of the device's architecture. kPortable: those of every GPU since Ampere.
+// kFastest: the kernels of the device's architecture. kPortable: the kernels for every GPU since
+// Ampere.
 enum class VarlenKernels : uint8_t { kFastest, kPortable };
 
 // Writes params.out, zeros for tokens of no sequence, and the state into `state`,
 // VarlenBytes<VarlenState>() of device memory, 256-byte aligned, which need not be initialised.
 // REQUIRES: head_dim 32, 64 or 128; kv_heads a divisor of q_heads; views of bf16 16-byte aligned
-// with strides that are multiples of 8 elements; what acp needs not null; log_eps below 0 for
-// kCertified. cudaErrorInvalidValue or cudaErrorMisalignedAddress where that does not hold, else
-// the launches' error.
+// with strides that are multiples of 8 elements; the arrays that `acp` reads not null; log_eps
+// below 0 for kCertified. cudaErrorInvalidValue or cudaErrorMisalignedAddress if a requirement does
+// not hold, else the launches' error.
 cudaError_t VarlenForward(const VarlenAttentionParams& params, void* state, cudaStream_t stream,
                           VarlenKernels kernels = VarlenKernels::kFastest);
 

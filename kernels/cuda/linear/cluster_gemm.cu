@@ -1,12 +1,12 @@
 // W is the operand of 64 rows of wgmma (where 8 input rows would use an eighth of the tensor
-// cores), the input rows are the one of N = 8, 16, 32 or 64 columns (those past the last are
-// zeros). A block computes 128 outputs, 64 in each of two warpgroups; for more than 64 rows two
+// cores), the input rows are the operand of N = 8, 16, 32 or 64 columns (columns past the last row
+// are zeros). A block computes 128 outputs, 64 in each of two warpgroups; for more than 64 rows two
 // more warpgroups share its tiles of W. The columns of W are split among a cluster's blocks, whose
 // sums are read from each other's shared memory. Two further warps copy by TMA, each into its ring
 // of tiles of 64 columns: W from before the previous kernel has ended, x behind it. More than 128
 // rows are passes of 128. Rows of W in 8 bits, in tiles of 128 columns, are widened on their way
 // into registers, from which wgmma takes them, and their sums are multiplied by the rows' powers of
-// two, both exactly; the others are outputs of further blocks; here passes have 64 rows.
+// two, both exactly; rows of W in bf16 belong to further blocks; here passes have 64 rows.
 //
 // Bits (cluster_gemm.md): the chunks of 64 columns are eight classes by their index modulo 8; a
 // class is summed from left to right, 16 columns at a time, and the classes' sums are added as a
@@ -38,7 +38,7 @@ namespace {
 
 using namespace cluster_gemm;
 
-// What a block computes: the outputs of every `tile_step`-th tile from `tile` on, summed over the
+// The work of a block: the outputs of every `tile_step`-th tile from `tile` on, summed over the
 // classes [first_class, last_class).
 struct BlockWork {
   int tile, tile_step, first_class, last_class;
@@ -57,7 +57,7 @@ struct BlockWork {
 };
 
 // One thread. At most `under_way` tiles are on their way: enough to keep the memory busy; more
-// would only make all other loads wait, those of the kernel before among them.
+// would only make all other loads wait, the previous kernel's among them.
 template <bool kFp8>
 __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const BlockWork& work,
                                             const Ring& ring) {
@@ -79,7 +79,9 @@ __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const
   });
 }
 
-// One thread.
+// Copies the input rows' chunks into their ring, in the order of ForEachTile. One thread. A stage's
+// first wait for `empty` returns at once: on a new barrier the phase of parity 1 has ended
+// (mbarrier.cuh).
 template <int kChunks>
 [[maybe_unused]] __device__ __forceinline__ void CopyInputs(const ClusterGemmArguments& a,
                                                             const BlockWork& work,
@@ -97,8 +99,8 @@ template <int kChunks>
   });
 }
 
-// One warp. What is added to a tile's sums and what they are multiplied by are constants, which a
-// step's weights have evicted from the L2.
+// Prefetches the addends and factors of a tile's sums (bias, norm weights, scales): constants,
+// which a step's weights have evicted from the L2. One warp.
 template <bool kFp8>
 __device__ __forceinline__ void PrefetchConstants(const ClusterGemmArguments& a, int tile) {
   const int output = tile * a.tile_rows + Lane() * (kTileOut / kWarp);
@@ -110,9 +112,10 @@ __device__ __forceinline__ void PrefetchConstants(const ClusterGemmArguments& a,
   if (a.gated) Prefetch(a.scales + a.out + output);
 }
 
-// Once the first `done` classes are summed: adds what thereby is a tree's right half to its left
-// one. sums[k] begins as class k's and waits as that of a subtree whose first class is k. With
-// kFirstInMemory sums[0] moves to `first`, as soon as it is there, and waits there.
+// Called when the first `done` classes are summed: adds each subtree of the classes that is
+// complete thereby to its left neighbour. sums[k] begins as the sum of class k and later holds the
+// sum of a subtree whose first class is k. With kFirstInMemory the sum sums[0] is kept in `first`
+// as soon as it exists.
 template <int kRows, int kSplits>
 __device__ __forceinline__ void AddHalves(int done, float* first,
                                           float (&sums)[kClasses / kSplits][kSumsOfThread<kRows>]) {
@@ -135,7 +138,7 @@ __device__ __forceinline__ void AddHalves(int done, float* first,
   }
 }
 
-// The multiplying warps' way through both rings.
+// Takes tiles from both rings and multiplies them; for the multiplying warps.
 template <int kRows, int kSplits, bool kFp8>
 struct Reader {
   static constexpr int kBlockClasses = kClasses / kSplits;
@@ -144,16 +147,16 @@ struct Reader {
 
   Ring weights, inputs;
   RingPlace at;
-  int before = 0;                  // stage of the products under way
-  uint32_t widened[2][2][4] = {};  // what they read of 8 bits: by halves of a chunk, 16 columns
+  int before = 0;                  // stage that the products under way read
+  uint32_t widened[2][2][4] = {};  // their operand of W in 8 bits: [half of a chunk][16 columns]
 
-  // The products under way have read it.
+  // Frees the stage of the products that were under way; they must have read it.
   __device__ __forceinline__ void Release() const {
     if (Lane() == 0) weights.empty[before].Arrive();
   }
 
-  // Starts the products of the next tiles: each chunk's sums = them if `first`, else += them. Those
-  // under way before, if any, are done when it returns.
+  // Starts the products of the next tiles: each chunk's sums = products if `first`, else sums +=
+  // products. Earlier products, if any, are done when it returns.
   __device__ __forceinline__ void Start(bool first, bool any_before, Sums* sums) {
     constexpr bool kGroups = kRows > kGroupRows;
     const int warpgroup = Warp() / (kGroupWarps / 2);
@@ -176,8 +179,11 @@ struct Reader {
     at.Advance(weights.stages);
   }
 
-  // The same of one of a tile's chunks in 8 bits: the warp's 16 rows, in lines that TMA has
-  // swizzled. Each half is widened while the one before is multiplied.
+  // Starts the products of one of a tile's chunks in 8 bits: c = products if `first`, else c +=
+  // products. Loads the warp's 16 rows of W from lines that TMA has swizzled: the second half of
+  // the columns is two 16-byte units further, hence `from ^ 32`. Each half is widened while the
+  // half before is multiplied: WgmmaWait<1> leaves only that one running, so the registers that it
+  // does not read may be overwritten.
   __device__ __forceinline__ void MultiplyCodes(bool first, int chunk, Sums& c,
                                                 const unsigned char* w, uint64_t x) {
     const int row = Warp() % (kHalfOut / 16) * 16 + Lane() % 16, unit = chunk * 4 + Lane() / 16;
@@ -202,9 +208,9 @@ struct Reader {
     }
   }
 
-  // sums[0] (`memory`: AddHalves) = the warpgroup's sums over kBlockClasses classes of `chunks`
-  // chunks, whose tiles then have been read. A class's products run before the sums of the one
-  // before are added to others; for those of two more there are no registers.
+  // sums[0] (or `memory`, see AddHalves) = the warpgroup's sums over kBlockClasses classes of
+  // `chunks` chunks, whose tiles have then been read. The next class's products run while a
+  // finished class's sums are added; there are no registers for products of two more classes.
   __device__ __forceinline__ void Multiply(int chunks, float* memory, Sums (&sums)[kBlockClasses]) {
 #pragma unroll
     for (int k = 0; k < kBlockClasses; k += kChunks) {
@@ -222,7 +228,7 @@ struct Reader {
     Release();
   }
 
-  // The last of `done` classes are a tile's.
+  // AddHalves for each of the tile's classes, which are the last of `done`.
   __device__ __forceinline__ void AddHalvesUpTo(int done, float* memory,
                                                 Sums (&sums)[kBlockClasses]) {
 #pragma unroll
@@ -291,8 +297,8 @@ __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int bloc
   }
 }
 
-// Two, where the registers for sums and for widened codes suffice: a block of another kernel may
-// share the SM.
+// Blocks on an SM that the registers must allow: two, where they suffice for sums and widened
+// codes, because a block of another kernel may share the SM.
 template <int kRows, int kSplits, bool kFp8>
 constexpr int kBlocksOfAnSm = kRows <= kGroupRows&& kRows / 2 *
                                                std::bit_width(unsigned{kClasses / kSplits}) +
@@ -301,7 +307,7 @@ constexpr int kBlocksOfAnSm = kRows <= kGroupRows&& kRows / 2 *
                                   ? 2
                                   : 1;
 
-// Of W's rows in 8 bits the first blocks compute outputs, of the others the others.
+// The first blocks compute the outputs of W's rows in 8 bits, the other blocks the rest.
 struct Parts {
   ClusterGemmArguments fp8, rest;
 };
@@ -326,20 +332,21 @@ __global__ void FOX_CLUSTER(kSplits)
 #endif
 }
 
-// Both rings of a block. Measured faster than room for the next product's block on the same SM.
+// Bytes of both rings of a block. Measured faster than leaving room for the next product's block on
+// the same SM.
 constexpr int kRingBytes = 210 * 1024;
-// All of a block's that shares its SM.
+// All shared memory of a block that shares its SM.
 constexpr int kPairedBytes = 112 * 1024;
-// Whether a block each may be more than the SMs hold: the blocks of a cluster lie in one of the
-// device's parts, whose last SMs may be too few for another.
+// True if blocks that each take an SM may be more than the SMs can hold: the blocks of a cluster
+// lie in one of the device's parts, whose last SMs may be too few for another.
 bool Crowded(int blocks, int multiprocessors) { return blocks * 10 > multiprocessors * 9; }
-// Tiles of W that a paired block has yet to ask for when it triggers.
+// Tiles of W that a paired block has not yet requested when it triggers.
 constexpr int kTilesBehindTrigger = 8;
-// More than half of an SM's: two blocks of a product must not share one while another is free. Few
-// rows in bf16 gain more from the room for other kernels' blocks.
+// Least shared memory of a block. More than half of an SM's: two blocks of a product must not share
+// one while another is free. Few rows in bf16 gain more from the room for other kernels' blocks.
 template <int kRows, bool kFp8>
 constexpr int kLeastBytes = kFp8 || kRows >= 64 ? 115 * 1024 : 0;
-// Of W that a block has on its way.
+// Bytes of W that a block has on its way.
 constexpr int kBytesUnderWay = 64 * 1024;
 template <bool kFp8>
 constexpr int kPassRows = kFp8 ? 64 : 128;
@@ -386,8 +393,9 @@ cudaError_t LaunchClusterGemm(Parts& p, int multiprocessors, cudaStream_t stream
 
 template <int kRows, bool kGated, bool kFp8>
 cudaError_t LaunchFor(Parts& p, int multiprocessors, cudaStream_t stream) {
-  // Halves meet, and rows are normed, in shared memory, where a block alone does not lay its sums;
-  // nor has it registers for all classes of two groups of rows, or of 64 beside widened codes.
+  // At least two blocks share the columns if halves are gated or rows are normed, which happens in
+  // shared memory, where a single block does not put its sums; and if one block's registers cannot
+  // hold all classes of two groups of rows, or of 64 rows beside widened codes.
   constexpr int kLeast = kGated || kFp8 || kRows > kGroupRows ? 2 : 1;
   // Blocks over the columns: as many as keep most SMs busy. With fewer classes than by two a block
   // in 8 bits has registers for a neighbour.
@@ -430,7 +438,7 @@ cudaError_t SetTiles(ClusterGemmArguments* a) {
                          cols, kHalfOut, kTileCols, &a->weight_map);
 }
 
-// Whether rows of y may be accessed by four elements.
+// True if rows of y may be accessed by four elements.
 bool HasVectors(const MatrixView& y) {
   const size_t bytes = 4 * SizeOf(y.dtype);
   return reinterpret_cast<uintptr_t>(y.data) % bytes == 0 && y.row_stride % 4 == 0;

@@ -1,5 +1,6 @@
-// What ClusterGemm's kernel does with a tile's sums: a cluster's blocks add theirs, then scale,
-// bias, what y held before, the gate, and the next norm, deferred. Read cluster_gemm.cu first.
+// The epilogue of ClusterGemm's kernel, from a tile's sums to y: a cluster's blocks add their sums,
+// then apply scale, bias, y's previous value, the gate, and the next norm, deferred. Read
+// cluster_gemm.cu first.
 #pragma once
 
 #include <cuda.h>
@@ -23,7 +24,7 @@ inline constexpr int kGroupBytes = 8 * kLineBytes;  // the swizzle's period
 inline constexpr int kGroupRows = 64;               // of input, at most, in a warpgroup's registers
 inline constexpr int kGroupWarps = 8;  // two warpgroups: all of a tile's outputs, for the same rows
 inline constexpr int kMaxStages = 16;
-// They multiply: each group of input rows has its own, which read the same tiles of W.
+// Threads that multiply: each group of input rows has its own, which read the same tiles of W.
 template <int kRows>
 inline constexpr int kConsumerWarps = kGroupWarps*((kRows + kGroupRows - 1) / kGroupRows);
 template <int kRows>
@@ -32,8 +33,8 @@ template <int kRows>
 inline constexpr int kThreads = kConsumers<kRows> + 2 * kWarp;  // two warps copy
 // Chunks of 64 columns whose indices are equal modulo this are a class, summed on its own.
 inline constexpr int kClasses = 8;
-// Chunks side by side in a tile, those of two classes in 8 bits, whose lines would else be half as
-// long: by such the memory is read at half of its rate.
+// Chunks side by side in a tile. In 8 bits two, of two classes, because lines of one chunk would be
+// half as long, and memory is read at half of its rate by such lines.
 template <bool kFp8>
 inline constexpr int kTileChunks = kFp8 ? 2 : 1;
 inline constexpr int kWeightBytes = kTileOut * kLineBytes;  // of a tile
@@ -46,27 +47,28 @@ inline constexpr int kMaxBytes = 225 * 1024;     // of dynamic shared memory
 // A thread's sums of one class.
 template <int kRows>
 inline constexpr int kSumsOfThread = kRows* kTileOut / kConsumers<kRows>;
-// Whether the sums of classes that have been added to the first one are kept in shared memory,
-// where the cluster will look for them: with two groups of rows a thread has registers for two
-// sets of sums only.
+// True if the sums of classes that have been added to the first one are kept in shared memory,
+// where the cluster will look for them: with two groups of rows a thread has registers for two sets
+// of sums only.
 template <int kRows, int kSplits>
 inline constexpr bool kFirstInMemory = (kRows > kGroupRows) && kClasses / kSplits > 2;
 
 struct ClusterGemmArguments : GemmArguments {
   CUtensorMap weight_map, x_map;
   int tiles;
-  // Tile t has the rows of W from t * tile_rows on for one warpgroup, and those half_offset further
-  // down for the other: neighbours, or the gate's and the value's of kGated.
+  // Tile t has the rows of W from t * tile_rows on for one warpgroup, and the rows half_offset
+  // further down for the other: its neighbours or, if kGated, the value's rows beside the gate's.
   int tile_rows, half_offset;
-  int class_chunks;  // of a class; those past the last column are zeros
+  int class_chunks;  // of a class; chunks past the last column are zeros
   int stages;        // of both rings
   int under_way;
-  // Whether there are more blocks than SMs, two on each, of which one reads while the other merges.
-  // Then they trigger late, or the next kernel's would take the last ones' places.
+  // True if there are more blocks than SMs, two on each, so that one reads while the other merges.
+  // Then they trigger late, because the next kernel's blocks would else take the last blocks'
+  // places.
   bool paired;
   int early_tiles;  // of W, before that
   bool vectors;     // y may be accessed by four elements
-  // Of the input's deferred norm, null: every row's scale is one.
+  // Sums of squares of the input's deferred norm; null: every row's scale is one.
   const float* input_sums;
   float eps;
   // The next norm of y, deferred; `normed` null: none. output_sums: [rows, tiles].
@@ -94,7 +96,8 @@ struct SumPlace {
   __device__ __forceinline__ int Offset() const { return n * kSumStride + m; }
 };
 
-// What is stored: no other order, and nothing contracted, or bits would depend on the kernel.
+// The stored value. All kernels add in this order, with nothing contracted, so that bits do not
+// depend on the kernel.
 __device__ __forceinline__ float Sum(float previous, float product, float bias) {
   return __fadd_rn(previous, __fadd_rn(product, bias));
 }
@@ -117,7 +120,7 @@ struct Four {
 
   Four() = default;
   __device__ __forceinline__ explicit Four(const float4& v) : x{v.x, v.y, v.z, v.w} {}
-  // Of p[0, count), zeros behind.
+  // Elements p[0, count), then zeros.
   __device__ __forceinline__ Four(const float* p, int count) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -134,7 +137,7 @@ struct Four {
   }
 };
 
-// What is added to the sums of four outputs: what row n of y holds before, and the bias. Read while
+// The addends of four outputs' sums: the previous values in row n of y; below, the bias. Read while
 // the cluster's blocks wait for each other.
 __device__ __forceinline__ Four PreviousOf(const ClusterGemmArguments& a, int n, int output) {
   if (!a.accumulate || n >= a.rows) return {};
@@ -148,7 +151,7 @@ __device__ __forceinline__ Four BiasOf(const ClusterGemmArguments& a, int output
   return {a.bias + output, a.out - output};
 }
 
-// Of W's rows in 8 bits, of which those of the outputs begin at `first`.
+// Scales of four outputs' rows of W in 8 bits; the outputs' rows begin at row `first`.
 template <bool kFp8>
 __device__ __forceinline__ Four RowScalesOf(const ClusterGemmArguments& a, int first, int output) {
   if (!kFp8) return {};
@@ -185,13 +188,13 @@ __device__ __forceinline__ Four StoreFour(const ClusterGemmArguments& a, int n, 
   return value;
 }
 
-// Of the next norm: out % 4 == 0 where there is one.
+// Weights of the next norm for four outputs. REQUIRES: out % 4 == 0 if there is a next norm.
 __device__ __forceinline__ Four NormWeightOf(const ClusterGemmArguments& a, int output) {
   if (a.normed == nullptr || output >= a.out) return {};
   return Four(*reinterpret_cast<const float4*>(a.norm_weight + output));
 }
 
-// scales[n] = what the sums of input row n are multiplied by, n < rows.
+// scales[n] = factor of the sums of input row n, n < rows.
 __device__ __forceinline__ void FindScales(const ClusterGemmArguments& a, float* scales) {
   const int n = static_cast<int>(threadIdx.x);
   if (n >= a.rows) return;
@@ -224,7 +227,7 @@ __device__ __forceinline__ Four GatedRounded(const Four& value, const Four& gate
   return out;
 }
 
-// Adds the cluster's sums: every block lays its own out in `sums`, where its rings were (with
+// Adds the cluster's sums: every block puts its own into `sums`, where its rings were (with
 // kFirstInMemory they lie in a place of their own already), and takes every kSplits-th row of them
 // all.
 template <int kRows, int kSplits, bool kGated, bool kFp8>
@@ -278,7 +281,7 @@ __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int
                  a.normed + row(unit) * a.normed_stride + output,
                  a.output_sums + row(unit) * a.tiles + tile);
   }
-  // The others have read this block's sums: what they stored has needed them.
+  // Waits until the other blocks have read this block's sums, which their stored outputs needed.
   ArriveAtClusterRelaxed();
   WaitForCluster();
 }

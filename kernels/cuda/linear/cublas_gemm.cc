@@ -9,8 +9,9 @@
 namespace fox::cuda {
 namespace {
 
-// Prefill meets ever new numbers of rows, and a choice takes the host 1.5 ms: all numbers with the
-// same next multiple share one. Beyond this many shapes all are forgotten.
+// Prefill has ever new numbers of rows, and choosing an algorithm takes the host 1.5 ms, so all
+// numbers of rows with the same next multiple of kRowsOfChoice share a choice. Beyond kMaxShapes
+// shapes all choices are forgotten.
 constexpr int64_t kRowsOfChoice = 64;
 constexpr size_t kMaxShapes = 4096;
 constexpr int64_t kManyRows = 2048;
@@ -27,7 +28,7 @@ int64_t AlignmentOf(const void* p) {
   return static_cast<int64_t>(address & (~address + 1));
 }
 
-// Its algorithms are tilings of a few kinds of kernels.
+// cuBLASLt's algorithms are tilings of a few kinds of kernels.
 int KindOf(const cublasLtMatmulAlgo_t& algorithm) {
   int kind = -1;
   size_t written = 0;
@@ -107,7 +108,7 @@ cublasStatus_t CublasGemm::Choose(MatrixView x, const DeviceWeight& weight, Matr
   }
   if (algorithms_.size() >= kMaxShapes) algorithms_.clear();
   x.rows = out.rows = shape[0];
-  Layouts layouts(x, weight, out);  // what its pointers lead to is not read
+  Layouts layouts(x, weight, out);  // the memory behind its pointers is not read
   if (layouts.status != CUBLAS_STATUS_SUCCESS) return layouts.status;
   // Few rows may be given an algorithm of another kind, with another order of sums. All take the
   // kind of many.

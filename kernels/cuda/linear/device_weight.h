@@ -1,6 +1,6 @@
 // DeviceWeight: a linear layer's weight in device memory, [out, in] bf16, row-major, `out` padded
-// with zero rows to PaddedRows; or its first rows in 8 bits, the others in bf16. GemmArguments:
-// what products of decode rows have in common.
+// with zero rows to PaddedRows; or its first rows in 8 bits, the others in bf16. GemmArguments: the
+// arguments that all products of decode rows share.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -47,7 +47,7 @@ class DeviceWeight : public PackedWeight {
   DeviceFp8Rows fp8_;
 };
 
-// Of the weights that CudaOps packed.
+// The weight as CudaOps packed it.
 inline const DeviceWeight& OnDevice(const PackedWeight& weight) {
   return static_cast<const DeviceWeight&>(weight);
 }
@@ -57,7 +57,7 @@ constexpr int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 struct GemmArguments {
   int rows;
   const __nv_bfloat16* weight;  // [out, in]; gated: [2 out, in]
-  const unsigned char* codes;   // of the first outputs in place of it, in rows of Fp8Stride
+  const unsigned char* codes;   // W of the first outputs in 8 bits, in rows of Fp8Stride, or null
   const float* scales;          // of these rows
   int out, in;
   const float* bias;  // [out] or null
@@ -68,7 +68,8 @@ struct GemmArguments {
   __nv_bfloat16* y_bf16;
   int64_t y_stride;
 
-  // `weight` is of the outputs behind those of `codes`.
+  // Skips the first `count` outputs, whose rows of W are in `codes`: `weight` holds the rows after
+  // them.
   void SkipOutputs(int count) {
     out -= count;
     if (bias != nullptr) bias += count;

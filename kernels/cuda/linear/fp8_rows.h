@@ -42,7 +42,7 @@ struct Fp8Rows {
   std::vector<float> scales;   // [rows]
 };
 
-// Of rows in host memory; of rounded ones (EncodeE4M3), exactly these.
+// Encodes rows in host memory; exactly, if EncodeE4M3 has rounded them before.
 inline Fp8Rows EncodeFp8Rows(const MatrixView& rows) {
   const int64_t stride = Fp8Stride(rows.cols);
   Fp8Rows out{std::vector<uint8_t>(static_cast<size_t>(rows.rows * stride)), {}};

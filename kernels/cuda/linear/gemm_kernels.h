@@ -1,7 +1,7 @@
 // The own products of linear layers, which LinearEngine::Run chooses from. A row's bits depend on
 // that row, W's and, with a gate, whether it is a decode or a prefill row: not on the number of
-// rows, not on the other ones, not on the device's size. All enqueue on `stream` and give the first
-// error. REQUIRES: at least one row; weight.in % 8 == 0; input rows 16-byte aligned.
+// rows, the other rows or the device's size. All enqueue on `stream` and give the first error.
+// REQUIRES: at least one row; weight.in % 8 == 0; input rows 16-byte aligned.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,8 +19,8 @@ struct DeviceLimits {
 
 inline constexpr int64_t kMaxSmallBatchRows = 8;
 
-// The most rows of SmallBatchGemm, at most kMaxSmallBatchRows: those of so many columns that fit
-// beside W's tiles into shared memory; 0 from some 81,000 columns on, on cards with 99 KB a
+// The most rows of SmallBatchGemm, at most kMaxSmallBatchRows: as many rows of `columns` columns as
+// fit into shared memory beside W's tiles; 0 from some 81,000 columns on, on cards with 99 KB a
 // block from some 16,500.
 int64_t SmallBatchRows(int64_t columns, const DeviceLimits& limits);
 
@@ -31,7 +31,7 @@ int64_t SmallBatchRows(int64_t columns, const DeviceLimits& limits);
 cudaError_t SmallBatchGemm(const LinearParams& params, const DeviceLimits& limits,
                            cudaStream_t stream);
 
-// Whether the current device has the two kernels below, which are Hopper's own (wgmma, TMA).
+// True if the current device has the two kernels below, which are Hopper's own (wgmma, TMA).
 bool HasClusterGemm();
 
 // The product of any number of decode rows x: W is read once for up to 128 rows, further ones are

@@ -1,7 +1,7 @@
 // Which product for which rows. Decode rows: on Hopper small_batch_gemm.cu for 1 to 4 and
 // cluster_gemm.cu for more, which give the same bits; elsewhere small_batch_gemm.cu in passes up to
-// kMaxPassedRows. Prefill rows: cublas_gemm.cc or, on Hopper with a gate, prefill_gemm.cu; they
-// read a copy of 8 bits in bf16 that is made for the call.
+// kMaxPassedRows. Prefill rows: cublas_gemm.cc or, on Hopper with a gate, prefill_gemm.cu; weights
+// in 8 bits are widened to bf16 for the call.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -77,17 +77,18 @@ struct LinearEngine::State {
                                                        : cudaErrorNoDevice;
   CublasGemm cublas{cublas_workspace, kCublasBytes};
 
-  // Scratch, reserved: rows through a norm, its sums if it is deferred, and, where no product has a
-  // gate, both halves of rows in front of it.
+  // Scratch, reserved: normed rows, the sums of a deferred norm and, on devices whose products have
+  // no gate, both halves of rows before the gate.
   struct Sizes {
     int64_t normed, sums, halves;  // bytes
   } reserved{};
   std::byte* scratch = nullptr;
-  // A weight of 8 bits in bf16, for one call.
+  // A weight of 8 bits, widened to bf16 for one call.
   void* widened = nullptr;
   int64_t widened_bytes = 0;
 
-  // The rows that begin the scratch, their norm deferred; without data: none do.
+  // The rows whose normed form, its scale deferred, is at the begin of the scratch; without data:
+  // there are none.
   MatrixView left;
   const void* left_weight = nullptr;  // of the norm
 
@@ -110,7 +111,7 @@ struct LinearEngine::State {
   static MatrixView RowsAt(void* data, int64_t rows, int64_t cols) {
     return {data, DType::kBF16, rows, cols, cols};
   }
-  // The call's rows from `first` on.
+  // Scratch for the norm of `rows` rows of the call, from row `first` on.
   MatrixView Normed(int64_t first, int64_t rows, int64_t cols) const {
     FOX_CHECK((first + rows) * cols * static_cast<int64_t>(SizeOf(DType::kBF16)) <=
               reserved.normed);
@@ -126,7 +127,7 @@ struct LinearEngine::State {
     return RowsAt(scratch + reserved.normed + reserved.sums, rows, cols);
   }
 
-  // Whether decode rows are passes of the product of few rows.
+  // True if decode rows are passes of SmallBatchGemm.
   bool Passes(const LinearParams& p) const {
     const int64_t most = SmallBatchRows(p.weight.in(), limits);
     if (hopper) return p.decode_rows <= std::min(most, kMaxPassedRowsHopper);
@@ -161,7 +162,7 @@ struct LinearEngine::State {
     return ClusterGemm(x, p, next, limits.multiprocessors, stream);
   }
 
-  // Of rows `first` and following of the call.
+  // The product of the call's rows from `first` on, which are prefill rows.
   cudaError_t MultiplyPrefills(const LinearParams& p, int64_t first, cudaStream_t stream) {
     const DeviceWeight& weight = OnDevice(p.weight);
     if (weight.fp8().rows > 0) {

@@ -34,18 +34,18 @@ class LinearEngine {
 
   // Ops::Linear. The weight is a DeviceWeight, reserved for; in: f32 with a norm, else bf16; out:
   // bf16 or f32, with a gate bf16, to add to f32. Enqueues on `stream`; may be captured once the
-  // same shape ran before. Returns the first error. A row's bits: on Hopper those of a decode row
-  // and those of a prefill row, in any batch. The latter rests, where they are not gated, on
-  // cuBLASLt, whose kernels without a split of W's columns agree (linear_test.cc). Elsewhere those
-  // of a decode row among at most kMaxPassedRows. REQUIRES: weight.in % 8 == 0; rows of `in`
-  // 16-byte aligned; of out only those of gated prefill rows, with out.cols % 8 == 0; out overlaps
-  // none of them.
+  // same shape ran before. Returns the first error. Invariance of bits: on Hopper a decode row has
+  // the same bits in any batch, and so has a prefill row. Ungated prefill rows rely on cuBLASLt for
+  // this, whose kernels without a split of W's columns agree (linear_test.cc). On other GPUs only a
+  // decode row among at most kMaxPassedRows has the same bits in any batch. REQUIRES: weight.in % 8
+  // == 0; rows of `in` 16-byte aligned; gated prefill rows of `out` 16-byte aligned, with out.cols
+  // % 8 == 0; `out` overlaps no input.
   cudaError_t Run(const LinearParams& params, cudaStream_t stream);
 
-  // Whether the last Run launched one kernel, which triggers after its wait (launch.h).
+  // True if the last Run launched one kernel, which triggers after its wait (launch.h).
   bool triggers_late() const;
 
-  // Something else writes there: what a product has left for the next norm of `rows` is void.
+  // Discards the deferred norm of `rows`, because another operation writes to them.
   void Forget(const void* rows);
 
  private:

@@ -1,10 +1,11 @@
 // Tiles of 128 rows of x and of 128 or 64 outputs, which take 256 or 128 rows of W: a block on
 // every SM goes on from tile to tile. Two warpgroups multiply 64 rows each; one thread of a third
 // copies by TMA, tiles ahead, into a ring of chunks of 64 columns. A finished tile's sums wait in
-// registers, rounded: its activations and stores run while the next one is multiplied.
+// registers, rounded: its activations and stores run while the next tile is multiplied.
 //
 // Bits (prefill_gemm.md): columns are summed from left to right, 16 at a time, in one chain from
-// zero, whatever the tile and wherever the row stands in it; then the halves meet as in GateRows.
+// zero, which depends neither on the tile nor on the row's place in it; then the halves are gated
+// as in GateRows.
 #include <cuda.h>
 #include <cuda_bf16.h>
 
@@ -40,7 +41,7 @@ constexpr int kLineBytes = kTileCols * 2;
 constexpr int kPeriodBytes = 8 * kLineBytes;  // of the swizzle
 constexpr int kXBytes = kTileRows * kLineBytes;
 constexpr int kRingBytes = 192 * 1024;
-// What a group stores in one copy: 64 rows of y by a line.
+// The unit of a group's stores: 64 rows of y by a line.
 constexpr int kBoxBytes = kGroupRows * kLineBytes;
 constexpr int kBoxOutputs = kTileCols;
 [[maybe_unused]] constexpr int kBand = 16;
@@ -70,7 +71,7 @@ struct Tile {
 };
 
 // f(tile) for the block's tiles. They go down kBand tiles of rows before they go to the next
-// column, so that what runs at a time reads little of x and W.
+// column, so that tiles that run at the same time read little of x and W.
 template <typename Plan, typename F>
 __device__ __forceinline__ void ForEachTile(const PrefillGemmArguments& a, const F& f) {
   const int of_band = kBand * a.columns, tiles = a.row_tiles * a.columns;
@@ -82,7 +83,7 @@ __device__ __forceinline__ void ForEachTile(const PrefillGemmArguments& a, const
   }
 }
 
-// One thread. A stage has a chunk: 128 rows of x, then of W the gate's and the value's.
+// One thread. A stage has a chunk: 128 rows of x, then W's rows of the gate and of the value.
 template <typename Plan>
 __device__ __forceinline__ void CopyTiles(const PrefillGemmArguments& a, const Ring& ring) {
   RingPlace at;
@@ -103,7 +104,7 @@ __device__ __forceinline__ void CopyTiles(const PrefillGemmArguments& a, const R
   });
 }
 
-// A group's way through the ring.
+// Takes chunks from the ring and multiplies them; for a group.
 template <typename Plan>
 struct GroupReader {
   using Sums = float[Plan::kOutputs];  // half of them the gate's
@@ -113,13 +114,13 @@ struct GroupReader {
   RingPlace at = {};
   int before = 0;  // stage of the products under way
 
-  // The products under way have read it.
+  // Frees the stage of the products that were under way; they must have read it.
   __device__ __forceinline__ void Release() const {
     if (Lane() == 0) ring.empty[before].Arrive();
   }
 
-  // Starts the products of the next chunk: c = them if kFirst, else c += them. Those under way
-  // before are done when it returns.
+  // Starts the products of the next chunk: c = products if kFirst, else c += products. Earlier
+  // products are done when it returns.
   template <bool kFirst>
   __device__ __forceinline__ void Start(Sums& c) {
     const uint64_t x = LinesDescriptor(ring.At(at.stage) + group * kGroupRows * kLineBytes);
@@ -147,8 +148,8 @@ template <typename Plan>
 struct HeldTile {
   static constexpr int kUnits = Plan::kOutputs / kUnit;
 
-  // Of a unit, as in the sums (wgmma.cuh): two outputs of the first row and two of the second, 8
-  // rows further down; then the same 8 outputs further on.
+  // Layout of a unit, as in the sums (wgmma.cuh): two outputs of the first row and two of the
+  // second, which is 8 rows further down; then both again 8 outputs further on.
   uint4 gate[kUnits], value[kUnits];
   Tile tile;
 
@@ -166,8 +167,8 @@ struct HeldTile {
     tile = of;
   }
 
-  // Outputs act(gate) * value of the next unit, in order, into the group's boxes. The last one
-  // sends them off.
+  // Puts the outputs act(gate) * value of the next unit, in order, into the group's boxes. The last
+  // unit starts their copies.
   __device__ __forceinline__ void Store(const PrefillGemmArguments& a, int unit,
                                         unsigned char* boxes) const {
     constexpr int kUnitsOfBox = kBoxOutputs / kUnit;
@@ -182,13 +183,13 @@ struct HeldTile {
   }
 
  private:
-  // A thread of the group that starts its copies and waits for them.
+  // True in the thread of the group that starts its copies and waits for them.
   __device__ __forceinline__ static bool IsCopier() { return threadIdx.x % kGroupThreads == 0; }
   __device__ __forceinline__ static void SyncGroup() {
     SyncThreads<kGroupThreads>(1 + static_cast<int>(threadIdx.x) / kGroupThreads);
   }
 
-  // The tile before has left them.
+  // Waits until the previous tile's copies have read the boxes.
   __device__ __forceinline__ static void WaitForBoxes() {
     if (IsCopier()) BulkWaitRead();
     __syncwarp();

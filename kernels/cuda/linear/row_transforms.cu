@@ -1,6 +1,6 @@
 // Norms, gates and lookups of rows, and the widening of weights of 8 bits, 16 bytes a thread and
 // load. A norm of a row of usual width is a warp's work: it has all its loads under way at once and
-// meets no barrier.
+// needs no barrier.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -33,8 +33,8 @@ struct NormArguments {
   float* sums;  // DeferNorm
 };
 
-// Brings the weights into the L2, before WaitOnDependencies(). By one block: of many, each asking
-// for the same lines, the requests would be as many as those for the rows.
+// Brings the weights into the L2, before WaitOnDependencies(). By one block: if all blocks
+// requested the same lines, they would make as many requests for them as for the rows.
 __device__ __forceinline__ void PrefetchWeight(const NormArguments& a) {
   constexpr int kLineFloats = 32;
   if (blockIdx.x > 0) return;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void PrefetchWeight(const NormArguments& a) {
   }
 }
 
-// Of the warp in the grid: warps work alone.
+// Index of the warp in the grid: warps work alone.
 __device__ __forceinline__ int WarpIndex() {
   return static_cast<int>(blockIdx.x * (kThreads / kWarp) + Warp());
 }
@@ -78,8 +78,8 @@ constexpr int kMaxSteps = 4;
 
 // Rows of up to kSteps * kStepCols columns: one warp per row. The last rows come first: they were
 // written last, so the L2 may still have them. Two blocks an SM are what registers allow from three
-// steps on. Asked for, ptxas puts three steps' loads closer together: 41.5 us instead of 46.0 for
-// 16,384 rows of 1,536 (H200; 3 blocks: 43.2, 4: 47.6). Four steps it would spill.
+// steps on. With that bound, ptxas puts three steps' loads closer together: 41.5 us instead of 46.0
+// for 16,384 rows of 1,536 (H200; 3 blocks: 43.2, 4: 47.6). Four steps it would spill.
 template <int kSteps>
 __global__ void __launch_bounds__(kThreads, kSteps == 3 ? 2 : 0)
     NormKernel(const __grid_constant__ NormArguments a) {
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A warp one sum of a row.
+// A warp per sum of a row.
 __global__ void __launch_bounds__(kThreads)
     DeferNormKernel(const __grid_constant__ NormArguments a) {
   TriggerDependents();
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads)
   DeferColumns(x, w, there, a.out + row * a.out_stride + column, a.sums + row * sums + tile);
 }
 
-// A thread 8 columns; the last rows first, as in NormKernel.
+// A thread per 8 columns; the last rows first, as in NormKernel.
 __global__ void __launch_bounds__(kThreads)
     GateKernel(const __nv_bfloat16* y, int64_t y_stride, Activation act, int64_t rows, int units,
                __nv_bfloat16* out, int64_t out_stride) {
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i < units) StoreVec8(LoadVec8(in + i * kVec8), out + i * kVec8);
 }
 
-using fox::cuda::LoadVec8;  // beside that of fp16
+using fox::cuda::LoadVec8;  // the overload below is for fp16
 
 __device__ Float8 LoadVec8(const __half* p) {
   const uint4 bits = *reinterpret_cast<const uint4*>(p);
@@ -188,7 +188,7 @@ __device__ Float8 LoadVec8(const __half* p) {
   return vector;
 }
 
-// Which row of a table a row looks up.
+// The row of a table that a row looks up.
 struct TokenIds {
   BatchView batch;
   int64_t vocabulary;
@@ -282,7 +282,7 @@ struct WidenArguments {
   uint4* out;
 };
 
-// A thread 8 columns, the lower or the upper ones of a step's.
+// A thread per 8 columns, the lower or the upper half of a step's 16.
 __global__ void __launch_bounds__(kThreads) WidenKernel(const WidenArguments a) {
   TriggerDependents();
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(kThreads) WidenKernel(const WidenArguments a) 
   } else if (row < a.rows) {
     values = a.rest[(row - a.fp8_rows) * of_row + unit];
   }
-  WaitOnDependencies();  // an earlier product may still read what was there
+  WaitOnDependencies();  // an earlier product may still read the previous weight there
   if (i < a.units) a.out[i] = values;
 }
 

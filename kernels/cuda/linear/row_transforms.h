@@ -1,4 +1,4 @@
-// What becomes of rows before and after products: lookups, and the norms and gates that products do
+// Operations on rows before and after products: lookups, and the norms and gates that products do
 // not do themselves. Memory-bound, float32 inside; a row's result depends on that row alone. All
 // enqueue on `stream` and give the launch's error. REQUIRES: rows 16-byte aligned, widths multiples
 // of 8.
@@ -14,8 +14,8 @@ namespace fox::cuda {
 class DeviceWeight;
 
 // Rows x on their way through a norm whose scale, 1 / sqrt(mean(x^2) + eps), is deferred: the
-// product of the rows multiplies its sums by it. So a product can leave its outputs normed before a
-// whole row of them is known.
+// product of the rows multiplies its sums by it. So a product can store its outputs normed before
+// it knows a whole row of them.
 struct DeferredNorm {
   static constexpr int64_t kSumCols = 128;  // columns of one sum
   static constexpr int64_t SumsOf(int64_t cols) { return (cols + kSumCols - 1) / kSumCols; }

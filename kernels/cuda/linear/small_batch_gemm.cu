@@ -1,17 +1,17 @@
 // One block an SM owns a contiguous range of W's rows and streams it through a ring of tiles in
 // shared memory from before the previous kernel has ended: on Hopper one thread copies, a tile at a
 // time (small_batch_tiles.cuh). Eight warps first take their first tiles into registers and bring
-// the input rows, then each multiplies its 64 of 512 columns. Tensor cores multiply, for four rows
-// at a time would be too much arithmetic for the FP32 units: W is the operand of 16 rows, the input
-// rows are the one of 8 (the rest are repeats, unused). With a gate an operand has 8 rows of either
-// half of W. Rows of 8 bits are widened in registers, exactly, and their sums are multiplied by the
-// rows' powers of two, exactly, too.
+// the input rows, then each multiplies its 64 of 512 columns. Tensor cores multiply, because four
+// rows at a time would be too much arithmetic for the FP32 units: W is the operand of 16 rows, the
+// input rows are the operand of 8 (missing rows are repeats, unused). With a gate an operand has 8
+// rows of each half of W. Rows of 8 bits are widened in registers, exactly, and their sums are
+// multiplied by the rows' powers of two, exactly, too.
 //
-// In bf16 the time is that of reading W. In 8 bits it is that of instructions: so up to 64 rows of
-// W at a time are multiplied in independent chains and stored once, and all code has run before the
-// wait, for a step's weights evict it from the caches.
+// In bf16 reading W takes the time. In 8 bits instructions take it: so up to 64 rows of W at a time
+// are multiplied in independent chains and stored once, and all code runs once before the wait,
+// because a step's weights evict it from the caches.
 //
-// Bits (cluster_gemm.md): those of cluster_gemm.cu. A warp adds the chunks of 64 columns whose
+// Bits (cluster_gemm.md): the same as cluster_gemm.cu's. A warp adds the chunks of 64 columns whose
 // index is its own modulo 8, from left to right in one chain; the warps' sums are added as a tree.
 #include <cuda_bf16.h>
 
@@ -38,13 +38,15 @@ namespace {
 
 using namespace small_batch;
 
-// Blocks of this product and the next share an SM's 228 KiB (each costs 1 KiB more),
-// with attention's between. What is in shared memory before the wait need not be fetched after it,
-// so a wide product, which follows a narrow one that adds to the residual stream, gets most of it.
+// Blocks of this product and the next share an SM's 228 KiB (each costs 1 KiB more), with
+// attention's blocks between them. Weights that are in shared memory before the wait need not be
+// fetched after it, so a wide product, which follows a narrow product (it adds to the residual
+// stream), gets most of the memory.
 constexpr int kWideBudget = 150 * 1024;
 constexpr int kNarrowBudget = 75 * 1024;
-// Of a block that reads more than this: beside it, the next product's would have its ring full long
-// before the wait. Without room it fills the ring while it waits, when nothing else is read.
+// A block that reads more than kLongShare leaves no room beside it: the next product's block would
+// have filled its ring long before the wait. Without room it fills the ring during the wait, when
+// nothing else is read.
 constexpr int kLongShare = 240 * 1024;
 constexpr int kLongBudget = 200 * 1024;
 
@@ -82,13 +84,14 @@ class Multiplier {
         reader_(a, layout.tiles),
         left_(outputs_.StepsLeft()) {}
 
-  // The first tiles, when they are there; before the input is, if registers allow.
+  // Takes the first tiles when they have arrived; before the input has, if registers allow
+  // (kEarly).
   static constexpr bool kEarly = true;
   __device__ __forceinline__ void Begin() {
 #pragma unroll
     for (int n = 0; n < kHeld; ++n) Take(w_[n]);
   }
-  // When the kernel before has ended.
+  // REQUIRES: the previous kernel has ended.
   __device__ __forceinline__ void LoadPrevious() { outputs_.LoadPrevious(); }
 
   // ready() returns when the input rows are there. Each branch on the way costs as much as a
@@ -109,12 +112,12 @@ class Multiplier {
   }
 
  private:
-  // Tiles in registers: of a block's first ones before the input is there, so that their stages are
-  // filled again meanwhile; later the one that many further on is loaded while one is multiplied.
-  // As many as registers allow.
+  // Tiles in registers: a block's first kHeld tiles before the input has arrived, so that their
+  // stages are filled again meanwhile; later, while a tile is multiplied, the tile kHeld further on
+  // is loaded. As many as registers allow.
   static constexpr int kHeld = kRows == 1 ? (kNorm ? 2 : 3) : (kNorm || kRows > 4 ? 1 : 2);
 
-  // The next tile's chunk; past the last one that one's again.
+  // Takes the next tile's chunk; past the last tile, that tile's chunk again.
   __device__ __forceinline__ void Take(Fragments<false>& w) {
     reader_.Wait();
     reader_.Load(0, w);
@@ -153,7 +156,7 @@ class Multiplier {
   float c_[4] = {};
 };
 
-// The same in 8 bits, a set of kGroups groups at a time.
+// A multiplying warp's walk over a block's tiles in 8 bits, a set of kGroups groups at a time.
 template <bool kNorm, int kRows, int kGroups>
 class SetMultiplier {
  public:
@@ -174,9 +177,9 @@ class SetMultiplier {
   }
   __device__ __forceinline__ void LoadPrevious() { outputs_.LoadPrevious(); }
 
-  // ready() returns when the input rows are there. Before that a step of nothing and its outputs
-  // run, by the same code, which then is in the SM's cache. They read what shared memory happens to
-  // hold, and change nothing else.
+  // ready() returns when the input rows are there. Before that the same code runs for a step whose
+  // results are discarded, so that it is in the SM's cache. That step reads whatever bits shared
+  // memory has, and changes nothing else.
   template <bool kWhole, typename Ready>
   __device__ __forceinline__ void Run(const Ready& ready) {
     if (!kEarly) {
@@ -204,14 +207,14 @@ class SetMultiplier {
   }
 
  private:
-  // In registers.
+  // Groups in registers.
   static constexpr int kHeld = kGroups < 2 ? kGroups : 2;
 
   __device__ __forceinline__ bool Begun() const { return !kEarly || begun_; }
 
-  // Adds the products of the warp's chunk. W is replaced by what comes next when it has been used,
-  // behind the last step by any. Two groups at a time, for a product waits for the one before it in
-  // its chain.
+  // Adds the products of the warp's chunk. When W's groups have been used, the next ones replace
+  // them in registers; after the last step, arbitrary ones. Two groups at a time, because a product
+  // waits for the previous product of its chain.
   template <bool kWhole>
   __device__ __forceinline__ void Multiply(int col) {
     const int columns = a_.in - col - Warp() * kChunkCols;
@@ -221,7 +224,7 @@ class SetMultiplier {
     for (int pair = 0; pair < kChunkSteps / 2; ++pair) LoadInput(from_, pair, col, x[pair]);
 #pragma unroll
     for (int first = 0; first < kGroups; first += 2) {
-      // What the pair is replaced by: further groups of the tile, or the next one's.
+      // The pair's replacement: further groups of this tile, or the next tile's first groups.
       const bool of_next = first + kHeld >= kGroups;
       const int load = of_next ? 0 : first + kHeld;
       if (of_next && more) {
@@ -251,7 +254,8 @@ class SetMultiplier {
   float c_[kGroups][4];
 };
 
-// The columns between the end of an input row and that of a product, zeros in W too.
+// Zeroes the columns between the end of an input row and the end of its last product's 16 columns,
+// which are zeros in W, too.
 __device__ __forceinline__ void ClearInputEnds(const SmallBatchGemmArguments& a,
                                                const SharedLayout& layout) {
   const int row = static_cast<int>(threadIdx.x);
@@ -279,7 +283,7 @@ __device__ __forceinline__ void Multiply(const SmallBatchGemmArguments& a,
   multiplier.template Run<kWhole>(ready);
 }
 
-// A block of a kernel for at most kRows rows. kWhole: all steps have all columns.
+// The work of a block, in a kernel for at most kRows rows. kWhole: all steps have all columns.
 template <bool kNorm, int kRows, bool kWhole, bool kFp8>
 __device__ __forceinline__ void RunBlock(const SmallBatchGemmArguments& a, unsigned char* shared,
                                          int block) {
@@ -315,7 +319,7 @@ __device__ __forceinline__ void RunBlock(const SmallBatchGemmArguments& a, unsig
   }
 }
 
-// The first rows of W in 8 bits, the rest in bf16 by blocks of their own.
+// Arguments of the blocks for W's first rows, in 8 bits, and of the blocks for the rest, in bf16.
 struct Parts {
   SmallBatchGemmArguments fp8, rest;
 };
@@ -334,12 +338,13 @@ __global__ void __launch_bounds__(kThreads, 2) SmallBatchGemmKernel(
   }
 }
 
-// Divides the outputs among at most so many blocks of whole sets, for a tile's copy has all its
-// rows; where a block reads much, of small ones, for the longer the pieces of a row, the faster
-// they are read. Half as many for one row of a product that adds to the residual stream, in bf16,
-// where a block then still holds its whole share before the wait: a second block on an SM would
-// keep the next product's away. (8 bits and more rows gain nothing.) Gives the ring as many tiles
-// as a block has, the budget holds and the barriers serve; the block's shared memory.
+// Divides the outputs among at most `most_blocks` blocks of whole sets, because a tile's copy has
+// all its rows. A block that reads much has small sets, because longer pieces of a row are read
+// faster. One row of a product in bf16 that adds to the residual stream gets half as many blocks,
+// if a block then still holds its whole share before the wait: a second block on an SM would leave
+// no room for the next product's. (8 bits and more rows gain nothing.) The ring gets at most as
+// many tiles as a block has, the budget holds and the barriers serve. Returns the block's shared
+// memory in bytes.
 template <bool kFp8>
 int ChooseTiling(int most_blocks, const DeviceLimits& limits, SmallBatchGemmArguments* a) {
   const int64_t half_share = CeilDiv(2 * a->out, most_blocks) * Tiles<kFp8>::RowBytes(a->in);
@@ -368,7 +373,8 @@ int ChooseTiling(int most_blocks, const DeviceLimits& limits, SmallBatchGemmArgu
   return a->stages * a->tile_bytes + fixed;
 }
 
-// Divides the blocks so that all read as many bytes; the shared memory of one.
+// Divides the blocks among both parts of W so that all read about as many bytes. Returns the shared
+// memory of a block in bytes.
 int ShareRows(const DeviceWeight& weight, const DeviceLimits& limits, Parts* a) {
   const int fp8 = static_cast<int>(weight.fp8().rows), blocks = limits.multiprocessors;
   const int rest = static_cast<int>(weight.out()) - fp8;
@@ -417,7 +423,8 @@ cudaError_t LaunchFor(Parts a, const DeviceWeight& weight, const DeviceLimits& l
   }
 }
 
-// Of shared memory, with the fewest tiles. SmallBatchRows knows no weight: 8 bits need no more.
+// Shared memory with the fewest tiles. SmallBatchRows, which knows no weight, asks for bf16: 8 bits
+// need no more.
 template <bool kFp8>
 constexpr int LeastBytes(int rows, int in) {
   return FixedBytes<kFp8>(rows, in) + kMinStages * Tiles<kFp8>::kMaxBytes;

@@ -25,10 +25,10 @@ struct InputRows {
   float eps;
 };
 
-// What a norm leaves of a row: its sums of squares, then the scale.
+// Floats of a row's norm: its sums of squares, then the scale.
 __host__ __device__ constexpr int NormFloats(int cols) { return NormSums(cols) + 1; }
 
-// Both kinds of input are made before WaitOnDependencies() and find then all that can be known:
+// Both kinds of input are constructed before WaitOnDependencies() and compute all addresses then:
 // behind the wait, the rows are one load away. out (16-byte aligned rows, out_stride elements
 // apart): shared memory; the caller synchronises before it is read.
 template <int kRows>
@@ -64,8 +64,8 @@ class CopiedInput {
   }
 
  private:
-  // Units of 8 columns under way at a time, all loaded before the first is used. Past the last one
-  // that stands in, so that no branch within a warp makes the compiler wait for a load.
+  // Units of 8 columns under way at a time, all loaded before the first is used. Past the last unit
+  // it is loaded again, so that no branch within a warp makes the compiler wait for a load.
   static constexpr int kBatch = kRows > 1 ? 4 : 2;
 
   // The thread's units from `first` on: where they are and where they belong.
@@ -100,8 +100,8 @@ class NormedInput {
     if (thread < x.cols / kVec8) weight_ = LoadVec8(x.norm_weight + thread * kVec8);
   }
 
-  // Synchronises; the scales are found meanwhile and known behind the next barrier. norms: [rows,
-  // NormFloats] in shared memory.
+  // Loads the rows into `out`. Contains a barrier; the scales are complete after the next one.
+  // norms: [rows, NormFloats] in shared memory.
   __device__ __forceinline__ void Bring(__nv_bfloat16* out, float* norms) {
     constexpr int kSumUnits = kNormSumCols / kVec8;
     const int thread = static_cast<int>(threadIdx.x);

@@ -1,5 +1,5 @@
 // Shared memory of small_batch_gemm.cu's blocks, and how the sums of eight warps become outputs:
-// laid into shared memory, added as a tree, scaled, gated and stored. Every operation is one of
+// stored in shared memory, added as a tree, scaled, gated and stored. Every operation is one of
 // cluster_gemm_epilogue.cuh's, in its order.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace fox::cuda::small_batch {
 // Kernels are compiled for at most 1, 4 and 8 rows.
 __host__ __device__ constexpr int KernelRows(int rows) { return rows == 1 ? 1 : rows <= 4 ? 4 : 8; }
 // Groups of 16 rows of W in a set at most, so that no thread has two outputs. In bf16 one: there
-// reading W takes longer than what more would save.
+// reading W takes longer than more groups would save.
 template <bool kFp8>
 __host__ __device__ constexpr int SetGroups(int rows) {
   return !kFp8 ? 1 : rows <= 4 ? kMaxGroups : kMaxGroups / 2;
@@ -28,7 +28,7 @@ __host__ __device__ constexpr int SetRows(int rows) {
   return SetGroups<kFp8>(rows) * kGroupRows;
 }
 static_assert(SetRows<true>(4) * 4 <= kConsumers && SetRows<true>(8) * 8 <= kConsumers);
-// Of a set.
+// Floats of a set's partial sums.
 template <bool kFp8>
 __host__ __device__ constexpr int PartialFloats(int rows) {
   return kConsumerWarps * KernelRows(rows) * SetRows<kFp8>(rows);
@@ -50,7 +50,8 @@ __host__ __device__ constexpr int FixedBytes(int rows, int in) {
   return InputBytes(rows, in) + kBarrierBytes +
          (2 * PartialFloats<kFp8>(rows) + rows * NormFloats(in)) * static_cast<int>(sizeof(float));
 }
-// TileReader loads whole groups, whatever lies behind the last tile's rows.
+// TileReader loads whole groups, which may reach past the last tile's rows into the memory behind
+// the ring.
 static_assert(FixedBytes<false>(1, 8) >= (kGroupRows - 1) * kMapLineBytes);
 
 struct SharedLayout {
@@ -72,11 +73,11 @@ __device__ __forceinline__ SharedLayout LayoutOf(unsigned char* shared,
   return layout;
 }
 
-// A multiplying warp's part of a block's outputs, a set after the other. The partial sums lie in
+// A multiplying warp's part of a block's outputs, one set after another. The partial sums lie in
 // one of two buffers in turn, so that one barrier for them suffices: a buffer is written again only
-// after the next set's barrier. Each thread has an output of a set or none. What is added to it is
-// read long before it is used: zeros where there is nothing, which makes -0 to 0 as cluster_gemm.cu
-// does.
+// after the next set's barrier. Each thread has an output of a set or none. The output's addends
+// (previous value, bias) are read long before they are used; absent ones are zeros, which turns -0
+// into 0 as in cluster_gemm.cu.
 template <bool kNorm, int kRows, bool kFp8>
 class Outputs {
  public:
@@ -97,12 +98,12 @@ class Outputs {
     LoadConstants();
   }
 
-  // Those of all sets that are left.
+  // Steps of all remaining sets.
   __device__ __forceinline__ int StepsLeft() const {
     return (last_ - next_ + a_.set_rows - 1) / a_.set_rows * Steps(a_);
   }
 
-  // When the kernel before has ended.
+  // REQUIRES: the previous kernel has ended.
   __device__ __forceinline__ void LoadPrevious() {
     previous_ = a_.accumulate && row_ < last_ ? a_.y_f32[At()] : 0;
   }
@@ -122,8 +123,8 @@ class Outputs {
     }
   }
 
-  // When the set's groups have been put: stores it and goes on. Whether there is another one.
-  // Without `store` nothing changes.
+  // After Put of all the set's groups: stores the set's outputs and goes on to the next set. True
+  // if there is one. Without `store` nothing changes.
   __device__ __forceinline__ bool Store(bool store = true) {
     SyncThreads<kConsumers>();
     StoreValue(store);
@@ -143,7 +144,7 @@ class Outputs {
   __device__ __forceinline__ static int BatchRow() {
     return static_cast<int>(threadIdx.x) / kSetRows;
   }
-  // Whether the thread's sum is of W's second half, where the product is gated.
+  // True if the product is gated and the thread's sum belongs to W's second half.
   __device__ __forceinline__ bool OfSecondHalf() const {
     return a_.gated && threadIdx.x % kGroupRows >= kHalfRows;
   }

@@ -25,7 +25,7 @@ namespace fox::cuda::small_batch {
 
 inline constexpr int kConsumers = kInputThreads;
 inline constexpr int kConsumerWarps = kConsumers / kWarp;
-// Further warps copy: by boxes one thread, by rows all of them.
+// Warps that copy, beside the multiplying ones: if by boxes, one thread; if by rows, all of them.
 inline constexpr int kCopyWarps = 2;
 inline constexpr int kThreads = kConsumers + kCopyWarps * kWarp;
 inline constexpr int kGroupRows = 16;
@@ -44,17 +44,17 @@ struct Tiles {
   static constexpr int kBytes = kFp8 ? 1 : 2;              // of a weight
   static constexpr int kLoads = kChunkCols * kBytes / 32;  // ldmatrix, of a chunk of 16 rows
   // Tiles that a block has under way. Enough to keep the memory busy; more would only make all
-  // other loads wait, those of the kernel before among them.
+  // other loads wait, the previous kernel's among them.
   static constexpr int kUnderWay = kFp8 ? 8 : 3;
 
   __host__ __device__ static constexpr int64_t RowBytes(int in) {
     return kFp8 ? Fp8Stride(in) : int64_t{in} * kBytes;
   }
-  // Lines of a tile of so many chunks.
+  // Lines of a tile of `chunks` chunks.
   __host__ __device__ static constexpr int Lines(int chunks) {
     return chunks * kChunkCols * kBytes / kMapLineBytes;
   }
-  // Of a tile in the ring.
+  // Bytes of a tile in the ring.
   __host__ __device__ static constexpr int Bytes(int rows, int chunks) {
     const int bytes = rows * Lines(chunks) * kMapLineBytes;
     return (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
@@ -62,7 +62,7 @@ struct Tiles {
   static constexpr int kMaxBytes = kGroupRows * kStepCols * kBytes;
 };
 
-// Of a tile of so many groups: kMaxBytes at most.
+// Chunks of a tile of `groups` groups, so that the tile has at most kMaxBytes.
 constexpr int ChunksOf(int groups) {
   return kConsumerWarps / (groups == 1 ? 1 : groups == 2 ? 2 : 4);
 }
@@ -82,12 +82,13 @@ struct SmallBatchGemmArguments : GemmArguments {
   int tile_bytes;
 };
 
-// The steps in which all columns are multiplied: in each a chunk by every warp.
+// Number of steps in which all columns are multiplied: in each step, every warp multiplies one
+// chunk.
 __host__ __device__ __forceinline__ int Steps(const SmallBatchGemmArguments& a) {
   return (a.in + kStepCols - 1) / kStepCols;
 }
 
-// Arrivals that fill a stage, and which of the copying warps' threads they are of.
+// Number of arrivals that fill a stage; below, true in the copying threads that arrive.
 __device__ __forceinline__ int TileArrivals(const SmallBatchGemmArguments& a) {
   return a.by_rows ? kCopyWarps * kWarp : 1;
 }
@@ -102,8 +103,8 @@ __device__ __forceinline__ void PrefetchBoxes(const SmallBatchGemmArguments& a) 
 #endif
 }
 
-// A copying thread's part of the tile at (row, col) with so many outputs: a box, of as many rows as
-// any tile has, or 16-byte units of every other row that is there.
+// Copies a thread's part of the tile at (row, col) with `outputs` outputs: a box, which has as many
+// rows as any tile, or 16-byte units of every second existing row.
 template <bool kFp8>
 __device__ __forceinline__ void CopyTile(const SmallBatchGemmArguments& a, int row, int outputs,
                                          int col, unsigned char* to, Mbarrier* barrier) {
@@ -172,7 +173,7 @@ __device__ __forceinline__ void OperandOf(const Fragments<true>& w, int step, ui
   for (int i = 0; i < 4; ++i) a[i] = WidenPair(Fp8Pair(w[step / 2][step % 2 * 2 + i % 2], i >= 2));
 }
 
-// A multiplying warp's way through the ring: the tiles that have its chunk of a step.
+// Reads a multiplying warp's tiles from the ring: the tiles that have its chunk of a step.
 template <bool kFp8, int kGroups>
 class TileReader {
  public:
@@ -185,19 +186,20 @@ class TileReader {
     while (!ring_.full[at_.stage].HasEnded(at_.parity)) {
     }
   }
-  // The group's rows. What lies past the last row or column is not used.
+  // Loads the group's rows. Elements past the last row or column are loaded but not used.
   __device__ __forceinline__ void Load(int group, Fragments<kFp8>& w) const {
     const uint32_t from = from_ + at_.stage * a_.tile_bytes +
                           group * (a_.gated ? kHalfRows : kGroupRows) * kMapLineBytes;
 #pragma unroll
     for (int i = 0; i < Tiles<kFp8>::kLoads; ++i) LoadMatrices(w[i], from ^ i * 32);
   }
-  // All groups have been loaded.
+  // Frees the stage. REQUIRES: all groups have been loaded.
   __device__ __forceinline__ void Release() const {
     __syncwarp();
     if (Lane() == 0) ring_.empty[at_.stage].Arrive();
   }
-  // To the next step's, if any. No branch, which would wait for loads on their way.
+  // Goes to the next step's tile if there are `more`. Without a branch, which would wait for loads
+  // on their way.
   __device__ __forceinline__ void Advance(bool more) {
     const int next = at_.stage + (more ? kConsumerWarps / kChunks : 0);
     const bool wraps = next >= a_.stages;
@@ -208,7 +210,8 @@ class TileReader {
  private:
   static constexpr int kChunks = ChunksOf(kGroups);  // of a tile
 
-  // The first unit that the lane loads of group 0. Rows past a tile's last ones are others or none.
+  // The first unit that the lane loads of group 0. Rows past a tile's last one are another tile's,
+  // or no rows.
   __device__ __forceinline__ static int PlaceOfLane(const SmallBatchGemmArguments& a) {
     const int m = Lane() % kGroupRows, half = a.gated ? m / kHalfRows : 0;
     const int row = half * a.set_rows + m - half * kHalfRows;

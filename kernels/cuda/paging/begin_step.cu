@@ -136,9 +136,9 @@ __device__ int FirstPage(const StepSchedule& schedule, const PagedKv& kv, int64_
   return first;
 }
 
-// Of one (sequence, head), including the heads that are computed together with it if it is the
-// first of them: everything but its place, what lies before it and its own page. Its splits are
-// numbered from 0; none if decode attention does not compute it.
+// The SeqHead of one (sequence, head), which stands for all heads that are computed together with
+// it if it is the first of them. Sets everything but its place, its own page and the number of
+// splits before it: splits are numbered from 0. No splits if decode attention does not compute it.
 __device__ __forceinline__ SeqHead SeqHeadOf(const BatchView& batch, const PagedKv& kv,
                                              const StepSchedule& schedule, int layer, int index) {
   const int seq = index / kv.shape.q_heads, head = index % kv.shape.q_heads;
@@ -158,12 +158,13 @@ __device__ __forceinline__ SeqHead SeqHeadOf(const BatchView& batch, const Paged
   return seq_head;
 }
 
-// What PlanSeqHeads found.
+// Numbers of seq_heads and of their splits in a layer.
 struct Planned {
   int seq_heads, splits;
 };
 
-// The start of a block of which first and last are known, whose first split is seq_head's.
+// Completes the start of a block whose `first` and `last` are set and whose first split belongs to
+// `seq_head`.
 __device__ BlockStart Completed(BlockStart start, const PagedKv& kv, const SeqHead& seq_head) {
   start.seq_head = seq_head;
   const int last_page = LastPage(seq_head);
@@ -265,8 +266,8 @@ __global__ void __launch_bounds__(kSplitThreads)
   __shared__ int near_begin[kNear];  // for the search
   __shared__ uint64_t taken_sums[kSplitThreads / kWarp];
   TriggerDependents();
-  // BeginStepKernel triggers after its wait, and writes nothing that seq_heads are planned by but
-  // their own pages.
+  // BeginStepKernel triggers after its wait, and writes nothing that PlanSeqHeads reads except the
+  // seq_heads' own pages.
   if (!ends_taking) WaitOnDependencies();
   const int layer = first_layer + static_cast<int>(blockIdx.x);
   Planned planned{};

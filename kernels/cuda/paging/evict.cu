@@ -25,7 +25,7 @@ constexpr int kEvictThreads = 128;
 constexpr int kEvictWarps = kEvictThreads / kWarp;
 constexpr int kMaxEvictBlocks = 2112;
 
-// t of a page end, for each query head of the group: at least that of any later row.
+// t of a page end, for each query head of the group: at least the t of any later row.
 __device__ void LoadThresholds(const EvictParams& params, const PagedKv& kv, int layer, int kv_head,
                                int32_t page, double* out) {
   const int group = kv.shape.group();
@@ -77,9 +77,9 @@ __device__ EvictWindow LoadWindow(const PagedKv& kv, const int32_t* table, int b
   return window;
 }
 
-// Frees, by one warp for one list, the pages that the ends of pages [page_begin, page_end) license,
-// in order. 32 pages are tested at once. `shared` [2, 32, group]. Returns the number of pages
-// freed.
+// Frees, by one warp for one list, the pages that may be dropped at the ends of pages [page_begin,
+// page_end), in order. 32 pages are tested at once. `shared` [2, 32, group]. Returns the number of
+// pages freed.
 __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot, int layer,
                          int kv_head, int page_begin, int page_end, double log_eps, double* shared,
                          double* max_log_evicted_mass) {
@@ -139,7 +139,7 @@ __device__ __forceinline__ bool HasPageEnd(const BatchView& batch, int seq) {
          rows.position / kPageTokens < (rows.position + rows.count) / kPageTokens;
 }
 
-// One warp per list, over the lists of those sequences that reached a page end.
+// One warp per list, over the lists of the sequences that reached a page end.
 __global__ void __launch_bounds__(kEvictThreads)
     EvictKernel(const BatchView batch, const EvictParams params, const PagedKv kv) {
   extern __shared__ double windows[];  // [kEvictWarps, 2, 32, group], then active [num_seqs]

@@ -39,7 +39,7 @@ __device__ __forceinline__ int32_t TakePage(const PagedKv& kv, int slot, int64_t
   return page;
 }
 
-// Changes a page's owners and returns what they were.
+// Changes a page's owners and returns their previous word.
 __device__ __forceinline__ uint64_t AddToOwners(const PagedKv& kv, int32_t page, uint64_t word) {
   static_assert(sizeof(unsigned long long) == sizeof(uint64_t));
   return atomicAdd(reinterpret_cast<unsigned long long*>(kv.page_owners + page), word);
@@ -66,7 +66,7 @@ __device__ __forceinline__ void SharePages(const PagedKv& kv, int slot, int from
   if (Lane() == 0 && fewer > 0) atomicAdd(kv.sole_pages + from, -fewer);
 }
 
-// The slot stops owning the first `count` lanes' pages; those without owners go to the free stack.
+// The slot stops owning the first `count` lanes' pages; pages without owners go to the free stack.
 // By the whole warp.
 __device__ __forceinline__ void DropPages(const PagedKv& kv, int slot, int32_t page, int count) {
   if (count <= 0) return;

@@ -1,6 +1,6 @@
-// The page pool on the device: the kernels that allocate pages, plan a step, and free pages.
-// Decisions are those of kernels/cpu/evict.cc and kernels/acp.h. A broken promise of the scheduler
-// ends in PagedKv::pool_fault.
+// The page pool on the device: the kernels that allocate pages, plan a step, and free pages. The
+// same decisions as in kernels/cpu/evict.cc, by kernels/acp.h. A broken promise of the scheduler
+// sets PagedKv::pool_fault.
 #pragma once
 
 #include <cuda_runtime_api.h>

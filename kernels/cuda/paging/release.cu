@@ -1,4 +1,4 @@
-// Release: frees all pages of a slot and resets its state to that of a new sequence.
+// Release: frees all pages of a slot and resets its state to a new sequence's.
 #include <algorithm>
 
 #include "kernels/core/check.h"

@@ -1,5 +1,5 @@
-// Share: one slot gets the full pages of another and its state at the last page end. What is
-// copied, and why it suffices: kernels/cpu/share.cc.
+// Share: one slot gets the full pages of another and its state at the last page end.
+// kernels/cpu/share.cc lists the copied state and says why it suffices.
 #include "kernels/cuda/paging/page_pool.cuh"
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
@@ -21,7 +21,7 @@ __device__ void CopySlot(const T* source, T* out, int64_t count, int from, int t
   }
 }
 
-// The raw rows of the page end are the last ones, too: those of `last_to`.
+// Copies the raw rows of the page end, which become the last raw rows, too, at index `last_to`.
 __device__ void CopyRows(void* page_end, void* last, int64_t count, int from, int to, int last_to) {
   if (page_end == nullptr) return;
   const float* rows = static_cast<const float*>(page_end);

@@ -55,8 +55,8 @@ __device__ void CopyArray(const SwapLayout::Array& array, int64_t at, std::byte*
 }
 
 // Live pages of the slot's lists, kThreads lists at a time: the thread's list is first + its index.
-// before[i]: pages before list first + i, including those of earlier lists (`carry`).
-// Begins and ends with a barrier; returns the carry of the next lists.
+// before[i]: pages before list first + i, including all earlier lists' pages (`carry`). Begins and
+// ends with a barrier; returns the carry of the next lists.
 template <int kThreads>
 __device__ int64_t CountPages(const int32_t* first_live, int end, int64_t first, int64_t lists,
                               int64_t carry, int64_t* before) {

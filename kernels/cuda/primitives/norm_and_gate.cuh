@@ -16,13 +16,13 @@ __device__ __forceinline__ float NormScale(float sum_of_squares, float eps) {
   return rsqrtf(fmaf(sum_of_squares, 1.0f / kHeadDim, eps));
 }
 
-// The same of a row of `cols` columns.
+// The RMS norm's scale of a row of `cols` columns.
 __device__ __forceinline__ float RowNormScale(float sum_of_squares, int cols, float eps) {
   return rsqrtf(__fadd_rn(__fdiv_rn(sum_of_squares, static_cast<float>(cols)), eps));
 }
 
-// The order of a row's sum of squares: of four neighbours in a chain; of 128 columns, four in a
-// lane, as a tree of such groups, neighbours first; of the row from left to right.
+// The order of a row's sum of squares: four neighbours in a chain; 128 columns, four in a lane, as
+// a tree of these chains, neighbours first; the row's sums of 128 from left to right.
 __device__ __forceinline__ float SumOfSquares(float a, float b, float c, float d) {
   return fmaf(d, d, fmaf(c, c, fmaf(b, b, __fmul_rn(a, a))));
 }
@@ -35,7 +35,7 @@ __host__ __device__ constexpr int NormSums(int cols) {
   return (cols + kNormSumCols - 1) / kNormSumCols;
 }
 
-// What the product of a row is multiplied by.
+// The factor of a row's product: the scale of its deferred norm.
 __device__ __forceinline__ float DeferredScale(const float* sums, int cols, float eps) {
   const int count = NormSums(cols);
   float sum = 0;
@@ -44,7 +44,7 @@ __device__ __forceinline__ float DeferredScale(const float* sums, int cols, floa
   return RowNormScale(sum, cols, eps);
 }
 
-// A warp leaves 128 columns of a row, four in a lane, zeros past its end.
+// A warp stores 128 columns of a row for a deferred norm, four in a lane, zeros past the row's end.
 __device__ __forceinline__ void DeferColumns(const float4& x, const float4& weight, bool there,
                                              __nv_bfloat16* row, float* sum_of_row) {
   const float sum = SumOf128(x);
@@ -64,8 +64,8 @@ __device__ __forceinline__ Float8 Gated(Float8 x, const Float8& gate, Activation
   return x;
 }
 
-// Of a product's two halves as bf16 would hold them: the bits of a product that rounds its outputs
-// and a gate behind it.
+// act(gate) * x of a product's two halves, rounded to bf16 first: the same bits as a product that
+// stores bf16 and a gate that reads it.
 __device__ __forceinline__ float GatedRounded(float x, float gate, Activation act) {
   return Gated(__bfloat162float(__float2bfloat16_rn(x)),
                __bfloat162float(__float2bfloat16_rn(gate)), act);

@@ -1,7 +1,7 @@
 // A page part: eight dimensions of a key or value as a lane loads and stores them, 16 bytes of bf16
 // (uint4) or 8 codes (uint2, kernels/core/e4m3.h). Kernels have its type as a template parameter:
-// what differs between pages in bf16 and in 8 bits is here, and the exponents, one for each token's
-// key and one for its value.
+// all differences between pages in bf16 and in 8 bits are here. Pages in 8 bits have exponents, one
+// for each token's key and one for its value.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -36,7 +36,8 @@ __device__ __forceinline__ uint4 WidenPart(const uint2& codes) {
   return {WidenCodes(codes.x, false), WidenCodes(codes.x, true), WidenCodes(codes.y, false),
           WidenCodes(codes.y, true)};
 }
-// The same in float32: on cards that convert codes, by two instructions a pair instead of seven.
+// Codes without their exponent as float32. Cards that convert codes take two instructions a pair
+// instead of seven.
 __device__ __forceinline__ Float8 Widen(const uint2& codes) {
 #if __CUDA_ARCH__ >= 890
   const uint32_t words[2] = {codes.x, codes.y};

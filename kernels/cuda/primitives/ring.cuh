@@ -1,4 +1,5 @@
-// A ring of stages in shared memory through which tiles are handed on, and a place in it.
+// A ring of stages in shared memory that passes tiles from copying to multiplying threads, and a
+// place in it.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,8 @@ struct Ring {
   unsigned char* memory;
   int stage_bytes;
   int stages;
-  Mbarrier* full;   // of each stage: has arrived
-  Mbarrier* empty;  // has been read
+  Mbarrier* full;   // of each stage: its tile has arrived
+  Mbarrier* empty;  // of each stage: its tile has been read
 
   // By one thread.
   __device__ __forceinline__ void Init(int arrivals, int readers) const {

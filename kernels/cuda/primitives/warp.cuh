@@ -7,7 +7,7 @@ namespace fox::cuda {
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Of the thread in its warp and of the warp in its block, in blocks of one dimension.
+// The thread's index in its warp and the warp's index in its block, for blocks of one dimension.
 __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / kWarp; }
 
@@ -35,7 +35,7 @@ __device__ __forceinline__ int OpaqueThreadIdx() {
   return thread;
 }
 
-// Over each group of kLanes neighbouring lanes, in all of them; the farthest lanes first.
+// Sum over each group of kLanes neighbouring lanes, in all of them; the farthest lanes first.
 template <int kLanes = kWarp, typename T>
 __device__ __forceinline__ T WarpSum(T x) {
 #pragma unroll
@@ -56,7 +56,7 @@ __device__ __forceinline__ T WarpMax(T x) {
   return x;
 }
 
-// Over the lanes with the same index modulo kStride; the nearest ones first.
+// Sum over the lanes with the same index modulo kStride; the nearest ones first.
 template <int kStride>
 __device__ __forceinline__ float StridedSum(float x) {
 #pragma unroll
@@ -66,7 +66,7 @@ __device__ __forceinline__ float StridedSum(float x) {
   return x;
 }
 
-// Over the four lanes that share a row of a tensor core product; neighbours first.
+// Sum over the four lanes that share a row of a tensor core product; neighbours first.
 __device__ __forceinline__ float QuadSum(float x) {
   x += __shfl_xor_sync(kAllLanes, x, 1);
   return x + __shfl_xor_sync(kAllLanes, x, 2);
@@ -92,8 +92,8 @@ __device__ __forceinline__ T WarpScan(T x) {
   return WarpScan(x, [](T earlier, T own) { return own + earlier; });
 }
 
-// Adds two lanes whose numbers differ in `bit`: the one without it gets the sums of the first kHalf
-// elements in v, the other those of the next kHalf.
+// Adds two lanes whose numbers differ in `bit`: the lane without it gets the sums of the first
+// kHalf elements in v, the other lane the sums of the next kHalf.
 template <int kHalf, int kCount>
 __device__ __forceinline__ void AddHalves(float (&v)[kCount], int bit) {
   const bool upper = (Lane() & bit) != 0;
@@ -104,8 +104,9 @@ __device__ __forceinline__ void AddHalves(float (&v)[kCount], int bit) {
   }
 }
 
-// WarpSum<kLanes> of each v[i], with the same bits, but of one i in each lane: lane t of its group
-// has that of i = t / (kLanes / kCount). kCount <= kLanes, powers of two; the rest of v is lost.
+// WarpSum<kLanes> of each v[i], with the same bits, but each lane gets one of them: lane t of its
+// group gets the sum for i = t / (kLanes / kCount). kCount <= kLanes, powers of two; the rest of v
+// is lost.
 template <int kLanes, int kCount, int kOffset = kLanes / 2, int kHalf = kCount / 2>
 __device__ __forceinline__ float SpreadSums(float (&v)[kCount]) {
   if constexpr (kOffset == 0) {

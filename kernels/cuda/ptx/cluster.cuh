@@ -2,15 +2,14 @@
 // Does nothing in code for older devices, where kernels must not be launched as clusters. For .cu
 // files only.
 //
-// What a block reads that another block of its cluster wrote, and what publishes it (no tool finds
-// a release that is missing):
+// Data that a block reads and another block of its cluster wrote, and the operation that publishes
+// it (no tool finds a missing release):
 //
-// | kernel | what is read | memory | published by |
-// |---|---|---|---|
-// | attention/decode/cluster.cu | partial results | the reader's shared | SendToBlock |
-// | linear/cluster_gemm_epilogue.cuh | partial sums | the writer's shared | ArriveReleasingShared |
-// | sampling/radix_select.cuh | sums, candidates | the writer's shared | ArriveReleasingShared |
-// | sampling/sample.cu, ProcessLogits | logits | global | ReleaseAll, then the same |
+// | kernel | data | memory | published by | |---|---|---|---| | attention/decode/cluster.cu |
+// partial results | the reader's shared | SendToBlock | | linear/cluster_gemm_epilogue.cuh |
+// partial sums | the writer's shared | ArriveReleasingShared | | sampling/radix_select.cuh | sums,
+// candidates | the writer's shared | ArriveReleasingShared | | sampling/sample.cu, ProcessLogits |
+// logits | global | ReleaseAll, then the same |
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -112,7 +111,7 @@ __device__ __forceinline__ T LoadFromBlock(const T* address, int rank) {
 #endif
 }
 
-// The same of four floats, 16-byte aligned.
+// Four floats, 16-byte aligned, in the shared memory of the cluster's block `rank`, as above.
 __device__ __forceinline__ float4 LoadFourFromBlock(const float* address, int rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   float4 x;

@@ -9,7 +9,7 @@
 
 namespace fox::cuda {
 
-// Into the second-level cache.
+// Prefetches into the second-level cache.
 __device__ __forceinline__ void Prefetch(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
@@ -31,9 +31,9 @@ __device__ __forceinline__ T LoadOnce(const void* address) {
   return x;
 }
 
-// From the second-level cache, the only one that blocks share: for loads before
-// WaitOnDependencies() and of other blocks' stores of the same kernel. Behind the wait plain loads
-// see all earlier kernels' stores, whatever lines the first-level cache held (launch_test.cu).
+// Loads from the second-level cache, which all blocks share: for loads before WaitOnDependencies()
+// and of other blocks' stores of the same kernel. Behind the wait plain loads see all earlier
+// kernels' stores, even if the first-level cache held older lines (launch_test.cu).
 template <typename T>
 __device__ __forceinline__ T LoadCoherent(const T* address) {
   static_assert(sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
@@ -78,7 +78,7 @@ __device__ __forceinline__ void LoadAgain(const void* address, bool changed, uin
 }
 
 // Adds and returns the previous value. Releases the writes that this thread has made or seen, and
-// acquires those that other blocks released here.
+// acquires the writes that other blocks released here.
 __device__ __forceinline__ int32_t AtomicAddAcqRel(int32_t* address, int32_t x) {
   int32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
@@ -88,7 +88,7 @@ __device__ __forceinline__ int32_t AtomicAddAcqRel(int32_t* address, int32_t x) 
   return before;
 }
 
-// What other blocks' LoadCoherent sees, in the end.
+// A store that other blocks' LoadCoherent sees, after some time.
 template <typename T>
 __device__ __forceinline__ void StoreCoherent(T* address, const T& value) {
   static_assert(sizeof(T) == 8 || sizeof(T) == 16);

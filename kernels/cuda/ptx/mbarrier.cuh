@@ -36,8 +36,8 @@ struct Mbarrier {
         "r"(bytes)
         : "memory");
   }
-  // Whether the phase of this parity has ended; that of parity 1 has on a new barrier. Hopper waits
-  // a while for it.
+  // True if the phase of this parity has ended. On a new barrier the phase of parity 1 has ended.
+  // Hopper waits a while for the end.
   __device__ __forceinline__ bool HasEnded(uint32_t parity) const {
     uint32_t ended;
     asm volatile(

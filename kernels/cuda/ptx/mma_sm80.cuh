@@ -15,7 +15,7 @@ __device__ __forceinline__ void LoadMatrices(uint32_t (&m)[4], uint32_t address)
                : "memory");
 }
 
-// Two of them, by the addresses of lanes 0 to 15.
+// Two 8x8 matrices, by the addresses of lanes 0 to 15.
 __device__ __forceinline__ void LoadMatrices(uint32_t (&m)[2], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(m[0]), "=r"(m[1])
@@ -41,8 +41,8 @@ __device__ __forceinline__ uint32_t WidenPair(uint32_t bits) {
   return MultiplyBf16x2(bits, 0x7b807b80u);  // 2^120
 }
 
-// Of four codes the lower two, or the upper two. An e4m3 number's bits in the place of bf16's are
-// 2^-120 times it, subnormal or not.
+// Widens the lower two of four codes, or the upper two. An e4m3 number's bits in the place of
+// bf16's are 2^-120 times it, subnormal or not.
 __device__ __forceinline__ uint32_t WidenCodes(uint32_t codes, bool upper) {
   const uint32_t high = __byte_perm(codes, 0, upper ? 0x3424 : 0x1404);  // bytes of two halves
   const uint32_t small = (high & 0x80008000u) | (high >> 4 & 0x07f007f0u);

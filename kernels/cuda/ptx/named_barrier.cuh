@@ -1,5 +1,5 @@
-// Barriers among some of a block's threads, whole warps. Barrier 0 is that of __syncthreads(); 1 to
-// 15 are free.
+// Barriers among some of a block's threads, whole warps. __syncthreads() uses barrier 0; 1 to 15
+// are free.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ __device__ __forceinline__ void ArriveAtBarrier(int barrier) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
-// SyncThreads; whether `vote` holds in any of the threads.
+// SyncThreads; true if `vote` holds in any of the threads.
 template <int kThreads>
 __device__ __forceinline__ bool NamedBarrierAny(int barrier, bool vote) {
   uint32_t any;

@@ -1,5 +1,5 @@
-// Shared memory as PTX sees it: 32-bit addresses, and the fence between ordinary accesses and those
-// of the copy engine.
+// Shared memory as PTX sees it: 32-bit addresses, and the fence between ordinary accesses and
+// accesses by the copy engine.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ __device__ __forceinline__ void StoreMatrices(uint32_t address, const uint4& wor
                : "memory");
 }
 
-// The same of transposed matrices: lane t holds elements (2 (t % 4), t / 4) and (2 (t % 4) + 1,
-// t / 4) of each.
+// Stores four transposed 8x8 matrices, as above: lane t holds elements (2 (t % 4), t / 4) and (2 (t
+// % 4) + 1, t / 4) of each.
 __device__ __forceinline__ void StoreTransposed(uint32_t address, uint32_t w0, uint32_t w1,
                                                 uint32_t w2, uint32_t w3) {
   asm volatile(

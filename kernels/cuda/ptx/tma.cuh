@@ -25,7 +25,7 @@ __device__ __forceinline__ void TmaLoad2D(void* shared, const CUtensorMap* map, 
       : "memory");
 }
 
-// The same with four coordinates, fastest first.
+// TmaLoad2D with four coordinates, fastest first.
 __device__ __forceinline__ void TmaLoad4D(void* shared, const CUtensorMap* map, int x, int y, int z,
                                           int w, Mbarrier* barrier) {
   asm volatile(
@@ -35,7 +35,7 @@ __device__ __forceinline__ void TmaLoad4D(void* shared, const CUtensorMap* map, 
       : "memory");
 }
 
-// The same of data that are read once: the L2 evicts them first.
+// TmaLoad4D of data that are read once: the L2 evicts them first.
 __device__ __forceinline__ void TmaLoad4DOnce(void* shared, const CUtensorMap* map, int x, int y,
                                               int z, int w, Mbarrier* barrier) {
   uint64_t policy;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void TmaLoad4DOnce(void* shared, const CUtensorMap* m
       : "memory");
 }
 
-// `bytes`, a multiple of 16, between addresses that are.
+// Copies `bytes`, a multiple of 16, between addresses aligned to 16.
 __device__ __forceinline__ void BulkLoad(void* shared, const void* global, uint32_t bytes,
                                          Mbarrier* barrier) {
   asm volatile(
@@ -89,11 +89,11 @@ __device__ __forceinline__ void BulkAdd(float* global, const float* shared, uint
 __device__ __forceinline__ void BulkCommit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Until shared memory has been read and may be written again.
+// Waits until shared memory has been read and may be written again.
 __device__ __forceinline__ void BulkWaitRead() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// Until global memory has been written.
+// Waits until global memory has been written.
 __device__ __forceinline__ void BulkWait() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

@@ -54,8 +54,8 @@ __device__ __forceinline__ void WarpgroupFenceOperand(uint32_t (&words)[kCount])
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(words[i])::"memory");
 }
 
-// The sums of an instruction: FOX_SUMSn adds to n of them, FOX_NEWn begins them, FOX_FIRSTn is what
-// the instruction calls them, its first operands.
+// The sums of an instruction: FOX_SUMSn adds to n of them, FOX_NEWn begins them, FOX_FIRSTn names
+// them in the instruction, as its first operands.
 #define FOX_SUMS4_AT(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FOX_SUMS16_AT(d, i) \
   FOX_SUMS4_AT(d, i), FOX_SUMS4_AT(d, i + 4), FOX_SUMS4_AT(d, i + 8), FOX_SUMS4_AT(d, i + 12)
@@ -129,7 +129,7 @@ FOX_WGMMA_QK("64", 32, "%32, %33")
 FOX_WGMMA_QK("128", 64, "%64, %65")
 FOX_WGMMA_QK("256", 128, "%128, %129")
 
-// The same with a in registers.
+// WgmmaQk with a in registers.
 #define FOX_FRAGMENT "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 #define FOX_WGMMA_HELD(n, count, operands) \
   FOX_WGMMA_CHAIN(WgmmaQk, const uint32_t(&a)[4], FOX_FRAGMENT, n, count, operands, "0")
@@ -138,7 +138,7 @@ FOX_WGMMA_HELD("16", 8, "{%8, %9, %10, %11}, %12")
 FOX_WGMMA_HELD("32", 16, "{%16, %17, %18, %19}, %20")
 FOX_WGMMA_HELD("64", 32, "{%32, %33, %34, %35}, %36")
 
-// A product in shared memory again, but a b: b [16, N] with N contiguous.
+// A product of a and b in shared memory, but a b instead of a b^T: b [16, N] with N contiguous.
 FOX_SHARED(WgmmaRows, "32", 16, "%16, %17", "0, 1")
 FOX_SHARED(WgmmaRows, "64", 32, "%32, %33", "0, 1")
 
@@ -157,9 +157,9 @@ FOX_WGMMA_VALUES("32", 16, "{%16, %17, %18, %19}, %20")
 FOX_WGMMA_VALUES("64", 32, "{%32, %33, %34, %35}, %36")
 FOX_WGMMA_VALUES("128", 64, "{%64, %65, %66, %67}, %68")
 
-// The same, and sums += the row sums of a: b has eight more columns, of ones, in a block of their
-// own (`leading` behind the last). Lanes of a quad hold the same: sums[0] of the first row, sums[2]
-// of the second.
+// d += a b as above, and sums += the row sums of a: b has eight more columns, of ones, in a block
+// of their own (`leading` behind the last). The lanes of a quad hold equal sums: sums[0] of the
+// first row, sums[2] of the second.
 #define FOX_WGMMA_VALUES_AND_SUMS(n, count, first, rest)                                 \
   __device__ __forceinline__ void WgmmaValuesAndSums(                                    \
       float(&d)[count], float(&sums)[4], const uint32_t(&p)[32], int step, uint64_t b) { \
@@ -188,7 +188,7 @@ __device__ __forceinline__ void MultiplyLines(bool first, float (&c)[kCount], ui
   }
   WgmmaCommit();
 }
-// The same over 32 columns: the fragments of two products in registers.
+// MultiplyLines over 32 columns, with a's fragments of two products in registers.
 template <int kCount>
 __device__ __forceinline__ void MultiplyHeld(bool first, float (&c)[kCount],
                                              const uint32_t (&a)[2][4], uint64_t b) {

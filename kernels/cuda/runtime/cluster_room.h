@@ -3,8 +3,8 @@
 
 namespace fox::cuda {
 
-// Blocks of the largest cluster: decode attention, products and sampling have clusters of up to as
-// many, the largest portable size.
+// Blocks of the largest cluster: decode attention, products and sampling have clusters of up to
+// this size, the largest portable one.
 inline constexpr int kLargestCluster = 8;
 
 // True if the current device can hold a cluster of kLargestCluster blocks, each alone on its

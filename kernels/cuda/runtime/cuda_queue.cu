@@ -8,7 +8,7 @@
 namespace fox::cuda {
 namespace {
 
-// A step's arrays are small: a kernel copies them in the time that a stream takes to change to the
+// A step's arrays are small: a kernel copies them while a stream would still be switching to the
 // copy engine and back.
 constexpr size_t kKernelBytes = size_t{256} << 10;
 constexpr int kThreads = 256;

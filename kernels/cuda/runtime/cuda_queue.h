@@ -14,7 +14,7 @@ namespace fox::cuda {
 // The first error of a device. One thread.
 class DeviceError {
  public:
-  // Keeps the first failure; whether all has been well so far, this call included.
+  // Keeps the first failure. True if there was none so far, including this call.
   bool Check(cudaError_t status, const char* what);
   bool ok() const { return text_.empty(); }
   const char* text() const { return ok() ? nullptr : text_.c_str(); }

@@ -27,9 +27,9 @@ struct HashOfQuestion {
 template <typename T>
 using Table = std::unordered_map<Question, T, HashOfQuestion>;
 
-// What ask(&answer) gives for `kernel` on the current device, asked until it succeeds once. All
-// threads get the same answer: the driver may fail for one of them and not for another. `Ask` is
-// the type of one place in the source, which has a table of its own.
+// The answer of ask(&answer) for `kernel` on the current device, asked until it succeeds once. All
+// threads get the same answer: the driver may fail for one of them and not for another. Each call
+// site's lambda is a type `Ask` of its own and so has its own table.
 template <typename T, typename Ask>
 cudaError_t AskOnce(const void* kernel, T* answer, const Ask& ask) {
   static std::mutex mutex;

@@ -12,7 +12,7 @@ namespace {
 struct SerialStreams {
   std::mutex mutex;
   std::set<cudaStream_t> streams;
-  std::atomic<bool> any = false;  // without it a launch takes no lock
+  std::atomic<bool> any = false;  // false: a launch takes no lock
 };
 
 SerialStreams& Serial() {

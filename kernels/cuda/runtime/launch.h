@@ -5,15 +5,16 @@
 // anything that an earlier kernel of the step may write or still read, its own outputs included;
 // weights and constants may be read before. It may call TriggerDependents() at any time, from all
 // its threads; best at the start, for the next kernel waits for this one's end all the same. Some
-// thread of every launch waits, so the end of a kernel implies that of all before it.
+// thread of every launch waits, so the end of a kernel implies the end of all kernels before it.
 //
 // BatchView's slot, row_begin and position are copied before the step's first kernel, and so are
 // constants. A kernel *triggers after its wait* if it calls TriggerDependents() only after its
-// WaitOnDependencies(): when the kernel behind it starts, all those before it have ended. Products
-// of few rows that begin with a norm do (linear.h), the projection in front of Append among them;
-// AppendDecode does where the projection did not. So DecodeAttention reads ahead whatever these two
-// do not write. AccumulateBlocks always does, so ProjectQueries behind it works before its wait; so
-// does BeginStepKernel, and PlanSplitsKernel counts splits before its own.
+// WaitOnDependencies(): when the kernel behind it starts, all kernels before it have ended.
+// Products of few rows that begin with a norm do (linear.h), the projection in front of Append
+// among them; AppendDecode does where the projection did not. So DecodeAttention may read ahead
+// everything that these two do not write. AccumulateBlocks always does, so ProjectQueries behind it
+// works before its wait; so does BeginStepKernel, and PlanSplitsKernel counts splits before its
+// own.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,9 +26,9 @@
 
 namespace fox::cuda {
 
-// Dynamic shared memory of a block. An SM divides its memory between shared memory and
-// L1 in one way at a time and has to be empty to change it: kernels that are to overlap on it must
-// all ask for the largest share, whatever they use: those of steps of up to kOverlapRows rows.
+// Dynamic shared memory of a block. An SM divides its memory between shared memory and L1 in one
+// way at a time and has to be empty to change it: kernels that are to overlap on it must all ask
+// for the largest share, even if they use less: all kernels of steps of up to kOverlapRows rows do.
 struct SmemConfig {
   SmemConfig(size_t size, bool prefer_max = false)  // NOLINT: a size is enough for most
       : bytes(size), prefer_max_carveout(prefer_max) {}
@@ -36,11 +37,11 @@ struct SmemConfig {
 };
 inline constexpr int64_t kOverlapRows = 64;
 
-// Whether a kernel may overlap the one before it on `stream`: its code must hold the waits, which
-// code compiled for older architectures does not even where the device has them, and the stream
-// must allow it. Any thread.
+// True if a kernel may overlap the previous one on `stream`: its code must contain the waits, which
+// code compiled for older architectures lacks even on devices that have them, and the stream must
+// allow it. Any thread.
 bool Overlaps(const void* kernel, cudaStream_t stream);
-// At first every stream does. To be undone before the stream is destroyed.
+// At first every stream allows overlap. Allow it again before the stream is destroyed.
 void AllowOverlap(cudaStream_t stream, bool allow);
 
 // Launches kernel<<<grid, block, shared, stream>>>(arguments...), overlapping its start with the

@@ -29,12 +29,12 @@ constexpr int64_t MaxRowBlocks(int64_t num_rows, int64_t num_seqs) {
   return num_rows < by_pages ? num_rows : by_pages;
 }
 
-// Rows of an attention tile: those of one sequence with the same position / 128.
+// Rows of an attention tile: one sequence's rows with the same position / 128.
 inline constexpr int kTileRows = 128;
 
-// A KV split of decode attention: those pages of a window with the same page >> shift. The shift
-// follows from the window alone, so a row's bits do not depend on the batch or on what the server
-// allows: four pages, eight from kLongWindowPages on, and then twice as many until a window has at
+// A KV split of decode attention: the pages of a window with the same page >> shift. The shift
+// follows from the window alone, so a row's bits do not depend on the batch or on the server's
+// limits: four pages, eight from kLongWindowPages on, and then twice as many until a window has at
 // most about kManySplits.
 inline constexpr int kMinSplitShift = 2;
 inline constexpr int kLongWindowPages = 513;
@@ -63,8 +63,9 @@ FOX_HOST_DEVICE inline int SplitPage(int first, int shift, int split, int begin)
   return ((first >> shift) + split - begin) << shift;
 }
 
-// How many query heads of a kv head decode attention takes together, so that their pages are read
-// once: a group falls into as few parts as that allows, alike but for the last. 1: each by itself.
+// The number of query heads of a kv head that decode attention computes together, so that their
+// pages are read once: a group is divided into as few parts of at most kMaxHeadsTogether heads as
+// possible, equal except for the last. 1: each head by itself.
 inline constexpr int kMaxHeadsTogether = 8;
 FOX_HOST_DEVICE inline int HeadsTogether(const PagedKvShape& shape) {
   if (shape.head_dim < 64) return 1;
@@ -79,7 +80,7 @@ FOX_HOST_DEVICE inline constexpr int PartialFloats(int head_dim) {
   return kPartialHeader + head_dim;
 }
 
-// The most splits that a layer's decoding windows can fall into. Not fewer for a small pool:
+// The most splits that a layer's decoding windows can have. A small pool does not reduce them:
 // windows of sequences that share pages add up to more than it holds.
 inline int64_t MaxDecodeSplits(int64_t max_seqs, const PagedKvShape& shape) {
   const int64_t pages = shape.max_pages;
@@ -114,7 +115,7 @@ FOX_HOST_DEVICE inline int LastPage(const SeqHead& seq_head) {
   return (seq_head.length - 1) / kPageTokens;
 }
 
-// What a block of decode attention has to know before it can ask for its first keys.
+// Everything that a block of decode attention needs before it can request its first keys.
 inline constexpr int kStartPages = kClusterBlockSplits << kMinSplitShift;
 struct alignas(16) BlockStart {
   // Its splits; by clusters its first one and the window's end. Equal: none.
@@ -124,8 +125,9 @@ struct alignas(16) BlockStart {
   int32_t pages[kStartPages];  // ids, from first_page on; the last page stands in past the end
 };
 
-// Pages in 8 bits that prefill attention reads in bf16: those of some lists, numbered by sequence
-// from first_seq on, then kv head. Page n of list l lies at (l - first) * pages + n.
+// Copies in bf16, for prefill attention, of pages in 8 bits: the pages of some lists, which are
+// numbered by sequence from first_seq on, then by kv head. Page n of list l lies at (l - first) *
+// pages + n.
 struct WidePages {
   void* keys = nullptr;    // [capacity, 64, head_dim] bf16
   void* values = nullptr;  // likewise
@@ -140,13 +142,13 @@ struct WidePages {
     const int list = ListOf(seq, kv_head, kv_heads);
     return pages == 0 || (list >= first && list < end);
   }
-  // Of page 0 of a list; -1: its pages are read from the pool.
+  // Place of page 0 of a list; -1: its pages are read from the pool.
   FOX_HOST_DEVICE int PlaceOf(int seq, int kv_head, int kv_heads) const {
     return pages == 0 ? -1 : (ListOf(seq, kv_head, kv_heads) - first) * pages;
   }
 };
 
-// Pages of a WidePages: all lists' where they fit into so much memory, and one list's at least.
+// Memory of a WidePages: all lists' pages if they fit into kWideBytes, and at least one list's.
 inline constexpr int64_t kWideBytes = int64_t{256} << 20;
 inline int64_t WidePageBytes(const PagedKvShape& shape) {
   return int64_t{2 * kPageTokens * 2} * shape.head_dim;
@@ -175,9 +177,9 @@ struct StepSchedule {
   KeySplits key_splits;             // of the tiles' KV loops, of the current layer
   WidePages wide;
 
-  // Decode attention: those seq_heads of a layer that own splits, NumSplits of their window each,
-  // ascending; of sequences with exactly one row, and of heads that are taken together the first,
-  // from their least first page on.
+  // Decode attention: a layer's seq_heads that own splits, NumSplits of their window each,
+  // ascending. Only sequences with exactly one row have them; the first of several heads that are
+  // computed together stands for all, its window beginning at their least first page.
   SeqHead* seq_heads = nullptr;  // [layers, max_seq_heads]
   int max_seq_heads = 0;
   // Decode attention's blocks. By clusters: kClusterBlocks of each seq_head, and `seq_heads` is not
@@ -191,7 +193,7 @@ struct StepSchedule {
   // [max_splits, HeadsTogether, PartialFloats(head_dim)]; all bits are set between launches, unless
   // heads are taken together.
   float* partial = nullptr;
-  // Of heads that are taken together: [max_seq_heads] splits done, zero between launches.
+  // For heads that are computed together: [max_seq_heads] splits done, zero between launches.
   int32_t* arrival_counter = nullptr;
 
   // Page sums on the way between two kernels of Append: [max_blocks, q_heads, head_dim + 4], a
@@ -200,7 +202,7 @@ struct StepSchedule {
   // it is full.
   double* page_sums = nullptr;
 
-  // In `boundary` and KeySplits::partial_rows.
+  // Index into `boundary` and KeySplits::partial_rows.
   FOX_HOST_DEVICE int64_t HeadTile(int head, int tile) const {
     return static_cast<int64_t>(head) * max_tiles + tile;
   }

@@ -1,5 +1,5 @@
-// What the CUDA kernels are written for. Plain host code without a GPU or its headers, so that a
-// server refuses a model before it allocates anything, and kernels check the same numbers.
+// Limits of the CUDA kernels. Plain host code without a GPU or its headers, so that a server
+// refuses a model before it allocates anything, and kernels check the same numbers.
 #pragma once
 
 #include <cstdint>

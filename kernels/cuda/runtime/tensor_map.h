@@ -15,8 +15,8 @@ namespace fox::cuda {
 cudaError_t EncodeMatrixMap(void* data, int64_t rows, int64_t cols, int64_t row_stride,
                             int box_rows, int box_cols, CUtensorMap* map);
 
-// Rows of whole lines of kMapLineBytes, in `halves` of so many rows, with coordinates (byte, row,
-// half, line), in boxes of box_rows rows of all halves and box_lines lines, swizzled.
+// Rows of whole lines of kMapLineBytes, in `halves` halves of `rows` rows, with coordinates (byte,
+// row, half, line), in boxes of box_rows rows of all halves and box_lines lines, swizzled.
 cudaError_t EncodeLinesMap(const void* data, int64_t rows, int halves, int64_t row_bytes,
                            int box_rows, int box_lines, CUtensorMap* map);
 inline constexpr int kMapLineBytes = 128;

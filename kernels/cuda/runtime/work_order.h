@@ -23,7 +23,7 @@ class WorkOrder {
     heads_ = groups <= 1 ? q_heads : (q_heads + groups - 1) / groups;
   }
 
-  // Of head tile `index` of num_tiles * q_heads.
+  // Gives the tile and the head of head tile `index` in this order, of num_tiles * q_heads.
   FOX_HOST_DEVICE void PlaceOf(int index, int* tile, int* head) const {
     const int per_group = heads_ * num_tiles_;
     const int first_head = index / per_group * heads_;
@@ -36,7 +36,7 @@ class WorkOrder {
   FOX_HOST_DEVICE int heads() const { return heads_; }  // of a group, but for the last
 
  private:
-  // Of keys and values of the step's rows, in bf16; half of what a Hopper's L2 holds.
+  // Bytes of a group's keys and values of the step's rows, in bf16: half of a Hopper's L2.
   static constexpr int64_t kGroupBytes = int64_t{32} << 20;
   static constexpr int kTileTokens = 128;
   // With fewer, one group's head tiles would not fill the device.

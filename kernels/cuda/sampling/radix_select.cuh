@@ -90,7 +90,8 @@ __device__ __forceinline__ uint64_t WarpReduce(uint64_t value, Operator combine)
   return value;
 }
 
-// Over all threads of the row, in all of them; 0 is the operator's neutral element.
+// Reduces over all threads of the row, the result in all of them; 0 is the operator's neutral
+// element.
 template <int kBlocks, typename Operator>
 __device__ uint64_t AllReduce(Row& row, uint64_t value, Operator combine) {
   uint64_t* partial = row.shared->partial[row.parity];
@@ -200,8 +201,8 @@ struct Range {
   }
 };
 
-// Collects the candidates of the range, at most kMaxCandidates in all blocks, in `merged` of
-// every block, in no order; their number.
+// Collects the candidates of the range, at most kMaxCandidates in all blocks, in `merged` of every
+// block, in no order. Returns their number.
 template <int kBlocks, typename Measure>
 __device__ int GatherCandidates(Row& row, const Range& range, Measure measure) {
   Shared& shared = *row.shared;

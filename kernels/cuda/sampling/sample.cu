@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kMaxBlocks = 8;  // the largest portable cluster
 
-// Whether a logit may be sampled from; -infinity is masked where `masks`.
+// True if a logit may be sampled from; -infinity is masked where `masks`.
 __device__ __forceinline__ bool IsLegal(float x, bool masks) {
   return (BitCast<int32_t>(x) & 0x7f800000) != 0x7f800000 || (masks && x == -CUDART_INF_F);
 }
@@ -232,7 +232,7 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
   const bool races = how.temperature > 0.0f;
   const bool filters = how.min_p > 0.0f || how.top_p < 1.0f || HasTopK(row, how);
   const auto is_key = [](uint64_t key) { return key != 0 && key != kNotFinite; };
-  uint64_t low = LowestKey(row, -FLT_MAX);  // all but what is masked
+  uint64_t low = LowestKey(row, -FLT_MAX);  // all but masked tokens
   uint64_t best = low, winner = low;
   if (!races || filters || how.logprobs >= 0) {
     winner = best = FindBest<kBlocks>(row, processes_logits);

@@ -124,7 +124,8 @@ void CheckShapes(const Inputs& inputs, bool packed) {
                   "too many tokens: ", q.size(0) * q.size(1));
 }
 
-// Checks the inputs, copies those that the kernels cannot load as they are, and describes them.
+// Checks the inputs, copies inputs that the kernels cannot load as they are, and describes them
+// all.
 VarlenAttentionParams MakeParams(Inputs& inputs, bool packed, double scale, double log_eps) {
   CheckShapes(inputs, packed);
   inputs.q = Loadable(inputs.q);

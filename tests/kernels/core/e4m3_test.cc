@@ -1,5 +1,5 @@
-// Rounding of weights to 8 bits against the format's own definition: a table of all codes; and
-// where a GPU keeps the codes.
+// Rounding of weights to 8 bits against the format's own definition: a table of all codes; and the
+// places of the codes in a GPU's words.
 #include "kernels/core/e4m3.h"
 
 #include <cmath>
@@ -114,7 +114,8 @@ TEST(E4M3Test, RoundsRowsOnce) {
   }
 }
 
-// Of 16 columns lane t of a product has 2t, 2t + 1, 2t + 8 and 2t + 9 in one word; zeros behind.
+// Lane t of a product has columns 2t, 2t + 1, 2t + 8 and 2t + 9 of 16 in one word; zeros follow the
+// last column.
 TEST(E4M3Test, WordsOnAGpuHoldTheCodesOfALane) {
   constexpr int64_t kRows = 3;
   for (const int64_t cols : {8, 40, 520, 576, 1536}) {

@@ -1,5 +1,5 @@
 // The CPU backend's Append and Attention against naive float64 attention, and against themselves:
-// whatever the chunks, every row's bits are the same. Run once per instruction set.
+// every row has the same bits in any chunks. Run once per instruction set.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -75,8 +75,8 @@ TEST(CpuAttentionTest, ChunksDoNotChangeABit) {
   }
 }
 
-// Keys and values in 8 bits are those that other pages hold exactly once they are rounded: the same
-// bits of outputs, sums and decisions.
+// Pages in 8 bits give the same bits of outputs, sums and decisions as other pages that hold the
+// rounded keys and values exactly.
 TEST(CpuAttentionTest, PagesOf8BitsEqualOthersOfRoundedKeysAndValues) {
   for (const int head_dim : {24, 32, 128}) {
     HeadShape shape{4, 2, head_dim, false, false, false};
@@ -98,7 +98,7 @@ TEST(CpuAttentionTest, PagesOf8BitsEqualOthersOfRoundedKeysAndValues) {
   }
 }
 
-// What follows from a value that is no number is none.
+// Results that depend on a NaN or infinity are not finite.
 TEST(CpuAttentionTest, PagesOf8BitsHideNoNanOrInfinity) {
   for (const double bad : {HUGE_VAL, std::nan("")}) {
     HeadInputs inputs = RandomInputs({1, 1, 64}, 3, 41, {3});
@@ -183,7 +183,7 @@ class LargeLogitsTest : public ::testing::TestWithParam<LargeLogit> {
     if (sign < 0) inputs.at(kPageTokens, inputs.gate_column()) = -8 * gain * gain - 12;
     return inputs;
   }
-  // Whether the row skips the page; `excess` becomes log(lost mass) - log eps.
+  // True if the row skips the page; `excess` becomes log(lost mass) - log eps.
   static bool Skips(const HeadInputs& inputs, DType dtype, double log_tolerance, double& excess) {
     const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
     CpuOps ops({.threads = 1, .audit = audit});

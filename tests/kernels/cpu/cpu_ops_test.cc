@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, LinearTest,
                                            LinearCase{DType::kBF16, false, 2.01 / 512},
                                            LinearCase{DType::kBF16, true, 2.01 / 512}));
 
-// Prompts come in all lengths: what is kept for each must not add up.
+// Prompts come in all lengths: primitives kept for them must not add up.
 TEST(CpuOpsTest, MemoryIsBoundedWhateverTheNumberOfRows) {
   CpuOps ops({DType::kF32, false, 1});
   constexpr int64_t kRows = 900, kWidth = 64;
@@ -183,7 +183,7 @@ TEST(CpuOpsTest, GatesHalves) {
   }
 }
 
-// Whose memory the budget counts before anything is allocated.
+// The memory budget counts this workspace before anything is allocated.
 TEST(CpuOpsTest, ProductsTakeTheWorkspaceThatIsCounted) {
   class CountingOps : public CpuOps {
    public:

@@ -1,7 +1,7 @@
-// The promise of ACP, tested from outside: what a row does not see weighs at most eps. In float64
-// the log-sum-exp with and without pruning gives the dropped mass of every row exactly:
+// The promise of ACP, tested from outside: the keys that a row does not see weigh at most eps. In
+// float64 the log-sum-exp with and without pruning gives the dropped mass of every row exactly:
 // dropped = 1 - exp(lse_pruned - lse_full). Where pages are rounded, MassAudit recomputes it from
-// what the pages hold. The second half are checkpoints made to break the promise by rounding
+// the pages' contents. The second half are checkpoints made to break the promise by rounding
 // (kernels/docs/acp.md section 3).
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ HeadOutputs Prune(CpuOps& ops, const HeadInputs& inputs, AcpMode acp, DType dtyp
                   {.dtype = dtype, .acp = acp, .log_tolerance = log_tolerance, .chunks = {64}});
 }
 
-// Pages in float64, or in 8 bits, with the bounds of those.
+// Pages in float64, or in 8 bits with the bounds for such pages.
 constexpr DType kPages[] = {DType::kF64, DType::kE4M3};
 
 Dropped Measure(HeadInputs inputs, AcpMode acp, DType dtype, double log_tolerance = -10) {
@@ -112,8 +112,8 @@ TEST(EvictionTest, CertifiedNeverKeepsMorePagesThanPaper) {
 }
 
 // Old keys along u, later keys along -u, later queries along u: as much evicted mass as a model can
-// make after the decision; also where the sink is most of what is left, and where all rows are on
-// their caps.
+// make after the decision; also where the sink is most of the remaining mass, and where all rows
+// are on their caps.
 TEST(EvictionTest, AdversarialQueriesAfterTheDecision) {
   std::mt19937_64 rng(3);
   std::normal_distribution<double> normal;
@@ -189,7 +189,7 @@ TEST(EvictionTest, OtherTolerances) {
   }
 }
 
-// What MassAudit finds in one run under the certified bound.
+// MassAudit's results of one run under the certified bound.
 struct Audited {
   double max_excess = 0;  // log(lost mass) - log eps
   int64_t rows_checked = 0;
@@ -254,7 +254,7 @@ TEST(EvictionTest, GateOfOneIsNeverPrunedByThePaper) {
   }
 }
 
-// Also under the paper's bound, which is of no key.
+// Also under the paper's bound, which does not depend on keys.
 TEST(EvictionTest, APageWithANanStays) {
   CpuOps ops({});
   HeadShape shape{2, 2, 16};
@@ -326,8 +326,7 @@ TEST(EvictionTest, OffsetsOfHardForgettingPages) {
 // Under RoPE a row's logit with its own key comes from rotated operands, whose rounding is relative
 // to their norms, while the largest product gq gk of a dimension may be small. Rows see `zeros`
 // zero keys and then one whose own key opposes its query in rotation pair `pair`; it forgets just
-// enough for the bound.
-// A gain of 0 stands for caps, on which both are.
+// enough for the bound. A gain of 0 stands for caps, which both operands reach.
 HeadInputs OpposedRotatedKey(double gain, int pair, int64_t zeros, int64_t after, DType pages) {
   constexpr int kDim = 64, kHalf = 32;
   const int64_t length = zeros + 1 + after;

@@ -47,7 +47,7 @@ TEST(MassAuditDeathTest, StopsTheProcess) {
   EXPECT_DEATH(RunWithBounds(audit, DType::kBF16, 0.01), "check failed");
 }
 
-// The audited mass is that of the definition: full attention minus what the row saw.
+// The audited mass is the definition's: full attention minus the attention that the row saw.
 void ExpectTheLossInTheDenominator(bool sink) {
   HeadShape shape{1, 1, 16};
   shape.sink = sink;

@@ -1,5 +1,5 @@
-// Share: a slot that goes on from another's last page end holds, bit for bit, what the other would
-// have held, and neither sees the other's later rows.
+// Share: a slot that goes on from another's last page end holds, bit for bit, the state that the
+// other had there, and neither sees the other's later rows.
 #include <gtest/gtest.h>
 
 #include "tests/kernels/cpu/text_cache.h"
@@ -35,10 +35,10 @@ TEST_P(ShareTest, GoingOnIsTheSameFromTheSharedPageEnd) {
     cache.Append(0, 0, length);
     cache.ops().Share(0, 1, kv, nullptr);
     EXPECT_EQ(kv.length[1], page_end);
-    // The same as if the first had stopped there.
+    // Equal to a slot that stopped at the page end.
     cache.Append(2, 0, page_end);
     EXPECT_EQ(Difference(cache.StateOf(1), cache.StateOf(2)), "");
-    // And it stays so, whatever the first one does meanwhile.
+    // And it stays so while the first slot goes on.
     cache.Append(0, length, kTokens);
     cache.Append(1, page_end, page_end + 20);
     cache.ops().Share(1, 3, kv, nullptr);  // within a page: the same page end again

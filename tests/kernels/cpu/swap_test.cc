@@ -1,5 +1,5 @@
 // SwapOut and SwapIn: a sequence that returns from host memory into another slot and other pages
-// continues bit for bit like one that stayed; slots that shared pages with it do not change.
+// continues bit for bit like a sequence that stayed; slots that shared pages with it do not change.
 #include "kernels/swap.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ PagedKvShape Shape(const Case& c) {
   return shape;
 }
 
-// A range of exactly the size that is asked for.
+// A range of exactly the required size.
 struct Range {
   Range(const PagedKvShape& shape, int64_t pages)
       : memory(SwapBytes(shape, pages), std::byte{0xa5}), slot{memory.data(), pages} {}
@@ -72,7 +72,7 @@ TEST_P(SwapTest, GoingOnIsTheSameInAnotherSlot) {
     const Range range = SwapOut(0);
     EXPECT_EQ(Difference(cache_.StateOf(0), state), "");  // it is untouched
     cache_.Release(0);
-    // Other pages, and other values in those that it had.
+    // Now the slot gets other pages, and its old pages hold other values.
     cache_.Append(2, 0, 100);
     cache_.Append(3, 0, kTokens);
     cache_.Release(2);
@@ -94,7 +94,7 @@ TEST_P(SwapTest, GoingOnIsTheSameInAnotherSlot) {
   }
 }
 
-// What comes back has pages of its own; the snapshot keeps those that it had.
+// The restored slot has pages of its own; the snapshot keeps its pages.
 TEST_P(SwapTest, SharedPagesComeBackAsCopies) {
   cache_.Append(0, 0, 200);
   cache_.ops().Share(0, 1, kv_, nullptr);
@@ -126,8 +126,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, SwapTest,
                                            Case{AcpMode::kCertified, DType::kBF16, 2, true, true},
                                            Case{AcpMode::kCertified, DType::kE4M3, 2, true, true}));
 
-// The audit of lost mass goes on with the history of what comes back: into a slot that had another
-// sequence of the same length, too.
+// The audit of lost mass goes on with the history of the restored sequence, also in a slot that had
+// another sequence of the same length.
 TEST(SwapAuditTest, TheHistoryMovesWithTheSequence) {
   const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
   TextCache cache(Shape({AcpMode::kCertified, DType::kF32, 2, true, true}), AcpMode::kCertified,
@@ -152,7 +152,7 @@ TEST(SwapDeathTest, ATooSmallRangeEndsTheProcess) {
                "check failed: before.back\\(\\) <= to.most_pages");
 }
 
-// What a server counts with: a page in a range is hardly more than one in the pool.
+// A page in a range takes hardly more bytes than in the pool, and the server's budget counts on it.
 TEST(SwapBytesTest, PagesAreRoundedToWholeLines) {
   PagedKvShape shape = Shape({AcpMode::kOff, DType::kBF16, 4, true, true});
   shape.head_dim = 64;

@@ -1,5 +1,5 @@
 // TextCache: a paged cache of the CPU backend whose slots hold beginnings of one random text, for
-// tests of what moves a sequence to another slot: Share and Swap.
+// tests of the operations that move a sequence to another slot: Share and Swap.
 #pragma once
 
 #include <cstring>
@@ -44,7 +44,8 @@ class TextCache {
   CpuOps& ops() { return ops_; }
   const PagedKv& kv() const { return kv_; }
 
-  // Rows [from, to) of the text through a step; what attention gave in all layers.
+  // Runs rows [from, to) of the text through a step; returns the outputs of attention in all
+  // layers.
   std::vector<double> Append(int32_t slot, int64_t from, int64_t to) {
     const auto rows = text_.projection.begin();
     return run_
@@ -61,7 +62,7 @@ class TextCache {
     });
   }
 
-  // Of all lists together.
+  // Live pages of all lists together.
   int64_t LivePages(int slot) const {
     int64_t pages = 0;
     for (int64_t i = 0; i < shape_.lists_per_slot(); ++i) {

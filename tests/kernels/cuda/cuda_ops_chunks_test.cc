@@ -22,7 +22,7 @@ namespace {
 using fox::testing::StepRows;
 
 constexpr int64_t kChunkMultiple = 128, kNeighbourTokens = 1900;
-constexpr int kSlots = 5, kSlot = 2;  // of the sequence that is looked at; the others are beside it
+constexpr int kSlots = 5, kSlot = 2;  // of the compared sequence; the others are its neighbours
 
 struct ChunkCase {
   std::string name;
@@ -59,8 +59,8 @@ class ChunkRun {
                    .max_seqs = kSlots});
     fox::testing::RunOptions run_options;
     run_options.acp = c.acp;
-    // Without norms the bound on keys is some dense matrix: that it bounds nothing does not matter
-    // here.
+    // Without norms the bound on keys is some dense matrix, which bounds nothing; that does not
+    // matter here.
     QueryBound bound;
     if (!c.norm) {
       const auto heads = static_cast<size_t>(constants_.shape.q_heads);

@@ -1,6 +1,6 @@
-// The promise of ACP on the device: what a row does not see, evicted or skipped, weighs at most eps
-// in its attention, measured in float64 from the operands that the device stored. First random
-// heads, then inputs made to break the promise by rounding (kernels/docs/acp.md section 3).
+// The promise of ACP on the device: the keys that a row does not see, evicted or skipped, weigh at
+// most eps in its attention, measured in float64 from the operands that the device stored. First
+// random heads, then inputs made to break the promise by rounding (kernels/docs/acp.md section 3).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -282,10 +282,10 @@ TEST_P(PromiseTest, OwnKeyAgainstItsQuery) {
 }
 
 // The row certificate trusts computed logits. A row's own logit is near -8 gain^2, and it forgets
-// 512 keys, all but the last two zero, by a little more than that: in three gates, for one of bf16
-// would be too coarse, the keys between them opposing the query as its own does. What the row loses
-// by leaving out the first 128 is known from a run that leaves out nothing; tolerances then lie
-// around it.
+// 512 keys, all but the last two zero, by a little more than that: in three gates, because a single
+// bf16 gate would be too coarse; the keys between them oppose the query as its own key does. The
+// mass that the row loses by leaving out the first 128 keys is known from a run that leaves out
+// nothing; tolerances then lie around it.
 constexpr int64_t kHistory = 512;  // PrefillSm90 asks after four tiles
 
 HeadInputs OpposedLongKey(double gain, DType pages, std::mt19937_64& rng) {
@@ -328,7 +328,7 @@ TEST_P(PromiseTest, RowCertificateOfLargeLogits) {
       DeviceHeads whole(sequences, portable);
       whole.Step(history, false);
       whole.Step(rest, false);
-      // What acp.h pays for the rounding of these logits; beyond it some rows stop.
+      // The budget of acp.h for the rounding of these logits; beyond it some rows stop.
       const double most = whole.constants().max_logit_bound[0];
       const double budget =
           kAcpSlack + (portable ? 0 : kWeightSumRounding) + RowRounding(64, most, 0, most);
@@ -363,7 +363,8 @@ TEST_P(PromiseTest, SumsOfManyKeys) {
     heads.Step({64});
     const double got = heads.stored(0).lse.back(), want = heads.ExactLse(0, kLength - 1);
     EXPECT_GT(want, inputs.max_logit_bound[0] * 0.85);
-    // Two roundings a page and those inside a tile, or those of tensor cores, and a float32 result.
+    // Two roundings a page and the roundings inside a tile, or of tensor cores, and a float32
+    // result.
     const double sums = 0x1p-24 * (2.0 * PagesFor(kLength) + kTileRows + want) +
                         (portable ? 0 : kWeightSumRounding);
     EXPECT_NEAR(got, want, sums + RowRounding(kHeadDim, inputs.max_logit_bound[0], 0, 0))

@@ -78,13 +78,13 @@ TEST(CudaOpsTest, MatchesNaiveAttention) {
   }
 }
 
-// Where keys are copied, which leaves no rounding but that of gates and sums, the device evicts
-// exactly what the CPU evicts, whatever the chunks. (Other keys: append_test, paging_test.)
+// Where keys are copied, only gates and sums are rounded, and the device evicts exactly the pages
+// that the CPU evicts, in any chunks. (Other keys: append_test, paging_test.)
 TEST(CudaOpsTest, EvictsExactlyWhatTheCpuEvictsOfCopiedKeys) {
   HeadShape shape{8, 8, 64, false, false, false};
   HeadInputs inputs = Inputs(shape, 1300, 29, {-1, 0, 1, 2, 3, 4, 5, 9});
-  // Norm weights bound these keys and queries, which are not normed, as if they were: the rule is
-  // what is compared.
+  // Norm weights bound these keys and queries, which are not normed, as if they were: the test
+  // compares only the rule.
   inputs.q_norm.assign(static_cast<size_t>(shape.hidden()), 1.0);
   inputs.k_norm.assign(static_cast<size_t>(shape.kv()), 1.0);
   SetBounds(inputs);
@@ -120,8 +120,8 @@ TEST(CudaOpsTest, EvictsExactlyWhatTheCpuEvictsOfCopiedKeys) {
 }
 
 // Without QK-norm the paper's bound evicts nothing. Decoding rows skip what the CPU skips, up to a
-// page where gates round across the threshold; tiles skip what all of their rows may, five sixths
-// of it here.
+// page where gates round across the threshold; tiles skip the pages that all of their rows may
+// skip, five sixths of these here.
 TEST(CudaOpsTest, SkipsLikeTheCpuWithoutQkNorm) {
   HeadShape shape{8, 4, 64};
   shape.qk_norm = false;
@@ -146,8 +146,8 @@ TEST(CudaOpsTest, SkipsLikeTheCpuWithoutQkNorm) {
   }
 }
 
-// Keys and values in 8 bits are those that bf16 holds exactly once they are rounded: the same bits
-// of outputs, sums and decisions. (Computed keys: cuda_ops_chunks_test.)
+// Pages in 8 bits give the same bits of outputs, sums and decisions as pages in bf16, which hold
+// the rounded keys and values exactly. (Computed keys: cuda_ops_chunks_test.)
 TEST(CudaOpsTest, PagesOf8BitsEqualOthersOfRoundedKeysAndValues) {
   for (const int head_dim : {16, 32, 64, 128}) {
     for (const int kv_heads : {1, 2, 4}) {

@@ -74,7 +74,7 @@ double DeviceCache::LogEps(int s) const {
   return options_.acp == AcpMode::kOff ? -kInfinity : seq(s).log_tolerance;
 }
 
-// All tokens, appended by the CPU backend, which evicts nothing here; then what it has stored.
+// Appends all tokens by the CPU backend, which evicts nothing here, and keeps its pages.
 void DeviceCache::MakeSequence(int s) {
   const int64_t length = seq(s).length, d = options_.head_dim;
   fox::testing::HeadInputs rows =

@@ -1,6 +1,6 @@
 // DeviceCache: one layer of a paged cache in the middle of a step, in device memory, made by the
-// CPU backend from random data: what attention kernels find after BeginStep, Append and earlier
-// Evicts, without those kernels. And the float64 oracle that says what attention must give.
+// CPU backend from random data: the state that attention kernels find after BeginStep, Append and
+// earlier Evicts, without running those kernels. And the float64 oracle of attention's results.
 //
 // Everything a kernel has no business with is poison (NaN, or page id and index -1): stale tokens,
 // foreign pages and layers, evicted entries, columns beside q, outputs before the run.
@@ -41,11 +41,11 @@ struct CacheOptions {
   // False: queries and keys of all lengths, and no bound on logits. Not for kCertified.
   bool qk_norm = true;
   bool sink = false;
-  // What becomes of the output; gates are N(0, 2).
+  // The output transform; gates are N(0, 2).
   bool output_norm = false;
   bool output_gate = false;
   Activation gate_act = Activation::kSigmoid;
-  bool evict = true;  // earlier steps have evicted what they may; false: nothing
+  bool evict = true;  // earlier steps have evicted all pages that they may; false: none
   int layers = 2;
   int layer = 1;
   uint64_t seed = 1;
@@ -75,7 +75,7 @@ inline constexpr uint16_t kPoisonBits = 0xffff;
 // Relative. PrefillSm90 adds up weights that are rounded so.
 inline constexpr double kBf16Rounding = 0x1p-8;
 
-// Which rows a kernel serves.
+// The rows that a kernel serves.
 enum class RowKind : uint8_t {
   kDecode,  // of the sequences with exactly one row
   kPrefill  // of the others, by work.tiles
@@ -102,7 +102,8 @@ class DeviceCache {
   const std::vector<RowBlock>& tiles() const { return tiles_; }
   int num_tiles() const { return static_cast<int>(tiles_.size()); }
   int first_live(int s, int kv_head) const;
-  // What PruneBoundaries must find: [q_heads, schedule.max_tiles], -1 past the tiles.
+  // The boundaries that PruneBoundaries must find: [q_heads, schedule.max_tiles], -1 past the
+  // tiles.
   const std::vector<int32_t>& boundaries() const { return boundaries_; }
   // The same by thresholds as far off as a kernel's float32 sums may be: 1 for the highest, which
   // gives the least pages, -1 for the lowest, 0 for exact ones. All alike with QK-norm.
@@ -137,7 +138,7 @@ class DeviceCache {
 
   // After the kernel (with work.window where UsesPerQueryBound()): the rows of `kind` agree with
   // the oracle (a sample of them where all would take too long), all other memory of out and lse is
-  // as it was, and the counters are right (where rows stop by themselves: in their range).
+  // unchanged, and the counters are right (where rows stop by themselves: in their range).
   // `sum_rounding`: of the sum of a row's weights, relative.
   void CheckOutputs(RowKind kind, double sum_rounding = 0) const;
   // The counters alone.
@@ -145,7 +146,7 @@ class DeviceCache {
 
  private:
   static constexpr double kNormEps = 1e-5;
-  static constexpr int64_t kFirstCount = 1000;  // what the counters hold before a run
+  static constexpr int64_t kFirstCount = 1000;  // the counters' values before a run
   struct ListGates {                            // one (sequence, query head)
     std::vector<double> c;                      // [length], exact
     std::vector<float> local;                   // [length]
@@ -169,7 +170,7 @@ class DeviceCache {
   void MakeOutputTransform();
   void MakeSchedule();
   void MakeSplits();
-  // The output norm and gate, of an output and of what a kernel may get wrong of it.
+  // Applies the output norm and gate to an output and to the error that a kernel may make in it.
   void TransformExact(int64_t row, int q_head, std::vector<double>* out,
                       std::vector<double>* error) const;
   double RelativeErrors(const ListGates& gates, int64_t reference, int64_t j, double key_logit,
@@ -181,7 +182,7 @@ class DeviceCache {
   int LastStop(int t, int q_head, int begin, int end, const std::vector<float>& lse) const;
   int64_t MostSkipped(int t, int q_head, const std::vector<float>& lse) const;
   bool Serves(RowKind kind, int s) const;
-  // body(row) for all rows but those of padding.
+  // body(row) for all rows except padding.
   template <typename Body>
   void ForEachRow(const Body& body) const {
     for (int s = 0; s < num_seqs(); ++s) {

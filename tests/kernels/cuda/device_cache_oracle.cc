@@ -124,9 +124,9 @@ double DeviceCache::MassBefore(int s, int64_t row_in_seq, int q_head, int left) 
   return std::exp(before - all);
 }
 
-// To first order an output moves with the others by the norm's factor, whose relative error is
-// that of half the mean square; the norm and the sigmoid add some roundings of float32 and of
-// approximate functions.
+// To first order an output moves with the others by the norm's factor, whose relative error is half
+// of the mean square's; the norm and the sigmoid add some roundings of float32 and of approximate
+// functions.
 void DeviceCache::TransformExact(int64_t row, int q_head, std::vector<double>* out,
                                  std::vector<double>* error) const {
   constexpr double kRounding = 0x1p-19;
@@ -155,7 +155,7 @@ void DeviceCache::TransformExact(int64_t row, int q_head, std::vector<double>* o
   }
 }
 
-// What a kernel may get wrong, all to first order and with a factor of two or more to spare:
+// The errors that a kernel may make, all to first order and with a factor of two or more to spare:
 //
 //   weight j, relative:  the logit's dot product, d products of magnitude at most |q||k| in all,
 //                        added in float32 with truncation: 2^-19 |q||k| / sqrt(d);
@@ -165,7 +165,7 @@ void DeviceCache::TransformExact(int64_t row, int q_head, std::vector<double>* o
 //   the sink, relative:  as a gate
 //   sums over j:         float32, an addition and a rescaling for each 16 keys: 2^-21 pages
 //   weight j, in out:    bf16 for the product with v: 2^-8, half the spacing between 1 and 2
-//   out:                 bf16: 2^-8 of what is stored
+//   out:                 bf16: 2^-8 of the stored value
 //   pruning:             dropped mass of at most eps moves out by 2 eps max|v|, lse by 2 eps
 //
 // Relative errors e_j of the weights move out by at most sum_j A_j e_j (|v_j| + |out|), and lse
@@ -289,7 +289,7 @@ void DeviceCache::CheckUntouched(RowKind kind, const std::vector<uint16_t>& out,
   }
 }
 
-// How many pages the tile's rows may skip at most. Each half of a tile may stop by itself.
+// The most pages that the tile's rows may skip. Each half of a tile may stop by itself.
 int64_t DeviceCache::MostSkipped(int t, int q_head, const std::vector<float>& lse) const {
   constexpr int kHalf = kTileRows / 2;
   const int count = tiles_[static_cast<size_t>(t)].count;
@@ -316,7 +316,7 @@ int DeviceCache::LastStop(int t, int q_head, int begin, int end,
       const double log_z = lse[at + static_cast<size_t>(q_head)];
       const double mass =
           list.log_mass_bound[static_cast<size_t>(left)] + CacheC(list, tile.position + r);
-      // Half of the slack for what the kernel rounds.
+      // Half of the slack pays for the kernel's rounding.
       if (!(mass - log_z <= log_eps - kAcpSlack / 2)) return left;
     }
   }

@@ -1,4 +1,4 @@
-// Runs the steps and keeps what they stored. See device_heads.h.
+// Runs the steps and keeps the keys, gates and bounds that they stored. See device_heads.h.
 #include "tests/kernels/cuda/device_heads.h"
 
 #include <algorithm>
@@ -84,7 +84,8 @@ void DeviceHeads::Keep(const std::vector<fox::testing::StepRows>& entries,
     StoredRows& stored = stored_[static_cast<size_t>(entry.slot)];
     int first = first_live_[static_cast<size_t>(entry.slot)];
     const int64_t last = entry.position + entry.rows - 1;
-    // The kernels count what a tile's rows skip together; a decoding row skips nothing by itself.
+    // The kernels count the pages that a tile's rows skip together; a decoding row skips nothing by
+    // itself.
     if (attend && entry.rows > 1 && entry.rows <= 64 && entry.position / 128 == last / 128) {
       first = std::max(first, static_cast<int>(step.blocks_pruned[i] / entry.rows));
     }

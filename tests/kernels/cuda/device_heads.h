@@ -1,6 +1,6 @@
-// DeviceHeads: one head of several sequences, run through CudaOps step by step, and what it stored
-// of every token, evicted ones too. So a test can say in float64, from the operands that the device
-// used, which share of its attention each row lost.
+// DeviceHeads: one head of several sequences, run through CudaOps step by step, and the operands
+// that it stored for every token, evicted ones too. So a test can say in float64, from the operands
+// that the device used, which share of its attention each row lost.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct HeadRows {
   double log_tolerance = -10;
 };
 
-// What the device holds of a sequence.
+// A sequence's operands as the device stored them.
 struct StoredRows {
   std::vector<double> q, k;                                                   // [length, head_dim]
   std::vector<double> log_f_offset;                                           // [length]
@@ -44,16 +44,16 @@ struct StoredRows {
 
 class DeviceHeads {
  public:
-  // The first sequence's norms and bounds are those of all, its pages the cache's. `portable`: the
+  // The first sequence's norms, bounds and type of pages apply to all sequences. `portable`: the
   // sm_80 kernel. `min_log_gate`: a clamp looser than the head's own.
   explicit DeviceHeads(std::vector<HeadRows> sequences, bool portable = false,
                        double min_log_gate = 0);
 
-  // One step, from BeginStep to Evict: the next rows[s] rows of each sequence s; those of none are
-  // not in it. What a row skipped by itself is recorded where the counters tell, which is where all
-  // rows of a step share a tile's half.
+  // One step, from BeginStep to Evict: the next rows[s] rows of each sequence s; a sequence with
+  // rows[s] == 0 is not in the step. Pages that a row skipped by itself are recorded where the
+  // counters show them: where all rows of a step share a tile's half.
   void Step(const std::vector<int64_t>& rows, bool attend = true);
-  // The same number for all, to their ends.
+  // Steps with `rows` rows of each sequence, to the sequences' ends.
   void Run(int64_t rows, bool attend = true);
 
   const HeadInputs& constants() const { return sequences_[0].inputs; }

@@ -92,7 +92,8 @@ struct DeviceKv {
   }
   PoolFault Fault() const { return pool_fault.ToHost()[0]; }
   int32_t FreeCount() const { return free_count.ToHost()[0]; }
-  // f(array) for all contents of pages and states, but what says which page is whose.
+  // f(array) for all contents of pages and states, except the arrays that say which slot owns a
+  // page.
   template <typename F>
   void ForEachContent(const F& f) {
     for (auto* array : {&page_cum_log_f, &log_mass_bound, &log_denominator_bound, &max_key_norm,
@@ -111,7 +112,7 @@ struct DeviceKv {
     });
   }
 
-  // Owners of pages and the counts of pages are what the tables say.
+  // Owners of pages and the counts of pages agree with the tables.
   void ExpectOwnersOfTheTables() const {
     const PagedKvShape& shape = view.shape;
     const std::vector<int32_t> table = page_table.ToHost(), first = first_live.ToHost();
@@ -227,7 +228,7 @@ struct HostBatch {
   BatchView view;
 };
 
-// The same in device memory.
+// A HostBatch in device memory.
 struct DeviceBatch {
   explicit DeviceBatch(const std::vector<BatchEntry>& entries) {
     const HostBatch host(entries);

@@ -1,5 +1,5 @@
 // TestMatrix: a matrix on the host (as floats that its type can hold) and the device, with a gap
-// after every row; and what row transforms give in float64. For tests of row operations and
+// after every row; and the results of row transforms in float64. For tests of row operations and
 // linear layers.
 #pragma once
 
@@ -122,7 +122,7 @@ inline std::vector<double> RowOf(const TestMatrix& m, int64_t row) {
 // The norm with these weights.
 inline RmsNorm NormBy(const TestMatrix& weight) { return {weight.view().data, 1e-5}; }
 
-// What NormBy does to a row, in float64.
+// A row normed by NormBy, in float64.
 inline std::vector<double> NormedRow(const TestMatrix& in, int64_t row, const TestMatrix& weight) {
   std::vector<double> x = RowOf(in, row);
   double square = 0;

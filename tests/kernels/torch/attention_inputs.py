@@ -1,4 +1,4 @@
-"""What the tests of fox_attention share: random inputs, the definition in float64, gradients.
+"""Shared by the tests of fox_attention: random inputs, the definition in float64, gradients.
 
 Importing it ends the program with ctest's code for a skipped test where torch is missing. The
 package is the installed one, or, without its CUDA kernels, the one in this tree.
@@ -100,7 +100,7 @@ NAMES = ("out", "dq", "dk", "dv", "d_log_fgate", "d_sinks")
 
 
 class AttentionTest(unittest.TestCase):
-    """Comparisons that name what differs."""
+    """Comparisons that name the array that differs."""
 
     def assert_near(self, found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...],
                     tolerance: float = 1e-12) -> None:

@@ -29,7 +29,7 @@ class StageHubTest(unittest.TestCase):
         for path in sources:
             text = path.read_text(encoding="utf-8")
             for target in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):
-                # What the builder generates.
+                # The builder generates this file.
                 if target != "registration.h":
                     self.assertTrue((self.out / target).is_file(), f"{path.name}: {target}")
 

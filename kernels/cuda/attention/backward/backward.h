@@ -27,7 +27,7 @@ cudaError_t BackwardSm90(const VarlenAttentionParams& params, const VarlenState&
 cudaError_t BackwardSm80(const VarlenAttentionParams& params, const VarlenState& state,
                          const VarlenGradients& gradients, cudaStream_t stream);
 
-// Whether this binary holds BackwardSm90 for the current device; elsewhere it traps.
+// True if this binary holds BackwardSm90 for the current device; elsewhere it traps.
 bool HasBackwardSm90();
 
 }  // namespace fox::cuda

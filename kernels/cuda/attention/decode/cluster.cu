@@ -1,6 +1,6 @@
 // One cluster of blocks per (sequence, query head). The splits of its window go to the blocks two
 // at a time, each to four warps; a block without splits ends at once, so a short window costs one
-// block. The first block merges. Invariant: every sum is that of split.cu, in the same order.
+// block. The first block merges. Invariant: every sum has the terms and the order of split.cu's.
 #include <cfloat>
 #include <cstdint>
 
@@ -45,7 +45,7 @@ struct ClusterShared {
   PartialMerges<kHeadDim> merges;
 };
 
-// Moves on in the window; false at the warp's end.
+// Moves on in the window; false if the warp's pages are done.
 __device__ __forceinline__ bool Advance(const SeqHead& seq_head, Cursor& cursor) {
   if (++cursor.iteration < cursor.iteration_end) return true;
   cursor.split += kSplitsAtOnce;
@@ -54,8 +54,8 @@ __device__ __forceinline__ bool Advance(const SeqHead& seq_head, Cursor& cursor)
   return true;
 }
 
-// Attends to the warp's half pages: those of its split in each of the cluster's turns. Keys and
-// values of the first are in registers before the row is.
+// Attends to the warp's half pages: in each of the cluster's turns, the half pages of the warp's
+// split. Keys and values of the first one are loaded into registers before the row is.
 template <int kHeadDim, typename Part>
 __device__ __forceinline__ void Attend(const Decode& a, const Start& start,
                                        ClusterShared<kHeadDim>& shared) {

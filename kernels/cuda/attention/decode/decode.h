@@ -15,7 +15,7 @@
 namespace fox::cuda {
 
 // The sequences of exactly one row; the others are not touched. q, out: bf16; pages: bf16 or e4m3,
-// [64, head_dim]; rows of q, of the output gate and of pages 16-byte aligned, those of out 4-byte
+// [64, head_dim]; rows of q, of the output gate and of pages 16-byte aligned, rows of out 4-byte
 // aligned; lse float32 or empty. The output norm is computed in float32, before the one rounding. A
 // row visits its list's pages from schedule.first_visible_page on, or all live ones where that is
 // null (first_live follows the bound). blocks_total, blocks_pruned: added to as in prefill.h.

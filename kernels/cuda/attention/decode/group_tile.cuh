@@ -122,8 +122,8 @@ __device__ __forceinline__ void LoadAgain(const Decode& a, const HalfPage& half_
   ForValues(a, half_page, false, tile, load);
 }
 
-// The gates of a half page for the lane's query: of its page, and of the lane's keys; in pages that
-// have exponents, also those of the lane's keys and values, a byte each.
+// The gates of a half page for the lane's query: of its page, and of the lane's keys; in pages with
+// exponents, also the exponents of the lane's keys and values, a byte each.
 struct GroupGate {
   double base;
   float local[8];
@@ -193,7 +193,7 @@ struct KeptGroup {
     float local;
     uint4 q[kHeadDim / 32];
   };
-  // Output of AppendDecode; past the heads, that of the last one.
+  // Loads AppendDecode's output for the seq_head; lanes past the last head load the last head's.
   static __device__ Words LoadRow(const Decode& a, const SeqHead& taken) {
     const int last = NumHeads(a, taken.group_head) - 1;
     const int64_t own = Summary(a, taken.own, taken) + min(Lane() % 8, last);
@@ -211,7 +211,7 @@ struct KeptGroup {
     return row;
   }
 
-  // Of the rows of `seq_head`, by the warp.
+  // Stores the rows of `seq_head`, by the warp.
   __device__ void Take(const Decode& a, const Words& row) {
     __syncwarp();
 #pragma unroll

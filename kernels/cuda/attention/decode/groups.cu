@@ -1,7 +1,7 @@
 // Decode attention of query heads that share a kv head, up to eight at a time: as split.cu, but a
 // warp processes each half page for all of them, by tensor core products. group_tile.cuh says which
 // lane holds what; splits.cuh assigns splits to blocks. Here a seq_head stands for the heads that
-// are computed together. Invariant: what a row computes depends on its heads' pages alone.
+// are computed together. Invariant: a row's result depends on its heads' pages alone.
 #include <cmath>
 #include <cstdint>
 
@@ -165,8 +165,8 @@ __device__ void MergeHeads(const Decode& a, const KeptGroup<kHeadDim>& kept) {
   }
 }
 
-// Whether this block, which has written `done` of the seq_head's partial results, is the last to do
-// so; it then sees all of them. A barrier in either case.
+// True if this block, which has written `done` of the seq_head's partial results, is the last to do
+// so; it then sees all of them. Contains a barrier of the block in either case.
 __device__ bool IsComplete(const Decode& a, const SeqHead& seq_head, int done) {
   __syncthreads();
   const int count = seq_head.end - seq_head.begin;

@@ -21,8 +21,8 @@ struct Layout {
   static constexpr int kLoads = kHalfPageKeys / kGroups;  // of a half page's keys; equals kLanes
 };
 
-// The gates of a half page: of its page, and of this lane's key; in pages that have exponents, also
-// those of the key and its value.
+// The gates of a half page: of its page, and of this lane's key; in pages with exponents, also the
+// exponents of the key and its value.
 struct Gate {
   double base;
   float local;

@@ -146,7 +146,7 @@ struct WarpParts {
       all_out = fmaf(weight, out[w][t], all_out);
     }
   }
-  // The same of the lane's words.
+  // The block's maximum, sum and the lane's words of the output, as above.
   __device__ void Merge(float& all_max, float& all_sum,
                         float2 (&all_out)[LaneWords<kHeadDim>::kCount]) const {
     using W = LaneWords<kHeadDim>;

@@ -1,6 +1,6 @@
 // Decode attention as one persistent kernel over the step's splits. A warp processes half a page at
-// a time: its lanes hold keys and values in registers, 16 bytes each, while those of the next half
-// page are being loaded. Invariant: what a split computes, and the order in which the splits of a
+// a time: its lanes hold keys and values in registers, 16 bytes each, while the next half page's
+// are being loaded. Invariant: the result of a split, and the order in which the splits of a
 // (sequence, head) are merged, depend on the seq_head's pages alone. The contract is decode.h;
 // step_schedule.h assigns splits to blocks.
 #include <cfloat>
@@ -34,7 +34,7 @@ struct alignas(16) SplitPartial {
 // the registers.
 template <int kHeadDim, typename Part>
 constexpr int kBlocksOfSm = (kHeadDim == 128 ? 2 : 4) + (kHasExponents<Part> ? 1 : 0);
-// Number of splits merged at a time: those of a window of 16,384 tokens with heads of 64.
+// Number of splits merged at a time: with heads of 64, as many as a window of 16,384 tokens has.
 template <int kHeadDim>
 constexpr int kMergedTogether = 4096 / kHeadDim;
 

@@ -60,7 +60,7 @@ struct KeptSeqHead {
   float2 norm[kHeadDim / 2];  // OutputFactors, as the sink
   uint32_t gate[kHeadDim / 2];
 
-  // Of the row of `seq_head`, by the warp.
+  // Stores the row of `seq_head`, by the warp.
   __device__ void Take(const Row<kHeadDim>& row);
   __device__ void Load(const Decode& a);
   __device__ OutputFactors<kHeadDim> Factors() const;
@@ -79,7 +79,7 @@ struct HalfPage {
   int32_t page;  // id
   int half;
   int valid;  // keys, counted from the first
-  bool own;   // the page is the row's own, the one that AppendDecode writes
+  bool own;   // the page is the row's own page, which AppendDecode writes
 };
 
 __host__ __device__ inline int NumSeqHeads(const Decode& a) {
@@ -179,8 +179,8 @@ __device__ inline Start LoadStart(const Decode& a) {
   return start;
 }
 
-// Copies the seq_head after that of slot `slot` to the other slot, which must be free, if the block
-// has splits of it; Advance waits for it. By a warp.
+// If the block has splits of the seq_head after slot `slot`'s: starts copying that seq_head to the
+// other slot, which must be free. Advance waits for the copy. By a warp.
 template <typename Kept>
 __device__ __forceinline__ void FetchNextSeqHead(const Decode& a, int last, Kept* kept, int slot) {
   const SeqHead& seq_head = kept[slot].seq_head;
@@ -237,7 +237,7 @@ __device__ inline HalfPage HalfPageAt(const Decode& a, const SeqHead& seq_head, 
   return half_page;
 }
 
-// The same in the block's first kStartPages pages.
+// The warp's half page of an iteration within the block's first kStartPages pages.
 __device__ inline HalfPage HalfPageAt(const Start& start, int iteration, bool exists = true) {
   static_assert(2 * kIterationPages <= kStartPages);
   HalfPage half_page = PlaceAt(start.seq_head, iteration, exists);

@@ -19,10 +19,10 @@
 namespace fox::cuda {
 
 // The rows of schedule.tiles; q, out: bf16; pages: bf16, [64, head_dim], or in schedule.wide; lse
-// float32 or empty. Reads schedule.boundary (PruneBoundaries comes first) and no page left of it.
-// What a tile computes depends on its rows, the keys up to them and its boundary alone, provided
-// that schedule.key_splits has memory; PrefillSm80 splits nothing. Adds to blocks_total and
-// blocks_pruned by (row, head, page): a tile's rows skip the pages left of the leftmost one that
+// float32 or empty. Reads schedule.boundary (PruneBoundaries comes first) and no page left of it. A
+// tile's result depends on its rows, the keys up to them and its boundary alone, provided that
+// schedule.key_splits has memory; PrefillSm80 splits nothing. Adds to blocks_total and
+// blocks_pruned by (row, head, page): a tile's rows skip the pages left of the leftmost page that
 // the tile visited. `max_tiles` as for PruneBoundaries. REQUIRES: head_dim 32, 64 or 128
 // (PrefillSm80 also 16); q, out and transform.gate and their rows 16-byte aligned. Enqueue on
 // `stream`; return the launch's error.
@@ -37,17 +37,17 @@ cudaError_t PrefillSm80(const BatchView& batch, const AttentionParams& params, c
 cudaError_t WidenPages(const BatchView& batch, const PagedKv& kv, int layer,
                        const StepSchedule& schedule, cudaStream_t stream);
 
-// The same over params.q, k, v: writes params.out (rows of sequences only) and state.lse; reads the
-// tiles, gates and first_page of the state, which its schedule has filled, and counts work_counter
-// up from zero. Keys and values past a sequence's end may be anything. REQUIRES:
-// head_dim 32, 64 or 128; q_heads a multiple of kv_heads; views 16-byte aligned, strides multiples
-// of 8. Enqueue on `stream`; return the launch's error.
+// Prefill attention over the arrays params.q, k, v: writes params.out (rows of sequences only) and
+// state.lse; reads the tiles, gates and first_page of the state, which its schedule has filled, and
+// counts work_counter up from zero. Keys and values past a sequence's end may be anything.
+// REQUIRES: head_dim 32, 64 or 128; q_heads a multiple of kv_heads; views 16-byte aligned, strides
+// multiples of 8. Enqueue on `stream`; return the launch's error.
 cudaError_t VarlenPrefillSm90(const VarlenAttentionParams& params, const VarlenState& state,
                               cudaStream_t stream);
 cudaError_t VarlenPrefillSm80(const VarlenAttentionParams& params, const VarlenState& state,
                               cudaStream_t stream);
 
-// Whether this binary holds PrefillSm90 or VarlenPrefillSm90 for the current device: their
+// True if this binary holds PrefillSm90 or VarlenPrefillSm90 for the current device: their
 // instructions exist in code compiled for sm_90a only, and elsewhere, PTX compiled at load time
 // included, the kernels trap.
 bool HasPrefillSm90();

@@ -51,7 +51,7 @@ __device__ __forceinline__ float SumSquares(const float4& x) {
   return __fadd_rn(half, FromLaneXor(half, 1));
 }
 
-// Of a row and a head.
+// The output gate's values of a row and a head.
 template <int kHeadDim>
 __device__ __forceinline__ const __nv_bfloat16* GatesOf(const OutputTransformArguments& t,
                                                         int64_t row, int head) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ const __nv_bfloat16* GatesOf(const OutputTransformArg
 template <int kHeadDim>
 class QuadTransform {
  public:
-  // Rows past the tile's last one get the gates of that one.
+  // Rows past the tile's last row get the last row's gates.
   template <typename Work>
   __device__ __forceinline__ void Load(const OutputTransformArguments& t, const Work& work,
                                        int row) {
@@ -84,7 +84,7 @@ class QuadTransform {
     }
   }
 
-  // Of row `row` + 8r.
+  // Transforms row `row` + 8r.
   __device__ __forceinline__ void Apply(const OutputTransformArguments& t, int r,
                                         QuadRow<kHeadDim>& x) const {
     if (t.norm != nullptr) {
@@ -115,7 +115,7 @@ class QuadTransform {
   uint4 gate_[2][kVectors];  // 8 columns of block 4v + q
 };
 
-// `real`: whether it is a row.
+// `real`: false past the tile's last row, which is not stored.
 template <int kHeadDim>
 __device__ __forceinline__ void StoreRow(const QuadRow<kHeadDim>& x, bool real, __nv_bfloat16* to) {
   constexpr int kBlocks = kHeadDim / 8;

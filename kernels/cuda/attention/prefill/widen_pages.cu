@@ -1,4 +1,5 @@
-// WidenPages: exact, so what attention computes is what it would from the same numbers in bf16.
+// WidenPages: widens pages of 8 bits to bf16 exactly, so attention's results are the same as from
+// pages that held these numbers in bf16.
 #include "kernels/cuda/attention/prefill/prefill.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/primitives/page_part.cuh"

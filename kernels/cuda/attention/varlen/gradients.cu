@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kScanThreads)
   }
 }
 
-// A warp per (query head, tile), as SumGates.
+// A warp per (query head, tile), as in SumGates.
 __global__ void __launch_bounds__(kThreads)
     WriteGateGradients(VarlenView d_log_fgate, int q_heads, VarlenState state,
                        VarlenGradients gradients) {

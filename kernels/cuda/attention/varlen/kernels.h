@@ -1,6 +1,7 @@
-// The kernels around those of both directions of varlen attention: the schedule that both follow,
-// scratch of backward and its sums over key tiles, zeros for tokens of no sequence. Computed on the
-// device, for any mix of lengths. All enqueue on `stream` and return the launch's error.
+// The kernels before and after varlen attention's forward and backward kernels: the schedule that
+// both follow, scratch of backward and its sums over key tiles, zeros for tokens of no sequence.
+// Computed on the device, for any mix of lengths. All enqueue on `stream` and return the launch's
+// error.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -33,7 +33,7 @@ struct VarlenKeySums {
   double threshold;         // c_e + beta_e at the tile's end e; then t of kernels/acp.h
   double decay;             // exp(c_e - c of the last tile's end); 0 for a sequence's first tile
   float count;              // sum_j exp(c_e - c_j)
-  float max_key_norm;       // of the tile's keys; then of all up to them
+  float max_key_norm;       // of the tile's keys; then of all keys up to the tile's end
 };
 
 struct VarlenState {
@@ -55,7 +55,7 @@ struct VarlenState {
   // head_dim floats of a tile are sum_j exp(c_e - c_j) k_j.
   VarlenKeySums* key_sums = nullptr;
 
-  // In arrays [q_heads][max_tiles], those of VarlenGradients too.
+  // Index into arrays [q_heads][max_tiles], here and in VarlenGradients.
   FOX_HOST_DEVICE int64_t HeadTile(int head, int tile) const {
     return static_cast<int64_t>(head) * max_tiles + tile;
   }
@@ -82,11 +82,12 @@ struct VarlenGradients {
   double* gate_sum = nullptr;       // [q_heads][max_tiles]: of d_log_fgate's scan
 };
 
-// Places the arrays in device memory (256-byte aligned; null: nowhere); the bytes that they take.
+// Places the arrays in device memory (256-byte aligned; null: nowhere). Returns the bytes that they
+// take.
 size_t Assign(const VarlenAttentionParams& params, void* memory, VarlenState& state);
 size_t Assign(const VarlenAttentionParams& params, void* memory, VarlenGradients& gradients);
 
-// The same of a VarlenState or VarlenGradients: the bytes, and the arrays.
+// Bytes of a VarlenState or VarlenGradients; and such arrays, placed in `memory`.
 template <typename Arrays>
 size_t VarlenBytes(const VarlenAttentionParams& params) {
   Arrays nowhere;

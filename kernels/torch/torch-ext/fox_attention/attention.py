@@ -204,17 +204,17 @@ def forgetting_attention(
       packed one behind the other in a batch of 1. Thresholds are then per (sequence, head).
     bound: "paper": decays below -(2 max|q| max|k| sm_scale + log tokens) + log_eps are skipped.
       "certified": key pages whose total weight in every row that skips them is at most
-      exp(log_eps), whatever the queries are; it skips more for the same promise.
+      exp(log_eps), for any queries; it skips more for the same promise.
     deterministic: equal bits in every run, also when torch.use_deterministic_algorithms is set.
     max_logit: a float, or a tensor broadcastable to (batch, heads), with cu_seqlens to (sequences,
       heads): the caller's promise that no |sm_scale q.k| of the head is larger, as the weights of
       QK-norm give one; rounding to bfloat16 need not be counted. Up to 22 the forward kernel of
       Hopper is faster because it does not search rows' maxima; a row's largest weight is then
-      rounded, too, and gradients err some 6% more, those of log_fgate 16%. A larger bound changes
+      rounded, too, and gradients err some 6% more, log_fgate's 16%. A larger bound changes
       nothing. If a logit breaks the promise, the output may be infinite or NaN. None: unknown,
       except that "auto" of "paper" computes it.
     sinks: float32 [heads], a logit per head: the softmax has one more term exp(sinks[h]), of a key
-      without a value, which does not decay. Pruning loses at most what it loses without sinks.
+      without a value, which does not decay. With sinks pruning loses no more than without.
 
     Returns [batch, queries, heads, head_dim], or as q with head_first. Raises TypeError, ValueError
     or RuntimeError, before anything is enqueued, if arguments do not fit.

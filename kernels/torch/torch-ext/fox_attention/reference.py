@@ -111,7 +111,7 @@ def reference_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_fga
                       sinks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The output [batch, tokens, query heads, head_dim] and the log-sum-exp of each row.
 
-    Arguments are those of the operators (operators.py). The log-sum-exp, [batch, tokens, query
+    Arguments are the operators' (operators.py). The log-sum-exp, [batch, tokens, query
     heads], natural units, holds the row's own decay and the sink; tokens of no sequence have zeros
     in both.
     """

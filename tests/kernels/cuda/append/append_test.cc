@@ -77,7 +77,7 @@ class AppendPair {
   // `padding`, the device's batch holds sequences of slot -1 among the others.
   void Step(const std::vector<int64_t>& rows, bool padding = false) {
     std::vector<BatchEntry> cpu_batch, gpu_batch;
-    std::vector<int64_t> rows_on_gpu;  // of the CPU's rows
+    std::vector<int64_t> rows_on_gpu;  // the GPU's row for each of the CPU's
     int64_t gpu_rows = 0;
     for (size_t slot = 0; slot < rows.size(); ++slot) {
       if (padding && slot % 2 == 0) {
@@ -306,7 +306,7 @@ class AppendPair {
   // Gates are float32, 1e-6 of each at most; all have one sign, so their sums are as good.
   static constexpr double kGateError = 2e-6;
 
-  // Of a page and query head: indices on the CPU and on the GPU.
+  // Gates of a page and query head: indices `summary` on the CPU and `at` on the GPU.
   void CompareGates(int64_t summary, size_t at, int tokens) {
     const PagedKv& cpu = cpu_kv_.view();
     const double base = cpu.page_cum_log_f[summary];

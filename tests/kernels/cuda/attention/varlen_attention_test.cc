@@ -1,5 +1,5 @@
-// Varlen attention from end to end, forward and backward, by both families of kernels: what lies
-// beside a sequence, ranges, refusals. Against float64: prefill/sm90/varlen_test.cc, backward_test.
+// Varlen attention from end to end, forward and backward, by both families of kernels: independence
+// of neighbours, ranges, refusals. Against float64: prefill/sm90/varlen_test.cc, backward_test.
 #include "kernels/cuda/attention/varlen_attention.h"
 
 #include <gtest/gtest.h>
@@ -25,8 +25,8 @@ class VarlenAttentionTest : public ::testing::TestWithParam<VarlenKernels> {
   }
 };
 
-// A sequence's results do not depend on what lies beside it: equal bits forward, and backward
-// where sums have one order.
+// A sequence's results do not depend on its neighbours: equal bits forward, and backward where sums
+// have one order.
 TEST_P(VarlenAttentionTest, PackingChangesNoBit) {
   VarlenInputs inputs(BatchCase({200, 333})), packed(PackedCase({200, 333}));
   for (const auto member : {&VarlenInputs::q, &VarlenInputs::k, &VarlenInputs::v,
@@ -71,7 +71,7 @@ TEST_P(VarlenAttentionTest, WholeRowsNeedNoRanges) {
   }
 }
 
-// Lists are not checked. One that falls gives numbers without a meaning, and nothing outside of the
+// Lists are not checked. A falling list gives meaningless numbers, and nothing outside of the
 // arrays is read or written (gpu-test --sanitize runs this under memcheck).
 TEST_P(VarlenAttentionTest, AFallingListStaysInsideTheArrays) {
   VarlenInputs inputs(PackedCase({400, 300, 300}));

@@ -19,7 +19,7 @@
 namespace fox::cuda::testing {
 namespace {
 
-// Calls of the kernel itself, whatever LinearEngine would choose.
+// Calls the kernel itself, without LinearEngine's choice.
 class ClusterGemmCalls : public LinearTest {
  protected:
   void SetUp() override {
@@ -31,7 +31,7 @@ class ClusterGemmCalls : public LinearTest {
     return ClusterGemm(x, params, next_, multiprocessors_, stream_);
   }
 
-  // Of `call` for `rows` rows from `first` on.
+  // Outputs of `call` for `rows` rows from `first` on.
   std::vector<float> Outputs(const Call& call, int64_t first, int64_t rows) {
     TestMatrix y(DType::kF32, rows, call.weight->rows(), 0);
     EXPECT_EQ(Run(call, y, first, rows), cudaSuccess);
@@ -39,8 +39,8 @@ class ClusterGemmCalls : public LinearTest {
     return y.host();
   }
 
-  // Calls split W's columns among as many blocks: 1 (2 where gated, leaving, or of 65 rows and
-  // more), 2, 4 or 8.
+  // Makes calls split W's columns among `splits` blocks: 1 (2 where gated, leaving, or of 65 rows
+  // and more), 2, 4 or 8.
   void Split(int splits, int64_t outputs_of_block, int64_t out) {
     const int64_t tiles = (out + outputs_of_block - 1) / outputs_of_block;
     multiprocessors_ = splits == 1 ? 1 : static_cast<int>(splits * tiles);
@@ -56,8 +56,8 @@ class ClusterGemmCalls : public LinearTest {
 class ClusterGemmTest : public ClusterGemmCalls,
                         public ::testing::WithParamInterface<std::tuple<int64_t, int64_t>> {};
 
-// A row's bits are those that it has in a batch of 64, wherever it stands and however many there
-// are. This also shows what wgmma.cuh assumes of the tensor cores.
+// A row has the same bits as in a batch of 64, at any place and beside any number of rows. This
+// also shows what wgmma.cuh assumes of the tensor cores.
 TEST_P(ClusterGemmTest, BitsDoNotDependOnTheNumberOfRows) {
   constexpr int64_t kBatch = 64, kPassRows = 128;  // a pass has two groups of 64
   const auto [out, in] = GetParam();
@@ -127,8 +127,8 @@ INSTANTIATE_TEST_SUITE_P(Weights, ClusterGemmGatedTest,
                                            std::tuple{72, 1032, Activation::kSilu}),
                          [](const auto& c) { return std::to_string(std::get<0>(c.param)); });
 
-// A product that defers the next norm of its outputs, as an MLP's second one does, and one of such
-// rows.
+// A product that defers the next norm of its outputs, as an MLP's second one does, and a product of
+// the rows so normed.
 class ClusterGemmNormTest : public ClusterGemmCalls,
                             public ::testing::WithParamInterface<int64_t> {};
 

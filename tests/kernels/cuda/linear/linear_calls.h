@@ -1,5 +1,5 @@
-// LinearTest: one LinearEngine, calls of it on a stream, and what they give in float64, with the
-// error that is allowed. For the tests of linear layers on the GPU.
+// LinearTest: one LinearEngine, calls of it on a stream, and their results in float64, with the
+// allowed error. For the tests of linear layers on the GPU.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -93,7 +93,8 @@ class LinearTest : public ::testing::Test {
   }
   ~LinearTest() override { cudaStreamDestroy(stream_); }
 
-  // Rows [first, first + rows) into those of `out` from `out_first` on. kAllRows: all of them.
+  // Runs the call for rows [first, first + rows); results go to rows of `out` from `out_first` on.
+  // kAllRows: all rows.
   cudaError_t Run(const Call& call, const TestMatrix& out, int64_t first = 0,
                   int64_t rows = kAllRows, int64_t out_first = 0) {
     if (rows == kAllRows) rows = call.in->rows();
@@ -116,7 +117,7 @@ class LinearTest : public ::testing::Test {
     return Start(params);
   }
 
-  // What Run calls: the engine, or a kernel of a test's choice.
+  // Run calls this: the engine, or a kernel of a test's choice.
   virtual cudaError_t Start(const LinearParams& params) { return engine_.Run(params, stream_); }
 
   // Runs `call` into a matrix of this type and gap and compares with float64.
@@ -154,8 +155,8 @@ inline Product ProductOf(const std::vector<double>& t, const TestMatrix& weight,
   return {sum, error};
 }
 
-// act(gate) * value. Both are rounded to bf16; what an error does to the activation is bounded by
-// its slope, which is below 1.1.
+// act(gate) * value. Both are rounded to bf16; an error changes the activation by at most 1.1 times
+// itself, because its slope is below 1.1.
 inline Product Gated(const Product& gate, const Product& value, Activation act) {
   const auto rounded = [](const Product& p) {
     return p.error * (1 + 0x1p-8) + 0x1p-8 * std::abs(p.value);

@@ -1,6 +1,6 @@
 // LinearEngine against float64 on the host: every product (decode rows and prefill rows, few and
 // many), norms and gates, odd shapes and strides; that rows depend neither on their neighbours nor
-// on how many there are; weights of 8 bits against the same weights in bf16; and chains of calls
+// on the number of rows; weights of 8 bits against the same weights in bf16; and chains of calls
 // that overlap, against the same calls one at a time.
 #include "kernels/cuda/linear/linear.h"
 
@@ -110,7 +110,7 @@ TEST_F(LinearTest, BiasAccumulateAndTypes) {
 
 class LinearRowsTest : public LinearTest, public ::testing::WithParamInterface<int64_t> {
  protected:
-  // Of decode rows and of prefill rows.
+  // Checks the call with decode rows and with prefill rows.
   void ExpectBoth(Call call, DType dtype) {
     Expect(call, dtype, 0);
     call.decode_rows = 0;
@@ -211,7 +211,7 @@ class LinearBitsTest : public LinearTest {
 };
 
 // Each row alone, too, by another kernel: on every card decode rows have the same bits in any
-// batch, up to kMaxPassedRows on those that are no Hopper.
+// batch, on cards other than Hopper up to kMaxPassedRows.
 TEST_F(LinearBitsTest, DecodeRowsAreIndependent) {
   std::vector<Rows> parts;
   for (int64_t n = 0; n < 32; ++n) {
@@ -225,7 +225,7 @@ TEST_F(LinearBitsTest, DecodeRowsAreIndependent) {
   });
 }
 
-// This also shows what is assumed of cuBLASLt (linear.h), on Hopper.
+// This also tests linear.h's assumption about cuBLASLt, on Hopper.
 TEST_F(LinearBitsTest, PrefillRowsAreIndependent) {
   if (!hopper_) GTEST_SKIP() << "cuBLASLt may choose by the number of rows";
   ForEachProduct(300, false, [&](Call call, DType dtype) {
@@ -285,8 +285,9 @@ TEST_F(LinearBitsTest, WeightsOf8BitsHaveTheBitsOfTheSameInBf16) {
   }
 }
 
-// A product that knows the next norm leaves its rows normed. Then what follows has the bits that it
-// has of rows that are there; and what was left is void once something else writes there.
+// A product that knows the next norm stores its rows normed. The next product then has the same
+// bits as from plain rows; and the normed rows are discarded when another operation writes to the
+// rows.
 TEST_F(LinearBitsTest, ANormThatAProductHasLeftIsTheNextOnes) {
   constexpr int64_t kIn = 384, kOut = 300;
   for (const int64_t hidden : {40, 1536}) {
@@ -315,7 +316,7 @@ TEST_F(LinearBitsTest, ANormThatAProductHasLeftIsTheNextOnes) {
       EXPECT_EQ(follow(next), left);
       next.norm = &other;
       EXPECT_EQ(follow(next), by_other);
-      // Another product, without a hint, and something that is no product.
+      // Another product, without a hint, and an operation that is no product write to them.
       next.norm = &norm;
       next.follows = true;
       ASSERT_EQ(Run({.in = &h, .weight = &first, .accumulate = true}, x), cudaSuccess);
@@ -335,9 +336,9 @@ TEST_F(LinearTest, NoRowsAreNoWork) {
 }
 
 // A few layers' worth of calls, each reading what the one before wrote, on buffers that all layers
-// share: x += down(gate_up(norm(x))), x += o(projection(norm(x))), as in a model; of so many rows,
-// so many of which decode. Here reading too early, writing too early, and leftovers of the split
-// sums would show.
+// share: x += down(gate_up(norm(x))), x += o(projection(norm(x))), as in a model; with a number of
+// rows and of decode rows among them. Reading too early, writing too early, and leftovers of split
+// sums would show here.
 class LinearChainTest : public LinearTest,
                         public ::testing::WithParamInterface<std::tuple<int64_t, int64_t, bool>> {
  protected:
@@ -363,7 +364,7 @@ class LinearChainTest : public LinearTest,
     return weights;
   }
 
-  // What the calls leave in x; `after` runs after each.
+  // x after all calls; `after` runs after each call.
   std::vector<float> Results(const std::function<void()>& after) {
     Uniform uniform(1);
     x_.FillUniform(uniform, 1);

@@ -1,5 +1,5 @@
-// Gated products of prefill rows (against float64 in linear_test.cc): the bits of a product that is
-// exact and the gate behind it; that a row's bits depend neither on the other rows nor on the
+// Gated products of prefill rows (against float64 in linear_test.cc): they have the bits of an
+// exact product followed by the gate; and a row's bits depend neither on the other rows nor on the
 // tiles.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ class PrefillGemmTest
     return PrefillGemm(params.in, params, multiprocessors_, stream_);
   }
 
-  // Of `rows` rows from `first` on.
+  // Outputs of `rows` rows from `first` on.
   std::vector<float> Outputs(int64_t first, int64_t rows) {
     TestMatrix y(DType::kBF16, rows, inner_, rows % 2 * 8);
     EXPECT_EQ(Run({.in = &x_, .weight = &weight_, .gate = act_}, y, first, rows), cudaSuccess);

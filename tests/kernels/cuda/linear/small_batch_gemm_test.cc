@@ -1,6 +1,6 @@
 // The kernel of few rows against float64: norms, wide rows, columns that no tensor core product
-// ends with, gates behind the product; 8 bits against bf16; a row's bits among others; and how many
-// rows it takes. Its bits beside those of cluster_gemm.cu are in linear_test.cc.
+// ends with, gates behind the product; 8 bits against bf16; a row's bits among others; and the
+// number of rows that it takes. linear_test.cc compares its bits with cluster_gemm.cu's.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -17,8 +17,8 @@
 namespace fox::cuda::testing {
 namespace {
 
-// Calls of the kernel itself, whatever LinearEngine would choose. By the number of columns: chunks,
-// tiles and passes of a norm cut off.
+// Calls the kernel itself, without LinearEngine's choice. The numbers of columns cut off chunks,
+// tiles and passes of a norm.
 class SmallBatchGemmTest : public LinearTest, public ::testing::WithParamInterface<int64_t> {
  protected:
   cudaError_t Start(const LinearParams& params) override {

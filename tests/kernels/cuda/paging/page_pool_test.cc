@@ -72,7 +72,7 @@ TEST(PagePoolTest, MoreSplitsThanThereIsRoomForAreReported) {
   }
 }
 
-// With poison_free_pages; DeviceKv begins with nothing but poison.
+// With poison_free_pages; DeviceKv begins full of poison.
 void ExpectWritesAreReported(DType dtype) {
   PagedKvShape shape = NarrowShape(2, 3, 1, 4, 8, 6 * 5);
   shape.dtype = dtype;

@@ -1,5 +1,5 @@
 // The page pool on the device against a model on the host: random steps, evictions and releases.
-// After each, every page has exactly one owner, and pages, windows and plans are those of the rule.
+// After each, every page has exactly one owner, and pages, windows and plans follow the rule.
 #include "kernels/cuda/paging/paging.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 namespace fox::cuda::testing {
 namespace {
 
-// What the host knows of a pool, and its copy of what the device says.
+// The host's model of a pool, and its copy of the device's state.
 class PoolModel {
  public:
   explicit PoolModel(DeviceKv& kv)
@@ -169,7 +169,7 @@ void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
   }
 }
 
-// What Evict decides by, the same on both sides.
+// The inputs of Evict's decisions, equal on host and device.
 struct Decisions {
   Decisions(const PagedKvShape& shape, AcpMode mode, std::mt19937_64& rng) : acp(mode) {
     std::normal_distribution<double> normal;
@@ -275,7 +275,7 @@ struct Decisions {
   DeviceArray<double> device_self, device_any;
 };
 
-// A pool on the device and what it must hold.
+// A pool on the device and the model that it must equal.
 struct Pool {
   Pool(uint64_t seed, const PagedKvShape& shape, AcpMode acp = AcpMode::kCertified)
       : rng(seed), kv(shape), model(kv), decisions(shape, acp, rng) {}

@@ -1,6 +1,6 @@
-// SwapOut and SwapIn on the device: all that a slot has comes back bit for bit, into another slot
-// and other pages, within one stream and without a wait; owners and counts are right; nothing is
-// written beside the range; and what the scheduler promised wrongly is reported.
+// SwapOut and SwapIn on the device: all of a slot's contents come back bit for bit, into another
+// slot and other pages, within one stream and without a wait; owners and counts are right; nothing
+// is written beside the range; and broken promises of the scheduler are reported.
 #include "kernels/swap.h"
 
 #include <gtest/gtest.h>
@@ -37,9 +37,9 @@ class Range {
   void SwapIn(const DeviceKv& to, int32_t slot) const {
     ASSERT_EQ(cuda::SwapIn(slot_, slot, to.view, nullptr), cudaSuccess);
   }
-  // What the range begins with.
+  // Sets the saved slot's length, with which the range begins.
   void SetLength(int64_t tokens) { *reinterpret_cast<int64_t*>(slot_.data) = tokens; }
-  // When the device's work is done.
+  // Bytes changed behind the range. After the device's work is done.
   int64_t TouchedBehind() const {
     return kGuard - std::count(slot_.data + bytes_, slot_.data + bytes_ + kGuard, kUntouched);
   }
@@ -66,7 +66,7 @@ PagedKvShape Shape(const Case& c, int num_pages) {
   return shape;
 }
 
-// Random bits, but for what says which page is whose.
+// Random bits, except for the arrays that say which slot owns a page.
 void Randomize(DeviceKv& kv, std::mt19937_64& rng) {
   kv.ForEachContent([&]<typename T>(DeviceArray<T>& array) {
     std::vector<uint64_t> words(array.bytes() / sizeof(uint64_t) + 1);
@@ -127,7 +127,7 @@ TEST_P(SwapDeviceTest, AllComesBackIntoAnotherSlot) {
     const Range range(shape, live);
     range.SwapOut(0, kv);
     ASSERT_EQ(Difference(kv.ContentsOf(0), contents), "");
-    // Again, and all in a row: what is enqueued behind it may start early, and must wait.
+    // Again, all in a row: kernels enqueued behind SwapOut may start early, and must wait.
     range.SwapOut(0, kv);
     kv.Release(0);
     range.SwapIn(kv, 3);
@@ -204,7 +204,7 @@ TEST(SwapPoolTest, OwnersAreRightInAnyOrder) {
   std::mt19937_64 rng(2);
   std::vector<int64_t> lengths(kSlots, 0);
   const Range range(shape, 21 * kMaxPages);
-  int64_t away = -1;  // length of what is in the range
+  int64_t away = -1;  // length of the sequence in the range
   Contents contents;
   int swaps = 0;
   for (int step = 0; step < 200 && !::testing::Test::HasFailure(); ++step) {

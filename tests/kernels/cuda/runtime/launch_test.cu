@@ -1,5 +1,5 @@
-// Launch: whether a kernel starts while the one before still runs. The first kernel lets the next
-// one start and then waits, for a while, until it has.
+// Launch: a kernel starts while the previous one still runs, where that is allowed. The first
+// kernel lets the next one start and then waits, for a while, until it has.
 #include <gtest/gtest.h>
 
 #include "kernels/cuda/ptx/dependent_launch.cuh"
@@ -20,7 +20,7 @@ __global__ void MeetNext(volatile int* started, int* met) {
   *met = *started;
 }
 
-// Against the contract: it tells before its wait.
+// Writes before its wait, against the contract of launch.h.
 __global__ void Start(volatile int* started) {
   *started = 1;
   WaitOnDependencies();
@@ -63,8 +63,9 @@ __global__ void ExchangeHalves(int* sectors, int n, bool loads_early, int* stale
   sectors[other * kSectorWords + kSectorWords / 2] = n;
 }
 
-// The wait makes the earlier kernels' stores visible to plain loads behind it, whatever lines the
-// L1 held: PTX says so of griddepcontrol.wait. Decode relies on it for the residual and the norms.
+// The wait makes the earlier kernels' stores visible to plain loads behind it, even if the L1 held
+// older lines: PTX promises it for griddepcontrol.wait. Decode relies on it for the residual and
+// the norms.
 TEST(LaunchTest, PlainLoadsBehindTheWaitSeeEarlierStores) {
   int multiprocessors = 0;
   ASSERT_EQ(CountMultiprocessors(&multiprocessors), cudaSuccess);

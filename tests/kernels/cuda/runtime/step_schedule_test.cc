@@ -1,4 +1,5 @@
-// How windows fall into KV splits: by their own length, and never into more than there is room for.
+// Windows are cut into KV splits by their own length alone, and never into more than there is room
+// for.
 #include "kernels/cuda/runtime/step_schedule.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What the GPU refuses and why, without a GPU.
+// Workloads that the GPU refuses, and why, without a GPU.
 #include "kernels/cuda/runtime/supports.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// SampleBatch: rows of logits on the device with what to sample from them, and the comparison of a
+// SampleBatch: rows of logits on the device with their sampling parameters, and the comparison of a
 // sample with the host's. For tests of sampling on the device.
 #pragma once
 
@@ -94,7 +94,7 @@ struct SampleBatch {
     std::copy(values.begin(), values.end(),
               logits.begin() + static_cast<std::ptrdiff_t>(row * static_cast<size_t>(stride)));
   }
-  // Of a row; null: it has none.
+  // The mask of a row; null: it has none.
   const uint32_t* mask(size_t row) const {
     const int32_t at = rows[row].logits_processor.mask;
     return at < 0 ? nullptr : masks.data() + at * MaskWords(vocabulary);
@@ -117,7 +117,7 @@ struct SampleBatch {
     sampled.Fill(testing::kPoison);
     sampled_tokens.Fill(testing::kPoison);
   }
-  // Of the rows with a mask, or of those without.
+  // Parameters that sample the rows with a mask, or the rows without.
   SampleParams params(bool masked = false) const {
     const MatrixView view{device_logits.data(), DType::kF32, static_cast<int64_t>(rows.size()),
                           vocabulary, stride};

@@ -1,5 +1,5 @@
 // Sample on the device against engine/request/sampler.h on the host: the same token, rank and
-// alternatives, whatever the logits and filters; in a captured graph too.
+// alternatives for all logits and filters; in a captured graph too.
 #include "kernels/cuda/sampling/sample.h"
 
 #include <cuda_runtime_api.h>

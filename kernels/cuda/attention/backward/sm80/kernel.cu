@@ -348,7 +348,7 @@ __global__ void __launch_bounds__(kThreads) BackwardSm80Kernel(const BackwardArg
 #pragma unroll 1
   while (step.head < end_head) {
     WaitCopies<0>();
-    // From here on all warps see the step's rows, and none reads those of the previous step.
+    // From here on all warps see the step's rows, and none reads the previous step's rows.
     __syncthreads();
     EndTurn(ended_turn);
     ended_turn = nullptr;

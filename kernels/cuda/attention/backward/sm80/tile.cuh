@@ -45,7 +45,7 @@ struct KeyTile {
 template <int kHeadDim>
 struct StepRows {
   float lse[kStepRows<kHeadDim>], delta[kStepRows<kHeadDim>];
-  // Of their tile: c_ref = cum_log_f + log_f_offset.
+  // c_ref of the rows' tile is cum_log_f + log_f_offset.
   double cum_log_f;
   float log_f_offset;
   int32_t first_page;
@@ -89,7 +89,8 @@ struct Step {
   int row;   // the first one, counted from the key tile's first token; a multiple of the step's
   int end;   // of the rows of this head that see the tile
 
-  // Of the row tile, of the step's first row and of its first element in padded arrays.
+  // Indices in the state's arrays: of the row tile; in padded arrays, of the step's first row and
+  // of its first element.
   __device__ int64_t Tile(const BackwardArguments& arguments, const KeyTile& tile) const {
     return arguments.state.HeadTile(head, tile.index) + row / kVarlenTile;
   }

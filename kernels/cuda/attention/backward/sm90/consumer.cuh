@@ -3,7 +3,7 @@
 // registers that they are computed in, are the left operands of the products for dV and dK; dS also
 // goes to shared memory, where both warpgroups read it for dQ.
 //
-// Of one step, products in the order they are issued:
+// The products of one step, in the order of issue:
 //   S^T = K Q^T | dP^T = V dO^T | dV += P^T dO | dQ = dS K | dK += dS^T Q
 #pragma once
 
@@ -283,7 +283,7 @@ class BackwardConsumer {
     if (warpgroup_ == 0 && threadIdx.x % 128 == 0) shared_.adding = step;
   }
 
-  // The head's sums over rows; those of the next head begin at zero.
+  // Stores the head's sums over rows and resets them for the next head.
   __device__ __forceinline__ void StoreSums(const BackwardStep& step) {
     float* to = arguments_.gradients.col_sum + (step.row - step.turn * kRows) + key();
 #pragma unroll

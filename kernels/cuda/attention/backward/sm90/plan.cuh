@@ -1,5 +1,5 @@
-// What the warps of BackwardSm90 share: tile sizes, the layout of the block's shared memory and its
-// barriers, and the kernel's arguments.
+// Shared definitions of BackwardSm90's warps: tile sizes, the layout of the block's shared memory
+// and its barriers, and the kernel's arguments.
 //
 // Rings pass data on, each slot guarded by a full and an empty barrier: work items and their
 // values and keys (loader -> consumers), steps with queries and output gradients (loader ->

@@ -44,8 +44,8 @@ class BackwardLoader {
  private:
   using Plan = BackwardPlan<kHeadDim>;
 
-  // Longest items first: those of a sequence's first tiles. In the fixed order a block waits for
-  // the key tiles after its own, which must have started before it.
+  // Longest items first: a sequence's first tiles, which the most rows see. In the fixed order a
+  // block waits for the key tiles after its own, which must have started before it.
   __device__ __forceinline__ void Fetch(BackwardItem& item) {
     const int num_tiles = *arguments_.state.num_tiles;
     const int index = atomicAdd(arguments_.gradients.work_counter, 1);

@@ -222,8 +222,8 @@ __device__ __forceinline__ void AttendPage(
   }
 }
 
-// The row certificate (acp.md 2d) for pages 0..n: whether the rows of this quad may stop before
-// page n, `gates` being those of page n + 1. Rows past the tile's end always may.
+// The row certificate (acp.md 2d) for pages 0..n: true if the rows of this quad may stop before
+// page n. `gates`: of page n + 1. Rows past the tile's end may always stop.
 template <int kHeadDim, typename Tile>
 __device__ __forceinline__ bool RowsMayStop(const Tile& tile, int n, const PageGates& gates,
                                             const RowState<kHeadDim>& rows) {

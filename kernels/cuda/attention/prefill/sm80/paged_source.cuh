@@ -55,7 +55,7 @@ struct PagedSource {
   float scale;  // log2(e) / sqrt(head_dim)
 
   __device__ __forceinline__ int NumTiles() const { return *schedule.num_tiles; }
-  // Whether this launch computes the tile.
+  // True if this launch computes the tile.
   __device__ __forceinline__ bool Covers(int t, int head) const {
     return schedule.wide.Covers(schedule.tiles[t].seq, head / kv.shape.group(), kv.shape.kv_heads);
   }
@@ -92,7 +92,7 @@ struct PagedSource {
     return {q + tile.first_row * q_stride + tile.head * kHeadDim, q_stride};
   }
   __device__ __forceinline__ int PageAt(const Tile& tile, int n) const { return tile.table[n]; }
-  // Of page n, whose id is `page`.
+  // Keys of the sequence's page n, whose id is `page`; Values likewise.
   template <int kHeadDim>
   __device__ __forceinline__ GlobalRows Keys(const Tile& tile, int n, int page) const {
     return Rows<kHeadDim>(tile, n, page, kv.keys, schedule.wide.keys);
@@ -121,7 +121,7 @@ struct PagedSource {
     return out + (tile.first_row + row) * out_stride + tile.head * kHeadDim;
   }
 
-  // Rows past the tile's end get the sink of the last one.
+  // Rows past the tile's end get the sink of the last row.
   __device__ __forceinline__ void MergeSink(const Tile& tile, int row, MergedRow& sums) const {
     if (transform.sink == nullptr) return;
     const int64_t own = tile.GateIndex(min(row, tile.count - 1));

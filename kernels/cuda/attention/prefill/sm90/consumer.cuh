@@ -31,7 +31,7 @@ inline constexpr int kTurnBarrier = 1;            // + half: it is this half's t
 inline constexpr int kVoteBarrier = 1 + kHalves;  // + half
 inline constexpr int kTurnThreads = 128 * kHalves;
 
-// Whether `vote` holds in any thread of the warpgroup.
+// True if `vote` holds in any thread of the warpgroup.
 __device__ __forceinline__ bool WarpgroupAny(bool vote, int half) {
   const bool any = NamedBarrierAny<128>(kVoteBarrier + half, vote);
   return __any_sync(kAllLanes, any) != 0;  // the same, but the compiler sees that it is
@@ -100,7 +100,7 @@ class PrefillConsumer {
   __device__ __forceinline__ bool HasRows(const Work& work_tile) const {
     return work_tile.count > half_ * kHalfRows;
   }
-  // Whether this half can skip a serial split. A vote shows the compiler that all lanes agree;
+  // True if this half can skip a serial split. A vote shows the compiler that all lanes agree;
   // without it counter_, and with it every address of a product, would be computed per lane.
   __device__ __forceinline__ bool IsNeedless(const Work& work_tile) const {
     if constexpr (kCertified && Source::kSplitsKeys) {
@@ -236,7 +236,7 @@ class PrefillConsumer {
     for (int i = 0; i < 64; ++i) s[i] = Exp2(s[i]);
   }
 
-  // Whether no row of this half needs tile counter_ or any left of it (acp.md 2d). Sums over the
+  // True if no row of this half needs tile counter_ or any left of it (acp.md 2d). Sums over the
   // keys visited so far suffice. Heads that do not forget usually test once and are far from it.
   __device__ __forceinline__ bool MayStop(const Work& work_tile) {
     const float stop_at = shared_.stop_at[counter_ % kStages];
@@ -296,8 +296,9 @@ class PrefillConsumer {
     }
   }
 
-  // From the scores of counter_, with `more` tiles after it, to those of the next. Except at first,
-  // the products with the previous values are in flight. A half waits for no loads in its turn.
+  // Advances from tile counter_'s scores to the next tile's; `more`: tiles after counter_. Except
+  // at first, the products with the previous values are in flight. A half waits for no loads in its
+  // turn.
   template <bool kFirst>
   __device__ __forceinline__ void StepAhead(float (&s)[64], const Work& work_tile, int more) {
     if (more > 0) WaitForKeys(counter_ + 1);
@@ -399,8 +400,8 @@ class PrefillConsumer {
     return kCertified ? work_tile.stop_at_next : INFINITY;
   }
 
-  // Merges a serial split. Whether the half's rows are finished: none needs more splits, or this
-  // was the last.
+  // Merges a serial split. True if the half's rows are finished: no row needs more splits, or this
+  // was the last split.
   __device__ __forceinline__ bool MergeSerial(const Work& work_tile, float (&sum)[2]) {
     const bool last = work_tile.splits_left == 0;
     bool stopped[2];
@@ -418,7 +419,7 @@ class PrefillConsumer {
     return true;
   }
 
-  // Of a half without rows.
+  // Pads the log sums of a half without rows, as the source wants it.
   __device__ __forceinline__ void PadLogSums(const Work& work_tile) {
     if (lane_ % 4 != 0) return;
     for (int r = 0; r < 2; ++r) source_.StoreLogSum(work_tile, row_ + 8 * r, false, 0, 0);

@@ -111,7 +111,7 @@ cudaError_t LaunchPrefillSm90(const Source& source, int64_t work_tiles, cudaStre
   return Launch(kernel, dim3(blocks), dim3(kPrefillThreads), kBytes, stream, source);
 }
 
-// Whether the current device has the kernel as compiled for sm_90a.
+// True if the current device has the kernel as compiled for sm_90a.
 template <typename Source, int kHeadDim, bool kCertified>
 bool HasPrefillSm90Kernel() {
   return TakesRegisters(KernelAddress(PrefillSm90Kernel<Source, kHeadDim, kCertified>),

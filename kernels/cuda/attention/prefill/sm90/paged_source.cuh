@@ -70,11 +70,11 @@ struct PagedSource {
   __device__ __forceinline__ int NumTiles() const { return *schedule.num_tiles; }
   __device__ __forceinline__ int NumHeads() const { return kv.shape.q_heads; }
   __device__ __forceinline__ int32_t* WorkCounter() const { return schedule.tile_counter; }
-  // Parallel splits, without those that contain the diagonal.
+  // Number of parallel splits, without the splits that contain the diagonal.
   __device__ __forceinline__ int NumSplits() const {
     return schedule.key_splits.partial_rows == nullptr ? 0 : *schedule.key_splits.num_splits;
   }
-  // Whether splits precede unsplit head tiles, whose KV loops are longer in long prompts.
+  // True if splits precede unsplit head tiles, whose KV loops are longer in long prompts.
   __device__ __forceinline__ bool SplitsFirst() const {
     return schedule.key_splits.partial_rows != nullptr && *schedule.key_splits.splits_first != 0;
   }
@@ -84,14 +84,14 @@ struct PagedSource {
     *head = place.head;
     *split = place.index;
   }
-  // Whether this launch computes the head tile.
+  // True if this launch computes the head tile.
   __device__ __forceinline__ bool Covers(int tile, int head) const {
     return schedule.wide.Covers(schedule.tiles[tile].seq, head / group, kv.shape.kv_heads);
   }
   __device__ __forceinline__ static bool IsSplit(const Work& work) { return work.partial_row >= 0; }
   __device__ __forceinline__ static bool IsSerial(const Work& work) { return work.serial != 0; }
 
-  // Of scores, to log2 units: log2(e) / sqrt(head_dim).
+  // Factor from products q.k to log2 units: log2(e) / sqrt(head_dim).
   template <int kHeadDim>
   __device__ __forceinline__ static constexpr float Scale() {
     return kHeadDim == 128 ? 0.12751743f : kHeadDim == 64 ? 0.18033688f : 0.25503486f;
@@ -142,7 +142,7 @@ struct PagedSource {
 
     const double ref_log_decay = GateOf(first_row_page, in_group, rows.position);
     const double last_log_decay = kCertified ? GateOf(last_row_page, in_group, last) : 0;
-    // No key's bias exceeds those of the start tile, in which each row sees a key.
+    // No key's bias exceeds the biases of the start tile, in which each row sees a key.
     work.track_max = 2 * max_logit * kLog2EDouble <= kBoundedSpread ? 0 : 1;
     work.start_tile = rows.position / kTileKeys;
     work.first_page = work.unsplit_first_page = min(boundary, rows.position / kPageTokens);
@@ -308,8 +308,8 @@ struct PagedSource {
   }
 
   // One thread of each half: the half that finishes last counts the pages in the tile's causal
-  // range and the skipped ones. Of several splits, the first adds the range and the pages before
-  // the boundary, and each the pages that it skipped itself.
+  // range and the skipped ones. With several splits, the first one adds the range and the pages
+  // before the boundary, and each one the pages that it skipped itself.
   __device__ __forceinline__ void CountBlocks(Work& work, int visited) const {
     const int first_done = atomicAdd_block(&work.visited, visited + 1);
     if (first_done == 0) return;

@@ -1,5 +1,5 @@
-// What the warps of PrefillSm90 share: tile sizes, work tiles, the block's shared memory and its
-// barriers.
+// Shared definitions of PrefillSm90's warps: tile sizes, work tiles, the block's shared memory and
+// its barriers.
 //
 // A Source is the kernel's argument and knows where rows, keys, values, gates and boundaries lie
 // and where results go: PagedSource (paged_source.cuh) or VarlenSource (varlen_source.cuh).
@@ -76,7 +76,8 @@ struct WorkTile {
   }
 };
 
-// What the loader itself reads of a key/value tile. Four keys per lane.
+// The part of a key/value tile that the loader itself reads: page ids and gates. Four keys per
+// lane.
 struct TileGates {
   int id0, id1;      // of the two pages, as the source counts; -1: not visible
   int page0, page1;  // the pages that are loaded: a page that is not visible is replaced
@@ -97,7 +98,7 @@ struct alignas(1024) PrefillShared {
   // Keys and values, by column blocks, and a block of ones (bf16) behind them all: see Values.
   uint8_t kv[2 * Plan::kStages * Plan::kBlocks][Plan::kBlockBytes];
   uint32_t ones[Plan::kBlockBytes / sizeof(uint32_t)];
-  // Of the keys, log2 units: log2(e) (c_ref - c_j).
+  // Biases of the keys, log2 units: log2(e) (c_ref - c_j).
   float key_decay_bias[Plan::kStages][kTileKeys];
   // A row needs no key of this tile or left of it when its log2 of l 2^m reaches this.
   float stop_at[Plan::kStages];

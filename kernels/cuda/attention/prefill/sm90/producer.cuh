@@ -29,8 +29,8 @@ class WorkScheduler {
   __device__ WorkScheduler(PrefillShared<Source, kHeadDim>& shared, const Source& source)
       : shared_(shared), source_(source) {}
 
-  // Parallel splits come before or after all head tiles. After the last work tile, one without rows
-  // is passed on.
+  // Parallel splits come before or after all head tiles. After the last work tile, a work tile
+  // without rows is passed on.
   __device__ __forceinline__ void Run() {
     const int num_tiles = source_.NumTiles(), q_heads = source_.NumHeads();
     const int head_tiles = num_tiles * q_heads;
@@ -80,8 +80,8 @@ class WorkScheduler {
     ending_phase_ ^= 1;
   }
 
-  // The serial split after the one passed on last, until the rows need no more. This is learned
-  // late, so a few loaded tiles are not used.
+  // Takes the serial split after the one passed on last; false if the rows need no more. The
+  // scheduler learns this late, so a few loaded tiles are not used.
   __device__ __forceinline__ bool TakeNextSplit() {
     const Work& last = shared_.work_tiles[(slot_ + kWorkStages - 1) % kWorkStages];
     if (last.splits_left == 0) return false;
@@ -231,8 +231,8 @@ class PrefillLoader {
     reinterpret_cast<float4*>(shared_.key_decay_bias[stage])[lane_] = key_decay_bias;
   }
 
-  // Values past the sequence's end may be NaN, which a weight of zero would not remove; so may the
-  // page loaded in place of one that is not visible.
+  // Values past the sequence's end may be NaN, which a weight of zero would not remove; nor from
+  // the page that is loaded in place of an invisible one.
   __device__ __forceinline__ void LoadClippedValues(uint32_t stage, const KvLoop& loop,
                                                     const TileGates& gates, int first_key,
                                                     int last_key) {
@@ -250,7 +250,7 @@ class PrefillLoader {
     if (lane_ == 0) shared_.v_full[stage].Arrive();
   }
 
-  // Rows [begin, end) of a tile; the swizzle only moves things within a row.
+  // Rows [begin, end) of a tile; the swizzle only permutes units within a row.
   __device__ __forceinline__ void ClearValues(uint32_t stage, int begin, int end) {
     constexpr int kVectors = Plan::kLineBytes / 16;
 #pragma unroll

@@ -22,7 +22,7 @@ class PrefillProducts {
   float out[kHeadDim / 2];
   float sums[4];  // of the weights of row r at 2r
 
-  // Of the half: its first row.
+  // `rows`: the half's first query row in shared memory.
   __device__ __forceinline__ void SetQueries(const uint8_t* rows) { queries_ = KeyMajor(rows); }
 
   __device__ __forceinline__ void IssueScores(float (&s)[64], uint32_t n) {
@@ -59,7 +59,7 @@ class PrefillProducts {
   }
 
   __device__ __forceinline__ void WaitForAll() { WaitForOutputs<0>(); }
-  // But for the group issued last, which is of scores.
+  // Waits for all groups except the one issued last, which computes scores.
   __device__ __forceinline__ void WaitForAllButScores() { WaitForOutputs<1>(); }
 
   __device__ __forceinline__ void Rescale(const float (&rows)[2]) {
@@ -69,7 +69,7 @@ class PrefillProducts {
     for (int i = 0; i < 4; ++i) sums[i] *= rows[i / 2];
   }
 
-  // Not while products that read probs_ are in flight.
+  // REQUIRES: no products that read probs_ are in flight.
   __device__ __forceinline__ void TakeProbs(const float (&s)[64]) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) probs_[i] = PackBf16(s[2 * i], s[2 * i + 1]);

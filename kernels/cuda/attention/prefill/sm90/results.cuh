@@ -1,7 +1,7 @@
 // Stores a consumer's results. A thread has rows `row` and `row` + 8 of the work tile, `out` as the
 // products produce it, relative to the maximum, and the rows' sums, equal in the four lanes of a
 // quad. Rows of unsplit head tiles are stored normed and gated; parallel splits store partial
-// results; each serial split is merged with the sum of those before by MergedRow, as MergeKeySplits
+// results; each serial split is merged with the earlier splits' sum by MergedRow, as MergeKeySplits
 // does. The sink is merged when a row is finished.
 #pragma once
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ float2* PartialColumns(const Source& source,
   return reinterpret_cast<float2*>(source.template PartialOut<kHeadDim>(work, row)) + Lane() % 4;
 }
 
-// Of row r of the thread's two.
+// Stores row r of the thread's two rows.
 template <int kHeadDim, typename Source>
 __device__ __forceinline__ void StorePartialRow(const Source& source,
                                                 const typename Source::Work& work, int row, int r,
@@ -75,9 +75,9 @@ __device__ __forceinline__ void StorePartial(const Source& source,
 }
 
 // Merges a serial split into the running result. A row that needs no more splits stays unchanged
-// and is marked by a negative sum. `stop_at`: of the next split; stopped: whether the rows, if they
-// exist, can skip it. The same threads hold the same rows and columns in all splits, except maxima
-// and sums, which lanes of a warp pass on.
+// and is marked by a negative sum. `stop_at`: of the next split; `stopped`: true if all existing
+// rows of the thread can skip the next split. The same threads hold the same rows and columns in
+// all splits, except maxima and sums, which lanes of a warp pass on.
 template <int kHeadDim, typename Source>
 __device__ __forceinline__ void MergeSerialSplit(const Source& source,
                                                  const typename Source::Work& work, int first_row,

@@ -113,7 +113,7 @@ __device__ __forceinline__ void TransformVector(const OutputTransformArguments& 
        Gated(x.w, gates.x[3], t.act)};
 }
 
-// Threads that share a row have 4 columns each. Rows past the tile's end repeat the last one and
+// Threads that share a row have 4 columns each. Rows past the tile's end repeat the last row and
 // store nothing. A row stops where serial splits would (MergeSerial).
 template <int kHeadDim>
 __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)

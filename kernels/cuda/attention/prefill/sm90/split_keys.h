@@ -11,8 +11,8 @@ namespace fox::cuda {
 
 struct PagedSource;
 
-// False: all rows are too early for splits. This is what the host knows; the device decides for
-// each head tile.
+// False if all rows are too early for splits, as far as the host knows; the device decides for each
+// head tile.
 inline bool MaySplit(const BatchView& batch, const KeySplits& splits) {
   return (batch.max_tokens - 1) / kTileRows >= splits.first_split_tile;
 }

@@ -182,7 +182,7 @@ void BackwardOracle::ExpectHead(const std::string& name, const VarlenArray<doubl
       << name << " of head " << head << ", whose norm is " << norm;
 }
 
-// The gradients by way of the kernel and what surrounds it.
+// Computes the gradients by the kernel and the kernels around it.
 void RunBackward(BackwardKernel kernel, bool deterministic, const VarlenInputs& inputs,
                  const BackwardOracle& oracle, DeviceVarlen& varlen) {
   varlen.PoisonOutputs();
@@ -213,7 +213,7 @@ std::vector<VarlenCase> BackwardCases() {
   return VarlenCases({equal_keys, paper, certified});
 }
 
-// All gradients against float64, in both modes, and under AcpMode::kPaper against those of
+// All gradients against float64, in both modes, and under AcpMode::kPaper against the gradients of
 // attention that was not pruned.
 void ExpectBackward(BackwardKernel kernel, const VarlenCase& c) {
   const bool cancels = c.equal_keys || c.strong_gate_rate > 0;
@@ -237,7 +237,7 @@ void ExpectBackward(BackwardKernel kernel, const VarlenCase& c) {
   }
 }
 
-// Deterministic runs give the same bits, others the same but for the order of sums in float32.
+// Deterministic runs give the same bits, others differ only by the order of sums in float32.
 void ExpectDeterminism(BackwardKernel kernel, int head_dim) {
   VarlenInputs inputs(WithHeads(PackedCase({1000, 300, 65, 700}), 8, 4, head_dim, {3, 9, 5, 1}));
   DeviceVarlen varlen(inputs);

@@ -1,7 +1,7 @@
 // DecodeAttention's kernels against float64 on ragged, pruned and mixed batches and groups of query
-// heads, and what makes them fit for serving: a row has the same bits in any batch, by the kernel
-// of small batches as by that of all others, and what says which partial results are there is left
-// as it was found.
+// heads, and the properties that serving relies on: a row has the same bits in any batch and by
+// both kernels (for small batches and for all others), and the marks of absent partial results are
+// restored.
 #include "kernels/cuda/attention/decode/decode.h"
 
 #include <cuda_runtime_api.h>
@@ -65,7 +65,7 @@ AttentionParams WithoutCounters(const DeviceCache& cache) {
   return params;
 }
 
-// Of each row its output's bf16 and the bits of its log sums.
+// For each row, its output in bf16 and the bits of its log sums.
 std::vector<std::vector<uint32_t>> RowBits(DeviceCache& cache) {
   const AttentionParams& params = cache.params();
   const std::vector<uint16_t> out = cache.out_array().ToHost();
@@ -94,7 +94,8 @@ BatchView Part(const DeviceCache& cache, int first, int count) {
   return batch;
 }
 
-// Whether the kernel of small batches can take the sequences, be there more than it has in serving.
+// True if the kernel of small batches can take these sequences, even if they are more than in
+// serving.
 bool IsShort(const DeviceCache& cache, int first, int count) {
   const auto begin = cache.options().sequences.begin() + first;
   return std::all_of(begin, begin + count, [](const CacheSequence& sequence) {
@@ -133,7 +134,7 @@ void ExpectSameBitsInParts(DeviceCache& cache, const std::vector<std::vector<uin
 
 class DecodeAttentionTest : public ::testing::TestWithParam<CacheCase> {};
 
-// No partial result is there for the next layer.
+// All partial results are marked absent for the next layer.
 void ExpectNoPartials(DeviceCache& cache) {
   for (const int32_t counter : cache.arrival_counter_array().ToHost()) ASSERT_EQ(counter, 0);
   if (HeadsTogether(cache.kv().shape) > 1) return;
@@ -141,8 +142,8 @@ void ExpectNoPartials(DeviceCache& cache) {
   EXPECT_EQ(std::count(words.begin(), words.end(), ~0U), std::ssize(words));
 }
 
-// Twice, as two layers of one step would: the second run depends on what the first one left. The
-// same by clusters, and without what is optional.
+// Twice, as two layers of one step would: the second run depends on the marks that the first one
+// left. Then by clusters, and without the optional outputs.
 TEST_P(DecodeAttentionTest, MatchesFloat64InAnyBatch) {
   DeviceCache cache(GetParam().options);
   GetParam().expect(cache);
@@ -167,7 +168,7 @@ TEST_P(DecodeAttentionTest, MatchesFloat64InAnyBatch) {
   if (cache.options().qk_norm) ExpectSameBitsInParts(cache, want);
 }
 
-// Values of the bits that mark what is absent are waited for no longer than others.
+// Values with the bits that mark an absent result do not make the merge wait longer.
 TEST(DecodeNanTest, EndsWhereValuesHaveAllBitsSet) {
   for (const int kv_heads : {1, 2}) {
     CacheOptions options{.q_heads = 2, .kv_heads = kv_heads, .acp = AcpMode::kOff};

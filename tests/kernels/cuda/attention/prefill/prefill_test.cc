@@ -160,7 +160,7 @@ TEST_P(PrefillTest, Sm90MatchesFloat64) {
 INSTANTIATE_TEST_SUITE_P(Cases, PrefillTest, ::testing::ValuesIn(PrefillCases()),
                          CaseName<CacheCase>);
 
-// Of 65,535, as of 8.4 million tokens.
+// A grid's second dimension has at most 65,535 blocks: tiles of 8.4 million tokens.
 TEST(PrefillLimitsTest, Sm80TakesMoreTilesThanAGridsSecondDimension) {
   DeviceCache cache({.sequences = {{300, 300, -10, 0}}});
   constexpr int kTiles = 70000;

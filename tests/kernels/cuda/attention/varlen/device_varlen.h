@@ -20,7 +20,7 @@ using fox::testing::VarlenArray;
 using fox::testing::VarlenCase;
 using fox::testing::VarlenInputs;
 
-// `shape` with these heads, which forget so much.
+// `shape` with these heads and gate means.
 VarlenCase WithHeads(VarlenCase shape, int q_heads, int kv_heads, int head_dim,
                      const std::vector<double>& gate_means);
 // Packed and batched sequences of all awkward lengths, layouts, grouped heads, gates from none to
@@ -43,7 +43,7 @@ class DeviceVarlen {
   // Copies the inputs; out and the gradients are poisoned. `acp` with the bounds of `inputs`.
   explicit DeviceVarlen(VarlenInputs& inputs, AcpMode acp = AcpMode::kOff, double log_eps = -10);
 
-  // Views of the device. May be changed; what they say when Allocate is called decides its sizes.
+  // Views of the device. May be changed; their values at the call of Allocate decide its sizes.
   VarlenAttentionParams& params() { return params_; }
 
   // Memory for state and gradients, poisoned.
@@ -61,7 +61,7 @@ class DeviceVarlen {
   void SetLse(const std::vector<double>& lse);
   // First pages of any value that the contract allows: they do not fall along a sequence.
   void RandomizeFirstPages();
-  // What the kernels must write, poisoned anew.
+  // Poisons the arrays that the kernels must write.
   void PoisonOutputs();
 
   HostState ToHost() const;

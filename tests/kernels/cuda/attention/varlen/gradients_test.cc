@@ -1,5 +1,5 @@
-// FinishGradients against sums in float64 over scratch that a test has filled. (What else surrounds
-// the backward kernels, backward_test compares together with them.)
+// FinishGradients against sums in float64 over scratch that a test has filled. (backward_test
+// compares the other kernels around backward together with it.)
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -55,7 +55,7 @@ void ExpectFinished(const VarlenCase& shape) {
         if (tile.position + i == 0) {
           EXPECT_EQ(got, 0);
         } else {
-          // A tile's sums pass through 8 additions at most; those of later tiles add up.
+          // A tile's sums pass through 8 additions at most; errors of later tiles add up.
           const int tiles = tile.seq_last - t + 1;
           ASSERT_NEAR(got, sum, 8 * 0x1p-24 * (in_tile + 300 * tiles) + 0x1p-23 * std::fabs(sum))
               << "tile " << t << " row " << i;

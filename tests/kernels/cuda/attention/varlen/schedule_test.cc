@@ -103,7 +103,7 @@ TEST(ScheduleTest, OnlyEmptySequences) {
   ExpectSchedule(shape);
 }
 
-// What a caller's lists may hold, unchecked, leads to no tile outside of the arrays.
+// A caller's lists are not checked: with any contents, no tile lies outside of the arrays.
 TEST(ScheduleTest, SequencesAreCutOffAtTheRow) {
   VarlenInputs inputs(BatchCase({200, 300}));
   DeviceVarlen device(inputs);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The arguments of forgetting_attention: what they mean, and which are refused.
+"""The arguments of forgetting_attention: their meaning, and their refusals.
 
 Official: forgetting_transformer.ops.forgetting_attention (adaptive-computation-pruning version).
 """
@@ -88,7 +88,7 @@ class MaxLogitTest(AttentionTest):
         given = []
 
         class Calls(TorchDispatchMode):
-            """Keeps what the forward operator is called with."""
+            """Keeps the arguments of the forward operator."""
 
             def __torch_dispatch__(self, function: object, types: object, args: tuple = (),
                                    kwargs: dict | None = None) -> object:
@@ -115,7 +115,7 @@ class MaxLogitTest(AttentionTest):
         torch.testing.assert_close(found, torch.tensor([[1.0] * 4, [2.0] * 4]))
 
 class RefusalTest(unittest.TestCase):
-    """Each names what is wrong. The official function asserts these, or fails in its kernel."""
+    """Each message names the wrong argument. The official function asserts, or its kernel fails."""
 
     def refuses(self, error: type[Exception], message: str, *, shape: dict[str, int] | None = None,
                 dtype: torch.dtype = torch.bfloat16, **changes: object) -> None:

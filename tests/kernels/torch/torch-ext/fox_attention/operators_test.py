@@ -25,8 +25,8 @@ def compiled(**options: object) -> object:
 
 
 class OperatorsTest(AttentionTest):
-    """The reference's operators; those of CUDA have the same registration, torch_binding_test.py
-    runs them."""
+    """The reference's operators. CUDA's have the same registration; torch_binding_test.py runs
+    them."""
 
     def test_opcheck(self) -> None:
         inputs = random_inputs(1, 70, 2, 1)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What is pruned: exactly the pages that a threshold names, no more weight than is promised, and
-gradients no further off than acp.md section 5 says."""
+"""Pruning drops exactly the pages that a threshold names, no more weight than is promised, and
+gradients are no further off than acp.md section 5 says."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PruningTest(AttentionTest):
 
 def seen_pairs(inputs: Inputs, *, adaptive_threshold: float | str, bound: str = "paper",
                log_eps: float = -10.0) -> torch.Tensor:
-    """What the rows of a batch of one see with those arguments, [heads, rows, keys]."""
+    """The mask of the keys that the rows of a batch of one see, [heads, rows, keys]."""
     scale, threshold, norm = inputs.q.shape[3]**-0.5, None, None
     if bound == "certified":
         norm = pruning.max_norms(inputs.q, None)[0]
@@ -112,8 +112,8 @@ def seen_pairs(inputs: Inputs, *, adaptive_threshold: float | str, bound: str = 
 
 def errors_over_bounds(inputs: Inputs, seen: torch.Tensor,
                        found: tuple[torch.Tensor, ...]) -> list[float]:
-    """How far dq, dk, dv and d_log_fgate in `found` are from those of the whole function, as parts
-    of what acp.md 5 allows for what the rows lose. Rounding in float64 is allowed beside."""
+    """The errors of dq, dk, dv and d_log_fgate in `found` against the whole function's, relative to
+    the bounds of acp.md 5 for the mass that rows lose. Rounding in float64 is allowed, too."""
     mass = log_weights(inputs)[0].exp().masked_fill(seen, 0).sum(-1)
     lost = mass * inputs.d_out[0].norm(dim=-1).T  # [heads, rows]
     of_keys = lost.unflatten(0, (inputs.k.shape[2], -1)).sum((1, 2))
@@ -134,8 +134,8 @@ def errors_over_bounds(inputs: Inputs, seen: torch.Tensor,
 
 
 def opposed_inputs(heads: int, decay: float) -> Inputs:
-    """What pruning moves most: keys and values turn round where the second tile begins, queries see
-    no difference, and all output gradients lie along the values."""
+    """Inputs that pruning changes most: keys and values turn round where the second tile begins,
+    queries see no difference, and all output gradients lie along the values."""
     inputs = random_inputs(1, 256, heads, 1, 4)
     q, k, v, gates, d_out = (torch.zeros_like(x) for x in inputs)
     q[..., 0], k[..., 1], v[..., 2], d_out[:, 128:, :, 2] = 3.0, 2.0, 1.5, 0.5

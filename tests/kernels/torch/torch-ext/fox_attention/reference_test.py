@@ -39,7 +39,7 @@ class ReferenceTest(AttentionTest):
                          gradients(functools.partial(definition, scale=1.3), inputs))
 
     def test_sinks(self) -> None:
-        """Beside logits of a few; those of 60 hide all keys, those of -60 nothing."""
+        """Beside logits of a few units; sinks of 60 hide all keys, sinks of -60 none."""
         inputs = random_inputs(2, 150, 4, 2, gate=1.0)
         for value in (torch.tensor([0.5, -2.0, 3.0, 60.0]), torch.full((4,), -60.0)):
             sinks = value.double()

@@ -63,7 +63,7 @@ class SplitSpace {
     stop_at_.Fill(kPoison);
   }
   std::vector<int32_t> PartialRows() const { return partial_rows_.ToHost(); }
-  // The same, but all splits run serially.
+  // The schedule with splits that all run serially.
   StepSchedule serial() const {
     StepSchedule serial = schedule_;
     serial.key_splits.partial_rows = nullptr;
@@ -101,7 +101,7 @@ std::vector<uint16_t> Attend(DeviceCache& cache, const StepSchedule& schedule) {
   return cache.out_array().ToHost();
 }
 
-// The same with everything poisoned before.
+// Attends once more, with everything poisoned before.
 std::vector<uint16_t> AttendAgain(DeviceCache& cache, SplitSpace& space,
                                   const StepSchedule& schedule) {
   cache.ResetOutputs();
@@ -129,7 +129,7 @@ CacheOptions Chunks(AcpMode acp, int head_dim) {
   return options;
 }
 
-// With others it needs more workspace than exists, so some splits run serially.
+// Together with other sequences it needs more workspace than exists, so some splits run serially.
 constexpr CacheSequence kLongPrompt{4200, 4100, -10, 14};
 
 // ---- The plan.

@@ -38,7 +38,7 @@ std::vector<VarlenCase> ForwardCases() {
   return VarlenCases({large, strong, paper, certified});
 }
 
-// What a run has left on the host.
+// The results of a run, on the host.
 struct VarlenRun {
   HostState state;
   int max_tiles = 0;
@@ -59,13 +59,13 @@ void Run(VarlenPrefillKernel kernel, DeviceVarlen& device, VarlenRun& run) {
   run.first_key = device.FirstKeys();
 }
 
-// Float64 results for what a run has seen, and the error that a correct kernel may make, as in
-// device_cache_oracle.cc: all to first order and with a factor of two or more to spare.
+// Float64 results for the keys that a run has seen, and the error that a correct kernel may make,
+// as in device_cache_oracle.cc: all to first order and with a factor of two or more to spare.
 //   weight j, relative:  its product, added in float32: 2^-19 |q||k| scale; the gates, relative to
 //                        the row tile's first token and to key tiles' bases, rounded a few times:
 //                        2^-21 (|c_ref - c_j| + |c_j - base| + 1); exp2: 2^-21
 //   sums over j:         an addition and a rescaling a page: 2^-21 pages
-//   weight j, in out:    bf16: 2^-8;  out: bf16: 2^-8 of what is stored
+//   weight j, in out:    bf16: 2^-8;  out: bf16: 2^-8 of the stored value
 //   sum over j, as a sum: sum_rounding
 class Exact {
  public:
@@ -81,7 +81,7 @@ class Exact {
     max_logit_ = MaxNorm(inputs.q) * MaxNorm(inputs.k) * inputs.scale;
   }
 
-  // All of one row: whether it is right.
+  // True if all outputs of one row are right.
   bool CheckRow(const VarlenTile& tile, int first_page, int head, int row, const VarlenRun& run,
                 float lse) const {
     const double error = WeightError(tile, first_page, head, row);
@@ -124,7 +124,7 @@ class Exact {
     return std::sqrt(largest);
   }
 
-  // Of keys that weigh less than e^-60 of the row's own, no error matters.
+  // Keys that weigh less than e^-60 of the row's own are left out: their errors do not matter.
   double WeightError(const VarlenTile& tile, int first_page, int head, int row) const {
     const int i = tile.position + row, first = first_page * kVarlenPage;
     const double reference = C(tile, head, 0), own = C(tile, head, row);
@@ -162,7 +162,7 @@ void CheckOutputs(const VarlenInputs& inputs, VarlenRun& run, double sum_roundin
         }
         if (!exact.CheckRow(tile, run.state.first_page[index], h, r, run, lse)) ++wrong;
         ASSERT_LT(wrong, 5);
-        // Seen: what is left must be untouched.
+        // Checked rows become NaN: all others must be untouched.
         double* row = &run.out.At(tile.batch, tile.first_token + r, h);
         std::fill_n(row, inputs.shape.head_dim, std::numeric_limits<double>::quiet_NaN());
       }
