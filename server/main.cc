@@ -50,16 +50,17 @@ constexpr const char* kUsage =
     "fox-server serves a Forgetting Transformer over gRPC (fox.v1) and HTTP (OpenAI's API).\n\n"
     "usage: fox-server --model DIR [flags]\n\n"
     "Each flag may also stand in the environment: --grpc-port as FOX_GRPC_PORT.\n\n";
-constexpr const char* kMostSet[] = {
+// README.md's table has the same flags (tests/tidy).
+constexpr const char* kCommonFlags[] = {
     "model", "served-model-name", "check-model",  "device",       "dtype",
     "acp",   "log-tolerance",     "max-num-seqs", "kv-cache-mb",  "max-model-len",
     "host",  "grpc-port",         "http-port",    "metrics-port", "api-key-file"};
 
-// The flags that most users set, or all.
+// The text of --help: with the argument `all` every flag, else kCommonFlags.
 std::string HelpText(const FlagSet& set) {
   const bool all = !set.positional().empty() && set.positional()[0] == "all";
   if (all) return kUsage + set.Help();
-  return absl::StrCat(kUsage, set.Help({std::begin(kMostSet), std::end(kMostSet)}),
+  return absl::StrCat(kUsage, set.Help({std::begin(kCommonFlags), std::end(kCommonFlags)}),
                       "\nfox-server --help all lists all ", set.Values().size(), " flags.\n");
 }
 

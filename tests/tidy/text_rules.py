@@ -118,3 +118,15 @@ def check_links(tree: Tree) -> Iterator[Finding]:
                 place = posixpath.normpath(place)
                 if place not in tree and place not in folders:
                     yield Finding("link", path, line, f"{target} does not exist")
+
+
+def check_readme_flags(tree: Tree) -> Iterator[Finding]:
+    """README.md's table and `fox-server --help` name the same flags: one of them is read first."""
+    listed = re.search(r"kCommonFlags\[\] = \{(.*?)\}", tree.get("server/main.cc", ""), re.DOTALL)
+    helped = set(re.findall(r'"([a-z-]+)"', listed.group(1)) if listed else [])
+    rows = [re.split(r"(?<!\\)\|", content)[1] for _, content in numbered(tree.get("README.md", ""))
+            if content.startswith("| `--")]
+    shown = set(re.findall(r"`--([a-z-]+)", " ".join(rows)))
+    for flag in sorted(helped ^ shown):
+        missing = "README.md" if flag in helped else "server/main.cc"
+        yield Finding("readme-flags", missing, 0, f"--{flag} is missing")

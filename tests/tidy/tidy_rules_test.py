@@ -42,6 +42,7 @@ CHAIN = include("engine/a.h", "engine/b.h") | include("engine/b.cc", "engine/c.h
     file("engine/b.h")
 DOWN = include("engine/a.h", "engine/kv/b.h") | file("engine/kv/c.h") | file("engine/d.h")
 TARGET = file("engine/a.h")
+README = {"README.md": "| `--host a\\|b`, `--grpc-port N` | address |\n"}
 # Loops of a test, and whether a failure says its case.
 LOOPS: list[tuple[bool, str]] = [
     (False, "for (int x : {1, 2}) EXPECT_TRUE(f(x));"),
@@ -123,6 +124,9 @@ PLANTED: list[tuple[str, Tree, Tree]] = [
     ("name", file("engine/string_utils.h"), file("engine/uncommon.h")),
     ("name", file("models/helpers.py"), file("models/help.py")),
     ("name", file("server/common/a.h"), file("server/commons/a.h")),
+    ("readme-flags", README | file("server/main.cc", 'kCommonFlags[] = {"host"};\n'),
+     README | file("server/main.cc", 'kCommonFlags[] = {"host", "grpc-port"};\n')),
+    ("readme-flags", README, {"README.md": "| `x` | `--host` |\n"}),
     ("silent-loop", {f"tests/{path}": text for path, text in SILENT.items()}, SILENT),
     ("top-level", file("widgets/a.h"), file(".hidden/a.h")),
 ]
