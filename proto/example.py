@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A client in Python: streams one completion and says what it cost.
+"""A client in Python: streams one completion, then prints its tokens and evicted pages.
 
     pip install grpcio grpcio-tools
     python3 proto/example.py "Once upon a time" --target 127.0.0.1:50051
 
-It makes the message classes from the .proto files when it starts. A program of your own would
-rather make them once, as modules fox.v1.inference_pb2 and inference_pb2_grpc:
+It makes the message classes from the .proto files when it starts. A program of your own had better
+make them once, as modules fox.v1.inference_pb2 and inference_pb2_grpc:
 
     python3 -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. \\
         fox/v1/acp.proto fox/v1/inference.proto
@@ -24,7 +24,7 @@ fox, fox_grpc = grpc.protos_and_services("fox/v1/inference.proto")
 
 
 def stream(target: str, prompt: str, max_tokens: int) -> None:
-    """Prints the text as it comes; then usage and what pruning gave up, on standard error."""
+    """Prints the text as it comes; then usage and evicted pages, on standard error."""
     request = fox.GenerateRequest(
         text=prompt,
         sampling=fox.Sampling(temperature=0.8, top_p=0.95, seed=1),
@@ -46,7 +46,7 @@ def stream(target: str, prompt: str, max_tokens: int) -> None:
 
 
 def main() -> int:
-    """Parses the command line; 1 when the server refuses or is not there."""
+    """Parses the command line. Returns 1 if the server refuses or does not answer."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("prompt")
     parser.add_argument("--target", default="127.0.0.1:50051")

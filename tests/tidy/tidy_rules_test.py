@@ -191,7 +191,7 @@ class RulesTest(unittest.TestCase):
         same = '\n// 1\nint a =  1;\nchar b[] = "//";'
         self.assertEqual(code_checksum(code), code_checksum(same))
         for other in ("int a = 2;", 'int a = 1;\nchar b[] = "/";\n', code + "int c;"):
-            self.assertNotEqual(code_checksum(code), code_checksum(other))
+            self.assertNotEqual(code_checksum(code), code_checksum(other), other)
 
     def test_circles(self) -> None:
         graph = {"b": {"c"}, "c": {"a"}, "a": {"b"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
