@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/engine_stats.h"
 #include "engine/request/engine_options.h"
+#include "engine/request/engine_stats.h"
 #include "engine/request/request.h"
 #include "engine/request/sampler.h"
 #include "engine/request/step_executor.h"
@@ -23,7 +23,7 @@
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/service_times.h"
-#include "kernels/cpu/thread_pool.h"
+#include "kernels/core/thread_pool.h"
 
 namespace fox {
 

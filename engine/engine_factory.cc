@@ -11,7 +11,7 @@
 #include "engine/request/sampling_limits.h"
 #include "engine/run/memory_budget.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "models/checkpoint.h"
+#include "models/checkpoint/checkpoint.h"
 
 #ifdef FOX_CUDA
 #include "kernels/cuda/cuda_ops.h"

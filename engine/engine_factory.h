@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/base/flag_set.h"
 #include "engine/engine.h"
-#include "engine/flags/flag_set.h"
 #include "engine/request/step_observer.h"
 #include "engine/run/model_runner.h"
 #include "engine/trace/timed_ops.h"
-#include "models/model_config.h"
+#include "models/checkpoint/model_config.h"
 #include "models/weights.h"
 
 namespace fox {

@@ -13,8 +13,8 @@
 #include <utility>
 #include <variant>
 
-#include "engine/mutex.h"
-#include "engine/request/steady_clock.h"
+#include "engine/base/mutex.h"
+#include "engine/base/steady_clock.h"
 
 namespace fox {
 namespace {

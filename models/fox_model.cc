@@ -1,4 +1,4 @@
-// The forward pass, top to bottom. Read kernels/ops.h for what each operation does.
+// The forward pass, top to bottom. Read kernels/interface/ops.h for what each operation does.
 #include "models/fox_model.h"
 
 #include "kernels/core/check.h"

@@ -4,13 +4,13 @@
 
 #include <cstdint>
 
-#include "kernels/ops.h"
+#include "kernels/interface/ops.h"
 #include "models/weights.h"
 
 namespace fox {
 
 // What operations of one forward pass hand to one another; R rows at most, of which L want logits.
-// "residual dtype" as in weights.h, "activation dtype" as in kernels/ops.h.
+// "residual dtype" as in weights.h, "activation dtype" as in kernels/interface/ops.h.
 struct Activations {
   Activations(const FoxWeights& weights, Ops& ops, int64_t max_rows, int64_t max_logit_rows);
   // What the constructor will allocate.

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/acp.h"
 #include "kernels/core/dot.h"
+#include "kernels/paging/acp.h"
 
 namespace fox {
 namespace {

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "kernels/ops.h"
-#include "models/checkpoint.h"
+#include "kernels/interface/ops.h"
+#include "models/checkpoint/checkpoint.h"
 
 namespace fox {
 

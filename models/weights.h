@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/ops.h"
-#include "models/checkpoint.h"
+#include "kernels/interface/ops.h"
+#include "models/checkpoint/checkpoint.h"
 #include "models/query_bounds.h"
 
 namespace fox {

@@ -20,11 +20,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "engine/base/steady_clock.h"
 #include "engine/engine_factory.h"
-#include "engine/request/steady_clock.h"
 #include "engine/trace/trace.h"
 #include "google/protobuf/stubs/logging.h"
-#include "models/model_dir.h"
+#include "models/checkpoint/model_dir.h"
 #include "server/calls/access.h"
 #include "server/calls/server_core.h"
 #include "server/http/openai_service.h"

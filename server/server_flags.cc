@@ -16,7 +16,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "engine/request/sampling_limits.h"
-#include "models/json_reader.h"
+#include "models/checkpoint/json_reader.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {

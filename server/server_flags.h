@@ -6,8 +6,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/base/flag_set.h"
 #include "engine/engine_factory.h"
-#include "engine/flags/flag_set.h"
 #include "server/calls/server_core.h"
 #include "server/http/http_server.h"
 #include "server/process/log.h"

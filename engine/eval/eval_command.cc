@@ -9,8 +9,8 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "models/json_reader.h"
-#include "models/model_dir.h"
+#include "models/checkpoint/json_reader.h"
+#include "models/checkpoint/model_dir.h"
 
 namespace fox {
 

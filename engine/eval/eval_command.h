@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/base/flag_set.h"
 #include "engine/engine_factory.h"
-#include "engine/flags/flag_set.h"
 
 namespace fox {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/acp.h"
+#include "kernels/paging/acp.h"
 
 namespace fox {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/request/speculation.h"
-#include "kernels/acp.h"
+#include "kernels/paging/acp.h"
 
 namespace fox {
 

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/request/sampling_limits.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox {
 namespace {

@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "kernels/core/check.h"
-#include "kernels/sampling_arithmetic.h"
+#include "kernels/core/sampling_arithmetic.h"
 
 namespace fox {
 namespace {

@@ -4,8 +4,8 @@
 // Order, as in vLLM: logit_bias, allowed ids, masked ids, a grammar's mask, penalties (repetition
 // over prompt and generated tokens, frequency and presence over generated ones); log-probabilities
 // are of that distribution; then temperature, min_p, top_k, top_p; then the exponential race of
-// kernels/sampling_arithmetic.h among the tokens that are left, with random numbers of their own
-// for each seed, position and id. Ties are broken by the lower id everywhere, so top_k keeps
+// kernels/core/sampling_arithmetic.h among the tokens that are left, with random numbers of their
+// own for each seed, position and id. Ties are broken by the lower id everywhere, so top_k keeps
 // exactly k tokens. Temperature 0 takes the most likely token. A device samples the same token from
 // the same logits.
 #pragma once
@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "engine/request/request.h"
 #include "engine/request/stop_condition.h"
-#include "kernels/sampling_params.h"
+#include "kernels/interface/sampling_params.h"
 
 namespace fox {
 

@@ -2,7 +2,7 @@
 #include "engine/request/step_plan.h"
 
 #include "absl/strings/str_cat.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox {
 

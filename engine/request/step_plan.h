@@ -9,8 +9,8 @@
 
 #include "engine/request/acp_stats.h"
 #include "engine/request/request.h"
-#include "kernels/batch_view.h"
-#include "kernels/sampling_params.h"
+#include "kernels/interface/batch_view.h"
+#include "kernels/interface/sampling_params.h"
 
 namespace fox {
 

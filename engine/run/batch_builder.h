@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "engine/request/step_plan.h"
-#include "kernels/ops.h"
+#include "kernels/interface/ops.h"
 
 namespace fox {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/batch_view.h"
+#include "kernels/interface/batch_view.h"
 
 namespace fox {
 

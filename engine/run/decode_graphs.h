@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/core/matrix_view.h"
-#include "kernels/device_queue.h"
+#include "kernels/interface/device_queue.h"
 
 namespace fox {
 

@@ -15,7 +15,7 @@
 #include "engine/run/batch_builder.h"
 #include "engine/run/decode_graphs.h"
 #include "engine/run/step_readback.h"
-#include "kernels/paged_kv_storage.h"
+#include "kernels/interface/paged_kv_storage.h"
 #include "models/fox_model.h"
 
 namespace fox {

@@ -11,7 +11,7 @@
 
 #include "engine/request/step_executor.h"
 #include "engine/run/batch_builder.h"
-#include "kernels/ops.h"
+#include "kernels/interface/ops.h"
 
 namespace fox {
 

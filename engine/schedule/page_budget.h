@@ -10,7 +10,7 @@
 
 #include "engine/request/step_executor.h"
 #include "engine/request/step_plan.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox {
 

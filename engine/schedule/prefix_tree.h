@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/container/node_hash_map.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox {
 

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "kernels/core/check.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "engine/request/request.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox {
 

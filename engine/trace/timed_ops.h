@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/ops.h"
+#include "kernels/interface/ops.h"
 
 namespace fox {
 

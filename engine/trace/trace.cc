@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/request/steady_clock.h"
+#include "engine/base/steady_clock.h"
 
 namespace fox {
 namespace {

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/acp.h"
 #include "kernels/core/check.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/norm_and_gate.h"
@@ -14,6 +13,7 @@
 #include "kernels/cpu/page_pool.h"
 #include "kernels/cpu/query_bound.h"
 #include "kernels/cpu/row_blocks.h"
+#include "kernels/paging/acp.h"
 
 namespace fox {
 namespace {

@@ -8,13 +8,13 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/acp.h"
 #include "kernels/core/check.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/isa/isa_kernels.h"
 #include "kernels/cpu/norm_and_gate.h"
 #include "kernels/cpu/page_access.h"
 #include "kernels/cpu/row_blocks.h"
+#include "kernels/paging/acp.h"
 
 namespace fox {
 namespace {

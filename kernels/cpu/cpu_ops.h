@@ -8,7 +8,7 @@
 
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/mass_audit.h"
-#include "kernels/ops.h"
+#include "kernels/interface/ops.h"
 
 namespace fox {
 

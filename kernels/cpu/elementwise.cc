@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "kernels/core/check.h"
+#include "kernels/core/load_element.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/load_element.h"
 #include "kernels/cpu/norm_and_gate.h"
 
 namespace fox {

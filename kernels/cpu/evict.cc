@@ -1,13 +1,14 @@
 // Evict and Release: the ways in which a slot's pages are freed. Eviction is decided at page ends
 // only, in order, from the summaries there, so the set of live pages depends on the tokens alone.
-// The rule: kernels/acp.h; its proof, and why live pages are a range: kernels/docs/acp.md 2 to 4.
+// The rule: kernels/paging/acp.h; its proof, and why live pages are a range: kernels/docs/acp.md 2
+// to 4.
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/acp.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/page_access.h"
 #include "kernels/cpu/page_pool.h"
+#include "kernels/paging/acp.h"
 
 namespace fox {
 namespace {

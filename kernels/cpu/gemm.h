@@ -7,8 +7,8 @@
 #include <string>
 
 #include "kernels/core/matrix_view.h"
-#include "kernels/cpu/thread_pool.h"
-#include "kernels/ops.h"
+#include "kernels/core/thread_pool.h"
+#include "kernels/interface/ops.h"
 
 namespace fox {
 

@@ -12,9 +12,9 @@
 #include <mutex>
 #include <vector>
 
-#include "kernels/acp.h"
-#include "kernels/batch_view.h"
-#include "kernels/paged_kv.h"
+#include "kernels/interface/batch_view.h"
+#include "kernels/paging/acp.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox {
 

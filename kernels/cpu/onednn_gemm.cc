@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "kernels/core/check.h"
+#include "kernels/core/load_element.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/isa/isa_kernels.h"
-#include "kernels/cpu/load_element.h"
 
 namespace fox {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "kernels/core/check.h"
 #include "kernels/core/e4m3.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/attention_params.h"
+#include "kernels/interface/attention_params.h"
 
 namespace fox {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/batch_view.h"
+#include "kernels/interface/batch_view.h"
 
 namespace fox {
 

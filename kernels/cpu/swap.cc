@@ -1,6 +1,6 @@
 // SwapOut and SwapIn: a slot's state and live pages to host memory and back, into any empty slot.
 // See swap.h for the layout.
-#include "kernels/swap.h"
+#include "kernels/paging/swap.h"
 
 #include <cstring>
 #include <vector>

@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 
-#include "kernels/ops.h"
+#include "kernels/interface/ops.h"
 
 namespace fox {
 

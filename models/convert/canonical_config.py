@@ -17,7 +17,7 @@ from refusal import Refusal
 OFFICIAL_TYPE = "forgetting_transformer-project_fox"
 FLA_TYPE = "forgetting_transformer"
 ORDINARY_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # read by transformers_config.py
-# As models/model_config.cc bounds them.
+# As models/checkpoint/model_config.cc bounds them.
 MAX_VOCAB, MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS = 1 << 24, 65536, 1 << 20, 1024
 MAX_HEADS, MAX_HEAD_DIM, MAX_RATIO, MAX_EOS, MAX_INT = 1024, 256, 1024, 64, (1 << 31) - 1
 LEAST_NORM_EPS = 1e-30
@@ -59,7 +59,7 @@ _FLA_ONLY = frozenset({"attnres_block_size"})
 
 @dataclass
 class CanonicalConfig:
-    """The architecture. Sizes as in models/model_config.h."""
+    """The architecture. Sizes as in models/checkpoint/model_config.h."""
 
     fla: bool  # the source's tensor layout
     vocab_size: int
@@ -251,7 +251,7 @@ def _output_gate_act(keys: _Keys) -> str:
 
 
 def _check_combinations(config: CanonicalConfig) -> None:
-    """Refuses what the server would refuse to load (models/model_config.cc)."""
+    """Refuses what the server would refuse to load (models/checkpoint/model_config.cc)."""
     if config.use_output_norm and config.ogate_act == "silu":
         raise Refusal("config key ogate_act: silu together with use_output_norm does not exist")
     if config.qkv_bias and (config.use_k_shift or config.use_v_shift):

@@ -38,7 +38,7 @@ class Source:
 def check_link(path: Path, directory: Path | None = None) -> Path:
     """`path`, unless it is a link out of `directory` (by default its parent), which a file from
     elsewhere could use to have any text of this machine copied. One link may leave: in a snapshot
-    of a Hugging Face cache, that to its blob. models/model_dir.cc has the same rule.
+    of a Hugging Face cache, that to its blob. models/checkpoint/model_dir.cc has the same rule.
     """
     directory = path.parent if directory is None else directory
     root, target = Path(os.path.realpath(directory)), Path(os.path.realpath(path))

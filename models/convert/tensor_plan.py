@@ -27,7 +27,7 @@ _WRAPPERS = frozenset(
 _UNSUPPORTED = re.compile(r"(^|\.)((attn|mlp)_res_(proj|norm)|res_(proj|norm))\.")
 _FLOAT32 = re.compile(r"\.self_attn\.(sinks|q_cap|k_cap)$")  # what bounds stand on
 _NORMS = re.compile(r"\.(attn_norm|input_layernorm|q_norm|k_norm)\.weight$")
-LEAST_SCALE, MOST_SCALE = 2.0**-60, 2.0**60  # of models/checkpoint.cc
+LEAST_SCALE, MOST_SCALE = 2.0**-60, 2.0**60  # of models/checkpoint/checkpoint.cc
 _HEAD = "lm_head.weight"
 _DERIVED = re.compile(r"\.rotary(_emb)?\.inv_freq$")  # recomputed from rope_base
 
@@ -298,7 +298,7 @@ def checked(plan: Plan) -> Plan:
 
 
 def _check_scales(planned: list[PlannedTensor]) -> None:
-    """Refuses what bounds cannot stand on, as the server does (models/checkpoint.cc)."""
+    """Refuses what bounds cannot stand on, as the server does (models/checkpoint/checkpoint.cc)."""
     for tensor in planned:
         norm = _NORMS.search(tensor.name)
         if not norm and not _FLOAT32.search(tensor.name):

@@ -1,8 +1,9 @@
 """TransformersConfig: config.json of a LLaMA, Mistral, Qwen2 or Qwen3, and the tensors it names.
 
-Invariant: it accepts what the server accepts (models/model_config.cc), reads the same from it, and
-besides refuses keys that none of these classes reads. tests/golden/transformers_configs.json holds
-both readers to what transformers reads. Read tensor_plan.py next.
+Invariant: it accepts what the server accepts (models/checkpoint/model_config.cc), reads the same
+from it, and besides refuses keys that none of these classes reads.
+tests/golden/transformers_configs.json holds both readers to what transformers reads. Read
+tensor_plan.py next.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _KNOWN = WITHOUT_EFFECT | frozenset(_SIZES) | frozenset(_ROPES) | frozenset(
 
 
 class _Reader:
-    """Typed reads of one object, as KeyReader of models/json_reader.h does them."""
+    """Typed reads of one object, as KeyReader of models/checkpoint/json_reader.h does them."""
 
     def __init__(self, raw: dict[str, Any], place: str = "") -> None:
         self.raw, self._place = raw, place
@@ -94,7 +95,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class Rope:
-    """RoPE's base and scaling; `factor` 1: none. As RopeScaling of models/model_config.h."""
+    """RoPE's base and scaling; `factor` 1: none. As RopeScaling (model_config.h)."""
 
     base: float
     factor: float = 1.0
@@ -115,7 +116,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class TransformersConfig:
-    """The architecture. Sizes as in models/model_config.h."""
+    """The architecture. Sizes as in models/checkpoint/model_config.h."""
 
     model_type: str
     vocab_size: int

@@ -27,10 +27,10 @@ if importlib.util.find_spec("fox_attention") is None:  # not installed: the refe
 from canonical_config import CanonicalConfig  # noqa: E402
 from fox_attention import forgetting_attention, pruned_share  # noqa: E402
 
-QK_NORM_EPS = 1e-5  # not norm_eps: kQkNormEps of models/model_config.h
+QK_NORM_EPS = 1e-5  # not norm_eps: kQkNormEps of models/checkpoint/model_config.h
 LOGITS_AT_ONCE = 1 << 30  # elements; beyond it the loss is computed in parts
 # Of products of queries and keys: up to three roundings to bf16, 2^-8 each, of either
-# (kProductInflation of kernels/acp.h).
+# (kProductInflation of kernels/paging/acp.h).
 PRODUCT_INFLATION = 1 + 2.0**-5
 COLUMN_MULTIPLE = 64  # of outputs of products: rows stay aligned for tensor cores
 

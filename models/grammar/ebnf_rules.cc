@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "models/checkpoint/json_reader.h"
 #include "models/grammar/json_pattern.h"
 #include "models/grammar/work_meter.h"
-#include "models/json_reader.h"
 
 namespace fox {
 namespace {

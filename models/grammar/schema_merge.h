@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "models/json_reader.h"
+#include "models/checkpoint/json_reader.h"
 
 namespace fox {
 

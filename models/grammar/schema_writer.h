@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "models/checkpoint/json_reader.h"
 #include "models/grammar/ebnf_rules.h"
-#include "models/json_reader.h"
 
 namespace fox {
 

@@ -11,7 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
-#include "models/error_text.h"
+#include "models/checkpoint/error_text.h"
 #include "models/tokenizer/bpe_windows.h"
 #include "models/tokenizer/byte_alphabet.h"
 #include "models/tokenizer/json_escape.h"

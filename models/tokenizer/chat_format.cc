@@ -10,9 +10,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "models/error_text.h"
-#include "models/json_reader.h"
-#include "models/model_dir.h"
+#include "models/checkpoint/error_text.h"
+#include "models/checkpoint/json_reader.h"
+#include "models/checkpoint/model_dir.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "models/error_text.h"
+#include "models/checkpoint/error_text.h"
 #include "models/tokenizer/added_tokens.h"
 
 namespace fox {

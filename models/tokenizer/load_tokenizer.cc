@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "models/json_reader.h"
-#include "models/model_dir.h"
+#include "models/checkpoint/json_reader.h"
+#include "models/checkpoint/model_dir.h"
 #include "models/tokenizer/byte_level_bpe.h"
 #include "models/tokenizer/json_fields.h"
 #include "models/tokenizer/sentencepiece_tokenizer.h"

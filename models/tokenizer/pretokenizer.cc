@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "models/error_text.h"
+#include "models/checkpoint/error_text.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {

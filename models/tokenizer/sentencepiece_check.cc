@@ -7,7 +7,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "models/error_text.h"
+#include "models/checkpoint/error_text.h"
 #include "models/tokenizer/proto_wire.h"
 #include "models/tokenizer/utf8.h"
 

@@ -8,7 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "models/error_text.h"
+#include "models/checkpoint/error_text.h"
 #include "models/tokenizer/added_tokens.h"
 #include "models/tokenizer/bpe_definition.h"
 #include "models/tokenizer/utf8.h"

@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "models/error_text.h"
-#include "models/json_reader.h"
+#include "models/checkpoint/error_text.h"
+#include "models/checkpoint/json_reader.h"
 #include "models/tokenizer/bpe_definition.h"
 #include "models/tokenizer/json_fields.h"
 

@@ -4,7 +4,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "engine/request/steady_clock.h"
+#include "engine/base/steady_clock.h"
 #include "server/process/log.h"
 
 namespace fox {

@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 
 namespace fox {
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 
 namespace fox {
 

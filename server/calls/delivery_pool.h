@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 #include "engine/request/request.h"
 
 namespace fox {

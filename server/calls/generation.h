@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 #include "server/calls/call_info.h"
 #include "server/calls/sequence_events.h"
 #include "server/calls/server_core.h"

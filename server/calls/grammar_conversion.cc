@@ -4,10 +4,10 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "models/checkpoint/json_reader.h"
 #include "models/grammar/call_grammar.h"
 #include "models/grammar/json_schema.h"
 #include "models/grammar/work_meter.h"
-#include "models/json_reader.h"
 #include "server/calls/request_conversion.h"
 
 namespace fox {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 #include "models/grammar/grammar.h"
 #include "server/calls/admission_pool.h"
 

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
 #include "fox/v1/inference.pb.h"
-#include "models/generation_config.h"
+#include "models/checkpoint/generation_config.h"
 #include "models/grammar/grammar.h"
 #include "models/tokenizer/chat_format.h"
 #include "models/tokenizer/tokenizer.h"

@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox {
 namespace {

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "engine/engine_thread.h"
-#include "models/model_config.h"
+#include "models/checkpoint/model_config.h"
 #include "server/calls/access.h"
 #include "server/calls/admission_pool.h"
 #include "server/calls/call_budget.h"

@@ -11,7 +11,7 @@
 #include <string>
 #include <unordered_set>
 
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 #include "engine/request/request.h"
 
 namespace fox {

@@ -11,7 +11,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "engine/request/steady_clock.h"
+#include "engine/base/steady_clock.h"
 #include "server/process/log.h"
 
 namespace fox {

@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 #include "server/process/watched_files.h"
 
 namespace fox {

@@ -8,9 +8,9 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "models/checkpoint/json_reader.h"
+#include "models/checkpoint/json_text.h"
 #include "models/grammar/json_schema.h"
-#include "models/json_reader.h"
-#include "models/json_text.h"
 
 namespace fox {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/request/sampling_limits.h"
-#include "models/json_text.h"
+#include "models/checkpoint/json_text.h"
 #include "server/http/chat_messages.h"
 #include "server/http/json_fields.h"
 

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 #include "server/http/http_error.h"
 
 namespace fox {

@@ -21,7 +21,7 @@
 #include "boost/asio/io_context.hpp"
 #include "boost/asio/post.hpp"
 #include "boost/asio/steady_timer.hpp"
-#include "engine/request/steady_clock.h"
+#include "engine/base/steady_clock.h"
 #include "server/http/http_error.h"
 #include "server/http/http_parser.h"
 #include "server/http/http_socket.h"

@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "models/checkpoint/json_reader.h"
 #include "models/grammar/json_schema.h"
-#include "models/json_reader.h"
 
 namespace fox {
 namespace {

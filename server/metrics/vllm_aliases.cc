@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 #include "server/metrics/metrics_collector.h"
 
 namespace fox {

@@ -20,8 +20,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/mutex.h"
-#include "engine/request/steady_clock.h"
+#include "engine/base/mutex.h"
+#include "engine/base/steady_clock.h"
 #include "server/process/peer_address.h"
 
 namespace fox {

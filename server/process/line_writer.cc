@@ -8,7 +8,7 @@
 #include <chrono>
 #include <utility>
 
-#include "engine/request/steady_clock.h"
+#include "engine/base/steady_clock.h"
 
 namespace fox {
 

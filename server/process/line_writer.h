@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 
 namespace fox {
 

@@ -85,7 +85,7 @@ void EndLate(int) {
 
 void EndOnAbort(int code) {
   g_abort_code = code;
-  // Once: models/mapped_file.cc stands before the handler of SIGBUS by now.
+  // Once: models/checkpoint/mapped_file.cc stands before the handler of SIGBUS by now.
   [[maybe_unused]] static const bool installed = [] {
     std::set_terminate(EndUncaught);
     signal(SIGABRT, EndAborted);

@@ -11,7 +11,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "engine/request/steady_clock.h"
+#include "engine/base/steady_clock.h"
 #include "server/process/log.h"
 
 namespace fox {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 #include "server/process/watched_files.h"
 
 struct ssl_ctx_st;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 #include "engine/request/request.h"
 
 namespace fox {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 #include "server/calls/call_info.h"
 #include "server/calls/stall_monitor.h"
 #include "server/rpc/wire.h"

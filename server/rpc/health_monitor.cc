@@ -5,7 +5,7 @@
 #include <chrono>
 #include <utility>
 
-#include "engine/request/steady_clock.h"
+#include "engine/base/steady_clock.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "server/process/log.h"
 

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 #include "server/calls/server_core.h"
 #include "server/process/heap_trim.h"
 

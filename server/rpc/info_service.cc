@@ -1,7 +1,7 @@
 // InfoService: see services.h.
 #include <algorithm>
 
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 #include "server/calls/request_conversion.h"
 #include "server/rpc/services.h"
 

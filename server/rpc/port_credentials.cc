@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "engine/request/steady_clock.h"
+#include "engine/base/steady_clock.h"
 #include "grpc/grpc.h"
 #include "grpc/grpc_security.h"
 #include "kernels/core/check.h"

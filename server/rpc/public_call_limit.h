@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 #include "engine/request/request.h"
 
 namespace fox {

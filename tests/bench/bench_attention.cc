@@ -7,9 +7,9 @@
 #include <numeric>
 
 #include "absl/strings/str_format.h"
-#include "kernels/acp.h"
 #include "kernels/cuda/cuda_state.h"
-#include "kernels/paged_kv_storage.h"
+#include "kernels/interface/paged_kv_storage.h"
+#include "kernels/paging/acp.h"
 #include "tests/bench/bench_session.h"
 #include "tests/bench/gpu_machine.h"
 #include "tests/bench/random_values.h"

@@ -15,10 +15,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "fox/v1/info.grpc.pb.h"
-#include "models/checkpoint.h"
+#include "models/checkpoint/checkpoint.h"
 #include "tests/bench/arrivals.h"
 #include "tests/bench/bench_session.h"
-#include "tests/e2e/child_process.h"
+#include "tests/fixtures/child_process.h"
 
 namespace fox {
 namespace {

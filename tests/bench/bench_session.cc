@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "engine/run/memory_budget.h"
-#include "models/checkpoint.h"
+#include "models/checkpoint/checkpoint.h"
 #include "tests/bench/gpu_machine.h"
 
 namespace fox {

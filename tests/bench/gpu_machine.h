@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "absl/status/statusor.h"
-#include "kernels/ops.h"
+#include "kernels/interface/ops.h"
 #include "tests/bench/measurement.h"
 
 namespace fox {

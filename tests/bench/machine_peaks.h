@@ -3,7 +3,7 @@
 #pragma once
 
 #include "absl/status/statusor.h"
-#include "kernels/ops.h"
+#include "kernels/interface/ops.h"
 #include "tests/bench/measurement.h"
 
 namespace fox {

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "models/model_config.h"
+#include "models/checkpoint/model_config.h"
 #include "tests/bench/bench_session.h"
 #include "tests/bench/random_values.h"
 

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
-#include "models/model_config.h"
+#include "models/checkpoint/model_config.h"
 
 namespace fox {
 

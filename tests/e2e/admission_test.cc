@@ -10,7 +10,7 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "tests/e2e/test_server.h"
+#include "tests/fixtures/test_server.h"
 
 namespace fox {
 namespace {

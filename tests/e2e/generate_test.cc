@@ -1,7 +1,7 @@
 // What a client gets from a running server: text, ids, log-probabilities, ends and refusals.
 #include <gtest/gtest.h>
 
-#include "tests/e2e/test_server.h"
+#include "tests/fixtures/test_server.h"
 
 namespace fox {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "tests/e2e/test_server.h"
+#include "tests/fixtures/test_server.h"
 
 namespace fox {
 namespace {

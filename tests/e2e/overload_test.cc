@@ -1,7 +1,7 @@
 // A server under more than it can do at once: full queue, crowding and late calls.
 #include <gtest/gtest.h>
 
-#include "tests/e2e/test_server.h"
+#include "tests/fixtures/test_server.h"
 
 namespace fox {
 namespace {

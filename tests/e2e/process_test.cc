@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
-#include "tests/e2e/server_process.h"
+#include "tests/fixtures/server_process.h"
 
 namespace fox {
 namespace {

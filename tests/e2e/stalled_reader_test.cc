@@ -5,7 +5,7 @@
 #include <map>
 #include <thread>
 
-#include "tests/e2e/test_server.h"
+#include "tests/fixtures/test_server.h"
 
 namespace fox {
 namespace {

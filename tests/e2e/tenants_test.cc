@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "tests/e2e/test_server.h"
 #include "tests/engine/eval/run_program.h"
+#include "tests/fixtures/test_server.h"
 
 namespace fox {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 #include "tests/engine/engine_fixture.h"
 
 namespace fox {

@@ -26,9 +26,9 @@
 #include "fox/v1/inference.pb.h"
 #include "fox/v1/tokenizer.pb.h"
 #include "nlohmann/json.hpp"
-#include "tests/e2e/client_streams.h"
-#include "tests/e2e/raw_call.h"
 #include "tests/faults/faulty_server.h"
+#include "tests/fixtures/client_streams.h"
+#include "tests/fixtures/raw_call.h"
 
 namespace fox {
 namespace {

@@ -26,8 +26,8 @@
 #include <thread>
 #include <vector>
 
-#include "tests/e2e/client_streams.h"
 #include "tests/faults/faulty_server.h"
+#include "tests/fixtures/client_streams.h"
 
 namespace fox {
 namespace {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "tests/e2e/client_streams.h"
 #include "tests/faults/faulty_server.h"
+#include "tests/fixtures/client_streams.h"
 
 namespace fox {
 namespace {

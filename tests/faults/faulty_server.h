@@ -11,9 +11,9 @@
 
 #include "grpcpp/channel.h"
 #include "grpcpp/generic/generic_stub.h"
-#include "tests/e2e/raw_call.h"
-#include "tests/e2e/server_process.h"
 #include "tests/faults/fault_page.h"
+#include "tests/fixtures/raw_call.h"
+#include "tests/fixtures/server_process.h"
 
 namespace fox {
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/acp.h"
+#include "kernels/paging/acp.h"
 #include "tests/kernels/head_sequence.h"
 
 namespace fox::testing {

@@ -6,8 +6,8 @@
 #include <random>
 #include <type_traits>
 
-#include "kernels/acp.h"
 #include "kernels/core/e4m3.h"
+#include "kernels/paging/acp.h"
 
 namespace fox::testing {
 namespace {

@@ -8,8 +8,8 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/ops.h"
-#include "kernels/paged_kv_storage.h"
+#include "kernels/interface/ops.h"
+#include "kernels/interface/paged_kv_storage.h"
 #include "tests/kernels/relative_error.h"
 
 namespace fox::testing {
@@ -78,8 +78,8 @@ void RoundToBFloat16(HeadInputs& inputs);
 void RoundToE4M3(double* row, int64_t count);
 // Rounds all keys and values to 8 bits. REQUIRES: they are stored as they are projected.
 void RoundToE4M3(HeadInputs& inputs);
-// The bounds of kernels/acp.h from QK-norm or caps, and sinks, for pages of this type; call after
-// changing those.
+// The bounds of kernels/paging/acp.h from QK-norm or caps, and sinks, for pages of this type; call
+// after changing those.
 void SetBounds(HeadInputs& inputs, DType pages = DType::kBF16);
 
 struct HeadOutputs {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/sampling_arithmetic.h"
+#include "kernels/core/sampling_arithmetic.h"
 
 namespace fox {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox::testing {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/acp.h"
+#include "kernels/paging/acp.h"
 #include "tests/kernels/relative_error.h"
 
 namespace fox::testing {
@@ -84,8 +84,8 @@ struct VarlenInputs {
   // Index into an array [batch][tokens][q_heads].
   size_t RowIndex(int seq, int position, int head) const;
   size_t num_rows() const;  // batch * tokens * q_heads
-  // kernels/acp.h's bounds from the queries and keys themselves, [count][q_heads]: the largest norm
-  // of a sequence's queries, and the paper's threshold -2U - log length + log_eps.
+  // kernels/paging/acp.h's bounds from the queries and keys themselves, [count][q_heads]: the
+  // largest norm of a sequence's queries, and the paper's threshold -2U - log length + log_eps.
   std::vector<float> MaxQueryNorms() const;
   std::vector<float> PaperThresholds(double log_eps) const;
 

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cpu/thread_pool.h"
+#include "kernels/core/thread_pool.h"
 #include "tests/kernels/varlen_inputs.h"
 
 namespace fox::testing {

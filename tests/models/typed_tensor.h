@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/core/dtype.h"
-#include "models/host_tensor.h"
+#include "models/checkpoint/host_tensor.h"
 
 namespace fox::testing {
 

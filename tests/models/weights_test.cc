@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kernels/core/e4m3.h"
+#include "kernels/core/load_element.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/load_element.h"
 
 namespace fox {
 namespace {

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "tests/e2e/server_process.h"
+#include "tests/fixtures/server_process.h"
 #include "tests/torture/part.h"
 #include "tests/torture/solo_streams.h"
 

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "fox/v1/inference.pb.h"
-#include "tests/e2e/raw_call.h"
-#include "tests/e2e/test_server.h"
+#include "tests/fixtures/raw_call.h"
+#include "tests/fixtures/test_server.h"
 #include "tests/torture/part.h"
 #include "tests/torture/release_watch.h"
 

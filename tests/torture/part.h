@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/flags/flag_set.h"
-#include "engine/mutex.h"
+#include "engine/base/flag_set.h"
+#include "engine/base/mutex.h"
 #include "nlohmann/json.hpp"
-#include "tests/e2e/server_process.h"
+#include "tests/fixtures/server_process.h"
 
 namespace fox {
 

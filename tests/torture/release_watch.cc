@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "tests/e2e/raw_call.h"
+#include "tests/fixtures/raw_call.h"
 
 namespace fox {
 

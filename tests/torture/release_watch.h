@@ -10,7 +10,7 @@
 
 #include "engine/request/step_observer.h"
 #include "grpcpp/generic/generic_stub.h"
-#include "tests/e2e/test_core.h"
+#include "tests/fixtures/test_core.h"
 
 namespace fox {
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "tests/e2e/raw_call.h"
+#include "tests/fixtures/raw_call.h"
 
 namespace fox {
 namespace {

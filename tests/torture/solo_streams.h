@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "grpcpp/channel.h"
-#include "tests/e2e/client_streams.h"
+#include "tests/fixtures/client_streams.h"
 #include "tests/torture/part.h"
 
 namespace fox {

@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "fox/v1/inference.pb.h"
 #include "fox/v1/info.grpc.pb.h"
-#include "tests/e2e/child_process.h"
-#include "tests/e2e/raw_call.h"
-#include "tests/e2e/test_server.h"
+#include "tests/fixtures/child_process.h"
+#include "tests/fixtures/raw_call.h"
+#include "tests/fixtures/test_server.h"
 #include "tests/torture/part.h"
 #include "tests/torture/release_watch.h"
 

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox {
 

@@ -7,13 +7,13 @@
 // everything else is computed for many pages in parallel, and maxima and minima, whose order does
 // not matter, are scans. Masses, whose step is a logarithm, are added by pairs of pages
 // (2t, 2t + 1), which a chunk that begins at a multiple of 128 tokens never separates.
-#include "kernels/acp.h"
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/append/page_sums.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/kernel_attributes.h"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/paging/acp.h"
 
 namespace fox::cuda {
 namespace {

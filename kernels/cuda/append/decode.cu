@@ -1,13 +1,13 @@
 // Append where every sequence has one row: one kernel, a warp for each (sequence, kv head). The
 // warp's lanes process the key, the value and the queries of the group in parallel. Where the row
 // ends a page, the same warp accumulates it, as kernels/cpu/append.cc does.
-#include "kernels/acp.h"
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/append/page_sums.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/paging/acp.h"
 
 namespace fox::cuda {
 namespace {

@@ -2,13 +2,13 @@
 // pages, gates relative to the page's start; the addend of a full page to the running sums goes
 // into a record of StepSchedule::page_sums. No row block reads data that another writes;
 // accumulate.cu adds up the records in order.
-#include "kernels/acp.h"
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/append/page_sums.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/paging/acp.h"
 
 namespace fox::cuda {
 namespace {

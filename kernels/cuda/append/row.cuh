@@ -10,12 +10,12 @@
 
 #include <cstdint>
 
-#include "kernels/attention_params.h"
-#include "kernels/batch_view.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/primitives/norm_and_gate.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
+#include "kernels/interface/attention_params.h"
+#include "kernels/interface/batch_view.h"
 
 namespace fox::cuda {
 

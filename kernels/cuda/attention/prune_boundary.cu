@@ -1,11 +1,10 @@
 // A warp finds the boundary of one (query head, tile): each round its lanes test the ends of 32
 // equal stretches of pages and keep the first stretch that may not be dropped whole, so two rounds
-// cover 65536 tokens and three 2M. The rule is in kernels/acp.h.
+// cover 65536 tokens and three 2M. The rule is in kernels/paging/acp.h.
 #include <cuda_bf16.h>
 
 #include <cmath>
 
-#include "kernels/acp.h"
 #include "kernels/cuda/attention/prune_boundary.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/primitives/page_part.cuh"
@@ -13,6 +12,7 @@
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/paging/acp.h"
 
 namespace fox::cuda {
 namespace {

@@ -1,14 +1,14 @@
 // Prune boundaries: for every (query head, tile), the first page that may not be dropped for all of
-// the tile's rows (kernels/acp.h; acp.md section 4). A search over the page bounds, which rise, for
-// all tiles and heads in parallel. Nothing is read per key, except without QK-norm (acp.md section
-// 5), where the rows' own queries and keys are read.
+// the tile's rows (kernels/paging/acp.h; acp.md section 4). A search over the page bounds, which
+// rise, for all tiles and heads in parallel. Nothing is read per key, except without QK-norm
+// (acp.md section 5), where the rows' own queries and keys are read.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/attention_params.h"
-#include "kernels/batch_view.h"
 #include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/interface/attention_params.h"
+#include "kernels/interface/batch_view.h"
 
 namespace fox::cuda {
 

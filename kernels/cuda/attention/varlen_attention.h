@@ -1,12 +1,12 @@
-// Varlen forgetting attention on the device (kernels/varlen_attention.h): the two calls that
-// training needs. Both only enqueue on `stream`; nothing is allocated and nothing waits for the
-// host.
+// Varlen forgetting attention on the device (kernels/interface/varlen_attention.h): the two calls
+// that training needs. Both only enqueue on `stream`; nothing is allocated and nothing waits for
+// the host.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/attention/varlen/state.h"
-#include "kernels/varlen_attention.h"
+#include "kernels/interface/varlen_attention.h"
 
 namespace fox::cuda {
 

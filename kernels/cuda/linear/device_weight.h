@@ -13,7 +13,7 @@
 #include "kernels/core/dtype.h"
 #include "kernels/core/matrix_view.h"
 #include "kernels/cuda/linear/fp8_rows.h"
-#include "kernels/linear_params.h"
+#include "kernels/interface/linear_params.h"
 
 namespace fox::cuda {
 

@@ -7,8 +7,8 @@
 
 #include "kernels/core/e4m3.h"
 #include "kernels/core/host_device.h"
+#include "kernels/core/load_element.h"
 #include "kernels/core/matrix_view.h"
-#include "kernels/cpu/load_element.h"
 
 namespace fox::cuda {
 

@@ -7,7 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/linear/row_transforms.h"
-#include "kernels/linear_params.h"
+#include "kernels/interface/linear_params.h"
 
 namespace fox::cuda {
 

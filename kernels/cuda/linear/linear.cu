@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "kernels/batch_view.h"
 #include "kernels/core/check.h"
 #include "kernels/cuda/linear/cublas_gemm.h"
 #include "kernels/cuda/linear/gemm_kernels.h"
@@ -15,6 +14,7 @@
 #include "kernels/cuda/linear/row_transforms.h"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/interface/batch_view.h"
 
 namespace fox::cuda {
 namespace {

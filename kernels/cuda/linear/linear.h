@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "kernels/linear_params.h"
-#include "kernels/workload.h"
+#include "kernels/interface/linear_params.h"
+#include "kernels/interface/workload.h"
 
 namespace fox::cuda {
 

@@ -6,8 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/batch_view.h"
-#include "kernels/linear_params.h"
+#include "kernels/interface/batch_view.h"
+#include "kernels/interface/linear_params.h"
 
 namespace fox::cuda {
 

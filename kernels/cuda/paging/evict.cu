@@ -9,7 +9,6 @@
 // (RisingLogMassBound, H a minimum). Except the gates: a float32 offset may lie one rounding
 // below the float64 sum that starts the next page. LoadThresholds pays kSumRounding
 // of c for that, thousands of such roundings.
-#include "kernels/acp.h"
 #include "kernels/core/check.h"
 #include "kernels/cuda/paging/page_pool.cuh"
 #include "kernels/cuda/paging/paging.h"
@@ -17,6 +16,7 @@
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/supports.h"
+#include "kernels/paging/acp.h"
 
 namespace fox::cuda {
 namespace {

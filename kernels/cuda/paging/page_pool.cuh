@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/primitives/warp.cuh"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox::cuda {
 

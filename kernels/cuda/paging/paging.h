@@ -1,14 +1,14 @@
 // The page pool on the device: the kernels that allocate pages, plan a step, and free pages. The
-// same decisions as in kernels/cpu/evict.cc, by kernels/acp.h. A broken promise of the scheduler
-// sets PagedKv::pool_fault.
+// same decisions as in kernels/cpu/evict.cc, by kernels/paging/acp.h. A broken promise of the
+// scheduler sets PagedKv::pool_fault.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/attention_params.h"
-#include "kernels/batch_view.h"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/swap.h"
+#include "kernels/interface/attention_params.h"
+#include "kernels/interface/batch_view.h"
+#include "kernels/paging/swap.h"
 
 namespace fox::cuda {
 

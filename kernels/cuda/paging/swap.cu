@@ -1,6 +1,6 @@
 // SwapOut and SwapIn: a slot's state and live pages to pinned host memory and back, which kernels
-// read and write themselves, over the bus, in the stream's order. See kernels/swap.h for where
-// everything goes.
+// read and write themselves, over the bus, in the stream's order. See kernels/paging/swap.h for
+// where everything goes.
 #include "kernels/core/check.h"
 #include "kernels/cuda/paging/page_pool.cuh"
 #include "kernels/cuda/paging/paging.h"

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "kernels/batch_view.h"
 #include "kernels/cuda/primitives/warp.cuh"
-#include "kernels/paged_kv.h"
+#include "kernels/interface/batch_view.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox::cuda {
 

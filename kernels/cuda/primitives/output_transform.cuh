@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
-#include "kernels/attention_params.h"
 #include "kernels/core/check.h"
 #include "kernels/cuda/primitives/norm_and_gate.cuh"
+#include "kernels/interface/attention_params.h"
 
 namespace fox::cuda {
 

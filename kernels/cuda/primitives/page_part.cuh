@@ -14,7 +14,7 @@
 #include "kernels/cuda/primitives/vec8.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/mma_sm80.cuh"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox::cuda {
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "kernels/device_queue.h"
+#include "kernels/interface/device_queue.h"
 
 namespace fox::cuda {
 

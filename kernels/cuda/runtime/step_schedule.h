@@ -9,7 +9,7 @@
 
 #include "kernels/core/host_device.h"
 #include "kernels/cuda/runtime/key_splits.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox::cuda {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/workload.h"
+#include "kernels/interface/workload.h"
 
 namespace fox::cuda {
 

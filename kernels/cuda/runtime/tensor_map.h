@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/varlen_attention.h"
+#include "kernels/interface/varlen_attention.h"
 
 namespace fox::cuda {
 

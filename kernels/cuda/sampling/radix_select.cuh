@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
+#include "kernels/core/sampling_arithmetic.h"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
-#include "kernels/sampling_arithmetic.h"
 
 namespace fox::cuda::sample {
 

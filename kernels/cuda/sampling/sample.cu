@@ -1,8 +1,8 @@
 // Sampling on the device: one cluster of blocks per row, each with a slice of the ids; one block
 // per row if rows are many or there are no clusters. Penalties, biases and masks are applied once,
 // in place, rounded as in engine/request/sampler.cc. A token is sampled by one pass over the
-// logits, the exponential race of kernels/sampling_arithmetic.h. Filters come before it and need no
-// sort: the k-th best and the end of the top_p mass are found by a radix search. Read
+// logits, the exponential race of kernels/core/sampling_arithmetic.h. Filters come before it and
+// need no sort: the k-th best and the end of the top_p mass are found by a radix search. Read
 // radix_select.cuh next.
 #include <math_constants.h>
 
@@ -11,12 +11,12 @@
 #include <utility>
 
 #include "kernels/core/check.h"
+#include "kernels/core/sampling_arithmetic.h"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/sampling/radix_select.cuh"
 #include "kernels/cuda/sampling/sample.h"
-#include "kernels/sampling_arithmetic.h"
 
 namespace fox::cuda {
 namespace sample {

@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/sampling_params.h"
+#include "kernels/interface/sampling_params.h"
 
 namespace fox::cuda {
 

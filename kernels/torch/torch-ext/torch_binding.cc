@@ -16,7 +16,7 @@
 
 #include "kernels/cuda/attention/varlen/state.h"
 #include "kernels/cuda/attention/varlen_attention.h"
-#include "kernels/varlen_attention.h"
+#include "kernels/interface/varlen_attention.h"
 
 #ifdef TORCH_EXTENSION_NAME  // built by the builder of the HuggingFace hub
 #include "registration.h"

@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
-#include "models/safetensors.h"
+#include "models/checkpoint/safetensors.h"
 #include "models/tokenizer/tokenizer.h"
 #include "tests/engine/eval/run_program.h"
 

@@ -14,7 +14,7 @@
 #include "absl/strings/str_replace.h"
 #include "engine/engine_factory.h"
 #include "engine/eval/teacher_forcing.h"
-#include "models/safetensors.h"
+#include "models/checkpoint/safetensors.h"
 #include "tests/engine/sim/page_audit.h"
 #include "tests/nightly.h"
 

@@ -12,7 +12,7 @@
 #include "engine/run/model_runner.h"
 #include "engine/trace/timed_ops.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "models/checkpoint.h"
+#include "models/checkpoint/checkpoint.h"
 #include "models/weights.h"
 
 namespace fox {

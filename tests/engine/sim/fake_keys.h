@@ -15,7 +15,7 @@
 #include <string>
 
 #include "engine/request/step_executor.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 #include "tests/engine/sim/random.h"
 
 namespace fox::sim {

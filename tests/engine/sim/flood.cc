@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/schedule/policy.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox::sim {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <string>
 
-#include "engine/flags/flag_set.h"
+#include "engine/base/flag_set.h"
 #include "tests/engine/sim/simulation.h"
 
 namespace fox::sim {

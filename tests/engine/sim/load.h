@@ -15,7 +15,7 @@
 
 #include "engine/engine.h"
 #include "kernels/core/check.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox::sim {
 

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/ops.h"
+#include "kernels/interface/ops.h"
 
 namespace fox {
 

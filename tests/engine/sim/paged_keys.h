@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "engine/request/acp_stats.h"
-#include "kernels/paged_kv_storage.h"
+#include "kernels/interface/paged_kv_storage.h"
 #include "tests/engine/sim/fake_keys.h"
 
 namespace fox::sim {

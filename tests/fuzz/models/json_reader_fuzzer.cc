@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "models/json_reader.h"
+#include "models/checkpoint/json_reader.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "models/model_config.h"
+#include "models/checkpoint/model_config.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {

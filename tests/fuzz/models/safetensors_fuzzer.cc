@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/safetensors.h"
+#include "models/checkpoint/safetensors.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "models/tensor_files.h"
+#include "models/checkpoint/tensor_files.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/model_folder.h"
 

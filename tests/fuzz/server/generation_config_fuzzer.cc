@@ -4,7 +4,7 @@
 #include <string>
 
 #include "engine/request/sampling_limits.h"
-#include "models/generation_config.h"
+#include "models/checkpoint/generation_config.h"
 #include "server/calls/request_conversion.h"
 #include "tests/fuzz/fuzz_target.h"
 

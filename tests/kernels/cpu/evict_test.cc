@@ -8,9 +8,9 @@
 #include <cmath>
 #include <random>
 
-#include "kernels/acp.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/mass_audit.h"
+#include "kernels/paging/acp.h"
 #include "tests/kernels/head_sequence.h"
 #include "tests/nightly.h"
 

@@ -1,6 +1,6 @@
 // SwapOut and SwapIn: a sequence that returns from host memory into another slot and other pages
 // continues bit for bit like a sequence that stayed; slots that shared pages with it do not change.
-#include "kernels/swap.h"
+#include "kernels/paging/swap.h"
 
 #include <gtest/gtest.h>
 

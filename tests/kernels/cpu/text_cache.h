@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/paged_kv_storage.h"
+#include "kernels/interface/paged_kv_storage.h"
 #include "tests/kernels/head_sequence.h"
 #include "tests/kernels/slot_contents.h"
 

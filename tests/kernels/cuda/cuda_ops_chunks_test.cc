@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/acp.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/paging/acp.h"
 #include "tests/kernels/cuda/device_kv.h"
 #include "tests/kernels/head_sequence.h"
 

@@ -9,12 +9,12 @@
 #include <limits>
 #include <numeric>
 
-#include "kernels/acp.h"
 #include "kernels/core/dtype.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/page_access.h"
 #include "kernels/cuda/attention/decode/decode.h"
 #include "kernels/cuda/paging/paging.h"
+#include "kernels/paging/acp.h"
 
 namespace fox::cuda::testing {
 namespace {

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention_params.h"
-#include "kernels/batch_view.h"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/paged_kv.h"
+#include "kernels/interface/attention_params.h"
+#include "kernels/interface/batch_view.h"
+#include "kernels/paging/paged_kv.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/head_sequence.h"
 

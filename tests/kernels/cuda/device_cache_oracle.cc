@@ -7,7 +7,7 @@
 #include <limits>
 #include <numeric>
 
-#include "kernels/acp.h"
+#include "kernels/paging/acp.h"
 #include "tests/kernels/cuda/device_cache.h"
 
 namespace fox::cuda::testing {
@@ -45,7 +45,7 @@ double DeviceCache::UpperC(const ListGates& gates, int64_t position) const {
                              static_cast<double>(gates.local[static_cast<size_t>(position)]));
 }
 
-// t of a row with cumulative gate `c` (kernels/acp.h); `page`: the last full page before it.
+// t of a row with cumulative gate `c` (kernels/paging/acp.h); `page`: the last full page before it.
 double DeviceCache::Threshold(const ListGates& gates, int q_head, double c, int64_t page) const {
   const auto h = static_cast<size_t>(q_head);
   const double denominator = options_.acp == AcpMode::kCertified

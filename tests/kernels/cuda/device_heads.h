@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/acp.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/paging/acp.h"
 #include "tests/kernels/cuda/device_kv.h"
 #include "tests/kernels/head_sequence.h"
 

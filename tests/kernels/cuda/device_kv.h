@@ -7,10 +7,10 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/batch_view.h"
 #include "kernels/core/e4m3.h"
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/interface/batch_view.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/slot_contents.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/core/dtype.h"
-#include "kernels/linear_params.h"
+#include "kernels/interface/linear_params.h"
 #include "tests/kernels/cuda/device_array.h"
 
 namespace fox::cuda::testing {

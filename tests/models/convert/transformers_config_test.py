@@ -1,6 +1,6 @@
 """Tests models/convert/transformers_config.py and what the converter makes of LLaMA, Mistral and
 Qwen: its reading is that of transformers (tests/golden/make_transformers_configs.py), and the
-server's, which tests/models/model_config_test.cc holds to the same cases.
+server's, which tests/models/checkpoint/model_config_test.cc holds to the same cases.
 """
 
 from __future__ import annotations

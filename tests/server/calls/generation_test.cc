@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "server/process/log.h"
-#include "tests/e2e/test_core.h"
+#include "tests/fixtures/test_core.h"
 #include "tests/server/calls/recording_consumer.h"
 
 namespace fox {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 #include "server/calls/generation.h"
 
 namespace fox {

@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-#include "tests/e2e/test_core.h"
+#include "tests/fixtures/test_core.h"
 
 namespace fox {
 namespace {

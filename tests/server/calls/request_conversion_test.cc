@@ -8,7 +8,7 @@
 #include <functional>
 #include <limits>
 
-#include "tests/e2e/character_tokenizer.h"
+#include "tests/fixtures/character_tokenizer.h"
 
 namespace fox {
 namespace {

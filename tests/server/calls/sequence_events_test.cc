@@ -6,7 +6,7 @@
 #include <cmath>
 #include <optional>
 
-#include "tests/e2e/test_core.h"
+#include "tests/fixtures/test_core.h"
 #include "tests/server/calls/recording_consumer.h"
 
 namespace fox {

@@ -6,8 +6,8 @@
 #include <future>
 #include <utility>
 
-#include "tests/e2e/test_core.h"
 #include "tests/engine/eval/run_program.h"
+#include "tests/fixtures/test_core.h"
 
 namespace fox {
 namespace {

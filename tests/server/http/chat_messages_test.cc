@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/http/completion_request.h"
-#include "tests/e2e/character_tokenizer.h"
+#include "tests/fixtures/character_tokenizer.h"
 
 namespace fox {
 namespace {

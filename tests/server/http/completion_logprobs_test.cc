@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "nlohmann/json.hpp"
-#include "tests/e2e/character_tokenizer.h"
+#include "tests/fixtures/character_tokenizer.h"
 
 namespace fox {
 namespace {

@@ -12,7 +12,7 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "models/grammar/json_schema.h"
 #include "nlohmann/json.hpp"
-#include "tests/e2e/character_tokenizer.h"
+#include "tests/fixtures/character_tokenizer.h"
 
 namespace fox {
 namespace {

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "nlohmann/json.hpp"
-#include "tests/e2e/character_tokenizer.h"
+#include "tests/fixtures/character_tokenizer.h"
 
 namespace fox {
 namespace {

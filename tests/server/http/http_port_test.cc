@@ -7,7 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "server/process/connection_acceptor.h"
-#include "tests/e2e/http_client.h"
+#include "tests/fixtures/http_client.h"
 
 namespace fox {
 namespace {

@@ -15,7 +15,7 @@
 #include "prometheus/text_serializer.h"
 #include "server/calls/generation.h"
 #include "server/calls/request_conversion.h"
-#include "tests/e2e/test_core.h"
+#include "tests/fixtures/test_core.h"
 #include "tests/server/calls/recording_consumer.h"
 
 namespace fox {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "engine/request/steady_clock.h"
+#include "engine/base/steady_clock.h"
 
 namespace fox {
 namespace {

@@ -14,7 +14,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "engine/mutex.h"
+#include "engine/base/mutex.h"
 
 namespace fox {
 namespace {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "grpcpp/health_check_service_interface.h"
-#include "tests/e2e/test_core.h"
+#include "tests/fixtures/test_core.h"
 
 namespace fox {
 namespace {

@@ -10,8 +10,8 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "tests/e2e/test_server.h"
 #include "tests/engine/eval/run_program.h"
+#include "tests/fixtures/test_server.h"
 
 namespace fox {
 namespace {

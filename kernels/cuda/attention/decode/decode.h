@@ -8,9 +8,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/attention_params.h"
-#include "kernels/batch_view.h"
 #include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/interface/attention_params.h"
+#include "kernels/interface/batch_view.h"
 
 namespace fox::cuda {
 

@@ -8,12 +8,12 @@
 
 #include <cstdint>
 
-#include "kernels/attention_params.h"
 #include "kernels/cuda/attention/merged_row.cuh"
 #include "kernels/cuda/primitives/output_transform.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
+#include "kernels/interface/attention_params.h"
 
 namespace fox::cuda::decode {
 

@@ -9,13 +9,13 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/attention_params.h"
-#include "kernels/batch_view.h"
 #include "kernels/cuda/attention/decode/output.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/copy_async.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/interface/attention_params.h"
+#include "kernels/interface/batch_view.h"
 
 namespace fox::cuda::decode {
 

@@ -10,11 +10,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/attention_params.h"
-#include "kernels/batch_view.h"
 #include "kernels/cuda/attention/varlen/state.h"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/varlen_attention.h"
+#include "kernels/interface/attention_params.h"
+#include "kernels/interface/batch_view.h"
+#include "kernels/interface/varlen_attention.h"
 
 namespace fox::cuda {
 

@@ -4,7 +4,6 @@
 #include <cuda_bf16.h>
 #include <math_constants.h>
 
-#include "kernels/acp.h"
 #include "kernels/cuda/attention/varlen/kernels.h"
 #include "kernels/cuda/attention/varlen/tile_scan.cuh"
 #include "kernels/cuda/primitives/vec8.cuh"
@@ -12,6 +11,7 @@
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/paging/acp.h"
 
 namespace fox::cuda {
 namespace {

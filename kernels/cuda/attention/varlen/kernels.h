@@ -7,7 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/attention/varlen/state.h"
-#include "kernels/varlen_attention.h"
+#include "kernels/interface/varlen_attention.h"
 
 namespace fox::cuda {
 

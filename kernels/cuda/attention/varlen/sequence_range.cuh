@@ -2,7 +2,7 @@
 // sequences comes unchecked from the caller's device memory.
 #pragma once
 
-#include "kernels/varlen_attention.h"
+#include "kernels/interface/varlen_attention.h"
 
 namespace fox::cuda {
 

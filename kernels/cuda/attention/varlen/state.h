@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "kernels/core/host_device.h"
-#include "kernels/varlen_attention.h"
+#include "kernels/interface/varlen_attention.h"
 
 namespace fox::cuda {
 
@@ -29,8 +29,8 @@ struct VarlenTile {
 
 // Sums over a tile's keys for a query head, for the certified bound; private to the schedule.
 struct VarlenKeySums {
-  double page_log_mass[2];  // log sum_j exp(a_j - c_j) of each page; then E of kernels/acp.h
-  double threshold;         // c_e + beta_e at the tile's end e; then t of kernels/acp.h
+  double page_log_mass[2];  // log sum_j exp(a_j - c_j) of each page; then E of kernels/paging/acp.h
+  double threshold;         // c_e + beta_e at the tile's end e; then t of kernels/paging/acp.h
   double decay;             // exp(c_e - c of the last tile's end); 0 for a sequence's first tile
   float count;              // sum_j exp(c_e - c_j)
   float max_key_norm;       // of the tile's keys; then of all keys up to the tile's end

@@ -12,7 +12,7 @@ TILE = 128  # rows
 PAGE = 64  # keys
 # Gates are clamped to at least this, so that a zero cuts a sequence instead of producing NaNs.
 LEAST_LOG_GATE = -1024.0
-# The rounding of float32 sums in values compared with log_eps (kAcpSlack of kernels/acp.h).
+# The rounding of float32 sums in values compared with log_eps (kAcpSlack of kernels/paging/acp.h).
 SLACK = 2.0**-8
 
 

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <random>
 
-#include "kernels/acp.h"
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/paging/paging.h"
+#include "kernels/paging/acp.h"
 #include "tests/kernels/cuda/device_heads.h"
 
 namespace fox::cuda::testing {

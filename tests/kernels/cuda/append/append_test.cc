@@ -13,12 +13,12 @@
 #include <cmath>
 #include <random>
 
-#include "kernels/acp.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/page_access.h"
 #include "kernels/cpu/query_bound.h"
 #include "kernels/cuda/paging/paging.h"
-#include "kernels/paged_kv_storage.h"
+#include "kernels/interface/paged_kv_storage.h"
+#include "kernels/paging/acp.h"
 #include "tests/kernels/cuda/device_kv.h"
 
 namespace fox::cuda::testing {

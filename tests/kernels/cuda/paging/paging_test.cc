@@ -11,7 +11,7 @@
 #include <cstring>
 #include <random>
 
-#include "kernels/acp.h"
+#include "kernels/paging/acp.h"
 #include "tests/kernels/cuda/device_kv.h"
 
 namespace fox::cuda::testing {

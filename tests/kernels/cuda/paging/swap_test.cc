@@ -1,7 +1,7 @@
 // SwapOut and SwapIn on the device: all of a slot's contents come back bit for bit, into another
 // slot and other pages, within one stream and without a wait; owners and counts are right; nothing
 // is written beside the range; and broken promises of the scheduler are reported.
-#include "kernels/swap.h"
+#include "kernels/paging/swap.h"
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/copy_async.cuh"
 #include "kernels/cuda/ptx/shared_memory.cuh"
-#include "kernels/varlen_attention.h"
+#include "kernels/interface/varlen_attention.h"
 
 namespace fox::cuda::backward_sm80 {
 

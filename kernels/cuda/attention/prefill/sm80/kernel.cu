@@ -1,11 +1,11 @@
 // PrefillSm80: the kernel of kernel.cuh over the pages of the cache.
 #include <cmath>
 
-#include "kernels/acp.h"
 #include "kernels/cuda/attention/prefill/prefill.h"
 #include "kernels/cuda/attention/prefill/sm80/kernel.cuh"
 #include "kernels/cuda/attention/prefill/sm80/paged_source.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
+#include "kernels/paging/acp.h"
 
 namespace fox::cuda {
 

@@ -9,7 +9,6 @@
 
 #include <cmath>
 
-#include "kernels/acp.h"
 #include "kernels/cuda/attention/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/quad_rows.cuh"
 #include "kernels/cuda/attention/prefill/sm80/tile.cuh"
@@ -19,6 +18,7 @@
 #include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/runtime/kernel_attributes.h"
 #include "kernels/cuda/runtime/launch.h"
+#include "kernels/paging/acp.h"
 
 namespace fox::cuda::sm80 {
 

@@ -12,7 +12,7 @@
 #include "kernels/cuda/primitives/output_transform.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox::cuda::sm80 {
 

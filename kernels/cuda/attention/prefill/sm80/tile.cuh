@@ -13,7 +13,7 @@
 #include "kernels/cuda/ptx/copy_async.cuh"
 #include "kernels/cuda/ptx/shared_memory.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox::cuda::sm80 {
 

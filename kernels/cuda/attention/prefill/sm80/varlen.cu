@@ -1,9 +1,9 @@
 // VarlenPrefillSm80: the kernel of kernel.cuh over arrays.
-#include "kernels/acp.h"
 #include "kernels/cuda/attention/prefill/prefill.h"
 #include "kernels/cuda/attention/prefill/sm80/kernel.cuh"
 #include "kernels/cuda/attention/prefill/sm80/varlen_source.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
+#include "kernels/paging/acp.h"
 
 namespace fox::cuda {
 

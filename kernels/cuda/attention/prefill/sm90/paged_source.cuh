@@ -7,7 +7,6 @@
 
 #include <cstdint>
 
-#include "kernels/acp.h"
 #include "kernels/cuda/attention/merged_row.cuh"
 #include "kernels/cuda/attention/prefill/quad_rows.cuh"
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
@@ -17,7 +16,8 @@
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/acp.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox::cuda {
 

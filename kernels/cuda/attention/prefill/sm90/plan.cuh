@@ -16,7 +16,7 @@
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/runtime/step_schedule.h"
-#include "kernels/paged_kv.h"
+#include "kernels/paging/paged_kv.h"
 
 namespace fox::cuda {
 

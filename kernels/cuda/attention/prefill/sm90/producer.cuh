@@ -8,12 +8,12 @@
 
 #include <cstdint>
 
-#include "kernels/acp.h"
 #include "kernels/cuda/attention/prefill/sm90/plan.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/runtime/work_order.h"
+#include "kernels/paging/acp.h"
 
 namespace fox::cuda {
 

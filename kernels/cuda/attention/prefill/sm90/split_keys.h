@@ -4,8 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/batch_view.h"
 #include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/interface/batch_view.h"
 
 namespace fox::cuda {
 

@@ -1,5 +1,6 @@
 // The schedule against the host: tiles from the list of sequences, gates from the oracle,
-// boundaries from kernels/acp.h in float64, and from the attention mass that they really cost.
+// boundaries from kernels/paging/acp.h in float64, and from the attention mass that they really
+// cost.
 #include <gtest/gtest.h>
 
 #include <algorithm>

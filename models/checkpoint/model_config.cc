@@ -1,0 +1,432 @@
+// ParseModelConfig: config.json of any layout to a ModelConfig. Each key is read once, with its
+// default, its type and its bounds; the first violation wins. Read model_config.h first.
+#include "models/checkpoint/model_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <numbers>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "models/checkpoint/error_text.h"
+#include "models/checkpoint/json_reader.h"
+#include "models/checkpoint/model_dir.h"
+
+namespace fox {
+namespace {
+
+// With these bounds no product of extents below overflows int64: the largest tensor has
+// 2^24 * 2^16 elements, and all layers together fewer than 2^50.
+constexpr int64_t kMaxVocab = int64_t{1} << 24;
+constexpr int64_t kMaxHidden = 65536;
+constexpr int64_t kMaxIntermediate = int64_t{1} << 20;
+constexpr int64_t kMaxLayers = 1024;
+constexpr int64_t kMaxHeads = 1024;
+constexpr int64_t kMaxHeadDim = 256;
+constexpr size_t kMaxEosTokens = 64;
+constexpr double kLeastNormEps = 1e-30;  // float32 has it to full precision
+constexpr JsonLimits kConfigLimits{
+    .max_bytes = 1 << 20, .max_depth = 64, .max_values = 1 << 18, .python_numbers = true};
+
+// What a model_type of config.json is.
+struct ModelType {
+  const char* name = nullptr;
+  CheckpointLayout layout = CheckpointLayout::kOfficial;
+  const char* architecture = nullptr;  // the only one in the layout of transformers
+  bool qkv_bias = false;
+  bool qk_norm = false;
+  bool has_token_ids = true;  // bos 1 and eos 2 unless config.json says otherwise
+  // Where config.json says nothing; 0: as many as query heads, and hidden_size / heads.
+  int64_t kv_heads = 0, head_dim = 0;
+};
+constexpr auto kTransformers = CheckpointLayout::kTransformers;
+constexpr ModelType kModelTypes[] = {
+    {"forgetting_transformer-project_fox", CheckpointLayout::kOfficial},
+    {"forgetting_transformer", CheckpointLayout::kFla},
+    {"llama", kTransformers, "LlamaForCausalLM"},
+    {"mistral", kTransformers, "MistralForCausalLM", false, false, true, 8},
+    {"qwen2", kTransformers, "Qwen2ForCausalLM", true, false, false, 32},
+    {"qwen3", kTransformers, "Qwen3ForCausalLM", false, true, false, 32, 128},
+};
+
+// What FoX and transformers spell differently.
+struct SizeKeys {
+  const char *heads, *kv_heads, *norm_eps;
+};
+constexpr SizeKeys kFoxKeys{"num_heads", "num_kv_heads", "norm_eps"};
+constexpr SizeKeys kTransformersKeys{"num_attention_heads", "num_key_value_heads", "rms_norm_eps"};
+
+// The references round int(D * ratio * 2 / 3) up to a multiple of 256, in this order of operations.
+int64_t IntermediateSize(KeyReader& keys, int64_t hidden_size) {
+  const std::optional<int64_t> given =
+      keys.OptionalInteger("intermediate_size", 1, kMaxIntermediate);
+  const double ratio = keys.OptionalNumber("hidden_ratio").value_or(4.0);
+  if (given) return *given;
+  if (!(ratio > 0 && ratio <= 1024)) {
+    keys.Invalid("hidden_ratio", "must be above 0 and at most 1024");
+    return 1;
+  }
+  const auto product = static_cast<int64_t>(static_cast<double>(hidden_size) * ratio * 2 / 3);
+  const int64_t size = (product + 255) / 256 * 256;
+  if (size < 1 || size > kMaxIntermediate) {
+    keys.Invalid("hidden_ratio", absl::StrCat("makes the intermediate size ", size));
+  }
+  return size;
+}
+
+// Configurations without a token of a role name one that no vocabulary has: -1, or the next id.
+void ReadTokenIds(KeyReader& keys, bool has_defaults, ModelConfig& config) {
+  constexpr int64_t kLow = std::numeric_limits<int32_t>::min();
+  constexpr int64_t kHigh = std::numeric_limits<int32_t>::max();
+  const auto exists = [&](int64_t id) { return id >= 0 && id < config.vocab_size; };
+  const auto read = [&](const char* key, std::optional<int64_t> otherwise) {
+    const auto id = keys.Has(key) ? keys.OptionalInteger(key, kLow, kHigh) : otherwise;
+    return id && exists(*id) ? std::optional(static_cast<int32_t>(*id)) : std::nullopt;
+  };
+  config.bos_token_id = read("bos_token_id", has_defaults ? std::optional(1) : std::nullopt);
+  config.pad_token_id = read("pad_token_id", std::nullopt);
+
+  if (!keys.Has("eos_token_id")) {
+    if (exists(2) && has_defaults) config.eos_token_ids = {2};
+    return;
+  }
+  for (const int64_t eos : keys.Integers("eos_token_id", kLow, kHigh)) {
+    if (exists(eos)) config.eos_token_ids.push_back(static_cast<int32_t>(eos));
+  }
+  if (config.eos_token_ids.size() > kMaxEosTokens) {
+    keys.Invalid("eos_token_id", absl::StrCat("has more than ", kMaxEosTokens, " entries"));
+  }
+}
+
+// A checkpoint of integers or of 8 bits has other tensors, whatever its config.json says besides.
+void RefuseQuantized(KeyReader& keys) {
+  for (const char* key : {"quantization_config", "quantization"}) {  // the second is MLX's
+    const nlohmann::json* found = keys.Find(key);
+    if (found == nullptr) continue;
+    const bool named = found->is_object() && found->contains("quant_method") &&
+                       (*found)["quant_method"].is_string();
+    const std::string method =
+        named ? absl::StrCat(" (", Printable((*found)["quant_method"].get<std::string>()), ")")
+              : "";
+    keys.Unsupported(key, absl::StrCat("is not supported", method,
+                                       ": take the repository of the model in bf16, or a GGUF "
+                                       "file, which foxserve convert reads"));
+  }
+}
+
+void ReadSizes(KeyReader& keys, const ModelType& type, ModelConfig& config) {
+  const bool fox = type.layout != kTransformers;
+  const SizeKeys& names = fox ? kFoxKeys : kTransformersKeys;
+  for (const char* key :
+       {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", names.heads}) {
+    // The classes of transformers differ in their defaults.
+    if (!fox && keys.Find(key) == nullptr) keys.Invalid(key, "is missing");
+  }
+  config.vocab_size = keys.Integer("vocab_size", 32000, 1, kMaxVocab);
+  config.hidden_size = keys.Integer("hidden_size", 2048, 1, kMaxHidden);
+  config.num_layers = static_cast<int>(keys.Integer("num_hidden_layers", 24, 1, kMaxLayers));
+  const int64_t heads = keys.Integer(names.heads, 32, 1, kMaxHeads);
+  const int64_t kv_heads = type.kv_heads != 0 && !keys.Has(names.kv_heads)
+                               ? type.kv_heads
+                               : keys.OptionalInteger(names.kv_heads, 1, kMaxHeads).value_or(heads);
+  std::optional<int64_t> head_dim;
+  if (type.head_dim != 0) {
+    head_dim = keys.Integer("head_dim", type.head_dim, 1, kMaxHeadDim);
+  } else if (!fox) {
+    head_dim = keys.OptionalInteger("head_dim", 1, kMaxHeadDim);
+  }
+  if (!head_dim && config.hidden_size % heads != 0) {
+    keys.Invalid("hidden_size", absl::StrCat("must be a multiple of ", names.heads));
+  } else if (!head_dim && config.hidden_size / heads > kMaxHeadDim) {
+    keys.Invalid(names.heads, absl::StrCat("makes a head larger than ", kMaxHeadDim));
+  }
+  if (heads % kv_heads != 0) {
+    keys.Invalid(names.heads, absl::StrCat("must be a multiple of ", names.kv_heads));
+  }
+  config.num_heads = static_cast<int>(heads);
+  config.num_kv_heads = static_cast<int>(kv_heads);
+  config.head_dim = static_cast<int>(head_dim.value_or(config.hidden_size / heads));
+  config.intermediate_size = IntermediateSize(keys, config.hidden_size);
+  config.norm_eps = keys.Number(names.norm_eps, 1e-6);
+  if (!(config.norm_eps >= kLeastNormEps && config.norm_eps <= 1)) {
+    keys.Invalid(names.norm_eps, absl::StrCat("must be between ", kLeastNormEps, " and 1"));
+  }
+  config.qk_norm = fox ? keys.Bool("qk_norm", false) : type.qk_norm;
+  config.qkv_bias = fox ? keys.Bool("qkv_bias", false) : type.qkv_bias;
+  config.tie_word_embeddings = keys.Bool("tie_word_embeddings", false);
+  config.max_position_embeddings =
+      keys.OptionalInteger("max_position_embeddings", 1, std::numeric_limits<int32_t>::max());
+  RefuseQuantized(keys);
+  ReadTokenIds(keys, type.has_token_ids, config);
+}
+
+Activation ReadHiddenAct(KeyReader& keys, bool sigmoid_exists) {
+  const std::string name = keys.String("hidden_act", "swish");
+  if (name == "swish" || name == "silu") return Activation::kSilu;
+  if (name == "sigmoid" && sigmoid_exists) return Activation::kSigmoid;
+  keys.Unsupported("hidden_act", Quoted(name) + " is not supported: silu");
+  return Activation::kSilu;
+}
+
+ForgetGate ReadForgetGate(KeyReader& keys) {
+  const std::string name = keys.String("fgate_type", "full");
+  if (name == "full") return ForgetGate::kFull;
+  if (name == "bias_only") return ForgetGate::kBiasOnly;
+  if (name == "fixed") return ForgetGate::kFixed;
+  if (name == "none") return ForgetGate::kNone;
+  keys.Unsupported("fgate_type", Quoted(name) + " is not supported");
+  return ForgetGate::kNone;
+}
+
+// ogate_act is read only by a model that has an output gate.
+std::optional<Activation> ReadOutputGate(KeyReader& keys) {
+  if (!keys.Bool("use_output_gate", false)) return std::nullopt;
+  const std::string name = keys.String("ogate_act", "sigmoid");
+  if (name == "sigmoid") return Activation::kSigmoid;
+  if (name == "silu") return Activation::kSilu;
+  keys.Unsupported("ogate_act", Quoted(name) + " is not supported");
+  return std::nullopt;
+}
+
+void ReadLogPruningTolerance(KeyReader& keys, ModelConfig& config) {
+  config.log_pruning_tolerance = keys.OptionalNumber("log_pruning_tolerance");
+  if (config.log_pruning_tolerance && !(*config.log_pruning_tolerance < 0)) {
+    keys.Invalid("log_pruning_tolerance", "must be negative or null");
+  }
+}
+
+// num_kv_heads and qkv_bias go beyond the reference: the converter writes FLA models in this layout
+// and needs them.
+void ReadOfficial(KeyReader& keys, ModelConfig& config) {
+  config.hidden_act = ReadHiddenAct(keys, /*sigmoid_exists=*/true);
+  config.forget_gate = ReadForgetGate(keys);
+  config.output_gate = ReadOutputGate(keys);
+  config.output_norm = keys.Bool("use_output_norm", false);
+  if (config.output_norm && config.output_gate == Activation::kSilu) {
+    keys.Unsupported("ogate_act", "\"silu\" does not exist together with use_output_norm");
+  }
+  config.qk_norm_per_head = !keys.Bool("qk_norm_share_param_across_head", false);
+  config.k_shift = keys.Bool("use_k_shift", false);
+  config.v_shift = keys.Bool("use_v_shift", false);
+  if (config.qkv_bias && (config.k_shift || config.v_shift)) {
+    keys.Unsupported("qkv_bias", "is not supported together with use_k_shift or use_v_shift");
+  }
+  config.use_rope = keys.Bool("use_rope", false);
+  if (config.use_rope) {
+    config.rope_base = keys.Number("rope_base", 500000.0);
+    if (!(config.rope_base > 0)) keys.Invalid("rope_base", "must be above 0");
+    if (config.head_dim % 2 != 0) keys.Invalid("num_heads", "makes an odd head size under RoPE");
+  }
+  ReadLogPruningTolerance(keys, config);
+}
+
+void ReadFla(KeyReader& keys, ModelConfig& config) {
+  config.hidden_act = ReadHiddenAct(keys, /*sigmoid_exists=*/false);
+  if (keys.Bool("use_output_gate", false)) config.output_gate = Activation::kSigmoid;
+  // The reference trims its cache to the window but never masks by it: the result would depend on
+  // how a prompt was cut.
+  keys.RefuseUnlessNull("window_size");
+  keys.RefuseUnlessNull("attnres_block_size");
+}
+
+void RefuseUnlessFalse(KeyReader& keys, const std::string& key) {
+  if (keys.Bool(key, false)) keys.Unsupported(key, "is not supported: it must be false");
+}
+
+// `whole` are the keys of config.json.
+void ReadRopeScaling(KeyReader& keys, KeyReader& whole, ModelConfig& config) {
+  RopeScaling& scaling = config.rope_scaling;
+  const std::string type =
+      keys.Has("rope_type") ? keys.String("rope_type", "default") : keys.String("type", "default");
+  if (type == "default") return;
+  if (type != "linear" && type != "llama3") {
+    keys.Unsupported("rope_type", Quoted(type) + " is not supported: default, linear or llama3");
+  }
+  scaling.factor = keys.Number("factor", 0);
+  if (!(scaling.factor >= 1)) keys.Invalid("factor", "must be at least 1");
+  if (type == "linear") {  // max_position_embeddings is the length before scaling, as vLLM reads it
+    constexpr double kMax = std::numeric_limits<int32_t>::max();
+    std::optional<int64_t>& longest = config.max_position_embeddings;
+    if (longest) {
+      longest =
+          static_cast<int64_t>(std::min(static_cast<double>(*longest) * scaling.factor, kMax));
+    }
+    return;
+  }
+  scaling.low = keys.Number("low_freq_factor", 0);
+  scaling.high = keys.Number("high_freq_factor", 0);
+  if (!(scaling.low > 0)) keys.Invalid("low_freq_factor", "must be above 0");
+  if (!(scaling.high > scaling.low)) {
+    keys.Invalid("high_freq_factor", "must be above low_freq_factor");
+  }
+  // Beside the other keys it wins; without it, the model was trained at the length that it has.
+  const char* context = "original_max_position_embeddings";
+  KeyReader& place = whole.Find(context) != nullptr ? whole : keys;
+  const std::optional<int64_t> given =
+      place.OptionalInteger(context, 1, std::numeric_limits<int32_t>::max());
+  if (!given && !config.max_position_embeddings) keys.Invalid(context, "is missing");
+  scaling.context = given.value_or(config.max_position_embeddings.value_or(1));
+}
+
+void ReadRotation(KeyReader& keys, KeyReader& whole, ModelConfig& config) {
+  constexpr double kDefaultBase = 10000;
+  config.rope_base = (keys.Has("rope_theta") ? keys : whole).Number("rope_theta", kDefaultBase);
+  if (!(config.rope_base > 0)) keys.Invalid("rope_theta", "must be above 0");
+  const char* partial = "partial_rotary_factor";
+  if ((keys.Has(partial) ? keys : whole).OptionalNumber(partial).value_or(1) != 1) {
+    keys.Unsupported(partial, "is not supported: it must be 1");
+  }
+  ReadRopeScaling(keys, whole, config);
+}
+
+// As transformers 5 reads them: rope_scaling is its old name for rope_parameters and wins, unless
+// it is empty; the base may stand in it or beside it; without a type it is the default.
+absl::Status ReadRope(KeyReader& keys, ModelConfig& config) {
+  config.use_rope = true;
+  if (config.head_dim % 2 != 0) keys.Invalid("head_dim", "must be even under RoPE");
+  static const nlohmann::json kNone = nlohmann::json::object();
+  const nlohmann::json* chosen = &kNone;
+  std::string where = "config.json";
+  for (const char* name : {"rope_scaling", "rope_parameters"}) {
+    const nlohmann::json* found = keys.Find(name);
+    if (found == nullptr) continue;
+    if (!found->is_object()) keys.Invalid(name, "must be an object");
+    if (!keys.status().ok()) return keys.status();
+    if (found->empty()) continue;
+    chosen = found;
+    absl::StrAppend(&where, ": ", name);
+    break;
+  }
+  KeyReader parameters(*chosen, where);
+  for (const auto& [key, value] : chosen->items()) {
+    if (!value.is_object()) continue;
+    parameters.Unsupported(Printable(key), "is not supported: one RoPE serves all layers");
+  }
+  ReadRotation(parameters, keys, config);
+  absl::Status status = keys.status();
+  status.Update(parameters.status());
+  return status;
+}
+
+// What transformers does not have: a model that was taught to forget.
+void ReadAdditions(KeyReader& keys, ModelConfig& config) {
+  const bool forgets = keys.Bool("use_forget_gate", false);
+  config.forget_gate = forgets ? ForgetGate::kFull : ForgetGate::kNone;
+  config.attention_sink = keys.Bool("use_attention_sink", false);
+  config.qk_norm_cap = keys.Bool("use_qk_norm_cap", false);
+  if (config.qk_norm_cap && config.qk_norm) {
+    keys.Unsupported("use_qk_norm_cap", "is not supported together with QK-norm");
+  }
+  if (config.qk_norm_cap && !forgets) {
+    keys.Unsupported("use_qk_norm_cap", "is not supported without use_forget_gate");
+  }
+  ReadLogPruningTolerance(keys, config);
+}
+
+// Layers that attend to the last keys only. Qwen's, counted from max_window_layers on, slide if
+// use_sliding_window is set, unless layer_types says what each does.
+void RefuseSlidingLayers(KeyReader& keys, bool is_qwen, int num_layers) {
+  if (const nlohmann::json* layers = keys.Find("layer_types")) {
+    for (const nlohmann::json& layer : *layers) {
+      if (layer != "full_attention") keys.Unsupported("layer_types", "must be full_attention");
+    }
+    return;
+  }
+  if (!is_qwen || !keys.Bool("use_sliding_window", false)) return;
+  const bool has_window = !keys.Has("sliding_window") || keys.Find("sliding_window") != nullptr;
+  const int64_t first =
+      keys.Integer("max_window_layers", 28, 0, std::numeric_limits<int32_t>::max());
+  if (has_window && first < num_layers) {
+    keys.Unsupported("use_sliding_window",
+                     absl::StrCat("is not supported: layers from ", first, " on would slide"));
+  }
+}
+
+absl::Status ReadTransformers(KeyReader& keys, const ModelType& type, ModelConfig& config) {
+  if (const nlohmann::json* given = keys.Find("architectures")) {
+    for (const nlohmann::json& name : *given) {
+      if (name == type.architecture) continue;
+      keys.Unsupported("architectures",
+                       absl::StrCat("of ", type.name, " must be ", type.architecture));
+    }
+  }
+  ReadAdditions(keys, config);
+  config.qk_norm_per_head = false;
+  config.qk_norm_eps = config.norm_eps;
+  config.hidden_act = ReadHiddenAct(keys, /*sigmoid_exists=*/false);
+  const absl::string_view name = type.name;
+  if (name == "llama" || name == "qwen3") RefuseUnlessFalse(keys, "attention_bias");  // o's, too
+  if (name == "llama") RefuseUnlessFalse(keys, "mlp_bias");
+  if (name == "mistral") {
+    if (!keys.Has("sliding_window"))
+      keys.Unsupported("sliding_window", "must be null: absent, it is 4096");
+    keys.RefuseUnlessNull("sliding_window");
+  }
+  RefuseSlidingLayers(keys, name == "qwen2" || name == "qwen3", config.num_layers);
+  return ReadRope(keys, config);
+}
+
+}  // namespace
+
+std::vector<double> RopeFrequencies(const ModelConfig& config) {
+  if (!config.use_rope) return {};
+  std::vector<double> frequency(static_cast<size_t>(config.head_dim / 2));
+  const RopeScaling& scaling = config.rope_scaling;
+  for (size_t m = 0; m < frequency.size(); ++m) {
+    double& f = frequency[m];
+    f = std::pow(config.rope_base, -2.0 * static_cast<double>(m) / config.head_dim);
+    const double turns = static_cast<double>(scaling.context) * f / (2 * std::numbers::pi);
+    const double kept = std::clamp((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0);
+    f *= kept + (1 - kept) / scaling.factor;
+  }
+  return frequency;
+}
+
+absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json) {
+  const auto parsed = ReadJsonObject(json, kConfigLimits, "config.json");
+  if (!parsed.ok()) return parsed.status();
+  KeyReader keys(*parsed, "config.json");
+  if (!keys.Has("model_type")) keys.Invalid("model_type", "is missing");
+  const std::string model_type = keys.String("model_type", "");
+  if (!keys.status().ok()) return keys.status();
+  const auto* type = std::find_if(std::begin(kModelTypes), std::end(kModelTypes),
+                                  [&](const ModelType& known) { return model_type == known.name; });
+  if (type == std::end(kModelTypes)) {
+    const auto append = [](std::string* out, const ModelType& known) { *out += known.name; };
+    return absl::UnimplementedError(
+        absl::StrCat("config.json: model_type ", Quoted(model_type),
+                     " is not supported: ", absl::StrJoin(kModelTypes, ", ", append)));
+  }
+  ModelConfig config;
+  config.layout = type->layout;
+  ReadSizes(keys, *type, config);
+  if (!keys.status().ok()) return keys.status();
+  absl::Status status;
+  switch (type->layout) {
+    case CheckpointLayout::kOfficial:
+      ReadOfficial(keys, config);
+      break;
+    case CheckpointLayout::kFla:
+      ReadFla(keys, config);
+      break;
+    case CheckpointLayout::kTransformers:
+      status = ReadTransformers(keys, *type, config);
+  }
+  status.Update(keys.status());
+  if (!status.ok()) return status;
+  return config;
+}
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const ModelDir& dir) {
+  if (!dir.Contains("config.json")) return dir.NoCheckpoint("config.json: no such file");
+  absl::StatusOr<std::string> json = dir.ReadText("config.json", kConfigLimits.max_bytes);
+  if (!json.ok()) return json.status();
+  return ParseModelConfig(*json);
+}
+
+}  // namespace fox
