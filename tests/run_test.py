@@ -57,8 +57,8 @@ case "$*" in
   "-m pip --version") [[ "$0" == */python ]] && exit ;;
   *"-m pip "*) ;;
   -c*) exit "${{FAKE_LACKS:-0}}" ;;
-  *.py*) echo "started $*"
-    [[ "$*" != *train.py* ]] || exit 0
+  *.py* | *"-m models."*) echo "started $*"
+    [[ "$*" != *finetune.train* ]] || exit 0
     exec {sys.executable} "$@" ;;
 esac
 echo "${{0##*/}} $*" >>"$CALLS"
@@ -107,7 +107,7 @@ class TreeCase(unittest.TestCase):
             write_program(self.programs / name, INSTALLER)
         (self.programs / "python3").unlink()
         write_program(self.programs / "python3", PYTHON)
-        for folder in ("models/convert", "models/finetune", "models/foxify", "server/cli",
+        for folder in ("models", "models/convert", "models/finetune", "models/foxify", "server/cli",
                        "tests/bench", "tests/torture"):
             for script in (ROOT / folder).iterdir():
                 if script.suffix in (".py", ".sh"):
@@ -290,8 +290,8 @@ class PythonTest(TreeCase):
             self.assertIn("FOX_NO_INSTALL is set, and python3 lacks one of: numpy", result.stderr)
         self.assertEqual(self.calls(), [])
         self.assertFalse((self.root / ".venv").exists())
-        for command, program in ((self.finetune, "train.py"),
-                                 (("foxify", *self.finetune[1:]), "foxify.py")):
+        for command, program in ((self.finetune, "models.finetune.train"),
+                                 (("foxify", *self.finetune[1:]), "models.foxify.foxify")):
             self.assertIn(program, self.run_command(*command).stdout)  # it lacks nothing
 
     def test_the_converter_needs_four_packages(self) -> None:
@@ -305,7 +305,7 @@ class PythonTest(TreeCase):
     def test_without_a_gpu_pytorch_is_the_cpus(self) -> None:
         del self.environment["FOX_NO_INSTALL"]
         result = self.run_command(*self.finetune)
-        self.assertIn("train.py models/demo", result.stdout)
+        self.assertIn("finetune.train models/demo", result.stdout)
         _, first, rest = self.installed()
         self.assertRegex(first, r"--index-url https://\S+/cpu torch>=2.10,<3$")
         self.assertIn("torch>=2.10,<3", rest)

@@ -9,9 +9,9 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 DEMO = HERE / "share" / "foxserve" / "demo"
 SCRIPTS = {
-    "demo": ("server/cli/demo.py", "--bin", HERE / "bin", "--model", DEMO, "--models",
-             os.path.expanduser("~/.cache/foxserve")),
-    "convert": ("models/convert/fox_convert.py",),
+    "demo": (HERE / "server" / "cli" / "demo.py", "--bin", HERE / "bin", "--model", DEMO,
+             "--models", os.path.expanduser("~/.cache/foxserve")),
+    "convert": ("-m", "models.convert.fox_convert"),
 }
 PROGRAMS = {"serve": "fox-server", "--version": "fox-server", "bench": "fox-bench",
             "eval": "fox-eval"}
@@ -39,8 +39,9 @@ def main() -> None:
     if command == "serve" and arguments[:1] in (["-h"], ["--help"]):
         print("usage: foxserve serve MODEL [flags]; MODEL is --model of the flags:\n", flush=True)
     if command in SCRIPTS:
-        script, *first = SCRIPTS[command]
-        words = [sys.executable, HERE / script, *first, *arguments]
+        words = [sys.executable, *SCRIPTS[command], *arguments]
+        if command == "convert":  # `models` is a package here, and the working directory hides none
+            os.environ.update(PYTHONPATH=str(HERE), PYTHONSAFEPATH="1")
     elif command == "--version":
         words = [HERE / "bin" / "fox-server", command]
     elif command == "serve" and arguments and not arguments[0].startswith("-"):

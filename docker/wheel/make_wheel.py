@@ -24,7 +24,7 @@ import zipfile
 from wheel.wheelfile import WheelFile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SOURCES = ("models/convert", "models/smollm2-fox", "server/cli")  # of what `foxserve` runs
+SOURCES = ("models/convert", "models/smollm2-fox", "server/cli")  # folders that `foxserve` runs
 TAG = "py3-none-linux_x86_64"
 METADATA = """\
 Metadata-Version: 2.1
@@ -71,6 +71,7 @@ def stage(build: pathlib.Path, tree: pathlib.Path, version: str) -> str:
     for folder in SOURCES:
         shutil.copytree(ROOT / folder, package / folder,
                         ignore=shutil.ignore_patterns("*.cc", "*.h", "__pycache__"))
+    shutil.copy(ROOT / "models" / "__init__.py", package / "models")
     wanted = run("bash", "-c", 'source "$0"; printf "%s; extra == \'convert\'\n" '
                  '"${convert_requirements[@]}"', ROOT / "docker" / "packages.sh").splitlines()
     programs = sorted((package / "bin").iterdir())

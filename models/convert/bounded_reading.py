@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
-from refusal import Refusal
+from models.convert.refusal import Refusal
 
 Result = TypeVar("Result")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from refusal import Refusal
+from models.convert.refusal import Refusal
 
 OFFICIAL_TYPE = "forgetting_transformer-project_fox"
 FLA_TYPE = "forgetting_transformer"

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bounded_reading import bounded
-from chat_template import Message, NotOfThisForm, Render, Tools, as_json, compiled, template_of
-from refusal import Refusal
+from models.convert.bounded_reading import bounded
+from models.convert.chat_template import (
+    Message, NotOfThisForm, Render, Tools, as_json, compiled, template_of)
+from models.convert.refusal import Refusal
 
 NAME = "chat_format.json"
 RANDOM_CONVERSATIONS = 200

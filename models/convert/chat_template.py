@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from refusal import Refusal
+from models.convert.refusal import Refusal
 
 TOKENS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
 DATE = '{{{{strftime_now("{}")}}}}'  # of a text of the format: the date of the request

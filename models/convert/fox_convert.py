@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refusal import Refusal
+from models.convert.refusal import Refusal
 
 if TYPE_CHECKING:  # numpy comes with these; --help must work without it
-    from tensor_plan import Plan, PlannedTensor
+    from models.convert.tensor_plan import Plan, PlannedTensor
 
 VERSION = "0.2.0"
 EXIT_REFUSED, EXIT_USAGE = 1, 2
@@ -138,9 +138,9 @@ def _print_plan(plan: Plan) -> None:
 
 def _verify(directory: Path, config: dict[str, Any], planned: list[PlannedTensor]) -> None:
     """Re-opens `directory` and compares it with the source; Refusal on any mismatch."""
-    from bounded_reading import bounded
-    from output_directory import check_config, verify_tensors
-    from source_directory import open_source
+    from models.convert.bounded_reading import bounded
+    from models.convert.output_directory import check_config, verify_tensors
+    from models.convert.source_directory import open_source
 
     written = bounded(directory.name, lambda: open_source(directory, None))
     check_config(directory, config)
@@ -160,8 +160,8 @@ def _verify(directory: Path, config: dict[str, Any], planned: list[PlannedTensor
 
 def _write(args: argparse.Namespace, plan: Plan) -> None:
     """Writes DST."""
-    import output_directory as out
-    from chat_format import write_chat_format
+    from models.convert import output_directory as out
+    from models.convert.chat_format import write_chat_format
 
     planned = plan.tensors
     out.check_space(args.destination, planned)
@@ -185,20 +185,20 @@ def _write(args: argparse.Namespace, plan: Plan) -> None:
 
 def _plan(args: argparse.Namespace) -> Plan:
     """Reads the headers of SRC, and of the adapter."""
-    from lora_adapter import with_adapter
+    from models.convert.lora_adapter import with_adapter
 
     plan = _plan_of_source(args)
     return plan if args.adapter is None else with_adapter(plan, args.adapter)
 
 
 def _plan_of_source(args: argparse.Namespace) -> Plan:
-    from canonical_config import parse_config
-    from source_directory import open_source
-    from tensor_plan import Plan, plan_as_it_is, plan_tensors
-    from transformers_config import CLASSES, without_unknown
+    from models.convert.canonical_config import parse_config
+    from models.convert.source_directory import open_source
+    from models.convert.tensor_plan import Plan, plan_as_it_is, plan_tensors
+    from models.convert.transformers_config import CLASSES, without_unknown
 
     if args.source.is_file():
-        from gguf_source import open_gguf
+        from models.convert.gguf_source import open_gguf
 
         return open_gguf(args.source, args.dtype)
     source = open_source(args.source, args.step)
@@ -216,9 +216,9 @@ def _plan_of_source(args: argparse.Namespace) -> Plan:
 
 def _convert(args: argparse.Namespace) -> None:
     """Does what the checked command line asks for."""
-    from bounded_reading import bounded
-    from output_directory import check_destination
-    from tensor_plan import checked
+    from models.convert.bounded_reading import bounded
+    from models.convert.output_directory import check_destination
+    from models.convert.tensor_plan import checked
 
     if not args.dry_run:
         args.destination = args.destination.absolute()

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf_tokenizer import tokenizer_files
-from refusal import Refusal
-from rounding import TARGETS, TORCH_NAMES
-from source_tensor import BLOCK_BYTES, SourceTensor
-from tensor_plan import Plan, PlannedTensor, Pool
+
+from models.convert.gguf_tokenizer import tokenizer_files
+from models.convert.refusal import Refusal
+from models.convert.rounding import TARGETS, TORCH_NAMES
+from models.convert.source_tensor import BLOCK_BYTES, SourceTensor
+from models.convert.tensor_plan import Plan, PlannedTensor, Pool
 
 # general.architecture -> the class of the transformers library
 ARCHITECTURES = {

@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from refusal import Refusal
-from rounding import as_float
-from safetensors_io import parse_json, read_safetensors
-from source_directory import check_link, read_text
-from source_tensor import SourceTensor
-from tensor_plan import Plan, PlannedTensor
+
+from models.convert.refusal import Refusal
+from models.convert.rounding import as_float
+from models.convert.safetensors_io import parse_json, read_safetensors
+from models.convert.source_directory import check_link, read_text
+from models.convert.source_tensor import SourceTensor
+from models.convert.tensor_plan import Plan, PlannedTensor
 
 ADAPTER, CONFIG = "adapter.safetensors", "adapter_config.json"
 GENERATION = "generation_config.json"  # of the adapter: joins that of the base

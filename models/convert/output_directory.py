@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from refusal import Refusal
-from rounding import as_float, count_nonfinite
-from safetensors_io import SafetensorsWriter, parse_json
-from source_directory import read_text
-from source_tensor import NUMPY_TYPES, SourceTensor
-from tensor_plan import PlannedTensor
+
+from models.convert.refusal import Refusal
+from models.convert.rounding import as_float, count_nonfinite
+from models.convert.safetensors_io import SafetensorsWriter, parse_json
+from models.convert.source_directory import read_text
+from models.convert.source_tensor import NUMPY_TYPES, SourceTensor
+from models.convert.tensor_plan import PlannedTensor
 
 COPIED_FILES = (
     "tokenizer.model",

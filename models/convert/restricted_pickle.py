@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from refusal import Refusal
-from safetensors_io import reject_pointer
-from source_tensor import NUMPY_TYPES, SourceTensor
+from models.convert.refusal import Refusal
+from models.convert.safetensors_io import reject_pointer
+from models.convert.source_tensor import NUMPY_TYPES, SourceTensor
 
 MAX_PICKLE_BYTES = 512 << 20
 LEGACY_MAGIC = bytes.fromhex("8a0a6cfc9c46f9206aa850192e")  # torch < 1.6: a pickled long

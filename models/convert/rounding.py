@@ -7,7 +7,8 @@ infinity, subnormals are kept. bfloat16 values are uint16 bit patterns.
 from __future__ import annotations
 
 import numpy as np
-from refusal import Refusal
+
+from models.convert.refusal import Refusal
 
 # Command-line name -> safetensors name
 TARGETS = {"f32": "F32", "bf16": "BF16", "f16": "F16"}

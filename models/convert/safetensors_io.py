@@ -13,8 +13,8 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from refusal import Refusal
-from source_tensor import MAX_DIMENSIONS, NUMPY_TYPES, SourceTensor
+from models.convert.refusal import Refusal
+from models.convert.source_tensor import MAX_DIMENSIONS, NUMPY_TYPES, SourceTensor
 
 MAX_HEADER_BYTES = 100 << 20
 LFS_POINTER = b"version https://git-lfs"

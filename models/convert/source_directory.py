@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from canonical_config import OFFICIAL_TYPE
-from refusal import Refusal
-from restricted_pickle import TorchArchive
-from safetensors_io import parse_json, read_safetensors
-from source_tensor import SourceTensor
-from tensor_plan import same_values, strip_wrappers
+from models.convert.canonical_config import OFFICIAL_TYPE
+from models.convert.refusal import Refusal
+from models.convert.restricted_pickle import TorchArchive
+from models.convert.safetensors_io import parse_json, read_safetensors
+from models.convert.source_tensor import SourceTensor
+from models.convert.tensor_plan import same_values, strip_wrappers
 
 MAX_TEXT_BYTES = 64 << 20
 _STEP = re.compile(r"step-(\d+)\.pt")

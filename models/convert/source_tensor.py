@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from refusal import Refusal
+
+from models.convert.refusal import Refusal
 
 # safetensors name -> the little-endian numpy type that holds its bits
 NUMPY_TYPES: dict[str, np.dtype] = {

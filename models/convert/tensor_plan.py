@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from canonical_config import CanonicalConfig
-from refusal import Refusal
-from rounding import TORCH_NAMES, as_float, convert, target_dtype
-from source_tensor import NUMPY_TYPES, SourceTensor
-from transformers_config import CLASSES, parse_transformers_config
+
+from models.convert.canonical_config import CanonicalConfig
+from models.convert.refusal import Refusal
+from models.convert.rounding import TORCH_NAMES, as_float, convert, target_dtype
+from models.convert.source_tensor import NUMPY_TYPES, SourceTensor
+from models.convert.transformers_config import CLASSES, parse_transformers_config
 
 # Wrappers (torch.compile, DDP, FSDP, activation checkpointing) that leave a trace in names.
 _WRAPPERS = frozenset(

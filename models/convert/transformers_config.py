@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from canonical_config import (
+from models.convert.canonical_config import (
     LEAST_NORM_EPS,
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -24,7 +24,7 @@ from canonical_config import (
     WITHOUT_EFFECT,
     check_token_ids,
 )
-from refusal import Refusal
+from models.convert.refusal import Refusal
 
 CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
            "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from model import FoxModel
-from text_tokens import TextTokenizer
 from torch import Tensor
+
+from models.finetune.model import FoxModel
+from models.finetune.text_tokens import TextTokenizer
 
 SAMPLE_TEMPERATURE, SAMPLE_TOP_K = 0.8, 40
 

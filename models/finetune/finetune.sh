@@ -48,25 +48,26 @@ install_torch() {
   need_python finetune
 }
 
-# install_training CHECK ARGUMENTS: what training needs, once CHECK accepts the arguments.
+# install_training CHECK ARGUMENTS: installs what training needs, if the module CHECK accepts the
+# arguments.
 install_training() {
   if command -v python3 >/dev/null; then  # a wrong argument must not install anything
-    python3 -B "$root/models/$1" "${@:2}" || exit
+    (python=python3 && run_module "$@") || exit
   fi
   install_torch
   if ((gpu_count > 0)) && [[ -z "${FOX_NO_INSTALL:-}" ]]; then install_kernels; fi
 }
 
-# train CHECK PROGRAM ARGUMENTS: a process a GPU.
+# train CHECK PROGRAM ARGUMENTS: runs the module PROGRAM, one process for each GPU.
 train() {
-  local gpu_count launcher=()
+  local gpu_count python launcher=()
   install_training "$1" "${@:3}"
   if ((gpu_count > 1)); then
-    launcher=(-m torch.distributed.run --standalone --nproc-per-node "$gpu_count")
+    launcher=(torch.distributed.run --standalone --nproc-per-node "$gpu_count" -m)
   fi
-  exec "$python" -B ${launcher[@]+"${launcher[@]}"} "$root/models/$2" "${@:3}"
+  run_module ${launcher[@]+"${launcher[@]}"} "${@:2}"
 }
 
-finetune() { train finetune/arguments.py finetune/train.py "$@"; }
+finetune() { train models.finetune.arguments models.finetune.train "$@"; }
 
-foxify() { train foxify/options.py foxify/foxify.py "$@"; }
+foxify() { train models.foxify.options models.foxify.foxify "$@"; }

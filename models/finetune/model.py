@@ -8,11 +8,8 @@ Read train.py for how it is trained, model_directory.py for loading and export.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "models" / "convert"))
-if importlib.util.find_spec("fox_attention") is None:  # not installed: the reference, from source
-    sys.path.append(str(ROOT / "kernels" / "torch" / "torch-ext"))
-from canonical_config import CanonicalConfig  # noqa: E402
-from fox_attention import forgetting_attention, pruned_share  # noqa: E402
+from models.convert.canonical_config import CanonicalConfig
+from models.finetune.attention import forgetting_attention, pruned_share
 
 QK_NORM_EPS = 1e-5  # not norm_eps: kQkNormEps of models/checkpoint/model_config.h
 LOGITS_AT_ONCE = 1 << 30  # elements; beyond it the loss is computed in parts

@@ -18,14 +18,13 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from model import FoxModel  # first: it finds models/convert
-
-from canonical_config import CanonicalConfig, parse_config
-from output_directory import copy_side_files, write_file, write_tensors
-from refusal import Refusal
-from safetensors_io import parse_json
-from source_directory import open_source, read_text
-from tensor_plan import plan_tensors
+from models.convert.canonical_config import CanonicalConfig, parse_config
+from models.convert.output_directory import copy_side_files, write_file, write_tensors
+from models.convert.refusal import Refusal
+from models.convert.safetensors_io import parse_json
+from models.convert.source_directory import open_source, read_text
+from models.convert.tensor_plan import plan_tensors
+from models.finetune.model import FoxModel
 
 DEFAULT_LOG_TOLERANCE = -10.0  # the paper's recommendation, and the server's default
 

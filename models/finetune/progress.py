@@ -1,6 +1,8 @@
 """A training's output for people: one changing line, a JSONL file of numbers, a plot of the loss.
 
-    progress.py metrics.jsonl loss.svg      draws the plot again; needs matplotlib
+    python -m models.finetune.progress metrics.jsonl loss.svg
+
+draws the plot again; needs matplotlib.
 """
 
 from __future__ import annotations
@@ -153,6 +155,6 @@ def draw_loss(metrics: Path, picture: Path) -> bool:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit("usage: progress.py METRICS.jsonl PICTURE")
+        sys.exit("usage: progress METRICS.jsonl PICTURE")
     if not draw_loss(Path(sys.argv[1]), Path(sys.argv[2])):
-        sys.exit("progress.py: matplotlib is missing")
+        sys.exit("progress: matplotlib is missing")

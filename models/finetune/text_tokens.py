@@ -5,7 +5,7 @@ A document is a whole file, or the text between two lines with one zero byte eac
 It becomes bos, its tokens, eos, if the tokenizer has them. A token file NAME holds
 uint16 (uint32 for vocabularies above 65,536); NAME.json says what it was made from.
 
-    text_tokens.py --model models/demo --out corpus.tokens books/*.txt corpus.txt.xz
+    python -m models.finetune.text_tokens --model models/demo --out corpus.tokens books/*.txt
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from text_tokenizer import TextError, TextTokenizer
+from models.finetune.text_tokenizer import TextError, TextTokenizer
 
 SEPARATOR = b"\n\0\n"
 READ_BYTES = 1 << 20
@@ -226,7 +226,7 @@ class Windows:
 
 def main() -> int:
     """Makes a token file from the command line."""
-    parser = argparse.ArgumentParser(prog="text_tokens.py", description=__doc__,
+    parser = argparse.ArgumentParser(prog="text_tokens", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", metavar="TEXT", type=Path, nargs="+", help="UTF-8, or .xz of it")
     parser.add_argument("--model", type=Path, required=True, help="directory of the tokenizer")

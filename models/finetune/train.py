@@ -11,7 +11,7 @@ import time
 
 BEGAN = time.monotonic()  # before PyTorch is imported: minutes count from here
 
-from arguments import parse_arguments  # noqa: E402
+from models.finetune.arguments import parse_arguments  # noqa: E402
 
 # Likewise: a mistake is reported at once.
 COMMAND_LINE = parse_arguments(None) if __name__ == "__main__" else None
@@ -26,16 +26,18 @@ from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from evaluation import pruned_shares, sample, shares_table, text_loss  # noqa: E402
-from model import AttentionOptions  # noqa: E402
-from model_directory import describe, export_model, load_model, parameter_count  # noqa: E402
-from optimization import (  # noqa: E402
+
+from models.finetune.evaluation import pruned_shares, sample, shares_table, text_loss  # noqa: E402
+from models.finetune.model import AttentionOptions  # noqa: E402
+from models.finetune.model_directory import (  # noqa: E402
+    describe, export_model, load_model, parameter_count)
+from models.finetune.optimization import (  # noqa: E402
     learning_rate, make_optimizer, set_arithmetic, warmup_steps)
-from process_group import ProcessGroup, Reading  # noqa: E402
-from progress import MetricsFile, about, draw_loss, duration  # noqa: E402
-from text_tokens import TextTokenizer, Windows  # noqa: E402
-from training_run import TrainingRun, activation_bytes, run_to_end  # noqa: E402
-from training_state import (  # noqa: E402
+from models.finetune.process_group import ProcessGroup, Reading  # noqa: E402
+from models.finetune.progress import MetricsFile, about, draw_loss, duration  # noqa: E402
+from models.finetune.text_tokens import TextTokenizer, Windows  # noqa: E402
+from models.finetune.training_run import TrainingRun, activation_bytes, run_to_end  # noqa: E402
+from models.finetune.training_state import (  # noqa: E402
     TrainingError, check_settings, load_checkpoint, random_states, restore_random_states,
     save_checkpoint)
 

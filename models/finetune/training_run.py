@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from model_directory import Refusal
-from process_group import ProcessGroup
-from progress import ProgressLine
-from text_tokens import TextError, open_tokens, write_tokens
-from training_state import TrainingError
+
+from models.finetune.model_directory import Refusal
+from models.finetune.process_group import ProcessGroup
+from models.finetune.progress import ProgressLine
+from models.finetune.text_tokens import TextError, open_tokens, write_tokens
+from models.finetune.training_state import TrainingError
 
 EXIT_FAILED, EXIT_UNFINISHED = 1, 3
 

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from base_model import MATRICES
-from lora_adapter import ADAPTER, CONFIG
-from output_directory import write_file
-from pressure import LOG_EPS
 from safetensors.torch import save_file
-from student import Student
 from torch import Tensor
+
+from models.convert.lora_adapter import ADAPTER, CONFIG
+from models.convert.output_directory import write_file
+from models.foxify.base_model import MATRICES
+from models.foxify.pressure import LOG_EPS
+from models.foxify.student import Student
 
 
 @torch.no_grad()

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from refusal import Refusal
-from safetensors_io import parse_json
-from source_directory import open_source, read_text
-from tensor_plan import Plan, checked, plan_as_it_is
 from torch import Tensor
-from transformers_config import Rope, parse_transformers_config
+
+from models.convert.refusal import Refusal
+from models.convert.safetensors_io import parse_json
+from models.convert.source_directory import open_source, read_text
+from models.convert.tensor_plan import Plan, checked, plan_as_it_is
+from models.convert.transformers_config import Rope, parse_transformers_config
 
 PAGE = 64  # tokens; kPageTokens of the kernels
 # The matrices of a layer; those of one row are multiplied at once.

@@ -1,7 +1,7 @@
 """Chats that the teacher itself writes, to train on: prompts from texts, answers from a server.
 
-    chats.py prompts --count 640 --seed 1 --out prompts.jsonl.xz TEXT...
-    chats.py answers --server 127.0.0.1:8080 --model DIR --out chats.tokens prompts.jsonl.xz
+    python -m models.foxify.chats prompts --count 640 --seed 1 --out prompts.jsonl.xz TEXT...
+    python -m models.foxify.chats answers --model DIR --out chats.tokens prompts.jsonl.xz
 
 `./run serve DIR` is the server. A prompt holds a passage of a text, and asks to continue, summarise
 or answer about it; prompts and answers depend on the seeds alone, which the prompts hold.
@@ -21,12 +21,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import options  # noqa: F401  (finds models/finetune)
-
 import numpy as np
-from recall import Asking
-from text_tokens import (
+
+from models.finetune.text_tokens import (
     TextError, TextTokenizer, TokenFileInfo, info_path, read_pieces)
+from models.foxify.recall import Asking
 
 SHORTEST, LONGEST = 200, 6000  # tokens of a passage, about
 BYTES_A_TOKEN = 4
@@ -125,7 +124,7 @@ def write_answers(prompts: Path, model: Path, server: str, parallel: int, out: P
 
 def main() -> int:
     """The commands."""
-    parser = argparse.ArgumentParser(prog="chats.py", description=__doc__,
+    parser = argparse.ArgumentParser(prog="chats", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     prompts = commands.add_parser("prompts")

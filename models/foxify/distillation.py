@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from base_model import wide
 from torch import Tensor
+
+from models.foxify.base_model import wide
 
 ROWS = 8192  # of logits at once
 PLAIN, SAID, RECALLED = range(3)  # marks: of text, the teacher's answers in chats, recalled facts

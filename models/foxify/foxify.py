@@ -11,7 +11,7 @@ import time
 
 BEGAN = time.monotonic()  # before PyTorch is imported: minutes count from here
 
-from options import parse_arguments  # noqa: E402
+from models.foxify.options import parse_arguments  # noqa: E402
 
 # Likewise: a mistake is reported at once.
 COMMAND_LINE = parse_arguments(None) if __name__ == "__main__" else None
@@ -25,27 +25,29 @@ from argparse import Namespace  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
-import fox_convert  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from adapter import round_as_shipped, write_adapter  # noqa: E402
-from base_model import BaseModel, read_architecture  # noqa: E402
-from distillation import distillation, row_losses  # noqa: E402
-from measure import Evaluation  # noqa: E402
-from mixture import Mixture, spread  # noqa: E402
-from output_directory import check_destination  # noqa: E402
-from plots import draw  # noqa: E402
-from pressure import Controller, excess, kept_shares, penalty  # noqa: E402
-from process_group import ProcessGroup, Reading  # noqa: E402
-from progress import MetricsFile, duration  # noqa: E402
-from recall import Asking, RecallWindows  # noqa: E402
-from refusal import Refusal  # noqa: E402
-from student import Student  # noqa: E402
-from text_tokens import TextError, TextTokenizer  # noqa: E402
-from training_run import TrainingRun, activation_bytes, run_to_end  # noqa: E402
-from training_state import (  # noqa: E402
+
+from models.convert import fox_convert  # noqa: E402
+from models.convert.output_directory import check_destination  # noqa: E402
+from models.convert.refusal import Refusal  # noqa: E402
+from models.finetune.attention import HAS_CUDA_KERNELS  # noqa: E402
+from models.finetune.process_group import ProcessGroup, Reading  # noqa: E402
+from models.finetune.progress import MetricsFile, duration  # noqa: E402
+from models.finetune.text_tokens import TextError, TextTokenizer  # noqa: E402
+from models.finetune.training_run import TrainingRun, activation_bytes, run_to_end  # noqa: E402
+from models.finetune.training_state import (  # noqa: E402
     TrainingError, check_settings, load_checkpoint, random_states, restore_random_states,
     save_checkpoint)
+from models.foxify.adapter import round_as_shipped, write_adapter  # noqa: E402
+from models.foxify.base_model import BaseModel, read_architecture  # noqa: E402
+from models.foxify.distillation import distillation, row_losses  # noqa: E402
+from models.foxify.measure import Evaluation  # noqa: E402
+from models.foxify.mixture import Mixture, spread  # noqa: E402
+from models.foxify.plots import draw  # noqa: E402
+from models.foxify.pressure import Controller, excess, kept_shares, penalty  # noqa: E402
+from models.foxify.recall import Asking, RecallWindows  # noqa: E402
+from models.foxify.student import Student  # noqa: E402
 
 GATE_RATE, BIAS_RATE = 2e-3, 6e-2  # of gates' matrices; of their biases and the sinks
 BETAS, CLIP = (0.9, 0.95), 1.0
@@ -111,12 +113,9 @@ class Trainer(TrainingRun):
             raise Refusal("--window-baseline needs a GPU: flex_attention trains on no other device")
         if on_gpu and args.precision == "fp32":
             self.line.say("float32 trains by the slow reference of attention")
-        elif on_gpu and args.window_baseline is None:
-            from fox_attention.operators import HAS_CUDA_KERNELS
-
-            if not HAS_CUDA_KERNELS:
-                raise Refusal("fox_attention has no CUDA kernels here: pip install "
-                              "--no-build-isolation ./kernels/torch, with nvcc")
+        elif on_gpu and args.window_baseline is None and not HAS_CUDA_KERNELS:
+            raise Refusal("fox_attention has no CUDA kernels here: pip install "
+                          "--no-build-isolation ./kernels/torch, with nvcc")
 
     def _check_disk(self, state_bytes: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from base_model import PAGE, BaseModel
-from pressure import excess, kept_shares
-from recall import Asking, RecallWindows
-from student import Student
-from text_tokens import TextTokenizer
 from torch import Tensor
+
+from models.finetune.text_tokens import TextTokenizer
+from models.foxify.base_model import PAGE, BaseModel
+from models.foxify.pressure import excess, kept_shares
+from models.foxify.recall import Asking, RecallWindows
+from models.foxify.student import Student
 
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 NEEDLES = 24  # a depth, half of them as chats

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from distillation import PLAIN, RECALLED, SAID
-from recall import RecallWindows
-from text_tokens import TextError, Windows
+
+from models.finetune.text_tokens import TextError, Windows
+from models.foxify.distillation import PLAIN, RECALLED, SAID
+from models.foxify.recall import RecallWindows
 
 RECALL_SHARE, CHAT_SHARE = 0.5, 0.3  # of windows
 

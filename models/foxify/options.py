@@ -1,21 +1,14 @@
-"""The command line of foxify.py, with its defaults, and where its modules find the others.
+"""The command line of foxify.py, with its defaults. As a program, it only checks one.
 
-It imports only the standard library, so that a mistake is reported at once. Import it first.
+It imports only the standard library, not PyTorch, so that a mistake is reported at once.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "models" / "finetune"), str(ROOT / "models" / "convert")]
-if importlib.util.find_spec("fox_attention") is None:  # not installed: the reference, from source
-    sys.path.append(str(ROOT / "kernels" / "torch" / "torch-ext"))
-
-from arguments import OneLineParser, above_zero, add_run, positive  # noqa: E402
+from models.finetune.arguments import OneLineParser, above_zero, add_run, positive
 
 _EPILOG = """\
 examples:

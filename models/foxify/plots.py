@@ -1,6 +1,8 @@
 """Plots of a training from its metrics: loss, and the share that each kv head keeps.
 
-    plots.py metrics.jsonl FOLDER        draws loss.svg and shares.svg; needs matplotlib
+    python -m models.foxify.plots metrics.jsonl FOLDER
+
+draws loss.svg and shares.svg; needs matplotlib.
 """
 
 from __future__ import annotations
@@ -8,10 +10,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import options  # noqa: F401  (finds models/finetune)
-
 import numpy as np
-from progress import find_pyplot, read_metrics
+
+from models.finetune.progress import find_pyplot, read_metrics
 
 
 def draw(metrics: Path, folder: Path) -> bool:
@@ -54,6 +55,6 @@ def draw(metrics: Path, folder: Path) -> bool:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit("usage: plots.py METRICS.jsonl FOLDER")
+        sys.exit("usage: plots METRICS.jsonl FOLDER")
     if not draw(Path(sys.argv[1]), Path(sys.argv[2])):
-        sys.exit("plots.py: matplotlib is missing")
+        sys.exit("plots: matplotlib is missing")

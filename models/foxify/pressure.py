@@ -11,8 +11,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-from base_model import PAGE, wide
 from torch import Tensor
+
+from models.foxify.base_model import PAGE, wide
 
 LOG_EPS = -10.0
 SOFTNESS = 10.0  # nats of excess at which the penalty is half: it is concave, heads close in turn

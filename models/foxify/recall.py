@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from text_tokens import TextTokenizer
+
+from models.finetune.text_tokens import TextTokenizer
 
 Random = np.random.Generator
 

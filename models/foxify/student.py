@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from base_model import MATRICES, BaseModel, Gate, largest_norm, rms_norm, wide
-from pressure import PageTerms, page_terms
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import (
     AuxRequest, create_block_mask, flex_attention)
 from torch.utils.checkpoint import checkpoint
 
-from fox_attention import forgetting_attention
+from models.finetune.attention import forgetting_attention
+from models.foxify.base_model import MATRICES, BaseModel, Gate, largest_norm, rms_norm, wide
+from models.foxify.pressure import PageTerms, page_terms
 
 FIRST_LOG_GATE = -2e-4  # of all gates at the start
 CAP_QUANTILE = 0.999  # of norms: where caps start

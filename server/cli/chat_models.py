@@ -16,7 +16,7 @@ import sys
 import zipfile
 import zlib
 
-CONVERT = pathlib.Path(__file__).resolve().parents[2] / "models" / "convert" / "fox_convert.py"
+ROOT = pathlib.Path(__file__).resolve().parents[2]  # of the package `models`
 FOX, BASE = "SmolLM2-135M-Fox", "SmolLM2-135M-Instruct"  # what the models are called
 
 
@@ -27,7 +27,8 @@ class ChatModelError(Exception):
 def _run(command: list[str], failure: str) -> None:
     """Progress goes to the terminal; of what went wrong the first error is told."""
     result = subprocess.run([sys.executable, "-B", *command], stdin=subprocess.DEVNULL,
-                            stderr=subprocess.PIPE, text=True, check=False)
+                            stderr=subprocess.PIPE, text=True, check=False,
+                            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"})
     if result.returncode != 0:
         lines = re.findall(r"(?m)^(?:ERROR|fox_convert): (.+)$", result.stderr)
         raise ChatModelError(f"{failure}: {(lines or [result.stderr.strip()[-200:]])[0]}")
@@ -72,7 +73,8 @@ def make_models(folder: pathlib.Path, adapter: pathlib.Path) -> list[pathlib.Pat
             shutil.copyfileobj(packed, file)
     for model, flags in zip(models, (["--adapter", str(adapter)], [])):
         print(f"==> Converting {model.name}, once", flush=True)
-        _run([str(CONVERT), str(source), str(model), "--force", *flags], "the conversion failed")
+        _run(["-m", "models.convert.fox_convert", str(source), str(model), "--force", *flags],
+             "the conversion failed")
         if generation in parts:
             written = model / generation.name
             both = {**json.loads(written.read_text()), **json.loads(generation.read_text())}

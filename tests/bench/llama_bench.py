@@ -28,9 +28,8 @@ import llama_cpp as llama
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "models" / "convert"))
-import rounding  # noqa: E402
-import safetensors_io  # noqa: E402
+sys.path.append(str(ROOT))
+from models.convert import rounding, safetensors_io  # noqa: E402
 
 NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
          "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",

@@ -15,11 +15,12 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "models/finetune"))
+sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
-from model_directory import load_model  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
+
+from models.finetune.model_directory import load_model  # noqa: E402
 
 FOLDER = ROOT / "tests/golden/dev_books_a"
 KEPT_ROWS, GREEDY_TOKENS = 64, 64

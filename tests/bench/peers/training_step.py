@@ -24,10 +24,10 @@ import inputs
 import official
 import calls
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "models/finetune"))
-import model as finetune  # noqa: E402
-from canonical_config import OFFICIAL_TYPE, parse_config  # noqa: E402
-from optimization import make_optimizer, set_arithmetic  # noqa: E402
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[3]))
+from models.convert.canonical_config import OFFICIAL_TYPE, parse_config  # noqa: E402
+from models.finetune import model as finetune  # noqa: E402
+from models.finetune.optimization import make_optimizer, set_arithmetic  # noqa: E402
 
 TOKENS, TURNS = 16384, 10
 

@@ -7,8 +7,9 @@ import unittest
 from typing import Any
 from unittest import mock
 
-import chat_format
 from checkpoint_case import CheckpointCase
+
+from models.convert import chat_format
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 ALTERNATE = ("{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"

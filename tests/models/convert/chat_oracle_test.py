@@ -16,8 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import chat_format
-import chat_template
+from models.convert import chat_format, chat_template
 
 SKIPPED = 77  # ctest's SKIP_RETURN_CODE
 WHEEL = "trl==1.16.0"  # its templates are those of the hub

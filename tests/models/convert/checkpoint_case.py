@@ -15,8 +15,9 @@ import unittest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fox_convert
 from torch_archive import Archive
+
+from models.convert import fox_convert
 
 GOLDEN = Path(os.environ["FOX_SOURCE_DIR"]) / "tests" / "golden"
 

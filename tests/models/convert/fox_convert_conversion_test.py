@@ -10,11 +10,12 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import output_directory
 import yaml
 from chat_format_test import CHATML
 from checkpoint_case import GOLDEN, Bits, CheckpointCase
 from torch_archive import Archive, Call, Global, New
+
+from models.convert import output_directory
 
 VARIANTS = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
 FLA = [name for name in VARIANTS if "fla" in name]
@@ -291,7 +292,7 @@ class VerifyTest(CheckpointCase):
         """Parts, rows and blocks of the two sides need not meet."""
         config, tensors = self.golden("tiny_fla")
         self.put(config, tensors)
-        with mock.patch("source_tensor.BLOCK_BYTES", 300):
+        with mock.patch("models.convert.source_tensor.BLOCK_BYTES", 300):
             narrow = self.convert("--dtype", "f32")
         self.assertEqual(narrow, self.convert("--dtype", "f32", "--force"))
 

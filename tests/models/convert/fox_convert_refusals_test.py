@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import fox_convert
 from checkpoint_case import Bits, CheckpointCase
+
+from models.convert import fox_convert
 
 TWO = Bits("BF16", (2,), bytes(4))
 RESIDUAL = Bits("BF16", (64,), bytes(128))
@@ -138,7 +139,8 @@ class CommandTest(CheckpointCase):
 
     def test_a_failure_keeps_the_old_destination(self) -> None:
         before = self.convert()
-        with mock.patch("output_directory.write_file", side_effect=OSError(28, "No space left")):
+        with mock.patch("models.convert.output_directory.write_file",
+                        side_effect=OSError(28, "No space left")):
             status, _, err = self.run_convert("--force", "--dtype", "f32")
         self.assertEqual((status, "No space left" in err), (1, True))
         self.assertEqual(self.convert("--force"), before)
@@ -146,12 +148,10 @@ class CommandTest(CheckpointCase):
 
     def test_interrupted_run_leaves_nothing(self) -> None:
         """SIGTERM while tensors are being written, in a process of its own."""
-        slow = ("import sys, time; sys.path.insert(0, sys.argv.pop(1)); import fox_convert, "
-                "output_directory as o; w = o._write_tensor; "
-                "o._write_tensor = lambda *a: (time.sleep(0.2), w(*a)); "
+        slow = ("import sys, time; from models.convert import fox_convert, output_directory as o; "
+                "w = o._write_tensor; o._write_tensor = lambda *a: (time.sleep(0.2), w(*a)); "
                 "sys.exit(fox_convert.main(sys.argv[1:]))")
-        folder = Path(fox_convert.__file__).parent
-        command = [sys.executable, "-B", "-c", slow, folder, self.src, self.dst]
+        command = [sys.executable, "-B", "-c", slow, self.src, self.dst]
         process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True,
                                    env=os.environ)
         deadline = time.monotonic() + 30

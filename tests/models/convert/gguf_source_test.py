@@ -13,7 +13,8 @@ import gguf
 import numpy as np
 from chat_format_test import CHATML, IM, form
 from checkpoint_case import Bits, CheckpointCase, save
-from gguf_source import ARCHITECTURES, QUANTISATIONS
+
+from models.convert.gguf_source import ARCHITECTURES, QUANTISATIONS
 
 WIDE, HEADS, KV_HEADS, DIM, INNER, LAYERS = 256, 4, 2, 64, 512, 2
 BYTES = [chr(n + 256 if n < 33 or 126 < n < 161 or n == 173 else n) for n in range(256)]

@@ -15,11 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
-import bounded_reading
 import fox_convert_conversion_test
 import gguf_source_test
 from checkpoint_case import CheckpointCase
 from torch_archive import Archive, Raw, encode
+
+from models.convert import bounded_reading
 
 SECONDS, MIB = 1, 500  # allowed to a reading here
 MUTATIONS = 300 if "FOX_NIGHTLY" in os.environ else 20  # of each kind of source

@@ -15,10 +15,11 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from refusal import Refusal
-from restricted_pickle import Inert, TorchArchive
-from source_tensor import SourceTensor
 from torch_archive import Archive, Call, Global, New, Persistent, Raw, encode
+
+from models.convert.refusal import Refusal
+from models.convert.restricted_pickle import Inert, TorchArchive
+from models.convert.source_tensor import SourceTensor
 
 
 def floats(*values: float) -> bytes:
@@ -197,7 +198,7 @@ class HostileTest(PickleCase):
     def test_memory_bombs(self) -> None:
         """A memo number makes the unpickler allocate a table of that size."""
         self.assert_refused(Raw(b"}r\xff\xff\xff\x7f"), "memo number beyond the pickle's size")
-        with mock.patch("restricted_pickle.MAX_PICKLE_BYTES", 10):
+        with mock.patch("models.convert.restricted_pickle.MAX_PICKLE_BYTES", 10):
             self.assert_refused({"w": "x" * 20}, "data.pkl is larger than 10 B")
 
 

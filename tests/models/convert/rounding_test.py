@@ -5,8 +5,9 @@ from __future__ import annotations
 import unittest
 
 import numpy as np
-from refusal import Refusal
-from rounding import bf16_to_f32, convert, f32_to_bf16, target_dtype
+
+from models.convert.refusal import Refusal
+from models.convert.rounding import bf16_to_f32, convert, f32_to_bf16, target_dtype
 
 
 def bits(*patterns: int) -> np.ndarray:

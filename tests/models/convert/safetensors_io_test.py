@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_case import load
-from refusal import Refusal
-from safetensors_io import SafetensorsWriter, read_safetensors
+
+from models.convert.refusal import Refusal
+from models.convert.safetensors_io import SafetensorsWriter, read_safetensors
 
 
 def entry(begin: Any, end: Any, dtype: Any = "F32", shape: Any = (2,)) -> dict[str, Any]:

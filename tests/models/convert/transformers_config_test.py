@@ -11,8 +11,9 @@ import struct
 from typing import Any
 
 from checkpoint_case import GOLDEN, Bits, CheckpointCase, save
-from refusal import Refusal
-from transformers_config import parse_transformers_config
+
+from models.convert.refusal import Refusal
+from models.convert.transformers_config import parse_transformers_config
 
 LAYER = "model.layers.0."
 TWO = Bits("BF16", (2,), bytes(4))

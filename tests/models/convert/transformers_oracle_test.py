@@ -25,10 +25,10 @@ except ImportError as error:
     sys.exit(77)
 
 SOURCE = Path(os.environ["FOX_SOURCE_DIR"])
-sys.path[:0] = [str(SOURCE / "models" / "foxify"), str(SOURCE / "tests" / "golden")]
-import options  # noqa: E402,F401  (finds the modules beside foxify)
-from base_model import BaseModel  # noqa: E402
+sys.path.insert(0, str(SOURCE / "tests" / "golden"))
 from make_transformers_models import CLASSES, LINEAR_AND_LLAMA3, SIZES, randomize  # noqa: E402
+
+from models.foxify.base_model import BaseModel  # noqa: E402
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 IDS = [(7 * n * n + 3 * n) % SIZES["vocab_size"] for n in range(150)]
@@ -116,7 +116,7 @@ class FormsTest(unittest.TestCase):
         ours = {"served": self.fox_eval(folder, folder.parent / "served.safetensors")}
         converted = folder.parent / "converted"
         done = subprocess.run(
-            [sys.executable, "-B", SOURCE / "models/convert/fox_convert.py", folder, converted,
+            [sys.executable, "-B", "-m", "models.convert.fox_convert", folder, converted,
              "--verify"], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         ours["converted"] = self.fox_eval(converted, folder.parent / "again.safetensors")

@@ -11,10 +11,11 @@ from toy_model import TEXT, write_toy  # first: it skips without torch
 
 import numpy as np
 import torch
-from evaluation import pruned_shares, sample, shares_table, text_loss
-from model import AttentionOptions
-from model_directory import load_model
-from text_tokens import TextTokenizer
+
+from models.finetune.evaluation import pruned_shares, sample, shares_table, text_loss
+from models.finetune.model import AttentionOptions
+from models.finetune.model_directory import load_model
+from models.finetune.text_tokens import TextTokenizer
 
 
 class EvaluationTest(unittest.TestCase):

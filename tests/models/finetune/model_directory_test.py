@@ -10,8 +10,9 @@ from pathlib import Path
 from toy_model import ROOT, write_toy  # first: it skips without torch
 
 import torch
-from model_directory import Refusal, export_model, load_model
 from safetensors.torch import load_file
+
+from models.finetune.model_directory import Refusal, export_model, load_model
 
 GOLDEN = ROOT / "tests" / "golden"
 

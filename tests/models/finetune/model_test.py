@@ -13,10 +13,13 @@ from toy_model import ROOT, write_toy  # first: it skips without torch
 
 import torch
 import torch.nn.functional as F
-from model import AttentionOptions, FoxAttention, FoxModel, forgetting_attention, token_shift
-from model_directory import load_model
-from fox_attention import pruning  # found by model
 from safetensors.torch import load_file
+
+from models.finetune.model import (
+    AttentionOptions, FoxAttention, FoxModel, forgetting_attention, token_shift)
+from models.finetune.model_directory import load_model
+
+from fox_attention import pruning  # behind models.finetune, which finds it
 
 GOLDEN = ROOT / "tests" / "golden"
 # Logits of a few layers in float64: every sum has fewer than 2^10 terms of relative error 2^-53.
@@ -70,7 +73,7 @@ class ModelTest(unittest.TestCase):
         whole.backward()
         wanted = [p.grad.clone() for p in model.parameters()]
         model.zero_grad()
-        with unittest.mock.patch("model.LOGITS_AT_ONCE", 257 * 7):
+        with unittest.mock.patch("models.finetune.model.LOGITS_AT_ONCE", 257 * 7):
             parts = model(ids[:, :-1], ids[:, 1:])
         parts.backward()
         self.assertLess(abs(parts.item() / whole.item() - 1), FLOAT64_ERROR)
@@ -114,7 +117,7 @@ class ModelTest(unittest.TestCase):
                     if isinstance(module, FoxAttention) and module.config.qk_norm:
                         torch.nn.init.normal_(module.q_norm.weight)
                         torch.nn.init.normal_(module.k_norm.weight)
-                with unittest.mock.patch("model.forgetting_attention",
+                with unittest.mock.patch("models.finetune.model.forgetting_attention",
                                          wraps=forgetting_attention) as attend:
                     model(torch.randint(0, 257, (2, 60)))
                 self.assertEqual(attend.call_count, 2)
@@ -142,7 +145,7 @@ class ModelTest(unittest.TestCase):
                 for norm in (attention.q_norm, attention.k_norm):
                     torch.nn.init.constant_(norm.weight, size * (1 + 2.0**-8 + 2.0**-16))
                 model.set_options(AttentionOptions(-10.0))
-                with unittest.mock.patch("model.forgetting_attention",
+                with unittest.mock.patch("models.finetune.model.forgetting_attention",
                                          wraps=forgetting_attention) as attend:
                     model(torch.zeros(1, tokens, dtype=torch.long))
                 told = attend.call_args.kwargs

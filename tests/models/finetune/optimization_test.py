@@ -9,8 +9,8 @@ from pathlib import Path
 
 from toy_model import write_toy  # first: it skips without torch
 
-from model_directory import load_model
-from optimization import learning_rate, make_optimizer, warmup_steps
+from models.finetune.model_directory import load_model
+from models.finetune.optimization import learning_rate, make_optimizer, warmup_steps
 
 
 class OptimizationTest(unittest.TestCase):

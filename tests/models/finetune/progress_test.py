@@ -11,9 +11,10 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from toy_model import ROOT  # noqa: F401  first: it finds models/finetune
+from toy_model import ROOT  # noqa: F401  first: it skips without torch
 
-from progress import MetricsFile, ProgressLine, about, draw_loss, duration, read_metrics
+from models.finetune.progress import (
+    MetricsFile, ProgressLine, about, draw_loss, duration, read_metrics)
 
 
 class ProgressTest(unittest.TestCase):
@@ -49,7 +50,8 @@ class ProgressTest(unittest.TestCase):
 
     def test_what_takes_long_is_told_once_a_minute(self) -> None:
         said = io.StringIO()
-        with mock.patch("progress.PLAIN_SECONDS", 0.05), contextlib.redirect_stderr(said):
+        with (mock.patch("models.finetune.progress.PLAIN_SECONDS", 0.05),
+              contextlib.redirect_stderr(said)):
             line = ProgressLine()
             line.doing("step 3: pass 1 of 2")
             end = time.monotonic() + 20

@@ -12,8 +12,9 @@ from unittest import mock
 from toy_model import ROOT, write_toy  # first: it skips without its packages
 
 import numpy as np
-import text_tokens
-from text_tokens import (
+
+from models.finetune import text_tokens
+from models.finetune.text_tokens import (
     TextError, TextTokenizer, Windows, info_path, open_tokens, read_pieces, write_tokens)
 
 END = 256

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-FINETUNE = ROOT / "models" / "finetune"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # equal bits, and other tests run beside this one
 for package in ("torch", "safetensors", "sentencepiece", "tokenizers"):
     if importlib.util.find_spec(package) is None:
         print(f"SKIPPED: {sys.executable} lacks {package}, which ./run test all installs")
         sys.exit(77)
-sys.path.insert(0, str(FINETUNE))
 
 BYTES = 257  # vocabulary: all bytes, then the end of text
 CONFIG: dict[str, Any] = {

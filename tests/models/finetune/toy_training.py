@@ -11,7 +11,7 @@ import time
 import unittest
 from pathlib import Path
 
-from toy_model import FINETUNE, TEXT, write_toy  # first: it skips without torch
+from toy_model import TEXT, write_toy  # first: it skips without torch
 
 import torch
 from safetensors.torch import load_file
@@ -33,7 +33,7 @@ class TrainingCase(unittest.TestCase):
         self.text.write_text(TEXT * 60 + "\n\0\n" + TEXT[::-1] * 40)
 
     def command(self, out: str, *flags: str, model: Path | None = None) -> list[str]:
-        return [str(FINETUNE / "train.py"), str(model or self.config), str(self.text), "--out",
+        return ["-m", "models.finetune.train", str(model or self.config), str(self.text), "--out",
                 str(self.folder / out), "--window", str(self.window), "--batch-tokens",
                 str(4 * self.window), "--warmup-tokens", str(16 * self.window), "--lr", "3e-3",
                 "--dtype", "f32", "--sample-tokens", "4", "--workers", "1", *flags]

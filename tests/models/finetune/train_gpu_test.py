@@ -11,9 +11,9 @@ import unittest
 from toy_model import ROOT  # noqa: F401  first: it skips without torch
 from toy_training import TrainingCase
 
-import model  # noqa: F401  finds fox_attention
 import torch
-from fox_attention import HAS_CUDA_KERNELS
+
+from models.finetune.attention import HAS_CUDA_KERNELS
 
 if not torch.cuda.is_available() or not HAS_CUDA_KERNELS:
     print("SKIPPED: no GPU, or fox_attention without its kernels (pip install ./kernels/torch)")

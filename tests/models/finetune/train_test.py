@@ -9,6 +9,7 @@ import argparse
 import collections
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -18,8 +19,8 @@ from unittest import mock
 from toy_model import write_toy  # first: it skips without torch
 from toy_training import LONG, TrainingCase
 
-from progress import read_metrics
-from train import Trainer
+from models.finetune.progress import read_metrics
+from models.finetune.train import Trainer
 
 
 class TrainTest(TrainingCase):
@@ -98,7 +99,8 @@ class TrainTest(TrainingCase):
 
     def test_mistakes_are_told_before_pytorch_is_imported(self) -> None:
         (self.folder / "torch.py").write_text("raise SystemExit('PyTorch was imported')")
-        self.environment = {**self.environment, "PYTHONPATH": str(self.folder)}
+        self.environment = {**self.environment,
+                            "PYTHONPATH": f"{self.folder}:{os.environ['PYTHONPATH']}"}
         for flags, said in (("--stps", "--stps"), ("--window=0", "--window: must be at least 1"),
                             ("--valid=gone", "gone: no such directory or file")):
             told = self.run_to_end(self.command("m", flags), 2)
@@ -108,7 +110,7 @@ class TrainTest(TrainingCase):
     def test_messages(self) -> None:
         (self.folder / "latin.txt").write_bytes(b"caf\xe9")
         latin = self.command("m", "--steps", "2")
-        latin[2] = str(self.folder / "latin.txt")
+        latin[3] = str(self.folder / "latin.txt")
         self.assertIn("finetune: latin.txt: not UTF-8", self.run_to_end(latin, 1))
         self.assertIn("too few for windows of 9999",
                       self.run_to_end(self.command("m", "--window", "9999"), 1))

@@ -12,7 +12,8 @@ from unittest import mock
 from toy_model import ROOT  # noqa: F401  first: it skips without torch
 
 import torch
-from training_state import (
+
+from models.finetune.training_state import (
     TrainingError, check_settings, load_checkpoint, random_states, restore_random_states,
     save_checkpoint)
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from toy_llama import QWEN3, write_toy  # first: it skips without torch
 
-import fox_convert
 import torch
 import torch.nn.functional as F
-from adapter import round_as_shipped, write_adapter
-from base_model import BaseModel
-from student import Student
 from toy_model import TEXT
+
+from models.convert import fox_convert
+from models.foxify.adapter import round_as_shipped, write_adapter
+from models.foxify.base_model import BaseModel
+from models.foxify.student import Student
 
 WINDOW, WINDOWS = 256, 4
 

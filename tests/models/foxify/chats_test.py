@@ -14,10 +14,11 @@ from unittest import mock
 
 from toy_llama import END, START, write_tokenizer  # first: it skips without torch
 
-import chats
 import numpy as np
-from recall import Asking
-from text_tokens import TextError, TextTokenizer, open_tokens
+
+from models.finetune.text_tokens import TextError, TextTokenizer, open_tokens
+from models.foxify import chats
+from models.foxify.recall import Asking
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

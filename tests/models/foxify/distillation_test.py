@@ -7,9 +7,10 @@ from unittest import mock
 
 import toy_llama  # noqa: F401  (first: it skips without torch)
 
-import distillation
 import torch
 import torch.nn.functional as F
+
+from models.foxify import distillation
 
 
 class DistillationTest(unittest.TestCase):

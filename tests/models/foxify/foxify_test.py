@@ -14,17 +14,17 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from toy_llama import FOXIFY, write_toy  # first: it skips without torch
+from toy_llama import write_toy  # first: it skips without torch
 
-import foxify
-import measure
 import numpy as np
 import torch
-from process_group import ProcessGroup
-from progress import read_metrics
 from safetensors.torch import load_file
-from toy_model import TEXT
-from training_state import TrainingError
+from toy_model import ROOT, TEXT
+
+from models.finetune.process_group import ProcessGroup
+from models.finetune.progress import read_metrics
+from models.finetune.training_state import TrainingError
+from models.foxify import foxify, measure
 
 WINDOW = 128
 
@@ -51,7 +51,7 @@ class FoxifyTest(unittest.TestCase):
             port = str(free.getsockname()[1])
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
                        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        runs = [subprocess.Popen([sys.executable, "-B", str(FOXIFY / "foxify.py"),
+        runs = [subprocess.Popen([sys.executable, "-B", "-m", "models.foxify.foxify",
                                   *self.command(*flags, out=out)], stderr=subprocess.PIPE,
                                  text=True, env={**environment, "RANK": rank}) for rank in "01"]
         for run in runs:
@@ -153,7 +153,7 @@ class FoxifyTest(unittest.TestCase):
             ({"rope_scaling": {"rope_type": "yarn"}}, (), "config key rope_scaling.rope_type"),
             ({"model_type": "mistral", "architectures": None, "sliding_window": 64}, (),
              "config key sliding_window"),
-            ({}, ("--export", str(FOXIFY)), "exists and is no model directory"),
+            ({}, ("--export", str(ROOT / "models")), "exists and is no model directory"),
             ({"use_forget_gate": True}, (), "the model is foxified already"),
             ({"hidden_act": "gelu"}, (), "config key hidden_act"),
             ({"num_hidden_layers": 3}, (), "tensor model.layers.2.input_layernorm.weight: missing"),

@@ -8,8 +8,10 @@ import unittest
 import toy_llama  # noqa: F401  (first: it skips without torch)
 
 import torch
-from pressure import LOG_EPS, Controller, PageTerms, excess, kept_shares, page_terms, penalty
 from torch import Tensor
+
+from models.foxify.pressure import (
+    LOG_EPS, Controller, PageTerms, excess, kept_shares, page_terms, penalty)
 
 T, HEADS, KV_HEADS, D, PAGE = 640, 4, 2, 16, 64
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from toy_llama import START, write_tokenizer  # first: it skips without torch
 
 import numpy as np
-import recall
-from recall import TEST_KINDS, Asking, RecallWindows
-from text_tokens import TextTokenizer
+
+from models.finetune.text_tokens import TextTokenizer
+from models.foxify import recall
+from models.foxify.recall import TEST_KINDS, Asking, RecallWindows
 
 LENGTH = 2048
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from toy_llama import QWEN3, ROOT, open_merged, write_toy  # first: it skips without torch
 
 import torch
-from base_model import BaseModel
 from safetensors.torch import load_file
-from student import Student, window_attention
+
+from models.foxify.base_model import BaseModel
+from models.foxify.student import Student, window_attention
 
 
 def students(folder: Path, rank: int = 4) -> tuple[BaseModel, Student]:

@@ -6,22 +6,16 @@ Importing it ends the process with SKIPPED (77) where the interpreter lacks a pa
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.append(str(ROOT / "tests" / "models" / "finetune"))
-from toy_model import byte_alphabet  # noqa: E402  (first: it skips without torch)
+from toy_model import byte_alphabet  # first: it skips without torch
 
-FOXIFY = ROOT / "models" / "foxify"
-sys.path.insert(0, str(FOXIFY))
-import options  # noqa: E402,F401  (finds the other modules)
+import torch
+from safetensors.torch import load_file, save_file
 
-import torch  # noqa: E402
-from base_model import BaseModel  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-from student import Student  # noqa: E402
+from models.foxify.base_model import BaseModel
+from models.foxify.student import Student
 
 START, END = "<|im_start|>", "<|im_end|>"
 CONFIG: dict[str, Any] = {

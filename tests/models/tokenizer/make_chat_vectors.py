@@ -18,11 +18,12 @@ from unittest import mock
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 os.environ.setdefault("FOX_SOURCE_DIR", str(ROOT))
-sys.path[:0] = [str(ROOT / "models" / "convert"), str(ROOT / "tests" / "models" / "convert")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "models" / "convert")]
 
-import chat_format  # noqa: E402
 import chat_format_test  # noqa: E402
 from transformers.utils import chat_template_utils  # noqa: E402
+
+from models.convert import chat_format  # noqa: E402
 
 NAMES = ("R1-Distill", "QwQ", "dated", "Mistral Small", "generation", "Qwen3")
 TIMES = (0, 951782400, 1735689599, 4102444799)  # 29 Feb 2000, and the last seconds of 2024, 2099

@@ -1,0 +1,1 @@
+"""Trains Forgetting Transformers in PyTorch: ./run finetune."""

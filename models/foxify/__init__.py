@@ -1,0 +1,1 @@
+"""Trains forget gates into pre-trained models: ./run foxify."""
