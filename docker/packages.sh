@@ -6,7 +6,7 @@ build_packages=(g++:g++ cmake:cmake ninja-build:ninja pkg-config:pkg-config ccac
   python3:python3 python3-pip python3-venv ca-certificates
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev libdnnl-dev
   nlohmann-json3-dev libpcre2-dev libutf8proc-dev libssl-dev libgtest-dev libgmock-dev
-  libboost-dev prometheus-cpp-dev)
+  libboost-dev prometheus-cpp-dev help2man:help2man)
 # For tests that are skipped without them: e2e/{proxy,tls,http_clients,metrics,page}_test, those of
 # docker/.
 test_packages=(haproxy:haproxy openssl:openssl apache2-utils:ab curl:curl prometheus:promtool
@@ -81,6 +81,12 @@ install_packages() {
 # Runs pip in .venv/, quietly.
 pip() {
   quietly "$root/build/pip.log" "$venv/bin/python" -m pip --disable-pip-version-check "$@"
+}
+
+# run_module MODULE ARGUMENTS...: becomes $python with a module of this tree. Files of the working
+# directory hide none of its imports.
+run_module() {
+  PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1 exec "$python" -B -m "$@"
 }
 
 # need_python NAME: sets `python` to an interpreter that has NAME_requirements: that of .venv/, into

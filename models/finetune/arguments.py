@@ -8,8 +8,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import time
 from pathlib import Path
 from typing import NoReturn
+
+BEGAN = time.monotonic()  # minutes count from here, before PyTorch is imported
 
 _EPILOG = """\
 examples:

@@ -7,18 +7,15 @@ The same command continues an interrupted run. Examples: README.md here.
 
 from __future__ import annotations
 
-import time
+from models.finetune.arguments import parse_arguments
 
-BEGAN = time.monotonic()  # before PyTorch is imported: minutes count from here
-
-from models.finetune.arguments import parse_arguments  # noqa: E402
-
-# Likewise: a mistake is reported at once.
+# Before PyTorch is imported, so that a mistake is reported at once.
 COMMAND_LINE = parse_arguments(None) if __name__ == "__main__" else None
 
 import json  # noqa: E402
 import math  # noqa: E402
 import sys  # noqa: E402
+import time  # noqa: E402
 from argparse import Namespace  # noqa: E402
 from collections import deque  # noqa: E402
 from dataclasses import asdict  # noqa: E402
@@ -34,57 +31,48 @@ from models.finetune.model_directory import (  # noqa: E402
 from models.finetune.optimization import (  # noqa: E402
     learning_rate, make_optimizer, set_arithmetic, warmup_steps)
 from models.finetune.process_group import ProcessGroup, Reading  # noqa: E402
-from models.finetune.progress import MetricsFile, about, draw_loss, duration  # noqa: E402
-from models.finetune.text_tokens import TextTokenizer, Windows  # noqa: E402
+from models.finetune.progress import about, draw_loss  # noqa: E402
+from models.finetune.text_tokens import Windows  # noqa: E402
 from models.finetune.training_run import TrainingRun, activation_bytes, run_to_end  # noqa: E402
-from models.finetune.training_state import (  # noqa: E402
-    TrainingError, check_settings, load_checkpoint, random_states, restore_random_states,
-    save_checkpoint)
+from models.finetune.training_state import TrainingError  # noqa: E402
 
 WARM_STEPS = 2  # first steps of a run, which compile and allocate: they say nothing of its pace
 SECONDS_A_RECORD = 2.0  # metrics are read, and decisions made, about this often
 SHARE_SECONDS = 60.0  # between measurements of the pruned share
 VALID_WINDOWS, SHARE_WINDOWS = 16, 4
-END_SECONDS = 15.0  # minutes leave for the last checkpoint and the export, but at most
-END_SHARE = 0.1  # of them
 UNPLANNED = 1 << 40  # steps: with --minutes-total, until the pace is known
 
 
 class Trainer(TrainingRun):
     """One run of a training, in each of its processes."""
 
+    END_SECONDS = 15.0  # of the last checkpoint and the export
+    SETTINGS = ("window", "batch_tokens", "packing", "seed", "lr", "warmup_tokens", "weight_decay",
+                "clip", "precision", "acp", "log_tolerance", "fast", "epochs", "steps",
+                "minutes_total")
+
     def __init__(self, args: Namespace, group: ProcessGroup) -> None:
         self.loaded = load_model(args.model, args.seed)
         super().__init__(args, group, args.tokenizer or self.loaded.directory)
-        self.tokenizer = TextTokenizer(self.tokenizer_dir)
-        if self.tokenizer.vocab_size > self.loaded.config.vocab_size:
-            raise TrainingError(f"the tokenizer has {self.tokenizer.vocab_size} tokens, the model "
-                                f"{self.loaded.config.vocab_size}")
+        self.tokenizer = self.open_tokenizer(self.loaded.config.vocab_size)
         tokens, self.text = self.tokens(args.texts, "train.tokens")
         self.valid = self.tokens([args.valid], "valid.tokens") if args.valid else None
         self.windows = Windows(tokens, args.window, args.seed)
-        self.precision = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.precision]
-        self.model = self.loaded.model.to(group.device)
+        self.model = self.loaded.model.to(self.device)
         self.model.recompute = args.recompute
         self.model.set_options(self._options())
         self.plan_passes()
-        self.tokens_a_step = self.windows_a_step * args.window
         self.optimizer = make_optimizer(self.model, args.lr, args.weight_decay)
         self.warmup = max(1, round(args.warmup_tokens / self.tokens_a_step))
-        self.step, self.earlier_seconds, self.total_steps = 0, 0.0, self._planned_steps()
+        self.total_steps = self._planned_steps()
         self.passes_run = 0
         self.stopped = False
         self.share: float | None = None
         self.pace: deque[tuple[float, int]] = deque(maxlen=16)  # (when, step) of recent records
 
     @property
-    def seconds(self) -> float:
-        """Of this run, from its start, and of those before it."""
-        return self.earlier_seconds + time.monotonic() - BEGAN
-
-    @property
     def finished(self) -> bool:
-        """Whether the plan is done."""
+        """True if the plan is done."""
         return self.step >= self.total_steps
 
     # ---- setting up --------------------------------------------------------------------------
@@ -98,12 +86,10 @@ class Trainer(TrainingRun):
     def windows_that_fit(self) -> int:
         """Windows whose activations should fill at most half of the free memory."""
         c = self.loaded.config
-        if self.group.device.type == "cpu":
-            return 1  # no slower, and the line shows each
         free = torch.cuda.mem_get_info()[0] - 12 * parameter_count(self.model)
         kept = activation_bytes(c.hidden_size, c.intermediate_size, c.num_layers,
                                 self.args.recompute)
-        return max(1, int(0.5 * free / ((kept + 6 * c.vocab_size) * self.args.window)))
+        return int(0.5 * free / ((kept + 6 * c.vocab_size) * self.args.window))
 
     def _planned_steps(self) -> int:
         args = self.args
@@ -112,45 +98,27 @@ class Trainer(TrainingRun):
         return args.steps or max(
             1, round(args.epochs * self.windows.per_epoch / self.windows_a_step))
 
-    def _settings(self) -> dict[str, Any]:
-        """Settings that a resumed run must share with the run before it."""
-        names = ("window", "batch_tokens", "packing", "seed", "lr", "warmup_tokens",
-                 "weight_decay", "clip", "precision", "acp", "log_tolerance", "fast", "epochs",
-                 "steps", "minutes_total")
-        return {"model": describe(self.loaded.config),
-                "text": {"tokens": self.text.tokens, "tokenizer": self.text.tokenizer},
-                **{name: getattr(self.args, name) for name in names}}
+    def settings(self) -> dict[str, Any]:
+        """The shared settings, and the model's configuration."""
+        return {"model": describe(self.loaded.config), **super().settings()}
 
-    def resume(self) -> None:
-        """Continues from the newest checkpoint if there is one."""
-        state = load_checkpoint(self.folder / "checkpoints")
-        if state is not None:
-            longer = check_settings(state["settings"], self._settings(), self.args.out)
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.step, self.earlier_seconds = state["step"], state["seconds"]
-            if not longer:
-                self.total_steps = state["total_steps"]
-            elif self.group.is_first:
-                self.line.say(f"longer than before ({longer}): the learning rate goes up again, to "
-                              "where it is at this step of the longer schedule")
-            restore_random_states(state["random"])
-        if self.group.is_first:
-            self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.step)
+    def own_state(self) -> dict[str, Any]:
+        """The length of the plan."""
+        return {"total_steps": self.total_steps}
 
-    def _save(self) -> None:
-        save_checkpoint(self.folder / "checkpoints", {
-            "step": self.step, "seconds": self.seconds, "total_steps": self.total_steps,
-            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-            "random": random_states(), "settings": self._settings()})
+    def restore(self, state: dict[str, Any], longer: str) -> None:
+        """Keeps the plan of own_state(), unless the training is to be longer."""
+        if not longer:
+            self.total_steps = state["total_steps"]
+        elif self.group.is_first:
+            self.line.say(f"longer than before ({longer}): the learning rate goes up again, to "
+                          "where it is at this step of the longer schedule")
 
     # ---- steps -------------------------------------------------------------------------------
 
     def _batch(self, index: int) -> list[torch.Tensor]:
         """Ids, targets and, for packed documents, cu_seqlens of pass `index` of this step."""
-        turn = index * self.group.size + self.group.rank
-        first = self.step * self.windows_a_step + turn * self.micro
-        rows = self.windows.batch(range(first, first + self.micro))
+        rows = self.windows.batch(self.windows_of(index))
         arrays = [rows[:, :-1], rows[:, 1:]]
         if self.args.packing == "documents":
             arrays = [array.reshape(1, -1) for array in arrays]
@@ -170,19 +138,15 @@ class Trainer(TrainingRun):
             if self.group.is_first:
                 self.line.doing(f"step {self.step + 1}: pass {index + 1} of {self.passes}")
             with self.group.accumulating(trained, last=index == self.passes - 1):
-                with torch.autocast(self.group.device.type, self.precision,
-                                    enabled=self.precision != torch.float32):
+                with torch.autocast(self.device.type, self.dtype,
+                                    enabled=self.dtype != torch.float32):
                     loss = trained(*self._batch(index)) / self.passes
                 loss.backward()
             parts.append(loss.detach())
             self.passes_run += 1
-            if self.passes_run == 2 and self.group.device.type == "cpu":
+            if self.passes_run == 2 and self.device.type == "cpu":
                 self._tell_step_time(self.passes * (time.monotonic() - began))
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        return torch.stack(parts).sum(), norm
+        return torch.stack(parts).sum(), self.update(self.model.parameters(), self.args.clip)
 
     def _tell_step_time(self, step_seconds: float) -> None:
         """Measured on the second pass, because the first one loads code. TrainingError: a step
@@ -204,24 +168,19 @@ class Trainer(TrainingRun):
 
     def _time_left(self) -> tuple[float, float]:
         """Seconds of this run and of all runs together, without those reserved for the end."""
-        def left(minutes: float | None, spent: float) -> float:
-            if minutes is None:
-                return math.inf
-            return 60 * minutes - spent - min(END_SECONDS, END_SHARE * 60 * minutes)
-
-        return (left(self.args.minutes, time.monotonic() - BEGAN),
-                left(self.args.minutes_total, self.seconds))
+        return (self.seconds_left(self.args.minutes, self.run_seconds),
+                self.seconds_left(self.args.minutes_total, self.seconds))
 
     def train(self) -> None:
         """Steps until the plan is done, time is over or a signal asks to stop."""
-        if self.group.device.type == "cuda" and not self.args.no_compile:
+        if self.device.type == "cuda" and not self.args.no_compile:
             self.model.compile_parts()
         trained = self.group.wrap(self.model)
         self.model.train()
         now = time.monotonic()
         self.last_save, self.last_valid, self.next_share = now, now, now
         self.next_record, losses, reading = self.step + WARM_STEPS, [], None
-        if self.group.device.type == "cpu":  # nothing to warm up, and a step may take minutes
+        if self.device.type == "cpu":  # nothing to warm up, and a step may take minutes
             self.next_record = self.step + 1
             self.pace.append((now, self.step))
         while self.step < self.total_steps and not self.stopped:
@@ -233,20 +192,17 @@ class Trainer(TrainingRun):
             if self.step >= min(self.next_record, self.total_steps):
                 mean = self.group.mean(torch.stack(losses).mean())
                 reading, losses = (self.step, Reading(torch.stack([mean, norm]))), []
-                if self.group.device.type == "cpu":  # its steps are done when they return
+                if self.device.type == "cpu":  # its steps are done when they return
                     self._record(*reading)
                     reading = None
         if reading is not None:
             self._record(*reading)
-        if self.group.is_first:
-            self._save()
+        self.save()
 
     def _record(self, step: int, reading: Reading) -> None:
         """Reads the numbers of a past step, writes metrics and decides how to go on. Collective."""
         loss, norm = reading.read()
-        if not math.isfinite(loss):
-            raise TrainingError(f"the loss of step {step} is {loss}: the last checkpoint is kept; "
-                                "try a lower --lr")
+        self.check_loss(step, loss)
         plan = [0, 0, 0]
         if self.group.is_first:
             self.pace.append((time.monotonic(), step))
@@ -274,7 +230,7 @@ class Trainer(TrainingRun):
         if self.args.minutes_total and self.step < total:
             total = self.step + max(0, round(left_of_all / seconds))
         ahead = max(1, round(SECONDS_A_RECORD / seconds))
-        enqueued = 2 if self.group.device.type == "cuda" else 0
+        enqueued = 2 if self.device.type == "cuda" else 0
         late = left_of_run < (ahead + enqueued) * seconds
         return [total, self.step + ahead, int(self.stop_asked or late)]
 
@@ -295,15 +251,13 @@ class Trainer(TrainingRun):
         if now >= self.next_share:
             self.line.doing("measuring what is pruned")
             ids = self.windows.window(step * self.windows_a_step)[:-1]
-            self.share = pruned_shares(self.model, ids, self.precision).mean().item()
+            self.share = pruned_shares(self.model, ids, self.dtype).mean().item()
             ended = time.monotonic()
             self.next_share = ended + max(SHARE_SECONDS, 20 * (ended - now))  # 5% of the time
         if self.valid and now - self.last_valid >= 60 * self.args.valid_minutes:
             self._validate(self.model, step)
             self.last_valid = time.monotonic()
-        if now - self.last_save >= 60 * self.args.checkpoint_minutes:
-            self._save()
-            self.last_save = time.monotonic()
+        self.save_if_due()
         idle = time.monotonic() - now
         self.pace = deque(((when + idle, at) for when, at in self.pace), self.pace.maxlen)
 
@@ -312,7 +266,7 @@ class Trainer(TrainingRun):
         tokens, info = self.valid
         self.line.doing("validation")
         loss = text_loss(model, tokens, info.text_bytes / info.tokens, self.args.window,
-                         VALID_WINDOWS, self.precision)
+                         VALID_WINDOWS, self.dtype)
         self.metrics.add({"step": step, "tokens": step * self.tokens_a_step,
                           "valid_loss": loss.nats_per_token, **asdict(loss)})
         self.line.say(f"validation: {loss.nats_per_token:.4f} nats per token, "
@@ -325,51 +279,51 @@ class Trainer(TrainingRun):
         length = self.args.sample_tokens
         if length < 1:
             return
-        text = sample(model, self.tokenizer, self.args.prompt, length, self.precision,
+        text = sample(model, self.tokenizer, self.args.prompt, length, self.dtype,
                       lambda i: self.line.doing(f"sample {when}: {i} of {length} tokens"))
         with open(self.folder / "samples.txt", "a", encoding="utf-8") as file:
             file.write(f"---- {when}\n{text}\n")
         self.line.say(f"sample {when}: {text!r}")
 
     def introduce(self) -> None:
-        """Prints the plan, and the model's quality before training."""
-        c, where = self.loaded.config, self.group.device
-        if where.type == "cpu":
+        """Warns where training is slow."""
+        if self.device.type == "cpu":
             self.line.say("No GPU here: training by the reference operator on the CPU, which is "
                           "slow; good for trying things out."
                           + ("" if self.args.sample_tokens else " No samples (--sample-tokens)."))
+        super().introduce()
+
+    def describe(self) -> tuple[str, str]:
+        """The plan, with the peak of the learning rate."""
+        c = self.loaded.config
         if self.args.minutes_total:
             plan, peak = f"{self.args.minutes_total:g} minutes", "within a tenth of them"
         else:
             step = warmup_steps(self.warmup, self.total_steps)
             plan, peak = f"{self.total_steps} steps", f"at step {step} of {self.total_steps}"
-        self.line.say(
-            f"{parameter_count(self.model) / 1e6:.1f}M parameters ({c.num_layers} layers of "
-            f"{c.hidden_size}), {self.text.tokens / 1e6:.2f}M tokens of "
-            f"{self.text.documents} documents; {plan} of {self.windows_a_step} x "
-            f"{self.args.window} tokens, {self.micro} windows a pass, on {self.group.size} x "
-            f"{where.type}, {self.args.precision}; peak lr {peak}")
-        if self.step > 0:
-            self.line.say(f"continuing after step {self.step} ({duration(self.seconds)} trained)")
-        elif not self.loaded.from_scratch:
+        return (f"{parameter_count(self.model) / 1e6:.1f}M parameters ({c.num_layers} layers of "
+                f"{c.hidden_size}), {self.text.tokens / 1e6:.2f}M tokens of "
+                f"{self.text.documents} documents; {plan}", f"; peak lr {peak}")
+
+    def measure_before(self) -> None:
+        """Validation loss and a sample of the model that is tuned."""
+        if not self.step and not self.loaded.from_scratch:
             if self.valid:
                 self._validate(self.model, 0)
             self._sample(self.model, "before")
 
-    def finish(self) -> None:
-        """Exports the model; if training is done, measures what was exported."""
-        args = self.args
-        files = export_model(self.model, self.tokenizer_dir, args.out, args.dtype,
-                             args.max_shard_size)
+    def write(self) -> None:
+        """Exports the model."""
+        self.files = export_model(self.model, self.tokenizer_dir, self.args.out, self.args.dtype,
+                                  self.args.max_shard_size)
         draw_loss(self.folder / "metrics.jsonl", self.folder / "loss.svg")
-        if not self.finished:
-            self.line.say(f"stopped after step {self.step}, with a checkpoint; the same command "
-                          "continues")
-            return
-        model = load_model(args.out, 0).model.to(self.group.device)
+
+    def measure(self, report: dict[str, Any]) -> str:
+        """Measures the exported files."""
+        args = self.args
+        model = load_model(args.out, 0).model.to(self.device)
         model.set_options(self._options())
-        report: dict[str, Any] = {"steps": self.step, "tokens": self.step * self.tokens_a_step,
-                                  "seconds": self.seconds, "files": [f.name for f in files]}
+        report["files"] = [file.name for file in self.files]
         tokens = self.windows.tokens
         if self.valid:
             report["bits_per_byte"] = self._validate(model, self.step)
@@ -377,21 +331,19 @@ class Trainer(TrainingRun):
         self._sample(model, "after")
         if self.model.config.fgate_type != "none" and args.acp != "off":
             ids = [tokens[i * args.window : (i + 1) * args.window] for i in range(SHARE_WINDOWS)]
-            shares = torch.stack([pruned_shares(model, window, self.precision) for window in ids
+            shares = torch.stack([pruned_shares(model, window, self.dtype) for window in ids
                                   if len(window) == args.window]).mean(0)
             report["pruned_shares"] = shares.tolist()
             self.line.say(shares_table(shares))
         draw_loss(self.folder / "metrics.jsonl", self.folder / "loss.svg")
         (self.folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-        self.line.say(f"done in {duration(self.seconds)}: ./run serve {args.out}")
+        return f"./run serve {args.out}"
 
 
 def main(args: Namespace) -> int:
     """The command."""
-    has_gpu = torch.cuda.is_available()
-    args.precision = args.precision or ("bf16" if has_gpu else "fp32")
     if args.sample_tokens is None:
-        args.sample_tokens = 120 if has_gpu else 0
+        args.sample_tokens = 120 if torch.cuda.is_available() else 0
     set_arithmetic(args.fast)
     return run_to_end("finetune", Trainer, args)
 

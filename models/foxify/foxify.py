@@ -7,20 +7,16 @@ interrupted run. The method: README.md here.
 
 from __future__ import annotations
 
-import time
+from models.foxify.options import parse_arguments
 
-BEGAN = time.monotonic()  # before PyTorch is imported: minutes count from here
-
-from models.foxify.options import parse_arguments  # noqa: E402
-
-# Likewise: a mistake is reported at once.
+# Before PyTorch is imported, so that a mistake is reported at once.
 COMMAND_LINE = parse_arguments(None) if __name__ == "__main__" else None
 
 import functools  # noqa: E402
 import json  # noqa: E402
-import math  # noqa: E402
 import shutil  # noqa: E402
 import sys  # noqa: E402
+import time  # noqa: E402
 from argparse import Namespace  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -33,12 +29,8 @@ from models.convert.output_directory import check_destination  # noqa: E402
 from models.convert.refusal import Refusal  # noqa: E402
 from models.finetune.attention import HAS_CUDA_KERNELS  # noqa: E402
 from models.finetune.process_group import ProcessGroup, Reading  # noqa: E402
-from models.finetune.progress import MetricsFile, duration  # noqa: E402
-from models.finetune.text_tokens import TextError, TextTokenizer  # noqa: E402
+from models.finetune.text_tokens import TextError, TokenFileInfo  # noqa: E402
 from models.finetune.training_run import TrainingRun, activation_bytes, run_to_end  # noqa: E402
-from models.finetune.training_state import (  # noqa: E402
-    TrainingError, check_settings, load_checkpoint, random_states, restore_random_states,
-    save_checkpoint)
 from models.foxify.adapter import round_as_shipped, write_adapter  # noqa: E402
 from models.foxify.base_model import BaseModel, read_architecture  # noqa: E402
 from models.foxify.distillation import distillation, row_losses  # noqa: E402
@@ -55,16 +47,19 @@ WARM_STEPS = 2  # first ones, which compile: --minutes-total's fractions begin b
 WARMUP_STEPS, DECAY_FROM = 20, 0.6  # the learning rate falls to 0 from that fraction of the run on
 CAPS_UNTIL = 0.5  # fraction of the run over which the caps fall
 FIRST_LAMBDA = 0.3
-END_SECONDS, EVALUATIONS_AT_END = 20.0, 1.6  # reserved: the last in measurements of the teacher
+EVALUATIONS_AT_END = 1.6  # time reserved for them, in measurements of the teacher
 DETAIL_STEPS = 10  # between records of each head's share
 
 
 class Trainer(TrainingRun):
     """One run, in each of its processes."""
 
+    END_SECONDS = 20.0
+    SETTINGS = ("window", "batch_tokens", "seed", "lr", "keep", "rank", "cap_scale",
+                "window_baseline", "precision", "steps", "minutes_total")
+
     def __init__(self, args: Namespace, group: ProcessGroup) -> None:
         super().__init__(args, group, args.model)
-        device = self.device = group.device
         self._check_device()
         a, _ = read_architecture(args.model)
         if args.window > a.context:
@@ -74,25 +69,21 @@ class Trainer(TrainingRun):
             check_destination(args.export.absolute(), force=True)
         self._check_disk(a.layers * a.hidden * (a.hidden + a.inner) * 12 if args.rank == 0 else
                          a.layers * a.hidden * args.rank * 400)
-        self.tokenizer = TextTokenizer(args.model)
-        if self.tokenizer.vocab_size > a.vocab:
-            raise Refusal(f"the tokenizer has {self.tokenizer.vocab_size} tokens, the model "
-                          f"{a.vocab}")
+        self.tokenizer = self.open_tokenizer(a.vocab)
         asking = Asking(args.model)
         books, self.text = self.tokens(args.texts, "train.tokens")
         chats = self.tokens([args.chats], "chats.tokens")[0] if args.chats else None
         recall = RecallWindows(self.tokenizer, asking, args.window)
         self.mixture = Mixture(books, chats, recall,
                                lambda ids: asking.said(ids, self.tokenizer), args.window, args.seed)
-        dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.precision]
-        self.base = BaseModel(args.model, device, dtype)
+        self.base = BaseModel(args.model, self.device, self.dtype)
         torch.manual_seed(args.seed)
-        self.student = Student(self.base, args.rank, args.window_baseline)
-        self.student.recompute = args.recompute
+        self.model = Student(self.base, args.rank, args.window_baseline)
+        self.model.recompute = args.recompute
         self.losses_of = row_losses
         self.plan_passes()
         self.evaluation = self._evaluation()
-        s, fused = self.student, device.type == "cuda"
+        s, fused = self.model, self.device.type == "cuda"
         groups = [(list(s.factors.values()), args.lr), ([s.gate_weight], GATE_RATE),
                   ([s.gate_bias, s.sinks], BIAS_RATE)]
         self.rates = [rate for _, rate in groups]
@@ -100,10 +91,9 @@ class Trainer(TrainingRun):
             [{"params": p, "lr": rate} for p, rate in groups], betas=BETAS, weight_decay=0.0,
             fused=fused)
         self.controller = Controller(args.keep, FIRST_LAMBDA)
-        self.step, self.earlier_seconds, self.lead, self.reserve = 0, 0.0, 0.0, END_SECONDS
+        self.lead, self.reserve = 0.0, self.END_SECONDS
         self.pending: tuple[int, float, Reading] | None = None
         self.finished, self.teacher = False, None
-        self.last_save = time.monotonic()
 
     # ---- setting up --------------------------------------------------------------------------
 
@@ -123,8 +113,8 @@ class Trainer(TrainingRun):
         if free < need:
             raise Refusal(f"{self.folder}: about {need >> 20} MiB needed, {free >> 20} MiB free")
 
-    def tokens(self, texts: list[Path], name: str) -> tuple[np.ndarray, Any]:
-        """Of the model's tokenizer. Collective."""
+    def tokens(self, texts: list[Path], name: str) -> tuple[np.ndarray, TokenFileInfo]:
+        """Opens tokens that the model's own tokenizer must have made. Collective."""
         tokens, info = super().tokens(texts, name)
         if info.tokenizer != self.tokenizer.fingerprint():
             raise TextError(f"{texts[0]}: encoded by another tokenizer than {self.args.model}'s")
@@ -144,63 +134,42 @@ class Trainer(TrainingRun):
     def windows_that_fit(self) -> int:
         """Windows whose activations should fill at most 60% of the free memory."""
         args, a = self.args, self.base.architecture
-        if self.device.type == "cpu":
-            return 1
         kept = activation_bytes(a.hidden, a.inner, a.layers, args.recompute)
         free = torch.cuda.mem_get_info()[0] - 16 * a.vocab * 8192
-        return max(1, int(0.6 * free / (kept * args.window)))
+        return int(0.6 * free / (kept * args.window))
 
-    def _settings(self) -> dict[str, Any]:
-        """Settings that a resumed run must share with the run before it."""
-        names = ("window", "batch_tokens", "seed", "lr", "keep", "rank", "cap_scale",
-                 "window_baseline", "precision", "steps", "minutes_total")
-        return {"text": {"tokens": self.text.tokens, "tokenizer": self.text.tokenizer},
-                "chats": self.args.chats is not None,
-                **{name: getattr(self.args, name) for name in names}}
+    def settings(self) -> dict[str, Any]:
+        """The shared settings, and whether there are chats."""
+        return {"chats": self.args.chats is not None, **super().settings()}
 
-    def resume(self) -> None:
-        """Continues from the newest checkpoint, else measures where sinks and caps start."""
-        state = load_checkpoint(self.folder / "checkpoints")
-        if state is None:
-            ids = np.stack([self.mixture.window(i)[0] for i in range(min(2, self.windows_a_step))])
-            self.student.calibrate(torch.from_numpy(ids).to(self.device))
-        else:
-            check_settings(state["settings"], self._settings(), self.args.out)
-            self.student.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.step, self.earlier_seconds = state["step"], state["seconds"]
-            self.lead = state["lead"]
-            self.controller.load(state["controller"])
-            self.teacher = state["teacher"]
-            if state["pending"]:
-                step, done, numbers = state["pending"]
-                self.pending = step, done, Reading(torch.tensor(numbers, dtype=torch.float64))
-            restore_random_states(state["random"])
-        self.group.same(self.student)
-        if self.group.is_first:
-            self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.step)
-
-    def _save(self) -> None:
-        if not self.group.is_first:
-            return
+    def own_state(self) -> dict[str, Any]:
+        """The controller, the numbers that it has not seen yet, and the teacher's measurement."""
         pending = None
         if self.pending is not None:
             step, done, reading = self.pending
             pending = [step, done, reading.read()]
-        save_checkpoint(self.folder / "checkpoints", {
-            "step": self.step, "seconds": self.seconds, "lead": self.lead,
-            "model": self.student.state_dict(), "optimizer": self.optimizer.state_dict(),
-            "controller": self.controller.state(),
-            "pending": pending, "teacher": self.teacher, "random": random_states(),
-            "settings": self._settings()})
-        self.last_save = time.monotonic()
+        return {"lead": self.lead, "controller": self.controller.state(), "pending": pending,
+                "teacher": self.teacher}
+
+    def restore(self, state: dict[str, Any], longer: str) -> None:
+        """Continues from own_state()."""
+        del longer  # done() is a fraction of the new length
+        self.lead, self.teacher = state["lead"], state["teacher"]
+        self.controller.load(state["controller"])
+        if state["pending"]:
+            step, done, numbers = state["pending"]
+            self.pending = step, done, Reading(torch.tensor(numbers, dtype=torch.float64))
+
+    def resume(self) -> bool:
+        """Continues from the newest checkpoint, else measures where sinks and caps start."""
+        resumed = super().resume()
+        if not resumed:
+            ids = np.stack([self.mixture.window(i)[0] for i in range(min(2, self.windows_a_step))])
+            self.model.calibrate(torch.from_numpy(ids).to(self.device))
+        self.group.same(self.model)
+        return resumed
 
     # ---- steps -------------------------------------------------------------------------------
-
-    @property
-    def seconds(self) -> float:
-        """Of this run, from its start, and of those before it."""
-        return self.earlier_seconds + time.monotonic() - BEGAN
 
     def done(self) -> float:
         """The fraction of the training that is over."""
@@ -222,26 +191,24 @@ class Trainer(TrainingRun):
 
     def _batch(self, index: int) -> list[torch.Tensor]:
         """Ids and marks of pass `index` of this step."""
-        turn = index * self.group.size + self.group.rank
-        arrays = self.mixture.batch(self.step * self.windows_a_step + turn * self.micro, self.micro)
-        return self.group.put(arrays)
+        return self.group.put(self.mixture.batch(self.windows_of(index)))
 
     def _pass(self, ids: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         """Adds to the gradients; returns KL, loss, penalty, then the heads' shares."""
         with torch.no_grad():
             teacher = self.base.hidden(ids)
-        student, terms = self.student(ids)
+        student, terms = self.model(ids)
         kl, loss = distillation(student, teacher, self.base.head, ids, marks, self.losses_of)
         numbers, total = [kl, loss.detach()], loss
         if terms is None:
             heads = torch.zeros(2, 1, device=ids.device)
             numbers.append(heads.sum())
         else:
-            x = excess(terms, self.student.sinks, *self.student.caps())
-            pressure = penalty(x)
-            total = loss + self.controller.weight * pressure
+            x = excess(terms, self.model.sinks, *self.model.caps())
+            page_penalty = penalty(x)
+            total = loss + self.controller.weight * page_penalty
             heads = torch.stack(kept_shares(x.detach()))
-            numbers.append(pressure.detach())
+            numbers.append(page_penalty.detach())
         (total / self.passes).backward()
         return torch.cat([torch.stack(numbers), heads[1].mean()[None], heads[0].flatten()])
 
@@ -249,15 +216,11 @@ class Trainer(TrainingRun):
         rate = self._rate(done)
         for group, peak in zip(self.optimizer.param_groups, self.rates):
             group["lr"] = peak * rate
-        self.student.cap_scale = self._cap_scale(done)
+        self.model.cap_scale = self._cap_scale(done)
         numbers = sum(self._pass(*self._batch(i)) for i in range(self.passes)) / self.passes
-        trained = [p for p in self.student.parameters() if p.grad is not None]
+        trained = [p for p in self.model.parameters() if p.grad is not None]
         numbers = self._averaged([p.grad for p in trained], numbers)
-        norm = torch.nn.utils.clip_grad_norm_(trained, CLIP)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        return Reading(torch.cat([norm[None], numbers]))
+        return Reading(torch.cat([self.update(trained, CLIP)[None], numbers]))
 
     def _averaged(self, gradients: list[torch.Tensor], numbers: torch.Tensor) -> torch.Tensor:
         """Averages gradients, in place, and numbers over the processes. Collective."""
@@ -274,7 +237,7 @@ class Trainer(TrainingRun):
         """Steps until the plan is done, time is over or a signal asks to stop."""
         if self.device.type == "cuda" and not self.args.no_compile:
             compiled = functools.partial(torch.compile, dynamic=False)
-            self.student.compile_parts(compiled)
+            self.model.compile_parts(compiled)
             self.losses_of = compiled(row_losses)
         self.began = time.monotonic(), self.step
         while True:
@@ -288,36 +251,31 @@ class Trainer(TrainingRun):
             self.pending = step, done, self._one_step(done)
             if previous is not None:  # one more step is enqueued: the device does not idle
                 self._record(*previous)
-            if time.monotonic() - self.last_save >= 60 * self.args.checkpoint_minutes:
-                self._save()
-        self._save()
+            self.save_if_due()
+        self.save()
         if self.finished and self.pending is not None:
             self._record(*self.pending)
 
     def _late(self) -> bool:
-        """Whether this run's minutes are over, but for the checkpoint."""
-        minutes = self.args.minutes
-        return minutes is not None and time.monotonic() - BEGAN > 60 * minutes - min(
-            END_SECONDS, 6 * minutes)
+        """True if this run's minutes are over, except for those of the checkpoint."""
+        return self.seconds_left(self.args.minutes, self.run_seconds) < 0
 
     def _record(self, step: int, done: float, reading: Reading) -> None:
         """Reads the numbers of a past step, moves lambda, writes metrics."""
-        norm, kl, loss, pressure, at_end, *heads = reading.read()
-        if not math.isfinite(loss):
-            raise TrainingError(f"the loss of step {step} is {loss}: the last checkpoint is kept; "
-                                "try a lower --lr")
+        norm, kl, loss, page_penalty, at_end, *heads = reading.read()
+        self.check_loss(step, loss)
         share, weight = sum(heads) / len(heads), self.controller.weight
         if self.args.window_baseline is None:
             self.controller.update(share, done)
         if not self.group.is_first:
             return
         pace = (time.monotonic() - self.began[0]) / max(1, self.step - self.began[1])
-        record = {"step": step, "done": done, "tokens": step * self.args.batch_tokens, "loss": kl,
-                  "weighted_loss": loss, "penalty": pressure, "share": share,
+        record = {"step": step, "done": done, "tokens": step * self.tokens_a_step, "loss": kl,
+                  "weighted_loss": loss, "penalty": page_penalty, "share": share,
                   "share_at_end": at_end, "wanted": self.controller.wanted(done),
                   "lambda": weight, "cap_scale": self._cap_scale(done),
                   "lr": self.args.lr * self._rate(done), "grad_norm": norm,
-                  "seconds": self.seconds, "tokens_per_second": self.args.batch_tokens / pace,
+                  "seconds": self.seconds, "tokens_per_second": self.tokens_a_step / pace,
                   "pruned_share": 1 - share}
         total = self.args.steps or step + max(0, round(
             (60 * self.args.minutes_total - self.reserve - self.seconds) / pace))
@@ -330,18 +288,16 @@ class Trainer(TrainingRun):
 
     # ---- before and after --------------------------------------------------------------------
 
-    def introduce(self) -> None:
-        """Says the plan; measures the teacher once."""
+    def describe(self) -> tuple[str, str]:
+        """The plan."""
         args, a = self.args, self.base.architecture
-        trained = sum(p.numel() for p in self.student.parameters())
+        trained = sum(p.numel() for p in self.model.parameters())
         plan = f"{args.steps} steps" if args.steps else f"{args.minutes_total:g} minutes"
-        self.line.say(
-            f"{a.layers} layers of {a.hidden}, {a.kv_heads} kv heads; {trained / 1e6:.1f}M trained "
-            f"parameters; {self.text.tokens / 1e6:.2f}M tokens; {plan} of {self.windows_a_step} x "
-            f"{args.window} tokens, {self.micro} windows a pass, on {self.group.size} x "
-            f"{self.device.type}, {args.precision}")
-        if self.step:
-            self.line.say(f"continuing after step {self.step} ({duration(self.seconds)} trained)")
+        return (f"{a.layers} layers of {a.hidden}, {a.kv_heads} kv heads; {trained / 1e6:.1f}M "
+                f"trained parameters; {self.text.tokens / 1e6:.2f}M tokens; {plan}", "")
+
+    def measure_before(self) -> None:
+        """Measures the teacher, once for all runs."""
         if self.evaluation is None:
             return
         began = time.monotonic()
@@ -351,28 +307,26 @@ class Trainer(TrainingRun):
             self.teacher["seconds"] = time.monotonic() - began
             self.line.say(f"teacher: loss {self.teacher['loss']:.4f}, recall "
                           f"{100 * self.teacher['recall_mean']:.1f}%")
-        self.reserve = END_SECONDS + EVALUATIONS_AT_END * self.teacher["seconds"]
+        self.reserve = self.END_SECONDS + EVALUATIONS_AT_END * self.teacher["seconds"]
 
-    def finish(self) -> None:
-        """Writes the adapter, and once training is done, measures what was written."""
-        args, metrics = self.args, self.folder / "metrics.jsonl"
-        draw(metrics, self.folder)
-        if not self.finished:
-            self.line.say(f"stopped after step {self.step}, with a checkpoint; the same command "
-                          "continues")
-            return
-        self.student.cap_scale = args.cap_scale
-        round_as_shipped(self.student)
-        write_adapter(self.student, args.out, args.keep)
-        report: dict[str, Any] = {"steps": self.step, "tokens": self.step * args.batch_tokens,
-                                  "seconds": self.seconds, "settings": self._settings(),
-                                  "device": self.device.type, "teacher": self.teacher}
+    def write(self) -> None:
+        """Draws the plots."""
+        draw(self.folder / "metrics.jsonl", self.folder)
+
+    def measure(self, report: dict[str, Any]) -> str:
+        """Writes the adapter and measures it."""
+        args = self.args
+        self.model.cap_scale = args.cap_scale
+        round_as_shipped(self.model)
+        write_adapter(self.model, args.out, args.keep)
+        report |= {"settings": self.settings(), "device": self.device.type,
+                   "teacher": self.teacher}
         if self.device.type == "cuda":
             report["device"] = torch.cuda.get_device_name(self.device)
         if self.evaluation is not None:
             self.line.doing("measuring the student")
-            self.student.compile_parts(lambda part: part)  # not once more for no gradients
-            report["student"] = self.evaluation.of(self.student)
+            self.model.compile_parts(lambda part: part)  # not once more for no gradients
+            report["student"] = self.evaluation.of(self.model)
         (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
         if args.export and fox_convert.main(
                 [str(args.model), str(args.export), "--adapter", str(args.out), "--force"]) != 0:
@@ -384,12 +338,11 @@ class Trainer(TrainingRun):
                 f"{100 * student['recall_mean']:.1f}% ({100 * teacher['recall_mean']:.1f}%), "
                 f"kept {100 * student['share']:.1f}% (wanted {100 * args.keep:.1f}%), at the end "
                 f"{100 * student['share_at_end']:.1f}%")
-        self.line.say(f"done in {duration(self.seconds)}: {args.out}")
+        return str(args.out)
 
 
 def main(args: Namespace) -> int:
     """The command."""
-    args.precision = args.precision or ("bf16" if torch.cuda.is_available() else "fp32")
     torch.set_float32_matmul_precision("high")
     return run_to_end("foxify", Trainer, args)
 

@@ -37,9 +37,9 @@ class Mixture:
             return ids, self._said(ids) * SAID
         return book, np.full(len(book), PLAIN)
 
-    def batch(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Windows one below the other."""
-        ids, marks = zip(*(self.window(first + i) for i in range(count)))
+    def batch(self, indices: range) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and marks of windows, one below the other."""
+        ids, marks = zip(*(self.window(index) for index in indices))
         return np.stack(ids), np.stack(marks)
 
 

@@ -135,7 +135,7 @@ class PlanTest(unittest.TestCase):
     def steps(self, step: int, planned: int) -> int:
         trainer = Trainer.__new__(Trainer)  # nothing but what the decision reads
         trainer.args = argparse.Namespace(minutes_total=1.0, minutes=None)
-        trainer.group = mock.Mock()
+        trainer.device = mock.Mock(type="cpu")
         trainer.step, trainer.total_steps, trainer.stop_asked = step, planned, False
         trainer.pace = collections.deque([(0.0, 0), (10.0, 20)])
         trainer._time_left = lambda: (math.inf, 1.0)  # pylint: disable=protected-access

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 from toy_model import ROOT, TEXT
 
+from models.finetune import training_run
 from models.finetune.process_group import ProcessGroup
 from models.finetune.progress import read_metrics
 from models.finetune.training_state import TrainingError
@@ -79,7 +80,7 @@ class FoxifyTest(unittest.TestCase):
         self.run_here(*flags, out="whole")
         self.assertIn("stopped after step 0", self.run_here(
             *flags, "--minutes", "1e-4", status=(3,), out="parts"))
-        with mock.patch.object(foxify, "BEGAN", 0.0):
+        with mock.patch.object(training_run, "BEGAN", 0.0):
             trainer = self.trainer(*flags)
             trainer.resume()
             record = trainer._record

@@ -8,10 +8,11 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from toy_llama import QWEN3, ROOT, open_merged, write_toy  # first: it skips without torch
+from toy_llama import QWEN3, open_merged, write_toy  # first: it skips without torch
 
 import torch
 from safetensors.torch import load_file
+from toy_model import ROOT
 
 from models.foxify.base_model import BaseModel
 from models.foxify.student import Student, window_attention

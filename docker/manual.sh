@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Makes the manual page of a program: help2man reads its --help, and that of each of its commands,
+# and adds the sections of the file INCLUDE, which no --help has (exit status, files, examples).
+#
+#     manual.sh VERSION PROGRAM INCLUDE PAGE.gz
+set -euo pipefail
+
+version="$1" program="$2" include="$3" page="$4"
+
+# Prints --help as help2man wants it: it looks for "Usage:", and makes "Options:" a section of all.
+asked() {
+  "$program" "$@" | sed -E 's/^usage: /Usage: /; /^Usage: /s/ {3,}.*//; s/^Options:$/Flags:/'
+}
+
+scratch="$(mktemp -d)"
+trap 'rm -r "$scratch"' EXIT
+if [[ "$program" == *fox-server ]]; then
+  asked --help all | sed '0,/^[A-Z].*:$/s//*Options*\n\n&/' >"$scratch/text"
+else
+  asked --help >"$scratch/text"
+  for command in $(sed -nE 's/^  ([a-z][a-z-]*) .*/\1/p' "$scratch/text"); do
+    printf '\n*%s*\n\n' "$command"
+    asked "$command" --help | sed 's/^Usage: \(.*\)/\1\n/'
+  done >>"$scratch/text"
+fi
+# help2man runs a program, and names the page as the program is called.
+stand_in="$scratch/${program##*/}"
+printf '#!/bin/sh\nexec cat "%s"\n' "$scratch/text" >"$stand_in"
+chmod +x "$stand_in"
+mkdir -p "$(dirname "$page")"
+day="$(date -u -d "@${SOURCE_DATE_EPOCH:-$(date +%s)}" +%F)"  # help2man writes only the month
+help2man --no-info --version-string "$version" --source "foxserve $version" --manual foxserve \
+  --include "$include" "$stand_in" |
+  sed -E "s/^(\.TH \S+ \"1\") \"[^\"]*\"/\1 \"$day\"/" | gzip -9n >"$page"
