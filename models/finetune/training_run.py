@@ -1,5 +1,4 @@
-"""The run that finetune and foxify share: resuming, checkpoints, batches, signals, and errors as one
-line.
+"""The run that finetune and foxify share: resuming, checkpoints, batches, signals, one-line errors.
 
 A program derives from TrainingRun and gives it a model, an optimizer and a loop over steps. A run:
 newest checkpoint, if any -> plan -> steps -> results, in one process for each GPU.

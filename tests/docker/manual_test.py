@@ -36,7 +36,8 @@ class ManualTest(unittest.TestCase):
         for program in PROGRAMS:
             subprocess.run([ROOT / "docker" / "manual.sh", "1.2.3", cls.bin / program,
                             ROOT / "docker" / "manual" / f"{program}.h2m", cls.path(program)],
-                           check=True, timeout=100, env={**os.environ, "SOURCE_DATE_EPOCH": "86400"})
+                           check=True, timeout=100,
+                           env={**os.environ, "SOURCE_DATE_EPOCH": "86400"})
 
     @classmethod
     def path(cls, program: str) -> pathlib.Path:
