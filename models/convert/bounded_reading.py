@@ -1,8 +1,9 @@
 """Runs the reading of untrusted files in a child process with bounds on its memory and time.
 
 Headers, pickles and configurations can ask for any amount of both, or overflow the stack of a
-library. The child forks, reads, and returns the result through a pipe; whatever ends it is one
-Refusal here. Only metadata passes the pipe: tensors stay descriptions of where their bytes lie.
+library. The child forks, reads, and returns the result through a pipe; every way in which it can
+end becomes one Refusal here. Only metadata passes the pipe: a tensor stays a description of where
+its bytes lie.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ RESULT_BYTES = 256 << 20
 
 
 def bounded(what: str, read: Callable[[], Result], seconds: int | None = None) -> Result:
-    """The result of read(), which must be picklable. `what` names the files in a Refusal;
-    `seconds` of a processor's time are allowed, by default CPU_SECONDS."""
+    """Returns read(), whose result must be picklable, called in a child process.
+
+    `what` names the files in a Refusal. The child may use `seconds` of processor time, by default
+    CPU_SECONDS.
+    """
     seconds = CPU_SECONDS if seconds is None else seconds
     receiver, sender = os.pipe()
     sys.stderr.flush()
@@ -50,7 +54,7 @@ def bounded(what: str, read: Callable[[], Result], seconds: int | None = None) -
         raise Refusal(f"{what}: nests too deeply")
     if status != 0:
         raise Refusal(f"{what}: not readable (the reading process ended with status {status})")
-    result = pickle.loads(answer)  # of our own classes, written by _run
+    result = pickle.loads(answer)  # pickled by _run, so of our own classes
     if isinstance(result, Exception):
         raise result
     return result  # type: ignore[no-any-return]
@@ -77,7 +81,7 @@ def _run(what: str, read: Callable[[], object], seconds: int, sender: int) -> No
 
 
 def _answer(what: str, read: Callable[[], object]) -> bytes:
-    """The result, or a Refusal or OSError, pickled."""
+    """Pickles the result of read(), or the Refusal or OSError that stands for its exception."""
     try:
         return pickle.dumps(read())
     except Refusal as refusal:

@@ -1,4 +1,4 @@
-"""CanonicalConfig: the keys of a config.json (official or FLA), checked and in one form.
+"""CanonicalConfig: the keys of an official or FLA config.json, checked and in one form.
 
 Invariant: every key of the source is understood, known to have no effect, or refused by name.
 to_json() writes the official keys, plus num_kv_heads and qkv_bias, which the official configuration
@@ -17,12 +17,12 @@ from models.convert.refusal import Refusal
 OFFICIAL_TYPE = "forgetting_transformer-project_fox"
 FLA_TYPE = "forgetting_transformer"
 ORDINARY_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # read by transformers_config.py
-# As models/checkpoint/model_config.cc bounds them.
+# The bounds of models/checkpoint/model_config.cc.
 MAX_VOCAB, MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS = 1 << 24, 65536, 1 << 20, 1024
 MAX_HEADS, MAX_HEAD_DIM, MAX_RATIO, MAX_EOS, MAX_INT = 1024, 256, 1024, 64, (1 << 31) - 1
 LEAST_NORM_EPS = 1e-30
 
-# Keys never read by either model, or of training, generation and display only.
+# Keys that neither model reads, or that concern only training, generation and display.
 WITHOUT_EFFECT = frozenset(
     """
     _target_ model_type architectures auto_map transformers_version dtype torch_dtype use_cache
@@ -59,7 +59,7 @@ _FLA_ONLY = frozenset({"attnres_block_size"})
 
 @dataclass
 class CanonicalConfig:
-    """The architecture. Sizes as in models/checkpoint/model_config.h."""
+    """The architecture. Sizes are named as in models/checkpoint/model_config.h."""
 
     fla: bool  # the source's tensor layout
     vocab_size: int
@@ -210,9 +210,9 @@ def _intermediate_size(keys: _Keys, raw: dict[str, Any], hidden_size: int) -> in
 
 
 def check_token_ids(raw: dict[str, Any], vocab_size: int) -> None:
-    """The special tokens: an id, null, or (eos) a list of ids.
+    """The ids of the special tokens: an id, null, or, for eos, a list of ids.
 
-    One that is not in the vocabulary (-1 is common) stands for none.
+    An id outside the vocabulary (-1 is common) stands for no token.
     """
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         value = raw.get(key)
@@ -225,7 +225,7 @@ def check_token_ids(raw: dict[str, Any], vocab_size: int) -> None:
 
 
 def _token_ids(raw: dict[str, Any], vocab_size: int) -> dict[str, Any]:
-    """The keys of the special tokens; absent ones take the defaults."""
+    """The keys of the special tokens; an absent key takes its default."""
     check_token_ids(raw, vocab_size)
     defaults = (("bos_token_id", 1), ("eos_token_id", 2), ("pad_token_id", vocab_size))
     return {key: raw.get(key, default if default < vocab_size else None)
@@ -233,7 +233,7 @@ def _token_ids(raw: dict[str, Any], vocab_size: int) -> dict[str, Any]:
 
 
 def _passed_on(raw: dict[str, Any], keys: _Keys, fla: bool, vocab_size: int) -> dict[str, Any]:
-    """Keys that the conversion does not interpret."""
+    """Copies the keys that the conversion does not interpret."""
     position = raw.get("max_position_embeddings", 2048)
     if position is not None:
         keys.integer("max_position_embeddings", 2048, MAX_INT)
@@ -246,12 +246,12 @@ def _passed_on(raw: dict[str, Any], keys: _Keys, fla: bool, vocab_size: int) -> 
 
 
 def _output_gate_act(keys: _Keys) -> str:
-    """Read only by a model that has an output gate."""
+    """Checks keys that only a model with an output gate reads."""
     return keys.choice("ogate_act", ("sigmoid", "silu"), "sigmoid")
 
 
 def _check_combinations(config: CanonicalConfig) -> None:
-    """Refuses what the server would refuse to load (models/checkpoint/model_config.cc)."""
+    """Refuses a configuration that models/checkpoint/model_config.cc would refuse to load."""
     if config.use_output_norm and config.ogate_act == "silu":
         raise Refusal("config key ogate_act: silu together with use_output_norm does not exist")
     if config.qkv_bias and (config.use_k_shift or config.use_v_shift):

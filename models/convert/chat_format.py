@@ -1,8 +1,8 @@
 """chat_format.json of a model directory: its Jinja template as prefixes and suffixes of roles.
 
-Invariant: a format is written only if it renders RANDOM_CONVERSATIONS conversations as the template
-does; a conversation of which that cannot be said is one that the format refuses. The server, which
-has no template engine, reads the result (models/tokenizer/chat_format.h).
+Invariant: a format is written only if it renders RANDOM_CONVERSATIONS random conversations as the
+template does. The format refuses every kind of conversation that this cannot be shown for. The
+server, which has no template engine, reads the result (models/tokenizer/chat_format.h).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from models.convert.refusal import Refusal
 NAME = "chat_format.json"
 RANDOM_CONVERSATIONS = 200
 _SECONDS = 60
-_LARGEST = 64 << 10  # that the server reads
+_LARGEST = 64 << 10  # bytes; the server refuses larger files
 _CONTENTS = ("", " ", "\n", "a", "Hello, world.", "žluť 漢字 🦊", "\u3000", "\x1c\x85", "{{ x }}")
 _THOUGHT, _RESPONSE = ("<think>", "</think>"), ("<tool_response>", "</tool_response>")
-# Of a template that keeps no thought.
+# `thinking` for a template that removes thoughts from all answers.
 _DROPPED = {"prefix": _THOUGHT[0], "suffix": _THOUGHT[1], "skip": "", "kept": False}
 _DROPPED |= {"response_start": "", "response_end": ""}
 
 
 def _thought(content: str, thinking: dict[str, Any]) -> tuple[str, str]:
-    """What an answer says up to the end of its thought, and behind it."""
+    """Splits an answer into its thought ("" if it has none) and the text behind the thought."""
     if not thinking.get("kept", True):
         answer = content.split(thinking["suffix"])[-1]
         return "", answer.lstrip("\n") if thinking["strip"] else answer
@@ -43,7 +43,10 @@ def _thought(content: str, thinking: dict[str, Any]) -> tuple[str, str]:
 
 
 def _last_question(messages: list[Message], thinking: dict[str, str]) -> int:
-    """Where the user spoke last, and not for a tool; behind all messages if nowhere."""
+    """Index of the last message that a user wrote; their number if there is none.
+
+    A user message in response tags carries the answer of a tool, and does not count.
+    """
     start, end = thinking["response_start"], thinking["response_end"]
     for i, message in reversed(list(enumerate(messages))):
         content = message["content"]
@@ -60,7 +63,7 @@ def render_format(
     tools: Tools | None = None,
     enable_thinking: bool | None = None,
 ) -> str:
-    """What the server makes of a conversation (models/tokenizer/chat_format.cc)."""
+    """Renders a conversation as the server does (models/tokenizer/chat_format.cc)."""
     text, thinking = form["bos"], form.get("thinking")
     question = _last_question(messages, thinking) if thinking else 0
     told, default = "", form["default_system"]
@@ -96,7 +99,7 @@ def render_format(
 
 
 def _conversation(*turns: str) -> list[Message]:
-    """`turns` are "role" with a content that names the turn, or "role:content"."""
+    """Makes messages of `turns`: "role:content", or "role" with a content that names the turn."""
     split = (turn.partition(":") for turn in turns)
     return [
         {"role": role, "content": content if colon else f"qz{i}zq"}
@@ -126,7 +129,7 @@ def _between(text: str, start: str, end: str) -> str:
 
 
 class _Derivation:
-    """Renders probes, and cuts the results at their contents."""
+    """Derives a format: renders probe conversations and cuts the texts at their contents."""
 
     def __init__(self, render: Render, tokens: dict[str, str]) -> None:
         self._render, self._tokens = render, tokens
@@ -140,11 +143,11 @@ class _Derivation:
     ) -> str:
         try:
             return self._render(messages, generate, tools, thinks)
-        except Exception as error:  # whatever a template does wrong
+        except Exception as error:  # a template can raise any of them
             raise NotOfThisForm(f"it refuses {_roles(messages)} ({_line(error)})") from None
 
     def _pieces(self, *roles: str, generate: bool = False) -> list[str]:
-        """What stands before, between and after the contents."""
+        """The texts before, between and after the contents."""
         messages = _conversation(*roles)
         pieces = re.split(r"qz\d+zq", self._rendered(messages, generate))
         if len(pieces) != len(roles) + 1:
@@ -152,7 +155,7 @@ class _Derivation:
         return pieces
 
     def form(self, with_system: bool) -> dict[str, Any]:
-        """The only format that can be that of the template; check() says whether it is."""
+        """The only format that may equal the template; check() finds out if it does."""
         first, closing = self._pieces("user")
         opening = self._pieces("user", generate=True)[1]
         end = self._tokens.get("eos_token", "")
@@ -192,12 +195,12 @@ class _Derivation:
         return {"prefix": prefix, "suffix": suffix, "trim": plain == spaced}
 
     def _thinking(self, start: str) -> dict[str, Any]:
-        """How thoughts stand in answers to the last question; {}: in all answers as they are."""
+        """How thoughts appear in answers to the last question; {} if all answers keep them."""
         turns = _conversation("user", f"assistant:{_THOUGHT[0]}qz8zq{_THOUGHT[1]}qz9zq", "user")
         last, earlier = self._rendered(turns[:2]), self._rendered(turns)
         if "qz8zq" in earlier:
             return {}
-        if "qz8zq" not in last:  # nor in any other answer
+        if "qz8zq" not in last:  # the template drops the thoughts of all answers
             lines = _conversation("user", "assistant:\n\nqz9zq", "user")
             strips = "\n\nqz9zq" not in self._rendered(lines)
             return {"thinking": {**_DROPPED, "strip": strips}}
@@ -210,7 +213,7 @@ class _Derivation:
         return {"thinking": {**texts, "response_start": _RESPONSE[0], "response_end": _RESPONSE[1]}}
 
     def _alternates(self) -> bool:
-        """Whether some order of user and assistant is refused; then all but one is."""
+        """True if the template refuses some order of user and assistant, so all but alternation."""
         try:
             for roles in (("user", "user"), ("assistant", "user"), ("user", *("assistant",) * 2)):
                 self._rendered(_conversation(*roles))
@@ -224,7 +227,7 @@ class _Derivation:
             raise NotOfThisForm("a message from the system changes how the user's begins")
         bos = form["bos"]
         if len(first) >= len(head + behind) and first.startswith(head) and first.endswith(behind):
-            # What always stands there is a system message, too; bos is a part of its prefix.
+            # Text that always stands there is a default system message; its prefix includes bos.
             form["default_system"] = first[len(head) : len(first) - len(behind)]
             form["bos"] = bos = ""
         if not head.startswith(bos):
@@ -233,7 +236,7 @@ class _Derivation:
         form["roles"]["system"] = self._role("system", head[len(bos) :], suffix)
 
     def with_tools(self, form: dict[str, Any]) -> dict[str, Any]:
-        """The format, and how tools are told of and called."""
+        """Adds to a format how tools are listed and called."""
         user, system, assistant = (form["roles"][n] for n in ("user", "system", "assistant"))
         tools = [_tool(f"qz{i}zq", "d") for i in range(2)]
 
@@ -274,7 +277,7 @@ class _Derivation:
         return {**form, "roles": roles, "tools": texts}
 
     def checked(self, form: dict[str, Any], literals: list[str]) -> dict[str, Any]:
-        """The format, and whether the system may speak behind the first message."""
+        """Checks a format, and sets `later_system`: True if a later message may be a system one."""
         later = "system" in form["roles"]
         try:
             self.check(form := {**form, "later_system": later}, literals)
@@ -285,7 +288,7 @@ class _Derivation:
         return form
 
     def check(self, form: dict[str, Any], literals: list[str]) -> None:
-        """Raises unless random conversations are rendered as by the template."""
+        """Raises NotOfThisForm unless random conversations come out as from the template."""
         draw = random.Random(0)
         marks = [role[end] for role in form["roles"].values() for end in ("prefix", "suffix")]
         pieces = [*_CONTENTS, *marks, *literals, *self._tokens.values()]
@@ -301,7 +304,7 @@ class _Derivation:
             raise NotOfThisForm(f"conversations with {_blamed(wrong, right)} come out differently")
 
 
-# What of a conversation a template may look at.
+# Traits of a conversation that may change how a template renders it.
 _TRAITS: dict[str, Callable[[list[Message]], bool]] = {
     "</think> in a content": lambda m: any(_THOUGHT[1] in t["content"] for t in m),
     "white space around a content": lambda m: any(t["content"] != t["content"].strip() for t in m),
@@ -319,7 +322,7 @@ _TRAITS: dict[str, Callable[[list[Message]], bool]] = {
 
 
 def _blamed(wrong: list[list[Message]], right: list[list[Message]]) -> str:
-    """The trait that tells conversations that came out differently from the others best."""
+    """The trait that best separates the `wrong` conversations from the `right` ones."""
 
     def gap(name: str) -> float:
         shares = (sum(map(_TRAITS[name], of)) / max(1, len(of)) for of in (wrong, right))
@@ -371,11 +374,14 @@ def _line(error: Exception) -> str:
 def derive(
     templates: dict[str, str], tokens: dict[str, str]
 ) -> tuple[dict[str, Any], str]:
-    """The format, and what it lacks and why ("": nothing). NotOfThisForm: there is none."""
+    """The format, and its missing features with the reason ("" if complete).
+
+    Raises NotOfThisForm if the template has no format.
+    """
     import jinja2
 
     derivation = _Derivation(compiled(templates, tokens), tokens)
-    # What a template may look for in a content is written in it.
+    # A string that a template looks for in contents is a literal of the template.
     words = [word for text in templates.values() for word in jinja2.Environment().lex(text)]
     literals = [word[1:-1] for _, kind, word in words if kind == "string" and len(word) < 64]
     reason = ""
@@ -397,7 +403,7 @@ def derive(
 
 
 def write_chat_format(directory: Path) -> str:
-    """Writes NAME if the directory has a template of this form; returns a note, "" for none."""
+    """Writes NAME if the template of the directory has a format; returns a note for the user."""
     note = _write(directory)
     return "".join(c if c.isprintable() else "?" for c in note)
 
@@ -416,7 +422,7 @@ def _write(directory: Path) -> str:
 
 
 def _derived(templates: dict[str, str], tokens: dict[str, str]) -> tuple[str, str]:
-    """The text of NAME, "" for none, and a note for the user."""
+    """The text of NAME ("" if there is no format), and a note for the user ("" if none)."""
     try:
         form, reason = derive(templates, tokens)
     except NotOfThisForm as error:
@@ -426,7 +432,7 @@ def _derived(templates: dict[str, str], tokens: dict[str, str]) -> tuple[str, st
         return "", f"no chat: its texts take more than {_LARGEST} bytes"
     note = f"chat without {reason}" if reason else ""
     date = re.search(r"date_string = [\"']([^\"']+)", templates["default"])
-    if date and date[1] in text:  # transformers gives it, too
+    if date and date[1] in text:  # transformers renders this date, too
         said = f"every chat says that today is {date[1]}, as the template does"
         note = f"{note}; {said}" if note else said
     return text, note

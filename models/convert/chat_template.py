@@ -1,7 +1,7 @@
 """The Jinja templates of a checkpoint's chats, rendered as the transformers library does.
 
-Templates are programs that we did not write: they run in jinja2's sandbox, and callers have them
-in a process with bounds (bounded_reading.py). Read chat_format.py next.
+Templates are untrusted programs: they run in jinja2's sandbox, and callers render them in a process
+with bounds (bounded_reading.py). Read chat_format.py next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from models.convert.refusal import Refusal
 
 TOKENS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
-DATE = '{{{{strftime_now("{}")}}}}'  # of a text of the format: the date of the request
+DATE = '{{{{strftime_now("{}")}}}}'  # stands for the date of the request in the texts of a format
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]]
@@ -26,8 +26,10 @@ class NotOfThisForm(Exception):
 
 
 def template_of(directory: Path) -> tuple[dict[str, str], dict[str, str]] | None:
-    """The templates of a directory, "default" and maybe "tool_use", for conversations with tools,
-    and the tokens that they may name; None: there is none."""
+    """The templates of a directory and the tokens that they may name; None without a template.
+
+    The templates are "default" and, in some directories, "tool_use" for conversations with tools.
+    """
     path = directory / "tokenizer_config.json"
     try:
         config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
@@ -52,14 +54,16 @@ def template_of(directory: Path) -> tuple[dict[str, str], dict[str, str]] | None
 
 
 def compiled(templates: dict[str, str], tokens: dict[str, str]) -> Render:
-    """The templates as the transformers library would render them without documents, but dates
-    as DATE has them."""
+    """Compiles the templates, to render as the transformers library does without documents.
+
+    Dates become DATE.
+    """
     import jinja2
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """{% generation %} .. {% endgeneration %}: what a model is trained to write, as it is."""
+        """{% generation %} .. {% endgeneration %} marks text for training; it stays as it is."""
 
         tags = {"generation"}
 

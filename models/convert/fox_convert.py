@@ -117,13 +117,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _say(text: str) -> None:
-    """One line, in which a name from a file cannot move a terminal's cursor."""
+    """Prints one line to stderr, in which a name from a file cannot move a terminal's cursor."""
     shown = "".join(c if c.isprintable() else "?" for c in text)
     print(shown if len(shown) < 2000 else shown[:2000] + "..", file=sys.stderr, flush=True)
 
 
 def _print_plan(plan: Plan) -> None:
-    """The dry run's answer, on stdout."""
+    """Prints the configuration and the tensors of a dry run to stdout."""
     planned = plan.tensors
     print(f"source: {plan.kind}")
     for key, value in plan.config.items():
@@ -215,7 +215,7 @@ def _plan_of_source(args: argparse.Namespace) -> Plan:
 
 
 def _convert(args: argparse.Namespace) -> None:
-    """Does what the checked command line asks for."""
+    """Runs the checked command line: a dry run, a comparison, or a conversion."""
     from models.convert.bounded_reading import bounded
     from models.convert.output_directory import check_destination
     from models.convert.tensor_plan import checked

@@ -1,7 +1,8 @@
 """A GGUF file as a Hugging Face checkpoint: configuration, tensors (dequantised), tokenizer files.
 
 Invariant: every tensor and every key of the architecture is used, known to have no effect, or
-refused by name. Blocks of rows are dequantised as they are written. Read gguf_tokenizer.py next.
+refused by name. Rows are dequantised in blocks, while they are written. Read gguf_tokenizer.py
+next.
 """
 
 from __future__ import annotations
@@ -46,13 +47,16 @@ _WITHOUT_EFFECT = (
     "rope.scaling.finetuned",
     "tensor_data_layout",
 )
-# LLaMA 3's scaling, of which GGUF keeps only the resulting factors: low, high, original context
+# LLaMA 3's RoPE scaling: low, high, original context. GGUF stores only the factors that result.
 _LLAMA3 = (1.0, 4.0, 8192)
 
 
 class GgufTensor(SourceTensor):
-    """A tensor of a GGUF file, as float32, stored as `kind`, a name of QUANTISATIONS. `order`: the
-    rows to take, None for all as they lie."""
+    """A tensor of a GGUF file, read as float32.
+
+    `kind` is its type in the file, a name of QUANTISATIONS; `order` the rows to take, None for all
+    rows in the order of the file.
+    """
 
     def __init__(self, tensor: Any, path: Path) -> None:
         shape = tuple(int(n) for n in reversed(tensor.shape))
@@ -82,7 +86,7 @@ class GgufTensor(SourceTensor):
 
 
 class _Keys:
-    """The metadata, and the keys of the architecture that were not asked for."""
+    """The metadata of a file, which remembers the architecture's keys that were not read yet."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self._fields = fields
@@ -91,7 +95,7 @@ class _Keys:
         self._left -= {f"{self.architecture}.{key}" for key in _WITHOUT_EFFECT}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of any key; of the type of `default` unless that is None."""
+        """The value of any key. It must have the type of `default`, unless `default` is None."""
         field = self._fields.get(key)
         try:
             value = default if field is None else field.contents()
@@ -102,7 +106,7 @@ class _Keys:
         return value
 
     def of_model(self, key: str, kind: type, default: Any = None) -> Any:
-        """A number of the architecture; required when there is no default."""
+        """A number of the architecture. Refusal if it is absent and there is no default."""
         key = f"{self.architecture}.{key}"
         self._left.discard(key)
         value = self.get(key, default)
@@ -112,7 +116,7 @@ class _Keys:
         return float(str(np.float32(value))) if kind is float else value
 
     def check_empty(self) -> None:
-        """Raises Refusal if anything was left over."""
+        """Raises Refusal if a key of the architecture was not read."""
         if self._left:
             raise Refusal(f"key {min(self._left)}: not supported")
 
@@ -125,7 +129,7 @@ def open_gguf(path: Path, wanted: str) -> Plan:
         raise Refusal(f"{path.name}: reading it needs gguf (pip install gguf)") from None
 
     class Reader(gguf.GGUFReader):
-        """Reads nothing behind the end, where an array could go on without end."""
+        """Refuses to read past the end of the file, so that no array is longer than the file."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, *rest: Any, **named: Any) -> Any:
             if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
@@ -136,7 +140,7 @@ def open_gguf(path: Path, wanted: str) -> Plan:
         reader = Reader(path)
     except OSError:
         raise
-    except Exception as error:  # the reader checks little
+    except Exception as error:  # GGUFReader checks little: a damaged file can raise any
         raise Refusal(f"{path.name}: not a whole GGUF file ({error})") from None
     keys = _Keys(reader.fields)
     if reader.byte_order != "I" or keys.get("split.count", 1) > 1:
@@ -200,7 +204,7 @@ def _config(keys: _Keys, tensors: dict[str, GgufTensor]) -> dict[str, Any]:
 
 
 def _rope_scaling(keys: _Keys) -> dict[str, Any] | None:
-    """What the keys say."""
+    """Linear RoPE scaling, or None, from the keys of the architecture."""
     kind = keys.of_model("rope.scaling.type", str, "none")
     factor = keys.of_model("rope.scaling.factor", float, 1.0)
     if kind not in ("none", "linear"):
@@ -214,7 +218,7 @@ def _rope_scaling(keys: _Keys) -> dict[str, Any] | None:
 
 
 def _llama3_scaling(config: dict[str, Any], tensor: GgufTensor) -> dict[str, Any] | None:
-    """The parameters whose factors `tensor` holds."""
+    """LLaMA 3's RoPE scaling whose factors `tensor` holds; None if it scales nothing."""
     found = next(tensor.blocks()).astype(np.float64)
     factor = float(np.round(found.max(), 3))
     low, high, original = _LLAMA3
@@ -243,7 +247,10 @@ class _Planner:
         self._planned: list[PlannedTensor] = []
 
     def _add(self, name: str, source: str, shape: tuple[int, ...], heads: int = 0) -> None:
-        """`heads`: of rows whose pairs for RoPE lie side by side, and a half apart from now on."""
+        """Plans a tensor. `heads`: moves the rows of each head's RoPE pairs half a head apart.
+
+        GGUF stores the two rows of a pair side by side, transformers half a head apart.
+        """
         part = self._pool.take(source, shape)
         if heads:
             order = np.arange(shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
@@ -251,7 +258,7 @@ class _Planner:
         self._planned.append(PlannedTensor(name, self._dtype, shape, (part,)))
 
     def model(self) -> list[PlannedTensor]:
-        """The whole model."""
+        """Plans all tensors of the model."""
         c = self._config
         table = (c["vocab_size"], c["hidden_size"])
         self._add("model.embed_tokens.weight", "token_embd.weight", table)

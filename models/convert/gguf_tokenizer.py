@@ -10,11 +10,11 @@ import numpy as np
 
 from models.convert.refusal import Refusal
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # of tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # values of tokenizer.ggml.token_type
 _IDS = {"bos": "bos", "eos": "eos", "eot": "eot", "unk": "unknown", "pad": "padding"}
 _SAMPLING = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
              "penalty_repeat": "repetition_penalty"}  # general.sampling.*
-_LLAMA_IDS = {"unk": 0, "bos": 1, "eos": 2}  # llama.cpp's, of a `llama` whose file says none
+_LLAMA_IDS = {"unk": 0, "bos": 1, "eos": 2}  # llama.cpp's defaults
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -25,7 +25,7 @@ _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[UPPER]*[LOWER]+|[^\r\n\p{L}\p{N}]?[UPPER]+[LOWER]*|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 ).replace("UPPER", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}").replace("LOWER", r"\p{Ll}\p{Lm}\p{Lo}\p{M}")
-# Of DeepSeek: the letters with upper and lower case that it counts as words, signs, Asian letters.
+# Classes of characters of DeepSeek: letters with upper and lower case, signs, Asian letters.
 _LETTERS = (
     "A-Za-z\xb5\xc0-\xd6\xd8-\xf6\xf8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-"
     "\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5"
@@ -54,15 +54,15 @@ def _byte_level(use_regex: bool) -> dict[str, Any]:
 
 
 def _split(*patterns: str) -> list[dict[str, Any]]:
-    """Cuts by each pattern what the ones before it left."""
+    """Splits a text by the first pattern, the pieces by the second, and so on."""
     splits = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
                "invert": False} for pattern in patterns]
     return [*splits, _byte_level(use_regex=False)]
 
 
-# tokenizer.ggml.pre -> the steps before merging. Files without it are of GPT-2's time.
+# tokenizer.ggml.pre -> the steps before merging. Files without this key are as old as GPT-2.
 _GPT2 = [_byte_level(use_regex=True)]
-_LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # llama.cpp's names for one form
+_LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # llama.cpp has four names for it
 PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": _GPT2,
     "default": _GPT2,
@@ -75,14 +75,14 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "deepseek-coder": _split(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", f"[{_CJK}]+", r"\p{N}"),
     "tekken": _split(_TEKKEN),
 }
-# Of these, a piece that is a token as a whole is not merged, and bos stands in front by default.
+# Tokenizers that do not merge a piece that is a whole token, and add bos by default.
 _WHOLE = (*_LLAMA3, "tekken")
 
 
 def tokenizer_files(
     get: Callable[[str, Any], Any], vocab_size: int
 ) -> dict[str, dict[str, Any] | bytes]:
-    """File name -> content. `get`: a key's value, or the default."""
+    """The tokenizer's files: name -> content. `get(key, default)` returns the value of a key."""
     model, tokens = get("tokenizer.ggml.model", ""), get("tokenizer.ggml.tokens", [])
     kinds = get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
     texts = all(type(token) is str for token in tokens)
@@ -92,11 +92,11 @@ def tokenizer_files(
     ids = {}
     for name, key in _IDS.items():
         ids[name] = get(f"tokenizer.ggml.{key}_token_id", None)
-        if ids[name] not in range(len(tokens)):  # none, as to llama.cpp; -1 in some files
+        if ids[name] not in range(len(tokens)):  # no token; some files have -1
             ids[name] = None
         if ids[name] is None and model == "llama" and _is_marked(name, kinds):
             ids[name] = _LLAMA_IDS[name]
-    if model == "llama":  # whose words of users are written as pieces
+    if model == "llama":  # its user-defined tokens are written like pieces
         tokens = [t.replace("\u2581", " ") if kind == _USER_DEFINED else t
                   for t, kind in zip(tokens, kinds)]
     files: dict[str, dict[str, Any] | bytes] = {}
@@ -125,7 +125,7 @@ def tokenizer_files(
 
 
 def _sampling(get: Callable[[str, Any], Any]) -> dict[str, Any]:
-    """What the model's maker recommends, by the names of the transformers library."""
+    """The sampling that the model's maker recommends, by the names of the transformers library."""
     found = {name: get(f"general.sampling.{key}", None) for key, name in _SAMPLING.items()}
     # The shortest decimal that is the same float32: 0.2, not 0.20000000298023224.
     return {
@@ -142,14 +142,17 @@ def _adds_bos(get: Callable[[str, Any], Any]) -> bool:
 
 
 def _is_marked(name: str, kinds: list[int]) -> bool:
-    """Whether the token that _LLAMA_IDS gives is no text. Today's converter calls `<unk>` CONTROL,
-    as every token that tokenizer_config.json calls special."""
+    """True if the token with the id of _LLAMA_IDS is a special one.
+
+    llama.cpp's converter now gives `<unk>` the type CONTROL, as it does to every token that
+    tokenizer_config.json calls special.
+    """
     at = _LLAMA_IDS.get(name, len(kinds))
     return at < len(kinds) and kinds[at] in (_UNKNOWN, _CONTROL)
 
 
 def _added(tokens: list[str], kinds: list[int]) -> dict[str, dict[str, Any]]:
-    """added_tokens_decoder of a `llama`: what is found in a text before sentencepiece reads it."""
+    """added_tokens_decoder of a `llama`: tokens found in a text before sentencepiece reads it."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {
         str(i): {"content": token, **flags, "special": kind != _USER_DEFINED}
@@ -209,7 +212,7 @@ def _bpe(
 
 
 def _field(number: int, value: bytes | float | int | bool) -> bytes:
-    """A field of a protocol buffer, of the type of `value`."""
+    """Encodes a field of a protocol buffer; the type of `value` decides the wire type."""
     if isinstance(value, float):
         return _varint(number << 3 | 5) + struct.pack("<f", value)
     if isinstance(value, int):
@@ -228,13 +231,13 @@ def _varint(value: int) -> bytes:
 def _sentencepiece(
     get: Callable[[str, Any], Any], tokens: list[str], kinds: list[int], ids: dict[str, int | None]
 ) -> bytes:
-    """tokenizer.model, a sentencepiece ModelProto; its types of pieces are those of GGUF."""
+    """tokenizer.model, a sentencepiece ModelProto, whose types of pieces have GGUF's numbers."""
     scores = get("tokenizer.ggml.scores", [])
     if len(scores) != len(tokens):
         raise Refusal(f"key tokenizer.ggml.scores: {len(scores)} of them, {len(tokens)} tokens")
     if ids["unk"] is None:
         raise Refusal("key tokenizer.ggml.unknown_token_id: missing, and token 0 is a text")
-    # Sentencepiece has one unknown piece; the others that are called so are never in a text.
+    # Sentencepiece has one unknown piece; other pieces of that type never occur in a text.
     kinds = [_CONTROL if kind == _UNKNOWN else kind for kind in kinds]
     kinds[ids["unk"]] = _UNKNOWN
     pieces = b"".join(

@@ -1,7 +1,8 @@
 """An adapter of foxify on its base: the plan of the merged model.
 
 A tensor NAME.lora_B.weight with its NAME.lora_A.weight adds B A to NAME.weight, in float32, rounded
-to the base's type; every other tensor of the adapter is taken as it is, or replaces the base's.
+to the base's type. Every other tensor of the adapter joins the tensors of the base, or replaces the
+one of its name.
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ from models.convert.source_tensor import SourceTensor
 from models.convert.tensor_plan import Plan, PlannedTensor
 
 ADAPTER, CONFIG = "adapter.safetensors", "adapter_config.json"
-GENERATION = "generation_config.json"  # of the adapter: joins that of the base
+GENERATION = "generation_config.json"  # the adapter's keys replace keys of the base's file
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 def _values(tensor: SourceTensor) -> np.ndarray:
-    """As float32."""
+    """The elements as float32."""
     blocks = [as_float(block, tensor.dtype) for block in tensor.blocks()]
     return np.concatenate(blocks).astype(np.float32, copy=False).reshape(tensor.shape)
 
 
 def _fits(base: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Whether B A has the shape of the base."""
+    """True if B A has the shape of the base."""
     matrices = len(base) == len(a) == len(b) == 2
     return matrices and (b[0], a[1]) == base and b[1] == a[0] > 0
 
 
 class _Sum(SourceTensor):
-    """A matrix of the base, rounded to its type, with B A, as float32."""
+    """The sum of a base matrix, rounded to its type, and B A, in float32."""
 
     def __init__(self, base: PlannedTensor, a: SourceTensor, b: SourceTensor) -> None:
         super().__init__(base.name, "F32", base.shape, (), a.path, 0, 0)
         self.__dict__.update(base=base, a=a, b=b)
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Yields whole rows, as many as the base does."""
+        """Yields whole rows, in blocks of the base's size."""
         a, b, first = _values(self.a), _values(self.b), 0
         for rounded, _, _ in self.base.blocks():
             rows = as_float(rounded, self.base.dtype).astype(np.float32).reshape(-1, self.shape[1])
@@ -55,7 +56,7 @@ class _Sum(SourceTensor):
 def with_adapter(plan: Plan, directory: Path) -> Plan:
     """Raises Refusal unless the adapter in `directory` fits."""
     config = parse_json(read_text(directory / CONFIG), CONFIG)
-    # adapter.safetensors, or parts of it: adapter-00001-of-00002.safetensors.
+    # adapter.safetensors, or its parts adapter-00001-of-00002.safetensors and so on.
     paths = sorted(directory.glob("adapter*.safetensors")) or [directory / ADAPTER]
     change = {n: tensor for p in paths for n, tensor in read_safetensors(check_link(p)).items()}
     kind = config.get("base_model_type")

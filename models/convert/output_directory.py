@@ -43,9 +43,9 @@ INDEX = "model.safetensors.index.json"
 
 
 class Progress:
-    """One line on stderr: percentage and MB/s. Not a terminal: a line every quarter of much."""
+    """Shows percentage and MB/s in one line on stderr; without a terminal, a line per quarter."""
 
-    QUIET_BYTES = 64 << 20  # not a terminal: less than this is not worth a line
+    QUIET_BYTES = 64 << 20  # bytes; smaller results get no line without a terminal
 
     def __init__(self, label: str, total: int) -> None:
         self._label, self._total = label, max(1, total)
@@ -53,7 +53,7 @@ class Progress:
         self._terminal = sys.stderr.isatty()
 
     def add(self, count: int) -> None:
-        """Counts `count` bytes."""
+        """Adds `count` bytes to the progress."""
         self._done += count
         share = self._done / self._total
         if not self._terminal and self._total < self.QUIET_BYTES:
@@ -68,14 +68,14 @@ class Progress:
 
 @dataclass
 class WriteReport:
-    """Findings of write_tensors."""
+    """The result of write_tensors."""
 
-    nonfinite: dict[str, int] = field(default_factory=dict)  # tensor -> NaN or infinite elements
+    nonfinite: dict[str, int] = field(default_factory=dict)  # tensor -> NaN and infinite elements
 
 
 @dataclass
 class VerifyReport:
-    """Findings of verify_tensors."""
+    """The result of verify_tensors."""
 
     compared: int = 0  # elements
     different: dict[str, int] = field(default_factory=dict)  # tensor -> elements
@@ -84,7 +84,7 @@ class VerifyReport:
 
 
 def split_shards(planned: list[PlannedTensor], limit: int) -> dict[str, list[PlannedTensor]]:
-    """File name -> its tensors, at most `limit` bytes of data each (or a single tensor).
+    """Splits tensors into files: name -> tensors, of at most `limit` bytes or a single tensor.
 
     Within a file wide elements come first, so that every tensor is aligned to its element size.
     """
@@ -149,7 +149,7 @@ def write_file(path: Path, content: dict[str, Any] | bytes) -> None:
 
 
 def add_file(path: Path, content: dict[str, Any] | bytes) -> None:
-    """Writes a file; keys of a dictionary replace those of one that is there."""
+    """Writes a file; the keys of a dictionary replace keys of an existing JSON file."""
     if isinstance(content, dict) and path.exists():
         content = {**parse_json(path.read_bytes(), path.name), **content}
     write_file(path, content)
@@ -184,7 +184,7 @@ def verify_tensors(planned: list[PlannedTensor], written: dict[str, SourceTensor
 def _verify_tensor(
     tensor: PlannedTensor, copy: SourceTensor, report: VerifyReport, progress: Progress
 ) -> None:
-    """Compares bits (so that NaN equals itself), and measures differences as numbers."""
+    """Compares bits, so that NaN equals itself, and measures differences as numbers."""
     bits = np.dtype(f"u{NUMPY_TYPES[tensor.dtype].itemsize}")
     have = _Elements(copy.blocks())
     for rounded, source, source_dtype in tensor.blocks():
@@ -210,7 +210,7 @@ class _Elements:
         self._rest: list[np.ndarray] = []
 
     def take(self, count: int) -> np.ndarray:
-        """The next `count` elements."""
+        """Returns the next `count` elements."""
         held = sum(piece.size for piece in self._rest)
         while held < count:
             self._rest.append(next(self._blocks))
@@ -230,10 +230,10 @@ def _largest_gap(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def check_config(directory: Path, expected: dict[str, Any]) -> None:
-    """The written config.json must say what the source says."""
+    """Raises Refusal unless the written config.json equals the planned one."""
     found = parse_json(read_text(directory / "config.json"), "config.json")
     for key in sorted(set(expected) | set(found)):
-        if json.dumps(expected.get(key)) != json.dumps(found.get(key)):  # NaN is not NaN
+        if json.dumps(expected.get(key)) != json.dumps(found.get(key)):  # as text NaN equals itself
             raise Refusal(f"config key {key}: the destination differs from the source")
 
 
@@ -255,7 +255,7 @@ def check_destination(destination: Path, force: bool) -> None:
 
 
 def check_space(destination: Path, planned: list[PlannedTensor]) -> None:
-    """Refuses to start where the disk is too small for the result."""
+    """Refuses to start if the disk is too small for the result."""
     need = sum(tensor.byte_size for tensor in planned) + (16 << 20)
     free = shutil.disk_usage(destination.parent).free
     if free < need:

@@ -111,7 +111,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class TensorRef:
-    """A strided view of a storage, as the pickle gave it: unchecked until TorchArchive.tensor."""
+    """A strided view of a storage, as the pickle gives it; TorchArchive.tensor checks it."""
 
     storage: Storage
     offset: Any
@@ -142,7 +142,7 @@ class _Callable:
 
 
 def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Any:
-    """torch._utils._rebuild_tensor_v2; `rest`: requires_grad, hooks, metadata."""
+    """Stands for torch._utils._rebuild_tensor_v2; `rest` is requires_grad, hooks, metadata."""
     if isinstance(storage, Inert):
         return storage
     if not isinstance(storage, Storage):
@@ -153,17 +153,17 @@ def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: 
 
 
 def _rebuild_parameter(data: Any, *rest: Any) -> Any:
-    """torch._utils._rebuild_parameter: a parameter is its tensor."""
+    """Stands for torch._utils._rebuild_parameter: a parameter is its tensor."""
     return data
 
 
 def _make_dict(items: Any = ()) -> StateDict:
-    """collections.OrderedDict."""
+    """Stands for collections.OrderedDict(items)."""
     return StateDict(items)
 
 
 def _make_size(items: Any = ()) -> tuple[Any, ...]:
-    """torch.Size."""
+    """Stands for torch.Size."""
     return tuple(items)
 
 
@@ -192,7 +192,7 @@ class RestrictedUnpickler(pickle.Unpickler):
         return sorted(self._inert)
 
     def find_class(self, module: str, name: str) -> Any:
-        """The replacement of a global; never an import, never an attribute access."""
+        """Returns the replacement of a global. Never imports, never reads an attribute."""
         if (module, name) in _ALLOWED:
             return _Callable(_ALLOWED[module, name])
         if module in ("torch", "torch.storage") and name in _STORAGES:
@@ -275,7 +275,7 @@ class TorchArchive:
             raise Refusal(f"{self.path.name}: damaged zip archive ({error})") from None
 
     def _read(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo, limit: int) -> bytes:
-        """A member as torch writes it, not compressed: no short file becomes a long text."""
+        """Opens a member, which must not be compressed: no short file becomes a long text."""
         if member.compress_type != zipfile.ZIP_STORED:
             raise Refusal(f"{self.path.name}: member {member.filename} is compressed")
         if member.file_size > limit:
@@ -312,7 +312,7 @@ class TorchArchive:
         return tensor
 
     def _data_offset(self, name: str, member: zipfile.ZipInfo) -> int:
-        """Where the member's bytes begin; they must lie within the file."""
+        """The offset of the member's bytes, which must lie within the file."""
         with open(self.path, "rb") as file:
             file.seek(member.header_offset)
             header = file.read(30)
@@ -327,7 +327,7 @@ class TorchArchive:
 
 
 def _check_zip(path: Path) -> None:
-    """Refuses, with the reason, a file that does not begin as a zip archive."""
+    """Raises Refusal, with the reason, if a file does not begin as a zip archive."""
     with open(path, "rb") as file:
         head = file.read(512)
     reject_pointer(path, head)

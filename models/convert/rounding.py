@@ -1,7 +1,7 @@
 """Conversion between float32, bfloat16 and float16, to nearest, ties to even.
 
-Invariant: a finite value never becomes infinite (that is refused), NaN stays NaN, infinity stays
-infinity, subnormals are kept. bfloat16 values are uint16 bit patterns.
+Invariant: a finite value never becomes infinite (an overflow is refused), NaN stays NaN, infinity
+stays infinity, subnormals are kept. bfloat16 values are uint16 bit patterns.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ def target_dtype(source: str, wanted: str, name: str) -> str:
 
 
 def bf16_to_f32(bits: np.ndarray) -> np.ndarray:
-    """Widens bfloat16 bits; exact."""
+    """Widens bfloat16 bits to float32, exactly."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def f32_to_bf16(values: np.ndarray) -> np.ndarray:
     """Rounds float32 to bfloat16 bits. A NaN stays a (quiet) NaN of the same sign."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    # Adding just below half of the dropped part, plus the kept part's last bit, rounds ties to
-    # even; a carry runs into the exponent as it should. NaN patterns would overflow: set apart.
+    # Adding just below half of the dropped part, plus the last bit of the kept part, rounds ties
+    # to even; a carry runs into the exponent, as it should. NaN patterns would overflow, so they
+    # are handled apart.
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x0040)
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
@@ -41,7 +42,7 @@ def f32_to_bf16(values: np.ndarray) -> np.ndarray:
 
 
 def as_float(values: np.ndarray, dtype: str) -> np.ndarray:
-    """The numbers behind `values`, as a numpy floating type that holds them exactly."""
+    """Converts bits to numbers of a numpy floating type that holds them exactly."""
     return bf16_to_f32(values) if dtype == "BF16" else values
 
 
@@ -61,7 +62,7 @@ def convert(values: np.ndarray, source: str, target: str, name: str) -> np.ndarr
     if target == "BF16":
         result = f32_to_bf16(numbers)
     else:
-        with np.errstate(over="ignore", under="ignore"):  # overflow is looked for below
+        with np.errstate(over="ignore", under="ignore"):  # an overflow is found below
             result = numbers.astype({"F32": np.float32, "F16": np.float16}[target])
     overflow = count_nonfinite(result, target) - count_nonfinite(values, source)
     if overflow > 0:

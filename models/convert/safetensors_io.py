@@ -21,13 +21,13 @@ LFS_POINTER = b"version https://git-lfs"
 
 
 def reject_pointer(path: Path, head: bytes) -> None:
-    """Raises Refusal if `head`, the first bytes of `path`, are those of a git-lfs pointer."""
+    """Raises Refusal if `head`, the first bytes of `path`, begin a git-lfs pointer."""
     if head.startswith(LFS_POINTER):
         raise Refusal(f"{path.name}: is a git-lfs pointer, not the file itself (git lfs pull)")
 
 
 def parse_json(text: bytes, what: str) -> dict[str, Any]:
-    """Parses a JSON object; duplicate keys and other top-level values are refused."""
+    """Parses a JSON object; refuses duplicate keys and other top-level values."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Opens a source directory, whatever its kind, as a configuration and a dictionary of tensors.
+"""Opens a source directory of any kind as a configuration and a dictionary of tensors.
 
 Kinds: HuggingFace style (config.json with .safetensors or .bin, single or sharded; official or
 FLA), and a training run (config.yaml, checkpoints/step-*.pt). Nothing but headers is read here.
@@ -32,13 +32,15 @@ class Source:
     config: dict[str, Any]
     tensors: dict[str, SourceTensor]
     kind: str  # for the user
-    notes: list[str] = field(default_factory=list)  # what the user should know
+    notes: list[str] = field(default_factory=list)  # remarks for the user
 
 
 def check_link(path: Path, directory: Path | None = None) -> Path:
-    """`path`, unless it is a link out of `directory` (by default its parent), which a file from
-    elsewhere could use to have any text of this machine copied. One link may leave: in a snapshot
-    of a Hugging Face cache, that to its blob. models/checkpoint/model_dir.cc has the same rule.
+    """Returns `path`; Refusal if it is a link out of `directory`, by default its parent.
+
+    A downloaded directory could use such a link to have any text of this machine copied. A link may
+    leave only a snapshot of a Hugging Face cache, for its blob. models/checkpoint/model_dir.cc has
+    the same rule.
     """
     directory = path.parent if directory is None else directory
     root, target = Path(os.path.realpath(directory)), Path(os.path.realpath(path))
@@ -100,7 +102,7 @@ def _resolve(archive: TorchArchive, state: Any, what: str) -> dict[str, SourceTe
 
 
 def _read_shards(index: Path) -> dict[str, SourceTensor]:
-    """The tensors of all files that `index` lists, whatever it says of each, as in transformers.
+    """The tensors of all files that `index` lists; as in transformers, it is a list of files only.
 
     A tensor in two files must be the same in both.
     """
@@ -136,8 +138,8 @@ def _open_huggingface(directory: Path) -> Source:
 def pick_step(directory: Path, step: int | None) -> tuple[Path, list[str]]:
     """The checkpoint of `step`, or the newest one, and notes for the user.
 
-    The trainer marks a complete step-N.pt with an empty step-N.pt.done. A step without the mark is
-    passed over where others have one; a run copied without any marks is taken as it is.
+    The trainer marks a complete step-N.pt with an empty step-N.pt.done. If any step has
+    the mark, steps without it are passed over; a run copied without marks is taken as it is.
     """
     steps = {}
     for path in directory.glob("step-*.pt"):
@@ -167,7 +169,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
         raise Refusal("config.yaml: reading it needs PyYAML (pip install pyyaml)") from None
 
     class Loader(yaml.SafeLoader):
-        """Without aliases, which can make a short text a value of any size."""
+        """A safe loader without aliases, which can make a short text a value of any size."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
@@ -185,7 +187,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 
 
 def _vocabulary_size(directory: Path) -> int | None:
-    """What the run's metrics say; None if they are absent."""
+    """The vocabulary's size in the run's metrics; None if they are absent."""
     path = directory / "metrics" / "jsonlines" / "train_data_info.jsonl"
     if not path.is_file():
         return None
@@ -208,7 +210,7 @@ def _training_config(directory: Path) -> dict[str, Any]:
     if not str(target).endswith("ForgettingTransformerConfig"):
         raise Refusal(f"config key model.config._target_: {target!r} is not supported")
     config["model_type"] = OFFICIAL_TYPE
-    # The trainer's own defaults, where they differ from those of config.json.
+    # The trainer's own defaults, as far as they differ from the defaults of config.json.
     for key in ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"):
         config.setdefault(key, None)
     stated, counted = config.get("vocab_size"), _vocabulary_size(directory)

@@ -1,7 +1,7 @@
 """SourceTensor: one tensor of a checkpoint file, described but not read.
 
 Invariant: bytes are mapped only inside blocks(), one tensor at a time, so memory stays bounded by
-the largest tensor whatever the size of the model. Dtypes carry their safetensors names; bfloat16
+the largest tensor of the model. Dtypes carry their safetensors names; bfloat16
 has no numpy type and travels as uint16 bits (see rounding.py).
 """
 

@@ -1,8 +1,8 @@
 """The tensors of a checkpoint, in order, each with the source tensors it is made from.
 
 Invariant: plan_tensors(), and checked() after plan_as_it_is(), use every source tensor once, in its
-exact shape, or raise Refusal naming the tensor. plan_tensors() maps FLA's names to those of the
-official model, which nothing else does. Read output_directory.py next.
+exact shape, or raise Refusal naming the tensor. Only plan_tensors() maps FLA's names to the
+official ones. Read output_directory.py next.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _WRAPPERS = frozenset(
     ("_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 )
 _UNSUPPORTED = re.compile(r"(^|\.)((attn|mlp)_res_(proj|norm)|res_(proj|norm))\.")
-_FLOAT32 = re.compile(r"\.self_attn\.(sinks|q_cap|k_cap)$")  # what bounds stand on
+_FLOAT32 = re.compile(r"\.self_attn\.(sinks|q_cap|k_cap)$")  # eviction bounds use them
 _NORMS = re.compile(r"\.(attn_norm|input_layernorm|q_norm|k_norm)\.weight$")
-LEAST_SCALE, MOST_SCALE = 2.0**-60, 2.0**60  # of models/checkpoint/checkpoint.cc
+LEAST_SCALE, MOST_SCALE = 2.0**-60, 2.0**60  # the bounds of models/checkpoint/checkpoint.cc
 _HEAD = "lm_head.weight"
 _DERIVED = re.compile(r"\.rotary(_emb)?\.inv_freq$")  # recomputed from rope_base
 
 
 @dataclass
 class Plan:
-    """What a conversion writes, and words for the user."""
+    """The output of a conversion: configuration, tensors and files, and notes for the user."""
 
     kind: str
     config: dict[str, Any]
     tensors: list[PlannedTensor]
     notes: list[str] = field(default_factory=list)
-    files: dict[str, dict[str, Any] | bytes] = field(default_factory=dict)  # beside those of SRC
+    files: dict[str, dict[str, Any] | bytes] = field(default_factory=dict)  # besides copies
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class PlannedTensor:
 
 
 def strip_wrappers(tensors: dict[str, SourceTensor]) -> dict[str, SourceTensor]:
-    """Removes the wrappers' traces from all names."""
+    """Removes the traces of wrappers from all names."""
     result: dict[str, SourceTensor] = {}
     for name, tensor in tensors.items():
         pieces = [piece for piece in name.split(".") if piece not in _WRAPPERS]
@@ -86,7 +86,7 @@ class Pool:
         self._left = dict(tensors)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of an unused tensor; None if there is none of this name."""
+        """The shape of an unused tensor; None if there is no tensor of this name."""
         tensor = self._left.get(name)
         return None if tensor is None else tensor.shape
 
@@ -105,14 +105,14 @@ class Pool:
             del self._left[name]
 
     def check_empty(self) -> None:
-        """Raises Refusal if anything was left over."""
+        """Raises Refusal if a source tensor was not used."""
         if self._left:
             rest = f" (and {len(self._left) - 1} more)" if len(self._left) > 1 else ""
             raise Refusal(f"tensor {min(self._left)}: left over, nothing uses it{rest}")
 
 
 def same_values(a: SourceTensor, b: SourceTensor) -> bool:
-    """Whether two tensors of the same shape hold the same bits."""
+    """True if two tensors of one shape hold the same bits."""
     if a.dtype != b.dtype:
         return False
     place = (a.path, a.data_offset, a.first_element, a.strides)
@@ -140,7 +140,7 @@ class _Planner:
         self.planned.append(PlannedTensor(name, dtypes.pop(), shape, parts))
 
     def model(self) -> None:
-        """The whole model."""
+        """Plans all tensors of the model."""
         c = self._config
         name, stored_head = "model.embeddings.weight", self._pool.shape(_HEAD) is not None
         alone = c.tied and stored_head and self._pool.shape(name) is None
@@ -156,7 +156,7 @@ class _Planner:
                 self.planned.pop()
 
     def _layer(self, prefix: str) -> None:
-        """One block: attention, then the MLP."""
+        """Plans one block: attention, then the MLP."""
         c, wide = self._config, self._config.hidden_size
         self.add(prefix + "attn_norm.weight", (wide,))
         self._projections(prefix + "attn.")
@@ -173,7 +173,7 @@ class _Planner:
         self.add(prefix + "mlp.down_proj.weight", (wide, c.intermediate_size))
 
     def _projections(self, prefix: str) -> None:
-        """q, k, v with their shifts or biases."""
+        """Plans q, k, v with their shifts or biases."""
         c, wide = self._config, self._config.hidden_size
         rows = (
             ("q", wide, False),
@@ -191,7 +191,7 @@ class _Planner:
                 self.add(stem + "bias", (height,))
 
     def _gates(self, prefix: str) -> None:
-        """The forget gate, then the output gate."""
+        """Plans the forget gate, then the output gate."""
         c, wide, heads = self._config, self._config.hidden_size, self._config.num_heads
         if c.fgate_type == "full":
             stem = self._forget_gate_stem(prefix)
@@ -204,7 +204,7 @@ class _Planner:
             self.add(prefix + "ogate_proj.weight", (wide, wide), stem + ".weight")
 
     def _forget_gate_stem(self, prefix: str) -> str:
-        """For one day of its history FLA called the forget gate g_proj: its shape tells."""
+        """The forget gate's name. For a day FLA called it g_proj; its shape tells it apart."""
         c = self._config
         if not c.fla:
             return prefix + "fgate_proj"
@@ -213,7 +213,7 @@ class _Planner:
         return prefix + ("g_proj" if renamed and by_shape else "f_proj")
 
     def _qk_norm(self, prefix: str) -> None:
-        """Per-head weights, or one [head_dim] vector shared by all heads."""
+        """Plans norm weights: per head, or one [head_dim] vector shared by all heads."""
         c = self._config
         for letter, wide in (("q", c.hidden_size), ("k", c.kv_size)):
             shape = (c.head_dim,) if c.qk_norm_shared else (wide,)
@@ -264,9 +264,9 @@ def plan_tensors(
 
 
 def checked(plan: Plan) -> Plan:
-    """`plan`, whose tensors must be those that its config.json names; FoX's are planned so.
+    """Returns `plan`; Refusal unless its tensors are the ones that its config.json names.
 
-    Of a tied matrix that is stored twice one is left, unless they differ: then they are not tied.
+    If a tied matrix is stored twice, one copy is dropped; if the two differ, they are not tied.
     """
     if plan.config["model_type"] not in CLASSES:
         return plan
@@ -299,7 +299,7 @@ def checked(plan: Plan) -> Plan:
 
 
 def _check_scales(planned: list[PlannedTensor]) -> None:
-    """Refuses what bounds cannot stand on, as the server does (models/checkpoint/checkpoint.cc)."""
+    """Refuses values without eviction bounds, as models/checkpoint/checkpoint.cc does."""
     for tensor in planned:
         norm = _NORMS.search(tensor.name)
         if not norm and not _FLOAT32.search(tensor.name):

@@ -1,9 +1,9 @@
 """TransformersConfig: config.json of a LLaMA, Mistral, Qwen2 or Qwen3, and the tensors it names.
 
-Invariant: it accepts what the server accepts (models/checkpoint/model_config.cc), reads the same
-from it, and besides refuses keys that none of these classes reads.
-tests/golden/transformers_configs.json holds both readers to what transformers reads. Read
-tensor_plan.py next.
+Invariant: it accepts the files that the server accepts (models/checkpoint/model_config.cc) and
+reads the same values, but refuses keys that none of these classes reads.
+tests/golden/transformers_configs.json holds both readers to the values that transformers reads.
+Read tensor_plan.py next.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Reader:
         return Refusal(f"config key {self._place}{key}: {problem}")
 
     def integer(self, key: str, default: int | None, low: int, high: int) -> int:
-        """The default where the key is absent; there is none for what has to be given."""
+        """The default of an absent key. Refusal if the key is required."""
         value = self.raw.get(key, default)
         if value is None:
             raise self.refuse(key, "missing" if default is None else "null is not an integer")
@@ -95,7 +95,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class Rope:
-    """RoPE's base and scaling; `factor` 1: none. As RopeScaling (model_config.h)."""
+    """RoPE's base and scaling, as RopeScaling of model_config.h; `factor` 1: no scaling."""
 
     base: float
     factor: float = 1.0
@@ -116,7 +116,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class TransformersConfig:
-    """The architecture. Sizes as in models/checkpoint/model_config.h."""
+    """The architecture. Sizes are named as in models/checkpoint/model_config.h."""
 
     model_type: str
     vocab_size: int
@@ -136,7 +136,7 @@ class TransformersConfig:
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys have norms."""
+        """True if queries and keys have norms."""
         return self.model_type == "qwen3"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -209,7 +209,7 @@ def parse_transformers_config(raw: dict[str, Any]) -> TransformersConfig:
 
 
 def without_unknown(raw: dict[str, Any], ignored: frozenset[str]) -> dict[str, Any]:
-    """`raw` without those of `ignored` that no class reads."""
+    """`raw` without the keys of `ignored` that no class reads."""
     return {key: value for key, value in raw.items() if key in _KNOWN or key not in ignored}
 
 
@@ -251,7 +251,7 @@ def _heads(keys: _Reader, model_type: str, hidden: int, heads: int) -> tuple[int
 
 
 def _check_attention(keys: _Reader, model_type: str, layers: int) -> None:
-    """Refuses biases and windows."""
+    """Refuses biases and sliding windows, which the server does not support."""
     for key, types in (("attention_bias", ("llama", "qwen3")), ("mlp_bias", ("llama",))):
         if model_type in types and keys.flag(key):
             raise keys.refuse(key, "is not supported")
