@@ -108,7 +108,7 @@ class TreeCase(unittest.TestCase):
         (self.programs / "python3").unlink()
         write_program(self.programs / "python3", PYTHON)
         for folder in ("models", "models/convert", "models/finetune", "models/foxify", "server/cli",
-                       "tests/bench", "tests/torture"):
+                       "tests/bench", "tests/tidy", "tests/torture"):
             for script in (ROOT / folder).iterdir():
                 if script.suffix in (".py", ".sh"):
                     (self.root / folder).mkdir(parents=True, exist_ok=True)
