@@ -41,7 +41,7 @@ def _bytes(text: str) -> int:
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parses a whole number of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
@@ -49,7 +49,7 @@ def positive(text: str) -> int:
 
 
 def above_zero(text: str) -> float:
-    """A finite number above 0."""
+    """Parses a finite number above 0."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError("must be above 0")
@@ -57,7 +57,7 @@ def above_zero(text: str) -> float:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """The flags that foxify has, too."""
+    """Adds the flags that finetune and foxify share."""
     group = parser.add_argument_group("run")
     group.add_argument("--minutes", type=above_zero, metavar="M",
                        help="time of this run, from start to end; then it writes a checkpoint and "
@@ -138,7 +138,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    """The checked command line, with defaults that depend on other flags."""
+    """Parses and checks the command line; sets defaults that depend on other flags."""
     parser = OneLineParser(
         prog="./run finetune", description="Train a Forgetting Transformer on text files.",
         epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)

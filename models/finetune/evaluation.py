@@ -1,6 +1,6 @@
 """Evaluation of a model: bits per byte of a text, a sample, and each head's pruned share.
 
-Nothing here is compiled or changes random states of the training.
+Evaluation compiles nothing, and leaves the random states of the training as they are.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SAMPLE_TEMPERATURE, SAMPLE_TOP_K = 0.8, 40
 
 @contextlib.contextmanager
 def evaluating(model: FoxModel, precision: torch.dtype) -> Iterator[torch.device]:
-    """No gradients, no compiling, autocast to `precision`; yields the model's device."""
+    """A context without gradients and compiling, with autocast; yields the model's device."""
     device = next(model.parameters()).device
     training, strict = model.training, torch.are_deterministic_algorithms_enabled()
     model.eval()
-    torch.use_deterministic_algorithms(False)  # statistics use sums that know no such mode
+    torch.use_deterministic_algorithms(False)  # sums of statistics have no deterministic form
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"), torch.autocast(
             device.type, precision, enabled=precision != torch.float32
@@ -50,7 +50,7 @@ class TextLoss:
 
 def text_loss(model: FoxModel, tokens: np.ndarray, bytes_per_token: float, window: int,
               max_windows: int, precision: torch.dtype) -> TextLoss:
-    """Over at most `max_windows` windows, spread evenly, each from an empty context.
+    """The loss over at most `max_windows` windows, spread evenly, each from an empty context.
 
     The first token of a window is context only. `fox-eval perplexity` measures the same with
     --window, --step (the spacing) and --max-windows as they stand in the result.
@@ -71,7 +71,7 @@ def sample(model: FoxModel, tokenizer: TextTokenizer, prompt: str, new_tokens: i
            precision: torch.dtype, show: Callable[[int], None] = lambda _: None) -> str:
     """The prompt and the model's continuation; equal weights give equal text.
 
-    `show` is called before each token with the number of tokens.
+    Calls `show` before each new token, with the number of tokens made so far.
     """
     ids = tokenizer.encode(prompt)
     if tokenizer.bos is not None:
@@ -99,7 +99,7 @@ def pruned_shares(model: FoxModel, ids: np.ndarray, precision: torch.dtype) -> T
 
 
 def shares_table(shares: Tensor) -> str:
-    """Percent pruned, a row for each layer, and how many heads prune how much."""
+    """A table of pruned percent, a row for each layer, and a histogram over the heads."""
     lines = ["percent of pairs pruned, by layer (rows) and head"]
     for layer, row in enumerate(shares.tolist()):
         lines.append(f"{layer:4d}  " + " ".join(f"{100 * share:4.0f}" for share in row))

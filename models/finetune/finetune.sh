@@ -5,8 +5,8 @@ finetune_requirements=('numpy>=1.24,<3' 'PyYAML>=6,<7' 'torch>=2.10,<3' 'safeten
   'sentencepiece>=0.2,<1' 'tokenizers>=0.15,<1' 'matplotlib>=3.7,<4')
 cpu_wheels=https://download.pytorch.org/whl/cpu
 
-# PyPI's torch needs 2.5 GB of CUDA's libraries to be imported, 3 GB with itself; that of cpu_wheels
-# does without.
+# Installs PyTorch without CUDA from cpu_wheels. PyPI's PyTorch cannot be imported without CUDA's
+# libraries, 3 GB in all.
 install_cpu_torch() {
   [[ "$(cat "$venv/.finetune" 2>/dev/null)" != "${finetune_requirements[*]}" &&
     -z "${FOX_NO_INSTALL:-}" ]] || return 0
@@ -35,13 +35,13 @@ install_kernels() {
   printf '%s\n' "$sources" >"$stamp"
 }
 
-# Installs the packages of training, with PyTorch for the CPU where there is no GPU; sets gpu_count
-# to that of all GPUs that CUDA_VISIBLE_DEVICES leaves visible.
+# Installs the packages of training, with PyTorch for the CPU if there is no GPU; sets gpu_count to
+# the number of GPUs that CUDA_VISIBLE_DEVICES leaves visible.
 install_torch() {
   gpu_count="$(count_gpus)"
   if ((gpu_count == 0)); then
     install_cpu_torch
-  elif [[ -f "$venv/.finetune-cpu" && -z "${FOX_NO_INSTALL:-}" ]]; then  # no GPU then
+  elif [[ -f "$venv/.finetune-cpu" && -z "${FOX_NO_INSTALL:-}" ]]; then  # installed before there was a GPU
     pip uninstall -y torch
     rm -f "$venv/.finetune" "$venv/.finetune-cpu"
   fi

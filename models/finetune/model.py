@@ -3,7 +3,7 @@
 Parameters carry the names and shapes of the official checkpoint, so a state dict is a checkpoint.
 Shapes: B batch, T tokens, D hidden size, H query heads, K kv heads, d head size, V vocabulary.
 Norms, gates and the loss are computed in float32 under autocast; in float64 everything is float64.
-Read train.py for how it is trained, model_directory.py for loading and export.
+train.py trains it; model_directory.py loads and exports it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from models.convert.canonical_config import CanonicalConfig
 from models.finetune.attention import forgetting_attention, pruned_share
 
 QK_NORM_EPS = 1e-5  # not norm_eps: kQkNormEps of models/checkpoint/model_config.h
-LOGITS_AT_ONCE = 1 << 30  # elements; beyond it the loss is computed in parts
-# Of products of queries and keys: up to three roundings to bf16, 2^-8 each, of either
-# (kProductInflation of kernels/paging/acp.h).
+LOGITS_AT_ONCE = 1 << 30  # elements; the loss of more logits is computed in parts
+# Bound on the growth of query-key products by up to three roundings to bf16, 2^-8 each, of queries
+# and of keys (kProductInflation of kernels/paging/acp.h).
 PRODUCT_INFLATION = 1 + 2.0**-5
-COLUMN_MULTIPLE = 64  # of outputs of products: rows stay aligned for tensor cores
+COLUMN_MULTIPLE = 64  # product outputs are padded to it: rows stay aligned for tensor cores
 
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """How attention is computed; the config says what it computes."""
+    """How attention is computed; the model's function is set by the config."""
 
     log_tolerance: float | None = None  # log eps of pruning; None: nothing is pruned
     bound: str = "paper"  # or certified
@@ -38,14 +38,14 @@ class AttentionOptions:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """At least float32."""
+    """Widens to at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class RmsNorm(nn.Module):
     """x / rms(x) * weight over the last dimension.
 
-    A weight of several heads ([H * d]) or of one shared by all ([d]) applies to x [.., H, d].
+    The weight, [H * d] or [d] shared by all heads, applies to x [.., H, d].
     """
 
     def __init__(self, size: int, eps: float) -> None:
@@ -144,7 +144,7 @@ class FoxAttention(nn.Module):
         return dict(zip(linears, columns))
 
     def _log_fgate(self, logit: Tensor | None, like: Tensor) -> Tensor:
-        """[B, T, H], at most 0. `like` [B, T, ..] gives the shape if the input does not."""
+        """Log forget gates [B, T, H], at most 0. `like` [B, T, ..]: the shape of constant ones."""
         c = self.config
         shape = (*like.shape[:2], c.num_heads)
         if c.fgate_type == "none":
@@ -156,7 +156,7 @@ class FoxAttention(nn.Module):
 
     @torch.no_grad()
     def _max_logit(self) -> Tensor | None:
-        """The largest |logit| that the weights of QK-norm allow, U, [H]; None without QK-norm."""
+        """U [H], the largest |logit| that the weights of QK-norm allow; None without QK-norm."""
         c = self.config
         if not c.qk_norm:
             return None
@@ -168,7 +168,10 @@ class FoxAttention(nn.Module):
         return (q_weight.expand(c.num_heads) * k_weight * scale).float()
 
     def _threshold(self, max_logit: Tensor | None, tokens: int) -> Tensor | str | None:
-        """The paper's, log eps - (2U + ln T) [H]; "auto": from this batch; None: no pruning."""
+        """The paper's threshold, log eps - (2U + ln T), [H].
+
+        "auto" if the kernel is to find U in the batch; None without pruning.
+        """
         log_tolerance = self.options.log_tolerance
         if log_tolerance is None or self.config.fgate_type == "none":
             return None
@@ -219,7 +222,7 @@ class FoxAttention(nn.Module):
     ) -> Tensor:
         """Forgetting attention, pruned as the options say; [B, T, H, d]."""
         dtype = v.dtype
-        if q.is_cuda and dtype == torch.float32:  # what the kernels read
+        if q.is_cuda and dtype == torch.float32:  # the type that the kernels read
             q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
         max_logit = self._max_logit()
         pruning: dict[str, Any] = {
@@ -238,7 +241,7 @@ class FoxAttention(nn.Module):
         return o.to(dtype)
 
     def _gated(self, o: Tensor, ogate: Tensor | None) -> Tensor:
-        """Output norm and output gate, each where the config has it; o [B, T, H, d]."""
+        """Applies output norm and output gate as the config has them; o [B, T, H, d]."""
         c, dtype = self.config, o.dtype
         if c.use_output_norm:
             o = self.output_norm(o)
@@ -250,7 +253,7 @@ class FoxAttention(nn.Module):
 
 
 class FoxMlp(nn.Module):
-    """act(gate) * up, gate and up as one product."""
+    """act(gate) * up, with gate and up computed as one product."""
 
     def __init__(self, c: CanonicalConfig) -> None:
         super().__init__()
@@ -275,7 +278,7 @@ class FoxBlock(nn.Module):
         self.mlp = FoxMlp(c)
 
     def forward(self, x: Tensor, *sequences: Any) -> Tensor:
-        """x [B, T, D]; `sequences` as FoxAttention takes them."""
+        """x [B, T, D]; `sequences` as in FoxAttention."""
         x = x + self.attn(self.attn_norm(x), *sequences)
         return x + self.mlp(self.mlp_norm(x))
 
@@ -286,7 +289,7 @@ class FoxModel(nn.Module):
     def __init__(self, c: CanonicalConfig) -> None:
         super().__init__()
         self.config = c
-        self.recompute = False  # activations of a layer again in the backward pass: less memory
+        self.recompute = False  # activations in the backward pass again: less memory
         self.model = nn.Module()
         self.model.embeddings = nn.Embedding(c.vocab_size, c.hidden_size)
         self.model.layers = nn.ModuleList(FoxBlock(c) for _ in range(c.num_layers))
@@ -296,7 +299,7 @@ class FoxModel(nn.Module):
 
     @torch.no_grad()
     def initialize(self, std: float, decay_times: tuple[float, float] | None) -> None:
-        """Random weights as the official model draws them, from torch's default generator.
+        """Draws random weights as the official model does, from torch's default generator.
 
         `decay_times`: shortest and longest e-folding time of constant forget gates, in tokens.
         """
@@ -311,7 +314,7 @@ class FoxModel(nn.Module):
                 module.fgate_bias.copy_(-torch.log(torch.expm1(1 / time)))
 
     def set_options(self, options: AttentionOptions) -> None:
-        """For all layers."""
+        """Sets the options of all layers."""
         for layer in self.model.layers:
             layer.attn.options = options
 
@@ -319,7 +322,7 @@ class FoxModel(nn.Module):
         """torch.compile of the repeated parts, so that 24 layers compile as fast as one."""
         from torch._inductor import config
 
-        # Else kernels are chosen by timing, and two runs may sum in different orders.
+        # If kernels were chosen by timing, two runs could sum in different orders.
         config.deterministic = torch.are_deterministic_algorithms_enabled()
         self._embed = torch.compile(self._embed, **settings)
         for layer in self.model.layers:
@@ -348,9 +351,9 @@ class FoxModel(nn.Module):
     ) -> Tensor:
         """Logits [B, T, V], or with targets [B, T] the mean loss in nats per token.
 
-        cu_seqlens [count + 1] int32: where sequences that are packed into one row (B = 1) begin,
-        and the end of the last. `shares` receives of each layer the share of pairs that its heads
-        prune [H].
+        cu_seqlens [count + 1] int32: the beginnings of sequences packed into one row (B = 1), then
+        the end of the last one. `shares` receives, for each layer, the share of pairs that its
+        heads prune, [H].
         """
         starts = positions = None
         if cu_seqlens is not None:

@@ -1,7 +1,7 @@
 """Checkpoint directories and the model: loading any layout that the server loads, and export.
 
 Names, shapes and keys are checked by the converter (models/convert), which refuses unknown ones
-with one line. An exported directory is one that `./run serve` and fox-eval load.
+with one line. `./run serve` and fox-eval load an exported directory.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class LoadedModel:
 
 
 def load_model(source: Path, seed: int) -> LoadedModel:
-    """From a checkpoint directory, or with random weights from a config.json (the file itself)."""
+    """Loads a checkpoint directory, or makes random weights if `source` is a config.json."""
     if source.is_file():
         return _from_config(source, seed)
     opened = open_source(source, None)
     config = parse_config(opened.config, None)
     planned = plan_tensors(config, opened.tensors, "f32")
-    config = replace(config, fla=False)  # the plan's names are the official ones
+    config = replace(config, fla=False)  # the plan has the official names
     model = FoxModel(config)
     state = model.state_dict()
     with torch.no_grad():
@@ -113,7 +113,7 @@ def export_model(
 
 
 def parameter_count(model: FoxModel) -> int:
-    """All parameters; tied ones once."""
+    """The number of parameters; a tied matrix counts once."""
     return sum(math.prod(parameter.shape) for parameter in model.parameters())
 
 

@@ -1,4 +1,4 @@
-"""AdamW's parameter groups and the learning rate, as in the paper's official configuration; and the
+"""AdamW's parameter groups and the learning rate, as in the paper's official configuration, and the
 order of sums."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ BETAS = (0.9, 0.95)
 
 
 def make_optimizer(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """Matrices and embeddings decay; biases, norms and constant forget gates do not."""
+    """AdamW. Matrices and embeddings decay; biases, norms and constant forget gates do not."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
@@ -23,14 +23,14 @@ def make_optimizer(model: nn.Module, lr: float, weight_decay: float) -> torch.op
 
 
 def warmup_steps(wanted: int, total: int) -> int:
-    """At most a tenth of all steps: a short training would never reach its peak rate."""
+    """Steps of warmup: at most a tenth of all, or a short training would not reach its peak."""
     return max(1, min(wanted, total // 10))
 
 
 def learning_rate(step: int, total: int, warmup: int, peak: float) -> float:
-    """Linear from 0 over warmup_steps(warmup, total), then a cosine that reaches 0 at `total`.
+    """The rate of a step: linear over warmup_steps(warmup, total), then a cosine to 0 at `total`.
 
-    `step` counts from 0; the first step already moves.
+    `step` counts from 0; the first step has a rate above 0.
     """
     warmup = warmup_steps(warmup, total)
     if step < warmup:
@@ -40,7 +40,7 @@ def learning_rate(step: int, total: int, warmup: int, peak: float) -> float:
 
 
 def set_arithmetic(fast: bool) -> None:
-    """How products and sums are computed; unless fast, every run has equal bits."""
+    """Sets how products and sums are computed. Unless `fast`, every run has equal bits."""
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     if not fast:

@@ -1,4 +1,4 @@
-"""The processes that train together (torchrun), or the only one."""
+"""The group of processes that train together (torchrun), or the single process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-WAIT = timedelta(minutes=30)  # for the slowest process, as the first one while it measures
+WAIT = timedelta(minutes=30)  # for the slowest process: the first one measures alone
 
 
 class ProcessGroup:
     """Rank, device and the few collective operations of training.
 
-    Collective: every process calls it at the same point.
+    A collective operation must be called by every process at the same point.
     """
 
     def __init__(self) -> None:
@@ -30,13 +30,13 @@ class ProcessGroup:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.size > 1:
-            # gloo: decisions, which so do not wait for the device.
+            # Decisions are shared by gloo, so that they do not wait for the device.
             dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
                                     timeout=WAIT)
 
     @property
     def is_first(self) -> bool:
-        """Whether this process prints and writes."""
+        """True for the process that prints and writes."""
         return self.rank == 0
 
     def close(self) -> None:
@@ -45,49 +45,49 @@ class ProcessGroup:
             dist.destroy_process_group()
 
     def barrier(self) -> None:
-        """Waits for all. Collective."""
+        """Waits for all processes. Collective."""
         if self.size > 1:
             dist.barrier()
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """A model whose gradients are averaged over the processes. Collective."""
+        """Wraps a model so that gradients are averaged over the processes. Collective."""
         if self.size == 1:
             return model
         devices = [self.device.index] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
     def accumulating(self, model: nn.Module, last: bool) -> ContextManager[Any]:
-        """Around one of several passes of a step: the last one exchanges gradients."""
+        """The context of one pass of a step; only the last pass exchanges gradients."""
         return contextlib.nullcontext() if last or self.size == 1 else model.no_sync()
 
     def put(self, arrays: list[np.ndarray]) -> list[Tensor]:
-        """Them on the device, which does not wait."""
+        """Copies arrays to the device, without waiting for it."""
         tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
         if self.device.type == "cuda":
             return [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
         return tensors
 
     def mean(self, value: Tensor) -> Tensor:
-        """Of all processes' values. Collective."""
+        """The mean of all processes' values. Collective."""
         if self.size > 1:
             dist.all_reduce(value)
             value = value / self.size
         return value
 
     def from_first(self, values: list[Any]) -> list[Any]:
-        """The first process's values. Collective."""
+        """Returns the first process's values in every process. Collective."""
         if self.size > 1:
             dist.broadcast_object_list(values, 0, device=torch.device("cpu"))
         return values
 
     def same(self, model: nn.Module) -> None:
-        """Gives all the first process's parameters and buffers. Collective."""
+        """Copies the first process's parameters and buffers to all processes. Collective."""
         for tensor in model.state_dict().values() if self.size > 1 else ():
             dist.broadcast(tensor, 0)
 
 
 class Reading:
-    """Numbers being copied from the device: read() waits for them, but not for later work."""
+    """Numbers being copied from the device. read() waits for the copy, not for later work."""
 
     def __init__(self, values: Tensor) -> None:
         self._values, self._event = values, None
@@ -98,7 +98,7 @@ class Reading:
             self._event.record()
 
     def read(self) -> list[float]:
-        """The numbers."""
+        """Waits for the numbers and returns them."""
         if self._event is not None:
             self._event.synchronize()
         return self._values.tolist()

@@ -1,4 +1,4 @@
-"""A training's output for people: one changing line, a JSONL file of numbers, a plot of the loss.
+"""The readable output of a training: a changing line, a JSONL file of numbers, a plot of the loss.
 
     python -m models.finetune.progress metrics.jsonl loss.svg
 
@@ -14,26 +14,26 @@ import time
 from pathlib import Path
 from typing import Any
 
-PLAIN_SECONDS = 60  # between lines where the output is no terminal
+PLAIN_SECONDS = 60  # between lines if the output is no terminal
 FRESH_SECONDS = 5
 
 
 def duration(seconds: float) -> str:
-    """1:02:03 or 2:03."""
+    """Formats a time as 1:02:03 or 2:03."""
     whole = max(0, round(seconds))
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def about(seconds: float) -> str:
-    """With two digits or a few more: 0.25 s, 14 min, 3.2 h, 270 h."""
+    """Formats a time with two digits or a few more: 0.25 s, 14 min, 3.2 h, 270 h."""
     size, unit = (3600, "h") if seconds >= 5400 else (60, "min") if seconds >= 90 else (1, "s")
     amount = seconds / size
     return f"{amount:.0f} {unit}" if amount >= 10 else f"{amount:.2g} {unit}"
 
 
 class ProgressLine:
-    """Shows the newest record on stderr, and once a minute what the run is waiting for."""
+    """Shows the newest record on stderr; without records, once a minute the current activity."""
 
     def __init__(self) -> None:
         self._terminal, self._shown = sys.stderr.isatty(), 0.0
@@ -51,7 +51,7 @@ class ProgressLine:
             self._heartbeat.start()
 
     def _beat(self) -> None:
-        """Ends with the process."""
+        """The thread that repeats the current activity; it ends with the process."""
         while True:
             time.sleep(max(0.01, self._shown + PLAIN_SECONDS - time.monotonic()))
             now = time.monotonic()
@@ -59,13 +59,13 @@ class ProgressLine:
                 self._write(f"{self._doing}, {duration(now - self._since)} so far")
 
     def _write(self, text: str) -> None:
-        """On a terminal in place of the last line."""
+        """Prints a line; on a terminal it replaces the last one."""
         self._shown = time.monotonic()
         print(f"\r\033[K{text}" if self._terminal else text, end="" if self._terminal else "\n",
               file=sys.stderr, flush=True)
 
     def show(self, record: dict[str, Any], total_steps: int, seconds_left: float) -> None:
-        """One line; if it cannot overwrite itself, only from time to time."""
+        """Shows a record as one line; without a terminal, at most every PLAIN_SECONDS."""
         now = time.monotonic()
         last = record["step"] >= total_steps
         if not self._terminal and not last and now - self._shown < PLAIN_SECONDS:
@@ -80,13 +80,13 @@ class ProgressLine:
         self._write("  ".join(parts))
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays."""
         self._shown = time.monotonic()
         print(("\r\033[K" if self._terminal else "") + text, file=sys.stderr, flush=True)
 
 
 class MetricsFile:
-    """A JSONL file; what a killed run wrote past its checkpoint is dropped on resume."""
+    """A JSONL file. Resuming drops the records that a killed run wrote past its checkpoint."""
 
     def __init__(self, path: Path, resumed_step: int) -> None:
         self._path = path
@@ -95,24 +95,24 @@ class MetricsFile:
         path.write_text("".join(json.dumps(record) + "\n" for record in kept))
 
     def add(self, record: dict[str, Any]) -> None:
-        """Appends one line."""
+        """Appends a record."""
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All complete lines."""
+    """All complete records of a file."""
     records = []
     for line in path.read_text("utf-8").splitlines() if path.is_file() else []:
         try:
             records.append(json.loads(line))
         except ValueError:
-            break  # cut by a kill
+            break  # a line that a kill cut off
     return records
 
 
 def find_pyplot() -> Any:
-    """matplotlib's, for files; None without it."""
+    """matplotlib's pyplot, which draws into files; None without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -124,7 +124,7 @@ def find_pyplot() -> Any:
 
 
 def draw_loss(metrics: Path, picture: Path) -> bool:
-    """Loss and pruned share over tokens; False without matplotlib."""
+    """Draws loss and pruned share over tokens. False without matplotlib."""
     pyplot = find_pyplot()
     if pyplot is None:
         return False

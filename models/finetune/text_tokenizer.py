@@ -1,5 +1,5 @@
-"""The tokenizer of a model directory, for training texts: the files decide as they do for the
-server (models/tokenizer/load_tokenizer.cc), and text becomes the same ids."""
+"""The tokenizer of a model directory, for training texts. It is chosen by the same files as in the
+server (models/tokenizer/load_tokenizer.cc), and gives the same ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TextError(Exception):
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token that is found before the tokenizer sees a text."""
+    """A token that is cut out of a text before the tokenizer sees it."""
 
     content: str
     special: bool = False
@@ -36,14 +36,14 @@ class AddedToken:
 
     @staticmethod
     def read(value: Any, special: bool = False) -> AddedToken:
-        """From a text, or from an object with its options."""
+        """Reads a token from its text, or from an object with its options."""
         if isinstance(value, str):
             return AddedToken(value, special)
         known = {key: value[key] for key in AddedToken.__dataclass_fields__ if key in value}
         return AddedToken(**{**known, "special": special or known.get("special", False)})
 
     def pattern(self) -> str:
-        """A regular expression that finds it."""
+        """A regular expression that finds the token."""
         text = re.escape(self.content)
         if self.single_word:
             text = rf"(?<!\w){text}(?!\w)"
@@ -51,8 +51,11 @@ class AddedToken:
 
 
 class SmallFiles:
-    """tokenizer_config.json, special_tokens_map.json, added_tokens.json: as in transformers the
-    first says all where it has added_tokens_decoder, and else the second has precedence."""
+    """The added tokens of tokenizer_config.json, special_tokens_map.json and added_tokens.json.
+
+    As in transformers, the first file alone counts if it has added_tokens_decoder; otherwise the
+    second one has precedence.
+    """
 
     def __init__(self, directory: Path) -> None:
         def content(name: str) -> dict[str, Any]:
@@ -86,7 +89,7 @@ class SmallFiles:
                           for token in sorted(ids, key=lambda token: ids[token])]
 
     def tokens(self, known: set[str]) -> list[AddedToken]:
-        """In the order in which they are numbered; `known` are added tokens already."""
+        """The added tokens in the order of their ids, without the `known` ones."""
         known = known | {token.content for token in self.added}
         tokens = list(self.added)
         for token in (*(self.roles.get(role) for role in ROLES), *self.named):
@@ -101,13 +104,13 @@ def _values(entry: Any) -> list[Any]:
 
 
 class _SentencePiece:
-    """A tokenizer.model and the added tokens around it, as sentencepiece_tokenizer.cc has them."""
+    """A tokenizer.model with its added tokens, as in sentencepiece_tokenizer.cc."""
 
     def __init__(self, path: Path, files: SmallFiles) -> None:
         import sentencepiece
 
         self._whole = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        # A later field of a protocol buffer wins: normalizer_spec { add_dummy_prefix: false }
+        # Appends normalizer_spec { add_dummy_prefix: false }: the last value of a field counts.
         self._inner = sentencepiece.SentencePieceProcessor(
             model_proto=path.read_bytes() + b"\x1a\x02\x18\x00")
         pieces = self._whole.vocab_size()
@@ -172,13 +175,13 @@ class _SentencePiece:
 
 
 def _pattern(alternatives: list[str]) -> re.Pattern[str] | None:
-    """Finds the leftmost, then the longest."""
+    """A regular expression that finds the leftmost token, of several the longest."""
     alternatives = sorted(alternatives, key=len, reverse=True)
     return re.compile("(" + "|".join(alternatives) + ")") if alternatives else None
 
 
 def _parts(pattern: re.Pattern[str] | None, text: str) -> Iterator[tuple[str, bool]]:
-    """Text between matches, and matches (True)."""
+    """Splits a text into matches (True) and the text between them (False)."""
     for i, part in enumerate(pattern.split(text) if pattern else [text]):
         if part:
             yield part, i % 2 == 1
@@ -188,7 +191,7 @@ class TextTokenizer:
     """The tokenizer of a model directory, chosen as models/tokenizer/load_tokenizer.cc does."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises TextError where there is none."""
+        """Raises TextError if the directory has no tokenizer."""
         self._directory = directory
         files = SmallFiles(directory)
         self._wraps_json = files.config.get("tokenizer_class") == "JSONGPT2Tokenizer"
@@ -231,7 +234,7 @@ class TextTokenizer:
         return model
 
     def encode(self, text: str) -> list[int]:
-        """Ids without bos and eos."""
+        """Ids of a text, without bos and eos."""
         return self._encode(json.dumps(text)[1:-1] if self._wraps_json else text)
 
     def decode(self, ids: list[int]) -> str:
@@ -245,7 +248,7 @@ class TextTokenizer:
             return text
 
     def fingerprint(self) -> str:
-        """Changes with any of the files that define the encoding."""
+        """A checksum of all files that define the encoding."""
         digest = hashlib.sha256()
         for name in TOKENIZER_FILES:
             path = self._directory / name
@@ -255,7 +258,7 @@ class TextTokenizer:
 
 
 def _open_pair(folder: Path, files: SmallFiles) -> Any:
-    """vocab.json and merges.txt, of the class that tokenizer_config.json or the model says."""
+    """vocab.json and merges.txt, as the class that tokenizer_config.json or the model names."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     kind = files.config.get("tokenizer_class", "").removesuffix("Fast")

@@ -2,8 +2,8 @@
 to one flat file that training maps into memory.
 
 A document is a whole file, or the text between two lines with one zero byte each (as in fox-eval).
-It becomes bos, its tokens, eos, if the tokenizer has them. A token file NAME holds
-uint16 (uint32 for vocabularies above 65,536); NAME.json says what it was made from.
+It becomes bos, its tokens and eos, if the tokenizer has bos and eos. A token file NAME holds uint16
+(uint32 for vocabularies above 65,536); NAME.json lists its sources.
 
     python -m models.finetune.text_tokens --model models/demo --out corpus.tokens books/*.txt
 """
@@ -47,7 +47,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """The bytes of a file (.xz is unpacked) behind its byte order mark, then none."""
+    """Yields the bytes of a file, unpacked if it is .xz, without a byte order mark, then b""."""
     try:
         with _open(path) as file:
             yield file.read(READ_BYTES).removeprefix(codecs.BOM_UTF8)
@@ -59,7 +59,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def read_pieces(path: Path) -> Iterator[Piece]:
-    """The documents of one file, empty ones left out."""
+    """The documents of one file, without empty ones."""
     buffer, first = b"", True
     for block in _blocks(path):
         buffer += block
@@ -154,7 +154,7 @@ def write_tokens(texts: list[Path], model: Path, out: Path, workers: int) -> Tok
 
 def _encode_all(texts: list[Path], model: Path, out: Path, dtype: type,
                 workers: int) -> dict[str, int]:
-    """Encodes in processes of their own, writes in order."""
+    """Encodes in worker processes, and writes in order."""
     counts = {"tokens": 0, "documents": 0, "text_bytes": 0}
 
     def pieces() -> Iterator[Piece]:
@@ -183,7 +183,7 @@ def _encode_all(texts: list[Path], model: Path, out: Path, dtype: type,
 
 
 def open_tokens(path: Path) -> tuple[np.ndarray, TokenFileInfo]:
-    """A token file, mapped, and its description."""
+    """Maps a token file; returns it with its description."""
     if not path.is_file() or not info_path(path).is_file():
         raise TextError(f"{path}: no token file (or no {info_path(path).name} beside it)")
     info = TokenFileInfo(**json.loads(info_path(path).read_text()))
@@ -220,7 +220,7 @@ class Windows:
         return self.tokens[first : first + self._length + 1].astype(np.int64)
 
     def batch(self, indices: range) -> np.ndarray:
-        """Windows one below the other, int64 [len(indices), length + 1]."""
+        """Windows one below the other: int64 [len(indices), length + 1]."""
         return np.stack([self.window(index) for index in indices])
 
 

@@ -36,17 +36,17 @@ from models.finetune.text_tokens import Windows  # noqa: E402
 from models.finetune.training_run import TrainingRun, activation_bytes, run_to_end  # noqa: E402
 from models.finetune.training_state import TrainingError  # noqa: E402
 
-WARM_STEPS = 2  # first steps of a run, which compile and allocate: they say nothing of its pace
-SECONDS_A_RECORD = 2.0  # metrics are read, and decisions made, about this often
+WARM_STEPS = 2  # first steps of a run; they compile and allocate, so they do not count for its pace
+SECONDS_A_RECORD = 2.0  # about the time between records, at which decisions are made
 SHARE_SECONDS = 60.0  # between measurements of the pruned share
 VALID_WINDOWS, SHARE_WINDOWS = 16, 4
-UNPLANNED = 1 << 40  # steps: with --minutes-total, until the pace is known
+UNPLANNED = 1 << 40  # steps of a plan by --minutes-total, until the pace is known
 
 
 class Trainer(TrainingRun):
     """One run of a training, in each of its processes."""
 
-    END_SECONDS = 15.0  # of the last checkpoint and the export
+    END_SECONDS = 15.0  # for the last checkpoint and the export
     SETTINGS = ("window", "batch_tokens", "packing", "seed", "lr", "warmup_tokens", "weight_decay",
                 "clip", "precision", "acp", "log_tolerance", "fast", "epochs", "steps",
                 "minutes_total")
@@ -149,9 +149,11 @@ class Trainer(TrainingRun):
         return torch.stack(parts).sum(), self.update(self.model.parameters(), self.args.clip)
 
     def _tell_step_time(self, step_seconds: float) -> None:
-        """Measured on the second pass, because the first one loads code. TrainingError: a step
-        takes longer than the given time. Collective."""
-        # As whole numbers, which the processes share.
+        """Says how long a step takes; TrainingError if longer than the time left. Collective.
+
+        Called after the second pass, because the first one loads code.
+        """
+        # Whole numbers, equal in all processes.
         step_ms, left_ms = self.group.from_first(
             [round(1000 * seconds) for seconds in (step_seconds, min(*self._time_left(), 1e12))])
         step, left = about(step_ms / 1000), about(max(0, left_ms) / 1000)
@@ -200,7 +202,7 @@ class Trainer(TrainingRun):
         self.save()
 
     def _record(self, step: int, reading: Reading) -> None:
-        """Reads the numbers of a past step, writes metrics and decides how to go on. Collective."""
+        """Reads the numbers of a past step, writes metrics, decides how to go on. Collective."""
         loss, norm = reading.read()
         self.check_loss(step, loss)
         plan = [0, 0, 0]
@@ -214,18 +216,18 @@ class Trainer(TrainingRun):
         self.stopped = bool(stop)
 
     def _step_seconds(self) -> float | None:
-        """Of a recent step; None before it is known."""
+        """Seconds of a recent step; None until two records are there."""
         if len(self.pace) < 2:
             return None
         (began, first), (ended, last) = self.pace[0], self.pace[-1]
         return max(ended - began, 1e-6) / max(1, last - first)
 
     def _decide(self) -> list[int]:
-        """Steps in all, the next step to record, and whether to stop."""
+        """Decides the number of steps in all, the next step to record, and if the run stops (1)."""
         seconds, total = self._step_seconds(), self.total_steps
         if seconds is None:
             return [total, self.step + 2, int(self.stop_asked)]
-        # A finished plan stays, because its learning rate has reached its end.
+        # A finished plan is not extended, because its learning rate has reached its end.
         left_of_run, left_of_all = self._time_left()
         if self.args.minutes_total and self.step < total:
             total = self.step + max(0, round(left_of_all / seconds))
@@ -235,7 +237,7 @@ class Trainer(TrainingRun):
         return [total, self.step + ahead, int(self.stop_asked or late)]
 
     def _show(self, step: int, loss: float, norm: float, total: int) -> None:
-        """One record of metrics, and the progress line."""
+        """Writes a record of metrics, and the progress line."""
         seconds = self._step_seconds() or math.inf
         record = {
             "step": step, "tokens": step * self.tokens_a_step, "loss": loss,
@@ -246,7 +248,7 @@ class Trainer(TrainingRun):
         self.line.show(record, total, (total - step) * seconds)
 
     def _now_and_then(self, step: int) -> None:
-        """Checkpoint, pruned share and validation loss when they are due; not part of the pace."""
+        """Checkpoint, pruned share and validation loss if they are due; the pace excludes them."""
         now = time.monotonic()
         if now >= self.next_share:
             self.line.doing("measuring what is pruned")
@@ -262,7 +264,7 @@ class Trainer(TrainingRun):
         self.pace = deque(((when + idle, at) for when, at in self.pace), self.pace.maxlen)
 
     def _validate(self, model: torch.nn.Module, step: int) -> float:
-        """Bits per byte of the validation text, into the metrics, too."""
+        """Measures the validation text, into the metrics; returns bits per byte."""
         tokens, info = self.valid
         self.line.doing("validation")
         loss = text_loss(model, tokens, info.text_bytes / info.tokens, self.args.window,

@@ -1,7 +1,7 @@
 """Training checkpoints: written whole or not at all, read back to continue bit for bit.
 
-A checkpoint step-N.pt holds the model, the optimizer, the step, the seconds trained, the planned
-number of steps, random states and the settings it was made under. It gets its name by a rename
+A checkpoint step-N.pt holds the model, the optimizer, the step, the seconds trained, random states,
+the settings of the run, and what the program adds. It gets its name by a rename
 after its bytes are on the disk, so a file of that name is complete whenever the process dies.
 """
 
@@ -27,7 +27,7 @@ class TrainingError(Exception):
 
 
 def _steps(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Checkpoints, newest first."""
+    """Steps and paths of the checkpoints, newest first."""
     found = [(_NAME.fullmatch(path.name), path) for path in folder.glob("step-*.pt")]
     yield from sorted(((int(m.group(1)), path) for m, path in found if m), reverse=True)
 
@@ -88,7 +88,7 @@ def check_settings(saved: dict[str, Any], now: dict[str, Any], out: Path) -> str
 
 
 def random_states() -> dict[str, Any]:
-    """Of PyTorch's generators."""
+    """The states of PyTorch's generators."""
     states: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -96,7 +96,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: dict[str, Any]) -> None:
-    """Inverse of random_states(), as far as the devices are the same."""
+    """Restores random_states(), as far as this process has the same devices."""
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])

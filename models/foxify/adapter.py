@@ -1,4 +1,4 @@
-"""What foxify ships: the difference to the base, as adapter.safetensors and adapter_config.json."""
+"""The output of foxify: the difference to the base, adapter.safetensors and adapter_config.json."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from models.foxify.student import Student
 
 @torch.no_grad()
 def round_as_shipped(student: Student) -> None:
-    """Rounds factors and gates to the base's type, so that what is measured is what is shipped."""
+    """Rounds factors and gates to the base's type, so that the shipped model is measured."""
     for parameter in (*student.factors.values(), student.gate_weight):
         parameter.copy_(parameter.to(student.base.dtype))
 
 
 def _tensors(student: Student) -> dict[str, Tensor]:
-    """By the names of the merged checkpoint; wide ones stay float32."""
+    """The tensors by the names of the merged checkpoint; sinks, caps and biases are float32."""
     base, a, tensors = student.base, student.base.architecture, {}
     q_cap, k_cap = student.caps()
     if student.rank == 0:
@@ -52,7 +52,7 @@ def _tensors(student: Student) -> dict[str, Tensor]:
 
 
 def write_adapter(student: Student, out: Path, keep: float) -> None:
-    """Each file appears by a rename, the configuration last."""
+    """Writes the adapter. Each file appears by a rename, the configuration last."""
     a = student.base.architecture
     keys: dict[str, Any] = {"use_attention_sink": True}
     if student.window is None:

@@ -1,6 +1,6 @@
 """The model that foxify starts from: a LLaMA, Mistral, Qwen2 or Qwen3 directory, frozen.
 
-Its layers' mathematics stands here once; the student (student.py) adds gates, sinks and caps to it.
+This file has the mathematics of its layers; the student (student.py) adds gates, sinks and caps.
 Shapes: B batch, T tokens, D hidden size, H query heads, K kv heads, d head size, L layers.
 """
 
@@ -23,8 +23,8 @@ from models.convert.source_directory import open_source, read_text
 from models.convert.tensor_plan import Plan, checked, plan_as_it_is
 from models.convert.transformers_config import Rope, parse_transformers_config
 
-PAGE = 64  # tokens; kPageTokens of the kernels
-# The matrices of a layer; those of one row are multiplied at once.
+PAGE = 64  # tokens of a page; kPageTokens of the kernels
+# The matrices of a layer; the matrices in one row are multiplied at once.
 MATRICES = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "o": ("self_attn.o_proj",),
@@ -34,7 +34,7 @@ MATRICES = {
 
 
 def wide(x: Tensor) -> Tensor:
-    """At least float32."""
+    """Widens to at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -45,7 +45,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def capped(x: Tensor, cap: Tensor) -> Tensor:
-    """x [.., heads, d] with norms of at most cap [heads]."""
+    """x [.., heads, d], shortened to norms of at most cap [heads]."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-6)
     return x * (cap[:, None] / norm).clamp(max=1)
 
@@ -57,7 +57,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Gate(NamedTuple):
-    """What a student's layer has beyond its base's; caps are None under QK-norm."""
+    """The additions of a student's layer to its base; the caps are None under QK-norm."""
 
     weight: Tensor  # [K, D]
     bias: Tensor  # [K]
@@ -96,7 +96,7 @@ class Architecture:
                 }[name.split(".")[1].removesuffix("_proj")]
 
     def rope(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, 1, d / 2]."""
+        """RoPE's cos and sin [T, 1, d / 2]."""
         frequency = torch.tensor(self.rotation.frequencies(self.head_dim), dtype=torch.float64)
         angle = torch.arange(tokens, dtype=torch.float64)[:, None, None] * frequency
         return angle.cos().float().to(device), angle.sin().float().to(device)
@@ -130,9 +130,9 @@ class Architecture:
 
 def read_architecture(directory: Path, foxified: bool = False
                       ) -> tuple[Architecture, dict[str, Any]]:
-    """The config.json, checked as the server does, and its text; `foxified` allows a merged one.
+    """The config.json, checked as in the server, and its text. Raises Refusal.
 
-    Raises Refusal.
+    `foxified` allows the config.json of a merged model.
     """
     raw = parse_json(read_text(directory / "config.json"), "config.json")
     config = parse_transformers_config(raw)
@@ -147,7 +147,7 @@ def read_architecture(directory: Path, foxified: bool = False
 
 
 class _Tensors:
-    """The tensors of a directory by name; they are those that its config.json names."""
+    """The tensors of a directory by name, exactly the ones that its config.json names."""
 
     def __init__(self, directory: Path, raw: dict[str, Any]) -> None:
         plan: Plan = checked(plan_as_it_is(raw, open_source(directory, None).tensors, "f32"))
@@ -157,7 +157,7 @@ class _Tensors:
         return name in self._planned
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """In float32; raises Refusal where it has another shape."""
+        """A tensor in float32; Refusal if it has another shape."""
         planned = self._planned[name]
         if planned.shape != shape:
             raise Refusal(f"tensor {name}: shape {list(planned.shape)}, expected {list(shape)}")
@@ -166,7 +166,7 @@ class _Tensors:
 
 
 class BaseModel:
-    """All weights on `device`, matrices in `dtype`, those of all layers in one tensor a kind."""
+    """All weights on `device`, matrices in `dtype`; one tensor for a matrix of all layers."""
 
     def __init__(self, directory: Path, device: torch.device, dtype: torch.dtype,
                  foxified: bool = False) -> None:
@@ -183,7 +183,7 @@ class BaseModel:
                                 for n in range(a.layers)])
 
         single = torch.float32 if dtype == torch.bfloat16 else dtype
-        names = ["model.embed_tokens.weight", "lm_head.weight"]  # tied: one of them may be missing
+        names = ["model.embed_tokens.weight", "lm_head.weight"]  # tied ones: one may be missing
         matrices = [take(name, a.vocab, a.hidden) for name in names if name in tensors]
         self.embedding, self.head = matrices[0], matrices[-1]
         self.norm = take("model.norm.weight", a.hidden, kind=single)
@@ -205,12 +205,12 @@ class BaseModel:
         self.project, self.mix = a.project, a.mix
 
     def compile(self, compiled: Callable[[Any], Any]) -> None:
-        """What lies around attention, as `compiled` returns it."""
+        """Replaces the parts around attention by `compiled` of them."""
         self.project = compiled(self.architecture.project)
         self.mix = compiled(self.architecture.mix)
 
     def rope(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of the first `tokens` positions."""
+        """RoPE's cos and sin of the first `tokens` positions."""
         if self._rope is None or self._rope[0].shape[0] != tokens:
             self._rope = self.architecture.rope(tokens, self.device)
         return self._rope
@@ -219,7 +219,7 @@ class BaseModel:
                see: Callable[[int, Tensor, Tensor], None] = lambda *_: None) -> Tensor:
         """The unchanged model's normed last hidden states [B, T, D] of ids [B, T].
 
-        `see` is shown the number of each layer, its queries and keys.
+        Calls `see` with the number of each layer, its queries and its keys.
         """
         x = F.embedding(ids, self.embedding)
         weights = {kind: stacked.unbind() for kind, stacked in self.matrices.items()}
@@ -234,10 +234,10 @@ class BaseModel:
         return rms_norm(x, self.norm, self.architecture.norm_eps).to(x.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Of normed hidden states, at least float32."""
+        """Logits of normed hidden states, at least float32."""
         return wide(F.linear(hidden, self.head))
 
 
 def largest_norm(weight: Tensor) -> float:
-    """Of what QK-norm with this weight [d] can return."""
+    """The largest norm that QK-norm with this weight [d] can return."""
     return math.sqrt(weight.numel()) * weight.abs().max().item()

@@ -27,7 +27,7 @@ from models.finetune.text_tokens import (
     TextError, TextTokenizer, TokenFileInfo, info_path, read_pieces)
 from models.foxify.recall import Asking
 
-SHORTEST, LONGEST = 200, 6000  # tokens of a passage, about
+SHORTEST, LONGEST = 200, 6000  # approximate tokens of a passage
 BYTES_A_TOKEN = 4
 TASKS = (
     "Continue this text in the same style:\n\n{}",
@@ -44,7 +44,7 @@ REQUEST_SECONDS, TRIES = 120, 3
 
 
 def make_prompts(texts: list[Path], count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """`count` requests; a passage begins and ends with a paragraph."""
+    """Makes `count` requests; a passage begins and ends with a paragraph."""
     rng = np.random.default_rng(seed)
     documents = [p.text.decode("utf-8", "ignore") for path in texts for p in read_pieces(path)]
     sizes = np.asarray([len(d) for d in documents], float)
@@ -60,7 +60,7 @@ def make_prompts(texts: list[Path], count: int, seed: int) -> Iterator[dict[str,
 
 
 def _ask(server: str, request: dict[str, Any]) -> dict[str, Any]:
-    """The server's choice. Raises TextError when it has failed TRIES times."""
+    """The server's answer. Raises TextError after TRIES failures."""
     reason = ""
     for attempt in range(TRIES):
         connection = http.client.HTTPConnection(server, timeout=REQUEST_SECONDS)
@@ -82,9 +82,9 @@ def _ask(server: str, request: dict[str, Any]) -> dict[str, Any]:
 
 def write_answers(prompts: Path, model: Path, server: str, parallel: int, out: Path,
                   seconds: float = float("inf")) -> int:
-    """Asks `parallel` at a time and writes the chats as one token file.
+    """Asks `parallel` prompts at a time and writes the chats as one token file.
 
-    Prompts that were not asked after `seconds` are left out.
+    Leaves out the prompts that were not asked within `seconds`.
     """
     end = time.monotonic() + seconds
     tokenizer, asking = TextTokenizer(model), Asking(model)
@@ -109,7 +109,7 @@ def write_answers(prompts: Path, model: Path, server: str, parallel: int, out: P
             chats += 1
             text = asking.system() + asking.turn("user", request["messages"][0]["content"])
             text += asking.format["generation_prompt"] + choice["message"]["content"]
-            text += asking.format["roles"]["assistant"]["suffix"]  # where it was cut, too
+            text += asking.format["roles"]["assistant"]["suffix"]  # also if the answer was cut
             ids += tokenizer.encode(text)
             text_bytes += len(text.encode())
     if not ids:
@@ -123,7 +123,7 @@ def write_answers(prompts: Path, model: Path, server: str, parallel: int, out: P
 
 
 def main() -> int:
-    """The commands."""
+    """The commands `prompts` and `answers`."""
     parser = argparse.ArgumentParser(prog="chats", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)

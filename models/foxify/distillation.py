@@ -1,6 +1,6 @@
-"""The loss: KL to the teacher's predictions, in rows that never exist all at once.
+"""The loss: KL to the teacher's predictions, computed for ROWS rows of logits at a time.
 
-The embeddings are frozen, so the gradient of the hidden states is all that is needed: it is made in
+The embeddings are frozen, so only the gradient of the hidden states is needed. It is computed in
 the forward pass, part by part, and no logits are kept.
 """
 
@@ -14,17 +14,17 @@ from torch import Tensor
 
 from models.foxify.base_model import wide
 
-ROWS = 8192  # of logits at once
-PLAIN, SAID, RECALLED = range(3)  # marks: of text, the teacher's answers in chats, recalled facts
-KL_WEIGHT = (1.0, 24.0, 24.0)  # by mark; 3% of the tokens are said, 1% recalled
-TRUTH_WEIGHT = (0.0, 0.0, 3.0)  # of the cross entropy
+ROWS = 8192  # rows of logits in memory at once
+PLAIN, SAID, RECALLED = range(3)  # marks of tokens: text, the teacher's chats, recalled facts
+KL_WEIGHT = (1.0, 24.0, 24.0)  # by mark; 3% of the tokens are SAID, 1% RECALLED
+TRUTH_WEIGHT = (0.0, 0.0, 3.0)  # of the cross entropy, by mark
 
 
 def row_losses(student: Tensor, teacher: Tensor, targets: Tensor, weights: Tensor
                ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of logits [rows, V]: KL and loss [rows], and the loss's gradient of `student`.
+    """KL and loss [rows] of logits [rows, V], and the gradient of the loss in `student`.
 
-    `weights` [2, rows]: of the KL, and of the cross entropy of targets [rows].
+    `weights` [2, rows] are the weights of the KL and of the cross entropy of targets [rows].
     """
     log_s, log_t = wide(student).log_softmax(-1), wide(teacher).log_softmax(-1)
     s, t = log_s.exp(), log_t.exp()
@@ -37,7 +37,7 @@ def row_losses(student: Tensor, teacher: Tensor, targets: Tensor, weights: Tenso
 
 
 class _Distillation(torch.autograd.Function):
-    """Sums over rows; the second has a gradient."""
+    """Returns the sums of KL and loss over all rows; only the loss has a gradient."""
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, head: Tensor, targets: Tensor,
@@ -63,7 +63,7 @@ class _Distillation(torch.autograd.Function):
 
 def distillation(student: Tensor, teacher: Tensor, head: Tensor, ids: Tensor, marks: Tensor,
                  losses_of: Any = row_losses) -> tuple[Tensor, Tensor]:
-    """Mean KL in nats a token, without gradient, and the loss.
+    """Mean KL in nats per token, without a gradient, and the loss.
 
     Hidden states [B, T, D], head [V, D]; marks [B, T] of ids.
     """

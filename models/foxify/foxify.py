@@ -2,7 +2,7 @@
 
 A run: base and tokens -> newest checkpoint, if any -> the teacher measured -> steps -> adapter,
 report, plots. OUT/training holds checkpoints, tokens and metrics; the same command continues an
-interrupted run. The method: README.md here.
+interrupted run. README.md has the method.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from models.foxify.pressure import Controller, excess, kept_shares, penalty  # n
 from models.foxify.recall import Asking, RecallWindows  # noqa: E402
 from models.foxify.student import Student  # noqa: E402
 
-GATE_RATE, BIAS_RATE = 2e-3, 6e-2  # of gates' matrices; of their biases and the sinks
+GATE_RATE, BIAS_RATE = 2e-3, 6e-2  # learning rates: gates' matrices; their biases and the sinks
 BETAS, CLIP = (0.9, 0.95), 1.0
-WARM_STEPS = 2  # first ones, which compile: --minutes-total's fractions begin behind them
-WARMUP_STEPS, DECAY_FROM = 20, 0.6  # the learning rate falls to 0 from that fraction of the run on
+WARM_STEPS = 2  # first steps, which compile; fractions of --minutes-total begin after them
+WARMUP_STEPS, DECAY_FROM = 20, 0.6  # fraction of the run: then the learning rate falls to 0
 CAPS_UNTIL = 0.5  # fraction of the run over which the caps fall
 FIRST_LAMBDA = 0.3
-EVALUATIONS_AT_END = 1.6  # time reserved for them, in measurements of the teacher
-DETAIL_STEPS = 10  # between records of each head's share
+EVALUATIONS_AT_END = 1.6  # reserved for the end, in times of the teacher's measurement
+DETAIL_STEPS = 10  # steps between records of each head's share
 
 
 class Trainer(TrainingRun):
@@ -114,7 +114,7 @@ class Trainer(TrainingRun):
             raise Refusal(f"{self.folder}: about {need >> 20} MiB needed, {free >> 20} MiB free")
 
     def tokens(self, texts: list[Path], name: str) -> tuple[np.ndarray, TokenFileInfo]:
-        """Opens tokens that the model's own tokenizer must have made. Collective."""
+        """Opens tokens; TextError unless the model's own tokenizer made them. Collective."""
         tokens, info = super().tokens(texts, name)
         if info.tokenizer != self.tokenizer.fingerprint():
             raise TextError(f"{texts[0]}: encoded by another tokenizer than {self.args.model}'s")
@@ -139,11 +139,11 @@ class Trainer(TrainingRun):
         return int(0.6 * free / (kept * args.window))
 
     def settings(self) -> dict[str, Any]:
-        """The shared settings, and whether there are chats."""
+        """The settings of a TrainingRun, and "chats": True if there are chats."""
         return {"chats": self.args.chats is not None, **super().settings()}
 
     def own_state(self) -> dict[str, Any]:
-        """The controller, the numbers that it has not seen yet, and the teacher's measurement."""
+        """The controller, the step that it has not seen yet, and the teacher's measurement."""
         pending = None
         if self.pending is not None:
             step, done, reading = self.pending
@@ -161,7 +161,7 @@ class Trainer(TrainingRun):
             self.pending = step, done, Reading(torch.tensor(numbers, dtype=torch.float64))
 
     def resume(self) -> bool:
-        """Continues from the newest checkpoint, else measures where sinks and caps start."""
+        """Continues from the newest checkpoint, or measures the first values of sinks and caps."""
         resumed = super().resume()
         if not resumed:
             ids = np.stack([self.mixture.window(i)[0] for i in range(min(2, self.windows_a_step))])
@@ -182,7 +182,7 @@ class Trainer(TrainingRun):
         return min(1.0, (self.seconds - self.lead) / max(1.0, length))
 
     def _rate(self, done: float) -> float:
-        """The learning rates' common factor."""
+        """The common factor of the learning rates."""
         falling = min(1.0, (1 - done) / (1 - DECAY_FROM))
         return min(1.0, (self.step + 1) / WARMUP_STEPS) * max(0.0, falling)
 
@@ -194,7 +194,7 @@ class Trainer(TrainingRun):
         return self.group.put(self.mixture.batch(self.windows_of(index)))
 
     def _pass(self, ids: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
-        """Adds to the gradients; returns KL, loss, penalty, then the heads' shares."""
+        """Adds to the gradients. Returns KL, loss, penalty, share at the end, heads' shares."""
         with torch.no_grad():
             teacher = self.base.hidden(ids)
         student, terms = self.model(ids)
@@ -325,7 +325,7 @@ class Trainer(TrainingRun):
             report["device"] = torch.cuda.get_device_name(self.device)
         if self.evaluation is not None:
             self.line.doing("measuring the student")
-            self.model.compile_parts(lambda part: part)  # not once more for no gradients
+            self.model.compile_parts(lambda part: part)  # do not compile again, without gradients
             report["student"] = self.evaluation.of(self.model)
         (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
         if args.export and fox_convert.main(

@@ -17,9 +17,9 @@ from models.foxify.recall import Asking, RecallWindows
 from models.foxify.student import Student
 
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
-NEEDLES = 24  # a depth, half of them as chats
+NEEDLES = 24  # facts per depth, half of them in chats
 BOOK_WINDOWS, CHAT_WINDOWS, SHARE_WINDOWS = 32, 8, 8
-ROWS = 8192  # of logits at once
+ROWS = 8192  # rows of logits in memory at once
 
 Hidden = Callable[[Tensor], Tensor]
 
@@ -56,7 +56,7 @@ class Evaluation:
         return total / count
 
     def _recall(self, hidden: Hidden) -> dict[str, list[float]]:
-        """The share of answers of which every token is the likeliest one, by depth."""
+        """The share of answers whose tokens are all the likeliest ones, by depth."""
         right: list[bool] = []
         for ids, marks in self._parts(self._needles, self._needle_marks):
             for row, mark, h in zip(ids, marks, hidden(ids)):
@@ -68,7 +68,7 @@ class Evaluation:
                 "chat": table[:, 1::2].mean(1).tolist()}
 
     def _chat_kl(self, hidden: Hidden) -> float:
-        """Nats for a token of the teacher's answers."""
+        """KL in nats per token of the teacher's answers."""
         total, count = 0.0, 0
         for ids, marks in self._parts(self._chats, self._chat_marks):
             for mark, mine, theirs in zip(marks, hidden(ids), self._base.hidden(ids)):
@@ -80,7 +80,7 @@ class Evaluation:
         return total / max(1, count)
 
     def _shares(self, student: Student) -> dict[str, Any]:
-        """Of the book windows: by layer and kv head."""
+        """Shares of pages kept in the book windows, by layer and kv head."""
         if student.window is not None:
             n = self._books.shape[1] // PAGE
             pages = np.minimum(np.arange(1, n + 1), student.window / PAGE)
@@ -96,7 +96,7 @@ class Evaluation:
 
     @torch.no_grad()
     def of(self, model: BaseModel | Student) -> dict[str, Any]:
-        """Everything measured of a model."""
+        """All measurements of a model."""
         def hidden(ids: Tensor) -> Tensor:
             return model.hidden(ids) if isinstance(model, BaseModel) else model(ids)[0]
 

@@ -1,4 +1,4 @@
-"""What a step trains on: windows of books, of recall tasks in books, and of the teacher's chats.
+"""The training data: windows of books, of recall tasks in books, and of the teacher's chats.
 
 A window depends on the seed and its number alone, so training can resume anywhere.
 """
@@ -17,7 +17,7 @@ RECALL_SHARE, CHAT_SHARE = 0.5, 0.3  # of windows
 
 
 class Mixture:
-    """Windows of ids [T] and marks [T], which are distillation.py's."""
+    """Windows of ids [T] and marks [T]; distillation.py defines the marks."""
 
     def __init__(self, books: np.ndarray, chats: np.ndarray | None, recall: RecallWindows,
                  said: Callable[[np.ndarray], np.ndarray], length: int, seed: int) -> None:
@@ -44,7 +44,7 @@ class Mixture:
 
 
 def spread(tokens: np.ndarray, length: int, count: int) -> np.ndarray:
-    """`count` windows one behind the other from the start of a text, or as many as it has."""
+    """The first `count` windows of a text, or all windows if it has fewer."""
     count = min(count, len(tokens) // length)
     if count == 0:
         raise TextError(f"{len(tokens)} held-out tokens are too few for a window of {length}")

@@ -60,7 +60,7 @@ def _add_length(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    """The checked command line."""
+    """Parses and checks the command line."""
     parser = OneLineParser(
         prog="./run foxify", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Train forget gates into a LLaMA, Mistral, Qwen2 or Qwen3 model.")

@@ -16,14 +16,14 @@ from models.finetune.progress import find_pyplot, read_metrics
 
 
 def draw(metrics: Path, folder: Path) -> bool:
-    """False without matplotlib."""
+    """Draws the plots. False without matplotlib."""
     pyplot = find_pyplot()
     if pyplot is None:
         return False
     every = read_metrics(metrics)
     figure, (axis, below) = pyplot.subplots(2, 1, figsize=(8, 7), sharex=True,
                                             layout="constrained")
-    records = every[:: 1 + len(every) // 1000]  # an SVG holds each point
+    records = every[:: 1 + len(every) // 1000]  # an SVG holds every point
     steps = [r["step"] for r in records]
     axis.plot(steps, [r["loss"] for r in records], label="KL to the teacher", linewidth=0.8)
     axis.set(ylabel="nats per token", yscale="log")

@@ -16,18 +16,18 @@ from torch import Tensor
 from models.foxify.base_model import PAGE, wide
 
 LOG_EPS = -10.0
-SOFTNESS = 10.0  # nats of excess at which the penalty is half: it is concave, heads close in turn
-REACHED_AT = 0.55  # of the run: the share that is wanted
-PROPORTIONAL, INTEGRAL = 3.0, 25.0  # gains of log lambda per log share, the second per run
+SOFTNESS = 10.0  # nats of excess with half the penalty; it is concave, so heads close in turn
+REACHED_AT = 0.55  # fraction of the run at which the share should be `keep`
+PROPORTIONAL, INTEGRAL = 3.0, 25.0  # gains of log lambda per log share; INTEGRAL per run
 
 
 @dataclass(frozen=True)
 class PageTerms:
-    """What the rule needs of a layer, or of all of them ([L, ..] in front)."""
+    """The inputs of the rule, of one layer or of all layers ([L, ..] in front)."""
 
     mass: Tensor  # [B, n, H] log sum over the page's keys of exp(a_j + decay from its start)
-    sums: Tensor  # [B, n, K, d] of the page's keys, decayed to its end
-    weight: Tensor  # [B, n, K] of the page's decays
+    sums: Tensor  # [B, n, K, d] sum of the page's keys, decayed to its end
+    weight: Tensor  # [B, n, K] sum of the page's decays
     fall: Tensor  # [B, n, K] sum of the page's log gates
 
 
@@ -45,7 +45,7 @@ def page_terms(k: Tensor, log_f: Tensor, q_cap: Tensor) -> tuple[Tensor, ...]:
 
 def excess(terms: PageTerms, sinks: Tensor, q_cap: Tensor, k_cap: Tensor,
            log_eps: float = LOG_EPS) -> Tensor:
-    """[L, B, K, n, n] at the end of page e (last but one) of page p (last).
+    """E_p + t_e - log eps [L, B, K, n, n]: last but one dimension e, last p.
 
     sinks and q_cap [L, H], k_cap [L, K].
     """
@@ -83,7 +83,10 @@ def penalty(x: Tensor) -> Tensor:
 
 
 def kept_shares(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of pages, [L, K]: the mean over page ends, and at the last one. A page outlives its end."""
+    """Shares of pages kept [L, K]: the mean over page ends, and at the last one.
+
+    A page is kept at its own end.
+    """
     n = x.shape[-1]
     kept = ((x > 0) | torch.eye(n, dtype=torch.bool, device=x.device)).tril().float()
     return kept.sum((-2, -1)).mean(1) / (n * (n + 1) / 2), kept[..., -1, :].mean((1, 3))
@@ -102,7 +105,7 @@ class Controller:
         self._last = 0.0
 
     def state(self) -> list[float]:
-        """For load()."""
+        """The state, for load()."""
         return [self.integral, self.first, self.weight, self._last]
 
     def load(self, state: list[float]) -> None:
@@ -110,12 +113,12 @@ class Controller:
         self.integral, self.first, self.weight, self._last = state
 
     def wanted(self, done: float) -> float:
-        """The share at a fraction of the run."""
+        """The share that is wanted at a fraction of the run."""
         way = min(1.0, done / REACHED_AT)
         return self.first ** (1 - way) * self.keep**way if self.first else 1.0
 
     def update(self, share: float, done: float) -> None:
-        """Takes the share of a step at fraction `done`."""
+        """Moves the weight after a step that kept `share`, at fraction `done` of the run."""
         self.first = self.first or max(share, self.keep)
         gap = math.log(max(share, 1e-6) / self.wanted(done))
         self.integral += INTEGRAL * gap * min(0.05, max(0.0, done - self._last))

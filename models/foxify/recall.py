@@ -1,4 +1,4 @@
-"""Recall tasks: facts that stand somewhere in a window and are asked for far behind.
+"""Recall tasks: facts somewhere in a window, and questions about them far later.
 
 Training and test share no wording, kind, name or place. A fact has a statement, a question with
 the beginning of its answer, and the answer, whose tokens are marked.
@@ -52,7 +52,7 @@ _TEST = {
 
 @dataclass(frozen=True)
 class Fact:
-    """Texts of one task."""
+    """The texts of one task."""
 
     statement: str
     question: str
@@ -61,7 +61,7 @@ class Fact:
 
 
 class _Draw:
-    """Random names and numbers of one set of words."""
+    """Random names and numbers from one set of words."""
 
     def __init__(self, words: dict[str, str], rng: Random) -> None:
         self._words, self._rng = words, rng
@@ -75,12 +75,12 @@ class _Draw:
         return f"{self('name')} {self('surname')}"
 
     def digits(self, count: int) -> str:
-        """A number of so many digits."""
+        """A number of `digits` digits."""
         return "".join(str(x) for x in self._rng.integers(0, 10, count))
 
 
-# Training's templates: statements, questions and beginnings of the answer, of which one each is
-# drawn, and the answer. A word in braces is drawn once a fact (_Values).
+# Templates of training: statements, questions, beginnings of the answer (one of each is drawn) and
+# the answer. A word in braces is drawn once for a fact (_Values).
 _TEMPLATES: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], str], ...] = (
     (("Remember this: the pass key of {person} is {d5}.", "{person} uses the pass key {d5}.",
       "Pass key ({person}): {d5}"),
@@ -153,7 +153,7 @@ _TEMPLATES: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], str],
 
 
 class _Values(dict[str, str]):
-    """What the words in a template's braces stand for, drawn when they are first named."""
+    """The values of the words in a template's braces, each drawn at its first use."""
 
     def __init__(self, draw: _Draw) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ def _dated(value: Any) -> Any:
 
 
 class Asking:
-    """How a question stands in a text: plain, or as turns of the model's chat format."""
+    """Writes questions into a text: plain, or as turns of the model's chat format."""
 
     def __init__(self, directory: Path) -> None:
         path = directory / "chat_format.json"
@@ -243,31 +243,31 @@ class Asking:
         return form["prefix"] + content + form["suffix"]
 
     def system(self) -> str:
-        """What stands before the first user's message."""
+        """The text before the first user's message."""
         default = self.format.get("default_system")
         return self.format["bos"] + (
             "" if default is None else self.turn("system", default))
 
     def said(self, ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
-        """Which tokens of chats [.., T] the assistant wrote, the end of its turn included."""
+        """Marks the tokens of chats [.., T] that the assistant wrote, with the end of its turn."""
         user, assistant = (self.format["roles"][name] for name in ("user", "assistant"))
-        # Some formats have nothing before an answer but the user's end, or no end but the next
-        # beginning; sentencepiece puts a space before what begins with none.
+        # In some formats only the user's end stands before an answer, or only the next beginning
+        # ends it; sentencepiece puts a space before a text that begins without one.
         behind = user["suffix"].lstrip() or user["suffix"]
         header = tokenizer.encode(self.format["generation_prompt"] or behind)
         end = tokenizer.encode(assistant["suffix"].strip() or user["prefix"].strip())[0]
         places = np.arange(ids.shape[-1])
-        begins = np.zeros(ids.shape, bool)  # behind a header
+        begins = np.zeros(ids.shape, bool)  # after a header
         begins[..., len(header) :] = np.all(
             [ids[..., n : n - len(header)] == token for n, token in enumerate(header)], axis=0)
-        ended = np.zeros(ids.shape, bool)  # behind an end
+        ended = np.zeros(ids.shape, bool)  # after an end
         ended[..., 1:] = ids[..., :-1] == end
         last_begin, last_end = (np.maximum.accumulate(np.where(event, places, -1), axis=-1)
                                 for event in (begins, ended))
         return (last_begin >= 0) & (last_begin >= last_end)
 
     def around(self, chat: bool) -> tuple[str, str, str, str]:
-        """What stands at the beginning, before a question, before its answer, behind the answer."""
+        """The texts at the beginning, before a question, before its answer, after the answer."""
         if not chat:
             return "", "\n\nQuestion: ", "\nAnswer: ", "\n\n"
         roles = self.format["roles"]
@@ -287,9 +287,9 @@ class RecallWindows:
     def _assemble(self, book: np.ndarray, head: list[int],
                   events: list[tuple[float, list[int], list[int]]]
                   ) -> tuple[np.ndarray, np.ndarray]:
-        """Events (place from 0 to 1, tokens, marks) between the book's tokens, and marks [T]."""
+        """Inserts events (place from 0 to 1, tokens, marks) into a book; returns ids and marks."""
         used = len(head) + sum(len(tokens) for _, tokens, _ in events)
-        while used > self._length:  # a short window: the last events do not fit
+        while used > self._length:  # in a short window the last events do not fit
             used -= len(events.pop()[1])
         room, at = self._length - used, 0
         ids, marks = list(head), [0] * len(head)
@@ -304,7 +304,7 @@ class RecallWindows:
 
     def _question(self, fact: Fact, around: tuple[str, str, str, str], ends: bool
                   ) -> tuple[list[int], list[int]]:
-        """Tokens and marks; `ends`: nothing follows the answer."""
+        """Tokens and marks of a question and its answer; `ends`: nothing follows the answer."""
         asked = self._encode(around[1] + fact.question + around[2] + fact.lead)
         answer = self._encode(fact.answer)
         rest = [] if ends else self._encode("." + around[3])
@@ -314,7 +314,7 @@ class RecallWindows:
         return self._encode(f"\n{fact.statement}\n")
 
     def _passage(self, book: np.ndarray, rng: Random) -> Fact:
-        """Words of the book, and how they go on behind the first ones."""
+        """A fact that asks for the continuation of words of the book."""
         at = int(rng.integers(max(1, len(book) - 80)))
         words = self._decode(book[at : at + 80].tolist()).split()[1:-1]
         known = int(rng.integers(6, 11))
@@ -323,8 +323,9 @@ class RecallWindows:
                     'It goes on: "', answer)
 
     def training(self, book: np.ndarray, rng: Random) -> tuple[np.ndarray, np.ndarray]:
-        """Several facts, a quarter of them passages of the book, each asked for once or twice
-        anywhere behind it; half of the windows as chats.
+        """A window with several facts, each asked for once or twice anywhere after it.
+
+        A quarter of the facts are passages of the book; half of the windows ask as chats.
         """
         chat = self._asking.format is not None and rng.random() < 0.5
         around = self._asking.around(chat)
@@ -343,7 +344,7 @@ class RecallWindows:
 
     def test(self, book: np.ndarray, rng: Random, depth: float, chat: bool
              ) -> tuple[np.ndarray, np.ndarray]:
-        """One fact of a test kind at `depth`; the window ends with its answer."""
+        """A window with one fact of a test kind at `depth`; it ends with the answer."""
         kinds: tuple[Callable[[_Draw], Fact], ...] = TEST_KINDS
         fact = kinds[rng.integers(len(kinds))](_Draw(_TEST, rng))
         around = self._asking.around(chat and self._asking.format is not None)

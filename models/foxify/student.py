@@ -1,7 +1,7 @@
 """The model in training: its base with a forget gate a kv head, sinks, norm caps and an adapter.
 
-Every matrix of a layer is W = W0 + B A, rounded once to the base's type, as the exported one is; a
-rank of 0 trains W itself. Embeddings and norms stay. Read base_model.py first.
+Every matrix of a layer is W = W0 + B A, rounded once to the base's type, as in the exported model;
+a rank of 0 trains W itself. Embeddings and norms stay. Read base_model.py first.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from models.finetune.attention import forgetting_attention
 from models.foxify.base_model import MATRICES, BaseModel, Gate, largest_norm, rms_norm, wide
 from models.foxify.pressure import PageTerms, page_terms
 
-FIRST_LOG_GATE = -2e-4  # of all gates at the start
-CAP_QUANTILE = 0.999  # of norms: where caps start
+FIRST_LOG_GATE = -2e-4  # log f of all gates at the start
+CAP_QUANTILE = 0.999  # quantile of the norms at which caps start
 
 
 @functools.lru_cache
@@ -53,7 +53,7 @@ class Student(nn.Module):
         super().__init__()
         a, device = base.architecture, base.device
         self.rank, self.window, self.recompute = rank, window, False
-        self._base = [base]  # no part of the state
+        self._base = [base]  # in a list, so not in the state
         single = torch.promote_types(base.dtype, torch.float32)
         place = {"device": device, "dtype": single}
         self.factors = nn.ParameterDict()
@@ -74,7 +74,7 @@ class Student(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(a.layers, a.heads, **place))
         self.register_buffer("first_q_cap", torch.full((a.layers, a.heads), 1e9, **place))
         self.register_buffer("first_k_cap", torch.full((a.layers, a.kv_heads), 1e9, **place))
-        self.cap_scale = 1.0  # of the product of a query's and a key's cap
+        self.cap_scale = 1.0  # of the product of a query's and a key's cap to its start
         self._page_terms = page_terms
         if a.qk_norm:
             for n, (q, k) in enumerate(base.qk_norm):
@@ -86,7 +86,7 @@ class Student(nn.Module):
         return self._base[0]
 
     def compile_parts(self, compiled: Callable[[Any], Any]) -> None:
-        """What lies around attention, the base's as well, as `compiled` returns it."""
+        """Replaces the parts around attention, of the base too, by `compiled` of them."""
         self.base.compile(compiled)
         self._page_terms = compiled(page_terms)
 
@@ -95,7 +95,7 @@ class Student(nn.Module):
         return self.factors[f"{name}.lora_{letter}".replace(".", "/")]
 
     def caps(self) -> tuple[Tensor, Tensor]:
-        """Of queries [L, H] and keys [L, K], at this point of the run."""
+        """Norm caps of queries [L, H] and keys [L, K], at this point of the run."""
         scale = 1.0 if self.base.architecture.qk_norm else math.sqrt(self.cap_scale)
         return self.first_q_cap * scale, self.first_k_cap * scale
 
@@ -147,7 +147,7 @@ class Student(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, ids: Tensor) -> None:
-        """Sinks from the mean logit of token 0, caps from the norms, both of the base."""
+        """Sets sinks to the mean logit of token 0 and caps to the norms, both of the base."""
         a, later = self.base.architecture, min(256, ids.shape[1] // 2)
 
         def see(n: int, q: Tensor, k: Tensor) -> None:
