@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the manual page of a program: help2man reads its --help, and that of each of its commands,
-# and adds the sections of the file INCLUDE, which no --help has (exit status, files, examples).
+# Makes the manual page of a program. help2man reads the --help of the program and of each of its
+# commands, and adds the sections of the file INCLUDE: exit status, files, examples.
 #
 #     manual.sh VERSION PROGRAM INCLUDE PAGE.gz
 set -euo pipefail

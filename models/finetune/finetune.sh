@@ -41,7 +41,7 @@ install_torch() {
   gpu_count="$(count_gpus)"
   if ((gpu_count == 0)); then
     install_cpu_torch
-  elif [[ -f "$venv/.finetune-cpu" && -z "${FOX_NO_INSTALL:-}" ]]; then  # installed before there was a GPU
+  elif [[ -f "$venv/.finetune-cpu" && -z "${FOX_NO_INSTALL:-}" ]]; then  # before the GPU came
     pip uninstall -y torch
     rm -f "$venv/.finetune" "$venv/.finetune-cpu"
   fi

@@ -2,7 +2,7 @@
 
 A run: model and tokens -> newest checkpoint, if any -> steps -> export, loss, samples, savings.
 OUT becomes a directory that `./run serve` loads; OUT/training holds checkpoints, tokens, metrics.
-The same command continues an interrupted run. Examples: README.md here.
+To continue an interrupted run, repeat the command. Examples: README.md here.
 """
 
 from __future__ import annotations

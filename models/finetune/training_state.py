@@ -1,7 +1,7 @@
 """Training checkpoints: written whole or not at all, read back to continue bit for bit.
 
 A checkpoint step-N.pt holds the model, the optimizer, the step, the seconds trained, random states,
-the settings of the run, and what the program adds. It gets its name by a rename
+the settings of the run, and additions of the program. It gets its name by a rename
 after its bytes are on the disk, so a file of that name is complete whenever the process dies.
 """
 

@@ -1,7 +1,7 @@
-"""Builds foxserve_client: makes its message classes of the .proto files beside it.
+"""Builds foxserve_client: makes its message classes from the .proto files of this folder's parent.
 
-The modules protoc writes import each other as fox.v1; here they are a part of the package, so that
-no other `fox` on a machine gets in the way.
+The modules that protoc writes import each other as fox.v1. Here they become a part of the package,
+so that they cannot be mistaken for another package `fox`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Of the repository, or of an archive of sources, which has a copy.
+# The .proto files of the repository, or their copy in a source archive.
 PROTOS = next(root for root in (HERE.parent, HERE) if (root / "fox" / "v1").is_dir())
 CMAKE = HERE.parents[1] / "CMakeLists.txt"
 
-# Completion.finish_reason, as in OpenAI's API: in the module that protoc writes, and in its types.
+# Adds Completion.finish_reason, as in OpenAI's API, to the module that protoc writes and its types.
 FINISH_REASON = {
     ".py": ("# @@protoc_insertion_point(module_scope)",
             "Completion.finish_reason = property(\n"
@@ -34,21 +34,21 @@ FINISH_REASON = {
 
 
 def version() -> str:
-    """The server's; in an archive of sources that of the archive."""
+    """The server's version; in a source archive, the version of the archive."""
     if (HERE / "PKG-INFO").is_file():
         return re.findall(r"(?m)^Version: (\S+)$", (HERE / "PKG-INFO").read_text())[0]
     return re.findall(r"\bVERSION (\d+\.\d+\.\d+)", CMAKE.read_text())[0]
 
 
 def protobuf() -> str:
-    """Modules that protoc writes refuse a runtime older than themselves."""
+    """The required protobuf: modules that protoc writes refuse an older runtime."""
     return next(line for line in importlib.metadata.requires("grpcio-tools") or ()
                 if line.startswith("protobuf"))
 
 
 class BuildWithMessages(build_py):
-    """Writes foxserve_client/fox/v1/*_pb2.py beside the rest; into a checkout for
-    `pip install -e`."""
+    """Writes foxserve_client/fox/v1/*_pb2.py into the build, or for `pip install -e` into the
+    checkout."""
 
     def run(self) -> None:
         super().run()
@@ -72,7 +72,7 @@ class BuildWithMessages(build_py):
 
 
 class SdistWithProtos(sdist):
-    """An archive of sources has no repository around it."""
+    """Copies the .proto files: a source archive has no repository around it."""
 
     def make_release_tree(self, base_dir: str, files: list[str]) -> None:
         super().make_release_tree(base_dir, files)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests of docker/OPERATIONS.md: its formulae are those of the memory plan, it names every metric,
-exit code and status that there is, and no flag that there is not.
+"""Tests docker/OPERATIONS.md: its formulae agree with the memory plan, it names every metric, exit
+code and status, and no flag that does not exist.
 
     OPERATIONS_test.py BUILD     a build tree with fox-server
 """
@@ -22,7 +22,7 @@ DEMO = ROOT / "models" / "demo"
 
 
 def formula(what: str) -> str:
-    """The expression in backticks of a row of the sizing table."""
+    """The expression in backticks in a row of the sizing table."""
     row = re.search(rf"(?m)^\| {what} \| `([^`]+)`", GUIDE)
     assert row is not None, what
     return row.group(1)
@@ -64,12 +64,12 @@ class GuideTest(unittest.TestCase):
 
     def test_flags_exist(self) -> None:
         known = set(re.findall(r"(?m)^  --([a-z0-9-]+)", printed("--help", "all")))
-        # Of other programs.
+        # Flags of other programs.
         known |= {"target", "rates", "compare", "text", "gpus", "now", "tls"}
         named = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", GUIDE))
         named |= {name.lower().replace("_", "-") for name in re.findall(r"\bFOX_([A-Z_]+)", GUIDE)}
         self.assertEqual(sorted(named - known), [])
-        # Defaults that the table of flags gives.
+        # The defaults in the table of flags.
         for flag, default in re.findall(r"`(--[a-z-]+)` \((\d[\d.]*)\)", GUIDE):
             self.assertEqual(default_of(flag), default, flag)
 

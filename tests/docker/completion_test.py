@@ -17,7 +17,7 @@ import loud_skips
 from loud_skips import ROOT
 
 PROGRAMS = ("fox-server", "fox-cli", "fox-eval", "fox-bench")
-# Words of a command line, of which the last is completed, and what is offered.
+# Words of a command line, and the offers for the last of them.
 CASES = (
     (("fox-server", "--device", ""), ["auto", "cpu", "cuda"]),
     (("fox-server", "--device", "=", "cu"), ["cuda"]),  # as bash parts `--device=cu`
@@ -35,10 +35,10 @@ CASES = (
 
 
 class CompletionTest(unittest.TestCase):
-    """What Tab offers."""
+    """The offers of a Tab."""
 
     def complete(self, program: str, *words: str) -> list[str]:
-        """What is offered for the last of the words."""
+        """The offers for the last of the words."""
         script = ('. "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
                   '_foxserve; printf "%s\\n" "${COMPREPLY[@]}"')
         out = subprocess.run(["bash", "-c", script, "bash", ROOT / "docker" / "completion.bash",

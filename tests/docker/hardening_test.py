@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The programs are hardened as Debian hardens its packages, as binutils' readelf sees them.
+"""Tests with binutils' readelf that the programs are hardened as Debian hardens its packages.
 
     hardening_test.py BUILD     the build tree
 """
@@ -18,7 +18,7 @@ PROGRAMS = ("fox-server", "fox-cli")
 
 
 def readelf(program: str, *flags: str) -> str:
-    """What it says of a program."""
+    """The output of readelf for a program."""
     return subprocess.run(["readelf", "--wide", *flags,
                            str(loud_skips.build_folder() / "bin" / program)],
                           capture_output=True, text=True, timeout=60, check=True).stdout
@@ -26,7 +26,7 @@ def readelf(program: str, *flags: str) -> str:
 
 @unittest.skipIf(shutil.which("readelf") is None, "there is no readelf: binutils")
 class HardeningTest(unittest.TestCase):
-    """Each program that is installed and there."""
+    """The installed programs that this build has."""
 
     def setUp(self) -> None:
         self.programs = [name for name in PROGRAMS
@@ -45,7 +45,7 @@ class HardeningTest(unittest.TestCase):
     def test_writes_to_the_stack_and_to_buffers_are_checked(self) -> None:
         cache = (loud_skips.build_folder() / "CMakeCache.txt").read_text(encoding="utf-8")
         if "FOX_HARDEN:BOOL=ON" not in cache:
-            return  # no package has been made here
+            return  # this build has made no package
         for program in self.programs:
             symbols = readelf(program, "--dyn-syms")
             self.assertIn("__stack_chk_fail", symbols, program)

@@ -1,4 +1,4 @@
-"""Ends a test program so that what it left out shows: with 77 when anything was skipped."""
+"""Ends a test program with 77 if any test was skipped, so that ctest shows the skips."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def build_folder() -> pathlib.Path:
 
 
 def optional(module: str) -> Any:
-    """A module that may be missing: None."""
+    """Imports a module; None if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -27,7 +27,7 @@ def optional(module: str) -> Any:
 
 
 def main() -> int:
-    """Runs the test cases of the program; what was skipped is no success."""
+    """Runs the test cases of the program; returns its exit status: 0, 1 or SKIPPED."""
     result = unittest.main(argv=sys.argv[:1], exit=False).result
     if not result.wasSuccessful():
         return 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests of docker/compose.yaml, docker/kubernetes and the Dockerfiles: valid by their schemas,
-their parts fit each other, and fox-server accepts the flags.
+"""Tests docker/compose.yaml, docker/kubernetes and the Dockerfiles: valid by their schemas, their
+parts fit each other, and fox-server accepts their flags.
 
     manifests_test.py BUILD     a build tree with fox-server
 """
@@ -21,12 +21,12 @@ yaml = loud_skips.optional("yaml")
 compose_spec = loud_skips.optional("compose_viz.spec.compose_spec")
 kubernetes_validate = loud_skips.optional("kubernetes_validate")
 DOCKER = ROOT / "docker"
-OLDEST = "1.25"  # Kubernetes, as the manifest says
+OLDEST = "1.25"  # the version of Kubernetes in the manifest
 
 
 @unittest.skipIf(yaml is None, "no PyYAML here")
 class ComposeTest(unittest.TestCase):
-    """The file as a whole, variables with their defaults."""
+    """The parsed file, with the defaults of its variables."""
 
     def setUp(self) -> None:
         text = (DOCKER / "compose.yaml").read_text()
@@ -36,7 +36,7 @@ class ComposeTest(unittest.TestCase):
 
     @unittest.skipIf(compose_spec is None, "no compose-viz here (pip)")
     def test_schema(self) -> None:
-        # The model that is made of the specification knows no extension fields.
+        # compose_viz' model of the specification knows no extension fields.
         plain = {key: value for key, value in self.compose.items() if not key.startswith("x-")}
         check = compose_spec.ComposeSpecification.model_validate
         check(plain)
@@ -77,7 +77,7 @@ class ComposeTest(unittest.TestCase):
 
 @unittest.skipIf(yaml is None, "no PyYAML here")
 class KubernetesTest(unittest.TestCase):
-    """All objects of the folder, by kind."""
+    """All objects of docker/kubernetes, by kind."""
 
     def setUp(self) -> None:
         documents = [document for path in sorted((DOCKER / "kubernetes").glob("*.yaml"))
@@ -135,14 +135,14 @@ class KubernetesTest(unittest.TestCase):
         before = float(re.search(r"sleep (\d+)", script).group(1))
         drain = server_command.drain_seconds(self.container["args"])
         self.assertGreater(self.pod["spec"]["terminationGracePeriodSeconds"], before + drain + 5)
-        # The operator's port that it drains by is the one that the server opens, on loopback.
+        # The port that an operator drains by is the admin port that the server opens on loopback.
         self.assertIn(f"fox-cli drain --target {self.flags['admin-address']}", script)
         self.assertTrue(self.flags["admin-address"].startswith("127.0.0.1:"))
         server_command.expect_accepted(self, self.container["args"])
 
 
 class DockerfileTest(unittest.TestCase):
-    """debian/foxserve_boot_test.py runs the steps of the last stage."""
+    """The steps of the last stage; debian/foxserve_boot_test.py runs them."""
 
     def test_images_have_their_ports_and_differ_in_cuda_alone(self) -> None:
         image, cuda = map(server_command.last_stage, ("Dockerfile", "Dockerfile.cuda"))

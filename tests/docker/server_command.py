@@ -1,4 +1,4 @@
-"""Asks fox-server whether it would take the flags of a manifest, without starting it."""
+"""Checks that fox-server accepts the flags of a manifest, without a model."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ def last_stage(dockerfile: str) -> list[tuple[str, str]]:
 
 
 def image_flags() -> list[str]:
-    """What the image's ENTRYPOINT gives the server before all else."""
+    """The flags that the image's ENTRYPOINT puts before all others."""
     return json.loads(dict(last_stage("Dockerfile"))["ENTRYPOINT"])[1:]
 
 
 def image_port(name: str) -> str:
-    """The number behind a flag of the image."""
+    """The value of a numeric flag of the image."""
     flags = image_flags()
     return flags[flags.index(f"--{name}-port") + 1]
 
 
 def flag_values(arguments: list[str]) -> dict[str, str]:
-    """Flags of the form --name=value; the last of a name counts."""
+    """Flags --name=value as a dictionary; the last value of a name counts."""
     return dict(argument[2:].split("=", 1) for argument in arguments if "=" in argument)
 
 
 def printed(*arguments: str) -> str:
-    """What fox-server prints and ends with."""
+    """Runs fox-server; returns its output and exit code."""
     return subprocess.run([SERVER, *arguments], check=True, capture_output=True, text=True,
                           timeout=100).stdout
 
 
 def default_of(flag: str) -> str:
-    """As --help shows it."""
+    """A default, as --help shows it."""
     line = next(line for line in printed("--help", "all").splitlines()
                 if line.startswith(f"  {flag} "))
     return line.split("[")[-1].rstrip("]")
 
 
 def drain_seconds(arguments: list[str]) -> float:
-    """How long a server with these flags drains."""
+    """Seconds that a server with these flags drains."""
     given = flag_values(arguments).get("shutdown-timeout")
     return float(given or default_of("--shutdown-timeout"))
 
@@ -62,7 +62,7 @@ def expect_accepted(case: unittest.TestCase, arguments: list[str]) -> None:
     names = [argument.split("=")[0] for argument in arguments]
     free_ports = ["--grpc-port=0", "--metrics-port=0", "--http-port=0",
                   "--admin-address=127.0.0.1:0"]
-    with tempfile.TemporaryDirectory() as empty:  # it ends there: the model comes after the ports
+    with tempfile.TemporaryDirectory() as empty:  # the model comes after the ports
         ended = subprocess.run(
             [SERVER, *arguments, f"--model={empty}",
              *(flag for flag in free_ports if flag.split("=")[0] in names)],

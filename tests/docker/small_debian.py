@@ -15,7 +15,7 @@ import loud_skips
 
 
 def run(*command: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-    """A command with all that it says in one string."""
+    """Runs a command; its whole output is one string."""
     return subprocess.run(["timeout", "-k", "10", str(seconds), *command], text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, check=False,
@@ -37,7 +37,7 @@ def mirror() -> tuple[str, str]:
 
 
 def make_root(folder: pathlib.Path) -> None:
-    """A small Debian with systemd, which later runs find again."""
+    """A small Debian with systemd, kept for later runs."""
     if folder.exists():
         return
     site, suite = mirror()

@@ -8,8 +8,8 @@
         for text in client.chat([{"role": "user", "content": "Hello"}]):
             print(text, end="", flush=True)
 
-Messages are those of the .proto files, in foxserve_client.fox.v1; errors are
-FoxError, which is a grpc.RpcError.
+foxserve_client.fox.v1 has the messages of the .proto files. Errors are FoxError, which is a
+grpc.RpcError.
 """
 
 from foxserve_client.asynchronous import AsyncClient

@@ -1,4 +1,4 @@
-"""AsyncClient: Client for asyncio, method by method. Of one event loop."""
+"""AsyncClient: the methods of Client for asyncio. A client belongs to one event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AsyncClient:
-    """As Client. Made while the event loop runs that its methods are awaited on."""
+    """Arguments are as in Client. Make it while the event loop runs that awaits its methods."""
 
     def __init__(self, target: str = "127.0.0.1:50051", *, token: Optional[str] = None,
                  tls: Optional[Tls] = None, timeout: Optional[float] = None,
@@ -39,7 +39,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends calls that run."""
+        """Closes the channel, which ends running calls."""
         await self._channel.close()
 
     async def generate(self, prompt: Prompt, *, timeout: Optional[float] = None,
@@ -68,7 +68,7 @@ class AsyncClient:
                           **options: Unpack[GenerateOptions]) -> AsyncIterator[str]:
         """The text of one answer (n = 1) as it comes."""
         async for event in self.stream(prompt, timeout=timeout, **options):
-            text = event.prompt.text + event.delta.text  # the prompt's: with echo
+            text = event.prompt.text + event.delta.text  # of the prompt, with echo
             if text:
                 yield text
 
@@ -83,7 +83,7 @@ class AsyncClient:
         return await self._call(methods.SCORE, score_request(prompt, options), timeout)
 
     async def abort(self, *request_ids: str, timeout: Optional[float] = None) -> list[str]:
-        """Ends running requests; returns the ids of those that ran."""
+        """Ends running requests; returns the ids of the requests that it ended."""
         request = inference_pb2.AbortRequest(request_ids=request_ids)
         return list((await self._call(methods.ABORT, request, timeout)).aborted)
 
@@ -109,11 +109,11 @@ class AsyncClient:
         return await self._call(methods.MODEL_INFO, info_pb2.GetModelInfoRequest(), timeout)
 
     async def load(self, *, timeout: Optional[float] = None) -> info_pb2.Load:
-        """What runs, waits and is held now."""
+        """The server's load now: running and waiting requests, memory."""
         return await self._call(methods.LOAD, info_pb2.GetLoadRequest(), timeout)
 
     async def health(self, service: str = "", *, timeout: Optional[float] = None) -> bool:
-        """Whether the server, or one of its services, is serving."""
+        """True if the server, or the named service, is serving."""
         request = methods.HEALTH.request(value=service)
         return (await self._call(methods.HEALTH, request, timeout)).value == methods.SERVING
 

@@ -1,4 +1,4 @@
-"""How a client reaches a server: encryption, the token, deadlines, when a call is tried again."""
+"""The connection of a client: encryption, the token, deadlines, retries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tls:
 
     ca: authorities of the server's certificate; None: the library's list.
     cert, key: a certificate of our own, for a server that asks for one.
-    server_name: the name in the server's certificate, where the target is another.
+    server_name: the name in the server's certificate, if it is not the target's.
     """
 
     ca: Optional[Path] = None
@@ -31,7 +31,7 @@ class Tls:
     server_name: Optional[str] = None
 
     def credentials(self) -> Any:
-        """For a channel."""
+        """Reads the files; returns the credentials of a channel."""
         if (self.cert is None) != (self.key is None):
             raise ValueError("cert needs key, and the other way")
         ca, cert, key = (None if path is None else pathlib.Path(path).read_bytes()
@@ -40,12 +40,11 @@ class Tls:
 
 
 def channel_options(max_attempts: int, tls: Optional[Tls]) -> list[tuple[str, Any]]:
-    """Of a channel that tries calls again, up to `max_attempts` (1 to 5) times in all.
+    """The options of a channel that makes up to `max_attempts` (1 to 5) attempts of a call.
 
-    The library does it: RESOURCE_EXHAUSTED waits as long as the server says
-    (grpc-retry-pushback-ms), UNAVAILABLE 0.1 s, then twice as long each time. The deadline holds
-    for all attempts together. A stream that has begun is never tried again, so no token comes
-    twice.
+    gRPC retries after RESOURCE_EXHAUSTED when the server says so (grpc-retry-pushback-ms), after
+    UNAVAILABLE in 0.1 s, then twice as long each time. The deadline holds for all attempts
+    together. A stream that has begun is never tried again, so no token comes twice.
     """
     if not 1 <= max_attempts <= 5:
         raise ValueError("max_attempts: 1 to 5")
@@ -66,5 +65,5 @@ def channel_options(max_attempts: int, tls: Optional[Tls]) -> list[tuple[str, An
 
 
 def call_metadata(token: Optional[str]) -> list[tuple[str, str]]:
-    """What goes with each call."""
+    """The metadata of each call: the token."""
     return [] if token is None else [("authorization", f"Bearer {token}")]

@@ -9,14 +9,14 @@ import grpc
 
 
 class FoxError(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
-    """Its text is "CODE: message"; code(), details() and trailing_metadata() are those of gRPC."""
+    """str() is "CODE: message"; code(), details() and trailing_metadata() are as in gRPC."""
 
     def __init__(self, code: Any, message: str, trailing_metadata: Any = ()) -> None:
         super().__init__(f"{code.name}: {message}")
         self._code, self._message, self._trailing_metadata = code, message, trailing_metadata
 
     def code(self) -> Any:
-        """A grpc.StatusCode."""
+        """The grpc.StatusCode."""
         return self._code
 
     def details(self) -> str:
@@ -24,13 +24,13 @@ class FoxError(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
         return self._message
 
     def trailing_metadata(self) -> Any:
-        """Pairs; of a RESOURCE_EXHAUSTED with retry-after-ms."""
+        """Pairs of name and value; a RESOURCE_EXHAUSTED has retry-after-ms."""
         return self._trailing_metadata
 
 
 @contextlib.contextmanager
 def fox_errors() -> Iterator[None]:
-    """What gRPC raises inside is raised as FoxError."""
+    """A context that raises gRPC's errors as FoxError."""
     try:
         yield
     except grpc.RpcError as error:

@@ -16,7 +16,7 @@ Response = TypeVar("Response", bound=Message)
 
 @dataclasses.dataclass(frozen=True)
 class Method(Generic[Request, Response]):
-    """`path` as it is on the wire."""
+    """A method: its full path on the wire and its messages."""
 
     path: str
     request: type[Request]

@@ -1,5 +1,5 @@
-"""Requests out of keyword arguments. Ranges, defaults and errors of each field are in the .proto
-files; what is not given is the server's choice."""
+"""Requests from keyword arguments. The .proto files list ranges, defaults and errors of each field;
+the server chooses the fields that are not given."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from typing_extensions import TypeAlias
 
 TextOrIds: "TypeAlias" = Union[str, Sequence[int]]
-# {"role": "user", "content": "..."} each; an assistant's may have tool_calls, of "name" and
+# Each is {"role": "user", "content": "..."}; an assistant's may have tool_calls with "name" and
 # "arguments".
 Messages: "TypeAlias" = Sequence[Mapping[str, Any]]
 Prompt: "TypeAlias" = Union[TextOrIds, Messages]
 
 
 class RequestOptions(TypedDict, total=False):
-    """Of every request that goes to the model."""
+    """Options of every request that goes to the model."""
 
     request_id: str
     model: str
@@ -37,11 +37,12 @@ class RequestOptions(TypedDict, total=False):
 
 
 class ScoreOptions(RequestOptions, total=False):
-    """Of Score."""
+    """Options of Score."""
 
 
 class GenerateOptions(RequestOptions, total=False):
-    """Of Generate and GenerateStream: fields of Sampling, Stopping, Output and ChatMessages."""
+    """Options of Generate and GenerateStream: the fields of Sampling, Stopping, Output and
+    ChatMessages."""
 
     temperature: float
     top_p: float
@@ -82,7 +83,8 @@ class GenerateOptions(RequestOptions, total=False):
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.GenerateRequest:
-    """TypeError: there is no such option. TypeError and ValueError: not a value of its type."""
+    """Makes a request. TypeError for an unknown option; TypeError or ValueError for a value of
+    another type."""
     request = inference_pb2.GenerateRequest()
     if isinstance(next(iter(prompt), None), Mapping):
         for message in cast(Messages, prompt):
@@ -94,7 +96,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
 
 
 def score_request(prompt: TextOrIds, options: ScoreOptions) -> inference_pb2.ScoreRequest:
-    """As generate_request."""
+    """Makes a request; raises as generate_request does."""
     request = inference_pb2.ScoreRequest()
     _set_prompt(request, prompt)
     _set(options, (request,))
@@ -110,7 +112,7 @@ def _set_prompt(request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequ
 
 
 def _set(options: Mapping[str, Any], parts: tuple[Message, ...]) -> None:
-    """Each into the first part that has a field of its name."""
+    """Sets each option in the first of `parts` that has a field of its name."""
     for name, value in options.items():
         part = next((p for p in parts if name in p.DESCRIPTOR.fields_by_name), None)
         if part is None:

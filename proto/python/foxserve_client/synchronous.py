@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """`timeout`, here and in each call: seconds until DEADLINE_EXCEEDED; None: wait for ever.
+    """`timeout`, here and in each call: seconds until DEADLINE_EXCEEDED; None: no limit.
 
-    `token` goes with each call; without `tls` it can be read on the way. What is tried again, and
-    when: channel.channel_options. Errors are FoxError.
+    `token` goes with each call; without `tls` it can be read on the network. See
+    channel.channel_options for the calls that are tried again. Errors are FoxError.
     """
 
     def __init__(self, target: str = "127.0.0.1:50051", *, token: Optional[str] = None,
@@ -43,7 +43,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends calls that run."""
+        """Closes the channel, which ends running calls."""
         self._channel.close()
 
     def generate(self, prompt: Prompt, *, timeout: Optional[float] = None,
@@ -70,7 +70,7 @@ class Client:
                     **options: Unpack[GenerateOptions]) -> Iterator[str]:
         """The text of one answer (n = 1) as it comes."""
         for event in self.stream(prompt, timeout=timeout, **options):
-            text = event.prompt.text + event.delta.text  # the prompt's: with echo
+            text = event.prompt.text + event.delta.text  # of the prompt, with echo
             if text:
                 yield text
 
@@ -85,7 +85,7 @@ class Client:
         return self._call(methods.SCORE, score_request(prompt, options), timeout)
 
     def abort(self, *request_ids: str, timeout: Optional[float] = None) -> list[str]:
-        """Ends running requests; returns the ids of those that ran."""
+        """Ends running requests; returns the ids of the requests that it ended."""
         request = inference_pb2.AbortRequest(request_ids=request_ids)
         return list(self._call(methods.ABORT, request, timeout).aborted)
 
@@ -111,11 +111,11 @@ class Client:
         return self._call(methods.MODEL_INFO, info_pb2.GetModelInfoRequest(), timeout)
 
     def load(self, *, timeout: Optional[float] = None) -> info_pb2.Load:
-        """What runs, waits and is held now."""
+        """The server's load now: running and waiting requests, memory."""
         return self._call(methods.LOAD, info_pb2.GetLoadRequest(), timeout)
 
     def health(self, service: str = "", *, timeout: Optional[float] = None) -> bool:
-        """Whether the server, or one of its services, is serving."""
+        """True if the server, or the named service, is serving."""
         request = methods.HEALTH.request(value=service)
         return self._call(methods.HEALTH, request, timeout).value == methods.SERVING
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The Debian package in a Debian of its own: the image's steps install it, a real systemd runs it,
+"""Tests the Debian package in a fresh Debian: the steps of the image install it, systemd runs it,
 purge removes it. debootstrap makes the system once (build/.../debian-root), systemd-nspawn boots a
-copy without a network. Skipped, and it says so, without root, these two programs or a mirror.
+copy without a network. Skipped, with the reason, without root, these two programs or a mirror.
 
     foxserve_boot_test.py BUILD     a build tree whose programs are built
 """
@@ -19,7 +19,7 @@ import server_command  # noqa: E402
 import small_debian  # noqa: E402
 from small_debian import run  # noqa: E402
 
-# Runs inside, as root, when the system is up; the last line that it reached is its verdict.
+# Runs as root inside the booted system; its last line is the verdict.
 INSIDE = r"""#!/bin/bash
 exec >/srv/log 2>&1
 trap 'journalctl -u foxserve --no-pager | tail -n 30; systemctl poweroff' EXIT

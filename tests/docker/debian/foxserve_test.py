@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The Debian package, built and read: its files, lintian's and systemd's opinion of them.
+"""Tests the Debian package: its files, by lintian and by systemd-analyze.
 
     foxserve_test.py BUILD     a build tree whose programs are built
 """
@@ -19,12 +19,12 @@ import server_command  # noqa: E402
 from loud_skips import ROOT  # noqa: E402
 
 UNIT = ROOT / "docker" / "debian" / "foxserve.service"
-# Of systemd-analyze security, in tenths; the rest is what a network server must be able to do.
+# Limit for systemd-analyze security, in tenths; a network server needs the remaining rights.
 MOST_EXPOSURE = "20"
 
 
 def output_of(*command: str, cwd: pathlib.Path | None = None) -> str:
-    """What a command prints; its failure is the test's."""
+    """The output of a command that must succeed."""
     result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100)
     if result.returncode != 0:
         raise AssertionError(f"{command[0]} failed:\n{result.stdout}{result.stderr}")
@@ -55,7 +55,7 @@ class PackageTest(unittest.TestCase):
                      "/usr/share/doc/foxserve/copyright", "/usr/share/doc/foxserve/OPERATIONS.md",
                      "/usr/share/foxserve/demo/config.json"):
             self.assertIn(path, names)
-        # Nothing of what is linked into the programs comes along.
+        # Libraries that are linked statically install no files.
         self.assertFalse([name for name in names if name.endswith((".h", ".a", ".pc", ".cmake"))])
 
     @unittest.skipIf(shutil.which("lintian") is None, "no lintian here")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests of docker/prometheus with promtool: rules and configuration are valid, each alert fires
-on what it is about and on nothing of a healthy server, and the guide knows each.
+"""Tests docker/prometheus with promtool: rules and configuration are valid, each alert fires on its
+fault and never on a healthy server, and the guide explains each alert.
 
     alerts_test.py BUILD     unused
 """
@@ -26,7 +26,7 @@ MINUTES = 30
 
 
 def series(name: str, **labels: str) -> str:
-    """A series of one server, as promtool writes it."""
+    """A series of one server in promtool's notation."""
     if name == "up" or name.startswith("process"):
         labels["job"] = "foxserve"
     labels["instance"] = "a:1"
@@ -44,7 +44,7 @@ FIRST = "fox_time_to_first_token_seconds_bucket"
 PREEMPTED, DROPPED = (series(f"fox_{name}_total") for name in ("preemptions", "log_lines_dropped"))
 STALLED = series("fox_calls_cancelled_total", cause="stall")
 OPEN = series("process_open_fds")
-# A healthy server: a value, or a first one and how much it grows every minute.
+# A healthy server: metric -> a constant value, or a first value and its growth per minute.
 HEALTHY = {
     UP: "1", STARTED: "100", STEPPED: "0+60", EVICTED: "-10.01", series("fox_log_tolerance"): "-10",
     INTERNAL: "0", DRAINING: "0", REFUSED: "0", WAIT: "0.1", PREEMPTED: "0+1", DROPPED: "0",
@@ -53,7 +53,7 @@ HEALTHY = {
     series("fox_call_bytes"): "1000", series("fox_call_bytes_max"): "2000",
     CALLS: "1", series("fox_calls_max"): "4096", STALLED: "0", OPEN: "20",
     series("process_max_fds"): "1024"}
-# What differs when an alert fires, and when it must have fired (minutes).
+# Alert -> the series that differ from a healthy server, and the minute by which it must have fired.
 FIRES = {
     "FoxserveDown": (UP, "1x4 0", 7),
     "FoxserveRestarting": (STARTED, "100+60x20 1300", 15),
@@ -74,7 +74,7 @@ NAMES = re.findall(r"- alert: (\w+)", RULES.read_text())
 
 
 def promtool(*arguments: str) -> None:
-    """A check of promtool; it runs in the folder that relative names start from."""
+    """Runs promtool in the folder that relative names start from."""
     ran = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True,
                          timeout=60)
     if ran.returncode != 0:
@@ -82,7 +82,7 @@ def promtool(*arguments: str) -> None:
 
 
 class AlertsTest(unittest.TestCase):
-    """The rules, before and in promtool."""
+    """The alert rules, as text and in promtool."""
 
     def test_every_alert_is_tried_and_explained(self) -> None:
         self.assertEqual(sorted(NAMES), sorted(FIRES))
@@ -98,7 +98,7 @@ class AlertsTest(unittest.TestCase):
     def test_promtool(self) -> None:
         promtool("check", "rules", RULES.name)
         promtool("check", "config", "prometheus.yml")
-        # Each fires alone.
+        # Every alert fires alone.
         cases = []
         for name, (changed, values, minute) in [("none", (UP, "1", MINUTES)), *FIRES.items()]:
             self.assertIn(changed, HEALTHY)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The wheel and the archive of a release, made of the build: their checksums, what they link with,
-and from pip to the first token, here and in a Debian without a compiler or a network.
+"""Tests the wheel and the archive of a release: checksums, linked libraries, and the way from pip
+to the first token, on this machine and in a Debian without a compiler or a network.
 
     make_wheel_test.py BUILD     a build tree whose programs are built
 """
@@ -22,10 +22,10 @@ import small_debian  # noqa: E402
 from loud_skips import ROOT  # noqa: E402
 from small_debian import run  # noqa: E402
 
-MOST_MS = 20_000  # from the wheel to the first token
-# What the platform's name promises: glibc, GCC's runtime and zlib.
+MOST_MS = 20_000  # milliseconds from pip to the first token
+# The libraries that the platform's name promises: glibc, GCC's runtime and zlib.
 OF_THE_SYSTEM = r"lib(c|m|stdc\+\+|gcc_s|z)\.so\.\d+"
-# Runs in a folder with the wheel; the last two lines of `said` are the answer and the seconds.
+# Runs in a folder with the wheel; the last two lines of `said` are the answer and the milliseconds.
 INSIDE = r"""#!/bin/bash
 cd "$(dirname "$0")"
 exec >said 2>&1
@@ -42,7 +42,7 @@ done
 venv/bin/foxserve generate "Once upon a time" --max-tokens 1 --temperature 0 --target "$target"
 echo $((($(date +%s%N) - begin) / 1000000))
 """
-# Arguments, exit code, and what stands in the only line of misuse or in the first of all others.
+# Arguments, exit code, and a part of the first line of output; a wrong call has one line.
 COMMANDS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("--version",), 0, "fox-server "),
     ((), 0, "usage: foxserve"),
@@ -60,7 +60,7 @@ COMMANDS: tuple[tuple[tuple[str, ...], int, str], ...] = (
 
 
 class WheelTest(unittest.TestCase):
-    """One wheel for all cases."""
+    """The tests share one wheel."""
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -74,7 +74,7 @@ class WheelTest(unittest.TestCase):
             raise AssertionError(made.stdout)
 
     def expect_token(self, folder: pathlib.Path, *command: str) -> None:
-        """What INSIDE says, which the command runs, is in time."""
+        """Runs INSIDE by the command; its token must come in time."""
         shutil.copy(next(self.folder.glob("*.whl")), folder)
         (folder / "inside").write_text(INSIDE)
         (folder / "inside").chmod(0o755)
@@ -86,7 +86,7 @@ class WheelTest(unittest.TestCase):
         self.assertLess(milliseconds, MOST_MS)
 
     def test_release(self) -> None:
-        """The archive, unpacked: all libraries are in it or of the system, by the sums' hashes."""
+        """SHA256SUMS fit; all libraries are in the archive or belong to the system."""
         summed = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=self.folder, text=True,
                                 capture_output=True)
         self.assertEqual(len(re.findall(": OK", summed.stdout)), 2, summed)
@@ -107,7 +107,7 @@ class WheelTest(unittest.TestCase):
         self.assertLess({"LICENSE", "foxserve", "libgomp1"}, licences)
 
     def test_here(self) -> None:
-        """Installed, a first token, and each command of `foxserve`."""
+        """On this machine: a first token, and each command of `foxserve`."""
         folder = self.folder / "here"
         folder.mkdir()
         self.expect_token(folder, str(folder / "inside"))
@@ -121,7 +121,7 @@ class WheelTest(unittest.TestCase):
                 self.assertTrue(code == 0 or len(said) == 1, said)
 
     def test_bare_debian(self) -> None:
-        """Without a compiler or a network."""
+        """In a Debian without a compiler or a network."""
         root = small_debian.copy_of_root(self)
         added = run("chroot", str(root), "apt-get", "-q", "-y", "install",
                     "--no-install-recommends", "python3-venv")
