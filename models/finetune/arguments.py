@@ -20,8 +20,8 @@ examples:
   ./run finetune models/demo corpus.txt.xz --valid valid.txt --out my-model --epochs 3
   ./run finetune config.json corpus.tokens --tokenizer models/demo --out new --minutes-total 60
 
-To continue an interrupted run, repeat the command. Exit status: 0 done; 1 failed, with the reason in
-one line; 2 usage; 3 stopped before the end (--minutes, a signal), with a checkpoint.
+To continue an interrupted run, repeat the command. Exit status: 0 done; 1 failed, with the reason
+in one line; 2 usage; 3 stopped before the end (--minutes, a signal), with a checkpoint.
 """
 
 

@@ -15,8 +15,8 @@ examples:
   ./run foxify my-llama books/*.txt --valid held-out.txt --keep 0.125 --out my-fox
   ./run foxify my-llama corpus.tokens --chats chats.tokens --out my-fox --minutes-total 20
 
-To continue an interrupted run, repeat the command. Exit status: 0 done; 1 failed, with the reason in
-one line; 2 usage; 3 stopped before the end (--minutes, a signal), with a checkpoint.
+To continue an interrupted run, repeat the command. Exit status: 0 done; 1 failed, with the reason
+in one line; 2 usage; 3 stopped before the end (--minutes, a signal), with a checkpoint.
 """
 
 

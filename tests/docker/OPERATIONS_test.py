@@ -53,14 +53,16 @@ class GuideTest(unittest.TestCase):
         self.assertAlmostEqual(tables, value("tables") / 2**20, delta=0.051)
         # The two examples below the formulae.
         for row, example in (("demo, 25M", (10, 6)), ("FoX Pro, 760M", (24, 24))):
-            names.update(layers=example[0], heads=example[1], kv_heads=example[1], head_dim=64,
-                         e=2, tokens=16384)
-            page = value("one page")
-            sequence = value("one sequence, unpruned") * page
-            told = next(line for line in GUIDE.splitlines() if line.startswith(f"| {row}"))
-            cells = [cell.strip() for cell in told.split("|")[2:6]]
-            self.assertEqual(cells, [str(example[0] * example[1]), f"{page:,.0f} bytes",
-                                     f"{sequence / 16384:,.0f} bytes", f"{sequence / 1e9:.3f} GB"])
+            with self.subTest(row=row, example=example):
+                names.update(layers=example[0], heads=example[1], kv_heads=example[1], head_dim=64,
+                             e=2, tokens=16384)
+                page = value("one page")
+                sequence = value("one sequence, unpruned") * page
+                told = next(line for line in GUIDE.splitlines() if line.startswith(f"| {row}"))
+                cells = [cell.strip() for cell in told.split("|")[2:6]]
+                self.assertEqual(cells, [str(example[0] * example[1]), f"{page:,.0f} bytes",
+                                         f"{sequence / 16384:,.0f} bytes",
+                                         f"{sequence / 1e9:.3f} GB"])
 
     def test_flags_exist(self) -> None:
         known = set(re.findall(r"(?m)^  --([a-z0-9-]+)", printed("--help", "all")))
@@ -79,7 +81,8 @@ class GuideTest(unittest.TestCase):
         codes = re.findall(r"constexpr int kExit\w+ = (\d+);", text)
         self.assertEqual(len(codes), 2)
         for code in codes:
-            self.assertRegex(ended, rf"(?m)^\| {code} \|")
+            with self.subTest(code=code):
+                self.assertRegex(ended, rf"(?m)^\| {code} \|")
 
     def test_statuses(self) -> None:
         answered = GUIDE.split("### A client gets a status")[1].split("###")[0]
@@ -88,7 +91,8 @@ class GuideTest(unittest.TestCase):
             for source in (ROOT / folder).rglob("*.cc"):
                 made.update(re.findall(r"\babsl::([A-Z]\w+)Error\(", source.read_text()))
         for name in sorted(made):
-            self.assertIn(re.sub(r"(?<!^)([A-Z])", r"_\1", name).upper(), answered)
+            with self.subTest(name=name):
+                self.assertIn(re.sub(r"(?<!^)([A-Z])", r"_\1", name).upper(), answered)
 
     def test_metrics(self) -> None:
         made = set(re.findall(r'"((?:fox|process)_[a-z_]+)"', loud_skips.METRICS))

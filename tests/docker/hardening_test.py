@@ -53,9 +53,10 @@ class HardeningTest(unittest.TestCase):
 
     def test_no_memory_is_writable_and_executable(self) -> None:
         for program in self.programs:
-            headers = readelf(program, "--program-headers")
-            self.assertRegex(headers, r"GNU_STACK .* RW ", program)
-            self.assertFalse(re.findall(r"LOAD .* RWE ", headers), program)
+            with self.subTest(program=program):
+                headers = readelf(program, "--program-headers")
+                self.assertRegex(headers, r"GNU_STACK .* RW ", program)
+                self.assertFalse(re.findall(r"LOAD .* RWE ", headers), program)
 
 
 if __name__ == "__main__":

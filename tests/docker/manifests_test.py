@@ -48,10 +48,12 @@ class ComposeTest(unittest.TestCase):
         for name, service in self.services.items():
             self.assertEqual(service["cap_drop"], ["ALL"], name)
             for port in service.get("ports", []):
-                self.assertTrue(port.startswith("127.0.0.1:"), f"{name}: {port}")
+                with self.subTest(name=name, port=port):
+                    self.assertTrue(port.startswith("127.0.0.1:"), f"{name}: {port}")
         for worker in ("worker-1", "worker-2"):
-            self.assertNotIn("ports", self.services[worker])
-            self.assertEqual(self.services[worker]["networks"], ["workers"])
+            with self.subTest(worker=worker):
+                self.assertNotIn("ports", self.services[worker])
+                self.assertEqual(self.services[worker]["networks"], ["workers"])
         self.assertIs(self.compose["networks"]["workers"]["internal"], True)
 
     def test_parts_know_each_other(self) -> None:
@@ -68,8 +70,9 @@ class ComposeTest(unittest.TestCase):
         self.assertIn(f"--prometheus-port={targets['gateway'][0].split(':')[1]}", gateway)
         for service in self.services.values():
             for volume in service.get("volumes", []):
-                self.assertTrue(not volume.startswith(".") or
-                                (DOCKER / volume.split(":")[0]).exists(), volume)
+                with self.subTest(volume=volume):
+                    self.assertTrue(not volume.startswith(".") or
+                                    (DOCKER / volume.split(":")[0]).exists(), volume)
         grace = int(self.worker["stop_grace_period"].removesuffix("s"))
         self.assertGreater(grace, server_command.drain_seconds(flags) + 5)
         server_command.expect_accepted(self, flags)
@@ -103,7 +106,8 @@ class KubernetesTest(unittest.TestCase):
                          self.objects["Service"]["spec"]["selector"],
                          self.objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
                          self.objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]):
-            self.assertTrue(selector and selector.items() <= labels, selector)
+            with self.subTest(selector=selector):
+                self.assertTrue(selector and selector.items() <= labels, selector)
         autoscaler = self.objects["HorizontalPodAutoscaler"]["spec"]
         self.assertEqual(autoscaler["scaleTargetRef"]["name"],
                          self.objects["Deployment"]["metadata"]["name"])
@@ -115,12 +119,14 @@ class KubernetesTest(unittest.TestCase):
         self.assertEqual(self.pod["metadata"]["annotations"]["prometheus.io/port"],
                          self.flags["metrics-port"])
         for name in ("grpc", "http"):
-            self.assertEqual(str(ports[name]), server_command.image_port(name))
+            with self.subTest(name=name):
+                self.assertEqual(str(ports[name]), server_command.image_port(name))
         service = self.objects["Service"]["spec"]["ports"]
         self.assertEqual({port["name"]: port["port"] for port in service}, ports)
         self.assertLessEqual({port["targetPort"] for port in service}, ports.keys())
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            self.assertEqual(self.container[probe]["grpc"]["port"], ports["grpc"])
+            with self.subTest(probe=probe):
+                self.assertEqual(self.container[probe]["grpc"]["port"], ports["grpc"])
 
     def test_rights(self) -> None:
         # A Service called fox-grpc would set FOX_GRPC_PORT.

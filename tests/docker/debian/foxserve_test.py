@@ -50,11 +50,13 @@ class PackageTest(unittest.TestCase):
         for program in ("fox-server", "fox-cli", "fox-eval", "fox-bench"):
             for path in (f"/usr/bin/{program}", f"/usr/share/man/man1/{program}.1.gz",
                          f"/usr/share/bash-completion/completions/{program}"):
-                self.assertIn(path, names)
+                with self.subTest(program=program, path=path):
+                    self.assertIn(path, names)
         for path in ("/etc/default/foxserve", "/usr/lib/systemd/system/foxserve.service",
                      "/usr/share/doc/foxserve/copyright", "/usr/share/doc/foxserve/OPERATIONS.md",
                      "/usr/share/foxserve/demo/config.json"):
-            self.assertIn(path, names)
+            with self.subTest(path=path):
+                self.assertIn(path, names)
         # Libraries that are linked statically install no files.
         self.assertFalse([name for name in names if name.endswith((".h", ".a", ".pc", ".cmake"))])
 

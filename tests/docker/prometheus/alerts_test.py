@@ -88,11 +88,13 @@ class AlertsTest(unittest.TestCase):
         self.assertEqual(sorted(NAMES), sorted(FIRES))
         guide = (ROOT / "docker" / "OPERATIONS.md").read_text()
         for name in NAMES:
-            self.assertIn(f"`{name}`", guide)
+            with self.subTest(name=name):
+                self.assertIn(f"`{name}`", guide)
 
     def test_metrics_are_those_of_the_server(self) -> None:
         for name in re.findall(r"\b(?:fox|process)_\w+", RULES.read_text()):
-            self.assertIn('"' + name.removesuffix("_bucket") + '"', loud_skips.METRICS)
+            with self.subTest(name=name):
+                self.assertIn('"' + name.removesuffix("_bucket") + '"', loud_skips.METRICS)
 
     @unittest.skipIf(shutil.which("promtool") is None, "no promtool here (Debian's prometheus)")
     def test_promtool(self) -> None:
@@ -101,16 +103,17 @@ class AlertsTest(unittest.TestCase):
         # Every alert fires alone.
         cases = []
         for name, (changed, values, minute) in [("none", (UP, "1", MINUTES)), *FIRES.items()]:
-            self.assertIn(changed, HEALTHY)
-            cases.append({
-                "name": name, "interval": "1m",
-                "input_series": [{"series": key, "values": f"{value}x{MINUTES}"}
-                                 for key, value in {**HEALTHY, changed: values}.items()],
-                "promql_expr_test": [{
-                    "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
-                    "eval_time": f"{minute}m",
-                    "exp_samples": [] if name == "none" else [
-                        {"labels": f'{{alertname="{name}"}}', "value": 1}]}]})
+            with self.subTest(name=name):
+                self.assertIn(changed, HEALTHY)
+                cases.append({
+                    "name": name, "interval": "1m",
+                    "input_series": [{"series": key, "values": f"{value}x{MINUTES}"}
+                                     for key, value in {**HEALTHY, changed: values}.items()],
+                    "promql_expr_test": [{
+                        "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+                        "eval_time": f"{minute}m",
+                        "exp_samples": [] if name == "none" else [
+                            {"labels": f'{{alertname="{name}"}}', "value": 1}]}]})
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": cases},
                       file)

@@ -97,12 +97,13 @@ class WheelTest(unittest.TestCase):
         shutil.unpack_archive(archive, self.folder / "unpacked")
         root = next((self.folder / "unpacked").iterdir())
         for name in ("fox-server", "fox-cli", "fox-eval", "fox-bench"):
-            linked = run("ldd", str(root / "foxserve" / "bin" / name)).stdout
-            paths = re.findall(r"(\S+) => (.*?)(?: \(|$)", linked, re.M)
-            self.assertGreater(len(paths), 10)
-            self.assertEqual([(library, path) for library, path in paths
-                              if str(root) not in str(pathlib.Path(path).resolve())
-                              and not re.fullmatch(OF_THE_SYSTEM, library)], [])
+            with self.subTest(name=name):
+                linked = run("ldd", str(root / "foxserve" / "bin" / name)).stdout
+                paths = re.findall(r"(\S+) => (.*?)(?: \(|$)", linked, re.M)
+                self.assertGreater(len(paths), 10)
+                self.assertEqual([(library, path) for library, path in paths
+                                  if str(root) not in str(pathlib.Path(path).resolve())
+                                  and not re.fullmatch(OF_THE_SYSTEM, library)], [])
         licences = {path.name for path in root.glob("*.dist-info/licenses/*")}
         self.assertLess({"LICENSE", "foxserve", "libgomp1"}, licences)
 

@@ -65,7 +65,7 @@ SMOLLM2 = (
     "<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
     "'<|im_end|>' + '\n'}}{% endfor %}" + PROMPT.replace("P", "<|im_start|>assistant\n"))
 
-# From memory, with shorter texts.
+# Templates of published models, from memory and with shorter texts.
 QWEN25 = r"""{%- if tools %}{{- '<|im_start|>system\n' }}
     {%- if messages[0]['role'] == 'system' %}{{- messages[0]['content'] }}
     {%- else %}{{- 'You are Qwen.' }}{%- endif %}
@@ -123,7 +123,7 @@ QWEN3_INSTRUCT = changed(
     (r"""{{- '\n<tool_call>""", r"""{%- if (loop.first and content) or (not loop.first) %}
                 {{- '\n' }}
             {%- endif %}{{- '<tool_call>"""))
-# What an answer holds before </think> goes, but behind the last question.
+# Removes the part before </think> from answers, except after the last question.
 QWEN3 = changed(
     QWEN3_INSTRUCT, ("{%- for message in messages %}", r"""
 {%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
@@ -152,7 +152,7 @@ QWEN3 = changed(
     (r"assistant\n' }}", r"assistant\n' }}" + SWITCH))
 QWEN3_THINKING = changed(QWEN3, (r"assistant\n' }}" + SWITCH, r"assistant\n<think>\n' }}"))
 
-# DeepSeek-R1-Distill's, without its tools: no thought stays, the system's text has no marks.
+# DeepSeek-R1-Distill without its tools: removes all thoughts; a system message has no marks.
 R1 = (
     "{%- set ns = namespace(system='') -%}{%- for message in messages -%}"
     "{%- if message['role'] == 'system' -%}{%- set ns.system = message['content'] -%}{%- endif -%}"
@@ -163,7 +163,7 @@ R1 = (
     "{%- set content = content.split('</think>')[-1] -%}{%- endif -%}"
     "{{'<|Assistant|>' + content + '</s>'}}{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{'<|Assistant|><think>\n'}}{%- endif -%}")
-# QwQ's: Qwen2.5's, where answers lose thoughts and line ends at the beginning.
+# QwQ: Qwen2.5's template, but answers lose thoughts and line ends at their beginning.
 CUT = "{%- set content = message.content.split('</think>')[-1].lstrip('\n') %}"
 QWQ = changed(
     QWEN25, (r"""
@@ -178,12 +178,12 @@ QWQ = changed(
     {%- elif message.role == "assistant" %}""" + CUT + r"""{{- '<|im_start|>' + message.role }}
         {%- if message.content %}{{- '\n' + content }}{%- endif %}"""),
     (r"assistant\n' }}", r"assistant\n<think>\n' }}"))
-# Hermes' second template, for conversations with tools, which may not be none there.
+# Hermes' second template, for conversations with tools; its list of tools must not be None.
 HERMES_TOOLS = (
     "{{'<|im_start|>system\nYou call functions: <tools> '}}{%- for tool in tools %}"
     "{{ tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' }}"
     "{%- endfor %}{{'</tools><|im_end|>\n'}}" + CHATML)
-# LLaMA 3.2's beginning, and Mistral Small's default text from the system.
+# LLaMA 3.2's beginning, and Mistral Small's default system message.
 DATED = (
     "{{- bos_token }}{%- if not date_string is defined %}{%- if strftime_now is defined %}"
     "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}"
@@ -225,7 +225,7 @@ def form(bos: str = "", default: str | None = None, prompt: str = "", end: str =
 
 
 def same(prefix: str, suffix: str, *names: str, trim: bool = False) -> dict[str, Any]:
-    """Roles that differ in their names alone."""
+    """Roles whose texts differ only by the name."""
     return {name: role(prefix.replace("ROLE", name), suffix, trim) for name in names}
 
 
@@ -247,7 +247,7 @@ QWEN3_THINKS = {"prefix": "<think>\n", "suffix": "\n</think>\n\n", "skip": "",
                 "response_start": "<tool_response>", "response_end": "</tool_response>"}
 DROPPED = {"prefix": "<think>", "suffix": "</think>", "skip": "", "kept": False,
            "response_start": "", "response_end": "", "strip": False}
-# template -> its format; a part of the note, where system messages or tools are left out
+# template -> its format, and a part of the note if system messages or tools are missing
 REAL = {
     "ChatML": (CHATML, form(prompt="<|im_start|>assistant\n", **IM), ""),
     "first alone": (CHATML.replace("%}{{'<", "%}{% if loop.first or message['role'] != 'system' %}"
@@ -314,7 +314,7 @@ REAL = {
     "trim": (QWEN25.replace("{{- message.content }}", "{{- message.content | trim }}"),
              QWEN25_PLAIN, "without tools: conversations with a call of a tool"),
 }
-# a change of ChatML -> why it is no format
+# a change of ChatML -> the reason why it has no format
 REFUSED = {
     "content": ("message['content'] +", "message['content'].split('</think>')[-1] +",
                 "conversations with </think> in a content come out differently"),
@@ -378,7 +378,7 @@ class ChatFormatTest(CheckpointCase):
         (self.src / "chat_template.jinja").write_text(MISTRAL)
         self.note(CHATML, bos_token={"content": "<B>"})
         self.assertEqual(json.loads((self.src / chat_format.NAME).read_text())["bos"], "<B>")
-        # Where older versions of transformers keep them.
+        # Older versions of transformers keep special tokens in this file.
         named = {"eos_token": {"content": "<E>"}, "bos_token": "<M>"}
         (self.src / "special_tokens_map.json").write_text(json.dumps(named))
         self.note(CHATML, bos_token=None, eos_token=None)

@@ -1,5 +1,5 @@
-"""Formats of published chat templates, those in the package trl, against transformers. Skipped, and
-said so, without that package's wheel or transformers.
+"""Formats of the published chat templates in the package trl, against transformers. Skipped, with a
+message, without that package's wheel or transformers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 from models.convert import chat_format, chat_template
 
 SKIPPED = 77  # ctest's SKIP_RETURN_CODE
-WHEEL = "trl==1.16.0"  # its templates are those of the hub
+WHEEL = "trl==1.16.0"  # a version whose templates equal the hub's
 TOKENS = {"bos_token": "<B>", "eos_token": "<E>"}
-# Of architectures that foxserve serves; the training's mark what is trained.
+# Templates of architectures that foxserve serves. `_training` templates mark the trained text.
 SERVED = ("llama3", "llama3_1", "llama3_2", "qwen2_5", "qwen3", "qwen3_instruct_2507",
           "deepseek_r1_distill", "llama3_training", "qwen2_5_training",
           "qwen3_instruct_2507_training", "deepseek_r1_distill_training")
@@ -40,7 +40,7 @@ from transformers.utils.chat_template_utils import render_jinja_template  # noqa
 
 
 def templates() -> dict[str, str]:
-    """Name -> text."""
+    """The templates of the package: name -> text."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet",

@@ -1,6 +1,6 @@
 """CheckpointCase: a test with a scratch directory, the golden checkpoints and a plain reader.
 
-The reader and writer of .safetensors here are independent of those under test.
+The reader and writer of .safetensors here are independent of the tested ones.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class CheckpointCase(unittest.TestCase):
         return status, out.getvalue(), err.getvalue()
 
     def convert(self, *options: Any) -> tuple[dict[str, Any], dict[str, Bits]]:
-        """Runs the command, which must succeed; returns what it wrote."""
+        """Runs the command, which must succeed; returns the written tensors."""
         status, _, err = self.run_convert("--verify", *options)
         self.assertEqual(status, 0, err)
         self.assertEqual([p.name for p in self.scratch.glob(".*")], [])
@@ -100,7 +100,7 @@ class CheckpointCase(unittest.TestCase):
         return config, tensors
 
     def assert_refused(self, *reasons: str, options: tuple[Any, ...] = ()) -> None:
-        """The command must refuse in one line with all `reasons`, and leave nothing behind."""
+        """Expects a refusal in one line with all `reasons`, and nothing left behind."""
         status, _, err = self.run_convert(*options)
         self.assertEqual(status, 1, err)
         lines = [line for line in err.splitlines() if line.startswith("fox_convert: ")]

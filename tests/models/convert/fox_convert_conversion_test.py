@@ -25,7 +25,7 @@ KEYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads", "hidden_a
 OFFICIAL_KEYS = KEYS + ("fgate_type", "use_output_norm", "qk_norm_share_param_across_head",
                         "use_k_shift", "use_v_shift", "ogate_act", "log_pruning_tolerance",
                         "use_rope", "rope_base", "max_position_embeddings")
-# What an FLA model always is.
+# Settings of every FLA model.
 FLA_VALUES = {"model_type": "forgetting_transformer-project_fox", "use_rope": False,
               "use_k_shift": False, "use_v_shift": False, "use_output_norm": False,
               "ogate_act": "sigmoid", "fgate_type": "full",
@@ -33,7 +33,7 @@ FLA_VALUES = {"model_type": "forgetting_transformer-project_fox", "use_rope": Fa
 
 
 def widened(bits: Bits) -> Bits:
-    """The float32 tensor equal to a bfloat16 one."""
+    """Widens a bfloat16 tensor to float32."""
     wide = np.frombuffer(bits.data, "<u2").astype("<u4") << 16
     return Bits("F32", bits.shape, wide.astype("<u4").tobytes())
 
@@ -80,11 +80,12 @@ class LayoutTest(CheckpointCase):
 
     def test_converting_again_changes_nothing(self) -> None:
         for name in ("tiny_fla", "tiny_rope"):
-            self.put(*self.golden(name))
-            first = self.convert("--force")
-            self.src, self.dst = self.dst, self.scratch / "again"
-            self.assertEqual(self.convert("--force"), first)
-            self.src, self.dst = self.scratch / "src", self.src
+            with self.subTest(name=name):
+                self.put(*self.golden(name))
+                first = self.convert("--force")
+                self.src, self.dst = self.dst, self.scratch / "again"
+                self.assertEqual(self.convert("--force"), first)
+                self.src, self.dst = self.scratch / "src", self.src
 
     def test_wrapped_names_tied_head_and_buffers(self) -> None:
         config, tensors = self.golden("tiny_norm_no_gate_tied")
@@ -95,7 +96,7 @@ class LayoutTest(CheckpointCase):
         self.assertEqual(self.convert()[1], tensors)
 
     def test_token_ids_and_gate_act(self) -> None:
-        """Lists and null stay; an act without a gate is not read."""
+        """Lists and null are kept; the activation of a missing gate is not read."""
         config, tensors = self.golden("tiny_no_gate")
         del config["bos_token_id"]
         ids = {"eos_token_id": [2, 5], "pad_token_id": -1, "ogate_act": "relu"}
@@ -148,7 +149,8 @@ class OrdinaryTest(CheckpointCase):
         config, tensors = self.golden("transformers/llama_kv1_default_tied_forgetting")
         self.put(config, tensors)
         for wanted in ("keep", "bf16"):
-            self.assertEqual(self.convert("--dtype", wanted, "--force"), (config, tensors))
+            with self.subTest(wanted=wanted):
+                self.assertEqual(self.convert("--dtype", wanted, "--force"), (config, tensors))
 
     def test_without_chat_it_says_why(self) -> None:
         self.put(*self.golden("transformers/qwen2_kv1_linear"))
@@ -174,8 +176,9 @@ class DtypeTest(CheckpointCase):
         self.put(config, tensors)
         got = self.convert("--dtype", "f16")[1]
         for name, bits in tensors.items():
-            want = np.frombuffer(widened(bits).data, "<f4").astype("<f2").tobytes()
-            self.assertEqual(got[name], ("F16", bits.shape, want))
+            with self.subTest(name=name):
+                want = np.frombuffer(widened(bits).data, "<f4").astype("<f2").tobytes()
+                self.assertEqual(got[name], ("F16", bits.shape, want))
 
     def test_nonfinite_values_are_reported(self) -> None:
         config, tensors = self.golden("tiny_rope")
@@ -282,14 +285,15 @@ class ShardsTest(CheckpointCase):
             ({first: "../part0.bin"}, "not the name of a weights file"),
             ({"x": "part9.bin"}, "part9.bin: missing"),
         ):
-            index.write_text(json.dumps({"weight_map": weight_map | change}))
-            self.dst = self.scratch / "refused"
-            self.assert_refused(reason)
+            with self.subTest(change=change, reason=reason):
+                index.write_text(json.dumps({"weight_map": weight_map | change}))
+                self.dst = self.scratch / "refused"
+                self.assert_refused(reason)
 
 
 class VerifyTest(CheckpointCase):
     def test_small_blocks(self) -> None:
-        """Parts, rows and blocks of the two sides need not meet."""
+        """The borders of parts, rows and blocks may differ between source and destination."""
         config, tensors = self.golden("tiny_fla")
         self.put(config, tensors)
         with mock.patch("models.convert.source_tensor.BLOCK_BYTES", 300):
@@ -306,12 +310,14 @@ class VerifyTest(CheckpointCase):
         header = json.loads(blob[8 : 8 + struct.unpack("<Q", blob[:8])[0]])
         start = len(blob) - max(e["data_offsets"][1] for n, e in header.items() if n[0] != "_")
         for name in ("lm_head.weight", "model.layers.1.mlp.gate_proj.weight"):
-            flipped = bytearray(blob)
-            flipped[start + header[name]["data_offsets"][1] - 3] ^= 0x40
-            path.write_bytes(flipped)
-            status, _, err = self.run_convert("--dtype", "f32", "--verify-only")
-            self.assertEqual(status, 1)
-            self.assertRegex(err, f"tensor {name}: verify: 1 elements differ .*max abs difference")
+            with self.subTest(name=name):
+                flipped = bytearray(blob)
+                flipped[start + header[name]["data_offsets"][1] - 3] ^= 0x40
+                path.write_bytes(flipped)
+                status, _, err = self.run_convert("--dtype", "f32", "--verify-only")
+                self.assertEqual(status, 1)
+                self.assertRegex(
+                    err, f"tensor {name}: verify: 1 elements differ .*max abs difference")
         path.write_bytes(blob)
         status, _, err = self.run_convert("--dtype", "bf16", "--verify-only")
         self.assertIn("the destination holds F32", err)

@@ -1,4 +1,4 @@
-"""Tests what models/convert/fox_convert.py refuses, its exit statuses, and that a failed or
+"""Tests the refusals and exit statuses of models/convert/fox_convert.py, and that a failed or
 interrupted run leaves nothing behind.
 """
 
@@ -21,7 +21,7 @@ from models.convert import fox_convert
 TWO = Bits("BF16", (2,), bytes(4))
 RESIDUAL = Bits("BF16", (64,), bytes(128))
 LAYER = "model.layers.1."
-# A golden checkpoint, tensors replaced, added or (None) removed in it, and what is said.
+# A golden checkpoint; tensors that are replaced, added or (None) removed in it; the message.
 TENSORS: tuple[tuple[str, dict[str, Bits | None], str], ...] = (
     ("tiny_rope", {"lm_head.weight": None}, "tensor lm_head.weight: missing"),
     ("tiny_rope", {"model.layers.2.attn_norm.weight": TWO}, "layers.2.attn_norm.weight: left over"),
@@ -38,7 +38,7 @@ TENSORS: tuple[tuple[str, dict[str, Bits | None], str], ...] = (
     ("tiny_fla", {LAYER + "attn_res_proj.weight": RESIDUAL}, "attention residuals"),
     ("tiny_fla", {"model.res_norm.weight": RESIDUAL}, "model.res_norm.weight: attention residuals"),
 )
-# Of tiny_fla, and of tiny_rope: keys with values that are refused.
+# Refused values of configuration keys of tiny_fla, and of tiny_rope.
 FLA_KEYS = (("window_size", 128), ("attnres_block_size", 4), ("hidden_act", "powlu"),
             ("use_rope", True))
 ROPE_KEYS = (("model_type", "gpt2"), ("model_type", None), ("ogate_act", "silu"),
@@ -109,7 +109,8 @@ class CommandTest(CheckpointCase):
     def test_usage(self) -> None:
         for options in (("--dtype", "f8"), ("--max-shard-size", "0"), ("--max-shard-size", "x"),
                         ("--verify-only", "--force"), ("--unknown",)):
-            self.assertEqual(self.run_convert(*options)[0], fox_convert.EXIT_USAGE)
+            with self.subTest(options=options):
+                self.assertEqual(self.run_convert(*options)[0], fox_convert.EXIT_USAGE)
         self.assertEqual(self.run_convert(dst=False)[0], fox_convert.EXIT_USAGE)
         self.assertEqual(self.run_convert("--version")[:2], (0, "fox_convert 0.2.0\n"))
         self.assertIn("examples:", self.run_convert("--help")[1])

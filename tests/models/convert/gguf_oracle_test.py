@@ -1,5 +1,5 @@
 """Tokenizers of GGUF files as today's llama.cpp converter writes them, against transformers and
-sentencepiece. Skipped, and said so, where one of the packages is missing.
+sentencepiece. Skipped, with a message, if one of the packages is missing.
 
 The forms follow `_create_vocab_sentencepiece` of convert_hf_to_gguf.py; ids of special tokens are
 chosen by the gguf package, which that program uses, too.
@@ -121,11 +121,12 @@ class SentencepieceTest(gguf_source_test.GgufCase):
                 self.assertEqual(found(text, add_special_tokens=marks).input_ids,
                                  wanted(text, add_special_tokens=marks).input_ids, text)
         for number in (*range(0, PIECES, 7), *(number for number, _ in ADDED.values())):
-            self.assertEqual(found.decode([5, number, 9]), wanted.decode([5, number, 9]))
+            with self.subTest(number=number):
+                self.assertEqual(found.decode([5, number, 9]), wanted.decode([5, number, 9]))
 
 
 def gguf_name(kind: str) -> str:
-    """As GGUFWriter's methods call the keys."""
+    """Values by the names of GGUFWriter's methods."""
     return {"unk": "unknown", "pad": "padding", "sep": "seperator"}.get(kind, kind)
 
 

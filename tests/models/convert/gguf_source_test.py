@@ -33,7 +33,7 @@ TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "
 
 
 def llama3_factors(factor: float) -> np.ndarray:
-    """As llama.cpp's converter computes them for a base of 10,000."""
+    """RoPE factors, computed as in llama.cpp's converter, for a base of 10,000."""
     factors = []
     for frequency in 10000.0 ** (-np.arange(0, DIM, 2) / DIM):
         length = 2 * math.pi / frequency
@@ -48,7 +48,7 @@ def llama3_factors(factor: float) -> np.ndarray:
 
 
 class GgufCase(CheckpointCase):
-    """Writes a small model to `src`, and keeps in `expected` what it has to become."""
+    """Writes a small model to `src`; sets `expected` to the tensors it must become."""
 
     rows = len(TOKENS)
 
@@ -70,7 +70,7 @@ class GgufCase(CheckpointCase):
                    for key, value in tokenizer.items()}}
 
     def tensors(self, arch: str, tied: bool = False) -> dict[str, tuple[np.ndarray, str]]:
-        """Tensors in the order of rows of the transformers library, the quantisations in turn."""
+        """Tensors with the row order of the transformers library; the quantisations take turns."""
         kinds = iter(QUANTISATIONS * 2)
         tensors = {name: (self.random.normal(size=(self.rows, WIDE)).astype("f"), "F32")
                    for name in ("token_embd.weight", *([] if tied else ["output.weight"]))}
@@ -118,7 +118,7 @@ class GgufCase(CheckpointCase):
         writer.close()
 
     def adapter(self, arch: str = "llama", **changes: np.ndarray) -> dict[str, np.ndarray]:
-        """Writes an adapter to `changed`; `changes` are of the o_proj of layer 1."""
+        """Writes an adapter to `changed`, which changes o_proj of layer 1 by `changes`."""
         stem = "model.layers.1.self_attn."
         tensors = {f"{stem}o_proj.lora_{letter}.weight": self.random.normal(size=shape).astype("f")
                    for letter, shape in (("A", (3, HEADS * DIM)), ("B", (WIDE, 3)))}
@@ -241,10 +241,11 @@ class ConversionTest(GgufCase):
         (self.scratch / "changed" / "generation_config.json").write_text('{"temperature": 0.5}')
         for options, more in (((), {}),
                               (("--adapter", self.scratch / "changed"), {"temperature": 0.5})):
-            config, _ = self.convert("--force", *options)
-            written = json.loads((self.dst / "generation_config.json").read_text())
-            self.assertEqual(written, ids | wanted | more)
-            self.assertNotIn("temperature", config)
+            with self.subTest(options=options, more=more):
+                config, _ = self.convert("--force", *options)
+                written = json.loads((self.dst / "generation_config.json").read_text())
+                self.assertEqual(written, ids | wanted | more)
+                self.assertNotIn("temperature", config)
         source = self.dst.rename(self.scratch / "source")  # as a checkpoint with the same file
         self.src = source
         self.convert("--adapter", self.scratch / "changed")
@@ -271,10 +272,12 @@ class ConversionTest(GgufCase):
         for key, value, reason in (
                 ("token_type", [1, 3, 3, 6, 1], "key tokenizer.ggml.unknown_token_id: missing"),
                 ("scores", [0.0] * 4, "key tokenizer.ggml.scores: 4 of them, 5 tokens")):
-            changed = {"tokenizer.ggml.token_type": [3, 3, 3, 6, 1], f"tokenizer.ggml.{key}": value}
-            self.write("llama", keys | changed, self.tensors("llama"))
-            self.dst = self.scratch / "other"
-            self.assert_refused(reason)
+            with self.subTest(key=key, value=value, reason=reason):
+                changed = {"tokenizer.ggml.token_type": [3, 3, 3, 6, 1],
+                           f"tokenizer.ggml.{key}": value}
+                self.write("llama", keys | changed, self.tensors("llama"))
+                self.dst = self.scratch / "other"
+                self.assert_refused(reason)
 
 
 class NamesTest(GgufCase):

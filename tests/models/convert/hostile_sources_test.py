@@ -1,5 +1,5 @@
 """Tests that no source takes all memory, hangs, ends in a traceback or has foreign files copied:
-files made to do that, and random mutations of good ones. Time and memory of each are bounded.
+hostile files, and random mutations of good files. Time and memory of each case are bounded.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch_archive import Archive, Raw, encode
 
 from models.convert import bounded_reading
 
-SECONDS, MIB = 1, 500  # allowed to a reading here
-MUTATIONS = 300 if "FOX_NIGHTLY" in os.environ else 20  # of each kind of source
-DOUBLED = b"(K\1t" + b"2\x86" * 60  # ((1,), (1,)) of itself: 2^60 steps to hash
+SECONDS, MIB = 1, 500  # seconds of a reading
+MUTATIONS = 300 if "FOX_NIGHTLY" in os.environ else 20  # mutations of each kind of source
+DOUBLED = b"(K\1t" + b"2\x86" * 60  # a tuple of itself twice, 60 times: 2^60 steps to hash
 NESTED = b")" + b"\x85" * 500_000  # as deep a tuple
 BOMBS = {
     "doubled": b"}" + DOUBLED + b"K\1s",
@@ -45,7 +45,7 @@ def endless_gguf(kind: int, inner: int = 0) -> bytes:
 
 
 class HostileCase(CheckpointCase):
-    """Bounds that a test can afford, and what holds for every input."""
+    """Sets bounds that a test can afford; checks the promises that hold for every input."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -55,7 +55,7 @@ class HostileCase(CheckpointCase):
             self.addCleanup(patch.stop)
 
     def assert_bounded(self) -> tuple[int, str]:
-        """Done or one line of refusal, within the bounds; returns status and line."""
+        """Converts; expects success or one line of refusal, within the bounds. Returns both."""
         began, before = time.process_time(), resource.getrusage(resource.RUSAGE_CHILDREN)
         status, _, err = self.run_convert("--force")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -197,7 +197,7 @@ def mutated(draw: random.Random, data: bytes) -> bytes:
     for _ in range(draw.randint(1, 4)):
         if not text:
             break
-        # Headers are what is parsed: most changes are among the first or the last bytes.
+        # Only headers are parsed, so most changes are among the first or the last bytes.
         reach = min(len(text), draw.choice((64, 600, 4000, len(text))))
         at = draw.randrange(reach) if draw.random() < 0.8 else len(text) - 1 - draw.randrange(reach)
         size = draw.choice((1, 2, 4, 8, 64, 1000))
@@ -219,7 +219,7 @@ def mutated(draw: random.Random, data: bytes) -> bytes:
 
 class MutationTest(HostileCase):
     def mutate(self, files: list[Path]) -> None:
-        """Converts the source as often as MUTATIONS says, one of its files changed each time."""
+        """Converts the source MUTATIONS times, each time with one changed file."""
         good = {path: path.read_bytes() for path in files}
         self.assertEqual(self.assert_bounded()[0], 0)
         for seed in range(MUTATIONS):

@@ -1,5 +1,5 @@
-"""Tests models/convert/restricted_pickle.py: what torch writes is read, what an attacker writes is
-refused by name and never runs.
+"""Tests models/convert/restricted_pickle.py: it reads the files that torch writes, and refuses an
+attacker's globals by name, without running them.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ class TensorTest(PickleCase):
         storage = self.archive.storage("F32", floats(*range(12)))
         for offset, shape, strides, want in ((1, (2, 3), (1, 4), [1, 5, 9, 2, 6, 10]),
                                              (8, (3,), (0,), [8] * 3), (7, (), (), [7])):
-            view = self.archive.view(storage, offset, shape, strides)
-            self.assertEqual(elements(self.one(view)), want)
+            with self.subTest(offset=offset, shape=shape, strides=strides, want=want):
+                view = self.archive.view(storage, offset, shape, strides)
+                self.assertEqual(elements(self.one(view)), want)
 
     def test_shared_storage_parameters_and_state(self) -> None:
         """nn.Parameter, torch.Size, OrderedDict with its _metadata, two views of one storage."""
@@ -78,31 +79,36 @@ class TensorTest(PickleCase):
         state = Call(Global("collections", "OrderedDict"), (pairs,), {"_metadata": {}, "items": 1})
         archive = self.opened(state)
         for name, want in (("low", [1, 2]), ("high", [3, 4])):
-            self.assertEqual(elements(archive.tensor(name, archive.content[name])), want)
+            with self.subTest(name=name, want=want):
+                self.assertEqual(elements(archive.tensor(name, archive.content[name])), want)
 
     def test_beyond_the_storage(self) -> None:
         storage = self.archive.storage("F32", floats(1, 2, 3, 4))
         for offset, shape, strides in ((1, (4,), (1,)), (0, (2,), (4,)), (0, (2, 3), (3, 1)),
                                        (0, (1 << 62, 4), (1 << 62, 1))):
-            with self.assertRaisesRegex(Refusal, "tensor w: reaches beyond its storage"):
-                self.one(self.archive.view(storage, offset, shape, strides))
+            with self.subTest(offset=offset, shape=shape, strides=strides):
+                with self.assertRaisesRegex(Refusal, "tensor w: reaches beyond its storage"):
+                    self.one(self.archive.view(storage, offset, shape, strides))
         for offset, shape, strides in ((-1, (1,), (1,)), (0, (-1,), (1,)), (0, (2,), (-1,)),
                                        (0, (2,), (1, 1)), (0, (True,), (1,)), (0, ("2",), (1,)),
                                        (0, (1,) * 9, (1,) * 9)):
-            with self.assertRaisesRegex(Refusal, "tensor w: .*malformed"):
-                self.one(self.archive.view(storage, offset, shape, strides))
+            with self.subTest(offset=offset, shape=shape, strides=strides):
+                with self.assertRaisesRegex(Refusal, "tensor w: .*malformed"):
+                    self.one(self.archive.view(storage, offset, shape, strides))
 
     def test_bad_storages(self) -> None:
         kind = Global("torch", "FloatStorage")
         self.archive.storage("F32", floats(1, 2))
         for key, count, reason in (("9", 2, "data/9 is missing"), ("0", 3, "wrong size"),
                                    ("../data.pkl", 2, "missing")):
-            pid = Persistent(("storage", kind, key, "cpu", count))
-            with self.assertRaisesRegex(Refusal, f"tensor w: .*{reason}"):
-                self.one(self.archive.view(pid, 0, (1,), (1,)))
+            with self.subTest(key=key, count=count, reason=reason):
+                pid = Persistent(("storage", kind, key, "cpu", count))
+                with self.assertRaisesRegex(Refusal, f"tensor w: .*{reason}"):
+                    self.one(self.archive.view(pid, 0, (1,), (1,)))
         for pid in (("module", kind, "0", "cpu", 2), "0",
                     ("storage", "FloatStorage", "0", "cpu", 2)):
-            self.assert_refused({"w": Persistent(pid)}, "persistent id|malformed storage")
+            with self.subTest(pid=pid):
+                self.assert_refused({"w": Persistent(pid)}, "persistent id|malformed storage")
 
     def test_not_a_tensor(self) -> None:
         with self.assertRaisesRegex(Refusal, "tensor w: holds a int"):
@@ -116,7 +122,7 @@ class TensorTest(PickleCase):
 
 
 class HostileTest(PickleCase):
-    """Each payload would create `mark`."""
+    """Payloads that would create `mark` if they ran."""
 
     def payloads(self) -> dict[str, Any]:
         """Name of the refused global -> a call that creates the mark."""
@@ -145,7 +151,8 @@ class HostileTest(PickleCase):
             Call(Global("torch._utils", "_rebuild_parameter"), (None, True, payload)),
             Call(Global("collections", "OrderedDict"), (), payload),
         ):
-            self.assert_refused(content, r"os\.system", keep_unknown=True)
+            with self.subTest(content=content):
+                self.assert_refused(content, r"os\.system", keep_unknown=True)
 
     def test_other_opcodes(self) -> None:
         """INST, OBJ, STACK_GLOBAL and a global with dots reach the same gate."""
@@ -157,7 +164,8 @@ class HostileTest(PickleCase):
             b"(cos\nsystem\n" + text + b"o",
             stack_global + b"(" + text + b"tR",
         ):
-            self.assert_refused(Raw(opcodes), r"os\.system", keep_unknown=True)
+            with self.subTest(opcodes=opcodes):
+                self.assert_refused(Raw(opcodes), r"os\.system", keep_unknown=True)
         dotted = b"\x8c\x0bcollections\x8c\x17OrderedDict.fromkeys.im\x93"
         self.assert_refused(Raw(dotted), r"collections\.OrderedDict\.fromkeys")
 
@@ -166,7 +174,7 @@ class HostileTest(PickleCase):
         self.assert_refused(content, r"numpy\.core\.multiarray\.scalar, which is not allowed")
 
     def test_unknown_globals_of_training_files_are_inert(self) -> None:
-        """Nothing is imported, called or kept, whatever the pickle does to the placeholder."""
+        """No operation of a pickle on a placeholder imports, calls or keeps anything."""
         kind = Global("evil_module", "Config")
         runner = Call(Call(Global("builtins", "getattr"), (Global("evil", "x"), "system")), ("ls",))
         content = {
@@ -188,12 +196,14 @@ class HostileTest(PickleCase):
         """BUILD with attributes on the functions and classes that stand for torch's."""
         for target in (Global("torch._utils", "_rebuild_tensor_v2"),
                        Global("torch", "FloatStorage"), Global("collections", "OrderedDict")):
-            build = Raw(encode(target) + encode((None, {"__call__": None})) + b"b")
-            self.assert_refused(build, "not readable")
+            with self.subTest(target=target):
+                build = Raw(encode(target) + encode((None, {"__call__": None})) + b"b")
+                self.assert_refused(build, "not readable")
 
     def test_malformed_streams(self) -> None:
         for opcodes in (b"", b"X\xff\xff\xff\x7fabc", b"(" * 10, b"K", b"\xff"):
-            self.assert_refused(Raw(opcodes), "not a valid pickle|not readable")
+            with self.subTest(opcodes=opcodes):
+                self.assert_refused(Raw(opcodes), "not a valid pickle|not readable")
 
     def test_memory_bombs(self) -> None:
         """A memo number makes the unpickler allocate a table of that size."""

@@ -30,11 +30,12 @@ class Bf16Test(unittest.TestCase):
         exact, got = values[inner].astype(np.float64), got[inner]
         error = np.abs(kept[inner].astype(np.float64) - exact)
         for step in (-1, 1):
-            can_step = (got & 0x7FFF).astype(int) + step >= 0
-            other = bf16_to_f32((got.astype(int) + step)[can_step].astype(np.uint16))
-            gap = np.abs(other.astype(np.float64) - exact[can_step])
-            nearer, tie = error[can_step] < gap, error[can_step] == gap
-            self.assertTrue((nearer | (tie & (got[can_step] % 2 == 0))).all())
+            with self.subTest(step=step):
+                can_step = (got & 0x7FFF).astype(int) + step >= 0
+                other = bf16_to_f32((got.astype(int) + step)[can_step].astype(np.uint16))
+                gap = np.abs(other.astype(np.float64) - exact[can_step])
+                nearer, tie = error[can_step] < gap, error[can_step] == gap
+                self.assertTrue((nearer | (tie & (got[can_step] % 2 == 0))).all())
         self.assertEqual(f32_to_bf16(bits(0x7F800000, 0xFF800000)).tolist(), [0x7F80, 0xFF80])
 
     def test_overflow_is_refused(self) -> None:
@@ -67,5 +68,6 @@ class TargetTest(unittest.TestCase):
         self.assertEqual(target_dtype("BF16", "keep", "w"), "BF16")
         self.assertEqual(target_dtype("F64", "f32", "w"), "F32")
         for source, wanted in (("F64", "keep"), ("F64", "bf16"), ("I64", "f32"), ("U8", "keep")):
-            with self.assertRaisesRegex(Refusal, f"tensor w: dtype {source}"):
-                target_dtype(source, wanted, "w")
+            with self.subTest(source=source, wanted=wanted):
+                with self.assertRaisesRegex(Refusal, f"tensor w: dtype {source}"):
+                    target_dtype(source, wanted, "w")

@@ -51,9 +51,10 @@ class SafetensorsTest(unittest.TestCase):
         self.assert_refused(b"[" * 100000, 0, "not valid JSON")
         self.assert_refused(b'{"a":1,"a":2}', 0, "key a stands there twice")
         for blob in (b"", b"\x02", struct.pack("<Q", 1 << 60) + b"{}", b"version https://git-lfs"):
-            self.path.write_bytes(blob)
-            with self.assertRaisesRegex(Refusal, "not a safetensors file|git-lfs"):
-                read_safetensors(self.path)
+            with self.subTest(blob=blob):
+                self.path.write_bytes(blob)
+                with self.assertRaisesRegex(Refusal, "not a safetensors file|git-lfs"):
+                    read_safetensors(self.path)
 
     def test_written_file(self) -> None:
         """The header fills up to 8 bytes; close() insists on all announced bytes."""

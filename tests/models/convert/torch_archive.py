@@ -1,5 +1,5 @@
-"""Writes torch.save archives by hand, opcode by opcode: torch is not needed, and anything that an
-attacker could write can be written. The opcodes are those of pickle protocol 2, as torch uses.
+"""Writes torch.save archives by hand, opcode by opcode: torch is not needed, and a test can write
+every archive that an attacker could. The opcodes are of pickle protocol 2, which torch uses.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tests models/convert/transformers_config.py and what the converter makes of LLaMA, Mistral and
-Qwen: its reading is that of transformers (tests/golden/make_transformers_configs.py), and the
-server's, which tests/models/checkpoint/model_config_test.cc holds to the same cases.
+"""Tests models/convert/transformers_config.py, and conversions of LLaMA, Mistral and Qwen. It reads
+the values that transformers reads (tests/golden/make_transformers_configs.py), as the server does,
+which tests/models/checkpoint/model_config_test.cc holds to the same cases.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class TensorsTest(CheckpointCase):
                         self.assert_refused(f"tensor {next(iter(change))}: {said}")
 
     def test_tied_heads(self) -> None:
-        """transformers 5: whichever is stored is both; two that differ are two."""
+        """As in transformers 5: one stored matrix serves as both, two different ones as two."""
         config, tensors = self.golden(TIED)
         stem = "model.embed_tokens.weight"
         embeddings = tensors[stem]

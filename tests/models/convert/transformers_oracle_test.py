@@ -1,7 +1,7 @@
-"""Checkpoints as transformers and safetensors save them, in forms that it loads: fox-eval's logits
-in float64, before and after fox_convert.py, and foxify's are those of transformers.
+"""Checkpoints that transformers and safetensors save, in all forms that transformers loads: the
+logits of fox-eval in float64, before and after conversion, and of foxify equal transformers'.
 
-Ends with SKIPPED (77) where the interpreter lacks torch or transformers.
+Ends with SKIPPED (77) if the interpreter lacks torch or transformers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def two_matrices(folder: Path, _: Any) -> None:
 
 
 def shards(folder: Path, _: Any) -> None:
-    """One tensor in both, and an index that lists a head which is in neither."""
+    """Two files with one tensor in both, and an index with a head that is in neither."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
@@ -78,7 +78,7 @@ def shards(folder: Path, _: Any) -> None:
 
 
 LINEAR, LLAMA3 = LINEAR_AND_LLAMA3
-# Class, its sizes besides, tied, what is done to the directory.
+# Class, sizes that differ, tied, change of the directory.
 FORMS: list[tuple[str, dict[str, Any], bool, Change]] = [
     ("Llama", {}, True, head_alone), ("Qwen2", {}, True, saved_by_safetensors),
     ("Mistral", {}, True, two_matrices), ("Qwen3", {}, True, shards),

@@ -1,4 +1,4 @@
-"""Losses equal their definition, samples repeat, shares are those of the windows."""
+"""Losses equal their definition, samples repeat, shares are right for known gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is exported loads again, bit for bit, and has the converter's layout."""
+"""An exported model loads again, bit for bit, and has the converter's layout."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class ExportTest(unittest.TestCase):
         shards = sorted(out.glob("model-*.safetensors"))
         self.assertGreater(len(shards), 2)
         for shard in shards:
-            tensors = load_file(shard)
-            size = sum(tensor.numel() * 4 for tensor in tensors.values())
-            self.assertTrue(size <= 20_000 or len(tensors) == 1)
+            with self.subTest(shard=shard):
+                tensors = load_file(shard)
+                size = sum(tensor.numel() * 4 for tensor in tensors.values())
+                self.assertTrue(size <= 20_000 or len(tensors) == 1)
         self.assertIn(out / "vocab.json", files)
         torch.testing.assert_close(load_model(out, 0).model.state_dict(), model.state_dict(),
                                    rtol=0, atol=0)

@@ -27,7 +27,7 @@ FLOAT64_ERROR = 2.0**-53 * 2**10
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """In the norm, with NaN as infinite."""
+    """Relative error in the norm; NaN counts as infinite."""
     error = ((got - want).norm() / want.norm()).item()
     return error if error == error else float("inf")
 
@@ -59,12 +59,13 @@ class ModelTest(unittest.TestCase):
 
     def test_packed_sequences_equal_single_ones(self) -> None:
         for rope in (False, True):
-            model = self.toy(use_rope=rope)
-            ids = torch.randint(0, 257, (1, 100))
-            borders = [0, 1, 33, 97, 100]
-            packed = model(ids, cu_seqlens=torch.tensor(borders, dtype=torch.int32))
-            alone = [model(ids[:, a:b]) for a, b in zip(borders, borders[1:])]
-            self.assertLess(relative_error(packed, torch.cat(alone, 1)), FLOAT64_ERROR)
+            with self.subTest(rope=rope):
+                model = self.toy(use_rope=rope)
+                ids = torch.randint(0, 257, (1, 100))
+                borders = [0, 1, 33, 97, 100]
+                packed = model(ids, cu_seqlens=torch.tensor(borders, dtype=torch.int32))
+                alone = [model(ids[:, a:b]) for a, b in zip(borders, borders[1:])]
+                self.assertLess(relative_error(packed, torch.cat(alone, 1)), FLOAT64_ERROR)
 
     def test_loss_in_parts_equals_the_whole(self) -> None:
         model = self.toy()
@@ -77,8 +78,9 @@ class ModelTest(unittest.TestCase):
             parts = model(ids[:, :-1], ids[:, 1:])
         parts.backward()
         self.assertLess(abs(parts.item() / whole.item() - 1), FLOAT64_ERROR)
-        for parameter, want in zip(model.parameters(), wanted):
-            self.assertLess(relative_error(parameter.grad, want), FLOAT64_ERROR)
+        for (name, parameter), want in zip(model.named_parameters(), wanted):
+            with self.subTest(name):
+                self.assertLess(relative_error(parameter.grad, want), FLOAT64_ERROR)
 
     def test_recomputing_changes_no_bit(self) -> None:
         gradients = []
@@ -103,8 +105,8 @@ class ModelTest(unittest.TestCase):
         self.assertEqual(len(shares), 2)
         self.assertGreater(torch.stack(shares).min().item(), 0.5)
         self.assertFalse(torch.equal(pruned, exact))
-        # Each row of each head loses at most exp(-10) of its mass, so its output at most twice
-        # that in relation to the values; the gated norm and two layers keep the order.
+        # Each row of each head loses at most exp(-10) of its mass, so its output changes by at most
+        # twice that share of the values; the gated norm and two layers keep the order.
         self.assertLess(relative_error(pruned, exact), 2 * 2 * 4.54e-5)
 
     def test_logits_keep_within_what_attention_is_told(self) -> None:
@@ -131,7 +133,7 @@ class ModelTest(unittest.TestCase):
                     largest = logits.abs().amax((0, 2, 3))
                     self.assertEqual(told.shape, largest.shape)
                     self.assertTrue((largest <= told).all())
-                    # It is no empty promise: some logit comes within a factor of it.
+                    # The bound is not empty: some logit comes within a factor of ten.
                     self.assertGreater((largest / told).min().item(), 0.1)
 
     def test_weights_of_qk_norm_bound_what_rounded_rows_lose(self) -> None:
@@ -162,7 +164,7 @@ class ModelTest(unittest.TestCase):
                 self.assertEqual(pages[:, -1].tolist(), [first // 64] * 2)
                 lost = 2 * logit + gates[first] + math.log(first)  # relative to the row's own
                 self.assertTrue((lost.exp() / (1 + lost.exp()) <= math.exp(-10)).all())
-                # What is paid for is what rounding may do, and the keys that are not lost.
+                # The threshold pays for the rounding, and for the keys that are not lost.
                 self.assertGreater((lost + 10).min().item(), -0.14 - logit.max().item() / 16)
 
     def test_nothing_precedes_a_start(self) -> None:

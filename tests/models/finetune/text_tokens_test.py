@@ -54,8 +54,9 @@ class TokenFileTest(unittest.TestCase):
         path = self.write("a.txt", text)
         want = [document for document in text.split(b"\n\0\n") if document]
         for size in (1, 2, 3, 5, 1000):
-            with mock.patch.object(text_tokens, "READ_BYTES", size):
-                self.assertEqual([piece.text for piece in read_pieces(path)], want)
+            with self.subTest(size=size):
+                with mock.patch.object(text_tokens, "READ_BYTES", size):
+                    self.assertEqual([piece.text for piece in read_pieces(path)], want)
 
     def test_long_documents_are_cut_at_line_ends(self) -> None:
         path = self.write("a.txt", b"line one\nline two\nline three\n\0\nrest")
@@ -83,8 +84,10 @@ class TokenFileTest(unittest.TestCase):
         self.assertFalse(self.out.exists())
         whole = lzma.compress(b"abc" * 99999)
         for wrong in (b"plain text", b"", whole[:-9], whole[:40] + b"?" + whole[41:]):
-            with self.assertRaisesRegex(TextError, "false.xz: no whole .xz file|no text in false"):
-                self.tokens(self.write("false.xz", wrong))
+            with self.subTest(wrong=wrong):
+                with self.assertRaisesRegex(
+                        TextError, "false.xz: no whole .xz file|no text in false"):
+                    self.tokens(self.write("false.xz", wrong))
         with self.assertRaisesRegex(TextError, "gone.txt: no such file"):
             self.tokens(self.folder / "gone.txt")
         with self.assertRaisesRegex(TextError, "no text in empty.txt"):
@@ -135,12 +138,13 @@ class WindowsTest(unittest.TestCase):
         self.assertEqual(windows.per_epoch, 98)
         starts = []
         for epoch in range(3):
-            batch = windows.batch(range(epoch * 98, (epoch + 1) * 98))
-            self.assertEqual(batch.shape, (98, 11))
-            self.assertTrue((np.diff(batch, axis=1) == 1).all())
-            inputs = np.sort(batch[:, :-1].reshape(-1))
-            self.assertTrue((np.diff(inputs) == 1).all())
-            starts.append(tuple(batch[:, 0]))
+            with self.subTest(epoch=epoch):
+                batch = windows.batch(range(epoch * 98, (epoch + 1) * 98))
+                self.assertEqual(batch.shape, (98, 11))
+                self.assertTrue((np.diff(batch, axis=1) == 1).all())
+                inputs = np.sort(batch[:, :-1].reshape(-1))
+                self.assertTrue((np.diff(inputs) == 1).all())
+                starts.append(tuple(batch[:, 0]))
         self.assertEqual(len(set(starts)), 3)
         self.assertEqual(len({min(order) for order in starts}), 3)
 

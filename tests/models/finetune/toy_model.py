@@ -1,6 +1,6 @@
-"""What the tests of models/finetune share: paths, a toy model with a byte tokenizer, a skip.
+"""A toy model with a byte tokenizer, for the tests of models/finetune.
 
-Importing it ends the process with SKIPPED (77) where the interpreter lacks a package.
+Importing this module ends the process with SKIPPED (77) if the interpreter lacks a package.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def byte_alphabet() -> list[str]:
 
 
 def write_toy(folder: Path, **changes: Any) -> Path:
-    """config.json with `changes`, and a byte tokenizer beside it; returns the config's path."""
+    """Writes config.json with `changes`, and a byte tokenizer; returns the config's path."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "config.json"
     config.write_text(json.dumps({**CONFIG, **changes}))

@@ -49,14 +49,14 @@ class TrainingCase(unittest.TestCase):
         return torch.load(newest, weights_only=True)
 
     def assert_equal_trainings(self, a: str, b: str) -> None:
-        """Exported weights, and weights and moments of the last checkpoints, bit for bit."""
+        """Expects equal exported weights, and equal weights and moments in the last checkpoints."""
         one, two = ([load_file(self.folder / out / "model.safetensors"), last["step"],
                      last["model"], last["optimizer"]["state"]]
                     for out in (a, b) for last in (self.checkpoint(out),))
         torch.testing.assert_close(one, two, rtol=0, atol=0)
 
     def kill_after_a_checkpoint(self, arguments: list[str], out: str) -> int:
-        """Runs, kills without warning as soon as there is a checkpoint; returns its step."""
+        """Runs, and kills without warning once there is a checkpoint; returns its step."""
         process = subprocess.Popen([sys.executable, "-B", *arguments], env=self.environment,
                                    stderr=subprocess.DEVNULL)
         folder, end = self.folder / out / "training" / "checkpoints", time.monotonic() + LONG

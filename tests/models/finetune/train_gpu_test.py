@@ -34,7 +34,7 @@ class TrainGpuTest(TrainingCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        # One cache for all runs: what is tuned on the device is tuned once.
+        # One cache for all runs, so that each kernel is tuned once.
         cache = cls.enterClassContext(tempfile.TemporaryDirectory())
         cls.environment = {**TrainingCase.environment, "TORCHINDUCTOR_CACHE_DIR": cache,
                            "CUDA_VISIBLE_DEVICES": "0"}
@@ -61,7 +61,8 @@ class TrainGpuTest(TrainingCase):
         self.run_to_end(self.command("fast", *self.flags(FEW_STEPS), "--fast"))
         plain = self.bits_per_byte("plain")
         for out in ("compiled", "fast"):
-            self.assertLess(abs(self.bits_per_byte(out) / plain - 1), ROUNDING)
+            with self.subTest(out=out):
+                self.assertLess(abs(self.bits_per_byte(out) / plain - 1), ROUNDING)
 
     def test_recomputing_and_documents(self) -> None:
         self.run_to_end(self.command("plain", *self.flags(FEW_STEPS)))

@@ -103,9 +103,10 @@ class TrainTest(TrainingCase):
                             "PYTHONPATH": f"{self.folder}:{os.environ['PYTHONPATH']}"}
         for flags, said in (("--stps", "--stps"), ("--window=0", "--window: must be at least 1"),
                             ("--valid=gone", "gone: no such directory or file")):
-            told = self.run_to_end(self.command("m", flags), 2)
-            self.assertIn(said, told)
-            self.assertEqual(told.count("\n"), 1)
+            with self.subTest(flags=flags, said=said):
+                told = self.run_to_end(self.command("m", flags), 2)
+                self.assertIn(said, told)
+                self.assertEqual(told.count("\n"), 1)
 
     def test_messages(self) -> None:
         (self.folder / "latin.txt").write_bytes(b"caf\xe9")
@@ -133,7 +134,7 @@ class PlanTest(unittest.TestCase):
     """How many steps --minutes-total makes, by the pace."""
 
     def steps(self, step: int, planned: int) -> int:
-        trainer = Trainer.__new__(Trainer)  # nothing but what the decision reads
+        trainer = Trainer.__new__(Trainer)  # with only the fields that _decide reads
         trainer.args = argparse.Namespace(minutes_total=1.0, minutes=None)
         trainer.device = mock.Mock(type="cpu")
         trainer.step, trainer.total_steps, trainer.stop_asked = step, planned, False

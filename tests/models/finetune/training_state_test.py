@@ -79,5 +79,6 @@ class CheckpointTest(unittest.TestCase):
                          "steps was 20 and is now 30")
         for changed in ({"steps": 10}, {"steps": None, "minutes_total": 5.0},
                         {"steps": 30, "lr": 2e-3}):
-            with self.assertRaises(TrainingError):
-                check_settings(saved, {**saved, **changed}, Path("m"))
+            with self.subTest(changed=changed):
+                with self.assertRaises(TrainingError):
+                    check_settings(saved, {**saved, **changed}, Path("m"))

@@ -1,4 +1,4 @@
-"""What is shipped, merged: the server's loss is the trainer's. FOX_EVAL names fox-eval."""
+"""The server's loss of a merged adapter equals the trainer's. FOX_EVAL names fox-eval."""
 
 from __future__ import annotations
 

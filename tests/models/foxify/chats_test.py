@@ -57,8 +57,8 @@ class ChatsTest(unittest.TestCase):
         self.enterContext(mock.patch.object(chats.time, "sleep"))
 
     def test_what_the_assistant_said_in_other_formats(self) -> None:
-        """Nothing but the user's end before an answer, no end of its own, a date, an empty text
-        from the system; the tokens are bytes."""
+        """A format with only the user's end before an answer, no end of the answer, a date, and an
+        empty system message; the tokens are bytes."""
         plain = {"prefix": "", "suffix": ""}
         tokenizer = TextTokenizer(self.folder)
         for form, text, said, system in (
@@ -70,15 +70,16 @@ class ChatsTest(unittest.TestCase):
                 ({"user": plain, "assistant": {**plain, "suffix": END}, "system": {
                     "prefix": '<{{strftime_now("%Y")}}>', "suffix": "|"}}, "", "",
                  time.strftime("<%Y>|"))):
-            (self.folder / "chat_format.json").write_text(json.dumps(
-                {"bos": "", "default_system": "" if system else None, "generation_prompt": "",
-                 "roles": form}))
-            asking = Asking(self.folder)
-            self.assertEqual(asking.system(), system)
-            if text:
-                ids = np.asarray(tokenizer.encode(text))
-                found = ids[asking.said(ids, tokenizer)].tolist()
-                self.assertEqual(found, tokenizer.encode(said))
+            with self.subTest(text=text):
+                (self.folder / "chat_format.json").write_text(json.dumps(
+                    {"bos": "", "default_system": "" if system else None, "generation_prompt": "",
+                     "roles": form}))
+                asking = Asking(self.folder)
+                self.assertEqual(asking.system(), system)
+                if text:
+                    ids = np.asarray(tokenizer.encode(text))
+                    found = ids[asking.said(ids, tokenizer)].tolist()
+                    self.assertEqual(found, tokenizer.encode(said))
 
     def test_chats_are_written_in_the_order_of_the_prompts(self) -> None:
         prompts = list(chats.make_prompts([self.text], 6, 1))

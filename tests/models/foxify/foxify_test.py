@@ -46,7 +46,7 @@ class FoxifyTest(unittest.TestCase):
                 "--rank", "4", *flags]
 
     def run_processes(self, *flags: str, out: str = "out") -> str:
-        """What two processes say, started as torchrun does, without a third that imports torch."""
+        """The output of two processes, started as by torchrun, but without a third process."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -63,7 +63,7 @@ class FoxifyTest(unittest.TestCase):
 
     def run_here(self, *flags: str, status: tuple[int, ...] = (0,), model: Path | None = None,
                  out: str = "out") -> str:
-        """The same in this process, as importing torch takes seconds."""
+        """The output of a run in this process, because importing torch takes seconds."""
         with tempfile.TemporaryFile("w+") as file, mock.patch("sys.stderr", file):
             try:
                 args = foxify.parse_arguments(self.command(*flags, model=model, out=out))
@@ -101,7 +101,7 @@ class FoxifyTest(unittest.TestCase):
             *flags, "--keep", "0.25", status=(1,), out="parts"))
 
     def trainer(self, *flags: str) -> foxify.Trainer:
-        """In this process, without the first seconds' count."""
+        """A trainer in this process."""
         args = foxify.parse_arguments(self.command(*flags, out="parts"))
         args.precision = "fp32"
         return foxify.Trainer(args, self.group)
@@ -117,9 +117,10 @@ class FoxifyTest(unittest.TestCase):
             for step, seconds, done, rate in ((0, 50, 0, 0.05), (1, 90, 0, 0.1), (2, 100, 0, 0.15),
                                               (40, 340, 0.5, 1), (70, 484, 0.8, 0.5),
                                               (99, 600, 1, 0)):
-                now.return_value, trainer.step = seconds, step
-                self.assertAlmostEqual(trainer.done(), done)
-                self.assertAlmostEqual(trainer._rate(done), rate)
+                with self.subTest(step=step, seconds=seconds, done=done, rate=rate):
+                    now.return_value, trainer.step = seconds, step
+                    self.assertAlmostEqual(trainer.done(), done)
+                    self.assertAlmostEqual(trainer._rate(done), rate)
         self.assertAlmostEqual(trainer._cap_scale(0.25), 0.75**0.5)
         self.assertEqual(trainer._cap_scale(0.75), 0.75)
 
@@ -131,7 +132,8 @@ class FoxifyTest(unittest.TestCase):
         config = json.loads((merged / "config.json").read_text())
         self.assertTrue(config["use_forget_gate"] and config["use_qk_norm_cap"])
         for name in ("tokenizer.json", "chat_format.json"):
-            self.assertTrue((merged / name).is_file())
+            with self.subTest(name=name):
+                self.assertTrue((merged / name).is_file())
 
     def test_an_evaluated_run(self) -> None:
         valid = self.folder / "valid.txt"

@@ -17,7 +17,7 @@ T, HEADS, KV_HEADS, D, PAGE = 640, 4, 2, 16, 64
 
 
 def brute_force(k: Tensor, log_f: Tensor, sinks: Tensor, q_cap: Tensor, k_cap: Tensor) -> Tensor:
-    """Whether page p is kept at the end of page e, [K, n, n], token by token."""
+    """True if page p is kept at the end of page e, [K, n, n], computed token by token."""
     k, log_f, sinks, q_cap, k_cap = (x.double() for x in (k, log_f, sinks, q_cap, k_cap))
     n = T // PAGE
     kept = torch.zeros(KV_HEADS, n, n, dtype=torch.bool)
@@ -93,7 +93,7 @@ class PressureTest(unittest.TestCase):
             for step in range(steps):
                 done = step / steps
                 controller.update(share, done)
-                held = hold / share  # what the loss puts against it
+                held = hold / share  # the resistance of the loss
                 share = min(1.0, share * math.exp(-0.02 * gain * (controller.weight - held)))
                 if done > 0.6:
                     self.assertLess(abs(share / 0.125 - 1), 0.1, (gain, done))

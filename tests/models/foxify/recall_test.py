@@ -42,27 +42,30 @@ class RecallTest(unittest.TestCase):
             edges = np.flatnonzero(np.diff(np.concatenate(([0], marks, [0]))))
             self.assertTrue(len(edges))
             for begin, end in zip(edges[::2], edges[1::2]):
-                answer = self.text(ids[begin:end]).strip()
-                self.assertIn(answer, self.text(ids[: begin - 1]))
+                with self.subTest(seed=seed, begin=begin, end=end):
+                    answer = self.text(ids[begin:end]).strip()
+                    self.assertIn(answer, self.text(ids[: begin - 1]))
         self.assertTrue(0 < chats < 20)
 
     def test_a_test_window_has_its_fact_at_the_depth_and_ends_with_the_answer(self) -> None:
         for depth in (0.1, 0.5, 0.9):
             for chat in (False, True):
-                ids, marks = self.windows.test(self.book, np.random.default_rng(3), depth, chat)
-                self.assertTrue(marks[-1] and not marks[: LENGTH // 2].any())
-                answer = self.text(ids[marks]).strip()
-                place = self.text(ids).index(answer)
-                self.assertLess(abs(place / LENGTH - depth), 0.15)
-                self.assertEqual(START in self.text(ids) or ids[0] >= 256, chat)
+                with self.subTest(depth=depth, chat=chat):
+                    ids, marks = self.windows.test(self.book, np.random.default_rng(3), depth, chat)
+                    self.assertTrue(marks[-1] and not marks[: LENGTH // 2].any())
+                    answer = self.text(ids[marks]).strip()
+                    place = self.text(ids).index(answer)
+                    self.assertLess(abs(place / LENGTH - depth), 0.15)
+                    self.assertEqual(START in self.text(ids) or ids[0] >= 256, chat)
 
     def test_training_and_test_share_no_words_and_no_kind(self) -> None:
         rng = np.random.default_rng(0)
         for kind in TEST_KINDS:
-            asked = kind(recall._Draw(recall._TEST, rng)).question
-            words = {" ".join(asked.split()[i : i + 4]) for i in range(len(asked.split()) - 3)}
-            self.assertFalse([q for _, questions, *_ in recall._TEMPLATES for q in questions
-                              for w in words if w in q])
+            with self.subTest(kind=kind):
+                asked = kind(recall._Draw(recall._TEST, rng)).question
+                words = {" ".join(asked.split()[i : i + 4]) for i in range(len(asked.split()) - 3)}
+                self.assertFalse([q for _, questions, *_ in recall._TEMPLATES for q in questions
+                                  for w in words if w in q])
         for kind in ("name", "surname", "city", "thing", "color", "animal", "day"):
             both = set(recall._TRAIN[kind].split()) & set(recall._TEST[kind].split())
             self.assertEqual(both, set(), kind)

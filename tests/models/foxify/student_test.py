@@ -48,7 +48,7 @@ class StudentTest(unittest.TestCase):
                     self.assertLess(error, 1e-5)
 
     def test_gates_sinks_and_caps_are_the_servers(self) -> None:
-        """The golden models that the server is tested with, which other code made."""
+        """The golden models of the server's tests, which other code made."""
         folders = sorted((ROOT / "tests/golden/transformers").glob("*_forgetting"))
         self.assertEqual(len(folders), 2)
         for folder in folders:

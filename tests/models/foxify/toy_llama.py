@@ -1,6 +1,6 @@
-"""What the tests of models/foxify share: a toy LLaMA or Qwen3 with a byte tokenizer and chats.
+"""A toy LLaMA or Qwen3 with a byte tokenizer and chats, for the tests of models/foxify.
 
-Importing it ends the process with SKIPPED (77) where the interpreter lacks a package.
+Importing this module ends the process with SKIPPED (77) if the interpreter lacks a package.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_key_
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Bytes and the two tokens of ChatML."""
+    """Writes a tokenizer of bytes and the two tokens of ChatML."""
     vocabulary = {character: i for i, character in enumerate(byte_alphabet())}
     special = {"normalized": False, "special": True, "single_word": False, "lstrip": False,
                "rstrip": False}
@@ -52,7 +52,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def write_toy(folder: Path, **changes: Any) -> Path:
-    """A directory with random weights; returns it."""
+    """Writes a directory with random weights; returns it."""
     folder.mkdir(parents=True)
     config = {**CONFIG, **changes}
     generator = torch.Generator().manual_seed(1)
@@ -80,7 +80,7 @@ def write_toy(folder: Path, **changes: Any) -> Path:
 
 
 def open_merged(folder: Path) -> Student:
-    """A merged directory in float32, as a student of its matrices."""
+    """Opens a merged directory in float32, as a student with its values."""
     student = Student(BaseModel(folder, torch.device("cpu"), torch.float32, foxified=True), 0, None)
     tensors = load_file(folder / "model.safetensors")
     parts = {"gate_weight": "fgate_proj.weight", "gate_bias": "fgate_proj.bias", "sinks": "sinks",
