@@ -1,5 +1,5 @@
-// How much of something random a test does: more at night (FOX_NIGHTLY in the environment, which
-// `./run test all` sets), as what a submission needs is an answer within minutes.
+// Amounts of random tests: larger at night (FOX_NIGHTLY in the environment, which `./run test all`
+// sets), smaller for a submission, which needs an answer within minutes.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Tests of ./run on stand-ins for the card, nvcc, CMake, Ninja, apt and pip: which build demo and
-serve take, what Python packages are installed, and that --help does nothing but help.
+"""Tests of ./run with stand-ins for the card, nvcc, CMake, Ninja, apt and pip: which build demo and
+serve choose, which Python packages are installed, and that --help changes nothing.
 
-Nothing is built: `ninja` writes the fox-server that it was asked for, a script that says so.
+Nothing is built: the stand-in for ninja writes a fox-server that prints its build's name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRIPTS = ("run", "docker/package.sh", "docker/packages.sh", "kernels/cuda/toolkit.sh",
            "models/finetune/finetune.sh", "tests/suite.sh")
-# All that ./run may find beside the stand-ins: no apt-get, no card of this machine.
+# The only programs that ./run finds beside the stand-ins: neither apt-get nor nvidia-smi.
 TOOLS = ("awk", "bash", "cat", "chmod", "cksum", "cp", "dirname", "env", "find", "grep", "head",
          "mkdir", "nproc", "python3", "rm", "sed", "sort", "tail", "tee", "touch", "tr", "xargs")
 
@@ -47,7 +47,7 @@ NINJA = """#!/bin/bash
 printf '#!/bin/bash\\necho "server of %s: $*"\\n' "${2##*/}" >"$2/bin/fox-server"
 chmod +x "$2/bin/fox-server"
 """
-# Any of these is remembered in $CALLS, and makes what comes of it.
+# Stand-in for all programs that install or compile: appends its command line to $CALLS.
 INSTALLER = """#!/bin/bash
 echo "${0##*/} $*" >>"$CALLS"
 """
@@ -66,14 +66,14 @@ echo "${{0##*/}} $*" >>"$CALLS"
 
 
 def write_program(path: pathlib.Path, text: str) -> None:
-    """An executable file."""
+    """Writes an executable file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
 
 
 class TreeCase(unittest.TestCase):
-    """A tree of its own, with ./run and what it calls."""
+    """A repository in a temporary folder: ./run and the scripts that it sources."""
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
@@ -94,15 +94,15 @@ class TreeCase(unittest.TestCase):
         self.environment = {"PATH": str(self.programs), "FOX_NO_INSTALL": "1"}
 
     def add_card(self) -> None:
-        """nvidia-smi, with one card."""
+        """Adds a stand-in for nvidia-smi that reports one card."""
         write_program(self.programs / "nvidia-smi", NVIDIA_SMI)
 
     def add_nvcc(self) -> None:
-        """Where NVIDIA's packages put it."""
+        """Adds a stand-in for nvcc in the folder that NVIDIA's packages use."""
         write_program(self.root / "toolkit" / "bin" / "nvcc", NVCC)
 
     def add_installers(self) -> None:
-        """Stand-ins for what installs, configures and compiles; and the scripts of the tree."""
+        """Adds stand-ins for all programs that install, configure or compile, and the scripts."""
         for name in ("apt-get", "dpkg-query", "sudo", "pip", "cmake", "ninja", "nvcc", "g++"):
             write_program(self.programs / name, INSTALLER)
         (self.programs / "python3").unlink()
@@ -116,37 +116,37 @@ class TreeCase(unittest.TestCase):
         self.environment["CALLS"] = str(self.root / "calls")
 
     def calls(self) -> list[str]:
-        """Of the stand-ins so far."""
+        """Command lines of the stand-ins so far."""
         path = self.root / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
     def run_command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """./run with these arguments."""
+        """Runs ./run with these arguments."""
         return subprocess.run([str(self.root / "run"), *arguments], cwd=self.root,
                               env={**self.environment, **environment}, capture_output=True,
                               text=True, timeout=60, check=False)
 
 
 class RunTest(TreeCase):
-    """Which build is taken."""
+    """Which build ./run serve starts."""
 
     def serve(self, *flags: str, **environment: str) -> tuple[str, str]:
-        """What `./run serve models/demo FLAGS` started, and what it said."""
+        """Runs `./run serve models/demo FLAGS`; standard output and standard error."""
         result = self.run_command("serve", "models/demo", *flags, **environment)
         self.assertEqual(result.returncode, 0, result.stderr)
         return result.stdout.strip(), result.stderr
 
     def expect_cpu(self, reason: str, **environment: str) -> None:
-        """The CPU's build, for that reason."""
+        """Checks that the CPU's build serves, and that standard error gives that reason."""
         started, said = self.serve(**environment)
         self.assertEqual(started, "server of cpu: --model models/demo")
         self.assertIn("Computing on the CPU", said)
         self.assertIn(reason, said)
 
     def architectures(self) -> str:
-        """That the CUDA build was configured for."""
+        """The architectures that the CUDA build was configured for."""
         settings = (self.root / "build" / "cuda" / "settings").read_text()
-        self.assertNotIn("FOX_WERROR", settings)  # another compiler's warnings stop no one
+        self.assertNotIn("FOX_WERROR", settings)  # warnings of another compiler are no errors
         return settings.split("-DFOX_CUDA_ARCHITECTURES=")[-1].split()[0]
 
     def test_what_keeps_a_card_from_use(self) -> None:
@@ -204,7 +204,7 @@ exit $((8 * ${FAKE_FAILS:-0}))
 
 
 class SuiteTest(TreeCase):
-    """./run test, on a stand-in for ctest."""
+    """./run test, with a stand-in for ctest."""
 
     def test_it_ends_as_ctest_does_and_all_is_what_runs_at_night(self) -> None:
         write_program(self.programs / "ctest", CTEST)
@@ -222,7 +222,7 @@ class SuiteTest(TreeCase):
 
 
 class HelpTest(TreeCase):
-    """In a clean clone, where anything may be installed."""
+    """./run in a clean clone, where it may install packages."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -242,7 +242,7 @@ class HelpTest(TreeCase):
                     self.assertEqual(result.returncode, 0, result.stderr)
                     self.assertRegex(result.stdout, rf"(?m)^  {command}\b")
                     self.assertEqual(result.stderr, "")
-                    # Of processors, as others may use them, too.
+                    # Processor time, as other programs may use the processors, too.
                     self.assertLess(now.ru_utime - spent.ru_utime + now.ru_stime - spent.ru_stime,
                                     1)
         self.assertEqual(self.calls(), [])
@@ -268,19 +268,19 @@ class HelpTest(TreeCase):
 
 
 class PythonTest(TreeCase):
-    """What is installed into .venv/, and when."""
+    """Which packages are installed into .venv/, and when."""
 
     def setUp(self) -> None:
         super().setUp()
         self.add_installers()
         for name in ("apt-get", "dpkg-query"):
-            (self.programs / name).unlink()  # as if all packages were there
+            (self.programs / name).unlink()  # ./run then installs no packages of the system
         self.text = self.root / "text.txt"
         self.text.write_text("Once upon a time")
         self.finetune = ("finetune", "models/demo", "text.txt", "--out", "out")
 
     def installed(self) -> list[str]:
-        """What pip was asked for."""
+        """Arguments of all calls of `pip install`."""
         return [call.split(" install ")[1] for call in self.calls() if " install " in call]
 
     def test_nothing_is_installed_where_that_is_forbidden(self) -> None:
@@ -292,7 +292,7 @@ class PythonTest(TreeCase):
         self.assertFalse((self.root / ".venv").exists())
         for command, program in ((self.finetune, "models.finetune.train"),
                                  (("foxify", *self.finetune[1:]), "models.foxify.foxify")):
-            self.assertIn(program, self.run_command(*command).stdout)  # it lacks nothing
+            self.assertIn(program, self.run_command(*command).stdout)  # no package is missing
 
     def test_the_converter_needs_four_packages(self) -> None:
         del self.environment["FOX_NO_INSTALL"]
@@ -309,7 +309,7 @@ class PythonTest(TreeCase):
         _, first, rest = self.installed()
         self.assertRegex(first, r"--index-url https://\S+/cpu torch>=2.10,<3$")
         self.assertIn("torch>=2.10,<3", rest)
-        # Where a card comes later, its PyTorch replaces the CPU's.
+        # When a card is added later, the PyTorch for it replaces the CPU's.
         self.add_card()
         self.run_command(*self.finetune)
         self.assertIn("python -m pip --disable-pip-version-check uninstall -y torch", self.calls())

@@ -2,8 +2,8 @@
 
 source "$root/models/finetune/finetune.sh"
 
-# sanitized_tests PRESET LABEL TARGETS...: builds the targets, runs the tests of that label (empty:
-# all that run something compiled). Prints one line; ctest's own report goes to a log.
+# sanitized_tests PRESET LABEL TARGETS...: builds TARGETS and runs the tests with LABEL (empty: all
+# tests of compiled programs). Prints one line; ctest's own report goes to a log.
 sanitized_tests() {
   local preset="$1" label="$2" log="$root/build/$1-tests.log" wrap=()
   local except='gpu|package|tidy|torch' selection
@@ -30,8 +30,8 @@ timed() {
   parts+="$((SECONDS - start)) $name"$'\n'
 }
 
-# Of every kernel what nvcc makes before ptxas, and the tests for a GPU: that all of it compiles. At
-# night also the kernels for cards other than Hopper, to the end.
+# Compiles all kernels for Hopper up to PTX, which skips the slow ptxas, and the tests for a GPU. At
+# night also compiles the kernels for other cards completely.
 compile_cuda() {
   FOX_CUDA_ARCHITECTURES=90a-virtual configure cuda cuda-check -DFOX_WERROR=ON
   compile cuda-check fox_cuda cuda_tests engine_gpu_tests fox_bench_gpu fox_cuda_faults
@@ -40,7 +40,7 @@ compile_cuda() {
   compile other-cards fox_cuda
 }
 
-# Says why tests of build/cpu were skipped, as a green suite would hide it.
+# Prints why tests of build/cpu were skipped, as a green suite would hide it.
 say_skipped() {
   awk '/ Testing: / { test = $3 } /^SKIPPED/ && !said[test]++ { print test ": " $0 }' \
     "$root/build/cpu/Testing/Temporary/LastTest.log" | while IFS= read -r line; do say "$line"; done
@@ -62,8 +62,8 @@ run_test() {
       install_torch
     fi
   fi
-  # A clean clone compiles eight files as one, and stops at warnings; elsewhere those of a newer
-  # compiler stop no one. What is configured stays as it is.
+  # A clean clone is compiled as a unity build, and warnings are errors. An existing build keeps its
+  # settings, so that warnings of a newer compiler do not stop the tests.
   [[ -f "$root/build/cpu/build.ninja" ]] || joined=(-DCMAKE_UNITY_BUILD=ON -DFOX_WERROR=ON)
   configure cpu cpu ${joined[@]+"${joined[@]}"}
   timed "build of cpu" compile cpu

@@ -1,5 +1,5 @@
-// One thread a request, so that the client is never what waits, and one that watches the server.
-// See arrivals.h.
+// A thread for each request, so that arrivals never wait for the client, and a thread that polls
+// the server's load.
 #include "tests/bench/arrivals.h"
 
 #include <algorithm>
@@ -45,8 +45,8 @@ v1::GenerateRequest MakeRequest(const PlannedRequest& planned, const PromptSourc
   return request;
 }
 
-// A stream that ended well without saying how has been cut.
-void Check(const v1::Finish& finish, int64_t wanted, Outcome* outcome) {
+// Compares the tokens that came with the tokens of the request and of the server's count.
+void CountTokens(const v1::Finish& finish, int64_t wanted, Outcome* outcome) {
   const int64_t made = finish.usage().completion_tokens();
   outcome->missing = std::max<int64_t>(0, std::max(wanted, made) - outcome->tokens);
   outcome->repeated = std::max<int64_t>(0, outcome->tokens - std::min(wanted, made));
@@ -65,7 +65,7 @@ Outcome Send(grpc::Channel& channel, const v1::GenerateRequest& request, double 
   v1::GenerateDelta message;
   while (reader->Read(&message)) {
     if (message.event_case() == v1::GenerateDelta::kFinish) {
-      Check(message.finish(), request.stopping().max_tokens(), &outcome);
+      CountTokens(message.finish(), request.stopping().max_tokens(), &outcome);
       finished = true;
     }
     if (message.event_case() != v1::GenerateDelta::kDelta) continue;
@@ -79,12 +79,12 @@ Outcome Send(grpc::Channel& channel, const v1::GenerateRequest& request, double 
     outcome.last_token = now;
   }
   outcome.code = reader->Finish().error_code();
-  if (outcome.code == grpc::OK && !finished) outcome.code = grpc::DATA_LOSS;
+  if (outcome.code == grpc::OK && !finished) outcome.code = grpc::DATA_LOSS;  // no last message
   outcome.total = Now() - start;
   return outcome;
 }
 
-// Asks the server for its load again and again.
+// Polls the server's load and keeps the largest values.
 void WatchLoad(const std::string& target, const std::atomic<bool>& ended, ServedArrivals* served) {
   const auto stub = v1::Info::NewStub(ConnectTo(target));
   for (v1::Load load; !ended; std::this_thread::sleep_for(kWatchInterval)) {
@@ -130,7 +130,7 @@ std::vector<PlannedRequest> PlanArrivals(int64_t requests, double rate, const To
 }
 
 int64_t ServedArrivals::MostKept() const {
-  std::vector<std::pair<double, int>> changes;  // at a time, by so many
+  std::vector<std::pair<double, int>> changes;  // time, change of the number of sequences
   for (const Outcome& outcome : outcomes) {
     if (!outcome.completed() || outcome.preemptions > 0) continue;
     changes.emplace_back(outcome.sent + outcome.first_token, 1);

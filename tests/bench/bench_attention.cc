@@ -22,7 +22,8 @@ constexpr int64_t kPrefillRows = 65536;
 constexpr int64_t kFillRows = 16384;
 constexpr int64_t kChunkRows[] = {512, 100};
 constexpr int64_t kChunkFillRows = 8192;
-// Decode calls go round so many layers that they read at least that much in between.
+// Decode calls cycle through layers whose pages together exceed this, so that the L2 cache does not
+// help. Bytes.
 constexpr double kWorkingSet = 1e9;
 constexpr int kMaxLayers = 64;
 
@@ -31,7 +32,7 @@ struct AttentionCase {
   int head_dim = 64;
   int64_t tokens = 16384;  // of one sequence
   int batch = 4;
-  int layers = 1;        // calls go round them, so that the working set exceeds the L2 cache
+  int layers = 1;        // calls cycle through them
   int64_t max_rows = 0;  // of one step, all sequences together
   double log_tolerance = -10;
 };
@@ -93,8 +94,8 @@ class AttentionSetup {
   // The attention of the current step, on layer `call` modulo the layers.
   void Attend(int call) {
     const AttentionParams params = Params(call % case_.layers);
-    // As in a step, where Append comes first: what attention reads early is not written here
-    // either.
+    // The state of a real step, where Append runs just before: attention may read early all memory
+    // but the queries and the sums of log gates, which Append may still be writing.
     const bool decodes = batch_.num_rows == batch_.num_seqs;
     ops_.state().unfinished =
         decodes ? UnfinishedWrites(params.q.data, storage_->view().cum_log_f) : UnfinishedWrites();
@@ -115,7 +116,7 @@ class AttentionSetup {
     return 1 - sum(skipped_) / sum(total_);
   }
 
-  // What one Attend of the current step, one row a sequence, has to read.
+  // Bytes that one Attend of the current step must read, with one row for each sequence.
   double LivePageBytes() const {
     const PagedKv& kv = storage_->view();
     std::vector<int32_t> first(static_cast<size_t>(case_.batch * kv.shape.lists_per_slot()));
@@ -247,8 +248,8 @@ absl::Status BenchPrefillCase(BenchSession& session, CudaOps& ops, AttentionCase
                   {"visited_share", visited}});
 }
 
-// One sequence; its second chunk follows the first. What a chunk's rows visit is behind the
-// eviction of the steps before; of it the floor is made.
+// Measures two chunks of one sequence, one behind the other. The floor counts the blocks that the
+// chunk's rows visit, after the eviction of earlier steps.
 absl::Status BenchChunks(BenchSession& session, CudaOps& ops, AttentionCase shape, AcpMode mode) {
   const int64_t context = shape.tokens;
   shape.batch = 1;

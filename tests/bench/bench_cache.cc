@@ -1,6 +1,6 @@
-// fox-bench cache: what the prefix cache saves, and what it costs where nothing is shared. Two
-// loads through the engine alone, each without the cache and with it, in turns: questions on one
-// document, and prompts that share nothing.
+// fox-bench cache: the gain of the prefix cache for questions on one document, and its cost for
+// prompts that share nothing. Both loads go through the engine alone, in turns without and with the
+// cache.
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -19,7 +19,7 @@ struct CacheFlags {
   int64_t document = 6000, question = 100, answer = 16, requests = 8, at_once = 4;
   int64_t rounds = 3, threads = 0, kv_cache_bytes = 0;
 
-  // Of one sequence.
+  // Upper bound of a sequence's tokens.
   int64_t longest() const { return document + question + answer + 2 * kPageTokens; }
 };
 
@@ -44,7 +44,7 @@ absl::Status Parse(const std::vector<std::string>& arguments, CacheFlags* values
   return ParseOrHelp(flags, arguments, "fox-bench cache");
 }
 
-// `share`: of the pool, for the cache.
+// `share`: the cache's share of the pool.
 absl::StatusOr<LoadedEngine> Load(const CacheFlags& flags, double share) {
   EngineConfig config;
   config.model_dir = flags.model;
@@ -74,16 +74,17 @@ absl::StatusOr<Served> Answer(Engine& engine, const CacheFlags& flags,
   return RunRequests(engine, std::move(requests), {.at_once = flags.at_once});
 }
 
-// A document, computed by the first request, and questions on it; only these are timed.
+// Requests that ask a question on one document. The first one computes the document and is not
+// timed.
 absl::StatusOr<Served> RunQuestions(Engine& engine, const CacheFlags& flags, const Prompt& text) {
   const auto ask = [&](int64_t i) {
     Prompt prompt = TokensOfText(text, 0, flags.document);
     const Prompt question = TokensOfText(text, flags.document + i * 977, flags.question);
-    prompt.push_back(static_cast<int32_t>(3 + i % 4000));  // from here on they part
+    prompt.push_back(static_cast<int32_t>(3 + i % 4000));  // the first token that differs
     prompt.insert(prompt.end(), question.begin(), question.end());
     return prompt;
   };
-  // Where two of them part is known when the second comes.
+  // The cache learns where the prompts differ when the second one comes.
   for (const int64_t i : {0, 1}) {
     if (absl::Status s = Answer(engine, flags, {ask(i)}).status(); !s.ok()) return s;
   }
@@ -101,7 +102,7 @@ absl::StatusOr<Served> RunStrangers(Engine& engine, const CacheFlags& flags, con
   return Answer(engine, flags, std::move(prompts));
 }
 
-// One load on one engine, round by round.
+// Results of one load on one engine, a value for each round.
 struct Measured {
   std::vector<double> first, pace;
   int64_t prompt_tokens = 0, cached_tokens = 0;
@@ -143,7 +144,7 @@ void Report(const std::string& load, const CacheFlags& flags, const Measured (&m
                                   {"tokens_per_second", ToJson(pace)},
                                   {"found", found}};
     if (on == 1) {
-      // Of a round with the cache and the one without it before.
+      // Ratios of a round with the cache and the round without it just before.
       row["sooner"] = ToJson(Ratios(measured[0].first, m.first));
       row["tokens_per_second_over_off"] = ToJson(Ratios(m.pace, measured[0].pace));
     }

@@ -1,7 +1,8 @@
 // fox-bench decode: the steady state of decoding as the engine runs it, by batch size, context and
 // bound: on a GPU two steps in flight, tokens sampled on the device, steps as captured graphs. The
-// floor of a step is that of its counted bytes (linear weights once, and the KV pages that
-// attention visited) at the measured read bandwidth, or of its multiplications where that is more.
+// floor of a step is the larger of two times: its counted bytes (linear weights once, and the KV
+// pages that attention visited) over the measured read bandwidth, and its multiplications over the
+// measured peak.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -18,7 +19,7 @@ struct DecodeRun {
   double live_pages = 0;      // a step
 };
 
-// Steps before the first that counts, and steps that one sample is the mean of.
+// Steps that warm up, and steps whose mean is one sample.
 int64_t WarmUpSteps(const BenchSession& session) { return session.on_gpu ? 8 : 3; }
 int64_t StepsPerSample(const BenchSession& session) { return session.on_gpu ? 8 : 1; }
 int64_t StepsOf(const BenchSession& session) {
@@ -41,7 +42,7 @@ class Decoder {
     return absl::OkStatus();
   }
 
-  // Of the first `batch` sequences.
+  // Measures steps of the first `batch` sequences.
   absl::StatusOr<DecodeRun> Measure(size_t batch) {
     const int64_t warm_up = WarmUpSteps(session_), group = StepsPerSample(session_);
     const int64_t steps = warm_up + StepsOf(session_);
@@ -93,7 +94,7 @@ class Decoder {
     return plan;
   }
 
-  // `count`: adds up what the step read.
+  // Collects a step. `count`: adds its visited blocks and live pages to the sums.
   absl::Status Collect(size_t batch, bool count) {
     const auto result = model_.runner->Collect();
     if (!result.ok()) return result.status();
@@ -150,8 +151,8 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
       std::move(row));
 }
 
-// A model for sequences of a context, which every measurement moves on by a few tokens. Batches
-// whose pages would not fit unpruned are left out.
+// A model for sequences of `context` tokens, which every measurement extends by a few. Removes
+// batch sizes whose unpruned pages would not fit into memory.
 absl::StatusOr<BenchModel> LoadForBatches(BenchSession& session, AcpMode mode, int64_t context,
                                           std::vector<int64_t>* batches) {
   const int64_t drift =

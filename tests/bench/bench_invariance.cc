@@ -1,7 +1,7 @@
-// fox-bench invariance: whether a request's tokens, and the bits of their log-probabilities, depend
-// on what runs beside it. The same requests, greedy and sampled with seeds, alone and in other
-// ways: many at once, in another order, from the prefix cache, in a pool so small that they lose
-// their pages. On the CPU with row-independent products.
+// fox-bench invariance: tests that a request's tokens, and the bits of their log-probabilities, do
+// not depend on other requests. Runs the same requests, greedy and sampled with seeds, one by one
+// and in other ways: many at once, in another order, from the prefix cache, and in a pool so small
+// that they are preempted. On the CPU with matrix products whose rows do not depend on each other.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -28,10 +28,11 @@ struct InvarianceFlags {
 absl::Status Parse(const std::vector<std::string>& arguments, InvarianceFlags* values) {
   FlagSet flags;
   flags.Group("Invariance");
-  flags.String("model", "DIR", "that computes them", &values->model);
+  flags.String("model", "DIR", "model to run", &values->model);
   flags.Choice("device", {"auto", "cpu", "cuda"}, "where to compute", &values->device);
   flags.Choice("acp", {"off", "paper", "certified"}, "which bound drops pages", &values->acp);
-  flags.Int("threads", "N", "of the CPU backend; 0: one per core", 0, 4096, &values->threads);
+  flags.Int("threads", "N", "threads of the CPU backend; 0: one per core", 0, 4096,
+            &values->threads);
   flags.Int("requests", "N", "every second one is sampled with a seed", 2, 4096, &values->requests);
   flags.Int("shortest", "N", "tokens of the shortest prompt", 1, 1 << 20, &values->shortest);
   flags.Int("longest", "N", "tokens of the longest prompt", 1, 1 << 20, &values->longest);
@@ -44,7 +45,7 @@ absl::Status Parse(const std::vector<std::string>& arguments, InvarianceFlags* v
   return absl::InvalidArgumentError("--longest is less than --shortest");
 }
 
-// Short ones are as many as long ones, by the logarithm of their lengths.
+// Lengths of prompts are spread evenly in the logarithm.
 std::vector<Request> MakeRequests(const InvarianceFlags& flags, const Prompt& text) {
   std::mt19937_64 random(1);
   const double shortest = static_cast<double>(flags.shortest);
@@ -66,13 +67,13 @@ std::vector<Request> MakeRequests(const InvarianceFlags& flags, const Prompt& te
   return requests;
 }
 
-// A way to run them.
+// One way to run the requests.
 struct Way {
   std::string name;
   Pace pace;
 };
 
-// Answers that differ in a token or in a bit of its log-probability.
+// Counts answers that differ in a token or in a bit of its log-probability.
 struct Difference {
   int64_t requests = 0;
   int64_t first = -1;  // the earliest place in an answer; -1: nothing differs
@@ -93,7 +94,7 @@ Difference DifferenceOf(const Served& run, const Served& alone) {
   return difference;
 }
 
-// Engines under different limits, and how what they answer compares with what one did first.
+// Runs the requests on engines with different limits and compares the answers with the first run's.
 class Comparison {
  public:
   Comparison(const InvarianceFlags& flags, std::vector<Request> requests, BenchReport& report)
@@ -105,7 +106,7 @@ class Comparison {
     }
   }
 
-  // With room for all, and no prefix cache.
+  // A pool with room for all requests, and no prefix cache.
   EngineConfig Roomy() const {
     EngineConfig config;
     config.model_dir = flags_.model;
@@ -123,7 +124,8 @@ class Comparison {
     return config;
   }
 
-  // With room for the longest, or for a 24th of all: pruned sequences take some tenth of theirs.
+  // A pool with room for the longest request or for a 24th of all tokens, whichever is more. Pruned
+  // sequences need about a tenth of their pages, so this is too little for all.
   EngineConfig Small(int64_t swap_bytes) const {
     EngineConfig config = Roomy();
     config.swap_space_bytes = swap_bytes;
@@ -146,7 +148,7 @@ class Comparison {
     return absl::OkStatus();
   }
 
-  // The first way of all is what others are compared with.
+  // Runs the requests in one way. The first call makes the answers that others are compared with.
   absl::Status Compare(const Way& way) {
     const auto run = RunRequests(*engine_, requests_, way.pace);
     if (!run.ok()) return run.status();
@@ -168,7 +170,7 @@ class Comparison {
     return absl::OkStatus();
   }
 
-  // Requests that were not what they were the first time, over all ways.
+  // Answers that differ from the first run's, summed over all ways.
   int64_t differ() const { return differ_; }
 
  private:
@@ -177,7 +179,7 @@ class Comparison {
   BenchReport& report_;
   int64_t longest_ = 0, pool_tokens_ = 0;
   LoadedEngine loaded_;
-  std::unique_ptr<FastCopies> copies_;  // preempted sequences are swapped where there is room
+  std::unique_ptr<FastCopies> copies_;  // makes copies look fast, so that preemption swaps
   std::unique_ptr<Engine> engine_;
   Served first_;
   int64_t differ_ = 0;

@@ -1,7 +1,6 @@
-// fox-bench serve: load on a server by clients that do not wait for each other (arrivals.h), and
-// what they see: time to the first token, time between tokens, throughput and errors, with
-// percentiles. With --compare the servers are its own: one for each bound, one after the other,
-// under the same arrivals, in one table with their ratios.
+// fox-bench serve: an open-loop load on a server (arrivals.h). Reports percentiles of the time to
+// the first token and between tokens, throughput and errors. With --compare it starts a server for
+// each bound, one after the other, sends the same arrivals to each, and prints their ratios.
 #include <signal.h>
 
 #include <algorithm>
@@ -31,11 +30,11 @@ struct ServeFlags {
   int64_t requests = 64, seed = 1;
   double timeout = 120;
   std::string compare, model = FOX_SOURCE_DIR "/models/demo", device = "auto";
-  // What they say.
+  // The parsed values.
   TokenRange prompt_tokens, output_tokens;
   std::vector<double> rate_list;
   std::vector<AcpMode> modes;             // of --compare
-  std::vector<std::string> server_flags;  // behind "--"
+  std::vector<std::string> server_flags;  // the arguments after "--"
 };
 
 absl::Status ParseLists(ServeFlags* values) {
@@ -60,22 +59,22 @@ absl::Status Parse(const std::vector<std::string>& arguments, ServeFlags* values
   flags.Int("requests", "N", "requests of one run", 1, 10000, &values->requests);
   flags.String("prompt-tokens", "N|A-B", "prompt lengths", &values->prompt);
   flags.String("output-tokens", "N|A-B", "answer lengths", &values->output);
-  flags.String("text", "FILE", "prompts are parts of it, in --model's tokens; else random tokens",
+  flags.String("text", "FILE", "text to cut prompts from, in --model's tokens [random tokens]",
                &values->text);
   flags.Double("timeout", "SECONDS", "deadline of a request", 0.1, 3600, &values->timeout);
-  flags.Int("seed", "N", "of arrivals, lengths and tokens", 0, 1 << 30, &values->seed);
-  flags.String("json", "FILE", "writes all rows there", &values->json);
-  flags.Group("Instead of --target, servers of its own; what stands behind -- are flags of theirs");
-  flags.String("compare", "LIST", "bounds, such as off,certified: a server each, in this order",
+  flags.Int("seed", "N", "seed of arrivals, lengths and tokens", 0, 1 << 30, &values->seed);
+  flags.String("json", "FILE", "file for all rows", &values->json);
+  flags.Group("Servers that fox-bench starts itself; arguments after -- are their flags");
+  flags.String("compare", "LIST", "bounds such as off,certified: one server each, in this order",
                &values->compare);
-  flags.String("model", "DIR", "that they serve", &values->model);
+  flags.String("model", "DIR", "model of the servers", &values->model);
   flags.String("device", "NAME", "cpu, cuda or auto", &values->device);
   const auto rest = std::find(arguments.begin(), arguments.end(), "--");
   if (rest != arguments.end()) values->server_flags.assign(rest + 1, arguments.end());
   absl::Status status = ParseOrHelp(flags, {arguments.begin(), rest}, "fox-bench serve");
   if (!status.ok()) return status;
   if (!values->server_flags.empty() && values->compare.empty()) {
-    return absl::InvalidArgumentError("what stands behind -- are flags of servers of --compare");
+    return absl::InvalidArgumentError("arguments after -- are flags of servers of --compare");
   }
   const auto prompt = ParseTokenRange(values->prompt, "prompt-tokens");
   if (!prompt.ok()) return prompt.status();
@@ -99,11 +98,11 @@ double P(const nlohmann::ordered_json& percentiles, const char* name) {
   return percentiles.is_null() ? NAN : 1e3 * percentiles[name].get<double>();
 }
 
-// What the clients of one run saw together.
+// Sums over all clients of one run.
 struct Totals {
   std::vector<double> first, gaps, whole, late;
   std::map<int, int> errors;
-  // Lost: neither answered nor refused.
+  // lost: neither completed nor refused.
   int64_t completed = 0, refused = 0, lost = 0, preempted = 0;
   int64_t tokens = 0, missing = 0, repeated = 0;
 };
@@ -167,11 +166,11 @@ void Report(const std::string& acp, double rate, const ServedArrivals& served,
        {"sent_late", Percentiles(sum.late)}});
   if (sum.missing + sum.repeated > 0) {
     report->Note(
-        absl::StrFormat("%d tokens are missing, %d came twice", sum.missing, sum.repeated));
+        absl::StrFormat("%d tokens are missing, %d are repeated", sum.missing, sum.repeated));
   }
 }
 
-// Asks the server; an answer within ten seconds.
+// Calls a method of fox.v1.Info with a deadline of ten seconds.
 template <typename Request, typename Answer>
 absl::Status Ask(v1::Info::Stub& stub,
                  grpc::Status (v1::Info::Stub::*ask)(grpc::ClientContext*, const Request&, Answer*),
@@ -190,7 +189,7 @@ absl::StatusOr<Prompt> ReadText(const ServeFlags& flags) {
   return TextOf(flags.model, checkpoint->config(), flags.text);
 }
 
-// All rates on one server; what was measured is written as it goes.
+// Measures all rates on one server. Writes the JSON after each, so that a failure keeps the rows.
 absl::Status Measure(const ServeFlags& flags, const std::string& target, BenchReport* report) {
   const auto text = ReadText(flags);
   if (!text.ok()) return text.status();
@@ -213,13 +212,13 @@ absl::Status Measure(const ServeFlags& flags, const std::string& target, BenchRe
   return absl::OkStatus();
 }
 
-// The last line that a server which did not start has said.
+// The last line of the output of a server that did not start.
 std::string LastLine(const std::string& output) {
   const std::vector<std::string> lines = absl::StrSplit(output, '\n', absl::SkipWhitespace());
-  return lines.empty() ? "it said nothing" : lines.back();
+  return lines.empty() ? "no output" : lines.back();
 }
 
-// A fox-server that lies beside this program, for as long as it takes.
+// Starts the fox-server in this program's folder, measures it, and ends it.
 absl::Status MeasureOwn(const ServeFlags& flags, const std::string& mode, BenchReport* report) {
   std::error_code error;
   const auto program =
@@ -249,7 +248,7 @@ absl::Status MeasureOwn(const ServeFlags& flags, const std::string& mode, BenchR
   return status;
 }
 
-// A server for each bound, and what it gains over the first one.
+// Measures a server for each bound and prints its ratios to the first one.
 absl::Status Compare(const ServeFlags& flags, BenchReport* report) {
   for (const AcpMode mode : flags.modes) {
     const size_t first = report->rows().size();
@@ -287,7 +286,7 @@ absl::Status BenchServe(const std::vector<std::string>& arguments) {
   report.Section("Serving: Poisson arrivals over gRPC", kColumns);
   absl::Status status =
       flags.compare.empty() ? Measure(flags, flags.target, &report) : Compare(flags, &report);
-  // What was measured before a failure is kept, too.
+  // A failure keeps the rows that were measured before.
   status.Update(report.Write(flags.json));
   return status;
 }

@@ -1,4 +1,4 @@
-// Loading and prefilling for all benchmarks. See bench_session.h.
+// Flags, loading and prefilling for the benchmarks of a model.
 #include "tests/bench/bench_session.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace fox {
 namespace {
 
-// "512,2048": ascending, each once.
+// Parses "512,2048"; the values are sorted, each kept once.
 absl::Status ParseList(const std::string& text, const char* flag, std::vector<int64_t>* values) {
   for (const std::string& part : std::vector<std::string>(absl::StrSplit(text, ','))) {
     if (!absl::SimpleAtoi(part, &values->emplace_back()) || values->back() < 1) {
@@ -42,7 +42,7 @@ std::string DemoModel() {
   return fs::exists(installed, error) ? installed.string() : FOX_SOURCE_DIR "/models/demo";
 }
 
-// Prefill chunks unless told otherwise: a GPU wants more rows at once.
+// Default of --chunk on a GPU, which needs more rows at once than a CPU.
 constexpr int64_t kGpuChunk = 16384;
 
 int64_t FreeBytes(Ops& ops) {
@@ -66,7 +66,7 @@ void RegisterBenchFlags(FlagSet& set, BenchFlags& flags) {
   set.String("json", "FILE", "writes all rows there", &flags.json);
 }
 
-// Measures the peaks and writes down what machine this is.
+// Measures the machine's peaks and adds its description to the report.
 absl::Status DescribeMachine(BenchSession& session) {
   const BenchFlags& flags = session.flags;
   const auto backend = MakeBackend(flags.model.Config(kPageTokens));

@@ -1,5 +1,5 @@
-// BenchSession: what every benchmark of a model starts from: flags, the text as tokens, the
-// machine's peaks, the report, and models loaded on demand, one for each bound.
+// BenchSession: shared by the benchmarks of a model: flags, the text as tokens, the machine's
+// peaks, the report, and models loaded on demand, one for each bound.
 #pragma once
 
 #include <memory>
@@ -22,24 +22,24 @@ struct BenchFlags {
   int64_t repeat = 5;
   int64_t buffer_mib = 1024;
   int64_t matmul_size = 4096;
-  int64_t max_model_len = 0;  // 0: as long as is needed
+  int64_t max_model_len = 0;  // 0: the longest sequence of the benchmark
   bool chunk_given = false;
 
   absl::Status Parse(const std::vector<std::string>& arguments, const std::string& command);
 };
 
-// "off,paper,certified", in the order given. `flag` is named by an error.
+// Parses "off,paper,certified"; keeps the order. Errors name `flag`.
 absl::StatusOr<std::vector<AcpMode>> ParseModes(const std::string& text, const char* flag);
 
-// A model over its cache.
+// A model with its KV cache.
 struct BenchModel {
   std::unique_ptr<ModelRunner> runner;
   double log_tolerance = -10;
 
-  // Multiply-adds times two of one row through all layers; the head is counted apart.
+  // Operations (two for a multiply-add) of one row through the linear layers, and through the head.
   double LinearFlopsPerRow() const;
   double HeadFlopsPerRow() const;
-  // Keys, values and gates that one visited (query head, page) block reads.
+  // Bytes of keys, values and gates that one visited (query head, page) block reads.
   double BlockBytes() const;
 };
 
@@ -52,19 +52,19 @@ struct BenchSession {
   MachinePeaks peaks;
   BenchReport report;
 
-  // log eps under a bound.
+  // log eps under the bound `mode`.
   double ToleranceOf(AcpMode mode) const;
-  // The pool holds `max_len` tokens of each sequence; they may grow up to --max-model-len, if that
-  // is more. ResourceExhausted when the pool would not fit into memory.
+  // Loads a model whose pool holds `sequences` sequences of `max_len` tokens; they may grow up to
+  // --max-model-len if that is more. ResourceExhausted if the pool does not fit into memory.
   absl::StatusOr<BenchModel> Load(AcpMode mode, int64_t sequences, int64_t max_len) const;
 };
 
-// Loads text and config and measures the peaks.
+// Loads the text and the config and measures the peaks.
 absl::StatusOr<BenchSession> OpenSession(const BenchFlags& flags);
 
-// Appends `count` tokens of the text to `slot` at `position` in chunks, as many in flight as the
-// runner takes, wanting the last row's logits, or a token sampled from them where the runner
-// samples. Returns the slot's counters afterwards.
+// Appends `count` tokens of the text to `slot` at `position`, in chunks, with as many in flight as
+// the runner allows. Asks for the last row's logits, or for a token if the runner samples. Returns
+// the slot's counters afterwards.
 absl::StatusOr<AcpStats> Prefill(const BenchSession& session, BenchModel& model, int32_t slot,
                                  int64_t position, int64_t count);
 
@@ -72,10 +72,10 @@ absl::Status BenchPrefill(BenchSession& session);
 absl::Status BenchDecode(BenchSession& session);
 absl::Status BenchAttention(BenchSession& session);  // GPU only
 
-// Commands that measure no model through a session, and so take flags of their own.
+// Commands without a session, which parse flags of their own.
 absl::Status BenchServe(const std::vector<std::string>& arguments);
 absl::Status BenchCache(const std::vector<std::string>& arguments);
-// Internal: some answers differ.
+// Fails with Internal if any answer differs.
 absl::Status BenchInvariance(const std::vector<std::string>& arguments);
 absl::Status MakeModel(const std::vector<std::string>& arguments);
 

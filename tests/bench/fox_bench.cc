@@ -1,7 +1,7 @@
-// fox-bench: measures serving's work on this machine against the machine's own peaks, measured in
-// the same run. Every row: median and spread, the floor from counted bytes and multiplications,
-// and measured / floor. One file for each benchmark; without arguments, those of a model, on the
-// demo model.
+// fox-bench: measures the work of serving on this machine against the machine's own peaks, measured
+// in the same run. Every row has the median and the spread, the floor from counted bytes and
+// multiplications, and measured / floor. Each benchmark has a file of its own. Without arguments it
+// runs the benchmarks of a model on the demo model.
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kConfigError = 78;  // EX_CONFIG
 
-// With a session, or with flags of its own.
+// A command that runs either in a session (`of_model`) or with flags of its own (`run`).
 struct Command {
   std::string name, what;
   absl::Status (*of_model)(fox::BenchSession&);
@@ -24,16 +24,15 @@ struct Command {
 const Command kCommands[] = {
     {"prefill", "prompts by length and bound: time and KV bytes", fox::BenchPrefill},
     {"decode", "steps by batch size, context and bound", fox::BenchDecode},
-    {"all", "these three, and what runs without a command", nullptr},
+    {"all", "prefill and decode; the default", nullptr},
     {"attention", "the CUDA backend's attention alone", fox::BenchAttention},
-    {"serve", "load on a server: what its clients see; --compare off,certified: on two", nullptr,
-     fox::BenchServe},
-    {"cache", "what the prefix cache saves and costs", nullptr, fox::BenchCache},
-    {"invariance", "whether answers depend on what runs beside them", nullptr,
+    {"serve", "latency and throughput of a server under load", nullptr, fox::BenchServe},
+    {"cache", "gain and cost of the prefix cache", nullptr, fox::BenchCache},
+    {"invariance", "tests that answers do not depend on other requests", nullptr,
      fox::BenchInvariance},
     {"make-model", "writes a checkpoint with random weights", nullptr, fox::MakeModel}};
 
-// One benchmark of a model, or those before "all".
+// Runs one benchmark of a model, or, for "all", the benchmarks listed before it.
 absl::Status RunOnModel(const Command& command, const std::vector<std::string>& arguments) {
   fox::BenchFlags flags;
   if (absl::Status s = flags.Parse(arguments, "fox-bench " + command.name); !s.ok()) return s;
@@ -47,7 +46,7 @@ absl::Status RunOnModel(const Command& command, const std::vector<std::string>& 
       status = one->of_model(*session);
     }
   }
-  // What was measured before a failure is kept, too.
+  // A failure keeps the rows that were measured before.
   status.Update(session->report.Write(flags.json));
   return status;
 }

@@ -1,4 +1,4 @@
-// fox-bench runs to its end on a tiny model, and its rows are whole. Says nothing about speed.
+// Runs fox-bench on a tiny model and checks that its rows are complete; speed is not checked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 const std::string kTiny = std::string(FOX_SOURCE_DIR) + "/tests/golden/tiny_rope";
 
-// What a command line, with all flags of its own before "--", writes with --json.
+// Runs fox-bench with --json and returns the report. `command_line`: a command and its flags.
 json ReportOf(const std::string& command_line) {
   std::vector<std::string> arguments = absl::StrSplit(command_line, ' ', absl::SkipWhitespace());
   arguments.insert(arguments.begin() + 1, {"--json", TempPath("rows.json")});

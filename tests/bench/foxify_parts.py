@@ -1,5 +1,5 @@
-"""What gpu_bench.py --foxify measures of a model (--base) and of what ./run foxify made of it
-(--fox), on held-out text and chats; and the judged rows, in the form of judge.py."""
+"""Parts of gpu_bench.py --foxify: a model (--base) beside its foxified version (--fox) on held-out
+text and chats; and their judged rows, in the form of judge.py."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 Part = dict[str, Any]
 CONTEXT, ANSWER = 8192, 1024  # tokens
-IMPORT_LOSS = 3.3985  # nats, by numpy
+IMPORT_LOSS = 3.3985  # nats, computed with numpy
 AUDITED, LONGEST = 200, 3000  # chats; characters of a prompt, as an audit is quadratic
 ANSWER_SECONDS = 1200
 
 
 def trained(bench: Bench) -> Part:
-    """--reports of ./run foxify, behind those that the file has."""
+    """Appends the --reports of ./run foxify to the rows that the file has."""
     rows = bench.report["parts"].get("trained", {}).get("rows", [])
     for path in bench.arguments.reports:
         report = json.loads(path.read_text(encoding="utf-8"))
@@ -49,8 +49,8 @@ def imported(bench: Bench) -> Part:
 
 def both(command: str, flags: Callable[[str, int], str], seconds: float,
          **marks: Any) -> Callable[[Bench], Part]:
-    """The model unpruned, and the foxified one; `flags` of the bound and of how many sequences
-    are sent."""
+    """Measures the base model unpruned and the foxified one. `flags`: makes flags from the bound
+    and the number of sequences."""
     def measure(bench: Bench) -> Part:
         a = bench.arguments
         return together(*(
@@ -61,7 +61,7 @@ def both(command: str, flags: Callable[[str, int], str], seconds: float,
 
 
 def audit(bench: Bench) -> Part:
-    """Chats with a server on the CPU whose MassAudit ends it at a row that lost too much."""
+    """Chats with a server on the CPU; its MassAudit ends the process if a row loses too much."""
     cache = (bench.build / "CMakeCache.txt").read_text(encoding="utf-8")
     if "FOX_AUDIT:BOOL=ON" not in cache:
         raise RuntimeError("needs a build with -DFOX_AUDIT=ON")
@@ -77,7 +77,7 @@ def audit(bench: Bench) -> Part:
             try:
                 with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
                     return json.load(response)["fox"]
-            except (OSError, HTTPException, ValueError):  # it ended
+            except (OSError, HTTPException, ValueError):  # the server ended
                 return {}
 
         with ThreadPoolExecutor(8) as pool:
@@ -106,7 +106,7 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
 
 
 def over(run: Row, other: Row, key: str, scale: float = 1) -> float | None:
-    """Rounded, so that a limit that is met exactly is met."""
+    """The difference, rounded so that a limit that is met exactly counts as met."""
     return round(scale * (run[key] - other[key]), 6) if run and other else None
 
 

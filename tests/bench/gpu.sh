@@ -1,10 +1,10 @@
 # Sourced by ./run: the commands for machines with a GPU.
 
-# Prints -portable if that is among the arguments: builds for compute capability 8.0, whose kernels
-# are those of cards before Hopper.
+# Prints -portable if --portable is among the arguments. Such a build is for compute capability 8.0
+# and has only the kernels for cards before Hopper.
 portable() { [[ " $* " != *" --portable "* ]] || echo -portable; }
 
-# Builds what gpu-test and gpu-bench run, with paths relative to the repository, and packs it.
+# Builds and packs the programs of gpu-test and gpu-bench, with paths relative to the repository.
 gpu_pack() {
   local tests=() suffix pack
   suffix="$(portable "$@")"
@@ -13,13 +13,13 @@ gpu_pack() {
   install_packages "${build_packages[@]}"
   configure cuda "$pack" -DFOX_ONEDNN=OFF -DFOX_WERROR=ON -DFOX_SOURCE_ROOT=. \
     "-DFOX_BINARY_ROOT=build/gpu$suffix"
-  compile "$pack" build.ninja  # the list of tests is that of the sources as they are now
+  compile "$pack" build.ninja  # updates the list of tests
   mapfile -t tests < <(python3 -B "$root/tests/bench/gpu_pack.py" "$root/build/$pack" --list)
   compile "$pack" "${tests[@]}" fox-server fox-cli fox-bench fox-eval
   python3 -B "$root/tests/bench/gpu_pack.py" "$root/build/$pack" "gpu$suffix"
 }
 
-# Prints the folder of a CUDA build: an unpacked archive where there is one and no build of our own.
+# Prints the folder of a CUDA build: an unpacked archive if there is one and no own build.
 gpu_folder() {
   local suffix
   suffix="$(portable "$@")"

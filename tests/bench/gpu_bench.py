@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""All measurements of the CUDA backend and its peers in one run, merged into one JSON.
+"""Measures the CUDA backend and its peers in one run and merges the results into one JSON.
 
---training measures the training side instead: the PyTorch op of kernels/torch, installed or built
-in place, beside its peers in the same processes. It needs no build of the server. --memory measures
-how many sequences a pool holds at once, and the prefix cache (memory_parts.py); --foxify a foxified
-model beside its base (foxify_parts.py).
+--training measures training instead: the PyTorch op of kernels/torch, installed or built in place,
+and its peers in the same processes. It needs no build of the server. --memory measures how many
+sequences a pool holds at once, and the prefix cache (memory_parts.py); --foxify measures a foxified
+model and its base (foxify_parts.py).
 
-Each part is a process of its own with a time limit; the JSON is written after every part, so what
-was measured is kept whatever comes next. Parts that are not selected keep the rows they had in the
-file. Ends, on an H200, with the table of judged rows (judge.py).
+Each part is a process of its own with a time limit. The JSON is written after every part, so a
+later failure loses nothing. Parts that are not selected keep their rows in the file. On an H200 the
+run ends with the table of judged rows (judge.py).
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ import memory_parts
 
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 RESULTS = gpu_build.ROOT / "tests/bench/results"
-JUDGED_CARD = "h200"  # the limits are of this card
+JUDGED_CARD = "h200"  # the limits hold for this card
 Part = dict[str, Any]
 
 
 @dataclasses.dataclass
 class Server:
     address: str
-    seconds: float  # from its start until it listened
-    said: str
+    seconds: float  # from the start until the port listened
+    said: str  # the log until then
 
 
 class Bench:
-    """One run: where programs are, what was measured so far."""
+    """One run: the folders of programs and the report so far."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -66,7 +66,8 @@ class Bench:
             arguments.out.is_file()) else {"parts": {}}
 
     def model(self, name: str = "fox-760m", shape: str = "") -> str:
-        """A synthetic model, the 760M unless it has another shape, made when it is first needed."""
+        """The folder of a synthetic model, made at the first call. `shape`: flags of make-model;
+        the default is the 760M."""
         folder = self.scratch / name
         if not (folder / "config.json").is_file():
             self.run([str(self.build / "bin/fox-bench"), "make-model", "--out", str(folder),
@@ -74,7 +75,7 @@ class Bench:
         return str(folder)
 
     def left(self, seconds: float) -> float:
-        """A limit that ends with the run's."""
+        """`seconds`, or the rest of the run's time if that is less."""
         left = min(seconds, self.end - time.monotonic())
         if left < 5:
             raise TimeoutError("no time left")
@@ -82,10 +83,10 @@ class Bench:
 
     def run(self, command: list[str], seconds: float, ours: bool = True,
             stdout: Any = None) -> None:
-        """Runs one program; RuntimeError says how it failed."""
+        """Runs one program; raises RuntimeError if it fails."""
         print("$ " + " ".join(command), flush=True)
         limit = self.left(seconds)
-        # Its own process group: compilers that a peer started end with it.
+        # A process group of its own, so that compilers that a peer starts can be ended, too.
         with subprocess.Popen(command, env=self.environment if ours else None, cwd=gpu_build.ROOT,
                               stdout=stdout,
                               start_new_session=True) as process:
@@ -101,7 +102,7 @@ class Bench:
 
     def measured(self, command: list[str], out: pathlib.Path, seconds: float,
                  ours: bool = True) -> tuple[str, Part]:
-        """What a command wrote into `out`, and its failure as a part."""
+        """Runs a command that writes `out`. Returns the file's text, and {"error": ...} or {}."""
         out.unlink(missing_ok=True)
         failure = {}
         try:
@@ -111,8 +112,8 @@ class Bench:
         return out.read_text(encoding="utf-8") if out.is_file() else "", failure
 
     def fox_bench(self, flags: str, seconds: float = 120, **marks: Any) -> Part:
-        """One command of fox-bench, which comes first, on the 760M unless a model is given: its
-        facts and its rows, with these marks in each."""
+        """Runs fox-bench and returns its report. `flags`: the command and its flags, on the 760M
+        unless they have --model; `marks` are added to each row."""
         out = self.scratch / "rows.json"
         command, *rest = flags.split()
         own = [] if {"--target", "--device"} & {*rest} else ["--device", "cuda"]
@@ -121,13 +122,13 @@ class Bench:
         text, failure = self.measured([str(self.build / "bin/fox-bench"), command, "--json",
                                        str(out), *own, *rest], out, seconds)
         part = json.loads(text or "{}")
-        if "model" in part:  # where it lay does not matter
+        if "model" in part:  # its name without the folder
             part["model"] = pathlib.Path(part["model"]).name
         rows = [{**row, **marks} for row in part.get("rows", [])]
         return {**part, **({"rows": rows} if rows else {}), **failure}
 
     def peer(self, script: str, seconds: float, *flags: str) -> Part:
-        """One peer, in the Python that runs this."""
+        """Runs a script of peers/ with this Python and returns its rows."""
         out = self.scratch / "peer.jsonl"
         command = [sys.executable, "-B", str(PEERS / script), "--json", str(out), *flags]
         for flag, value in (("--official-repo", self.arguments.official_repo),
@@ -139,7 +140,7 @@ class Bench:
 
     @contextlib.contextmanager
     def server(self, *flags: str, model: str = "", device: str = "cuda") -> Iterator[Server]:
-        """A fox-server of the 760M or another model on a free port, ended afterwards."""
+        """A fox-server on a free port until the context ends; `model` defaults to the 760M."""
         listening = "listening for HTTP on" if "--http-port" in flags else "listening on"
         log = self.scratch / "server.log"
         command = [str(self.build / "bin/fox-server"), "--grpc-port", "0", "--model",
@@ -183,7 +184,7 @@ def peer(script: str, seconds: float, *flags: str) -> Callable[[Bench], Part]:
 
 
 def decode_under_limits(bench: Bench) -> Part:
-    """Steps at 16k on a server for 20k tokens and on one for a million."""
+    """Decode steps at 16k with a --max-model-len of 20k and of a million tokens."""
     return memory_parts.together(*(
         bench.fox_bench("decode --contexts 16384 --batch-sizes 1 --modes off,certified "
                         f"--chunk 16384 --max-model-len {limit}", 60, bench="decode_under_limit",
@@ -198,7 +199,7 @@ def serve(bench: Bench) -> Part:
 
 
 def million(bench: Bench) -> Part:
-    """One prompt of 1,048,576 tokens, and the tokens behind it, of a server as it comes."""
+    """One prompt of 1,048,576 tokens and its answer on a server with default settings."""
     prompt, answer = judge.MILLION, 128
     with bench.server("--max-model-len", str(prompt + answer)) as server:
         return bench.fox_bench(f"serve --target {server.address} --rates 1 --requests 1 "
@@ -207,7 +208,7 @@ def million(bench: Bench) -> Part:
 
 
 def eight_bits(bench: Bench) -> Part:
-    """Steps in bf16, and with weights, with pages and with both in 8 bits."""
+    """Decode steps in bf16, and with weights, pages or both in 8 bits."""
     return memory_parts.together(*(
         bench.fox_bench(f"decode --modes certified --chunk 16384 {sizes} {judge.EIGHT_BITS[what]}",
                         60, bench=f"decode_{what}")
@@ -216,7 +217,7 @@ def eight_bits(bench: Bench) -> Part:
 
 
 def large(bench: Bench) -> str:
-    """Flags of a 7B shape."""
+    """Flags of fox-bench for a model of 7B parameters."""
     model = bench.model("fox-7b", "--layers 32 --hidden-size 4096 --heads 32 --vocab-size 32000")
     return f"--model {model} --modes certified --chunk 16384"
 
@@ -235,7 +236,7 @@ def large_prefill(bench: Bench) -> Part:
 
 
 def books(bench: Bench) -> Part:
-    """Pages that the certified bound keeps on real text, over the paper's; on the CPU."""
+    """Pages that the certified bound keeps on real text over the paper's, on the CPU."""
     demo = gpu_build.MODEL
     out = bench.scratch / "acp.json"
     bench.run([str(bench.build / "bin/fox-eval"), "acp", "--model", str(demo), "--device", "cpu",
@@ -258,7 +259,7 @@ SCHEMA = {"type": "object", "additionalProperties": False,
 
 
 def pace_of(server: Server, body: Part) -> Part:
-    """Seconds a token of one stream, from its first text to its last."""
+    """Seconds per token of one stream between its first and last text: median and least of 5."""
     spent = []
     for _ in range(5):
         connection = http.client.HTTPConnection("127.0.0.1", int(server.address.split(":")[-1]),
@@ -278,7 +279,7 @@ def pace_of(server: Server, body: Part) -> Part:
 
 
 def pace(bench: Bench) -> Part:
-    """One stream of the demo model: with and without drafts, with and without a grammar."""
+    """Speed of one stream of the demo model with and without drafts, and with a grammar."""
     prose = (gpu_build.MODEL / "prompt_long.txt").read_text(encoding="utf-8")[:6000]
     rows = []
     for drafts in (False, True):
@@ -299,11 +300,11 @@ def pace(bench: Bench) -> Part:
     return {"model": "demo", "rows": rows}
 
 
-# In the order of their weight: a run that ends early has the first ones.
+# Most important first, as a run may end early.
 PARTS: dict[str, Callable[[Bench], Part]] = {
     "attention": ours("attention"),
     "decode": ours("decode --contexts 4096,16384 --batch-sizes 1,8,32 --chunk 16384"),
-    # Batches whose pages without pruning would not fit at 16k.
+    # Batch sizes whose unpruned pages would not fit at 16k.
     "decode-many": ours("decode --contexts 4096 --batch-sizes 2,4,16,64,128 --modes certified "
                         "--chunk 16384", 60),
     "decode-8-bits": eight_bits,
@@ -334,8 +335,8 @@ class Suite:
 
     parts: dict[str, Callable[[Bench], Part]]
     judged_rows: Callable[[judge.Measurements], list[judge.Row]]
-    results: str  # in tests/bench/results, of a card
-    any_card: bool = False  # is judged: ratios and losses
+    results: str  # file in tests/bench/results; {}: the card
+    any_card: bool = False  # judged on any card, as the rows are ratios and losses
 
 
 SUITES = {"serving": Suite(PARTS, judge.judged_rows, "{}.json"),
@@ -345,7 +346,7 @@ SUITES = {"serving": Suite(PARTS, judge.judged_rows, "{}.json"),
 
 
 def card(device_name: str) -> str:
-    """Which card that is, as in the names of results: NVIDIA H100 80GB HBM3 is h100."""
+    """The card's name in names of results: h100 for "NVIDIA H100 80GB HBM3"."""
     found = re.search(r"[A-Z]+ ?\d+", device_name)
     return found.group().replace(" ", "").lower() if found else JUDGED_CARD
 
@@ -366,17 +367,16 @@ def run_part(bench: Bench, name: str) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line, with `parts` as the list of what to measure."""
+    """Parses the command line; `parts` is the list of selected parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=pathlib.Path, nargs="?", default=gpu_build.ROOT / "build/gpu")
-    for name, what in (("training", "the training side"),
+    for name, what in (("training", "training"),
                        ("memory", "sequences at once and the prefix cache, 760M"),
                        ("foxify", "a foxified model beside its base")):
         parser.add_argument(f"--{name}", dest="suite", action="store_const", const=name,
                             default="serving", help=f"measures {what}")
-    parser.add_argument("--out", type=pathlib.Path, help="default: in tests/bench/results, "
-                        "of a card: " + ", ".join(suite.results.format(JUDGED_CARD)
-                                                  for suite in SUITES.values()))
+    parser.add_argument("--out", type=pathlib.Path, help="in tests/bench/results, by card: "
+                        + ", ".join(suite.results.format(JUDGED_CARD) for suite in SUITES.values()))
     parser.add_argument("--only", help="parts, separated by commas: " + "; ".join(
         f"{name}: " + ", ".join(suite.parts) for name, suite in SUITES.items()))
     models = parser.add_argument_group("--foxify")
@@ -386,9 +386,9 @@ def parse_arguments() -> argparse.Namespace:
     models.add_argument("--prompts", type=pathlib.Path, help="held-out chats of chats.py prompts")
     models.add_argument("--reports", type=pathlib.Path, nargs="*", default=[],
                         help="report.json of ./run foxify")
-    models.add_argument("--device", default="cuda", help="of the part pace, too; default: cuda")
-    parser.add_argument("--judge", action="store_true", help="measures nothing, prints the table")
-    parser.add_argument("--limit", type=float, default=530, help="seconds for all parts")
+    models.add_argument("--device", default="cuda", help="also for the part pace; default: cuda")
+    parser.add_argument("--judge", action="store_true", help="only print the judged rows")
+    parser.add_argument("--limit", type=float, default=530, help="seconds for all parts together")
     parser.add_argument("--official-repo", default=os.environ.get("FOX_OFFICIAL_REPO"),
                         help="a checkout of zhixuan-lin/forgetting-transformer, for peers")
     parser.add_argument("--peer-packages", default=os.environ.get("FOX_PEER_PACKAGES"),
@@ -406,7 +406,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """0 when every selected part measured something."""
+    """Returns 0 if every selected part measured something."""
     arguments = parse_arguments()
     bench = Bench(arguments)
     atexit.register(shutil.rmtree, bench.scratch, ignore_errors=True)

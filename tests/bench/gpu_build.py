@@ -31,7 +31,7 @@ SOURCE_FILE = "source.json"
 
 
 def cublas_folders() -> list[str]:
-    """Folders that hold cuBLASLt: a toolkit's, or those of the Python packages that bring it."""
+    """Folders with cuBLASLt: of a CUDA toolkit, or of Python packages that contain it."""
     patterns = [os.path.join(home, "lib64") for home in
                 (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda") if home]
     packages = {sysconfig.get_paths()["purelib"], *sys.path}
@@ -43,7 +43,7 @@ def cublas_folders() -> list[str]:
 
 
 def environment(build: pathlib.Path) -> dict[str, str]:
-    """The environment for programs of `build`."""
+    """The environment variables for programs of `build`."""
     folders = [str(build / "lib")] if (build / "lib").is_dir() else []
     folders += cublas_folders()
     folders += filter(None, [os.environ.get("LD_LIBRARY_PATH")])
@@ -51,10 +51,10 @@ def environment(build: pathlib.Path) -> dict[str, str]:
 
 
 def ctest_list(build: pathlib.Path) -> list[dict]:
-    """The programs labelled gpu that CMake knows: name, command (empty: not built), seconds, and
-    how many shards their tests may fall into.
+    """Tests of `build` with the label gpu: name, command (empty: not built), timeout in seconds,
+    and the number of shards.
 
-    Not those labelled torch as well: they are Python, and want a PyTorch beside the build.
+    Tests with the label torch are left out: they are Python programs that need PyTorch.
     """
     listing = json.loads(subprocess.run(
         ["ctest", "--test-dir", str(build), "-L", "^gpu$", "-LE", "^torch$", "--show-only=json-v1"],
@@ -69,7 +69,7 @@ def ctest_list(build: pathlib.Path) -> list[dict]:
 
 
 def tests_of(build: pathlib.Path) -> list[dict]:
-    """The tests labelled gpu of a build, wherever it came from."""
+    """Tests with the label gpu of a build that was made here or unpacked."""
     packed = build / TESTS_FILE
     if packed.is_file():
         return json.loads(packed.read_text(encoding="utf-8"))
@@ -77,8 +77,8 @@ def tests_of(build: pathlib.Path) -> list[dict]:
 
 
 def source(build: pathlib.Path) -> dict:
-    """The commit that `build` was made of, and a checksum of the code of each source of the CUDA
-    kernels, which tests/tidy compares with the sources as they are. An archive brings its own."""
+    """The commit of `build`, and a checksum of the code of each source of the CUDA kernels, which
+    tests/tidy compares with the current sources. An archive has its own."""
     packed = build / SOURCE_FILE
     if packed.is_file():
         return json.loads(packed.read_text(encoding="utf-8"))
@@ -92,7 +92,7 @@ def source(build: pathlib.Path) -> dict:
 
 
 def restore_model(pack: pathlib.Path = MODEL_PACK, folder: pathlib.Path = MODEL) -> None:
-    """Brings the demo model's weights back where the tree came without them."""
+    """Unpacks the demo model's weights if the folder has none."""
     if any(folder.glob("*.safetensors")) or not pack.is_file():
         return
     with tarfile.open(pack) as archive:
@@ -110,8 +110,8 @@ def device() -> dict[str, str]:
 
 
 def unpack(name: str) -> None:
-    """Lays the archive of a build, gpu or gpu-portable, out in build/ unless that was done after it
-    was made."""
+    """Unpacks the archive of a build (gpu or gpu-portable) into build/ if it is newer than the last
+    unpacking."""
     restore_model()
     pack, folder = PACKS / f"foxserve-{name}.tar.xz", ROOT / "build" / name
     mark = folder / TESTS_FILE

@@ -1,4 +1,4 @@
-// Events, graphs and reads of a CUDA device. See gpu_machine.h.
+// Events, graphs and reads of a CUDA device.
 #include "tests/bench/gpu_machine.h"
 
 #include <cuda_runtime_api.h>
@@ -13,7 +13,7 @@
 namespace fox {
 namespace {
 
-// What an event's time is good for; the rest is left to the queue's own error().
+// A CUDA event for timing. Its calls ignore errors: the queue's error() reports them later.
 class TimingEvent {
  public:
   TimingEvent() { cudaEventCreate(&event_); }

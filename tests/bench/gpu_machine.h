@@ -1,6 +1,5 @@
-// The GPU as benchmarks see it: how long its work takes, and how fast it reads. `ops` are the CUDA
-// backend's everywhere. In a build without CUDA there are none, and all functions say so
-// (no_gpu.cc).
+// Measurements of a GPU: times of its work and its read bandwidth. `ops` must be the CUDA
+// backend's. In a build without CUDA all functions return an error (no_gpu.cc).
 #pragma once
 
 #include <functional>

@@ -22,13 +22,13 @@ import tempfile
 import gpu_build
 
 PROGRAMS = ("fox-server", "fox-cli", "fox-bench", "fox-eval")
-# The target's own: the C and C++ runtime, the driver; and cuBLAS.
+# Libraries of the target machine: the C and C++ runtime, the driver, and cuBLAS.
 LEFT_OUT = re.compile(r"(linux-vdso|ld-linux.*|lib(c|m|dl|rt|pthread|resolv|stdc\+\+|gcc_s|cuda|"
                       r"cublas|cublasLt))\.so(\..*)?$")
 
 
 def shared_libraries(binary: pathlib.Path) -> set[pathlib.Path]:
-    """What `binary` loads and the target may lack."""
+    """Shared libraries of `binary` that the target machine may lack."""
     listing = subprocess.run(["ldd", str(binary)], check=True, capture_output=True,
                              text=True).stdout
     found = set()
@@ -43,7 +43,7 @@ def shared_libraries(binary: pathlib.Path) -> set[pathlib.Path]:
 
 
 def stage(build: pathlib.Path, folder: pathlib.Path) -> None:
-    """Lays out bin/, lib/ and the list of tests."""
+    """Fills bin/ and lib/ and writes the list of tests."""
     tests = gpu_build.ctest_list(build)
     if not tests:
         sys.exit("gpu-pack: the build has no tests labelled gpu")
@@ -71,12 +71,12 @@ def stage(build: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def pack_model(folder: pathlib.Path, pack: pathlib.Path) -> None:
-    """Packs the weights in `folder` unless that was done after they were made."""
+    """Packs the weights in `folder` if they are newer than the archive."""
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         return
     if not pack.is_file() or pack.stat().st_mtime < max(w.stat().st_mtime for w in weights):
-        # bf16 numbers shrink to two thirds if odd bytes are told from even ones.
+        # bf16 numbers shrink to two thirds if the filter separates odd from even bytes.
         filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 3, "lp": 1, "pb": 1}]
         partial = pack.with_suffix(".partial")
         with lzma.open(partial, "wb", filters=filters) as out:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs all tests labelled gpu and never stops at the first failure.
+"""Runs all tests with the label gpu and does not stop at a failure.
 
-A program's tests are divided into shards, processes that run side by side. One line a shard: PASS
-or FAIL, seconds, name, tests; the log's end where it failed. Lines that a test prints as
-`[judged] NAME VALUE` are collected for gpu_bench.py, the worst of each name. With --sanitize, a few
-small cases run again under compute-sanitizer, as tests racecheck.NAME and memcheck.NAME. With
---portable the build is one that holds no code for Hopper, so that what runs before Hopper runs on a
-Hopper card, too.
+The tests of a program are divided into shards, processes that run side by side. Prints a line for
+each shard: PASS or FAIL, seconds, name, tests; after a failure, the end of the log. Lines of a test
+of the form `[judged] NAME VALUE` are collected for gpu_bench.py, the worst value of each name. With
+--sanitize, a few small cases run again under compute-sanitizer, as tests racecheck.NAME and
+memcheck.NAME. With --portable the build has no code for Hopper, so that the kernels for older cards
+can be tested on a Hopper card.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ REPORT = re.compile(r"=+ (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY).*
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)", re.MULTILINE)
 LOG_LINES = 40
 
-# What runs under compute-sanitizer, which is slow: of each file of tests small cases that reach its
-# kernels and, where there are rings of tiles, go around them.
+# Cases that run under compute-sanitizer, which is slow: small cases of each test file that run its
+# kernels and, if the kernel has a ring of tiles, wrap around it.
 KERNEL_CASES = {
     # Everything at once; the paper's bound without norms.
     "append_test": ("Setups/AppendTest.MatchesTheCpu/3", "Setups/AppendTest.MatchesTheCpu/7"),
-    # The kernel of splits and, after it, that of clusters; mixed batches have only the former.
+    # Groups32 runs the split and the cluster kernel, a mixed batch only the split kernel.
     "decode_test": ("Cases/DecodeAttentionTest.MatchesFloat64InAnyBatch/Groups32",
                     "Cases/DecodeAttentionTest.MatchesFloat64InAnyBatch/Mixed"),
     "decode_groups_test": (
@@ -66,8 +66,8 @@ KERNEL_CASES = {
     "prune_boundary_test": ("Modes/PruneBoundaryTest.StrongGates/Certified",
                             "HeadDim/MeasuredBoundaryTest.TilesSkipWhatTheirQueriesAllow/64"),
     "small_batch_gemm_test": ("In/SmallBatchGemmTest.MatchesFloat64/40",),
-    # One row, which cuBLASLt never multiplies: racecheck ends by an error of its own at kernels of
-    # cuBLASLt's that a filter leaves out.
+    # One row, for which cuBLASLt is not used: racecheck fails with an internal error at kernels of
+    # cuBLASLt, even if a filter excludes them.
     "linear_test": ("Rows/LinearRowsTest.Norms/1", "Rows/LinearRowsTest.Gates/1"),
     "cluster_gemm_test": ("Hidden/ClusterGemmNormTest.ADeferredNormIsTheNorm/8",),
     "row_transforms_test": ("NormRowsTest.MatchesFloat64", "GateRowsTest.MatchesFloat64",
@@ -85,7 +85,7 @@ KERNEL_CASES = {
     "sequence_device_test": ("Vocabularies/SequenceSamplesTest.AreThoseOfTheSampler/3",
                              "PenaltyStateTest.AreZeroAndThenTheEntries"),
 }
-# More than racecheck can run.
+# Cases for memcheck alone, as racecheck cannot run them.
 MEMCHECK_CASES = {
     # The small-batch kernel for 1 and 4 rows, the cluster kernel for 9 and 32 (elsewhere passes
     # of the small-batch kernel), and cuBLASLt and the gated product for prefill rows.
@@ -96,25 +96,25 @@ MEMCHECK_CASES = {
         "Kernels/VarlenAttentionTest.AFallingListStaysInsideTheArrays/Portable"),
     "engine_device_test": ("Models/DeviceEngineTest.GraphsChangeNoBit/dev_pro_d64_certified",),
 }
-# The names whose cases are another program's than cuda_tests.
+# Programs of names whose cases are not in cuda_tests.
 ENGINE_CASES = dict.fromkeys(("engine_device_test", "sequence_device_test"), "engine_gpu_tests")
-SANITIZER_SECONDS = 60  # for one name
-SANITIZED_AT_ONCE = 4  # no test measures a time there
+SANITIZER_SECONDS = 60  # timeout of one name
+SANITIZED_AT_ONCE = 4  # processes at once; none of these tests measures time
 
 TOOLS = {
     "racecheck": [
-        # Kernels of namespace fox::cuda; cuBLAS answers for its own.
+        # Only kernels of namespace fox::cuda, not cuBLAS.
         "--kernel-name", "kns=3fox4cuda",
-        # Of prefill and backward: one lane arrives at a barrier for its warp, behind a __syncwarp,
-        # which racecheck does not follow.
+        # Kernels of prefill and backward: one lane arrives at a barrier for its warp after a
+        # __syncwarp, which racecheck does not follow.
         "--kernel-name-exclude", "kns=Sm90Kernel",
         # Bounds a program of many steps.
         "--launch-count", "1500",
-        # Of a block, at most: two for each of the 16 stages of linear/small_batch_gemm.cu. Barriers
-        # that a loop initialises are not counted automatically.
+        # Most barriers of a block: two for each of the 16 stages of linear/small_batch_gemm.cu.
+        # racecheck does not count barriers that a loop initialises.
         "--num-cuda-barriers", "32",
-        # That a barrier waits for the bytes of a bulk copy is not modelled: what
-        # linear/small_batch_gemm.cu reads of its weights would be reported.
+        # racecheck does not know that a barrier waits for the bytes of a bulk copy, and would
+        # report the reads of weights in linear/small_batch_gemm.cu.
         "--check-bulk-copy", "no",
     ],
     "memcheck": [],
@@ -122,7 +122,8 @@ TOOLS = {
 
 
 def finish(what: Command, log: pathlib.Path, build: pathlib.Path, timeout: float) -> str:
-    """Runs a command into a log; says how it failed, if it did. Leaves no process behind."""
+    """Runs a command with its output in `log` and ends all its processes. Returns how it failed, or
+    ""."""
     shard, shards = what.shard
     environment = dict(gpu_build.environment(build), GTEST_TOTAL_SHARDS=str(shards),
                        GTEST_SHARD_INDEX=str(shard))
@@ -146,11 +147,11 @@ def finish(what: Command, log: pathlib.Path, build: pathlib.Path, timeout: float
 
 @dataclasses.dataclass
 class Command:
-    """A process to run. `cases`: how many tests it must run, any number if 0."""
+    """A process to run. `cases`: the number of tests that it must run; 0: any."""
     name: str
     command: list[str]
     seconds: float
-    shard: tuple[int, int] = (0, 1)  # which of how many
+    shard: tuple[int, int] = (0, 1)  # index, number of shards
     cases: int = 0
 
 
@@ -160,10 +161,10 @@ class Runner:
     def __init__(self, build: pathlib.Path, logs: pathlib.Path, limit: float) -> None:
         self.build, self.logs, self.end = build, logs, time.monotonic() + limit
         self.lock = threading.Lock()
-        self.passed = 0  # tests; a program that names none counts as one
+        self.passed = 0  # tests; a program without names of tests counts as one
         self.failed: list[str] = []
         self.skipped: dict[str, int] = {}  # by suite
-        self.judged: dict[str, float] = {}  # what whole programs say for the table of judged rows
+        self.judged: dict[str, float] = {}  # values for the judged rows of gpu_bench.py
         logs.mkdir(parents=True, exist_ok=True)
 
     def run_all(self, commands: list[Command], at_once: int) -> None:
@@ -203,14 +204,15 @@ class Runner:
         print("\n".join([line, *told]) + "\n", end="", flush=True)  # whole, beside other threads
 
     def judge(self, text: str) -> None:
-        """Keeps the worst value of each name: the least of what should be 1, else the most."""
+        """Keeps the worst value of each name: the least of names ending in _equal, which should be
+        1, and the largest of others."""
         for name, value in JUDGED.findall(text):
             worst = min if name.endswith("_equal") else max
             self.judged[name] = worst(float(value), self.judged.get(name, float(value)))
 
 
 def telling_lines(log: str) -> list[str]:
-    """What a log says about a failure: the sanitizer's first reports, else the log's end."""
+    """Lines of a log that explain a failure: the sanitizer's first reports, or else the end."""
     lines = log.splitlines()
     reports = [line for line in lines if REPORT.match(line)]
     return reports[:LOG_LINES] if reports else lines[-LOG_LINES:]
@@ -252,14 +254,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="./run gpu-test", description=__doc__)
     parser.add_argument("build", type=pathlib.Path, help="filled in by ./run")
     parser.add_argument("--portable", action="store_true",
-                        help="of a build for compute capability 8.0: what older cards run")
+                        help="test a build for compute capability 8.0, which older cards run")
     parser.add_argument("--only", default="", metavar="REGEX",
                         help="programs whose name matches: ^(racecheck|memcheck) for the "
                         "sanitizer alone")
     parser.add_argument("--sanitize", action="store_true")
     parser.add_argument("--limit", type=float, default=540, help="seconds for all tests together")
     parser.add_argument("--logs", type=pathlib.Path, default=gpu_build.ROOT / "build/gpu-test")
-    parser.add_argument("--out", type=pathlib.Path, help="a JSON of what ran where, and how")
+    parser.add_argument("--out", type=pathlib.Path, help="JSON file for the results")
     arguments = parser.parse_args()
     build, start = arguments.build.resolve(), time.monotonic()
     runner = Runner(build, arguments.logs, arguments.limit)

@@ -1,7 +1,7 @@
-"""The judged rows: what the CUDA backend must reach and aims at, from one run's measurements.
+"""The judged rows: limits and aims of the CUDA backend, compared with one run's measurements.
 
-A row is {row, value, unit, at, must, aim, note, ok}: `must` and `aim` are limits in `unit`, with
-`at` saying on which side; ok is None when a measurement is missing.
+A row is {row, value, unit, at, must, aim, note, ok}: `must` and `aim` are limits in `unit`, `at` is
+the limits' side; ok is None if a measurement is missing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 Row = dict[str, Any]
 MILLION = 1 << 20  # tokens of the longest prompt
 MODES = ("off", "paper", "certified")
-# Flags of fox-bench and fox-server, by what is in 8 bits.
+# Flags of fox-bench and fox-server that put weights, pages or both in 8 bits.
 EIGHT_BITS = {"bf16": "", "8_bit_weights": "--quantization fp8",
               "8_bit_pages": "--kv-cache-dtype fp8",
               "8_bits": "--quantization fp8 --kv-cache-dtype fp8"}
@@ -20,7 +20,7 @@ D64, D128 = dict(heads=24, head_dim=64), dict(heads=16, head_dim=128)
 
 
 class Measurements:
-    """Rows of all parts, found by their keys."""
+    """The measured rows of all parts, found by their keys."""
 
     def __init__(self, report: dict[str, Any]) -> None:
         self._rows = [row for part in report["parts"].values() for row in part.get("rows", [])]
@@ -31,7 +31,7 @@ class Measurements:
                 if all(row.get(key) == value for key, value in keys.items())]
 
     def find(self, **keys: Any) -> Row:
-        """The last row that has all these values; an empty one where there is none."""
+        """The last row that has all these values, or an empty row."""
         return next(reversed(self.all(**keys)), {})
 
     def seconds(self, **keys: Any) -> float | None:
@@ -60,7 +60,7 @@ def least(*values: float | None) -> float | None:
 
 def row(name: str, value: Any, unit: str, at: str, must: Any, aim: Any = None,
         note: str | None = None) -> Row:
-    """at: 'most' or 'least', the side of the limits; 'is' for an exact value."""
+    """A judged row. `at`: 'most' or 'least', the side of the limits; 'is': an exact value."""
     ok = None
     if value is not None and must is not None:
         ok = {"most": lambda: value <= must, "least": lambda: value >= must,
@@ -70,7 +70,7 @@ def row(name: str, value: Any, unit: str, at: str, must: Any, aim: Any = None,
 
 
 def equalities(m: Measurements) -> Iterator[Row]:
-    """What the GPU tests print, and all ways of fox-bench invariance."""
+    """Values that the GPU tests print, and differences that fox-bench invariance found."""
     yield row("golden logits against float64, worst", m.tested("golden_error"), "of RMS", "most",
               2e-2)
     yield row("tokens equal with and without graphs", m.tested("graphs_equal"), "bool", "is", 1)
@@ -86,7 +86,7 @@ def equalities(m: Measurements) -> Iterator[Row]:
 
 
 def attention(m: Measurements) -> Iterator[Row]:
-    """Whole prompts against the peers, chunks, and one row a sequence."""
+    """Attention alone: whole prompts beside the peers, chunks, and decode steps."""
     for name, shape, faster, teraflops, most in (("d64", D64, 1.7, 450, 2.2),
                                                  ("d128", D128, 1.35, 600, 2.4)):
         case = dict(kind="prefill", tokens=16384, **shape)
@@ -139,7 +139,7 @@ def model(m: Measurements) -> Iterator[Row]:
                   times(best(batch, context), 1e3), "ms", "most", must, aim)
     yield row("tokens/s B=32 16k, ACP over none",
               ratio(step(32, 16384, "off"), best(32, 16384)), "x", "least", 2.2, 3)
-    # A sequence pays for its own length, not for what the server allows.
+    # The cost of a step depends on the sequence's length, not on --max-model-len.
     under = [[step(1, 16384, acp, bench="decode_under_limit", max_model_len=limit)
               for limit in (1048576, 20480)] for acp in ("off", "certified")]
     yield row("decode_16k_long_context: step B=1 16k, 1048576 tokens allowed over 20480",
@@ -159,7 +159,7 @@ def model(m: Measurements) -> Iterator[Row]:
 
 
 def eight_bits(m: Measurements) -> Iterator[Row]:
-    """Steps of the 760M with weights and pages in 8 bits, beside bf16 of the same minutes."""
+    """Steps of the 760M with weights and pages in 8 bits, beside bf16 in the same run."""
     for what, batch, context, must, aim in (
             ("8_bits", 1, 4096, 0.60, 0.45), ("8_bits", 8, 4096, 0.90, 0.80),
             ("8_bits", 32, 4096, 1.65, 1.5), ("8_bit_pages", 32, 16384, 3.9, 3.5)):
@@ -171,7 +171,7 @@ def eight_bits(m: Measurements) -> Iterator[Row]:
 
 
 def large(m: Measurements) -> Iterator[Row]:
-    """Steps and prompts of a 7B shape, no slower than when they were first measured."""
+    """Steps and prompts of a 7B model; the limits are their first measurements."""
     for bench, key, cases in (
             ("decode_7b", "batch_size", ((1, 4.0, 3.7), (8, 6.2, 5.6), (32, 10.2, 9.3))),
             ("decode_7b_8_bits", "batch_size", ((1, 2.4, 2.1), (8, 3.6, None), (32, 6.6, None))),
@@ -193,7 +193,7 @@ def seconds_of_a_token(served: Row) -> float | None:
 
 
 def serving(m: Measurements) -> Iterator[Row]:
-    """One prompt as long as may be and the tokens behind it; tokens while other prompts arrive."""
+    """The longest prompt and its answer; time between tokens while other prompts arrive."""
     served = m.find(bench="serve", prompt_tokens=MILLION, completed=1)
     yield row(f"one prompt of {MILLION} tokens, to its first token",
               served.get("time_to_first_token", {}).get("p50"), "s", "most", 13, 10)
@@ -206,7 +206,7 @@ def serving(m: Measurements) -> Iterator[Row]:
 
 
 def pace(m: Measurements) -> Iterator[Row]:
-    """One stream of the demo model."""
+    """Speed of one stream of the demo model."""
     for name, over, under, must in (
             ("drafts, text that repeats itself, greedy: times as fast",
              dict(what="code", temperature=0, drafts=False),
@@ -227,7 +227,7 @@ def judged_rows(m: Measurements) -> list[Row]:
 
 
 def as_table(rows: list[Row]) -> str:
-    """For people: one line a row; "aim" is better than "ok"."""
+    """The rows as text, one line each. "ok": must is met; "aim": the aim is met, too."""
     def number(value: Any, sign: str = "") -> str:
         return "-" if value is None else f"{sign}{value:.4g}"
 

@@ -1,6 +1,5 @@
-"""The judged rows of memory: sequences at once, throughput under arrivals, what the prefix cache
-saves and costs, from one run's measurements (gpu_bench.py --memory). Rows are those of judge.py,
-and a table of README.md."""
+"""The judged rows of gpu_bench.py --memory: sequences at once, throughput under arrivals, gain and
+cost of the prefix cache. Rows have the form of judge.py; README.md shows them."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ ARRIVALS = "4k to 12k at 100/s, 20 GB"
 def loads(m: Measurements) -> Iterator[Row]:
     """Sequences of 16k in a pool of 20 GB, and throughput under arrivals."""
     def pair(key: str, pages: str, **keys: Any) -> list[Any]:
-        """Certified with such pages, and off with those of bf16."""
+        """The value under certified with pages of type `pages`, and under off with bf16 pages."""
         return [m.value(key, bench="serve", acp=acp, kv_cache_dtype=kind, **keys)
                 for acp, kind in (("certified", pages), ("off", "auto"))]
 
@@ -42,7 +41,7 @@ def loads(m: Measurements) -> Iterator[Row]:
 
 
 def cache(m: Measurements) -> Iterator[Row]:
-    """A question behind what the cache has, and a load that shares nothing."""
+    """A question on a cached document, and a load that shares nothing."""
     for prefix, least in (("8k", 5), ("100k", 50)):
         off, on = (m.find(bench="cache", load="questions", prefix=prefix, cache=cached)
                    .get("first_token_seconds", {}).get("median") for cached in (False, True))

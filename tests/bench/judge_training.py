@@ -1,4 +1,4 @@
-"""The judged rows of the training side, in the form of judge.py, from gpu_bench.py --training."""
+"""The judged rows of gpu_bench.py --training, in the form of judge.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROUNDING = 2.0**-8  # the largest relative error of one rounding to bf16
 
 
 def attention(m: Measurements) -> Iterator[Row]:
-    """Forward calls that keep what the backward needs, and gradients of all inputs."""
+    """Forward calls that keep tensors for the backward, and gradients of all inputs."""
     for (name, shape), least, aim in zip(SHAPES, (1.7, 1.25), (440, 580)):
         def seconds(kind: str, impl: str, acp: str, deterministic: bool = False,
                     shape: Row = shape) -> float | None:
@@ -41,7 +41,7 @@ def attention(m: Measurements) -> Iterator[Row]:
 
 
 def step(m: Measurements) -> Iterator[Row]:
-    """A step of the 760M Pro: the official code with the attention call swapped, and ours."""
+    """A training step of the 760M Pro: official code with our attention call, and our trainer."""
     ours, official, finetune = (m.find(bench="training_step", impl=impl, acp="paper")
                                 for impl in ("ours", "official", "finetune"))
     yield row("training step 760M Pro, 16k, ./run finetune", finetune.get("seconds"), "s", "most",

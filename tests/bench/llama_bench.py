@@ -41,7 +41,7 @@ Rows = dict[tuple[str, int], dict[str, float]]  # (bench, tokens) -> seconds
 
 
 def gguf_name(name: str) -> str:
-    """How llama.cpp calls a tensor of a LLaMA."""
+    """The name of a LLaMA's tensor in llama.cpp."""
     if name in WHOLE:
         return WHOLE[name]
     _, _, layer, part = name.split(".", 3)
@@ -49,7 +49,7 @@ def gguf_name(name: str) -> str:
 
 
 def write_gguf(checkpoint: pathlib.Path, path: pathlib.Path, kind: str) -> None:
-    """The weights without a tokenizer; `kind`: bf16 or f16. Norms are f32, as llama.cpp wants."""
+    """Writes the weights without a tokenizer; `kind`: bf16 or f16. llama.cpp needs norms in f32."""
     config = json.loads((checkpoint / "config.json").read_text())
     heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -101,7 +101,7 @@ class Llama:
         self._batch = params.n_batch
 
     def run(self, ids: list[int]) -> np.ndarray:
-        """Feeds ids; the logits behind the last."""
+        """Feeds ids and returns the logits after the last one."""
         for at in range(0, len(ids), self._batch):
             part = (llama.llama_token * len(ids[at:at + self._batch]))(*ids[at:at + self._batch])
             if llama.llama_decode(self._context, llama.llama_batch_get_one(part, len(part))):
@@ -114,7 +114,7 @@ class Llama:
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds, and those of all processors."""
+    """Wall seconds and processor seconds of a call."""
     start, cpu_start = time.perf_counter(), time.process_time()
     call()
     return time.perf_counter() - start, time.process_time() - cpu_start

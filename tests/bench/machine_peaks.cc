@@ -1,4 +1,4 @@
-// Streaming reads and large products. See machine_peaks.h.
+// Streaming reads and large matrix products.
 #include "tests/bench/machine_peaks.h"
 
 #include <sys/mman.h>
@@ -41,7 +41,7 @@ FOX_VECTOR_CLONES uint64_t SumOf(const Lanes* data, int64_t count) {
   return sum;
 }
 
-// Memory in large pages where the system has them: address translation is not what is measured.
+// Allocates large pages if the system has them, so that address translation does not slow reads.
 Buffer AllocateStream(size_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   FOX_CHECK(data != MAP_FAILED);
@@ -76,7 +76,7 @@ Summary Rate(const Summary& seconds, double amount) {
   return {amount / seconds.median, amount / seconds.max, amount / seconds.min};
 }
 
-// Seconds of one call of `work`; all are made once to warm up. On a GPU they are a graph.
+// Seconds of one call of `work`. All calls run once to warm up; on a GPU they form a graph.
 absl::StatusOr<Summary> MeasureCalls(Ops& ops, int calls, int samples,
                                      const std::function<void(int call)>& work) {
   if (ops.queue() != nullptr) return MeasureOnGpu(ops, calls, samples, work);

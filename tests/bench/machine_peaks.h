@@ -1,5 +1,5 @@
-// MachinePeaks: what this machine can do, measured in the same run as everything it is compared
-// with: reading memory in a stream, and multiplying large matrices through the backend.
+// MachinePeaks: the machine's bandwidth of streaming reads and its rate of large matrix products
+// through the backend, measured in the same run as the work that is compared with them.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -13,8 +13,8 @@ struct MachinePeaks {
   Summary flops_per_second;
 };
 
-// Reads a buffer of `bytes`, larger than the last-level cache, and multiplies rows by a [size,
-// size] weight. `dtype`: of the backend's weights.
+// Reads a buffer of `bytes`, which should exceed the last-level cache, and multiplies rows by a
+// [size, size] weight of type `dtype`.
 absl::StatusOr<MachinePeaks> MeasurePeaks(Ops& ops, DType dtype, int64_t bytes, int64_t size);
 
 }  // namespace fox

@@ -1,5 +1,5 @@
-// fox-bench make-model: writes a checkpoint with random weights in the official layout, of the 760M
-// FoX Pro's shape by default, whose heads are bimodal as trained ones are: three of four forget
+// fox-bench make-model: writes a checkpoint with random weights in the official layout, by default
+// in the shape of the 760M FoX Pro. Heads are bimodal as in trained models: three of four forget
 // within some ten tokens (gate bias 1), one remembers (gate bias 9). Speed and memory depend on
 // little else.
 #include <algorithm>
@@ -138,7 +138,7 @@ absl::Status MakeModel(const std::vector<std::string>& arguments) {
   std::ofstream out(flags.dir + "/model.safetensors", std::ios::binary);
   const std::vector<Tensor> tensors = TensorsOf(*config);
   const std::string header = Header(tensors);
-  const uint64_t length = header.size();  // little-endian, as every machine of ours is
+  const uint64_t length = header.size();  // little-endian, as all supported machines are
   out.write(reinterpret_cast<const char*>(&length), sizeof(length))
       .write(header.data(), static_cast<std::streamsize>(length));
   std::vector<BFloat16> values;

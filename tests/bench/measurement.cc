@@ -1,4 +1,4 @@
-// Medians, table lines and JSON rows. See measurement.h.
+// Medians, table lines and JSON rows.
 #include "tests/bench/measurement.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Samples of one measured quantity, and the report that all benchmarks write into: a table line and
-// a JSON row for everything that ran.
+// Clocks, summaries of samples, and the report that all benchmarks write: a table line and a JSON
+// row for each measurement.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,11 +10,11 @@
 
 namespace fox {
 
-// Seconds now, of a clock that never jumps.
+// Seconds of a monotonic clock.
 double Now();
 
-// Seconds of processor time that all threads of the process have taken: other programs on the
-// machine hardly change it.
+// Processor time of all threads of the process in seconds. Other programs on the machine hardly
+// change it.
 double CpuNow();
 
 struct Summary {
@@ -29,14 +29,14 @@ class BenchReport {
  public:
   // Prints a heading of a table.
   void Section(const std::string& title, const std::string& columns);
-  // Prints `line` and keeps `row`, whose "bench" key says which benchmark it is of.
+  // Prints `line` and keeps `row`, whose key "bench" names the benchmark.
   void Row(const std::string& line, nlohmann::ordered_json row);
   void Note(const std::string& line);
 
   // Facts about the run beside the rows: machine, peaks, load.
   nlohmann::ordered_json& facts() { return facts_; }
   const nlohmann::ordered_json& rows() const { return rows_; }
-  // All of it as JSON into a file; nothing where the name is empty.
+  // Writes facts and rows as JSON into a file; does nothing if the name is empty.
   absl::Status Write(const std::string& file) const;
 
  private:

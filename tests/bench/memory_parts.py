@@ -1,5 +1,5 @@
-"""What gpu_bench.py --memory measures: how many sequences a pool of 20 GB holds at once and what
-that is worth under arrivals, what the prefix cache saves and costs, what a start takes."""
+"""Parts of gpu_bench.py --memory: how many sequences a pool of 20 GB holds at once, throughput
+under arrivals, gain and cost of the prefix cache, time and memory of a start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Part = dict[str, Any]
 POOL = "--kv-cache-mb 19073"  # 20 GB
-SLOTS = 256  # what a server chooses by itself on such a card
+SLOTS = 256  # the server's default on such a card
 QUESTIONS = "cache --loads questions --question 99 --at-once 1 --requests 4 --rounds 3 " + POOL
 
 
@@ -23,7 +23,7 @@ def together(*parts: Part) -> Part:
 
 
 def compare(clients: str, seconds: float, load: str) -> Callable[[Bench], Part]:
-    """Off and certified, and certified with pages in 8 bits, a server each, under the same
+    """Servers with off, with certified, and with certified and pages in 8 bits, under the same
     arrivals."""
     return lambda bench: together(*(bench.fox_bench(
         f"serve --compare {acp} --timeout {seconds} {clients} -- {POOL} --max-model-len 20480 "
@@ -46,7 +46,7 @@ def device_mib() -> float | None:
 
 
 def started(bench: Bench, slots: int, graphs: bool) -> Part:
-    """One start: its time, and the memory that the plan says and the device shows."""
+    """One start: its time, the memory of its plan, and the memory that the device reports."""
     before = device_mib()
     with bench.server(*POOL.split(), "--max-num-seqs", str(slots),
                       *([] if graphs else ["--enforce-eager"])) as server:
@@ -62,15 +62,15 @@ def started(bench: Bench, slots: int, graphs: bool) -> Part:
 
 
 def start(bench: Bench) -> Part:
-    """What 256 running slots cost at the start, and their graphs; the first start warms up."""
+    """Cost of 256 running slots and of their graphs at the start; the first start warms up."""
     return {"rows": [started(bench, *case) for case in
                      ((SLOTS, True), (SLOTS, True), (SLOTS, False), (16, True))]}
 
 
-# In the order of their weight: a run that ends early has the first ones.
+# Most important first, as a run may end early.
 PARTS: dict[str, Callable[[Bench], Part]] = {
-    # Prompt and answer are a sequence of 16k; of those 8 fit into the pool without eviction. An
-    # answer takes as long as some 120 prompts, so the pool is full before the first one ends.
+    # Prompt and answer are 16k tokens together; 8 such sequences fit into the pool unpruned. An
+    # answer takes as long as some 120 prompts, so the pool is full before the first answer ends.
     "at-once": compare("--rates 1000 --requests 72 --prompt-tokens 15360 --output-tokens 1024",
                        110, "16k at once"),
     "arrivals": compare("--rates 100 --requests 256 --prompt-tokens 4096-12288 "

@@ -1,4 +1,4 @@
-// What gpu_machine.h and `fox-bench attention` are in a build without CUDA: a line that says so.
+// gpu_machine.h and `fox-bench attention` in a build without CUDA: they return an error.
 #include "tests/bench/bench_session.h"
 #include "tests/bench/gpu_machine.h"
 

@@ -1,4 +1,4 @@
-// A hash of the position picks from a table; four numbers a hash. See random_values.h.
+// A hash of the position selects four numbers from a table.
 #include "tests/bench/random_values.h"
 
 #include <algorithm>

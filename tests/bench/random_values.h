@@ -1,6 +1,5 @@
-// Random numbers in bulk: the same for the same seed, whatever the number of threads. Zeros would
-// run faster on a GPU than data does, and generators that sample one number after another would
-// take longer than what they are sampled for.
+// Random numbers in bulk. Equal seeds give equal numbers for any number of threads. Zeros would run
+// faster on a GPU than data does, and a sequential generator would take longer than the benchmark.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +8,8 @@
 
 namespace fox {
 
-// mean + scale * x, x sampled from a table of 65536 standard normal numbers. With all threads. T is
-// BFloat16, float or double.
+// Fills `out` with mean + scale * x, where x is sampled from a table of 65,536 standard normal
+// numbers. Uses all threads. T is BFloat16, float or double.
 template <typename T>
 void FillNormal(T* out, int64_t count, uint64_t seed, float mean, float scale);
 

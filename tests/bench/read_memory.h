@@ -1,5 +1,4 @@
-// Reads device memory in a stream, as fast as it goes: what every memory-bound kernel is compared
-// with.
+// Reads device memory in a stream at full speed: the peak for all memory-bound kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,8 +8,8 @@
 
 namespace fox::cuda {
 
-// Reads `bytes` (a multiple of 16, not 0) at `data`; `sink` [1] may get a number without meaning.
-// Enqueues on `stream`; gives the launch's error.
+// Enqueues on `stream` a read of `bytes` (a multiple of 16, not 0) at `data`. May write `sink` [1],
+// so that the compiler keeps the reads. Returns the launch's error.
 cudaError_t ReadMemory(const void* data, size_t bytes, uint32_t* sink, cudaStream_t stream);
 
 }  // namespace fox::cuda

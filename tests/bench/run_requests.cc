@@ -1,4 +1,4 @@
-// Submits, steps, and notes the times. See run_requests.h.
+// Submits requests to an engine, runs its steps, and records times.
 #include "tests/bench/run_requests.h"
 
 #include <utility>

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/dev_books_a: what the demo model answers in float64, nothing pruned.
+"""Writes tests/golden/dev_books_a: the demo model's answer in float64 without pruning.
 
-The reference is the PyTorch model of models/finetune, whose logits are those of the official
-implementation (tests/models/finetune/model_test.py). The prompt is that of the file that is there,
+The reference is the PyTorch model of models/finetune, whose logits equal the official
+implementation's (tests/models/finetune/model_test.py). The prompt is taken from the existing file,
 so a new checkpoint must have the same tokenizer. Greedy tokens take half an hour; --check
 writes nothing, takes a minute, and says how far the stored answer is from the computed one.
 """
@@ -28,7 +28,7 @@ KEPT_ROWS, GREEDY_TOKENS = 64, 64
 
 @torch.no_grad()
 def main() -> int:
-    """1 when --check finds the stored answer to be another one."""
+    """Returns 1 if --check finds that the stored answer differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=pathlib.Path, default=ROOT / "models/demo")
     parser.add_argument("--check", action="store_true")

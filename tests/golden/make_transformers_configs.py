@@ -37,12 +37,12 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 def old(parameters: dict[str, Any]) -> dict[str, Any]:
-    """As transformers 4.44 and earlier named the type."""
+    """RoPE parameters with the type's key of transformers 4.44 and earlier."""
     return {"type": parameters["rope_type"],
             **{key: value for key, value in parameters.items() if key != "rope_type"}}
 
 
-# Changes of every class.
+# Changes that are tried with every class.
 ROPE: list[dict[str, Any]] = [
     {}, {"rope_theta": 5e5}, {"rope_theta": 500000}, {"rope_scaling": None},
     {"rope_scaling": {}}, {"rope_parameters": {}}, {"rope_parameters": None},
@@ -122,7 +122,7 @@ SIZES: list[dict[str, Any]] = [
     {"unread": {"deep": [1, None]}}, {"pretraining_tp": 2}, {"use_cache": False},
     {"attention_dropout": 0.1}, {"torch_dtype": "float16"}, {"dtype": "bfloat16"},
 ]
-# What transformers loads and the server refuses, and why: it would not be the model that was meant.
+# Changes that transformers accepts and the server refuses, as it would compute another model.
 KEPT_OUT: list[dict[str, Any]] = [
     {"architectures": ["LlamaForSequenceClassification"]}, {"architectures": ["LlamaModel"]},
     {"quantization_config": {"quant_method": "gptq", "bits": 4}},
@@ -136,7 +136,8 @@ KEPT_OUT: list[dict[str, Any]] = [
 
 
 def is_disputed(model_type: str, changes: dict[str, Any]) -> bool:
-    """What transformers 4 and 5 disagree about; the server takes the one that loads."""
+    """True if transformers 4 and 5 disagree about the config; the server follows the one that
+    loads it."""
     return (model_type == "mistral" and (changes.get("num_key_value_heads", 1) is None
                                          or "layer_types" in changes)
             or model_type == "qwen2" and changes.get("head_dim", 1) is None)
@@ -162,7 +163,7 @@ def frequencies(model: Any) -> tuple[list[float], float]:
 
 
 def read(text: str) -> dict[str, Any]:
-    """What transformers makes of it, after a forward pass; `refused`: why not."""
+    """Sizes, tensors and RoPE that transformers reads, after a forward pass; or `refused`."""
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "config.json").write_text(text)
         try:
@@ -198,7 +199,7 @@ def read(text: str) -> dict[str, Any]:
 
 
 def is_served(text: str, reading: dict[str, Any]) -> bool:
-    """Whether the server computes this model."""
+    """True if the server computes this model."""
     raw = json.loads(text)
     if "refused" in reading or any(raw.get(key) is None for key in GIVEN):
         return False
@@ -213,13 +214,13 @@ def is_served(text: str, reading: dict[str, Any]) -> bool:
 
 
 def rope_is_static(parameters: dict[str, Any]) -> bool:
-    """Not `dynamic`, whose frequencies change with the length, nor one for each kind of layer."""
+    """False for `dynamic`, whose frequencies change with the length, and for RoPE by layer kind."""
     return (parameters.get("rope_type") != "dynamic"
             and not any(isinstance(value, dict) for value in parameters.values()))
 
 
 def number_of(value: Any, known: list[Any]) -> int:
-    """The place of `value` in `known`, which gets it if it lacks it."""
+    """The index of `value` in `known`, to which it is appended if it is missing."""
     if value not in known:
         known.append(value)
     return known.index(value)

@@ -22,7 +22,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent / "transformers"
 HEADS, HEAD_DIM, VOCAB, TOKENS, KEPT_ROWS = 3, 16, 64, 150, 16
 SIZES = {"vocab_size": VOCAB, "intermediate_size": 32, "num_hidden_layers": 2,
          "num_attention_heads": HEADS, "max_position_embeddings": 512}
-# What a class needs besides; a head of Mistral and Qwen3 is not hidden_size / heads.
+# Config keys of each class; in Mistral and Qwen3 head_dim is not hidden_size / heads.
 CLASSES: dict[str, dict[str, Any]] = {
     "Llama": {"hidden_size": HEADS * HEAD_DIM},
     "Mistral": {"hidden_size": 32, "head_dim": HEAD_DIM, "sliding_window": None},
@@ -68,7 +68,7 @@ transformers.AttentionInterface.register("forgetting", forgetting_attention)
 
 
 def add_gates(model: Any) -> None:
-    """Forget gates for each kv head, whose input the attention keeps."""
+    """Adds forget gates for each kv head; the attention module keeps their input."""
     for layer in model.model.layers:
         attention = layer.self_attn
         attention.fgate_proj = torch.nn.Linear(
@@ -92,7 +92,7 @@ def add_sinks_and_caps(model: Any, seed: int) -> None:
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:
-    """Weights in bf16 with which attention looks at few keys and every parameter matters."""
+    """Sets bf16 weights so that attention concentrates on few keys and every parameter matters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -132,7 +132,7 @@ def make_checkpoint(
 
 
 def answer(folder: pathlib.Path, seed: int, forgetting: bool) -> None:
-    """expected.json and expected.safetensors of the checkpoint in `folder`."""
+    """Writes expected.json and expected.safetensors of the checkpoint in `folder`."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float64, attn_implementation="forgetting" if forgetting else "eager")
     if forgetting:

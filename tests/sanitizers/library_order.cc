@@ -1,9 +1,9 @@
-// For the thread sanitizer: the order that gRPC gives. Distributions compile it, and Abseil,
-// without the sanitizer, which then takes what is handed from one thread to another through them
-// for races. The functions here stand before the libraries' own, tell it what each guarantees, and
-// go on to them: what happened before a batch was started on a call is seen by what learns of the
-// call's batches, what happened under a lock by what takes it next, and what was done with a status
-// by what frees it. Nothing else is ordered, so a race between our own threads stays one.
+// Tells the thread sanitizer which order of events gRPC and Abseil guarantee. Distributions compile
+// both without the sanitizer, which then reports data that passes through them from one thread to
+// another as a race. The functions here replace the libraries' functions, announce the order, and
+// call the originals. The order is: the start of a batch on a call happens before its completion;
+// the release of a lock before the next acquisition; every use of a status before it is freed.
+// Nothing else is ordered, so races between our own threads are still found.
 #include <dlfcn.h>
 #include <grpc/grpc.h>
 #include <sanitizer/tsan_interface.h>
@@ -15,7 +15,7 @@
 
 namespace {
 
-char ended_calls;  // its address: for what sees the server's end
+char ended_calls;  // only its address is used: orders the calls' ends before the server's
 
 void Before(const void* object) { __tsan_release(const_cast<void*>(object)); }
 void After(const void* object) { __tsan_acquire(const_cast<void*>(object)); }
@@ -42,7 +42,7 @@ grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, size_
   return next(call, ops, count, tag, reserved);
 }
 
-// The C++ library's headers do so before they tell that a batch is done.
+// The headers of the C++ library call it before they report that a batch is done.
 void grpc_call_unref(grpc_call* call) {
   static const auto next = Next<decltype(&grpc_call_unref)>("grpc_call_unref");
   After(call);
@@ -51,7 +51,7 @@ void grpc_call_unref(grpc_call* call) {
   next(call);
 }
 
-// A server's shutdown has waited for its last call, by a count of its own.
+// The shutdown of a server waits for its last call, by a count that the sanitizer does not see.
 void grpc_server_destroy(grpc_server* server) {
   static const auto next = Next<decltype(&grpc_server_destroy)>("grpc_server_destroy");
   next(server);
@@ -63,7 +63,7 @@ void grpc_server_destroy(grpc_server* server) {
 namespace absl {
 ABSL_NAMESPACE_BEGIN
 
-// One owner less, by an atomic count; the last one frees what the others have read.
+// Drops one reference by an atomic count; the last owner frees memory that the others have read.
 void Status::UnrefNonInlined(uintptr_t rep) {
   static const auto next = Next<void (*)(uintptr_t)>(Mangled("6Status", "15UnrefNonInlinedEm"));
   Before(RepToPointer(rep));

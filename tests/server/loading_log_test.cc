@@ -1,4 +1,4 @@
-// LoadingLog: when a line about a model that takes its time is due.
+// LoadingLog: a large model logs its progress while it loads, a small one does not.
 #include "server/loading_log.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ std::string LinesOf(double seconds_a_layer) {
   return ::testing::internal::GetCapturedStderr();
 }
 
-TEST(LoadingLogTest, ALargeModelTellsHowFarItIs) {
+TEST(LoadingLogTest, ALargeModelLogsItsProgress) {
   const std::string lines = LinesOf(0.5);
   for (const char* line : {R"("event":"loading","layers":10,"of":80})", R"("layers":20,)",
                            R"("layers":80,"of":80})"}) {
@@ -32,7 +32,7 @@ TEST(LoadingLogTest, ALargeModelTellsHowFarItIs) {
   EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 8);
 }
 
-TEST(LoadingLogTest, ASmallOneSaysNothing) { EXPECT_EQ(LinesOf(0.05), ""); }
+TEST(LoadingLogTest, ASmallModelLogsNothing) { EXPECT_EQ(LinesOf(0.05), ""); }
 
 }  // namespace
 }  // namespace fox

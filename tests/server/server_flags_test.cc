@@ -1,4 +1,4 @@
-// fox-server's flags: what is refused beyond single ranges, and where values go.
+// fox-server's flags: refusals of combinations and lists, and the options that values reach.
 #include "server/server_flags.h"
 
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ struct Parsed {
   std::string error;
 };
 
-// Of a server of model m.
+// Parses `arguments` and the flag `model`, if it is not null.
 Parsed Parse(std::vector<std::string> arguments, const char* model = "--model=m") {
   Parsed out;
   FlagSet set;
@@ -36,7 +36,7 @@ ServerFlags Accepted(const std::vector<std::string>& arguments) {
   return out.flags;
 }
 
-// No flood of one port may take the descriptors of another.
+// A flood of connections to one port must not take the descriptors of another.
 TEST(ServerFlagsTest, PortsDivideTheDescriptors) {
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -75,7 +75,7 @@ TEST(ServerFlagsTest, LoopbackHostsNeedNoConsent) {
        {"127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]", "::ffff:127.0.0.1", "127.1"}) {
     EXPECT_EQ(Parse({"--host=" + host}).error, "") << host;
   }
-  // A name is judged by what it stands for; this one is too long to be asked for.
+  // A name counts by its address. This one is too long to be resolved.
   const std::string name = "127." + std::string(64, 'a') + ".example";
   for (const std::string& host :
        std::vector<std::string>{"0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1"}) {
@@ -83,7 +83,7 @@ TEST(ServerFlagsTest, LoopbackHostsNeedNoConsent) {
     EXPECT_THAT(Parse({"--admin-address=" + host + ":1"}).error, HasSubstr("--admin-address"))
         << host;
   }
-  // Without an address that is the reason, whatever else is missing.
+  // If a host has no address, the error says so even if consent is missing, too.
   for (const std::string& host : {name, std::string()}) {
     EXPECT_THAT(Parse({"--host=" + host}).error, HasSubstr("--host: cannot resolve")) << host;
     EXPECT_THAT(Parse({"--host=" + host, "--allow-insecure-remote"}).error,
@@ -98,7 +98,7 @@ TEST(ServerFlagsTest, LoopbackHostsNeedNoConsent) {
   }
 }
 
-// Arguments, and what the error says; "": they are accepted.
+// Cases are arguments and a part of the error; "": they are accepted.
 TEST(ServerFlagsTest, RefusalsNameTheFlag) {
   const std::vector<std::string> tls = {"--ssl-certfile=c", "--ssl-keyfile=k"};
   const auto with_tls = [&](std::vector<std::string> more) {
@@ -157,7 +157,7 @@ TEST(ServerFlagsTest, RefusalsNameTheFlag) {
   }
   EXPECT_THAT(Parse({}, nullptr).error, HasSubstr("--model"));
   for (const std::string key : {"X-Tenant", "x-tenant", "X-TENANT"}) {
-    EXPECT_EQ(Accepted({"--client-metadata=" + key}).limits.client_metadata, "x-tenant");
+    EXPECT_EQ(Accepted({"--client-metadata=" + key}).limits.client_metadata, "x-tenant") << key;
   }
   for (const std::string key :
        {"a b", ":path", "x-bin", "X-Bin", "a:", "a\n", "\xc3\xa4", "a,b", "a/"}) {
@@ -194,7 +194,7 @@ TEST(ServerFlagsTest, ValuesReachTheirOptions) {
   EXPECT_EQ(flags.limits.max_calls, 9);
   EXPECT_EQ(flags.limits.max_call_bytes, 3 << 20);
   EXPECT_EQ(flags.context.served_model_name, "m");
-  // The HTTP port has the limits of the other.
+  // The HTTP port has the limits of the gRPC port.
   EXPECT_EQ(flags.http.listen.port, 80);
   EXPECT_EQ(flags.http.listen.host, "::1");
   EXPECT_EQ(flags.http.listen.max_connections, 9);
@@ -206,19 +206,18 @@ TEST(ServerFlagsTest, ValuesReachTheirOptions) {
 
 TEST(ServerFlagsTest, AllowedHostsAreNamesInLowerCaseOfBothHttpPorts) {
   const ServerFlags flags = Accepted({"--allowed-hosts=Fox.example, other,"});
-  for (const HttpServerOptions* port : {&flags.http, &flags.metrics}) {
-    EXPECT_THAT(port->allowed_hosts, ::testing::ElementsAre("fox.example", "other"));
-  }
+  EXPECT_THAT(flags.http.allowed_hosts, ::testing::ElementsAre("fox.example", "other"));
+  EXPECT_THAT(flags.metrics.allowed_hosts, ::testing::ElementsAre("fox.example", "other"));
   EXPECT_TRUE(Accepted({}).http.allowed_hosts.empty());
 }
 
-TEST(ServerFlagsTest, AdminIsNotWhereStrangersAreUnlessThatIsSaid) {
+TEST(ServerFlagsTest, AdminIsNotOfferedToUnauthenticatedClientsUnlessAFlagSaysSo) {
   const std::pair<std::vector<std::string>, size_t> cases[] = {
       {{}, 1},
       {{"--host=0.0.0.0"}, 0},
       {{"--host=0.0.0.0", "--admin-address=main"}, 1},
       {{"--host=0.0.0.0", "--admin-address=127.0.0.1:99"}, 0},
-      // Nor where clients have tokens and administrators have none.
+      // Clients have tokens, and administrators have none.
       {{"--api-key-file=k"}, 0},
       {{"--api-key-file=k", "--admin-key-file=a"}, 1}};
   for (auto [arguments, offered] : cases) {
@@ -249,7 +248,8 @@ TEST(ServerFlagsTest, StrangersAreClientsThatNothingKeepsOut) {
     const ServerFlags flags = Accepted(arguments);
     EXPECT_EQ(StrangersMayCall(flags), strangers) << arguments.front();
     EXPECT_EQ(flags.tls.clients, certificate) << arguments.front();
-    EXPECT_EQ(flags.tls.authorities.empty(), certificate == Certificate::kNone);
+    EXPECT_EQ(flags.tls.authorities.empty(), certificate == Certificate::kNone)
+        << arguments.front();
   }
 }
 

@@ -1,6 +1,7 @@
-// The cancel storm: calls by all endpoints that end early in every way there is (cancelled, too
-// late, reset, hung up on), at random moments. Every page comes back, within two steps of the end;
-// what was read is right; afterwards the server is as before.
+// fox-torture cancels: a storm of calls over gRPC and HTTP that end early, at random moments, in
+// every way there is: cancellation, deadline, reset, closed connection. Checks that all pages are
+// free within two steps of a call's end, that all text which was read is right, and that the server
+// answers correctly afterwards.
 #include <atomic>
 #include <random>
 #include <thread>
@@ -27,7 +28,7 @@ struct Storm {
   Part* part;
   TestServer* server;
   const ReleaseWatch* releases;
-  int64_t calls;  // that are to end early
+  int64_t calls;  // goal: calls that ended early
   std::atomic<int64_t> cancelled{0}, late{0}, hung_up{0}, refused{0}, finished{0};
 
   int64_t early() const { return cancelled + late + hung_up; }
@@ -47,18 +48,19 @@ v1::GenerateRequest FoxRequest(const std::string& prompt, Random* random) {
   return request;
 }
 
-// What a stream has brought so far; false: it is not what it must be.
+// The texts that one stream has brought so far, compared with the expected text.
 class Reading {
  public:
   Reading(std::string prompt, int64_t cancel_after)
       : prompt_(std::move(prompt)), left_(cancel_after) {}
 
+  // Adds a GenerateDelta. False: it cannot be parsed, or its text is wrong.
   bool Fox(const std::string& bytes) {
     v1::GenerateDelta event;
     if (!event.ParseFromString(bytes)) return false;
     return !event.has_delta() || Grow(event.delta().index(), event.delta().text());
   }
-  // Whether to go on after this message.
+  // True if the client reads on after this message.
   bool Continue() { return left_ < 0 || left_-- > 0; }
 
  private:
@@ -93,7 +95,8 @@ void CountEnd(Storm* storm, const grpc::Status& status) {
   }
 }
 
-// One call by the library: it is cancelled at once or after some messages, or its time is short.
+// Starts one call with the gRPC library that is cancelled at once or after some messages, or that
+// has a short deadline. False: the storm is over.
 bool StartGrpc(Storm* storm, grpc::GenericStub& stub, int64_t index, std::function<void()> done) {
   if (storm->over()) return false;
   Random random(storm->part->seed() << 32 ^ static_cast<uint64_t>(index));
@@ -119,13 +122,13 @@ bool StartGrpc(Storm* storm, grpc::GenericStub& stub, int64_t index, std::functi
   return true;
 }
 
-// Some of what comes, or nothing.
+// Reads up to five pieces of the answer.
 void ReadSome(HttpClient* client, Random* random) {
   for (uint64_t i = (*random)() % 6; i > 0 && client->ReadMore(/*milliseconds=*/5); --i) {
   }
 }
 
-// A client that hangs up, with a FIN or a reset, after some events or none.
+// Sends one HTTP request and closes the connection, by FIN or reset, after some events or none.
 void HangUpOnHttp(Storm* storm, Random* random) {
   HttpClient client(storm->server->http->port());
   const std::string prompt = Prompt(random);
@@ -140,7 +143,8 @@ void HangUpOnHttp(Storm* storm, Random* random) {
   ++storm->hung_up;
 }
 
-// The same with up to eight gRPC calls on one connection, some of them reset one by one.
+// Sends up to eight gRPC calls on one connection, resets some of them one by one, and closes the
+// connection by FIN or reset.
 void HangUpOnGrpc(Storm* storm, Random* random) {
   HttpClient client(storm->server->server->port());
   const int calls = 1 + static_cast<int>((*random)() % 8);
@@ -155,6 +159,7 @@ void HangUpOnGrpc(Storm* storm, Random* random) {
   storm->hung_up += calls;
 }
 
+// Checks that nothing is held after the storm and that both endpoints still answer.
 void CheckCalm(Storm* storm) {
   Part& part = *storm->part;
   part.Check(storm->server->WaitIdle(), "not everything came back");
@@ -165,7 +170,6 @@ void CheckCalm(Storm* storm) {
   part.Set("preemptions", stats.preemptions);
   part.Set("slowest_release_steps", storm->releases->slowest());
   part.Check(storm->releases->slowest() <= 2, "pages came back after more than two steps");
-  // What is whole afterwards.
   Random random(1);
   HttpClient client(storm->server->http->port());
   const HttpReply reply =

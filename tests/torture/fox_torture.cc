@@ -1,6 +1,7 @@
-// fox-torture: what a server must survive for long, one command a part. Each takes how much of it
-// as a flag, says on standard error how far it is, and prints one line of JSON with its figures;
-// exit code 1: a promise was broken. `./run torture` runs them all, ctest each for a moment.
+// fox-torture: long loads that a server must survive, one command for each part. A flag of the part
+// sets its amount. The part reports progress on standard error and ends with one line of JSON that
+// holds its figures; exit code 1: a promise was broken. `./run torture` runs all parts, ctest runs
+// each for a moment.
 #include <sys/resource.h>
 
 #include <cstdio>
@@ -12,7 +13,7 @@
 #include "tests/torture/part.h"
 
 int main(int argc, char** argv) {
-  // As fox-server does: its memory and its time are measured here.
+  // The settings of fox-server, as the parts measure a server's memory and time in this process.
   fox::ApplyProcessSettings();
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   rlimit descriptors{};

@@ -1,6 +1,7 @@
-// Kills and stops: fox-server under load by every endpoint, killed or stopped by SIGTERM at any
-// moment of its life, on the port that the one before had. What clients saw is the solo run's
-// answer or its beginning; a stop exits with 0 within its grace; the next server is there soon.
+// fox-torture kills: starts fox-server again and again on the same port, loads it over gRPC and
+// HTTP, and ends it by SIGKILL or SIGTERM at a random moment of its life. Checks that every stream
+// equals the solo run's answer or its beginning, that SIGTERM ends the server with 0 within its
+// grace, and that the next server is ready soon.
 #include <signal.h>
 
 #include <algorithm>
@@ -17,7 +18,7 @@ namespace {
 
 using Random = std::mt19937_64;
 
-constexpr double kStopSlack = kInstrumented ? 20 : 1.5;  // after the grace
+constexpr double kStopSlack = kInstrumented ? 20 : 1.5;  // seconds after the grace
 
 struct Rounds {
   explicit Rounds(Part* owner) : part(owner) {}
@@ -28,14 +29,14 @@ struct Rounds {
   int clients = 9;
   double ready_limit = 15;
   std::vector<SoloAnswer> answers;
-  ServerPorts ports{0, 0, 0};  // of the server before
+  ServerPorts ports{0, 0, 0};  // the previous server's
   StreamCounts counts;
   Random random;
   int64_t kills = 0, stops = 0, while_loading = 0, port_taken = 0;
   std::vector<double> ready_seconds, stop_seconds;
 };
 
-// Streams by all endpoints, one after another in each thread, until the server is gone.
+// Threads that read streams over gRPC and HTTP, one after another, until the object is destroyed.
 class Load {
  public:
   Load(Rounds* rounds, const ServerPorts& ports, uint64_t seed) {
@@ -71,7 +72,8 @@ void SleepFor(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(std::max(seconds, 0.0)));
 }
 
-// The exit code of a server that was told to end, at last by force.
+// Waits for the end of a server and returns its exit code. After `seconds` the part has failed, and
+// the server is killed. `what` names the cause in the message.
 int EndOf(Part* part, ServerProcess* server, double seconds, const char* what) {
   const std::optional<int> code = server->WaitEnd(seconds);
   if (code.has_value()) return *code;
@@ -80,7 +82,7 @@ int EndOf(Part* part, ServerProcess* server, double seconds, const char* what) {
   return server->WaitEnd(60).value_or(-1);
 }
 
-// One life of a server, which ends by SIGKILL or by SIGTERM.
+// Runs one server from its start to its end by SIGKILL (`kill`) or SIGTERM.
 void RunRound(Rounds* rounds, bool kill) {
   Random& random = rounds->random;
   const double grace = kill ? 5 : std::vector<double>{0.05, 0.3, 3}[random() % 3];
@@ -90,13 +92,13 @@ void RunRound(Rounds* rounds, bool kill) {
   const bool loading = random() % 8 == 0;
   const double usual = Percentile(rounds->ready_seconds, 0.5);
   if (loading) {
-    // SIGTERM means what it should from the moment on that the program has a say.
+    // Before the program has installed its handler, SIGTERM kills it without an exit code of ours.
     while (!kill && !server.Handles(SIGTERM) && server.age() < 5) SleepFor(0.001);
     SleepFor(Uniform(&random, 0, usual));
     ++rounds->while_loading;
   } else if (!server.WaitReady(rounds->ready_limit)) {
     const int code = EndOf(rounds->part, &server, 5, "a failed start");
-    // Another process may have got the port as the source port of a connection of its own.
+    // The kernel may have given the port to another process's outgoing connection.
     rounds->part->Check(code == 78, absl::StrCat("a restart fails with ", code));
     ++rounds->port_taken;
     rounds->ports = {0, 0, 0};
@@ -144,14 +146,13 @@ int TortureKills(const Arguments& arguments) {
   std::string model;
   FlagSet flags;
   flags.String("server", "FILE", "fox-server", &rounds.program);
-  flags.String("model", "DIR", "what it serves", &model);
-  flags.Int("times", "N", "kills, and as many stops", 1, 1 << 30, &times);
+  flags.String("model", "DIR", "model to serve", &model);
+  flags.Int("times", "N", "number of kills, and of stops", 1, 1 << 30, &times);
   flags.Int("clients", "N", "streams at once", 3, 256, &rounds.clients);
-  flags.Double("ready", "S", "a server must be there after that long", 0.1, 600,
-               &rounds.ready_limit);
+  flags.Double("ready", "S", "time limit of a server's start", 0.1, 600, &rounds.ready_limit);
   part.Parse(&flags, arguments);
   rounds.random.seed(part.seed());
-  // A pool so small that requests are preempted, too.
+  // The pool is small so that requests are preempted.
   rounds.flags = {"--model=" + model, "--device=cpu",     "--threads=1",
                   "--kv-cache-mb=8",  "--max-num-seqs=6", "--log-level=warning"};
   {
@@ -160,7 +161,7 @@ int TortureKills(const Arguments& arguments) {
     rounds.ready_seconds.push_back(alone.ready_seconds());
   }
   part.Check(!rounds.answers.empty(), "the solo run failed");
-  // Rounds that find their port taken are no kills and no stops.
+  // A round whose port was taken counts neither as a kill nor as a stop.
   for (int64_t i = 0; rounds.stops < times && i < 4 * times && !part.OutOfTime(); ++i) {
     if (rounds.answers.empty()) break;
     RunRound(&rounds, /*kill=*/rounds.kills == rounds.stops);

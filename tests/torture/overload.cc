@@ -1,6 +1,6 @@
-// Overload: ten times what the server can do is offered, by calls that do not wait for each other.
-// What is refused learns so at once; what is accepted is finished, whole; and the server does
-// almost as much as at its best.
+// fox-torture overload: measures the server's peak rate, then sends ten times as many calls without
+// waiting for answers. Checks that refusals come at once and say when to retry, that every accepted
+// call is answered whole, and that goodput stays near the peak.
 #include <atomic>
 #include <thread>
 
@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 constexpr uint32_t kTokens = 20;
 constexpr char kPrompt[] = "overload";
 
-// What became of calls, as their clients saw it.
+// Ends of calls as the clients saw them, and times in milliseconds.
 struct Outcome {
   std::atomic<int64_t> finished{0}, refused{0}, dropped{0}, ended{0};
   Mutex mutex;
@@ -61,7 +61,7 @@ void StartCall(Part* part, grpc::GenericStub& stub, Outcome* outcome, std::funct
       });
 }
 
-// Requests a second with as many clients as the server has slots and places.
+// Measures requests per second with `clients` clients, each of which waits for its answer.
 double Peak(Part* part, const Stubs& stubs, double seconds, int clients) {
   Outcome outcome;
   const auto start = Clock::now();
@@ -73,7 +73,7 @@ double Peak(Part* part, const Stubs& stubs, double seconds, int clients) {
   return static_cast<double>(outcome.finished) / SecondsSince(start);
 }
 
-// Starts a call each 1 / `rate` seconds, whatever became of the others.
+// Starts a call every 1 / `rate` seconds without waiting for earlier ones (open loop).
 void Offer(Part* part, const Stubs& stubs, double rate, double seconds, Outcome* outcome) {
   const auto start = Clock::now();
   int64_t sent = 0;
@@ -97,11 +97,11 @@ int TortureOverload(const Arguments& arguments) {
   Part part("overload");
   double minutes = 10, times = 10, refusal_ms = 10, goodput = 0.9;
   FlagSet flags;
-  flags.Double("minutes", "M", "how long too much is offered", 0.001, 1e5, &minutes);
-  flags.Double("times", "X", "how much more than the peak", 1, 1000, &times);
-  flags.Double("refusal-ms", "MS", "what a refusal may take, all but one in a hundred", 0, 1e6,
+  flags.Double("minutes", "M", "duration of the overload", 0.001, 1e5, &minutes);
+  flags.Double("times", "X", "offered rate over the peak rate", 1, 1000, &times);
+  flags.Double("refusal-ms", "MS", "limit of the 99th percentile of a refusal's time", 0, 1e6,
                &refusal_ms);
-  flags.Double("goodput", "SHARE", "of the peak that must be kept", 0, 1, &goodput);
+  flags.Double("goodput", "SHARE", "least goodput as a share of the peak", 0, 1, &goodput);
   part.Parse(&flags, arguments);
   const double seconds = std::min(60 * minutes, part.seconds());
 

@@ -1,4 +1,4 @@
-// Part: see part.h.
+// Part's flags, messages and result line; and measurements of a process from /proc.
 #include "tests/torture/part.h"
 
 #include <time.h>
@@ -22,8 +22,8 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
 void Part::Parse(FlagSet* flags, const std::vector<std::string>& arguments) {
   int64_t seed = 1;
   bool help = false;
-  flags->Double("seconds", "S", "after that long it comes to its end", 0.1, 1e6, &seconds_);
-  flags->Int("seed", "N", "of what is random", 0, int64_t{1} << 40, &seed);
+  flags->Double("seconds", "S", "time limit; the part then ends early", 0.1, 1e6, &seconds_);
+  flags->Int("seed", "N", "seed of all random choices", 0, int64_t{1} << 40, &seed);
   flags->Action("help", "print this and exit", &help);
   const absl::Status status = flags->Parse(arguments);
   if (help) {

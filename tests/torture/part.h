@@ -1,5 +1,5 @@
-// Part: one of fox-torture's commands: its flags, what it says while it runs, and the one line of
-// JSON that it ends with.
+// Part: one command of fox-torture: its flags, its progress messages, the promises that it checks,
+// and the line of JSON at its end.
 #pragma once
 
 #include <chrono>
@@ -14,7 +14,7 @@
 
 namespace fox {
 
-// Bounds of memory and time hold for programs without instrumentation.
+// True in builds with a sanitizer, where bounds of memory and time do not hold.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kInstrumented = true;
 #else
@@ -23,27 +23,28 @@ inline constexpr bool kInstrumented = false;
 
 double SecondsSince(std::chrono::steady_clock::time_point start);
 
-// Any thread may call.
+// Thread-safe, except for Parse and Finish.
 class Part {
  public:
   explicit Part(std::string name) : name_(std::move(name)) {}
 
-  // Registers the flags that every part has, and parses; exits with 2 on a wrong flag.
+  // Adds the flags that every part has and parses `arguments`. Exits with 2 on a wrong flag.
   void Parse(FlagSet* flags, const std::vector<std::string>& arguments);
 
-  // `holds` is a promise; a broken one is told once for each `what` and fails the part.
+  // Checks the promise `holds`. A broken promise fails the part; it is counted by its name `what`
+  // and printed the first time.
   void Check(bool holds, const std::string& what);
-  // The same for bounds of memory and time.
+  // Checks a bound of memory or time, which holds only in builds without a sanitizer.
   void CheckCost(bool holds, const std::string& what) { Check(holds || kInstrumented, what); }
   void Set(const std::string& figure, const nlohmann::json& value);
-  // Says how far it is on standard error, each few seconds at most.
+  // Prints progress on standard error, at most every five seconds.
   void Tell(int64_t done, int64_t all);
-  // Whether the time that the part may take is over: what is running is to come to its end.
+  // True if the part has run longer than --seconds and should end.
   bool OutOfTime() const { return SecondsSince(start_) > seconds_; }
   double seconds() const { return seconds_; }
   uint64_t seed() const { return seed_; }
 
-  // Prints the line; the exit code.
+  // Prints the line of JSON and returns the exit code.
   int Finish();
 
  private:
@@ -57,25 +58,26 @@ class Part {
   std::chrono::steady_clock::time_point told_ ABSL_GUARDED_BY(mutex_) = start_;
 };
 
-// What is measured of many times or sizes: the share `p` of them is at most the result.
+// The least value that the share `p` of `values` does not exceed; 0 if there are none.
 double Percentile(std::vector<double> values, double p);
 
-// A server with all its ports, whose standard error is lost, unless FOX_TORTURE_LOG names a file.
+// A start of fox-server with all ports. Its standard error goes to the file in FOX_TORTURE_LOG, or
+// nowhere if that is not set.
 ServerStart Quiet(const std::string& program, std::vector<std::string> flags,
                   const ServerPorts& ports = {0, 0, 0});
 
-// Resident bytes of a process, and how many descriptors and threads it has; 0: it is gone.
+// Resident bytes, open descriptors and threads of a process; 0: it has ended.
 int64_t ResidentBytes(int pid);
 int64_t CountDescriptors(int pid);
 int64_t CountThreads(int pid);
-// Processor time that a process has used, in seconds; 0: it is gone.
+// Processor time of a process in seconds; 0: it has ended.
 double CpuSeconds(int pid);
 
 using Arguments = std::vector<std::string>;
 int TortureCancels(const Arguments& arguments);   // cancels, disconnects and deadlines
 int TortureStreams(const Arguments& arguments);   // thousands of open streams
-int TortureOverload(const Arguments& arguments);  // more than a server can do
+int TortureOverload(const Arguments& arguments);  // ten times the peak rate
 int TortureKills(const Arguments& arguments);     // fox-server, killed and stopped at any moment
-int TortureSoak(const Arguments& arguments);      // fox-server, for long, at saturation
+int TortureSoak(const Arguments& arguments);      // fox-server at saturation for a long time
 
 }  // namespace fox

@@ -1,5 +1,5 @@
-// RawHttp2: see raw_http2.h. Frames of RFC 9113; headers as unindexed literals (RFC 7541,
-// 6.2.2), so that no table is needed.
+// Writes frames of RFC 9113. Headers are unindexed literals (RFC 7541, 6.2.2), so that no table is
+// needed.
 #include "tests/torture/raw_http2.h"
 
 #include <cstdint>

@@ -1,14 +1,14 @@
-// RawHttp2: a gRPC client written by hand on a socket, for what the library never does: leaving in
-// the middle of everything, without a word.
+// RawHttp2: bytes of gRPC calls for clients on a plain socket, which can leave in the middle of a
+// frame. The gRPC library never does that.
 #pragma once
 
 #include <string>
 
 namespace fox {
 
-// A connection's first bytes and `calls` complete calls of `method` with the same message on it.
+// The preface of a connection and `calls` complete calls of `method` with `message`.
 std::string RawHttp2Calls(const std::string& method, const std::string& message, int calls);
-// One that ends call `call` (0, 1, ...) at once.
+// A RST_STREAM frame with CANCEL for call `call` (0, 1, ...).
 std::string RawHttp2Reset(int call);
 
 }  // namespace fox

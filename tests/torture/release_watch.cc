@@ -1,4 +1,4 @@
-// ReleaseWatch: see release_watch.h.
+// ReleaseWatch counts plans; options and connections of parts that serve in their own process.
 #include "tests/torture/release_watch.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ void ReleaseWatch::BeforeSubmit(const StepPlan& plan) {
     owners_[sequence.slot] = sequence.id;
     slots_[sequence.id] = sequence.slot;
   }
-  // What should have been released long ago counts, too.
+  // Slots that are still not released count, too.
   for (const auto& [id, when] : ended_) slowest_ = std::max(slowest_.load(), plans_ - when);
 }
 

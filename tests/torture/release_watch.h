@@ -1,5 +1,6 @@
-// What the parts in one process share: a server that is often short of pages, connections to it,
-// and ReleaseWatch: how soon the pages of what has ended are free.
+// Shared by the parts that serve in their own process: options of a server that is often short of
+// pages, connections to it, and ReleaseWatch, which measures how soon the pages of ended requests
+// are free.
 #pragma once
 
 #include <atomic>
@@ -20,23 +21,23 @@ class ReleaseWatch final : public StepObserver {
   void BeforeSubmit(const StepPlan& plan) override;
   void OnFinish(const Request& request, const Finish& finish) override;
 
-  // The most there were; any thread.
+  // The largest count of all requests so far. Any thread may call it.
   int64_t slowest() const { return slowest_; }
 
  private:
-  // The engine's thread alone.
+  // Used by the engine's thread alone.
   int64_t plans_ = 0;
   std::map<int32_t, RequestId> owners_;  // by slot
-  std::map<RequestId, int32_t> slots_;   // of what holds pages
-  std::map<RequestId, int64_t> ended_;   // when, of what ended and holds pages
+  std::map<RequestId, int32_t> slots_;   // slots that hold pages
+  std::map<RequestId, int64_t> ended_;   // ended requests that hold pages: plans_ at their end
   std::atomic<int64_t> slowest_{0};
 };
 
-// `watch` may be null.
+// A pool of half the pages that all sequences could take. `watch` may be null.
 TestCoreOptions TortureOptions(ReleaseWatch* watch);
 
 using Stubs = std::vector<std::unique_ptr<grpc::GenericStub>>;
-// So many new connections.
+// One stub for each of `connections` new connections.
 Stubs ConnectStubs(int port, int connections);
 
 }  // namespace fox

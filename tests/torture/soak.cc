@@ -1,9 +1,9 @@
-// The soak: fox-server at saturation for long, by all endpoints, with clients that cancel, hang up,
-// stop reading, send nonsense and come back. Its memory, descriptors and threads stay where they
-// are after it has warmed up, and every stream is the solo run's. Two memories are measured: what
-// is resident and not of a file (the system drops such pages and brings them back as it likes), and
-// what the server says of its heap that is in use. If the first one grows alone, the allocator
-// keeps what was freed.
+// fox-torture soak: fox-server at saturation for a long time, over gRPC and HTTP, with clients that
+// cancel, hang up, stop reading, send nonsense and come back. Checks that every stream equals the
+// solo run's answer and that memory, descriptors and threads do not grow after the warm-up. Memory
+// is measured twice: anonymous resident pages (the system drops and reloads pages of files as it
+// likes), and the heap in use as the server's metrics report it. If only the former grows, the
+// allocator keeps freed memory.
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kSlopeSeconds = 300;   // from that long on a slope means something
+constexpr double kSlopeSeconds = 300;   // shorter runs are too noisy for a slope
 constexpr double kLongestWarmUp = 300;  // seconds
 
 struct Soak {
@@ -55,7 +55,8 @@ void ReadStreams(Soak* soak, uint64_t seed) {
   }
 }
 
-// Asks for much and does not read it: until the server cuts it off, or a while.
+// Asks for long answers and does not read them, until the server cuts them off or up to two seconds
+// have passed.
 void StallReads(Soak* soak, uint64_t seed) {
   std::mt19937_64 random(seed);
   while (!soak->over) {
@@ -74,7 +75,7 @@ void StallReads(Soak* soak, uint64_t seed) {
   }
 }
 
-// Requests that are wrong in all ways, and the small ones that monitors send.
+// Sends malformed requests of all kinds, and the small requests that monitors send.
 void SendNonsense(Soak* soak, uint64_t seed) {
   std::mt19937_64 random(seed);
   grpc::GenericStub stub(ConnectTo(soak->ports.grpc));
@@ -110,8 +111,8 @@ void SendNonsense(Soak* soak, uint64_t seed) {
   }
 }
 
-// What the server keeps for the sizes of steps is there before memory is measured: products of as
-// many rows as a prompt has tokens, the logits of as many as it computes at once.
+// Sends prompts of all lengths so that the server has made, before memory is measured, all that it
+// keeps by the size of a step: matrix products by rows, and the buffer of logits.
 void SendPromptsOfAllLengths(Soak* soak) {
   HttpClient client(soak->ports.http);
   std::string prompt;
@@ -125,22 +126,23 @@ void SendPromptsOfAllLengths(Soak* soak) {
 
 struct Sample {
   double hours;
-  double anonymous, heap, descriptors, threads;  // in bytes
+  double anonymous, heap;  // bytes
+  double descriptors, threads;
 };
 
 struct Slope {
-  double per_hour = 0, error = 0;  // two standard errors
+  double per_hour = 0, error = 0;  // bytes; `error` is two standard errors
 
   void Describe(const std::string& what, Part* part) const {
     part->Set(absl::StrCat(what, "_mb_per_hour"), per_hour / 1e6);
     part->Set(absl::StrCat(what, "_two_sigma"), error / 1e6);
   }
-  // Whether it may be flat: it is not shown to be more than a megabyte an hour.
+  // True if a growth of more than a megabyte an hour is not shown.
   bool flat() const { return per_hour - error < 1e6; }
 };
 
-// Of the least of each twentieth of the samples: what is in use for a moment is no leak. Without
-// the first one, in which the load begins.
+// Fits a line to the minima of the samples' twentieths: memory in use for a moment is no leak. The
+// first twentieth, in which the load begins, is left out.
 Slope FitLeast(const std::vector<Sample>& samples, double Sample::*memory) {
   constexpr size_t kParts = 20;
   std::vector<Sample> least;
@@ -175,7 +177,7 @@ double AnonymousBytes(const ServerProcess& server) {
   return static_cast<double>((resident - of_files) * sysconf(_SC_PAGESIZE));
 }
 
-// As the server's metrics have it; 0: they do not.
+// The heap in use by the server's metrics; 0: they do not contain it.
 double HeapBytes(const ServerProcess& server) {
   const HttpReply reply = HttpClient(server.ports().metrics).Get("/metrics");
   const std::string name = "\nprocess_heap_bytes ";
@@ -183,14 +185,14 @@ double HeapBytes(const ServerProcess& server) {
   return at == std::string::npos ? 0 : std::atof(reply.body.c_str() + at + name.size());
 }
 
-// All but the heap.
+// A sample of everything except the heap.
 Sample Look(const ServerProcess& server, Clock::time_point start) {
   return {SecondsSince(start) / 3600, AnonymousBytes(server), 0,
           static_cast<double>(CountDescriptors(server.pid())),
           static_cast<double>(CountThreads(server.pid()))};
 }
 
-// Load for so long; one sample a second.
+// Loads the server for `seconds` and returns one sample a second (ten a second in short runs).
 std::vector<Sample> Run(Soak* soak, const ServerProcess& server, int readers, double seconds) {
   soak->over = false;
   std::vector<std::thread> threads;
@@ -213,7 +215,8 @@ std::vector<Sample> Run(Soak* soak, const ServerProcess& server, int readers, do
   return samples;
 }
 
-// Waits until no more descriptors and threads are there than `before`; at most ten seconds.
+// Waits for up to ten seconds until descriptors and threads are no more than `before` and returns a
+// sample. `before` null: waits three seconds.
 Sample AtRest(const ServerProcess& server, const Sample* before) {
   const Clock::time_point start = Clock::now();
   Sample now = Look(server, start);
@@ -229,8 +232,8 @@ Sample AtRest(const ServerProcess& server, const Sample* before) {
   return now;
 }
 
-void Judge(Part* part, const std::vector<Sample>& samples, const Sample& before,
-           const Sample& after) {
+void CheckGrowth(Part* part, const std::vector<Sample>& samples, const Sample& before,
+                 const Sample& after) {
   const double seconds = samples.empty() ? 0 : 3600 * samples.back().hours;
   const Slope anonymous = FitLeast(samples, &Sample::anonymous);
   const Slope heap = FitLeast(samples, &Sample::heap);
@@ -263,8 +266,8 @@ int TortureSoak(const Arguments& arguments) {
   int readers = 12;
   FlagSet flags;
   flags.String("server", "FILE", "fox-server", &program);
-  flags.String("model", "DIR", "what it serves", &model);
-  flags.Double("minutes", "M", "how long; a quarter of it to warm up, at most five minutes", 0.05,
+  flags.String("model", "DIR", "model to serve", &model);
+  flags.Double("minutes", "M", "duration; a quarter of it, at most five minutes, warms up", 0.05,
                1e5, &minutes);
   flags.Int("readers", "N", "streams at once", 1, 256, &readers);
   part.Parse(&flags, arguments);
@@ -285,7 +288,7 @@ int TortureSoak(const Arguments& arguments) {
     Run(&soak, server, readers, std::max(warm_up - SecondsSince(start), warm_up / 2));
     const Sample before = AtRest(server, nullptr);
     const std::vector<Sample> samples = Run(&soak, server, readers, measured);
-    Judge(&part, samples, before, AtRest(server, &before));
+    CheckGrowth(&part, samples, before, AtRest(server, &before));
     soak.counts.Describe(&part);
     part.Set("streams", soak.calls.load());
     part.Set("stalled", soak.stalls.load());

@@ -1,4 +1,4 @@
-// Solo streams: see solo_streams.h.
+// The fixed requests of the solo run, and the comparison of other streams with its answers.
 #include "tests/torture/solo_streams.h"
 
 #include <algorithm>
@@ -55,10 +55,10 @@ bool SoloReader::Read(const SoloAnswer& answer, bool http, int64_t messages) {
     return !left;
   };
   const AnswerEnd seen = ReadAnswer(ports_, request, on_event, channel_);
-  return Judge(answer, seen, left);
+  return CheckAnswer(answer, seen, left);
 }
 
-bool SoloReader::Judge(const SoloAnswer& answer, const AnswerEnd& seen, bool left) {
+bool SoloReader::CheckAnswer(const SoloAnswer& answer, const AnswerEnd& seen, bool left) {
   const std::string name = seen.http ? "a stream by HTTP" : "a stream by fox.v1";
   counts_->tokens += static_cast<int64_t>(seen.http ? seen.text.size() / 4 : seen.ids.size());
   bool right = IsBeginning(seen.ids, answer.ids) && IsBeginning(seen.text, answer.text);

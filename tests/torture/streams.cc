@@ -134,7 +134,7 @@ void OpenAndEnd(Part* part, TestServer* server, const Sizes& sizes, bool dies) {
   part->Set(how + "_open_seconds", SecondsSince(start));
   const int64_t tokens = server->engine->stats().generated_tokens;
   const auto watched = Clock::now();
-  // Each of those that generate gets some tokens.
+  // Waits until each generating stream has got some tokens on average.
   while (!part->OutOfTime() &&
          server->engine->stats().generated_tokens < tokens + 10 * int64_t{sizes.generating}) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Runs the parts of fox-torture, and other programs that go on for as long as they are let, side by
-side on the cores of this machine, and ends with one table and one JSON file.
+"""Runs the parts of fox-torture and other long programs side by side on this machine's cores, and
+ends with one table and one JSON file.
 
     torture.py build/cpu/bin                         all parts, ten minutes at most
     torture.py build/cpu/bin 60 kills soak           an hour of two of them
-    torture.py build/cpu/bin fuzz faults sanitizers  campaigns, which build what they need and run
-                                                     one after another, behind the parts
+    torture.py build/cpu/bin fuzz faults sanitizers  campaigns: each builds its own programs; they
+                                                     run one after another, after the parts
 
-A part is divided into lanes, processes with seeds of their own. It ends when it has done what it is
-for or when the time is over, which breaks no promise; lanes whose turn has not come by then do not
-start. The table says how far each part came. The exit status is 1 if a promise was broken.
+A part is divided into lanes, processes with seeds of their own. A part ends when its amount is
+reached or when the time is over, which breaks no promise; lanes that have not started by then do
+not start. The table says how far each part came. The exit status is 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ import time
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SHORTEST_S = 5  # of a lane that starts
-PATIENCE_S = 25  # after a lane's time
-OVERHEAD_S = 25  # of parts that are asked for minutes: to start, to come to rest
+SHORTEST_S = 5  # least time of a lane
+PATIENCE_S = 25  # a lane is killed so long after its time
+OVERHEAD_S = 25  # start and end of parts whose --minutes counts the load alone
 SERVED = ["--server={bin}/fox-server", "--model={model}"]
 
 
 @dataclasses.dataclass
 class Part:
-    """What one part takes: a lane's command, how many lanes, the cores of one."""
+    """One part: its goal, its lanes and the command of a lane."""
 
     name: str
-    goal: str  # the figure that counts
-    amount: float  # of it, over all lanes
+    goal: str  # the figure that measures progress
+    amount: float  # its target, summed over all lanes
     lanes: int
-    cores: float
-    command: list[str]  # {share}: a lane's part of the amount
+    cores: float  # of one lane
+    command: list[str]  # {share}: a lane's share of the amount
     reports: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def reached(self) -> float:
-        """How much of the goal was done."""
+        """The goal's figure, summed over all lanes."""
         return sum(report["figures"].get(self.goal, 0) for report in self.reports)
 
 
@@ -57,7 +57,7 @@ def fox(part: str, *flags: str) -> list[str]:
     return ["{bin}/fox-torture", part, "--seed={seed}", "--seconds={seconds}", *flags]
 
 
-# What takes long or wants quiet comes first.
+# Long parts, and parts that need a quiet machine, come first.
 PARTS = (
     Part("soak", "measured_seconds", 450, 1, 3,
          fox("soak", "--minutes={minutes}", "--readers=16", *SERVED)),
@@ -71,7 +71,7 @@ PARTS = (
 )
 
 
-# What builds something of its own: commands in the repository, in this order.
+# Commands of each campaign, run in the repository in this order.
 CAMPAIGNS = {
     "fuzz": ["./run build fuzz fuzzers",  # needs libFuzzer: libclang-rt-14-dev
              "tests/fuzz/run_fuzzers.sh build/fuzz {minutes}"],
@@ -84,7 +84,7 @@ CAMPAIGNS = {
 
 
 def share(amount: int, lanes: int, number: int) -> int:
-    """What one lane does, so that all together do the whole amount; at least one."""
+    """A lane's share, at least 1; the shares of all lanes add up to the amount."""
     return max(1, amount * (number + 1) // lanes - amount * number // lanes)
 
 
@@ -107,7 +107,7 @@ class Lane:
             self.process = subprocess.Popen(command, stdout=out, stderr=log)
 
     def ended(self) -> bool:
-        """Whether it has; one that does not is killed."""
+        """True if the process has ended. Kills it when its time is over."""
         if self.process.poll() is not None:
             return True
         if time.monotonic() > self.limit:
@@ -117,7 +117,7 @@ class Lane:
         return False
 
     def report(self) -> dict[str, Any]:
-        """The line that it ended with."""
+        """The line of JSON that the process printed last, or a failure in its form."""
         text = self.out.read_text(encoding="utf-8", errors="replace")
         code = self.process.returncode
         if self.part.name == "simulation":
@@ -132,19 +132,19 @@ class Lane:
                 "broken": {f"it ended with {code} and no figures: {said}": 1}}
 
     def last_word(self) -> str:
-        """Where it is."""
+        """The last line of the log."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return lines[-1] if lines else ""
 
 
 def told_any(parts: list[Part]) -> bool:
-    """Whether a lane has ended."""
+    """True if a lane has ended."""
     return any(part.reports for part in parts)
 
 
 def run(parts: list[Part], arguments: argparse.Namespace, folder: pathlib.Path) -> None:
-    """Starts lanes as cores come free, first come first served. Whatever ends it, what lanes have
-    told is in the file."""
+    """Starts lanes in order as cores become free. Writes the file after each lane, so that an
+    interrupted run keeps its results."""
     end = time.monotonic() + 60 * arguments.minutes
     waiting = [(part, number) for part in parts for number in range(part.lanes)]
     running: list[Lane] = []
@@ -152,7 +152,7 @@ def run(parts: list[Part], arguments: argparse.Namespace, folder: pathlib.Path) 
     while waiting or running:
         busy = sum(lane.part.cores for lane in running)
         if end - time.monotonic() < SHORTEST_S and (running or told_any(parts)):
-            waiting.clear()  # the time is over
+            waiting.clear()  # too little time is left
         while waiting and (not running or busy + waiting[0][0].cores <= arguments.cores):
             part, number = waiting.pop(0)
             running.append(Lane(part, number, arguments, folder,
@@ -195,7 +195,7 @@ def merged(part: Part) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on, in words that tell machines of a kind apart."""
+    """The machine that this runs on."""
     model = "unknown"
     for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
@@ -207,7 +207,7 @@ def machine() -> dict[str, Any]:
 
 
 def write(parts: list[Part], arguments: argparse.Namespace) -> dict[str, Any]:
-    """All there is by now, in the file if there is to be one."""
+    """Collects the results so far, writes them to --out if it is given, and returns the parts."""
     out: dict[str, Any] = {"machine": machine(), "minutes": arguments.minutes,
                            "date": datetime.date.today().isoformat(), "parts": {}}
     for part in parts:
@@ -225,7 +225,7 @@ def write(parts: list[Part], arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def tell(parts: list[Part], arguments: argparse.Namespace) -> bool:
-    """Prints the table; whether all promises held."""
+    """Prints the table. True if all promises held."""
     told = write(parts, arguments)
     print("\n| part | reached | of | lanes | passed | figures |\n|---|---|---|---|---|---|")
     for name, part in told.items():
@@ -238,7 +238,7 @@ def tell(parts: list[Part], arguments: argparse.Namespace) -> bool:
 
 
 def run_parts(parts: list[Part], arguments: argparse.Namespace) -> bool:
-    """From the programs to the table."""
+    """Runs the parts and prints their table. True if all promises held."""
     with tempfile.TemporaryDirectory() as folder:
         logs = arguments.logs or pathlib.Path(folder, "logs")
         logs.mkdir(parents=True, exist_ok=True)
@@ -247,7 +247,7 @@ def run_parts(parts: list[Part], arguments: argparse.Namespace) -> bool:
 
 
 def campaign(name: str, minutes: float) -> bool:
-    """Whether all its commands ended well; the first that does not is the last."""
+    """Runs the commands until one fails. True if none failed."""
     for command in CAMPAIGNS[name]:
         print(f"== {name}: {command}", flush=True)
         if subprocess.run(command.format(minutes=minutes), shell=True, check=False,
@@ -258,14 +258,14 @@ def campaign(name: str, minutes: float) -> bool:
 
 
 def main() -> int:
-    """See above."""
+    """Parses the command line and runs parts, then campaigns."""
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bin", type=pathlib.Path, help="folder of the programs")
     names = [part.name for part in PARTS]
     parser.add_argument("words", nargs="*", metavar="MINUTES|PART",
                         help=f"minutes for all parts [10]; {', '.join([*names, *CAMPAIGNS])}")
-    parser.add_argument("--scale", type=float, default=1, help="of all amounts [1]")
+    parser.add_argument("--scale", type=float, default=1, help="factor of all amounts [1]")
     parser.add_argument("--cores", type=float, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--model", type=pathlib.Path, default=ROOT / "models" / "demo")
     parser.add_argument("--out", type=pathlib.Path, help="a JSON file")

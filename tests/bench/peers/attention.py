@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Attention peers on one GPU: what a PyTorch user can have today for the same inputs.
+"""Attention peers on one GPU: alternatives of a PyTorch user, on the same inputs.
 
 cuDNN's SDPA (no forget gate), FlexAttention with the gate as score_mod and, for ACP, a block mask
 made from the gates (making it is not counted), flash-linear-attention (fla-core), and the official
@@ -24,7 +24,7 @@ import inputs
 TOKENS = 65536  # of all sequences together
 BLOCK = 128  # of FlexAttention's mask
 LARGEST_ERROR = 2e-2  # bf16 gives a few 1e-3
-# Every case is compiled for itself; past the limit PyTorch would silently run uncompiled.
+# Each case is compiled separately; beyond the limit PyTorch would silently run it uncompiled.
 torch._dynamo.config.recompile_limit = 64  # pylint: disable=protected-access
 compiled_flex = torch.compile(flex_attention, dynamic=False)
 
@@ -77,7 +77,7 @@ def fla(*tensors: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def checked_seconds(call: Callable[[], torch.Tensor], exact: torch.Tensor | None) -> float:
-    """Median seconds of a call whose output is the exact one, where that is known."""
+    """Median seconds of a call, after comparing its output with `exact` if that is given."""
     if exact is not None:
         error = ((call().float() - exact).norm() / exact.norm()).item()
         if not error < LARGEST_ERROR:  # NaN too
@@ -111,7 +111,7 @@ def prefill(results: inputs.Results, heads: int, head_dim: int, tokens: int,
 def main() -> None:
     arguments, results = inputs.start()
     has_official = inputs.use_official(arguments.official_repo)
-    if arguments.peer_packages:  # behind what is installed
+    if arguments.peer_packages:  # installed packages come first
         sys.path.append(os.path.abspath(arguments.peer_packages))
     with torch.no_grad():
         for heads, head_dim, tokens in ((24, 64, 16384), (16, 128, 16384), (24, 64, 65536)):

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import inputs
 
-# Built in place counts, too, after what is installed.
+# An op that was built in place is found, too; an installed package comes first.
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "kernels/torch/torch-ext"))
 Call = Callable[..., torch.Tensor]
 

@@ -1,4 +1,4 @@
-"""What the peers share: inputs like those of fox-bench, timing, and results as lines of JSON.
+"""Shared by the peers: inputs as in fox-bench, timing, and results as lines of JSON.
 
 Three heads of four forget (gate logits N(1, 1)), one remembers (N(9, 1)); queries and keys have
 unit RMS. Every result is written the moment it exists, so a peer that runs out of time keeps what
@@ -41,7 +41,7 @@ class Results:
                 out.write(line + "\n")
 
     def attempt(self, measure: Callable[[], float], **values: Any) -> None:
-        """Keeps the seconds that `measure` returns, or why it could not."""
+        """Keeps the seconds that `measure` returns, or its error."""
         try:
             self.row(**values, seconds=measure())
         except Exception as error:  # pylint: disable=broad-except
@@ -51,7 +51,7 @@ class Results:
 
 
 def start(parser: argparse.ArgumentParser | None = None) -> tuple[argparse.Namespace, Results]:
-    """Seeds, and gives the results' place and the flags that all peers take beside `parser`'s."""
+    """Sets seeds, parses the common flags and those of `parser`, and opens the results."""
     parser = parser or argparse.ArgumentParser()
     parser.add_argument("--json", help="where to write rows, one a line")
     parser.add_argument("--official-repo", help="a checkout of zhixuan-lin/forgetting-transformer")
@@ -77,7 +77,7 @@ def gpu_seconds(call: Callable[[], Any], repeat_ms: int = 150) -> float:
 
 
 def wall_seconds(call: Callable[[], Any], runs: int, warm_ups: int = 2) -> float:
-    """Median seconds of a call that launches more than one wants to count events for."""
+    """Median wall seconds of a call with many kernels, for which events would cost too much."""
     seconds = []
     for run in range(warm_ups + runs):
         torch.cuda.synchronize()

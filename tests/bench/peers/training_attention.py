@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Forgetting attention forward and backward at 16k, ours beside its peers, in one process.
 
-Forward means with what the backward needs kept. --flex measures FlexAttention instead, which takes
-a minute to compile: ACP as a block mask (making it is not counted), the gate without a gradient.
+The forward call keeps tensors for the backward. --flex measures FlexAttention instead, which takes
+a minute to compile: ACP is a block mask (made outside the timed call), the gate has no gradient.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEADS = {64: 24, 128: 16}
 
 
 class Measurement:
-    """The inputs of one head_dim, and rows of what runs on them."""
+    """The inputs of one head_dim, and the rows measured on them."""
 
     def __init__(self, results: inputs.Results, head_dim: int) -> None:
         heads = HEADS[head_dim]
@@ -36,8 +36,8 @@ class Measurement:
     def attempt(self, impl: str, acp: str, make: calls.Callable[[], calls.Call],
                 kinds: str = "forward backward", wanted: int = 4,
                 deterministic: bool = False) -> None:
-        """Times what `make` gives; rows say why not when it fails. `wanted`: of how many inputs the
-        gradients are, into fresh tensors."""
+        """Times the call that `make` returns, or keeps its error. `wanted`: the number of inputs
+        whose gradients are computed, into new tensors."""
         case = dict(self.case, impl=impl, acp=acp, deterministic=deterministic)
 
         def backward() -> float:
@@ -55,7 +55,7 @@ class Measurement:
 
 
 def main() -> None:
-    """Peers between ours, so that a drift of the clock meets both."""
+    """Measures peers between our calls, so that a drift of the clock affects both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--head-dim", type=int, choices=HEADS, default=64)
     parser.add_argument("--flex", action="store_true")

@@ -45,7 +45,7 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer,
 
 
 def make_steps(ids: torch.Tensor) -> dict[tuple[str, str], Callable[[], torch.Tensor]]:
-    """Steps by what trains and under which bound."""
+    """Training steps by implementation and bound."""
     their = official.new_model().train()
     modeling = importlib.import_module(official.PACKAGE + "modeling_forgetting_transformer")
     ops = {"ours": calls.our_op(), "official": modeling.forgetting_attention}
@@ -56,7 +56,7 @@ def make_steps(ids: torch.Tensor) -> dict[tuple[str, str], Callable[[], torch.Te
     our.set_options(finetune.AttentionOptions(inputs.LOG_TOLERANCE, deterministic=True))
     set_arithmetic(fast=False)
     our.compile_parts()
-    # So small a rate that all steps meet the same weights.
+    # The learning rate is so small that all steps have nearly the same weights.
     of_their, of_our = (make_optimizer(model, 1e-8, 0.1) for model in (their, our))
     text, labels = ids[:, :-1], ids[:, 1:].contiguous()
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Tests of the demo on stand-ins for fox-server and fox-cli: table, errors, cleanup; and of what
-`--chat` fetches and makes, with packages in a folder. tests/e2e/page_test.py asks real servers.
+"""Tests of the demo with stand-ins for fox-server and fox-cli: table, errors, cleanup; and of the
+download and conversion of `--chat`, with packages in a folder. tests/e2e/page_test.py uses real
+servers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import zlib
 DEMO = pathlib.Path(__file__).resolve().parents[3] / "server" / "cli" / "demo.py"
 ADAPTER = ("base.txt", "adapter_config.json", "adapter.safetensors")
 
-# Notes its process, says where it listens and waits to be stopped.
+# Appends its process id to a file, prints where it listens, and waits for a signal.
 FAKE_SERVER = """
 import os, sys, time
 acp = sys.argv[sys.argv.index("--acp") + 1]
@@ -35,7 +36,7 @@ if "--http-port" in sys.argv:
 time.sleep(60)
 """
 
-# Answers as fox-cli does; FAKE_MODE makes it fail or hang.
+# Prints answers of fox-cli's form; FAKE_MODE makes it fail or hang.
 FAKE_CLI = """
 import json, os, sys, time
 command, target = sys.argv[1], sys.argv[sys.argv.index("--target") + 1]
@@ -61,7 +62,7 @@ print(json.dumps({"finish": {
 
 
 class DemoTest(unittest.TestCase):
-    """Runs demo.py as `./run demo` does."""
+    """Runs demo.py with the arguments of `./run demo`."""
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
@@ -77,7 +78,7 @@ class DemoTest(unittest.TestCase):
         self.pids = self.folder / "pids"
 
     def start(self, mode: str = "", *arguments: str, **changes: str) -> subprocess.Popen[str]:
-        """The demo as a running process, without a screen; pip finds nothing but `packages`."""
+        """Starts the demo without a screen; pip finds only the folder `packages`."""
         environment = dict(os.environ, FAKE_PIDS=str(self.pids), FAKE_MODE=mode, DISPLAY="",
                            WAYLAND_DISPLAY="", PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull,
                            PIP_FIND_LINKS=str(self.folder / "packages"), FOX_NO_INSTALL="")
@@ -88,7 +89,7 @@ class DemoTest(unittest.TestCase):
             env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def expect_no_server(self) -> None:
-        """Every server that was started is gone."""
+        """Checks that every server that was started has ended."""
         for pid in self.pids.read_text().split():
             with self.assertRaises(ProcessLookupError):
                 os.kill(int(pid), 0)
@@ -149,7 +150,8 @@ class DemoTest(unittest.TestCase):
                 self.expect_no_server()
 
     def make_adapter(self, *files: str, sha256: str = "") -> None:
-        """An adapter, and in `packages` the wheel of its base with these files, all nonsense."""
+        """Makes an adapter, and in `packages` the wheel of its base model with `files`; all
+        contents are nonsense."""
         for folder in ("adapter", "packages"):
             (self.folder / folder).mkdir(exist_ok=True)
             for old in (self.folder / folder).iterdir():

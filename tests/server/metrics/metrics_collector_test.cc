@@ -1,4 +1,4 @@
-// The metrics: the values after a scripted run, and the names and buckets of vLLM.
+// The exported metrics: values after a scripted run, and vLLM's names and buckets.
 #include "server/metrics/metrics_collector.h"
 
 #include <gmock/gmock.h>
@@ -152,7 +152,7 @@ TEST_F(MetricsCollectorTest, RunningRequestsHoldPages) {
   EXPECT_EQ(Scrape()["fox_calls_cancelled_total{cause=\"abort\"}"], 1);
 }
 
-// What vLLM's own tools read, with its buckets; and nothing of it when it is not wanted.
+// vLLM's names and buckets, which its tools read, are exported only if they are asked for.
 TEST_F(MetricsCollectorTest, VllmNames) {
   EXPECT_THAT(Text(false), ::testing::Not(::testing::HasSubstr("vllm:")));
   EXPECT_TRUE(Run(GreedyRequest("x", 5)).ok());

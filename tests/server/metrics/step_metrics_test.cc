@@ -1,4 +1,4 @@
-// StepMetrics: which steps are prefill, and how long one takes that overlaps the one before.
+// StepMetrics: which steps count as prefill, and the duration of steps that overlap.
 #include "server/metrics/step_metrics.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ TEST(StepMetricsTest, AStepThatFeedsAPromptIsPrefill) {
   EXPECT_EQ(metrics.tokens.sum(), 10);
 }
 
-// With two plans in flight the times of steps add up to the time that passed, not to twice it.
+// With two plans in flight the durations of steps add up to the time that passed, not to twice it.
 TEST(StepMetricsTest, OverlappingStepsAreNotCountedTwice) {
   StepMetrics metrics;
   const StepPlan plan = PlanOf({1});

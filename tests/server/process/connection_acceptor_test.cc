@@ -35,7 +35,7 @@ class Client {
     EXPECT_EQ(connect(socket_, reinterpret_cast<const sockaddr*>(&target), sizeof(target)), 0);
     return *this;
   }
-  // Whether the endpoint has it; false: it was closed.
+  // True if the endpoint greets the connection, false if it was closed.
   bool IsServed() const {
     pollfd waiting{socket_, POLLIN, 0};
     EXPECT_EQ(poll(&waiting, 1, 5000), 1);
@@ -80,7 +80,7 @@ class ConnectionAcceptorTest : public ::testing::Test {
       EXPECT_EQ(send(descriptor, "x", 1, MSG_NOSIGNAL), 1);
     });
   }
-  // As an endpoint does whose clients have gone.
+  // Closes the server's side of all connections.
   void EndAll() {
     const MutexLock lock(mutex_);
     for (const int descriptor : served_) close(descriptor);
@@ -91,7 +91,7 @@ class ConnectionAcceptorTest : public ::testing::Test {
     client->Connect();
     return client;
   }
-  // New connections, until one is served; false: none was for a second.
+  // Opens connections until one is served. False: none was served within a second.
   bool IsSoonServed() {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
     while (!Connect()->IsServed()) {
@@ -172,7 +172,7 @@ TEST_F(ConnectionAcceptorTest, RecoversWhenDescriptorsAreFreeAgain) {
   std::vector<int> taken;
   for (int one = open("/dev/null", O_RDONLY); one >= 0; one = dup(one)) taken.push_back(one);
   ASSERT_EQ(errno, EMFILE);
-  for (const auto& client : clients) EXPECT_FALSE(client->Connect().IsServed());
+  for (size_t i = 0; i < clients.size(); ++i) EXPECT_FALSE(clients[i]->Connect().IsServed()) << i;
   EXPECT_EQ(acceptor_->refused(), 3);
   for (int one : taken) close(one);
   EXPECT_TRUE(IsSoonServed());

@@ -1,5 +1,5 @@
-// HeapTrim: what small blocks leave between those that stay goes back to the system, and soon
-// again.
+// HeapTrim: free memory between small blocks that stay allocated goes back to the system, again
+// and again.
 #include "server/process/heap_trim.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ double ResidentMib() {
 
 using Blocks = std::vector<std::unique_ptr<char[]>>;
 
-// Fills the heap with small blocks, of which each hundredth stays.
+// Allocates small blocks and frees all but each hundredth, which `stay` keeps.
 void Flood(size_t mebibytes, Blocks* stay) {
   constexpr size_t kBlock = 1000;
   Blocks go;
@@ -41,13 +41,14 @@ TEST(HeapTrimTest, AFloodThatIsOverIsNotResidentAndLittleIsKept) {
   double before = ResidentMib();
   Blocks stay;
   for (int flood = 1; flood <= 3; ++flood) {
+    SCOPED_TRACE(flood);
     const double now = 100 + flood * HeapTrim::kSecondsBetweenLooks;
     Flood(100, &stay);
-    ASSERT_GT(ResidentMib(), before + 60);  // or there is nothing to trim
+    ASSERT_GT(ResidentMib(), before + 60);  // there is memory to trim
     trim.Look(now - 0.1);
-    EXPECT_GT(ResidentMib(), before + 60);  // it has just looked
+    EXPECT_GT(ResidentMib(), before + 60);  // too soon after the last look
     trim.Look(now);
-    EXPECT_LT(ResidentMib(), before + 30) << flood;
+    EXPECT_LT(ResidentMib(), before + 30);
   }
   Flood(10, &stay);
   before = ResidentMib();

@@ -1,4 +1,4 @@
-// LineWriter: a reader that does not read, or leaves, costs lines and nothing else.
+// LineWriter: if the reader stops or leaves, lines are dropped and no writer waits.
 #include "server/process/line_writer.h"
 
 #include <fcntl.h>
@@ -65,7 +65,7 @@ TEST_F(LineWriterTest, AFullPipeDropsAndTells) {
   EXPECT_EQ(lines, 4096 / 100 + 1);
   for (int i = 0; i < 1000; ++i, ++lines) writer_->Add(line);
   const int64_t dropped = writer_->dropped();
-  EXPECT_EQ(dropped, 1000 - 9);  // the queue holds ten, with the one that is being written
+  EXPECT_EQ(dropped, 1000 - 9);  // the queue holds nine lines beside the line being written
   const std::string out = ReadUntil("dropped ");
   EXPECT_EQ(out.find("dropped"), static_cast<size_t>(lines - dropped) * line.size());
   EXPECT_THAT(out, HasSubstr("dropped " + std::to_string(dropped) + "\n"));

@@ -1,4 +1,4 @@
-// Log lines: one line each, whatever stands in the fields; JSON that parses.
+// Log lines: one line for each event, whatever the fields contain, and JSON that parses.
 #include "server/process/log.h"
 
 #include <gmock/gmock.h>
@@ -63,8 +63,8 @@ TEST(LogTest, TextIsOneLineAndLevelsFilter) {
   EXPECT_EQ(Captured(LogFormat::kText, LogLevel::kWarning, LogLevel::kInfo, {}), "");
 }
 
-// So many lines a period; the next one tells of those that were left out.
-TEST(LogTest, WhatALimitLeavesOutIsTold) {
+// Take returns the number of lines left out before, or nothing if this line is left out, too.
+TEST(LogTest, ALimitCountsTheLinesThatItLeavesOut) {
   LogLimit limit(2, 5.0);
   EXPECT_EQ(limit.Take(100), 0);
   EXPECT_EQ(limit.Take(101), 0);

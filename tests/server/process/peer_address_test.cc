@@ -1,4 +1,4 @@
-// Peers as libraries write them, the network that each is of, and the client without a token.
+// Peer addresses in the forms of libraries: their networks, and the clients that they stand for.
 #include "server/process/peer_address.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 namespace fox {
 namespace {
 
-// Those of a row are one network, those of two rows are not.
+// Addresses in one row are of one network, addresses in different rows are not.
 TEST(PeerAddressTest, AnAddressIsReadFromEachForm) {
   EXPECT_EQ(NetworkOf("ipv4:10.0.0.1:4711"), 0x0a000001u);
   const std::vector<std::vector<const char*>> networks = {
@@ -31,12 +31,12 @@ TEST(PeerAddressTest, AnAddressIsReadFromEachForm) {
   }
 }
 
-// On which a connection is a client, as is a peer without an address.
+// On loopback each connection is a client of its own, as is a peer without an address.
 TEST(PeerAddressTest, LoopbackIsOneNetwork) {
   for (const std::string peer : {"ipv4:127.0.0.1:", "ipv4:127.255.0.1:", "ipv6:[::1]:",
                                  "ipv6:%5B::1%5D:", "ipv6:[::ffff:127.0.0.1]:", "unix:/"}) {
     EXPECT_EQ(IsLoopback(NetworkOf(peer + "1").value_or(0)), peer != "unix:/") << peer;
-    EXPECT_EQ(UnverifiedClientOf(peer + "1"), UnverifiedClientOf(peer + "1"));
+    EXPECT_EQ(UnverifiedClientOf(peer + "1"), UnverifiedClientOf(peer + "1")) << peer;
     EXPECT_NE(UnverifiedClientOf(peer + "1"), UnverifiedClientOf(peer + "2")) << peer;
   }
   for (const char* peer : {"ipv4:128.0.0.1:1", "ipv4:10.0.0.1:1", "ipv6:[::2]:1",

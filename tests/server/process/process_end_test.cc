@@ -1,4 +1,4 @@
-// The ends of a process: the exit code, and one line that tells why.
+// The ends of a process: its exit code, and one line with the reason.
 #include "server/process/process_end.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,8 @@
 namespace fox {
 namespace {
 
-// Cores are wanted (`ulimit -c`) up to so many bytes; into one byte none is written.
+// Sets the limit of core files (`ulimit -c`). With a limit of one byte cores count as wanted, and
+// none is written.
 void WantCores(rlim_t bytes) {
   rlimit core{};
   getrlimit(RLIMIT_CORE, &core);
@@ -31,9 +32,9 @@ void ThrowOnAThread(const std::exception& exception) {
   }).join();
 }
 
-// Without end, each time with a frame that is written to.
+// Fills the stack: recurses without end and writes to each frame.
 int Recurse(int depth) {    // NOLINT(misc-no-recursion)
-  if (depth < 0) return 0;  // never: compilers warn without an end
+  if (depth < 0) return 0;  // never true, but compilers warn without it
   volatile char frame[1024];
   frame[depth % 1024] = 1;
   return Recurse(depth + 1) + frame[(depth + 1) % 1024];
@@ -52,7 +53,7 @@ class ProcessEndDeathTest : public ::testing::Test {
   static void ExpectExit(const std::function<void()>& end, int code, const char* says) {
     EXPECT_EXIT(end(), ::testing::ExitedWithCode(code), says);
   }
-  // Where cores are wanted.
+  // Expects the end by a signal if cores are wanted.
   static void ExpectSignal(const std::function<void()>& end, int signal, const char* says) {
     const auto with_core = [&] {
       WantCores(1);
@@ -109,7 +110,7 @@ TEST_F(ProcessEndDeathTest, InvalidAccesses) {
   ExpectExit([&] { std::thread(fill_stack).join(); }, 70, "the process crashes.*full stack");
 }
 
-TEST_F(ProcessEndDeathTest, WhatDoesNotStartOrStopInTimeIsEnded) {
+TEST_F(ProcessEndDeathTest, AProcessThatDoesNotStartOrStopInTimeIsEnded) {
   const auto stop = [] {
     EndWithin(60);
     EndWithin(0.05);  // the last call counts

@@ -1,5 +1,5 @@
-// What was freed goes back to the system, however large the messages before it were; and a lock
-// costs no search for deadlocks.
+// Settings of the process: large blocks go back to the system, locks do not search for deadlocks,
+// threads have large stacks.
 #include "server/process/process_settings.h"
 
 #include <gtest/gtest.h>
@@ -17,8 +17,9 @@
 namespace fox {
 namespace {
 
-// Left alone, the heap keeps whatever is smaller than the largest mapping that was ever freed.
-TEST(ProcessSettingsTest, LargeMessagesAreMappedForEver) {
+// By default glibc raises its mapping threshold to the size of the largest mapping that was freed,
+// and keeps smaller blocks in the heap from then on.
+TEST(ProcessSettingsTest, LargeMessagesAreAlwaysMapped) {
   ApplyProcessSettings();
   void* volatile message = std::malloc(16 << 20);
   std::free(message);
@@ -39,8 +40,8 @@ TEST(ProcessSettingsTest, DescriptorsAreAllThatTheSystemAllows) {
   EXPECT_EQ(limit.rlim_cur, limit.rlim_max);
 }
 
-// Where Abseil searches for deadlocks, taking two locks in both orders ends the process, or says
-// so, though no thread waits.
+// If Abseil searched for deadlocks, taking two locks in both orders would print a report, though no
+// thread waits.
 TEST(ProcessSettingsTest, TheOrderOfLocksIsNotSearched) {
   ApplyProcessSettings();
   absl::Mutex a, b;
@@ -56,7 +57,8 @@ TEST(ProcessSettingsTest, TheOrderOfLocksIsNotSearched) {
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
-// Whatever `ulimit -s` says, and with room for handlers of signals where it is full.
+// Whatever `ulimit -s` is. Each thread also has a stack for signal handlers, which run if the first
+// one is full.
 TEST(ProcessSettingsTest, ThreadsHaveLargeStacks) {
   ApplyProcessSettings();
   std::thread([] {

@@ -1,4 +1,4 @@
-// Request ids have the form of a version 4 UUID and differ.
+// Request ids have the form of a version 4 UUID, differ, and cannot be predicted.
 #include "server/process/random_id.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ TEST(RandomIdTest, UuidsAreWellFormedAndDistinct) {
   EXPECT_EQ(seen.size(), 1000u);
 }
 
-// Whether the generator is a Mersenne Twister: 312 outputs give its state, and that the next one.
+// True if the generator is a Mersenne Twister: 312 outputs determine its state and the next output.
 template <class Generator>
 bool FollowsMersenneTwister(Generator&& next) {
   const auto temper = [](uint64_t x) {

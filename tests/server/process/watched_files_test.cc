@@ -1,4 +1,4 @@
-// Files that are replaced are noticed, once, and no look is taken too often.
+// WatchedFiles notices each replaced file once, and looks at most once in an interval.
 #include "server/process/watched_files.h"
 
 #include <gtest/gtest.h>
@@ -21,14 +21,14 @@ TEST(WatchedFilesTest, AChangeIsSeenOnceAndNotTooSoon) {
   EXPECT_FALSE(files.Changed(0.5 * WatchedFiles::kInterval));
   EXPECT_TRUE(files.Changed(1 * WatchedFiles::kInterval));
   EXPECT_FALSE(files.Changed(2 * WatchedFiles::kInterval));
-  WriteWhole(b, "");  // it came to be
+  WriteWhole(b, "");  // now it exists
   EXPECT_TRUE(files.Changed(3 * WatchedFiles::kInterval));
   std::remove(a.c_str());
   EXPECT_TRUE(files.Changed(4 * WatchedFiles::kInterval));
   EXPECT_FALSE(files.Changed(5 * WatchedFiles::kInterval));
 }
 
-// The same length and the same second: how Kubernetes and certbot replace files.
+// The new file has the old one's length and second, as when Kubernetes or certbot replace files.
 TEST(WatchedFilesTest, ARenamedFileAndALinkThatTurnsAreSeen) {
   const std::string link = TempPath("link"), a = TempPath("a"), b = TempPath("b");
   WriteWhole(a, "1");
@@ -57,7 +57,7 @@ TEST(WatchedFilesTest, OnlySmallRegularFilesAreRead) {
             "cannot be read: No such file or directory");
 }
 
-TEST(WatchedFilesTest, WhoMayRead) {
+TEST(WatchedFilesTest, FilesThatOthersMayReadAreFound) {
   const std::string path = TempPath("file");
   WriteWhole(path, "");
   chmod(path.c_str(), 0640);
