@@ -172,9 +172,9 @@ class RunTest(TreeCase):
                                    ("13.0", "80-virtual")):
             started, said = self.serve("--grpc-port", "0", FAKE_CAPABILITY=capability,
                                        CUDA_VISIBLE_DEVICES="0")
-            self.assertEqual(started, "server of cuda: --model models/demo --grpc-port 0")
+            self.assertEqual(started, "server of cuda: --model models/demo --grpc-port 0", said)
             self.assertIn("Computing on NVIDIA Test", said)
-            self.assertEqual(self.architectures(), wanted)
+            self.assertEqual(self.architectures(), wanted, capability)
 
     def test_what_the_flags_say(self) -> None:
         self.add_card()
@@ -182,7 +182,7 @@ class RunTest(TreeCase):
         for flags in (("--device", "cpu"), ("--device=cpu",)):
             started, said = self.serve(*flags)
             self.assertIn("server of cpu: --model models/demo " + " ".join(flags), started)
-            self.assertNotIn("Computing on", said)
+            self.assertNotIn("Computing on", said, flags)
         started, _ = self.serve(FOX_DEVICE="cpu")
         self.assertIn("server of cpu", started)
         started, _ = self.serve("--device", "auto", FOX_DEVICE="cpu")
@@ -212,7 +212,7 @@ class SuiteTest(TreeCase):
                                            (("all",), "", r"-LE gpu .* 1$")):
             result = self.run_command("test", *arguments, FAKE_FAILS=fails)
             self.assertEqual(result.returncode, 8 if fails else 0, result.stderr)
-            self.assertEqual("the test's own output" in result.stdout, bool(fails))
+            self.assertEqual("the test's own output" in result.stdout, bool(fails), arguments)
             self.assertIn("\n99 slow_test\n", result.stderr)
             self.assertIn("==> odd_test: SKIPPED: no torch\n", result.stderr)
             calls = (self.programs / "ctest-calls").read_text().splitlines()
@@ -258,7 +258,8 @@ class HelpTest(TreeCase):
                              f"Dockerfile.cuda -t foxserve:cuda {self.root}")
         for arguments in (("image", "gpu"), ("package", "gpu"), ("package", "cpu", "rpm")):
             result = self.run_command(*arguments)
-            self.assertEqual((result.returncode, len(result.stderr.splitlines())), (1, 1))
+            self.assertEqual((result.returncode, len(result.stderr.splitlines())), (1, 1),
+                             arguments)
 
     def test_a_command_that_does_not_exist(self) -> None:
         result = self.run_command("chat", "--help")
@@ -286,7 +287,7 @@ class PythonTest(TreeCase):
     def test_nothing_is_installed_where_that_is_forbidden(self) -> None:
         for command in (("convert", "models/demo", "out"), self.finetune):
             result = self.run_command(*command, FAKE_LACKS="1")
-            self.assertEqual(result.returncode, 1)
+            self.assertEqual(result.returncode, 1, command)
             self.assertIn("FOX_NO_INSTALL is set, and python3 lacks one of: numpy", result.stderr)
         self.assertEqual(self.calls(), [])
         self.assertFalse((self.root / ".venv").exists())
@@ -300,7 +301,7 @@ class PythonTest(TreeCase):
         for command, times in ((("demo", "--web"), 0), (("demo", "--chat"), 1),
                                (("convert", "models/demo", "out"), 1)):  # once
             self.run_command(*command)
-            self.assertEqual(self.installed(), [wanted] * times)
+            self.assertEqual(self.installed(), [wanted] * times, command)
 
     def test_without_a_gpu_pytorch_is_the_cpus(self) -> None:
         del self.environment["FOX_NO_INSTALL"]
@@ -328,7 +329,7 @@ class PythonTest(TreeCase):
                             (("foxify", *self.finetune[1:], "--window", "9"), "--window"),
                             (("finetune", "models/demo", "gone.txt", "--out", "out"), "gone.txt")):
             result = self.run_command(*flags)
-            self.assertEqual(result.returncode, 2)
+            self.assertEqual(result.returncode, 2, flags)
             self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
             self.assertIn(said, result.stderr)
         self.assertEqual(self.calls(), [])

@@ -31,9 +31,10 @@ TEST(FoxBenchTest, EveryLoadFindsWhatItSharesInTheCache) {
       "cache --device cpu --document 256 --question 20 --answer 4 --requests 2 --rounds 1");
   ASSERT_EQ(report["rows"].size(), 4U);
   for (const json& row : report["rows"]) {
+    SCOPED_TRACE(row);
     EXPECT_GT(row["tokens_per_second"]["median"], 0);
     EXPECT_GT(row["first_token_seconds"]["median"], 0);
-    EXPECT_EQ(row["found"] > 0, row["cache"] == true && row["load"] == "questions") << row;
+    EXPECT_EQ(row["found"] > 0, row["cache"] == true && row["load"] == "questions");
   }
 }
 
@@ -44,12 +45,13 @@ TEST(FoxBenchTest, AnswersDoNotDependOnWhatRunsBesideThem) {
       kTiny);
   ASSERT_EQ(report["rows"].size(), 8U);
   for (const json& row : report["rows"]) {
+    SCOPED_TRACE(row);
     const std::string way = row["way"];
     EXPECT_EQ(row["requests"], 12);
-    EXPECT_EQ(row["bits_differ"], 0) << way;
-    EXPECT_EQ(row["preemptions"] > 0, way.find("small pool") == 0) << row;
-    EXPECT_EQ(row["swaps"] > 0, way == "small pool, swapped") << row;
-    EXPECT_EQ(row["cached_tokens"] > 0, way == "from the prefix cache") << row;
+    EXPECT_EQ(row["bits_differ"], 0);
+    EXPECT_EQ(row["preemptions"] > 0, way.find("small pool") == 0);
+    EXPECT_EQ(row["swaps"] > 0, way == "small pool, swapped");
+    EXPECT_EQ(row["cached_tokens"] > 0, way == "from the prefix cache");
   }
 }
 
@@ -60,6 +62,7 @@ TEST(FoxBenchTest, TwoServersUnderTheSameArrivals) {
       kTiny + " -- --kv-cache-mb 1 --threads 1");
   ASSERT_EQ(report["rows"].size(), 2U);
   for (const json& row : report["rows"]) {
+    SCOPED_TRACE(row);
     EXPECT_EQ(row["acp"], &row == &report["rows"][0] ? "off" : "certified");
     EXPECT_EQ(row["completed"], 6);
     for (const char* none : {"refused", "lost", "missing_tokens", "repeated_tokens"}) {
@@ -96,6 +99,7 @@ TEST(FoxBenchTest, AllOnATinyModel) {
   std::map<std::string, int> rows;
   std::map<std::string, double> live;  // share of KV pages behind the longest prompt
   for (const json& row : report["rows"]) {
+    SCOPED_TRACE(row);
     ++rows[row["bench"]];
     EXPECT_GT(row["seconds"]["median"], 0);
     EXPECT_LE(row["seconds"]["min"], row["seconds"]["max"]);

@@ -1,4 +1,5 @@
-// Admission: what is refused before it costs anything, how clients take turns, which may come in.
+// Admission of gRPC messages: budgets and refusals before a message is parsed, and cancellations
+// and stops while messages wait.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -15,7 +16,7 @@
 namespace fox {
 namespace {
 
-// Holds both pools of admission until it is opened or dies.
+// Holds both pools of admission until it is opened or destroyed.
 class Gate {
  public:
   explicit Gate(ServerCore& core) {
@@ -36,7 +37,7 @@ class Gate {
   bool opened_ = false;
 };
 
-// A mebibyte that swells to thirty when it is parsed.
+// A message of one mebibyte whose parsed form takes thirty.
 v1::GenerateRequest Bomb() {
   v1::GenerateRequest request = GreedyRequest("boom", 2);
   for (int i = 0; i < 1 << 19; ++i) request.mutable_stopping()->add_stop("");
@@ -46,6 +47,7 @@ v1::GenerateRequest Bomb() {
 TEST(AdmissionTest, CompressedMessagesAreUnimplemented) {
   TestServer server;
   for (grpc_compression_algorithm algorithm : {GRPC_COMPRESS_GZIP, GRPC_COMPRESS_DEFLATE}) {
+    SCOPED_TRACE(algorithm);
     grpc::ClientContext context;
     SetTimeout(&context);
     context.set_compression_algorithm(algorithm);
@@ -69,7 +71,7 @@ TEST(AdmissionTest, MessagesAreHeldToTheBudgetBeforeTheyAreParsed) {
   EXPECT_EQ(second.End().error_code(), grpc::RESOURCE_EXHAUSTED);
   OpenStream other(server.Connect(), GreedyRequest("polite", 2));
   ASSERT_TRUE(Eventually([&] { return server.core->calls().calls() == 2; }));
-  // Nothing of it has been parsed, and gRPC's threads are free.
+  // No message has been parsed, and gRPC's threads are free.
   EXPECT_EQ(server.Load().calls(), 3u);
   EXPECT_EQ(server.Load().requests_rejected(), 1u);
   gate.Open();
@@ -121,15 +123,15 @@ TEST(AdmissionTest, ACancelledTextIsFreedBeforeItsTurn) {
   for (size_t i = 0; i < kCalls; ++i) {
     clients.emplace_back([&, i] {
       v1::TokenizeResponse response;
-      EXPECT_FALSE(
-          v1::Tokenizer::NewStub(connection)->Tokenize(&contexts[i], request, &response).ok());
+      const auto stub = v1::Tokenizer::NewStub(connection);
+      EXPECT_FALSE(stub->Tokenize(&contexts[i], request, &response).ok()) << i;
     });
   }
   EXPECT_TRUE(Eventually([&] { return server.core->tokenizing().queued() == kCalls; }));
   EXPECT_GT(in_use(), before + kCalls * kBytes);
   for (size_t i = 0; i < kCalls; ++i) contexts[i].TryCancel();
   for (std::thread& client : clients) client.join();
-  // The library reads ahead as much as it read at once, until its connection closes.
+  // Until its connection closes, gRPC keeps buffers as large as its largest read.
   contexts.reset();
   connection.reset();
   EXPECT_TRUE(Eventually([&] { return in_use() < before + kCalls * kBytes / 2; }));

@@ -10,7 +10,7 @@ import warnings
 
 
 def openssl(*arguments: object) -> None:
-    """Runs it; its complaint is the exception's."""
+    """Runs the openssl program; an exception has its error message."""
     done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True,
                           timeout=60, check=False)
     if done.returncode != 0:
@@ -24,16 +24,16 @@ class Pair:
         self.certificate, self.key = stem.with_suffix(".pem"), stem.with_suffix(".key")
 
     def server_flags(self) -> list[str]:
-        """For fox-server."""
+        """Flags of fox-server that serve with this certificate."""
         return ["--ssl-certfile", str(self.certificate), "--ssl-keyfile", str(self.key)]
 
     def client_flags(self) -> list[str]:
-        """For fox-cli."""
+        """Flags of fox-cli that present this certificate."""
         return ["--cert", str(self.certificate), "--key", str(self.key)]
 
 
 class Authority(Pair):
-    """Its own certificate is what others trust."""
+    """A certificate authority, with its own certificate for clients and servers to trust."""
 
     def __init__(self, folder: pathlib.Path, name: str) -> None:
         super().__init__(folder / name)
@@ -49,7 +49,7 @@ class Authority(Pair):
 
     def issue(self, name: str, names: str = "DNS:localhost,IP:127.0.0.1", days: int = 1,
               key: str = "EC") -> Pair:
-        """A certificate for a server or a client; below 0 days it has expired."""
+        """Issues a certificate for a server or a client; with `days` below 0 it has expired."""
         pair, stem = Pair(self._folder / name), self._folder / name
         request, extensions = stem.with_suffix(".csr"), stem.with_suffix(".ext")
         extensions.write_text(f"subjectAltName={names}\n")
@@ -62,7 +62,7 @@ class Authority(Pair):
 
 def client_context(authority: Pair, protocols: tuple[str, ...] = ("h2",),
                    version: ssl.TLSVersion | None = None) -> ssl.SSLContext:
-    """A client of Python's; of one version, which it may speak however old it is."""
+    """A client's context that trusts `authority`. `version`: the only version, however old."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(authority.certificate)
     if protocols:
@@ -70,13 +70,13 @@ def client_context(authority: Pair, protocols: tuple[str, ...] = ("h2",),
     if version is not None:
         context.set_ciphers("ALL:@SECLEVEL=0")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # that is why they are tried
+            warnings.simplefilter("ignore", DeprecationWarning)  # old versions are tried on purpose
             context.minimum_version = context.maximum_version = version
     return context
 
 
 def handshake(address: tuple[str, int], context: ssl.SSLContext) -> str:
-    """The version that was agreed upon; raises OSError when there is none."""
+    """Connects and returns the agreed version of TLS; raises OSError if the handshake fails."""
     with socket.create_connection(address, 5) as plain:
         with context.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
             return secure.version() or ""

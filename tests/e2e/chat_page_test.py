@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The page at / with models that chat, in a real browser: a conversation, and two models at one
-address by the router of the demo.
+"""The page at / with models that chat, in a real browser: a conversation, and two models behind
+the demo's router.
 
     chat_page_test.py BIN     the folder of fox-server
 """
@@ -33,12 +33,12 @@ class ChatPageTest(Page):
                                           seed=1, temperature=0.7))["choices"][0]["message"]
             messages.append(answer)
             shown += ("\n\n" if shown else "") + said + "\n\n" + answer["content"]
-            self.assertEqual(self.text("answer"), shown)
+            self.assertEqual(self.text("answer"), shown, said)
             self.browser.evaluate("document.body.dataset.state = 'idle'")
         self.assertEqual(self.text("prompt-label"), "Message")
         self.browser.evaluate("window.kept = window.fetch,"
                               " window.fetch = () => Promise.reject(Error('no network')), 0")
-        self.generate("On", 12)  # gets no answer: no turn of the conversation
+        self.generate("On", 12)  # fails, and so adds no turn to the conversation
         self.browser.wait_for(f"{STATE} === 'failed'")
         self.assertEqual(self.text("answer"), shown)
         self.browser.evaluate("window.fetch = window.kept, 0")
@@ -61,7 +61,7 @@ class ChatPageTest(Page):
 
 
 class BesidePageTest(Page):
-    """Two models at one address, by the router of the demo: the second forgets nothing."""
+    """Two models behind the demo's router; the second one is not pruned."""
 
     chats = True
 
@@ -83,14 +83,14 @@ class BesidePageTest(Page):
         self.assertEqual([self.text(i) for i in ("answer-title", "beside-title")],
                          ["demo", "other"])
         for box in ("answer", "beside-answer"):
-            self.assertRegex(self.text(box), r"(?s)of the town\?\n\n.+$")
+            self.assertRegex(self.text(box), r"(?s)of the town\?\n\n.+$", box)
             self.assertLess(self.browser.evaluate(f"(box => box.scrollHeight - box.scrollTop - "
-                            f"box.clientHeight)(document.getElementById('{box}'))"), 40)
+                            f"box.clientHeight)(document.getElementById('{box}'))"), 40, box)
         kept = [float(self.text(f"kept-{place}").removesuffix(" MiB")) for place in (0, 1)]
         self.assertLess(kept[0], 0.25 * kept[1])
         self.assertEqual(self.text("kept"), self.text("kept-0"))
         for cell in ("first-0", "first-1", "rate-0", "rate-1"):
-            self.assertRegex(self.text(cell), r"^\d")
+            self.assertRegex(self.text(cell), r"^\d", cell)
         self.assertRegex(self.text("right"), "^The town is Zenda: demo is (right|wrong),"
                          r" other is (right|wrong)\.$")
         self.push("reset")
@@ -108,7 +108,7 @@ class BesidePageTest(Page):
             self.generate(said, 4)
             self.browser.wait_for(f"{STATE} === 'done' && document.getElementById('prompt')"
                                   ".value === ''")
-            self.assertEqual(self.text("right"), "")  # not the example's question
+            self.assertEqual(self.text("right"), "", said)  # only the example has a right answer
             self.browser.evaluate("document.body.dataset.state = 'idle'")
         self.browser.evaluate("0")
         sent = [json.loads(event["params"]["request"]["postData"]) for event in self.browser.events
@@ -117,8 +117,8 @@ class BesidePageTest(Page):
         self.assertEqual([body["model"] for body in sent], ["demo", "other"] * 2)
         for body, box in zip(sent[2:], ("answer", "beside-answer")):
             question, answer, last = (message["content"] for message in body["messages"])
-            self.assertEqual([question, last], ["The king", "Go on"])
-            self.assertTrue(self.text(box).startswith(f"The king\n\n{answer}\n\nGo on\n\n"))
+            self.assertEqual([question, last], ["The king", "Go on"], box)
+            self.assertTrue(self.text(box).startswith(f"The king\n\n{answer}\n\nGo on\n\n"), box)
 
     def test_the_router_refuses_what_the_servers_do(self) -> None:
         headers = {"Content-Type": "application/json"}

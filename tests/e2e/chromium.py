@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from typing import Any
 
 NAME = next(filter(shutil.which, ("chromium", "google-chrome", "google-chrome-stable")),
-            "chromium-browser")  # what Debian called it
-SECONDS = 60  # for any one answer
+            "chromium-browser")  # an older name in Debian
+SECONDS = 60  # timeout of one answer
 
 
 class BrowserError(Exception):
-    """What the browser says went wrong."""
+    """An error that the browser reports."""
 
 
 class Browser:
-    """One page of a browser of its own; gone when the context ends."""
+    """A browser with one page, from the start to the end of the context."""
 
     def __init__(self, width: int = 1200, height: int = 1000,
                  switches: Sequence[str] = ()) -> None:
@@ -35,14 +35,14 @@ class Browser:
         if os.geteuid() == 0:  # its sandbox refuses root
             self._command.insert(1, "--no-sandbox")
         self._last_id, self._rest, self._session = 0, b"", ""
-        self.events: list[dict[str, Any]] = []  # all that came, the oldest first
+        self.events: list[dict[str, Any]] = []  # all events so far, the oldest first
 
     def __enter__(self) -> Browser:
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         read, self._write = os.pipe()
         self._read, write = os.pipe()
 
-        def pass_pipes() -> None:  # in the child: it reads from 3 and writes to 4
+        def pass_pipes() -> None:  # runs in the child, which reads from 3 and writes to 4
             os.dup2(read, 10)
             os.dup2(write, 11)
             os.dup2(10, 3)
@@ -67,7 +67,7 @@ class Browser:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._write)  # it ends when its driver has ended
+        os.close(self._write)  # the browser ends when this pipe ends
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -107,7 +107,7 @@ class Browser:
         return json.loads(message)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression; a promise is waited for."""
+        """The value of a JavaScript expression; if it is a promise, its result."""
         result = self.send("Runtime.evaluate", expression=expression, awaitPromise=True,
                            returnByValue=True)
         if "exceptionDetails" in result:
@@ -123,7 +123,7 @@ class Browser:
                       "addEventListener('load', () => done()))")
 
     def wait_for(self, condition: str) -> None:
-        """Waits until a JavaScript condition holds, looked at whenever the document changes."""
+        """Waits until a JavaScript condition holds; it is checked when the document changes."""
         self.evaluate("new Promise((done, fail) => {"
                       f"  const holds = () => Boolean({condition});"
                       "  if (holds()) return done();"
@@ -143,9 +143,9 @@ class Browser:
                       windowsVirtualKeyCode=code, text=text if kind == "keyDown" else "")
 
     def type(self, text: str) -> None:
-        """Puts text where the focus is."""
+        """Types text into the focused element."""
         self.send("Input.insertText", text=text)
 
     def screenshot(self) -> bytes:
-        """What is seen now, as PNG."""
+        """A picture of the window as PNG."""
         return base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What fox-cli shows and where it looks for a server, and what fox-server says of its environment.
+"""fox-cli's output on terminals and its targets; fox-server's warnings about its environment.
 
     cli_test.py BIN     the folder of fox-server and fox-cli
 """
@@ -13,20 +13,21 @@ import unittest
 
 import fox_server
 
-# What a terminal obeys (ECMA-48): escape sequences, their 8-bit forms, backspace, carriage return.
+# Control characters of a terminal (ECMA-48): escape sequences, their 8-bit forms, backspace,
+# carriage return.
 CONTROLS = "a\x1b[31mb\x07c\bd\re\x7ff\x9b31mg\x85h"
 SHOWN = "a\\x1b[31mb\\x07c\\x08d\\x0de\\x7ff\\x9b31mg\\x85h"
 
 
 class CliTest(fox_server.Case):
-    """fox-cli beside one server."""
+    """fox-cli with one server."""
 
     def ids(self, text: str) -> str:
-        """Its tokens, without what comes in front."""
+        """The token ids of a text, without bos."""
         return self.cli("tokenize", "--no-bos", "-", said=text).stdout.strip()
 
     def on_a_terminal(self, *arguments: str) -> str:
-        """What comes to a terminal."""
+        """Runs fox-cli on a terminal and returns its output."""
         ours, its = pty.openpty()
         with subprocess.Popen([str(self.programs / "fox-cli"), *arguments, "--target",
                                self.server.target], stdout=its, stdin=subprocess.DEVNULL) as cli:
@@ -35,7 +36,7 @@ class CliTest(fox_server.Case):
             try:
                 while more := os.read(ours, 4096):
                     said += more
-            except OSError:  # how a terminal ends
+            except OSError:  # the end of a terminal
                 pass
             os.close(ours)
         self.assertEqual(cli.returncode, 0)
@@ -61,7 +62,7 @@ class CliTest(fox_server.Case):
     def test_an_error_holds_none_either(self) -> None:
         for argument in ("\x1b[31mred", "a\x9bb"):
             done = self.cli("generate", "x", f"--{argument}")
-            self.assertNotEqual(done.returncode, 0)
+            self.assertNotEqual(done.returncode, 0, repr(argument))
             self.assertFalse({c for c in done.stderr if (ord(c) < 32 and c != "\n") or
                               127 <= ord(c) < 160}, done.stderr)
 
@@ -72,7 +73,7 @@ class CliTest(fox_server.Case):
 
 
 class EnvironmentTest(unittest.TestCase):
-    """Variables of a fox-server that is not to start."""
+    """Environment variables of a fox-server that only prints its version."""
 
     def test_a_variable_that_is_no_flag_is_told(self) -> None:
         done = subprocess.run(

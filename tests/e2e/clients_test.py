@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Clients of OpenAI's API, each with a small conversation over the HTTP port of a fox-server on the
-demo model: a structured answer, a tool's call, and the history that they make of it.
+"""Other clients of OpenAI's API with a fox-server on the demo model. Each has a small conversation:
+a structured answer, a tool call, and a next turn with the history that the client makes.
 
     clients_test.py BIN     the folder of fox-server and fox-cli
 
-They come from PyPI, once, into a Python environment of the build. Skipped, and it says so, where
-PyPI cannot be reached.
+The clients are installed once from PyPI into a Python environment of the build. If PyPI cannot be
+reached, the test says so and is skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any, Literal
 import fox_server
 import pypi_packages
 
-# Of one version: they disagree about that of `openai`, and pip would look for hours.
+# All versions are fixed: the clients need different versions of `openai`, and pip would search for
+# hours.
 CLIENTS = ("openai==1.109.1", "instructor==1.12.0", "pydantic-ai-slim[openai]==1.30.1",
            "openai-agents==0.3.3", "langchain-openai==1.1.9", "litellm==1.80.0",
            "opentelemetry-api==1.37.0")
@@ -28,7 +29,7 @@ LIMITS: dict[str, Any] = {"max_tokens": 150, "temperature": 1, "seed": 3}
 
 
 class ClientsTest(fox_server.Case):
-    """One server for all cases. What the model says makes no sense, but has its form."""
+    """One server for all cases. The model's answers make no sense, but have the right form."""
 
     flags = ("--http-port", "0", "--max-model-len", "4096")
     chats = True
@@ -64,17 +65,17 @@ class ClientsTest(fox_server.Case):
         import instructor  # noqa: PLC0415
         for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):
             client = instructor.from_openai(self.client, mode=mode)
-            if mode == instructor.Mode.JSON:  # any object: it is not the schema's but by chance
+            if mode == instructor.Mode.JSON:  # any object: only by chance it fits the schema
                 with self.assertRaises(Exception) as raised:
                     client.chat.completions.create(
                         model="demo", messages=[{"role": "user", "content": PROMPT}],
                         response_model=self.light, max_retries=1, **LIMITS)
-                self.assertIn("validation", str(raised.exception))
+                self.assertIn("validation", str(raised.exception), mode)
                 continue
             light = client.chat.completions.create(
                 model="demo", messages=[{"role": "user", "content": PROMPT}],
                 response_model=self.light, max_retries=1, **LIMITS)
-            self.assertIsInstance(light, self.light)
+            self.assertIsInstance(light, self.light, mode)
 
     def test_pydantic_ai(self) -> None:
         import pydantic_ai  # noqa: PLC0415
@@ -85,9 +86,9 @@ class ClientsTest(fox_server.Case):
             agent = pydantic_ai.Agent(model, output_type=output, instructions="Be brief.",
                                       model_settings=LIMITS)
             first = agent.run_sync(PROMPT)
-            self.assertIsInstance(first.output, self.light)
+            self.assertIsInstance(first.output, self.light, output)
             second = agent.run_sync(PROMPT, message_history=first.all_messages())
-            self.assertIsInstance(second.output, self.light)
+            self.assertIsInstance(second.output, self.light, output)
 
     def test_openai_agents(self) -> None:
         import agents  # noqa: PLC0415
@@ -119,7 +120,7 @@ class ClientsTest(fox_server.Case):
                                             max_retries=0, **LIMITS)
         for method in ("function_calling", "json_schema"):
             made = model.with_structured_output(self.light, method=method).invoke(PROMPT)
-            self.assertIsInstance(made, self.light)
+            self.assertIsInstance(made, self.light, method)
         tools = model.bind_tools([self.light], tool_choice="required", parallel_tool_calls=False)
         answer = tools.invoke(PROMPT)
         [call] = answer.tool_calls
@@ -143,7 +144,7 @@ class ClientsTest(fox_server.Case):
                   {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "done"}]
         again = litellm.completion(messages=turns, tools=[tool], stream=True, **fields)
         self.assertTrue("".join(chunk.choices[0].delta.content or "" for chunk in again))
-        # By this class it asks another model, or cuts the conversation.
+        # An error of this class makes litellm ask another model or cut the conversation.
         for long in ({"messages": [{"role": "user", "content": "word " * 5000}]},
                      {"messages": turns[:1], "max_tokens": 5000}):
             with self.assertRaises(litellm.ContextWindowExceededError):

@@ -21,7 +21,7 @@ from fox_server import INSTRUMENTED, SLOWNESS, wait_until
 
 
 def answers(url: str) -> bool:
-    """Whether a GET is answered within a second."""
+    """True if a GET is answered within a second."""
     try:
         with urllib.request.urlopen(url, timeout=1) as answer:
             return answer.status == 200
@@ -31,7 +31,7 @@ def answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def flood(target: str) -> Iterator[None]:
-    """More connections than there are descriptors, held open as far as the server lets them."""
+    """Opens twice as many connections as there are descriptors and holds them."""
     host, port = target.rsplit(":", 1)
     with contextlib.ExitStack() as stack:
         for _ in range(2 * ConnectionsTest.descriptors):
@@ -40,16 +40,16 @@ def flood(target: str) -> Iterator[None]:
 
 
 class ConnectionsTest(fox_server.Case):
-    """Servers that may open few descriptors."""
+    """Servers with a low limit of descriptors."""
 
     descriptors = 200
 
     def measure(self, attack, size: int):
-        """What an attack on the server did, by http2_attacks.measure."""
+        """Runs an attack on the server by http2_attacks.measure."""
         return attacks.measure(self.server.address, self.server.process.pid, attack, size)
 
     def test_a_flood_of_connections(self) -> None:
-        """Old clients do not notice; a new one is served within a second of its end."""
+        """Existing clients are served during the flood, new ones within a second of its end."""
         for _ in range(2):
             did = self.measure(attacks.connections, 3 * self.descriptors)
             self.assertEqual(did["errors"], 0, did)
@@ -70,7 +70,7 @@ class ConnectionsTest(fox_server.Case):
                     stack.enter_context(flood(targets[name]))
                 (spared,) = targets.keys() - set(flooded)
                 with self.subTest(spared):
-                    # The flood of the case before has just ended.
+                    # The previous case's flood has just ended.
                     self.assertTrue(wait_until(is_served[spared], 2 * SLOWNESS))
 
     def test_a_connection_cannot_open_streams_without_end(self) -> None:
@@ -88,7 +88,7 @@ class ConnectionsTest(fox_server.Case):
         self.assertTrue(attacks.is_serving(self.server.address))
 
     def test_a_connection_that_says_nothing_for_long_is_closed(self) -> None:
-        """But not one that waits for something."""
+        """A connection with a call that waits is kept."""
         server = self.serve_case("--max-connection-idle", "1")
         with attacks.Connection(server.address) as idle, \
                 attacks.Connection(server.address) as waiting:
@@ -122,7 +122,7 @@ class MemoryTest(fox_server.Case):
     flags = None
 
     def test_health_checks_that_take_no_answer(self) -> None:
-        """They need no token, and end soon; others' checks are answered meanwhile."""
+        """Such checks need no token and end soon; checks of others are answered meanwhile."""
         tokens = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "tokens"
         tokens.write_text("a-token-of-a-client\n")
         server = self.serve_case("--api-key-file", str(tokens))
@@ -137,7 +137,7 @@ class MemoryTest(fox_server.Case):
         self.assertLess(did["peak_mib"], 100, did)
 
     def test_a_flood_of_calls_leaves_no_memory_behind(self) -> None:
-        """What it took goes back to the system, though no connection has come or gone since."""
+        """The memory goes back to the system, though no connection has come or gone since."""
         server = self.serve_case()
         pid = server.process.pid
         before = attacks.resident_mib(pid)

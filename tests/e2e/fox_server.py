@@ -1,4 +1,4 @@
-"""A fox-server on the demo model, and the cases that clients in Python test it with."""
+"""A fox-server on the demo model, and the base class of tests with clients in Python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ import demo  # noqa: E402
 
 MODEL = ROOT / "models" / "demo"
 SKIPPED = 77  # ctest's SKIP_RETURN_CODE
-# For a model that was never trained to chat.
+# A chat format for the demo model, which was never trained to chat.
 CHAT_FORMAT = {"bos": "<s>", "generation_prompt": "Assistant:", "later_system": True, "roles": {
     "system": {"prefix": "", "suffix": "\n"}, "user": {"prefix": "User: ", "suffix": "\n"},
     "assistant": {"prefix": "Assistant:", "suffix": "</s>\n"},
@@ -35,13 +35,15 @@ CHAT_FORMAT = {"bos": "<s>", "generation_prompt": "Assistant:", "later_system": 
     "tools": {"prefix": " Tools: ", "tool": "", "suffix": "", "separator": "\n",
               "call": "<call>{\"name\": \"", "arguments": "\", \"arguments\": ",
               "call_end": "}</call>", "next_response": "|"}}
-# A sanitizer's server: not the memory nor the speed of the program. tests/sanitizers sets it.
+# True for builds with a sanitizer, whose memory and speed are not the program's. tests/sanitizers
+# sets the variable.
 INSTRUMENTED = "ASAN_OPTIONS" in os.environ
-SLOWNESS = 4 if INSTRUMENTED else 1  # what a limit of time is multiplied by, as ctest's are
+SLOWNESS = 4 if INSTRUMENTED else 1  # factor of time limits, as in ctest
 
 
 class FoxServer(demo.Server):
-    """On free ports, serving when the context begins; `descriptors`: it may open no more."""
+    """A server on free ports from the start to the end of the context. `descriptors`: its limit of
+    open descriptors; 0: the system's."""
 
     def __init__(self, programs: pathlib.Path, flags: Sequence[str] = (),
                  descriptors: int = 0, model: pathlib.Path = MODEL) -> None:
@@ -49,14 +51,15 @@ class FoxServer(demo.Server):
         if descriptors:
             self._command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$0" "$@"',
                              *self._command]
-        self.log: list[str] = []  # all that it has printed
+        self.log: list[str] = []  # all lines so far
 
     def _read_line(self, line: str) -> None:
         self.log.append(line.rstrip())
         super()._read_line(line)
 
     def _wait_until_serving(self) -> None:
-        """Without asking fox-cli, which TLS and tokens may keep out: it listens when it serves."""
+        """Waits for the lines that name the ports. fox-cli is not asked, as TLS and tokens may
+        refuse it."""
         self._listening.wait(demo.START_SECONDS)
         if not self.target or not all(self.ports.values()):
             raise demo.DemoError("\n".join(self.log))
@@ -64,11 +67,11 @@ class FoxServer(demo.Server):
         self.address, self.process = (host, int(port)), self._process
 
     def logged(self, text: str) -> bool:
-        """Whether it has been, within two seconds."""
+        """True if a line contains `text` within two seconds."""
         return wait_until(lambda: any(text in line for line in self.log), 2)
 
     def end(self, number: int) -> int:
-        """Sends the signal; the exit code. The log is whole then."""
+        """Sends a signal, waits for the end and the whole log, and returns the exit code."""
         self.process.send_signal(number)
         code = self.process.wait(timeout=60)
         self._reader.join()
@@ -76,7 +79,7 @@ class FoxServer(demo.Server):
 
 
 def chat_model(folder: pathlib.Path) -> pathlib.Path:
-    """The demo, with a chat format, in a folder."""
+    """A copy of the demo model with a chat format, in a folder."""
     model = folder / "demo"
     shutil.copytree(MODEL, model)
     (model / "chat_format.json").write_text(json.dumps(CHAT_FORMAT))
@@ -84,7 +87,7 @@ def chat_model(folder: pathlib.Path) -> pathlib.Path:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 15) -> bool:
-    """Asks until it is so; False: it was not."""
+    """Polls the condition. False: it did not hold within `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -94,19 +97,19 @@ def wait_until(condition: Callable[[], bool], seconds: float = 15) -> bool:
 
 
 def free_port() -> int:
-    """A port that is free."""
+    """A port on loopback that is free now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
 
 
 class Case(unittest.TestCase):
-    """One server for all cases of a class; of a class without `flags` each case starts its own."""
+    """One server for all cases of a class; if `flags` is None, each case starts its own."""
 
     programs = pathlib.Path()
     flags: tuple[str, ...] | None = ()
     descriptors = 0
-    chats = False  # whether the demo has a chat format
+    chats = False  # the model is the demo with a chat format
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -115,7 +118,7 @@ class Case(unittest.TestCase):
 
     @classmethod
     def serve(cls, *flags: str) -> FoxServer:
-        """A server until the class' end."""
+        """Starts a server that runs until the end of the class."""
         model = MODEL
         if cls.chats:
             folder = cls.enterClassContext(tempfile.TemporaryDirectory())
@@ -123,28 +126,28 @@ class Case(unittest.TestCase):
         return cls.enterClassContext(FoxServer(cls.programs, flags, cls.descriptors, model))
 
     def serve_case(self, *flags: str) -> FoxServer:
-        """A server until the case's end, and the one that is asked from now on."""
+        """Starts a server that runs until the end of the case and makes it `self.server`."""
         self.server = self.enterContext(FoxServer(self.programs, flags, self.descriptors))
         return self.server
 
     def start(self, *flags: str) -> subprocess.CompletedProcess[str]:
-        """A server that is not to start."""
+        """Runs a server that is expected to refuse to start."""
         return subprocess.run([str(self.programs / "fox-server"), "--grpc-port", "0", *flags],
                               capture_output=True, text=True, timeout=60, check=False)
 
     def cli(self, *arguments: str, target: str = "",
             said: str = "") -> subprocess.CompletedProcess[str]:
-        """fox-cli, with the server unless another target is named; `said` is its input."""
+        """Runs fox-cli. `target`: by default the server; `said`: its standard input."""
         return subprocess.run([str(self.programs / "fox-cli"), *arguments, "--target",
                                target or self.server.target], input=said,
                               capture_output=True, text=True, timeout=60, check=False)
 
     def running(self, *flags: str) -> int:
-        """Requests that run."""
+        """The number of running requests."""
         return int(demo.read_messages(self.cli("info", *flags).stdout)[-1]["running"])
 
     def post(self, path: str = "/v1/completions", **fields: Any) -> bytes:
-        """The answer by HTTP; a refusal raises HTTPError."""
+        """Posts `fields` as JSON and returns the answer's body; a refusal raises HTTPError."""
         with urllib.request.urlopen(urllib.request.Request(
                 self.server.http_url + path, json.dumps(fields).encode(),
                 {"Content-Type": "application/json"}), timeout=60) as answer:
@@ -152,8 +155,8 @@ class Case(unittest.TestCase):
 
 
 def main(*needed: str) -> NoReturn:
-    """Runs the cases of `TEST BIN [unittest's arguments]`; skips them, and says so, without one of
-    the modules or programs."""
+    """Runs the cases of the command line `TEST BIN [unittest's arguments]`. If a needed module or
+    program is missing, says so and skips them."""
     missing = [name for name in needed
                if shutil.which(name) is None and importlib.util.find_spec(name) is None]
     if missing:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Two fox-servers behind the real gateway, which uses their HTTP port: what the openai client gets
-is what fox.v1 gives, what is cancelled is freed, and a worker that dies or drains costs no other
-request. Skipped, and it says so, where the packages cannot be had from PyPI.
+"""Two fox-servers behind the real gateway, which uses their HTTP port: the openai client gets the
+answers of fox.v1, a cancelled request frees its pages, and a worker that dies or drains costs no
+other request. If the packages cannot be had from PyPI, the test says so and is skipped.
 
     gateway_test.py BIN     the folder of fox-server, fox-cli and fox-bench
 """
@@ -41,7 +41,7 @@ LONG = dict(model=MODEL, prompt="Once upon a time", max_tokens=3000,
 
 
 class Gateway:
-    """A gateway on a free port that reads its workers from a file; gone when the context ends."""
+    """A gateway on a free port, until the context ends. It reads its workers from a file."""
 
     def __init__(self, urls: list[str]) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -57,7 +57,7 @@ class Gateway:
             "--discovery-file", str(self._file), "--backend", "vllm"]
 
     def set_workers(self, urls: list[str]) -> None:
-        """What the gateway discovers, at once."""
+        """Replaces the file of workers atomically."""
         workers = [{"url": url} for url in urls]
         new = self._file.with_suffix(".new")
         new.write_text(json.dumps({"version": 1, "workers": workers}))
@@ -65,7 +65,7 @@ class Gateway:
 
     def __enter__(self) -> Gateway:
         with open(self._log, "w") as log:
-            # It would ask a hub for tokenizers first.
+            # Otherwise the gateway would first ask a hub for tokenizers.
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:1"})
@@ -89,12 +89,12 @@ class Gateway:
             return None
 
     def workers(self) -> dict[str, Any]:
-        """What the gateway knows of its workers, by URL."""
+        """The gateway's list of workers, by URL."""
         listed = json.loads(self._get("/workers") or "{}").get("workers", [])
         return {worker["url"]: worker for worker in listed}
 
     def wait_until(self, condition) -> None:
-        """Asks until it is so."""
+        """Polls the condition; fails if the gateway ends or takes too long."""
         if not wait_until(lambda: self._process.poll() is not None or condition(), READY_SECONDS) \
                 or self._process.poll() is not None:
             raise AssertionError("the gateway did not come that far:\n" +
@@ -102,7 +102,7 @@ class Gateway:
 
 
 class Worker(FoxServer):
-    """A fox-server, and what its own interface says of it."""
+    """A fox-server with stubs of fox.v1."""
 
     def __init__(self, programs: pathlib.Path, model: pathlib.Path = fox_server.MODEL) -> None:
         super().__init__(programs, ["--http-port", "0"], model=model)
@@ -118,7 +118,7 @@ class Worker(FoxServer):
         return self._info.GetLoad(INFO_MESSAGES.GetLoadRequest())
 
     def is_idle(self) -> bool:
-        """Nothing runs and every page is free."""
+        """True if no request runs or waits and every page is free."""
         load = self.load()
         return (load.running, load.waiting, load.kept_pages) == (0, 0, 0)
 
@@ -143,7 +143,7 @@ class GatewayTest(fox_server.Case):
                 self.assertTrue(wait_until(worker.is_idle), worker.load())
 
     def fox(self, prompt: str, sampling: dict[str, Any], **stopping: Any) -> Any:
-        """What fox.v1 answers."""
+        """The answer of fox.v1."""
         return self.workers[0].inference.Generate(MESSAGES.GenerateRequest(
             text=prompt, sampling=sampling, stopping=stopping, output=dict(text=True, logprobs=0)))
 
@@ -186,11 +186,11 @@ class GatewayTest(fox_server.Case):
                          temperature=temperature)
             want = own.chat.completions.create(**asked).choices[0]
             got = self.client.chat.completions.create(**asked).choices[0]
-            self.assertEqual(got.message.content, want.message.content)
-            self.assertEqual(got.finish_reason, want.finish_reason)
+            self.assertEqual((got.message.content, got.finish_reason),
+                             (want.message.content, want.finish_reason), temperature)
             pieces = self.client.chat.completions.create(**asked, stream=True)
             self.assertEqual("".join(c.delta.content or "" for piece in pieces
-                                     for c in piece.choices), want.message.content)
+                                     for c in piece.choices), want.message.content, temperature)
         with self.assertRaisesRegex(openai.BadRequestError, "messages: .* tokens are more than"):
             self.client.chat.completions.create(
                 model=MODEL, messages=[{"role": "user", "content": "word " * 200000}])
@@ -199,7 +199,7 @@ class GatewayTest(fox_server.Case):
         refusals: list[dict[str, Any]] = [
             dict(max_tokens=0), dict(temperature=200), dict(prompt="word " * 200000),
             dict(extra_body={"json_schema": '{"type": "object"}'})]
-        for _ in range(12):  # ten in a row would open the gateway's breaker
+        for _ in range(12):  # ten failures in a row would open the gateway's breaker
             for change in refusals:
                 with self.assertRaises(openai.BadRequestError):
                     self.client.completions.create(
@@ -223,7 +223,7 @@ class GatewayTest(fox_server.Case):
         self.assertEqual(self.ended_early(), before + 1)
 
 class Users:
-    """Clients that ask on and on, every other time for a stream."""
+    """Clients that send requests until the context ends, every other one for a stream."""
 
     def __init__(self, client: openai.OpenAI) -> None:
         self._client = client
@@ -266,7 +266,7 @@ class Users:
 
 
 class GatewayFaultTest(fox_server.Case):
-    """Workers that come, die and drain under load."""
+    """Workers that are added, killed and drained under load."""
 
     flags = None
 
@@ -283,7 +283,7 @@ class GatewayFaultTest(fox_server.Case):
                 self.assertTrue(wait_until(lambda: doomed.load().running > 1))
                 killed = time.monotonic()
                 doomed.end(signal.SIGKILL)
-                # Found in the file, used at once.
+                # The gateway finds the new worker in the file and uses it at once.
                 gateway.set_workers([drained.http_url, fresh.http_url])
                 self.assertTrue(wait_until(lambda: fresh.load().requests_finished > 4),
                                 gateway.workers())
@@ -293,7 +293,8 @@ class GatewayFaultTest(fox_server.Case):
                 self.assertTrue(wait_until(lambda: users.count() > after), gateway.workers())
             failed = [result for result in users.results if result[3]]
             for begin, end, stream, error in failed:
-                # What had begun to stream on the killed worker; all else was asked again elsewhere.
+                # Only streams that had begun on the killed worker fail; the gateway sent all other
+                # requests again to another worker.
                 self.assertTrue(stream and begin < killed < end,
                                 (begin - killed, end - killed, error))
             self.assertLessEqual(len(failed), CLIENTS)

@@ -1,4 +1,4 @@
-// What a client gets from a running server: text, ids, log-probabilities, ends and refusals.
+// Answers of a running server over gRPC: text, ids, log-probabilities, ends and refusals.
 #include <gtest/gtest.h>
 
 #include "tests/fixtures/test_server.h"
@@ -28,6 +28,7 @@ TEST_F(GenerateTest, UnaryEqualsStreamedEqualsExpected) {
   v1::GenerateRequest request = GreedyRequest("hello", 40);
   request.mutable_output()->set_token_ids(true);
   for (uint32_t interval : {1u, 7u, 1024u}) {
+    SCOPED_TRACE(interval);
     request.mutable_output()->set_stream_interval(interval);
     v1::GenerateResponse response;
     ASSERT_TRUE(Generate(request, &response).ok());
@@ -56,10 +57,11 @@ TEST_F(GenerateTest, StopStringEndsTheTextOnce) {
   const std::string whole = ExpectedText("stop here", 40);
   const std::string stop = whole.substr(10, 6);
   const size_t at = whole.find(stop);
-  v1::GenerateRequest request = GreedyRequest("stop here", 3000);  // the engine has to be told
+  v1::GenerateRequest request = GreedyRequest("stop here", 3000);  // the engine must stop, too
   request.mutable_stopping()->add_stop("never");
   request.mutable_stopping()->add_stop(stop);
   for (bool include : {false, true}) {
+    SCOPED_TRACE(include);
     request.mutable_stopping()->set_include_stop_str_in_output(include);
     grpc::ClientContext context;
     SetTimeout(&context);
@@ -98,6 +100,7 @@ TEST_F(GenerateTest, LogprobsEchoStatsAndStopIds) {
   EXPECT_EQ(completion.finish().stop_token_id(), static_cast<uint32_t>(' '));
   ASSERT_EQ(completion.logprobs_size(), static_cast<int>(completion.text().size()));
   for (const v1::TokenLogprobs& position : completion.logprobs()) {
+    SCOPED_TRACE(position.ShortDebugString());
     EXPECT_EQ(position.token().rank(), 1u);
     EXPECT_EQ(position.top_size(), 3);
     EXPECT_LT(position.token().logprob(), 0);
@@ -119,7 +122,7 @@ TEST_F(GenerateTest, ScoreSumsThePrompt) {
   ASSERT_EQ(response.logprobs_size(), 8);
   double sum = 0;
   for (int i = 0; i < 8; ++i) {
-    EXPECT_EQ(response.logprobs(i).token().token_id(), response.token_ids(i + 1));
+    EXPECT_EQ(response.logprobs(i).token().token_id(), response.token_ids(i + 1)) << i;
     sum += static_cast<double>(response.logprobs(i).token().logprob());
   }
   EXPECT_DOUBLE_EQ(response.total_logprob(), sum);
@@ -129,7 +132,8 @@ TEST_F(GenerateTest, ScoreSumsThePrompt) {
 
 TEST_F(GenerateTest, MalformedMessagesAndInvalidUtf8AreInvalidArgument) {
   const std::shared_ptr<grpc::Channel> channel = server_.Connect();
-  // text (field 3) holding a lone continuation byte, an overlong form, a surrogate; then garbage.
+  // The text (field 3) has a lone continuation byte, an overlong form, or a surrogate; the last
+  // message cannot be parsed.
   for (const std::string& bytes : {std::string("\x1a\x01\x80"), std::string("\x1a\x02\xc0\x80"),
                                    std::string("\x1a\x03\xed\xa0\x80"), std::string("\x1a\xff")}) {
     const grpc::Status status = Exchange(channel, "/fox.v1.Inference/Generate", bytes);

@@ -1,5 +1,5 @@
 """HTTP/2 written by hand: attacks on a gRPC server that no client library would send, and a polite
-client that measures what others notice of them. Standard library alone."""
+client that measures their effect on others. Uses the standard library alone."""
 
 import contextlib
 import os
@@ -114,7 +114,7 @@ class Connection:
 
 
 def is_serving(address, timeout=20.0):
-    """Whether a new connection is told SERVING within the timeout."""
+    """True if a health check on a new connection answers SERVING within the timeout."""
     try:
         with Connection(address, timeout) as connection:
             return connection.call() == b"\x08\x01"
@@ -123,7 +123,8 @@ def is_serving(address, timeout=20.0):
 
 
 class Victim(threading.Thread):
-    """A polite client that was there before: one health check after the other on one connection."""
+    """A polite client that connected before: health checks, one after another, on one
+    connection."""
 
     def __init__(self, address):
         super().__init__(daemon=True)
@@ -159,12 +160,12 @@ class Victim(threading.Thread):
                 "max_ms": round(1000 * ordered[-1], 1)}
 
 
-# ---- attacks: each takes an address and a size, and returns what it saw --------------------------
+# ---- attacks: each takes an address and a size, and returns its observations ---------------------
 
 
 def send_all(connection, data):
-    """Sends while the peer's frames are read away. Returns what was sent before the end, and why
-    the peer ended the connection."""
+    """Sends while another thread reads the peer's frames. Returns the bytes sent before the end,
+    and the peer's reason."""
     ends = []
     connection.answers = False  # two threads would write over each other
 
@@ -195,7 +196,7 @@ def send_all(connection, data):
 
 
 def rapid_reset(address, count, body=None, method=HEALTH):
-    """Streams that are reset as soon as they are opened."""
+    """Opens streams and resets each at once."""
     fields = request_headers(method)
 
     def chunks():
@@ -213,7 +214,7 @@ def rapid_reset(address, count, body=None, method=HEALTH):
 
 
 def requests_reset(address, count):
-    """The same with whole requests: {prompt "hi", max_tokens 1}."""
+    """Sends whole requests {prompt "hi", max_tokens 1} and resets each at once."""
     return rapid_reset(address, count, b"\x12\x04\x0a\x02hi", GENERATE)
 
 
@@ -257,7 +258,7 @@ def many_streams(address, count):
 
 
 class Windows:
-    """What the peer lets us send, of all streams together and of each."""
+    """The peer's flow-control windows: of the connection and of each stream."""
 
     def __init__(self):
         self.whole, self.initial, self.streams = 65535, 65535, {}
@@ -307,8 +308,8 @@ def half_messages(address, mebibytes, length=4 << 20):
 
 
 def unread_checks(address, count, whole=True):
-    """Health checks on eight connections, held for three seconds: no window lets their answers
-    through, or their messages never come. Returns how many were sent."""
+    """Health checks on eight connections, held for three seconds. Either the windows are shut for
+    their answers, or their messages never come. Returns the number of checks."""
     fields, sent = request_headers(), 0
 
     def read_away(connection):
@@ -338,8 +339,8 @@ def unsent_checks(address, count):
 
 
 def half_handshakes(address, count):
-    """Connections that never say a word. Returns how many the server closed within 30 s, and
-    when the last one."""
+    """Silent connections. Returns how many the server closed within 30 s, and the seconds until
+    the last one."""
     start = time.monotonic()
     sockets, closed = [], 0
     for _ in range(count):
@@ -363,7 +364,7 @@ def half_handshakes(address, count):
 
 
 def connections(address, count):
-    """Connections held open; then whether a new client is served within a second of their end."""
+    """Holds connections open and closes them; returns their number and how a new client fares."""
     held = []
     for _ in range(count):
         try:
@@ -385,7 +386,8 @@ def resident_mib(pid):
 
 
 def measure(address, pid, attack, size):
-    """Runs one attack beside a polite client. Returns a dict of what it did to the process."""
+    """Runs one attack beside a polite client. Returns a dict of its effects on the process and the
+    client."""
     before = peak = resident_mib(pid)
     victim, done = Victim(address), threading.Event()
 

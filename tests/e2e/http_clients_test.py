@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""HTTP as other programs speak it, ab and curl: connections of HTTP/1.0 that are kept (RFC 9112,
-9.3), targets and paths that a proxy might read in another way, names of hosts; and two clients, of
-which one leaves its bodies unfinished.
+"""The HTTP port with ab and curl as clients: persistent connections of HTTP/1.0 (RFC 9112, 9.3),
+targets and paths that a proxy might read differently, and names of hosts.
 
     http_clients_test.py BIN     the folder of fox-server
 """
@@ -26,12 +25,12 @@ class Case(fox_server.Case):
 
     @property
     def port(self) -> int:
-        """Of HTTP."""
+        """The HTTP port."""
         return int(self.server.http_url.rsplit(":", 1)[1])
 
     def curl(self, *arguments: str, path: str = "/health",
              host: str = "127.0.0.1") -> tuple[str, str]:
-        """The status, and what curl says of the connection."""
+        """Runs curl; the status, and curl's messages about the connection."""
         done = subprocess.run(
             ["curl", "--silent", "--show-error", "--verbose", "--max-time", "20", "--output",
              "/dev/null", "--write-out", "%{http_code}", "--noproxy", "*", *arguments,
@@ -41,13 +40,13 @@ class Case(fox_server.Case):
 
 
 class KeepAliveTest(Case):
-    """Clients of HTTP/1.0."""
+    """Connections that clients of HTTP/1.0 ask to keep."""
 
     flags = ("--http-port", "0")
 
     def ab(self, *arguments: str) -> str:
-        """What ab reports of 200 requests; it waits for the end of each whose keeping is not said,
-        as HTTP/1.0 asks for."""
+        """ab's report of 200 requests. Unless the server says that it keeps a connection, ab waits
+        for its end, as HTTP/1.0 demands."""
         begin = time.monotonic()
         done = subprocess.run(
             ["ab", "-n", "200", "-c", "4", *arguments, f"{self.server.http_url}/health"],
@@ -83,17 +82,17 @@ class KeepAliveTest(Case):
         for arguments, path, status in ((("--head",), "/health", "200"), ((), "/no", "404"),
                                         (("-X", "DELETE"), "/health", "405")):
             said = self.curl("--http1.0", "-H", "Connection: keep-alive", *arguments, path=path)
-            self.assertEqual(said[0], status)
-            self.assertRegex(said[1].lower(), "< connection: keep-alive")
+            self.assertEqual(said[0], status, path)
+            self.assertRegex(said[1].lower(), "< connection: keep-alive", path)
 
 
 class TargetsTest(Case):
-    """What stands in the first line of a request."""
+    """Targets in the first line of a request."""
 
     flags = ("--http-port", "0", "--served-model-name", "some org/a+b:c")
 
-    def test_what_needs_no_encoding_is_no_other_path(self) -> None:
-        """A proxy that keeps /tokenize to itself does not know /%74okenize."""
+    def test_an_encoded_path_is_not_found(self) -> None:
+        """A proxy that blocks /tokenize does not know /%74okenize."""
         for path in ("/%76%31/models", "/v1%2Fmodels", "/v1%2fmodels", "/v1/%6Dodels",
                      "/v1/./models", "/v1/../v1/models", "//v1/models", "/v1//models",
                      "/v1/models%2F", "/%68ealth", "/v1/models%00", "/health%3Fx"):
@@ -114,7 +113,7 @@ class TargetsTest(Case):
                 ("localhost/health", "400"), ("localhost:80", "400"), ("health", "400"),
                 ("*", "404")):
             self.assertEqual(self.curl("--request-target", target)[0], status, target)
-        # RFC 9112, 3.2.2: the target's host counts, whatever the header says.
+        # RFC 9112, 3.2.2: the target's host replaces the Host header's.
         for target, header, status in (("http://evil.example/health", "localhost", "403"),
                                        ("http://localhost/health", "evil.example", "200")):
             said = self.curl("--request-target", target, "-H", f"Host: {header}")
@@ -122,8 +121,8 @@ class TargetsTest(Case):
 
 
 class HostsTest(Case):
-    """A page of another name that was made to stand for this machine's address (DNS rebinding), on
-    a port that is open to all, as in the image."""
+    """Pages of a name that was made to resolve to this machine (DNS rebinding), on a port that is
+    open to all, as in the image."""
 
     flags = None
 

@@ -1,4 +1,4 @@
-// OpenAI's completions over HTTP: what comes is what fox.v1 gives, as one answer and streamed.
+// OpenAI's completions over HTTP, as one answer and streamed: the same results as in fox.v1.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -20,7 +20,7 @@ Json Greedy(const Json& prompt, int max_tokens) {
   return {{"prompt", prompt}, {"max_tokens", max_tokens}, {"temperature", 0}};
 }
 
-// Messages by role.
+// A greedy chat request with these turns (role, content).
 Json Said(const std::vector<std::pair<const char*, std::string>>& turns, int max_tokens) {
   Json messages = Json::array();
   for (const auto& [role, content] : turns) {
@@ -34,13 +34,14 @@ Json With(Json request, const char* field, const Json& value) {
   return request;
 }
 
-// Joins the chunks of one choice.
+// The joined chunks of one choice.
 struct Streamed {
   std::string text;
   Json finish;
   Json usage;
-  Json fox;  // of the last event before [DONE], and of no other
+  Json fox;  // from the last event before [DONE], the only one that has it
 };
+// Joins the events of a reply that has `choices` choices.
 std::vector<Streamed> Join(const HttpReply& reply, size_t choices) {
   EXPECT_EQ(reply.status, 200) << reply.body;
   EXPECT_EQ(reply.headers.at("content-type"), "text/event-stream");
@@ -49,6 +50,7 @@ std::vector<Streamed> Join(const HttpReply& reply, size_t choices) {
   EXPECT_EQ(events.back(), "[DONE]");
   events.pop_back();
   for (const std::string& event : events) {
+    SCOPED_TRACE(event);
     const Json chunk = Json::parse(event);
     EXPECT_EQ(chunk["object"], "text_completion");
     EXPECT_TRUE(out[0].fox.is_null());
@@ -56,7 +58,7 @@ std::vector<Streamed> Join(const HttpReply& reply, size_t choices) {
     if (chunk["choices"].empty()) out[0].usage = chunk["usage"];
     for (const Json& choice : chunk["choices"]) {
       Streamed& joined = out.at(choice["index"]);
-      EXPECT_TRUE(joined.finish.is_null());
+      EXPECT_TRUE(joined.finish.is_null()) << choice;
       joined.text += choice["text"];
       joined.finish = choice["finish_reason"];
     }
@@ -95,7 +97,7 @@ TEST_F(HttpCompletionsTest, OneAnswerAndAStreamHoldTheSameText) {
   EXPECT_TRUE(test_.WaitIdle());
 }
 
-// Another client's work that is queued right behind the request keeps none of its prompts waiting.
+// Work of another client that is queued behind the request delays none of its prompts.
 TEST_F(HttpCompletionsTest, AListOfPromptsPassesAdmissionOnce) {
   AdmissionPool& pool = test_.core->admission();
   std::promise<void> before, behind;
@@ -143,6 +145,7 @@ TEST_F(HttpCompletionsTest, ManyPromptsOfEveryKindWithManyChoices) {
     const HttpReply reply = client_.Post(kPath, request);
     ASSERT_EQ(reply.status, 200) << reply.body;
     for (size_t i = 0; i < 4; ++i) {
+      SCOPED_TRACE(absl::StrCat("stream ", stream, ", choice ", i));
       const std::string expected = ExpectedText(i < 2 ? "hello" : "hey", 12);
       if (stream) {
         EXPECT_EQ(Join(reply, 4)[i].text, expected);
@@ -170,15 +173,16 @@ TEST_F(HttpCompletionsTest, EchoWithLogProbabilitiesAndScoringAlone) {
   EXPECT_TRUE(lists["token_logprobs"][0].is_null());
   EXPECT_EQ(lists["text_offset"], Json({0, 0, 1, 2, 3, 4}));
   for (size_t i = 1; i < 6; ++i) {
-    EXPECT_EQ(lists["top_logprobs"][i][std::string(lists["tokens"][i])],
-              lists["token_logprobs"][i]);
+    EXPECT_EQ(lists["top_logprobs"][i][std::string(lists["tokens"][i])], lists["token_logprobs"][i])
+        << i;
   }
-  // The same numbers without generating, and in chunks.
+  // Scoring alone and a stream give the same numbers.
   const Json scored = client_.Post(kPath, With(request, "max_tokens", 0)).Json();
   EXPECT_EQ(scored["choices"][0]["text"], "hey");
   EXPECT_EQ(scored["usage"]["completion_tokens"], 0);
   for (size_t i = 0; i < 4; ++i) {
-    EXPECT_EQ(scored["choices"][0]["logprobs"]["token_logprobs"][i], lists["token_logprobs"][i]);
+    const Json& alone = scored["choices"][0]["logprobs"]["token_logprobs"][i];
+    EXPECT_EQ(alone, lists["token_logprobs"][i]) << i;
   }
   EXPECT_EQ(scored["choices"][0]["logprobs"]["token_logprobs"].size(), 4u);
   const HttpReply streamed = client_.Post(kPath, With(request, "stream", true));
@@ -258,13 +262,13 @@ TEST(HttpCompletionCallTest, AMissingTokenIsToldBeforeTheBody) {
   options.limits.access = *Access::Load(file, "");
   TestServer test(options);
   HttpClient client = test.ConnectHttp();
-  for (const char* path : {"/health", "/version"}) EXPECT_EQ(client.Get(path).status, 200);
+  for (const char* path : {"/health", "/version"}) EXPECT_EQ(client.Get(path).status, 200) << path;
   EXPECT_EQ(client.Get("/v1/models").status, 401);
   const std::string body = Greedy("hello", 3).dump();
   const std::string right = "Authorization: Bearer a-secret-token\r\n";
   client.SendRequest("POST", kPath, body, right);
   EXPECT_EQ(client.Read().status, 200);
-  HttpClient twice = test.ConnectHttp();  // which of them did a proxy look at?
+  HttpClient twice = test.ConnectHttp();  // a proxy may have checked only one of them
   twice.SendRequest("POST", kPath, body, right + right);
   EXPECT_EQ(twice.Read().status, 401);
   client.Send(absl::StrCat("POST ", kPath,
@@ -277,7 +281,7 @@ TEST(HttpCompletionCallTest, AMissingTokenIsToldBeforeTheBody) {
   EXPECT_TRUE(client.AtEnd());
 }
 
-// A proxy would close the connection.
+// A proxy would close a silent connection.
 // https://html.spec.whatwg.org/multipage/server-sent-events.html
 TEST(HttpCompletionsSilenceTest, AStreamWithoutTokensSendsComments) {
   HttpServerOptions options;
@@ -292,12 +296,12 @@ TEST(HttpCompletionsSilenceTest, AStreamWithoutTokensSendsComments) {
   HttpReply streamed = client.Read();
   EXPECT_TRUE(absl::StartsWith(streamed.body, ": waiting\n\n"));
   streamed.body = absl::StrReplaceAll(streamed.body, {{": waiting\n\n", ""}});
-  const HttpReply whole = client.Post(kPath, request);  // has none
+  const HttpReply whole = client.Post(kPath, request);  // not streamed: without comments
   ASSERT_EQ(whole.status, 200) << whole.body;
   EXPECT_EQ(Join(streamed, 1)[0].text, whole.Json()["choices"][0]["text"]);
 }
 
-TEST_F(HttpCompletionsTest, WhatElseIsServed) {
+TEST_F(HttpCompletionsTest, OtherPathsAreServed) {
   EXPECT_EQ(client_.Get("/v1/models").Json()["data"][0]["id"], "scripted");
   EXPECT_EQ(client_.Get("/v1/models/scripted").Json()["id"], "scripted");
   EXPECT_EQ(client_.Get("/v1/models/").status, 200);
@@ -307,7 +311,7 @@ TEST_F(HttpCompletionsTest, WhatElseIsServed) {
   EXPECT_EQ(tokens["tokens"], Json({CharacterTokenizer::kBos, 'h', 'i'}));
   EXPECT_EQ(tokens["count"], 3);
   const Json ids = {{"tokens", tokens["tokens"]}};
-  EXPECT_EQ(client_.Post("/detokenize", ids).Json()["prompt"], "<s>hi");  // as of vLLM
+  EXPECT_EQ(client_.Post("/detokenize", ids).Json()["prompt"], "<s>hi");  // as in vLLM
   EXPECT_EQ(client_.Post("/detokenize", With(ids, "skip_special_tokens", true)).Json()["prompt"],
             "hi");
   for (const Json& wrong :
@@ -318,7 +322,7 @@ TEST_F(HttpCompletionsTest, WhatElseIsServed) {
   EXPECT_EQ(client_.Post("/detokenize", With(ids, "other", 1)).ErrorField(), "other");
   EXPECT_EQ(client_.Post("/tokenize", {{"content", "hi"}}).ErrorMessage(),
             "content: did you mean prompt?");
-  // The name of a special token alone is that token, so that clients learn its id.
+  // A text that is the name of a special token becomes that token, so that clients learn its id.
   const Json eos = {{"prompt", "</s>"}, {"add_special_tokens", false}};
   EXPECT_EQ(client_.Get("/tokenizer_info").Json()["eos_token"], "</s>");
   EXPECT_EQ(client_.Post("/tokenize", eos).Json()["tokens"], Json({CharacterTokenizer::kEos}));
@@ -326,7 +330,7 @@ TEST_F(HttpCompletionsTest, WhatElseIsServed) {
   EXPECT_EQ(client_.Get("/health").status, 503);
 }
 
-TEST_F(HttpCompletionsTest, AModelWithoutChatSaysWhatThereIs) {
+TEST_F(HttpCompletionsTest, AModelWithoutAChatFormatNamesTheOtherPath) {
   EXPECT_EQ(client_.Get("/v1/models").Json()["data"][0]["chat"], false);
   const HttpReply reply = client_.Post(kChat, Said({{"user", "hi"}}, 3));
   EXPECT_EQ(reply.status, 400);
@@ -355,11 +359,11 @@ TEST_F(HttpCompletionsTest, AConversation) {
   events.pop_back();
   for (const std::string& event : events) {
     const Json choice = Json::parse(event)["choices"][0];
-    EXPECT_EQ(choice["delta"].contains("role"), joined.empty());
+    EXPECT_EQ(choice["delta"].contains("role"), joined.empty()) << event;
     joined += choice["delta"]["content"];
   }
   EXPECT_EQ(joined, text);
-  // The same by gRPC.
+  // fox.v1 answers the same.
   v1::GenerateRequest request = GreedyRequest("", 100);
   v1::ChatMessage* turn = request.mutable_messages()->add_turns();
   turn->set_role("user");
@@ -368,7 +372,7 @@ TEST_F(HttpCompletionsTest, AConversation) {
   grpc::ClientContext context;
   ASSERT_TRUE(test.inference->Generate(&context, request, &response).ok());
   EXPECT_EQ(response.completions(0).text(), text);
-  // The next turn: what is cached of it is openai_test's.
+  // The next turn.
   const Json next = Said({{"user", question}, {"assistant", text}, {"user", "and"}}, 5);
   EXPECT_EQ(client.Post(kChat, next).Json()["usage"]["prompt_tokens"], 206 + 100 + 10);
   const Json open =
@@ -379,7 +383,7 @@ TEST_F(HttpCompletionsTest, AConversation) {
   EXPECT_TRUE(test.WaitIdle());
 }
 
-TEST_F(HttpCompletionsTest, WhatIsNotServedIsToldWhatIs) {
+TEST_F(HttpCompletionsTest, RefusalsOfOtherPathsNameTheRightOne) {
   struct Case {
     const char *path, *message, *code;
   };
@@ -394,7 +398,7 @@ TEST_F(HttpCompletionsTest, WhatIsNotServedIsToldWhatIs) {
       {"/nothing", "no such path", "unknown_url"},
   };
   for (const Case& c : cases) {
-    HttpClient refused = test_.ConnectHttp();  // its body is not read
+    HttpClient refused = test_.ConnectHttp();  // the server closes it without reading the body
     const HttpReply reply = refused.Post(c.path, Greedy("hello", 3));
     ASSERT_EQ(reply.status, 404) << c.path;
     EXPECT_TRUE(absl::StrContains(reply.ErrorMessage(), c.message)) << reply.body;

@@ -1,5 +1,6 @@
-// Connections to the HTTP port: what is malformed, slow, too large, pipelined, left or not read,
-// and many at once. Each ends with an answer, within a time, and leaves nothing behind.
+// Connections to the HTTP port with requests that are malformed, slow, too large, pipelined,
+// abandoned or not read, and many connections at once. Each ends with an answer or within a time
+// limit, and all that it held is free afterwards.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -37,7 +38,7 @@ HttpServerOptions Impatient() {
   return options;
 }
 
-TEST(HttpConnectionsTest, WhatIsNoRequestIsToldSo) {
+TEST(HttpConnectionsTest, MalformedRequestsAreRefused) {
   TestServer test;
   const std::pair<const char*, int> cases[] = {
       {"GARBAGE\r\n\r\n", 400},
@@ -72,7 +73,7 @@ TEST(HttpConnectionsTest, WhatIsNoRequestIsToldSo) {
   EXPECT_EQ(wrong.Get("/health").status, 200);  // on the same connection
 }
 
-// A name of its own that a page has had resolved to this machine (DNS rebinding).
+// A page whose name was made to resolve to this machine (DNS rebinding).
 TEST(HttpConnectionsTest, APageOfAnotherNameGetsNothing) {
   TestServer test;
   const auto answer = [&](const std::string& host, const std::string& path) {
@@ -84,7 +85,7 @@ TEST(HttpConnectionsTest, APageOfAnotherNameGetsNothing) {
     for (const char* host : {"elsewhere.example", "elsewhere.example:8000", "localhost.example"}) {
       const HttpReply refused = answer(host, path);
       EXPECT_EQ(refused.status, 403) << host << path;
-      EXPECT_TRUE(absl::StrContains(refused.ErrorMessage(), "--allowed-hosts"));
+      EXPECT_TRUE(absl::StrContains(refused.ErrorMessage(), "--allowed-hosts")) << host << path;
     }
   }
   for (const char* host : {"localhost", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:8000"}) {
@@ -92,7 +93,7 @@ TEST(HttpConnectionsTest, APageOfAnotherNameGetsNothing) {
   }
 }
 
-TEST(HttpConnectionsTest, WhatIsTooLargeIsRefusedBeforeItHasArrived) {
+TEST(HttpConnectionsTest, TooLargeRequestsAreRefusedBeforeTheyHaveArrived) {
   TestServer test({}, Impatient());
   HttpClient body = test.ConnectHttp(), chunked = test.ConnectHttp(), head = test.ConnectHttp();
   body.Send(kTokenize + "Content-Length: 100001\r\n\r\n");
@@ -109,7 +110,7 @@ TEST(HttpConnectionsTest, WhatIsTooLargeIsRefusedBeforeItHasArrived) {
   EXPECT_EQ(fits.Read().Json()["count"], 60001);
 }
 
-TEST(HttpConnectionsTest, WhatIsSlowIsCutOff) {
+TEST(HttpConnectionsTest, SlowRequestsAreCutOff) {
   TestServer test({}, Impatient());
   HttpClient head = test.ConnectHttp(), body = test.ConnectHttp(), silent = test.ConnectHttp(),
              idle = test.ConnectHttp();
@@ -117,7 +118,7 @@ TEST(HttpConnectionsTest, WhatIsSlowIsCutOff) {
   head.Send("GET /hea");
   body.Send(kTokenize + "Content-Length: 100\r\n\r\n{");
   EXPECT_EQ(idle.Get("/health").status, 200);
-  std::thread dripping([&] {  // bytes that come one by one do not help
+  std::thread dripping([&] {  // single bytes do not extend the limit
     for (int i = 0; i < 40 && head.Send("x") && body.Send(" "); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
@@ -144,8 +145,8 @@ TEST(HttpConnectionsTest, PipelinedRequestsAreAnsweredInOrder) {
   });
   for (int i = 0; i < kRequests; ++i) {
     const HttpReply reply = client.Read();
-    ASSERT_EQ(reply.status, 200);
-    ASSERT_EQ(reply.Json()["count"], i + 1);
+    ASSERT_EQ(reply.status, 200) << i;
+    ASSERT_EQ(reply.Json()["count"], i + 1) << i;
   }
   sender.join();
 }
@@ -172,9 +173,9 @@ TEST(HttpConnectionsTest, ChunkedBodiesExpectationsOldClientsAndHeads) {
                         body.size(), "\r\n\r\n", body));
   const HttpReply reply = old.Read();
   EXPECT_EQ(reply.headers.count("transfer-encoding"), 0u);
-  EXPECT_EQ(reply.headers.at("connection"), "close");  // that is its end
+  EXPECT_EQ(reply.headers.at("connection"), "close");  // marks the end of the body
   EXPECT_EQ(Events(reply.body).back(), "[DONE]");
-  HttpClient kept = test.ConnectHttp();  // RFC 9112, 9.3: what is kept is told
+  HttpClient kept = test.ConnectHttp();  // RFC 9112, 9.3: the answer says that it is kept
   for (int i = 0; i < 2; ++i) {
     kept.Send("GET /health HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n");
     EXPECT_EQ(kept.Read().headers.at("connection"), "keep-alive");
@@ -186,6 +187,7 @@ TEST(HttpConnectionsTest, AClientThatLeavesLeavesNothingBehind) {
   test.script->step_delay_us = 2000;
   for (bool stream : {false, true}) {
     for (bool reset : {false, true}) {
+      SCOPED_TRACE(absl::StrCat("stream ", stream, ", reset ", reset));
       HttpClient client = test.ConnectHttp();
       client.SendRequest("POST", kPath, Body("hello", 3000, stream));
       ASSERT_TRUE(Eventually([&] { return test.engine->stats().running == 1; }));
@@ -194,31 +196,32 @@ TEST(HttpConnectionsTest, AClientThatLeavesLeavesNothingBehind) {
       } else {
         client.Close();
       }
-      EXPECT_TRUE(test.WaitIdle()) << stream << reset;
+      EXPECT_TRUE(test.WaitIdle());
     }
   }
   EXPECT_EQ(test.engine->stats().cancelled, 4);
 }
 
-TEST(HttpConnectionsTest, WhatIsSentBehindARequestDoesNotHideThatItsClientLeft) {
+TEST(HttpConnectionsTest, BytesAfterARequestDoNotHideThatItsClientLeft) {
   TestServer test;
   test.script->step_delay_us = 2000;
   int64_t left = 0;
   for (const size_t behind : {size_t{20000}, size_t{200000}}) {
     for (const char* how : {"FIN", "RST", "stays"}) {
+      SCOPED_TRACE(absl::StrCat(behind, " bytes, then ", how));
       HttpClient client = test.ConnectHttp();
       client.SendRequest("POST", kPath, Body("hello", 3000, false));
       ASSERT_TRUE(Eventually([&] { return test.engine->stats().running == 1; }));
       client.Send(std::string(behind, 'x'));
       if (how[0] == 'F') client.Close();
       if (how[0] == 'R') client.Reset();
-      EXPECT_TRUE(test.WaitIdle()) << behind << how;
-      EXPECT_EQ(test.engine->stats().cancelled, ++left) << behind << how;
+      EXPECT_TRUE(test.WaitIdle());
+      EXPECT_EQ(test.engine->stats().cancelled, ++left);
     }
   }
 }
 
-TEST(HttpConnectionsTest, AReaderThatStopsPausesItselfAndIsCutOff) {
+TEST(HttpConnectionsTest, AReaderThatStopsIsPausedAndThenCutOff) {
   TestCoreOptions options;
   options.limits.stall_timeout = 0.5;
   options.max_model_len = 1 << 20;
@@ -239,7 +242,7 @@ TEST(HttpConnectionsTest, AReaderThatStopsPausesItselfAndIsCutOff) {
   EXPECT_FALSE(stalled.ReadUntil("[DONE]"));
 }
 
-TEST(HttpConnectionsTest, WhatWaitsToBeReadHasABudget) {
+TEST(HttpConnectionsTest, UnreadAnswersHaveABudget) {
   TestCoreOptions options;
   options.limits.max_call_bytes = 96 << 10;  // half of it for one client
   TestServer test(options);
@@ -247,7 +250,7 @@ TEST(HttpConnectionsTest, WhatWaitsToBeReadHasABudget) {
   HttpClient whole = test.ConnectHttp();
   EXPECT_EQ(whole.Post(kPath, bulky).status, 429);
   bulky["stream"] = true;
-  HttpClient unread = test.ConnectHttp();  // the sockets' buffers hold some, the budget the rest
+  HttpClient unread = test.ConnectHttp();  // sockets' buffers hold a part, the budget the rest
   unread.SendRequest("POST", kPath, bulky.dump());
   ASSERT_TRUE(unread.ReadUntil("data: "));
   EXPECT_TRUE(test.WaitIdle() || test.engine->stats().paused == 1);
@@ -256,7 +259,7 @@ TEST(HttpConnectionsTest, WhatWaitsToBeReadHasABudget) {
   EXPECT_EQ(test.core->calls().bytes(), 0);
 }
 
-// On loopback each connection is a client.
+// On loopback each connection counts as a client.
 TEST(HttpConnectionsTest, BodiesOnTheirWayHaveABudgetThatNoNewcomerFindsFull) {
   HttpServerOptions options;
   options.port.receive_memory_bytes = 180000;
@@ -265,8 +268,7 @@ TEST(HttpConnectionsTest, BodiesOnTheirWayHaveABudgetThatNoNewcomerFindsFull) {
   const std::string head = kTokenize + "Content-Length: 90000\r\n\r\n";
   large.Send(head + std::string(80000, ' '));
   larger.Send(head + std::string(85000, ' '));
-  for (int i = 0; i < 3; ++i)
-    EXPECT_EQ(test.ConnectHttp().Get("/health").status, 200);  // they are read
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(test.ConnectHttp().Get("/health").status, 200);
   second.Send(head + std::string(80000, ' '));
   const HttpReply refused = larger.Read();
   EXPECT_EQ(refused.status, 429);
@@ -274,22 +276,22 @@ TEST(HttpConnectionsTest, BodiesOnTheirWayHaveABudgetThatNoNewcomerFindsFull) {
   const std::string rest = "{\"prompt\":\"a\"}";
   for (HttpClient* client : {&large, &second}) {
     client->Send(std::string(10000 - rest.size(), ' ') + rest);
-    EXPECT_EQ(client->Read().Json()["count"], 2);
+    EXPECT_EQ(client->Read().Json()["count"], 2) << (client == &large ? "large" : "second");
   }
-  HttpClient alone = test.ConnectHttp();  // more than half
+  HttpClient alone = test.ConnectHttp();  // more than half of the budget
   alone.Send(kTokenize + "Content-Length: 100000\r\n\r\n" + std::string(95000, ' '));
   EXPECT_EQ(alone.Read().status, 429);
   EXPECT_EQ(test.ConnectHttp().Get("/health").status, 200);
 }
 
-TEST(HttpConnectionsTest, ABodyWithoutAByteIsCutOffHoweverMuchHasCome) {
+TEST(HttpConnectionsTest, ABodyThatStopsIsCutOffHoweverMuchHasCome) {
   HttpServerOptions options = Impatient();
   options.port.max_body_bytes = 1 << 20;
   TestServer test({}, options);
   HttpClient client = test.ConnectHttp();
   const auto start = Clock::now();
   client.Send(kTokenize + "Content-Length: 1000000\r\n\r\n" + std::string(900000, ' '));
-  EXPECT_EQ(client.Read().status, 408);  // at 16 KiB/s it would have a minute
+  EXPECT_EQ(client.Read().status, 408);  // the limit by size, at 16 KiB/s, would be a minute
   const std::chrono::duration<double> taken = Clock::now() - start;
   EXPECT_LT(taken.count(), 5);
 }
@@ -311,8 +313,9 @@ TEST(HttpConnectionsTest, AThousandOpenStreamsNeedNoThreads) {
     clients.push_back(test.ConnectHttp());
     clients.back().SendRequest("POST", kPath, Body("many", 24, true));
   }
-  EXPECT_LT(threads(), before + 10);  // gRPC's own come and go
+  EXPECT_LT(threads(), before + 10);  // gRPC starts and ends some threads
   for (HttpClient& client : clients) {
+    SCOPED_TRACE(&client - clients.data());
     const HttpReply reply = client.Read();
     ASSERT_EQ(reply.status, 200) << reply.body;
     std::string text;

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""fox.v1 of a real server, by grpcio: what each head keeps streamed beside an answer, what the
-prefix cache saves and for which client alone, that nothing of a request is seen elsewhere, and
-proto/example.py.
+"""fox.v1 of a real server with grpcio: windows of heads streamed beside an answer, the prefix cache
+and its separation of clients, the privacy of requests, and proto/example.py.
 
     inference_test.py BIN     the folder of fox-server and fox-cli
 """
@@ -26,7 +25,7 @@ PAGE, LAYERS, HEADS = 64, 10, 6
 
 
 class Case(fox_server.Case):
-    """With the messages of fox.v1."""
+    """A case with the messages and stubs of fox.v1."""
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -36,19 +35,19 @@ class Case(fox_server.Case):
         super().setUpClass()
 
     def connect(self) -> None:
-        """To the server, until the case's end."""
+        """Opens a channel to the server until the case's end."""
         self.channel = self.enterContext(self.grpc.insecure_channel(self.server.target))
         self.stub = self.fox_grpc.InferenceStub(self.channel)
 
     def request(self, prompt: str, tokens: int, **fields: Any) -> Any:
-        """A greedy request for so many tokens."""
+        """A greedy request for `tokens` tokens."""
         return self.fox.GenerateRequest(**{
             "text": prompt, "sampling": self.fox.Sampling(temperature=0),
             "stopping": self.fox.Stopping(max_tokens=tokens, ignore_eos=True), **fields})
 
 
 class ExampleTest(Case):
-    """proto/example.py, as its reader runs it."""
+    """proto/example.py, run as its documentation says."""
 
     def run_example(self, prompt: str, target: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -67,12 +66,12 @@ class ExampleTest(Case):
                 ("", self.server.target, r"INVALID_ARGUMENT: text: the prompt is empty"),
                 ("Once", "127.0.0.1:1", r"UNAVAILABLE: [^\n]*")):
             failed = self.run_example(prompt, target)
-            self.assertEqual((failed.returncode, failed.stdout), (1, ""))
+            self.assertEqual((failed.returncode, failed.stdout), (1, ""), error)
             self.assertRegex(failed.stderr, f"^{error}\n$")
 
 
 class WindowsTest(Case):
-    """What each head keeps, by gRPC and by HTTP."""
+    """Windows: the pages that each head keeps."""
 
     flags = ("--http-port", "0", "--prefix-cache-share", "0")
     prompt = LONG[:12000]
@@ -92,28 +91,29 @@ class WindowsTest(Case):
         self.assertGreater(len(windows), min(3, 5 * seconds))
         self.assertLessEqual(len(windows), 10 * seconds + 2)
         first_delta = next(i for i, event in enumerate(events) if event.HasField("delta"))
-        for some in events[:first_delta], events[first_delta:]:
-            self.assertTrue(any(event.HasField("windows") for event in some))
+        for when, some in (("prompt", events[:first_delta]), ("answer", events[first_delta:])):
+            self.assertTrue(any(event.HasField("windows") for event in some), when)
         tokens = [window.tokens for window in windows]
         self.assertEqual(tokens, sorted(set(tokens)))
         for window in windows:
-            self.assertEqual((window.layers, window.kv_heads, window.page_size),
-                             (LAYERS, HEADS, PAGE))
-            self.assertGreaterEqual(window.page_bytes, 2 * PAGE * 64 * 2)
-            self.assertEqual(len(window.first_page), LAYERS * HEADS)
-            self.assertLess(max(window.first_page), -(-window.tokens // PAGE))
-            self.assertEqual(sum(window.first_page), window.acp.pages_evicted)
-            self.assertLessEqual(window.acp.max_log_evicted_mass, window.acp.log_tolerance)
+            with self.subTest(tokens=window.tokens):
+                self.assertEqual((window.layers, window.kv_heads, window.page_size),
+                                 (LAYERS, HEADS, PAGE))
+                self.assertGreaterEqual(window.page_bytes, 2 * PAGE * 64 * 2)
+                self.assertEqual(len(window.first_page), LAYERS * HEADS)
+                self.assertLess(max(window.first_page), -(-window.tokens // PAGE))
+                self.assertEqual(sum(window.first_page), window.acp.pages_evicted)
+                self.assertLessEqual(window.acp.max_log_evicted_mass, window.acp.log_tolerance)
         finish = events[-1].finish
         self.assertLessEqual(windows[-1].acp.pages_evicted, finish.acp.pages_evicted)
         self.assertGreater(windows[-1].acp.pages_evicted, 0.8 * finish.acp.pages_evicted)
 
 class PrefixCacheTest(Case):
-    """What is saved, what shares it, and that it changes nothing."""
+    """The prefix cache: hits, separation of clients, and equal answers."""
 
-    flags = None  # a server for each case: what one leaves another would find
+    flags = None  # a server for each case, as a case would find another case's prefixes
     prompt = LONG[:4000]
-    many = 700  # of its tokens
+    many = 700  # most of its tokens
 
     def serve_and_connect(self, *flags: str) -> None:
         self.serve_case("--http-port", "0", *flags)
@@ -127,7 +127,7 @@ class PrefixCacheTest(Case):
         return self.stub.Generate(request, timeout=60, metadata=metadata)
 
     def cached(self, prompt: str, **more: Any) -> int:
-        """How many of its tokens were found."""
+        """How many of the prompt's tokens were found in the cache."""
         return self.ask(prompt, **more).completions[0].finish.usage.cached_tokens
 
     def test_a_following_turn_finds_the_history_and_says_the_same(self) -> None:
@@ -175,14 +175,14 @@ class PrefixCacheTest(Case):
         self.assertEqual(self.cached(self.prompt), 0)
 
 class PrivacyTest(Case):
-    """Requests that hold a secret succeed, fail and are cut off beside those of another client, at
-    the most talkative level of the log."""
+    """Requests with a secret succeed, fail and are cut off beside another client's requests, at log
+    level debug."""
 
     flags = ("--log-level", "debug", "--log-format", "json")
     secret, seconds = "QX7-canary-ZJ9", 4.0
 
     def secret_calls(self, channel: Any) -> list[Any]:
-        """Each a function that makes one call and returns its answer or raises RpcError."""
+        """Functions that each make one call and return its answer or raise RpcError."""
         inference, fox = self.fox_grpc.InferenceStub(channel), self.fox
         tokens, tokens_grpc = self.grpc.protos_and_services("fox/v1/tokenizer.proto")
         tokenizer, secret = tokens_grpc.TokenizerStub(channel), self.secret
@@ -226,7 +226,7 @@ class PrivacyTest(Case):
         texts, seen, end = [], [], time.monotonic() + self.seconds
 
         def neighbour() -> None:
-            while time.monotonic() < end:  # whole rounds: a slow machine makes one
+            while time.monotonic() < end:  # whole rounds; a slow machine runs one
                 for call in self.secret_calls(own):
                     try:
                         call()
@@ -244,8 +244,8 @@ class PrivacyTest(Case):
         self.assertEqual(set(texts), {alone})
         self.assertLessEqual({"OK", "NOT_FOUND", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED",
                               "UNIMPLEMENTED"}, {code for code, _ in seen})
-        for _, details in seen:  # nothing of the machine, and not much at all
-            self.assertLessEqual(len(details), 1024)
+        for _, details in seen:  # errors are short and name no paths, addresses or pointers
+            self.assertLessEqual(len(details), 1024, details)
             self.assertNotRegex(details, r"/\w+/|0x[0-9a-f]{6}|\d+\.\d+\.\d+\.\d+")
         self.assertEqual(self.server.end(signal.SIGTERM), 0)
         self.assertTrue(self.server.logged("request finished"))

@@ -1,4 +1,4 @@
-// From opening the port to closing it: health, reflection, drain, stop, an engine that fails.
+// The life of a server from opening its port to closing it: health, reflection, drain and stop.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -38,8 +38,8 @@ grpc::StatusCode GenerateCode(TestServer& server) {
   return server.inference->Generate(&context, GreedyRequest("x", 2), &response).error_code();
 }
 
-// The HTTP endpoint lives longer and asks for its health.
-TEST(LifecycleTest, ItMayBeAskedWhetherItServesWhileItStops) {
+// The HTTP endpoint outlives the gRPC server and asks for its health.
+TEST(LifecycleTest, ServingMayBeCalledDuringAStop) {
   TestServer server;
   std::atomic<bool> stopped{false};
   std::thread asks([&] {
@@ -128,7 +128,7 @@ TEST(LifecycleTest, AnAdminAddressIsTheOnlyOneWithAdmin) {
   const auto operators =
       grpc::CreateChannel("127.0.0.1:" + std::to_string(server.server->admin_port()),
                           grpc::InsecureChannelCredentials());
-  v1::Load load;  // with what concerns all clients
+  v1::Load load;  // complete, with the fields that concern all clients
   EXPECT_TRUE(v1::Info::NewStub(operators)->GetLoad(&second, {}, &load).ok());
   EXPECT_FALSE(load.partial());
   EXPECT_GT(load.num_pages(), 0u);
@@ -140,7 +140,7 @@ TEST(LifecycleTest, AnAdminAddressIsTheOnlyOneWithAdmin) {
   EXPECT_EQ(GenerateCode(server), grpc::UNAVAILABLE);
 }
 
-// What has been generated is still to be read: the grace is the reader's too.
+// An answer that is generated but not yet read has the grace, too.
 TEST(LifecycleTest, AStopWaitsForTheReaderOfAFinishedAnswer) {
   TestServer server;
   v1::GenerateRequest request = GreedyRequest("slow", 2000);
@@ -148,7 +148,7 @@ TEST(LifecycleTest, AStopWaitsForTheReaderOfAFinishedAnswer) {
   UnreadAnswer answer(server.Connect(), request);
   while (server.engine->stats().finished == 0) std::this_thread::yield();
   std::thread stop([&] { server.server->Stop(20); });
-  // Longer than a stop takes that waits for the engine alone.
+  // Longer than a stop that waits for the engine alone.
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   v1::GenerateResponse response;
   const grpc::Status status = answer.Read(&response);
@@ -178,8 +178,9 @@ TEST(LifecycleTest, DrainLetsRunningRequestsFinish) {
   EXPECT_EQ(stream.result.text.at(0), ExpectedText("drain", 100));
 }
 
-TEST(LifecycleTest, StopEndsWhatOutlivesTheGraceOrWhatIsForcedWithUnavailable) {
+TEST(LifecycleTest, AStopEndsRequestsAfterTheGraceOrWhenForcedWithUnavailable) {
   for (const bool forced : {false, true}) {
+    SCOPED_TRACE(forced);
     TestServer server;
     server.script->step_delay_us = 10000;
     BackgroundStream stream(server, GreedyRequest("long", 4000));
@@ -194,8 +195,8 @@ TEST(LifecycleTest, StopEndsWhatOutlivesTheGraceOrWhatIsForcedWithUnavailable) {
   }
 }
 
-// On connections that were there before: those calls arrive when gRPC has begun to shut down, which
-// ends them with CANCELLED, and clients do not repeat what was cancelled.
+// Such calls come on connections that were open before. When gRPC has begun to shut down it would
+// end them with CANCELLED, and clients do not repeat cancelled calls.
 TEST(LifecycleTest, CallsUntilTheVeryEndAreUnavailable) {
   std::mutex mutex;
   std::map<grpc::StatusCode, int> codes;

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""lm-evaluation-harness, model local-completions, which sends ids without bos, over the HTTP port
-of a fox-server on the demo model: its numbers are those of fox-eval.
+"""lm-evaluation-harness over the HTTP port of a fox-server on the demo model, with its model
+local-completions, which sends ids without bos: its numbers equal fox-eval's.
 
     lm_eval_test.py BIN     the folder of fox-server, fox-cli and fox-eval
 
-The harness comes from PyPI, once, into a Python environment of the build; nothing is fetched while
-it runs. Skipped, and it says so, where PyPI cannot be reached.
+The harness is installed once from PyPI into a Python environment of the build; nothing is fetched
+while it runs. If PyPI cannot be reached, the test says so and is skipped.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class LmEvalTest(fox_server.Case):
     flags = ("--http-port", "0", "--add-bos-to-ids")
 
     def ask(self, *arguments: str) -> Any:
-        """What fox-cli says, over gRPC."""
+        """Runs fox-cli over gRPC and returns its JSON."""
         return json.loads(self.cli(*arguments, "--json").stdout)
 
     def evaluate(self, task: dict[str, Any], **model: Any) -> list[dict[str, Any]]:
-        """The samples of a task, each with the harness' own log-likelihoods."""
+        """Runs a task; its samples with the log-likelihoods of the harness."""
         import lm_eval  # noqa: PLC0415
         arguments = {"model": "demo", "base_url": f"{self.server.http_url}/v1/completions",
                      "tokenizer_backend": "remote", "num_concurrent": 2, "max_retries": 1,
@@ -84,7 +84,7 @@ class LmEvalTest(fox_server.Case):
         self.assertGreaterEqual(right, 4, "the demo model knows these")
 
     def loss(self, text: str) -> float:
-        """Of all its tokens after bos, by fox-eval."""
+        """The loss of all tokens after bos, by fox-eval."""
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             file.write(text)
             file.flush()
@@ -106,6 +106,7 @@ class LmEvalTest(fox_server.Case):
         [sample] = samples
         [loglikelihood] = sample["filtered_resps"]
         self.assertAlmostEqual(-loglikelihood, self.loss(TEXT), delta=RELATIVE * abs(loglikelihood))
+
 
 if __name__ == "__main__":
     pypi_packages.enter(pathlib.Path(sys.argv[1]), "lm_eval_packages",

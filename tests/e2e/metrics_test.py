@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The metrics of a fox-server as Prometheus' own programs read them, and traceparent in its log.
+"""The metrics of a fox-server, read by Prometheus' own programs, and traceparent in its log.
 
     metrics_test.py BIN     the folder of fox-server and fox-cli
 """
@@ -29,7 +29,7 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 def scrape(address: str) -> str:
-    """What Prometheus would read."""
+    """The text that Prometheus would read."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as response:
         assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         return response.read().decode()
@@ -59,7 +59,7 @@ class MetricsTest(fox_server.Case):
         cls.finish = cls.server.generate([prompt, "--max-tokens", "20"], show=False)
         cls.tokens = int(cls.finish["prompt_tokens"])
 
-    def test_values_are_those_that_the_client_saw(self) -> None:
+    def test_values_equal_the_clients_answer(self) -> None:
         samples = samples_of(scrape(self.address))
         self.assertGreater(self.tokens, 2000)
         self.assertEqual(samples["fox_prompt_tokens_total"], self.tokens)
@@ -80,7 +80,7 @@ class MetricsTest(fox_server.Case):
         self.assertEqual(decode, 19)
 
     @unittest.skipUnless(shutil.which("promtool"), "SKIPPED: no promtool (apt: prometheus)")
-    def test_promtool_has_nothing_to_say_but_of_the_aliases(self) -> None:
+    def test_promtool_complains_about_the_aliases_alone(self) -> None:
         text = scrape(self.address)
         checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True,
                                  capture_output=True, timeout=60, check=False)
@@ -108,7 +108,7 @@ class MetricsTest(fox_server.Case):
         self.assertEqual(typed - helped, set())
 
     def test_a_page_of_another_name_reads_nothing(self) -> None:
-        """A name that was made to mean this machine: its page's GET has no Origin."""
+        """A page's name was made to resolve to this machine; its GET has no Origin."""
         for name, status in (("elsewhere.example", 403), ("localhost", 200), ("127.0.0.1", 200)):
             with self.subTest(name):
                 request = urllib.request.Request(f"http://{self.address}/metrics",
@@ -123,7 +123,7 @@ class MetricsTest(fox_server.Case):
 
 
 class StartTest(fox_server.Case):
-    """Servers of their own."""
+    """Cases that start servers of their own."""
 
     flags = None
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The HTTP port as its users meet it: the `openai` client, on the demo.
+"""The HTTP port of a fox-server on the demo model with the `openai` client.
 
     openai_test.py BIN     the folder of fox-server and fox-cli
 """
@@ -46,7 +46,7 @@ class OpenAiTest(fox_server.Case):
             self.client.models.retrieve("other")
         self.assertEqual(raised.exception.code, "model_not_found")
 
-    def test_chat_is_told_what_there_is(self) -> None:
+    def test_without_a_chat_format_errors_name_the_other_path(self) -> None:
         with self.assertRaisesRegex(self.openai.BadRequestError, "use /v1/completions"):
             self.client.chat.completions.create(
                 model=self.model, messages=[{"role": "user", "content": PROMPT}])
@@ -61,9 +61,9 @@ class OpenAiTest(fox_server.Case):
             chunks = list(self.complete(prompt=PROMPT, max_tokens=40, stream=True,
                                         stream_options={"include_usage": True}, **fields))
             text = "".join(choice.text for chunk in chunks for choice in chunk.choices)
-            self.assertEqual(text, whole.choices[0].text)
-            self.assertEqual(chunks[-1].usage, whole.usage)
-            self.assertEqual(whole.usage.completion_tokens, 40)
+            self.assertEqual(text, whole.choices[0].text, fields)
+            self.assertEqual(chunks[-1].usage, whole.usage, fields)
+            self.assertEqual(whole.usage.completion_tokens, 40, fields)
 
     def test_errors_have_their_classes(self) -> None:
         with self.assertRaises(self.openai.BadRequestError) as raised:
@@ -78,7 +78,7 @@ class OpenAiTest(fox_server.Case):
             self.complete(prompt=PROMPT, max_tokens=200000)
         self.assertEqual(raised.exception.code, "context_length_exceeded")
 
-    def test_an_answer_is_what_its_schema_says(self) -> None:
+    def test_an_answer_matches_its_schema(self) -> None:
         schema = {"type": "object", "additionalProperties": False,
                   "properties": {"title": {"type": "string", "maxLength": 20},
                                  "tags": {"type": "array", "items": {"enum": ["a", "b"]},
@@ -92,8 +92,8 @@ class OpenAiTest(fox_server.Case):
         for choice in whole.choices:
             self.assertEqual(choice.finish_reason, "stop", choice.text)
             book = json.loads(choice.text)
-            self.assertEqual(list(book), ["title", "tags", "year"])
-            self.assertTrue(1800 <= book["year"] <= 2030 and set(book["tags"]) <= {"a", "b"})
+            self.assertEqual(list(book), ["title", "tags", "year"], choice.text)
+            self.assertTrue(1800 <= book["year"] <= 2030 and set(book["tags"]) <= {"a", "b"}, book)
         texts = ["", ""]
         for chunk in self.complete(stream=True, **fields):
             for choice in chunk.choices:
@@ -110,9 +110,8 @@ class OpenAiTest(fox_server.Case):
             self.complete(prompt=PROMPT, extra_body={"structured_outputs": {
                 "json": {"type": "array", "uniqueItems": True}}})
 
-
-    def test_heads_are_those_of_the_rfc(self) -> None:
-        """RFC 9110: a date (6.6.1), and what a coding is told (15.5.16)."""
+    def test_headers_follow_the_rfc(self) -> None:
+        """RFC 9110: a date (6.6.1), and the refusal of a content coding (15.5.16)."""
         with urllib.request.urlopen(self.server.http_url + "/health", timeout=60) as answer:
             date = email.utils.parsedate_to_datetime(answer.headers["Date"])
         self.assertLess(abs(date.timestamp() - time.time()), 60)
@@ -132,7 +131,7 @@ class OpenAiTest(fox_server.Case):
 
 
 class ChatTest(fox_server.Case):
-    """The demo with a chat format; what it answers makes no sense."""
+    """The demo model with a chat format; its answers make no sense."""
 
     flags = ("--http-port", "0")
     chats = True
@@ -157,7 +156,7 @@ class ChatTest(fox_server.Case):
     def chat(self, *contents: str, **more: Any) -> Any:
         return self.client.chat.completions.create(**self.fields(*contents, **more))
 
-    def test_sync_stream_and_async_say_the_same(self) -> None:
+    def test_sync_stream_and_async_answers_are_equal(self) -> None:
         whole = self.chat(PROMPT, logprobs=True, top_logprobs=2)
         message = whole.choices[0].message
         self.assertEqual((message.role, whole.choices[0].finish_reason), ("assistant", "length"))
@@ -194,21 +193,21 @@ class ChatTest(fox_server.Case):
                       "tokens": 150, "seed": 5, "temperature": 1}
             whole = self.chat(PROMPT, **fields).choices[0]
             calls = [call.function for call in whole.message.tool_calls]
-            self.assertEqual(whole.message.content, None)
+            self.assertEqual(whole.message.content, None, (choice, parallel))
             if whole.finish_reason == "length":  # calls without end
-                self.assertTrue(choice == "required" and parallel and len(calls) > 1)
+                self.assertTrue(choice == "required" and parallel and len(calls) > 1, calls)
                 continue
-            self.assertTrue(len(calls) == 1 or parallel)
+            self.assertTrue(len(calls) == 1 or parallel, calls)
             for call in calls:
                 want = ["seconds"] if call.name == "wait" else ["room", "on"]
-                self.assertEqual(list(json.loads(call.arguments)), want)
+                self.assertEqual(list(json.loads(call.arguments)), want, call)
             with self.client.chat.completions.stream(
                     **self.fields(PROMPT, **fields)) as stream:
                 streamed = stream.get_final_completion().choices[0]
             self.assertEqual([(call.function.name, call.function.arguments)
                               for call in streamed.message.tool_calls],
-                             [(call.name, call.arguments) for call in calls])
-            self.assertEqual(streamed.finish_reason, "tool_calls")
+                             [(call.name, call.arguments) for call in calls], (choice, parallel))
+            self.assertEqual(streamed.finish_reason, "tool_calls", (choice, parallel))
         answers = [{"role": "tool", "tool_call_id": call.id, "content": "done"}
                    for call in whole.message.tool_calls]
         turns = [{"role": "user", "content": PROMPT}, whole.message.model_dump(), *answers]
@@ -224,7 +223,7 @@ class ChatTest(fox_server.Case):
                   "required": ["text"]}
         tools = [{"type": "function", "function": {"name": "note", "parameters": schema}}]
         cut = 0
-        for tokens in (*range(2, 32, 5), 60):  # in a tag, a name, its arguments, behind a call
+        for tokens in (*range(2, 32, 5), 60):  # ends in a tag, a name, arguments, after a call
             for choice in ("auto", "required"):
                 fields = {"tools": tools, "tool_choice": choice, "tokens": tokens, "seed": tokens,
                           "temperature": 1, "parallel_tool_calls": tokens % 2 == 0}
@@ -238,11 +237,11 @@ class ChatTest(fox_server.Case):
                          *({"role": "tool", "tool_call_id": call.id, "content": "no"}
                            for call in calls), {"role": "system", "content": "Go on."}]
                 again = self.chat(messages=turns, tools=tools).choices[0].message
-                self.assertEqual(again.role, "assistant")
+                self.assertEqual(again.role, "assistant", turns)
         self.assertGreater(cut, 0)
 
     def test_numbers_keep_their_digits(self) -> None:
-        """Python's json, whose integers have no end, is the judge."""
+        """Compares with Python's json, whose integers are exact."""
         numbers = [9007199254740993, 18446744073709551615, -25000000000000000001, 0.1, 1.0]
         tool = {"type": "function", "function": {"name": "f", "parameters": {
             "type": "object", "properties": {"n": {"enum": numbers}, "\u00e9": {}}}}}
@@ -252,12 +251,12 @@ class ChatTest(fox_server.Case):
         tokens = json.loads(self.post("/tokenize", messages=messages, tools=[tool]))
         text = json.loads(self.post("/detokenize", tokens=tokens["tokens"]))["prompt"]
         for value in (tool, {"n": numbers}):
-            self.assertIn(json.dumps(value, ensure_ascii=False), text)
+            self.assertIn(json.dumps(value, ensure_ascii=False), text, value)
         usage = self.chat(messages=messages, tools=[tool]).usage
         self.assertEqual(usage.prompt_tokens, tokens["count"])
 
-    def test_what_the_client_documents_is_read_or_refused(self) -> None:
-        """Each parameter of the client's own types, with a value that asks for something."""
+    def test_each_documented_parameter_is_read_or_refused(self) -> None:
+        """Sends each parameter of the client's own types with a value that has an effect."""
         from openai.types.chat import completion_create_params  # noqa: PLC0415
         names = set(completion_create_params.CompletionCreateParamsBase.__annotations__)
         readme = (fox_server.ROOT / "server" / "README.md").read_text()
@@ -295,12 +294,12 @@ class ChatTest(fox_server.Case):
         self.assertEqual((failed.returncode, failed.stderr.count("\n")), (1, 1), failed.stderr)
         self.assertIn("stopping.stop", failed.stderr)
 
-    def test_the_terminal_is_cooler_where_the_model_recommends_nothing(self) -> None:
+    def test_fox_cli_has_its_own_default_sampling_for_chats(self) -> None:
         for flags, sampling in (((), {"temperature": 0.7, "top_p": 0.9}),
                                 (("--temperature", "2"), {"temperature": 2, "top_p": 0.9})):
             told = self.cli("chat", "--max-tokens", "12", "--seed", "5", *flags, said=PROMPT)
             wanted = self.chat(PROMPT, seed=5, **sampling).choices[0].message.content
-            self.assertEqual((told.stdout, told.stderr), (wanted + "\n", ""))
+            self.assertEqual((told.stdout, told.stderr), (wanted + "\n", ""), flags)
 
 
 if __name__ == "__main__":

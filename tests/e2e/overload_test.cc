@@ -1,4 +1,4 @@
-// A server under more than it can do at once: full queue, crowding and late calls.
+// A server with more requests than it can run: clients' turns, the full queue, and deadlines.
 #include <gtest/gtest.h>
 
 #include "tests/fixtures/test_server.h"
@@ -13,8 +13,8 @@ TestCoreOptions OneSlot() {
   return options;
 }
 
-// Turns are taken by client.
-TEST(OverloadTest, ARequestIsOfTheClientThatIsNamed) {
+// The scheduler takes turns by client.
+TEST(OverloadTest, ARequestBelongsToTheNamedClient) {
   struct Clients : StepObserver {
     void OnFinish(const Request& request, const Finish&) override {
       seen.push_back(request.client);
@@ -29,7 +29,7 @@ TEST(OverloadTest, ARequestIsOfTheClientThatIsNamed) {
     for (const char* name : {"a", "b", "a"}) {
       BackgroundStream stream(server, GreedyRequest("hello", 2), name);
       stream.Join();
-      EXPECT_TRUE(stream.result.status.ok());
+      EXPECT_TRUE(stream.result.status.ok()) << name;
     }
   }
   ASSERT_EQ(clients.seen.size(), 3u);
@@ -37,7 +37,8 @@ TEST(OverloadTest, ARequestIsOfTheClientThatIsNamed) {
   EXPECT_NE(clients.seen[0], clients.seen[1]);
 }
 
-// Calls on their way count: the engine, which is in a step, need not be asked.
+// Calls on their way to the engine count, so a refusal does not wait for an engine that is in a
+// step.
 TEST(OverloadTest, ARefusalDoesNotWaitForTheStep) {
   TestServer server(OneSlot());
   server.script->step_delay_us = 1000;
@@ -62,7 +63,7 @@ TEST(OverloadTest, ARefusalDoesNotWaitForTheStep) {
   EXPECT_TRUE(server.WaitIdle());
 }
 
-// Refused where the queue was known to be too long, else ended.
+// True for both ends of a late call: refused, as the queue is too long, or ended at its deadline.
 bool TooLate(const grpc::Status& status) {
   return status.error_code() == grpc::RESOURCE_EXHAUSTED ||
          status.error_code() == grpc::DEADLINE_EXCEEDED;
@@ -76,13 +77,13 @@ TEST(OverloadTest, DeadlineCoversQueueAndRun) {
   BackgroundStream running(server, GreedyRequest("run", 3000));
   ASSERT_TRUE(Eventually([&] { return server.engine->stats().running == 1; }));
   {
-    grpc::ClientContext context;  // waits behind the other one until its time is over
+    grpc::ClientContext context;  // its deadline passes while it waits behind the other call
     SetTimeout(&context, 100);
     v1::GenerateResponse response;
     EXPECT_TRUE(TooLate(server.inference->Generate(&context, GreedyRequest("late", 2), &response)));
   }
   {
-    grpc::ClientContext context;  // only the server knows this limit
+    grpc::ClientContext context;  // the limit is queue_timeout_ms, which gRPC does not know
     SetTimeout(&context);
     v1::GenerateRequest request = GreedyRequest("late", 2);
     request.set_queue_timeout_ms(50);
@@ -92,7 +93,7 @@ TEST(OverloadTest, DeadlineCoversQueueAndRun) {
   running.context.TryCancel();
   running.Join();
   ASSERT_TRUE(server.WaitIdle());
-  grpc::ClientContext context;  // runs out of time while running
+  grpc::ClientContext context;  // its deadline passes while it runs
   SetTimeout(&context, 200);
   const StreamResult result = ReadStream(*server.inference, GreedyRequest("run", 3000), &context);
   EXPECT_EQ(result.status.error_code(), grpc::DEADLINE_EXCEEDED);

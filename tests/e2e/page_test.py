@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The page at / of the HTTP port in a real browser, with the keyboard alone; and what pages of
-other sites can do there to a server on loopback that asks for no token: nothing.
+"""The page at / of the HTTP port in a real browser, used with the keyboard alone; and attempts of
+other sites' pages to use a server on loopback without tokens, which must fail.
 
-    page_test.py BIN [--record | --picture]     the folder of fox-server; the run of the long
-                example becomes the recorded one, or the README's picture is taken of that
+    page_test.py BIN                 BIN: the folder of fox-server
+    page_test.py BIN --record        runs the long example and keeps it as the page's recorded run
+    page_test.py BIN --picture       takes the README's picture of the recorded run
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PAGE = ROOT / "server" / "http" / "page"
 
 
 def contrast(one: str, other: str) -> float:
-    """Between two colours #rrggbb, as WCAG counts it."""
+    """The contrast of two colours #rrggbb by WCAG."""
     def light(color: str) -> float:
         parts = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
         return sum(weight * (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
@@ -51,7 +52,7 @@ class Page(fox_server.Case):
 
     @classmethod
     def setUpClass(cls) -> None:
-        if cls.keeps == "--record":  # more moments: steps of one page
+        if cls.keeps == "--record":  # steps of one page, so that the run has more moments
             cls.flags += ("--threads", "1", "--max-num-batched-tokens", "64")
         super().setUpClass()
         cls.url = cls.server.http_url
@@ -63,8 +64,8 @@ class Page(fox_server.Case):
         self.browser.wait_for("document.getElementById('model').textContent === 'demo'")
 
     def tearDown(self) -> None:
-        """Nothing may fail unseen, and nothing may be asked of another host."""
-        self.browser.evaluate("0")  # collects what has happened
+        """Checks that no error was logged and that no other host was asked."""
+        self.browser.evaluate("0")  # collects the events
         for event in self.browser.events:
             parameters = event.get("params", {})
             self.assertNotEqual(event["method"], "Runtime.exceptionThrown", parameters)
@@ -75,15 +76,15 @@ class Page(fox_server.Case):
                 self.assertTrue(asked.startswith((self.url, "data:", "blob:" + self.url)), asked)
 
     def text(self, element: str) -> str:
-        """What an element says."""
+        """The text of an element."""
         return self.browser.evaluate(f"document.getElementById('{element}').textContent")
 
     def value(self, element: str) -> str:
-        """What a control holds."""
+        """The value of a control."""
         return self.browser.evaluate(f"document.getElementById('{element}').value")
 
     def tab_to(self, element: str) -> None:
-        """Presses Tab until the focus is there, as a reader without a mouse."""
+        """Presses Tab until the element has the focus."""
         for _ in range(30):
             if self.browser.evaluate("document.activeElement.id") == element:
                 return
@@ -91,19 +92,19 @@ class Page(fox_server.Case):
         self.fail(f"no way to {element} by Tab")
 
     def assert_idle(self) -> None:
-        """That the page has asked for no answer."""
+        """Checks that the page has requested no answer."""
         self.browser.evaluate("0")
         for event in self.browser.events:
             if event["method"] == "Network.requestWillBeSent":
-                self.assertEqual(event["params"]["request"]["method"], "GET")
+                self.assertEqual(event["params"]["request"]["method"], "GET", event)
 
     def push(self, element: str) -> None:
-        """Presses a button, or opens what a summary hides."""
+        """Presses a button or opens a summary."""
         self.tab_to(element)
         self.browser.press("Enter", 13, text="\r")
 
     def enter(self, element: str, text: str) -> None:
-        """Replaces what a control holds."""
+        """Replaces the value of a control."""
         if element in ("max-tokens", "seed") and not self.browser.evaluate(
                 "document.getElementById('settings').open"):
             self.push("more")
@@ -113,7 +114,7 @@ class Page(fox_server.Case):
         self.browser.type(text)
 
     def look(self, width: int, height: int, scheme: str) -> None:
-        """The screen, and the theme that it is set to."""
+        """Sets the size of the screen and the colour scheme."""
         self.browser.send("Emulation.setDeviceMetricsOverride", width=width, height=height,
                           deviceScaleFactor=1, mobile=width < 500)
         self.addCleanup(self.browser.send, "Emulation.clearDeviceMetricsOverride")
@@ -122,7 +123,7 @@ class Page(fox_server.Case):
         self.browser.evaluate("new Promise(done => setTimeout(done, 100))")
 
     def generate(self, prompt: str, max_tokens: int) -> None:
-        """Fills in the form and sends it."""
+        """Fills in the form and submits it."""
         self.enter("prompt", prompt)
         self.enter("max-tokens", str(max_tokens))
         self.browser.press("Enter", 13, modifiers=CONTROL)
@@ -139,9 +140,9 @@ class PageTest(Page):
         self.assertTrue(self.browser.evaluate(RECORDED))
         self.browser.press("Enter", 13, modifiers=CONTROL)
         self.browser.wait_for(f"!{RECORDED} && !drawing")
-        self.assertEqual(self.browser.evaluate(STATE), "running")  # it is seen while it happens
+        self.assertEqual(self.browser.evaluate(STATE), "running")  # shown while it runs
         self.assertLess(int(self.text("tokens").replace(",", "")), 6645)
-        for element in ("tokens", "kept"):  # and it moves: figures of three moments at least
+        for element in ("tokens", "kept"):  # both figures change at least three times
             self.browser.wait_for(f"{STATE} === 'done' || (seen => seen.size > 2)(window.{element}"
                                   f"Seen = (window.{element}Seen ?? new Set()).add("
                                   f"document.getElementById('{element}').textContent))")
@@ -158,7 +159,7 @@ class PageTest(Page):
                 f"const RECORDED = {self.browser.evaluate('JSON.stringify(run)')};\n")
 
     def check_figures(self) -> None:
-        """Memory, speed and certificate of a text that was mostly forgotten."""
+        """Checks memory, speed and certificate of a text that was mostly forgotten."""
         share = float(self.text("share").rstrip("%"))
         self.assertGreater(share, 1)
         self.assertLess(share, 25)
@@ -171,7 +172,7 @@ class PageTest(Page):
         self.assertGreater(tokens, 6645)
 
     def check_text(self) -> None:
-        """What the chosen head holds begins where the first page that it keeps does."""
+        """Checks that the chosen head's text begins at the first page that it keeps."""
         tokens = json.loads(self.post("/tokenize", prompt=LONG, return_token_strs=True))
         first = self.browser.evaluate("shown().first[cursor]")
         self.assertGreater(first, 1)
@@ -193,7 +194,7 @@ class PageTest(Page):
         self.tab_to("moment")
         self.browser.press("Home", 36)
         self.browser.wait_for("document.getElementById('tokens').textContent === '64'")
-        self.assertEqual(self.text("holds"), self.text("held"))  # one page is never given back
+        self.assertEqual(self.text("holds"), self.text("held"))  # a single page is never evicted
         self.browser.press("End", 35)
         self.browser.wait_for(LAST)
         self.check_text()
@@ -236,7 +237,7 @@ class PageTest(Page):
         tags = [element.tag.rpartition("}")[2] for element in
                 xml.etree.ElementTree.parse(path).iter()]
         self.assertEqual(set(tags), {"svg", "g", "rect", "text"})
-        self.assertEqual(tags.count("rect"), 2 + 2 * 60)  # its ground and the choice, and cells
+        self.assertEqual(tags.count("rect"), 2 + 2 * 60)  # background, marked cell, 2 per cell
         self.assertIn(f"{self.text('kept')} instead of {self.text('unpruned')}", path.read_text())
 
     def test_a_link_fills_in_the_form_and_begins_nothing(self) -> None:
@@ -256,12 +257,13 @@ class PageTest(Page):
                                   ".textContent === 'demo'")
             self.browser.evaluate("new Promise(done => setTimeout(done))")
             self.assertEqual([self.value(i) for i in ("prompt", "seed", "max-tokens",
-                                                      "temperature")], [*wanted, "200", "0.7"])
+                                                      "temperature")], [*wanted, "200", "0.7"],
+                             url[:99])
         self.assert_idle()
         self.enter("prompt", "p" * 5000)
         self.push("link")
         self.assertRegex(self.text("status"), "too long for a link")
-        self.generate(prompt, 3)  # and it is a text wherever it is shown
+        self.generate(prompt, 3)  # shown as text, never as HTML
         self.browser.wait_for(f"{DONE} && run.starts !== null")
         self.assertTrue(self.text("held").startswith(prompt))
         self.assertTrue(self.text("answer").startswith(prompt))
@@ -272,15 +274,16 @@ class PageTest(Page):
             self.look(390, 844, scheme)
             self.browser.evaluate("pause(), moment = null, draw(), "
                                   "new Promise(requestAnimationFrame)")
-            self.assertEqual(self.browser.evaluate("document.documentElement.scrollWidth"), 390)
+            self.assertEqual(self.browser.evaluate("document.documentElement.scrollWidth"), 390,
+                             scheme)
             self.assertLessEqual(self.browser.evaluate(
-                "document.getElementById('map').getBoundingClientRect().bottom"), 844)
+                "document.getElementById('map').getBoundingClientRect().bottom"), 844, scheme)
             beyond = self.browser.evaluate(
                 "[...document.querySelectorAll('svg text')].map(text => [text, text.getBBox()])"
                 ".filter(([text, box]) => box.x < -1 || box.x + box.width >"
                 "   text.ownerSVGElement.viewBox.baseVal.width + 1)"
                 ".map(([text]) => text.textContent)")
-            self.assertEqual(beyond, [])
+            self.assertEqual(beyond, [], scheme)
             style = "getComputedStyle(document.documentElement).getPropertyValue"
             for pair, least in (("ink page", 7), ("soft page", 4.5), ("ink holds", 7),
                                 ("accent page", 4.5), ("plain page", 4), ("good page", 4.5),
@@ -311,10 +314,10 @@ class PageTest(Page):
         self.browser.press("Escape", 27)
         self.browser.wait_for(f"{STATE} === 'stopped'")
         self.assertEqual(self.text("status"), "Stopped")
-        self.generate("Once", 3)  # and it goes on from here
+        self.generate("Once", 3)  # the next request works
         self.browser.wait_for(f"{STATE} === 'done'")
 
-    def test_a_refusal_is_told(self) -> None:
+    def test_a_refusal_is_shown(self) -> None:
         self.generate("", 5)
         self.browser.wait_for(f"{STATE} === 'failed'")
         self.assertRegex(self.text("status"), "^Failed: .*empty")
@@ -322,7 +325,7 @@ class PageTest(Page):
 
 
 class StaticPageTest(unittest.TestCase):
-    """The page as files, without a server."""
+    """The page as files without a server."""
 
     def test_it_replays_from_a_folder(self) -> None:
         folder = self.enterContext(tempfile.TemporaryDirectory())
@@ -347,7 +350,7 @@ class StaticPageTest(unittest.TestCase):
 
 
 JSON = "headers: {'Content-Type': 'application/json'}"
-# What a page may try: with a question before it, and without (forms, text, no type at all).
+# Requests that a page may try: with a preflight request, and without (form, text, no type).
 ATTEMPTS = (f"{{method: 'POST', {JSON}, body: BODY}}",
             f"{{method: 'POST', mode: 'no-cors', {JSON}, body: BODY}}",
             "{method: 'POST', mode: 'no-cors', body: BODY}",
@@ -356,7 +359,7 @@ ATTEMPTS = (f"{{method: 'POST', {JSON}, body: BODY}}",
 
 
 class OtherSitesTest(fox_server.Case):
-    """A browser to which every name is this machine's, and another site on it."""
+    """A browser that resolves every name to this machine, and another site on this machine."""
 
     flags = ("--http-port", "0")
 
@@ -377,7 +380,7 @@ class OtherSitesTest(fox_server.Case):
 
         browser.open(f"http://elsewhere.example:{site.server_port}/")
         for attempt in ATTEMPTS:
-            self.assertEqual(status(f"http://127.0.0.1:{port}/v1/completions", attempt), 0)
+            self.assertEqual(status(f"http://127.0.0.1:{port}/v1/completions", attempt), 0, attempt)
         self.assertEqual(status(f"http://127.0.0.1:{port}/v1/models", "{}"), 0)
         self.assertFalse(self.server.logged("request finished"))
         for name, wanted in (("elsewhere.example", 403), ("localhost", 200), ("127.0.0.1", 200)):

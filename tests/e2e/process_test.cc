@@ -29,7 +29,7 @@ const std::string kWithoutTokenizer = std::string(FOX_SOURCE_DIR) + "/tests/gold
 
 constexpr double kPatience = 60;  // seconds
 
-// Runs a command to its end; the exit code.
+// Runs a command to its end and returns the exit code.
 int Finish(const std::vector<std::string>& arguments, std::string* output) {
   ChildProcess process({arguments, {}, ""});
   const int code = process.WaitEnd(kPatience).value_or(-1);
@@ -43,7 +43,7 @@ std::vector<std::string> Cli(const ServerProcess& server, std::vector<std::strin
   return arguments;
 }
 
-// A client whose answer has begun and does not end.
+// A client that reads a long answer, which has begun.
 struct LongAnswer {
   explicit LongAnswer(const ServerProcess& server)
       : process({Cli(server, {"generate", "Once", "--max-tokens=60000", "--ignore-eos"}), {}, ""}) {
@@ -76,12 +76,13 @@ TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
       {{"--model", kDemo, "--quantization=fp8", "--allow-nonfinite"}, "fp8 has no infinity"},
       {{"--model", kDemo, "--grpc-port=70000"}, "--grpc-port"},
       {{"--model", kDemo, "--host=0.0.0.0"}, "--host"},
-      {{"--model", kDemo, "--log-tolerance=0"}, "--log-tolerance"},  // would permit to drop all
+      {{"--model", kDemo, "--log-tolerance=0"}, "--log-tolerance"},  // would drop all keys
       {{"--model", "no/such", "--grpc-port=0"}, "no/such: the model directory does not exist"},
       {{"--check-model", kDemo + "/config.json"}, "the model path is not a directory"},
       {{"--check-model", kWithoutTokenizer, "--add-bos-to-ids"}, "puts no bos before a text"},
   };
   for (const auto& [arguments, said] : cases) {
+    SCOPED_TRACE(said);
     std::vector<std::string> command = {kBin + "fox-server"};
     command.insert(command.end(), arguments.begin(), arguments.end());
     std::string output;
@@ -96,6 +97,7 @@ TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
 TEST(ProcessTest, AModelWithoutForgetGatesIsNotPruned) {
   const std::string llama = std::string(FOX_SOURCE_DIR) + "/tests/golden/transformers/llama_kv";
   for (const bool forgets : {false, true}) {
+    SCOPED_TRACE(forgets);
     ServerProcess server(
         Demo({"--model", llama + (forgets ? "1_default_tied_forgetting" : "3_default"),
               "--acp=certified"}));
@@ -113,14 +115,15 @@ TEST(ProcessTest, AModelWithoutForgetGatesIsNotPruned) {
   }
 }
 
-// Under limits of the address space that the model does not fit into, and pools larger than any
-// machine: told before anything is loaded, never an abort.
-TEST(ProcessTest, TooLittleMemoryIsTold) {
+// Pools larger than any machine, and limits of the address space below the model's size, are errors
+// before anything is loaded, never an abort.
+TEST(ProcessTest, TooLittleMemoryIsAnError) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers reserve more than any limit";
 #endif
   std::string output;
   for (const char* mb : {"100000000", "1073741824"}) {
+    SCOPED_TRACE(mb);
     const std::vector<std::string> command = {kBin + "fox-server", "--model", kDemo,
                                               std::string("--kv-cache-mb=") + mb};
     EXPECT_EQ(Finish(command, &output), 78) << output;
@@ -137,7 +140,7 @@ TEST(ProcessTest, TooLittleMemoryIsTold) {
     const int code = Finish({"/bin/sh", "-c", command}, &output);
     if (output.find("error while loading shared libraries") != std::string::npos) continue;
     EXPECT_EQ(code, 78) << kib << ": " << output;
-    EXPECT_THAT(output, Not(HasSubstr("check failed")));
+    EXPECT_THAT(output, Not(HasSubstr("check failed"))) << kib;
   }
 }
 
@@ -176,7 +179,7 @@ TEST(ProcessTest, ServesTheDemoModelAndStopsOnSigterm) {
   EXPECT_EQ(cli({"tokenize", "a cat"}, &output), 0);
   EXPECT_EQ(cli({"detokenize", output}, &again), 0);
   EXPECT_EQ(again, "a cat\n");
-  // Both streams are one pipe here.
+  // Standard error goes to the same pipe.
   EXPECT_EQ(cli({"generate", "x", "--max-tokens=3", "--ignore-eos", "--stats"}, &output), 0);
   EXPECT_THAT(output, HasSubstr("\nLENGTH, 3 prompt + 3 generated tokens\n"));
   EXPECT_EQ(cli({"generate", "x", "--top-p=2"}, &output), 2);
@@ -186,7 +189,7 @@ TEST(ProcessTest, ServesTheDemoModelAndStopsOnSigterm) {
   EXPECT_EQ(server.WaitEnd(kPatience), 0) << server.log();
 }
 
-TEST(ProcessTest, TargetsAreTakenAsPeopleWriteThem) {
+TEST(ProcessTest, TargetsMayBeUrlsOrHaveNoPort) {
   ServerStart start = Demo();
   start.ports.http = 0;
   ServerProcess server(start);
@@ -203,9 +206,10 @@ TEST(ProcessTest, TargetsAreTakenAsPeopleWriteThem) {
   EXPECT_THAT(output, HasSubstr("127.1.2.3:50051"));
 }
 
-TEST(ProcessTest, ATraceLoadsWhateverEndsTheServer) {
+TEST(ProcessTest, ATraceIsCompleteAfterAnyEndOfTheServer) {
   const std::string path = ::testing::TempDir() + "/process_test_trace.json";
   for (const int signal : {SIGTERM, SIGKILL}) {
+    SCOPED_TRACE(signal);
     ServerProcess server(Demo({"--trace=" + path, "--log-level=debug"}));
     ASSERT_TRUE(server.WaitReady());
     std::string output;
@@ -235,7 +239,7 @@ TEST(ProcessTest, ATraceLoadsWhateverEndsTheServer) {
     EXPECT_GE(tokens, 20);
     EXPECT_EQ(names["collect"], names["step"]);
     EXPECT_GT(names["attention"], 20);
-    // Each begin and each end of the requests that ended.
+    // A begin and an end for each request that ended.
     const int requests = signal == SIGTERM ? 2 : 1;
     for (const char* phase : {"request", "queued", "prefill", "decode"}) {
       EXPECT_EQ(names[phase], 2 * requests) << phase;
@@ -254,7 +258,7 @@ TEST(ProcessTest, ASecondSignalEndsTheDrain) {
   client.ExpectUnavailable();
 }
 
-// A pipe that holds little, so that it is full soon.
+// A pipe of 4 KiB, which is full soon.
 class SmallPipe {
  public:
   SmallPipe() {
@@ -274,10 +278,11 @@ class SmallPipe {
   int ends_[2] = {-1, -1};
 };
 
-// Standard error that is not read, or whose reader has left: requests are served all the same, and
-// a signal ends the server.
+// If standard error is not read, or its reader has left, requests are still served, and a signal
+// ends the server.
 TEST(ProcessTest, TheLogMayBeStuckOrGone) {
   for (const bool gone : {false, true}) {
+    SCOPED_TRACE(gone);
     SmallPipe log;
     ServerStart start = Demo({"--log-level=debug"});
     start.errors = "/dev/fd/" + std::to_string(log.writer());
@@ -295,7 +300,7 @@ TEST(ProcessTest, TheLogMayBeStuckOrGone) {
   }
 }
 
-// Every line on standard error is an object, from the first warning to the last word.
+// Every line on standard error is a JSON object, from the first warning to the last line.
 TEST(ProcessTest, JsonLogsAreJson) {
   std::string output;
   EXPECT_EQ(Finish({kBin + "fox-server", "--modle=x", "--log-format=json"}, &output), 78);
@@ -331,7 +336,7 @@ TEST(ProcessTest, ASignalWhileLoadingEndsTheServerAtOnce) {
   EXPECT_THAT(server.log(), Not(HasSubstr("listening")));
 }
 
-// Of what other signals and cores do, process_end_test knows.
+// process_end_test has the other signals, and core files.
 TEST(ProcessTest, ACrashIsToldByTheExitCode) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers tell more";

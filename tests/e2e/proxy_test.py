@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""docker/haproxy.cfg in front of a fox-server on the demo model: the attacks of http2_attacks.py
-cost neither process memory and a polite client nothing.
+"""docker/haproxy.cfg in front of a fox-server on the demo model: during the attacks of
+http2_attacks.py neither process grows, and a polite client does not notice them.
 
     proxy_test.py BIN     the folder of fox-server and fox-cli
 """
@@ -21,7 +21,7 @@ CONFIGURATION = ROOT / "docker" / "haproxy.cfg"
 
 
 class Proxy:
-    """HAProxy on a free port, with some of the file's words replaced."""
+    """HAProxy on a free port with docker/haproxy.cfg, in which `words` are replaced."""
 
     def __init__(self, target: str, words: dict[str, str]) -> None:
         text = CONFIGURATION.read_text()
@@ -62,7 +62,7 @@ class ProxyTest(fox_server.Case):
         assert wait_until(lambda: attacks.is_serving(cls.proxy.address, 1))
 
     def attack(self, attack, size: int, server_mib: float = 48) -> tuple:
-        """Runs one attack; the processes may not grow and no other client may notice."""
+        """Runs one attack; checks that no process grows and that no other client notices it."""
         before = attacks.resident_mib(self.server_pid)
         did = attacks.measure(self.proxy.address, self.proxy.pid, attack, size)
         self.assertEqual(did["errors"], 0, did)
@@ -80,8 +80,8 @@ class ProxyTest(fox_server.Case):
     def test_headers_without_end(self) -> None:
         for attack in (attacks.continuation_flood, attacks.long_header):
             sent, end = self.attack(attack, 100)
-            self.assertLess(sent, 32 << 20)
-            self.assertNotEqual(end, "open")
+            self.assertLess(sent, 32 << 20, attack)
+            self.assertNotEqual(end, "open", attack)
 
     def test_streams_that_are_opened_and_left(self) -> None:
         self.attack(attacks.many_streams, 5000)
@@ -96,7 +96,7 @@ class ProxyTest(fox_server.Case):
         self.attack(attacks.connections, 1500)
 
     def test_a_silent_stream_is_not_cut(self) -> None:
-        """The server is stopped for longer than a client may be silent."""
+        """The server is stopped for longer than the proxy's timeout of silent clients."""
         with subprocess.Popen(
                 [str(self.programs / "fox-cli"), "generate", "Once", "--target", self.target,
                  "--max-tokens", "300", "--ignore-eos"], stdout=subprocess.PIPE,
@@ -110,7 +110,7 @@ class ProxyTest(fox_server.Case):
         self.assertEqual(process.returncode, 0, errors)
         self.assertGreater(len(first + rest), 300)
 
-    def test_what_is_not_offered(self) -> None:
+    def test_admin_is_not_offered(self) -> None:
         with attacks.Connection(self.proxy.address) as connection:
             stream = connection.next_stream()
             connection.socket.sendall(

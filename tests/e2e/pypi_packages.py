@@ -1,4 +1,4 @@
-"""Packages from PyPI that only tests need, in Python environments of their own below the build."""
+"""Packages from PyPI for tests, in Python environments of their own inside the build folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INSTALL_SECONDS = 300
 
 
 def _install(environment: pathlib.Path, requirements: Sequence[str]) -> str:
-    """Makes the environment; "" or why not."""
+    """Makes the environment. Returns "" or the reason of a failure."""
     stamp, wanted = environment / ".installed", " ".join(requirements)
     with open(environment.parent / (environment.name + ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several tests may start at once
@@ -38,8 +38,8 @@ def _install(environment: pathlib.Path, requirements: Sequence[str]) -> str:
 def enter(programs: pathlib.Path, name: str, requirements: Sequence[str]) -> None:
     """Runs this program again with the Python of the environment `name`, unless it does already.
 
-    `programs`: the folder of fox-server. Ends with SKIPPED, and says so, where the packages cannot
-    be had.
+    `programs`: the folder of fox-server. Ends with SKIPPED and a message if the packages cannot be
+    installed.
     """
     environment = programs.resolve().parent / name
     if pathlib.Path(sys.prefix) == environment:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""proto/python, built, type-checked, and used against fox-servers on the demo model.
+"""The package proto/python: built, type-checked, and used with fox-servers on the demo model.
 
     python_client_test.py BIN     the folder of fox-server and fox-cli
 """
@@ -24,7 +24,7 @@ from fox_server import ROOT
 PROMPT = "Once upon a time"
 TOKEN = "a-token-of-the-test"
 
-# A program that the type checker takes but for the lines it names.
+# A program in which the type checker must find exactly the lines marked as wrong.
 TYPED_PROGRAM = """
 import foxserve_client
 
@@ -48,7 +48,7 @@ def use(client: foxserve_client.Client) -> str:
 
 
 def setUpModule() -> None:
-    """Installs the package from a copy, as a build leaves files in its source."""
+    """Installs the package from a copy, as its build writes files into the source folder."""
     global foxserve_client, grpc
     Case.folder = pathlib.Path(unittest.enterModuleContext(tempfile.TemporaryDirectory()))
     source, site = Case.folder / "source" / "proto", Case.folder / "site"
@@ -64,12 +64,12 @@ def setUpModule() -> None:
 
 
 class Case(fox_server.Case):
-    """With the package, in a folder."""
+    """A case with the installed package and a folder."""
 
     folder = pathlib.Path()
 
     def assert_fails(self, code: str, call: Any) -> Any:
-        """With that status; returns the error."""
+        """Checks that the call fails with that status; returns the error."""
         with self.assertRaises(grpc.RpcError) as raised:
             call()
         error = raised.exception
@@ -80,7 +80,7 @@ class Case(fox_server.Case):
 
 
 class PackageTest(Case):
-    """What is built, before anything is called."""
+    """The package's types and options."""
 
     flags = None
 
@@ -102,7 +102,7 @@ class PackageTest(Case):
                           if "error:" in line and not line.startswith("program.py:")], [])
 
     def test_options_are_the_fields(self) -> None:
-        """Each field of a request can be given, by the name it has on the wire, and no other."""
+        """The options of a call are exactly the fields of its messages."""
         from foxserve_client import requests
         from foxserve_client.fox.v1 import inference_pb2 as pb
 
@@ -136,7 +136,7 @@ class PackageTest(Case):
 
 
 class CallsTest(Case):
-    """Both clients against one server, which asks for TLS, a certificate and a token."""
+    """The sync and the async client with a server that needs TLS, a certificate and a token."""
 
     chats = True
 
@@ -154,7 +154,7 @@ class CallsTest(Case):
         cls.without = foxserve_client.Tls(authority.certificate)
 
     def client(self, **changes: Any) -> foxserve_client.Client:
-        """One that is let in, but for the changes."""
+        """A client with valid credentials, except for the changes."""
         options = {"token": TOKEN, "tls": self.tls, "timeout": 20.0, **changes}
         client = foxserve_client.Client(self.target, **options)
         self.addCleanup(client.close)
@@ -221,19 +221,20 @@ class CallsTest(Case):
         self.assert_fails("UNAUTHENTICATED", self.client(token=TOKEN + "x").load)
         self.assert_fails("UNAVAILABLE", self.client(tls=self.without, max_attempts=1).load)
         self.assert_fails("UNAVAILABLE", self.client(tls=None, max_attempts=1).load)
-        self.assertTrue(self.client(token=None).health())  # probes have none
+        self.assertTrue(self.client(token=None).health())  # probes have no token
+
 
 class RetryTest(Case):
-    """A server that lets one call of a client in, and no more."""
+    """A server that accepts one call of a client at a time."""
 
-    flags = ("--max-calls", "2")  # of which a connection may have one
+    flags = ("--max-calls", "2")  # a connection may have half of them
 
     def hold(self) -> foxserve_client.Client:
-        """Takes the only place until it is closed."""
+        """Takes the client's only call until the returned client is closed."""
         client = foxserve_client.Client(self.server.target, timeout=60)
         events = client.stream(PROMPT, max_tokens=4000, ignore_eos=True)
         next(events)
-        self.addCleanup(events.close)  # it would end without a reference
+        self.addCleanup(events.close)  # keeps a reference, without which the stream would end
         self.addCleanup(client.close)
         return client
 
@@ -251,6 +252,7 @@ class RetryTest(Case):
             answer = patient.generate(PROMPT, max_tokens=1)
             self.assertEqual(answer.completions[0].finish.usage.completion_tokens, 1)
             self.assertGreaterEqual(time.monotonic() - begin, delay)
+
 
 if __name__ == "__main__":
     fox_server.main("grpc", "grpc_tools", "setuptools", "wheel", "mypy", "google-stubs", "openssl")

@@ -1,5 +1,5 @@
-// Readers that stop reading: their calls end after --stall-timeout or when what waits for them
-// fills the budget, and everything they held is free again.
+// Readers that stop reading: their calls end after --stall-timeout, or when unread messages fill
+// the budget, and all that they held is free again.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -19,7 +19,7 @@ TestCoreOptions Stalling(int64_t max_call_bytes = int64_t{256} << 20) {
   return options;
 }
 
-// Some 15 KB an answer of 60 tokens: more than the client's window.
+// A request with large answers: 60 tokens take some 15 KB, more than the client's window.
 v1::GenerateRequest Bulky(uint32_t max_tokens) {
   v1::GenerateRequest request = GreedyRequest("bulky", max_tokens);
   request.mutable_output()->set_logprobs(20);
@@ -32,16 +32,16 @@ void ExpectNothingHeld(TestServer& server) {
   EXPECT_TRUE(server.WaitIdle());
 }
 
-TEST(StalledReaderTest, StreamsThatAreNotReadAreAbortedWhereverTheyAre) {
+TEST(StalledReaderTest, StreamsThatAreNotReadAreAborted) {
   TestServer server(Stalling());
-  OpenStream running(server.Connect(), Bulky(3000));  // pauses
-  OpenStream finished(server.Connect(), Bulky(60));   // all generated, not all written
+  OpenStream running(server.Connect(), Bulky(3000));  // is paused
+  OpenStream finished(server.Connect(), Bulky(60));   // is generated, but not written
   ASSERT_TRUE(Eventually(
       [&] { return server.engine->stats().finished == 1 && server.engine->stats().paused == 1; }));
   EXPECT_EQ(server.core->calls().calls(), 2);
   EXPECT_GT(server.core->calls().bytes(), 0);
   EXPECT_FALSE(server.core->Idle());
-  grpc::ClientContext context;  // others go on
+  grpc::ClientContext context;  // other clients are served
   SetTimeout(&context);
   EXPECT_TRUE(ReadStream(*server.inference, GreedyRequest("fast", 300), &context).status.ok());
   ExpectNothingHeld(server);
@@ -53,7 +53,7 @@ TEST(StalledReaderTest, AnAnswerThatIsNotReadIsAborted) {
   TestServer server(Stalling());
   UnreadAnswer answer(server.Connect(), Bulky(60));
   ASSERT_TRUE(Eventually([&] { return server.engine->stats().finished == 1; }));
-  EXPECT_EQ(server.core->calls().calls(), 1);  // its last write hangs
+  EXPECT_EQ(server.core->calls().calls(), 1);  // the last write hangs
   EXPECT_FALSE(server.core->Idle());
   ExpectNothingHeld(server);
   v1::GenerateResponse response;
@@ -76,7 +76,7 @@ TEST(StalledReaderTest, ASlowReaderThatGoesOnIsNotAborted) {
   ExpectNothingHeld(server);
 }
 
-TEST(StalledReaderTest, WhatWaitsForReadersHasABudget) {
+TEST(StalledReaderTest, UnreadMessagesHaveABudget) {
   constexpr int kStreams = 12;
   TestCoreOptions options = Stalling(int64_t{256} << 10);
   options.max_num_seqs = kStreams;
@@ -91,12 +91,12 @@ TEST(StalledReaderTest, WhatWaitsForReadersHasABudget) {
   EXPECT_GE(ends[grpc::RESOURCE_EXHAUSTED], 1);
   EXPECT_EQ(ends[grpc::RESOURCE_EXHAUSTED] + ends[grpc::ABORTED], kStreams);
 
-  grpc::ClientContext context;  // an answer that is too large
+  grpc::ClientContext context;  // an answer that exceeds the budget
   SetTimeout(&context);
   v1::GenerateResponse response;
   EXPECT_EQ(server.inference->Generate(&context, Bulky(3000), &response).error_code(),
             grpc::RESOURCE_EXHAUSTED);
-  grpc::ClientContext reading;  // a client that reads takes as much
+  grpc::ClientContext reading;  // a client that reads may take as much
   SetTimeout(&reading);
   const StreamResult result = ReadStream(*server.inference, Bulky(3000), &reading);
   EXPECT_TRUE(result.status.ok()) << result.status.error_message();

@@ -1,5 +1,5 @@
-// Two tenants over all interfaces of one server: request ids of one mean nothing to the other, and
-// no client names itself in front of its gateway.
+// Two tenants over all interfaces of one server: a tenant's request ids mean nothing to another
+// tenant, and the load tells a tenant nothing about others.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -43,7 +43,7 @@ class TenantsTest : public ::testing::Test {
     options.limits.access = Access::Load(TempPath("users"), TempPath("admins")).value();
     Serve(options);
   }
-  // A stream that runs until it is ended.
+  // A long stream that has begun.
   std::unique_ptr<OpenStream> Run(const std::string& authorization) {
     auto stream = std::make_unique<OpenStream>(server_->channel, WithId(4000), authorization);
     v1::GenerateDelta event;
@@ -131,9 +131,10 @@ TEST_F(TenantsTest, TheLoadTellsATenantNothingOfOthers) {
   };
   ServeWithTokens();
   EXPECT_EQ(Generate(kB), grpc::OK);
-  server_->script->step_delay_us = 20000;  // it is not paused so soon
+  server_->script->step_delay_us = 20000;  // slow, so that it is not paused soon
   const auto running = Run(kB);
   for (const std::string& user : {kA, kB}) {
+    SCOPED_TRACE(user);
     EXPECT_TRUE(Eventually([&] { return load("authorization", user).running() == 1; }));
     const v1::Load seen = load("authorization", user);
     EXPECT_THAT(set(seen), ::testing::IsSubsetOf({"running", "waiting", "queue_s", "partial"}));
@@ -144,7 +145,7 @@ TEST_F(TenantsTest, TheLoadTellsATenantNothingOfOthers) {
   EXPECT_GT(all.generated_tokens(), 0u);
   EXPECT_GT(all.requests_finished(), 0u);
 
-  // Without tokens all clients of loopback may administer, but those that a gateway names.
+  // Without tokens all clients on loopback are administrators, except clients that a gateway names.
   TestCoreOptions options;
   options.limits.client_metadata = "x-client";
   Serve(options);

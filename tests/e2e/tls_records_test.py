@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""TLS records without data on the HTTP port, by the system's libssl and the openssl program: they
-end their own connection, and no other client waits for them.
+"""TLS records without data on the HTTP port, sent by the system's libssl and by tlslite: too many
+of them end their connection, and no other client waits for them.
 
     tls_records_test.py BIN     the folder of fox-server
 """
@@ -12,27 +12,24 @@ import ctypes
 import ctypes.util
 import http.client
 import importlib.util
-import os
 import pathlib
 import socket
-import subprocess
 import tempfile
 import threading
 import time
 import unittest
-from collections.abc import Iterator
 
 import certificates
 import fox_server
 from fox_server import SLOWNESS
 
 TLS1_3_VERSION, SET_MIN_PROTO_VERSION, NOT_REQUESTED, REQUESTED = 0x0304, 123, 0, 1
-MOST = 32  # records without data, one behind the other: BoringSSL's and rustls' limit
+MOST = 32  # limit of consecutive records without data, as in BoringSSL and rustls
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def libssl() -> ctypes.CDLL:
-    """The library, with the types of what is called."""
+    """The library, with the types of the functions that are called."""
     library = ctypes.CDLL(ctypes.util.find_library("ssl"))
     pointer, number, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     for name, result, arguments in (
@@ -53,8 +50,8 @@ def libssl() -> ctypes.CDLL:
 
 
 class Client:
-    """A connection of TLS 1.3 whose records are made before the first is sent, so that to read them
-    takes a server longer than to send them takes us."""
+    """A connection of TLS 1.3 whose records are made before the first one is sent, so that sending
+    takes less time than the server needs to read."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         ssl = self._ssl = libssl()
@@ -72,7 +69,7 @@ class Client:
         self.socket.sendall(self._made())
 
     def _made(self) -> bytes:
-        """What the library wants to send."""
+        """Takes the bytes that the library wants to send."""
         pieces, buffer = [], ctypes.create_string_buffer(1 << 16)
         while (count := self._ssl.BIO_read(self._out, buffer, len(buffer))) > 0:
             pieces.append(buffer.raw[:count])
@@ -85,19 +82,19 @@ class Client:
         self._ssl.BIO_write(self._in, came, len(came))
 
     def key_updates(self, count: int, kind: int = NOT_REQUESTED) -> bytes:
-        """So many records that change the key and carry nothing."""
+        """Bytes of `count` records that change the key and carry no data."""
         for _ in range(count):
             assert self._ssl.SSL_key_update(self._tls, kind) == 1
             assert self._ssl.SSL_do_handshake(self._tls) == 1
         return self._made()
 
     def data(self, text: bytes) -> bytes:
-        """Its record."""
+        """Bytes of a record with that text."""
         assert self._ssl.SSL_write(self._tls, text, len(text)) == len(text)
         return self._made()
 
     def read(self) -> bytes:
-        """What comes first; raises OSError where the connection ends."""
+        """Reads the next data; raises OSError if the connection ends."""
         buffer = ctypes.create_string_buffer(1 << 16)
         while (count := self._ssl.SSL_read(self._tls, buffer, len(buffer))) <= 0:
             self._receive()
@@ -110,7 +107,7 @@ class Client:
 
 
 class RecordsTest(fox_server.Case):
-    """One server."""
+    """One server for all cases."""
 
     flags = None
 
@@ -129,7 +126,7 @@ class RecordsTest(fox_server.Case):
         return client
 
     def seconds_of_another(self) -> float:
-        """That a new client waits for an answer."""
+        """Seconds until a new client has an answer."""
         begin = time.monotonic()
         context = certificates.client_context(self.authority, ("http/1.1",))
         connection = http.client.HTTPSConnection(*self.address, timeout=60, context=context)
@@ -138,15 +135,15 @@ class RecordsTest(fox_server.Case):
             self.assertEqual(connection.getresponse().status, 200)
         return time.monotonic() - begin
 
-    def test_few_are_taken_whatever_they_ask_for(self) -> None:
+    def test_few_are_accepted_of_each_kind(self) -> None:
         for kind in (NOT_REQUESTED, REQUESTED):
             client = self.connect()
-            for _ in range(3):  # data in between begins the count anew
+            for _ in range(3):  # data in between resets the count
                 client.socket.sendall(client.key_updates(MOST - 1, kind) + client.data(HEALTH))
                 self.assertTrue(client.read().startswith(b"HTTP/1.1 200 "), kind)
 
     def test_many_end_the_connection(self) -> None:
-        for before in (b"", HEALTH[:20]):  # in no request, and in one
+        for before in (b"", HEALTH[:20]):  # between requests, and within one
             client = self.connect()
             records = client.data(before) if before else b""
             client.socket.sendall(records + client.key_updates(MOST + 1) + client.data(HEALTH))
@@ -155,9 +152,9 @@ class RecordsTest(fox_server.Case):
 
     def test_others_are_answered_beside_a_flood(self) -> None:
         client = self.connect()
-        client.socket.sendall(client.data(HEALTH))  # from now on the server waits for 75 s
+        client.socket.sendall(client.data(HEALTH))  # the server now waits 75 s for the next one
         client.read()
-        records = client.key_updates(100_000)  # half a minute of a busy server
+        records = client.key_updates(100_000)  # would keep a server busy for half a minute
 
         def flood() -> None:
             with contextlib.suppress(OSError):
@@ -171,7 +168,7 @@ class RecordsTest(fox_server.Case):
 
     @unittest.skipIf(importlib.util.find_spec("tlslite") is None, "SKIPPED: needs tlslite-ng")
     def test_wishes_to_renegotiate_end_the_connection(self) -> None:
-        """Of TLS 1.2, by tlslite-ng: each is refused with a warning."""
+        """Renegotiation of TLS 1.2 by tlslite-ng: each wish is refused with a warning."""
         from tlslite.api import HandshakeSettings, TLSConnection  # noqa: PLC0415
         from tlslite.messages import ClientHello  # noqa: PLC0415
         settings, hello = HandshakeSettings(), ClientHello()
@@ -188,43 +185,11 @@ class RecordsTest(fox_server.Case):
                         pass
                 client.write(HEALTH)
                 while b" 200 OK" not in said:
-                    # The warnings come first, which are records of their own.
+                    # The warnings come first, each in a record of its own.
                     for record in client._recordLayer.recvRecord():
                         if isinstance(record, tuple):
                             said += bytes(record[1].bytes) if record[0].type == 23 else b""
             self.assertEqual(b" 200 OK" in said, answered, count)
-
-    @contextlib.contextmanager
-    def s_client(self) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-        """openssl's client, and a pipe of which it reads one packet at a time: a command each."""
-        ends = os.pipe2(os.O_DIRECT)
-        with subprocess.Popen(
-                ["openssl", "s_client", "-connect", "%s:%d" % self.address, "-tls1_3", "-CAfile",
-                 str(self.authority.certificate)], stdin=ends[0], stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT) as client:
-            os.close(ends[0])  # so that a write does not wait for a client that has ended
-            try:
-                yield client, ends[1]
-            finally:
-                client.kill()
-                os.close(ends[1])
-
-    def test_openssls_own_client(self) -> None:
-        for count, answered in ((MOST // 2, True), (2 * MOST, False)):
-            with self.s_client() as (client, commands):
-                assert client.stdout is not None
-                with contextlib.suppress(BrokenPipeError):
-                    for i in range(count):
-                        os.write(commands, b"kK"[i % 2:i % 2 + 1] + b"\n")
-                    os.write(commands, HEALTH)
-                said = b""
-                while b"HTTP/1.1 200 OK" not in said:
-                    more = os.read(client.stdout.fileno(), 4096)
-                    if not more:
-                        break
-                    said += more
-                self.assertIn(b"KEYUPDATE", said)
-                self.assertEqual(b"HTTP/1.1 200 OK" in said, answered, count)
 
 
 if __name__ == "__main__":
