@@ -168,11 +168,15 @@ class Bench:
         tests = gpu_build.ROOT / "build/gpu-test/judged.json"
         if tests.is_file() and self.arguments.suite == "serving":
             self.report["tests"] = json.loads(tests.read_text(encoding="utf-8"))
-        suite = SUITES[self.arguments.suite]
-        if suite.any_card or card(self.report.get("device", {}).get("name", "")) == JUDGED_CARD:
-            self.report["judged"] = suite.judged_rows(judge.Measurements(self.report))
         self.arguments.out.parent.mkdir(parents=True, exist_ok=True)
         self.arguments.out.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")
+
+    def print_judged(self) -> None:
+        """Prints the table of judged rows, if the limits hold for the report's card."""
+        suite = SUITES[self.arguments.suite]
+        if suite.any_card or card(self.report.get("device", {}).get("name", "")) == JUDGED_CARD:
+            rows = suite.judged_rows(judge.Measurements(self.report))
+            print("\n" + judge.as_table(rows))
 
 
 def ours(flags: str, seconds: float = 120) -> Callable[[Bench], Part]:
@@ -412,12 +416,12 @@ def main() -> int:
     atexit.register(shutil.rmtree, bench.scratch, ignore_errors=True)
     if arguments.parts:
         bench.report.update(device=gpu_build.device() or bench.report.get("device", {}),
-                            date=datetime.date.today().isoformat())
+                            date=datetime.date.today().isoformat(),
+                            commit=gpu_build.source(bench.build)["commit"])
     for name in arguments.parts:
         run_part(bench, name)
     bench.save()
-    if "judged" in bench.report:
-        print("\n" + judge.as_table(bench.report["judged"]))
+    bench.print_judged()
     measured = [bench.report["parts"][name].get("rows") for name in arguments.parts]
     return 0 if all(measured) else 1
 
