@@ -56,18 +56,5 @@ def cache(m: Measurements) -> Iterator[Row]:
               pace and f"rounds {100 * (1 - pace['max']):.2g} to {100 * (1 - pace['min']):.2g}")
 
 
-def starts(m: Measurements) -> Iterator[Row]:
-    for slots in (16, 256):
-        found = m.find(bench="start", slots=slots, graphs=True)
-        yield row(f"start of a server with {slots} running slots", found.get("listening_seconds"),
-                  "s", "most", None)
-        yield row(f"tables of {slots} running slots, of 131,072 tokens at most",
-                  found.get("plan_mib", {}).get("KV_tables"), "MiB", "most", None)
-    graphs, eager = (m.value("device_mib", bench="start", slots=256, graphs=graphs)
-                     for graphs in (True, False))
-    yield row("graphs of 256 running slots",
-              None if None in (graphs, eager) else graphs - eager, "MiB", "most", None)
-
-
 def judged_rows(m: Measurements) -> list[Row]:
-    return [judged for rows in (loads, cache, starts) for judged in rows(m)]
+    return [judged for rows in (loads, cache) for judged in rows(m)]

@@ -86,10 +86,8 @@ def training(m: Measurements) -> Iterator[str]:
 
 
 def memory(m: Measurements) -> Iterator[str]:
-    """The rows that have limits."""
+    """The judged rows."""
     for judged in judge_memory.judged_rows(m):
-        if judged["must"] is None and judged["aim"] is None:
-            continue
         sign = {"most": "<= ", "least": ">= ", "is": ""}[judged["at"]]
         must, aim = (f"{sign}{judged[key]:.3g}" if judged[key] is not None else ""
                      for key in ("must", "aim"))

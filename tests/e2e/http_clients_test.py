@@ -7,17 +7,12 @@ targets and paths that a proxy might read differently, and names of hosts.
 
 from __future__ import annotations
 
-import contextlib
 import re
-import socket
 import subprocess
-import tempfile
 import time
 
 import fox_server
 from fox_server import SLOWNESS
-
-TOKENS = ("token-of-alice", "token-of-bob", "token-of-carol")
 
 
 class Case(fox_server.Case):
@@ -150,82 +145,6 @@ class HostsTest(Case):
                 for name, status in names.items():
                     self.assertEqual(self.status(name), status, name)
                     self.assertEqual(self.status(name, "Prometheus", "/metrics"), status, name)
-
-
-class UnfinishedBodiesTest(Case):
-    """Alice leaves as many bodies unfinished as she can; Bob's requests come in two packets."""
-
-    flags = None
-    memory_mb, body_mb = 8, 1  # --call-memory-mb, twice of which is for unfinished bodies
-
-    def setUp(self) -> None:
-        keys = self.enterContext(tempfile.NamedTemporaryFile("w"))
-        keys.write("\n".join(TOKENS) + "\n")
-        keys.flush()
-        self.serve_case("--http-port", "0", "--call-memory-mb", str(self.memory_mb),
-                        "--api-key-file", keys.name)
-
-    def begin(self, token: str, size: int, sent: int) -> socket.socket:
-        """A request with a body of which so many bytes are sent."""
-        one = self.enterContext(socket.create_connection(("127.0.0.1", self.port), 30))
-        one.sendall((f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}"
-                     f"\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
-                     ).encode() + b" " * sent)
-        return one
-
-    @staticmethod
-    def status(one: socket.socket) -> int:
-        """Of the answer; 0: the connection has ended."""
-        with contextlib.suppress(ConnectionError):
-            head = one.recv(12)
-            return int(head[9:12]) if len(head) == 12 else 0
-        return 0
-
-    def test_another_client_is_served_beside_many(self) -> None:
-        size = self.body_mb << 20
-        hanging = [self.begin(TOKENS[0], size, size - 1) for _ in range(52)]
-        body = b'{"prompt": "Once upon a time"}'
-        for _ in range(5):
-            begin = time.monotonic()
-            bob = self.begin(TOKENS[1], len(body) + 100_000, 100_000)
-            time.sleep(0.05)
-            bob.sendall(body)
-            self.assertEqual(self.status(bob), 200)
-            self.assertLess(time.monotonic() - begin, SLOWNESS)
-        # Alice had half: the first of hers made room for the last.
-        self.assertEqual(self.status(hanging[0]), 429)
-        hanging[-1].settimeout(0.2)
-        with self.assertRaises(TimeoutError):
-            hanging[-1].recv(1)
-
-    def test_a_third_client_takes_the_place_of_the_one_with_most(self) -> None:
-        size = self.body_mb << 20
-        hanging = [self.begin(token, size, size - 1) for token in TOKENS[:2] for _ in range(8)]
-        time.sleep(0.5)
-        carol = self.begin(TOKENS[2], size, size - 20)
-        time.sleep(0.2)
-        carol.sendall(b'{"prompt": "Once"}  ')
-        self.assertEqual(self.status(carol), 200)
-        for one in hanging:
-            one.settimeout(0.05)
-        ended = 0
-        for one in hanging:
-            with contextlib.suppress(TimeoutError):
-                ended += self.status(one) == 429
-        self.assertEqual(ended, 1)
-
-    def test_a_body_without_a_byte_is_not_waited_for(self) -> None:
-        """However much of it came: at 16 KiB/s a megabyte would have a minute."""
-        size = self.body_mb << 20
-        begin = time.monotonic()
-        silent, steady = self.begin(TOKENS[0], size, size - 1), self.begin(TOKENS[1], 1000, 0)
-        for _ in range(12):
-            time.sleep(1)
-            with contextlib.suppress(ConnectionError):
-                steady.sendall(b" " * 10)
-        self.assertEqual(self.status(silent), 408)
-        self.assertEqual(self.status(steady), 408)  # a byte now and then does not help
-        self.assertLess(time.monotonic() - begin, 13 + 2 * SLOWNESS)
 
 
 if __name__ == "__main__":

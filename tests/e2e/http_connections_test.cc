@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "absl/strings/match.h"
@@ -268,6 +269,7 @@ TEST(HttpConnectionsTest, BodiesOnTheirWayHaveABudgetThatNoNewcomerFindsFull) {
   const std::string head = kTokenize + "Content-Length: 90000\r\n\r\n";
   large.Send(head + std::string(80000, ' '));
   larger.Send(head + std::string(85000, ' '));
+  // When these are answered, the server has read the bodies.
   for (int i = 0; i < 3; ++i) EXPECT_EQ(test.ConnectHttp().Get("/health").status, 200);
   second.Send(head + std::string(80000, ' '));
   const HttpReply refused = larger.Read();
@@ -282,6 +284,32 @@ TEST(HttpConnectionsTest, BodiesOnTheirWayHaveABudgetThatNoNewcomerFindsFull) {
   alone.Send(kTokenize + "Content-Length: 100000\r\n\r\n" + std::string(95000, ' '));
   EXPECT_EQ(alone.Read().status, 429);
   EXPECT_EQ(test.ConnectHttp().Get("/health").status, 200);
+}
+
+// A client's bodies on several connections count together: with more than half, the oldest ends.
+TEST(HttpConnectionsTest, BodiesOnTheirWayCountByToken) {
+  const std::string file = ::testing::TempDir() + "http_body_tokens";
+  std::ofstream(file) << "token-of-alice\ntoken-of-bob\n";
+  TestCoreOptions options;
+  options.limits.access = *Access::Load(file, "");
+  HttpServerOptions port;
+  port.port.receive_memory_bytes = 180000;
+  TestServer test(options, port);
+  const auto send = [](HttpClient& client, const std::string& user) {
+    client.Send(absl::StrCat(kTokenize, "Authorization: Bearer token-of-", user,
+                             "\r\nContent-Length: 50000\r\n\r\n", std::string(49986, ' ')));
+  };
+  HttpClient first = test.ConnectHttp(), second = test.ConnectHttp(), bob = test.ConnectHttp();
+  send(first, "alice");
+  send(bob, "bob");
+  // When these are answered, the server has read the bodies.
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(test.ConnectHttp().Get("/health").status, 200);
+  send(second, "alice");
+  EXPECT_EQ(first.Read().status, 429);
+  for (HttpClient* client : {&second, &bob}) {
+    client->Send("{\"prompt\":\"a\"}");
+    EXPECT_EQ(client->Read().status, 200) << (client == &bob ? "bob" : "alice");
+  }
 }
 
 TEST(HttpConnectionsTest, ABodyThatStopsIsCutOffHoweverMuchHasCome) {
