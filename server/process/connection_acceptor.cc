@@ -1,4 +1,4 @@
-// ConnectionAcceptor: see connection_acceptor.h.
+// ConnectionAcceptor: names and addresses, listening sockets, and the loop that accepts.
 #include "server/process/connection_acceptor.h"
 
 #include <fcntl.h>
@@ -29,9 +29,9 @@ namespace {
 
 constexpr int kBacklog = 4096;
 constexpr int kAcceptedInATurn = 64;
-// Unacknowledged data closes a connection after this; what gRPC sets on listeners of its own.
+// A connection closes if its data is unacknowledged for this long, as with gRPC's own listeners.
 constexpr unsigned kUserTimeoutMs = 20000;
-constexpr double kSecondsBetweenLooks = 0.05;
+constexpr double kSecondsBetweenChecks = 0.05;
 constexpr std::chrono::milliseconds kPause(20);
 
 absl::Status CannotListen(const AcceptorOptions& options, int error) {
@@ -39,7 +39,7 @@ absl::Status CannotListen(const AcceptorOptions& options, int error) {
                                              options.port, ": ", std::strerror(error)));
 }
 
-// Of an address of either family, in the network's order.
+// The port in an address of either family, in network byte order.
 uint16_t& PortOf(sockaddr_storage& address) {
   static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
   return reinterpret_cast<sockaddr_in&>(address).sin_port;
@@ -49,7 +49,7 @@ void SetOption(int socket, int level, int name, unsigned value) {
   setsockopt(socket, level, name, &value, sizeof(value));
 }
 
-// A listening socket, or -1 and errno. Accepted sockets inherit its options.
+// Returns a listening socket, or -1 and sets errno. Accepted sockets inherit its options.
 int ListenOn(const sockaddr_storage& address) {
   const int socket = ::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (socket < 0) return -1;
@@ -67,7 +67,7 @@ int ListenOn(const sockaddr_storage& address) {
   return -1;
 }
 
-// Of the socket behind a descriptor; 0: none is open there.
+// The inode of the socket behind a descriptor; 0: no socket is open there.
 uint64_t InodeOf(int descriptor) {
   struct stat status {};
   return fstat(descriptor, &status) == 0 && S_ISSOCK(status.st_mode) ? status.st_ino : 0;
@@ -95,7 +95,7 @@ Addresses Ask(const std::string& host) {
   return addresses;
 }
 
-// The addresses of a name, or of an address, which may stand in brackets. Without ports.
+// The addresses of a host, which is a name or an address, in brackets or not. Without ports.
 Addresses Resolve(const std::string& host) {
   static Mutex mutex;
   static std::map<std::string, Addresses>& known = *new std::map<std::string, Addresses>();
@@ -134,7 +134,7 @@ absl::Status ConnectionAcceptor::Bind(const AcceptorOptions& options) {
   port_ = options.port;
   int failure = 0;
   for (sockaddr_storage& address : *addresses) {
-    PortOf(address) = htons(static_cast<uint16_t>(port_));  // the first one's, if any was free
+    PortOf(address) = htons(static_cast<uint16_t>(port_));  // port 0: all have the first one's
     const int socket = ListenOn(address);
     if (socket >= 0) {
       listeners_.push_back(socket);
@@ -145,7 +145,8 @@ absl::Status ConnectionAcceptor::Bind(const AcceptorOptions& options) {
       failure = errno;
     }
   }
-  // A machine without IPv6 still has ::1 as a name's address; a port taken on one is taken.
+  // A name may have the address ::1 on a machine without IPv6: that is no error. A port that is in
+  // use on one address is.
   if (listeners_.empty() || failure == EADDRINUSE) return CannotListen(options, failure);
   return absl::OkStatus();
 }
@@ -190,7 +191,7 @@ void ConnectionAcceptor::Run() {
   }
 }
 
-// Takes what waits, in turns, so that Stop and the other listeners have theirs.
+// Accepts a limited number of waiting connections, so that other listeners and Stop get a turn.
 void ConnectionAcceptor::AcceptFrom(int listener) {
   for (int i = 0; i < kAcceptedInATurn; ++i) {
     sockaddr_storage peer{};
@@ -201,7 +202,7 @@ void ConnectionAcceptor::AcceptFrom(int listener) {
       if (Recover(listener, errno)) continue;
       return;
     }
-    // What had this number has been closed.
+    // An earlier connection with this number has been closed.
     std::erase_if(connections_, [=](const auto& c) { return c.descriptor == descriptor; });
     const uint64_t address = NetworkOf(peer);
     if (!Admit(address)) {
@@ -215,7 +216,7 @@ void ConnectionAcceptor::AcceptFrom(int listener) {
 
 bool ConnectionAcceptor::Recover(int listener, int error) {
   if (error == EMFILE || error == ENFILE) {
-    // Else the connection would stay in the backlog and poll would return at once, for ever.
+    // Otherwise the connection would stay in the backlog and poll would return at once, for ever.
     if (spare_ >= 0) close(spare_);
     Refuse(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC), "no descriptor left");
     spare_ = OpenSpare();
@@ -237,8 +238,9 @@ bool ConnectionAcceptor::Admit(uint64_t address) {
            }) < max_per_address_;
   };
   if (fits()) return true;
-  if (SteadySeconds() - last_look_ < kSecondsBetweenLooks) return false;  // a flood costs no looks
-  last_look_ = SteadySeconds();
+  if (SteadySeconds() - last_check_ < kSecondsBetweenChecks)
+    return false;  // a flood costs no checks
+  last_check_ = SteadySeconds();
   std::erase_if(connections_, [](const auto& c) { return InodeOf(c.descriptor) != c.inode; });
   return fits();
 }

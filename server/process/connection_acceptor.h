@@ -1,6 +1,7 @@
-// ConnectionAcceptor: the listening socket of our own and the thread that hands its connections to
-// a port. gRPC's listener has no cap, and after its process has run out of descriptors it accepts
-// no connection for minutes; this one closes what is too much at once and goes on.
+// ConnectionAcceptor: listens on a port and hands each new connection to its endpoint, on a thread
+// of its own. It replaces gRPC's listener, which has no limit of connections and, after the process
+// has run out of descriptors, accepts none for minutes. This acceptor closes connections beyond its
+// limit at once and continues.
 #pragma once
 
 #include <atomic>
@@ -20,24 +21,25 @@ struct AcceptorOptions {
   std::string host = "127.0.0.1";  // address or name; a name may have several addresses
   int port = 0;                    // 0: any free one
   int64_t max_connections = 8192;  // open at once
-  // Of these, from one address (IPv6: from one /64); 0: seven eighths. Loopback is exempt unless
-  // this is set: behind a proxy all clients have its address.
+  // Limit of open connections from one address (IPv6: one /64); 0: seven eighths of
+  // max_connections. Loopback has no such limit unless this is set, because all clients of a local
+  // proxy share its address.
   int64_t max_per_address = 0;
 };
 
-// A name is resolved once in a process, when it is first asked for: a name server that does not
-// answer takes many seconds each time. Any thread.
-// Unavailable: the name has no address; the message says why.
+// Checks that `host` has an address. Unavailable: it has none; the message says why. A name is
+// resolved once in a process, because an unreachable name server takes many seconds each time. Any
+// thread.
 absl::Status Resolves(const std::string& host);
-// True if every address that `host` stands for is loopback. False: also when it has none.
+// True if `host` has an address and all its addresses are loopback. Any thread.
 bool IsLoopback(const std::string& host);
 
-// Listen, Start and Stop are called by one thread at a time, the others by any.
+// Listen, Start, Stop and HangUp: one thread at a time. Other methods: any thread.
 class ConnectionAcceptor {
  public:
-  // Binds and listens on every address of the host. From here on clients connect and wait; no
-  // other process can have the port. Unavailable: the address is taken or not ours; the message
-  // says which.
+  // Binds and listens on every address of the host: from now on clients can connect and wait, and
+  // no other process gets the port. Unavailable: the address is in use or not of this machine; the
+  // message says which.
   static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Listen(const AcceptorOptions& options);
   ~ConnectionAcceptor();  // Stop
   ConnectionAcceptor(const ConnectionAcceptor&) = delete;
@@ -45,46 +47,50 @@ class ConnectionAcceptor {
 
   int port() const { return port_; }
 
-  // Takes over a connection, whose descriptor it closes one day. Must not block.
+  // Takes over a connection and later closes its descriptor. Must not block.
   using Sink = std::function<void(int listener, int descriptor)>;
 
-  // Starts the thread, which calls `sink` until Stop. Once.
+  // Starts the thread, which calls `sink` until Stop. Call once.
   void Start(Sink sink);
-  // Closes the listening sockets; open connections are the sink's and stay. Returns at once.
+  // Closes the listening sockets. Open connections belong to the sink and stay. Returns at once.
   void Stop();
-  // After Stop: ends open connections below their endpoints, as a network would; what the kernel
-  // has still goes out. Waits at most so long until the endpoints have closed them.
+  // After Stop: shuts open connections down beneath their endpoints, as a failing network would.
+  // Bytes in the kernel's buffers are still sent. Waits at most `seconds` for the endpoints to
+  // close their descriptors.
   void HangUp(double seconds);
-  // Connections that were closed at once, since the start. Any thread.
+  // Connections refused (closed at once) since the start. Any thread.
   int64_t refused() const { return refused_; }
 
  private:
   struct Connection {
     int descriptor;
-    uint64_t inode;    // of the socket: whether the descriptor is still this connection
-    uint64_t address;  // NetworkOf the peer
+    uint64_t inode;    // of the socket; a reused descriptor has another
+    uint64_t address;  // NetworkOf(peer)
   };
 
   ConnectionAcceptor() = default;
   absl::Status Bind(const AcceptorOptions& options);
   void Run();
   void AcceptFrom(int listener);
-  // What to do about an error of accept; false: nothing more to accept now.
+  // Handles an error of accept. True if accept may be called again at once.
   bool Recover(int listener, int error);
+  // True if a connection from `address` is within the limits.
   bool Admit(uint64_t address);
+  // Closes the descriptor, counts it and logs `reason`; does nothing if `descriptor` is negative.
   void Refuse(int descriptor, const char* reason);
 
   std::vector<int> listeners_;
   int port_ = 0;
-  int spare_ = -1;  // given up for a moment to close a connection when no descriptor is left
+  int spare_ = -1;  // descriptor to free for a moment when no other is left, so that accept works
   int64_t max_connections_ = 0, max_per_address_ = 0;
   bool loopback_is_exempt_ = true;
   Sink sink_;
 
-  // The thread's alone. An endpoint does not tell when it closes a descriptor: the kernel gives the
-  // lowest free number to the next connection, and at the cap every record is looked at.
+  // Used by the thread alone. An endpoint does not report that it has closed a descriptor. The
+  // acceptor notices it when the kernel gives the number to a new connection, and, at the limit, by
+  // checking every record.
   std::vector<Connection> connections_;
-  double last_look_ = 0;
+  double last_check_ = 0;
   LogLimit log_limit_{1, 5.0};
 
   std::atomic<int64_t> refused_{0};

@@ -1,4 +1,4 @@
-// HeapTrim: see heap_trim.h, mallinfo(3) and proc(5).
+// HeapTrim: heap and resident bytes of the process, by mallinfo(3) and proc(5).
 #include "server/process/heap_trim.h"
 
 #include <malloc.h>
@@ -15,7 +15,7 @@ int64_t HeapInUse() {
   return static_cast<int64_t>(heap.uordblks + heap.hblkhd);
 }
 
-// Not of a file; 0: unknown.
+// Resident bytes that are not of a file; 0: unknown.
 int64_t ResidentBytes() {
   int64_t size = 0, resident = 0, shared = 0;
   std::ifstream("/proc/self/statm") >> size >> resident >> shared;
@@ -24,14 +24,14 @@ int64_t ResidentBytes() {
 
 }  // namespace
 
-void HeapTrim::Look(double now) {
-  if (now < next_look_) return;
-  next_look_ = now + kSecondsBetweenLooks;
+void HeapTrim::Check(double now) {
+  if (now < next_check_) return;
+  next_check_ = now + kSecondsBetweenChecks;
   const int64_t in_use = HeapInUse(), unused = ResidentBytes() - in_use;
-  least_unused_ = std::min(least_unused_, unused);
-  if (unused - least_unused_ < std::max(kLeastToTrim, in_use / 4)) return;
+  min_unused_ = std::min(min_unused_, unused);
+  if (unused - min_unused_ < std::max(kMinToTrim, in_use / 4)) return;
   malloc_trim(0);
-  least_unused_ = ResidentBytes() - HeapInUse();
+  min_unused_ = ResidentBytes() - HeapInUse();
 }
 
 }  // namespace fox

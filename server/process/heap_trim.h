@@ -1,6 +1,6 @@
-// HeapTrim: gives memory that calls and connections have left in the heap back to the system. The
-// allocator keeps what lies between blocks in use, once for each of its arenas: a flood that is
-// over would stay resident for good.
+// HeapTrim: returns unused memory of the heap to the system. The allocator keeps free memory
+// between blocks that are in use, in each of its arenas, so the memory of a past flood of calls
+// would stay resident for good.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,19 @@ namespace fox {
 // Used by one thread.
 class HeapTrim {
  public:
-  static constexpr double kSecondsBetweenLooks = 2;
-  // Resident bytes that no block of the heap uses, more than after the last trim: these, or a
-  // quarter of what is in use. A trim takes 0.2 ms a MiB, in which others wait for the heap.
-  static constexpr int64_t kLeastToTrim = 16 << 20;
+  static constexpr double kSecondsBetweenChecks = 2;
+  // A trim happens when the resident bytes outside heap blocks have grown, since the last trim, by
+  // this or by a quarter of the bytes in use, whichever is more. A trim takes 0.2 ms a MiB, during
+  // which other threads wait for the heap.
+  static constexpr int64_t kMinToTrim = 16 << 20;
 
-  // Looks, unless it did so less than kSecondsBetweenLooks ago: `now` is in seconds on a clock that
-  // goes on.
-  void Look(double now);
+  // Checks, and trims if needed; does nothing within kSecondsBetweenChecks of the last check.
+  // `now`: seconds on a steady clock.
+  void Check(double now);
 
  private:
-  double next_look_ = 0;
-  int64_t least_unused_ = 0;  // since the last trim; what is not the heap's is among it
+  double next_check_ = 0;
+  int64_t min_unused_ = 0;  // smallest value since the last trim; includes memory outside the heap
 };
 
 }  // namespace fox

@@ -1,4 +1,4 @@
-// LineWriter: see line_writer.h.
+// LineWriter: the queue, and the thread that writes and reports dropped lines.
 #include "server/process/line_writer.h"
 
 #include <poll.h>
@@ -50,8 +50,8 @@ bool LineWriter::Flush(double seconds) {
 }
 
 void LineWriter::Loop() {
-  int64_t told = 0;      // of the dropped lines
-  bool failing = false;  // then the report of dropped lines waits for the next line
+  int64_t told = 0;      // dropped lines that were reported
+  bool failing = false;  // the last write failed: the next report waits for the next line
   for (;;) {
     std::vector<std::string> lines;
     int64_t untold = 0;
@@ -64,7 +64,7 @@ void LineWriter::Loop() {
       }
       if (stopping_) return;
       lines.swap(queue_);
-      untold = dropped_ - told;  // while these lines filled the queue
+      untold = dropped_ - told;  // dropped while these lines filled the queue
     }
     for (const std::string& line : lines) {
       failing = !Write(line);
@@ -77,7 +77,8 @@ void LineWriter::Loop() {
   }
 }
 
-// One write a line, so that lines of several processes do not mix.
+// Writes a line by one call if possible, so that lines of several processes do not mix. True if all
+// of it was written.
 bool LineWriter::Write(const std::string& text) {
   const std::string whole = (torn_ ? "\n" : "") + text;
   size_t done = 0;

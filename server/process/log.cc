@@ -1,4 +1,4 @@
-// Log: see log.h. A line is one write, so lines of several threads do not mix.
+// Log: makes the lines, as text or JSON, and the process's one LineWriter.
 #include "server/process/log.h"
 
 #include <poll.h>
@@ -43,13 +43,13 @@ Timestamp Now() {
   return out;
 }
 
-// A JSON string, whatever the bytes are.
+// The text as a JSON string; bytes that are not UTF-8 are replaced.
 std::string Quoted(const std::string& text) {
   constexpr auto kReplace = nlohmann::json::error_handler_t::replace;
   return nlohmann::json(text).dump(-1, ' ', /*ensure_ascii=*/false, kReplace);
 }
 
-// Reads as one word, and cannot forge a line or a field.
+// True if the text reads as one word, so that it cannot forge a line or a field.
 bool IsPlain(const std::string& text) {
   return std::none_of(text.begin(), text.end(), [](char c) {
     return static_cast<unsigned char>(c) <= 0x20 || c == 0x7f || c == '"' || c == '\\';
@@ -70,7 +70,7 @@ std::string Line(LogLevel level, const char* event, const std::vector<LogField>&
   return line + (json ? "}\n" : "\n");
 }
 
-// Lives for ever: threads may log until the process ends.
+// Never destroyed, because threads may log until the process ends.
 LineWriter& Writer() {
   static auto* const writer = new LineWriter(STDERR_FILENO, kMaxWaitingBytes, [](int64_t dropped) {
     return Line(LogLevel::kWarning, "log lines dropped", {{"lines", dropped}});
@@ -118,8 +118,8 @@ void WriteLastLine(const char* event, const char* reason) {
   // A pipe that polls as writable takes 4096 bytes without blocking.
   pollfd ready{STDERR_FILENO, POLLOUT, 0};
   if (length <= 0 || poll(&ready, 1, 0) != 1) return;
-  const size_t most = std::min(static_cast<size_t>(length), sizeof(line) - 1);
-  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line, most);
+  const size_t size = std::min(static_cast<size_t>(length), sizeof(line) - 1);
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line, size);
 }
 
 }  // namespace fox

@@ -1,6 +1,6 @@
 // Log: one line for each event on standard error, as text or as JSON. Prompts and completions are
-// never logged. Any thread may call, and none waits for a reader of standard error: lines that it
-// does not take are dropped, and a line tells how many were when it takes them again.
+// never logged. Any thread may call, and no thread waits for the reader of standard error: lines
+// that the reader does not take are dropped, and a later line reports how many.
 #pragma once
 
 #include <cstdint>
@@ -26,28 +26,29 @@ struct LogField {
   bool quoted = false;
 };
 
-// Set once, before other threads run.
+// Call once, before other threads run. Events below level `least` are not logged.
 void ConfigureLog(LogLevel least, LogFormat format);
 LogFormat CurrentLogFormat();
 
-// `event` is a fixed phrase; what varies goes into `fields`.
+// Logs an event. `event` is a fixed phrase; values go into `fields`.
 void Log(LogLevel level, const char* event, const std::vector<LogField>& fields = {});
-// Lines as they are, for people: only under LogFormat::kText.
+// Logs lines for people, unchanged; under LogFormat::kJson it does nothing.
 void LogText(const std::string& lines);
 
-// Waits up to `seconds` until all lines are written. False: the log is not read.
+// Waits at most `seconds` until all lines are written or dropped. True if they are.
 bool FlushLog(double seconds);
-// Lines lost since the start.
+// Lines dropped since the start.
 int64_t DroppedLogLines();
 
-// How often a line about the same thing may be logged: a flood of refusals must not become a flood
-// of lines. One thread at a time.
+// LogLimit: limits how often an event may be logged, so that a flood of refusals is no flood of
+// lines. One thread at a time.
 class LogLimit {
  public:
   LogLimit(int lines, double seconds) : lines_(lines), seconds_(seconds) {}
 
-  // Whether a line may be logged at `now`, in seconds of any clock that starts at 0 or later: at
-  // most `lines` in each `seconds`. The value: how many have been left out since the last one.
+  // Asks to log a line at `now`, in seconds of any clock that starts at 0 or later. At most `lines`
+  // lines in each `seconds` are allowed. Returns nullopt if the line must be left out, else the
+  // number of lines left out since the last one.
   std::optional<int64_t> Take(double now) {
     if (now >= end_) {
       end_ = now + seconds_;
@@ -65,8 +66,9 @@ class LogLimit {
   int64_t taken_ = 0, left_out_ = 0;
 };
 
-// A line of level error for a process about to end: written at once, or not at all if that would
-// block. Allocates nothing and takes no lock: signal handlers may call. `event` is plain.
+// Writes a line of level error at once, or not at all if that would block, for a process about to
+// end. Allocates nothing and takes no lock, so signal handlers may call it. `event` needs no
+// quoting.
 void WriteLastLine(const char* event, const char* reason);
 
 }  // namespace fox

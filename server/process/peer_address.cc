@@ -1,4 +1,4 @@
-// Peer addresses: see peer_address.h.
+// Peer addresses: parses them, and hashes them to numbers of clients.
 #include "server/process/peer_address.h"
 
 #include <arpa/inet.h>

@@ -1,5 +1,5 @@
-// Peer addresses: what tells clients of a network apart before anything is known of them. One
-// address is one client; of IPv6 one /64, which is what a site has.
+// Peer addresses: distinguish clients of a network that have no token. One IPv4 address is one
+// client, as is one IPv6 /64, the network of one site.
 #pragma once
 
 #include <sys/socket.h>
@@ -12,18 +12,19 @@
 
 namespace fox {
 
-// An IPv4 address as a number, or the upper half of an IPv6 address. An IPv4 address that is mapped
-// into IPv6 is the IPv4 address, ::1 is 127.0.0.1.
+// The network of a peer: an IPv4 address as a number, or the upper half of an IPv6 address. An IPv4
+// address that is mapped into IPv6 counts as the IPv4 address, and ::1 as 127.0.0.1.
 uint64_t NetworkOf(const sockaddr_storage& peer);
-// The same of "ipv4:10.0.0.1:4711" or "ipv6:[fe80::1]:4711", brackets percent-encoded or not, as
-// gRPC and http_port.h write peers. Nothing: it is neither.
+// The network of a peer in the notation of gRPC and http_port.h: "ipv4:10.0.0.1:4711" or
+// "ipv6:[fe80::1]:4711", brackets percent-encoded or not. nullopt: `peer` is neither.
 std::optional<uint64_t> NetworkOf(absl::string_view peer);
 
+// True if the network is 127.0.0.0/8.
 bool IsLoopback(uint64_t network);
 
-// Which calls are one client's to queues and budgets when no token and no gateway says so: those of
-// a network. Addresses of loopback tell nothing apart, and a proxy on this machine has one for all
-// its clients: there each connection is a client. A peer that has no address is one, too.
+// The client of a peer without a token or a gateway's name, for queues and budgets: one client for
+// each network. On loopback each connection is a client, because a local proxy has one address for
+// all its clients. A peer without an address is a client, too.
 uint64_t UnverifiedClientOf(const std::string& peer);
 
 }  // namespace fox

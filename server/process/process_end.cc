@@ -1,4 +1,4 @@
-// ProcessEnd: see process_end.h.
+// ProcessEnd: handlers of exceptions, aborts, crashes and the timer.
 #include "server/process/process_end.h"
 
 #include <sys/resource.h>
@@ -21,13 +21,13 @@ namespace {
 std::atomic<int> g_abort_code{kExitEngineFailed};
 std::atomic<int> g_late_code{kExitEngineFailed};
 
-// After the last line; signal handlers may call. Where no core is wanted a supervisor is told by
-// the exit code.
+// Ends the process after its last line: with g_abort_code if the system keeps no cores, else by
+// `signal` and its default action. Signal handlers may call it.
 void EndBroken(int signal) {
   rlimit core{};
   if (getrlimit(RLIMIT_CORE, &core) != 0 || core.rlim_cur == 0) _exit(g_abort_code);
   ::signal(signal, SIG_DFL);
-  raise(signal);  // from its own handler: when that returns, where the fault was
+  raise(signal);  // blocked in its own handler: it takes effect where the fault was
 }
 
 [[noreturn]] void EndUncaught() {
@@ -45,7 +45,7 @@ void EndBroken(int signal) {
     WriteLastLine(kEvent, "unknown");
   }
   EndBroken(SIGABRT);
-  _exit(g_abort_code);  // where another handler holds the signal back
+  _exit(g_abort_code);  // in case the signal is blocked
 }
 
 void EndAborted(int signal) {
@@ -56,12 +56,12 @@ void EndAborted(int signal) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 void EndCrashed(int signal) {
   WriteLastLine("the process crashes",
-                "an invalid access, as of a full stack or of a library without memory");
+                "an invalid access, for example by a full stack or a library without memory");
   EndBroken(signal);
 }
 
-// On a stack of its own: that of the thread may be full. Other threads of the server have theirs
-// from process_settings.cc.
+// Handles crashes of this thread on a stack of their own, because the thread's stack may be full.
+// Other threads get such a stack from process_settings.cc.
 void HandleCrashes() {
   static char memory[64 << 10];
   const stack_t stack{memory, 0, sizeof memory};
@@ -69,7 +69,7 @@ void HandleCrashes() {
   struct sigaction action = {};
   action.sa_handler = EndCrashed;
   action.sa_flags = SA_ONSTACK;
-  // oneDNN uses what it has not got.
+  // oneDNN continues without a check that its memory was allocated.
   for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) sigaction(fault, &action, nullptr);
 }
 #endif
@@ -85,11 +85,11 @@ void EndLate(int) {
 
 void EndOnAbort(int code) {
   g_abort_code = code;
-  // Once: models/checkpoint/mapped_file.cc stands before the handler of SIGBUS by now.
+  // Once, because models/checkpoint/mapped_file.cc later puts its handler of SIGBUS before this one.
   [[maybe_unused]] static const bool installed = [] {
     std::set_terminate(EndUncaught);
     signal(SIGABRT, EndAborted);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they tell more
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their reports say more
     HandleCrashes();
 #endif
     return true;

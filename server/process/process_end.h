@@ -1,5 +1,5 @@
-// How the process ends when it cannot return from main: exit codes, and ends that no stuck thread
-// and no reader of the log can delay. Each tells why in one line of the log.
+// ProcessEnd: exit codes, and ways to end the process that no stuck thread and no reader of the log
+// can delay. Each logs its reason in one line.
 #pragma once
 
 #include <signal.h>
@@ -9,38 +9,38 @@ namespace fox {
 inline constexpr int kExitEngineFailed = 70;   // EX_SOFTWARE
 inline constexpr int kExitConfiguration = 78;  // EX_CONFIG
 
-// From now on what would abort (an uncaught exception, a library that gets no memory or
-// no thread, a failed check) or crash ends the process with `code`; where cores are wanted
-// (RLIMIT_CORE is not 0) it does abort or crash, behind its line, and leaves one.
+// From now on an abort (by an uncaught exception, a failed check, or a library without memory or
+// threads) and a crash end the process with `code`. If the system keeps cores (RLIMIT_CORE is not
+// 0), the process aborts or crashes after its line, and leaves a core.
 void EndOnAbort(int code);
 
-// Ends the process with `code` after `seconds`, unless it has ended before. The last call counts.
+// Ends the process with `code` after `seconds`. A later call replaces an earlier one.
 void EndWithin(double seconds, int code = kExitEngineFailed);
 
-// What EndWithin said last counts no more.
+// Cancels EndWithin.
 void CancelEnd();
 
-// Ends the process now, without destructors; the log is written first if that takes no longer than
-// 0.2 s.
+// Ends the process now, without destructors, after up to 0.2 s for the log.
 [[noreturn]] void EndNow(int code);
 
-// SIGTERM and SIGINT as something to wait for. Construct it in main before any thread starts:
-// threads inherit the blocked signals, so none is ever interrupted. SIGPIPE is ignored from then
-// on: a reader that leaves is an error of a write, not the end.
+// SignalHandler: waits for SIGTERM and SIGINT. Construct it in main before any thread starts:
+// threads inherit the blocked signals, so no thread is interrupted. It also ignores SIGPIPE, so
+// that a reader that leaves fails a write instead of ending the process.
 class SignalHandler {
  public:
   SignalHandler();
 
-  // Blocks until a signal came or Wake was called. Returns the signal; 0 after Wake, which counts
-  // for one Wait.
+  // Blocks until a signal arrives or Wake is called. Returns the signal, or 0 after Wake. One Wake
+  // ends one Wait.
   int Wait();
-  // Whether another signal has come since; does not block. Called by the thread that waited.
+  // True if a further signal has arrived; does not block. Called by the thread that waited.
   bool Again();
   // Ends Wait from another thread.
   void Wake();
 
  private:
-  sigset_t stops_{}, all_{};  // SIGTERM and SIGINT; these and what Wake sends
+  sigset_t stops_{};  // SIGTERM and SIGINT
+  sigset_t all_{};    // stops_ and the signal of Wake
 };
 
 }  // namespace fox

@@ -1,5 +1,5 @@
-// Settings of the C library's heap and of Abseil's locks. The executable's pthread_create precedes
-// that of libc for all libraries. See process_settings.h.
+// Process settings: descriptors, heap, stacks, Abseil's locks, and a pthread_create of the
+// executable, which all libraries call instead of libc's.
 #include "server/process/process_settings.h"
 
 #include <dlfcn.h>
@@ -18,7 +18,7 @@ namespace fox {
 namespace {
 
 constexpr size_t kStackBytes = 8 << 20;
-constexpr size_t kSignalStackBytes = 64 << 10;  // of a handler, with the registers of AVX-512
+constexpr size_t kSignalStackBytes = 64 << 10;  // for a handler, with the registers of AVX-512
 
 std::atomic<int> g_failed_threads{0};
 
@@ -28,7 +28,8 @@ struct Start {
   void* argument;
 };
 
-// The first part of a thread's stack is for handlers of signals: where the rest is full, too.
+// Runs a thread's function. The first part of the thread's stack serves signal handlers, so that
+// they also work when the rest is full.
 void* RunWithSignalStack(void* argument) {
   const Start start = *static_cast<Start*>(argument);
   delete static_cast<Start*>(argument);
@@ -41,6 +42,7 @@ void* RunWithSignalStack(void* argument) {
   return result;
 }
 
+// True if a thread with these attributes has room for a signal stack.
 bool HasLargeStack(const pthread_attr_t* attributes) {
   size_t bytes = kStackBytes;
   if (attributes != nullptr) pthread_attr_getstacksize(attributes, &bytes);
@@ -48,7 +50,8 @@ bool HasLargeStack(const pthread_attr_t* attributes) {
 }
 #endif
 
-// Where it is not said: the system's, 2 MiB where `ulimit -s` is unlimited, else that limit.
+// Sets the stack size of threads that name none. libc's default would be `ulimit -s`, or 2 MiB if
+// that is unlimited.
 void SetStackOfThreads() {
   pthread_attr_t attributes;
   if (pthread_attr_init(&attributes) != 0) return;

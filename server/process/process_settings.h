@@ -1,21 +1,22 @@
-// What a process that serves, or measures serving, sets before anything else, and what it counts.
+// Process-wide settings of fox-server and fox-bench, applied before any thread starts, and the
+// count of threads that could not be created.
 #pragma once
 
 namespace fox {
 
-// Of descriptors: as many as the system allows; what has no port of its own needs few
-// (server_flags.h divides them). Of the heap: large messages go back to the system when they are
-// freed, and what one thread has freed another one uses, so what clients send and leave does not
-// stay resident. Of threads: stacks of 8 MiB, whatever `ulimit -s` says. Of Abseil: no search for
-// deadlocks, with which distributions build it: gRPC would search at each lock, for all threads in
-// turn; with thousands of calls that takes most of the time. Call once, before threads.
+// Applies the settings. Call once, before threads start. - Descriptors: as many as the system
+// allows; server_flags.h divides them among the ports. - Heap: freed large messages return to the
+// system, and threads share few arenas, so that memory of
+//   past calls does not stay resident.
+// - Threads: stacks of 8 MiB, whatever `ulimit -s` says. - Abseil's mutexes: no search for
+// deadlocks, which distributions enable. gRPC would search at each
+//   lock, one thread at a time; with thousands of calls that takes most of the time.
 void ApplyProcessSettings();
 
-// Threads that could not be created: calls of pthread_create in this process that failed; 0 under
-// sanitizers, which have their own pthread_create. gRPC goes on without them and then hangs at some
-// call: its default executor queues closures for a thread that does not exist
-// (src/core/lib/iomgr/executor.cc of gRPC 1.51). A server that starts reads this count before it
-// says that it listens. Any thread may ask.
+// Number of calls of pthread_create in this process that failed; always 0 under sanitizers, which
+// have a pthread_create of their own. gRPC continues without a thread and hangs at a later call:
+// its default executor queues closures for the missing thread (src/core/lib/iomgr/executor.cc of
+// gRPC 1.51). So a starting server checks this count before it reports that it listens. Any thread.
 int FailedThreads();
 
 }  // namespace fox

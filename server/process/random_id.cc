@@ -1,4 +1,4 @@
-// Random ids: from the kernel, so that nothing that a client sees tells what others get.
+// Random ids: from the kernel, so that no client can predict another client's values.
 #include "server/process/random_id.h"
 
 #include <sys/random.h>

@@ -1,5 +1,5 @@
-// Random request ids and seeds, for callers that name none. None can be predicted from
-// others: a client that knows an id may end its request. Any thread may call.
+// Random request ids and seeds, for callers that give none. An id cannot be predicted from other
+// ids, because a client that knows an id may end its request. Any thread may call.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// SignalHandler: see process_end.h.
+// SignalHandler: blocked signals that one thread waits for.
 #include <unistd.h>
 
 #include "server/process/process_end.h"
@@ -6,7 +6,7 @@
 namespace fox {
 namespace {
 
-// Of the signals that wait it is taken last.
+// The signal of Wake. A real-time signal: sigwaitinfo returns SIGTERM and SIGINT before it.
 int WakeSignal() { return SIGRTMIN; }
 
 }  // namespace

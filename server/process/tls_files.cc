@@ -1,4 +1,4 @@
-// TlsFiles: see tls_files.h.
+// TlsFiles: reads PEM, checks it, and makes OpenSSL's context.
 #include "server/process/tls_files.h"
 
 #include <openssl/bio.h>
@@ -36,8 +36,8 @@ absl::Status Wrong(const char* flag, const std::string& path, absl::string_view 
   return absl::InvalidArgumentError(absl::StrCat(flag, ": ", path, " ", why));
 }
 
-// Why the library did not take a certificate; forgets it.
-const char* WhyNotTaken() {
+// Why OpenSSL refused a certificate. Clears its error.
+const char* WhyRefused() {
   const int reason = ERR_GET_REASON(ERR_peek_last_error());
   ERR_clear_error();
   switch (reason) {
@@ -55,10 +55,10 @@ Bytes Open(const std::string& pem) {
   return Bytes(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
 }
 
-// Else the library asks on the terminal.
+// Without this callback OpenSSL asks for a passphrase on the terminal.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
-// The next certificate; null: there is none.
+// Reads the next certificate; null: there is none.
 Certificate NextCertificate(BIO* in) {
   return Certificate(PEM_read_bio_X509(in, nullptr, NoPassphrase, nullptr));
 }
@@ -73,7 +73,7 @@ absl::Status CheckValidity(const X509* certificate, const std::string& path) {
   return absl::OkStatus();
 }
 
-// A client that lists protocols has to list this one.
+// Selects HTTP/1.1. A client that offers protocols has to offer this one.
 int SelectHttp11(SSL*, const unsigned char** chosen, unsigned char* chosen_size,
                  const unsigned char* offered, unsigned int offered_size, void*) {
   static constexpr unsigned char kHttp11[] = "\x08http/1.1";
@@ -90,18 +90,19 @@ std::shared_ptr<SSL_CTX> NewContext() {
   SSL_CTX_set_min_proto_version(context.get(), TLS1_2_VERSION);
   SSL_CTX_set_cipher_list(context.get(), "ECDHE+AESGCM:ECDHE+CHACHA20");  // of TLS 1.2
   SSL_CTX_set_options(context.get(), SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_TICKET |
-                                         SSL_OP_IGNORE_UNEXPECTED_EOF);  // HTTP knows its ends
+                                         SSL_OP_IGNORE_UNEXPECTED_EOF);  // HTTP has lengths
   SSL_CTX_set_num_tickets(context.get(), 0);
   SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
   SSL_CTX_set_mode(context.get(), SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE |
                                       SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-  // Else a read goes on as long as records without data come, and no other connection has its turn.
+  // Otherwise a read continues while records without data arrive, and no other connection gets a
+  // turn.
   SSL_CTX_clear_mode(context.get(), SSL_MODE_AUTO_RETRY);
   SSL_CTX_set_alpn_select_cb(context.get(), SelectHttp11, nullptr);
   return context;
 }
 
-// The server's certificate and key: this is where the system's policy on weak keys speaks.
+// Adds the server's certificate and key. Here OpenSSL applies the system's policy on weak keys.
 absl::Status UsePair(const TlsMaterial& material, const TlsOptions& options) {
   const Bytes chain = Open(material.certificate);
   const Certificate certificate = NextCertificate(chain.get());
@@ -116,11 +117,11 @@ absl::Status UsePair(const TlsMaterial& material, const TlsOptions& options) {
   }
   SSL_CTX* const context = material.context.get();
   if (SSL_CTX_use_certificate(context, certificate.get()) != 1) {
-    return Wrong(kCertificateFlag, options.certificate, WhyNotTaken());
+    return Wrong(kCertificateFlag, options.certificate, WhyRefused());
   }
   while (const Certificate next = NextCertificate(chain.get())) {
     if (SSL_CTX_add1_chain_cert(context, next.get()) != 1) {
-      return Wrong(kCertificateFlag, options.certificate, WhyNotTaken());
+      return Wrong(kCertificateFlag, options.certificate, WhyRefused());
     }
   }
   if (SSL_CTX_use_PrivateKey(context, key.get()) != 1 || SSL_CTX_check_private_key(context) != 1) {
@@ -129,7 +130,7 @@ absl::Status UsePair(const TlsMaterial& material, const TlsOptions& options) {
   return absl::OkStatus();
 }
 
-// The authorities of client certificates.
+// Adds the authorities of client certificates.
 absl::Status UseAuthorities(const TlsMaterial& material, const TlsOptions& options) {
   if (material.authorities.empty()) return absl::OkStatus();
   SSL_CTX* const context = material.context.get();
@@ -138,7 +139,7 @@ absl::Status UseAuthorities(const TlsMaterial& material, const TlsOptions& optio
   for (; const Certificate next = NextCertificate(in.get()); ++count) {
     if (X509_STORE_add_cert(SSL_CTX_get_cert_store(context), next.get()) != 1 ||
         SSL_CTX_add_client_CA(context, next.get()) != 1) {
-      return Wrong(kAuthoritiesFlag, options.authorities, WhyNotTaken());
+      return Wrong(kAuthoritiesFlag, options.authorities, WhyRefused());
     }
   }
   if (count == 0) return Wrong(kAuthoritiesFlag, options.authorities, "holds no PEM certificate");

@@ -1,6 +1,6 @@
-// TlsFiles: a server's certificate, its key and the authorities of its clients, in PEM. What is
-// wrong with them is told before anything is served; files that are replaced later count from the
-// next connection on, or are logged and ignored when they are wrong.
+// TlsFiles: a server's certificate, its key and the authorities of its clients, in PEM. A fault in
+// them ends the start. Files that are replaced later apply from the next connection on; if they are
+// faulty, they are logged and ignored.
 #pragma once
 
 #include <memory>
@@ -15,22 +15,22 @@ struct ssl_ctx_st;
 namespace fox {
 
 enum class ClientCertificate {
-  kNone,      // not asked for
-  kOptional,  // asked for; one that comes has to be valid
+  kNone,      // not requested
+  kOptional,  // requested; a client may send none, but no invalid one
   kRequired,
 };
 
 struct TlsOptions {
-  std::string certificate;  // the server's own first, then those that lead to its authority
+  std::string certificate;  // the server's own first, then the chain to its authority
   std::string key;          // without a passphrase
-  std::string authorities;  // whose client certificates are valid; empty: ask for none
+  std::string authorities;  // of client certificates; empty: none are requested
   ClientCertificate clients = ClientCertificate::kNone;
 };
 
-// What the files hold.
+// The files' contents.
 struct TlsMaterial {
   std::string certificate, key, authorities;
-  // The same, ready for connections of HTTP/1.1: TLS 1.2 and 1.3 without renegotiation and without
+  // Made of them, for connections of HTTP/1.1: TLS 1.2 and 1.3 without renegotiation and without
   // resumption, so that a session never outlives its certificates.
   std::shared_ptr<ssl_ctx_st> context;
 };
@@ -39,13 +39,13 @@ struct TlsMaterial {
 class TlsFiles {
  public:
   // InvalidArgument names the flag: a file cannot be read or is not PEM, the certificate is expired
-  // or not yet valid, key and certificate do not belong together, the key is too weak for the
-  // system's policy. Logs a warning for a key that others may read.
+  // or not yet valid, key and certificate do not match, the key is too weak for the system's
+  // policy. Logs a warning if other users may read the key.
   static absl::StatusOr<std::unique_ptr<TlsFiles>> Load(const TlsOptions& options);
 
   ClientCertificate clients() const { return options_.clients; }
   std::shared_ptr<const TlsMaterial> Current() const;
-  // Reads files that were replaced. True: Current has changed.
+  // Reads replaced files again. True if Current has changed.
   bool Reload();
 
  private:

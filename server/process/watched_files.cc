@@ -1,4 +1,4 @@
-// WatchedFiles: see watched_files.h.
+// WatchedFiles: stamps of files, and reading of small ones.
 #include "server/process/watched_files.h"
 
 #include <fcntl.h>
@@ -25,13 +25,13 @@ absl::Status CannotRead(int error) {
 }  // namespace
 
 WatchedFiles::WatchedFiles(std::vector<std::string> paths, Seconds interval)
-    : paths_(std::move(paths)), interval_(interval), known_(Look()) {}
+    : paths_(std::move(paths)), interval_(interval), known_(StampAll()) {}
 
 bool WatchedFiles::Changed(Seconds now) {
   const MutexLock lock(mutex_);
-  if (now < last_look_ + interval_) return false;
-  last_look_ = now;
-  std::vector<Stamp> seen = Look();
+  if (now < last_check_ + interval_) return false;
+  last_check_ = now;
+  std::vector<Stamp> seen = StampAll();
   if (seen == known_) return false;
   known_ = std::move(seen);
   return true;
@@ -49,14 +49,14 @@ WatchedFiles::Stamp WatchedFiles::StampOf(const std::string& path) {
           status.st_size};
 }
 
-std::vector<WatchedFiles::Stamp> WatchedFiles::Look() const {
+std::vector<WatchedFiles::Stamp> WatchedFiles::StampAll() const {
   std::vector<Stamp> out;
   for (const std::string& path : paths_) out.push_back(StampOf(path));
   return out;
 }
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
-  // A FIFO without a writer would hold up the thread that opens it.
+  // Without O_NONBLOCK a FIFO without a writer would block this thread.
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return CannotRead(errno);
   const absl::Cleanup close_file = [file] { close(file); };

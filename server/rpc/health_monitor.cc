@@ -83,7 +83,7 @@ void HealthMonitor::Loop() {
     if (on_fatal_ && (hangs || !core_.engine.fatal().ok())) std::exchange(on_fatal_, nullptr)();
     core_.stalls().EndStalled(SteadySeconds());
     core_.probes().EndStalled(SteadySeconds());
-    heap_.Look(SteadySeconds());
+    heap_.Check(SteadySeconds());
   }
 }
 

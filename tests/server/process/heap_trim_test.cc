@@ -37,22 +37,22 @@ TEST(HeapTrimTest, AFloodThatIsOverIsNotResidentAndLittleIsKept) {
   GTEST_SKIP() << "not the memory of the program";
 #endif
   HeapTrim trim;
-  trim.Look(100);
+  trim.Check(100);
   double before = ResidentMib();
   Blocks stay;
   for (int flood = 1; flood <= 3; ++flood) {
     SCOPED_TRACE(flood);
-    const double now = 100 + flood * HeapTrim::kSecondsBetweenLooks;
+    const double now = 100 + flood * HeapTrim::kSecondsBetweenChecks;
     Flood(100, &stay);
     ASSERT_GT(ResidentMib(), before + 60);  // there is memory to trim
-    trim.Look(now - 0.1);
-    EXPECT_GT(ResidentMib(), before + 60);  // too soon after the last look
-    trim.Look(now);
+    trim.Check(now - 0.1);
+    EXPECT_GT(ResidentMib(), before + 60);  // too soon after the last check
+    trim.Check(now);
     EXPECT_LT(ResidentMib(), before + 30);
   }
   Flood(10, &stay);
   before = ResidentMib();
-  trim.Look(200);
+  trim.Check(200);
   EXPECT_GT(ResidentMib(), before - 1);
 }
 
