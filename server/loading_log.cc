@@ -1,4 +1,4 @@
-// LoadingLog: see loading_log.h.
+// LoadingLog: one line each few seconds.
 #include "server/loading_log.h"
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// LoadingLog: how far a model is, for those who wait for a large one.
+// LoadingLog: logs the progress of loading a large model.
 #pragma once
 
 #include <functional>
@@ -7,8 +7,8 @@
 
 namespace fox {
 
-// Logs the layers that are done, at most once in so many seconds of `clock`, and nothing of a model
-// that is loaded before.
+// Returns a callback that logs the number of loaded layers, at most once in `seconds` of `clock`. A
+// model that loads faster logs nothing.
 LoadProgress LoadingLog(double seconds, std::function<double()> clock);
 
 }  // namespace fox

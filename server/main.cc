@@ -1,8 +1,7 @@
-// fox-server: flags, the port, the model, signals. Clients that connect while the model is loaded
-// wait.
-// Exit codes: 0 after a drain and for a signal while loading, 78 for a wrong flag or model, a taken
-// port and too little memory (one line says why), 70 after an engine failure. Read server_core.h
-// next.
+// fox-server: flags, ports, model, signals. The ports open before the model is loaded; clients that
+// connect meanwhile wait. Exit codes: 0 after a drain or a signal while loading; 78 for a wrong
+// flag or model, a port in use or too little memory (one line says why); 70 after an engine
+// failure. Read server_core.h next.
 #include <poll.h>
 #include <unistd.h>
 
@@ -24,6 +23,7 @@
 #include "engine/engine_factory.h"
 #include "engine/trace/trace.h"
 #include "google/protobuf/stubs/logging.h"
+#include "kernels/core/check.h"
 #include "models/checkpoint/model_dir.h"
 #include "server/calls/access.h"
 #include "server/calls/server_core.h"
@@ -41,10 +41,11 @@ namespace fox {
 namespace {
 
 constexpr double kFailureGraceSeconds = 0.2;
-constexpr double kLastHttpWrites = 0.1;  // beside the time that gRPC's take
+constexpr double kLastHttpWrites = 0.1;  // after gRPC's last writes
 constexpr double kLoadingLogSeconds = 5;
-constexpr double kOpenSeconds = 10;   // for all ports
-constexpr double kStopSeconds = 0.9;  // after the grace: the last writes, threads that end
+constexpr double kOpenSeconds = 10;  // for starting all ports
+constexpr double kStopSeconds =
+    0.9;  // after the grace, for the last writes and the ends of threads
 
 constexpr const char* kUsage =
     "fox-server serves a Forgetting Transformer over gRPC (fox.v1) and HTTP (OpenAI's API).\n\n"
@@ -73,7 +74,7 @@ int ExitWithConfigError(const absl::Status& status) {
   return kExitConfiguration;
 }
 
-// Every plan of the running engine as a line of the log, for `--log-level debug`.
+// PlanLog: logs every plan of the engine, for `--log-level debug`.
 class PlanLog : public StepObserver {
  public:
   void BeforeSubmit(const StepPlan& plan) override {
@@ -83,7 +84,7 @@ class PlanLog : public StepObserver {
 
 using Observers = std::vector<std::unique_ptr<StepObserver>>;
 
-// What looks into the engine, if it is asked for.
+// Makes the observers of the engine that the flags ask for.
 absl::StatusOr<Observers> Observe(ServerFlags* flags) {
   Observers observers;
   if (flags->log_level == LogLevel::kDebug) observers.push_back(std::make_unique<PlanLog>());
@@ -101,7 +102,7 @@ absl::StatusOr<Observers> Observe(ServerFlags* flags) {
   return observers;
 }
 
-// A model directory, loaded.
+// A loaded model directory.
 struct LoadedModel {
   LoadedEngine engine;
   std::unique_ptr<Tokenizer> tokenizer;       // null: none
@@ -110,7 +111,8 @@ struct LoadedModel {
   ConversionContext context;
 };
 
-// Answers end at the tokenizer's own eos, too, which tunes with added tokens often name alone.
+// Adds the tokenizer's eos to the ids that end an answer. Fine-tuned models with added tokens often
+// name it there only.
 void AddTokenizersEos(LoadedModel* model) {
   if (model->tokenizer == nullptr || !model->tokenizer->info().eos_id.has_value()) return;
   const int32_t eos = *model->tokenizer->info().eos_id;
@@ -163,7 +165,8 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags) {
   return out;
 }
 
-// On a thread of its own, so that a signal ends the process at once, however large the model is.
+// Loads the model on a thread of its own, so that a signal ends the process at once, however large
+// the model is.
 absl::StatusOr<LoadedModel> LoadUnlessSignalled(const ServerFlags& flags, SignalHandler* signals) {
   absl::StatusOr<LoadedModel> model = absl::UnknownError("not loaded");
   std::thread loader([&] {
@@ -178,6 +181,7 @@ absl::StatusOr<LoadedModel> LoadUnlessSignalled(const ServerFlags& flags, Signal
   return model;
 }
 
+// The model's properties, for the log and for --check-model.
 std::vector<LogField> FieldsOf(const LoadedModel& model) {
   const ModelConfig& config = model.engine.config;
   return {{"name", model.context.served_model_name},
@@ -200,15 +204,14 @@ std::string Describe(const LoadedModel& model) {
   return absl::StrCat(lines, model.engine.memory_plan, "\n");
 }
 
-// Ends the process if a thread is missing. gRPC may hang without one, in its destructors, too.
+// Ends the process if a thread could not be created. gRPC may hang without it, also in destructors.
 void RequireAllThreads() {
   if (FailedThreads() == 0) return;
   EndNow(ExitWithConfigError(absl::ResourceExhaustedError(
       absl::StrCat(FailedThreads(), " threads could not be created (ulimit -u, TasksMax)"))));
 }
 
-// What the server runs with: text for people, or events. Of the flags, those that are not at their
-// defaults.
+// Logs the model and the flags that differ from their defaults, as text or as JSON events.
 void LogStart(const LoadedModel& model, const FlagSet& set) {
   std::vector<LogField> flags;
   std::string text = Describe(model);
@@ -229,10 +232,11 @@ void LogStart(const LoadedModel& model, const FlagSet& set) {
         "no tokenizer: prompts and answers are token ids, over gRPC; HTTP has no completions",
         {{"looked_for", "tokenizer.model, tokenizer.json, vocab.json with merges.txt"}});
   }
-  FlushLog(/*seconds=*/0.5);  // the line "listening on" stands behind it
+  FlushLog(/*seconds=*/0.5);  // before the line "listening on"
 }
 
-// On standard output, for the program that started the server; it may be a pipe that is not read.
+// Prints the port on standard output, for the program that started the server, unless it is a full
+// pipe. Also logs it.
 void PrintListening(const char* what, const std::string& host, int port) {
   const std::string line = absl::StrCat(what, " ", host, ":", port, "\n");
   pollfd ready{STDOUT_FILENO, POLLOUT, 0};
@@ -244,7 +248,8 @@ void PrintListening(const char* what, const std::string& host, int port) {
       {{"host", host}, {"port", int64_t{port}}, {"printed", printed ? "yes" : "no"}});
 }
 
-// No thread that waits for a hanging step ever returns: what runs is told, and the process ends.
+// Ends the running calls with UNAVAILABLE, then the process: threads that wait for a hanging step
+// never return.
 [[noreturn]] void EndHung(ServerCore& core) {
   EndWithin(kStopSeconds);
   core.AbandonAll(absl::UnavailableError("the engine hangs; the server restarts"));
@@ -254,8 +259,8 @@ void PrintListening(const char* what, const std::string& host, int port) {
   EndNow(kExitEngineFailed);
 }
 
-// What a port needs before it opens. Everything that may be wrong with it is told before the
-// minutes that a model takes.
+// Endpoints: the listening ports with their certificates and tokens. They are made before the model
+// is loaded, so that an error in them is reported before the minutes that a model takes.
 struct Endpoints {
   GrpcListeners grpc;
   std::unique_ptr<HttpServer> http, metrics;  // null: none
@@ -274,7 +279,7 @@ absl::StatusOr<Endpoints> PrepareEndpoints(const ServerFlags& flags) {
       Access::Load(flags.api_key_file, flags.admin_key_file);
   if (!access.ok()) return access.status();
   out.access = *std::move(access);
-  if (StrangersMayCall(flags)) {
+  if (AllowsUnauthenticated(flags)) {
     Log(LogLevel::kWarning, "any client that reaches the port may use it",
         {{"host", flags.grpc.listen.host}});
   }
@@ -300,6 +305,7 @@ absl::StatusOr<Endpoints> PrepareEndpoints(const ServerFlags& flags) {
 
 int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const StepMetrics& steps,
           SignalHandler* signals, Endpoints endpoints) {
+  FOX_CHECK(model.engine.engine != nullptr);
   EngineThread engine(std::move(model.engine.engine));
   ServerLimits limits = flags.limits;
   limits.access = endpoints.access;
@@ -309,7 +315,7 @@ int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const
                   limits);
   const std::unique_ptr<HttpServer> metrics = std::move(endpoints.metrics);
   if (metrics != nullptr) ExposeMetrics(core, steps, flags.vllm_aliases, metrics.get());
-  EndWithin(kOpenSeconds, kExitConfiguration);  // gRPC waits for ever for a thread that is missing
+  EndWithin(kOpenSeconds, kExitConfiguration);  // gRPC waits for ever for a missing thread
   GrpcServerOptions port = flags.grpc;
   port.tls = endpoints.tls;
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(
@@ -332,8 +338,8 @@ int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const
     }
     http->Start();
   }
-  RequireAllThreads();   // what fails from now on fails a server that serves
-  LogStart(model, set);  // not before: a reason not to start would stand behind it
+  RequireAllThreads();
+  LogStart(model, set);  // after all checks: a reason not to start is the last line
   CancelEnd();
   EndOnAbort(kExitEngineFailed);
   if (metrics != nullptr) {
@@ -356,14 +362,14 @@ int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const
     return again;
   });
   if (http != nullptr) http->Stop(kLastHttpWrites);
-  absl::Status fatal = engine.fatal();  // it may have failed in the drain, too
+  absl::Status fatal = engine.fatal();  // the drain may have failed, too
   if (!ended) fatal.Update(absl::InternalError("a step hangs"));
   if (!fatal.ok()) {
     Log(LogLevel::kError, "the engine failed", {{"reason", std::string(fatal.message())}});
-    EndNow(kExitEngineFailed);  // a broken device takes its time to be tidied up
+    EndNow(kExitEngineFailed);  // destructors of a broken device take long
   }
   Log(LogLevel::kInfo, "stopped");
-  // Whatever a thread still does.
+  // Ends the process even if a thread is stuck.
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
   EndWithin(std::clamp(grace + kStopSeconds - taken.count(), 0.1, kStopSeconds), EXIT_SUCCESS);
   return EXIT_SUCCESS;
@@ -398,7 +404,7 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   }
   status = CompleteServerFlags(&flags);
   if (!status.ok()) return ExitWithConfigError(status);
-  google::protobuf::SetLogHandler(nullptr);  // it would log what clients send
+  google::protobuf::SetLogHandler(nullptr);  // it would log parts of requests
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
 
   StepMetrics steps;
@@ -422,7 +428,8 @@ int Main(const std::vector<std::string>& arguments) {
   ApplyProcessSettings();
   SignalHandler signals;
   const int code = Run(arguments, &signals);
-  // Why it did not start matters most, and the thread that writes may have to wait for a processor.
+  // Longer for the reason why the server did not start: the writing thread may wait for a
+  // processor.
   FlushLog(/*seconds=*/code == kExitConfiguration ? 2 : 0.5);
   return code;
 }
@@ -431,6 +438,6 @@ int Main(const std::vector<std::string>& arguments) {
 }  // namespace fox
 
 int main(int argc, char** argv) {
-  fox::EndOnAbort(fox::kExitConfiguration);  // until it serves
+  fox::EndOnAbort(fox::kExitConfiguration);  // until the server serves
   return fox::Main(std::vector<std::string>(argv + 1, argv + argc));
 }

@@ -1,4 +1,4 @@
-// ServerFlags: see server_flags.h.
+// ServerFlags: the flags by group, and the checks of their combinations.
 #include "server/server_flags.h"
 
 #include <sys/resource.h>
@@ -24,16 +24,17 @@ namespace {
 
 constexpr int64_t kBillion = 1000000000;
 constexpr int64_t kDefaultConnections = 8192;
-constexpr int64_t kDefaultTlsConnections = 1024;  // 70 kB each while it shakes hands
+constexpr int64_t kDefaultTlsConnections = 1024;  // 70 kB each during its handshake
 constexpr int64_t kMaxAdminConnections = 32;
-// For files, the event loops of gRPC, a device's driver; a quarter of a small limit.
+static_assert(kDefaultTlsConnections <= kDefaultConnections);
+// Descriptors for files, gRPC's event loops and a device's driver; of a small limit, a quarter.
 constexpr int64_t kReservedDescriptors = 64;
 constexpr int64_t kSmallPortShare = 16;  // the metrics and the admin port have a sixteenth each
 constexpr const char* kMainPort = "main";
 constexpr const char* kNoTls = "this port speaks plain HTTP";
 constexpr double kDay = 86400;
 constexpr int64_t kProcessBytes = int64_t{128} << 20;  // code, vocabularies, gRPC, threads
-constexpr int64_t kScrapeBytes = 4 << 10;              // of a body that a scrape has not
+constexpr int64_t kScrapeBytes = 4 << 10;              // limit of a body; a scrape has none
 
 void RegisterModel(ServerFlags* f, FlagSet* set) {
   set->Group("Model");
@@ -60,9 +61,9 @@ void RegisterPruning(ServerFlags* f, FlagSet* set) {
   set->Enum(
       "acp",
       {{"off", AcpMode::kOff}, {"paper", AcpMode::kPaper}, {"certified", AcpMode::kCertified}},
-      "which blocks and pages may be dropped", &f->engine.runner.acp);
+      "pruning: the bound by which blocks are skipped and pages evicted", &f->engine.runner.acp);
   set->OptionalDouble("log-tolerance", "X",
-                      "log of the mass that may be dropped [the checkpoint's, or -10]",
+                      "log of the attention mass that a row may lose [the checkpoint's, or -10]",
                       &f->engine.log_tolerance);
 }
 
@@ -70,62 +71,62 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
   RunnerOptions* runner = &f->engine.runner;
   EngineOptions* engine = &f->engine.engine;
   set->Group("Memory and scheduling");
-  set->Int("max-model-len", "N", "tokens of one sequence; 0: what the page pool holds", 0, kBillion,
-           &runner->max_model_len);
+  set->Int("max-model-len", "N", "limit of tokens of one sequence; 0: the size of the page pool", 0,
+           kBillion, &runner->max_model_len);
   runner->max_num_seqs = 0;
   set->Int("max-num-seqs", "N", "sequences that run at once; 0: chosen by device and memory", 0,
            65536, &runner->max_num_seqs);
   set->Int("max-num-batched-tokens", "N",
-           "tokens of one step; 0: 512 on the CPU, 8192 on a GPU, less for a small pool; raised to "
-           "--max-num-seqs, on a GPU to 128 more",
+           "limit of tokens in one step; 0: 512 on the CPU, 8192 on a GPU, less for a small pool; "
+           "raised to --max-num-seqs, on a GPU to 128 more",
            0, 1 << 20, &runner->max_num_batched_tokens);
   set->Int("max-mixed-tokens", "N",
-           "tokens of prompts in a step in which others decode, a chunk at least; 0: any; -1: 1536 "
-           "on a GPU, any on the CPU",
+           "limit of prompt tokens in a step that also decodes, at least a chunk; 0: no limit; -1: "
+           "1536 on a GPU, no limit on the CPU",
            -1, 1 << 20, &runner->max_mixed_tokens);
   set->Enum("kv-admission",
             {{"expected", KvAdmission::kExpected}, {"worst-case", KvAdmission::kWorstCase}},
-            "pages that a request needs to start: what it is expected to keep, or its whole prompt",
+            "free pages that a request needs to start: its expected pages, or its whole prompt's",
             &engine->kv_admission);
-  set->Double("gpu-memory-utilization", "SHARE", "of a GPU's memory that may be used", 0, 1,
+  set->Double("gpu-memory-utilization", "SHARE", "share of a GPU's memory that may be used", 0, 1,
               &f->engine.gpu_memory_utilization);
   set->Bool("enforce-eager", "run every step without CUDA graphs", &runner->enforce_eager);
   set->Mebibytes("kv-cache-mb", "MiB of the page pool; 0: chosen from free memory", 0, 1 << 30,
                  &f->engine.kv_cache_bytes);
-  set->Mebibytes("swap-space-mb",
-                 "MiB of the host's memory where preempted requests wait, if that is cheaper than "
-                 "to compute them again; 0: none; -1: none on the CPU, on a GPU an eighth of the "
-                 "pool, at most 1024 and a sixteenth of free memory",
-                 -1, 1 << 30, &f->engine.swap_space_bytes);
+  set->Mebibytes(
+      "swap-space-mb",
+      "MiB of host memory for preempted requests, used if copying is cheaper than "
+      "computing again; 0: none; -1: none on the CPU, on a GPU an eighth of the pool, at "
+      "most 1024 and a sixteenth of free memory",
+      -1, 1 << 30, &f->engine.swap_space_bytes);
   set->Double("prefix-cache-share", "SHARE",
-              "of the page pool for prefixes that others may begin with, until requests need it; "
-              "0: no prefix cache",
+              "share of the page pool for the prefix cache, which yields pages to requests; 0: no "
+              "prefix cache",
               0, 1, &engine->prefix_cache_share);
-  set->Int("max-num-queued-reqs", "N", "waiting requests; more are refused", 1, 1 << 20,
+  set->Int("max-num-queued-reqs", "N", "limit of waiting requests; more are refused", 1, 1 << 20,
            &engine->max_num_queued_reqs);
-  set->Int("max-num-queued-tokens", "N", "waiting prompt tokens; more are refused", 1, kBillion,
-           &engine->max_num_queued_tokens);
+  set->Int("max-num-queued-tokens", "N", "limit of waiting prompt tokens; more are refused", 1,
+           kBillion, &engine->max_num_queued_tokens);
   set->Double("max-queue-seconds", "SECONDS",
-              "expected wait of a request beyond which it is refused; 0: any", 0, kDay,
+              "limit of a request's expected wait; beyond it is refused; 0: no limit", 0, kDay,
               &engine->max_queue_seconds);
-  set->Int("max-paused-reqs", "N", "requests whose readers have stopped; more are ended", 1,
-           1 << 20, &engine->max_paused_reqs);
-  set->Double("stall-timeout", "SECONDS", "a reader that takes nothing for so long is cut off", 0.1,
-              kDay, &engine->stall_timeout);
+  set->Int("max-paused-reqs", "N", "limit of requests whose readers have stopped; more are ended",
+           1, 1 << 20, &engine->max_paused_reqs);
+  set->Double("stall-timeout", "SECONDS", "time without progress after which a reader is cut off",
+              0.1, kDay, &engine->stall_timeout);
   set->Double("step-timeout", "SECONDS",
-              "a step that takes so long, and 4 times the slowest before it, ends the process", 0.1,
-              kDay, &f->grpc.step_timeout);
+              "a step longer than this and than 4 times the slowest step before ends the process",
+              0.1, kDay, &f->grpc.step_timeout);
   set->String(
       "speculative-config", "JSON",
-      "draft tokens from text before: {\"method\": \"ngram\", \"num_speculative_tokens\": 4 (1 to "
+      "draft tokens from earlier text: {\"method\": \"ngram\", \"num_speculative_tokens\": 4 (1 to "
       "14), \"prompt_lookup_min\": 5, \"prompt_lookup_max\": 5} [none]",
       &f->speculative_config);
-  set->Int("max-logprobs", "N", "largest logprobs a request may ask for", 0, 1024,
-           &engine->max_logprobs);
+  set->Int("max-logprobs", "N", "largest logprobs of a request", 0, 1024, &engine->max_logprobs);
   set->Enum("scheduling-policy", {{"fcfs", false}, {"priority", true}},
-            "order of the queue: as they come, or by the priority that requests ask for",
+            "order of the queue: by arrival, with clients in turn, or by the requests' priority",
             &engine->priority_scheduling);
-  set->Int("min-priority", "N", "most urgent priority that a request may ask for",
+  set->Int("min-priority", "N", "most urgent (lowest) priority of a request",
            std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max(),
            &engine->min_priority);
 }
@@ -134,7 +135,7 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
   set->Group("Serving");
   set->String("host", "ADDRESS", "address to listen on", &f->grpc.listen.host);
   f->grpc.listen.port = 50051;
-  set->Int("grpc-port", "PORT", "port to listen on; 0: any free one, which is printed", 0, 65535,
+  set->Int("grpc-port", "PORT", "port of gRPC; 0: any free one, which is printed", 0, 65535,
            &f->grpc.listen.port);
   f->http.listen.host.clear();
   f->http.listen.port = -1;
@@ -144,47 +145,49 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
               &f->http.listen.host);
   set->String("grpc-services", "LIST", "services to offer", &f->grpc_services);
   set->String("admin-address", "HOST:PORT",
-              "where alone the admin service is offered; `main`: the main port, though strangers "
-              "reach it [the main port, if its host is loopback]",
+              "address of the admin service; `main`: the gRPC port, even if it is open to others "
+              "[the gRPC port, if its host is loopback]",
               &f->admin_address);
-  set->Int("max-message-mb", "N", "MiB of one request message", 1, 1024, &f->grpc.max_message_mb);
-  set->Int("max-calls", "N", "calls open at once; more are refused", 1, 1 << 20,
+  set->Int("max-message-mb", "N", "limit of a request message in MiB", 1, 1024,
+           &f->grpc.max_message_mb);
+  set->Int("max-calls", "N", "limit of open calls; more are refused", 1, 1 << 20,
            &f->limits.max_calls);
-  set->Mebibytes("call-memory-mb", "MiB that calls may hold, from arrival to the last write", 1,
-                 1 << 20, &f->limits.max_call_bytes);
+  set->Mebibytes("call-memory-mb", "limit of MiB that calls hold, from arrival to the last write",
+                 1, 1 << 20, &f->limits.max_call_bytes);
   set->Int("max-connections", "N",
-           "connections open at once, of the gRPC and of the HTTP port; 0: 8192, with TLS 1024; "
-           "fewer if the descriptors do not allow it",
+           "limit of open connections of the gRPC and of the HTTP port; 0: 8192, with TLS 1024; "
+           "fewer if there are too few descriptors",
            0, 1 << 20, &f->max_connections);
-  set->String("client-metadata", "KEY",
-              "header or metadata key that names a gateway's client, once; only behind a gateway "
-              "that is trusted to set it [none]",
-              &f->limits.client_metadata);
-  set->Int("max-prompt-bytes", "N", "bytes of a prompt's text", 1, kBillion,
+  set->String(
+      "client-metadata", "KEY",
+      "header or metadata key in which a trusted gateway names its client; only if no client "
+      "can reach the port directly [none]",
+      &f->limits.client_metadata);
+  set->Int("max-prompt-bytes", "N", "limit of bytes of a prompt's text", 1, kBillion,
            &f->context.max_prompt_bytes);
   set->Bool("add-bos-to-ids",
-            "put bos before prompts of token ids that lack it, as before texts: for evaluation "
-            "programs that send ids",
+            "add bos to prompts of token ids without it, as to texts: for evaluation programs that "
+            "send ids",
             &f->context.add_bos_to_ids);
   set->Int("stream-interval", "N", "tokens in a streamed message", 1, 1024,
            &f->context.stream_interval);
-  set->Int("delivery-threads", "N", "threads that make text of tokens and write it", 1, 256,
+  set->Int("delivery-threads", "N", "threads that turn tokens into text and write it", 1, 256,
            &f->limits.delivery_threads);
   set->Int("max-connection-age", "SECONDS",
-           "close connections that old, so that balancers rebalance; 0: never", 0, 1 << 20,
+           "age at which connections are closed, so that balancers rebalance; 0: never", 0, 1 << 20,
            &f->grpc.max_connection_age_s);
   set->Int("max-connection-idle", "SECONDS",
-           "close connections without a call for that long; 0: never", 0, 1 << 20,
+           "time without a call after which connections are closed; 0: never", 0, 1 << 20,
            &f->grpc.max_connection_idle_s);
   f->metrics.listen.port = -1;
   f->metrics.listen.max_connections = 256;
   f->metrics.port.max_body_bytes = f->metrics.port.receive_memory_bytes = kScrapeBytes;
   set->Int("metrics-port", "PORT",
-           "where Prometheus scrapes /metrics; 0: any free port, which is logged; -1: nowhere", -1,
-           65535, &f->metrics.listen.port);
+           "port of /metrics for Prometheus; 0: any free one, which is logged; -1: none", -1, 65535,
+           &f->metrics.listen.port);
   set->String("metrics-host", "ADDRESS", "address of the metrics port", &f->metrics.listen.host);
   set->Enum<bool>("metrics-compat", {{"vllm", true}, {"none", false}},
-                  "whose names the metrics have beside their own", &f->vllm_aliases);
+                  "also export metrics under vLLM's names", &f->vllm_aliases);
   set->Double("shutdown-timeout", "SECONDS", "time for running requests after SIGTERM", 0, 86400,
               &f->shutdown_timeout);
 }
@@ -192,7 +195,7 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
 void RegisterSecurity(ServerFlags* f, FlagSet* set) {
   set->Group("Security");
   set->Bool("allow-insecure-remote",
-            "permit a host that is not loopback without encryption, or without tokens and required "
+            "permit other hosts than loopback without encryption, or without tokens and required "
             "client certificates",
             &f->allow_insecure_remote);
   set->String("ssl-certfile", "FILE",
@@ -202,19 +205,23 @@ void RegisterSecurity(ServerFlags* f, FlagSet* set) {
   set->String("ssl-keyfile", "FILE", "the certificate's key, PEM without a passphrase",
               &f->tls.key);
   set->String("ssl-ca-certs", "FILE",
-              "authorities of client certificates, PEM [none are asked for]", &f->tls.authorities);
+              "authorities of client certificates, PEM [no client certificates]",
+              &f->tls.authorities);
   set->Choice("ssl-cert-reqs", {"auto", "none", "optional", "required"},
-              "whether clients need a certificate; auto: required, if there are --ssl-ca-certs",
+              "whether clients need a certificate; auto: required with --ssl-ca-certs",
               &f->ssl_cert_reqs);
-  set->String("allowed-hosts", "LIST",
-              "names that a request's Host may be on the HTTP and metrics ports, beside addresses, "
-              "localhost and this machine's; *: any [any, but on loopback without tokens none]",
-              &f->allowed_hosts);
-  set->String("api-key-file", "FILE", "bearer tokens of clients, one a line [none is needed]",
+  set->String(
+      "allowed-hosts", "LIST",
+      "names allowed in the Host of a request to the HTTP and metrics ports, beside "
+      "addresses, localhost and this machine's name; *: any [any; on loopback without tokens: "
+      "none]",
+      &f->allowed_hosts);
+  set->String("api-key-file", "FILE",
+              "file with bearer tokens of clients, one per line [clients need none]",
               &f->api_key_file);
   set->String("admin-key-file", "FILE",
-              "bearer tokens of administrators, who may do what clients may, too "
-              "[none is needed at --admin-address]",
+              "file with bearer tokens of administrators, which also permit the calls of clients "
+              "[administrators need none at --admin-address]",
               &f->admin_key_file);
 }
 
@@ -230,7 +237,7 @@ absl::Status CheckHost(const char* flag, const std::string& host, bool allow_rem
                    ", put a proxy in front or give --allow-insecure-remote"));
 }
 
-// HOST:PORT; the host of an IPv6 address stands in brackets.
+// Parses HOST:PORT, with an IPv6 address in brackets. nullopt: malformed.
 std::optional<AcceptorOptions> ParseAddress(const std::string& address) {
   AcceptorOptions out;
   const size_t colon = address.rfind(':');
@@ -267,7 +274,7 @@ absl::Status CheckAdminAddress(const ServerFlags& flags) {
   return status;
 }
 
-// Checks what belongs together, and sets which certificates clients need.
+// Checks the combination of TLS flags, and sets whether clients need certificates.
 absl::Status CompleteTls(const std::string& cert_reqs, TlsOptions* tls) {
   if (tls->certificate.empty() != tls->key.empty()) {
     return absl::InvalidArgumentError("--ssl-certfile: needs --ssl-keyfile, and the other way");
@@ -288,8 +295,9 @@ absl::Status CompleteTls(const std::string& cert_reqs, TlsOptions* tls) {
   return absl::OkStatus();
 }
 
-// What the list names. On a main port that others reach, or with client tokens, no client is an
-// administrator unless that is said.
+// Sets the services of --grpc-services. The admin service is left out of a gRPC port that is not on
+// loopback, or whose clients need tokens while administrators have none, unless --admin-address is
+// `main`.
 absl::Status SetServices(ServerFlags* flags) {
   std::set<std::string>& services = flags->grpc.services;
   const std::set<std::string> known = std::exchange(
@@ -311,8 +319,9 @@ absl::Status SetServices(ServerFlags* flags) {
   return absl::OkStatus();
 }
 
-// Headers are looked up in lower case, and libraries keep binary ones and pseudo-headers to
-// themselves: such a name would silently match no client.
+// Checks the name of --client-metadata and makes it lower case, because headers are looked up in
+// lower case. Libraries hide binary headers and pseudo-headers: such a name would silently match no
+// client.
 absl::Status CompleteClientMetadata(std::string* key) {
   absl::AsciiStrToLower(key);
   const bool name = std::all_of(key->begin(), key->end(), [](char c) {
@@ -324,7 +333,7 @@ absl::Status CompleteClientMetadata(std::string* key) {
       "that ends with -bin");
 }
 
-// The HTTP port has the limits of the gRPC port where it has none of its own.
+// Sets the HTTP port's options: its limits are the gRPC port's, if it has none of its own.
 absl::Status CompleteHttp(ServerFlags* flags) {
   HttpServerOptions& http = flags->http;
   if (http.listen.host.empty()) http.listen.host = flags->grpc.listen.host;
@@ -339,16 +348,16 @@ absl::Status CompleteHttp(ServerFlags* flags) {
                    flags->allow_insecure_remote || !flags->tls.certificate.empty());
 }
 
-// Connections of each port: together no more than there are descriptors, so that a flood of one
-// port takes nothing from another.
+// Sets the limit of connections of each port. Together they stay below the limit of descriptors, so
+// that a flood of one port takes no descriptor from another.
 void DivideDescriptors(ServerFlags* flags) {
   rlimit descriptors{};
   getrlimit(RLIMIT_NOFILE, &descriptors);
   const auto limit = static_cast<int64_t>(std::min<rlim_t>(descriptors.rlim_cur, 1 << 30));
   int64_t left = limit - std::min(kReservedDescriptors, limit / 4);
   const int64_t small = std::max<int64_t>(left / kSmallPortShare, 1);
-  const auto limit_port = [&](AcceptorOptions* port, int64_t most) {
-    port->max_connections = std::min(most, small);
+  const auto limit_port = [&](AcceptorOptions* port, int64_t max) {
+    port->max_connections = std::min(max, small);
     left -= port->max_connections;
   };
   AcceptorOptions* const metrics = &flags->metrics.listen;
@@ -362,7 +371,7 @@ void DivideDescriptors(ServerFlags* flags) {
       std::clamp<int64_t>(left, 1, wanted);
 }
 
-// As vLLM reads it: of the two lengths each is the other's default.
+// Parses --speculative-config as vLLM does: either of the two lengths is the default of the other.
 absl::Status CompleteSpeculation(const std::string& text, Speculation* speculation) {
   if (text.empty()) return absl::OkStatus();
   const auto config = ReadJsonObject(text, {1 << 10, 2, 16}, "--speculative-config");
@@ -398,7 +407,7 @@ void RegisterServerFlags(ServerFlags* flags, FlagSet* set) {
              {"info", LogLevel::kInfo},
              {"warning", LogLevel::kWarning},
              {"error", LogLevel::kError}},
-            "least level logged", &flags->log_level);
+            "lowest level that is logged", &flags->log_level);
   set->Enum("log-format", {{"text", LogFormat::kText}, {"json", LogFormat::kJson}},
             "form of log lines", &flags->log_format);
   set->String("trace", "FILE",
@@ -446,7 +455,7 @@ absl::Status CompleteServerFlags(ServerFlags* flags) {
     status.Update(CheckHost("--metrics-host", flags->metrics.listen.host,
                             flags->allow_insecure_remote, kNoTls));
   }
-  if (!flags->allow_insecure_remote && StrangersMayCall(*flags)) {
+  if (!flags->allow_insecure_remote && AllowsUnauthenticated(*flags)) {
     status.Update(absl::InvalidArgumentError(
         "--host: not a loopback address, and any client would be served; give --api-key-file "
         "or --ssl-ca-certs, put a proxy in front or give --allow-insecure-remote"));
@@ -455,7 +464,7 @@ absl::Status CompleteServerFlags(ServerFlags* flags) {
   return status;
 }
 
-bool StrangersMayCall(const ServerFlags& flags) {
+bool AllowsUnauthenticated(const ServerFlags& flags) {
   if (!flags.api_key_file.empty()) return false;
   if (flags.tls.clients == ClientCertificate::kRequired) return false;
   const AcceptorOptions& http = flags.http.listen;

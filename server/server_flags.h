@@ -1,5 +1,5 @@
-// ServerFlags: all of fox-server's settings, each where it is used: in the options of the engine,
-// of requests, of calls and of the port. Read main.cc next.
+// ServerFlags: all settings of fox-server, in the options of the part that uses them: engine,
+// requests, calls, ports. Read main.cc next.
 #pragma once
 
 #include <string>
@@ -19,21 +19,21 @@ struct ServerFlags {
   std::string model, check_model;
   EngineConfig engine;
   std::string speculative_config;  // JSON; empty: no speculation
-  ConversionContext context;       // loading fills in the rest
-  bool generation_config = true;   // sampling defaults come from the model's file
+  ConversionContext context;       // loading completes it
+  bool generation_config = true;   // take sampling defaults from the model's file
   ServerLimits limits;
-  int64_t max_connections = 0;  // of the gRPC and of the HTTP port; 0: by default
+  int64_t max_connections = 0;  // of the gRPC and of the HTTP port each; 0: the default
   GrpcServerOptions grpc;
-  HttpServerOptions http;  // its port is -1: none
+  HttpServerOptions http;  // port -1: none
   std::string grpc_services = "inference,tokenizer,info,admin,health,reflection";
   std::string admin_address;  // HOST:PORT; empty: the main port, if that is loopback
   bool allow_insecure_remote = false;
-  TlsOptions tls;  // no certificate: plain text
+  TlsOptions tls;  // without a certificate: plain text
   std::string ssl_cert_reqs = "auto";
   std::string api_key_file, admin_key_file;
-  std::string allowed_hosts;  // a list
-  HttpServerOptions metrics;  // likewise
-  bool vllm_aliases = true;   // the metrics under the names of vLLM, too
+  std::string allowed_hosts;  // names, separated by commas or spaces
+  HttpServerOptions metrics;  // port -1: none
+  bool vllm_aliases = true;   // export the metrics under vLLM's names, too
   double shutdown_timeout = 30;
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;
@@ -44,15 +44,15 @@ struct ServerFlags {
 // Registers every flag; `flags` must outlive `set`.
 void RegisterServerFlags(ServerFlags* flags, FlagSet* set);
 
-// Checks what no single flag's range says, and sets what follows from several flags; resolves the
-// hosts' names. InvalidArgument names the flag.
+// Checks combinations of flags, sets the options that follow from several flags, and resolves the
+// names of hosts. InvalidArgument names the flag.
 absl::Status CompleteServerFlags(ServerFlags* flags);
 
-// True if unauthenticated remote clients are allowed.
-bool StrangersMayCall(const ServerFlags& flags);
+// True if a remote client needs neither a token nor a certificate.
+bool AllowsUnauthenticated(const ServerFlags& flags);
 
-// `name`, else the name of the model's directory. InvalidArgument: it is empty, longer than 256
-// bytes, not UTF-8 or has control characters.
+// Returns `name`, or if it is empty the name of the model's directory. InvalidArgument: the name is
+// empty, longer than 256 bytes, not UTF-8 or has control characters.
 absl::StatusOr<std::string> ServedModelName(std::string name, const std::string& model_dir);
 
 }  // namespace fox

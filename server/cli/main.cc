@@ -1,4 +1,4 @@
-// fox-cli: a client for a running fox-server. This file only picks the command; read connection.h
+// fox-cli: a client for a running fox-server. This file selects the command; read connection.h
 // next.
 #include <cstdio>
 #include <cstdlib>
@@ -11,9 +11,9 @@ namespace fox::cli {
 namespace {
 
 constexpr const char* kHelp =
-    "fox-cli talks to a fox-server.\n\n"
+    "fox-cli sends requests to a fox-server.\n\n"
     "usage: fox-cli COMMAND [arguments] [flags]     fox-cli COMMAND --help\n\n"
-    "  generate PROMPT     continue a text, shown as it is made\n"
+    "  generate PROMPT     continue a text, streamed\n"
     "  chat                a conversation: each line of standard input is a turn\n"
     "  score TEXT          log-probabilities of a text\n"
     "  tokenize TEXT       ids of a text\n"
@@ -22,7 +22,7 @@ constexpr const char* kHelp =
     "  info                the server, its model and its load, as JSON\n"
     "  drain               stop taking requests\n"
     "  undrain             take requests again\n"
-    "  flush-cache         drop what the prefix cache holds\n\n"
+    "  flush-cache         empty the prefix cache\n\n"
     "A text is an argument, @FILE, or - for standard input.\n";
 
 struct Command {

@@ -1,7 +1,7 @@
-"""One address for several fox-servers, as a page asks no origin but its own.
+"""ModelRouter: one address for several fox-servers, because a page sends requests to one origin.
 
-A request goes to the server of the model that its body names, others to the first server; and
-/v1/models lists all. Heads are passed on as they are, so the servers' own checks of them hold.
+A request goes to the server of the model that its body names, any other request to the first
+server; /v1/models lists all models. Headers are passed on unchanged, so the servers check them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ OF_A_CONNECTION = ("connection", "keep-alive", "transfer-encoding")
 class _Request(http.server.BaseHTTPRequestHandler):
     """One request; the connection ends with it."""
 
-    timeout = 75  # seconds for what a client sends, and for each write to it
+    timeout = 75  # seconds, for a client's request and for each write to the client
     server: ModelRouter
 
     def do_GET(self) -> None:
-        """The page, or what has no body."""
+        """Answers /v1/models with the models of all servers; the first server answers the rest."""
         first = self.server.urls[0]
         if self.path != "/v1/models":
             self._pass_on(first, None)
@@ -41,7 +41,7 @@ class _Request(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_POST(self) -> None:
-        """Generation, above all."""
+        """Sends the request to the server of its model."""
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
             self.send_error(413)
@@ -54,7 +54,7 @@ class _Request(http.server.BaseHTTPRequestHandler):
         self._pass_on(self.server.url_of(model), body)
 
     def _ask(self, url: str, body: bytes | None) -> http.client.HTTPResponse:
-        """The head of the server's answer."""
+        """Sends the request to a server. Returns the answer, of which the head is read."""
         connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ANSWER_SECONDS)
         connection.request(self.command, self.path, body,
                            {**dict(self.headers), "Connection": "close"})
@@ -70,25 +70,25 @@ class _Request(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def _pass_on(self, url: str, body: bytes | None) -> None:
-        """Writes the answer as it comes. A client that has left ends the server's request, too."""
+        """Passes the answer on while it arrives. If the client leaves, the request ends."""
         with self._ask(url, body) as answer:
             self._begin(answer, answer.status, {})
             while piece := answer.read1(1 << 16):
                 self.wfile.write(piece)
 
     def handle_one_request(self) -> None:
-        """A connection that breaks, on either side, ends this request alone."""
+        """A connection that breaks, on either side, ends only this request."""
         try:
             super().handle_one_request()
         except (OSError, http.client.HTTPException):
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:  # pylint: disable=redefined-builtin
-        """The servers log."""
+        """Logs nothing, because the servers log."""
 
 
 class ModelRouter(http.server.ThreadingHTTPServer):
-    """On loopback, from the beginning of the context to its end."""
+    """Serves on loopback while its context is open."""
 
     daemon_threads = True
 
@@ -98,7 +98,7 @@ class ModelRouter(http.server.ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def url_of(self, model: object) -> str:
-        """The server of a model; of another name the first, which refuses it."""
+        """The server of a model. An unknown name goes to the first server, which refuses it."""
         return self._by_name.get(model, self.urls[0]) if isinstance(model, str) else self.urls[0]
 
     def __enter__(self) -> ModelRouter:

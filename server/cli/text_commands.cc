@@ -1,4 +1,4 @@
-// fox-cli score, tokenize and detokenize: one text or list of ids in, one answer out.
+// fox-cli score, tokenize and detokenize: one call with a text or a list of ids.
 #include <cmath>
 #include <cstdio>
 
@@ -17,19 +17,20 @@ struct TextFlags {
   bool json = false, no_bos = false, ids = false, stats = false;
 };
 
-// Parses the flags and the one argument that all three have. An exit code: the command is over.
+// Parses the flags and the argument, which are the same for all three commands. Returns an exit
+// code if the command is over.
 std::optional<int> Begin(const char* usage, const std::vector<std::string>& arguments,
                          TextFlags* flags) {
   FlagSet set;
   set.Group("Options");
   set.Bool("json", "print the answer as JSON", &flags->json);
-  set.Bool("no-bos", "do not add what the model expects in front", &flags->no_bos);
+  set.Bool("no-bos", "do not add the tokens that the model expects before a text", &flags->no_bos);
   set.Bool("prompt-ids", "score: the text is ids, separated by commas", &flags->ids);
   set.Bool("stats", "score: print each token", &flags->stats);
   return flags->connection.BeginText(usage, arguments, &set, &flags->text);
 }
 
-// One call, whose answer is printed as JSON or as `print` writes it. Returns the exit code.
+// Makes a call and prints its answer, as JSON or by `print`. Returns the exit code.
 template <class Service, class Request, class Response, class Print>
 int Answer(const TextFlags& flags,
            grpc::Status (Service::*method)(grpc::ClientContext*, const Request&, Response*),

@@ -1,4 +1,4 @@
-// MetricFamilies: a list of metrics in the making: one call a value.
+// MetricFamilies: builds the list of metrics of one scrape, with one call for each value.
 #pragma once
 
 #include <string>
@@ -10,15 +10,15 @@
 
 namespace fox {
 
-// Label names and values.
+// Names and values of labels.
 using MetricLabels = std::vector<std::pair<std::string, std::string>>;
 
 class MetricFamilies {
  public:
-  // `shared` stands on every metric that is added.
+  // Every metric gets the labels `shared`.
   explicit MetricFamilies(MetricLabels shared = {}) : shared_(std::move(shared)) {}
 
-  // Values of one name follow one another; the first brings the help text.
+  // Adds a value. Values of one name must be added one after another; `help` of the first counts.
   template <class Value>
   void Gauge(const char* name, const char* help, Value value, const MetricLabels& labels = {}) {
     Add(name, help, prometheus::MetricType::Gauge, labels).gauge.value = static_cast<double>(value);
@@ -28,7 +28,7 @@ class MetricFamilies {
     auto& counter = Add(name, help, prometheus::MetricType::Counter, labels).counter;
     counter.value = static_cast<double>(value);
   }
-  // With those of its own bounds that are in `bounds`; empty: all.
+  // Adds a histogram with the buckets in `bounds`, each a bound of `histogram`; empty: all buckets.
   void AddHistogram(const char* name, const char* help, const Histogram& histogram,
                     const std::vector<double>& bounds = {}, const MetricLabels& labels = {});
 

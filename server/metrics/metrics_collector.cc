@@ -1,4 +1,4 @@
-// The fox_ metrics: see metrics_collector.h. docker/grafana/foxserve.json draws them.
+// The fox_ metrics, and GET /metrics. docker/grafana/foxserve.json draws them.
 #include "server/metrics/metrics_collector.h"
 
 #include <chrono>
@@ -27,30 +27,31 @@ void AddRequests(const EngineStats& stats, Seconds wait, MetricFamilies* out) {
 
 void AddSwapSpace(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
   if (core.context.limits.swap_bytes == 0) return;
-  out->Gauge("fox_requests_swapped", "Requests that wait or rest in swap space.", stats.swapped);
+  out->Gauge("fox_requests_swapped", "Requests in swap space.", stats.swapped);
   out->Gauge("fox_swap_space_bytes", "Swap space.", core.context.limits.swap_bytes);
-  out->Gauge("fox_swap_space_used_bytes", "What requests have of it.", stats.swap_used_bytes);
-  out->Counter("fox_swap_outs_total", "Preemptions that are not computed again.", stats.swap_outs);
+  out->Gauge("fox_swap_space_used_bytes", "Swap space in use.", stats.swap_used_bytes);
+  out->Counter("fox_swap_outs_total", "Preemptions to swap space.", stats.swap_outs);
 }
 
 void AddPrefixCache(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
   if (core.context.limits.snapshot_slots == 0) return;
-  out->Gauge("fox_prefix_cache_snapshots", "Prefixes that are kept.", stats.snapshots);
-  out->Gauge("fox_prefix_cache_bytes", "Their pages; requests may hold some of them, too.",
+  out->Gauge("fox_prefix_cache_snapshots", "Prefixes in the cache.", stats.snapshots);
+  out->Gauge("fox_prefix_cache_bytes", "Their pages, with pages that requests share.",
              stats.snapshot_pages * core.context.limits.page_bytes);
-  out->Counter("fox_prefix_cache_queried_tokens_total", "Tokens of requests that were looked up.",
+  out->Counter("fox_prefix_cache_queried_tokens_total", "Prompt tokens looked up.",
                stats.prefix_queried_tokens);
-  out->Counter("fox_prefix_cache_found_tokens_total", "Tokens of them that were not computed.",
+  out->Counter("fox_prefix_cache_found_tokens_total", "Prompt tokens found, and so not computed.",
                stats.prefix_found_tokens);
   out->Counter("fox_prefix_cache_dropped_total", "Dropped prefixes.", stats.snapshots_dropped);
 }
 
-// What pruning keeps and what it gave up.
+// Pages that pruning keeps and evicts.
 void AddPages(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
   out->Gauge("fox_kv_pages", "Pages of 64 tokens of one head and layer.", stats.num_pages);
   out->Gauge("fox_kv_pages_free", "Pages without an owner.", stats.free_pages);
   out->Gauge("fox_kv_pages_live", "Pages that requests hold.", stats.kept_pages);
-  out->Gauge("fox_kv_pages_unpruned", "The same without eviction.", stats.unpruned_pages);
+  out->Gauge("fox_kv_pages_unpruned", "Pages that requests would hold without eviction.",
+             stats.unpruned_pages);
   out->Gauge("fox_kv_page_bytes", "Bytes of one page.", core.context.limits.page_bytes);
   out->Gauge("fox_kv_kept_ratio", "Pages that requests hold over what they would hold unpruned.",
              stats.unpruned_pages > 0
@@ -59,14 +60,14 @@ void AddPages(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
   out->Counter("fox_kv_pages_evicted_total", "Pages given back while their requests ran.",
                stats.pages_evicted, {{"reason", "decay"}});
   out->Counter("fox_acp_blocks_total", "Blocks of attention.", stats.blocks_total);
-  out->Counter("fox_acp_blocks_pruned_total", "Skipped ones of them.", stats.blocks_pruned);
+  out->Counter("fox_acp_blocks_pruned_total", "Skipped blocks of attention.", stats.blocks_pruned);
   out->Gauge("fox_max_log_evicted_mass",
              "The certificate: largest log of the attention mass that any row of a finished "
              "request lost to eviction.",
              stats.max_log_evicted_mass);
   double tolerance = core.context.engine.log_tolerance;
   if (core.context.engine.acp == AcpMode::kOff) tolerance = kNoMass;
-  out->Gauge("fox_log_tolerance", "What the certificate may not exceed.", tolerance);
+  out->Gauge("fox_log_tolerance", "Limit of the certificate.", tolerance);
 }
 
 void AddSteps(const ServerCore& core, const EngineStats& stats, const StepMetrics& steps,
@@ -76,11 +77,11 @@ void AddSteps(const ServerCore& core, const EngineStats& stats, const StepMetric
                     {{"phase", "prefill"}});
   out->AddHistogram("fox_step_duration_seconds", "", steps.decode_seconds, {},
                     {{"phase", "decode"}});
-  out->AddHistogram("fox_step_tokens", "Tokens that a step feeds.", steps.tokens);
+  out->AddHistogram("fox_step_tokens", "Tokens that a step computes.", steps.tokens);
   const double now =
       std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   out->Gauge("fox_last_step_timestamp_seconds",
-             "When the engine's loop last turned, in Unix time; ten times a second without work.",
+             "Unix time of the last turn of the engine's loop, at least ten turns a second.",
              now - core.engine.HeartbeatAge());
 }
 
@@ -90,14 +91,16 @@ void AddCalls(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
                     calls.time_to_first_token);
   out->AddHistogram("fox_inter_token_seconds", "Time between two tokens.", calls.inter_token);
   out->AddHistogram("fox_queue_seconds", "From a call's arrival to its first step.", calls.queue);
-  out->AddHistogram("fox_prefill_seconds", "From there to the first token.", calls.prefill);
+  out->AddHistogram("fox_prefill_seconds", "From a call's first step to its first token.",
+                    calls.prefill);
   out->AddHistogram("fox_decode_seconds", "From the first token to the last.", calls.decode);
   out->AddHistogram("fox_request_seconds", "From arrival to the last token.", calls.end_to_end);
   out->AddHistogram("fox_request_prompt_tokens", "Prompt tokens.", calls.prompt_tokens);
   out->AddHistogram("fox_request_generated_tokens", "Generated tokens.", calls.generation_tokens);
-  out->AddHistogram("fox_request_kv_kept_ratio", "Kept share of a sequence.", calls.kept_share);
+  out->AddHistogram("fox_request_kv_kept_ratio", "Share of a sequence's pages that it keeps.",
+                    calls.kept_share);
   for (size_t code = 0; code < calls.by_code.size(); ++code) {
-    out->Counter("fox_calls_ended_total", "Generations that were admitted, by their status.",
+    out->Counter("fox_calls_ended_total", "Admitted generations, by their status.",
                  calls.by_code[code],
                  {{"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}});
   }
@@ -117,7 +120,7 @@ void AddCalls(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
   static_assert(std::size(kRefusals) == kRefusalReasons);
   for (size_t reason = 0; reason < std::size(kRefusals); ++reason) {
     const auto which = static_cast<RefusalReason>(reason);
-    int64_t later = which == RefusalReason::kQueue ? stats.rejected : 0;  // by the engine
+    int64_t later = which == RefusalReason::kQueue ? stats.rejected : 0;  // refused by the engine
     if (which == RefusalReason::kCredentials) later = core.access->refused();
     out->Counter("fox_admission_rejections_total", "Calls refused before they started, by reason.",
                  core.refusals().count(which) + later, {{"reason", kRefusals[reason]}});
@@ -126,12 +129,14 @@ void AddCalls(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
 
 void AddServer(const ServerCore& core, MetricFamilies* out) {
   out->Gauge("fox_calls", "Calls from their arrival to their last write.", core.calls().calls());
-  out->Gauge("fox_calls_max", "How many there may be.", core.calls().max_calls());
+  out->Gauge("fox_calls_max", "Limit of calls.", core.calls().max_calls());
   out->Gauge("fox_call_bytes", "Memory held for calls.", core.calls().bytes());
-  out->Gauge("fox_call_bytes_max", "How much there may be.", core.calls().max_bytes());
-  out->Counter("fox_log_lines_dropped_total", "Log lines that were not read.", DroppedLogLines());
-  out->Gauge("fox_draining", "1: new work is refused.", core.engine.draining() ? 1 : 0);
-  out->Gauge("fox_build_info", "Always 1; what runs is in the labels.", 1,
+  out->Gauge("fox_call_bytes_max", "Limit of memory held for calls.", core.calls().max_bytes());
+  out->Counter("fox_log_lines_dropped_total", "Log lines dropped, as nothing read them.",
+               DroppedLogLines());
+  out->Gauge("fox_draining", "1 while new requests are refused, else 0.",
+             core.engine.draining() ? 1 : 0);
+  out->Gauge("fox_build_info", "Always 1; version, model and device are labels.", 1,
              {{"version", core.description.version},
               {"git_sha", core.description.git_sha},
               {"model", core.context.served_model_name},

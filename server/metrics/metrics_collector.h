@@ -1,6 +1,6 @@
-// The server's numbers as Prometheus metrics, made at a scrape: what the engine counts, what calls
-// leave behind, the budget, the process. Names begin with fox_; units and types follow Prometheus'
-// conventions, except for vLLM's names, which are what they are.
+// The server's numbers as Prometheus metrics, made at each scrape: counters of the engine, times of
+// calls, the budget, the process. Names begin with fox_; units and types follow Prometheus'
+// conventions. Metrics under vLLM's names follow vLLM instead.
 #pragma once
 
 #include <vector>
@@ -13,22 +13,23 @@
 
 namespace fox {
 
-// Any thread. Takes the engine's lock for a copy of its counters.
+// All metrics at this moment; `vllm_aliases`: also under vLLM's names. Any thread. Takes the
+// engine's lock to copy its counters.
 std::vector<prometheus::MetricFamily> CollectMetrics(const ServerCore& core,
                                                      const StepMetrics& steps, bool vllm_aliases);
 
-// Starts `server`, which has a port (--metrics-port) and a thread of its own: there the numbers are
-// made, in a millisecond, at GET /metrics in Prometheus' text format. `core` and `steps` must
-// outlive it.
+// Starts `server`, the HTTP server of --metrics-port, which answers GET /metrics in Prometheus'
+// text format on a thread of its own, within a millisecond. `core` and `steps` must outlive it.
 void ExposeMetrics(const ServerCore& core, const StepMetrics& steps, bool vllm_aliases,
                    HttpServer* server);
 
-// The process under the names that every Prometheus client library uses: process_*, from /proc/self
-// and the allocator; what cannot be read is left out.
+// Adds the process_* metrics of all Prometheus client libraries, from /proc/self and the allocator.
+// Unreadable values are left out.
 void AddProcessMetrics(MetricFamilies* out);
-// vLLM's metrics of the same server, for what reads those names: gateways, autoscalers, dashboards.
-// One for one with what vLLM documents, buckets included; what FoX has not got is 0. `out` should
-// stamp MetricLabels{{"model_name", ...}, {"engine", "0"}}.
+
+// Adds the server's numbers under vLLM's names, for gateways, autoscalers and dashboards that read
+// them. Names, types and buckets are as vLLM documents them. `out` must have the shared labels
+// {{"model_name", ...}, {"engine", "0"}}.
 void AddVllmAliases(const ServerCore& core, const EngineStats& stats, const StepMetrics& steps,
                     MetricFamilies* out);
 

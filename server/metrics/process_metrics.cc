@@ -1,4 +1,4 @@
-// Process metrics: see metrics_collector.h, proc(5) and mallinfo(3).
+// Process metrics: from proc(5) and mallinfo(3).
 #include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>

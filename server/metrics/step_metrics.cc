@@ -1,9 +1,10 @@
-// StepMetrics: see step_metrics.h.
+// StepMetrics: bounds of the histograms, and the time of a step.
 #include "server/metrics/step_metrics.h"
 
 #include <algorithm>
 
 #include "engine/base/steady_clock.h"
+#include "kernels/core/check.h"
 
 namespace fox {
 namespace {
@@ -23,10 +24,11 @@ StepMetrics::StepMetrics()
 void StepMetrics::BeforeSubmit(const StepPlan&) { submitted_.push_back(SteadySeconds()); }
 
 void StepMetrics::AfterCollect(const StepPlan& plan, const StepResult&) {
+  FOX_CHECK(!submitted_.empty());
   const Seconds begin = std::max(submitted_.front(), collected_);
   submitted_.pop_front();
   collected_ = SteadySeconds();
-  if (plan.sequences.empty()) return;  // slots were released, nothing more
+  if (plan.sequences.empty()) return;  // the plan only released slots
   const bool feeds_prompt =
       std::any_of(plan.sequences.begin(), plan.sequences.end(),
                   [](const PlannedSequence& sequence) { return sequence.token_ids.size() > 1; });

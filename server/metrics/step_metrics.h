@@ -1,4 +1,4 @@
-// StepMetrics: how long the engine's steps take and how many tokens they feed.
+// StepMetrics: histograms of the engine's steps: their times and their tokens.
 #pragma once
 
 #include <deque>
@@ -8,7 +8,7 @@
 
 namespace fox {
 
-// Observed on the engine's thread; the histograms are read by any.
+// Observes on the engine's thread. Any thread may read the histograms.
 class StepMetrics : public StepObserver {
  public:
   StepMetrics();
@@ -16,13 +16,13 @@ class StepMetrics : public StepObserver {
   void BeforeSubmit(const StepPlan& plan) override;
   void AfterCollect(const StepPlan& plan, const StepResult& result) override;
 
-  // Seconds from a plan's submission, or from the end of the one before if that was later, until it
-  // was collected. Plans that feed a prompt, and those that only decode.
+  // Seconds of a step: from its submission, or from the end of the previous step if that was later,
+  // to its end. A step with tokens of a prompt counts as prefill, any other as decode.
   Histogram prefill_seconds, decode_seconds;
-  Histogram tokens;
+  Histogram tokens;  // of a step
 
  private:
-  std::deque<Seconds> submitted_;  // of the plans in flight
+  std::deque<Seconds> submitted_;  // of each plan in flight, the oldest first
   Seconds collected_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// vLLM's names: see metrics_collector.h.
+// The metrics under vLLM's names.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -16,11 +16,12 @@ double Usage(const EngineStats& stats) {
              : 1 - static_cast<double>(stats.free_pages) / static_cast<double>(stats.num_pages);
 }
 
-// A page of vLLM holds a token of all layers and heads; as many as the pool has without eviction.
+// The KV cache. A block of vLLM holds all layers and heads: num_gpu_blocks is the number of such
+// blocks that the pool holds without eviction.
 void AddCache(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
   const int64_t lists = std::max<int64_t>(core.context.limits.lists_per_slot, 1);
   out->Gauge("vllm:kv_cache_usage_perc", "Used share of the KV cache, to 1.", Usage(stats));
-  out->Gauge("vllm:gpu_cache_usage_perc", "The same, as it was called before.", Usage(stats));
+  out->Gauge("vllm:gpu_cache_usage_perc", "Older name of the metric before.", Usage(stats));
   out->Gauge(
       "vllm:cache_config_info", "Settings of the KV cache.", 1,
       {{"block_size", absl::StrCat(kPageTokens)},
@@ -50,7 +51,7 @@ void AddVllmAliases(const ServerCore& core, const EngineStats& stats, const Step
                                               30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
   out->Gauge("vllm:num_requests_running", "Requests in the running batch.", stats.running);
   out->Gauge("vllm:num_requests_waiting", "Requests in the queue.", stats.waiting);
-  out->Gauge("vllm:num_requests_swapped", "Number of requests swapped to CPU.", stats.swapped);
+  out->Gauge("vllm:num_requests_swapped", "Requests in swap space.", stats.swapped);
   AddCache(core, stats, out);
   out->Counter("vllm:num_preemptions_total", "Preemptions.", stats.preemptions);
   out->Counter("vllm:prompt_tokens_total", "Prompt tokens processed.", stats.prompt_tokens);
@@ -66,7 +67,7 @@ void AddVllmAliases(const ServerCore& core, const EngineStats& stats, const Step
                     calls.time_to_first_token, first_token);
   out->AddHistogram("vllm:inter_token_latency_seconds", "Time between two tokens.",
                     calls.inter_token, token);
-  out->AddHistogram("vllm:time_per_output_token_seconds", "The same, as it was called before.",
+  out->AddHistogram("vllm:time_per_output_token_seconds", "Older name of the metric before.",
                     calls.inter_token, token);
   out->AddHistogram("vllm:e2e_request_latency_seconds", "Time from arrival to the last token.",
                     calls.end_to_end, request);

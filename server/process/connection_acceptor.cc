@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/mutex.h"
 #include "engine/base/steady_clock.h"
+#include "kernels/core/check.h"
 #include "server/process/peer_address.h"
 
 namespace fox {
@@ -117,6 +118,7 @@ bool IsLoopback(const std::string& host) {
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
     const AcceptorOptions& options) {
   std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor());
+  FOX_CHECK(options.max_connections > 0 && options.max_per_address >= 0);
   const int64_t cap = options.max_connections;
   acceptor->max_connections_ = cap;
   acceptor->loopback_is_exempt_ = options.max_per_address == 0;
@@ -157,6 +159,7 @@ ConnectionAcceptor::~ConnectionAcceptor() {
 }
 
 void ConnectionAcceptor::Start(Sink sink) {
+  FOX_CHECK(sink != nullptr && sink_ == nullptr && !stopping_);
   sink_ = std::move(sink);
   thread_ = std::thread([this] { Run(); });
 }
@@ -170,6 +173,7 @@ void ConnectionAcceptor::Stop() {
 }
 
 void ConnectionAcceptor::HangUp(double seconds) {
+  FOX_CHECK(stopping_ && !thread_.joinable());  // connections_ is the thread's until then
   const auto is_closed = [](const Connection& c) { return InodeOf(c.descriptor) != c.inode; };
   std::erase_if(connections_, is_closed);
   for (const Connection& connection : connections_) shutdown(connection.descriptor, SHUT_RDWR);
@@ -210,6 +214,7 @@ void ConnectionAcceptor::AcceptFrom(int listener) {
       continue;
     }
     connections_.push_back({descriptor, InodeOf(descriptor), address});
+    FOX_CHECK(static_cast<int64_t>(connections_.size()) <= max_connections_);
     sink_(listener, descriptor);
   }
 }

@@ -27,6 +27,7 @@ int64_t ResidentBytes() {
 void HeapTrim::Check(double now) {
   if (now < next_check_) return;
   next_check_ = now + kSecondsBetweenChecks;
+  static_assert(kMinToTrim > 0 && kSecondsBetweenChecks > 0);
   const int64_t in_use = HeapInUse(), unused = ResidentBytes() - in_use;
   min_unused_ = std::min(min_unused_, unused);
   if (unused - min_unused_ < std::max(kMinToTrim, in_use / 4)) return;

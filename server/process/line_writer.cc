@@ -9,11 +9,13 @@
 #include <utility>
 
 #include "engine/base/steady_clock.h"
+#include "kernels/core/check.h"
 
 namespace fox {
 
 LineWriter::LineWriter(int descriptor, size_t max_bytes, Report report)
     : descriptor_(descriptor), max_bytes_(max_bytes), report_(std::move(report)) {
+  FOX_CHECK(descriptor >= 0 && max_bytes > 0 && report_ != nullptr);
   thread_ = std::thread([this] { Loop(); });
 }
 
@@ -69,6 +71,7 @@ void LineWriter::Loop() {
     for (const std::string& line : lines) {
       failing = !Write(line);
       if (failing) ++dropped_;
+      FOX_CHECK(bytes_ >= line.size());
       bytes_ -= line.size();
     }
     if (failing || untold == 0) continue;

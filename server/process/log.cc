@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
@@ -23,6 +25,9 @@ std::atomic<LogLevel> g_least{LogLevel::kInfo};
 std::atomic<LogFormat> g_format{LogFormat::kText};
 
 constexpr const char* kNames[] = {"debug", "info", "warning", "error"};
+static_assert(std::size(kNames) == static_cast<size_t>(LogLevel::kError) + 1);
+// WriteLastLine reads the format in signal handlers.
+static_assert(std::atomic<LogFormat>::is_always_lock_free);
 
 struct Timestamp {
   char text[32];
@@ -115,7 +120,8 @@ void WriteLastLine(const char* event, const char* reason) {
           ? "{\"time\":\"%s\",\"level\":\"error\",\"event\":\"%s\",\"reason\":\"%s\"}\n"
           : "%s error %s reason=\"%s\"\n";
   const int length = std::snprintf(line, sizeof(line), format, Now().text, event, word);
-  // A pipe that polls as writable takes 4096 bytes without blocking.
+  // A pipe that polls as writable takes PIPE_BUF bytes without blocking.
+  static_assert(sizeof(line) <= PIPE_BUF);
   pollfd ready{STDERR_FILENO, POLLOUT, 0};
   if (length <= 0 || poll(&ready, 1, 0) != 1) return;
   const size_t size = std::min(static_cast<size_t>(length), sizeof(line) - 1);

@@ -10,6 +10,9 @@
 
 namespace fox {
 
+static_assert(sizeof(sockaddr_storage) >= sizeof(sockaddr_in) &&
+              sizeof(sockaddr_storage) >= sizeof(sockaddr_in6));
+
 uint64_t NetworkOf(const sockaddr_storage& peer) {
   if (peer.ss_family != AF_INET6) {
     return ntohl(reinterpret_cast<const sockaddr_in&>(peer).sin_addr.s_addr);

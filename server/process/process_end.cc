@@ -13,6 +13,7 @@
 #include <exception>
 #include <new>
 
+#include "kernels/core/check.h"
 #include "server/process/log.h"
 
 namespace fox {
@@ -20,6 +21,7 @@ namespace {
 
 std::atomic<int> g_abort_code{kExitEngineFailed};
 std::atomic<int> g_late_code{kExitEngineFailed};
+static_assert(std::atomic<int>::is_always_lock_free);  // signal handlers read both
 
 // Ends the process after its last line: with g_abort_code if the system keeps no cores, else by
 // `signal` and its default action. Signal handlers may call it.
@@ -84,8 +86,9 @@ void EndLate(int) {
 }  // namespace
 
 void EndOnAbort(int code) {
+  FOX_CHECK(code != 0);  // a supervisor would take the abort for a drain
   g_abort_code = code;
-  // Once, because models/checkpoint/mapped_file.cc later puts its handler of SIGBUS before this one.
+  // Once: models/checkpoint/mapped_file.cc later puts its handler of SIGBUS before this one.
   [[maybe_unused]] static const bool installed = [] {
     std::set_terminate(EndUncaught);
     signal(SIGABRT, EndAborted);
@@ -97,6 +100,7 @@ void EndOnAbort(int code) {
 }
 
 void EndWithin(double seconds, int code) {
+  FOX_CHECK(seconds > 0);
   g_late_code = code;
   signal(SIGALRM, EndLate);
   const int64_t microseconds = std::max<int64_t>(1, std::llround(1e6 * seconds));

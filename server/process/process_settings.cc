@@ -20,6 +20,8 @@ namespace {
 constexpr size_t kStackBytes = 8 << 20;
 constexpr size_t kSignalStackBytes = 64 << 10;  // for a handler, with the registers of AVX-512
 
+static_assert(kStackBytes >= 4 * kSignalStackBytes);
+
 std::atomic<int> g_failed_threads{0};
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

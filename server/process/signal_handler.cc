@@ -1,6 +1,7 @@
 // SignalHandler: blocked signals that one thread waits for.
 #include <unistd.h>
 
+#include "kernels/core/check.h"
 #include "server/process/process_end.h"
 
 namespace fox {
@@ -17,7 +18,7 @@ SignalHandler::SignalHandler() {
   sigaddset(&stops_, SIGINT);
   all_ = stops_;
   sigaddset(&all_, WakeSignal());
-  pthread_sigmask(SIG_BLOCK, &all_, nullptr);
+  FOX_CHECK(pthread_sigmask(SIG_BLOCK, &all_, nullptr) == 0);
   signal(SIGPIPE, SIG_IGN);
 }
 
@@ -33,6 +34,6 @@ bool SignalHandler::Again() {
   return sigtimedwait(&stops_, nullptr, &now) > 0;
 }
 
-void SignalHandler::Wake() { kill(getpid(), WakeSignal()); }
+void SignalHandler::Wake() { FOX_CHECK(kill(getpid(), WakeSignal()) == 0); }
 
 }  // namespace fox

@@ -12,6 +12,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/steady_clock.h"
+#include "kernels/core/check.h"
 #include "server/process/log.h"
 
 namespace fox {
@@ -104,6 +105,7 @@ std::shared_ptr<SSL_CTX> NewContext() {
 
 // Adds the server's certificate and key. Here OpenSSL applies the system's policy on weak keys.
 absl::Status UsePair(const TlsMaterial& material, const TlsOptions& options) {
+  FOX_CHECK(material.context != nullptr);
   const Bytes chain = Open(material.certificate);
   const Certificate certificate = NextCertificate(chain.get());
   if (certificate == nullptr) {
@@ -197,6 +199,7 @@ absl::StatusOr<std::shared_ptr<const TlsMaterial>> TlsFiles::Read(const TlsOptio
 
 std::shared_ptr<const TlsMaterial> TlsFiles::Current() const {
   const MutexLock lock(mutex_);
+  FOX_CHECK(current_ != nullptr);  // Load has set it, and Reload replaces it by another
   return current_;
 }
 

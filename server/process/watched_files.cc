@@ -11,6 +11,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
 
 namespace fox {
 namespace {
@@ -25,7 +26,9 @@ absl::Status CannotRead(int error) {
 }  // namespace
 
 WatchedFiles::WatchedFiles(std::vector<std::string> paths, Seconds interval)
-    : paths_(std::move(paths)), interval_(interval), known_(StampAll()) {}
+    : paths_(std::move(paths)), interval_(interval), known_(StampAll()) {
+  FOX_CHECK(interval_ >= 0);
+}
 
 bool WatchedFiles::Changed(Seconds now) {
   const MutexLock lock(mutex_);

@@ -246,7 +246,7 @@ TEST(ServerFlagsTest, StrangersAreClientsThatNothingKeepsOut) {
     arguments.insert(arguments.end(),
                      {"--ssl-certfile=c", "--ssl-keyfile=k", "--allow-insecure-remote"});
     const ServerFlags flags = Accepted(arguments);
-    EXPECT_EQ(StrangersMayCall(flags), strangers) << arguments.front();
+    EXPECT_EQ(AllowsUnauthenticated(flags), strangers) << arguments.front();
     EXPECT_EQ(flags.tls.clients, certificate) << arguments.front();
     EXPECT_EQ(flags.tls.authorities.empty(), certificate == Certificate::kNone)
         << arguments.front();
