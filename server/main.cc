@@ -129,6 +129,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags) {
   absl::StatusOr<LoadedEngine> engine = LoadEngine(flags.engine);
   if (!engine.ok()) return engine.status();
   out.engine = *std::move(engine);
+  FOX_CHECK(out.engine.engine != nullptr && out.engine.executor != nullptr);
   const int64_t vocab_size = out.engine.config.vocab_size;
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(dir, vocab_size);
   if (!tokenizer.ok()) return tokenizer.status();
@@ -305,7 +306,6 @@ absl::StatusOr<Endpoints> PrepareEndpoints(const ServerFlags& flags) {
 
 int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const StepMetrics& steps,
           SignalHandler* signals, Endpoints endpoints) {
-  FOX_CHECK(model.engine.engine != nullptr);
   EngineThread engine(std::move(model.engine.engine));
   ServerLimits limits = flags.limits;
   limits.access = endpoints.access;
