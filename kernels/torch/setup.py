@@ -20,7 +20,7 @@ PACKAGE = HERE / "torch-ext" / "fox_attention"
 
 
 def find_nvcc() -> str | None:
-    """nvcc of CUDA_HOME, of the search path, or where CUDA installs itself."""
+    """Path of nvcc: in CUDA_HOME, in the search path, or in CUDA's default folder."""
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
     folders = [*(f"{home}/bin" for home in homes), os.environ.get("PATH", os.defpath),
                "/usr/local/cuda/bin"]
@@ -28,7 +28,7 @@ def find_nvcc() -> str | None:
 
 
 def wants_kernels() -> bool:
-    """Whether the CUDA kernels are built; says so when they are not."""
+    """True if the CUDA kernels are built; prints a message if they are not."""
     choice, nvcc = os.environ.get("FOX_CUDA", ""), find_nvcc()
     if choice == "1" and nvcc is None:
         raise SystemExit("FOX_CUDA=1, but there is no nvcc: set CUDA_HOME")

@@ -3,8 +3,8 @@
 
     stage_hub.py OUT     OUT must not exist; then: cd OUT && kernel-builder build
 
-The builder reads nothing outside its folder and requires every header to be listed, so this copies
-the sources of build.toml with all headers that they include, and lists those in the copy.
+The builder reads nothing outside its folder and requires a list of all headers. So this program
+copies the sources of build.toml with all headers that they include, and lists the headers there.
 """
 
 from __future__ import annotations

@@ -66,6 +66,7 @@ class GgufTensor(SourceTensor):
 
     def in_order(self, order: np.ndarray) -> GgufTensor:
         """The tensor with its rows in another order."""
+        assert len(order) == math.prod(self.shape[:-1])
         other = copy.copy(self)
         other.__dict__.update(order=order)
         return other

@@ -96,6 +96,7 @@ def split_shards(planned: list[PlannedTensor], limit: int) -> dict[str, list[Pla
             filled = 0
         shards[-1].append(tensor)
         filled += tensor.byte_size
+    assert sum(map(len, shards)) == len(planned)
     for shard in shards:
         shard.sort(key=lambda t: -NUMPY_TYPES[t.dtype].itemsize)
     if len(shards) == 1:
@@ -129,11 +130,13 @@ def _write_tensor(
     writer: SafetensorsWriter, tensor: PlannedTensor, report: WriteReport, progress: Progress
 ) -> None:
     """Streams one tensor and counts its non-finite elements."""
-    bad = 0
+    bad = written = 0
     for rounded, _, _ in tensor.blocks():
         bad += count_nonfinite(rounded, tensor.dtype)
         writer.write(np.ascontiguousarray(rounded).data.cast("B"))
+        written += rounded.nbytes
         progress.add(rounded.nbytes)
+    assert written == tensor.byte_size, tensor.name
     if bad:
         report.nonfinite[tensor.name] = bad
 

@@ -106,6 +106,7 @@ class SafetensorsWriter:
             position = end
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
+        assert len(text) % 8 == 0  # so wide elements of the data are aligned
         self._missing = position
         self._file: BinaryIO = open(path, "wb")
         self._file.write(struct.pack("<Q", len(text)) + text)
@@ -113,6 +114,7 @@ class SafetensorsWriter:
     def write(self, data: memoryview | bytes) -> None:
         """Appends the next bytes of the data."""
         self._missing -= self._file.write(data)
+        assert self._missing >= 0
 
     def close(self) -> None:
         """Flushes to the disk. All announced bytes must have been written."""

@@ -77,6 +77,8 @@ class SourceTensor:
         shape, strides = self.shape or (1,), self.strides or (1,)
         steps = sum((n - 1) * s for n, s in zip(shape, strides))
         start = self.data_offset + self.first_element * kind.itemsize
+        # check() has refused other tensors.
+        assert (self.first_element + steps + 1) * kind.itemsize <= self.data_bytes, self.name
         flat = np.memmap(self.path, dtype=kind, mode="r", offset=start, shape=(steps + 1,))
         byte_strides = tuple(s * kind.itemsize for s in strides)
         return np.lib.stride_tricks.as_strided(flat, shape, byte_strides, writeable=False)

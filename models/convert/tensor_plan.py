@@ -132,6 +132,7 @@ class _Planner:
     def add(self, name: str, shape: tuple[int, ...], *sources: str) -> None:
         """Plans output `name` from `sources` (its own name by default), split evenly over rows."""
         sources = sources or (name,)
+        assert shape[0] % len(sources) == 0, name
         part_shape = (shape[0] // len(sources), *shape[1:])
         parts = tuple(self._pool.take(source, part_shape) for source in sources)
         dtypes = {target_dtype(part.dtype, self._wanted, part.name) for part in parts}

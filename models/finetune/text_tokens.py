@@ -200,12 +200,12 @@ class Windows:
     """
 
     def __init__(self, tokens: np.ndarray, length: int, seed: int) -> None:
-        if len(tokens) < 2 * length:
+        # An epoch starts anywhere in the first window, so the last may be missing.
+        self.per_epoch = (len(tokens) - 1) // length - 1
+        if self.per_epoch < 1:
             raise TextError(f"{len(tokens)} tokens of text are too few for windows of {length}: "
                             "add text, or lower --window")
         self.tokens, self._length, self._seed = tokens, length, seed
-        # An epoch starts anywhere in the first window, so the last may be missing.
-        self.per_epoch = (len(tokens) - 1) // length - 1
         self._epoch, self._order, self._offset = -1, np.empty(0, dtype=np.int64), 0
 
     def window(self, index: int) -> np.ndarray:
@@ -217,6 +217,7 @@ class Windows:
             self._order = generator.permutation(self.per_epoch)
             self._epoch = epoch
         first = self._offset + int(self._order[place]) * self._length
+        assert first + self._length < len(self.tokens)
         return self.tokens[first : first + self._length + 1].astype(np.int64)
 
     def batch(self, indices: range) -> np.ndarray:

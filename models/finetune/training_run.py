@@ -171,6 +171,7 @@ class TrainingRun(abc.ABC):
 
     def windows_of(self, index: int) -> range:
         """Windows of this process's pass `index` of the step."""
+        assert 0 <= index < self.passes
         turn = index * self.group.size + self.group.rank
         first = self.step * self.windows_a_step + turn * self.micro
         return range(first, first + self.micro)

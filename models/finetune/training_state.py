@@ -36,6 +36,7 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> Path:
     """Writes state["step"]'s checkpoint; removes all but the newest KEPT."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{state['step']:09d}.pt"
+    assert _NAME.fullmatch(path.name)  # or load_checkpoint() would not find it
     partial = path.with_name(path.name + ".partial")
     with open(partial, "wb") as file:
         torch.save(state, file)

@@ -67,6 +67,7 @@ def distillation(student: Tensor, teacher: Tensor, head: Tensor, ids: Tensor, ma
 
     Hidden states [B, T, D], head [V, D]; marks [B, T] of ids.
     """
+    assert ids.shape == marks.shape == student.shape[:2] and student.shape == teacher.shape
     targets = ids.roll(-1, 1)
     marks = marks.roll(-1, 1)
     marks[:, -1] = PLAIN

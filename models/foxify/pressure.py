@@ -119,6 +119,7 @@ class Controller:
 
     def update(self, share: float, done: float) -> None:
         """Moves the weight after a step that kept `share`, at fraction `done` of the run."""
+        assert 0 <= done <= 1
         self.first = self.first or max(share, self.keep)
         gap = math.log(max(share, 1e-6) / self.wanted(done))
         self.integral += INTEGRAL * gap * min(0.05, max(0.0, done - self._last))

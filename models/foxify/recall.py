@@ -300,6 +300,7 @@ class RecallWindows:
             at = upto
         ids += book[at:room].tolist()
         marks += [0] * (room - at)
+        assert len(ids) == len(marks) == self._length
         return np.asarray(ids, np.int64), np.asarray(marks, bool)
 
     def _question(self, fact: Fact, around: tuple[str, str, str, str], ends: bool

@@ -156,6 +156,8 @@ class WindowsTest(unittest.TestCase):
         self.assertNotEqual(Windows(tokens, 16, 2).window(0).tolist(), forwards[0])
 
     def test_too_little_text(self) -> None:
-        with self.assertRaisesRegex(TextError, "19 tokens of text are too few for windows of 10"):
-            Windows(np.zeros(19, dtype=np.uint16), 10, 0)
+        for count in (0, 19, 20):
+            with self.subTest(count=count), self.assertRaisesRegex(
+                    TextError, f"{count} tokens of text are too few for windows of 10"):
+                Windows(np.zeros(count, dtype=np.uint16), 10, 0)
         self.assertEqual(Windows(np.zeros(21, dtype=np.uint16), 10, 0).per_epoch, 1)

@@ -1,6 +1,6 @@
 """The namespace of the operators, and the compiled library that implements them on CUDA.
 
-The builder of the HuggingFace kernels hub replaces this module by one with the same names.
+The builder of the HuggingFace kernels hub replaces this module by another with the same names.
 """
 
 from __future__ import annotations

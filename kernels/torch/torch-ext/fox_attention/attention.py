@@ -18,13 +18,15 @@ Threshold = Literal["auto"] | float | torch.Tensor | None
 
 
 def _require(condition: bool, error: type[Exception], message: Callable[[], str]) -> None:
-    """The message is made only on failure, because torch.compile would specialise on its sizes."""
+    """Raises unless `condition`. The message is made only then: torch.compile would specialise on
+    its sizes."""
     if not condition:
         raise error(message())
 
 
 def _refuse_tangents(*tensors: torch.Tensor) -> None:
-    """Operators of a library have no forward mode, and PyTorch would take tangents for zeros."""
+    """Refuses forward-mode gradients: the operators have none, and PyTorch would take tangents as
+    zeros."""
     if torch.compiler.is_compiling():  # which cannot trace forward mode
         return
     _require(all(forward_ad.unpack_dual(x).tangent is None for x in tensors), RuntimeError,
@@ -33,7 +35,7 @@ def _refuse_tangents(*tensors: torch.Tensor) -> None:
 
 def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                    log_fgate: torch.Tensor, sinks: torch.Tensor | None = None) -> None:
-    """Arguments with heads last but one."""
+    """The arguments, with heads as the last but one dimension."""
     _refuse_tangents(q, k, v, log_fgate, *(() if sinks is None else (sinks,)))
     for name, x in (("q", q), ("k", k), ("v", v)):
         _require(x.ndim == 4, ValueError,
@@ -110,7 +112,7 @@ def _sequences(k: torch.Tensor, seq_start: torch.Tensor | None,
 
 def _per_head(name: str, value: float | torch.Tensor, q: torch.Tensor,
               cu_seqlens: torch.Tensor | None) -> torch.Tensor:
-    """`value` as the operators take it: float32 [sequences, query heads] on the device of q."""
+    """Converts `value` for the operators: float32 [sequences, query heads] on the device of q."""
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     shape = (sequences, q.shape[2])
     if not isinstance(value, torch.Tensor):
@@ -126,7 +128,7 @@ def _per_head(name: str, value: float | torch.Tensor, q: torch.Tensor,
 def _pruning(q: torch.Tensor, k: torch.Tensor, scale: float, adaptive_threshold: Threshold,
              cu_seqlens: torch.Tensor | None, bound: str, log_eps: float
              ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """(threshold, max_query_norm) of the operators, and max_logit if a threshold computed it."""
+    """threshold and max_query_norm for the operators, and max_logit if a threshold computed it."""
     _require(bound in ("paper", "certified"), ValueError,
              lambda: f'bound must be "paper" or "certified", not {bound!r}')
     if isinstance(adaptive_threshold, str):
@@ -148,7 +150,7 @@ def _pruning(q: torch.Tensor, k: torch.Tensor, scale: float, adaptive_threshold:
 
 
 def _uses_kernels(q: torch.Tensor) -> bool:
-    """Whether the CUDA kernels serve these tensors; raises where the reference must not either."""
+    """True if the CUDA kernels serve these tensors; raises if the reference must not either."""
     if q.device.type != "cuda" or q.dtype in (torch.float32, torch.float64):
         return False
     _require(q.dtype == torch.bfloat16, TypeError,
@@ -162,8 +164,10 @@ def _uses_kernels(q: torch.Tensor) -> bool:
 
 
 def _as_autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors as PyTorch's own attention takes them under torch.autocast, which casts all but
-    float64. The gates are not cast, because sums of thousands of them need float32."""
+    """Casts the tensors as torch.autocast does for PyTorch's own attention: all except float64.
+
+    The gates are not cast, because sums of thousands of them need float32.
+    """
     device = tensors[0].device.type
     # Not torch.amp.is_autocast_available, which torch.compile of PyTorch 2.11 cannot trace.
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
@@ -190,10 +194,10 @@ def forgetting_attention(
     q: [batch, queries, heads, head_dim]; with head_first [batch, heads, queries, head_dim], and so
       for the others. bfloat16 on CUDA, head_dim 16, 32, 64 or 128; float32 and float64 anywhere,
       float16 on the CPU, by a reference that is slow on long inputs. torch.autocast casts q, k, v.
-    k, v: [batch, tokens, kv_heads, head_dim], kv_heads a divisor of heads. Fewer queries than
-      tokens: they are the last ones; it costs as much as with all.
+    k, v: [batch, tokens, kv_heads, head_dim], kv_heads a divisor of heads. If there are fewer
+      queries than tokens, they belong to the last tokens; that costs as much as all queries.
     log_fgate: float32 [batch, tokens, heads], logarithms of the gates, at most 0; gate t lies
-      between keys t - 1 and t. Below -1024, -infinity included, it is taken to be that.
+      between keys t - 1 and t. Values below -1024, -infinity included, count as -1024.
     seq_start: integers [batch]; row b begins at token seq_start[b] (left padding). Earlier tokens
       get zeros.
     sm_scale: 1 / sqrt(head_dim) if None.
@@ -201,7 +205,7 @@ def forgetting_attention(
       broadcastable to (batch, heads), is the decay below which tiles of pairs are skipped ("paper"
       only). Skipped pairs get no gradient.
     cu_seqlens: int32 [sequences + 1] on the device of q, from 0 to tokens, not falling: sequences
-      packed one behind the other in a batch of 1. Thresholds are then per (sequence, head).
+      packed one after the other in a batch of 1. Thresholds are then per (sequence, head).
     bound: "paper": decays below -(2 max|q| max|k| sm_scale + log tokens) + log_eps are skipped.
       "certified": key pages whose total weight in every row that skips them is at most
       exp(log_eps), for any queries; it skips more for the same promise.
@@ -254,7 +258,8 @@ def pruned_share(q: torch.Tensor, k: torch.Tensor, log_fgate: torch.Tensor, *,
                  log_eps: float = -10.0) -> torch.Tensor:
     """The share of causal pairs that forgetting_attention skips, per query head, float64 [heads].
 
-    Arguments as there, q as long as k. For reports: it waits for the device.
+    The arguments are as in forgetting_attention, with as many queries as keys. For reports only,
+    because it waits for the device.
     """
     if head_first:
         q, k, log_fgate = (x.transpose(1, 2) for x in (q, k, log_fgate))

@@ -5,11 +5,11 @@
 
 Both pairs have the same arguments, except `max_logit`, which only forward has. Sequence s holds
 tokens [seq_begin[s], seq_end[s]) of batch row s, or of row 0 if `packed`; each is a whole row if
-both are None; `threshold` and `max_query_norm` are float32 [sequences, query heads], none or one of
-them given. `max_logit`, of that shape or none, is a promise: no |scale q.k| of the head is larger,
-and the CUDA kernel may then do without the rows' maxima. `sinks` is float32 [query heads] or none;
-its gradient is then empty. `state` passes from a forward call to its backward call: opaque bytes on
-CUDA, the rows' log-sum-exp in the reference.
+both are None. `threshold` and `max_query_norm` are float32 [sequences, query heads]; at most one of
+them is given. `max_logit`, of the same shape or None, is a promise: no |scale q.k| of the head is
+larger, so the CUDA kernel need not search the rows' maxima. `sinks` is float32 [query heads] or
+None, and then their gradient is empty. `state` passes from a forward call to its backward call:
+opaque bytes on CUDA, the rows' log-sum-exp in the reference.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[object, ...],
 
 def _refuse_second_derivatives(ctx: torch.autograd.function.FunctionCtx,
                                *d_gradients: torch.Tensor) -> None:
-    # Without a formula autograd takes the gradients for constants, so second ones would be wrong.
+    # Without this formula autograd would take the gradients as constants: wrong second gradients.
     raise RuntimeError("forgetting_attention is differentiable once: its gradients have none")
 
 
@@ -84,7 +84,7 @@ def _register(prefix: str, forward_shapes: object) -> None:
 
     def differentiate(ctx: torch.autograd.function.FunctionCtx, d_out: torch.Tensor,
                       d_state: None) -> tuple[torch.Tensor | None, ...]:
-        del d_state  # no function of the inputs, to autograd
+        del d_state  # autograd does not differentiate the state
         *tensors, seq_begin, seq_end, threshold, max_query_norm, sinks = ctx.saved_tensors
         *grads, d_sinks = backward_op(d_out, *tensors, seq_begin, seq_end, ctx.packed, threshold,
                                       max_query_norm, *ctx.rest, sinks)
@@ -95,7 +95,7 @@ def _register(prefix: str, forward_shapes: object) -> None:
 
 
 def _without_autocast(function: Callable[..., Tensors]) -> Callable[..., Tensors]:
-    """`function`, whose products autocast would round to fewer bits than its sums have."""
+    """Wraps `function` without autocast, which would round its products to too few bits."""
 
     def run(*arguments: Any) -> Tensors:
         device = arguments[0].device.type
@@ -113,6 +113,6 @@ for _function in (reference_forward, reference_backward):
     torch.library.impl(add_op_namespace_prefix(_function.__name__), "CompositeExplicitAutograd",
                        _without_autocast(_function))
 
-# Whether the compiled library exists: the package installs without nvcc, too.
+# True if the compiled library exists: the package installs without nvcc, too.
 HAS_CUDA_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key(
     add_op_namespace_prefix("forward"), "CUDA")

@@ -1,7 +1,7 @@
 """Pruning: thresholds as the operators expect them, and the first page that each tile sees.
 
-Queries are pruned in tiles of 128 rows, keys in pages of 64, both counted from where their sequence
-begins. All thresholds are computed on the device of their inputs, without waiting for it.
+Queries are pruned in tiles of 128 rows, keys in pages of 64, both counted from the beginning of
+their sequence. All thresholds are computed on the device of their inputs, without waiting for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 
 TILE = 128  # rows
 PAGE = 64  # keys
-# Gates are clamped to at least this, so that a zero cuts a sequence instead of producing NaNs.
+# Log gates are clamped to at least this, so that a gate of zero cuts a sequence without NaNs.
 LEAST_LOG_GATE = -1024.0
 # The rounding of float32 sums in values compared with log_eps (kAcpSlack of kernels/paging/acp.h).
 SLACK = 2.0**-8
@@ -28,7 +28,8 @@ def max_norms(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
     if cu_seqlens is None:
         return norms.amax(dim=1)
     tokens = torch.arange(x.shape[1], device=x.device, dtype=cu_seqlens.dtype)
-    # Tokens outside of all sequences count for the first or the last: a larger norm prunes less.
+    # Tokens outside of all sequences count for the first or the last one; a larger norm only prunes
+    # less.
     sequence = torch.searchsorted(cu_seqlens[1:-1], tokens, right=True)
     largest = norms.new_zeros(cu_seqlens.shape[0] - 1, x.shape[2])
     return largest.scatter_reduce(0, sequence[:, None].expand(-1, x.shape[2]), norms[0], "amax")
@@ -99,4 +100,4 @@ def first_pages(log_fgate: torch.Tensor, keys: torch.Tensor, threshold: torch.Te
         pages = torch.searchsorted(mass.contiguous(), log_eps - SLACK - rows, right=True)
     else:
         pages = tiles.new_zeros(heads, tiles.shape[0])
-    return torch.minimum(pages, tiles // PAGE)  # a tile's own keys stay
+    return torch.minimum(pages, tiles // PAGE)  # a tile keeps its own keys

@@ -1,8 +1,7 @@
 """Forgetting attention and its gradients in plain PyTorch: any device, any floating dtype.
 
-It runs without a GPU, and the CUDA kernels are tested against it in float64. Memory is bounded by
-one tile of 128 rows times the sequence's keys; nothing of that size is kept between forward and
-backward.
+It runs without a GPU, and the CUDA kernels are tested against it in float64. Its largest matrix is
+one tile of 128 rows times the sequence's keys; it is not kept between forward and backward.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from .pruning import PAGE, TILE, cumulative_gates, first_pages
 
 
 class Sequence(NamedTuple):
-    """One sequence: where it lies, and views of it, heads first, query heads grouped by kv head."""
+    """One sequence: its place, and views of it with heads first, query heads grouped by kv head."""
 
     row: int
     tokens: slice
@@ -28,7 +27,7 @@ class Sequence(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Rows of a sequence, the keys that some head of them sees, and which."""
+    """A tile: rows of a sequence, the range of keys that any head sees, and a mask."""
 
     rows: slice
     keys: slice
@@ -36,7 +35,7 @@ class Tile(NamedTuple):
 
 
 def accumulation_dtype(q: torch.Tensor) -> torch.dtype:
-    """float64 for float64, float32 for everything narrower."""
+    """The dtype of sums: float64 for float64, float32 for every narrower one."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
@@ -47,7 +46,7 @@ def _grouped(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
 
 def sequence_ranges(k: torch.Tensor, seq_begin: torch.Tensor | None,
                     seq_end: torch.Tensor | None) -> list[tuple[int, int]]:
-    """First token of each sequence and the one after its last; waits for the device."""
+    """Begin and end of each sequence as integers; waits for the device."""
     if seq_begin is None or seq_end is None:
         return [(0, k.shape[1])] * k.shape[0]
     return list(zip(seq_begin.tolist(), seq_end.tolist()))
@@ -80,12 +79,12 @@ def _tiles(sequence: Sequence, pages: torch.Tensor) -> Iterator[Tile]:
 
 
 def _of_rows(sinks: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """[query heads] as it broadcasts to [kv heads, group, rows], in the dtype of `rows`."""
+    """Reshapes [query heads] to broadcast to [kv heads, group, rows], in the dtype of `rows`."""
     return sinks.to(rows.dtype).view(*rows.shape[:2], 1)
 
 
 def _logits(sequence: Sequence, tile: Tile, scale: float) -> torch.Tensor:
-    """Scaled products with the decay added, -infinity where a row does not see a key."""
+    """Scaled products plus the decay; -infinity if a row does not see a key."""
     rows, keys = tile.rows, tile.keys
     # Decays relative to the tile's first row: float64 differences before they are rounded.
     cum = sequence.cum_log_f - sequence.cum_log_f[..., rows.start, None]
