@@ -116,7 +116,7 @@ bool StartGrpc(Storm* storm, grpc::GenericStub& stub, int64_t index, std::functi
       },
       [storm, done = std::move(done)](const grpc::Status& status, const RawCall::Metadata&) {
         CountEnd(storm, status);
-        storm->part->Tell(storm->early(), storm->calls);
+        storm->part->ReportProgress(storm->early(), storm->calls);
         done();
       });
   return true;

@@ -165,7 +165,7 @@ int TortureKills(const Arguments& arguments) {
   for (int64_t i = 0; rounds.stops < times && i < 4 * times && !part.OutOfTime(); ++i) {
     if (rounds.answers.empty()) break;
     RunRound(&rounds, /*kill=*/rounds.kills == rounds.stops);
-    part.Tell(rounds.kills + rounds.stops, 2 * times);
+    part.ReportProgress(rounds.kills + rounds.stops, 2 * times);
   }
   part.Check(rounds.stops == times || part.OutOfTime(), "servers did not start");
   Report(&rounds);

@@ -82,7 +82,7 @@ void Offer(Part* part, const Stubs& stubs, double rate, double seconds, Outcome*
     for (const auto due = static_cast<int64_t>(SecondsSince(start) * rate); sent < due; ++sent) {
       StartCall(part, *stubs[static_cast<size_t>(sent) % stubs.size()], outcome, [] {});
     }
-    part->Tell(sent, all);
+    part->ReportProgress(sent, all);
     std::this_thread::sleep_for(std::chrono::microseconds(500));
   }
   part->Set("offered_per_second", static_cast<double>(sent) / SecondsSince(start));

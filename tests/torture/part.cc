@@ -54,10 +54,10 @@ void Part::Set(const std::string& figure, const nlohmann::json& value) {
   figures_[figure] = value;
 }
 
-void Part::Tell(int64_t done, int64_t all) {
+void Part::ReportProgress(int64_t done, int64_t all) {
   const MutexLock lock(mutex_);
-  if (SecondsSince(told_) < 5) return;
-  told_ = std::chrono::steady_clock::now();
+  if (SecondsSince(reported_) < 5) return;
+  reported_ = std::chrono::steady_clock::now();
   std::fprintf(stderr, "%s: %lld of %lld after %.0f s\n", name_.c_str(),
                static_cast<long long>(done), static_cast<long long>(all), SecondsSince(start_));
 }

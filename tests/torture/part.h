@@ -38,7 +38,7 @@ class Part {
   void CheckCost(bool holds, const std::string& what) { Check(holds || kInstrumented, what); }
   void Set(const std::string& figure, const nlohmann::json& value);
   // Prints progress on standard error, at most every five seconds.
-  void Tell(int64_t done, int64_t all);
+  void ReportProgress(int64_t done, int64_t all);
   // True if the part has run longer than --seconds and should end.
   bool OutOfTime() const { return SecondsSince(start_) > seconds_; }
   double seconds() const { return seconds_; }
@@ -55,7 +55,7 @@ class Part {
   Mutex mutex_;
   nlohmann::json figures_ ABSL_GUARDED_BY(mutex_);
   nlohmann::json broken_ ABSL_GUARDED_BY(mutex_) = nlohmann::json::object();  // what: how often
-  std::chrono::steady_clock::time_point told_ ABSL_GUARDED_BY(mutex_) = start_;
+  std::chrono::steady_clock::time_point reported_ ABSL_GUARDED_BY(mutex_) = start_;
 };
 
 // The least value that the share `p` of `values` does not exceed; 0 if there are none.

@@ -208,7 +208,8 @@ std::vector<Sample> Run(Soak* soak, const ServerProcess& server, int readers, do
     std::this_thread::sleep_for(std::chrono::milliseconds(seconds < 60 ? 100 : 1000));
     samples.push_back(Look(server, start));
     samples.back().heap = HeapBytes(server);
-    soak->part->Tell(static_cast<int64_t>(SecondsSince(start)), static_cast<int64_t>(seconds));
+    soak->part->ReportProgress(static_cast<int64_t>(SecondsSince(start)),
+                               static_cast<int64_t>(seconds));
   }
   soak->over = true;
   for (std::thread& thread : threads) thread.join();

@@ -93,7 +93,7 @@ bool WaitOpen(Part* part, const TestServer& server, const Sizes& sizes) {
   const int64_t before = Ended(server);
   while (!part->OutOfTime() && Ended(server) == before) {
     const EngineStats stats = server.engine->stats();
-    part->Tell(stats.running + stats.paused + stats.waiting, sizes.open);
+    part->ReportProgress(stats.running + stats.paused + stats.waiting, sizes.open);
     if (stats.running + stats.paused >= sizes.generating &&
         stats.running + stats.paused + stats.waiting >= sizes.open) {
       return true;

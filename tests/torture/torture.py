@@ -137,7 +137,7 @@ class Lane:
         return lines[-1] if lines else ""
 
 
-def told_any(parts: list[Part]) -> bool:
+def any_ended(parts: list[Part]) -> bool:
     """True if a lane has ended."""
     return any(part.reports for part in parts)
 
@@ -148,10 +148,10 @@ def run(parts: list[Part], arguments: argparse.Namespace, folder: pathlib.Path) 
     end = time.monotonic() + 60 * arguments.minutes
     waiting = [(part, number) for part in parts for number in range(part.lanes)]
     running: list[Lane] = []
-    told = time.monotonic()
+    reported = time.monotonic()
     while waiting or running:
         busy = sum(lane.part.cores for lane in running)
-        if end - time.monotonic() < SHORTEST_S and (running or told_any(parts)):
+        if end - time.monotonic() < SHORTEST_S and (running or any_ended(parts)):
             waiting.clear()  # too little time is left
         while waiting and (not running or busy + waiting[0][0].cores <= arguments.cores):
             part, number = waiting.pop(0)
@@ -168,8 +168,8 @@ def run(parts: list[Part], arguments: argparse.Namespace, folder: pathlib.Path) 
                   f"{'passed' if report['passed'] else 'BROKEN'} {report.get('broken', '')}",
                   flush=True)
             write(parts, arguments)
-        if time.monotonic() - told > 30:
-            told = time.monotonic()
+        if time.monotonic() - reported > 30:
+            reported = time.monotonic()
             for lane in running:
                 print(f"   [{lane.number}] {lane.last_word()}", flush=True)
 
@@ -224,17 +224,17 @@ def write(parts: list[Part], arguments: argparse.Namespace) -> dict[str, Any]:
     return out["parts"]
 
 
-def tell(parts: list[Part], arguments: argparse.Namespace) -> bool:
+def print_table(parts: list[Part], arguments: argparse.Namespace) -> bool:
     """Prints the table. True if all promises held."""
-    told = write(parts, arguments)
+    results = write(parts, arguments)
     print("\n| part | reached | of | lanes | passed | figures |\n|---|---|---|---|---|---|")
-    for name, part in told.items():
+    for name, part in results.items():
         shown = ", ".join(f"{key} {round(value, 3) if isinstance(value, float) else value}"
                           for key, value in part["figures"].items())
         lanes = "%d of %d" % tuple(part["lanes"])
         print(f"| {name} | {part['reached']:,.0f} | {part['of']:,.0f} | {lanes} "
               f"| {part['passed'] if part['lanes'][0] else 'out of time'} | {shown} |")
-    return all(part["passed"] for part in told.values())
+    return all(part["passed"] for part in results.values())
 
 
 def run_parts(parts: list[Part], arguments: argparse.Namespace) -> bool:
@@ -243,7 +243,7 @@ def run_parts(parts: list[Part], arguments: argparse.Namespace) -> bool:
         logs = arguments.logs or pathlib.Path(folder, "logs")
         logs.mkdir(parents=True, exist_ok=True)
         run(parts, arguments, logs)
-        return tell(parts, arguments)
+        return print_table(parts, arguments)
 
 
 def campaign(name: str, minutes: float) -> bool:
