@@ -9,11 +9,11 @@
 
 namespace fox {
 
-// What operations of one forward pass hand to one another; R rows at most, of which L want logits.
+// The buffers between the operations of a forward pass: at most R rows, of which L want logits.
 // "residual dtype" as in weights.h, "activation dtype" as in kernels/interface/ops.h.
 struct Activations {
   Activations(const FoxWeights& weights, Ops& ops, int64_t max_rows, int64_t max_logit_rows);
-  // What the constructor will allocate.
+  // Bytes that the constructor will allocate.
   static size_t Bytes(const ModelConfig& config, DType residual_dtype, const Ops& ops,
                       int64_t max_rows, int64_t max_logit_rows);
 
@@ -27,7 +27,8 @@ struct Activations {
   Buffer logits;      // [L, V] residual dtype
 };
 
-// Counters of one forward pass, by sequence of the batch, added to; null: not counted.
+// Counters of one forward pass, with an entry for each sequence of the batch. The pass adds to
+// them; null: not counted.
 struct ForwardCounters {
   int64_t* blocks_total = nullptr;
   int64_t* blocks_pruned = nullptr;

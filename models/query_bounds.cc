@@ -1,5 +1,5 @@
-// Bounds on attention logits from the weights. Everything here is float64 and rounded up where it
-// matters: a bound that is too small would break the promise, one that is too large only costs
+// Bounds on attention logits from the weights, in float64. Where rounding matters, it goes up: a
+// bound that is too small would break the promise, while a bound that is too large only costs
 // pages.
 #include "models/query_bounds.h"
 
@@ -25,7 +25,7 @@ std::vector<T> Read(const HostTensor& tensor) {
   return values;
 }
 
-// Of QK-norm; a cap bounds norms as weights that are all cap / sqrt(d) do.
+// The weights of QK-norm. A cap bounds norms as QK-norm with all weights cap / sqrt(d) would.
 std::vector<double> NormWeights(const HostTensor& norm, const HostTensor& cap, int head_dim) {
   if (cap.empty()) return Read(norm);
   std::vector<double> weights;
@@ -41,9 +41,9 @@ const double* HeadOf(const std::vector<double>& norm, int head, int head_dim) {
   return norm.data() + (shared ? 0 : head * head_dim);
 }
 
-// QK-norm or caps: ||q / gq|| <= sqrt(d). Under RoPE a pair of dimensions mixes, so both take the
-// larger weight; s_ii is not rotated, B keeps the plain products and pays for the rounding of the
-// rotated.
+// QK-norm or caps: ||q / gq|| <= sqrt(d). RoPE mixes a pair of dimensions, so both take the larger
+// weight. The self logit s_ii does not depend on the rotation: its bound B has the plain products,
+// and pays for the rounding of rotated values.
 void BoundByNorms(const ModelConfig& config, const LayerTensors& layer, DType kv,
                   HostQueryBound& bound) {
   const int d = config.head_dim;
@@ -72,9 +72,9 @@ void BoundByNorms(const ModelConfig& config, const LayerTensors& layer, DType kv
   }
 }
 
-// Rows of a projection that reads the normalized hidden state: y = W (g * xhat) + b, ||xhat|| <=
-// sqrt(D). `rows` are those of W diag(g) for one head, `gram` their products: ||y - b||^2 in the
-// direction k is at most D k^T G k.
+// One head of a projection that reads the normalized hidden state: y = W (g * xhat) + b with
+// ||xhat|| <= sqrt(D). `rows` are the head's rows of W diag(g), and `gram` is their Gram matrix G:
+// ((y - b)^T k)^2 is at most D k^T G k for every k.
 struct HeadProjection {
   std::vector<double> rows;  // [d, D]
   std::vector<double> gram;  // [d, d]

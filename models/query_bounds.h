@@ -1,6 +1,7 @@
 // Bounds on the attention logits of one layer, derived from its weights alone: the constants of the
-// certified bound and of the paper's bound (kernels/docs/acp.md 2a, 2c and 5). With QK-norm the
-// norm weights bound a query, with caps those do, without either the query projection does.
+// certified bound and of the paper's bound (kernels/docs/acp.md 2a, 2c and 5). A query is bounded
+// by the norm weights under QK-norm, by the caps of a model that has them, and by the query
+// projection otherwise.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 
 namespace fox {
 
-// A QueryBound with its arrays on the host; null where empty.
+// A QueryBound whose arrays are on the host. An empty array is a null pointer in view().
 struct HostQueryBound {
   std::vector<float> diagonal;           // [H, d]
   std::vector<float> dense;              // [H, d, d]
@@ -22,19 +23,19 @@ struct HostQueryBound {
   std::vector<double> max_logit_bound;   // [H] U
   std::vector<double> max_norm_product;  // [H]
   double scale = 1;
-  // Clamp of log f for the layer: the loosest that one of its heads needs, so that it never changes
-  // what the model computes.
+  // Clamp of log f for the layer: the loosest that any of its heads needs, so that the clamp never
+  // changes an output of the model.
   double min_log_gate = -128;
 
-  // For a head whose logits reach `largest_logit`.
+  // Loosens the clamp as far as a head needs whose logits reach `largest_logit`.
   void LoosenClamp(double largest_logit);
   QueryBound view() const;
 };
 
-// `kv`: the type of pages.
+// `kv`: the type of keys and values in pages.
 HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& layer, DType kv);
 
-// The same in a backend's memory.
+// A HostQueryBound copied to a backend's memory.
 class DeviceQueryBound {
  public:
   DeviceQueryBound() = default;
@@ -48,7 +49,7 @@ class DeviceQueryBound {
   double min_log_gate_ = -128;
 };
 
-// A copy in a backend's memory; an empty buffer of nothing.
+// A copy of `bytes` in a backend's memory; an empty buffer if there are none.
 Buffer Upload(std::span<const std::byte> bytes, Ops& ops);
 
 }  // namespace fox

@@ -13,39 +13,40 @@
 namespace fox {
 namespace {
 
-// Rows of several tensors of one width, stacked, in float64 or float32, or as they are in bf16.
+// The rows of several tensors of one width, stacked in host memory as float64, float32 or bf16.
 class RowStack {
  public:
-  RowStack(int64_t cols, DType dtype) : cols_(cols), wide_(dtype) {}
+  RowStack(int64_t cols, DType dtype) : cols_(cols), dtype_(dtype) {}
 
-  // Of weights to pack, which need not be wide; each row of the last part `times` times.
+  // A stack of weights to pack. It is bf16 if all parts are, else of the residual dtype. Each row
+  // of the last part is repeated `times` times.
   RowStack(int64_t cols, DType residual_dtype, const std::vector<const HostTensor*>& parts,
            int times = 1)
-      : cols_(cols), wide_(DType::kBF16) {
+      : cols_(cols), dtype_(DType::kBF16) {
     size_t elements = 0;
     for (const HostTensor* part : parts) {
       if (part->empty()) continue;
-      if (part->dtype != DType::kBF16) wide_ = residual_dtype;
+      if (part->dtype != DType::kBF16) dtype_ = residual_dtype;
       elements += static_cast<size_t>(part->size());
     }
-    bytes_.reserve(elements * SizeOf(wide_));
+    bytes_.reserve(elements * SizeOf(dtype_));
     for (const HostTensor* part : parts) Add(*part, part == parts.back() ? times : 1);
   }
 
-  // Each row `times` times.
+  // Adds each row `times` times.
   void Add(const HostTensor& tensor, int times = 1) {
     if (tensor.empty()) return;
     const int64_t step = times == 1 ? tensor.size() : cols_;
     for (int64_t i = 0; i < tensor.size() * times; i += step) {
       const int64_t first = i / (step * times) * step;
-      if (wide_ == DType::kBF16) {
-        const std::byte* from = tensor.data + first * static_cast<int64_t>(SizeOf(wide_));
-        bytes_.insert(bytes_.end(), from, from + step * static_cast<int64_t>(SizeOf(wide_)));
+      if (dtype_ == DType::kBF16) {
+        const std::byte* from = tensor.data + first * static_cast<int64_t>(SizeOf(dtype_));
+        bytes_.insert(bytes_.end(), from, from + step * static_cast<int64_t>(SizeOf(dtype_)));
         continue;
       }
       const size_t before = bytes_.size();
       AddZeros(step);
-      if (wide_ == DType::kF64) {
+      if (dtype_ == DType::kF64) {
         ReadElements(tensor, first, step, reinterpret_cast<double*>(bytes_.data() + before));
       } else {
         ReadElements(tensor, first, step, reinterpret_cast<float*>(bytes_.data() + before));
@@ -55,24 +56,24 @@ class RowStack {
   // Zeros in place of an absent tensor.
   void AddZeros(int64_t count) {
     FOX_CHECK(count >= 0);
-    bytes_.insert(bytes_.end(), static_cast<size_t>(count) * SizeOf(wide_), std::byte{0});
+    bytes_.insert(bytes_.end(), static_cast<size_t>(count) * SizeOf(dtype_), std::byte{0});
   }
 
-  // With kFp8 all rows but the last `kept` ones are rounded.
+  // kFp8 rounds all rows except the last `kept` ones.
   std::unique_ptr<PackedWeight> Pack(Ops& ops, Quantization quantization, int64_t kept = 0) {
-    const int64_t rows = static_cast<int64_t>(bytes_.size() / SizeOf(wide_)) / cols_;
-    const MatrixView view{bytes_.data(), wide_, rows, cols_, cols_};
+    const int64_t rows = static_cast<int64_t>(bytes_.size() / SizeOf(dtype_)) / cols_;
+    const MatrixView view{bytes_.data(), dtype_, rows, cols_, cols_};
     return quantization == Quantization::kFp8 ? ops.PackRounded(view, rows - kept) : ops.Pack(view);
   }
   Buffer Upload(Ops& ops) const { return fox::Upload(bytes_, ops); }
 
  private:
   int64_t cols_;
-  DType wide_;
+  DType dtype_;
   std::vector<std::byte> bytes_;
 };
 
-// Each part of `size` elements `times` times.
+// A copy of a vector in which each part of `size` elements is repeated `times` times.
 Buffer UploadVector(const HostTensor& tensor, Ops& ops, DType dtype, int64_t size = 1,
                     int times = 1) {
   RowStack stack(size, dtype);

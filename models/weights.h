@@ -27,8 +27,8 @@ struct ProjectionColumns {
   int64_t fgate = -1;    // H
   int64_t total = 0;
 
-  // Elements between rows of the projection's output: bf16 rows start at 128 bytes, so that a
-  // head's part of a row is in as few lines of memory as its size allows.
+  // Elements from one row of the projection's output to the next. A bf16 row starts at a multiple
+  // of 128 bytes, so that a head's part of it is in as few cache lines as its size allows.
   int64_t stride(DType dtype) const {
     return dtype == DType::kBF16 ? (total + 63) / 64 * 64 : total;
   }
@@ -70,18 +70,19 @@ struct FoxWeights {
   size_t linear_bytes() const;
 };
 
-// What linear layers keep of their weights, but for forget gates and token shifts, whose errors
-// add up along a sequence, and the vocabulary's.
+// How linear layers store their weights. Forget gates and token shifts, whose errors add up along a
+// sequence, and the matrices of the vocabulary are never rounded.
 enum class Quantization {
   kNone,
-  kFp8,  // e4m3.h, rounded by row of W
+  kFp8,  // rounded to 8 bits, with a scale for each row of W (kernels/core/e4m3.h)
 };
 
 // Called with the number of layers done, from 0 to the number of layers.
 using LoadProgress = std::function<void(int done, int total)>;
 
-// `residual_dtype`: f64 or f32. Bounds are those of the weights as they are kept, which are finite
-// with kFp8, and of keys in `kv_dtype`. The checkpoint may go away afterwards.
+// `residual_dtype`: f64 or f32. The bounds hold for the weights after rounding and for keys in
+// `kv_dtype`. REQUIRES: with kFp8 all weights are finite. The checkpoint may be destroyed
+// afterwards.
 FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dtype,
                        Quantization quantization, DType kv_dtype, const LoadProgress& progress);
 

@@ -1,8 +1,8 @@
-// Checkpoint::Open: the tensor contract. Every tensor is used once, by its name in the checkpoint's
-// layout and its exact shape; unused tensors are refused. That includes FoX's rotary inv_freq
-// buffers: both references register them as non-persistent, so a checkpoint that has one was made
-// by code whose RoPE is unknown. transformers once saved them and ignores them: its config.json
-// decides.
+// Checkpoint::Open takes every tensor once, by its name in the checkpoint's layout and its exact
+// shape, and refuses a checkpoint with unused tensors. A rotary inv_freq buffer in a FoX checkpoint
+// is such a tensor: both references register it as non-persistent, so the checkpoint was made by
+// code whose RoPE is unknown. Old versions of transformers saved it, and newer ones ignore it: for
+// that layout config.json decides.
 #include "models/checkpoint/checkpoint.h"
 
 #include <cmath>
@@ -22,16 +22,18 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-constexpr double kMostFloat = std::numeric_limits<float>::max();
-// Norm weights and caps within these bounds leave float32 its relative precision, and the squares
-// of what they scale, too: the bounds of pruning stand on that (kernels/docs/acp.md 5).
-constexpr double kLeastScale = 0x1p-60, kMostScale = 0x1p60;
+constexpr double kMaxFloat = std::numeric_limits<float>::max();
+// Norm weights and caps within these limits keep products and squares of scaled values within
+// float32's normal range, with its full relative precision. The bounds of pruning rely on that
+// (kernels/docs/acp.md 5).
+constexpr double kMinScale = 0x1p-60, kMaxScale = 0x1p60;
 
 std::string ShapeText(const Shape& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-// Returns the stored tensors, with a sticky first error; after an error tensors are empty.
+// Hands out the stored tensors by name and checks their shapes. The first error is kept, and a
+// tensor with an error is returned empty.
 class TensorTaker {
  public:
   explicit TensorTaker(const SafetensorsEntries& tensors) : tensors_(tensors) {}
@@ -63,7 +65,7 @@ class TensorTaker {
     return {.data = entry.data.data(), .dtype = *entry.dtype, .shape = entry.shape};
   }
 
-  // Values from `low` to `high`; NaN is none.
+  // A vector whose values must lie between `low` and `high`; NaN does not.
   HostTensor TakeWithin(const std::string& name, int64_t count, double low, double high) {
     HostTensor tensor = Take(name, {count});
     ForEach(tensor, [&](double value) {
@@ -74,14 +76,14 @@ class TensorTaker {
     return tensor;
   }
 
-  // The weights of a norm. Where bounds stand on them: 0, or of a magnitude as above, or not finite
-  // (which is Open's to refuse).
+  // The weights of a norm. If pruning's bounds depend on them (`bounds`), each must be 0 or of a
+  // magnitude between kMinScale and kMaxScale. Values that are not finite pass: Open decides.
   HostTensor TakeNorm(const std::string& name, int64_t count, bool bounds) {
     HostTensor tensor = Take(name, {count});
     if (!bounds) return tensor;
     ForEach(tensor, [&](double value) {
       const double size = std::fabs(value);
-      if (size == 0 || !std::isfinite(size) || (size >= kLeastScale && size <= kMostScale)) return;
+      if (size == 0 || !std::isfinite(size) || (size >= kMinScale && size <= kMaxScale)) return;
       Fail(absl::StrCat("tensor ", Quoted(name), " holds ", value,
                         ", which pruning's bounds cannot take: neither 0 nor of a magnitude "
                         "between 2^-60 and 2^60"));
@@ -107,7 +109,8 @@ class TensorTaker {
     if (status_.ok()) status_ = absl::InvalidArgumentError(problem);
   }
 
-  // In double precision, since float32 would round what is too small to 0. REQUIRES: a vector.
+  // Visits the values in double precision, because float32 would round the smallest ones to 0.
+  // REQUIRES: `tensor` is a vector.
   template <typename Visit>
   static void ForEach(const HostTensor& tensor, const Visit& visit) {
     if (tensor.empty()) return;
@@ -121,7 +124,7 @@ class TensorTaker {
   absl::Status status_;
 };
 
-// What the layouts call a tensor's role.
+// The names of tensors that differ between the layouts.
 struct TensorNames {
   const char *embeddings = "", *attn_norm = "", *attn = "", *mlp_norm = "";
   const char *forget_gate = "", *output_gate = "";
@@ -214,11 +217,11 @@ LayerTensors TakeLayer(TensorTaker& taker, const ModelConfig& config, int index)
     layer.k_norm = taker.TakeNorm(attn + "k_norm.weight", per_head ? k : config.head_dim, prunes);
   }
   if (config.qk_norm_cap) {
-    layer.q_cap = taker.TakeWithin(attn + "q_cap", config.num_heads, kLeastScale, kMostScale);
-    layer.k_cap = taker.TakeWithin(attn + "k_cap", config.num_kv_heads, kLeastScale, kMostScale);
+    layer.q_cap = taker.TakeWithin(attn + "q_cap", config.num_heads, kMinScale, kMaxScale);
+    layer.k_cap = taker.TakeWithin(attn + "k_cap", config.num_kv_heads, kMinScale, kMaxScale);
   }
   if (config.attention_sink) {
-    layer.sinks = taker.TakeWithin(attn + "sinks", config.num_heads, -kMostFloat, kMostFloat);
+    layer.sinks = taker.TakeWithin(attn + "sinks", config.num_heads, -kMaxFloat, kMaxFloat);
   }
   layer.o_proj = taker.Take(attn + "o_proj.weight", {d, q});
   const std::string frequencies = attn + "rotary_emb.inv_freq";
@@ -235,7 +238,7 @@ bool HaveSameBits(const HostTensor& a, const HostTensor& b) {
   return a.dtype == b.dtype && std::memcmp(a.data, b.data, bytes) == 0;
 }
 
-// All tensors are weights of ours when this runs: of a floating-point type.
+// REQUIRES: all tensors have a floating-point type, as every tensor that was taken.
 absl::Status CheckFinite(const SafetensorsEntries& tensors) {
   for (const auto& [name, entry] : tensors) {
     const int64_t count =

@@ -1,7 +1,7 @@
 // Checkpoint: a model directory opened, checked and mapped. Every tensor that the configuration
-// requires is present with its exact shape, and there are no others; so users of this class never
-// check again. Tensors are named by their role, whatever the layout calls them. Read weights.h
-// next: it turns these host tensors into a backend's weights.
+// requires is present with its exact shape, and there are no others, so users of this class never
+// check again. Tensors are named by their role, which is the same for all layouts of checkpoints.
+// Read weights.h next: it turns these host tensors into a backend's weights.
 #pragma once
 
 #include <cstdint>

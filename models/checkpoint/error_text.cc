@@ -1,4 +1,4 @@
-// Error text from untrusted bytes; see error_text.h.
+// Error texts from untrusted bytes: see error_text.h.
 #include "models/checkpoint/error_text.h"
 
 #include <algorithm>

@@ -14,7 +14,7 @@ std::string Printable(const std::string& text);
 // Printable, between double quotes.
 std::string Quoted(const std::string& text);
 
-// InvalidArgument: what is wrong with a file. REQUIRES: both are printable.
+// The InvalidArgument error "name: problem" about a file. REQUIRES: both are printable.
 absl::Status InvalidFile(const std::string& name, const std::string& problem);
 
 }  // namespace fox

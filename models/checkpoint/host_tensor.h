@@ -24,8 +24,8 @@ struct HostTensor {
   }
 };
 
-// Converts elements [first, first + count) to T (float or double), one by one. Exact but for F64
-// to float, which rounds to nearest.
+// Converts elements [first, first + count) to T (float or double), one by one. Exact except from
+// F64 to float, which rounds to nearest.
 template <typename T>
 void ReadElements(const HostTensor& tensor, int64_t first, int64_t count, T* out);
 

@@ -1,4 +1,5 @@
-// Reading: a SAX handler that builds the document and enforces the limits while it parses.
+// A SAX handler that builds the document and enforces the limits while the text is parsed. See
+// json_reader.h.
 #include "models/checkpoint/json_reader.h"
 
 #include <limits>
@@ -75,7 +76,7 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
     }
     auto& members = parent.template get_ref<typename Json::object_t&>();
     if constexpr (std::is_same_v<Json, ExactJson>) {
-      members.emplace_back(std::move(key_), std::move(value));  // not looked for: it is new
+      members.emplace_back(std::move(key_), std::move(value));  // no search: key() saw it is new
       return &members.back().second;
     } else {
       return &(members[std::move(key_)] = std::move(value));
@@ -107,7 +108,7 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
   std::string error_;
 };
 
-// `text` with NaN, Infinity and -Infinity outside of strings between double quotes.
+// `text` with double quotes around each NaN, Infinity and -Infinity outside of strings.
 std::string WithQuotedNumbers(const std::string& text) {
   std::string out;
   bool in_string = false;

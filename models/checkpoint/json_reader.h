@@ -1,7 +1,7 @@
-// Strict JSON for files we did not write: bounded size, depth and number of values, duplicate keys
+// Strict JSON for files from outside: bounded size, depth and number of values, duplicate keys
 // refused (if a later key silently wins, two readers can disagree about one file). ExactJson keeps
-// what a double would not, for JSON that goes on to another reader. KeyReader reads the keys of a
-// configuration.
+// the digits of numbers that a double would round, for JSON that goes on to another reader.
+// KeyReader reads the keys of a configuration.
 #pragma once
 
 #include <cstddef>
@@ -18,17 +18,17 @@ namespace fox {
 
 struct JsonLimits {
   size_t max_bytes = 0;
-  size_t max_depth = 0;   // nested arrays and objects
-  size_t max_values = 0;  // of any kind, bounds the memory of the result
-  // NaN, Infinity and -Infinity, which Python writes and JSON lacks, are strings of these names: a
-  // number that is read is refused by its key, one that is not read does no harm. Else ill-formed.
+  size_t max_depth = 0;   // of nested arrays and objects
+  size_t max_values = 0;  // of any kind; bounds the memory of the result
+  // True: NaN, Infinity and -Infinity, which Python writes and JSON lacks, are read as strings of
+  // these names, so that only a key that must be a number refuses them. False: malformed.
   bool python_numbers = false;
 };
 
-// Parses all of `text`. `what` (a file name) opens every error (InvalidArgument).
+// Parses all of `text`. InvalidArgument errors begin with `what`, a file name.
 absl::StatusOr<nlohmann::json> ReadJson(const std::string& text, const JsonLimits& limits,
                                         const std::string& what);
-// The same of a text that has to be an object.
+// ReadJson, which also refuses a value that is not an object.
 absl::StatusOr<nlohmann::json> ReadJsonObject(const std::string& text, const JsonLimits& limits,
                                               const std::string& what);
 
@@ -51,14 +51,15 @@ class KeyReader {
   void Unsupported(const std::string& key, const std::string& problem);
 
   bool Has(const std::string& key) const { return object_.contains(key); }
-  // The value of `key`; null when absent or null. So are the optional reads.
+  // The value of `key`. Null if the key is absent or its value is null; for the optional reads, no
+  // value.
   const nlohmann::json* Find(const std::string& key) const;
   std::optional<int64_t> OptionalInteger(const std::string& key, int64_t low, int64_t high);
   std::optional<double> OptionalNumber(const std::string& key);
-  // One integer or a list.
+  // The value of `key`, one integer or a list of them. Empty if absent or null.
   std::vector<int64_t> Integers(const std::string& key, int64_t low, int64_t high);
 
-  // What is absent is `fallback`; null is of the wrong type.
+  // The value of `key`, or `fallback` if the key is absent. A null is of the wrong type.
   int64_t Integer(const std::string& key, int64_t fallback, int64_t low, int64_t high);
   double Number(const std::string& key, double fallback);
   bool Bool(const std::string& key, bool fallback);

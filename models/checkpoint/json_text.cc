@@ -46,7 +46,7 @@ absl::string_view TakeValue(absl::string_view* json) {
                           : absl::string_view(begin, static_cast<size_t>(rest.data() - begin));
 }
 
-// What a string's token says.
+// The text of a string's token, without quotes and escapes.
 std::string Unquoted(absl::string_view token) {
   if (!absl::StrContains(token, '\\')) return std::string(token.substr(1, token.size() - 2));
   return nlohmann::json::parse(token).get<std::string>();

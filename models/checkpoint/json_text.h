@@ -20,9 +20,9 @@ std::vector<absl::string_view> JsonElements(absl::string_view json);
 
 enum class JsonSpacing {
   kNone,
-  kPython,  // of json.dumps: a space behind each comma and colon, as models know it from templates
+  kPython,  // as json.dumps: a space behind each comma and colon, as models know it from templates
 };
-// The same document on one line, each string with as few escapes as can be.
+// The document rewritten on one line. Strings have only the escapes that JSON requires.
 std::string Respaced(absl::string_view json, JsonSpacing spacing);
 
 }  // namespace fox

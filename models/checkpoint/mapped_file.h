@@ -36,7 +36,7 @@ class MappedFile {
   FileDescriptor fd_;
   std::span<const std::byte> bytes_;
   int64_t modified_ns_ = 0;
-  int guard_ = -1;  // its slot in the table of the SIGBUS handler
+  int guard_ = -1;  // slot in the table of the SIGBUS handler; -1: none
 };
 
 }  // namespace fox

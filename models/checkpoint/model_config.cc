@@ -29,19 +29,19 @@ constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxHeadDim = 256;
 constexpr size_t kMaxEosTokens = 64;
-constexpr double kLeastNormEps = 1e-30;  // float32 has it to full precision
+constexpr double kMinNormEps = 1e-30;  // a normal number of float32
 constexpr JsonLimits kConfigLimits{
     .max_bytes = 1 << 20, .max_depth = 64, .max_values = 1 << 18, .python_numbers = true};
 
-// What a model_type of config.json is.
+// A model_type of config.json, with the properties that it implies.
 struct ModelType {
   const char* name = nullptr;
   CheckpointLayout layout = CheckpointLayout::kOfficial;
-  const char* architecture = nullptr;  // the only one in the layout of transformers
+  const char* architecture = nullptr;  // the only accepted one; null: not checked
   bool qkv_bias = false;
   bool qk_norm = false;
   bool has_token_ids = true;  // bos 1 and eos 2 unless config.json says otherwise
-  // Where config.json says nothing; 0: as many as query heads, and hidden_size / heads.
+  // Defaults of the class. 0: as many kv heads as query heads; hidden_size / heads.
   int64_t kv_heads = 0, head_dim = 0;
 };
 constexpr auto kTransformers = CheckpointLayout::kTransformers;
@@ -54,7 +54,7 @@ constexpr ModelType kModelTypes[] = {
     {"qwen3", kTransformers, "Qwen3ForCausalLM", false, true, false, 32, 128},
 };
 
-// What FoX and transformers spell differently.
+// Keys that FoX and transformers spell differently.
 struct SizeKeys {
   const char *heads, *kv_heads, *norm_eps;
 };
@@ -79,7 +79,7 @@ int64_t IntermediateSize(KeyReader& keys, int64_t hidden_size) {
   return size;
 }
 
-// Configurations without a token of a role name one that no vocabulary has: -1, or the next id.
+// An id outside of the vocabulary means no token: configurations write -1 or vocab_size for that.
 void ReadTokenIds(KeyReader& keys, bool has_defaults, ModelConfig& config) {
   constexpr int64_t kLow = std::numeric_limits<int32_t>::min();
   constexpr int64_t kHigh = std::numeric_limits<int32_t>::max();
@@ -103,7 +103,7 @@ void ReadTokenIds(KeyReader& keys, bool has_defaults, ModelConfig& config) {
   }
 }
 
-// A checkpoint of integers or of 8 bits has other tensors, whatever its config.json says besides.
+// A quantized checkpoint has tensors of other names, types and shapes.
 void RefuseQuantized(KeyReader& keys) {
   for (const char* key : {"quantization_config", "quantization"}) {  // the second is MLX's
     const nlohmann::json* found = keys.Find(key);
@@ -153,8 +153,8 @@ void ReadSizes(KeyReader& keys, const ModelType& type, ModelConfig& config) {
   config.head_dim = static_cast<int>(head_dim.value_or(config.hidden_size / heads));
   config.intermediate_size = IntermediateSize(keys, config.hidden_size);
   config.norm_eps = keys.Number(names.norm_eps, 1e-6);
-  if (!(config.norm_eps >= kLeastNormEps && config.norm_eps <= 1)) {
-    keys.Invalid(names.norm_eps, absl::StrCat("must be between ", kLeastNormEps, " and 1"));
+  if (!(config.norm_eps >= kMinNormEps && config.norm_eps <= 1)) {
+    keys.Invalid(names.norm_eps, absl::StrCat("must be between ", kMinNormEps, " and 1"));
   }
   config.qk_norm = fox ? keys.Bool("qk_norm", false) : type.qk_norm;
   config.qkv_bias = fox ? keys.Bool("qkv_bias", false) : type.qkv_bias;
@@ -183,7 +183,7 @@ ForgetGate ReadForgetGate(KeyReader& keys) {
   return ForgetGate::kNone;
 }
 
-// ogate_act is read only by a model that has an output gate.
+// The activation of the output gate; no value: no gate. Without a gate, ogate_act is ignored.
 std::optional<Activation> ReadOutputGate(KeyReader& keys) {
   if (!keys.Bool("use_output_gate", false)) return std::nullopt;
   const std::string name = keys.String("ogate_act", "sigmoid");
@@ -238,7 +238,7 @@ void RefuseUnlessFalse(KeyReader& keys, const std::string& key) {
   if (keys.Bool(key, false)) keys.Unsupported(key, "is not supported: it must be false");
 }
 
-// `whole` are the keys of config.json.
+// Reads the scaling from `keys`, the object of RoPE's parameters. `whole`: the keys of config.json.
 void ReadRopeScaling(KeyReader& keys, KeyReader& whole, ModelConfig& config) {
   RopeScaling& scaling = config.rope_scaling;
   const std::string type =
@@ -264,7 +264,7 @@ void ReadRopeScaling(KeyReader& keys, KeyReader& whole, ModelConfig& config) {
   if (!(scaling.high > scaling.low)) {
     keys.Invalid("high_freq_factor", "must be above low_freq_factor");
   }
-  // Beside the other keys it wins; without it, the model was trained at the length that it has.
+  // The context of training: in config.json, else among RoPE's parameters, else the model's length.
   const char* context = "original_max_position_embeddings";
   KeyReader& place = whole.Find(context) != nullptr ? whole : keys;
   const std::optional<int64_t> given =
@@ -284,8 +284,9 @@ void ReadRotation(KeyReader& keys, KeyReader& whole, ModelConfig& config) {
   ReadRopeScaling(keys, whole, config);
 }
 
-// As transformers 5 reads them: rope_scaling is its old name for rope_parameters and wins, unless
-// it is empty; the base may stand in it or beside it; without a type it is the default.
+// Reads RoPE's parameters as transformers 5 does. rope_scaling, the old name of rope_parameters,
+// wins unless it is empty. The base may be in this object or in config.json. Without a type there
+// is no scaling.
 absl::Status ReadRope(KeyReader& keys, ModelConfig& config) {
   config.use_rope = true;
   if (config.head_dim % 2 != 0) keys.Invalid("head_dim", "must be even under RoPE");
@@ -313,7 +314,7 @@ absl::Status ReadRope(KeyReader& keys, ModelConfig& config) {
   return status;
 }
 
-// What transformers does not have: a model that was taught to forget.
+// Keys that transformers does not have, of a model that foxify trained to forget.
 void ReadAdditions(KeyReader& keys, ModelConfig& config) {
   const bool forgets = keys.Bool("use_forget_gate", false);
   config.forget_gate = forgets ? ForgetGate::kFull : ForgetGate::kNone;
@@ -328,8 +329,8 @@ void ReadAdditions(KeyReader& keys, ModelConfig& config) {
   ReadLogPruningTolerance(keys, config);
 }
 
-// Layers that attend to the last keys only. Qwen's, counted from max_window_layers on, slide if
-// use_sliding_window is set, unless layer_types says what each does.
+// Refuses sliding layers, which attend to the last keys only. layer_types decides if it is present;
+// else Qwen's layers from max_window_layers on slide if use_sliding_window is set.
 void RefuseSlidingLayers(KeyReader& keys, bool is_qwen, int num_layers) {
   if (const nlohmann::json* layers = keys.Find("layer_types")) {
     for (const nlohmann::json& layer : *layers) {

@@ -1,6 +1,6 @@
-// ModelConfig: the architecture of one checkpoint, in the field's terms, for any layout; a LLaMA is
-// a FoX without gates, unless it was given some. Parsed and checked by ParseModelConfig; tensor
-// names live in checkpoint.cc. Sources: forgetting-transformer and flash-linear-attention
+// ModelConfig: the architecture of a checkpoint, the same for every layout. A LLaMA is a FoX
+// without gates, unless it was trained to have some. Parsed and checked by ParseModelConfig; tensor
+// names are in checkpoint.cc. Sources: forgetting-transformer and flash-linear-attention
 // configuration_forgetting_transformer.py; transformers
 // configuration_{llama,mistral,qwen2,qwen3}.py and modeling_rope_utils.py.
 #pragma once
@@ -21,8 +21,9 @@ enum class CheckpointLayout { kOfficial, kFla, kTransformers };
 // The source of a head's log forget gate: the input, a constant, or none (f = 1).
 enum class ForgetGate { kFull, kBiasOnly, kFixed, kNone };
 
-// RoPE's frequencies: one of fewer than `low` turns in `context` positions is divided by `factor`,
-// one of more than `high` is kept, one between them is mixed. As it stands here: all are divided.
+// Scaling of RoPE's frequencies. A frequency with fewer than `low` turns in `context` positions is
+// divided by `factor`; with more than `high` turns it is kept; between them it is interpolated.
+// With the defaults of low, high and context every frequency is divided (linear scaling).
 struct RopeScaling {
   double factor = 1;
   double low = 0, high = 1;
@@ -45,9 +46,9 @@ struct ModelConfig {
   bool output_norm = false;
   bool qk_norm = false;
   bool qk_norm_per_head = true;  // false: one [head_dim] vector shared by all heads
-  double qk_norm_eps = 1e-5;     // of FoX, whatever norm_eps is
-  bool qk_norm_cap = false;      // the norms of queries and keys are cut off; not with qk_norm
-  bool attention_sink = false;   // a logit without a value for each query head
+  double qk_norm_eps = 1e-5;     // FoX has this constant and does not use norm_eps
+  bool qk_norm_cap = false;  // queries and keys are shortened to a largest norm; not with qk_norm
+  bool attention_sink = false;  // each query head has a logit without a value
   bool k_shift = false;
   bool v_shift = false;
   bool qkv_bias = false;
@@ -56,7 +57,7 @@ struct ModelConfig {
   RopeScaling rope_scaling;
   bool tie_word_embeddings = false;
   std::optional<double> log_pruning_tolerance;
-  std::optional<int64_t> max_position_embeddings;  // behind linear scaling
+  std::optional<int64_t> max_position_embeddings;  // after linear scaling
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;  // config.json may hold a number or a list
   std::optional<int32_t> pad_token_id;
@@ -64,7 +65,7 @@ struct ModelConfig {
   int64_t q_size() const { return static_cast<int64_t>(num_heads) * head_dim; }
   int64_t kv_size() const { return static_cast<int64_t>(num_kv_heads) * head_dim; }
   int group_size() const { return num_heads / num_kv_heads; }
-  // Gates as stored, one for each query head or each kv head.
+  // The number of stored forget gates: one for each query head, or for each kv head.
   int num_gates() const {
     return layout == CheckpointLayout::kTransformers ? num_kv_heads : num_heads;
   }
@@ -77,7 +78,7 @@ std::vector<double> RopeFrequencies(const ModelConfig& config);
 // the key. Unknown keys that the reference implementations never read are ignored.
 absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json);
 
-// The same of the config.json in `dir`; NotFound where there is none.
+// Parses the config.json in `dir`. NotFound if there is none.
 absl::StatusOr<ModelConfig> ReadModelConfig(const ModelDir& dir);
 
 }  // namespace fox

@@ -54,7 +54,7 @@ absl::Status OpenError(const std::string& name, int error) {
   }
 }
 
-// The blobs of the repository whose snapshot `dir` is, in a Hugging Face cache; else -1.
+// The blobs directory of a Hugging Face cache if `dir` is a snapshot in one; else -1.
 FileDescriptor OpenBlobs(const std::string& dir) {
   std::error_code error;
   const fs::path snapshots = fs::canonical(dir, error).parent_path();
@@ -80,7 +80,7 @@ std::string AdviceOnGguf(const std::string& file) {
   return absl::StrCat("foxserve convert ", file, " DIR, then serve DIR");
 }
 
-// `path` is a file.
+// The error of a model path that is a file.
 absl::Status NotADirectory(const std::string& path) {
   const FileDescriptor fd(open(path.c_str(), kReadFlags));
   std::array<char, 4> magic = {};
@@ -92,7 +92,7 @@ absl::Status NotADirectory(const std::string& path) {
   return InvalidFile(Printable(path), "the model path is not a directory");
 }
 
-// The names in a directory that end in `suffix`, sorted; the first 1,000 of the directory.
+// The names in a directory that end in `suffix`, sorted. Looks at the first 1,000 entries only.
 std::vector<std::string> NamesIn(int dir_fd, const std::string& name, const std::string& suffix) {
   std::vector<std::string> names;
   const int fd = openat(dir_fd, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -110,7 +110,7 @@ std::vector<std::string> NamesIn(int dir_fd, const std::string& name, const std:
   return names;
 }
 
-// `dir` does not exist, but may be meant as the name of a repository.
+// The error of a model path that does not exist. Adds a hint if it looks like a repository's name.
 absl::Status NoDirectory(const std::string& dir) {
   const bool is_id = !absl::EndsWithIgnoreCase(dir, ".gguf") && !absl::StartsWith(dir, "/") &&
                      !absl::StartsWith(dir, ".") && absl::StrContains(dir, '/') &&
@@ -193,7 +193,8 @@ absl::StatusOr<FileDescriptor> ModelDir::OpenFile(const std::string& name) const
 absl::StatusOr<std::string> ModelDir::ReadText(const std::string& name, size_t max_bytes) const {
   absl::StatusOr<FileDescriptor> fd = OpenFile(name);
   if (!fd.ok()) return fd.status();
-  // Reads to the end and not to an earlier size, because the file may change meanwhile.
+  // Reads up to the end instead of asking for the size first, because the file may change
+  // meanwhile.
   std::string text;
   char block[16384];
   while (true) {

@@ -39,21 +39,22 @@ class ModelDir {
   // The whole file as a string. InvalidArgument when it is larger than `max_bytes`.
   absl::StatusOr<std::string> ReadText(const std::string& name, size_t max_bytes) const;
 
-  // Whether `name` exists in any form, even one that OpenFile refuses.
+  // True if `name` exists, even as a directory or link that OpenFile refuses.
   bool Contains(const std::string& name) const;
 
-  // NotFound: `missing` is not there, and what to do where the directory is something else that
-  // people have: GGUF files, an adapter, a repository in a Hugging Face cache, other formats.
+  // The NotFound error for the file `missing`. It adds advice if the directory holds something else
+  // than a checkpoint: GGUF files, an adapter, a repository in a Hugging Face cache, other formats.
   absl::Status NoCheckpoint(const std::string& missing) const;
 
  private:
   ModelDir(FileDescriptor fd, FileDescriptor blobs)
       : fd_(std::move(fd)), blobs_(std::move(blobs)) {}
-  // The file in blobs_ that `name` links to, or -errno: -EXDEV when it is no such link.
+  // Opens the file in blobs_ that the symbolic link `name` names; returns the descriptor or -errno,
+  // -EXDEV if `name` is not such a link.
   int OpenBlob(const std::string& name) const;
 
   FileDescriptor fd_;
-  FileDescriptor blobs_;  // of a Hugging Face cache; else -1
+  FileDescriptor blobs_;  // the directory of blobs in a Hugging Face cache; else -1
 };
 
 // Opens `name` beneath the directory `dir_fd` and returns the descriptor, or -errno: -EXDEV when

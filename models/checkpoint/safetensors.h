@@ -3,8 +3,8 @@
 //   header = '{' ( "__metadata__": {string: string} | name: entry ) , ... '}' then spaces
 //   entry  = {"dtype": string, "shape": [extent, ...], "data_offsets": [begin, end]}
 //
-// ParseSafetensors accepts a subset of what the reference implementation accepts: offsets count
-// from the end of the header and, sorted, cover the data exactly, without overlap or hole.
+// ParseSafetensors is stricter than the reference implementation. Offsets count from the end of the
+// header; sorted, they cover the data exactly, without overlap or hole.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@ struct SafetensorsEntry {
   std::span<const std::byte> data;
 };
 
-// Tensors by name; the spans point into `file`, whose data region is not touched. InvalidArgument
-// errors open with `what`, the file's name.
+// Tensors by name. Their data are spans of `file`; only its header is read. InvalidArgument errors
+// begin with `what`, the file's name.
 using SafetensorsEntries = std::map<std::string, SafetensorsEntry>;
 absl::StatusOr<SafetensorsEntries> ParseSafetensors(std::span<const std::byte> file,
                                                     const std::string& what);

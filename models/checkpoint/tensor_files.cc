@@ -41,7 +41,7 @@ absl::StatusOr<std::map<std::string, std::string>> ReadIndex(const ModelDir& dir
   return shard_of;
 }
 
-// `status` of the shard's file, which does not always name the file.
+// The error of a shard that cannot be opened. `status` does not always name the file.
 absl::Status Unopened(const absl::Status& status, const std::string& tensor) {
   return {status.code(), absl::StrCat(kIndexFile, ": the shard of ", Quoted(tensor),
                                       " cannot be opened: ", status.message())};
@@ -83,7 +83,7 @@ absl::StatusOr<SafetensorsEntries> TensorFiles::AddFile(FileDescriptor fd,
 absl::Status TensorFiles::AddShards(const ModelDir& dir) {
   absl::StatusOr<std::map<std::string, std::string>> shard_of = ReadIndex(dir);
   if (!shard_of.ok()) return shard_of.status();
-  std::map<std::string, std::string> some_tensor;  // of each shard
+  std::map<std::string, std::string> some_tensor;  // shard file name -> one of its tensors
   for (const auto& [tensor, shard] : *shard_of) some_tensor.try_emplace(shard, tensor);
   if (some_tensor.size() > kMaxShards) {
     return IndexError(absl::StrCat("more than ", kMaxShards, " shards"));

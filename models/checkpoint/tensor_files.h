@@ -1,7 +1,7 @@
 // TensorFiles: all tensors of a model directory under one set of names, whether they lie in
 // model.safetensors or in the shards that model.safetensors.index.json lists. As in transformers,
-// an index is a list of files: all tensors in them count, whatever it says of each. A tensor that
-// two files hold must be the same in both.
+// an index is only a list of files: every tensor in them counts, and the index is not asked where
+// it lies. A tensor that two files hold must be equal in both.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ class TensorFiles {
   // Errors name the file; of a shard that cannot be opened also a tensor that the index has there.
   static absl::StatusOr<TensorFiles> Open(const ModelDir& dir);
 
-  // The data lies in the mappings, which live as long as this object.
+  // The data are in mapped files, which live as long as this object.
   const SafetensorsEntries& tensors() const { return tensors_; }
 
   // See MappedFile::CheckUnchanged.

@@ -1,4 +1,5 @@
-// Calls in text, alone, or instead of an answer of a schema. See call_grammar.h.
+// The three forms of an answer: calls within text, calls alone, and calls or an answer of a schema.
+// See call_grammar.h.
 #include "models/grammar/call_grammar.h"
 
 #include "absl/strings/str_cat.h"

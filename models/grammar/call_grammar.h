@@ -1,4 +1,5 @@
-// The grammar of an answer that calls functions: a tag, arguments of the function's schema, a tag.
+// CallGrammar: the grammar of an answer that calls functions. A call is a tag, the arguments as
+// JSON of the function's schema, and a tag.
 #pragma once
 
 #include <string>
@@ -10,20 +11,20 @@
 namespace fox {
 
 struct CallForm {
-  std::string begin;      // in front of the arguments
-  std::string arguments;  // their rule
-  std::string end;
+  std::string begin;      // the tag before the arguments
+  std::string arguments;  // the name of their rule
+  std::string end;        // the tag after them
 };
 
 struct AnswerForm {
-  std::string trigger;    // what each call's `begin` begins with, and text without calls has not
-  std::string separator;  // between calls that stand alone
-  std::string beside;     // the rule of an answer without calls; empty: text
-  bool required = false;  // the answer consists of calls
-  bool one_call = false;  // at most
+  std::string trigger;    // the common beginning of all `begin` tags; other text must not have it
+  std::string separator;  // between calls of an answer that has no other text
+  std::string beside;     // the rule of an answer without calls; empty: any text around the calls
+  bool required = false;  // the answer consists of calls only
+  bool one_call = false;  // at most one call
 };
 
-// `rules` has the rules that the forms name.
+// `rules` holds the rules named in `calls` and `form`.
 GrammarSource CallGrammar(const std::vector<CallForm>& calls, const AnswerForm& form,
                           EbnfRules* rules);
 

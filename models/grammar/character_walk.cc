@@ -1,4 +1,4 @@
-// The automaton of one character as a table. See character_walk.h.
+// The automaton of one character becomes a table of bytes by states. See character_walk.h.
 #include "models/grammar/character_walk.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ CharacterWalk::CharacterWalk(const xgrammar::CompactFSMWithStartEnd& automaton, 
   }
 }
 
-// What an edge to a state means.
+// The entry of an edge to `state`.
 int32_t CharacterWalk::Entry(int32_t state, int32_t rule) const {
   const auto& edges = automaton_.GetFsm().GetEdges(state);
   if (edges.size() == 0) {
@@ -50,7 +50,8 @@ int32_t CharacterWalk::Entry(int32_t state, int32_t rule) const {
   return reads_on && !automaton_.IsEndState(state) ? state : kEnd;
 }
 
-// False: a state or a byte means more than one thing.
+// Fills the rows of `state` and of all states behind it, up to the end of a character. False if the
+// automaton cannot be such a table: it is too large or ambiguous, or has an edge that is no byte.
 bool CharacterWalk::Explore(int32_t state, int32_t rule) {
   if (rows_.contains(state)) return true;
   if (rows_.size() > 64) return false;

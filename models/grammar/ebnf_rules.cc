@@ -1,4 +1,4 @@
-// Rules of JSON, and names that are not taken. See ebnf_rules.h.
+// The rules of JSON values, and of property names other than the taken ones. See ebnf_rules.h.
 #include "models/grammar/ebnf_rules.h"
 
 #include <algorithm>
@@ -16,9 +16,9 @@ namespace fox {
 namespace {
 
 constexpr char kComment[] = "  # ";
-constexpr size_t kMostNodes = 64;  // of a tree of names
+constexpr size_t kMaxNodes = 64;  // of a tree of names
 
-// A name's characters as JSON writes them between quotes, an escape as one.
+// The characters of a name as JSON writes them between quotes; an escape counts as one.
 std::vector<std::string> CharactersOf(const std::string& name) {
   const std::string json = ExactJson(name).dump();
   std::vector<std::string> out;
@@ -31,7 +31,7 @@ std::vector<std::string> CharactersOf(const std::string& name) {
   return out;
 }
 
-// Names by their characters.
+// A tree of names, with a node for each character.
 struct Node {
   bool is_name = false;
   std::map<std::string, Node> next;
@@ -42,7 +42,7 @@ Node TreeOf(const std::set<std::string>& names) {
   for (const std::string& name : names) {
     Node* node = &root;
     const std::vector<std::string> characters = CharactersOf(name);
-    const size_t size = std::min(characters.size(), kMostNodes);
+    const size_t size = std::min(characters.size(), kMaxNodes);
     for (size_t i = 0; i < size; ++i) node = &node->next[characters[i]];
     node->is_name = true;
     SpendWork(static_cast<int64_t>(name.size()));
@@ -50,11 +50,11 @@ Node TreeOf(const std::set<std::string>& names) {
   return root;
 }
 
-// How deep it is, if it has to have kMostNodes or less.
+// The number of levels of the tree that have about kMaxNodes nodes together; all, if it is small.
 size_t DepthOf(const Node& root) {
   std::vector<const Node*> level = {&root};
   size_t depth = 0;
-  for (size_t nodes = 1; !level.empty() && nodes <= kMostNodes; ++depth) {
+  for (size_t nodes = 1; !level.empty() && nodes <= kMaxNodes; ++depth) {
     std::vector<const Node*> below;
     for (const Node* node : level) {
       for (const auto& [character, child] : node->next) below.push_back(&child);
@@ -65,7 +65,7 @@ size_t DepthOf(const Node& root) {
   return depth;
 }
 
-// Characters that JSON does not escape, but those that `next` begins with.
+// The class of characters that JSON does not escape, without the characters of `next`.
 std::string OthersThan(const std::map<std::string, Node>& next) {
   std::string out = R"([^\x00-\x1f\x22\x5c)";
   for (const auto& [character, child] : next) {
@@ -75,19 +75,21 @@ std::string OthersThan(const std::map<std::string, Node>& next) {
   return out + "]";
 }
 
+// The escapes of JSON behind their backslash, without the escapes in `next`.
 std::string EscapesOtherThan(const std::map<std::string, Node>& next) {
   std::string letters;
   for (const char c : std::string("\"\\bfnrt")) {
     if (!next.contains({'\\', c})) absl::StrAppendFormat(&letters, "\\x%02x", c);
   }
-  // Names with control characters exclude all of these.
+  // One name with a \u escape excludes all of them.
   const auto coded = next.lower_bound("\\u");
   const bool none = coded == next.end() || !coded->first.starts_with("\\u");
   return absl::StrCat("([", letters, "]",
                       none ? " | \"u00\" (\"0\" [0-7bef] | \"1\" [0-9a-f])" : "", ")");
 }
 
-// `rest`: the rule of what follows a character that no name has there, up to the quote.
+// The alternatives `ways`, and two for a character that no name has at this place. `rest`: the
+// rule of the text behind such a character, with the closing quote.
 std::string Ways(const std::map<std::string, Node>& next, std::vector<std::string> ways,
                  const std::string& rest) {
   ways.push_back(absl::StrCat(OthersThan(next), " ", rest));
@@ -95,7 +97,7 @@ std::string Ways(const std::map<std::string, Node>& next, std::vector<std::strin
   return absl::StrCat("(", absl::StrJoin(ways, " | "), ") (= \":\")");
 }
 
-// Down to `depth` characters.
+// The rule of a name's rest from `node` on, where names are told apart by `depth` more characters.
 std::string RuleOf(const Node& node, size_t depth, const std::string& rest, EbnfRules* rules) {
   std::vector<std::string> ways;
   if (!node.is_name) ways.emplace_back(R"("\"")");

@@ -1,5 +1,5 @@
-// EbnfRules: the text of a grammar, rule by rule. Rules of the same body are one rule, because the
-// library computes masks for each: what two schemas have in common is compiled once.
+// EbnfRules: the text of a grammar in EBNF, rule by rule. Rules with equal bodies become one rule:
+// the library computes masks for each rule, so common parts of schemas are compiled once.
 #pragma once
 
 #include <map>
@@ -10,38 +10,41 @@ namespace fox {
 
 class EbnfRules {
  public:
-  // The name of a rule with this body.
+  // Returns the name of the rule with this body, which is added if there is none.
   std::string Add(const std::string& body);
-  // A name to refer to before its body is known; Define follows once, or no rule refers to it.
+  // Returns a name for rules that refer to a rule before its body is known. Define gives it its
+  // body, exactly once unless no rule refers to it.
   std::string Reserve();
   void Define(const std::string& name, const std::string& body);
   const std::string& text() const { return text_; }
 
-  // What the rules that are added from now on are of: a comment of each, for errors (see PlaceOf).
+  // The origin of rules that are added from now on: a path in a schema, or a tool. It is written
+  // behind each rule as a comment, for error messages (see PlaceOf).
   void set_place(const std::string& place) { place_ = place; }
   const std::string& place() const { return place_; }
 
-  // --- Rules of JSON, on one line, with the spaces of Python's json.dumps ---
+  // --- Rules of JSON values, on one line, with the spaces of Python's json.dumps ---
   std::string Any();
   std::string String();
   std::string Number();
   std::string Integer();
-  // Names of properties in quotes, none of `taken`. Each has one spelling, so that equal names are
-  // equal texts (see json_names.h). Where `taken` is long, names that begin like one of it are left
-  // out, too, because each character of it takes a mask.
+  // Names of properties in quotes, except the names in `taken`. Each name has only one spelling, so
+  // that equal names are equal texts (see json_names.h). If `taken` is large, names that begin like
+  // a taken name are excluded, too, because every character to tell them apart costs a mask.
   std::string Name(const std::set<std::string>& taken);
 
  private:
   std::map<std::string, std::string> names_;  // by body
   std::string text_, place_;
-  std::string any_, string_, name_;  // rules that refer to themselves
+  std::string any_, string_, name_;  // names of rules that refer to themselves; empty: not added
   int count_ = 0;
 };
 
-// Of a rule of `text`, or of one that the library has made of it: r1_2 or r1#rest3. Empty: none.
+// The place of a rule in `text` (see set_place), also for a rule that the library derived from it,
+// as r1_2 or r1#rest3. Empty: not known.
 std::string PlaceOf(const std::string& rule, const std::string& text);
 
-// A text in quotes.
+// A text as a literal of EBNF, in quotes.
 std::string EbnfText(const std::string& text);
 
 }  // namespace fox

@@ -1,5 +1,5 @@
-// Each rule is written with the rules that it needs by their numbers, those first; what is written
-// alike is one. See equal_rules.h.
+// Each rule is written as numbers, in which the rules that it needs, already merged, stand by their
+// ids. Rules that are written alike are equal. See equal_rules.h.
 #include "models/grammar/equal_rules.h"
 
 #include <map>
@@ -37,14 +37,16 @@ class Merger : public xgrammar::GrammarMutator {
  private:
   static constexpr int32_t kUnseen = -1, kOpen = -2, kItself = -3;
 
-  // The rule that stands for `rule`. Rules in a circle of several stand for themselves.
+  // Returns the rule that replaces `rule`: the first rule equal to it. Rules that refer to each
+  // other in a circle are not merged.
   int32_t Keep(int32_t rule) {
     int32_t& kept = kept_[static_cast<size_t>(rule)];
     if (kept != kUnseen) return kept;
     kept = kOpen;
     const auto& old = grammar_->GetRule(rule);
     std::vector<int32_t> text;
-    // What the mask compiler reads of a name (grammar_parser.patch) is a part of the rule.
+    // The mask compiler reads a number and a mark from a rule's name (grammar_parser.patch), which
+    // so belong to its body.
     text.push_back(static_cast<int32_t>(NumberInName(old.name)));
     text.push_back(old.name.find("#rest") != old.name.npos ? 1 : 0);
     bool is_alone = !Write(old.body_expr_id, rule, &text);
@@ -58,7 +60,7 @@ class Merger : public xgrammar::GrammarMutator {
                is_alone || is_root ? rule : first_.try_emplace(std::move(text), rule).first->second;
   }
 
-  // False: it needs a rule that is not written yet.
+  // Appends an expression to `text`. False if it needs a rule that is not written yet.
   bool Write(int32_t id, int32_t rule, std::vector<int32_t>* text) {
     const auto expr = grammar_->GetGrammarExpr(id);
     SpendWork(4 + expr.size());

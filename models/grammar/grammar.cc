@@ -1,4 +1,5 @@
-// Grammars by xgrammar, whose headers are seen here alone. See grammar.h.
+// Grammars over xgrammar: parsing and compiling a source, following an answer, and the caches of
+// the tenants. See grammar.h.
 #include "models/grammar/grammar.h"
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "compiled_grammar_impl.h"
 #include "grammar_impl.h"
+#include "kernels/core/check.h"
 #include "models/grammar/ebnf_rules.h"
 #include "models/grammar/equal_rules.h"
 #include "models/grammar/json_names.h"
@@ -23,7 +25,7 @@ namespace xgrammar {
 void LogFatalImpl(const std::string&, int, const std::string& message) {
   throw std::runtime_error(message);
 }
-// Warnings say what is ignored.
+// A warning tells that a part of the grammar is ignored: an error, too.
 void LogMessageImpl(const std::string&, int, int, const std::string& message) {
   throw std::runtime_error(message);
 }
@@ -34,20 +36,22 @@ namespace {
 
 constexpr int64_t kCompileSteps = 100'000'000;  // one or two seconds
 constexpr int64_t kQuickSteps = 5'000'000;
-constexpr int64_t kMaxBytes = 16 << 20;   // of a compiled grammar
-constexpr int64_t kKeptBytes = 64 << 20;  // of those that no request may need
-constexpr int kMaxRules = 1 << 14;        // the library numbers them in 16 bits
-// Of a matcher: masks may take so many steps at once, and so many for each token. What a token adds
-// to the parse stays, at about 40 bytes a step.
+constexpr int64_t kMaxBytes = 16 << 20;      // of a compiled grammar
+constexpr int64_t kMaxKeptBytes = 64 << 20;  // of all tenants' caches together
+constexpr int kMaxRules = 1 << 14;           // the library numbers them in 16 bits
+// A matcher's allowance for masks: kMaskSteps at most, of which each token gives back kTokenSteps.
+// Parsing has kParseSteps for the whole answer, because the parse stays in memory, at about 40
+// bytes a step.
 constexpr int64_t kMaskSteps = 500'000, kTokenSteps = 150'000, kParseSteps = 4'000'000;
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
-// One line, not too long, of what the library says.
+// A message of the library as one line of bounded length.
 std::string OneLine(const std::string& message) { return absl::CHexEscape(message.substr(0, 200)); }
 
 absl::Status CheckText(const GrammarSource& source) {
-  // Calls come from texts that were measured, and are longer in EBNF; their rules are counted.
+  // The schemas of kCalls were measured before they became EBNF, which is longer; Make limits its
+  // rules.
   if (source.text.size() > kMaxGrammarBytes && source.kind != GrammarSource::Kind::kCalls) {
     return Invalid(absl::StrCat("at most ", kMaxGrammarBytes, " bytes"));
   }
@@ -55,7 +59,7 @@ absl::Status CheckText(const GrammarSource& source) {
   return absl::OkStatus();
 }
 
-// `text`: what a schema became, or calls.
+// `text` receives the EBNF of a JSON schema or of calls, in which PlaceOf finds a rule's origin.
 xgrammar::Grammar Parse(const GrammarSource& source, std::string* text) {
   switch (source.kind) {
     case GrammarSource::Kind::kRegex:
@@ -92,12 +96,12 @@ GrammarSource ChoiceGrammar(const std::vector<std::string>& choices) {
 
 namespace {
 
-// Ends where the grammar may, without a token for it: those are the engine's.
+// A matcher without tokens that end an answer: they are the engine's (see AllowEnds).
 xgrammar::GrammarMatcher MatcherOf(const xgrammar::CompiledGrammar& compiled) {
   return {compiled, std::nullopt, /*terminate_without_stop_token=*/true};
 }
 
-// Whether any token may come next.
+// Fills the mask of the next token. True if any token may come next.
 bool FillMask(xgrammar::GrammarMatcher* matcher, const JsonNames* names,
               std::vector<uint32_t>* mask) {
   auto size = static_cast<int64_t>(mask->size());
@@ -111,10 +115,10 @@ absl::Status NothingContinues() {
   return Invalid("no token of the vocabulary continues the answer");
 }
 
-// With the mask of an answer's first token, which is the same for all.
+// A compiled grammar, with the mask of the first token, which is the same for all answers.
 class CompiledGrammar final : public Grammar {
  public:
-  // Throws what the library does, and WorkSpent.
+  // Throws WorkSpent and the exceptions of the library.
   CompiledGrammar(xgrammar::CompiledGrammar grammar, const GrammarSource& source,
                   std::shared_ptr<const NameTokens> name_tokens)
       : compiled(std::move(grammar)),
@@ -129,18 +133,19 @@ class CompiledGrammar final : public Grammar {
     may_end = matcher.IsTerminated();
     steps_ = meter.spent();
   }
-  // The library counts neither its objects nor the places of its masks.
+  // MemorySizeBytes leaves out the library's objects and the table of its masks, which the two
+  // constants estimate.
   int64_t bytes() const override {
-    constexpr size_t kObjects = 1200, kMask = 160;
-    return static_cast<int64_t>(compiled.MemorySizeBytes() + 4 * first_mask.size() + kObjects +
-                                kMask * compiled->adaptive_token_mask_cache.size());
+    constexpr size_t kObjectBytes = 1200, kBytesPerMask = 160;
+    return static_cast<int64_t>(compiled.MemorySizeBytes() + 4 * first_mask.size() + kObjectBytes +
+                                kBytesPerMask * compiled->adaptive_token_mask_cache.size());
   }
 
   int64_t first_steps() const override { return steps_; }
 
   const xgrammar::CompiledGrammar compiled;
   const std::shared_ptr<const NameTokens> tokens;
-  std::vector<std::string> json_begins;  // empty: no JSON
+  std::vector<std::string> json_begins;  // see JsonNames; empty: the answer has no JSON
   std::vector<uint32_t> first_mask;
   bool may_end = false, may_go_on = false;
 
@@ -305,15 +310,16 @@ int64_t GrammarCompiler::Kept::bytes() const {
   return grammar->bytes() + static_cast<int64_t>(source.text.size());
 }
 
-// Of what was made, or of what is kept; null: nothing is.
+// Returns the cached grammar, charged for until the last pointer to it is gone. If none is cached,
+// `made` is added; null if that is null.
 absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Use(
     const GrammarSource& source, uint64_t tenant, std::shared_ptr<const Grammar> made,
     const Charge& charge) {
-  std::list<Kept> dropped;  // freed without the lock
+  std::list<Kept> dropped;  // outlives the lock: freeing grammars takes long
   const std::lock_guard<std::mutex> lock(mutex_);
-  Kept* kept = Look(source, tenant);
+  Kept* kept = FindKept(source, tenant);
   if (kept == nullptr && made == nullptr) return nullptr;
-  if (kept == nullptr) kept = Keep(source, tenant, std::move(made), &dropped);
+  if (kept == nullptr) kept = AddKept(source, tenant, std::move(made), &dropped);
   std::shared_ptr<const Grammar> used = kept->used.lock();
   if (used != nullptr) return used;
   struct Lease {
@@ -332,37 +338,38 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Use(
   return used;
 }
 
-GrammarCompiler::Kept* GrammarCompiler::Look(const GrammarSource& source, uint64_t tenant) {
-  const auto its = tenants_.find(tenant);
-  if (its == tenants_.end()) return nullptr;
-  const auto place = its->second.places.find({source.kind, source.text});
-  if (place == its->second.places.end()) return nullptr;
-  std::list<Kept>& kept = its->second.kept;
+GrammarCompiler::Kept* GrammarCompiler::FindKept(const GrammarSource& source, uint64_t tenant) {
+  const auto found = tenants_.find(tenant);
+  if (found == tenants_.end()) return nullptr;
+  const auto place = found->second.places.find({source.kind, source.text});
+  if (place == found->second.places.end()) return nullptr;
+  std::list<Kept>& kept = found->second.kept;
   kept.splice(kept.begin(), kept, place->second);
   return &kept.front();
 }
 
-// The tenant for which most is kept makes room.
-GrammarCompiler::Kept* GrammarCompiler::Keep(const GrammarSource& source, uint64_t tenant,
-                                             std::shared_ptr<const Grammar> grammar,
-                                             std::list<Kept>* dropped) {
-  Tenant& its = tenants_[tenant];
-  its.kept.push_front({source, std::move(grammar), {}});
-  Kept& added = its.kept.front();
-  its.places[{added.source.kind, added.source.text}] = its.kept.begin();
-  Count(tenant, &its, added.bytes());
-  while (kept_bytes_ > kKeptBytes) {
+// Beyond kMaxKeptBytes, the tenant with the most bytes loses its least recently used grammars.
+GrammarCompiler::Kept* GrammarCompiler::AddKept(const GrammarSource& source, uint64_t tenant,
+                                                std::shared_ptr<const Grammar> grammar,
+                                                std::list<Kept>* dropped) {
+  Tenant& owner = tenants_[tenant];
+  owner.kept.push_front({source, std::move(grammar), {}});
+  Kept& added = owner.kept.front();
+  owner.places[{added.source.kind, added.source.text}] = owner.kept.begin();
+  AddBytes(tenant, &owner, added.bytes());
+  while (kept_bytes_ > kMaxKeptBytes) {
     const uint64_t largest = by_bytes_.rbegin()->second;
-    Tenant& gives = tenants_[largest];
-    Kept& oldest = gives.kept.back();
-    gives.places.erase({oldest.source.kind, oldest.source.text});
-    dropped->splice(dropped->begin(), gives.kept, std::prev(gives.kept.end()));
-    Count(largest, &gives, -oldest.bytes());
+    Tenant& loser = tenants_[largest];
+    FOX_CHECK(!loser.kept.empty());
+    Kept& oldest = loser.kept.back();
+    loser.places.erase({oldest.source.kind, oldest.source.text});
+    dropped->splice(dropped->begin(), loser.kept, std::prev(loser.kept.end()));
+    AddBytes(largest, &loser, -oldest.bytes());
   }
   return &added;
 }
 
-void GrammarCompiler::Count(uint64_t id, Tenant* tenant, int64_t bytes) {
+void GrammarCompiler::AddBytes(uint64_t id, Tenant* tenant, int64_t bytes) {
   by_bytes_.erase({tenant->bytes, id});
   kept_bytes_ += bytes;
   tenant->bytes += bytes;

@@ -1,7 +1,7 @@
-// Grammar: what an answer may be, compiled for a model's vocabulary: a JSON schema, a regular
+// Grammar: a constraint on an answer, compiled for a model's vocabulary: a JSON schema, a regular
 // expression, a list of choices or a grammar in EBNF. GrammarMatcher follows one answer and says
-// which tokens may come next. All come from clients: each has limits, in bytes, depth, steps and
-// memory. grammar.cc alone knows the library behind it.
+// which tokens may come next. Constraints come from clients, so their bytes, depth, steps and
+// memory are limited. The library behind this header, xgrammar, is not visible through it.
 #pragma once
 
 #include <cstdint>
@@ -26,42 +26,42 @@ namespace fox {
 struct GrammarSource {
   enum class Kind { kJsonSchema, kRegex, kGrammar, kCalls };
   Kind kind = Kind::kJsonSchema;
-  std::string text;                           // kCalls: in EBNF, as CallGrammar makes it
-  std::vector<std::string> json_begins = {};  // of kCalls: see JsonNames
+  std::string text;                           // kCalls: EBNF made by CallGrammar
+  std::vector<std::string> json_begins = {};  // kCalls only: see JsonNames
   bool operator==(const GrammarSource&) const = default;
 };
-// A grammar of one of the texts.
+// A grammar whose answers are exactly `choices`.
 GrammarSource ChoiceGrammar(const std::vector<std::string>& choices);
 
-inline constexpr size_t kMaxGrammarBytes = 64 << 10;  // of a source, or of all tools' texts
+inline constexpr size_t kMaxGrammarBytes = 64 << 10;  // of one source, or of all tools together
 
-// Immutable; any thread may use it.
+// Immutable, so any thread may use it.
 class Grammar {
  public:
   virtual ~Grammar() = default;
-  virtual int64_t bytes() const = 0;        // of memory, about
-  virtual int64_t first_steps() const = 0;  // of work that the mask of the first token took
+  virtual int64_t bytes() const = 0;        // memory in use, estimated
+  virtual int64_t first_steps() const = 0;  // work spent on the mask of the first token
 };
 
-// One answer's way through a grammar. Used by one thread at a time; those of one grammar by
-// several.
+// Follows one answer through a grammar. A matcher is used by one thread at a time; matchers of the
+// same grammar may run on several threads.
 class GrammarMatcher {
  public:
-  // Copies the grammar's first mask. `ends`: tokens that may come where the answer may end, and
-  // nothing after them.
+  // Starts with the grammar's mask of the first token. `ends`: tokens that end an answer; the mask
+  // allows them wherever the grammar lets the answer end.
   GrammarMatcher(std::shared_ptr<const Grammar> grammar, std::vector<int32_t> ends);
   ~GrammarMatcher();
 
-  // The answer goes on with a token that mask() allows. InvalidArgument: it is too long or too
-  // ambiguous to follow, or no token of the vocabulary continues it.
+  // Appends a token that mask() allows to the answer. InvalidArgument: the answer is too long or
+  // too ambiguous to follow, or no token of the vocabulary continues it.
   absl::Status Accept(int32_t id);
-  const absl::Status& status() const { return status_; }  // the first error; it stays
+  const absl::Status& status() const { return status_; }  // the first error of Accept, kept
 
   // Token id may come next if bit id % 32 of word id / 32 is set. [ceil(vocabulary / 32)]
   const std::vector<uint32_t>& mask() const { return mask_; }
-  int64_t steps() const { return steps_; }       // of work that the last Accept took
-  bool may_end() const { return may_end_; }      // what there is, is whole
-  bool must_end() const { return !may_go_on_; }  // nothing can follow it
+  int64_t steps() const { return steps_; }       // work spent by the last Accept
+  bool may_end() const { return may_end_; }      // the answer so far is complete
+  bool must_end() const { return !may_go_on_; }  // only `ends` may follow
 
  private:
   struct State;
@@ -77,32 +77,35 @@ class GrammarMatcher {
   bool may_end_, may_go_on_;
 };
 
-// Compiles grammars for one vocabulary and keeps those used last, each tenant's apart: no tenant
-// learns by the time that an answer takes what another one has sent. All methods may be called from
-// any thread.
+// Compiles grammars for one vocabulary and caches the most recently used ones. Each tenant has its
+// own cache, so that no tenant learns from response times which grammars another has sent.
+// Thread-safe.
 class GrammarCompiler {
  public:
-  // Null: the tokenizer's text is escaped. Added tokens but those of `tags`, those without bytes
-  // and those that are `never` part of a text are in no answer. The tokenizer must outlive the
-  // compiler.
+  // Null if the tokenizer's tokens are JSON-escaped text, whose bytes are not the answer's. No
+  // grammar allows the unknown token, tokens without bytes, the tokens in `never`, or an added
+  // token whose text does not occur in `tags`. `tokenizer` must outlive the compiler.
   static std::unique_ptr<GrammarCompiler> Create(const Tokenizer& tokenizer, int64_t vocab_size,
                                                  const std::vector<int32_t>& never,
                                                  const std::string& tags = "");
-  // `tokens`: the bytes of each, called once; empty: in no answer.
+  // `tokens` returns the bytes of every token by id; no grammar allows a token of no bytes. Called
+  // once, when the first grammar is compiled.
   explicit GrammarCompiler(std::function<std::vector<std::string>()> tokens);
   ~GrammarCompiler();
 
-  // What is paid for a grammar's bytes, as long as it is used; an error is that of the method that
-  // asks for it. May be called with a lock held: it must not call back.
+  // Reserves `bytes` of memory for a grammar until the returned object is destroyed. Its error is
+  // returned by Compile or Find. Called under the compiler's lock, so it must not call the
+  // compiler.
   using Charge = std::function<absl::StatusOr<std::shared_ptr<void>>(int64_t bytes)>;
   enum class Effort { kWhole, kQuick };
-  // Finds or makes a grammar. May take a second, kQuick a twentieth of it. InvalidArgument:
-  // malformed, not supported, or beyond the limits; Aborted: it takes more than kQuick.
+  // Returns the tenant's cached grammar, or compiles it, which may take a second or two, with
+  // kQuick a twentieth of that. InvalidArgument: malformed, not supported, or beyond the limits.
+  // Aborted: kQuick was not enough.
   absl::StatusOr<std::shared_ptr<const Grammar>> Compile(const GrammarSource& source,
                                                          uint64_t tenant = 0,
                                                          const Charge& charge = nullptr,
                                                          Effort effort = Effort::kWhole);
-  // What is kept of it for the tenant; null: nothing.
+  // The tenant's cached grammar; null if there is none.
   absl::StatusOr<std::shared_ptr<const Grammar>> Find(const GrammarSource& source,
                                                       uint64_t tenant = 0,
                                                       const Charge& charge = nullptr);
@@ -113,12 +116,12 @@ class GrammarCompiler {
   struct Kept {
     GrammarSource source;
     std::shared_ptr<const Grammar> grammar;
-    std::weak_ptr<const Grammar> used;  // as long as it is, it is paid for
+    std::weak_ptr<const Grammar> used;  // the charged pointer that callers share, while it lives
 
     int64_t bytes() const;
   };
   struct Tenant {
-    std::list<Kept> kept;  // the one used last first
+    std::list<Kept> kept;  // most recently used first
     absl::flat_hash_map<std::pair<GrammarSource::Kind, std::string_view>, std::list<Kept>::iterator>
         places;
     int64_t bytes = 0;
@@ -127,18 +130,19 @@ class GrammarCompiler {
   absl::StatusOr<std::shared_ptr<const Grammar>> Use(const GrammarSource& source, uint64_t tenant,
                                                      std::shared_ptr<const Grammar> made,
                                                      const Charge& charge);
-  // With the lock.
-  Kept* Look(const GrammarSource& source, uint64_t tenant);
-  Kept* Keep(const GrammarSource& source, uint64_t tenant, std::shared_ptr<const Grammar> grammar,
-             std::list<Kept>* dropped);
-  void Count(uint64_t id, Tenant* tenant, int64_t bytes);
+  // REQUIRES of the rest: mutex_ is held.
+  Kept* FindKept(const GrammarSource& source, uint64_t tenant);
+  // `dropped` receives the grammars that had to make room.
+  Kept* AddKept(const GrammarSource& source, uint64_t tenant,
+                std::shared_ptr<const Grammar> grammar, std::list<Kept>* dropped);
+  void AddBytes(uint64_t id, Tenant* tenant, int64_t bytes);
 
   const std::function<std::vector<std::string>()> tokens_;
   std::once_flag loaded_;
-  std::unique_ptr<Vocabulary> vocabulary_;  // once a grammar was asked for
+  std::unique_ptr<Vocabulary> vocabulary_;  // null until the first grammar is compiled
   mutable std::mutex mutex_;
   std::unordered_map<uint64_t, Tenant> tenants_;
-  std::set<std::pair<int64_t, uint64_t>> by_bytes_;  // tenants, by what is kept for each
+  std::set<std::pair<int64_t, uint64_t>> by_bytes_;  // (cached bytes, id) of each tenant
   int64_t kept_bytes_ = 0;
 };
 

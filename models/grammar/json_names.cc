@@ -1,9 +1,10 @@
-// One byte after the other. See json_names.h.
+// An automaton over the bytes of JSON, and the stack of its open objects. See json_names.h.
 #include "models/grammar/json_names.h"
 
 #include <algorithm>
 
 #include "absl/strings/match.h"
+#include "kernels/core/check.h"
 #include "models/grammar/work_meter.h"
 
 namespace fox {
@@ -20,11 +21,29 @@ JsonNames::JsonNames(const NameTokens& tokens, std::vector<std::string> begins)
       begins_(std::move(begins)),
       in_json_(std::find(begins_.begin(), begins_.end(), "") != begins_.end()) {}
 
-JsonNames::Event JsonNames::Step(char c, bool in_object, Place* place) {
+bool JsonNames::Stack::in_object() const {
+  if (frames.size() > 1) return frames.back().is_object;
+  return shared > 0 && (*base)[shared].is_object;
+}
+
+void JsonNames::Stack::Pop() {
+  FOX_CHECK(size() > 0);
+  if (frames.size() > 1) return frames.pop_back();
+  --shared;
+  frames.front().names.clear();
+}
+
+bool JsonNames::Stack::AddName(const std::string& name) {
+  const bool is_shared = frames.size() == 1 && shared > 0 && (*base)[shared].names.contains(name);
+  return !is_shared && frames.back().names.insert(name).second;
+}
+
+JsonNames::Event JsonNames::Step(char c, Place* place, Stack* open) {
   if (place->in_string) {
     if (c == '"' && !place->is_escape) {
       place->in_string = false;
-      return std::exchange(place->is_name, false) ? Event::kName : Event::kNone;
+      const bool is_name = std::exchange(place->is_name, false);
+      return is_name && !open->AddName(place->name) ? Event::kRepeatedName : Event::kNone;
     }
     if (place->is_name) place->name += c;
     place->is_escape = c == '\\' && !place->is_escape;
@@ -37,18 +56,18 @@ JsonNames::Event JsonNames::Step(char c, bool in_object, Place* place) {
       place->name.clear();
       return Event::kNone;
     case ',':
-      place->expects_name = in_object;
+      place->expects_name = open->in_object();
       return Event::kNone;
     case '{':
-      place->expects_name = true;
-      return Event::kObject;
     case '[':
-      place->expects_name = false;
-      return Event::kArray;
+      place->expects_name = c == '{';
+      open->frames.push_back({c == '{', {}});
+      return Event::kNone;
     case '}':
     case ']':
       place->expects_name = false;
-      return Event::kEnd;
+      if (open->size() > 0) open->Pop();
+      return open->size() > 0 ? Event::kNone : Event::kEnd;
     default:
       return Event::kNone;
   }
@@ -56,31 +75,15 @@ JsonNames::Event JsonNames::Step(char c, bool in_object, Place* place) {
 
 void JsonNames::Read(const std::string& bytes) {
   for (const char c : bytes) {
-    if (!in_json_) {
-      outside_ += c;
-      in_json_ = std::any_of(begins_.begin(), begins_.end(), [&](const std::string& begin) {
-        return !begin.empty() && absl::EndsWith(outside_, begin);
-      });
-      if (in_json_) outside_.clear();
+    if (in_json_) {
+      in_json_ = Step(c, &place_, &open_) != Event::kEnd;
       continue;
     }
-    switch (Step(c, !open_.empty() && open_.back().is_object, &place_)) {
-      case Event::kObject:
-        open_.push_back({true, {}});
-        break;
-      case Event::kArray:
-        open_.push_back({false, {}});
-        break;
-      case Event::kEnd:
-        if (!open_.empty()) open_.pop_back();
-        in_json_ = !open_.empty();
-        break;
-      case Event::kName:
-        open_.back().names.insert(place_.name);
-        break;
-      case Event::kNone:
-        break;
-    }
+    outside_ += c;
+    in_json_ = std::any_of(begins_.begin(), begins_.end(), [&](const std::string& begin) {
+      return !begin.empty() && absl::EndsWith(outside_, begin);
+    });
+    if (in_json_) outside_.clear();
   }
   size_t most = 0;
   for (const std::string& begin : begins_) most = std::max(most, begin.size());
@@ -89,46 +92,20 @@ void JsonNames::Read(const std::string& bytes) {
 
 bool JsonNames::Repeats(const std::string& token) const {
   Place place = place_;
-  size_t old = open_.size();                 // of open_, those that are still open
-  std::vector<Frame> added = {{false, {}}};  // names of the last of them, then new ones
+  Stack draft{&open_.frames, open_.size()};
   for (const char c : token) {
-    const bool is_new = added.size() > 1;
-    const bool in_object = is_new ? added.back().is_object : old > 0 && open_[old - 1].is_object;
-    switch (Step(c, in_object, &place)) {
-      case Event::kObject:
-        added.push_back({true, {}});
-        break;
-      case Event::kArray:
-        added.push_back({false, {}});
-        break;
-      case Event::kEnd:
-        if (is_new) {
-          added.pop_back();
-        } else if (--old == 0 || old > open_.size()) {
-          return false;
-        } else {
-          added.front().names.clear();
-        }
-        break;
-      case Event::kName:
-        if (!added.back().names.insert(place.name).second ||
-            (!is_new && open_[old - 1].names.contains(place.name))) {
-          return true;
-        }
-        break;
-      case Event::kNone:
-        break;
-    }
+    const Event event = Step(c, &place, &draft);
+    if (event != Event::kNone) return event == Event::kRepeatedName;
   }
   return false;
 }
 
 void JsonNames::Clear(std::vector<uint32_t>* mask) const {
-  if (open_.empty()) return;
+  if (open_.size() == 0) return;
   const auto bit = [](int32_t id) { return uint32_t{1} << (id % 32); };
   const auto word = [&](int32_t id) -> uint32_t& { return (*mask)[static_cast<size_t>(id) / 32]; };
   if (place_.is_name) {
-    const std::set<std::string>& names = open_.back().names;
+    const std::set<std::string>& names = open_.frames.back().names;
     for (auto name = names.lower_bound(place_.name);
          name != names.end() && absl::StartsWith(*name, place_.name); ++name) {
       const std::string rest = name->substr(place_.name.size()) + '"';

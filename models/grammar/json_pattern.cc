@@ -18,59 +18,45 @@
 namespace fox {
 namespace {
 
-// Code points, in ranges that follow each other.
-using Range = std::pair<int32_t, int32_t>;
-using Set = std::vector<Range>;
-
-const Set kDigits = {{'0', '9'}};
-const Set kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-const Set kSpaces = {{'\t', '\r'}, {' ', ' '}};
-// What one of ECMAScript and Python takes for a space, and `\S` for none.
-const Set kAnySpaces = {{'\t', '\r'},     {0x1c, ' '},      {0x85, 0x85},     {0xa0, 0xa0},
-                        {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f},
-                        {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff}};
-const Set kLineEnds = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
-const Set kEscaped = {{0, 0x1f}, {'"', '"'}, {'\\', '\\'}};  // by JSON
-constexpr char kLetters[] = "\"\"\\\\//b\bf\fn\nr\rt\t";     // of escapes, and what they mean
+const CodePoints kDigits = {{'0', '9'}};
+const CodePoints kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+const CodePoints kSpaces = {{'\t', '\r'}, {' ', ' '}};
+// The spaces of ECMAScript and of Python together: the complement of `\S`.
+const CodePoints kAnySpaces = {{'\t', '\r'},     {0x1c, ' '},      {0x85, 0x85},
+                               {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
+                               {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f},
+                               {0x3000, 0x3000}, {0xfeff, 0xfeff}};
+const CodePoints kLineEnds = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
+const CodePoints kEscaped = {{0, 0x1f}, {'"', '"'}, {'\\', '\\'}};  // by JSON
+// Pairs: the letter of an escape, its meaning.
+constexpr char kLetters[] = "\"\"\\\\//b\bf\fn\nr\rt\t";
 constexpr char kHex[] = "[0-9A-Fa-f]";
 
-Set Others(Set set) {
-  std::sort(set.begin(), set.end());
-  Set out;
-  int32_t next = 0;
-  for (const auto& [first, last] : set) {
-    if (first > next) out.emplace_back(next, first - 1);
-    next = std::max(next, last + 1);
-  }
-  if (next <= kLastCodePoint) out.emplace_back(next, kLastCodePoint);
-  return out;
-}
-
-Set Both(const Set& a, const Set& b) {
-  Set out = Others(a);
-  const Set others = Others(b);
+CodePoints Intersection(const CodePoints& a, const CodePoints& b) {
+  CodePoints out = Complement(a);
+  const CodePoints others = Complement(b);
   out.insert(out.end(), others.begin(), others.end());
-  return Others(out);
+  return Complement(out);
 }
 
-bool Has(const Set& set, int32_t point) {
-  return std::any_of(set.begin(), set.end(), [point](const Range& range) {
+bool Has(const CodePoints& set, int32_t point) {
+  return std::any_of(set.begin(), set.end(), [point](const auto& range) {
     return range.first <= point && point <= range.second;
   });
 }
 
-// The escapes \uXXXX from `first` to `last`, as alternatives.
-void AddNumbers(int32_t first, int32_t last, std::vector<std::string>* ways) {
+// Appends the escapes \uXXXX from `first` to `last` to the alternatives `ways`.
+void AddUnicodeEscapes(int32_t first, int32_t last, std::vector<std::string>* ways) {
   for (int bits = 4; bits < 16; bits += 4) {
     const int32_t low = (1 << bits) - 1;
     if ((first & ~low) == (last & ~low)) break;
     if ((first & low) != 0) {
-      AddNumbers(first, first | low, ways);
-      return AddNumbers((first | low) + 1, last, ways);
+      AddUnicodeEscapes(first, first | low, ways);
+      return AddUnicodeEscapes((first | low) + 1, last, ways);
     }
     if ((last & low) != low) {
-      AddNumbers(first, (last & ~low) - 1, ways);
-      return AddNumbers(last & ~low, last, ways);
+      AddUnicodeEscapes(first, (last & ~low) - 1, ways);
+      return AddUnicodeEscapes(last & ~low, last, ways);
     }
   }
   std::string& way = ways->emplace_back("\\\\u");
@@ -84,11 +70,11 @@ void AddNumbers(int32_t first, int32_t last, std::vector<std::string>* ways) {
   }
 }
 
-// One character of a string in JSON, as it is or escaped, as alternatives of a regular expression.
-std::string Characters(const Set& set) {
+// The regular expression of one character of `set` in a JSON string, plain or escaped.
+std::string Characters(const CodePoints& set) {
   std::vector<std::string> ways;
   std::string plain;
-  for (const auto& [first, last] : Both(set, Others(kEscaped))) {
+  for (const auto& [first, last] : Intersection(set, Complement(kEscaped))) {
     absl::StrAppendFormat(&plain, "\\u{%x}", first);
     if (last > first) absl::StrAppendFormat(&plain, "-\\u{%x}", last);
   }
@@ -99,10 +85,14 @@ std::string Characters(const Set& set) {
     if (Has(set, letter[1])) absl::StrAppendFormat(&letters, "\\u{%x}", letter[0]);
   }
   if (!letters.empty()) ways.push_back(absl::StrCat("\\\\[", letters, "]"));
-  // Others may be escaped, too, where much may be: names of letters are not spelled so.
-  const bool is_wide = Both(set, {{0x10000, kLastCodePoint}}) == Set{{0x10000, kLastCodePoint}};
-  const Set numbered = is_wide ? Set{{0, 0x1f}, {0x80, 0xd7ff}, {0xe000, 0xffff}} : Set{{0, 0x1f}};
-  for (const auto& [first, last] : Both(set, numbered)) AddNumbers(first, last, &ways);
+  // \uXXXX is allowed for every character of a wide set, as `.`, but of a narrow one only where
+  // JSON demands it: names are not written in that way.
+  const bool is_wide =
+      Intersection(set, {{0x10000, kLastCodePoint}}) == CodePoints{{0x10000, kLastCodePoint}};
+  const CodePoints numbered =
+      is_wide ? CodePoints{{0, 0x1f}, {0x80, 0xd7ff}, {0xe000, 0xffff}} : CodePoints{{0, 0x1f}};
+  for (const auto& [first, last] : Intersection(set, numbered))
+    AddUnicodeEscapes(first, last, &ways);
   if (is_wide) {
     const std::string half = absl::StrCat("[Dd][89ABab]", kHex, kHex);
     ways.push_back(absl::StrCat("\\\\u", half, "\\\\u[Dd][C-Fc-f]", kHex, kHex));
@@ -131,7 +121,7 @@ class Pattern {
       } else if (Take('[')) {
         out += Characters(ReadClass());
       } else if (Take('.')) {
-        out += Characters(Others(kLineEnds));
+        out += Characters(Complement(kLineEnds));
       } else if (Take('\\')) {
         out += Characters(Escape());
       } else {
@@ -143,7 +133,7 @@ class Pattern {
       }
       SpendWork(static_cast<int64_t>(64 * (out.size() - before)));  // a dot becomes 700 bytes
     }
-    return has_ways ? absl::StrCat("(", out, ")") : out;  // quotes are around all ways
+    return has_ways ? absl::StrCat("(", out, ")") : out;  // the quotes are around all alternatives
   }
 
  private:
@@ -172,22 +162,22 @@ class Pattern {
     return value;
   }
 
-  // Of an escape, behind its backslash.
-  Set Escape() {
+  // Reads an escape behind its backslash and returns the characters that it stands for.
+  CodePoints Escape() {
     const char c = Next();
     switch (c) {
       case 'd':
         return kDigits;
       case 'D':
-        return Others(kDigits);
+        return Complement(kDigits);
       case 'w':
         return kWord;
       case 'W':
-        return Others(kWord);
+        return Complement(kWord);
       case 's':
         return kSpaces;
       case 'S':
-        return Others(kAnySpaces);
+        return Complement(kAnySpaces);
       default:
         break;
     }
@@ -204,26 +194,27 @@ class Pattern {
     return {{point, point}};
   }
 
-  Set ReadClass() {
+  CodePoints ReadClass() {
     const bool negated = Take('^');
-    Set set;
+    CodePoints set;
     while (!Take(']')) {
-      const Set item = ReadItem();
-      // A class that contains spaces means fewer than one that lacks them.
+      const CodePoints item = ReadItem();
+      // Readers differ in what `\s` means: a class has only the spaces of all, and a negated class
+      // lacks the spaces of any.
       set.insert(set.end(), item.begin(), item.end());
       if (negated && item == kSpaces) set.insert(set.end(), kAnySpaces.begin(), kAnySpaces.end());
       const bool is_range = at_ + 1 < regex_.size() && regex_[at_] == '-' && regex_[at_ + 1] != ']';
       if (!is_range) continue;
       ++at_;
-      const Set last = ReadItem();
+      const CodePoints last = ReadItem();
       const bool is_one = item.size() == 1 && item[0].first == item[0].second && last.size() == 1 &&
                           last[0].first == last[0].second && last[0].first >= item[0].first;
       if (!is_one) throw std::runtime_error("pattern: a range from a class, or backwards");
       set.emplace_back(item[0].first, last[0].first);
     }
-    return negated ? Others(set) : Others(Others(set));
+    return negated ? Complement(set) : Complement(Complement(set));
   }
-  Set ReadItem() {
+  CodePoints ReadItem() {
     if (Take('\\')) return Escape();
     const int32_t point = NextPoint();
     return {{point, point}};
@@ -235,7 +226,7 @@ class Pattern {
 
 // --- Integers ---
 
-// Of the numbers from `first` to `last`, which have the same count of digits.
+// The regular expression of the numbers from `first` to `last`, which have equally many digits.
 std::string Digits(const std::string& first, const std::string& last) {
   if (first.empty()) return "";
   const size_t rest = first.size() - 1;
@@ -255,12 +246,12 @@ std::string Digits(const std::string& first, const std::string& last) {
   return out + ")";
 }
 
-constexpr size_t kMostDigits = 16;  // of a number without a bound
+constexpr size_t kMaxDigits = 16;  // of a number without a bound
 
-// Of a magnitude; `last` 0 with `open`: no bound.
+// The regular expression of the numbers from `first` to `last`, or without an end if `open`.
 std::string Magnitudes(uint64_t first, uint64_t last, bool open) {
   std::string low = absl::StrCat(first), high = absl::StrCat(last), out = "(";
-  if (open) high = std::string(std::max(low.size(), kMostDigits), '9');
+  if (open) high = std::string(std::max(low.size(), kMaxDigits), '9');
   for (; low.size() < high.size(); low = absl::StrCat("1", std::string(low.size(), '0'))) {
     absl::StrAppend(&out, Digits(low, std::string(low.size(), '9')), "|");
   }

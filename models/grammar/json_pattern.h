@@ -1,4 +1,5 @@
-// Regular expressions of JSON's texts: of a string that has a pattern, and of integers in a range.
+// Expressions of JSON values: EBNF of characters and numbers, and regular expressions of a string
+// with a pattern and of the integers in a range.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +8,21 @@
 
 namespace fox {
 
-// A character of a string, or its escape, as EBNF. Half a surrogate pair is none (RFC 7493, 2.1).
+// A character of a string or an escape, as EBNF. Half a surrogate pair is not a character (RFC
+// 7493, 2.1).
 std::string JsonCharacter();
 
-// Numbers as EBNF, that end and that every client can read: at most 16 digits before and behind the
-// point, and an exponent up to 289, with which a double holds them all.
+// Numbers as EBNF. They are bounded, so that they end and every client can read them: at most 16
+// digits before and behind the point, and an exponent up to 289, with which all fit into a double.
 std::string JsonInteger();
 std::string JsonNumber();
 
-// The pattern of the text between the quotes, where characters may be escaped. Throws
-// std::runtime_error: not supported.
+// The regular expression of a JSON string's text between its quotes, where characters may be
+// escaped, if the string has the pattern `regex`. Throws std::runtime_error if not supported.
 std::string PatternInJson(const std::string& regex);
 
-// Of the integers in [first, last], without leading zeros; none: no bound, but 16 digits, which
-// every client can read, or those of the other bound.
+// The regular expression of the integers in [first, last], without leading zeros. A missing bound
+// means 16 digits, which every client can read, or as many digits as the other bound has.
 std::string IntegerPattern(std::optional<int64_t> first, std::optional<int64_t> last);
 
 }  // namespace fox

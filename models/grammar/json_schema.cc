@@ -1,5 +1,5 @@
-// From a schema to rules: made plain, merged with what is beside it, taken apart. See
-// json_schema.h.
+// From a schema to rules: Plain checks its keywords, Whole merges $ref and allOf into it, and
+// WriteWhole turns it into rules. See json_schema.h and schema_writer.h.
 #include "models/grammar/json_schema.h"
 
 #include <algorithm>
@@ -23,11 +23,11 @@ namespace {
 
 using Json = ExactJson;
 
-constexpr int kMostRefs = 128;  // one behind another
-constexpr double kMostRepeats = 1 << 20;
+constexpr int kMaxRefs = 128;  // in one chain
+constexpr double kMaxRepeats = 1 << 20;
 
-// Keywords that assert something, by the type whose values they are about; all others are
-// annotations, or parts of these. The first of each are supported.
+// Keywords that assert something, by the type of the values that they restrict. All other keywords
+// are annotations or belong to one of these. Separated by spaces.
 struct Words {
   const char* type;
   const char* supported;
@@ -50,7 +50,7 @@ bool Holds(const char* words, const std::string& word) {
   return std::find(all.begin(), all.end(), word) != all.end();
 }
 
-// Of a schema's types; it may have none, or one as a text.
+// True if the schema allows values of `type`. Its `type` may be absent, a text or a list.
 bool HasType(const Json& schema, const std::string& type) {
   const Json& types = At(schema, "type");
   const auto is = [&](const Json& one) {
@@ -59,7 +59,7 @@ bool HasType(const Json& schema, const std::string& type) {
   return types.is_null() || is(types) || std::any_of(types.begin(), types.end(), is);
 }
 
-// A keyword that is not supported, of a value that all have.
+// True if every value satisfies the keyword `word`, as {"not": false}.
 bool SaysNothing(const Json& schema, const std::string& word) {
   const Json& value = schema[word];
   const auto number = [&](const char* name) { return NumberOf(At(schema, name)); };
@@ -80,7 +80,7 @@ bool HasRef(const Json& json) {
   return json.is_structured() && std::any_of(json.begin(), json.end(), HasRef);
 }
 
-// Null: it is of the keyword's form.
+// The problem of a keyword whose value has not the form that JSON Schema demands; null: none.
 const char* FormProblem(const std::string& word, const Json& value) {
   const auto all = [&](auto&& holds) {
     return value.is_array() && std::all_of(value.begin(), value.end(), holds);
@@ -109,7 +109,7 @@ const char* FormProblem(const std::string& word, const Json& value) {
   }
   if (word.starts_with("min") || word.starts_with("max")) {
     const double count = NumberOf(value);
-    return count >= 0 && count <= kMostRepeats && count == std::floor(count)
+    return count >= 0 && count <= kMaxRepeats && count == std::floor(count)
                ? nullptr
                : "must be an integer in [0, 2^20]";
   }
@@ -128,10 +128,10 @@ void SchemaWriter::Fail(const std::string& path, const std::string& problem) con
 
 void SchemaWriter::Drop(const std::string& path, const std::string& keyword) {
   if (!relax_) Fail(path, absl::StrCat(keyword, " is not supported here"));
-  Tell(path, keyword);
+  List(path, keyword);
 }
 
-void SchemaWriter::Tell(const std::string& path, const std::string& keyword) {
+void SchemaWriter::List(const std::string& path, const std::string& keyword) {
   const std::string place = PathTo(path, keyword);
   if (std::find(relaxed_.begin(), relaxed_.end(), place) == relaxed_.end()) {
     relaxed_.push_back(place);
@@ -234,7 +234,7 @@ Json SchemaWriter::Merge(Json a, const Json& b, const std::string& path,
 Json SchemaWriter::Whole(const Json& schema, const std::string& path) {
   Json out = Plain(schema, path);
   if (!out.contains("$ref") && !out.contains("allOf")) return out;
-  if (++depth_ > kMostRefs) Fail(path, "$ref refers to itself");
+  if (++depth_ > kMaxRefs) Fail(path, "$ref refers to itself");
   const auto leave = absl::MakeCleanup([this] { --depth_; });
   if (const Json ref = At(out, "$ref"); ref.is_string()) {
     out.erase("$ref");
@@ -260,7 +260,8 @@ std::string SchemaWriter::WriteWhole(const Json& whole, const std::string& path)
   SpendWork(static_cast<int64_t>(key.size()));
   const auto [memo, is_new] = memo_.try_emplace(key);
   if (!is_new) {
-    // Core, "Guarding Against Infinite Recursion": a validator would not come to an end.
+    // The schema needs itself for the same value: a validator would not come to an end (Core,
+    // "Guarding Against Infinite Recursion").
     if (memo->second.is_open && memo->second.level == level_) Fail(path, "$ref refers to itself");
     memo->second.is_used = true;
     return memo->second.name;
@@ -320,7 +321,7 @@ bool SchemaWriter::Separate(Json* a, Json* b, const std::string& path) {
         continue;
       }
       if (!AreDisjoint(Whole(value, path), Whole(there, path))) continue;
-      const std::string copy = name;  // of a schema that grows
+      const std::string copy = name;  // `name` is in a schema that require() changes
       require(one, copy);
       require(other, copy);
       return true;

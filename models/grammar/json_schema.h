@@ -1,7 +1,7 @@
-// A JSON Schema (2020-12, and draft 7's lists of items) as rules of a grammar in EBNF: what the
-// rules write is of the schema. A keyword that a grammar cannot say is refused, or dropped and
-// named where the schema may be relaxed, as a format is that cannot be kept. Keywords that assert
-// nothing are not looked at.
+// AddSchemaRules: a JSON Schema (2020-12, and draft 7's lists of items) as rules of a grammar in
+// EBNF. Every value that the rules write is valid by the schema. A keyword that a grammar cannot
+// express is refused; if the schema may be relaxed, it is dropped and listed instead. A `format`
+// that cannot be kept is always dropped and listed. Keywords that assert nothing are ignored.
 #pragma once
 
 #include <cstddef>
@@ -16,14 +16,14 @@ namespace fox {
 inline constexpr size_t kMaxSchemaDepth = 64;
 
 struct SchemaRules {
-  std::string root;                  // what writes a value, for a rule's body
-  std::vector<std::string> relaxed;  // JSON pointers of the keywords that were dropped
+  std::string root;                  // the body of a rule that writes one value
+  std::vector<std::string> relaxed;  // JSON pointers of the dropped keywords
 };
 
-// Adds the rules of `schema`'s values to `rules`: properties in the order of the schema; none that
-// it does not name, unless it names none or says additionalProperties. Takes time and memory in
-// proportion to the rules, of which there is a bound. InvalidArgument: not JSON, not a schema,
-// without any value, or with keywords that are not supported; the message has the place.
+// Adds the rules of `schema`'s values to `rules`. Objects have their properties in the order of the
+// schema, and no other properties unless the schema names none or has additionalProperties. Time
+// and memory grow with the rules, which WorkMeter bounds. InvalidArgument: not JSON, not a schema,
+// a schema without any value, or an unsupported keyword; the message names the place.
 absl::StatusOr<SchemaRules> AddSchemaRules(const std::string& schema, bool relax, EbnfRules* rules);
 
 }  // namespace fox

@@ -16,7 +16,7 @@ namespace {
 
 using Json = ExactJson;
 
-// JSON Schema's equality: numbers by their values, objects without their order.
+// Equality of JSON Schema: numbers by their values, objects without the order of their members.
 bool IsSame(const Json& a, const Json& b) {
   SpendWork(1);
   if (a.is_object() != b.is_object() || a.is_array() != b.is_array() || a.size() != b.size()) {
@@ -56,7 +56,8 @@ Json Values(const Json& a, const Json& b) {
   return out;
 }
 
-// Of children, which may be true, false or not plain.
+// The schema of both for one property or item. Unlike their parents, `a` and `b` need not be plain:
+// the result combines them by allOf, which is merged later.
 Json Both(const Json& a, const Json& b) {
   if (a == b || b == true) return a;
   if (a == true) return b;
@@ -64,7 +65,8 @@ Json Both(const Json& a, const Json& b) {
   return {{"allOf", Json::array({a, b})}};
 }
 
-// What a schema says of the properties that another one names. Null: as it says nothing.
+// Adds the properties that `from` names to `properties`, each merged with the schema that `other`
+// has for it: its own property of that name, or else its additionalProperties.
 void AddNames(const Json& from, const Json& other, Json* properties) {
   const bool is_open = !other.contains("additionalProperties");
   for (const auto& [name, value] : At(from, "properties").items()) {
@@ -98,7 +100,8 @@ Json Joined(const std::string& word, const Json& a, const Json& b) {
   throw std::runtime_error(absl::StrCat(word, " is not supported in two schemas of one value"));
 }
 
-// Throws where a word says nothing without those beside it.
+// Throws if both schemas use keywords that refer to each other, as `items` does to `prefixItems`,
+// and differ in one: such keywords cannot be merged one by one.
 void CheckApart(const Json& a, const Json& b) {
   for (const auto& words : {std::vector<const char*>{"items", "prefixItems"},
                             {"patternProperties", "properties", "additionalProperties"},

@@ -1,5 +1,5 @@
-// What two JSON schemas say together, and whether they exclude each other. Both are plain: objects
-// of keywords that assert something, `type` and `enum` lists (see json_schema.cc).
+// Merging two JSON schemas into one, and a test whether they exclude each other. All schemas here
+// are plain (see schema_writer.h).
 #pragma once
 
 #include <stdexcept>
@@ -9,25 +9,25 @@
 
 namespace fox {
 
-// No value is of the schema.
+// Thrown for a schema that no value satisfies.
 struct NoValue : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The keyword's value; null: it has none.
+// The value of the keyword; null if the schema lacks it.
 const ExactJson& At(const ExactJson& schema, const std::string& keyword);
 
-// A number's value; of another value NaN.
+// The value of a number; NaN for any other value.
 double NumberOf(const ExactJson& value);
 
-// JSON Schema's: an integer may have a fraction of zeros.
+// True if the value is of a type of JSON Schema, where 1.0 is an integer.
 bool IsOfType(const ExactJson& value, const std::string& type);
 
-// A schema of the values that are of both. Throws NoValue, or std::runtime_error where it is none
-// that a grammar can say, with the keyword.
+// The schema whose values satisfy both `a` and `b`. Throws NoValue if there are none, and
+// std::runtime_error with the keyword if a grammar cannot express it.
 ExactJson Merged(const ExactJson& a, const ExactJson& b);
 
-// Whether no value is of both, by what enum and type say.
+// True if `enum` and `type` alone show that no value satisfies both. False: not known.
 bool AreDisjoint(const ExactJson& a, const ExactJson& b);
 
 }  // namespace fox

@@ -1,4 +1,4 @@
-// Values type by type. See schema_writer.h.
+// The rules of values, type by type. See schema_writer.h.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -27,7 +27,7 @@ std::string InQuotes(const std::string& body) { return absl::StrCat(R"("\"" )", 
 
 std::string Rule(const std::string& regex) { return xgrammar::RegexToEBNF(regex, false); }
 
-// kNoEnd: it has none.
+// The count that a keyword gives, as maxItems; kNoEnd: the schema lacks the keyword.
 int64_t CountOf(const Json& schema, const char* keyword) {
   return schema.contains(keyword) ? static_cast<int64_t>(NumberOf(schema[keyword])) : kNoEnd;
 }
@@ -36,7 +36,7 @@ std::string Times(int64_t least, int64_t most) {
   return absl::StrCat("{", least, ",", most == kNoEnd ? "" : absl::StrCat(most), "}");
 }
 
-// Parts between brackets with commas between them, at least and at most so many.
+// From `least` to `most` repetitions of `part` with commas between them, inside of brackets.
 std::string Sequence(const std::string& part, int64_t least, int64_t most, const char* begin,
                      const char* end) {
   std::string none = EbnfText(absl::StrCat(begin, end));
@@ -47,8 +47,8 @@ std::string Sequence(const std::string& part, int64_t least, int64_t most, const
                       least == 0 ? absl::StrCat(" | ", none) : "");
 }
 
-// Keywords about a value of enum that are not looked at.
-std::vector<const char*> WordsOf(const Json& value) {
+// Keywords that restrict values of the type of `value`, but that Enum does not apply to it.
+std::vector<const char*> UncheckedWords(const Json& value) {
   if (value.is_string()) return {"pattern"};
   if (value.is_array()) return {"items", "prefixItems", "minItems", "maxItems"};
   if (!value.is_object()) return {};
@@ -56,6 +56,7 @@ std::vector<const char*> WordsOf(const Json& value) {
           "propertyNames", "minProperties", "maxProperties"};
 }
 
+// Characters of a text; 0 for any other value.
 int64_t LengthOf(const Json& value) {
   const auto* text = value.get_ptr<const std::string*>();
   return text == nullptr ? 0 : std::count_if(text->begin(), text->end(), [](char c) {
@@ -85,10 +86,10 @@ std::string SchemaWriter::Enum(const Json& whole, const std::string& path) {
     std::string text = TextOf(value, true);
     if (seen.insert(text).second) ways.push_back(EbnfText(text));
     SpendWork(static_cast<int64_t>(8 + text.size()));
-    for (const char* word : WordsOf(value)) {
+    for (const char* word : UncheckedWords(value)) {
       if (whole.contains(word)) Drop(path, word);
     }
-    if (value.is_string() && whole.contains("format")) Tell(path, "format");
+    if (value.is_string() && whole.contains("format")) List(path, "format");
   }
   if (ways.empty()) throw NoValue(absl::StrCat(path, ": no value of enum or const may be there"));
   return absl::StrJoin(ways, " | ");
@@ -102,7 +103,7 @@ std::string SchemaWriter::Types(const Json& whole, const std::string& path) {
     if (type != "integer" || !has_number) types.push_back(type.get<std::string>());
   }
   if (types.empty() && whole.empty()) return rules_.Any();
-  if (types.empty()) {  // values of the type that it says most about
+  if (types.empty()) {  // without `type`: the first of these types that it has keywords about
     const auto has = [&](std::vector<const char*> words) {
       return std::any_of(words.begin(), words.end(),
                          [&](auto word) { return whole.contains(word); });
@@ -144,7 +145,8 @@ std::string SchemaWriter::OfType(const std::string& type, const Json& whole,
   return rules_.Number();
 }
 
-// By its pattern, or by its format if that has the lengths, or by its lengths.
+// A string is written by its pattern; or by its format, if all texts of the format have the allowed
+// lengths; or by its lengths.
 std::string SchemaWriter::String(const Json& whole, const std::string& path) {
   const int64_t least = std::max<int64_t>(CountOf(whole, "minLength"), 0);
   const int64_t most = CountOf(whole, "maxLength");
@@ -164,8 +166,8 @@ std::string SchemaWriter::String(const Json& whole, const std::string& path) {
                     (most == kNoEnd || (format->most >= 0 && format->most <= most));
   const bool has_lengths = least > 0 || most != kNoEnd;
   if (fits && pattern.empty()) return InQuotes(Rule(format->regex));
-  // An annotation (validation, 7.2.1): never a reason to refuse a schema.
-  if (format != nullptr || IsUnknownStringFormat(name)) Tell(path, "format");
+  // A format is an annotation (validation, 7.2.1), never a reason to refuse a schema.
+  if (format != nullptr || IsUnknownStringFormat(name)) List(path, "format");
   if (pattern.empty()) {
     return has_lengths ? InQuotes(absl::StrCat(JsonCharacter(), Times(least, most)))
                        : rules_.String();
@@ -177,7 +179,8 @@ std::string SchemaWriter::String(const Json& whole, const std::string& path) {
 }
 
 std::string SchemaWriter::Integer(const Json& whole, const std::string& path) {
-  // Whole numbers of 64 bits within a bound that may lie beyond them; none: no bound.
+  // The bound `word` as an integer of 64 bits: rounded up if `nudge` is positive and else down, and
+  // clamped where that excludes no such integer. No value: no bound.
   const auto bound = [&](const char* word, double nudge) -> std::optional<int64_t> {
     const Json& value = At(whole, word);
     if (value.is_null()) return {};
@@ -218,7 +221,7 @@ std::string SchemaWriter::Array(const Json& whole, const std::string& path) {
     } else if (first.empty() || least > static_cast<int64_t>(first.size())) {
       other = rules_.Any();
     }
-  } catch (const NoValue&) {  // no item there, and none behind it
+  } catch (const NoValue&) {  // no item can be at this place, nor behind it
   }
   const auto count = static_cast<int64_t>(first.size());
   if (other.empty()) most = most == kNoEnd ? count : std::min(most, count);
@@ -226,7 +229,8 @@ std::string SchemaWriter::Array(const Json& whole, const std::string& path) {
     throw NoValue(absl::StrCat(path, ": too few items may be there"));
   if (first.empty()) return Sequence(other, least, most, "[", "]");
   if (most == 0) return "\"[]\"";
-  // From the last one on, in brackets where it may be missing.
+  // Built from the last item to the first; each optional item holds all items behind it, because
+  // they cannot be there without it.
   std::string rest;
   if (!other.empty() && (most == kNoEnd || most > count)) {
     rest = absl::StrCat(
@@ -257,7 +261,7 @@ void SchemaWriter::ReadProperties(const Json& whole, const std::string& path, Pr
       if (is_needed) throw;
     }
   }
-  for (const Json& json : required) {  // those that no schema names
+  for (const Json& json : required) {  // names that are not in `properties`
     const std::string name = json.get<std::string>();
     if (needed.erase(name) == 0) continue;
     if (!At(whole, "additionalProperties").is_null() && out->other_value.empty()) {
@@ -314,7 +318,8 @@ void SchemaWriter::ReadOthers(const Json& whole, const std::string& path, Proper
       return;
     }
     Drop(path, "patternProperties");
-    if (!others.is_null()) Drop(path, "additionalProperties");  // which is about other names
+    // additionalProperties is about names that match no pattern.
+    if (!others.is_null()) Drop(path, "additionalProperties");
     out->other_value = rules_.Any();
     return;
   }
@@ -324,7 +329,7 @@ void SchemaWriter::ReadOthers(const Json& whole, const std::string& path, Proper
     } else if (names_nothing) {
       out->other_value = rules_.Any();
     }
-  } catch (const NoValue&) {  // there are none
+  } catch (const NoValue&) {  // other_value stays empty: no other properties
   }
 }
 
@@ -362,13 +367,14 @@ std::string SchemaWriter::Object(const Json& whole, const std::string& path) {
     pairs.push_back(
         absl::StrCat(EbnfText(absl::StrCat(TextOf(one.name, false), ": ")), " ", one.value));
   }
-  // The first property of an object is one of those up to one that is always there.
+  // An object's first property has no comma before it. It is any of the properties up to the first
+  // required one, so each of these gets an alternative.
   size_t first = 0;
   while (first < pairs.size() && !all.named[first].required) ++first;
   const auto after_comma = [&](size_t i) {
     return absl::StrCat(" (\", \" ", pairs[i], all.named[i].required ? ")" : ")?");
   };
-  std::string rest;  // what may follow it
+  std::string rest;  // the properties that may follow
   for (size_t i = first + 1; i < pairs.size(); ++i) rest += after_comma(i);
   if (!is_closed) absl::StrAppend(&rest, " (\", \" ", other, ")*");
   const bool may_be_empty = first == pairs.size();

@@ -1,5 +1,5 @@
-// SchemaWriter: one schema's way into rules, for json_schema.cc, which makes schemas plain and
-// takes them apart, and schema_types.cc, which writes the values of a type.
+// SchemaWriter: writes the rules of one JSON Schema. json_schema.cc resolves keywords that combine
+// schemas; schema_types.cc writes the values of each type. AddSchemaRules is the way in.
 #pragma once
 
 #include <map>
@@ -12,24 +12,27 @@
 
 namespace fox {
 
-// A schema is "plain" if it holds keywords that assert something and no others, of checked form,
-// with `type` and `enum` as lists; and "whole" if what $ref and allOf say is merged into it. Paths
-// are JSON pointers. Functions throw std::runtime_error: not a schema, or not supported; NoValue.
+// A schema is "plain" if it holds only keywords that assert something, their form is checked, and
+// `type` and `enum` are lists. It is "whole" if also $ref and allOf are merged into it. A `path` is
+// the JSON pointer of a schema, for messages. All functions throw std::runtime_error if the schema
+// is malformed or not supported, NoValue if it has no value, and WorkSpent.
 class SchemaWriter {
  public:
   SchemaWriter(const ExactJson& root, bool relax, EbnfRules* rules)
       : root_(root), relax_(relax), rules_(*rules), place_(rules->place()) {}
 
-  // The rule of the schema's values.
+  // Returns the name of the rule that writes the schema's values.
   std::string Write(const ExactJson& schema, const std::string& path);
   const std::vector<std::string>& relaxed() const { return relaxed_; }
 
  private:
-  // A rule that may be asked for while it is written.
+  // The rule of a whole schema. It may be needed again while it is written: schemas refer to
+  // themselves.
   struct Memo {
     std::string name;
-    int level = 0;
-    bool is_used = false, is_open = true;
+    int level = 0;         // level_ at which it began
+    bool is_used = false;  // needed again while it is open
+    bool is_open = true;   // its body is not written yet
   };
   struct Property {
     std::string name, value;
@@ -37,14 +40,15 @@ class SchemaWriter {
   };
   struct Properties {
     std::vector<Property> named;
-    std::string other_name, other_value;  // empty: there are no others
-    std::set<std::string> taken;          // names that others may not have
+    std::string other_name, other_value;  // rules of unnamed properties; empty: none are allowed
+    std::set<std::string> taken;          // names that unnamed properties may not have
   };
 
   [[noreturn]] void Fail(const std::string& path, const std::string& problem) const;
-  // What it asserts is not enforced, because it may be relaxed; else it fails.
+  // Leaves a keyword out: lists it if the schema may be relaxed, fails otherwise.
   void Drop(const std::string& path, const std::string& keyword);
-  void Tell(const std::string& path, const std::string& keyword);  // that it is not enforced
+  // Lists a keyword as not enforced.
+  void List(const std::string& path, const std::string& keyword);
 
   ExactJson Plain(const ExactJson& schema, const std::string& path);
   void ReadWord(const ExactJson& schema, const std::string& word, const std::string& path,
@@ -57,7 +61,7 @@ class SchemaWriter {
   std::string Body(const ExactJson& whole, const std::string& path);
   std::string Alternatives(const ExactJson& whole, const std::string& keyword,
                            const std::string& path);
-  // Whether the two, which may then require more, have no value in common.
+  // True if no value is of both schemas. May add names to their `required` to make it so.
   bool Separate(ExactJson* a, ExactJson* b, const std::string& path);
 
   std::string Enum(const ExactJson& whole, const std::string& path);
@@ -77,10 +81,11 @@ class SchemaWriter {
   const std::string place_;           // of the root
   std::map<std::string, Memo> memo_;  // by the text of the whole schema
   std::vector<std::string> relaxed_;
-  int depth_ = 0;
-  int level_ = 0;  // of objects and lists
+  int depth_ = 0;  // calls of Whole that are nested
+  int level_ = 0;  // objects and lists around the value that is written
 };
 
+// The JSON pointer of member `word` of the value at `path`.
 std::string PathTo(const std::string& path, const std::string& word);
 
 }  // namespace fox

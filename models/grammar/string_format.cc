@@ -1,5 +1,5 @@
-// Dates are real ones (29 February of centuries is left out), times have no leap seconds, names of
-// hosts six labels of 41 letters at most. See string_format.h.
+// The table of formats. Dates exist in the calendar (29 February of centuries is left out), times
+// have no leap seconds, host names have at most six labels of 41 letters. See string_format.h.
 #include "models/grammar/string_format.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Formats of strings as regular expressions: those of JSON Schema (validation 7.3) that are
-// regular, or a regular part of them.
+// Formats of strings in JSON Schema (validation 7.3) as regular expressions. Where a format is not
+// regular, the expression covers a part of it.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@ namespace fox {
 struct StringFormat {
   const char* name;
   std::string regex;
-  int least, most;  // characters; most -1: any number
+  int least, most;  // length in characters; most -1: no limit
 };
 
-// Null: there is none of this name.
+// Null: no format of this name is supported.
 const StringFormat* FindStringFormat(const std::string& name);
 
-// Whether JSON Schema has it and FindStringFormat does not.
+// True for a format of JSON Schema that FindStringFormat does not support.
 bool IsUnknownStringFormat(const std::string& name);
 
 }  // namespace fox

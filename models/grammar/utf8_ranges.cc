@@ -1,14 +1,17 @@
-// Ranges are split until each byte of the first and the last code point bounds all between them.
-// See utf8_ranges.h.
+// Ranges of characters are split until the bytes of the first and the last one bound the bytes of
+// all between them. See utf8_ranges.h.
 #include "models/grammar/utf8_ranges.h"
 
 #include <algorithm>
 #include <utility>
 
+#include "kernels/core/check.h"
+
 namespace fox {
 namespace {
 
-// Lengths change behind the last of each; no character is between the third and the fourth.
+// Characters of equally many bytes. The surrogates, which are no characters, separate the third and
+// the fourth range.
 constexpr std::pair<int32_t, int32_t> kLengths[] = {
     {0, 0x7f}, {0x80, 0x7ff}, {0x800, 0xd7ff}, {0xe000, 0xffff}, {0x10000, kLastCodePoint}};
 
@@ -22,7 +25,7 @@ std::vector<uint8_t> Encode(int32_t point) {
   return {static_cast<uint8_t>(0xf0 | point >> 18), tail(12), tail(6), tail(0)};
 }
 
-// Both have one length.
+// Appends the alternatives of `first` to `last`. REQUIRES: both have equally many bytes.
 void Add(int32_t first, int32_t last, std::vector<std::vector<ByteRange>>* out) {
   for (int bits = 6; bits < 6 * static_cast<int>(Encode(first).size()); bits += 6) {
     const int32_t low = (1 << bits) - 1;
@@ -43,17 +46,24 @@ void Add(int32_t first, int32_t last, std::vector<std::vector<ByteRange>>* out) 
 
 }  // namespace
 
-std::vector<std::vector<ByteRange>> Utf8Ranges(const std::vector<int32_t>& bounds, bool negated) {
-  std::vector<std::pair<int32_t, int32_t>> listed, wanted;
-  for (size_t i = 0; i + 1 < bounds.size(); i += 2) listed.emplace_back(bounds[i], bounds[i + 1]);
-  std::sort(listed.begin(), listed.end());
-  int32_t next = 0;  // not listed before
-  for (const auto& [first, last] : listed) {
-    if (negated && first > next) wanted.emplace_back(next, first - 1);
-    if (!negated && last >= next) wanted.emplace_back(std::max(first, next), last);
+CodePoints Complement(CodePoints points) {
+  std::sort(points.begin(), points.end());
+  CodePoints out;
+  int32_t next = 0;  // the first code point behind the ranges so far
+  for (const auto& [first, last] : points) {
+    if (first > next) out.emplace_back(next, first - 1);
     next = std::max(next, last + 1);
   }
-  if (negated && next <= kLastCodePoint) wanted.emplace_back(next, kLastCodePoint);
+  if (next <= kLastCodePoint) out.emplace_back(next, kLastCodePoint);
+  return out;
+}
+
+std::vector<std::vector<ByteRange>> Utf8Ranges(const std::vector<int32_t>& bounds, bool negated) {
+  FOX_CHECK(bounds.size() % 2 == 0);
+  CodePoints listed;
+  for (size_t i = 0; i < bounds.size(); i += 2) listed.emplace_back(bounds[i], bounds[i + 1]);
+  CodePoints wanted = Complement(std::move(listed));
+  if (!negated) wanted = Complement(std::move(wanted));
   std::vector<std::vector<ByteRange>> out;
   for (const auto& [first, last] : wanted) {
     for (const auto& [least, most] : kLengths) {

@@ -10,9 +10,10 @@ namespace fox {
 namespace {
 
 constexpr ptrdiff_t kStackBytes = 2 << 20;
-constexpr size_t kSpareBytes = 128 << 10;  // also for a throw, and for handlers of signals
+// Left free at the end of the stack: for calls between two checks, a throw, and signal handlers.
+constexpr size_t kSpareBytes = 128 << 10;
 
-// The lowest address that the thread may use; null: the system does not say.
+// The lowest usable address of the thread's stack; null if the system does not tell.
 const char* StackBegin() {
   pthread_attr_t attributes;
   if (pthread_getattr_np(pthread_self(), &attributes) != 0) return nullptr;
@@ -27,7 +28,7 @@ const char* StackBegin() {
 }  // namespace
 
 WorkMeter::WorkMeter(int64_t steps) : steps_(steps) {
-  thread_local const char* const begin = StackBegin();  // asked once: it is a call of the system
+  thread_local const char* const begin = StackBegin();  // once a thread: it is a system call
   const auto* const here = static_cast<const char*>(__builtin_frame_address(0));
   const char* const end = here - kStackBytes;
   work_limits = {steps, begin == nullptr ? end : std::max(end, begin + kSpareBytes), nullptr};

@@ -1,5 +1,6 @@
-// WorkMeter: a bound on what xgrammar does for one call, in steps and in stack, whatever the clock
-// says: what is refused is refused on every machine. xgrammar.cmake puts the calls of SpendWork.
+// WorkMeter: a bound on the work of xgrammar for one call, in steps and in bytes of stack. It
+// counts steps and no time, so that a grammar is refused on every machine or on none. The patches
+// in xgrammar/ put calls of SpendWork into the library.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +13,13 @@ struct WorkSpent : std::exception {
   explicit WorkSpent(const std::string* rule = nullptr) : place(rule == nullptr ? "" : *rule) {}
   const char* what() const noexcept override { return "too large or too ambiguous"; }
 
-  std::string place;  // where it ended: a rule, or a part of a schema; empty: not known
+  std::string place;  // the rule or the path in the schema where work ended; empty: not known
 };
 
 struct WorkLimits {
-  int64_t left = INT64_MAX;           // steps
-  const char* stack_end = nullptr;    // no frame below
-  const std::string* rule = nullptr;  // that is compiled
+  int64_t left = INT64_MAX;           // steps that may still be spent
+  const char* stack_end = nullptr;    // lowest address that a frame may have
+  const std::string* rule = nullptr;  // name of the rule that is being compiled
 };
 inline constinit thread_local WorkLimits work_limits;
 
@@ -31,8 +32,8 @@ inline void SpendWork(int64_t steps) {
   }
 }
 
-// Limits the thread as long as it lives: in steps, and to 2 MiB of stack or to what the thread has
-// of it, less what calls take between two looks.
+// Limits the work of its thread for as long as it lives: to `steps`, and to 2 MiB of stack, or less
+// if the thread's stack is smaller. One at a time in a thread.
 class WorkMeter {
  public:
   explicit WorkMeter(int64_t steps);

@@ -1,7 +1,7 @@
 # Provides the target fox_xgrammar: the core of the xgrammar library, static, without its Python
-# bindings and kernels. The library cannot be interrupted and has no limits, and what it makes of
-# schemas and expressions is not always what they say: patches in xgrammar/, one for each of its
-# files, open with their reasons. Those of work_meter.h are put where it loops, recurses and grows.
+# bindings and kernels. The library cannot be interrupted, has no limits, and reads some grammars
+# and expressions wrongly. The patches in xgrammar/, one for each of its files, mend that; each
+# opens with its reasons. They call SpendWork (work_meter.h) where it loops, recurses and grows.
 set(FOX_XGRAMMAR_VERSION 0.1.28)
 set(FOX_XGRAMMAR_SHA256 8e7edc1ff7a9030f6a16021fc3bed5f0c86ead28be5b9d30305993c6670132cd)
 file(GLOB patches CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/xgrammar/*.patch)

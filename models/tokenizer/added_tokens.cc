@@ -10,7 +10,7 @@
 namespace fox {
 namespace {
 
-// Start of the white space that ends at `end`, not before `begin`.
+// The start of the white space that ends at `end`; at least `begin`.
 size_t SpaceBefore(std::string_view text, size_t begin, size_t end) {
   while (end > begin) {
     size_t at = end - 1;
@@ -21,7 +21,7 @@ size_t SpaceBefore(std::string_view text, size_t begin, size_t end) {
   return end;
 }
 
-// End of the white space that starts at `begin`.
+// The end of the white space that starts at `begin`.
 size_t SpaceBehind(std::string_view text, size_t begin) {
   while (begin < text.size()) {
     const Utf8Unit unit = NextUtf8(text.data() + begin, text.size() - begin);
@@ -56,7 +56,7 @@ bool IsWord(uint32_t code_point) {
   }
 }
 
-// Whether a word goes on across the start or the end of text[begin, end).
+// True if a letter or the like is just before or just after text[begin, end).
 bool TouchesWord(std::string_view text, size_t begin, size_t end) {
   size_t before = begin;
   while (before > 0 && IsContinuationByte(text[--before])) continue;
@@ -135,8 +135,9 @@ void AddedTokenSplitter::SplitText(std::string_view text, const Trie& trie,
     at += length;
     const size_t end = token.rstrip ? SpaceBehind(text, at) : at;
     if (done < begin) take({text.substr(done, begin - done)});
-    if (begin < end) take({text.substr(begin, end - begin), token.id});  // else wholly swallowed
-    done = end;  // space that one token swallows may open the next one all the same
+    // Empty: the token before it has swallowed all of this one, which is white space.
+    if (begin < end) take({text.substr(begin, end - begin), token.id});
+    done = end;  // not `at`: the space that this token swallows may be the next token
   }
   if (done < text.size()) take({text.substr(done)});
 }

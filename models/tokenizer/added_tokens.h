@@ -1,5 +1,5 @@
-// Added tokens (<|endoftext|> and the like): recognised in the text before anything else is done
-// to it. Of overlapping ones the leftmost wins, then the longest. Read byte_level_bpe.h next.
+// Added tokens, as <|endoftext|>: they are recognised in a text before it is encoded. If two
+// overlap, the leftmost wins; if they begin together, the longest. Read byte_level_bpe.h next.
 #pragma once
 
 #include <array>
@@ -21,24 +21,24 @@ struct AddedToken {
   int32_t id = 0;
   bool lstrip = false;       // swallows the white space before it
   bool rstrip = false;       // swallows the white space after it
-  bool normalized = false;   // looked for after all tokens that are not, in normalized text
-  bool single_word = false;  // not next to a letter, a digit or the like
+  bool normalized = false;   // searched in normalized text, after the tokens that are not
+  bool single_word = false;  // not recognised next to a letter, a digit or the like
   bool special = false;      // dropped from decoded text on request
-  const char* file = "";     // that names it, for error messages
+  const char* file = "";     // the file that lists it, for error messages
 };
 
 // Numbers added tokens as the `tokenizers` package does, in the order of Add: a token of the
-// vocabulary keeps its id, any other gets the next one behind the vocabulary and the tokens before
-// it. Ids in files are not read, because the package does not read them either.
+// vocabulary keeps its id, any other token gets the next id after the vocabulary and the tokens
+// before it. Ids in files are ignored, because the package ignores them, too.
 class AddedTokenList {
  public:
   using Find = std::function<std::optional<int32_t>(const std::string& content)>;
-  // `find`: the id in the vocabulary, which has `vocab_tokens` tokens. It is called by Add only.
+  // `find` returns a token's id in the vocabulary of `vocab_tokens` tokens. Only Add calls it.
   AddedTokenList(Find find, size_t vocab_tokens)
       : find_(std::move(find)), vocab_tokens_(static_cast<int32_t>(vocab_tokens)) {}
 
-  // The options of a token that is there already are replaced, but it stays special. An empty
-  // content is left out.
+  // Adds a token. If its content is known, the options are replaced, but a special token stays
+  // special. Ignores an empty content.
   void Add(AddedToken token);
   bool Contains(const std::string& content) const { return index_.contains(content); }
   const std::vector<AddedToken>& tokens() const { return tokens_; }
@@ -47,7 +47,7 @@ class AddedTokenList {
   Find find_;
   int32_t vocab_tokens_, largest_id_ = -1;
   std::vector<AddedToken> tokens_;
-  absl::flat_hash_map<std::string, size_t> index_;  // by content, in tokens_
+  absl::flat_hash_map<std::string, size_t> index_;  // content -> index in tokens_
 };
 
 // A part of a text: an added token, or text between them.
@@ -66,14 +66,15 @@ class AddedTokenSplitter {
   static constexpr size_t kMaxContent = 512;
 
   using Normalize = std::function<std::string(std::string_view)>;
-  // `normalize`, if any, is applied to text between tokens that are not `normalized`.
+  // `normalize`, if any, is applied to the text between tokens that are not `normalized`.
   explicit AddedTokenSplitter(Normalize normalize = nullptr) : normalize_(std::move(normalize)) {}
 
-  // REQUIRES: the content is not empty and at most kMaxContent bytes.
+  // REQUIRES: the content has 1 to kMaxContent bytes.
   void Add(const AddedToken& token);
 
   using Take = std::function<void(const TextPart&)>;
-  // Calls `take` with the non-empty parts of `text` (valid UTF-8), in order; they must not be kept.
+  // Calls `take` with the non-empty parts of `text` (valid UTF-8), in order. A part is valid during
+  // the call only.
   void Split(std::string_view text, const Take& take) const;
 
  private:

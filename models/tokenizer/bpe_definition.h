@@ -1,5 +1,5 @@
-// BpeDefinition: a BPE tokenizer as its files define it, which are GPT-2's two or a tokenizer.json.
-// Read byte_level_bpe.h next: it checks a definition and encodes by it.
+// BpeDefinition: a BPE tokenizer as its files define it: GPT-2's vocab.json and merges.txt, or a
+// tokenizer.json. Read byte_level_bpe.h next: it checks a definition and encodes by it.
 #pragma once
 
 #include <cstdint>
@@ -18,45 +18,46 @@ namespace fox {
 
 inline constexpr char kVisibleSpace[] = "\xE2\x96\x81";  // U+2581, sentencepiece's space
 
-// Tokens are in the byte alphabet (byte_alphabet.h), but with `byte_fallback` text with
-// kVisibleSpace, and <0x00> to <0xFF>, into which a character without a token falls apart:
-// sentencepiece's BPE as LLaMA-2 and Gemma have it. Errors open with the name of the file at fault.
+// Tokens are written in the byte alphabet (byte_alphabet.h). With `byte_fallback`, which is
+// sentencepiece's BPE as in LLaMA-2 and Gemma, they are text with kVisibleSpace, and <0x00> to
+// <0xFF>, which spell a character without a token. Errors begin with the name of the file at fault.
 struct BpeDefinition {
-  // Which parts of a text get a kVisibleSpace in front, beside those that open with a space: after
-  // added tokens are found, all spaces become visible. kAsIs: neither happens.
+  // After added tokens are recognised, all spaces become visible, and some parts of a text get one
+  // more in front unless they begin with a space: none, the first part, or every part. kAsIs: none
+  // of this happens.
   enum class Metaspace { kAsIs, kNotInFront, kFirst, kAlways };
   const char* vocab_file = "";
   const char* merges_file = "";
   absl::flat_hash_map<std::string, int32_t> vocab;
   std::vector<std::pair<std::string, std::string>> merges;  // by rank
-  std::vector<AddedToken> added;                            // may repeat tokens of `vocab`;
-                                                            // each content once
-  bool nfc = false;                                         // the normalizer:
-  bool visible_spaces = false;                              // each space becomes kVisibleSpace,
-  bool prefix_space = false;                                // with one more in front
+  std::vector<AddedToken> added;  // contents are distinct; may repeat tokens of `vocab`
+  // The steps of the normalizer, in this order.
+  bool nfc = false;
+  bool visible_spaces = false;  // each space becomes kVisibleSpace
+  bool prefix_space = false;    // one kVisibleSpace in front of the text
   std::vector<PretokenizerStep> pretokenizer = {{.pattern = kGpt2Pattern}};
-  // Text is the inside of a JSON string, as the released FoX models were trained
+  // Text is the inside of a JSON string, as in the training of the released FoX models
   // (JSONGPT2Tokenizer).
   bool json_escaped = false;
-  bool drop_unknown_bytes = false;  // those without a token of their own
+  bool drop_unknown_bytes = false;  // bytes without a token are left out instead of refused
   bool ignore_merges = false;       // a piece that is a token as a whole is not merged
   bool byte_fallback = false;
   Metaspace metaspace = Metaspace::kAsIs;
-  bool strip_leading_space = false;         // decoding drops one space of a text's start
-  std::vector<int32_t> prefix, suffix;      // what add_special_tokens puts around a text
-  std::optional<AddedToken> bos, eos, unk;  // their ids are not read
+  bool strip_leading_space = false;         // decoding drops one space at the start of a text
+  std::vector<int32_t> prefix, suffix;      // tokens that add_special_tokens puts around a text
+  std::optional<AddedToken> bos, eos, unk;  // known by content; their ids are not read
 };
 
-// Of the tokens of `definition.vocab`, which must outlive it.
+// An empty list over the vocabulary of `definition`, which must outlive it.
 AddedTokenList ListOfAddedTokens(const BpeDefinition& definition);
-// Sets `added`. `add_bos` and `add_eos`, of tokenizer_config.json, decide what stands around a
-// text; none: the post_processor does.
+// Sets `definition->added`. `add_bos` and `add_eos`, of tokenizer_config.json, say whether bos and
+// eos stand around a text; without a value prefix or suffix stay as the post_processor set them.
 void SetAddedTokens(const std::vector<AddedToken>& added, std::optional<bool> add_bos,
                     std::optional<bool> add_eos, BpeDefinition* definition);
 
 // vocab.json: one object, token to id. merges.txt: a line for each rule, two tokens and a space
 // between; lines that start with #version are skipped. The class in `config` decides how text is
-// cut and normalized: GPT-2's (none given: this one) or Qwen2's, Unimplemented for others. Special
+// cut and normalized: GPT-2's, which is the default, or Qwen2's; Unimplemented for others. Special
 // tokens that `config` does not name are <|endoftext|>, as in these classes. InvalidArgument names
 // the file and the line or token.
 absl::StatusOr<BpeDefinition> ParseGpt2Files(const std::string& vocab_json,
@@ -68,8 +69,8 @@ absl::StatusOr<BpeDefinition> ParseGpt2Files(const std::string& vocab_json,
 // post_processor ByteLevel or TemplateProcessing; added_tokens. With byte_fallback: normalizer
 // Prepend and Replace of the visible space; pre_tokenizer none, Metaspace, Split, Digits; decoder
 // Replace, ByteFallback, Fuse, Strip. `truncation` and `padding` are left to the caller and
-// ignored. bos and eos come from `config`. Unimplemented names what would change the result and is
-// not understood, InvalidArgument what is malformed.
+// ignored. bos and eos come from `config`. Unimplemented names an option that would change the
+// result and is not understood; InvalidArgument names a malformed part.
 absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
                                                  const TokenizerConfig& config);
 

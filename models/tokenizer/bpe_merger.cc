@@ -1,18 +1,20 @@
-// Two ways to the same result: short pre-tokens rescan an array of ranks, long ones keep a linked
-// list, a heap of ranks and, for each rank, a heap of the positions where it applies. See
-// bpe_merger.h.
+// Two algorithms with one result. A short pre-token rescans an array of ranks after each merge. A
+// long one keeps a linked list of symbols, a heap of ranks and, for each rank, a heap of the
+// positions where its rule applies. See bpe_merger.h.
 #include "models/tokenizer/bpe_merger.h"
 
 #include <algorithm>
 #include <functional>
 #include <limits>
 
+#include "kernels/core/check.h"
+
 namespace fox {
 namespace {
 
 constexpr int32_t kNoRank = std::numeric_limits<int32_t>::max();
-// Up to here rescanning is faster than keeping buckets.
-constexpr size_t kShort = 48;
+// Up to this many symbols rescanning is faster than keeping buckets.
+constexpr size_t kMaxShort = 48;
 
 uint64_t PairKey(int32_t left, int32_t right) {
   return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) | static_cast<uint32_t>(right);
@@ -31,7 +33,7 @@ int32_t BpeMerger::RankOf(int32_t left, int32_t right) const {
 }
 
 void BpeMerger::Merge(std::vector<int32_t>* symbols, Workspace* workspace) const {
-  if (symbols->size() <= kShort) {
+  if (symbols->size() <= kMaxShort) {
     MergeShort(symbols, workspace);
   } else {
     MergeLong(symbols, workspace);
@@ -71,6 +73,7 @@ void BpeMerger::JoinAt(int32_t position, std::vector<int32_t>* symbols,
                        Workspace* workspace) const {
   std::vector<int32_t>& ids = *symbols;
   const auto at = static_cast<size_t>(position);
+  FOX_CHECK(workspace->next_[at] != kNone);
   const auto right = static_cast<size_t>(workspace->next_[at]);
   ids[at] = product_of_rank_[static_cast<size_t>(workspace->rank_[at])];
   ids[right] = kNone;
@@ -86,8 +89,10 @@ void BpeMerger::JoinAt(int32_t position, std::vector<int32_t>* symbols,
 
 void BpeMerger::MergeLong(std::vector<int32_t>* symbols, Workspace* workspace) const {
   std::vector<int32_t>& ids = *symbols;
+  FOX_CHECK(ids.size() < static_cast<size_t>(kNoRank));
   const auto size = static_cast<int32_t>(ids.size());
   Workspace& w = *workspace;
+  FOX_CHECK(w.heap_.empty());
   w.bucket_.resize(product_of_rank_.size());
   w.previous_.resize(ids.size());
   w.next_.resize(ids.size());

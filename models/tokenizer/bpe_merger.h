@@ -1,7 +1,6 @@
-// BpeMerger: the merge rules of a byte-level BPE and their application to one pre-token. Of all
-// neighbours that have a rule, the one with the lowest rank merges first, the leftmost among
-// equals. Cost O(n log n) in the length of the pre-token, however it repeats. Read
-// byte_level_bpe.h next.
+// BpeMerger: the merge rules of a byte-level BPE and their application to one pre-token. The pair
+// of neighbours whose rule has the lowest rank merges first, the leftmost among equals. Cost
+// O(n log n) in the length of the pre-token, also if it repeats itself. Read byte_level_bpe.h next.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +14,15 @@ namespace fox {
 // Immutable once all rules are added; Merge may then be called from any thread.
 class BpeMerger {
  public:
-  // The rule of the next rank. A pair that has a rule already takes the later rank, as in the
-  // reference implementations. REQUIRES: the text of `product` is that of `left` and `right`.
+  // Adds the rule of the next rank. A pair that has a rule already takes the new rank, as in the
+  // reference implementations. REQUIRES: the text of `product` is the texts of `left` and `right`
+  // joined.
   void AddRule(int32_t left, int32_t right, int32_t product);
 
   // Memory that one thread reuses from pre-token to pre-token.
   class Workspace {
    public:
-    std::vector<int32_t> symbols;  // the caller's: a pre-token
+    std::vector<int32_t> symbols;  // for the caller: a pre-token
 
    private:
     friend class BpeMerger;
@@ -38,7 +38,7 @@ class BpeMerger {
  private:
   static constexpr int32_t kNone = -1;
 
-  // kNoRank when the pair has no rule.
+  // The rank of the pair's rule; kNoRank if it has none.
   int32_t RankOf(int32_t left, int32_t right) const;
   void MergeShort(std::vector<int32_t>* symbols, Workspace* workspace) const;
   void MergeLong(std::vector<int32_t>* symbols, Workspace* workspace) const;

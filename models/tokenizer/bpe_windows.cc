@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/core/check.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {
@@ -11,14 +12,14 @@ namespace {
 // The fraction of a window that its end leaves to the next one, because tokens there may change.
 constexpr size_t kTail = 32;
 
-// The place where a window ends: after `tokens` tokens, which end at `end`; the next window must
-// begin with the token that ends at `next_end`. Counted from the window's start; end 0: no such
-// place.
+// Where the tokens of a window are cut: the first `tokens` are kept, which end at byte `end` of the
+// window; the next window starts there and must begin with a token that ends at `next_end`. end 0:
+// there is no such place.
 struct Cut {
   size_t tokens = 0, end = 0, next_end = 0;
 };
 
-// The last place whose next token ends by `limit`.
+// The last cut whose next token ends at or before `limit`.
 Cut FindCut(const std::vector<WindowToken>& tokens, size_t limit) {
   Cut cut;
   size_t count = 0, end = 0;
@@ -31,7 +32,7 @@ Cut FindCut(const std::vector<WindowToken>& tokens, size_t limit) {
   return cut;
 }
 
-// Where the first character or token of a window ends.
+// The end of the first token of a window, or of the first character if several tokens spell it.
 size_t FirstEnd(const std::vector<WindowToken>& tokens) {
   for (const WindowToken& token : tokens) {
     if (token.end > 0) return token.end;
@@ -49,12 +50,12 @@ size_t CharacterStart(std::string_view text, size_t at) {
 bool EncodeInWindows(std::string_view text, size_t window_bytes, std::optional<size_t> lookahead,
                      const WindowEncoder& encode, std::vector<int32_t>* ids) {
   struct Window {
-    size_t begin, ids;  // in the text, in `ids`
-    size_t first_end;   // of the token that it must begin with; 0: any
+    size_t begin, ids;  // where it begins in the text, and where its tokens begin in `ids`
+    size_t first_end;   // end in the text of the token that it must begin with; 0: any token
   };
   std::vector<Window> windows = {{0, ids->size(), 0}};
   std::vector<WindowToken> tokens;
-  // Grows for good, because the reason may recur.
+  // A window that has grown never shrinks again, because the reason may recur.
   size_t length = lookahead.has_value() ? window_bytes : text.size();
   for (;;) {
     const Window window = windows.back();
@@ -77,6 +78,7 @@ bool EncodeInWindows(std::string_view text, size_t window_bytes, std::optional<s
       length *= 2;
       continue;
     }
+    FOX_CHECK(window.ids <= ids->size() && cut.tokens <= tokens.size());
     ids->resize(window.ids);
     for (size_t i = 0; i < cut.tokens; ++i) ids->push_back(tokens[i].id);
     if (last) return true;

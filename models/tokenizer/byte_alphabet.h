@@ -12,7 +12,7 @@ namespace fox {
 // The character, as UTF-8, that stands for `byte`.
 std::string CharacterOfByte(uint8_t byte);
 
-// The bytes that `token` stands for; nothing when one of its characters is not in the alphabet.
+// The bytes that `token` stands for; no value if a character is not in the alphabet.
 // REQUIRES: `token` is valid UTF-8.
 std::optional<std::string> BytesOfToken(const std::string& token);
 

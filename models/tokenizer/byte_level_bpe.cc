@@ -84,7 +84,8 @@ absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t mo
     if (absl::Status status = add(definition.vocab_file, token, id); !status.ok()) return status;
   }
   const AddedTokenSplitter::Normalize normalize = NormalizerOf(definition);
-  absl::flat_hash_map<int32_t, std::string> normalized;  // found in such text, and text of it
+  // Tokens that are recognised in normalized text stand for their normalized text.
+  absl::flat_hash_map<int32_t, std::string> normalized;
   for (const AddedToken& token : definition.added) {
     if (absl::Status status = add(token.file, token.content, token.id); !status.ok()) return status;
     if (token.normalized && normalize) normalized.emplace(token.id, normalize(token.content));
@@ -103,7 +104,7 @@ absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t mo
   kind_.resize(bytes_.size(), TokenKind::kBytes);
   for (int32_t id = 0; id < size; ++id) {
     const auto it = token_of_id.find(id);
-    if (it == token_of_id.end()) continue;  // as padding
+    if (it == token_of_id.end()) continue;  // padding of the vocabulary
     const auto found = normalized.find(id);
     const std::string& token = found == normalized.end() ? *it->second : found->second;
     const auto at = static_cast<size_t>(id);
@@ -169,7 +170,7 @@ absl::Status ByteLevelBpe::SetMerges(const BpeDefinition& definition) {
                          absl::StrCat("merge of ", Quoted(left), " and ", Quoted(right),
                                       " concerns a token of byte_fallback"));
     }
-    // Else text that is no added token could still become one.
+    // Such a merge would make an added token of text in which it was not recognised.
     if (control_[static_cast<size_t>(product_it->second)]) continue;
     merger_.AddRule(left_it->second, right_it->second, product_it->second);
   }
@@ -186,7 +187,7 @@ absl::Status ByteLevelBpe::SetSpecial(const BpeDefinition& definition) {
                          absl::StrCat("added token of ", token.content.size(), " bytes; 1 to ",
                                       AddedTokenSplitter::kMaxContent, " allowed"));
     }
-    // Then it makes no difference whether it is found before or after escaping.
+    // True if it makes no difference whether the token is recognised before or after escaping.
     const bool commutes =
         JsonEscape(token.content) == token.content && !token.lstrip && !token.rstrip;
     if (definition.json_escaped && !commutes) {
@@ -203,7 +204,7 @@ absl::Status ByteLevelBpe::SetSpecial(const BpeDefinition& definition) {
     } else if (token.special || !definition.vocab.contains(token.content) ||
                !(token.single_word || (token.normalized && NormalizerOf(definition)))) {
       control_[static_cast<size_t>(token.id)] = true;
-    }  // else an ordinary word, which merging makes in places where it is not looked for
+    }  // else an ordinary word of the vocabulary: merging makes it where it is not recognised
     if (token.special) special_[static_cast<size_t>(token.id)] = true;
   }
   for (const auto* around : {&definition.prefix, &definition.suffix}) {
@@ -306,7 +307,7 @@ void ByteLevelBpe::EncodePretoken(std::string_view pretoken, BpeMerger::Workspac
   EncodeInWindows(pretoken, kWindowBytes, /*lookahead=*/0, encode, ids);
 }
 
-// What merging begins with.
+// Appends the symbols that merging begins with: bytes, or characters with byte_fallback.
 void ByteLevelBpe::AppendSymbols(std::string_view text, std::vector<int32_t>* symbols) const {
   size_t length = 1;
   for (size_t at = 0; at < text.size(); at += length) {

@@ -1,9 +1,9 @@
 // ByteLevelBpe: GPT-2's tokenizer. Text is cut at added tokens, then by the pre-tokenizer, and the
-// bytes of each piece are merged by rank, those of a long one window by window. With byte_fallback
-// (LLaMA-2's) its characters are merged, and the bytes of those without a token. Create checks the
-// definition, so that any accepted one is safe to use. With `json_escaped` encoding escapes the
-// text first; decoding leaves escapes in TokenBytes, which TokenStream undoes. Read bpe_merger.h
-// and bpe_windows.h next.
+// bytes of each piece are merged by rank; a long piece is merged window by window. With
+// byte_fallback (LLaMA-2) the characters of a piece are merged, and a character without a token is
+// spelled by its bytes. Create checks the definition, so that every accepted one is safe to use.
+// With `json_escaped` encoding escapes the text first; decoding leaves escapes in TokenBytes, which
+// TokenStream undoes. Read bpe_merger.h and bpe_windows.h next.
 #pragma once
 
 #include <array>
@@ -25,11 +25,11 @@ namespace fox {
 
 class ByteLevelBpe : public Tokenizer {
  public:
-  // InvalidArgument: a token id twice or not below `model_vocab_size`, a byte without token, a
-  // merge of or into an unknown token or that of a byte to fall back to, an unknown token around a
-  // text. Unimplemented: an added token that JSON escapes or that swallows space, with
-  // `json_escaped`; a pattern that is not understood. The message names the file. A role that is no
-  // added token is none.
+  // InvalidArgument: a token id twice or not below `model_vocab_size`; a byte without token; a
+  // merge whose parts or product are unknown or are byte tokens of byte_fallback; an unknown token
+  // around a text. Unimplemented: a pattern that is not understood; with `json_escaped`, an added
+  // token that JSON escapes or that swallows space. The message names the file. bos, eos and unk
+  // are ignored unless they are added tokens.
   static absl::StatusOr<std::unique_ptr<ByteLevelBpe>> Create(const BpeDefinition& definition,
                                                               int64_t model_vocab_size);
 
@@ -62,18 +62,19 @@ class ByteLevelBpe : public Tokenizer {
   Info info_;
   std::vector<std::string> bytes_;  // by id
   std::vector<TokenKind> kind_;     // by id
-  std::vector<uint32_t> width_;     // by id: bytes of text before it is merged
+  std::vector<uint32_t> width_;     // by id: bytes of pre-tokenized text that it stands for
   std::vector<bool> special_;       // by id
   std::vector<bool> control_;       // by id: an added token that is not mere white space
   static constexpr int32_t kNoToken = -1;
   std::array<int32_t, 256> id_of_byte_ = {};
-  bool knows_bytes_ = true;  // each has a token
+  bool knows_bytes_ = true;  // every byte has a token
   bool byte_fallback_ = false;
   absl::flat_hash_map<uint32_t, int32_t> id_of_character_;  // only with byte_fallback
   BpeDefinition::Metaspace metaspace_ = BpeDefinition::Metaspace::kAsIs;
   absl::flat_hash_map<std::string, int32_t> id_of_bytes_;  // only with ignore_merges
   BpeMerger merger_;
-  AddedTokenSplitter splitter_, spaces_;  // of all added tokens, of those of mere white space
+  AddedTokenSplitter splitter_;  // all added tokens
+  AddedTokenSplitter spaces_;    // added tokens of mere white space
   Pretokenizer pretokenizer_;
   std::vector<int32_t> suffix_;
 };

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
 #include "models/tokenizer/sentencepiece_check.h"
 
 namespace fox {
@@ -32,7 +33,9 @@ int HasLeaf(uint32_t unit) { return static_cast<int>((unit >> 8) & 1u); }
 class TrieWalk {
  public:
   explicit TrieWalk(std::vector<uint32_t> units)
-      : units_(std::move(units)), matches_(units_.size(), kNew) {}
+      : units_(std::move(units)), matches_(units_.size(), kNew) {
+    FOX_CHECK(!units_.empty() && units_.size() % 256 == 0);
+  }
 
   // False: a state outside the array, a cycle, or too many entries on one path.
   bool Check() {
@@ -63,8 +66,8 @@ class TrieWalk {
   struct Frame {
     uint32_t state;
     uint32_t next_byte = 0;
-    int leaf = 0;  // whether the unit that is being followed has an entry
-    int most = 0;  // entries on the richest path from here
+    int leaf = 0;  // 1 if the unit of the child that is being visited has an entry, else 0
+    int most = 0;  // the most entries on a path from here
   };
 
   bool Enter(uint32_t state) {
@@ -85,7 +88,7 @@ class TrieWalk {
   }
 
   std::vector<uint32_t> units_;
-  std::vector<int> matches_;  // by state: entries on the richest path, kNew, or kOpen
+  std::vector<int> matches_;  // by state: the most entries on a path from it, kNew, or kOpen
   std::vector<Frame> stack_;
 };
 
@@ -98,7 +101,7 @@ absl::Status CheckCharsMap(const std::string& charsmap) {
   constexpr size_t kHeader = 4;
   if (charsmap.size() < kHeader) return error("truncated");
   const size_t trie_bytes = ReadUnit(charsmap, 0);
-  // Blocks of 256 units: so a state inside the array has all its units inside.
+  // Whole blocks of 256 units: then all units of a state inside the array are inside, too.
   if (trie_bytes == 0 || trie_bytes % 1024 != 0 || trie_bytes > kMaxTrieBytes) {
     return error("size of the trie");
   }

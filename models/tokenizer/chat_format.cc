@@ -1,4 +1,5 @@
-// Checks of a conversation, and its text cut where contents must stay text. See chat_format.h.
+// Reads a format, checks a conversation and encodes it, so that contents stay text. See
+// chat_format.h.
 #include "models/tokenizer/chat_format.h"
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/core/check.h"
 #include "models/checkpoint/error_text.h"
 #include "models/checkpoint/json_reader.h"
 #include "models/checkpoint/model_dir.h"
@@ -23,7 +25,8 @@ using Json = nlohmann::json;
 constexpr char kFile[] = "chat_format.json";
 constexpr JsonLimits kLimits{.max_bytes = 64 << 10, .max_depth = 4, .max_values = 64};
 
-// What Python's str.strip() removes, as templates are rendered with it: more than White_Space.
+// True for a character that Python's str.strip() removes: White_Space and a few more. Templates are
+// rendered with it.
 bool IsStripped(uint32_t c) { return IsWhiteSpace(c) || (c >= 0x1C && c <= 0x1F); }
 
 std::string_view Stripped(std::string_view text) {
@@ -43,9 +46,9 @@ std::string_view WithoutFirstNewlines(std::string_view text) {
   return text.substr(std::min(text.find_first_not_of('\n'), text.size()));
 }
 
-// Thought and content of an answer.
-std::pair<std::string_view, std::string_view> TakeApart(std::string_view text,
-                                                        const ThinkingFormat& format) {
+// The thought and the content of an answer.
+std::pair<std::string_view, std::string_view> SplitThought(std::string_view text,
+                                                           const ThinkingFormat& format) {
   const size_t end = text.find(format.end);
   if (end == text.npos) return {"", text};
   std::string_view thought = text.substr(0, end);
@@ -55,14 +58,14 @@ std::pair<std::string_view, std::string_view> TakeApart(std::string_view text,
   return {thought, WithoutFirstNewlines(text.substr(text.rfind(format.end) + format.end.size()))};
 }
 
-// An answer of a format that keeps no thought.
+// The content of an answer, if the format keeps no thoughts.
 std::string_view WithoutThought(std::string_view text, const ThinkingFormat& format) {
   const size_t end = text.rfind(format.end);
   if (end != text.npos) text.remove_prefix(end + format.end.size());
   return format.strip ? WithoutFirstNewlines(text) : text;
 }
 
-// `text` with its dates of `now` in place.
+// `text` with each strftime_now replaced by the date of `now`.
 std::string Dated(std::string text, std::time_t now) {
   constexpr std::string_view kOpen = "{{strftime_now(\"", kClose = "\")}}";
   std::tm local = {};
@@ -79,7 +82,7 @@ std::string Dated(std::string text, std::time_t now) {
   return text;
 }
 
-// The place of the last one; messages.size(): there is none.
+// The index of the last question; messages.size() if there is none.
 size_t LastQuestion(absl::Span<const ChatMessage> messages, const ThinkingFormat& format) {
   for (size_t i = messages.size(); i-- > 0;) {
     if (format.IsQuestion(messages[i].role, messages[i].content)) return i;
@@ -87,9 +90,10 @@ size_t LastQuestion(absl::Span<const ChatMessage> messages, const ThinkingFormat
   return messages.size();
 }
 
-// Ids of a text in which marks (the format's own strings) may hold added tokens and contents may
-// not. Marks next to each other are one; plain text of marks joins the contents around it, as in
-// "[INST] " and what follows, since the reference tokenizes the whole between added tokens.
+// Encodes a text that consists of marks (the format's own strings), in which added tokens are
+// recognised, and of contents, in which they are not. Neighbouring marks are one string. Plain text
+// of a mark is encoded together with the contents around it, as "[INST] " with the message after
+// it, because the reference tokenizes all text between two added tokens as a whole.
 class MarkedText {
  public:
   MarkedText(const Tokenizer& tokenizer, const AddedTokenSplitter& added, std::time_t now)
@@ -322,7 +326,8 @@ absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(
   }
   MarkedText text(tokenizer, added_, now);
   text.Mark(bos_);
-  const auto tell_tools = [&](const std::string& prefix) {
+  FOX_CHECK(tools.empty() || tools_.has_value());
+  const auto list_tools = [&](const std::string& prefix) {
     text.Mark(prefix);
     for (const std::string& tool : tools) {
       text.Mark(tools_->tool);
@@ -333,10 +338,10 @@ absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(
   if (messages[0].role != "system" && (default_system_.has_value() || !tools.empty())) {
     const Role& system = roles_.at("system");
     text.Mark(system.prefix);
-    tools.empty() ? text.Mark(*default_system_) : tell_tools(tools_->prefix_alone);
+    tools.empty() ? text.Mark(*default_system_) : list_tools(tools_->prefix_alone);
     text.Mark(system.suffix);
   }
-  // Whether a tool's answer follows another one at `i`.
+  // True if message `i` is a tool's answer, and so is the message before it.
   const auto joins = [&](size_t i) {
     return tools_.has_value() && i > 0 && i < messages.size() && messages[i].role == "tool" &&
            messages[i - 1].role == "tool";
@@ -349,7 +354,7 @@ absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(
     std::string_view thought, content = message.content;
     const bool thinks = thinking_.has_value() && message.role == "assistant";
     const bool kept = !thinking_.has_value() || thinking_->kept;
-    if (thinks && kept) std::tie(thought, content) = TakeApart(content, *thinking_);
+    if (thinks && kept) std::tie(thought, content) = SplitThought(content, *thinking_);
     if (thinks && !kept) content = WithoutThought(content, *thinking_);
     if (thinks && kept && i > question && (!thought.empty() || i + 1 == messages.size())) {
       text.Mark(thinking_->prefix);
@@ -359,7 +364,7 @@ absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(
     } else {
       text.Content(role.trim ? Stripped(content) : content);
     }
-    if (i == 0 && message.role == "system" && !tools.empty()) tell_tools(tools_->prefix);
+    if (i == 0 && message.role == "system" && !tools.empty()) list_tools(tools_->prefix);
     for (const ToolCall& call : message.calls) {
       const bool begins =
           (kept ? content : message.content).empty() && &call == &message.calls.front();

@@ -7,14 +7,15 @@
 //    "generation_prompt": "..", "end": "", "alternate": false, "later_system": true,
 //    "tools": {"prefix": "..", ..}, "thinking": {"prefix": "..", ..}}
 //
-// The text is bos, then prefix, content and suffix of every message, then generation_prompt, or end
-// where none is asked for. `default_system` is the content of a system message in front of
-// conversations without one. `trim`: white space around the content goes. `alternate`: user and
-// assistant take turns, user first. `later_system`: the system may speak behind the first message,
-// too. A format without "system" has no place for such messages, and
-// one without "tools" (ToolFormat's texts, and a role "tool" of their answers) none for those.
-// Without "thinking" (ThinkingFormat's texts) a thought is a part of its content. In each text of
-// the format {{strftime_now("%d %b %Y")}} is the local date of the request, as C's strftime has it.
+// The text is bos; then prefix, content and suffix of every message; then generation_prompt, or end
+// if no generation prompt is asked for. `default_system` is the content of a system message that is
+// put before a conversation without one. `trim`: white space around the content is removed.
+// `alternate`: user and assistant take turns, user first. `later_system`: a system message may
+// follow other messages. A format without the role "system" refuses system messages. A format
+// without "tools" (the texts of ToolFormat, beside a role "tool" for the tools' answers) refuses
+// tools. Without "thinking" (the texts of ThinkingFormat) a thought is a part of its content. In
+// each text of the format {{strftime_now("%d %b %Y")}} becomes the local date of the request, by
+// C's strftime.
 #pragma once
 
 #include <cstdint>
@@ -42,23 +43,23 @@ struct ChatMessage {
   std::vector<ToolCall> calls = {};  // the assistant's
 };
 
-// Tools follow the content of the system message: prefix, `tool` before each, suffix;
-// `prefix_alone` where there is no such message. A call is `call`, the name, `arguments`, these and
-// `call_end`, behind `separator` if it is not the first thing of a message.
+// Tools follow the content of the system message: `prefix`, then `tool` before each, then `suffix`.
+// Without a system message, `prefix_alone` replaces `prefix`. A call is written as `call`, the
+// name, `arguments`, the arguments and `call_end`, with `separator` before it unless the message
+// begins with it.
 struct ToolFormat {
   std::string prefix, prefix_alone, tool, suffix;
   std::string separator, call, arguments, call_end;
-  std::string next_response;  // between two messages of tools
+  std::string next_response;  // between two answers of tools
   std::string trigger;        // the tag that `call` begins with
 };
 
-// A thought is what an answer holds up to `end`, behind `start` if that is there. It is dropped
-// from answers that a question follows. In those behind the last question it stands between prefix
-// and suffix; the last message has these even around nothing. A question is a user's content that
-// does not lie between response_start and response_end, as a tool's answer. Where thinking is
-// turned off, `skip` follows generation_prompt; "": it cannot be turned off. Unless `kept`,
-// thoughts are dropped from all answers, and with `strip` line ends that an answer then begins
-// with, too.
+// A thought is the text of an answer before `end`, without `start` if it begins with that. Answers
+// before the last question lose their thoughts; answers after it have theirs between `prefix` and
+// `suffix`, and the last message has these two even without a thought. A question is the content
+// of a user, except content between response_start and response_end, which is a tool's answer. If
+// thinking is turned off, `skip` follows generation_prompt; "": it cannot be turned off. Unless
+// `kept`, all answers lose their thoughts, and with `strip` also the line ends behind them.
 struct ThinkingFormat {
   std::string prefix, suffix, skip, response_start, response_end;
   bool kept = true, strip = false;
@@ -78,12 +79,12 @@ class ChatFormat {
                                                         const Tokenizer& tokenizer);
   static absl::StatusOr<ChatFormat> Parse(const std::string& json, const Tokenizer& tokenizer);
 
-  // The ids of a conversation; `tokenizer` is the one given to Load. Added tokens count in the
-  // format's own strings only: those in a content are text. With `continue_final_message` the ids
-  // end behind the content of the last message, which is the assistant's. REQUIRES: tools() where
-  // there are any; each is a text. Dates are those of `now`. FailedPrecondition: enable_thinking,
-  // of a format without `skip`. InvalidArgument, for a client, names the message
-  // ("messages[2].role: ..").
+  // The ids of a conversation; `tokenizer` must be the argument of Load. Added tokens are
+  // recognised in the format's own strings only; in a content they are text. With
+  // `continue_final_message` the ids end after the content of the last message, which must be the
+  // assistant's. `now` is the time of the dates. REQUIRES: `tools` is empty unless the format has
+  // tools(). FailedPrecondition: the format has no `skip`, and enable_thinking has a value.
+  // InvalidArgument names the message for the client ("messages[2].role: ..").
   absl::StatusOr<std::vector<int32_t>> Encode(const Tokenizer& tokenizer,
                                               absl::Span<const ChatMessage> messages,
                                               bool add_generation_prompt,
@@ -94,7 +95,7 @@ class ChatFormat {
 
   const std::optional<ToolFormat>& tools() const { return tools_; }
   const std::optional<ThinkingFormat>& thinking() const { return thinking_; }
-  // What the model writes at the end of its turn, to stop at: a special token, or else a text.
+  // The end of the model's turn, at which to stop: a special token, or a text if there is none.
   std::optional<int32_t> stop_id() const { return stop_id_; }
   const std::string& stop_text() const { return stop_text_; }  // "": there is none
 

@@ -50,7 +50,7 @@ absl::Status ParseMerges(const std::string& text, BpeDefinition* definition) {
   return absl::OkStatus();
 }
 
-// A class of transformers that reads these two files.
+// A class of transformers that reads vocab.json and merges.txt.
 struct TokenizerClass {
   const char* name;
   const char* pattern;
@@ -61,7 +61,8 @@ constexpr TokenizerClass kClasses[] = {{"", kGpt2Pattern, false, true},
                                        {"JSONGPT2Tokenizer", kGpt2Pattern, false, true},
                                        {"Qwen2Tokenizer", kQwen2Pattern, true, false}};
 
-// Its pre-tokenizer, its normalizer and its own special tokens, for which `config` has none.
+// Sets the pre-tokenizer and normalizer of the class in `config`, and its special tokens for roles
+// that `config` lacks.
 absl::Status SetClass(const TokenizerConfig& config, BpeDefinition* definition) {
   const auto* known = std::find_if(
       std::begin(kClasses), std::end(kClasses),

@@ -23,7 +23,7 @@ int HexValue(char c) {
 
 enum class Match { kYes, kNo, kMore };  // kMore: the bytes end too early to tell
 
-// Is there \uXXXX at `at`, and which unit?
+// Reads an escape \uXXXX at `at` into `unit`.
 Match ReadUnicodeEscape(const std::string& text, size_t at, uint32_t* unit) {
   *unit = 0;
   for (size_t i = 0; i < kUnicodeEscape; ++i) {
@@ -43,7 +43,7 @@ Match ReadUnicodeEscape(const std::string& text, size_t at, uint32_t* unit) {
 bool IsHigh(uint32_t unit) { return unit >= 0xD800 && unit < 0xDC00; }
 bool IsLow(uint32_t unit) { return unit >= 0xDC00 && unit < 0xE000; }
 
-// The step at a backslash: consumed bytes, 0 to wait for more.
+// Reads the escape at a backslash and returns how many bytes it has consumed; 0: it needs more.
 size_t UnescapeOne(const std::string& text, size_t at, bool final, std::string* out) {
   if (at + 1 == text.size() && !final) return 0;
   if (at + 1 < text.size()) {

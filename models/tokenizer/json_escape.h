@@ -1,6 +1,6 @@
 // The inside of a JSON string, as LongCrawl64 models see text: Python's json.dumps(text)[1:-1] and
-// the way back. The way back works on a growing buffer and never loses text: what is not a valid
-// escape stays as it stands. Read token_stream.h next.
+// its inverse. The inverse works on a growing buffer and never loses text: an invalid escape stays
+// as it is. Read token_stream.h next.
 #pragma once
 
 #include <string>
@@ -11,9 +11,9 @@ namespace fox {
 // REQUIRES: `text` is valid UTF-8.
 std::string JsonEscape(const std::string& text);
 
-// Moves the bytes that further ones cannot change from the front of `pending` to `out`, with
-// escapes undone. A lone surrogate and each ill-formed part of UTF-8 become U+FFFD. At most 11
-// bytes stay in `pending`; none when `final`.
+// Moves bytes from the front of `pending` to `out` and undoes escapes, as far as bytes that may
+// follow cannot change the result. A lone surrogate and each ill-formed part of UTF-8 become
+// U+FFFD. At most 11 bytes stay in `pending`; none if `final`.
 void JsonUnescape(std::string* pending, bool final, std::string* out);
 
 }  // namespace fox

@@ -1,5 +1,5 @@
-// Fields that several tokenizer files share, read from parsed JSON without exceptions. Nothing is
-// returned for a missing field and for one of the wrong type. Read tokenizer_config.h next.
+// Fields that several tokenizer files share, read from parsed JSON without exceptions. A missing
+// field and a field of the wrong type have no value. Read tokenizer_config.h next.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ inline std::optional<std::string> ReadString(const nlohmann::json& json, const c
   return it->get<std::string>();
 }
 
-// False when missing.
+// False if the flag is missing.
 inline bool ReadFlag(const nlohmann::json& json, const char* key) {
   const auto it = json.find(key);
   return it != json.end() && it->is_boolean() && it->get<bool>();
@@ -35,7 +35,7 @@ inline std::optional<int32_t> ReadId(const nlohmann::json& json) {
   return static_cast<int32_t>(id);
 }
 
-// A token of `file` as a string or as an object with content and flags; the id is not read.
+// A token of `file`: a string, or an object with content and flags. The id is not read.
 inline std::optional<AddedToken> ReadAddedToken(const nlohmann::json& json, const char* file) {
   AddedToken token;
   token.file = file;
@@ -54,7 +54,7 @@ inline std::optional<AddedToken> ReadAddedToken(const nlohmann::json& json, cons
   return token;
 }
 
-// `json` is an object, token to id, of `file`.
+// Reads a vocabulary of `file`: an object from tokens to ids.
 inline absl::Status ReadVocab(const nlohmann::json& json, const char* file,
                               absl::flat_hash_map<std::string, int32_t>* vocab) {
   vocab->reserve(json.size());
@@ -66,7 +66,7 @@ inline absl::Status ReadVocab(const nlohmann::json& json, const char* file,
   return absl::OkStatus();
 }
 
-// The merge "left right".
+// Splits a merge rule "left right".
 inline std::optional<std::pair<std::string, std::string>> ReadMerge(const std::string& line) {
   const size_t space = line.find(' ');
   if (space == std::string::npos || space == 0 || space + 1 == line.size() ||

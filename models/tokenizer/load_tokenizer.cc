@@ -17,12 +17,12 @@ namespace {
 
 constexpr size_t kMaxFileBytes = size_t{64} << 20;
 
-// The files of a directory, with a sticky first error.
+// Reads files of a directory. The first error is kept.
 class Files {
  public:
   explicit Files(const ModelDir& dir) : dir_(dir) {}
 
-  // The content; nothing when it is not there, or after an error.
+  // The content of a file; no value if it does not exist, or after an error.
   std::optional<std::string> Read(const std::string& name) {
     if (!status.ok() || !dir_.Contains(name)) return std::nullopt;
     absl::StatusOr<std::string> content = dir_.ReadText(name, kMaxFileBytes);
@@ -37,7 +37,7 @@ class Files {
   const ModelDir& dir_;
 };
 
-// The tokenizer's class where only the model's is known; "": GPT-2's.
+// The tokenizer's class by the model_type of config.json; "": GPT-2's.
 std::string ClassOfModel(const std::string& config_json) {
   constexpr JsonLimits kLimits = {kMaxFileBytes, 32, 1'000'000};
   const absl::StatusOr<nlohmann::json> config = ReadJsonObject(config_json, kLimits, "config.json");
@@ -46,7 +46,7 @@ std::string ClassOfModel(const std::string& config_json) {
   return model_type == "qwen2" || model_type == "qwen3" ? "Qwen2Tokenizer" : "";
 }
 
-// Of vocab.json and merges.txt; nothing: there is neither.
+// Reads vocab.json and merges.txt; no value if neither exists.
 absl::StatusOr<std::optional<BpeDefinition>> ReadPair(TokenizerConfig config, Files* files) {
   const auto vocab = files->Read("vocab.json");
   const auto merges = files->Read("merges.txt");
@@ -78,7 +78,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& dir,
   if (!config.ok()) return config.status();
   absl::StatusOr<std::optional<BpeDefinition>> definition = std::nullopt;
   if (tokenizer_json) definition = ParseTokenizerJson(*tokenizer_json, *config);
-  // A tokenizer.json of another kind, as a unigram model's, says what tokenizer.model says, too.
+  // A tokenizer.json of another kind, as of a unigram model, was made from a tokenizer.model.
   if (!tokenizer_json || absl::IsUnimplemented(definition.status())) {
     const auto sentencepiece = files.Read("tokenizer.model");
     if (!files.status.ok()) return files.status;
@@ -91,7 +91,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& dir,
   if (!definition->has_value()) return std::unique_ptr<Tokenizer>();
   BpeDefinition& bpe = **definition;
   bpe.json_escaped = config->tokenizer_class == "JSONGPT2Tokenizer";
-  // The model has no embedding for tokens behind its vocabulary, so that they stay text.
+  // The model has no embedding for tokens beyond its vocabulary: they are text.
   std::erase_if(bpe.added, [=](const AddedToken& token) { return token.id >= model_vocab_size; });
   return ByteLevelBpe::Create(bpe, model_vocab_size);
 }

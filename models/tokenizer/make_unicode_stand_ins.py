@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes unicode_stand_ins.inc: characters newer than Unicode 14, and older ones of their kind.
 
-Their categories are those of the Hugging Face `tokenizers` package (0.23: Unicode 16); those of
-PCRE2 10.42 are Python 3.11's (both Unicode 14). The stand-in is the nearest character of the same
+The categories come from the Hugging Face `tokenizers` package (0.23: Unicode 16). PCRE2 10.42 has
+the categories of Python 3.11 (both Unicode 14). The stand-in is the nearest character of the same
 category and length in UTF-8. Usage: python3.11 make_unicode_stand_ins.py > unicode_stand_ins.inc
 """
 

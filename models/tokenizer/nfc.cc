@@ -12,8 +12,8 @@
 namespace fox {
 namespace {
 
-// What the reference implementation, of Unicode 10, does not know as a mark: first and last of each
-// run. To it they are letters, which combine with nothing.
+// Marks that are newer than the reference implementation, which has Unicode 10: first and last of
+// each run. It takes them for letters, which combine with nothing.
 constexpr uint32_t kNewMarks[][2] = {
     {0x7FD, 0x7FD},     {0x898, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},
     {0xC3C, 0xC3C},     {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},
@@ -35,17 +35,18 @@ bool IsNewMark(uint32_t code_point) {
 
 int MarkClass(int32_t code_point) { return utf8proc_get_property(code_point)->combining_class; }
 
-// Appends what a character decomposes to.
+// Appends the canonical decomposition of a character.
 void Decompose(uint32_t code_point, std::vector<int32_t>* out) {
   int32_t parts[8] = {};  // the longest canonical decomposition has 4
   const utf8proc_ssize_t count = utf8proc_decompose_char(static_cast<int32_t>(code_point), parts, 8,
                                                          UTF8PROC_DECOMPOSE, nullptr);
-  out->insert(out->end(), parts, parts + std::clamp<utf8proc_ssize_t>(count, 0, 8));
+  FOX_CHECK(count > 0 && count <= 8);
+  out->insert(out->end(), parts, parts + count);
 }
 
-// Moves `letters`, which are decomposed, to `out`.
+// Moves the decomposed `letters` to `out`, composed.
 void Compose(std::vector<int32_t>* letters, std::string* out) {
-  // The library would sort a run of marks in quadratic time.
+  // Sorts runs of marks first: the library would take quadratic time for it.
   for (auto begin = letters->begin(); begin != letters->end();) {
     const auto is_letter = [](int32_t code_point) { return MarkClass(code_point) == 0; };
     const auto end = std::find_if(begin, letters->end(), is_letter);

@@ -6,7 +6,7 @@
 
 namespace fox {
 
-// REQUIRES: `text` is valid UTF-8. Cost O(n log n), however many marks a letter has.
+// REQUIRES: `text` is valid UTF-8. Cost O(n log n), even if a letter has very many marks.
 std::string Nfc(std::string_view text);
 
 }  // namespace fox

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
 #include "models/checkpoint/error_text.h"
 #include "models/tokenizer/utf8.h"
 
@@ -29,11 +30,11 @@ constexpr StandIn kStandIns[] = {
 #include "models/tokenizer/unicode_stand_ins.inc"
 };
 
-// `text` with stand-ins; nothing if it needs none.
+// `text` with stand-ins for newer characters; no value if there are none.
 std::optional<std::string> WithStandIns(std::string_view text) {
   std::optional<std::string> out;
   for (size_t at = 0; at < text.size();) {
-    if (static_cast<uint8_t>(text[at]) < 0xE0) {  // shorter characters are all known
+    if (static_cast<uint8_t>(text[at]) < 0xE0) {  // PCRE2 knows all characters of one or two bytes
       ++at;
       continue;
     }
@@ -52,7 +53,8 @@ std::optional<std::string> WithStandIns(std::string_view text) {
   return out;
 }
 
-// The first thing in a pattern that PCRE2 might read unlike the reference implementation; "": none.
+// The first construct of a pattern that PCRE2 might read unlike the reference implementation; "":
+// there is none.
 std::string NotSupported(std::string_view pattern) {
   constexpr std::string_view kGroups[] = {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
   constexpr std::string_view kProperties[] = {"L}", "Lu}", "Ll}", "Lt}", "Lm}", "Lo}",
@@ -124,7 +126,7 @@ absl::StatusOr<std::shared_ptr<const pcre2_code>> Compile(const std::string& pat
   uint32_t matches_nothing = 0;
   pcre2_pattern_info(code.get(), PCRE2_INFO_MATCHEMPTY, &matches_nothing);
   if (matches_nothing != 0) return refused("matches the empty text");
-  // Where it fails, because the machine forbids it or the pattern is too large, PCRE2 interprets.
+  // If this fails, because the machine forbids it or the pattern is too large, PCRE2 interprets.
   pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);
   return std::shared_ptr<const pcre2_code>(code);
 }
@@ -139,8 +141,10 @@ class Pretokenizer::Cutter {
     pcre2_set_heap_limit(context_.get(), kHeapKib);
   }
 
-  // Cuts `text` from a step on. `subject` is what patterns see of it, of the same length.
+  // Cuts `text` by the steps from `level` on. Patterns match in `subject`, which is the text with
+  // stand-ins, of the same length.
   bool Cut(size_t level, std::string_view text, std::string_view subject) {
+    FOX_CHECK(text.size() == subject.size());
     if (level == steps_.size()) {
       take_(text);
       return true;
@@ -155,8 +159,8 @@ class Pretokenizer::Cutter {
   }
 
  private:
-  // Most starts of a match need a few steps, so that a search with this limit, from however many
-  // starts, is linear. One that needs more pays from the budget of the text.
+  // Steps of a match from one start. Most starts need fewer, so a search with this limit is linear.
+  // A start that needs more pays from the budget of the text.
   static constexpr uint32_t kFirstLimit = 256;
   static constexpr uint32_t kHeapKib = 64 << 10;  // of the interpreter
 
@@ -166,7 +170,7 @@ class Pretokenizer::Cutter {
     if (step.code == nullptr) return Cut(level + 1, text, subject);
     const Behavior behavior = step.given.behavior;
     size_t begin = 0, end = 0;  // the piece so far
-    bool is_match = false;      // its last part
+    bool is_match = false;      // the last part of the piece is a match
     const auto flush = [&] {
       const bool removed = is_match && behavior == Behavior::kRemoved;
       return begin == end || removed ||
@@ -195,13 +199,13 @@ class Pretokenizer::Cutter {
     return flush();
   }
 
-  // The first match from `at` on, at the end of the subject if there is none; nothing: too many
-  // steps.
+  // The first match from `at` on; an empty one at the end of the subject if there is none. No
+  // value: it takes too many steps.
   std::optional<std::pair<size_t, size_t>> Find(const pcre2_code& code, std::string_view subject,
                                                 size_t at) {
     int found = Match(code, subject, at, 0, kFirstLimit);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) found = PCRE2_ERROR_MATCHLIMIT;  // interpreted below
-    // The limit holds for a start, so from here on they are tried one by one.
+    // The limit is for one start, so from here on the starts are tried one by one.
     for (uint32_t limit = kFirstLimit; found == PCRE2_ERROR_MATCHLIMIT && at < subject.size();) {
       found = Match(code, subject, at, PCRE2_ANCHORED, limit);
       if (found == PCRE2_ERROR_NOMATCH) {

@@ -3,10 +3,12 @@
 
 #include <cstring>
 
+#include "kernels/core/check.h"
+
 namespace fox {
 namespace {
 
-constexpr unsigned kMaxBits = 70, kMaxShortBits = 35;  // 10 and 5 bytes: as many as protobuf takes
+constexpr unsigned kMaxBits = 70, kMaxShortBits = 35;  // 10 and 5 bytes, as in protobuf
 
 }  // namespace
 
@@ -51,6 +53,7 @@ bool ProtoWire::Next() {
 }
 
 float ProtoWire::AsFloat() const {
+  FOX_CHECK(IsFixed32() && at_ - begin_ == 4);
   uint32_t bits = 0;
   for (size_t i = 0; i < 4; ++i) {
     bits |= static_cast<uint32_t>(static_cast<uint8_t>(data_[begin_ + i])) << (8 * i);
@@ -60,7 +63,10 @@ float ProtoWire::AsFloat() const {
   return value;
 }
 
-std::string ProtoWire::AsString() const { return data_.substr(begin_, at_ - begin_); }
+std::string ProtoWire::AsString() const {
+  FOX_CHECK(IsBytes() && begin_ <= at_);
+  return data_.substr(begin_, at_ - begin_);
+}
 
 std::string ProtoWire::AsField() const { return data_.substr(field_begin_, at_ - field_begin_); }
 

@@ -26,8 +26,8 @@ struct Settings {
 
 absl::Status Error(const std::string& what) { return InvalidFile("tokenizer.model", what); }
 
-// Protobuf semantics: a field of another wire type than declared is unknown and ignored, of a
-// repeated scalar the last counts, repeated messages merge.
+// As in protobuf, a field of another wire type than declared is unknown and ignored, the last of
+// several values of a scalar counts, and repeated messages merge.
 bool ReadPiece(ProtoWire wire, Piece* piece) {
   while (wire.Next()) {
     if (wire.field() == 1 && wire.IsBytes()) piece->text = wire.AsString();
@@ -40,7 +40,7 @@ bool ReadPiece(ProtoWire wire, Piece* piece) {
   return !wire.malformed();
 }
 
-// What the library sees of a text that it reads as a C string.
+// A text as the library sees it where it reads a C string: up to the first NUL.
 std::string UpToNul(const std::string& text) { return text.substr(0, text.find('\0')); }
 
 bool ReadTrainerSpec(ProtoWire wire, SentencePieceFile* file, Settings* settings) {
@@ -176,14 +176,14 @@ absl::StatusOr<SentencePieceFile> CheckSentencePieceModel(const std::string& ser
   if (!status.ok()) return status;
   if (!file.charsmap.empty()) status = CheckCharsMap(file.charsmap);
   if (!status.ok()) return status;
-  // It rewrites decoded text as a whole, across the ends of tokens.
+  // A denormalizer rewrites decoded text as a whole, across the ends of tokens.
   if (!settings.denormalizer_charsmap.empty()) {
     return absl::UnimplementedError(
         "tokenizer.model: denormalizer_spec with a precompiled_charsmap is not supported");
   }
   file.only_marks_spaces = file.charsmap.empty() && !file.remove_extra_whitespaces &&
                            file.escape_whitespaces && !file.spaces_are_suffixes;
-  for (Piece& piece : file.pieces) {  // decoding wants the byte itself
+  for (Piece& piece : file.pieces) {  // decoding needs the byte itself
     if (piece.type == PieceType::kByte) {
       piece.text = std::string(1, static_cast<char>(ByteOfPiece(piece.text)));
     }

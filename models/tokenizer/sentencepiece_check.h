@@ -1,7 +1,7 @@
-// Checks a sentencepiece model file before the library reads it, because the library reads out of
-// bounds on hostile models and its own checks come too late. Reads the protobuf wire format by
-// itself, so that neither protobuf nor sentencepiece is needed. Read sentencepiece_tokenizer.h
-// next.
+// CheckSentencePieceModel checks a model file before the sentencepiece library reads it, because
+// the library reads out of bounds on hostile models and its own checks come too late. It parses
+// the protobuf wire format itself, so it needs neither protobuf nor sentencepiece. Read
+// sentencepiece_tokenizer.h next.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct SentencePieceFile {
   std::vector<Piece> pieces;  // by id
   int32_t unk_id = 0;
   std::optional<int32_t> bos_id, eos_id;
-  std::string unk_surface = " \xE2\x81\x87 ";  // what an unknown piece reads as
+  std::string unk_surface = " \xE2\x81\x87 ";  // the text of the unknown piece
   bool byte_fallback = false;
   bool is_bpe = false;
   bool add_dummy_prefix = true;
@@ -43,8 +43,8 @@ struct SentencePieceFile {
   bool escape_whitespaces = true;
   bool spaces_are_suffixes = false;
   std::string charsmap;  // precompiled; "": none
-  // Whether spaces become U+2581, after one in front with add_dummy_prefix, and nothing else
-  // changes.
+  // True if normalization only replaces spaces by U+2581 and, with add_dummy_prefix, puts one in
+  // front.
   bool only_marks_spaces = false;
 };
 
@@ -54,13 +54,13 @@ struct SentencePieceFile {
 // character map for decoded text.
 absl::StatusOr<SentencePieceFile> CheckSentencePieceModel(const std::string& serialized);
 
-// The same pieces for text that is normalized already: a model that leaves text as it is.
+// The model with the same pieces, but without normalization: for text that is already normalized.
 // REQUIRES: CheckSentencePieceModel accepts `serialized`.
 std::string WithoutNormalizer(const std::string& serialized);
 
-// A precompiled_charsmap: uint32 size of the trie, a double array of uint32 units, then
-// NUL-terminated replacements. Every path through an accepted trie stays inside it, ends, and has
-// at most as many entries as the library has room for.
+// Checks a precompiled_charsmap: the uint32 size of the trie, the trie as a double array of uint32
+// units, then NUL-terminated replacements. Every path through an accepted trie stays inside it,
+// ends, and has no more entries than the library has room for.
 absl::Status CheckCharsMap(const std::string& charsmap);
 
 }  // namespace fox

@@ -1,4 +1,5 @@
-// The sentencepiece library between our checks and our decoding. See sentencepiece_tokenizer.h.
+// Encoding by the sentencepiece library, around it added tokens and windows. See
+// sentencepiece_tokenizer.h.
 #include "models/tokenizer/sentencepiece_tokenizer.h"
 
 #include <algorithm>
@@ -16,9 +17,9 @@
 namespace fox {
 namespace {
 
-// How far the symbols that merging begins with depend on the text after them: the longest piece
-// that is found before merging. None: models other than BPE score whole texts, and unused pieces
-// are split as they were merged last, anywhere in the text.
+// How far the symbols that merging begins with depend on the text after them: as far as the longest
+// piece that is recognised before merging. No value: models other than BPE score whole texts, and
+// unused pieces are split by the last merge that made them, which may be anywhere in the text.
 std::optional<size_t> LookaheadOf(const SentencePieceFile& file) {
   if (!file.is_bpe) return std::nullopt;
   size_t longest = 0;
@@ -139,7 +140,7 @@ absl::Status SentencePieceTokenizer::SetAdded(const SentencePieceFile& file,
   if (config.add_bos_token.value_or(true) && info_.bos_id) info_.prefix = {*info_.bos_id};
   if (config.add_eos_token.value_or(false) && info_.eos_id) suffix_ = {*info_.eos_id};
   for (const AddedToken& token : list.tokens()) {
-    if (token.id >= model_vocab_size) continue;  // it has no embedding, and stays text
+    if (token.id >= model_vocab_size) continue;  // the model has no embedding for it: it is text
     if (token.content.size() > AddedTokenSplitter::kMaxContent) {
       return InvalidFile(token.file, "an added token of more than 512 bytes");
     }
@@ -153,7 +154,7 @@ absl::Status SentencePieceTokenizer::SetAdded(const SentencePieceFile& file,
     const PieceType type = at < file.pieces.size() ? file.pieces[at].type : PieceType::kControl;
     const bool by_library = type == PieceType::kNormal || type == PieceType::kUserDefined;
     if (by_library && known.added) known.user_defined = token.content;
-    // The library's own name of it, unless the files around know it, as transformers does.
+    // The unknown piece keeps the library's text unless the files list it, as in transformers.
     if (token.id == unk_piece_ && *token.file == '\0') continue;
     known.bytes = absl::StrReplaceAll(token.content, {{kVisibleSpace, " "}});
     known.kind = absl::StartsWith(known.bytes, " ") ? TokenKind::kWord : TokenKind::kText;
@@ -260,7 +261,7 @@ bool SentencePieceTokenizer::EncodeNormalized(std::string_view text,
   size_t begin = 0;
   for (const WindowToken& piece : pieces) {
     if (piece.id == unk_piece_) {
-      // Each character of an unknown run was a symbol by itself.
+      // The library joins a run of unknown characters: each gets its own token here.
       for (++begin; begin < piece.end; ++begin) {
         if (!IsContinuationByte(text[begin])) tokens->push_back({piece.id, begin});
       }

@@ -1,7 +1,7 @@
 // SentencePieceTokenizer: a sentencepiece model, checked before the library sees it. Text is cut at
-// added tokens, which the library does not know: control pieces, the unknown one, and those of the
-// small files around tokenizer.model. Encoding of the text between is the library's; decoding,
-// token by token in a TokenStream, is our own and equal to the library's for any ids of pieces
+// added tokens, which the library does not know: control pieces, the unknown piece, and the tokens
+// of the small files beside tokenizer.model. The library encodes the text between them. Decoding,
+// token by token in a TokenStream, is done here and equals the library's for any ids of pieces
 // (control pieces skipped). Read sentencepiece_check.h next.
 #pragma once
 
@@ -23,13 +23,13 @@ namespace fox {
 
 class SentencePieceTokenizer : public Tokenizer {
  public:
-  // `serialized`: the bytes of a tokenizer.model. `config`, of the files beside it: bos is what
-  // add_special_tokens puts in front, if there is one, unless add_bos_token is false; eos follows
-  // with add_eos_token. With add_dummy_prefix in the model, and without add_prefix_space false,
-  // each text between added tokens gets a space in front, as transformers has it; with `legacy`
-  // false only the first, if no added token precedes it. InvalidArgument, Unimplemented: see
-  // CheckSentencePieceModel; also more pieces than `model_vocab_size`. Longer texts than
-  // `window_bytes` are encoded window by window (bpe_windows.h), if the model allows it.
+  // `serialized`: the bytes of a tokenizer.model. `config`: the files beside it. add_special_tokens
+  // puts bos before a text unless add_bos_token is false, and eos behind it if add_eos_token is
+  // true. If the model has add_dummy_prefix and add_prefix_space is not false, each text between
+  // added tokens gets a space in front, as in transformers; if `legacy` is false, only the first
+  // text, and only if no added token precedes it. Texts longer than `window_bytes` are encoded
+  // window by window (bpe_windows.h) if the model allows it. InvalidArgument, Unimplemented: see
+  // CheckSentencePieceModel; also InvalidArgument for more pieces than `model_vocab_size`.
   static absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> Create(
       const std::string& serialized, const TokenizerConfig& config, int64_t model_vocab_size,
       size_t window_bytes = kWindowBytes);
@@ -53,9 +53,9 @@ class SentencePieceTokenizer : public Tokenizer {
     std::string bytes;
     TokenKind kind = TokenKind::kText;
     bool special = false;  // dropped from decoded text on request
-    bool added = false;    // found before the library sees a text; not mere white space
-    std::string user_defined =
-        "";  // text that the library makes this one piece of; not white space
+    bool added = false;    // recognised before the library sees a text; not mere white space
+    // Text in which the library recognises this piece before it merges; not white space.
+    std::string user_defined = "";
   };
   static Token TokenOf(const Piece& piece, const std::string& unk_surface);
   absl::Status SetAdded(const SentencePieceFile& file, const TokenizerConfig& config,
@@ -66,9 +66,9 @@ class SentencePieceTokenizer : public Tokenizer {
   // Appends the ids of a text without added tokens; `prefix`: with a space in front.
   bool EncodeText(std::string_view text, bool prefix, std::vector<int32_t>* ids,
                   std::string* error) const;
-  // The same of a text with marked spaces.
+  // Appends the ids of a text without added tokens that is already normalized.
   bool EncodeMarked(std::string_view text, std::vector<int32_t>* ids, std::string* error) const;
-  // As the pieces are written.
+  // Writes the text in which pieces are searched, as U+2581 for spaces, to `normalized`.
   bool Normalize(std::string_view text, bool prefix, std::string* normalized,
                  std::string* error) const;
   // Appends the pieces of a normalized text, an unknown one for each unknown character.
@@ -79,14 +79,15 @@ class SentencePieceTokenizer : public Tokenizer {
   std::vector<Token> tokens_;                       // by id
   std::unique_ptr<SentencePieceModel> model_;       // for normalized texts
   std::unique_ptr<SentencePieceModel> normalizer_;  // null: it only marks spaces
-  AddedTokenSplitter splitter_, spaces_;  // of all added tokens, of those of mere white space
+  AddedTokenSplitter splitter_;                     // all added tokens
+  AddedTokenSplitter spaces_;                       // added tokens of mere white space
   std::vector<int32_t> suffix_;
   int32_t unk_piece_ = 0;
   bool add_dummy_prefix_ = true, prefix_each_ = true;
-  bool marks_first_ = false;  // the splitters do, so that they find added words in marked text
-  std::string model_prefix_;  // what normalizer_ puts in front
+  bool marks_first_ = false;  // the splitters mark spaces: added tokens are searched in marked text
+  std::string model_prefix_;  // text that normalizer_ puts in front
   size_t window_bytes_ = kWindowBytes;
-  std::optional<size_t> lookahead_;  // none: a text is one window
+  std::optional<size_t> lookahead_;  // no value: a text is one window
 };
 
 }  // namespace fox

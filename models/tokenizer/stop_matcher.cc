@@ -1,4 +1,4 @@
-// StopMatcher: see stop_matcher.h.
+// Knuth, Morris and Pratt over all stop strings at once. See stop_matcher.h.
 #include "models/tokenizer/stop_matcher.h"
 
 #include <algorithm>
@@ -28,6 +28,7 @@ int StopMatcher::Push(char byte) {
   for (size_t i = 0; i < stops_.size(); ++i) {
     Stop& stop = stops_[i];
     size_t n = stop.matched;
+    FOX_CHECK(n <= stop.text.size());
     while (n > 0 && (n == stop.text.size() || stop.text[n] != byte)) n = stop.border[n];
     stop.matched = stop.text[n] == byte ? n + 1 : 0;
     held_ = std::max(held_, stop.matched);

@@ -1,7 +1,9 @@
-// TextAssembler: see text_assembler.h.
+// Tokens through TokenStream, their text through StopMatcher. See text_assembler.h.
 #include "models/tokenizer/text_assembler.h"
 
 #include <utility>
+
+#include "kernels/core/check.h"
 
 namespace fox {
 namespace {
@@ -41,9 +43,12 @@ TextAssembler::Shown TextAssembler::Append(std::string text, bool may_stop) {
     const int stop = matcher_.Push(c);
     if (stop < 0 || !may_stop) continue;
     stopped_ = true;
-    if (!include_stop_) held_.resize(held_.size() - stop_lengths_[static_cast<size_t>(stop)]);
+    const size_t stop_length = stop_lengths_[static_cast<size_t>(stop)];
+    FOX_CHECK(stop_length <= held_.size());
+    if (!include_stop_) held_.resize(held_.size() - stop_length);
     return {std::exchange(held_, std::string()), stop};
   }
+  FOX_CHECK(matcher_.held() <= held_.size());
   const size_t shown = held_.size() - matcher_.held();
   Shown piece{held_.substr(0, shown), -1};
   held_.erase(0, shown);

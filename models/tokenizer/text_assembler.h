@@ -1,6 +1,6 @@
-// TextAssembler: one sequence's tokens in, text to show out, cut at the first stop string. Text
-// that may be the start of a stop string is held back. Invariant: the pieces joined are the whole
-// text up to the stop (and with it when asked for). Read generation.h next.
+// TextAssembler: turns the tokens of one sequence into text to show, up to the first stop string.
+// Text that may be the start of a stop string is held back. Invariant: the pieces joined are the
+// whole text up to the stop string, with it if `include_stop`. Read generation.h next.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@ class TextAssembler {
     int stop = -1;  // index of the stop string that ended the text
   };
 
-  // The text continues a prompt: a leading space separates it from there.
+  // The text continues a prompt, so its leading space is kept.
   TextAssembler(const Tokenizer& tokenizer, bool skip_special,
                 const std::vector<std::string>& stops, bool include_stop);
 
-  // Text that became safe to show. `may_stop` false: nothing that ends in this token stops the
-  // text. After a stop everything is empty.
+  // Returns the text that became safe to show. `may_stop` false: a stop string that ends in this
+  // token is ignored. After a stop all results are empty.
   Shown Push(int32_t id, bool may_stop = true);
-  // What was held back.
+  // Returns the text that is held back, and ends the text.
   Shown Finish();
 
  private:

@@ -20,11 +20,11 @@ constexpr char kConfigFile[] = "tokenizer_config.json";
 constexpr char kAddedTokensFile[] = "added_tokens.json";
 constexpr char kSpecialTokensFile[] = "special_tokens_map.json";
 
-// In the order in which they are numbered.
+// Roles in the order in which their tokens are numbered.
 constexpr const char* kRoles[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                   "pad_token", "cls_token", "mask_token"};
 
-// Those of `file` that are not there yet; with `precedence` all.
+// Reads the roles in `file`: those that are still missing, or all with `precedence`.
 absl::Status ReadRoles(const Json& json, const char* file, bool precedence,
                        TokenizerConfig* config) {
   for (const char* role : kRoles) {
@@ -41,7 +41,7 @@ absl::Status ReadRoles(const Json& json, const char* file, bool precedence,
   return absl::OkStatus();
 }
 
-// A list of tokens, or an object from names to tokens.
+// Reads further special tokens: a list of tokens, or an object from names to tokens.
 absl::Status ReadFurther(const Json& json, const char* file, TokenizerConfig* config) {
   for (const char* key : {"additional_special_tokens", "extra_special_tokens"}) {
     const auto it = json.find(key);
@@ -83,7 +83,7 @@ absl::Status ReadAddedTokens(const Json& json, TokensById* tokens) {
   return absl::OkStatus();
 }
 
-// An empty object for a file that is not there.
+// An empty object for a missing file.
 absl::StatusOr<Json> ParseObject(const std::string& text, const char* file) {
   if (text.empty()) return Json::object();
   return ReadJsonObject(text, kLimits, file);

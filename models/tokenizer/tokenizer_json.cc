@@ -1,4 +1,4 @@
-// The parts of a tokenizer.json one by one. See bpe_definition.h.
+// ParseTokenizerJson: the parts of a tokenizer.json one by one. See bpe_definition.h.
 #include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -37,14 +37,14 @@ bool IsSet(const Json& json, const char* key) {
   return it != json.end() && !it->is_null();
 }
 
-// A field of an object; null: there is none.
+// A field of an object; null if it is missing.
 const Json* Find(const Json* json, const std::string& key) {
   if (json == nullptr) return nullptr;
   const auto it = json->find(key);
   return it == json->end() ? nullptr : &*it;
 }
 
-// The steps of a part: the part itself, or what its Sequence lists under `list`.
+// The steps of a part: the part itself or, if it is a Sequence, its list under the key `list`.
 absl::StatusOr<std::vector<const Json*>> StepsOf(const Json& part, const char* name,
                                                  const char* list) {
   std::vector<const Json*> steps;
@@ -57,7 +57,7 @@ absl::StatusOr<std::vector<const Json*>> StepsOf(const Json& part, const char* n
   return steps;
 }
 
-// The one step of a part, which has to be ByteLevel.
+// The only step of a part, which must be ByteLevel.
 absl::StatusOr<const Json*> ByteLevelOf(const Json& json, const char* part, const char* list) {
   if (!IsSet(json, part)) return Unsupported(part, "null", "ByteLevel");
   const auto steps = StepsOf(json.at(part), part, list);

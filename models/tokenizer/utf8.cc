@@ -68,7 +68,7 @@ void DrainUtf8(std::string* pending, bool final, Utf8Replacement replacement, st
   while (at < pending->size()) {
     const Utf8Unit unit = NextUtf8(pending->data() + at, pending->size() - at);
     if (unit.kind == Utf8Kind::kIncomplete && !final) break;
-    // All bytes of a subpart but the first continue a character, so none of them starts one.
+    // The bytes of a subpart after its first are continuation bytes, so none starts a character.
     const bool one = unit.kind == Utf8Kind::kValid || replacement == Utf8Replacement::kSubpart;
     for (size_t i = 0; i < (one ? 1 : unit.length); ++i) AppendUtf8(unit.code_point, out);
     at += unit.length;

@@ -1,5 +1,6 @@
-// What every fuzz target defines, what it makes of its bytes, and what it may expect of any
-// refusal. All are one program: libFuzzer calls a target in the preset fuzz, else fuzzers.cc does.
+// FUZZ_TEST defines a fuzz target; FuzzInput reads choices from its bytes; CheckRefusal is the form
+// of any refusal. All targets are one program: libFuzzer calls a target in the preset fuzz, else
+// fuzzers.cc does.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +15,9 @@
 
 namespace fox {
 
-// Choices from the front, then text. After the end everything is 0 or empty, so any bytes are an
-// input. One call a statement: the order of two in one expression is the compiler's, and a corpus
-// must mean the same to all.
+// Reads choices from the front of an input, then text. After the end everything is 0 or empty, so
+// any bytes are an input. Make one call a statement: the compiler chooses the order of two calls in
+// one expression, and a corpus must mean the same with all compilers.
 class FuzzInput {
  public:
   FuzzInput(const uint8_t* data, size_t size)
@@ -31,9 +32,9 @@ class FuzzInput {
     return byte;
   }
   bool Bool() { return (Byte() & 1) != 0; }
-  // In [0, n), of one byte. REQUIRES: 0 < n <= 256.
+  // A number in [0, n), from one byte. REQUIRES: 0 < n <= 256.
   size_t Below(size_t n) { return Byte() % n; }
-  // Of at most `most` bytes; the first byte read says how many. REQUIRES: most < 256.
+  // A text of at most `most` bytes; its length is the first byte. REQUIRES: most < 256.
   std::string Text(size_t most) {
     const size_t wanted = Below(most + 1);
     const size_t size = std::min(wanted, rest_.size());
@@ -46,7 +47,7 @@ class FuzzInput {
     rest_ = {};
     return text;
   }
-  // The rest as `count` texts; between two of them stands a line of two percent signs.
+  // The rest as `count` texts, which are separated by a line of two percent signs.
   std::vector<std::string> Sections(size_t count) {
     constexpr std::string_view kBetween = "\n%%\n";
     std::vector<std::string> sections;
@@ -63,7 +64,7 @@ class FuzzInput {
   std::string_view rest_;
 };
 
-// A target, in the program's list.
+// A target in the program's list.
 struct FuzzTarget {
   FuzzTarget(const char* its_name, void (*its_function)(FuzzInput))
       : name(its_name), run(its_function), next(first) {
@@ -75,13 +76,13 @@ struct FuzzTarget {
   static inline const FuzzTarget* first = nullptr;
 };
 
-// FUZZ_TEST(name) { ... }: aborts, by FOX_CHECK, where the code under test is wrong.
+// FUZZ_TEST(name) { ... }: a target, which aborts by FOX_CHECK if the code under test is wrong.
 #define FUZZ_TEST(name)                                     \
   static void Fuzz_##name(FuzzInput in);                    \
   static const FuzzTarget kFuzz_##name(#name, Fuzz_##name); \
   static void Fuzz_##name(FuzzInput in)
 
-// A refusal of something that came from outside: one printable line of at most 1 KiB that says so.
+// Checks the refusal of an input from outside: one printable line of at most 1 KiB.
 inline void CheckRefusal(const absl::Status& status) {
   FOX_CHECK(absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
             absl::IsUnimplemented(status) || absl::IsOutOfRange(status) ||

@@ -1,7 +1,7 @@
-// The program of all fuzz targets. With libFuzzer, FUZZ_TARGET names the one that runs. Without, a
-// target runs every file of its corpus, the valid ones also cut short at every byte, and then
-// mutations of them, always the same ones; an input that fails, or takes too long, is written to a
-// file whose path is printed.
+// The program of all fuzz targets. With libFuzzer, the variable FUZZ_TARGET names the target to
+// run. Without it a target runs every file of its corpus, valid files also cut short at every byte,
+// and then mutations of the files, always the same ones. An input that fails or takes too long is
+// written to a file, whose path is printed.
 //
 //   fuzzers TARGET CORPUS [MUTATIONS]    or    fuzzers TARGET FILE
 #include <fcntl.h>
@@ -53,7 +53,7 @@ constexpr rlim_t kMaxMemory = rlim_t{4} << 30;  // of the address space
 constexpr size_t kMaxCut = 4608;                // bytes of a file that is cut at every byte
 constexpr size_t kMaxBytes = 16 << 10;          // of a mutation
 
-std::string g_input, g_artifact;  // the input under way, and where it goes should it fail
+std::string g_input, g_artifact;  // the current input, and the file to write if it fails
 
 void WriteInput() {
   const int file = open(g_artifact.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -121,7 +121,7 @@ class Mutator {
     if (kind == 6) ChangeNumber(text, at);
   }
 
-  // Another number in place of the next digits.
+  // Replaces the next digits by another number.
   void ChangeNumber(std::string* text, size_t at) {
     constexpr const char* kNumbers[] = {"0",          "-1",    "1e9",  "4294967295",
                                         "2147483648", "1e999", "0.5",  "18446744073709551615",

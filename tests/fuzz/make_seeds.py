@@ -22,7 +22,7 @@ from tokenizer_seeds import TOKENIZER_SEEDS
 
 
 def safetensors(header: object, data: bytes = b"", length: int | None = None) -> bytes:
-    """A file with this header, an object or its text, whatever its length is said to be."""
+    """A file with this header, an object or a text, and with any stated length."""
     text = encoded(header)
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
@@ -138,7 +138,7 @@ def checkpoint(said: dict, layers: dict = LAYER, dtype: str = "BF16", value: byt
         count = shape[0] * (shape[1] if len(shape) > 1 else 1)
         if name.endswith(drop) and drop:
             continue
-        # Not all alike, so that tokens differ.
+        # Different values, so that tokens differ.
         content = b"".join(value[:-2] + bytes((i * 7 % 256,)) + value[-1:] for i in range(count))
         header[name] = tensor(dtype, shape, len(data), len(data) + len(content))
         data += content
@@ -187,7 +187,7 @@ def generation_config_seeds() -> Seeds:
 
 
 def chat_format_seeds() -> Seeds:
-    """The format, then what the user and the assistant say."""
+    """The format, then the messages of the user and of the assistant."""
     turn = {"prefix": "<s>user\n", "suffix": "<t>\n", "trim": True}
     right = {"bos": "<|endoftext|>", "default_system": "S", "generation_prompt": "a", "end": "<s>",
              "alternate": True, "tools": {"call": "<c>", "arguments": '"'},

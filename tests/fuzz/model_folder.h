@@ -1,5 +1,6 @@
 // ModelFolder: a folder in memory (/dev/shm) for targets whose subject opens files by their names.
-// One for the life of the process; an input writes what differs from the one before. One thread.
+// It lives as long as the process; each input writes only files that differ from the input before.
+// Not thread-safe.
 #pragma once
 
 #include <unistd.h>
@@ -44,7 +45,7 @@ class ModelFolder {
     Remove(name);
     std::filesystem::create_directory(path_ + "/" + name);
   }
-  // Whatever has this name, if anything has.
+  // Removes the file or folder of this name, if there is one.
   void Remove(const std::string& name) {
     files_.erase(name);
     std::filesystem::remove(path_ + "/" + name);

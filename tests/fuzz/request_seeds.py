@@ -1,4 +1,4 @@
-"""Seeds of what clients send, and of the targets of text."""
+"""Seeds of requests of clients, and of targets whose input is text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What seeds are written in: JSON and its variants, sections, protobuf messages by hand."""
+"""The forms of seeds: JSON and its variants, sections, protobuf messages by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def table(entries: dict[str, object], first: bytes = b"") -> Seeds:
         yield name, first + encoded(value)
 
 
-# What any key may be given that it does not expect, or just does.
+# Values that a key may not expect, or only just accepts.
 HOSTILE = (None, True, -1, 0, 1, 1.5, 1e300, 1 << 31, 1 << 40, (1 << 64) - 1, "", "x", "a\0b", [],
            [1], ["x"], [-1], [[]], list(range(65)), {}, {"x": 1}, {"7": 1e39})
 

@@ -1,5 +1,5 @@
-// One layer's weights as a test makes them, with the queries and keys that they can produce: what
-// the bounds from weights are attacked with.
+// One layer's weights as a test makes them, and the queries and keys that they can produce, which
+// try to break the bounds from weights.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -60,8 +60,8 @@ inline Vector TurnedTowards(const Vector& x, const Vector& k) {
   return turned;
 }
 
-// With QK-norm: q = gq * qhat, ||qhat|| = sqrt(d); the same for k. With caps: the same, of weights
-// that are all alike in a head.
+// With QK-norm: q = gq * qhat, ||qhat|| = sqrt(d); k likewise. Caps are norm weights that are equal
+// within a head.
 struct NormedLayer {
   ModelConfig config;
   Tensor q_norm = {}, k_norm = {}, q_cap = {}, k_cap = {}, sinks = {};
@@ -101,7 +101,7 @@ struct NormedLayer {
   }
 };
 
-// Without QK-norm: q = W (g * xhat) + b, ||xhat|| <= sqrt(D); the same for k.
+// Without QK-norm: q = W (g * xhat) + b, ||xhat|| <= sqrt(D); k likewise.
 struct PlainLayer {
   ModelConfig config;
   Tensor attn_norm = {}, q_proj = {}, q_bias = {}, k_proj = {}, k_bias = {}, sinks = {};
@@ -116,7 +116,7 @@ struct PlainLayer {
     layer.sinks = sinks.view();
     return MakeQueryBound(config, layer, pages);
   }
-  // The layer whose queries are this one's keys.
+  // A layer whose queries are the keys of this layer.
   PlainLayer Keys() const {
     PlainLayer keys{config, attn_norm, k_proj, k_bias};
     keys.config.num_heads = config.num_kv_heads;
@@ -164,7 +164,7 @@ class QueryBounds : public ::testing::Test {
     for (double& x : values) x = mean + deviation * normal_(rng_);
     return values;
   }
-  // One angle for each pair of dimensions (m, m + d/2).
+  // Rotates each pair of dimensions (m, m + d/2) by a random angle.
   void RotateAnyhow(Vector& x) {
     const size_t half = x.size() / 2;
     for (size_t m = 0; m < half; ++m) {

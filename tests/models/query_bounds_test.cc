@@ -1,5 +1,5 @@
 // Bounds on logits from weights against the worst queries that the weights can make; and, without
-// QK-norm, the promise that stands on them, from the projections to the dropped mass.
+// QK-norm, the promise that depends on these bounds, from the projections to the dropped mass.
 #include "models/query_bounds.h"
 
 #include <gtest/gtest.h>
@@ -36,12 +36,13 @@ class QkNormBoundsTest : public QueryBounds {
     return layer;
   }
 
-  // As a page of this type stores it, where that can matter.
+  // Rounds a key as a page of this type does, if that can matter.
   static void Store(Vector& key, DType pages) {
     if (pages == DType::kE4M3) RoundToE4M3(key.data(), static_cast<int64_t>(key.size()));
   }
 
-  // One key, and queries that try to break its bound; the largest share of a(k) that one reaches.
+  // Tries to break the bound of one key by several queries. Returns the largest share of a(k) that
+  // a query reaches.
   double Attack(const NormedLayer& layer, const QueryBound& bound, DType pages, int head,
                 bool spike) {
     const int d = layer.config.head_dim;
@@ -72,15 +73,15 @@ class QkNormBoundsTest : public QueryBounds {
       if (layer.config.use_rope) q = TurnedTowards(q, key);
       for (double& x : q) x = ToBf16(x * std::pow(1 + 1.0 / 256, 2));  // as if rounded up thrice
       const double s = std::abs(Dot(q.data(), key.data(), d)) / root_d;
-      EXPECT_LE(s, a);
-      EXPECT_LE(s, bound.max_logit_bound[head]);
+      EXPECT_LE(s, a) << kind;
+      EXPECT_LE(s, bound.max_logit_bound[head]) << kind;
       worst = std::max(worst, s / a);
     }
     return worst;
   }
 
-  // The row's own key: the same angle, so rotation matters to rounding alone; opposed as far as
-  // signs allow.
+  // Tries to break the bound of a row's own key. Both have the same angle, so rotation matters only
+  // to rounding. An adverse key opposes the query as far as signs allow.
   void CheckSelf(const NormedLayer& layer, const QueryBound& bound, DType pages, int head,
                  const Vector& khat) {
     const int d = layer.config.head_dim;
@@ -101,7 +102,8 @@ class QkNormBoundsTest : public QueryBounds {
         RotateAnyhow(key);
       }
       Store(key, pages);
-      EXPECT_GE(Dot(q.data(), key.data(), d) / std::sqrt(d), -bound.self_logit_bound[head]);
+      EXPECT_GE(Dot(q.data(), key.data(), d) / std::sqrt(d), -bound.self_logit_bound[head])
+          << adverse;
     }
   }
 };
@@ -109,6 +111,7 @@ class QkNormBoundsTest : public QueryBounds {
 TEST_F(QkNormBoundsTest, NoQueryExceedsThem) {
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
     for (int variant = 0; variant < 64; ++variant) {
+      SCOPED_TRACE(testing::Message() << "type " << static_cast<int>(dtype) << " of " << variant);
       const DType pages = (variant & 32) != 0 ? DType::kE4M3 : DType::kBF16;
       const bool rope = (variant & 1) != 0, capped = (variant & 16) != 0;
       const bool per_head = (variant & 2) != 0 || capped;
@@ -123,19 +126,19 @@ TEST_F(QkNormBoundsTest, NoQueryExceedsThem) {
       EXPECT_EQ(host.min_log_gate, MinLogGate(*std::max_element(largest.begin(), largest.end())));
       double worst = 0;
       for (int head = 0; head < 4; ++head) {
-        // Equal, but for the last bit, where both outliers share a dimension.
-        EXPECT_LE(bound.self_logit_bound[head], bound.max_logit_bound[head] * (1 + 1e-15));
+        // If both outliers share a dimension, the bounds are equal except for the last bit.
+        EXPECT_LE(bound.self_logit_bound[head], bound.max_logit_bound[head] * (1 + 1e-15)) << head;
         for (int key = 0; key < 60; ++key) {
           worst = std::max(worst, Attack(layer, bound, pages, head, key % 3 == 0));
         }
       }
-      // Reached, but for what pays for rounding.
+      // The bound is reached except for its allowance for rounding.
       EXPECT_GE(worst, rope && !capped ? 0.6 : 0.95);
     }
   }
 }
 
-// A sink bounds the denominator alone, and only where keys are bounded.
+// A sink bounds the denominator only, and only if keys are bounded.
 TEST_F(QkNormBoundsTest, TheSinkOrTheOwnKeyBoundsTheDenominator) {
   const Tensor sinks({-60, 60, 0.5, -2}, {4}, DType::kF32);
   const auto expect = [&](auto layer) {
@@ -145,7 +148,8 @@ TEST_F(QkNormBoundsTest, TheSinkOrTheOwnKeyBoundsTheDenominator) {
     const HostQueryBound with = layer.Bound();
     for (size_t head = 0; head < 4; ++head) {
       EXPECT_EQ(with.self_logit_bound[head],
-                std::min(without.self_logit_bound[head], -sinks.values[head]));
+                std::min(without.self_logit_bound[head], -sinks.values[head]))
+          << head;
     }
     EXPECT_EQ(with.max_logit_bound, without.max_logit_bound);
     EXPECT_EQ(with.max_norm_product, without.max_norm_product);
@@ -173,7 +177,7 @@ TEST_F(QkNormBoundsTest, ClampFollowsTheLargestSelfLogit) {
 
 class WeightBoundsTest : public QueryBounds {
  protected:
-  // Keys at random, along the rows' strongest direction and across them.
+  // A key by kind: at random, along the rows' strongest direction, or across it.
   Vector Key(const PlainLayer& layer, int head, int kind) {
     Vector key = Gaussian(layer.config.head_dim);
     for (int power = 0; kind == 1 && power < 8; ++power) {
@@ -202,8 +206,8 @@ class WeightBoundsTest : public QueryBounds {
         Vector q = layer.Query(head, xhat, rounded);
         if (layer.config.use_rope) q = TurnedTowards(q, key);
         const double s = Dot(q.data(), key.data(), d) / std::sqrt(d);
-        EXPECT_LE(s, high);
-        EXPECT_GE(s, low);
+        EXPECT_LE(s, high) << sign << " " << rounded;
+        EXPECT_GE(s, low) << sign << " " << rounded;
         worst = std::max(worst, high > 0 ? s / high : 0);
       }
     }
@@ -214,6 +218,7 @@ class WeightBoundsTest : public QueryBounds {
 TEST_F(WeightBoundsTest, NoQueryExceedsThem) {
   for (DType dtype : {DType::kF64, DType::kBF16}) {
     for (int variant = 0; variant < 48; ++variant) {
+      SCOPED_TRACE(testing::Message() << "type " << static_cast<int>(dtype) << " of " << variant);
       const bool rope = (variant & 1) != 0, bias = (variant & 2) != 0;
       const auto rank = static_cast<Rank>(variant / 16);
       const ModelConfig config =
@@ -223,14 +228,14 @@ TEST_F(WeightBoundsTest, NoQueryExceedsThem) {
       const QueryBound bound = host.view();
       double worst = 0;
       for (int head = 0; head < 4; ++head) {
-        EXPECT_EQ(bound.self_logit_bound[head], kInfinity);
-        EXPECT_EQ(bound.max_logit_bound[head], kInfinity);
+        EXPECT_EQ(bound.self_logit_bound[head], kInfinity) << head;
+        EXPECT_EQ(bound.max_logit_bound[head], kInfinity) << head;
         for (int key = 0; key < 12; ++key) {
           worst = std::max(worst, Attack(layer, bound, head, key % 3));
         }
       }
       if (!rope && (rank != Rank::kZero || bias)) {
-        EXPECT_GE(worst, 0.5) << variant;
+        EXPECT_GE(worst, 0.5);
       }
     }
   }
@@ -240,6 +245,7 @@ TEST_F(WeightBoundsTest, NoQueryExceedsThem) {
 // leaves room for twice that.
 TEST_F(WeightBoundsTest, NormProductBoundsLogits) {
   for (int variant = 0; variant < 12; ++variant) {
+    SCOPED_TRACE(variant);
     const ModelConfig config = Config(4, variant % 2 == 0 ? 4 : 2, 16, false);
     const bool bias = variant / 2 % 2 == 1;
     const double size = variant / 4 % 3 == 2 ? 200 : 0.5;
@@ -255,7 +261,7 @@ TEST_F(WeightBoundsTest, NormProductBoundsLogits) {
         q = layer.Query(head, layer.Worst(head, k, 1), true);
         along = q;
       }
-      EXPECT_LE(Norm(q) * Norm(k) / 4, host.max_norm_product[static_cast<size_t>(head)]);
+      EXPECT_LE(Norm(q) * Norm(k) / 4, host.max_norm_product[static_cast<size_t>(head)]) << head;
       const double s = Dot(q.data(), k.data(), 16) / 4;
       worst = std::max(worst, s / host.max_norm_product[static_cast<size_t>(head)]);
       reached = std::max(reached, s);
@@ -285,12 +291,13 @@ TEST_F(WeightBoundsTest, RoundingAcrossTheNullSpace) {
     for (double x = largest; x > 0.4 * largest; x -= 0x1p-11) {
       Vector xhat(8);
       std::fill_n(xhat.begin(), used, x);
+      SCOPED_TRACE(testing::Message() << used << " inputs of " << x);
       EXPECT_NEAR(Dot(layer.Query(0, xhat, false).data(), key.data(), 8), 0, 1e-12);
       const double s = Dot(layer.Query(0, xhat, true).data(), key.data(), 8) / std::sqrt(8);
       EXPECT_LE(s, a);
       worst = std::max(worst, s / a);
-      // If every rounding were as large as it may be and on the key's side: three to bf16, and a
-      // float32 sum over 2^15 inputs.
+      // The bound holds even if all roundings are as large as possible and in the key's direction:
+      // three to bf16, and a float32 sum over 2^15 inputs.
       double all = 0;
       for (int m = 0; m < 8; ++m) {
         const double size = Dot(layer.Row(0, m), xhat.data(), 8) / std::sqrt(8);
@@ -303,7 +310,7 @@ TEST_F(WeightBoundsTest, RoundingAcrossTheNullSpace) {
   EXPECT_GE(worst, 0.4);  // the attack is a real one: two roundings of three
 }
 
-// ---- The promise for such layers, from the projections on.
+// ---- The promise for layers without QK-norm, from the projections on.
 
 class CertifiedPromiseTest : public WeightBoundsTest {
  protected:
@@ -313,8 +320,8 @@ class CertifiedPromiseTest : public WeightBoundsTest {
     for (int64_t o = 0; o < rows; ++o) out[o] += Dot(weight.data() + o * hidden, x, hidden);
   }
 
-  // Normalized rows; `hostile` ones of the second half ask, as far as a query can, for an early
-  // key.
+  // Normalized rows. If `hostile`, rows of the second half attend to an early key as strongly as a
+  // query can.
   Vector Rows(const PlainLayer& layer, int64_t length, bool hostile) {
     const ModelConfig& config = layer.config;
     const int64_t hidden = config.hidden_size;
@@ -335,7 +342,7 @@ class CertifiedPromiseTest : public WeightBoundsTest {
     return rows;
   }
 
-  // Of hostile keys: along the queries' own.
+  // The bias of the keys: along the bias of the queries if `hostile`, else 0.
   static Tensor KeyBias(const PlainLayer& layer, bool hostile) {
     const int64_t kv = layer.config.kv_size();
     Vector bias(static_cast<size_t>(kv));
@@ -414,7 +421,7 @@ TEST_F(CertifiedPromiseTest, HoldsForHundredsOfHeads) {
     if (number % 3 == 1) config = Config(8, 8, 16, rope);
     if (number % 3 == 2) config = Config(8, 4, 16, rope);
     const Rank rank = number % 12 == 0 ? Rank::kOne : Rank::kFull;
-    // A small W leaves the whole bound to the bias.
+    // With a small W the bias alone makes the bound.
     const double size = bias && hostile ? 0.05 : 0.5;
     PlainLayer layer = MakePlainLayer(config, bias, rank, DType::kBF16, size);
     if (bias) layer.k_bias = KeyBias(layer, hostile);
@@ -435,8 +442,8 @@ TEST_F(CertifiedPromiseTest, HoldsForHundredsOfHeads) {
               static_cast<long long>(heads), static_cast<long long>(evicted), worst * std::exp(10));
 }
 
-// ---- The clamp of the forget gates never changes what a model computes: float64 attention has
-// none.
+// ---- The clamp of the forget gates never changes an output: float64 attention without a clamp
+// gives the same.
 
 // A query along dimension 0 in each row, a key in token 0 alone, and one gate that is not open.
 void ExpectClampChangesNothing(HeadInputs inputs, double query, int key_dim, double key,

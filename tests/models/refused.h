@@ -1,5 +1,5 @@
-// ExpectRefused: what every error about a file of a model directory owes its reader, besides being
-// right: one printable line of at most 1 KiB, without an absolute path.
+// ExpectRefused: the form of every error about a file of a model directory: one printable line of
+// at most 1 KiB, without an absolute path.
 #pragma once
 
 #include <gmock/gmock.h>

@@ -12,7 +12,7 @@
 
 namespace fox::testing {
 
-// Values of a tensor in their own type; `values` are what the type keeps of the given ones.
+// A tensor in memory of type `dtype`. `values` are the given values, rounded to that type.
 struct TypedTensor {
   TypedTensor() = default;
   TypedTensor(const std::vector<double>& given, std::vector<int64_t> extents, DType type)

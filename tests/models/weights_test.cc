@@ -1,5 +1,5 @@
-// Weights of 8 bits against those of the checkpoint: which are rounded, and that the bounds on
-// logits are of what the products multiply with.
+// Weights of 8 bits against the checkpoint's: which weights are rounded, and that the bounds on
+// logits are made of the rounded weights.
 #include "models/weights.h"
 
 #include <gtest/gtest.h>
@@ -19,8 +19,8 @@ namespace {
 using Row = std::vector<float>;
 using Rows = std::vector<Row>;
 
-// Keeps the weights that are packed, in the order of weights.cc: of each layer the projection, o,
-// gate and up, down; then the vocabulary's.
+// Keeps the packed weights in the order of weights.cc: for each layer projection, o, gate_up and
+// down; then lm_head.
 class PackingOps : public CpuOps {
  public:
   PackingOps() : CpuOps(CpuOptions{DType::kF32, true, 1}) {}
@@ -56,7 +56,7 @@ class QuantizedWeightsTest : public ::testing::TestWithParam<const char*> {
   }
 };
 
-TEST_P(QuantizedWeightsTest, RoundsRowsButOfGatesShiftsAndTheVocabulary) {
+TEST_P(QuantizedWeightsTest, RoundsAllRowsExceptGatesShiftsAndTheVocabulary) {
   const Checkpoint checkpoint = Open();
   PackingOps plain, fp8;
   LoadWeights(checkpoint, plain, DType::kF32, Quantization::kNone, DType::kF32, {});
@@ -67,7 +67,7 @@ TEST_P(QuantizedWeightsTest, RoundsRowsButOfGatesShiftsAndTheVocabulary) {
   ASSERT_EQ(fp8.packed.size(), plain.packed.size());
   for (size_t i = 0; i < plain.packed.size(); ++i) {
     const Rows& rows = plain.packed[i];
-    ASSERT_EQ(fp8.packed[i].size(), rows.size());
+    ASSERT_EQ(fp8.packed[i].size(), rows.size()) << i;
     const bool projection = i % 4 == 0, vocabulary = i + 1 == plain.packed.size();
     for (size_t n = 0; n < rows.size(); ++n) {
       const bool kept = vocabulary || (projection && n >= static_cast<size_t>(rounded));
@@ -76,7 +76,7 @@ TEST_P(QuantizedWeightsTest, RoundsRowsButOfGatesShiftsAndTheVocabulary) {
   }
 }
 
-TEST_P(QuantizedWeightsTest, BoundsAreThoseOfRoundedWeights) {
+TEST_P(QuantizedWeightsTest, BoundsHoldForTheRoundedWeights) {
   const Checkpoint checkpoint = Open();
   PackingOps ops;
   const FoxWeights weights =
@@ -84,8 +84,9 @@ TEST_P(QuantizedWeightsTest, BoundsAreThoseOfRoundedWeights) {
   const ModelConfig& config = checkpoint.config();
   const auto heads = static_cast<size_t>(config.num_heads);
   for (size_t n = 0; n < weights.layers.size(); ++n) {
+    SCOPED_TRACE(n);
     LayerTensors layer = checkpoint.layers()[n];
-    // What the projection's product has, as tensors.
+    // The rows of the packed projection as tensors.
     Row q, k;
     const Rows& projection = ops.packed[4 * n];
     for (int64_t row = 0; row < config.q_size() + config.kv_size(); ++row) {
@@ -103,7 +104,7 @@ TEST_P(QuantizedWeightsTest, BoundsAreThoseOfRoundedWeights) {
     for (const auto& [wanted, got] : {std::pair{&bound.diagonal, loaded.diagonal},
                                       {&bound.dense, loaded.dense},
                                       {&bound.absolute, loaded.absolute}}) {
-      EXPECT_EQ(*wanted, std::vector<float>(got, got + wanted->size()));
+      EXPECT_EQ(*wanted, std::vector<float>(got, got + wanted->size())) << wanted->size();
     }
   }
 }

@@ -29,7 +29,7 @@ struct Rules {
   }
 };
 
-// As in a vocabulary, a text is one token.
+// As in a vocabulary, no two tokens have the same text.
 Rules ReadRules(FuzzInput& in, size_t letters) {
   Rules out;
   std::map<std::string, int32_t> id_of;

@@ -1,6 +1,6 @@
 // The files of byte-level BPE tokenizers, loaded and then used on a text: no byte is lost. The ids
-// of the plain definition: bpe_fuzzer.cc. An odd first byte gives the vocabulary the 256 bytes, so
-// that few bytes make a whole tokenizer.
+// themselves are tested by bpe_fuzzer.cc. An odd first byte adds the 256 bytes to the vocabulary,
+// so that a short input makes a whole tokenizer.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>

@@ -1,6 +1,6 @@
-// The character map of a sentencepiece model: what CheckCharsMap accepts, the library can use on
-// any text without harm. With an odd first byte the map is the rest of the input; else its trie is
-// made of the edges that the input lists.
+// The character map of a sentencepiece model: a map that CheckCharsMap accepts does no harm when
+// the library uses it on any text. With an odd first byte the map is the rest of the input; else
+// its trie is made of the edges that the input lists.
 #include <algorithm>
 #include <string>
 #include <vector>

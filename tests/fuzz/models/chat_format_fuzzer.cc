@@ -1,5 +1,5 @@
-// chat_format.json and two contents: the ids of a conversation spell its text, written here from
-// the definition, and contents add no control token, whatever format and contents hold.
+// chat_format.json and two contents: the ids of a conversation spell its text, which is written
+// here from the definition, and contents never add a control token.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -28,7 +28,8 @@ size_t Controls(const std::vector<int32_t>& ids) {
       std::count_if(ids.begin(), ids.end(), [](int32_t id) { return id >= kFirstControl; }));
 }
 
-// For contents that trimming leaves as they are and that hold no thought.
+// The text of a conversation. REQUIRES: trimming does not change the contents, which hold no
+// thought.
 std::string TextOf(const nlohmann::json& format, const std::vector<ChatMessage>& messages) {
   const auto text = [](const nlohmann::json& object, const char* key) {
     return object.contains(key) && !object[key].is_null() ? object[key].get<std::string>() : "";

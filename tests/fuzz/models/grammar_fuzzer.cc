@@ -1,7 +1,7 @@
-// Schemas, regular expressions, grammars and calls of tools to masks, on a thread with the least
-// stack that systems give: a refusal is one line, what is made stays within its bytes and is the
-// same again, and a walk through it takes bounded steps and ends in what the definition says: JSON
-// for a schema.
+// Schemas, regular expressions, grammars and calls of tools, compiled on a thread with the smallest
+// stack that systems give. A refusal is one line. A compiled grammar stays within its bytes and is
+// the same when it is compiled again. A walk through it takes bounded steps; for a schema it ends
+// in JSON.
 #include <pthread.h>
 
 #include <nlohmann/json.hpp>
@@ -21,7 +21,7 @@ constexpr size_t kStackBytes = 4 << 20;  // frames are several times as large
 #else
 constexpr size_t kStackBytes = 512 << 10;
 #endif
-constexpr int64_t kMostBytes = 16 << 20, kMostSteps = 4'700'000;  // README's, together
+constexpr int64_t kMaxBytes = 16 << 20, kMaxSteps = 4'700'000;  // of a grammar; of a whole answer
 
 const std::vector<std::string>& Tokens() {
   static const std::vector<std::string> tokens = [] {
@@ -52,7 +52,7 @@ void Walk(const GrammarSource& source, const std::shared_ptr<const Grammar>& gra
     FOX_CHECK(!allowed.empty());
     const int32_t id = allowed[static_cast<unsigned char>(choices[i]) % allowed.size()];
     const absl::Status status = matcher.Accept(id);
-    FOX_CHECK(matcher.steps() <= kMostSteps);
+    FOX_CHECK(matcher.steps() <= kMaxSteps);
     if (!status.ok()) return CheckRefusal(status);
     text += Tokens()[static_cast<size_t>(id)];
   }
@@ -84,7 +84,7 @@ void* Try(void* argument) {
     if (!absl::IsAborted(grammar.status())) CheckRefusal(grammar.status());
     return nullptr;
   }
-  FOX_CHECK((*grammar)->bytes() == (*again)->bytes() && (*grammar)->bytes() <= kMostBytes);
+  FOX_CHECK((*grammar)->bytes() == (*again)->bytes() && (*grammar)->bytes() <= kMaxBytes);
   FOX_CHECK((*grammar)->first_steps() == (*again)->first_steps());
   FOX_CHECK(GrammarMatcher(*grammar, {0}).mask() == GrammarMatcher(*again, {0}).mask());
   Walk(trial.source, *grammar, trial.choices);

@@ -1,5 +1,5 @@
-// ReadJson against the library's own parser: the same value, refused just where a limit, a repeated
-// key or a NUL says so. The first three bytes choose the limits.
+// ReadJson against the library's own parser: the value is the same, and refusals are due to a
+// limit, a repeated key or a NUL. The first three bytes choose the limits.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What the library sees on its way through a document.
+// Records the values, keys and depth that the library sees while it parses a document.
 struct Reference {
   Json value;
   size_t depth = 0, values = 0;

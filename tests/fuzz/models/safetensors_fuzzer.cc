@@ -1,5 +1,5 @@
-// ParseSafetensors: what is accepted satisfies the format's definition, checked anew from the
-// header's text, and reads back the same after it was written again.
+// ParseSafetensors: an accepted file satisfies the format's definition, which is checked here from
+// the header's text, and its tensors read back the same after they were written again.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -25,7 +25,7 @@ uint64_t ElementBytes(const std::string& dtype) {
   return 1;
 }
 
-// The header's claims hold, and are what the entries say.
+// Checks that the claims of the header hold and that the entries agree with them.
 void CheckHeader(std::span<const std::byte> file, const SafetensorsEntries& entries) {
   uint64_t length = 0;
   for (size_t i = 0; i < 8; ++i) length |= std::to_integer<uint64_t>(file[i]) << (8 * i);

@@ -1,6 +1,6 @@
-// A sentencepiece model, loaded and then used on a text, against the library alone: the same ids,
-// in windows of few bytes, and the same text for them. With an odd first byte the model is the rest
-// of the input as it stands; else it is put together of pieces and settings that the input chooses.
+// A sentencepiece model, loaded and then used on a text, against the library: the same ids, also in
+// windows of few bytes, and the same text for them. With an odd first byte the model is the rest of
+// the input; else it is made of pieces and settings that the input chooses.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kVocabSize = 300;  // more than a composed model has
 
-// Letters that make pieces meet, or bytes as they come.
+// A text of a few letters, so that pieces match, or of any bytes.
 std::string PieceText(FuzzInput& in) {
   constexpr const char* kParts[] = {"a", "b", "\xE2\x96\x81", "ab", " ", "<s>", "\xC3\xA9", "aa"};
   const size_t form = in.Below(8);

@@ -1,6 +1,6 @@
-// TensorFiles: an index and two shards, a and b, or with an odd first byte a as the single file of
-// a checkpoint. An index lists files, as transformers reads it: accepted are all tensors of the
-// files that it names, each as its shards have it, and no other.
+// TensorFiles: an index and two shards, a and b; with an odd first byte, a is the single file of a
+// checkpoint. An index is a list of files, as in transformers: the result has all tensors of the
+// files that it names, each as in its shards, and no others.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -44,8 +44,8 @@ void CheckShards(const std::vector<std::string>& files, const TensorFiles& tenso
 
 constexpr char kIndex[] = "model.safetensors.index.json", kSingle[] = "model.safetensors";
 
-// 1: the single file; 2: no index; 4: what another program has saved; 8 and 16: a folder in the
-// place of the single file, of the index.
+// Bits of the first byte. 1: the single file; 2: no index; 4: files of another program; 8 and 16: a
+// folder instead of the single file, instead of the index.
 void WriteFolder(ModelFolder& folder, size_t form, const std::vector<std::string>& files) {
   const auto place = [&](const char* name, bool file, bool directory, const std::string& content) {
     if (!file || directory) folder.Remove(name);
@@ -76,7 +76,7 @@ FUZZ_TEST(tensor_files) {
     FOX_CHECK(tensors.status().message().find(folder.path()) == std::string::npos);
     return CheckRefusal(tensors.status());
   }
-  // A folder, or neither file, is nothing to load.
+  // A folder is not loaded, and there must be one of the two files.
   FOX_CHECK((form & 8) == 0 && ((form & 1) != 0 || (form & 18) == 0));
   FOX_CHECK(tensors->CheckUnchanged().ok());
   if ((form & 1) == 0) return CheckShards(files, *tensors);

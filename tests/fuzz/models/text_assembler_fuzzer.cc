@@ -1,6 +1,6 @@
 // TextAssembler over a tokenizer of arbitrary tokens, against the definition: the text of all bytes
-// up to the first place where a stop string ends after the tokens that may not stop, shown as soon
-// as it is final.
+// up to the first end of a stop string behind the tokens that may not stop, shown as soon as it is
+// final.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -41,8 +41,8 @@ class FuzzTokenizer final : public Tokenizer {
   std::vector<std::pair<std::string, TokenKind>> tokens_;
 };
 
-// The text of the tokens: characters that tokens of bytes leave incomplete end at other tokens. Not
-// `final`: what more tokens could complete is left out.
+// The text of the tokens. A character that tokens of bytes leave incomplete ends at any other
+// token. Without `final`, bytes that more tokens could complete are left out.
 std::string TextOf(const FuzzTokenizer& tokenizer, const std::vector<int32_t>& ids, bool final) {
   std::string text, bytes;
   const auto flush = [&](bool whole = true) {
@@ -63,7 +63,7 @@ struct Expected {
   std::string stop;  // "": none
 };
 
-// Cut at the match that ends first after `begin`; of those that end together the longest.
+// Cuts a text at the match that ends first after `begin`; if several end together, at the longest.
 Expected Cut(const std::string& text, size_t begin, const std::vector<std::string>& stops,
              bool include) {
   for (size_t end = begin + 1; end <= text.size(); ++end) {
@@ -125,7 +125,7 @@ FUZZ_TEST(text_assembler) {
           TextOf(tokenizer, {ids.begin(), ids.begin() + 1 + static_cast<int>(i)}, false);
       FOX_CHECK(shown.size() + Held(whole, stops) == whole.size());
     }
-    // What may be held back: less than a stop string, and less than a character.
+    // Less than a stop string and less than a character may be held back.
     const std::string so_far =
         TextOf(tokenizer, {ids.begin(), ids.begin() + 1 + static_cast<int>(i)}, /*final=*/true);
     FOX_CHECK(shown.size() + std::max<size_t>(longest, 1) - 1 + 9 >= so_far.size());

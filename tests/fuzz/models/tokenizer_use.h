@@ -1,4 +1,4 @@
-// Load, then use: what any tokenizer that was accepted must do, whatever its files say.
+// UseTokenizer: properties that every accepted tokenizer must have.
 #pragma once
 
 #include <string>
@@ -11,9 +11,8 @@
 
 namespace fox {
 
-// `text` encoded: ids of the vocabulary, or a refusal of what is no UTF-8 or backtracks too long;
-// those of a text that cannot be encoded are empty. Then decoded again, in one piece and as a
-// stream.
+// Encodes `text` into ids of the vocabulary and decodes them, as a whole and as a stream. Returns
+// the ids; none if the text is refused, because it is not UTF-8 or backtracks too long.
 inline std::vector<int32_t> UseTokenizer(const Tokenizer& tokenizer, const std::string& text) {
   const Tokenizer::Info& info = tokenizer.info();
   for (const int32_t id : info.prefix) FOX_CHECK(id >= 0 && id < info.vocab_size);

@@ -15,8 +15,8 @@ using Json = nlohmann::json;
 
 constexpr char kReplacement[] = "\xEF\xBF\xBD";
 
-// Whether the first `size` bytes begin the encoding of a code point, or are one: found by encoding
-// every code point that they may belong to.
+// True if the first `size` bytes begin the encoding of a code point or are one. It encodes every
+// code point that they may belong to.
 enum class Found { kNothing, kBeginning, kWhole };
 Found Look(const std::string& text, size_t at, size_t size) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };
@@ -108,11 +108,11 @@ FUZZ_TEST(utf8) {
             expected.subparts);
   FOX_CHECK(DrainedByteByByte(text, Utf8Replacement::kByte, expected.incomplete) == expected.bytes);
   FOX_CHECK(IsValidUtf8(expected.subparts));
-  // Text as it came, escapes and all: cut anywhere it gives the same.
+  // Any text, which may have escapes, gives the same result if it is cut anywhere.
   const std::string unescaped = Unescaped(text, text.size() + 1);
   FOX_CHECK(IsValidUtf8(unescaped));
   FOX_CHECK(Unescaped(text, step) == unescaped);
-  // Of what is the inside of a JSON string by the rules, the library gives the same.
+  // The library gives the same result for a text that is a valid inside of a JSON string.
   const bool nul = text.find('\0') != std::string::npos;  // to the library, an end
   const Json json = Json::parse('"' + text + '"', nullptr, /*allow_exceptions=*/false);
   if (json.is_string() && !nul) FOX_CHECK(unescaped == json.get<std::string>());

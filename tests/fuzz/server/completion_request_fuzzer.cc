@@ -1,6 +1,6 @@
-// The JSON body of OpenAI's completions to engine requests: each prompt of it is converted,
-// and means the same when the body is written again; a refusal becomes an answer that is JSON. With
-// an odd first byte the model has no tokenizer.
+// The JSON body of OpenAI's completions, converted to engine requests, one for each prompt. They
+// are the same when the body is written again; a refusal becomes an answer that is JSON. With an
+// odd first byte the model has no tokenizer.
 #include <nlohmann/json.hpp>
 #include <string>
 

@@ -1,5 +1,6 @@
-// Messages of fox.v1 to engine requests. The first byte chooses a GenerateRequest or a
-// ScoreRequest, in its bytes or of fields that the input chooses, with or without a tokenizer.
+// Messages of fox.v1, converted to engine requests. The first byte chooses a GenerateRequest or a
+// ScoreRequest, as serialized bytes or with fields that the input chooses, with or without a
+// tokenizer.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -11,12 +12,12 @@
 namespace fox {
 namespace {
 
-// False: the bytes are no message, which gRPC says before anything of ours sees them.
+// False: the bytes are no message. gRPC refuses them before our code sees them.
 template <class Message>
 bool Read(FuzzInput& in, bool raw, Message* message) {
   if (raw) return message->ParseFromString(in.Rest());
   MessageFiller(in).Fill(message);
-  // As it would come over the wire: a string that is not UTF-8 is none of proto3.
+  // As it would come over the wire: proto3 has no strings that are not UTF-8.
   const std::string bytes = message->SerializeAsString();
   return message->ParseFromString(bytes);
 }
@@ -31,7 +32,7 @@ void Check(const Message& request, const absl::StatusOr<GenerationSpec>& spec,
   const std::vector<int32_t>& prompt = spec->sequences.front().prompt;
   FOX_CHECK(!request.has_truncate_prompt_tokens() ||
             prompt.size() <= request.truncate_prompt_tokens());
-  if (request.has_token_ids()) {  // those at the end stay
+  if (request.has_token_ids()) {  // the ids at the end stay
     const auto& ids = request.token_ids().ids();
     FOX_CHECK(std::equal(prompt.rbegin(), prompt.rend(), ids.rbegin(),
                          [](int32_t a, uint32_t b) { return static_cast<uint32_t>(a) == b; }));

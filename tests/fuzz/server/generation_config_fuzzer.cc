@@ -1,5 +1,5 @@
-// generation_config.json to the defaults of requests: what is accepted is in the ranges of
-// requests, and means the same when the file is written again with its keys in another order.
+// generation_config.json to the defaults of requests: accepted values are in the ranges of
+// requests, and they are the same when the file is written again with its keys in another order.
 #include <nlohmann/json.hpp>
 #include <string>
 

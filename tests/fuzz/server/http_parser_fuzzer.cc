@@ -1,6 +1,6 @@
-// HttpParser: what comes of the bytes of a connection does not depend on how they are cut into
-// pieces; and a request that was written by the rules, its body whole or in chunks, reads back as
-// it was. The first byte chooses which of the two is looked at.
+// HttpParser: the result for the bytes of a connection does not depend on how they are cut into
+// pieces; and a request that was written by the rules, its body whole or in chunks, is read back
+// unchanged. The first byte chooses which of the two is tested.
 #include <algorithm>
 #include <cstdio>
 #include <string>
@@ -26,7 +26,7 @@ void CheckRefused(HttpAnswer answer) {
   }
 }
 
-// Everything that the parser says of a connection, up to a refusal, as one text.
+// All results of the parser for a connection, up to a refusal, as one text.
 class Connection {
  public:
   void Take(const std::string& bytes) {
@@ -83,7 +83,7 @@ class Connection {
   bool refused_ = false;
 };
 
-// Whether `longer` is `shorter` and a refusal.
+// True if `longer` is `shorter` and a refusal.
 bool IsCutAtRefusal(const std::string& shorter, const std::string& longer) {
   return longer == shorter + "refused";
 }
@@ -94,7 +94,7 @@ void CutAnywhere(FuzzInput& in) {
   const size_t stretched = in.Below(4) == 0 ? in.Byte() * size_t{512} : 0;
   const size_t place = in.Byte() + in.Byte();
   std::string bytes = in.Rest();
-  // Some byte many times: what is endless must be refused before it is large.
+  // Many equal bytes: an endless line or head must be refused before it is large.
   if (place < bytes.size()) bytes.insert(place, stretched, bytes[place]);
   Connection whole, parts;
   whole.Take(bytes);
@@ -102,7 +102,7 @@ void CutAnywhere(FuzzInput& in) {
     parts.Take(bytes.substr(at, steps[i % steps.size()]));
   }
   for (Connection* connection : {&whole, &parts}) connection->Take("\r\n\r\n");
-  // What is refused may be refused early or late, while a head or a chunk's line is unfinished.
+  // While a head or a chunk's line is unfinished, it may be refused early or late.
   const bool same = whole.told == parts.told || IsCutAtRefusal(whole.told, parts.told) ||
                     IsCutAtRefusal(parts.told, whole.told);
   if (!same) {
@@ -111,7 +111,7 @@ void CutAnywhere(FuzzInput& in) {
   FOX_CHECK(same);
 }
 
-// Of visible characters but those that end a name, a target or a value.
+// A text of visible characters, without characters that end a name, a target or a value.
 std::string Word(FuzzInput& in, size_t most) {
   std::string word = in.Text(most);
   for (char& c : word) c = "abcXYZ019-_.~!$"[static_cast<uint8_t>(c) % 15];
@@ -151,7 +151,7 @@ void WriteAndRead(FuzzInput& in) {
     absl::StrAppend(&bytes, "Content-Length: ", request.body.size(), "\r\n\r\n", request.body);
   }
   Connection connection;
-  connection.Take(bytes + bytes);  // a second one behind the first
+  connection.Take(bytes + bytes);  // two equal requests in a row
   FOX_CHECK(!connection.refused() && connection.requests == 2);
   FOX_CHECK(connection.last.method == request.method && connection.last.path == request.path);
   FOX_CHECK(connection.last.query == request.query && connection.last.body == request.body);

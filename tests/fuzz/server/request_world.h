@@ -63,8 +63,8 @@ inline void CheckSpec(const GenerationSpec& spec, const ConversionContext& conte
   for (const std::string& stop : spec.stop) FOX_CHECK(!stop.empty() && stop.size() <= 256);
   const int32_t vocab_size = context.limits.vocab_size;
   for (const Request& request : spec.sequences) {
-    // What the engine would refuse must not come so far; but for its own matters: what the pool is
-    // too small for, the priority, and whether any token is left to draw.
+    // A request that the engine would refuse must not come so far. The engine alone checks that the
+    // pool is large enough, the priority, and that a token is left to draw.
     const absl::Status valid = ValidateRequest(request, context.engine, context.limits);
     FOX_CHECK(valid.ok() || absl::IsOutOfRange(valid) ||
               absl::StartsWith(valid.message(), "priority") ||
@@ -85,7 +85,7 @@ inline void CheckSpec(const GenerationSpec& spec, const ConversionContext& conte
   }
 }
 
-// Whether two specs ask for the same. Request ids and seeds that were not given are random.
+// True if two specs ask for the same. Request ids and seeds that were not given are random.
 inline bool SameWork(const GenerationSpec& a, const GenerationSpec& b, bool seeded) {
   bool same = a.sequences.size() == b.sequences.size() && a.stop == b.stop &&
               a.include_stop == b.include_stop && a.text == b.text && a.token_ids == b.token_ids &&

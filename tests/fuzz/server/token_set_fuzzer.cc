@@ -1,6 +1,5 @@
-// A file of bearer tokens, read as its header says: each line is a token or a remark,
-// tokens are found, as different clients, and nothing else is. A refusal never tells what is in the
-// file.
+// A file of bearer tokens: each line is a token or a remark. All tokens are found, as different
+// clients, and nothing else is. A refusal never shows the content of the file.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -50,7 +49,7 @@ FUZZ_TEST(token_set) {
   }
   FOX_CHECK(is_right && !tokens.empty());
   std::set<uint64_t> clients;
-  size_t left = 16;  // a look takes as long as there are tokens
+  size_t left = 16;  // a search takes time in proportion to the tokens
   for (const std::string& token : tokens) {
     if (left-- == 0) break;
     const auto client = (*set)->Find(token);

@@ -1,6 +1,6 @@
-// An answer to text and calls: the same however it is cut into pieces, every byte of it in one
-// place alone, and calls in order. The first byte chooses the format, the second the length of the
-// pieces.
+// An answer split into text and calls: the result does not depend on how the answer is cut into
+// pieces, each byte of it is in exactly one place, and calls are in order. The first byte chooses
+// the format, the second the length of the pieces.
 #include <string>
 #include <vector>
 
@@ -17,7 +17,7 @@ struct Answer {
   bool operator==(const Answer&) const = default;
 };
 
-// Pieces of `most` bytes, or the whole at once (0).
+// Cuts the answer into pieces of `most` bytes; 0: the whole at once.
 Answer ReadIn(const ToolFormat& format, const std::string& text, size_t most) {
   ToolCallReader reader(format);
   Answer answer;

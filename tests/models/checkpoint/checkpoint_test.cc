@@ -1,5 +1,5 @@
-// Checkpoint::Open on golden checkpoints that are damaged in one place each. That the tensors have
-// their roles: tests/engine/run/model_runner_golden_test.cc.
+// Checkpoint::Open on golden checkpoints that are damaged in one place each. The roles of the
+// tensors are tested by tests/engine/run/model_runner_golden_test.cc.
 #include "models/checkpoint/checkpoint.h"
 
 #include <gtest/gtest.h>
@@ -89,7 +89,7 @@ TEST(CheckpointTest, EveryTensorIsRequiredWithItsShapeAndType) {
       ExpectRefused(copy.Open().status(), "tensor \"" + name + "_copy\" is not part of this model");
       copy.tensors.erase(name + "_copy");
     }
-    EXPECT_TRUE(copy.Open().ok());
+    EXPECT_TRUE(copy.Open().ok()) << golden;
   }
 }
 
@@ -121,7 +121,8 @@ TEST(CheckpointTest, ConfigurationThatDoesNotFitTheTensors) {
   }
 }
 
-// transformers 5 ties whichever is stored, and does not tie two that differ.
+// As in transformers 5, either of two tied matrices may be stored; matrices that differ are not
+// tied.
 TEST(CheckpointTest, TiedEmbeddings) {
   for (const std::string golden :
        {"tiny_norm_no_gate_tied", "transformers/llama_kv1_linear_tied"}) {
@@ -160,7 +161,7 @@ TEST(CheckpointTest, TiedEmbeddings) {
   }
 }
 
-// The tensors are those that transformers' own model has, by name and shape.
+// A checkpoint with the names and shapes of transformers' own model is accepted.
 TEST(CheckpointTest, TensorsOfTransformers) {
   const auto golden = nlohmann::json::parse(FileContent(Golden("transformers_configs.json")));
   for (const auto& c : golden["cases"]) {
@@ -182,7 +183,7 @@ TEST(CheckpointTest, TensorsOfTransformers) {
   }
 }
 
-// transformers saved RoPE's frequencies once, and recomputes them.
+// Old versions of transformers saved RoPE's frequencies; newer ones ignore and recompute them.
 TEST(CheckpointTest, FrequenciesThatTransformersIgnores) {
   Copy copy("transformers/llama_kv3_default");
   TensorSpec& stored = copy.tensors["model.layers.0.self_attn.rotary_emb.inv_freq"];
@@ -212,7 +213,7 @@ TEST(CheckpointTest, ForgetGateUnderItsHistoricalName) {
   ExpectRefused(copy.Open().status(), "g_proj.weight\" has shape [2, 64]");
 }
 
-// What the converter writes for an FLA model: the official names with groups and biases.
+// The converter's output for an FLA model: the official names with groups and biases.
 TEST(CheckpointTest, OfficialLayoutWithGroupsAndBiases) {
   Copy copy("tiny_fla");
   TensorSpecs renamed;
@@ -240,7 +241,7 @@ TEST(CheckpointTest, OfficialLayoutWithGroupsAndBiases) {
   EXPECT_EQ(checkpoint->layers()[0].k_norm.shape, std::vector<int64_t>{32});
 }
 
-// F4: one bad value of each type, anywhere.
+// One bad value of each type, anywhere.
 TEST(CheckpointTest, NonFiniteWeightsAreRefusedByName) {
   std::mt19937_64 random(3);
   const struct {
@@ -273,15 +274,15 @@ TEST(CheckpointTest, NonFiniteWeightsAreRefusedByName) {
   }
 }
 
-// Whatever else may be not finite: bounds stand on them.
-TEST(CheckpointTest, WhatBoundsStandOn) {
+// Values on which pruning's bounds depend are checked even if other values need not be finite.
+TEST(CheckpointTest, ValuesOfBoundsAreCheckedInAnyCase) {
   const std::string llama = "transformers/llama_kv1_default_tied_forgetting";
   const std::string qwen = "transformers/qwen3_kv1_default_forgetting";
   const struct {
     std::string golden;
     const char* name;
     double value;
-    const char* said;  // empty: nothing
+    const char* said;  // the error; empty: none
   } kCases[] = {
       {llama, "self_attn.sinks", NAN, "holds nan, not between -3.40282e+38 and 3.40282e+38"},
       {llama, "self_attn.sinks", INFINITY, "holds inf, not between -3.40282e+38"},

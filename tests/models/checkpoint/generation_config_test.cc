@@ -1,4 +1,4 @@
-// generation_config.json: what is read, and what is refused for its type.
+// generation_config.json: the keys that are read, and refusals of values of the wrong type.
 #include "models/checkpoint/generation_config.h"
 
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::Optional;
 
-TEST(GenerationConfigTest, TakesWhatItKnows) {
+TEST(GenerationConfigTest, ReadsKnownKeysAndIgnoresOthers) {
   const absl::StatusOr<GenerationConfig> config = ParseGenerationConfig(
       R"({"temperature": 0.5, "top_p": 1, "top_k": 50, "min_p": null, "max_new_tokens": 99,
           "eos_token_id": [2, 3], "do_sample": false, "x": {}})");

@@ -48,14 +48,14 @@ void ExpectReads(DType dtype, const std::vector<Raw>& raw, const std::vector<dou
   const Unaligned<Raw> unaligned(dtype, raw);
   const auto count = static_cast<int64_t>(values.size());
   for (int64_t first = 0; first <= count; ++first) {
+    SCOPED_TRACE(testing::Message() << "type " << static_cast<int>(dtype) << " from " << first);
     std::vector<double> wide(values.size() - static_cast<size_t>(first));
     std::vector<float> narrow(wide.size());
     ReadElements(unaligned.tensor, first, count - first, wide.data());
     ReadElements(unaligned.tensor, first, count - first, narrow.data());
-    for (size_t i = 0; i < wide.size(); ++i) {
-      EXPECT_EQ(wide[i], values[static_cast<size_t>(first) + i]);
-      EXPECT_EQ(narrow[i], static_cast<float>(wide[i]));
-    }
+    const std::vector<double> rest(values.begin() + first, values.end());
+    EXPECT_EQ(wide, rest);
+    EXPECT_EQ(narrow, std::vector<float>(rest.begin(), rest.end()));
   }
 }
 
@@ -67,7 +67,7 @@ TEST(HostTensorTest, ReadsEveryTypeFromAnyElementOn) {
 }
 
 // The count runs in blocks of 16384 elements: bad values around their ends.
-TEST(HostTensorTest, CountsWhatIsNotFinite) {
+TEST(HostTensorTest, CountsNonFiniteElements) {
   constexpr size_t kSize = 3 * 16384 + 5;
   std::vector<float> values(kSize, std::numeric_limits<float>::max());
   EXPECT_EQ(CountNonFinite(Unaligned<float>(DType::kF32, values).tensor), 0);

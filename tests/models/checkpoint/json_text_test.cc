@@ -1,4 +1,4 @@
-// Text of JSON: its values are those of nlohmann_json, its numbers keep their digits.
+// JSON as text: parts have the values that nlohmann_json reads, and numbers keep their digits.
 #include "models/checkpoint/json_text.h"
 
 #include <gmock/gmock.h>

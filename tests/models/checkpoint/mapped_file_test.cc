@@ -44,7 +44,7 @@ TEST_F(MappedFileTest, MappingsComeAndGo) {
     absl::StatusOr<MappedFile> file = MappedFile::Map(*dir_.OpenFile("file"), "file");
     ASSERT_TRUE(file.ok()) << i;
     const MappedFile moved = *std::move(file);
-    ASSERT_EQ(moved.bytes().size(), 7u);
+    ASSERT_EQ(moved.bytes().size(), 7u) << i;
   }
   temporary_.Write("empty", "");
   absl::StatusOr<MappedFile> empty = MappedFile::Map(*dir_.OpenFile("empty"), "empty");
@@ -54,7 +54,7 @@ TEST_F(MappedFileTest, MappingsComeAndGo) {
 
 using MappedFileDeathTest = MappedFileTest;
 
-// The handler swallows nothing that is not about our mappings.
+// The handler passes on every SIGBUS that is not about a mapping of MappedFile.
 TEST_F(MappedFileDeathTest, OtherBusErrorsStillKill) {
   absl::StatusOr<MappedFile> file = MappedFile::Map(*dir_.OpenFile("file"), "file");
   ASSERT_TRUE(file.ok());

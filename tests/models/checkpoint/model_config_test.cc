@@ -1,4 +1,4 @@
-// config.json of every layout: defaults, bounds, types, and what is refused. Damaged files:
+// config.json of every layout: defaults, bounds, types and refusals. Damaged files:
 // tests/fuzz/models/model_config_fuzzer.cc.
 #include "models/checkpoint/model_config.h"
 
@@ -96,7 +96,7 @@ TEST(ModelConfigTest, ConvertedDirectoryKeepsGroupsAndBiases) {
   EXPECT_TRUE(config.qkv_bias);
 }
 
-TEST(ModelConfigTest, FlaIgnoresWhatItsModelNeverReads) {
+TEST(ModelConfigTest, FlaIgnoresKeysThatItsModelNeverReads) {
   const ModelConfig config =
       Parsed(Config(kFla, R"("num_kv_heads": 4, "use_output_gate": true, "qk_norm": true,
         "use_rope": true, "fgate_type": "none", "use_k_shift": true, "ogate_act": 3,
@@ -195,7 +195,8 @@ TEST(ModelConfigTest, BoundsAndTypes) {
   for (const auto& c : kCases) ExpectError(Config(kOfficial, c.keys), c.part);
 }
 
-// A config.json of transformers: `keys` replace or follow the sizes that each has to give.
+// A config.json of transformers: the sizes that every file must have, and `keys`, which may replace
+// them.
 std::string TransformersConfig(const std::string& type, const std::string& keys) {
   auto json = nlohmann::json::parse(
       Config(type, R"("vocab_size": 100, "hidden_size": 96, "intermediate_size": 64,
@@ -283,7 +284,7 @@ TEST(ModelConfigTest, RopeScaling) {
   }
 }
 
-TEST(ModelConfigTest, WhatTransformersHasBesidesIsRefusedByName) {
+TEST(ModelConfigTest, UnsupportedOptionsOfTransformersAreRefusedByName) {
   const struct {
     const char* type;
     const char* keys;
@@ -347,13 +348,13 @@ TEST(ModelConfigTest, WhatTransformersHasBesidesIsRefusedByName) {
   ExpectError(Config("mistral", R"("vocab_size": 9, "hidden_size": 8, "intermediate_size": 8,
       "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2)"),
               "sliding_window must be null");
-  // Not read by the class.
+  // The class does not read this key.
   Parsed(TransformersConfig("llama", R"("sliding_window": 4096)"));
   Parsed(TransformersConfig("qwen2", R"("sliding_window": 4096, "use_sliding_window": false,
       "attention_bias": true, "layer_types": ["full_attention", "full_attention"])"));
 }
 
-// Whatever is served is read as transformers reads it (make_transformers_configs.py).
+// A config that is accepted has the values that transformers reads (make_transformers_configs.py).
 TEST(ModelConfigTest, AsTransformersReadsIt) {
   const auto golden =
       nlohmann::json::parse(FileContent(FOX_SOURCE_DIR "/tests/golden/transformers_configs.json"));
@@ -377,7 +378,7 @@ TEST(ModelConfigTest, AsTransformersReadsIt) {
     const auto frequencies = reading["inv_freq"].get<std::vector<double>>();
     const std::vector<double> ours = RopeFrequencies(*config);
     ASSERT_EQ(ours.size(), frequencies.size());
-    for (size_t m = 0; m < ours.size(); ++m) EXPECT_NEAR(ours[m] / frequencies[m], 1, 1e-13);
+    for (size_t m = 0; m < ours.size(); ++m) EXPECT_NEAR(ours[m] / frequencies[m], 1, 1e-13) << m;
     const auto exists = [](const nlohmann::json& id) {
       return id.is_number() && id >= 0 && id < 64;
     };

@@ -1,4 +1,4 @@
-// Files of a model directory: nothing outside it, and nothing but regular files.
+// Files of a model directory: only regular files are opened, and none outside the directory.
 #include "models/checkpoint/model_dir.h"
 
 #include <fcntl.h>
@@ -99,7 +99,7 @@ class HuggingFaceCacheTest : public ModelDirTest {
   std::string snapshot_;
 };
 
-TEST_F(HuggingFaceCacheTest, ItsFilesAreThoseOfTheRepository) {
+TEST_F(HuggingFaceCacheTest, LinksToBlobsAreRead) {
   EXPECT_EQ(*ModelDir::Open(snapshot_)->ReadText("config.json", 100), "content");
   // By another name of the same directory.
   fs::create_directory_symlink(snapshot_, temporary_.File("mine"));
@@ -120,7 +120,7 @@ TEST_F(HuggingFaceCacheTest, OtherLinksAreRefused) {
     SCOPED_TRACE(name);
     ExpectRefused(dir.ReadText(name, 100).status(), part);
   }
-  // The same links in a directory that is no cache.
+  // Such links are refused in a directory that is not a cache.
   fs::rename(temporary_.File("models--fla-hub--fox"), temporary_.File("other"));
   ExpectRefused(
       ModelDir::Open(temporary_.File("other/snapshots/0123abc"))->OpenFile("config.json").status(),
@@ -164,7 +164,7 @@ TEST_F(ModelDirTest, DirectoriesThatAreNone) {
   EXPECT_EQ(missing.message(), Printable(nowhere) + ": the model directory does not exist");
   EXPECT_EQ(ModelDir::Open(temporary_.File("outside")).status().message(),
             Printable(temporary_.File("outside")) + ": the model path is not a directory");
-  // By its form the name of a repository, or a path.
+  // Paths that have the form of a repository's name, and paths that have not.
   const std::string hint = "hf download ";
   for (const char* id : {"fla-hub/fox-1.3B", "no/such"}) {
     EXPECT_NE(ModelDir::Open(id).status().message().find(hint + id), std::string::npos) << id;

@@ -1,4 +1,4 @@
-// What the safetensors reader accepts, and why it refuses what it does. Cut and damaged files:
+// The safetensors reader: accepted files, and refusals with their reasons. Cut and damaged files:
 // tests/fuzz/models/safetensors_fuzzer.cc.
 #include "models/checkpoint/safetensors.h"
 
@@ -28,7 +28,7 @@ std::string OneEntry(const std::string& entry, size_t data_bytes = 8) {
   return RawSafetensors(R"({"a":)" + entry + "}", std::string(data_bytes, 'x'));
 }
 
-TEST(SafetensorsTest, ReadsWhatWasWritten) {
+TEST(SafetensorsTest, ReadsBackWrittenTensors) {
   const std::string file = SafetensorsBytes({{"b", {"F32", {2, 3}, std::string(24, '\x01')}},
                                              {"a", {"BF16", {3}, "\x02\x02\x02\x02\x02\x02"}},
                                              {"scalar", {"F64", {}, std::string(8, '\x03')}},

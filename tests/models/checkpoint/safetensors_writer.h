@@ -1,5 +1,5 @@
 // Writes safetensors files for tests: well-formed ones from tensors, malformed ones from any header
-// text. Nothing is checked here; that is the reader's part.
+// text. Nothing is checked here: checks are the reader's part.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct TensorSpec {
 };
 using TensorSpecs = std::map<std::string, TensorSpec>;
 
-// The file with this header text and data, whatever they hold.
+// A file with this header text and data, which may be malformed.
 inline std::string RawSafetensors(const std::string& header, const std::string& data) {
   std::string file;
   for (int shift = 0; shift < 64; shift += 8) {

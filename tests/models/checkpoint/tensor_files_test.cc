@@ -74,7 +74,7 @@ TEST(TensorFilesTest, TheSingleFileWinsOverAnyIndex) {
   EXPECT_EQ(files->tensors().size(), 2u);
 }
 
-// As transformers, which takes the names of the files alone from an index.
+// As in transformers, which takes only the names of files from an index.
 TEST(TensorFilesTest, TheIndexIsAListOfFiles) {
   const std::pair<std::function<void(Shards&)>, size_t> kCases[] = {
       {[](Shards& s) { s.weight_map["norm"] = "b.safetensors"; }, 4},

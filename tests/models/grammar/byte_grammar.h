@@ -1,4 +1,4 @@
-// Which texts a grammar accepts, byte by byte: a vocabulary of all bytes.
+// A test whether a grammar accepts a text, over a vocabulary of all bytes.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace fox {
 
-// Token 0 ends an answer, the others are their byte.
+// Token 0 ends an answer; token 1 to 255 is the byte of that value.
 inline GrammarCompiler& ByteCompiler() {
   static GrammarCompiler compiler([] {
     std::vector<std::string> tokens = {""};
@@ -19,7 +19,7 @@ inline GrammarCompiler& ByteCompiler() {
   return compiler;
 }
 
-// As a whole.
+// True if `text` is a whole answer of the grammar.
 inline bool Accepts(const std::shared_ptr<const Grammar>& grammar, const std::string& text) {
   GrammarMatcher matcher(grammar, {0});
   for (const char c : text) {

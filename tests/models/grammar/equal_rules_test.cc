@@ -1,5 +1,5 @@
-// Lists of tools at vocabularies of today's sizes, and grammars whose rules are alike or in
-// circles.
+// Lists of tools with a vocabulary of today's size, and grammars whose rules are equal or refer to
+// each other in circles.
 #include <random>
 
 #include "absl/strings/str_cat.h"
@@ -61,17 +61,18 @@ TEST(EqualRulesTest, ToolsShareTheRulesOfTheirStrings) {
   const auto few = compiler.Compile({Kind::kJsonSchema, Tools(2)});
   const auto many = compiler.Compile({Kind::kJsonSchema, Tools(60)});
   ASSERT_TRUE(few.ok() && many.ok()) << few.status() << many.status();
-  // Names and lengths of a tool are its own; the masks, most of the bytes, are not.
+  // Each tool has its own name and lengths, but most bytes are masks, which the tools share.
   EXPECT_LT((*many)->bytes(), 3 * (*few)->bytes());
   EXPECT_LT((*many)->bytes(), 12 << 20);
 }
 
-// Bytes of a text, where each step has all its masks.
+// A long text byte by byte: no step exceeds its work.
 TEST(EqualRulesTest, ALongAnswerKeepsToItsSteps) {
   std::vector<std::string> tokens = LargeVocabulary();
   GrammarCompiler compiler([&] { return tokens; });
   const auto grammar = *compiler.Compile({Kind::kJsonSchema, Tools(20)});
   for (const int length : {1, 150, 183, 184, 185, 199, 200}) {
+    SCOPED_TRACE(length);
     GrammarMatcher matcher(grammar, {0});
     const std::string text = absl::StrCat(
         R"({"name": "tool_0", "arguments": {"path": ")",

@@ -1,5 +1,5 @@
-"""Schemas as generators write them: pydantic's of many kinds of fields, what zod's documentation
-and zod-to-json-schema's show, and tools of MCP servers."""
+"""Schemas as generators write them: pydantic's for many kinds of fields, the examples in the
+documentation of zod and zod-to-json-schema, and tools of MCP servers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ FIELDS: dict[str, typing.Any] = {
 
 
 def of_pydantic() -> dict[str, dict[str, typing.Any]]:
-    """Of a model of each kind of field, of models with some of them, and of unions."""
+    """Schemas of models with one field of each kind, with several fields, and of unions."""
     models = {name: pydantic.create_model("M", **{name: (kind, ...)})
               for name, kind in FIELDS.items()}
     names = list(FIELDS)
@@ -134,7 +134,7 @@ ZOD: dict[str, dict[str, typing.Any]] = {
 }
 
 _PATH = {"path": {"type": "string"}}
-# Of public servers of the Model Context Protocol, as they list them.
+# Schemas that public servers of the Model Context Protocol list.
 MCP: dict[str, dict[str, typing.Any]] = {
     "fetch": {"description": "Parameters for fetching a URL.", "title": "Fetch", "type": "object",
               "required": ["url"], "properties": {

@@ -1,5 +1,5 @@
-// GrammarCompiler: what is kept for whom, what it is paid for, and what is refused before it is
-// used.
+// GrammarCompiler: the caches of tenants, the charges for grammars in use, and refusals of grammars
+// that would be too large to follow.
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -38,8 +38,8 @@ std::string Times(int count, const std::string& text) {
   return all;
 }
 
-// A grammar is paid for as long as it is used; what is kept beside is bounded, and gives way.
-TEST(GrammarCompilerTest, KeepsWhatWasUsedLastAndIsPaidForItsMemory) {
+// A grammar is charged for while it is used. The cache is bounded and drops old grammars.
+TEST(GrammarCompilerTest, ChargesForGrammarsInUseAndCachesTheLatest) {
   GrammarCompiler compiler(Tokens);
   const GrammarSource digits{Kind::kRegex, "[0-9]+"};
   int64_t paid = 0;
@@ -73,7 +73,7 @@ TEST(GrammarCompilerTest, KeepsWhatWasUsedLastAndIsPaidForItsMemory) {
   EXPECT_EQ(*compiler.Find(digits), nullptr);
 }
 
-// A client with thirty tools learns by its refusal which one to change.
+// A client with thirty tools learns from the refusal which tool to change.
 TEST(GrammarCompilerTest, ARefusalNamesThePartThatIsTooLarge) {
   std::string list = R"({"properties": {"few": {"type": "string"}, "many": {"enum": [0)";
   for (int i = 0; i < 4000; ++i) absl::StrAppend(&list, ",\"", i * 7919, i * 104729, "\"");
@@ -90,7 +90,7 @@ TEST(GrammarCompilerTest, ARefusalNamesThePartThatIsTooLarge) {
             "tool1#/properties/many: too large or too ambiguous");
 }
 
-TEST(GrammarCompilerTest, NoTenantFindsOrLosesWhatIsKeptForAnother) {
+TEST(GrammarCompilerTest, TenantsHaveSeparateCaches) {
   GrammarCompiler compiler(Tokens);
   const GrammarSource digits{Kind::kRegex, "[0-9]+"};
   const auto first = *compiler.Compile(digits, /*tenant=*/1);
@@ -98,14 +98,14 @@ TEST(GrammarCompilerTest, NoTenantFindsOrLosesWhatIsKeptForAnother) {
   const auto second = *compiler.Compile(digits, 2);
   EXPECT_NE(first, second);
   for (int i = 0; i < 60; ++i) {
-    ASSERT_TRUE(compiler.Compile({Kind::kRegex, absl::StrCat(Times(5000, "x"), i)}, 2).ok());
+    ASSERT_TRUE(compiler.Compile({Kind::kRegex, absl::StrCat(Times(5000, "x"), i)}, 2).ok()) << i;
   }
   EXPECT_EQ(*compiler.Find(digits, 1), first);
   EXPECT_EQ(*compiler.Find(digits, 2), nullptr);
 }
 
-// By glibc's own count of what the heap gave.
-TEST(GrammarCompilerTest, AGrammarTakesWhatItSays) {
+// Compares bytes() with glibc's count of allocated memory.
+TEST(GrammarCompilerTest, BytesOfAGrammarAreItsMemory) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "not the memory of the program";
 #endif
@@ -122,7 +122,7 @@ TEST(GrammarCompilerTest, AGrammarTakesWhatItSays) {
   for (int kind = 0; kind < 4; ++kind) {
     SCOPED_TRACE(source(kind, 0).text);
     const int64_t before = heap(), kept = compiler.kept_bytes();
-    for (int i = 0; i < 200; ++i) ASSERT_TRUE(compiler.Compile(source(kind, i)).ok());
+    for (int i = 0; i < 200; ++i) ASSERT_TRUE(compiler.Compile(source(kind, i)).ok()) << i;
     const int64_t takes = heap() - before, says = compiler.kept_bytes() - kept;
     RecordProperty(absl::StrCat("takes", kind), std::to_string(takes / 200));
     RecordProperty(absl::StrCat("says", kind), std::to_string(says / 200));
@@ -131,8 +131,9 @@ TEST(GrammarCompilerTest, AGrammarTakesWhatItSays) {
   }
 }
 
-// What is refused on the thread that compiles, with one error, uses none of the engine's time.
-TEST(GrammarCompilerTest, AGrammarThatCannotBeFollowedIsNotMade) {
+// A grammar whose first mask is too much work, or that no token begins, is refused when it is
+// compiled, and so takes none of the engine's time.
+TEST(GrammarCompilerTest, RefusesAGrammarThatCannotBeFollowed) {
   GrammarCompiler many([] {
     std::vector<std::string> tokens = Tokens();
     for (int i = 0; i < 20000; ++i) tokens.push_back(absl::StrCat("w", i));
@@ -146,7 +147,7 @@ TEST(GrammarCompilerTest, AGrammarThatCannotBeFollowedIsNotMade) {
   EXPECT_TRUE(matcher.must_end() && matcher.may_end());
 }
 
-TEST(GrammarCompilerTest, AQuickTryGivesUpWhatTakesLonger) {
+TEST(GrammarCompilerTest, AQuickTryGivesUpEarly) {
   const GrammarSource large{Kind::kRegex, Times(900, "[a-z]?x.*")};
   const auto try_it = [&](GrammarCompiler::Effort effort) {
     return Compiler().Compile(large, 0, nullptr, effort).status();
@@ -155,7 +156,7 @@ TEST(GrammarCompilerTest, AQuickTryGivesUpWhatTakesLonger) {
   EXPECT_EQ(try_it(GrammarCompiler::Effort::kWhole), absl::OkStatus());
 }
 
-// On the smallest stack that a system gives its threads, and what it has is used.
+// Also on the smallest stack that a system gives its threads. A stack that suffices is used.
 TEST(GrammarCompilerTest, DepthIsBoundedByTheThreadsStack) {
   for (const size_t stack : {size_t{512 << 10}, size_t{2 << 20}, size_t{8 << 20}}) {
     SCOPED_TRACE(stack);

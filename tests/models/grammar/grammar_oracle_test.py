@@ -1,4 +1,4 @@
-"""Grammars against programs of others: random answers for vocabularies of Llama 3, Qwen and
+"""Grammars against other programs: random answers for vocabularies of Llama 3, Qwen and
 Mistral, validated by jsonschema and Python's json; grammars in GBNF of others. Skipped, and said
 so, where a package is missing.
 
@@ -24,7 +24,7 @@ import mcp_tools
 from make_json_strings import is_valid
 
 SKIPPED = 77  # ctest's SKIP_RETURN_CODE
-MOST_STEPS = 500_000  # of a token: kMaskSteps of grammar.cc
+MAX_STEPS = 500_000  # for one token: kMaskSteps of grammar.cc
 
 
 def package(name: str) -> Path:
@@ -69,7 +69,7 @@ class Walker:
 
 
 def random_schema(chance: random.Random) -> dict[str, Any]:
-    """Of a string or a number, or an array of them."""
+    """A schema of a string or a number, or of an array of them."""
     kind = chance.randrange(6)
     if kind == 0:
         return {"type": chance.choice(["integer", "number"])}
@@ -86,7 +86,7 @@ def random_schema(chance: random.Random) -> dict[str, Any]:
 
 
 def check_schema(walker: Walker, schema: dict[str, Any], walks: int) -> tuple[str, dict[str, Any]]:
-    """What is wrong, and what the walker said."""
+    """The problems that were found, and the walker's answer."""
     said = walker.ask("schema", json.dumps(schema), walks)
     if "error" in said:
         return f"refused: {said['error']}", said
@@ -128,7 +128,7 @@ def main() -> int:
             for server, tools in mcp_tools.SERVERS.items():
                 schema = mcp_tools.call_schema(tools)
                 wrong, said = check_schema(walker, schema, walks=10)
-                if said.get("worst_steps", 0) > MOST_STEPS or wrong:
+                if said.get("worst_steps", 0) > MAX_STEPS or wrong:
                     failed.append(f"{name}, {server}: {wrong} {said.get('worst_steps')}")
                 print(f"{name}: {server}, {len(tools)} tools, {len(json.dumps(schema))} bytes: "
                       f"{said.get('seconds', 0):.2f} s, {said.get('bytes', 0)} bytes compiled, at "

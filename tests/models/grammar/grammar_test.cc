@@ -1,5 +1,5 @@
-// Grammars on random walks: any answer that ends is valid, whatever a model prefers; and sources
-// that mean harm are refused, or bounded.
+// Random walks through grammars: every answer that ends is valid, with any choice of tokens.
+// Hostile sources are refused or bounded.
 #include "models/grammar/grammar.h"
 
 #include <functional>
@@ -25,7 +25,7 @@ using Kind = GrammarSource::Kind;
 
 constexpr int32_t kEnd = 0, kAdded = 1;  // tokens without text
 
-// All bytes, and pieces that cross the borders of what a grammar tells apart.
+// All bytes, and pieces that cross the borders between a grammar's symbols.
 std::vector<std::string> Tokens() {
   std::vector<std::string> tokens = {"", ""};
   for (int byte = 1; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
@@ -47,7 +47,8 @@ bool Allows(const GrammarMatcher& matcher, int32_t id) {
   return (matcher.mask()[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0;
 }
 
-// An answer of random tokens, more of those that close something; nothing: it did not end.
+// An answer of random tokens, in which tokens that close something are frequent. No value: it did
+// not end.
 std::optional<std::string> Walk(const std::shared_ptr<const Grammar>& grammar, uint32_t seed) {
   static const std::vector<std::string> tokens = Tokens();
   std::mt19937 random(seed);
@@ -201,7 +202,7 @@ std::string StringSchema(int least, int most) {
                       most < 0 ? "" : absl::StrCat(R"(, "maxLength": )", most), "}");
 }
 
-// The mask is what the schema says, for tokens of any length at any place.
+// The mask agrees with the schema for tokens of any length at any place.
 TEST(GrammarTest, FollowsStringsOfBoundedLength) {
   std::vector<std::string> tokens = {"", "\"", "a", "\xe6\x97\xa5", "\n"};
   for (const int length : {2, 3, 15, 16, 17, 18, 31, 33, 63, 65, 70, 128, 130}) {
@@ -223,6 +224,7 @@ TEST(GrammarTest, FollowsStringsOfBoundedLength) {
                                            most < 0 ? "" : absl::StrCat(most), "}", behind);
     const GrammarSource sources[] = {{Kind::kJsonSchema, StringSchema(least, most)},
                                      {Kind::kRegex, regex}};
+    SCOPED_TRACE(seed);
     const bool has_end = seed % 8 < 6;
     std::mt19937 random(seed);
     GrammarMatcher matcher(*compiler.Compile(sources[seed % 8 == 0 ? 0 : 1]), {kEnd});
@@ -248,7 +250,7 @@ TEST(GrammarTest, FollowsStringsOfBoundedLength) {
   }
 }
 
-// What follows counted characters may be missing, or repeated; "aa" is no beginning of "abaa1".
+// The text behind counted characters may be optional or repeated. "aa" does not begin "abaa1".
 TEST(GrammarTest, FollowsCharactersWithNoEndOfTheirOwn) {
   GrammarCompiler compiler([] { return std::vector<std::string>{"", "a1", "abaa1", "aa", "a-"}; });
   for (const char* regex : {"[a-z]{0,20}-?1", "[a-z]{0,20}[!-]?[01]", "[a-z]{0,20}-{00,2}1",
@@ -259,7 +261,7 @@ TEST(GrammarTest, FollowsCharactersWithNoEndOfTheirOwn) {
   }
 }
 
-// Within the steps of a token, and of a compilation.
+// Counted characters stay within the work of a token and of a compilation.
 TEST(GrammarTest, CountsCharactersAtALargeVocabulary) {
   GrammarCompiler compiler([] {
     std::vector<std::string> tokens = {"", "\"", "a"};
@@ -332,7 +334,7 @@ TEST(GrammarTest, CallsStandInTextOrAlone) {
   }
 }
 
-TEST(GrammarTest, AnAddedTokenIsInAnAnswerWhereItIsATagAlone) {
+TEST(GrammarTest, OnlyAddedTokensThatAreTagsAreInAnswers) {
   BpeDefinition definition = SmallDefinition();
   definition.added.push_back({.content = "<c>", .id = 259, .special = false, .file = "V"});
   definition.added.push_back({.content = "<d>", .id = 260, .special = false, .file = "V"});
@@ -365,8 +367,8 @@ TEST(GrammarTest, IntegersKeepToTheirRange) {
   EXPECT_TRUE(std::regex_match("-9223372036854775808", std::regex(IntegerPattern(INT64_MIN, -5))));
 }
 
-// With one line, in bounded time and memory.
-TEST(GrammarTest, RefusesWhatMeansHarm) {
+// Refusals are one line and take bounded time and memory.
+TEST(GrammarTest, RefusesHostileSources) {
   const std::pair<GrammarSource, const char*> kRows[] = {
       {{Kind::kRegex, "((((a{100}){100}){100}){100}){100}"}, "too large"},
       {{Kind::kRegex, "(a{1000000000})"}, "too large"},
@@ -421,7 +423,8 @@ TEST(GrammarTest, RefusesWhatMeansHarm) {
   }
 }
 
-// What may be compiled is bounded in bytes; what is followed in steps and in length, with an error.
+// A compiled grammar is bounded in bytes; following it is bounded in steps and in length, with an
+// error.
 TEST(GrammarTest, BoundsWhatItCompilesAndFollows) {
   std::string doubling = "root ::= r0\n", chain = doubling, values = R"({"enum": [)";
   for (int i = 0; i < 60; ++i) {
@@ -449,9 +452,10 @@ TEST(GrammarTest, BoundsWhatItCompilesAndFollows) {
   };
   int refused = 0, ended = 0;
   for (const GrammarSource& source : sources) {
+    SCOPED_TRACE(source.text.substr(0, 80));
     const auto grammar = Compiler().Compile(source);
     if (!grammar.ok()) {
-      EXPECT_TRUE(absl::IsInvalidArgument(grammar.status())) << source.text.substr(0, 80);
+      EXPECT_TRUE(absl::IsInvalidArgument(grammar.status())) << grammar.status();
       ++refused;
       continue;
     }

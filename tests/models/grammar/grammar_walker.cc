@@ -1,8 +1,7 @@
 // A program for grammar_oracle_test.py: compiles grammars for a vocabulary and writes random
-// answers of them. argv[1]: a file of tokens, each a length (4 bytes, least first) and its bytes;
-// id 0 ends an answer. A line of input is {"kind", "source", "walks", "steps"}; of output {"error"}
-// or
-// {"seconds", "bytes", "texts", "worst_steps", "stopped"}.
+// answers of them. argv[1] is a file of tokens, each a length (4 bytes, little-endian) and its
+// bytes; id 0 ends an answer. Reads lines of {"kind", "source", "walks", "steps"} and writes for
+// each a line of {"error"} or {"seconds", "bytes", "texts", "worst_steps", "stopped"}.
 #include <algorithm>
 #include <ctime>
 #include <fstream>
@@ -37,7 +36,7 @@ struct Walk {
   std::string stopped;
 };
 
-// In the second half, tokens that close something come first.
+// A random answer. In its second half, tokens that close something are preferred.
 Walk WalkOnce(const std::shared_ptr<const Grammar>& grammar, const std::vector<std::string>& tokens,
               uint32_t seed, int steps) {
   std::mt19937 random(seed);
@@ -81,7 +80,7 @@ Json Answer(GrammarCompiler* compiler, const std::vector<std::string>& tokens, c
               {"stopped", ""}};
   for (int i = 0; i < ask["walks"].get<int>(); ++i) {
     const Walk walk = WalkOnce(*grammar, tokens, static_cast<uint32_t>(i), ask["steps"]);
-    if (walk.ended) {  // a byte is a code point of Latin-1
+    if (walk.ended) {  // each byte is written as a code point of Latin-1
       std::string text;
       for (const char c : walk.text) {
         const auto byte = static_cast<unsigned char>(c);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Texts that grammars of JSON schemas allow, validated by `jsonschema`: random walks through random
-schemas and through those that pydantic, zod and MCP servers write. `python3 json_schema_test.py
+schemas and through schemas that pydantic, zod and MCP servers write. `python3 json_schema_test.py
 SCHEMA_WALKS`; for minutes with FOX_NIGHTLY, else for seconds."""
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import generated_schemas  # noqa: E402
 import jsonschema  # noqa: E402
 from random_schemas import Schemas  # noqa: E402
 
-# By day the same schemas in each run, whatever the machine; at night others, for a time.
+# By day every run has the same schemas, on any machine; at night there are others, for some time.
 SECONDS = 300 if "FOX_NIGHTLY" in os.environ else 0
 COUNT = 1200
 SEED = int(time.time()) if "FOX_NIGHTLY" in os.environ else 1
 
 
 class Walks:
-    """The program that walks."""
+    """The program schema_walks."""
 
     def __init__(self) -> None:
         self.program = subprocess.Popen([WALKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -73,8 +73,8 @@ def without(schema: Any, pointers: list[str]) -> Any:
 
 
 def problem(schema: Any, text: str) -> str:
-    """What is wrong with a text; empty: nothing. A client can use no name twice (RFC 8259, 4) and
-    no half of a surrogate pair (RFC 7493, 2.1)."""
+    """The problem of a text; empty: none. Clients cannot use a duplicate name (RFC 8259, 4) or half
+    of a surrogate pair (RFC 7493, 2.1)."""
     twice: list[str] = []
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -114,8 +114,9 @@ class JsonSchemaTest(unittest.TestCase):
         cls.walks.close()
 
     def expect_valid(self, schema: Any, answer: dict[str, Any]) -> int:
-        """How many texts there were. What the answer says is relaxed, a `format` beside a length
-        even in strict schemas, is not asked for."""
+        """Validates the texts of an answer and returns their number. Keywords that the answer lists
+        as relaxed are not checked; even a strict schema may have some, as `format` beside a length.
+        """
         try:
             schema = without(schema, answer.get("relaxed", []))
         except LookupError:
@@ -135,7 +136,8 @@ class JsonSchemaTest(unittest.TestCase):
                 accepted += 1
                 texts += self.expect_valid(schema, answer)
         print(f"seed {SEED}: {accepted} of {count} schemas accepted, {texts} texts valid")
-        self.assertGreater(accepted, 0.75 * count)  # others are empty, or say what no grammar can
+        # The other schemas have no value, or have keywords that no grammar can express.
+        self.assertGreater(accepted, 0.75 * count)
         self.assertGreater(texts, 5 * accepted)
 
     def test_random_schemas_that_are_relaxed(self) -> None:
@@ -150,7 +152,7 @@ class JsonSchemaTest(unittest.TestCase):
         self.assertGreater(accepted, 0.8 * count)
 
     def test_generated_schemas(self) -> None:
-        expected = {  # those that are relaxed, and only there
+        expected = {  # the schemas with relaxed places, and these places
             "set": ["uniqueItems"], "both": ["minLength"], "share": ["minimum", "maximum"],
             "even": ["multipleOf"], "url": ["format"], "email": ["pattern"],
             "range": ["exclusiveMinimum", "maximum"], "old set": ["uniqueItems"],

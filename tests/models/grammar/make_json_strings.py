@@ -1,4 +1,4 @@
-"""Writes json_strings.json: which texts are values of which schemas, by jsonschema and Python.
+"""Writes json_strings.json: texts and schemas, and whether the text is valid by jsonschema.
 
     python3 make_json_strings.py > json_strings.json
 
@@ -60,7 +60,7 @@ def written(text: str | bytes, count: int) -> bytes:
 
 
 def is_valid(schema: dict[str, Any], text: bytes) -> bool:
-    """Whether it is JSON that any reader takes, of the schema."""
+    """True if the text is JSON that every reader accepts, and valid by the schema."""
 
     def refuse(name: str) -> None:
         raise ValueError(name)
@@ -88,7 +88,7 @@ def main() -> None:
         rows.append(({"type": "string", "pattern": pattern}, [(text, 0) for text in spelled]))
     for kind in ("integer", "number"):
         for bounds in BOUNDS if kind == "integer" else BOUNDS[:1]:
-            # Of integers with a fraction that is zero, a grammar has the plain spelling.
+            # A grammar writes an integer without a fraction, also where the schema has 1.0.
             spelled = [text for text in NUMBERS if kind == "number" or not set(text) & set(".eE")]
             rows.append(({"type": kind, **bounds},
                          [(text, 0) for text in spelled if kind == "number" or text != "-0"]))

@@ -1,5 +1,5 @@
-"""Tools as servers of the Model Context Protocol offer them: names, descriptions and schemas in the
-manner of those for files, git, GitHub, Slack, browsers and databases."""
+"""Tools as servers of the Model Context Protocol offer them: names, descriptions and schemas like
+those of servers for files, git, GitHub, Slack, browsers and databases."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ SERVERS = {"files": FILES, "git": GIT, "github": GITHUB, "slack": SLACK, "browse
 
 
 def call_schema(tools: list[Schema]) -> Schema:
-    """Of one call of one of the tools."""
+    """The schema of one call of any of the tools."""
     return {"anyOf": [{"type": "object", "properties": {"name": {"const": tool["name"]},
                                                         "arguments": tool["parameters"]},
                        "required": ["name", "arguments"], "additionalProperties": False}

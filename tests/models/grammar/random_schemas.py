@@ -1,4 +1,4 @@
-"""Random JSON schemas of all keywords that grammars can say, and of some that they cannot."""
+"""Random JSON schemas of all keywords that grammars support, and of some that they do not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TYPES = ["string", "integer", "null", "boolean", "number", "array", "object"]
 
 
 class Schemas:
-    """A sequence of schemas that `seed` decides."""
+    """A sequence of schemas, determined by `seed`."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

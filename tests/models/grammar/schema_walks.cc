@@ -1,6 +1,6 @@
-// Writes random texts of JSON schemas, by their grammars alone, for json_schema_test.py: reads
-// {"schema": TEXT, "relax": BOOL, "walks": N, "steps": N, "seed": N} a line and prints {"error":
-// TEXT}, or {"relaxed": [POINTER, ..], "texts": [TEXT, ..], "stuck": TEXT}.
+// A program for json_schema_test.py: writes random texts that the grammars of JSON schemas allow.
+// Reads lines of {"schema": TEXT, "relax": BOOL, "walks": N, "steps": N, "seed": N} and writes for
+// each a line of {"error": TEXT} or {"relaxed": [POINTER, ..], "texts": [TEXT, ..], "stuck": TEXT}.
 #include <iostream>
 #include <random>
 #include <string>
@@ -20,7 +20,7 @@ using Json = nlohmann::json;
 
 constexpr int32_t kEnd = 0;
 
-// Characters, and pieces with names, quotes and more than one of them.
+// ASCII characters, and pieces with names and with one or more quotes.
 const std::vector<std::string>& Tokens() {
   static const std::vector<std::string> tokens = [] {
     std::vector<std::string> out = {""};
@@ -35,7 +35,7 @@ const std::vector<std::string>& Tokens() {
   return tokens;
 }
 
-// Empty: it did not end. `stuck`: why it could not go on.
+// A random answer; empty if it did not end. `stuck` receives the reason why it could not go on.
 std::string Walk(const std::shared_ptr<const Grammar>& grammar, int steps, std::mt19937* random,
                  bool* ended, std::string* stuck) {
   GrammarMatcher matcher(grammar, {kEnd});

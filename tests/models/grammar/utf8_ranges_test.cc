@@ -1,5 +1,5 @@
-// Classes as bytes: the table of RFC 3629 (section 4), and code points as the C++ library encodes
-// them.
+// Classes of characters as bytes, against the table of RFC 3629 (section 4) and the encoding of the
+// C++ library.
 #include "models/grammar/utf8_ranges.h"
 
 #include <codecvt>
@@ -47,7 +47,7 @@ TEST(Utf8RangesTest, AllCharactersAreTheTableOfTheRfc) {
   }
 }
 
-TEST(Utf8RangesTest, ACharacterIsInAClassOrInTheOthers) {
+TEST(Utf8RangesTest, ACharacterIsInAClassOrInItsComplement) {
   std::wstring_convert<std::codecvt_utf8<char32_t>, char32_t> utf8;
   const std::vector<std::vector<int32_t>> kClasses = {
       {'a', 'z'},       {0xe0, 0xfc},           {0x3041, 0x309f},     {0x7f, 0x80, 'x', 'x'},

@@ -1,5 +1,5 @@
-// Grammars in GBNF, as llama.cpp's guide (grammars/README.md there) writes them. Its grammar files
-// are read at night (grammar_oracle_test.py).
+// Grammars in GBNF, the notation of llama.cpp (its grammars/README.md). llama.cpp's grammar files
+// are tested at night (grammar_oracle_test.py).
 #include <string>
 #include <vector>
 
@@ -60,7 +60,8 @@ TEST(XgrammarTest, ReadsGbnf) {
   }
 }
 
-// Overlong forms, surrogates, numbers above the last, bytes alone: RFC 3629.
+// Overlong forms, surrogates, code points beyond the last and single bytes are ill-formed (RFC
+// 3629).
 TEST(XgrammarTest, IllFormedTextIsOfNoClass) {
   for (const char* regex : {"[^\"]", ".", "[^\"]{1,40}", ".*", "[^\"]+x?", "a{0,3}[^\"]", "\\W"}) {
     const auto grammar = *ByteCompiler().Compile({GrammarSource::Kind::kRegex, regex});

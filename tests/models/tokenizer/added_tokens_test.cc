@@ -12,7 +12,7 @@ AddedTokenSplitter SplitterOf(const std::vector<AddedToken>& tokens) {
   return splitter;
 }
 
-// The parts, text as it stands and tokens as [id:text], with | between.
+// The parts of a text with | between them; a token is written as [id:text].
 std::string Cut(const AddedTokenSplitter& splitter, const std::string& text) {
   std::string shown;
   splitter.Split(text, [&](const TextPart& part) {
@@ -54,7 +54,7 @@ TEST(AddedTokensTest, SpaceIsSwallowedUpToTheTokenBefore) {
   EXPECT_EQ(Cut(splitter, "a\u200b<l>"), "a\u200b|[1:<l>]");
 }
 
-TEST(AddedTokensTest, NormalizedOnesAreLookedForInWhatIsLeft) {
+TEST(AddedTokensTest, NormalizedTokensAreSearchedInTheRemainingText) {
   AddedToken normalized{"x<a>", 1};
   normalized.normalized = true;
   const auto splitter = SplitterOf({normalized, {"<a>", 2}, {"x", 3}});

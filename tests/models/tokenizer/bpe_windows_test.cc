@@ -8,8 +8,8 @@
 namespace fox {
 namespace {
 
-// Rules that eat a run of letters from its right end: what the first token is depends on how long
-// the run is, so no place before its end is safe.
+// These rules merge a run of letters from its right end. The first token depends on the length of
+// the run, so the text may not be cut anywhere before its end.
 TEST(BpeWindowsTest, ARunThatDependsOnItsEndIsOneWindow) {
   const auto encode = [](std::string_view window, std::vector<WindowToken>* tokens) {
     // "aa" from the right: an odd run leaves a single a in front.

@@ -1,4 +1,4 @@
-// ByteLevelBpe::Create: what it refuses, and which file it blames.
+// ByteLevelBpe::Create: refusals that name the file at fault; and encodings in special cases.
 #include "models/tokenizer/byte_level_bpe.h"
 
 #include <gtest/gtest.h>
@@ -88,6 +88,7 @@ TEST(ByteLevelBpeTest, TextThatSpellsAnAddedTokenStaysText) {
   definition.added = {Added("<|endoftext|>", 258), Added("abc", 257), Added("  ", 259)};
   definition.added[0].special = true;
   for (const bool whole : {false, true}) {  // abc has a rule, and is a token as a whole
+    SCOPED_TRACE(whole);
     definition.ignore_merges = whole;
     if (whole) definition.pretokenizer.clear();
     const auto bpe = ByteLevelBpe::Create(definition, 260);
@@ -124,7 +125,7 @@ TEST(ByteLevelBpeTest, TheInsideOfAJsonString) {
   EXPECT_EQ(ids, *(*plain)->Encode("abc\\n\\u00e9\\\"", false));
   EXPECT_EQ((*escaped)->TokenBytes('\\', false), "\\");  // escapes are undone by TokenStream
   EXPECT_EQ(Detokenize(**escaped, ids, false), "abc\n\u00e9\"");
-  // Escaping and cutting at added tokens commute only for these.
+  // Escaping changes these added tokens, or the space that they swallow.
   AddedToken left = Added("<l>", 259), right = Added("<r>", 259);
   left.lstrip = right.rstrip = true;
   for (const AddedToken& token : {Added("<\u00e9>", 259), Added("a\"", 259), Added("a\\", 259),
@@ -132,7 +133,7 @@ TEST(ByteLevelBpeTest, TheInsideOfAJsonString) {
     definition.added = {token};
     const absl::Status status = ByteLevelBpe::Create(definition, 300).status();
     ExpectRefused(status, "A: JSONGPT2Tokenizer with the added token");
-    EXPECT_TRUE(absl::IsUnimplemented(status));
+    EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
   }
 }
 

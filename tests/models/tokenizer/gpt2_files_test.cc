@@ -63,7 +63,7 @@ TEST(Gpt2FilesTest, SpecialTokensComeFromThreePlaces) {
     const char* content;
     int32_t id;
     const char* file;
-  } kExpected[] = {{"<d>", 2, "added_tokens.json"},  // the next ids, whatever the file says
+  } kExpected[] = {{"<d>", 2, "added_tokens.json"},  // the next ids; ids in the file are ignored
                    {"<m>", 3, "added_tokens.json"},
                    {"a", 0, "tokenizer_config.json"},
                    {"<|endoftext|>", 1, "vocab.json"}};

@@ -28,7 +28,7 @@ MARKS = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<unk>", "[INST]", "[/INST
 
 
 def texts(count: int, seed: int) -> list[str]:
-    """The fixed texts, and `count` random ones: of these, of marks, and of any characters."""
+    """The fixed texts, and `count` random mixtures of these, of marks, and of any characters."""
     rng = random.Random(seed)
     out = list(FIXED)
     short = [text for text in FIXED if len(text) < 24]

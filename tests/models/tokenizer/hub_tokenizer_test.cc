@@ -1,4 +1,4 @@
-// Model directories as the hub has them against transformers, by the vectors that
+// Tokenizers of model directories as on the hub, against the results of transformers that
 // make_hub_vectors.py wrote. Real vocabularies: hub_tokenizer_test.py, at night.
 #include <gtest/gtest.h>
 

@@ -31,7 +31,7 @@ failures = 0
 
 
 def package(name: str) -> Path:
-    """The folder of a package, which is not imported."""
+    """The folder of a package, found without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         print(f"SKIPPED: no Python package {name}; ./run test all installs it", flush=True)
@@ -40,7 +40,7 @@ def package(name: str) -> Path:
 
 
 def answers(folder: Path, size: int, lines: list[dict[str, Any]]) -> list[Any]:
-    """What our tokenizer makes of each line."""
+    """Our tokenizer's answer to each line."""
     done = subprocess.run([sys.argv[1], str(folder), str(size)], capture_output=True, text=True,
                           input="".join(json.dumps(line) + "\n" for line in lines), check=False)
     if done.returncode != 0:
@@ -49,7 +49,7 @@ def answers(folder: Path, size: int, lines: list[dict[str, Any]]) -> list[Any]:
 
 
 def expect(name: str, rows: list[tuple[Any, Any, Any]]) -> None:
-    """Rows of input, what is right and what came."""
+    """Compares rows of an input, the right result and our result."""
     global failures
     wrong = [row for row in rows if row[1] != row[2]]
     failures += len(wrong)
@@ -60,7 +60,7 @@ def expect(name: str, rows: list[tuple[Any, Any, Any]]) -> None:
 
 def compare(name: str, folder: Path, size: int, encode: Encode, decode: Decode | None = None,
             samples: list[str] | None = None) -> None:
-    """Ids of texts, and texts of these and of random ids."""
+    """Compares the ids of texts, and the texts of these and of random ids."""
     samples = samples or texts(1200, seed=11)
     right = [encode(text) for text in samples]
     expect(f"{name}: encode", list(zip(samples, right, answers(
@@ -76,7 +76,7 @@ def compare(name: str, folder: Path, size: int, encode: Encode, decode: Decode |
 
 
 def write(folder: Path, **files: Any) -> Path:
-    """Small JSON files."""
+    """Writes small JSON files."""
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
@@ -159,13 +159,13 @@ def mistral(folder: Path) -> None:
 
 
 def ranks(path: Path) -> dict[bytes, int]:
-    """A vocabulary in tiktoken's form."""
+    """A vocabulary from a file in tiktoken's form."""
     return {base64.b64decode(word): int(rank) for word, rank in
             (line.split() for line in path.read_text().splitlines() if line.strip())}
 
 
 def split(word: bytes, rank_of: dict[bytes, int]) -> list[bytes]:
-    """The parts that a word has before its own merge."""
+    """The parts of a word before its last merge."""
     parts = [word[i : i + 1] for i in range(len(word))]
     while len(parts) > 2:
         best = min(range(len(parts) - 1),
@@ -175,7 +175,7 @@ def split(word: bytes, rank_of: dict[bytes, int]) -> list[bytes]:
 
 
 def spelling(rank_of: dict[bytes, int]) -> tuple[dict[bytes, str], list[str]]:
-    """Words in GPT-2's alphabet of bytes, and the merges that lead to them."""
+    """Words in GPT-2's byte alphabet, and the merges that produce them."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     letters = bytes_to_unicode()

@@ -7,7 +7,7 @@
 namespace fox {
 namespace {
 
-// Malformed escapes are kept as they stand.
+// A malformed escape is kept as it is.
 TEST(JsonEscapeTest, UnescapingLosesNothing) {
   const auto unescape = [](std::string text) {
     std::string out;

@@ -1,5 +1,5 @@
-// LoadTokenizer: which files it picks, and where special tokens come from. What is wrong inside of
-// a file is found by the tests of its parser, and by tests/fuzz.
+// LoadTokenizer: which files it picks, and where special tokens come from. Errors inside of a file
+// are tested with its parser and by tests/fuzz.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -46,7 +46,7 @@ TEST(LoadTokenizerTest, PicksByFiles) {
   json of_bytes = json::parse(RepositoryFile("tests/models/tokenizer/small_tokenizer.json"));
   dir.Write("tokenizer.json", of_bytes.dump()).Write("tokenizer_config.json", "{}");
   EXPECT_EQ(MustLoad(dir.path(), kVocab)->info().kind, "byte_level_bpe");
-  of_bytes["model"]["type"] = "Unigram";  // which only the sentencepiece library reads
+  of_bytes["model"]["type"] = "Unigram";  // only the sentencepiece library reads this type
   dir.Write("tokenizer.json", of_bytes.dump());
   EXPECT_EQ(MustLoad(dir.path(), kDemoVocab)->info().kind, "sentencepiece");
   std::filesystem::remove(dir.File("tokenizer.model"));
@@ -88,7 +88,7 @@ TEST(LoadTokenizerTest, SpecialTokensOfGpt2Files) {
   EXPECT_EQ(*named->Encode("ab<x>c<y>", true), (std::vector<int32_t>{259, 256, 259, 'c', 260}));
   EXPECT_EQ(Detokenize(*named, {259, 256, 260}, true), "ab<y>");
 
-  // One that no file numbers is the next, if the model has an embedding for it.
+  // A token without an id in the files gets the next id, if the model has an embedding for it.
   dir.Write("tokenizer_config.json", R"({"bos_token": "<next>"})");
   std::filesystem::remove(dir.File("special_tokens_map.json"));
   EXPECT_EQ(MustLoad(dir.path(), 260)->info().bos_id, 259);

@@ -2,8 +2,8 @@
 """Writes chat_vectors.json: conversations as the package transformers renders them at given times,
 and the formats that models/convert derives of the same templates.
 
-Usage: make_chat_vectors.py (any directory); needs transformers and jinja2. The templates are those
-of tests/models/convert/chat_format_test.py. The test itself only reads what is written here.
+Usage: make_chat_vectors.py (any directory); needs transformers and jinja2. The templates come from
+tests/models/convert/chat_format_test.py. The test itself only reads the file.
 """
 
 import datetime
@@ -38,7 +38,7 @@ def call(content: str) -> dict[str, Any]:
 
 
 def conversations(form: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """What the format has a place for."""
+    """Conversations for which the format has all roles."""
     user = {"role": "user", "content": "q "}
     found = [[user]]
     for answer in ANSWERS:
@@ -53,7 +53,7 @@ def conversations(form: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def rendered(template: str, seconds: int, messages: list[dict[str, Any]], generate: bool) -> str:
-    """What transformers gives, at this time."""
+    """The text that transformers renders at this time."""
     class Clock(datetime.datetime):
         @classmethod
         def now(cls, tz: Any = None) -> datetime.datetime:

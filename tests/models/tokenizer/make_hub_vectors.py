@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes hub_vectors.json: what transformers makes of model directories as the hub has them.
+"""Writes hub_vectors.json: the results of transformers for model directories as on the hub.
 
 The directories hold the demo's tokenizer.model, or the tests' GPT-2 vocab.json and merges.txt, and
 the small files that are written here. Needs transformers 4.57.3 and sentencepiece: later versions
@@ -63,7 +63,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def vectors(base: str, files: dict[str, Any], samples: list[str]) -> dict[str, Any]:
-    """What AutoTokenizer makes of a directory."""
+    """The results of AutoTokenizer for a directory."""
     with tempfile.TemporaryDirectory() as folder:
         for path in BASES[base]:
             shutil.copy(ROOT / path, folder)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes vectors.json and *_tokenizer.json: what the reference implementations give.
+"""Writes vectors.json and *_tokenizer.json: the results of the reference implementations.
 
 References: the PyPI packages `tokenizers` (byte-level BPE) and `sentencepiece`. Needs both; the
-tests themselves only read what is written here. Usage: make_vectors.py (any directory)
+tests themselves only read the files. Usage: make_vectors.py (any directory)
 """
 
 import json
@@ -44,7 +44,7 @@ ALPHABETS = [
 
 
 def random_character(rng: random.Random) -> str:
-    """Any code point but a surrogate, the lower planes more often."""
+    """A random code point that is not a surrogate, from the lower planes more often."""
     while True:
         code_point = rng.randrange(rng.choice([0x250, 0x3000, 0x10000, 0x20000, 0x110000]))
         if not 0xD800 <= code_point < 0xE000:
@@ -76,7 +76,7 @@ def gpt2() -> Tokenizer:
 
 
 def small() -> Tokenizer:
-    """A small byte-level BPE that uses what tokenizer.json offers."""
+    """A small byte-level BPE that uses many options of tokenizer.json."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -195,8 +195,8 @@ def bytes_to_letters() -> list[str]:
 
 
 def pretokenizer_vectors(samples: list[str]) -> list[list]:
-    """For each pre-tokenizer FNV-1a of the ids of the samples and of every code point, between
-    others, up to the last assigned one but the tags."""
+    """For each pre-tokenizer, FNV-1a of the ids of the samples and of every code point with other
+    characters around it, up to the last assigned one before the tags."""
     points = [chr(c) for c in range(0x32400) if not 0xD800 <= c < 0xE000]
     blocks = ["".join(f"a{c}1{c}!{c} {c}'{c}\u0316a" for c in points[at:at + 64])
               for at in range(0, len(points), 64)]
@@ -217,7 +217,7 @@ def pretokenizer_vectors(samples: list[str]) -> list[list]:
 
 
 def hashed(tokenizer: Tokenizer, samples: list[str], decoded: bool = False) -> list:
-    """FNV-1a of the ids of the samples, and of what they decode to, behind the steps before."""
+    """FNV-1a of the ids of the samples and of the texts that they decode to."""
     value = 0xCBF29CE484222325
     for text in samples:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -253,7 +253,7 @@ def fallback() -> Tokenizer:
 
 
 def fallback_vectors(tokenizer: Tokenizer, samples: list[str]) -> list[list]:
-    """For LLaMA-2's, Gemma's and each Metaspace what hashed() gives."""
+    """The result of hashed() for LLaMA-2's tokenizer, Gemma's and each Metaspace."""
     visible = normalizers.Replace(" ", SPACE)
     rows = []
     for normalizer, steps in (

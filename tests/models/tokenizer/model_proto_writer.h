@@ -59,7 +59,7 @@ inline std::string BytePieces(int count) {
   return out;
 }
 
-// Settings as fields of their own: what stands later in a file wins.
+// Settings in messages of their own, to be appended to a model: the last value of a field wins.
 inline std::string UnkSurface(const std::string& text) {
   return BytesField(2, BytesField(44, text));
 }

@@ -1,4 +1,4 @@
-// Behaviors of a match, patterns that are refused, and texts that a pattern cannot cope with.
+// Behaviors of a match, refused patterns, and texts on which a pattern takes too many steps.
 #include "models/tokenizer/pretokenizer.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ namespace {
 
 using Behavior = PretokenizerStep::Behavior;
 
-// The pieces with | between; nothing if the text is refused.
+// The pieces with | between them; no value if the text is refused.
 std::optional<std::string> Cut(const std::vector<PretokenizerStep>& steps,
                                const std::string& text) {
   const auto pretokenizer = Pretokenizer::Create(steps);
@@ -27,7 +27,7 @@ std::optional<std::string> Cut(const std::vector<PretokenizerStep>& steps,
   return std::nullopt;
 }
 
-TEST(PretokenizerTest, WhatBecomesOfAMatch) {  // as the package `tokenizers` has it
+TEST(PretokenizerTest, BehaviorsOfTokenizers) {  // results of the package `tokenizers`
   const struct {
     Behavior behavior;
     const char *cut, *inverted;
@@ -75,7 +75,7 @@ TEST(PretokenizerTest, PatternsThatMayMeanSomethingElseAreRefused) {
   }
 }
 
-TEST(PretokenizerTest, ATextThatAPatternCannotCopeWithIsRefused) {
+TEST(PretokenizerTest, ATextThatTakesTooManyStepsIsRefused) {
   EXPECT_EQ(Cut({{.pattern = "(?:a|aa)+$"}}, std::string(100, 'a') + "b"), std::nullopt);
   const std::string letters(20'000, 'a');  // more than the stack of compiled code holds
   EXPECT_TRUE(Cut({{.pattern = "(?:a|b)+"}}, letters) == letters);

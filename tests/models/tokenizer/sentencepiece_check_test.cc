@@ -1,5 +1,5 @@
-// Hostile sentencepiece models and character maps: which are refused. That accepted ones do no
-// harm, damaged in any way: tests/fuzz/models/sentencepiece_fuzzer.cc and charsmap_fuzzer.cc.
+// Refusals of hostile sentencepiece models and character maps. That damaged models which are
+// accepted do no harm: tests/fuzz/models/sentencepiece_fuzzer.cc and charsmap_fuzzer.cc.
 #include "models/tokenizer/sentencepiece_check.h"
 
 #include <gtest/gtest.h>
@@ -128,7 +128,7 @@ TEST(SentencePieceCheckTest, CharacterMapsOfAModel) {
   };
   EXPECT_TRUE(with_map(3, NestedCharsMap(32)).ok());
   EXPECT_EQ(with_map(3, NestedCharsMap(33)).code(), absl::StatusCode::kInvalidArgument);
-  // One for decoded text would rewrite it as a whole.
+  // A map for decoded text would rewrite it as a whole.
   EXPECT_TRUE(Create(kPlain + BytesField(5, VarintField(3, 1))).ok());
   EXPECT_EQ(with_map(5, NestedCharsMap(1)).code(), absl::StatusCode::kUnimplemented);
 }

@@ -1,5 +1,5 @@
-// The sentencepiece library's own encoding and decoding, to compare ours with. Types of the
-// standard library only: see sentencepiece_model.h.
+// The sentencepiece library's own encoding and decoding, for comparison. Types of the standard
+// library only: see sentencepiece_model.h.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@ namespace fox {
 
 class SentencePieceLibrary {
  public:
-  // Aborts when the library refuses the model.
+  // Aborts if the library refuses the model.
   explicit SentencePieceLibrary(const std::string& serialized);
   ~SentencePieceLibrary();
 
   std::vector<int32_t> Encode(const std::string& text) const;
-  // REQUIRES: every id is that of a piece.
+  // REQUIRES: every id is a piece's.
   std::string Decode(const std::vector<int32_t>& ids) const;
 
  private:

@@ -19,7 +19,7 @@ using Ids = std::vector<int32_t>;
 
 std::string DemoModel() { return RepositoryFile("models/demo/tokenizer.model"); }
 
-// Every kind of piece, with spaces and what looks like one in all places.
+// Every kind of piece, with spaces and U+2581 in all places.
 std::string OddModel() {
   return Start() + Letters() + BytePieces(256) + Trainer(true) +
          PieceField("\u2581a", PieceType::kNormal) + PieceField("a\u2581b", PieceType::kNormal) +
@@ -30,7 +30,7 @@ std::string OddModel() {
          PieceField("<more>", PieceType::kControl);
 }
 
-// A model through our eyes and the library's.
+// A model in our tokenizer and in the library.
 class Both {
  public:
   explicit Both(const std::string& model)
@@ -52,7 +52,7 @@ class Both {
     return ids_of_type_[static_cast<size_t>(PieceType::kByte)][byte];
   }
 
-  // Ids of all kinds, kinds that are rare in the vocabulary as often as the others.
+  // Random ids in which all kinds of pieces are equally frequent.
   Ids Random(std::mt19937& rng) const {
     Ids ids;
     const size_t length = 1 + rng() % 12;
@@ -72,7 +72,7 @@ class Both {
  private:
   PieceType TypeOf(int32_t id) const { return file_.pieces[static_cast<size_t>(id)].type; }
 
-  // One byte, or a character of which some bytes may be lost.
+  // The byte piece of a random byte, or the byte pieces of a character, some of them missing.
   void AppendBytes(std::mt19937& rng, Ids* ids) const {
     if (rng() % 2 == 0) return ids->push_back(ByteId(static_cast<uint8_t>(rng())));
     std::string character;
@@ -94,16 +94,16 @@ void ExpectStreams(const Both& both, const Ids& ids) {
   std::string text;
   for (size_t i = 0; i < ids.size(); ++i) {
     const std::string part = stream.Push(ids[i]);
-    ASSERT_TRUE(IsValidUtf8(part));
+    ASSERT_TRUE(IsValidUtf8(part)) << i;
     text += part;
     const std::string now = both.Library(Ids(ids.begin(), ids.begin() + static_cast<int>(i) + 1));
     if (!both.IsByte(ids[i])) {
-      ASSERT_EQ(text, now);
+      ASSERT_EQ(text, now) << i;
       continue;
     }
-    // Of the bytes at the end, one U+FFFD each for now, up to three are held back.
-    ASSERT_EQ(now.compare(0, text.size(), text), 0);
-    ASSERT_LE(now.size() - text.size(), 3 * 3u);
+    // Incomplete bytes at the end, which Decode writes as U+FFFD each, are held back: up to three.
+    ASSERT_EQ(now.compare(0, text.size(), text), 0) << i;
+    ASSERT_LE(now.size() - text.size(), 3 * 3u) << i;
   }
   ASSERT_EQ(text + stream.Finish(), both.Library(ids));
 }
@@ -136,7 +136,7 @@ TEST(SentencePieceTokenizerTest, RandomIdsUnderEverySetting) {
   }
 }
 
-// What a run of byte pieces and the start of a text amount to, spelt out.
+// Runs of byte pieces, and spaces at the start of a text, with their expected texts.
 TEST(SentencePieceTokenizerTest, BytesAndLeadingSpaces) {
   const Both both(OddModel());
   const std::string r = "\uFFFD";
@@ -167,7 +167,8 @@ TEST(SentencePieceTokenizerTest, PaddingIdsEndACharacter) {
   EXPECT_EQ(both.Ours(ids), "\uFFFD\uFFFD");
 }
 
-// The library appends each unknown character to one string of them all: minutes for a whole text.
+// The library appends each unknown character to one string, which would take minutes for a whole
+// text.
 TEST(SentencePieceTokenizerTest, UnknownCharactersInARowAreOneToken) {
   const auto tokenizer =
       SentencePieceTokenizer::Create(Start() + Letters() + Trainer(false), {}, 100);

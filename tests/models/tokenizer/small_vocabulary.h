@@ -20,7 +20,7 @@ inline nlohmann::json SmallVocab() {
 
 inline constexpr char kSmallMerges[] = "#version: 0.2\na b\nab c\n";
 
-// The same as a definition, with file names that no loader gives.
+// The definition of this tokenizer, with names of files that no loader uses.
 inline BpeDefinition SmallDefinition() {
   BpeDefinition definition;
   definition.vocab_file = "V";

@@ -1,4 +1,4 @@
-// The tokenizers of the tests, and loading one that has to load.
+// The tokenizers of the tests, loaded; loading must succeed.
 #pragma once
 
 #include <cstdlib>
@@ -62,7 +62,7 @@ inline std::unique_ptr<Tokenizer> LoadLlama3() {
                   {{"type", "NFC"}});
 }
 
-// 0: Llama 2's normalizer; the last: a space in front of the text's start alone.
+// Variant 0 has the normalizer of Llama 2; the last puts a space only in front of a text's start.
 inline std::unique_ptr<Tokenizer> LoadFallback(size_t row) {
   const nlohmann::json steps = TokenizerVectors()["fallback"][row];
   return LoadWith("fallback_tokenizer.json", steps[0], steps[1]);

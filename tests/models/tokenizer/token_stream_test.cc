@@ -12,8 +12,8 @@
 namespace fox {
 namespace {
 
-// A vocabulary that the test writes out: token i is tokens[i]. Where a leading space is stripped, a
-// token is whole characters.
+// A vocabulary that a test lists: token i is tokens[i]. If leading spaces are stripped, every token
+// consists of whole characters.
 class FakeTokenizer : public Tokenizer {
  public:
   FakeTokenizer(std::vector<std::string> tokens, Info info)
@@ -36,7 +36,7 @@ class FakeTokenizer : public Tokenizer {
   Info info_;
 };
 
-// What each push gives; the last entry is what Finish gives.
+// The results of all pushes, and at the end the result of Finish.
 std::vector<std::string> Pushes(const std::vector<std::string>& tokens, Tokenizer::Info info,
                                 bool at_text_start = true) {
   const FakeTokenizer tokenizer(tokens, std::move(info));
@@ -85,12 +85,13 @@ void ExpectStreamsLikeDetokenize(const Tokenizer& tokenizer, uint32_t seed) {
       // Beyond the vocabulary, too: models pad theirs.
       id = static_cast<int32_t>(rng() % static_cast<uint32_t>(tokenizer.info().vocab_size + 16));
     }
+    SCOPED_TRACE(testing::PrintToString(ids));
     const bool skip_special = rng() % 2 == 0;
     TokenStream stream(tokenizer, skip_special);
     std::string text;
     for (const int32_t id : ids) {
       const std::string part = stream.Push(id);
-      ASSERT_TRUE(IsValidUtf8(part));
+      ASSERT_TRUE(IsValidUtf8(part)) << id;
       text += part;
     }
     const std::string rest = stream.Finish();

@@ -1,4 +1,4 @@
-// The three optional files: what each says, which one wins, and errors that name the right one.
+// The three optional files: their contents, their precedence, and errors that name the right file.
 #include "models/tokenizer/tokenizer_config.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ TEST(TokenizerConfigTest, NoFilesSayNothing) {
   EXPECT_TRUE(config->roles.empty() && config->added.empty() && config->named.empty());
 }
 
-// What AddTokens adds to an empty vocabulary.
+// The tokens that AddTokens adds to an empty vocabulary.
 std::vector<std::string> Added(const TokenizerConfig& config) {
   AddedTokenList list([](const std::string&) { return std::nullopt; }, 0);
   AddTokens(config, &list);
@@ -53,7 +53,7 @@ TEST(TokenizerConfigTest, SpecialTokensMapWinsAndNullIsAnAnswer) {
   EXPECT_TRUE(!config->added[1].normalized && config->added[1].special);
 }
 
-TEST(TokenizerConfigTest, AddedTokensDecoderSaysItAll) {
+TEST(TokenizerConfigTest, AddedTokensDecoderHasPrecedence) {
   const auto config = ParseTokenizerConfig(
       R"({"eos_token": "<e>", "added_tokens_decoder": {"10": {"content": "<b>"},
           "9": {"content": "<e>"}}})",

@@ -27,7 +27,7 @@ std::string Repeat(const std::string& unit, size_t bytes) {
   return text;
 }
 
-// In words of at most so many letters.
+// Text in words of at most this many letters.
 std::string RandomLetters(size_t bytes, unsigned letters, unsigned longest) {
   std::mt19937 rng(11);
   std::string text;
@@ -71,7 +71,8 @@ std::vector<Content> Contents() {
           {"almost special", repeat("<|endoftext|")}};
 }
 
-// The most resident memory of a child that encodes `text`, in MiB; it inherits what is loaded.
+// The largest resident memory of a child process that encodes `text`, in MiB. It includes the
+// loaded tokenizers, which the child inherits.
 double PeakOfChild(const Tokenizer& tokenizer, const std::string& text) {
   const pid_t child = fork();
   if (child == 0) _exit(tokenizer.Encode(text, true).ok() ? 0 : 1);
@@ -83,7 +84,7 @@ double PeakOfChild(const Tokenizer& tokenizer, const std::string& text) {
   return static_cast<double>(usage.ru_maxrss) / 1024;
 }
 
-// Beside what a child has that encodes one letter.
+// Encoding takes little memory beyond that of a child that encodes one letter.
 void ExpectLittleMemory(const Tokenizer& tokenizer) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer's own memory is not bounded";
@@ -97,7 +98,7 @@ void ExpectLittleMemory(const Tokenizer& tokenizer) {
   }
 }
 
-// First: a child may use what its parent has freed.
+// These run first: a child may reuse memory that its parent has freed, which would hide its need.
 TEST(TokenizerMemoryTest, Gpt2) { ExpectLittleMemory(*LoadGpt2("{}")); }
 TEST(TokenizerMemoryTest, LongCrawl64) { ExpectLittleMemory(*LoadLongCrawl64()); }
 TEST(TokenizerMemoryTest, TokenizerJson) { ExpectLittleMemory(*LoadSmall()); }

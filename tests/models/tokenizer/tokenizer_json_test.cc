@@ -1,4 +1,4 @@
-// tokenizer.json: options that are understood, and those that are refused by name.
+// tokenizer.json: options that are understood, and options that are refused by name.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -16,7 +16,7 @@ using nlohmann::json;
 
 constexpr int64_t kVocab = 1000;
 
-TEST(TokenizerJsonTest, WhatIsNotImplementedIsNamed) {
+TEST(TokenizerJsonTest, UnsupportedOptionsAreNamed) {
   const json good = json::parse(RepositoryFile("tests/models/tokenizer/small_tokenizer.json"));
   const auto expect = [&](const char* path, const json& value, const std::string& named) {
     json changed = good;
@@ -46,7 +46,7 @@ TEST(TokenizerJsonTest, WhatIsNotImplementedIsNamed) {
   expect("/post_processor/type", "BertProcessing", "BertProcessing");
 }
 
-TEST(TokenizerJsonTest, ByteFallbackIsRefusedWhereItDiffers) {
+TEST(TokenizerJsonTest, OtherFormsOfByteFallbackAreRefused) {
   const json good = json::parse(RepositoryFile("tests/models/tokenizer/fallback_tokenizer.json"));
   const auto expect = [&](const char* path, const json& value, const std::string& named) {
     json changed = good;

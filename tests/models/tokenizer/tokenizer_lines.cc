@@ -1,6 +1,6 @@
-// A tokenizer by lines of JSON, for comparisons with others in Python: tokenizer_lines DIR
-// VOCABULARY_SIZE reads {"text": .., "special": bool}, {"ids": .., "skip": bool} or {"messages":
-// ..} from a line of standard input, and writes the ids, the text or {"error": ..} as a line.
+// A tokenizer by lines of JSON, for comparisons in Python. tokenizer_lines DIR VOCABULARY_SIZE
+// reads lines of {"text": .., "special": bool}, {"ids": .., "skip": bool} or {"messages": ..} and
+// writes for each a line with the ids, the text or {"error": ..}.
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>

@@ -41,7 +41,7 @@ void ExpectDecodes(const Tokenizer& tokenizer, const nlohmann::json& rows) {
   }
 }
 
-// FNV-1a of the ids of each text, and of what they decode to.
+// FNV-1a of the ids of each text and of the text that they decode to.
 uint64_t Hash(const Tokenizer& tokenizer, const std::vector<std::string>& texts, bool decoded) {
   uint64_t hash = 0xCBF29CE484222325u;
   const auto add = [&hash](uint64_t number) { hash = (hash ^ number) * 0x100000001B3u; };
@@ -82,6 +82,7 @@ TEST(TokenizerVectorsTest, LongCrawl64) {
   ExpectEncodes(*tokenizer, Vectors()["longcrawl64"]["encode_special"], true);
   for (const auto& row : Vectors()["longcrawl64"]["escape"]) {
     const auto text = row[0].get<std::string>();
+    SCOPED_TRACE(text);
     std::string escaped = JsonEscape(text);
     EXPECT_EQ(escaped, row[1].get<std::string>());
     std::string back;
@@ -99,7 +100,7 @@ TEST(TokenizerVectorsTest, SentencePiece) {
   ExpectDecodes(*tokenizer, Vectors()["sentencepiece"]["decode"]);
 }
 
-// Each pre-tokenizer over the samples and over all code points, between others.
+// Each pre-tokenizer on the samples and on all code points, with other characters around each.
 TEST(TokenizerVectorsTest, Pretokenizers) {
   std::vector<std::string> texts;
   for (const auto& row : Vectors()["gpt2"]["encode"]) texts.push_back(row[0]);
@@ -129,17 +130,19 @@ TEST(TokenizerVectorsTest, ByteFallback) {
   for (int i = 0; i < 9'000; ++i) *(texts.end() - 2) += "a\u4e00\u4e8c";  // several windows
   for (const auto& row : Vectors()["fallback"]) {
     const auto tokenizer = LoadWith("fallback_tokenizer.json", row[0], row[1]);
+    SCOPED_TRACE(row.dump());
     EXPECT_EQ(tokenizer->info().kind, "byte_fallback_bpe");
-    EXPECT_EQ(Hash(*tokenizer, texts, true), row[2].get<uint64_t>()) << row.dump();
+    EXPECT_EQ(Hash(*tokenizer, texts, true), row[2].get<uint64_t>());
   }
 }
 
-// What was encoded comes back, if no replacement or normalization is in between.
+// Text comes back after encoding and decoding, if the tokenizer replaces and normalizes nothing.
 TEST(TokenizerVectorsTest, RoundTrip) {
   const auto gpt2 = LoadGpt2("{}");
   const auto longcrawl64 = LoadLongCrawl64();
   for (const auto& row : Vectors()["gpt2"]["encode"]) {
     const auto text = row[0].get<std::string>();
+    SCOPED_TRACE(text);
     EXPECT_EQ(Detokenize(*gpt2, *gpt2->Encode(text, false), false), text);
     EXPECT_EQ(Detokenize(*longcrawl64, *longcrawl64->Encode(text, false), false), text);
   }

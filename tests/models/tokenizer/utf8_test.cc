@@ -26,7 +26,7 @@ TEST(Utf8Test, EveryCodePointRoundTrips) {
     const Utf8Unit unit = NextUtf8(text.data(), text.size());
     ASSERT_EQ(unit.kind, Utf8Kind::kValid) << c;
     ASSERT_EQ(unit.code_point, c);
-    ASSERT_EQ(unit.length, text.size());
+    ASSERT_EQ(unit.length, text.size()) << c;
     for (size_t n = 1; n < text.size(); ++n) {
       ASSERT_EQ(NextUtf8(text.data(), n).kind, Utf8Kind::kIncomplete) << c;
     }
@@ -49,7 +49,7 @@ TEST(Utf8Test, EncodeRefusesEveryInvalidPairOfBytes) {
         const auto ids = tokenizer->Encode(text, true);
         ASSERT_EQ(ids.ok(), valid) << first << " " << second;
         if (valid) continue;
-        ASSERT_EQ(ids.status().code(), absl::StatusCode::kInvalidArgument);
+        ASSERT_EQ(ids.status().code(), absl::StatusCode::kInvalidArgument) << first << second;
       }
     }
   }
