@@ -16,6 +16,7 @@ Activations::Activations(const FoxWeights& weights, Ops& ops, int64_t rows, int6
     : max_rows(rows),
       max_logit_rows(logit_rows),
       dtype(ops.ActivationDType(weights.residual_dtype)) {
+  FOX_CHECK(rows >= 1 && logit_rows >= 0);
   const ModelConfig& c = weights.config;
   const auto allocate = [&](int64_t n, int64_t cols, DType type) {
     return ops.Allocate(static_cast<size_t>(n * cols) * SizeOf(type));
@@ -44,6 +45,8 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
   const DType residual_dtype = weights_.residual_dtype;
   const int64_t rows = batch.num_rows, decodes = batch.num_decodes;
   FOX_CHECK(rows <= act_.max_rows && num_logit_rows <= act_.max_logit_rows);
+  FOX_CHECK(num_logit_rows <= rows && decodes <= rows);
+  FOX_CHECK(weights_.layers.size() == static_cast<size_t>(c.num_layers));
   const MatrixView table{weights_.embeddings.data(), weights_.embeddings_dtype, c.vocab_size,
                          c.hidden_size, c.hidden_size};
   const MatrixView x = View(act_.x, residual_dtype, rows, c.hidden_size);
@@ -93,7 +96,7 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
               counters.pages_evicted, counters.max_log_evicted_mass},
              kv, stream);
 
-  MatrixView last = x;  // as many as the batch has are all of them
+  MatrixView last = x;  // logit_rows ascend, so num_logit_rows == rows means every row
   if (num_logit_rows < rows) {
     last = View(act_.last, residual_dtype, num_logit_rows, c.hidden_size);
     ops_.GatherRows(x, logit_rows, last, stream);

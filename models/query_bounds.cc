@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/core/check.h"
 #include "kernels/core/dot.h"
 #include "kernels/paging/acp.h"
 
@@ -38,6 +39,7 @@ std::vector<double> NormWeights(const HostTensor& norm, const HostTensor& cap, i
 // Norm weights of one head, from per-head or shared vectors.
 const double* HeadOf(const std::vector<double>& norm, int head, int head_dim) {
   const bool shared = norm.size() == static_cast<size_t>(head_dim);
+  FOX_CHECK(shared || norm.size() >= static_cast<size_t>((head + 1) * head_dim));
   return norm.data() + (shared ? 0 : head * head_dim);
 }
 
@@ -85,6 +87,7 @@ HeadProjection ReadHead(const ModelConfig& config, const std::vector<double>& no
                         const HostTensor& weight, const HostTensor& bias, int head) {
   const int d = config.head_dim;
   const int64_t hidden = config.hidden_size;
+  FOX_CHECK(norm.size() == static_cast<size_t>(hidden) && weight.size() % hidden == 0);
   HeadProjection p;
   p.rows.resize(static_cast<size_t>(d * hidden));
   p.gram.resize(static_cast<size_t>(d * d));
@@ -118,6 +121,7 @@ double LargestNorm(const ModelConfig& config, const HeadProjection& p) {
 // R upper triangular with R^T R = G + jitter; the jitter keeps a singular G factorable and can only
 // raise the bound.
 std::vector<double> CholeskyUpper(std::vector<double> gram, int d) {
+  FOX_CHECK(gram.size() == static_cast<size_t>(d * d));
   double trace = 0;
   for (int m = 0; m < d; ++m) trace += gram[static_cast<size_t>(m * d + m)];
   const double jitter = 1e-12 * trace + 1e-300;
@@ -139,6 +143,7 @@ std::vector<double> CholeskyUpper(std::vector<double> gram, int d) {
 // An upper bound on the largest eigenvalue: lambda^p <= trace(G^p) for p = 2^8, at most 2% above
 // it.
 double LargestEigenvalue(std::vector<double> gram, int d) {
+  FOX_CHECK(gram.size() == static_cast<size_t>(d * d));
   double log_scale = 0;
   double power = 1;
   std::vector<double> square(gram.size());
@@ -268,11 +273,16 @@ HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& lay
   }
   if (config.attention_sink) {
     const std::vector<float> sinks = Read<float>(layer.sinks);
+    FOX_CHECK(sinks.size() == bound.self_logit_bound.size());
     for (size_t head = 0; head < sinks.size(); ++head) {
       double& b = bound.self_logit_bound[head];
       b = std::min(b, -static_cast<double>(sinks[head]));
     }
   }
+  const auto heads = static_cast<size_t>(config.num_heads);
+  FOX_CHECK(bound.self_logit_bound.size() == heads && bound.max_logit_bound.size() == heads);
+  FOX_CHECK(bound.max_norm_product.size() == heads);
+  FOX_CHECK(bound.diagonal.empty() != bound.dense.empty());
   return bound;
 }
 

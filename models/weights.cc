@@ -36,6 +36,8 @@ class RowStack {
   // Adds each row `times` times.
   void Add(const HostTensor& tensor, int times = 1) {
     if (tensor.empty()) return;
+    FOX_CHECK(times >= 1 && tensor.size() % cols_ == 0);
+    FOX_CHECK(dtype_ != DType::kBF16 || tensor.dtype == DType::kBF16);
     const int64_t step = times == 1 ? tensor.size() : cols_;
     for (int64_t i = 0; i < tensor.size() * times; i += step) {
       const int64_t first = i / (step * times) * step;
@@ -60,8 +62,10 @@ class RowStack {
   }
 
   // kFp8 rounds all rows except the last `kept` ones.
-  std::unique_ptr<PackedWeight> Pack(Ops& ops, Quantization quantization, int64_t kept = 0) {
-    const int64_t rows = static_cast<int64_t>(bytes_.size() / SizeOf(dtype_)) / cols_;
+  std::unique_ptr<PackedWeight> Pack(Ops& ops, Quantization quantization, int64_t rows,
+                                     int64_t kept = 0) {
+    FOX_CHECK(bytes_.size() == static_cast<size_t>(rows * cols_) * SizeOf(dtype_));
+    FOX_CHECK(kept >= 0 && kept <= rows);
     const MatrixView view{bytes_.data(), dtype_, rows, cols_, cols_};
     return quantization == Quantization::kFp8 ? ops.PackRounded(view, rows - kept) : ops.Pack(view);
   }
@@ -93,6 +97,7 @@ struct RoundedLayer {
 
   void Round(HostTensor* tensor) {
     const int64_t count = tensor->size(), cols = tensor->shape.back();
+    FOX_CHECK(tensor->shape.size() == 2);
     std::vector<BFloat16>& rounded = memory.emplace_back(static_cast<size_t>(count));
     std::vector<float> row(static_cast<size_t>(cols));
     std::vector<uint8_t> codes(row.size());
@@ -125,13 +130,14 @@ LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
                        DType residual_dtype, Quantization quantization) {
   LayerWeights w;
   w.attn_norm = UploadVector(layer.attn_norm, ops, residual_dtype);
+  FOX_CHECK(config.num_heads % config.num_gates() == 0);
   const int per_gate = config.num_heads / config.num_gates();
   const int64_t attention = (config.output_gate ? 2 : 1) * config.q_size() + 2 * config.kv_size();
   w.projection = RowStack(config.hidden_size, residual_dtype,
                           {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.ogate_proj,
                            &layer.k_shift_proj, &layer.v_shift_proj, &layer.fgate_proj},
                           per_gate)
-                     .Pack(ops, quantization, columns.total - attention);
+                     .Pack(ops, quantization, columns.total, columns.total - attention);
   w.projection_bias = ProjectionBias(layer, config, columns, ops, residual_dtype);
   w.fgate_bias = UploadVector(layer.fgate_bias, ops, residual_dtype, 1, per_gate);
   const bool shared = config.qk_norm && !config.qk_norm_per_head;
@@ -142,13 +148,15 @@ LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
   w.k_cap = UploadVector(layer.k_cap, ops, DType::kF32);
   w.sinks = UploadVector(layer.sinks, ops, DType::kF32);
   w.output_norm = UploadVector(layer.output_norm, ops, residual_dtype);
-  w.o = RowStack(config.q_size(), residual_dtype, {&layer.o_proj}).Pack(ops, quantization);
+  w.o = RowStack(config.q_size(), residual_dtype, {&layer.o_proj})
+            .Pack(ops, quantization, config.hidden_size);
   w.mlp_norm = UploadVector(layer.mlp_norm, ops, residual_dtype);
   std::vector<const HostTensor*> gate_up;
   for (const HostTensor& part : layer.gate_up) gate_up.push_back(&part);
-  w.gate_up = RowStack(config.hidden_size, residual_dtype, gate_up).Pack(ops, quantization);
+  w.gate_up = RowStack(config.hidden_size, residual_dtype, gate_up)
+                  .Pack(ops, quantization, 2 * config.intermediate_size);
   w.down = RowStack(config.intermediate_size, residual_dtype, {&layer.down_proj})
-               .Pack(ops, quantization);
+               .Pack(ops, quantization, config.hidden_size);
   w.bound = DeviceQueryBound(bound, ops);
   return w;
 }
@@ -183,6 +191,7 @@ size_t FoxWeights::linear_bytes() const {
 
 FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dtype,
                        Quantization quantization, DType kv_dtype, const LoadProgress& progress) {
+  FOX_CHECK(residual_dtype == DType::kF64 || residual_dtype == DType::kF32);
   FoxWeights weights;
   const ModelConfig& config = checkpoint.config();
   weights.config = config;
@@ -209,11 +218,13 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
     weights.layers.push_back(
         LoadLayer(layer, bound, config, weights.columns, ops, residual_dtype, quantization));
   }
+  FOX_CHECK(self_logit_bound.size() == static_cast<size_t>(config.num_layers * config.num_heads));
+  FOX_CHECK(max_logit_bound.size() == self_logit_bound.size());
   weights.self_logit_bound = Upload(std::as_bytes(std::span(self_logit_bound)), ops);
   weights.max_logit_bound = Upload(std::as_bytes(std::span(max_logit_bound)), ops);
   weights.final_norm = UploadVector(checkpoint.final_norm(), ops, residual_dtype);
   weights.lm_head = RowStack(config.hidden_size, residual_dtype, {&checkpoint.lm_head()})
-                        .Pack(ops, Quantization::kNone);
+                        .Pack(ops, Quantization::kNone, config.vocab_size);
   if (progress) progress(config.num_layers, config.num_layers);
   return weights;
 }

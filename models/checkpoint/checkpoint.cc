@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/core/check.h"
 #include "models/checkpoint/error_text.h"
 #include "models/checkpoint/model_dir.h"
 
@@ -39,10 +40,6 @@ class TensorTaker {
   explicit TensorTaker(const SafetensorsEntries& tensors) : tensors_(tensors) {}
 
   bool Has(const std::string& name) const { return tensors_.contains(name); }
-  bool HasShape(const std::string& name, const Shape& shape) const {
-    const auto it = tensors_.find(name);
-    return it != tensors_.end() && it->second.shape == shape;
-  }
 
   HostTensor Take(const std::string& name, const Shape& shape) {
     const auto it = tensors_.find(name);
@@ -62,7 +59,9 @@ class TensorTaker {
       return {};
     }
     taken_.insert(name);
-    return {.data = entry.data.data(), .dtype = *entry.dtype, .shape = entry.shape};
+    HostTensor tensor{.data = entry.data.data(), .dtype = *entry.dtype, .shape = entry.shape};
+    FOX_CHECK(entry.data.size() == static_cast<size_t>(tensor.size()) * SizeOf(tensor.dtype));
+    return tensor;
   }
 
   // A vector whose values must lie between `low` and `high`; NaN does not.
@@ -93,6 +92,7 @@ class TensorTaker {
 
   // The first error, or one for unused tensors.
   absl::Status Finish() {
+    FOX_CHECK(taken_.size() <= tensors_.size());
     if (status_.ok() && taken_.size() < tensors_.size()) {
       for (const auto& [name, entry] : tensors_) {
         if (taken_.contains(name)) continue;
@@ -114,6 +114,7 @@ class TensorTaker {
   template <typename Visit>
   static void ForEach(const HostTensor& tensor, const Visit& visit) {
     if (tensor.empty()) return;
+    FOX_CHECK(tensor.shape.size() == 1);
     std::vector<double> values(static_cast<size_t>(tensor.size()));
     ReadElements(tensor, 0, tensor.size(), values.data());
     for (const double value : values) visit(value);
@@ -155,15 +156,8 @@ void TakeGates(TensorTaker& taker, const ModelConfig& config, const std::string&
                LayerTensors& layer) {
   const int64_t d = config.hidden_size;
   const int64_t heads = config.num_heads;
-  const bool fla = config.layout == CheckpointLayout::kFla;
   const TensorNames names = NamesOf(config.layout);
-  std::string forget = attn + names.forget_gate;
-  const std::string output = attn + names.output_gate;
-  // For one day (2025-04-08) FLA called the forget gate g_proj. Its shape distinguishes it from the
-  // output gate, which a checkpoint of that day cannot have under the same name.
-  if (fla && !taker.Has(forget + ".weight") && taker.HasShape(output + ".weight", {heads, d})) {
-    forget = output;
-  }
+  const std::string forget = attn + names.forget_gate;
   switch (config.forget_gate) {
     case ForgetGate::kFull:
       layer.fgate_proj = taker.Take(forget + ".weight", {config.num_gates(), d});
@@ -177,7 +171,7 @@ void TakeGates(TensorTaker& taker, const ModelConfig& config, const std::string&
       break;
   }
   if (config.output_gate) {
-    layer.ogate_proj = taker.Take(output + ".weight", {config.q_size(), d});
+    layer.ogate_proj = taker.Take(attn + names.output_gate + ".weight", {config.q_size(), d});
   }
 }
 
@@ -234,6 +228,7 @@ LayerTensors TakeLayer(TensorTaker& taker, const ModelConfig& config, int index)
 }
 
 bool HaveSameBits(const HostTensor& a, const HostTensor& b) {
+  FOX_CHECK(a.shape == b.shape && !a.empty() && !b.empty());
   const size_t bytes = static_cast<size_t>(a.size()) * SizeOf(a.dtype);
   return a.dtype == b.dtype && std::memcmp(a.data, b.data, bytes) == 0;
 }
@@ -241,6 +236,7 @@ bool HaveSameBits(const HostTensor& a, const HostTensor& b) {
 // REQUIRES: all tensors have a floating-point type, as every tensor that was taken.
 absl::Status CheckFinite(const SafetensorsEntries& tensors) {
   for (const auto& [name, entry] : tensors) {
+    FOX_CHECK(entry.dtype.has_value());
     const int64_t count =
         CountNonFinite({.data = entry.data.data(), .dtype = *entry.dtype, .shape = entry.shape});
     if (count == 0) continue;
@@ -293,6 +289,8 @@ absl::Status Checkpoint::TakeTensors(const SafetensorsEntries& tensors) {
   final_norm_ = taker.Take("model.norm.weight", {d});
   if (has_head) lm_head_ = taker.Take(head, {config_.vocab_size, d});
   if (absl::Status status = taker.Finish(); !status.ok()) return status;
+  FOX_CHECK(layers_.size() == static_cast<size_t>(config_.num_layers));
+  FOX_CHECK(has_head != lm_head_.empty() && !embeddings_.empty() && !final_norm_.empty());
   if (!config_.tie_word_embeddings) return absl::OkStatus();
   config_.tie_word_embeddings = !has_head || HaveSameBits(lm_head_, embeddings_);
   if (config_.tie_word_embeddings) lm_head_ = embeddings_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "kernels/core/check.h"
@@ -25,6 +26,7 @@ Raw Load(const std::byte* data, int64_t index) {
 template <typename Raw>
 int64_t CountFullExponents(const std::byte* data, int64_t size, Raw exponent) {
   constexpr int64_t kBlock = 16384;
+  static_assert(kBlock <= std::numeric_limits<Raw>::max());
   int64_t total = 0;
   for (int64_t first = 0; first < size; first += kBlock) {
     const int64_t count = std::min(kBlock, size - first);
@@ -43,6 +45,7 @@ int64_t CountFullExponents(const std::byte* data, int64_t size, Raw exponent) {
 
 template <typename T>
 void ReadElements(const HostTensor& tensor, int64_t first, int64_t count, T* out) {
+  FOX_CHECK(!tensor.empty() || count == 0);
   FOX_CHECK(first >= 0 && count >= 0 && first <= tensor.size() - count);
   const auto read = [&](auto dtype) {  // known to the compiler, which so makes vector loads
     for (int64_t i = 0; i < count; ++i) out[i] = LoadElement<T>(tensor.data, dtype, first + i);
@@ -65,6 +68,7 @@ template void ReadElements(const HostTensor&, int64_t, int64_t, float*);
 template void ReadElements(const HostTensor&, int64_t, int64_t, double*);
 
 int64_t CountNonFinite(const HostTensor& tensor) {
+  FOX_CHECK(!tensor.empty());
   switch (tensor.dtype) {
     case DType::kF64:
       return CountFullExponents<uint64_t>(tensor.data, tensor.size(), 0x7ff0000000000000u);

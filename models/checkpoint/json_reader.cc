@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
 #include "models/checkpoint/error_text.h"
 
 namespace fox {
@@ -38,6 +39,7 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
   bool end_array() override { return Close(); }
 
   bool key(std::string& name) override {
+    FOX_CHECK(!open_.empty() && open_.back().container->is_object());
     if (!open_.back().names.insert(name).second) return Fail("duplicate key " + Quoted(name));
     key_ = std::move(name);
     return true;
@@ -51,7 +53,10 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
   }
 
   const std::string& error() const { return error_; }
-  Json Take() { return std::move(root_); }
+  Json Take() {
+    FOX_CHECK(open_.empty() && error_.empty());
+    return std::move(root_);
+  }
 
  private:
   bool Fail(std::string error) {
@@ -66,6 +71,7 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
       return nullptr;
     }
     if (open_.empty()) {
+      FOX_CHECK(values_ == 1);  // a text has one value
       root_ = std::move(value);
       return &root_;
     }
@@ -92,6 +98,7 @@ class StrictBuilder : public nlohmann::json_sax<Json> {
   }
 
   bool Close() {
+    FOX_CHECK(!open_.empty());
     open_.pop_back();
     return true;
   }
@@ -199,6 +206,7 @@ const Json* KeyReader::Find(const std::string& key) const {
 }
 
 int64_t KeyReader::IntegerOf(const std::string& key, const Json& value, int64_t low, int64_t high) {
+  FOX_CHECK(low <= high);
   if (!value.is_number_integer()) {
     Invalid(key, "must be an integer");
     return low;

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
 #include "models/checkpoint/error_text.h"
 
 namespace fox {
@@ -34,6 +35,7 @@ std::mutex g_guard_mutex;
 struct sigaction g_previous_action;
 uintptr_t g_page_size = 0;
 static_assert(std::atomic<uintptr_t>::is_always_lock_free, "read in a signal handler");
+static_assert(std::atomic<bool>::is_always_lock_free, "written in a signal handler");
 
 void OnSigbus(int, siginfo_t* info, void*) {
   const int saved_errno = errno;
@@ -72,6 +74,7 @@ int AddGuard(const void* data, size_t size) {
     Guard& guard = g_guards[slot];
     if (guard.begin.load() != 0) continue;
     const auto begin = reinterpret_cast<uintptr_t>(data);
+    FOX_CHECK(g_page_size > 0 && begin % g_page_size == 0 && size > 0);
     guard.faulted.store(false);
     guard.end.store((begin + size + g_page_size - 1) / g_page_size * g_page_size);
     guard.begin.store(begin);
@@ -121,6 +124,8 @@ MappedFile::~MappedFile() {
   if (bytes_.empty()) return;
   if (guard_ >= 0) {  // first, so that no later mapping of these addresses passes for ours
     const std::lock_guard<std::mutex> lock(g_guard_mutex);
+    FOX_CHECK(guard_ < kMaxGuards);
+    FOX_CHECK(g_guards[guard_].begin.load() == reinterpret_cast<uintptr_t>(bytes_.data()));
     g_guards[guard_].begin.store(0);
   }
   munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());

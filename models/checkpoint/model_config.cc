@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/core/check.h"
 #include "models/checkpoint/error_text.h"
 #include "models/checkpoint/json_reader.h"
 #include "models/checkpoint/model_dir.h"
@@ -30,6 +31,10 @@ constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxHeadDim = 256;
 constexpr size_t kMaxEosTokens = 64;
 constexpr double kMinNormEps = 1e-30;  // a normal number of float32
+static_assert(kMaxVocab * kMaxHidden <= std::numeric_limits<int64_t>::max() / 8);
+static_assert(kMaxIntermediate * kMaxHidden * kMaxLayers <= int64_t{1} << 50);
+static_assert(kMaxHeads * kMaxHeadDim <= std::numeric_limits<int>::max());
+static_assert(kMaxVocab <= std::numeric_limits<int32_t>::max(), "ids have 32 bits");
 constexpr JsonLimits kConfigLimits{
     .max_bytes = 1 << 20, .max_depth = 64, .max_values = 1 << 18, .python_numbers = true};
 
@@ -372,12 +377,25 @@ absl::Status ReadTransformers(KeyReader& keys, const ModelType& type, ModelConfi
   return ReadRope(keys, config);
 }
 
+// Properties of every accepted configuration, which all later code relies on.
+void CheckInvariants(const ModelConfig& config) {
+  FOX_CHECK(config.num_layers >= 1 && config.num_kv_heads >= 1);
+  FOX_CHECK(config.num_heads % config.num_kv_heads == 0);
+  FOX_CHECK(config.head_dim >= 1 && config.head_dim <= kMaxHeadDim);
+  FOX_CHECK(config.intermediate_size >= 1 && config.intermediate_size <= kMaxIntermediate);
+  FOX_CHECK(!config.use_rope || (config.head_dim % 2 == 0 && config.rope_base > 0));
+  FOX_CHECK(!config.qk_norm_cap || !config.qk_norm);
+  for (const int32_t id : config.eos_token_ids) FOX_CHECK(id >= 0 && id < config.vocab_size);
+}
+
 }  // namespace
 
 std::vector<double> RopeFrequencies(const ModelConfig& config) {
   if (!config.use_rope) return {};
+  FOX_CHECK(config.head_dim % 2 == 0);
   std::vector<double> frequency(static_cast<size_t>(config.head_dim / 2));
   const RopeScaling& scaling = config.rope_scaling;
+  FOX_CHECK(scaling.factor >= 1 && scaling.high > scaling.low);
   for (size_t m = 0; m < frequency.size(); ++m) {
     double& f = frequency[m];
     f = std::pow(config.rope_base, -2.0 * static_cast<double>(m) / config.head_dim);
@@ -420,6 +438,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json) {
   }
   status.Update(keys.status());
   if (!status.ok()) return status;
+  CheckInvariants(config);
   return config;
 }
 

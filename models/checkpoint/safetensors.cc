@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
 #include "models/checkpoint/error_text.h"
 #include "models/checkpoint/json_reader.h"
 
@@ -18,6 +19,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
+static_assert(kLengthBytes == sizeof(uint64_t));
 // Per tensor: its object, the type, two arrays, the extents and the two offsets.
 constexpr JsonLimits kHeaderLimits{
     .max_bytes = kMaxSafetensorsHeader,
@@ -62,6 +64,7 @@ std::string ParseShape(const Json& shape, uint64_t element_bytes, SafetensorsEnt
   if (shape.size() > kMaxSafetensorsDims) {
     return absl::StrCat("shape has more than ", kMaxSafetensorsDims, " dimensions");
   }
+  FOX_CHECK(element_bytes > 0);
   constexpr auto kMaxBytes = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   bytes = element_bytes;
   for (const Json& extent : shape) {
@@ -166,12 +169,14 @@ absl::StatusOr<SafetensorsEntries> ParseSafetensors(std::span<const std::byte> f
     ParsedEntry parsed;
     const std::string problem = ParseEntry(json, data.size(), parsed);
     if (!problem.empty()) return InvalidFile(what, absl::StrCat(Quoted(name), ": ", problem));
+    FOX_CHECK(parsed.begin <= parsed.end && parsed.end <= data.size());
     parsed.entry.data = data.subspan(parsed.begin, parsed.end - parsed.begin);
     ranges.emplace_back(parsed.begin, parsed.end);
     entries.emplace(name, std::move(parsed.entry));
   }
   const std::string problem = CheckCoverage(ranges, data.size());
   if (!problem.empty()) return InvalidFile(what, problem);
+  FOX_CHECK(entries.size() == ranges.size());
   return entries;
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
 #include "models/checkpoint/error_text.h"
 #include "models/checkpoint/json_reader.h"
 
@@ -100,6 +101,7 @@ absl::Status TensorFiles::AddShards(const ModelDir& dir) {
                                      " than an earlier shard"));
     }
   }
+  FOX_CHECK(files_.size() == some_tensor.size());
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/core/check.h"
 
 namespace fox {
 
@@ -12,7 +13,9 @@ GrammarSource CallGrammar(const std::vector<CallForm>& calls, const AnswerForm& 
   const bool in_text = !form.required && form.beside.empty();
   GrammarSource source{GrammarSource::Kind::kCalls, "", {}};
   std::vector<std::string> ways;
+  FOX_CHECK(!calls.empty());
   for (const CallForm& call : calls) {
+    FOX_CHECK(call.begin.starts_with(form.trigger));
     const std::string begin = call.begin.substr(in_text ? form.trigger.size() : 0);
     ways.push_back(absl::StrCat(EbnfText(begin), " ", call.arguments, " ", EbnfText(call.end)));
     source.json_begins.push_back(call.begin);

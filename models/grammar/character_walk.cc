@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "kernels/core/check.h"
 #include "models/grammar/work_meter.h"
 
 namespace fox {
@@ -60,6 +61,7 @@ bool CharacterWalk::Explore(int32_t state, int32_t rule) {
   row.fill(kNone);
   for (const auto& edge : automaton_.GetFsm().GetEdges(state)) {
     if (!edge.IsCharRange()) return false;
+    FOX_CHECK(edge.min <= edge.max && edge.max < static_cast<int32_t>(row.size()));
     const int32_t entry = Entry(edge.target, rule);
     for (int32_t byte = edge.min; byte <= edge.max; ++byte) {
       int32_t& at = row[static_cast<size_t>(byte)];
@@ -72,6 +74,7 @@ bool CharacterWalk::Explore(int32_t state, int32_t rule) {
 }
 
 CharacterWalk::Place CharacterWalk::Of(const std::string& token) const {
+  FOX_CHECK(is_usable_);
   const int32_t start = automaton_.GetStart();
   const Place outside = is_apart_ ? Place::kOutside : Place::kUnknown;
   int64_t count = 0;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "kernels/core/check.h"
 #include "models/checkpoint/json_reader.h"
 #include "models/grammar/json_pattern.h"
 #include "models/grammar/work_meter.h"
@@ -21,10 +22,12 @@ constexpr size_t kMaxNodes = 64;  // of a tree of names
 // The characters of a name as JSON writes them between quotes; an escape counts as one.
 std::vector<std::string> CharactersOf(const std::string& name) {
   const std::string json = ExactJson(name).dump();
+  FOX_CHECK(json.size() >= 2 && json.front() == '"' && json.back() == '"');
   std::vector<std::string> out;
   for (size_t at = 1; at + 1 < json.size();) {
     size_t length = json[at] != '\\' ? 1 : json[at + 1] == 'u' ? 6 : 2;
     while ((json[at + length] & 0xc0) == 0x80) ++length;  // the rest of a UTF-8 character
+    FOX_CHECK(at + length < json.size());
     out.push_back(json.substr(at, length));
     at += length;
   }

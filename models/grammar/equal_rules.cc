@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "grammar_functor.h"
+#include "kernels/core/check.h"
 #include "models/grammar/character_walk.h"
 #include "models/grammar/work_meter.h"
 
@@ -23,23 +24,30 @@ class Merger : public xgrammar::GrammarMutator {
   }
 
   int32_t VisitRuleRef(const GrammarExpr& expr) override {
-    return builder_->AddRuleRef(kept_[static_cast<size_t>(expr[0])]);
+    return builder_->AddRuleRef(KeptFor(expr[0]));
   }
   int32_t VisitRepeat(const GrammarExpr& expr) override {
-    return builder_->AddRepeat(kept_[static_cast<size_t>(expr[0])], expr[1], expr[2]);
+    return builder_->AddRepeat(KeptFor(expr[0]), expr[1], expr[2]);
   }
   int32_t VisitTagDispatch(const GrammarExpr& expr) override {
     auto dispatch = base_grammar_->GetTagDispatch(expr);
-    for (auto& [tag, rule] : dispatch.tag_rule_pairs) rule = kept_[static_cast<size_t>(rule)];
+    for (auto& [tag, rule] : dispatch.tag_rule_pairs) rule = KeptFor(rule);
     return builder_->AddTagDispatch(dispatch);
   }
 
  private:
   static constexpr int32_t kUnseen = -1, kOpen = -2, kItself = -3;
 
+  int32_t KeptFor(int32_t rule) const {
+    const int32_t kept = kept_.at(static_cast<size_t>(rule));
+    FOX_CHECK(kept >= 0);  // Keep has seen all rules
+    return kept;
+  }
+
   // Returns the rule that replaces `rule`: the first rule equal to it. Rules that refer to each
   // other in a circle are not merged.
   int32_t Keep(int32_t rule) {
+    FOX_CHECK(rule >= 0 && rule < grammar_->NumRules());
     int32_t& kept = kept_[static_cast<size_t>(rule)];
     if (kept != kUnseen) return kept;
     kept = kOpen;

@@ -125,6 +125,7 @@ class CompiledGrammar final : public Grammar {
         tokens(std::move(name_tokens)),
         json_begins(source.json_begins) {
     if (source.kind == GrammarSource::Kind::kJsonSchema) json_begins.emplace_back();
+    FOX_CHECK(tokens != nullptr);
     const int vocabulary = compiled.GetTokenizerInfo().GetVocabSize();
     first_mask.resize(static_cast<size_t>(xgrammar::GetBitmaskSize(vocabulary)));
     const WorkMeter meter(kMaskSteps);
@@ -178,6 +179,9 @@ GrammarMatcher::GrammarMatcher(std::shared_ptr<const Grammar> grammar, std::vect
       mask_(Compiled(*grammar_).first_mask),
       may_end_(Compiled(*grammar_).may_end),
       may_go_on_(Compiled(*grammar_).may_go_on) {
+  for (const int32_t id : ends_) {
+    FOX_CHECK(id >= 0 && static_cast<size_t>(id) / 32 < mask_.size());
+  }
   AllowEnds();
 }
 
@@ -204,6 +208,7 @@ absl::Status GrammarMatcher::Follow(int32_t id) {
     if (state_->names) state_->names->Read(state_->vocabulary[static_cast<size_t>(id)]);
     steps_ = meter.spent();
   }
+  FOX_CHECK(steps_ <= parse_steps);  // else SpendWork has thrown
   state_->parse_steps = parse_steps - steps_;
   state_->mask_steps = std::min(state_->mask_steps + kTokenSteps, kMaskSteps);
   {
@@ -211,6 +216,7 @@ absl::Status GrammarMatcher::Follow(int32_t id) {
     const JsonNames* const names = state_->names ? &*state_->names : nullptr;
     may_go_on_ = FillMask(&state_->matcher, names, &mask_);
     state_->mask_steps -= meter.spent();
+    FOX_CHECK(state_->mask_steps >= 0);
     steps_ += meter.spent();
   }
   may_end_ = state_->matcher.IsTerminated();
@@ -352,10 +358,12 @@ GrammarCompiler::Kept* GrammarCompiler::FindKept(const GrammarSource& source, ui
 GrammarCompiler::Kept* GrammarCompiler::AddKept(const GrammarSource& source, uint64_t tenant,
                                                 std::shared_ptr<const Grammar> grammar,
                                                 std::list<Kept>* dropped) {
+  FOX_CHECK(grammar != nullptr);
   Tenant& owner = tenants_[tenant];
   owner.kept.push_front({source, std::move(grammar), {}});
   Kept& added = owner.kept.front();
-  owner.places[{added.source.kind, added.source.text}] = owner.kept.begin();
+  const std::pair key(added.source.kind, std::string_view(added.source.text));
+  FOX_CHECK(owner.places.try_emplace(key, owner.kept.begin()).second);
   AddBytes(tenant, &owner, added.bytes());
   while (kept_bytes_ > kMaxKeptBytes) {
     const uint64_t largest = by_bytes_.rbegin()->second;
@@ -373,6 +381,8 @@ void GrammarCompiler::AddBytes(uint64_t id, Tenant* tenant, int64_t bytes) {
   by_bytes_.erase({tenant->bytes, id});
   kept_bytes_ += bytes;
   tenant->bytes += bytes;
+  FOX_CHECK(tenant->bytes >= 0 && kept_bytes_ >= tenant->bytes);
+  FOX_CHECK(tenant->kept.size() == tenant->places.size());
   if (tenant->kept.empty()) {
     tenants_.erase(id);
   } else {

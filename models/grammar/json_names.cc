@@ -11,6 +11,8 @@ namespace fox {
 
 NameTokens::NameTokens(const std::vector<std::pair<int32_t, std::string>>& vocabulary)
     : sorted(vocabulary) {
+  FOX_CHECK(std::is_sorted(sorted.begin(), sorted.end(),
+                           [](const auto& a, const auto& b) { return a.second < b.second; }));
   for (const auto& token : sorted) {
     if (std::count(token.second.begin(), token.second.end(), '"') > 1) whole.push_back(token);
   }
@@ -34,6 +36,7 @@ void JsonNames::Stack::Pop() {
 }
 
 bool JsonNames::Stack::AddName(const std::string& name) {
+  FOX_CHECK(!frames.empty() && (shared == 0 || shared < base->size()));
   const bool is_shared = frames.size() == 1 && shared > 0 && (*base)[shared].names.contains(name);
   return !is_shared && frames.back().names.insert(name).second;
 }
@@ -101,6 +104,7 @@ bool JsonNames::Repeats(const std::string& token) const {
 }
 
 void JsonNames::Clear(std::vector<uint32_t>* mask) const {
+  FOX_CHECK(32 * mask->size() >= tokens_.sorted.size());
   if (open_.size() == 0) return;
   const auto bit = [](int32_t id) { return uint32_t{1} << (id % 32); };
   const auto word = [&](int32_t id) -> uint32_t& { return (*mask)[static_cast<size_t>(id) / 32]; };

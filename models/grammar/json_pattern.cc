@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "kernels/core/check.h"
 #include "models/grammar/utf8_ranges.h"
 #include "models/grammar/work_meter.h"
 #include "models/tokenizer/utf8.h"
@@ -30,6 +31,7 @@ const CodePoints kLineEnds = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 const CodePoints kEscaped = {{0, 0x1f}, {'"', '"'}, {'\\', '\\'}};  // by JSON
 // Pairs: the letter of an escape, its meaning.
 constexpr char kLetters[] = "\"\"\\\\//b\bf\fn\nr\rt\t";
+static_assert(sizeof(kLetters) % 2 == 1, "pairs, and a NUL");
 constexpr char kHex[] = "[0-9A-Fa-f]";
 
 CodePoints Intersection(const CodePoints& a, const CodePoints& b) {
@@ -228,6 +230,7 @@ class Pattern {
 
 // The regular expression of the numbers from `first` to `last`, which have equally many digits.
 std::string Digits(const std::string& first, const std::string& last) {
+  FOX_CHECK(first.size() == last.size());
   if (first.empty()) return "";
   const size_t rest = first.size() - 1;
   const std::string zeros(rest, '0'), nines(rest, '9');
@@ -250,6 +253,7 @@ constexpr size_t kMaxDigits = 16;  // of a number without a bound
 
 // The regular expression of the numbers from `first` to `last`, or without an end if `open`.
 std::string Magnitudes(uint64_t first, uint64_t last, bool open) {
+  FOX_CHECK(open || first <= last);
   std::string low = absl::StrCat(first), high = absl::StrCat(last), out = "(";
   if (open) high = std::string(std::max(low.size(), kMaxDigits), '9');
   for (; low.size() < high.size(); low = absl::StrCat("1", std::string(low.size(), '0'))) {
@@ -265,6 +269,7 @@ uint64_t Magnitude(int64_t value) {
 }  // namespace
 
 std::string IntegerPattern(std::optional<int64_t> first, std::optional<int64_t> last) {
+  FOX_CHECK(!first || !last || *first <= *last);
   std::string out;
   if (!first || *first < 0) {
     const uint64_t least = last && *last < 0 ? Magnitude(*last) : 1;

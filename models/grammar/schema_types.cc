@@ -9,6 +9,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/core/check.h"
 #include "models/grammar/json_pattern.h"
 #include "models/grammar/schema_merge.h"
 #include "models/grammar/schema_writer.h"
@@ -33,6 +34,7 @@ int64_t CountOf(const Json& schema, const char* keyword) {
 }
 
 std::string Times(int64_t least, int64_t most) {
+  FOX_CHECK(least >= 0 && (most == kNoEnd || least <= most));
   return absl::StrCat("{", least, ",", most == kNoEnd ? "" : absl::StrCat(most), "}");
 }
 
@@ -384,6 +386,7 @@ std::string SchemaWriter::Object(const Json& whole, const std::string& path) {
     ways.push_back(absl::StrCat(pairs[i], rest));
     rest = absl::StrCat(after_comma(i), rest);
   }
+  FOX_CHECK(!ways.empty());
   return absl::StrCat("\"{\" (", absl::StrJoin(ways, " | "), ") \"}\"",
                       may_be_empty && least == 0 ? " | \"{}\"" : "");
 }

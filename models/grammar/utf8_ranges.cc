@@ -3,6 +3,7 @@
 #include "models/grammar/utf8_ranges.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "kernels/core/check.h"
@@ -14,6 +15,8 @@ namespace {
 // the fourth range.
 constexpr std::pair<int32_t, int32_t> kLengths[] = {
     {0, 0x7f}, {0x80, 0x7ff}, {0x800, 0xd7ff}, {0xe000, 0xffff}, {0x10000, kLastCodePoint}};
+
+static_assert(std::is_sorted(std::begin(kLengths), std::end(kLengths)));
 
 std::vector<uint8_t> Encode(int32_t point) {
   const auto tail = [point](int shift) {
@@ -27,6 +30,7 @@ std::vector<uint8_t> Encode(int32_t point) {
 
 // Appends the alternatives of `first` to `last`. REQUIRES: both have equally many bytes.
 void Add(int32_t first, int32_t last, std::vector<std::vector<ByteRange>>* out) {
+  FOX_CHECK(first <= last);
   for (int bits = 6; bits < 6 * static_cast<int>(Encode(first).size()); bits += 6) {
     const int32_t low = (1 << bits) - 1;
     if ((first & ~low) == (last & ~low)) break;
@@ -40,6 +44,7 @@ void Add(int32_t first, int32_t last, std::vector<std::vector<ByteRange>>* out) 
     }
   }
   const std::vector<uint8_t> from = Encode(first), to = Encode(last);
+  FOX_CHECK(from.size() == to.size());
   std::vector<ByteRange>& bytes = out->emplace_back();
   for (size_t i = 0; i < from.size(); ++i) bytes.push_back({from[i], to[i]});
 }

@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "kernels/core/check.h"
+
 namespace fox {
 namespace {
 
 constexpr ptrdiff_t kStackBytes = 2 << 20;
 // Left free at the end of the stack: for calls between two checks, a throw, and signal handlers.
 constexpr size_t kSpareBytes = 128 << 10;
+static_assert(kSpareBytes < kStackBytes);
 
 // The lowest usable address of the thread's stack; null if the system does not tell.
 const char* StackBegin() {
@@ -28,6 +31,8 @@ const char* StackBegin() {
 }  // namespace
 
 WorkMeter::WorkMeter(int64_t steps) : steps_(steps) {
+  FOX_CHECK(steps >= 0);
+  FOX_CHECK(work_limits.stack_end == nullptr);          // no other one in this thread
   thread_local const char* const begin = StackBegin();  // once a thread: it is a system call
   const auto* const here = static_cast<const char*>(__builtin_frame_address(0));
   const char* const end = here - kStackBytes;

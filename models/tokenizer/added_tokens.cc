@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "kernels/core/check.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {
@@ -97,6 +98,7 @@ void AddedTokenSplitter::Trie::Add(const std::string& content, int32_t index) {
 
 std::pair<int32_t, size_t> AddedTokenSplitter::Trie::Match(std::string_view text,
                                                            size_t begin) const {
+  FOX_CHECK(begin < text.size());
   std::pair<int32_t, size_t> found = {-1, 0};
   if (!first_[static_cast<uint8_t>(text[begin])]) return found;
   int32_t node = 0;
@@ -111,6 +113,7 @@ std::pair<int32_t, size_t> AddedTokenSplitter::Trie::Match(std::string_view text
 }
 
 void AddedTokenSplitter::Add(const AddedToken& token) {
+  FOX_CHECK(!token.content.empty() && token.content.size() <= kMaxContent);
   Trie& trie = token.normalized ? normalized_ : plain_;
   trie.Add(token.normalized && normalize_ ? normalize_(token.content) : token.content,
            static_cast<int32_t>(tokens_.size()));
@@ -126,6 +129,7 @@ void AddedTokenSplitter::SplitText(std::string_view text, const Trie& trie,
       ++at;
       continue;
     }
+    FOX_CHECK(length > 0 && static_cast<size_t>(index) < tokens_.size());
     const AddedToken& token = tokens_[static_cast<size_t>(index)];
     if (token.single_word && TouchesWord(text, at, at + length)) {
       at += length;

@@ -23,6 +23,8 @@ uint64_t PairKey(int32_t left, int32_t right) {
 }  // namespace
 
 void BpeMerger::AddRule(int32_t left, int32_t right, int32_t product) {
+  FOX_CHECK(left >= 0 && right >= 0 && product >= 0);
+  FOX_CHECK(product_of_rank_.size() < static_cast<size_t>(kNoRank));
   rank_of_pair_[PairKey(left, right)] = static_cast<int32_t>(product_of_rank_.size());
   product_of_rank_.push_back(product);
 }

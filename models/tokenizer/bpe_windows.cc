@@ -49,6 +49,7 @@ size_t CharacterStart(std::string_view text, size_t at) {
 
 bool EncodeInWindows(std::string_view text, size_t window_bytes, std::optional<size_t> lookahead,
                      const WindowEncoder& encode, std::vector<int32_t>* ids) {
+  FOX_CHECK(window_bytes > 0);
   struct Window {
     size_t begin, ids;  // where it begins in the text, and where its tokens begin in `ids`
     size_t first_end;   // end in the text of the token that it must begin with; 0: any token
@@ -58,7 +59,9 @@ bool EncodeInWindows(std::string_view text, size_t window_bytes, std::optional<s
   // A window that has grown never shrinks again, because the reason may recur.
   size_t length = lookahead.has_value() ? window_bytes : text.size();
   for (;;) {
+    FOX_CHECK(!windows.empty());
     const Window window = windows.back();
+    FOX_CHECK(window.begin <= text.size());
     const size_t left = text.size() - window.begin;
     const size_t end = left <= length ? text.size() : CharacterStart(text, window.begin + length);
     tokens.clear();

@@ -24,6 +24,7 @@ constexpr auto kStandIns = [] {
   }
   return bytes;
 }();
+static_assert(kStandIns.back() == 0xAD, "all 68 are found");
 
 }  // namespace
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
+#include "kernels/core/check.h"
 #include "models/checkpoint/error_text.h"
 #include "models/tokenizer/bpe_windows.h"
 #include "models/tokenizer/byte_alphabet.h"
@@ -62,6 +63,12 @@ absl::StatusOr<std::unique_ptr<ByteLevelBpe>> ByteLevelBpe::Create(const BpeDefi
   if (status.ok()) status = bpe->SetMerges(definition);
   if (!status.ok()) return status;
   bpe->SetRoles(definition);
+  const auto size = static_cast<size_t>(info.vocab_size);
+  FOX_CHECK(bpe->bytes_.size() == size && bpe->kind_.size() == size && bpe->width_.size() == size);
+  FOX_CHECK(bpe->special_.size() == size && bpe->control_.size() == size);
+  for (const auto& role : {info.bos_id, info.eos_id, info.unk_id}) {
+    FOX_CHECK(!role || (*role >= 0 && *role < info.vocab_size));
+  }
   return bpe;
 }
 
@@ -315,6 +322,7 @@ void ByteLevelBpe::AppendSymbols(std::string_view text, std::vector<int32_t>* sy
       const Utf8Unit unit = NextUtf8(text.data() + at, text.size() - at);
       const auto it = id_of_character_.find(unit.code_point);
       length = unit.length;
+      FOX_CHECK(length >= 1 && at + length <= text.size());
       if (it != id_of_character_.end()) {
         symbols->push_back(it->second);
         continue;

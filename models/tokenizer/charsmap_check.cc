@@ -78,6 +78,7 @@ class TrieWalk {
   }
 
   bool Leave() {
+    FOX_CHECK(!stack_.empty() && matches_[stack_.back().state] == kOpen);
     const Frame done = stack_.back();
     stack_.pop_back();
     matches_[done.state] = done.most;

@@ -107,6 +107,7 @@ class MarkedText {
   absl::StatusOr<std::vector<int32_t>> Finish() {
     Cut();
     EncodePlain();
+    FOX_CHECK(mark_.empty() && (plain_.empty() || !status_.ok()));
     if (!status_.ok()) return status_;
     return std::move(ids_);
   }
@@ -378,7 +379,10 @@ absl::StatusOr<std::vector<int32_t>> ChatFormat::Encode(
     if (!open && !joins(i + 1)) text.Mark(role.suffix);
   }
   if (!continue_final_message) text.Mark(add_generation_prompt ? generation_prompt_ : end_);
-  if (add_generation_prompt && !enable_thinking.value_or(true)) text.Mark(thinking_->skip);
+  if (add_generation_prompt && !enable_thinking.value_or(true)) {
+    FOX_CHECK(thinking_.has_value());
+    text.Mark(thinking_->skip);
+  }
   return text.Finish();
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
+#include "kernels/core/check.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {
@@ -12,6 +13,7 @@ namespace {
 
 constexpr char kShortNames[] = "\"\\/bfnrt";
 constexpr char kShortValues[] = "\"\\/\b\f\n\r\t";
+static_assert(sizeof(kShortNames) == sizeof(kShortValues));
 constexpr size_t kUnicodeEscape = 6;  // \uXXXX
 
 int HexValue(char c) {
@@ -78,6 +80,7 @@ size_t UnescapeOne(const std::string& text, size_t at, bool final, std::string* 
 
 std::string JsonEscape(const std::string& text) {
   const std::string quoted = nlohmann::json(text).dump(-1, ' ', /*ensure_ascii=*/true);
+  FOX_CHECK(quoted.size() >= 2);
   return quoted.substr(1, quoted.size() - 2);
 }
 

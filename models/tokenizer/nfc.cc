@@ -7,6 +7,7 @@
 #include <iterator>
 #include <vector>
 
+#include "kernels/core/check.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {

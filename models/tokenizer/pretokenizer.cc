@@ -220,6 +220,7 @@ class Pretokenizer::Cutter {
     }
     if (found > 0) {
       const size_t* place = pcre2_get_ovector_pointer(data_.get());
+      FOX_CHECK(at <= place[0] && place[0] <= place[1] && place[1] <= subject.size());
       return std::pair(place[0], place[1]);
     }
     const bool none = found == PCRE2_ERROR_NOMATCH || at == subject.size();

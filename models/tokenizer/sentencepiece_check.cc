@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
 #include "models/checkpoint/error_text.h"
 #include "models/tokenizer/proto_wire.h"
 #include "models/tokenizer/utf8.h"
@@ -184,9 +185,10 @@ absl::StatusOr<SentencePieceFile> CheckSentencePieceModel(const std::string& ser
   file.only_marks_spaces = file.charsmap.empty() && !file.remove_extra_whitespaces &&
                            file.escape_whitespaces && !file.spaces_are_suffixes;
   for (Piece& piece : file.pieces) {  // decoding needs the byte itself
-    if (piece.type == PieceType::kByte) {
-      piece.text = std::string(1, static_cast<char>(ByteOfPiece(piece.text)));
-    }
+    if (piece.type != PieceType::kByte) continue;
+    const int byte = ByteOfPiece(piece.text);
+    FOX_CHECK(byte >= 0 && byte < 256);
+    piece.text = std::string(1, static_cast<char>(byte));
   }
   return file;
 }
@@ -197,6 +199,7 @@ std::string WithoutNormalizer(const std::string& serialized) {
   while (wire.Next()) {
     if (wire.field() == 1 || wire.field() == 2) model += wire.AsField();  // pieces, TrainerSpec
   }
+  FOX_CHECK(!wire.malformed());
   // NormalizerSpec: no dummy prefix, extra white space stays, spaces stay.
   return model.append("\x1A\x06\x18\x00\x20\x00\x28\x00", 8);
 }

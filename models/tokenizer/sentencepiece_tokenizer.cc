@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "kernels/core/check.h"
 #include "models/checkpoint/error_text.h"
 #include "models/tokenizer/added_tokens.h"
 #include "models/tokenizer/bpe_definition.h"
@@ -103,6 +104,8 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
   }
   const absl::Status status = tokenizer->SetAdded(*file, config, model_vocab_size);
   if (!status.ok()) return status;
+  FOX_CHECK(info.vocab_size <= model_vocab_size && *info.unk_id < info.vocab_size);
+  FOX_CHECK(tokenizer->tokens_.size() >= file->pieces.size());
   return tokenizer;
 }
 
@@ -260,6 +263,8 @@ bool SentencePieceTokenizer::EncodeNormalized(std::string_view text,
   if (!model_->Encode(text, &pieces, error)) return false;
   size_t begin = 0;
   for (const WindowToken& piece : pieces) {
+    FOX_CHECK(piece.id >= 0 && static_cast<size_t>(piece.id) < tokens_.size());
+    FOX_CHECK(piece.end >= begin && piece.end <= text.size());
     if (piece.id == unk_piece_) {
       // The library joins a run of unknown characters: each gets its own token here.
       for (++begin; begin < piece.end; ++begin) {

@@ -1,6 +1,7 @@
 // Incremental detokenization, and Detokenize through it. See token_stream.h.
 #include "models/tokenizer/token_stream.h"
 
+#include "kernels/core/check.h"
 #include "models/tokenizer/json_escape.h"
 #include "models/tokenizer/utf8.h"
 
@@ -23,12 +24,14 @@ std::string TokenStream::Push(int32_t id) {
   }
   pending_ += bytes;
   Drain(false, &text);
+  FOX_CHECK(pending_.size() <= 11);
   return text;
 }
 
 std::string TokenStream::Finish() {
   std::string text;
   Drain(true, &text);
+  FOX_CHECK(pending_.empty());
   return text;
 }
 

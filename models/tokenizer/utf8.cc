@@ -3,6 +3,8 @@
 
 #include <utf8proc.h>
 
+#include "kernels/core/check.h"
+
 namespace fox {
 namespace {
 
@@ -58,6 +60,7 @@ bool IsWhiteSpace(uint32_t code_point) {
 }
 
 void AppendUtf8(uint32_t code_point, std::string* out) {
+  FOX_CHECK(code_point <= 0x10FFFF && (code_point < 0xD800 || code_point > 0xDFFF));
   utf8proc_uint8_t bytes[4];
   const utf8proc_ssize_t size = utf8proc_encode_char(static_cast<int32_t>(code_point), bytes);
   out->append(bytes, bytes + size);

@@ -193,26 +193,6 @@ TEST(CheckpointTest, FrequenciesThatTransformersIgnores) {
   ExpectRefused(copy.Open().status(), "inv_freq\" has shape [4], the configuration needs [8]");
 }
 
-// FLA of 2025-04-08 stored the forget gate as g_proj.
-TEST(CheckpointTest, ForgetGateUnderItsHistoricalName) {
-  Copy copy("tiny_fla_plain");
-  for (const char* part : {"weight", "bias"}) {
-    for (const char* layer : {"model.layers.0.attn.", "model.layers.1.attn."}) {
-      auto node = copy.tensors.extract(std::string(layer) + "f_proj." + part);
-      node.key() = std::string(layer) + "g_proj." + part;
-      copy.tensors.insert(std::move(node));
-    }
-  }
-  const auto checkpoint = copy.Open();
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().ToString();
-  EXPECT_EQ(checkpoint->layers()[0].fgate_proj.shape, (std::vector<int64_t>{2, 64}));
-  EXPECT_TRUE(checkpoint->layers()[0].ogate_proj.empty());
-
-  // With an output gate the name cannot serve both.
-  copy.ReplaceInConfig("\"use_output_gate\": false", "\"use_output_gate\": true");
-  ExpectRefused(copy.Open().status(), "g_proj.weight\" has shape [2, 64]");
-}
-
 // The converter's output for an FLA model: the official names with groups and biases.
 TEST(CheckpointTest, OfficialLayoutWithGroupsAndBiases) {
   Copy copy("tiny_fla");
