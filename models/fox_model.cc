@@ -44,9 +44,7 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
   const ModelConfig& c = weights_.config;
   const DType residual_dtype = weights_.residual_dtype;
   const int64_t rows = batch.num_rows, decodes = batch.num_decodes;
-  FOX_CHECK(rows <= act_.max_rows && num_logit_rows <= act_.max_logit_rows);
-  FOX_CHECK(num_logit_rows <= rows && decodes <= rows);
-  FOX_CHECK(weights_.layers.size() == static_cast<size_t>(c.num_layers));
+  FOX_CHECK(decodes <= rows && rows <= act_.max_rows && num_logit_rows <= act_.max_logit_rows);
   const MatrixView table{weights_.embeddings.data(), weights_.embeddings_dtype, c.vocab_size,
                          c.hidden_size, c.hidden_size};
   const MatrixView x = View(act_.x, residual_dtype, rows, c.hidden_size);

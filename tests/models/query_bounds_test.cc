@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 
 #include "kernels/cpu/cpu_ops.h"
@@ -41,17 +40,15 @@ class QkNormBoundsTest : public QueryBounds {
     if (pages == DType::kE4M3) RoundToE4M3(key.data(), static_cast<int64_t>(key.size()));
   }
 
-  // Tries to break the bound of one key by several queries. Returns the largest share of a(k) that
-  // a query reaches.
+  // Attacks the bound of one key; returns the largest share of a(k) that a query reaches.
   double Attack(const NormedLayer& layer, const QueryBound& bound, DType pages, int head,
                 bool spike) {
     const int d = layer.config.head_dim;
     const double root_d = std::sqrt(d);
     const double *gq = layer.Gq(head), *gk = layer.Gk(head);
     Vector khat = Gaussian(d);
-    const auto loudest = static_cast<size_t>(
-        std::max_element(gk, gk + d, [](double a, double b) { return std::abs(a) < std::abs(b); }) -
-        gk);
+    const auto quieter = [](double a, double b) { return std::abs(a) < std::abs(b); };
+    const auto loudest = static_cast<size_t>(std::max_element(gk, gk + d, quieter) - gk);
     if (spike) khat.assign(khat.size(), 0.0);
     if (spike) khat[rng_() % 2 == 0 ? loudest : rng_() % khat.size()] = 1;
     ScaleTo(root_d, khat);
@@ -102,8 +99,8 @@ class QkNormBoundsTest : public QueryBounds {
         RotateAnyhow(key);
       }
       Store(key, pages);
-      EXPECT_GE(Dot(q.data(), key.data(), d) / std::sqrt(d), -bound.self_logit_bound[head])
-          << adverse;
+      const double s = Dot(q.data(), key.data(), d) / std::sqrt(d);
+      EXPECT_GE(s, -bound.self_logit_bound[head]) << adverse;
     }
   }
 };
@@ -147,9 +144,8 @@ TEST_F(QkNormBoundsTest, TheSinkOrTheOwnKeyBoundsTheDenominator) {
     layer.config.attention_sink = true;
     const HostQueryBound with = layer.Bound();
     for (size_t head = 0; head < 4; ++head) {
-      EXPECT_EQ(with.self_logit_bound[head],
-                std::min(without.self_logit_bound[head], -sinks.values[head]))
-          << head;
+      const double expected = std::min(without.self_logit_bound[head], -sinks.values[head]);
+      EXPECT_EQ(with.self_logit_bound[head], expected) << head;
     }
     EXPECT_EQ(with.max_logit_bound, without.max_logit_bound);
     EXPECT_EQ(with.max_norm_product, without.max_norm_product);
@@ -413,7 +409,7 @@ class CertifiedPromiseTest : public WeightBoundsTest {
 };
 
 TEST_F(CertifiedPromiseTest, HoldsForHundredsOfHeads) {
-  int64_t heads = 0, evicted = 0;
+  int64_t evicted = 0;
   double worst = 0;
   for (int number = 0; number < 48; ++number) {
     const bool rope = number % 2 == 1, bias = number / 2 % 2 == 1, hostile = number / 4 % 2 == 1;
@@ -435,15 +431,12 @@ TEST_F(CertifiedPromiseTest, HoldsForHundredsOfHeads) {
       EXPECT_LE(dropped, std::exp(-10)) << number;
       worst = std::max(worst, dropped);
     }
-    heads += config.num_heads;
   }
-  EXPECT_GE(heads, 500);
-  std::printf("%lld heads, %lld pages evicted, worst dropped mass %.3g of e^-10\n",
-              static_cast<long long>(heads), static_cast<long long>(evicted), worst * std::exp(10));
+  RecordProperty("pages_evicted", std::to_string(evicted));
+  RecordProperty("worst_mass_times_e10", std::to_string(worst * std::exp(10)));
 }
 
-// ---- The clamp of the forget gates never changes an output: float64 attention without a clamp
-// gives the same.
+// ---- The clamp of the forget gates never changes an output of float64 attention without a clamp.
 
 // A query along dimension 0 in each row, a key in token 0 alone, and one gate that is not open.
 void ExpectClampChangesNothing(HeadInputs inputs, double query, int key_dim, double key,

@@ -1,6 +1,6 @@
-# The parsers of server/ and the parts of engine/ that they need, for the preset fuzz. The target has
-# the name of the library that has them in other presets. gRPC, which takes long to compile, is left
-# out.
+# The parsers of server/ and the parts of engine/ that they need, for the preset fuzz. The target
+# has the name of the library that has them in other presets. gRPC, which takes long to compile, is
+# left out.
 find_package(OpenSSL 3.0 REQUIRED)
 find_package(Protobuf REQUIRED)
 find_path(FOX_BOOST_INCLUDE_DIR boost/beast/http/parser.hpp REQUIRED)
