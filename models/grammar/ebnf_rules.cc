@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "kernels/core/check.h"
 #include "models/checkpoint/json_reader.h"
 #include "models/grammar/json_pattern.h"
@@ -112,15 +113,47 @@ std::string RuleOf(const Node& node, size_t depth, const std::string& rest, Ebnf
   return rules->Add(Ways(node.next, std::move(ways), rest));
 }
 
+// The places of the rules of a text, by their names.
+using Places = std::map<std::string, std::string>;
+
+Places PlacesOf(const std::string& text) {
+  Places out;
+  for (const std::string line : absl::StrSplit(text, '\n')) {
+    const size_t name = line.find(" ::= "), comment = line.rfind(kComment);
+    if (name == line.npos || comment == line.npos) continue;
+    out[line.substr(0, name)] = line.substr(comment + sizeof(kComment) - 1);
+  }
+  return out;
+}
+
+std::string PlaceIn(const Places& places, const std::string& rule) {
+  const auto found = places.find(rule.substr(0, rule.find_first_of("_#")));
+  return found == places.end() ? "" : found->second;
+}
+
 }  // namespace
 
 std::string PlaceOf(const std::string& rule, const std::string& text) {
-  const size_t begin =
-      text.find(absl::StrCat("\n", rule.substr(0, rule.find_first_of("_#")), " ::= "));
-  if (begin == text.npos) return "";
-  const std::string line = text.substr(begin + 1, text.find('\n', begin + 1) - begin - 1);
-  const size_t comment = line.rfind(kComment);
-  return comment == line.npos ? "" : line.substr(comment + sizeof(kComment) - 1);
+  return PlaceIn(PlacesOf(text), rule);
+}
+
+std::string HeaviestPlace(const std::map<std::string, int64_t>& weights, const std::string& text) {
+  const Places places = PlacesOf(text);
+  std::map<std::string, int64_t> total;  // of a place with all places in it
+  int64_t all = 0;
+  for (const auto& [rule, weight] : weights) {
+    all += weight;
+    const std::string place = PlaceIn(places, rule);
+    for (size_t end = 0; end < place.size();) {
+      end = std::min(place.find('/', end + 1), place.size());
+      total[place.substr(0, end)] += weight;
+    }
+  }
+  std::string heaviest;
+  for (const auto& [place, weight] : total) {
+    if (2 * weight > all && place.size() > heaviest.size()) heaviest = place;
+  }
+  return heaviest;
 }
 
 std::string EbnfText(const std::string& text) {

@@ -2,6 +2,7 @@
 // the library computes masks for each rule, so common parts of schemas are compiled once.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <set>
 #include <string>
@@ -43,6 +44,10 @@ class EbnfRules {
 // The place of a rule in `text` (see set_place), also for a rule that the library derived from it,
 // as r1_2 or r1#rest3. Empty: not known.
 std::string PlaceOf(const std::string& rule, const std::string& text);
+
+// The smallest place that has more than half of the weight of all rules; empty: none. Names the
+// part of a grammar that makes it too large. `weights`: by the name of a rule.
+std::string HeaviestPlace(const std::map<std::string, int64_t>& weights, const std::string& text);
 
 // A text as a literal of EBNF, in quotes.
 std::string EbnfText(const std::string& text);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -57,6 +58,26 @@ absl::Status CheckText(const GrammarSource& source) {
   }
   if (source.text.find('\0') != std::string::npos) return Invalid("contains a NUL character");
   return absl::OkStatus();
+}
+
+// The error of the part at `place` of a grammar; empty: of the whole.
+absl::Status InvalidAt(const std::string& place, const std::string& problem) {
+  return Invalid(absl::StrCat(place, place.empty() ? "" : ": ", problem));
+}
+
+std::map<std::string, int64_t> CountRules(const xgrammar::Grammar& grammar) {
+  std::map<std::string, int64_t> counts;
+  for (int32_t rule = 0; rule < grammar->NumRules(); ++rule) ++counts[grammar->GetRule(rule).name];
+  return counts;
+}
+
+// The bytes of the masks of each rule.
+std::map<std::string, int64_t> MaskBytes(const xgrammar::CompiledGrammar& compiled) {
+  std::map<std::string, int64_t> bytes;
+  for (const auto& [state, mask] : compiled->adaptive_token_mask_cache) {
+    bytes[compiled->grammar->GetRule(state.rule_id).name] += static_cast<int64_t>(MemorySize(mask));
+  }
+  return bytes;
 }
 
 // `text` receives the EBNF of a JSON schema or of calls, in which PlaceOf finds a rule's origin.
@@ -294,7 +315,8 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Make(const Gramm
       const WorkMeter meter(quick ? kQuickSteps : kCompileSteps);
       const xgrammar::Grammar parsed = MergeEqualRules(Parse(source, &text));
       if (parsed->NumRules() > kMaxRules) {
-        return Invalid(absl::StrCat("more than ", kMaxRules, " rules"));
+        return InvalidAt(HeaviestPlace(CountRules(parsed), text),
+                         absl::StrCat("more than ", kMaxRules, " rules"));
       }
       compiled = vocabulary_->compiler.CompileGrammar(parsed);
     }
@@ -302,12 +324,14 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Make(const Gramm
                                                       vocabulary_->name_tokens);
   } catch (const WorkSpent& error) {
     if (quick) return absl::AbortedError("it takes longer");
-    const std::string place = PlaceOf(error.place, text);
-    return Invalid(absl::StrCat(place, place.empty() ? "" : ": ", error.what()));
+    return InvalidAt(PlaceOf(error.place, text), error.what());
   } catch (const std::exception& error) {
     return Invalid(OneLine(error.what()));
   }
-  if (grammar->bytes() > kMaxBytes) return Invalid("the compiled grammar is too large");
+  if (grammar->bytes() > kMaxBytes) {
+    return InvalidAt(HeaviestPlace(MaskBytes(grammar->compiled), text),
+                     "the compiled grammar is too large");
+  }
   if (!grammar->may_go_on && !grammar->may_end) return NothingContinues();
   return grammar;
 }
