@@ -118,7 +118,7 @@ using Places = std::map<std::string, std::string>;
 
 Places PlacesOf(const std::string& text) {
   Places out;
-  for (const std::string line : absl::StrSplit(text, '\n')) {
+  for (const std::string& line : std::vector<std::string>(absl::StrSplit(text, '\n'))) {
     const size_t name = line.find(" ::= "), comment = line.rfind(kComment);
     if (name == line.npos || comment == line.npos) continue;
     out[line.substr(0, name)] = line.substr(comment + sizeof(kComment) - 1);

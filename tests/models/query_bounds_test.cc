@@ -108,7 +108,7 @@ class QkNormBoundsTest : public QueryBounds {
 TEST_F(QkNormBoundsTest, NoQueryExceedsThem) {
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
     for (int variant = 0; variant < 64; ++variant) {
-      SCOPED_TRACE(testing::Message() << "type " << static_cast<int>(dtype) << " of " << variant);
+      SCOPED_TRACE(::testing::Message() << "type " << static_cast<int>(dtype) << " of " << variant);
       const DType pages = (variant & 32) != 0 ? DType::kE4M3 : DType::kBF16;
       const bool rope = (variant & 1) != 0, capped = (variant & 16) != 0;
       const bool per_head = (variant & 2) != 0 || capped;
@@ -214,7 +214,7 @@ class WeightBoundsTest : public QueryBounds {
 TEST_F(WeightBoundsTest, NoQueryExceedsThem) {
   for (DType dtype : {DType::kF64, DType::kBF16}) {
     for (int variant = 0; variant < 48; ++variant) {
-      SCOPED_TRACE(testing::Message() << "type " << static_cast<int>(dtype) << " of " << variant);
+      SCOPED_TRACE(::testing::Message() << "type " << static_cast<int>(dtype) << " of " << variant);
       const bool rope = (variant & 1) != 0, bias = (variant & 2) != 0;
       const auto rank = static_cast<Rank>(variant / 16);
       const ModelConfig config =
@@ -287,7 +287,7 @@ TEST_F(WeightBoundsTest, RoundingAcrossTheNullSpace) {
     for (double x = largest; x > 0.4 * largest; x -= 0x1p-11) {
       Vector xhat(8);
       std::fill_n(xhat.begin(), used, x);
-      SCOPED_TRACE(testing::Message() << used << " inputs of " << x);
+      SCOPED_TRACE(::testing::Message() << used << " inputs of " << x);
       EXPECT_NEAR(Dot(layer.Query(0, xhat, false).data(), key.data(), 8), 0, 1e-12);
       const double s = Dot(layer.Query(0, xhat, true).data(), key.data(), 8) / std::sqrt(8);
       EXPECT_LE(s, a);

@@ -48,7 +48,7 @@ void ExpectReads(DType dtype, const std::vector<Raw>& raw, const std::vector<dou
   const Unaligned<Raw> unaligned(dtype, raw);
   const auto count = static_cast<int64_t>(values.size());
   for (int64_t first = 0; first <= count; ++first) {
-    SCOPED_TRACE(testing::Message() << "type " << static_cast<int>(dtype) << " from " << first);
+    SCOPED_TRACE(::testing::Message() << "type " << static_cast<int>(dtype) << " from " << first);
     std::vector<double> wide(values.size() - static_cast<size_t>(first));
     std::vector<float> narrow(wide.size());
     ReadElements(unaligned.tensor, first, count - first, wide.data());
