@@ -26,17 +26,17 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 _EPILOG = """\
 examples:
-  fox_convert.py fox-pro-760m model --dtype bf16 --verify
+  convert fox-pro-760m model --dtype bf16 --verify
       a published checkpoint (.safetensors or .bin, official or FLA layout)
-  fox_convert.py runs/fox-pro model --step 16384
+  convert runs/fox-pro model --step 16384
       a training run: config.yaml and checkpoints/step-000000000016384.pt
-  fox_convert.py SmolLM2-135M-Instruct.Q4_1.gguf model
+  convert SmolLM2-135M-Instruct.Q4_1.gguf model
       a GGUF file of llama, qwen2 or qwen3, as bfloat16
-  fox_convert.py SmolLM2-135M-Instruct.Q4_1.gguf model --adapter models/smollm2-fox
+  convert SmolLM2-135M-Instruct.Q4_1.gguf model --adapter models/smollm2-fox
       the same, taught to forget by ./run foxify
-  fox_convert.py fox-pro-760m --dry-run
+  convert fox-pro-760m --dry-run
       show the configuration and the tensors, write nothing
-  fox_convert.py fox-pro-760m model --dtype bf16 --verify-only
+  convert fox-pro-760m model --dtype bf16 --verify-only
       compare an existing result with its source
 
 exit status: 0 done; 1 refused, with one line naming the tensor, key or file; 2 usage
@@ -55,8 +55,9 @@ def _byte_count(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="fox_convert.py",
-        description="Convert a checkpoint or a GGUF file to the layout foxserve loads.",
+        prog="convert",
+        description="Convert a checkpoint or a GGUF file to the layout foxserve loads: "
+        "./run convert, or foxserve convert.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -49,7 +49,7 @@ COMMANDS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("serve", "--help"), 0, "usage: foxserve serve"),
     (("chat", "--help"), 0, "fox-cli chat"),
     (("demo", "--help"), 0, "usage: demo"),
-    (("convert", "--help"), 0, "usage: fox_convert.py"),
+    (("convert", "--help"), 0, "usage: convert"),
     (("train",), 2, "unknown command train"),
     (("serve",), 78, "--model"),
     (("serve", "nowhere"), 78, "nowhere: the model directory does not exist"),
