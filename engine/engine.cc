@@ -1,4 +1,4 @@
-// Engine::Step: end what must end, schedule, submit, collect, sample. Read engine.h first.
+// Engine::Step: expire requests, schedule, submit, collect, sample. Read engine.h first.
 #include "engine/engine.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 namespace fox {
 namespace {
 
-// Steps of matchers that take about 0.3 ms: fewer are not worth waking threads.
+// Fewer steps of matchers take less than 0.3 ms, which is not worth waking threads.
 constexpr int64_t kParallelSteps = 100'000;
 
 }  // namespace
@@ -80,15 +80,16 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
   step_.swaps = !flight.plan.swap_outs.empty() || !flight.plan.swap_ins.empty();
   CountPages(flight.plan, *result);
   scheduler_.Collect(flight.plan, *result);
-  // Their masks are computed behind this loop, by several threads where that takes long.
+  // Sequences with a grammar. Their masks are computed after this loop, by several threads if there
+  // is enough to do.
   std::vector<std::pair<Sequence*, RequestOutput>> constrained;
-  int64_t steps = 0;  // as their tokens before took
+  int64_t steps = 0;  // estimate: the steps of their last masks
   for (size_t i = 0; i < count; ++i) {
     const PlannedSequence& planned = flight.plan.sequences[i];
     const auto fed = static_cast<int64_t>(planned.token_ids.size());
     if (!planned.draft) (fed > 1 ? step_.prefill : step_.decodes) += fed;
     Sequence* sequence = Find(planned.id, flight.arrivals[i]);
-    if (sequence == nullptr) continue;  // it has ended: this was surplus
+    if (sequence == nullptr) continue;  // it has ended, and the work for it was surplus
     Record(sequence, result->stats[i]);
     RequestOutput output;
     output.id = planned.id;
@@ -97,7 +98,7 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
       if (!sequence->TakeDraft(planned)) continue;
       ++stats_.accepted_drafts;
       ++step_.decodes;
-      output = std::move(outputs->back());  // of the token before
+      output = std::move(outputs->back());  // with the token before the draft
       outputs->pop_back();
     }
     if (sequence->request.report_windows && result->first_pages != nullptr) {
@@ -115,7 +116,7 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
   const auto rows = static_cast<int64_t>(constrained.size());
   matching_.ForEach(rows, steps >= kParallelSteps, [&](int64_t row) {
     Sequence& sequence = *constrained[static_cast<size_t>(row)].first;
-    sequence.matcher->Accept(sequence.tokens.back()).IgnoreError();  // it keeps the error
+    sequence.matcher->Accept(sequence.tokens.back()).IgnoreError();  // the matcher keeps the error
     sequence.mask_steps = sequence.matcher->steps();
     sequence.all_mask_steps += sequence.mask_steps;
   });
@@ -163,13 +164,13 @@ void Engine::Process(const PlannedSequence& planned, Sequence* sequence, const f
   FOX_CHECK(planned.logit_rows.empty() || planned.sample || logits != nullptr);
   ScorePrompt(sequence, planned, logits, output);
   const int64_t end = planned.position + static_cast<int64_t>(planned.token_ids.size());
-  // All earlier plans are collected: what is known now is what this one was made to feed.
+  // All earlier plans are collected, so every token that this plan was made to feed is known now.
   if (output->finish || end < static_cast<int64_t>(sequence->tokens.size())) return;
   if (!sequence->samples()) {
     output->finish = Finish::For(FinishReason::kLength);
     return;
   }
-  // Before the first token; behind each, Deliver asks.
+  // The grammar may forbid even the first token. Deliver asks after each token.
   if (sequence->generated() == 0) output->finish = sequence->GrammarEnd();
   if (output->finish) return;
   if (sampled != nullptr) {
@@ -218,7 +219,8 @@ void Engine::CountPages(const StepPlan& plan, const StepResult& result) {
   }
 }
 
-// All slots at once, at a bounded rate, and only while a request watches: the copy is of all slots.
+// The copy is of all slots at once, so it happens at a bounded rate and only while a request asks
+// for windows.
 void Engine::AskForWindows(Seconds now, const std::vector<Sequence*>& planned, StepPlan* plan) {
   if (now < next_windows_) return;
   plan->read_windows = std::any_of(planned.begin(), planned.end(), [](const Sequence* sequence) {
@@ -282,7 +284,7 @@ void Engine::RecordTime(Seconds now) {
   const Seconds seconds = now - std::exchange(step_.begin, now);
   const int64_t prefill = std::exchange(step_.prefill, 0),
                 decodes = std::exchange(step_.decodes, 0);
-  // Copies to and from swap space are no part of what tokens cost.
+  // Copies to and from swap space are not part of the cost of tokens.
   if (!std::exchange(step_.swaps, false)) times_.RecordStep(prefill, decodes, seconds);
 }
 
@@ -300,6 +302,23 @@ void Engine::UpdateGauges() {
   stats_.prefix_queried_tokens = scheduler_.prefixes().stats().queried_tokens;
   stats_.prefix_found_tokens = scheduler_.prefixes().stats().found_tokens;
   stats_.snapshots_dropped = scheduler_.prefixes().stats().dropped;
+}
+
+void Engine::Check() const {
+  int64_t paused = 0, swapped = 0;
+  for (const auto& [id, sequence] : sequences_) {
+    sequence->Check();
+    FOX_CHECK(sequence->request.id == id && sequence->state != SequenceState::kNone);
+    FOX_CHECK((sequence->next_event != kNever) == (events_.count(sequence.get()) > 0));
+    if (sequence->state == SequenceState::kPaused) ++paused;
+    if (sequence->swapped) ++swapped;
+  }
+  FOX_CHECK(paused == scheduler_.paused());
+  FOX_CHECK(paused + scheduler_.running() + scheduler_.waiting().size() ==
+            static_cast<int64_t>(sequences_.size()));
+  FOX_CHECK(swapped == scheduler_.swap_space().ranges());
+  FOX_CHECK(in_flight_.size() <= static_cast<size_t>(limits_.depth));
+  scheduler_.Check();
 }
 
 Engine::Engine(const EngineOptions& options, StepExecutor& executor,
@@ -355,8 +374,8 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
   TakeAcknowledgements(now);
   Expire(now, &outputs);
   const bool submitted = SubmitNext(now, &outputs);
-  // One plan stays in flight behind the one that is being collected, as long as there are plans to
-  // make; else what is in flight must come in first.
+  // At depth 2 one plan stays in flight while the plan before it is collected. If there is no plan
+  // to submit, the plans in flight are collected.
   const bool full = in_flight_.size() >= static_cast<size_t>(limits_.depth);
   const bool collects = !in_flight_.empty() && (full || !submitted);
   if (collects) CollectOldest(now, &outputs);
@@ -364,7 +383,7 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
   // Slots of sequences that ended in this step are released by the next plan.
   idle_ = in_flight_.empty() && !scheduler_.has_pending_release() &&
           (sequences_.empty() || (!submitted && !collects));
-  // From here to the next step there may be a pause.
+  // Do not measure a step before which there may be a pause.
   if (idle_) {
     step_.prefill = step_.decodes = 0;
     step_.swaps = false;

@@ -1,8 +1,8 @@
-// Engine: requests in, tokens out. One thread calls, and it is pure: Step depends on what was
-// submitted, on `now` as given and on the executor, not on EngineOptions::matching_threads, which
-// share its loops; no clock, no randomness, no I/O, no text, no gRPC.
-// EngineThread runs one on a thread. engine.cc takes steps; engine_requests.cc begins and ends
-// requests. Read scheduler.h next.
+// Engine: requests in, tokens out. One thread calls it. It is pure: the outputs of Step depend on
+// the requests submitted, on the `now` given and on the executor alone. It has no clock, no
+// randomness, no I/O, no text and no gRPC; EngineOptions::matching_threads share its loops and
+// change no output. EngineThread runs an engine on a thread. engine.cc takes steps;
+// engine_requests.cc begins and ends requests. Read scheduler.h next.
 #pragma once
 
 #include <cstdint>
@@ -33,16 +33,17 @@ class Engine {
   Engine(const EngineOptions& options, StepExecutor& executor,
          std::vector<StepObserver*> observers = {});
 
-  // Queues requests that belong together, samples of one prompt of one client; all of them or none.
-  // On success exactly one output with `finish` will follow for each. Errors: those of
-  // ValidateRequest; AlreadyExists; ResourceExhausted: the queue is full, or so long that they
-  // could not meet a deadline: they may later. A client that holds less than its share of a full
-  // queue displaces others: the newest requests of the client that holds most, which have not
-  // started, end with ResourceExhausted.
+  // Queues requests that belong together, samples of one prompt of one client: all of them or none.
+  // On success exactly one output with `finish` follows for each. Errors: as ValidateRequest;
+  // AlreadyExists; ResourceExhausted: the queue is full, or too long for a deadline of the
+  // requests, which may be submitted again later. A client that holds less than its share of a full
+  // queue displaces others: the newest unstarted requests of the client that holds most end with
+  // ResourceExhausted.
   absl::Status Submit(std::vector<Request> requests, Seconds now);
   absl::Status Submit(Request request, Seconds now);
 
-  // Ends a request with `status`; Ok: it finishes with `reason`, kStop where a stop string matched.
+  // Ends a request with `status`. Ok: it finishes with `reason`, which is kStop if a stop string
+  // matched.
   // Its pages are free after the next step. Unknown ids are ignored.
   void Cancel(RequestId id, const absl::Status& status, FinishReason reason = FinishReason::kAbort);
 
@@ -50,31 +51,34 @@ class Engine {
   // that is paused for EngineOptions::stall_timeout without it ends with Aborted.
   void Acknowledge(RequestId id, int64_t tokens);
 
-  // Drops all that the prefix cache holds, with the next step; what runs goes on.
+  // The next step drops all snapshots of the prefix cache. Running requests go on.
   void FlushPrefixCache();
 
-  // Runs one step: expire, schedule, submit, collect, sample. Returns what happened, empty when
-  // there was nothing to do. Over an executor of depth 2 the plan submitted stays in flight and the
-  // one before is collected, so that the device always has work; once there is nothing to submit,
-  // the plan in flight is collected. An executor failure ends every request with Unavailable and
-  // is kept: fatal(); plans in flight are abandoned.
+  // Runs one step: expire, schedule, submit, collect, sample. Returns an output for each request
+  // with news; empty: there was nothing to do. With an executor of depth 2 the plan submitted stays
+  // in flight and the plan before it is collected, so that the device always has work; once there
+  // is nothing to submit, the plan in flight is collected. An executor failure ends every request
+  // with Unavailable and is kept in fatal(); plans in flight are abandoned.
   std::vector<RequestOutput> Step(Seconds now);
 
-  // For when there is no work: an executor that has failed meanwhile is found out, as Step would.
+  // For times without work: handles a failure of the executor as Step does.
   std::vector<RequestOutput> Probe(Seconds now);
 
-  // Whether Step would do something: work, a plan in flight, or a cancellation to deliver.
-  // NextDeadline: when Step has something to do even without work, at the earliest.
+  // True if Step would do something now: there is work, a plan in flight, or a cancellation.
   bool HasWork() const;
+  // The earliest time at which Step has something to do even without work.
   Seconds NextDeadline() const;
   const EngineStats& stats() const;
-  // How long a request that came now would wait for its start, estimated. Looks at all that runs.
+  // Estimated wait of a request that came now. Time linear in the running sequences.
   Seconds QueueSeconds() const;
   const absl::Status& fatal() const;
+  // Aborts if the states of sequences, slots, pages and snapshots contradict each other. For tests;
+  // debug builds also check after each plan.
+  void Check() const;
 
  private:
-  // A plan submitted and not yet collected. Its sequences may end meanwhile, and an id may come
-  // again: they are found by id and arrival.
+  // A plan submitted and not yet collected. Its sequences may end meanwhile and their ids may be
+  // used again, so they are found by id and arrival.
   struct InFlight {
     StepPlan plan;
     std::vector<int64_t> arrivals;  // of plan.sequences
@@ -95,21 +99,21 @@ class Engine {
   struct Cancellation {
     RequestId id;
     absl::Status status;
-    FinishReason reason;  // of one that is Ok
+    FinishReason reason;  // if `status` is Ok
   };
   // Calls since the last step, which carries them out.
   struct Calls {
     std::vector<Cancellation> cancellations;
     std::vector<std::pair<RequestId, int64_t>> acknowledgements;
   };
-  // The plan that the last step collected, if that step's time is to be measured.
+  // Tokens of the plan that the last step collected, by which that step's time is measured.
   struct StepTime {
-    Seconds begin = -kNever;  // of the last step
+    Seconds begin = -kNever;  // when the last step began
     int64_t prefill = 0, decodes = 0;
     bool swaps = false;
   };
 
-  static absl::Status Stopped();  // what a request gets after a failure
+  static absl::Status Stopped();  // status of all requests after a failure
   absl::Status Queue(std::vector<Request> requests, Seconds now);
   absl::Status CheckRoom(const std::vector<Request>& requests, int64_t tokens,
                          std::vector<Sequence*>* victims);
@@ -125,12 +129,12 @@ class Engine {
   void UpdateEvent(Sequence* sequence);
   void OnStarted(Sequence* sequence, Seconds now);
   Sequence* Find(RequestId id, int64_t arrival) const;
-  // Whether there was something to submit.
+  // True if there was a plan to submit.
   bool SubmitNext(Seconds now, std::vector<RequestOutput>* outputs);
   void CollectOldest(Seconds now, std::vector<RequestOutput>* outputs);
-  // Of the plan just submitted.
+  // Sends the masks of the plan just submitted.
   void SendMasks(Seconds now, std::vector<RequestOutput>* outputs);
-  // Takes what a collected plan computed for one of its sequences.
+  // Takes the logits or the token that a collected plan computed for one of its sequences.
   void Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
                absl::StatusOr<SampledToken>* sampled, Seconds now, RequestOutput* output);
   // Ends the sequence if it has had its last token.
@@ -142,7 +146,7 @@ class Engine {
   void AskForWindows(Seconds now, const std::vector<Sequence*>& planned, StepPlan* plan);
   KeptWindows WindowsOf(const Sequence& sequence, const PlannedSequence& planned,
                         const StepResult& result) const;
-  // Both add to the output; the finish is set when they end the request.
+  // ScorePrompt and Accept add to the output, and set its finish if they end the request.
   void ScorePrompt(Sequence* sequence, const PlannedSequence& planned, const float* logits,
                    RequestOutput* output);
   void Accept(Sequence* sequence, absl::StatusOr<SampledToken> token, Seconds now,
@@ -150,7 +154,7 @@ class Engine {
   // Ends a sequence that the scheduler no longer knows.
   void End(Sequence* sequence, Seconds now, Finish* finish);
   void Count(const Finish& finish);
-  // What the plan took that the last step collected.
+  // Measures the time of the last step.
   void RecordTime(Seconds now);
   void UpdateGauges();
 
@@ -163,9 +167,9 @@ class Engine {
   Sampler sampler_;
   ThreadPool matching_;
   std::map<RequestId, std::unique_ptr<Sequence>> sequences_;
-  std::set<Sequence*, Sooner> events_;  // deadlines and stalls
+  std::set<Sequence*, Sooner> events_;  // sequences with a deadline or a stall to come
   Calls calls_;
-  std::vector<RequestOutput> displaced_;  // ends to be reported by the next step
+  std::vector<RequestOutput> displaced_;  // the next step reports them
   std::deque<InFlight> in_flight_;        // the oldest first
   int64_t free_pages_;                    // after the last plan collected
   std::vector<SlotPages> slot_pages_;     // by slot

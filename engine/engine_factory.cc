@@ -36,14 +36,14 @@ constexpr int32_t kSnapshotSlots = 128;
 constexpr unsigned kMatchingThreads = 8;
 
 // Beyond, more sequences at once gain little and cost each of them time.
-constexpr int32_t kMostSeqs = 256, kSeqsOfThread = 8;
+constexpr int32_t kMaxSeqs = 256, kSeqsPerThread = 8;
 
-int32_t MostSeqs(const EngineConfig& config, bool on_gpu) {
+int32_t MaxSeqs(const EngineConfig& config, bool on_gpu) {
   if (config.runner.max_num_seqs > 0) return config.runner.max_num_seqs;
-  if (on_gpu) return kMostSeqs;
+  if (on_gpu) return kMaxSeqs;
   const auto cores = static_cast<int32_t>(std::thread::hardware_concurrency());
   const int32_t threads = config.threads > 0 ? config.threads : cores;
-  return std::clamp(kSeqsOfThread * threads, 16, kMostSeqs);
+  return std::clamp(kSeqsPerThread * threads, 16, kMaxSeqs);
 }
 
 absl::Status CheckConfig(const EngineConfig& config) {
@@ -124,20 +124,20 @@ absl::StatusOr<Backend> MakeBackend(const EngineConfig& config) {
 namespace {
 
 // The rounding budget of pruning is proved for sizes up to these (kernels/docs/acp.md 3, 5).
-constexpr int64_t kLongestPruned = int64_t{1} << 20, kWidestPruned = int64_t{1} << 15;
+constexpr int64_t kMaxPrunedLen = int64_t{1} << 20, kMaxPrunedHiddenSize = int64_t{1} << 15;
 
 // Turns pruning off where nothing decays, and refuses it where it is not proved.
 absl::Status LimitPruning(const ModelConfig& config, RunnerOptions& options) {
   if (config.forget_gate == ForgetGate::kNone) options.acp = AcpMode::kOff;
   if (options.acp == AcpMode::kOff) return absl::OkStatus();
-  if (config.hidden_size > kWidestPruned) {
+  if (config.hidden_size > kMaxPrunedHiddenSize) {
     return absl::InvalidArgumentError(absl::StrCat("the model's hidden size, ", config.hidden_size,
-                                                   ", is above ", kWidestPruned,
+                                                   ", is above ", kMaxPrunedHiddenSize,
                                                    ", up to which pruning is proved: --acp off"));
   }
-  if (options.max_model_len > kLongestPruned) {
+  if (options.max_model_len > kMaxPrunedLen) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--max-model-len ", options.max_model_len, " is above ", kLongestPruned,
+        absl::StrCat("--max-model-len ", options.max_model_len, " is above ", kMaxPrunedLen,
                      ", up to which pruning is proved: lower it, or --acp off"));
   }
   return absl::OkStatus();
@@ -167,9 +167,9 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   if (!backend->ops->shares_pages()) options.snapshot_slots = 0;
   options.dtype = backend->dtype;
   options.kv_dtype = config.kv_cache_dtype.value_or(backend->dtype);
-  const int32_t most_seqs = MostSeqs(config, queue != nullptr);
+  const int32_t max_seqs = MaxSeqs(config, queue != nullptr);
   RunnerOptions largest = options;
-  largest.max_num_seqs = most_seqs;
+  largest.max_num_seqs = max_seqs;
   largest = WithStepSizes(largest, queue != nullptr);
   // A length that is not given follows from the memory.
   Workload load = WorkloadOf(checkpoint->config(), largest);
@@ -190,7 +190,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
                   queue != nullptr && config.quantization == Quantization::kFp8),
       queue == nullptr ? std::max<int64_t>(swap_asked, 0) : 0, residual_dtype, *backend->ops};
   const absl::StatusOr<RunnerOptions> planned = PlanStepSizes(
-      checkpoint->config(), options, most_seqs, queue != nullptr, [&](RunnerOptions& sizes) {
+      checkpoint->config(), options, max_seqs, queue != nullptr, [&](RunnerOptions& sizes) {
         return PlanMemoryWithin(limit, beside, checkpoint->config(), request, sizes);
       });
   if (!planned.ok()) return planned.status();
@@ -205,7 +205,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
     options = *planned;
   } else {
     absl::StatusOr<RunnerOptions> left = PlanStepSizes(
-        checkpoint->config(), options, most_seqs, /*on_gpu=*/true, [&](RunnerOptions& sizes) {
+        checkpoint->config(), options, max_seqs, /*on_gpu=*/true, [&](RunnerOptions& sizes) {
           request.available_bytes =
               AvailableDeviceBytes(*backend->ops, config.gpu_memory_utilization, weights, sizes);
           return PlanMemory(checkpoint->config(), request, sizes);

@@ -1,5 +1,5 @@
-// How requests enter and leave an engine: room, waits, deadlines, stalled readers, counters. Read
-// engine.h first.
+// Engine: how requests enter and leave it. Room in the queue, expected waits, deadlines, stalled
+// readers, counters. Read engine.h first.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -52,8 +52,8 @@ absl::Status Engine::Queue(std::vector<Request> requests, Seconds now) {
   return absl::OkStatus();
 }
 
-// Whether the queue has room for the requests, with `tokens` in all, or, for a client that holds
-// less than its share, for them without `victims`.
+// Ok if the queue has room for the requests, with `tokens` tokens in all, once `victims` are
+// displaced. Only a client that holds less than its share displaces others.
 absl::Status Engine::CheckRoom(const std::vector<Request>& requests, int64_t tokens,
                                std::vector<Sequence*>* victims) {
   const auto count = static_cast<int64_t>(requests.size());
@@ -79,8 +79,8 @@ absl::Status Engine::CheckRoom(const std::vector<Request>& requests, int64_t tok
   return absl::OkStatus();
 }
 
-// A request that would wait longer than it may is refused at once. One that could not even finish
-// in time if it started now is only asked for its first token.
+// Refuses a request at once if its expected wait is too long. A request that could not finish in
+// time even if it started now has to reach its first token only.
 absl::Status Engine::CheckWait(const std::vector<Request>& requests, Seconds now) const {
   if (!times_.known() || sequences_.empty()) return absl::OkStatus();
   const Request& request = requests.front();
@@ -98,9 +98,8 @@ absl::Status Engine::CheckWait(const std::vector<Request>& requests, Seconds now
   const Seconds whole = times_.Service(prompt_tokens, max_tokens);
   Seconds service = times_.Prefill(prompt_tokens);
   if (scheduler_.running() + scheduler_.waiting().size() >= scheduler_.max_running()) {
-    // As if it were no shorter than others, lest a full queue took the shortest alone.
-    const Seconds typical = std::min(2 * times_.mean_service(), left / 2);
-    service = std::max(whole <= left ? whole : service, typical);
+    service =
+        std::max(whole <= left ? whole : service, AssumedService(times_.mean_service(), left));
   }
   const bool too_late = wait > 0 && (wait + service > left || now + wait > request.queue_deadline);
   if (too_late || (options_.max_queue_seconds > 0 && wait > options_.max_queue_seconds)) {
@@ -151,11 +150,11 @@ void Engine::TakeAcknowledgements(Seconds now) {
   calls_.acknowledgements.clear();
 }
 
-// When there is something to do about a sequence though nothing happens to it.
+// The next time at which Step must look at the sequence although no plan brings news of it.
 Seconds Engine::NextEvent(const Sequence& sequence) const {
   Seconds next = sequence.request.deadline;
   if (!sequence.group->started) next = std::min(next, sequence.request.queue_deadline);
-  // What its reader has not been given yet it cannot take.
+  // A reader does not stall on tokens that are still pending.
   if (options_.stall_timeout > 0 && sequence.paused() && sequence.pending == 0) {
     next = std::min(next, sequence.reader.paused_since() + options_.stall_timeout);
   }
@@ -185,7 +184,7 @@ void Engine::Expire(Seconds now, std::vector<RequestOutput>* outputs) {
   }
 }
 
-// Beyond the bound the one that has waited longest for its reader ends.
+// Beyond max_paused_reqs, the sequence that has waited longest for its reader ends.
 void Engine::LimitPaused(Seconds now, std::vector<RequestOutput>* outputs) {
   while (scheduler_.paused() > options_.max_paused_reqs) {
     Sequence* longest = nullptr;
@@ -227,7 +226,7 @@ void Engine::Count(const Finish& finish) {
     case absl::StatusCode::kAborted:
       ++stats_.aborted;
       break;
-    case absl::StatusCode::kInvalidArgument:  // its grammar cannot be followed
+    case absl::StatusCode::kInvalidArgument:  // the grammar cannot be followed
       ++stats_.rejected;
       break;
     case absl::StatusCode::kResourceExhausted:

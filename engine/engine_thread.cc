@@ -1,5 +1,5 @@
-// The thread around an Engine: a command queue in, listeners out. They run without the lock, so
-// they may call back. Read engine_thread.h first.
+// EngineThread: a queue of commands in, listeners out. Listeners run without the lock, so they may
+// call back. Read engine_thread.h first.
 #include "engine/engine_thread.h"
 
 #include <pthread.h>
@@ -19,7 +19,7 @@
 namespace fox {
 namespace {
 
-constexpr Seconds kLongestWait = 0.04;  // between heartbeats, when the executor is probed
+constexpr Seconds kMaxWait = 0.04;  // between two heartbeats, each of which probes the executor
 constexpr Seconds kEstimateAge = 0.01;
 
 struct SubmitCommand {
@@ -56,7 +56,7 @@ struct EngineThread::Impl {
   void EndAll();
   void Publish();
 
-  // Used by the engine thread alone.
+  // Only the engine thread uses these.
   const std::unique_ptr<Engine> engine;
   std::unordered_map<RequestId, std::shared_ptr<SubmissionListener>> listeners;
   std::function<void(Seconds)> batch_end;  // set before the first Submit
@@ -114,7 +114,7 @@ void EngineThread::Impl::Loop() {
     EndBatch();
   }
   EndAll();
-  last_turn = std::numeric_limits<double>::infinity();  // has ended, which is no hang
+  last_turn = std::numeric_limits<double>::infinity();  // an ended loop does not hang
   EndBatch();
   {
     const MutexLock lock(mutex);
@@ -136,7 +136,7 @@ void EngineThread::Impl::EndBatch() {
 std::vector<Command> EngineThread::Impl::TakeCommands(Acknowledgements* acknowledgements,
                                                       bool* flushes) {
   const Seconds wait =
-      engine->HasWork() ? 0.0 : std::clamp(engine->NextDeadline() - clock(), 0.0, kLongestWait);
+      engine->HasWork() ? 0.0 : std::clamp(engine->NextDeadline() - clock(), 0.0, kMaxWait);
   const auto until = std::chrono::steady_clock::now() + SteadyDuration(wait);
   const MutexLock lock(mutex);
   while (wait > 0.0 && !stopping && !flush && commands.empty() && acknowledged.empty()) {
@@ -202,7 +202,7 @@ void EngineThread::Impl::EndAll() {
   for (const auto& [id, listener] : listeners) {
     engine->Cancel(id, absl::UnavailableError("the server is stopping"));
   }
-  // Plans in flight come in, and slots are released.
+  // Collects the plans in flight and releases the slots.
   while (engine->HasWork()) {
     last_turn = SteadySeconds();
     Deliver(engine->Step(clock()));

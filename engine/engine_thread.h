@@ -1,6 +1,6 @@
-// EngineThread: runs an Engine on its own thread and carries requests in and outputs out. The only
-// thread that calls an Engine. Callbacks run on the engine thread between two steps: they may
-// call back, and must not block.
+// EngineThread: runs an Engine on its own thread, the only one that calls it, and carries requests
+// in and outputs out. Callbacks run on the engine thread between two steps: they may call back, and
+// must not block.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@
 
 namespace fox {
 
-// Where the engine's answers to a submission arrive, on the engine thread.
+// Receives the engine's answers to one submission, on the engine thread.
 class SubmissionListener {
  public:
   virtual ~SubmissionListener() = default;
   // Once, before any output: Ok, or the error that refused all requests of the submission.
   virtual void OnSubmitted(const absl::Status& status) = 0;
-  // Every output of its requests; the last one of each has `finish`.
+  // Each output of the submission's requests; the last output of a request has `finish`.
   virtual void OnOutput(RequestOutput output) = 0;
 };
 
@@ -32,17 +32,18 @@ class EngineThread {
   explicit EngineThread(std::unique_ptr<Engine> engine, Clock clock = nullptr);
   ~EngineThread();  // Stop()
 
-  // From now on `batch_end` is called on the engine thread after the callbacks of each turn of the
-  // loop, with the time: what they gathered can be handed on at once. Call before the first Submit.
+  // From now on the engine thread calls `batch_end` with the time after the callbacks of each turn
+  // of its loop, so that listeners can hand on at once the outputs that they gathered. Call before
+  // the first Submit.
   void SetBatchEnd(std::function<void(Seconds now)> batch_end);
 
-  // Queues requests that belong together; the engine takes all of them, between the same two steps,
-  // or none: the error is that of Engine::Submit, or Unavailable, within this call, when draining
-  // or stopping. The listener is let go of after the last output.
+  // Queues requests that belong together; the engine takes all of them between the same two steps,
+  // or none. Errors: as Engine::Submit; Unavailable, within this call: draining or stopping. The
+  // listener is released after the last output.
   void Submit(std::vector<Request> requests, const std::shared_ptr<SubmissionListener>& listener);
-  // What waits for the engine is bounded by its requests, however long a step takes: the tokens
-  // acknowledged to one of them are added up.
   void Cancel(RequestId id, const absl::Status& status, FinishReason reason = FinishReason::kAbort);
+  // Acknowledged tokens are added up by request, so their memory is bounded by the number of
+  // requests, however long a step takes.
   void Acknowledge(RequestId id, int64_t tokens);
 
   // See Engine::FlushPrefixCache.
@@ -50,14 +51,14 @@ class EngineThread {
 
   // From now on Submit answers Unavailable. Running requests go on.
   void Drain();
-  // Takes it back.
+  // Submit works again.
   void Undrain();
   bool draining() const;
   // True when nothing is queued or running.
   bool idle() const;
-  // Ends all requests with Unavailable and joins the thread. False: after `patience` seconds a step
-  // has still not come back. The requests have not ended then, and the destructor would wait for
-  // it: the process can only exit.
+  // Ends all requests with Unavailable and joins the thread. False: a step has not come back within
+  // `patience` seconds. The requests have not ended then, and the destructor would wait for the
+  // step: the process can only exit.
   bool Stop(double patience = kNever);
 
   // A copy of the engine's counters, at most one step old.

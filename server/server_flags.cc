@@ -384,7 +384,7 @@ absl::Status CompleteSpeculation(const std::string& text, Speculation* speculati
   }
   if (keys.String("method", "") != "ngram") keys.Invalid("method", "must be ngram");
   speculation->tokens =
-      static_cast<int32_t>(keys.Integer("num_speculative_tokens", 0, 1, kMostDrafts));
+      static_cast<int32_t>(keys.Integer("num_speculative_tokens", 0, 1, kMaxDrafts));
   if (!keys.Has("num_speculative_tokens")) keys.Invalid("num_speculative_tokens", "is missing");
   const auto min = keys.OptionalInteger("prompt_lookup_min", 1, 64);
   const auto max = keys.OptionalInteger("prompt_lookup_max", min.value_or(1), 64);

@@ -1,4 +1,4 @@
-// The steady clock in seconds: what EngineThread stamps requests with unless it is given another.
+// The steady clock in seconds: EngineThread's default clock.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// AcpStats: what pruning did for one slot since it was last released, or for one request over all
-// the slots that it held.
+// AcpStats: counters of pruning, for one slot since its last release or for one request over all
+// slots that it held.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,12 @@ struct AcpStats {
   int64_t blocks_pruned = 0;
   int64_t pages_allocated = 0;
   int64_t pages_evicted = 0;
-  int64_t pages_found_evicted = 0;  // of them, in a prefix that was found cached
+  int64_t pages_found_evicted = 0;  // part of pages_evicted: missing in the cached prefix
   int64_t peak_pages = 0;
   double max_log_evicted_mass = kNoMass;  // certificate, <= log eps
   double log_tolerance = kNoMass;         // log eps of the request; no sum touches it
 
-  // Pages of a slot now.
+  // Pages that the slot holds now.
   int64_t live_pages() const { return pages_allocated - pages_evicted; }
 
   AcpStats& operator+=(const AcpStats& other) {

@@ -1,4 +1,4 @@
-// EngineOptions: what an engine is told once, when it is made. Read request.h next.
+// EngineOptions: the settings of an engine, constant after construction. Read request.h next.
 #pragma once
 
 #include <cstdint>
@@ -9,37 +9,38 @@
 
 namespace fox {
 
-// Seconds between two reports of windows (Request::report_windows), of all requests together.
+// Seconds between two reports of windows (Request::report_windows). One report serves all requests.
 inline constexpr double kWindowsInterval = 0.1;
 
-// What must be free for a request to start, beside what others were promised.
+// Pages that must be free for a request to start, beside pages promised to others.
 enum class KvAdmission : uint8_t {
-  kExpected,   // the pages that its prompt is expected to keep, by what others kept
-  kWorstCase,  // all that its prompt takes if nothing is evicted
+  kExpected,   // the pages that its prompt is expected to keep, judging by other requests
+  kWorstCase,  // the pages that its prompt takes without eviction
 };
 
-// Names are those of fox-server's flags.
+// Fields are named like the flags of fox-server.
 struct EngineOptions {
   AcpMode acp = AcpMode::kCertified;  // the executor's
   double log_tolerance = -10.0;       // log eps, for requests that do not ask for less
   KvAdmission kv_admission = KvAdmission::kExpected;
-  int64_t max_num_queued_reqs = 256;  // waiting; beyond: ResourceExhausted
+  int64_t max_num_queued_reqs = 256;  // waiting requests; beyond: ResourceExhausted
   int64_t max_num_queued_tokens = 1 << 20;
-  double max_queue_seconds = 120;    // of estimated wait; beyond: ResourceExhausted. 0: no bound
-  int64_t max_paused_reqs = 256;     // whose readers are slow; beyond: one is Aborted
-  double stall_timeout = 30;         // paused so long without an acknowledgement: Aborted. 0: never
+  double max_queue_seconds = 120;    // estimated wait; beyond: ResourceExhausted. 0: no bound
+  int64_t max_paused_reqs = 256;     // requests paused for slow readers; beyond: one is Aborted
+  double stall_timeout = 30;         // seconds paused without an acknowledgement: Aborted. 0: never
   bool priority_scheduling = false;  // false: first come, first served
-  int32_t min_priority = 0;          // the most urgent that a request may ask for
-  // Prompts are cut to what a step does in about that time, at least a page. 0: no limit.
+  int32_t min_priority = 0;          // the most urgent priority that a request may have
+  // Chunks of prompts are cut so that a step takes about this long; they have at least a page. 0:
+  // no limit.
   double max_step_seconds = 0;
-  // Snapshots of prefixes may keep that share of the pool's pages, unless a request needs them; 0:
-  // there are none. Where the executor takes any.
+  // Share of the pool's pages that snapshots of prefixes may keep until a request needs them; 0: no
+  // prefix cache. Only with an executor that takes snapshots.
   double prefix_cache_share = 0.3;
   int64_t prefix_cache_interval = 4096;  // tokens between two snapshots of a sequence
   std::vector<int32_t> eos_token_ids;
   Speculation speculation;
   int32_t max_logprobs = 20;  // largest accepted SamplingParams::logprobs
-  int matching_threads = 1;   // that share the masks of a step's grammars, the caller's among them
+  int matching_threads = 1;   // threads that compute a step's grammar masks, with the caller's
 };
 
 }  // namespace fox

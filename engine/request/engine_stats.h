@@ -1,4 +1,4 @@
-// EngineStats: gauges and totals of an engine.
+// EngineStats: an engine's gauges, and its totals since start.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +10,28 @@ namespace fox {
 struct EngineStats {
   // Every request runs, waits or is paused.
   int64_t running = 0;
-  int64_t waiting = 0;  // with those that were preempted or gave their running slot up
+  int64_t waiting = 0;  // including preempted requests and requests that yielded their slot
   int64_t paused = 0;   // until their readers have caught up
   int64_t queued_tokens = 0;
   int64_t free_pages = 0;
   int64_t num_pages = 0;
-  // Of all sequences that have pages, each for itself: what they hold, and would without eviction.
+  // Pages that sequences hold, and would hold without eviction. Shared pages count for each holder.
   int64_t kept_pages = 0, unpruned_pages = 0;
   int64_t steps = 0;
-  int64_t prompt_tokens = 0;  // totals since start
+  int64_t prompt_tokens = 0;
   int64_t generated_tokens = 0;
   int64_t drafted_tokens = 0, accepted_drafts = 0;  // Speculation
   int64_t preemptions = 0;
-  // Requests in swap space and its bytes that they have, now; preemptions that swapped out.
+  // Requests in swap space now, their bytes, and preemptions that swapped out.
   int64_t swapped = 0, swap_used_bytes = 0, swap_outs = 0;
   int64_t pages_evicted = 0;
   int64_t blocks_total = 0, blocks_pruned = 0;  // see AcpStats
-  // The prefix cache: snapshots now, pages that they have (sequences may have them, too), and
+  // The prefix cache: snapshots now, their pages (including those shared with sequences), and
   // totals of tokens looked up, tokens found, and snapshots dropped.
   int64_t snapshots = 0, snapshot_pages = 0;
   int64_t prefix_queried_tokens = 0, prefix_found_tokens = 0, snapshots_dropped = 0;
   // Ended requests. expired: past a deadline; aborted: FinishReason::kAbort and stalled readers;
-  // rejected: never started for want of room, all samples of a prompt counted once.
+  // rejected: never started for lack of room, with all samples of a prompt counted once.
   int64_t finished = 0, failed = 0, cancelled = 0, expired = 0, aborted = 0, rejected = 0;
   double max_log_evicted_mass = kNoMass;  // over all finished requests
 };

@@ -1,5 +1,5 @@
-// ReaderWindow: how far a request's reader has got, and whether the request rests for it
-// (Request::flow_window).
+// ReaderWindow: how many tokens a request's reader has acknowledged, and whether the request pauses
+// until the reader catches up (Request::flow_window).
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@ class ReaderWindow {
  public:
   explicit ReaderWindow(int64_t window) : window_(window) {}
 
-  // Whether the sequence rests: from a full window on, until half of it is free.
+  // True from a full window on, until half of the window is free.
   bool paused() const { return paused_; }
-  // Since it paused, or was last given or acknowledged a token since; valid while paused().
+  // The time of the pause, or of the last Touch since. Valid while paused().
   Seconds paused_since() const { return paused_since_; }
-  int64_t window() const { return window_; }  // 0: not bounded
+  int64_t window() const { return window_; }  // tokens; 0: no bound
   int64_t acknowledged() const { return acknowledged_; }
-  // Whether the reader has fallen behind lately. The sequence decodes in some steps only, beside
-  // others.
+  // True if the sequence paused within the last two windows of tokens. Beside others, such a
+  // sequence decodes in some steps only (kSlowShare).
   bool is_slow(int64_t produced) const {
     return paused_at_ >= 0 && produced - paused_at_ < 2 * window_;
   }
@@ -36,12 +36,13 @@ class ReaderWindow {
       paused_ = false;
     }
   }
+  // The reader was given or has acknowledged tokens during the pause.
   void Touch(Seconds now) { paused_since_ = now; }
 
  private:
   int64_t window_;
   int64_t acknowledged_ = 0;
-  int64_t paused_at_ = -1;  // produced tokens when it paused last; -1: never
+  int64_t paused_at_ = -1;  // produced tokens at the last pause; -1: there was none
   Seconds paused_since_ = 0;
   bool paused_ = false;
 };

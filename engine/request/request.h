@@ -1,5 +1,5 @@
-// Request: what a caller asks of the engine, tokens only; and the events that come back.
-// Text, tokenizers and stop strings live in models/tokenizer.
+// Request: a caller's request to the engine, in tokens, and RequestOutput: the events that come
+// back. Text, tokenizers and stop strings are in models/tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ inline constexpr Seconds kNever = std::numeric_limits<double>::infinity();
 // Ranges: engine/request/sampling_limits.h, checked by ValidateRequest.
 struct SamplingParams {
   float temperature = 1.0f;         // 0: greedy
-  float top_p = 1.0f;               // the smallest set of tokens with that much probability
+  float top_p = 1.0f;               // the smallest set of tokens with this probability
   int32_t top_k = 0;                // 0: off
   float min_p = 0.0f;               // relative to the likeliest token
   float presence_penalty = 0.0f;    // over generated tokens
@@ -36,7 +36,7 @@ struct SamplingParams {
   std::vector<std::pair<int32_t, float>> logit_bias;  // distinct ids
   std::vector<int32_t> allowed_token_ids;             // empty: all
   int32_t logprobs = -1;         // alternatives per generated token; 0: the token's own; -1: none
-  int32_t prompt_logprobs = -1;  // the same for prompt tokens
+  int32_t prompt_logprobs = -1;  // alternatives per prompt token, likewise
   std::vector<int32_t> logprob_token_ids;  // always reported beside the above
 };
 
@@ -54,18 +54,18 @@ struct Request {
   StopParams stop;
   std::shared_ptr<const Grammar> grammar;  // of the answer; null: any
   int32_t priority = 0;  // lower runs earlier, where the engine schedules by priority
-  uint64_t client = 0;   // whose turn it takes: clients share the queue evenly
+  uint64_t client = 0;   // clients share the queue and the running slots evenly
   // log eps of this request: at most the engine's (stricter), or -infinity: prune nothing.
   std::optional<double> log_tolerance;
-  Seconds queue_deadline = kNever;  // must have started by then
-  Seconds deadline = kNever;        // must have finished by then
-  // Tokens that may be produced ahead of Engine::Acknowledge; then the sequence pauses until half
-  // of them are acknowledged. 0: unlimited.
+  Seconds queue_deadline = kNever;  // the request must have started by then
+  Seconds deadline = kNever;        // the request must have finished by then
+  // Tokens that may be produced before Engine::Acknowledge; then the sequence pauses until half of
+  // them are acknowledged. 0: unlimited.
   int32_t flow_window = 0;
-  std::string cache_salt;            // prefixes are shared among requests of the same salt alone
-  uint64_t tenant = 0;               // whose part of the prefix cache they take
+  std::string cache_salt;            // only requests with the same salt share prefixes
+  uint64_t tenant = 0;               // its prefixes count for this tenant's part of the cache
   bool bypass_prefix_cache = false;  // uses no snapshots and leaves none
-  bool report_windows = false;       // RequestOutput::windows, some times a second
+  bool report_windows = false;       // asks for RequestOutput::windows, some times a second
   std::string trace_parent;          // W3C traceparent of the call, for observers; empty: none
 };
 
@@ -77,9 +77,10 @@ struct TokenLogprob {
 
 struct SampledToken {
   int32_t id = 0;
-  float logprob = 0.0f;           // of the model's distribution after penalties and bias, before
-                                  // temperature and filters; valid when logprobs were asked for
-  int32_t rank = 0;               // likewise
+  // In the model's distribution after penalties and bias, before temperature and filters. Valid if
+  // the request has logprobs >= 0.
+  float logprob = 0.0f;
+  int32_t rank = 0;
   std::vector<TokenLogprob> top;  // the `logprobs` best, then logprob_token_ids
 };
 
@@ -89,20 +90,20 @@ enum class FinishReason : uint8_t { kStop, kLength, kAbort };
 struct RequestStats {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
-  int64_t cached_tokens = 0;  // of the prompt, that were not computed
+  int64_t cached_tokens = 0;  // part of prompt_tokens that came from the prefix cache
   int32_t preemptions = 0;
-  int32_t swaps = 0;  // how often it came back from swap space, not computed again
+  int32_t swaps = 0;  // returns from swap space after a preemption, without computing again
   Seconds arrival = 0, first_scheduled = 0, first_token = 0, finished = 0;
   AcpStats acp;
 };
 
 struct Finish {
-  // Not ok: DeadlineExceeded, Cancelled, Aborted (a stalled reader), Internal, InvalidArgument (its
+  // Not ok: DeadlineExceeded, Cancelled, Aborted (a stalled reader), Internal, InvalidArgument (the
   // grammar cannot be followed), OutOfRange (the pool is too small), ResourceExhausted (displaced,
   // never started), Unavailable.
   absl::Status status;
   FinishReason reason = FinishReason::kStop;  // when ok
-  std::optional<int32_t> stop_token_id;       // the id that stopped it; it is in no output
+  std::optional<int32_t> stop_token_id;       // the stop token, which is in no output
   bool eos = false;
   RequestStats stats;
 
@@ -118,22 +119,22 @@ struct Finish {
   }
 };
 
-// What each head keeps of a sequence after a step.
+// The pages that each head keeps of a sequence after a step.
 struct KeptWindows {
-  int64_t tokens = 0;  // in the cache: PagesFor(tokens) pages, but for those evicted
-  // [layers, kv heads]: the first page that is kept.
+  int64_t tokens = 0;  // in the cache: PagesFor(tokens) pages of each head, less the evicted pages
+  // [layers, kv heads]: the first page that the head keeps.
   std::vector<int32_t> first_pages;
   AcpStats acp;  // of the request so far
 };
 
-// What one step did for one request. Tokens are new ones, in order; each is given exactly once.
+// News of one request after a step. `tokens` are new, in order, and each is given exactly once.
 struct RequestOutput {
   RequestId id = 0;
   std::vector<SampledToken> tokens;
   // Prompt log-probabilities for positions 1 .. n-1 as they become known, in order.
   std::vector<SampledToken> prompt_logprobs;
-  std::optional<KeptWindows> windows;  // where Request::report_windows asks for them
-  std::optional<Finish> finish;        // the last output of this request
+  std::optional<KeptWindows> windows;  // see Request::report_windows
+  std::optional<Finish> finish;        // set in the request's last output
 };
 
 }  // namespace fox

@@ -1,4 +1,4 @@
-// Messages name the field and never quote a prompt. See request_validation.h.
+// Request validation: the checks. Messages name the field and never quote a prompt.
 #include "engine/request/request_validation.h"
 
 #include <algorithm>
@@ -54,7 +54,7 @@ absl::Status CheckNumbers(const SamplingParams& sampling) {
   return status;
 }
 
-// Before min_tokens the stop ids are masked: something must be left to sample.
+// True if a token is left to sample before min_tokens, when the stop ids are masked.
 bool LeavesAToken(const Request& request, const EngineOptions& options, int32_t vocab) {
   std::vector<int32_t> masked = request.stop.stop_token_ids;
   if (!request.stop.ignore_eos) {

@@ -12,7 +12,7 @@ namespace fox {
 // OutOfRange: longer than the context or than the whole pool could hold.
 absl::Status ValidateRequest(const Request& request, const EngineOptions& options,
                              const ExecutorLimits& limits);
-// The part about sampling alone.
+// Checks sampling parameters only.
 absl::Status ValidateSampling(const SamplingParams& sampling, const EngineOptions& options,
                               int32_t vocab_size);
 

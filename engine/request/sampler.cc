@@ -1,4 +1,4 @@
-// Sampling on the host. Scans are written as plain loops over fixed blocks, which compilers
+// Sampler: sampling on the host. Scans are plain loops over fixed blocks, which compilers
 // vectorise; exponentials are float32, sums float64. Read sampler.h first.
 #include "engine/request/sampler.h"
 
@@ -17,7 +17,7 @@ namespace {
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-// Of a mask's word; a table, because SSE shifts all lanes alike.
+// Bits of a mask's word. A table, because SSE shifts all lanes by the same count.
 constexpr size_t kWordBits = 32;
 constexpr std::array<uint32_t, kWordBits> kBits = [] {
   std::array<uint32_t, kWordBits> bits{};
@@ -93,7 +93,7 @@ double Sum(const float* values, size_t size) {
   return sum;
 }
 
-// What the race adds to a group's logits, by id.
+// Noise that the race adds to the logits of a group of ids.
 void GroupNoise(uint64_t seed, uint64_t position, int32_t group, float scale, float* noise) {
   uint32_t words[kRaceGroup];
   for (int32_t lane = 0; lane < kRaceLanes; ++lane) {
@@ -106,7 +106,7 @@ void GroupNoise(uint64_t seed, uint64_t position, int32_t group, float scale, fl
   for (int32_t i = 0; i < kRaceGroup; ++i) noise[i] = RaceNoise(words[i], scale);
 }
 
-// The winner among the tokens that the filters keep.
+// The race's winner among the tokens that the filters keep.
 int32_t Race(const float* row, int32_t size, const Sampler::Kept& kept,
              const SamplingParams& params, uint64_t position) {
   const float scale = RaceScale(params.temperature);
@@ -115,7 +115,7 @@ int32_t Race(const float* row, int32_t size, const Sampler::Kept& kept,
   double best_score = RaceScore(kMasked, 0.0f);
   for (int32_t begin = 0; begin < size; begin += kRaceGroup) {
     const int32_t count = std::min(size - begin, kRaceGroup);
-    float logits[kRaceGroup];  // of those kept
+    float logits[kRaceGroup];  // kMasked where the filters drop the token
     int32_t any = 0;
     for (int32_t i = 0; i < count; ++i) {
       const float x = row[begin + i];
@@ -129,7 +129,7 @@ int32_t Race(const float* row, int32_t size, const Sampler::Kept& kept,
     GroupNoise(params.seed, position, begin / kRaceGroup, scale, noise);
     any = 0;
     for (int32_t i = 0; i < count; ++i) any |= RaceScore(logits[i], noise[i]) > best_score ? 1 : 0;
-    if (any == 0) continue;  // ids ascend, so of equals the earlier one stays
+    if (any == 0) continue;  // ids ascend, so a later equal score cannot win
     for (int32_t i = 0; i < count; ++i) {
       const double score = RaceScore(logits[i], noise[i]);
       const uint64_t key = RaceKey(score, begin + i, id_bits);
@@ -268,7 +268,7 @@ Sampler::Kept Sampler::Filter(const float* row, const SamplingParams& params, fl
   return kept;
 }
 
-// The least likely of those candidates that it takes to reach the top_p mass.
+// The last candidate, in order of falling likelihood, that is needed to reach the top_p mass.
 int32_t Sampler::TopPEnd(const float* row, const SamplingParams& params, float largest) {
   const double inverse_temperature = InverseTemperature(params.temperature);
   const float one = FixedPointOne(vocab_size_);
@@ -332,8 +332,8 @@ bool NeedsCounts(const SamplingParams& sampling) {
          sampling.frequency_penalty != 0.0f;
 }
 
-// More alternatives than a SampleRecord holds and ids of the request's choice are for the host's
-// sampler, at half the pace.
+// The host samples, at half the pace, for requests with more alternatives than a SampleRecord holds
+// or with ids of their own choice.
 std::optional<SampleRow> SampleRowOf(const Request& request, const StopCondition& stop,
                                      int64_t position, int64_t produced) {
   const SamplingParams& sampling = request.sampling;
@@ -373,7 +373,7 @@ std::vector<PenaltyEntry> PenaltyEntriesOf(const Request& request, const StopCon
   for (const int32_t id : request.sampling.allowed_token_ids) add(id, 0, kTokenAllowed);
   for (const int32_t id : stop.MaskedAt(produced)) add(id, 0, kTokenStops);
   for (const TokenCounts::Entry& entry : counts.entries()) {
-    // Generated tokens need no flag: penalties treat them as those of the prompt, and more.
+    // Generated tokens need no flag: every penalty of prompt tokens applies to them, too.
     add(entry.id, 0, entry.generated > 0 ? static_cast<uint32_t>(entry.generated) : kTokenInPrompt);
   }
   return entries;

@@ -1,11 +1,11 @@
-// Sampler: one row of logits to one token. A pure function of the row, the parameters, the
-// request's token counts and the position: no state survives a call but scratch memory.
+// Sampler: samples one token from one row of logits. A pure function of the row, the parameters,
+// the request's token counts and the position: only scratch memory survives a call.
 //
 // Order, as in vLLM: logit_bias, allowed ids, masked ids, a grammar's mask, penalties (repetition
-// over prompt and generated tokens, frequency and presence over generated ones); log-probabilities
-// are of that distribution; then temperature, min_p, top_k, top_p; then the exponential race of
-// kernels/core/sampling_arithmetic.h among the tokens that are left, with random numbers of their
-// own for each seed, position and id. Ties are broken by the lower id everywhere, so top_k keeps
+// over prompt and generated tokens, frequency and presence over generated tokens);
+// log-probabilities are taken from that distribution; then temperature, min_p, top_k, top_p; then
+// the exponential race of kernels/core/sampling_arithmetic.h among the tokens that are left, with a
+// random number for each seed, position and id. Ties go to the lower id everywhere, so top_k keeps
 // exactly k tokens. Temperature 0 takes the most likely token. A device samples the same token from
 // the same logits.
 #pragma once
@@ -22,7 +22,7 @@
 
 namespace fox {
 
-// How often each token occurred, for the penalties. Kept only where a penalty needs it.
+// How often each token occurred. Kept only for requests with a penalty that needs it.
 class TokenCounts {
  public:
   struct Entry {
@@ -40,11 +40,11 @@ class TokenCounts {
 
 bool NeedsCounts(const SamplingParams& sampling);
 
-// How an executor may sample the token at `position` itself, behind `produced` generated ones; none
-// where more log-probabilities are to be reported than it does.
+// The parameters with which an executor samples the token at `position` itself, after `produced`
+// generated tokens. None: the request asks for more log-probabilities than an executor reports.
 std::optional<SampleRow> SampleRowOf(const Request& request, const StopCondition& stop,
                                      int64_t position, int64_t produced);
-// A slot's penalty state before that.
+// The penalty state that a slot needs before that sample.
 std::vector<PenaltyEntry> PenaltyEntriesOf(const Request& request, const StopCondition& stop,
                                            const TokenCounts& counts, int64_t produced);
 
@@ -53,8 +53,8 @@ class Sampler {
   explicit Sampler(int32_t vocab_size);
 
   // Samples the token for `position` (its index in prompt + generated) from logits [vocab_size].
-  // `masked`: ids that must not be sampled; `may_follow`: a bit for each that may, null: all.
-  // Internal: a logit is NaN or infinite, or no token is left.
+  // `masked`: ids that must not be sampled; `may_follow`: a bit for each id, set if the grammar
+  // lets it follow; null: all may. Internal: a logit is NaN or infinite, or no token is left.
   absl::StatusOr<SampledToken> Sample(const float* logits, const SamplingParams& params,
                                       const TokenCounts& counts, const std::vector<int32_t>& masked,
                                       uint64_t position, const uint32_t* may_follow = nullptr);
@@ -64,7 +64,8 @@ class Sampler {
   absl::StatusOr<SampledToken> ScorePrompt(const float* logits, const SamplingParams& params,
                                            int32_t id);
 
-  // The tokens that the filters keep: logits above `least`, and those equal to it up to `last_id`.
+  // The tokens that the filters keep: logits above `least`, and logits equal to it of ids up to
+  // `last_id`.
   struct Kept {
     float least = std::numeric_limits<float>::lowest();
     int32_t last_id = std::numeric_limits<int32_t>::max();

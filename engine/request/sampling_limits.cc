@@ -1,4 +1,4 @@
-// The limits in words. See sampling_limits.h.
+// Limits of sampling: messages for values outside of them.
 #include "engine/request/sampling_limits.h"
 
 #include "absl/strings/str_cat.h"
@@ -15,9 +15,9 @@ absl::Status CheckRange(const char* field, double value, const Range& range) {
   return absl::InvalidArgumentError(absl::StrCat(field, ": must be in ", ToString(range)));
 }
 
-absl::Status CheckCount(const char* field, size_t count, size_t most) {
-  if (count <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(field, ": at most ", most, " entries"));
+absl::Status CheckCount(const char* field, size_t count, size_t max) {
+  if (count <= max) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, ": at most ", max, " entries"));
 }
 
 }  // namespace fox

@@ -1,6 +1,6 @@
-// Limits of a request's sampling and stopping fields, written once: for the engine's own check, for
-// the wire and for generation_config.json. The comments of fox/v1/inference.proto repeat them, and
-// sampling_limits_test compares.
+// Limits of a request's sampling and stopping fields. The engine's own check, the wire and the
+// reader of generation_config.json all use them. The comments of fox/v1/inference.proto repeat
+// them; sampling_limits_test compares.
 #pragma once
 
 #include <cstddef>
@@ -28,15 +28,15 @@ inline constexpr Range kPresencePenalty{-2, 2};
 inline constexpr Range kFrequencyPenalty{-2, 2};
 inline constexpr Range kRepetitionPenalty{0, 100, /*open_low=*/true};
 inline constexpr Range kLogitBias{-100, 100};
-// log eps of a server: eps >= 1 would let everything be dropped.
+// log eps of a server. eps >= 1 would allow to drop everything.
 inline constexpr Range kLogTolerance{-std::numeric_limits<double>::infinity(), 0,
                                      /*open_low=*/true, /*open_high=*/true};
 
-// Entries of one request.
+// Numbers of entries in one request.
 inline constexpr size_t kMaxLogitBiases = 1024;
 inline constexpr size_t kMaxLogprobTokenIds = 128;
 inline constexpr size_t kMaxStopTokenIds = 256;
-// Stop ids that generation_config.json adds to those of the request.
+// Stop ids that generation_config.json adds to the request's own.
 inline constexpr size_t kMaxDefaultStopTokenIds = 64;
 
 // "(0, 1]"
@@ -44,7 +44,7 @@ std::string ToString(const Range& range);
 
 // InvalidArgument: "FIELD: must be in RANGE".
 absl::Status CheckRange(const char* field, double value, const Range& range);
-// InvalidArgument: "FIELD: at most MOST entries".
-absl::Status CheckCount(const char* field, size_t count, size_t most);
+// InvalidArgument: "FIELD: at most MAX entries".
+absl::Status CheckCount(const char* field, size_t count, size_t max);
 
 }  // namespace fox

@@ -1,4 +1,4 @@
-// Looks for the last tokens in what came before. See speculation.h.
+// LookUpDrafts: finds earlier occurrences of the last tokens.
 #include "engine/request/speculation.h"
 
 namespace fox {
@@ -20,7 +20,7 @@ std::vector<int32_t> LookUpDrafts(const std::vector<int32_t>& tokens, const Spec
   }
   std::vector<int32_t> drafts;
   if (best == nullptr) return drafts;
-  // What follows may reach the end: then it repeats itself.
+  // If the drafts reach the end of the tokens, the text between both occurrences repeats.
   const int64_t period = end - best;
   for (int64_t i = skip; i < skip + count; ++i) drafts.push_back(best[i % period]);
   return drafts;

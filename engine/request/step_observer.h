@@ -1,4 +1,5 @@
-// StepObserver: a look inside a running engine. Observers cannot change what it does.
+// StepObserver: sees the plans and the ends of requests of a running engine, and cannot change
+// them.
 #pragma once
 
 #include "engine/request/request.h"
@@ -13,18 +14,19 @@ class StepObserver {
  public:
   virtual ~StepObserver() = default;
 
-  // Around StepExecutor::Submit. After it a plan is done on the CPU, enqueued on a GPU.
+  // Before and after StepExecutor::Submit. After it the plan is done on a CPU, or enqueued on a
+  // GPU.
   virtual void BeforeSubmit(const StepPlan& plan) { static_cast<void>(plan); }
   virtual void AfterSubmit(const StepPlan& plan) { static_cast<void>(plan); }
-  // Around StepExecutor::Collect. Plans are collected in the order of their submission, and at most
-  // ExecutorLimits::depth of them are in flight.
+  // Before and after StepExecutor::Collect. Plans are collected in the order of their submission,
+  // and at most ExecutorLimits::depth of them are in flight.
   virtual void BeforeCollect() {}
   virtual void AfterCollect(const StepPlan& plan, const StepResult& result) {
     static_cast<void>(plan), static_cast<void>(result);
   }
-  // The first token of a request is known.
+  // The request's first token is known.
   virtual void OnFirstToken(RequestId id) { static_cast<void>(id); }
-  // A request ended, well or not; one that was refused never came here.
+  // A request ended, well or not. There is no call for a request that Submit refused.
   virtual void OnFinish(const Request& request, const Finish& finish) {
     static_cast<void>(request), static_cast<void>(finish);
   }

@@ -1,4 +1,4 @@
-// StepPlan as text, one line per plan for logs and test failures; what its moves do to statistics.
+// StepPlan as text, one line a plan, for logs and failures of tests; and MoveSlots.
 #include "engine/request/step_plan.h"
 
 #include "absl/strings/str_cat.h"
@@ -51,7 +51,7 @@ std::string StepPlan::DebugString() const {
   return text;
 }
 
-// The work that was done stays where it was done.
+// Blocks count for the slot that visited them, so a shared slot starts without any.
 void MoveSlots(const StepPlan& plan, int64_t lists_per_slot, std::vector<AcpStats>* slots) {
   const auto at = [slots](int32_t slot) -> AcpStats& {
     return (*slots)[static_cast<size_t>(slot)];

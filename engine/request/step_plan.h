@@ -1,5 +1,5 @@
-// StepPlan: what one engine step will run, as plain printable data. Made by Scheduler, executed by
-// a StepExecutor.
+// StepPlan: the work of one engine step, as plain printable data. Scheduler makes it, a
+// StepExecutor executes it.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace fox {
 
-// A slot's penalty state, made anew.
+// The new penalty state of a slot.
 struct SlotTokens {
   int32_t slot = 0;
   std::vector<PenaltyEntry> entries;
@@ -24,53 +24,54 @@ struct PlannedSequence {
   RequestId id = 0;
   int32_t slot = 0;
   int64_t position = 0;  // absolute position of the first token
-  // To append, one or more. kLastSampledToken alone: the token last sampled for the slot, by a plan
-  // that is not collected yet.
+  // One or more tokens to append. kLastSampledToken alone: the token last sampled for the slot by a
+  // plan that is not collected yet.
   std::vector<int32_t> token_ids;
-  // Rows of logits wanted, counted within token_ids, ascending: the last one to sample from, more
-  // for prompt log-probabilities.
+  // Indices into token_ids, ascending: rows of logits to deliver. The last row is sampled from, the
+  // others are for prompt log-probabilities.
   std::vector<int32_t> logit_rows;
-  // How the executor samples from the last of logit_rows, instead of delivering logits; the row's
-  // slot is the sequence's. If its logits processor is on, it counts the token in the slot's
-  // penalty state.
+  // How the executor samples from the last of logit_rows instead of delivering logits. The row's
+  // slot is the sequence's. If the logits processor is on, the token counts in the slot's penalty
+  // state.
   std::optional<SampleRow> sample;
   double log_tolerance = kNoMass;  // log eps; -infinity: prune nothing
-  // Behind the same sequence at the position before: its one token is a draft (BatchView). What is
-  // computed for it is surplus if the sequence gets another token there.
+  // The single token is a draft (BatchView). The entry follows the same sequence's entry for the
+  // position before. If the sequence gets another token at this position, the work was surplus.
   bool draft = false;
 
-  // Its sample needs a mask, which comes later (StepExecutor::SetMasks).
+  // True if the sample needs a mask, which comes later (StepExecutor::SetMasks).
   bool masked() const { return sample && sample->logits_processor.mask >= 0; }
 };
 
-// A slot that becomes what another was at its last page end (Ops::Share).
+// Slot `to` becomes a copy of slot `from` as of its last page end (Ops::Share).
 struct SharedSlot {
   int32_t from = 0;
-  int32_t to = 0;      // empty
-  int64_t tokens = 0;  // that it has then
+  int32_t to = 0;      // empty before
+  int64_t tokens = 0;  // in `to` afterwards
 };
 
 // A slot and its place in the executor's swap space.
 struct SwappedSlot {
   int32_t slot = 0;
   int64_t offset = 0;                     // bytes
-  int64_t pages = 0;                      // live ones; of a slot that is swapped out, at most
-  int64_t tokens = 0;                     // that it has
-  double max_log_evicted_mass = kNoMass;  // of a slot that is swapped in: its certificate
+  int64_t pages = 0;                      // live pages; for a swap-out an upper bound
+  int64_t tokens = 0;                     // in the slot
+  double max_log_evicted_mass = kNoMass;  // the slot's certificate; for a swap-in only
 };
 
-// What happens in a step, in the order of the fields.
+// The executor carries out the fields in this order.
 struct StepPlan {
-  std::vector<int32_t> drop_snapshots;     // slots of snapshots, emptied
-  std::vector<SharedSlot> snapshots;       // taken, of sequences' slots
-  std::vector<SwappedSlot> swap_outs;      // of sequences; each is released, too
-  std::vector<int32_t> release_slots;      // of sequences, emptied
-  std::vector<SharedSlot> starts;          // sequences that go on from a snapshot
-  std::vector<SwappedSlot> swap_ins;       // sequences that go on from where they were
-  std::vector<PlannedSequence> sequences;  // first those that bring one token
-  // Set before anything is sampled; a slot's first sample with a logits processor comes with it.
+  std::vector<int32_t> drop_snapshots;     // snapshot slots to empty
+  std::vector<SharedSlot> snapshots;       // snapshots to take of sequences' slots
+  std::vector<SwappedSlot> swap_outs;      // slots to copy to swap space; they are released, too
+  std::vector<int32_t> release_slots;      // sequences' slots to empty
+  std::vector<SharedSlot> starts;          // slots to start from a snapshot
+  std::vector<SwappedSlot> swap_ins;       // slots to copy back from swap space
+  std::vector<PlannedSequence> sequences;  // entries with one token first
+  // Set before anything is sampled. A slot's first sample with a logits processor comes with its
+  // penalty state.
   std::vector<SlotTokens> penalty_state;
-  bool read_windows = false;  // StepResult::first_pages is wanted
+  bool read_windows = false;  // StepResult::first_pages is to be filled in
 
   bool empty() const {
     return drop_snapshots.empty() && snapshots.empty() && release_slots.empty() &&
@@ -80,7 +81,8 @@ struct StepPlan {
   std::string DebugString() const;
 };
 
-// What is known of each slot, before the plan's sequences run: it goes with the slot's pages.
+// Updates the counters of all slots for the plan's drops, snapshots, releases, starts and swaps,
+// before its sequences run: counters go where the pages go.
 void MoveSlots(const StepPlan& plan, int64_t lists_per_slot, std::vector<AcpStats>* slots);
 
 }  // namespace fox

@@ -1,4 +1,4 @@
-// StopCondition as sorted id lists. Read stop_condition.h first.
+// StopCondition: sorted lists of ids. Read stop_condition.h first.
 #include "engine/request/stop_condition.h"
 
 #include <algorithm>

@@ -13,13 +13,13 @@ class StopCondition {
  public:
   StopCondition(const StopParams& params, const std::vector<int32_t>& eos_token_ids);
 
-  // Whether sampling `id` ends the request; such an id is not emitted.
+  // True if sampling `id` ends the request. Such an id is not emitted.
   bool Stops(int32_t id) const;
-  // Whether `id` stops as an end of sequence.
+  // True if `id` stops the request as an end of sequence.
   bool IsEos(int32_t id) const;
-  // Those ids, ascending.
+  // All ids that stop the request, ascending.
   const std::vector<int32_t>& ids() const { return stops_; }
-  // The ids masked when `generated` tokens exist: the stopping ones before min_tokens, else none.
+  // Ids that must not be sampled after `generated` tokens: all ids() before min_tokens, else none.
   const std::vector<int32_t>& MaskedAt(int64_t generated) const;
 
  private:

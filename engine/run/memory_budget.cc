@@ -10,9 +10,9 @@
 namespace fox {
 namespace {
 
-constexpr int64_t kLongestDefault = 131072;
-constexpr int32_t kFewestSeqs = 16;
-constexpr int64_t kTokensOfSlot = 512, kFewestStepTokens = 512;
+constexpr int64_t kMaxDefaultLen = 131072;
+constexpr int32_t kMinSeqs = 16;
+constexpr int64_t kMinTokensPerSlot = 512, kMinStepTokens = 512;
 
 double Mib(double bytes) { return bytes / (1 << 20); }
 
@@ -24,7 +24,7 @@ int64_t UnprunedTokens(const PagedKvShape& shape) {
 bool PoolSuits(const ModelConfig& config, const RunnerOptions& planned, bool on_gpu) {
   const PagedKvShape shape = CacheShape(config, planned);
   const size_t tables = TableBytes(shape) + (on_gpu ? PenaltyStateBytes(config, planned) : 0);
-  return UnprunedTokens(shape) >= kTokensOfSlot * planned.max_num_seqs &&
+  return UnprunedTokens(shape) >= kMinTokensPerSlot * planned.max_num_seqs &&
          8 * tables <= static_cast<size_t>(shape.num_pages) * shape.page_bytes();
 }
 
@@ -33,7 +33,7 @@ bool PoolSuits(const ModelConfig& config, const RunnerOptions& planned, bool on_
 int64_t StepBytes(const ModelConfig& config, DType residual_dtype, const Ops& ops,
                   const RunnerOptions& options) {
   Workload load = WorkloadOf(config, options);
-  if (options.max_model_len == 0) load.shape.max_pages = PagesFor(kLongestDefault);
+  if (options.max_model_len == 0) load.shape.max_pages = PagesFor(kMaxDefaultLen);
   return static_cast<int64_t>(Activations::Bytes(config, residual_dtype, ops, load.max_rows,
                                                  std::max(options.max_logit_rows, load.max_seqs))) +
          ops.WorkspaceBytes(load);
@@ -81,7 +81,7 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
   const int64_t unpruned = pages / lists * kPageTokens;
   options.num_pages = static_cast<int>(pages);
   options.max_model_len =
-      request.max_model_len > 0 ? request.max_model_len : std::min(unpruned, kLongestDefault);
+      request.max_model_len > 0 ? request.max_model_len : std::min(unpruned, kMaxDefaultLen);
   if (config.use_rope && request.max_model_len == 0 && config.max_position_embeddings) {
     options.max_model_len = std::min(options.max_model_len, *config.max_position_embeddings);
   }
@@ -143,7 +143,7 @@ absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& besi
 
 absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig& config,
                                       const RunnerOptions& options, bool on_gpu, int64_t asked) {
-  constexpr int64_t kMost = int64_t{1} << 30;
+  constexpr int64_t kMax = int64_t{1} << 30;
   if (host.bytes == 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat("--call-memory-mb: ", host.source, " leaves nothing of the host's memory"));
@@ -152,7 +152,7 @@ absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig
   const auto least = static_cast<int64_t>(SwapBytes(shape, shape.lists_per_slot()));
   if (asked < 0) {
     const int64_t pool = shape.num_pages * static_cast<int64_t>(shape.page_bytes());
-    const int64_t bytes = on_gpu ? std::min({pool / 8, host.bytes / 16, kMost}) : 0;
+    const int64_t bytes = on_gpu ? std::min({pool / 8, host.bytes / 16, kMax}) : 0;
     return bytes >= least ? bytes / kSwapAlignment * kSwapAlignment : 0;
   }
   if (asked > host.bytes) {
@@ -170,21 +170,21 @@ absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig
 }
 
 absl::StatusOr<RunnerOptions> PlanStepSizes(
-    const ModelConfig& config, const RunnerOptions& options, int32_t most_seqs, bool on_gpu,
+    const ModelConfig& config, const RunnerOptions& options, int32_t max_seqs, bool on_gpu,
     const std::function<absl::Status(RunnerOptions&)>& plan) {
   RunnerOptions sizes = options;
-  if (options.max_num_seqs == 0) sizes.max_num_seqs = std::max(most_seqs, kFewestSeqs);
+  if (options.max_num_seqs == 0) sizes.max_num_seqs = std::max(max_seqs, kMinSeqs);
   for (;;) {
     RunnerOptions planned = WithStepSizes(sizes, on_gpu);
     const absl::Status status = plan(planned);
-    if (options.max_num_seqs == 0 && sizes.max_num_seqs > kFewestSeqs &&
+    if (options.max_num_seqs == 0 && sizes.max_num_seqs > kMinSeqs &&
         (!status.ok() || !PoolSuits(config, planned, on_gpu))) {
-      sizes.max_num_seqs = std::max(sizes.max_num_seqs / 2, kFewestSeqs);
+      sizes.max_num_seqs = std::max(sizes.max_num_seqs / 2, kMinSeqs);
       continue;
     }
     if (!status.ok()) return status;
-    const int64_t most = std::max(kFewestStepTokens, UnprunedTokens(CacheShape(config, planned)) /
-                                                         4 / kPageTokens * kPageTokens);
+    const int64_t most = std::max(kMinStepTokens, UnprunedTokens(CacheShape(config, planned)) / 4 /
+                                                      kPageTokens * kPageTokens);
     if (sizes.max_num_batched_tokens > 0 || planned.max_num_batched_tokens <= most) return planned;
     sizes.max_num_batched_tokens = most;  // the pool grows by what activations give up
   }
@@ -200,7 +200,7 @@ int64_t AvailableDeviceBytes(Ops& ops, double utilization, const FoxWeights& wei
       static_cast<double>(StepBytes(weights.config, weights.residual_dtype, ops, options));
   // Before the sequences' length is known: tables of the longest default.
   PagedKvShape shape = CacheShape(weights.config, options);
-  shape.max_pages = PagesFor(std::max(options.max_model_len, kLongestDefault));
+  shape.max_pages = PagesFor(std::max(options.max_model_len, kMaxDefaultLen));
   const auto tables = static_cast<double>(TableBytes(shape));
   const auto states = static_cast<double>(PenaltyStateBytes(weights.config, options));
   return std::max<int64_t>(

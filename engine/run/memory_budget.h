@@ -54,11 +54,11 @@ absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig
 
 // `options` with sizes of a step (WithStepSizes) and planned by `plan`, which fills in the pool
 // that is left beside them. Slots that are to be chosen (max_num_seqs 0): the most, from 16 to
-// `most_seqs` by factors of two, that have 512 tokens of the pool each, unpruned, and whose tables
+// `max_seqs` by factors of two, that have 512 tokens of the pool each, unpruned, and whose tables
 // are an eighth of it at most. Tokens of a step that are to be chosen: at most a quarter of the
 // pool's, but 512. Returns what `plan` does.
 absl::StatusOr<RunnerOptions> PlanStepSizes(
-    const ModelConfig& config, const RunnerOptions& options, int32_t most_seqs, bool on_gpu,
+    const ModelConfig& config, const RunnerOptions& options, int32_t max_seqs, bool on_gpu,
     const std::function<absl::Status(RunnerOptions&)>& plan);
 
 // What a GPU has for pages: `utilization` of its memory, less what is in use (weights), the

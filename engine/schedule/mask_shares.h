@@ -1,5 +1,6 @@
-// MaskShares: whose masks are computed in which step. Without them the masks of one client, a few
-// milliseconds each, would make every step of the others as much longer. Read scheduler.h next.
+// MaskShares: decides which sequences' grammar masks are computed in which step. Without it the
+// masks of one client, a few milliseconds each, would lengthen every step of the other clients.
+// Read scheduler.h next.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +16,11 @@
 
 namespace fox {
 
-// A client has its part of each plan, and waits until it has had as many plans as its masks took.
+// A client has a part of each plan. If its masks take more than that part, it waits for as many
+// plans as they would have filled.
 class MaskShares {
  public:
-  // Of the next plan: the sequences that run, and those of them that could be in it.
+  // Starts a plan. `ready`: the running sequences that could be in it.
   void Begin(const std::set<Sequence*, RunsEarlier>& running, const std::vector<Sequence*>& ready) {
     for (auto& [id, client] : clients_) client.sequences = 0;
     for (const Sequence* sequence : ready) {
@@ -36,13 +38,14 @@ class MaskShares {
       it = client.due == 0 && client.sequences == 0 ? clients_.erase(it) : std::next(it);
     }
   }
-  // Whether the sequence's next mask is for a later plan.
+  // True if the sequence's next mask must wait for a later plan.
   bool Waits(const Sequence& sequence) const {
     if (sequence.mask_steps == 0 || sequence.rescued) return false;
     if (!IsBesideOthers(sequence.request.client)) return false;
     const auto client = clients_.find(sequence.request.client);
     return client != clients_.end() && client->second.due >= PartOf(client->second);
   }
+  // The plan has the sequence's next mask.
   void Take(const Sequence& sequence) {
     const uint64_t client = sequence.request.client;
     if (sequence.mask_steps > 0 && IsBesideOthers(client)) {
@@ -52,21 +55,20 @@ class MaskShares {
 
  private:
   struct Client {
-    int64_t due = 0;        // steps that it has had before their time
-    int64_t sequences = 0;  // ready ones
+    int64_t due = 0;        // steps of masks taken ahead of the client's part
+    int64_t sequences = 0;  // ready sequences with masks
   };
   bool IsBesideOthers(uint64_t client) const {
     return is_mixed_ || (first_.has_value() && *first_ != client);
   }
   int64_t PartOf(const Client& client) const {
-    return std::max(kMaskSteps / all_, kSequenceMaskSteps * client.sequences);
+    return std::max(kMaskSteps / all_, kMaskStepsPerSequence * client.sequences);
   }
 
   std::map<uint64_t, Client> clients_;
   int64_t all_ = 1;
-  // Of the sequences that run: the client of one, and whether another has a different one.
-  std::optional<uint64_t> first_;
-  bool is_mixed_ = false;
+  std::optional<uint64_t> first_;  // client of the first running sequence
+  bool is_mixed_ = false;          // another running sequence has another client
 };
 
 }  // namespace fox

@@ -1,4 +1,4 @@
-// Counting and forecasting pages. Read page_budget.h first.
+// PageLedger and PageForecast: the arithmetic. Read page_budget.h first.
 #include "engine/schedule/page_budget.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ void PageLedger::Share(int32_t from) {
   expected_.held[static_cast<size_t>(from)] = 0;
 }
 
-// What slots share is with neither of them.
+// Shared pages are counted for no slot.
 void PageLedger::Apply(const StepPlan& plan, Pool* pool) const {
   const auto held = [pool](int32_t slot) -> int64_t& {
     return pool->held[static_cast<size_t>(slot)];
@@ -49,16 +49,24 @@ void PageLedger::Apply(const StepPlan& plan, Pool* pool) const {
   }
 }
 
+void PageLedger::Check() const {
+  for (const Pool* pool : {&collected_, &expected_}) {
+    for (const int64_t held : pool->held) FOX_CHECK(held >= 0);
+    const int64_t held = std::accumulate(pool->held.begin(), pool->held.end(), int64_t{0});
+    FOX_CHECK(pool->free + held <= num_pages_);
+  }
+}
+
 void PageLedger::Submit(const StepPlan& plan) {
   shared_slots_.clear();
   Apply(plan, &expected_);
   plans_.push_back(plan);
 }
 
-// What came back replaces what was expected, and the plans behind it are counted anew: one of them
-// may release a slot that has evicted since.
+// The executor's counts replace the expected ones, and the plans still in flight are counted anew,
+// because one of them may release a slot that has evicted pages since.
 void PageLedger::Collect(const StepResult& result) {
-  FOX_CHECK(!plans_.empty());
+  FOX_CHECK(!plans_.empty() && 0 <= result.free_pages && result.free_pages <= num_pages_);
   const StepPlan plan = std::move(plans_.front());
   plans_.pop_front();
   Apply(plan, &collected_);
@@ -76,7 +84,7 @@ void PageLedger::Collect(const StepResult& result) {
 }
 
 void PageForecast::Observe(int64_t from, int64_t to, int64_t pages) {
-  constexpr double kMemory = 64;  // samples: what came before them counts little
+  constexpr double kMemory = 64;  // samples; older ones count little
   const auto rows = static_cast<uint64_t>(PagesFor(to));
   const auto bits = std::bit_width(rows);
   if (bits == std::bit_width(static_cast<uint64_t>(PagesFor(from)))) return;

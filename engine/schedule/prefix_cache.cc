@@ -1,4 +1,4 @@
-// Snapshots: taken, found, started from, dropped. Read prefix_cache.h first.
+// PrefixCache: how snapshots are taken, found, started from and dropped. Read prefix_cache.h first.
 #include "engine/schedule/prefix_cache.h"
 
 #include <algorithm>
@@ -14,17 +14,19 @@ namespace {
 
 int64_t PageEnd(int64_t tokens) { return tokens / kPageTokens * kPageTokens; }
 
-// Snapshots lie at multiples of that: at page ends, or where chunks may end.
-int64_t Grain(const Sequence& sequence) {
+// Snapshots lie at multiples of this: at page ends, or where chunks may end.
+int64_t SnapshotMultiple(const Sequence& sequence) {
   return std::max<int64_t>(kPageTokens, sequence.chunk_multiple);
 }
 
-int64_t GrainEnd(const Sequence& sequence, int64_t tokens) {
-  return tokens / Grain(sequence) * Grain(sequence);
+// The last length up to `tokens` at which a snapshot may lie.
+int64_t SnapshotEnd(const Sequence& sequence, int64_t tokens) {
+  return tokens / SnapshotMultiple(sequence) * SnapshotMultiple(sequence);
 }
 
-// What is not known yet has no place in the tree, and what was decoded has other bits than a
-// prompt's tokens would have, where chunks matter.
+// True if the sequence may leave a snapshot of its first `tokens` tokens. The tokens must be known,
+// because the tree finds them by value. Where chunks matter they must belong to the prompt, because
+// decoded tokens have other bits than the same tokens of a prompt.
 bool MayLieAt(const Sequence& sequence, int64_t tokens) {
   if (sequence.chunk_multiple == 1) return tokens <= static_cast<int64_t>(sequence.tokens.size());
   return tokens <= sequence.prompt_tokens && tokens % sequence.chunk_multiple == 0;
@@ -45,6 +47,20 @@ PrefixCache::PrefixCache(const ExecutorLimits& limits, const EngineOptions& opti
   for (int32_t i = limits.snapshot_slots - 1; i >= 0; --i) free_slots_.push_back(first_slot_ + i);
 }
 
+void PrefixCache::Check() const {
+  int64_t size = 0;
+  for (size_t i = 0; i < snapshots_by_slot_.size(); ++i) {
+    const Snapshot& snapshot = snapshots_by_slot_[i];
+    if (snapshot.node == nullptr) continue;
+    FOX_CHECK(snapshot.node->snapshot == first_slot_ + static_cast<int32_t>(i));
+    FOX_CHECK(snapshot.taken <= plan_ && snapshot.pinned <= plan_ && snapshot.pages >= 0);
+    ++size;
+  }
+  FOX_CHECK(size_ == size);
+  FOX_CHECK(free_slots_.size() + static_cast<size_t>(size) == snapshots_by_slot_.size());
+  FOX_CHECK(dropped_pages_ >= 0 && unsure_pages_ >= 0);
+}
+
 void PrefixCache::BeginPlan(Seconds now) {
   now_ = now;
   if (!flush_) return;
@@ -53,7 +69,7 @@ void PrefixCache::BeginPlan(Seconds now) {
     const Snapshot& snapshot = snapshots_by_slot_[i];
     if (snapshot.node == nullptr) continue;
     if (IsInUse(snapshot)) {
-      flush_ = true;  // it has yet to be taken
+      flush_ = true;  // a plan takes it or starts from it: drop it later
     } else {
       Drop(first_slot_ + static_cast<int32_t>(i));
     }
@@ -67,17 +83,18 @@ void PrefixCache::Follow(Sequence* sequence) {
   const bool prompt_done = sequence->computed >= sequence->prompt_tokens;
   if (tokens > state.last && MayLieAt(*sequence, tokens)) {
     const bool stops = state.stops.erase(tokens) > 0;
-    if (stops) ++version_;  // sequences that wait for it look again, though there may be no room
+    if (stops) ++version_;  // waiting sequences match again, even if there is no room for it
     if (stops || tokens - state.last >= interval_ ||
-        (prompt_done && state.last < GrainEnd(*sequence, sequence->prompt_tokens))) {
+        (prompt_done && state.last < SnapshotEnd(*sequence, sequence->prompt_tokens))) {
       Insert(sequence, tokens);
     }
   }
   if (prompt_done && state.claims) Unclaim(sequence);
 }
 
-// Logits are wanted of the last token and of those that are yet to be scored. Where chunks matter
-// two tokens of the prompt are left, which are a chunk.
+// The longest snapshot that the sequence may start from. The last token is left to compute, for its
+// logits, and so are tokens whose log-probabilities are still to be delivered. Where chunks matter,
+// two tokens of the prompt are left, because a single one would be decoded.
 int64_t PrefixCache::Limit(const Sequence& sequence) {
   const int64_t limit = sequence.chunk_multiple == 1
                             ? static_cast<int64_t>(sequence.tokens.size()) - 1
@@ -103,10 +120,10 @@ bool PrefixCache::Match(Sequence* sequence) {
   state.version = version_;
   state.length = length;
   const std::vector<PrefixTree::Node*> path =
-      tree_.Find(RealmOf(*sequence), sequence->tokens, Limit(*sequence));
-  if (!path.empty()) state.known = GrainEnd(*sequence, path.back()->tokens);
+      tree_.Find(NamespaceOf(*sequence), sequence->tokens, Limit(*sequence));
+  if (!path.empty()) state.known = SnapshotEnd(*sequence, path.back()->tokens);
   for (auto node = path.rbegin(); node != path.rend(); ++node) {
-    if ((*node)->tokens % Grain(*sequence) != 0) continue;
+    if ((*node)->tokens % SnapshotMultiple(*sequence) != 0) continue;
     Sequence* const other = (*node)->computing;
     if ((*node)->snapshot >= 0) {
       state.found = (*node)->tokens;
@@ -116,7 +133,7 @@ bool PrefixCache::Match(Sequence* sequence) {
     if (state.waits || other == nullptr || other->priority > sequence->priority) continue;
     if (!WillReach(*other, **node)) continue;
     state.waits = true;
-    // At the end of its prompt it leaves one anyway.
+    // At the end of its prompt `other` leaves a snapshot anyway.
     if ((*node)->tokens < PageEnd(other->prompt_tokens)) {
       other->prefix_.stops.insert((*node)->tokens);
     }
@@ -125,19 +142,19 @@ bool PrefixCache::Match(Sequence* sequence) {
   return state.waits;
 }
 
-// Where it parts from what is known, and where siblings start: not at the end of a prompt that
-// ends with a page, because a token must be left. And at the end of a long prompt, if its last page
-// end is no place for a snapshot.
+// Asks for snapshots of the sequence's own prompt: where it parts from the known prefixes; where
+// its siblings will start, if that is before the last page end; and at the end of a long prompt
+// whose last page end is no place for a snapshot.
 void PrefixCache::AddStops(Sequence* sequence) {
   PrefixState& state = sequence->prefix_;
   if (state.known > state.found) state.stops.insert(state.known);
   const int64_t last_page = PageEnd(sequence->prompt_tokens);
-  const int64_t end = GrainEnd(*sequence, Limit(*sequence));
+  const int64_t end = SnapshotEnd(*sequence, Limit(*sequence));
   if (sequence->group->members.size() > 1 && end > state.found && end < last_page) {
     state.stops.insert(end);
   }
-  const int64_t prompt_end = GrainEnd(*sequence, sequence->prompt_tokens);
-  if (prompt_end < last_page && prompt_end - state.found >= kWorthAStep) {
+  const int64_t prompt_end = SnapshotEnd(*sequence, sequence->prompt_tokens);
+  if (prompt_end < last_page && prompt_end - state.found >= kMinSnapshotSaving) {
     state.stops.insert(prompt_end);
   }
 }
@@ -165,7 +182,7 @@ void PrefixCache::Start(Sequence* sequence) {
   Claim(sequence);
 }
 
-// Where it was it leaves no snapshot again; those that it left may be there.
+// Takes no snapshot again at positions passed before the swap.
 void PrefixCache::Return(Sequence* sequence) {
   if (!Uses(*sequence)) return;
   sequence->prefix_.last = PageEnd(sequence->computed);
@@ -175,7 +192,7 @@ void PrefixCache::Return(Sequence* sequence) {
 void PrefixCache::Claim(Sequence* sequence) {
   const int64_t limit =
       std::min<int64_t>(sequence->prompt_tokens, static_cast<int64_t>(sequence->tokens.size()) - 1);
-  for (PrefixTree::Node* node : tree_.Find(RealmOf(*sequence), sequence->tokens, limit, true)) {
+  for (PrefixTree::Node* node : tree_.Find(NamespaceOf(*sequence), sequence->tokens, limit, true)) {
     if (node->tokens <= sequence->computed) continue;
     if (node->computing == nullptr || !WillReach(*node->computing, *node)) {
       node->computing = sequence;
@@ -189,7 +206,7 @@ void PrefixCache::Unclaim(Sequence* sequence) {
   if (!std::exchange(sequence->prefix_.claims, false)) return;
   ++version_;
   const std::vector<PrefixTree::Node*> path =
-      tree_.Find(RealmOf(*sequence), sequence->tokens, sequence->prompt_tokens);
+      tree_.Find(NamespaceOf(*sequence), sequence->tokens, sequence->prompt_tokens);
   for (PrefixTree::Node* node : path) {
     if (node->computing == sequence) node->computing = nullptr;
   }
@@ -203,17 +220,18 @@ int64_t PrefixCache::CutChunk(const Sequence& sequence, int64_t count) const {
 
 void PrefixCache::Insert(Sequence* sequence, int64_t tokens) {
   sequence->prefix_.last = tokens;
-  const PrefixTree::Realm realm = RealmOf(*sequence);
-  const std::vector<PrefixTree::Node*> known = tree_.Find(realm, sequence->tokens, tokens);
+  const PrefixTree::CacheNamespace cache_namespace = NamespaceOf(*sequence);
+  const std::vector<PrefixTree::Node*> known =
+      tree_.Find(cache_namespace, sequence->tokens, tokens);
   if (!known.empty() && known.back()->tokens == tokens && known.back()->snapshot >= 0) {
     At(known.back()->snapshot).used = now_;
     return;
   }
   const int64_t pages = ledger_.held(sequence->slot);
   if (!MakeRoom(pages)) return;
-  // Only now: what was dropped took the nodes with it that nothing else hung on.
+  // Only now, because dropping snapshots removes nodes that are not needed otherwise.
   PrefixTree::Node* const node =
-      tree_.Find(realm, sequence->tokens, tokens, /*insert=*/true).back();
+      tree_.Find(cache_namespace, sequence->tokens, tokens, /*insert=*/true).back();
   node->snapshot = free_slots_.back();
   free_slots_.pop_back();
   At(node->snapshot) = {node, pages, sequence->request.tenant, now_, /*taken=*/plan_, /*pinned=*/0};
@@ -252,8 +270,8 @@ int64_t PrefixCache::Evict(int64_t pages) {
   return freed;
 }
 
-// Whose pages have been idle for longest, for what computing it again would cost; and of a tenant
-// with many pages before that of one with few, who would lose all to a flood of new ones.
+// The snapshot with the highest idle time x own pages / tokens that it saves, times all pages of
+// its tenant: so a tenant's flood of new prefixes drops its own snapshots before those of others.
 int32_t PrefixCache::Victim() const {
   int32_t victim = -1;
   double highest = -1;

@@ -1,7 +1,7 @@
-// PrefixCache: decides which prefixes are kept as snapshots, which sequence continues which, and
-// what is dropped when pages run short (engine/README.md). A part of the scheduler: one plan is
-// open at any time, and the calls in between say what it does to snapshots. Read prefix_tree.h and
-// page_budget.h first.
+// PrefixCache: decides which prefixes are kept as snapshots, which snapshot a sequence starts from,
+// and which snapshots are dropped when pages run short (engine/README.md). A part of the scheduler:
+// one plan is open at any time, from one FillPlan to the next, and the calls in between add to it.
+// Read prefix_tree.h and page_budget.h first.
 #pragma once
 
 #include <cstdint>
@@ -18,65 +18,74 @@
 namespace fox {
 
 struct PrefixStats {
-  int64_t queried_tokens = 0;  // of sequences that started and might have used a snapshot
-  int64_t found_tokens = 0;    // that they did not compute
-  int64_t dropped = 0;         // snapshots since start
+  int64_t queried_tokens = 0;  // of all sequences that started and may use snapshots
+  int64_t found_tokens = 0;    // part of these that was in a snapshot
+  int64_t dropped = 0;         // snapshots dropped
 };
 
 class PrefixCache {
  public:
-  // Off where the executor takes no snapshots or the share is 0.
+  // Without snapshot slots or with a share of 0 the cache is off.
   PrefixCache(const ExecutorLimits& limits, const EngineOptions& options, PageLedger& ledger);
 
   bool empty() const { return size_ == 0; }
   int64_t size() const { return size_; }
   const PrefixStats& stats() const { return stats_; }
 
-  // Then, for each running sequence, Follow.
+  // Aborts if slots, snapshots and counts contradict each other.
+  void Check() const;
+  // Opens a plan. The caller then calls Follow for each running sequence.
   void BeginPlan(Seconds now);
-  // Takes the snapshot that a sequence with a slot is due.
+  // Takes the snapshot that a sequence with a slot is due, if any.
   void Follow(Sequence* sequence);
-  // Looks for the longest snapshot that a sequence without a slot may start from, and leaves what
-  // it found in Sequence::prefix. True: another one is about to leave a longer one; wait.
+  // Finds the longest snapshot that a sequence without a slot may start from and stores it in
+  // Sequence::prefix. True: wait, because another sequence will soon leave a longer snapshot.
   bool Match(Sequence* sequence);
-  // Keeps what was found through this plan, and returns the tokens that need not be computed.
+  // Keeps the snapshot that Match found through this plan, and returns its tokens, which need not
+  // be computed.
   int64_t Lock(const Sequence& sequence);
-  // The sequence has got a slot and starts from what was found. REQUIRES: `computed` is that.
+  // The sequence has a slot and starts from the snapshot found. REQUIRES: `computed` is the number
+  // of its tokens.
   void Start(Sequence* sequence);
+  // The sequence has a slot and goes on from swap space.
   void Return(Sequence* sequence);
-  // How many of the next `count` tokens may go into one step: it ends where a snapshot is wanted.
+  // How many of the next `count` tokens may go into one step, which ends where a snapshot is
+  // needed.
   int64_t CutChunk(const Sequence& sequence, int64_t count) const;
-  // No other sequence waits for what this one computes any more.
+  // From now on no other sequence waits for snapshots of this one.
   void Unclaim(Sequence* sequence);
-  // Drops snapshots, the least worth first, until `pages` are free or may be; the plan may use as
-  // many as it returns. Those from which a sequence starts in this plan are kept.
+  // Drops snapshots, the least valuable first, until `pages` pages are free or may turn out to be.
+  // Returns the pages that are surely free: the open plan may use them. Keeps snapshots from which
+  // a sequence starts in this plan.
   int64_t Evict(int64_t pages);
-  // Whether dropped snapshots may have freed more pages than is known yet.
+  // True if dropped snapshots may have freed more pages than is known yet.
   bool evicting() const;
-  // The sequence gives up its slot; with `keep` it may leave a snapshot.
+  // The sequence gives up its slot; `keep`: it may leave a snapshot.
   void Leave(Sequence* sequence, bool keep);
   void Flush() { flush_ = !empty(); }
 
   bool has_pending() const { return flush_ || !drops_.empty() || !snapshots_.empty(); }
-  // Pages that the open plan frees by what was dropped, for sure.
+  // Pages that the snapshots dropped by the open plan surely free.
   int64_t dropped_pages() const { return dropped_pages_; }
-  // Closes the plan, which has all but this. If it is not empty then, Collected follows.
+  // Adds drops, snapshots and starts to the plan, which is complete otherwise, and closes it. A
+  // plan that is not empty is in flight until Collected.
   void FillPlan(StepPlan* plan);
   void Collected();
 
  private:
   struct Snapshot {
     PrefixTree::Node* node = nullptr;  // null: the slot is free
-    int64_t pages = 0;                 // that it added at most
+    int64_t pages = 0;                 // pages of the sequence that were its own until then
     uint64_t tenant = 0;
-    Seconds used = 0;
-    int64_t taken = 0, pinned = 0;  // by which plans; of the latter the last
+    Seconds used = 0;    // last time
+    int64_t taken = 0;   // plan that takes it
+    int64_t pinned = 0;  // last plan in which a sequence starts from it
   };
 
   bool Uses(const Sequence& sequence) const {
     return budget_ > 0 && !sequence.request.bypass_prefix_cache;
   }
-  static PrefixTree::Realm RealmOf(const Sequence& sequence) {
+  static PrefixTree::CacheNamespace NamespaceOf(const Sequence& sequence) {
     return {sequence.request.cache_salt, sequence.log_tolerance};
   }
   Snapshot& At(int32_t slot) { return snapshots_by_slot_[static_cast<size_t>(slot - first_slot_)]; }
@@ -100,15 +109,15 @@ class PrefixCache {
   std::vector<Snapshot> snapshots_by_slot_;
   std::vector<int32_t> free_slots_;
   int64_t size_ = 0;
-  int64_t version_ = 0;  // another one whenever Match may find something else
+  int64_t version_ = 0;  // changes whenever Match may find something else
   Seconds now_ = 0;
   bool flush_ = false;
-  // Of the open plan.
+  // The open plan.
   int64_t plan_ = 1;
   std::vector<int32_t> drops_;
   std::vector<SharedSlot> snapshots_, starts_;
   int64_t dropped_pages_ = 0;
-  int64_t unsure_pages_ = 0;  // that were dropped, too, and may be free
+  int64_t unsure_pages_ = 0;  // further pages of dropped snapshots, which may be free
   std::deque<int64_t> unsure_in_flight_;
   PrefixStats stats_;
 };

@@ -1,6 +1,6 @@
-// PrefixTree: which prefixes are kept, by their tokens. A node is a block of 64 tokens behind its
-// parent's; the roots are realms that share nothing. Nodes are found by all their tokens, never by
-// a hash alone.
+// PrefixTree: the known prefixes, as a tree. A node is a block of 64 tokens after its parent's
+// block; each root is a namespace that shares nothing with the others. Nodes are found by all their
+// tokens, never by a hash alone.
 #pragma once
 
 #include <algorithm>
@@ -24,21 +24,21 @@ class PrefixTree {
   struct Node {
     Node* parent = nullptr;  // null: a root
     Block block = {};
-    int64_t tokens = 0;  // up to its end
+    int64_t tokens = 0;  // of the prefix that ends with this block
     int64_t children = 0;
     int32_t snapshot = -1;          // slot of the snapshot at its end; -1: none
     Sequence* computing = nullptr;  // the first sequence that computes this block
   };
-  // What keeps prefixes apart: the client's salt, and log eps.
-  using Realm = std::pair<std::string, double>;
+  // Prefixes are shared only between requests with the same salt and the same log eps.
+  using CacheNamespace = std::pair<std::string, double>;
 
-  // The nodes of the longest known beginning of the first `limit` tokens, from the root's child on;
-  // `insert`: of all their whole blocks.
-  std::vector<Node*> Find(const Realm& realm, const std::vector<int32_t>& tokens, int64_t limit,
-                          bool insert = false) {
+  // The nodes along the longest known prefix of the first `limit` tokens, without the root.
+  // `insert`: adds the missing nodes, so that the path has all whole blocks.
+  std::vector<Node*> Find(const CacheNamespace& cache_namespace, const std::vector<int32_t>& tokens,
+                          int64_t limit, bool insert = false) {
     std::vector<Node*> path;
-    if (limit < kPageTokens || (!insert && roots_.count(realm) == 0)) return path;
-    Node* node = &roots_[realm];
+    if (limit < kPageTokens || (!insert && roots_.count(cache_namespace) == 0)) return path;
+    Node* node = &roots_[cache_namespace];
     while (node->tokens + kPageTokens <= limit) {
       std::pair<Node*, Block> key = {node, {}};
       std::copy_n(tokens.begin() + node->tokens, kPageTokens, key.second.begin());
@@ -52,7 +52,8 @@ class PrefixTree {
     }
     return path;
   }
-  // Forgets the node and those before it as far as nothing hangs on them.
+  // Removes the node, and then its ancestors, as long as they have no children, no snapshot and no
+  // computing sequence.
   void Prune(Node* node) {
     while (node->children == 0 && node->snapshot < 0 && node->computing == nullptr) {
       Node* const parent = node->parent;
@@ -69,7 +70,7 @@ class PrefixTree {
   bool empty() const { return roots_.empty(); }
 
  private:
-  std::map<Realm, Node> roots_;
+  std::map<CacheNamespace, Node> roots_;
   absl::node_hash_map<std::pair<Node*, Block>, Node> nodes_;  // by parent and block
 };
 

@@ -1,14 +1,15 @@
-// Slots, states and chunks. Read scheduler.h first.
+// Scheduler: states and slots of sequences, chunks of prompts. Read scheduler.h first.
 #include "engine/schedule/scheduler.h"
 
 #include <map>
+#include <set>
 
 #include "kernels/core/check.h"
 #include "kernels/paging/paged_kv.h"
 
 namespace fox {
 
-// At most as many sequences run as can all decode in one step, and all but one beside a chunk.
+// As many sequences may run as can all decode in one step, or all but one beside a chunk.
 Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
                      const EngineOptions& options)
     : limits_(limits),
@@ -16,8 +17,8 @@ Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
       options_(options),
       log_tolerance_(options.acp == AcpMode::kOff ? kNoMass : double{options.log_tolerance}),
       max_running_(std::min({static_cast<int64_t>(limits.max_num_seqs),
-                             limits.max_num_batched_tokens - limits.least_prefill() + 1,
-                             limits.max_logit_rows - limits.least_prefill() + 1})),
+                             limits.max_num_batched_tokens - limits.min_prefill() + 1,
+                             limits.max_logit_rows - limits.min_prefill() + 1})),
       ledger_(limits),
       prefixes_(limits, options, ledger_),
       swap_space_(limits.swap_bytes),
@@ -27,11 +28,34 @@ Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
   for (int32_t slot = 0; slot < limits.slots(); ++slot) free_slots_.insert(slot);
 }
 
+void Scheduler::Check() const {
+  std::set<int32_t> used;
+  const auto check = [&](const Sequence* sequence) {
+    sequence->Check();
+    FOX_CHECK(sequence->slot < limits_.slots() && used.insert(sequence->slot).second);
+    FOX_CHECK(free_slots_.count(sequence->slot) == 0);
+  };
+  for (const Sequence* sequence : running_) {
+    FOX_CHECK(sequence->state == SequenceState::kRunning);
+    check(sequence);
+  }
+  for (const Sequence* sequence : slot_holders_) {
+    FOX_CHECK(sequence->slot >= 0 && sequence->state != SequenceState::kRunning);
+    check(sequence);
+  }
+  FOX_CHECK(free_slots_.size() + used.size() == static_cast<size_t>(limits_.slots()));
+  FOX_CHECK(running() <= max_running_ && paused_ >= 0);
+  FOX_CHECK(rescued_ == nullptr || rescued_->rescued);
+  waiting_.Check();
+  ledger_.Check();
+  prefixes_.Check();
+}
+
 void Scheduler::Add(Sequence* sequence, Seconds now) {
   FOX_CHECK(sequence->state == SequenceState::kNone && sequence->slot < 0);
   FOX_CHECK(sequence->computed == 0 && !sequence->tokens.empty());
   sequence->chunk_multiple = limits_.chunk_multiple;
-  sequence->hungry_since = now;
+  sequence->without_token_since = now;
   sequence->place = places_++;
   sequence->state = SequenceState::kWaiting;
   waiting_.Enter(*sequence);
@@ -58,7 +82,7 @@ void Scheduler::End(Sequence* sequence, absl::Status status, Schedule* schedule)
 void Scheduler::Resume(Sequence* sequence, Seconds now) {
   if (sequence->state != SequenceState::kPaused) return;
   --paused_;
-  sequence->hungry_since = now;
+  sequence->without_token_since = now;
   sequence->state = SequenceState::kWaiting;
   if (sequence->slot < 0) sequence->place = places_++;
   waiting_.Add(sequence, now);
@@ -84,8 +108,8 @@ Schedule Scheduler::Next(Seconds now) {
   YieldSlot(now);
   int64_t free = ledger_.free() + prefixes_.dropped_pages();
   for (const int32_t slot : release_slots_) free += ledger_.held(slot);
-  // With no slot in use everything is free, however late the count of free pages is.
-  const bool unused = running_.empty() && holders_.empty() && prefixes_.empty();
+  // If no slot is in use, all pages are free, however late the count of free pages is.
+  const bool unused = running_.empty() && slot_holders_.empty() && prefixes_.empty();
   pages_ = unused ? limits_.num_pages : std::min(limits_.num_pages, free);
   std::vector<Sequence*> ready = ReservePages(now, /*first_must=*/false, &schedule);
   if (ready.empty() && !ledger_.in_flight()) {
@@ -115,15 +139,16 @@ Schedule Scheduler::Next(Seconds now) {
     }
   }
   std::sort(masked.begin(), masked.end(),
-            [](const Sequence* a, const Sequence* b) { return IsHungrier(*a, *b); });
+            [](const Sequence* a, const Sequence* b) { return IsLongerWithoutToken(*a, *b); });
   for (Sequence* sequence : masked) {
     if (!waits(*sequence)) Plan(sequence, 1, now, &budget, &schedule);
   }
-  // One that yielded its running slot may have it back at once.
-  const auto returns = std::count_if(holders_.begin(), holders_.end(), [](const Sequence* holder) {
-    return holder->state == SequenceState::kWaiting && holder->prefill_left() == 0;
-  });
-  budget.prefill = MostPrefill(budget, static_cast<int64_t>(schedule.sequences.size()) + returns);
+  // A sequence that yielded its running slot may have it back in this plan.
+  const auto returns =
+      std::count_if(slot_holders_.begin(), slot_holders_.end(), [](const Sequence* holder) {
+        return holder->state == SequenceState::kWaiting && holder->prefill_left() == 0;
+      });
+  budget.prefill = MaxPrefill(budget, static_cast<int64_t>(schedule.sequences.size()) + returns);
   if (!prefills.empty()) PlanPrefills(std::move(prefills), now, &budget, &schedule);
   Admit(now, /*whole_prompts=*/false, &budget, &schedule);
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
@@ -132,6 +157,9 @@ Schedule Scheduler::Next(Seconds now) {
   for (const SwappedSlot& in : schedule.plan.swap_ins) swap_space_.Give(in.offset);
   prefixes_.FillPlan(&schedule.plan);
   if (!schedule.plan.empty()) ledger_.Submit(schedule.plan);
+#ifndef NDEBUG
+  Check();
+#endif
   return schedule;
 }
 
@@ -151,7 +179,8 @@ void Scheduler::ReleaseSlot(Sequence* sequence, bool keep) {
   release_slots_.push_back(sequence->slot);
   pages_ += ledger_.held(sequence->slot);
   free_slots_.insert(sequence->slot);
-  holders_.erase(std::remove(holders_.begin(), holders_.end(), sequence), holders_.end());
+  slot_holders_.erase(std::remove(slot_holders_.begin(), slot_holders_.end(), sequence),
+                      slot_holders_.end());
   sequence->ReleaseSlot();
 }
 
@@ -160,9 +189,9 @@ void Scheduler::StopRunning(Sequence* sequence) {
   waiting_.Stop(sequence);
 }
 
-void Scheduler::Rest(Sequence* sequence) {
+void Scheduler::StopButKeepSlot(Sequence* sequence) {
   StopRunning(sequence);
-  holders_.push_back(sequence);
+  slot_holders_.push_back(sequence);
   prefixes_.Unclaim(sequence);
   sequence->preempted = false;
   sequence->blocked_since = kNever;
@@ -180,13 +209,13 @@ void Scheduler::PauseFullReaders(Schedule* schedule) {
   for (auto it = running_.begin(); it != running_.end();) {
     Sequence* sequence = *it++;
     if (!sequence->paused()) continue;
-    Rest(sequence);
+    StopButKeepSlot(sequence);
     Pause(sequence, schedule);
   }
 }
 
 void Scheduler::Yield(Sequence* sequence, Seconds now) {
-  Rest(sequence);
+  StopButKeepSlot(sequence);
   sequence->state = SequenceState::kWaiting;
   waiting_.Add(sequence, now);
 }
@@ -199,31 +228,34 @@ void Scheduler::SetRescued(Sequence* sequence, bool rescued) {
 }
 
 void Scheduler::RescueOne(Seconds now) {
-  if (rescued_ != nullptr && rescued_->hungry_since >= rescued_at_) SetRescued(rescued_, false);
+  if (rescued_ != nullptr && rescued_->without_token_since >= rescued_at_)
+    SetRescued(rescued_, false);
   if (rescued_ != nullptr || now < rescued_at_ + kStarvation) return;
-  Sequence* hungriest = waiting_.Hungriest();
+  Sequence* longest = waiting_.LongestWithoutToken();
   for (Sequence* sequence : running_) {
     if (!sequence->is_schedulable()) continue;
-    if (hungriest == nullptr || IsHungrier(*sequence, *hungriest)) hungriest = sequence;
+    if (longest == nullptr || IsLongerWithoutToken(*sequence, *longest)) longest = sequence;
   }
-  if (hungriest == nullptr || now < hungriest->hungry_since + kStarvation) return;
+  if (longest == nullptr || now < longest->without_token_since + kStarvation) return;
   rescued_at_ = now;
-  SetRescued(hungriest, true);
+  SetRescued(longest, true);
 }
 
-// The newest requests wait for the share that best-effort sequences have beside others.
+// Beside others, the newest best-effort sequences give their running slots up until only
+// MaxBestEffort of them run.
 void Scheduler::LimitBestEffort(Seconds now) {
   std::map<int64_t, Sequence*> slow;  // by arrival
   for (Sequence* sequence : running_) {
     if (IsBestEffort(*sequence)) slow.emplace(sequence->arrival, sequence);
   }
   if (slow.size() == running_.size()) return;
-  for (; static_cast<int64_t>(slow.size()) > MostSlow(max_running_); slow.erase(--slow.end())) {
+  for (; static_cast<int64_t>(slow.size()) > MaxBestEffort(max_running_);
+       slow.erase(--slow.end())) {
     Yield(slow.rbegin()->second, now);
   }
 }
 
-// A request that has found no pages is due no slot, because it would stay empty.
+// A request that has found no pages is due no slot, because the slot would stay empty.
 void Scheduler::YieldSlot(Seconds now) {
   if (running() < max_running_) return;
   waiting_.BeginRound();
@@ -242,11 +274,11 @@ bool Scheduler::Start(Sequence* next, Seconds now, double* demand, Budget* budge
                       Schedule* schedule) {
   const bool begins = next->slot < 0 && !next->swapped;
   if (begins) next->computed = prefixes_.Lock(*next);
-  // No sequence gives up pages for one that this step has no room for.
-  const bool has_chunk = ChunkWithin(*next, *budget, next->longest_chunk()) > 0;
+  // If this step has no room for a chunk of `next`, no sequence gives up pages for it.
+  const bool has_chunk = ChunkWithin(*next, *budget, next->max_chunk()) > 0;
   const bool has_room = has_chunk && MakeRoom(next, *demand, now, schedule);
   if (!has_room) {
-    // It may be the snapshot that it would start from that leaves it no room.
+    // The snapshot that it would start from may itself fill the pool.
     if (has_chunk && running_.empty() && begins && next->computed > 0) prefixes_.Flush();
     if (begins) next->computed = 0;
     return false;
@@ -254,12 +286,12 @@ bool Scheduler::Start(Sequence* next, Seconds now, double* demand, Budget* budge
   pages_ -= PagesToGoOn(*next);  // as ReservePages does
   const int64_t count = ChunkSize(*next, *budget);
   FOX_CHECK(count > 0);
-  // A sequence that waited long comes behind those that started meanwhile, unless it had started.
+  // A sequence that waited long goes behind all that started meanwhile, unless it ran before.
   const bool anew = !next->preempted && !next->rescued &&
                     (next->queue().running_since == kNever || next->reads_slowly());
   waiting_.Start(next, now);
   if (next->slot >= 0) {
-    holders_.erase(std::find(holders_.begin(), holders_.end(), next));
+    slot_holders_.erase(std::find(slot_holders_.begin(), slot_holders_.end(), next));
   } else {
     const int32_t slot = *free_slots_.begin();
     free_slots_.erase(slot);
@@ -280,10 +312,11 @@ bool Scheduler::Start(Sequence* next, Seconds now, double* demand, Budget* budge
   return true;
 }
 
-// Starts or ends it. False: there is no room, or (`whole_prompts`) not for all of it in this plan.
+// Starts `next`, or ends it because the pool can never hold it. False: there is no room, or
+// (`whole_prompts`) this plan has no room for its whole prompt.
 bool Scheduler::TryToStart(Sequence* next, bool whole_prompts, Seconds now, double* demand,
                            Budget* budget, Schedule* schedule) {
-  const int64_t left = next->longest_chunk() - (next->slot < 0 ? next->prefix().found : 0);
+  const int64_t left = next->max_chunk() - (next->slot < 0 ? next->prefix().found : 0);
   const bool fits =
       !whole_prompts || next->rescued || left <= budget->prefill || waiting_.IsDue(*next, now);
   if (fits && Start(next, now, demand, budget, schedule)) return true;
@@ -295,7 +328,7 @@ bool Scheduler::TryToStart(Sequence* next, bool whole_prompts, Seconds now, doub
   return false;
 }
 
-// `whole_prompts`: only those whose tokens all go into this plan.
+// Starts waiting sequences. `whole_prompts`: only sequences whose prompts fit into this plan whole.
 void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule) {
   if (waiting_.size() == 0) return;
   double demand = 0;
@@ -308,10 +341,10 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
   int passed_over = 0;
   Sequence* first = rescued_;
   if (first != nullptr && first->state != SequenceState::kWaiting) first = nullptr;
-  while (budget->prefill > 0 && running() < max_running_ && passed_over < kMostPassedOver) {
+  while (budget->prefill > 0 && running() < max_running_ && passed_over < kMaxPassedOver) {
     Sequence* next = first != nullptr ? std::exchange(first, nullptr) : waiting_.Next(now);
     if (next == nullptr) return;
-    if (next->paused()) {  // by what a plan in flight has brought
+    if (next->paused()) {  // by tokens of a plan in flight
       waiting_.Remove(next);
       Pause(next, schedule);
       continue;
@@ -342,16 +375,16 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
   }
 }
 
-int64_t Scheduler::MostPrefill(const Budget& budget, int64_t decodes) const {
+int64_t Scheduler::MaxPrefill(const Budget& budget, int64_t decodes) const {
   int64_t most = budget.tokens;
   if (options_.max_step_seconds > 0) {
     most = std::min(most, times_.PrefillTokens(options_.max_step_seconds, decodes));
   }
   if (limits_.max_mixed_tokens > 0 && decodes > 0) most = std::min(most, limits_.max_mixed_tokens);
-  return std::min(budget.tokens, std::max({most, int64_t{kPageTokens}, limits_.least_prefill()}));
+  return std::min(budget.tokens, std::max({most, int64_t{kPageTokens}, limits_.min_prefill()}));
 }
 
-// Drafts take rows that are left. What a step looks for them in is bounded.
+// Drafts take the rows that are left. The tokens in which a step looks for drafts are bounded.
 void Scheduler::PlanDrafts(const Budget& budget, Schedule* schedule) const {
   std::vector<PlannedSequence>& planned = schedule->plan.sequences;
   const auto seqs = static_cast<int64_t>(planned.size());
@@ -380,12 +413,12 @@ void Scheduler::PlanDrafts(const Budget& budget, Schedule* schedule) const {
   }
 }
 
-// Half of the budget is the first one's; in the other half short prompts from the queue come first,
-// then the shortest of those that run. What they leave is the first one's, too.
+// Half of the budget is kept for the first prompt in order. The other half goes to short prompts
+// from the queue, then to the shortest of the running prompts, and the rest again to the first.
 void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budget* budget,
                              Schedule* schedule) {
   Sequence* first = prefills.front();
-  const int64_t least = limits_.least_prefill();
+  const int64_t least = limits_.min_prefill();
   const int64_t kept = std::min({first->prefill_left(), budget->prefill,
                                  std::max({int64_t{kPageTokens}, least, budget->prefill / 2})});
   const int64_t kept_rows = std::min({first->NumLogitRows(kept), budget->logit_rows,
@@ -402,12 +435,13 @@ void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budge
   Plan(first, ChunkSize(*first, *budget), now, budget, schedule);
 }
 
-// 0: there is none.
-int64_t Scheduler::ChunkWithin(const Sequence& sequence, const Budget& budget, int64_t most) const {
-  int64_t count = std::min({sequence.longest_chunk(), budget.tokens, budget.prefill});
-  count = std::min(prefixes_.CutChunk(sequence, count), most);
-  // A token wants at most one row: leaving out as many tokens as rows are too many never cuts too
-  // deep, and may have to be repeated where tokens want none.
+// The longest chunk of at most `max_tokens` that the budget has room for; 0: there is none.
+int64_t Scheduler::ChunkWithin(const Sequence& sequence, const Budget& budget,
+                               int64_t max_tokens) const {
+  int64_t count = std::min({sequence.max_chunk(), budget.tokens, budget.prefill});
+  count = std::min(prefixes_.CutChunk(sequence, count), max_tokens);
+  // A token needs at most one row. So leaving out one token for each row too many never cuts too
+  // deep; it is repeated, because some of these tokens may need no row.
   for (;;) {
     const int64_t excess = sequence.NumLogitRows(count) - budget.logit_rows;
     if (excess <= 0) break;
@@ -416,11 +450,11 @@ int64_t Scheduler::ChunkWithin(const Sequence& sequence, const Budget& budget, i
   return sequence.ChunkWithin(count);
 }
 
-// With pages, too. Those of its least chunk are promised already.
+// The chunk that there is budget and pages for. Pages of min_chunk() are promised already.
 int64_t Scheduler::ChunkSize(const Sequence& sequence, const Budget& budget) const {
   const int64_t pages = std::max<int64_t>(0, pages_ - RoomForOthers(sequence));
   const int64_t page_rows =
-      PagesFor(sequence.computed + sequence.least_chunk()) + pages / limits_.lists_per_slot;
+      PagesFor(sequence.computed + sequence.min_chunk()) + pages / limits_.lists_per_slot;
   return ChunkWithin(sequence, budget, page_rows * kPageTokens - sequence.computed);
 }
 
@@ -428,7 +462,7 @@ void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* bud
                      Schedule* schedule) {
   if (count == 0) return;
   FOX_CHECK(sequence->chunk_multiple == 1 || sequence->ChunkWithin(count) == count);
-  const int64_t begin = sequence->computed, promised = begin + sequence->least_chunk();
+  const int64_t begin = sequence->computed, promised = begin + sequence->min_chunk();
   StepPlan& plan = schedule->plan;
   PlannedSequence planned = sequence->Feed(count, limits_.samples_on_device);
   if (planned.sample && planned.sample->logits_processor.on && !sequence->has_penalty_state) {
@@ -445,7 +479,7 @@ void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* bud
   if (sequence->prefill_left() > 0) budget->prefill -= count;
   budget->prefill = std::min(budget->prefill, budget->tokens);
   budget->logit_rows -= static_cast<int64_t>(planned.logit_rows.size());
-  if (count == sequence->remaining()) sequence->hungry_since = now;
+  if (count == sequence->remaining()) sequence->without_token_since = now;
   if (count == sequence->remaining()) masks_.Take(*sequence);
   sequence->computed += count;
   ++sequence->in_flight;

@@ -1,7 +1,7 @@
-// Scheduler: which sequences run next and how many of their tokens. Pure: depends on the sequences
-// given, on `now` and on the results collected. It is the mechanism: slots, pages and chunks; what
-// comes first and what gives way is the policy's (policy.h). engine/README.md tells it in order.
-// Plans run in order, so a slot released by one may be used by the same one.
+// Scheduler: decides which sequences run next and how many of their tokens. Pure: its plans depend
+// on the sequences, on `now` and on the results collected. It is the mechanism, that is slots,
+// pages and chunks; policy.h says which sequence goes first and which gives way. engine/README.md
+// lists the steps of a plan. Plans run in order, and a plan may use a slot that it releases itself.
 #pragma once
 
 #include <algorithm>
@@ -30,8 +30,8 @@ inline constexpr char kTooLarge[] = "the page pool cannot hold this request";
 struct Schedule {
   StepPlan plan;
   std::vector<Sequence*> sequences;                       // of plan.sequences, in that order
-  std::vector<std::pair<Sequence*, absl::Status>> ended;  // removed already
-  std::vector<Sequence*> paused;                          // since this plan: not removed
+  std::vector<std::pair<Sequence*, absl::Status>> ended;  // already removed
+  std::vector<Sequence*> paused;                          // by this plan; not removed
   int64_t preemptions = 0;
 };
 
@@ -39,39 +39,43 @@ class Scheduler {
  public:
   Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
             const EngineOptions& options = {});
-  // Queues a sequence, which must live until Remove, or until it is reported as ended.
+  // Queues a sequence, which must live until Remove, or until a plan reports it as ended.
   void Add(Sequence* sequence, Seconds now);
-  // The next plan releases its slot, if it has one. `keep`: what it has computed is right, and may
-  // be kept for others that begin alike.
+  // The next plan releases the sequence's slot, if it has one. `keep`: its computed tokens are
+  // valid and may become a snapshot.
   void Remove(Sequence* sequence, bool keep = false);
-  // The sequence is not paused() any more.
+  // Queues a sequence that is no longer paused().
   void Resume(Sequence* sequence, Seconds now);
-  // Counts the tokens of the plan as computed. If it is not empty it is in flight until Collect.
+  // Makes a plan and counts its tokens as computed. A plan that is not empty is in flight until
+  // Collect.
   Schedule Next(Seconds now);
-  // The oldest plan in flight, `plan`, has run. Then see Sequence::OnStepCollected.
+  // Takes the result of the oldest plan in flight, `plan`. REQUIRES: the caller then calls
+  // Sequence::OnStepCollected for each sequence of the plan.
   void Collect(const StepPlan& plan, const StepResult& result);
+  // Aborts if slots, states and counts contradict each other. Between two plans only.
+  void Check() const;
 
   // The next plan drops all snapshots.
   void FlushPrefixes() { prefixes_.Flush(); }
   const PrefixCache& prefixes() const { return prefixes_; }
-  // Pages of snapshots, which sequences may have, too.
+  // Pages of snapshots, including those shared with sequences.
   int64_t shared_pages() const { return ledger_.shared(); }
   const SwapSpace& swap_space() const { return swap_space_; }
-  // Whether the next plan has slots to release, or to share.
+  // True if the next plan has slots to release or to share.
   bool has_pending_release() const { return !release_slots_.empty() || prefixes_.has_pending(); }
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
   int64_t paused() const { return paused_; }
   const WaitingQueue& waiting() const { return waiting_; }
   int64_t max_running() const { return max_running_; }
-  Work RunningWork() const;  // what is left to do
+  Work RunningWork() const;  // remaining work of the running sequences
 
  private:
-  // Of the plan being made.
+  // Tokens and rows that the plan being made may still take.
   struct Budget {
     int64_t tokens = 0;
-    int64_t prefill = 0;  // of them
+    int64_t prefill = 0;  // tokens of prompts, a part of `tokens`
     int64_t logit_rows = 0;
-    bool best_effort = true;  // whether best-effort sequences may be in it
+    bool best_effort = true;  // the plan may have best-effort sequences
 
     void Add(int64_t count, int64_t rows) {
       tokens += count;
@@ -83,7 +87,7 @@ class Scheduler {
   void End(Sequence* sequence, absl::Status status, Schedule* schedule);
   void ReleaseSlot(Sequence* sequence, bool keep = false);
   void StopRunning(Sequence* sequence);
-  void Rest(Sequence* sequence);
+  void StopButKeepSlot(Sequence* sequence);
   void Pause(Sequence* sequence, Schedule* schedule);
   void Yield(Sequence* sequence, Seconds now);
   void SetRescued(Sequence* sequence, bool rescued);
@@ -96,7 +100,7 @@ class Scheduler {
   int64_t PagesToGoOn(const Sequence& sequence) const;
   int64_t RoomForOthers(const Sequence& sequence) const;
   std::vector<Sequence*> ReservePages(Seconds now, bool first_must, Schedule* schedule);
-  // Tokens of its answer that are expected still; below 0: it is longer than others.
+  // Tokens of the answer that are still expected. Below 0: the answer is longer than most.
   double ExpectedLeft(const Sequence& sequence) const {
     return times_.ExpectedTokens(sequence.max_tokens) - static_cast<double>(sequence.produced());
   }
@@ -112,8 +116,8 @@ class Scheduler {
   bool TryToStart(Sequence* next, bool whole_prompts, Seconds now, double* demand, Budget* budget,
                   Schedule* schedule);
   void Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule);
-  int64_t MostPrefill(const Budget& budget, int64_t decodes) const;
-  int64_t ChunkWithin(const Sequence& sequence, const Budget& budget, int64_t most) const;
+  int64_t MaxPrefill(const Budget& budget, int64_t decodes) const;
+  int64_t ChunkWithin(const Sequence& sequence, const Budget& budget, int64_t max_tokens) const;
   int64_t ChunkSize(const Sequence& sequence, const Budget& budget) const;
   void Plan(Sequence* sequence, int64_t count, Seconds now, Budget* budget, Schedule* schedule);
   void PlanDrafts(const Budget& budget, Schedule* schedule) const;
@@ -123,11 +127,11 @@ class Scheduler {
   const ExecutorLimits limits_;
   const ServiceTimes& times_;
   const EngineOptions options_;
-  const double log_tolerance_;  // of sequences that have no stricter one
+  const double log_tolerance_;  // for sequences without a stricter one
   const int64_t max_running_;
   std::set<Sequence*, RunsEarlier> running_;
   WaitingQueue waiting_;
-  std::vector<Sequence*> holders_;  // have a slot and do not run
+  std::vector<Sequence*> slot_holders_;  // sequences with a slot that do not run
   int64_t paused_ = 0;
   Sequence* rescued_ = nullptr;
   Seconds rescued_at_ = -kNever;
@@ -140,7 +144,7 @@ class Scheduler {
   SwapSpace swap_space_;
   PageForecast forecast_;
   MaskShares masks_;
-  int64_t pages_ = 0;  // within Next: free when the plan starts and not yet promised
+  int64_t pages_ = 0;  // within Next: pages free when the plan starts and not yet promised
 };
 
 }  // namespace fox

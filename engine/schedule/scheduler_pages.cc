@@ -1,4 +1,4 @@
-// Pages: promised, made free, swapped. Read scheduler.h first.
+// Scheduler: how pages are promised, made free and swapped. Read scheduler.h first.
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -26,7 +26,7 @@ void Scheduler::Preempt(Sequence* sequence, Seconds now, Schedule* schedule) {
 }
 
 bool Scheduler::TakeFor(const Sequence& requester, Seconds now, Schedule* schedule) {
-  Sequence* victim = PagesVictim(holders_);
+  Sequence* victim = PagesVictim(slot_holders_);
   if (victim == nullptr) victim = *running_.rbegin();
   if (victim->state == SequenceState::kRunning && !RunsBefore(requester, *victim)) return false;
   Preempt(victim, now, schedule);
@@ -34,7 +34,7 @@ bool Scheduler::TakeFor(const Sequence& requester, Seconds now, Schedule* schedu
 }
 
 int64_t Scheduler::PagesToGoOn(const Sequence& sequence) const {
-  return ledger_.Between(sequence.computed, sequence.computed + sequence.least_chunk()) +
+  return ledger_.Between(sequence.computed, sequence.computed + sequence.min_chunk()) +
          (sequence.swapped ? sequence.swapped->pages : 0);
 }
 
@@ -43,10 +43,11 @@ int64_t Scheduler::RoomForOthers(const Sequence& sequence) const {
   return others * limits_.lists_per_slot;
 }
 
-// Promises pages for the least chunk to each running sequence in order; those that got them. A
-// decoding one preempts a later one. A prompt takes no page that others may need for their next
-// row, and waits a while before it preempts, unless (`first_must`) no other sequence moves and it
-// is the first. Snapshots go before any sequence does, and what they give is waited for.
+// Promises pages for min_chunk() tokens to each running sequence in order, and returns the
+// sequences that got them. A decoding sequence preempts a later one. A prompt leaves every other
+// sequence a page row and waits kStarvation before it preempts; `first_must`: no other sequence
+// moves, so the first prompt preempts at once. Snapshots are dropped before a sequence is
+// preempted, and the pages that they may free are waited for.
 std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Schedule* schedule) {
   std::vector<Sequence*> ready;
   for (auto it = running_.begin(); it != running_.end();) {
@@ -64,7 +65,7 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
       if (pages_ >= need + left || prefixes_.evicting()) break;
       if (yields || !TakeFor(*sequence, now, schedule)) break;
     }
-    ++it;  // only now: a victim may have been the next one
+    ++it;  // only now, because the victim may have been the next sequence
     if (need == 0 || pages_ >= need + left) {
       pages_ -= need;
       sequence->blocked_since = kNever;
@@ -72,7 +73,8 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
       continue;
     }
     sequence->blocked_since = std::min(sequence->blocked_since, now);
-    // Two that shared pages may free more than the ledger counts: the plan of both releases tells.
+    // Slots that shared pages may free more than the ledger counts. The plan that releases both
+    // tells, so wait for it.
     if (running_.size() == 1 && first_must && release_slots_.empty() && prefixes_.empty() &&
         !prefixes_.has_pending()) {
       End(sequence, absl::OutOfRangeError(kTooLarge), schedule);
@@ -82,8 +84,9 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
   return ready;
 }
 
-// Pages that it is expected to take: half of the answer that is to come, because answers beside
-// each other are at all stages. Answers are not part of the worst case: their length is unknown.
+// Pages that the sequence is expected to take still: for half of the rest of its answer, because
+// answers beside each other are at all stages. The worst case is without the answer, whose length
+// is unknown.
 double Scheduler::DemandOf(const Sequence& sequence) const {
   const int64_t back = sequence.swapped ? sequence.swapped->pages : 0;
   const auto all = [&](int64_t end) {
@@ -99,7 +102,8 @@ double Scheduler::DemandOf(const Sequence& sequence) const {
   return std::min(static_cast<double>(back) + grows, all(end));
 }
 
-// One that runs alone starts anyway: eviction may make a long prompt fit.
+// True if `pages` are enough to start `next`. A sequence that runs alone needs pages for one chunk
+// only: eviction may make a long prompt fit.
 bool Scheduler::HasRoom(const Sequence& next, double demand, int64_t pages) const {
   const int64_t first = PagesToGoOn(next);
   if (running_.empty() || next.slot >= 0) return pages >= first;
@@ -117,8 +121,9 @@ bool Scheduler::HasRoomWithoutSnapshots(const Sequence& next, double demand, int
   return true;
 }
 
-// Whether what `next` misses beside `held` is free, though the executor does not say so yet: no
-// sequence runs and there are no snapshots. A plan that releases all slots tells (Next).
+// True if the pages that `next` lacks beside `held` must be free although the executor has not
+// reported them: no sequence runs and there are no snapshots. A plan that releases all slots makes
+// the count exact (see Next).
 bool Scheduler::IsCountLow(const Sequence& next, int64_t held) const {
   return running_.empty() && held > 0 && !ledger_.in_flight() && prefixes_.empty() &&
          !prefixes_.has_pending() && pages_ + held + ledger_.shared() >= PagesToGoOn(next);
@@ -128,34 +133,35 @@ bool Scheduler::MakeRoom(Sequence* next, double demand, Seconds now, Schedule* s
   const auto has_slot = [&] { return next->slot >= 0 || !free_slots_.empty(); };
   if (has_slot() && HasRoomWithoutSnapshots(*next, demand, /*held=*/0)) return true;
   int64_t held = 0;
-  for (const Sequence* holder : holders_) {
+  for (const Sequence* holder : slot_holders_) {
     if (holder != next) held += ledger_.held(holder->slot);
   }
   if (!HasRoomWithoutSnapshots(*next, demand, held) && !IsCountLow(*next, held)) return false;
-  while (!holders_.empty() && !(has_slot() && HasRoom(*next, demand, pages_))) {
-    Sequence* holder = PagesVictim(holders_);
+  while (!slot_holders_.empty() && !(has_slot() && HasRoom(*next, demand, pages_))) {
+    Sequence* holder = PagesVictim(slot_holders_);
     if (holder == next) break;
     Preempt(holder, now, schedule);
   }
   return has_slot() && HasRoom(*next, demand, pages_);
 }
 
-// With its pages it has the pool to itself, or not even its first chunk has room in it. What this
-// plan releases is waited for, as in ReservePages.
+// True if the pool can never hold `next`: its first chunk is larger than the pool, or it already
+// has the pool to itself. Pages that this plan releases are waited for, as in ReservePages.
 bool Scheduler::IsTooLarge(const Sequence& next) const {
-  if (ledger_.Between(0, next.least_chunk()) > limits_.num_pages) return true;
-  const bool alone = running_.empty() && next.slot >= 0 && holders_.size() == 1;
+  if (ledger_.Between(0, next.min_chunk()) > limits_.num_pages) return true;
+  const bool alone = running_.empty() && next.slot >= 0 && slot_holders_.size() == 1;
   return alone && release_slots_.empty() && !ledger_.in_flight() && !prefixes_.has_pending() &&
          (prefixes_.empty() || pages_ + ledger_.shared() < PagesToGoOn(next));
 }
 
-// Where there is room and the way there and back is cheaper than to compute all of it again.
+// Swaps the sequence out if swap space has room and copying both ways is faster than computing its
+// tokens again.
 void Scheduler::SwapOut(Sequence* sequence, StepPlan* plan) {
   if (limits_.swap_bytes == 0) return;
-  // Eviction by plans in flight is not known yet. What came from a snapshot counts as unpruned
-  // until a plan is collected.
+  // An upper bound: evictions by plans in flight are not known yet, and pages that come from a
+  // snapshot count as unpruned until a plan is collected.
   const int64_t pages = ledger_.Between(0, sequence->computed) - sequence->slot_stats.pages_evicted;
-  // All of it comes back at once.
+  // All pages come back at once.
   if (pages + PagesToGoOn(*sequence) > limits_.num_pages) return;
   const int64_t bytes = limits_.SwapBytes(pages);
   const int64_t replays = limits_.chunk_multiple == 1

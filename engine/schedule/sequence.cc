@@ -1,4 +1,4 @@
-// Sequence bookkeeping: chunks, the logit rows that they want, and counters over preemptions.
+// Sequence: its invariants, chunks and their rows of logits, and counters across preemptions.
 #include "engine/schedule/sequence.h"
 
 #include <utility>
@@ -28,8 +28,29 @@ Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_
   stats.acp.log_tolerance = log_tolerance;
 }
 
+void Sequence::Check() const {
+  const bool runs = state == SequenceState::kRunning, waits = state == SequenceState::kWaiting;
+  // Slot, swap space and state.
+  FOX_CHECK(!swapped || (slot < 0 && swapped->offset >= 0 && swapped->pages >= 0));
+  FOX_CHECK(slot >= 0 || swapped || computed == 0);
+  FOX_CHECK(slot >= 0 || (!runs && !has_penalty_state));
+  FOX_CHECK(state != SequenceState::kNone || (slot < 0 && !swapped));
+  FOX_CHECK(!preempted || runs || (waits && slot < 0) || state == SequenceState::kNone);
+  FOX_CHECK(!rescued || state != SequenceState::kPaused);
+  FOX_CHECK(!runs || queue_.running_since != kNever);
+  FOX_CHECK(!prefix_.claims || runs);
+  FOX_CHECK(prefix_.snapshot < 0 || prefix_.found > 0);
+  // Progress.
+  FOX_CHECK(0 < prompt_tokens && prompt_tokens <= static_cast<int64_t>(tokens.size()));
+  FOX_CHECK(0 <= computed && computed <= length());
+  FOX_CHECK(produced() <= max_tokens);
+  FOX_CHECK(0 <= prompt_logprobs_done && prompt_logprobs_done < prompt_tokens);
+  FOX_CHECK(0 <= pending && pending <= in_flight);
+  FOX_CHECK(0 <= drafts && drafts <= in_flight);
+}
+
 int64_t Progress::ChunkWithin(int64_t count) const {
-  if (count >= longest_chunk()) return longest_chunk();
+  if (count >= max_chunk()) return max_chunk();
   if (chunk_multiple == 1) {
     const int64_t aligned = (computed + count) / kPageTokens * kPageTokens - computed;
     return aligned > 0 ? aligned : count;
@@ -69,15 +90,16 @@ PlannedSequence Sequence::Feed(int64_t count, bool samples_on_device) const {
   return planned;
 }
 
-// None of the rows ends its page, so that no page is taken, summed up or evicted for a draft. What
-// a device samples behind one counts in its penalty state at once; a grammar's mask comes too late.
+// No draft ends a page, so no page is taken, summed up or evicted for a draft. A device with
+// penalties gets no drafts, because it counts each token that it samples in its penalty state,
+// right or wrong. A grammar gets none, because its mask comes too late.
 std::vector<int32_t> Sequence::Drafts(const PlannedSequence& fed, const Speculation& how,
-                                      int64_t most, int64_t window) const {
+                                      int64_t max_drafts, int64_t window) const {
   const int64_t end = fed.position + 1, known = static_cast<int64_t>(tokens.size());
   const bool samples_last = fed.sample ? !NeedsCounts(request.sampling)
                                        : samples() && !fed.logit_rows.empty() && end == known;
   if (!samples_last || request.grammar != nullptr || !draft_record.MayDraft(end)) return {};
-  int64_t count = std::min(most, draft_record.most());
+  int64_t count = std::min(max_drafts, draft_record.max_drafts());
   count = std::min(count, kPageTokens - 2 - fed.position % kPageTokens);
   count = std::min(count, max_tokens - (end + 1 - prompt_tokens));
   if (reader.window() > 0) {

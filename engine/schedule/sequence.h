@@ -1,7 +1,23 @@
 // Sequence: one request on its way through the engine, in parts that each have one writer.
-// Invariant: the slot's cache holds the first `computed` tokens once all plans in flight have run;
-// the rest of length() is to be fed; sampling needs all of it fed. Without a slot `computed` is
-// what is swapped out, else 0. Read scheduler.h next.
+//
+// Once all plans in flight have run, the slot's cache holds the first `computed` tokens. The rest
+// of length() is still to be fed, and only then can a token be sampled. Without a slot, `computed`
+// counts the tokens in swap space, or is 0.
+//
+// The states of a sequence. "in flight": plans with the sequence, submitted and not yet collected.
+//
+//   state     slot  swapped  in flight  preempted  rescued  meaning
+//   kNone     no    no       any        any        no       the scheduler does not know it
+//   kWaiting  no    no       any        any        any      new, preempted, or lost its pages
+//   kWaiting  no    yes      any        any        any      preempted into swap space
+//   kWaiting  yes   no       any        no         any      yielded its running slot, or read on
+//   kRunning  yes   no       any        any        any      may be in the next plan
+//   kPaused   no    no       any        no         no       its reader is behind, its pages lost
+//   kPaused   no    yes      any        no         no       its reader is behind, its pages swapped
+//   kPaused   yes   no       any        no         no       its reader is behind
+//
+// Scheduler alone writes these fields, but for `in_flight`, which Engine counts down as plans are
+// collected. Check() aborts in any other state. Read scheduler.h next.
 #pragma once
 
 #include <algorithm>
@@ -24,103 +40,106 @@ namespace fox {
 
 // Requests that were submitted together: samples of one prompt.
 struct SequenceGroup {
-  std::vector<struct Sequence*> members;  // that have not ended
-  bool started = false;                   // one of them was in a plan
+  std::vector<struct Sequence*> members;  // without members that have ended
+  bool started = false;                   // a member was in a plan
 };
 
-// How far the tokens are. `pending` tokens at the end are sampled by plans in flight and not known
-// yet: they count as tokens everywhere but in `tokens` and generated().
+// Which tokens are known and which are computed. The last `pending` tokens are being sampled by
+// plans in flight and are not known yet: they count as tokens everywhere but in `tokens` and
+// generated().
 struct Progress {
   int64_t generated() const { return static_cast<int64_t>(tokens.size()) - prompt_tokens; }
   int64_t length() const { return static_cast<int64_t>(tokens.size()) + pending; }
   int64_t produced() const { return generated() + pending; }
   int64_t remaining() const { return length() - computed; }
-  // Of those, tokens that are fed in chunks; 0: one a step from here on, which is decoding.
+  // Part of remaining() that is fed in chunks. 0: the sequence decodes, one token a step.
   int64_t prefill_left() const {
     if (chunk_multiple == 1) return remaining() > 1 ? remaining() : 0;
     return prompt_tokens > 1 ? std::max<int64_t>(0, prompt_tokens - computed) : 0;
   }
-  // Generated tokens that are computed again: decoded, but nothing is sampled.
+  // Generated tokens to compute again: they are decoded, but nothing is sampled.
   int64_t replays_left() const {
     return chunk_multiple == 1 ? 0 : std::max<int64_t>(0, remaining() - prefill_left() - 1);
   }
-  // What a plan may feed at once, at most and at least.
-  int64_t longest_chunk() const {
+  // Most and fewest tokens that one plan may feed.
+  int64_t max_chunk() const {
     return chunk_multiple == 1 ? remaining() : std::max<int64_t>(1, prefill_left());
   }
-  int64_t least_chunk() const {
+  int64_t min_chunk() const {
     if (chunk_multiple == 1) return 1;
-    return longest_chunk() <= chunk_multiple + 1 ? longest_chunk() : chunk_multiple;
+    return max_chunk() <= chunk_multiple + 1 ? max_chunk() : chunk_multiple;
   }
-  // The longest chunk of at most `count` tokens, 0: there is none. It ends with the prompt, else at
-  // a multiple of chunk_multiple and with more than one token of the prompt left, since one alone
-  // would be decoded. With a multiple of 1: at a page end, if there is one.
+  // The longest chunk of at most `count` tokens; 0: there is none. A chunk ends with the prompt or
+  // at a multiple of chunk_multiple, and does not leave one token of the prompt alone, because that
+  // token would be decoded. If chunk_multiple is 1, the chunk ends at a page end where it can.
   int64_t ChunkWithin(int64_t count) const;
-  // Whether a sequence that does not rest has something to feed: a known token, or a pending one
-  // that is not the last.
+  // True if there is a token to feed: a known token, or a pending one but for the last.
   bool is_schedulable() const {
     return remaining() > 0 && drafts == 0 && (pending == 0 || produced() < max_tokens);
   }
   bool samples() const { return max_tokens > 0; }
-  // The tokens [computed, computed + count): kLastSampledToken stands for a pending one.
+  // Tokens [computed, computed + count). kLastSampledToken stands for a pending token.
   std::vector<int32_t> NextTokens(int64_t count) const;
 
   std::vector<int32_t> tokens;  // prompt, then generated
   int64_t prompt_tokens = 0;
   int64_t max_tokens = 0;      // clamped to the context
-  int64_t chunk_multiple = 1;  // ExecutorLimits'
+  int64_t chunk_multiple = 1;  // ExecutorLimits::chunk_multiple
   int64_t computed = 0;
-  int64_t pending = 0;               // sampled by plans, not yet taken
-  int64_t prompt_logprobs_done = 0;  // prompt rows whose log-probabilities were delivered
+  int64_t pending = 0;               // sampled by plans in flight
+  int64_t prompt_logprobs_done = 0;  // prompt rows with delivered log-probabilities
   int64_t drafts = 0;                // in plans in flight
 };
 
+// Written by WaitingQueue.
 struct QueueEntry {
   Seconds waiting_since = 0;
-  Seconds running_since = kNever;      // its last start; kNever: it never ran
+  Seconds running_since = kNever;      // the last start; kNever: it never ran
   int64_t tokens = 0, max_tokens = 0;  // to compute, to generate
   int64_t charged_length = 0, charged_mask_steps = 0;
   int64_t passed_in_round = -1;
 };
 
+// Written by PrefixCache.
 struct PrefixState {
-  // Without a slot: what was found, and for which version (PrefixTree) and length it holds.
+  // Without a slot: the result of the last Match, which holds for this version of the cache and
+  // this number of known tokens.
   int64_t version = -1, length = 0;
   int64_t found = 0;      // tokens of `snapshot`
-  int32_t snapshot = -1;  // its slot; -1: none
-  int64_t known = 0;      // tokens that are known to the cache, with a snapshot or without
-  bool waits = false;     // for another one that computes more of it
+  int32_t snapshot = -1;  // slot of the snapshot to start from; -1: none
+  int64_t known = 0;      // tokens in the tree, with a snapshot or without
+  bool waits = false;     // another sequence is computing a longer prefix
   // With a slot.
-  int64_t last = 0;         // tokens of the last snapshot that it took, or started from
-  std::set<int64_t> stops;  // where others want one
-  bool claims = false;      // it is known to compute its prompt
+  int64_t last = 0;         // tokens of the last snapshot taken, or of the one it started from
+  std::set<int64_t> stops;  // lengths at which other sequences need a snapshot
+  bool claims = false;      // the tree says that this sequence computes its prompt
 };
 
-// What a sequence without a slot has in swap space: all that its slot had.
+// The content of a slot in swap space.
 struct Swapped {
-  int64_t offset = 0;  // there
-  int64_t pages = 0;   // live; at most so many while plans with the sequence are in flight
-  double max_log_evicted_mass = kNoMass;  // once no plan with the sequence is in flight
+  int64_t offset = 0;                     // bytes from the start of the swap space
+  int64_t pages = 0;                      // live pages; an upper bound while plans are in flight
+  double max_log_evicted_mass = kNoMass;  // valid once no plan is in flight
 };
 
-// A slot, or what is left of one.
+// A slot, or the remains of a slot that was given up.
 struct SlotState {
   int32_t slot = -1;  // -1: none
   std::optional<Swapped> swapped;
-  // Plans in flight with this sequence. One that was preempted meanwhile does not come back before
-  // all are collected: what they computed is valid, and what they sampled is among its tokens.
+  // Plans in flight with this sequence. A sequence that is preempted meanwhile starts again only
+  // when all of them are collected, because the tokens that they sample belong to it.
   int in_flight = 0;
-  // Whether `slot` has this sequence's penalty state. Once it is there the host samples no more,
-  // because its token would not be counted.
+  // True if `slot` holds this sequence's penalty state. From then on the executor samples, because
+  // it does not count tokens that the host has sampled.
   bool has_penalty_state = false;
-  int64_t pages_lost = 0;  // how many it held when it was preempted
-  AcpStats slot_stats;  // of `slot`, or of the one given up while plans were in flight, as of the
-                        // last plan collected
+  int64_t pages_lost = 0;  // pages that the sequence held when it was preempted
+  // Counters of `slot`, or of a slot given up with plans in flight, as of the last plan collected.
+  AcpStats slot_stats;
 };
 
-// It may have a slot in any state, and has one while it runs.
+// The table above says what goes with each state.
 enum class SequenceState : uint8_t {
-  kNone,     // the scheduler does not know it
+  kNone,
   kWaiting,  // for a running slot
   kRunning,
   kPaused,  // until its reader has caught up
@@ -137,20 +156,26 @@ struct Sequence : Progress, SlotState {
   const QueueEntry& queue() const { return queue_; }
   const PrefixState& prefix() const { return prefix_; }
 
+  // Aborts if the fields contradict each other or the table at the top of this file.
+  void Check() const;
+  // Rows of logits that the next `count` tokens need.
   int64_t NumLogitRows(int64_t count) const;
+  // The next `count` tokens as a plan has them.
   PlannedSequence Feed(int64_t count, bool samples_on_device) const;
-  // Up to `most` drafts that may follow the token `fed`, the sequence's last in its plan.
-  std::vector<int32_t> Drafts(const PlannedSequence& fed, const Speculation& how, int64_t most,
-                              int64_t window) const;
-  // A draft has been computed. Whether it was right: the sequence has that token there.
+  // Up to `max_drafts` drafts after the token of `fed`, the sequence's last token in its plan. They
+  // are looked up in the last `window` tokens.
+  std::vector<int32_t> Drafts(const PlannedSequence& fed, const Speculation& how,
+                              int64_t max_drafts, int64_t window) const;
+  // A draft has been computed. True if it was right: the sequence has that token at that position.
   bool TakeDraft(const PlannedSequence& draft);
   void Append(const SampledToken& token);
-  // Of the answer's grammar: that it cannot be followed, or that nothing can follow. None: it goes
+  // The finish that the grammar demands: an error, or no token may follow. None: the answer goes
   // on.
   std::optional<Finish> GrammarEnd() const;
-  // Its counters move into stats.acp as soon as they are final.
+  // The slot's counters move into stats.acp as soon as they are final.
   void ReleaseSlot();
-  // What is swapped goes into a slot. `unpruned`: pages that it would have without eviction.
+  // Takes `into_slot` for the content of `swapped`. `unpruned`: pages that the slot would have
+  // without eviction.
   void SwapIn(int32_t into_slot, int64_t unpruned);
   void OnStepCollected(const AcpStats& collected);
   RequestStats FinalStats(Seconds now) const;
@@ -159,26 +184,26 @@ struct Sequence : Progress, SlotState {
   double log_tolerance;  // effective: the stricter of engine and request
   StopCondition stop;
   TokenCounts counts;                       // empty unless a penalty needs it
-  int64_t mask_steps = 0;                   // that its next mask is taken to need; 0: none
-  int64_t all_mask_steps = 0;               // that its masks have needed
+  int64_t mask_steps = 0;                   // estimate for the next mask; 0: no mask
+  int64_t all_mask_steps = 0;               // steps of all masks so far
   std::unique_ptr<GrammarMatcher> matcher;  // null: any answer, or it has not started
-  int64_t priority;                         // 0 for all when first come, first served
+  int64_t priority;                         // 0 without priority scheduling
   const int64_t arrival;
   std::shared_ptr<SequenceGroup> group = std::make_shared<SequenceGroup>();
   ReaderWindow reader;
   DraftRecord draft_record;
 
-  // The scheduler's.
+  // Written by Scheduler.
   SequenceState state = SequenceState::kNone;
-  int64_t place = 0;               // in the order: anew when it is queued and when it first starts
-  bool preempted = false;          // waits, or runs again, because others needed its pages
-  bool rescued = false;            // comes before all others until it has a token: kStarvation
-  Seconds hungry_since = 0;        // when it last got a token, or could first have got one
-  Seconds blocked_since = kNever;  // when it first found no room at its turn
+  int64_t place = 0;       // in the order of equals; set when it is queued and when it first starts
+  bool preempted = false;  // it lost its slot to others since it last started anew
+  bool rescued = false;    // it goes before all others until it has a token: kStarvation
+  Seconds without_token_since = 0;  // since its last token, or since it could first have had one
+  Seconds blocked_since = kNever;   // since it first found no room at its turn
 
-  // The engine's.
+  // Written by Engine.
   bool started = false;         // was in a plan
-  Seconds next_event = kNever;  // when to look at it again
+  Seconds next_event = kNever;  // earliest deadline or stall
   RequestStats stats;
 
  private:

@@ -1,5 +1,6 @@
-// SwapSpace: where in the executor's host memory sequences are swapped out to. A range may be given
-// out again as soon as the plan that last reads it has been made. Read scheduler.h next.
+// SwapSpace: hands out ranges of the executor's host memory for swapped sequences. A range may be
+// handed out again once the plan that last reads it is made, because plans run in order. Read
+// scheduler.h next.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ class SwapSpace {
 
   int64_t used() const { return used_; }
   int64_t ranges() const { return static_cast<int64_t>(taken_.size()); }
-  // The offset of so many bytes. Nothing: there is no such gap. REQUIRES: bytes > 0.
+  // Takes a range of `bytes` and returns its offset. None: there is no gap of that size. REQUIRES:
+  // bytes > 0.
   std::optional<int64_t> Take(int64_t bytes) {
     FOX_CHECK(bytes > 0);
     int64_t begin = 0;
@@ -25,8 +27,9 @@ class SwapSpace {
       begin = taken + size;
     }
     if (bytes_ - begin < bytes) return std::nullopt;
-    taken_.emplace(begin, bytes);
+    FOX_CHECK(taken_.emplace(begin, bytes).second);
     used_ += bytes;
+    FOX_CHECK(used_ <= bytes_);
     return begin;
   }
   void Give(int64_t offset) {
@@ -39,7 +42,7 @@ class SwapSpace {
  private:
   const int64_t bytes_;
   int64_t used_ = 0;
-  std::map<int64_t, int64_t> taken_;  // bytes by offset
+  std::map<int64_t, int64_t> taken_;  // offset to bytes
 };
 
 }  // namespace fox

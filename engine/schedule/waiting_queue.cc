@@ -1,4 +1,4 @@
-// Turns and shares. Read waiting_queue.h first.
+// WaitingQueue: turns, virtual time and shares of the queue. Read waiting_queue.h first.
 #include "engine/schedule/waiting_queue.h"
 
 #include <algorithm>
@@ -18,6 +18,36 @@ void WaitingQueue::Leave(const Sequence& sequence) {
   const auto found = clients_.find(sequence.request.client);
   FOX_CHECK(found != clients_.end() && found->second.members > 0);
   if (--found->second.members == 0) clients_.erase(found);
+}
+
+void WaitingQueue::Check() const {
+  int64_t size = 0, tokens = 0, max_tokens = 0;
+  const auto add = [&](const Sequence* sequence) {
+    sequence->Check();
+    FOX_CHECK(sequence->state == SequenceState::kWaiting);
+    ++size;
+    tokens += sequence->queue_.tokens;
+    max_tokens += sequence->queue_.max_tokens;
+  };
+  for (const Sequence* sequence : preempted_) {
+    FOX_CHECK(sequence->preempted);
+    add(sequence);
+  }
+  size_t waiting = 0;  // clients
+  for (const auto& [id, client] : clients_) {
+    FOX_CHECK(client.id == id && client.running >= 0 && client.members > 0);
+    FOX_CHECK(static_cast<int64_t>(client.waiting.size()) + client.running <= client.members);
+    if (!client.waiting.empty()) ++waiting;
+    const int64_t tokens_before = tokens, max_tokens_before = max_tokens;
+    for (const Sequence* sequence : client.waiting) {
+      FOX_CHECK(!sequence->preempted && sequence->request.client == id);
+      add(sequence);
+    }
+    FOX_CHECK(client.tokens == tokens - tokens_before);
+    FOX_CHECK(client.max_tokens == max_tokens - max_tokens_before);
+  }
+  FOX_CHECK(turns_.size() == waiting);
+  FOX_CHECK(size_ == size && tokens_ == tokens && max_tokens_ == max_tokens);
 }
 
 void WaitingQueue::Count(const Sequence& sequence, int64_t sign, Client* client) {
@@ -95,16 +125,16 @@ Sequence* WaitingQueue::Due(Seconds now) const {
   return nullptr;
 }
 
-Sequence* WaitingQueue::Hungriest() const {
-  Sequence* hungriest = nullptr;
+Sequence* WaitingQueue::LongestWithoutToken() const {
+  Sequence* longest = nullptr;
   const auto consider = [&](const auto& waiting) {
     for (Sequence* sequence : waiting) {
-      if (hungriest == nullptr || IsHungrier(*sequence, *hungriest)) hungriest = sequence;
+      if (longest == nullptr || IsLongerWithoutToken(*sequence, *longest)) longest = sequence;
     }
   };
   consider(preempted_);
   for (const Client* client : turns_) consider(client->waiting);
-  return hungriest;
+  return longest;
 }
 
 void WaitingQueue::Start(Sequence* sequence, Seconds now) {
@@ -118,7 +148,7 @@ void WaitingQueue::Start(Sequence* sequence, Seconds now) {
   ++client.running;
   sequence->queue_.running_since = now;
   sequence->queue_.charged_length = sequence->length();
-  if (sequence->preempted) return;  // charged before
+  if (sequence->preempted) return;  // charged at its first start
   Serve(sequence->remaining(), &client);
 }
 
@@ -130,10 +160,10 @@ void WaitingQueue::Stop(Sequence* sequence) {
   const int64_t decoded = length - std::exchange(entry.charged_length, length);
   const int64_t steps =
       sequence->all_mask_steps - std::exchange(entry.charged_mask_steps, sequence->all_mask_steps);
-  Serve(kDecodeCost * decoded + steps / kMaskStepsOfAToken, &client);
+  Serve(kDecodeCost * decoded + steps / kMaskStepsPerToken, &client);
 }
 
-// Each of the clients that are here is due its part of it.
+// Advances virtual time by tokens / clients, each client's fair part.
 void WaitingQueue::Serve(int64_t tokens, Client* client) {
   served_ += static_cast<double>(tokens) / static_cast<double>(clients_.size());
   const bool waits = !client->waiting.empty();
@@ -142,9 +172,9 @@ void WaitingQueue::Serve(int64_t tokens, Client* client) {
   if (waits) turns_.insert(client);
 }
 
-// Every other client whose turn comes first gets as many tokens as this one has before the
-// newcomer, and its own.
-Work WaitingQueue::Ahead(uint64_t client, int64_t tokens, int64_t asked,
+// Until the newcomer starts, each other client with an earlier turn is served as many tokens as
+// this client: its waiting ones and the newcomer's.
+Work WaitingQueue::Ahead(uint64_t client, int64_t tokens, int64_t cost,
                          const ServiceTimes& times) const {
   Work work;
   for (const Sequence* sequence : preempted_) {
@@ -156,7 +186,7 @@ Work WaitingQueue::Ahead(uint64_t client, int64_t tokens, int64_t asked,
       static_cast<double>(tokens + (own == clients_.end() ? 0 : own->second.tokens));
   auto newcomer = static_cast<int64_t>(served_);
   if (own != clients_.end()) newcomer = std::max(newcomer, own->second.served + own->second.tokens);
-  newcomer += asked;
+  newcomer += cost;
   for (const Client* other : turns_) {
     if (other->id != client && other->turn() > newcomer) continue;
     const auto total = static_cast<double>(other->tokens);

@@ -46,8 +46,8 @@ EngineConfig WideConfig() {
 // Where the GPU is no Hopper, more decode rows than these choose products by their number; so do
 // rows of logits, among which all of a prompt's may be.
 int32_t Invariant(int32_t rows) {
-  constexpr auto kMost = static_cast<int32_t>(cuda::LinearEngine::kMaxPassedRows);
-  return cuda::HasClusterGemm() ? rows : std::min(rows, kMost);
+  constexpr auto kMax = static_cast<int32_t>(cuda::LinearEngine::kMaxPassedRows);
+  return cuda::HasClusterGemm() ? rows : std::min(rows, kMax);
 }
 
 // Greedy requests, and sampled ones between them.

@@ -52,17 +52,17 @@ TEST(SpeculationTest, BadDraftsWaitLongerAndLonger) {
     EXPECT_TRUE(record.MayDraft(length));
   };
   EXPECT_TRUE(record.MayDraft(0));
-  EXPECT_EQ(record.most(), 1);
+  EXPECT_EQ(record.max_drafts(), 1);
   for (const int64_t wait : {16, 64, 64}) fail(4, wait);
-  for (const int64_t most : {int64_t{1}, int64_t{kMostDrafts}}) {
+  for (const int64_t most : {int64_t{1}, int64_t{kMaxDrafts}}) {
     judge(1, 1, 1);
-    EXPECT_EQ(record.most(), most);
+    EXPECT_EQ(record.max_drafts(), most);
   }
   judge(1, 9, 2);  // enough
   fail(4, 2);
-  EXPECT_EQ(record.most(), kMostDrafts);
+  EXPECT_EQ(record.max_drafts(), kMaxDrafts);
   fail(4, 8);
-  EXPECT_EQ(record.most(), 1);
+  EXPECT_EQ(record.max_drafts(), 1);
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ TEST_F(MaskSharesTest, AClientAloneAndCheapMasksDoNotWait) {
   AddAll(1, 8, kHeavy);
   Run(20, &tokens);
   for (RequestId id = 0; id < 8; ++id) EXPECT_EQ(tokens[id], 20) << id;
-  for (const auto& sequence : sequences_) sequence->mask_steps = kSequenceMaskSteps;
+  for (const auto& sequence : sequences_) sequence->mask_steps = kMaskStepsPerSequence;
   AddAll(2, 8, 0);
   tokens.clear();
   Run(20, &tokens);

@@ -16,7 +16,7 @@ std::vector<int32_t> Tokens(int32_t first, int64_t count) {
   return tokens;
 }
 
-const PrefixTree::Realm kRealm{"", -10};
+const PrefixTree::CacheNamespace kRealm{"", -10};
 
 TEST(PrefixTreeTest, NodesGoWhenNothingHangsOnThem) {
   PrefixTree tree;

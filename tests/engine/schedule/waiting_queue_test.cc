@@ -61,7 +61,7 @@ TEST_F(WaitingQueueTest, StepsOfMasksAreCharged) {
   Sequence* first = Add(1, 10);
   EXPECT_EQ(Turns(1), Clients{1});
   for (int i = 0; i < 5; ++i) Add(2, 10);
-  first->all_mask_steps = 40 * kMaskStepsOfAToken;
+  first->all_mask_steps = 40 * kMaskStepsPerToken;
   queue_.Stop(first);
   for (int i = 0; i < 2; ++i) Add(1, 10);
   EXPECT_EQ(Turns(6), (Clients{2, 2, 2, 2, 2, 1}));

@@ -232,7 +232,7 @@ void FakeExecutor::CheckMixture(const StepPlan& plan) {
   if (limits.max_mixed_tokens == 0 || !decodes) return;
   // Where chunks do not matter the first may have a page beyond what others took.
   const int64_t page = kPageTokens, more = limits.chunk_multiple == 1 ? page : 0;
-  if (prefill > std::max({limits.max_mixed_tokens, page, limits.least_prefill()}) + more) {
+  if (prefill > std::max({limits.max_mixed_tokens, page, limits.min_prefill()}) + more) {
     Violate("too many tokens of prompts beside decodes");
   }
 }

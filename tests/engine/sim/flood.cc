@@ -61,7 +61,7 @@ class Bounds {
   Bounds(const Day& day, const Newcomers& newcomers) {
     const Swarm& swarm = day.swarm();
     const ExecutorLimits& limits = swarm.executor.limits;
-    const int64_t least = limits.least_prefill();
+    const int64_t least = limits.min_prefill();
     const int64_t slots =
         std::min({int64_t{limits.max_num_seqs}, limits.max_num_batched_tokens - least + 1,
                   limits.max_logit_rows - least + 1});

@@ -91,13 +91,13 @@ int Main(int argc, char** argv) {
   Settings settings;
   bool help = false;
   FlagSet flags;
-  constexpr int64_t kMost = int64_t{1} << 50;
-  flags.Int("seed", "N", "one day alone", 0, kMost, &settings.seed);
-  flags.Int("first-seed", "N", "of many days", 1, kMost, &settings.first_seed);
-  flags.Int("events", "N", "how many to run to", 1, kMost, &settings.events);
-  flags.Int("days", "N", "how many seeds at most; 0: any", 0, kMost, &settings.days);
-  flags.Int("seconds", "N", "the longest time; 0: any", 0, kMost, &settings.seconds);
-  flags.Int("operations", "N", "of a day", 1, kMost, &settings.operations);
+  constexpr int64_t kMax = int64_t{1} << 50;
+  flags.Int("seed", "N", "one day alone", 0, kMax, &settings.seed);
+  flags.Int("first-seed", "N", "of many days", 1, kMax, &settings.first_seed);
+  flags.Int("events", "N", "how many to run to", 1, kMax, &settings.events);
+  flags.Int("days", "N", "how many seeds at most; 0: any", 0, kMax, &settings.days);
+  flags.Int("seconds", "N", "the longest time; 0: any", 0, kMax, &settings.seconds);
+  flags.Int("operations", "N", "of a day", 1, kMax, &settings.operations);
   flags.Int("chunk-multiple", "N", "the executor's, 1 or a multiple of 64; 0: any", 0, 1024,
             &settings.chunk_multiple);
   flags.Bool("flood", "end each day with a flood of newcomers", &settings.flood);

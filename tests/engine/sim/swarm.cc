@@ -211,7 +211,7 @@ void ChooseChunks(Random& random, int64_t multiple, Swarm* swarm) {
   limits.chunk_multiple = multiple;
   if (multiple == 1) return;
   const int64_t others = random.Chance(0.8) ? limits.max_num_seqs - 1 : 0;
-  const int64_t least = limits.least_prefill() + others;
+  const int64_t least = limits.min_prefill() + others;
   limits.max_num_batched_tokens = std::max(limits.max_num_batched_tokens, least);
   limits.max_logit_rows = std::max(limits.max_logit_rows, least);
 }

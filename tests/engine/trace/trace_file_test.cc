@@ -45,14 +45,14 @@ TEST_F(TraceFileTest, TheFileIsWholeAfterEveryWrite) {
 }
 
 TEST_F(TraceFileTest, ItEndsWithinItsBytesAndSaysSo) {
-  constexpr int64_t kMost = 2000;
-  std::unique_ptr<TraceFile> file = Open(kMost);
+  constexpr int64_t kMax = 2000;
+  std::unique_ptr<TraceFile> file = Open(kMax);
   for (int i = 0; i < 1000; ++i) file->Add("{\"ph\":\"i\",\"name\":\"event\"}");
   file->Flush();
   const size_t events = Events().size();
   EXPECT_GT(events, 30u);
   EXPECT_EQ(Events().back()["args"]["labels"], "the trace is full");
-  EXPECT_LE(std::filesystem::file_size(path_), kMost);
+  EXPECT_LE(std::filesystem::file_size(path_), kMax);
   file->Add("{}");
   file.reset();
   EXPECT_EQ(Events().size(), events);
