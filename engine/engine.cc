@@ -70,10 +70,12 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
   for (StepObserver* observer : observers_) observer->BeforeCollect();
   absl::StatusOr<StepResult> result = executor_.Collect();
   if (!result.ok()) return Fail(result.status(), now, outputs);
+  FOX_CHECK(!in_flight_.empty());
   const InFlight flight = std::move(in_flight_.front());
   in_flight_.pop_front();
   const size_t count = flight.arrivals.size();
   FOX_CHECK(result->logits.size() == count && result->stats.size() == count);
+  FOX_CHECK(flight.plan.sequences.size() == count);
   for (StepObserver* observer : observers_) observer->AfterCollect(flight.plan, *result);
   ++stats_.steps;
   free_pages_ = result->free_pages;

@@ -1,4 +1,4 @@
-// Puts the parts together. See engine_factory.h.
+// Engine factory: checkpoint, backend, memory plan, runner, engine.
 #include "engine/engine_factory.h"
 
 #include <algorithm>
@@ -26,16 +26,16 @@ constexpr bool kHasCuda = true;
 constexpr bool kHasCuda = false;
 #endif
 
-// Of a step's prompts: a GPU's steps are short.
+// Default of max_step_seconds on a CPU. A GPU's steps are short enough.
 constexpr double kCpuStepSeconds = 0.25;
 
-// A snapshot is some conversation, or some text that questions are asked about.
+// A snapshot is a conversation, or a text about which several questions are asked.
 constexpr int32_t kSnapshotSlots = 128;
 
-// On a GPU, whose steps are short. On the CPU the backend has the cores.
+// On a GPU, because its steps are short. On a CPU the backend needs the cores.
 constexpr unsigned kMatchingThreads = 8;
 
-// Beyond, more sequences at once gain little and cost each of them time.
+// More sequences at once gain little throughput and cost each of them time.
 constexpr int32_t kMaxSeqs = 256, kSeqsPerThread = 8;
 
 int32_t MaxSeqs(const EngineConfig& config, bool on_gpu) {
@@ -143,10 +143,10 @@ absl::Status LimitPruning(const ModelConfig& config, RunnerOptions& options) {
   return absl::OkStatus();
 }
 
-// What the engine may have of the host's memory.
+// The host's memory that the engine may use.
 MemoryLimit HostMemory(const EngineConfig& config) {
-  return Beside(AvailableMemory(), config.host_bytes_beside,
-                "calls and the process (3 x --call-memory-mb and 128)");
+  return WithReserve(AvailableMemory(), config.host_bytes_beside,
+                     "calls and the process (3 x --call-memory-mb and 128)");
 }
 
 // Throws when memory runs out.
@@ -157,9 +157,6 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   if (!checkpoint.ok()) return checkpoint.status();
   absl::StatusOr<Backend> backend = MakeBackend(config);
   if (!backend.ok()) return backend.status();
-  if (config.op_clock != nullptr) {
-    backend->ops = std::make_unique<TimedOps>(std::move(backend->ops), config.op_clock);
-  }
   DeviceQueue* queue = backend->ops->queue();
 
   RunnerOptions options = config.runner;
@@ -171,13 +168,13 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   RunnerOptions largest = options;
   largest.max_num_seqs = max_seqs;
   largest = WithStepSizes(largest, queue != nullptr);
-  // A length that is not given follows from the memory.
+  // Without --max-model-len the length follows from the memory.
   Workload load = WorkloadOf(checkpoint->config(), largest);
   load.max_seqs = largest.max_num_seqs;  // without padding, for the message
   if (const auto reason = backend->ops->Unsupported(load)) {
     return absl::InvalidArgumentError(*reason);
   }
-  // What does not fit is refused before the weights are read.
+  // Refuses a model that does not fit before the weights are read.
   const DType residual_dtype = backend->dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   const MemoryLimit host = HostMemory(config);
   const MemoryLimit limit =

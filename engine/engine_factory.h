@@ -1,5 +1,5 @@
-// From a model directory and flags to a running engine: the one place where checkpoint, backend,
-// memory and scheduler meet.
+// Engine factory: makes an engine from a model directory and flags. The one place where checkpoint,
+// backend, memory and scheduler meet.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 #include "engine/engine.h"
 #include "engine/request/step_observer.h"
 #include "engine/run/model_runner.h"
-#include "engine/trace/timed_ops.h"
+#include "kernels/interface/ops.h"
 #include "models/checkpoint/model_config.h"
 #include "models/weights.h"
 
@@ -34,13 +34,12 @@ struct EngineConfig {
   int64_t kv_cache_bytes = 0;             // 0: see MemoryRequest
   int64_t kv_cache_tokens = 0;            // see MemoryRequest
   int64_t swap_space_bytes = -(1 << 20);  // 0: none; negative: chosen, see PlanSwapSpace
-  int64_t host_bytes_beside = 0;          // of the host's memory, for what is not the engine's
+  int64_t host_bytes_beside = 0;          // host memory kept for other parts of the process
   bool allow_nonfinite = false;
   bool plain_gemm = false;               // row-independent matrix products, for invariance; CPU
-  double gpu_memory_utilization = 0.9;   // of the GPU's memory, for all that the engine allocates
+  double gpu_memory_utilization = 0.9;   // share of the GPU's memory that the engine may allocate
   bool portable_kernels = false;         // no Hopper kernels even on Hopper, for tests
   bool overlap_kernels = true;           // false: one kernel at a time, for tests
-  std::shared_ptr<OpClock> op_clock;     // null: operations are not timed
   std::vector<StepObserver*> observers;  // must outlive the engine
   LoadProgress progress;
 };
@@ -48,14 +47,14 @@ struct EngineConfig {
 // Parses "auto" (bf16 where it is fast, else f32), "f64", "f32", "bf16", for the CPU.
 absl::StatusOr<DType> ChooseDType(const std::string& name);
 
-// A backend alone. `dtype`: of linear weights and pages, from MakeBackend itself.
+// A backend without a model, and the type of its linear weights and pages.
 struct Backend {
   std::unique_ptr<Ops> ops;
   DType dtype = DType::kF32;
 };
 absl::StatusOr<Backend> MakeBackend(const EngineConfig& config);
 
-// Only the model and its cache, for tools that decide what to run themselves.
+// Loads only the model and its cache, for tools that make their own plans.
 absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& config);
 
 struct LoadedEngine {

@@ -15,6 +15,7 @@
 
 #include "engine/base/mutex.h"
 #include "engine/base/steady_clock.h"
+#include "kernels/core/check.h"
 
 namespace fox {
 namespace {
@@ -175,6 +176,7 @@ void EngineThread::Impl::SubmitOnEngineThread(SubmitCommand& command) {
   {
     const MutexLock lock(mutex);
     if (!status.ok()) outstanding -= static_cast<int64_t>(ids.size());
+    FOX_CHECK(outstanding >= 0);
     stats = engine->stats();
   }
   called_back = true;
@@ -196,6 +198,7 @@ void EngineThread::Impl::Deliver(std::vector<RequestOutput> outputs) {
   if (ended == 0) return;
   const MutexLock lock(mutex);
   outstanding -= ended;
+  FOX_CHECK(outstanding >= 0);
 }
 
 void EngineThread::Impl::EndAll() {

@@ -94,9 +94,7 @@ absl::StatusOr<Observers> Observe(ServerFlags* flags) {
           Log(LogLevel::kWarning, "the trace ends", {{"reason", reason}});
         });
     if (!file.ok()) return file.status();
-    auto trace = std::make_unique<Trace>(*std::move(file));
-    flags->engine.op_clock = trace->OperationClock();
-    observers.push_back(std::move(trace));
+    observers.push_back(std::make_unique<Trace>(*std::move(file)));
   }
   for (const auto& observer : observers) flags->engine.observers.push_back(observer.get());
   return observers;

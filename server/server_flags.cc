@@ -410,8 +410,7 @@ void RegisterServerFlags(ServerFlags* flags, FlagSet* set) {
             "lowest level that is logged", &flags->log_level);
   set->Enum("log-format", {{"text", LogFormat::kText}, {"json", LogFormat::kJson}},
             "form of log lines", &flags->log_format);
-  set->String("trace", "FILE",
-              "write a Chrome trace of requests, steps and operations, at most 256 MiB [none]",
+  set->String("trace", "FILE", "write a Chrome trace of requests and steps, at most 256 MiB [none]",
               &flags->trace);
   set->Action("version", "print the version and exit", &flags->version);
   set->Action("help", "print this and exit", &flags->help);

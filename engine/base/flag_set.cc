@@ -1,4 +1,4 @@
-// FlagSet: see flag_set.h. Registration first, then parsing, then printing.
+// FlagSet: registration, then parsing, then printing.
 #include "engine/base/flag_set.h"
 
 #include <algorithm>
@@ -17,9 +17,9 @@ namespace fox {
 namespace {
 
 constexpr char kPrefix[] = "FOX_";
-constexpr size_t kMaxSuggestions = 3;  // of more, none is likely to be meant
+constexpr size_t kMaxSuggestions = 3;  // among more, none is likely to be the right one
 
-// False unless all of `text` is a number; of floating-point ones, a finite one.
+// False unless all of `text` is a number, and a finite one.
 template <typename T>
 bool ParseNumber(const std::string& text, T* value) {
   const char* end = text.data() + text.size();
@@ -47,8 +47,8 @@ bool IsKubernetesLink(const std::string& value) {
          absl::StartsWith(value, "sctp://");
 }
 
-// What else a Service called fox-... puts into the environment: FOX_GRPC_SERVICE_HOST,
-// FOX_GRPC_SERVICE_PORT_HTTP, FOX_GRPC_PORT_50051_TCP_ADDR.
+// True for the other variables that Kubernetes sets for a Service called fox-...:
+// FOX_GRPC_SERVICE_HOST, FOX_GRPC_SERVICE_PORT_HTTP, FOX_GRPC_PORT_50051_TCP_ADDR.
 bool IsKubernetesVariable(const std::string& name) {
   if (absl::EndsWith(name, "_SERVICE_HOST") || absl::StrContains(name, "_SERVICE_PORT"))
     return true;

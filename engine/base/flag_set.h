@@ -1,6 +1,6 @@
-// FlagSet: command-line flags of our programs: `--name=value`, `--name value`, and for
-// booleans `--name` and `--no-name`; what the command line does not set, the environment may
-// (FOX_NAME). Invariant: a target keeps its default unless a valid value was given.
+// FlagSet: command-line flags of our programs: `--name=value`, `--name value`, and for booleans
+// `--name` and `--no-name`. The environment (FOX_NAME) sets flags that the command line does not.
+// Invariant: a target keeps its default unless a valid value was given.
 //
 // Why not Abseil's flags (tried: 20220623, Debian 12's, the oldest that we build with): a name is a
 // C++ identifier, so `--max-num-seqs` is an unknown flag; a wrong flag ends the process inside the
@@ -55,13 +55,13 @@ class FlagSet {
   void OptionalDouble(const std::string& name, const std::string& value_name,
                       const std::string& help, std::optional<double>* target);
   void Bool(const std::string& name, const std::string& help, bool* target);
-  // A Bool that the environment does not set: something to do instead of running.
+  // A Bool that the environment does not set, for an action instead of running.
   void Action(const std::string& name, const std::string& help, bool* target);
   void Choice(const std::string& name, const std::vector<std::string>& choices,
               const std::string& help, std::string* target);
-  // A Choice of auto, f64, f32 and bf16, which may also be given by PyTorch's names.
+  // A Choice of auto, f64, f32 and bf16. PyTorch's names are accepted, too.
   void DTypeChoice(const std::string& name, const std::string& help, std::string* target);
-  // A Choice of names of `values`, of which the target is one.
+  // A Choice of the names of `values`. The target's default is one of the values.
   template <typename T>
   void Enum(const std::string& name, const std::vector<std::pair<std::string, T>>& values,
             const std::string& help, T* target) {
@@ -82,24 +82,23 @@ class FlagSet {
         });
   }
 
-  // Takes the arguments after the program's name. The first error is returned, and what is right is
-  // set all the same. InvalidArgument names the flag; an unknown one comes with a suggestion.
+  // Takes the arguments after the program's name. Returns the first error, and sets all valid flags
+  // all the same. InvalidArgument names the flag, and a similar one if it is unknown.
   absl::Status Parse(const std::vector<std::string>& arguments,
                      const Environment& environment = {});
 
-  // What was no flag, in order; everything after `--` is.
+  // Arguments that are no flags, in order; all arguments after `--` count as such.
   const std::vector<std::string>& positional() const { return positional_; }
-  // Whether the command line or the environment set it.
+  // True if the command line or the environment set the flag.
   bool IsSet(const std::string& name) const { return set_.count(name) > 0; }
   // One line for each flag, or each of `names`, grouped, with its default.
   std::string Help(const std::vector<std::string>& names = {}) const;
-  // Every flag as it now stands.
+  // Every flag with its present value.
   std::vector<std::pair<std::string, std::string>> Values() const;
-  // Those of them that were set, and not to their defaults.
+  // The flags that were set to other values than their defaults.
   std::vector<std::pair<std::string, std::string>> Changed() const;
-  // Variables FOX_... that were ignored, one sentence each: those that are no flag's, and links of
-  // Kubernetes, which gives every container FOX_GRPC_PORT=tcp://10.0.0.1:50051 when a Service is
-  // called fox-grpc.
+  // One sentence for each ignored variable FOX_...: variables of no flag, and links of Kubernetes,
+  // which gives every container FOX_GRPC_PORT=tcp://10.0.0.1:50051 if a Service is called fox-grpc.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
@@ -132,9 +131,9 @@ class FlagSet {
   std::vector<std::string> positional_, warnings_;
 };
 
-// "; did you mean PREFIX...?" for a name that is not among `names`: those that begin with it or end
-// with "-" and it, else the one that is the fewest edits away. Empty where that is more than half
-// of it.
+// "; did you mean PREFIX...?" for a name that is not among `names`. Suggests names that begin with
+// it or end with "-" and it, else the name with the fewest edits; none if these are more than half
+// of its letters.
 std::string Suggestion(const std::string& name, const std::vector<std::string>& names,
                        const std::string& prefix);
 

@@ -1,4 +1,4 @@
-// Means and differences of AcpLoss. See acp_loss.h.
+// AcpLoss: means and differences, overall and by position.
 #include "engine/eval/acp_loss.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// AcpLoss: what pruning costs. The losses of the same tokens without pruning, under either bound,
-// and once more without pruning but with the sums of matrix products taken in another order, which
-// shows how much of a difference is rounding.
+// AcpLoss: the cost of pruning in loss. The losses of the same tokens without pruning, under either
+// bound, and once more without pruning but with the sums of matrix products taken in another order,
+// which shows how much of a difference is rounding.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Text and JSON of an AcpReport. See acp_report.h for what each part shows.
+// AcpReport: the totals and the table of heads as text, and everything as JSON.
 #include "engine/eval/acp_report.h"
 
 #include <algorithm>
@@ -13,7 +13,6 @@
 namespace fox {
 namespace {
 
-constexpr int64_t kPictureCells = 48;
 constexpr size_t kHistogramBins = 10;
 constexpr size_t kMostGlobal = 5;
 
@@ -99,32 +98,6 @@ std::string MostGlobal(const AcpTrace& certified) {
   });
 }
 
-// One row of the picture: query pages from `query` on against all key pages, `cell` of them a
-// character. A cell is kept when any pair in it is; FirstSeen rises, so the first query decides.
-std::string PictureRow(const HeadTrace& head, int64_t query, int64_t cell) {
-  std::string row;
-  for (int64_t key = 0; key < head.pages(); key += cell) {
-    if (key > query) {
-      row += ' ';
-    } else {
-      row += std::min(key + cell - 1, query) >= head.FirstSeen(query) ? '#' : '.';
-    }
-  }
-  return row;
-}
-
-std::string Picture(const HeadTrace& paper, const HeadTrace& certified) {
-  const int64_t cell = (paper.pages() + kPictureCells - 1) / kPictureCells;
-  const auto width = static_cast<int>((paper.pages() + cell - 1) / std::max<int64_t>(cell, 1));
-  std::string text = absl::StrFormat("    %-*s  %s\n", width, "paper", "certified");
-  for (int64_t query = 0; query < paper.pages(); query += cell) {
-    text += "    " + PictureRow(paper, query, cell) + "  " + PictureRow(certified, query, cell);
-    text.erase(text.find_last_not_of(' ') + 1);
-    text += '\n';
-  }
-  return text;
-}
-
 nlohmann::ordered_json HeadJson(const HeadTrace& head) {
   return {{"mean_window", head.MeanWindow()},
           {"pruned_share", head.PrunedShare()},
@@ -204,56 +177,6 @@ std::string AcpReport::Totals() const {
       Number(ratios.all_at_end), Number(ratios.forgetting_at_end), paper.PrunedPairs(),
       certified.PrunedPairs(), paper.EvictedPages(), certified.EvictedPages(),
       paper.stats.max_log_evicted_mass, certified.stats.max_log_evicted_mass, log_tolerance);
-}
-
-std::string AcpReport::Histogram() const {
-  const auto of_paper = Bins(paper), of_certified = Bins(certified);
-  std::string text = "  pruned share     paper / certified, heads\n";
-  for (size_t bin = 0; bin < kHistogramBins; ++bin) {
-    const double low = static_cast<double>(bin) / kHistogramBins;
-    absl::StrAppendFormat(&text, "  %.1f .. %.1f  %4d %s\n", low, low + 1.0 / kHistogramBins,
-                          of_paper[bin], std::string(static_cast<size_t>(of_paper[bin]), 'p'));
-    absl::StrAppendFormat(&text, "              %4d %s\n", of_certified[bin],
-                          std::string(static_cast<size_t>(of_certified[bin]), 'c'));
-  }
-  return text;
-}
-
-std::string AcpReport::Boundaries() const {
-  if (paper.heads.empty()) return "";
-  const std::vector<size_t> order = ByWindow(certified);
-  const auto saved = [&](size_t i) {
-    return paper.heads[i].MeanWindow() - certified.heads[i].MeanWindow();
-  };
-  const size_t gain = *std::max_element(order.begin(), order.end(),
-                                        [&](size_t a, size_t b) { return saved(a) < saved(b); });
-  const std::array<std::pair<const char*, size_t>, 4> chosen = {
-      {{"most local", order.front()},
-       {"median", order[order.size() / 2]},
-       {"where certified gains most", gain},
-       {"most global", order.back()}}};
-  std::string text;
-  for (const auto& [name, i] : chosen) {
-    const HeadTrace& head = certified.heads[i];
-    absl::StrAppendFormat(&text, "  %s: layer %d head %d\n%s\n", name, head.layer, head.head,
-                          Picture(paper.heads[i], head));
-  }
-  return text;
-}
-
-std::string AcpReport::Sweep() const {
-  std::string text =
-      "              pairs pruned     pages evicted    loss - off, mean     largest of a token\n"
-      "  log eps   paper  certified  paper  certified  paper  certified     paper  certified\n";
-  for (const SweepPoint& point : sweep) {
-    const AcpTrace &p = point.paper, &c = point.certified;
-    absl::StrAppendFormat(&text, "  %7g %7.4f %7.4f %9.4f %7.4f %+12.2e %+9.2e %9.2e %9.2e\n",
-                          point.log_tolerance, p.PrunedPairs(), c.PrunedPairs(), p.EvictedPages(),
-                          c.EvictedPages(), p.MeanLoss() - off.MeanLoss(),
-                          c.MeanLoss() - off.MeanLoss(), LargestChange(p, off),
-                          LargestChange(c, off));
-  }
-  return text;
 }
 
 nlohmann::ordered_json AcpReport::Json() const {

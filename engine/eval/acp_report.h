@@ -1,5 +1,5 @@
-// AcpReport: the paper's and the certified bound side by side, as text (table, histogram,
-// boundaries over the decay matrix, loss, a sweep over log eps) and as JSON.
+// AcpReport: the paper's and the certified bound side by side. Totals, loss and a table of heads as
+// text; everything, with the sweep over log eps and each head's pages, as JSON.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +33,6 @@ struct AcpReport {
   // all evictions (acp.md). Blocks that prefill rows skip obey the same tolerance row by row and
   // are not part of it.
   std::string Totals() const;
-  std::string Histogram() const;   // pruned share of the heads
-  std::string Boundaries() const;  // most local, median, most gained, most global head
-  std::string Sweep() const;       // savings and loss by log eps
   nlohmann::ordered_json Json() const;
 };
 

@@ -1,4 +1,4 @@
-// Runs a sequence page by page and reads the cache's live ranges. See acp_trace.h.
+// AcpTrace: runs a sequence page by page and reads the cache's live ranges.
 #include "engine/eval/acp_trace.h"
 
 #include <numeric>

@@ -1,6 +1,6 @@
-// AcpTrace: what every head keeps of one sequence under one bound, page end by page end, and the
-// quantities made from it, with the loss of its tokens. Measured through the engine's own cache:
-// eviction is decided at page ends only, so steps of one page show every decision. Read
+// AcpTrace: the pages that every head keeps of one sequence under one bound, page end by page end,
+// the quantities derived from them, and the loss of the tokens. Measured through the engine's own
+// cache: eviction is decided at page ends only, so steps of one page show every decision. Read
 // acp_report.h next.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace fox {
 struct HeadTrace {
   int layer = 0;
   int head = 0;
-  std::vector<int32_t> first_live;  // by page p: the first live page once page p's end was decided
+  std::vector<int32_t> first_live;  // [pages]: the first live page after the end of page p
 
   int64_t pages() const { return static_cast<int64_t>(first_live.size()); }
   // First page that the rows of page p see.

@@ -1,5 +1,6 @@
-// fox-eval acp: what each head keeps of a text under the paper's bound and under the certified one,
-// and what that does to the loss. Measuring is in acp_trace.h, text and JSON are in acp_report.h.
+// fox-eval acp: measures the pages that each head keeps of a text under the paper's and the
+// certified bound, and the effect on the loss. acp_trace.h measures, acp_report.h makes text and
+// JSON.
 #include <cstdio>
 
 #include "absl/strings/numbers.h"
@@ -14,7 +15,8 @@
 namespace fox {
 namespace {
 
-// Steps of the run that shows rounding: no whole pages, so that a GPU's products have other shapes.
+// Tokens of a step in the run that shows rounding. Not a whole page, so that a GPU's products have
+// other shapes.
 constexpr int64_t kOtherChunk = 37;
 
 struct Flags {
@@ -45,11 +47,11 @@ absl::Status Parse(const Arguments& arguments, Flags& values) {
   flags.String("ids", "FILE", "in place of --text: JSON list of token ids", &values.ids);
   flags.Int("tokens", "N", "of a window; cut to whole pages of 64", kPageTokens, 1 << 24,
             &values.tokens);
-  flags.Int("windows", "N", "whose loss is measured; what heads keep is told of the first", 1,
+  flags.Int("windows", "N", "windows whose loss is measured; heads are traced in the first", 1,
             1 << 20, &values.windows);
-  flags.String("sweep", "LIST", "further log eps for the first window, for example -2,-5,-20",
+  flags.String("sweep", "LIST", "further log eps for the first window, in --json: -2,-5,-20",
                &values.sweep);
-  flags.String("json", "FILE", "writes everything there", &values.json);
+  flags.String("json", "FILE", "file for the whole report", &values.json);
   if (absl::Status s = ParseOrHelp(flags, arguments, "fox-eval acp"); !s.ok()) return s;
   for (const char* unused : {"acp", "chunk"}) {
     if (!flags.IsSet(unused)) continue;
@@ -89,7 +91,7 @@ absl::StatusOr<Windows> ReadWindows(const Flags& flags, const ModelConfig& confi
   return windows;
 }
 
-// Nothing pruned, products summed in another order.
+// The losses without pruning and with products summed in another order.
 absl::Status MeasureRounding(const Flags& flags, const Windows& windows, AcpReport& report) {
   EngineConfig config = flags.common.Config(report.loss.window);
   config.runner.acp = AcpMode::kOff;
@@ -112,7 +114,7 @@ absl::Status MeasureRounding(const Flags& flags, const Windows& windows, AcpRepo
   return absl::OkStatus();
 }
 
-// All that one bound has to do: the report's trace, the loss of every window, the sweep.
+// Runs everything for one bound: the report's trace, the loss of every window, the sweep.
 absl::Status Measure(const Flags& flags, AcpMode mode, const Windows& windows, AcpReport& report) {
   EngineConfig config = flags.common.Config(report.loss.window);
   config.runner.acp = mode;
@@ -148,11 +150,7 @@ void Print(const AcpReport& report) {
   std::printf("%s, %lld tokens, log eps %g\n\nTotals\n%s\nLoss\n%s\n", report.model.c_str(),
               static_cast<long long>(report.tokens()), report.log_tolerance,
               report.Totals().c_str(), report.loss.Table().c_str());
-  if (!report.sweep.empty()) std::printf("Sweep over log eps\n%s\n", report.Sweep().c_str());
-  std::printf(
-      "Boundaries over the decay matrix: a row is a block of queries, a column one of keys;\n"
-      "# is kept, . is pruned\n\n%s\nHeads by what is pruned of them\n%s\nEach head\n%s",
-      report.Boundaries().c_str(), report.Histogram().c_str(), report.Table().c_str());
+  std::printf("Each head\n%s", report.Table().c_str());
 }
 
 }  // namespace

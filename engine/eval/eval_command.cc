@@ -1,4 +1,4 @@
-// Common flags and input files of fox-eval.
+// fox-eval: common flags and input files.
 #include "engine/eval/eval_command.h"
 
 #include <algorithm>
@@ -40,7 +40,7 @@ EngineConfig EvalFlags::Config(int64_t tokens) const {
   config.log_tolerance = log_tolerance;
   config.threads = static_cast<int>(threads);
   config.kv_cache_tokens = tokens;
-  config.gpu_memory_utilization = 1;  // all that is free may be used: little of it will be
+  config.gpu_memory_utilization = 1;  // all free memory may be used; little of it will be
   config.runner.max_model_len = tokens;
   config.runner.max_num_seqs = 1;
   config.runner.max_num_batched_tokens = std::min(chunk, tokens);

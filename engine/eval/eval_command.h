@@ -1,4 +1,4 @@
-// What the subcommands of fox-eval share: their common flags, and one function each.
+// EvalFlags: the common flags of fox-eval's subcommands; and the function of each subcommand.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +27,10 @@ struct EvalFlags {
   bool plain_gemm = false, enforce_eager = false;
 
   void Register(FlagSet& flags);
-  // For one sequence of at most `tokens` tokens, which need not be pruned to fit; takes the memory
-  // that it needs and no more.
+  // A configuration for one sequence of at most `tokens` tokens, which fits without pruning. It
+  // takes no more memory than that.
   EngineConfig Config(int64_t tokens) const;
-  // log eps that the model will run with; -infinity when `acp` is off.
+  // log eps of the run; -infinity if `acp` is off.
   double Tolerance(const ModelConfig& config) const;
 };
 

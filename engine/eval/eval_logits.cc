@@ -1,4 +1,4 @@
-// fox-eval logits and fox-eval greedy: what the model says, to compare with other implementations.
+// fox-eval logits and fox-eval greedy: the model's answers, to compare with other implementations.
 #include <bit>
 #include <cstdio>
 #include <fstream>
@@ -76,7 +76,7 @@ absl::Status EvalGreedy(const Arguments& arguments) {
   common.Register(flags);
   flags.Group("Greedy");
   flags.String("ids", "FILE", "JSON list of token ids", &ids_path);
-  flags.Int("new", "N", "tokens to generate; end-of-sequence is not heeded", 1, 1 << 24, &count);
+  flags.Int("new", "N", "tokens to generate; end of sequence does not stop", 1, 1 << 24, &count);
   if (absl::Status s = ParseOrHelp(flags, arguments, "fox-eval greedy"); !s.ok()) return s;
   if (absl::Status s = Require(common.model, "model"); !s.ok()) return s;
   if (absl::Status s = Require(ids_path, "ids"); !s.ok()) return s;

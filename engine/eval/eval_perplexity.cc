@@ -1,5 +1,5 @@
-// fox-eval perplexity: the loss of a text, window by window, each from an empty context. Logits are
-// those of the serving path; log-softmax and the sums are float64.
+// fox-eval perplexity: the loss of a text, window by window, each from an empty context. The logits
+// come from the serving path; log-softmax and sums are float64.
 #include <unistd.h>
 
 #include <algorithm>

@@ -15,12 +15,12 @@ constexpr char kUsage[] =
     "  logits      logits of given token ids, to a safetensors file\n"
     "  greedy      greedy continuation of given token ids, as a JSON list\n"
     "  perplexity  loss, perplexity and bits per byte of a text\n"
-    "  acp         what each head keeps under the paper's and the certified bound, and what it\n"
-    "              costs in loss, by position and by log eps\n";
+    "  acp         pages that each head keeps under the paper's and the certified bound, and the\n"
+    "              cost in loss, by position and by log eps\n";
 
 struct Command {
   std::function<absl::Status(const fox::Arguments&)> run;
-  const char* needs_less;  // the flags that make it need less memory
+  const char* needs_less;  // names the flags that reduce its memory
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// One sequence in slot 0, step by step. See teacher_forcing.h.
+// TeacherForcing: runs one sequence in slot 0, step by step.
 #include "engine/eval/teacher_forcing.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // TeacherForcing: runs given tokens through the engine's own path (paged cache, chunked prefill,
-// eviction, then decode one by one) and hands out every row of logits. What fox-eval measures with.
+// eviction, then decode one by one) and hands out every row of logits. fox-eval measures with it.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,15 @@ struct TeacherForcingOptions {
   std::function<void(const StepResult&)> after_step;  // may be null
 };
 
-// logits: [rows, V] wide, of positions first .. first + rows - 1: those of a step.
+// Receives the logits [rows, V] of a step, for positions first .. first + rows - 1.
 using LogitsSink = std::function<void(int64_t first, const MatrixView& logits)>;
 
-// Pages that a plan of one sequence takes must be free: ResourceExhausted when its `count` tokens
-// from `position` on need more than `free_pages`.
+// ResourceExhausted if `count` tokens from `position` on need more than `free_pages` pages.
 absl::Status CheckPages(const ExecutorLimits& limits, int64_t position, int64_t count,
                         int64_t free_pages);
 
-// Uses slot 0, emptied first. The sink may be null. OutOfRange, InvalidArgument: `ids` are too many
-// or unknown to the model. ResourceExhausted: see CheckPages.
+// Uses slot 0, which it empties first. The sink may be null. Errors: OutOfRange, too many `ids`;
+// InvalidArgument, an id unknown to the model; ResourceExhausted, see CheckPages.
 absl::Status RunTeacherForced(ModelRunner& runner, const std::vector<int32_t>& ids,
                               const TeacherForcingOptions& options, const LogitsSink& sink);
 

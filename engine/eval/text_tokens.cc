@@ -1,4 +1,4 @@
-// Splitting and wrapping of documents. See text_tokens.h.
+// TextTokens: splits and wraps documents.
 #include "engine/eval/text_tokens.h"
 
 #include <optional>

@@ -1,6 +1,6 @@
-// TextTokens: a text file as the token ids that a model was trained on: documents split at a line
-// that holds a single zero byte, each wrapped as bos ... eos and encoded on its own, one after
-// another. What perplexity, acp and fox-bench feed to a model.
+// TextTokens: a text file as token ids, in the form that a model was trained on. Documents are
+// split at a line that holds a single zero byte; each is encoded on its own and wrapped as bos ...
+// eos. fox-eval perplexity, fox-eval acp and fox-bench feed these ids to a model.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace fox {
 
 struct TextTokens {
   std::vector<int32_t> ids;
-  int64_t bytes = 0;      // of the documents that `ids` stand for, without separators
+  int64_t bytes = 0;      // length of the encoded documents, without separators
   int64_t documents = 0;  // empty ones are not counted
 };
 

@@ -1,12 +1,15 @@
-// Log-softmax of one row. See token_loss.h.
+// TokenLoss: log-softmax of one row.
 #include "engine/eval/token_loss.h"
 
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/core/check.h"
+
 namespace fox {
 
 double TokenLoss(const MatrixView& logits, int64_t row, int32_t token) {
+  FOX_CHECK(0 <= row && row < logits.rows && 0 <= token && token < logits.cols);
   const auto loss = [&](const auto* values) {
     values += row * logits.row_stride;
     const auto top = static_cast<double>(*std::max_element(values, values + logits.cols));

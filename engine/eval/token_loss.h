@@ -1,4 +1,4 @@
-// TokenLoss: what one row of logits says about the token that follows, in float64.
+// TokenLoss: the loss of the next token in one row of logits, in float64.
 #pragma once
 
 #include <cstdint>

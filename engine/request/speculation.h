@@ -15,7 +15,7 @@ struct Speculation {
   int32_t lookup_max = 5, lookup_min = 5;  // length of the suffix that must have occurred before
 };
 
-inline constexpr int32_t kMaxDrafts = 14;
+inline constexpr int32_t kMaxDrafts = 14;  // of a sequence in a step
 // Tokens in which a step looks for drafts, all its sequences together.
 inline constexpr int64_t kDraftWindow = 1 << 16;
 

@@ -1,4 +1,4 @@
-// Lays a step's arrays out in one block. See batch_builder.h.
+// BatchBuilder: lays a step's arrays out in one block, then fills and sends them.
 #include "engine/run/batch_builder.h"
 
 #include <algorithm>
@@ -18,6 +18,7 @@ PlannedSequence PaddingSequence(int64_t position) {
 BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t max_logit_rows,
                            int64_t num_slots)
     : ops_(ops), max_seqs_(max_seqs), max_logit_rows_(max_logit_rows) {
+  static_assert(std::max({alignof(SampleRow), alignof(SampleRecord), alignof(int64_t)}) <= 16);
   size_t end = 0;
   const auto take = [&end](int64_t count, size_t size) {
     const size_t at = end;
@@ -76,6 +77,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
   for (int64_t i = 0; i < total; ++i) {
     const PlannedSequence& seq = i < planned ? plan.sequences[static_cast<size_t>(i)] : padding;
     const auto tokens = static_cast<int64_t>(seq.token_ids.size());
+    FOX_CHECK(tokens > 0 && seq.position >= 0);
     if (tokens == 1) {
       FOX_CHECK(decodes == i);  // decodes come first
       ++decodes;
@@ -90,7 +92,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
     const bool unwanted = seqs > 0 && seq.logit_rows.empty();
     const std::vector<int32_t>& wanted = unwanted ? padding.logit_rows : seq.logit_rows;
     for (size_t k = 0; k < wanted.size(); ++k, ++logit_rows) {
-      FOX_CHECK(logit_rows < max_logit_rows_);
+      FOX_CHECK(logit_rows < max_logit_rows_ && 0 <= wanted[k] && wanted[k] < tokens);
       At<int64_t>(staging, logit_row_)[logit_rows] = rows + wanted[k];
       SampleRow& sample = At<SampleRow>(staging, sample_)[logit_rows];
       sample = {};

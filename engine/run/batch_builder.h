@@ -1,5 +1,6 @@
-// BatchBuilder: a StepPlan as the arrays an operation reads. They lie at fixed places of one block
-// of the backend's memory, so that a step sends one copy and a captured graph finds them again.
+// BatchBuilder: turns a StepPlan into the arrays that operations read. The arrays lie at fixed
+// places of one block of the backend's memory, so that a step sends one copy and a captured graph
+// finds them again.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +11,13 @@
 
 namespace fox {
 
-// What a step reports, in the backend's memory; [max_seqs] each, in the order of the plan.
+// The outputs of a step, in the backend's memory. Arrays are [max_seqs], in the order of the plan,
+// if nothing else is said.
 struct StepOutputs {
-  // Of PagedKv, [1] each where nothing else is said: they lie here to come back with the rest.
-  int32_t* free_pages = nullptr;  // free_count
-  PoolFault* pool_fault = nullptr;
-  int32_t* sole_pages = nullptr;  // [num_slots]
+  // Fields of PagedKv. They lie here so that they come back with the rest.
+  int32_t* free_pages = nullptr;    // [1], PagedKv::free_count
+  PoolFault* pool_fault = nullptr;  // [1]
+  int32_t* sole_pages = nullptr;    // [num_slots]
   int64_t* blocks_total = nullptr;
   int64_t* blocks_pruned = nullptr;
   int64_t* pages_evicted = nullptr;
@@ -23,26 +25,26 @@ struct StepOutputs {
   SampleRecord* sampled = nullptr;         // [max_logit_rows], by logit row
 };
 
-// Fills a batch up and touches nothing: slot -1, one token.
+// A sequence that pads a batch and touches no slot: slot -1, one token.
 PlannedSequence PaddingSequence(int64_t position);
 
 class BatchBuilder {
  public:
-  // At most so many rows, sequences (padding included) and logit rows a step; `num_slots`: of
-  // the cache.
+  // `max_rows`, `max_seqs` (with padding), `max_logit_rows`: limits of a step; `num_slots`: slots
+  // of the cache.
   BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t max_logit_rows,
                int64_t num_slots);
 
   // Bytes of the block that `staging` of Build must hold.
   size_t bytes() const { return block_.bytes(); }
 
-  // Lays the plan out in `staging` (host, pinned if there is a queue) and sends it. Pads a plan of
-  // single tokens to `seqs` sequences, each with a row of logits, wanted or not (0: no padding).
-  // `staging` must stay as it is until the copy has happened. REQUIRES: the plan is within the
-  // limits given above; its sequences of one token come first.
+  // Writes the plan's arrays to `staging` (host memory, pinned if there is a queue) and sends them.
+  // `seqs` > 0: the plan has single tokens only and is padded to `seqs` sequences, each with a row
+  // of logits. `staging` must not change until the copy has happened. REQUIRES: the plan is within
+  // the limits of the constructor; its sequences with one token come first.
   void Build(const StepPlan& plan, int64_t seqs, std::byte* staging, Stream stream);
 
-  // Of the last Build.
+  // Results of the last Build.
   const BatchView& batch() const { return batch_; }
   const int64_t* logit_rows() const { return logit_rows_; }
   const SampleRow* sample_rows() const { return sample_rows_; }
@@ -50,12 +52,11 @@ class BatchBuilder {
 
   const StepOutputs& outputs() const { return outputs_; }
   int32_t* sampled_tokens() const { return sampled_tokens_.as<int32_t>(); }
-  // The outputs in a block, or in the host copy of one, which begins at output_buffer().
+  // The outputs within a block, or within a host copy that begins at output_buffer().
   StepOutputs OutputsAt(std::byte* block) const;
   const std::byte* output_buffer() const { return block_.as<std::byte>(); }
   size_t output_bytes() const { return output_bytes_; }
-  // Of the beginning of the outputs, which holds free_pages, pool_fault, sole_pages and nothing
-  // else.
+  // Bytes of the first part of the outputs: free_pages, pool_fault and sole_pages.
   size_t pool_bytes() const { return sampled_; }
 
  private:
@@ -66,7 +67,7 @@ class BatchBuilder {
 
   Ops& ops_;
   int64_t max_seqs_, max_logit_rows_;
-  // Byte offsets; the outputs come first, the token ids, which grow most, last.
+  // Byte offsets. The outputs come first; the token ids, the longest array, come last.
   size_t sole_pages_ = 0, sampled_ = 0, counts_ = 0, mass_ = 0, output_bytes_ = 0;
   size_t position_ = 0, row_begin_ = 0, tolerance_ = 0, logit_row_ = 0, sample_ = 0, slot_ = 0,
          token_ = 0;

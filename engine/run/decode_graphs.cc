@@ -1,4 +1,4 @@
-// Buckets, shapes and the graphs of decode steps. See decode_graphs.h.
+// DecodeGraphs: buckets and shapes of decode steps, capture and replay.
 #include "engine/run/decode_graphs.h"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ MatrixView DecodeGraphs::Run(const DecodeShape& shape, const Step& step) {
     return step();
   }
   captured.graph = queue_.Capture(queue_.stream(), [&] { captured.logits = step(); });
-  // Else queue_.error() says why.
+  // Null: capturing failed, and queue_.error() says why.
   if (captured.graph != nullptr) captured.graph->Launch(queue_.stream());
   return captured.logits;
 }

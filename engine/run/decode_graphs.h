@@ -1,5 +1,5 @@
-// DecodeGraphs: decode steps on a backend with a queue, captured once per shape and then replayed.
-// Graphs change when work is launched, never what is computed.
+// DecodeGraphs: captures the decode steps of a backend with a queue, once per shape, and replays
+// them. Graphs change when work is launched and never its results.
 #pragma once
 
 #include <compare>
@@ -14,7 +14,8 @@
 
 namespace fox {
 
-// What a decode step launches depends on this; all else it reads from fixed addresses.
+// The launches of a decode step depend on its shape alone; everything else is read from fixed
+// addresses.
 struct DecodeShape {
   int64_t bucket = 1;  // sequences, padding included
   bool small = true;   // BatchView::small
@@ -30,7 +31,7 @@ int64_t DecodeBucket(int64_t seqs);
 // Every shape of the decode steps of up to `max_num_seqs` sequences, the smallest bucket first.
 std::vector<DecodeShape> DecodeShapes(int64_t max_num_seqs, int64_t max_model_len);
 
-// One thread calls, the one that calls the queue.
+// Only the thread that calls the queue may call this.
 class DecodeGraphs {
  public:
   // Enqueues one step and returns its logits.
@@ -39,8 +40,9 @@ class DecodeGraphs {
   // `queue` must outlive the graphs.
   explicit DecodeGraphs(DeviceQueue& queue) : queue_(queue) {}
 
-  // Runs a step of that shape and returns where its logits will be. `step` runs as it is the first
-  // time, so that capturing allocates nothing, and is captured the second time.
+  // Runs a step of the shape and returns where its logits will be. The first `step` of a shape runs
+  // directly, so that later ones allocate nothing; the second is captured, and replayed from then
+  // on.
   MatrixView Run(const DecodeShape& shape, const Step& step);
 
  private:

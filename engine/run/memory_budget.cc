@@ -1,4 +1,4 @@
-// Pages are what is left to decide: weights and activations have fixed sizes.
+// MemoryBudget: weights and activations have fixed sizes; the pool of pages takes the rest.
 #include "engine/run/memory_budget.h"
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/core/check.h"
 
 namespace fox {
 namespace {
@@ -20,7 +21,7 @@ int64_t UnprunedTokens(const PagedKvShape& shape) {
   return shape.num_pages / shape.lists_per_slot() * kPageTokens;
 }
 
-// Whether the pool is large enough for so many slots.
+// True if the pool is large enough for planned.max_num_seqs sequences.
 bool PoolSuits(const ModelConfig& config, const RunnerOptions& planned, bool on_gpu) {
   const PagedKvShape shape = CacheShape(config, planned);
   const size_t tables = TableBytes(shape) + (on_gpu ? PenaltyStateBytes(config, planned) : 0);
@@ -28,8 +29,8 @@ bool PoolSuits(const ModelConfig& config, const RunnerOptions& planned, bool on_
          8 * tables <= static_cast<size_t>(shape.num_pages) * shape.page_bytes();
 }
 
-// What a step works in beside weights and cache. Before the sequences' length is known: with that
-// of the longest default.
+// Bytes that a step needs beside weights and cache. While the length of sequences is unknown, the
+// longest default counts.
 int64_t StepBytes(const ModelConfig& config, DType residual_dtype, const Ops& ops,
                   const RunnerOptions& options) {
   Workload load = WorkloadOf(config, options);
@@ -59,11 +60,12 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
   const int64_t bytes =
       request.kv_cache_bytes > 0 ? request.kv_cache_bytes : request.available_bytes;
   const int64_t lists = shape.lists_per_slot();
+  FOX_CHECK(lists > 0 && shape.page_bytes() > 0);
   int64_t pages = std::min<int64_t>(bytes / static_cast<int64_t>(shape.page_bytes()),
                                     std::numeric_limits<int32_t>::max());
   if (request.kv_cache_tokens > 0) {
     const int64_t unpruned = PagesFor(request.kv_cache_tokens) * lists;
-    // Eviction may make do with fewer.
+    // With eviction fewer pages may do.
     if (pages < (options.acp == AcpMode::kOff ? unpruned : lists)) {
       return absl::ResourceExhaustedError(absl::StrFormat(
           "the KV cache of %d tokens takes %.1f MiB, but %.1f MiB are left for it",
@@ -133,7 +135,7 @@ absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& besi
       options = planned;
       return absl::OkStatus();
     }
-    // Tables of a pool that is chosen come out of it; they do not grow as it shrinks.
+    // The tables of a chosen pool are taken out of it; they do not grow as it shrinks.
     if (again || request.kv_cache_bytes > 0 || excess >= request.available_bytes) {
       return refuse(pages, tables);
     }
@@ -143,7 +145,7 @@ absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& besi
 
 absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig& config,
                                       const RunnerOptions& options, bool on_gpu, int64_t asked) {
-  constexpr int64_t kMax = int64_t{1} << 30;
+  constexpr int64_t kMaxChosen = int64_t{1} << 30;
   if (host.bytes == 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat("--call-memory-mb: ", host.source, " leaves nothing of the host's memory"));
@@ -152,7 +154,7 @@ absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig
   const auto least = static_cast<int64_t>(SwapBytes(shape, shape.lists_per_slot()));
   if (asked < 0) {
     const int64_t pool = shape.num_pages * static_cast<int64_t>(shape.page_bytes());
-    const int64_t bytes = on_gpu ? std::min({pool / 8, host.bytes / 16, kMax}) : 0;
+    const int64_t bytes = on_gpu ? std::min({pool / 8, host.bytes / 16, kMaxChosen}) : 0;
     return bytes >= least ? bytes / kSwapAlignment * kSwapAlignment : 0;
   }
   if (asked > host.bytes) {
@@ -183,28 +185,30 @@ absl::StatusOr<RunnerOptions> PlanStepSizes(
       continue;
     }
     if (!status.ok()) return status;
-    const int64_t most = std::max(kMinStepTokens, UnprunedTokens(CacheShape(config, planned)) / 4 /
-                                                      kPageTokens * kPageTokens);
-    if (sizes.max_num_batched_tokens > 0 || planned.max_num_batched_tokens <= most) return planned;
-    sizes.max_num_batched_tokens = most;  // the pool grows by what activations give up
+    const int64_t max_tokens =
+        std::max(kMinStepTokens,
+                 UnprunedTokens(CacheShape(config, planned)) / 4 / kPageTokens * kPageTokens);
+    if (sizes.max_num_batched_tokens > 0 || planned.max_num_batched_tokens <= max_tokens)
+      return planned;
+    sizes.max_num_batched_tokens = max_tokens;  // smaller activations leave more for the pool
   }
 }
 
 int64_t AvailableDeviceBytes(Ops& ops, double utilization, const FoxWeights& weights,
                              const RunnerOptions& options) {
-  constexpr double kRoom = 1 << 30;  // for cuBLAS, graphs, small tables
+  constexpr double kReserve = 1 << 30;  // for cuBLAS, graphs, small tables
   const DeviceQueue& queue = *ops.queue();
   const auto total = static_cast<double>(queue.total_bytes());
   const double used = total - static_cast<double>(queue.free_bytes());
   const auto step =
       static_cast<double>(StepBytes(weights.config, weights.residual_dtype, ops, options));
-  // Before the sequences' length is known: tables of the longest default.
+  // While the length of sequences is unknown: tables for the longest default.
   PagedKvShape shape = CacheShape(weights.config, options);
   shape.max_pages = PagesFor(std::max(options.max_model_len, kMaxDefaultLen));
   const auto tables = static_cast<double>(TableBytes(shape));
   const auto states = static_cast<double>(PenaltyStateBytes(weights.config, options));
   return std::max<int64_t>(
-      0, static_cast<int64_t>(utilization * total - used - step - tables - states - kRoom));
+      0, static_cast<int64_t>(utilization * total - used - step - tables - states - kReserve));
 }
 
 std::string DescribeMemory(const ModelRunner& runner) {

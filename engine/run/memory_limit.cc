@@ -1,4 +1,4 @@
-// MemoryLimit: see memory_limit.h. Formats: proc(5), cgroups(7), and the kernel's
+// MemoryLimit: reads /proc and control groups. Formats: proc(5), cgroups(7), and the kernel's
 // Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 #include "engine/run/memory_limit.h"
 
@@ -13,7 +13,8 @@
 namespace fox {
 namespace {
 
-// Address space for threads that are yet to start: 8 MiB of stack and often 64 MiB of heap each.
+// Address space kept for threads that have yet to start: 8 MiB of stack and often 64 MiB of heap
+// each.
 constexpr int64_t kThreadBytes = 768 << 20;
 
 // The number after `key` in a file of "key number" lines; `key` "": the file's only number.
@@ -35,7 +36,7 @@ void Lower(MemoryLimit* limit, int64_t bytes, const char* source) {
   if (bytes < limit->bytes) *limit = {std::max<int64_t>(0, bytes), source};
 }
 
-// Names of one version's files.
+// The files of one version of control groups.
 struct CgroupFiles {
   const char* source;
   const char* mount;
@@ -55,8 +56,8 @@ constexpr CgroupFiles kVersion1 = {"the control group's memory.limit_in_bytes",
                                    "/memory.usage_in_bytes",
                                    "total_inactive_file "};
 
-// Each group above the process limits it. In a container the mount shows the container's own group
-// at its top, under whatever path the host knows it by.
+// Lowers the limit to that of each group above the process. In a container the mount shows the
+// container's own group at its top, though the host knows it by another path.
 void LowerByCgroup(const std::string& root, const CgroupFiles& files, std::string group,
                    MemoryLimit* limit) {
   for (;;) {
@@ -104,10 +105,10 @@ MemoryLimit AvailableMemory(const std::string& root) {
   return limit;
 }
 
-MemoryLimit Beside(MemoryLimit limit, int64_t bytes, const std::string& what) {
+MemoryLimit WithReserve(MemoryLimit limit, int64_t bytes, const std::string& purpose) {
   if (bytes == 0) return limit;
   return {std::max<int64_t>(limit.bytes - bytes, 0),
-          limit.source + ", beside " + std::to_string(bytes >> 20) + " MiB for " + what + ","};
+          limit.source + ", beside " + std::to_string(bytes >> 20) + " MiB for " + purpose + ","};
 }
 
 }  // namespace fox

@@ -1,5 +1,5 @@
-// MemoryLimit: how much memory the process may still take, of the machine's and of every limit that
-// stands around it.
+// MemoryLimit: how much memory the process may still take, by the machine's free memory and by
+// every limit on the process.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,15 @@ namespace fox {
 
 struct MemoryLimit {
   int64_t bytes = 0;
-  std::string source;  // what sets it, for people
+  std::string source;  // names the limit, for messages
 };
 
-// The least of MemAvailable, what the control groups around the process leave (v1 and v2; page
-// cache that is easily given up counts as free) and what RLIMIT_AS leaves beside what threads will
-// take (0.5 GiB); 4 GiB where none can be read. `root` is put in front of /proc and /sys, for
-// tests.
+// The smallest of: MemAvailable; the rest of each control group around the process (v1 and v2,
+// where inactive page cache counts as free); the rest of RLIMIT_AS less 0.75 GiB for threads. 4 GiB
+// if none can be read. `root` is put in front of /proc and /sys, for tests.
 MemoryLimit AvailableMemory(const std::string& root = "");
 
-// What is left beside `bytes` for `what`: "calls and the process".
-MemoryLimit Beside(MemoryLimit limit, int64_t bytes, const std::string& what);
+// The limit less `bytes` for `purpose`, for example "calls and the process".
+MemoryLimit WithReserve(MemoryLimit limit, int64_t bytes, const std::string& purpose);
 
 }  // namespace fox

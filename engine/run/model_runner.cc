@@ -1,4 +1,5 @@
-// Plan in, logits, tokens and counters out. Read model_runner.h first.
+// ModelRunner: submits plans to the model and collects logits, tokens and counters. Read
+// model_runner.h first.
 #include "engine/run/model_runner.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
 
 namespace fox {
 namespace {
@@ -16,9 +18,10 @@ constexpr int64_t kGpuMixedTokens = 1536;
 
 // Rows that prefill attention computes together on a GPU.
 constexpr int64_t kGpuChunkMultiple = 128;
+static_assert(kGpuChunkMultiple % kPageTokens == 0);
 
-// Bytes a second that a slot is copied with, at best. What it is compared with, computing again, is
-// measured (ServiceTimes).
+// Highest rate of copying a slot, in bytes a second. The scheduler compares it with the measured
+// time of computing again (ServiceTimes).
 constexpr double kCpuSwapRate = 10e9, kGpuSwapRate = 50e9;
 
 RunnerOptions Supported(RunnerOptions options, const Ops& ops) {
@@ -27,7 +30,7 @@ RunnerOptions Supported(RunnerOptions options, const Ops& ops) {
   return options;
 }
 
-// One token for each sequence.
+// True if every sequence brings one token.
 bool IsDecode(const StepPlan& plan) {
   return std::all_of(plan.sequences.begin(), plan.sequences.end(),
                      [](const auto& seq) { return seq.token_ids.size() == 1; });
@@ -40,8 +43,8 @@ bool HasMasks(const StepPlan& plan) {
 
 }  // namespace
 
-// A decode step brings one row of every sequence, and each of them wants logits; a mixed one all
-// but one beside the least chunk of that one, all of whose tokens may want them.
+// A step must have room, in tokens and in rows of logits, for one token of every sequence, and on a
+// GPU for the smallest chunk of one prompt beside the tokens of all others.
 RunnerOptions WithStepSizes(RunnerOptions options, bool on_gpu) {
   const auto chosen = [&options, on_gpu](int64_t size, int64_t fallback) {
     return std::max<int64_t>(size > 0 ? size : fallback,
@@ -144,7 +147,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
     limits_.graph_sizes.assign(sizes.begin(), sizes.end());
   }
   ops_->Reserve(WorkloadOf(weights_.config, options_));
-  // One more than may be in flight: the one whose logits are being read.
+  // One more than plans in flight, for the step whose logits are being read.
   for (int i = 0; i <= limits_.depth; ++i) {
     idle_.push_back(std::make_unique<StepReadback>(*ops_, batch_));
   }
@@ -170,6 +173,7 @@ absl::Status ModelRunner::Submit(const StepPlan& plan) {
   if (absl::Status status = Health(); !status.ok()) return status;
   FOX_CHECK(static_cast<int>(in_flight_.size()) < limits_.depth);
   if (collected_ != nullptr) idle_.push_back(std::move(collected_));
+  FOX_CHECK(!idle_.empty());
   std::unique_ptr<StepReadback> step = std::move(idle_.back());
   idle_.pop_back();
   const bool decode = queue_ != nullptr && IsDecode(plan);
@@ -189,10 +193,11 @@ absl::Status ModelRunner::Submit(const StepPlan& plan) {
   return Health();
 }
 
-// What Submit left: samples of rows with a mask, and the way back.
+// The rest of Submit for a plan with masks: samples, and copies to the host.
 absl::Status ModelRunner::SetMasks(const std::vector<const uint32_t*>& masks) {
   if (absl::Status status = Health(); !status.ok()) return status;
   const auto words = static_cast<size_t>(MaskWords(weights_.config.vocab_size));
+  FOX_CHECK(!in_flight_.empty() && masks.size() <= static_cast<size_t>(limits_.max_num_seqs));
   StepReadback& step = *in_flight_.back();
   uint32_t* const staged = step.Masks(masks.size() * words);
   for (size_t i = 0; i < masks.size(); ++i) {
@@ -206,6 +211,7 @@ absl::Status ModelRunner::SetMasks(const std::vector<const uint32_t*>& masks) {
 
 void ModelRunner::MoveSlots(const StepPlan& plan) {
   const auto place = [this](const SwappedSlot& swapped) {
+    FOX_CHECK(swapped.offset >= 0 && swapped.pages >= 0);
     FOX_CHECK(swapped.offset + limits_.SwapBytes(swapped.pages) <= limits_.swap_bytes);
     return HostSlot{swap_space_.as<std::byte>() + swapped.offset, swapped.pages};
   };
@@ -225,7 +231,7 @@ void ModelRunner::MoveSlots(const StepPlan& plan) {
   for (const SwappedSlot& in : plan.swap_ins) ops_->SwapIn(place(in), in.slot, cache(), stream_);
 }
 
-// The backend reads the entries where they lie.
+// The backend reads the entries in the host memory of `step`.
 void ModelRunner::SetPenaltyState(const StepPlan& plan, StepReadback& step) {
   if (plan.penalty_state.empty()) return;
   size_t count = 0;
@@ -262,7 +268,7 @@ absl::Status ModelRunner::CaptureGraphs() {
   if (graphs_ == nullptr) return absl::OkStatus();
   StepReadback& step = *idle_.back();
   for (const DecodeShape& shape : DecodeShapes(options_.max_num_seqs, options_.max_model_len)) {
-    // A batch of padding: nothing is touched.
+    // A batch of padding touches no slot.
     StepPlan padding;
     const bool longer = !shape.small && shape.bucket == 1;
     if (longer) padding.sequences.push_back(PaddingSequence(kSmallBatchTokens));

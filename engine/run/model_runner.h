@@ -1,8 +1,8 @@
-// ModelRunner: the StepExecutor that runs a FoX model over a paged KV cache. It only computes:
-// what to run was decided by the scheduler.
+// ModelRunner: the StepExecutor that runs a FoX model over a paged KV cache. It only computes; the
+// scheduler decides what to run.
 //
-// On a backend with a queue() two plans may be in flight: a plan is enqueued whole, but for samples
-// that wait for masks; what it reports comes back through pinned memory (step_readback.h), and
+// On a backend with a queue() two plans may be in flight. A plan is enqueued whole, except for
+// samples that wait for masks; its results come back through pinned memory (step_readback.h), and
 // decode steps run as captured graphs (decode_graphs.h).
 #pragma once
 
@@ -20,47 +20,48 @@
 
 namespace fox {
 
-// Names are those of fox-server's flags.
+// Fields are named like the flags of fox-server.
 struct RunnerOptions {
   AcpMode acp = AcpMode::kCertified;
-  DType dtype = DType::kF32, kv_dtype = DType::kF32;  // of weights, for reports; of pages
-  int32_t max_num_seqs = 16;   // 0: by the memory (PlanStepSizes), where a runner is loaded
-  int32_t spare_slots = 32;    // beside max_num_seqs, where paused sequences keep their pages
-  int32_t snapshot_slots = 0;  // for a prefix cache, where the backend shares pages
+  DType dtype = DType::kF32;     // weights; for reports only
+  DType kv_dtype = DType::kF32;  // pages
+  int32_t max_num_seqs = 16;     // 0: chosen by memory when a runner is loaded (PlanStepSizes)
+  int32_t spare_slots = 32;      // slots beside max_num_seqs, in which paused sequences keep pages
+  int32_t snapshot_slots = 0;    // slots for the prefix cache, if the backend shares pages
   int64_t max_model_len = 0;
-  // Of one step; 0: 512 on the CPU, 8192 on a GPU, less where a runner is loaded with a small pool.
-  // At least max_num_seqs, on a GPU 128 more, so that a prompt goes on beside decodes
-  // (ExecutorLimits::chunk_multiple): less is raised to that.
+  // Tokens of a step. 0: 512 on a CPU, 8192 on a GPU, or fewer when a runner is loaded with a small
+  // pool. Raised to max_num_seqs, on a GPU to 128 more, so that a prompt goes on beside decodes
+  // (ExecutorLimits::chunk_multiple).
   int64_t max_num_batched_tokens = 0;
-  int64_t max_logit_rows = 0;  // of one step; 0: 128; raised likewise
-  // ExecutorLimits'; negative: 0 on the CPU, 1536 on a GPU, where a step of that size takes about
-  // as long as three decode steps.
+  int64_t max_logit_rows = 0;  // rows of logits of a step; 0: 128; raised in the same way
+  // ExecutorLimits::max_mixed_tokens. Negative: 0 on a CPU, 1536 on a GPU, where a step of that
+  // size takes about as long as three decode steps.
   int64_t max_mixed_tokens = -1;
   int num_pages = 0;
-  int32_t max_drafts = 0;          // ExecutorLimits'
-  int64_t swap_bytes = 0;          // of host memory, for slots that are swapped out
+  int32_t max_drafts = 0;          // ExecutorLimits::max_drafts
+  int64_t swap_bytes = 0;          // host memory for swapped slots
   bool enforce_eager = false;      // no graphs
   bool poison_free_pages = false;  // see PagedKvShape
 
   int32_t num_slots() const { return max_num_seqs + spare_slots; }
 };
 
-// `options` with the sizes of a step chosen: no 0 is left that means a default, and every sequence
-// can decode in it.
+// `options` with the sizes of a step chosen where they are 0, and large enough that every sequence
+// can decode in one step.
 RunnerOptions WithStepSizes(RunnerOptions options, bool on_gpu);
 
 PagedKvShape CacheShape(const ModelConfig& config, const RunnerOptions& options);
 
-// All that a runner with these options, sizes of a step among them, asks of its backend.
+// The largest work that a runner with these options gives its backend. REQUIRES: WithStepSizes.
 Workload WorkloadOf(const ModelConfig& config, const RunnerOptions& options);
 
-// Bytes of what a backend samples with: of each slot a penalty state and a bit, whether it may
-// follow, for each token of the vocabulary.
+// Bytes that a backend needs to sample: for each slot and each token of the vocabulary a penalty
+// state and a bit of the grammar's mask.
 size_t PenaltyStateBytes(const ModelConfig& config, const RunnerOptions& options);
 
 class ModelRunner : public StepExecutor {
  public:
-  // `options` need not have step sizes.
+  // `options` may be without step sizes.
   ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const RunnerOptions& options);
   ~ModelRunner() override;
 
@@ -74,8 +75,8 @@ class ModelRunner : public StepExecutor {
   // no plan was submitted yet.
   absl::Status CaptureGraphs();
 
-  // Logits of the last submitted plan in the residual dtype, all rows of all sequences; memory of
-  // the backend. Rows with a logits processor hold the processed ones.
+  // Logits of the plan submitted last, all rows of all sequences, in the residual dtype and in
+  // memory of the backend. A row with a logits processor holds processed logits.
   const MatrixView& logits() const { return logits_; }
   const PagedKv& cache() const { return cache_.view(); }
   const FoxWeights& weights() const { return weights_; }
@@ -83,7 +84,7 @@ class ModelRunner : public StepExecutor {
   const RunnerOptions& options() const { return options_; }
 
  private:
-  // What a plan does to slots before its sequences run.
+  // Carries out the plan's drops, snapshots, releases, starts and swaps.
   void MoveSlots(const StepPlan& plan);
   void SetPenaltyState(const StepPlan& plan, StepReadback& step);
   MatrixView Forward();
@@ -100,14 +101,14 @@ class ModelRunner : public StepExecutor {
   FoxModel model_;
   BatchBuilder batch_;
   PagedKvStorage cache_;
-  Buffer penalty_state_;                  // empty where the backend does not sample; masks behind
+  Buffer penalty_state_;                  // penalty states, then masks; empty: the host samples
   uint32_t* masks_ = nullptr;             // in penalty_state_
   Buffer swap_space_;                     // host memory, which only operations touch
   std::unique_ptr<DecodeGraphs> graphs_;  // null: every step runs eagerly
   std::vector<std::unique_ptr<StepReadback>> idle_;
   std::deque<std::unique_ptr<StepReadback>> in_flight_;  // the oldest first
-  std::unique_ptr<StepReadback> collected_;              // its logits are still being read
-  std::vector<AcpStats> slots_;                          // since the slot's last release
+  std::unique_ptr<StepReadback> collected_;              // the engine still reads its logits
+  std::vector<AcpStats> slots_;                          // counters since the slot's last release
   MatrixView logits_;
 };
 

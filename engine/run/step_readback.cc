@@ -1,7 +1,9 @@
-// Copies back, and the result made of them. See step_readback.h.
+// StepReadback: copies to the host, and the StepResult.
 #include "engine/run/step_readback.h"
 
 #include <algorithm>
+
+#include "kernels/core/check.h"
 
 namespace fox {
 namespace {
@@ -92,7 +94,7 @@ void StepReadback::Wait() {
   if (event_ != nullptr) event_->Wait();
 }
 
-// As float32.
+// The logits as float32.
 const float* StepReadback::Logits() {
   if (logits_view_.dtype != DType::kF64) return logits_.as<float>();
   const double* values = logits_.as<double>();
@@ -110,10 +112,12 @@ StepResult StepReadback::Deliver(const ExecutorLimits& limits, std::vector<AcpSt
     const Awaited& seq = sequences_[i];
     result.logits.push_back(seq.rows == 0 || seq.sampled ? nullptr
                                                          : logits + row * logits_view_.cols);
-    row += seq.rows + (seq.unwanted_row ? 1 : 0);
+    row += seq.rows + (seq.padding_row ? 1 : 0);
+    FOX_CHECK(!seq.sampled || row > 0);  // its own row is the last one
     result.sampled.push_back(
         seq.sampled ? TokenOf(outputs.sampled[row - 1], seq.logprobs, limits.vocab_size)
                     : SampledToken{});
+    FOX_CHECK(0 <= seq.slot && static_cast<size_t>(seq.slot) < slots->size());
     AcpStats& stats = (*slots)[static_cast<size_t>(seq.slot)];
     stats.blocks_total += outputs.blocks_total[i];
     stats.blocks_pruned += outputs.blocks_pruned[i];

@@ -1,5 +1,5 @@
-// StepReadback: the host's side of one submitted plan: memory for what goes to the backend and for
-// what comes back, and the StepResult made of it. Reused from plan to plan.
+// StepReadback: the host's side of one submitted plan. It owns the host memory of the inputs and
+// outputs, copies the outputs back, and makes the StepResult. Reused from plan to plan.
 #pragma once
 
 #include <algorithm>
@@ -15,43 +15,43 @@
 
 namespace fox {
 
-// In this order: Begin, entries and staging, Enqueue, Wait, Deliver. One thread calls, the one
-// that calls the Ops.
+// Call in this order: Begin, Entries and staging, Enqueue, Wait, Deliver. Only the thread that
+// calls the Ops may call.
 class StepReadback {
  public:
-  // Both must outlive this. Memory is pinned where the backend has a queue.
+  // `ops` and `batch` must outlive this. Memory is pinned if the backend has a queue.
   StepReadback(Ops& ops, const BatchBuilder& batch);
 
-  // Keeps what the results of `plan` are made with. `row_each`: it is built with a row of logits
-  // for each sequence, wanted or not.
+  // Remembers the parts of `plan` that Deliver needs. `row_each`: the batch has a row of logits for
+  // each sequence, even if the plan asks for none.
   void Begin(const StepPlan& plan, bool row_each = false);
 
-  // Host memory of the batch on its way there (BatchBuilder::Build).
+  // Host memory for the batch (BatchBuilder::Build), penalty entries and words of masks, from which
+  // the backend copies.
   std::byte* staging() const { return staging_.as<std::byte>(); }
-  // Room for `count` penalty entries, and for words of masks, on their way there.
   PenaltyEntry* Entries(size_t count) { return Room<PenaltyEntry>(count, &entries_); }
   uint32_t* Masks(size_t words) { return Room<uint32_t>(words, &masks_); }
 
-  // Enqueues the copies of all that the host wants of the step; `logits` of its rows, `kv` for
-  // windows.
+  // Enqueues the copies of the step's outputs: counters and tokens, `logits` if the host samples or
+  // scores, and the first pages of `kv` if the plan asks for windows.
   void Enqueue(const MatrixView& logits, const PagedKv& kv);
   // Returns when all work enqueued before the last Enqueue or Mark is done.
   void Wait();
-  // Without a step: a point for Wait.
+  // Marks a point for Wait without copies.
   void Mark();
 
-  // The step's results. `slots`: counters of every slot since its last release, brought up to this
-  // step. REQUIRES: Wait. The logits live until the next Begin.
+  // The step's result, whose logits live until the next Begin. Updates `slots`, the counters of
+  // every slot since its last release. REQUIRES: Wait.
   StepResult Deliver(const ExecutorLimits& limits, std::vector<AcpStats>* slots);
-  // Of the pool, in this step or before. REQUIRES: Wait.
+  // The fault of the pool in this step or before. REQUIRES: Wait.
   PoolFault pool_fault() const { return *batch_.OutputsAt(outputs_.as<std::byte>()).pool_fault; }
 
  private:
   struct Awaited {
     int32_t slot;
-    int64_t rows;       // of logits, wanted
-    bool unwanted_row;  // beside those
-    bool sampled;       // on the device
+    int64_t rows;      // rows of logits that the plan asks for
+    bool padding_row;  // the batch has a row though the plan asks for none
+    bool sampled;      // on the device
     int32_t logprobs;
     int64_t end;  // tokens afterwards
   };
@@ -60,8 +60,8 @@ class StepReadback {
   template <typename T>
   T* Room(size_t count, Buffer* buffer) const {
     // Pinned allocations are slow: grow to powers of two.
-    constexpr size_t kLeast = 4096;
-    const size_t bytes = std::bit_ceil(std::max(count, kLeast) * sizeof(T));
+    constexpr size_t kMinCount = 4096;
+    const size_t bytes = std::bit_ceil(std::max(count, kMinCount) * sizeof(T));
     if (buffer->bytes() < bytes) *buffer = Allocate(bytes);
     return buffer->as<T>();
   }
@@ -71,14 +71,14 @@ class StepReadback {
   Ops& ops_;
   const BatchBuilder& batch_;
   DeviceQueue* const queue_;  // null: calls return when their work is done
-  StepPlan moves_;            // what MoveSlots reads
+  StepPlan moves_;            // the fields that MoveSlots reads
   std::vector<Awaited> sequences_;
   bool wants_windows_ = false;
   Buffer staging_, entries_, masks_, outputs_;
-  Buffer first_pages_;            // [slots, lists], once a plan asked for them
-  Buffer logits_;                 // [rows, V], as far as wanted
-  MatrixView logits_view_;        // of the backend's; no rows: none are wanted
-  std::vector<float> float32_;    // of float64 logits
+  Buffer first_pages_;            // [slots, lists], once a plan asked for windows
+  Buffer logits_;                 // [rows, V], if the plan needs them
+  MatrixView logits_view_;        // the backend's logits; no rows: the plan needs none
+  std::vector<float> float32_;    // float64 logits, rounded
   std::unique_ptr<Event> event_;  // null without a queue
 };
 

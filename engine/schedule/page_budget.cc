@@ -16,7 +16,9 @@ PageLedger::PageLedger(const ExecutorLimits& limits)
       collected_{
           limits.num_pages,
           std::vector<int64_t>(static_cast<size_t>(limits.slots() + limits.snapshot_slots), 0)},
-      expected_(collected_) {}
+      expected_(collected_) {
+  FOX_CHECK(lists_per_slot_ > 0 && num_pages_ >= 0);
+}
 
 int64_t PageLedger::shared() const {
   const auto end = expected_.held.begin() + sequence_slots_;
@@ -24,6 +26,7 @@ int64_t PageLedger::shared() const {
 }
 
 void PageLedger::Share(int32_t from) {
+  FOX_CHECK(0 <= from && static_cast<size_t>(from) < expected_.held.size());
   shared_slots_.push_back(from);
   expected_.held[static_cast<size_t>(from)] = 0;
 }
@@ -45,6 +48,7 @@ void PageLedger::Apply(const StepPlan& plan, Pool* pool) const {
   for (const SwappedSlot& in : plan.swap_ins) take(in.slot, in.pages);
   for (const PlannedSequence& sequence : plan.sequences) {
     const int64_t end = sequence.position + static_cast<int64_t>(sequence.token_ids.size());
+    FOX_CHECK(0 <= sequence.slot && sequence.slot < sequence_slots_ && sequence.position < end);
     take(sequence.slot, Between(sequence.position, end));
   }
 }

@@ -190,6 +190,7 @@ void PrefixCache::Return(Sequence* sequence) {
 }
 
 void PrefixCache::Claim(Sequence* sequence) {
+  FOX_CHECK(sequence->slot >= 0 && !sequence->prefix_.claims);
   const int64_t limit =
       std::min<int64_t>(sequence->prompt_tokens, static_cast<int64_t>(sequence->tokens.size()) - 1);
   for (PrefixTree::Node* node : tree_.Find(NamespaceOf(*sequence), sequence->tokens, limit, true)) {
@@ -219,6 +220,7 @@ int64_t PrefixCache::CutChunk(const Sequence& sequence, int64_t count) const {
 }
 
 void PrefixCache::Insert(Sequence* sequence, int64_t tokens) {
+  FOX_CHECK(sequence->slot >= 0 && tokens > 0 && tokens % SnapshotMultiple(*sequence) == 0);
   sequence->prefix_.last = tokens;
   const PrefixTree::CacheNamespace cache_namespace = NamespaceOf(*sequence);
   const std::vector<PrefixTree::Node*> known =

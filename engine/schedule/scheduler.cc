@@ -164,6 +164,7 @@ Schedule Scheduler::Next(Seconds now) {
 }
 
 void Scheduler::Collect(const StepPlan& plan, const StepResult& result) {
+  FOX_CHECK(result.stats.size() == plan.sequences.size());
   ledger_.Collect(result);
   prefixes_.Collected();
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
@@ -178,7 +179,7 @@ void Scheduler::ReleaseSlot(Sequence* sequence, bool keep) {
   prefixes_.Leave(sequence, keep);
   release_slots_.push_back(sequence->slot);
   pages_ += ledger_.held(sequence->slot);
-  free_slots_.insert(sequence->slot);
+  FOX_CHECK(free_slots_.insert(sequence->slot).second);
   slot_holders_.erase(std::remove(slot_holders_.begin(), slot_holders_.end(), sequence),
                       slot_holders_.end());
   sequence->ReleaseSlot();
@@ -461,6 +462,7 @@ int64_t Scheduler::ChunkSize(const Sequence& sequence, const Budget& budget) con
 void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* budget,
                      Schedule* schedule) {
   if (count == 0) return;
+  FOX_CHECK(0 < count && count <= sequence->remaining() && sequence->slot >= 0);
   FOX_CHECK(sequence->chunk_multiple == 1 || sequence->ChunkWithin(count) == count);
   const int64_t begin = sequence->computed, promised = begin + sequence->min_chunk();
   StepPlan& plan = schedule->plan;

@@ -27,6 +27,7 @@ void Scheduler::Preempt(Sequence* sequence, Seconds now, Schedule* schedule) {
 
 bool Scheduler::TakeFor(const Sequence& requester, Seconds now, Schedule* schedule) {
   Sequence* victim = PagesVictim(slot_holders_);
+  FOX_CHECK(!running_.empty());  // the requester runs
   if (victim == nullptr) victim = *running_.rbegin();
   if (victim->state == SequenceState::kRunning && !RunsBefore(requester, *victim)) return false;
   Preempt(victim, now, schedule);
@@ -161,6 +162,7 @@ void Scheduler::SwapOut(Sequence* sequence, StepPlan* plan) {
   // An upper bound: evictions by plans in flight are not known yet, and pages that come from a
   // snapshot count as unpruned until a plan is collected.
   const int64_t pages = ledger_.Between(0, sequence->computed) - sequence->slot_stats.pages_evicted;
+  FOX_CHECK(sequence->slot >= 0 && !sequence->swapped && pages >= 0);
   // All pages come back at once.
   if (pages + PagesToGoOn(*sequence) > limits_.num_pages) return;
   const int64_t bytes = limits_.SwapBytes(pages);

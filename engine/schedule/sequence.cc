@@ -117,6 +117,7 @@ bool Sequence::TakeDraft(const PlannedSequence& draft) {
     if (slot == draft.slot) ++computed;
     if (draft.sample) ++pending;
   }
+  FOX_CHECK(drafts > 0);
   if (--drafts == 0) draft_record.Judge(draft.position);
   return right;
 }
@@ -151,6 +152,7 @@ void Sequence::ReleaseSlot() {
 
 void Sequence::SwapIn(int32_t into_slot, int64_t unpruned) {
   FOX_CHECK(slot < 0 && in_flight == 0 && swapped.has_value());
+  FOX_CHECK(into_slot >= 0 && swapped->pages <= unpruned);
   slot = into_slot;
   slot_stats.pages_allocated = unpruned;
   slot_stats.pages_evicted = slot_stats.pages_found_evicted = unpruned - swapped->pages;
@@ -164,6 +166,7 @@ void Sequence::SwapIn(int32_t into_slot, int64_t unpruned) {
 
 void Sequence::OnStepCollected(const AcpStats& collected) {
   FOX_CHECK(in_flight > 0);
+  FOX_CHECK(0 <= collected.live_pages() && 0 <= collected.pages_evicted);
   --in_flight;
   slot_stats = collected;
   CloseSlotStats();

@@ -61,6 +61,7 @@ void WaitingQueue::Count(const Sequence& sequence, int64_t sign, Client* client)
 }
 
 void WaitingQueue::Add(Sequence* sequence, Seconds now) {
+  FOX_CHECK(sequence->state == SequenceState::kWaiting);
   sequence->queue_.waiting_since = now;
   const int64_t replays = sequence->replays_left();
   sequence->queue_.tokens = sequence->remaining() - replays;

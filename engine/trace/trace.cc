@@ -1,4 +1,4 @@
-// Events as text: names are ours, so nothing needs escaping. See trace.h.
+// Trace: writes events as JSON text. All names are our own, so nothing needs escaping.
 #include "engine/trace/trace.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/base/steady_clock.h"
+#include "kernels/core/check.h"
 
 namespace fox {
 namespace {
@@ -44,21 +45,6 @@ std::string RequestArguments(const Request& request, const Finish& finish) {
 
 }  // namespace
 
-class Trace::OperationSpans : public OpClock {
- public:
-  explicit OperationSpans(Trace& trace) : trace_(trace) {}
-
-  void Start() override { begin_ = SteadySeconds(); }
-  void Stop(const char* operation) override {
-    if (trace_.in_flight_.empty()) return;  // loading
-    trace_.AddSpan(kEngineRow, operation, begin_, SteadySeconds(), "{}");
-  }
-
- private:
-  Trace& trace_;
-  Seconds begin_ = 0;
-};
-
 Trace::Trace(std::unique_ptr<TraceFile> file) : file_(std::move(file)), start_(SteadySeconds()) {
   const auto name_row = [this](int row, const std::string& name) {
     file_->Add(absl::StrCat("{\"ph\":\"M\",\"pid\":1,\"tid\":", row,
@@ -83,6 +69,7 @@ void Trace::AfterSubmit(const StepPlan& plan) {
 void Trace::BeforeCollect() { collect_begin_ = SteadySeconds(); }
 
 void Trace::AfterCollect(const StepPlan& plan, const StepResult& result) {
+  FOX_CHECK(!in_flight_.empty());
   const InFlight step = in_flight_.front();
   in_flight_.pop_front();
   const Seconds now = SteadySeconds();
@@ -96,8 +83,8 @@ void Trace::AfterCollect(const StepPlan& plan, const StepResult& result) {
 
 void Trace::OnFirstToken(RequestId id) { first_token_[id] = SteadySeconds(); }
 
-// Of the request's own times, those of the engine, only the early ones count: the engine takes a
-// step's beginning for all that happens in it.
+// Uses only the arrival and the start of the request's own statistics: in these, everything that
+// happens in a step has the time of the step's beginning.
 void Trace::OnFinish(const Request& request, const Finish& finish) {
   const RequestId id = request.id;
   const Seconds now = SteadySeconds();
@@ -110,8 +97,6 @@ void Trace::OnFinish(const Request& request, const Finish& finish) {
   AddEdge('e', id, "request", now, "{}");
   file_->Flush();
 }
-
-std::shared_ptr<OpClock> Trace::OperationClock() { return std::make_shared<OperationSpans>(*this); }
 
 void Trace::AddSpan(int row, const std::string& name, Seconds begin, Seconds end,
                     const std::string& arguments) {

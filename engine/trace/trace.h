@@ -1,7 +1,7 @@
-// Trace: a running engine as Chrome trace events (`--trace FILE`). One row shows the engine's
-// thread: submitting a plan and in it each operation (on the CPU its computing, on a GPU its
-// enqueueing; a captured decode step has none), and collecting. One row per plan in flight shows
-// its step. Requests are asynchronous events with their phases. No prompt and no token is in it.
+// Trace: writes a running engine as Chrome trace events (`--trace FILE`). One row shows the
+// engine's thread: submitting plans (on a CPU computing them, on a GPU enqueueing them) and
+// collecting results. One row for each plan in flight shows its step. Requests are asynchronous
+// events with their phases. There is no prompt and no token in a trace.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,6 @@
 #include <string>
 
 #include "engine/request/step_observer.h"
-#include "engine/trace/timed_ops.h"
 #include "engine/trace/trace_file.h"
 
 namespace fox {
@@ -28,11 +27,7 @@ class Trace : public StepObserver {
   void OnFirstToken(RequestId id) override;
   void OnFinish(const Request& request, const Finish& finish) override;
 
-  // Makes a span of each operation of a plan in flight. Uses the trace.
-  std::shared_ptr<OpClock> OperationClock();
-
  private:
-  class OperationSpans;
   struct InFlight {
     int64_t step;
     Seconds begin;
@@ -42,7 +37,7 @@ class Trace : public StepObserver {
   // A span [begin, end) of a row; `arguments`: the text of a JSON object.
   void AddSpan(int row, const std::string& name, Seconds begin, Seconds end,
                const std::string& arguments);
-  // A phase of a request, and the begin ('b') or end ('e') of one. Phases nest.
+  // A phase of a request, and its begin ('b') or end ('e'). Phases nest.
   void AddPhase(RequestId id, const char* name, Seconds begin, Seconds end);
   void AddEdge(char kind, RequestId id, const char* name, Seconds time,
                const std::string& arguments);
@@ -54,7 +49,7 @@ class Trace : public StepObserver {
   int64_t steps_ = 0;
   Seconds collect_begin_ = 0;
   std::deque<InFlight> in_flight_;            // the oldest first
-  std::map<RequestId, Seconds> first_token_;  // of running requests
+  std::map<RequestId, Seconds> first_token_;  // running requests only
 };
 
 }  // namespace fox

@@ -1,4 +1,4 @@
-// Every write replaces the closing brackets by new events and the brackets. See trace_file.h.
+// TraceFile: each write replaces the closing brackets by new events and the brackets again.
 #include "engine/trace/trace_file.h"
 
 #include <fcntl.h>
@@ -17,7 +17,7 @@ constexpr char kOpening[] =
     "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
     "{\"ph\":\"M\",\"pid\":1,\"name\":\"process_name\",\"args\":{\"name\":\"fox-server\"}}";
 constexpr char kClosing[] = "\n]}\n";
-constexpr int64_t kRoomToEnd = 256;  // for the closing and the event that says why it ended
+constexpr int64_t kRoomToEnd = 256;  // for the closing brackets and the event with the reason
 
 bool WriteAt(int fd, const std::string& text, int64_t offset) {
   for (size_t done = 0; done < text.size();) {
@@ -66,7 +66,7 @@ void TraceFile::Flush() {
     pending_.clear();
     return;
   }
-  // A full disk: back to what was there.
+  // A full disk: restore the file as it was before.
   pending_.clear();
   ended_ = true;
   const bool restored =

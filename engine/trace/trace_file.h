@@ -1,5 +1,5 @@
-// TraceFile: a file of Chrome trace events, for chrome://tracing and ui.perfetto.dev. It is whole
-// JSON after every write, so whatever ends the process leaves a file that loads.
+// TraceFile: a file of Chrome trace events, for chrome://tracing and ui.perfetto.dev. The file is
+// complete JSON after every write, so it loads however the process ends.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +37,9 @@ class TraceFile {
   const int fd_;
   const int64_t max_bytes_;
   OnEnd on_end_ = [](const char*) {};
-  int64_t end_ = 0;      // of the last event in the file; what follows closes the list
-  std::string pending_;  // events to be written, each behind its comma
-  bool ended_ = false;   // nothing is added any more
+  int64_t end_ = 0;      // offset after the last event; the closing brackets follow
+  std::string pending_;  // events to write, each after its comma
+  bool ended_ = false;   // Add does nothing
 };
 
 }  // namespace fox

@@ -238,7 +238,6 @@ TEST(ProcessTest, ATraceIsCompleteAfterAnyEndOfTheServer) {
     EXPECT_GE(names["step"], 20);
     EXPECT_GE(tokens, 20);
     EXPECT_EQ(names["collect"], names["step"]);
-    EXPECT_GT(names["attention"], 20);
     // A begin and an end for each request that ended.
     const int requests = signal == SIGTERM ? 2 : 1;
     for (const char* phase : {"request", "queued", "prefill", "decode"}) {

@@ -4,8 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "engine/trace/timed_ops.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "tests/engine/run/forwarding_ops.h"
 
 namespace fox {
 namespace {
@@ -283,12 +283,12 @@ TEST(MemoryBudgetTest, WeightsAreCountedInTheirType) {
 }
 
 // Counts what is allocated.
-class CountingOps final : public TimedOps {
+class CountingOps final : public ForwardingOps {
  public:
-  CountingOps() : TimedOps(std::make_unique<CpuOps>(CpuOptions{}), nullptr) {}
+  CountingOps() : ForwardingOps(std::make_unique<CpuOps>(CpuOptions{})) {}
   Buffer Allocate(size_t bytes) override {
     allocated_ += bytes;
-    return TimedOps::Allocate(bytes);
+    return ForwardingOps::Allocate(bytes);
   }
   size_t allocated() const { return allocated_; }
 
@@ -327,10 +327,10 @@ class FakeQueue final : public DeviceQueue {
 constexpr int64_t kGib = 1 << 30;
 
 // Its operations: their workspace is a GiB for each two sequences.
-class FakeOps final : public TimedOps {
+class FakeOps final : public ForwardingOps {
  public:
   explicit FakeOps(int64_t free)
-      : TimedOps(nullptr, nullptr), queue_(64 * kGib, static_cast<size_t>(free)) {}
+      : ForwardingOps(nullptr), queue_(64 * kGib, static_cast<size_t>(free)) {}
   DeviceQueue* queue() override { return &queue_; }
   DType ActivationDType(DType) const override { return DType::kBF16; }
   int64_t WorkspaceBytes(const Workload& load) const override {

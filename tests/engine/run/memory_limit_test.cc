@@ -84,11 +84,11 @@ TEST_F(MemoryLimitTest, TheAddressSpace) {
 }
 
 TEST_F(MemoryLimitTest, WhatOthersNeedIsLeftToThem) {
-  const MemoryLimit limit = Beside({800 << 20, "a test"}, 300 << 20, "calls");
+  const MemoryLimit limit = WithReserve({800 << 20, "a test"}, 300 << 20, "calls");
   EXPECT_EQ(limit.bytes, 500 << 20);
   EXPECT_EQ(limit.source, "a test, beside 300 MiB for calls,");
-  EXPECT_EQ(Beside({800 << 20, "a test"}, 900 << 20, "calls").bytes, 0);
-  EXPECT_EQ(Beside({800 << 20, "a test"}, 0, "calls").source, "a test");
+  EXPECT_EQ(WithReserve({800 << 20, "a test"}, 900 << 20, "calls").bytes, 0);
+  EXPECT_EQ(WithReserve({800 << 20, "a test"}, 0, "calls").source, "a test");
 }
 
 }  // namespace

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "engine/run/model_runner.h"
-#include "engine/trace/timed_ops.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "models/checkpoint/checkpoint.h"
 #include "models/weights.h"
+#include "tests/engine/run/forwarding_ops.h"
 
 namespace fox {
 namespace {
@@ -25,19 +25,19 @@ std::unique_ptr<Ops> RowIndependentOps() {
 }
 
 // Multiplies decode rows and prefill rows by themselves, and checks that a hint comes true.
-class SplittingOps : public TimedOps {
+class SplittingOps : public ForwardingOps {
  public:
-  SplittingOps() : TimedOps(RowIndependentOps(), nullptr) {}
+  SplittingOps() : ForwardingOps(RowIndependentOps()) {}
 
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override {
     decodes_ = batch.num_decodes;
-    TimedOps::BeginStep(batch, kv, stream);
+    ForwardingOps::BeginStep(batch, kv, stream);
   }
 
   void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
              Stream stream) override {
     hinted_ = {};
-    TimedOps::Embed(batch, table, out, stream);
+    ForwardingOps::Embed(batch, table, out, stream);
   }
 
   void Linear(const LinearParams& params, Stream stream) override {
@@ -55,7 +55,7 @@ class SplittingOps : public TimedOps {
     for (const auto& [first, count] : {std::pair{int64_t{0}, decodes}, {decodes, rows - decodes}}) {
       part.in = params.in.Rows(first, count);
       part.out = params.out.Rows(first, count);
-      TimedOps::Linear(part, stream);
+      ForwardingOps::Linear(part, stream);
     }
     if (!params.next_norm) return;
     EXPECT_TRUE(params.accumulate && !params.norm);

@@ -57,6 +57,8 @@ class SchedulerTest : public testing::Test {
   // Plans a step that stays in flight until Collect.
   Schedule Plan(Seconds now = 0) {
     Schedule schedule = scheduler_->Next(now);
+    scheduler_->Check();
+    for (const auto& sequence : sequences_) sequence->Check();
     EXPECT_LE(schedule.plan.num_tokens(), limits_.max_num_batched_tokens);
     if (!schedule.plan.empty()) flights_.push_back(schedule);
     return schedule;

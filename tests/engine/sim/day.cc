@@ -132,6 +132,7 @@ void Day::Step() {
   if (!work && (!outputs.empty() || ran)) Fail("HasWork missed work");
   for (const RequestOutput& output : outputs) Check(output);
   if (!executor_->violation().empty()) return Fail(executor_->violation());
+  engine_->Check();
   if (engine_->fatal().ok()) {
     CheckAfterStep();
   } else if (swarm_.executor.fail_at_run < 0) {

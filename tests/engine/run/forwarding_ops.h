@@ -1,5 +1,5 @@
-// TimedOps: an Ops that forwards every call to another one and brackets it with the clock that it
-// is given, for traces.
+// ForwardingOps: an Ops that forwards every call to another one. Tests override the calls that they
+// count or change.
 #pragma once
 
 #include <memory>
@@ -10,20 +10,9 @@
 
 namespace fox {
 
-// Brackets one operation after another.
-class OpClock {
+class ForwardingOps : public Ops {
  public:
-  virtual ~OpClock() = default;
-  virtual void Start() = 0;
-  // `operation`: its name in a trace, of static life.
-  virtual void Stop(const char* operation) = 0;
-};
-
-class TimedOps : public Ops {
- public:
-  // `clock` may be null: nothing is timed.
-  TimedOps(std::unique_ptr<Ops> ops, std::shared_ptr<OpClock> clock)
-      : ops_(std::move(ops)), clock_(std::move(clock)) {}
+  explicit ForwardingOps(std::unique_ptr<Ops> ops) : ops_(std::move(ops)) {}
 
   std::string Description() const override { return ops_->Description(); }
   DType ActivationDType(DType residual_dtype) const override {
@@ -31,10 +20,10 @@ class TimedOps : public Ops {
   }
   Buffer Allocate(size_t bytes) override { return ops_->Allocate(bytes); }
   void CopyToDevice(const void* host, size_t bytes, void* device, Stream stream) override {
-    Timed("copy", [&] { ops_->CopyToDevice(host, bytes, device, stream); });
+    ops_->CopyToDevice(host, bytes, device, stream);
   }
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override {
-    Timed("copy", [&] { ops_->CopyToHost(device, bytes, host, stream); });
+    ops_->CopyToHost(device, bytes, host, stream);
   }
   DeviceQueue* queue() override { return ops_->queue(); }
   std::optional<std::string> Unsupported(const Workload& load) const override {
@@ -49,63 +38,50 @@ class TimedOps : public Ops {
     return ops_->PackRounded(weight, rounded);
   }
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override {
-    Timed("append", [&] { ops_->BeginStep(batch, kv, stream); });
+    ops_->BeginStep(batch, kv, stream);
   }
   void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
              Stream stream) override {
-    Timed("embed", [&] { ops_->Embed(batch, table, out, stream); });
+    ops_->Embed(batch, table, out, stream);
   }
   void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                   Stream stream) override {
-    Timed("gather_rows", [&] { ops_->GatherRows(in, rows, out, stream); });
+    ops_->GatherRows(in, rows, out, stream);
   }
-  void Linear(const LinearParams& params, Stream stream) override {
-    Timed("linear", [&] { ops_->Linear(params, stream); });
-  }
+  void Linear(const LinearParams& params, Stream stream) override { ops_->Linear(params, stream); }
   void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
               Stream stream) override {
-    Timed("append", [&] { ops_->Append(batch, params, kv, stream); });
+    ops_->Append(batch, params, kv, stream);
   }
   void Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                  Stream stream) override {
-    Timed("attention", [&] { ops_->Attention(batch, params, kv, stream); });
+    ops_->Attention(batch, params, kv, stream);
   }
   void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
              Stream stream) override {
-    Timed("evict", [&] { ops_->Evict(batch, params, kv, stream); });
+    ops_->Evict(batch, params, kv, stream);
   }
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override {
-    Timed("evict", [&] { ops_->Release(slots, count, kv, stream); });
+    ops_->Release(slots, count, kv, stream);
   }
   bool shares_pages() const override { return ops_->shares_pages(); }
   void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) override {
-    Timed("evict", [&] { ops_->Share(from, to, kv, stream); });
+    ops_->Share(from, to, kv, stream);
   }
   bool swaps() const override { return ops_->swaps(); }
   void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) override {
-    Timed("copy", [&] { ops_->SwapOut(slot, to, kv, stream); });
+    ops_->SwapOut(slot, to, kv, stream);
   }
   void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) override {
-    Timed("copy", [&] { ops_->SwapIn(from, slot, kv, stream); });
+    ops_->SwapIn(from, slot, kv, stream);
   }
   void SetPenaltyState(const PenaltyStateParams& params, Stream stream) override {
-    Timed("sample", [&] { ops_->SetPenaltyState(params, stream); });
+    ops_->SetPenaltyState(params, stream);
   }
-  void Sample(const SampleParams& params, Stream stream) override {
-    Timed("sample", [&] { ops_->Sample(params, stream); });
-  }
+  void Sample(const SampleParams& params, Stream stream) override { ops_->Sample(params, stream); }
 
  private:
-  template <typename Call>
-  void Timed(const char* operation, const Call& call) {
-    if (clock_ == nullptr) return call();
-    clock_->Start();
-    call();
-    clock_->Stop(operation);
-  }
-
   std::unique_ptr<Ops> ops_;
-  const std::shared_ptr<OpClock> clock_;
 };
 
 }  // namespace fox
