@@ -1,4 +1,4 @@
-// EngineThread: runs an Engine on its own thread, the only one that calls it, and carries requests
+// EngineThread: runs an Engine on its own thread, which alone calls it, and carries requests
 // in and outputs out. Callbacks run on the engine thread between two steps: they may call back, and
 // must not block.
 #pragma once
