@@ -1,7 +1,7 @@
-// The engine on a GPU: a request's tokens and the bits of their log-probabilities depend neither on
-// graphs and overlapping kernels nor on what runs beside it: on other requests, on how prompts are
-// cut into chunks, on small pools with preemption and swapping, or on shared prefixes. Two steps
-// are in flight and tokens are sampled on the device, as the host's sampler would.
+// The engine on a GPU: a request's tokens and the bits of their log-probabilities do not depend on
+// graphs, overlapping kernels, other requests, chunks of prompts, small pools with preemption and
+// swapping, or shared prefixes. Two steps are in flight, and the device samples the same tokens as
+// the host's sampler.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -89,7 +89,7 @@ StreamResults RunAll(const EngineConfig& config, const std::vector<Request>& req
   return results;
 }
 
-// What gpu-bench copies into its report.
+// Results that gpu-bench copies into its report.
 struct Judged {
   bool graphs_equal = true;
   int64_t tokens_lost = 0;
@@ -108,10 +108,11 @@ class ReportOfJudged : public ::testing::Environment {
 };
 const auto* const kReport = ::testing::AddGlobalTestEnvironment(new ReportOfJudged);
 
-// The same tokens and the same bits of their log-probabilities.
+// Expects equal tokens and equal bits of their log-probabilities.
 void ExpectSameBits(const StreamResults& got, const StreamResults& want) {
   ASSERT_EQ(got.size(), want.size());
   for (const auto& [id, result] : want) {
+    SCOPED_TRACE(id);
     const StreamResult& other = got.at(id);
     ExpectSameBits(id, other, result);
     EXPECT_LE(other.stats.acp.max_log_evicted_mass, -10);
@@ -155,9 +156,8 @@ TEST_P(DeviceEngineTest, GraphsChangeNoBit) {
   for (const auto& [id, result] : graphs) judged.graphs_equal &= Ids(result) == Ids(eager.at(id));
 }
 
-// Each kernel after the one before has ended, against kernels that begin, and read what they may,
-// while earlier ones still run: small batches, larger ones and chunks of prompts, as graphs and
-// without.
+// Kernels that run one after another, against kernels that begin while earlier ones still run:
+// small and larger batches and chunks of prompts, with graphs and without.
 TEST_P(DeviceEngineTest, OverlapChangesNoBit) {
   const std::vector<Request> requests = MakeRequests(9, GetParam().vocab, 44);
   EngineConfig config = Config();
@@ -325,7 +325,7 @@ TEST_P(DeviceEngineTest, ALargeBatchChangesNoBit) {
   ExpectNobodySees(together, RunAll(config, requests, 0));
 }
 
-// A preempted sequence comes back with what it had; its neighbours run on in the same steps.
+// A preempted sequence comes back with its state; its neighbours run on in the same steps.
 TEST_P(DeviceEngineTest, SwappingChangesNoBit) {
   std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 46);
   for (size_t i = 0; i < requests.size(); ++i) {  // answers longer than expected
@@ -336,10 +336,11 @@ TEST_P(DeviceEngineTest, SwappingChangesNoBit) {
   config.engine.prefix_cache_share = 0;
   const StreamResults roomy = RunAll(config, requests, 0);
   config.runner.poison_free_pages = true;
-  config.kv_cache_bytes = PoolBytes(config, 576);  // the longest fits, whatever is evicted
+  config.kv_cache_bytes = PoolBytes(config, 576);  // the longest fits without eviction
   config.swap_space_bytes = SwapBytesFor(config, 2, 400);
   int64_t swaps = 0;
   for (const double share : {0.0, 0.3}) {
+    SCOPED_TRACE(share);
     config.engine.prefix_cache_share = share;
     auto loaded = LoadEngine(config);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
@@ -419,6 +420,7 @@ TEST_P(DeviceEngineTest, SamplesAreThoseOfTheHostsSampler) {
   const StreamResults host = RunAll(config, sampled, 0);
   ASSERT_EQ(device.size(), host.size());
   for (const auto& [id, result] : device) {
+    SCOPED_TRACE(id);
     ASSERT_EQ(Ids(result), Ids(host.at(id))) << "request " << id;
     EXPECT_GE(result.tokens.size(), on_device[static_cast<size_t>(id)].grammar ? 1u : 25u);
     for (size_t i = 0; i < result.tokens.size(); ++i) {
@@ -426,7 +428,8 @@ TEST_P(DeviceEngineTest, SamplesAreThoseOfTheHostsSampler) {
       const SampledToken& b = host.at(id).tokens[i];
       EXPECT_EQ(a.rank, b.rank) << "request " << id << " token " << i;
       // Sums of weights agree within 2^-21; float32 rounds each result.
-      EXPECT_NEAR(a.logprob, b.logprob, 0x1p-21 + std::abs(b.logprob) * 0x1p-23);
+      EXPECT_NEAR(a.logprob, b.logprob, 0x1p-21 + std::abs(b.logprob) * 0x1p-23)
+          << "request " << id << " token " << i;
     }
   }
 }
@@ -447,7 +450,7 @@ TEST(DeviceWindowsTest, AreThoseOfTheCache) {
   absl::StatusOr<StepResult> result = (*runner)->Collect();
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->first_pages, nullptr);
-  sequence.position = 10 * kPageTokens;  // behind the one that is read
+  sequence.position = 10 * kPageTokens;  // after the plan with windows
   plan.read_windows = false;
   ASSERT_TRUE((*runner)->Submit(plan).ok());
   result = (*runner)->Collect();

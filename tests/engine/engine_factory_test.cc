@@ -1,4 +1,4 @@
-// What is refused before a file is opened, and which flag the refusal names.
+// Engine factory: settings refused before a file is opened, and the flags that the refusals name.
 #include "engine/engine_factory.h"
 
 #include <gmock/gmock.h>
@@ -35,6 +35,7 @@ TEST(EngineFactoryTest, WrongValuesAreRefusedBeforeTheModelIsOpened) {
        }},
   };
   for (const auto& [flag, change] : cases) {
+    SCOPED_TRACE(flag);
     const absl::Status status = LoadWith(change);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), StartsWith(flag));
@@ -55,6 +56,7 @@ TEST(EngineFactoryTest, LengthsBeyondTheProofNeedPruningOff) {
   };
   constexpr int64_t kLongest = int64_t{1} << 20;
   for (const AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
+    SCOPED_TRACE(NameOf(acp));
     const absl::Status status = load(acp, kLongest + 1);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), StartsWith("--max-model-len 1048577 is above"));

@@ -42,7 +42,7 @@ inline Request MakeRequest(RequestId id, size_t prompt = 5, int32_t max_tokens =
   return request;
 }
 
-// What a client has received.
+// The outputs that a client has received.
 struct Received {
   std::vector<int32_t> tokens;
   std::vector<SampledToken> scores;

@@ -1,6 +1,6 @@
-// Same tokens, same log-probability bits, whatever the batch, the chunk size, preemption, swapping
-// or the placement of pages, with one step or two in flight, with and without drafts, with
-// grammars and beside them: real model, real pages, the plain (row-independent) matrix product.
+// Equal tokens and equal bits of log-probabilities for every batch, chunk size, preemption, swap
+// and placement of pages, with one or two steps in flight, with and without drafts, with grammars
+// and beside them. Real model, real pages, the plain (row-independent) matrix product.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -89,6 +89,7 @@ TEST_P(EngineInvarianceTest, TokensAndCertificatesDoNotDependOnTheSchedule) {
   config.runner.max_num_seqs = 1;  // the reference: one request at a time
   const StreamResults solo = RunEngine(config, requests, 0, 1).results;
   for (const Request& request : requests) {
+    SCOPED_TRACE(request.id);
     if (request.grammar == nullptr) continue;
     const std::string text = TextOf(solo.at(request.id), model.vocab);
     EXPECT_GT(text.size(), 8U);
@@ -106,12 +107,14 @@ TEST_P(EngineInvarianceTest, TokensAndCertificatesDoNotDependOnTheSchedule) {
     config.engine.prefix_cache_share = s.share;
     config.swap_space_bytes = SwapBytesFor(config, s.swap_sequences, 400);
     const auto index = static_cast<int32_t>(&s - kSchedules);
+    SCOPED_TRACE(index);
     config.engine.speculation = {index % 2 == 0 ? 0 : 2 + index, 3, 1};
     const auto [results, stats] = RunEngine(config, requests, s.gap, s.depth);
     accepted += stats.accepted_drafts;
     refused += stats.drafted_tokens - stats.accepted_drafts;
     ASSERT_EQ(results.size(), solo.size());
     for (const auto& [id, result] : results) {
+      SCOPED_TRACE(id);
       const AcpStats &acp = result.stats.acp, &expected = solo.at(id).stats.acp;
       ExpectSameBits(id, result, solo.at(id));
       EXPECT_EQ(acp.max_log_evicted_mass, expected.max_log_evicted_mass);

@@ -64,6 +64,7 @@ TEST(EngineLoadTest, OverloadWithDeadlinesKeepsTheGoodput) {
 
 TEST(EngineLoadTest, EstimatedWaitsAreTrue) {
   for (const double factor : {2.0, 10.0}) {
+    SCOPED_TRACE(factor);
     const Overload overload(20 * factor, kNever);
     int64_t within = 0, all = 0;
     for (const auto& [id, request] : overload.load().requests()) {
@@ -84,6 +85,7 @@ TEST(EngineLoadTest, TheQueueIsBoundedInSeconds) {
   Seconds longest = 0;
   int64_t refused = 0;
   for (const auto& [id, request] : overload.load().requests()) {
+    SCOPED_TRACE(id);
     if (!request.admitted) {
       ++refused;
       EXPECT_TRUE(absl::IsResourceExhausted(request.refusal));
@@ -141,7 +143,7 @@ TEST(EngineLoadTest, AFloodOfOneClientLeavesOthersTheirTurns) {
   load.Run(70);
   EXPECT_GE(polite.served(), 30);
   EXPECT_EQ(polite.refused(), 0);
-  EXPECT_GT(flood.served(), 10 * polite.served());  // what is left is the flood's
+  EXPECT_GT(flood.served(), 10 * polite.served());  // the flood gets the rest
   EXPECT_LT(polite.longest(), 4);
 }
 
@@ -149,6 +151,7 @@ TEST(EngineLoadTest, AFloodOfOneClientLeavesOthersTheirTurns) {
 // waits. Its deadline does not let it be refused for the queue that they are.
 TEST(EngineLoadTest, OneClientDoesNotKeepAllRunningSlots) {
   for (const bool prompts : {false, true}) {
+    SCOPED_TRACE(prompts);
     EngineOptions options;
     options.max_step_seconds = 0.1;
     options.max_queue_seconds = 0;
@@ -209,7 +212,7 @@ TEST(EngineLoadTest, ALongPromptDoesNotHoldOthersUp) {
   EXPECT_LT(others.mean_first_token(),
             2 * undisturbed.mean_first_token() + options.max_step_seconds);
   EXPECT_GE(long_prompts.served(), 3);
-  // Nor one that has started alone and is larger than the pool.
+  // A long prompt that started alone and is larger than the pool does not, either.
   limits.num_pages = 500;
   Load first(options, limits, costs);
   const RequestId id = first.Send(Load::MakeRequest(15000, 4, 1));
@@ -234,7 +237,7 @@ TEST(EngineLoadTest, TwoLongPromptsShareTheSteps) {
   EXPECT_GT(others.served(), 100);
 }
 
-// A client whose reader takes `rate` tokens a second, at most so many ahead.
+// A client whose reader takes `rate` tokens a second, with a window of 64 tokens.
 class SlowReader {
  public:
   SlowReader(Load& load, uint64_t client, int64_t prompt, double rate) : load_(load), rate_(rate) {
@@ -303,6 +306,7 @@ TEST(EngineLoadTest, StalledReadersTakeNothingAwayAndEnd) {
   EXPECT_LT(others.longest(), 1);
   load.Run(60);
   for (const auto& reader : stalled) {
+    SCOPED_TRACE(reader->id());
     const LoadRequest& request = load.requests().at(reader->id());
     ASSERT_LT(request.end, kNever);
     EXPECT_TRUE(absl::IsAborted(request.finish.status)) << request.finish.status;
@@ -332,7 +336,7 @@ TEST(EngineLoadTest, StalledReadersMakeNoQueueLong) {
   }
 }
 
-// Each of them a client of its own, whose turn came before that of any newcomer.
+// Each stalled reader is a client of its own, and its turn came before any newcomer's.
 TEST(EngineLoadTest, StalledReadersOfManyClientsLetNewcomersIn) {
   EngineOptions options;
   options.stall_timeout = 4;
@@ -355,6 +359,7 @@ TEST(EngineLoadTest, StalledReadersOfManyClientsLetNewcomersIn) {
   }
   load.Run(20);
   for (const RequestId probe : probes) {
+    SCOPED_TRACE(probe);
     const LoadRequest& request = load.requests().at(probe);
     EXPECT_TRUE(request.ok()) << "sent at " << request.sent << " " << request.refusal;
     EXPECT_LT(request.end - request.sent, 1.5);

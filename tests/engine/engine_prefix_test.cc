@@ -18,10 +18,10 @@ EngineConfig Config(const GoldenModel& model, double share = 0.5) {
   return config;
 }
 
-// Small: what is counted does not depend on it.
+// A small model: the counts do not depend on its size.
 constexpr GoldenModel kModel{"tiny_fla", "f32", 128};
 
-// What each step feeds of a request, and how snapshots are used.
+// Counts the tokens of each request in each step, and the uses of snapshots.
 class Meter : public StepObserver {
  public:
   void AfterSubmit(const StepPlan& plan) override {
@@ -121,8 +121,10 @@ TEST_P(EnginePrefixTest, TokensAndCertificatesDoNotDependOnTheCache) {
     config.runner.max_num_batched_tokens = s.batch_tokens;
     config.kv_cache_bytes = PoolBytes(config, s.pool_tokens);
     const Outcome run = RunAll(config, requests, s.gap, s.depth);
+    SCOPED_TRACE(s.batch_tokens);
     ASSERT_EQ(run.results.size(), solo.results.size());
     for (const auto& [id, result] : run.results) {
+      SCOPED_TRACE(id);
       const StreamResult& expected = solo.results.at(id);
       ExpectSameBits(id, result, expected);
       if (result.stats.preemptions > 0) continue;
@@ -130,7 +132,7 @@ TEST_P(EnginePrefixTest, TokensAndCertificatesDoNotDependOnTheCache) {
       EXPECT_EQ(result.stats.acp.pages_allocated, expected.stats.acp.pages_allocated);
       EXPECT_EQ(result.stats.acp.max_log_evicted_mass, expected.stats.acp.max_log_evicted_mass);
     }
-    // A small pool may need all its pages for those that run.
+    // A small pool may need all its pages for running sequences.
     EXPECT_GE(run.starts, s.pool_tokens > 1024 ? 5u : 0u);
     EXPECT_GT(run.snapshots, 0u);
   }
@@ -161,7 +163,7 @@ Meter FeedOf(Request first, Request second, bool is_over) {
   return feed;
 }
 
-// So its time tells nothing of what the other salt has cached.
+// So the time of a prompt does not reveal the prefixes cached for another salt.
 TEST(EnginePrefixTest, APromptOfAnotherSaltIsFedAsAFreshOne) {
   std::mt19937_64 rng(8);
   const auto known = RandomTokens(300, kModel.vocab, rng);
@@ -197,6 +199,7 @@ std::vector<Request> Strangers(RequestId count, size_t prompt, int32_t max_token
 TEST(EnginePrefixTest, SnapshotsGoBeforeAnyRequestIsPreempted) {
   // Two at a time find room without eviction, with nothing to spare for what others left.
   for (const int depth : {1, 2}) {
+    SCOPED_TRACE(depth);
     EngineConfig config = Config(kUnpruned, 1);
     config.kv_cache_bytes = PoolBytes(config, 640);
     config.runner.max_num_seqs = 2;

@@ -10,8 +10,8 @@
 namespace fox {
 namespace {
 
-// What it would start from takes all pages: it tries without.
-TEST_P(EngineTest, ASnapshotThatFillsThePoolKeepsNobodyWaiting) {
+// The snapshot that the request would start from takes all pages, so it starts without.
+TEST_P(EngineTest, ASnapshotThatFillsThePoolHoldsNoRequestUp) {
   FakeOptions fake = Roomy();
   fake.limits.num_pages = 4;
   fake.limits.snapshot_slots = 2;
@@ -49,12 +49,14 @@ TEST_P(EngineTest, AnOverdrawnPoolEndsEveryRequestWithUnavailable) {
   fake.reports_pool_faults = true;
   Start(fake);
   for (const RequestId id : {RequestId{1}, RequestId{2}}) {
+    SCOPED_TRACE(id);
     ASSERT_TRUE(engine_->Submit(MakeRequest(id, 3, 300), 0).ok());
   }
   RunToEnd();
   EXPECT_EQ(engine_->fatal(),
             absl::UnavailableError("page pool: a step took more pages than were free"));
   for (const RequestId id : {RequestId{1}, RequestId{2}}) {
+    SCOPED_TRACE(id);
     const std::vector<int32_t>& got = received_[id].tokens;
     const std::vector<int32_t> all = Reference(MakeRequest(id, 3, 300)).tokens;
     EXPECT_TRUE(absl::IsUnavailable(received_[id].finish->status));
@@ -64,7 +66,7 @@ TEST_P(EngineTest, AnOverdrawnPoolEndsEveryRequestWithUnavailable) {
   EXPECT_TRUE(absl::IsUnavailable(engine_->Submit(MakeRequest(3), 0)));
 }
 
-// Of rows that take so long that threads share them, up to an error.
+// Masks that take so long that threads share them, until a grammar ends the answer.
 TEST_P(EngineTest, AnAnswerDoesNotDependOnTheThreadsThatMatch) {
   if (GetParam().samples_on_device) GTEST_SKIP() << "the executor knows no masks";
   GrammarCompiler compiler([] {
@@ -77,6 +79,7 @@ TEST_P(EngineTest, AnAnswerDoesNotDependOnTheThreadsThatMatch) {
   fake.limits.max_num_seqs = 24;
   std::map<RequestId, Received> alone;
   for (const int threads : {1, 4}) {
+    SCOPED_TRACE(threads);
     alone = std::exchange(received_, {});
     EngineOptions options;
     options.matching_threads = threads;
@@ -84,11 +87,12 @@ TEST_P(EngineTest, AnAnswerDoesNotDependOnTheThreadsThatMatch) {
     for (RequestId id = 0; id < 24; ++id) {
       Request request = MakeRequest(id, 5 + id, 99);
       request.grammar = *compiler.Compile({GrammarSource::Kind::kRegex, regex});
-      ASSERT_TRUE(engine_->Submit(std::move(request), 0).ok());
+      ASSERT_TRUE(engine_->Submit(std::move(request), 0).ok()) << id;
     }
     RunToEnd();
   }
   for (const auto& [id, received] : received_) {
+    SCOPED_TRACE(id);
     EXPECT_EQ(received.tokens, alone[id].tokens);
     EXPECT_EQ(received.finish->status, alone[id].finish->status);
     EXPECT_TRUE(absl::IsInvalidArgument(received.finish->status));  // it took long
@@ -124,6 +128,7 @@ TEST_P(EngineTest, WhoHoldsLessThanItsShareDisplacesTheNewestOfWhoHoldsMost) {
   EXPECT_TRUE(engine_->HasWork());
   Step();
   for (const RequestId id : {RequestId{4}, RequestId{5}, RequestId{6}}) {
+    SCOPED_TRACE(id);
     EXPECT_TRUE(absl::IsResourceExhausted(received_[id].finish->status));
     EXPECT_TRUE(received_[id].tokens.empty());
   }
@@ -134,12 +139,13 @@ TEST_P(EngineTest, WhoHoldsLessThanItsShareDisplacesTheNewestOfWhoHoldsMost) {
   RunToEnd();
   EXPECT_EQ(engine_->stats().failed, 0);
   for (const RequestId id : {RequestId{1}, RequestId{2}, RequestId{7}, RequestId{11}}) {
+    SCOPED_TRACE(id);
     EXPECT_EQ(received_[id].tokens, Reference(MakeRequest(id)).tokens);
   }
 }
 
-// The machine slept with a step in flight: what it brings is the reader's only now.
-TEST_P(EngineTest, NoReaderIsBlamedForATokenItHasNotBeenGiven) {
+// The machine slept with a step in flight, so the reader gets the step's token only now.
+TEST_P(EngineTest, AReaderDoesNotStallOnATokenThatItWasNotGiven) {
   EngineOptions options;
   options.stall_timeout = 30;
   Start(Roomy(), options);
@@ -161,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(Depths, EngineTest,
                                          Pipeline{2, true}, Pipeline{2, true, 128}),
                          PipelineName);
 
-// What only a pipeline over a sampling executor does.
+// Two steps in flight over an executor that samples.
 class EnginePipelineTest : public EngineTest {};
 INSTANTIATE_TEST_SUITE_P(Depths, EnginePipelineTest, testing::Values(Pipeline{2, true}));
 
@@ -172,6 +178,7 @@ TEST_P(EnginePipelineTest, AStepIsSubmittedBeforeTheLastIsRead) {
   EXPECT_EQ(executor_->runs(), 1);
   EXPECT_TRUE(received_.empty());
   for (size_t have = 1; have < 8; ++have) {
+    SCOPED_TRACE(have);
     Step();
     EXPECT_EQ(executor_->runs(), static_cast<int64_t>(have) + 1);
     EXPECT_EQ(received_[1].tokens.size(), have);
@@ -185,8 +192,8 @@ TEST_P(EnginePipelineTest, AStepIsSubmittedBeforeTheLastIsRead) {
   EXPECT_EQ(executor_->runs(), 9);  // the release
 }
 
-// What heads keep, as it is reported: if asked for, and now and then. That it is right the
-// simulation checks (Day::CheckWindows).
+// Reports of kept windows: to requests that ask, at a bounded rate. The simulation checks their
+// content (Day::CheckWindows).
 class EngineWindowsTest : public EngineTest {
  protected:
   // Heads that keep a page or two.

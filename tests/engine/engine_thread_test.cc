@@ -351,6 +351,7 @@ TEST_P(EngineThreadDepthTest, EightThreadsSubmitAndCancel) {
 
 TEST_P(EngineThreadDepthTest, StopRacesWithSubmit) {
   for (int round = 0; round < 20; ++round) {
+    SCOPED_TRACE(round);
     Running running(DepthOptions());
     std::atomic<int> accepted{0}, finished{0};
     std::vector<std::thread> threads;

@@ -97,6 +97,7 @@ StreamResults RunStreams(Engine& engine, ModelRunner& runner, const std::vector<
   StreamResults results;
   size_t next = 0;
   for (int step = 0; next < requests.size() || engine.HasWork(); ++step) {
+    SCOPED_TRACE(step);
     const Seconds now = 0.001 * step;
     if (next < requests.size() && step % (gap + 1) == 0) {
       EXPECT_TRUE(engine.Submit(requests[next++], now).ok());

@@ -1,5 +1,5 @@
-// Random requests for golden models, run by an engine to their end: what the tests of whole engines
-// compare between schedules.
+// Random requests for golden models, run by an engine to their end. Tests of whole engines compare
+// the results of different schedules.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace fox {
 // A model of tests/golden/, up to 1024 tokens a sequence.
 EngineConfig GoldenConfig(const std::string& model);
 
-// The same in a type of its own, with products of which each row is computed alone.
+// A golden model in a given type, with row-independent matrix products.
 struct GoldenModel {
   const char* name;
   const char* dtype;

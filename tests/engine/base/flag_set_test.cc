@@ -95,6 +95,7 @@ TEST_F(FlagsTest, OptionalNumbersStayUnset) {
   EXPECT_THAT(set_.Help(), HasSubstr("how much\n"));  // no default
   EXPECT_THAT(set_.Values(), Contains(Pair("tolerance", "")));
   for (const char* value : {"", "nan", "-inf", "1e999", "1x"}) {
+    SCOPED_TRACE(value);
     EXPECT_THAT(ErrorOf({std::string("--tolerance=") + value}), HasSubstr("not a finite number"));
   }
   EXPECT_FALSE(tolerance_.has_value());
@@ -118,6 +119,7 @@ TEST_F(FlagsTest, WrongValuesNameTheFlagAndChangeNothing) {
                 HasSubstr("--grpc-port: \"" + std::string(value) + "\" is not a whole number"));
   }
   for (const char* value : {"nan", "inf", "-0.1", "10.1", ""}) {
+    SCOPED_TRACE(value);
     EXPECT_THAT(ErrorOf({std::string("--timeout=") + value}), HasSubstr("--timeout"));
   }
   EXPECT_THAT(ErrorOf({"--acp=on"}), HasSubstr("one of off, paper"));
@@ -128,7 +130,7 @@ TEST_F(FlagsTest, WrongValuesNameTheFlagAndChangeNothing) {
   EXPECT_EQ(timeout_, 1);
 }
 
-// What images and Kubernetes put into the environment is no setting.
+// Variables of images and of Kubernetes are no settings.
 TEST_F(FlagsTest, VariablesOfOthersAreIgnored) {
   environment_ = {{"FOX_VERSION", "0.1.0"}, {"FOX_GRPC_PORT", "tcp://10.96.0.7:50051"}};
   ASSERT_TRUE(Parse({}).ok());

@@ -26,6 +26,7 @@ TEST(AcpLossTest, BucketsAreMeansByPosition) {
   EXPECT_EQ(json["nll"]["off"], 48);  // 1.5 x 32
   ASSERT_EQ(json["by_position"].size(), 16u);
   for (int i = 0; i < 16; ++i) {
+    SCOPED_TRACE(i);
     const auto& bucket = json["by_position"][static_cast<size_t>(i)];
     EXPECT_EQ(bucket["first"], 4 * i);
     EXPECT_EQ(bucket["end"], 4 * i + 4);

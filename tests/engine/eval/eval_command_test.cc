@@ -1,4 +1,4 @@
-// What fox-eval's commands share: input files, and a model loaded for the text at hand.
+// EvalFlags: input files, and a configuration that fits the text.
 #include "engine/eval/eval_command.h"
 
 #include <gmock/gmock.h>
@@ -28,6 +28,7 @@ std::vector<int32_t> SomeIds(int32_t count) {
 
 TEST(EvalCommandTest, ThePoolHoldsTheTextAndNoMore) {
   for (const int64_t tokens : {1, 64, 65, 1000}) {
+    SCOPED_TRACE(tokens);
     const auto runner = LoadRunner(FlagsFor("certified").Config(tokens));
     ASSERT_TRUE(runner.ok()) << runner.status();
     const ExecutorLimits& limits = (*runner)->limits();
@@ -74,6 +75,7 @@ TEST(EvalCommandTest, IdsAreOneListAndNothingElse) {
                                  // 2^32 + 1 and 2^64 + 1 would wrap to 1.
                                  "[4294967297]", "[18446744073709551617]"};
   for (const std::string& text : not_ids) {
+    SCOPED_TRACE(text);
     const absl::Status status = read(text).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << text << ": " << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(path));

@@ -83,6 +83,7 @@ TEST(FoxEvalTest, GreedyEqualsTheReference) {
   WriteWhole(TempPath("ids.json"), expected["input_ids"].dump());
   const size_t count = expected["greedy"].size();
   for (const char* acp : {"off", "certified"}) {
+    SCOPED_TRACE(acp);
     const Ran ran =
         FoxEval({"greedy", "--model", Golden("dev_pro_d64"), "--ids", TempPath("ids.json"),
                  "--dtype", "f32", "--acp", acp, "--new", std::to_string(count)});
@@ -137,6 +138,7 @@ TEST_F(PerplexityTest, IsTheMeanLossOfItsWindows) {
   double nats = 0;
   size_t tokens = 0, windows = 0;
   for (size_t begin = 0; begin < ids.size(); begin += kWindow, ++windows) {
+    SCOPED_TRACE(begin);
     const std::vector<int32_t> window(
         ids.begin() + static_cast<ptrdiff_t>(begin),
         ids.begin() + static_cast<ptrdiff_t>(std::min(begin + kWindow, ids.size())));
@@ -191,7 +193,7 @@ TEST_F(PerplexityTest, PruningDoesNotChangeIt) {
   }
 }
 
-// What fox-eval acp reports of a golden model for some ids: as text, and as JSON.
+// The report of fox-eval acp on a golden model: as text, and as JSON.
 std::pair<std::string, json> AcpOf(const char* model, int64_t tokens) {
   json ids = json::array();
   for (int64_t i = 0; i < tokens; ++i) ids.push_back((i * i * 31 + i * 7 + 5) % 512);
@@ -231,6 +233,7 @@ TEST(FoxEvalTest, AcpReportsBothBounds) {
   EXPECT_GT(report["heads_that_forget"], 0);
   ASSERT_EQ(report["sweep"].size(), 2u);
   for (const char* mode : {"paper", "certified"}) {
+    SCOPED_TRACE(mode);
     const json &plain = report[mode], &loose = report["sweep"][0][mode],
                &strict = report["sweep"][1][mode];
     EXPECT_LE(plain["max_log_evicted_mass"].get<double>(), report["log_tolerance"].get<double>());
@@ -243,6 +246,7 @@ TEST(FoxEvalTest, AcpReportsBothBounds) {
     }
     for (const json& head : report["heads"]) {
       const auto first = head[mode]["first_live"].get<std::vector<int>>();
+      SCOPED_TRACE(head);
       ASSERT_EQ(first.size(), 15u);
       EXPECT_TRUE(std::is_sorted(first.begin(), first.end()));
       // Kept pages by their definition.
@@ -260,7 +264,7 @@ TEST(FoxEvalTest, AcpReportsBothBounds) {
   EXPECT_EQ(report["off"]["pages_written"], report["paper"]["pages_written"]);
 }
 
-// Each window's loss is that of a text of its own.
+// Each window has the loss of a separate text.
 TEST_F(PerplexityTest, AcpMeasuresTheSameLoss) {
   const std::vector<int32_t> ids = Ids();
   ASSERT_GE(ids.size(), 512u);

@@ -1,4 +1,4 @@
-// Runs one of our programs as a user would and keeps what it said. Programs are found through
+// Runs one of our programs as a user would, and keeps its output. Programs are found through
 // FOX_BINARY_DIR.
 #pragma once
 

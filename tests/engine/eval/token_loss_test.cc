@@ -23,6 +23,7 @@ TEST(TokenLossTest, IsMinusTheLogarithmOfTheSoftmax) {
   for (const MatrixView& logits :
        {View(wide, DType::kF64, 4, 5), View(narrow, DType::kF32, 4, 5)}) {
     for (int32_t token = 0; token < 4; ++token) {
+      SCOPED_TRACE(token);
       EXPECT_NEAR(TokenLoss(logits, 0, token), std::log(4.0), 1e-15);
       const double probability = std::exp(wide[5 + static_cast<size_t>(token)]) / sum;
       EXPECT_NEAR(TokenLoss(logits, 1, token), -std::log(probability), 1e-14);

@@ -50,6 +50,7 @@ std::vector<double> Softmax(const Row& row, double temperature = 1.0) {
 
 TEST(SamplerTest, GreedyTakesTheLargestAndTheLowestOfEquals) {
   for (const size_t size : {1u, 2u, 7u, 1023u, 1024u, 1025u, 50277u}) {
+    SCOPED_TRACE(size);
     Row row = RandomRow(size, size);
     const auto best = std::max_element(row.begin(), row.end());
     EXPECT_EQ(Sample(row, Greedy()).id, best - row.begin());
@@ -71,6 +72,7 @@ TEST(SamplerTest, NotFiniteIsAFailureWhereverItIs) {
         row[at] = bad;
         SamplingParams params;
         params.temperature = temperature;
+        SCOPED_TRACE(testing::Message() << bad << " at " << at << ", temperature " << temperature);
         EXPECT_EQ(sampler.Sample(row.data(), params, {}, {}, 0).status().code(),
                   absl::StatusCode::kInternal);
         EXPECT_FALSE(sampler.ScorePrompt(row.data(), params, 5).ok());
@@ -99,6 +101,7 @@ TEST(SamplerTest, LogprobsMatchFloat64) {
   EXPECT_EQ(token.top[0].id, 17);
   EXPECT_EQ(token.top[1].id, 4000);
   for (size_t i = 0; i < 7; ++i) {
+    SCOPED_TRACE(i);
     near(token.top[i].logprob, token.top[i].id);
     if (i < 5) {
       EXPECT_EQ(token.top[i].rank, static_cast<int32_t>(i) + 1);
@@ -149,6 +152,7 @@ TEST(SamplerTest, BiasAllowedAndMask) {
 TEST(SamplerTest, TokensWithoutABitAreMasked) {
   std::mt19937_64 random(5);
   for (const int32_t size : {2, 31, 32, 33, 70, 1000}) {
+    SCOPED_TRACE(size);
     const Row row = RandomRow(static_cast<size_t>(size), 3);
     std::vector<uint32_t> may_follow(static_cast<size_t>(size + 31) / 32);
     for (uint32_t& word : may_follow) word = static_cast<uint32_t>(random()) | 1;
@@ -208,6 +212,8 @@ TEST(SamplerTest, AlwaysInsideTheVocabularyAtExtremes) {
             params.top_k = static_cast<int32_t>(row.size()) - 1;
             params.logprobs = 1;
             const SampledToken token = Sample(row, params, 3, counts);
+            SCOPED_TRACE(testing::Message()
+                         << temperature << " " << top_p << " " << min_p << " " << repetition);
             ASSERT_GE(token.id, 0);
             ASSERT_LT(token.id, static_cast<int32_t>(row.size()));
             ASSERT_LE(token.logprob, 0.0f);
@@ -222,9 +228,10 @@ TEST(SamplerTest, TinyTemperatureIsGreedy) {
   const Row row = RandomRow(1000, 5);
   const int32_t best = Sample(row, Greedy()).id;
   for (const float temperature : {1e-45f, 1e-38f, 1e-4f}) {
+    SCOPED_TRACE(temperature);
     SamplingParams params;
     params.temperature = temperature;
-    for (uint64_t i = 0; i < 50; ++i) EXPECT_EQ(Sample(row, params, i).id, best);
+    for (uint64_t i = 0; i < 50; ++i) EXPECT_EQ(Sample(row, params, i).id, best) << i;
   }
 }
 
@@ -269,7 +276,7 @@ TEST(SamplerTest, TheTailOfALargeVocabularyIsSampled) {
   EXPECT_NEAR(likely, kSamples / 2.0, 5 * std::sqrt(kSamples / 4.0));
   const double expected = (kSamples - likely) / kCells;
   for (const double count : cells) EXPECT_NEAR(count, expected, 5 * std::sqrt(expected));
-  // Of n even samples n^2 / 2V pairs are equal, 2.5 of some 500.
+  // Among n even samples n^2 / 2V pairs are equal: 2.5 of some 500.
   EXPECT_GT(static_cast<double>(tail.size()), kSamples - likely - 2.5 - 5 * std::sqrt(2.5));
 }
 

@@ -1,4 +1,4 @@
-// What is drafted from the last tokens, and when it pays.
+// Speculation: drafts from the last tokens, and the record of their success.
 #include "engine/request/speculation.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ TEST(SpeculationTest, TheLongestLastOccurrenceIsContinued) {
       {{3, 1, 2, 8, 1, 2, 9, 3, 1, 2}, 2, 1, 0, 2, 99, {9, 3}},  // no longer than max
       {{3, 1, 2, 8, 1, 2, 9, 3, 1, 2}, 3, 3, 0, 1, 99, {8}},
       {{1, 2, 8, 5, 2}, 3, 2, 0, 2, 99, {}},               // one token is too short
-      {{1, 2, 8, 5, 2}, 3, 1, 1, 2, 99, {5, 2}},           // behind one that is not known yet
+      {{1, 2, 8, 5, 2}, 3, 1, 1, 2, 99, {5, 2}},           // after a token that is not known yet
       {{4, 6, 5, 6, 5}, 3, 1, 0, 5, 99, {6, 5, 6, 5, 6}},  // it repeats itself
       {{6, 5, 6, 5}, 3, 1, 1, 3, 99, {5, 6, 5}},
       {{1, 2, 8, 0, 0, 1, 2}, 3, 1, 0, 2, 7, {8, 0}},

@@ -1,4 +1,4 @@
-// StepPlan as one line of a log: what is in it, and that no token is.
+// StepPlan::DebugString: one line with all moves and sequences, and without a token.
 #include "engine/request/step_plan.h"
 
 #include <gtest/gtest.h>

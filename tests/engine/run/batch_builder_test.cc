@@ -68,6 +68,7 @@ TEST_F(BatchBuilderTest, PaddingIsNotSampledFrom) {
   EXPECT_EQ(builder_.sample_rows()[0].slot, 3);
   EXPECT_TRUE(builder_.sample_rows()[0].logits_processor.on);
   for (int i = 1; i < 4; ++i) {
+    SCOPED_TRACE(i);
     EXPECT_EQ(builder_.batch().slot[i], -1);
     EXPECT_EQ(builder_.sample_rows()[i].slot, -1);
     EXPECT_FALSE(builder_.sample_rows()[i].logits_processor.on);

@@ -60,6 +60,7 @@ TEST_F(DecodeGraphsTest, RunsOnceThenIsCapturedThenReplayed) {
   EXPECT_EQ(queue_.captures, 1);
   EXPECT_EQ(queue_.launches, 1);  // capturing ran nothing
   for (int i = 2; i < 5; ++i) {
+    SCOPED_TRACE(i);
     EXPECT_EQ(Run({1, true}).rows, 2);  // where the captured step leaves its logits
     EXPECT_EQ(queue_.launches, i);
   }
@@ -68,6 +69,7 @@ TEST_F(DecodeGraphsTest, RunsOnceThenIsCapturedThenReplayed) {
 
 TEST_F(DecodeGraphsTest, EveryShapeHasItsOwn) {
   for (const DecodeShape& shape : {DecodeShape{1, true}, {1, false}, {8, false}}) {
+    SCOPED_TRACE(shape.bucket);
     Run(shape);
     EXPECT_EQ(Run(shape).rows, steps_);
   }

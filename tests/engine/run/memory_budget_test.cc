@@ -1,4 +1,4 @@
-// How many pages the pool gets of the memory that there is, and what is refused.
+// MemoryBudget: the size of the pool for a given memory, and refusals.
 #include "engine/run/memory_budget.h"
 
 #include <gmock/gmock.h>
@@ -79,6 +79,7 @@ TEST(MemoryBudgetTest, LessThanOnePageOfEachListIsRefused) {
 TEST(MemoryBudgetTest, APoolForSoManyTokensIsNoLarger) {
   const int64_t plenty = 1000 * kLists * PageBytes();
   for (const AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
+    SCOPED_TRACE(NameOf(acp));
     const auto pages = [&](int64_t tokens) {
       const auto plan =
           Plan({.available_bytes = plenty, .max_model_len = tokens, .kv_cache_tokens = tokens},
@@ -99,6 +100,7 @@ TEST(MemoryBudgetTest, APoolForMoreTokensThanFit) {
   const MemoryRequest request{
       .available_bytes = 2 * kLists * PageBytes(), .max_model_len = 1000, .kv_cache_tokens = 1000};
   for (const AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
+    SCOPED_TRACE(NameOf(acp));
     const auto plan = Plan(request, Options(acp));
     ASSERT_TRUE(plan.ok()) << plan.status();
     EXPECT_EQ(plan->num_pages, 2 * kLists);
@@ -112,10 +114,11 @@ TEST(MemoryBudgetTest, APoolForMoreTokensThanFit) {
   EXPECT_THAT(std::string(none.message()), HasSubstr("but 0.0 MiB are left for it"));
 }
 
-// Running slots and tokens of a step by default, of a pool of so many page rows.
-RunnerOptions Chosen(int64_t rows, RunnerOptions options, int32_t most = 256, bool on_gpu = true) {
+// Running slots and tokens of a step as chosen for a pool of `rows` page rows.
+RunnerOptions Chosen(int64_t rows, RunnerOptions options, int32_t max_seqs = 256,
+                     bool on_gpu = true) {
   int plans = 0;
-  const auto planned = PlanStepSizes(Model(), options, most, on_gpu, [&](RunnerOptions& sizes) {
+  const auto planned = PlanStepSizes(Model(), options, max_seqs, on_gpu, [&](RunnerOptions& sizes) {
     EXPECT_LT(++plans, 10);
     const int64_t activations = sizes.max_num_batched_tokens / kPageTokens;  // in rows, say
     const int64_t left = rows - (on_gpu ? activations : 0);
@@ -143,8 +146,8 @@ TEST(MemoryBudgetTest, TokensOfAStepAreAQuarterOfThePool) {
   const RunnerOptions options = Options();
   EXPECT_EQ(Chosen(100000, options).max_num_batched_tokens, 8192);
   EXPECT_EQ(Chosen(100000, options, 2, false).max_num_batched_tokens, 512);
-  // Of 328 rows 128 are activations at first: a quarter of the other 200 is 3,200 tokens. The pool
-  // has what they leave.
+  // At first 128 of the 328 rows are activations; a quarter of the other 200 is 3,200 tokens. The
+  // pool gets the rows that smaller activations leave.
   const RunnerOptions small = Chosen(328, options);
   EXPECT_EQ(small.max_num_batched_tokens, 3200);
   EXPECT_EQ(small.num_pages, (328 - 50) * kLists);
@@ -197,6 +200,7 @@ TEST(MemoryBudgetTest, APoolThatDoesNotFitBesideTheWeightsIsRefusedWithTheNumber
   constexpr int64_t kLimit = 256 << 20;
   EXPECT_TRUE(PlanIn(kLimit, {.kv_cache_bytes = 128 << 20}).ok());
   for (const int64_t bytes : {int64_t{200} << 20, int64_t{1} << 50}) {  // alone, 200 MiB would fit
+    SCOPED_TRACE(bytes);
     const absl::Status status = PlanIn(kLimit, {.kv_cache_bytes = bytes}).status();
     EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
     for (const char* part :
@@ -282,7 +286,7 @@ TEST(MemoryBudgetTest, WeightsAreCountedInTheirType) {
   EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16, false), 2 * 2 * table);
 }
 
-// Counts what is allocated.
+// Counts the bytes allocated.
 class CountingOps final : public ForwardingOps {
  public:
   CountingOps() : ForwardingOps(std::make_unique<CpuOps>(CpuOptions{})) {}

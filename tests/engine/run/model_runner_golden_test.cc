@@ -108,7 +108,7 @@ EngineConfig ConfigOf(const Golden& golden, const Mode& mode) {
   return config;
 }
 
-// Of all calls of Error, for the report of a benchmark.
+// The largest result of Error, for the report of a benchmark.
 double largest_error = 0;
 
 // Largest relative norm error over the stored blocks.
@@ -143,6 +143,7 @@ double Error(const Golden& golden, const Mode& mode) {
   EXPECT_EQ(AuditPages((*runner)->cache(), (*runner)->ops()), absl::OkStatus());
   double worst = 0;
   for (size_t b = 0; b < norm.size(); ++b) {
+    SCOPED_TRACE(b);
     EXPECT_GT(norm[b], 0);
     worst = std::max(worst, std::sqrt(difference[b] / norm[b]));
   }
@@ -166,7 +167,7 @@ std::vector<std::string> SmallCases() {
 
 class ModelRunnerGoldenTest : public ::testing::TestWithParam<std::string> {};
 
-// Stored logits are exact to float64; what is left is our own rounding.
+// Stored logits are exact to float64, so the error is our own rounding.
 TEST_P(ModelRunnerGoldenTest, Float64WithoutPruning) {
   if (OnGpu()) GTEST_SKIP() << "a GPU runs bf16 only";
   const Golden golden = LoadGolden(GetParam());
@@ -179,6 +180,7 @@ TEST_P(ModelRunnerGoldenTest, Float32InEveryAcpMode) {
   if (OnGpu()) GTEST_SKIP() << "a GPU runs bf16 only";
   const Golden golden = LoadGolden(GetParam());
   for (AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
+    SCOPED_TRACE(static_cast<int>(acp));
     EXPECT_LT(Error(golden, {"f32", acp}), 1e-5);
     EXPECT_LT(Error(golden, {"f32", acp, 100, 130}), 1e-5);
     EXPECT_LT(Error(golden, {"f32", acp, 64, 0}), 1e-5);
@@ -189,6 +191,7 @@ TEST_P(ModelRunnerGoldenTest, Float32InEveryAcpMode) {
 TEST_P(ModelRunnerGoldenTest, BFloat16InEveryAcpMode) {
   const Golden golden = LoadGolden(GetParam());
   for (AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
+    SCOPED_TRACE(static_cast<int>(acp));
     EXPECT_LT(Error(golden, {"bf16", acp}), 2e-2);
     EXPECT_LT(Error(golden, {"bf16", acp, 65, 120}), 2e-2);
     if (!OnGpu()) continue;
@@ -272,7 +275,7 @@ TEST(ModelRunnerGoldenDataTest, Books) {
   ExpectGreedy(golden, {"f32", AcpMode::kCertified});
 }
 
-// What gpu-bench copies into its report.
+// Prints the error that gpu-bench copies into its report.
 class ReportOfErrors : public ::testing::Environment {
  public:
   void TearDown() override {

@@ -1,5 +1,5 @@
-// What a model tells a backend beside the arithmetic, which golden tests check: the decode rows of
-// each product, and which norm comes next.
+// The hints that a model gives a backend: the decode rows of each product, and the norm that comes
+// next. Golden tests check the arithmetic.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -127,6 +127,7 @@ TEST_P(ModelRowsTest, SaysWhichRowsDecodeAndWhichNormComesNext) {
   // Prompts alone, prompts behind decodes, and decodes alone, all of which want logits.
   std::vector<int64_t> lengths(8, 0);
   for (const int decodes : {0, 3, 7, 8, 8}) {
+    SCOPED_TRACE(decodes);
     std::vector<int64_t> ends = lengths;
     for (size_t i = 0; i < ends.size(); ++i) {
       ends[i] += static_cast<int>(i) < decodes ? 1 : 2 + 5 * static_cast<int64_t>(i);

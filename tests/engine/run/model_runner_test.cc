@@ -1,4 +1,4 @@
-// ModelRunner beside what it computes: faults of the backend, kept windows.
+// ModelRunner: faults of the backend, kept windows. Golden tests check the arithmetic.
 #include "engine/run/model_runner.h"
 
 #include <gtest/gtest.h>
@@ -30,6 +30,7 @@ TEST(ModelRunnerTest, APoolFaultIsUnavailableFromThenOn) {
   EXPECT_TRUE((*runner)->Collect().ok());
   *(*runner)->cache().pool_fault = PoolFault::kOverdrawn;
   for (int64_t position : {1, 2}) {
+    SCOPED_TRACE(position);
     ASSERT_TRUE((*runner)->Submit(OneToken(position)).ok());
     EXPECT_EQ((*runner)->Collect().status(),
               absl::UnavailableError("page pool: a step took more pages than were free"));

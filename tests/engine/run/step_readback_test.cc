@@ -29,7 +29,7 @@ class StepReadbackTest : public ::testing::Test {
     *out.free_pages = 77;
   }
 
-  // What the plan's steps would have reported, and its results.
+  // Writes outputs as a step of the plan would, and returns the result made of them.
   StepResult Run(const StepPlan& plan, const MatrixView& logits, int64_t bucket = 0) {
     readback_.Begin(plan, /*row_each=*/bucket > 0);
     if (!plan.sequences.empty()) {
@@ -67,6 +67,7 @@ TEST_F(StepReadbackTest, LogitsGoToTheirSequencesAndSamplesToTheirs) {
   plan.sequences.push_back(Planned(1, 0, 5, {}));
   plan.sequences.push_back(Planned(2, 0, 2, {0, 1}));
   for (const DType dtype : {DType::kF64, DType::kF32}) {
+    SCOPED_TRACE(SizeOf(dtype));
     std::vector<float> narrow(values.begin(), values.end());
     void* const data = dtype == DType::kF64 ? static_cast<void*>(values.data()) : narrow.data();
     const StepResult result = Run(plan, MatrixView{data, dtype, 3, kVocab, kVocab});
@@ -131,7 +132,7 @@ TEST_F(StepReadbackTest, CountersGrowUntilTheSlotIsReleased) {
   EXPECT_EQ(stats.pages_allocated, 6);
 }
 
-// What is known of pages goes with them; the work stays where it was done.
+// Counters of pages go where the pages go; counters of blocks stay with their slot.
 TEST_F(StepReadbackTest, CountersOfPagesGoFromSlotToSnapshotToSlot) {
   limits_.snapshot_slots = 1;
   StepPlan plan;
@@ -185,6 +186,7 @@ TEST_F(StepReadbackTest, ARowThatIsNotFiniteIsAnErrorOfItsSequence) {
   plan.sequences.push_back(Planned(0, 0, 1, {0}));
   plan.sequences.back().sample.emplace();
   for (const SampleStatus status : {SampleStatus::kNotFinite, SampleStatus::kAllMasked}) {
+    SCOPED_TRACE(static_cast<int>(status));
     batch_.outputs().sampled[0].status = status;
     EXPECT_EQ(Run(plan, {}).sampled[0].status().code(), absl::StatusCode::kInternal);
   }

@@ -17,12 +17,13 @@ class MaskSharesTest : public SchedulerTest {
     limits_.max_num_seqs = 16;
     Start();
   }
-  // Sequences that decode, each of whose masks takes so many steps.
+  // Adds sequences that decode, with masks of `mask_steps` steps each.
   void AddAll(uint64_t client, int count, int64_t mask_steps) {
     client_ = client;
     for (int i = 0; i < count; ++i) Add(5)->mask_steps = mask_steps;
   }
-  // Of so many plans: each sequence's tokens, and the most steps of masks that one brings in.
+  // Makes `plans` plans. Counts each sequence's tokens, and returns the most steps of masks in a
+  // plan.
   int64_t Run(int plans, std::map<RequestId, int>* tokens) {
     int64_t most = 0;
     for (int i = 0; i < plans; ++i) {
@@ -80,10 +81,10 @@ TEST_F(MaskSharesTest, AClientAloneAndCheapMasksDoNotWait) {
 TEST_F(MaskSharesTest, AStepIsNeverEmpty) {
   AddAll(1, 2, 40 * kHeavy);
   AddAll(2, 2, 40 * kHeavy);
-  for (int i = 0; i < 50; ++i) EXPECT_FALSE(Step(1 + 0.01 * i).plan.empty());
+  for (int i = 0; i < 50; ++i) EXPECT_FALSE(Step(1 + 0.01 * i).plan.empty()) << i;
 }
 
-// A client in debt has no new sequences started; those of others go on.
+// A client in debt gets no new sequence started; other clients' sequences go on.
 TEST_F(MaskSharesTest, NewSequencesWaitForTheirClientsTurn) {
   AddAll(1, 1, 0);
   Step(1);

@@ -1,5 +1,5 @@
-// What is learnt from sequences whose heads keep windows. What the
-// ledger promises is checked by the simulation after every plan (Day::CheckPromise).
+// PageForecast: learns from sequences whose heads keep windows. The simulation checks the promise
+// of PageLedger after every plan (Day::CheckPromise).
 #include "engine/schedule/page_budget.h"
 
 #include <gtest/gtest.h>
@@ -29,6 +29,7 @@ void Serve(PageForecast& forecast, int64_t tokens, int64_t chunk, double dense =
 
 TEST(PageForecastTest, SequencesShowTheCurve) {
   for (const int64_t chunk : {64, 8192}) {
+    SCOPED_TRACE(chunk);
     PageForecast forecast(kLists);
     for (int i = 0; i < 20; ++i) Serve(forecast, 12000, chunk);
     for (const int64_t tokens : {8192, 10000, 12000}) {

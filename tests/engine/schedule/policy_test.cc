@@ -1,5 +1,5 @@
-// What gives way, and what does not start. The order of sequences and their shares:
-// scheduler_admission_test.cc, engine_load_test.cc and the simulation.
+// Policy: victims, and requests that no longer start. scheduler_admission_test.cc,
+// engine_load_test.cc and the simulation test the order of sequences and their shares.
 #include "engine/schedule/policy.h"
 
 #include <memory>

@@ -1,4 +1,5 @@
-// PrefixCache beside a scheduler's part of the work: what is due, found, waited for, and dropped.
+// PrefixCache: snapshots that are due, found, waited for and dropped. The tests do the scheduler's
+// part.
 #include "engine/schedule/prefix_cache.h"
 
 #include <gtest/gtest.h>
@@ -215,7 +216,6 @@ TEST_F(PrefixCacheTest, TheLeastWorthIsDropped) {
   EXPECT_EQ(found(20000), 128);
 }
 
-// The one that goes hangs on the place of the one that comes.
 // One tenant's prefix that is used now and then, beside another's flood of prompts of its own.
 TEST_F(PrefixCacheTest, AFloodOfATenantTakesItsOwnPlaces) {
   for (const bool same : {true, false}) {

@@ -1,4 +1,5 @@
-// PrefixTree: a node is forgotten when nothing hangs on it. What is found is in the simulation.
+// PrefixTree: a node without children, snapshot and computing sequence is removed. The simulation
+// checks Find.
 #include "engine/schedule/prefix_tree.h"
 
 #include <gtest/gtest.h>

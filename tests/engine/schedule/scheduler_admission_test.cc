@@ -19,7 +19,8 @@ class SchedulerAdmissionTest : public SchedulerTest {
     Step();
   }
   int64_t PagesOf(int64_t tokens) const { return limits_.lists_per_slot * PagesFor(tokens); }
-  // A step, and all that run and have a window read what they got: they turn slow and keep going.
+  // Runs a step; then all running sequences with a window get everything acknowledged. So they
+  // become slow readers and keep running.
   Schedule StepAndRead(Seconds now) {
     Schedule schedule = Step(now);
     for (const auto& sequence : sequences_) {
@@ -40,7 +41,7 @@ TEST_F(SchedulerAdmissionTest, BeforeAnyExperienceTheWorstCaseCounts) {
   EXPECT_EQ(Ids(Step()), IdList{0});
 }
 
-TEST_F(SchedulerAdmissionTest, WhoPrunesLessIsNotExpectedToKeepAsLittle) {
+TEST_F(SchedulerAdmissionTest, ARequestThatPrunesLessIsNotExpectedToKeepAsLittle) {
   limits_.num_pages = 24;
   Start();
   Teach();
@@ -55,7 +56,7 @@ TEST_F(SchedulerAdmissionTest, WhoPrunesLessIsNotExpectedToKeepAsLittle) {
 // Learnt from sequences that keep a quarter; then one keeps all. It takes no page that others
 // need for their next row, waits with its pages, is preempted by earlier ones, and comes back
 // when there is room for all that it keeps.
-TEST_F(SchedulerAdmissionTest, WhoOutgrowsItsPromiseWaitsAndIsPreempted) {
+TEST_F(SchedulerAdmissionTest, ASequenceThatOutgrowsItsForecastWaitsAndIsPreempted) {
   limits_.num_pages = 24;
   Start();
   Teach();
@@ -98,12 +99,14 @@ TEST_F(SchedulerAdmissionTest, APromptLeavesTheOthersAPageRowForAWhile) {
   EXPECT_EQ(used(), 38);
 }
 
-// Of four running slots slow readers have one beside others. Alone they keep all.
+// Beside others, slow readers have one of four running slots. Alone they keep all.
 TEST_F(SchedulerAdmissionTest, BesideOthersSlowReadersKeepTheirShareOfSlots) {
   Start();
   for (int i = 0; i < 3; ++i) Add(10, 0, 1);
   for (int i = 0; i < 3; ++i) StepAndRead(i);
-  for (const auto& sequence : sequences_) EXPECT_EQ(sequence->queue().running_since, 0);
+  for (const auto& sequence : sequences_) {
+    EXPECT_EQ(sequence->queue().running_since, 0) << sequence->request.id;
+  }
   Add(10);
   StepAndRead(3);
   EXPECT_EQ(scheduler_->running(), 4);
@@ -111,12 +114,13 @@ TEST_F(SchedulerAdmissionTest, BesideOthersSlowReadersKeepTheirShareOfSlots) {
   EXPECT_EQ(scheduler_->running(), 2);
   EXPECT_EQ(sequences_[0]->state, SequenceState::kRunning);  // the oldest request
   for (const size_t i : {1u, 2u}) {
+    SCOPED_TRACE(i);
     EXPECT_EQ(sequences_[i]->state, SequenceState::kWaiting);
     EXPECT_GE(sequences_[i]->slot, 0);
   }
 }
 
-// All running slots are those of the clients that the test names, which got them in that order.
+// The clients that a test names hold all running slots and got them in that order.
 class SlotTurnTest : public SchedulerAdmissionTest {
  protected:
   static constexpr Seconds kTurn = kSlotTurn;
@@ -136,7 +140,7 @@ class SlotTurnTest : public SchedulerAdmissionTest {
     client_ = client;
     return Add(10, priority);
   }
-  // The clients of those that run, in order.
+  // The clients of the running sequences, in order.
   std::vector<uint64_t> Running() const {
     std::vector<uint64_t> clients;
     for (const auto& sequence : sequences_) {
@@ -170,7 +174,8 @@ TEST_F(SlotTurnTest, AClientWithoutASlotGetsTheLastOfTheClientWithMost) {
   EXPECT_EQ(last->stats.preemptions, 0);
 }
 
-// One slot a step, of two with as many that of what came last, and never a client's first.
+// One slot a step is yielded: of two clients with equally many slots, by the one whose last
+// sequence came later; and never a client's first slot.
 TEST_F(SlotTurnTest, TheClientWithMostGivesIt) {
   struct Case {
     Clients before, newcomers;
@@ -196,7 +201,8 @@ TEST_F(SlotTurnTest, OneClientAloneKeepsItsOrder) {
   StartWith({1, 1, 1, 1});
   for (int i = 0; i < 4; ++i) AddOf(1);
   for (int i = 0; i < 10; ++i) Step(i * kTurn);
-  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(sequences_[i]->state, SequenceState::kRunning);
+  EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
+  EXPECT_EQ(sequences_[3]->state, SequenceState::kRunning);
 }
 
 // Client after client takes a slot, and leaves at once.
@@ -218,10 +224,10 @@ TEST_F(SlotTurnTest, ASlotIsKeptForATurnAtLeast) {
 
 TEST_F(SlotTurnTest, PrioritiesComeFirst) {
   StartWith({1, 1, 1, 1});
-  AddOf(2, /*priority=*/1);  // those that run are more urgent
+  AddOf(2, /*priority=*/1);  // running sequences are more urgent
   Step(kTurn);
   EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
-  AddOf(1);  // what waits, too
+  AddOf(1);  // so are waiting ones
   AddOf(3, /*priority=*/1);
   Step(2 * kTurn);
   EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
@@ -242,6 +248,7 @@ TEST_F(SlotTurnTest, ASlowReaderTakesNoSlot) {
   Step();
   Acknowledge(reader, 1);
   for (int i = 1; i < 4; ++i) {
+    SCOPED_TRACE(i);
     Step(i * kTurn);
     EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
   }
@@ -282,8 +289,9 @@ TEST_F(SlotTurnTest, WithoutASpareSlotPagesAreLost) {
 TEST_F(SlotTurnTest, WhatLacksPagesTakesNoSlot) {
   StartWith({1, 1, 1, 1});
   client_ = 2;
-  Add(6200);  // 194 pages beside three page rows; 194 are free, with those of the last
+  Add(6200);  // 194 pages beside three page rows; 194 are free, including the last client's
   for (Seconds now = kTurn; now < kStarvation; now += 0.1) {
+    SCOPED_TRACE(now);
     EXPECT_EQ(Ids(Step(now)).size(), 4u);
     EXPECT_EQ(Running(), (Clients{1, 1, 1, 1}));
     EXPECT_EQ(sequences_[3]->queue().running_since, kTurn);  // back in the same step

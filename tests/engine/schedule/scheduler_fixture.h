@@ -119,7 +119,7 @@ class SchedulerTest : public testing::Test {
 
   using Sizes = std::vector<size_t>;
   using IdList = std::vector<RequestId>;
-  uint64_t client_ = 0;  // of what is added
+  uint64_t client_ = 0;  // of the sequences that Add makes
   EngineOptions options_;
   ServiceTimes times_;
   ExecutorLimits limits_;

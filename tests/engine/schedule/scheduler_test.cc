@@ -95,6 +95,7 @@ TEST_F(SchedulerTest, UrgentPromptsStarveNone) {
   limits_.max_num_seqs = 3;
   limits_.max_num_batched_tokens = 128;
   for (const bool runs : {false, true}) {
+    SCOPED_TRACE(runs);
     sequences_.clear();
     client_ = 0;
     Start();
@@ -136,8 +137,8 @@ TEST_F(SchedulerTest, WhatCannotComeBackIsNotSwappedOut) {
   EXPECT_EQ(large->state, SequenceState::kNone);
 }
 
-// Where an executor cares about chunks (ExecutorLimits::chunk_multiple): where they end, what comes
-// alone; prompts beside decodes (max_mixed_tokens).
+// An executor whose bits depend on chunks (ExecutorLimits::chunk_multiple): ends of chunks, single
+// tokens; prompts beside decodes (max_mixed_tokens).
 class SchedulerChunksTest : public SchedulerTest {
  protected:
   SchedulerChunksTest() {
@@ -208,7 +209,7 @@ TEST_F(SchedulerChunksTest, PromptsBesideDecodesAreCut) {
   EXPECT_EQ(Chunks(Step()), (Sizes{280, 640}));  // none decodes
 }
 
-// Of 1e-4 seconds a prompt token and 1e-2 a decoded one.
+// A prompt token takes 1e-4 seconds, a decoded one 1e-2.
 TEST_F(SchedulerChunksTest, WhatWouldBeReplayedIsDearer) {
   limits_.num_pages = 14;
   limits_.swap_bytes = 100000;
@@ -217,6 +218,7 @@ TEST_F(SchedulerChunksTest, WhatWouldBeReplayedIsDearer) {
   limits_.swap_rate = 200;  // 18 bytes there and back: 0.18 s
   options_.kv_admission = KvAdmission::kWorstCase;
   for (const int64_t multiple : {1, 128}) {
+    SCOPED_TRACE(multiple);
     limits_.chunk_multiple = multiple;
     sequences_.clear();
     times_ = {};

@@ -65,7 +65,7 @@ Request DeviceRequest(int32_t vocabulary, Random& random) {
 
 std::unique_ptr<Sequence> MakeSequence(int32_t slot, int32_t vocabulary, Random& random) {
   EngineOptions options;
-  options.eos_token_ids = {vocabulary + 3, 0};  // one that the model does not have
+  options.eos_token_ids = {vocabulary + 3, 0};  // the first id is not in the vocabulary
   auto sequence =
       std::make_unique<Sequence>(DeviceRequest(vocabulary, random), options, 1 << 20, 0, 0.0);
   sequence->slot = slot;
@@ -124,6 +124,7 @@ void ExpectSameLogits(const std::vector<float>& want, const float* got) {
 // Sets the states of every sequence whose slot lacks them, as the scheduler plans it.
 void SetMissingStates(Sequences& sequences, const SampleBatch& batch, cudaStream_t stream) {
   for (size_t i = 0; i < sequences.size(); ++i) {
+    SCOPED_TRACE(i);
     const auto& sequence = sequences[i];
     if (!batch.rows[i].logits_processor.on || sequence->has_penalty_state) continue;
     const std::vector<PenaltyEntry> states = PenaltyEntriesOf(
@@ -138,7 +139,7 @@ void SetMissingStates(Sequences& sequences, const SampleBatch& batch, cudaStream
   }
 }
 
-// What happened to the sequences of a test.
+// Counts the outcomes of a test's samples.
 struct Seen {
   int processed = 0, plain = 0, not_finite = 0, all_masked = 0, followed = 0;
 };
@@ -228,7 +229,7 @@ TEST_P(SequenceSamplesTest, AreThoseOfTheSampler) {
 INSTANTIATE_TEST_SUITE_P(Vocabularies, SequenceSamplesTest,
                          ::testing::Values(1, 2, 7, 1000, 4097, 50277));
 
-// Samples whatever the rows of the moment ask for, as one graph.
+// Samples with the present parameters of the rows, as one graph.
 class SampleGraph {
  public:
   explicit SampleGraph(cudaStream_t stream) : stream_(stream) {}
@@ -266,7 +267,7 @@ TEST(SequenceSamplesInAGraphTest, AreThoseOfTheSampler) {
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
-// What an entry does, and that the neighbouring slots are left alone.
+// The effect of each entry; the neighbouring slots stay as they are.
 TEST(PenaltyStateTest, AreZeroAndThenTheEntries) {
   constexpr int32_t kVocabulary = 1500, kSlots = 3;
   const std::vector<PenaltyEntry> host = {{7, {0.5f, 0}},

@@ -1,4 +1,4 @@
-// What is learnt from steps, and what follows from it.
+// ServiceTimes: costs learnt from steps, and the estimates that follow.
 #include "engine/schedule/service_times.h"
 
 #include "gtest/gtest.h"
@@ -64,7 +64,8 @@ TEST(ServiceTimesTest, ExpectsWhatRequestsGenerateWhileTheyHaveASlot) {
   for (int i = 0; i < 200; ++i) times.RecordEnd(500, 20000, 1.0);
   EXPECT_EQ(times.ExpectedTokens(40000), 500);
   EXPECT_EQ(times.ExpectedTokens(120000, 3), 1500);
-  EXPECT_NEAR(times.ExpectedTokens(800, 3), 20, 1);  // they ask for 40 times what they take
+  EXPECT_NEAR(times.ExpectedTokens(800, 3), 20,
+              1);  // max_tokens is 40 times the length of the answers
   for (int i = 0; i < 200; ++i) times.RecordPause(64);
   EXPECT_NEAR(times.ExpectedTokens(40000), 64, 1);
 }

@@ -76,8 +76,8 @@ TEST_F(WaitingQueueTest, ANewcomerOwesAndIsOwedNothing) {
   EXPECT_EQ(std::count(turns.begin(), turns.begin() + 4, 1u), 2);
 }
 
-// Forty clients that ask for much have come before one that asks for little again and again.
-TEST_F(WaitingQueueTest, WhoAsksForLittleComesFirstForItsShare) {
+// Forty clients with expensive requests came before a client that sends cheap ones again and again.
+TEST_F(WaitingQueueTest, AClientWithCheapRequestsComesFirstForItsShare) {
   for (uint64_t client = 1; client <= 40; ++client) Add(client, 3000);
   Sequence* small = Add(100, 10);
   EXPECT_EQ(queue_.Next(0), small);

@@ -1,6 +1,6 @@
-// Day: clients over an Engine and a FakeExecutor, checked after every step: each delivered stream
-// against its Reference, ends against what may end a request so, the pool against its audit, times
-// against deadlines. What clients do and when is the caller's: random (simulation.h).
+// Day: clients over an Engine and a FakeExecutor, checked after every step: each stream against its
+// Reference, each end against its possible causes, the pool against its audit, times against
+// deadlines. The caller decides on the clients' actions and their times, at random (simulation.h).
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,7 @@ class Day : private StepObserver {
   // Requests that belong together, all or none; `invalid`: they must be refused with that code.
   void Submit(const std::vector<Request>& requests,
               absl::StatusCode invalid = absl::StatusCode::kOk);
-  // Of the client of that index, of those that there are.
+  // `client`: an index in clients().
   void Cancel(size_t client, const absl::Status& status);
   void Acknowledge(size_t client, int64_t tokens, int64_t excess = 0);
   void Step();
@@ -121,7 +121,7 @@ class Day : private StepObserver {
   std::unique_ptr<Engine> engine_;
   PageLedger ledger_;                             // fed with the engine's plans
   Sampler sampler_;                               // the references'
-  std::vector<std::unique_ptr<Client>> clients_;  // that have not ended
+  std::vector<std::unique_ptr<Client>> clients_;  // without clients that have ended
   std::vector<int32_t> index_;                    // in clients_, by id; -1: none
   std::vector<bool> group_started_;
   std::deque<Request> conversations_;

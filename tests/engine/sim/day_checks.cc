@@ -1,4 +1,4 @@
-// What a day checks: streams, ends, times, pages, totals. Read day.h first.
+// Day: the checks of streams, ends, times, pages and totals. Read day.h first.
 #include <algorithm>
 #include <cstdio>
 #include <utility>
@@ -207,7 +207,7 @@ void Day::CheckGoodEnd(const Finish& finish, Client* client) {
   ++marks_[finish.reason == FinishReason::kStop ? Mark::kStopped : Mark::kFinished];
 }
 
-// Surplus work is in no statistics. What comes back from swap space is not computed again.
+// Surplus work is in no statistics. Tokens that come back from swap space are not computed again.
 void Day::CheckPages(const Client& client, const Finish& finish) {
   const bool unread = finish.reason == FinishReason::kLength && client.delivered > 0;
   const int64_t fed =
@@ -219,8 +219,8 @@ void Day::CheckPages(const Client& client, const Finish& finish) {
   Expect(right, "wrong number of pages", client.request().id);
 }
 
-// Whatever the next plan releases, what the ledger promises is there: it may count pages as held
-// by a slot that are free already, and none that are neither free nor the slot's alone.
+// The pages that the ledger promises are there, whichever slots the next plan releases: it may
+// count pages as held by a slot that are already free, but no page that another slot shares.
 void Day::CheckPromise() {
   const ExecutorLimits& limits = swarm_.executor.limits;
   int64_t promised = ledger_.free();

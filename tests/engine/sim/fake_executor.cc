@@ -50,7 +50,7 @@ absl::Status FakeExecutor::Take(const StepPlan& plan, Computed* computed) {
   if (violation_.empty()) keys_.MoveStats(plan);
   SetPenaltyState(plan);
   if (pool_fault_.ok()) pool_fault_ = CheckPlan(plan);
-  if (!pool_fault_.ok()) {  // stays; what this and later plans would compute is worth nothing
+  if (!pool_fault_.ok()) {  // the fault stays, and later plans compute nothing
     computed->status = pool_fault_;
     return absl::OkStatus();
   }
@@ -215,8 +215,8 @@ absl::Status FakeExecutor::CheckPlan(const StepPlan& plan) {
   return absl::OkStatus();
 }
 
-// Decodes first, and few tokens of prompts beside one that decoded just before: its token is fed
-// unseen. One that comes back just now, or on the host's sample, cannot be told from it.
+// Decodes come first, with few tokens of prompts beside them. Only a sequence that is fed the token
+// sampled just before counts as decoding: others may have come back, or wait for the host's sample.
 void FakeExecutor::CheckMixture(const StepPlan& plan) {
   const ExecutorLimits& limits = options_.limits;
   bool decodes = false;
@@ -237,7 +237,7 @@ void FakeExecutor::CheckMixture(const StepPlan& plan) {
   }
 }
 
-// What came alone, a prompt's token or a generated one, is told by the keys.
+// The keys tell whether a token came alone.
 void FakeExecutor::CheckChunk(const PlannedSequence& sequence, Slot* slot) {
   const int64_t multiple = options_.limits.chunk_multiple;
   const auto count = static_cast<int64_t>(sequence.token_ids.size());

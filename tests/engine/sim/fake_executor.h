@@ -42,7 +42,7 @@ class FakeExecutor : public StepExecutor {
   const PageCounts& pages() const { return keys_.counts(); }
   int64_t samples() const { return samples_; }
   int64_t fed_samples() const { return fed_samples_; }  // tokens fed before they were collected
-  // Of those: from processed logits.
+  // Samples from processed logits.
   int64_t processed_samples() const { return processed_samples_; }
   // Token states that came with counts of generated tokens.
   int64_t restored_states() const { return restored_states_; }
@@ -74,7 +74,7 @@ class FakeExecutor : public StepExecutor {
     absl::Status status;
   };
 
-  // What may be in swap space: the executor is not told what is given up.
+  // A range of swap space, which may be given up: the executor is not told.
   struct SwappedRequest {
     uint64_t request = 0;
     int64_t bytes = 0;

@@ -1,5 +1,5 @@
-// What the fake model computes, as pure functions of a request and its tokens: the executor and
-// the reference share them and nothing else. Each head writes a hash of (request, head, position,
+// The fake model, as pure functions of a request and its tokens, which the executor and the
+// reference share and nothing else. Each head writes a hash of (request, head, position,
 // token), or, where pages are shared, of all tokens so far, and of whether the token came alone;
 // logits are a function of a sum over all live keys, each weighted by its page's place, so a stale,
 // foreign, missing or swapped page changes tokens. The sum can be kept token by token or made anew
@@ -64,7 +64,7 @@ class KeyChain {
     if (shares_) state_ = hash;
     return hash;
   }
-  // What a page end decides by: the request, or all tokens before it.
+  // The seed of a page end's decision: the request, or all tokens before the page end.
   uint64_t state() const { return state_; }
 
  private:

@@ -1,4 +1,4 @@
-// What newcomers are like, and how long others may wait for a token beside them. Read flood.h
+// Flood: random newcomers, and the derived bound on the wait for a token beside them. Read flood.h
 // first.
 #include "tests/engine/sim/flood.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr Seconds kPause = 0.05;  // beside each step
 
-// Urgent ones of the day's kind; on half of the days unlike them in some ways.
+// Urgent requests of the day's kind; on half of the days they differ in some ways.
 struct Newcomers {
   explicit Newcomers(Random& random) {
     if (!random.Chance(0.5)) return;
@@ -53,9 +53,9 @@ struct Newcomers {
   int at_once = 1;
 };
 
-// In steps, by the rules of policy.h. Whatever a sequence waits for, it is rescued after
-// kStarvation and those that have waited longer, one at a time. A rescued one waits until slots and
-// pages are free, at most until all that run have ended, and then is first in each step.
+// Bounds in steps, by the rules of policy.h. A sequence is rescued after kStarvation, and after the
+// sequences that have waited longer, one at a time. A rescued sequence waits until slots and pages
+// are free, at most until all running ones have ended, and is then first in each step.
 class Bounds {
  public:
   Bounds(const Day& day, const Newcomers& newcomers) {
@@ -65,13 +65,13 @@ class Bounds {
     const int64_t slots =
         std::min({int64_t{limits.max_num_seqs}, limits.max_num_batched_tokens - least + 1,
                   limits.max_logit_rows - least + 1});
-    // What decodes leave; of rows the first keeps half.
+    // Tokens that decodes leave. Half of the rows are kept for the first prompt.
     int64_t budget = limits.max_num_batched_tokens - slots + 1;
     if (limits.max_mixed_tokens > 0) budget = std::min(budget, limits.max_mixed_tokens);
     const int64_t rows = std::max<int64_t>(1, (limits.max_logit_rows - slots + 1) / 2);
     const bool scored = swarm.scored > 0 || newcomers.scored;
     const int64_t page = kPageTokens;
-    // Where chunks matter the first has one, whatever there is.
+    // Where chunks matter, the first prompt always has room for one.
     const int64_t chunk = least > 1 ? page : std::min({page, budget, scored ? rows : page});
     const int64_t chunks = PagesFor(limits.max_model_len) * ((kPageTokens + chunk - 1) / chunk) + 1;
     // Where chunks matter generated tokens are decoded again.
@@ -83,7 +83,7 @@ class Bounds {
     rescue_ = std::max(starvation_, drain + again + limits.depth);
   }
 
-  // From a token to the next, behind so many that may have waited longer.
+  // Steps from a token to the next, behind `others` sequences that may have waited longer.
   int64_t Wait(int64_t others) const { return starvation_ + (others + 1) * rescue_; }
 
  private:

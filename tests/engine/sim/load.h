@@ -1,6 +1,6 @@
 // Load: an engine under scripted arrivals on a virtual clock. Its executor computes nothing: a step
-// takes as long as its tokens cost, and a sequence keeps as many pages as a script says. What
-// clients see is recorded with its times.
+// takes as long as its tokens cost, and a sequence keeps as many pages as a script says. All
+// outputs are recorded with their times.
 #pragma once
 
 #include <algorithm>

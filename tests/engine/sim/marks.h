@@ -9,10 +9,10 @@
 
 namespace fox::sim {
 
-// The first ones are events: what entered or left the engine or its page pool. Steps and checks are
-// none.
+// The first marks are events: a request, token or page entered or left the engine. Steps and checks
+// are no events.
 enum class Mark : uint8_t {
-  kSubmitted,     // requests, those that were refused too
+  kSubmitted,     // requests, including refused ones
   kCancelled,     // of requests that had not ended
   kAcknowledged,  // calls
   kTokens,        // delivered

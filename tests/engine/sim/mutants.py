@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Bugs written into the real sources, one at a time: the simulation must find each in 100 days, or
-on those that failed once.
+"""Bugs written into the real sources, one at a time: the simulation must find each within 100 days,
+or on one of the days that failed once.
 
     mutants.py BUILD [--only WORD] [--jobs N]
 
@@ -35,7 +35,7 @@ SCHEDULERS = ["engine/schedule/scheduler.cc", "engine/schedule/scheduler_pages.c
               "engine/schedule/prefix_cache.cc",
               "engine/engine.cc", "engine/engine_requests.cc"]
 SEQUENCES = [*SCHEDULERS, "engine/schedule/sequence.cc", "engine/schedule/waiting_queue.cc"]
-USERS = {  # what is compiled with a header
+USERS = {  # header: sources to compile with it
     "engine/schedule/page_budget.h": [*SCHEDULERS, "engine/schedule/page_budget.cc",
                                       "tests/engine/sim/day.cc",
                                       "tests/engine/sim/day_checks.cc"],

@@ -1,4 +1,4 @@
-// What the page pool holds, read back from any backend, and an audit of it.
+// PageAudit: reads a page pool back from any backend and audits it.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,7 @@
 // PagedKeys: the keys of sequences in the real page pool: its storage, and the CPU backend's
-// operations that take pages, share them, evict them and release slots. Eviction is decided by the
-// real rule from page summaries that are made up so that each head keeps what FirstKept says.
-// Beside it stands a model of what the pool must hold; Audit compares all of it. Read
-// fake_executor.h next.
+// operations that take, share and evict pages and release slots. The real rule decides on eviction,
+// from made-up page summaries that make each head keep the pages that FirstKept says. A model holds
+// the expected content of the pool; Audit compares all of it. Read fake_executor.h next.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +17,7 @@
 
 namespace fox::sim {
 
-// What one step appends to a slot.
+// Tokens that one step appends to a slot.
 struct Appended {
   int32_t slot = 0;
   int64_t position = 0, count = 0;
@@ -29,7 +28,7 @@ struct PageCounts {
   int64_t taken = 0, shared = 0, evicted = 0, released = 0;
 };
 
-// What a slot takes in swap space follows from the other limits.
+// Sets the limits of swap space; a slot's size follows from the other limits.
 void SetSwapSpace(int64_t bytes, ExecutorLimits* limits);
 
 class PagedKeys {
@@ -37,10 +36,11 @@ class PagedKeys {
   explicit PagedKeys(const FakeOptions& options);
 
   void Release(const std::vector<int32_t>& slots);
-  // The pages of what is swapped in must be free; it must have been swapped out to that place.
+  // SwapIn needs free pages, and a slot that was swapped out to that place.
   void SwapOut(const SwappedSlot& out);
   void SwapIn(const SwappedSlot& in);
-  // `to`, which is empty, becomes what `from` was after its first `tokens`: its last page end.
+  // The empty slot `to` becomes a copy of `from` after its first `tokens` tokens, its last page
+  // end.
   void Share(const SharedSlot& shared);
   // After all of the above: the slots' statistics.
   void MoveStats(const StepPlan& plan) { MoveSlots(plan, lists_, &stats_); }
@@ -48,12 +48,12 @@ class PagedKeys {
   void Begin(const std::vector<Appended>& batch);
   // Keys of consecutive tokens.
   void Write(int32_t slot, int64_t position, const std::vector<uint64_t>& token_hashes);
-  // The page end at `end` tokens decides what is kept; from here on no more is read. `state`: of
-  // the slot's KeyChain.
+  // Decides at the page end at `end` tokens which pages are kept; from here on no other page is
+  // read. `state`: of the slot's KeyChain.
   void EndPage(int32_t slot, uint64_t state, int64_t end, double log_tolerance);
-  // The sum over what is kept up to `position`, read through the page tables.
+  // The sum over the kept keys up to `position`, read through the page tables.
   uint64_t Fold(int32_t slot, int64_t position) const;
-  // Ends the step: what EndPage decided is evicted.
+  // Ends the step: evicts the pages that EndPage decided on.
   void Evict();
 
   int64_t free_pages() const { return *kv_.free_count; }
@@ -64,14 +64,14 @@ class PagedKeys {
   // The first page of each list of each slot.
   const std::vector<int32_t>& first_pages() const { return first_; }
   const PageCounts& counts() const { return counts_; }
-  // The first thing that was wrong; empty: nothing.
+  // The first violation; empty: none.
   const std::string& violation() const { return violation_; }
   // Exact, all of it: owners of pages, live ranges, lengths, poison. A page without an owner is
   // free, and no other; several have one only if it is full and in the same place for all.
   void Audit();
 
  private:
-  // What was swapped out.
+  // A slot in swap space.
   struct SavedSlot {
     int64_t length = 0;
     std::vector<int32_t> first;
@@ -90,7 +90,7 @@ class PagedKeys {
 
   const FakeOptions& options_;
   const int64_t lists_;
-  const int32_t slots_;  // and those of snapshots
+  const int32_t slots_;  // with slots of snapshots
   std::unique_ptr<Ops> ops_;
   PagedKvStorage cache_;
   const PagedKv& kv_;
@@ -102,7 +102,7 @@ class PagedKeys {
   std::vector<std::byte> swap_space_;
   std::map<int64_t, SavedSlot> swapped_;  // by place
   std::vector<Appended> batch_;
-  // What an audit finds, by page: the free place, or list and page of it; the owners.
+  // An audit's findings, by page: its place in the free list or in a slot's list; its owners.
   std::vector<int64_t> places_;
   std::vector<uint64_t> owners_;
   std::vector<int32_t> sole_;  // by slot

@@ -1,5 +1,5 @@
-// Random: the only source of chance in the simulation, and Mix, the hash under it. The same on
-// every machine, unlike the standard library's distributions.
+// Random: the only source of chance in the simulation, and Mix, the hash under it. Unlike the
+// standard library's distributions, they give the same values on every machine.
 #pragma once
 
 #include <cstdint>

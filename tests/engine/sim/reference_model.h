@@ -1,5 +1,5 @@
-// Reference: what a request must produce, computed alone, token by token, without scheduler, slots,
-// pages or chunks, and only as far as it is asked for. Independent of everything under test but the
+// Reference: the expected outputs of a request, computed alone, token by token, without scheduler,
+// slots, pages or chunks, and only as far as needed. Independent of everything under test but the
 // pure functions of fake_keys.h and the sampler. Read simulation.h next.
 #pragma once
 
@@ -22,22 +22,23 @@ class Reference {
     kFailure,  // a logit is not finite
   };
 
-  // Of the options only what is the same for all requests is read later; both must outlive it.
+  // `engine` and `executor` must outlive this. Later changes of fields for single requests have no
+  // effect.
   Reference(Request request, const EngineOptions& engine, const FakeOptions& executor);
 
   const Request& request() const { return request_; }
   double log_tolerance() const { return log_tolerance_; }
-  // What comes next, and what it is where it is a score or a token.
+  // The kind of the next output, and its value if it is a score or a token.
   Kind Next(Sampler& sampler, SampledToken* token);
-  // What is left is computed and forgotten.
+  // Computes the rest and discards it.
   void Drain(Sampler& sampler);
 
   FinishReason reason() const { return reason_; }
   std::optional<int32_t> stop_token_id() const { return stop_token_id_; }
   bool eos() const { return eos_; }
-  // Of all evictions so far.
+  // The largest over all evictions so far.
   double max_log_evicted_mass() const { return max_log_evicted_mass_; }
-  // Whether what was computed so far needs more pages than there are.
+  // True if the tokens computed so far need more pages than the pool has.
   bool exhausts_pool() const { return most_pages_ > executor_.limits.num_pages; }
 
  private:
@@ -75,7 +76,7 @@ class Reference {
   bool eos_ = false;
 };
 
-// All of it at once.
+// All outputs of a reference.
 struct Expected {
   std::vector<int32_t> tokens;
   FinishReason reason = FinishReason::kLength;
@@ -84,8 +85,8 @@ struct Expected {
 Expected RunReference(const Request& request, const EngineOptions& engine,
                       const FakeOptions& executor);
 
-// The first page that each head keeps of the first `count` of a request's tokens: its prompt and
-// what was generated.
+// The first page that each head keeps of the first `count` tokens of a request: its prompt and its
+// generated tokens.
 std::vector<int32_t> FirstPages(const FakeOptions& options, const Request& request,
                                 const std::vector<int32_t>& generated, int64_t count,
                                 double log_tolerance);

@@ -24,8 +24,8 @@ struct Report {
 struct DayOptions {
   uint64_t seed = 1;
   int64_t operations = kDayOperations;  // length of the first phase
-  int64_t chunk_multiple = 0;           // of the executor; 0: what the seed says
-  bool flood = false;                   // it ends with one, whatever the seed says
+  int64_t chunk_multiple = 0;           // of the executor; 0: chosen by the seed
+  bool flood = false;                   // it ends with a flood, even if the seed says otherwise
   bool print = false;
   std::set<int64_t> without;  // operations left out; the others stay as they are
 };
@@ -37,7 +37,7 @@ inline bool HasViolation(const Report& report) { return !report.violation.empty(
 // A failing day with as few operations as leaving some out can make it; `options` fails.
 DayOptions Shrink(DayOptions options, bool (*fails)(const Report&) = HasViolation);
 
-// What a person needs: the seed, the operation, what is wrong, and the command that shows it.
+// A report for people: the seed, the operation, the violation, and the command that shows it.
 std::string Describe(const DayOptions& options, const Report& report);
 
 }  // namespace fox::sim

@@ -1,6 +1,6 @@
 // Ten million events without a violation (at night a hundred million; fewer under a sanitizer); the
-// same seed twice gives the same trace. That bugs are found: mutants.py. FOX_SIM_SEED=n runs one
-// seed, FOX_SIM_EVENTS=n so many events.
+// same seed twice gives the same trace. mutants.py tests that bugs are found. FOX_SIM_SEED=n runs
+// one seed, FOX_SIM_EVENTS=n runs n events.
 #include "tests/engine/sim/simulation.h"
 
 #include <cstdio>
@@ -44,12 +44,12 @@ TEST(SimulationTest, RandomDays) {
   }
 }
 
-// By a mistake of the engine's or of the checks'. The first: a started prompt got no tokens beside
-// urgent ones. In chunks: the first in the queue found room neither without snapshots nor without
-// those that rest, and both would have done; or the count of free pages was low, and none ran that
-// could bring a better one; or two that shared pages gave them up in one plan, and it was not
-// waited for. The flood: newcomers that turned slow held the slots of slow readers, one after the
-// other.
+// Days with a mistake of the engine or of the checks. The first: a started prompt got no tokens
+// beside urgent ones. In chunks: the first sequence in the queue found no room without snapshots
+// and none without slot holders, though giving up both would have been enough; or the count of free
+// pages was low, and no sequence ran that could bring a better one; or two sequences gave shared
+// pages up in one plan, which was not waited for. The flood: newcomers with slow readers held the
+// slots of slow readers, one after the other.
 TEST(SimulationTest, DaysThatFailedOnce) {
   DayOptions flood;
   flood.seed = 91000441;
@@ -66,6 +66,7 @@ TEST(SimulationTest, DaysThatFailedOnce) {
     days.back().chunk_multiple = 128;
   }
   for (const DayOptions& options : days) {
+    SCOPED_TRACE(options.seed);
     const Report report = Simulate(options);
     EXPECT_EQ(report.violation, "") << Describe(options, report);
     EXPECT_LT(report.longest_wait, options.flood ? 0.05 : 1);
@@ -79,7 +80,7 @@ TEST(SimulationTest, SameSeedSameTrace) {
   }
 }
 
-// What is left does the same still, and most is gone.
+// The shrunk day still preempts, and has few operations.
 TEST(SimulationTest, ShrinksADay) {
   const auto preempts = [](const Report& report) { return report.marks[Mark::kPreemptions] > 0; };
   DayOptions options;

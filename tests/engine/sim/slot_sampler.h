@@ -1,6 +1,6 @@
-// SlotSampler: the samples of one slot as an executor has to make them, from plans alone: the token
-// states that a plan brings, a SampleRow for each token, and what was sampled before. Over the
-// host's Sampler; it is not told what the request asked for.
+// SlotSampler: samples for one slot as an executor does, from plans alone: from the token states of
+// a plan, a SampleRow for each token, and the tokens sampled before. It uses the host's Sampler and
+// does not know the request.
 #pragma once
 
 #include <cstdint>

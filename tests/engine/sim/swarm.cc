@@ -225,7 +225,7 @@ Swarm MakeSwarm(Random& random, int64_t chunk_multiple) {
   ChooseClients(random, &swarm);
   if (random.Chance(0.45)) ChooseSlowReaders(random, &swarm);
   if (random.Chance(0.3)) swarm.engine.kv_admission = KvAdmission::kWorstCase;
-  // In two draws: so the days that failed once stay what they were.
+  // In two draws, so that the days that failed once do not change.
   if (random.Chance(0.8) && random.Chance(0.5)) ChooseSharing(random, &swarm);
   if (random.Chance(0.6)) ChooseSwapSpace(random, &swarm);
   ChooseChunks(random, chunk_multiple, &swarm);

@@ -14,9 +14,9 @@ namespace fox::sim {
 struct Swarm {
   FakeOptions executor;
   EngineOptions engine;
-  // Of an operation, in proportion.
+  // Relative frequencies of the operations.
   double submit = 0.3, cancel = 0.0, acknowledge = 0.5, step = 0.5;
-  // Of a request.
+  // Probabilities for a request.
   double deadlines = 0.0, windows = 0.0, sampled = 0.0, scored = 0.0, penalties = 0.0, nan = 0.0;
   double biased = 0.0, unpruned = 0.0, reports = 0.0, groups = 0.0, invalid = 0.0;
   double texts_known = 0.0, turns = 0.0, salted = 0.0, bypasses = 0.0;
@@ -26,7 +26,7 @@ struct Swarm {
   int burst = 1;            // requests that come at once, at most
   bool only_slots = false;  // nothing but running slots is short: Day::CheckSlots
   double tick = 0.1;
-  Seconds step_seconds = 0, token_seconds = 0;  // what a step takes
+  Seconds step_seconds = 0, token_seconds = 0;  // duration of a step
   double stalls = 0;                            // of an operation: nothing happens for long
   double cancel_all = 0, flood = 0;             // how the day ends
   double flushes = 0;                           // of an operation
@@ -36,9 +36,9 @@ struct Swarm {
 // `chunk_multiple`: the executor's; 0: any.
 Swarm MakeSwarm(Random& random, int64_t chunk_multiple);
 
-// A request as the swarm's clients send them, without an id; `invalid`: one that must be refused
-// with that code, kOk for others.
+// A request as the swarm's clients send them, without an id.
 Request MakeRequest(const Swarm& swarm, Seconds now, Random& random);
+// Makes the request invalid in a random way, and returns the code with which Submit must refuse it.
 absl::StatusCode SpoilRequest(const Swarm& swarm, Random& random, Request* request);
 
 }  // namespace fox::sim

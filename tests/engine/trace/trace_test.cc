@@ -55,6 +55,7 @@ TEST_F(TraceTest, OverlappingPlansGetRowsOfTheirOwn) {
   std::map<std::string, int> engine_spans;
   int steps = 0;
   for (const Json& event : Events()) {
+    SCOPED_TRACE(event);
     if (event["ph"] != "X") continue;
     const std::string name = event["name"];
     if (name.rfind("step ", 0) != 0) {
@@ -80,6 +81,7 @@ std::map<std::string, double> Phases(const Json& events) {
   std::map<std::string, double> seconds;
   int nesting = 0;
   for (const Json& event : events) {
+    SCOPED_TRACE(event);
     if (event.value("cat", "") != "request") continue;
     const bool begins = event["ph"] == "b";
     seconds[event["id"].dump() + " " + event["name"].get<std::string>()] +=
