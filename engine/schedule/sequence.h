@@ -7,7 +7,7 @@
 // The states of a sequence. "in flight": plans with the sequence, submitted and not yet collected.
 //
 //   state     slot  swapped  in flight  preempted  rescued  meaning
-//   kNone     no    no       any        any        no       the scheduler does not know it
+//   kNone     no    no       any        any        any      the scheduler does not know it
 //   kWaiting  no    no       any        any        any      new, preempted, or lost its pages
 //   kWaiting  no    yes      any        any        any      preempted into swap space
 //   kWaiting  yes   no       any        no         any      yielded its running slot, or read on

@@ -79,7 +79,7 @@ TEST(MemoryBudgetTest, LessThanOnePageOfEachListIsRefused) {
 TEST(MemoryBudgetTest, APoolForSoManyTokensIsNoLarger) {
   const int64_t plenty = 1000 * kLists * PageBytes();
   for (const AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
-    SCOPED_TRACE(NameOf(acp));
+    SCOPED_TRACE(static_cast<int>(acp));
     const auto pages = [&](int64_t tokens) {
       const auto plan =
           Plan({.available_bytes = plenty, .max_model_len = tokens, .kv_cache_tokens = tokens},
@@ -100,7 +100,7 @@ TEST(MemoryBudgetTest, APoolForMoreTokensThanFit) {
   const MemoryRequest request{
       .available_bytes = 2 * kLists * PageBytes(), .max_model_len = 1000, .kv_cache_tokens = 1000};
   for (const AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
-    SCOPED_TRACE(NameOf(acp));
+    SCOPED_TRACE(static_cast<int>(acp));
     const auto plan = Plan(request, Options(acp));
     ASSERT_TRUE(plan.ok()) << plan.status();
     EXPECT_EQ(plan->num_pages, 2 * kLists);

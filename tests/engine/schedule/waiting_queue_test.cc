@@ -25,8 +25,10 @@ class WaitingQueueTest : public testing::Test {
         std::make_unique<Sequence>(std::move(request), options_, 10000, order, now));
     Sequence* sequence = sequences_.back().get();
     sequence->place = order;
+    sequence->state = SequenceState::kWaiting;
     queue_.Enter(*sequence);
     queue_.Add(sequence, now);
+    queue_.Check();
     return sequence;
   }
   // The clients of the next turns.
