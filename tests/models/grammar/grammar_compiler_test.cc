@@ -75,19 +75,28 @@ TEST(GrammarCompilerTest, ChargesForGrammarsInUseAndCachesTheLatest) {
 
 // A client with thirty tools learns from the refusal which tool to change.
 TEST(GrammarCompilerTest, ARefusalNamesThePartThatIsTooLarge) {
-  std::string list = R"({"properties": {"few": {"type": "string"}, "many": {"enum": [0)";
+  std::string list = R"({"enum": [0)", classes = R"({"properties": {"": {})";
   for (int i = 0; i < 4000; ++i) absl::StrAppend(&list, ",\"", i * 7919, i * 104729, "\"");
-  absl::StrAppend(&list, "]}}}");
-  EbnfRules rules;
-  std::vector<CallForm> calls;
-  for (const std::string& schema : {std::string(R"({"type": "object"})"), list}) {
-    const std::string name = absl::StrCat("tool", calls.size());
-    rules.set_place(name + "#");
-    const std::string rule = AddSchemaRules(schema, /*relax=*/false, &rules)->root;
-    calls.push_back({absl::StrCat("<c>", name, " "), rule, "</c>"});
+  for (int i = 0; i < 1000; ++i) {
+    absl::StrAppend(&classes, R"(, "p)", i, R"(": {"pattern": "^[\u)",
+                    absl::Hex(0x100 + i, absl::kZeroPad4), R"(-\u2fff]{0,16}$"})");
   }
-  EXPECT_EQ(Compiler().Compile(CallGrammar(calls, {"<c>", "", ""}, &rules)).status().message(),
-            "tool1#/properties/many: too large or too ambiguous");
+  const std::pair<std::string, std::string> cases[] = {
+      {list + "]}", "tool1#/properties/many: too large or too ambiguous"},
+      {classes + "}}", "tool1#/properties/many/properties: more than 16384 rules"}};
+  for (const auto& [many, error] : cases) {
+    EbnfRules rules;
+    std::vector<CallForm> calls;
+    for (const std::string& schema : {std::string(R"({"type": "object"})"),
+                                      R"({"properties": {"few": {}, "many": )" + many + "}}"}) {
+      const std::string name = absl::StrCat("tool", calls.size());
+      rules.set_place(name + "#");
+      const std::string rule = AddSchemaRules(schema, /*relax=*/false, &rules)->root;
+      calls.push_back({absl::StrCat("<c>", name, " "), rule, "</c>"});
+    }
+    const auto grammar = Compiler().Compile(CallGrammar(calls, {"<c>", "", ""}, &rules));
+    EXPECT_EQ(std::string(grammar.status().message()), error);
+  }
 }
 
 TEST(GrammarCompilerTest, TenantsHaveSeparateCaches) {
