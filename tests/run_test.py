@@ -173,7 +173,7 @@ class RunTest(TreeCase):
             started, said = self.serve("--grpc-port", "0", FAKE_CAPABILITY=capability,
                                        CUDA_VISIBLE_DEVICES="0")
             self.assertEqual(started, "server of cuda: --model models/demo --grpc-port 0", said)
-            self.assertIn("Computing on NVIDIA Test", said)
+            self.assertIn("Computing on NVIDIA Test", said, capability)
             self.assertEqual(self.architectures(), wanted, capability)
 
     def test_what_the_flags_say(self) -> None:
@@ -181,7 +181,7 @@ class RunTest(TreeCase):
         self.add_nvcc()
         for flags in (("--device", "cpu"), ("--device=cpu",)):
             started, said = self.serve(*flags)
-            self.assertIn("server of cpu: --model models/demo " + " ".join(flags), started)
+            self.assertIn(f"server of cpu: --model models/demo {' '.join(flags)}", started)
             self.assertNotIn("Computing on", said, flags)
         started, _ = self.serve(FOX_DEVICE="cpu")
         self.assertIn("server of cpu", started)
@@ -213,8 +213,8 @@ class SuiteTest(TreeCase):
             result = self.run_command("test", *arguments, FAKE_FAILS=fails)
             self.assertEqual(result.returncode, 8 if fails else 0, result.stderr)
             self.assertEqual("the test's own output" in result.stdout, bool(fails), arguments)
-            self.assertIn("\n99 slow_test\n", result.stderr)
-            self.assertIn("==> odd_test: SKIPPED: no torch\n", result.stderr)
+            self.assertIn("\n99 slow_test\n", result.stderr, arguments)
+            self.assertIn("==> odd_test: SKIPPED: no torch\n", result.stderr, arguments)
             calls = (self.programs / "ctest-calls").read_text().splitlines()
             self.assertRegex(calls[-1], selected)
         self.assertTrue(any("build/asan" in call for call in calls))
@@ -288,7 +288,8 @@ class PythonTest(TreeCase):
         for command in (("convert", "models/demo", "out"), self.finetune):
             result = self.run_command(*command, FAKE_LACKS="1")
             self.assertEqual(result.returncode, 1, command)
-            self.assertIn("FOX_NO_INSTALL is set, and python3 lacks one of: numpy", result.stderr)
+            self.assertIn("FOX_NO_INSTALL is set, and python3 lacks one of: numpy", result.stderr,
+                          command)
         self.assertEqual(self.calls(), [])
         self.assertFalse((self.root / ".venv").exists())
         for command, program in ((self.finetune, "models.finetune.train"),

@@ -57,7 +57,7 @@ class CompletionTest(unittest.TestCase):
             commands: list[list[str]] = [[]]
             if program != "fox-server":
                 commands = [[name] for name in self.complete(program, "") if name != "--help"]
-                self.assertGreater(len(commands), 3)
+                self.assertGreater(len(commands), 3, program)
             for command in commands:
                 with self.subTest(program=program, command=command):
                     asked = [path, *command, "--help", *([] if command else ["all"])]

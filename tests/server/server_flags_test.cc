@@ -229,7 +229,7 @@ TEST(ServerFlagsTest, AdminIsNotOfferedToUnauthenticatedClientsUnlessAFlagSaysSo
   EXPECT_EQ(own.admin->port, 99);
 }
 
-TEST(ServerFlagsTest, StrangersAreClientsThatNothingKeepsOut) {
+TEST(ServerFlagsTest, UnauthenticatedClientsNeedNeitherTokenNorCertificate) {
   using Certificate = ClientCertificate;
   const std::tuple<std::vector<std::string>, bool, Certificate> cases[] = {
       {{}, false, Certificate::kNone},
@@ -242,11 +242,11 @@ TEST(ServerFlagsTest, StrangersAreClientsThatNothingKeepsOut) {
        true,
        Certificate::kOptional},
       {{"--ssl-ca-certs=f", "--ssl-cert-reqs=none"}, false, Certificate::kNone}};
-  for (auto [arguments, strangers, certificate] : cases) {
+  for (auto [arguments, unauthenticated, certificate] : cases) {
     arguments.insert(arguments.end(),
                      {"--ssl-certfile=c", "--ssl-keyfile=k", "--allow-insecure-remote"});
     const ServerFlags flags = Accepted(arguments);
-    EXPECT_EQ(AllowsUnauthenticated(flags), strangers) << arguments.front();
+    EXPECT_EQ(AllowsUnauthenticated(flags), unauthenticated) << arguments.front();
     EXPECT_EQ(flags.tls.clients, certificate) << arguments.front();
     EXPECT_EQ(flags.tls.authorities.empty(), certificate == Certificate::kNone)
         << arguments.front();

@@ -45,8 +45,8 @@ class GoldenTest(unittest.TestCase):
                 for name, want in load_file(folder / "expected.safetensors").items():
                     first = name == "logits_first"
                     got = logits[: len(want)] if first else logits[-len(want):]
-                    self.assertEqual(want.dtype, torch.float64)
-                    self.assertLess(relative_error(got, want), FLOAT64_ERROR)
+                    self.assertEqual(want.dtype, torch.float64, name)
+                    self.assertLess(relative_error(got, want), FLOAT64_ERROR, name)
 
 
 class ModelTest(unittest.TestCase):
@@ -123,10 +123,10 @@ class ModelTest(unittest.TestCase):
                                          wraps=forgetting_attention) as attend:
                     model(torch.randint(0, 257, (2, 60)))
                 self.assertEqual(attend.call_count, 2)
-                for call in attend.call_args_list:
+                for layer, call in enumerate(attend.call_args_list):
                     q, k, told = *call.args[:2], call.kwargs["max_logit"]
                     if not model.config.qk_norm:
-                        self.assertIsNone(told)
+                        self.assertIsNone(told, layer)
                         continue
                     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
                     logits = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[3])

@@ -36,7 +36,7 @@ class RecallTest(unittest.TestCase):
         for seed in range(20):
             ids, marks = self.windows.training(self.book, np.random.default_rng(seed))
             again, _ = self.windows.training(self.book, np.random.default_rng(seed))
-            self.assertEqual((len(ids), len(marks)), (LENGTH, LENGTH))
+            self.assertEqual((len(ids), len(marks)), (LENGTH, LENGTH), seed)
             np.testing.assert_array_equal(ids, again)
             chats += ids[0] == self.tokenizer.encode(START)[0]
             edges = np.flatnonzero(np.diff(np.concatenate(([0], marks, [0]))))

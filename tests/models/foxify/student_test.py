@@ -43,9 +43,10 @@ class StudentTest(unittest.TestCase):
                 base, student = students(folder)
                 student.sinks.fill_(-torch.inf)
                 student.gate_bias.fill_(1e9)
-                for hidden in (base.hidden(self.ids), student(self.ids)[0]):
+                for model, hidden in (("base", base.hidden(self.ids)),
+                                      ("student", student(self.ids)[0])):
                     error = (base.logits(hidden) - expected).abs().max() / expected.abs().max()
-                    self.assertLess(error, 1e-5)
+                    self.assertLess(error, 1e-5, model)
 
     def test_gates_sinks_and_caps_are_the_servers(self) -> None:
         """The golden models of the server's tests, which other code made."""
@@ -71,10 +72,10 @@ class StudentTest(unittest.TestCase):
         with torch.no_grad():
             student(self.ids)
             for (q, k, *_), q_cap, k_cap in zip(seen, *student.caps()):
-                for x, cap in ((q, q_cap), (k, k_cap)):
+                for name, x, cap in (("q", q, q_cap), ("k", k, k_cap)):
                     largest = x.norm(dim=-1).amax((0, 1))
-                    self.assertTrue((largest <= cap * (1 + 1e-5)).all())
-                    self.assertTrue((largest > 0.99 * cap).all())
+                    self.assertTrue((largest <= cap * (1 + 1e-5)).all(), name)
+                    self.assertTrue((largest > 0.99 * cap).all(), name)
             q, k, *_ = seen[0]
         self.assertEqual(student.caps()[0][0, 0], student.first_q_cap[0, 0] / 2)
         base.project, seen = project, []
