@@ -126,10 +126,16 @@ namespace {
 // The rounding budget of pruning is proved for sizes up to these (kernels/docs/acp.md 3, 5).
 constexpr int64_t kMaxPrunedLen = int64_t{1} << 20, kMaxPrunedHiddenSize = int64_t{1} << 15;
 
-// Turns pruning off where nothing decays, and refuses it where it is not proved.
+// Turns pruning off where nothing decays, and refuses it where it would drop nothing or is not
+// proved.
 absl::Status LimitPruning(const ModelConfig& config, RunnerOptions& options) {
   if (config.forget_gate == ForgetGate::kNone) options.acp = AcpMode::kOff;
   if (options.acp == AcpMode::kOff) return absl::OkStatus();
+  if (options.acp == AcpMode::kPaper && !config.qk_norm && !config.qk_norm_cap) {
+    return absl::InvalidArgumentError(
+        "--acp paper: the model has neither QK-norm nor norm caps, so the paper's bound would drop "
+        "nothing: use --acp certified");
+  }
   if (config.hidden_size > kMaxPrunedHiddenSize) {
     return absl::InvalidArgumentError(absl::StrCat("the model's hidden size, ", config.hidden_size,
                                                    ", is above ", kMaxPrunedHiddenSize,

@@ -115,17 +115,21 @@ absl::Status MeasureRounding(const Flags& flags, const Windows& windows, AcpRepo
 }
 
 // Runs everything for one bound: the report's trace, the loss of every window, the sweep.
-absl::Status Measure(const Flags& flags, AcpMode mode, const Windows& windows, AcpReport& report) {
+absl::Status Measure(const Flags& flags, const ModelConfig& model, AcpMode mode,
+                     const Windows& windows, AcpReport& report) {
   EngineConfig config = flags.common.Config(report.loss.window);
-  config.runner.acp = mode;
+  // The paper's bound drops nothing in a model that does not bound its logits, and is refused.
+  const bool off =
+      mode == AcpMode::kOff || (mode == AcpMode::kPaper && !model.qk_norm && !model.qk_norm_cap);
+  config.runner.acp = off ? AcpMode::kOff : mode;
   const auto loaded = LoadRunner(config);
   if (!loaded.ok()) return loaded.status();
   ModelRunner& runner = **loaded;
-  const bool off = mode == AcpMode::kOff;
-  double log_tolerance = report.log_tolerance;
-  if (off) log_tolerance = kNoMass;
-  auto& trace = off ? report.off : mode == AcpMode::kPaper ? report.paper : report.certified;
-  auto& losses = off                       ? report.loss.off
+  const double log_tolerance = off ? kNoMass : report.log_tolerance;
+  auto& trace = mode == AcpMode::kOff     ? report.off
+                : mode == AcpMode::kPaper ? report.paper
+                                          : report.certified;
+  auto& losses = mode == AcpMode::kOff     ? report.loss.off
                  : mode == AcpMode::kPaper ? report.loss.paper
                                            : report.loss.certified;
   for (size_t w = 0; w < windows.size(); ++w) {
@@ -134,12 +138,12 @@ absl::Status Measure(const Flags& flags, AcpMode mode, const Windows& windows, A
     losses.insert(losses.end(), run->losses.begin(), run->losses.end());
     if (w == 0) trace = std::move(*run);
   }
-  if (off) return absl::OkStatus();
+  if (mode == AcpMode::kOff) return absl::OkStatus();
   report.sweep.resize(flags.tolerances.size());
   for (size_t i = 0; i < flags.tolerances.size(); ++i) {
     SweepPoint& point = report.sweep[i];
     point.log_tolerance = flags.tolerances[i];
-    auto run = TraceAcp(runner, point.log_tolerance, windows[0]);
+    auto run = TraceAcp(runner, off ? kNoMass : point.log_tolerance, windows[0]);
     if (!run.ok()) return run.status();
     (mode == AcpMode::kPaper ? point.paper : point.certified) = std::move(*run);
   }
@@ -171,7 +175,7 @@ absl::Status EvalAcp(const Arguments& arguments) {
   report.loss.window = static_cast<int64_t>(windows->front().size());
   flags.common.chunk = kPageTokens;
   for (AcpMode mode : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
-    if (absl::Status s = Measure(flags, mode, *windows, report); !s.ok()) return s;
+    if (absl::Status s = Measure(flags, *model, mode, *windows, report); !s.ok()) return s;
   }
   if (absl::Status s = MeasureRounding(flags, *windows, report); !s.ok()) return s;
   Print(report);

@@ -256,7 +256,7 @@ class Appender {
     for (int m = 0; m < d_; ++m) key_sum[m] *= keep;
     T keys[kMaxHeadDim * kPageTokens];  // [head_dim, 64]
     WidenKeys<P>(kv_, table[p], keys);
-    double weight[kPageTokens], log_term[kPageTokens], square[kPageTokens] = {};
+    double weight[kPageTokens], log_term[kPageTokens];
     EvaluateBounds(params_.bound, head, d_, keys, kPageTokens, 1, log_term);
     const double rounding = OffsetRounding(static_cast<double>(local[kPageTokens - 1]));
     for (int j = 0; j < kPageTokens; ++j) {
@@ -272,25 +272,17 @@ class Appender {
         for (int i = 0; i < 8; ++i) part[i] += weight[j + i] * static_cast<double>(row[j + i]);
       }
       for (double x : part) key_sum[m] += x;
-      for (int j = 0; j < kPageTokens; ++j) {
-        square[j] += static_cast<double>(row[j]) * static_cast<double>(row[j]);
-      }
     }
     const int64_t last = p == 0 ? -1 : kv_.SummaryIndex(table[p - 1], g);  // of the page before
-    double key_norm = p == 0 ? 0 : kv_.max_key_norm[last];
-    for (const double x : square) {
-      if (!(std::sqrt(x) <= key_norm)) key_norm = std::isnan(key_norm) ? key_norm : std::sqrt(x);
-    }
     const double log_mass =
         LogAddExp(kv_.log_mass[state] + page_decay, LogSumExp(log_term, kPageTokens));
     kv_.decay_sum[state] = decay_sum;
     kv_.log_mass[state] = log_mass;
-    kv_.max_key_norm[summary] = key_norm;
     const double mass_before = p == 0 ? kNoMass : kv_.log_mass_bound[last];
-    if (params_.acp == AcpMode::kPaper) {  // which knows of no key: a NaN must keep its page, too
+    if (params_.acp == AcpMode::kPaper) {  // its bound ignores keys, but a NaN must keep its page
       const double bound = PaperLogMassBound(static_cast<double>(end), c_end);
       kv_.log_mass_bound[summary] =
-          std::isnan(key_norm) ? key_norm : RisingLogMassBound(mass_before, bound);
+          std::isnan(log_mass) ? log_mass : RisingLogMassBound(mass_before, bound);
       return;
     }
     const double bound = CertifiedLogMassBound(log_mass, static_cast<double>(end), c_end,

@@ -137,7 +137,7 @@ class BlockAttention {
         w.row.sum = params_.sink == nullptr ? T(0) : T(1);
         w.row.out = out_.data() + (r * group + g) * PaddedDim(d_);
         w.c = UpperCumulativeGate(kv_.page_cum_log_f[own], static_cast<double>(w.row.local));
-        w.left = Boundary(w, token);
+        w.left = Boundary(w);
         w.last = page_;
       }
     }
@@ -150,10 +150,10 @@ class BlockAttention {
   }
 
   // First page that the bound does not exclude for this row.
-  int Boundary(const HeadRow<T>& w, int token) const {
+  int Boundary(const HeadRow<T>& w) const {
     int low = kv_.first_live[list_];
     if (page_ == 0 || !std::isfinite(log_eps_)) return low;
-    const double threshold = Threshold(w, token);
+    const double threshold = Threshold(w);
     int high = page_;
     while (low < high) {
       const int middle = low + (high - low) / 2;
@@ -168,27 +168,11 @@ class BlockAttention {
     return low;
   }
 
-  double Threshold(const HeadRow<T>& w, int token) const {
+  double Threshold(const HeadRow<T>& w) const {
     const int64_t before = kv_.SummaryIndex(table_[page_ - 1], w.head_in_group);
-    const double any = params_.bound.max_logit_bound[w.head];
-    if (params_.acp == AcpMode::kCertified || std::isfinite(any)) {
-      return PageThreshold(params_.acp, kv_.log_denominator_bound[before], w.c,
-                           params_.bound.self_logit_bound[w.head], any);
-    }
-    return w.c + SpreadOfRow(w.row.q, kv_.max_key_norm[before], token);
-  }
-
-  // Without QK-norm: largest logit over all full pages minus the row's own logit, from this row's
-  // query (acp.md section 5). It licenses skipping for this row, never eviction.
-  double SpreadOfRow(const T* q, double key_norm, int token) const {
-    std::vector<T> key(static_cast<size_t>(d_));
-    ReadKey<P>(kv_, table_[page_], token, key.data());
-    double square = 0, self = 0;
-    for (int m = 0; m < d_; ++m) {
-      square += static_cast<double>(q[m]) * static_cast<double>(q[m]);
-      self += static_cast<double>(q[m]) * static_cast<double>(key[static_cast<size_t>(m)]);
-    }
-    return PerQueryLogitSpread(std::sqrt(square), key_norm, self, d_);
+    return PageThreshold(params_.acp, kv_.log_denominator_bound[before], w.c,
+                         params_.bound.self_logit_bound[w.head],
+                         params_.bound.max_logit_bound[w.head]);
   }
 
   // The row certificate for the pages 0..n not yet visited.

@@ -30,50 +30,14 @@ Buffer DeviceBuffer(cuda::DeviceError& device_error, size_t bytes, cudaStream_t 
   return {data, bytes, [](void* at, size_t) { cudaFree(at); }};
 }
 
-}  // namespace
-
-std::unique_ptr<CudaOps> CudaOps::Create(const CudaOptions& options, std::string* error) {
-  int device = 0;
-  cudaDeviceProp properties{};
-  cudaError_t status = cudaGetDevice(&device);
-  if (status == cudaSuccess) status = cudaGetDeviceProperties(&properties, device);
-  if (status != cudaSuccess) {
-    *error = cudaGetErrorString(status);
-    return nullptr;
-  }
-  if (properties.major < 8) {
-    *error = std::string(properties.name) + " is older than compute capability 8.0";
-    return nullptr;
-  }
-  if (!cuda::FitsLargestCluster()) {
-    *error = std::string(properties.name) + " has no room for a cluster of " +
-             std::to_string(cuda::kLargestCluster) +
-             " thread blocks, which the kernels for Hopper need: use a larger slice of the device";
-    return nullptr;
-  }
-  auto state = std::make_unique<State>(options);
-  state->name = properties.name;
-  state->hopper = properties.major == 9 && !options.portable && cuda::HasPrefillSm90();
-  if (!state->device_error.ok()) {
-    *error = state->device_error.text();
-    return nullptr;
-  }
-  return std::unique_ptr<CudaOps>(new CudaOps(std::move(state)));
-}
-
-CudaOps::State::State(const CudaOptions& cuda_options)
-    : options(cuda_options), queue(device_error) {
-  if (!options.overlap) cuda::AllowOverlap(queue.cuda_stream(), false);
-}
-
-CudaOps::State::~State() { cuda::AllowOverlap(queue.cuda_stream(), true); }
-
-cudaError_t CudaOps::State::Prefill(const BatchView& batch, const AttentionParams& params,
-                                    const PagedKv& kv, cudaStream_t on) {
-  const int max_tiles = MaxTiles(batch);
+// Attention of the prefill rows.
+cudaError_t Prefill(const CudaState& state, const BatchView& batch, const AttentionParams& params,
+                    const PagedKv& kv, cudaStream_t on) {
+  const cuda::StepSchedule& schedule = state.schedule;
+  const int max_tiles = CudaState::MaxTiles(batch);
   const cudaError_t error = cuda::PruneBoundaries(batch, params, kv, schedule, max_tiles, on);
   if (error != cudaSuccess) return error;
-  const bool sm90 = hopper && kv.shape.head_dim >= 32;
+  const bool sm90 = state.hopper && kv.shape.head_dim >= 32;
   const auto attend = sm90 ? cuda::PrefillSm90 : cuda::PrefillSm80;
   if (kv.shape.dtype != DType::kE4M3) return attend(batch, params, kv, schedule, max_tiles, on);
   // As many lists at a time as there is room for, if each has as many pages as one may have.
@@ -95,7 +59,38 @@ cudaError_t CudaOps::State::Prefill(const BatchView& batch, const AttentionParam
   return cudaSuccess;
 }
 
-CudaOps::CudaOps(std::unique_ptr<State> state) : state_(std::move(state)) {}
+}  // namespace
+
+std::unique_ptr<CudaOps> CudaOps::Create(const CudaOptions& options, std::string* error) {
+  int device = 0;
+  cudaDeviceProp properties{};
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess) status = cudaGetDeviceProperties(&properties, device);
+  if (status != cudaSuccess) {
+    *error = cudaGetErrorString(status);
+    return nullptr;
+  }
+  if (properties.major < 8) {
+    *error = std::string(properties.name) + " is older than compute capability 8.0";
+    return nullptr;
+  }
+  if (!cuda::FitsLargestCluster()) {
+    *error = std::string(properties.name) + " has no room for a cluster of " +
+             std::to_string(cuda::kLargestCluster) +
+             " thread blocks, which the kernels for Hopper need: use a larger slice of the device";
+    return nullptr;
+  }
+  auto state = std::make_unique<CudaState>(options.overlap);
+  state->name = properties.name;
+  state->hopper = properties.major == 9 && !options.portable && cuda::HasPrefillSm90();
+  if (!state->device_error.ok()) {
+    *error = state->device_error.text();
+    return nullptr;
+  }
+  return std::unique_ptr<CudaOps>(new CudaOps(std::move(state)));
+}
+
+CudaOps::CudaOps(std::unique_ptr<CudaState> state) : state_(std::move(state)) {}
 
 CudaOps::~CudaOps() { cudaStreamSynchronize(state_->queue.cuda_stream()); }
 
@@ -171,7 +166,6 @@ void CudaOps::Reserve(const Workload& load) {
   const int64_t cluster_blocks = int64_t{cuda::kClusterBlocks} * shape.q_heads;
   take(schedule.block_starts,
        shape.layers * std::max<int64_t>(state_->resident_blocks, cluster_blocks));
-  take(state_->first_visible_pages, schedule.max_seq_heads);
   take(schedule.partial, static_cast<int64_t>(schedule.max_splits) * cuda::HeadsTogether(shape) *
                              cuda::PartialFloats(shape.head_dim));
   const Buffer& partial = state_->buffers.back();
@@ -179,8 +173,8 @@ void CudaOps::Reserve(const Workload& load) {
       cudaMemsetAsync(partial.data(), 0xff, partial.bytes(), state_->queue.cuda_stream()),
       "mark partial results as absent");
   take(schedule.arrival_counter, schedule.max_seq_heads);
-  take(schedule.page_sums,
-       static_cast<int64_t>(schedule.max_blocks) * shape.q_heads * (shape.head_dim + 4));
+  take(schedule.page_sums, static_cast<int64_t>(schedule.max_blocks) * shape.q_heads *
+                               (shape.head_dim + cuda::kRecordHeader));
   cuda::WidePages& wide = schedule.wide;
   wide.capacity = cuda::WidePageCapacity(shape, max_seqs);
   for (void** half : {&wide.keys, &wide.values}) {
@@ -237,18 +231,18 @@ std::unique_ptr<PackedWeight> CudaOps::Pack(const MatrixView& weight) {
   return std::make_unique<cuda::DeviceWeight>(weight.rows, weight.cols, PackBf16(weight));
 }
 
-std::unique_ptr<PackedWeight> CudaOps::PackRounded(const MatrixView& weight, int64_t rounded) {
-  const cuda::Fp8Rows host = cuda::EncodeFp8Rows(weight.Rows(0, rounded));
+std::unique_ptr<PackedWeight> CudaOps::PackRounded(const MatrixView& weight, int64_t rounded_rows) {
+  const cuda::Fp8Rows host = cuda::EncodeFp8Rows(weight.Rows(0, rounded_rows));
   const auto upload = [&](const auto& values) {
     const size_t bytes = values.size() * sizeof(values[0]);
     Buffer data = Allocate(bytes);
     CopyToDevice(values.data(), bytes, data.data(), nullptr);
     return data;
   };
-  cuda::DeviceFp8Rows fp8{rounded, upload(host.codes), upload(host.scales)};
-  const int64_t rest = weight.rows - rounded;
+  cuda::DeviceFp8Rows fp8{rounded_rows, upload(host.codes), upload(host.scales)};
+  const int64_t rest = weight.rows - rounded_rows;
   auto packed = std::make_unique<cuda::DeviceWeight>(
-      weight.rows, weight.cols, rest > 0 ? PackBf16(weight.Rows(rounded, rest)) : Buffer(),
+      weight.rows, weight.cols, rest > 0 ? PackBf16(weight.Rows(rounded_rows, rest)) : Buffer(),
       std::move(fp8));
   state_->device_error.Check(state_->linear.ReserveWidened(*packed), "prepare a weight");
   return packed;
@@ -256,7 +250,7 @@ std::unique_ptr<PackedWeight> CudaOps::PackRounded(const MatrixView& weight, int
 
 void CudaOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) {
   FOX_CHECK(batch.num_seqs * kv.shape.q_heads <= state_->schedule.max_seq_heads);
-  FOX_CHECK(State::MaxTiles(batch) <= state_->schedule.max_tiles);
+  FOX_CHECK(CudaState::MaxTiles(batch) <= state_->schedule.max_tiles);
   cuda::StepSchedule& schedule = state_->schedule;
   schedule.by_clusters = batch.small && cuda::DecodeClusterRuns(kv.shape);
   schedule.decode_blocks = schedule.by_clusters
@@ -308,20 +302,12 @@ void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, c
                         Stream stream) {
   if (batch.num_rows > batch.num_seqs) {
     state_->Enqueue("attend, chunks", stream,
-                    [&](cudaStream_t on) { return state_->Prefill(batch, params, kv, on); });
+                    [&](cudaStream_t on) { return Prefill(*state_, batch, params, kv, on); });
   }
   if (batch.num_decodes == 0) return;
-  cuda::StepSchedule schedule = state_->schedule;
-  if (cuda::UsesPerQueryBound(params)) {
-    schedule.first_visible_page = state_->first_visible_pages;
-    state_->Enqueue("find first visible pages", stream, [&](cudaStream_t on) {
-      const cudaError_t error = cuda::FindFirstVisiblePages(batch, params, kv, schedule, on);
-      return error != cudaSuccess ? error : cuda::PlanSplits(batch, kv, schedule, params.layer, on);
-    });
-  }
   const bool reads_early = !state_->unfinished.MayTouch(kv.keys);
   state_->Enqueue("attend, single rows", stream, [&](cudaStream_t on) {
-    return cuda::DecodeAttention(batch, params, kv, schedule, reads_early, on);
+    return cuda::DecodeAttention(batch, params, kv, state_->schedule, reads_early, on);
   });
 }
 

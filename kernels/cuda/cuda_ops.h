@@ -14,6 +14,8 @@
 
 namespace fox {
 
+struct CudaState;
+
 struct CudaOptions {
   bool portable = false;  // the sm_80 attention kernel even on Hopper (tests)
   bool overlap = true;    // false: no kernel starts before the one before it has ended (tests)
@@ -35,7 +37,8 @@ class CudaOps : public Ops {
   int64_t WorkspaceBytes(const Workload& load) const override;
   void Reserve(const Workload& load) override;
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
-  std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight, int64_t rounded) override;
+  std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight,
+                                            int64_t rounded_rows) override;
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;
   void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
              Stream stream) override;
@@ -57,14 +60,13 @@ class CudaOps : public Ops {
   void SetPenaltyState(const PenaltyStateParams& params, Stream stream) override;
   void Sample(const SampleParams& params, Stream stream) override;
 
-  struct State;
   // For benchmarks of single kernels: the plan of the last step, and the stream.
-  State& state() { return *state_; }
+  CudaState& state() { return *state_; }
 
  private:
-  explicit CudaOps(std::unique_ptr<State> state);
+  explicit CudaOps(std::unique_ptr<CudaState> state);
   Buffer PackBf16(const MatrixView& weight);
-  std::unique_ptr<State> state_;
+  std::unique_ptr<CudaState> state_;
 };
 
 }  // namespace fox

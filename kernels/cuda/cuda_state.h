@@ -8,10 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/core/buffer.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/runtime/cuda_queue.h"
+#include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/step_schedule.h"
+#include "kernels/interface/batch_view.h"
 
 namespace fox {
 
@@ -42,9 +44,14 @@ class UnfinishedWrites {
   const void *first_ = nullptr, *second_ = nullptr;
 };
 
-struct CudaOps::State {
-  explicit State(const CudaOptions& cuda_options);
-  ~State();
+struct CudaState {
+  // `overlaps` false: no kernel starts before the previous one has ended.
+  explicit CudaState(bool overlaps) : queue(device_error) {
+    if (!overlaps) cuda::AllowOverlap(queue.cuda_stream(), false);
+  }
+  ~CudaState() { cuda::AllowOverlap(queue.cuda_stream(), true); }
+  CudaState(const CudaState&) = delete;
+  CudaState& operator=(const CudaState&) = delete;
 
   // The wrapper of every operation. launch(cuda stream) enqueues it and gives the first error; it
   // is not called once the device has failed. An operation that knows its kernels' unfinished
@@ -63,10 +70,6 @@ struct CudaOps::State {
     return static_cast<int>(batch.num_rows / cuda::kTileRows + 2 * batch.num_seqs);
   }
 
-  cudaError_t Prefill(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
-                      cudaStream_t on);
-
-  CudaOptions options;
   cuda::DeviceError device_error;
   cuda::CudaQueue queue;
   std::string name;
@@ -75,8 +78,7 @@ struct CudaOps::State {
   UnfinishedWrites unfinished;
   std::vector<Buffer> buffers;  // memory that `schedule` points into
   cuda::StepSchedule schedule;
-  int resident_blocks = 0;                 // cuda::DecodeBlocks
-  int32_t* first_visible_pages = nullptr;  // StepSchedule::first_visible_page
+  int resident_blocks = 0;  // cuda::DecodeBlocks
 };
 
 }  // namespace fox

@@ -69,8 +69,9 @@ class Ops {
   virtual std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) = 0;
   // Packs a weight whose first `rounded_rows` rows EncodeE4M3 (e4m3.h) does not change: the backend
   // may keep these in 8 bits, which changes no product.
-  virtual std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight, int64_t rounded) {
-    static_cast<void>(rounded);
+  virtual std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight,
+                                                    int64_t rounded_rows) {
+    static_cast<void>(rounded_rows);
     return Pack(weight);
   }
 

@@ -41,7 +41,6 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWo
   view_.page_cum_log_f = Allocate<double>(ops, pages * group);
   view_.log_mass_bound = Allocate<double>(ops, pages * group);
   view_.log_denominator_bound = Allocate<double>(ops, pages * group);
-  view_.max_key_norm = Allocate<double>(ops, pages * group);
   view_.free_stack = Allocate<int32_t>(ops, pages);
   view_.free_count = words.free_count != nullptr ? words.free_count : Allocate<int32_t>(ops, 1);
   view_.pool_fault = words.fault != nullptr ? words.fault : Allocate<PoolFault>(ops, 1);

@@ -156,15 +156,6 @@ FOX_HOST_DEVICE inline double PageThreshold(AcpMode acp, double h, double c, dou
   return c + b < h ? c + b : h;
 }
 
-// In place of 2U where U is unknown: the largest logit that a query can make with any key minus
-// that with its own, from ||q||, the largest ||k_j|| and q.k_i. It licenses skipping for this row,
-// never eviction (acp.md section 5).
-FOX_HOST_DEVICE inline double PerQueryLogitSpread(double q_norm, double max_key_norm,
-                                                  double self_product, int head_dim) {
-  return (kProductInflation * q_norm * max_key_norm - self_product) /
-         std::sqrt(static_cast<double>(head_dim));
-}
-
 // A NaN on either side means keep.
 FOX_HOST_DEVICE inline bool MayDrop(double log_mass_bound, double threshold, double log_eps) {
   return log_mass_bound + threshold <= log_eps - kAcpSlack;

@@ -85,7 +85,7 @@ struct PagedKvShape {
   size_t page_bytes() const {
     const auto kv = static_cast<size_t>(2 * kv_bytes() + exponent_bytes());
     const size_t gates = static_cast<size_t>(kPageTokens) * SizeOf(residual_dtype());
-    return kv + static_cast<size_t>(group()) * (gates + 4 * sizeof(double));
+    return kv + static_cast<size_t>(group()) * (gates + 3 * sizeof(double));
   }
 };
 
@@ -105,8 +105,6 @@ struct PagedKv {
   double* log_mass_bound = nullptr;  // [num_pages, group]: E, the bound on the mass up to this page
   double* log_denominator_bound =
       nullptr;  // [num_pages, group]: H, the bound on every later denominator
-  double* max_key_norm =
-      nullptr;  // [num_pages, group]: largest ||k_j|| so far, for bounds per query
 
   // Free pages: a stack of page ids; [0, *free_count) are free.
   int32_t* free_stack = nullptr;  // [num_pages]

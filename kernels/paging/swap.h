@@ -30,7 +30,7 @@ struct SwapLayout {
     int64_t bytes;   // of one slot, or of one page
     int64_t offset;  // in the state, or in a page of the range
   };
-  static constexpr int kMaxState = 11, kPageArrays = 8;
+  static constexpr int kMaxState = 11, kPageArrays = 7;
   static constexpr int kHeader = 2;  // the first of `state`: length and first_live
 
   explicit SwapLayout(const PagedKv& kv) {
@@ -58,7 +58,6 @@ struct SwapLayout {
     AddPage(kv.page_cum_log_f, summary);
     AddPage(kv.log_mass_bound, summary);
     AddPage(kv.log_denominator_bound, summary);
-    AddPage(kv.max_key_norm, summary);
     state_bytes = RoundUp(state_bytes, kSwapAlignment);
     page_bytes = RoundUp(page_bytes, kSwapAlignment);
   }

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "absl/strings/str_format.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_state.h"
 #include "kernels/interface/paged_kv_storage.h"
 #include "kernels/paging/acp.h"

@@ -473,16 +473,14 @@ TEST(DeviceLimitsTest, AreRefusedWithTheReason) {
             absl::InvalidArgumentError("at most 1048576 tokens in one step on a GPU, not 1048577"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, DeviceEngineTest,
-                         ::testing::Values(DeviceVariant{"dev_pro_d64", 512, AcpMode::kCertified},
-                                           DeviceVariant{"dev_pro_d64", 512, AcpMode::kOff},
-                                           DeviceVariant{"dev_pro_d128", 300, AcpMode::kPaper},
-                                           DeviceVariant{"tiny_fla", 128, AcpMode::kCertified},
-                                           DeviceVariant{"dev_llama_d64", 512, AcpMode::kCertified},
-                                           DeviceVariant{"dev_llama_d64", 512, AcpMode::kPaper}),
-                         [](const auto& test) {
-                           return std::string(test.param.model) + "_" + NameOf(test.param.acp);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, DeviceEngineTest,
+    ::testing::Values(DeviceVariant{"dev_pro_d64", 512, AcpMode::kCertified},
+                      DeviceVariant{"dev_pro_d64", 512, AcpMode::kOff},
+                      DeviceVariant{"dev_pro_d128", 300, AcpMode::kPaper},
+                      DeviceVariant{"tiny_fla", 128, AcpMode::kCertified},
+                      DeviceVariant{"dev_llama_d64", 512, AcpMode::kCertified}),
+    [](const auto& test) { return std::string(test.param.model) + "_" + NameOf(test.param.acp); });
 
 }  // namespace
 }  // namespace fox

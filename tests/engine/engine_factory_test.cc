@@ -67,6 +67,22 @@ TEST(EngineFactoryTest, LengthsBeyondTheProofNeedPruningOff) {
               ::testing::Not(::testing::HasSubstr("pruning is proved")));
 }
 
+TEST(EngineFactoryTest, ThePapersBoundNeedsABoundOnLogits) {
+  const auto load = [](AcpMode acp) {
+    return LoadWith([&](EngineConfig& c) {
+      c.model_dir = FOX_SOURCE_DIR "/tests/golden/dev_llama_d64";
+      c.kv_cache_bytes = 1 << 24;
+      c.runner.acp = acp;
+    });
+  };
+  const absl::Status status = load(AcpMode::kPaper);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("use --acp certified"));
+  for (const AcpMode acp : {AcpMode::kOff, AcpMode::kCertified}) {
+    EXPECT_EQ(load(acp), absl::OkStatus()) << NameOf(acp);
+  }
+}
+
 TEST(EngineFactoryTest, StepSizesLetEverySequenceDecode) {
   RunnerOptions options;
   options.max_num_seqs = 600;

@@ -93,7 +93,6 @@ Contents SlotContents(const PagedKv& kv, int slot, bool keys_by_dimension, const
         if (tokens < kPageTokens) continue;
         add("log_mass_bound", kv.log_mass_bound, g, 1);
         add("log_denominator_bound", kv.log_denominator_bound, g, 1);
-        add("max_key_norm", kv.max_key_norm, g, 1);
       }
     }
   }

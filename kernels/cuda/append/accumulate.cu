@@ -59,7 +59,7 @@ struct PageBlock {
   bool there = false, full = false;
   bool starts = false;  // the block holds its page's first row
   int64_t summary = 0;
-  double decay = 0, mass = 0, key_norm = 0;
+  double decay = 0, mass = 0;
 };
 
 // A page's factors of the running sum before it and of its own keys.
@@ -133,7 +133,6 @@ __device__ __forceinline__ PageBlock ReadBlock(const StepSchedule& schedule, con
     factors = {exp(block.decay), exp(-paid)};
     space.decay_sum[at] = __dmul_rn(record[kCount], factors.own);
     block.mass = record[kLogMass] + paid;
-    block.key_norm = record[kKeyNorm];
   }
   space.factors[at] = factors;
   const double mass_before = FromLaneBelow(block.mass, 1);
@@ -316,7 +315,7 @@ __device__ __forceinline__ PageBounds FinishPage(const AppendParams& params, con
     kv.log_mass[state] = log_mass;
   }
   const int64_t last = scan.Position(i) / kPageTokens * kPageTokens + kPageTokens - 1;
-  return BoundPage(params, scan.head, last, c_end, log_mass, decay_sum, block.key_norm, [&] {
+  return BoundPage(params, scan.head, last, c_end, log_mass, decay_sum, [&] {
     return BoundKeySum<kHeadDim, kGeneralBound>(params.bound, scan.head, space.key_sum[at]);
   });
 }
@@ -328,11 +327,11 @@ __device__ __forceinline__ void StoreSummaries(const AppendParams& params, const
                                                Space<kHeadDim>& space, ScanCarry& carry) {
   const auto most = [](double a, double b) { return fmax(b, a); };
   const auto raise = [](const PageBounds& a, const PageBounds& b) -> PageBounds {
-    return {fmax(a.log_mass_bound, b.log_mass_bound), fmax(a.key_norm, b.key_norm),
+    return {fmax(a.log_mass_bound, b.log_mass_bound),
             fmin(a.log_denominator_bound, b.log_denominator_bound)};
   };
   const PageBounds up_to{
-      WarpScan(own.log_mass_bound, most), WarpScan(own.key_norm, most),
+      WarpScan(own.log_mass_bound, most),
       WarpScan(own.log_denominator_bound, [](double a, double b) { return fmin(b, a); })};
   if (Lane() == kWarp - 1) space.total[Warp()] = up_to;
   __syncthreads();

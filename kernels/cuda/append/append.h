@@ -36,7 +36,7 @@ cudaError_t ProjectQueries(const BatchView& batch, const AppendParams& params, c
 
 // Output of ProjectBlocks for AccumulateBlocks, by (block, query head): these float64 values, then
 // N[head_dim]. See StepSchedule::page_sums.
-enum PageSumsRecord : int { kLogGate, kCount, kLogMass, kKeyNorm, kRecordHeader };
+enum PageSumsRecord : int { kLogGate, kCount, kLogMass, kRecordHeader };
 
 // Maximum of query heads per kv head: a warp's lanes hold their gates.
 inline constexpr int kMaxAppendGroup = 32;

@@ -295,7 +295,7 @@ struct PageSumsScratch {
 
 // Sums over the page's own keys, relative to its end.
 struct PageSums {
-  double count, log_mass, key_norm;
+  double count, log_mass;
 };
 
 // Sums the page that the token completed, for one query head; N goes to space.keys. By the whole
@@ -311,12 +311,10 @@ __device__ __forceinline__ PageSums SumPage(const HeadBound<kHeadDim, kGeneralBo
   __syncwarp();
   const PageKeys<kHeadDim, Part> keys(kv, token.page);
   double count = 0;
-  float max_square = 0;
 #pragma unroll 1
   for (int first = 0; first < kPageTokens; first += kPortionKeys) {
     const KeySums sums = SumKeys(bound, keys, space.decay, first, space.term);
     count += static_cast<double>(sums.count);
-    max_square = fmaxf(max_square, sums.max_square);
     if (Lane() >= kRowLanes<kHeadDim>) continue;
 #pragma unroll
     for (int i = 0; i < kVec8; ++i) {
@@ -325,7 +323,7 @@ __device__ __forceinline__ PageSums SumPage(const HeadBound<kHeadDim, kGeneralBo
     }
   }
   __syncwarp();
-  return {count, LogSumExpOfPage(space.term), sqrt(static_cast<double>(max_square))};
+  return {count, LogSumExpOfPage(space.term)};
 }
 
 // Accumulates the page that the token completed into the state of query head g of the group. By the
@@ -365,7 +363,7 @@ __device__ __forceinline__ void AccumulatePage(const AppendParams& params, const
   kv.decay_sum[state] = decay_sum;
   kv.log_mass[state] = log_mass;
   StoreBounds(kv, params.acp, static_cast<int64_t>(token.page) * group + g,
-              BoundPage(params, head, token.position, c_end, log_mass, decay_sum, page.key_norm,
+              BoundPage(params, head, token.position, c_end, log_mass, decay_sum,
                         [=] { return sum_bound; }),
               before);
 }

@@ -118,9 +118,8 @@ inline constexpr double kKeySumRounding = 0x1p-20;
 // Sums over a portion's keys, relative to the page's end. All lanes hold the same sums, except that
 // `keys` has this lane's dimensions.
 struct KeySums {
-  float count = 0;       // sum of exp(decay_j)
-  Float8 keys{};         // sum of exp(decay_j) k_j
-  float max_square = 0;  // max ||k_j||^2
+  float count = 0;  // sum of exp(decay_j)
+  Float8 keys{};    // sum of exp(decay_j) k_j
 };
 
 // Keys [first, first + kPortionKeys) of a page: `keys` is PageKeys or has its interface. decay [64]
@@ -139,7 +138,7 @@ __device__ __forceinline__ KeySums SumKeys(const HeadBound<kHeadDim, kGeneralBou
   for (int begin = first; begin < first + kPortionKeys; begin += kBatch * kRows) {
     const int place = begin + Lane() / kLanes;
     const float own_decay = decay[place + own * kRows], own_weight = __expf(own_decay);
-    float squares[kBatch], parts[kBatch];
+    float parts[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const Float8 key = Widen(keys.Bits(place + i * kRows, sub * kVec8));
@@ -149,25 +148,22 @@ __device__ __forceinline__ KeySums SumKeys(const HeadBound<kHeadDim, kGeneralBou
         sums.keys.x[m] = fmaf(weight, key.x[m], sums.keys.x[m]);
       }
       sums.count += weight;
-      squares[i] = SumSquares(key);
       parts[i] = bound.PartOf(key);
     }
-    sums.max_square = fmaxf(sums.max_square, SpreadSums<kLanes>(squares));
     const float logit = bound.OfParts(parts);
     if (sub % (kLanes / kBatch) == 0) term[place + own * kRows] = __fadd_rn(logit, own_decay);
   }
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) sums.keys.x[i] = StridedSum<kLanes>(sums.keys.x[i]);
   sums.count = StridedSum<kLanes>(sums.count);
-  sums.max_square = WarpMax(sums.max_square);
   return sums;
 }
 
-// E and H, and the largest ||k||: of a page alone, or of it and all before it.
+// E and H: of a page alone, or of it and all before it.
 struct PageBounds {
-  double log_mass_bound, key_norm, log_denominator_bound;
+  double log_mass_bound, log_denominator_bound;
 
-  __device__ __forceinline__ static PageBounds OfNone() { return {-CUDART_INF, 0, CUDART_INF}; }
+  __device__ __forceinline__ static PageBounds OfNone() { return {-CUDART_INF, CUDART_INF}; }
 };
 
 // Bounds of a page alone, from the running state at its end. last: its last position; c: the
@@ -175,19 +171,17 @@ struct PageBounds {
 template <typename SumBound>
 __device__ __forceinline__ PageBounds BoundPage(const AppendParams& params, int head, int64_t last,
                                                 double c, double log_mass, double decay_sum,
-                                                double key_norm, const SumBound& sum_bound) {
+                                                const SumBound& sum_bound) {
   const auto position = static_cast<double>(last);
-  if (params.acp == AcpMode::kPaper) {
-    return {PaperLogMassBound(position, c), key_norm, CUDART_INF};
-  }
+  if (params.acp == AcpMode::kPaper) return {PaperLogMassBound(position, c), CUDART_INF};
   const double bound = static_cast<double>(sum_bound()) / decay_sum +
                        kKeySumRounding * MaxNormProduct(params.bound, head);
   return {CertifiedLogMassBound(log_mass, position, c, params.bound.max_logit_bound[head]),
-          key_norm, LogDenominatorBound(CUDART_INF, c, bound, decay_sum)};
+          LogDenominatorBound(CUDART_INF, c, bound, decay_sum)};
 }
 
 __device__ __forceinline__ PageBounds BoundsAt(const PagedKv& kv, AcpMode acp, int64_t summary) {
-  return {kv.log_mass_bound[summary], kv.max_key_norm[summary],
+  return {kv.log_mass_bound[summary],
           acp == AcpMode::kCertified ? kv.log_denominator_bound[summary] : CUDART_INF};
 }
 
@@ -195,7 +189,6 @@ __device__ __forceinline__ PageBounds BoundsAt(const PagedKv& kv, AcpMode acp, i
 __device__ __forceinline__ void StoreBounds(const PagedKv& kv, AcpMode acp, int64_t summary,
                                             const PageBounds& own, const PageBounds& before) {
   kv.log_mass_bound[summary] = RisingLogMassBound(before.log_mass_bound, own.log_mass_bound);
-  kv.max_key_norm[summary] = fmax(own.key_norm, before.key_norm);
   if (acp != AcpMode::kCertified) return;
   kv.log_denominator_bound[summary] = fmin(own.log_denominator_bound, before.log_denominator_bound);
 }

@@ -27,7 +27,7 @@ struct BlockSpace {
   alignas(16) __nv_bfloat16 keys[kPageTokens * kHeadDim];  // of the page, by place
   float term[kPageTokens];
   float key_sum[kWarps][kHeadDim];
-  float count[kWarps], max_square[kWarps];
+  float count[kWarps];
 };
 
 // Consecutive rows that a row's lanes process at a time, so that the row before each but the first,
@@ -267,10 +267,7 @@ __device__ __forceinline__ void WriteRecord(const AppendParams& params, const Pa
   const KeySums sums = SumKeys<kHeadDim, kGeneralBound>(bound, WidenedKeys<kHeadDim>{space.keys},
                                                         decay, warp * kPortionKeys, space.term);
   if (lane < kLanes) StoreVec8(sums.keys, space.key_sum[warp] + lane * kVec8);
-  if (lane == 0) {
-    space.count[warp] = sums.count;
-    space.max_square[warp] = sums.max_square;
-  }
+  if (lane == 0) space.count[warp] = sums.count;
   __syncthreads();
   double* record = RecordOf(schedule, kv, block.index, head);
   for (int m = thread; m < kHeadDim; m += kThreads) {
@@ -282,16 +279,11 @@ __device__ __forceinline__ void WriteRecord(const AppendParams& params, const Pa
   if (warp == kWarps - 1) {
     const double log_mass = LogSumExpOfPage(space.term);
     double count = 0;
-    float max_square = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      count += static_cast<double>(space.count[w]);
-      max_square = fmaxf(max_square, space.max_square[w]);
-    }
+    for (int w = 0; w < kWarps; ++w) count += static_cast<double>(space.count[w]);
     if (lane == 0) {
       record[kCount] = count;
       record[kLogMass] = log_mass;
-      record[kKeyNorm] = sqrt(static_cast<double>(max_square));
     }
   }
 }

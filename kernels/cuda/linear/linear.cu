@@ -89,8 +89,8 @@ struct LinearEngine::State {
 
   // The rows whose normed form, its scale deferred, is at the begin of the scratch; without data:
   // there are none.
-  MatrixView left;
-  const void* left_weight = nullptr;  // of the norm
+  MatrixView deferred_rows;
+  const void* deferred_weight = nullptr;  // of the norm
 
   bool triggers_late = false;
 
@@ -148,16 +148,17 @@ struct LinearEngine::State {
     DeferredNorm x{p.in}, next;
     if (p.norm) {
       x = Deferred(p.in.rows, p.in.cols);
-      if (left.data != p.in.data || left.rows != p.in.rows || left_weight != p.norm->weight) {
+      if (deferred_rows.data != p.in.data || deferred_rows.rows != p.in.rows ||
+          deferred_weight != p.norm->weight) {
         if (const cudaError_t result = DeferNorm(p.in, *p.norm, x, stream)) return result;
-        left = p.in;
-        left_weight = p.norm->weight;
+        deferred_rows = p.in;
+        deferred_weight = p.norm->weight;
       }
     }
     if (p.next_norm) {
       next = Deferred(p.out.rows, p.out.cols);
-      left = p.out;
-      left_weight = p.next_norm->weight;
+      deferred_rows = p.out;
+      deferred_weight = p.next_norm->weight;
     }
     return ClusterGemm(x, p, next, limits.multiprocessors, stream);
   }
@@ -176,7 +177,7 @@ struct LinearEngine::State {
     MatrixView x = p.in;
     if (p.norm) {
       x = Normed(first, p.in.rows, p.in.cols);
-      if (left.rows * left.cols > first * x.cols) left = {};
+      if (deferred_rows.rows * deferred_rows.cols > first * x.cols) deferred_rows = {};
       if (const cudaError_t result = NormRows(p.in, *p.norm, x, stream)) return result;
     }
     if (hopper && p.gate) return PrefillGemm(x, p, limits.multiprocessors, stream);
@@ -204,7 +205,7 @@ cudaError_t LinearEngine::Reserve(const Workload& load) {
   if (const cudaError_t result = s.cublas.created(); result != cudaSuccess) return result;
   cudaFree(s.scratch);
   s.scratch = nullptr;
-  s.left = {};
+  s.deferred_rows = {};
   s.reserved = s.SizesOf(load);
   const auto bytes = static_cast<size_t>(WorkspaceBytes(load));
   return bytes == 0 ? cudaSuccess : cudaMalloc(&s.scratch, bytes);
@@ -243,7 +244,7 @@ cudaError_t LinearEngine::ReserveWidened(const DeviceWeight& weight) {
 bool LinearEngine::triggers_late() const { return state_->triggers_late; }
 
 void LinearEngine::Forget(const void* rows) {
-  if (state_->left.data == rows) state_->left = {};
+  if (state_->deferred_rows.data == rows) state_->deferred_rows = {};
 }
 
 }  // namespace fox::cuda

@@ -125,22 +125,11 @@ __global__ void __launch_bounds__(kBeginStepThreads)
   }
 }
 
-// The first page that `seq_head`, of page list `list`, may see, or any of the `heads` from it on,
-// which share the list.
-__device__ int FirstPage(const StepSchedule& schedule, const PagedKv& kv, int64_t list,
-                         int seq_head, int heads) {
-  const int32_t* visible = schedule.first_visible_page;
-  if (visible == nullptr) return LoadCoherent(kv.first_live + list);
-  int first = LoadCoherent(visible + seq_head);
-  for (int h = 1; h < heads; ++h) first = min(first, LoadCoherent(visible + seq_head + h));
-  return first;
-}
-
 // The SeqHead of one (sequence, head), which stands for all heads that are computed together with
 // it if it is the first of them. Sets everything but its place, its own page and the number of
 // splits before it: splits are numbered from 0. No splits if decode attention does not compute it.
-__device__ __forceinline__ SeqHead SeqHeadOf(const BatchView& batch, const PagedKv& kv,
-                                             const StepSchedule& schedule, int layer, int index) {
+__device__ __forceinline__ SeqHead SeqHeadOf(const BatchView& batch, const PagedKv& kv, int layer,
+                                             int index) {
   const int seq = index / kv.shape.q_heads, head = index % kv.shape.q_heads;
   const int group = kv.shape.group(), together = HeadsTogether(kv.shape);
   const SequenceRows rows = RowsOf(batch, seq);
@@ -152,8 +141,7 @@ __device__ __forceinline__ SeqHead SeqHeadOf(const BatchView& batch, const Paged
   seq_head.row = static_cast<int>(rows.first_row);
   seq_head.length = static_cast<int>(rows.position) + 1;
   seq_head.list = static_cast<int>(kv.ListIndex(rows.slot, layer, head / group));
-  seq_head.first_live =
-      FirstPage(schedule, kv, seq_head.list, index, min(together, group - head % group));
+  seq_head.first_live = LoadCoherent(kv.first_live + seq_head.list);
   seq_head.end = NumSplits(seq_head.first_live, LastPage(seq_head));
   return seq_head;
 }
@@ -180,9 +168,8 @@ __device__ BlockStart Completed(BlockStart start, const PagedKv& kv, const SeqHe
 }
 
 // The start of block b of the clusters. A cluster numbers its window's splits from 0 on.
-__device__ BlockStart ClusterStartOf(const BatchView& batch, const PagedKv& kv,
-                                     const StepSchedule& schedule, int layer, int b) {
-  SeqHead seq_head = SeqHeadOf(batch, kv, schedule, layer, b / kClusterBlocks);
+__device__ BlockStart ClusterStartOf(const BatchView& batch, const PagedKv& kv, int layer, int b) {
+  SeqHead seq_head = SeqHeadOf(batch, kv, layer, b / kClusterBlocks);
   BlockStart start{};
   start.first = b % kClusterBlocks * kClusterBlockSplits;
   start.last = max(start.first, seq_head.end);
@@ -223,12 +210,12 @@ __device__ Planned PlanSeqHeads(const BatchView& batch, const PagedKv& kv,
     const int mine = min(each, seq_heads - first);
     uint64_t counts = 0, total;
     for (int i = 0; i < mine; ++i) {
-      const int splits = SeqHeadOf(batch, kv, schedule, layer, first + i).end;
+      const int splits = SeqHeadOf(batch, kv, layer, first + i).end;
       if (splits > 0) counts += kOne + static_cast<uint64_t>(splits);
     }
     uint64_t before = carry + InclusiveScan<kSplitThreads>(counts, warp_sums, total) - counts;
     for (int i = 0; i < mine; ++i) {
-      SeqHead seq_head = SeqHeadOf(batch, kv, schedule, layer, first + i);
+      SeqHead seq_head = SeqHeadOf(batch, kv, layer, first + i);
       if (seq_head.end == 0) continue;
       const int begin = static_cast<int>(before);
       before += kOne + static_cast<uint64_t>(seq_head.end);
@@ -281,7 +268,7 @@ __global__ void __launch_bounds__(kSplitThreads)
   __syncthreads();
   BlockStart* starts = schedule.BlockStarts(layer);
   for (int b = static_cast<int>(threadIdx.x); b < schedule.decode_blocks; b += kSplitThreads) {
-    starts[b] = schedule.by_clusters ? ClusterStartOf(batch, kv, schedule, layer, b)
+    starts[b] = schedule.by_clusters ? ClusterStartOf(batch, kv, layer, b)
                                      : StartOf(kv, schedule, layer, planned, near_begin, b);
   }
   if (ends_taking && blockIdx.x == 0) CommitPops(batch, kv, taken_sums);

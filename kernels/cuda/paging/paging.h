@@ -17,7 +17,8 @@ namespace fox::cuda {
 cudaError_t BeginStep(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
                       cudaStream_t stream);
 
-// Plans the decode splits, or clusters, of one layer anew, by schedule.first_visible_page.
+// Plans the decode splits, or clusters, of one layer, of the pages that are live now. BeginStep
+// does so for all layers; this is for tests of attention alone.
 cudaError_t PlanSplits(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
                        int layer, cudaStream_t stream);
 

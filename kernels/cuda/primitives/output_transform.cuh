@@ -31,12 +31,12 @@ inline OutputTransformArguments MakeOutputTransformArguments(const AttentionPara
     FOX_CHECK(reinterpret_cast<uintptr_t>(t.gate.data) % kAlign == 0);
     FOX_CHECK(t.gate.row_stride * static_cast<int64_t>(SizeOf(t.gate.dtype)) % kAlign == 0);
   }
-  return {static_cast<const float*>(t.norm),
-          static_cast<const __nv_bfloat16*>(t.gate.data),
-          t.gate.row_stride,
-          static_cast<float>(t.eps),
-          t.act,
-          params.sink};
+  return {.norm = static_cast<const float*>(t.norm),
+          .gate = static_cast<const __nv_bfloat16*>(t.gate.data),
+          .gate_stride = t.gate.row_stride,
+          .eps = static_cast<float>(t.eps),
+          .act = t.act,
+          .sink = params.sink};
 }
 
 }  // namespace fox::cuda

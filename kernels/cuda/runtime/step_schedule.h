@@ -104,7 +104,7 @@ struct alignas(16) SeqHead {
   int32_t place;             // among the layer's seq_heads
   int32_t begin, end;        // its splits
   int32_t length;            // keys
-  int32_t first_live;        // page, or the first of the step's own window
+  int32_t first_live;        // page
   int32_t list;              // of pages: PagedKv::ListIndex
   int32_t row;               // in the batch
   int32_t own;               // id of the row's own page
@@ -187,17 +187,14 @@ struct StepSchedule {
   BlockStart* block_starts = nullptr;  // [layers, decode_blocks]
   int decode_blocks = 0;
   bool by_clusters = false;
-  // First page that a seq_head may see, of the current layer: [max_seq_heads], those of sequences
-  // with exactly one row. Null: its first live page.
-  int32_t* first_visible_page = nullptr;
   // [max_splits, HeadsTogether, PartialFloats(head_dim)]; all bits are set between launches, unless
   // heads are taken together.
   float* partial = nullptr;
   // For heads that are computed together: [max_seq_heads] splits done, zero between launches.
   int32_t* arrival_counter = nullptr;
 
-  // Page sums on the way between two kernels of Append: [max_blocks, q_heads, head_dim + 4], a
-  // record being {log gate of the block's rows, decayed count S, log M, largest ||k||, decayed keys
+  // Page sums on the way between two kernels of Append: [max_blocks, q_heads, head_dim + 3], a
+  // record being {log gate of the block's rows, decayed count S, log M, decayed keys
   // N[head_dim]}; all but the first are of the whole page alone, relative to its end, and there if
   // it is full.
   double* page_sums = nullptr;

@@ -156,9 +156,9 @@ TEST(SwapDeathTest, ATooSmallRangeEndsTheProcess) {
 TEST(SwapBytesTest, PagesAreRoundedToWholeLines) {
   PagedKvShape shape = Shape({AcpMode::kOff, DType::kBF16, 4, true, true});
   shape.head_dim = 64;
-  EXPECT_EQ(shape.page_bytes(), 2 * 64 * 64 * 2 + 64 * 4 + 32);
+  EXPECT_EQ(shape.page_bytes(), 2 * 64 * 64 * 2 + 64 * 4 + 24);
   shape.dtype = DType::kE4M3;
-  EXPECT_EQ(shape.page_bytes(), 2 * 64 * 64 + 128 + 64 * 4 + 32);
+  EXPECT_EQ(shape.page_bytes(), 2 * 64 * 64 + 128 + 64 * 4 + 24);
   const auto state = static_cast<int64_t>(SwapBytes(shape, 0));
   const auto page = static_cast<int64_t>(SwapBytes(shape, 1)) - state;
   EXPECT_EQ(state % kSwapAlignment, 0);

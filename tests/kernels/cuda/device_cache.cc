@@ -133,7 +133,6 @@ void DeviceCache::ReadGates(int s, int q_head, const fox::testing::HeadInputs& r
     gates.local.push_back(kv.LogFOffsets<float>(summary)[j % kPageTokens]);
     if (j % kPageTokens == 0) gates.base.push_back(kv.page_cum_log_f[summary]);
     if (j % kPageTokens != kPageTokens - 1 || options_.acp == AcpMode::kOff) continue;
-    gates.key_norm.push_back(kv.max_key_norm[summary]);
     gates.log_mass_bound.push_back(kv.log_mass_bound[summary]);
     if (options_.acp == AcpMode::kPaper) continue;
     gates.log_denominator_bound.push_back(kv.log_denominator_bound[summary]);
@@ -212,7 +211,7 @@ void DeviceCache::MakePages() {
   std::shuffle(free.begin(), free.end(), rng_);
   auto keys = Poisoned<uint16_t>(pages * static_cast<size_t>(page_size)), values = keys;
   auto local = Poisoned<float>(summaries * kPageTokens);
-  auto base = Poisoned<double>(summaries), mass = base, denominator = base, norm = base;
+  auto base = Poisoned<double>(summaries), mass = base, denominator = base;
   const auto lists = static_cast<size_t>(shape.max_slots * shape.lists_per_slot());
   auto table = Poisoned<int32_t>(lists * static_cast<size_t>(shape.max_pages));
   auto first = Poisoned<int32_t>(lists);
@@ -231,7 +230,6 @@ void DeviceCache::MakePages() {
       base[at] = list.base[n];
       if (n < list.log_mass_bound.size()) mass[at] = list.log_mass_bound[n];
       if (n < list.log_denominator_bound.size()) denominator[at] = list.log_denominator_bound[n];
-      if (n < list.key_norm.size()) norm[at] = list.key_norm[n];
     }
   };
   for (int s = 0; s < num_seqs(); ++s) {
@@ -253,7 +251,6 @@ void DeviceCache::MakePages() {
   kv_.page_cum_log_f = memory_.Copy(base);
   kv_.log_mass_bound = memory_.Copy(mass);
   kv_.log_denominator_bound = memory_.Copy(denominator);
-  kv_.max_key_norm = memory_.Copy(norm);
   kv_.page_table = memory_.Copy(table);
   kv_.first_live = memory_.Copy(first);
   kv_.length = memory_.Copy(length);
@@ -338,7 +335,7 @@ void DeviceCache::MakeSchedule() {
   };
   schedule_.max_blocks = static_cast<int>(blocks_.size()) + kSpareEntries;
   schedule_.max_tiles = num_tiles() + kSpareEntries;
-  boundaries_ = Boundaries(0);
+  boundaries_ = Boundaries();
   boundary_array_ = DeviceArray<int32_t>(boundaries_);
   tile_counter_array_ = DeviceArray<int32_t>(std::vector{0});
   schedule_.blocks = padded(blocks_);

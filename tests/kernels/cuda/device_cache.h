@@ -105,15 +105,6 @@ class DeviceCache {
   // The boundaries that PruneBoundaries must find: [q_heads, schedule.max_tiles], -1 past the
   // tiles.
   const std::vector<int32_t>& boundaries() const { return boundaries_; }
-  // The same by thresholds as far off as a kernel's float32 sums may be: 1 for the highest, which
-  // gives the least pages, -1 for the lowest, 0 for exact ones. All alike with QK-norm.
-  std::vector<int32_t> Boundaries(int rounding) const;
-  // Likewise what FindFirstVisiblePages must find, where UsesPerQueryBound(), else the first live
-  // pages: [num_seqs * q_heads], -1 for sequences without exactly one row.
-  std::vector<int32_t> Windows(int rounding) const;
-  // Share of pages [0, left) in the attention of a row over all its keys.
-  double MassBefore(int s, int64_t row_in_seq, int q_head, int left) const;
-
   // For tests of PruneBoundaries: boundary and tile_counter become garbage.
   void PoisonBoundaries();
   DeviceArray<int32_t>& boundary_array() { return boundary_array_; }
@@ -136,7 +127,7 @@ class DeviceCache {
   };
   Exact Oracle(int s, int64_t row_in_seq, int q_head, double sum_rounding) const;
 
-  // After the kernel (with work.window where UsesPerQueryBound()): the rows of `kind` agree with
+  // After the kernel: the rows of `kind` agree with
   // the oracle (a sample of them where all would take too long), all other memory of out and lse is
   // unchanged, and the counters are right (where rows stop by themselves: in their range).
   // `sum_rounding`: of the sum of a row's weights, relative.
@@ -153,7 +144,6 @@ class DeviceCache {
     std::vector<double> base;                   // [pages]
     std::vector<double> log_mass_bound;         // [full pages]; empty without a bound
     std::vector<double> log_denominator_bound;
-    std::vector<double> key_norm;  // largest so far
   };
 
   void MakeSequence(int s);
@@ -161,8 +151,8 @@ class DeviceCache {
   int EvictList(int s, int kv_head) const;
   double Threshold(const ListGates& gates, int q_head, double c, int64_t page_before) const;
   void CutRows(int unit, std::vector<RowBlock>* blocks, bool single_rows) const;
-  double LargestThreshold(const RowBlock& rows, int q_head, int rounding) const;
-  int BoundaryOf(const RowBlock& rows, int q_head, int rounding) const;
+  int BoundaryOf(const RowBlock& rows, int q_head) const;
+  std::vector<int32_t> Boundaries() const;
   void MakeShape();
   void MakePages();
   void MakeBatch();

@@ -1,6 +1,6 @@
-// The oracle of DeviceCache: what attention may skip of it, by bounds on all logits or, without
-// QK-norm, by the rows' own queries and keys; attention in float64 straight from its definition,
-// with the error that a correct kernel may make; and the comparison of a kernel's outputs with it.
+// The oracle of DeviceCache: the pages that attention may skip; attention in float64 straight from
+// its definition, with the error that a correct kernel may make; and the comparison of a kernel's
+// outputs with it.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -55,73 +55,28 @@ double DeviceCache::Threshold(const ListGates& gates, int q_head, double c, int6
                        constants_.max_logit_bound[h]);
 }
 
-// For pages before that of the first row. A kernel's float32 sums of head_dim products err by at
-// most head_dim 2^-24 of |q||k|; what it adds to be safe is twice that, and once for |q|.
-double DeviceCache::LargestThreshold(const RowBlock& rows, int q_head, int rounding) const {
-  const ListGates& list = gates(rows.seq, q_head);
-  const int64_t before = rows.position / kPageTokens - 1;
-  if (options_.qk_norm) return Threshold(list, q_head, UpperC(list, rows.position), before);
-  const int d = options_.head_dim;
-  const double key_norm = list.key_norm[static_cast<size_t>(before)];
-  double largest = -kInfinity;
-  for (int r = 0; r < rows.count; ++r) {
-    const float* q = Query(rows.first_row + r, q_head);
-    const float* key = Key(rows.seq, q_head / group(), rows.position + r);
-    const double q_norm = Norm(q, d), own_norm = Norm(key, d);
-    const double error = rounding * d * 0x1p-22 * q_norm * std::max(key_norm, own_norm);
-    const double spread = kProductInflation * q_norm * key_norm - Dot(q, key, d) + error;
-    largest = std::max(largest, UpperC(list, rows.position + r) + spread / std::sqrt(d));
-  }
-  return largest;
-}
-
-int DeviceCache::BoundaryOf(const RowBlock& rows, int q_head, int rounding) const {
+int DeviceCache::BoundaryOf(const RowBlock& rows, int q_head) const {
   const int page = rows.position / kPageTokens;
   const double log_eps = LogEps(rows.seq);
   int left = first_live(rows.seq, q_head / group());
   if (left >= page || !std::isfinite(log_eps)) return left;
-  const std::vector<double>& log_mass_bound = gates(rows.seq, q_head).log_mass_bound;
-  const double threshold = LargestThreshold(rows, q_head, rounding);
+  const ListGates& list = gates(rows.seq, q_head);
+  const std::vector<double>& log_mass_bound = list.log_mass_bound;
+  const double threshold = Threshold(list, q_head, UpperC(list, rows.position), page - 1);
   while (left < page && MayDrop(log_mass_bound[static_cast<size_t>(left)], threshold, log_eps))
     ++left;
   return left;
 }
 
-std::vector<int32_t> DeviceCache::Boundaries(int rounding) const {
+std::vector<int32_t> DeviceCache::Boundaries() const {
   std::vector<int32_t> boundaries(static_cast<size_t>(options_.q_heads * schedule_.max_tiles), -1);
   for (int h = 0; h < options_.q_heads; ++h) {
     for (int t = 0; t < num_tiles(); ++t) {
       boundaries[static_cast<size_t>(h * schedule_.max_tiles + t)] =
-          BoundaryOf(tiles_[static_cast<size_t>(t)], h, rounding);
+          BoundaryOf(tiles_[static_cast<size_t>(t)], h);
     }
   }
   return boundaries;
-}
-
-std::vector<int32_t> DeviceCache::Windows(int rounding) const {
-  std::vector<int32_t> windows(static_cast<size_t>(num_seqs() * options_.q_heads), -1);
-  for (const RowBlock& rows : blocks_) {
-    if (!Serves(RowKind::kDecode, rows.seq)) continue;
-    for (int h = 0; h < options_.q_heads; ++h) {
-      windows[static_cast<size_t>(rows.seq * options_.q_heads + h)] =
-          options_.qk_norm ? first_live(rows.seq, h / group()) : BoundaryOf(rows, h, rounding);
-    }
-  }
-  return windows;
-}
-
-double DeviceCache::MassBefore(int s, int64_t row_in_seq, int q_head, int left) const {
-  const int d = options_.head_dim;
-  const ListGates& list = gates(s, q_head);
-  const int64_t i = seq(s).length - seq(s).rows + row_in_seq;
-  const float* q = Query(row_begin_[static_cast<size_t>(s)] + row_in_seq, q_head);
-  double before = -kInfinity, all = before;
-  for (int64_t j = 0; j <= i; ++j) {
-    const double dot = Dot(q, Key(s, q_head / group(), j), d);
-    all = LogAddExp(all, dot / std::sqrt(d) - list.c[static_cast<size_t>(j)]);
-    if (j == static_cast<int64_t>(left) * kPageTokens - 1) before = all;
-  }
-  return std::exp(before - all);
 }
 
 // To first order an output moves with the others by the norm's factor, whose relative error is half
@@ -334,11 +289,11 @@ void DeviceCache::CheckCounters(RowKind kind) const {
   }
   const bool stops = kind == RowKind::kPrefill && options_.acp == AcpMode::kCertified;
   std::vector<int64_t> most = least;
-  const std::vector<int32_t> narrowest = Windows(-1), widest = Windows(1);
-  for (size_t i = 0; i < widest.size() && kind == RowKind::kDecode; ++i) {
-    if (widest[i] < 0) continue;
-    least[i / static_cast<size_t>(options_.q_heads)] += widest[i];
-    most[i / static_cast<size_t>(options_.q_heads)] += narrowest[i];
+  for (int s = 0; s < num_seqs() && kind == RowKind::kDecode; ++s) {
+    for (int h = 0; h < options_.q_heads && Serves(kind, s); ++h) {
+      least[static_cast<size_t>(s)] += first_live(s, h / group());
+      most[static_cast<size_t>(s)] += first_live(s, h / group());
+    }
   }
   for (int t = 0; t < num_tiles() && kind == RowKind::kPrefill; ++t) {
     const RowBlock& tile = tiles_[static_cast<size_t>(t)];

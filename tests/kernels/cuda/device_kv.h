@@ -61,7 +61,6 @@ struct DeviceKv {
     view.page_cum_log_f = Set(page_cum_log_f, summaries);
     view.log_mass_bound = Set(log_mass_bound, summaries);
     view.log_denominator_bound = Set(log_denominator_bound, summaries);
-    view.max_key_norm = Set(max_key_norm, summaries);
     view.free_stack = Set(free_stack, Descending(shape.num_pages));
     view.free_count = Set(free_count, std::vector<int32_t>{shape.num_pages});
     view.page_owners = Set(page_owners, std::vector<uint64_t>(Pages(shape), 0));
@@ -96,7 +95,7 @@ struct DeviceKv {
   // page.
   template <typename F>
   void ForEachContent(const F& f) {
-    for (auto* array : {&page_cum_log_f, &log_mass_bound, &log_denominator_bound, &max_key_norm,
+    for (auto* array : {&page_cum_log_f, &log_mass_bound, &log_denominator_bound,
                         &max_log_evicted_mass, &cum_log_f, &log_mass, &decay_sum, &key_sum}) {
       f(*array);
     }
@@ -153,7 +152,7 @@ struct DeviceKv {
   DeviceArray<uint16_t> keys, values;
   DeviceArray<int8_t> exponents;
   DeviceArray<float> log_f_offset;
-  DeviceArray<double> page_cum_log_f, log_mass_bound, log_denominator_bound, max_key_norm;
+  DeviceArray<double> page_cum_log_f, log_mass_bound, log_denominator_bound;
   DeviceArray<int32_t> free_stack, free_count;
   DeviceArray<uint64_t> page_owners;
   DeviceArray<int32_t> sole_pages, page_table, first_live;
@@ -179,8 +178,8 @@ struct DeviceWork {
     view.block_starts = Set(block_starts, layers * kDecodeBlocks);
     view.decode_blocks = kDecodeBlocks;
     view.max_splits = std::numeric_limits<int>::max();
-    view.page_sums =
-        Set(page_sums, most * static_cast<size_t>(shape.q_heads * (shape.head_dim + 4)));
+    view.page_sums = Set(
+        page_sums, most * static_cast<size_t>(shape.q_heads * (shape.head_dim + kRecordHeader)));
   }
 
   static constexpr int kDecodeBlocks = 7;

@@ -17,11 +17,10 @@ namespace fox::cuda {
 // The sequences of exactly one row; the others are not touched. q, out: bf16; pages: bf16 or e4m3,
 // [64, head_dim]; rows of q, of the output gate and of pages 16-byte aligned, rows of out 4-byte
 // aligned; lse float32 or empty. The output norm is computed in float32, before the one rounding. A
-// row visits its list's pages from schedule.first_visible_page on, or all live ones where that is
-// null (first_live follows the bound). blocks_total, blocks_pruned: added to as in prefill.h.
-// reads_early: no kernel that has not ended when this one starts (launch.h) writes a list or a page
-// but the rows' own ones. REQUIRES: head_dim 16, 32, 64 or 128. Enqueues on `stream`; gives the
-// launch's error.
+// row visits all live pages of its list (first_live follows the bound). blocks_total,
+// blocks_pruned: added to as in prefill.h. reads_early: no kernel that has not ended when this one
+// starts (launch.h) writes a list or a page but the rows' own ones. REQUIRES: head_dim 16, 32, 64
+// or 128. Enqueues on `stream`; gives the launch's error.
 cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& params,
                             const PagedKv& kv, const StepSchedule& schedule, bool reads_early,
                             cudaStream_t stream);

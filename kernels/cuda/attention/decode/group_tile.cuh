@@ -185,7 +185,6 @@ struct KeptGroup {
   int heads;
   double base[8];
   float local[8];
-  int first[8];  // first page that the head sees
   uint4 q[8][kHeadDim / 8];
 
   struct Words {
@@ -219,16 +218,11 @@ struct KeptGroup {
       const int at = i * kWarp + Lane();
       q[at / (kHeadDim / 8)][at % (kHeadDim / 8)] = row.q[i];
     }
-    const int count = NumHeads(a, seq_head.group_head);
     if (Lane() < 8) {
       base[Lane()] = row.base;
       local[Lane()] = row.local;
-      first[Lane()] = a.schedule.first_visible_page == nullptr
-                          ? seq_head.first_live
-                          : LoadCoherent(a.schedule.first_visible_page + seq_head.index +
-                                         min(Lane(), count - 1));
     }
-    if (Lane() == 0) heads = count;
+    if (Lane() == 0) heads = NumHeads(a, seq_head.group_head);
     __syncwarp();
   }
   __device__ void Load(const Decode& a) { Take(a, LoadRow(a, seq_head)); }
@@ -268,8 +262,8 @@ __device__ __forceinline__ void QueryProducts(const KeptGroup<kHeadDim>& kept,
   }
 }
 
-// Adds a half page's keys to `softmax`, of which `valid` are visible to the lane's query; returns
-// the weights of the lane's values, with their exponents.
+// Adds a half page's first `valid` keys to `softmax`; returns the weights of the lane's values,
+// with their exponents.
 template <int kHeadDim, typename Part>
 __device__ __forceinline__ GroupWeights GroupScoresToProbs(const KeptGroup<kHeadDim>& kept,
                                                            const GroupTile<kHeadDim, Part>& tile,
@@ -297,7 +291,7 @@ __device__ __forceinline__ GroupWeights GroupScoresToProbs(const KeptGroup<kHead
   for (int k = 0; k < 8; k += 2) {
     float x = exp2f(logit[k] - max), y = exp2f(logit[k + 1] - max);
     softmax.sum = __fadd_rn(__fadd_rn(softmax.sum, x), y);
-    if constexpr (kHasExponents<Part>) {  // those past the valid keys may be anything
+    if constexpr (kHasExponents<Part>) {  // exponents past the valid keys may be anything
       x = first + k < valid ? x * PowerOf(gate.value_exponents, k) : 0;
       y = first + k + 1 < valid ? y * PowerOf(gate.value_exponents, k + 1) : 0;
     }

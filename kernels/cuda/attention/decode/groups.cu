@@ -51,8 +51,8 @@ struct GroupParts {
     }
   }
 
-  // The block's maximum, sum and out[t] of a head, warps in order. If no warp has keys that the
-  // head sees, the sum is zero and the maximum the least.
+  // The block's maximum, sum and out[t] of a head, warps in order. Warps without keys have
+  // the least maximum and so no weight; at least one warp has keys.
   __device__ void Merge(int head, int t, float& all_max, float& all_sum, float& all_out) const {
     all_max = max[0][head];
     all_sum = all_out = 0;
@@ -187,22 +187,14 @@ template <int kHeadDim>
 __device__ void CountGroupPages(const Decode& a, const KeptGroup<kHeadDim>& kept) {
   using Count = unsigned long long;
   const int seq = kept.seq_head.index / a.kv.shape.q_heads;
-  Count skipped = 0;
-  for (int head = 0; head < kept.heads; ++head) skipped += static_cast<Count>(kept.first[head]);
   if (a.params.blocks_total != nullptr) {
     atomicAdd(reinterpret_cast<Count*>(a.params.blocks_total + seq),
               static_cast<Count>(kept.heads) * static_cast<Count>(NumPages(kept.seq_head)));
   }
   if (a.params.blocks_pruned != nullptr) {
-    atomicAdd(reinterpret_cast<Count*>(a.params.blocks_pruned + seq), skipped);
+    atomicAdd(reinterpret_cast<Count*>(a.params.blocks_pruned + seq),
+              static_cast<Count>(kept.heads) * static_cast<Count>(kept.seq_head.first_live));
   }
-}
-
-// Keys of the warp's half page that the lane's query sees.
-template <int kHeadDim>
-__device__ int SeenKeys(const KeptGroup<kHeadDim>& kept, int iteration, const HalfPage& half_page) {
-  const int page = iteration * kIterationPages + Warp() / kHalvesPerPage;
-  return page >= kept.first[LaneQuery()] ? half_page.valid : 0;
 }
 
 template <int kHeadDim, typename Part>
@@ -244,10 +236,10 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   int buffer = 0;
   for (bool more = true; more;) {
     const Cursor now = next;
-    const int seen = SeenKeys(kept[now.slot], now.iteration, half_page);
+    const int valid = half_page.valid;
     more = Advance(start.last, kept, next);
     half_page = HalfPageAt(a, kept[next.slot].seq_head, next.iteration, more);
-    const GroupWeights weights = GroupScoresToProbs(kept[now.slot], tile, gate, seen, softmax);
+    const GroupWeights weights = GroupScoresToProbs(kept[now.slot], tile, gate, valid, softmax);
     gate = LoadGroupGate<Part>(a, kept[next.slot].seq_head, half_page);
     LoadKeys(a, half_page, tile);
     AddGroupValues(weights, tile, softmax);

@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/attention/prune_boundary.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/device_cache.h"
 
@@ -27,13 +26,12 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// As CudaOps does after Append: windows by the rows' own queries without QK-norm; where the batch
-// may follow AppendDecode, nothing else writes meanwhile. Clusters get more sequences than in
-// serving, on whose number their kernel does not depend.
+// As CudaOps does after Append: where the batch may follow AppendDecode, nothing else writes
+// meanwhile. Clusters get more sequences than in serving; their kernel does not depend on the
+// number.
 cudaError_t Attend(const DeviceCache& cache, const BatchView& batch, const AttentionParams& params,
                    bool by_clusters = false) {
   StepSchedule schedule = cache.schedule();
-  const DeviceArray<int32_t> window(static_cast<size_t>(schedule.max_seq_heads));
   DeviceArray<BlockStart> starts;
   if (by_clusters) {
     const int heads = static_cast<int>(cache.options().q_heads);
@@ -43,14 +41,7 @@ cudaError_t Attend(const DeviceCache& cache, const BatchView& batch, const Atten
         static_cast<size_t>(cache.options().layers * schedule.decode_blocks));
     schedule.block_starts = starts.data();
   }
-  if (!cache.options().qk_norm) {
-    EXPECT_TRUE(UsesPerQueryBound(params));
-    schedule.first_visible_page = window.data();
-    const cudaError_t found = FindFirstVisiblePages(batch, params, cache.kv(), schedule, nullptr);
-    if (found != cudaSuccess) return found;
-  }
-  const bool reads_early =
-      batch.num_rows == batch.num_seqs && schedule.first_visible_page == nullptr;
+  const bool reads_early = batch.num_rows == batch.num_seqs;
   const cudaError_t planned = Plan(batch, cache.kv(), schedule, params.layer);
   if (planned != cudaSuccess) return planned;
   const cudaError_t attended =
@@ -165,7 +156,7 @@ TEST_P(DecodeAttentionTest, MatchesFloat64InAnyBatch) {
   cache.ResetOutputs();
   ASSERT_EQ(Attend(cache, cache.batch(), bare), cudaSuccess);
   EXPECT_EQ(cache.out_array().ToHost(), out);
-  if (cache.options().qk_norm) ExpectSameBitsInParts(cache, want);
+  ExpectSameBitsInParts(cache, want);
 }
 
 // Values with the bits that mark an absent result do not make the merge wait longer.
@@ -222,8 +213,11 @@ TEST(DecodePartialsTest, AreGoneAfterEachOfManyLayers) {
 }
 
 void ExpectPruned(const DeviceCache& cache) {
-  const std::vector<int32_t> windows = cache.Windows(0);
-  EXPECT_GT(*std::max_element(windows.begin(), windows.end()), 0);
+  int pruned = 0;
+  for (int s = 0; s < cache.batch().num_seqs; ++s) {
+    for (int h = 0; h < cache.options().kv_heads; ++h) pruned += cache.first_live(s, h);
+  }
+  EXPECT_GT(pruned, 0);
 }
 
 std::vector<int64_t> RandomLengths(size_t count, int most, uint32_t seed) {
@@ -251,10 +245,9 @@ std::vector<CacheCase> CasesOfHeadDim(int d) {
   groups.output_gate = groups.sink = true;
   groups.gate_act = Activation::kSilu;
   groups.sequences = OneRowEach({1500, 70, 900, 4500});
-  // Windows within groups differ from head to head; sequences of several rows lie between.
+  // Sequences of several rows and padding lie between.
   CacheOptions windows{.q_heads = 6, .kv_heads = 2, .head_dim = d};
   windows.acp = AcpMode::kPaper;
-  windows.qk_norm = false;
   windows.gate_means = {0, 2, 1, 9, 0.5, 3};
   windows.output_norm = true;
   windows.sequences = {{1500, 1, -10, 3},       {70, 1, -10, 4},   {900, 30, -10, 0},
@@ -268,25 +261,23 @@ std::vector<CacheCase> CasesOfHeadDim(int d) {
           {"Windows" + name, windows, ExpectPruned}};
 }
 
-// Query heads that are computed together, of all numbers; under windows of the rows' own each sees
-// its part of the pages that are read for all.
+// Query heads that are computed together, of all numbers.
 std::vector<CacheCase> CasesOfGroup(int d, int group) {
   CacheOptions options{.q_heads = 2 * group, .kv_heads = 2, .head_dim = d};
   options.gate_means = {1, 3, 6, 2, 9};
   options.sequences = {{1500, 1, -10, 3}, {70, 1, -10, 4},   {900, 30, -10, 0},
                        {1, 1, -10, -1},   {1, 1, -10, 1},    {640, 1, -3, 5},
                        {33, 1, -10, 2},   {2500, 1, -10, 6}, {1025, 1, -20, 7}};
-  CacheOptions whole = options, normed = options, windows = options;
+  CacheOptions whole = options, normed = options, gated = options;
   whole.acp = AcpMode::kOff;
   normed.output_norm = normed.output_gate = normed.sink = true;
-  windows.acp = AcpMode::kPaper;
-  windows.qk_norm = false;
-  windows.output_gate = true;
-  windows.gate_act = Activation::kSilu;
+  gated.acp = AcpMode::kPaper;
+  gated.output_gate = true;
+  gated.gate_act = Activation::kSilu;
   const std::string name = std::to_string(d) + "x" + std::to_string(group);
   return {{"Together" + name, whole},
           {"TogetherNormed" + name, normed},
-          {"TogetherWindows" + name, windows}};
+          {"TogetherGated" + name, gated}};
 }
 
 // A batch whose rows are looked at in parts, of heads computed together, before two prompts.

@@ -53,7 +53,7 @@ CacheOptions Chunks(AcpMode acp, int head_dim) {
   return options;
 }
 
-// Boundaries by the rows' own queries, and logits without a bound.
+// Logits without a bound.
 CacheOptions WithoutQkNorm(int head_dim) {
   CacheOptions options = Chunks(AcpMode::kPaper, head_dim);
   options.qk_norm = false;
