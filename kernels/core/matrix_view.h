@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/core/check.h"
 #include "kernels/core/dtype.h"
 #include "kernels/core/host_device.h"
 
@@ -24,10 +25,12 @@ struct MatrixView {
     return static_cast<T*>(data) + row * row_stride;
   }
   MatrixView Columns(int64_t first, int64_t count) const {
+    FOX_CHECK(first >= 0 && count >= 0 && first + count <= cols);
     return {static_cast<std::byte*>(data) + static_cast<size_t>(first) * SizeOf(dtype), dtype, rows,
             count, row_stride};
   }
   MatrixView Rows(int64_t first, int64_t count) const {
+    FOX_CHECK(first >= 0 && count >= 0 && first + count <= rows);
     return {static_cast<std::byte*>(data) + static_cast<size_t>(first * row_stride) * SizeOf(dtype),
             dtype, count, cols, row_stride};
   }

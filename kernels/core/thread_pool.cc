@@ -3,10 +3,13 @@
 #include "kernels/core/thread_pool.h"
 
 #include <chrono>
+#include <cstdint>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+
+#include "kernels/core/check.h"
 
 namespace fox {
 namespace {
@@ -53,6 +56,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::Run(const Task& task) {
+  FOX_CHECK(task.count > 0 && task.count <= UINT32_MAX);
   task_ = task;
   done_.store(0, std::memory_order_relaxed);
   arrival_counter_.store(static_cast<uint64_t>(task.count) << 32, std::memory_order_release);

@@ -317,8 +317,10 @@ class Appender {
 
 // Allocates pages from the free stack for the rows' positions in every list.
 void CpuOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream) {
+  FOX_CHECK(batch.num_seqs == 0 || batch.row_begin[batch.num_seqs] == batch.num_rows);
   for (int seq = 0; seq < batch.num_seqs; ++seq) {
     const Rows rows = RowsOf(batch, seq);
+    FOX_CHECK(rows.slot >= 0 && rows.slot < kv.shape.max_slots && rows.count >= 0);
     const int64_t drafts = rows.position - kv.length[rows.slot];  // that were right
     FOX_CHECK(drafts >= 0 && drafts < kv.shape.history);
     const int end = PagesFor(rows.position + rows.count);
@@ -339,6 +341,13 @@ void CpuOps::Append(const BatchView& batch, const AppendParams& params, const Pa
   const QueryBound& bound = params.bound;
   FOX_CHECK(params.acp != AcpMode::kCertified || bound.diagonal != nullptr ||
             bound.dense != nullptr || bound.absolute != nullptr);
+  const int64_t hidden = int64_t{kv.shape.q_heads} * kv.shape.head_dim;
+  const MatrixView& projection = params.projection;
+  FOX_CHECK(batch.num_rows <= projection.rows);
+  FOX_CHECK(params.q_column + hidden <= projection.cols &&
+            params.k_column + kv.shape.kv_size() <= projection.cols &&
+            params.v_column + kv.shape.kv_size() <= projection.cols);
+  FOX_CHECK(params.rope_frequency == nullptr || kv.shape.head_dim % 2 == 0);
   DispatchPageType(kv.shape.dtype, [&](auto wide, auto page) {
     Appender<decltype(wide), decltype(page)> appender(batch, params, kv, audit_.get());
     const bool parallel = batch.num_rows * kv.shape.q_heads > 64;

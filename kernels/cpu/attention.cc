@@ -256,6 +256,10 @@ void CpuOps::Attention(const BatchView& batch, const AttentionParams& params, co
                        Stream) {
   FOX_CHECK(params.acp == AcpMode::kOff ||
             (params.bound.self_logit_bound != nullptr && params.bound.max_logit_bound != nullptr));
+  const int64_t hidden = int64_t{kv.shape.q_heads} * kv.shape.head_dim;
+  FOX_CHECK(params.q.cols == hidden && params.out.cols == hidden);
+  FOX_CHECK(batch.num_rows <= params.q.rows && batch.num_rows <= params.out.rows);
+  FOX_CHECK(params.lse.empty() || params.lse.cols == kv.shape.q_heads);
   const std::vector<RowBlock> blocks = SplitIntoBlocks(batch);
   const int64_t heads = kv.shape.kv_heads;
   const int64_t count = static_cast<int64_t>(blocks.size()) * heads;

@@ -24,6 +24,7 @@ void DispatchWide(DType dtype, const Body& body) {
 }  // namespace
 
 void CpuOps::Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out, Stream) {
+  FOX_CHECK(table.rows > 0 && table.cols == out.cols && batch.num_rows <= out.rows);
   DispatchWide(out.dtype, [&](auto wide) {
     using T = decltype(wide);
     for (int64_t r = 0; r < batch.num_rows; ++r) {
@@ -34,6 +35,7 @@ void CpuOps::Embed(const BatchView& batch, const MatrixView& table, const Matrix
 }
 
 void CpuOps::GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out, Stream) {
+  FOX_CHECK(in.cols == out.cols && in.dtype == out.dtype);
   const size_t bytes = static_cast<size_t>(in.cols) * SizeOf(in.dtype);
   for (int64_t i = 0; i < out.rows; ++i) {
     std::memcpy(out.Rows(i, 1).data, in.Rows(rows[i], 1).data, bytes);
@@ -43,6 +45,8 @@ void CpuOps::GatherRows(const MatrixView& in, const int64_t* rows, const MatrixV
 void CpuOps::Linear(const LinearParams& params, Stream) {
   const MatrixView &in = params.in, &out = params.out;
   if (in.rows == 0) return;
+  FOX_CHECK(out.rows == in.rows && params.decode_rows >= 0 && params.decode_rows <= in.rows);
+  FOX_CHECK(!params.gate || (2 * out.cols == params.weight.out() && !params.accumulate));
   const auto scratch = [this, &in](int64_t cols, size_t offset) {
     return MatrixView{scratch_.as<std::byte>() + offset, in.dtype, in.rows, cols, cols};
   };

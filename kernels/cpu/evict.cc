@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/core/check.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/page_access.h"
 #include "kernels/cpu/page_pool.h"
@@ -58,6 +59,7 @@ int64_t EvictList(const EvictParams& params, const PagedKv& kv, int slot, int64_
 
 void CpuOps::Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv, Stream) {
   if (params.acp == AcpMode::kOff) return;
+  FOX_CHECK(params.self_logit_bound != nullptr && params.max_logit_bound != nullptr);
   DispatchPageType(kv.shape.dtype, [&](auto wide, auto) {
     for (int seq = 0; seq < batch.num_seqs; ++seq) {
       if (!std::isfinite(batch.log_tolerance[seq])) continue;
@@ -79,6 +81,7 @@ void CpuOps::Evict(const BatchView& batch, const EvictParams& params, const Page
 void CpuOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream) {
   const PagedKvShape& shape = kv.shape;
   for (int i = 0; i < count; ++i) {
+    FOX_CHECK(slots[i] >= 0 && slots[i] < shape.max_slots);
     int64_t& length = kv.length[slots[i]];
     const int64_t lists = shape.lists_per_slot(), first_list = kv.ListIndex(slots[i], 0, 0);
     for (int64_t list = first_list; list < first_list + lists; ++list) {

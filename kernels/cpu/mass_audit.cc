@@ -67,6 +67,7 @@ void MassAudit::SwapOut(int32_t slot, const std::byte* range, int64_t bytes, con
 
 void MassAudit::SwapIn(const std::byte* range, int32_t slot, const PagedKv& kv) {
   const std::vector<List>& lists = swapped_.at(range);
+  FOX_CHECK(std::ssize(lists) == kv.shape.lists_per_slot());
   std::copy(lists.begin(), lists.end(), ListsOf(kv, slot));
 }
 
@@ -82,6 +83,7 @@ void MassAudit::Check(const PagedKv& kv, int64_t list, int head_in_group, int64_
                       const double* query, double sink, int64_t first_seen, double log_eps) {
   const List& history = ListOf(kv, list);
   if (!history.complete) return;
+  FOX_CHECK(first_seen >= 0 && first_seen <= position);
   const int d = kv.shape.head_dim, group = kv.shape.group();
   const double* gates = history.c.data() + head_in_group;
   const double root_d = std::sqrt(static_cast<double>(d));

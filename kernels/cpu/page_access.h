@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/core/check.h"
 #include "kernels/core/e4m3.h"
 #include "kernels/cpu/isa/isa_kernels.h"
 #include "kernels/paging/paged_kv.h"
@@ -108,6 +109,7 @@ void DispatchPageType(DType dtype, const Body& body) {
       body(float{}, E4M3{});
       break;
     default:
+      FOX_CHECK(dtype == DType::kBF16);
       body(float{}, BFloat16{});
   }
 }

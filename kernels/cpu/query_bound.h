@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/core/check.h"
 #include "kernels/interface/attention_params.h"
 
 namespace fox {
@@ -16,6 +17,7 @@ inline constexpr int kMaxBoundKeys = 64;
 template <typename T>
 void EvaluateBounds(const QueryBound& bound, int head, int head_dim, const T* keys, int count,
                     double linear_sign, double* out) {
+  FOX_CHECK(count > 0 && count <= kMaxBoundKeys);
   const int64_t d = head_dim;
   double square[kMaxBoundKeys] = {}, rest[kMaxBoundKeys] = {};
   for (int64_t r = 0; bound.dense != nullptr && r < d; ++r) {

@@ -141,6 +141,8 @@ void CudaOps::Reserve(const Workload& load) {
   const int64_t max_rows = load.max_rows;
   const auto max_seqs = static_cast<int>(load.max_seqs);
   FOX_CHECK(shape.dtype == DType::kBF16 || shape.dtype == DType::kE4M3);
+  FOX_CHECK(shape.kv_heads > 0 && shape.q_heads % shape.kv_heads == 0);
+  FOX_CHECK(max_rows >= 0 && load.max_seqs >= 0 && load.max_seqs <= cuda::kMaxSeqs);
   state_->device_error.Check(state_->linear.Reserve(load), "prepare matrix products");
   state_->buffers.clear();
   const auto take = [this](auto*& pointer, int64_t count) {
@@ -232,6 +234,7 @@ std::unique_ptr<PackedWeight> CudaOps::Pack(const MatrixView& weight) {
 }
 
 std::unique_ptr<PackedWeight> CudaOps::PackRounded(const MatrixView& weight, int64_t rounded_rows) {
+  FOX_CHECK(rounded_rows >= 0 && rounded_rows <= weight.rows);
   const cuda::Fp8Rows host = cuda::EncodeFp8Rows(weight.Rows(0, rounded_rows));
   const auto upload = [&](const auto& values) {
     const size_t bytes = values.size() * sizeof(values[0]);
@@ -249,6 +252,7 @@ std::unique_ptr<PackedWeight> CudaOps::PackRounded(const MatrixView& weight, int
 }
 
 void CudaOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) {
+  FOX_CHECK(batch.num_decodes >= 0 && batch.num_decodes <= batch.num_seqs);
   FOX_CHECK(batch.num_seqs * kv.shape.q_heads <= state_->schedule.max_seq_heads);
   FOX_CHECK(CudaState::MaxTiles(batch) <= state_->schedule.max_tiles);
   cuda::StepSchedule& schedule = state_->schedule;
@@ -300,6 +304,7 @@ void CudaOps::Append(const BatchView& batch, const AppendParams& params, const P
 
 void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                         Stream stream) {
+  FOX_CHECK(batch.num_rows <= params.q.rows && batch.num_rows <= params.out.rows);
   if (batch.num_rows > batch.num_seqs) {
     state_->Enqueue("attend, chunks", stream,
                     [&](cudaStream_t on) { return Prefill(*state_, batch, params, kv, on); });
@@ -319,6 +324,7 @@ void CudaOps::Evict(const BatchView& batch, const EvictParams& params, const Pag
 }
 
 void CudaOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) {
+  FOX_CHECK(count >= 0 && count <= kv.shape.max_slots);
   for (int done = 0; done < count; done += cuda::kMaxReleased) {
     const int some = std::min(count - done, cuda::kMaxReleased);
     state_->Enqueue("release", stream,
@@ -327,6 +333,7 @@ void CudaOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream
 }
 
 void CudaOps::Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) {
+  FOX_CHECK(from != to);
   state_->Enqueue("share", stream, [&](cudaStream_t on) { return cuda::Share(from, to, kv, on); });
 }
 

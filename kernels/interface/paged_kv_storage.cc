@@ -2,8 +2,10 @@
 #include "kernels/interface/paged_kv_storage.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
+#include "kernels/core/check.h"
 #include "kernels/core/e4m3.h"
 
 namespace fox {
@@ -29,6 +31,9 @@ T* PagedKvStorage::Allocate(Ops& ops, int64_t count) {
 }
 
 PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWords& words) {
+  FOX_CHECK(shape.layers > 0 && shape.kv_heads > 0 && shape.q_heads % shape.kv_heads == 0);
+  FOX_CHECK(shape.head_dim > 0 && shape.num_pages >= 0 && shape.max_slots >= 0);
+  FOX_CHECK(shape.max_pages >= 0 && std::has_single_bit(static_cast<unsigned>(shape.history)));
   view_.shape = shape;
   const int64_t pages = shape.num_pages, group = shape.group();
   const int64_t lists = shape.max_slots * shape.lists_per_slot();

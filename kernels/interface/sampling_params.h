@@ -18,6 +18,8 @@ inline constexpr uint32_t kTokenAllowed = uint32_t{1} << 31;
 inline constexpr uint32_t kTokenStops = uint32_t{1} << 30;
 inline constexpr uint32_t kTokenInPrompt = uint32_t{1} << 29;
 inline constexpr uint32_t kTokenGenerated = kTokenInPrompt - 1;  // mask of the count
+static_assert((kTokenAllowed ^ kTokenStops ^ kTokenInPrompt ^ kTokenGenerated) == ~uint32_t{0});
+static_assert(sizeof(TokenPenaltyState) == 8);
 
 struct PenaltyEntry {
   int32_t id = 0;

@@ -9,12 +9,14 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "kernels/core/check.h"
 #include "kernels/paging/paged_kv.h"
 
 namespace fox {
 
 // A cache line of the device: aligned ranges cross the bus in whole lines.
 inline constexpr int64_t kSwapAlignment = 128;
+static_assert(kSwapAlignment % 16 == 0);
 
 // Host memory for a slot. The backend borrows it until the slot is swapped in or dropped.
 struct HostSlot {
@@ -58,6 +60,7 @@ struct SwapLayout {
     AddPage(kv.page_cum_log_f, summary);
     AddPage(kv.log_mass_bound, summary);
     AddPage(kv.log_denominator_bound, summary);
+    FOX_CHECK(num_state > kHeader && num_page == kPageArrays);
     state_bytes = RoundUp(state_bytes, kSwapAlignment);
     page_bytes = RoundUp(page_bytes, kSwapAlignment);
   }
@@ -75,10 +78,12 @@ struct SwapLayout {
   }
   void AddState(void* data, int64_t bytes) {
     if (bytes == 0) return;
+    FOX_CHECK(num_state < kMaxState);
     state[num_state++] = {static_cast<std::byte*>(data), bytes, state_bytes};
     state_bytes = RoundUp(state_bytes + bytes, 16);
   }
   void AddPage(void* data, int64_t bytes) {
+    FOX_CHECK(num_page < kPageArrays);
     page[num_page++] = {static_cast<std::byte*>(data), bytes, page_bytes};
     page_bytes += bytes;
   }

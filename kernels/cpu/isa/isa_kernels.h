@@ -13,6 +13,7 @@ namespace fox {
 
 // Values are padded so that every vector width divides a row.
 constexpr int PaddedDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
+static_assert(PaddedDim(16) == 16 && PaddedDim(17) == 32);
 
 // One query row of one head in the loop over pages: online softmax state.
 template <typename T>

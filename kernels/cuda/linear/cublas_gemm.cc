@@ -140,6 +140,7 @@ cudaError_t CublasGemm::Multiply(const MatrixView& x, const DeviceWeight& weight
                                  const MatrixView& out, cudaStream_t stream) {
   if (created_ != cudaSuccess) return created_;
   FOX_CHECK(x.dtype == DType::kBF16 && x.cols == weight.in() && x.rows == out.rows);
+  FOX_CHECK(out.cols == weight.out() && weight.fp8().rows == 0);
   Layouts layouts(x, weight, out);
   if (layouts.status != CUBLAS_STATUS_SUCCESS) return ErrorOf(layouts.status);
   Shape shape = {0,

@@ -37,7 +37,9 @@ class DeviceWeight : public PackedWeight {
                      static_cast<size_t>((out - fp8.rows) * in) * SizeOf(DType::kBF16) +
                          static_cast<size_t>(fp8.bytes(in))),
         data_(std::move(data)),
-        fp8_(std::move(fp8)) {}
+        fp8_(std::move(fp8)) {
+    FOX_CHECK(in > 0 && fp8_.rows >= 0 && fp8_.rows <= out);
+  }
 
   const void* data() const { return data_.data(); }
   const DeviceFp8Rows& fp8() const { return fp8_; }
@@ -81,7 +83,7 @@ struct GemmArguments {
 inline GemmArguments MakeGemmArguments(const LinearParams& params) {
   const DeviceWeight& weight = OnDevice(params.weight);
   const MatrixView& y = params.out;
-  FOX_CHECK(weight.out() <= INT32_MAX && weight.in() <= INT32_MAX);
+  FOX_CHECK(weight.out() <= INT32_MAX && weight.in() <= INT32_MAX && y.rows <= INT32_MAX);
   const bool wide = y.dtype == DType::kF32;
   return {static_cast<int>(y.rows),
           static_cast<const __nv_bfloat16*>(weight.data()),

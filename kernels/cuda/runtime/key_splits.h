@@ -34,6 +34,7 @@ inline constexpr int64_t kMaxKeySplits = int64_t{1} << 14;
 // multiprocessors.
 inline constexpr int kMaxSerialBlocks = 144;
 inline constexpr int64_t kSerialRows = int64_t{kMaxSerialBlocks} * 128;
+static_assert(kSerialRows + kMaxPartialRows <= INT32_MAX);  // rows are int32
 
 // For a loop over key/value tiles [first, last].
 FOX_HOST_DEVICE inline int KeySplitShift(int first, int last, int least_shift) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/core/host_device.h"
@@ -31,6 +32,7 @@ constexpr int64_t MaxRowBlocks(int64_t num_rows, int64_t num_seqs) {
 
 // Rows of an attention tile: one sequence's rows with the same position / 128.
 inline constexpr int kTileRows = 128;
+static_assert(kTileRows % kPageTokens == 0);
 
 // A KV split of decode attention: the pages of a window with the same page >> shift. The shift
 // follows from the window alone, so a row's bits do not depend on the batch or on the server's
@@ -110,6 +112,7 @@ struct alignas(16) SeqHead {
   int32_t own;               // id of the row's own page
   int16_t head, group_head;  // the latter among the query heads of its kv head
 };
+static_assert(sizeof(SeqHead) % 16 == 0);  // copied by words of 16 bytes
 
 FOX_HOST_DEVICE inline int LastPage(const SeqHead& seq_head) {
   return (seq_head.length - 1) / kPageTokens;
@@ -124,6 +127,7 @@ struct alignas(16) BlockStart {
   SeqHead seq_head;            // that owns the first split
   int32_t pages[kStartPages];  // ids, from first_page on; the last page stands in past the end
 };
+static_assert(offsetof(BlockStart, pages) % 16 == 0 && kStartPages <= 32);
 
 // Copies in bf16, for prefill attention, of pages in 8 bits: the pages of some lists, which are
 // numbered by sequence from first_seq on, then by kv head. Page n of list l lies at (l - first) *

@@ -1,6 +1,8 @@
 // The driver's encoder is found at run time, so that libcuda need not be linked.
 #include "kernels/cuda/runtime/tensor_map.h"
 
+#include "kernels/core/check.h"
+
 namespace fox::cuda {
 namespace {
 
@@ -40,6 +42,7 @@ cudaError_t Encode(CUtensorMapDataType type, void* data, const cuuint64_t (&size
 }
 
 CUtensorMapSwizzle LineSwizzle(int box_cols) {
+  FOX_CHECK(box_cols == 64 || box_cols == 32);
   return box_cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
 }
 
@@ -58,6 +61,7 @@ cudaError_t EncodeMatrixMap(void* data, int64_t rows, int64_t cols, int64_t row_
 
 cudaError_t EncodeLinesMap(const void* data, int64_t rows, int halves, int64_t row_bytes,
                            int box_rows, int box_lines, CUtensorMap* map) {
+  FOX_CHECK(row_bytes % kMapLineBytes == 0);
   const cuuint64_t size[4] = {kMapLineBytes, static_cast<cuuint64_t>(rows),
                               static_cast<cuuint64_t>(halves),
                               static_cast<cuuint64_t>(row_bytes / kMapLineBytes)};
