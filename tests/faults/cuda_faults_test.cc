@@ -135,6 +135,7 @@ TEST(CudaFaultsTest, AStickyErrorEndsTheProcess) {
 
 TEST(CudaFaultsTest, ADeviceThatHangsEndsTheProcess) {
   for (const bool idle : {false, true}) {
+    SCOPED_TRACE(::testing::Message() << (idle ? "idle" : "busy"));
     SharedFaultPage page;
     ServerProcess server(
         OnDevice(page, {"--kv-cache-mb=512", "--max-num-seqs=32", "--step-timeout=1"}));
@@ -195,6 +196,7 @@ TEST(CudaFaultsTest, ADriverThatFailsWhileServingEndsTheProcess) {
   int64_t calls = 0;
   int ended = 0;
   for (int round = 0; HasTime(0.75); ++round) {
+    SCOPED_TRACE(::testing::Message() << "round " << round);
     SharedFaultPage page;
     ServerProcess server(OnDevice(page));
     ASSERT_TRUE(server.WaitReady(kStartSeconds)) << server.log();

@@ -60,7 +60,7 @@ class ExecutorFaultsTest : public testing::Test {
       ClientStreams alone(server.ports(), {request});
       sound_.push_back(alone.Join().front());
       ASSERT_TRUE(sound_.back().status.ok()) << sound_.back().DebugString();
-      ASSERT_GT(sound_.back().text.size(), 20u);
+      ASSERT_GT(sound_.back().text.size(), 20u) << sound_.back().DebugString();
     }
   }
 
@@ -144,6 +144,7 @@ TEST_F(ExecutorFaultsTest, NanEndsItsOwnStreamAlone) {
     const std::vector<AnswerEnd> ends = streams.Join();
     int failed = 0;
     for (size_t i = 0; i < ends.size(); ++i) {
+      SCOPED_TRACE(::testing::Message() << "stream " << i);
       if (ends[i].status.ok()) {
         EXPECT_EQ(ends[i].text, sound_[i].text);
         continue;

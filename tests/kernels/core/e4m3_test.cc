@@ -77,6 +77,7 @@ TEST(E4M3Test, TheLargestMagnitudeOfARowChoosesTheExponent) {
                                           {std::numeric_limits<float>::max(), 119},
                                           {HUGE_VALF, kNoExponent},
                                           {std::nanf(""), kNoExponent}}) {
+    SCOPED_TRACE(::testing::Message() << largest);
     const float row[] = {largest / 2, largest, 0, -largest / 1024};
     uint8_t codes[4];
     EXPECT_EQ(EncodeE4M3(row, 4, codes), exponent) << largest;
@@ -90,6 +91,7 @@ TEST(E4M3Test, RoundsRowsOnce) {
   std::mt19937_64 rng(5);
   std::normal_distribution<float> normal;
   for (int test = 0; test < 300; ++test) {
+    SCOPED_TRACE(::testing::Message() << "row " << test);
     std::vector<float> row(1 + rng() % 100);
     const float spread = static_cast<float>(rng() % 12);
     const int size = static_cast<int>(rng() % 200) - 100;
@@ -109,7 +111,7 @@ TEST(E4M3Test, RoundsRowsOnce) {
     }
     const int second = EncodeE4M3(rounded.data(), count, again.data());
     for (size_t i = 0; i < row.size(); ++i) {
-      ASSERT_EQ(static_cast<float>(E4M3Value(again[i], second)), rounded[i]);
+      ASSERT_EQ(static_cast<float>(E4M3Value(again[i], second)), rounded[i]) << "element " << i;
     }
   }
 }
@@ -119,6 +121,7 @@ TEST(E4M3Test, RoundsRowsOnce) {
 TEST(E4M3Test, WordsOnAGpuHoldTheCodesOfALane) {
   constexpr int64_t kRows = 3;
   for (const int64_t cols : {8, 40, 520, 576, 1536}) {
+    SCOPED_TRACE(::testing::Message() << cols << " columns");
     std::vector<float> numbers(static_cast<size_t>(kRows * cols));
     for (size_t i = 0; i < numbers.size(); ++i) {
       const auto code = static_cast<int>(i % static_cast<size_t>(cols) == 0 ? kLargest : i % 251);

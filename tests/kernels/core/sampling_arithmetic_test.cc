@@ -57,7 +57,8 @@ TEST(SamplingArithmeticTest, NoTwoTokensShareAWord) {
     for (const uint64_t position : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 32}) {
       for (int32_t block = 0; block < 2000; ++block) {
         const PhiloxCounter words = RaceWords(seed, position, block);
-        EXPECT_TRUE(seen.emplace(words.x0, words.x1, words.x2, words.x3).second);
+        EXPECT_TRUE(seen.emplace(words.x0, words.x1, words.x2, words.x3).second)
+            << seed << ' ' << position << ' ' << block;
       }
     }
   }
@@ -72,6 +73,7 @@ TEST(SamplingArithmeticTest, KeysRankScoresThenLowerIds) {
     EXPECT_GE(int64_t{1} << bits, vocabulary);
     uint64_t last = 0;
     for (const double score : scores) {
+      SCOPED_TRACE(::testing::Message() << vocabulary << " ids, score " << score);
       const int32_t highest_id = static_cast<int32_t>(vocabulary) - 1;
       EXPECT_GT(RaceKey(score, highest_id, bits), last) << score;
       last = RaceKey(score, 0, bits);
@@ -85,6 +87,7 @@ TEST(SamplingArithmeticTest, KeysRankScoresThenLowerIds) {
 
 TEST(SamplingArithmeticTest, SumsOfWeightsNeverOverflow) {
   for (int64_t vocabulary = 1; vocabulary <= int64_t{1} << 30; vocabulary += 1 + vocabulary / 3) {
+    SCOPED_TRACE(::testing::Message() << vocabulary);
     const uint64_t one = FixedPointWeight(1, FixedPointOne(vocabulary));
     EXPECT_EQ(static_cast<float>(one), FixedPointOne(vocabulary));
     EXPECT_LE(one, (uint64_t{1} << 62) / static_cast<uint64_t>(vocabulary));
@@ -103,6 +106,7 @@ TEST(SamplingArithmeticTest, MinPFloorIsWhereTheWeightIsMinP) {
   EXPECT_EQ(MinPFloor(1, 0.7f, 3.3f), 3.3f);
   EXPECT_EQ(MinPFloor(0.25f, 1, 0), static_cast<float>(-2 * kLogOf2Double));
   for (const float min_p : {1e-30f, 1e-3f, 0.02f, 0.3f, 0.9f}) {
+    SCOPED_TRACE(::testing::Message() << min_p);
     const double exact = 5 + 1.5 * std::log(static_cast<double>(min_p));
     EXPECT_NEAR(static_cast<double>(MinPFloor(min_p, 1.5f, 5)), exact,
                 (std::abs(exact) + 5) * 0x1.0p-20);

@@ -39,6 +39,7 @@ HeadOutputs RunSolo(const HeadInputs& inputs, const RunOptions& options) {
 void ExpectMatchesNaive(const HeadInputs& inputs) {
   const HeadOutputs want = NaiveAttention(inputs);
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kE4M3}) {
+    SCOPED_TRACE(::testing::Message() << NameOf(dtype));
     const HeadOutputs got = RunSolo(inputs, {.dtype = dtype});
     EXPECT_LT(RelativeError(got.out, want.out), ToleranceOf(dtype)) << NameOf(dtype);
     // Differences of cumulative gates carry the rounding of the sums.
@@ -62,6 +63,7 @@ TEST(CpuAttentionTest, ChunksDoNotChangeABit) {
   const HeadInputs inputs = RandomInputs(shape, 517, 23, {0, 2, 4, 9});
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kE4M3}) {
     for (AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
+      SCOPED_TRACE(::testing::Message() << NameOf(dtype) << " mode " << static_cast<int>(acp));
       RunOptions options{.dtype = dtype, .acp = acp};
       const HeadOutputs whole = RunSolo(inputs, options);
       for (const std::vector<int64_t>& chunks :
@@ -86,13 +88,14 @@ TEST(CpuAttentionTest, PagesOf8BitsEqualOthersOfRoundedKeysAndValues) {
     inputs.bound_diagonal = rounded.bound_diagonal = std::vector<float>(
         static_cast<size_t>(shape.hidden()), 1 / std::sqrt(static_cast<float>(head_dim)));
     for (AcpMode acp : {AcpMode::kOff, AcpMode::kPaper, AcpMode::kCertified}) {
+      SCOPED_TRACE(::testing::Message() << head_dim << " mode " << static_cast<int>(acp));
       RunOptions options{.dtype = DType::kE4M3, .acp = acp, .chunks = {200, 1, 63}};
       const HeadOutputs got = RunSolo(inputs, options);
       EXPECT_EQ(got.pages_evicted > 0, acp == AcpMode::kCertified);
       for (DType dtype : {DType::kF32, DType::kBF16}) {
         options.dtype = dtype;
         const HeadOutputs want = RunSolo(rounded, options);
-        EXPECT_EQ(got.bits(), want.bits());
+        EXPECT_EQ(got.bits(), want.bits()) << NameOf(dtype);
       }
     }
   }
@@ -101,10 +104,12 @@ TEST(CpuAttentionTest, PagesOf8BitsEqualOthersOfRoundedKeysAndValues) {
 // Results that depend on a NaN or infinity are not finite.
 TEST(CpuAttentionTest, PagesOf8BitsHideNoNanOrInfinity) {
   for (const double bad : {HUGE_VAL, std::nan("")}) {
+    SCOPED_TRACE(::testing::Message() << bad);
     HeadInputs inputs = RandomInputs({1, 1, 64}, 3, 41, {3});
     inputs.at(1, 128) = bad;
     const HeadOutputs got = RunSolo(inputs, {.dtype = DType::kE4M3, .chunks = {1}});
-    for (size_t i = 0; i < got.out.size(); ++i) EXPECT_EQ(std::isfinite(got.out[i]), i < 64);
+    for (size_t i = 0; i < got.out.size(); ++i)
+      EXPECT_EQ(std::isfinite(got.out[i]), i < 64) << "element " << i;
   }
 }
 
@@ -197,6 +202,7 @@ class LargeLogitsTest : public ::testing::TestWithParam<LargeLogit> {
 
 TEST_P(LargeLogitsTest, RoundedLogitsLicenseNothing) {
   for (uint64_t seed = 1; seed <= 24; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     const DType dtype = seed % 2 == 0 ? DType::kE4M3 : DType::kF32;
     const HeadInputs inputs = Inputs(seed / 2, dtype);
     double low = -8 * GetParam().gain * GetParam().gain - 60, high = -1e-3, excess = kNoMass;

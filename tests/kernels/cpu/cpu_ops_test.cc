@@ -43,6 +43,7 @@ TEST_P(LinearTest, EqualsTheDefinition) {
   for (int64_t rows : {1, 3, 4, 5, 64, 65}) {
     for (auto [out, in] :
          {std::pair<int64_t, int64_t>{1, 1}, {31, 7}, {32, 64}, {33, 100}, {300, 257}}) {
+      SCOPED_TRACE(::testing::Message() << rows << " rows, " << in << " to " << out);
       std::vector<float> weight = Random(out * in, 1), input = Random(rows * in, 2);
       std::vector<float> bias = Random(out, 3), result = Random(rows * out, 4);
       const std::vector<float> before = result;
@@ -66,7 +67,7 @@ TEST_P(LinearTest, EqualsTheDefinition) {
           }
           const double bound =
               magnitude * (c.input_rounding + static_cast<double>(in + 2) * std::exp2(-24));
-          ASSERT_NEAR(At(result, r * out + n), want, bound);
+          ASSERT_NEAR(At(result, r * out + n), want, bound) << "row " << r << " output " << n;
         }
       }
     }
@@ -91,6 +92,7 @@ TEST_P(LinearTest, AWeightIsPackedFromAnyView) {
                               {apart.data(), DType::kF32, kOut, kIn, kStride},
                               {apart_bf16.data(), DType::kBF16, kOut, kIn, kStride}};
   for (const MatrixView& view : views) {
+    SCOPED_TRACE(::testing::Message() << NameOf(view.dtype) << ", stride " << view.row_stride);
     std::vector<float> result(kOut);
     const auto packed = ops.Pack(view);
     ops.Linear({.in = View(input, 1, kIn), .weight = *packed, .out = View(result, 1, kOut)},
@@ -127,6 +129,7 @@ TEST(CpuOpsTest, PlainRowsDoNotDependOnOtherRows) {
   const auto packed = ops.Pack(View(weight, 100, 77));
   ops.Linear({.in = View(input, 9, 77), .weight = *packed, .out = View(all, 9, 100)}, nullptr);
   for (int64_t r = 0; r < 9; ++r) {
+    SCOPED_TRACE(::testing::Message() << "row " << r);
     const MatrixView row = View(input, 9, 77).Rows(r, 1);
     ops.Linear({.in = row, .weight = *packed, .out = View(one, 1, 100)}, nullptr);
     EXPECT_TRUE(std::equal(one.begin(), one.end(), all.begin() + r * 100));
@@ -156,11 +159,12 @@ TEST(CpuOpsTest, NormsRows) {
   const std::vector<float> y =
       ThroughIdentity(ops, x, 3, RmsNorm{weight.data(), 1e-6}, std::nullopt);
   for (int64_t r = 0; r < 3; ++r) {
+    SCOPED_TRACE(::testing::Message() << "row " << r);
     double square = 0;
     for (int64_t i = 0; i < 40; ++i) square += std::pow(At(x, r * 40 + i), 2);
     for (int64_t i = 0; i < 40; ++i) {
       const double want = At(x, r * 40 + i) / std::sqrt(square / 40 + 1e-6) * At(weight, i);
-      EXPECT_NEAR(At(y, r * 40 + i), want, 1e-5);
+      EXPECT_NEAR(At(y, r * 40 + i), want, 1e-5) << "column " << i;
     }
   }
 }
@@ -173,11 +177,12 @@ TEST(CpuOpsTest, GatesHalves) {
   for (const Activation act : {Activation::kSilu, Activation::kSigmoid}) {
     const std::vector<float> out = ThroughIdentity(ops, gate_up, 3, std::nullopt, act);
     for (int64_t r = 0; r < 3; ++r) {
+      SCOPED_TRACE(::testing::Message() << "row " << r << ", activation " << static_cast<int>(act));
       for (int64_t i = 0; i < 37; ++i) {
         const double g = At(gate_up, r * 74 + i), sigmoid = 1 / (1 + std::exp(-g));
         const double want =
             (act == Activation::kSilu ? g : 1) * sigmoid * At(gate_up, r * 74 + 37 + i);
-        EXPECT_NEAR(At(out, r * 37 + i), want, 1e-5 + 1e-6 * std::abs(want));
+        EXPECT_NEAR(At(out, r * 37 + i), want, 1e-5 + 1e-6 * std::abs(want)) << "column " << i;
       }
     }
   }

@@ -101,11 +101,12 @@ TEST(EvictionTest, CertifiedNeverKeepsMorePagesThanPaper) {
     for (double& g : inputs.q_norm) g *= std::exp(0.7 * normal(rng));
     for (double& g : inputs.k_norm) g *= std::exp(0.7 * normal(rng));
     for (DType dtype : {DType::kF64, DType::kBF16, DType::kE4M3}) {
+      SCOPED_TRACE(::testing::Message() << "layer " << layer << ", " << NameOf(dtype));
       SetBounds(inputs, dtype);
       const HeadOutputs paper = Prune(ops, inputs, AcpMode::kPaper, dtype);
       const HeadOutputs certified = Prune(ops, inputs, AcpMode::kCertified, dtype);
       for (size_t h = 0; h < paper.first_live.size(); ++h) {
-        EXPECT_GE(certified.first_live[h], paper.first_live[h]);
+        EXPECT_GE(certified.first_live[h], paper.first_live[h]) << "head " << h;
       }
     }
   }
@@ -176,11 +177,12 @@ TEST(EvictionTest, OutlierNormsAndAdversarialGates) {
 TEST(EvictionTest, OtherTolerances) {
   const HeadInputs inputs = RandomInputs({8, 8, 32}, 1024, 5, {0, 1, 2, 3, 4, 5});
   for (const DType dtype : kPages) {
+    SCOPED_TRACE(::testing::Message() << NameOf(dtype));
     int64_t before = std::numeric_limits<int64_t>::max();
     for (double log_eps : {-0.5, -3.0, -10.0, -40.0}) {
       const Dropped dropped = Measure(inputs, AcpMode::kCertified, dtype, log_eps);
       ExpectPromise(dropped, log_eps);
-      EXPECT_LE(dropped.evicted, before);
+      EXPECT_LE(dropped.evicted, before) << log_eps;
       before = dropped.evicted;
     }
     const Dropped off = Measure(inputs, AcpMode::kCertified, dtype, -HUGE_VAL);
@@ -220,6 +222,7 @@ TEST(EvictionTest, SinksAndCaps) {
         ExpectPromise(Measure(inputs, acp, DType::kF64));
       }
       for (DType dtype : {DType::kF32, DType::kBF16, DType::kE4M3}) {
+        SCOPED_TRACE(::testing::Message() << which << ", cap " << cap << ", " << NameOf(dtype));
         SetBounds(inputs, dtype);
         const Audited run = Audit(inputs, dtype);
         EXPECT_LE(run.max_excess, 0) << which << ' ' << cap << ' ' << NameOf(dtype);
@@ -242,13 +245,14 @@ TEST(EvictionTest, ManyTokens) {
   options.acp = AcpMode::kOff;
   const HeadOutputs full = RunHeads(ops, inputs, options);
   for (size_t i = 0; i < full.lse.size(); ++i) {
-    ASSERT_LE(-std::expm1(pruned.lse[i] - full.lse[i]), kEps);
+    ASSERT_LE(-std::expm1(pruned.lse[i] - full.lse[i]), kEps) << i;
   }
 }
 
 TEST(EvictionTest, GateOfOneIsNeverPrunedByThePaper) {
   const HeadInputs inputs = RandomInputs({2, 2, 32}, 512, 8, {700});
   for (const DType dtype : kPages) {
+    SCOPED_TRACE(::testing::Message() << NameOf(dtype));
     EXPECT_EQ(Measure(inputs, AcpMode::kPaper, dtype).evicted, 0);
     ExpectPromise(Measure(inputs, AcpMode::kCertified, dtype));
   }
@@ -313,6 +317,8 @@ TEST(EvictionTest, OffsetsOfHardForgettingPages) {
     for (double share : {0.3, 0.45, 0.55, 0.7}) {
       const DType types[] = {DType::kF64, DType::kF32, DType::kBF16, DType::kE4M3};
       for (int kind = 0; kind < 6; ++kind) {
+        SCOPED_TRACE(::testing::Message()
+                     << "gain " << gain << ", share " << share << ", kind " << kind);
         const DType dtype = types[kind < 4 ? kind : kind - 2];
         const Audited run = Audit(LostOffsets(gain, share, kind >= 4, dtype), dtype);
         EXPECT_LE(run.max_excess, 0) << gain << ' ' << share << ' ' << kind;
@@ -357,6 +363,8 @@ TEST(EvictionTest, RoundedRotatedKeyAgainstItsQuery) {
     for (int pair = 0; pair < 32; pair += 3) {
       for (int64_t zeros : {128, 131, 143, 157, 170, 185}) {
         for (DType dtype : {DType::kF32, DType::kBF16, DType::kE4M3}) {
+          SCOPED_TRACE(::testing::Message() << "gain " << gain << ", pair " << pair << ", " << zeros
+                                            << " zeros, " << NameOf(dtype));
           const Audited run = Audit(OpposedRotatedKey(gain, pair, zeros, 0, dtype), dtype);
           EXPECT_LE(run.max_excess, 0) << gain << ' ' << pair << ' ' << zeros;
           EXPECT_GT(run.rows_checked, 0);

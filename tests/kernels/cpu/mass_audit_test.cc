@@ -24,6 +24,7 @@ HeadOutputs RunWithBounds(const std::shared_ptr<MassAudit>& audit, DType dtype, 
 
 TEST(MassAuditTest, HonestBoundsPass) {
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kE4M3}) {
+    SCOPED_TRACE(::testing::Message() << NameOf(dtype));
     const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kStop);
     const HeadOutputs outputs = RunWithBounds(audit, dtype, 1);
     EXPECT_GT(outputs.pages_evicted, 0);
@@ -36,6 +37,7 @@ TEST(MassAuditTest, HonestBoundsPass) {
 
 TEST(MassAuditTest, SeesABoundThatIsTooSmall) {
   for (DType dtype : {DType::kBF16, DType::kE4M3}) {
+    SCOPED_TRACE(::testing::Message() << NameOf(dtype));
     const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
     RunWithBounds(audit, dtype, 0.01);
     EXPECT_GT(audit->max_excess(), 0);

@@ -58,6 +58,7 @@ class SwapTest : public ::testing::TestWithParam<Case> {
 
 TEST_P(SwapTest, GoingOnIsTheSameInAnotherSlot) {
   for (const int64_t length : {1, 63, 64, 65, 128, 130, 200, 290}) {
+    SCOPED_TRACE(::testing::Message() << length << " tokens");
     SCOPED_TRACE(length);
     for (const int32_t slot : {0, 1}) {
       cache_.Append(slot, 0, length / 2 + 1);
@@ -86,7 +87,7 @@ TEST_P(SwapTest, GoingOnIsTheSameInAnotherSlot) {
     for (int64_t at = length; at < kTokens;) {
       const int64_t next = at < length + 2 ? at + 1 : kTokens;
       ASSERT_EQ(cache_.Append(4, at, next), cache_.Append(1, at, next));
-      ASSERT_EQ(Difference(cache_.StateOf(4), cache_.StateOf(1)), "");
+      ASSERT_EQ(Difference(cache_.StateOf(4), cache_.StateOf(1)), "") << at;
       at = next;
     }
     for (int32_t slot = 0; slot < kv_.shape.max_slots; ++slot) cache_.Release(slot);

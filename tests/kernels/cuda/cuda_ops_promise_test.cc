@@ -74,7 +74,7 @@ void ExpectPromise(const std::vector<HeadRows>& sequences, int64_t step, bool po
   EXPECT_LE(heads.WorstExcess(), 0) << "steps of " << step;
   EXPECT_GT(RowsThatLost(heads), 0);
   for (int s = 0; s < heads.num_seqs(); ++s) {
-    EXPECT_LE(heads.max_log_evicted_mass(s), sequences[static_cast<size_t>(s)].log_tolerance);
+    EXPECT_LE(heads.max_log_evicted_mass(s), sequences[static_cast<size_t>(s)].log_tolerance) << s;
   }
 }
 
@@ -214,6 +214,8 @@ TEST_P(PromiseTest, OffsetsOfHardForgettingPages) {
     for (int i = 0; i < 32; ++i) sequences.push_back({inputs, -10 - 2.0 * i * c.log_f});
     const std::vector<double> gates = ExactGates(inputs, -2 * c.step);
     for (const int64_t rows : {64, 1}) {
+      SCOPED_TRACE(::testing::Message()
+                   << rows << " rows a step, step " << c.step << ", share " << c.share_of_ulp);
       if (rows == 1 && c.share_of_ulp != 0.15) continue;  // as good as the others, but slow
       DeviceHeads heads(sequences, false, -2 * c.step);
       heads.Run(rows, false);
@@ -225,7 +227,7 @@ TEST_P(PromiseTest, OffsetsOfHardForgettingPages) {
         }
         EXPECT_LE(worst, log_tolerance) << c.step << ' ' << c.share_of_ulp << ' ' << s;
         if (c.step < 0x1p20) {
-          EXPECT_GT(heads.first_live(s), 0);
+          EXPECT_GT(heads.first_live(s), 0) << "sequence " << s;
         }
       }
     }
@@ -358,6 +360,7 @@ TEST_P(PromiseTest, SumsOfManyKeys) {
   for (int64_t row = 0; row < kLength; ++row) inputs.at(row, inputs.gate_column()) = 20;
   for (int m = 0; m < 3 * kHeadDim; ++m) inputs.at(kLength - 1, m) = 1;
   for (const bool portable : {false, true}) {
+    SCOPED_TRACE(::testing::Message() << (portable ? "portable" : "native"));
     DeviceHeads heads({{inputs, kNoMass}}, portable);
     heads.Step({kLength - 64}, false);
     heads.Step({64});

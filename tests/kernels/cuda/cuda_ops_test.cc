@@ -58,6 +58,8 @@ void ExpectMatchesNaive(const HeadInputs& inputs) {
   for (bool portable : {false, true}) {
     for (const std::vector<int64_t>& chunks :
          {std::vector<int64_t>{}, {1}, {37}, {64, 1, 1, 200}, {128}}) {
+      SCOPED_TRACE(::testing::Message()
+                   << (portable ? "portable" : "native") << ", " << chunks.size() << " chunks");
       if (chunks == std::vector<int64_t>{1} && inputs.length > 300) continue;
       RunOptions options;
       options.chunks = chunks;
@@ -92,6 +94,7 @@ TEST(CudaOpsTest, EvictsExactlyWhatTheCpuEvictsOfCopiedKeys) {
   inputs.k_norm.clear();
   const HeadOutputs full = RunOnGpu(inputs, {}, false);
   for (AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
+    SCOPED_TRACE(::testing::Message() << "mode " << static_cast<int>(acp));
     RunOptions options;
     options.acp = acp;
     options.chunks = {64};
@@ -100,12 +103,14 @@ TEST(CudaOpsTest, EvictsExactlyWhatTheCpuEvictsOfCopiedKeys) {
     // No decision of this run is closer than the rounding.
     for (const double nearby : {-10 - 0x1p-14, -10 + 0x1p-14}) {
       options.log_tolerance = nearby;
-      ASSERT_EQ(RunOnCpu(inputs, options).first_live, cpu.first_live);
+      ASSERT_EQ(RunOnCpu(inputs, options).first_live, cpu.first_live) << nearby;
     }
     options.log_tolerance = -10;
     for (const bool portable : {false, true}) {
       for (const std::vector<int64_t>& chunks :
            {std::vector<int64_t>{}, {256}, {1}, {700, 1, 1, 1}}) {
+        SCOPED_TRACE(::testing::Message()
+                     << (portable ? "portable" : "native") << ", " << chunks.size() << " chunks");
         options.chunks = chunks;
         const HeadOutputs got = RunOnGpu(inputs, options, portable);
         EXPECT_EQ(got.first_live, cpu.first_live) << chunks.size();
@@ -208,6 +213,7 @@ size_t AttentionKernels(CudaOps& ops, const PagedKv& kv,
 
 TEST(CudaOpsTest, StepsOfPromptsLaunchNoDecodeAttention) {
   for (const bool portable : {false, true}) {
+    SCOPED_TRACE(::testing::Message() << (portable ? "portable" : "native"));
     const auto ops = MakeOps(portable);
     PagedKvStorage storage(ShapeFor({}, 256, DType::kBF16), *ops);
     ops->Reserve({.shape = storage.view().shape, .max_rows = 256, .max_seqs = 3});

@@ -36,8 +36,8 @@ std::vector<T> Poisoned(size_t size) {
 DeviceCache::DeviceCache(const CacheOptions& options) : options_(options), rng_(options.seed) {
   row_begin_ = {0};
   for (int s = 0; s < num_seqs(); ++s) {
-    EXPECT_TRUE(seq(s).rows >= 1 && seq(s).rows <= seq(s).length);
-    EXPECT_TRUE(seq(s).slot >= 0 || seq(s).rows == 1);
+    EXPECT_TRUE(seq(s).rows >= 1 && seq(s).rows <= seq(s).length) << s;
+    EXPECT_TRUE(seq(s).slot >= 0 || seq(s).rows == 1) << s;
     row_begin_.push_back(row_begin_.back() + seq(s).rows);
   }
   num_rows_ = row_begin_.back();

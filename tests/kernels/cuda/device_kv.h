@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/core/e4m3.h"
+#include "kernels/cuda/append/append.h"
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "kernels/interface/batch_view.h"

@@ -46,6 +46,7 @@ TEST(AcpTest, NanKeeps) {
 
 TEST(AcpTest, SelfLogitBoundIsWidenedUnderRotationUpToU) {
   for (const DType kv : {DType::kBF16, DType::kE4M3}) {
+    SCOPED_TRACE(::testing::Message() << NameOf(kv));
     const bool e4m3 = kv == DType::kE4M3;
     const double u = MaxLogitBound(64, 2, 3, kv), own = 8 * ProductInflation(kv);
     EXPECT_DOUBLE_EQ(u, 48 * kProductInflation * (e4m3 ? 17.0 / 16 : 1));

@@ -32,6 +32,7 @@ TEST(LongGatesTest, AMillionTokens) {
   std::uniform_real_distribution<double> log_size(std::log(1e-7), std::log(50));
   std::vector<double> c;
   for (int64_t done = 0; done < kTokens;) {
+    SCOPED_TRACE(::testing::Message() << "after " << done << " tokens");
     const int64_t rows = done + kChunk <= kTokens ? kChunk : 1;
     const DeviceBatch batch({{0, done, rows}});
     const DeviceWork schedule(kv.view.shape, rows, 1);

@@ -386,7 +386,7 @@ class AppendPair {
     const auto compare = [&](const DeviceArray<float>& rows, const void* expected) {
       const std::vector<float> got = rows.ToHost();
       for (int64_t i = first; i < first + shape_.kv_size(); ++i) {
-        EXPECT_EQ(got[static_cast<size_t>(i)], static_cast<const float*>(expected)[i]);
+        EXPECT_EQ(got[static_cast<size_t>(i)], static_cast<const float*>(expected)[i]) << i;
       }
     };
     compare(kv_.last_k, cpu.last_k);

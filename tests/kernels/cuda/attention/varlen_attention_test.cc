@@ -60,6 +60,7 @@ TEST_P(VarlenAttentionTest, PackingChangesNoBit) {
 
 TEST_P(VarlenAttentionTest, WholeRowsNeedNoRanges) {
   for (const std::vector<int>& lengths : {std::vector<int>{200, 200}, std::vector<int>{200, 0}}) {
+    SCOPED_TRACE(::testing::Message() << lengths[0] << " and " << lengths[1]);
     VarlenInputs inputs(WithHeads(BatchCase(lengths), 2, 1, 64, {2, 5}));
     DeviceVarlen device(inputs, AcpMode::kPaper);
     device.params().deterministic = true;
@@ -71,8 +72,9 @@ TEST_P(VarlenAttentionTest, WholeRowsNeedNoRanges) {
   }
 }
 
-// Lists are not checked. A falling list gives meaningless numbers, and nothing outside of the
-// arrays is read or written (gpu-test --sanitize runs this under memcheck).
+// Lists are not checked. A falling list has more tiles than there is room for, so each tile's
+// sequence ends with the list. It gives meaningless numbers, and nothing outside of the arrays is
+// read or written (gpu-test --sanitize runs this under memcheck).
 TEST_P(VarlenAttentionTest, AFallingListStaysInsideTheArrays) {
   VarlenInputs inputs(PackedCase({400, 300, 300}));
   DeviceVarlen device(inputs);
@@ -81,6 +83,12 @@ TEST_P(VarlenAttentionTest, AFallingListStaysInsideTheArrays) {
   device.params().seqs.begin = begin.data();
   device.params().seqs.end = end.data();
   Run(device);
+  const HostState host = device.ToHost();
+  EXPECT_EQ(host.num_tiles, device.state().max_tiles);
+  for (int t = 0; t < host.num_tiles; ++t) {
+    const VarlenTile& tile = host.tiles[static_cast<size_t>(t)];
+    EXPECT_TRUE(tile.seq_first <= t && t <= tile.seq_last && tile.seq_last < host.num_tiles) << t;
+  }
 }
 
 // Rows of a batch may be more than a grid has in its second dimension.

@@ -107,12 +107,14 @@ TEST_P(ClusterGemmGatedTest, HasTheBitsOfProductAndGate) {
   Uniform uniform(41);
   TestMatrix weight(DType::kBF16, 2 * inner, in, 0, uniform, 0.1f);
   for (const int64_t rows : {1, 5, 8, 13, 32, 64, 65, 128, 130}) {
+    SCOPED_TRACE(::testing::Message() << rows << " rows");
     TestMatrix x(DType::kBF16, rows, in, 8, uniform, 1), product(DType::kBF16, rows, 2 * inner, 8);
     TestMatrix want(DType::kBF16, rows, inner, 8), got(DType::kBF16, rows, inner, 8);
     ASSERT_EQ(Run({.in = &x, .weight = &weight}, product), cudaSuccess);
     ASSERT_EQ(GateRows(product.view(), act, want.view(), stream_), cudaSuccess);
     want.Download();
     for (const int splits : kSplits) {
+      SCOPED_TRACE(::testing::Message() << splits << " splits");
       Split(splits, 64, inner);
       ASSERT_EQ(Run({.in = &x, .weight = &weight, .gate = act}, got), cudaSuccess);
       got.Download();

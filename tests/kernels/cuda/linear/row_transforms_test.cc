@@ -20,7 +20,7 @@ void ExpectNear(const TestMatrix& out, int64_t row, const std::vector<double>& w
   const double tolerance = 0x1p-8 + NormError(out.cols());
   for (int64_t c = 0; c < out.cols(); ++c) {
     const double w = want[static_cast<size_t>(c)];
-    ASSERT_FALSE(std::isnan(out.At(row, c)));
+    ASSERT_FALSE(std::isnan(out.At(row, c))) << "row " << row << " column " << c;
     ASSERT_LE(std::abs(out.At(row, c) - w), tolerance * std::abs(w) + 1e-37)
         << "row " << row << " column " << c << " of " << out.cols();
   }
@@ -28,6 +28,7 @@ void ExpectNear(const TestMatrix& out, int64_t row, const std::vector<double>& w
 
 TEST(NormRowsTest, MatchesFloat64) {
   for (const int64_t cols : {8, 64, 384, 1536, 2048, 2056, 4096, 9000}) {
+    SCOPED_TRACE(::testing::Message() << cols << " columns");
     Uniform uniform(7);
     TestMatrix in(DType::kF32, 5, cols, 8, uniform, 4), weight(DType::kF32, 1, cols, 0, uniform, 2);
     TestMatrix out(DType::kBF16, 5, cols, 8);
@@ -52,6 +53,7 @@ float SumOfSquares(const TestMatrix& x, int64_t row, int64_t first) {
 
 TEST(DeferNormTest, LeavesRowsAndSumsToTheBit) {
   for (const int64_t cols : {8, 200, 1536, 4096}) {
+    SCOPED_TRACE(::testing::Message() << cols << " columns");
     constexpr int64_t kRows = 70;
     const int64_t sums = DeferredNorm::SumsOf(cols);
     Uniform uniform(5);
@@ -119,7 +121,8 @@ TEST(ConvertRowsTest, Rounds) {
   out.Download();
   for (int64_t r = 0; r < 33; ++r) {
     for (int64_t c = 0; c < 200; ++c) {
-      ASSERT_EQ(out.At(r, c), static_cast<float>(BFloat16(in.At(r, c))));
+      ASSERT_EQ(out.At(r, c), static_cast<float>(BFloat16(in.At(r, c))))
+          << "row " << r << " column " << c;
     }
   }
 }
@@ -161,6 +164,7 @@ class EmbedTest : public ::testing::Test {
 TEST_F(EmbedTest, ReplacesSampledTokensAndClamps) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const int64_t cols : {8, 384, 2056}) {
+      SCOPED_TRACE(::testing::Message() << NameOf(dtype) << ", " << cols << " columns");
       TestMatrix table(dtype, kVocabulary, cols, 8);
       for (int64_t r = 0; r < kVocabulary; ++r) {
         for (int64_t c = 0; c < cols; ++c) table.At(r, c) = Value(r, c);
@@ -189,7 +193,8 @@ TEST(GatherRowsTest, CopiesRows) {
   out.Download();
   for (int64_t r = 0; r < 4; ++r) {
     for (int64_t c = 0; c < 1544; ++c) {
-      ASSERT_EQ(out.At(r, c), in.At(rows[static_cast<size_t>(r)], c));
+      ASSERT_EQ(out.At(r, c), in.At(rows[static_cast<size_t>(r)], c))
+          << "row " << r << " column " << c;
     }
   }
 }

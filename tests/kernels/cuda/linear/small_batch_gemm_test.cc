@@ -65,12 +65,14 @@ TEST_P(SmallBatchGemmTest, GatedHasTheBitsOfProductAndGate) {
     TestMatrix weight(DType::kBF16, 2 * inner, in_, 0, uniform_, 0.1f),
         norm(DType::kF32, 1, in_, 0, uniform_, 2);
     for (int64_t rows = 1; rows <= most_rows_; ++rows) {
+      SCOPED_TRACE(::testing::Message() << inner << " outputs of " << rows << " rows");
       TestMatrix x(DType::kBF16, rows, in_, 8, uniform_, 1),
           residual(DType::kF32, rows, in_, 4, uniform_, 30);
       TestMatrix product(DType::kBF16, rows, 2 * inner, 8);
       TestMatrix want(DType::kBF16, rows, inner, 8), got(DType::kBF16, rows, inner, 8);
       for (Call call : {Call{.in = &x, .weight = &weight},
                         Call{.in = &residual, .norm = &norm, .weight = &weight}}) {
+        SCOPED_TRACE(::testing::Message() << (call.norm == nullptr ? "without norm" : "with norm"));
         const Activation act = call.norm == nullptr ? Activation::kSigmoid : Activation::kSilu;
         ASSERT_EQ(Run(call, product), cudaSuccess);
         ASSERT_EQ(GateRows(product.view(), act, want.view(), stream_), cudaSuccess);
@@ -94,10 +96,14 @@ TEST_P(SmallBatchGemmTest, EightBitsHaveTheBitsOfTheSameInBf16) {
       TestMatrix matrix(DType::kBF16, out, in_, 0, uniform_, 1);
       const Fp8Weight fp8(&matrix, gated ? out : out - out / 4);
       for (int64_t rows = 1; rows <= most_rows_; ++rows) {
+        SCOPED_TRACE(::testing::Message()
+                     << out << " outputs of " << rows << " rows, " << (gated ? "gated" : "plain"));
         TestMatrix x(DType::kBF16, rows, in_, 8, uniform_, 1),
             residual(DType::kF32, rows, in_, 4, uniform_, 30);
         for (Call call : {Call{.in = &x, .weight = &matrix},
                           Call{.in = &residual, .norm = &norm, .weight = &matrix}}) {
+          SCOPED_TRACE(::testing::Message()
+                       << (call.norm == nullptr ? "without norm" : "with norm"));
           if (gated) call.gate = Activation::kSilu;
           const DType dtype = gated ? DType::kBF16 : DType::kF32;
           TestMatrix want(dtype, rows, gated ? out / 2 : out, 8);

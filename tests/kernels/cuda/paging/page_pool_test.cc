@@ -65,6 +65,7 @@ TEST(PagePoolTest, MoreSplitsThanThereIsRoomForAreReported) {
   StepSchedule schedule = work.view;
   EXPECT_EQ(MaxDecodeSplits(2, shape), 2 * 17);
   for (const int room : {30, 29}) {
+    SCOPED_TRACE(::testing::Message() << room);
     schedule.max_splits = room;
     ASSERT_EQ(PlanSplits(batch.view, kv.view, schedule, 0, nullptr), cudaSuccess);
     EXPECT_EQ(kv.Fault(), room == 30 ? PoolFault::kNone : PoolFault::kSplitOverflow) << room;

@@ -135,11 +135,13 @@ void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
   const std::vector<SeqHead> seq_heads = schedule.seq_heads.ToHost();
   const std::vector<BlockStart> starts = schedule.block_starts.ToHost();
   for (int layer = 0; layer < shape.layers; ++layer) {
+    SCOPED_TRACE(::testing::Message() << "layer " << layer);
     const auto first = static_cast<size_t>(layer * schedule.view.max_seq_heads);
     int32_t place = 0, splits = 0, row = 0, next = 0;
     for (size_t s = 0; s < batch.size(); row += static_cast<int32_t>(batch[s++].rows)) {
       const BatchEntry& e = batch[s];
       for (int head = 0; head < shape.q_heads; ++head) {
+        SCOPED_TRACE(::testing::Message() << "sequence " << s << " head " << head);
         if (e.slot < 0 || e.rows != 1) continue;
         if (head % shape.group() % HeadsTogether(shape) != 0) continue;
         const size_t list =

@@ -23,6 +23,7 @@ TEST(ShareDeviceTest, TheStateIsThatOfThePageEnd) {
   DeviceKv kv(NarrowShape(kLayers, kKvHeads, kGroup, kSlots, kMaxPages, kPages));
   std::mt19937_64 rng(1);
   for (const int64_t length : {64, 100, 64 * 70, 64 * 70 + 63}) {
+    SCOPED_TRACE(::testing::Message() << length << " tokens");
     SCOPED_TRACE(length);
     kv.Begin(0, 0, length);
     kv.ForEachContent([&]<typename T>(DeviceArray<T>& array) {
@@ -36,7 +37,8 @@ TEST(ShareDeviceTest, TheStateIsThatOfThePageEnd) {
     const int64_t pages = length / kPageTokens;
     EXPECT_EQ(kv.length.ToHost()[2], pages * kPageTokens);
     for (const auto* array : {&kv.log_mass, &kv.decay_sum}) {
-      EXPECT_EQ(OfSlot(*array, 2, kHeads), OfSlot(*array, 0, kHeads));
+      EXPECT_EQ(OfSlot(*array, 2, kHeads), OfSlot(*array, 0, kHeads))
+          << (array == &kv.log_mass ? "log_mass" : "decay_sum");
     }
     EXPECT_EQ(OfSlot(kv.key_sum, 2, kHeads * kDim), OfSlot(kv.key_sum, 0, kHeads * kDim));
     EXPECT_EQ(OfSlot(kv.max_log_evicted_mass, 2, kLists),

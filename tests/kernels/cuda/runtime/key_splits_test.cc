@@ -18,7 +18,7 @@ TEST(KeySplitsTest, EarlyRowsAreNotSplit) {
 
 // 512 rows behind 65,536 tokens: four tiles of each head in 17 splits of 32 tiles at most.
 TEST(KeySplitsTest, AChunkBehind64kFillsTheDevice) {
-  for (int tile = 512; tile < 516; ++tile) EXPECT_EQ(SplitsOf(0, tile), 17);
+  for (int tile = 512; tile < 516; ++tile) EXPECT_EQ(SplitsOf(0, tile), 17) << tile;
 }
 
 TEST(KeySplitsTest, SplitsHoldEachTileOnceAndEndAtAbsolutePlaces) {
@@ -35,8 +35,9 @@ TEST(KeySplitsTest, SplitsHoldEachTileOnceAndEndAtAbsolutePlaces) {
     for (int i = 0; i < count; ++i) {
       const KeyTileRange tiles = TilesOfSplit(first, last, least_shift, i);
       ASSERT_EQ(tiles.last, next) << first << " to " << last << ", split " << i;
-      ASSERT_LE(tiles.first, tiles.last);
-      ASSERT_EQ(tiles.first >> shift, tiles.last >> shift);
+      ASSERT_LE(tiles.first, tiles.last) << first << " to " << last << ", split " << i;
+      ASSERT_EQ(tiles.first >> shift, tiles.last >> shift)
+          << first << " to " << last << ", split " << i;
       next = tiles.first - 1;
     }
     ASSERT_EQ(next, first - 1) << first << " to " << last;

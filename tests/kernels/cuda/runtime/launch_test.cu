@@ -11,6 +11,7 @@ namespace {
 
 constexpr long long kPatience = 100'000'000;  // clock cycles, some 50 ms
 
+// Waits for the next kernel's start, for kPatience at most; *met: 1 if it started meanwhile.
 __global__ void MeetNext(volatile int* started, int* met) {
   TriggerDependents();
   WaitOnDependencies();
@@ -26,7 +27,8 @@ __global__ void Start(volatile int* started) {
   WaitOnDependencies();
 }
 
-bool Meet(cudaStream_t stream) {
+// True if the second kernel started while the first one, which waits for that, was running.
+bool OverlapsOn(cudaStream_t stream) {
   DeviceArray<int> started(std::vector<int>{0}), met(std::vector<int>{-1});
   EXPECT_EQ(Launch(MeetNext, 1, 1, 0, stream, started.data(), met.data()), cudaSuccess);
   EXPECT_EQ(Launch(Start, 1, 1, 0, stream, started.data()), cudaSuccess);
@@ -38,12 +40,12 @@ TEST(LaunchTest, OverlapsWhereTheCodeWaitsAndTheStreamAllows) {
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   const bool waits = HasSm90Code(KernelAddress(Start));
   EXPECT_EQ(Overlaps(KernelAddress(Start), stream), waits);
-  EXPECT_EQ(Meet(stream), waits);
+  EXPECT_EQ(OverlapsOn(stream), waits);
   AllowOverlap(stream, false);
   EXPECT_FALSE(Overlaps(KernelAddress(Start), stream));
-  EXPECT_FALSE(Meet(stream));
+  EXPECT_FALSE(OverlapsOn(stream));
   AllowOverlap(stream, true);
-  EXPECT_EQ(Meet(stream), waits);
+  EXPECT_EQ(OverlapsOn(stream), waits);
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 

@@ -28,6 +28,7 @@ std::string ReasonAfter(const Change& change) {
 TEST(SupportsTest, TakesWhatTheKernelsTake) {
   EXPECT_EQ(Unsupported(Served()), std::nullopt);
   for (int head_dim : {16, 32, 64, 128}) {
+    SCOPED_TRACE(::testing::Message() << head_dim);
     EXPECT_EQ(ReasonAfter([&](Workload& w) { w.shape.head_dim = head_dim; }), "");
   }
   EXPECT_EQ(ReasonAfter([](Workload& w) { w.max_seqs = kMaxSeqs; }), "");
@@ -37,6 +38,7 @@ TEST(SupportsTest, TakesWhatTheKernelsTake) {
 
 TEST(SupportsTest, NamesTheNumberThatIsTooMuch) {
   for (int head_dim : {0, 8, 48, 80, 256}) {
+    SCOPED_TRACE(::testing::Message() << head_dim);
     EXPECT_EQ(ReasonAfter([&](Workload& w) { w.shape.head_dim = head_dim; }),
               "head size " + std::to_string(head_dim) + ": on a GPU it must be 16, 32, 64 or 128");
   }

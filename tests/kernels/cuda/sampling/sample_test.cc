@@ -55,6 +55,7 @@ TEST_P(SampleTest, SamplesWhatTheSamplerSamples) {
   const int32_t vocabulary = GetParam();
   Random random(static_cast<uint64_t>(vocabulary));
   for (const size_t count : {1, 3, 32, 48, 128}) {  // every number of blocks a row
+    SCOPED_TRACE(::testing::Message() << count << " rows");
     SampleBatch batch = RandomBatch(count, vocabulary, random);
     batch.Upload();
     ASSERT_EQ(Sample(batch.params(), nullptr), cudaSuccess);

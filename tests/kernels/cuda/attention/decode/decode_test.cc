@@ -113,6 +113,7 @@ void ExpectSameBitsInParts(DeviceCache& cache, const std::vector<std::vector<uin
     }
   };
   for (const auto& [first, n] : parts) {
+    SCOPED_TRACE(::testing::Message() << n << " sequences from " << first);
     cache.ResetOutputs();
     ASSERT_EQ(Attend(cache, Part(cache, first, n), WithoutCounters(cache)), cudaSuccess);
     ASSERT_NO_FATAL_FAILURE(expect(first, n, ", in splits"));
@@ -162,6 +163,7 @@ TEST_P(DecodeAttentionTest, MatchesFloat64InAnyBatch) {
 // Values with the bits that mark an absent result do not make the merge wait longer.
 TEST(DecodeNanTest, EndsWhereValuesHaveAllBitsSet) {
   for (const int kv_heads : {1, 2}) {
+    SCOPED_TRACE(::testing::Message() << kv_heads << " kv heads");
     CacheOptions options{.q_heads = 2, .kv_heads = kv_heads, .acp = AcpMode::kOff};
     options.sequences = OneRowEach({1, 700, 20000});
     DeviceCache cache(options);
@@ -198,11 +200,13 @@ TEST(DecodePartialsTest, AreGoneAfterEachOfManyLayers) {
     for (int run = 0; run < kRuns; ++run) {
       if (run % 50 == 0) {
         ASSERT_EQ(cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, beside),
-                  cudaSuccess);
+                  cudaSuccess)
+            << "run " << run;
       }
       ASSERT_EQ(DecodeAttention(cache.batch(), WithoutCounters(cache), cache.kv(), cache.schedule(),
                                 true, stream),
-                cudaSuccess);
+                cudaSuccess)
+          << "run " << run;
     }
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     EXPECT_EQ(RowBits(cache), want);

@@ -41,10 +41,12 @@ void ExpectFinished(const VarlenCase& shape) {
   for (int h = 0; h < shape.q_heads; ++h) {
     double sum = 0;
     for (int t = host.num_tiles - 1; t >= 0; --t) {
+      SCOPED_TRACE(::testing::Message() << "head " << h << " tile " << t);
       const VarlenTile& tile = host.tiles[static_cast<size_t>(t)];
       if (t == tile.seq_last) sum = 0;
       double in_tile = 0;
       for (int i = tile.count - 1; i >= 0; --i) {
+        SCOPED_TRACE(::testing::Message() << "row " << i);
         const size_t row =
             (static_cast<size_t>(h) * max_tiles + static_cast<size_t>(t)) * kVarlenTile +
             static_cast<size_t>(i);
@@ -63,7 +65,8 @@ void ExpectFinished(const VarlenCase& shape) {
         for (size_t m = 0; m < dim; ++m) {
           const float want = dq[row * dim + m] * static_cast<float>(inputs.scale);
           ASSERT_EQ(got_dq.At(tile.batch, tile.first_token + i, h, static_cast<int64_t>(m)),
-                    static_cast<double>(static_cast<float>(BFloat16(want))));
+                    static_cast<double>(static_cast<float>(BFloat16(want))))
+              << "dimension " << m;
         }
       }
     }

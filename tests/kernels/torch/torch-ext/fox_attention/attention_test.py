@@ -47,7 +47,7 @@ class LayoutTest(AttentionTest):
         for tokens, batch in ((0, 2), (5, 0)):
             inputs = random_inputs(batch, tokens)
             out = forgetting_attention(*inputs.arguments, adaptive_threshold="auto")
-            self.assertEqual(out.shape, inputs.q.shape)
+            self.assertEqual(out.shape, inputs.q.shape, (tokens, batch))
 
 
 class SequencesTest(AttentionTest):
@@ -63,7 +63,7 @@ class SequencesTest(AttentionTest):
             self.assert_near([x[row:row + 1, start:] for x in found],
                              gradients(forgetting_attention, alone))
             for x in found:
-                self.assertEqual(x[row, :start].abs().sum().item(), 0.0)
+                self.assertEqual(x[row, :start].abs().sum().item(), 0.0, f"row {row}")
 
     def test_packed_sequences_are_separate_calls(self) -> None:
         lengths = [1, 63, 0, 64, 65, 200]
@@ -106,7 +106,7 @@ class MaxLogitTest(AttentionTest):
         for value in (9, 9.0, torch.tensor(9.0), torch.full((4,), 9.0, dtype=torch.float64),
                       torch.full((3, 1), 9.0, requires_grad=True)):
             found = self.given_to_the_operator(inputs, max_logit=value)
-            self.assertTrue(found.is_contiguous())
+            self.assertTrue(found.is_contiguous(), value)
             torch.testing.assert_close(found, torch.full((3, 4), 9.0))
         packed = type(inputs)(*(x[:1] for x in inputs))
         cu_seqlens = torch.tensor([0, 5, 20], dtype=torch.int32)

@@ -84,7 +84,8 @@ class OperatorsTest(AttentionTest):
                       for i, x in enumerate(inputs.arguments)]
             forgetting_attention(*leaves).backward(inputs.d_out)
             self.assert_equal((leaves[index].grad,), (wanted[index + 1],))
-            self.assertTrue(all(leaf.grad is None for i, leaf in enumerate(leaves) if i != index))
+            self.assertTrue(all(leaf.grad is None for i, leaf in enumerate(leaves) if i != index),
+                            f"input {index}")
 
     def test_second_derivatives_raise(self) -> None:
         """By every way that PyTorch has to ask for them; the first ones stay as they were."""
@@ -128,7 +129,7 @@ class OperatorsTest(AttentionTest):
             wanted = forgetting_attention(*cast, gates)
             for mixed in ((q, k, v), (q, *cast[1:]), (cast[0], k, cast[2]), cast):
                 with torch.autocast("cpu", dtype):
-                    self.assertEqual(own(*mixed).dtype, dtype)
+                    self.assertEqual(own(*mixed).dtype, dtype, [x.dtype for x in mixed])
                     self.assert_equal((forgetting_attention(*mixed, gates),), (wanted,))
                     self.assert_equal((compiled()(*mixed, gates),), (wanted,))
         with torch.autocast("cpu", torch.bfloat16):

@@ -44,7 +44,7 @@ class ReferenceTest(AttentionTest):
         for value in (torch.tensor([0.5, -2.0, 3.0, 60.0]), torch.full((4,), -60.0)):
             sinks = value.double()
             found = gradients(forgetting_attention, inputs, sinks=sinks)
-            self.assertEqual(len(found), 6)
+            self.assertEqual(len(found), 6, value)
             self.assert_near(found, gradients(definition, inputs, sinks=sinks))
         self.assert_near(found[:5], gradients(forgetting_attention, inputs))
 

@@ -151,6 +151,7 @@ void CheckOutputs(const VarlenInputs& inputs, VarlenRun& run, double sum_roundin
   const Exact exact(inputs, run, sum_rounding);
   int wrong = 0;
   for (size_t t = 0; t < run.state.tiles.size(); ++t) {
+    SCOPED_TRACE(::testing::Message() << "tile " << t);
     const VarlenTile& tile = run.state.tiles[t];
     for (int h = 0; h < inputs.shape.q_heads; ++h) {
       const size_t index = run.Index(h, t);
@@ -161,7 +162,7 @@ void CheckOutputs(const VarlenInputs& inputs, VarlenRun& run, double sum_roundin
           continue;
         }
         if (!exact.CheckRow(tile, run.state.first_page[index], h, r, run, lse)) ++wrong;
-        ASSERT_LT(wrong, 5);
+        ASSERT_LT(wrong, 5) << "head " << h << " row " << r;
         // Checked rows become NaN: all others must be untouched.
         double* row = &run.out.At(tile.batch, tile.first_token + r, h);
         std::fill_n(row, inputs.shape.head_dim, std::numeric_limits<double>::quiet_NaN());
@@ -188,6 +189,7 @@ void ExpectVarlenPrefill(VarlenPrefillKernel kernel, const VarlenCase& c, double
   int last = 0;
   for (size_t t = 0; t < tiles.size(); ++t) {
     for (int h = 0; h < c.q_heads; ++h) {
+      SCOPED_TRACE(::testing::Message() << "tile " << t << " head " << h);
       const size_t index = run.Index(h, t);
       last = std::max(last, run.state.first_page[index]);
       const auto row = static_cast<std::ptrdiff_t>(index * kVarlenTile);
