@@ -96,7 +96,7 @@ __device__ __forceinline__ bool CopiesTiles(const SmallBatchGemmArguments& a) {
   return a.by_rows || threadIdx.x == kConsumers;
 }
 
-// The description of the boxes; by one thread.
+// Prefetches the description of the boxes; by one thread.
 __device__ __forceinline__ void PrefetchBoxes(const SmallBatchGemmArguments& a) {
 #if __CUDA_ARCH__ >= 900
   if (!a.by_rows) PrefetchTensorMap(&a.tiles);
