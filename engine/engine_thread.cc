@@ -26,6 +26,7 @@ constexpr Seconds kEstimateAge = 0.01;
 struct SubmitCommand {
   std::vector<Request> requests;
   std::shared_ptr<SubmissionListener> listener;
+  size_t lane;
 };
 struct CancelCommand {
   RequestId id;
@@ -47,21 +48,27 @@ struct EngineThread::Impl {
   // False: the thread is stopping, and the command was dropped.
   bool Push(Command command);
   void Loop();
+  void RunTurn();
+  void EndLoop();
   void Report(std::vector<RequestOutput> outputs);
   std::vector<Command> TakeCommands(Acknowledgements* acknowledgements, bool* flushes);
   void ExecuteCommands();
   void Execute(Command& command);
   void SubmitOnEngineThread(SubmitCommand& command);
   void Deliver(std::vector<RequestOutput> outputs);
-  void EndBatch();
+  void FlushDelivery();
   void EndAll();
   void Publish();
 
   // Only the engine thread uses these.
   const std::unique_ptr<Engine> engine;
-  std::unordered_map<RequestId, std::shared_ptr<SubmissionListener>> listeners;
-  std::function<void(Seconds)> batch_end;  // set before the first Submit
-  bool called_back = false;                // since batch_end
+  struct Listening {
+    std::shared_ptr<SubmissionListener> listener;
+    size_t lane;
+  };
+  std::unordered_map<RequestId, Listening> listeners;
+  DeliveryPool* delivery = nullptr;  // set before the first Submit
+  bool staged = false;               // outputs that wait for a flush
   Seconds next_estimate = -kNever;
 
   const Clock clock;
@@ -86,6 +93,7 @@ struct EngineThread::Impl {
 
   Mutex join_mutex;
   std::thread thread ABSL_GUARDED_BY(join_mutex);
+  bool has_thread = true;
 };
 
 bool EngineThread::Impl::Push(Command command) {
@@ -110,13 +118,21 @@ void EngineThread::Impl::Loop() {
       const MutexLock lock(mutex);
       if (stopping) break;
     }
-    const bool works = engine->HasWork() || engine->NextDeadline() <= clock();
-    Report(works ? engine->Step(clock()) : engine->Probe(clock()));
-    EndBatch();
+    RunTurn();
   }
+  EndLoop();
+}
+
+void EngineThread::Impl::RunTurn() {
+  const bool works = engine->HasWork() || engine->NextDeadline() <= clock();
+  Report(works ? engine->Step(clock()) : engine->Probe(clock()));
+  FlushDelivery();
+}
+
+void EngineThread::Impl::EndLoop() {
   EndAll();
   last_turn = std::numeric_limits<double>::infinity();  // an ended loop does not hang
-  EndBatch();
+  FlushDelivery();
   {
     const MutexLock lock(mutex);
     stopped = true;
@@ -129,15 +145,16 @@ void EngineThread::Impl::Report(std::vector<RequestOutput> outputs) {
   Deliver(std::move(outputs));
 }
 
-void EngineThread::Impl::EndBatch() {
-  if (std::exchange(called_back, false) && batch_end) batch_end(clock());
+void EngineThread::Impl::FlushDelivery() {
+  if (std::exchange(staged, false)) delivery->Flush(clock());
 }
 
 // Waits for a command, a deadline or the next heartbeat, but not while there is work.
 std::vector<Command> EngineThread::Impl::TakeCommands(Acknowledgements* acknowledgements,
                                                       bool* flushes) {
+  const bool waits = has_thread && !engine->HasWork();
   const Seconds wait =
-      engine->HasWork() ? 0.0 : std::clamp(engine->NextDeadline() - clock(), 0.0, kMaxWait);
+      waits ? std::clamp(engine->NextDeadline() - clock(), 0.0, kMaxWait) : Seconds{0};
   const auto until = std::chrono::steady_clock::now() + SteadyDuration(wait);
   const MutexLock lock(mutex);
   while (wait > 0.0 && !stopping && !flush && commands.empty() && acknowledged.empty()) {
@@ -171,7 +188,7 @@ void EngineThread::Impl::SubmitOnEngineThread(SubmitCommand& command) {
   for (const Request& request : command.requests) ids.push_back(request.id);
   const absl::Status status = engine->Submit(std::move(command.requests), clock());
   if (status.ok()) {
-    for (RequestId id : ids) listeners.emplace(id, command.listener);
+    for (RequestId id : ids) listeners.emplace(id, Listening{command.listener, command.lane});
   }
   {
     const MutexLock lock(mutex);
@@ -179,7 +196,6 @@ void EngineThread::Impl::SubmitOnEngineThread(SubmitCommand& command) {
     FOX_CHECK(outstanding >= 0);
     stats = engine->stats();
   }
-  called_back = true;
   command.listener->OnSubmitted(status);
 }
 
@@ -191,8 +207,13 @@ void EngineThread::Impl::Deliver(std::vector<RequestOutput> outputs) {
     if (last) ++ended;
     const auto found = listeners.find(id);
     if (found == listeners.end()) continue;
-    called_back = true;
-    found->second->OnOutput(std::move(output));
+    const Listening& to = found->second;
+    if (delivery == nullptr) {
+      to.listener->OnOutput(std::move(output), clock());
+    } else {
+      staged = true;
+      delivery->Stage(to.lane, {to.listener, std::move(output)});
+    }
     if (last) listeners.erase(found);
   }
   if (ended == 0) return;
@@ -233,23 +254,29 @@ void EngineThread::Impl::Publish() {
   fatal = engine->fatal();
 }
 
-EngineThread::EngineThread(std::unique_ptr<Engine> engine, Clock clock)
+EngineThread::EngineThread(std::unique_ptr<Engine> engine, Clock clock, bool has_thread)
     : impl_(std::make_unique<Impl>(std::move(engine), std::move(clock))) {
+  impl_->has_thread = has_thread;
+  if (!has_thread) return;
   const MutexLock lock(impl_->join_mutex);
   impl_->thread = std::thread([impl = impl_.get()] { impl->Loop(); });
 }
 
 EngineThread::~EngineThread() { Stop(); }
 
-void EngineThread::SetBatchEnd(std::function<void(Seconds now)> batch_end) {
-  impl_->batch_end = std::move(batch_end);
+void EngineThread::SetDelivery(DeliveryPool* pool) { impl_->delivery = pool; }
+
+void EngineThread::RunTurn() {
+  FOX_CHECK(!impl_->has_thread);
+  impl_->ExecuteCommands();
+  impl_->RunTurn();
 }
 
 void EngineThread::Submit(std::vector<Request> requests,
-                          const std::shared_ptr<SubmissionListener>& listener) {
+                          const std::shared_ptr<SubmissionListener>& listener, size_t lane) {
   if (draining()) {
     listener->OnSubmitted(absl::UnavailableError("the server is draining"));
-  } else if (!impl_->Push(SubmitCommand{std::move(requests), listener})) {
+  } else if (!impl_->Push(SubmitCommand{std::move(requests), listener, lane})) {
     listener->OnSubmitted(absl::UnavailableError("the server is stopping"));
   }
 }
@@ -289,7 +316,12 @@ bool EngineThread::idle() const {
 bool EngineThread::Stop(double patience) {
   {
     const MutexLock lock(impl_->mutex);
+    if (!impl_->has_thread && impl_->stopping) return true;
     impl_->stopping = true;
+  }
+  if (!impl_->has_thread) {
+    impl_->EndLoop();
+    return true;
   }
   impl_->wake.NotifyOne();
   if (impl_->thread_id.load() == std::this_thread::get_id()) return true;  // the owner joins

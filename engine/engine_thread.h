@@ -1,5 +1,5 @@
-// EngineThread: runs an Engine on its own thread, which alone calls it, and carries requests
-// in and outputs out. Callbacks run on the engine thread between two steps: they may call back, and
+// EngineThread: runs an Engine on its own thread, which alone calls it, and carries requests in and
+// outputs out. Listeners (delivery_pool.h) are called between two steps: they may call back, and
 // must not block.
 #pragma once
 
@@ -9,38 +9,31 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/delivery_pool.h"
 #include "engine/engine.h"
 
 namespace fox {
-
-// Receives the engine's answers to one submission, on the engine thread.
-class SubmissionListener {
- public:
-  virtual ~SubmissionListener() = default;
-  // Once, before any output: Ok, or the error that refused all requests of the submission.
-  virtual void OnSubmitted(const absl::Status& status) = 0;
-  // Each output of the submission's requests; the last output of a request has `finish`.
-  virtual void OnOutput(RequestOutput output) = 0;
-};
 
 // All public methods may be called from any thread; none waits for the engine but Stop.
 class EngineThread {
  public:
   using Clock = std::function<Seconds()>;
 
-  // `clock` defaults to the steady clock.
-  explicit EngineThread(std::unique_ptr<Engine> engine, Clock clock = nullptr);
+  // `clock` defaults to the steady clock. `has_thread` false: the owner calls RunTurn instead, as a
+  // simulation does.
+  explicit EngineThread(std::unique_ptr<Engine> engine, Clock clock = nullptr,
+                        bool has_thread = true);
   ~EngineThread();  // Stop()
 
-  // From now on the engine thread calls `batch_end` with the time after the callbacks of each turn
-  // of its loop, so that listeners can hand on at once the outputs that they gathered. Call before
-  // the first Submit.
-  void SetBatchEnd(std::function<void(Seconds now)> batch_end);
+  // From now on outputs go to their listeners through `pool`, which must outlive the last step;
+  // without one they are delivered on the engine thread. Call before the first Submit.
+  void SetDelivery(DeliveryPool* pool);
 
   // Queues requests that belong together; the engine takes all of them between the same two steps,
   // or none. Errors: as Engine::Submit; Unavailable, within this call: draining or stopping. The
-  // listener is released after the last output.
-  void Submit(std::vector<Request> requests, const std::shared_ptr<SubmissionListener>& listener);
+  // listener is released after the last output. `lane`: of the delivery pool.
+  void Submit(std::vector<Request> requests, const std::shared_ptr<SubmissionListener>& listener,
+              size_t lane = 0);
   void Cancel(RequestId id, const absl::Status& status, FinishReason reason = FinishReason::kAbort);
   // Acknowledged tokens are added up by request, so their memory is bounded by the number of
   // requests, however long a step takes.
@@ -60,6 +53,8 @@ class EngineThread {
   // `patience` seconds. The requests have not ended then, and the destructor would wait for the
   // step: the process can only exit.
   bool Stop(double patience = kNever);
+  // Without a thread: executes what was asked, then makes at most one step.
+  void RunTurn();
 
   // A copy of the engine's counters, at most one step old.
   EngineStats stats() const;

@@ -25,9 +25,9 @@
 #include "google/protobuf/stubs/logging.h"
 #include "kernels/core/check.h"
 #include "models/checkpoint/model_dir.h"
-#include "server/calls/access.h"
+#include "server/calls/access/access.h"
 #include "server/calls/server_core.h"
-#include "server/http/openai_service.h"
+#include "server/http/openai/openai_service.h"
 #include "server/http/page/page_assets.h"
 #include "server/loading_log.h"
 #include "server/metrics/metrics_collector.h"
@@ -251,7 +251,7 @@ void PrintListening(const char* what, const std::string& host, int port) {
 // never return.
 [[noreturn]] void EndHung(ServerCore& core) {
   EndWithin(kStopSeconds);
-  core.AbandonAll(absl::UnavailableError("the engine hangs; the server restarts"));
+  AbandonCalls(core, absl::UnavailableError("the engine hangs; the server restarts"));
   for (int i = 0; i < 50 && core.calls().calls() > 0; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

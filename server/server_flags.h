@@ -9,7 +9,7 @@
 #include "engine/base/flag_set.h"
 #include "engine/engine_factory.h"
 #include "server/calls/server_core.h"
-#include "server/http/http_server.h"
+#include "server/http/port/http_server.h"
 #include "server/process/log.h"
 #include "server/rpc/grpc_server.h"
 

@@ -1,6 +1,6 @@
 // TextAssembler: turns the tokens of one sequence into text to show, up to the first stop string.
 // Text that may be the start of a stop string is held back. Invariant: the pieces joined are the
-// whole text up to the stop string, with it if `include_stop`. Read generation.h next.
+// whole text up to the stop string, with it if `include_stop`. Read sequence_events.h next.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// CallMetrics: see call_metrics.h. Buckets hold those of vLLM, so that its dashboards can be fed;
-// finer ones before them, as a step of a small model takes a millisecond.
+// CallMetrics: bounds of the buckets, and causes of ends. The bounds contain vLLM's, so that its
+// dashboards can be fed, and finer ones, because a step of a small model takes a millisecond.
 #include "server/calls/call_metrics.h"
 
 #include <optional>

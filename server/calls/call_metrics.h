@@ -1,5 +1,5 @@
-// CallMetrics: what generations report to monitoring, whatever endpoint they
-// came through: times in buckets, ends by code and cause. No exposition format in it.
+// CallMetrics: figures that calls report to monitoring, at any endpoint: times in buckets, ends by
+// code and cause. It knows no exposition format.
 #pragma once
 
 #include <algorithm>
@@ -13,19 +13,22 @@
 #include "absl/status/status.h"
 #include "engine/request/request.h"
 #include "fox/v1/inference.pb.h"
+#include "kernels/core/check.h"
 
 namespace fox {
 
-// How often a value fell into which bucket, and the sum of all. Recording is two relaxed additions,
-// cheap enough for every token; reading may be slow. Methods may be called from any thread. What is
-// read while others record may lack what they have just added.
+// Counts values by bucket, and sums them up. Recording is two relaxed additions, cheap enough for
+// every token; reading may be slow. Methods may be called from any thread. A reading may lack
+// values that other threads are just adding.
 class Histogram {
  public:
-  static constexpr size_t kMostBounds = 31;
+  static constexpr size_t kMaxBounds = 31;
 
-  // `bounds`: where buckets end, inclusive, ascending, at most kMostBounds; one more takes the
-  // rest. `unit`: the sum is kept in multiples of it.
-  Histogram(std::vector<double> bounds, double unit) : bounds_(std::move(bounds)), unit_(unit) {}
+  // `bounds`: the inclusive ends of the buckets, ascending, at most kMaxBounds; one more bucket
+  // takes the rest. `unit`: the sum is kept in multiples of it.
+  Histogram(std::vector<double> bounds, double unit) : bounds_(std::move(bounds)), unit_(unit) {
+    FOX_CHECK(bounds_.size() <= kMaxBounds && std::is_sorted(bounds_.begin(), bounds_.end()));
+  }
 
   void Observe(double value) {
     const auto bucket = std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin();
@@ -34,18 +37,18 @@ class Histogram {
   }
 
   const std::vector<double>& bounds() const { return bounds_; }
-  // In the bucket that ends at bounds()[i], and in no earlier one; bounds().size(): the rest.
+  // The values in bucket i, which ends at bounds()[i]; i = bounds().size(): the rest.
   int64_t count(size_t i) const { return counts_[i].load(std::memory_order_relaxed); }
   double sum() const { return static_cast<double>(sum_.load(std::memory_order_relaxed)) * unit_; }
 
  private:
   const std::vector<double> bounds_;
   const double unit_;
-  std::array<std::atomic<int64_t>, kMostBounds + 1> counts_{};
+  std::array<std::atomic<int64_t>, kMaxBounds + 1> counts_{};
   std::atomic<int64_t> sum_{0};
 };
 
-// What ended a call before its answer was complete.
+// The cause that ended a call before its answer was complete.
 enum class CancelCause : uint8_t { kClient, kDeadline, kAbort, kStall, kDrain };
 
 // Counts by an enumeration that begins at 0.
@@ -82,7 +85,7 @@ class CallMetrics {
 // When the tokens of one sequence were known; one thread at a time.
 class TokenTimes {
  public:
-  // `tokens` more at `when`; none is no news.
+  // Records `tokens` more at `when`.
   void Add(size_t tokens, Seconds arrival, Seconds when, CallMetrics* metrics) {
     if (tokens == 0) return;
     if (last_ == kNever) {

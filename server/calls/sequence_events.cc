@@ -1,4 +1,4 @@
-// SequenceEvents: see sequence_events.h.
+// SequenceEvents: engine outputs into messages of fox.v1. See sequence_events.h.
 #include "server/calls/sequence_events.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ void AddLogprobs(const SampledToken& token, v1::TokenLogprobs* out) {
 
 uint64_t Unsigned(int64_t value) { return static_cast<uint64_t>(std::max<int64_t>(0, value)); }
 
-// The least float32 from `bound` on: what is told is never below what was lost.
+// The smallest float32 that is at least `bound`: a certificate must not understate the loss.
 float RoundedUp(double bound) {
   const auto nearest = static_cast<float>(bound);
   const bool below = static_cast<double>(nearest) < bound;
@@ -57,13 +57,27 @@ v1::Windows ToWire(const KeptWindows& windows, uint32_t index, const ExecutorLim
 
 }  // namespace
 
+v1::GenerateDelta MakePromptEvent(const ConversionContext& context, GenerationSpec* spec) {
+  v1::GenerateDelta event;
+  const Request& first = spec->sequences.front();
+  v1::PromptInfo* info = event.mutable_prompt();
+  info->set_request_id(spec->request_id);
+  info->set_model(context.served_model_name);
+  info->set_prompt_tokens(static_cast<uint32_t>(first.prompt.size()));
+  info->set_seed(first.sampling.seed);
+  for (std::string& place : spec->relaxed) info->add_relaxed(std::move(place));
+  if (!spec->echo) return event;
+  info->set_text(std::exchange(spec->prompt_text, {}));
+  info->mutable_token_ids()->Reserve(static_cast<int>(first.prompt.size()));
+  for (int32_t id : first.prompt) info->add_token_ids(static_cast<uint32_t>(id));
+  return event;
+}
+
 SequenceEvents::SequenceEvents(const GenerationSpec& spec, size_t index, Seconds arrival,
-                               const ConversionContext& context, EngineThread& engine,
-                               GenerationConsumer& consumer)
+                               const ConversionContext& context, EngineThread& engine)
     : spec_(spec),
       context_(context),
       engine_(engine),
-      consumer_(consumer),
       id_(spec.sequences[index].id),
       index_(static_cast<uint32_t>(index)),
       min_tokens_(spec.sequences[index].stop.min_tokens),
@@ -75,24 +89,28 @@ SequenceEvents::SequenceEvents(const GenerationSpec& spec, size_t index, Seconds
   }
 }
 
-absl::Status SequenceEvents::Consume(const RequestOutput& output, Seconds when) {
-  absl::Status status;
+void SequenceEvents::ConsumeOutput(const RequestOutput& output, Seconds when,
+                                   std::vector<CallEvent>* events) {
   if (!output.prompt_logprobs.empty()) {
     v1::GenerateDelta event;
     for (const SampledToken& token : output.prompt_logprobs) {
       AddLogprobs(token, event.mutable_prompt()->add_prompt_logprobs());
     }
-    status = consumer_.Deliver(spec_.prompt, std::move(event), id_, 0);
+    AddEvent(std::move(event), 0, events);
   }
   if (output.windows.has_value()) {
     v1::GenerateDelta event;
     *event.mutable_windows() = ToWire(*output.windows, index_, context_.limits);
-    status.Update(consumer_.Deliver(spec_.prompt, std::move(event), id_, 0));
+    AddEvent(std::move(event), 0, events);
   }
   if (!output.tokens.empty()) first_token_ = std::min(first_token_, when);
   for (const SampledToken& token : output.tokens) ConsumeToken(token);
-  status.Update(Flush(/*force=*/false));
-  return status;
+  FlushDelta(/*force=*/false, events);
+}
+
+void SequenceEvents::AddEvent(v1::GenerateDelta delta, int64_t tokens,
+                              std::vector<CallEvent>* events) const {
+  events->push_back({spec_.prompt, std::move(delta), id_, tokens});
 }
 
 void SequenceEvents::ConsumeToken(const SampledToken& token) {
@@ -110,35 +128,33 @@ void SequenceEvents::ConsumeToken(const SampledToken& token) {
   }
 }
 
-absl::Status SequenceEvents::Flush(bool force) {
-  if (!force && delivered_ && !stopped() && delta_tokens_ < spec_.stream_interval) {
-    return absl::OkStatus();
-  }
+void SequenceEvents::FlushDelta(bool force, std::vector<CallEvent>* events) {
+  if (!force && has_begun_ && !stopped() && delta_tokens_ < spec_.stream_interval) return;
   const int64_t tokens = std::exchange(delta_tokens_, 0);
   if (delta_.text().empty() && delta_.token_ids().empty() && delta_.logprobs().empty()) {
-    // Held back: the reader cannot take what it is not given.
+    // Held back: a reader cannot take tokens that it is not given.
     if (tokens > 0) engine_.Acknowledge(id_, tokens);
-    return absl::OkStatus();
+    return;
   }
-  delivered_ = true;
+  has_begun_ = true;
   delta_.set_index(index_);
   v1::GenerateDelta event;
   event.mutable_delta()->Swap(&delta_);
-  return consumer_.Deliver(spec_.prompt, std::move(event), id_, tokens);
+  AddEvent(std::move(event), tokens, events);
 }
 
-absl::Status SequenceEvents::End(const Finish& finish, Seconds when) {
+void SequenceEvents::EndSequence(const Finish& finish, Seconds when,
+                                 std::vector<CallEvent>* events) {
   if (text_ != nullptr && !stopped()) {
     TextAssembler::Shown piece = text_->Finish();
     if (spec_.text) delta_.mutable_text()->append(piece.text);
     stop_ = piece.stop;
   }
-  absl::Status status = Flush(/*force=*/true);
+  FlushDelta(/*force=*/true, events);
   v1::GenerateDelta event;
   *event.mutable_finish() = FinishEvent(finish);
   if (spec_.perf) *event.mutable_finish()->mutable_perf() = Timing(finish.stats, when);
-  status.Update(consumer_.Deliver(spec_.prompt, std::move(event), id_, 0));
-  return status;
+  AddEvent(std::move(event), 0, events);
 }
 
 v1::FinishReason SequenceEvents::Reason(const Finish& finish) const {

@@ -1,4 +1,4 @@
-// ServerCore: see server_core.h.
+// ServerCore: descriptions of calls, and their admission. See server_core.h.
 #include "server/calls/server_core.h"
 
 #include <zlib.h>
@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
@@ -16,10 +15,10 @@
 namespace fox {
 namespace {
 
-constexpr int64_t kHeldPerByte = 4;  // the message, parsed, and as tokens
+constexpr int64_t kHeldPerByte = 4;  // for the message, parsed, and as tokens
 constexpr size_t kMaxTextsQueued = 256;
 
-// Of what CheckQueue says.
+// The reason for a status of CheckQueue.
 RefusalReason ReasonOf(const absl::Status& status) {
   if (absl::IsUnavailable(status)) return RefusalReason::kDraining;
   if (absl::IsDeadlineExceeded(status)) return RefusalReason::kDeadline;
@@ -36,18 +35,21 @@ std::string ServerDescription::Fingerprint() const {
 }
 
 ServerCore::ServerCore(EngineThread& engine_thread, ModelConfig model_config,
-                       ConversionContext conversion, ServerDescription what,
+                       ConversionContext conversion, ServerDescription about,
                        const ServerLimits& limits)
     : engine(engine_thread),
       model(std::move(model_config)),
       context(std::move(conversion)),
-      description(std::move(what)),
+      description(std::move(about)),
       access(limits.access),
       client_metadata_(limits.client_metadata),
       calls_(limits.max_calls, limits.max_call_bytes),
       stalls_(limits.stall_timeout),
-      delivery_(limits.delivery_threads) {
-  engine.SetBatchEnd([this](Seconds now) { delivery_.Flush(now); });
+      delivery_(limits.delivery_threads, limits.has_threads),
+      admission_(limits.has_threads ? 1 : AdmissionPool::kNoThreads),
+      tokenizing_(limits.has_threads ? 1 : AdmissionPool::kNoThreads),
+      grammars_(limits.has_threads) {
+  engine.SetDelivery(&delivery_);
 }
 
 CallInfo ServerCore::Describe(const char* method, const std::string& peer, const Header& header) {
@@ -68,19 +70,19 @@ CallInfo ServerCore::Describe(const char* method, const std::string& peer, const
   return call;
 }
 
-absl::Status ServerCore::Admit(CallInfo* call, int64_t bytes) {
+absl::Status ServerCore::AdmitPrompt(CallInfo* call, int64_t bytes) {
   absl::Status status = CheckQueue(*call);
-  if (status.ok()) return TakeShare(call, bytes);
+  if (status.ok()) return AdmitShort(call, bytes);
   refusals_.Add(*call, ReasonOf(status), status, call->arrival);
   return status;
 }
 
-absl::Status ServerCore::TakeShare(CallInfo* call, int64_t bytes) {
+absl::Status ServerCore::AdmitShort(CallInfo* call, int64_t bytes) {
   if (!call->refusal.ok()) {
     refusals_.Add(*call, RefusalReason::kCredentials, call->refusal, call->arrival);
     return call->refusal;
   }
-  absl::StatusOr<CallBudget::Share> share = calls_.Take(call->client, kHeldPerByte * bytes);
+  absl::StatusOr<CallBudget::Share> share = calls_.TakeShare(call->client, kHeldPerByte * bytes);
   if (!share.ok()) {
     refusals_.Add(*call, RefusalReason::kBudget, share.status(), call->arrival);
     return share.status();
@@ -90,7 +92,7 @@ absl::Status ServerCore::TakeShare(CallInfo* call, int64_t bytes) {
 }
 
 absl::Status ServerCore::AdmitTokenizing(CallInfo* call, int64_t bytes) {
-  absl::Status status = TakeShare(call, bytes);
+  absl::Status status = AdmitShort(call, bytes);
   if (!status.ok() || tokenizing_.queued() < kMaxTextsQueued) return status;
   status = absl::ResourceExhaustedError("too many texts wait to be tokenized");
   refusals_.Add(*call, RefusalReason::kQueue, status, call->arrival);
@@ -106,8 +108,8 @@ absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
   if (!calls_.HoldsMost(call.client)) return absl::OkStatus();
   const EngineStats stats = engine.stats();
   const EngineOptions& options = context.engine;
-  // What is on its way takes slots that are free, and places; the engine would tell only after its
-  // step.
+  // Prompts on their way to the engine take free slots and places in the queue; the engine would
+  // tell only after its step.
   const int64_t slots = std::max<int64_t>(0, context.limits.max_num_seqs - stats.running);
   if (stats.waiting >= options.max_num_queued_reqs ||
       stats.waiting + admitting() >= options.max_num_queued_reqs + slots) {
@@ -116,7 +118,7 @@ absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
   if (stats.queued_tokens >= options.max_num_queued_tokens) {
     return absl::ResourceExhaustedError("the queue is full: too many prompt tokens");
   }
-  // The wait of a client with few calls is not that of the whole queue: the engine knows.
+  // A client with few calls does not wait for the whole queue: the engine knows how long.
   if (!calls_.HoldsMost(call.client, context.limits.max_num_seqs)) return absl::OkStatus();
   const Seconds wait = engine.QueueSeconds();
   if (options.max_queue_seconds > 0 && wait > options.max_queue_seconds) {
@@ -128,43 +130,8 @@ absl::Status ServerCore::CheckQueue(const CallInfo& call) const {
   return absl::OkStatus();
 }
 
-bool ServerCore::Enter(uint64_t tenant, const std::string& request_id,
-                       std::shared_ptr<RunningCall> call) {
-  const MutexLock lock(mutex_);
-  return running_.emplace(std::pair(request_id, tenant), std::move(call)).second;
-}
-
-void ServerCore::Leave(uint64_t tenant, const std::string& request_id) {
-  const MutexLock lock(mutex_);
-  running_.erase({request_id, tenant});
-}
-
-bool ServerCore::Abort(const CallInfo& caller, const std::string& request_id) {
-  std::vector<std::shared_ptr<RunningCall>> found;
-  {
-    const MutexLock lock(mutex_);
-    for (auto it = running_.lower_bound({request_id, 0});
-         it != running_.end() && it->first.first == request_id; ++it) {
-      if (caller.administrator || it->first.second == caller.tenant) found.push_back(it->second);
-    }
-  }
-  for (const std::shared_ptr<RunningCall>& call : found) call->Cancel(absl::OkStatus());
-  return !found.empty();
-}
-
 bool ServerCore::Idle() const {
-  if (calls_.calls() > 0 || admitting_ > 0 || !engine.idle()) return false;
-  const MutexLock lock(mutex_);
-  return running_.empty();
-}
-
-void ServerCore::AbandonAll(const absl::Status& status) {
-  std::vector<std::shared_ptr<RunningCall>> calls;
-  {
-    const MutexLock lock(mutex_);
-    for (const auto& [id, call] : running_) calls.push_back(call);
-  }
-  for (const std::shared_ptr<RunningCall>& call : calls) call->Abandon(status);
+  return calls_.calls() == 0 && admitting_ == 0 && engine.idle() && registry_.empty();
 }
 
 int64_t ServerCore::RetryAfterMs() const {

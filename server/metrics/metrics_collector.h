@@ -7,7 +7,7 @@
 
 #include "prometheus/metric_family.h"
 #include "server/calls/server_core.h"
-#include "server/http/http_server.h"
+#include "server/http/port/http_server.h"
 #include "server/metrics/metric_families.h"
 #include "server/metrics/step_metrics.h"
 

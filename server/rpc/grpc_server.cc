@@ -1,4 +1,4 @@
-// GrpcServer: see grpc_server.h.
+// GrpcServer: channel settings, start, and drained stop. See grpc_server.h.
 #include "server/rpc/grpc_server.h"
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
+#include "kernels/core/check.h"
 #include "server/rpc/health_monitor.h"
 #include "server/rpc/health_service.h"
 #include "server/rpc/port_check.h"
@@ -44,9 +45,9 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
   }
 };
 
-// What the library holds of messages that have not arrived whole, beyond which it cancels calls;
-// and its blocking threads, which serve reflection and unknown methods, one a stream: more are
-// refused with RESOURCE_EXHAUSTED.
+// Bounds the library's memory for messages that have not arrived whole, beyond which it cancels
+// calls; and its blocking threads, which serve reflection and unknown methods, one a stream: more
+// streams are refused with RESOURCE_EXHAUSTED.
 void BoundResources(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   using Option = grpc::ServerBuilder;
   builder->SetSyncServerOption(Option::NUM_CQS, 1);
@@ -75,7 +76,7 @@ void SetChannelArguments(const GrpcServerOptions& options, grpc::ServerBuilder* 
   // A client that vanished without closing its connection is noticed after 80 s.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60000);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000);
-  // Also one that waits in the queue, where nothing is sent to it for minutes.
+  // Also a client whose call waits in the queue, where nothing is sent for minutes.
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   if (options.max_connection_age_s > 0) {
     builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
@@ -87,7 +88,7 @@ void SetChannelArguments(const GrpcServerOptions& options, grpc::ServerBuilder* 
   }
 }
 
-// What takes the port's connections over.
+// Opens a port of the library without a socket. Returns the function that takes connections over.
 ConnectionAcceptor::Sink AddPort(const GrpcServerOptions& options, std::shared_ptr<Access> access,
                                  std::shared_ptr<PublicCallLimit> limit,
                                  grpc::ServerBuilder* builder) {
@@ -186,6 +187,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(ServerCore& core,
     listeners = *std::move(listening);
   }
   impl->listeners = std::move(listeners);
+  FOX_CHECK(impl->listeners.main != nullptr);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();  // linking it does so, or not
   grpc::ServerBuilder builder;
   SetChannelArguments(options, &builder);
@@ -233,7 +235,7 @@ bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
   }
   // Ends every request; their statuses are written below.
   const bool ended = impl_->core.engine.Stop(kEngineStopSeconds);
-  if (!ended) impl_->core.AbandonAll(absl::UnavailableError("the server is stopping"));
+  if (!ended) AbandonCalls(impl_->core, absl::UnavailableError("the server is stopping"));
   impl_->listeners.main->Stop();
   if (impl_->listeners.admin != nullptr) impl_->listeners.admin->Stop();
   // Calls have ended but for their last write; a client that does not read is cut off.

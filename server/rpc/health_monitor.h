@@ -37,11 +37,11 @@ class HealthMonitor {
                 double step_timeout = 60.0, std::function<double()> delivery_age = nullptr);
   ~HealthMonitor();  // Stop
 
-  // From now on it looks at nothing, and says that nothing is served. `health` may go afterwards.
+  // Ends the monitor's thread and reports NOT_SERVING. `health` may be destroyed afterwards.
   void Stop();
   // Looks now instead of at the next tick, for callers that have just drained.
   void Check();
-  // What it said last. Any thread, until the monitor dies.
+  // The status that it reported last. Any thread, until the monitor dies.
   bool serving() const {
     const MutexLock lock(mutex_);
     return serving_;
@@ -51,7 +51,7 @@ class HealthMonitor {
   void Loop();
   // False: the monitor is stopping.
   bool WaitForTick();
-  // Measures the step that is running. True: it hangs.
+  // Measures the running step. True: it hangs.
   bool Measure();
   double StepLimit() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -60,14 +60,14 @@ class HealthMonitor {
   const double step_timeout_;
   const std::function<double()> delivery_age_;
   std::function<void()> on_fatal_;   // used by the monitor's thread alone
-  double last_look_, last_age_ = 0;  // likewise; seconds
-  HeapTrim heap_;                    // likewise
+  double last_look_, last_age_ = 0;  // seconds; used by the monitor's thread alone
+  HeapTrim heap_;                    // used by the monitor's thread alone
 
   mutable Mutex mutex_;
   CondVar wake_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool serving_ ABSL_GUARDED_BY(mutex_) = false;
-  // Seconds of this thread's time: without a turn of the engine's loop, and the most before.
+  // Seconds of this thread's time without a turn of the engine's loop: now, and at most before.
   double step_seconds_ ABSL_GUARDED_BY(mutex_) = 0;
   double slowest_step_ ABSL_GUARDED_BY(mutex_) = 0;
   std::thread thread_;

@@ -7,7 +7,7 @@
 #include "grpc/grpc_security.h"
 #include "grpcpp/impl/codegen/rpc_service_method.h"
 #include "grpcpp/impl/codegen/server_callback_handlers.h"
-#include "server/rpc/call_reactor.h"
+#include "server/rpc/grpc_transport.h"
 
 namespace fox {
 namespace {
@@ -41,7 +41,7 @@ void Encode(int serving_status, Bytes* out) {
   google::protobuf::Int32Value response;
   response.set_value(serving_status);
   out->Clear();
-  SerializeMessage(response, out);
+  *out = ToByteBuffer(response.SerializeAsString());
 }
 
 }  // namespace
@@ -53,7 +53,7 @@ class HealthService::CheckCall final : public Reactor {
         client_(ClientOf(*service.limit_, *context, context->c_call())),
         watch_(service.core_.probes(), EndOf(context->c_call()),
                DescribeCall("Check", *context, service.core_).client) {
-    watch_.Begin();  // its message has to come in time, too
+    watch_.BeginWrite();  // its message has to come in time, too
     StartRead(&bytes_);
   }
 
@@ -93,18 +93,18 @@ class HealthService::WatchCall final : public Reactor {
   WatchCall(HealthService& service, grpc::CallbackServerContext* context)
       : service_(service), watch_(service.core_.stalls(), EndOf(context->c_call())) {
     const CallInfo call = DescribeCall("Watch", *context, service.core_);
-    absl::StatusOr<CallBudget::Share> share = service.budget_.Take(call.client, 0);
+    absl::StatusOr<CallBudget::Share> share = service.budget_.TakeShare(call.client, 0);
     if (!share.ok()) {
-      Finish(EndStatus(share.status(), service.core_, context));
+      Finish(EndStatus(share.status(), service.core_.RetryAfterMs(), context));
       return;
     }
     share_ = *std::move(share);
-    watch_.Begin();
+    watch_.BeginWrite();
     StartRead(&bytes_);
   }
 
   void OnReadDone(bool) override {
-    watch_.End();
+    watch_.EndWrite();
     absl::StatusOr<std::string> name = ServiceOf(bytes_);
     if (!name.ok()) return Finish(ToGrpc(name.status()));
     {
@@ -117,7 +117,7 @@ class HealthService::WatchCall final : public Reactor {
     });
   }
   void OnWriteDone(bool) override {
-    watch_.End();
+    watch_.EndWrite();
     Advance([this] { busy_ = false; });
   }
   void OnCancel() override {
@@ -139,14 +139,14 @@ class HealthService::WatchCall final : public Reactor {
       const MutexLock lock(mutex_);
       change();
       const ServingStatus status = service_.StatusOf(name_);
-      if (busy_ || (!cancelled_ && status == told_)) return;
+      if (busy_ || (!cancelled_ && status == written_status_)) return;
       busy_ = true;  // for good, if it ends
       end = cancelled_;
-      told_ = status;
+      written_status_ = status;
       if (!end) Encode(status, &bytes_);
     }
     if (end) return Finish(grpc::Status::CANCELLED);
-    watch_.Begin();
+    watch_.BeginWrite();
     StartWrite(&bytes_);
   }
 
@@ -157,7 +157,7 @@ class HealthService::WatchCall final : public Reactor {
   Bytes bytes_;
   Mutex mutex_;
   std::string name_ ABSL_GUARDED_BY(mutex_);
-  int told_ ABSL_GUARDED_BY(mutex_) = 0;
+  int written_status_ ABSL_GUARDED_BY(mutex_) = 0;
   bool busy_ ABSL_GUARDED_BY(mutex_) = true;  // reads, writes or has ended
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<WatchCall> self_{this};  // until OnDone
@@ -170,13 +170,13 @@ HealthService::HealthService(ServerCore& core, std::shared_ptr<PublicCallLimit> 
 }
 
 // As a stream, whose calls the library hands over before they have a message.
-template <class Call>
+template <class CallReactor>
 void HealthService::Add(int index, const char* path) {
   AddMethod(new grpc::internal::RpcServiceMethod(path, grpc::internal::RpcMethod::BIDI_STREAMING,
                                                  nullptr));
   MarkMethodRawCallback(index, new grpc::internal::CallbackBidiHandler<Bytes, Bytes>(
                                    [this](grpc::CallbackServerContext* context) {
-                                     return new Call(*this, context);
+                                     return new CallReactor(*this, context);
                                    }));
 }
 

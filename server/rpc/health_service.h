@@ -1,7 +1,7 @@
 // HealthService: grpc.health.v1 on the gRPC port. Check is open to clients without a token, so the
 // library's own service will not do: it holds an answer for as long as the client does not read it,
-// without a bound. These calls are served from their headers on, before a message is there.
-// Read health_monitor.h next, which decides what is served.
+// without a bound. These calls are served from their headers on, before a message is there. Read
+// health_monitor.h next, which decides the status.
 #pragma once
 
 #include <map>
@@ -20,12 +20,12 @@ namespace fox {
 // of 1024 calls of its own, which a stop of the server does not wait for.
 class HealthService final : public grpc::Service, public grpc::HealthCheckServiceInterface {
  public:
-  // `core` must outlive the server that the service is registered with. `limit`: the one of its
-  // port (port_credentials.h).
+  // `core` must outlive the server that the service is registered with. `limit`: its
+  // port's (port_credentials.h).
   HealthService(ServerCore& core, std::shared_ptr<PublicCallLimit> limit);
 
   void SetServingStatus(const std::string& service, bool serving) override;
-  // Of all services that were set before.
+  // Sets all services that were set before.
   void SetServingStatus(bool serving) override;
 
  private:
@@ -33,7 +33,7 @@ class HealthService final : public grpc::Service, public grpc::HealthCheckServic
   class WatchCall;
   // HealthCheckResponse.ServingStatus.
   enum ServingStatus { kServing = 1, kNotServing = 2, kServiceUnknown = 3 };
-  template <class Call>
+  template <class CallReactor>
   void Add(int index, const char* path);
   ServingStatus StatusOf(const std::string& service);
   void AdvanceWatchers();

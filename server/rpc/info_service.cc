@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "kernels/paging/paged_kv.h"
-#include "server/calls/request_conversion.h"
+#include "server/calls/conversion/request_conversion.h"
 #include "server/rpc/services.h"
 
 namespace fox {

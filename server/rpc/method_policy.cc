@@ -1,4 +1,4 @@
-// The method policy: see port_credentials.h.
+// The method policy: one row for each method of gRPC. See port_credentials.h.
 #include <algorithm>
 
 #include "server/rpc/port_credentials.h"

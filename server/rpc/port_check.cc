@@ -1,5 +1,5 @@
-// CheckPort: see port_check.h. Frames are those of RFC 9113, sections 3.4, 4.1, 6.2 and 6.5; fields
-// those of RFC 7541, section 6.
+// CheckPort: a call in frames of HTTP/2 (RFC 9113, sections 3.4, 4.1, 6.2 and 6.5; RFC 7541,
+// section 6). See port_check.h.
 #include "server/rpc/port_check.h"
 
 #include <netinet/in.h>

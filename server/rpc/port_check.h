@@ -1,5 +1,5 @@
-// CheckPort: whether a gRPC port answers, before its number is printed. The library goes on without
-// threads that it could not start, and then accepts connections that it never reads.
+// CheckPort: checks that a gRPC port answers, before its number is printed. The library goes on
+// without threads that it could not start, and then accepts connections that it never reads.
 #pragma once
 
 #include "absl/status/status.h"
@@ -7,9 +7,9 @@
 
 namespace fox {
 
-// Hands a connection of our own over to `sink` and waits, at most `seconds`, until its call is
-// answered, or the connection ended, as a port does that speaks TLS. Unavailable: it is not, or
-// this machine has no descriptor or address for it.
+// Hands a connection of our own over to `sink` and waits, at most `seconds`, until the port answers
+// a call or, as a TLS port does, ends the connection. Unavailable: it does neither, or this machine
+// has no descriptor or address for the connection.
 absl::Status CheckPort(const ConnectionAcceptor::Sink& sink, double seconds = 5);
 
 }  // namespace fox

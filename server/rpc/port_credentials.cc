@@ -1,5 +1,5 @@
-// PortCredentials: see port_credentials.h. Written against the C API: the C++ one takes a processor
-// of metadata with TLS only, and certificates that never change.
+// PortCredentials: written against the C API, because the C++ API takes a processor of metadata
+// with TLS only, and certificates that never change. See port_credentials.h.
 #include "server/rpc/port_credentials.h"
 
 #include <string>
@@ -18,7 +18,7 @@ struct Endpoint {
   std::shared_ptr<TlsFiles> tls;
   std::shared_ptr<Access> access;
   std::shared_ptr<PublicCallLimit> limit;
-  // What the library has. Connections are set up one at a time, by the acceptor's thread.
+  // The library's own copy. The acceptor's thread sets up connections one at a time.
   std::shared_ptr<const TlsMaterial> given = nullptr;
 };
 
@@ -26,8 +26,8 @@ absl::string_view View(const grpc_slice& slice) {
   return {reinterpret_cast<const char*>(GRPC_SLICE_START_PTR(slice)), GRPC_SLICE_LENGTH(slice)};
 }
 
-absl::Status Judge(const Endpoint& endpoint, const void* connection, const grpc_metadata* fields,
-                   size_t count) {
+absl::Status CheckCall(const Endpoint& endpoint, const void* connection,
+                       const grpc_metadata* fields, size_t count) {
   absl::string_view path, authorization, client;
   int tokens = 0;
   for (size_t i = 0; i < count; ++i) {
@@ -39,7 +39,7 @@ absl::Status Judge(const Endpoint& endpoint, const void* connection, const grpc_
     authorization = View(fields[i].value);
   }
   const MethodPolicy* policy = FindMethodPolicy(path);
-  // An unknown method is told so to a client that may call known ones.
+  // Only a client that may call known methods learns that a method is unknown.
   const Privilege needed = policy == nullptr ? Privilege::kUser : policy->needed;
   const char* method = policy == nullptr ? "unknown" : policy->path;
   absl::Status status;
@@ -57,7 +57,7 @@ absl::Status Judge(const Endpoint& endpoint, const void* connection, const grpc_
 // As grpc_auth_metadata_processor asks: answers before it returns.
 void Process(void* state, grpc_auth_context* connection, const grpc_metadata* fields, size_t count,
              grpc_process_auth_metadata_done_cb done, void* call) {
-  const absl::Status status = Judge(*static_cast<Endpoint*>(state), connection, fields, count);
+  const absl::Status status = CheckCall(*static_cast<Endpoint*>(state), connection, fields, count);
   const std::string message(status.message());
   done(call, nullptr, 0, nullptr, 0, static_cast<grpc_status_code>(status.code()), message.c_str());
 }

@@ -1,7 +1,6 @@
-// PortCredentials: what gRPC asks before it serves: TLS or plain text on a connection, and, for
-// each call, whether its method is open to the caller. The answer is given when a call's headers
-// are there: what is refused has cost no message, no budget and no handler, whichever service of
-// ours or of the library it was for.
+// PortCredentials: gRPC's checks before it serves: TLS or plain text for a connection, and the
+// caller's privilege for each call's method. Calls are checked when their headers arrive: a refused
+// call has cost no message, no budget and no handler, be it for a service of ours or the library's.
 #pragma once
 
 #include <memory>
@@ -9,14 +8,14 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "grpcpp/security/server_credentials.h"
-#include "server/calls/access.h"
+#include "server/calls/access/access.h"
 #include "server/process/tls_files.h"
 #include "server/rpc/public_call_limit.h"
 
 namespace fox {
 
-// What each gRPC method needs, in one table. A method that is not in it is answered as if it did
-// not exist, so one that was forgotten is closed, not open.
+// The privilege that each gRPC method needs, in one table. A method that the table lacks is
+// answered as if it did not exist: forgotten means closed, not open.
 struct MethodPolicy {
   const char* path;  // "/package.Service/Method"
   Privilege needed;

@@ -1,7 +1,8 @@
-// PublicCallLimit: see public_call_limit.h.
+// PublicCallLimit: counts by client. See public_call_limit.h.
 #include "server/rpc/public_call_limit.h"
 
 #include "absl/hash/hash.h"
+#include "kernels/core/check.h"
 
 namespace fox {
 
@@ -16,7 +17,7 @@ bool PublicCallLimit::Enter(uint64_t client, Seconds now) {
     forget_at_ = now + kForgetAfter;
   }
   int& open = open_[client];
-  if (open >= kMostOfAClient) return false;
+  if (open >= kMaxOfAClient) return false;
   ++open;
   return true;
 }
@@ -24,7 +25,9 @@ bool PublicCallLimit::Enter(uint64_t client, Seconds now) {
 void PublicCallLimit::Leave(uint64_t client) {
   const MutexLock lock(mutex_);
   const auto found = open_.find(client);
-  if (found != open_.end() && --found->second <= 0) open_.erase(found);
+  if (found == open_.end()) return;  // forgotten
+  FOX_CHECK(found->second > 0);
+  if (--found->second == 0) open_.erase(found);
 }
 
 }  // namespace fox

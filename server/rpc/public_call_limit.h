@@ -1,6 +1,6 @@
-// PublicCallLimit: how many calls of methods that need no token one client may have open, counted
-// when their headers come. The library hands calls over later, by thousands in a flood, and each
-// takes 15 kB until it has ended; one that is refused at its headers takes next to nothing.
+// PublicCallLimit: bounds the open calls of one client to methods that need no token, counted when
+// their headers come. The library hands calls over later, by thousands in a flood, and each takes
+// 15 kB until it has ended; a call that is refused at its headers takes next to nothing.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +17,20 @@ namespace fox {
 // All methods may be called from any thread.
 class PublicCallLimit {
  public:
-  static constexpr int kMostOfAClient = 16;
+  static constexpr int kMaxOfAClient = 16;
   // A call that is cancelled at once may never be handed over, so never leave: counts begin anew
   // after this time, and twice as many calls may be open then.
   static constexpr Seconds kForgetAfter = 2;
 
-  // A client is what a trusted gateway names in this entry (ServerLimits), else a connection.
+  // `client_metadata`: the entry in which a trusted gateway names its client (ServerLimits).
+  // Without it, a connection is a client.
   explicit PublicCallLimit(std::string client_metadata = "")
       : client_metadata_(std::move(client_metadata)) {}
   const std::string& client_metadata() const { return client_metadata_; }
   // `name`: the value of that entry; "": none came.
   static uint64_t ClientOf(const void* connection, absl::string_view name);
 
-  // A call of this client begins, `now` on a clock that goes on. False: it has too many.
+  // A call of this client begins, `now` on a monotonic clock. False: the client has too many.
   bool Enter(uint64_t client, Seconds now);
   // A call that was let in has ended.
   void Leave(uint64_t client);

@@ -27,21 +27,18 @@ class GenerateService final : public RawService<v1::Inference> {
 // engine.
 class InfoService final : public RawService<v1::Info> {
  public:
-  // `all_administer`: whether clients without a token or a gateway's name may do here what
-  // administrators may. Others see of the load how long they would wait, because its totals show
-  // exactly what other tenants do.
+  // `all_administer`: true if clients without a token or a gateway's name are administrators here.
+  // Other clients see only the waiting time of the load, because its totals show exactly the work
+  // of other tenants.
   InfoService(ServerCore& core, bool all_administer);
 };
 
-// A long text takes a while, on a thread of this service's own that yields to those that generate.
-// A call that is cancelled, by its client, its deadline or a stop of the server, ends at once.
+// A long text takes a while, on a thread of this service's own that yields to all threads that
+// generate. A call that is cancelled, by its client, its deadline or a stop of the server, ends at
+// once.
 class TokenizerService final : public RawService<v1::Tokenizer> {
  public:
   explicit TokenizerService(ServerCore& core);
-
- private:
-  template <class Request>
-  void ServeLater(const char* method);
 };
 
 }  // namespace fox

@@ -1,15 +1,15 @@
-// TokenizerService: see services.h.
-#include <optional>
+// TokenizerService: the answers of Tokenize and Detokenize. See services.h.
 #include <utility>
 
-#include "server/calls/request_conversion.h"
+#include "server/calls/answer_format.h"
+#include "server/calls/conversion/request_conversion.h"
 #include "server/rpc/services.h"
 
 namespace fox {
 namespace {
 
-absl::StatusOr<v1::TokenizeResponse> Run(const v1::TokenizeRequest& request,
-                                         const ConversionContext& context) {
+absl::StatusOr<v1::TokenizeResponse> AnswerOf(const v1::TokenizeRequest& request,
+                                              const ConversionContext& context) {
   absl::Status status = CheckModelName(request.model(), context);
   if (!status.ok()) return status;
   const bool add_special = !request.has_add_special_tokens() || request.add_special_tokens();
@@ -24,8 +24,8 @@ absl::StatusOr<v1::TokenizeResponse> Run(const v1::TokenizeRequest& request,
   return out;
 }
 
-absl::StatusOr<v1::DetokenizeResponse> Run(const v1::DetokenizeRequest& request,
-                                           const ConversionContext& context) {
+absl::StatusOr<v1::DetokenizeResponse> AnswerOf(const v1::DetokenizeRequest& request,
+                                                const ConversionContext& context) {
   absl::Status status = CheckModelName(request.model(), context);
   if (!status.ok()) return status;
   const bool skip = !request.has_skip_special_tokens() || request.skip_special_tokens();
@@ -36,41 +36,38 @@ absl::StatusOr<v1::DetokenizeResponse> Run(const v1::DetokenizeRequest& request,
   return out;
 }
 
+// The form of both methods. The call may be over before its answer is made, because the tokenizers'
+// libraries cannot be interrupted.
+template <class Request>
+class TokenizeMethodFormat final : public AnswerFormat {
+ public:
+  TokenizeMethodFormat(grpc::ByteBuffer message, const ConversionContext& context)
+      : message_(std::move(message)), context_(context) {}
+  std::string EncodeFailure(const absl::Status&, bool) const override { return ""; }
+
+ private:
+  absl::StatusOr<std::string> MakeAnswer() override {
+    Request request;
+    const absl::Status parsed = ::fox::ParseMessage(message_, &request);
+    message_.Clear();
+    if (!parsed.ok()) return parsed;
+    const auto response = AnswerOf(request, context_);
+    if (!response.ok()) return response.status();
+    return response->SerializeAsString();
+  }
+  void DropMessage() override { message_.Clear(); }
+
+  grpc::ByteBuffer message_;
+  const ConversionContext& context_;
+};
+
 }  // namespace
 
-// The call may be over before the work is: the tokenizers' libraries cannot be interrupted, but
-// its client has gone.
-template <class Request>
-void TokenizerService::ServeLater(const char* method) {
-  Serve(method, [this, method](grpc::CallbackServerContext* context, const Bytes* request) {
-    CallInfo call = DescribeCall(method, *context, core_);
-    const absl::Status status =
-        core_.AdmitTokenizing(&call, static_cast<int64_t>(request->Length()));
-    const uint64_t client = call.client;
-    const int64_t size = call.share.bytes();
-    const auto reactor = (new CallReactor(core_, context, std::move(call)))->self();
-    if (!status.ok()) {
-      reactor->Answer(status);
-      return reactor.get();
-    }
-    reactor->KeepRequest(request);
-    core_.tokenizing().Post(client, size, [reactor, &conversion = core_.context] {
-      std::optional<Bytes> bytes = reactor->TakeRequest();
-      if (!bytes.has_value()) return;
-      Request message;
-      const absl::Status parsed = ParseMessage(*bytes, &message);
-      bytes->Clear();
-      if (!parsed.ok()) return reactor->Answer(parsed);
-      const auto response = Run(message, conversion);
-      reactor->Answer(response.status(), response.ok() ? &*response : nullptr);
-    });
-    return reactor.get();
-  });
-}
-
 TokenizerService::TokenizerService(ServerCore& core) : RawService(core) {
-  ServeLater<v1::TokenizeRequest>("Tokenize");
-  ServeLater<v1::DetokenizeRequest>("Detokenize");
+  ServeCall("Tokenize", Call::Work::kTokenize,
+            MakeFormat<TokenizeMethodFormat<v1::TokenizeRequest>>);
+  ServeCall("Detokenize", Call::Work::kTokenize,
+            MakeFormat<TokenizeMethodFormat<v1::DetokenizeRequest>>);
 }
 
 }  // namespace fox

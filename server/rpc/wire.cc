@@ -1,13 +1,14 @@
-// The wire: see wire.h.
+// The wire: buffers, metadata, statuses, deadlines. See wire.h.
 #include "server/rpc/wire.h"
 
-#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/any.pb.h"
 #include "google/protobuf/duration.pb.h"
 #include "grpc/support/time.h"
 #include "grpcpp/impl/codegen/proto_utils.h"
+#include "kernels/core/check.h"
 #include "models/tokenizer/utf8.h"
 
 namespace fox {
@@ -27,8 +28,9 @@ absl::string_view MetadataOf(const grpc::CallbackServerContext& context, const s
   return absl::string_view(value.data(), value.size());
 }
 
-// One field of a message on the wire: a length-delimited one, below 16 in number.
+// Encodes a length-delimited field with a number below 16.
 std::string Field(int number, const std::string& bytes) {
+  FOX_CHECK(number > 0 && number < 16);
   std::string out(1, static_cast<char>(number << 3 | 2));
   size_t rest = bytes.size();
   for (; rest >= 0x80; rest >>= 7) out.push_back(static_cast<char>(rest | 0x80));
@@ -65,9 +67,12 @@ absl::Status ParseShortMessage(const grpc::ByteBuffer& in, google::protobuf::Mes
   return absl::InvalidArgumentError("the request is larger than 256 KiB");
 }
 
-void SerializeMessage(const google::protobuf::Message& in, grpc::ByteBuffer* out) {
-  bool own = false;
-  MessageTraits::Serialize(in, out, &own);
+grpc::ByteBuffer ToByteBuffer(std::string bytes) {
+  auto* const owned = new std::string(std::move(bytes));
+  const grpc::Slice slice(
+      owned->data(), owned->size(), [](void* string) { delete static_cast<std::string*>(string); },
+      owned);
+  return grpc::ByteBuffer(&slice, 1);
 }
 
 grpc::ByteBuffer TakeBytes(const grpc::ByteBuffer* request) {
@@ -94,19 +99,21 @@ grpc::Status ToGrpc(const absl::Status& status) {
     message.resize(end);  // not inside a UTF-8 character
   }
   // The canonical codes have the same numbers on both sides.
-  const bool ours = absl::IsUnknown(status) || absl::IsDataLoss(status);  // to answer for
+  static_assert(static_cast<int>(absl::StatusCode::kCancelled) == grpc::CANCELLED);
+  static_assert(static_cast<int>(absl::StatusCode::kUnauthenticated) == grpc::UNAUTHENTICATED);
+  // The server's own failures are INTERNAL.
+  const bool ours = absl::IsUnknown(status) || absl::IsDataLoss(status);
   return grpc::Status(ours ? grpc::INTERNAL : static_cast<grpc::StatusCode>(status.code()),
                       message);
 }
 
-grpc::Status EndStatus(const absl::Status& status, const ServerCore& core,
+grpc::Status EndStatus(const absl::Status& status, int64_t retry_after_ms,
                        grpc::CallbackServerContext* context) {
   grpc::Status out = ToGrpc(status);
   if (out.error_code() != grpc::RESOURCE_EXHAUSTED) return out;
-  const int64_t milliseconds = core.RetryAfterMs();
-  context->AddTrailingMetadata("grpc-retry-pushback-ms", absl::StrCat(milliseconds));
-  context->AddTrailingMetadata("retry-after-ms", absl::StrCat(milliseconds));
-  return grpc::Status(out.error_code(), out.error_message(), RetryDetails(out, milliseconds));
+  context->AddTrailingMetadata("grpc-retry-pushback-ms", absl::StrCat(retry_after_ms));
+  context->AddTrailingMetadata("retry-after-ms", absl::StrCat(retry_after_ms));
+  return grpc::Status(out.error_code(), out.error_message(), RetryDetails(out, retry_after_ms));
 }
 
 Seconds DeadlineOf(gpr_timespec deadline, Seconds now) {

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "server/calls/call.h"
 #include "tests/fixtures/test_server.h"
 
 namespace fox {
@@ -232,7 +233,7 @@ TEST(HttpCompletionCallTest, ARequestHasItsId) {
   EXPECT_EQ(other.Read().ErrorField(), "x-request-id");
   CallInfo administrator;
   administrator.administrator = true;
-  EXPECT_TRUE(test.core->Abort(administrator, "mine"));
+  EXPECT_TRUE(AbortCalls(*test.core, administrator, "mine"));
   ASSERT_TRUE(client.ReadUntil("[DONE]"));
   EXPECT_TRUE(absl::StrContains(client.received(), "\"finish_reason\":\"abort\""));
 }

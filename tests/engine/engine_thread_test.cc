@@ -6,7 +6,9 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "tests/engine/engine_fixture.h"
@@ -37,11 +39,22 @@ class FunctionListener final : public SubmissionListener {
   FunctionListener(OutputSink sink, SubmitCallback on_result)
       : sink_(std::move(sink)), on_result_(std::move(on_result)) {}
   void OnSubmitted(const absl::Status& status) override { on_result_(status); }
-  void OnOutput(RequestOutput output) override { sink_(std::move(output)); }
+  void OnOutput(RequestOutput output, Seconds) override { sink_(std::move(output)); }
 
  private:
   const OutputSink sink_;
   const SubmitCallback on_result_;
+};
+
+class TimedListener final : public SubmissionListener {
+ public:
+  using Sink = std::function<void(const RequestOutput& output, Seconds when)>;
+  explicit TimedListener(Sink sink) : sink_(std::move(sink)) {}
+  void OnSubmitted(const absl::Status&) override {}
+  void OnOutput(RequestOutput output, Seconds when) override { sink_(output, when); }
+
+ private:
+  const Sink sink_;
 };
 
 void Submit(EngineThread& thread, std::vector<Request> requests, OutputSink sink,
@@ -286,21 +299,56 @@ TEST(EngineThreadTest, AcknowledgementsOfAHungStepAreAddedUp) {
   EXPECT_EQ(collector.Wait().reason, FinishReason::kLength);
 }
 
-TEST_P(EngineThreadDepthTest, ABatchEndsAfterTheCallbacksOfAStep) {
+TEST_P(EngineThreadDepthTest, AStepsOutputsReachTheirLaneTogether) {
+  DeliveryPool pool(2);
   Running running(DepthOptions());
-  size_t gathered = 0, total = 0, largest = 0;  // on the engine's thread
+  running.thread.SetDelivery(&pool);
+  std::map<Seconds, size_t> gathered;  // by time, on the lane's thread
+  std::set<std::thread::id> threads;
   std::promise<void> done;
-  running.thread.SetBatchEnd([&](Seconds now) {
-    EXPECT_LE(now, running.thread.Now());
-    largest = std::max(largest, gathered);
-    total += std::exchange(gathered, 0);
+  const auto listener = std::make_shared<TimedListener>([&](const RequestOutput&, Seconds when) {
+    EXPECT_LE(when, running.thread.Now());
+    threads.insert(std::this_thread::get_id());
+    ++gathered[when];
+    size_t total = 0;
+    for (const auto& [time, count] : gathered) total += count;
     if (total == 3 * 8) done.set_value();
   });
-  Submit(
-      running.thread, {RequestOf(1), RequestOf(2), RequestOf(3)},
-      [&](const RequestOutput&) { ++gathered; }, [](const absl::Status&) {});
+  running.thread.Submit({RequestOf(1), RequestOf(2), RequestOf(3)}, listener, /*lane=*/1);
   done.get_future().get();
+  EXPECT_EQ(threads.size(), 1u);
+  EXPECT_EQ(threads.count(std::this_thread::get_id()), 0u);
+  size_t largest = 0;
+  for (const auto& [time, count] : gathered) largest = std::max(largest, count);
   EXPECT_EQ(largest, 3u);  // all that a step gave
+}
+
+// A simulation's: everything happens in RunTurn and Stop, on the caller's thread.
+TEST(EngineThreadTest, WithoutAThreadTheOwnerRunsTheTurns) {
+  Seconds now = 0;
+  FakeExecutor executor(Options());
+  EngineThread thread(
+      std::make_unique<Engine>(EngineOptions(), executor), [&now] { return now; },
+      /*has_thread=*/false);
+  std::vector<Seconds> times;
+  absl::Status submitted = absl::UnknownError("not yet");
+  const auto submit = [&](RequestId id) {
+    Submit(
+        thread, {RequestOf(id)}, [&](const RequestOutput&) { times.push_back(now); },
+        [&](const absl::Status& status) { submitted = status; });
+  };
+  submit(1);
+  EXPECT_TRUE(absl::IsUnknown(submitted));
+  while (!thread.idle()) {
+    ++now;
+    thread.RunTurn();
+    EXPECT_TRUE(submitted.ok());
+  }
+  EXPECT_EQ(times.size(), 8u);
+  EXPECT_EQ(std::set<Seconds>(times.begin(), times.end()).size(), 8u);
+  submit(2);
+  EXPECT_TRUE(thread.Stop());
+  EXPECT_TRUE(absl::IsUnavailable(submitted));
 }
 
 TEST_P(EngineThreadDepthTest, EightThreadsSubmitAndCancel) {

@@ -1,5 +1,5 @@
-// The page at / and what it needs, as compiled in: no file is read while serving, and nothing is
-// asked of another host.
+// The page at / and its files, compiled in: no file is read while serving, and the page asks no
+// other host.
 #pragma once
 
 #include <string>
@@ -10,15 +10,15 @@
 namespace fox {
 
 struct PageAsset {
-  const char* path;  // of the URL
+  const char* path;  // in the URL
   const char* content_type;
   std::string_view body;
 };
 
 const std::vector<PageAsset>& PageAssets();
 
-// What each of them is sent with: a browser runs and loads nothing but these files, asks no other
-// host, and shows them in no frame.
+// The headers of each file: a browser runs and loads nothing but these files, asks no other host,
+// and shows them in no frame.
 const std::vector<std::pair<std::string, std::string>>& PageHeaders();
 
 }  // namespace fox

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "server/http/completion_request.h"
-#include "server/http/http_error.h"
+#include "server/http/openai/completion_request.h"
+#include "server/http/port/http_error.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/server/request_world.h"
 

@@ -5,7 +5,7 @@
 
 #include "engine/request/sampling_limits.h"
 #include "models/checkpoint/generation_config.h"
-#include "server/calls/request_conversion.h"
+#include "server/calls/conversion/request_conversion.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {

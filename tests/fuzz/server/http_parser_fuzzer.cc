@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/http/http_parser.h"
+#include "server/http/port/http_parser.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {

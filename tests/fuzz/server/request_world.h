@@ -9,7 +9,7 @@
 #include "absl/strings/match.h"
 #include "engine/request/request_validation.h"
 #include "models/tokenizer/byte_level_bpe.h"
-#include "server/calls/request_conversion.h"
+#include "server/calls/conversion/request_conversion.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/models/tokenizer/small_vocabulary.h"
 

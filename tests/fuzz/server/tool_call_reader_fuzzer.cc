@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "server/http/tool_call_reader.h"
+#include "server/http/openai/tool_call_reader.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {

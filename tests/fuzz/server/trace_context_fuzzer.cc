@@ -1,7 +1,7 @@
 // The header traceparent against the words of its specification.
 #include <string>
 
-#include "server/calls/call_info.h"
+#include "server/calls/access/call_info.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace fox {

@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "tests/fixtures/test_core.h"
-#include "tests/server/calls/recording_consumer.h"
 
 namespace fox {
 namespace {
@@ -29,28 +28,28 @@ class SequenceEventsTest : public ::testing::Test {
   }
   SequenceEvents& events() {
     if (!events_) {
-      events_.emplace(spec_, 0, kArrival, test_.core->context, *test_.engine, consumer_);
+      events_.emplace(spec_, 0, kArrival, test_.core->context, *test_.engine);
     }
     return *events_;
   }
   // The text of each TokenDelta.
   std::vector<std::string> Deltas() {
     std::vector<std::string> texts;
-    for (const v1::GenerateDelta& event : consumer_.events()) {
-      if (event.has_delta()) texts.push_back(event.delta().text());
+    for (const CallEvent& event : added_) {
+      if (event.delta.has_delta()) texts.push_back(event.delta.delta().text());
     }
     return texts;
   }
   void Consume(const RequestOutput& output, Seconds when) {
-    EXPECT_TRUE(events().Consume(output, when).ok());
+    events().ConsumeOutput(output, when, &added_);
   }
   v1::Finish End(const Finish& finish, Seconds when = 15) {
-    EXPECT_TRUE(events().End(finish, when).ok());
-    return consumer_.events().back().finish();
+    events().EndSequence(finish, when, &added_);
+    return added_.back().delta.finish();
   }
 
   TestCore test_;
-  RecordingConsumer consumer_{*test_.engine};
+  std::vector<CallEvent> added_;
   GenerationSpec spec_;
   std::optional<SequenceEvents> events_;
 };
@@ -84,7 +83,7 @@ TEST_F(SequenceEventsTest, TextBeforeAStopStringOnly) {
   EXPECT_TRUE(events().stopped());
   EXPECT_EQ(Deltas(), (Texts{"x"}));
   Finish aborted;
-  aborted.reason = FinishReason::kAbort;  // what the engine says of a cancelled sequence
+  aborted.reason = FinishReason::kAbort;  // the engine's reason for a cancelled sequence
   const v1::Finish end = End(aborted);
   EXPECT_EQ(end.reason(), v1::STOP);
   EXPECT_EQ(end.stop_str(), "END");
@@ -107,7 +106,7 @@ TEST_F(SequenceEventsTest, NothingStopsBeforeMinTokens) {
   EXPECT_FALSE(events().stopped());
   Consume(Tokens("a"), 12);
   EXPECT_TRUE(events().stopped());
-  EXPECT_EQ(consumer_.Text(0), "aa");
+  EXPECT_EQ(Deltas(), (Texts{"a", "a"}));
 }
 
 TEST_F(SequenceEventsTest, IdsAndLogprobsAreNotHeldBack) {
@@ -117,10 +116,10 @@ TEST_F(SequenceEventsTest, IdsAndLogprobsAreNotHeldBack) {
   output.tokens[0].top = {{'F', -1.5f, 2}};
   output.prompt_logprobs = Tokens("pq").tokens;
   Consume(output, 12);
-  const std::vector<v1::GenerateDelta> delivered = consumer_.events();
-  ASSERT_EQ(delivered.size(), 2u);
-  EXPECT_EQ(delivered[0].prompt().prompt_logprobs_size(), 2);
-  const v1::TokenDelta& delta = delivered[1].delta();
+  ASSERT_EQ(added_.size(), 2u);
+  EXPECT_EQ(added_[0].delta.prompt().prompt_logprobs_size(), 2);
+  EXPECT_EQ(added_[1].tokens, 1);
+  const v1::TokenDelta& delta = added_[1].delta.delta();
   EXPECT_EQ(delta.text(), "");
   ASSERT_EQ(delta.token_ids_size(), 1);
   EXPECT_EQ(delta.token_ids(0), static_cast<uint32_t>('E'));

@@ -1,4 +1,4 @@
-// ServerCore: a call's client, what is refused and counted, and calls that are ended by id.
+// ServerCore: a call's client, refusals and their counts.
 #include "server/calls/server_core.h"
 
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ TEST(ServerCoreTest, AClientThatIsNamedTwiceIsRefused) {
   const auto code = [&](const std::multimap<std::string, std::string>& headers) {
     CallInfo generates = Described(*test.core, "a", headers);
     CallInfo tokenizes = Described(*test.core, "a", headers);
-    const absl::Status status = test.core->Admit(&generates, 1);
+    const absl::Status status = test.core->AdmitPrompt(&generates, 1);
     EXPECT_EQ(test.core->AdmitTokenizing(&tokenizes, 1).code(), status.code());
     return status.code();
   };
@@ -84,35 +84,6 @@ TEST(ServerCoreTest, TextsThatFindTheQueueFullAreCounted) {
   CallInfo next = Described(*test.core, "a", {});
   EXPECT_TRUE(test.core->AdmitTokenizing(&next, 10).ok());
   EXPECT_EQ(test.core->refusals().count(), 1);
-}
-
-class EndedCall final : public RunningCall {
- public:
-  void Cancel(const absl::Status&) override { ++ended; }
-  void Abandon(const absl::Status&) override {}
-  int ended = 0;
-};
-
-// An id is one tenant's: another may use it, too, and ends nothing by it.
-TEST(ServerCoreTest, AbortEndsTheCallsOfThatIdThatTheCallerMayEnd) {
-  TestCore test;
-  CallInfo first, second, administrator;
-  first.tenant = 7;
-  second.tenant = 8;
-  administrator.administrator = true;
-  const auto one = std::make_shared<EndedCall>(), two = std::make_shared<EndedCall>();
-  ASSERT_TRUE(test.core->Enter(7, "order", one));
-  EXPECT_FALSE(test.core->Enter(7, "order", one));
-  ASSERT_TRUE(test.core->Enter(8, "order", two));
-  EXPECT_FALSE(test.core->Abort(CallInfo(), "order"));  // of no tenant
-  for (const char* id : {"orde", "orders", ""}) EXPECT_FALSE(test.core->Abort(administrator, id));
-  EXPECT_TRUE(test.core->Abort(first, "order"));
-  EXPECT_EQ(std::pair(one->ended, two->ended), std::pair(1, 0));
-  EXPECT_TRUE(test.core->Abort(administrator, "order"));
-  EXPECT_EQ(std::pair(one->ended, two->ended), std::pair(2, 1));
-  test.core->Leave(7, "order");
-  EXPECT_FALSE(test.core->Abort(first, "order"));
-  EXPECT_TRUE(test.core->Abort(second, "order"));
 }
 
 }  // namespace

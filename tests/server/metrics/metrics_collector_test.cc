@@ -13,10 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "prometheus/text_serializer.h"
-#include "server/calls/generation.h"
-#include "server/calls/request_conversion.h"
+#include "server/calls/conversion/request_conversion.h"
 #include "tests/fixtures/test_core.h"
-#include "tests/server/calls/recording_consumer.h"
+#include "tests/server/calls/recorded_call.h"
 
 namespace fox {
 namespace {
@@ -43,22 +42,18 @@ class MetricsCollectorTest : public ::testing::Test {
   }
   // Runs a call to its end, or until `meanwhile` has ended it.
   absl::Status Run(const v1::GenerateRequest& request,
-                   const std::function<void(Generation&)>& meanwhile = nullptr) {
-    RecordingConsumer consumer(*test_.engine);
+                   const std::function<void(Call&)>& meanwhile = nullptr) {
     CallInfo info;
     info.arrival = test_.engine->Now();
-    absl::Status status = test_.core->Admit(&info, 1);
-    if (!status.ok()) return status;
-    const auto convert = [this, request] {
+    RecordedCall recorded(*test_.core, std::move(info), [this, request](size_t) {
       auto spec = ConvertGenerate(request, /*stream=*/true, test_.core->context);
       if (spec.ok()) spec->request_id = "call";
       return spec;
-    };
-    const auto generation = StartGeneration(*test_.core, info, convert, &consumer);
-    if (meanwhile) meanwhile(*generation);
-    status = consumer.WaitDone();
-    EXPECT_TRUE(Eventually([this] { return test_.core->Enter(0, "call", nullptr); }));
-    test_.core->Leave(0, "call");
+    });
+    recorded.Start();
+    if (meanwhile) meanwhile(*recorded.call);
+    absl::Status status = recorded.transport->WaitForEnd();
+    EXPECT_TRUE(Eventually([this] { return test_.core->registry().empty(); }));
     return status;
   }
 
@@ -94,9 +89,9 @@ TEST_F(MetricsCollectorTest, AScriptedRun) {
   EXPECT_TRUE(Run(GreedyRequest("x", 5)).ok());
   EXPECT_EQ(Run(GreedyRequest("", 5)).code(), absl::StatusCode::kInvalidArgument);
   test_.script->step_delay_us = 1000;
-  const absl::Status cancelled = Run(GreedyRequest("endless", 4000), [this](Generation& call) {
+  const absl::Status cancelled = Run(GreedyRequest("endless", 4000), [this](Call& call) {
     EXPECT_TRUE(Eventually([this] { return test_.engine->stats().generated_tokens > 70; }));
-    call.Cancel(absl::CancelledError("the client went away"));
+    call.OnClosed(absl::CancelledError("the client went away"));
   });
   EXPECT_EQ(cancelled.code(), absl::StatusCode::kCancelled);
   EXPECT_TRUE(test_.WaitIdle());
@@ -137,7 +132,7 @@ TEST_F(MetricsCollectorTest, AScriptedRun) {
 
 TEST_F(MetricsCollectorTest, RunningRequestsHoldPages) {
   test_.script->step_delay_us = 1000;
-  const absl::Status status = Run(GreedyRequest("endless", 4000), [this](Generation& call) {
+  const absl::Status status = Run(GreedyRequest("endless", 4000), [this](Call& call) {
     EXPECT_TRUE(Eventually([this] { return test_.engine->stats().generated_tokens > 3; }));
     Samples s = Scrape(/*vllm_aliases=*/true);
     EXPECT_EQ(s["fox_requests_running"], 1);
@@ -146,7 +141,7 @@ TEST_F(MetricsCollectorTest, RunningRequestsHoldPages) {
     const std::string labels = "{model_name=\"scripted\",engine=\"0\"}";
     EXPECT_EQ(s["vllm:num_requests_running" + labels], 1);
     EXPECT_NEAR(s["vllm:kv_cache_usage_perc" + labels], s["fox_kv_pages_live"] / 4096, 1e-3);
-    call.Cancel(absl::OkStatus());
+    call.AbortPrompt(0);
   });
   EXPECT_TRUE(status.ok());
   EXPECT_EQ(Scrape()["fox_calls_cancelled_total{cause=\"abort\"}"], 1);

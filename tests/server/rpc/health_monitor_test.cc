@@ -39,10 +39,10 @@ class RecordingHealth final : public grpc::HealthCheckServiceInterface {
   std::map<std::string, bool> serving_ ABSL_GUARDED_BY(mutex_) = {{"", false}};
 };
 
-// Of a submission whose outputs are of no interest.
+// For a submission whose outputs are of no interest.
 class Unheard final : public SubmissionListener {
   void OnSubmitted(const absl::Status&) override {}
-  void OnOutput(RequestOutput) override {}
+  void OnOutput(RequestOutput, Seconds) override {}
 };
 
 class HealthMonitorTest : public ::testing::Test {

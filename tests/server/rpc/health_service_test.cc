@@ -138,7 +138,7 @@ TEST(HealthServiceTest, AConnectionHasFewChecks) {
   const TestServer server;
   const std::shared_ptr<grpc::Channel> other = server.Connect();
   std::vector<std::unique_ptr<OpenCall>> silent;
-  for (int i = 0; i < 2 * PublicCallLimit::kMostOfAClient; ++i) {
+  for (int i = 0; i < 2 * PublicCallLimit::kMaxOfAClient; ++i) {
     silent.push_back(std::make_unique<OpenCall>(server.channel, kCheck));
   }
   OpenCall refused(server.channel, kCheck);
@@ -146,7 +146,7 @@ TEST(HealthServiceTest, AConnectionHasFewChecks) {
   EXPECT_EQ(Check(other), 1);
   silent.clear();
   EXPECT_TRUE(Eventually([&] { return Check(server.channel) == 1; }));
-  for (int i = 0; i < 10 * PublicCallLimit::kMostOfAClient; ++i) {  // they leave again
+  for (int i = 0; i < 10 * PublicCallLimit::kMaxOfAClient; ++i) {  // they leave again
     ASSERT_EQ(Check(server.channel), 1);
   }
 }
@@ -158,7 +158,7 @@ TEST(HealthServiceTest, ANamedClientHasFewChecksOnAllConnections) {
   const TestServer server(options);
   const std::shared_ptr<grpc::Channel> channels[] = {server.channel, server.Connect()};
   std::vector<std::unique_ptr<OpenCall>> silent;
-  for (int i = 0; i < 2 * PublicCallLimit::kMostOfAClient; ++i) {
+  for (int i = 0; i < 2 * PublicCallLimit::kMaxOfAClient; ++i) {
     silent.push_back(std::make_unique<OpenCall>(channels[i % 2], kCheck, "mallory"));
   }
   EXPECT_EQ(silent.back()->End().error_code(), grpc::RESOURCE_EXHAUSTED);
@@ -167,8 +167,7 @@ TEST(HealthServiceTest, ANamedClientHasFewChecksOnAllConnections) {
   EXPECT_EQ(other.Read(), 1);
 }
 
-// Of silent calls of many connections 64 stay; those of clients that have few are not the first to
-// go.
+// 64 silent calls of many connections stay. Clients with few calls are not the first to go.
 TEST(HealthServiceTest, AllConnectionsTogetherHaveFewChecks) {
   const TestServer server;
   const std::shared_ptr<grpc::Channel> polite = server.Connect();

@@ -1,4 +1,4 @@
-// CheckPort: a port that answers, one that speaks TLS, one that is deaf.
+// CheckPort: a port that answers, a port that speaks TLS, a deaf port.
 #include "server/rpc/port_check.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 namespace fox {
 namespace {
 
-// Of a port that sends these bytes.
+// The result for a port that sends these bytes.
 absl::Status Checked(const std::string& frames, double seconds) {
   int taken = -1;
   absl::Status status = CheckPort(

@@ -6,7 +6,7 @@
 namespace fox {
 namespace {
 
-constexpr int kMost = PublicCallLimit::kMostOfAClient;
+constexpr int kMost = PublicCallLimit::kMaxOfAClient;
 
 TEST(PublicCallLimitTest, AClientHasFewOpenCallsAndOldOnesAreForgotten) {
   PublicCallLimit limit;

@@ -1,5 +1,5 @@
-// The wire: deadlines on the engine's clock; every absl code has its gRPC code, and what a status
-// says is short and whole.
+// The wire: deadlines on the engine's clock; every absl code has its gRPC code; a status message is
+// short and not cut inside of a character.
 #include "server/rpc/wire.h"
 
 #include <gtest/gtest.h>

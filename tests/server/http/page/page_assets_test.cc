@@ -1,4 +1,4 @@
-// The page's files: they are those of the repository, and load nothing from elsewhere.
+// The page's files equal the repository's, and load nothing from elsewhere.
 #include "server/http/page/page_assets.h"
 
 #include <gmock/gmock.h>

@@ -1,0 +1,180 @@
+// Messages and tools: see chat_messages.h.
+#include "server/http/openai/chat_messages.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "models/checkpoint/json_reader.h"
+#include "models/checkpoint/json_text.h"
+#include "models/grammar/json_schema.h"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+
+absl::Status Malformed(absl::string_view message) { return absl::InvalidArgumentError(message); }
+
+// A text, or parts of text, which become its lines. Null where `optional`: no text.
+absl::Status ReadContent(const Json* value, bool optional, std::string* out) {
+  constexpr const char* kForm =
+      "content: must be a text or a list of {\"type\": \"text\", \"text\"}";
+  if (value == nullptr && optional) return absl::OkStatus();
+  if (value != nullptr && value->is_string()) {
+    *out = value->get<std::string>();
+    return absl::OkStatus();
+  }
+  if (value == nullptr || !value->is_array()) return Malformed(kForm);
+  std::vector<std::string> lines;
+  for (const Json& part : *value) {
+    if (!part.is_object()) return Malformed(kForm);
+    JsonFields fields(part);
+    const std::string type = fields.String("type").value_or("");
+    if (type != "text" && type != "refusal" && !type.empty()) {
+      return Malformed(absl::StrCat("content: no part of type ",
+                                    absl::CHexEscape(type.substr(0, 32)),
+                                    "; text alone is supported"));
+    }
+    std::optional<std::string> text = fields.String(type == "refusal" ? "refusal" : "text");
+    if (type.empty() || !text.has_value()) return Malformed(kForm);
+    const absl::Status unread = CheckUnreadFields(fields, FieldPlace::kPart);
+    if (!unread.ok()) return Malformed(absl::StrCat("content.", unread.message()));
+    lines.push_back(*std::move(text));
+  }
+  *out = absl::StrJoin(lines, "\n");
+  return absl::OkStatus();
+}
+
+// The arguments as the model has seen them: JSON with the spaces of its template. A text that is no
+// JSON, such as a call that was cut, stays as the model wrote it.
+std::string ArgumentsOf(const std::string& text) {
+  if (text.empty()) return "{}";
+  const JsonLimits limits = {text.size(), kMaxSchemaDepth, /*max_values=*/1 << 16};
+  const bool is_json = ReadJson(text, limits, "arguments").ok();
+  return is_json ? Respaced(text, JsonSpacing::kPython) : text;
+}
+
+// `written`: the calls as the body has them.
+absl::Status ReadCalls(const Json& calls, absl::string_view written, v1::ChatMessage* out) {
+  if (!calls.is_array()) return Malformed("tool_calls: must be a list");
+  const std::vector<absl::string_view> texts = JsonElements(written);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const Json& call = calls[i];
+    const Json function = call.is_object() ? call.value("function", Json()) : Json();
+    const Json name = function.is_object() ? function.value("name", Json()) : Json();
+    const Json arguments = function.is_object() ? function.value("arguments", Json()) : Json();
+    const bool is_text = arguments.is_string() || arguments.is_null();
+    if (!name.is_string() || name == "" || !(is_text || arguments.is_object())) {
+      return Malformed(
+          "tool_calls: each must have a function.name, and function.arguments that are a text");
+    }
+    v1::ToolCall* const added = out->add_tool_calls();
+    added->set_name(name.get<std::string>());
+    added->set_arguments(ArgumentsOf(
+        arguments.is_null()     ? ""
+        : arguments.is_string() ? arguments.get<std::string>()
+                                : std::string(JsonAt(texts[i], {"function", "arguments"}))));
+  }
+  return absl::OkStatus();
+}
+
+// A thought that came apart from its answer, by either of its names.
+std::string ThoughtOf(JsonFields* fields) {
+  std::string thought = fields->String("reasoning_content").value_or("");
+  const std::string newer = fields->String("reasoning").value_or("");
+  return thought.empty() ? newer : thought;
+}
+
+// `written`: the message as the body has it.
+absl::Status ReadMessage(const Json& message, absl::string_view written, v1::ChatMessage* out,
+                         std::string* thought) {
+  if (!message.is_object()) return Malformed("role: must be set");
+  JsonFields fields(message);
+  const std::string role = fields.String("role").value_or("");
+  const bool assistant = role == "assistant";
+  const Json* content = fields.Find("content");
+  const Json* calls = fields.Find("tool_calls");
+  const Json* refusal = assistant ? fields.Find("refusal") : nullptr;
+  if (assistant) *thought = ThoughtOf(&fields);
+  absl::Status status = fields.status();
+  if (status.ok()) status = CheckUnreadFields(fields, FieldPlace::kMessage);
+  if (status.ok() && role.empty()) return Malformed("role: must be set");
+  if (status.ok() && calls != nullptr) {
+    status = ReadCalls(*calls, JsonAt(written, {"tool_calls"}), out);
+  }
+  if (status.ok()) {
+    status = ReadContent(content == nullptr ? refusal : content, assistant || role == "tool",
+                         out->mutable_content());
+  }
+  out->set_role(role == "developer" ? "system" : role);  // OpenAI's newer name
+  return status;
+}
+
+// Thoughts stand in the answers behind the last question; templates drop those before it.
+void AddThoughts(const std::vector<std::string>& thoughts, const ThinkingFormat& format,
+                 v1::ChatMessages* out) {
+  for (size_t i = thoughts.size(); i-- > 0;) {
+    v1::ChatMessage& turn = *out->mutable_turns(static_cast<int>(i));
+    if (format.IsQuestion(turn.role(), turn.content())) return;
+    if (thoughts[i].empty()) continue;
+    turn.set_content(absl::StrCat(format.prefix, thoughts[i], format.suffix, turn.content()));
+  }
+}
+
+void ReadTools(JsonFields* fields, const std::string& body, v1::ChatMessages* out) {
+  const Json* tools = fields->Find("tools");
+  const Json* choice = fields->Find("tool_choice");
+  const bool parallel = fields->Bool("parallel_tool_calls").value_or(true);
+  const Json::json_pointer name("/function/name");
+  if (tools != nullptr && !tools->is_array()) return fields->Fail("tools", "a list of functions");
+  if (choice != nullptr && *choice == "none") return;
+  if (choice != nullptr && *choice == "required") {
+    out->set_call_required(true);
+  } else if (choice != nullptr && choice->is_object() && choice->contains(name) &&
+             choice->at(name).is_string()) {
+    out->set_call_name(choice->at(name).get<std::string>());
+  } else if (choice != nullptr && *choice != "auto") {
+    return fields->Fail("tool_choice",
+                        R"("none", "auto", "required" or {"type": "function", "function": )"
+                        R"({"name": ..}})");
+  }
+  if (tools == nullptr || tools->empty()) return;
+  if (!parallel) out->set_one_call(true);
+  for (const absl::string_view tool : JsonElements(JsonAt(body, {"tools"}))) {
+    out->add_tools(Respaced(tool, JsonSpacing::kPython));
+  }
+}
+
+}  // namespace
+
+void ReadTurn(JsonFields* fields, const std::string& body, v1::ChatMessages* out) {
+  if (const auto v = fields->Bool("add_generation_prompt")) out->set_add_generation_prompt(*v);
+  if (const auto v = fields->Bool("continue_final_message")) out->set_continue_final_message(*v);
+  ReadTools(fields, body, out);
+  const Json* arguments = fields->Find("chat_template_kwargs");
+  if (arguments == nullptr || arguments->empty()) return;
+  out->set_enable_thinking(*arguments == Json::object({{"enable_thinking", true}}));
+  if (!out->enable_thinking() && *arguments != Json::object({{"enable_thinking", false}})) {
+    fields->Fail("chat_template_kwargs", R"({"enable_thinking": true or false})");
+  }
+}
+
+absl::Status ReadMessages(const Json* value, const std::string& body, const ChatFormat& format,
+                          v1::ChatMessages* out) {
+  if (value == nullptr) return Malformed("messages: must be set");
+  if (!value->is_array()) return Malformed("messages: must be a list of {\"role\", \"content\"}");
+  const std::vector<absl::string_view> texts = JsonElements(JsonAt(body, {"messages"}));
+  std::vector<std::string> thoughts(texts.size());
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const absl::Status status = ReadMessage((*value)[i], texts[i], out->add_turns(), &thoughts[i]);
+    if (!status.ok()) return Malformed(absl::StrCat("messages[", i, "].", status.message()));
+  }
+  if (format.thinking().has_value()) AddThoughts(thoughts, *format.thinking(), out);
+  return absl::OkStatus();
+}
+
+}  // namespace fox

@@ -1,0 +1,41 @@
+// CompletionRequest: the body of POST /v1/completions or /v1/chat/completions as requests of
+// fox.v1, one for each prompt. Read completion_format.h next.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "fox/v1/inference.pb.h"
+#include "server/calls/conversion/request_conversion.h"
+
+namespace fox {
+
+struct CompletionRequest {
+  v1::GenerateRequest settings;              // all fields but the prompt
+  std::vector<v1::GenerateRequest> prompts;  // a prompt each, and nothing else
+  bool chat = false;                         // the chat API: one prompt
+  bool score = false;                        // max_tokens is 0: the prompts are scored
+  // The client set max_tokens: the request is refused if the context cannot hold so many.
+  bool max_tokens_sent = false;
+  bool echo = false, stream = false, include_usage = false;
+  int32_t n = 1;          // choices of a prompt
+  int32_t logprobs = -1;  // alternatives; -1: none
+};
+
+inline constexpr size_t kMaxPrompts = 128;
+inline constexpr size_t kMaxChoices = 128;  // prompts times n
+static_assert(kMaxPrompts <= kMaxChoices);
+
+// InvalidArgument names the field; NotFound: another model; FailedPrecondition: chat with a model
+// that has no chat format. Values that fox.v1 has, too, are checked by Convert.
+absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
+                                                  const ConversionContext& context,
+                                                  bool chat = false);
+
+// One prompt, ready to run. Tokenizes.
+absl::StatusOr<GenerationSpec> Convert(const CompletionRequest& request, size_t prompt,
+                                       const ConversionContext& context);
+
+}  // namespace fox

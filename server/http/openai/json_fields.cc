@@ -1,0 +1,142 @@
+// JsonFields: see json_fields.h.
+#include "server/http/openai/json_fields.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
+#include "models/checkpoint/json_reader.h"
+#include "models/grammar/json_schema.h"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+
+// Room for a prompt of a million ids, and for the deepest schema inside of its request.
+constexpr JsonLimits kLimits{std::numeric_limits<size_t>::max(), /*max_depth=*/kMaxSchemaDepth + 8,
+                             /*max_values=*/size_t{4} << 20};
+
+bool InRange(const Json& value, int64_t low, int64_t high) {
+  if (value.is_number_unsigned()) {
+    const auto number = value.get<uint64_t>();
+    return number <= static_cast<uint64_t>(high) && static_cast<int64_t>(number) >= low;
+  }
+  if (!value.is_number_integer()) return false;
+  const auto number = value.get<int64_t>();
+  return number >= low && number <= high;
+}
+
+}  // namespace
+
+absl::StatusOr<JsonFields> JsonFields::Parse(const std::string& body) {
+  absl::StatusOr<Json> json = ReadJson(body, kLimits, "the body");
+  if (!json.ok()) return json.status();
+  if (!json->is_object()) return absl::InvalidArgumentError("the body: must be a JSON object");
+  return JsonFields(*std::move(json));
+}
+
+const Json* JsonFields::Find(const char* name) {
+  asked_.insert(name);
+  const auto found = object_.find(name);
+  return !status_.ok() || found == object_.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::optional<bool> JsonFields::Bool(const char* name) {
+  const Json* value = Find(name);
+  if (value == nullptr) return std::nullopt;
+  if (value->is_boolean()) return value->get<bool>();
+  Fail(name, "true or false");
+  return std::nullopt;
+}
+
+std::optional<int64_t> JsonFields::Int(const char* name, int64_t low, int64_t high) {
+  FOX_CHECK(low <= high);
+  const Json* value = Find(name);
+  if (value == nullptr) return std::nullopt;
+  if (InRange(*value, low, high)) return value->get<int64_t>();
+  Fail(name, absl::StrCat("an integer in [", low, ", ", high, "]"));
+  return std::nullopt;
+}
+
+std::optional<float> JsonFields::Float(const char* name) {
+  const Json* value = Find(name);
+  if (value == nullptr) return std::nullopt;
+  if (value->is_number()) return ToFloat(*value);
+  Fail(name, "a number");
+  return std::nullopt;
+}
+
+std::optional<std::string> JsonFields::String(const char* name) {
+  const Json* value = Find(name);
+  if (value == nullptr) return std::nullopt;
+  if (value->is_string()) return value->get<std::string>();
+  Fail(name, "a string");
+  return std::nullopt;
+}
+
+std::vector<std::string> JsonFields::Strings(const char* name, size_t max_strings) {
+  std::vector<std::string> out;
+  const Json* value = Find(name);
+  if (value == nullptr) return out;
+  if (value->is_string()) {
+    out.push_back(value->get<std::string>());
+  } else if (value->is_array() && value->size() > max_strings) {
+    Fail(name, absl::StrCat("a string or a list of at most ", max_strings, " strings"));
+  } else if (value->is_array()) {
+    for (const Json& entry : *value) {
+      if (!entry.is_string()) break;
+      out.push_back(entry.get<std::string>());
+    }
+    if (out.size() != value->size()) Fail(name, "a string or a list of strings");
+  } else {
+    Fail(name, "a string or a list of strings");
+  }
+  return out;
+}
+
+std::vector<uint32_t> JsonFields::Ids(const char* name) {
+  std::vector<uint32_t> out;
+  const Json* value = Find(name);
+  if (value != nullptr && !ReadIds(*value, &out)) Fail(name, "a list of token ids");
+  return out;
+}
+
+void JsonFields::Fail(const char* name, absl::string_view must_be) {
+  status_.Update(absl::InvalidArgumentError(absl::StrCat(name, ": must be ", must_be)));
+}
+
+void JsonFields::FailWithin(const char* name, const absl::Status& status) {
+  if (status.ok()) return;
+  FOX_CHECK(!status.message().empty());
+  status_.Update(absl::Status(status.code(), absl::StrCat(name, ".", status.message())));
+}
+
+absl::StatusOr<JsonFields> ReadBody(const std::string& body, const ConversionContext& context) {
+  absl::StatusOr<JsonFields> fields = JsonFields::Parse(body);
+  if (!fields.ok()) return fields.status();
+  const std::string model = fields->String("model").value_or("");
+  absl::Status status = fields->status();
+  if (status.ok()) status = CheckModelName(model, context);
+  if (!status.ok()) return status;
+  return fields;
+}
+
+float ToFloat(const Json& number) {
+  FOX_CHECK(number.is_number());
+  constexpr double kMax = std::numeric_limits<float>::max();
+  return static_cast<float>(std::clamp(number.get<double>(), -kMax, kMax));
+}
+
+bool ReadIds(const Json& list, std::vector<uint32_t>* out) {
+  if (!list.is_array()) return false;
+  out->reserve(list.size());
+  for (const Json& id : list) {
+    if (!InRange(id, 0, std::numeric_limits<uint32_t>::max())) return false;
+    out->push_back(id.get<uint32_t>());
+  }
+  return true;
+}
+
+}  // namespace fox

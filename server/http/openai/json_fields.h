@@ -1,0 +1,72 @@
+// JsonFields: a client's JSON object, read field by field with types and ranges checked. An absent
+// field and null are the same: not set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "nlohmann/json.hpp"
+#include "server/calls/conversion/request_conversion.h"
+
+namespace fox {
+
+// The first error (InvalidArgument, "NAME: must be ...") stays; after it nothing is set.
+class JsonFields {
+ public:
+  explicit JsonFields(nlohmann::json object) : object_(std::move(object)) {}
+  // Bounded in depth and in number of values. InvalidArgument: not JSON, or not an object.
+  static absl::StatusOr<JsonFields> Parse(const std::string& body);
+
+  // Null: not set.
+  const nlohmann::json* Find(const char* name);
+  std::optional<bool> Bool(const char* name);
+  std::optional<int64_t> Int(const char* name, int64_t low, int64_t high);
+  std::optional<float> Float(const char* name);
+  std::optional<std::string> String(const char* name);
+  // One string, or a list of at most `max_strings`; an error otherwise, and nothing is copied.
+  std::vector<std::string> Strings(const char* name, size_t max_strings);
+  std::vector<uint32_t> Ids(const char* name);
+
+  // The names asked for so far, and the object itself: so a route finds the fields that no code has
+  // read.
+  const std::set<std::string>& asked() const { return asked_; }
+  const nlohmann::json& object() const { return object_; }
+
+  const absl::Status& status() const { return status_; }
+  void Fail(const char* name, absl::string_view must_be);
+  // Takes over an error inside of the field: "NAME.THEIRS".
+  void FailWithin(const char* name, const absl::Status& status);
+
+ private:
+  nlohmann::json object_;
+  std::set<std::string> asked_;
+  absl::Status status_;
+};
+
+// Parses the body of a request of any route. NotFound: it names a model that is not served.
+absl::StatusOr<JsonFields> ReadBody(const std::string& body, const ConversionContext& context);
+
+// The place of a JSON object in a body.
+enum class FieldPlace { kBody, kMessage, kPart, kFormat, kSchema, kStreamOptions };
+
+// Call after the fields of an object were read. InvalidArgument names a field that no code has
+// read, and the field to send instead. Two kinds are ignored: fields that do not change the answer
+// (a list in unread_fields.cc), and values that ask for nothing: null, "", [], {}, or the server's
+// default.
+absl::Status CheckUnreadFields(const JsonFields& fields, FieldPlace place = FieldPlace::kBody);
+
+// Converts a number; one that is too large for a float becomes the largest float.
+float ToFloat(const nlohmann::json& number);
+
+// Token ids, each in 32 bits. False: `list` is something else.
+bool ReadIds(const nlohmann::json& list, std::vector<uint32_t>* out);
+
+}  // namespace fox

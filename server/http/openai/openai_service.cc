@@ -1,0 +1,117 @@
+// OpenAiService: routes, and hints for paths that are not here. See openai_service.h.
+#include "server/http/openai/openai_service.h"
+
+#include <ctime>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/check.h"
+#include "server/http/openai/completion_format.h"
+#include "server/http/port/http_error.h"
+
+namespace fox {
+namespace {
+
+HttpAnswer Json(std::string body) {
+  HttpAnswer answer;
+  answer.body = std::move(body);
+  return answer;
+}
+
+std::string Model(const ServerCore& core, int64_t created) {
+  const std::string name = JsonString(core.context.served_model_name);
+  return absl::StrCat("{\"id\":", name, ",\"object\":\"model\",\"created\":", created,
+                      ",\"owned_by\":\"foxserve\",\"root\":", name,
+                      ",\"parent\":null,\"max_model_len\":", core.context.limits.max_model_len,
+                      ",\"chat\":", core.context.chat != nullptr ? "true" : "false", "}");
+}
+
+constexpr char kModelPath[] = "/v1/models/";
+
+// Paths of other APIs that clients try first, and the hint that answers them.
+constexpr std::pair<const char*, const char*> kNotHere[] = {
+    {"/v1/responses", "no responses here; use /v1/chat/completions or /v1/completions"},
+    {"/v1/messages", "no messages here; use /v1/chat/completions or /v1/completions"},
+    {"/v1/embeddings", "no embeddings here: the model completes text; see /v1/completions"},
+    {"/v1/rerank", "no reranking here: the model completes text; see /v1/completions"},
+    {"/api/", "no Ollama API here; use /v1/chat/completions or /v1/completions"},
+    {"/props", "no llama.cpp API here; /v1/models has the context's length"},
+    {"/completion", "no llama.cpp API here; use /v1/completions"},
+    {"/apply-template", "no llama.cpp API here; /tokenize takes messages, too"},
+    {"/generate", "no Text Generation Inference here; use /v1/completions"},
+    {"/generate_stream", "no Text Generation Inference here; use /v1/completions, stream"},
+    {"/ping", "see /health"},
+    {"/docs", "no OpenAPI document here: these are OpenAI's paths, below /v1"},
+    {"/openapi.json", "no OpenAPI document here: these are OpenAI's paths, below /v1"},
+    {"/metrics", "metrics have a port of their own: --metrics-port"},
+    {"/v1/v1/", "/v1 stands twice in this path; the base URL ends with one"},
+};
+
+void ExplainPaths(HttpServer* server) {
+  for (const auto& [path, message] : kNotHere) server->Explain(path, message, kUnknownUrl);
+  for (const char* path : {"/completions", "/chat/completions", "/models"}) {
+    server->Explain(path, "paths begin with /v1; the base URL ends with it", kUnknownUrl);
+  }
+}
+
+}  // namespace
+
+void StartCall(ServerCore& core, const char* path, Call::Work work, std::unique_ptr<Format> format,
+               int64_t bytes, const std::shared_ptr<HttpExchange>& exchange) {
+  const HttpRequest& request = exchange->request;
+  CallInfo info = core.Describe(path, request.peer, [&](const std::string& name, int place) {
+    return request.Header(name, place);
+  });
+  auto call = std::make_shared<Call>(core, std::move(info), work, std::move(format), exchange);
+  exchange->AttachCall(call);
+  call->Start(bytes);
+}
+
+OpenAiService::OpenAiService(ServerCore& core, std::function<bool()> serving)
+    : core_(core), serving_(std::move(serving)), created_(std::time(nullptr)) {
+  FOX_CHECK(serving_ != nullptr);
+}
+
+void OpenAiService::Register(HttpServer* server) {
+  using Exchange = std::shared_ptr<HttpExchange>;
+  server->SetAccess(core_.access, [this](const HttpRequest& head) {
+    return core_.ClientOf(
+        head.peer, [&](const std::string& name, int place) { return head.Header(name, place); });
+  });
+  for (const bool chat : {false, true}) {
+    const char* path = chat ? "/v1/chat/completions" : "/v1/completions";
+    server->Handle("POST", path, [this, path, chat](const Exchange& exchange) {
+      const auto bytes = static_cast<int64_t>(exchange->request.body.size());
+      auto format =
+          std::make_unique<CompletionFormat>(core_.context, core_.description.Fingerprint(), chat,
+                                             &exchange->request, &exchange->head);
+      StartCall(core_, path, Call::Work::kGenerate, std::move(format), bytes, exchange);
+    });
+  }
+  const std::string model = Model(core_, created_);
+  const std::string list = absl::StrCat("{\"object\":\"list\",\"data\":[", model, "]}");
+  server->AddPage("/v1/models", Json(list), Privilege::kUser);
+  // Clients encode the model's name in more than one way: a slash in it is a slash, or %2F.
+  server->Handle("GET", kModelPath, [this, page = Json(model)](const Exchange& exchange) {
+    const std::string name = PercentDecoded(exchange->request.path.substr(sizeof(kModelPath) - 1));
+    exchange->Answer(
+        name == core_.context.served_model_name
+            ? page
+            : ErrorAnswer(404, "model: not served here; /v1/models lists it", kModelNotFound));
+  });
+  const std::string version = JsonString(core_.description.version);
+  server->AddPage("/version", Json(absl::StrCat("{\"version\":", version, "}")));
+  server->Handle(
+      "GET", "/health",
+      [this](const Exchange& exchange) {
+        if (serving_()) return exchange->Answer(Json("{\"status\":\"ok\"}"));
+        const char* reason = core_.engine.draining() ? "the server is draining" : "not healthy";
+        exchange->Answer(ErrorAnswer(absl::UnavailableError(reason)));
+      },
+      Privilege::kPublic);
+  RegisterTokenizerRoutes(core_, server);
+  ExplainPaths(server);
+}
+
+}  // namespace fox

@@ -1,0 +1,158 @@
+// Tokenizer routes: /tokenize, /detokenize and /tokenizer_info in vLLM's form. See
+// openai_service.h.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/calls/answer_format.h"
+#include "server/calls/conversion/request_conversion.h"
+#include "server/http/openai/chat_messages.h"
+#include "server/http/openai/completion_logprobs.h"
+#include "server/http/openai/json_fields.h"
+#include "server/http/openai/openai_service.h"
+#include "server/http/port/http_error.h"
+
+namespace fox {
+namespace {
+
+using Answered = absl::StatusOr<std::string>;  // the body
+using Work = Answered (*)(JsonFields& fields, const std::string& body,
+                          const ConversionContext& context);
+
+std::string JoinedNames(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+  return absl::StrJoin(ids, ",", [&](std::string* out, int32_t id) {
+    *out += JsonString(TokenName(tokenizer, id));
+  });
+}
+
+// The id of a special token if the text is its name and nothing else: so clients learn the id.
+std::optional<int32_t> SpecialId(const std::string& text, const Tokenizer& tokenizer) {
+  for (const std::optional<int32_t>& id : {tokenizer.info().bos_id, tokenizer.info().eos_id}) {
+    if (id.has_value() && TokenName(tokenizer, *id) == text) return id;
+  }
+  return std::nullopt;
+}
+
+using Ids = absl::StatusOr<std::vector<int32_t>>;
+
+// The first error in the fields, or that one was sent that no code reads.
+absl::Status Checked(const JsonFields& fields) {
+  absl::Status status = fields.status();
+  status.Update(CheckUnreadFields(fields));
+  return status;
+}
+
+Ids TokenizePrompt(JsonFields& fields, const ConversionContext& context) {
+  const std::optional<std::string> text = fields.String("prompt");
+  const bool special = fields.Bool("add_special_tokens").value_or(true);
+  const absl::Status status = Checked(fields);
+  if (!status.ok()) return status;
+  if (!text.has_value()) return absl::InvalidArgumentError("prompt: must be set, or messages");
+  Ids ids = TokenizeText(*text, special, "prompt", context);
+  if (!ids.ok()) return ids.status();
+  const std::optional<int32_t> id = SpecialId(*text, *context.tokenizer);
+  if (id.has_value() && !special) ids = std::vector<int32_t>{*id};
+  return ids;
+}
+
+// As /v1/chat/completions would read it.
+Ids TokenizeChat(JsonFields& fields, const std::string& body, const nlohmann::json& messages,
+                 const ConversionContext& context) {
+  if (context.chat == nullptr) {
+    return absl::FailedPreconditionError("messages: this model has no chat format; send prompt");
+  }
+  v1::ChatMessages chat;
+  ReadTurn(&fields, body, &chat);
+  absl::Status status = Checked(fields);
+  if (status.ok()) status = ReadMessages(&messages, body, *context.chat, &chat);
+  if (!status.ok()) return status;
+  return TokenizeMessages(chat, context);
+}
+
+Answered AnswerTokenize(JsonFields& fields, const std::string& body,
+                        const ConversionContext& context) {
+  const bool names = fields.Bool("return_token_strs").value_or(false);
+  const nlohmann::json* messages = fields.Find("messages");
+  const Ids ids = messages == nullptr ? TokenizePrompt(fields, context)
+                                      : TokenizeChat(fields, body, *messages, context);
+  if (!ids.ok()) return ids.status();
+  return absl::StrCat(
+      "{\"count\":", ids->size(), ",\"max_model_len\":", context.limits.max_model_len,
+      ",\"tokens\":[", absl::StrJoin(*ids, ","), "],\"token_strs\":",
+      names ? absl::StrCat("[", JoinedNames(*context.tokenizer, *ids), "]") : "null", "}");
+}
+
+Answered AnswerDetokenize(JsonFields& fields, const std::string&,
+                          const ConversionContext& context) {
+  const bool is_set = fields.Find("tokens") != nullptr;
+  const std::vector<uint32_t> tokens = fields.Ids("tokens");
+  const bool skips = fields.Bool("skip_special_tokens").value_or(false);  // vLLM's
+  if (!is_set) return absl::InvalidArgumentError("tokens: must be set");
+  const absl::Status status = Checked(fields);
+  if (!status.ok()) return status;
+  const absl::StatusOr<std::string> text =
+      DetokenizeIds({tokens.begin(), tokens.end()}, skips, "tokens", context);
+  if (!text.ok()) return text.status();
+  return absl::StrCat("{\"prompt\":", JsonString(*text), "}");
+}
+
+std::string TokenizerInfo(const ConversionContext& context) {
+  const Tokenizer* tokenizer = context.tokenizer;
+  const auto name = [&](const std::optional<int32_t>& id) {
+    return id.has_value() ? JsonString(TokenName(*tokenizer, *id)) : "null";
+  };
+  return absl::StrCat("{\"tokenizer_class\":", JsonString(tokenizer->info().kind),
+                      ",\"bos_token\":", name(tokenizer->info().bos_id),
+                      ",\"eos_token\":", name(tokenizer->info().eos_id),
+                      ",\"pad_token\":null,\"chat_template\":null}");
+}
+
+// The form of both routes. The call may be over before its answer is made, because the tokenizers'
+// libraries cannot be interrupted.
+class TokenizeRouteFormat final : public AnswerFormat {
+ public:
+  TokenizeRouteFormat(std::string body, Work work, const ConversionContext& context)
+      : body_(std::move(body)), work_(work), context_(context) {}
+  std::string EncodeFailure(const absl::Status& status, bool) const override {
+    return ErrorBody(status);
+  }
+
+ private:
+  Answered MakeAnswer() override {
+    const std::string body = std::exchange(body_, {});
+    absl::StatusOr<JsonFields> fields = ReadBody(body, context_);
+    if (!fields.ok()) return fields.status();
+    return work_(*fields, body, context_);
+  }
+  void DropMessage() override { body_ = {}; }
+
+  std::string body_;
+  const Work work_;
+  const ConversionContext& context_;
+};
+
+void ServeTokenizer(ServerCore& core, const char* path, Work work, HttpServer* server) {
+  server->Handle("POST", path, [=, &core](const std::shared_ptr<HttpExchange>& exchange) {
+    const auto bytes = static_cast<int64_t>(exchange->request.body.size());
+    StartCall(core, path, Call::Work::kTokenize,
+              std::make_unique<TokenizeRouteFormat>(std::move(exchange->request.body), work,
+                                                    core.context),
+              bytes, exchange);
+  });
+}
+
+}  // namespace
+
+void RegisterTokenizerRoutes(ServerCore& core, HttpServer* server) {
+  ServeTokenizer(core, "/tokenize", AnswerTokenize, server);
+  ServeTokenizer(core, "/detokenize", AnswerDetokenize, server);
+  if (core.context.tokenizer == nullptr) return;
+  HttpAnswer info;
+  info.body = TokenizerInfo(core.context);
+  server->AddPage("/tokenizer_info", info, Privilege::kUser);
+}
+
+}  // namespace fox

@@ -1,0 +1,303 @@
+// CompletionWriter: the same events as one body and as chunks.
+#include "server/http/openai/completion_format.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <set>
+
+#include "nlohmann/json.hpp"
+#include "tests/fixtures/character_tokenizer.h"
+
+namespace fox {
+namespace {
+
+using Json = nlohmann::json;
+
+class CompletionWriterTest : public ::testing::Test {
+ protected:
+  CompletionWriterTest() {
+    context_.tokenizer = &tokenizer_;
+    context_.served_model_name = "m\"";
+    context_.limits.lists_per_slot = 4;
+    context_.limits.page_bytes = 100;
+    request_.prompts.resize(2);
+    request_.n = 2;
+  }
+  CompletionWriter Writer() { return {request_, context_, "print", "cmpl-1", 7}; }
+  static v1::GenerateDelta Prompt(uint32_t tokens) {
+    v1::GenerateDelta event;
+    event.mutable_prompt()->set_request_id("id");
+    event.mutable_prompt()->set_prompt_tokens(tokens);
+    event.mutable_prompt()->set_text("<prompt>");
+    event.mutable_prompt()->add_relaxed("f#/properties/a~1\"/not");
+    return event;
+  }
+  static v1::GenerateDelta Text(uint32_t index, const std::string& text) {
+    v1::GenerateDelta event;
+    event.mutable_delta()->set_index(index);
+    event.mutable_delta()->set_text(text);
+    return event;
+  }
+  // That has kept `kept` of `all` pages; -infinity: nothing was evicted.
+  static v1::GenerateDelta End(uint32_t index, v1::FinishReason reason, float mass = -kInfinity,
+                               uint64_t kept = 0, uint64_t all = 0) {
+    v1::GenerateDelta event;
+    event.mutable_finish()->set_index(index);
+    event.mutable_finish()->set_reason(reason);
+    event.mutable_finish()->mutable_usage()->set_completion_tokens(3);
+    event.mutable_finish()->mutable_usage()->set_cached_tokens(2);
+    v1::AcpStats* acp = event.mutable_finish()->mutable_acp();
+    acp->set_max_log_evicted_mass(mass);
+    acp->set_log_tolerance(mass == -kInfinity ? mass : -10);
+    acp->set_pages_allocated(all);
+    acp->set_peak_pages(all);
+    acp->set_pages_evicted(all - kept);
+    return event;
+  }
+  // The choices of one prompt of 600 tokens, all of them told; the last chunk.
+  static std::string Told(CompletionWriter* writer, const std::vector<v1::GenerateDelta>& ends) {
+    writer->AddEvent(0, Prompt(600));
+    std::string chunk;
+    for (const v1::GenerateDelta& end : ends) {
+      EXPECT_EQ(chunk.find("\"fox\""), std::string::npos);
+      writer->AddEvent(0, end);
+      chunk = writer->TakeChunk(0, end);
+    }
+    return chunk;
+  }
+
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+  CharacterTokenizer tokenizer_;
+  ConversionContext context_;
+  CompletionRequest request_;
+};
+
+TEST_F(CompletionWriterTest, OneBodyHoldsAllChoices) {
+  request_.echo = true;
+  EXPECT_EQ(Writer().AddEvent(0, Prompt(5)), 8);  // bytes that wait
+  request_.echo = false;
+  CompletionWriter writer = Writer();
+  for (size_t prompt : {0U, 1U}) {
+    EXPECT_EQ(writer.AddEvent(prompt, Prompt(5)), 0);
+    for (uint32_t index : {1U, 0U}) {
+      EXPECT_EQ(writer.AddEvent(prompt, Text(index, "ab")), 2);
+      writer.AddEvent(prompt, Text(index, std::string(1, static_cast<char>('c' + index))));
+      writer.AddEvent(prompt, End(index, index == 0 ? v1::STOP : v1::ABORT));
+    }
+  }
+  const Json body = Json::parse(writer.TakeBody());
+  EXPECT_EQ(body["id"], "cmpl-1");
+  EXPECT_EQ(body["created"], 7);
+  EXPECT_EQ(body["model"], "m\"");
+  EXPECT_EQ(body["system_fingerprint"], "print");
+  ASSERT_EQ(body["choices"].size(), 4u);
+  EXPECT_EQ(body["choices"][3]["index"], 3);
+  EXPECT_EQ(body["choices"][3]["text"], "abd");
+  EXPECT_EQ(body["choices"][3]["finish_reason"], "abort");
+  EXPECT_EQ(body["choices"][2]["finish_reason"], "stop");
+  EXPECT_TRUE(body["choices"][0]["logprobs"].is_null());
+  EXPECT_EQ(body["usage"], Json({{"prompt_tokens", 10},
+                                 {"completion_tokens", 12},
+                                 {"total_tokens", 22},
+                                 {"prompt_tokens_details", {{"cached_tokens", 4}}}}));
+  // Nothing was evicted, and nothing may be.
+  EXPECT_TRUE(body["fox"]["max_log_evicted_mass"].is_null());
+  EXPECT_TRUE(body["fox"]["log_tolerance"].is_null());
+  EXPECT_EQ(body["fox"]["cached_tokens"], 4);
+  EXPECT_EQ(body["fox"]["relaxed"], Json({"f#/properties/a~1\"/not"}));
+}
+
+TEST_F(CompletionWriterTest, TheCertificateIsTheWorstOfAllChoicesAndTheirSum) {
+  request_.prompts.resize(1);
+  const std::vector<v1::GenerateDelta> ends = {End(1, v1::LENGTH, -12.5F, 8, 40),
+                                               End(0, v1::LENGTH, -11.25F, 4, 40)};
+  const Json fox = {{"max_log_evicted_mass", -11.25},
+                    {"log_tolerance", -10},
+                    {"kv_bytes", 1200},
+                    {"kv_bytes_unpruned", 8000},
+                    {"cached_tokens", 2},
+                    {"relaxed", {"f#/properties/a~1\"/not"}}};
+  // The last event of a stream before [DONE] has it: the end of the last choice, or usage.
+  CompletionWriter streamed = Writer();
+  EXPECT_EQ(Json::parse(Told(&streamed, ends).substr(6))["fox"], fox);
+  EXPECT_EQ(streamed.LastChunks(), "data: [DONE]\n\n");
+  request_.include_usage = true;
+  CompletionWriter counted = Writer();
+  EXPECT_EQ(Told(&counted, ends).find("\"fox\""), std::string::npos);
+  const std::string last = counted.LastChunks();
+  EXPECT_EQ(Json::parse(last.substr(6, last.find("\n\n") - 6))["fox"], fox);
+  EXPECT_EQ(Json::parse(counted.TakeBody())["fox"], fox);
+}
+
+// It has taken the pages of 603 tokens twice.
+TEST_F(CompletionWriterTest, APreemptedChoiceDoesNotCountItsPagesTwice) {
+  request_.prompts.resize(1);
+  request_.n = 1;
+  v1::GenerateDelta end = End(0, v1::LENGTH, -11.25F, 24, 80);
+  end.mutable_finish()->mutable_acp()->set_peak_pages(16);
+  CompletionWriter writer = Writer();
+  const Json fox = Json::parse(Told(&writer, {end}).substr(6))["fox"];
+  EXPECT_EQ(fox["kv_bytes"], 1600);
+  EXPECT_EQ(fox["kv_bytes_unpruned"], 4000);
+}
+
+TEST_F(CompletionWriterTest, ABosThatTheServerAddedIsInNoList) {
+  request_.prompts.resize(1);
+  request_.n = 1;
+  request_.echo = true;
+  request_.logprobs = 0;
+  for (uint32_t id : {97U, 98U}) request_.prompts[0].mutable_token_ids()->add_ids(id);
+  v1::GenerateDelta prompt;
+  prompt.mutable_prompt()->set_text("ab");
+  for (uint32_t id : {uint32_t{CharacterTokenizer::kBos}, 97U, 98U}) {
+    prompt.mutable_prompt()->add_token_ids(id);
+    if (id == CharacterTokenizer::kBos) continue;
+    prompt.mutable_prompt()->add_prompt_logprobs()->mutable_token()->set_token_id(id);
+  }
+  CompletionWriter writer = Writer();
+  writer.AddEvent(0, prompt);
+  writer.AddEvent(0, End(0, v1::STOP));
+  const Json lists = Json::parse(writer.TakeBody())["choices"][0]["logprobs"];
+  EXPECT_EQ(lists["tokens"], Json({"a", "b"}));
+  EXPECT_EQ(lists["token_logprobs"], Json({0.0, 0.0}));
+  EXPECT_EQ(lists["text_offset"], Json({0, 1}));
+}
+
+// However it is cut, and in a stream as in one body.
+TEST_F(CompletionWriterTest, CallsAreNoText) {
+  const ChatFormat chat = *ChatFormat::Parse(
+      R"({"roles": {"system": {}, "user": {}, "assistant": {}, "tool": {}},
+          "tools": {"separator": "\n", "call": "<c>{\"", "arguments": "\": ",
+                    "call_end": "}</c>"}})",
+      tokenizer_);
+  context_.chat = &chat;
+  request_.chat = true;
+  request_.n = 1;
+  request_.prompts.resize(1);
+  request_.prompts[0].mutable_messages()->add_tools("{}");
+  struct Case {
+    std::string text, content, calls;
+    v1::FinishReason reason;
+    const char* finish;
+  };
+  const std::string one = R"({"a": "\\\"}</c>", "b": {"c": "{"}})", call = R"(<c>{"f": )";
+  const Case cases[] = {
+      {"a\n<b", "a\n<b", "", v1::STOP, "stop"},
+      {"a\n<", "a\n<", "", v1::STOP, "stop"},
+      {"a\n<c", "a\n<c", "", v1::STOP, "stop"},
+      {"a <", "a <", "", v1::LENGTH, "length"},
+      {"a\n", "a\n", "", v1::LENGTH, "length"},
+      {"a\n<c", "a", "", v1::LENGTH, "length"},
+      {"a<c>", "a", "", v1::LENGTH, "length"},
+      {"a<c>", "a", "", v1::STOP, "stop"},  // by a stop string in the tag
+      {call + "{}}</c>\n<", "", "f{};", v1::LENGTH, "length"},
+      {"a\n\n" + call + "{}}</c>\n", "a\n\n", "f{};", v1::STOP, "tool_calls"},
+      {call + one + "}</c>\n<c>{\"g\": {}}</c>", "", "f" + one + ";g{};", v1::STOP, "tool_calls"},
+      {call + one + "}</c>b" + call + "{}}</c>", "b", "f" + one + ";f{};", v1::STOP, "tool_calls"},
+      {call + one.substr(0, 9), "", "f" + one.substr(0, 9) + ";", v1::LENGTH, "length"},
+      {call + one.substr(0, 9), "", "f" + one.substr(0, 9) + ";", v1::STOP, "stop"},
+      {"x<c>{\"", "x", "", v1::LENGTH, "length"}};
+  for (const Case& c : cases) {
+    for (size_t piece = 1; piece < 50; piece += piece < 5 ? 1 : 22) {
+      SCOPED_TRACE(absl::StrCat(c.text, " in pieces of ", piece));
+      CompletionWriter writer = Writer();
+      std::string content, calls, finish;
+      int64_t bytes = 0;
+      std::set<std::string> ids;
+      const auto add = [&](const Json& choice) {
+        const Json& message = choice[request_.stream ? "delta" : "message"];
+        if (message["content"].is_string()) content += message["content"].get<std::string>();
+        for (const Json& part : message.value("tool_calls", Json::array())) {
+          if (part.contains("id")) {
+            EXPECT_EQ(part["type"], "function");
+            EXPECT_EQ(part["index"], ids.size());
+            ids.insert(part["id"].get<std::string>());
+            calls += (calls.empty() ? "" : ";") + part["function"]["name"].get<std::string>();
+          }
+          calls += part["function"]["arguments"].get<std::string>();
+        }
+        if (choice["finish_reason"].is_string()) finish = choice["finish_reason"];
+      };
+      const auto tell = [&](const v1::GenerateDelta& event) {
+        bytes += writer.AddEvent(0, event);
+        if (request_.stream) add(Json::parse(writer.TakeChunk(0, event).substr(6))["choices"][0]);
+      };
+      for (size_t at = 0; at < c.text.size(); at += piece) tell(Text(0, c.text.substr(at, piece)));
+      EXPECT_EQ(bytes, static_cast<int64_t>(c.text.size()));
+      tell(End(0, c.reason));
+      if (!request_.stream) add(Json::parse(writer.TakeBody())["choices"][0]);
+      EXPECT_EQ(content, c.content);
+      EXPECT_EQ(calls.empty() ? "" : calls + ";", c.calls);
+      EXPECT_EQ(finish, c.finish);
+      request_.stream = !request_.stream;
+    }
+  }
+}
+
+// The page reads these fields.
+TEST(WindowsEventTest, EveryFieldIsThereAndInfinityIsNull) {
+  v1::Windows windows;
+  windows.set_tokens(130);
+  windows.set_layers(2);
+  windows.set_kv_heads(1);
+  windows.set_page_size(64);
+  windows.set_page_bytes(16672);
+  for (const uint32_t first : {0u, 2u}) windows.add_first_page(first);
+  windows.mutable_acp()->set_pages_allocated(6);
+  windows.mutable_acp()->set_pages_evicted(2);
+  windows.mutable_acp()->set_log_tolerance(-10.5F);
+  windows.mutable_acp()->set_max_log_evicted_mass(-std::numeric_limits<float>::infinity());
+  const std::string event = WindowsEvent(windows, /*choice=*/3);
+  ASSERT_EQ(event.substr(0, 6), "data: ");
+  ASSERT_EQ(event.substr(event.size() - 2), "\n\n");
+  EXPECT_EQ(Json::parse(event.substr(6)), Json({{"object", "fox.windows"},
+                                                {"index", 3},
+                                                {"tokens", 130},
+                                                {"layers", 2},
+                                                {"kv_heads", 1},
+                                                {"page_size", 64},
+                                                {"page_bytes", 16672},
+                                                {"first_page", {0, 2}},
+                                                {"acp",
+                                                 {{"blocks_total", 0},
+                                                  {"blocks_pruned", 0},
+                                                  {"pages_allocated", 6},
+                                                  {"pages_evicted", 2},
+                                                  {"peak_pages", 0},
+                                                  {"log_tolerance", -10.5},
+                                                  {"max_log_evicted_mass", nullptr}}}}));
+}
+
+TEST_F(CompletionWriterTest, AChatHasMessagesAndDeltas) {
+  request_.chat = true;
+  request_.prompts.resize(1);
+  const auto told = [&](CompletionWriter* writer, const v1::GenerateDelta& event) {
+    writer->AddEvent(0, event);
+    return request_.stream ? Json::parse(writer->TakeChunk(0, event).substr(std::strlen("data: ")))
+                           : Json();
+  };
+  CompletionWriter whole = Writer();
+  for (uint32_t index : {0U, 1U}) {
+    told(&whole, Text(index, "ab"));
+    told(&whole, End(index, v1::STOP));
+  }
+  const Json body = Json::parse(whole.TakeBody());
+  EXPECT_EQ(body["object"], "chat.completion");
+  EXPECT_EQ(body["choices"][1]["message"], Json({{"role", "assistant"}, {"content", "ab"}}));
+  EXPECT_EQ(body["choices"][1]["finish_reason"], "stop");
+  request_.stream = true;
+  CompletionWriter writer = Writer();
+  const Json chunk = told(&writer, Text(1, "a"));
+  EXPECT_EQ(chunk["object"], "chat.completion.chunk");
+  EXPECT_EQ(chunk["choices"][0]["index"], 1);
+  EXPECT_EQ(chunk["choices"][0]["delta"], Json({{"role", "assistant"}, {"content", "a"}}));
+  EXPECT_EQ(told(&writer, Text(1, "b"))["choices"][0]["delta"], Json({{"content", "b"}}));
+  EXPECT_EQ(told(&writer, End(0, v1::LENGTH))["choices"][0]["delta"],
+            Json({{"role", "assistant"}, {"content", ""}}));
+}
+
+}  // namespace
+}  // namespace fox
