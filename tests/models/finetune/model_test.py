@@ -131,10 +131,10 @@ class ModelTest(unittest.TestCase):
                     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
                     logits = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[3])
                     largest = logits.abs().amax((0, 2, 3))
-                    self.assertEqual(told.shape, largest.shape)
-                    self.assertTrue((largest <= told).all())
+                    self.assertEqual(told.shape, largest.shape, layer)
+                    self.assertTrue((largest <= told).all(), layer)
                     # The bound is not empty: some logit comes within a factor of ten.
-                    self.assertGreater((largest / told).min().item(), 0.1)
+                    self.assertGreater((largest / told).min().item(), 0.1, layer)
 
     def test_weights_of_qk_norm_bound_what_rounded_rows_lose(self) -> None:
         """Norm weights that bf16 rounds up by half an ulp; old keys along all queries, a row's own

@@ -40,7 +40,7 @@ class RecallTest(unittest.TestCase):
             np.testing.assert_array_equal(ids, again)
             chats += ids[0] == self.tokenizer.encode(START)[0]
             edges = np.flatnonzero(np.diff(np.concatenate(([0], marks, [0]))))
-            self.assertTrue(len(edges))
+            self.assertTrue(len(edges), seed)
             for begin, end in zip(edges[::2], edges[1::2]):
                 with self.subTest(seed=seed, begin=begin, end=end):
                     answer = self.text(ids[begin:end]).strip()
