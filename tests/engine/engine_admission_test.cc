@@ -1,5 +1,5 @@
-// How many sequences a page pool carries, by what admission counts on: a model whose heads keep
-// windows, but for some that keep everything, on a virtual clock, with two steps in flight.
+// Admission: how many sequences a page pool carries with each kind of admission. Most heads of the
+// model keep windows, some keep everything; virtual clock, two steps in flight.
 #include <cmath>
 #include <random>
 
@@ -36,7 +36,7 @@ struct Model {
   double spread = 0;
 };
 constexpr Model kUnpruned = {1, 131072, 3.3e-8};
-// Keeps 0.26 of 16k.
+// A model that keeps 0.26 of the pages of 16k tokens.
 constexpr Model kPruned = {0.25, 192, 0.9e-8, 0.2};
 
 LoadCosts CostsOf(const Model& model) {
@@ -103,8 +103,8 @@ Figures Serve(const Model& model, KvAdmission admission, int64_t shortest, int64
   return figures;
 }
 
-// 8.3 would fit unpruned if they kept their pages to themselves; each of them keeps 0.26.
-TEST(EngineAdmissionTest, ThePoolIsFullOfWhatIsKept) {
+// 8.3 sequences would fit unpruned; each of them keeps 0.26 of its pages.
+TEST(EngineAdmissionTest, ThePoolIsFullOfKeptPages) {
   const Figures unpruned = Serve(kUnpruned, KvAdmission::kExpected, 16384, 16384, 1000);
   const Figures worst = Serve(kPruned, KvAdmission::kWorstCase, 16384, 16384, 1000);
   const Figures expected = Serve(kPruned, KvAdmission::kExpected, 16384, 16384, 1000);

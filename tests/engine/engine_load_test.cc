@@ -17,8 +17,8 @@ using sim::LoadRequest;
 
 constexpr Seconds kWarm = 20, kEnd = 80;
 
-// Open loop at `rate` a second with deadlines of `deadline` seconds; tokens a second that came in
-// time.
+// Requests at `rate` a second, whatever the answers, with deadlines of `deadline` seconds. Goodput:
+// tokens a second that came in time.
 class Overload {
  public:
   Overload(double rate, Seconds deadline, uint64_t clients = 1, const EngineOptions& options = {})
@@ -147,8 +147,8 @@ TEST(EngineLoadTest, AFloodOfOneClientLeavesOthersTheirTurns) {
   EXPECT_LT(polite.longest(), 4);
 }
 
-// All running slots are held by answers, or by prompts, that take far longer than another client
-// waits. Its deadline does not let it be refused for the queue that they are.
+// One client's long answers, or long prompts, hold all running slots. Another client's requests
+// have deadlines that are shorter than its queue, and are served in time all the same.
 TEST(EngineLoadTest, OneClientDoesNotKeepAllRunningSlots) {
   for (const bool prompts : {false, true}) {
     SCOPED_TRACE(prompts);
@@ -278,7 +278,7 @@ TEST(EngineLoadTest, SlowReadersOfLongPromptsCostLittle) {
   EXPECT_GE(beside, 83 * alone / 100);
 }
 
-TEST(EngineLoadTest, SlowReadersThatCostLittleGetWhatTheyRead) {
+TEST(EngineLoadTest, SlowReadersThatCostLittleGetAllTheyRead) {
   constexpr double kRate = 40;
   Load load;
   const SlowReader reader(load, 100, 50, kRate);

@@ -180,7 +180,7 @@ TEST(EnginePrefixTest, APromptOfAnotherSaltIsFedAsAFreshOne) {
     const Meter unseen = FeedOf(first, second(fresh, "b"), is_over);
     EXPECT_EQ(other.fed, unseen.fed) << is_over;
     EXPECT_EQ(other.steps, unseen.steps) << is_over;
-    // Its own it finds, or waits for.
+    // A prompt of the same salt is found, or waited for.
     EXPECT_NE(FeedOf(first, second(known, "a"), is_over).fed, unseen.fed) << is_over;
   }
 }
@@ -197,7 +197,7 @@ std::vector<Request> Strangers(RequestId count, size_t prompt, int32_t max_token
 }
 
 TEST(EnginePrefixTest, SnapshotsGoBeforeAnyRequestIsPreempted) {
-  // Two at a time find room without eviction, with nothing to spare for what others left.
+  // Two requests at a time find room without eviction, and leave no room for snapshots.
   for (const int depth : {1, 2}) {
     SCOPED_TRACE(depth);
     EngineConfig config = Config(kUnpruned, 1);

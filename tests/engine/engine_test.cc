@@ -99,7 +99,7 @@ TEST_P(EngineTest, AnAnswerDoesNotDependOnTheThreadsThatMatch) {
   }
 }
 
-// Which requests are displaced, and which the engine ends by itself.
+// Displaced requests, and requests that the engine ends by itself.
 std::vector<Request> Samples(const std::vector<RequestId>& ids, size_t prompt,
                              uint64_t client = 0) {
   std::vector<Request> requests;
@@ -110,7 +110,7 @@ std::vector<Request> Samples(const std::vector<RequestId>& ids, size_t prompt,
   return requests;
 }
 
-TEST_P(EngineTest, WhoHoldsLessThanItsShareDisplacesTheNewestOfWhoHoldsMost) {
+TEST_P(EngineTest, AClientBelowItsShareDisplacesTheNewestOfTheClientWithMost) {
   FakeOptions fake = Roomy();
   fake.limits.max_num_seqs = 1;
   EngineOptions options;
@@ -233,7 +233,7 @@ TEST_P(EngineWindowsTest, NotMoreOftenThanTheIntervalForAllTogether) {
 }
 
 // Each plan asks for a copy only when a request watches.
-TEST_P(EngineWindowsTest, NobodyWatchesNothingIsRead) {
+TEST_P(EngineWindowsTest, WithoutAWatcherNothingIsRead) {
   struct Watch : StepObserver {
     void BeforeSubmit(const StepPlan& plan) override { asked += plan.read_windows ? 1 : 0; }
     int asked = 0;

@@ -177,7 +177,7 @@ TEST_F(FlagsTest, AVariableThatIsNoFlagComesWithTheNearestName) {
 }
 
 // So that an error can be told in the form that another flag asks for.
-TEST_F(FlagsTest, WhatFollowsAnErrorIsSet) {
+TEST_F(FlagsTest, FlagsAfterAnErrorAreSet) {
   environment_ = {{"FOX_MODEL", "from env"}};
   EXPECT_THAT(ErrorOf({"--grpc-port=x", "--unknown", "--acp=paper"}), HasSubstr("--grpc-port"));
   EXPECT_EQ(acp_, "paper");

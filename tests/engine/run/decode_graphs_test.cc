@@ -1,4 +1,4 @@
-// DecodeGraphs over a queue that only counts: when a step runs, is captured, is replayed.
+// DecodeGraphs over a queue that only counts: steps that run, are captured, are replayed.
 #include "engine/run/decode_graphs.h"
 
 #include <gmock/gmock.h>

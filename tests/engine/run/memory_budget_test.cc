@@ -43,7 +43,7 @@ absl::StatusOr<RunnerOptions> Plan(const MemoryRequest& request, RunnerOptions o
   return options;
 }
 
-TEST(MemoryBudgetTest, ThePoolFillsWhatThereIs) {
+TEST(MemoryBudgetTest, ThePoolFillsTheMemory) {
   // 5 rows of pages, one page and a byte.
   const int64_t bytes = (5 * kLists + 1) * PageBytes() + 1;
   for (const MemoryRequest& request :
@@ -94,8 +94,8 @@ TEST(MemoryBudgetTest, APoolForSoManyTokensIsNoLarger) {
   }
 }
 
-// Tokens that fit only if some are evicted: tried where eviction is on, refused at once where it is
-// not. The error says how much is needed and how much there is.
+// Tokens that fit only with eviction are accepted if eviction is on, and refused at once if it is
+// off. The error says how much memory is needed and how much there is.
 TEST(MemoryBudgetTest, APoolForMoreTokensThanFit) {
   const MemoryRequest request{
       .available_bytes = 2 * kLists * PageBytes(), .max_model_len = 1000, .kv_cache_tokens = 1000};
@@ -129,7 +129,7 @@ RunnerOptions Chosen(int64_t rows, RunnerOptions options, int32_t max_seqs = 256
   return planned.value_or(RunnerOptions());
 }
 
-TEST(MemoryBudgetTest, SeatsFitThePool) {
+TEST(MemoryBudgetTest, SlotsFitThePool) {
   RunnerOptions chosen = Options();
   chosen.max_num_seqs = 0;
   EXPECT_EQ(Chosen(100000, chosen).max_num_seqs, 256);
@@ -157,7 +157,7 @@ TEST(MemoryBudgetTest, TokensOfAStepAreAQuarterOfThePool) {
   EXPECT_EQ(Chosen(328, asked).max_num_batched_tokens, 4096);
 }
 
-TEST(MemoryBudgetTest, TablesOfSeatsTakeAnEighthOfThePoolAtMost) {
+TEST(MemoryBudgetTest, TablesOfSlotsTakeAnEighthOfThePoolAtMost) {
   RunnerOptions chosen = Options();
   chosen.max_num_seqs = 0;
   const auto planned = PlanStepSizes(Model(), chosen, 256, false, [&](RunnerOptions& sizes) {
@@ -170,7 +170,7 @@ TEST(MemoryBudgetTest, TablesOfSeatsTakeAnEighthOfThePoolAtMost) {
   EXPECT_LE(8 * tables, static_cast<size_t>(planned->num_pages * PageBytes()));
 }
 
-TEST(MemoryBudgetTest, WhatDoesNotFitIsRefusedAtTheFewestSlots) {
+TEST(MemoryBudgetTest, ATooSmallPoolIsRefusedAtTheFewestSlots) {
   RunnerOptions chosen = Options();
   chosen.max_num_seqs = 0;
   int32_t last = 0;
@@ -231,7 +231,7 @@ TEST(MemoryBudgetTest, SwapSpaceIsPartOfTheHostsMemory) {
   EXPECT_TRUE(PlanIn(kLimit, {.kv_cache_bytes = 120 << 20}, kSwap).ok());
   EXPECT_LT(PlanIn(kLimit, {.available_bytes = kLimit}, kSwap)->num_pages,
             PlanIn(kLimit, {.available_bytes = kLimit})->num_pages);
-  // Named is the flag that is too large: without it the rest would fit, or would not.
+  // The error names the flag that is too large.
   const auto refusal = [&](int64_t pool, int64_t swap) {
     return std::string(PlanIn(kLimit, {.kv_cache_bytes = pool}, swap).status().message());
   };
@@ -346,7 +346,7 @@ class FakeOps final : public ForwardingOps {
   FakeQueue queue_;
 };
 
-TEST(MemoryBudgetTest, ADevicesPagesComeOutOfWhatIsFree) {
+TEST(MemoryBudgetTest, ADevicesPagesComeOutOfFreeMemory) {
   FoxWeights weights;
   weights.config = Model();
   const auto available = [&](double utilization, int64_t free, int32_t seqs = 2) {

@@ -1,4 +1,4 @@
-// Which limit counts, in a tree of files such as the kernel shows.
+// MemoryLimit: the limit that counts, in a tree of files like the kernel's.
 #include "engine/run/memory_limit.h"
 
 #include <gtest/gtest.h>
@@ -83,7 +83,7 @@ TEST_F(MemoryLimitTest, TheAddressSpace) {
   EXPECT_EQ(limit.source, "RLIMIT_AS");
 }
 
-TEST_F(MemoryLimitTest, WhatOthersNeedIsLeftToThem) {
+TEST_F(MemoryLimitTest, AReserveIsLeftToOtherParts) {
   const MemoryLimit limit = WithReserve({800 << 20, "a test"}, 300 << 20, "calls");
   EXPECT_EQ(limit.bytes, 500 << 20);
   EXPECT_EQ(limit.source, "a test, beside 300 MiB for calls,");

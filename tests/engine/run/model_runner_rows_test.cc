@@ -24,7 +24,7 @@ std::unique_ptr<Ops> RowIndependentOps() {
   return std::make_unique<CpuOps>(CpuOptions{DType::kF32, true, 1});
 }
 
-// Multiplies decode rows and prefill rows by themselves, and checks that a hint comes true.
+// Multiplies decode rows and prefill rows separately, and checks that hints come true.
 class SplittingOps : public ForwardingOps {
  public:
   SplittingOps() : ForwardingOps(RowIndependentOps()) {}

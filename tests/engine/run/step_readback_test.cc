@@ -85,8 +85,8 @@ TEST_F(StepReadbackTest, LogitsGoToTheirSequencesAndSamplesToTheirs) {
   }
 }
 
-// The second one replays a token: the batch of a graph has a row for it, which is not read.
-TEST_F(StepReadbackTest, RowsThatNobodyWantsAreSkipped) {
+// The second sequence replays a token: the batch of a graph has a row for it, which is not read.
+TEST_F(StepReadbackTest, PaddingRowsAreSkipped) {
   std::vector<float> values = {0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32};
   StepPlan plan;
   plan.sequences.push_back(Planned(0, 9, 1, {0}));
@@ -160,7 +160,7 @@ TEST_F(StepReadbackTest, CountersOfPagesGoFromSlotToSnapshotToSlot) {
   EXPECT_EQ(slots_[0].pages_allocated, 0);
 }
 
-// Counters begin anew, as if the pages that it has not were found evicted.
+// Counters begin anew, with the missing pages counted as found evicted.
 TEST_F(StepReadbackTest, ASlotThatIsSwappedInHasItsLivePages) {
   StepPlan plan;
   plan.sequences.push_back(Planned(2, 0, 130, {}));

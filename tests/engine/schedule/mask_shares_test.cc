@@ -1,4 +1,4 @@
-// Whose masks come in which step.
+// MaskShares: the masks of several clients over the steps.
 #include "engine/schedule/mask_shares.h"
 
 #include <map>
@@ -77,7 +77,7 @@ TEST_F(MaskSharesTest, AClientAloneAndCheapMasksDoNotWait) {
   for (RequestId id = 0; id < 16; ++id) EXPECT_EQ(tokens[id], 20) << id;
 }
 
-// Nothing is left to be planned beside them, and one has a token in each step.
+// There is nothing to plan beside the masks, so one sequence gets a token in each step.
 TEST_F(MaskSharesTest, AStepIsNeverEmpty) {
   AddAll(1, 2, 40 * kHeavy);
   AddAll(2, 2, 40 * kHeavy);

@@ -35,7 +35,7 @@ TEST(PageForecastTest, SequencesShowTheCurve) {
     for (const int64_t tokens : {8192, 10000, 12000}) {
       EXPECT_NEAR(forecast.At(tokens), Kept(tokens), 0.03 * Kept(tokens)) << tokens;
     }
-    // No sequence has been there: the share of the longest length seen.
+    // No sequence was that long, so the share at the longest length seen counts.
     EXPECT_NEAR(forecast.At(65536), Kept(65536), 0.05 * Kept(65536));
     EXPECT_EQ(forecast.At(0), 0);
   }

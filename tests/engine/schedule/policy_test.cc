@@ -35,7 +35,7 @@ TEST_F(PolicyTest, PagesOfPausedOnesGoFirstThenTheCheapest) {
   EXPECT_EQ(PagesVictim({waits}), waits);
 }
 
-TEST_F(PolicyTest, WhatCannotEndInTimeDoesNotStart) {
+TEST_F(PolicyTest, ARequestThatCannotEndInTimeDoesNotStart) {
   ServiceTimes times;
   Sequence* next = Add(10);
   next->request.deadline = 0.5;

@@ -31,7 +31,7 @@ class PrefixCacheTest : public testing::Test {
     cache_->BeginPlan(0);
   }
 
-  // As the scheduler says it of an executor whose bits depend on chunks.
+  // Sets chunk_multiple as Scheduler::Add does, for an executor whose bits depend on chunks.
   Sequence* MakeInChunks(int32_t first, int64_t prompt) {
     Sequence* sequence = Make(first, prompt);
     sequence->chunk_multiple = 128;
@@ -175,7 +175,7 @@ TEST_F(PrefixCacheTest, WhereAChunkEndsIsKnownBeforeTheSequenceStarts) {
   EXPECT_EQ(cache_->CutChunk(*c, 640), 576);
 }
 
-TEST_F(PrefixCacheTest, WhoIsMoreUrgentDoesNotWait) {
+TEST_F(PrefixCacheTest, AMoreUrgentSequenceDoesNotWait) {
   Sequence* a = Make(0, 640);
   a->priority = 1;
   Start(a);
@@ -198,7 +198,7 @@ TEST_F(PrefixCacheTest, TheLeastWorthIsDropped) {
     cache_->BeginPlan(++now_);
   }
   EXPECT_EQ(cache_->size(), 4);
-  // The first is the oldest, but has just been used.
+  // The first snapshot is the oldest, but has just been used.
   Sequence* again = Make(0, 129);
   Start(again);
   EXPECT_EQ(again->computed, 128);
@@ -216,7 +216,7 @@ TEST_F(PrefixCacheTest, TheLeastWorthIsDropped) {
   EXPECT_EQ(found(20000), 128);
 }
 
-// One tenant's prefix that is used now and then, beside another's flood of prompts of its own.
+// One tenant uses a prefix now and then, beside another tenant's flood of new prompts.
 TEST_F(PrefixCacheTest, AFloodOfATenantTakesItsOwnPlaces) {
   for (const bool same : {true, false}) {
     SCOPED_TRACE(same);
@@ -265,7 +265,8 @@ TEST_F(PrefixCacheTest, ASnapshotTakesTheRoomOfALongerOne) {
   EXPECT_EQ(c->prefix().found, 128);
 }
 
-// Its last page end, 704, is no multiple: it is cut at 640. A shorter one is not worth a step.
+// The prompt's last page end, 704, is no multiple of 128, so its chunk is cut at 640. For a shorter
+// prompt a snapshot is not worth a step.
 TEST_F(PrefixCacheTest, InChunksALongPromptIsCutForItsSnapshot) {
   options_.prefix_cache_interval = 4096;
   Reset();
@@ -285,7 +286,7 @@ TEST_F(PrefixCacheTest, InChunksALongPromptIsCutForItsSnapshot) {
   EXPECT_EQ(cache_->CutChunk(*little, 490), 490);
 }
 
-// Samples of one prompt start where two tokens of it are left.
+// Samples of one prompt start with two tokens of the prompt left.
 TEST_F(PrefixCacheTest, InChunksSiblingsShareAMultiple) {
   for (const int64_t prompt : {256, 257, 258, 340}) {
     Reset();

@@ -1,4 +1,4 @@
-// Which request gets a running slot: by the pages that it is expected to keep, or the worst case.
+// Scheduler: admission by expected pages or by the worst case, and turns of running slots.
 #include "gmock/gmock.h"
 #include "tests/engine/schedule/scheduler_fixture.h"
 
@@ -53,9 +53,9 @@ TEST_F(SchedulerAdmissionTest, ARequestThatPrunesLessIsNotExpectedToKeepAsLittle
   EXPECT_EQ(next->state, SequenceState::kWaiting);
 }
 
-// Learnt from sequences that keep a quarter; then one keeps all. It takes no page that others
-// need for their next row, waits with its pages, is preempted by earlier ones, and comes back
-// when there is room for all that it keeps.
+// The forecast comes from sequences that keep a quarter of their pages; then one keeps all. It
+// takes no page that others need for their next row, waits with its pages, is preempted by earlier
+// sequences, and comes back when there is room for all its pages.
 TEST_F(SchedulerAdmissionTest, ASequenceThatOutgrowsItsForecastWaitsAndIsPreempted) {
   limits_.num_pages = 24;
   Start();
@@ -205,7 +205,7 @@ TEST_F(SlotTurnTest, OneClientAloneKeepsItsOrder) {
   EXPECT_EQ(sequences_[3]->state, SequenceState::kRunning);
 }
 
-// Client after client takes a slot, and leaves at once.
+// One client after another takes a slot and leaves at once.
 TEST_F(SlotTurnTest, ASlotIsKeptForATurnAtLeast) {
   StartWith({1, 1, 8, 9});
   Sequence* last = sequences_[1].get();
@@ -237,7 +237,7 @@ TEST_F(SlotTurnTest, PrioritiesComeFirst) {
   EXPECT_EQ(Running(), (Clients{1, 1, 1, 4}));
 }
 
-// It has a share of its own.
+// Slow readers have a share of the slots, and are never due one.
 TEST_F(SlotTurnTest, ASlowReaderTakesNoSlot) {
   StartWith({1, 1, 1, 1});
   scheduler_->Remove(sequences_[3].get());
@@ -254,8 +254,8 @@ TEST_F(SlotTurnTest, ASlowReaderTakesNoSlot) {
   }
 }
 
-// Nor does a request that waits for a prefix that another computes.
-TEST_F(SlotTurnTest, WhatWaitsForAPrefixTakesNoSlot) {
+// The request waits for a prefix that another sequence computes.
+TEST_F(SlotTurnTest, ARequestThatWaitsForAPrefixTakesNoSlot) {
   limits_.snapshot_slots = 1;
   Start();
   for (int i = 0; i < 3; ++i) {
@@ -270,7 +270,7 @@ TEST_F(SlotTurnTest, WhatWaitsForAPrefixTakesNoSlot) {
   EXPECT_GT(computing->remaining(), 1);
 }
 
-// Whose pages are gone when no slot for them is left comes back in its client's turn all the same.
+// A sequence that lost its pages for lack of a slot still comes back in its client's turn.
 TEST_F(SlotTurnTest, WithoutASpareSlotPagesAreLost) {
   StartWith({1, 1, 1, 1}, /*num_slots=*/4);
   Sequence* last = sequences_[3].get();
@@ -285,8 +285,8 @@ TEST_F(SlotTurnTest, WithoutASpareSlotPagesAreLost) {
   EXPECT_EQ(last->state, SequenceState::kRunning);
 }
 
-// It has its try when it is due, and holds others back when it is rescued.
-TEST_F(SlotTurnTest, WhatLacksPagesTakesNoSlot) {
+// The request is tried when it is due, and holds others back when it is rescued.
+TEST_F(SlotTurnTest, ARequestWithoutPagesTakesNoSlot) {
   StartWith({1, 1, 1, 1});
   client_ = 2;
   Add(6200);  // 194 pages beside three page rows; 194 are free, including the last client's

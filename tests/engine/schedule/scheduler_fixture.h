@@ -63,8 +63,8 @@ class SchedulerTest : public testing::Test {
     if (!schedule.plan.empty()) flights_.push_back(schedule);
     return schedule;
   }
-  // Keeps the books of the pool, which frees `evicted` of each sequence's pages, and gives every
-  // sequence that is due one token.
+  // Collects the oldest plan. The pool frees `evicted` of each sequence's pages, and every sequence
+  // that samples gets a token.
   void Collect(int64_t evicted = 0) {
     const Schedule schedule = std::move(flights_.front());
     flights_.pop_front();

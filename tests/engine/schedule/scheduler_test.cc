@@ -54,7 +54,7 @@ TEST_F(SchedulerTest, AdmissionKeepsHeadroom) {
   EXPECT_EQ(Ids(Step()), IdList{0});
 }
 
-TEST_F(SchedulerTest, WhoFindsNoRoomIsOvertakenForAWhile) {
+TEST_F(SchedulerTest, ARequestWithoutRoomIsOvertakenForAWhile) {
   limits_.num_pages = 30;
   limits_.max_num_seqs = 8;
   Start();
@@ -72,7 +72,7 @@ TEST_F(SchedulerTest, WhoFindsNoRoomIsOvertakenForAWhile) {
   EXPECT_THAT(Ids(Step(7.0)), testing::Contains(second->request.id));
 }
 
-// Each short one wants a row for each of its tokens, too, and ends at its first token.
+// Each short prompt also needs a row for each of its tokens, and ends at its first token.
 TEST_F(SchedulerTest, ScoredPromptsDoNotStarveOneThatHasStarted) {
   limits_.num_pages = 1000;
   limits_.max_logit_rows = 16;
@@ -88,8 +88,8 @@ TEST_F(SchedulerTest, ScoredPromptsDoNotStarveOneThatHasStarted) {
   EXPECT_LE(steps, 400 / 8);  // it has half of the rows
 }
 
-// A long urgent prompt has half of each step, and short ones that end at their first token the
-// other.
+// A long urgent prompt has half of each step; short prompts that end at their first token have the
+// other half.
 TEST_F(SchedulerTest, UrgentPromptsStarveNone) {
   limits_.num_pages = 1000;
   limits_.max_num_seqs = 3;
@@ -118,8 +118,8 @@ TEST_F(SchedulerTest, UrgentPromptsStarveNone) {
   }
 }
 
-// A paused one has the whole pool, up to a page end; it ends when it wants its next token.
-TEST_F(SchedulerTest, WhatCannotComeBackIsNotSwappedOut) {
+// A paused sequence has the whole pool, up to a page end; it ends when it needs its next token.
+TEST_F(SchedulerTest, ASequenceThatCannotComeBackIsNotSwappedOut) {
   limits_.num_pages = 4;
   limits_.swap_bytes = 1000;
   limits_.swap_page_bytes = 1;
@@ -171,7 +171,7 @@ TEST_F(SchedulerChunksTest, ChunksEndAtMultiplesOrWithThePrompt) {
   EXPECT_EQ(ChunksOf(1), Sizes{1});
 }
 
-// As many run as leave room for the least chunk of one of them.
+// As many sequences run as leave room for the smallest chunk of one of them.
 TEST_F(SchedulerChunksTest, SeatsLeaveRoomForAChunk) {
   limits_.max_num_batched_tokens = 131;
   Start();
@@ -210,7 +210,7 @@ TEST_F(SchedulerChunksTest, PromptsBesideDecodesAreCut) {
 }
 
 // A prompt token takes 1e-4 seconds, a decoded one 1e-2.
-TEST_F(SchedulerChunksTest, WhatWouldBeReplayedIsDearer) {
+TEST_F(SchedulerChunksTest, ReplayedTokensCostAsMuchAsDecodedOnes) {
   limits_.num_pages = 14;
   limits_.swap_bytes = 100000;
   limits_.swap_state_bytes = 10;

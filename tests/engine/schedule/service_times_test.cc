@@ -53,11 +53,11 @@ TEST(ServiceTimesTest, WaitsAreTheWorkAhead) {
   EXPECT_LT(times.Wait(running, {}, 5), 0.01);                 // a running slot is free
   EXPECT_LT(times.Wait({40000, 40, 4}, {}, 5), 0.01);          // whatever prompts run
   EXPECT_NEAR(times.Wait(running, {200, 0, 1}, 8), 0.2, 0.2);  // prompts come before
-  // Four slots; twenty requests of 100 + 10 tokens: 0.2 s each.
+  // Four slots; twenty requests of 100 + 10 tokens, 0.2 s each.
   EXPECT_NEAR(times.Wait(running, {2000, 200, 20}, 4), 4.4, 0.9);
 }
 
-TEST(ServiceTimesTest, ExpectsWhatRequestsGenerateWhileTheyHaveASlot) {
+TEST(ServiceTimesTest, ExpectsTheTokensThatRequestsGeneratedBefore) {
   ServiceTimes times;
   EXPECT_EQ(times.ExpectedTokens(10), 10);
   EXPECT_EQ(times.ExpectedTokens(20000), 64);

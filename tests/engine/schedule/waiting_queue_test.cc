@@ -1,4 +1,4 @@
-// Whose turn it is.
+// WaitingQueue: the order of turns.
 #include "engine/schedule/waiting_queue.h"
 
 #include <algorithm>
@@ -49,7 +49,7 @@ class WaitingQueueTest : public testing::Test {
   std::vector<std::unique_ptr<Sequence>> sequences_;
 };
 
-TEST_F(WaitingQueueTest, WhatWasGeneratedIsCharged) {
+TEST_F(WaitingQueueTest, GeneratedTokensAreCharged) {
   Sequence* first = Add(1, 10);
   EXPECT_EQ(Turns(1), Clients{1});
   for (int i = 0; i < 5; ++i) Add(2, 10);
@@ -90,11 +90,11 @@ TEST_F(WaitingQueueTest, AClientWithCheapRequestsComesFirstForItsShare) {
     small = Add(100, 10);
     ++small_turns;
   }
-  // By then each of the forty-one is due the 2,048 that a large one asks for beyond it.
+  // By then each of the forty-one clients is due 2,048 tokens, the difference of the costs.
   EXPECT_NEAR(static_cast<double>(small_turns * 10), 41 * 2048, 100);
 }
 
-TEST_F(WaitingQueueTest, WhatIsAheadDependsOnTheClient) {
+TEST_F(WaitingQueueTest, TheWorkAheadDependsOnTheClient) {
   ServiceTimes times;
   for (int i = 0; i < 100; ++i) Add(1, 10);
   EXPECT_EQ(queue_.Ahead(1, 10, 0, times).requests, 100);

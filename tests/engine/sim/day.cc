@@ -1,4 +1,4 @@
-// Day: what clients do, and steps; day_checks.cc checks. Read day.h first.
+// Day: the clients' actions, and steps. day_checks.cc has the checks. Read day.h first.
 #include "tests/engine/sim/day.h"
 
 #include <algorithm>

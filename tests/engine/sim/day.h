@@ -59,7 +59,7 @@ class Day : private StepObserver {
   void Step();
   void AcknowledgeAll();
   void FlushPrefixCache();
-  // Time passes.
+  // Lets time pass.
   void Wait(Seconds seconds) { now_ += seconds; }
   // Faults and impatience are over: everything must end, and the pool must be full then.
   void Close(bool cancel_all = false);
@@ -75,9 +75,9 @@ class Day : private StepObserver {
   RequestId free_id() const { return IndexOf(ended_) < 0 ? ended_ : 0; }
   RequestId StartedId() const;  // of a request that has started; 0: there is none
   void MakeNan(RequestId id);
-  // Requests that ended well lately, each with its answer as the end of the prompt.
+  // Requests that ended well lately, with their answers appended to their prompts.
   const std::deque<Request>& conversations() const { return conversations_; }
-  // The first thing that was wrong; empty: nothing.
+  // The first violation; empty: none.
   const std::string& violation() const { return violation_; }
   bool ok() const { return violation_.empty(); }
   void Fail(const std::string& what);
@@ -86,7 +86,7 @@ class Day : private StepObserver {
   const Marks& CountMarks();
 
  private:
-  // An observer's.
+  // StepObserver:
   void AfterSubmit(const StepPlan& plan) override;
   void AfterCollect(const StepPlan& plan, const StepResult& result) override;
   void OnFinish(const Request& request, const Finish& finish) override;

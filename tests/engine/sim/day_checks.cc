@@ -129,11 +129,12 @@ void Day::CheckFinish(const RequestOutput& output, Client* client) {
   CheckCertificate(finish, *client);
 }
 
-// The largest mass evicted from all that was computed, in whatever slots and by whichever requests.
+// The certificate covers the largest mass evicted from the request's tokens, in all slots,
+// including tokens that another request computed.
 void Day::CheckCertificate(const Finish& finish, const Client& client) {
   const bool ended_well = finish.status.ok() && finish.reason != FinishReason::kAbort;
-  // How far a prompt was computed is not known here; where the pool is too small the reference is
-  // at its end by now.
+  // It is not known here how much of a prompt was computed. If the pool is too small, the reference
+  // is at its end by now.
   if (!ended_well && (client.delivered == 0 || absl::IsOutOfRange(finish.status))) return;
   Expect(finish.stats.acp.max_log_evicted_mass == client.reference.max_log_evicted_mass(),
          "wrong certificate", client.request().id);
@@ -257,12 +258,12 @@ void Day::CheckAfterStep() {
   CheckTimes();
 }
 
-// Where nothing but running slots is short, and clients are no more than those, a client that waits
-// is due one after kSlotTurn, and what ran then may give its own up after another. From then on one
-// goes in each step to a client that is due one, of which there are fewer than slots, or to a
-// request that has aged. One of these comes at most before each of them, and keeps it for
-// kSlotTurn. However long nothing happens between two steps, it is no more than one kSlotTurn to
-// those rules.
+// Applies if only running slots are short and there are no more clients than slots. A waiting
+// client is due a slot after kSlotTurn, and the sequences that run then may yield theirs after
+// another kSlotTurn. From then on each step gives one slot to a client that is due one, of which
+// there are fewer than slots, or to a rescued request. At most one rescued request goes before each
+// client, and keeps its slot for kSlotTurn. A long pause between two steps counts as one kSlotTurn,
+// because the rules apply once a step.
 void Day::CheckSlots() {
   if (!swarm_.only_slots || marks_[Mark::kFloods] > 0) return;
   constexpr Seconds kTurn = kSlotTurn;
@@ -336,7 +337,7 @@ void Day::Close(bool cancel_all) {
   if (print_) std::printf("trace %016llx\n", static_cast<unsigned long long>(trace_));
 }
 
-// Readers are fast now and no client comes.
+// From now on readers are fast and no client comes.
 void Day::EndAll(bool cancel_all) {
   if (cancel_all) {
     ++marks_[Mark::kCancelledAll];

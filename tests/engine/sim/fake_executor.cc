@@ -152,7 +152,8 @@ void FakeExecutor::Append(const PlannedSequence& sequence) {
   keys_.Write(sequence.slot, sequence.position, token_hashes_);
 }
 
-// Rows and page ends in the order of their positions: a row sees what page ends before it kept.
+// Rows and page ends in the order of their positions: a row sees the pages kept by the page ends
+// before it.
 void FakeExecutor::ComputeRows(const PlannedSequence& sequence, float* logits) {
   const int64_t end = sequence.position + static_cast<int64_t>(sequence.token_ids.size());
   int64_t page_end = (sequence.position / kPageTokens + 1) * kPageTokens;
@@ -230,7 +231,7 @@ void FakeExecutor::CheckMixture(const StepPlan& plan) {
     decodes |= limits.depth == 2 && sequence.token_ids.front() == kLastSampledToken;
   }
   if (limits.max_mixed_tokens == 0 || !decodes) return;
-  // Where chunks do not matter the first may have a page beyond what others took.
+  // Where chunks do not matter, the first prompt may have a page beyond the limit.
   const int64_t page = kPageTokens, more = limits.chunk_multiple == 1 ? page : 0;
   if (prefill > std::max({limits.max_mixed_tokens, page, limits.min_prefill()}) + more) {
     Violate("too many tokens of prompts beside decodes");
@@ -377,7 +378,7 @@ void FakeExecutor::TakeSnapshots(const std::vector<SharedSlot>& snapshots) {
   }
 }
 
-// Whose position fits nothing else: CheckSequence.
+// CheckSequence refuses positions that do not fit.
 void FakeExecutor::Start(const StepPlan& plan) {
   for (const SharedSlot& start : plan.starts) {
     if (start.from < options_.limits.slots() || start.to >= options_.limits.slots()) {

@@ -34,7 +34,7 @@ class FakeExecutor : public StepExecutor {
   int64_t collected_free_pages() const { return collected_free_pages_; }  // after that plan
   int64_t occupied_slots() const { return occupied_slots_; }              // of sequences
   int64_t snapshots() const { return snapshots_; }
-  // Pages that the slot alone has after all plans that were submitted.
+  // Pages that only this slot holds after all plans submitted.
   int64_t sole_pages(int32_t slot) const { return keys_.sole_pages()[slot]; }
   int64_t runs() const { return runs_; }
   int64_t in_flight() const { return static_cast<int64_t>(computed_.size()); }
@@ -104,7 +104,7 @@ class FakeExecutor : public StepExecutor {
   void ComputeRows(const PlannedSequence& sequence, float* logits);
   absl::StatusOr<SampledToken> Sample(const PlannedSequence& sequence, const float* row,
                                       Slot* slot);
-  // Whether a run was before the current one and is not collected yet.
+  // True if a run is older than the current one and not collected yet.
   bool InFlight(int64_t run) const {
     return run < runs_ && run > runs_ - static_cast<int64_t>(computed_.size());
   }

@@ -83,8 +83,8 @@ inline uint64_t PageWeight(int64_t head, int64_t page) {
   return Mix(static_cast<uint64_t>(head), static_cast<uint64_t>(page)) | 1;
 }
 
-// The first page that a head keeps after the page end at `end` tokens, by that page end alone; what
-// was evicted before stays so. `state`: the KeyChain's there.
+// The first page that a head keeps after the page end at `end` tokens, by that page end alone;
+// pages evicted before stay evicted. `state`: of the KeyChain at that page end.
 inline int64_t FirstKept(const FakeOptions& options, uint64_t state, int64_t head, int64_t end,
                          double log_tolerance) {
   if (options.max_window < 0 || !std::isfinite(log_tolerance)) return 0;
@@ -96,7 +96,7 @@ inline int64_t FirstKept(const FakeOptions& options, uint64_t state, int64_t hea
 
 // H of the page end that keeps the pages from `kept` on. The rule evicts page n if E_n + H <= log
 // eps - slack, and E_n is n here: H lies between log eps - n and log eps - n + 1 for the first page
-// n that is not licensed. Where, and so the certificate, is the page end's own.
+// n that is not licensed. The page end determines the exact value, and so the certificate.
 inline double LogDenominatorBound(uint64_t state, int64_t head, int64_t end, int64_t kept,
                                   double log_tolerance) {
   // The page that ends is never evicted, licence or not.

@@ -1,4 +1,4 @@
-// Flood: newcomers come on and on, and every earlier client goes on until it ends, each of its
+// Flood: newcomers keep coming, and every earlier client must go on until it ends, with each of its
 // tokens within a bound that follows from the scheduler's rules. Read simulation.h first.
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace fox::sim {
 
 // Readers are fast and patient now. Returns the longest wait for a token, as a part of its bound.
-// `kinds` tells what newcomers are like, `random` all else.
+// `kinds` chooses the kind of the newcomers, `random` everything else.
 double Flood(Random& kinds, Random& random, Day* day);
 
 }  // namespace fox::sim

@@ -1,6 +1,6 @@
-// fox-simulate: the simulation as a program that needs nothing beside it: many seeds until so
-// many events have happened, or one seed to look at. Exit 0: nothing was wrong; 1: a
-// violation, with the command that replays it; 2: usage.
+// fox-simulate: the simulation as a program of its own. Runs many seeds up to a number of events,
+// or a single seed. Exit 0: no violation; 1: a violation, with the command that replays it; 2:
+// usage.
 #include <chrono>
 #include <cstdio>
 #include <string>

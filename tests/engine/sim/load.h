@@ -87,7 +87,7 @@ class ScriptedExecutor : public StepExecutor {
   int64_t FreePages() const {
     return std::accumulate(live_.begin(), live_.end(), limits_.num_pages, std::minus<>());
   }
-  // Dense heads keep all, the others a window.
+  // Some heads keep all pages, the others a window.
   int64_t PagesKept(const PlannedSequence& planned, int64_t tokens) {
     double& dense = dense_[static_cast<size_t>(planned.slot)];
     if (planned.position == 0) {
@@ -137,7 +137,7 @@ class Load {
     return request;
   }
 
-  // Calls `then` at that time.
+  // Calls `then` at `time`.
   void At(Seconds time, std::function<void()> then) {
     events_.emplace(std::max(time, now_), std::move(then));
   }

@@ -47,9 +47,9 @@ inline absl::Status AuditOwners(const PagedKv& kv, Ops& ops, const std::vector<u
   return absl::OkStatus();
 }
 
-// Every page is free or live in a list, several slots have one only in the same place and full,
-// and live ranges are sane; where pages are shared, owners and sole pages are counted right.
-// Internal otherwise. Costs O(live pages).
+// Internal unless every page is either free or live in a list, slots share a page only if it is
+// full and in the same place for all, and live ranges are sane; with shared pages also unless
+// owners and sole pages are counted right. Costs O(live pages).
 inline absl::Status AuditPages(const PagedKv& kv, Ops& ops) {
   const PagedKvShape& shape = kv.shape;
   constexpr uint64_t kFree = ~uint64_t{0};
@@ -104,6 +104,6 @@ inline absl::Status AuditPages(const PagedKv& kv, Ops& ops) {
   return ops.shares_pages() ? AuditOwners(kv, ops, owners) : absl::OkStatus();
 }
 
-// `owners`: as the page tables say.
+// `owners`: taken from the page tables.
 
 }  // namespace fox

@@ -11,7 +11,7 @@ bool Contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
-// Whether a token comes alone: generated ones, and a prompt that is one token.
+// True if the token comes alone: a generated token, or a prompt of one token.
 bool IsDecoded(int64_t position, int64_t prompt) { return position >= prompt || prompt == 1; }
 
 }  // namespace
@@ -29,7 +29,7 @@ Reference::Reference(Request request, const EngineOptions& engine, const FakeOpt
       keys_(executor, request_.id, request_.cache_salt, log_tolerance_),
       heads_(static_cast<size_t>(executor.limits.lists_per_slot)) {}
 
-// Where chunks matter, the pages of the least chunk are taken before any is evicted.
+// Where chunks matter, the pages of the smallest chunk are taken before any page is evicted.
 int64_t Reference::PageRowsTaken() const {
   const int64_t multiple = executor_.limits.chunk_multiple;
   const auto prompt = static_cast<int64_t>(request_.prompt.size());

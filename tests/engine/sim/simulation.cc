@@ -1,4 +1,4 @@
-// The random day. Read simulation.h first.
+// Simulation: random operations of a day, and shrinking. Read simulation.h first.
 #include "tests/engine/sim/simulation.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ Swarm SwarmOf(const DayOptions& options) {
   return swarm;
 }
 
-// With the next turn of a conversation, if there is one with room for more.
+// Makes the request the next turn of a conversation, if there is one with room for more tokens.
 void GoOn(Random& random, Day* day, Request* request) {
   const auto count = static_cast<int64_t>(day->conversations().size());
   if (!random.Chance(day->swarm().turns) || count == 0) return;
@@ -65,7 +65,7 @@ void SubmitSome(Random& random, Day* day) {
   day->Submit(requests, invalid);
 }
 
-// One that has something to acknowledge, if three tries find it.
+// A client that has something to acknowledge, if three tries find one.
 void AcknowledgeOne(Random& random, Day* day) {
   const auto last = static_cast<int64_t>(day->clients().size()) - 1;
   for (int i = 0; i < 3 && last >= 0; ++i) {
@@ -73,7 +73,7 @@ void AcknowledgeOne(Random& random, Day* day) {
     const Client& client = *day->clients()[index];
     if (client.request().flow_window == 0 || client.open() == 0) continue;
     const int64_t taken = random.Chance(0.5) ? client.open() : random.Int(0, client.open());
-    // More than there is counts as all there is.
+    // Acknowledging more tokens than were delivered counts as all of them.
     const bool excess = taken == client.open() && random.Chance(0.1);
     return day->Acknowledge(index, taken, excess ? 1000 : 0);
   }
@@ -128,8 +128,7 @@ Report Simulate(const DayOptions& options) {
   return report;
 }
 
-// Blocks of operations are left out, ever smaller ones (after Zeller and Hildebrandt's delta
-// debugging).
+// Leaves out ever smaller blocks of operations (Zeller and Hildebrandt's delta debugging).
 DayOptions Shrink(DayOptions options, bool (*fails)(const Report&)) {
   options.print = false;
   options.operations = std::min(options.operations, Simulate(options).operation + 1);

@@ -1,6 +1,6 @@
 // Simulation: one seed is one day (day.h) of random clients over the real engine, scheduler and
 // page pool. Deterministic: a seed that fails fails again. Phases: faults and impatient clients;
-// then everything must end, on some days while others send on; then the pool must be full.
+// then everything must end, on some days while newcomers keep coming; then the pool must be full.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// How seeds differ. Read swarm.h first.
+// Swarm: the random choices of a seed. Read swarm.h first.
 #include "tests/engine/sim/swarm.h"
 
 #include <algorithm>
@@ -81,7 +81,8 @@ void ChooseClients(Random& random, Swarm* swarm) {
   swarm->token_seconds = random.Chance(0.5) ? 0 : random.Unit() * 0.001;
 }
 
-// Room for a few, for all, or for hardly one. At the slowest rate some are cheaper computed again.
+// Swap space for a few slots, for all, or for hardly one. At the slowest rate it is faster to
+// compute some sequences again.
 void ChooseSwapSpace(Random& random, Swarm* swarm) {
   ExecutorLimits& limits = swarm->executor.limits;
   SetSwapSpace(0, &limits);
@@ -200,8 +201,8 @@ void ChooseSampling(const Swarm& swarm, Random& random, SamplingParams* sampling
   }
 }
 
-// As an executor has it that cares about chunks: steps with room for the least of them, mostly
-// beside decodes of all others.
+// Limits of an executor whose bits depend on chunks: steps with room for the smallest chunk, mostly
+// beside decodes of all other sequences.
 void ChooseChunks(Random& random, int64_t multiple, Swarm* swarm) {
   ExecutorLimits& limits = swarm->executor.limits;
   if (multiple == 0) {

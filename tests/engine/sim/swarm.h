@@ -1,6 +1,6 @@
-// Swarm: what one seed of the simulation is like: sizes of executor and requests, and how often
-// clients do what. Features are switched off in some seeds, so that rare pairs meet (Groce et al.,
-// Swarm Testing, ISSTA 2012). Read simulation.h first.
+// Swarm: the parameters of one seed of the simulation: sizes of executor and requests, and
+// frequencies of the clients' actions. Features are switched off in some seeds, so that rare pairs
+// meet (Groce et al., Swarm Testing, ISSTA 2012). Read simulation.h first.
 #pragma once
 
 #include <vector>
