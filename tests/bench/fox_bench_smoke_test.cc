@@ -134,7 +134,7 @@ TEST(FoxBenchTest, MakesAModelThatLoads) {
   EXPECT_LT(report["rows"][2]["live_bytes"], report["rows"][0]["live_bytes"]);
 }
 
-TEST(FoxBenchTest, MisuseIsToldInOneLine) {
+TEST(FoxBenchTest, MisuseIsAnErrorOfOneLine) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"decode --model=", "--model is required"},
       {"prefill --model /nonexistent", ""},

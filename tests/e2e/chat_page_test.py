@@ -14,7 +14,7 @@ import urllib.request
 import chromium
 import fox_server
 from model_router import MAX_BODY_BYTES, ModelRouter
-from page_test import DONE, LONG, STATE, Page
+from page_test import CONTROL, DONE, LONG, STATE, Page
 
 
 class ChatPageTest(Page):

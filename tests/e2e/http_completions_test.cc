@@ -256,7 +256,7 @@ TEST(HttpCompletionCallTest, AFailureInAStreamIsAnEventAndElseAStatus) {
   EXPECT_EQ(answered.Json()["error"]["type"], "server_error");
 }
 
-TEST(HttpCompletionCallTest, AMissingTokenIsToldBeforeTheBody) {
+TEST(HttpCompletionCallTest, AMissingTokenIsRefusedBeforeTheBody) {
   const std::string file = ::testing::TempDir() + "http_tokens";
   std::ofstream(file) << "a-secret-token\n";
   TestCoreOptions options;

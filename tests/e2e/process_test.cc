@@ -336,7 +336,7 @@ TEST(ProcessTest, ASignalWhileLoadingEndsTheServerAtOnce) {
 }
 
 // process_end_test has the other signals, and core files.
-TEST(ProcessTest, ACrashIsToldByTheExitCode) {
+TEST(ProcessTest, ACrashHasItsExitCode) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers tell more";
 #endif
