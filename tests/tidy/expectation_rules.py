@@ -20,7 +20,7 @@ UNARY = {"assertTrue", "assertFalse", "assertIsNone", "assertIsNotNone"}
 # Assertions of unittest without a message of their own.
 CONTEXTS = re.compile(r"assert(Raises|Warns|Logs|NoLogs)")
 
-MAX_SILENT_LOOPS = 255
+MAX_SILENT_LOOPS = 31
 
 
 class Loop(NamedTuple):

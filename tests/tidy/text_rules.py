@@ -17,7 +17,7 @@ HEADLESS = re.compile(
     r"|\b[Ww]hat(ever)? (is|are|it|has|have|was|were|they|waits?|comes?|runs?|a|an|the|this|that)\b"
     r"|(^|\. |// |# |\| )(Of|What|Likewise|The same)\b"
     r"|\b(that of|those of|those that|one that|so many)\b")
-MAX_HEADLESS = 12  # lines per 1,000 lines of comments and .md; about 5 are good English
+MAX_HEADLESS = 10  # lines per 1,000 lines of comments and .md; about 5 are good English
 LONE_LINK = re.compile(r"\s*(?:[-*]|\d+\.)?\s*(?:!?\[[^\]]*\]\([^)]*\)|https?://\S+)[.,;:]?\s*$")
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
