@@ -141,7 +141,7 @@ void AddedTokenSplitter::SplitText(std::string_view text, const Trie& trie,
     if (done < begin) take({text.substr(done, begin - done)});
     // Empty: the token before it has swallowed all of this one, which is white space.
     if (begin < end) take({text.substr(begin, end - begin), token.id});
-    done = end;  // not `at`: the space that this token swallows may be the next token
+    done = end;  // the search goes on at `at`: swallowed space may begin the next token
   }
   if (done < text.size()) take({text.substr(done)});
 }

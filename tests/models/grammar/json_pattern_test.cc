@@ -3,7 +3,9 @@
 #include "models/grammar/json_pattern.h"
 
 #include <fstream>
+#include <regex>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/models/grammar/byte_grammar.h"
@@ -58,6 +60,22 @@ TEST(JsonPatternTest, NumbersEnd) {
   EXPECT_TRUE(Accepts(number, digits + "." + digits + "e289"));
   EXPECT_FALSE(Accepts(number, digits + "." + digits + "9"));
   EXPECT_FALSE(Accepts(number, "1e290") || Accepts(number, "1e1000") || Accepts(number, "1e0001"));
+}
+
+TEST(JsonPatternTest, IntegersKeepToTheirRange) {
+  const std::vector<std::pair<int, int>> kRanges = {
+      {0, 0}, {3, 120}, {-7, 13}, {-200, -19}, {99, 101}, {10, 1000}, {-1, 0}, {1, 7}, {555, 555}};
+  for (const auto& [first, last] : kRanges) {
+    const std::regex both(IntegerPattern(first, last)), from(IntegerPattern(first, {})),
+        to(IntegerPattern({}, last));
+    for (int i = -2500; i <= 2500; ++i) {
+      const std::string text = absl::StrCat(i);
+      EXPECT_EQ(std::regex_match(text, both), i >= first && i <= last) << i << " " << first;
+      EXPECT_EQ(std::regex_match(text, from), i >= first) << i << " from " << first;
+      EXPECT_EQ(std::regex_match(text, to), i <= last) << i << " to " << last;
+    }
+  }
+  EXPECT_TRUE(std::regex_match("-9223372036854775808", std::regex(IntegerPattern(INT64_MIN, -5))));
 }
 
 TEST(JsonPatternTest, UnknownAndLargePatternsAreRefused) {
