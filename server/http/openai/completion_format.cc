@@ -78,7 +78,7 @@ int64_t CompletionWriter::AddEvent(size_t prompt, const v1::GenerateDelta& event
   } else {
     choice.finish = ReasonOf(event.finish().reason());
     if (choice.reader.has_value()) {
-      choice.reader->End(event.finish().reason() != v1::STOP, &choice.text);
+      choice.reader->EndText(event.finish().reason() != v1::STOP, &choice.text);
     }
     const bool calls = choice.reader.has_value() && choice.reader->calls() > 0;
     if (calls && event.finish().reason() == v1::STOP) choice.finish = "\"tool_calls\"";
@@ -163,7 +163,7 @@ std::string CompletionWriter::TakeBody() {
 
 std::string CompletionWriter::TakeChoice(size_t index) {
   Choice& choice = choices_[index];
-  const std::string logprobs = choice.logprobs.has_value() ? choice.logprobs->Take() : "null";
+  const std::string logprobs = choice.logprobs.has_value() ? choice.logprobs->TakeJson() : "null";
   const std::string text =
       request_.chat ? TakeMessage(&choice) : JsonString(std::exchange(choice.text, {}));
   const char* name = !request_.chat ? "text" : request_.stream ? "delta" : "message";

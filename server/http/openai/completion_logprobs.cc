@@ -102,7 +102,7 @@ void CompletionLogprobs::AddToken(int32_t id, const std::string& logprob, const 
   offset_ += CountCharacters(stream_.Push(id));
 }
 
-std::string CompletionLogprobs::Take() {
+std::string CompletionLogprobs::TakeJson() {
   if (tokens_.empty()) return "null";
   if (chat_) return absl::StrCat("{\"content\":[", std::exchange(tokens_, {}), "]}");
   std::string out =

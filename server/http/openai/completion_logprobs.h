@@ -33,7 +33,7 @@ class CompletionLogprobs {
   void Follow(const CompletionLogprobs& prompt, int64_t characters);
 
   // The lists so far as one JSON object; they begin anew. "null": no token since the last call.
-  std::string Take();
+  std::string TakeJson();
   int64_t bytes() const;
 
  private:

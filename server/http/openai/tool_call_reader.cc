@@ -46,7 +46,7 @@ void ToolCallReader::Read(absl::string_view piece, std::string* content,
   }
 }
 
-void ToolCallReader::End(bool cut, std::string* content) {
+void ToolCallReader::EndText(bool cut, std::string* content) {
   if (place_ != Place::kText) return;
   const std::string held = std::exchange(held_, {});
   if (calls_only_ || (cut && calls_ > 0)) return;

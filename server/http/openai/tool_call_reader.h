@@ -41,7 +41,7 @@ class ToolCallReader {
   void Read(absl::string_view piece, std::string* content, std::vector<ToolCallPart>* parts);
   // The answer has ended: text that waits is content, unless a call has begun in it. `cut`: the
   // model did not end the answer, and might have gone on with a call.
-  void End(bool cut, std::string* content);
+  void EndText(bool cut, std::string* content);
   size_t calls() const { return calls_; }  // that are whole
 
  private:

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,17 +17,22 @@
 namespace fox {
 
 class Call;
+class HttpExchange;
+
+// Answers a route's requests. Called on the HTTP thread with a whole request; must not block.
+using HttpHandler = std::function<void(std::shared_ptr<HttpExchange> exchange)>;
 
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
-  std::string method;   // "POST"
-  std::string path;     // as it came, without the query and a slash at its end
-  std::string query;    // without "?", as it came
-  HttpHeaders headers;  // names in lower case
-  std::string peer;     // "ipv4:127.0.0.1:4711", as gRPC writes it
-  uint64_t client = 0;  // the client that budgets charge
-  std::string body;     // whole
+  std::string method;                    // "POST"
+  std::string path;                      // as it came, without the query and a slash at its end
+  std::string query;                     // without "?", as it came
+  HttpHeaders headers;                   // names in lower case
+  std::string peer;                      // "ipv4:127.0.0.1:4711", as gRPC writes it
+  uint64_t client = 0;                   // the client that budgets charge
+  std::string body;                      // whole
+  const HttpHandler* handler = nullptr;  // set by the port's gate
 
   // The value of the header `name` (in lower case) at `place` among the headers of that name, from
   // 0; a view of null: there is none.

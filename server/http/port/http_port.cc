@@ -47,15 +47,13 @@ class Connection;
 // The state that all connections share. All but the atomics and `io` is used by the port's thread
 // alone.
 struct Loop : std::enable_shared_from_this<Loop> {
-  Loop(const HttpPortOptions& opts, HttpPort::Gate g, HttpPort::Handler h)
-      : options(opts), gate(std::move(g)), handler(std::move(h)) {}
+  Loop(const HttpPortOptions& opts, HttpPort::Gate g) : options(opts), gate(std::move(g)) {}
   void Add(int descriptor, const TlsMaterial* tls);
   void Tick();
   void Close(bool idle_only);
 
   const HttpPortOptions options;
   const HttpPort::Gate gate;
-  const HttpPort::Handler handler;
   asio::io_context io{1};
   asio::steady_timer timer{io};
   std::array<char, 64 << 10> scratch{};  // every connection reads into it
@@ -345,7 +343,8 @@ void Connection::Handle() {
   if (refusal_.has_value()) {
     Answer(exchange_, *std::exchange(refusal_, std::nullopt));
   } else {
-    loop_->handler(std::move(exchange));
+    FOX_CHECK(exchange->request.handler != nullptr);
+    (*exchange->request.handler)(exchange);
   }
 }
 
@@ -462,8 +461,8 @@ struct HttpPort::Impl {
   std::thread thread;
 };
 
-HttpPort::HttpPort(const HttpPortOptions& options, Gate gate, Handler handler) {
-  auto loop = std::make_shared<Loop>(options, std::move(gate), std::move(handler));
+HttpPort::HttpPort(const HttpPortOptions& options, Gate gate) {
+  auto loop = std::make_shared<Loop>(options, std::move(gate));
   impl_ = std::make_unique<Impl>(
       Impl{loop, asio::make_work_guard(loop->io), std::thread([loop] { loop->io.run(); })});
   asio::post(loop->io, [loop = loop.get()] { loop->Tick(); });

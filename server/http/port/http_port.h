@@ -27,13 +27,12 @@ struct HttpPortOptions {
 // All methods may be called from any thread.
 class HttpPort {
  public:
-  // Called with a request's head, before its body: sets its client. An answer refuses the request.
+  // Called with a request's head, before its body: sets its client and its handler, which must
+  // outlive the port. An answer refuses the request.
   using Gate = std::function<std::optional<HttpAnswer>(HttpRequest* head)>;
-  // Called with a whole request.
-  using Handler = std::function<void(std::shared_ptr<HttpExchange> exchange)>;
 
-  // Both are called on the port's thread, which starts here.
-  HttpPort(const HttpPortOptions& options, Gate gate, Handler handler);
+  // `gate` and handlers are called on the port's thread, which starts here.
+  HttpPort(const HttpPortOptions& options, Gate gate);
   ~HttpPort();  // Stop(0)
   HttpPort(const HttpPort&) = delete;
   HttpPort& operator=(const HttpPort&) = delete;

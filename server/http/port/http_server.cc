@@ -61,7 +61,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(const HttpServerO
 
 HttpServer::~HttpServer() { Stop(0); }
 
-void HttpServer::Handle(const std::string& method, const std::string& path, Handler handler,
+void HttpServer::Handle(const std::string& method, const std::string& path, HttpHandler handler,
                         Privilege needed) {
   FOX_CHECK(port_ == nullptr && handler != nullptr);
   FOX_CHECK(!path.empty() && path.front() == '/');
@@ -77,20 +77,10 @@ void HttpServer::AddPage(const std::string& path, HttpAnswer page, Privilege nee
 
 void HttpServer::Start() {
   FOX_CHECK(port_ == nullptr && access_ != nullptr && client_of_ != nullptr);
-  port_ = std::make_unique<HttpPort>(
-      options_.port,
-      [this](HttpRequest* head) {
-        head->client = client_of_(*head);
-        return Refusal(*head);
-      },
-      [this](std::shared_ptr<HttpExchange> exchange) {
-        const HttpRequest& request = exchange->request;
-        const auto* const path = FindPath(request.path);
-        FOX_CHECK(path != nullptr);  // the gate has refused other paths and methods
-        const Route* const route = Find(path->second, request.method);
-        FOX_CHECK(route != nullptr);
-        route->handler(std::move(exchange));
-      });
+  port_ = std::make_unique<HttpPort>(options_.port, [this](HttpRequest* head) {
+    head->client = client_of_(*head);
+    return CheckHead(head);
+  });
   acceptor_->Start([this](int, int descriptor) {
     if (options_.tls != nullptr) options_.tls->Reload();
     port_->Add(descriptor, options_.tls == nullptr ? nullptr : options_.tls->Current());
@@ -149,7 +139,8 @@ bool HttpServer::AllowsHost(absl::string_view host) const {
          });
 }
 
-std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
+std::optional<HttpAnswer> HttpServer::CheckHead(HttpRequest* request) const {
+  const HttpRequest& head = *request;
   if (!AllowsHost(head.Header("host"))) {
     return ErrorAnswer(403,
                        "Host: not a name of this machine; ask for its address, or add the name to "
@@ -181,6 +172,7 @@ std::optional<HttpAnswer> HttpServer::Refusal(const HttpRequest& head) const {
     answer.headers.emplace_back("Accept-Encoding", "identity");  // RFC 9110, 15.5.16
     return answer;
   }
+  request->handler = &route->handler;
   return std::nullopt;
 }
 

@@ -31,9 +31,6 @@ struct HttpServerOptions {
 // Methods are called by one thread at a time.
 class HttpServer {
  public:
-  // Called on the HTTP thread with a whole request; must not block.
-  using Handler = std::function<void(std::shared_ptr<HttpExchange> exchange)>;
-
   // Binds and listens. From here on clients connect and wait. Unavailable: the port is taken.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Listen(const HttpServerOptions& options);
   ~HttpServer();  // Stop(0)
@@ -44,7 +41,7 @@ class HttpServer {
   // `path` that ends with "/" stands for all paths below it without a route of their own. A route
   // for GET answers HEAD, too. Other methods there are refused with 405, other paths with 404.
   // `needed`: the privilege that a client needs; see SetAccess.
-  void Handle(const std::string& method, const std::string& path, Handler handler,
+  void Handle(const std::string& method, const std::string& path, HttpHandler handler,
               Privilege needed = Privilege::kUser);
   // Before Start: an answer that is always the same.
   void AddPage(const std::string& path, HttpAnswer page, Privilege needed = Privilege::kPublic);
@@ -73,7 +70,7 @@ class HttpServer {
         acceptor_(std::move(acceptor)) {}
 
   struct Route {
-    Handler handler;
+    HttpHandler handler;
     Privilege needed = Privilege::kAdmin;
   };
   struct Explanation {
@@ -86,7 +83,8 @@ class HttpServer {
   static const Route* Find(const Methods& methods, const std::string& method);
   bool AllowsHost(absl::string_view host) const;
   HttpAnswer NotFound(const std::string& path) const;
-  std::optional<HttpAnswer> Refusal(const HttpRequest& head) const;
+  // The refusal of a request; none: it is admitted, and has its handler now.
+  std::optional<HttpAnswer> CheckHead(HttpRequest* head) const;
 
   const HttpServerOptions options_;
   const bool local_;

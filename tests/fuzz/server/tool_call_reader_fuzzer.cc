@@ -37,7 +37,7 @@ Answer ReadIn(const ToolFormat& format, const std::string& text, size_t most) {
       answer.arguments.back() += part.arguments;
     }
   } while (at < text.size());
-  reader.End(/*cut=*/false, &answer.content);
+  reader.EndText(/*cut=*/false, &answer.content);
   answer.calls = reader.calls();
   return answer;
 }

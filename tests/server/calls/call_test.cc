@@ -323,7 +323,9 @@ TEST_F(CallTest, AnAnswerFollowsItsGrammar) {
     const auto recorded = Started(Converting(test_, request));
     ASSERT_TRUE(recorded->transport->WaitForEnd().ok());
     for (const v1::GenerateDelta& event : recorded->transport->events()) {
-      if (event.has_finish()) EXPECT_EQ(event.finish().reason(), v1::STOP);
+      if (event.has_finish()) {
+        EXPECT_EQ(event.finish().reason(), v1::STOP);
+      }
     }
     for (const uint32_t index : {0u, 1u}) {
       const std::string text = recorded->transport->Text(index);

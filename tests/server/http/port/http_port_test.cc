@@ -26,7 +26,13 @@ struct Connected {
   int descriptor = -1;
 };
 
-std::optional<HttpAnswer> Admit(HttpRequest*) { return std::nullopt; }
+// A gate that admits everything to one handler.
+HttpPort::Gate AdmitTo(HttpHandler handler) {
+  return [handler = std::move(handler)](HttpRequest* head) -> std::optional<HttpAnswer> {
+    head->handler = &handler;
+    return std::nullopt;
+  };
+}
 
 TEST(HttpPortTest, WhatIsAnsweredAfterTheEndDoesNotKeepTheLoop) {
   Connected connection;
@@ -36,9 +42,9 @@ TEST(HttpPortTest, WhatIsAnsweredAfterTheEndDoesNotKeepTheLoop) {
   {
     const auto owned = std::make_shared<int>();
     loop = owned;
-    HttpPort port({}, Admit, [&handled, owned](std::shared_ptr<HttpExchange> e) {
-      handled.set_value(std::move(e));
-    });
+    HttpPort port({}, AdmitTo([&handled, owned](std::shared_ptr<HttpExchange> e) {
+                    handled.set_value(std::move(e));
+                  }));
     port.Add(connection.descriptor);
     connection.client.SendRequest("GET", "/", "");
     exchange = handled.get_future().get();
@@ -85,12 +91,12 @@ TEST(HttpPortTest, ACallIsToldOfEachSilence) {
   HttpPortOptions options;
   options.silence = 0.1;
   options.stall_timeout = 0.05;  // not of an answer that is not being written
-  HttpPort port(options, Admit, [&test](const std::shared_ptr<HttpExchange>& exchange) {
-    auto call = std::make_shared<Call>(*test.core, CallInfo(), Call::Work::kGenerate,
-                                       std::make_unique<SilentFormat>(), exchange);
-    exchange->AttachCall(call);
-    call->Start(/*bytes=*/1);
-  });
+  HttpPort port(options, AdmitTo([&test](const std::shared_ptr<HttpExchange>& exchange) {
+                  auto call = std::make_shared<Call>(*test.core, CallInfo(), Call::Work::kGenerate,
+                                                     std::make_unique<SilentFormat>(), exchange);
+                  exchange->AttachCall(call);
+                  call->Start(/*bytes=*/1);
+                }));
   Connected connection;
   port.Add(connection.descriptor);
   connection.client.SendRequest("GET", "/", "");
@@ -103,7 +109,7 @@ TEST(HttpPortTest, ASocketAddedLastIsClosed) {
   for (int i = 0; i < 100; ++i) {
     Connected connection;
     {
-      HttpPort port({}, Admit, [](const std::shared_ptr<HttpExchange>&) {});
+      HttpPort port({}, AdmitTo([](const std::shared_ptr<HttpExchange>&) {}));
       port.Add(connection.descriptor);
     }
     EXPECT_TRUE(connection.client.AtEnd());
