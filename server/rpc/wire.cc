@@ -18,6 +18,7 @@ using MessageTraits = grpc::SerializationTraits<google::protobuf::Message>;
 
 constexpr size_t kMaxShortMessageBytes = 256 << 10;
 constexpr size_t kMaxStatusBytes = 1024;
+constexpr size_t kMaxCopiedBytes = 4096;
 
 absl::string_view MetadataOf(const grpc::CallbackServerContext& context, const std::string& key,
                              int place) {
@@ -68,6 +69,10 @@ absl::Status ParseShortMessage(const grpc::ByteBuffer& in, google::protobuf::Mes
 }
 
 grpc::ByteBuffer ToByteBuffer(std::string bytes) {
+  if (bytes.size() <= kMaxCopiedBytes) {  // one allocation at most, none for a token's few bytes
+    const grpc::Slice copied(bytes.data(), bytes.size());
+    return grpc::ByteBuffer(&copied, 1);
+  }
   auto* const owned = new std::string(std::move(bytes));
   const grpc::Slice slice(
       owned->data(), owned->size(), [](void* string) { delete static_cast<std::string*>(string); },

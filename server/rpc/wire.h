@@ -20,7 +20,7 @@ namespace fox {
 absl::Status ParseMessage(const grpc::ByteBuffer& in, google::protobuf::Message* out);
 // ParseMessage for a message that has few fields, in a handler: InvalidArgument beyond 256 KiB.
 absl::Status ParseShortMessage(const grpc::ByteBuffer& in, google::protobuf::Message* out);
-// The bytes of a message as a buffer, not copied.
+// The bytes of a message as a buffer; long ones are not copied.
 grpc::ByteBuffer ToByteBuffer(std::string bytes);
 
 // Takes the bytes of a request, which the library would keep until the call ends.
