@@ -19,9 +19,11 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 DAYS = 100
+Mutant = tuple[str, str, str, str]  # its name, a file, text that occurs once, text instead
 FAILED_ONCE = [  # with some mutant
     ["--seed", "20001099", "--chunk-multiple", "1"],
     ["--seed", "133"],
@@ -293,13 +295,13 @@ MUTANTS = [
 class Workshop:
     """Compiles and links as the build folder does."""
 
-    def __init__(self, build: pathlib.Path) -> None:
-        self.build = build
+    def __init__(self, build: pathlib.Path, target: str) -> None:
+        self.build, self.target = build, target
         entries = json.loads((build / "compile_commands.json").read_text())
         self.commands = {str(pathlib.Path(e["file"]).resolve()): e for e in entries}
-        listing = subprocess.run(["ninja", "-C", str(build), "-t", "commands", "fox-simulate"],
+        listing = subprocess.run(["ninja", "-C", str(build), "-t", "commands", target],
                                  check=True, capture_output=True, text=True).stdout
-        self.link = [line for line in listing.splitlines() if "-o bin/fox-simulate" in line][-1]
+        self.link = [line for line in listing.splitlines() if f"-o bin/{target} " in line][-1]
 
     def compile(self, source: str, folder: pathlib.Path) -> pathlib.Path:
         """`source` as it is in `folder`, or here; headers in `folder` come first."""
@@ -318,7 +320,7 @@ class Workshop:
         subprocess.run(words, check=True, cwd=entry["directory"], capture_output=True, text=True)
         return target
 
-    def make(self, mutant: tuple[str, str, str, str], folder: pathlib.Path) -> pathlib.Path:
+    def make(self, mutant: Mutant, folder: pathlib.Path) -> pathlib.Path:
         """The program with that bug."""
         _, name, old, new = mutant
         text = (ROOT / name).read_text()
@@ -332,21 +334,21 @@ class Workshop:
                                 "  std::vector<RequestOutput> unheard;")
         (folder / name).write_text(text)
         objects = [str(self.compile(source, folder)) for source in USERS.get(name, [name])]
-        program = folder / "fox-simulate"
-        command = self.link.replace("-o bin/fox-simulate",
-                                    " ".join(objects) + f" -o {program}")
+        program = folder / self.target
+        command = self.link.replace(f"-o bin/{self.target} ",
+                                    " ".join(objects) + f" -o {program} ")
         subprocess.run(command, shell=True, check=True, cwd=self.build, capture_output=True)
         return program
 
 
-def find(shop: Workshop, mutant: tuple[str, str, str, str]) -> str:
-    """How the mutant was found; empty: it was not."""
+def find(shop: Workshop, mutant: Mutant, runs: list[list[str]]) -> str:
+    """How one of the runs of the program found the mutant; empty: none did."""
     with tempfile.TemporaryDirectory() as name:
         try:
             program = shop.make(mutant, pathlib.Path(name))
         except subprocess.CalledProcessError as error:
             return f"COMPILER {error.stderr[-2000:]!r}"
-        for words in [["--days", str(DAYS)], *FAILED_ONCE]:
+        for words in runs:
             try:
                 run = subprocess.run([str(program), *words], timeout=120, capture_output=True,
                                      text=True)
@@ -359,22 +361,23 @@ def find(shop: Workshop, mutant: tuple[str, str, str, str]) -> str:
     return ""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(about: str, table: Sequence[Mutant], target: str, runs: list[list[str]]) -> int:
+    """Tries each mutant of the table in the program `target`, run with each list of arguments."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--only", default="", help="mutants whose name or file has this")
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
-    shop = Workshop(arguments.build.resolve())
-    chosen = [m for m in MUTANTS if arguments.only in m[0] or arguments.only in m[1]]
+    shop = Workshop(arguments.build.resolve(), target)
+    chosen = [m for m in table if arguments.only in m[0] or arguments.only in m[1]]
     missed = 0
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        for mutant, how in zip(chosen, pool.map(lambda m: find(shop, m), chosen)):
+        for mutant, how in zip(chosen, pool.map(lambda m: find(shop, m, runs), chosen)):
             missed += not how or how.startswith("COMPILER")
             print(f"{mutant[1]}: {mutant[0]}: {how or 'MISSED'}", flush=True)
-    print(f"{len(chosen) - missed} of {len(chosen)} mutants found in {DAYS} days")
+    print(f"{len(chosen) - missed} of {len(chosen)} mutants found")
     return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, MUTANTS, "fox-simulate", [["--days", str(DAYS)], *FAILED_ONCE]))

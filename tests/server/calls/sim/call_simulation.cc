@@ -95,6 +95,7 @@ class Day final : public SimEnvironment, public StepObserver {
     std::weak_ptr<Call> call;
     const SimFormat* format = nullptr;  // the call's, while there is one
     bool has_deadline = false;
+    bool cut_in_write = false;       // the day cut the reader off, not its call
     absl::Status closed;             // the reason why the reader left; Ok: it has not
     std::set<size_t> aborted;        // prompts
   };
@@ -137,6 +138,7 @@ class Day final : public SimEnvironment, public StepObserver {
   Load load_;
   int depth_ = 0;
   bool quiet_ = false;  // nobody interrupts any more
+  bool ending_ = false;  // no new calls
   bool drained_ = false, executor_fails_ = false, hangs_ = false;
   int64_t next_id_ = 0;
   // The actors that act now.
@@ -208,7 +210,7 @@ CallPlan Day::MakePlan() {
 }
 
 void Day::StartCall() {
-  if (open_.size() >= kMaxOpenCalls) return;
+  if (ending_ || open_.size() >= kMaxOpenCalls) return;
   const auto client = std::make_shared<Client>();
   client->plan = MakePlan();
   const double reader = random_.Unit();
@@ -261,7 +263,7 @@ void Day::RunGrammar() {
 }
 
 void Day::RunEngine() {
-  if (engine_acts_) return;
+  if (engine_acts_ || hangs_) return;
   engine_acts_ = true;
   core_->engine->RunTurn();
   engine_acts_ = false;
@@ -310,6 +312,8 @@ void Day::CloseReader(const ClientPtr& client, const absl::Status& reason) {
                                             : CallMark::kClosedDraining);
   Print(absl::StrCat("close ", reason.message()));
   client->closed = reason;
+  client->cut_in_write = client->transport->has_bytes() && !client->transport->ended() &&
+                         !client->transport->abandoned();
   client->transport->CloseReader(reason);
 }
 
@@ -352,6 +356,7 @@ CallReport Day::Run() {
 }
 
 void Day::EndDay() {
+  ending_ = true;
   const double how = random_.Unit();
   if (how < 0.3) {
     drained_ = true;
@@ -437,6 +442,9 @@ void Day::CheckAnswer(const Client& client) {
   for (const char c : bytes) report_.trace = Mix(report_.trace, static_cast<unsigned char>(c));
   const bool whole = client.closed.ok();
   if (whole && !transport.ended()) return ReportViolation("an answer without an end");
+  if (client.cut_in_write && transport.ended() && transport.status() == AnswersUnread()) {
+    ReportViolation("the write of a reader whose answer fills the budget is not cut off");
+  }
   const bool ok = whole && transport.status().ok();
   if (whole && !ok) CheckFailure(client);
   if (client.plan.prompts.empty()) {
@@ -498,15 +506,15 @@ std::string Day::CheckSequence(const Client& client, size_t prompt, const std::s
     return absl::StrCat("the text '", text, "' instead of '", expected, "'");
   }
   if (finishes == 0) return "";
-  if (reason == v1::FINISH_REASON_ABORT) {
+  if (reason == v1::ABORT) {
     return client.aborted.count(prompt) > 0 ? "" : "an abort that no client asked for";
   }
   const bool cut = chosen && static_cast<int32_t>(expected.size()) > plan.max_tokens;
   const int natural =
       chosen && !cut && static_cast<int32_t>(text.size()) < plan.max_tokens
-          ? v1::FINISH_REASON_STOP
-          : v1::FINISH_REASON_LENGTH;
-  if (reason != natural && !(chosen && reason == v1::FINISH_REASON_STOP)) {
+          ? v1::STOP
+          : v1::LENGTH;
+  if (reason != natural && !(chosen && reason == v1::STOP)) {
     return absl::StrCat("a sequence ends for reason ", reason);
   }
   if (!cut && text != expected) return absl::StrCat("the text ends after '", text, "'");
@@ -535,7 +543,7 @@ bool Day::MayFailWith(const Client& client, absl::StatusCode code) const {
     case absl::StatusCode::kDeadlineExceeded:
       return client.has_deadline;
     case absl::StatusCode::kResourceExhausted:
-      return !load_.roomy;
+      return !load_.roomy || client.has_deadline;  // the queue may be longer than it
     case absl::StatusCode::kUnavailable:
       return drained_ || executor_fails_ || hangs_;
     case absl::StatusCode::kCancelled:  // aborted while its grammar waited
@@ -557,6 +565,7 @@ void Day::CheckEnd(bool engine_works) {
   if (!core.registry().empty()) ReportViolation("an id stays registered");
   if (!engine_works) return;
   if (core.admitting() != 0) ReportViolation("a prompt stays counted in admission");
+  for (int i = 0; i < 4; ++i) RunEngine();  // the next plans release the last slots
   const EngineStats stats = core_->engine->stats();
   if (!executor_fails_ && stats.free_pages != stats.num_pages) {
     ReportViolation("pages stay taken");

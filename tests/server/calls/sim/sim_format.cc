@@ -43,6 +43,10 @@ bool TakeRecord(std::string* bytes, Record* record) {
   return true;
 }
 
+SimFormat::~SimFormat() {
+  Check(dropped_ || taken_last_, "a call writes or drops its contents");
+}
+
 absl::StatusOr<CallOutline> SimFormat::ParseMessage() {
   Check(!std::exchange(parsed_, true), "the message is parsed once");
   converting_ = true;
@@ -102,6 +106,9 @@ void SimFormat::AddEvent(CallEvent event) {
     record.sequence = event.delta.finish().index();
     record.reason = event.delta.finish().reason();
   }
+  int64_t& waiting = waiting_tokens_[event.sequence] += event.tokens;
+  Check(!plan_.stream || plan_.flow_window == 0 || waiting <= plan_.flow_window,
+        "unread tokens stay within the reader's window");
   AddRecord(record, event.sequence, event.tokens);
 }
 
@@ -130,6 +137,7 @@ Format::Output SimFormat::TakeOutput(bool last) {
   for (size_t i = 0; i < most && !records_.empty(); ++i) {
     Waiting& waiting = records_.front();
     output.bytes += waiting.bytes;
+    waiting_tokens_[waiting.sequence] -= waiting.tokens;
     if (waiting.tokens > 0) output.tokens.emplace_back(waiting.sequence, waiting.tokens);
     held_bytes_ -= waiting.held_bytes;
     records_.pop_front();

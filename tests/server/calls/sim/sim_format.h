@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,7 @@ inline constexpr char kTokenizedAnswer[] = "tokenized";
 class SimFormat final : public Format {
  public:
   SimFormat(CallPlan plan, SimEnvironment& day) : plan_(std::move(plan)), day_(day) {}
+  ~SimFormat() override;
 
   absl::StatusOr<CallOutline> ParseMessage() override;
   absl::StatusOr<GenerationSpec> ConvertPrompt(size_t prompt) override;
@@ -74,6 +76,7 @@ class SimFormat final : public Format {
   SimEnvironment& day_;
   bool parsed_ = false, converting_ = false, dropped_ = false, taken_last_ = false;
   size_t converted_ = 0;  // prompts
+  std::map<RequestId, int64_t> waiting_tokens_;  // by sequence, in records_
   std::deque<Waiting> records_;
   int64_t held_bytes_ = 0;
 };
