@@ -53,17 +53,18 @@ struct Load {
     streams = random.Unit();
     slow = random.Chance(0.5) ? random.Unit() * 0.5 : 0;
     stopped = random.Chance(0.5) ? random.Unit() * 0.3 : 0;
-    grammars = random.Chance(0.3) ? 0.2 : 0;
+    grammars = random.Chance(0.4) ? 0.6 : 0;
     deadlines = random.Chance(0.3) ? 0.2 : 0;
     closes = random.Chance(0.7) ? 0.02 : 0;
-    aborts = random.Chance(0.5) ? 0.02 : 0;
+    aborts = random.Chance(0.5);
     wrong = random.Chance(0.5) ? 0.1 : 0;
   }
 
   TestCoreOptions options;
   bool roomy;  // no queue or budget is ever full
   int64_t clients, ids, max_tokens;
-  double interrupts, streams, slow, stopped, grammars, deadlines, closes, aborts, wrong;
+  double interrupts, streams, slow, stopped, grammars, deadlines, closes, wrong;
+  bool aborts;
 };
 
 class Day final : public SimEnvironment, public StepObserver {
@@ -72,6 +73,7 @@ class Day final : public SimEnvironment, public StepObserver {
       : options_(options), random_(options.seed, 0), load_(random_) {
     load_.options.observers = {this};
     load_.options.limits.has_threads = false;
+    load_.options.on_clock = [this] { Interrupt(); };  // no lock is held there
     lane_acts_.resize(static_cast<size_t>(load_.options.limits.delivery_threads));
     core_ = std::make_unique<TestCore>(load_.options);
   }
@@ -182,7 +184,7 @@ void Day::Act() {
     RunLane(static_cast<size_t>(random_.Int(0, static_cast<int64_t>(lane_acts_.size()) - 1)));
   } else if (what < 0.98) {
     LetReaderAct();
-  } else if (random_.Chance(load_.aborts * 20)) {
+  } else if (load_.aborts) {
     AbortPrompt();
   }
 }
@@ -204,7 +206,10 @@ CallPlan Day::MakePlan() {
     prompt.sequences = static_cast<int32_t>(random_.Chance(0.8) ? 1 : random_.Int(2, 3));
     prompt.max_tokens = static_cast<int32_t>(random_.Int(1, load_.max_tokens));
     prompt.invalid = random_.Chance(load_.wrong / 2);
-    if (random_.Chance(load_.grammars)) prompt.choice = random_.Chance(0.5) ? "yes" : "no";
+    if (!random_.Chance(load_.grammars)) continue;
+    for (int64_t size = random_.Int(1, 12); size > 0; --size) {  // rarely one that is kept
+      prompt.choice += static_cast<char>('a' + random_.Int(0, 25));
+    }
   }
   return plan;
 }
@@ -279,8 +284,12 @@ void Day::RunLane(size_t lane) {
 
 void Day::LetReaderAct() {
   if (open_.empty()) return;
-  const ClientPtr client =
-      open_[static_cast<size_t>(random_.Int(0, static_cast<int64_t>(open_.size()) - 1))];
+  ClientPtr client;
+  for (int i = 0; i < (grammar_acts_ > 0 ? 6 : 1); ++i) {
+    client = open_[static_cast<size_t>(random_.Int(0, static_cast<int64_t>(open_.size()) - 1))];
+    // Beside a grammar that is compiled, rather one of those who wait for it.
+    if (client->plan.stream && client->transport->received().empty()) break;
+  }
   if (!client->transport->acts() && !client->transport->released()) LetReaderAct(client);
 }
 
@@ -288,7 +297,7 @@ void Day::LetReaderAct(const ClientPtr& client) {
   SimTransport& transport = *client->transport;
   if (transport.abandoned() && !transport.closed()) {
     if (random_.Chance(0.5)) CloseReader(client, absl::AbortedError("the reader has stalled"));
-  } else if (!transport.closed() && random_.Chance(load_.closes)) {
+  } else if (!transport.closed() && random_.Chance(load_.closes * (depth_ > 0 ? 10 : 1))) {
     CloseReader(client, absl::CancelledError("the client went away"));
   } else if (transport.has_bytes()) {
     const bool stopped = client->reader == Reader::kStopped && !transport.closed();
@@ -298,7 +307,7 @@ void Day::LetReaderAct(const ClientPtr& client) {
       Print("read");
       transport.ReadBytes();
     }
-  } else if (!transport.closed() && random_.Chance(0.05)) {
+  } else if (!transport.closed() && random_.Chance(0.2)) {
     Print("silence");
     transport.KeepAlive();
   }
@@ -378,6 +387,7 @@ void Day::EndDay() {
     if (round == kMaxRounds) return ReportViolation("a call never ends");
     if (!report_.violation.empty()) return;
   }
+  for (int i = 0; i < 8; ++i) RunAllActors(!hangs_);  // outputs of calls that have ended, plans
   CheckEnd(!hangs_);
 }
 
@@ -442,7 +452,8 @@ void Day::CheckAnswer(const Client& client) {
   for (const char c : bytes) report_.trace = Mix(report_.trace, static_cast<unsigned char>(c));
   const bool whole = client.closed.ok();
   if (whole && !transport.ended()) return ReportViolation("an answer without an end");
-  if (client.cut_in_write && transport.ended() && transport.status() == AnswersUnread()) {
+  if (client.cut_in_write && !transport.abandoned() && transport.ended() &&
+      transport.status() == AnswersUnread()) {
     ReportViolation("the write of a reader whose answer fills the budget is not cut off");
   }
   const bool ok = whole && transport.status().ok();
@@ -543,7 +554,10 @@ bool Day::MayFailWith(const Client& client, absl::StatusCode code) const {
     case absl::StatusCode::kDeadlineExceeded:
       return client.has_deadline;
     case absl::StatusCode::kResourceExhausted:
-      return !load_.roomy || client.has_deadline;  // the queue may be longer than it
+      // The queue may be longer than the deadline, and four grammars of a client may wait.
+      return !load_.roomy || client.has_deadline ||
+             std::any_of(prompts.begin(), prompts.end(),
+                         [](const auto& p) { return !p.choice.empty(); });
     case absl::StatusCode::kUnavailable:
       return drained_ || executor_fails_ || hangs_;
     case absl::StatusCode::kCancelled:  // aborted while its grammar waited
@@ -565,7 +579,6 @@ void Day::CheckEnd(bool engine_works) {
   if (!core.registry().empty()) ReportViolation("an id stays registered");
   if (!engine_works) return;
   if (core.admitting() != 0) ReportViolation("a prompt stays counted in admission");
-  for (int i = 0; i < 4; ++i) RunEngine();  // the next plans release the last slots
   const EngineStats stats = core_->engine->stats();
   if (!executor_fails_ && stats.free_pages != stats.num_pages) {
     ReportViolation("pages stay taken");
