@@ -1,5 +1,5 @@
-// Events of the call layer without a violation: a million, at night ten million; the same seed twice
-// gives the same trace. That bugs are found: call_mutants.py.
+// Events of the call layer without a violation: three million, at night ten; the same seed
+// twice gives the same trace. That bugs are found: call_mutants.py.
 #include "tests/server/calls/sim/call_simulation.h"
 
 #include <cstdio>
@@ -11,7 +11,7 @@ namespace fox::sim {
 namespace {
 
 TEST(CallSimulationTest, RandomDays) {
-  const int64_t events = Amount(1'000'000, 10'000'000);
+  const int64_t events = Amount(3'000'000, 10'000'000);
   CallDayOptions options;
   CallMarks marks;
   for (; marks[CallMark::kEvents] < events; ++options.seed) {

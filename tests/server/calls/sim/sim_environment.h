@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "tests/server/calls/sim/call_simulation.h"
+#include "tests/server/calls/sim/call_report.h"
 
 namespace fox::sim {
 

@@ -43,9 +43,7 @@ bool TakeRecord(std::string* bytes, Record* record) {
   return true;
 }
 
-SimFormat::~SimFormat() {
-  Check(dropped_ || taken_last_, "a call writes or drops its contents");
-}
+SimFormat::~SimFormat() { Check(dropped_ || taken_last_, "a call writes or drops its contents"); }
 
 absl::StatusOr<CallOutline> SimFormat::ParseMessage() {
   Check(!std::exchange(parsed_, true), "the message is parsed once");

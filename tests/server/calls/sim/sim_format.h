@@ -16,15 +16,15 @@ namespace fox::sim {
 struct PromptPlan {
   std::string text, request_id;
   int32_t sequences = 1, max_tokens = 1;
-  bool invalid = false;       // the conversion fails
-  std::string choice;         // not empty: a grammar prescribes it as the answer
+  bool invalid = false;  // the conversion fails
+  std::string choice;    // not empty: a grammar prescribes it as the answer
 };
 
 // A client's message.
 struct CallPlan {
   std::vector<PromptPlan> prompts;  // none: the call tokenizes
   bool stream = false, malformed = false;
-  int32_t flow_window = 0;      // of a stream's sequences, in tokens
+  int32_t flow_window = 0;  // of a stream's sequences, in tokens
   size_t records_per_write = 1;
 };
 
@@ -33,9 +33,9 @@ struct Record {
   enum class Kind : char { kPrompt = 'P', kText = 'T', kFinish = 'F', kKeepAlive = 'K' };
   Kind kind = Kind::kKeepAlive;
   size_t prompt = 0;
-  uint32_t sequence = 0;   // its index in the prompt
-  int reason = 0;          // of kFinish: v1::FinishReason
-  std::string text;        // of kText
+  uint32_t sequence = 0;  // its index in the prompt
+  int reason = 0;         // of kFinish: v1::FinishReason
+  std::string text;       // of kText
 };
 std::string EncodeRecord(const Record& record);
 // Takes the first record of `bytes`. False: they begin with none.
@@ -75,7 +75,7 @@ class SimFormat final : public Format {
   const CallPlan plan_;
   SimEnvironment& day_;
   bool parsed_ = false, converting_ = false, dropped_ = false, taken_last_ = false;
-  size_t converted_ = 0;  // prompts
+  size_t converted_ = 0;                         // prompts
   std::map<RequestId, int64_t> waiting_tokens_;  // by sequence, in records_
   std::deque<Waiting> records_;
   int64_t held_bytes_ = 0;
