@@ -45,10 +45,12 @@ TEST(DeliveryPoolTest, EachCallStaysInOrderOnOneThread) {
     }
   }
   std::set<std::thread::id> threads;
-  for (const auto& call : calls) {
+  for (size_t i = 0; i < calls.size(); ++i) {
+    SCOPED_TRACE(i);
+    const auto& call = calls[i];
     ASSERT_EQ(call->received.size(), 1000u);
     for (RequestId step = 0; step < 1000; ++step) {
-      EXPECT_EQ(call->received[step], std::make_pair(step, static_cast<Seconds>(step)));
+      EXPECT_EQ(call->received[step], std::make_pair(step, static_cast<Seconds>(step))) << step;
     }
     EXPECT_EQ(call->threads.size(), 1u);
     threads.merge(call->threads);

@@ -20,8 +20,6 @@ UNARY = {"assertTrue", "assertFalse", "assertIsNone", "assertIsNotNone"}
 # Assertions of unittest without a message of their own.
 CONTEXTS = re.compile(r"assert(Raises|Warns|Logs|NoLogs)")
 
-MAX_SILENT_LOOPS = 31
-
 
 class Loop(NamedTuple):
     """A `for` of C++: code[begin:end] is its body, `names` are its variables that the body uses."""
@@ -165,8 +163,12 @@ def silent_python_loops(text: str) -> Iterator[int]:
     yield from visit(ast.parse(text), None, set())
 
 
-def silent_loops(tree: Tree) -> Iterator[Finding]:
-    """The loops of tests whose failures do not print their case."""
+def check_silent_loops(tree: Tree) -> Iterator[Finding]:
+    """A failure in a loop names its case, so that it need not be run again to find it.
+
+    A message does, a compared value that is the loop's variable, and in the loop itself
+    SCOPED_TRACE or subTest.
+    """
     for path, text in tree.items():
         if not path.startswith("tests/"):
             continue
@@ -174,14 +176,3 @@ def silent_loops(tree: Tree) -> Iterator[Finding]:
                  else silent_python_loops(text) if path.endswith(".py") else ())
         for line in lines:
             yield Finding("silent-loop", path, line, "a failure does not say which case it is of")
-
-
-def check_silent_loops(tree: Tree) -> Iterator[Finding]:
-    """A failure in a loop names its case, so that it need not be run again to find it.
-
-    A message does, a compared value that is the loop's variable, and in the loop itself
-    SCOPED_TRACE or subTest. MAX_SILENT_LOOPS is only ever lowered.
-    """
-    found = list(silent_loops(tree))
-    if len(found) > MAX_SILENT_LOOPS:
-        yield from found

@@ -96,7 +96,7 @@ def check_headless(tree: Tree) -> Iterator[Finding]:
     """A sentence names its thing, then says what the thing does: readers must not search for it.
 
     MAX_HEADLESS is only ever lowered. Above it, every such line is a finding; below it,
-    `tidy_test.py --list headless` prints them.
+    `tidy_test.py --headless` prints them.
     """
     lines, found = headless_lines(tree)
     if 1000 * len(found) > MAX_HEADLESS * lines:

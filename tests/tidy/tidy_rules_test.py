@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 import unittest
 
-import expectation_rules
 import include_rules
 import text_rules
 import tidy_test
 import tree_rules
 from cpp_functions import function_spans
+from expectation_rules import check_silent_loops
 from source_tree import Tree, code_checksum
 
 HEADER = "// Widget: something that turns.\n"
@@ -42,6 +42,14 @@ CHAIN = include("engine/a.h", "engine/b.h") | include("engine/b.cc", "engine/c.h
     file("engine/b.h")
 DOWN = include("engine/a.h", "engine/kv/b.h") | file("engine/kv/c.h") | file("engine/d.h")
 TARGET = file("engine/a.h")
+
+
+def test_file(name: str, lines: str) -> Tree:
+    """A test of these lines."""
+    return file(f"tests/engine/{name}",
+                f"TEST(A, B) {{\n{lines}\n}}\n" if name.endswith(".cc") else lines)
+
+
 README = {"README.md": "| `--host a\\|b`, `--grpc-port N` | address |\n"}
 # Loops of a test, and whether a failure says its case.
 LOOPS: list[tuple[bool, str]] = [
@@ -77,8 +85,6 @@ PYTHON_LOOPS: list[tuple[bool, str]] = [
     (True, "for x in xs:\n    self.assertIn(f'{x}', f())\n"),
     (True, "for x in xs:\n    with self.assertRaises(Error):\n        f(x)\n"),
     (True, "for _ in range(3):\n    self.assertTrue(f())\n")]
-SILENT = {f"engine/{i}_test.cc": HEADER + f"TEST(A, B) {{\n{LOOPS[0][1]}\n}}\n"
-          for i in range(expectation_rules.MAX_SILENT_LOOPS + 1)}
 # A rule, a tree that breaks this rule alone, and a tree that breaks none.
 PLANTED: list[tuple[str, Tree, Tree]] = [
     ("circle", CHAIN | include("engine/c.h", "engine/a.h"),
@@ -127,7 +133,7 @@ PLANTED: list[tuple[str, Tree, Tree]] = [
     ("readme-flags", README | file("server/main.cc", 'kCommonFlags[] = {"host"};\n'),
      README | file("server/main.cc", 'kCommonFlags[] = {"host", "grpc-port"};\n')),
     ("readme-flags", README, {"README.md": "| `x` | `--host` |\n"}),
-    ("silent-loop", {f"tests/{path}": text for path, text in SILENT.items()}, SILENT),
+    ("silent-loop", test_file("a_test.cc", LOOPS[0][1]), file("engine/a.cc", LOOPS[0][1] + "\n")),
     ("top-level", file("widgets/a.h"), file(".hidden/a.h")),
 ]
 INCLUDES = [
@@ -215,19 +221,14 @@ class RulesTest(unittest.TestCase):
 
     def test_the_case_of_a_loop(self) -> None:
         """A loop's lines, and whether its failure says which case it is of."""
-        for says, lines in LOOPS:
-            with self.subTest(lines=lines):
-                tree = {"tests/engine/a_test.cc": HEADER + "TEST(A, B) {\n" + lines + "\n}\n"}
-                found = list(expectation_rules.silent_loops(tree))
-                self.assertEqual(len(found), 0 if says else 1)
-        for says, lines in PYTHON_LOOPS:
-            with self.subTest(lines=lines):
-                found = list(expectation_rules.silent_loops({"tests/a_test.py": PYTHON + lines}))
-                self.assertEqual(len(found), 0 if says else 1)
+        for path, loops in (("a_test.cc", LOOPS), ("a_test.py", PYTHON_LOOPS)):
+            for says, lines in loops:
+                with self.subTest(lines=lines):
+                    found = list(check_silent_loops(test_file(path, lines)))
+                    self.assertEqual(len(found), 0 if says else 1)
         loop = LOOPS[0][1]
-        self.assertEqual(list(expectation_rules.silent_loops({"engine/a.cc": loop})), [])
-        two = {"tests/engine/a_test.cc": f"TEST(A, B) {{\n{loop}\n{loop}\n}}\n"}
-        self.assertEqual([f.line for f in expectation_rules.silent_loops(two)], [2, 3])
+        two = test_file("a_test.cc", f"{loop}\n{loop}")
+        self.assertEqual([finding.line for finding in check_silent_loops(two)], [3, 4])
 
     def test_amounts(self) -> None:
         places = ("docker/a", "tests/golden/a.py", "engine/a.cc", "run",

@@ -5,9 +5,8 @@ Checks every file that git tracks or would track. A rule is a function check_...
 yields findings, its reason is its docstring, and tidy_rules_test.py plants a violation of each.
 exceptions.txt has the excused findings.
 
-    tidy_test.py                               all rules
-    tidy_test.py --list headless [FOLDER..]    the lines that the rule counts, within its cap, too
-    tidy_test.py --list silent-loop [FOLDER..]
+    tidy_test.py                          all rules
+    tidy_test.py --headless [FOLDER..]    the lines that this rule counts, also within its cap
 """
 
 from __future__ import annotations
@@ -29,9 +28,6 @@ RULES: list[Callable[[Tree], Iterator[Finding]]] = [
     value for module in (include_rules, code_rules, expectation_rules, text_rules, tree_rules)
     for name, value in vars(module).items() if name.startswith("check_")]
 
-COUNTED: dict[str, Callable[[Tree], list[Finding]]] = {
-    "headless": lambda tree: text_rules.headless_lines(tree)[1],
-    "silent-loop": lambda tree: list(expectation_rules.silent_loops(tree))}
 
 
 def check_all(tree: Tree) -> list[Finding]:
@@ -75,9 +71,9 @@ def read_tree(root: pathlib.Path) -> Tree:
 def main() -> int:
     """Prints the findings; 0 when there are none."""
     tree = read_tree(pathlib.Path(__file__).resolve().parents[2])
-    if sys.argv[1:2] == ["--list"]:
-        rule, *folders = sys.argv[2:]
-        listed = [f for f in COUNTED[rule](tree) if f.path.startswith(tuple(folders) or "")]
+    if sys.argv[1:2] == ["--headless"]:
+        folders = tuple(sys.argv[2:]) or ""
+        listed = [f for f in text_rules.headless_lines(tree)[1] if f.path.startswith(folders)]
         for finding in listed:
             print(f"{finding.path}:{finding.line}: {finding.message}")
         print(f"{len(listed)} findings")

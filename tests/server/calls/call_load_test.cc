@@ -106,7 +106,9 @@ TEST_F(ManyCallsTest, ATokenTakesTheDeliveryThreadsMicroseconds) {
   StartAll(kCalls, kTokens);
   WaitForAll();
   // The prompt's event, each token, and the finish.
-  for (const auto& reader : readers_) ASSERT_EQ(reader->writes, kTokens + 2);
+  for (size_t i = 0; i < readers_.size(); ++i) {
+    ASSERT_EQ(readers_[i]->writes, kTokens + 2) << "reader " << i;
+  }
   const double cpu = CpuSeconds(test_.core->delivery(), lanes) - before;
   const double microseconds = 1e6 * cpu / (kCalls * kTokens);
   RecordProperty("microseconds", std::to_string(microseconds));

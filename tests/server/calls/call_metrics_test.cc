@@ -64,10 +64,11 @@ TEST(CallMetricsTest, ASequenceThatNeverStartedHasWaitedAndNothingElse) {
   metrics.OnSequenceEnd(RequestStats(), 10, kNever, 12);
   EXPECT_DOUBLE_EQ(metrics.queue.sum(), 2);
   EXPECT_DOUBLE_EQ(metrics.end_to_end.sum(), 2);
-  for (const Histogram* histogram : {&metrics.prefill, &metrics.decode, &metrics.prompt_tokens,
-                                     &metrics.generation_tokens, &metrics.kept_share}) {
-    EXPECT_EQ(Total(*histogram), 0);
-  }
+  EXPECT_EQ(Total(metrics.prefill), 0);
+  EXPECT_EQ(Total(metrics.decode), 0);
+  EXPECT_EQ(Total(metrics.prompt_tokens), 0);
+  EXPECT_EQ(Total(metrics.generation_tokens), 0);
+  EXPECT_EQ(Total(metrics.kept_share), 0);
 }
 
 TEST(CallMetricsTest, ABucketHoldsItsBound) {

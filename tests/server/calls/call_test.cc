@@ -324,7 +324,7 @@ TEST_F(CallTest, AnAnswerFollowsItsGrammar) {
     ASSERT_TRUE(recorded->transport->WaitForEnd().ok());
     for (const v1::GenerateDelta& event : recorded->transport->events()) {
       if (event.has_finish()) {
-        EXPECT_EQ(event.finish().reason(), v1::STOP);
+        EXPECT_EQ(event.finish().reason(), v1::STOP) << event.finish().index();
       }
     }
     for (const uint32_t index : {0u, 1u}) {

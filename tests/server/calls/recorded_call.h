@@ -80,7 +80,8 @@ inline std::vector<v1::GenerateDelta> EventsOf(const std::string& bytes) {
   for (size_t at = 0; at < bytes.size();) {
     const size_t colon = bytes.find(':', at);
     const size_t size = std::stoul(bytes.substr(at, colon - at));
-    EXPECT_TRUE(events.emplace_back().ParseFromString(bytes.substr(colon + 1, size)));
+    EXPECT_TRUE(events.emplace_back().ParseFromString(bytes.substr(colon + 1, size)))
+        << "event " << events.size();
     at = colon + 1 + size;
   }
   return events;

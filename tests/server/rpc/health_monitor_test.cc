@@ -96,6 +96,7 @@ TEST_F(HealthMonitorTest, AHangIsReportedOnceWhileItLasts) {
 TEST_F(HealthMonitorTest, TheLimitGrowsWithTheStepsSeen) {
   Watch(/*step_timeout=*/0.5);
   for (const int milliseconds : {300, 800}) {  // limit: about 1.2 s after the first
+    SCOPED_TRACE(milliseconds);
     Step(milliseconds);
     EXPECT_TRUE(Eventually([this] { return test_.engine->idle(); }));
   }

@@ -72,7 +72,7 @@ TEST(MethodPolicyTest, TheTableIsWhatIsRegistered) {
   for (const std::string& service : services) registered.merge(PathsOf(service));
   for (const MethodPolicy& policy : MethodPolicies()) {
     EXPECT_TRUE(listed.insert(policy.path).second) << policy.path << " is there twice";
-    EXPECT_EQ(FindMethodPolicy(policy.path), &policy);
+    EXPECT_EQ(FindMethodPolicy(policy.path), &policy) << policy.path;
   }
   EXPECT_EQ(listed, registered);
 }

@@ -79,7 +79,8 @@ TEST(PortCredentialsTest, EveryMethodAgainstEveryKindOfToken) {
           << policy.path << " with \"" << wrong << "\": " << code;
     }
     if (!is_public) {  // which waits for no message
-      EXPECT_EQ(CodeOf(server, policy.path, "", /*message=*/false), grpc::UNAUTHENTICATED);
+      EXPECT_EQ(CodeOf(server, policy.path, "", /*message=*/false), grpc::UNAUTHENTICATED)
+          << policy.path;
     }
     const grpc::StatusCode user = CodeOf(server, policy.path, "user-token-0");
     EXPECT_TRUE(policy.needed == Privilege::kAdmin ? user == grpc::PERMISSION_DENIED : IsOpen(user))
@@ -122,8 +123,8 @@ TEST(PortCredentialsTest, EachVerifiedTokenIsAClient) {
     return v1::Info::NewStub(server.channel)->GetLoad(&context, {}, &load).error_code();
   };
   for (int i = 0; i < 8; ++i) {
-    ASSERT_EQ(get_load(absl::StrCat("user-token-", i)), grpc::OK);
-    ASSERT_TRUE(Eventually([&] { return server.core->calls().calls() == 0; }));
+    ASSERT_EQ(get_load(absl::StrCat("user-token-", i)), grpc::OK) << i;
+    ASSERT_TRUE(Eventually([&] { return server.core->calls().calls() == 0; })) << i;
   }
   grpc::ClientContext context;
   SetTimeout(&context);
@@ -138,6 +139,7 @@ TEST(PortCredentialsTest, EachVerifiedTokenIsAClient) {
 // Where administrators have no tokens of their own, their address is what tells them.
 TEST(PortCredentialsTest, AnAddressOfAdministratorsIsOpenToThem) {
   for (const bool own_tokens : {false, true}) {
+    SCOPED_TRACE(own_tokens);
     TestCoreOptions options = WithTokens();
     if (!own_tokens) options.limits.access = Access::Load(TempPath("users"), "").value();
     GrpcServerOptions port;

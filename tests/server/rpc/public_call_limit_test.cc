@@ -12,6 +12,7 @@ TEST(PublicCallLimitTest, AClientHasFewOpenCallsAndOldOnesAreForgotten) {
   PublicCallLimit limit;
   constexpr uint64_t a = 1, b = 2;
   for (double now : {100.0, 102.0, 110.0}) {
+    SCOPED_TRACE(now);
     for (int i = 0; i < kMost; ++i) EXPECT_TRUE(limit.Enter(a, now));
     EXPECT_FALSE(limit.Enter(a, now + 1.9));
   }

@@ -31,6 +31,7 @@ TEST(WireTest, FarDeadlinesDoNotWrap) {
 TEST(WireTest, StatusCodesAreEqualButNeverUnknown) {
   EXPECT_TRUE(ToGrpc(absl::OkStatus()).ok());
   for (int code = 1; code <= 16; ++code) {
+    SCOPED_TRACE(code);
     const grpc::Status status = ToGrpc(absl::Status(static_cast<absl::StatusCode>(code), "why"));
     const bool ours = code == 2 || code == 15;  // UNKNOWN, DATA_LOSS
     EXPECT_EQ(status.error_code(), ours ? grpc::INTERNAL : static_cast<grpc::StatusCode>(code));

@@ -65,6 +65,7 @@ TEST(TokenSetTest, ANewFileCountsAWrongOneDoesNotAndAnEmptyOneLeavesNoToken) {
   WriteWhole(path, "old-token\n");
   const auto set = TokenSet::Load(path, /*interval=*/0).value();
   for (const char* wrong : {"x\n", "short\nlong-enough\n"}) {
+    SCOPED_TRACE(wrong);
     WriteWhole(path, "newer-token\n");
     EXPECT_TRUE(set->Find("newer-token").has_value());
     EXPECT_EQ(set->Find("old-token"), std::nullopt);
@@ -75,7 +76,7 @@ TEST(TokenSetTest, ANewFileCountsAWrongOneDoesNotAndAnEmptyOneLeavesNoToken) {
     WriteWhole(path, nothing);
     EXPECT_EQ(set->Find("newer-token"), std::nullopt) << nothing;
     WriteWhole(path, "newer-token\n");
-    EXPECT_TRUE(set->Find("newer-token").has_value());
+    EXPECT_TRUE(set->Find("newer-token").has_value()) << "after " << nothing;
   }
   std::remove(path.c_str());
   EXPECT_EQ(set->Find("newer-token"), std::nullopt);

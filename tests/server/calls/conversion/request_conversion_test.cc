@@ -196,6 +196,7 @@ TEST(RequestConversionTest, SequencesDifferBySeedAlone) {
   const GenerationSpec spec = Converted(request);
   ASSERT_EQ(spec.sequences.size(), 3u);
   for (uint64_t i = 0; i < 3; ++i) {
+    SCOPED_TRACE(i);
     EXPECT_EQ(spec.sequences[i].sampling.seed, UINT64_MAX + i);
     EXPECT_EQ(spec.sequences[i].sampling.prompt_logprobs, i == 0 ? 1 : -1);
     EXPECT_EQ(spec.sequences[i].cache_salt, std::string(256, 's'));
@@ -240,6 +241,7 @@ TEST(RequestConversionTest, BosGoesBeforeIdsThatLackItWhereTheServerSaysSo) {
 
 TEST(RequestConversionTest, ReservedFieldsAreUnimplemented) {
   for (int number : {5, 13}) {
+    SCOPED_TRACE(number);
     v1::GenerateRequest request = Base();
     v1::Sampling* sampling = request.mutable_sampling();
     sampling->GetReflection()->MutableUnknownFields(sampling)->AddVarint(number, 1);

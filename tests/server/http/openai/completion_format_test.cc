@@ -7,6 +7,7 @@
 #include <limits>
 #include <set>
 
+#include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "tests/fixtures/character_tokenizer.h"
 
@@ -61,7 +62,7 @@ class CompletionWriterTest : public ::testing::Test {
     writer->AddEvent(0, Prompt(600));
     std::string chunk;
     for (const v1::GenerateDelta& end : ends) {
-      EXPECT_EQ(chunk.find("\"fox\""), std::string::npos);
+      EXPECT_EQ(chunk.find("\"fox\""), std::string::npos) << "before " << end.DebugString();
       writer->AddEvent(0, end);
       chunk = writer->TakeChunk(0, end);
     }
@@ -81,9 +82,10 @@ TEST_F(CompletionWriterTest, OneBodyHoldsAllChoices) {
   request_.echo = false;
   CompletionWriter writer = Writer();
   for (size_t prompt : {0U, 1U}) {
+    SCOPED_TRACE(absl::StrCat("prompt ", prompt));
     EXPECT_EQ(writer.AddEvent(prompt, Prompt(5)), 0);
     for (uint32_t index : {1U, 0U}) {
-      EXPECT_EQ(writer.AddEvent(prompt, Text(index, "ab")), 2);
+      EXPECT_EQ(writer.AddEvent(prompt, Text(index, "ab")), 2) << index;
       writer.AddEvent(prompt, Text(index, std::string(1, static_cast<char>('c' + index))));
       writer.AddEvent(prompt, End(index, index == 0 ? v1::STOP : v1::ABORT));
     }
@@ -212,8 +214,8 @@ TEST_F(CompletionWriterTest, CallsAreNoText) {
         if (message["content"].is_string()) content += message["content"].get<std::string>();
         for (const Json& part : message.value("tool_calls", Json::array())) {
           if (part.contains("id")) {
-            EXPECT_EQ(part["type"], "function");
-            EXPECT_EQ(part["index"], ids.size());
+            EXPECT_EQ(part["type"], "function") << part;
+            EXPECT_EQ(part["index"], ids.size()) << part;
             ids.insert(part["id"].get<std::string>());
             calls += (calls.empty() ? "" : ";") + part["function"]["name"].get<std::string>();
           }

@@ -121,7 +121,7 @@ TEST_F(CompletionRequestTest, WhatTheAnswerHasToBe) {
         ParseCompletion(absl::StrCat(R"({"prompt": "x", )", fields, "}"), context_);
     ASSERT_TRUE(request.ok()) << fields << request.status();
     v1::Sampling expected;
-    ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(message, &expected));
+    ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(message, &expected)) << message;
     expected.set_n(1);
     EXPECT_TRUE(
         google::protobuf::util::MessageDifferencer::Equals(request->settings.sampling(), expected))
@@ -305,6 +305,7 @@ TEST_F(CompletionRequestTest, ToolsReachPromptAndGrammar) {
       {R"("tool_choice": {"type": "function", "function": {"name": "g"}})", true, R"(<c>{"g": )",
        R"("<c>{\"g\": ")"}};
   for (const Case& c : cases) {
+    SCOPED_TRACE(c.choice);
     const auto request = ParseCompletion(
         absl::StrCat(R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant",
             "content": null, "tool_calls": [

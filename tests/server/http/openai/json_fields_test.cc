@@ -26,6 +26,7 @@ TEST(JsonFieldsTest, ValuesOfTheirTypesAndNoneWhereNoneIsSet) {
   EXPECT_THAT(fields.Strings("l", 2), ElementsAre("x", "y"));
   EXPECT_THAT(fields.Ids("d"), ElementsAre(0u, 4294967295u));
   for (const char* name : {"null", "absent"}) {
+    SCOPED_TRACE(name);
     EXPECT_FALSE(fields.Bool(name).has_value() || fields.Int(name, 0, 1).has_value());
     EXPECT_FALSE(fields.Float(name).has_value() || fields.String(name).has_value());
     EXPECT_TRUE(fields.Strings(name, 9).empty() && fields.Ids(name).empty());
@@ -41,6 +42,7 @@ TEST(JsonFieldsTest, OtherTypesAreErrorsThatNameTheField) {
   const Json wrong[] = {
       1.5, "1", Json::array({1, "x"}), Json::object(), 1e300, std::numeric_limits<uint64_t>::max()};
   for (const Json& value : wrong) {
+    SCOPED_TRACE(value);
     const Json object = {{"name", value}};
     JsonFields fields(object), ids(object);
     EXPECT_FALSE(fields.Int("name", -10, 10).has_value()) << value;

@@ -51,7 +51,7 @@ TEST(UnreadFieldsTest, WhatIsNotReadIsRefusedWithAdvice) {
       {"verbosity", kNotSupported},
   };
   for (const auto& [name, advice] : cases) {
-    EXPECT_EQ(ErrorOf({{name, 9}}), absl::StrCat(name, ": ", advice));
+    EXPECT_EQ(ErrorOf({{name, 9}}), absl::StrCat(name, ": ", advice)) << name;
   }
   for (const std::string& odd :
        {std::string(65, 'a'), std::string("sto\xc3\xb6p"), std::string("stop\n")}) {
@@ -63,7 +63,8 @@ TEST(UnreadFieldsTest, IgnoredAreThoseOfTheListWhereTheyStand) {
   for (const char* name : {"user", "metadata", "store", "service_tier", "prompt_cache_key"}) {
     EXPECT_EQ(ErrorOf({{name, 1}}), "") << name;
     EXPECT_EQ(ErrorOf({{name, 1}}, FieldPlace::kStreamOptions),
-              absl::StrCat(name, ": ", kNotSupported));
+              absl::StrCat(name, ": ", kNotSupported))
+        << name;
   }
   EXPECT_EQ(ErrorOf({{"strict", true}, {"name", "x"}}, FieldPlace::kSchema), "");
   EXPECT_EQ(ErrorOf({{"strict", true}}), absl::StrCat("strict: ", kNotSupported));
@@ -74,6 +75,7 @@ TEST(UnreadFieldsTest, IgnoredAreThoseOfTheListWhereTheyStand) {
 
 TEST(UnreadFieldsTest, ValuesThatAskForNothingAreTaken) {
   for (const Json& nothing : {Json(), Json(""), Json::array(), Json::object()}) {
+    SCOPED_TRACE(nothing);
     EXPECT_EQ(ErrorOf({{"guided_json", nothing},
                        {"unknown", nothing},
                        {"tool_choice", "auto"},

@@ -27,7 +27,7 @@ TEST(PageAssetsTest, FilesAreThoseOfTheRepository) {
   for (const PageAsset& asset : PageAssets()) {
     const std::string source =
         ReadWhole(std::string(FOX_SOURCE_DIR) + "/" + sources.at(asset.path));
-    EXPECT_GT(source.size(), 1000u);
+    EXPECT_GT(source.size(), 1000u) << asset.path;
     EXPECT_EQ(asset.body, source) << asset.path;
   }
 }

@@ -28,6 +28,7 @@ TEST(HttpErrorTest, FieldsHaveTheNamesOfThisApi) {
       {"cache.cache_salt: at most 256 bytes", "cache_salt"},
   };
   for (const auto& [message, field] : cases) {
+    SCOPED_TRACE(message);
     const Json error = Error(absl::InvalidArgumentError(message));
     EXPECT_EQ(error["param"], field);
     EXPECT_EQ(std::string(error["message"]).find(std::string(field) + ": "), 0u) << error;

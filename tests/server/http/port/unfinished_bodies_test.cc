@@ -49,9 +49,9 @@ TEST_F(UnfinishedBodiesTest, WhenAllIsFullTheClientWithMostMakesRoom) {
 
 // A head has come, and nothing of its body yet.
 TEST_F(UnfinishedBodiesTest, ClientsWithoutBytesAreKnownAsLongAsTheirBodies) {
-  for (const size_t body : {0, 1, 2}) EXPECT_EQ(Grow(body, 1, 0), -1);
+  for (const size_t body : {0, 1, 2}) EXPECT_EQ(Grow(body, 1, 0), -1) << body;
   for (const size_t body : {0, 1}) bodies_.Remove(&all_[body]);
-  for (const uint64_t client : {2, 3}) EXPECT_EQ(Grow(client + 1, client, 40), -1);
+  for (const uint64_t client : {2, 3}) EXPECT_EQ(Grow(client + 1, client, 40), -1) << client;
   EXPECT_EQ(Grow(5, 4, 30), 3);
   bodies_.Remove(&all_[3]);
   bodies_.Remove(&all_[2]);
