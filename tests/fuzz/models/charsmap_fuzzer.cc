@@ -15,11 +15,11 @@ namespace fox {
 namespace {
 
 constexpr uint32_t kBlock = 256;  // units
-constexpr uint32_t kLeaf = 1u << 8, kNothing = 1u << 31;
+constexpr uint32_t kLeaf = 1u << 8, kNoUnit = 1u << 31;
 
 std::string ComposedMap(FuzzInput& in) {
   const auto blocks = static_cast<uint32_t>(1 + in.Below(4));
-  std::vector<uint32_t> units(blocks * kBlock, kNothing);
+  std::vector<uint32_t> units(blocks * kBlock, kNoUnit);
   const auto state = [&](size_t among) {
     const auto block = static_cast<uint32_t>(in.Below(among));
     return block * kBlock + static_cast<uint32_t>(in.Below(4));
@@ -38,7 +38,7 @@ std::string ComposedMap(FuzzInput& in) {
   }
   for (size_t count = in.Below(16); count > 0; --count) {  // values: where replacements begin
     const uint32_t at = state(blocks);
-    units[at] = kNothing | static_cast<uint32_t>(in.Below(40));
+    units[at] = kNoUnit | static_cast<uint32_t>(in.Below(40));
   }
   std::string map;
   const auto put = [&map](uint32_t value) {
