@@ -94,7 +94,9 @@ void SimFormat::AddEvent(CallEvent event) {
   Check(!dropped_, "no event follows DropContents");
   Check(!taken_last_, "no event follows the end");
   Check(event.prompt < converted_, "an event's prompt was converted before");
-  Record record{Record::Kind::kPrompt, event.prompt};
+  Record record;
+  record.kind = Record::Kind::kPrompt;
+  record.prompt = event.prompt;
   if (event.delta.has_delta()) {
     record.kind = Record::Kind::kText;
     record.sequence = event.delta.delta().index();
