@@ -15,7 +15,7 @@ ToolCallReader::ToolCallReader(const ToolFormat& format, bool calls_only)
       calls_only_(calls_only),
       openings_({format.separator + format.call, format.call}),
       matcher_(openings_) {
-  FOX_CHECK(!format.call.empty() && !format.trigger.empty());
+  FOX_CHECK(!format.call.empty());
 }
 
 void ToolCallReader::Read(absl::string_view piece, std::string* content,
