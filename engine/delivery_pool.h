@@ -41,7 +41,7 @@ class DeliveryPool {
   // As many lanes as threads, at least one. `has_threads` false: the owner calls RunLane instead,
   // as a simulation does.
   explicit DeliveryPool(int threads, bool has_threads = true);
-  ~DeliveryPool();  // delivers what is queued
+  ~DeliveryPool();  // delivers all queued outputs
 
   // The lane of a new submission, in turns. Any thread.
   size_t NextLane() { return next_lane_++ % lanes_.size(); }
@@ -54,7 +54,7 @@ class DeliveryPool {
   }
   void Flush(Seconds now);
 
-  // Without threads: delivers what is queued in the lane. False: nothing was.
+  // Without threads: delivers the lane's queued outputs. False: its queue was empty.
   bool RunLane(size_t lane);
 
   // The longest time that a lane has been in one OnOutput by now, in seconds; 0: none is. Any

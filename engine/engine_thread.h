@@ -53,7 +53,7 @@ class EngineThread {
   // `patience` seconds. The requests have not ended then, and the destructor would wait for the
   // step: the process can only exit.
   bool Stop(double patience = kNever);
-  // Without a thread: executes what was asked, then makes at most one step.
+  // Without a thread: executes the queued commands, then makes at most one step.
   void RunTurn();
 
   // A copy of the engine's counters, at most one step old.

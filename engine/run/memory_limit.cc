@@ -56,7 +56,7 @@ constexpr CgroupFiles kVersion1 = {"the control group's memory.limit_in_bytes",
                                    "/memory.usage_in_bytes",
                                    "total_inactive_file "};
 
-// Lowers the limit to that of each group above the process. In a container the mount shows the
+// Lowers the limit to the limit of each group above the process. In a container the mount shows the
 // container's own group at its top, though the host knows it by another path.
 void LowerByCgroup(const std::string& root, const CgroupFiles& files, std::string group,
                    MemoryLimit* limit) {

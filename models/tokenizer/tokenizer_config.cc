@@ -24,7 +24,7 @@ constexpr char kSpecialTokensFile[] = "special_tokens_map.json";
 constexpr const char* kRoles[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                   "pad_token", "cls_token", "mask_token"};
 
-// Reads the roles in `file`: those that are still missing, or all with `precedence`.
+// Reads roles from `file`: only the missing ones, or all of them with `precedence`.
 absl::Status ReadRoles(const Json& json, const char* file, bool precedence,
                        TokenizerConfig* config) {
   for (const char* role : kRoles) {

@@ -70,7 +70,7 @@ class RawService : public Definition::Service {
   ServerCore& core_;
 
  private:
-  // Does what the generated WithRawCallbackMethod_NAME does, for a method of any kind. `handler`
+  // Works as the generated WithRawCallbackMethod_NAME, for a method of any kind. `handler`
   // makes the reactor of a call; it runs on gRPC's thread and must not block.
   template <class Handler>
   void Register(const std::string& method, Handler handler) {

@@ -40,7 +40,7 @@ struct Streamed {
   std::string text;
   Json finish;
   Json usage;
-  Json fox;  // from the last event before [DONE], the only one that has it
+  Json fox;  // from the last event before [DONE], the only event with `fox`
 };
 // Joins the events of a reply that has `choices` choices.
 std::vector<Streamed> Join(const HttpReply& reply, size_t choices) {

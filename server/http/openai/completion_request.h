@@ -17,7 +17,7 @@ struct CompletionRequest {
   std::vector<v1::GenerateRequest> prompts;  // a prompt each, and nothing else
   bool chat = false;                         // the chat API: one prompt
   bool score = false;                        // max_tokens is 0: the prompts are scored
-  // The client set max_tokens: the request is refused if the context cannot hold so many.
+  // The client set max_tokens: the request is refused if the context cannot hold that many.
   bool max_tokens_sent = false;
   bool echo = false, stream = false, include_usage = false;
   int32_t n = 1;          // choices of a prompt

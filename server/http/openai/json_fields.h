@@ -63,7 +63,7 @@ enum class FieldPlace { kBody, kMessage, kPart, kFormat, kSchema, kStreamOptions
 // default.
 absl::Status CheckUnreadFields(const JsonFields& fields, FieldPlace place = FieldPlace::kBody);
 
-// Converts a number; one that is too large for a float becomes the largest float.
+// Converts a number. A number too large for a float becomes the largest float.
 float ToFloat(const nlohmann::json& number);
 
 // Token ids, each in 32 bits. False: `list` is something else.

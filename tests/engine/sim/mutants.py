@@ -341,6 +341,12 @@ class Workshop:
         return program
 
 
+def misplaced(table: Sequence[Mutant]) -> list[str]:
+    """Names of the mutants that do not change exactly one place of the sources as they are."""
+    return [name for name, path, old, new in table
+            if (ROOT / path).read_text().count(old) != 1 or old == new]
+
+
 def find(shop: Workshop, mutant: Mutant, runs: list[list[str]]) -> str:
     """How one of the runs of the program found the mutant; empty: none did."""
     with tempfile.TemporaryDirectory() as name:

@@ -12,10 +12,7 @@ class MutantsTest(unittest.TestCase):
     """The table of mutants.py."""
 
     def test_each_changes_one_place(self) -> None:
-        for name, path, old, new in mutants.MUTANTS:
-            with self.subTest(mutant=name):
-                self.assertEqual((mutants.ROOT / path).read_text().count(old), 1)
-                self.assertNotEqual(old, new)
+        self.assertEqual(mutants.misplaced(mutants.MUTANTS), [])
 
 
 if __name__ == "__main__":

@@ -13,10 +13,7 @@ class CallMutantsTest(unittest.TestCase):
     """The table of call_mutants.py."""
 
     def test_each_changes_one_place(self) -> None:
-        for name, path, old, new in call_mutants.MUTANTS:
-            with self.subTest(mutant=name):
-                self.assertEqual((mutants.ROOT / path).read_text().count(old), 1)
-                self.assertNotEqual(old, new)
+        self.assertEqual(mutants.misplaced(call_mutants.MUTANTS), [])
 
 
 if __name__ == "__main__":
