@@ -1,11 +1,11 @@
 // Marks: what happened in simulated days, counted. Over many seeds each must have happened.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <sstream>
 #include <string>
+
+#include "tests/engine/sim/mark_counts.h"
 
 namespace fox::sim {
 
@@ -81,29 +81,18 @@ inline constexpr char kMarkNames[] =
     "swap_drops snapshots snapshots_dropped pages_shared cached_starts turns flushes "
     "cancelled_all floods";
 
-inline std::string Name(Mark mark) {
-  std::istringstream words(kMarkNames);
-  std::string name;
-  for (int i = 0; i <= static_cast<int>(mark); ++i) words >> name;
-  return name;
-}
+inline std::string Name(Mark mark) { return NameIn(kMarkNames, mark); }
 
-class Marks {
+class Marks : public MarkCounts<Mark> {
  public:
-  int64_t& operator[](Mark mark) { return counts_[static_cast<size_t>(mark)]; }
-  int64_t operator[](Mark mark) const { return counts_[static_cast<size_t>(mark)]; }
-  void Add(const Marks& other) {
-    for (size_t i = 0; i < kMarkCount; ++i) counts_[i] += other.counts_[i];
-  }
   // Sets kEvents.
   void CountEvents() {
     int64_t sum = 0;
-    for (size_t i = 0; i < static_cast<size_t>(Mark::kEvents); ++i) sum += counts_[i];
+    for (size_t i = 0; i < static_cast<size_t>(Mark::kEvents); ++i) {
+      sum += (*this)[static_cast<Mark>(i)];
+    }
     (*this)[Mark::kEvents] = sum;
   }
-
- private:
-  std::array<int64_t, kMarkCount> counts_ = {};
 };
 
 }  // namespace fox::sim

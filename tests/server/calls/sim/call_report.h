@@ -2,11 +2,11 @@
 // have happened.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <sstream>
 #include <string>
+
+#include "tests/engine/sim/mark_counts.h"
 
 namespace fox::sim {
 
@@ -46,24 +46,9 @@ inline constexpr char kCallMarkNames[] =
     "closed_converting closed_running closed_draining stalls keep_alives interrupts hangs "
     "executor_faults drains";
 
-inline std::string Name(CallMark mark) {
-  std::istringstream words(kCallMarkNames);
-  std::string name;
-  for (int i = 0; i <= static_cast<int>(mark); ++i) words >> name;
-  return name;
-}
+inline std::string Name(CallMark mark) { return NameIn(kCallMarkNames, mark); }
 
-class CallMarks {
- public:
-  int64_t& operator[](CallMark mark) { return counts_[static_cast<size_t>(mark)]; }
-  int64_t operator[](CallMark mark) const { return counts_[static_cast<size_t>(mark)]; }
-  void Add(const CallMarks& other) {
-    for (size_t i = 0; i < kCallMarkCount; ++i) counts_[i] += other.counts_[i];
-  }
-
- private:
-  std::array<int64_t, kCallMarkCount> counts_ = {};
-};
+using CallMarks = MarkCounts<CallMark>;
 
 struct CallDayOptions {
   uint64_t seed = 1;
