@@ -1,13 +1,36 @@
-// Marks: what happened in simulated days, counted. Over many seeds each must have happened.
+// Marks: the events of simulated days, counted. Over many seeds each must have happened.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <sstream>
 #include <string>
 
-#include "tests/engine/sim/mark_counts.h"
-
 namespace fox::sim {
+
+// How often each kind of event happened; Kind is an enum whose last value is kCount.
+template <typename Kind>
+class MarkCounts {
+ public:
+  int64_t& operator[](Kind mark) { return counts_[static_cast<size_t>(mark)]; }
+  int64_t operator[](Kind mark) const { return counts_[static_cast<size_t>(mark)]; }
+  void Add(const MarkCounts& other) {
+    for (size_t i = 0; i < counts_.size(); ++i) counts_[i] += other.counts_[i];
+  }
+
+ private:
+  std::array<int64_t, static_cast<size_t>(Kind::kCount)> counts_ = {};
+};
+
+// The mark's word in `names`, which has one for each mark in order.
+template <typename Kind>
+std::string NameIn(const char* names, Kind mark) {
+  std::istringstream words(names);
+  std::string name;
+  for (int i = 0; i <= static_cast<int>(mark); ++i) words >> name;
+  return name;
+}
 
 // The first marks are events: a request, token or page entered or left the engine. Steps and checks
 // are no events.

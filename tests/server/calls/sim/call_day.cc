@@ -288,4 +288,12 @@ void CallDay::ForgetReleased() {
   open_ = std::move(open);
 }
 
+CallReport SimulateCalls(const CallDayOptions& options) { return CallDay(options).Run(); }
+
+std::string Describe(const CallDayOptions& options, const CallReport& report) {
+  return absl::StrCat("seed ", options.seed, ", operation ", report.operation, ": ",
+                      report.violation, "\n  fox-simulate-calls --seed ", options.seed,
+                      " --operations ", options.operations, " --print");
+}
+
 }  // namespace fox::sim

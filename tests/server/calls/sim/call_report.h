@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "tests/engine/sim/mark_counts.h"
+#include "tests/engine/sim/marks.h"
 
 namespace fox::sim {
 

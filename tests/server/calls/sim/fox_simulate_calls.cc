@@ -5,7 +5,7 @@
 #include <string>
 
 #include "engine/base/flag_set.h"
-#include "tests/server/calls/sim/call_simulation.h"
+#include "tests/server/calls/sim/call_day.h"
 
 int main(int argc, char** argv) {
   int64_t seed = 0, first_seed = 1, events = 10'000'000, days = 0;

@@ -1,6 +1,6 @@
 // Events of the call layer without a violation: three million, at night ten; the same seed
 // twice gives the same trace. That bugs are found: call_mutants.py.
-#include "tests/server/calls/sim/call_simulation.h"
+#include "tests/server/calls/sim/call_day.h"
 
 #include <cstdio>
 
@@ -10,7 +10,7 @@
 namespace fox::sim {
 namespace {
 
-TEST(CallSimulationTest, RandomDays) {
+TEST(CallDayTest, RandomDays) {
   const int64_t events = Amount(3'000'000, 10'000'000);
   CallDayOptions options;
   CallMarks marks;
@@ -26,7 +26,7 @@ TEST(CallSimulationTest, RandomDays) {
   }
 }
 
-TEST(CallSimulationTest, TheSameSeedGivesTheSameTrace) {
+TEST(CallDayTest, TheSameSeedGivesTheSameTrace) {
   CallDayOptions options;
   for (; options.seed <= 10; ++options.seed) {
     EXPECT_EQ(SimulateCalls(options).trace, SimulateCalls(options).trace)
