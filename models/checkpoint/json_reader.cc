@@ -2,6 +2,7 @@
 // json_reader.h.
 #include "models/checkpoint/json_reader.h"
 
+#include <cstdlib>
 #include <limits>
 #include <type_traits>
 #include <unordered_set>
@@ -181,6 +182,12 @@ std::string TextOf(const ExactJson& json, bool spaced) {
     out += TextOf(value, spaced);
   }
   return json.is_object() ? absl::StrCat("{", out, "}") : absl::StrCat("[", out, "]");
+}
+
+double NumberOf(const ExactJson& json) {
+  if (json.is_number()) return json.get<double>();
+  if (!json.is_binary()) return std::numeric_limits<double>::quiet_NaN();
+  return std::strtod(TextOf(json, false).c_str(), nullptr);
 }
 
 absl::StatusOr<Json> ReadJsonObject(const std::string& text, const JsonLimits& limits,

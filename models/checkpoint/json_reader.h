@@ -32,12 +32,16 @@ absl::StatusOr<nlohmann::json> ReadJson(const std::string& text, const JsonLimit
 absl::StatusOr<nlohmann::json> ReadJsonObject(const std::string& text, const JsonLimits& limits,
                                               const std::string& what);
 
-// JSON in the order of its text. A number beyond integers of 64 bits is a binary value: its text.
+// JSON in the order of its text. A number that is no integer of 64 bits is a binary value: its
+// text.
 using ExactJson = nlohmann::ordered_json;
 absl::StatusOr<ExactJson> ReadExactJson(const std::string& text, const JsonLimits& limits,
                                         const std::string& what);
-// On one line, numbers as they were written, with the spaces of Python's json.dumps or without.
+// On one line, numbers as they were written (but 0 for -0), with the spaces of Python's json.dumps
+// or without.
 std::string TextOf(const ExactJson& json, bool spaced);
+// The nearest double of a number; NaN for other values.
+double NumberOf(const ExactJson& json);
 
 // Typed reads of one JSON object with a sticky first error, which names the file and the key; after
 // an error every read returns its fallback.

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -127,12 +125,6 @@ const Json& At(const Json& schema, const std::string& keyword) {
   static const Json kNull;
   const auto found = schema.find(keyword);
   return found == schema.end() ? kNull : *found;
-}
-
-double NumberOf(const Json& value) {
-  if (value.is_number()) return value.get<double>();
-  if (!value.is_binary()) return std::numeric_limits<double>::quiet_NaN();
-  return std::strtod(TextOf(value, false).c_str(), nullptr);
 }
 
 bool IsOfType(const Json& value, const std::string& type) {

@@ -17,9 +17,6 @@ struct NoValue : std::runtime_error {
 // The value of the keyword; null if the schema lacks it.
 const ExactJson& At(const ExactJson& schema, const std::string& keyword);
 
-// The value of a number; NaN for any other value.
-double NumberOf(const ExactJson& value);
-
 // True if the value is of a type of JSON Schema, where 1.0 is an integer.
 bool IsOfType(const ExactJson& value, const std::string& type);
 

@@ -8,14 +8,12 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "models/checkpoint/json_reader.h"
-#include "models/checkpoint/json_text.h"
 #include "models/grammar/json_schema.h"
 
 namespace fox {
 namespace {
 
-using Json = nlohmann::json;
+using Json = ExactJson;
 
 absl::Status Malformed(absl::string_view message) { return absl::InvalidArgumentError(message); }
 
@@ -54,16 +52,13 @@ absl::Status ReadContent(const Json* value, bool optional, std::string* out) {
 std::string ArgumentsOf(const std::string& text) {
   if (text.empty()) return "{}";
   const JsonLimits limits = {text.size(), kMaxSchemaDepth, /*max_values=*/1 << 16};
-  const bool is_json = ReadJson(text, limits, "arguments").ok();
-  return is_json ? Respaced(text, JsonSpacing::kPython) : text;
+  const absl::StatusOr<Json> json = ReadExactJson(text, limits, "arguments");
+  return json.ok() ? TextOf(*json, /*spaced=*/true) : text;
 }
 
-// `written`: the calls as the body has them.
-absl::Status ReadCalls(const Json& calls, absl::string_view written, v1::ChatMessage* out) {
+absl::Status ReadCalls(const Json& calls, v1::ChatMessage* out) {
   if (!calls.is_array()) return Malformed("tool_calls: must be a list");
-  const std::vector<absl::string_view> texts = JsonElements(written);
-  for (size_t i = 0; i < calls.size(); ++i) {
-    const Json& call = calls[i];
+  for (const Json& call : calls) {
     const Json function = call.is_object() ? call.value("function", Json()) : Json();
     const Json name = function.is_object() ? function.value("name", Json()) : Json();
     const Json arguments = function.is_object() ? function.value("arguments", Json()) : Json();
@@ -74,10 +69,9 @@ absl::Status ReadCalls(const Json& calls, absl::string_view written, v1::ChatMes
     }
     v1::ToolCall* const added = out->add_tool_calls();
     added->set_name(name.get<std::string>());
-    added->set_arguments(ArgumentsOf(
-        arguments.is_null()     ? ""
-        : arguments.is_string() ? arguments.get<std::string>()
-                                : std::string(JsonAt(texts[i], {"function", "arguments"}))));
+    added->set_arguments(arguments.is_object() ? TextOf(arguments, /*spaced=*/true)
+                         : arguments.is_null() ? "{}"
+                                               : ArgumentsOf(arguments.get<std::string>()));
   }
   return absl::OkStatus();
 }
@@ -89,9 +83,7 @@ std::string ThoughtOf(JsonFields* fields) {
   return thought.empty() ? newer : thought;
 }
 
-// `written`: the message as the body has it.
-absl::Status ReadMessage(const Json& message, absl::string_view written, v1::ChatMessage* out,
-                         std::string* thought) {
+absl::Status ReadMessage(const Json& message, v1::ChatMessage* out, std::string* thought) {
   if (!message.is_object()) return Malformed("role: must be set");
   JsonFields fields(message);
   const std::string role = fields.String("role").value_or("");
@@ -103,9 +95,7 @@ absl::Status ReadMessage(const Json& message, absl::string_view written, v1::Cha
   absl::Status status = fields.status();
   if (status.ok()) status = CheckUnreadFields(fields, FieldPlace::kMessage);
   if (status.ok() && role.empty()) return Malformed("role: must be set");
-  if (status.ok() && calls != nullptr) {
-    status = ReadCalls(*calls, JsonAt(written, {"tool_calls"}), out);
-  }
+  if (status.ok() && calls != nullptr) status = ReadCalls(*calls, out);
   if (status.ok()) {
     status = ReadContent(content == nullptr ? refusal : content, assistant || role == "tool",
                          out->mutable_content());
@@ -125,7 +115,7 @@ void AddThoughts(const std::vector<std::string>& thoughts, const ThinkingFormat&
   }
 }
 
-void ReadTools(JsonFields* fields, const std::string& body, v1::ChatMessages* out) {
+void ReadTools(JsonFields* fields, v1::ChatMessages* out) {
   const Json* tools = fields->Find("tools");
   const Json* choice = fields->Find("tool_choice");
   const bool parallel = fields->Bool("parallel_tool_calls").value_or(true);
@@ -144,17 +134,15 @@ void ReadTools(JsonFields* fields, const std::string& body, v1::ChatMessages* ou
   }
   if (tools == nullptr || tools->empty()) return;
   if (!parallel) out->set_one_call(true);
-  for (const absl::string_view tool : JsonElements(JsonAt(body, {"tools"}))) {
-    out->add_tools(Respaced(tool, JsonSpacing::kPython));
-  }
+  for (const Json& tool : *tools) out->add_tools(TextOf(tool, /*spaced=*/true));
 }
 
 }  // namespace
 
-void ReadTurn(JsonFields* fields, const std::string& body, v1::ChatMessages* out) {
+void ReadTurn(JsonFields* fields, v1::ChatMessages* out) {
   if (const auto v = fields->Bool("add_generation_prompt")) out->set_add_generation_prompt(*v);
   if (const auto v = fields->Bool("continue_final_message")) out->set_continue_final_message(*v);
-  ReadTools(fields, body, out);
+  ReadTools(fields, out);
   const Json* arguments = fields->Find("chat_template_kwargs");
   if (arguments == nullptr || arguments->empty()) return;
   out->set_enable_thinking(*arguments == Json::object({{"enable_thinking", true}}));
@@ -163,14 +151,12 @@ void ReadTurn(JsonFields* fields, const std::string& body, v1::ChatMessages* out
   }
 }
 
-absl::Status ReadMessages(const Json* value, const std::string& body, const ChatFormat& format,
-                          v1::ChatMessages* out) {
+absl::Status ReadMessages(const Json* value, const ChatFormat& format, v1::ChatMessages* out) {
   if (value == nullptr) return Malformed("messages: must be set");
   if (!value->is_array()) return Malformed("messages: must be a list of {\"role\", \"content\"}");
-  const std::vector<absl::string_view> texts = JsonElements(JsonAt(body, {"messages"}));
-  std::vector<std::string> thoughts(texts.size());
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const absl::Status status = ReadMessage((*value)[i], texts[i], out->add_turns(), &thoughts[i]);
+  std::vector<std::string> thoughts(value->size());
+  for (size_t i = 0; i < value->size(); ++i) {
+    const absl::Status status = ReadMessage((*value)[i], out->add_turns(), &thoughts[i]);
     if (!status.ok()) return Malformed(absl::StrCat("messages[", i, "].", status.message()));
   }
   if (format.thinking().has_value()) AddThoughts(thoughts, *format.thinking(), out);

@@ -1,8 +1,6 @@
 // Messages and tools of a body of /v1/chat/completions and /tokenize, as fox.v1 has them.
 #pragma once
 
-#include <string>
-
 #include "absl/status/status.h"
 #include "fox/v1/inference.pb.h"
 #include "models/tokenizer/chat_format.h"
@@ -11,15 +9,11 @@
 namespace fox {
 
 // The fields beside `messages`: add_generation_prompt, continue_final_message,
-// chat_template_kwargs, tools, tool_choice and parallel_tool_calls. Errors go to
-// `fields`. `body`, the text that was parsed, has the order of a tool's properties and the digits
-// of numbers.
-void ReadTurn(JsonFields* fields, const std::string& body, v1::ChatMessages* out);
+// chat_template_kwargs, tools, tool_choice and parallel_tool_calls. Errors go to `fields`.
+void ReadTurn(JsonFields* fields, v1::ChatMessages* out);
 
-// Reads `value`, the field `messages` of the body `body`; null: it is absent. An answer of this
-// server is taken back as it is, even a call that max_tokens has cut. InvalidArgument names the
-// message.
-absl::Status ReadMessages(const nlohmann::json* value, const std::string& body,
-                          const ChatFormat& format, v1::ChatMessages* out);
+// Reads `value`, the field `messages` of a body; null: it is absent. An answer of this server is
+// taken back as it is, even a call that max_tokens has cut. InvalidArgument names the message.
+absl::Status ReadMessages(const ExactJson* value, const ChatFormat& format, v1::ChatMessages* out);
 
 }  // namespace fox

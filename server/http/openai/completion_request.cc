@@ -1,6 +1,7 @@
 // CompletionRequest: each group of fields, then the whole body. See completion_request.h.
 #include "server/http/openai/completion_request.h"
 
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -9,14 +10,13 @@
 #include "absl/strings/str_cat.h"
 #include "engine/request/sampling_limits.h"
 #include "kernels/core/check.h"
-#include "models/checkpoint/json_text.h"
 #include "server/http/openai/chat_messages.h"
 #include "server/http/openai/json_fields.h"
 
 namespace fox {
 namespace {
 
-using Json = nlohmann::json;
+using Json = ExactJson;
 
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 constexpr uint32_t kDefaultMaxTokens = 16;  // OpenAI's
@@ -38,7 +38,7 @@ absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* ou
     out->emplace_back().mutable_token_ids()->mutable_ids()->Add(ids.begin(), ids.end());
     return true;
   };
-  if (!value->is_array() || (!value->empty() && value->front().is_number())) {
+  if (!value->is_array() || (!value->empty() && !std::isnan(NumberOf(value->front())))) {
     return add(*value) ? absl::OkStatus() : Invalid(kPromptForm);
   }
   if (value->empty()) return Invalid("prompt: must not be empty");
@@ -61,7 +61,7 @@ void ReadBias(JsonFields* fields, v1::Sampling* sampling) {
   }
   for (const auto& [key, value] : bias->items()) {
     uint32_t id = 0;
-    if (!absl::SimpleAtoi(key, &id) || absl::StrCat(id) != key || !value.is_number()) {
+    if (!absl::SimpleAtoi(key, &id) || absl::StrCat(id) != key || std::isnan(NumberOf(value))) {
       return fields->Fail("logit_bias", kBiasForm);
     }
     (*sampling->mutable_logit_bias())[id] = ToFloat(value);
@@ -188,29 +188,23 @@ void ReadCounts(JsonFields* fields, CompletionRequest* out) {
   }
 }
 
-// The schema's text as the client wrote it, because the order of properties matters.
-std::string SchemaAt(const std::string& body, std::initializer_list<absl::string_view> path) {
-  return Respaced(JsonAt(body, path), JsonSpacing::kNone);
-}
-
 constexpr char kFormatForm[] =
     R"({"type": "text"}, {"type": "json_object"} or {"type": "json_schema", )"
     R"("json_schema": {"schema": {...}}})";
 
 // {"name": .., "schema": {..}}. False: it is not.
-bool ReadNamedSchema(JsonFields* fields, const std::string& body, const Json& value,
-                     v1::Sampling* out) {
+bool ReadNamedSchema(JsonFields* fields, const Json& value, v1::Sampling* out) {
   if (!value.is_object()) return false;
   JsonFields named(value);
   const Json* schema = named.Find("schema");
   if (schema == nullptr || !schema->is_object()) return false;
-  out->set_json_schema(SchemaAt(body, {"response_format", "json_schema", "schema"}));
+  out->set_json_schema(TextOf(*schema, /*spaced=*/false));
   fields->FailWithin("response_format.json_schema", CheckUnreadFields(named, FieldPlace::kSchema));
   return true;
 }
 
 // A schema stands in json_schema, as OpenAI has it, or beside the type, as other servers do.
-void ReadFormat(JsonFields* fields, const std::string& body, v1::Sampling* out) {
+void ReadFormat(JsonFields* fields, v1::Sampling* out) {
   const Json* value = fields->Find("response_format");
   if (value == nullptr) return;
   if (!value->is_object()) return fields->Fail("response_format", kFormatForm);
@@ -223,9 +217,9 @@ void ReadFormat(JsonFields* fields, const std::string& body, v1::Sampling* out) 
   bool right = type == "text" || is_object || beside != nullptr || named != nullptr;
   if (beside != nullptr) {
     right = beside->is_object() && named == nullptr;
-    out->set_json_schema(SchemaAt(body, {"response_format", "schema"}));
+    out->set_json_schema(TextOf(*beside, /*spaced=*/false));
   } else if (named != nullptr) {
-    right = ReadNamedSchema(fields, body, *named, out);
+    right = ReadNamedSchema(fields, *named, out);
   } else if (is_object) {
     out->set_json_object(true);
   }
@@ -234,7 +228,7 @@ void ReadFormat(JsonFields* fields, const std::string& body, v1::Sampling* out) 
 }
 
 // vLLM's.
-void ReadStructured(JsonFields* fields, const std::string& body, v1::Sampling* out) {
+void ReadStructured(JsonFields* fields, v1::Sampling* out) {
   const Json* wanted = fields->Find("structured_outputs");
   if (wanted == nullptr) return;
   const auto fail = [&] {
@@ -247,7 +241,7 @@ void ReadStructured(JsonFields* fields, const std::string& body, v1::Sampling* o
     if (name == "json" && value.is_string()) {
       out->set_json_schema(value.get<std::string>());
     } else if (name == "json" && value.is_object()) {
-      out->set_json_schema(SchemaAt(body, {"structured_outputs", "json"}));
+      out->set_json_schema(TextOf(value, /*spaced=*/false));
     } else if (name == "regex" && value.is_string()) {
       out->set_regex(value.get<std::string>());
     } else if (name == "grammar" && value.is_string()) {
@@ -314,16 +308,16 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
   ReadScheduling(&*fields, chat, &out.settings);
   ReadAcp(&*fields, out.settings.mutable_acp());
   ReadCounts(&*fields, &out);
-  ReadFormat(&*fields, body, out.settings.mutable_sampling());
-  ReadStructured(&*fields, body, out.settings.mutable_sampling());
+  ReadFormat(&*fields, out.settings.mutable_sampling());
+  ReadStructured(&*fields, out.settings.mutable_sampling());
   const Json* prompt = fields->Find(chat ? "messages" : "prompt");
   v1::ChatMessages* const messages = chat ? out.prompts.emplace_back().mutable_messages() : nullptr;
-  if (chat) ReadTurn(&*fields, body, messages);
+  if (chat) ReadTurn(&*fields, messages);
   absl::Status status = fields->status();
   if (status.ok()) status = CheckUnreadFields(*fields);
   if (status.ok()) {
-    status = chat ? ReadMessages(prompt, body, *context.chat, messages)
-                  : ReadPrompts(prompt, &out.prompts);
+    status =
+        chat ? ReadMessages(prompt, *context.chat, messages) : ReadPrompts(prompt, &out.prompts);
   }
   if (status.ok()) status = CheckCounts(&out);
   if (!status.ok()) return status;

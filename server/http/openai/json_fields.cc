@@ -2,17 +2,17 @@
 #include "server/http/openai/json_fields.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/check.h"
-#include "models/checkpoint/json_reader.h"
 #include "models/grammar/json_schema.h"
 
 namespace fox {
 namespace {
 
-using Json = nlohmann::json;
+using Json = ExactJson;
 
 // Room for a prompt of a million ids, and for the deepest schema inside of its request.
 constexpr JsonLimits kLimits{std::numeric_limits<size_t>::max(), /*max_depth=*/kMaxSchemaDepth + 8,
@@ -31,7 +31,7 @@ bool InRange(const Json& value, int64_t low, int64_t high) {
 }  // namespace
 
 absl::StatusOr<JsonFields> JsonFields::Parse(const std::string& body) {
-  absl::StatusOr<Json> json = ReadJson(body, kLimits, "the body");
+  absl::StatusOr<Json> json = ReadExactJson(body, kLimits, "the body");
   if (!json.ok()) return json.status();
   if (!json->is_object()) return absl::InvalidArgumentError("the body: must be a JSON object");
   return JsonFields(*std::move(json));
@@ -63,7 +63,7 @@ std::optional<int64_t> JsonFields::Int(const char* name, int64_t low, int64_t hi
 std::optional<float> JsonFields::Float(const char* name) {
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;
-  if (value->is_number()) return ToFloat(*value);
+  if (!std::isnan(NumberOf(*value))) return ToFloat(*value);
   Fail(name, "a number");
   return std::nullopt;
 }
@@ -124,9 +124,10 @@ absl::StatusOr<JsonFields> ReadBody(const std::string& body, const ConversionCon
 }
 
 float ToFloat(const Json& number) {
-  FOX_CHECK(number.is_number());
+  const double value = NumberOf(number);
+  FOX_CHECK(!std::isnan(value));
   constexpr double kMax = std::numeric_limits<float>::max();
-  return static_cast<float>(std::clamp(number.get<double>(), -kMax, kMax));
+  return static_cast<float>(std::clamp(value, -kMax, kMax));
 }
 
 bool ReadIds(const Json& list, std::vector<uint32_t>* out) {

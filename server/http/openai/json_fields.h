@@ -1,5 +1,6 @@
 // JsonFields: a client's JSON object, read field by field with types and ranges checked. An absent
-// field and null are the same: not set.
+// field and null are the same: not set. Schemas and arguments of calls keep the order of their
+// names and the digits of their numbers.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "nlohmann/json.hpp"
+#include "models/checkpoint/json_reader.h"
 #include "server/calls/conversion/request_conversion.h"
 
 namespace fox {
@@ -21,12 +22,12 @@ namespace fox {
 // The first error (InvalidArgument, "NAME: must be ...") stays; after it nothing is set.
 class JsonFields {
  public:
-  explicit JsonFields(nlohmann::json object) : object_(std::move(object)) {}
+  explicit JsonFields(ExactJson object) : object_(std::move(object)) {}
   // Bounded in depth and in number of values. InvalidArgument: not JSON, or not an object.
   static absl::StatusOr<JsonFields> Parse(const std::string& body);
 
   // Null: not set.
-  const nlohmann::json* Find(const char* name);
+  const ExactJson* Find(const char* name);
   std::optional<bool> Bool(const char* name);
   std::optional<int64_t> Int(const char* name, int64_t low, int64_t high);
   std::optional<float> Float(const char* name);
@@ -38,7 +39,7 @@ class JsonFields {
   // The names asked for so far, and the object itself: so a route finds the fields that no code has
   // read.
   const std::set<std::string>& asked() const { return asked_; }
-  const nlohmann::json& object() const { return object_; }
+  const ExactJson& object() const { return object_; }
 
   const absl::Status& status() const { return status_; }
   void Fail(const char* name, absl::string_view must_be);
@@ -46,7 +47,7 @@ class JsonFields {
   void FailWithin(const char* name, const absl::Status& status);
 
  private:
-  nlohmann::json object_;
+  ExactJson object_;
   std::set<std::string> asked_;
   absl::Status status_;
 };
@@ -64,9 +65,9 @@ enum class FieldPlace { kBody, kMessage, kPart, kFormat, kSchema, kStreamOptions
 absl::Status CheckUnreadFields(const JsonFields& fields, FieldPlace place = FieldPlace::kBody);
 
 // Converts a number. A number too large for a float becomes the largest float.
-float ToFloat(const nlohmann::json& number);
+float ToFloat(const ExactJson& number);
 
 // Token ids, each in 32 bits. False: `list` is something else.
-bool ReadIds(const nlohmann::json& list, std::vector<uint32_t>* out);
+bool ReadIds(const ExactJson& list, std::vector<uint32_t>* out);
 
 }  // namespace fox

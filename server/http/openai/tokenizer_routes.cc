@@ -19,8 +19,7 @@ namespace fox {
 namespace {
 
 using Answered = absl::StatusOr<std::string>;  // the body
-using Work = Answered (*)(JsonFields& fields, const std::string& body,
-                          const ConversionContext& context);
+using Work = Answered (*)(JsonFields& fields, const ConversionContext& context);
 
 std::string JoinedNames(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   return absl::StrJoin(ids, ",", [&](std::string* out, int32_t id) {
@@ -59,25 +58,23 @@ Ids TokenizePrompt(JsonFields& fields, const ConversionContext& context) {
 }
 
 // As /v1/chat/completions would read it.
-Ids TokenizeChat(JsonFields& fields, const std::string& body, const nlohmann::json& messages,
-                 const ConversionContext& context) {
+Ids TokenizeChat(JsonFields& fields, const ExactJson& messages, const ConversionContext& context) {
   if (context.chat == nullptr) {
     return absl::FailedPreconditionError("messages: this model has no chat format; send prompt");
   }
   v1::ChatMessages chat;
-  ReadTurn(&fields, body, &chat);
+  ReadTurn(&fields, &chat);
   absl::Status status = Checked(fields);
-  if (status.ok()) status = ReadMessages(&messages, body, *context.chat, &chat);
+  if (status.ok()) status = ReadMessages(&messages, *context.chat, &chat);
   if (!status.ok()) return status;
   return TokenizeMessages(chat, context);
 }
 
-Answered AnswerTokenize(JsonFields& fields, const std::string& body,
-                        const ConversionContext& context) {
+Answered AnswerTokenize(JsonFields& fields, const ConversionContext& context) {
   const bool names = fields.Bool("return_token_strs").value_or(false);
-  const nlohmann::json* messages = fields.Find("messages");
+  const ExactJson* messages = fields.Find("messages");
   const Ids ids = messages == nullptr ? TokenizePrompt(fields, context)
-                                      : TokenizeChat(fields, body, *messages, context);
+                                      : TokenizeChat(fields, *messages, context);
   if (!ids.ok()) return ids.status();
   return absl::StrCat(
       "{\"count\":", ids->size(), ",\"max_model_len\":", context.limits.max_model_len,
@@ -85,8 +82,7 @@ Answered AnswerTokenize(JsonFields& fields, const std::string& body,
       names ? absl::StrCat("[", JoinedNames(*context.tokenizer, *ids), "]") : "null", "}");
 }
 
-Answered AnswerDetokenize(JsonFields& fields, const std::string&,
-                          const ConversionContext& context) {
+Answered AnswerDetokenize(JsonFields& fields, const ConversionContext& context) {
   const bool is_set = fields.Find("tokens") != nullptr;
   const std::vector<uint32_t> tokens = fields.Ids("tokens");
   const bool skips = fields.Bool("skip_special_tokens").value_or(false);  // vLLM's
@@ -122,10 +118,9 @@ class TokenizeRouteFormat final : public AnswerFormat {
 
  private:
   Answered MakeAnswer() override {
-    const std::string body = std::exchange(body_, {});
-    absl::StatusOr<JsonFields> fields = ReadBody(body, context_);
+    absl::StatusOr<JsonFields> fields = ReadBody(std::exchange(body_, {}), context_);
     if (!fields.ok()) return fields.status();
-    return work_(*fields, body, context_);
+    return work_(*fields, context_);
   }
   void DropMessage() override { body_ = {}; }
 

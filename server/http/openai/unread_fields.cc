@@ -12,7 +12,7 @@
 namespace fox {
 namespace {
 
-using Json = nlohmann::json;
+using Json = ExactJson;
 
 // Fields that are ignored whatever their value: names for bookkeeping, hints about speed, notes
 // that only a client reads.
@@ -127,8 +127,9 @@ const Unsupported* RowOf(const std::string& name) {
 bool AsksForNothing(const std::string& name, const Json& value, const Unsupported* row) {
   const bool chooses = name == "tool_choice" || name == "function_call";
   if (chooses && (value == Json("none") || value == Json("auto"))) return true;
-  if (row != nullptr && value == Json::parse(row->neutral)) return true;
-  return value == Json("") || (!value.is_primitive() && value.empty()) || value.is_null();
+  const Json neutral = row == nullptr ? Json() : Json::parse(row->neutral);
+  if (value == neutral || NumberOf(value) == NumberOf(neutral)) return true;
+  return value == Json("") || (value.is_structured() && value.empty()) || value.is_null();
 }
 
 // Without what spellings differ in.

@@ -51,6 +51,11 @@ TEST(JsonReaderTest, ExactJsonIsWrittenAsItWasRead) {
   ASSERT_TRUE(json.ok()) << json.status();
   EXPECT_EQ(TextOf(*json, /*spaced=*/true), text);
   EXPECT_EQ(TextOf(*ReadExactJson(R"([1, {"a": 2}])", limits, "x"), false), R"([1,{"a":2}])");
+  // As Python's json.dumps(json.loads(text), ensure_ascii=False) prints it: no needless escape.
+  EXPECT_EQ(
+      TextOf(*ReadExactJson("\xef\xbb\xbf[-0,-0.0,\"\\u00e9\\ud83e\\udd8a\\/\"]", limits, "x"),
+             true),
+      "[0, -0.0, \"\u00e9\U0001f98a/\"]");
   for (const char* bad : {R"({"a": 1, "b": 2, "a": 3})", "[[[[[[1]]]]]]", "[1] 2", "1E999"}) {
     EXPECT_FALSE(ReadExactJson(bad, limits, "x").ok()) << bad;
   }
