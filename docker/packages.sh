@@ -7,9 +7,8 @@ build_packages=(g++:g++ cmake:cmake ninja-build:ninja pkg-config:pkg-config ccac
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev libdnnl-dev
   nlohmann-json3-dev libpcre2-dev libutf8proc-dev libssl-dev libgtest-dev libgmock-dev
   libboost-dev prometheus-cpp-dev help2man:help2man)
-# Tests skip without these: e2e/{proxy,tls,http_clients,metrics,page}_test and tests/docker.
-test_packages=(haproxy:haproxy openssl:openssl apache2-utils:ab curl:curl prometheus:promtool
-  chromium:chromium
+# Tests skip without these: e2e/{proxy,tls,metrics,page}_test and tests/docker.
+test_packages=(haproxy:haproxy openssl:openssl prometheus:promtool chromium:chromium
   dpkg-dev:dpkg-shlibdeps file:file lintian:lintian mandoc:mandoc debootstrap:debootstrap
   systemd-container:systemd-nspawn systemd:systemd-analyze)
 # Pinned to version 14, because versions disagree; tests/tidy/clang_tools.py uses the same version.

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Connections to a fox-server with few descriptors, and a port that is taken.
+"""Connections to a fox-server with few descriptors, names of hosts, a port that is taken, and the
+memory of calls that are not read.
 
     connections_test.py BIN     the folder of fox-server and fox-cli
 """
@@ -8,16 +9,18 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import http.client
 import pathlib
 import socket
 import tempfile
+import time
 import unittest
 import urllib.request
 from collections.abc import Iterator
 
 import fox_server
 import http2_attacks as attacks
-from fox_server import INSTRUMENTED, SLOWNESS, wait_until
+from fox_server import INSTRUMENTED, SLOWNESS, demo, wait_until
 
 
 def answers(url: str) -> bool:
@@ -93,10 +96,7 @@ class ConnectionsTest(fox_server.Case):
         with attacks.Connection(server.address) as idle, \
                 attacks.Connection(server.address) as waiting:
             self.assertEqual(idle.call(), b"\x08\x01")
-            waiting.socket.sendall(
-                attacks.frame(attacks.HEADERS, attacks.END_HEADERS, waiting.next_stream(),
-                              attacks.request_headers("/grpc.health.v1.Health/Watch")) +
-                attacks.frame(attacks.DATA, attacks.END_STREAM, 1, attacks.message()))
+            waiting.send_call("/grpc.health.v1.Health/Watch")
             with self.assertRaisesRegex(ConnectionError, "closed"):
                 while True:
                     idle.read()
@@ -113,6 +113,36 @@ class ConnectionsTest(fox_server.Case):
             self.assertEqual((refused.returncode, refused.stderr.strip()), (
                 78, f"fox-server: {named}cannot listen on 127.0.0.1, port {port}: "
                 "Address already in use"))
+
+
+class HostsTest(fox_server.Case):
+    """Pages of a name that was made to resolve to this machine (DNS rebinding)."""
+
+    flags = None
+
+    def status(self, port: str, name: str, path: str) -> int:
+        """The status of a GET whose Host header has that name."""
+        host, number = self.server.ports[port].rsplit(":", 1)
+        with contextlib.closing(http.client.HTTPConnection(host, int(number), timeout=20)) as one:
+            one.request("GET", path, headers={"Host": f"{name}:{number}"})
+            return one.getresponse().status
+
+    def test_only_names_of_the_list_and_of_this_machine_are_served(self) -> None:
+        everywhere = ("--host", "0.0.0.0", "--allow-insecure-remote", "--metrics-host", "0.0.0.0")
+        for flags, names in (
+                ((), {"evil.example": 403, "localhost": 200, "127.0.0.1": 200}),
+                ((*everywhere, "--allowed-hosts", "localhost"),
+                 {"evil.example": 403, "localhost": 200, "127.0.0.1": 200}),
+                ((*everywhere, "--allowed-hosts", "fox.example, Other"),
+                 {"evil.example": 403, "fox.example": 200, "FOX.example": 200, "other": 200,
+                  "localhost": 200, "sub.fox.example": 403}),
+                ((*everywhere, "--allowed-hosts", "*"), {"evil.example": 200}),
+                (everywhere, {"evil.example": 200})):
+            self.serve_case("--http-port", "0", "--metrics-port", "0", *flags)
+            for name, status in names.items():
+                for port, path in (("HTTP", "/health"), ("Prometheus", "/metrics")):
+                    with self.subTest(flags=flags, name=name, port=port):
+                        self.assertEqual(self.status(port, name, path), status)
 
 
 @unittest.skipIf(INSTRUMENTED, "SKIPPED: not the memory of the program")
@@ -135,6 +165,29 @@ class MemoryTest(fox_server.Case):
         did = attacks.measure(server.address, server.process.pid, both, 8000)
         self.assertEqual((did["result"], did["errors"]), (16000, 0), did)
         self.assertLess(did["peak_mib"], 100, did)
+
+    def open_requests(self) -> int:
+        """The number of running and waiting requests."""
+        load = demo.read_messages(self.cli("info").stdout)[-1]
+        return int(load["running"]) + int(load["waiting"])
+
+    def test_an_open_stream_takes_little_and_ends_with_its_connection(self) -> None:
+        """Streams that nobody reads, from clients that die."""
+        server = self.serve_case("--max-num-queued-reqs", "4000", "--max-queue-seconds", "0",
+                                 "--max-num-seqs", "4", "--kv-cache-mb", "16", "--http-port", "0")
+        before = attacks.resident_mib(server.process.pid)
+        request = b"\x1a\x04Once\x32\x06\x08\xa0\x8d\x06\x28\x01"  # 100,000 tokens, no eos
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):
+                connection = stack.enter_context(attacks.Connection(server.address))
+                for _ in range(500):
+                    connection.send_call(attacks.GENERATE + "Stream", request)
+            self.assertTrue(wait_until(lambda: self.open_requests() == 2000), self.open_requests())
+            grown = attacks.resident_mib(server.process.pid) - before
+        began = time.monotonic()
+        self.assertTrue(wait_until(lambda: self.open_requests() == 0, 20))
+        self.assertLess(time.monotonic() - began, 5 * SLOWNESS)
+        self.assertLess(2**20 * grown / 2000, 32 << 10)
 
     def test_a_flood_of_calls_leaves_no_memory_behind(self) -> None:
         """The memory goes back to the system, though no connection has come or gone since."""

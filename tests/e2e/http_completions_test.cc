@@ -305,6 +305,7 @@ TEST(HttpCompletionsSilenceTest, AStreamWithoutTokensSendsComments) {
 TEST_F(HttpCompletionsTest, OtherPathsAreServed) {
   EXPECT_EQ(client_.Get("/v1/models").Json()["data"][0]["id"], "scripted");
   EXPECT_EQ(client_.Get("/v1/models/scripted").Json()["id"], "scripted");
+  EXPECT_EQ(client_.Get("/v1/models/%73cripted").Json()["id"], "scripted");
   EXPECT_EQ(client_.Get("/v1/models/").status, 200);
   EXPECT_EQ(client_.Get("/version").Json()["version"], "0.0");
   EXPECT_EQ(client_.Get("/health").status, 200);

@@ -92,6 +92,9 @@ TEST(HttpConnectionsTest, APageOfAnotherNameGetsNothing) {
   for (const char* host : {"localhost", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:8000"}) {
     EXPECT_EQ(answer(host, "/v1/models").status, 200) << host;
   }
+  // RFC 9112, 3.2.2: the target's host replaces the header's.
+  EXPECT_EQ(answer("localhost", "http://elsewhere.example/health").status, 403);
+  EXPECT_EQ(answer("elsewhere.example", "http://localhost/health").status, 200);
 }
 
 TEST(HttpConnectionsTest, TooLargeRequestsAreRefusedBeforeTheyHaveArrived) {

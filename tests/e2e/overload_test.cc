@@ -1,6 +1,12 @@
-// A server with more requests than it can run: clients' turns, the full queue, and deadlines.
+// A server with more requests than it can run: clients' turns, the full queue, deadlines, goodput,
+// and thousands of streams that end at once.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
 #include "tests/fixtures/test_server.h"
 
 namespace fox {
@@ -99,6 +105,107 @@ TEST(OverloadTest, DeadlineCoversQueueAndRun) {
   EXPECT_EQ(result.status.error_code(), grpc::DEADLINE_EXCEEDED);
   EXPECT_FALSE(result.text.empty());
   EXPECT_TRUE(server.WaitIdle());
+}
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// The ends of calls from clients that never rest.
+struct Pressure {
+  int64_t finished = 0, refused = 0;
+  double median_refusal = 0;  // seconds
+};
+
+// Each of `clients` clients sends its next call at the end of the one before.
+Pressure Press(const TestServer& server, int clients, double seconds) {
+  grpc::GenericStub stub(server.Connect());
+  Mutex mutex;
+  Pressure seen;
+  std::vector<double> refusals;
+  const auto start = Clock::now();
+  RunCalls(clients, [&](int64_t index, std::function<void()> done) {
+    if (SecondsSince(start) > seconds) return false;
+    const std::string prompt = absl::StrCat("call ", index);
+    const auto sent = Clock::now();
+    const auto text = std::make_shared<std::string>();
+    RawCall::Start(
+        stub, {"/fox.v1.Inference/GenerateStream", GreedyRequest(prompt, 20).SerializeAsString()},
+        [text](const std::string& bytes) {
+          v1::GenerateDelta event;
+          EXPECT_TRUE(event.ParseFromString(bytes));
+          *text += event.delta().text();
+          return true;
+        },
+        [&, text, prompt, sent, done = std::move(done)](const grpc::Status& status,
+                                                        const RawCall::Metadata& trailing) {
+          {
+            const MutexLock lock(mutex);
+            if (status.error_code() == grpc::RESOURCE_EXHAUSTED) {
+              EXPECT_EQ(trailing.count("retry-after-ms"), 1u);
+              EXPECT_TRUE(text->empty()) << "accepted and dropped";
+              refusals.push_back(SecondsSince(sent));
+            } else {
+              EXPECT_TRUE(status.ok()) << status.error_message();
+              EXPECT_EQ(*text, ExpectedText(prompt, 20));
+              ++seen.finished;
+            }
+          }
+          done();
+        });
+    return true;
+  });
+  seen.refused = static_cast<int64_t>(refusals.size());
+  std::sort(refusals.begin(), refusals.end());
+  if (!refusals.empty()) seen.median_refusal = refusals[refusals.size() / 2];
+  return seen;
+}
+
+TEST(OverloadTest, RefusalsAreQuickAndTakeNothingFromTheGoodput) {
+  TestCoreOptions options;
+  options.max_num_queued_reqs = 16;
+  TestServer server(options);
+  server.script->step_delay_us = 4000;
+  const Pressure peak = Press(server, 8, 1.5), over = Press(server, 200, 1.5);
+  EXPECT_GT(over.refused, 5 * over.finished);
+  EXPECT_LT(over.median_refusal, kInstrumented ? 1 : 0.05);
+  EXPECT_GT(10 * over.finished, (kInstrumented ? 2 : 7) * peak.finished);
+  EXPECT_TRUE(server.WaitIdle());
+}
+
+TEST(OverloadTest, ThousandsOfStreamsEndAtOnce) {
+  constexpr int kStreams = 4000, kNoHurry = 1000000000;  // ms: the queue is minutes long
+  TestCoreOptions options;
+  options.max_num_seqs = 1000;
+  options.num_pages = 1000 * 128;
+  options.max_num_batched_tokens = 1000;
+  options.max_queue_seconds = 0;
+  options.max_num_queued_reqs = options.limits.max_calls = 2 * kStreams;
+  TestServer server(options);
+  server.script->step_delay_us = 50000;
+  std::vector<std::unique_ptr<grpc::GenericStub>> stubs;
+  std::vector<std::shared_ptr<grpc::ClientContext>> calls;
+  std::atomic<int> ended{0};
+  for (int i = 0; i < kStreams; ++i) {
+    if (i % 1000 == 0) stubs.push_back(std::make_unique<grpc::GenericStub>(server.Connect()));
+    calls.push_back(
+        RawCall::Start(*stubs.back(),
+                       {"/fox.v1.Inference/GenerateStream",
+                        GreedyRequest("open", 4000).SerializeAsString(), kNoHurry},
+                       nullptr, [&](const grpc::Status&, const RawCall::Metadata&) { ++ended; }));
+  }
+  EXPECT_TRUE(Eventually([&] {
+    const EngineStats stats = server.engine->stats();
+    return stats.running + stats.paused + stats.waiting == kStreams;
+  })) << ended
+      << " have ended";
+  const auto start = Clock::now();
+  for (const auto& call : calls) call->TryCancel();
+  EXPECT_TRUE(server.WaitIdle(60));
+  EXPECT_LT(SecondsSince(start), kInstrumented ? 20 : 2);
+  EXPECT_TRUE(Eventually([&] { return ended == kStreams; }));
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ class ProxyTest(fox_server.Case):
         cls.target = "%s:%d" % cls.proxy.address
         assert wait_until(lambda: attacks.is_serving(cls.proxy.address, 1))
 
-    def attack(self, attack, size: int, server_mib: float = 48) -> tuple:
+    def attack(self, attack, size: int) -> tuple:
         """Runs one attack; checks that no process grows and that no other client notices it."""
         before = attacks.resident_mib(self.server_pid)
         did = attacks.measure(self.proxy.address, self.proxy.pid, attack, size)
@@ -69,26 +69,20 @@ class ProxyTest(fox_server.Case):
         self.assertLess(did["p99_ms"], 500, did)
         self.assertLess(did["peak_mib"], 16, did)
         if not INSTRUMENTED:
-            self.assertLess(attacks.resident_mib(self.server_pid) - before, server_mib, did)
+            self.assertLess(attacks.resident_mib(self.server_pid) - before, 48, did)
         self.assertTrue(attacks.is_serving(self.proxy.address, 1), did)
         return did["result"]
 
     def test_rapid_resets(self) -> None:
         self.attack(attacks.rapid_reset, 20000)
-        self.attack(attacks.requests_reset, 20000)
 
     def test_headers_without_end(self) -> None:
-        for attack in (attacks.continuation_flood, attacks.long_header):
-            sent, end = self.attack(attack, 100)
-            self.assertLess(sent, 32 << 20, attack)
-            self.assertNotEqual(end, "open", attack)
+        sent, end = self.attack(attacks.continuation_flood, 100)
+        self.assertLess(sent, 32 << 20)
+        self.assertNotEqual(end, "open")
 
     def test_streams_that_are_opened_and_left(self) -> None:
         self.attack(attacks.many_streams, 5000)
-
-    def test_messages_that_never_arrive_whole(self) -> None:
-        sent, end = self.attack(attacks.half_messages, 32, server_mib=96)
-        self.assertGreater(sent, 0, end)
 
     def test_floods_of_connections(self) -> None:
         closed, seconds = self.attack(attacks.half_handshakes, 100)
@@ -112,11 +106,7 @@ class ProxyTest(fox_server.Case):
 
     def test_admin_is_not_offered(self) -> None:
         with attacks.Connection(self.proxy.address) as connection:
-            stream = connection.next_stream()
-            connection.socket.sendall(
-                attacks.frame(attacks.HEADERS, attacks.END_HEADERS, stream,
-                              attacks.request_headers("/fox.v1.Admin/Drain")) +
-                attacks.frame(attacks.DATA, attacks.END_STREAM, stream, attacks.message()))
+            connection.send_call("/fox.v1.Admin/Drain")
             while True:
                 kind, flags, _, payload = connection.read()
                 if kind == attacks.HEADERS:

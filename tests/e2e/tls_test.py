@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import importlib.util
 import json
 import os
 import pathlib
@@ -20,6 +21,7 @@ import subprocess
 import tempfile
 import time
 import unittest
+from typing import Any
 
 import certificates
 import fox_server
@@ -212,6 +214,59 @@ class HandshakeTest(Case):
         for one in hanging:
             one.close()
 
+
+
+@unittest.skipIf(importlib.util.find_spec("tlslite") is None, "SKIPPED: needs tlslite-ng")
+class RecordsTest(Case):
+    """Records without data on the HTTP port: a client may send 32 of them in a row, as in BoringSSL
+    and rustls."""
+
+    limit = 32
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    def connect(self, version: tuple[int, int]) -> Any:
+        """A client of tlslite, which sends any record, with that version of TLS."""
+        from tlslite.api import HandshakeSettings, TLSConnection  # noqa: PLC0415
+        settings = HandshakeSettings()
+        settings.minVersion = settings.maxVersion = version
+        client = TLSConnection(self.enterContext(
+            socket.create_connection(self.ports["http/1.1"], 10)))
+        client.handshakeClientCert(settings=settings)
+        return client
+
+    def test_changes_of_the_key(self) -> None:
+        from tlslite.errors import TLSAbruptCloseError  # noqa: PLC0415
+        for asks_for_another in (False, True):
+            client = self.connect((3, 4))
+            for count in (*3 * [self.limit - 1], self.limit + 1):  # data in between resets the count
+                with self.subTest(asks_for_another=asks_for_another, count=count):
+                    said = b""
+                    with contextlib.suppress(OSError, TLSAbruptCloseError):
+                        client.write(self.request[:20])
+                        for _ in range(count):
+                            for _ in client.send_keyupdate_request(int(asks_for_another)):
+                                pass
+                        client.write(self.request[20:])
+                        said = client.read(max=1 << 16, min=1)
+                    self.assertEqual(said.startswith(b"HTTP/1.1 200 "), count < self.limit)
+
+    def test_wishes_to_renegotiate(self) -> None:
+        """Each is refused with a warning."""
+        from tlslite.messages import ClientHello  # noqa: PLC0415
+        hello = ClientHello().create((3, 3), bytearray(32), bytearray(0), [0xC02B])
+        for count in (self.limit // 2, 2 * self.limit):
+            client, said = self.connect((3, 3)), b""
+            with contextlib.suppress(OSError):
+                for _ in range(count):
+                    for _ in client._recordLayer.sendRecord(hello):
+                        pass
+                client.write(self.request)
+                while b" 200 OK" not in said:
+                    # The warnings come first, each in a record of its own.
+                    for record in client._recordLayer.recvRecord():
+                        if isinstance(record, tuple):
+                            said += bytes(record[1].bytes) if record[0].type == 23 else b""
+            self.assertEqual(b" 200 OK" in said, count < self.limit, count)
 
 
 class CapTest(Case):

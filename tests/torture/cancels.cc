@@ -2,19 +2,23 @@
 // every way there is: cancellation, deadline, reset, closed connection. Checks that all pages are
 // free within two steps of a call's end, that all text which was read is right, and that the server
 // answers correctly afterwards.
+#include <algorithm>
 #include <atomic>
+#include <map>
+#include <memory>
 #include <random>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "engine/request/step_observer.h"
 #include "fox/v1/inference.pb.h"
 #include "tests/fixtures/raw_call.h"
 #include "tests/fixtures/test_server.h"
 #include "tests/torture/part.h"
 #include "tests/torture/raw_http2.h"
-#include "tests/torture/release_watch.h"
 
 namespace fox {
 namespace {
@@ -23,6 +27,62 @@ using Random = std::mt19937_64;
 
 constexpr char kStream[] = "/fox.v1.Inference/GenerateStream";
 constexpr char kUnary[] = "/fox.v1.Inference/Generate";
+
+// Counts the plans between a request's end and the release of its slot.
+class ReleaseWatch final : public StepObserver {
+ public:
+  void BeforeSubmit(const StepPlan& plan) override;
+  void OnFinish(const Request& request, const Finish& finish) override;
+
+  // The largest count of all requests so far. Any thread may call it.
+  int64_t slowest() const { return slowest_; }
+
+ private:
+  // Used by the engine's thread alone.
+  int64_t plans_ = 0;
+  std::map<int32_t, RequestId> owners_;  // by slot
+  std::map<RequestId, int32_t> slots_;   // slots that hold pages
+  std::map<RequestId, int64_t> ended_;   // ended requests that hold pages: plans_ at their end
+  std::atomic<int64_t> slowest_{0};
+};
+
+void ReleaseWatch::BeforeSubmit(const StepPlan& plan) {
+  ++plans_;
+  for (const int32_t slot : plan.release_slots) {
+    const auto owner = owners_.find(slot);
+    if (owner == owners_.end()) continue;
+    if (const auto ended = ended_.find(owner->second); ended != ended_.end()) {
+      slowest_ = std::max(slowest_.load(), plans_ - ended->second);
+      ended_.erase(ended);
+    }
+    slots_.erase(owner->second);
+    owners_.erase(owner);
+  }
+  for (const PlannedSequence& sequence : plan.sequences) {
+    owners_[sequence.slot] = sequence.id;
+    slots_[sequence.id] = sequence.slot;
+  }
+  // Slots that are still not released count, too.
+  for (const auto& [id, when] : ended_) slowest_ = std::max(slowest_.load(), plans_ - when);
+}
+
+void ReleaseWatch::OnFinish(const Request& request, const Finish& finish) {
+  static_cast<void>(finish);
+  if (slots_.count(request.id) > 0) ended_[request.id] = plans_;
+}
+
+// A pool of half the pages that all sequences could take.
+TestCoreOptions ShortOfPages(ReleaseWatch* watch) {
+  TestCoreOptions options;
+  options.max_num_seqs = 64;
+  options.max_model_len = 512;
+  options.num_pages = 512;  // half of what all sequences at full length would take
+  options.max_num_batched_tokens = 1024;
+  options.max_num_queued_reqs = 256;
+  options.max_queue_seconds = 0;
+  options.observers = {watch};
+  return options;
+}
 
 struct Storm {
   Part* part;
@@ -208,7 +268,7 @@ int TortureCancels(const Arguments& arguments) {
   part.Parse(&flags, arguments);
 
   ReleaseWatch releases;
-  TestServer server(TortureOptions(&releases));
+  TestServer server(ShortOfPages(&releases));
   server.script->step_delay_us = 100;
   Storm storm{&part, &server, &releases, calls, {}, {}, {}, {}, {}};
   std::vector<std::thread> clients;
@@ -220,7 +280,10 @@ int TortureCancels(const Arguments& arguments) {
       }
     });
   }
-  const Stubs stubs = ConnectStubs(server.server->port(), 8);
+  std::vector<std::unique_ptr<grpc::GenericStub>> stubs;
+  for (int i = 0; i < 8; ++i) {
+    stubs.push_back(std::make_unique<grpc::GenericStub>(ConnectTo(server.server->port())));
+  }
   RunCalls(open, [&](int64_t index, std::function<void()> done) {
     return StartGrpc(&storm, *stubs[static_cast<size_t>(index) % stubs.size()], index,
                      std::move(done));

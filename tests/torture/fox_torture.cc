@@ -22,11 +22,7 @@ int main(int argc, char** argv) {
   setrlimit(RLIMIT_NOFILE, &descriptors);
 
   const std::map<std::string, int (*)(const fox::Arguments&)> parts = {
-      {"cancels", fox::TortureCancels},
-      {"kills", fox::TortureKills},
-      {"overload", fox::TortureOverload},
-      {"soak", fox::TortureSoak},
-      {"streams", fox::TortureStreams}};
+      {"cancels", fox::TortureCancels}, {"kills", fox::TortureKills}, {"soak", fox::TortureSoak}};
   const auto part = argc > 1 ? parts.find(argv[1]) : parts.end();
   if (part == parts.end()) {
     std::fputs("usage: fox-torture PART [flags]     (fox-torture PART --help lists them)\n",

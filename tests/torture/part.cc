@@ -1,14 +1,11 @@
 // Part's flags, messages and result line; and measurements of a process from /proc.
 #include "tests/torture/part.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -82,13 +79,6 @@ double Percentile(std::vector<double> values, double p) {
   return values[index];
 }
 
-int64_t ResidentBytes(int pid) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/statm"));
-  int64_t size = 0, resident = 0;
-  file >> size >> resident;
-  return resident * 4096;
-}
-
 ServerStart Quiet(const std::string& program, std::vector<std::string> flags,
                   const ServerPorts& ports) {
   const char* log = std::getenv("FOX_TORTURE_LOG");
@@ -107,12 +97,5 @@ int64_t CountEntries(const std::string& folder) {
 
 int64_t CountDescriptors(int pid) { return CountEntries(absl::StrCat("/proc/", pid, "/fd")); }
 int64_t CountThreads(int pid) { return CountEntries(absl::StrCat("/proc/", pid, "/task")); }
-
-double CpuSeconds(int pid) {
-  clockid_t clock = 0;
-  timespec used{};
-  if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &used) != 0) return 0;
-  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
-}
 
 }  // namespace fox

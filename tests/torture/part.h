@@ -11,15 +11,9 @@
 #include "engine/base/mutex.h"
 #include "nlohmann/json.hpp"
 #include "tests/fixtures/server_process.h"
+#include "tests/fixtures/test_core.h"
 
 namespace fox {
-
-// True in builds with a sanitizer, where bounds of memory and time do not hold.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kInstrumented = true;
-#else
-inline constexpr bool kInstrumented = false;
-#endif
 
 double SecondsSince(std::chrono::steady_clock::time_point start);
 
@@ -66,18 +60,13 @@ double Percentile(std::vector<double> values, double p);
 ServerStart Quiet(const std::string& program, std::vector<std::string> flags,
                   const ServerPorts& ports = {0, 0, 0});
 
-// Resident bytes, open descriptors and threads of a process; 0: it has ended.
-int64_t ResidentBytes(int pid);
+// Open descriptors and threads of a process; 0: it has ended.
 int64_t CountDescriptors(int pid);
 int64_t CountThreads(int pid);
-// Processor time of a process in seconds; 0: it has ended.
-double CpuSeconds(int pid);
 
 using Arguments = std::vector<std::string>;
-int TortureCancels(const Arguments& arguments);   // cancels, disconnects and deadlines
-int TortureStreams(const Arguments& arguments);   // thousands of open streams
-int TortureOverload(const Arguments& arguments);  // ten times the peak rate
-int TortureKills(const Arguments& arguments);     // fox-server, killed and stopped at any moment
-int TortureSoak(const Arguments& arguments);      // fox-server at saturation for a long time
+int TortureCancels(const Arguments& arguments);  // cancels, disconnects and deadlines
+int TortureKills(const Arguments& arguments);    // fox-server, killed and stopped at any moment
+int TortureSoak(const Arguments& arguments);     // fox-server at saturation for a long time
 
 }  // namespace fox

@@ -1,4 +1,5 @@
-// Call under load: the CPU time of a token, and the memory of an open call.
+// Call under load: the CPU time of a token, the memory of an open call, and how soon calls whose
+// clients have left are gone.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -18,12 +19,16 @@
 namespace fox {
 namespace {
 
+constexpr int kManyCalls = 20000;
+
 class ManyCallsTest : public ::testing::Test {
  protected:
   static TestCoreOptions Options() {
     TestCoreOptions options;
-    options.max_num_seqs = 64;
-    options.max_num_queued_reqs = 10000;
+    options.max_num_seqs = 1024;
+    options.max_num_queued_reqs = kManyCalls;
+    options.max_queue_seconds = 0;
+    options.limits.max_calls = 2 * kManyCalls;
     return options;
   }
   // Serializes as a stream does.
@@ -129,6 +134,25 @@ TEST_F(ManyCallsTest, AnOpenCallTakesLittleMemory) {
   EXPECT_LT(bytes / kCalls, 4096u);
   hang.unlock();
   test_.engine->Stop();
+  WaitForAll();
+}
+
+TEST_F(ManyCallsTest, CallsWhoseClientsLeaveAreGoneSoon) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "not the speed of the program";
+#endif
+  test_.script->step_delay_us = 20000;
+  StartAll(kManyCalls, 1000);
+  ASSERT_TRUE(Eventually([&] {
+    const EngineStats stats = test_.engine->stats();
+    return stats.running + stats.paused + stats.waiting == kManyCalls;
+  }));
+  const auto start = std::chrono::steady_clock::now();
+  for (const auto& reader : readers_) reader->call.lock()->OnClosed(absl::CancelledError());
+  EXPECT_TRUE(test_.WaitIdle());
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  RecordProperty("seconds", std::to_string(seconds.count()));
+  EXPECT_LT(seconds.count(), 1);
   WaitForAll();
 }
 
