@@ -238,7 +238,7 @@ class RecordsTest(Case):
         from tlslite.errors import TLSAbruptCloseError  # noqa: PLC0415
         for asks_for_another in (False, True):
             client = self.connect((3, 4))
-            for count in (*3 * [self.limit - 1], self.limit + 1):  # data in between resets the count
+            for count in (*3 * [self.limit - 1], self.limit + 1):  # data resets the count
                 with self.subTest(asks_for_another=asks_for_another, count=count):
                     said = b""
                     with contextlib.suppress(OSError, TLSAbruptCloseError):
