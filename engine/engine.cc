@@ -26,7 +26,6 @@ Sequence* Engine::Find(RequestId id, int64_t arrival) const {
 bool Engine::SubmitNext(Seconds now, std::vector<RequestOutput>* outputs) {
   Schedule schedule = scheduler_.Next(now);
   stats_.preemptions += schedule.preemptions;
-  stats_.swap_outs += static_cast<int64_t>(schedule.plan.swap_outs.size());
   for (auto& [sequence, status] : schedule.ended) {
     RequestOutput& output = outputs->emplace_back();
     output.id = sequence->request.id;
@@ -79,7 +78,6 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
   for (StepObserver* observer : observers_) observer->AfterCollect(flight.plan, *result);
   ++stats_.steps;
   free_pages_ = result->free_pages;
-  step_.swaps = !flight.plan.swap_outs.empty() || !flight.plan.swap_ins.empty();
   CountPages(flight.plan, *result);
   scheduler_.Collect(flight.plan, *result);
   // Sequences with a grammar. Their masks are computed after this loop, by several threads if there
@@ -286,8 +284,7 @@ void Engine::RecordTime(Seconds now) {
   const Seconds seconds = now - std::exchange(step_.begin, now);
   const int64_t prefill = std::exchange(step_.prefill, 0),
                 decodes = std::exchange(step_.decodes, 0);
-  // Copies to and from swap space are not part of the cost of tokens.
-  if (!std::exchange(step_.swaps, false)) times_.RecordStep(prefill, decodes, seconds);
+  times_.RecordStep(prefill, decodes, seconds);
 }
 
 void Engine::UpdateGauges() {
@@ -297,8 +294,6 @@ void Engine::UpdateGauges() {
   stats_.paused = scheduler_.paused();
   stats_.queued_tokens = waiting.tokens();
   stats_.free_pages = free_pages_;
-  stats_.swapped = scheduler_.swap_space().ranges();
-  stats_.swap_used_bytes = scheduler_.swap_space().used();
   stats_.snapshots = scheduler_.prefixes().size();
   stats_.snapshot_pages = scheduler_.prefixes().empty() ? 0 : scheduler_.shared_pages();
   stats_.prefix_queried_tokens = scheduler_.prefixes().stats().queried_tokens;
@@ -307,18 +302,16 @@ void Engine::UpdateGauges() {
 }
 
 void Engine::Check() const {
-  int64_t paused = 0, swapped = 0;
+  int64_t paused = 0;
   for (const auto& [id, sequence] : sequences_) {
     sequence->Check();
     FOX_CHECK(sequence->request.id == id && sequence->state != SequenceState::kNone);
     FOX_CHECK((sequence->next_event != kNever) == (events_.count(sequence.get()) > 0));
     if (sequence->state == SequenceState::kPaused) ++paused;
-    if (sequence->swapped) ++swapped;
   }
   FOX_CHECK(paused == scheduler_.paused());
   FOX_CHECK(paused + scheduler_.running() + scheduler_.waiting().size() ==
             static_cast<int64_t>(sequences_.size()));
-  FOX_CHECK(swapped == scheduler_.swap_space().ranges());
   FOX_CHECK(in_flight_.size() <= static_cast<size_t>(limits_.depth));
   scheduler_.Check();
 }
@@ -386,10 +379,7 @@ std::vector<RequestOutput> Engine::Step(Seconds now) {
   idle_ = in_flight_.empty() && !scheduler_.has_pending_release() &&
           (sequences_.empty() || (!submitted && !collects));
   // Do not measure a step before which there may be a pause.
-  if (idle_) {
-    step_.prefill = step_.decodes = 0;
-    step_.swaps = false;
-  }
+  if (idle_) step_.prefill = step_.decodes = 0;
   UpdateGauges();
   return outputs;
 }

@@ -110,7 +110,6 @@ class Engine {
   struct StepTime {
     Seconds begin = -kNever;  // when the last step began
     int64_t prefill = 0, decodes = 0;
-    bool swaps = false;
   };
 
   static absl::Status Stopped();  // status of all requests after a failure

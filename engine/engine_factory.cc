@@ -167,7 +167,6 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
 
   RunnerOptions options = config.runner;
   if (absl::Status s = LimitPruning(checkpoint->config(), options); !s.ok()) return s;
-  if (!backend->ops->shares_pages()) options.snapshot_slots = 0;
   options.dtype = backend->dtype;
   options.kv_dtype = config.kv_cache_dtype.value_or(backend->dtype);
   const int32_t max_seqs = MaxSeqs(config, queue != nullptr);
@@ -183,23 +182,23 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   // Refuses a model that does not fit before the weights are read.
   const DType residual_dtype = backend->dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   const MemoryLimit host = HostMemory(config);
+  if (host.bytes == 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("--call-memory-mb: ", host.source, " leaves nothing of the host's memory"));
+  }
   const MemoryLimit limit =
       queue == nullptr ? host : MemoryLimit{static_cast<int64_t>(queue->free_bytes()), "the GPU"};
-  const int64_t swap_asked = backend->ops->swaps() ? config.swap_space_bytes : 0;
   MemoryRequest request{config.kv_cache_bytes, queue == nullptr ? limit.bytes / 4 : limit.bytes,
                         options.max_model_len, config.kv_cache_tokens};
   const MemoryBeside beside{
       WeightBytes(checkpoint->config(), backend->dtype, checkpoint->embeddings().dtype,
                   queue != nullptr && config.quantization == Quantization::kFp8),
-      queue == nullptr ? std::max<int64_t>(swap_asked, 0) : 0, residual_dtype, *backend->ops};
+      residual_dtype, *backend->ops};
   const absl::StatusOr<RunnerOptions> planned = PlanStepSizes(
       checkpoint->config(), options, max_seqs, queue != nullptr, [&](RunnerOptions& sizes) {
         return PlanMemoryWithin(limit, beside, checkpoint->config(), request, sizes);
       });
   if (!planned.ok()) return planned.status();
-  const absl::StatusOr<int64_t> swap_bytes =
-      PlanSwapSpace(host, checkpoint->config(), *planned, queue != nullptr, swap_asked);
-  if (!swap_bytes.ok()) return swap_bytes.status();
   FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, residual_dtype, config.quantization,
                                    options.kv_dtype, config.progress);
   // A file that changed while it was read gave unchecked weights.
@@ -216,7 +215,6 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
     if (!left.ok()) return left.status();
     options = *left;
   }
-  options.swap_bytes = *swap_bytes;
   auto runner = std::make_unique<ModelRunner>(std::move(backend->ops), std::move(weights), options);
   if (queue != nullptr && queue->error() != nullptr) {
     return absl::ResourceExhaustedError(absl::StrCat("GPU: ", queue->error()));

@@ -26,15 +26,14 @@ struct EngineConfig {
   Quantization quantization = Quantization::kNone;
   std::optional<DType> kv_cache_dtype;  // kE4M3; unset: as the weights; fp8 not beside f64
   // max_model_len 0: see MemoryRequest; loading sets dtype, kv_dtype, num_pages,
-  // snapshot_slots, swap_bytes
+  // snapshot_slots
   RunnerOptions runner;
-  EngineOptions engine;                   // loading sets acp, log_tolerance and eos_token_ids
-  std::optional<double> log_tolerance;    // log eps; unset: the checkpoint's own, else -10
-  int threads = 0;                        // 0: one per core
-  int64_t kv_cache_bytes = 0;             // 0: see MemoryRequest
-  int64_t kv_cache_tokens = 0;            // see MemoryRequest
-  int64_t swap_space_bytes = -(1 << 20);  // 0: none; negative: chosen, see PlanSwapSpace
-  int64_t host_bytes_beside = 0;          // host memory kept for other parts of the process
+  EngineOptions engine;                 // loading sets acp, log_tolerance and eos_token_ids
+  std::optional<double> log_tolerance;  // log eps; unset: the checkpoint's own, else -10
+  int threads = 0;                      // 0: one per core
+  int64_t kv_cache_bytes = 0;           // 0: see MemoryRequest
+  int64_t kv_cache_tokens = 0;          // see MemoryRequest
+  int64_t host_bytes_beside = 0;        // host memory kept for other parts of the process
   bool allow_nonfinite = false;
   bool plain_gemm = false;               // row-independent matrix products, for invariance; CPU
   double gpu_memory_utilization = 0.9;   // share of the GPU's memory that the engine may allocate

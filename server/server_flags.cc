@@ -93,12 +93,6 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
   set->Bool("enforce-eager", "run every step without CUDA graphs", &runner->enforce_eager);
   set->Mebibytes("kv-cache-mb", "MiB of the page pool; 0: chosen from free memory", 0, 1 << 30,
                  &f->engine.kv_cache_bytes);
-  set->Mebibytes(
-      "swap-space-mb",
-      "MiB of host memory for preempted requests, used if copying is cheaper than "
-      "computing again; 0: none; -1: none on the CPU, on a GPU an eighth of the pool, at "
-      "most 1024 and a sixteenth of free memory",
-      -1, 1 << 30, &f->engine.swap_space_bytes);
   set->Double("prefix-cache-share", "SHARE",
               "share of the page pool for the prefix cache, which yields pages to requests; 0: no "
               "prefix cache",

@@ -22,8 +22,6 @@ struct EngineStats {
   int64_t generated_tokens = 0;
   int64_t drafted_tokens = 0, accepted_drafts = 0;  // Speculation
   int64_t preemptions = 0;
-  // Requests in swap space now, their bytes, and preemptions that swapped out.
-  int64_t swapped = 0, swap_used_bytes = 0, swap_outs = 0;
   int64_t pages_evicted = 0;
   int64_t blocks_total = 0, blocks_pruned = 0;  // see AcpStats
   // The prefix cache: snapshots now, their pages (including those shared with sequences), and

@@ -18,11 +18,6 @@ struct ExecutorLimits {
   int32_t num_slots = 0;     // sequences with pages, running or not; 0: max_num_seqs
   // Slots for snapshots, numbered after the slots of sequences; 0: no prefix cache.
   int32_t snapshot_slots = 0;
-  // Host memory for swapped slots, its bytes for a slot's state and for each live page, and the
-  // highest rate of a copy there or back in bytes a second. swap_bytes 0: the executor does not
-  // swap.
-  int64_t swap_bytes = 0, swap_state_bytes = 0, swap_page_bytes = 0;
-  double swap_rate = 0;
   int64_t max_model_len = 0;           // tokens of a sequence
   int64_t max_num_batched_tokens = 0;  // tokens of a step
   int64_t max_logit_rows = 0;          // rows of logits of a step
@@ -43,7 +38,6 @@ struct ExecutorLimits {
   // Tokens, and rows of logits, that a step must have room for beside the decodes of all sequences
   // but one, so that the prompt of the last one goes on.
   int64_t min_prefill() const { return chunk_multiple > 1 ? chunk_multiple + 1 : 1; }
-  int64_t SwapBytes(int64_t pages) const { return swap_state_bytes + pages * swap_page_bytes; }
 };
 
 }  // namespace fox

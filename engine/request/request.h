@@ -92,7 +92,6 @@ struct RequestStats {
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;  // part of prompt_tokens that came from the prefix cache
   int32_t preemptions = 0;
-  int32_t swaps = 0;  // returns from swap space after a preemption, without computing again
   Seconds arrival = 0, first_scheduled = 0, first_token = 0, finished = 0;
   AcpStats acp;
 };

@@ -20,9 +20,6 @@ std::string StepPlan::DebugString() const {
   for (const SharedSlot& taken : snapshots) {
     absl::StrAppend(&text, "snapshot ", taken.to, " of ", taken.from, " at ", taken.tokens, "; ");
   }
-  for (const SwappedSlot& out : swap_outs) {
-    absl::StrAppend(&text, "swap out ", out.slot, " to ", out.offset, "; ");
-  }
   absl::StrAppend(&text, "release [");
   for (size_t i = 0; i < release_slots.size(); ++i) {
     absl::StrAppend(&text, i == 0 ? "" : " ", release_slots[i]);
@@ -30,9 +27,6 @@ std::string StepPlan::DebugString() const {
   absl::StrAppend(&text, "]");
   for (const SharedSlot& start : starts) {
     absl::StrAppend(&text, "; slot ", start.to, " from ", start.from, " at ", start.tokens);
-  }
-  for (const SwappedSlot& in : swap_ins) {
-    absl::StrAppend(&text, "; swap in ", in.slot, " from ", in.offset, " at ", in.tokens);
   }
   for (const PlannedSequence& sequence : sequences) {
     absl::StrAppend(&text, "; id ", sequence.id, " slot ", sequence.slot, " tokens ",
@@ -67,13 +61,6 @@ void MoveSlots(const StepPlan& plan, int64_t lists_per_slot, std::vector<AcpStat
   for (const SharedSlot& snapshot : plan.snapshots) share(snapshot);
   for (const int32_t slot : plan.release_slots) at(slot) = {};
   for (const SharedSlot& start : plan.starts) share(start);
-  for (const SwappedSlot& in : plan.swap_ins) {
-    AcpStats& stats = at(in.slot) = {};
-    stats.pages_allocated = lists_per_slot * PagesFor(in.tokens);
-    stats.pages_evicted = stats.pages_found_evicted = stats.pages_allocated - in.pages;
-    stats.peak_pages = in.pages;
-    stats.max_log_evicted_mass = in.max_log_evicted_mass;
-  }
 }
 
 }  // namespace fox

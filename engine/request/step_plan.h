@@ -50,23 +50,12 @@ struct SharedSlot {
   int64_t tokens = 0;  // in `to` afterwards
 };
 
-// A slot and its place in the executor's swap space.
-struct SwappedSlot {
-  int32_t slot = 0;
-  int64_t offset = 0;                     // bytes
-  int64_t pages = 0;                      // live pages; for a swap-out an upper bound
-  int64_t tokens = 0;                     // in the slot
-  double max_log_evicted_mass = kNoMass;  // the slot's certificate; for a swap-in only
-};
-
 // The executor carries out the fields in this order.
 struct StepPlan {
   std::vector<int32_t> drop_snapshots;     // snapshot slots to empty
   std::vector<SharedSlot> snapshots;       // snapshots to take of sequences' slots
-  std::vector<SwappedSlot> swap_outs;      // slots to copy to swap space; they are released, too
   std::vector<int32_t> release_slots;      // sequences' slots to empty
   std::vector<SharedSlot> starts;          // slots to start from a snapshot
-  std::vector<SwappedSlot> swap_ins;       // slots to copy back from swap space
   std::vector<PlannedSequence> sequences;  // entries with one token first
   // Set before anything is sampled. A slot's first sample with a logits processor comes with its
   // penalty state.
@@ -81,8 +70,8 @@ struct StepPlan {
   std::string DebugString() const;
 };
 
-// Updates the counters of all slots for the plan's drops, snapshots, releases, starts and swaps,
-// before its sequences run: counters go where the pages go.
+// Updates the counters of all slots for the plan's drops, snapshots, releases and starts, before
+// its sequences run: counters go where the pages go.
 void MoveSlots(const StepPlan& plan, int64_t lists_per_slot, std::vector<AcpStats>* slots);
 
 }  // namespace fox

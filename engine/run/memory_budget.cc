@@ -105,20 +105,13 @@ absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& besi
                               const ModelConfig& config, MemoryRequest request,
                               RunnerOptions& options) {
   const int64_t activations = StepBytes(config, beside.residual_dtype, beside.ops, options);
-  const int64_t rest = beside.weights + activations + beside.swap_space;
+  const int64_t rest = beside.weights + activations;
   const auto refuse = [&](int64_t pages, int64_t tables) {
-    const int64_t excess = rest + pages + tables - limit.bytes;
-    const bool swap = beside.swap_space > 0 && excess <= beside.swap_space;
     return absl::ResourceExhaustedError(absl::StrFormat(
-        "%s%.1f MiB of weights, %.1f MiB of KV pages%s and %.1f MiB of tables and activations do "
+        "%s%.1f MiB of weights, %.1f MiB of KV pages and %.1f MiB of tables and activations do "
         "not fit into the %.1f MiB that %s leaves",
-        swap                         ? "--swap-space-mb: "
-        : request.kv_cache_bytes > 0 ? "--kv-cache-mb: "
-                                     : "",
+        request.kv_cache_bytes > 0 ? "--kv-cache-mb: " : "",
         Mib(static_cast<double>(beside.weights)), Mib(static_cast<double>(pages)),
-        beside.swap_space == 0 ? ""
-                               : absl::StrFormat(", %.1f MiB of swap space",
-                                                 Mib(static_cast<double>(beside.swap_space))),
         Mib(static_cast<double>(tables + activations)), Mib(static_cast<double>(limit.bytes)),
         limit.source));
   };
@@ -141,34 +134,6 @@ absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& besi
     }
     request.available_bytes = std::min(request.available_bytes, pages) - excess;
   }
-}
-
-absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig& config,
-                                      const RunnerOptions& options, bool on_gpu, int64_t asked) {
-  constexpr int64_t kMaxChosen = int64_t{1} << 30;
-  if (host.bytes == 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("--call-memory-mb: ", host.source, " leaves nothing of the host's memory"));
-  }
-  const PagedKvShape shape = CacheShape(config, options);
-  const auto least = static_cast<int64_t>(SwapBytes(shape, shape.lists_per_slot()));
-  if (asked < 0) {
-    const int64_t pool = shape.num_pages * static_cast<int64_t>(shape.page_bytes());
-    const int64_t bytes = on_gpu ? std::min({pool / 8, host.bytes / 16, kMaxChosen}) : 0;
-    return bytes >= least ? bytes / kSwapAlignment * kSwapAlignment : 0;
-  }
-  if (asked > host.bytes) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "--swap-space-mb: %.1f MiB do not fit into the %.1f MiB that %s leaves",
-        Mib(static_cast<double>(asked)), Mib(static_cast<double>(host.bytes)), host.source));
-  }
-  if (asked > 0 && asked < least) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "--swap-space-mb: %.1f MiB hold nothing: the state of a sequence and its first %d tokens "
-        "take %.1f MiB",
-        Mib(static_cast<double>(asked)), kPageTokens, Mib(static_cast<double>(least))));
-  }
-  return asked;
 }
 
 absl::StatusOr<RunnerOptions> PlanStepSizes(
@@ -228,14 +193,12 @@ std::string DescribeMemory(const ModelRunner& runner) {
       "tokens unpruned)\n"
       "  KV tables        %8.1f MiB  (%d sequences of at most %d tokens; %d of them run at once)\n"
       "  penalty state    %8.1f MiB  (biases and counts, for sampling on the device)\n"
-      "  swap space       %8.1f MiB  (of the host's memory, for preempted sequences)\n"
       "  activations      %8.1f MiB  (%d tokens and %d logit rows a step)\n%s",
       Mib(static_cast<double>(weights.linear_bytes())),
       Mib(static_cast<double>(weights.embeddings.bytes())), Mib(page * shape.num_pages),
       shape.num_pages, page / 1024, kPageTokens, UnprunedTokens(shape),
       Mib(static_cast<double>(TableBytes(shape))), options.num_slots(), options.max_model_len,
-      options.max_num_seqs, Mib(static_cast<double>(states)),
-      Mib(static_cast<double>(options.swap_bytes)), Mib(activations),
+      options.max_num_seqs, Mib(static_cast<double>(states)), Mib(activations),
       options.max_num_batched_tokens, options.max_logit_rows,
       weights.config.forget_gate == ForgetGate::kNone
           ? "  pruning          none: the model has no forget gates\n"

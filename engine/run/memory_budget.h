@@ -29,7 +29,6 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
 // Memory that is used beside the pages.
 struct MemoryBeside {
   int64_t weights = 0;  // WeightBytes
-  int64_t swap_space = 0;
   DType residual_dtype = DType::kF32;
   const Ops& ops;  // determines the activations
 };
@@ -43,14 +42,6 @@ int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dty
 absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& beside,
                               const ModelConfig& config, MemoryRequest request,
                               RunnerOptions& options);
-
-// Bytes of swap space in the host's memory for the planned `options`: `asked`, or chosen if `asked`
-// is negative. The choice is an eighth of the pool on a GPU, at most 1 GiB (pinning it takes 0.3 s
-// of the start) and a sixteenth of `host`; none on a CPU, where a larger pool takes no more memory
-// and needs no copies. ResourceExhausted: more than `host` has. InvalidArgument: not enough for one
-// page of each list and the state of a sequence.
-absl::StatusOr<int64_t> PlanSwapSpace(const MemoryLimit& host, const ModelConfig& config,
-                                      const RunnerOptions& options, bool on_gpu, int64_t asked);
 
 // `options` with the sizes of a step (WithStepSizes) and a pool, which `plan` fills in. If
 // max_num_seqs is 0, chooses the largest number from 16 to `max_seqs`, by factors of two, with 512

@@ -20,16 +20,6 @@ constexpr int64_t kGpuMixedTokens = 1536;
 constexpr int64_t kGpuChunkMultiple = 128;
 static_assert(kGpuChunkMultiple % kPageTokens == 0);
 
-// Highest rate of copying a slot, in bytes a second. The scheduler compares it with the measured
-// time of computing again (ServiceTimes).
-constexpr double kCpuSwapRate = 10e9, kGpuSwapRate = 50e9;
-
-RunnerOptions Supported(RunnerOptions options, const Ops& ops) {
-  if (!ops.shares_pages()) options.snapshot_slots = 0;
-  if (!ops.swaps()) options.swap_bytes = 0;
-  return options;
-}
-
 // True if every sequence brings one token.
 bool IsDecode(const StepPlan& plan) {
   return std::all_of(plan.sequences.begin(), plan.sequences.end(),
@@ -98,7 +88,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
       queue_(ops_->queue()),
       stream_(queue_ != nullptr ? queue_->stream() : nullptr),
       weights_(std::move(weights)),
-      options_(Supported(WithStepSizes(options, queue_ != nullptr), *ops_)),
+      options_(WithStepSizes(options, queue_ != nullptr)),
       activations_(weights_, *ops_,
                    std::max(options_.max_num_batched_tokens, DecodeBucket(options_.max_num_seqs)),
                    std::max(options_.max_logit_rows, DecodeBucket(options_.max_num_seqs))),
@@ -116,11 +106,6 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   limits_.max_num_seqs = options_.max_num_seqs;
   limits_.num_slots = options_.num_slots();
   limits_.snapshot_slots = options_.snapshot_slots;
-  limits_.swap_bytes = options_.swap_bytes;
-  limits_.swap_state_bytes = static_cast<int64_t>(SwapBytes(cache().shape, 0));
-  limits_.swap_page_bytes =
-      static_cast<int64_t>(SwapBytes(cache().shape, 1)) - limits_.swap_state_bytes;
-  limits_.swap_rate = queue_ != nullptr ? kGpuSwapRate : kCpuSwapRate;
   limits_.max_model_len = options_.max_model_len;
   limits_.max_num_batched_tokens = options_.max_num_batched_tokens;
   limits_.max_logit_rows = options_.max_logit_rows;
@@ -134,9 +119,6 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
     penalty_state_ = ops_->Allocate(PenaltyStateBytes(weights_.config, options_));
     masks_ = reinterpret_cast<uint32_t*>(penalty_state_.as<TokenPenaltyState>() +
                                          options_.num_slots() * weights_.config.vocab_size);
-  }
-  if (const auto bytes = static_cast<size_t>(options_.swap_bytes); bytes > 0) {
-    swap_space_ = queue_ != nullptr ? queue_->AllocatePinned(bytes) : ops_->Allocate(bytes);
   }
   if (queue_ != nullptr && !options_.enforce_eager) {
     graphs_ = std::make_unique<DecodeGraphs>(*queue_);
@@ -210,11 +192,6 @@ absl::Status ModelRunner::SetMasks(const std::vector<const uint32_t*>& masks) {
 }
 
 void ModelRunner::MoveSlots(const StepPlan& plan) {
-  const auto place = [this](const SwappedSlot& swapped) {
-    FOX_CHECK(swapped.offset >= 0 && swapped.pages >= 0);
-    FOX_CHECK(swapped.offset + limits_.SwapBytes(swapped.pages) <= limits_.swap_bytes);
-    return HostSlot{swap_space_.as<std::byte>() + swapped.offset, swapped.pages};
-  };
   const auto release = [this](const std::vector<int32_t>& slots) {
     ops_->Release(slots.data(), static_cast<int>(slots.size()), cache(), stream_);
   };
@@ -223,12 +200,8 @@ void ModelRunner::MoveSlots(const StepPlan& plan) {
   };
   release(plan.drop_snapshots);
   for (const SharedSlot& snapshot : plan.snapshots) share(snapshot);
-  for (const SwappedSlot& out : plan.swap_outs) {
-    ops_->SwapOut(out.slot, place(out), cache(), stream_);
-  }
   release(plan.release_slots);
   for (const SharedSlot& start : plan.starts) share(start);
-  for (const SwappedSlot& in : plan.swap_ins) ops_->SwapIn(place(in), in.slot, cache(), stream_);
 }
 
 // The backend reads the entries in the host memory of `step`.

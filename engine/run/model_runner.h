@@ -39,7 +39,6 @@ struct RunnerOptions {
   int64_t max_mixed_tokens = -1;
   int num_pages = 0;
   int32_t max_drafts = 0;          // ExecutorLimits::max_drafts
-  int64_t swap_bytes = 0;          // host memory for swapped slots
   bool enforce_eager = false;      // no graphs
   bool poison_free_pages = false;  // see PagedKvShape
 
@@ -84,7 +83,7 @@ class ModelRunner : public StepExecutor {
   const RunnerOptions& options() const { return options_; }
 
  private:
-  // Carries out the plan's drops, snapshots, releases, starts and swaps.
+  // Carries out the plan's drops, snapshots, releases and starts.
   void MoveSlots(const StepPlan& plan);
   void SetPenaltyState(const StepPlan& plan, StepReadback& step);
   MatrixView Forward();
@@ -103,7 +102,6 @@ class ModelRunner : public StepExecutor {
   PagedKvStorage cache_;
   Buffer penalty_state_;                  // penalty states, then masks; empty: the host samples
   uint32_t* masks_ = nullptr;             // in penalty_state_
-  Buffer swap_space_;                     // host memory, which only operations touch
   std::unique_ptr<DecodeGraphs> graphs_;  // null: every step runs eagerly
   std::vector<std::unique_ptr<StepReadback>> idle_;
   std::deque<std::unique_ptr<StepReadback>> in_flight_;  // the oldest first

@@ -47,7 +47,6 @@ void StepReadback::Begin(const StepPlan& plan, bool row_each) {
   moves_.snapshots = plan.snapshots;
   moves_.release_slots = plan.release_slots;
   moves_.starts = plan.starts;
-  moves_.swap_ins = plan.swap_ins;
   wants_windows_ = plan.read_windows;
   sequences_.clear();
   for (const PlannedSequence& seq : plan.sequences) {

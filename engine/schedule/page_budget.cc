@@ -45,7 +45,6 @@ void PageLedger::Apply(const StepPlan& plan, Pool* pool) const {
   for (const SharedSlot& snapshot : plan.snapshots) held(snapshot.from) = 0;
   for (const int32_t slot : plan.release_slots) empty(slot);
   for (const SharedSlot& start : plan.starts) held(start.from) = 0;
-  for (const SwappedSlot& in : plan.swap_ins) take(in.slot, in.pages);
   for (const PlannedSequence& sequence : plan.sequences) {
     const int64_t end = sequence.position + static_cast<int64_t>(sequence.token_ids.size());
     FOX_CHECK(0 <= sequence.slot && sequence.slot < sequence_slots_ && sequence.position < end);

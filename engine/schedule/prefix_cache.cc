@@ -114,7 +114,7 @@ bool PrefixCache::WillReach(const Sequence& sequence, const PrefixTree::Node& no
 bool PrefixCache::Match(Sequence* sequence) {
   PrefixState& state = sequence->prefix_;
   const auto length = static_cast<int64_t>(sequence->tokens.size());
-  if (!Uses(*sequence) || sequence->slot >= 0 || sequence->swapped) return false;
+  if (!Uses(*sequence) || sequence->slot >= 0) return false;
   if (state.version == version_ && state.length == length) return state.waits;
   state = {};
   state.version = version_;
@@ -180,13 +180,6 @@ void PrefixCache::Start(Sequence* sequence) {
   }
   state.last = state.found;
   Claim(sequence);
-}
-
-// Takes no snapshot again at positions passed before the swap.
-void PrefixCache::Return(Sequence* sequence) {
-  if (!Uses(*sequence)) return;
-  sequence->prefix_.last = PageEnd(sequence->computed);
-  if (sequence->computed < sequence->prompt_tokens) Claim(sequence);
 }
 
 void PrefixCache::Claim(Sequence* sequence) {

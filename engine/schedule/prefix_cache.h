@@ -47,8 +47,6 @@ class PrefixCache {
   // The sequence has a slot and starts from the snapshot found. REQUIRES: `computed` is the number
   // of its tokens.
   void Start(Sequence* sequence);
-  // The sequence has a slot and goes on from swap space.
-  void Return(Sequence* sequence);
   // How many of the next `count` tokens may go into one step, which ends where a snapshot is
   // needed.
   int64_t CutChunk(const Sequence& sequence, int64_t count) const;

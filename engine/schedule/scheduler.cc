@@ -21,7 +21,6 @@ Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
                              limits.max_logit_rows - limits.min_prefill() + 1})),
       ledger_(limits),
       prefixes_(limits, options, ledger_),
-      swap_space_(limits.swap_bytes),
       forecast_(limits.lists_per_slot) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
   FOX_CHECK(limits.chunk_multiple == 1 || limits.chunk_multiple % kPageTokens == 0);
@@ -69,7 +68,6 @@ void Scheduler::Remove(Sequence* sequence, bool keep) {
   if (sequence->state == SequenceState::kPaused) --paused_;
   if (sequence == rescued_) rescued_ = nullptr;
   if (sequence->slot >= 0) ReleaseSlot(sequence, keep);
-  if (sequence->swapped) swap_space_.Give(std::exchange(sequence->swapped, {})->offset);
   sequence->state = SequenceState::kNone;
   waiting_.Leave(*sequence);
 }
@@ -154,7 +152,6 @@ Schedule Scheduler::Next(Seconds now) {
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
   PlanDrafts(budget, &schedule);
   schedule.plan.release_slots = std::exchange(release_slots_, {});
-  for (const SwappedSlot& in : schedule.plan.swap_ins) swap_space_.Give(in.offset);
   prefixes_.FillPlan(&schedule.plan);
   if (!schedule.plan.empty()) ledger_.Submit(schedule.plan);
 #ifndef NDEBUG
@@ -273,7 +270,7 @@ void Scheduler::YieldSlot(Seconds now) {
 
 bool Scheduler::Start(Sequence* next, Seconds now, double* demand, Budget* budget,
                       Schedule* schedule) {
-  const bool begins = next->slot < 0 && !next->swapped;
+  const bool begins = next->slot < 0;
   if (begins) next->computed = prefixes_.Lock(*next);
   // If this step has no room for a chunk of `next`, no sequence gives up pages for it.
   const bool has_chunk = ChunkWithin(*next, *budget, next->max_chunk()) > 0;
@@ -291,18 +288,12 @@ bool Scheduler::Start(Sequence* next, Seconds now, double* demand, Budget* budge
   const bool anew = !next->preempted && !next->rescued &&
                     (next->queue().running_since == kNever || next->reads_slowly());
   waiting_.Start(next, now);
-  if (next->slot >= 0) {
-    slot_holders_.erase(std::find(slot_holders_.begin(), slot_holders_.end(), next));
+  if (begins) {
+    next->slot = *free_slots_.begin();
+    free_slots_.erase(next->slot);
+    prefixes_.Start(next);
   } else {
-    const int32_t slot = *free_slots_.begin();
-    free_slots_.erase(slot);
-    if (next->swapped) {
-      SwapIn(next, slot, &schedule->plan);
-      prefixes_.Return(next);
-    } else {
-      next->slot = slot;
-      prefixes_.Start(next);
-    }
+    slot_holders_.erase(std::find(slot_holders_.begin(), slot_holders_.end(), next));
   }
   if (anew) next->place = places_++;
   next->state = SequenceState::kRunning;

@@ -20,7 +20,6 @@
 #include "engine/schedule/prefix_cache.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/service_times.h"
-#include "engine/schedule/swap_space.h"
 #include "engine/schedule/waiting_queue.h"
 
 namespace fox {
@@ -60,7 +59,6 @@ class Scheduler {
   const PrefixCache& prefixes() const { return prefixes_; }
   // Pages of snapshots, including those shared with sequences.
   int64_t shared_pages() const { return ledger_.shared(); }
-  const SwapSpace& swap_space() const { return swap_space_; }
   // True if the next plan has slots to release or to share.
   bool has_pending_release() const { return !release_slots_.empty() || prefixes_.has_pending(); }
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
@@ -110,8 +108,6 @@ class Scheduler {
   bool IsCountLow(const Sequence& next, int64_t held) const;
   bool MakeRoom(Sequence* next, double demand, Seconds now, Schedule* schedule);
   bool IsTooLarge(const Sequence& next) const;
-  void SwapOut(Sequence* sequence, StepPlan* plan);
-  void SwapIn(Sequence* sequence, int32_t slot, StepPlan* plan);
   bool Start(Sequence* next, Seconds now, double* demand, Budget* budget, Schedule* schedule);
   bool TryToStart(Sequence* next, bool whole_prompts, Seconds now, double* demand, Budget* budget,
                   Schedule* schedule);
@@ -141,7 +137,6 @@ class Scheduler {
   std::vector<int32_t> release_slots_;  // for the next plan
   PageLedger ledger_;
   PrefixCache prefixes_;
-  SwapSpace swap_space_;
   PageForecast forecast_;
   MaskShares masks_;
   int64_t pages_ = 0;  // within Next: pages free when the plan starts and not yet promised

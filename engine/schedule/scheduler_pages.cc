@@ -1,6 +1,5 @@
-// Scheduler: how pages are promised, made free and swapped. Read scheduler.h first.
+// Scheduler: how pages are promised and made free. Read scheduler.h first.
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "engine/schedule/scheduler.h"
@@ -20,7 +19,6 @@ void Scheduler::Preempt(Sequence* sequence, Seconds now, Schedule* schedule) {
   }
   ++sequence->stats.preemptions;
   ++schedule->preemptions;
-  SwapOut(sequence, &schedule->plan);
   ReleaseSlot(sequence);
   if (sequence->state == SequenceState::kWaiting) waiting_.Add(sequence, now);
 }
@@ -35,8 +33,7 @@ bool Scheduler::TakeFor(const Sequence& requester, Seconds now, Schedule* schedu
 }
 
 int64_t Scheduler::PagesToGoOn(const Sequence& sequence) const {
-  return ledger_.Between(sequence.computed, sequence.computed + sequence.min_chunk()) +
-         (sequence.swapped ? sequence.swapped->pages : 0);
+  return ledger_.Between(sequence.computed, sequence.computed + sequence.min_chunk());
 }
 
 int64_t Scheduler::RoomForOthers(const Sequence& sequence) const {
@@ -89,9 +86,8 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
 // answers beside each other are at all stages. The worst case is without the answer, whose length
 // is unknown.
 double Scheduler::DemandOf(const Sequence& sequence) const {
-  const int64_t back = sequence.swapped ? sequence.swapped->pages : 0;
   const auto all = [&](int64_t end) {
-    return static_cast<double>(back + ledger_.Between(sequence.computed, end));
+    return static_cast<double>(ledger_.Between(sequence.computed, end));
   };
   if (options_.kv_admission == KvAdmission::kWorstCase) return all(sequence.length());
   const double left = std::max(ExpectedLeft(sequence), 0.0);
@@ -99,8 +95,7 @@ double Scheduler::DemandOf(const Sequence& sequence) const {
   if (sequence.log_tolerance != log_tolerance_) return all(end);
   double kept = forecast_.At(end);
   if (sequence.slot < 0) kept = std::max(kept, static_cast<double>(sequence.pages_lost));
-  const double grows = std::max(0.0, kept - forecast_.At(sequence.computed));
-  return std::min(static_cast<double>(back) + grows, all(end));
+  return std::min(std::max(0.0, kept - forecast_.At(sequence.computed)), all(end));
 }
 
 // True if `pages` are enough to start `next`. A sequence that runs alone needs pages for one chunk
@@ -153,35 +148,6 @@ bool Scheduler::IsTooLarge(const Sequence& next) const {
   const bool alone = running_.empty() && next.slot >= 0 && slot_holders_.size() == 1;
   return alone && release_slots_.empty() && !ledger_.in_flight() && !prefixes_.has_pending() &&
          (prefixes_.empty() || pages_ + ledger_.shared() < PagesToGoOn(next));
-}
-
-// Swaps the sequence out if swap space has room and copying both ways is faster than computing its
-// tokens again.
-void Scheduler::SwapOut(Sequence* sequence, StepPlan* plan) {
-  if (limits_.swap_bytes == 0) return;
-  // An upper bound: evictions by plans in flight are not known yet, and pages that come from a
-  // snapshot count as unpruned until a plan is collected.
-  const int64_t pages = ledger_.Between(0, sequence->computed) - sequence->slot_stats.pages_evicted;
-  FOX_CHECK(sequence->slot >= 0 && !sequence->swapped && pages >= 0);
-  // All pages come back at once.
-  if (pages + PagesToGoOn(*sequence) > limits_.num_pages) return;
-  const int64_t bytes = limits_.SwapBytes(pages);
-  const int64_t replays = limits_.chunk_multiple == 1
-                              ? 0
-                              : std::max<int64_t>(0, sequence->computed - sequence->prompt_tokens);
-  const Seconds again = times_.Prefill(sequence->computed - replays) + times_.Decode(replays);
-  if (again > 0 && 2.0 * static_cast<double>(bytes) / limits_.swap_rate > again) return;
-  const std::optional<int64_t> offset = swap_space_.Take(bytes);
-  if (!offset) return;
-  sequence->swapped = Swapped{*offset, pages};
-  plan->swap_outs.push_back({sequence->slot, *offset, pages, sequence->computed});
-}
-
-void Scheduler::SwapIn(Sequence* sequence, int32_t slot, StepPlan* plan) {
-  const Swapped& swapped = *sequence->swapped;
-  plan->swap_ins.push_back(
-      {slot, swapped.offset, swapped.pages, sequence->computed, swapped.max_log_evicted_mass});
-  sequence->SwapIn(slot, ledger_.Between(0, sequence->computed));
 }
 
 }  // namespace fox

@@ -30,11 +30,9 @@ Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_
 
 void Sequence::Check() const {
   const bool runs = state == SequenceState::kRunning, waits = state == SequenceState::kWaiting;
-  // Slot, swap space and state.
-  FOX_CHECK(!swapped || (slot < 0 && swapped->offset >= 0 && swapped->pages >= 0));
-  FOX_CHECK(slot >= 0 || swapped || computed == 0);
-  FOX_CHECK(slot >= 0 || (!runs && !has_penalty_state));
-  FOX_CHECK(state != SequenceState::kNone || (slot < 0 && !swapped));
+  // Slot and state.
+  FOX_CHECK(slot >= 0 || (!runs && !has_penalty_state && computed == 0));
+  FOX_CHECK(state != SequenceState::kNone || slot < 0);
   FOX_CHECK(!preempted || runs || (waits && slot < 0) || state == SequenceState::kNone);
   FOX_CHECK(!rescued || state != SequenceState::kPaused);
   FOX_CHECK(!runs || queue_.running_since != kNever);
@@ -146,22 +144,8 @@ std::optional<Finish> Sequence::GrammarEnd() const {
 void Sequence::ReleaseSlot() {
   slot = -1;
   has_penalty_state = false;
-  if (!swapped) computed = 0;
+  computed = 0;
   CloseSlotStats();
-}
-
-void Sequence::SwapIn(int32_t into_slot, int64_t unpruned) {
-  FOX_CHECK(slot < 0 && in_flight == 0 && swapped.has_value());
-  FOX_CHECK(into_slot >= 0 && swapped->pages <= unpruned);
-  slot = into_slot;
-  slot_stats.pages_allocated = unpruned;
-  slot_stats.pages_evicted = slot_stats.pages_found_evicted = unpruned - swapped->pages;
-  slot_stats.peak_pages = swapped->pages;
-  stats.acp.pages_allocated -= slot_stats.pages_allocated;
-  stats.acp.pages_evicted -= slot_stats.pages_evicted;
-  stats.acp.pages_found_evicted -= slot_stats.pages_found_evicted;
-  ++stats.swaps;
-  swapped.reset();
 }
 
 void Sequence::OnStepCollected(const AcpStats& collected) {
@@ -174,10 +158,6 @@ void Sequence::OnStepCollected(const AcpStats& collected) {
 
 void Sequence::CloseSlotStats() {
   if (slot >= 0 || in_flight > 0) return;
-  if (swapped) {
-    swapped->pages = slot_stats.live_pages();
-    swapped->max_log_evicted_mass = slot_stats.max_log_evicted_mass;
-  }
   stats.acp += std::exchange(slot_stats, {});
 }
 

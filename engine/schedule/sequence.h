@@ -2,19 +2,17 @@
 //
 // Once all plans in flight have run, the slot's cache holds the first `computed` tokens. The rest
 // of length() is still to be fed, and only then can a token be sampled. Without a slot, `computed`
-// counts the tokens in swap space, or is 0.
+// is 0.
 //
 // The states of a sequence. "in flight": plans with the sequence, submitted and not yet collected.
 //
-//   state     slot  swapped  in flight  preempted  rescued  meaning
-//   kNone     no    no       any        any        any      the scheduler does not know it
-//   kWaiting  no    no       any        any        any      new, preempted, or lost its pages
-//   kWaiting  no    yes      any        any        any      preempted into swap space
-//   kWaiting  yes   no       any        no         any      yielded its running slot, or read on
-//   kRunning  yes   no       any        any        any      may be in the next plan
-//   kPaused   no    no       any        no         no       its reader is behind, its pages lost
-//   kPaused   no    yes      any        no         no       its reader is behind, its pages swapped
-//   kPaused   yes   no       any        no         no       its reader is behind
+//   state     slot  in flight  preempted  rescued  meaning
+//   kNone     no    any        any        any      the scheduler does not know it
+//   kWaiting  no    any        any        any      new, preempted, or lost its pages
+//   kWaiting  yes   any        no         any      yielded its running slot, or read on
+//   kRunning  yes   any        any        any      may be in the next plan
+//   kPaused   no    any        no         no       its reader is behind, its pages lost
+//   kPaused   yes   any        no         no       its reader is behind
 //
 // Scheduler alone writes these fields, but for `in_flight`, which Engine counts down as plans are
 // collected. Check() aborts in any other state. Read scheduler.h next.
@@ -115,17 +113,9 @@ struct PrefixState {
   bool claims = false;      // the tree says that this sequence computes its prompt
 };
 
-// The content of a slot in swap space.
-struct Swapped {
-  int64_t offset = 0;                     // bytes from the start of the swap space
-  int64_t pages = 0;                      // live pages; an upper bound while plans are in flight
-  double max_log_evicted_mass = kNoMass;  // valid once no plan is in flight
-};
-
 // A slot, or the remains of a slot that was given up.
 struct SlotState {
   int32_t slot = -1;  // -1: none
-  std::optional<Swapped> swapped;
   // Plans in flight with this sequence. A sequence that is preempted meanwhile starts again only
   // when all of them are collected, because the tokens that they sample belong to it.
   int in_flight = 0;
@@ -174,9 +164,6 @@ struct Sequence : Progress, SlotState {
   std::optional<Finish> GrammarEnd() const;
   // The slot's counters move into stats.acp as soon as they are final.
   void ReleaseSlot();
-  // Takes `into_slot` for the content of `swapped`. `unpruned`: pages that the slot would have
-  // without eviction.
-  void SwapIn(int32_t into_slot, int64_t unpruned);
   void OnStepCollected(const AcpStats& collected);
   RequestStats FinalStats(Seconds now) const;
 

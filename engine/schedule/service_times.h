@@ -73,9 +73,8 @@ class ServiceTimes {
     return std::min(length_share_ * static_cast<double>(max_tokens),
                     static_cast<double>(requests) * recent_tokens_);
   }
-  // Time that `tokens` tokens add to steps; 0 until a step was measured.
+  // Time that `tokens` tokens of a prompt add to steps; 0 until a step was measured.
   Seconds Prefill(int64_t tokens) const { return static_cast<double>(tokens) * prefill_; }
-  Seconds Decode(int64_t tokens) const { return static_cast<double>(tokens) * decode_; }
   // Time from a request's start to its last token, beside the present load.
   Seconds Service(int64_t prompt_tokens, int64_t max_tokens) const {
     return Prefill(prompt_tokens) + ExpectedTokens(max_tokens) * step_;

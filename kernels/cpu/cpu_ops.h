@@ -1,6 +1,6 @@
 // CpuOps: the CPU backend; embedded default, and the oracle of every kernel test. Parallel over
 // a pool of its own; the stream is ignored. The operations live in append.cc, attention.cc,
-// evict.cc, share.cc, swap.cc and elementwise.cc.
+// evict.cc, share.cc and elementwise.cc.
 #pragma once
 
 #include <memory>
@@ -43,11 +43,7 @@ class CpuOps : public Ops {
   void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
              Stream stream) override;
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override;
-  bool shares_pages() const override { return true; }
   void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) override;
-  bool swaps() const override { return true; }
-  void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) override;
-  void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) override;
 
  private:
   const DType residual_dtype_;

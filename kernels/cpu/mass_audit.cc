@@ -58,19 +58,6 @@ void MassAudit::Share(int32_t from, int32_t to, int64_t tokens, const PagedKv& k
   }
 }
 
-void MassAudit::SwapOut(int32_t slot, const std::byte* range, int64_t bytes, const PagedKv& kv) {
-  // Overwrites an earlier history.
-  swapped_.erase(swapped_.lower_bound(range), swapped_.lower_bound(range + bytes));
-  const auto first = ListsOf(kv, slot);
-  swapped_[range].assign(first, first + kv.shape.lists_per_slot());
-}
-
-void MassAudit::SwapIn(const std::byte* range, int32_t slot, const PagedKv& kv) {
-  const std::vector<List>& lists = swapped_.at(range);
-  FOX_CHECK(std::ssize(lists) == kv.shape.lists_per_slot());
-  std::copy(lists.begin(), lists.end(), ListsOf(kv, slot));
-}
-
 double* MassAudit::KeyAt(const PagedKv& kv, int64_t list, int64_t position) {
   return ListOf(kv, list).keys.data() + position * kv.shape.head_dim;
 }

@@ -5,7 +5,6 @@
 // broken promise; a release build can set one in CpuOptions, for tests.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -35,9 +34,6 @@ class MassAudit {
   void BeginStep(const BatchView& batch, const PagedKv& kv);
   // `to` has the first `tokens` tokens of `from`.
   void Share(int32_t from, int32_t to, int64_t tokens, const PagedKv& kv);
-  // A swapped slot's history, kept by its range's address.
-  void SwapOut(int32_t slot, const std::byte* range, int64_t bytes, const PagedKv& kv);
-  void SwapIn(const std::byte* range, int32_t slot, const PagedKv& kv);
   // [head_dim] and [group] of one token.
   double* KeyAt(const PagedKv& kv, int64_t list, int64_t position);
   double* GatesAt(const PagedKv& kv, int64_t list, int64_t position);
@@ -65,8 +61,7 @@ class MassAudit {
              const double* query, double sink, int64_t first_seen, double log_eps);
 
   const OnBreach on_breach_;
-  std::map<const int64_t*, std::vector<List>> caches_;     // by PagedKv::length, then by list
-  std::map<const std::byte*, std::vector<List>> swapped_;  // by a range's begin
+  std::map<const int64_t*, std::vector<List>> caches_;  // by PagedKv::length, then by list
   mutable std::mutex mutex_;
   double max_excess_ = kNoMass;
   int64_t rows_checked_ = 0;

@@ -337,16 +337,6 @@ void CudaOps::Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) 
   state_->Enqueue("share", stream, [&](cudaStream_t on) { return cuda::Share(from, to, kv, on); });
 }
 
-void CudaOps::SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) {
-  state_->Enqueue("swap out", stream,
-                  [&](cudaStream_t on) { return cuda::SwapOut(slot, to, kv, on); });
-}
-
-void CudaOps::SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) {
-  state_->Enqueue("swap in", stream,
-                  [&](cudaStream_t on) { return cuda::SwapIn(from, slot, kv, on); });
-}
-
 void CudaOps::SetPenaltyState(const PenaltyStateParams& params, Stream stream) {
   state_->Enqueue("set penalty state", stream,
                   [&](cudaStream_t on) { return cuda::SetPenaltyState(params, on); });

@@ -52,11 +52,7 @@ class CudaOps : public Ops {
   void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
              Stream stream) override;
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override;
-  bool shares_pages() const override { return true; }
   void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) override;
-  bool swaps() const override { return true; }
-  void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) override;
-  void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) override;
   void SetPenaltyState(const PenaltyStateParams& params, Stream stream) override;
   void Sample(const SampleParams& params, Stream stream) override;
 

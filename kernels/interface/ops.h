@@ -27,7 +27,6 @@
 #include "kernels/interface/sampling_params.h"
 #include "kernels/interface/workload.h"
 #include "kernels/paging/paged_kv.h"
-#include "kernels/paging/swap.h"
 
 namespace fox {
 
@@ -113,37 +112,9 @@ class Ops {
   // state of a new sequence.
   virtual void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) = 0;
 
-  // True if the backend implements Share.
-  virtual bool shares_pages() const { return false; }
-
   // Makes the empty slot `to` a copy of `from` as of its last page end: the same full pages, and
-  // the state of that page end. REQUIRES: shares_pages().
-  virtual void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) {
-    static_cast<void>(from), static_cast<void>(to), static_cast<void>(kv);
-    static_cast<void>(stream);
-    FOX_CHECK(false);
-  }
-
-  // True if the backend implements SwapOut and SwapIn.
-  virtual bool swaps() const { return false; }
-
-  // Saves the slot, which stays as it is, in host memory: pinned memory of the queue() where there
-  // is one, else any. The range is for SwapIn on the same stream; the host reads nothing from it.
-  // If the slot has more live pages than the range has room for: the CPU backend ends the process,
-  // others report PoolFault::kSwapOverflow and leave pages out. REQUIRES: swaps().
-  virtual void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) {
-    static_cast<void>(slot), static_cast<void>(to), static_cast<void>(kv);
-    static_cast<void>(stream);
-    FOX_CHECK(false);
-  }
-
-  // Restores a saved slot into the empty slot, with pages of its own from the pool. The sequence
-  // goes on with the same bits. The range is unchanged. REQUIRES: the pool covers the pages.
-  virtual void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) {
-    static_cast<void>(from), static_cast<void>(slot), static_cast<void>(kv);
-    static_cast<void>(stream);
-    FOX_CHECK(false);
-  }
+  // the state of that page end.
+  virtual void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) = 0;
 
   // Makes a slot's token states, for rows with a logits processor. The entries must not change
   // until the work is done. Only where the backend has a queue().

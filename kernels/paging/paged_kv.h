@@ -5,8 +5,7 @@
 // A page list belongs to (slot, layer, kv head); its live pages are the range
 // [first_live, ceil(length / 64)). A slot holds one running sequence, or a snapshot, to which
 // nothing is appended. Slots share full pages (Ops::Share), each in the same list and place; a full
-// page is never written. A page is free, or owned by every slot in which it is live. A slot can be
-// saved in host memory and restored into another slot (swap.h).
+// page is never written. A page is free, or owned by every slot in which it is live.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +26,6 @@ enum class PoolFault : int32_t {
   kOverfilled,        // more pages came back than exist, or an invalid page id
   kTableEnd,          // a sequence grew past max_pages
   kWrittenWhileFree,  // a free page was written to (poison_free_pages)
-  kSwapOverflow,      // a slot to be swapped had more pages than its range has room for
   kSplitOverflow      // decode attention has more splits than its workspace has room for
 };
 
@@ -43,8 +41,6 @@ constexpr const char* Describe(PoolFault fault) {
       return "a sequence grew past its page table";
     case PoolFault::kWrittenWhileFree:
       return "a free page was written to";
-    case PoolFault::kSwapOverflow:
-      return "a swapped slot had more pages than its host memory has room for";
     case PoolFault::kSplitOverflow:
       return "decode attention had more splits than its workspace has room for";
   }

@@ -25,14 +25,6 @@ void AddRequests(const EngineStats& stats, Seconds wait, MetricFamilies* out) {
   out->Counter("fox_preemptions_total", "Requests that lost their pages.", stats.preemptions);
 }
 
-void AddSwapSpace(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
-  if (core.context.limits.swap_bytes == 0) return;
-  out->Gauge("fox_requests_swapped", "Requests in swap space.", stats.swapped);
-  out->Gauge("fox_swap_space_bytes", "Swap space.", core.context.limits.swap_bytes);
-  out->Gauge("fox_swap_space_used_bytes", "Swap space in use.", stats.swap_used_bytes);
-  out->Counter("fox_swap_outs_total", "Preemptions to swap space.", stats.swap_outs);
-}
-
 void AddPrefixCache(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
   if (core.context.limits.snapshot_slots == 0) return;
   out->Gauge("fox_prefix_cache_snapshots", "Prefixes in the cache.", stats.snapshots);
@@ -152,7 +144,6 @@ std::vector<prometheus::MetricFamily> CollectMetrics(const ServerCore& core,
   MetricFamilies out;
   AddRequests(stats, core.engine.QueueSeconds(), &out);
   AddPages(core, stats, &out);
-  AddSwapSpace(core, stats, &out);
   AddPrefixCache(core, stats, &out);
   AddSteps(core, stats, steps, &out);
   AddCalls(core, stats, &out);

@@ -51,7 +51,6 @@ void AddVllmAliases(const ServerCore& core, const EngineStats& stats, const Step
                                               30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
   out->Gauge("vllm:num_requests_running", "Requests in the running batch.", stats.running);
   out->Gauge("vllm:num_requests_waiting", "Requests in the queue.", stats.waiting);
-  out->Gauge("vllm:num_requests_swapped", "Requests in swap space.", stats.swapped);
   AddCache(core, stats, out);
   out->Counter("vllm:num_preemptions_total", "Preemptions.", stats.preemptions);
   out->Counter("vllm:prompt_tokens_total", "Prompt tokens processed.", stats.prompt_tokens);

@@ -14,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tests/bench/bench_session.h"
-#include "tests/engine/fast_copies.h"
 
 namespace fox {
 namespace {
@@ -22,7 +21,6 @@ namespace {
 struct InvarianceFlags {
   std::string model = FOX_SOURCE_DIR "/models/demo", device = "auto", acp = "certified", json;
   int64_t requests = 64, shortest = 8, longest = 6000, max_tokens = 128, threads = 0;
-  int64_t swap_bytes = int64_t{1} << 30;
 };
 
 absl::Status Parse(const std::vector<std::string>& arguments, InvarianceFlags* values) {
@@ -37,8 +35,6 @@ absl::Status Parse(const std::vector<std::string>& arguments, InvarianceFlags* v
   flags.Int("shortest", "N", "tokens of the shortest prompt", 1, 1 << 20, &values->shortest);
   flags.Int("longest", "N", "tokens of the longest prompt", 1, 1 << 20, &values->longest);
   flags.Int("max-tokens", "N", "tokens of an answer", 1, 1 << 20, &values->max_tokens);
-  flags.Mebibytes("swap-space-mb", "MiB of host memory, where the way says so", 1, 1 << 30,
-                  &values->swap_bytes);
   flags.String("json", "FILE", "writes all rows there", &values->json);
   if (absl::Status s = ParseOrHelp(flags, arguments, "fox-bench invariance"); !s.ok()) return s;
   if (values->shortest <= values->longest) return absl::OkStatus();
@@ -126,23 +122,19 @@ class Comparison {
 
   // A pool with room for the longest request or for a 24th of all tokens, whichever is more. Pruned
   // sequences need about a tenth of their pages, so this is too little for all.
-  EngineConfig Small(int64_t swap_bytes) const {
+  EngineConfig Small() const {
     EngineConfig config = Roomy();
-    config.swap_space_bytes = swap_bytes;
     const int64_t longest = int64_t{PagesFor(longest_) + 1} * kPageTokens;
     config.kv_cache_tokens = std::max(longest, pool_tokens_ / 24);
     return config;
   }
 
   absl::Status Load(const EngineConfig& config) {
-    engine_.reset();
-    copies_.reset();
+    loaded_.engine.reset();
     loaded_ = {};
     auto loaded = LoadEngine(config);
     if (!loaded.ok()) return loaded.status();
     loaded_ = *std::move(loaded);
-    copies_ = std::make_unique<FastCopies>(*loaded_.executor);
-    engine_ = std::make_unique<Engine>(loaded_.options, *copies_);
     report_.facts() = {
         {"model", flags_.model}, {"dtype", loaded_.dtype}, {"backend", loaded_.backend}};
     return absl::OkStatus();
@@ -150,13 +142,13 @@ class Comparison {
 
   // Runs the requests in one way. The first call makes the answers that others are compared with.
   absl::Status Compare(const Way& way) {
-    const auto run = RunRequests(*engine_, requests_, way.pace);
+    const auto run = RunRequests(*loaded_.engine, requests_, way.pace);
     if (!run.ok()) return run.status();
     if (first_.answers.empty()) first_ = *run;
     const Difference difference = DifferenceOf(*run, first_);
     differ_ += difference.requests;
-    report_.Row(absl::StrFormat("%-34s %8d %7d %6d %10d %6d %8d %8.1f", way.name, flags_.requests,
-                                difference.requests, difference.first, run->preemptions, run->swaps,
+    report_.Row(absl::StrFormat("%-34s %8d %7d %6d %10d %8d %8.1f", way.name, flags_.requests,
+                                difference.requests, difference.first, run->preemptions,
                                 run->cached_tokens, run->seconds),
                 {{"bench", "invariance"},
                  {"way", way.name},
@@ -164,7 +156,6 @@ class Comparison {
                  {"bits_differ", difference.requests},
                  {"first_difference", difference.first},
                  {"preemptions", run->preemptions},
-                 {"swaps", run->swaps},
                  {"cached_tokens", run->cached_tokens},
                  {"seconds", run->seconds}});
     return absl::OkStatus();
@@ -179,8 +170,6 @@ class Comparison {
   BenchReport& report_;
   int64_t longest_ = 0, pool_tokens_ = 0;
   LoadedEngine loaded_;
-  std::unique_ptr<FastCopies> copies_;  // makes copies look fast, so that preemption swaps
-  std::unique_ptr<Engine> engine_;
   Served first_;
   int64_t differ_ = 0;
 };
@@ -199,8 +188,7 @@ absl::Status RunAllWays(const InvarianceFlags& flags, Comparison& comparison) {
         {"again, one every 3 steps, reversed",
          {.at_once = flags.requests, .gap = 2, .reversed = true}}}},
       {cached, {{"beside a prefix cache", all}, {"from the prefix cache", all}}},
-      {comparison.Small(flags.swap_bytes), {{"small pool, swapped", all}}},
-      {comparison.Small(0), {{"small pool, computed again", all}}}};
+      {comparison.Small(), {{"small pool", all}}}};
   for (const auto& [config, some] : ways) {
     if (absl::Status s = comparison.Load(config); !s.ok()) return s;
     for (const Way& way : some) {
@@ -223,7 +211,7 @@ absl::Status BenchInvariance(const std::vector<std::string>& arguments) {
   report.Section(
       absl::StrFormat("%d requests of %d to %d tokens, %d of answer, half of them sampled",
                       flags.requests, flags.shortest, flags.longest, flags.max_tokens),
-      "way                                requests  differ  first  preempted  swaps    "
+      "way                                requests  differ  first  preempted    "
       "found  seconds");
   Comparison comparison(flags, MakeRequests(flags, *text), report);
   absl::Status status = RunAllWays(flags, comparison);

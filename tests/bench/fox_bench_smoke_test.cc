@@ -41,16 +41,15 @@ TEST(FoxBenchTest, EveryLoadFindsWhatItSharesInTheCache) {
 TEST(FoxBenchTest, AnswersDoNotDependOnWhatRunsBesideThem) {
   const json report = ReportOf(
       "invariance --device cpu --acp off --threads 1 --requests 12 --shortest 30 --longest 200 "
-      "--max-tokens 150 --swap-space-mb 16 --model " +
+      "--max-tokens 150 --model " +
       kTiny);
-  ASSERT_EQ(report["rows"].size(), 8U);
+  ASSERT_EQ(report["rows"].size(), 7U);
   for (const json& row : report["rows"]) {
     SCOPED_TRACE(row);
     const std::string way = row["way"];
     EXPECT_EQ(row["requests"], 12);
     EXPECT_EQ(row["bits_differ"], 0);
-    EXPECT_EQ(row["preemptions"] > 0, way.find("small pool") == 0);
-    EXPECT_EQ(row["swaps"] > 0, way == "small pool, swapped");
+    EXPECT_EQ(row["preemptions"] > 0, way == "small pool");
     EXPECT_EQ(row["cached_tokens"] > 0, way == "from the prefix cache");
   }
 }

@@ -79,7 +79,6 @@ KERNEL_CASES = {
     "paging_test": ("PagingTest.LongPrefillEvictsAcrossManyWindows",
                     "PagingTest.ReleaseResetsTheState"),
     "share_device_test": ("ShareDeviceTest.TheStateIsThatOfThePageEnd",),
-    "swap_device_test": ("Shapes/SwapDeviceTest.AllComesBackIntoAnotherSlot/0",),
     "sampling_arithmetic_device_test": ("SamplingArithmeticTest.TheDeviceHasTheHostsBits",),
     "sample_test": ("Vocabularies/SampleTest.SamplesWhatTheSamplerSamples/5",),
     "sequence_device_test": ("Vocabularies/SequenceSamplesTest.AreThoseOfTheSampler/3",

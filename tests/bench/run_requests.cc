@@ -66,7 +66,6 @@ absl::StatusOr<Served> RunRequests(Engine& engine, std::vector<Request> requests
       served.answer_tokens += stats.completion_tokens;
       served.cached_tokens += stats.cached_tokens;
       served.preemptions += stats.preemptions;
-      served.swaps += stats.swaps;
       ++ended;
     }
   }

@@ -34,7 +34,7 @@ struct Served {
   double seconds = 0;  // from the first start to the last end
   std::vector<std::vector<SampledToken>> answers;
   std::vector<double> first_tokens;  // seconds from a request to its first token
-  int64_t prompt_tokens = 0, answer_tokens = 0, preemptions = 0, swaps = 0;
+  int64_t prompt_tokens = 0, answer_tokens = 0, preemptions = 0;
   int64_t cached_tokens = 0;  // prompt tokens found in the prefix cache
 };
 

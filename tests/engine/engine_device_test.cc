@@ -1,6 +1,6 @@
 // The engine on a GPU: a request's tokens and the bits of their log-probabilities do not depend on
-// graphs, overlapping kernels, other requests, chunks of prompts, small pools with preemption and
-// swapping, or shared prefixes. Two steps are in flight, and the device samples the same tokens as
+// graphs, overlapping kernels, other requests, chunks of prompts, small pools with preemption,
+// or shared prefixes. Two steps are in flight, and the device samples the same tokens as
 // the host's sampler.
 #include <gtest/gtest.h>
 
@@ -16,7 +16,6 @@
 #include "kernels/cuda/linear/linear.h"
 #include "models/grammar/grammar.h"
 #include "tests/engine/eval/run_program.h"
-#include "tests/engine/fast_copies.h"
 #include "tests/engine/random_streams.h"
 
 namespace fox {
@@ -236,7 +235,6 @@ TEST_P(DeviceEngineTest, SchedulesChangeNoBit) {
     config.runner.max_num_batched_tokens = s.batch_tokens;
     EngineConfig small = config;
     small.kv_cache_bytes = PoolBytes(config, s.pool_tokens);
-    small.swap_space_bytes = 0;
     const StreamResults results = RunAll(small, requests, s.gap);
     ExpectNobodySees(results, solo);
     for (const auto& [id, result] : results) preemptions += result.stats.preemptions;
@@ -323,41 +321,6 @@ TEST_P(DeviceEngineTest, ALargeBatchChangesNoBit) {
   const StreamResults together = RunAll(config, requests, 0);
   config.runner.max_num_seqs = 2;
   ExpectNobodySees(together, RunAll(config, requests, 0));
-}
-
-// A preempted sequence comes back with its state; its neighbours run on in the same steps.
-TEST_P(DeviceEngineTest, SwappingChangesNoBit) {
-  std::vector<Request> requests = MakeRequests(12, GetParam().vocab, 46);
-  for (size_t i = 0; i < requests.size(); ++i) {  // answers longer than expected
-    requests[i].prompt.resize(std::min<size_t>(requests[i].prompt.size(), 200));
-    requests[i].stop.max_tokens = 150 + 30 * static_cast<int32_t>(i % 7);
-  }
-  EngineConfig config = Config();
-  config.engine.prefix_cache_share = 0;
-  const StreamResults roomy = RunAll(config, requests, 0);
-  config.runner.poison_free_pages = true;
-  config.kv_cache_bytes = PoolBytes(config, 576);  // the longest fits without eviction
-  config.swap_space_bytes = SwapBytesFor(config, 2, 400);
-  int64_t swaps = 0;
-  for (const double share : {0.0, 0.3}) {
-    SCOPED_TRACE(share);
-    config.engine.prefix_cache_share = share;
-    auto loaded = LoadEngine(config);
-    ASSERT_TRUE(loaded.ok()) << loaded.status();
-    auto& runner = static_cast<ModelRunner&>(*loaded->executor);
-    FastCopies fast(runner);
-    loaded->engine = std::make_unique<Engine>(loaded->options, fast);
-    const StreamResults results = RunStreams(*loaded->engine, runner, requests, 1, 50);
-    ExpectNobodySees(results, roomy);
-    for (const auto& [id, result] : results) swaps += result.stats.swaps;
-    EXPECT_EQ(loaded->engine->stats().swapped, 0);
-    EXPECT_EQ(loaded->engine->stats().swap_used_bytes, 0);
-    loaded->engine.reset();
-  }
-  // Heads that forget fast leave room for all.
-  if (GetParam().acp != AcpMode::kCertified) {
-    EXPECT_GT(swaps, 0);
-  }
 }
 
 // Prompts that begin alike, some of them with a whole prompt before them, and samples of one.

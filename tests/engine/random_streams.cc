@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "tests/engine/fast_copies.h"
 #include "tests/engine/pipelined_executor.h"
 #include "tests/engine/sim/page_audit.h"
 
@@ -47,14 +46,6 @@ int64_t PoolBytes(const EngineConfig& config, int64_t tokens) {
   if (!probe.ok()) return 0;
   const PagedKvShape& shape = (*probe)->cache().shape;
   return tokens / kPageTokens * shape.lists_per_slot() * static_cast<int64_t>(shape.page_bytes());
-}
-
-int64_t SwapBytesFor(const EngineConfig& config, int64_t sequences, int64_t tokens) {
-  const auto probe = LoadRunner(config);
-  EXPECT_TRUE(probe.ok()) << probe.status();
-  if (!probe.ok()) return 0;
-  const ExecutorLimits& limits = (*probe)->limits();
-  return sequences * limits.SwapBytes(limits.lists_per_slot * PagesFor(tokens));
 }
 
 std::vector<int32_t> RandomTokens(size_t count, int32_t vocab, std::mt19937_64& rng) {
@@ -126,9 +117,8 @@ StreamRun RunEngine(const EngineConfig& config, const std::vector<Request>& requ
   EXPECT_TRUE(loaded.ok()) << loaded.status();
   if (!loaded.ok()) return {};
   auto& runner = static_cast<ModelRunner&>(*loaded->executor);
-  FastCopies fast(runner);
-  PipelinedExecutor pipeline(fast);
-  StepExecutor& executor = depth == 2 ? static_cast<StepExecutor&>(pipeline) : fast;
+  PipelinedExecutor pipeline(runner);
+  StepExecutor& executor = depth == 2 ? static_cast<StepExecutor&>(pipeline) : runner;
   Engine engine(loaded->options, executor, config.observers);
   StreamRun run;
   run.results = RunStreams(engine, runner, requests, gap, 1);
@@ -137,8 +127,6 @@ StreamRun RunEngine(const EngineConfig& config, const std::vector<Request>& requ
   engine.FlushPrefixCache();
   while (engine.HasWork()) engine.Step(1000);
   EXPECT_EQ(engine.stats().snapshots, 0);
-  EXPECT_EQ(engine.stats().swapped, 0);
-  EXPECT_EQ(engine.stats().swap_used_bytes, 0);
   EXPECT_EQ(FreePages(runner.cache(), runner.ops()), runner.limits().num_pages);
   EXPECT_EQ(AuditPages(runner.cache(), runner.ops()), absl::OkStatus());
   return run;

@@ -28,9 +28,6 @@ EngineConfig GoldenConfig(const GoldenModel& model);
 // Bytes of the pool that holds `tokens` unpruned tokens of the model.
 int64_t PoolBytes(const EngineConfig& config, int64_t tokens);
 
-// Bytes of swap space for `sequences` of `tokens` unpruned tokens each, and no more.
-int64_t SwapBytesFor(const EngineConfig& config, int64_t sequences, int64_t tokens);
-
 std::vector<int32_t> RandomTokens(size_t count, int32_t vocab, std::mt19937_64& rng);
 // The request of id `index` + 1: a prompt of 1 to `longest` tokens, 40 to 199 new ones, greedy.
 Request RandomRequest(int index, size_t longest, int32_t vocab, std::mt19937_64& rng);
@@ -58,7 +55,7 @@ struct StreamRun {
   StreamResults results;
   EngineStats stats;
 };
-// All requests by an engine of their own on the CPU with fast copies, with one step in flight or,
+// All requests by an engine of their own on the CPU, with one step in flight or,
 // as over a GPU, two. Expects that everything comes back.
 StreamRun RunEngine(const EngineConfig& config, const std::vector<Request>& requests, int gap,
                     int depth);

@@ -10,9 +10,9 @@ TEST(StepPlanTest, IsOneLineWithoutTokens) {
   StepPlan plan;
   EXPECT_TRUE(plan.empty());
   EXPECT_EQ(plan.DebugString(), "release []");
-  plan.swap_outs.push_back({3, 4096, 10, 100});
+  plan.snapshots.push_back({4, 3, 128});
   plan.release_slots = {4, 1};
-  plan.swap_ins.push_back({1, 0, 4, 70});
+  plan.starts.push_back({3, 1, 64});
   PlannedSequence& prompt = plan.sequences.emplace_back();
   prompt.id = 7;
   prompt.slot = 2;
@@ -29,7 +29,7 @@ TEST(StepPlanTest, IsOneLineWithoutTokens) {
   EXPECT_FALSE(plan.empty());
   EXPECT_EQ(plan.num_tokens(), 4);
   EXPECT_EQ(plan.DebugString(),
-            "swap out 3 to 4096; release [4 1]; swap in 1 from 0 at 70; id 7 slot 2 tokens 64+3 "
+            "snapshot 3 of 4 at 128; release [4 1]; slot 1 from 3 at 64; id 7 slot 2 tokens 64+3 "
             "rows 0; id 8 slot 1 tokens 100+1 rows 1 sample "
             "processed fed; states of slot 1: 2");
 }

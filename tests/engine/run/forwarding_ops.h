@@ -64,16 +64,8 @@ class ForwardingOps : public Ops {
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override {
     ops_->Release(slots, count, kv, stream);
   }
-  bool shares_pages() const override { return ops_->shares_pages(); }
   void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) override {
     ops_->Share(from, to, kv, stream);
-  }
-  bool swaps() const override { return ops_->swaps(); }
-  void SwapOut(int32_t slot, const HostSlot& to, const PagedKv& kv, Stream stream) override {
-    ops_->SwapOut(slot, to, kv, stream);
-  }
-  void SwapIn(const HostSlot& from, int32_t slot, const PagedKv& kv, Stream stream) override {
-    ops_->SwapIn(from, slot, kv, stream);
   }
   void SetPenaltyState(const PenaltyStateParams& params, Stream stream) override {
     ops_->SetPenaltyState(params, stream);

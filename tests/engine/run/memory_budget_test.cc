@@ -185,13 +185,11 @@ TEST(MemoryBudgetTest, ATooSmallPoolIsRefusedAtTheFewestSlots) {
 constexpr double kMib = 1 << 20;
 constexpr int64_t kWeights = 64 << 20;
 
-absl::StatusOr<RunnerOptions> PlanIn(int64_t limit, const MemoryRequest& request,
-                                     int64_t swap_space = 0) {
+absl::StatusOr<RunnerOptions> PlanIn(int64_t limit, const MemoryRequest& request) {
   RunnerOptions options = WithStepSizes(Options(), /*on_gpu=*/false);
   const CpuOps ops({});
-  const absl::Status status = PlanMemoryWithin(
-      {limit, "a test"}, {.weights = kWeights, .swap_space = swap_space, .ops = ops}, Model(),
-      request, options);
+  const absl::Status status = PlanMemoryWithin({limit, "a test"}, {.weights = kWeights, .ops = ops},
+                                               Model(), request, options);
   if (!status.ok()) return status;
   return options;
 }
@@ -224,49 +222,6 @@ TEST(MemoryBudgetTest, AChosenPoolLeavesRoomForTheRest) {
   // Tables of many slots come out of the pool.
   EXPECT_LT(PlanIn(kLimit, {.available_bytes = kLimit, .max_model_len = 4 << 20})->num_pages,
             plan->num_pages);
-}
-
-TEST(MemoryBudgetTest, SwapSpaceIsPartOfTheHostsMemory) {
-  constexpr int64_t kLimit = 256 << 20, kSwap = 64 << 20;
-  EXPECT_TRUE(PlanIn(kLimit, {.kv_cache_bytes = 120 << 20}, kSwap).ok());
-  EXPECT_LT(PlanIn(kLimit, {.available_bytes = kLimit}, kSwap)->num_pages,
-            PlanIn(kLimit, {.available_bytes = kLimit})->num_pages);
-  // The error names the flag that is too large.
-  const auto refusal = [&](int64_t pool, int64_t swap) {
-    return std::string(PlanIn(kLimit, {.kv_cache_bytes = pool}, swap).status().message());
-  };
-  EXPECT_THAT(refusal(160 << 20, kSwap), HasSubstr("--swap-space-mb: 64.0 MiB of weights"));
-  EXPECT_THAT(refusal(160 << 20, kSwap), HasSubstr(", 64.0 MiB of swap space"));
-  EXPECT_THAT(refusal(120 << 20, int64_t{1} << 40), HasSubstr("--swap-space-mb: "));
-  EXPECT_THAT(refusal(250 << 20, kSwap), HasSubstr("--kv-cache-mb: "));
-}
-
-TEST(MemoryBudgetTest, SwapSpaceIsChosenOnAGpuAlone) {
-  constexpr int64_t kMiB = 1 << 20;
-  RunnerOptions options = Options();
-  options.num_pages = static_cast<int>(1024 * kMiB / PageBytes());
-  const auto chosen = [&](int64_t host, bool on_gpu) {
-    return *PlanSwapSpace({host, "a test"}, Model(), options, on_gpu, -1);
-  };
-  EXPECT_NEAR(static_cast<double>(chosen(64000 * kMiB, true)), 128 * kMib, kMib);  // of the pool
-  EXPECT_EQ(chosen(160 * kMiB, true), 10 * kMiB);                                  // of the host
-  options.num_pages *= 30;
-  EXPECT_EQ(chosen(64000 * kMiB, true), 1024 * kMiB);
-  EXPECT_EQ(chosen(64000 * kMiB, false), 0);
-  EXPECT_EQ(chosen(1000, true), 0);  // not worth its name
-  EXPECT_TRUE(
-      absl::IsResourceExhausted(PlanSwapSpace({0, "a test"}, Model(), options, true, -1).status()));
-
-  const auto asked = [&](int64_t bytes) {
-    return PlanSwapSpace({100 * kMiB, "a test"}, Model(), options, false, bytes);
-  };
-  EXPECT_EQ(*asked(0), 0);
-  EXPECT_EQ(*asked(100 * kMiB), 100 * kMiB);
-  EXPECT_TRUE(absl::IsResourceExhausted(asked(101 * kMiB).status()));
-  EXPECT_THAT(std::string(asked(101 * kMiB).status().message()),
-              HasSubstr("--swap-space-mb: 101.0 MiB do not fit into the 100.0 MiB that a test"));
-  EXPECT_TRUE(absl::IsInvalidArgument(asked(1000).status()));
-  EXPECT_THAT(std::string(asked(1000).status().message()), HasSubstr("--swap-space-mb: "));
 }
 
 TEST(MemoryBudgetTest, WeightsAreCountedInTheirType) {

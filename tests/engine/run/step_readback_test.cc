@@ -160,27 +160,6 @@ TEST_F(StepReadbackTest, CountersOfPagesGoFromSlotToSnapshotToSlot) {
   EXPECT_EQ(slots_[0].pages_allocated, 0);
 }
 
-// Counters begin anew, with the missing pages counted as found evicted.
-TEST_F(StepReadbackTest, ASlotThatIsSwappedInHasItsLivePages) {
-  StepPlan plan;
-  plan.sequences.push_back(Planned(2, 0, 130, {}));
-  Run(plan, {});
-  StepPlan next;
-  next.swap_outs = {{2, 0, 6, 130}};
-  next.release_slots = {2};
-  next.swap_ins = {{1, 0, 5, 130, -3}};
-  next.sequences.push_back(Planned(1, 130, 1, {}));
-  const AcpStats stats = Run(next, {}).stats[0];
-  EXPECT_EQ(slots_[2].pages_allocated, 0);
-  EXPECT_EQ(stats.pages_allocated, 6);
-  EXPECT_EQ(stats.pages_evicted, 2);
-  EXPECT_EQ(stats.pages_found_evicted, 1);
-  EXPECT_EQ(stats.live_pages(), 4);
-  EXPECT_EQ(stats.peak_pages, 5);
-  EXPECT_EQ(stats.max_log_evicted_mass, -3);
-  EXPECT_EQ(stats.blocks_total, 10);
-}
-
 TEST_F(StepReadbackTest, ARowThatIsNotFiniteIsAnErrorOfItsSequence) {
   StepPlan plan;
   plan.sequences.push_back(Planned(0, 0, 1, {0}));

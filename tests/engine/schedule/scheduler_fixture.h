@@ -69,9 +69,6 @@ class SchedulerTest : public testing::Test {
     const Schedule schedule = std::move(flights_.front());
     flights_.pop_front();
     for (const int32_t slot : schedule.plan.release_slots) live_[static_cast<size_t>(slot)] = 0;
-    for (const SwappedSlot& in : schedule.plan.swap_ins) {
-      live_[static_cast<size_t>(in.slot)] = in.pages;
-    }
     StepResult result;
     for (size_t i = 0; i < schedule.sequences.size(); ++i) {
       Sequence* sequence = schedule.sequences[i];

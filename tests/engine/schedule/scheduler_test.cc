@@ -118,25 +118,6 @@ TEST_F(SchedulerTest, UrgentPromptsStarveNone) {
   }
 }
 
-// A paused sequence has the whole pool, up to a page end; it ends when it needs its next token.
-TEST_F(SchedulerTest, ASequenceThatCannotComeBackIsNotSwappedOut) {
-  limits_.num_pages = 4;
-  limits_.swap_bytes = 1000;
-  limits_.swap_page_bytes = 1;
-  limits_.swap_rate = 1;
-  Start();
-  Sequence* large = Add(121, 0, 8);
-  for (int i = 0; i < 10; ++i) Step();
-  ASSERT_EQ(large->computed, 128);
-  ASSERT_EQ(large->state, SequenceState::kPaused);
-  Sequence* other = Add(10);
-  EXPECT_TRUE(Step().plan.swap_outs.empty());
-  scheduler_->Remove(other);
-  Acknowledge(large, 8);
-  for (int i = 0; i < 10 && large->state != SequenceState::kNone; ++i) Step();
-  EXPECT_EQ(large->state, SequenceState::kNone);
-}
-
 // An executor whose bits depend on chunks (ExecutorLimits::chunk_multiple): ends of chunks, single
 // tokens; prompts beside decodes (max_mixed_tokens).
 class SchedulerChunksTest : public SchedulerTest {
@@ -207,34 +188,6 @@ TEST_F(SchedulerChunksTest, PromptsBesideDecodesAreCut) {
   EXPECT_EQ(Chunks(Step()), (Sizes{1, 256}));
   scheduler_->Remove(other);
   EXPECT_EQ(Chunks(Step()), (Sizes{280, 640}));  // none decodes
-}
-
-// A prompt token takes 1e-4 seconds, a decoded one 1e-2.
-TEST_F(SchedulerChunksTest, ReplayedTokensCostAsMuchAsDecodedOnes) {
-  limits_.num_pages = 14;
-  limits_.swap_bytes = 100000;
-  limits_.swap_state_bytes = 10;
-  limits_.swap_page_bytes = 1;
-  limits_.swap_rate = 200;  // 18 bytes there and back: 0.18 s
-  options_.kv_admission = KvAdmission::kWorstCase;
-  for (const int64_t multiple : {1, 128}) {
-    SCOPED_TRACE(multiple);
-    limits_.chunk_multiple = multiple;
-    sequences_.clear();
-    times_ = {};
-    Start();
-    for (int i = 0; i < 40; ++i) {
-      times_.RecordStep(1000, 0, 0.1);
-      times_.RecordStep(0, 10, 0.1);
-    }
-    Add(150);
-    Sequence* second = Add(180);
-    Schedule schedule;
-    for (int i = 0; i < 100 && schedule.preemptions == 0; ++i) schedule = Step();
-    ASSERT_EQ(schedule.preemptions, 1);
-    EXPECT_GT(second->generated(), 20);
-    EXPECT_EQ(schedule.plan.swap_outs.size(), multiple == 1 ? 0u : 1u);
-  }
 }
 
 }  // namespace

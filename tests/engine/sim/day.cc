@@ -204,9 +204,6 @@ const Marks& Day::CountMarks() {
   marks_[Mark::kProcessedSamples] = executor_->processed_samples();
   marks_[Mark::kRestoredStates] = executor_->restored_states();
   marks_[Mark::kReturns] = executor_->returns();
-  marks_[Mark::kSwapOuts] = engine_->stats().swap_outs;
-  marks_[Mark::kSwapIns] = executor_->swap_ins();
-  marks_[Mark::kSwapDrops] = marks_[Mark::kSwapOuts] - marks_[Mark::kSwapIns];
   marks_.CountEvents();
   return marks_;
 }

@@ -208,15 +208,14 @@ void Day::CheckGoodEnd(const Finish& finish, Client* client) {
   ++marks_[finish.reason == FinishReason::kStop ? Mark::kStopped : Mark::kFinished];
 }
 
-// Surplus work is in no statistics. Tokens that come back from swap space are not computed again.
+// Surplus work is in no statistics. Each preemption computes the tokens so far again.
 void Day::CheckPages(const Client& client, const Finish& finish) {
   const bool unread = finish.reason == FinishReason::kLength && client.delivered > 0;
   const int64_t fed =
       static_cast<int64_t>(client.request().prompt.size()) + client.delivered - (unread ? 1 : 0);
   const int64_t once = swarm_.executor.limits.lists_per_slot * PagesFor(fed);
   const int64_t pages = finish.stats.acp.pages_allocated;
-  const int32_t recomputed = finish.stats.preemptions - finish.stats.swaps;
-  const bool right = recomputed >= 0 && pages >= once && pages <= (recomputed + 1) * once;
+  const bool right = pages >= once && pages <= (finish.stats.preemptions + 1) * once;
   Expect(right, "wrong number of pages", client.request().id);
 }
 
@@ -242,7 +241,6 @@ void Day::CheckAfterStep() {
   if (stats.running + stats.waiting + stats.paused != live) Fail("requests are miscounted");
   if (stats.running > swarm_.executor.limits.max_num_seqs) Fail("more run than may");
   if (stats.paused > swarm_.engine.max_paused_reqs) Fail("more are paused than may be");
-  if (stats.swapped > stats.waiting + stats.paused) Fail("a running sequence is swapped out");
   // Finished sequences leave their slots one step later.
   if (executor_->occupied_slots() < stats.running) Fail("a running sequence without a slot");
   if (stats.free_pages > executor_->collected_free_pages()) Fail("free pages are overstated");
@@ -320,7 +318,6 @@ void Day::CheckTotals() {
     Fail("the engine believes that pages are gone");
   }
   if (stats.unpruned_pages != 0 || stats.queued_tokens != 0) Fail("a gauge is not at rest");
-  if (stats.swapped != 0 || stats.swap_used_bytes != 0) Fail("swap space leaked");
 }
 
 void Day::Close(bool cancel_all) {

@@ -43,10 +43,8 @@ absl::Status FakeExecutor::Take(const StepPlan& plan, Computed* computed) {
   if (plan.empty()) Violate("an empty plan was run");
   DropSnapshots(plan.drop_snapshots);
   TakeSnapshots(plan.snapshots);
-  SwapOut(plan);
   Release(plan.release_slots);
   Start(plan);
-  SwapIn(plan);
   if (violation_.empty()) keys_.MoveStats(plan);
   SetPenaltyState(plan);
   if (pool_fault_.ok()) pool_fault_ = CheckPlan(plan);
@@ -308,50 +306,6 @@ void FakeExecutor::SetPenaltyState(const StepPlan& plan) {
       ++restored_states_;
     }
     slot.sampler.SetPenaltyState(states.entries);
-  }
-}
-
-void FakeExecutor::SwapOut(const StepPlan& plan) {
-  for (const SwappedSlot& out : plan.swap_outs) {
-    if (out.slot < 0 || out.slot >= options_.limits.slots()) return Violate("swaps out no slot");
-    const Slot& slot = slots_[static_cast<size_t>(out.slot)];
-    const int64_t end = out.offset + options_.limits.SwapBytes(out.pages);
-    if (!slot.occupied || slot.length != out.tokens) return Violate("swaps out an odd slot");
-    if (out.offset < 0 || end > options_.limits.swap_bytes) return Violate("beyond swap space");
-    for (auto it = swapped_.begin(); it != swapped_.end();) {
-      const bool apart = it->first + it->second.bytes <= out.offset || it->first >= end;
-      it = apart ? std::next(it) : swapped_.erase(it);
-    }
-    swapped_[out.offset] = {slot.request,
-                            options_.limits.SwapBytes(keys_.stats(out.slot).live_pages()),
-                            slot.keys, slot.page_end_keys, slot.decodes};
-    keys_.SwapOut(out);
-  }
-}
-
-void FakeExecutor::SwapIn(const StepPlan& plan) {
-  for (const SwappedSlot& in : plan.swap_ins) {
-    const auto found = swapped_.find(in.offset);
-    if (found == swapped_.end()) return Violate("what is swapped in is not there");
-    const SwappedRequest swapped = found->second;
-    swapped_.erase(found);
-    const bool plans =
-        std::any_of(plan.sequences.begin(), plan.sequences.end(),
-                    [&](const auto& s) { return s.slot == in.slot && s.id == swapped.request; });
-    Slot& slot = slots_[static_cast<size_t>(in.slot)];
-    if (!plans || slot.occupied) return Violate("swaps in to an odd slot");
-    if (in.pages > free_pages()) return Violate("swaps in more pages than are free");
-    keys_.SwapIn(in);
-    if (!keys_.violation().empty()) return Violate(keys_.violation());
-    returns_ += static_cast<int64_t>(released_in_flight_.erase(swapped.request));
-    ++swap_ins_;
-    ++occupied_slots_;
-    slot.occupied = true;
-    slot.request = swapped.request;
-    slot.length = in.tokens;
-    slot.keys = swapped.keys;
-    slot.page_end_keys = swapped.page_end_keys;
-    slot.decodes = swapped.decodes;
   }
 }
 

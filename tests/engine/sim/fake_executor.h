@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -48,7 +47,6 @@ class FakeExecutor : public StepExecutor {
   int64_t restored_states() const { return restored_states_; }
   // Requests that came back after their slot had been released with a plan in flight.
   int64_t returns() const { return returns_; }
-  int64_t swap_ins() const { return swap_ins_; }
   void Forget(uint64_t request) { released_in_flight_.erase(request); }  // its id comes again
   FakeOptions& options() { return options_; }
 
@@ -74,14 +72,6 @@ class FakeExecutor : public StepExecutor {
     absl::Status status;
   };
 
-  // A range of swap space, which may be given up: the executor is not told.
-  struct SwappedRequest {
-    uint64_t request = 0;
-    int64_t bytes = 0;
-    KeyChain keys, page_end_keys;
-    bool decodes = false;
-  };
-
   void Violate(const std::string& what);
   absl::Status Take(const StepPlan& plan, Computed* computed);
   // The fault of the pool, if the plan causes one.
@@ -93,8 +83,6 @@ class FakeExecutor : public StepExecutor {
   int32_t all_slots() const { return static_cast<int32_t>(slots_.size()); }
   void DropSnapshots(const std::vector<int32_t>& slots);
   void Release(const std::vector<int32_t>& slots);
-  void SwapOut(const StepPlan& plan);
-  void SwapIn(const StepPlan& plan);
   void TakeSnapshots(const std::vector<SharedSlot>& snapshots);
   void Start(const StepPlan& plan);
   bool Share(const SharedSlot& shared);
@@ -112,7 +100,6 @@ class FakeExecutor : public StepExecutor {
   FakeOptions options_;
   PagedKeys keys_;
   std::vector<Slot> slots_;
-  std::map<int64_t, SwappedRequest> swapped_;  // by place
   Sampler sampler_;
   std::vector<Appended> batch_;
   std::vector<uint64_t> token_hashes_;
@@ -131,7 +118,6 @@ class FakeExecutor : public StepExecutor {
   int64_t processed_samples_ = 0;
   int64_t restored_states_ = 0;
   int64_t returns_ = 0;
-  int64_t swap_ins_ = 0;
   std::string violation_;
 };
 

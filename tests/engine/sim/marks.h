@@ -78,9 +78,6 @@ enum class Mark : uint8_t {
   kProcessedSamples,    // of those: with penalties, biases or masks
   kRestoredStates,      // penalties that went on after a preemption or the prompt's scores
   kReturns,             // preempted with a plan in flight and back again
-  kSwapOuts,            // preemptions to swap space,
-  kSwapIns,             // and back
-  kSwapDrops,           // from there before they were back: to others, or ended
   kSnapshots,           // taken,
   kSnapshotsDropped,    // and dropped
   kPagesShared,         // by snapshots and starts
@@ -100,9 +97,8 @@ inline constexpr char kMarkNames[] =
     "id_again finished stopped expired misses_deadline does_not_fit numerical displaced "
     "stalled too_many_stalled cancelled_waiting cancelled_running cancelled_preempted pauses "
     "preempted_paused best_effort due_slots urgent_first urgent_later faults late_faults "
-    "sampled fed_samples processed_samples restored_states returns swap_outs swap_ins "
-    "swap_drops snapshots snapshots_dropped pages_shared cached_starts turns flushes "
-    "cancelled_all floods";
+    "sampled fed_samples processed_samples restored_states returns snapshots "
+    "snapshots_dropped pages_shared cached_starts turns flushes cancelled_all floods";
 
 inline std::string Name(Mark mark) { return NameIn(kMarkNames, mark); }
 

@@ -46,19 +46,17 @@ USERS = {  # header: sources to compile with it
     "engine/schedule/prefix_cache.h": ["engine/schedule/prefix_cache.cc"],
     "engine/schedule/sequence.h": SEQUENCES,
     "engine/request/reader_window.h": SEQUENCES,
-    "engine/schedule/swap_space.h": ["engine/schedule/scheduler.cc",
-                                     "engine/schedule/scheduler_pages.cc"],
     "kernels/cpu/page_pool.h": ["kernels/cpu/append.cc", "kernels/cpu/evict.cc",
-                                "kernels/cpu/share.cc", "kernels/cpu/swap.cc"],
+                                "kernels/cpu/share.cc"],
 }
 S, X = "engine/schedule/scheduler.cc", "engine/schedule/scheduler_pages.cc"
 L, LH = "engine/schedule/page_budget.cc", "engine/schedule/page_budget.h"
-B, Y = "engine/schedule/policy.h", "engine/schedule/swap_space.h"
-Q, T = "engine/schedule/sequence.h", "engine/request/step_plan.cc"
+B, Q = "engine/schedule/policy.h", "engine/schedule/sequence.h"
+T = "engine/request/step_plan.cc"
 E, R, W = "engine/engine.cc", "engine/engine_requests.cc", "engine/schedule/waiting_queue.cc"
 V, A, C = "kernels/cpu/evict.cc", "kernels/cpu/append.cc", "engine/schedule/sequence.cc"
 P, PH = "engine/schedule/prefix_cache.cc", "engine/schedule/prefix_cache.h"
-O, K, M = "kernels/cpu/page_pool.h", "kernels/cpu/share.cc", "kernels/cpu/swap.cc"
+O, K = "kernels/cpu/page_pool.h", "kernels/cpu/share.cc"
 N, RW = "engine/request/sampler.cc", "engine/request/reader_window.h"
 # name, file, what stands there, what stands there instead
 MUTANTS = [
@@ -73,8 +71,8 @@ MUTANTS = [
     ("resumed but not queued", S, "sequence->place = places_++;\n  waiting_.Add(sequence, now);",
      "sequence->place = places_++;"),
     ("pages taken, slot kept", X,
-     "  SwapOut(sequence, &schedule->plan);\n  ReleaseSlot(sequence);\n",
-     "  SwapOut(sequence, &schedule->plan);\n"),
+     "  ++schedule->preemptions;\n  ReleaseSlot(sequence);\n",
+     "  ++schedule->preemptions;\n"),
     ("samples before the end", C, "samples_last = count == remaining() && samples();",
      "samples_last = samples();"),
     ("states are sent again", S,
@@ -117,15 +115,7 @@ MUTANTS = [
     ("window of one more", RW, "ahead >= window_)", "ahead > window_)"),
     ("never reads on", RW, "ahead <= window_ / 2", "ahead < window_ / 2"),
     ("states survive a slot", C, "  has_penalty_state = false;\n", ""),
-    ("swapped, and computed again", C, "  if (!swapped) computed = 0;\n", "  computed = 0;\n"),
-    ("pages of a swapped slot stay a guess", C,
-     "    swapped->pages = slot_stats.live_pages();\n", ""),
-    ("the certificate is not swapped", C,
-     "    swapped->max_log_evicted_mass = slot_stats.max_log_evicted_mass;\n", ""),
-    ("the certificate is not swapped in", X,
-     "swapped.max_log_evicted_mass});", "kNoMass});"),
-    ("what is swapped in has no certificate", T,
-     "    stats.max_log_evicted_mass = in.max_log_evicted_mass;\n", ""),
+    ("computed tokens survive a slot", C, "  computed = 0;\n", ""),
     ("what is shared has no certificate", T,
      "    stats.peak_pages = stats.live_pages();\n",
      "    stats.peak_pages = stats.live_pages();\n    stats.max_log_evicted_mass = kNoMass;\n"),
@@ -134,21 +124,6 @@ MUTANTS = [
      "  const double mass = stats.acp.max_log_evicted_mass;\n"
      "  stats.acp += std::exchange(slot_stats, {});\n"
      "  stats.acp.max_log_evicted_mass = mass;\n"),
-    ("pages twice after a swap", C,
-     "  stats.acp.pages_allocated -= slot_stats.pages_allocated;\n", ""),
-    ("swaps out what was known to live", X,
-     "ledger_.Between(0, sequence->computed) - sequence->slot_stats.pages_evicted",
-     "sequence->slot_stats.live_pages()"),
-    ("a range is read for ever", S,
-     "  for (const SwappedSlot& in : schedule.plan.swap_ins) swap_space_.Give(in.offset);\n", ""),
-    ("a range outlives its request", S,
-     "swap_space_.Give(std::exchange(sequence->swapped, {})->offset);",
-     "sequence->swapped.reset();"),
-    ("comes back without room", X, "(sequence.swapped ? sequence.swapped->pages : 0)", "0"),
-    ("pages that come back are not counted", L,
-     "  for (const SwappedSlot& in : plan.swap_ins) take(in.slot, in.pages);\n", ""),
-    ("the gap that is there", Y, "if (taken - begin >= bytes) break;",
-     "if (taken > begin) break;"),
     ("counts are lost", N, "static_cast<uint32_t>(entry.generated) : kTokenInPrompt",
      "1u : kTokenInPrompt"),
     ("prompt is scored again", C, "return std::max(computed, prompt_logprobs_done);",
@@ -234,12 +209,6 @@ MUTANTS = [
     ("shared pages begin elsewhere", K, "    kv.first_live[list] = first;\n", ""),
     ("a certificate is not shared", K,
      "    kv.max_log_evicted_mass[list] = kv.max_log_evicted_mass[source];\n", ""),
-    ("half of a page is swapped", M,
-     "out + array.offset, static_cast<size_t>(array.bytes));",
-     "out + array.offset, static_cast<size_t>(array.bytes / 2));"),
-    ("pages are swapped to one place", M, "      out += layout.page_bytes;\n", ""),
-    ("swaps in to pages that it had", M, "kv.Table(list)[p] = TakePage(kv, slot);",
-     "TakePage(kv, slot);"),
     ("a snapshotted slot still holds", L,
      "  for (const SharedSlot& snapshot : plan.snapshots) held(snapshot.from) = 0;\n", ""),
     ("a snapshot that is shared still holds", L,
@@ -276,8 +245,8 @@ MUTANTS = [
     ("chunks: come before decodes", S, "while (count == 1 && at > 0 &&",
      "while (false && at > 0 &&"),
     ("chunks: one row of pages is promised", X,
-     "ledger_.Between(sequence.computed, sequence.computed + sequence.min_chunk()) +",
-     "ledger_.Between(sequence.computed, sequence.computed + 1) +"),
+     "ledger_.Between(sequence.computed, sequence.computed + sequence.min_chunk());",
+     "ledger_.Between(sequence.computed, sequence.computed + 1);"),
     ("chunks: mixed steps are long", S, "if (limits_.max_mixed_tokens > 0 && decodes > 0)",
      "if (false)"),
     ("a flush is forgotten", P, "  if (!flush_) return;\n", "  return;\n"),

@@ -26,7 +26,7 @@ inline std::vector<int32_t> FirstLive(const PagedKv& kv, Ops& ops, int slot) {
   return ReadBack(ops, kv.first_live + slot * lists, lists);
 }
 
-// Owners and sole pages are counted right.
+// OK if owners, as taken from the page tables, and sole pages are counted right.
 inline absl::Status AuditOwners(const PagedKv& kv, Ops& ops, const std::vector<uint64_t>& owners) {
   const auto counted = ReadBack(ops, kv.page_owners, kv.shape.num_pages);
   std::vector<int32_t> sole(static_cast<size_t>(kv.shape.max_slots), 0);
@@ -48,8 +48,8 @@ inline absl::Status AuditOwners(const PagedKv& kv, Ops& ops, const std::vector<u
 }
 
 // Internal unless every page is either free or live in a list, slots share a page only if it is
-// full and in the same place for all, and live ranges are sane; with shared pages also unless
-// owners and sole pages are counted right. Costs O(live pages).
+// full and in the same place for all, live ranges are sane, and owners and sole pages are counted
+// right. Costs O(live pages).
 inline absl::Status AuditPages(const PagedKv& kv, Ops& ops) {
   const PagedKvShape& shape = kv.shape;
   constexpr uint64_t kFree = ~uint64_t{0};
@@ -86,8 +86,7 @@ inline absl::Status AuditPages(const PagedKv& kv, Ops& ops) {
         const bool exists = page >= 0 && page < shape.num_pages;
         const bool full = tokens >= int64_t{p + 1} * kPageTokens;
         const bool shared = exists && owners[at] != 0;
-        if (!exists || (shared && (owners[at] == kFree || !full || places[at] != place ||
-                                   !ops.shares_pages()))) {
+        if (!exists || (shared && (owners[at] == kFree || !full || places[at] != place))) {
           return absl::InternalError(absl::StrCat("page ", page, " has two owners"));
         }
         if (!shared) ++live;
@@ -101,9 +100,7 @@ inline absl::Status AuditPages(const PagedKv& kv, Ops& ops) {
         absl::StrCat(free, " free and ", live, " live of ", shape.num_pages, " pages"));
   }
   std::replace(owners.begin(), owners.end(), kFree, uint64_t{0});
-  return ops.shares_pages() ? AuditOwners(kv, ops, owners) : absl::OkStatus();
+  return AuditOwners(kv, ops, owners);
 }
-
-// `owners`: taken from the page tables.
 
 }  // namespace fox

@@ -54,13 +54,6 @@ class CheapOps : public CpuOps {
 
 }  // namespace
 
-void SetSwapSpace(int64_t bytes, ExecutorLimits* limits) {
-  const PagedKvShape shape = ShapeOf(*limits);
-  limits->swap_state_bytes = static_cast<int64_t>(SwapBytes(shape, 0));
-  limits->swap_page_bytes = static_cast<int64_t>(SwapBytes(shape, 1)) - limits->swap_state_bytes;
-  limits->swap_bytes = bytes / kSwapAlignment * kSwapAlignment;
-}
-
 PagedKeys::PagedKeys(const FakeOptions& options)
     : options_(options),
       lists_(options.limits.lists_per_slot),
@@ -72,7 +65,6 @@ PagedKeys::PagedKeys(const FakeOptions& options)
       length_(static_cast<size_t>(slots_), 0),
       first_(static_cast<size_t>(slots_ * lists_), 0),
       stats_(static_cast<size_t>(slots_)),
-      swap_space_(static_cast<size_t>(options.limits.swap_bytes)),
       places_(static_cast<size_t>(options.limits.num_pages)),
       owners_(places_.size()),
       sole_(static_cast<size_t>(slots_)) {
@@ -100,28 +92,6 @@ void PagedKeys::Release(const std::vector<int32_t>& slots) {
     length_[static_cast<size_t>(slot)] = 0;
     std::fill_n(first_.begin() + slot * lists_, lists_, 0);
   }
-}
-
-void PagedKeys::SwapOut(const SwappedSlot& out) {
-  const auto slot = static_cast<size_t>(out.slot);
-  const int64_t pages = stats_[slot].live_pages();
-  if (pages > out.pages) return Violate("more pages than expected", out.slot);
-  ops_->SwapOut(out.slot, {swap_space_.data() + out.offset, out.pages}, kv_, nullptr);
-  const auto first = first_.begin() + out.slot * lists_;
-  swapped_[out.offset] = {length_[slot], {first, first + lists_}, pages};
-}
-
-void PagedKeys::SwapIn(const SwappedSlot& in) {
-  const auto slot = static_cast<size_t>(in.slot);
-  const SavedSlot& swapped = swapped_.at(in.offset);
-  if (swapped.pages != in.pages) return Violate("pages of a swapped slot", in.slot);
-  if (swapped.length != in.tokens) return Violate("tokens of a swapped slot", in.slot);
-  if (kv_.length[in.slot] != 0) return Violate("a slot is not empty", in.slot);
-  ops_->SwapIn({swap_space_.data() + in.offset, in.pages}, in.slot, kv_, nullptr);
-  counts_.taken += in.pages;
-  length_[slot] = swapped.length;
-  std::copy(swapped.first.begin(), swapped.first.end(), first_.begin() + in.slot * lists_);
-  swapped_.erase(in.offset);
 }
 
 void PagedKeys::Share(const SharedSlot& shared) {

@@ -4,9 +4,7 @@
 // the expected content of the pool; Audit compares all of it. Read fake_executor.h next.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,17 +26,11 @@ struct PageCounts {
   int64_t taken = 0, shared = 0, evicted = 0, released = 0;
 };
 
-// Sets the limits of swap space; a slot's size follows from the other limits.
-void SetSwapSpace(int64_t bytes, ExecutorLimits* limits);
-
 class PagedKeys {
  public:
   explicit PagedKeys(const FakeOptions& options);
 
   void Release(const std::vector<int32_t>& slots);
-  // SwapIn needs free pages, and a slot that was swapped out to that place.
-  void SwapOut(const SwappedSlot& out);
-  void SwapIn(const SwappedSlot& in);
   // The empty slot `to` becomes a copy of `from` after its first `tokens` tokens, its last page
   // end.
   void Share(const SharedSlot& shared);
@@ -71,13 +63,6 @@ class PagedKeys {
   void Audit();
 
  private:
-  // A slot in swap space.
-  struct SavedSlot {
-    int64_t length = 0;
-    std::vector<int32_t> first;
-    int64_t pages = 0;
-  };
-
   void Violate(const char* what, int64_t detail);
   void AuditSlot(int32_t slot);
   void Own(int32_t page, int32_t slot, int64_t place, bool full);
@@ -99,8 +84,6 @@ class PagedKeys {
   std::vector<int64_t> length_;  // by slot
   std::vector<int32_t> first_;   // by slot and list: after the page ends so far
   std::vector<AcpStats> stats_;  // by slot
-  std::vector<std::byte> swap_space_;
-  std::map<int64_t, SavedSlot> swapped_;  // by place
   std::vector<Appended> batch_;
   // An audit's findings, by page: its place in the free list or in a slot's list; its owners.
   std::vector<int64_t> places_;

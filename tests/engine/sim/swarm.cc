@@ -81,17 +81,6 @@ void ChooseClients(Random& random, Swarm* swarm) {
   swarm->token_seconds = random.Chance(0.5) ? 0 : random.Unit() * 0.001;
 }
 
-// Swap space for a few slots, for all, or for hardly one. At the slowest rate it is faster to
-// compute some sequences again.
-void ChooseSwapSpace(Random& random, Swarm* swarm) {
-  ExecutorLimits& limits = swarm->executor.limits;
-  SetSwapSpace(0, &limits);
-  const int64_t whole = limits.lists_per_slot * PagesFor(limits.max_model_len);
-  const int64_t pages = random.Chance(0.3) ? 10 * whole : random.Int(1, 2 * whole);
-  SetSwapSpace(limits.SwapBytes(pages), &limits);
-  limits.swap_rate = random.Chance(0.7) ? 1e12 : 1e5;
-}
-
 // Readers that fall behind again and again, over few slots and pages: newcomers take the pages of
 // paused ones.
 void ChooseSlowReaders(Random& random, Swarm* swarm) {
@@ -228,7 +217,6 @@ Swarm MakeSwarm(Random& random, int64_t chunk_multiple) {
   if (random.Chance(0.3)) swarm.engine.kv_admission = KvAdmission::kWorstCase;
   // In two draws, so that the days that failed once do not change.
   if (random.Chance(0.8) && random.Chance(0.5)) ChooseSharing(random, &swarm);
-  if (random.Chance(0.6)) ChooseSwapSpace(random, &swarm);
   ChooseChunks(random, chunk_multiple, &swarm);
   if (random.Chance(0.15)) ChooseSlots(random, &swarm);
   return swarm;

@@ -1,5 +1,5 @@
 // TextCache: a paged cache of the CPU backend whose slots hold beginnings of one random text, for
-// tests of the operations that move a sequence to another slot: Share and Swap.
+// tests of Share.
 #pragma once
 
 #include <cstring>

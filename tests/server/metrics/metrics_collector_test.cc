@@ -155,7 +155,7 @@ TEST_F(MetricsCollectorTest, VllmNames) {
   const std::pair<const char*, const char*> types[] = {
       {"gauge",
        "num_requests_running num_requests_waiting kv_cache_usage_perc gpu_cache_usage_perc "
-       "cache_config_info num_requests_swapped"},
+       "cache_config_info"},
       {"counter",
        "prompt_tokens_total generation_tokens_total request_success_total num_preemptions_total "
        "prefix_cache_queries_total prefix_cache_hits_total spec_decode_num_draft_tokens_total "

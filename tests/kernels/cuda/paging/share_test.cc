@@ -1,5 +1,5 @@
-// Share on the device: the pages of two slots afterwards, their owners, the state of the page end.
-// (Owners in any order of steps, and of swaps: swap_test.cc.)
+// Share on the device: the pages of two slots afterwards, their owners, the state of the page end;
+// and owners after many steps.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -60,6 +60,36 @@ TEST(ShareDeviceTest, TheStateIsThatOfThePageEnd) {
     kv.ExpectOwnersOfTheTables();
     EXPECT_EQ(kv.FreeCount(), kPages);
   }
+}
+
+// Slots that grow, share and are released, in random order.
+TEST(ShareDeviceTest, OwnersAreRightInAnyOrder) {
+  DeviceKv kv(NarrowShape(kLayers, kKvHeads, kGroup, kSlots, /*max_pages=*/40, kLists * 120));
+  std::mt19937_64 rng(2);
+  std::vector<int64_t> lengths(kSlots, 0);
+  int shares = 0;
+  for (int step = 0; step < 200 && !::testing::Test::HasFailure(); ++step) {
+    SCOPED_TRACE(step);
+    const int a = static_cast<int>(rng() % kSlots), b = static_cast<int>(rng() % kSlots);
+    int64_t &length = lengths[static_cast<size_t>(a)], &other = lengths[static_cast<size_t>(b)];
+    if (rng() % 2 == 0 && length < 24 * kPageTokens) {
+      const auto rows = static_cast<int64_t>(rng() % 300 + 1);
+      kv.Begin(a, length, rows);
+      length += rows;
+    } else {
+      kv.Release(b);
+      other = 0;
+      if (a == b) continue;
+      const Contents before = kv.ContentsOf(a);
+      kv.Share(a, b);
+      other = length / kPageTokens * kPageTokens;
+      shares += other > 0 ? 1 : 0;
+      EXPECT_EQ(Difference(kv.ContentsOf(a), before), "");
+    }
+    kv.ExpectOwnersOfTheTables();
+  }
+  EXPECT_EQ(kv.Fault(), PoolFault::kNone) << Describe(kv.Fault());
+  EXPECT_GT(shares, 20);
 }
 
 }  // namespace
