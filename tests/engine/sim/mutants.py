@@ -103,7 +103,7 @@ MUTANTS = [
      "    continue;\n"),
     ("paused is miscounted", S,
      "  if (sequence->state == SequenceState::kPaused) --paused_;\n", ""),
-    ("free slot handed out twice", S, "    free_slots_.erase(slot);\n", ""),
+    ("free slot handed out twice", S, "    free_slots_.erase(next->slot);\n", ""),
     ("releases are forgotten by the ledger", L,
      "  for (const int32_t slot : plan.release_slots) empty(slot);\n", ""),
     ("a released slot still holds", L, "std::exchange(held(slot), 0)", "held(slot)"),
