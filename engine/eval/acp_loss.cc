@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/str_format.h"
-
 namespace fox {
 namespace {
 
@@ -49,27 +47,6 @@ std::vector<double> Bucket(const std::vector<double>& losses, int64_t window, in
 }
 
 }  // namespace
-
-std::string AcpLoss::Table() const {
-  const Difference of_paper = Over(paper, off), of_certified = Over(certified, off),
-                   of_rounding = Over(rounding, off);
-  std::string text = absl::StrFormat(
-      "  off %.6f nats a token over %d tokens; against it, mean and largest of a token:\n"
-      "    paper     %+.3e  %.3e\n"
-      "    certified %+.3e  %.3e\n"
-      "    rounding  %+.3e  %.3e  (nothing pruned, products summed otherwise)\n",
-      Mean(off), off.size(), of_paper.mean, of_paper.largest, of_certified.mean,
-      of_certified.largest, of_rounding.mean, of_rounding.largest);
-  text += "      first token        off      paper - off  certified - off\n";
-  const nlohmann::ordered_json json = Json();
-  for (const auto& bucket : json["by_position"]) {
-    const double base = bucket["off"];
-    absl::StrAppendFormat(&text, "  %15d %10.4f %+16.3e %+16.3e\n", bucket["first"].get<int64_t>(),
-                          base, bucket["paper"].get<double>() - base,
-                          bucket["certified"].get<double>() - base);
-  }
-  return text;
-}
 
 nlohmann::ordered_json AcpLoss::Json() const {
   nlohmann::ordered_json json = {

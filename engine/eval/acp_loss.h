@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <vector>
 
 namespace fox {
@@ -15,8 +14,7 @@ struct AcpLoss {
   // In nats, window - 1 for each window, one window after another.
   std::vector<double> off, paper, certified, rounding;
 
-  std::string Table() const;  // by position
-  nlohmann::ordered_json Json() const;
+  nlohmann::ordered_json Json() const;  // means and differences, overall and by position
 };
 
 }  // namespace fox

@@ -1,20 +1,15 @@
-// AcpReport: the totals and the table of heads as text, and everything as JSON.
+// AcpReport: the table of heads as text, and everything as JSON.
 #include "engine/eval/acp_report.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <numeric>
 #include <optional>
 
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 
 namespace fox {
 namespace {
-
-constexpr size_t kHistogramBins = 10;
-constexpr size_t kMostGlobal = 5;
 
 // Certified over paper; empty when there is nothing to divide.
 struct KeptRatios {
@@ -59,43 +54,8 @@ KeptRatios RatiosOf(const AcpReport& report) {
   return ratios;
 }
 
-std::string Number(const std::optional<double>& value) {
-  return value ? absl::StrFormat("%.4f", *value) : "-";
-}
-
 nlohmann::ordered_json JsonNumber(const std::optional<double>& value) {
   return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
-}
-
-// Heads by pruned share, in tenths.
-std::array<int, kHistogramBins> Bins(const AcpTrace& trace) {
-  std::array<int, kHistogramBins> bins{};
-  for (const HeadTrace& head : trace.heads) {
-    const auto bin = static_cast<size_t>(head.PrunedShare() * kHistogramBins);
-    ++bins[std::min(bin, kHistogramBins - 1)];
-  }
-  return bins;
-}
-
-// The heads by the certified bound's mean window, the narrowest first.
-std::vector<size_t> ByWindow(const AcpTrace& certified) {
-  std::vector<size_t> order(certified.heads.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return certified.heads[a].MeanWindow() < certified.heads[b].MeanWindow();
-  });
-  return order;
-}
-
-// Names of the heads that keep most.
-std::string MostGlobal(const AcpTrace& certified) {
-  std::vector<size_t> order = ByWindow(certified);
-  std::reverse(order.begin(), order.end());
-  order.resize(std::min(order.size(), kMostGlobal));
-  return absl::StrJoin(order, ", ", [&](std::string* out, size_t i) {
-    const HeadTrace& head = certified.heads[i];
-    absl::StrAppendFormat(out, "layer %d head %d (%.1f)", head.layer, head.head, head.MeanWindow());
-  });
 }
 
 nlohmann::ordered_json HeadJson(const HeadTrace& head) {
@@ -114,8 +74,7 @@ nlohmann::ordered_json TraceJson(const AcpTrace& trace) {
           {"pages_evicted", trace.stats.pages_evicted},
           {"evicted_share", trace.EvictedPages()},
           {"max_log_evicted_mass", trace.stats.max_log_evicted_mass},  // nothing evicted: null
-          {"nll", trace.MeanLoss()},
-          {"histogram", Bins(trace)}};
+          {"nll", trace.MeanLoss()}};
 }
 
 // Largest difference of one token's loss.
@@ -155,28 +114,6 @@ std::string AcpReport::Table() const {
                           Forgets(i) ? "" : "  global");
   }
   return text;
-}
-
-std::string AcpReport::Totals() const {
-  const KeptRatios ratios = RatiosOf(*this);
-  const int64_t pages = paper.heads.empty() ? 0 : paper.heads[0].pages();
-  return absl::StrFormat(
-      "  heads: %d, of which %d forget (the paper's bound evicts at least one of their pages)\n"
-      "  mean window of the forgetting heads: paper %.1f, certified %.1f; full %.1f tokens\n"
-      "  most global heads, by certified window: %s\n"
-      "  kept pages, certified / paper, summed over page ends: all heads %s, forgetting %s\n"
-      "  kept pages, certified / paper, at the last token:     all heads %s, forgetting %s\n"
-      "  skipped blocks in prefill (each row within the same tolerance; not in the certificate):\n"
-      "    paper %.4f, certified %.4f\n"
-      "  pages evicted by the last token: paper %.4f, certified %.4f\n"
-      "  certificate (log mass that a row loses to evictions: the largest bound over all of "
-      "them):\n"
-      "    paper %.4f, certified %.4f; allowed %.4f\n",
-      paper.heads.size(), ratios.forgetting_heads, ratios.paper_window, ratios.certified_window,
-      FullWindow(pages), MostGlobal(certified), Number(ratios.all), Number(ratios.forgetting),
-      Number(ratios.all_at_end), Number(ratios.forgetting_at_end), paper.PrunedPairs(),
-      certified.PrunedPairs(), paper.EvictedPages(), certified.EvictedPages(),
-      paper.stats.max_log_evicted_mass, certified.stats.max_log_evicted_mass, log_tolerance);
 }
 
 nlohmann::ordered_json AcpReport::Json() const {

@@ -1,5 +1,5 @@
-// AcpReport: the paper's and the certified bound side by side. Totals, loss and a table of heads as
-// text; everything, with the sweep over log eps and each head's pages, as JSON.
+// AcpReport: the paper's and the certified bound side by side: totals, loss, the sweep over log eps
+// and each head's pages as JSON; a table of heads as text.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +29,9 @@ struct AcpReport {
   bool Forgets(size_t head) const { return paper.heads[head].EvictedAny(); }
 
   std::string Table() const;  // one line a head
-  // Windows, kept pages, skipped blocks, and the certificates: of each mode the largest bound over
+  // Windows, kept pages, skipped blocks, and the certificate of each mode: the largest bound over
   // all evictions (acp.md). Blocks that prefill rows skip obey the same tolerance row by row and
   // are not part of it.
-  std::string Totals() const;
   nlohmann::ordered_json Json() const;
 };
 

@@ -32,12 +32,6 @@ double HeadTrace::MeanWindow() const {
   return pages() == from ? 0 : sum / static_cast<double>(pages() - from);
 }
 
-double FullWindow(int64_t pages) {
-  HeadTrace full;
-  full.first_live.assign(static_cast<size_t>(pages), 0);
-  return full.MeanWindow();
-}
-
 double AcpTrace::MeanLoss() const {
   return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
 }
@@ -56,7 +50,6 @@ absl::StatusOr<AcpTrace> TraceAcp(ModelRunner& runner, double log_tolerance,
                                   const std::vector<int32_t>& ids) {
   const PagedKvShape& shape = runner.cache().shape;
   AcpTrace trace;
-  trace.mode = runner.options().acp;
   for (int layer = 0; layer < shape.layers; ++layer) {
     for (int head = 0; head < shape.kv_heads; ++head) trace.heads.push_back({layer, head, {}});
   }

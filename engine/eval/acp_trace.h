@@ -33,7 +33,6 @@ struct HeadTrace {
 };
 
 struct AcpTrace {
-  AcpMode mode = AcpMode::kOff;
   std::vector<HeadTrace> heads;  // layer by layer
   AcpStats stats;                // as of the last page end
   std::vector<double> losses;    // -log p of tokens 1, 2, ..., in nats
@@ -44,9 +43,6 @@ struct AcpTrace {
   // Pages evicted over pages written, as of the last page end.
   double EvictedPages() const;
 };
-
-// MeanWindow of a head of `pages` pages that keeps everything.
-double FullWindow(int64_t pages);
 
 // Runs `ids`, whole pages, in slot 0 under the runner's bound and the given log eps.
 absl::StatusOr<AcpTrace> TraceAcp(ModelRunner& runner, double log_tolerance,

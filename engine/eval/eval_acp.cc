@@ -150,13 +150,6 @@ absl::Status Measure(const Flags& flags, const ModelConfig& model, AcpMode mode,
   return absl::OkStatus();
 }
 
-void Print(const AcpReport& report) {
-  std::printf("%s, %lld tokens, log eps %g\n\nTotals\n%s\nLoss\n%s\n", report.model.c_str(),
-              static_cast<long long>(report.tokens()), report.log_tolerance,
-              report.Totals().c_str(), report.loss.Table().c_str());
-  std::printf("Each head\n%s", report.Table().c_str());
-}
-
 }  // namespace
 
 absl::Status EvalAcp(const Arguments& arguments) {
@@ -178,9 +171,13 @@ absl::Status EvalAcp(const Arguments& arguments) {
     if (absl::Status s = Measure(flags, *model, mode, *windows, report); !s.ok()) return s;
   }
   if (absl::Status s = MeasureRounding(flags, *windows, report); !s.ok()) return s;
-  Print(report);
-  if (flags.json.empty()) return absl::OkStatus();
-  return WriteJson(flags.json, report.Json());
+  nlohmann::ordered_json json = report.Json();
+  if (!flags.json.empty()) {
+    if (absl::Status s = WriteJson(flags.json, json); !s.ok()) return s;
+  }
+  json.erase("heads");  // the table has them
+  std::printf("%s\n\nEach head\n%s", json.dump(1).c_str(), report.Table().c_str());
+  return absl::OkStatus();
 }
 
 }  // namespace fox

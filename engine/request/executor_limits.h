@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/request/chunk_rule.h"
+
 namespace fox {
 
 struct ExecutorLimits {
@@ -24,20 +26,13 @@ struct ExecutorLimits {
   int64_t max_drafts = 0;              // drafts of a sequence in a step
   // About how many tokens of prompts a step with decodes may have; 0: any number.
   int64_t max_mixed_tokens = 0;
-  // 1: the bits computed for a token do not depend on the tokens fed with it. Otherwise a multiple
-  // of kPageTokens: the bits depend on whether the sequence brings one token to the step or more,
-  // and on chunks that end at absolute multiples of this or at the prompt's end. Plans see to it
-  // that both follow from the request (Sequence::ChunkWithin).
-  int64_t chunk_multiple = 1;
+  ChunkRule chunks;
   int32_t vocab_size = 0;
   int depth = 1;                     // steps submitted and not yet collected
   bool samples_on_device = false;    // the executor understands PlannedSequence::sample
   std::vector<int32_t> graph_sizes;  // batch sizes with a captured graph, ascending
 
   int32_t slots() const { return std::max(num_slots, max_num_seqs); }
-  // Tokens, and rows of logits, that a step must have room for beside the decodes of all sequences
-  // but one, so that the prompt of the last one goes on.
-  int64_t min_prefill() const { return chunk_multiple > 1 ? chunk_multiple + 1 : 1; }
 };
 
 }  // namespace fox

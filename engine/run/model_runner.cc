@@ -111,7 +111,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   limits_.max_logit_rows = options_.max_logit_rows;
   limits_.max_drafts = options_.max_drafts;
   limits_.max_mixed_tokens = options_.max_mixed_tokens;
-  limits_.chunk_multiple = queue_ != nullptr ? kGpuChunkMultiple : 1;
+  if (queue_ != nullptr) limits_.chunks = {kGpuChunkMultiple, /*fixed=*/true};
   limits_.vocab_size = static_cast<int32_t>(weights_.config.vocab_size);
   limits_.depth = queue_ != nullptr ? 2 : 1;
   limits_.samples_on_device = queue_ != nullptr;

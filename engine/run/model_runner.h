@@ -31,7 +31,7 @@ struct RunnerOptions {
   int64_t max_model_len = 0;
   // Tokens of a step. 0: 512 on a CPU, 8192 on a GPU, or fewer when a runner is loaded with a small
   // pool. Raised to max_num_seqs, on a GPU to 128 more, so that a prompt goes on beside decodes
-  // (ExecutorLimits::chunk_multiple).
+  // (ChunkRule).
   int64_t max_num_batched_tokens = 0;
   int64_t max_logit_rows = 0;  // rows of logits of a step; 0: 128; raised in the same way
   // ExecutorLimits::max_mixed_tokens. Negative: 0 on a CPU, 1536 on a GPU, where a step of that

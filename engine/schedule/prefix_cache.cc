@@ -14,22 +14,21 @@ namespace {
 
 int64_t PageEnd(int64_t tokens) { return tokens / kPageTokens * kPageTokens; }
 
-// Snapshots lie at multiples of this: at page ends, or where chunks may end.
-int64_t SnapshotMultiple(const Sequence& sequence) {
-  return std::max<int64_t>(kPageTokens, sequence.chunk_multiple);
-}
-
 // The last length up to `tokens` at which a snapshot may lie.
 int64_t SnapshotEnd(const Sequence& sequence, int64_t tokens) {
-  return tokens / SnapshotMultiple(sequence) * SnapshotMultiple(sequence);
+  return tokens / sequence.chunks.unit * sequence.chunks.unit;
 }
 
-// True if the sequence may leave a snapshot of its first `tokens` tokens. The tokens must be known,
-// because the tree finds them by value. Where chunks matter they must belong to the prompt, because
-// decoded tokens have other bits than the same tokens of a prompt.
+// Tokens from which the sequence's snapshots are taken. They must be known, because the tree finds
+// them by value, and fed in chunks, because decoded tokens may have other bits.
+int64_t SnapshotTokens(const Sequence& sequence) {
+  return sequence.chunks.InChunks(sequence.prompt_tokens,
+                                  static_cast<int64_t>(sequence.tokens.size()));
+}
+
+// True if the sequence may leave a snapshot of its first `tokens` tokens.
 bool MayLieAt(const Sequence& sequence, int64_t tokens) {
-  if (sequence.chunk_multiple == 1) return tokens <= static_cast<int64_t>(sequence.tokens.size());
-  return tokens <= sequence.prompt_tokens && tokens % sequence.chunk_multiple == 0;
+  return tokens <= SnapshotTokens(sequence) && tokens % sequence.chunks.unit == 0;
 }
 
 }  // namespace
@@ -93,12 +92,9 @@ void PrefixCache::Follow(Sequence* sequence) {
 }
 
 // The longest snapshot that the sequence may start from. The last token is left to compute, for its
-// logits, and so are tokens whose log-probabilities are still to be delivered. Where chunks matter,
-// two tokens of the prompt are left, because a single one would be decoded.
+// logits, and so are tokens whose log-probabilities are still to be delivered.
 int64_t PrefixCache::Limit(const Sequence& sequence) {
-  const int64_t limit = sequence.chunk_multiple == 1
-                            ? static_cast<int64_t>(sequence.tokens.size()) - 1
-                            : sequence.prompt_tokens - 2;
+  const int64_t limit = SnapshotTokens(sequence) - sequence.chunks.min_left();
   if (sequence.request.sampling.prompt_logprobs < 0) return limit;
   return std::min(limit, sequence.prompt_logprobs_done);
 }
@@ -123,7 +119,7 @@ bool PrefixCache::Match(Sequence* sequence) {
       tree_.Find(NamespaceOf(*sequence), sequence->tokens, Limit(*sequence));
   if (!path.empty()) state.known = SnapshotEnd(*sequence, path.back()->tokens);
   for (auto node = path.rbegin(); node != path.rend(); ++node) {
-    if ((*node)->tokens % SnapshotMultiple(*sequence) != 0) continue;
+    if ((*node)->tokens % sequence->chunks.unit != 0) continue;
     Sequence* const other = (*node)->computing;
     if ((*node)->snapshot >= 0) {
       state.found = (*node)->tokens;
@@ -213,7 +209,7 @@ int64_t PrefixCache::CutChunk(const Sequence& sequence, int64_t count) const {
 }
 
 void PrefixCache::Insert(Sequence* sequence, int64_t tokens) {
-  FOX_CHECK(sequence->slot >= 0 && tokens > 0 && tokens % SnapshotMultiple(*sequence) == 0);
+  FOX_CHECK(sequence->slot >= 0 && tokens > 0 && tokens % sequence->chunks.unit == 0);
   sequence->prefix_.last = tokens;
   const PrefixTree::CacheNamespace cache_namespace = NamespaceOf(*sequence);
   const std::vector<PrefixTree::Node*> known =

@@ -17,13 +17,13 @@ Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
       options_(options),
       log_tolerance_(options.acp == AcpMode::kOff ? kNoMass : double{options.log_tolerance}),
       max_running_(std::min({static_cast<int64_t>(limits.max_num_seqs),
-                             limits.max_num_batched_tokens - limits.min_prefill() + 1,
-                             limits.max_logit_rows - limits.min_prefill() + 1})),
+                             limits.max_num_batched_tokens - limits.chunks.min_room() + 1,
+                             limits.max_logit_rows - limits.chunks.min_room() + 1})),
       ledger_(limits),
       prefixes_(limits, options, ledger_),
       forecast_(limits.lists_per_slot) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
-  FOX_CHECK(limits.chunk_multiple == 1 || limits.chunk_multiple % kPageTokens == 0);
+  FOX_CHECK(limits.chunks.unit > 0 && limits.chunks.unit % kPageTokens == 0);
   for (int32_t slot = 0; slot < limits.slots(); ++slot) free_slots_.insert(slot);
 }
 
@@ -53,7 +53,7 @@ void Scheduler::Check() const {
 void Scheduler::Add(Sequence* sequence, Seconds now) {
   FOX_CHECK(sequence->state == SequenceState::kNone && sequence->slot < 0);
   FOX_CHECK(sequence->computed == 0 && !sequence->tokens.empty());
-  sequence->chunk_multiple = limits_.chunk_multiple;
+  sequence->chunks = limits_.chunks;
   sequence->without_token_since = now;
   sequence->place = places_++;
   sequence->state = SequenceState::kWaiting;
@@ -109,9 +109,10 @@ Schedule Scheduler::Next(Seconds now) {
   // If no slot is in use, all pages are free, however late the count of free pages is.
   const bool unused = running_.empty() && slot_holders_.empty() && prefixes_.empty();
   pages_ = unused ? limits_.num_pages : std::min(limits_.num_pages, free);
-  std::vector<Sequence*> ready = ReservePages(now, /*first_must=*/false, &schedule);
-  if (ready.empty() && !ledger_.in_flight()) {
-    ready = ReservePages(now, /*first_must=*/true, &schedule);
+  std::vector<Sequence*> ready = ReservePages(now, &schedule);
+  if (ready.empty() && !running_.empty() && !ledger_.in_flight()) {
+    (*running_.begin())->blocked_since = -kNever;  // nothing moves that it could wait for
+    ready = ReservePages(now, &schedule);
   }
   Budget budget{limits_.max_num_batched_tokens, limits_.max_num_batched_tokens,
                 limits_.max_logit_rows};
@@ -373,7 +374,7 @@ int64_t Scheduler::MaxPrefill(const Budget& budget, int64_t decodes) const {
     most = std::min(most, times_.PrefillTokens(options_.max_step_seconds, decodes));
   }
   if (limits_.max_mixed_tokens > 0 && decodes > 0) most = std::min(most, limits_.max_mixed_tokens);
-  return std::min(budget.tokens, std::max({most, int64_t{kPageTokens}, limits_.min_prefill()}));
+  return std::min(budget.tokens, std::max({most, int64_t{kPageTokens}, limits_.chunks.min_room()}));
 }
 
 // Drafts take the rows that are left. The tokens in which a step looks for drafts are bounded.
@@ -410,7 +411,7 @@ void Scheduler::PlanDrafts(const Budget& budget, Schedule* schedule) const {
 void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budget* budget,
                              Schedule* schedule) {
   Sequence* first = prefills.front();
-  const int64_t least = limits_.min_prefill();
+  const int64_t least = limits_.chunks.min_room();
   const int64_t kept = std::min({first->prefill_left(), budget->prefill,
                                  std::max({int64_t{kPageTokens}, least, budget->prefill / 2})});
   const int64_t kept_rows = std::min({first->NumLogitRows(kept), budget->logit_rows,
@@ -454,7 +455,7 @@ void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* bud
                      Schedule* schedule) {
   if (count == 0) return;
   FOX_CHECK(0 < count && count <= sequence->remaining() && sequence->slot >= 0);
-  FOX_CHECK(sequence->chunk_multiple == 1 || sequence->ChunkWithin(count) == count);
+  FOX_CHECK(!sequence->chunks.fixed || sequence->ChunkWithin(count) == count);
   const int64_t begin = sequence->computed, promised = begin + sequence->min_chunk();
   StepPlan& plan = schedule->plan;
   PlannedSequence planned = sequence->Feed(count, limits_.samples_on_device);

@@ -97,7 +97,7 @@ class Scheduler {
   bool TakeFor(const Sequence& requester, Seconds now, Schedule* schedule);
   int64_t PagesToGoOn(const Sequence& sequence) const;
   int64_t RoomForOthers(const Sequence& sequence) const;
-  std::vector<Sequence*> ReservePages(Seconds now, bool first_must, Schedule* schedule);
+  std::vector<Sequence*> ReservePages(Seconds now, Schedule* schedule);
   // Tokens of the answer that are still expected. Below 0: the answer is longer than most.
   double ExpectedLeft(const Sequence& sequence) const {
     return times_.ExpectedTokens(sequence.max_tokens) - static_cast<double>(sequence.produced());

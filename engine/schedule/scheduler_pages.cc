@@ -43,10 +43,9 @@ int64_t Scheduler::RoomForOthers(const Sequence& sequence) const {
 
 // Promises pages for min_chunk() tokens to each running sequence in order, and returns the
 // sequences that got them. A decoding sequence preempts a later one. A prompt leaves every other
-// sequence a page row and waits kStarvation before it preempts; `first_must`: no other sequence
-// moves, so the first prompt preempts at once. Snapshots are dropped before a sequence is
-// preempted, and the pages that they may free are waited for.
-std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Schedule* schedule) {
+// sequence a page row and waits kStarvation before it preempts. Snapshots are dropped before a
+// sequence is preempted, and the pages that they may free are waited for.
+std::vector<Sequence*> Scheduler::ReservePages(Seconds now, Schedule* schedule) {
   std::vector<Sequence*> ready;
   for (auto it = running_.begin(); it != running_.end();) {
     Sequence* sequence = *it;
@@ -55,8 +54,7 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
       continue;
     }
     const int64_t need = PagesToGoOn(*sequence);
-    const bool yields = sequence->prefill_left() > 0 && !(first_must && ready.empty()) &&
-                        now < sequence->blocked_since + kStarvation;
+    const bool yields = sequence->prefill_left() > 0 && now < sequence->blocked_since + kStarvation;
     const int64_t left = yields ? RoomForOthers(*sequence) : 0;
     while (need > 0 && pages_ < need + left) {
       pages_ += prefixes_.Evict(need + left - pages_);
@@ -73,8 +71,8 @@ std::vector<Sequence*> Scheduler::ReservePages(Seconds now, bool first_must, Sch
     sequence->blocked_since = std::min(sequence->blocked_since, now);
     // Slots that shared pages may free more than the ledger counts. The plan that releases both
     // tells, so wait for it.
-    if (running_.size() == 1 && first_must && release_slots_.empty() && prefixes_.empty() &&
-        !prefixes_.has_pending()) {
+    if (running_.size() == 1 && !yields && !ledger_.in_flight() && release_slots_.empty() &&
+        prefixes_.empty() && !prefixes_.has_pending()) {
       End(sequence, absl::OutOfRangeError(kTooLarge), schedule);
       break;
     }

@@ -47,17 +47,6 @@ void Sequence::Check() const {
   FOX_CHECK(0 <= drafts && drafts <= in_flight);
 }
 
-int64_t Progress::ChunkWithin(int64_t count) const {
-  if (count >= max_chunk()) return max_chunk();
-  if (chunk_multiple == 1) {
-    const int64_t aligned = (computed + count) / kPageTokens * kPageTokens - computed;
-    return aligned > 0 ? aligned : count;
-  }
-  int64_t end = (computed + count) / chunk_multiple * chunk_multiple;
-  if (end == prompt_tokens - 1) end -= chunk_multiple;
-  return std::max<int64_t>(0, end - computed);
-}
-
 int64_t Sequence::FirstPromptRow() const { return std::max(computed, prompt_logprobs_done); }
 
 int64_t Sequence::NumLogitRows(int64_t count) const {

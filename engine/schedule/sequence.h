@@ -25,6 +25,7 @@
 #include <set>
 #include <vector>
 
+#include "engine/request/chunk_rule.h"
 #include "engine/request/engine_options.h"
 #include "engine/request/reader_window.h"
 #include "engine/request/request.h"
@@ -52,25 +53,18 @@ struct Progress {
   int64_t remaining() const { return length() - computed; }
   // Part of remaining() that is fed in chunks. 0: the sequence decodes, one token a step.
   int64_t prefill_left() const {
-    if (chunk_multiple == 1) return remaining() > 1 ? remaining() : 0;
-    return prompt_tokens > 1 ? std::max<int64_t>(0, prompt_tokens - computed) : 0;
+    const int64_t left = chunks.InChunks(prompt_tokens, length()) - computed;
+    return left > 1 ? left : 0;
   }
   // Generated tokens to compute again: they are decoded, but nothing is sampled.
-  int64_t replays_left() const {
-    return chunk_multiple == 1 ? 0 : std::max<int64_t>(0, remaining() - prefill_left() - 1);
-  }
+  int64_t replays_left() const { return std::max<int64_t>(0, remaining() - prefill_left() - 1); }
   // Most and fewest tokens that one plan may feed.
-  int64_t max_chunk() const {
-    return chunk_multiple == 1 ? remaining() : std::max<int64_t>(1, prefill_left());
+  int64_t max_chunk() const { return std::max<int64_t>(1, prefill_left()); }
+  int64_t min_chunk() const { return chunks.Min(max_chunk()); }
+  // The longest chunk of at most `count` tokens; 0: there is none.
+  int64_t ChunkWithin(int64_t count) const {
+    return count >= max_chunk() ? max_chunk() : chunks.Within(computed, max_chunk(), count);
   }
-  int64_t min_chunk() const {
-    if (chunk_multiple == 1) return 1;
-    return max_chunk() <= chunk_multiple + 1 ? max_chunk() : chunk_multiple;
-  }
-  // The longest chunk of at most `count` tokens; 0: there is none. A chunk ends with the prompt or
-  // at a multiple of chunk_multiple, and does not leave one token of the prompt alone, because that
-  // token would be decoded. If chunk_multiple is 1, the chunk ends at a page end where it can.
-  int64_t ChunkWithin(int64_t count) const;
   // True if there is a token to feed: a known token, or a pending one but for the last.
   bool is_schedulable() const {
     return remaining() > 0 && drafts == 0 && (pending == 0 || produced() < max_tokens);
@@ -81,8 +75,8 @@ struct Progress {
 
   std::vector<int32_t> tokens;  // prompt, then generated
   int64_t prompt_tokens = 0;
-  int64_t max_tokens = 0;      // clamped to the context
-  int64_t chunk_multiple = 1;  // ExecutorLimits::chunk_multiple
+  int64_t max_tokens = 0;  // clamped to the context
+  ChunkRule chunks;        // of the executor
   int64_t computed = 0;
   int64_t pending = 0;               // sampled by plans in flight
   int64_t prompt_logprobs_done = 0;  // prompt rows with delivered log-probabilities

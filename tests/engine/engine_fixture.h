@@ -52,13 +52,13 @@ struct Received {
 struct Pipeline {
   int depth;
   bool samples_on_device;
-  int64_t chunk_multiple = 1;
+  bool fixed_chunks = false;
 };
 
 inline std::string PipelineName(const testing::TestParamInfo<Pipeline>& test) {
   return "Depth" + std::to_string(test.param.depth) +
          (test.param.samples_on_device ? "Samples" : "") +
-         (test.param.chunk_multiple > 1 ? "Chunks" : "");
+         (test.param.fixed_chunks ? "Chunks" : "");
 }
 
 class EngineTest : public testing::TestWithParam<Pipeline> {
@@ -67,9 +67,9 @@ class EngineTest : public testing::TestWithParam<Pipeline> {
     options_ = options;
     fake.limits.depth = GetParam().depth;
     fake.limits.samples_on_device = GetParam().samples_on_device;
-    fake.limits.chunk_multiple = GetParam().chunk_multiple;
-    if (fake.limits.chunk_multiple > 1) {  // as ModelRunner has them
-      const int64_t least = fake.limits.max_num_seqs + fake.limits.chunk_multiple;
+    if (GetParam().fixed_chunks) {  // as ModelRunner has them
+      fake.limits.chunks = {128, /*fixed=*/true};
+      const int64_t least = fake.limits.max_num_seqs + fake.limits.chunks.unit;
       fake.limits.max_num_batched_tokens = std::max(fake.limits.max_num_batched_tokens, least);
       fake.limits.max_logit_rows = std::max(fake.limits.max_logit_rows, least);
     }

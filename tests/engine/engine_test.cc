@@ -164,7 +164,8 @@ TEST_P(EngineTest, AReaderDoesNotStallOnATokenThatItWasNotGiven) {
 
 INSTANTIATE_TEST_SUITE_P(Depths, EngineTest,
                          testing::Values(Pipeline{1, false}, Pipeline{1, true}, Pipeline{2, false},
-                                         Pipeline{2, true}, Pipeline{2, true, 128}),
+                                         Pipeline{2, true},
+                                         Pipeline{2, true, /*fixed_chunks=*/true}),
                          PipelineName);
 
 // Two steps in flight over an executor that samples.

@@ -1,13 +1,10 @@
 // Means by position and differences, counted by hand.
 #include "engine/eval/acp_loss.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace fox {
 namespace {
-
-using ::testing::HasSubstr;
 
 // Two windows of 64 tokens; the loss of token t is t in the first and 2 t in the second.
 AcpLoss Losses() {
@@ -46,7 +43,6 @@ TEST(AcpLossTest, DifferencesAreAgainstNoPruning) {
   EXPECT_EQ(json["difference"]["certified"]["largest"], 0.75);
   EXPECT_NEAR(json["difference"]["paper"]["mean"].get<double>(), 1.0 / 126, 1e-15);
   EXPECT_EQ(json["difference"]["rounding"]["largest"], 0);
-  EXPECT_THAT(loss.Table(), HasSubstr("certified -1.984e-03  7.500e-01"));
 }
 
 }  // namespace

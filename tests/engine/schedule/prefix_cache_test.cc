@@ -31,10 +31,10 @@ class PrefixCacheTest : public testing::Test {
     cache_->BeginPlan(0);
   }
 
-  // Sets chunk_multiple as Scheduler::Add does, for an executor whose bits depend on chunks.
+  // Sets the rule as Scheduler::Add does, for an executor whose bits depend on chunks.
   Sequence* MakeInChunks(int32_t first, int64_t prompt) {
     Sequence* sequence = Make(first, prompt);
-    sequence->chunk_multiple = 128;
+    sequence->chunks = {128, /*fixed=*/true};
     return sequence;
   }
 

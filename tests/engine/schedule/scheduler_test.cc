@@ -118,12 +118,12 @@ TEST_F(SchedulerTest, UrgentPromptsStarveNone) {
   }
 }
 
-// An executor whose bits depend on chunks (ExecutorLimits::chunk_multiple): ends of chunks, single
+// An executor whose bits depend on chunks (ChunkRule::fixed): ends of chunks, single
 // tokens; prompts beside decodes (max_mixed_tokens).
 class SchedulerChunksTest : public SchedulerTest {
  protected:
   SchedulerChunksTest() {
-    limits_.chunk_multiple = 128;
+    limits_.chunks = {128, /*fixed=*/true};
     limits_.num_pages = 1000;
     limits_.max_num_batched_tokens = 1024;
     limits_.max_logit_rows = 256;

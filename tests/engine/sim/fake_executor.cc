@@ -230,20 +230,20 @@ void FakeExecutor::CheckMixture(const StepPlan& plan) {
   }
   if (limits.max_mixed_tokens == 0 || !decodes) return;
   // Where chunks do not matter, the first prompt may have a page beyond the limit.
-  const int64_t page = kPageTokens, more = limits.chunk_multiple == 1 ? page : 0;
-  if (prefill > std::max({limits.max_mixed_tokens, page, limits.min_prefill()}) + more) {
+  const int64_t page = kPageTokens, more = limits.chunks.fixed ? 0 : page;
+  if (prefill > std::max({limits.max_mixed_tokens, page, limits.chunks.min_room()}) + more) {
     Violate("too many tokens of prompts beside decodes");
   }
 }
 
 // The keys tell whether a token came alone.
 void FakeExecutor::CheckChunk(const PlannedSequence& sequence, Slot* slot) {
-  const int64_t multiple = options_.limits.chunk_multiple;
+  const auto [unit, fixed] = options_.limits.chunks;
   const auto count = static_cast<int64_t>(sequence.token_ids.size());
-  if (multiple == 1) return;
+  if (!fixed) return;
   if (count > 1 && slot->decodes) Violate("a chunk behind decodes");
-  if (count > 1 && sequence.position % multiple != 0) Violate("a chunk begins anywhere");
-  slot->decodes = count == 1 || (sequence.position + count) % multiple != 0;
+  if (count > 1 && sequence.position % unit != 0) Violate("a chunk begins anywhere");
+  slot->decodes = count == 1 || (sequence.position + count) % unit != 0;
 }
 
 void FakeExecutor::CheckSequence(const PlannedSequence& sequence) {
@@ -359,7 +359,7 @@ bool FakeExecutor::Share(const SharedSlot& shared) {
     Violate("shared what is not there");
   }
   if (to.occupied || to.length > 0) Violate("shared into a slot that is taken");
-  if (shared.tokens % options_.limits.chunk_multiple != 0) Violate("a snapshot within a chunk");
+  if (shared.tokens % options_.limits.chunks.unit != 0) Violate("a snapshot within a chunk");
   if (!violation_.empty()) return false;
   to.length = shared.tokens;
   to.keys = to.page_end_keys = from.page_end_keys;

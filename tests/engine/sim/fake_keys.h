@@ -52,7 +52,7 @@ class KeyChain {
            double log_tolerance)
       : state_(request),
         shares_(options.limits.snapshot_slots > 0),
-        tells_decodes_(options.limits.chunk_multiple > 1) {
+        tells_decodes_(options.limits.chunks.fixed) {
     if (!shares_) return;
     state_ = static_cast<uint64_t>(static_cast<int64_t>(std::max(log_tolerance, -1e9) * 1e6));
     for (const char c : salt) state_ = Mix(state_, static_cast<uint64_t>(c));

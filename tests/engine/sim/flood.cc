@@ -61,7 +61,7 @@ class Bounds {
   Bounds(const Day& day, const Newcomers& newcomers) {
     const Swarm& swarm = day.swarm();
     const ExecutorLimits& limits = swarm.executor.limits;
-    const int64_t least = limits.min_prefill();
+    const int64_t least = limits.chunks.min_room();
     const int64_t slots =
         std::min({int64_t{limits.max_num_seqs}, limits.max_num_batched_tokens - least + 1,
                   limits.max_logit_rows - least + 1});
@@ -76,7 +76,7 @@ class Bounds {
     const int64_t chunks = PagesFor(limits.max_model_len) * ((kPageTokens + chunk - 1) / chunk) + 1;
     // Where chunks matter generated tokens are decoded again.
     const int64_t tokens = swarm.max_tokens + 10;
-    const int64_t again = chunks + (limits.chunk_multiple > 1 ? tokens : 0);
+    const int64_t again = chunks + (limits.chunks.fixed ? tokens : 0);
     const int64_t drain = slots * again + (swarm.windows > 0 ? kSlowShare : 1) * tokens;
     const Seconds shortest = kPause + swarm.step_seconds;
     starvation_ = static_cast<int64_t>(kStarvation / shortest) + 1;

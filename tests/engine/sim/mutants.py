@@ -45,6 +45,7 @@ USERS = {  # header: sources to compile with it
                                  "engine/schedule/scheduler_pages.cc"],
     "engine/schedule/prefix_cache.h": ["engine/schedule/prefix_cache.cc"],
     "engine/schedule/sequence.h": SEQUENCES,
+    "engine/request/chunk_rule.h": SEQUENCES,
     "engine/request/reader_window.h": SEQUENCES,
     "kernels/cpu/page_pool.h": ["kernels/cpu/append.cc", "kernels/cpu/evict.cc",
                                 "kernels/cpu/share.cc"],
@@ -52,7 +53,7 @@ USERS = {  # header: sources to compile with it
 S, X = "engine/schedule/scheduler.cc", "engine/schedule/scheduler_pages.cc"
 L, LH = "engine/schedule/page_budget.cc", "engine/schedule/page_budget.h"
 B, Q = "engine/schedule/policy.h", "engine/schedule/sequence.h"
-T = "engine/request/step_plan.cc"
+T, CR = "engine/request/step_plan.cc", "engine/request/chunk_rule.h"
 E, R, W = "engine/engine.cc", "engine/engine_requests.cc", "engine/schedule/waiting_queue.cc"
 V, A, C = "kernels/cpu/evict.cc", "kernels/cpu/append.cc", "engine/schedule/sequence.cc"
 P, PH = "engine/schedule/prefix_cache.cc", "engine/schedule/prefix_cache.h"
@@ -66,8 +67,7 @@ MUTANTS = [
     ("promised pages are not taken", X, "      pages_ -= need;\n      sequence", "      sequence"),
     ("runs without its pages", X, "if (need == 0 || pages_ >= need + left) {",
      "if (need == 0 || pages_ >= left) {"),
-    ("gives up with plans in flight", S, "if (ready.empty() && !ledger_.in_flight()) {",
-     "if (ready.empty()) {"),
+    ("gives up with plans in flight", X, "!yields && !ledger_.in_flight() &&", "!yields &&"),
     ("resumed but not queued", S, "sequence->place = places_++;\n  waiting_.Add(sequence, now);",
      "sequence->place = places_++;"),
     ("pages taken, slot kept", X,
@@ -226,22 +226,18 @@ MUTANTS = [
      "  dropped_pages_ += std::max(pages, snapshot.pages);\n"),
     ("drops what a start needs", P, "At(sequence.prefix_.snapshot).pinned = plan_;", ";"),
     ("a pin holds for ever", P, "  ++plan_;\n", ""),
-    ("no token is left", P, "static_cast<int64_t>(sequence.tokens.size()) - 1",
-     "static_cast<int64_t>(sequence.tokens.size())"),
+    ("no token is left", CR, "fixed ? 2 : 1;", "fixed ? 2 : 0;"),
     ("scores are skipped", P, "return std::min(limit, sequence.prompt_logprobs_done);",
      "return limit;"),
-    ("chunks: one token is left", C, "  if (end == prompt_tokens - 1) end -= chunk_multiple;\n",
+    ("chunks: one token is left", CR, "    if (fixed && end == begin + left - 1) end -= unit;\n",
      ""),
-    ("chunks: end anywhere", C, "(computed + count) / chunk_multiple * chunk_multiple;",
-     "computed + count;"),
-    ("chunks: answers are kept", P, "return tokens <= sequence.prompt_tokens && ",
+    ("chunks: end anywhere", CR, "(begin + count) / unit * unit;", "begin + count;"),
+    ("chunks: answers are kept", P, "return tokens <= SnapshotTokens(sequence) && ",
      "return tokens <= static_cast<int64_t>(sequence.tokens.size()) && "),
-    ("chunks: snapshots at any page", P, " && tokens % sequence.chunk_multiple == 0;", ";"),
-    ("chunks: a start leaves one token", P, ": sequence.prompt_tokens - 2;",
-     ": sequence.prompt_tokens - 1;"),
-    ("chunks: answers come again as prompts", Q,
-     "std::max<int64_t>(0, prompt_tokens - computed) : 0;",
-     "(prompt_tokens > computed ? length() - computed : 0) : 0;"),
+    ("chunks: snapshots at any page", P, " && tokens % sequence.chunks.unit == 0;", ";"),
+    ("chunks: a start leaves one token", CR, "fixed ? 2 : 1;", "1;"),
+    ("chunks: answers come again as prompts", CR, "return fixed ? prompt : length;",
+     "return length;"),
     ("chunks: come before decodes", S, "while (count == 1 && at > 0 &&",
      "while (false && at > 0 &&"),
     ("chunks: one row of pages is promised", X,

@@ -31,11 +31,11 @@ Reference::Reference(Request request, const EngineOptions& engine, const FakeOpt
 
 // Where chunks matter, the pages of the smallest chunk are taken before any page is evicted.
 int64_t Reference::PageRowsTaken() const {
-  const int64_t multiple = executor_.limits.chunk_multiple;
+  const auto [unit, fixed] = executor_.limits.chunks;
   const auto prompt = static_cast<int64_t>(request_.prompt.size());
-  if (multiple == 1 || IsDecoded(length_, prompt)) return length_ % kPageTokens == 0 ? 1 : 0;
-  if (length_ % multiple != 0 || length_ == prompt - 1) return 0;
-  const int64_t end = length_ + multiple + 1 >= prompt ? prompt : length_ + multiple;
+  if (!fixed || IsDecoded(length_, prompt)) return length_ % kPageTokens == 0 ? 1 : 0;
+  if (length_ % unit != 0 || length_ == prompt - 1) return 0;
+  const int64_t end = length_ + unit + 1 >= prompt ? prompt : length_ + unit;
   return PagesFor(end) - PagesFor(length_);
 }
 

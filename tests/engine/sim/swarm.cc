@@ -198,10 +198,10 @@ void ChooseChunks(Random& random, int64_t multiple, Swarm* swarm) {
     multiple = random.Chance(0.5) ? 1 : random.Chance(0.4) ? 64 : 128;
     if (random.Chance(0.4)) limits.max_mixed_tokens = random.Int(1, 400);
   }
-  limits.chunk_multiple = multiple;
   if (multiple == 1) return;
+  limits.chunks = {multiple, /*fixed=*/true};
   const int64_t others = random.Chance(0.8) ? limits.max_num_seqs - 1 : 0;
-  const int64_t least = limits.min_prefill() + others;
+  const int64_t least = limits.chunks.min_room() + others;
   limits.max_num_batched_tokens = std::max(limits.max_num_batched_tokens, least);
   limits.max_logit_rows = std::max(limits.max_logit_rows, least);
 }
