@@ -104,8 +104,7 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
     if (sequence->request.report_windows && result->first_pages != nullptr) {
       output.windows = WindowsOf(*sequence, planned, *result);
     }
-    Process(planned, sequence, result->logits[i], planned.sample ? &result->sampled.at(i) : nullptr,
-            now, &output);
+    Process(planned, sequence, &*result, i, now, &output);
     if (sequence->matcher != nullptr && !output.finish && !output.tokens.empty()) {
       steps += sequence->mask_steps;
       constrained.emplace_back(sequence, std::move(output));
@@ -159,10 +158,12 @@ void Engine::SendMasks(Seconds now, std::vector<RequestOutput>* outputs) {
   if (absl::Status status = executor_.SetMasks(masks); !status.ok()) Fail(status, now, outputs);
 }
 
-void Engine::Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
-                     absl::StatusOr<SampledToken>* sampled, Seconds now, RequestOutput* output) {
+void Engine::Process(const PlannedSequence& planned, Sequence* sequence, StepResult* result,
+                     size_t index, Seconds now, RequestOutput* output) {
+  const float* const logits = result->logits[index];
   FOX_CHECK(planned.logit_rows.empty() || planned.sample || logits != nullptr);
-  ScorePrompt(sequence, planned, logits, output);
+  ScorePrompt(sequence, planned, logits,
+              planned.scores.empty() ? nullptr : result->scores.at(index), output);
   const int64_t end = planned.position + static_cast<int64_t>(planned.token_ids.size());
   // All earlier plans are collected, so every token that this plan was made to feed is known now.
   if (output->finish || end < static_cast<int64_t>(sequence->tokens.size())) return;
@@ -173,10 +174,10 @@ void Engine::Process(const PlannedSequence& planned, Sequence* sequence, const f
   // The grammar may forbid even the first token. Deliver asks after each token.
   if (sequence->generated() == 0) output->finish = sequence->GrammarEnd();
   if (output->finish) return;
-  if (sampled != nullptr) {
+  if (planned.sample) {
     FOX_CHECK(sequence->pending > 0);
     --sequence->pending;
-    Accept(sequence, std::move(*sampled), now, output);
+    Accept(sequence, std::move(result->sampled.at(index)), now, output);
   } else {
     const size_t last_row = planned.logit_rows.size() - 1;
     const float* row = logits + last_row * static_cast<size_t>(limits_.vocab_size);
@@ -242,20 +243,30 @@ KeptWindows Engine::WindowsOf(const Sequence& sequence, const PlannedSequence& p
 }
 
 void Engine::ScorePrompt(Sequence* sequence, const PlannedSequence& planned, const float* logits,
-                         RequestOutput* output) {
-  for (size_t k = 0; k < planned.logit_rows.size(); ++k) {
-    const int64_t row = planned.position + planned.logit_rows[k];
-    if (row >= sequence->prompt_tokens - 1) return;  // the row to sample from
-    const float* row_logits = logits + k * static_cast<size_t>(limits_.vocab_size);
-    const int32_t next = sequence->tokens[static_cast<size_t>(row) + 1];
-    absl::StatusOr<SampledToken> token =
-        sampler_.ScorePrompt(row_logits, sequence->request.sampling, next);
+                         const SampleRecord* scores, RequestOutput* output) {
+  const SamplingParams& sampling = sequence->request.sampling;
+  // False: the row ends the request.
+  const auto deliver = [&](int32_t row, absl::StatusOr<SampledToken> token) {
     if (!token.ok()) {
       output->finish = Finish::With(token.status());
-      return;
+      return false;
     }
     output->prompt_logprobs.push_back(*std::move(token));
-    sequence->prompt_logprobs_done = row + 1;
+    sequence->prompt_logprobs_done = planned.position + row + 1;
+    return true;
+  };
+  FOX_CHECK(planned.scores.empty() || scores != nullptr);
+  for (size_t k = 0; k < planned.scores.size(); ++k) {
+    const auto& [row, how] = planned.scores[k];
+    if (!deliver(row, TokenOf(scores[k], how.logprobs, limits_.vocab_size))) return;
+  }
+  if (!planned.scores.empty()) return;
+  for (size_t k = 0; k < planned.logit_rows.size(); ++k) {
+    const int64_t position = planned.position + planned.logit_rows[k];
+    if (position >= sequence->prompt_tokens - 1) return;  // the row to sample from
+    const float* row_logits = logits + k * static_cast<size_t>(limits_.vocab_size);
+    const int32_t next = sequence->tokens[static_cast<size_t>(position) + 1];
+    if (!deliver(planned.logit_rows[k], sampler_.ScorePrompt(row_logits, sampling, next))) return;
   }
 }
 

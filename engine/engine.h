@@ -134,8 +134,8 @@ class Engine {
   // Sends the masks of the plan just submitted.
   void SendMasks(Seconds now, std::vector<RequestOutput>* outputs);
   // Takes the logits or the token that a collected plan computed for one of its sequences.
-  void Process(const PlannedSequence& planned, Sequence* sequence, const float* logits,
-               absl::StatusOr<SampledToken>* sampled, Seconds now, RequestOutput* output);
+  void Process(const PlannedSequence& planned, Sequence* sequence, StepResult* result, size_t index,
+               Seconds now, RequestOutput* output);
   // Ends the sequence if it has had its last token.
   void Deliver(Sequence* sequence, RequestOutput output, Seconds now,
                std::vector<RequestOutput>* outputs);
@@ -146,8 +146,10 @@ class Engine {
   KeptWindows WindowsOf(const Sequence& sequence, const PlannedSequence& planned,
                         const StepResult& result) const;
   // ScorePrompt and Accept add to the output, and set its finish if they end the request.
+  // `logits`: of planned.logit_rows; `scores`: of planned.scores. One of both has the prompt's
+  // rows.
   void ScorePrompt(Sequence* sequence, const PlannedSequence& planned, const float* logits,
-                   RequestOutput* output);
+                   const SampleRecord* scores, RequestOutput* output);
   void Accept(Sequence* sequence, absl::StatusOr<SampledToken> token, Seconds now,
               RequestOutput* output);
   // Ends a sequence that the scheduler no longer knows.

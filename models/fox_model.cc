@@ -38,13 +38,12 @@ size_t Activations::Bytes(const ModelConfig& c, DType residual_dtype, const Ops&
          static_cast<size_t>(others) * SizeOf(dtype);
 }
 
-MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
-                             int64_t num_logit_rows, AcpMode acp, const PagedKv& kv,
-                             const ForwardCounters& counters, Stream stream) {
+void FoxModel::Forward(const BatchView& batch, AcpMode acp, const PagedKv& kv,
+                       const ForwardCounters& counters, Stream stream) {
   const ModelConfig& c = weights_.config;
   const DType residual_dtype = weights_.residual_dtype;
   const int64_t rows = batch.num_rows, decodes = batch.num_decodes;
-  FOX_CHECK(decodes <= rows && rows <= act_.max_rows && num_logit_rows <= act_.max_logit_rows);
+  FOX_CHECK(decodes <= rows && rows <= act_.max_rows);
   const MatrixView table{weights_.embeddings.data(), weights_.embeddings_dtype, c.vocab_size,
                          c.hidden_size, c.hidden_size};
   const MatrixView x = View(act_.x, residual_dtype, rows, c.hidden_size);
@@ -93,17 +92,24 @@ MatrixView FoxModel::Forward(const BatchView& batch, const int64_t* logit_rows,
              {acp, weights_.self_logit_bound.as<double>(), weights_.max_logit_bound.as<double>(),
               counters.pages_evicted, counters.max_log_evicted_mass},
              kv, stream);
+}
 
-  MatrixView last = x;  // logit_rows ascend, so num_logit_rows == rows means every row
-  if (num_logit_rows < rows) {
-    last = View(act_.last, residual_dtype, num_logit_rows, c.hidden_size);
-    ops_.GatherRows(x, logit_rows, last, stream);
+MatrixView FoxModel::Logits(const BatchView& batch, const int64_t* rows, int64_t count,
+                            int64_t decode_rows, Stream stream) {
+  const ModelConfig& c = weights_.config;
+  const DType residual_dtype = weights_.residual_dtype;
+  FOX_CHECK(count <= batch.num_rows && count <= act_.max_logit_rows);
+  const MatrixView x = View(act_.x, residual_dtype, batch.num_rows, c.hidden_size);
+  MatrixView last = x;  // `rows` ascend, so count == num_rows means every row
+  if (count < batch.num_rows) {
+    last = View(act_.last, residual_dtype, count, c.hidden_size);
+    ops_.GatherRows(x, rows, last, stream);
   }
-  const MatrixView logits = View(act_.logits, residual_dtype, num_logit_rows, c.vocab_size);
+  const MatrixView logits = View(act_.logits, residual_dtype, count, c.vocab_size);
   ops_.Linear({.in = last,
                .norm = Norm(weights_.final_norm),
                .weight = *weights_.lm_head,
-               .decode_rows = num_logit_rows,
+               .decode_rows = decode_rows,
                .out = logits},
               stream);
   return logits;

@@ -43,12 +43,16 @@ class FoxModel {
   FoxModel(const FoxWeights& weights, Ops& ops, Activations& activations)
       : weights_(weights), ops_(ops), act_(activations) {}
 
-  // Appends the batch's tokens to their sequences in `kv`, evicting what `acp` licenses, and
-  // returns logits [num_logit_rows, V] (residual dtype) of batch rows `logit_rows`, which ascend,
-  // valid until the next pass.
-  MatrixView Forward(const BatchView& batch, const int64_t* logit_rows, int64_t num_logit_rows,
-                     AcpMode acp, const PagedKv& kv, const ForwardCounters& counters,
-                     Stream stream);
+  // Appends the batch's tokens to their sequences in `kv`, evicting what `acp` licenses. Leaves the
+  // residual stream of every row for Logits.
+  void Forward(const BatchView& batch, AcpMode acp, const PagedKv& kv,
+               const ForwardCounters& counters, Stream stream);
+
+  // Logits [count, V] (residual dtype) of rows `rows` of the batch of the last pass, which ascend;
+  // readable by the backend. `decode_rows`: count or 0, see LinearParams. Valid until the next
+  // call. REQUIRES: count <= Activations::max_logit_rows.
+  MatrixView Logits(const BatchView& batch, const int64_t* rows, int64_t count, int64_t decode_rows,
+                    Stream stream);
 
  private:
   const LayerWeights& Layer(int n) const { return weights_.layers[static_cast<size_t>(n)]; }

@@ -332,6 +332,27 @@ bool NeedsCounts(const SamplingParams& sampling) {
          sampling.frequency_penalty != 0.0f;
 }
 
+absl::StatusOr<SampledToken> TokenOf(const SampleRecord& record, int32_t logprobs,
+                                     int32_t vocab_size) {
+  if (record.status == SampleStatus::kNotFinite) return NumericalFailure();
+  if (record.status == SampleStatus::kAllMasked) {
+    return absl::InternalError("no token may be sampled");
+  }
+  SampledToken token;
+  token.id = record.id;
+  if (logprobs < 0) return token;
+  token.logprob = record.logprob;
+  token.rank = record.rank;
+  for (int32_t i = 0; i < std::min(logprobs, vocab_size); ++i) {
+    token.top.push_back({record.top_ids[i], record.top_logprobs[i], i + 1});
+  }
+  return token;
+}
+
+bool ScoresOnDevice(const SamplingParams& sampling) {
+  return sampling.logprob_token_ids.empty() && sampling.prompt_logprobs <= kMaxSampledLogprobs;
+}
+
 // The host samples, at half the pace, for requests with more alternatives than a SampleRecord holds
 // or with ids of their own choice.
 std::optional<SampleRow> SampleRowOf(const Request& request, const StopCondition& stop,

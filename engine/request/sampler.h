@@ -48,6 +48,14 @@ std::optional<SampleRow> SampleRowOf(const Request& request, const StopCondition
 std::vector<PenaltyEntry> PenaltyEntriesOf(const Request& request, const StopCondition& stop,
                                            const TokenCounts& counts, int64_t produced);
 
+// True if an executor can score the prompt; false: the request asks for more log-probabilities than
+// an executor reports.
+bool ScoresOnDevice(const SamplingParams& sampling);
+// The token of a record with its log-probabilities, of which `logprobs` alternatives were asked
+// for; negative: none at all. Internal: a logit is NaN or infinite, or no token is left.
+absl::StatusOr<SampledToken> TokenOf(const SampleRecord& record, int32_t logprobs,
+                                     int32_t vocab_size);
+
 class Sampler {
  public:
   explicit Sampler(int32_t vocab_size);

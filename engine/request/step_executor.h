@@ -19,6 +19,9 @@ struct StepResult {
   // logit is NaN or infinite, or no token is left; then the slot's next input is any valid token.
   // May be empty if the plan has no `sample`.
   std::vector<absl::StatusOr<SampledToken>> sampled;
+  // [sequences]: for each planned sequence with `scores` their records, else null. May be empty if
+  // the plan has no `scores`. Valid until the next Submit.
+  std::vector<const SampleRecord*> scores;
   // As of the end of this plan, whichever plans were submitted after it.
   std::vector<AcpStats> stats;  // [sequences]: counters of the slot since its last release
   int64_t free_pages = 0;       // a lower bound

@@ -31,8 +31,8 @@ std::string StepPlan::DebugString() const {
   for (const PlannedSequence& sequence : sequences) {
     absl::StrAppend(&text, "; id ", sequence.id, " slot ", sequence.slot, " tokens ",
                     sequence.position, "+", sequence.token_ids.size(), " rows ",
-                    sequence.logit_rows.size(), sequence.sample ? " sample" : "",
-                    sequence.draft ? " draft" : "");
+                    sequence.logit_rows.size(), " scores ", sequence.scores.size(),
+                    sequence.sample ? " sample" : "", sequence.draft ? " draft" : "");
     if (sequence.sample && sequence.sample->logits_processor.on)
       absl::StrAppend(&text, " processed", sequence.masked() ? " masked" : "");
     if (sequence.token_ids.size() == 1 && sequence.token_ids[0] == kLastSampledToken) {

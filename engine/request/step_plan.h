@@ -20,6 +20,12 @@ struct SlotTokens {
   std::vector<PenaltyEntry> entries;
 };
 
+// A row of a prompt and the token after it.
+struct PlannedScore {
+  int32_t row = 0;  // index into token_ids
+  ScoreRow score;
+};
+
 struct PlannedSequence {
   RequestId id = 0;
   int32_t slot = 0;
@@ -30,6 +36,9 @@ struct PlannedSequence {
   // Indices into token_ids, ascending: rows of logits to deliver. The last row is sampled from, the
   // others are for prompt log-probabilities.
   std::vector<int32_t> logit_rows;
+  // Rows whose next token the executor scores instead of delivering logits, in addition to
+  // logit_rows; ascending. Only for executors that sample (ExecutorLimits::samples_on_device).
+  std::vector<PlannedScore> scores;
   // How the executor samples from the last of logit_rows instead of delivering logits. The row's
   // slot is the sequence's. If the logits processor is on, the token counts in the slot's penalty
   // state.

@@ -17,7 +17,10 @@ PlannedSequence PaddingSequence(int64_t position) {
 
 BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t max_logit_rows,
                            int64_t num_slots)
-    : ops_(ops), max_seqs_(max_seqs), max_logit_rows_(max_logit_rows) {
+    : ops_(ops),
+      max_seqs_(max_seqs),
+      max_logit_rows_(max_logit_rows),
+      max_scored_rows_(ops.queue() != nullptr ? max_rows : 0) {
   static_assert(std::max({alignof(SampleRow), alignof(SampleRecord), alignof(int64_t)}) <= 16);
   size_t end = 0;
   const auto take = [&end](int64_t count, size_t size) {
@@ -38,7 +41,12 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
   sample_ = take(max_logit_rows, sizeof(SampleRow));
   slot_ = take(max_seqs, sizeof(int32_t));
   token_ = take(max_rows, sizeof(int32_t));
+  scored_row_ = take(max_scored_rows_, sizeof(int64_t));
+  score_ = take(max_scored_rows_, sizeof(ScoreRow));
   block_ = ops.Allocate(end);
+  if (max_scored_rows_ > 0) {
+    scores_ = ops.Allocate(static_cast<size_t>(max_scored_rows_) * sizeof(SampleRecord));
+  }
   sampled_tokens_ = ops.Allocate(static_cast<size_t>(num_slots) * sizeof(int32_t));
   std::byte* base = block_.as<std::byte>();
   outputs_ = OutputsAt(base);
@@ -50,6 +58,8 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
   batch_.sampled_tokens = sampled_tokens_.as<int32_t>();
   logit_rows_ = At<int64_t>(base, logit_row_);
   sample_rows_ = At<SampleRow>(base, sample_);
+  scored_rows_ = At<int64_t>(base, scored_row_);
+  score_rows_ = At<ScoreRow>(base, score_);
 }
 
 StepOutputs BatchBuilder::OutputsAt(std::byte* block) const {
@@ -61,7 +71,17 @@ StepOutputs BatchBuilder::OutputsAt(std::byte* block) const {
           counts + max_seqs_,
           counts + 2 * max_seqs_,
           At<double>(block, mass_),
-          At<SampleRecord>(block, sampled_)};
+          At<SampleRecord>(block, sampled_),
+          scores_.as<SampleRecord>()};
+}
+
+void BatchBuilder::PlaceScores(const PlannedSequence& seq, int64_t first_row, std::byte* staging) {
+  for (const auto& [row, how] : seq.scores) {
+    FOX_CHECK(num_scored_rows_ < max_scored_rows_ && 0 <= row &&
+              row < static_cast<int32_t>(seq.token_ids.size()));
+    At<int64_t>(staging, scored_row_)[num_scored_rows_] = first_row + row;
+    At<ScoreRow>(staging, score_)[num_scored_rows_++] = how;
+  }
 }
 
 void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging, Stream stream) {
@@ -71,6 +91,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
   FOX_CHECK(total <= max_seqs_);
   std::fill_n(staging + counts_, mass_ - counts_, std::byte{0});
   std::fill_n(At<double>(staging, mass_), max_seqs_, kNoMass);
+  num_scored_rows_ = 0;
   int64_t rows = 0, logit_rows = 0, longest = 0, decodes = 0;
   int32_t masks = 0;
   int64_t* row_begin = At<int64_t>(staging, row_begin_);
@@ -101,6 +122,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
       sample.slot = seq.slot;
       if (seq.masked()) sample.logits_processor.mask = masks++;
     }
+    PlaceScores(seq, rows, staging);
     rows += tokens;
   }
   row_begin[total] = rows;
@@ -111,7 +133,9 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
   batch_.small = rows == 1 && longest <= kSmallBatchTokens;
   num_logit_rows_ = logit_rows;
   // Sampled tokens are written before they are read, so they need not be sent.
-  const size_t end = (token_ + static_cast<size_t>(rows) * sizeof(int32_t) + 15) / 16 * 16;
+  const size_t tokens_end = token_ + static_cast<size_t>(rows) * sizeof(int32_t);
+  const size_t scores_end = score_ + static_cast<size_t>(num_scored_rows_) * sizeof(ScoreRow);
+  const size_t end = ((num_scored_rows_ > 0 ? scores_end : tokens_end) + 15) / 16 * 16;
   std::byte* const to = block_.as<std::byte>() + counts_;
   if (DeviceQueue* const queue = ops_.queue(); queue != nullptr) {
     queue->CopyPinned(staging + counts_, end - counts_, to, stream);

@@ -23,6 +23,7 @@ struct StepOutputs {
   int64_t* pages_evicted = nullptr;
   double* max_log_evicted_mass = nullptr;  // -infinity: nothing was evicted
   SampleRecord* sampled = nullptr;         // [max_logit_rows], by logit row
+  SampleRecord* scores = nullptr;          // [max_rows], by scored row; null without a queue
 };
 
 // A sequence that pads a batch and touches no slot: slot -1, one token.
@@ -49,6 +50,10 @@ class BatchBuilder {
   const int64_t* logit_rows() const { return logit_rows_; }
   const SampleRow* sample_rows() const { return sample_rows_; }
   int64_t num_logit_rows() const { return num_logit_rows_; }
+  // Rows of the batch that are scored, and how.
+  const int64_t* scored_rows() const { return scored_rows_; }
+  const ScoreRow* score_rows() const { return score_rows_; }
+  int64_t num_scored_rows() const { return num_scored_rows_; }
 
   const StepOutputs& outputs() const { return outputs_; }
   int32_t* sampled_tokens() const { return sampled_tokens_.as<int32_t>(); }
@@ -67,16 +72,23 @@ class BatchBuilder {
 
   Ops& ops_;
   int64_t max_seqs_, max_logit_rows_;
-  // Byte offsets. The outputs come first; the token ids, the longest array, come last.
+  void PlaceScores(const PlannedSequence& seq, int64_t first_row, std::byte* staging);
+
+  // Byte offsets. The outputs come first; the token ids, the longest array that every step has,
+  // come before the arrays of scored rows.
   size_t sole_pages_ = 0, sampled_ = 0, counts_ = 0, mass_ = 0, output_bytes_ = 0;
   size_t position_ = 0, row_begin_ = 0, tolerance_ = 0, logit_row_ = 0, sample_ = 0, slot_ = 0,
-         token_ = 0;
-  Buffer block_, sampled_tokens_;
+         token_ = 0, scored_row_ = 0, score_ = 0;
+  int64_t max_scored_rows_;  // 0: the backend does not score
+  Buffer block_, sampled_tokens_, scores_;
   StepOutputs outputs_;
   BatchView batch_;
   const int64_t* logit_rows_ = nullptr;
   const SampleRow* sample_rows_ = nullptr;
   int64_t num_logit_rows_ = 0;
+  const int64_t* scored_rows_ = nullptr;
+  const ScoreRow* score_rows_ = nullptr;
+  int64_t num_scored_rows_ = 0;
 };
 
 }  // namespace fox

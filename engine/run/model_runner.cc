@@ -20,10 +20,11 @@ constexpr int64_t kGpuMixedTokens = 1536;
 constexpr int64_t kGpuChunkMultiple = 128;
 static_assert(kGpuChunkMultiple % kPageTokens == 0);
 
-// True if every sequence brings one token.
+// True if every sequence brings one token, of which none is scored.
 bool IsDecode(const StepPlan& plan) {
-  return std::all_of(plan.sequences.begin(), plan.sequences.end(),
-                     [](const auto& seq) { return seq.token_ids.size() == 1; });
+  return std::all_of(plan.sequences.begin(), plan.sequences.end(), [](const auto& seq) {
+    return seq.token_ids.size() == 1 && seq.scores.empty();
+  });
 }
 
 bool HasMasks(const StepPlan& plan) {
@@ -223,11 +224,25 @@ MatrixView ModelRunner::Forward() {
   const StepOutputs& outputs = batch_.outputs();
   const ForwardCounters counters{outputs.blocks_total, outputs.blocks_pruned, outputs.pages_evicted,
                                  outputs.max_log_evicted_mass};
-  const MatrixView logits =
-      model_.Forward(batch_.batch(), batch_.logit_rows(), batch_.num_logit_rows(), options_.acp,
-                     cache(), counters, stream_);
+  const BatchView& batch = batch_.batch();
+  const int64_t rows = batch_.num_logit_rows();
+  model_.Forward(batch, options_.acp, cache(), counters, stream_);
+  Score();
+  const MatrixView logits = model_.Logits(batch, batch_.logit_rows(), rows, rows, stream_);
   Sample(logits, nullptr);
   return logits;
+}
+
+// Scores in slices, because the logits of a long prompt's rows take more memory than its pages. The
+// slices are products of prefill rows, which are faster for so many.
+void ModelRunner::Score() {
+  const int64_t all = batch_.num_scored_rows(), slice = activations_.max_logit_rows;
+  for (int64_t first = 0; first < all; first += slice) {
+    const int64_t count = std::min(slice, all - first);
+    const MatrixView logits = model_.Logits(batch_.batch(), batch_.scored_rows() + first, count,
+                                            /*decode_rows=*/0, stream_);
+    ops_->Score({logits, batch_.score_rows() + first, batch_.outputs().scores + first}, stream_);
+  }
 }
 
 void ModelRunner::Sample(const MatrixView& logits, const uint32_t* masks) {

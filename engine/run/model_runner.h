@@ -87,6 +87,7 @@ class ModelRunner : public StepExecutor {
   void MoveSlots(const StepPlan& plan);
   void SetPenaltyState(const StepPlan& plan, StepReadback& step);
   MatrixView Forward();
+  void Score();
   void Sample(const MatrixView& logits, const uint32_t* masks);
   absl::Status Health() const;
 

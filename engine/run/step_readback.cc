@@ -3,30 +3,10 @@
 
 #include <algorithm>
 
+#include "engine/request/sampler.h"
 #include "kernels/core/check.h"
 
 namespace fox {
-namespace {
-
-absl::StatusOr<SampledToken> TokenOf(const SampleRecord& record, int32_t logprobs,
-                                     int32_t vocab_size) {
-  if (record.status == SampleStatus::kNotFinite) return absl::InternalError("numerical failure");
-  if (record.status == SampleStatus::kAllMasked) {
-    return absl::InternalError("no token may be sampled");
-  }
-  SampledToken token;
-  token.id = record.id;
-  if (logprobs < 0) return token;
-  token.logprob = record.logprob;
-  token.rank = record.rank;
-  for (int32_t i = 0; i < std::min(logprobs, vocab_size); ++i) {
-    token.top.push_back({record.top_ids[i], record.top_logprobs[i], i + 1});
-  }
-  return token;
-}
-
-}  // namespace
-
 StepReadback::StepReadback(Ops& ops, const BatchBuilder& batch)
     : ops_(ops),
       batch_(batch),
@@ -49,9 +29,12 @@ void StepReadback::Begin(const StepPlan& plan, bool row_each) {
   moves_.starts = plan.starts;
   wants_windows_ = plan.read_windows;
   sequences_.clear();
+  scored_rows_ = 0;
   for (const PlannedSequence& seq : plan.sequences) {
     const auto rows = static_cast<int64_t>(seq.logit_rows.size());
-    sequences_.push_back({seq.slot, rows, row_each && rows == 0, seq.sample.has_value(),
+    const auto scores = static_cast<int64_t>(seq.scores.size());
+    scored_rows_ += scores;
+    sequences_.push_back({seq.slot, rows, scores, row_each && rows == 0, seq.sample.has_value(),
                           seq.sample ? seq.sample->logprobs : -1,
                           seq.position + static_cast<int64_t>(seq.token_ids.size())});
   }
@@ -75,6 +58,11 @@ void StepReadback::Enqueue(const MatrixView& logits, const PagedKv& kv) {
     const size_t bytes = static_cast<size_t>(logits.rows * logits.cols) * SizeOf(logits.dtype);
     if (logits_.bytes() < bytes) logits_ = Allocate(bytes);
     Fetch(logits.data, bytes, logits_);
+  }
+  if (scored_rows_ > 0) {
+    const auto count = static_cast<size_t>(scored_rows_);
+    Room<SampleRecord>(count, &scores_);
+    Fetch(batch_.outputs().scores, count * sizeof(SampleRecord), scores_);
   }
   if (wants_windows_) {
     const size_t bytes =
@@ -106,11 +94,14 @@ StepResult StepReadback::Deliver(const ExecutorLimits& limits, std::vector<AcpSt
   MoveSlots(moves_, limits.lists_per_slot, slots);
   const StepOutputs outputs = batch_.OutputsAt(outputs_.as<std::byte>());
   const float* logits = Logits();
+  const SampleRecord* scores = scores_.as<SampleRecord>();
   int64_t row = 0;
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const Awaited& seq = sequences_[i];
     result.logits.push_back(seq.rows == 0 || seq.sampled ? nullptr
                                                          : logits + row * logits_view_.cols);
+    result.scores.push_back(seq.scores == 0 ? nullptr : scores);
+    scores += seq.scores;
     row += seq.rows + (seq.padding_row ? 1 : 0);
     FOX_CHECK(!seq.sampled || row > 0);  // its own row is the last one
     result.sampled.push_back(

@@ -50,6 +50,7 @@ class StepReadback {
   struct Awaited {
     int32_t slot;
     int64_t rows;      // rows of logits that the plan asks for
+    int64_t scores;    // rows that are scored
     bool padding_row;  // the batch has a row though the plan asks for none
     bool sampled;      // on the device
     int32_t logprobs;
@@ -75,6 +76,8 @@ class StepReadback {
   std::vector<Awaited> sequences_;
   bool wants_windows_ = false;
   Buffer staging_, entries_, masks_, outputs_;
+  int64_t scored_rows_ = 0;       // of all sequences
+  Buffer scores_;                 // [scored_rows_] records
   Buffer first_pages_;            // [slots, lists], once a plan asked for windows
   Buffer logits_;                 // [rows, V], if the plan needs them
   MatrixView logits_view_;        // the backend's logits; no rows: the plan needs none

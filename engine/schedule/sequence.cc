@@ -49,13 +49,16 @@ void Sequence::Check() const {
 
 int64_t Sequence::FirstPromptRow() const { return std::max(computed, prompt_logprobs_done); }
 
-int64_t Sequence::NumLogitRows(int64_t count) const {
-  int64_t rows = count == remaining() && samples() ? 1 : 0;
-  if (request.sampling.prompt_logprobs >= 0) {
-    const int64_t end = std::min(computed + count, prompt_tokens - 1);
-    rows += std::max<int64_t>(0, end - FirstPromptRow());
-  }
-  return rows;
+int64_t Sequence::NumPromptRows(int64_t count) const {
+  if (request.sampling.prompt_logprobs < 0) return 0;
+  const int64_t end = std::min(computed + count, prompt_tokens - 1);
+  return std::max<int64_t>(0, end - FirstPromptRow());
+}
+
+int64_t Sequence::NumLogitRows(int64_t count, bool samples_on_device) const {
+  const int64_t last = count == remaining() && samples() ? 1 : 0;
+  const bool scores = samples_on_device && ScoresOnDevice(request.sampling);
+  return last + (scores ? 0 : NumPromptRows(count));
 }
 
 PlannedSequence Sequence::Feed(int64_t count, bool samples_on_device) const {
@@ -66,13 +69,19 @@ PlannedSequence Sequence::Feed(int64_t count, bool samples_on_device) const {
   planned.token_ids = NextTokens(count);
   planned.log_tolerance = log_tolerance;
   const bool samples_last = count == remaining() && samples();
-  const int64_t rows = NumLogitRows(count), scored = rows - (samples_last ? 1 : 0);
-  for (int64_t i = 0; i < scored; ++i) {
-    planned.logit_rows.push_back(static_cast<int32_t>(FirstPromptRow() - computed + i));
+  const bool scores = samples_on_device && ScoresOnDevice(request.sampling);
+  const auto first = static_cast<int32_t>(FirstPromptRow() - computed);
+  for (int32_t row = first; row < first + NumPromptRows(count); ++row) {
+    if (scores) {
+      const int32_t next = tokens[static_cast<size_t>(computed + row) + 1];
+      planned.scores.push_back({row, {next, request.sampling.prompt_logprobs}});
+    } else {
+      planned.logit_rows.push_back(row);
+    }
   }
   if (samples_last) planned.logit_rows.push_back(static_cast<int32_t>(count - 1));
-  // Rows of prompt log-probabilities are wanted on the host, so it samples from the last one too.
-  if (samples_on_device && samples_last && rows == 1)
+  // Where the host scores rows of the prompt, it samples from the last row, too.
+  if (samples_on_device && samples_last && planned.logit_rows.size() == 1)
     planned.sample = SampleRowOf(request, stop, length(), produced());
   return planned;
 }

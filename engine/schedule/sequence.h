@@ -142,8 +142,10 @@ struct Sequence : Progress, SlotState {
 
   // Aborts if the fields contradict each other or the table at the top of this file.
   void Check() const;
-  // Rows of logits that the next `count` tokens need.
-  int64_t NumLogitRows(int64_t count) const;
+  // Rows of the prompt among the next `count` tokens whose log-probabilities are still to deliver.
+  int64_t NumPromptRows(int64_t count) const;
+  // Rows of logits that the next `count` tokens need, without rows that the executor scores.
+  int64_t NumLogitRows(int64_t count, bool samples_on_device) const;
   // The next `count` tokens as a plan has them.
   PlannedSequence Feed(int64_t count, bool samples_on_device) const;
   // Up to `max_drafts` drafts after the token of `fed`, the sequence's last token in its plan. They

@@ -346,4 +346,8 @@ void CudaOps::Sample(const SampleParams& params, Stream stream) {
   state_->Enqueue("sample", stream, [&](cudaStream_t on) { return cuda::Sample(params, on); });
 }
 
+void CudaOps::Score(const ScoreParams& params, Stream stream) {
+  state_->Enqueue("score", stream, [&](cudaStream_t on) { return cuda::Score(params, on); });
+}
+
 }  // namespace fox

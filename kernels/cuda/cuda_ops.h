@@ -55,6 +55,7 @@ class CudaOps : public Ops {
   void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) override;
   void SetPenaltyState(const PenaltyStateParams& params, Stream stream) override;
   void Sample(const SampleParams& params, Stream stream) override;
+  void Score(const ScoreParams& params, Stream stream) override;
 
   // For benchmarks of single kernels: the plan of the last step, and the stream.
   CudaState& state() { return *state_; }

@@ -124,6 +124,10 @@ class Ops {
   // where the next step's Embed finds it. A row with a logits processor uses its slot's token
   // states and counts the sampled token there. Only where the backend has a queue().
   virtual void Sample(const SampleParams&, Stream) { FOX_CHECK(false); }
+
+  // Reports the log-probability and the rank of one token for each row of logits. Only where the
+  // backend has a queue().
+  virtual void Score(const ScoreParams&, Stream) { FOX_CHECK(false); }
 };
 
 }  // namespace fox

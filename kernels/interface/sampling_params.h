@@ -1,4 +1,5 @@
-// Parameters of sampling on the device: how each row is sampled, and the result.
+// Parameters of sampling and scoring on the device: how each row is sampled or which token is
+// scored, and the result.
 #pragma once
 
 #include <cstdint>
@@ -92,6 +93,20 @@ struct SampleParams {
   TokenPenaltyState* penalty_state = nullptr;
   // [rows, MaskWords(V)]: only rows with a mask are sampled; null: only those without.
   const uint32_t* masks = nullptr;
+};
+
+// A token whose log-probability a row of logits gives.
+struct ScoreRow {
+  int32_t target = 0;    // in [0, V)
+  int32_t logprobs = 0;  // how many of the best to report, at most kMaxSampledLogprobs
+};
+
+// Log-probabilities in the model's own distribution: no processor, no temperature. `id` of a record
+// is the target.
+struct ScoreParams {
+  MatrixView logits;               // [rows, V] residual dtype
+  const ScoreRow* rows = nullptr;  // [rows]
+  SampleRecord* scores = nullptr;  // [rows]
 };
 
 }  // namespace fox

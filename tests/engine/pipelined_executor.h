@@ -37,6 +37,11 @@ class PipelinedExecutor final : public StepExecutor {
     inner_plan.penalty_state.clear();
     for (PlannedSequence& sequence : inner_plan.sequences) {
       sequence.sample.reset();
+      std::vector<int32_t> rows;
+      for (const PlannedScore& score : std::exchange(sequence.scores, {})) {
+        rows.push_back(score.row);
+      }
+      sequence.logit_rows.insert(sequence.logit_rows.begin(), rows.begin(), rows.end());
       if (sequence.token_ids.front() != kLastSampledToken) continue;
       sequence.token_ids.front() = sampled_.at(sequence.slot);
       ++fed_samples_;
@@ -72,11 +77,12 @@ class PipelinedExecutor final : public StepExecutor {
   struct Computed {
     StepResult result;
     std::vector<std::vector<float>> logits;                  // [sequences]
+    std::vector<std::vector<SampleRecord>> scores;           // [sequences]
     std::vector<std::pair<size_t, PlannedSequence>> masked;  // and where in the plan
     std::vector<int32_t> sole_pages;
   };
 
-  // Samples, and keeps logits and counts beyond the next plan.
+  // Scores and samples, and keeps logits and counts beyond the next plan.
   void Take(const StepPlan& plan, Computed* computed) {
     StepResult& result = computed->result;
     if (result.sole_pages != nullptr) {
@@ -85,11 +91,18 @@ class PipelinedExecutor final : public StepExecutor {
       result.sole_pages = computed->sole_pages.data();
     }
     result.sampled.clear();
+    result.scores.clear();
     computed->logits.resize(plan.sequences.size());
+    computed->scores.resize(plan.sequences.size());
     const size_t vocab = static_cast<size_t>(limits_.vocab_size);
     for (size_t i = 0; i < plan.sequences.size(); ++i) {
       const PlannedSequence& sequence = plan.sequences[i];
       const float* logits = std::exchange(result.logits[i], nullptr);
+      for (const PlannedScore& score : sequence.scores) {
+        computed->scores[i].push_back(ScoreOf(score.score, logits, sampler_));
+        logits += vocab;
+      }
+      result.scores.push_back(computed->scores[i].data());
       const size_t rows = sequence.logit_rows.size();
       if (sequence.sample && !sequence.masked()) {
         result.sampled.push_back(Sample(sequence, logits + (rows - 1) * vocab));

@@ -1,14 +1,13 @@
-// Sampling on the device: one cluster of blocks per row, each with a slice of the ids; one block
-// per row if rows are many or there are no clusters. Penalties, biases and masks are applied once,
-// in place, rounded as in engine/request/sampler.cc. A token is sampled by one pass over the
-// logits, the exponential race of kernels/core/sampling_arithmetic.h. Filters come before it and
-// need no sort: the k-th best and the end of the top_p mass are found by a radix search. Read
-// radix_select.cuh next.
+// Sampling and scoring on the device: one cluster of blocks per row, each with a slice of the ids;
+// one block per row if rows are many or there are no clusters. Penalties, biases and masks are
+// applied once, in place, rounded as in engine/request/sampler.cc. A token is sampled by one pass
+// over the logits, the exponential race of kernels/core/sampling_arithmetic.h. Filters come before
+// it and need no sort: the k-th best and the end of the top_p mass are found by a radix search.
+// Read radix_select.cuh next.
 #include <math_constants.h>
 
 #include <cfloat>
 #include <cstdint>
-#include <utility>
 
 #include "kernels/core/check.h"
 #include "kernels/core/sampling_arithmetic.h"
@@ -201,6 +200,29 @@ __device__ uint64_t FindBest(Row& row, bool masks) {
   return AllReduce<kBlocks>(row, finite ? key : kNotFinite, Larger());
 }
 
+// The part of this block in the row of number blockIdx.x / kBlocks, whose `largest` is not known.
+template <int kBlocks>
+__device__ __forceinline__ Row RowOf(const MatrixView& logits, int id_bits, float fixed_point_one,
+                                     Shared& shared) {
+  const int32_t vocabulary = static_cast<int32_t>(logits.cols);
+  const int32_t slice =
+      (vocabulary + kBlocks * kRaceGroup - 1) / (kBlocks * kRaceGroup) * kRaceGroup;
+  Row row;
+  row.logits = logits.Row<float>(blockIdx.x / kBlocks);
+  row.vocabulary = vocabulary;
+  row.rank = static_cast<int>(blockIdx.x % kBlocks);
+  row.begin = min(vocabulary, row.rank * slice);
+  row.end = min(vocabulary - row.begin, slice) + row.begin;
+  row.id_bits = id_bits;
+  row.fixed_point_one = fixed_point_one;
+  row.shared = &shared;
+  row.parity = 0;
+  return row;
+}
+
+// True for the key of a token.
+__device__ __forceinline__ bool IsKey(uint64_t key) { return key != 0 && key != kNotFinite; }
+
 template <int kBlocks>
 __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
     SampleKernel(const __grid_constant__ SampleParams params, int id_bits, float fixed_point_one) {
@@ -211,36 +233,25 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
   const SampleRow& how = params.rows[index];
   const bool has_mask = how.logits_processor.mask >= 0;
   if (how.slot < 0 || has_mask != (params.masks != nullptr)) return;  // all blocks of the row
-  const int32_t vocabulary = static_cast<int32_t>(params.logits.cols);
-  const int32_t slice =
-      (vocabulary + kBlocks * kRaceGroup - 1) / (kBlocks * kRaceGroup) * kRaceGroup;
-  float* logits = params.logits.Row<float>(index);
-  Row row;
-  row.logits = logits;
-  row.vocabulary = vocabulary;
-  row.rank = static_cast<int>(blockIdx.x % kBlocks);
-  row.begin = min(vocabulary, row.rank * slice);
-  row.end = min(vocabulary - row.begin, slice) + row.begin;
-  row.id_bits = id_bits;
-  row.fixed_point_one = fixed_point_one;
-  row.shared = &shared;
-  row.parity = 0;
+  Row row = RowOf<kBlocks>(params.logits, id_bits, fixed_point_one, shared);
+  const int32_t vocabulary = row.vocabulary;
 
   const bool processes_logits = how.logits_processor.on;
   TokenPenaltyState* states = params.penalty_state + static_cast<int64_t>(how.slot) * vocabulary;
-  if (processes_logits) ProcessLogits<kBlocks>(row, how, states, params.masks, logits);
+  if (processes_logits) {
+    ProcessLogits<kBlocks>(row, how, states, params.masks, params.logits.Row<float>(index));
+  }
   const bool races = how.temperature > 0.0f;
   const bool filters = how.min_p > 0.0f || how.top_p < 1.0f || HasTopK(row, how);
-  const auto is_key = [](uint64_t key) { return key != 0 && key != kNotFinite; };
   uint64_t low = LowestKey(row, -FLT_MAX);  // all but masked tokens
   uint64_t best = low, winner = low;
   if (!races || filters || how.logprobs >= 0) {
     winner = best = FindBest<kBlocks>(row, processes_logits);
-    if (is_key(best)) row.largest = row.logits[IdOf(row, best)];
-    if (is_key(best) && filters && races) low = LowestKept<kBlocks>(row, how, best);
+    if (IsKey(best)) row.largest = row.logits[IdOf(row, best)];
+    if (IsKey(best) && filters && races) low = LowestKept<kBlocks>(row, how, best);
   }
-  if (races && is_key(best)) winner = Race<kBlocks>(row, how, low, processes_logits);
-  const bool samples = is_key(winner);
+  if (races && IsKey(best)) winner = Race<kBlocks>(row, how, low, processes_logits);
+  const bool samples = IsKey(winner);
   const int32_t id = samples ? IdOf(row, winner) : 0;
   const SampleStatus status = samples       ? SampleStatus::kSampled
                               : winner == 0 ? SampleStatus::kAllMasked
@@ -255,6 +266,29 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
   if (samples && how.logprobs >= 0) {
     const int best_count = min(min(how.logprobs, kMaxSampledLogprobs), vocabulary);
     FillLogprobs<kBlocks>(row, id, best, best_count, out);
+  }
+  RowBarrier<kBlocks>();  // no block may end while others read its shared memory
+}
+
+template <int kBlocks>
+__global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
+    ScoreKernel(const __grid_constant__ ScoreParams params, int id_bits, float fixed_point_one) {
+  __shared__ Shared shared;
+  TriggerDependents();
+  WaitOnDependencies();
+  const int64_t index = blockIdx.x / kBlocks;
+  const ScoreRow how = params.rows[index];
+  Row row = RowOf<kBlocks>(params.logits, id_bits, fixed_point_one, shared);
+  SampleRecord* out = params.scores + index;
+  const uint64_t best = FindBest<kBlocks>(row, /*masks=*/false);
+  if (row.rank == 0 && threadIdx.x == 0) {
+    out->id = how.target;
+    out->status = IsKey(best) ? SampleStatus::kSampled : SampleStatus::kNotFinite;
+  }
+  if (IsKey(best)) {
+    row.largest = row.logits[IdOf(row, best)];
+    const int best_count = min(min(how.logprobs, kMaxSampledLogprobs), row.vocabulary);
+    FillLogprobs<kBlocks>(row, how.target, best, best_count, out);
   }
   RowBarrier<kBlocks>();  // no block may end while others read its shared memory
 }
@@ -276,16 +310,30 @@ __global__ void __launch_bounds__(kSetThreads, 1)
   }
 }
 
-using Kernel = void (*)(const SampleParams, int, float);
-
 // As many blocks per row as run at once; the result does not depend on it.
-std::pair<Kernel, int> KernelFor(int64_t rows) {
+int BlocksPerRow(int64_t rows) {
   constexpr int64_t kBlocksAtOnce = 128;  // of the smallest device with clusters, about
   const bool has_clusters = HasSm90Code(KernelAddress(SampleKernel<kMaxBlocks>));
-  if (!has_clusters || rows * 2 > kBlocksAtOnce) return {SampleKernel<1>, 1};
-  if (rows * 4 > kBlocksAtOnce) return {SampleKernel<2>, 2};
-  if (rows * 8 > kBlocksAtOnce) return {SampleKernel<4>, 4};
-  return {SampleKernel<kMaxBlocks>, kMaxBlocks};
+  if (!has_clusters || rows * 2 > kBlocksAtOnce) return 1;
+  if (rows * 4 > kBlocksAtOnce) return 2;
+  return rows * 8 > kBlocksAtOnce ? 4 : kMaxBlocks;
+}
+
+// Launches one of the kernels of 1, 2, 4 and kMaxBlocks blocks per row.
+template <typename Params>
+cudaError_t LaunchRows(const Params& params, void (*const (&kernels)[4])(const Params, int, float),
+                       cudaStream_t stream) {
+  const MatrixView& logits = params.logits;
+  FOX_CHECK(logits.dtype == DType::kF32 && logits.cols > 0);
+  constexpr int64_t kMaxCols = int64_t{1} << 30;
+  FOX_CHECK(logits.cols <= kMaxCols);
+  FOX_CHECK(logits.rows >= 0 && logits.rows <= INT32_MAX / kMaxBlocks);
+  FOX_CHECK(logits.rows <= 1 || logits.row_stride >= logits.cols);
+  const int blocks = BlocksPerRow(logits.rows);
+  static_assert(kMaxBlocks == 8);
+  const auto kernel = kernels[blocks == 1 ? 0 : blocks == 2 ? 1 : blocks == 4 ? 2 : 3];
+  return Launch(kernel, dim3(static_cast<unsigned>(logits.rows * blocks)), dim3(kThreads), 0,
+                stream, params, IdBits(logits.cols), FixedPointOne(logits.cols));
 }
 
 }  // namespace
@@ -297,15 +345,16 @@ cudaError_t SetPenaltyState(const PenaltyStateParams& params, cudaStream_t strea
 }
 
 cudaError_t Sample(const SampleParams& params, cudaStream_t stream) {
-  const MatrixView& logits = params.logits;
-  FOX_CHECK(logits.dtype == DType::kF32 && logits.cols > 0);
-  constexpr int64_t kMaxCols = int64_t{1} << 30;
-  FOX_CHECK(logits.cols <= kMaxCols);
-  FOX_CHECK(logits.rows >= 0 && logits.rows <= INT32_MAX / sample::kMaxBlocks);
-  FOX_CHECK(logits.rows <= 1 || logits.row_stride >= logits.cols);
-  const auto [kernel, blocks] = sample::KernelFor(logits.rows);
-  return Launch(kernel, dim3(static_cast<unsigned>(logits.rows * blocks)), dim3(sample::kThreads),
-                0, stream, params, IdBits(logits.cols), FixedPointOne(logits.cols));
+  using namespace sample;
+  return LaunchRows<SampleParams>(
+      params, {SampleKernel<1>, SampleKernel<2>, SampleKernel<4>, SampleKernel<kMaxBlocks>},
+      stream);
+}
+
+cudaError_t Score(const ScoreParams& params, cudaStream_t stream) {
+  using namespace sample;
+  return LaunchRows<ScoreParams>(
+      params, {ScoreKernel<1>, ScoreKernel<2>, ScoreKernel<4>, ScoreKernel<kMaxBlocks>}, stream);
 }
 
 }  // namespace fox::cuda

@@ -71,6 +71,7 @@ class ForwardingOps : public Ops {
     ops_->SetPenaltyState(params, stream);
   }
   void Sample(const SampleParams& params, Stream stream) override { ops_->Sample(params, stream); }
+  void Score(const ScoreParams& params, Stream stream) override { ops_->Score(params, stream); }
 
  private:
   std::unique_ptr<Ops> ops_;

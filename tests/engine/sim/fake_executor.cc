@@ -28,6 +28,7 @@ void FakeExecutor::Audit() {
 absl::Status FakeExecutor::Submit(const StepPlan& plan) {
   // Logits are valid until now: a later reader finds a numerical failure.
   std::fill(delivered_.begin(), delivered_.end(), std::nanf(""));
+  for (SampleRecord& score : delivered_scores_) score.status = SampleStatus::kNotFinite;
   std::fill(delivered_pages_.begin(), delivered_pages_.end(), -1);
   std::fill(delivered_sole_pages_.begin(), delivered_sole_pages_.end(), 1 << 20);
   if (static_cast<int>(computed_.size()) >= options_.limits.depth) Violate("too deep");
@@ -65,6 +66,7 @@ absl::StatusOr<StepResult> FakeExecutor::Collect() {
   computed_.pop_front();
   if (!computed.status.ok()) return computed.status;
   delivered_ = std::move(computed.logits);             // keeps its place: the result points into it
+  delivered_scores_ = std::move(computed.scores);      // likewise
   delivered_pages_ = std::move(computed.first_pages);  // likewise
   delivered_sole_pages_ = std::move(computed.sole_pages);
   collected_free_pages_ = computed.free_pages;
@@ -79,12 +81,14 @@ void FakeExecutor::Compute(const StepPlan& plan, Computed* computed) {
                       static_cast<int64_t>(sequence.token_ids.size()), sequence.log_tolerance});
   }
   if (!batch_.empty()) keys_.Begin(batch_);
-  size_t rows = 0;
+  size_t rows = 0, scores = 0;
   page_ends_.clear();
   for (const PlannedSequence& sequence : plan.sequences) {
     if (keys_.violation().empty()) Append(sequence);
     rows += sequence.logit_rows.size();
+    scores += sequence.scores.size();
   }
+  computed->scores.reserve(scores);  // the result points into it
   if (!keys_.violation().empty()) return Violate(keys_.violation());
   const size_t vocab = static_cast<size_t>(options_.limits.vocab_size);
   computed->logits.resize(rows * vocab);
@@ -92,7 +96,9 @@ void FakeExecutor::Compute(const StepPlan& plan, Computed* computed) {
   float* logits = computed->logits.data();
   for (const PlannedSequence& sequence : plan.sequences) {
     Slot& slot = slots_[static_cast<size_t>(sequence.slot)];
-    ComputeRows(sequence, logits);
+    const SampleRecord* const scored = computed->scores.data() + computed->scores.size();
+    ComputeRows(sequence, logits, &computed->scores);
+    result.scores.push_back(sequence.scores.empty() ? nullptr : scored);
     const bool delivers = !sequence.logit_rows.empty() && !sequence.sample;
     result.logits.push_back(delivers ? logits : nullptr);
     logits += sequence.logit_rows.size() * vocab;
@@ -152,7 +158,8 @@ void FakeExecutor::Append(const PlannedSequence& sequence) {
 
 // Rows and page ends in the order of their positions: a row sees the pages kept by the page ends
 // before it.
-void FakeExecutor::ComputeRows(const PlannedSequence& sequence, float* logits) {
+void FakeExecutor::ComputeRows(const PlannedSequence& sequence, float* logits,
+                               std::vector<SampleRecord>* scores) {
   const int64_t end = sequence.position + static_cast<int64_t>(sequence.token_ids.size());
   int64_t page_end = (sequence.position / kPageTokens + 1) * kPageTokens;
   const auto end_pages = [&](int64_t until) {
@@ -163,11 +170,19 @@ void FakeExecutor::ComputeRows(const PlannedSequence& sequence, float* logits) {
   };
   const bool is_nan =
       !options_.nan_requests.empty() && options_.nan_requests.count(sequence.id) > 0;
-  for (const int32_t row : sequence.logit_rows) {
+  const auto compute = [&](int32_t row, float* to) {
     const int64_t position = sequence.position + row;
     end_pages(position);
-    FillLogits(keys_.Fold(sequence.slot, position), logits, options_.limits.vocab_size);
-    if (is_nan && position >= options_.nan_position) logits[position % 3] = std::nanf("");
+    FillLogits(keys_.Fold(sequence.slot, position), to, options_.limits.vocab_size);
+    if (is_nan && position >= options_.nan_position) to[position % 3] = std::nanf("");
+  };
+  std::vector<float> scored(static_cast<size_t>(options_.limits.vocab_size));
+  for (const PlannedScore& score : sequence.scores) {
+    compute(score.row, scored.data());
+    scores->push_back(ScoreOf(score.score, scored.data(), sampler_));
+  }
+  for (const int32_t row : sequence.logit_rows) {
+    compute(row, logits);
     logits += options_.limits.vocab_size;
   }
   end_pages(end);
@@ -263,6 +278,19 @@ void FakeExecutor::CheckSequence(const PlannedSequence& sequence) {
   for (size_t i = 0; i < sequence.logit_rows.size(); ++i) {
     if (sequence.logit_rows[i] < 0 || sequence.logit_rows[i] >= count) Violate("row range");
     if (i > 0 && sequence.logit_rows[i] <= sequence.logit_rows[i - 1]) Violate("row order");
+  }
+  if (!sequence.scores.empty() && !limits.samples_on_device) Violate("scores on the host");
+  for (size_t i = 0; i < sequence.scores.size(); ++i) {
+    const auto& [row, how] = sequence.scores[i];
+    if (row < 0 || row >= count || how.target < 0 || how.target >= limits.vocab_size ||
+        how.logprobs < 0 || how.logprobs > kMaxSampledLogprobs) {
+      Violate("scored row range");
+    }
+    if (i > 0 && row <= sequence.scores[i - 1].row) Violate("scored row order");
+  }
+  if (!sequence.scores.empty() && !sequence.logit_rows.empty() &&
+      sequence.logit_rows.front() <= sequence.scores.back().row) {
+    Violate("a scored row behind a row of logits");
   }
   for (const int32_t token : sequence.token_ids) {
     if (token >= 0 && token < limits.vocab_size) continue;

@@ -67,6 +67,7 @@ class FakeExecutor : public StepExecutor {
   struct Computed {
     StepResult result;
     std::vector<float> logits;
+    std::vector<SampleRecord> scores;
     std::vector<int32_t> first_pages, sole_pages;
     int64_t free_pages = 0;
     absl::Status status;
@@ -89,7 +90,8 @@ class FakeExecutor : public StepExecutor {
   void SetPenaltyState(const StepPlan& plan);
   void Compute(const StepPlan& plan, Computed* computed);
   void Append(const PlannedSequence& sequence);
-  void ComputeRows(const PlannedSequence& sequence, float* logits);
+  void ComputeRows(const PlannedSequence& sequence, float* logits,
+                   std::vector<SampleRecord>* scores);
   absl::StatusOr<SampledToken> Sample(const PlannedSequence& sequence, const float* row,
                                       Slot* slot);
   // True if a run is older than the current one and not collected yet.
@@ -107,6 +109,7 @@ class FakeExecutor : public StepExecutor {
   absl::Status pool_fault_;
   std::deque<Computed> computed_;  // submitted and not collected, the oldest first
   std::vector<float> delivered_;   // logits of the last plan collected
+  std::vector<SampleRecord> delivered_scores_;
   std::vector<int32_t> delivered_pages_, delivered_sole_pages_;
   int64_t collected_free_pages_;
   std::set<uint64_t> released_in_flight_;  // requests

@@ -128,6 +128,8 @@ MUTANTS = [
      "1u : kTokenInPrompt"),
     ("prompt is scored again", C, "return std::max(computed, prompt_logprobs_done);",
      "return computed;"),
+    ("the token itself is scored", C, "tokens[static_cast<size_t>(computed + row) + 1]",
+     "tokens[static_cast<size_t>(computed + row)]"),
     ("counters twice", C, "if (slot >= 0 || in_flight > 0) return;", "if (slot >= 0) return;"),
     ("sample of the last position", N, "static_cast<uint64_t>(position);",
      "static_cast<uint64_t>(position) - 1;"),

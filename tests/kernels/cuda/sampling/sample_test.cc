@@ -1,11 +1,12 @@
-// Sample on the device against engine/request/sampler.h on the host: the same token, rank and
-// alternatives for all logits and filters; in a captured graph too.
+// Sample and Score on the device against engine/request/sampler.h on the host: the same token, rank
+// and alternatives for all logits and filters; in a captured graph too.
 #include "kernels/cuda/sampling/sample.h"
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "engine/request/sampler.h"
@@ -60,6 +61,42 @@ TEST_P(SampleTest, SamplesWhatTheSamplerSamples) {
     batch.Upload();
     ASSERT_EQ(Sample(batch.params(), nullptr), cudaSuccess);
     ExpectAsSampler(batch);
+  }
+}
+
+// Every token is a target somewhere: the best, one of its equals, and any other.
+TEST_P(SampleTest, ScoresWhatTheSamplerScores) {
+  const int32_t vocabulary = GetParam();
+  Random random(static_cast<uint64_t>(vocabulary) + 1);
+  for (const size_t count : {1, 3, 32, 48, 128, 300}) {
+    SCOPED_TRACE(::testing::Message() << count << " rows");
+    SampleBatch batch = RandomBatch(count, vocabulary, random);
+    batch.Upload();
+    std::vector<ScoreRow> rows(count);
+    for (ScoreRow& row : rows) {
+      row.target = static_cast<int32_t>(random() % static_cast<uint64_t>(vocabulary));
+      row.logprobs = OneOf<int32_t>(random, {0, 1, 5, kMaxSampledLogprobs});
+    }
+    const DeviceArray<ScoreRow> device_rows(rows);
+    const SampleParams params = batch.params();
+    ASSERT_EQ(Score({params.logits, device_rows.data(), params.sampled}, nullptr), cudaSuccess);
+    const std::vector<SampleRecord> scored = batch.sampled.ToHost();
+    Sampler sampler(vocabulary);
+    for (size_t row = 0; row < count; ++row) {
+      SCOPED_TRACE(::testing::Message() << "row " << row << " target " << rows[row].target
+                                        << " logprobs " << rows[row].logprobs);
+      SamplingParams sampling;
+      sampling.prompt_logprobs = rows[row].logprobs;
+      const absl::StatusOr<SampledToken> want =
+          sampler.ScorePrompt(batch.row_logits(row), sampling, rows[row].target);
+      EXPECT_EQ(scored[row].id, rows[row].target);
+      EXPECT_EQ(scored[row].status, want.ok() ? SampleStatus::kSampled : SampleStatus::kNotFinite);
+      if (want.ok()) ExpectLogprobs(scored[row], *want);
+    }
+    // Scoring changes no logits and samples nothing.
+    const std::vector<float> after = batch.device_logits.ToHost();
+    EXPECT_EQ(std::memcmp(after.data(), batch.logits.data(), after.size() * sizeof(float)), 0);
+    for (const int32_t token : batch.sampled_tokens.ToHost()) ASSERT_EQ(token, kPoisoned);
   }
 }
 
