@@ -31,7 +31,7 @@ std::string StepPlan::DebugString() const {
   for (const PlannedSequence& sequence : sequences) {
     absl::StrAppend(&text, "; id ", sequence.id, " slot ", sequence.slot, " tokens ",
                     sequence.position, "+", sequence.token_ids.size(), " rows ",
-                    sequence.logit_rows.size(), " scores ", sequence.scores.size(),
+                    sequence.logit_rows.size(), sequence.scores.empty() ? "" : " scores",
                     sequence.sample ? " sample" : "", sequence.draft ? " draft" : "");
     if (sequence.sample && sequence.sample->logits_processor.on)
       absl::StrAppend(&text, " processed", sequence.masked() ? " masked" : "");
