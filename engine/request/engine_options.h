@@ -23,7 +23,7 @@ struct EngineOptions {
   AcpMode acp = AcpMode::kCertified;  // the executor's
   double log_tolerance = -10.0;       // log eps, for requests that do not ask for less
   KvAdmission kv_admission = KvAdmission::kExpected;
-  int64_t max_num_queued_reqs = 256;  // waiting requests; beyond: ResourceExhausted
+  int64_t max_num_queued_reqs = 1024;  // waiting requests; beyond: ResourceExhausted
   int64_t max_num_queued_tokens = 1 << 20;
   double max_queue_seconds = 120;    // estimated wait; beyond: ResourceExhausted. 0: no bound
   int64_t max_paused_reqs = 256;     // requests paused for slow readers; beyond: one is Aborted
