@@ -19,7 +19,7 @@ evaluate() {
     (python=python3 && run_module models.evaluate.options "$@") || exit
   fi
   install_tasks
-  preset="$(choose_preset)"
+  preset="$(choose_preset "$@")"
   build "$preset" fox-server
   run_module models.evaluate.evaluate --program "$root/build/$preset/bin/fox-server" "$@"
 }
