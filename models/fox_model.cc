@@ -97,15 +97,12 @@ void FoxModel::Forward(const BatchView& batch, AcpMode acp, const PagedKv& kv,
 MatrixView FoxModel::Logits(const BatchView& batch, const int64_t* rows, int64_t count,
                             int64_t decode_rows, Stream stream) {
   const ModelConfig& c = weights_.config;
-  const DType residual_dtype = weights_.residual_dtype;
   FOX_CHECK(count <= batch.num_rows && count <= act_.max_logit_rows);
-  const MatrixView x = View(act_.x, residual_dtype, batch.num_rows, c.hidden_size);
-  MatrixView last = x;  // `rows` ascend, so count == num_rows means every row
-  if (count < batch.num_rows) {
-    last = View(act_.last, residual_dtype, count, c.hidden_size);
-    ops_.GatherRows(x, rows, last, stream);
-  }
-  const MatrixView logits = View(act_.logits, residual_dtype, count, c.vocab_size);
+  const MatrixView x = View(act_.x, weights_.residual_dtype, batch.num_rows, c.hidden_size);
+  const bool all = count == batch.num_rows;  // `rows` ascend
+  const MatrixView last = all ? x : View(act_.last, x.dtype, count, c.hidden_size);
+  if (!all) ops_.GatherRows(x, rows, last, stream);
+  const MatrixView logits = View(act_.logits, weights_.residual_dtype, count, c.vocab_size);
   ops_.Linear({.in = last,
                .norm = Norm(weights_.final_norm),
                .weight = *weights_.lm_head,

@@ -40,7 +40,8 @@ def _lengths(text: str) -> list[int]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="./run evaluate", description="Judges a model by tasks that the field knows.", epilog=_EPILOG,
+    parser = OneLineParser(prog="./run evaluate", epilog=_EPILOG,
+                           description="Judges a model by tasks that the field knows.",
                            formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--against", metavar="OTHER",

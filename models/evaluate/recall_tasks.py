@@ -63,7 +63,8 @@ class Maker:
     def length(self, sentence: str) -> int:
         return len(self._client.tokens(" " + sentence))
 
-    def fill(self, facts: list[str], tokens: int, filler: Callable[[int], str]) -> tuple[str, float]:
+    def fill(self, facts: list[str], tokens: int,
+             filler: Callable[[int], str]) -> tuple[str, float]:
         """The facts at random places, in their order, in a text of `tokens` tokens."""
         left = tokens - sum(self.length(fact) for fact in facts)
         parts: list[str] = []
