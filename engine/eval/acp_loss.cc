@@ -3,35 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace fox {
 namespace {
 
 constexpr int64_t kBuckets = 16;
-
-struct Difference {
-  double mean = 0, largest = 0;  // over tokens; the largest of absolute values
-};
-
-double Mean(const std::vector<double>& losses) {
-  double sum = 0;
-  for (double loss : losses) sum += loss;
-  return losses.empty() ? 0 : sum / static_cast<double>(losses.size());
-}
-
-Difference Over(const std::vector<double>& losses, const std::vector<double>& off) {
-  Difference difference;
-  for (size_t i = 0; i < off.size(); ++i) {
-    difference.mean += losses[i] - off[i];
-    difference.largest = std::max(difference.largest, std::abs(losses[i] - off[i]));
-  }
-  difference.mean /= static_cast<double>(std::max<size_t>(off.size(), 1));
-  return difference;
-}
-
-nlohmann::ordered_json DifferenceJson(const Difference& difference) {
-  return {{"mean", difference.mean}, {"largest", difference.largest}};
-}
 
 // The losses of tokens first .. end - 1 of every window.
 std::vector<double> Bucket(const std::vector<double>& losses, int64_t window, int64_t first,
@@ -48,15 +25,32 @@ std::vector<double> Bucket(const std::vector<double>& losses, int64_t window, in
 
 }  // namespace
 
+double MeanLoss(const std::vector<double>& losses) {
+  const double sum = std::accumulate(losses.begin(), losses.end(), 0.0);
+  return losses.empty() ? 0 : sum / static_cast<double>(losses.size());
+}
+
+nlohmann::ordered_json LossDifference(const std::vector<double>& losses,
+                                      const std::vector<double>& off) {
+  double sum = 0, largest = 0;
+  for (size_t i = 0; i < off.size(); ++i) {
+    sum += losses[i] - off[i];
+    largest = std::max(largest, std::abs(losses[i] - off[i]));
+  }
+  return {{"mean", sum / static_cast<double>(std::max<size_t>(off.size(), 1))},
+          {"largest", largest}};
+}
+
 nlohmann::ordered_json AcpLoss::Json() const {
   nlohmann::ordered_json json = {
       {"window", window},
       {"tokens", off.size()},
-      {"nll", {{"off", Mean(off)}, {"paper", Mean(paper)}, {"certified", Mean(certified)}}},
+      {"nll",
+       {{"off", MeanLoss(off)}, {"paper", MeanLoss(paper)}, {"certified", MeanLoss(certified)}}},
       {"difference",
-       {{"paper", DifferenceJson(Over(paper, off))},
-        {"certified", DifferenceJson(Over(certified, off))},
-        {"rounding", DifferenceJson(Over(rounding, off))}}}};
+       {{"paper", LossDifference(paper, off)},
+        {"certified", LossDifference(certified, off)},
+        {"rounding", LossDifference(rounding, off)}}}};
   auto& buckets = json["by_position"] = nlohmann::ordered_json::array();
   const int64_t width = std::max<int64_t>((window + kBuckets - 1) / kBuckets, 2);
   for (int64_t first = 0; first < window && !off.empty(); first += width) {
@@ -65,7 +59,7 @@ nlohmann::ordered_json AcpLoss::Json() const {
     nlohmann::ordered_json bucket = {{"first", first}, {"end", end}};
     for (const auto& [name, losses] :
          {std::pair{"off", &off}, {"paper", &paper}, {"certified", &certified}}) {
-      bucket[name] = Mean(Bucket(*losses, window, first, end));
+      bucket[name] = MeanLoss(Bucket(*losses, window, first, end));
     }
     buckets.push_back(std::move(bucket));
   }

@@ -9,6 +9,12 @@
 
 namespace fox {
 
+// Mean loss of the tokens; 0 without tokens.
+double MeanLoss(const std::vector<double>& losses);
+// Mean of losses[i] - off[i], and the largest absolute value.
+nlohmann::ordered_json LossDifference(const std::vector<double>& losses,
+                                      const std::vector<double>& off);
+
 struct AcpLoss {
   int64_t window = 0;  // tokens; each starts from an empty context, so its first one has no loss
   // In nats, window - 1 for each window, one window after another.

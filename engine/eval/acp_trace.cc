@@ -1,8 +1,6 @@
 // AcpTrace: runs a sequence page by page and reads the cache's live ranges.
 #include "engine/eval/acp_trace.h"
 
-#include <numeric>
-
 #include "engine/eval/teacher_forcing.h"
 #include "engine/eval/token_loss.h"
 
@@ -30,10 +28,6 @@ double HeadTrace::MeanWindow() const {
     sum += static_cast<double>((p - FirstSeen(p)) * kPageTokens) + (kPageTokens + 1) / 2.0;
   }
   return pages() == from ? 0 : sum / static_cast<double>(pages() - from);
-}
-
-double AcpTrace::MeanLoss() const {
-  return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
 }
 
 double AcpTrace::PrunedPairs() const {
@@ -64,10 +58,7 @@ absl::StatusOr<AcpTrace> TraceAcp(ModelRunner& runner, double log_tolerance,
     for (size_t i = 0; i < first.size(); ++i) trace.heads[i].first_live.push_back(first[i]);
   };
   const auto add_losses = [&](int64_t first, const MatrixView& logits) {
-    for (int64_t row = 0; row < logits.rows; ++row) {
-      const auto next = static_cast<size_t>(first + row + 1);
-      if (next < ids.size()) trace.losses.push_back(TokenLoss(logits, row, ids[next]));
-    }
+    AppendLosses(ids, first, logits, &trace.losses);
   };
   if (absl::Status s = RunTeacherForced(runner, ids, options, add_losses); !s.ok()) return s;
   return trace;

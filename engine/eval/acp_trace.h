@@ -23,8 +23,6 @@ struct HeadTrace {
   int64_t FirstSeen(int64_t p) const { return p == 0 ? 0 : first_live[static_cast<size_t>(p - 1)]; }
   // Live pages, summed over all page ends.
   int64_t KeptPages() const;
-  // Live pages at the last page end.
-  int64_t KeptAtEnd() const { return pages() == 0 ? 0 : pages() - first_live.back(); }
   // Pages evicted over pages written, averaged over page ends.
   double PrunedShare() const;
   // Tokens that a row sees, its own included: mean over the rows of the second half of the pages.
@@ -37,7 +35,6 @@ struct AcpTrace {
   AcpStats stats;                // as of the last page end
   std::vector<double> losses;    // -log p of tokens 1, 2, ..., in nats
 
-  double MeanLoss() const;
   // (row, query head, page) in the causal range that prefill did not read, over all of them.
   double PrunedPairs() const;
   // Pages evicted over pages written, as of the last page end.

@@ -103,11 +103,7 @@ absl::Status MeasureRounding(const Flags& flags, const Windows& windows, AcpRepo
   options.log_tolerance = kNoMass;
   for (const auto& window : windows) {
     const auto add_losses = [&](int64_t first, const MatrixView& logits) {
-      for (int64_t row = 0; row < logits.rows; ++row) {
-        const auto next = static_cast<size_t>(first + row + 1);
-        if (next == window.size()) continue;
-        report.loss.rounding.push_back(TokenLoss(logits, row, window[next]));
-      }
+      AppendLosses(window, first, logits, &report.loss.rounding);
     };
     if (auto s = RunTeacherForced(**runner, window, options, add_losses); !s.ok()) return s;
   }

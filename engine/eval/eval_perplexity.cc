@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "engine/eval/eval_command.h"
@@ -50,15 +51,14 @@ absl::StatusOr<Loss> Measure(ModelRunner& runner, const PerplexityFlags& flags,
     const int64_t begin = flags.start + loss.windows * flags.step;
     const int64_t end = std::min(begin + flags.window, length);
     const std::vector<int32_t> window(ids.begin() + begin, ids.begin() + end);
+    std::vector<double> losses;
     const absl::Status run =
         RunTeacherForced(runner, window, options, [&](int64_t first, const MatrixView& logits) {
-          for (int64_t row = 0; row < logits.rows; ++row) {
-            const auto next = static_cast<size_t>(first + row + 1);
-            if (next < window.size()) loss.nats += TokenLoss(logits, row, window[next]);
-          }
+          AppendLosses(window, first, logits, &losses);
         });
     if (!run.ok()) return run;
-    loss.tokens += end - begin - 1;
+    loss.nats = std::accumulate(losses.begin(), losses.end(), loss.nats);
+    loss.tokens += std::ssize(losses);
     ++loss.windows;
     if (progress) {
       std::fprintf(stderr, "\rwindow %lld of %lld, loss %.4f ",

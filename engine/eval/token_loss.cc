@@ -21,4 +21,12 @@ double TokenLoss(const MatrixView& logits, int64_t row, int32_t token) {
                                      : loss(static_cast<const float*>(logits.data));
 }
 
+void AppendLosses(const std::vector<int32_t>& ids, int64_t first, const MatrixView& logits,
+                  std::vector<double>* losses) {
+  for (int64_t row = 0; row < logits.rows; ++row) {
+    const auto next = static_cast<size_t>(first + row + 1);
+    if (next < ids.size()) losses->push_back(TokenLoss(logits, row, ids[next]));
+  }
+}
+
 }  // namespace fox
