@@ -5,10 +5,10 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "engine/request/request_validation.h"
 #include "engine/request/sampling_limits.h"
 #include "google/protobuf/unknown_field_set.h"
@@ -66,9 +66,7 @@ void SortUnique(std::vector<T>* values) {
   values->erase(std::unique(values->begin(), values->end()), values->end());
 }
 
-// GenerateRequest and ScoreRequest share these fields.
-template <class Message>
-absl::Status ConvertNames(const Message& request, const ConversionContext& context,
+absl::Status ConvertNames(const v1::GenerateRequest& request, const ConversionContext& context,
                           GenerationSpec* spec) {
   absl::Status status = CheckModelName(request.model(), context);
   absl::StatusOr<std::string> id = CheckRequestId(request.request_id());
@@ -106,23 +104,7 @@ absl::StatusOr<std::vector<int32_t>> ConvertMessages(const v1::ChatMessages& in,
   return context.chat->Encode(*context.tokenizer, messages, answer, open, tools, thinking);
 }
 
-template <class Message>
-const char* NameOfPrompt(const Message& request) {
-  if constexpr (std::is_same_v<Message, v1::GenerateRequest>) {
-    if (request.has_messages()) return "messages";
-  }
-  return "prompt";
-}
-
-// Clients recognise these words, and then send less or ask another model.
-absl::Status PromptTooLong(const char* field, size_t tokens, const ConversionContext& context) {
-  return absl::OutOfRangeError(absl::StrCat(
-      field, ": ", tokens, " tokens leave no room. This model's maximum context length is ",
-      context.limits.max_model_len, " tokens"));
-}
-
-template <class Message>
-absl::StatusOr<std::vector<int32_t>> ConvertPrompt(const Message& request,
+absl::StatusOr<std::vector<int32_t>> ConvertPrompt(const v1::GenerateRequest& request,
                                                    const ConversionContext& context) {
   std::vector<int32_t> prompt;
   const bool add_special = !request.has_add_special_tokens() || request.add_special_tokens();
@@ -141,12 +123,10 @@ absl::StatusOr<std::vector<int32_t>> ConvertPrompt(const Message& request,
       if (prompt.front() != bos) prompt.insert(prompt.begin(), bos);
     }
   }
-  if constexpr (std::is_same_v<Message, v1::GenerateRequest>) {
-    if (request.has_messages()) {
-      absl::StatusOr<std::vector<int32_t>> ids = ConvertMessages(request.messages(), context);
-      if (!ids.ok()) return ids.status();
-      prompt = *std::move(ids);
-    }
+  if (request.has_messages()) {
+    absl::StatusOr<std::vector<int32_t>> ids = ConvertMessages(request.messages(), context);
+    if (!ids.ok()) return ids.status();
+    prompt = *std::move(ids);
   }
   if (prompt.empty()) return Invalid("prompt: must be set and not be empty");
   if (request.has_truncate_prompt_tokens()) {
@@ -154,9 +134,6 @@ absl::StatusOr<std::vector<int32_t>> ConvertPrompt(const Message& request,
     if (keep == 0) return Invalid("truncate_prompt_tokens: must be at least 1");
     if (prompt.size() > keep)
       prompt.erase(prompt.begin(), prompt.end() - static_cast<int64_t>(keep));
-  }
-  if (static_cast<int64_t>(prompt.size()) > context.limits.max_model_len) {
-    return PromptTooLong(NameOfPrompt(request), prompt.size(), context);
   }
   return prompt;
 }
@@ -194,11 +171,11 @@ absl::Status ConvertSampling(const v1::Sampling& in, const ConversionContext& co
 }
 
 absl::Status ConvertStopping(const v1::GenerateRequest& request, const ConversionContext& context,
-                             StopParams* out) {
+                             bool score, StopParams* out) {
   const v1::Stopping& in = request.stopping();
   const uint32_t most = request.has_messages() ? INT32_MAX : context.defaults.max_tokens;
   const uint32_t max_tokens = in.has_max_tokens() ? in.max_tokens() : most;
-  if (max_tokens == 0) {
+  if (max_tokens == 0 && !score) {
     return Invalid("stopping.max_tokens: must be at least 1; Score generates nothing");
   }
   if (in.has_max_tokens() && in.min_tokens() > max_tokens) {
@@ -273,8 +250,7 @@ absl::Status ConvertAcp(const v1::AcpOptions& acp, const EngineOptions& engine, 
   return absl::OkStatus();
 }
 
-template <class Message>
-absl::Status ConvertScheduling(const Message& request, const ConversionContext& context,
+absl::Status ConvertScheduling(const v1::GenerateRequest& request, const ConversionContext& context,
                                GenerationSpec* spec, Request* out) {
   if (request.has_queue_timeout_ms()) {
     if (request.queue_timeout_ms() == 0) return Invalid("queue_timeout_ms: must be at least 1");
@@ -396,7 +372,7 @@ absl::StatusOr<std::string> DetokenizeIds(const google::protobuf::RepeatedField<
 }
 
 absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& request, bool stream,
-                                               const ConversionContext& context) {
+                                               const ConversionContext& context, bool score) {
   GenerationSpec spec;
   Request first;
   absl::Status status = ConvertNames(request, context, &spec);
@@ -404,7 +380,7 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
   status.Update(CheckReserved(request.sampling(), "sampling."));
   status.Update(ConvertSampling(request.sampling(), context, &first.sampling));
   status.Update(ConvertGrammar(request, context, &spec));
-  status.Update(ConvertStopping(request, context, &first.stop));
+  status.Update(ConvertStopping(request, context, score, &first.stop));
   status.Update(ConvertStopStrings(request.stopping(), &spec.stop));
   status.Update(ConvertOutput(request.output(), context, &spec, &first.sampling));
   status.Update(ConvertScheduling(request, context, &spec, &first));
@@ -424,8 +400,12 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
   absl::StatusOr<std::vector<int32_t>> prompt = ConvertPrompt(request, context);
   if (!prompt.ok()) return prompt.status();
   const int64_t room = context.limits.max_model_len - static_cast<int64_t>(prompt->size());
-  if (room < 1) {
-    return PromptTooLong(NameOfPrompt(request), prompt->size(), context);
+  if (room < (score ? 0 : 1)) {
+    // Clients recognise these words, and then send less or ask another model.
+    return absl::OutOfRangeError(
+        absl::StrCat(request.has_messages() ? "messages: " : "prompt: ", prompt->size(),
+                     " tokens leave no room. This model's maximum context length is ",
+                     context.limits.max_model_len, " tokens"));
   }
   first.stop.max_tokens = static_cast<int32_t>(std::min<int64_t>(first.stop.max_tokens, room));
   first.stop.min_tokens = std::min(first.stop.min_tokens, first.stop.max_tokens);
@@ -447,25 +427,34 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
 
 absl::StatusOr<GenerationSpec> ConvertScore(const v1::ScoreRequest& request,
                                             const ConversionContext& context) {
-  GenerationSpec spec;
-  Request out;
-  spec.text = false;
-  spec.perf = request.perf_metrics();
-  spec.acp_stats = request.acp_stats();
-  spec.echo = true;  // ScoreResponse repeats the ids
-  out.stop.max_tokens = 0;
-  absl::Status status = ConvertNames(request, context, &spec);
-  status.Update(ConvertLogprobs(true, request.logprobs(), "logprobs", context.engine.max_logprobs,
-                                &out.sampling.prompt_logprobs));
-  status.Update(ConvertLogprobIds(request.logprob_token_ids(), "logprob_token_ids",
-                                  context.limits.vocab_size, &out.sampling.logprob_token_ids));
-  status.Update(ConvertScheduling(request, context, &spec, &out));
-  if (!status.ok()) return status;
-  absl::StatusOr<std::vector<int32_t>> prompt = ConvertPrompt(request, context);
-  if (!prompt.ok()) return prompt.status();
-  out.prompt = *std::move(prompt);
-  spec.sequences.push_back(std::move(out));
-  return spec;
+  v1::GenerateRequest generate;
+  generate.set_request_id(request.request_id());
+  generate.set_model(request.model());
+  if (request.has_text()) generate.set_text(request.text());
+  if (request.has_token_ids()) *generate.mutable_token_ids() = request.token_ids();
+  generate.mutable_stopping()->set_max_tokens(0);
+  v1::Output& output = *generate.mutable_output();
+  output.set_text(false);
+  output.set_echo(true);  // ScoreResponse repeats the ids
+  output.set_prompt_logprobs(request.logprobs());
+  *output.mutable_logprob_token_ids() = request.logprob_token_ids();
+  output.set_perf_metrics(request.perf_metrics());
+  output.set_acp_stats(request.acp_stats());
+  generate.set_priority(request.priority());
+  if (request.has_queue_timeout_ms()) generate.set_queue_timeout_ms(request.queue_timeout_ms());
+  *generate.mutable_acp() = request.acp();
+  if (request.has_add_special_tokens()) {
+    generate.set_add_special_tokens(request.add_special_tokens());
+  }
+  if (request.has_truncate_prompt_tokens()) {
+    generate.set_truncate_prompt_tokens(request.truncate_prompt_tokens());
+  }
+  absl::StatusOr<GenerationSpec> spec =
+      ConvertGenerate(generate, /*stream=*/false, context, /*score=*/true);
+  if (spec.ok()) return spec;
+  absl::string_view message = spec.status().message();
+  if (absl::ConsumePrefix(&message, "output.")) absl::ConsumePrefix(&message, "prompt_");
+  return absl::Status(spec.status().code(), message);
 }
 
 }  // namespace fox

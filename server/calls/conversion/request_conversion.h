@@ -77,9 +77,11 @@ struct GenerationSpec {
   std::string prompt_text;
 };
 
-// Tokenizes: may take milliseconds. `stream` decides about the flow-control window.
+// Tokenizes: may take milliseconds. `stream` decides about the flow-control window. `score`: the
+// prompt is all that is computed, and max_tokens is 0.
 absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& request, bool stream,
-                                               const ConversionContext& context);
+                                               const ConversionContext& context,
+                                               bool score = false);
 absl::StatusOr<GenerationSpec> ConvertScore(const v1::ScoreRequest& request,
                                             const ConversionContext& context);
 

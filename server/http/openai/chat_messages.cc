@@ -13,12 +13,10 @@
 namespace fox {
 namespace {
 
-using Json = ExactJson;
-
 absl::Status Malformed(absl::string_view message) { return absl::InvalidArgumentError(message); }
 
 // A text, or parts of text, which become its lines. Null where `optional`: no text.
-absl::Status ReadContent(const Json* value, bool optional, std::string* out) {
+absl::Status ReadContent(const ExactJson* value, bool optional, std::string* out) {
   constexpr const char* kForm =
       "content: must be a text or a list of {\"type\": \"text\", \"text\"}";
   if (value == nullptr && optional) return absl::OkStatus();
@@ -28,7 +26,7 @@ absl::Status ReadContent(const Json* value, bool optional, std::string* out) {
   }
   if (value == nullptr || !value->is_array()) return Malformed(kForm);
   std::vector<std::string> lines;
-  for (const Json& part : *value) {
+  for (const ExactJson& part : *value) {
     if (!part.is_object()) return Malformed(kForm);
     JsonFields fields(part);
     const std::string type = fields.String("type").value_or("");
@@ -52,16 +50,17 @@ absl::Status ReadContent(const Json* value, bool optional, std::string* out) {
 std::string ArgumentsOf(const std::string& text) {
   if (text.empty()) return "{}";
   const JsonLimits limits = {text.size(), kMaxSchemaDepth, /*max_values=*/1 << 16};
-  const absl::StatusOr<Json> json = ReadExactJson(text, limits, "arguments");
+  const absl::StatusOr<ExactJson> json = ReadExactJson(text, limits, "arguments");
   return json.ok() ? TextOf(*json, /*spaced=*/true) : text;
 }
 
-absl::Status ReadCalls(const Json& calls, v1::ChatMessage* out) {
+absl::Status ReadCalls(const ExactJson& calls, v1::ChatMessage* out) {
   if (!calls.is_array()) return Malformed("tool_calls: must be a list");
-  for (const Json& call : calls) {
-    const Json function = call.is_object() ? call.value("function", Json()) : Json();
-    const Json name = function.is_object() ? function.value("name", Json()) : Json();
-    const Json arguments = function.is_object() ? function.value("arguments", Json()) : Json();
+  for (const ExactJson& call : calls) {
+    const ExactJson function = call.is_object() ? call.value("function", ExactJson()) : ExactJson();
+    const ExactJson name = function.is_object() ? function.value("name", ExactJson()) : ExactJson();
+    const ExactJson arguments =
+        function.is_object() ? function.value("arguments", ExactJson()) : ExactJson();
     const bool is_text = arguments.is_string() || arguments.is_null();
     if (!name.is_string() || name == "" || !(is_text || arguments.is_object())) {
       return Malformed(
@@ -83,14 +82,14 @@ std::string ThoughtOf(JsonFields* fields) {
   return thought.empty() ? newer : thought;
 }
 
-absl::Status ReadMessage(const Json& message, v1::ChatMessage* out, std::string* thought) {
+absl::Status ReadMessage(const ExactJson& message, v1::ChatMessage* out, std::string* thought) {
   if (!message.is_object()) return Malformed("role: must be set");
   JsonFields fields(message);
   const std::string role = fields.String("role").value_or("");
   const bool assistant = role == "assistant";
-  const Json* content = fields.Find("content");
-  const Json* calls = fields.Find("tool_calls");
-  const Json* refusal = assistant ? fields.Find("refusal") : nullptr;
+  const ExactJson* content = fields.Find("content");
+  const ExactJson* calls = fields.Find("tool_calls");
+  const ExactJson* refusal = assistant ? fields.Find("refusal") : nullptr;
   if (assistant) *thought = ThoughtOf(&fields);
   absl::Status status = fields.status();
   if (status.ok()) status = CheckUnreadFields(fields, FieldPlace::kMessage);
@@ -116,10 +115,10 @@ void AddThoughts(const std::vector<std::string>& thoughts, const ThinkingFormat&
 }
 
 void ReadTools(JsonFields* fields, v1::ChatMessages* out) {
-  const Json* tools = fields->Find("tools");
-  const Json* choice = fields->Find("tool_choice");
+  const ExactJson* tools = fields->Find("tools");
+  const ExactJson* choice = fields->Find("tool_choice");
   const bool parallel = fields->Bool("parallel_tool_calls").value_or(true);
-  const Json::json_pointer name("/function/name");
+  const ExactJson::json_pointer name("/function/name");
   if (tools != nullptr && !tools->is_array()) return fields->Fail("tools", "a list of functions");
   if (choice != nullptr && *choice == "none") return;
   if (choice != nullptr && *choice == "required") {
@@ -134,7 +133,7 @@ void ReadTools(JsonFields* fields, v1::ChatMessages* out) {
   }
   if (tools == nullptr || tools->empty()) return;
   if (!parallel) out->set_one_call(true);
-  for (const Json& tool : *tools) out->add_tools(TextOf(tool, /*spaced=*/true));
+  for (const ExactJson& tool : *tools) out->add_tools(TextOf(tool, /*spaced=*/true));
 }
 
 }  // namespace
@@ -143,15 +142,15 @@ void ReadTurn(JsonFields* fields, v1::ChatMessages* out) {
   if (const auto v = fields->Bool("add_generation_prompt")) out->set_add_generation_prompt(*v);
   if (const auto v = fields->Bool("continue_final_message")) out->set_continue_final_message(*v);
   ReadTools(fields, out);
-  const Json* arguments = fields->Find("chat_template_kwargs");
+  const ExactJson* arguments = fields->Find("chat_template_kwargs");
   if (arguments == nullptr || arguments->empty()) return;
-  out->set_enable_thinking(*arguments == Json::object({{"enable_thinking", true}}));
-  if (!out->enable_thinking() && *arguments != Json::object({{"enable_thinking", false}})) {
+  out->set_enable_thinking(*arguments == ExactJson::object({{"enable_thinking", true}}));
+  if (!out->enable_thinking() && *arguments != ExactJson::object({{"enable_thinking", false}})) {
     fields->Fail("chat_template_kwargs", R"({"enable_thinking": true or false})");
   }
 }
 
-absl::Status ReadMessages(const Json* value, const ChatFormat& format, v1::ChatMessages* out) {
+absl::Status ReadMessages(const ExactJson* value, const ChatFormat& format, v1::ChatMessages* out) {
   if (value == nullptr) return Malformed("messages: must be set");
   if (!value->is_array()) return Malformed("messages: must be a list of {\"role\", \"content\"}");
   std::vector<std::string> thoughts(value->size());

@@ -1,6 +1,7 @@
 // CompletionRequest: each group of fields, then the whole body. See completion_request.h.
 #include "server/http/openai/completion_request.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -16,8 +17,6 @@
 namespace fox {
 namespace {
 
-using Json = ExactJson;
-
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 constexpr uint32_t kDefaultMaxTokens = 16;  // OpenAI's
 
@@ -26,9 +25,9 @@ absl::Status Invalid(absl::string_view message) { return absl::InvalidArgumentEr
 // A text, ids, or a list of either.
 constexpr char kPromptForm[] =
     "prompt: must be a text, a list of texts, token ids or a list of lists of token ids";
-absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* out) {
+absl::Status ReadPrompts(const ExactJson* value, std::vector<v1::GenerateRequest>* out) {
   if (value == nullptr) return Invalid("prompt: must be set");
-  const auto add = [out](const Json& prompt) {
+  const auto add = [out](const ExactJson& prompt) {
     if (prompt.is_string()) {
       out->emplace_back().set_text(prompt.get<std::string>());
       return true;
@@ -45,14 +44,14 @@ absl::Status ReadPrompts(const Json* value, std::vector<v1::GenerateRequest>* ou
   if (value->size() > kMaxPrompts) {
     return Invalid(absl::StrCat("prompt: at most ", kMaxPrompts, " prompts"));
   }
-  for (const Json& prompt : *value) {
+  for (const ExactJson& prompt : *value) {
     if (!add(prompt)) return Invalid(kPromptForm);
   }
   return absl::OkStatus();
 }
 
 void ReadBias(JsonFields* fields, v1::Sampling* sampling) {
-  const Json* bias = fields->Find("logit_bias");
+  const ExactJson* bias = fields->Find("logit_bias");
   if (bias == nullptr) return;
   constexpr const char* kBiasForm = "an object of token ids and numbers";
   if (!bias->is_object()) return fields->Fail("logit_bias", kBiasForm);
@@ -118,7 +117,7 @@ int32_t ReadLogprobs(JsonFields* fields, int32_t most, bool chat) {
     if (top > 0 && !asked) fields->Fail("top_logprobs", "absent without logprobs");
     return asked ? static_cast<int32_t>(top) : -1;
   }
-  const Json* value = fields->Find("logprobs");
+  const ExactJson* value = fields->Find("logprobs");
   if (value != nullptr && value->is_boolean()) {
     fields->Fail("logprobs", absl::StrCat("an integer in [0, ", most,
                                           "]; true and false are the chat API's form"));
@@ -143,7 +142,7 @@ void ReadOutput(JsonFields* fields, const EngineOptions& engine, CompletionReque
     if (!out->stream) return fields->Fail("acp_windows", "absent without stream");
     out->settings.mutable_output()->set_acp_windows(true);
   }
-  const Json* options = fields->Find("stream_options");
+  const ExactJson* options = fields->Find("stream_options");
   if (options == nullptr) return;
   if (!options->is_object()) return fields->Fail("stream_options", "an object");
   if (!out->stream) return fields->Fail("stream_options", "absent without stream");
@@ -193,10 +192,10 @@ constexpr char kFormatForm[] =
     R"("json_schema": {"schema": {...}}})";
 
 // {"name": .., "schema": {..}}. False: it is not.
-bool ReadNamedSchema(JsonFields* fields, const Json& value, v1::Sampling* out) {
+bool ReadNamedSchema(JsonFields* fields, const ExactJson& value, v1::Sampling* out) {
   if (!value.is_object()) return false;
   JsonFields named(value);
-  const Json* schema = named.Find("schema");
+  const ExactJson* schema = named.Find("schema");
   if (schema == nullptr || !schema->is_object()) return false;
   out->set_json_schema(TextOf(*schema, /*spaced=*/false));
   fields->FailWithin("response_format.json_schema", CheckUnreadFields(named, FieldPlace::kSchema));
@@ -205,15 +204,15 @@ bool ReadNamedSchema(JsonFields* fields, const Json& value, v1::Sampling* out) {
 
 // A schema stands in json_schema, as OpenAI has it, or beside the type, as other servers do.
 void ReadFormat(JsonFields* fields, v1::Sampling* out) {
-  const Json* value = fields->Find("response_format");
+  const ExactJson* value = fields->Find("response_format");
   if (value == nullptr) return;
   if (!value->is_object()) return fields->Fail("response_format", kFormatForm);
   JsonFields format(*value);
   const std::string type = format.String("type").value_or("");
   const bool is_schema = type == "json_schema", is_object = type == "json_object";
-  const Json* beside = is_schema || is_object ? format.Find("schema") : nullptr;
-  if (is_object && beside != nullptr && *beside == Json::object()) beside = nullptr;
-  const Json* named = is_schema ? format.Find("json_schema") : nullptr;
+  const ExactJson* beside = is_schema || is_object ? format.Find("schema") : nullptr;
+  if (is_object && beside != nullptr && *beside == ExactJson::object()) beside = nullptr;
+  const ExactJson* named = is_schema ? format.Find("json_schema") : nullptr;
   bool right = type == "text" || is_object || beside != nullptr || named != nullptr;
   if (beside != nullptr) {
     right = beside->is_object() && named == nullptr;
@@ -229,7 +228,7 @@ void ReadFormat(JsonFields* fields, v1::Sampling* out) {
 
 // vLLM's.
 void ReadStructured(JsonFields* fields, v1::Sampling* out) {
-  const Json* wanted = fields->Find("structured_outputs");
+  const ExactJson* wanted = fields->Find("structured_outputs");
   if (wanted == nullptr) return;
   const auto fail = [&] {
     fields->Fail("structured_outputs",
@@ -250,7 +249,7 @@ void ReadStructured(JsonFields* fields, v1::Sampling* out) {
       out->set_json_object(value.get<bool>());
     } else if (name == "choice" && value.is_array() && !value.empty() &&
                value.size() <= kMaxGrammarBytes) {
-      for (const Json& choice : value) {
+      for (const ExactJson& choice : value) {
         if (!choice.is_string()) return fail();
         out->add_choice(choice.get<std::string>());
       }
@@ -273,6 +272,7 @@ absl::Status CheckCounts(CompletionRequest* out) {
       sampling.choice_size() > 0 || sampling.json_object()) {
     return Invalid("max_tokens: must be at least 1 where the answer has a grammar");
   }
+  out->settings.mutable_output()->set_prompt_logprobs(std::max(0, out->logprobs));
   return absl::OkStatus();
 }
 
@@ -310,7 +310,7 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
   ReadCounts(&*fields, &out);
   ReadFormat(&*fields, out.settings.mutable_sampling());
   ReadStructured(&*fields, out.settings.mutable_sampling());
-  const Json* prompt = fields->Find(chat ? "messages" : "prompt");
+  const ExactJson* prompt = fields->Find(chat ? "messages" : "prompt");
   v1::ChatMessages* const messages = chat ? out.prompts.emplace_back().mutable_messages() : nullptr;
   if (chat) ReadTurn(&*fields, messages);
   absl::Status status = fields->status();
@@ -327,41 +327,14 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
 absl::StatusOr<GenerationSpec> Convert(const CompletionRequest& request, size_t prompt,
                                        const ConversionContext& context) {
   FOX_CHECK(prompt < request.prompts.size());
-  if (!request.score) {
-    v1::GenerateRequest one = request.settings;
-    one.MergeFrom(request.prompts[prompt]);
-    absl::StatusOr<GenerationSpec> spec = ConvertGenerate(one, request.stream, context);
-    if (spec.ok() && request.max_tokens_sent) {
-      const absl::Status room = CheckRoom(one.stopping().max_tokens(), spec->sequences.front());
-      if (!room.ok()) return room;
-    }
-    return spec;
+  v1::GenerateRequest one = request.settings;
+  one.MergeFrom(request.prompts[prompt]);
+  absl::StatusOr<GenerationSpec> spec =
+      ConvertGenerate(one, request.stream, context, request.score);
+  if (spec.ok() && request.max_tokens_sent) {
+    const absl::Status room = CheckRoom(one.stopping().max_tokens(), spec->sequences.front());
+    if (!room.ok()) return room;
   }
-  v1::ScoreRequest score;
-  const v1::GenerateRequest& one = request.prompts[prompt];
-  const v1::GenerateRequest& settings = request.settings;
-  if (one.has_text()) score.set_text(one.text());
-  if (one.has_token_ids()) *score.mutable_token_ids() = one.token_ids();
-  if (request.logprobs > 0) score.set_logprobs(request.logprobs);
-  score.set_acp_stats(true);
-  *score.mutable_acp() = settings.acp();
-  if (settings.has_priority()) score.set_priority(settings.priority());
-  if (settings.has_add_special_tokens()) {
-    score.set_add_special_tokens(settings.add_special_tokens());
-  }
-  if (settings.has_truncate_prompt_tokens()) {
-    score.set_truncate_prompt_tokens(settings.truncate_prompt_tokens());
-  }
-  absl::StatusOr<GenerationSpec> spec = ConvertScore(score, context);
-  if (!spec.ok()) return spec.status();
-  if (context.tokenizer == nullptr) {
-    return absl::FailedPreconditionError("echo: the model has no tokenizer");
-  }
-  spec->prompt_text = one.has_text()
-                          ? one.text()
-                          : Detokenize(*context.tokenizer, spec->sequences.front().prompt,
-                                       !request.settings.output().has_skip_special_tokens() ||
-                                           request.settings.output().skip_special_tokens());
   return spec;
 }
 

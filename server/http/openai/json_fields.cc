@@ -12,13 +12,11 @@
 namespace fox {
 namespace {
 
-using Json = ExactJson;
-
 // Room for a prompt of a million ids, and for the deepest schema inside of its request.
 constexpr JsonLimits kLimits{std::numeric_limits<size_t>::max(), /*max_depth=*/kMaxSchemaDepth + 8,
                              /*max_values=*/size_t{4} << 20};
 
-bool InRange(const Json& value, int64_t low, int64_t high) {
+bool InRange(const ExactJson& value, int64_t low, int64_t high) {
   if (value.is_number_unsigned()) {
     const auto number = value.get<uint64_t>();
     return number <= static_cast<uint64_t>(high) && static_cast<int64_t>(number) >= low;
@@ -31,20 +29,20 @@ bool InRange(const Json& value, int64_t low, int64_t high) {
 }  // namespace
 
 absl::StatusOr<JsonFields> JsonFields::Parse(const std::string& body) {
-  absl::StatusOr<Json> json = ReadExactJson(body, kLimits, "the body");
+  absl::StatusOr<ExactJson> json = ReadExactJson(body, kLimits, "the body");
   if (!json.ok()) return json.status();
   if (!json->is_object()) return absl::InvalidArgumentError("the body: must be a JSON object");
   return JsonFields(*std::move(json));
 }
 
-const Json* JsonFields::Find(const char* name) {
+const ExactJson* JsonFields::Find(const char* name) {
   asked_.insert(name);
   const auto found = object_.find(name);
   return !status_.ok() || found == object_.end() || found->is_null() ? nullptr : &*found;
 }
 
 std::optional<bool> JsonFields::Bool(const char* name) {
-  const Json* value = Find(name);
+  const ExactJson* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (value->is_boolean()) return value->get<bool>();
   Fail(name, "true or false");
@@ -53,7 +51,7 @@ std::optional<bool> JsonFields::Bool(const char* name) {
 
 std::optional<int64_t> JsonFields::Int(const char* name, int64_t low, int64_t high) {
   FOX_CHECK(low <= high);
-  const Json* value = Find(name);
+  const ExactJson* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (InRange(*value, low, high)) return value->get<int64_t>();
   Fail(name, absl::StrCat("an integer in [", low, ", ", high, "]"));
@@ -61,7 +59,7 @@ std::optional<int64_t> JsonFields::Int(const char* name, int64_t low, int64_t hi
 }
 
 std::optional<float> JsonFields::Float(const char* name) {
-  const Json* value = Find(name);
+  const ExactJson* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (!std::isnan(NumberOf(*value))) return ToFloat(*value);
   Fail(name, "a number");
@@ -69,7 +67,7 @@ std::optional<float> JsonFields::Float(const char* name) {
 }
 
 std::optional<std::string> JsonFields::String(const char* name) {
-  const Json* value = Find(name);
+  const ExactJson* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (value->is_string()) return value->get<std::string>();
   Fail(name, "a string");
@@ -78,14 +76,14 @@ std::optional<std::string> JsonFields::String(const char* name) {
 
 std::vector<std::string> JsonFields::Strings(const char* name, size_t max_strings) {
   std::vector<std::string> out;
-  const Json* value = Find(name);
+  const ExactJson* value = Find(name);
   if (value == nullptr) return out;
   if (value->is_string()) {
     out.push_back(value->get<std::string>());
   } else if (value->is_array() && value->size() > max_strings) {
     Fail(name, absl::StrCat("a string or a list of at most ", max_strings, " strings"));
   } else if (value->is_array()) {
-    for (const Json& entry : *value) {
+    for (const ExactJson& entry : *value) {
       if (!entry.is_string()) break;
       out.push_back(entry.get<std::string>());
     }
@@ -98,7 +96,7 @@ std::vector<std::string> JsonFields::Strings(const char* name, size_t max_string
 
 std::vector<uint32_t> JsonFields::Ids(const char* name) {
   std::vector<uint32_t> out;
-  const Json* value = Find(name);
+  const ExactJson* value = Find(name);
   if (value != nullptr && !ReadIds(*value, &out)) Fail(name, "a list of token ids");
   return out;
 }
@@ -123,17 +121,17 @@ absl::StatusOr<JsonFields> ReadBody(const std::string& body, const ConversionCon
   return fields;
 }
 
-float ToFloat(const Json& number) {
+float ToFloat(const ExactJson& number) {
   const double value = NumberOf(number);
   FOX_CHECK(!std::isnan(value));
   constexpr double kMax = std::numeric_limits<float>::max();
   return static_cast<float>(std::clamp(value, -kMax, kMax));
 }
 
-bool ReadIds(const Json& list, std::vector<uint32_t>* out) {
+bool ReadIds(const ExactJson& list, std::vector<uint32_t>* out) {
   if (!list.is_array()) return false;
   out->reserve(list.size());
-  for (const Json& id : list) {
+  for (const ExactJson& id : list) {
     if (!InRange(id, 0, std::numeric_limits<uint32_t>::max())) return false;
     out->push_back(id.get<uint32_t>());
   }

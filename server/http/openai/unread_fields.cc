@@ -12,8 +12,6 @@
 namespace fox {
 namespace {
 
-using Json = ExactJson;
-
 // Fields that are ignored whatever their value: names for bookkeeping, hints about speed, notes
 // that only a client reads.
 struct Ignored {
@@ -124,12 +122,12 @@ const Unsupported* RowOf(const std::string& name) {
   return row == std::end(kUnsupported) ? nullptr : row;
 }
 
-bool AsksForNothing(const std::string& name, const Json& value, const Unsupported* row) {
+bool AsksForNothing(const std::string& name, const ExactJson& value, const Unsupported* row) {
   const bool chooses = name == "tool_choice" || name == "function_call";
-  if (chooses && (value == Json("none") || value == Json("auto"))) return true;
-  const Json neutral = row == nullptr ? Json() : Json::parse(row->neutral);
+  if (chooses && (value == ExactJson("none") || value == ExactJson("auto"))) return true;
+  const ExactJson neutral = row == nullptr ? ExactJson() : ExactJson::parse(row->neutral);
   if (value == neutral || NumberOf(value) == NumberOf(neutral)) return true;
-  return value == Json("") || (value.is_structured() && value.empty()) || value.is_null();
+  return value == ExactJson("") || (value.is_structured() && value.empty()) || value.is_null();
 }
 
 // Without what spellings differ in.
