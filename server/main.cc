@@ -29,6 +29,7 @@
 #include "server/calls/server_core.h"
 #include "server/http/openai/openai_service.h"
 #include "server/http/page/page_assets.h"
+#include "server/http/port/http_server.h"
 #include "server/loading_log.h"
 #include "server/metrics/metrics_collector.h"
 #include "server/process/process_end.h"
@@ -302,6 +303,15 @@ absl::StatusOr<Endpoints> PrepareEndpoints(const ServerFlags& flags) {
   return out;
 }
 
+// Adds OpenAI's API and the page at `/`.
+void AddRoutes(ServerCore& core, const GrpcServer& server, HttpRoutes* routes) {
+  RegisterOpenAiRoutes(
+      core, [&server] { return server.serving(); }, routes);
+  for (const PageAsset& asset : PageAssets()) {
+    routes->AddPage(asset.path, {200, asset.content_type, PageHeaders(), std::string(asset.body)});
+  }
+}
+
 int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const StepMetrics& steps,
           SignalHandler* signals, Endpoints endpoints) {
   EngineThread engine(std::move(model.engine.engine));
@@ -327,13 +337,9 @@ int Serve(const ServerFlags& flags, const FlagSet& set, LoadedModel model, const
     engine.Stop();
     return ExitWithConfigError(server.status());
   }
-  OpenAiService openai(core, [&server] { return (*server)->serving(); });
   const std::unique_ptr<HttpServer> http = std::move(endpoints.http);
   if (http != nullptr) {
-    openai.Register(http.get());
-    for (const PageAsset& asset : PageAssets()) {
-      http->AddPage(asset.path, {200, asset.content_type, PageHeaders(), std::string(asset.body)});
-    }
+    AddRoutes(core, **server, &http->routes());
     http->Start();
   }
   RequireAllThreads();

@@ -29,7 +29,7 @@ void Call::Start(int64_t bytes) {
   const bool generates = work_ == Work::kGenerate;
   absl::Status admitted =
       generates ? core_.AdmitPrompt(&info_, bytes) : core_.AdmitTokenizing(&info_, bytes);
-  if (!admitted.ok()) return FailCall(admitted);
+  if (!admitted.ok()) return OnClosed(admitted);
   if (generates) {
     const MutexLock lock(mutex_);
     FOX_CHECK(stage_ == Stage::kAdmitted && prompts_.empty());
@@ -48,7 +48,7 @@ void Call::RunAdmission() {
     stage_ = Stage::kConverting;
   }
   const absl::Status status = ParseMessage();
-  if (!status.ok()) FailCall(status);
+  if (!status.ok()) OnClosed(status);
   for (size_t i = 0;; ++i) {
     PromptRun* run = nullptr;
     {
@@ -58,17 +58,12 @@ void Call::RunAdmission() {
     }
     ConvertPrompt(run);
   }
-  Step step;
-  {
-    const MutexLock lock(mutex_);
-    if (stage_ == Stage::kConverting) stage_ = Stage::kRunning;
-    if (!failure_.ok()) {  // SetFailure left the contents to this thread
-      format_->DropContents();
-      AccountBytes();
-    }
-    step = NextStep();
+  const Transition lock(*this);
+  if (stage_ == Stage::kConverting) stage_ = Stage::kRunning;
+  if (!failure_.ok()) {  // SetFailure left the contents to this thread
+    format_->DropContents();
+    AccountBytes();
   }
-  PerformStep(std::move(step));
 }
 
 absl::Status Call::ParseMessage() {
@@ -174,7 +169,6 @@ void Call::SubmitPrompt(PromptRun* run, const std::shared_ptr<const Grammar>& gr
   run->prompt_event = MakePromptEvent(core_.context, &spec);
   std::vector<RequestId> ids;
   run->sequences.reserve(spec.sequences.size());
-  run->times.resize(spec.sequences.size());
   for (size_t i = 0; i < spec.sequences.size(); ++i) {
     Request& request = spec.sequences[i];
     request.id = ids.emplace_back(core_.engine.NextId());
@@ -187,7 +181,7 @@ void Call::SubmitPrompt(PromptRun* run, const std::shared_ptr<const Grammar>& gr
       request.queue_deadline = info_.arrival + static_cast<double>(spec.queue_timeout_ms) / 1000;
     }
     request.trace_parent = info_.trace.parent;
-    run->sequences.emplace_back(spec, i, info_.arrival, core_.context, core_.engine);
+    run->sequences.emplace_back(spec, i, info_.arrival, core_);
   }
   core_.engine.Submit(std::exchange(spec.sequences, {}),
                       std::shared_ptr<SubmissionListener>(shared_from_this(), run), lane_);
@@ -232,18 +226,17 @@ void Call::ConsumeOutput(PromptRun* run, const RequestOutput& output, Seconds wh
   const auto sequence = std::find_if(run->sequences.begin(), run->sequences.end(),
                                      [&](const auto& s) { return s.id() == output.id; });
   FOX_CHECK(sequence != run->sequences.end());
-  TokenTimes& times = run->times[static_cast<size_t>(sequence - run->sequences.begin())];
-  times.Add(output.tokens.size(), info_.arrival, when, &core_.metrics());
+  sequence->CountTokens(output.tokens.size(), when);
   if (run->failure.ok()) {
-    sequence->ConsumeOutput(output, when, &events_);
+    sequence->ConsumeOutput(output, &events_);
     FailPrompt(run, DeliverEvents());
   }
   if (!output.finish.has_value()) return;
   const Finish& finish = *output.finish;
   ++run->finished;
   FOX_CHECK(run->finished <= run->sequences.size());
-  core_.metrics().OnSequenceEnd(finish.stats, info_.arrival, times.first(), when);
-  run->totals.AddSequence(*sequence, finish.stats);
+  core_.metrics().OnSequenceEnd(finish.stats, info_.arrival, sequence->first_token(), when);
+  run->totals.AddSequence(finish.stats, sequence->completion_tokens(), sequence->first_token());
   if (!finish.status.ok() && !sequence->stopped()) FailPrompt(run, finish.status);
   if (!run->failure.ok()) return;
   run->totals.reason = sequence->Reason(finish);
@@ -254,10 +247,10 @@ void Call::ConsumeOutput(PromptRun* run, const RequestOutput& output, Seconds wh
 
 absl::Status Call::DeliverEvents() {
   if (events_.empty()) return absl::OkStatus();
-  Step step;
+  absl::Status failure;
   bool hangs = false;
   {
-    const MutexLock lock(mutex_);
+    const Transition lock(*this);
     if (failure_.ok()) {
       FOX_CHECK(stage_ == Stage::kConverting || stage_ == Stage::kRunning);
       for (CallEvent& event : events_) format_->AddEvent(std::move(event));
@@ -266,13 +259,11 @@ absl::Status Call::DeliverEvents() {
         hangs = writing_;
       }
     }
-    step = NextStep();
+    failure = failure_;
   }
   events_.clear();
-  absl::Status failure = step.failure;
   // The prompt that these events are of has not ended: the transport still waits for the end.
   if (hangs) transport_->AbandonReader(failure);
-  PerformStep(std::move(step));
   return failure;
 }
 
@@ -290,59 +281,39 @@ void Call::CompletePrompt(PromptRun* run) {
   if (run->registered) core_.registry().RemovePrompt(info_.tenant, run->spec.request_id);
   run->sequences.clear();  // other prompts may run for long
   run->spec = {};
-  Step step;
-  {
-    const MutexLock lock(mutex_);
-    FOX_CHECK(open_prompts_ > 0);
-    --open_prompts_;
-    if (!run->failure.ok()) SetFailure(run->failure);
-    step = NextStep();
-  }
-  PerformStep(std::move(step));
+  const Transition lock(*this);
+  FOX_CHECK(open_prompts_ > 0);
+  --open_prompts_;
+  if (!run->failure.ok()) SetFailure(run->failure);
 }
 
 void Call::OnWritten() {
   Format::Output written;
-  Step step;
   {
-    const MutexLock lock(mutex_);
+    const Transition lock(*this);
     FOX_CHECK(writing_);
     writing_ = false;
     written = std::exchange(in_flight_, {});
     in_flight_bytes_ = 0;
     AccountBytes();
-    step = NextStep();
   }
   for (const auto& [sequence, tokens] : written.tokens) core_.engine.Acknowledge(sequence, tokens);
-  PerformStep(std::move(step));
 }
 
 // A stream begins with it, if need be: proxies close connections that are silent for a minute. A
 // failure afterwards is an event of the stream.
 void Call::OnSilence() {
-  Step step;
-  {
-    const MutexLock lock(mutex_);
-    if (!stream_ || !failure_.ok() || stage_ >= Stage::kDraining) return;
-    format_->AddKeepAlive();
-    step = NextStep();
-  }
-  PerformStep(std::move(step));
+  const Transition lock(*this);
+  if (!stream_ || !failure_.ok() || stage_ >= Stage::kDraining) return;
+  format_->AddKeepAlive();
 }
 
-void Call::OnClosed(const absl::Status& reason) { FailCall(reason); }
-
 void Call::OnReleased() {
-  Step step;
-  {
-    const MutexLock lock(mutex_);
-    FOX_CHECK(!released_ && stage_ != Stage::kEnded);
-    FOX_CHECK(stage_ == Stage::kDraining || !failure_.ok());  // it was closed before
-    released_ = true;
-    writing_ = false;
-    step = NextStep();
-  }
-  PerformStep(std::move(step));
+  const Transition lock(*this);
+  FOX_CHECK(!released_ && stage_ != Stage::kEnded);
+  FOX_CHECK(stage_ == Stage::kDraining || !failure_.ok());  // it was closed before
+  released_ = true;
+  writing_ = false;
 }
 
 void Call::AbortPrompt(size_t prompt) { CancelPrompt(FindPrompt(prompt), absl::OkStatus()); }
@@ -375,14 +346,9 @@ void Call::CancelPrompt(PromptRun* run, const absl::Status& status) {
   for (RequestId id : ids) core_.engine.Cancel(id, status);
 }
 
-void Call::FailCall(const absl::Status& reason) {
-  Step step;
-  {
-    const MutexLock lock(mutex_);
-    SetFailure(reason);
-    step = NextStep();
-  }
-  PerformStep(std::move(step));
+void Call::OnClosed(const absl::Status& reason) {
+  const Transition lock(*this);
+  SetFailure(reason);
 }
 
 void Call::SetFailure(const absl::Status& reason) {
@@ -401,6 +367,13 @@ bool Call::AccountBytes() {
   if (!info_.share.Hold(bytes - accounted_bytes_)) return false;
   accounted_bytes_ = bytes;
   return true;
+}
+
+// The analysis does not follow a reference that the lock's owner holds.
+Call::Transition::~Transition() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  Step step = call_.NextStep();
+  call_.mutex_.Unlock();
+  call_.PerformStep(std::move(step));
 }
 
 Call::Step Call::NextStep() {

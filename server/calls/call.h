@@ -16,7 +16,7 @@
 #include "engine/base/mutex.h"
 #include "engine/delivery_pool.h"
 #include "server/calls/access/call_info.h"
-#include "server/calls/call_log.h"
+#include "server/calls/call_metrics.h"
 #include "server/calls/format.h"
 #include "server/calls/sequence_events.h"
 #include "server/calls/server_core.h"
@@ -79,7 +79,6 @@ class Call final : public std::enable_shared_from_this<Call> {
     v1::GenerateDelta prompt_event;
     PromptTotals totals;
     std::vector<SequenceEvents> sequences;
-    std::vector<TokenTimes> times;  // of the sequences
 
     // Under the call's mutex.
     // True once admission is through with the prompt, or the call has failed before. Admission
@@ -102,6 +101,21 @@ class Call final : public std::enable_shared_from_this<Call> {
     absl::Status failure;
     std::vector<PromptRun*> undecided;  // end with the failure
     std::vector<RequestId> cancelled;   // end in the engine
+  };
+
+  // Holds the mutex for a change. Its end chooses the next step under the mutex, and performs the
+  // step without it.
+  class ABSL_SCOPED_LOCKABLE Transition {
+   public:
+    explicit Transition(Call& call) ABSL_EXCLUSIVE_LOCK_FUNCTION(call.mutex_) : call_(call) {
+      call_.mutex_.Lock();
+    }
+    ~Transition() ABSL_UNLOCK_FUNCTION();
+    Transition(const Transition&) = delete;
+    Transition& operator=(const Transition&) = delete;
+
+   private:
+    Call& call_;
   };
 
   // On the admission pool.
@@ -130,7 +144,6 @@ class Call final : public std::enable_shared_from_this<Call> {
   void CancelPrompt(PromptRun* run, const absl::Status& status);
   PromptRun* FindPrompt(size_t prompt);
 
-  void FailCall(const absl::Status& reason);
   void SetFailure(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Sets the share to the bytes that are kept and in flight. False: the budget is full, and nothing
   // has changed.

@@ -1,13 +1,16 @@
-// CallMetrics: bounds of the buckets, and causes of ends. The bounds contain vLLM's, so that its
-// dashboards can be fed, and finer ones, because a step of a small model takes a millisecond.
+// CallMetrics: bounds of the buckets, and causes of ends. PromptTotals: the line of the log. The
+// bounds contain vLLM's, so that its dashboards can be fed, and finer ones, because a step of a
+// small model takes a millisecond.
 #include "server/calls/call_metrics.h"
 
+#include <algorithm>
 #include <optional>
+#include <vector>
+
+#include "server/process/log.h"
 
 namespace fox {
 namespace {
-
-constexpr double kMicrosecond = 1e-6;
 
 std::vector<double> RequestBounds() {
   return {0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1,   1.5, 2,    2.5, 5,
@@ -42,19 +45,17 @@ std::optional<CancelCause> CauseOf(const absl::Status& status, v1::FinishReason 
 
 CallMetrics::CallMetrics()
     : time_to_first_token({0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
-                           1,     2.5,    5,     7.5,  10,   20,   40,   80,   160, 640,  2560},
-                          kMicrosecond),
-      inter_token(
-          {0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15,
-           0.2,    0.3,   0.4,    0.5,   0.75,  1,     2.5,    5,    7.5,   10,   20,    40,  80},
-          kMicrosecond),
-      queue(RequestBounds(), kMicrosecond),
-      prefill(RequestBounds(), kMicrosecond),
-      decode(RequestBounds(), kMicrosecond),
-      end_to_end(RequestBounds(), kMicrosecond),
-      prompt_tokens(LengthBounds(), 1),
-      generation_tokens(LengthBounds(), 1),
-      kept_share({0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1}, kMicrosecond) {}
+                           1,     2.5,    5,     7.5,  10,   20,   40,   80,   160, 640,  2560}),
+      inter_token({0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025,
+                   0.05,   0.075, 0.1,    0.15,  0.2,   0.3,   0.4,    0.5,  0.75,
+                   1,      2.5,   5,      7.5,   10,    20,    40,     80}),
+      queue(RequestBounds()),
+      prefill(RequestBounds()),
+      decode(RequestBounds()),
+      end_to_end(RequestBounds()),
+      prompt_tokens(LengthBounds()),
+      generation_tokens(LengthBounds()),
+      kept_share({0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1}) {}
 
 void CallMetrics::OnCallEnd(const absl::Status& status, v1::FinishReason reason) {
   by_code.Add(std::min(static_cast<size_t>(status.code()), by_code.size() - 1));
@@ -78,6 +79,40 @@ void CallMetrics::OnSequenceEnd(const RequestStats& stats, Seconds arrival, Seco
     kept_share.Observe(static_cast<double>(stats.acp.live_pages()) /
                        static_cast<double>(stats.acp.pages_allocated));
   }
+}
+
+void PromptTotals::AddSequence(const RequestStats& stats, int64_t tokens, Seconds first) {
+  completion_tokens += tokens;
+  preemptions += stats.preemptions;
+  peak_pages += stats.acp.peak_pages;
+  pages_evicted += stats.acp.pages_evicted;
+  first_token = std::min(first_token, first);
+  if (stats.first_scheduled > 0) scheduled = std::min(scheduled, stats.first_scheduled);
+}
+
+void LogPromptEnd(const CallInfo& call, const std::string& request_id, const absl::Status& failure,
+                  const PromptTotals& totals, Seconds end) {
+  const Seconds scheduled = std::clamp(totals.scheduled, call.arrival, end);
+  const Seconds first_token = std::clamp(totals.first_token, scheduled, end);
+  const double running = std::max(end - scheduled, 1e-6);
+  std::vector<LogField> fields = {
+      {"request_id", request_id},
+      {"method", call.method},
+      {"peer", call.peer},
+      {"status", std::string(absl::StatusCodeToString(failure.code()))},
+      {"finish_reason", failure.ok() ? v1::FinishReason_Name(totals.reason) : ""},
+      {"sequences", totals.sequences},
+      {"prompt_tokens", totals.prompt_tokens},
+      {"completion_tokens", totals.completion_tokens},
+      {"queue_s", scheduled - call.arrival},
+      {"ttft_s", first_token - call.arrival},
+      {"e2e_s", end - call.arrival},
+      {"tokens_per_s", static_cast<double>(totals.completion_tokens) / running},
+      {"preemptions", totals.preemptions},
+      {"peak_pages", totals.peak_pages},
+      {"pages_evicted", totals.pages_evicted}};
+  call.trace.AddTo(&fields);
+  Log(LogLevel::kInfo, "request finished", fields);
 }
 
 }  // namespace fox

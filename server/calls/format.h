@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -67,6 +68,41 @@ class Format {
   // The failure as clients of this form expect it: the body of an answer, or, where a stream has
   // begun, its last bytes. May be called while another thread is in ParseMessage or ConvertPrompt.
   virtual std::string EncodeFailure(const absl::Status& status, bool stream_has_begun) const = 0;
+};
+
+// The form of a call without prompts, whose answer is made of the message alone.
+class AnswerFormat final : public Format {
+ public:
+  using MakeAnswer = std::function<absl::StatusOr<std::string>()>;
+  // `make_answer` owns the message, and runs once, on an admission thread.
+  AnswerFormat(MakeAnswer make_answer, std::string (*encode_failure)(const absl::Status&))
+      : make_answer_(std::move(make_answer)), encode_failure_(encode_failure) {}
+
+  absl::StatusOr<CallOutline> ParseMessage() override {
+    absl::StatusOr<std::string> answer = std::exchange(make_answer_, nullptr)();
+    if (!answer.ok()) return answer.status();
+    answer_ = *std::move(answer);
+    return CallOutline();
+  }
+  absl::StatusOr<GenerationSpec> ConvertPrompt(size_t) override {
+    return absl::InternalError("the call has no prompts");
+  }
+  void AddEvent(CallEvent) override {}
+  bool HasOutput() const override { return false; }
+  Output TakeOutput(bool) override { return {std::exchange(answer_, {}), {}}; }
+  int64_t held_bytes() const override { return static_cast<int64_t>(answer_.size()); }
+  void DropContents() override {
+    make_answer_ = nullptr;
+    answer_ = {};
+  }
+  std::string EncodeFailure(const absl::Status& status, bool) const override {
+    return encode_failure_(status);
+  }
+
+ private:
+  MakeAnswer make_answer_;
+  std::string (*const encode_failure_)(const absl::Status&);
+  std::string answer_;
 };
 
 }  // namespace fox

@@ -74,23 +74,21 @@ v1::GenerateDelta MakePromptEvent(const ConversionContext& context, GenerationSp
 }
 
 SequenceEvents::SequenceEvents(const GenerationSpec& spec, size_t index, Seconds arrival,
-                               const ConversionContext& context, EngineThread& engine)
+                               ServerCore& core)
     : spec_(spec),
-      context_(context),
-      engine_(engine),
+      core_(core),
       id_(spec.sequences[index].id),
       index_(static_cast<uint32_t>(index)),
       min_tokens_(spec.sequences[index].stop.min_tokens),
       prompt_tokens_(static_cast<int64_t>(spec.sequences[index].prompt.size())),
       arrival_(arrival) {
   if (spec.text || !spec.stop.empty()) {
-    text_ = std::make_unique<TextAssembler>(*context.tokenizer, spec.skip_special, spec.stop,
+    text_ = std::make_unique<TextAssembler>(*core.context.tokenizer, spec.skip_special, spec.stop,
                                             spec.include_stop);
   }
 }
 
-void SequenceEvents::ConsumeOutput(const RequestOutput& output, Seconds when,
-                                   std::vector<CallEvent>* events) {
+void SequenceEvents::ConsumeOutput(const RequestOutput& output, std::vector<CallEvent>* events) {
   if (!output.prompt_logprobs.empty()) {
     v1::GenerateDelta event;
     for (const SampledToken& token : output.prompt_logprobs) {
@@ -100,12 +98,24 @@ void SequenceEvents::ConsumeOutput(const RequestOutput& output, Seconds when,
   }
   if (output.windows.has_value()) {
     v1::GenerateDelta event;
-    *event.mutable_windows() = ToWire(*output.windows, index_, context_.limits);
+    *event.mutable_windows() = ToWire(*output.windows, index_, core_.context.limits);
     AddEvent(std::move(event), 0, events);
   }
-  if (!output.tokens.empty()) first_token_ = std::min(first_token_, when);
   for (const SampledToken& token : output.tokens) ConsumeToken(token);
   FlushDelta(/*force=*/false, events);
+}
+
+void SequenceEvents::CountTokens(size_t tokens, Seconds when) {
+  if (tokens == 0) return;
+  CallMetrics& metrics = core_.metrics();
+  if (first_token_ == kNever) {
+    first_token_ = when;
+    metrics.time_to_first_token.Observe(when - arrival_);
+  } else {
+    const double each = (when - last_token_) / static_cast<double>(tokens);
+    for (size_t i = 0; i < tokens; ++i) metrics.inter_token.Observe(each);
+  }
+  last_token_ = when;
 }
 
 void SequenceEvents::AddEvent(v1::GenerateDelta delta, int64_t tokens,
@@ -124,7 +134,7 @@ void SequenceEvents::ConsumeToken(const SampledToken& token) {
   if (spec_.text) delta_.mutable_text()->append(piece.text);
   if (piece.stop >= 0) {
     stop_ = piece.stop;
-    engine_.Cancel(id_, absl::OkStatus(), FinishReason::kStop);
+    core_.engine.Cancel(id_, absl::OkStatus(), FinishReason::kStop);
   }
 }
 
@@ -133,7 +143,7 @@ void SequenceEvents::FlushDelta(bool force, std::vector<CallEvent>* events) {
   const int64_t tokens = std::exchange(delta_tokens_, 0);
   if (delta_.text().empty() && delta_.token_ids().empty() && delta_.logprobs().empty()) {
     // Held back: a reader cannot take tokens that it is not given.
-    if (tokens > 0) engine_.Acknowledge(id_, tokens);
+    if (tokens > 0) core_.engine.Acknowledge(id_, tokens);
     return;
   }
   has_begun_ = true;
@@ -170,7 +180,7 @@ v1::Finish SequenceEvents::FinishEvent(const Finish& finish) const {
   if (stopped()) {
     out.set_stop_str(spec_.stop[static_cast<size_t>(stop_)]);
   } else if (finish.reason == FinishReason::kStop) {
-    const std::vector<int32_t>& eos = context_.defaults.eos_token_ids;
+    const std::vector<int32_t>& eos = core_.context.defaults.eos_token_ids;
     if (finish.eos || (finish.stop_token_id.has_value() &&
                        std::find(eos.begin(), eos.end(), *finish.stop_token_id) != eos.end())) {
       out.set_eos(true);

@@ -7,11 +7,11 @@
 #include <memory>
 #include <vector>
 
-#include "engine/engine_thread.h"
 #include "fox/v1/inference.pb.h"
 #include "models/tokenizer/text_assembler.h"
 #include "server/calls/conversion/request_conversion.h"
 #include "server/calls/format.h"
+#include "server/calls/server_core.h"
 
 namespace fox {
 
@@ -19,16 +19,16 @@ namespace fox {
 // echoed. Takes the texts out of the spec, whose sequences it still has.
 v1::GenerateDelta MakePromptEvent(const ConversionContext& context, GenerationSpec* spec);
 
-// Used by one thread at a time. `spec` but its sequences, `context` and `engine` must outlive it.
+// Used by one thread at a time. `spec` but its sequences, and `core`, must outlive it.
 class SequenceEvents {
  public:
   // For spec.sequences[index], whose id is set. `arrival`: the call's, on the engine's clock.
-  SequenceEvents(const GenerationSpec& spec, size_t index, Seconds arrival,
-                 const ConversionContext& context, EngineThread& engine);
+  SequenceEvents(const GenerationSpec& spec, size_t index, Seconds arrival, ServerCore& core);
 
-  // Adds to `events` the ones that `output`, known at `when`, makes due. Its `finish` is for
-  // EndSequence.
-  void ConsumeOutput(const RequestOutput& output, Seconds when, std::vector<CallEvent>* events);
+  // Records the times of `tokens` more, known at `when`, also of a prompt that has failed.
+  void CountTokens(size_t tokens, Seconds when);
+  // Adds to `events` the ones that `output` makes due. Its `finish` is for EndSequence.
+  void ConsumeOutput(const RequestOutput& output, std::vector<CallEvent>* events);
   // Adds the text that was held back, and the Finish.
   void EndSequence(const Finish& finish, Seconds when, std::vector<CallEvent>* events);
 
@@ -49,8 +49,7 @@ class SequenceEvents {
   v1::PerfMetrics Timing(const RequestStats& stats, Seconds when) const;
 
   const GenerationSpec& spec_;
-  const ConversionContext& context_;
-  EngineThread& engine_;
+  ServerCore& core_;
   const RequestId id_;
   const uint32_t index_;
   const int32_t min_tokens_;
@@ -62,7 +61,7 @@ class SequenceEvents {
   int64_t delta_tokens_ = 0;
   int64_t completion_tokens_ = 0;
   bool has_begun_ = false;  // the first delta comes alone
-  Seconds first_token_ = kNever;
+  Seconds first_token_ = kNever, last_token_ = kNever;
   int stop_ = -1;  // index of the stop string found
 };
 

@@ -52,19 +52,19 @@ ServerCore::ServerCore(EngineThread& engine_thread, ModelConfig model_config,
   engine.SetDelivery(&delivery_);
 }
 
-CallInfo ServerCore::Describe(const char* method, const std::string& peer, const Header& header) {
+CallInfo ServerCore::Describe(const char* method, const std::string& peer,
+                              const CallerHeaders& headers) {
   CallInfo call;
   call.method = method;
   call.peer = peer;
-  const std::optional<uint64_t> verified = VerifiedClientOf(header);
+  const std::optional<uint64_t> verified = VerifiedClientOf(headers);
   call.tenant = verified.value_or(0);
   call.client = verified ? *verified : UnverifiedClientOf(peer);
-  call.administrator = access->IsAdministrator(header("authorization", 0));
-  const absl::string_view trace = header("traceparent", 0);
-  call.trace = ParseTraceParent({trace.data(), trace.size()});
+  call.administrator = access->IsAdministrator(headers.authorization);
+  call.trace = ParseTraceParent({headers.traceparent.data(), headers.traceparent.size()});
   call.arrival = engine.Now();
   // A client's own name in front of the gateway's would otherwise be taken for it.
-  if (!client_metadata_.empty() && header(client_metadata_, 1).data() != nullptr) {
+  if (headers.client_twice) {
     call.refusal = absl::InvalidArgumentError(client_metadata_ + ": came twice");
   }
   return call;
@@ -155,15 +155,14 @@ double ServerCore::UptimeSeconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }
 
-uint64_t ServerCore::ClientOf(const std::string& peer, const Header& header) {
-  const std::optional<uint64_t> verified = VerifiedClientOf(header);
+uint64_t ServerCore::ClientOf(const std::string& peer, const CallerHeaders& headers) {
+  const std::optional<uint64_t> verified = VerifiedClientOf(headers);
   return verified ? *verified : UnverifiedClientOf(peer);
 }
 
-std::optional<uint64_t> ServerCore::VerifiedClientOf(const Header& header) {
-  const absl::string_view name = client_metadata_.empty() ? "" : header(client_metadata_, 0);
-  if (!name.empty()) return absl::HashOf('m', name);
-  return access->ClientOf(header("authorization", 0));
+std::optional<uint64_t> ServerCore::VerifiedClientOf(const CallerHeaders& headers) {
+  if (!headers.client.empty()) return absl::HashOf('m', headers.client);
+  return access->ClientOf(headers.authorization);
 }
 
 }  // namespace fox

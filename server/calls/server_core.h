@@ -6,12 +6,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "engine/delivery_pool.h"
 #include "engine/engine_thread.h"
 #include "models/checkpoint/model_config.h"
@@ -65,12 +63,10 @@ class ServerCore {
              ServerDescription description, const ServerLimits& limits = {});
 
   // Describes a call of `method` (of static life) as it arrives from `peer`: without a share, and
-  // without a deadline. `header` gives the value of the metadata entry or header `name` (in lower
-  // case) at `place` among the entries of that name, from 0; a view of null if there is none.
-  using Header = std::function<absl::string_view(const std::string& name, int place)>;
-  CallInfo Describe(const char* method, const std::string& peer, const Header& header);
+  // without a deadline.
+  CallInfo Describe(const char* method, const std::string& peer, const CallerHeaders& headers);
   // The client of such a call to queues and budgets.
-  uint64_t ClientOf(const std::string& peer, const Header& header);
+  uint64_t ClientOf(const std::string& peer, const CallerHeaders& headers);
 
   // Admits a prompt of `bytes` on the wire, before it is parsed: gives `call` its share of the
   // budget. A refusal costs nothing, is counted and logged. Unavailable: draining;
@@ -132,7 +128,7 @@ class ServerCore {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   absl::Status CheckQueue(const CallInfo& call) const;
   // The client that a trusted gateway names, else the owner of the token.
-  std::optional<uint64_t> VerifiedClientOf(const Header& header);
+  std::optional<uint64_t> VerifiedClientOf(const CallerHeaders& headers);
 
   const std::string client_metadata_;
   std::atomic<int64_t> admitting_{0};

@@ -2,7 +2,7 @@
 #include "server/metrics/metric_families.h"
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
 
 #include "kernels/core/check.h"
 
@@ -25,22 +25,17 @@ prometheus::ClientMetric& MetricFamilies::Add(const char* name, const char* help
   return metric;
 }
 
-void MetricFamilies::AddHistogram(const char* name, const char* help, const Histogram& histogram,
+void MetricFamilies::AddHistogram(const char* name, const char* help,
+                                  const prometheus::Histogram& histogram,
                                   const std::vector<double>& bounds, const MetricLabels& labels) {
   auto& out = Add(name, help, prometheus::MetricType::Histogram, labels).histogram;
-  const std::vector<double>& own = histogram.bounds();
-  uint64_t below = 0;
-  for (size_t i = 0; i < own.size(); ++i) {
-    below += static_cast<uint64_t>(histogram.count(i));
-    if (bounds.empty() || std::binary_search(bounds.begin(), bounds.end(), own[i])) {
-      out.bucket.push_back({below, own[i]});
-    }
-  }
-  FOX_CHECK(out.bucket.size() == (bounds.empty() ? own : bounds).size());
-  below += static_cast<uint64_t>(histogram.count(own.size()));
-  out.bucket.push_back({below, std::numeric_limits<double>::infinity()});
-  out.sample_count = below;
-  out.sample_sum = histogram.sum();
+  out = histogram.Collect().histogram;
+  if (bounds.empty()) return;
+  std::erase_if(out.bucket, [&](const auto& bucket) {
+    return !std::isinf(bucket.upper_bound) &&
+           !std::binary_search(bounds.begin(), bounds.end(), bucket.upper_bound);
+  });
+  FOX_CHECK(out.bucket.size() == bounds.size() + 1);
 }
 
 }  // namespace fox

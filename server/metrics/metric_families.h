@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "prometheus/histogram.h"
 #include "prometheus/metric_family.h"
-#include "server/calls/call_metrics.h"
 
 namespace fox {
 
@@ -29,7 +29,7 @@ class MetricFamilies {
     counter.value = static_cast<double>(value);
   }
   // Adds a histogram with the buckets in `bounds`, each a bound of `histogram`; empty: all buckets.
-  void AddHistogram(const char* name, const char* help, const Histogram& histogram,
+  void AddHistogram(const char* name, const char* help, const prometheus::Histogram& histogram,
                     const std::vector<double>& bounds = {}, const MetricLabels& labels = {});
 
   std::vector<prometheus::MetricFamily> Take() { return std::move(families_); }

@@ -166,7 +166,7 @@ void ExposeMetrics(const ServerCore& core, const StepMetrics& steps, bool vllm_a
     answer.body = prometheus::TextSerializer().Serialize(CollectMetrics(core, steps, vllm_aliases));
     exchange->Answer(std::move(answer));
   };
-  server->Handle("GET", "/metrics", scrape, Privilege::kPublic);
+  server->routes().Handle("GET", "/metrics", scrape, Privilege::kPublic);
   server->Start();
 }
 

@@ -17,9 +17,9 @@ std::vector<double> SecondsBounds() {
 }  // namespace
 
 StepMetrics::StepMetrics()
-    : prefill_seconds(SecondsBounds(), 1e-6),
-      decode_seconds(SecondsBounds(), 1e-6),
-      tokens({1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}, 1) {}
+    : prefill_seconds(SecondsBounds()),
+      decode_seconds(SecondsBounds()),
+      tokens({1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}) {}
 
 void StepMetrics::BeforeSubmit(const StepPlan&) { submitted_.push_back(SteadySeconds()); }
 

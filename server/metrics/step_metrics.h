@@ -4,7 +4,7 @@
 #include <deque>
 
 #include "engine/request/step_observer.h"
-#include "server/calls/call_metrics.h"
+#include "prometheus/histogram.h"
 
 namespace fox {
 
@@ -18,8 +18,8 @@ class StepMetrics : public StepObserver {
 
   // Seconds of a step: from its submission, or from the end of the previous step if that was later,
   // to its end. A step with tokens of a prompt counts as prefill, any other as decode.
-  Histogram prefill_seconds, decode_seconds;
-  Histogram tokens;  // of a step
+  prometheus::Histogram prefill_seconds, decode_seconds;
+  prometheus::Histogram tokens;  // of a step
 
  private:
   std::deque<Seconds> submitted_;  // of each plan in flight, the oldest first

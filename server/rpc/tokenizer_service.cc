@@ -1,8 +1,9 @@
 // TokenizerService: the answers of Tokenize and Detokenize. See services.h.
+#include <memory>
 #include <utility>
 
-#include "server/calls/answer_format.h"
 #include "server/calls/conversion/request_conversion.h"
+#include "server/calls/format.h"
 #include "server/rpc/services.h"
 
 namespace fox {
@@ -39,35 +40,26 @@ absl::StatusOr<v1::DetokenizeResponse> AnswerOf(const v1::DetokenizeRequest& req
 // The form of both methods. The call may be over before its answer is made, because the tokenizers'
 // libraries cannot be interrupted.
 template <class Request>
-class TokenizeMethodFormat final : public AnswerFormat {
- public:
-  TokenizeMethodFormat(grpc::ByteBuffer message, const ConversionContext& context)
-      : message_(std::move(message)), context_(context) {}
-  std::string EncodeFailure(const absl::Status&, bool) const override { return ""; }
-
- private:
-  absl::StatusOr<std::string> MakeAnswer() override {
+std::unique_ptr<Format> MakeTokenizeFormat(grpc::ByteBuffer message,
+                                           const ConversionContext& context) {
+  auto answer = [message = std::move(message), &context]() mutable -> absl::StatusOr<std::string> {
     Request request;
-    const absl::Status parsed = ::fox::ParseMessage(message_, &request);
-    message_.Clear();
+    const absl::Status parsed = ParseMessage(message, &request);
+    message.Clear();
     if (!parsed.ok()) return parsed;
-    const auto response = AnswerOf(request, context_);
+    const auto response = AnswerOf(request, context);
     if (!response.ok()) return response.status();
     return response->SerializeAsString();
-  }
-  void DropMessage() override { message_.Clear(); }
-
-  grpc::ByteBuffer message_;
-  const ConversionContext& context_;
-};
+  };
+  return std::make_unique<AnswerFormat>(std::move(answer),
+                                        [](const absl::Status&) { return std::string(); });
+}
 
 }  // namespace
 
 TokenizerService::TokenizerService(ServerCore& core) : RawService(core) {
-  ServeCall("Tokenize", Call::Work::kTokenize,
-            MakeFormat<TokenizeMethodFormat<v1::TokenizeRequest>>);
-  ServeCall("Detokenize", Call::Work::kTokenize,
-            MakeFormat<TokenizeMethodFormat<v1::DetokenizeRequest>>);
+  ServeCall("Tokenize", Call::Work::kTokenize, MakeTokenizeFormat<v1::TokenizeRequest>);
+  ServeCall("Detokenize", Call::Work::kTokenize, MakeTokenizeFormat<v1::DetokenizeRequest>);
 }
 
 }  // namespace fox

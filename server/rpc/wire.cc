@@ -20,13 +20,11 @@ constexpr size_t kMaxShortMessageBytes = 256 << 10;
 constexpr size_t kMaxStatusBytes = 1024;
 constexpr size_t kMaxCopiedBytes = 4096;
 
-absl::string_view MetadataOf(const grpc::CallbackServerContext& context, const std::string& key,
-                             int place) {
-  const auto [begin, end] =
-      context.client_metadata().equal_range(grpc::string_ref(key.data(), key.size()));
-  if (std::distance(begin, end) <= place) return {};
-  const grpc::string_ref value = std::next(begin, place)->second;
-  return absl::string_view(value.data(), value.size());
+// The first entry of that name; empty: there is none.
+absl::string_view MetadataOf(const grpc::CallbackServerContext& context, absl::string_view key) {
+  const auto found = context.client_metadata().find(grpc::string_ref(key.data(), key.size()));
+  if (found == context.client_metadata().end()) return {};
+  return {found->second.data(), found->second.size()};
 }
 
 // Encodes a length-delimited field with a number below 16.
@@ -88,9 +86,12 @@ grpc::ByteBuffer TakeBytes(const grpc::ByteBuffer* request) {
 
 CallInfo DescribeCall(const char* method, const grpc::CallbackServerContext& context,
                       ServerCore& core) {
-  CallInfo call = core.Describe(method, context.peer(), [&](const std::string& key, int place) {
-    return MetadataOf(context, key, place);
-  });
+  const std::string& client = core.client_metadata();
+  const size_t clients = client.empty() ? 0 : context.client_metadata().count(client);
+  CallInfo call =
+      core.Describe(method, context.peer(),
+                    {MetadataOf(context, "authorization"), MetadataOf(context, "traceparent"),
+                     clients == 0 ? "" : MetadataOf(context, client), clients > 1});
   call.deadline = DeadlineOf(context.raw_deadline(), call.arrival);
   return call;
 }

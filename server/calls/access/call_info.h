@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "engine/request/request.h"
 #include "server/calls/limits/call_budget.h"
 #include "server/process/log.h"
@@ -32,6 +33,13 @@ struct TraceContext {
 // all lower-case hexadecimal. Any other value is ignored, as the specification asks, and gives an
 // empty context.
 TraceContext ParseTraceParent(std::string_view header);
+
+// The headers or metadata entries of a call that tell its client, and its place in a trace.
+struct CallerHeaders {
+  absl::string_view authorization, traceparent;  // the first of each; empty: none
+  absl::string_view client;   // the first entry of ServerCore::client_metadata; empty: none
+  bool client_twice = false;  // there is another one
+};
 
 struct CallInfo {
   const char* method = "";     // as the .proto files call it: "GenerateStream"; or a path

@@ -1,4 +1,4 @@
-// OpenAiService: routes, and hints for paths that are not here. See openai_service.h.
+// Routes, and hints for paths that are not here. See openai_service.h.
 #include "server/http/openai/openai_service.h"
 
 #include <ctime>
@@ -48,10 +48,10 @@ constexpr std::pair<const char*, const char*> kNotHere[] = {
     {"/v1/v1/", "/v1 stands twice in this path; the base URL ends with one"},
 };
 
-void ExplainPaths(HttpServer* server) {
-  for (const auto& [path, message] : kNotHere) server->Explain(path, message, kUnknownUrl);
+void ExplainPaths(HttpRoutes* routes) {
+  for (const auto& [path, message] : kNotHere) routes->Explain(path, message, kUnknownUrl);
   for (const char* path : {"/completions", "/chat/completions", "/models"}) {
-    server->Explain(path, "paths begin with /v1; the base URL ends with it", kUnknownUrl);
+    routes->Explain(path, "paths begin with /v1; the base URL ends with it", kUnknownUrl);
   }
 }
 
@@ -60,58 +60,48 @@ void ExplainPaths(HttpServer* server) {
 void StartCall(ServerCore& core, const char* path, Call::Work work, std::unique_ptr<Format> format,
                int64_t bytes, const std::shared_ptr<HttpExchange>& exchange) {
   const HttpRequest& request = exchange->request;
-  CallInfo info = core.Describe(path, request.peer, [&](const std::string& name, int place) {
-    return request.Header(name, place);
-  });
+  CallInfo info = core.Describe(path, request.peer, CallerHeadersOf(request, core));
   auto call = std::make_shared<Call>(core, std::move(info), work, std::move(format), exchange);
   exchange->AttachCall(call);
   call->Start(bytes);
 }
 
-OpenAiService::OpenAiService(ServerCore& core, std::function<bool()> serving)
-    : core_(core), serving_(std::move(serving)), created_(std::time(nullptr)) {
-  FOX_CHECK(serving_ != nullptr);
-}
-
-void OpenAiService::Register(HttpServer* server) {
+void RegisterOpenAiRoutes(ServerCore& core, std::function<bool()> serving, HttpRoutes* routes) {
+  FOX_CHECK(serving != nullptr);
   using Exchange = std::shared_ptr<HttpExchange>;
-  server->SetAccess(core_.access, [this](const HttpRequest& head) {
-    return core_.ClientOf(
-        head.peer, [&](const std::string& name, int place) { return head.Header(name, place); });
-  });
+  routes->SetCore(&core);
   for (const bool chat : {false, true}) {
     const char* path = chat ? "/v1/chat/completions" : "/v1/completions";
-    server->Handle("POST", path, [this, path, chat](const Exchange& exchange) {
+    routes->Handle("POST", path, [&core, path, chat](const Exchange& exchange) {
       const auto bytes = static_cast<int64_t>(exchange->request.body.size());
-      auto format =
-          std::make_unique<CompletionFormat>(core_.context, core_.description.Fingerprint(), chat,
-                                             &exchange->request, &exchange->head);
-      StartCall(core_, path, Call::Work::kGenerate, std::move(format), bytes, exchange);
+      auto format = std::make_unique<CompletionFormat>(core.context, core.description.Fingerprint(),
+                                                       chat, &exchange->request, &exchange->head);
+      StartCall(core, path, Call::Work::kGenerate, std::move(format), bytes, exchange);
     });
   }
-  const std::string model = Model(core_, created_);
+  const std::string model = Model(core, std::time(nullptr));
   const std::string list = absl::StrCat("{\"object\":\"list\",\"data\":[", model, "]}");
-  server->AddPage("/v1/models", Json(list), Privilege::kUser);
+  routes->AddPage("/v1/models", Json(list), Privilege::kUser);
   // Clients encode the model's name in more than one way: a slash in it is a slash, or %2F.
-  server->Handle("GET", kModelPath, [this, page = Json(model)](const Exchange& exchange) {
+  routes->Handle("GET", kModelPath, [&core, page = Json(model)](const Exchange& exchange) {
     const std::string name = PercentDecoded(exchange->request.path.substr(sizeof(kModelPath) - 1));
     exchange->Answer(
-        name == core_.context.served_model_name
+        name == core.context.served_model_name
             ? page
             : ErrorAnswer(404, "model: not served here; /v1/models lists it", kModelNotFound));
   });
-  const std::string version = JsonString(core_.description.version);
-  server->AddPage("/version", Json(absl::StrCat("{\"version\":", version, "}")));
-  server->Handle(
+  const std::string version = JsonString(core.description.version);
+  routes->AddPage("/version", Json(absl::StrCat("{\"version\":", version, "}")));
+  routes->Handle(
       "GET", "/health",
-      [this](const Exchange& exchange) {
-        if (serving_()) return exchange->Answer(Json("{\"status\":\"ok\"}"));
-        const char* reason = core_.engine.draining() ? "the server is draining" : "not healthy";
+      [&core, serving = std::move(serving)](const Exchange& exchange) {
+        if (serving()) return exchange->Answer(Json("{\"status\":\"ok\"}"));
+        const char* reason = core.engine.draining() ? "the server is draining" : "not healthy";
         exchange->Answer(ErrorAnswer(absl::UnavailableError(reason)));
       },
       Privilege::kPublic);
-  RegisterTokenizerRoutes(core_, server);
-  ExplainPaths(server);
+  RegisterTokenizerRoutes(core, routes);
+  ExplainPaths(routes);
 }
 
 }  // namespace fox

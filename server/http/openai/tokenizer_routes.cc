@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/calls/answer_format.h"
 #include "server/calls/conversion/request_conversion.h"
+#include "server/calls/format.h"
 #include "server/http/openai/chat_messages.h"
 #include "server/http/openai/completion_logprobs.h"
 #include "server/http/openai/json_fields.h"
@@ -106,48 +106,31 @@ std::string TokenizerInfo(const ConversionContext& context) {
                       ",\"pad_token\":null,\"chat_template\":null}");
 }
 
-// The form of both routes. The call may be over before its answer is made, because the tokenizers'
-// libraries cannot be interrupted.
-class TokenizeRouteFormat final : public AnswerFormat {
- public:
-  TokenizeRouteFormat(std::string body, Work work, const ConversionContext& context)
-      : body_(std::move(body)), work_(work), context_(context) {}
-  std::string EncodeFailure(const absl::Status& status, bool) const override {
-    return ErrorBody(status);
-  }
-
- private:
-  Answered MakeAnswer() override {
-    absl::StatusOr<JsonFields> fields = ReadBody(std::exchange(body_, {}), context_);
-    if (!fields.ok()) return fields.status();
-    return work_(*fields, context_);
-  }
-  void DropMessage() override { body_ = {}; }
-
-  std::string body_;
-  const Work work_;
-  const ConversionContext& context_;
-};
-
-void ServeTokenizer(ServerCore& core, const char* path, Work work, HttpServer* server) {
-  server->Handle("POST", path, [=, &core](const std::shared_ptr<HttpExchange>& exchange) {
-    const auto bytes = static_cast<int64_t>(exchange->request.body.size());
+// The call may be over before its answer is made, because the tokenizers' libraries cannot be
+// interrupted.
+void ServeTokenizer(ServerCore& core, const char* path, Work work, HttpRoutes* routes) {
+  routes->Handle("POST", path, [=, &core](const std::shared_ptr<HttpExchange>& exchange) {
+    std::string body = std::move(exchange->request.body);
+    const auto bytes = static_cast<int64_t>(body.size());
+    auto answer = [body = std::move(body), work, &context = core.context]() mutable -> Answered {
+      absl::StatusOr<JsonFields> fields = ReadBody(std::exchange(body, {}), context);
+      if (!fields.ok()) return fields.status();
+      return work(*fields, context);
+    };
     StartCall(core, path, Call::Work::kTokenize,
-              std::make_unique<TokenizeRouteFormat>(std::move(exchange->request.body), work,
-                                                    core.context),
-              bytes, exchange);
+              std::make_unique<AnswerFormat>(std::move(answer), ErrorBody), bytes, exchange);
   });
 }
 
 }  // namespace
 
-void RegisterTokenizerRoutes(ServerCore& core, HttpServer* server) {
-  ServeTokenizer(core, "/tokenize", AnswerTokenize, server);
-  ServeTokenizer(core, "/detokenize", AnswerDetokenize, server);
+void RegisterTokenizerRoutes(ServerCore& core, HttpRoutes* routes) {
+  ServeTokenizer(core, "/tokenize", AnswerTokenize, routes);
+  ServeTokenizer(core, "/detokenize", AnswerDetokenize, routes);
   if (core.context.tokenizer == nullptr) return;
   HttpAnswer info;
   info.body = TokenizerInfo(core.context);
-  server->AddPage("/tokenizer_info", info, Privilege::kUser);
+  routes->AddPage("/tokenizer_info", info, Privilege::kUser);
 }
 
 }  // namespace fox

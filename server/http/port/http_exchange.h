@@ -1,6 +1,6 @@
 // HttpExchange: one HTTP request and the transport of its answer, as messages and as bytes; no
 // library in sight. A route's handler gets one, and answers it at once or attaches a call. Read
-// http_server.h next.
+// http_routes.h next.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct HttpRequest {
   std::string peer;                      // "ipv4:127.0.0.1:4711", as gRPC writes it
   uint64_t client = 0;                   // the client that budgets charge
   std::string body;                      // whole
-  const HttpHandler* handler = nullptr;  // set by the port's gate
+  const HttpHandler* handler = nullptr;  // set by HttpRoutes::CheckHead
 
   // The value of the header `name` (in lower case) at `place` among the headers of that name, from
   // 0; a view of null: there is none.

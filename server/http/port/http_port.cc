@@ -47,13 +47,14 @@ class Connection;
 // The state that all connections share. All but the atomics and `io` is used by the port's thread
 // alone.
 struct Loop : std::enable_shared_from_this<Loop> {
-  Loop(const HttpPortOptions& opts, HttpPort::Gate g) : options(opts), gate(std::move(g)) {}
+  Loop(const HttpPortOptions& opts, std::shared_ptr<const HttpRoutes> table)
+      : options(opts), routes(std::move(table)) {}
   void Add(int descriptor, const TlsMaterial* tls);
   void Tick();
   void Close(bool idle_only);
 
   const HttpPortOptions options;
-  const HttpPort::Gate gate;
+  const std::shared_ptr<const HttpRoutes> routes;
   asio::io_context io{1};
   asio::steady_timer timer{io};
   std::array<char, 64 << 10> scratch{};  // every connection reads into it
@@ -124,7 +125,7 @@ class Connection : public std::enable_shared_from_this<Connection>, public Unfin
   bool reading_ = false, ended_ = false, closed_ = false;  // ended: by the client's FIN
   std::string in_;                                         // not parsed yet
   HttpParser parser_;
-  std::optional<HttpAnswer> refusal_;  // the gate's, of a request whose head is all of it
+  std::optional<HttpAnswer> refusal_;  // of a request whose head is all of it
   Clock::time_point body_since_;
 
   uint64_t exchange_ = 0;       // counts requests
@@ -299,7 +300,7 @@ bool Connection::OnHead() {
   request.peer = peer_;
   keep_alive_ = parser_.keep_alive();
   head_only_ = request.method == "HEAD";
-  refusal_ = loop_->gate(&request);
+  refusal_ = loop_->routes->CheckHead(&request);
   if (refusal_.has_value() && !parser_.whole()) {
     Refuse(*std::move(refusal_));
     return false;
@@ -461,8 +462,8 @@ struct HttpPort::Impl {
   std::thread thread;
 };
 
-HttpPort::HttpPort(const HttpPortOptions& options, Gate gate) {
-  auto loop = std::make_shared<Loop>(options, std::move(gate));
+HttpPort::HttpPort(const HttpPortOptions& options, std::shared_ptr<const HttpRoutes> routes) {
+  auto loop = std::make_shared<Loop>(options, std::move(routes));
   impl_ = std::make_unique<Impl>(
       Impl{loop, asio::make_work_guard(loop->io), std::thread([loop] { loop->io.run(); })});
   asio::post(loop->io, [loop = loop.get()] { loop->Tick(); });

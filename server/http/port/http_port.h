@@ -3,11 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
 
-#include "server/http/port/http_exchange.h"
+#include "server/http/port/http_routes.h"
 #include "server/process/tls_files.h"
 
 namespace fox {
@@ -27,12 +25,8 @@ struct HttpPortOptions {
 // All methods may be called from any thread.
 class HttpPort {
  public:
-  // Called with a request's head, before its body: sets its client and its handler, which must
-  // outlive the port. An answer refuses the request.
-  using Gate = std::function<std::optional<HttpAnswer>(HttpRequest* head)>;
-
-  // `gate` and handlers are called on the port's thread, which starts here.
-  HttpPort(const HttpPortOptions& options, Gate gate);
+  // Handlers are called on the port's thread, which starts here.
+  HttpPort(const HttpPortOptions& options, std::shared_ptr<const HttpRoutes> routes);
   ~HttpPort();  // Stop(0)
   HttpPort(const HttpPort&) = delete;
   HttpPort& operator=(const HttpPort&) = delete;

@@ -1,56 +1,18 @@
-// HttpServer: its routes, and its refusals. See http_server.h.
+// HttpServer: see http_server.h.
 #include "server/http/port/http_server.h"
 
-#include <unistd.h>
+#include <utility>
 
-#include <algorithm>
-
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "kernels/core/check.h"
-#include "server/http/port/http_error.h"
+#include "server/process/peer_address.h"
 
 namespace fox {
-namespace {
 
-// True for JSON, which a page of another origin may not send without asking; forms, plain text and
-// bodies without a type it may.
-bool IsJson(const HttpRequest& head) {
-  const absl::string_view type = head.Header("content-type");
-  const absl::string_view media = absl::StripAsciiWhitespace(type.substr(0, type.find(';')));
-  return absl::EqualsIgnoreCase(media, "application/json");
-}
-
-// True if a body follows, even an empty one in chunks.
-bool HasBody(const HttpRequest& head) {
-  const absl::string_view length = head.Header("content-length");
-  return !head.Header("transfer-encoding").empty() || (!length.empty() && length != "0");
-}
-
-// "": none, or several: a proxy may have judged by another one.
-absl::string_view AuthorizationOf(const HttpRequest& head) {
-  const auto count = std::count_if(head.headers.begin(), head.headers.end(),
-                                   [](const auto& h) { return h.first == "authorization"; });
-  return count == 1 ? head.Header("authorization") : "";
-}
-
-// True if a host is an address, localhost or this machine's name. A browser sends another name for
-// a page that has had its own name resolved to this machine (DNS rebinding).
-bool NamesThisMachine(absl::string_view host) {
-  if (host.empty()) return true;
-  if (host.front() == '[') return host.find_first_not_of("[]0123456789abcdef:.") == host.npos;
-  const bool address = std::all_of(host.begin(), host.end(), [](char c) {
-    return absl::ascii_isdigit(static_cast<unsigned char>(c)) || c == '.';
-  });
-  if (address || absl::EqualsIgnoreCase(host, "localhost")) return true;
-  char own[256] = {};
-  gethostname(own, sizeof(own) - 1);
-  return absl::EqualsIgnoreCase(host, own);
-}
-
-}  // namespace
+HttpServer::HttpServer(const HttpServerOptions& options,
+                       std::unique_ptr<ConnectionAcceptor> acceptor)
+    : options_(options),
+      acceptor_(std::move(acceptor)),
+      routes_(
+          std::make_shared<HttpRoutes>(IsLoopback(options.listen.host), options.allowed_hosts)) {}
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(const HttpServerOptions& options) {
   absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> acceptor =
@@ -61,26 +23,9 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(const HttpServerO
 
 HttpServer::~HttpServer() { Stop(0); }
 
-void HttpServer::Handle(const std::string& method, const std::string& path, HttpHandler handler,
-                        Privilege needed) {
-  FOX_CHECK(port_ == nullptr && handler != nullptr);
-  FOX_CHECK(!path.empty() && path.front() == '/');
-  routes_[path][method] = {std::move(handler), needed};
-}
-
-void HttpServer::AddPage(const std::string& path, HttpAnswer page, Privilege needed) {
-  const auto answer = [page = std::move(page)](const std::shared_ptr<HttpExchange>& exchange) {
-    exchange->Answer(page);
-  };
-  Handle("GET", path, answer, needed);
-}
-
 void HttpServer::Start() {
-  FOX_CHECK(port_ == nullptr && access_ != nullptr && client_of_ != nullptr);
-  port_ = std::make_unique<HttpPort>(options_.port, [this](HttpRequest* head) {
-    head->client = client_of_(*head);
-    return CheckHead(head);
-  });
+  FOX_CHECK(port_ == nullptr);
+  port_ = std::make_unique<HttpPort>(options_.port, routes_);
   acceptor_->Start([this](int, int descriptor) {
     if (options_.tls != nullptr) options_.tls->Reload();
     port_->Add(descriptor, options_.tls == nullptr ? nullptr : options_.tls->Current());
@@ -94,86 +39,6 @@ void HttpServer::Drain() {
 void HttpServer::Stop(double seconds) {
   acceptor_->Stop();
   if (port_ != nullptr) port_->Stop(seconds);
-}
-
-const std::pair<const std::string, HttpServer::Methods>* HttpServer::FindPath(
-    const std::string& path) const {
-  const auto exact = routes_.find(path);
-  if (exact != routes_.end()) return &*exact;
-  for (const auto& known : routes_) {
-    if (known.first.size() > 1 && known.first.back() == '/' &&
-        absl::StartsWith(path, known.first)) {
-      return &known;
-    }
-  }
-  return nullptr;
-}
-
-const HttpServer::Route* HttpServer::Find(const Methods& methods, const std::string& method) {
-  const auto route = methods.find(method == "HEAD" ? "GET" : method);
-  return route == methods.end() ? nullptr : &route->second;
-}
-
-void HttpServer::Explain(const std::string& path, const std::string& message, const char* code) {
-  FOX_CHECK(port_ == nullptr && !path.empty());
-  explanations_[path] = {message, code};
-}
-
-HttpAnswer HttpServer::NotFound(const std::string& path) const {
-  for (const auto& [known, why] : explanations_) {
-    if (path == known || (known.back() == '/' && absl::StartsWith(path, known))) {
-      return ErrorAnswer(404, why.message, why.code);
-    }
-  }
-  return ErrorAnswer(404, "no such path", kUnknownUrl);
-}
-
-// A list of allowed hosts holds even with tokens, because the operator asked for it.
-bool HttpServer::AllowsHost(absl::string_view host) const {
-  const std::vector<std::string>& names = options_.allowed_hosts;
-  if (names.empty() && (!local_ || access_->needs_user_token())) return true;
-  const bool bracket = !host.empty() && host.front() == '[';
-  const std::string name = absl::AsciiStrToLower(bracket ? host : host.substr(0, host.rfind(':')));
-  return NamesThisMachine(name) || std::any_of(names.begin(), names.end(), [&](const auto& known) {
-           return known == "*" || known == name;
-         });
-}
-
-std::optional<HttpAnswer> HttpServer::CheckHead(HttpRequest* request) const {
-  const HttpRequest& head = *request;
-  if (!AllowsHost(head.Header("host"))) {
-    return ErrorAnswer(403,
-                       "Host: not a name of this machine; ask for its address, or add the name to "
-                       "--allowed-hosts");
-  }
-  const auto* const path = FindPath(head.path);
-  if (path == nullptr) return NotFound(head.path);
-  const Route* route = Find(path->second, head.method);
-  if (route == nullptr) {
-    const auto name = [](std::string* out, const auto& entry) { *out += entry.first; };
-    const std::string methods = absl::StrJoin(path->second, ", ", name);
-    HttpAnswer answer =
-        ErrorAnswer(405, absl::StrCat("this path does not know the method; use ", methods));
-    answer.headers.emplace_back("Allow", methods);
-    return answer;
-  }
-  const absl::Status allowed =
-      access_->Check(route->needed, path->first.c_str(), AuthorizationOf(head));
-  if (!allowed.ok()) return ErrorAnswer(allowed);
-  // A client without a token must not fill the budget of bodies with a body that nothing reads.
-  if (head.method != "POST" && HasBody(head)) return ErrorAnswer(400, "this method takes no body");
-  if (head.method == "POST" && !IsJson(head)) {
-    return ErrorAnswer(415,
-                       "the body must be sent as Content-Type: application/json (curl --json)");
-  }
-  const absl::string_view coding = head.Header("content-encoding");
-  if (!coding.empty() && !absl::EqualsIgnoreCase(coding, "identity")) {
-    HttpAnswer answer = ErrorAnswer(415, "Content-Encoding: must be absent; bodies are plain");
-    answer.headers.emplace_back("Accept-Encoding", "identity");  // RFC 9110, 15.5.16
-    return answer;
-  }
-  request->handler = &route->handler;
-  return std::nullopt;
 }
 
 }  // namespace fox

@@ -12,9 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "server/calls/call.h"
-#include "tests/fixtures/test_core.h"
-#include "tests/server/calls/recorded_call.h"
+#include "tests/server/calls/planned_call.h"
 
 namespace fox {
 namespace {
@@ -51,18 +49,16 @@ class ManyCallsTest : public ::testing::Test {
   };
   void StartAll(int calls, uint32_t tokens) {
     readers_.reserve(static_cast<size_t>(calls));
-    const auto record = std::make_shared<FormatRecord>();
     for (int i = 0; i < calls; ++i) readers_.push_back(std::make_shared<Reader>());
+    sim::CallPlan plan = StreamOf("prompt", static_cast<int32_t>(tokens));
     for (int i = 0; i < calls; ++i) {
+      plan.prompts[0].request_id = std::to_string(i);
       CallInfo info;
       info.client = static_cast<uint64_t>(i % 64);
       const auto& reader = readers_[static_cast<size_t>(i)];
       const auto call = std::make_shared<Call>(
           *test_.core, std::move(info), Call::Work::kGenerate,
-          std::make_unique<EventFormat>(
-              Converting(test_, GreedyRequest("prompt", tokens), std::to_string(i)), true, 1,
-              record),
-          reader);
+          std::make_unique<sim::SimFormat>(plan, QuietEnvironment::Get()), reader);
       reader->call = call;
       call->Start(/*bytes=*/1);
     }

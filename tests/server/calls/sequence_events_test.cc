@@ -28,7 +28,7 @@ class SequenceEventsTest : public ::testing::Test {
   }
   SequenceEvents& events() {
     if (!events_) {
-      events_.emplace(spec_, 0, kArrival, test_.core->context, *test_.engine);
+      events_.emplace(spec_, 0, kArrival, *test_.core);
     }
     return *events_;
   }
@@ -41,7 +41,8 @@ class SequenceEventsTest : public ::testing::Test {
     return texts;
   }
   void Consume(const RequestOutput& output, Seconds when) {
-    events().ConsumeOutput(output, when, &added_);
+    events().CountTokens(output.tokens.size(), when);
+    events().ConsumeOutput(output, &added_);
   }
   v1::Finish End(const Finish& finish, Seconds when = 15) {
     events().EndSequence(finish, when, &added_);
@@ -129,8 +130,16 @@ TEST_F(SequenceEventsTest, IdsAndLogprobsAreNotHeldBack) {
 
 TEST_F(SequenceEventsTest, FinishTellsTimesAndTheCertificate) {
   spec_.perf = spec_.acp_stats = true;
+  Consume(Tokens(""), 11);
+  EXPECT_EQ(events().first_token(), kNever);
   Consume(Tokens("a"), 12);
-  Consume(Tokens("b"), 14);
+  Consume(Tokens("b"), 13);
+  Consume(Tokens("cd"), 14);  // half a second each
+  EXPECT_EQ(events().first_token(), 12);
+  const CallMetrics& metrics = test_.core->metrics();
+  EXPECT_DOUBLE_EQ(metrics.time_to_first_token.Collect().histogram.sample_sum, 2);
+  EXPECT_EQ(metrics.inter_token.Collect().histogram.sample_count, 3u);
+  EXPECT_DOUBLE_EQ(metrics.inter_token.Collect().histogram.sample_sum, 2);
   Finish finish;
   finish.stats.first_scheduled = 11;
   finish.stats.preemptions = 2;

@@ -14,11 +14,14 @@ namespace {
 
 CallInfo Described(ServerCore& core, const std::string& peer,
                    const std::multimap<std::string, std::string>& headers) {
-  return core.Describe("Generate", peer, [&](const std::string& name, int place) {
-    const auto [begin, end] = headers.equal_range(name);
-    return std::distance(begin, end) <= place ? absl::string_view()
-                                              : absl::string_view(std::next(begin, place)->second);
-  });
+  const auto first = [&](const std::string& name) {
+    const auto found = headers.find(name);
+    return found == headers.end() ? absl::string_view() : absl::string_view(found->second);
+  };
+  const std::string& client = core.client_metadata();
+  return core.Describe("Generate", peer,
+                       {first("authorization"), first("traceparent"),
+                        client.empty() ? "" : first(client), headers.count(client) > 1});
 }
 
 TEST(ServerCoreTest, AClientIsNamedByATrustedGatewayElseByItsTokenElseByItsAddress) {

@@ -13,9 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "prometheus/text_serializer.h"
-#include "server/calls/conversion/request_conversion.h"
-#include "tests/fixtures/test_core.h"
-#include "tests/server/calls/recorded_call.h"
+#include "tests/server/calls/planned_call.h"
 
 namespace fox {
 namespace {
@@ -41,18 +39,11 @@ class MetricsCollectorTest : public ::testing::Test {
     return samples;
   }
   // Runs a call to its end, or until `meanwhile` has ended it.
-  absl::Status Run(const v1::GenerateRequest& request,
+  absl::Status Run(const sim::CallPlan& plan,
                    const std::function<void(Call&)>& meanwhile = nullptr) {
-    CallInfo info;
-    info.arrival = test_.engine->Now();
-    RecordedCall recorded(*test_.core, std::move(info), [this, request](size_t) {
-      auto spec = ConvertGenerate(request, /*stream=*/true, test_.core->context);
-      if (spec.ok()) spec->request_id = "call";
-      return spec;
-    });
-    recorded.Start();
-    if (meanwhile) meanwhile(*recorded.call);
-    absl::Status status = recorded.transport->WaitForEnd();
+    const PlannedCall planned(test_, plan);
+    if (meanwhile) meanwhile(*planned.call);
+    absl::Status status = planned.WaitForEnd();
     EXPECT_TRUE(Eventually([this] { return test_.core->registry().empty(); }));
     return status;
   }
@@ -83,20 +74,21 @@ TEST_F(MetricsCollectorTest, NothingHasHappened) {
 }
 
 TEST_F(MetricsCollectorTest, AScriptedRun) {
-  v1::GenerateRequest two = GreedyRequest("hello", 30);
-  two.mutable_sampling()->set_n(2);
+  sim::CallPlan two = StreamOf("hello", 30), invalid = two;
+  two.prompts[0].sequences = 2;
+  invalid.prompts[0].invalid = true;
   EXPECT_TRUE(Run(two).ok());
-  EXPECT_TRUE(Run(GreedyRequest("x", 5)).ok());
-  EXPECT_EQ(Run(GreedyRequest("", 5)).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(Run(StreamOf("x", 5)).ok());
+  EXPECT_EQ(Run(invalid).code(), absl::StatusCode::kInvalidArgument);
   test_.script->step_delay_us = 1000;
-  const absl::Status cancelled = Run(GreedyRequest("endless", 4000), [this](Call& call) {
+  const absl::Status cancelled = Run(StreamOf("endless", 4000), [this](Call& call) {
     EXPECT_TRUE(Eventually([this] { return test_.engine->stats().generated_tokens > 70; }));
     call.OnClosed(absl::CancelledError("the client went away"));
   });
   EXPECT_EQ(cancelled.code(), absl::StatusCode::kCancelled);
   EXPECT_TRUE(test_.WaitIdle());
   test_.core->Drain();
-  EXPECT_EQ(Run(GreedyRequest("late", 5)).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Run(StreamOf("late", 5)).code(), absl::StatusCode::kUnavailable);
 
   Samples s = Scrape();
   const double tokens = s["fox_generated_tokens_total"];
@@ -132,7 +124,7 @@ TEST_F(MetricsCollectorTest, AScriptedRun) {
 
 TEST_F(MetricsCollectorTest, RunningRequestsHoldPages) {
   test_.script->step_delay_us = 1000;
-  const absl::Status status = Run(GreedyRequest("endless", 4000), [this](Call& call) {
+  const absl::Status status = Run(StreamOf("endless", 4000), [this](Call& call) {
     EXPECT_TRUE(Eventually([this] { return test_.engine->stats().generated_tokens > 3; }));
     Samples s = Scrape(/*vllm_aliases=*/true);
     EXPECT_EQ(s["fox_requests_running"], 1);
@@ -150,7 +142,7 @@ TEST_F(MetricsCollectorTest, RunningRequestsHoldPages) {
 // vLLM's names and buckets, which its tools read, are exported only if they are asked for.
 TEST_F(MetricsCollectorTest, VllmNames) {
   EXPECT_THAT(Text(false), ::testing::Not(::testing::HasSubstr("vllm:")));
-  EXPECT_TRUE(Run(GreedyRequest("x", 5)).ok());
+  EXPECT_TRUE(Run(StreamOf("x", 5)).ok());
   const std::string text = Text(true);
   const std::pair<const char*, const char*> types[] = {
       {"gauge",

@@ -90,8 +90,7 @@ void CallDay::StartCall() {
   }
   const bool tokenizes = client->plan.prompts.empty();
   const std::string peer = absl::StrCat("ipv4:10.0.", random_.Int(1, load_.clients), ".1:1");
-  CallInfo info = core_->core->Describe(
-      "Simulated", peer, [](const std::string&, int) { return absl::string_view(); });
+  CallInfo info = core_->core->Describe("Simulated", peer, {});
   client->has_deadline = random_.Chance(load_.deadlines);
   if (client->has_deadline) info.deadline = core_->now + random_.Unit() * 0.3;
   const auto port = random_.Chance(0.5) ? SimTransport::Port::kGrpc : SimTransport::Port::kHttp;

@@ -86,6 +86,9 @@ absl::StatusOr<GenerationSpec> SimFormat::ConvertPrompt(size_t prompt) {
     spec.grammar = ChoiceGrammar({plan.choice});
     spec.grammar_field = "choice";
     day_.Count(CallMark::kGrammars);
+  } else if (!plan.regex.empty()) {
+    spec.grammar = GrammarSource{GrammarSource::Kind::kRegex, plan.regex};
+    spec.grammar_field = "regex";
   }
   return spec;
 }
@@ -119,7 +122,8 @@ void SimFormat::AddRecord(const Record& record, RequestId sequence, int64_t toke
 }
 
 void SimFormat::AddKeepAlive() {
-  Check(!dropped_ && !taken_last_, "a sign of life belongs to a stream that goes on");
+  Check(plan_.stream && !dropped_ && !taken_last_,
+        "a sign of life belongs to a stream that goes on");
   AddRecord({}, 0, 0);
   day_.Count(CallMark::kKeepAlives);
 }

@@ -18,6 +18,7 @@ struct PromptPlan {
   int32_t sequences = 1, max_tokens = 1;
   bool invalid = false;  // the conversion fails
   std::string choice;    // not empty: a grammar prescribes it as the answer
+  std::string regex;     // not empty: a grammar of this expression; the simulation has none
 };
 
 // A client's message.

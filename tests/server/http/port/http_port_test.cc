@@ -26,12 +26,11 @@ struct Connected {
   int descriptor = -1;
 };
 
-// A gate that admits everything to one handler.
-HttpPort::Gate AdmitTo(HttpHandler handler) {
-  return [handler = std::move(handler)](HttpRequest* head) -> std::optional<HttpAnswer> {
-    head->handler = &handler;
-    return std::nullopt;
-  };
+// One route.
+std::shared_ptr<const HttpRoutes> RouteTo(HttpHandler handler) {
+  auto routes = std::make_shared<HttpRoutes>(/*local=*/false, std::vector<std::string>());
+  routes->Handle("GET", "/", std::move(handler));
+  return routes;
 }
 
 TEST(HttpPortTest, WhatIsAnsweredAfterTheEndDoesNotKeepTheLoop) {
@@ -42,7 +41,7 @@ TEST(HttpPortTest, WhatIsAnsweredAfterTheEndDoesNotKeepTheLoop) {
   {
     const auto owned = std::make_shared<int>();
     loop = owned;
-    HttpPort port({}, AdmitTo([&handled, owned](std::shared_ptr<HttpExchange> e) {
+    HttpPort port({}, RouteTo([&handled, owned](std::shared_ptr<HttpExchange> e) {
                     handled.set_value(std::move(e));
                   }));
     port.Add(connection.descriptor);
@@ -91,7 +90,7 @@ TEST(HttpPortTest, ACallIsToldOfEachSilence) {
   HttpPortOptions options;
   options.silence = 0.1;
   options.stall_timeout = 0.05;  // not of an answer that is not being written
-  HttpPort port(options, AdmitTo([&test](const std::shared_ptr<HttpExchange>& exchange) {
+  HttpPort port(options, RouteTo([&test](const std::shared_ptr<HttpExchange>& exchange) {
                   auto call = std::make_shared<Call>(*test.core, CallInfo(), Call::Work::kGenerate,
                                                      std::make_unique<SilentFormat>(), exchange);
                   exchange->AttachCall(call);
@@ -109,7 +108,7 @@ TEST(HttpPortTest, ASocketAddedLastIsClosed) {
   for (int i = 0; i < 100; ++i) {
     Connected connection;
     {
-      HttpPort port({}, AdmitTo([](const std::shared_ptr<HttpExchange>&) {}));
+      HttpPort port({}, RouteTo([](const std::shared_ptr<HttpExchange>&) {}));
       port.Add(connection.descriptor);
     }
     EXPECT_TRUE(connection.client.AtEnd());

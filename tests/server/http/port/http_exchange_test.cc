@@ -1,4 +1,6 @@
-// HTTP messages: paths of targets, heads and chunks.
+// Messages of an exchange: paths of targets, heads and chunks.
+#include "server/http/port/http_exchange.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,14 +8,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/http/port/http_exchange.h"
 
 namespace fox {
 namespace {
 
 using ::testing::MatchesRegex;
 
-TEST(HttpMessageTest, ATargetHasAPathAndAQuery) {
+TEST(HttpExchangeTest, ATargetHasAPathAndAQuery) {
   struct Case {
     const char *target, *path, *query;
   };
@@ -37,7 +38,7 @@ TEST(HttpMessageTest, ATargetHasAPathAndAQuery) {
   }
 }
 
-TEST(HttpMessageTest, OtherTargetsAreNone) {
+TEST(HttpExchangeTest, OtherTargetsAreNone) {
   for (const char* target : {"", "v1/models", "host:80", "**", "ftp://host/", "://host/", "http:/x",
                              "http:///x", "http://", "http://a@host/", "xhttp://host/"}) {
     HttpRequest request;
@@ -46,7 +47,7 @@ TEST(HttpMessageTest, OtherTargetsAreNone) {
 }
 
 // RFC 9112, 3.2.2.
-TEST(HttpMessageTest, TheHostOfATargetIsTheRequests) {
+TEST(HttpExchangeTest, TheHostOfATargetIsTheRequests) {
   HttpRequest request;
   request.headers = {{"host", "a"}, {"x", "y"}};
   ASSERT_TRUE(SetTarget("http://b:80/x", &request));
@@ -55,13 +56,13 @@ TEST(HttpMessageTest, TheHostOfATargetIsTheRequests) {
   EXPECT_EQ(request.Header("x"), "y");
 }
 
-TEST(HttpMessageTest, PercentEncodings) {
+TEST(HttpExchangeTest, PercentEncodings) {
   const std::pair<const char*, const char*> cases[] = {
       {"a%20b%2", "a b%2"}, {"%zz%", "%zz%"}, {"%41%2F%2f%c3%A9", "A//\xc3\xa9"}, {"+", "+"}};
   for (const auto& [encoded, text] : cases) EXPECT_EQ(PercentDecoded(encoded), text);
 }
 
-TEST(HttpMessageTest, AHeadSaysHowItsBodyEnds) {
+TEST(HttpExchangeTest, AHeadSaysHowItsBodyEnds) {
   const HttpAnswer answer{404, "text/plain", {{"X-A", "b"}}, "12345"};
   const std::pair<BodyFraming, const char*> framings[] = {
       {BodyFraming::kLength, "Content-Length: 5\r\n\r\n"},

@@ -1,4 +1,6 @@
-// HTTP messages as bytes: see http_exchange.h.
+// HttpExchange: its messages as bytes. See http_exchange.h.
+#include "server/http/port/http_exchange.h"
+
 #include <algorithm>
 #include <boost/beast/http/status.hpp>
 
@@ -9,7 +11,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "kernels/core/check.h"
-#include "server/http/port/http_exchange.h"
 
 namespace fox {
 namespace {
