@@ -1,4 +1,5 @@
-"""Checks that fox-server accepts the flags of a manifest, without a model."""
+"""The programs' own words, and checks that fox-server accepts the flags of a manifest, without a
+model."""
 
 from __future__ import annotations
 
@@ -10,7 +11,21 @@ import unittest
 
 from loud_skips import ROOT, build_folder
 
-SERVER = str(build_folder() / "bin" / "fox-server")
+BIN = build_folder() / "bin"
+SERVER = str(BIN / "fox-server")
+PROGRAMS = ("fox-server", "fox-cli", "fox-eval", "fox-bench")
+
+
+def help_texts(program: str) -> dict[str, str]:
+    """The whole text of --help of each command; fox-server has none, and its text the key ""."""
+    def text(*command: str) -> str:
+        return subprocess.run([BIN / program, *command], check=True, capture_output=True, text=True,
+                              timeout=60).stdout
+
+    if program == "fox-server":
+        return {"": text("--help", "all")}
+    return {command: text(command, "--help")
+            for command in re.findall(r"(?m)^  ([a-z][a-z-]*)\s", text("--help"))}
 
 
 def last_stage(dockerfile: str) -> list[tuple[str, str]]:

@@ -22,6 +22,8 @@ SHOWN = "a\\x1b[31mb\\x07c\\x08d\\x0de\\x7ff\\x9b31mg\\x85h"
 class CliTest(fox_server.Case):
     """fox-cli with one server."""
 
+    flags = ("--http-port", "0")
+
     def ids(self, text: str) -> str:
         """The token ids of a text, without bos."""
         return self.cli("tokenize", "--no-bos", "-", said=text).stdout.strip()
@@ -70,6 +72,13 @@ class CliTest(fox_server.Case):
         port = self.server.address[1]
         for target in (f":{port}", f"http://:{port}/", f"localhost:{port}"):
             self.assertEqual(self.cli("health", target=target).stdout, "SERVING\n", target)
+
+    def test_a_wrong_target_is_told_in_a_line(self) -> None:
+        for target, said in ((self.server.ports["HTTP"], "this is an HTTP port, and gRPC has the "
+                              "server's --grpc-port"), ("127.1.2.3", "127.1.2.3:50051")):
+            failed = self.cli("health", target=target)
+            self.assertEqual((failed.returncode, failed.stderr.count("\n")), (1, 1), target)
+            self.assertIn(said, failed.stderr)
 
 
 class EnvironmentTest(unittest.TestCase):

@@ -40,15 +40,13 @@ TEST_F(GenerateTest, UnaryEqualsStreamedEqualsExpected) {
     EXPECT_EQ(completion.finish().usage().completion_tokens(), 40u);
     EXPECT_EQ(response.prompt().request_id().size(), 36u);
 
-    grpc::ClientContext context;
-    SetTimeout(&context);
-    StreamResult streamed = ReadStream(*server_.inference, request, &context);
-    ASSERT_TRUE(streamed.status.ok()) << streamed.status.error_message();
-    EXPECT_EQ(streamed.text.at(0), completion.text());
-    EXPECT_EQ(streamed.ids.at(0),
+    OpenStream streamed(server_.channel, request);
+    ASSERT_TRUE(streamed.End().ok());
+    EXPECT_EQ(streamed.text, completion.text());
+    EXPECT_EQ(streamed.ids,
               std::vector<uint32_t>(completion.token_ids().begin(), completion.token_ids().end()));
-    ASSERT_EQ(streamed.finish.size(), 1u);
-    EXPECT_EQ(streamed.finish[0].reason(), v1::LENGTH);
+    ASSERT_EQ(streamed.finishes.size(), 1u);
+    EXPECT_EQ(streamed.finishes[0].reason(), v1::LENGTH);
   }
   EXPECT_TRUE(server_.WaitIdle());
 }
@@ -63,15 +61,13 @@ TEST_F(GenerateTest, StopStringEndsTheTextOnce) {
   for (bool include : {false, true}) {
     SCOPED_TRACE(include);
     request.mutable_stopping()->set_include_stop_str_in_output(include);
-    grpc::ClientContext context;
-    SetTimeout(&context);
-    StreamResult result = ReadStream(*server_.inference, request, &context);
-    ASSERT_TRUE(result.status.ok()) << result.status.error_message();
-    EXPECT_EQ(result.text.at(0), whole.substr(0, at + (include ? stop.size() : 0)));
-    ASSERT_EQ(result.finish.size(), 1u);
-    EXPECT_EQ(result.finish[0].reason(), v1::STOP);
-    EXPECT_EQ(result.finish[0].stop_str(), stop);
-    EXPECT_EQ(result.finish[0].usage().completion_tokens(), at + stop.size());
+    OpenStream result(server_.channel, request);
+    ASSERT_TRUE(result.End().ok());
+    EXPECT_EQ(result.text, whole.substr(0, at + (include ? stop.size() : 0)));
+    ASSERT_EQ(result.finishes.size(), 1u);
+    EXPECT_EQ(result.finishes[0].reason(), v1::STOP);
+    EXPECT_EQ(result.finishes[0].stop_str(), stop);
+    EXPECT_EQ(result.finishes[0].usage().completion_tokens(), at + stop.size());
   }
   EXPECT_TRUE(server_.WaitIdle());
   EXPECT_EQ(server_.Load().requests_finished(), 2u);

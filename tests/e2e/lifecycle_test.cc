@@ -163,7 +163,7 @@ TEST(LifecycleTest, DrainLetsRunningRequestsFinish) {
   TestServer server;
   server.script->step_delay_us = 5000;
   for (const char* service : kServices) EXPECT_EQ(HealthOf(server.channel, service), 1) << service;
-  BackgroundStream stream(server, GreedyRequest("drain", 100));
+  OpenStream stream(server.channel, GreedyRequest("drain", 100));
   while (server.engine->stats().running == 0) std::this_thread::yield();
 
   v1::DrainResponse drained;
@@ -173,9 +173,8 @@ TEST(LifecycleTest, DrainLetsRunningRequestsFinish) {
   EXPECT_EQ(drained.running(), 1u);
   for (const char* service : kServices) EXPECT_EQ(HealthOf(server.channel, service), 2) << service;
   EXPECT_EQ(GenerateCode(server), grpc::UNAVAILABLE);
-  stream.Join();
-  EXPECT_TRUE(stream.result.status.ok()) << stream.result.status.error_message();
-  EXPECT_EQ(stream.result.text.at(0), ExpectedText("drain", 100));
+  EXPECT_TRUE(stream.End().ok());
+  EXPECT_EQ(stream.text, ExpectedText("drain", 100));
 }
 
 TEST(LifecycleTest, AStopEndsRequestsAfterTheGraceOrWhenForcedWithUnavailable) {
@@ -183,14 +182,13 @@ TEST(LifecycleTest, AStopEndsRequestsAfterTheGraceOrWhenForcedWithUnavailable) {
     SCOPED_TRACE(forced);
     TestServer server;
     server.script->step_delay_us = 10000;
-    BackgroundStream stream(server, GreedyRequest("long", 4000));
+    OpenStream stream(server.channel, GreedyRequest("long", 4000));
     while (server.engine->stats().generated_tokens < 2) std::this_thread::yield();
     const auto start = std::chrono::steady_clock::now();
     server.server->Stop(forced ? 60 : 0.2, [&] { return forced; });
-    stream.Join();
-    EXPECT_EQ(stream.result.status.error_code(), grpc::UNAVAILABLE);
-    ASSERT_FALSE(stream.result.text.empty());
-    EXPECT_EQ(stream.result.text[0], ExpectedText("long", stream.result.text[0].size()));
+    EXPECT_EQ(stream.End().error_code(), grpc::UNAVAILABLE);
+    EXPECT_FALSE(stream.text.empty());
+    EXPECT_EQ(stream.text, ExpectedText("long", stream.text.size()));
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
   }
 }

@@ -46,37 +46,11 @@ class OpenAiTest(fox_server.Case):
             self.client.models.retrieve("other")
         self.assertEqual(raised.exception.code, "model_not_found")
 
-    def test_without_a_chat_format_errors_name_the_other_path(self) -> None:
-        with self.assertRaisesRegex(self.openai.BadRequestError, "use /v1/completions"):
-            self.client.chat.completions.create(
-                model=self.model, messages=[{"role": "user", "content": PROMPT}])
+    def test_without_a_chat_format_fox_cli_names_the_other_command(self) -> None:
         told = self.cli("chat", said=PROMPT)
         self.assertEqual((told.returncode, told.stdout), (1, ""))
         self.assertEqual(told.stderr,
                          "fox-cli: the model has no chat format; use fox-cli generate\n")
-
-    def test_a_stream_joins_to_the_answer(self) -> None:
-        for fields in ({"temperature": 0.0}, {"seed": 7, "temperature": 1.0, "top_p": 0.9}):
-            whole = self.complete(prompt=PROMPT, max_tokens=40, **fields)
-            chunks = list(self.complete(prompt=PROMPT, max_tokens=40, stream=True,
-                                        stream_options={"include_usage": True}, **fields))
-            text = "".join(choice.text for chunk in chunks for choice in chunk.choices)
-            self.assertEqual(text, whole.choices[0].text, fields)
-            self.assertEqual(chunks[-1].usage, whole.usage, fields)
-            self.assertEqual(whole.usage.completion_tokens, 40, fields)
-
-    def test_errors_have_their_classes(self) -> None:
-        with self.assertRaises(self.openai.BadRequestError) as raised:
-            self.complete(prompt=PROMPT, top_p=2)
-        self.assertEqual(raised.exception.param, "top_p")
-        with self.assertRaisesRegex(self.openai.BadRequestError, "max_tokens") as raised:
-            self.complete(prompt=PROMPT, extra_body={"max_new_tokens": 1})
-        self.assertEqual(raised.exception.param, "max_new_tokens")
-        with self.assertRaises(self.openai.NotFoundError):
-            self.client.completions.create(model="other", prompt=PROMPT)
-        with self.assertRaises(self.openai.BadRequestError) as raised:
-            self.complete(prompt=PROMPT, max_tokens=200000)
-        self.assertEqual(raised.exception.code, "context_length_exceeded")
 
     def test_an_answer_matches_its_schema(self) -> None:
         schema = {"type": "object", "additionalProperties": False,
@@ -217,6 +191,49 @@ class ChatTest(fox_server.Case):
             strict["function"]["strict"] = True
             self.chat(PROMPT, tools=[strict])
         self.assertEqual(raised.exception.param, "tools[0].function.parameters")
+
+    def test_requests_of_frameworks_are_served(self) -> None:
+        """Bodies as the frameworks send them, with fields beyond OpenAI's documentation."""
+        schema = {"type": "object", "title": "Light", "description": "A light.",
+                  "required": ["room", "level"], "additionalProperties": False, "properties": {
+                      "room": {"enum": ["hall", "attic"], "title": "Room", "type": "string"},
+                      "level": {"description": "0 is off", "maximum": 9, "minimum": 0,
+                                "title": "Level", "type": "integer"}}}
+        tools = [{"type": "function", "function": {"name": "Light", "description": "A light.",
+                                                   "parameters": schema, "strict": True}}]
+        light = '{"room": "hall", "level": 6}'
+        call = {"id": "call_1", "type": "function",
+                "function": {"name": "Light", "arguments": light}}
+        user = {"role": "user", "content": PROMPT}
+        done = {"role": "tool", "tool_call_id": "call_1", "content": "done"}
+        named = {"type": "function", "function": {"name": "Light"}}
+        for name, answer, fields in (
+                ("instructor", "call", {"tools": tools, "tool_choice": named}),
+                ("pydantic-ai", "call", {"tools": tools, "tool_choice": "required"}),
+                ("pydantic-ai, native", "json", {"response_format": {
+                    "type": "json_schema", "json_schema": {
+                        "name": "Light", "schema": schema, "description": "A light.",
+                        "strict": True}}}),
+                ("instructor, JSON", "", {"response_format": {"type": "json_object"}}),
+                ("openai, parsed", "", {"messages": [user, {
+                    "role": "assistant", "content": light, "tool_calls": None,
+                    "parsed": {"room": "hall"}}, user]}),
+                ("agents", "", {"tools": tools, "messages": [
+                    user, {"role": "assistant", "tool_calls": [call]}, done]}),
+                ("langchain", "", {"messages": [
+                    user, {"role": "assistant", "content": None, "tool_calls": [call]}, done]}),
+                ("litellm", "", {"tools": tools, "messages": [
+                    user, {"role": "assistant", "tool_calls": [{"index": 0, **call}],
+                           "provider_specific_fields": {"refusal": None}}, done]})):
+            with self.subTest(name):
+                said = json.loads(self.post("/v1/chat/completions", **{
+                    "model": "demo", "messages": [user], "max_tokens": 100, "seed": 3,
+                    "temperature": 1, "stream": False, "parallel_tool_calls": False, **fields}))
+                message = said["choices"][0]["message"]
+                if answer:
+                    text = (message["content"] if answer == "json" else
+                            message["tool_calls"][0]["function"]["arguments"])
+                    self.assertEqual(set(json.loads(text)), {"room", "level"})
 
     def test_every_answer_is_history(self) -> None:
         schema = {"type": "object", "properties": {"text": {"type": "string", "minLength": 80}},

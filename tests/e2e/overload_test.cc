@@ -33,9 +33,8 @@ TEST(OverloadTest, ARequestBelongsToTheNamedClient) {
   {
     TestServer server(options);
     for (const char* name : {"a", "b", "a"}) {
-      BackgroundStream stream(server, GreedyRequest("hello", 2), name);
-      stream.Join();
-      EXPECT_TRUE(stream.result.status.ok()) << name;
+      OpenStream stream(server.channel, GreedyRequest("hello", 2), {{"x-client", name}});
+      EXPECT_TRUE(stream.End().ok()) << name;
     }
   }
   ASSERT_EQ(clients.seen.size(), 3u);
@@ -48,13 +47,13 @@ TEST(OverloadTest, ARequestBelongsToTheNamedClient) {
 TEST(OverloadTest, ARefusalDoesNotWaitForTheStep) {
   TestServer server(OneSlot());
   server.script->step_delay_us = 1000;
-  BackgroundStream running(server, GreedyRequest("run", 3000));
+  OpenStream running(server.channel, GreedyRequest("run", 3000));
   ASSERT_TRUE(Eventually([&] { return server.engine->stats().running == 1; }));
   {
     const std::lock_guard<std::mutex> hangs(server.script->step);
     ASSERT_TRUE(Eventually([&] { return server.script->step_waits.load(); }));
-    BackgroundStream first(server, GreedyRequest("wait", 2));
-    BackgroundStream second(server, GreedyRequest("wait", 2));
+    OpenStream first(server.channel, GreedyRequest("wait", 2));
+    OpenStream second(server.channel, GreedyRequest("wait", 2));
     ASSERT_TRUE(Eventually([&] { return server.core->admitting() == 2; }));
     grpc::ClientContext context;
     SetTimeout(&context);
@@ -80,7 +79,7 @@ TEST(OverloadTest, DeadlineCoversQueueAndRun) {
   options.max_num_seqs = 1;
   TestServer server(options);
   server.script->step_delay_us = 5000;
-  BackgroundStream running(server, GreedyRequest("run", 3000));
+  OpenStream running(server.channel, GreedyRequest("run", 3000));
   ASSERT_TRUE(Eventually([&] { return server.engine->stats().running == 1; }));
   {
     grpc::ClientContext context;  // its deadline passes while it waits behind the other call
@@ -97,13 +96,10 @@ TEST(OverloadTest, DeadlineCoversQueueAndRun) {
     EXPECT_TRUE(TooLate(server.inference->Generate(&context, request, &response)));
   }
   running.context.TryCancel();
-  running.Join();
   ASSERT_TRUE(server.WaitIdle());
-  grpc::ClientContext context;  // its deadline passes while it runs
-  SetTimeout(&context, 200);
-  const StreamResult result = ReadStream(*server.inference, GreedyRequest("run", 3000), &context);
-  EXPECT_EQ(result.status.error_code(), grpc::DEADLINE_EXCEEDED);
-  EXPECT_FALSE(result.text.empty());
+  OpenStream late(server.channel, GreedyRequest("run", 3000), {}, /*milliseconds=*/200);
+  EXPECT_EQ(late.End().error_code(), grpc::DEADLINE_EXCEEDED);  // while it runs
+  EXPECT_FALSE(late.text.empty());
   EXPECT_TRUE(server.WaitIdle());
 }
 
@@ -169,9 +165,9 @@ TEST(OverloadTest, RefusalsAreQuickAndTakeNothingFromTheGoodput) {
   TestServer server(options);
   server.script->step_delay_us = 4000;
   const Pressure peak = Press(server, 8, 1.5), over = Press(server, 200, 1.5);
-  EXPECT_GT(over.refused, 5 * over.finished);
-  EXPECT_LT(over.median_refusal, kInstrumented ? 1 : 0.05);
-  EXPECT_GT(10 * over.finished, (kInstrumented ? 2 : 7) * peak.finished);
+  EXPECT_GT(over.refused, over.finished);
+  EXPECT_LT(over.median_refusal, kInstrumented ? 1 : 0.1);
+  EXPECT_GT(10 * over.finished, (kInstrumented ? 2 : 5) * peak.finished);
   EXPECT_TRUE(server.WaitIdle());
 }
 
@@ -204,7 +200,7 @@ TEST(OverloadTest, ThousandsOfStreamsEndAtOnce) {
   const auto start = Clock::now();
   for (const auto& call : calls) call->TryCancel();
   EXPECT_TRUE(server.WaitIdle(60));
-  EXPECT_LT(SecondsSince(start), kInstrumented ? 20 : 2);
+  EXPECT_LT(SecondsSince(start), kInstrumented ? 20 : 3);
   EXPECT_TRUE(Eventually([&] { return ended == kStreams; }));
 }
 

@@ -189,23 +189,6 @@ TEST(ProcessTest, ServesTheDemoModelAndStopsOnSigterm) {
   EXPECT_EQ(server.WaitEnd(kPatience), 0) << server.log();
 }
 
-TEST(ProcessTest, TargetsMayBeUrlsOrHaveNoPort) {
-  ServerStart start = Demo();
-  start.ports.http = 0;
-  ServerProcess server(start);
-  ASSERT_TRUE(server.WaitReady());
-  std::string output;
-  const auto health = [&](const std::string& target) {
-    return Finish({kBin + "fox-cli", "health", "--target", target}, &output);
-  };
-  EXPECT_EQ(health("http://" + server.target() + "/"), 0) << output;
-  EXPECT_EQ(health("127.0.0.1:" + std::to_string(server.ports().http)), 1);
-  EXPECT_THAT(output, HasSubstr("this is an HTTP port, and gRPC has the server's --grpc-port"));
-  EXPECT_EQ(output.find('\n'), output.size() - 1) << output;
-  EXPECT_EQ(health("127.1.2.3"), 1);
-  EXPECT_THAT(output, HasSubstr("127.1.2.3:50051"));
-}
-
 TEST(ProcessTest, ATraceIsCompleteAfterAnyEndOfTheServer) {
   const std::string path = ::testing::TempDir() + "/process_test_trace.json";
   for (const int signal : {SIGTERM, SIGKILL}) {

@@ -45,7 +45,8 @@ class TenantsTest : public ::testing::Test {
   }
   // A long stream that has begun.
   std::unique_ptr<OpenStream> Run(const std::string& authorization) {
-    auto stream = std::make_unique<OpenStream>(server_->channel, WithId(4000), authorization);
+    const std::map<std::string, std::string> metadata = {{"authorization", authorization}};
+    auto stream = std::make_unique<OpenStream>(server_->channel, WithId(4000), metadata);
     v1::GenerateDelta event;
     EXPECT_TRUE(stream->Read(&event));
     return stream;
@@ -68,47 +69,36 @@ class TenantsTest : public ::testing::Test {
     v1::GenerateResponse response;
     return server_->inference->Generate(&context, WithId(2), &response).error_code();
   }
-  int Complete(const std::string& headers) {
-    HttpClient client = server_->ConnectHttp();
-    client.SendRequest("POST", "/v1/completions", R"({"prompt":"hello","max_tokens":2})", headers);
-    return client.Read().status;
-  }
   int CompleteAs(const std::string& authorization) {
-    return Complete(
+    HttpClient client = server_->ConnectHttp();
+    client.SendRequest(
+        "POST", "/v1/completions", R"({"prompt":"hello","max_tokens":2})",
         absl::StrCat("X-Request-Id: ", kId, "\r\nAuthorization: ", authorization, "\r\n"));
+    return client.Read().status;
   }
 
   std::unique_ptr<TestServer> server_;
 };
 
-TEST_F(TenantsTest, AnIdOfAnotherTenantEndsNothing) {
-  ServeWithTokens();
-  const auto a = Run(kA);
-  EXPECT_THAT(Abort(kB), IsEmpty());
-  EXPECT_EQ(server_->engine->stats().aborted, 0);
-  EXPECT_THAT(Abort(kA), ElementsAre(kId));
-  EXPECT_TRUE(a->End().ok());
-  EXPECT_EQ(a->reason, v1::ABORT);
-}
-
-TEST_F(TenantsTest, AnIdOfAnotherTenantIsFree) {
+TEST_F(TenantsTest, AnIdBelongsToItsTenantAndToAdministrators) {
   ServeWithTokens();
   const auto a = Run(kA);
   EXPECT_EQ(Generate(kA), grpc::ALREADY_EXISTS);
   EXPECT_EQ(CompleteAs(kA), 409);
   EXPECT_EQ(Generate(kB), grpc::OK);
   EXPECT_EQ(CompleteAs(kB), 200);
+  EXPECT_THAT(Abort(kB), IsEmpty());
   EXPECT_EQ(server_->engine->stats().aborted, 0);
-}
-
-TEST_F(TenantsTest, AnAdministratorEndsTheRequestsOfAll) {
-  ServeWithTokens();
-  const auto a = Run(kA), b = Run(kB);
+  const auto reason = [](OpenStream& stream) {
+    EXPECT_TRUE(stream.End().ok());
+    return stream.finishes.at(0).reason();
+  };
+  EXPECT_THAT(Abort(kA), ElementsAre(kId));
+  EXPECT_EQ(reason(*a), v1::ABORT);
+  const auto again = Run(kA), b = Run(kB);
   EXPECT_THAT(Abort(kAdministrator), ElementsAre(kId));
-  EXPECT_TRUE(a->End().ok());
-  EXPECT_EQ(a->reason, v1::ABORT);
-  EXPECT_TRUE(b->End().ok());
-  EXPECT_EQ(b->reason, v1::ABORT);
+  EXPECT_EQ(reason(*again), v1::ABORT);
+  EXPECT_EQ(reason(*b), v1::ABORT);
   EXPECT_THAT(Abort(kAdministrator), IsEmpty());
 }
 

@@ -2,165 +2,94 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from cpp_functions import blank_comments_and_strings
 from source_tree import CPP, Finding, Tree
 
-OPENING, CLOSING = "([{", ")]}"
-FOR = re.compile(r"\bfor\s*\(")
-EXPECTATION = re.compile(r"\b(?:EXPECT|ASSERT)_([A-Z_]+)\s*\(")
-TRACE = re.compile(r"\bSCOPED_TRACE\s*\(")
-# Assertions that print no argument: googletest's, and unittest's that take one.
-PRINT_NOTHING = {"TRUE", "FALSE", "NO_FATAL_FAILURE", "DEATH", "EXIT"}
-UNARY = {"assertTrue", "assertFalse", "assertIsNone", "assertIsNotNone"}
-# Assertions of unittest without a message of their own.
-CONTEXTS = re.compile(r"assert(Raises|Warns|Logs|NoLogs)")
+FOR = re.compile(r" *for (?:\((?P<cpp>.*)|(?P<python>.*?) in (?P<of>.*))", re.DOTALL)
+# An assertion, unless it is a context of unittest, which has a message of its own.
+EXPECTATION = re.compile(r"\b(?:EXPECT_|ASSERT_|self\.assert(?!Raises|Warns|Logs|NoLogs|_))(\w+)\(")
+# Assertions with one argument that is no message; others have two.
+UNARY = {"TRUE", "FALSE", "NO_FATAL_FAILURE", "True", "False", "IsNone", "IsNotNone"}
+TRACE = re.compile(r"\bSCOPED_TRACE\(|\bsubTest\(")
 
 
-class Loop(NamedTuple):
-    """A `for` of C++: code[begin:end] is its body, `names` are its variables that the body uses."""
+class Block(NamedTuple):
+    """A loop over cases with its variables, or the lines that a trace names, by indentation."""
 
-    begin: int
-    end: int
-    names: frozenset[str]
-
-
-def closing_of(code: str, opening: int) -> int:
-    """The place behind the bracket that closes the bracket at `opening`."""
-    depth = 0
-    for place in range(opening, len(code)):
-        depth += (code[place] in OPENING) - (code[place] in CLOSING)
-        if depth == 0:
-            return place + 1
-    return len(code)
+    indent: int
+    names: frozenset[str]  # empty: a trace
 
 
-def end_of_statement(code: str, begin: int) -> int:
-    """The place behind a statement: its semicolon or its block, with an `else`."""
-    place = begin
-    while place < len(code) and code[place] != ";":
-        if code[place] not in OPENING:
-            place += 1
-            continue
-        is_block = code[place] == "{"
-        place = closing_of(code, place)
-        # The brace of `Point{1, 2};` is no block, and `if (a) {} else {}` is one statement.
-        if is_block and not re.match(r"\s*(?:[;,.]|else\b)", code[place:place + 80]):
-            return place
-    return place + 1
+def loop_of(head: re.Match[str], indent: int) -> frozenset[str]:
+    """The variables that a `for` declares and its body uses."""
+    if head["python"]:
+        names, body = set(re.findall(r"\w+", head["python"])), head["of"]
+    else:
+        _, body = arguments(head["cpp"])
+        declared, is_range, _ = head["cpp"][:-len(body)].replace("::", "  ").partition(" : ")
+        if is_range:
+            bindings = re.search(r"\[(.*)\]", declared, re.DOTALL)
+            names = set(re.findall(r"\w+", bindings[1] if bindings else declared.split()[-1]))
+        else:
+            names = set(re.findall(r"\b(\w+)\s*(?:=(?!=)|\{)", declared.partition(";")[0]))
+    block = re.match(rf".*\n(?:(?: {{{indent + 1}}}.*)?\n)*", body + "\n")
+    return frozenset(names.intersection(re.findall(r"\w+", block[0] if block else "")))
 
 
-def variables(head: str) -> set[str]:
-    """The variables of a loop, from the text between the parentheses of its `for`."""
-    declared, is_range, _ = re.sub("::", "  ", head).rpartition(" : ")
-    if not is_range:
-        return set(re.findall(r"\b(\w+)\s*(?:=(?!=)|\{)", head.partition(";")[0]))
-    declared = declared.rpartition(";")[2]
-    bindings = re.search(r"\[(.*)\]", declared, re.DOTALL)
-    return set(re.findall(r"\w+", bindings.group(1)) if bindings
-               else re.findall(r"\w+", declared)[-1:])
-
-
-def case_loops(code: str) -> Iterator[Loop]:
-    """The loops over cases, an outer one before its inner ones.
-
-    A loop whose body does not use its variable repeats one case, as a `while` does.
-    """
-    for head in FOR.finditer(code):
-        begin = closing_of(code, head.end() - 1)
-        end = end_of_statement(code, begin)
-        names = (variables(code[head.end():begin - 1])
-                 & set(re.findall(r"\w+", code[begin:end])))
-        if names:
-            yield Loop(begin, end, frozenset(names))
-
-
-def is_in_scope(code: str, place: int, later: int) -> bool:
-    """True if the block around `place` is still open at `later`."""
-    depth = 0
-    for char in code[place:later]:
-        depth += (char == "{") - (char == "}")
+def arguments(text: str) -> tuple[list[str], str]:
+    """The arguments of a call, from the text behind its bracket; and the text behind the call."""
+    found, depth, begin = [], 0, 0
+    for place, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        if (char == "," and depth == 0) or depth < 0:
+            found.append(text[begin:place].strip())
+            begin = place + 1
         if depth < 0:
-            return False
-    return True
+            return found, text[place + 1:]
+    return found, ""
 
 
-def prints_case(code: str, expectation: re.Match[str], loop: Loop) -> bool:
+def names_case(expectation: re.Match[str], names: frozenset[str]) -> bool:
     """True if the failure prints a variable of the loop: in a message, or as a compared value."""
-    end = closing_of(code, expectation.end() - 1)
-    if re.match(r"\s*<<", code[end:end + 200]):
+    given, behind = arguments(expectation.string[expectation.end():])
+    if re.match(r"\s*<<", behind) or len(given) > (1 if expectation[1] in UNARY else 2):
         return True
-    if expectation.group(1) in PRINT_NOTHING:
-        return False
-    first, *others = code[expectation.end():end - 1].split(",")
-    if expectation.group(1) == "THAT":  # a failure describes the matcher with its arguments
-        return not loop.names.isdisjoint(re.findall(r"\w+", ",".join(others)))
-    return any(argument.strip() in loop.names for argument in (first, *others))
+    if expectation[1] == "THAT":  # a failure describes the matcher with its arguments
+        return not names.isdisjoint(re.findall(r"\w+", given[-1]))
+    return expectation[1] not in UNARY and any(
+        argument in names or (re.match(r"f[\"']|\(", argument)
+                              and not names.isdisjoint(re.findall(r"\w+", argument)))
+        for argument in given)
 
 
-def silent_cpp_loops(text: str) -> Iterator[int]:
+def silent_loops(code: str) -> Iterator[int]:
     """Yields the line of the first silent expectation of each loop over cases.
 
-    An expectation is silent without a message, without a compared value that is the loop's
-    variable and without a SCOPED_TRACE inside the innermost such loop; a trace outside that loop
-    cannot name its case.
+    Reads the indentation, which clang-format keeps in C++, too. A trace outside the innermost loop
+    cannot name its case. A loop whose body does not use its variable repeats one case.
     """
-    code = blank_comments_and_strings(text)
-    loops = list(case_loops(code))
-    silent: set[Loop] = set()
-    for expectation in EXPECTATION.finditer(code):
-        place = expectation.start()
-        around = [loop for loop in loops if loop.begin <= place < loop.end]
-        if not around or around[-1] in silent or prints_case(code, expectation, around[-1]):
+    lines = code.splitlines()
+    open_blocks: list[Block] = []
+    for number, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if indent == len(line):
             continue
-        traces = TRACE.finditer(code, around[-1].begin, place)
-        if not any(is_in_scope(code, trace.start(), place) for trace in traces):
-            silent.add(around[-1])
-            yield code.count("\n", 0, place) + 1
-
-
-def is_silent(call: ast.Call, names: set[str]) -> bool:
-    """True if the call is an assertion of unittest that prints no variable of the loop."""
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    if not re.match(r"assert[A-Z]", name) or CONTEXTS.match(name):
-        return False
-    if len(call.args) > (1 if name in UNARY else 2) or call.keywords:
-        return False
-    printed = [argument for argument in call.args
-               if isinstance(argument, (ast.Name, ast.JoinedStr, ast.Tuple))]
-    return name in UNARY or names.isdisjoint(names_in(printed))
-
-
-def names_in(nodes: Sequence[ast.AST]) -> set[str]:
-    return {node.id for top in nodes for node in ast.walk(top) if isinstance(node, ast.Name)}
-
-
-def silent_python_loops(text: str) -> Iterator[int]:
-    """Yields the line of the first silent assertion of each loop over cases, as in C++.
-
-    `subTest` takes the place of SCOPED_TRACE.
-    """
-    silent: set[ast.AST] = set()
-
-    def visit(node: ast.AST, loop: ast.AST | None, names: set[str]) -> Iterator[int]:
-        if isinstance(node, ast.For):
-            used = names_in([node.target]) & names_in(node.body)
-            loop, names = (node, used) if used else (loop, names)
-        elif isinstance(node, (ast.With, ast.FunctionDef)) and (
-                isinstance(node, ast.FunctionDef) or "subTest(" in ast.unparse(node.items[0])):
-            loop = None
-        elif isinstance(node, ast.Call) and loop is not None and loop not in silent and (
-                is_silent(node, names)):
-            silent.add(loop)
-            yield node.lineno
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, loop, names)
-
-    yield from visit(ast.parse(text), None, set())
+        while open_blocks and open_blocks[-1].indent >= indent + (not open_blocks[-1].names):
+            open_blocks.pop()
+        rest = "\n".join(lines[number:])
+        if (head := FOR.match(rest)) and (names := loop_of(head, indent)):
+            open_blocks.append(Block(indent, names))
+        if TRACE.search(line):
+            open_blocks.append(Block(indent + line.lstrip().startswith("with"), frozenset()))
+        for expectation in EXPECTATION.finditer(rest, 0, len(line)):
+            if open_blocks and open_blocks[-1].names and not names_case(
+                    expectation, open_blocks[-1].names):
+                yield number + 1
+                open_blocks.append(Block(indent, frozenset()))  # one finding of a loop
 
 
 def check_silent_loops(tree: Tree) -> Iterator[Finding]:
@@ -170,9 +99,8 @@ def check_silent_loops(tree: Tree) -> Iterator[Finding]:
     SCOPED_TRACE or subTest.
     """
     for path, text in tree.items():
-        if not path.startswith("tests/"):
-            continue
-        lines = (silent_cpp_loops(text) if path.endswith(CPP)
-                 else silent_python_loops(text) if path.endswith(".py") else ())
-        for line in lines:
-            yield Finding("silent-loop", path, line, "a failure does not say which case it is of")
+        if path.startswith("tests/") and path.endswith((*CPP, ".py")):
+            code = text if path.endswith(".py") else blank_comments_and_strings(text)
+            for line in silent_loops(code):
+                yield Finding("silent-loop", path, line,
+                              "a failure does not say which case it is of")

@@ -58,7 +58,7 @@ LOOPS: list[tuple[bool, str]] = [
     (False, "for (const auto& [a, b] : Map<A::B>()) EXPECT_EQ(f(a), b + 1);"),
     (False, "for (size_t i = 0, n = 2; i < n; ++i) if (g(i)) { ASSERT_TRUE(f(i)); }"),
     (False, "SCOPED_TRACE(1);\nfor (int x : xs) EXPECT_TRUE(f(x));"),
-    (False, "for (int x : xs) {\n  { SCOPED_TRACE(x); }\n  EXPECT_TRUE(f(x));\n}"),
+    (False, "for (int x : xs) EXPECT_EQ(f(a, x), 1);"),
     (False, "for (int x : xs) {\n  EXPECT_TRUE(f(x));\n  SCOPED_TRACE(x);\n}"),
     (False, "for (int x : xs) {\n  SCOPED_TRACE(x);\n"
             "  for (int y : ys) EXPECT_TRUE(f(y) << 1);\n}"),

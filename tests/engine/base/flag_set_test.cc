@@ -208,7 +208,8 @@ TEST_F(FlagsTest, TypesOfNumbersHaveNamesOfPyTorchToo) {
     EXPECT_EQ(dtype, meant);
   }
   for (const char* half : {"fp16", "float16", "half"}) {
-    EXPECT_THAT(ErrorOf({"--dtype", half}), HasSubstr("of 16 bits, bf16 alone is supported"));
+    EXPECT_THAT(ErrorOf({"--dtype", half}), HasSubstr("of 16 bits, bf16 alone is supported"))
+        << half;
   }
 }
 

@@ -276,7 +276,7 @@ TEST(ModelRunnerGoldenDataTest, Books) {
   EXPECT_LT(Error(golden, {"bf16", AcpMode::kCertified, 512, 2300}), 2e-2);
   if (OnGpu()) {
     for (AcpMode acp : AcpModes(golden)) {
-      EXPECT_LT(Error(golden, {"bf16", acp, 1024, 2300}), 2e-2);
+      EXPECT_LT(Error(golden, {"bf16", acp, 1024, 2300}), 2e-2) << NameOf(acp);
     }
     EXPECT_LT(Error(golden, {"bf16", AcpMode::kCertified, 300, 2400, false, true, true}), 2e-2);
     return;

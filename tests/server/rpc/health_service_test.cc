@@ -93,7 +93,8 @@ TEST(HealthServiceTest, WhatIsNotKnownOrNoMessageIsToldSo) {
   unknown.Send("fox.v1.Nothing");
   EXPECT_EQ(unknown.End().error_code(), grpc::NOT_FOUND);
   for (const char* method : {kCheck, kWatch}) {
-    EXPECT_EQ(Exchange(server.channel, method, "\xff\xff").error_code(), grpc::INVALID_ARGUMENT);
+    EXPECT_EQ(Exchange(server.channel, method, "\xff\xff").error_code(), grpc::INVALID_ARGUMENT)
+        << method;
   }
 }
 

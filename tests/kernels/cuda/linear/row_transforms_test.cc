@@ -82,7 +82,7 @@ TEST(GateRowsTest, MatchesFloat64) {
     for (const Activation act : {Activation::kSilu, Activation::kSigmoid}) {
       Uniform uniform(9);
       TestMatrix y(DType::kBF16, 3, 2 * inner, 8, uniform, 4), out(DType::kBF16, 3, inner, 8);
-      ASSERT_EQ(GateRows(y.view(), act, out.view(), nullptr), cudaSuccess);
+      ASSERT_EQ(GateRows(y.view(), act, out.view(), nullptr), cudaSuccess) << static_cast<int>(act);
       out.Download();
       for (int64_t r = 0; r < 3; ++r) {
         std::vector<double> want;
@@ -105,7 +105,7 @@ TEST(GateRowsTest, GatesSaturate) {
   y.Upload();
   for (const Activation act : {Activation::kSigmoid, Activation::kSilu}) {
     TestMatrix out(DType::kBF16, 1, 8, 0);
-    ASSERT_EQ(GateRows(y.view(), act, out.view(), nullptr), cudaSuccess);
+    ASSERT_EQ(GateRows(y.view(), act, out.view(), nullptr), cudaSuccess) << static_cast<int>(act);
     out.Download();
     for (int64_t c = 0; c < 8; ++c) {
       const float want = c % 2 == 0 ? 0.0f : act == Activation::kSilu ? 3000.0f : 3.0f;

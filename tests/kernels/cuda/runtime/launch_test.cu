@@ -78,7 +78,8 @@ TEST(LaunchTest, PlainLoadsBehindTheWaitSeeEarlierStores) {
     for (int n = 1; n <= 1'000'000; ++n) {
       ASSERT_EQ(Launch(ExchangeHalves, static_cast<unsigned>(multiprocessors * 2), 32, 0, nullptr,
                        sectors.data(), n, loads_early, stale.data()),
-                cudaSuccess);
+                cudaSuccess)
+          << n;
     }
     EXPECT_EQ(stale.ToHost()[0], 0);
   }

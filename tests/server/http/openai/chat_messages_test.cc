@@ -55,7 +55,8 @@ TEST_F(ChatMessagesTest, AnAssistantNeedsNoContent) {
   for (const char* refused : {R"("content": null, "refusal": "no")",
                               R"("content": [{"type": "refusal", "refusal": "no"}])"}) {
     EXPECT_EQ(Told(absl::StrCat(kUser, R"(,{"role": "assistant", )", refused, "},", kUser)),
-              "U:u\nA:no\nU:u\n");
+              "U:u\nA:no\nU:u\n")
+        << refused;
   }
   EXPECT_EQ(Told(R"({"role": "user", "content": null})"),
             R"(messages[0].content: must be a text or a list of {"type": "text", "text"})");
