@@ -17,7 +17,6 @@ import select
 import shutil
 import socket
 import ssl
-import subprocess
 import tempfile
 import time
 import unittest
@@ -54,45 +53,12 @@ def setUpModule() -> None:
         plain, begin = Case.slow[f"no request, {protocol}"]
         Case.slow[f"no request, {protocol}"] = (client_context(
             Case.authority, (protocol,)).wrap_socket(plain, server_hostname="127.0.0.1"), begin)
-    # A client of gRPC renegotiates after the server's settings have come, or it would stop at them.
-    for protocol, ready in (("h2", b"---\n\0\0"), ("http/1.1", b"Verify return code: 0 (ok)")):
-        client = s_client(protocol, "-tls1_2", "-alpn", protocol)
-        assert ready in read_until(client, ready)
-        tell(client, b"R\n")
-        Case.renegotiating[protocol] = client
-
-
-def read_until(client: subprocess.Popen[bytes], text: bytes) -> bytes:
-    """Reads openssl's output until it contains `text`, or to its end."""
-    assert client.stdout is not None
-    output = b""
-    while text not in output and (more := os.read(client.stdout.fileno(), 4096)):
-        output += more
-    return output
-
-
-def s_client(protocol: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """Starts openssl's client on a port of the open server, until the end of the module."""
-    client = subprocess.Popen(
-        ["openssl", "s_client", "-connect", "%s:%d" % Case.ports[protocol], "-CAfile",
-         str(Case.authority.certificate), *arguments], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    unittest.enterModuleContext(client)
-    unittest.addModuleCleanup(client.kill)
-    return client
-
-
-def tell(client: subprocess.Popen[bytes], text: bytes) -> None:
-    assert client.stdin is not None
-    client.stdin.write(text)
-    client.stdin.flush()
 
 
 class Case(fox_server.Case):
     """A case with the certificates and the server `open`, which asks clients for none."""
 
     flags = None
-    renegotiating: dict[str, subprocess.Popen[bytes]] = {}
 
     def https(self, server: FoxServer, authority: certificates.Pair | None = None,
               client: certificates.Pair | None = None) -> int:
@@ -224,14 +190,14 @@ class RecordsTest(Case):
     limit = 32
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
-    def connect(self, version: tuple[int, int]) -> Any:
+    def connect(self, version: tuple[int, int], protocol: str = "http/1.1") -> Any:
         """A client of tlslite, which sends any record, with that version of TLS."""
         from tlslite.api import HandshakeSettings, TLSConnection  # noqa: PLC0415
         settings = HandshakeSettings()
         settings.minVersion = settings.maxVersion = version
         client = TLSConnection(self.enterContext(
-            socket.create_connection(self.ports["http/1.1"], 10)))
-        client.handshakeClientCert(settings=settings)
+            socket.create_connection(self.ports[protocol], 10)))
+        client.handshakeClientCert(settings=settings, alpn=[protocol.encode()])
         return client
 
     def test_changes_of_the_key(self) -> None:
@@ -250,23 +216,40 @@ class RecordsTest(Case):
                         said = client.read(max=1 << 16, min=1)
                     self.assertEqual(said.startswith(b"HTTP/1.1 200 "), count < self.limit)
 
-    def test_wishes_to_renegotiate(self) -> None:
-        """Each is refused with a warning."""
+    def wish(self, client: Any, count: int) -> None:
+        """Sends hellos, with which a client would let the server compute again and again."""
         from tlslite.messages import ClientHello  # noqa: PLC0415
         hello = ClientHello().create((3, 3), bytearray(32), bytearray(0), [0xC02B])
+        for _ in range(count):
+            for _ in client._recordLayer.sendRecord(hello):
+                pass
+
+    @staticmethod
+    def read_until(client: Any, kind: int, text: bytes) -> bool:
+        """True if a record of that kind contains the text before the connection ends."""
+        with contextlib.suppress(OSError):
+            while True:
+                for record in client._recordLayer.recvRecord():
+                    if isinstance(record, tuple) and record[0].type == kind and (
+                            text in bytes(record[1].bytes)):
+                        return True
+        return False
+
+    def test_a_session_is_not_renegotiated(self) -> None:
+        for protocol in self.ports:
+            client = self.connect((3, 3), protocol)
+            self.wish(client, 1)
+            warning = b"\x01\x64"  # no_renegotiation
+            self.assertTrue(self.read_until(client, 21, warning), protocol)
+
+    def test_wishes_to_renegotiate(self) -> None:
         for count in (self.limit // 2, 2 * self.limit):
-            client, said = self.connect((3, 3)), b""
+            client, answered = self.connect((3, 3)), False
             with contextlib.suppress(OSError):
-                for _ in range(count):
-                    for _ in client._recordLayer.sendRecord(hello):
-                        pass
+                self.wish(client, count)
                 client.write(self.request)
-                while b" 200 OK" not in said:
-                    # The warnings come first, each in a record of its own.
-                    for record in client._recordLayer.recvRecord():
-                        if isinstance(record, tuple):
-                            said += bytes(record[1].bytes) if record[0].type == 23 else b""
-            self.assertEqual(b" 200 OK" in said, count < self.limit, count)
+                answered = self.read_until(client, 23, b" 200 OK")  # behind the warnings
+            self.assertEqual(answered, count < self.limit, count)
 
 
 class CapTest(Case):
@@ -454,12 +437,6 @@ class HttpsTest(Case):
 
 class SlowHandshakeTest(Case):
     """Runs last because of its name, when the slow connections have waited long enough."""
-
-    def test_a_session_is_not_renegotiated(self) -> None:
-        """Renegotiation would let a client make the server compute again and again."""
-        for protocol, client in self.renegotiating.items():
-            refused = b"no renegotiation"
-            self.assertIn(refused, read_until(client, refused), protocol)
 
     def test_a_slow_handshake_is_cut(self) -> None:
         drips = [self.slow[f"a hello that drips, {protocol}"][0] for protocol in self.ports]

@@ -230,29 +230,14 @@ void CheckCalm(Storm* storm) {
   part.Set("preemptions", stats.preemptions);
   part.Set("slowest_release_steps", storm->releases->slowest());
   part.Check(storm->releases->slowest() <= 2, "pages came back after more than two steps");
-  Random random(1);
+  const std::string calm = ExpectedText("calm", 20);
   HttpClient client(storm->server->http->port());
   const HttpReply reply =
       client.Post("/v1/completions", {{"prompt", "calm"}, {"temperature", 0}, {"max_tokens", 20}});
-  part.Check(reply.status == 200 && reply.Json()["choices"][0]["text"] == ExpectedText("calm", 20),
+  part.Check(reply.status == 200 && reply.Json()["choices"][0]["text"] == calm,
              "after the storm HTTP is not as before");
-  grpc::GenericStub stub(ConnectTo(storm->server->server->port()));
-  RunCalls(1, [&](int64_t index, std::function<void()> done) {
-    if (index > 0) return false;
-    v1::GenerateRequest request = FoxRequest("calm", &random);
-    const auto reading = std::make_shared<Reading>("calm", -1);
-    RawCall::Start(
-        stub, {kStream, request.SerializeAsString()},
-        [reading, &part](const std::string& bytes) {
-          part.Check(reading->Fox(bytes), "after the storm gRPC is not as before");
-          return true;
-        },
-        [&part, done = std::move(done)](const grpc::Status& status, const RawCall::Metadata&) {
-          part.Check(status.ok(), "after the storm gRPC answers no more");
-          done();
-        });
-    return true;
-  });
+  OpenStream stream(storm->server->Connect(), GreedyRequest("calm", 20));
+  part.Check(stream.End().ok() && stream.text == calm, "after the storm gRPC is not as before");
 }
 
 }  // namespace
