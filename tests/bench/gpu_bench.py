@@ -36,7 +36,6 @@ from typing import Any
 import foxify_parts
 import gpu_build
 import judge
-import judge_memory
 import judge_training
 import memory_parts
 
@@ -345,7 +344,7 @@ class Suite:
 
 SUITES = {"serving": Suite(PARTS, judge.judged_rows, "{}.json"),
           "training": Suite(TRAINING_PARTS, judge_training.judged_rows, "{}_training.json"),
-          "memory": Suite(memory_parts.PARTS, judge_memory.judged_rows, "memory_{}.json"),
+          "memory": Suite(memory_parts.PARTS, memory_parts.judged_rows, "memory_{}.json"),
           "foxify": Suite(foxify_parts.PARTS, foxify_parts.judged_rows, "foxify_{}.json", True)}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import judge
-import judge_memory
+import memory_parts
 from judge import MODES, Measurements
 
 README = pathlib.Path(__file__).resolve().parent / "README.md"
@@ -87,7 +87,7 @@ def training(m: Measurements) -> Iterator[str]:
 
 def memory(m: Measurements) -> Iterator[str]:
     """The judged rows."""
-    for judged in judge_memory.judged_rows(m):
+    for judged in memory_parts.judged_rows(m):
         sign = {"most": "<= ", "least": ">= ", "is": ""}[judged["at"]]
         must, aim = (f"{sign}{judged[key]:.3g}" if judged[key] is not None else ""
                      for key in ("must", "aim"))
