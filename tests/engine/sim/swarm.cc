@@ -217,6 +217,11 @@ Swarm MakeSwarm(Random& random, int64_t chunk_multiple) {
   if (random.Chance(0.3)) swarm.engine.kv_admission = KvAdmission::kWorstCase;
   // In two draws, so that the days that failed once do not change.
   if (random.Chance(0.8) && random.Chance(0.5)) ChooseSharing(random, &swarm);
+  // Draws of a choice that there is no more, for the same reason.
+  if (random.Chance(0.6)) {
+    if (!random.Chance(0.3)) random.Int(0, 1);
+    random.Chance(0.7);
+  }
   ChooseChunks(random, chunk_multiple, &swarm);
   if (random.Chance(0.15)) ChooseSlots(random, &swarm);
   return swarm;
