@@ -99,7 +99,7 @@ MatrixView FoxModel::Logits(const BatchView& batch, const int64_t* rows, int64_t
   const ModelConfig& c = weights_.config;
   FOX_CHECK(count <= batch.num_rows && count <= act_.max_logit_rows);
   const MatrixView x = View(act_.x, weights_.residual_dtype, batch.num_rows, c.hidden_size);
-  const bool all = count == batch.num_rows;  // `rows` ascend
+  const bool all = decode_rows == batch.num_rows;  // `rows` ascend
   const MatrixView last = all ? x : View(act_.last, x.dtype, count, c.hidden_size);
   if (!all) ops_.GatherRows(x, rows, last, stream);
   const MatrixView logits = View(act_.logits, weights_.residual_dtype, count, c.vocab_size);

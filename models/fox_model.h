@@ -48,9 +48,9 @@ class FoxModel {
   void Forward(const BatchView& batch, AcpMode acp, const PagedKv& kv,
                const ForwardCounters& counters, Stream stream);
 
-  // Logits [count, V] (residual dtype) of rows `rows` of the batch of the last pass, which ascend;
-  // readable by the backend. `decode_rows`: count or 0, see LinearParams. Valid until the next
-  // call. REQUIRES: count <= Activations::max_logit_rows.
+  // Logits [count, V] (residual dtype) of rows `rows` (readable by the backend) of the batch of the
+  // last pass. `decode_rows`: count, then the rows ascend, or 0, then count > 1; see LinearParams.
+  // Valid until the next call. REQUIRES: count <= Activations::max_logit_rows.
   MatrixView Logits(const BatchView& batch, const int64_t* rows, int64_t count, int64_t decode_rows,
                     Stream stream);
 

@@ -20,7 +20,7 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
     : ops_(ops),
       max_seqs_(max_seqs),
       max_logit_rows_(max_logit_rows),
-      max_scored_rows_(ops.queue() != nullptr ? max_rows : 0) {
+      max_scored_rows_(ops.queue() != nullptr ? max_rows + 1 : 0) {
   static_assert(std::max({alignof(SampleRow), alignof(SampleRecord), alignof(int64_t)}) <= 16);
   size_t end = 0;
   const auto take = [&end](int64_t count, size_t size) {
@@ -126,6 +126,10 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
     rows += tokens;
   }
   row_begin[total] = rows;
+  if (num_scored_rows_ == 1) {
+    At<int64_t>(staging, scored_row_)[1] = At<int64_t>(staging, scored_row_)[0];
+    At<ScoreRow>(staging, score_)[1] = At<ScoreRow>(staging, score_)[0];
+  }
   batch_.num_seqs = static_cast<int>(total);
   batch_.num_rows = rows;
   batch_.num_decodes = static_cast<int>(decodes);
@@ -134,7 +138,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
   num_logit_rows_ = logit_rows;
   // Sampled tokens are written before they are read, so they need not be sent.
   const size_t tokens_end = token_ + static_cast<size_t>(rows) * sizeof(int32_t);
-  const size_t scores_end = score_ + static_cast<size_t>(num_scored_rows_) * sizeof(ScoreRow);
+  const size_t scores_end = score_ + static_cast<size_t>(num_scored_rows_ + 1) * sizeof(ScoreRow);
   const size_t end = ((num_scored_rows_ > 0 ? scores_end : tokens_end) + 15) / 16 * 16;
   std::byte* const to = block_.as<std::byte>() + counts_;
   if (DeviceQueue* const queue = ops_.queue(); queue != nullptr) {

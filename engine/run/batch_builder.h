@@ -50,7 +50,8 @@ class BatchBuilder {
   const int64_t* logit_rows() const { return logit_rows_; }
   const SampleRow* sample_rows() const { return sample_rows_; }
   int64_t num_logit_rows() const { return num_logit_rows_; }
-  // Rows of the batch that are scored, and how.
+  // Rows of the batch that are scored, and how. A single one is there twice, because a product of
+  // prefill rows has at least two.
   const int64_t* scored_rows() const { return scored_rows_; }
   const ScoreRow* score_rows() const { return score_rows_; }
   int64_t num_scored_rows() const { return num_scored_rows_; }
@@ -79,7 +80,7 @@ class BatchBuilder {
   size_t sole_pages_ = 0, sampled_ = 0, counts_ = 0, mass_ = 0, output_bytes_ = 0;
   size_t position_ = 0, row_begin_ = 0, tolerance_ = 0, logit_row_ = 0, sample_ = 0, slot_ = 0,
          token_ = 0, scored_row_ = 0, score_ = 0;
-  int64_t max_scored_rows_;  // 0: the backend does not score
+  int64_t max_scored_rows_;  // with a repeated one; 0: the backend does not score
   Buffer block_, sampled_tokens_, scores_;
   StepOutputs outputs_;
   BatchView batch_;

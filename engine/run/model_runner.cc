@@ -234,11 +234,13 @@ MatrixView ModelRunner::Forward() {
 }
 
 // Scores in slices, because the logits of a long prompt's rows take more memory than its pages. The
-// slices are products of prefill rows, which are faster for so many.
+// slices are products of prefill rows, which are faster for so many, and have at least two rows.
 void ModelRunner::Score() {
-  const int64_t all = batch_.num_scored_rows(), slice = activations_.max_logit_rows;
-  for (int64_t first = 0; first < all; first += slice) {
-    const int64_t count = std::min(slice, all - first);
+  const int64_t all = batch_.num_scored_rows(), most = activations_.max_logit_rows;
+  FOX_CHECK(all == 0 || most > 2);
+  for (int64_t first = 0, count = 0; first < all; first += count) {
+    const int64_t left = std::max<int64_t>(2, all - first);
+    count = left == most + 1 ? most - 1 : std::min(most, left);
     const MatrixView logits = model_.Logits(batch_.batch(), batch_.scored_rows() + first, count,
                                             /*decode_rows=*/0, stream_);
     ops_->Score({logits, batch_.score_rows() + first, batch_.outputs().scores + first}, stream_);

@@ -323,6 +323,36 @@ TEST_P(DeviceEngineTest, ALargeBatchChangesNoBit) {
   ExpectNobodySees(together, RunAll(config, requests, 0));
 }
 
+// A single row to score, as many as a slice has, and one more or less; alone and beside others.
+TEST_P(DeviceEngineTest, ScoresOfAnyNumberOfRowsChangeNoBit) {
+  std::vector<Request> requests = MakeRequests(11, GetParam().vocab, 52);
+  std::mt19937_64 rng(52);
+  const size_t lengths[] = {2, 3, 64, 129, 130, 131, 132, 258, 259, 260, 700};
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].prompt.resize(lengths[i]);
+    for (int32_t& token : requests[i].prompt) {
+      token = static_cast<int32_t>(rng() % static_cast<uint64_t>(GetParam().vocab));
+    }
+    requests[i].sampling.logprob_token_ids.clear();
+    requests[i].sampling.prompt_logprobs = static_cast<int32_t>(i % 3);
+    requests[i].stop.max_tokens = i % 2 == 0 ? 0 : 5;
+  }
+  EngineConfig config = Config();
+  config.runner.max_num_seqs = 1;  // slices of 129 rows
+  const StreamResults solo = RunAll(config, requests, 0);
+  for (const DeviceSchedule& s :
+       {DeviceSchedule{1, 4096, 16384, 0}, DeviceSchedule{11, 4096, 16384, 0},
+        DeviceSchedule{3, 300, 16384, 1}}) {
+    config.runner.max_num_seqs = s.seqs;
+    config.runner.max_num_batched_tokens = s.batch_tokens;
+    const StreamResults results = RunAll(config, requests, s.gap);
+    for (const Request& request : requests) {
+      EXPECT_EQ(results.at(request.id).scores.size(), request.prompt.size() - 1) << request.id;
+    }
+    if (Invariant(128) == 128) ExpectNobodySees(results, solo);
+  }
+}
+
 // Prompts that begin alike, some of them with a whole prompt before them, and samples of one.
 std::vector<Request> MakeSharers(int count, int32_t vocab, uint64_t seed) {
   std::vector<Request> requests = MakeRequests(count, vocab, seed);
