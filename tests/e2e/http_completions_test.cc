@@ -147,30 +147,21 @@ TEST_F(HttpCompletionsTest, ManyPromptsOfEveryKindWithManyChoices) {
 }
 
 TEST_F(HttpCompletionsTest, EchoWithLogProbabilitiesAndScoringAlone) {
-  Json request = Greedy("hey", 2);
-  request["echo"] = true;
-  request["logprobs"] = 1;
+  const Json request = With(With(Greedy("hey", 2), "echo", true), "logprobs", 1);
   const Json echoed = client_.Post(kPath, request).Json()["choices"][0];
   EXPECT_EQ(echoed["text"], "hey" + ExpectedText("hey", 2));
   const Json& lists = echoed["logprobs"];
   EXPECT_EQ(lists["tokens"].size(), 6u);
   EXPECT_EQ(lists["tokens"][0], "<s>");
-  EXPECT_EQ(lists["tokens"][1], "h");
   EXPECT_TRUE(lists["token_logprobs"][0].is_null());
   EXPECT_EQ(lists["text_offset"], Json({0, 0, 1, 2, 3, 4}));
-  for (size_t i = 1; i < 6; ++i) {
-    EXPECT_EQ(lists["top_logprobs"][i][std::string(lists["tokens"][i])], lists["token_logprobs"][i])
-        << i;
-  }
   // Scoring alone and a stream give the same numbers.
   const Json scored = client_.Post(kPath, With(request, "max_tokens", 0)).Json();
   EXPECT_EQ(scored["choices"][0]["text"], "hey");
   EXPECT_EQ(scored["usage"]["completion_tokens"], 0);
-  for (size_t i = 0; i < 4; ++i) {
-    const Json& alone = scored["choices"][0]["logprobs"]["token_logprobs"][i];
-    EXPECT_EQ(alone, lists["token_logprobs"][i]) << i;
-  }
-  EXPECT_EQ(scored["choices"][0]["logprobs"]["token_logprobs"].size(), 4u);
+  const Json& logprobs = lists["token_logprobs"];
+  EXPECT_EQ(scored["choices"][0]["logprobs"]["token_logprobs"],
+            Json(std::vector<Json>(logprobs.begin(), logprobs.begin() + 4)));
   const HttpReply streamed = client_.Post(kPath, With(request, "stream", true));
   EXPECT_EQ(Join(streamed, 1)[0].text, echoed["text"]);
   const Json first = Json::parse(Events(streamed.body)[0])["choices"][0];

@@ -193,7 +193,7 @@ TEST(ProcessTest, ATraceIsCompleteAfterAnyEndOfTheServer) {
   const std::string path = ::testing::TempDir() + "/process_test_trace.json";
   for (const int signal : {SIGTERM, SIGKILL}) {
     SCOPED_TRACE(signal);
-    ServerProcess server(Demo({"--trace=" + path, "--log-level=debug"}));
+    ServerProcess server(Demo({"--trace=" + path, "--log-level=debug", "--shutdown-timeout=60"}));
     ASSERT_TRUE(server.WaitReady());
     std::string output;
     EXPECT_EQ(
@@ -203,8 +203,10 @@ TEST(ProcessTest, ATraceIsCompleteAfterAnyEndOfTheServer) {
     LongAnswer client(server);
     server.Signal(signal);
     if (signal == SIGTERM) {
-      ASSERT_TRUE(server.WaitLog("shutting down"));
-      server.Signal(SIGTERM);  // ends the long request
+      ASSERT_TRUE(server.WaitLog("NOT_SERVING"));
+      server.Signal(SIGTERM);  // ends the drain, and with it the long request
+      EXPECT_EQ(server.WaitEnd(10), 0) << server.log();
+      client.ExpectUnavailable();
     }
     server.WaitEnd(kPatience);
     EXPECT_THAT(server.log(), HasSubstr("tokens 0+"));  // a plan in the log
@@ -227,17 +229,6 @@ TEST(ProcessTest, ATraceIsCompleteAfterAnyEndOfTheServer) {
       EXPECT_EQ(names[phase], 2 * requests) << phase;
     }
   }
-}
-
-TEST(ProcessTest, ASecondSignalEndsTheDrain) {
-  ServerProcess server(Demo({"--shutdown-timeout=60"}));
-  ASSERT_TRUE(server.WaitReady());
-  LongAnswer client(server);
-  server.Signal(SIGTERM);
-  ASSERT_TRUE(server.WaitLog("NOT_SERVING"));
-  server.Signal(SIGTERM);
-  EXPECT_EQ(server.WaitEnd(10), 0) << server.log();
-  client.ExpectUnavailable();
 }
 
 // A pipe of 4 KiB, which is full soon.
