@@ -83,6 +83,15 @@ TEST(EngineFactoryTest, ThePapersBoundNeedsABoundOnLogits) {
   }
 }
 
+TEST(EngineFactoryTest, AHostWithoutMemoryIsToldByTheFlagThatTakesIt) {
+  const absl::Status status = LoadWith([](EngineConfig& c) {
+    c.model_dir = FOX_SOURCE_DIR "/tests/golden/dev_llama_d64";
+    c.host_bytes_beside = int64_t{1} << 60;
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), StartsWith("--call-memory-mb: "));
+}
+
 TEST(EngineFactoryTest, StepSizesLetEverySequenceDecode) {
   RunnerOptions options;
   options.max_num_seqs = 600;
