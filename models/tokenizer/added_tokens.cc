@@ -77,9 +77,15 @@ void AddedTokenList::Add(AddedToken token) {
     known = std::move(token);
     return;
   }
-  token.id = find_(token.content).value_or(std::max(vocab_tokens_, largest_id_ + 1));
+  const auto known = vocab_.find(token.content);
+  token.id = known != vocab_.end() ? known->second : std::max(vocab_tokens_, largest_id_ + 1);
   largest_id_ = std::max(largest_id_, token.id);
   tokens_.push_back(std::move(token));
+}
+
+std::optional<int32_t> AddedTokenList::IdOf(const std::optional<AddedToken>& role) const {
+  const auto it = role.has_value() ? index_.find(role->content) : index_.end();
+  return it == index_.end() ? std::nullopt : std::optional(tokens_[it->second].id);
 }
 
 bool IsWhiteSpace(std::string_view text) { return SpaceBehind(text, 0) == text.size(); }

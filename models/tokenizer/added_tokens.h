@@ -32,19 +32,20 @@ struct AddedToken {
 // before it. Ids in files are ignored, because the package ignores them, too.
 class AddedTokenList {
  public:
-  using Find = std::function<std::optional<int32_t>(const std::string& content)>;
-  // `find` returns a token's id in the vocabulary of `vocab_tokens` tokens. Only Add calls it.
-  AddedTokenList(Find find, size_t vocab_tokens)
-      : find_(std::move(find)), vocab_tokens_(static_cast<int32_t>(vocab_tokens)) {}
+  // `vocab`: ids of tokens in a vocabulary of `vocab_tokens` tokens; must outlive the list.
+  AddedTokenList(const absl::flat_hash_map<std::string, int32_t>& vocab, size_t vocab_tokens)
+      : vocab_(vocab), vocab_tokens_(static_cast<int32_t>(vocab_tokens)) {}
 
   // Adds a token. If its content is known, the options are replaced, but a special token stays
   // special. Ignores an empty content.
   void Add(AddedToken token);
   bool Contains(const std::string& content) const { return index_.contains(content); }
+  // The id of the token with the content of `role`; no value if there is none.
+  std::optional<int32_t> IdOf(const std::optional<AddedToken>& role) const;
   const std::vector<AddedToken>& tokens() const { return tokens_; }
 
  private:
-  Find find_;
+  const absl::flat_hash_map<std::string, int32_t>& vocab_;
   int32_t vocab_tokens_, largest_id_ = -1;
   std::vector<AddedToken> tokens_;
   absl::flat_hash_map<std::string, size_t> index_;  // content -> index in tokens_

@@ -3,26 +3,22 @@
 
 namespace fox {
 
-AddedTokenList ListOfAddedTokens(const BpeDefinition& definition) {
-  const auto find = [&definition](const std::string& content) -> std::optional<int32_t> {
-    const auto it = definition.vocab.find(content);
-    return it == definition.vocab.end() ? std::nullopt : std::optional(it->second);
+void SetAddedTokens(const TokenizerConfig& config, AddedTokenList list, BpeDefinition* definition) {
+  AddTokens(config, &list);
+  definition->added = list.tokens();
+  const auto id_of = [&](const char* name) -> std::optional<int32_t> {
+    const auto role = config.roles.find(name);
+    return role == config.roles.end() ? std::nullopt : list.IdOf(role->second);
   };
-  return AddedTokenList(find, definition.vocab.size());
-}
-
-void SetAddedTokens(const std::vector<AddedToken>& added, std::optional<bool> add_bos,
-                    std::optional<bool> add_eos, BpeDefinition* definition) {
-  definition->added = added;
-  const auto ids_of = [&added](const std::optional<AddedToken>& role, bool wanted) {
-    std::vector<int32_t> ids;
-    for (const AddedToken& token : added) {
-      if (wanted && role.has_value() && token.content == role->content) ids = {token.id};
-    }
-    return ids;
+  definition->bos_id = id_of("bos_token");
+  definition->eos_id = id_of("eos_token");
+  definition->unk_id = id_of("unk_token");
+  const auto set = [](const std::optional<bool>& wanted, const std::optional<int32_t>& role,
+                      std::vector<int32_t>* ids) {
+    if (wanted.has_value()) ids->assign(*wanted && role ? 1 : 0, role.value_or(0));
   };
-  if (add_bos.has_value()) definition->prefix = ids_of(definition->bos, *add_bos);
-  if (add_eos.has_value()) definition->suffix = ids_of(definition->eos, *add_eos);
+  set(config.add_bos_token, definition->bos_id, &definition->prefix);
+  set(config.add_eos_token, definition->eos_id, &definition->suffix);
 }
 
 }  // namespace fox

@@ -44,16 +44,14 @@ struct BpeDefinition {
   bool byte_fallback = false;
   Metaspace metaspace = Metaspace::kAsIs;
   bool strip_leading_space = false;         // decoding drops one space at the start of a text
-  std::vector<int32_t> prefix, suffix;      // tokens that add_special_tokens puts around a text
-  std::optional<AddedToken> bos, eos, unk;  // known by content; their ids are not read
+  std::vector<int32_t> prefix, suffix;  // tokens that add_special_tokens puts around a text
+  std::optional<int32_t> bos_id, eos_id, unk_id;
 };
 
-// An empty list over the vocabulary of `definition`, which must outlive it.
-AddedTokenList ListOfAddedTokens(const BpeDefinition& definition);
-// Sets `definition->added`. `add_bos` and `add_eos`, of tokenizer_config.json, say whether bos and
-// eos stand around a text; without a value prefix or suffix stay as the post_processor set them.
-void SetAddedTokens(const std::vector<AddedToken>& added, std::optional<bool> add_bos,
-                    std::optional<bool> add_eos, BpeDefinition* definition);
+// Sets the added tokens to `list`, which has the tokens of the tokenizer's own file, and those of
+// `config`, and the ids of the roles. add_bos_token and add_eos_token say whether bos and eos stand
+// around a text; without a value prefix or suffix stay as the post_processor set them.
+void SetAddedTokens(const TokenizerConfig& config, AddedTokenList list, BpeDefinition* definition);
 
 // vocab.json: one object, token to id. merges.txt: a line for each rule, two tokens and a space
 // between; lines that start with #version are skipped. The class in `config` decides how text is
@@ -62,7 +60,7 @@ void SetAddedTokens(const std::vector<AddedToken>& added, std::optional<bool> ad
 // the file and the line or token.
 absl::StatusOr<BpeDefinition> ParseGpt2Files(const std::string& vocab_json,
                                              const std::string& merges_txt,
-                                             const TokenizerConfig& config);
+                                             TokenizerConfig config);
 
 // tokenizer.json of the Hugging Face tokenizers library. Understood: model BPE; normalizer NFC;
 // pre_tokenizer ByteLevel, alone or in a Sequence after any of Split and Digits; decoder ByteLevel;

@@ -1,6 +1,6 @@
 // Two algorithms with one result. A short pre-token rescans an array of ranks after each merge. A
-// long one keeps a linked list of symbols, a heap of ranks and, for each rank, a heap of the
-// positions where its rule applies. See bpe_merger.h.
+// long one keeps a linked list of symbols and a heap of the places where a rule applies. See
+// bpe_merger.h.
 #include "models/tokenizer/bpe_merger.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace fox {
 namespace {
 
 constexpr int32_t kNoRank = std::numeric_limits<int32_t>::max();
-// Up to this many symbols rescanning is faster than keeping buckets.
+// Up to this many symbols rescanning is faster than keeping a heap.
 constexpr size_t kMaxShort = 48;
 
 uint64_t PairKey(int32_t left, int32_t right) {
@@ -62,13 +62,8 @@ void BpeMerger::MergeShort(std::vector<int32_t>* symbols, Workspace* workspace) 
 void BpeMerger::Push(int32_t position, int32_t rank, Workspace* workspace) const {
   workspace->rank_[static_cast<size_t>(position)] = rank;
   if (rank == kNoRank) return;
-  std::vector<int32_t>& bucket = workspace->bucket_[static_cast<size_t>(rank)];
-  if (bucket.empty()) {
-    workspace->heap_.push_back(rank);
-    std::push_heap(workspace->heap_.begin(), workspace->heap_.end(), std::greater<>());
-  }
-  bucket.push_back(position);
-  std::push_heap(bucket.begin(), bucket.end(), std::greater<>());
+  workspace->heap_.push_back(PairKey(rank, position));
+  std::push_heap(workspace->heap_.begin(), workspace->heap_.end(), std::greater<>());
 }
 
 void BpeMerger::JoinAt(int32_t position, std::vector<int32_t>* symbols,
@@ -95,7 +90,6 @@ void BpeMerger::MergeLong(std::vector<int32_t>* symbols, Workspace* workspace) c
   const auto size = static_cast<int32_t>(ids.size());
   Workspace& w = *workspace;
   FOX_CHECK(w.heap_.empty());
-  w.bucket_.resize(product_of_rank_.size());
   w.previous_.resize(ids.size());
   w.next_.resize(ids.size());
   w.rank_.assign(ids.size(), kNoRank);
@@ -106,15 +100,10 @@ void BpeMerger::MergeLong(std::vector<int32_t>* symbols, Workspace* workspace) c
     if (i + 1 < size) Push(i, RankOf(ids[at], ids[at + 1]), workspace);
   }
   while (!w.heap_.empty()) {
-    const int32_t rank = w.heap_.front();
-    std::vector<int32_t>& bucket = w.bucket_[static_cast<size_t>(rank)];
-    std::pop_heap(bucket.begin(), bucket.end(), std::greater<>());
-    const int32_t position = bucket.back();
-    bucket.pop_back();
-    if (bucket.empty()) {
-      std::pop_heap(w.heap_.begin(), w.heap_.end(), std::greater<>());
-      w.heap_.pop_back();
-    }
+    std::pop_heap(w.heap_.begin(), w.heap_.end(), std::greater<>());
+    const auto rank = static_cast<int32_t>(w.heap_.back() >> 32);
+    const auto position = static_cast<int32_t>(w.heap_.back() & UINT32_MAX);
+    w.heap_.pop_back();
     const bool outdated = w.rank_[static_cast<size_t>(position)] != rank;
     if (!outdated) JoinAt(position, symbols, workspace);
   }

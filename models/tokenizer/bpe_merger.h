@@ -26,10 +26,9 @@ class BpeMerger {
 
    private:
     friend class BpeMerger;
-    std::vector<int32_t> previous_, next_;      // neighbours of a position, kNone at the ends
-    std::vector<int32_t> rank_;                 // of the pair that starts at a position
-    std::vector<std::vector<int32_t>> bucket_;  // by rank: positions of pairs, some outdated
-    std::vector<int32_t> heap_;                 // ranks whose bucket is not empty
+    std::vector<int32_t> previous_, next_;  // neighbours of a position, kNone at the ends
+    std::vector<int32_t> rank_;             // of the pair that starts at a position
+    std::vector<uint64_t> heap_;            // pairs, the next one first: rank << 32 | position
   };
 
   // Merges `symbols` in place until no rule applies.

@@ -62,10 +62,8 @@ absl::StatusOr<std::unique_ptr<ByteLevelBpe>> ByteLevelBpe::Create(const BpeDefi
   if (status.ok()) status = bpe->SetBytes(definition);
   if (status.ok()) status = bpe->SetMerges(definition);
   if (!status.ok()) return status;
-  bpe->SetRoles(definition);
   const auto size = static_cast<size_t>(info.vocab_size);
-  FOX_CHECK(bpe->bytes_.size() == size && bpe->kind_.size() == size && bpe->width_.size() == size);
-  FOX_CHECK(bpe->special_.size() == size && bpe->control_.size() == size);
+  FOX_CHECK(bpe->tokens_.size() == size && bpe->width_.size() == size);
   for (const auto& role : {info.bos_id, info.eos_id, info.unk_id}) {
     FOX_CHECK(!role || (*role >= 0 && *role < info.vocab_size));
   }
@@ -106,22 +104,22 @@ absl::Status ByteLevelBpe::SetTokens(const BpeDefinition& definition, int64_t mo
   int32_t size = 0;
   for (const auto& [id, token] : token_of_id) size = std::max(size, id + 1);
   info_.vocab_size = size;
-  bytes_.resize(static_cast<size_t>(size));
-  width_.resize(bytes_.size());
-  kind_.resize(bytes_.size(), TokenKind::kBytes);
+  tokens_.resize(static_cast<size_t>(size));
+  width_.resize(tokens_.size());
   for (int32_t id = 0; id < size; ++id) {
     const auto it = token_of_id.find(id);
     if (it == token_of_id.end()) continue;  // padding of the vocabulary
     const auto found = normalized.find(id);
-    const std::string& token = found == normalized.end() ? *it->second : found->second;
-    const auto at = static_cast<size_t>(id);
+    const std::string& text = found == normalized.end() ? *it->second : found->second;
+    Token& token = TokenOf(id);
     if (byte_fallback_) {
-      bytes_[at] = absl::StrReplaceAll(token, {{kVisibleSpace, " "}});
-      kind_[at] = absl::StartsWith(bytes_[at], " ") ? TokenKind::kWord : TokenKind::kText;
+      token.bytes = absl::StrReplaceAll(text, {{kVisibleSpace, " "}});
+      token.kind = absl::StartsWith(token.bytes, " ") ? TokenKind::kWord : TokenKind::kText;
     } else {  // a token with characters outside the alphabet stands for its own text
-      bytes_[at] = BytesOfToken(token).value_or(token);
+      token.bytes = BytesOfToken(text).value_or(text);
     }
-    width_[at] = static_cast<uint32_t>(byte_fallback_ ? token.size() : bytes_[at].size());
+    width_[static_cast<size_t>(id)] =
+        static_cast<uint32_t>(byte_fallback_ ? text.size() : token.bytes.size());
   }
   return absl::OkStatus();
 }
@@ -138,20 +136,19 @@ absl::Status ByteLevelBpe::SetBytes(const BpeDefinition& definition) {
     id_of_byte_[static_cast<size_t>(byte)] = known ? it->second : kNoToken;
     knows_bytes_ = knows_bytes_ && known;
     if (!byte_fallback_ || !known) continue;
-    const auto at = static_cast<size_t>(it->second);
-    bytes_[at] = std::string(1, static_cast<char>(byte));
-    kind_[at] = TokenKind::kBytes;
-    width_[at] = 1;
+    TokenOf(it->second).bytes = std::string(1, static_cast<char>(byte));
+    TokenOf(it->second).kind = TokenKind::kBytes;
+    width_[static_cast<size_t>(it->second)] = 1;
   }
   for (const auto& [token, id] : definition.vocab) {
-    if (!byte_fallback_ || token.empty() || control_[static_cast<size_t>(id)]) continue;
+    if (!byte_fallback_ || token.empty() || IsAdded(id)) continue;
     const Utf8Unit first = NextUtf8(token.data(), token.size());
     if (first.length == token.size()) id_of_character_.emplace(first.code_point, id);
   }
   if (definition.ignore_merges) {
     for (const auto& [token, id] : definition.vocab) {
       const std::optional<std::string> bytes = BytesOfToken(token);
-      if (bytes.has_value() && !control_[static_cast<size_t>(id)]) id_of_bytes_.emplace(*bytes, id);
+      if (bytes.has_value() && !IsAdded(id)) id_of_bytes_.emplace(*bytes, id);
     }
   }
   return absl::OkStatus();
@@ -168,9 +165,7 @@ absl::Status ByteLevelBpe::SetMerges(const BpeDefinition& definition) {
                          absl::StrCat("merge of ", Quoted(left), " and ", Quoted(right),
                                       " needs a token that is not in ", definition.vocab_file));
     }
-    const auto is_byte = [this](int32_t id) {
-      return kind_[static_cast<size_t>(id)] == TokenKind::kBytes;
-    };
+    const auto is_byte = [this](int32_t id) { return KindOf(id) == TokenKind::kBytes; };
     if (byte_fallback_ &&
         (is_byte(left_it->second) || is_byte(right_it->second) || is_byte(product_it->second))) {
       return InvalidFile(definition.merges_file,
@@ -178,15 +173,13 @@ absl::Status ByteLevelBpe::SetMerges(const BpeDefinition& definition) {
                                       " concerns a token of byte_fallback"));
     }
     // Such a merge would make an added token of text in which it was not recognised.
-    if (control_[static_cast<size_t>(product_it->second)]) continue;
+    if (IsAdded(product_it->second)) continue;
     merger_.AddRule(left_it->second, right_it->second, product_it->second);
   }
   return absl::OkStatus();
 }
 
 absl::Status ByteLevelBpe::SetSpecial(const BpeDefinition& definition) {
-  special_.resize(bytes_.size());
-  control_.resize(bytes_.size());
   std::set<std::string> added;
   for (const AddedToken& token : definition.added) {
     if (token.content.empty() || token.content.size() > AddedTokenSplitter::kMaxContent) {
@@ -210,9 +203,9 @@ absl::Status ByteLevelBpe::SetSpecial(const BpeDefinition& definition) {
       spaces_.Add(token);
     } else if (token.special || !definition.vocab.contains(token.content) ||
                !(token.single_word || (token.normalized && NormalizerOf(definition)))) {
-      control_[static_cast<size_t>(token.id)] = true;
+      TokenOf(token.id).added = true;
     }  // else an ordinary word of the vocabulary: merging makes it where it is not recognised
-    if (token.special) special_[static_cast<size_t>(token.id)] = true;
+    if (token.special) TokenOf(token.id).special = true;
   }
   for (const auto* around : {&definition.prefix, &definition.suffix}) {
     for (const int32_t id : *around) {
@@ -222,28 +215,17 @@ absl::Status ByteLevelBpe::SetSpecial(const BpeDefinition& definition) {
     }
   }
   info_.prefix = definition.prefix;
-  suffix_ = definition.suffix;
+  info_.suffix = definition.suffix;
+  info_.bos_id = definition.bos_id;
+  info_.eos_id = definition.eos_id;
+  info_.unk_id = definition.unk_id;
   return absl::OkStatus();
-}
-
-void ByteLevelBpe::SetRoles(const BpeDefinition& definition) {
-  for (const AddedToken& token : definition.added) {
-    const auto is = [&token](const std::optional<AddedToken>& role) {
-      return role.has_value() && role->content == token.content;
-    };
-    if (is(definition.bos)) info_.bos_id = token.id;
-    if (is(definition.eos)) info_.eos_id = token.id;
-    if (is(definition.unk)) info_.unk_id = token.id;
-  }
 }
 
 absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::Encode(const std::string& given,
                                                           bool add_special_tokens) const {
   absl::StatusOr<std::vector<int32_t>> ids = EncodeAround(splitter_, given, true);
-  if (!ids.ok() || !add_special_tokens) return ids;
-  ids->insert(ids->begin(), info_.prefix.begin(), info_.prefix.end());
-  ids->insert(ids->end(), suffix_.begin(), suffix_.end());
-  return ids;
+  return ids.ok() && add_special_tokens ? WithSpecialTokens(*std::move(ids)) : ids;
 }
 
 absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::EncodeAsText(const std::string& given,
@@ -342,16 +324,6 @@ void ByteLevelBpe::Merge(std::string_view text, BpeMerger::Workspace* workspace,
   AppendSymbols(text, &symbols);
   merger_.Merge(&symbols, workspace);
   ids->insert(ids->end(), symbols.begin(), symbols.end());
-}
-
-std::string ByteLevelBpe::TokenBytes(int32_t id, bool skip_special) const {
-  if (id < 0 || id >= info_.vocab_size) return "";
-  const auto at = static_cast<size_t>(id);
-  return skip_special && special_[at] ? std::string() : bytes_[at];
-}
-
-Tokenizer::TokenKind ByteLevelBpe::KindOf(int32_t id) const {
-  return id < 0 || id >= info_.vocab_size ? TokenKind::kBytes : kind_[static_cast<size_t>(id)];
 }
 
 }  // namespace fox

@@ -28,8 +28,7 @@ class ByteLevelBpe : public Tokenizer {
   // InvalidArgument: a token id twice or not below `model_vocab_size`; a byte without token; a
   // merge whose parts or product are unknown or are byte tokens of byte_fallback; an unknown token
   // around a text. Unimplemented: a pattern that is not understood; with `json_escaped`, an added
-  // token that JSON escapes or that swallows space. The message names the file. bos, eos and unk
-  // are ignored unless they are added tokens.
+  // token that JSON escapes or that swallows space. The message names the file.
   static absl::StatusOr<std::unique_ptr<ByteLevelBpe>> Create(const BpeDefinition& definition,
                                                               int64_t model_vocab_size);
 
@@ -37,10 +36,6 @@ class ByteLevelBpe : public Tokenizer {
                                               bool add_special_tokens) const override;
   absl::StatusOr<std::vector<int32_t>> EncodeAsText(const std::string& given,
                                                     bool at_text_start) const override;
-  std::string TokenBytes(int32_t id, bool skip_special) const override;
-  TokenKind KindOf(int32_t id) const override;
-  bool IsAdded(int32_t id) const override { return control_[static_cast<size_t>(id)]; }
-  const Info& info() const override { return info_; }
 
  private:
   ByteLevelBpe() = default;
@@ -49,7 +44,6 @@ class ByteLevelBpe : public Tokenizer {
   absl::Status SetBytes(const BpeDefinition& definition);
   absl::Status SetMerges(const BpeDefinition& definition);
   absl::Status SetSpecial(const BpeDefinition& definition);
-  void SetRoles(const BpeDefinition& definition);
   absl::StatusOr<std::vector<int32_t>> EncodeAround(const AddedTokenSplitter& splitter,
                                                     const std::string& given,
                                                     bool at_text_start) const;
@@ -59,12 +53,7 @@ class ByteLevelBpe : public Tokenizer {
   void Merge(std::string_view text, BpeMerger::Workspace* workspace,
              std::vector<int32_t>* ids) const;
 
-  Info info_;
-  std::vector<std::string> bytes_;  // by id
-  std::vector<TokenKind> kind_;     // by id
-  std::vector<uint32_t> width_;     // by id: bytes of pre-tokenized text that it stands for
-  std::vector<bool> special_;       // by id
-  std::vector<bool> control_;       // by id: an added token that is not mere white space
+  std::vector<uint32_t> width_;  // by id: bytes of pre-tokenized text that it stands for
   static constexpr int32_t kNoToken = -1;
   std::array<int32_t, 256> id_of_byte_ = {};
   bool knows_bytes_ = true;  // every byte has a token
@@ -76,7 +65,6 @@ class ByteLevelBpe : public Tokenizer {
   AddedTokenSplitter splitter_;  // all added tokens
   AddedTokenSplitter spaces_;    // added tokens of mere white space
   Pretokenizer pretokenizer_;
-  std::vector<int32_t> suffix_;
 };
 
 }  // namespace fox

@@ -61,9 +61,10 @@ constexpr TokenizerClass kClasses[] = {{"", kGpt2Pattern, false, true},
                                        {"JSONGPT2Tokenizer", kGpt2Pattern, false, true},
                                        {"Qwen2Tokenizer", kQwen2Pattern, true, false}};
 
-// Sets the pre-tokenizer and normalizer of the class in `config`, and its special tokens for roles
-// that `config` lacks.
-absl::Status SetClass(const TokenizerConfig& config, BpeDefinition* definition) {
+// Sets the pre-tokenizer and normalizer of the class in `config`, and gives `config` the class's
+// special tokens for roles that it lacks.
+absl::Status SetClass(TokenizerConfig* of_class, BpeDefinition* definition) {
+  TokenizerConfig& config = *of_class;
   const auto* known = std::find_if(
       std::begin(kClasses), std::end(kClasses),
       [&config](const TokenizerClass& entry) { return entry.name == config.tokenizer_class; });
@@ -76,15 +77,11 @@ absl::Status SetClass(const TokenizerConfig& config, BpeDefinition* definition) 
   definition->nfc = known->nfc;
   definition->pretokenizer = {
       {.prefix_space = config.add_prefix_space.value_or(false), .pattern = known->pattern}};
-  const auto role = [&](const char* name, bool has_default) -> std::optional<AddedToken> {
-    const auto it = config.roles.find(name);
-    if (it != config.roles.end()) return it->second;
-    if (!has_default || !definition->vocab.contains(kEndOfText)) return std::nullopt;
-    return AddedToken{.content = kEndOfText, .special = true, .file = kVocabFile};
-  };
-  definition->bos = role("bos_token", known->has_bos);
-  definition->eos = role("eos_token", true);
-  definition->unk = role("unk_token", true);
+  if (!config.add_bos_token) config.add_bos_token = config.tokenizer_class == "JSONGPT2Tokenizer";
+  if (!definition->vocab.contains(kEndOfText)) return absl::OkStatus();
+  const AddedToken end{.content = kEndOfText, .special = true, .file = kVocabFile};
+  if (known->has_bos) config.roles.try_emplace("bos_token", end);
+  for (const char* role : {"eos_token", "unk_token"}) config.roles.try_emplace(role, end);
   return absl::OkStatus();
 }
 
@@ -92,22 +89,15 @@ absl::Status SetClass(const TokenizerConfig& config, BpeDefinition* definition) 
 
 absl::StatusOr<BpeDefinition> ParseGpt2Files(const std::string& vocab_json,
                                              const std::string& merges_txt,
-                                             const TokenizerConfig& config) {
+                                             TokenizerConfig config) {
   BpeDefinition definition;
   definition.vocab_file = kVocabFile;
   definition.merges_file = kMergesFile;
   absl::Status status = ParseVocab(vocab_json, &definition);
   if (status.ok()) status = ParseMerges(merges_txt, &definition);
+  if (status.ok()) status = SetClass(&config, &definition);
   if (!status.ok()) return status;
-  status = SetClass(config, &definition);
-  if (!status.ok()) return status;
-  AddedTokenList added = ListOfAddedTokens(definition);
-  AddTokens(config, &added);
-  for (const auto* role : {&definition.bos, &definition.eos, &definition.unk}) {
-    if (role->has_value() && !added.Contains((*role)->content)) added.Add(**role);
-  }
-  const bool add_bos = config.add_bos_token.value_or(config.tokenizer_class == "JSONGPT2Tokenizer");
-  SetAddedTokens(added.tokens(), add_bos, config.add_eos_token, &definition);
+  SetAddedTokens(config, {definition.vocab, definition.vocab.size()}, &definition);
   return definition;
 }
 

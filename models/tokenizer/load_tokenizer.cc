@@ -93,6 +93,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& dir,
   bpe.json_escaped = config->tokenizer_class == "JSONGPT2Tokenizer";
   // The model has no embedding for tokens beyond its vocabulary: they are text.
   std::erase_if(bpe.added, [=](const AddedToken& token) { return token.id >= model_vocab_size; });
+  for (auto* role : {&bpe.bos_id, &bpe.eos_id, &bpe.unk_id}) {
+    if (role->value_or(0) >= model_vocab_size) role->reset();
+  }
   return ByteLevelBpe::Create(bpe, model_vocab_size);
 }
 

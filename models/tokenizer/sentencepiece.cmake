@@ -58,4 +58,6 @@ set_target_properties(sentencepiece-static PROPERTIES
 
 add_library(fox_sentencepiece INTERFACE)
 target_link_libraries(fox_sentencepiece INTERFACE sentencepiece-static)
-target_include_directories(fox_sentencepiece SYSTEM INTERFACE ${fox_sentencepiece_dir}/src)
+# sentencepiece_processor.h, and sentencepiece_model.pb.h, which protoc writes.
+target_include_directories(fox_sentencepiece SYSTEM INTERFACE
+  ${fox_sentencepiece_dir}/src ${CMAKE_BINARY_DIR}/_deps/sentencepiece-build/src)

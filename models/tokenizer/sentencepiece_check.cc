@@ -1,5 +1,4 @@
-// The pieces and settings of a ModelProto, field by field. See sentencepiece_check.h; the character
-// map has its own file, charsmap_check.cc.
+// The pieces and settings of a ModelProto, as protobuf reads it. See sentencepiece_check.h.
 #include "models/tokenizer/sentencepiece_check.h"
 
 #include <algorithm>
@@ -9,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/check.h"
 #include "models/checkpoint/error_text.h"
-#include "models/tokenizer/proto_wire.h"
 #include "models/tokenizer/utf8.h"
+#include "sentencepiece_model.pb.h"
 
 namespace fox {
 namespace {
@@ -18,75 +17,13 @@ namespace {
 constexpr size_t kMaxPieceBytes = 4096;
 // The library has room for this many user-defined pieces that begin at one place.
 constexpr size_t kMaxNestedUserPieces = 64;
-constexpr uint64_t kBpeModelType = 2;  // TrainerSpec.ModelType
-
-struct Settings {
-  std::string bos_piece = "<s>", eos_piece = "</s>";
-  std::string denormalizer_charsmap;
-};
+constexpr size_t kMaxTrieBytes = size_t{8} << 20;
+constexpr size_t kMaxReplacementBytes = 1024;
+constexpr int kMaxKeyBytes = 1024;
+// The library has room for this many entries that begin at one place.
+constexpr int kMaxMatches = 32;
 
 absl::Status Error(const std::string& what) { return InvalidFile("tokenizer.model", what); }
-
-// As in protobuf, a field of another wire type than declared is unknown and ignored, the last of
-// several values of a scalar counts, and repeated messages merge.
-bool ReadPiece(ProtoWire wire, Piece* piece) {
-  while (wire.Next()) {
-    if (wire.field() == 1 && wire.IsBytes()) piece->text = wire.AsString();
-    if (wire.field() == 2 && wire.IsFixed32()) piece->score = wire.AsFloat();
-    if (wire.field() == 3 && wire.IsVarint()) {
-      const auto type = static_cast<int32_t>(wire.varint());
-      if (type >= 1 && type <= 6) piece->type = static_cast<PieceType>(type);
-    }
-  }
-  return !wire.malformed();
-}
-
-// A text as the library sees it where it reads a C string: up to the first NUL.
-std::string UpToNul(const std::string& text) { return text.substr(0, text.find('\0')); }
-
-bool ReadTrainerSpec(ProtoWire wire, SentencePieceFile* file, Settings* settings) {
-  while (wire.Next()) {
-    if (wire.field() == 3 && wire.IsVarint()) file->is_bpe = wire.varint() == kBpeModelType;
-    if (wire.field() == 24 && wire.IsVarint()) file->spaces_are_suffixes = wire.varint() != 0;
-    if (wire.field() == 35 && wire.IsVarint()) file->byte_fallback = wire.varint() != 0;
-    if (wire.field() == 44 && wire.IsBytes()) file->unk_surface = UpToNul(wire.AsString());
-    if (wire.field() == 46 && wire.IsBytes()) settings->bos_piece = wire.AsString();
-    if (wire.field() == 47 && wire.IsBytes()) settings->eos_piece = wire.AsString();
-  }
-  return !wire.malformed();
-}
-
-bool ReadNormalizerSpec(ProtoWire wire, SentencePieceFile* file) {
-  while (wire.Next()) {
-    if (wire.field() == 2 && wire.IsBytes()) file->charsmap = wire.AsString();
-    if (!wire.IsVarint()) continue;
-    if (wire.field() == 3) file->add_dummy_prefix = wire.varint() != 0;
-    if (wire.field() == 4) file->remove_extra_whitespaces = wire.varint() != 0;
-    if (wire.field() == 5) file->escape_whitespaces = wire.varint() != 0;
-  }
-  return !wire.malformed();
-}
-
-bool ReadDenormalizerSpec(ProtoWire wire, Settings* settings) {
-  while (wire.Next()) {
-    if (wire.field() == 2 && wire.IsBytes()) settings->denormalizer_charsmap = wire.AsString();
-  }
-  return !wire.malformed();
-}
-
-bool ReadModel(const std::string& serialized, SentencePieceFile* file, Settings* settings) {
-  ProtoWire wire(serialized, 0, serialized.size());
-  while (wire.Next()) {
-    if (!wire.IsBytes()) continue;
-    bool ok = true;
-    if (wire.field() == 1) ok = ReadPiece(wire.AsMessage(), &file->pieces.emplace_back());
-    if (wire.field() == 2) ok = ReadTrainerSpec(wire.AsMessage(), file, settings);
-    if (wire.field() == 3) ok = ReadNormalizerSpec(wire.AsMessage(), file);
-    if (wire.field() == 5) ok = ReadDenormalizerSpec(wire.AsMessage(), settings);
-    if (!ok) return false;
-  }
-  return !wire.malformed();
-}
 
 // The byte of a piece <0xHH>, -1 for anything else.
 int ByteOfPiece(const std::string& text) {
@@ -127,7 +64,7 @@ absl::Status CheckUserPieces(const std::vector<Piece>& pieces) {
   return absl::OkStatus();
 }
 
-absl::Status CheckPieces(SentencePieceFile* file, const Settings& settings) {
+absl::Status CheckPieces(SentencePieceFile* file, const sentencepiece::TrainerSpec& trainer) {
   absl::flat_hash_map<std::string, int32_t> id_of_text;
   int unknown_pieces = 0;
   size_t byte_pieces = 0;
@@ -162,27 +99,107 @@ absl::Status CheckPieces(SentencePieceFile* file, const Settings& settings) {
     if (piece.type != PieceType::kControl) return std::nullopt;
     return it->second;
   };
-  file->bos_id = control_id(settings.bos_piece);
-  file->eos_id = control_id(settings.eos_piece);
+  file->bos_id = control_id(trainer.bos_piece());
+  file->eos_id = control_id(trainer.eos_piece());
   return CheckUserPieces(file->pieces);
 }
 
+// --- The character map ---
+
+uint32_t ReadUnit(const std::string& bytes, size_t at) {
+  uint32_t unit = 0;
+  for (size_t i = 0; i < 4; ++i) {
+    unit |= static_cast<uint32_t>(static_cast<uint8_t>(bytes[at + i])) << (8 * i);
+  }
+  return unit;
+}
+
+// A trie as a double array. A state is the index that a unit's offset leads to; the unit of byte b
+// is at state ^ b.
+class Trie {
+ public:
+  explicit Trie(std::vector<uint32_t> units) : units_(std::move(units)) {
+    FOX_CHECK(!units_.empty() && units_.size() % 256 == 0);
+  }
+  bool IsSound() { return Entries(Offset(units_[0]), 0) != kBroken; }
+
+ private:
+  static constexpr int kNew = -1, kBroken = -2;
+  static uint32_t Offset(uint32_t unit) { return (unit >> 10) << ((unit & 0x200u) >> 6); }
+
+  // The most entries on a path from `state`, which is `depth` bytes away from the root. kBroken: a
+  // state is outside the array, a path is too long or a cycle, or has too many entries.
+  int Entries(uint32_t state, int depth) {
+    if (state >= units_.size() || depth > kMaxKeyBytes) return kBroken;
+    if (entries_[state] != kNew) return entries_[state];
+    int most = 0;
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+      const uint32_t child = state ^ byte, unit = units_[child];
+      if ((unit & 0x800000FFu) != byte) continue;
+      const int behind = Entries(child ^ Offset(unit), depth + 1);
+      if (behind == kBroken) return kBroken;
+      most = std::max(most, behind + static_cast<int>(unit >> 8 & 1u));
+    }
+    return entries_[state] = most <= kMaxMatches ? most : kBroken;
+  }
+
+  std::vector<uint32_t> units_;
+  std::vector<int> entries_ = std::vector<int>(units_.size(), kNew);  // by state: see Entries
+};
+
 }  // namespace
 
+absl::Status CheckCharsMap(const std::string& charsmap) {
+  const auto error = [](const char* what) {
+    return Error(absl::StrCat("character map: ", what));
+  };
+  constexpr size_t kHeader = 4;
+  if (charsmap.size() < kHeader) return error("truncated");
+  const size_t trie_bytes = ReadUnit(charsmap, 0);
+  // Whole blocks of 256 units: then all units of a state inside the array are inside, too.
+  if (trie_bytes == 0 || trie_bytes % 1024 != 0 || trie_bytes > kMaxTrieBytes) {
+    return error("size of the trie");
+  }
+  if (trie_bytes >= charsmap.size() - kHeader) return error("truncated");
+  if (charsmap.back() != '\0') return error("replacements are not terminated");
+  size_t replacement = 0;
+  for (size_t at = kHeader + trie_bytes; at < charsmap.size(); ++at) {
+    replacement = charsmap[at] == '\0' ? 0 : replacement + 1;
+    if (replacement > kMaxReplacementBytes) return error("a replacement is too long");
+  }
+  std::vector<uint32_t> units(trie_bytes / 4);
+  for (size_t i = 0; i < units.size(); ++i) units[i] = ReadUnit(charsmap, kHeader + 4 * i);
+  if (!Trie(std::move(units)).IsSound()) return error("broken trie");
+  return absl::OkStatus();
+}
+
 absl::StatusOr<SentencePieceFile> CheckSentencePieceModel(const std::string& serialized) {
+  sentencepiece::ModelProto model;
+  if (!model.ParseFromString(serialized)) return Error("not a sentencepiece model");
   SentencePieceFile file;
-  Settings settings;
-  if (!ReadModel(serialized, &file, &settings)) return Error("not a sentencepiece model");
-  absl::Status status = CheckPieces(&file, settings);
+  for (const auto& piece : model.pieces()) {
+    file.pieces.push_back({piece.piece(), piece.score(), static_cast<PieceType>(piece.type())});
+  }
+  const sentencepiece::TrainerSpec& trainer = model.trainer_spec();
+  file.unk_surface = trainer.unk_surface().c_str();  // the library reads it up to a NUL
+  file.byte_fallback = trainer.byte_fallback();
+  file.is_bpe = trainer.model_type() == sentencepiece::TrainerSpec::BPE;
+  file.spaces_are_suffixes = trainer.treat_whitespace_as_suffix();
+  const sentencepiece::NormalizerSpec& normalizer = model.normalizer_spec();
+  file.add_dummy_prefix = normalizer.add_dummy_prefix();
+  file.remove_extra_whitespaces = normalizer.remove_extra_whitespaces();
+  file.escape_whitespaces = normalizer.escape_whitespaces();
+  absl::Status status = CheckPieces(&file, trainer);
   if (!status.ok()) return status;
-  if (!file.charsmap.empty()) status = CheckCharsMap(file.charsmap);
+  const std::string& charsmap = normalizer.precompiled_charsmap();
+  if (!charsmap.empty()) status = CheckCharsMap(charsmap);
   if (!status.ok()) return status;
   // A denormalizer rewrites decoded text as a whole, across the ends of tokens.
-  if (!settings.denormalizer_charsmap.empty()) {
+  if (!model.denormalizer_spec().precompiled_charsmap().empty()) {
     return absl::UnimplementedError(
         "tokenizer.model: denormalizer_spec with a precompiled_charsmap is not supported");
   }
-  file.only_marks_spaces = file.charsmap.empty() && !file.remove_extra_whitespaces &&
+  file.only_marks_spaces = charsmap.empty() && !file.remove_extra_whitespaces &&
                            file.escape_whitespaces && !file.spaces_are_suffixes;
   for (Piece& piece : file.pieces) {  // decoding needs the byte itself
     if (piece.type != PieceType::kByte) continue;
@@ -194,14 +211,16 @@ absl::StatusOr<SentencePieceFile> CheckSentencePieceModel(const std::string& ser
 }
 
 std::string WithoutNormalizer(const std::string& serialized) {
-  std::string model;
-  ProtoWire wire(serialized, 0, serialized.size());
-  while (wire.Next()) {
-    if (wire.field() == 1 || wire.field() == 2) model += wire.AsField();  // pieces, TrainerSpec
-  }
-  FOX_CHECK(!wire.malformed());
-  // NormalizerSpec: no dummy prefix, extra white space stays, spaces stay.
-  return model.append("\x1A\x06\x18\x00\x20\x00\x28\x00", 8);
+  sentencepiece::ModelProto model;
+  FOX_CHECK(model.ParseFromString(serialized));
+  model.clear_self_test_data();
+  model.clear_denormalizer_spec();
+  sentencepiece::NormalizerSpec& normalizer = *model.mutable_normalizer_spec();
+  normalizer.Clear();
+  normalizer.set_add_dummy_prefix(false);
+  normalizer.set_remove_extra_whitespaces(false);
+  normalizer.set_escape_whitespaces(false);
+  return model.SerializeAsString();
 }
 
 }  // namespace fox

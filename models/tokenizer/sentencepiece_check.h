@@ -1,6 +1,5 @@
-// CheckSentencePieceModel checks a model file before the sentencepiece library reads it, because
-// the library reads out of bounds on hostile models and its own checks come too late. It parses
-// the protobuf wire format itself, so it needs neither protobuf nor sentencepiece. Read
+// CheckSentencePieceModel checks a model file before the sentencepiece library loads it, because the
+// library reads out of bounds on hostile models and its own checks come too late. Read
 // sentencepiece_tokenizer.h next.
 #pragma once
 
@@ -35,14 +34,13 @@ struct SentencePieceFile {
   std::vector<Piece> pieces;  // by id
   int32_t unk_id = 0;
   std::optional<int32_t> bos_id, eos_id;
-  std::string unk_surface = " \xE2\x81\x87 ";  // the text of the unknown piece
+  std::string unk_surface;  // the text of the unknown piece
   bool byte_fallback = false;
   bool is_bpe = false;
-  bool add_dummy_prefix = true;
-  bool remove_extra_whitespaces = true;
-  bool escape_whitespaces = true;
+  bool add_dummy_prefix = false;
+  bool remove_extra_whitespaces = false;
+  bool escape_whitespaces = false;
   bool spaces_are_suffixes = false;
-  std::string charsmap;  // precompiled; "": none
   // True if normalization only replaces spaces by U+2581 and, with add_dummy_prefix, puts one in
   // front.
   bool only_marks_spaces = false;
@@ -60,7 +58,7 @@ std::string WithoutNormalizer(const std::string& serialized);
 
 // Checks a precompiled_charsmap: the uint32 size of the trie, the trie as a double array of uint32
 // units, then NUL-terminated replacements. Every path through an accepted trie stays inside it,
-// ends, and has no more entries than the library has room for.
+// ends after 1,024 bytes at most, and has no more entries than the library has room for.
 absl::Status CheckCharsMap(const std::string& charsmap);
 
 }  // namespace fox

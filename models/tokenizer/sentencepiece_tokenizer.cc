@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -40,24 +39,20 @@ std::string WithMarks(std::string_view text, bool prefix) {
 
 }  // namespace
 
-SentencePieceTokenizer::Token SentencePieceTokenizer::TokenOf(const Piece& piece,
-                                                              const std::string& unk_surface) {
-  switch (piece.type) {
-    case PieceType::kUnknown:
-      return {unk_surface};
-    case PieceType::kControl:
-      return {piece.text, TokenKind::kText, /*special=*/true};
-    case PieceType::kByte:
-      return {piece.text, TokenKind::kBytes};
-    default: {
-      const bool word = absl::StartsWith(piece.text, kVisibleSpace);
-      Token token{absl::StrReplaceAll(piece.text, {{kVisibleSpace, " "}}),
-                  word ? TokenKind::kWord : TokenKind::kText};
-      if (piece.type == PieceType::kUserDefined && !IsWhiteSpace(token.bytes)) {
-        token.user_defined = piece.text;
-      }
-      return token;
-    }
+void SentencePieceTokenizer::AddPiece(const Piece& piece, const std::string& unk_surface) {
+  const auto id = static_cast<int32_t>(tokens_.size());
+  Token& token = tokens_.emplace_back();
+  token.kind = piece.type == PieceType::kByte ? TokenKind::kBytes : TokenKind::kText;
+  token.special = piece.type == PieceType::kControl;
+  if (piece.type == PieceType::kUnknown) {
+    token.bytes = unk_surface;
+  } else if (token.special || token.kind == TokenKind::kBytes) {
+    token.bytes = piece.text;
+  } else {
+    token.bytes = absl::StrReplaceAll(piece.text, {{kVisibleSpace, " "}});
+    if (absl::StartsWith(piece.text, kVisibleSpace)) token.kind = TokenKind::kWord;
+    token.added = piece.type == PieceType::kUserDefined && !IsWhiteSpace(token.bytes);
+    if (token.added) user_defined_[id] = piece.text;
   }
 }
 
@@ -93,7 +88,7 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
   info.strip_all_leading_spaces = file->remove_extra_whitespaces;
   info.replacement = Utf8Replacement::kByte;
   for (const Piece& piece : file->pieces) {
-    tokenizer->tokens_.push_back(TokenOf(piece, file->unk_surface));
+    tokenizer->AddPiece(piece, file->unk_surface);
   }
   tokenizer->marks_first_ = tokenizer->normalizer_ == nullptr && tokenizer->prefix_each_;
   if (tokenizer->marks_first_) {
@@ -117,11 +112,7 @@ absl::Status SentencePieceTokenizer::SetAdded(const SentencePieceFile& file,
     if (file.pieces[id].type == PieceType::kByte) continue;  // its text is a byte
     ids[file.pieces[id].text] = static_cast<int32_t>(id);
   }
-  const auto find = [&ids](const std::string& content) -> std::optional<int32_t> {
-    const auto it = ids.find(content);
-    return it == ids.end() ? std::nullopt : std::optional(it->second);
-  };
-  AddedTokenList list(find, file.pieces.size());
+  AddedTokenList list(ids, file.pieces.size());
   for (const Piece& piece : file.pieces) {
     if (piece.type == PieceType::kControl) list.Add({.content = piece.text, .special = true});
   }
@@ -131,17 +122,13 @@ absl::Status SentencePieceTokenizer::SetAdded(const SentencePieceFile& file,
   const auto role = [&](const char* name, std::optional<int32_t> of_file) {
     const auto named = config.roles.find(name);
     if (named == config.roles.end()) return of_file;
-    std::optional<int32_t> id;
-    for (const AddedToken& token : list.tokens()) {
-      if (!named->second.has_value() || token.content != named->second->content) continue;
-      if (token.id < model_vocab_size) id = token.id;
-    }
-    return id;
+    const std::optional<int32_t> id = list.IdOf(named->second);
+    return id.value_or(0) < model_vocab_size ? id : std::nullopt;
   };
   info_.bos_id = role("bos_token", file.bos_id);
   info_.eos_id = role("eos_token", file.eos_id);
   if (config.add_bos_token.value_or(true) && info_.bos_id) info_.prefix = {*info_.bos_id};
-  if (config.add_eos_token.value_or(false) && info_.eos_id) suffix_ = {*info_.eos_id};
+  if (config.add_eos_token.value_or(false) && info_.eos_id) info_.suffix = {*info_.eos_id};
   for (const AddedToken& token : list.tokens()) {
     if (token.id >= model_vocab_size) continue;  // the model has no embedding for it: it is text
     if (token.content.size() > AddedTokenSplitter::kMaxContent) {
@@ -150,13 +137,14 @@ absl::Status SentencePieceTokenizer::SetAdded(const SentencePieceFile& file,
     splitter_.Add(token);
     if (IsWhiteSpace(token.content)) spaces_.Add(token);
     const auto at = static_cast<size_t>(token.id);
-    if (at >= tokens_.size()) tokens_.resize(at + 1);
+    if (at >= tokens_.size()) tokens_.resize(at + 1, {.kind = TokenKind::kText});
     Token& known = tokens_[at];
-    known.added = !IsWhiteSpace(token.content);
+    const bool is_space = IsWhiteSpace(token.content);
+    known.added = known.added || !is_space;
     known.special = known.special || token.special;
     const PieceType type = at < file.pieces.size() ? file.pieces[at].type : PieceType::kControl;
     const bool by_library = type == PieceType::kNormal || type == PieceType::kUserDefined;
-    if (by_library && known.added) known.user_defined = token.content;
+    if (by_library && !is_space) user_defined_[token.id] = token.content;
     // The unknown piece keeps the library's text unless the files list it, as in transformers.
     if (token.id == unk_piece_ && *token.file == '\0') continue;
     known.bytes = absl::StrReplaceAll(token.content, {{kVisibleSpace, " "}});
@@ -169,10 +157,7 @@ absl::Status SentencePieceTokenizer::SetAdded(const SentencePieceFile& file,
 absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(const std::string& text,
                                                                     bool add_special_tokens) const {
   absl::StatusOr<std::vector<int32_t>> ids = EncodeAround(splitter_, text, true);
-  if (!ids.ok() || !add_special_tokens) return ids;
-  ids->insert(ids->begin(), info_.prefix.begin(), info_.prefix.end());
-  ids->insert(ids->end(), suffix_.begin(), suffix_.end());
-  return ids;
+  return ids.ok() && add_special_tokens ? WithSpecialTokens(*std::move(ids)) : ids;
 }
 
 absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::EncodeAround(
@@ -223,7 +208,8 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::EncodeAsText(
   std::vector<WindowToken> letter;
   std::string error;
   for (const int32_t id : *ids) {
-    const std::string& piece = tokens_[static_cast<size_t>(id)].user_defined;
+    const auto spelled = user_defined_.find(id);
+    const std::string piece = spelled == user_defined_.end() ? "" : spelled->second;
     if (piece.empty()) out.push_back(id);
     for (size_t at = 0; at < piece.size();) {
       const size_t length = NextUtf8(piece.data() + at, piece.size() - at).length;
@@ -275,17 +261,6 @@ bool SentencePieceTokenizer::EncodeNormalized(std::string_view text,
     begin = piece.end;
   }
   return true;
-}
-
-std::string SentencePieceTokenizer::TokenBytes(int32_t id, bool skip_special) const {
-  if (id < 0 || id >= info_.vocab_size) return "";
-  const Token& token = tokens_[static_cast<size_t>(id)];
-  return skip_special && token.special ? std::string() : token.bytes;
-}
-
-Tokenizer::TokenKind SentencePieceTokenizer::KindOf(int32_t id) const {
-  if (id < 0 || id >= info_.vocab_size) return TokenKind::kText;
-  return tokens_[static_cast<size_t>(id)].kind;
 }
 
 }  // namespace fox

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "models/tokenizer/added_tokens.h"
 #include "models/tokenizer/sentencepiece_check.h"
@@ -38,26 +39,11 @@ class SentencePieceTokenizer : public Tokenizer {
                                               bool add_special_tokens) const override;
   absl::StatusOr<std::vector<int32_t>> EncodeAsText(const std::string& text,
                                                     bool at_text_start) const override;
-  std::string TokenBytes(int32_t id, bool skip_special) const override;
-  TokenKind KindOf(int32_t id) const override;
-  bool IsAdded(int32_t id) const override {
-    const Token& token = tokens_[static_cast<size_t>(id)];
-    return token.added || !token.user_defined.empty();
-  }
-  const Info& info() const override { return info_; }
 
  private:
-  SentencePieceTokenizer() = default;
+  SentencePieceTokenizer() { padding_kind_ = TokenKind::kText; }
 
-  struct Token {
-    std::string bytes;
-    TokenKind kind = TokenKind::kText;
-    bool special = false;  // dropped from decoded text on request
-    bool added = false;    // recognised before the library sees a text; not mere white space
-    // Text in which the library recognises this piece before it merges; not white space.
-    std::string user_defined = "";
-  };
-  static Token TokenOf(const Piece& piece, const std::string& unk_surface);
+  void AddPiece(const Piece& piece, const std::string& unk_surface);
   absl::Status SetAdded(const SentencePieceFile& file, const TokenizerConfig& config,
                         int64_t model_vocab_size);
   absl::StatusOr<std::vector<int32_t>> EncodeAround(const AddedTokenSplitter& splitter,
@@ -75,13 +61,12 @@ class SentencePieceTokenizer : public Tokenizer {
   bool EncodeNormalized(std::string_view text, std::vector<WindowToken>* tokens,
                         std::string* error) const;
 
-  Info info_;
-  std::vector<Token> tokens_;                       // by id
+  // By id: text in which the library recognises this piece before it merges; not white space.
+  absl::flat_hash_map<int32_t, std::string> user_defined_;
   std::unique_ptr<SentencePieceModel> model_;       // for normalized texts
   std::unique_ptr<SentencePieceModel> normalizer_;  // null: it only marks spaces
   AddedTokenSplitter splitter_;                     // all added tokens
   AddedTokenSplitter spaces_;                       // added tokens of mere white space
-  std::vector<int32_t> suffix_;
   int32_t unk_piece_ = 0;
   bool add_dummy_prefix_ = true, prefix_each_ = true;
   bool marks_first_ = false;  // the splitters mark spaces: added tokens are searched in marked text

@@ -33,25 +33,26 @@ class Tokenizer {
     return Encode(text, false);
   }
 
-  // The bytes of a token within a text; not necessarily whole UTF-8. Empty for special tokens if
-  // `skip_special`, and for ids without a token: models pad their vocabulary.
-  virtual std::string TokenBytes(int32_t id, bool skip_special) const = 0;
-  // True if EncodeAsText never returns this token. REQUIRES: 0 <= id < info().vocab_size.
-  virtual bool IsAdded(int32_t /*id*/) const { return false; }
-
   // How the bytes of a token join the text before them.
   enum class TokenKind {
     kBytes,  // may hold a part of a character, which the kBytes tokens next to it complete
     kText,   // whole characters; a character that bytes before it left incomplete is ill-formed
     kWord,   // kText that begins with the space between two words
   };
-  virtual TokenKind KindOf(int32_t /*id*/) const { return TokenKind::kBytes; }
+  TokenKind KindOf(int32_t id) const { return Has(id) ? TokenOf(id).kind : padding_kind_; }
+  // The bytes of a token within a text; not necessarily whole UTF-8. Empty for special tokens if
+  // `skip_special`, and for ids without a token: models pad their vocabulary.
+  std::string TokenBytes(int32_t id, bool skip_special) const {
+    return !Has(id) || (skip_special && TokenOf(id).special) ? "" : TokenOf(id).bytes;
+  }
+  // True if EncodeAsText never returns this token. REQUIRES: 0 <= id < info().vocab_size.
+  bool IsAdded(int32_t id) const { return TokenOf(id).added; }
 
   struct Info {
     std::string kind;  // "sentencepiece", "byte_level_bpe", "byte_fallback_bpe", "longcrawl64"
     int32_t vocab_size = 0;
     std::optional<int32_t> bos_id, eos_id, unk_id;
-    std::vector<int32_t> prefix;  // tokens that add_special_tokens puts before a text
+    std::vector<int32_t> prefix, suffix;  // tokens that add_special_tokens puts around a text
     // The model's text is JSON-escaped: token bytes form escapes such as \u00e9, which
     // TokenStream undoes.
     bool json_escaped = false;
@@ -62,7 +63,28 @@ class Tokenizer {
     // How ill-formed UTF-8 becomes U+FFFD in decoded text.
     Utf8Replacement replacement = Utf8Replacement::kSubpart;
   };
-  virtual const Info& info() const = 0;
+  const Info& info() const { return info_; }
+
+ protected:
+  struct Token {
+    std::string bytes = {};
+    TokenKind kind = TokenKind::kBytes;
+    bool special = false;  // dropped from decoded text on request
+    bool added = false;    // recognised before text is encoded, and not mere white space
+  };
+  bool Has(int32_t id) const { return id >= 0 && static_cast<size_t>(id) < tokens_.size(); }
+  const Token& TokenOf(int32_t id) const { return tokens_[static_cast<size_t>(id)]; }
+  Token& TokenOf(int32_t id) { return tokens_[static_cast<size_t>(id)]; }
+  // `ids` with the prefix and the suffix around them.
+  std::vector<int32_t> WithSpecialTokens(std::vector<int32_t> ids) const {
+    ids.insert(ids.begin(), info_.prefix.begin(), info_.prefix.end());
+    ids.insert(ids.end(), info_.suffix.begin(), info_.suffix.end());
+    return ids;
+  }
+
+  Info info_;
+  std::vector<Token> tokens_;                   // by id: vocab_size of them
+  TokenKind padding_kind_ = TokenKind::kBytes;  // of ids without a token
 };
 
 // The whole of `ids` as text, through a TokenStream; ill-formed UTF-8 becomes U+FFFD.

@@ -305,18 +305,10 @@ absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
   if (status.ok()) status = ReadNormalizer(json, &definition);
   if (status.ok()) status = ReadPreTokenizer(json, &definition);
   if (status.ok()) status = ReadPostProcessor(json, &definition);
-  AddedTokenList added = ListOfAddedTokens(definition);
+  AddedTokenList added(definition.vocab, definition.vocab.size());
   if (status.ok()) status = ReadAddedTokens(json, &added);
   if (!status.ok()) return status;
-  AddTokens(config, &added);
-  const auto role = [&config](const char* name) -> std::optional<AddedToken> {
-    const auto it = config.roles.find(name);
-    return it == config.roles.end() ? std::nullopt : it->second;
-  };
-  definition.bos = role("bos_token");
-  definition.eos = role("eos_token");
-  definition.unk = role("unk_token");
-  SetAddedTokens(added.tokens(), config.add_bos_token, config.add_eos_token, &definition);
+  SetAddedTokens(config, std::move(added), &definition);
   return definition;
 }
 

@@ -6,7 +6,7 @@ import itertools
 import struct
 from collections.abc import Callable
 
-from seed_forms import Seeds, hostile, proto, sections, table, varint
+from seed_forms import Seeds, hostile, proto, sections, table
 
 Writer = Callable[..., bytes]
 TEXT = b"abc ab'll  12 \xc3\xa9\n<|e|>cab"
@@ -213,20 +213,6 @@ def sentencepiece_seeds() -> Seeds:
     yield "composed_bytes", bytes((0, 30, 1, 9)) + b"a ab\xe2\x96\x81 " + bytes(range(1, 200))
 
 
-def proto_wire_seeds() -> Seeds:
-    yield from table({
-        "valid": proto({1: 300, 2: b"ab\x08\x01", 3: 1.5}),
-        "valid_fixed64": varint(1 << 3 | 1) + bytes(8) + proto({1 << 28: 1}),
-        "group": varint(1 << 3 | 3) + proto({2: 1}) + varint(1 << 3 | 4), "field_zero": b"\0\1",
-        "varint_long": b"\x08" + b"\xff" * 10 + b"\x01", "varint_cut": b"\x08\x80",
-        "varint_eleven": b"\x08" + b"\x80" * 10 + b"\x00", "varint_of_64_bits": proto({1: -1}),
-        "tag_of_seven_bytes": b"\x88\x80\x80\x80\x80\x80\x00\x01",
-        "tag_of_35_bits": b"\xf8\xff\xff\xff\x7f\x00",
-        "length_of_six_bytes": b"\x12\x80\x80\x80\x80\x80\x00",
-        "length_huge": b"\x12" + varint(1 << 63), "length_past_the_end": b"\x12\x05abc",
-        "wire_type": b"\x0e\x00"})
-
-
 KEPT, LEAF = 1 << 31, 1 << 8  # of a unit: a value, there is a value
 
 
@@ -271,6 +257,6 @@ def charsmap_seeds() -> Seeds:
 
 TOKENIZER_SEEDS: dict[str, Seeds] = {
     "sentencepiece": sentencepiece_seeds(),
-    "charsmap": charsmap_seeds(), "proto_wire": proto_wire_seeds(),
+    "charsmap": charsmap_seeds(),
     "gpt2_files": itertools.chain(byte_level_seeds(gpt2_files), gpt2_files_seeds()),
     "tokenizer_json": itertools.chain(byte_level_seeds(tokenizer_json), tokenizer_json_seeds())}

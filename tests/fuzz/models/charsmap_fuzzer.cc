@@ -59,8 +59,7 @@ FUZZ_TEST(charsmap) {
   map += in.Rest();
   const absl::Status status = CheckCharsMap(map);
   if (!status.ok()) return CheckRefusal(status);
-  const std::string model =
-      Start() + Letters() + Trainer(false) + BytesField(3, BytesField(2, map));
+  const std::string model = Start() + Letters() + Trainer(false) + CharsMapField(map);
   FOX_CHECK(CheckSentencePieceModel(model).ok());
   std::string error;
   const auto library = SentencePieceModel::Parse(model, &error);

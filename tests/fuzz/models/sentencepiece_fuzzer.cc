@@ -30,15 +30,19 @@ std::string ComposedModel(FuzzInput& in) {
   std::string model = Start() + (bytes ? BytePieces(256) : "");
   for (size_t count = in.Below(24); count > 0; --count) {
     const std::string text = PieceText(in);
-    const auto type = static_cast<PieceType>(in.Bool() ? 1 : in.Below(8));
+    const auto type = static_cast<PieceType>(in.Bool() ? 1 : 1 + in.Below(6));
     model += PieceField(text, type, -static_cast<float>(in.Below(32)));
   }
-  model += BytesField(2, VarintField(35, bytes ? 1 : 0));
-  model += BytesField(2, VarintField(3, in.Below(6)));   // the kind of model
-  model += BytesField(2, VarintField(24, in.Below(2)));  // spaces are suffixes
-  model += BytesField(3, VarintField(3, in.Below(2)));   // a space in front
-  model += BytesField(3, VarintField(4, in.Below(2)));   // extra spaces go
-  model += BytesField(3, VarintField(5, in.Below(2)));   // spaces are escaped
+  model += ModelPart([&](auto& settings) {
+    sentencepiece::TrainerSpec& trainer = *settings.mutable_trainer_spec();
+    trainer.set_byte_fallback(bytes);
+    trainer.set_model_type(static_cast<sentencepiece::TrainerSpec::ModelType>(1 + in.Below(4)));
+    trainer.set_treat_whitespace_as_suffix(in.Bool());
+    sentencepiece::NormalizerSpec& normalizer = *settings.mutable_normalizer_spec();
+    normalizer.set_add_dummy_prefix(in.Bool());
+    normalizer.set_remove_extra_whitespaces(in.Bool());
+    normalizer.set_escape_whitespaces(in.Bool());
+  });
   if (in.Bool()) model += UnkSurface(in.Text(8));
   return model;
 }

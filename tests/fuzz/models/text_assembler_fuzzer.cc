@@ -21,24 +21,13 @@ class FuzzTokenizer final : public Tokenizer {
     for (size_t id = 0; id < size; ++id) {
       const auto kind = static_cast<TokenKind>(in.Below(3));
       tokens_.push_back({in.Text(6), kind});
-      if (kind != TokenKind::kBytes && !IsValidUtf8(tokens_.back().first)) {
-        tokens_.back().second = TokenKind::kBytes;
-      }
+      if (!IsValidUtf8(tokens_.back().bytes)) tokens_.back().kind = TokenKind::kBytes;
     }
     info_.vocab_size = static_cast<int32_t>(size);
   }
   absl::StatusOr<std::vector<int32_t>> Encode(const std::string&, bool) const override {
     return absl::UnimplementedError("no text comes in here");
   }
-  std::string TokenBytes(int32_t id, bool) const override {
-    return tokens_[static_cast<size_t>(id)].first;
-  }
-  TokenKind KindOf(int32_t id) const override { return tokens_[static_cast<size_t>(id)].second; }
-  const Info& info() const override { return info_; }
-
- private:
-  Info info_;
-  std::vector<std::pair<std::string, TokenKind>> tokens_;
 };
 
 // The text of the tokens. A character that tokens of bytes leave incomplete ends at any other

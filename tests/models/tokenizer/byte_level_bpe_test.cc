@@ -61,10 +61,9 @@ TEST(ByteLevelBpeTest, ErrorsNameTheFileAtFault) {
 
 TEST(ByteLevelBpeTest, RolesAreAddedTokens) {
   BpeDefinition definition = SmallDefinition();
-  definition.added = {Added("<|endoftext|>", 258), Added("<x>", 259)};
-  definition.bos = Added("<|endoftext|>", 0);
-  definition.eos = Added("<absent>", 0);
-  definition.unk = Added("<x>", 0);
+  TokenizerConfig config;
+  config.roles = {{"bos_token", Added("<|endoftext|>", 0)}, {"unk_token", Added("<x>", 0)}};
+  SetAddedTokens(config, {definition.vocab, definition.vocab.size()}, &definition);
   const auto bpe = ByteLevelBpe::Create(definition, 260);
   ASSERT_TRUE(bpe.ok()) << bpe.status();
   EXPECT_EQ((*bpe)->info().bos_id, 258);

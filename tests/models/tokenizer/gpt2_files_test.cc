@@ -65,8 +65,8 @@ TEST(Gpt2FilesTest, SpecialTokensComeFromThreePlaces) {
     const char* file;
   } kExpected[] = {{"<d>", 2, "added_tokens.json"},  // the next ids; ids in the file are ignored
                    {"<m>", 3, "added_tokens.json"},
-                   {"a", 0, "tokenizer_config.json"},
-                   {"<|endoftext|>", 1, "vocab.json"}};
+                   {"<|endoftext|>", 1, "vocab.json"},
+                   {"a", 0, "tokenizer_config.json"}};
   ASSERT_EQ(definition.added.size(), std::size(kExpected));
   for (size_t i = 0; i < std::size(kExpected); ++i) {
     SCOPED_TRACE(kExpected[i].content);
@@ -75,9 +75,9 @@ TEST(Gpt2FilesTest, SpecialTokensComeFromThreePlaces) {
     EXPECT_TRUE(definition.added[i].special);
     EXPECT_STREQ(definition.added[i].file, kExpected[i].file);
   }
-  EXPECT_EQ(definition.bos->content, "<d>");
-  EXPECT_EQ(definition.eos->content, "<|endoftext|>");  // named nowhere: GPT-2's own
-  EXPECT_STREQ(definition.unk->file, "special_tokens_map.json");
+  EXPECT_EQ(definition.bos_id, 2);
+  EXPECT_EQ(definition.eos_id, 1);  // named nowhere: GPT-2's own
+  EXPECT_EQ(definition.unk_id, 3);
 }
 
 TEST(Gpt2FilesTest, TheClassDecides) {
@@ -92,8 +92,8 @@ TEST(Gpt2FilesTest, TheClassDecides) {
   const BpeDefinition qwen = parsed("Qwen2Tokenizer");
   EXPECT_EQ(qwen.pretokenizer[0].pattern, kQwen2Pattern);
   EXPECT_TRUE(qwen.nfc);
-  EXPECT_FALSE(qwen.bos.has_value());
-  EXPECT_EQ(qwen.eos->content, "<|endoftext|>");
+  EXPECT_FALSE(qwen.bos_id.has_value());
+  EXPECT_EQ(qwen.eos_id, 1);
   config.tokenizer_class = "RobertaTokenizer";
   ExpectRefused(ParseGpt2Files("{}", "", config).status(),
                 "tokenizer_class \"RobertaTokenizer\" with vocab.json and merges.txt is not");

@@ -1,41 +1,37 @@
-// Writes sentencepiece models (ModelProto) field by field, well-formed or not, for tests.
+// Parts of sentencepiece models (ModelProto), well-formed or not, for tests. Parts that are appended
+// to each other are one model: pieces add up, and the last value of a setting wins.
 #pragma once
 
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
 #include <string>
 
+#include "absl/strings/str_format.h"
 #include "models/tokenizer/sentencepiece_check.h"
+#include "sentencepiece_model.pb.h"
 
 namespace fox {
 
-inline std::string Varint(uint64_t value) {
-  std::string out;
-  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>((value & 0x7F) | 0x80));
-  out.push_back(static_cast<char>(value));
-  return out;
-}
-
-inline std::string BytesField(unsigned field, const std::string& bytes) {
-  return Varint(field * 8 + 2) + Varint(bytes.size()) + bytes;
-}
-
-inline std::string VarintField(unsigned field, uint64_t value) {
-  return Varint(field * 8) + Varint(value);
+// The part that `set` makes of an empty model.
+template <typename Set>
+std::string ModelPart(const Set& set) {
+  sentencepiece::ModelProto model;
+  set(model);
+  return model.SerializeAsString();
 }
 
 inline std::string PieceField(const std::string& text, PieceType type, float score = 0) {
-  std::string bits(sizeof(score), '\0');
-  std::memcpy(bits.data(), &score, sizeof(score));
-  return BytesField(1, BytesField(1, text) + Varint(2 * 8 + 5) + bits +
-                           VarintField(3, static_cast<uint64_t>(type)));
+  return ModelPart([&](auto& model) {
+    sentencepiece::ModelProto::SentencePiece& piece = *model.add_pieces();
+    piece.set_piece(text);
+    piece.set_score(score);
+    piece.set_type(static_cast<sentencepiece::ModelProto::SentencePiece::Type>(type));
+  });
 }
 
-inline constexpr uint64_t kBpe = 2;  // TrainerSpec.ModelType
-
 inline std::string Trainer(bool byte_fallback) {
-  return BytesField(2, VarintField(3, kBpe) + VarintField(35, byte_fallback ? 1 : 0));
+  return ModelPart([&](auto& model) {
+    model.mutable_trainer_spec()->set_model_type(sentencepiece::TrainerSpec::BPE);
+    model.mutable_trainer_spec()->set_byte_fallback(byte_fallback);
+  });
 }
 
 inline std::string Start() {
@@ -52,21 +48,25 @@ inline std::string Letters() {
 inline std::string BytePieces(int count) {
   std::string out;
   for (int i = 0; i < count; ++i) {
-    char text[16];
-    std::snprintf(text, sizeof(text), "<0x%02X>", static_cast<unsigned>(i));
-    out += PieceField(text, PieceType::kByte);
+    out += PieceField(absl::StrFormat("<0x%02X>", i), PieceType::kByte);
   }
   return out;
 }
 
-// Settings in messages of their own, to be appended to a model: the last value of a field wins.
 inline std::string UnkSurface(const std::string& text) {
-  return BytesField(2, BytesField(44, text));
+  return ModelPart([&](auto& model) { model.mutable_trainer_spec()->set_unk_surface(text); });
+}
+
+inline std::string CharsMapField(const std::string& map) {
+  return ModelPart(
+      [&](auto& model) { model.mutable_normalizer_spec()->set_precompiled_charsmap(map); });
 }
 
 inline std::string Spaces(bool add_dummy_prefix, bool remove_extra_whitespaces) {
-  return BytesField(3, VarintField(3, add_dummy_prefix ? 1 : 0) +
-                           VarintField(4, remove_extra_whitespaces ? 1 : 0));
+  return ModelPart([&](auto& model) {
+    model.mutable_normalizer_spec()->set_add_dummy_prefix(add_dummy_prefix);
+    model.mutable_normalizer_spec()->set_remove_extra_whitespaces(remove_extra_whitespaces);
+  });
 }
 
 }  // namespace fox

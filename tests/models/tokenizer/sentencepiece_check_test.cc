@@ -123,14 +123,16 @@ TEST(SentencePieceCheckTest, CharacterMaps) {
 }
 
 TEST(SentencePieceCheckTest, CharacterMapsOfAModel) {
-  const auto with_map = [](unsigned field, const std::string& map) {
-    return Create(kPlain + BytesField(field, BytesField(2, map)));
-  };
-  EXPECT_TRUE(with_map(3, NestedCharsMap(32)).ok());
-  EXPECT_EQ(with_map(3, NestedCharsMap(33)).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(Create(kPlain + CharsMapField(NestedCharsMap(32))).ok());
+  ExpectModelRefused(kPlain + CharsMapField(NestedCharsMap(33)));
   // A map for decoded text would rewrite it as a whole.
-  EXPECT_TRUE(Create(kPlain + BytesField(5, VarintField(3, 1))).ok());
-  EXPECT_EQ(with_map(5, NestedCharsMap(1)).code(), absl::StatusCode::kUnimplemented);
+  const auto decoded = [](const std::string& map) {
+    return Create(kPlain + ModelPart([&](auto& model) {
+                    model.mutable_denormalizer_spec()->set_precompiled_charsmap(map);
+                  }));
+  };
+  EXPECT_TRUE(decoded("").ok());
+  EXPECT_EQ(decoded(NestedCharsMap(1)).code(), absl::StatusCode::kUnimplemented);
 }
 
 TEST(SentencePieceCheckTest, TheSurfaceOfUnknownPiecesIsText) {

@@ -16,24 +16,17 @@ namespace {
 // consists of whole characters.
 class FakeTokenizer : public Tokenizer {
  public:
-  FakeTokenizer(std::vector<std::string> tokens, Info info)
-      : tokens_(std::move(tokens)), info_(std::move(info)) {}
+  FakeTokenizer(const std::vector<std::string>& tokens, Info info) {
+    for (const std::string& bytes : tokens) {
+      const TokenKind text = bytes.starts_with(' ') ? TokenKind::kWord : TokenKind::kText;
+      tokens_.push_back({bytes, info.strip_leading_space ? text : TokenKind::kBytes});
+    }
+    info_ = std::move(info);
+  }
   absl::StatusOr<std::vector<int32_t>> Encode(const std::string& /*text*/,
                                               bool /*add_special_tokens*/) const override {
     return std::vector<int32_t>();
   }
-  std::string TokenBytes(int32_t id, bool /*skip_special*/) const override {
-    return tokens_[static_cast<size_t>(id)];
-  }
-  TokenKind KindOf(int32_t id) const override {
-    if (!info_.strip_leading_space) return TokenKind::kBytes;
-    return TokenBytes(id, true).starts_with(' ') ? TokenKind::kWord : TokenKind::kText;
-  }
-  const Info& info() const override { return info_; }
-
- private:
-  std::vector<std::string> tokens_;
-  Info info_;
 };
 
 // The results of all pushes, and at the end the result of Finish.

@@ -22,7 +22,8 @@ TEST(TokenizerConfigTest, NoFilesSayNothing) {
 
 // The tokens that AddTokens adds to an empty vocabulary.
 std::vector<std::string> Added(const TokenizerConfig& config) {
-  AddedTokenList list([](const std::string&) { return std::nullopt; }, 0);
+  const absl::flat_hash_map<std::string, int32_t> none;
+  AddedTokenList list(none, 0);
   AddTokens(config, &list);
   std::vector<std::string> contents;
   for (const AddedToken& token : list.tokens()) contents.push_back(token.content);
