@@ -118,13 +118,17 @@ double LargestNorm(const ModelConfig& config, const HeadProjection& p) {
          std::sqrt(Dot(p.bias.data(), p.bias.data(), config.head_dim));
 }
 
+double Trace(const std::vector<double>& gram, int d) {
+  double trace = 0;
+  for (int m = 0; m < d; ++m) trace += gram[static_cast<size_t>(m * d + m)];
+  return trace;
+}
+
 // R upper triangular with R^T R = G + jitter; the jitter keeps a singular G factorable and can only
 // raise the bound.
 std::vector<double> CholeskyUpper(std::vector<double> gram, int d) {
   FOX_CHECK(gram.size() == static_cast<size_t>(d * d));
-  double trace = 0;
-  for (int m = 0; m < d; ++m) trace += gram[static_cast<size_t>(m * d + m)];
-  const double jitter = 1e-12 * trace + 1e-300;
+  const double jitter = 1e-12 * Trace(gram, d) + 1e-300;
   std::vector<double> upper(gram.size());
   for (int row = 0; row < d; ++row) {
     for (int col = row; col < d; ++col) {
@@ -148,8 +152,7 @@ double LargestEigenvalue(std::vector<double> gram, int d) {
   double power = 1;
   std::vector<double> square(gram.size());
   for (int step = 0; step < 8; ++step) {
-    double trace = 0;
-    for (int m = 0; m < d; ++m) trace += gram[static_cast<size_t>(m * d + m)];
+    const double trace = Trace(gram, d);
     if (!(trace > 0)) return 0;
     for (double& x : gram) x /= trace;
     log_scale += std::log(trace) / power;
@@ -165,9 +168,7 @@ double LargestEigenvalue(std::vector<double> gram, int d) {
     gram.swap(square);
     power *= 2;
   }
-  double trace = 0;
-  for (int m = 0; m < d; ++m) trace += gram[static_cast<size_t>(m * d + m)];
-  return std::exp(log_scale + std::log(trace) / power) * (1 + 1e-9);
+  return std::exp(log_scale + std::log(Trace(gram, d)) / power) * (1 + 1e-9);
 }
 
 // One head without QK-norm, from its query projection.
@@ -223,14 +224,19 @@ void BoundByWeights(const ModelConfig& config, const LayerTensors& layer, DType 
   }
 }
 
-template <typename T>
-const T* PointerOrNull(const std::vector<T>& values) {
-  return values.empty() ? nullptr : values.data();
-}
-
-template <typename T>
-const T* UploadTo(std::vector<Buffer>& buffers, const std::vector<T>& values, Ops& ops) {
-  return buffers.emplace_back(Upload(std::as_bytes(std::span(values)), ops)).template as<T>();
+// The bound with the pointers that `place` returns for its arrays.
+template <typename Place>
+QueryBound ViewOf(const HostQueryBound& bound, const Place& place) {
+  QueryBound view;
+  view.diagonal = place(bound.diagonal);
+  view.dense = place(bound.dense);
+  view.linear = place(bound.linear);
+  view.absolute = place(bound.absolute);
+  view.scale = bound.scale;
+  view.self_logit_bound = place(bound.self_logit_bound);
+  view.max_logit_bound = place(bound.max_logit_bound);
+  view.max_norm_product = place(bound.max_norm_product);
+  return view;
 }
 
 }  // namespace
@@ -243,16 +249,7 @@ Buffer Upload(std::span<const std::byte> bytes, Ops& ops) {
 }
 
 QueryBound HostQueryBound::view() const {
-  QueryBound view;
-  view.diagonal = PointerOrNull(diagonal);
-  view.dense = PointerOrNull(dense);
-  view.linear = PointerOrNull(linear);
-  view.absolute = PointerOrNull(absolute);
-  view.scale = scale;
-  view.self_logit_bound = PointerOrNull(self_logit_bound);
-  view.max_logit_bound = PointerOrNull(max_logit_bound);
-  view.max_norm_product = PointerOrNull(max_norm_product);
-  return view;
+  return ViewOf(*this, [](const auto& v) { return v.empty() ? nullptr : v.data(); });
 }
 
 void HostQueryBound::LoosenClamp(double largest_logit) {
@@ -287,14 +284,10 @@ HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& lay
 }
 
 DeviceQueryBound::DeviceQueryBound(const HostQueryBound& host, Ops& ops)
-    : view_(host.view()), min_log_gate_(host.min_log_gate) {
-  view_.diagonal = UploadTo(buffers_, host.diagonal, ops);
-  view_.dense = UploadTo(buffers_, host.dense, ops);
-  view_.linear = UploadTo(buffers_, host.linear, ops);
-  view_.absolute = UploadTo(buffers_, host.absolute, ops);
-  view_.self_logit_bound = UploadTo(buffers_, host.self_logit_bound, ops);
-  view_.max_logit_bound = UploadTo(buffers_, host.max_logit_bound, ops);
-  view_.max_norm_product = UploadTo(buffers_, host.max_norm_product, ops);
+    : min_log_gate_(host.min_log_gate) {
+  view_ = ViewOf(host, [&]<typename T>(const std::vector<T>& values) -> const T* {
+    return buffers_.emplace_back(Upload(std::as_bytes(std::span(values)), ops)).template as<T>();
+  });
 }
 
 }  // namespace fox

@@ -42,21 +42,19 @@ class TensorTaker {
   bool Has(const std::string& name) const { return tensors_.contains(name); }
 
   HostTensor Take(const std::string& name, const Shape& shape) {
+    const auto fail = [&](const auto&... problem) {
+      Fail(absl::StrCat("tensor ", Quoted(name), problem...));
+      return HostTensor();
+    };
     const auto it = tensors_.find(name);
-    if (it == tensors_.end()) {
-      Fail(absl::StrCat("tensor ", Quoted(name), " is missing"));
-      return {};
-    }
+    if (it == tensors_.end()) return fail(" is missing");
     const SafetensorsEntry& entry = it->second;
     if (!entry.dtype) {
-      Fail(absl::StrCat("tensor ", Quoted(name), " has dtype ", entry.dtype_name,
-                        "; weights must be BF16, F16, F32 or F64"));
-      return {};
+      return fail(" has dtype ", entry.dtype_name, "; weights must be BF16, F16, F32 or F64");
     }
     if (entry.shape != shape) {
-      Fail(absl::StrCat("tensor ", Quoted(name), " has shape ", ShapeText(entry.shape),
-                        ", the configuration needs ", ShapeText(shape)));
-      return {};
+      return fail(" has shape ", ShapeText(entry.shape), ", the configuration needs ",
+                  ShapeText(shape));
     }
     taken_.insert(name);
     HostTensor tensor{.data = entry.data.data(), .dtype = *entry.dtype, .shape = entry.shape};
@@ -66,28 +64,22 @@ class TensorTaker {
 
   // A vector whose values must lie between `low` and `high`; NaN does not.
   HostTensor TakeWithin(const std::string& name, int64_t count, double low, double high) {
-    HostTensor tensor = Take(name, {count});
-    ForEach(tensor, [&](double value) {
-      if (value >= low && value <= high) return;
-      Fail(absl::StrCat("tensor ", Quoted(name), " holds ", value, ", not between ", low, " and ",
-                        high));
-    });
-    return tensor;
+    return TakeChecked(name, count, absl::StrCat("not between ", low, " and ", high),
+                       [=](double value) { return value >= low && value <= high; });
   }
 
   // The weights of a norm. If pruning's bounds depend on them (`bounds`), each must be 0 or of a
   // magnitude between kMinScale and kMaxScale. Values that are not finite pass: Open decides.
   HostTensor TakeNorm(const std::string& name, int64_t count, bool bounds) {
-    HostTensor tensor = Take(name, {count});
-    if (!bounds) return tensor;
-    ForEach(tensor, [&](double value) {
-      const double size = std::fabs(value);
-      if (size == 0 || !std::isfinite(size) || (size >= kMinScale && size <= kMaxScale)) return;
-      Fail(absl::StrCat("tensor ", Quoted(name), " holds ", value,
-                        ", which pruning's bounds cannot take: neither 0 nor of a magnitude "
-                        "between 2^-60 and 2^60"));
-    });
-    return tensor;
+    if (!bounds) return Take(name, {count});
+    return TakeChecked(name, count,
+                       "which pruning's bounds cannot take: neither 0 nor of a magnitude between "
+                       "2^-60 and 2^60",
+                       [](double value) {
+                         const double size = std::fabs(value);
+                         return size == 0 || !std::isfinite(size) ||
+                                (size >= kMinScale && size <= kMaxScale);
+                       });
   }
 
   // The first error, or one for unused tensors.
@@ -109,15 +101,19 @@ class TensorTaker {
     if (status_.ok()) status_ = absl::InvalidArgumentError(problem);
   }
 
-  // Visits the values in double precision, because float32 would round the smallest ones to 0.
-  // REQUIRES: `tensor` is a vector.
-  template <typename Visit>
-  static void ForEach(const HostTensor& tensor, const Visit& visit) {
-    if (tensor.empty()) return;
-    FOX_CHECK(tensor.shape.size() == 1);
-    std::vector<double> values(static_cast<size_t>(tensor.size()));
-    ReadElements(tensor, 0, tensor.size(), values.data());
-    for (const double value : values) visit(value);
+  // A vector whose values must pass `check`, in double precision, because float32 would round the
+  // smallest ones to 0.
+  template <typename Check>
+  HostTensor TakeChecked(const std::string& name, int64_t count, const std::string& problem,
+                         const Check& check) {
+    HostTensor tensor = Take(name, {count});
+    std::vector<double> values(tensor.empty() ? 0 : static_cast<size_t>(count));
+    ReadElements(tensor, 0, static_cast<int64_t>(values.size()), values.data());
+    for (const double value : values) {
+      if (check(value)) continue;
+      Fail(absl::StrCat("tensor ", Quoted(name), " holds ", value, ", ", problem));
+    }
+    return tensor;
   }
 
   const SafetensorsEntries& tensors_;

@@ -43,7 +43,7 @@ struct BpeDefinition {
   bool ignore_merges = false;       // a piece that is a token as a whole is not merged
   bool byte_fallback = false;
   Metaspace metaspace = Metaspace::kAsIs;
-  bool strip_leading_space = false;         // decoding drops one space at the start of a text
+  bool strip_leading_space = false;     // decoding drops one space at the start of a text
   std::vector<int32_t> prefix, suffix;  // tokens that add_special_tokens puts around a text
   std::optional<int32_t> bos_id, eos_id, unk_id;
 };
@@ -59,8 +59,7 @@ void SetAddedTokens(const TokenizerConfig& config, AddedTokenList list, BpeDefin
 // tokens that `config` does not name are <|endoftext|>, as in these classes. InvalidArgument names
 // the file and the line or token.
 absl::StatusOr<BpeDefinition> ParseGpt2Files(const std::string& vocab_json,
-                                             const std::string& merges_txt,
-                                             TokenizerConfig config);
+                                             const std::string& merges_txt, TokenizerConfig config);
 
 // tokenizer.json of the Hugging Face tokenizers library. Understood: model BPE; normalizer NFC;
 // pre_tokenizer ByteLevel, alone or in a Sequence after any of Split and Digits; decoder ByteLevel;

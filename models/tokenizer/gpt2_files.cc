@@ -6,6 +6,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -34,14 +35,11 @@ absl::Status ParseMerges(const std::string& text, BpeDefinition* definition) {
     return InvalidFile(kMergesFile, absl::StrCat("more than ", kMaxLines, " lines"));
   }
   size_t number = 0;
-  for (size_t begin = 0; begin < text.size();) {
-    size_t end = text.find('\n', begin);
-    if (end == std::string::npos) end = text.size();
-    std::string line = text.substr(begin, end - begin);
-    begin = end + 1;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
     ++number;
-    if (!line.empty() && line.back() == '\r') line.pop_back();
-    if (line.rfind("#version", 0) == 0) continue;
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.starts_with("#version")) continue;
     auto merge = ReadMerge(line);
     if (!merge)
       return InvalidFile(kMergesFile, absl::StrCat("line ", number, " is not two tokens"));

@@ -1,5 +1,5 @@
 // Fields that several tokenizer files share, read from parsed JSON without exceptions. A missing
-// field and a field of the wrong type have no value. Read tokenizer_config.h next.
+// field, a null and a field of the wrong type have no value. Read tokenizer_config.h next.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +15,25 @@
 
 namespace fox {
 
-inline std::optional<std::string> ReadString(const nlohmann::json& json, const char* key) {
-  if (!json.is_object()) return std::nullopt;
-  const auto it = json.find(key);
-  if (it == json.end() || !it->is_string()) return std::nullopt;
-  return it->get<std::string>();
+// A field of an object; null if `json` is null or no object, or if the field is missing or null.
+inline const nlohmann::json* FindField(const nlohmann::json* json, const std::string& key) {
+  if (json == nullptr || !json->is_object()) return nullptr;
+  const auto it = json->find(key);
+  return it == json->end() || it->is_null() ? nullptr : &*it;
 }
 
-// False if the flag is missing.
-inline bool ReadFlag(const nlohmann::json& json, const char* key) {
-  const auto it = json.find(key);
-  return it != json.end() && it->is_boolean() && it->get<bool>();
+inline std::optional<std::string> ReadString(const nlohmann::json* json, const char* key) {
+  const nlohmann::json* field = FindField(json, key);
+  return field != nullptr && field->is_string() ? std::optional(field->get<std::string>())
+                                                : std::nullopt;
+}
+
+inline std::optional<bool> ReadBool(const nlohmann::json& json, const char* key) {
+  const nlohmann::json* field = FindField(&json, key);
+  return field != nullptr && field->is_boolean() ? std::optional(field->get<bool>()) : std::nullopt;
+}
+inline bool ReadFlag(const nlohmann::json& json, const char* key, bool fallback = false) {
+  return ReadBool(json, key).value_or(fallback);
 }
 
 inline std::optional<int32_t> ReadId(const nlohmann::json& json) {
@@ -43,7 +51,7 @@ inline std::optional<AddedToken> ReadAddedToken(const nlohmann::json& json, cons
     token.content = json.get<std::string>();
     return token;
   }
-  const std::optional<std::string> content = ReadString(json, "content");
+  const std::optional<std::string> content = ReadString(&json, "content");
   if (!content.has_value()) return std::nullopt;
   token.content = *content;
   token.lstrip = ReadFlag(json, "lstrip");

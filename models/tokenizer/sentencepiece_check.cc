@@ -150,9 +150,7 @@ class Trie {
 }  // namespace
 
 absl::Status CheckCharsMap(const std::string& charsmap) {
-  const auto error = [](const char* what) {
-    return Error(absl::StrCat("character map: ", what));
-  };
+  const auto error = [](const char* what) { return Error(absl::StrCat("character map: ", what)); };
   constexpr size_t kHeader = 4;
   if (charsmap.size() < kHeader) return error("truncated");
   const size_t trie_bytes = ReadUnit(charsmap, 0);

@@ -1,5 +1,5 @@
-// CheckSentencePieceModel checks a model file before the sentencepiece library loads it, because the
-// library reads out of bounds on hostile models and its own checks come too late. Read
+// CheckSentencePieceModel checks a model file before the sentencepiece library loads it, because
+// the library reads out of bounds on hostile models and its own checks come too late. Read
 // sentencepiece_tokenizer.h next.
 #pragma once
 

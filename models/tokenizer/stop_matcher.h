@@ -19,6 +19,9 @@ class StopMatcher {
   // Adds one byte. Returns the index of the longest stop string that ends with it, the first of
   // equal ones; -1: none.
   int Push(char byte);
+  bool empty() const { return stops_.empty(); }
+  // The bytes of the stop string of an index.
+  size_t size(int index) const { return stops_[static_cast<size_t>(index)].text.size(); }
   // Bytes that may still become a stop string.
   size_t held() const { return held_; }
 

@@ -6,21 +6,11 @@
 #include "kernels/core/check.h"
 
 namespace fox {
-namespace {
-
-std::vector<size_t> Lengths(const std::vector<std::string>& strings) {
-  std::vector<size_t> lengths;
-  for (const std::string& s : strings) lengths.push_back(s.size());
-  return lengths;
-}
-
-}  // namespace
 
 TextAssembler::TextAssembler(const Tokenizer& tokenizer, bool skip_special,
                              const std::vector<std::string>& stops, bool include_stop)
     : stream_(tokenizer, skip_special, /*at_text_start=*/false),
       matcher_(stops),
-      stop_lengths_(Lengths(stops)),
       include_stop_(include_stop) {}
 
 TextAssembler::Shown TextAssembler::Push(int32_t id, bool may_stop) {
@@ -37,15 +27,14 @@ TextAssembler::Shown TextAssembler::Finish() {
 }
 
 TextAssembler::Shown TextAssembler::Append(std::string text, bool may_stop) {
-  if (stop_lengths_.empty()) return {std::move(text), -1};
+  if (matcher_.empty()) return {std::move(text), -1};
   for (char c : text) {
     held_.push_back(c);
     const int stop = matcher_.Push(c);
     if (stop < 0 || !may_stop) continue;
     stopped_ = true;
-    const size_t stop_length = stop_lengths_[static_cast<size_t>(stop)];
-    FOX_CHECK(stop_length <= held_.size());
-    if (!include_stop_) held_.resize(held_.size() - stop_length);
+    FOX_CHECK(matcher_.size(stop) <= held_.size());
+    if (!include_stop_) held_.resize(held_.size() - matcher_.size(stop));
     return {std::exchange(held_, std::string()), stop};
   }
   FOX_CHECK(matcher_.held() <= held_.size());

@@ -35,7 +35,6 @@ class TextAssembler {
 
   TokenStream stream_;
   StopMatcher matcher_;
-  std::vector<size_t> stop_lengths_;
   bool include_stop_;
   bool stopped_ = false;
   std::string held_;

@@ -44,10 +44,10 @@ absl::Status ReadRoles(const Json& json, const char* file, bool precedence,
 // Reads further special tokens: a list of tokens, or an object from names to tokens.
 absl::Status ReadFurther(const Json& json, const char* file, TokenizerConfig* config) {
   for (const char* key : {"additional_special_tokens", "extra_special_tokens"}) {
-    const auto it = json.find(key);
-    if (it == json.end() || it->is_null()) continue;
-    if (!it->is_structured()) return InvalidFile(file, absl::StrCat(key, " is not a list"));
-    for (const Json& entry : *it) {
+    const Json* list = FindField(&json, key);
+    if (list == nullptr) continue;
+    if (!list->is_structured()) return InvalidFile(file, absl::StrCat(key, " is not a list"));
+    for (const Json& entry : *list) {
       std::optional<AddedToken> token = ReadAddedToken(entry, file);
       if (!token.has_value()) return InvalidFile(file, absl::StrCat(key, " holds no token"));
       token->special = true;
@@ -89,12 +89,6 @@ absl::StatusOr<Json> ParseObject(const std::string& text, const char* file) {
   return ReadJsonObject(text, kLimits, file);
 }
 
-std::optional<bool> ReadBool(const Json& json, const char* key) {
-  const auto it = json.find(key);
-  if (it == json.end() || !it->is_boolean()) return std::nullopt;
-  return it->get<bool>();
-}
-
 }  // namespace
 
 absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(const std::string& tokenizer_config,
@@ -108,7 +102,7 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(const std::string& tokenize
   const absl::StatusOr<Json> added = ParseObject(added_tokens, kAddedTokensFile);
   if (!added.ok()) return added.status();
 
-  config.tokenizer_class = ReadString(*main, "tokenizer_class").value_or("");
+  config.tokenizer_class = ReadString(&*main, "tokenizer_class").value_or("");
   if (config.tokenizer_class.ends_with("Fast")) {
     config.tokenizer_class.resize(config.tokenizer_class.size() - 4);
   }
@@ -116,8 +110,8 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(const std::string& tokenize
   config.add_eos_token = ReadBool(*main, "add_eos_token");
   config.add_prefix_space = ReadBool(*main, "add_prefix_space");
   config.legacy = ReadBool(*main, "legacy");
-  const auto decoder = main->find("added_tokens_decoder");
-  const bool complete = decoder != main->end() && !decoder->is_null();
+  const Json* decoder = FindField(&*main, "added_tokens_decoder");
+  const bool complete = decoder != nullptr;
   TokensById tokens;
   absl::Status status = ReadRoles(*main, kConfigFile, true, &config);
   if (status.ok()) status = ReadFurther(*main, kConfigFile, &config);

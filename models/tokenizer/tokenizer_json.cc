@@ -32,42 +32,21 @@ absl::Status Unsupported(const char* part, const std::string& kind, const char* 
       absl::StrCat(kFile, ": ", part, " ", Quoted(kind), " is not supported", only, supported));
 }
 
-bool IsSet(const Json& json, const char* key) {
-  const auto it = json.find(key);
-  return it != json.end() && !it->is_null();
-}
+std::string TypeOf(const Json& part) { return ReadString(&part, "type").value_or(""); }
 
-// A field of an object; null if it is missing.
-const Json* Find(const Json* json, const std::string& key) {
-  if (json == nullptr) return nullptr;
-  const auto it = json->find(key);
-  return it == json->end() ? nullptr : &*it;
-}
-
-// The steps of a part: the part itself or, if it is a Sequence, its list under the key `list`.
-absl::StatusOr<std::vector<const Json*>> StepsOf(const Json& part, const char* name,
+// The steps of the part `name`: the part itself or, if it is a Sequence, its list under the key
+// `list`; none if there is no such part.
+absl::StatusOr<std::vector<const Json*>> StepsOf(const Json& json, const char* name,
                                                  const char* list) {
   std::vector<const Json*> steps;
-  const std::string type = ReadString(part, "type").value_or("");
-  if (type.empty()) return Malformed(absl::StrCat(name, " has no type"));
-  if (type != "Sequence") return std::vector<const Json*>{&part};
-  const auto it = part.find(list);
-  if (it == part.end() || !it->is_array()) return Malformed(absl::StrCat(name, " Sequence"));
-  for (const Json& step : *it) steps.push_back(&step);
+  const Json* part = FindField(&json, name);
+  if (part == nullptr) return steps;
+  if (TypeOf(*part).empty()) return Malformed(absl::StrCat(name, " has no type"));
+  if (TypeOf(*part) != "Sequence") return std::vector<const Json*>{part};
+  const Json* parts = FindField(part, list);
+  if (parts == nullptr || !parts->is_array()) return Malformed(absl::StrCat(name, " Sequence"));
+  for (const Json& step : *parts) steps.push_back(&step);
   return steps;
-}
-
-// The only step of a part, which must be ByteLevel.
-absl::StatusOr<const Json*> ByteLevelOf(const Json& json, const char* part, const char* list) {
-  if (!IsSet(json, part)) return Unsupported(part, "null", "ByteLevel");
-  const auto steps = StepsOf(json.at(part), part, list);
-  if (!steps.ok()) return steps.status();
-  for (const Json* step : *steps) {
-    const std::string type = ReadString(*step, "type").value_or("");
-    if (type != "ByteLevel") return Unsupported(part, type, "ByteLevel");
-  }
-  if (steps->size() != 1) return Unsupported(part, "Sequence of several", "ByteLevel");
-  return steps->front();
 }
 
 absl::StatusOr<PretokenizerStep> ReadSplit(const Json& json) {
@@ -78,13 +57,10 @@ absl::StatusOr<PretokenizerStep> ReadSplit(const Json& json) {
       {"MergedWithNext", PretokenizerStep::Behavior::kMergedWithNext},
       {"Contiguous", PretokenizerStep::Behavior::kContiguous}};
   PretokenizerStep step;
-  const Json* pattern = Find(&json, "pattern");
-  const std::optional<std::string> regex =
-      pattern == nullptr ? std::nullopt : ReadString(*pattern, "Regex");
-  const std::optional<std::string> literal =
-      pattern == nullptr ? std::nullopt : ReadString(*pattern, "String");
-  const std::string behavior = ReadString(json, "behavior").value_or("");
-  step.pattern = regex ? *regex : LiteralPattern(literal.value_or(""));
+  const Json* pattern = FindField(&json, "pattern");
+  const std::string literal = ReadString(pattern, "String").value_or("");
+  const std::string behavior = ReadString(&json, "behavior").value_or("");
+  step.pattern = ReadString(pattern, "Regex").value_or(LiteralPattern(literal));
   if (step.pattern.empty()) return Malformed("pre_tokenizer Split without a pattern");
   const auto* named = std::find_if(std::begin(kBehaviors), std::end(kBehaviors),
                                    [&](const auto& entry) { return entry.first == behavior; });
@@ -97,14 +73,13 @@ absl::StatusOr<PretokenizerStep> ReadSplit(const Json& json) {
 
 absl::Status ReadMetaspace(const Json& step, BpeDefinition* definition) {
   using Metaspace = BpeDefinition::Metaspace;
-  const std::string scheme = ReadString(step, "prepend_scheme").value_or("always");
+  const std::string scheme = ReadString(&step, "prepend_scheme").value_or("always");
   definition->metaspace = scheme == "always"  ? Metaspace::kAlways
                           : scheme == "first" ? Metaspace::kFirst
                                               : Metaspace::kNotInFront;
-  const bool split = !step.contains("split") || ReadFlag(step, "split");
-  const std::string space = ReadString(step, "replacement").value_or("");
+  const std::string space = ReadString(&step, "replacement").value_or("");
   if (space != kVisibleSpace) return Unsupported("pre_tokenizer Metaspace", space, "U+2581");
-  if (split) {
+  if (ReadFlag(step, "split", true)) {
     definition->pretokenizer.push_back({.pattern = LiteralPattern(kVisibleSpace),
                                         .behavior = PretokenizerStep::Behavior::kMergedWithNext});
   }
@@ -116,13 +91,11 @@ absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
   const bool fallback = definition->byte_fallback;
   const char* const supported = fallback ? kFallbackPreTokenizers : kPreTokenizers;
   definition->pretokenizer.clear();
-  if (!IsSet(json, "pre_tokenizer")) {
-    return fallback ? absl::OkStatus() : Unsupported("pre_tokenizer", "null", supported);
-  }
-  const auto steps = StepsOf(json.at("pre_tokenizer"), "pre_tokenizer", "pretokenizers");
+  const auto steps = StepsOf(json, "pre_tokenizer", "pretokenizers");
   if (!steps.ok()) return steps.status();
+  if (steps->empty() && !fallback) return Unsupported("pre_tokenizer", "null", supported);
   for (const Json* step : *steps) {
-    const std::string type = ReadString(*step, "type").value_or("");
+    const std::string type = TypeOf(*step);
     if ((type == "ByteLevel") != (!fallback && step == steps->back())) {
       return Unsupported("pre_tokenizer",
                          fallback || step == steps->back() ? type : "ByteLevel and more",
@@ -138,9 +111,8 @@ absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
       definition->pretokenizer.push_back(
           {.pattern = kDigit, .behavior = each ? Behavior::kIsolated : Behavior::kContiguous});
     } else if (type == "ByteLevel") {
-      const bool regex = !step->contains("use_regex") || ReadFlag(*step, "use_regex");
-      definition->pretokenizer.push_back({.prefix_space = !step->contains("add_prefix_space") ||
-                                                          ReadFlag(*step, "add_prefix_space"),
+      const bool regex = ReadFlag(*step, "use_regex", true);
+      definition->pretokenizer.push_back({.prefix_space = ReadFlag(*step, "add_prefix_space", true),
                                           .pattern = regex ? kGpt2Pattern : ""});
     } else if (type == "Metaspace" && fallback && step == steps->front()) {
       if (absl::Status s = ReadMetaspace(*step, definition); !s.ok()) return s;
@@ -152,11 +124,10 @@ absl::Status ReadPreTokenizer(const Json& json, BpeDefinition* definition) {
 }
 
 absl::Status ReadNormalizer(const Json& json, BpeDefinition* definition) {
-  if (!IsSet(json, "normalizer")) return absl::OkStatus();
-  const auto steps = StepsOf(json.at("normalizer"), "normalizer", "normalizers");
+  const auto steps = StepsOf(json, "normalizer", "normalizers");
   if (!steps.ok()) return steps.status();
   for (const Json* step : *steps) {
-    const std::string type = ReadString(*step, "type").value_or("");
+    const std::string type = TypeOf(*step);
     if (type == "NFC") {
       definition->nfc = true;
     } else if (!definition->byte_fallback) {
@@ -180,10 +151,19 @@ absl::Status ReadDecoder(const Json& json, BpeDefinition* definition) {
       R"([{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
           {"type": "ByteFallback"}, {"type": "Fuse"},
           {"type": "Strip", "content": " ", "start": 1, "stop": 0}])"));
-  const Json* list = Find(Find(&json, "decoder"), "decoders");
+  const Json* list = FindField(FindField(&json, "decoder"), "decoders");
   definition->byte_fallback = ReadFlag(json.at("model"), "byte_fallback") && list != nullptr &&
                               list->is_array() && list->size() > 1;
-  if (!definition->byte_fallback) return ByteLevelOf(json, "decoder", "decoders").status();
+  if (!definition->byte_fallback) {
+    const auto steps = StepsOf(json, "decoder", "decoders");
+    if (!steps.ok()) return steps.status();
+    if (steps->empty()) return Unsupported("decoder", "null", "ByteLevel");
+    for (const Json* step : *steps) {
+      if (TypeOf(*step) != "ByteLevel") return Unsupported("decoder", TypeOf(*step), "ByteLevel");
+    }
+    return steps->size() == 1 ? absl::OkStatus()
+                              : Unsupported("decoder", "Sequence of several", "ByteLevel");
+  }
   for (size_t i = 0; i < std::max(list->size(), kSteps->size() - 1); ++i) {
     if (i < std::min(list->size(), kSteps->size()) && list->at(i) == kSteps->at(i)) continue;
     const std::string step = i < list->size() ? list->at(i).dump() : "Sequence of two";
@@ -196,8 +176,8 @@ absl::Status ReadDecoder(const Json& json, BpeDefinition* definition) {
 }
 
 absl::Status ReadMerges(const Json& model, BpeDefinition* definition) {
-  const auto merges = model.find("merges");
-  if (merges == model.end() || !merges->is_array()) return Malformed("model has no merges");
+  const Json* merges = FindField(&model, "merges");
+  if (merges == nullptr || !merges->is_array()) return Malformed("model has no merges");
   for (const Json& merge : *merges) {
     if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
       definition->merges.emplace_back(merge[0].get<std::string>(), merge[1].get<std::string>());
@@ -213,34 +193,32 @@ absl::Status ReadMerges(const Json& model, BpeDefinition* definition) {
 }
 
 absl::Status ReadModel(const Json& json, BpeDefinition* definition) {
-  const auto model = json.find("model");
-  if (model == json.end() || !model->is_object()) return Malformed("no model");
+  const Json* model = FindField(&json, "model");
+  if (model == nullptr || !model->is_object()) return Malformed("no model");
   // Files of old versions leave the type of a BPE model out.
-  const std::string type = ReadString(*model, "type").value_or("BPE");
+  const std::string type = ReadString(model, "type").value_or("BPE");
   if (type != "BPE") return Unsupported("model", type, "BPE");
   for (const char* option : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-    if (!ReadString(*model, option).value_or("").empty()) return Unsupported("option", option);
+    if (!ReadString(model, option).value_or("").empty()) return Unsupported("option", option);
   }
-  const auto dropout = model->find("dropout");
-  if (dropout != model->end() && !dropout->is_null() && *dropout != 0) {
-    return Unsupported("option", "dropout");
-  }
-  definition->drop_unknown_bytes = !IsSet(*model, "unk_token");
+  const Json* dropout = FindField(model, "dropout");
+  if (dropout != nullptr && *dropout != 0) return Unsupported("option", "dropout");
+  definition->drop_unknown_bytes = FindField(model, "unk_token") == nullptr;
   definition->ignore_merges = ReadFlag(*model, "ignore_merges");
-  const auto vocab = model->find("vocab");
-  if (vocab == model->end() || !vocab->is_object()) return Malformed("model has no vocab");
+  const Json* vocab = FindField(model, "vocab");
+  if (vocab == nullptr || !vocab->is_object()) return Malformed("model has no vocab");
   const absl::Status status = ReadVocab(*vocab, kFile, &definition->vocab);
   return status.ok() ? ReadMerges(*model, definition) : status;
 }
 
 absl::Status ReadAddedTokens(const Json& json, AddedTokenList* added) {
-  if (!IsSet(json, "added_tokens")) return absl::OkStatus();
-  const Json& list = json.at("added_tokens");
-  if (!list.is_array()) return Malformed("added_tokens is not a list");
-  for (const Json& entry : list) {
+  const Json* list = FindField(&json, "added_tokens");
+  if (list == nullptr) return absl::OkStatus();
+  if (!list->is_array()) return Malformed("added_tokens is not a list");
+  for (const Json& entry : *list) {
     std::optional<AddedToken> token = ReadAddedToken(entry, kFile);
-    const bool has_id = entry.is_object() && entry.contains("id") && ReadId(entry.at("id"));
-    if (!token.has_value() || !has_id) return Malformed("an added token");
+    const Json* id = FindField(&entry, "id");
+    if (!token.has_value() || id == nullptr || !ReadId(*id)) return Malformed("an added token");
     added->Add(*std::move(token));
   }
   return absl::OkStatus();
@@ -249,8 +227,8 @@ absl::Status ReadAddedTokens(const Json& json, AddedTokenList* added) {
 // {"single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
 //  "special_tokens": {"<s>": {"ids": [1]}}}
 absl::Status ReadTemplate(const Json& step, BpeDefinition* definition) {
-  const auto single = step.find("single");
-  if (single == step.end() || !single->is_array()) return Malformed("TemplateProcessing");
+  const Json* single = FindField(&step, "single");
+  if (single == nullptr || !single->is_array()) return Malformed("TemplateProcessing");
   bool behind = false;
   for (const Json& piece : *single) {
     if (!piece.is_object()) return Malformed("TemplateProcessing");
@@ -259,11 +237,9 @@ absl::Status ReadTemplate(const Json& step, BpeDefinition* definition) {
       behind = true;
       continue;
     }
-    const auto special = piece.find("SpecialToken");
-    if (special == piece.end()) return Malformed("TemplateProcessing");
-    const std::string name = ReadString(*special, "id").value_or("");
+    const std::string name = ReadString(FindField(&piece, "SpecialToken"), "id").value_or("");
     // Not by a JSON pointer: a name of many digits is an index to it, and throws.
-    const Json* ids = Find(Find(Find(&step, "special_tokens"), name), "ids");
+    const Json* ids = FindField(FindField(FindField(&step, "special_tokens"), name), "ids");
     if (ids == nullptr || !ids->is_array()) return Malformed("TemplateProcessing");
     for (const Json& entry : *ids) {
       const std::optional<int32_t> id = ReadId(entry);
@@ -275,12 +251,11 @@ absl::Status ReadTemplate(const Json& step, BpeDefinition* definition) {
 }
 
 absl::Status ReadPostProcessor(const Json& json, BpeDefinition* definition) {
-  if (!IsSet(json, "post_processor")) return absl::OkStatus();
-  const auto steps = StepsOf(json.at("post_processor"), "post_processor", "processors");
+  const auto steps = StepsOf(json, "post_processor", "processors");
   if (!steps.ok()) return steps.status();
   bool seen = false;
   for (const Json* step : *steps) {
-    const std::string type = ReadString(*step, "type").value_or("");
+    const std::string type = TypeOf(*step);
     if (type == "ByteLevel") continue;  // moves offsets only
     if (type != "TemplateProcessing" || seen)
       return Unsupported("post_processor", type, "ByteLevel, TemplateProcessing");

@@ -1,5 +1,5 @@
-// Parts of sentencepiece models (ModelProto), well-formed or not, for tests. Parts that are appended
-// to each other are one model: pieces add up, and the last value of a setting wins.
+// Parts of sentencepiece models (ModelProto), well-formed or not, for tests. Parts that are
+// appended to each other are one model: pieces add up, and the last value of a setting wins.
 #pragma once
 
 #include <string>
