@@ -114,10 +114,8 @@ std::string RuleOf(const Node& node, size_t depth, const std::string& rest, Ebnf
 }
 
 // The places of the rules of a text, by their names.
-using Places = std::map<std::string, std::string>;
-
-Places PlacesOf(const std::string& text) {
-  Places out;
+std::map<std::string, std::string> PlacesOf(const std::string& text) {
+  std::map<std::string, std::string> out;
   for (const std::string& line : std::vector<std::string>(absl::StrSplit(text, '\n'))) {
     const size_t name = line.find(" ::= "), comment = line.rfind(kComment);
     if (name == line.npos || comment == line.npos) continue;
@@ -126,24 +124,16 @@ Places PlacesOf(const std::string& text) {
   return out;
 }
 
-std::string PlaceIn(const Places& places, const std::string& rule) {
-  const auto found = places.find(rule.substr(0, rule.find_first_of("_#")));
-  return found == places.end() ? "" : found->second;
-}
-
 }  // namespace
 
-std::string PlaceOf(const std::string& rule, const std::string& text) {
-  return PlaceIn(PlacesOf(text), rule);
-}
-
 std::string HeaviestPlace(const std::map<std::string, int64_t>& weights, const std::string& text) {
-  const Places places = PlacesOf(text);
+  const std::map<std::string, std::string> places = PlacesOf(text);
   std::map<std::string, int64_t> total;  // of a place with all places in it
   int64_t all = 0;
   for (const auto& [rule, weight] : weights) {
     all += weight;
-    const std::string place = PlaceIn(places, rule);
+    const auto found = places.find(rule.substr(0, rule.find_first_of("_#")));
+    const std::string place = found == places.end() ? "" : found->second;
     for (size_t end = 0; end < place.size();) {
       end = std::min(place.find('/', end + 1), place.size());
       total[place.substr(0, end)] += weight;

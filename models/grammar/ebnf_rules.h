@@ -20,7 +20,7 @@ class EbnfRules {
   const std::string& text() const { return text_; }
 
   // The origin of rules that are added from now on: a path in a schema, or a tool. It is written
-  // behind each rule as a comment, for error messages (see PlaceOf).
+  // behind each rule as a comment, for error messages (see HeaviestPlace).
   void set_place(const std::string& place) { place_ = place; }
   const std::string& place() const { return place_; }
 
@@ -41,12 +41,9 @@ class EbnfRules {
   int count_ = 0;
 };
 
-// The place of a rule in `text` (see set_place), also for a rule that the library derived from it,
-// as r1_2 or r1#rest3. Empty: not known.
-std::string PlaceOf(const std::string& rule, const std::string& text);
-
-// The smallest place that has more than half of the weight of all rules; empty: none. Names the
-// part of a grammar that makes it too large. `weights`: by the name of a rule.
+// The smallest place in `text` (see set_place) that has more than half of the weight of all rules;
+// empty: none. Names the part of a grammar that makes it too large. `weights`: by the name of a
+// rule, which the library may have derived from a rule of the text, as r1_2 or r1#rest3.
 std::string HeaviestPlace(const std::map<std::string, int64_t>& weights, const std::string& text);
 
 // A text as a literal of EBNF, in quotes.

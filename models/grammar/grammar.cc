@@ -80,7 +80,8 @@ std::map<std::string, int64_t> MaskBytes(const xgrammar::CompiledGrammar& compil
   return bytes;
 }
 
-// `text` receives the EBNF of a JSON schema or of calls, in which PlaceOf finds a rule's origin.
+// `text` receives the EBNF of a JSON schema or of calls, in which HeaviestPlace finds a rule's
+// origin.
 xgrammar::Grammar Parse(const GrammarSource& source, std::string* text) {
   switch (source.kind) {
     case GrammarSource::Kind::kRegex:
@@ -324,7 +325,7 @@ absl::StatusOr<std::shared_ptr<const Grammar>> GrammarCompiler::Make(const Gramm
                                                       vocabulary_->name_tokens);
   } catch (const WorkSpent& error) {
     if (quick) return absl::AbortedError("it takes longer");
-    return InvalidAt(PlaceOf(error.place, text), error.what());
+    return InvalidAt(HeaviestPlace({{error.place, 1}}, text), error.what());
   } catch (const std::exception& error) {
     return Invalid(OneLine(error.what()));
   }

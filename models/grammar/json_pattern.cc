@@ -47,31 +47,6 @@ bool Has(const CodePoints& set, int32_t point) {
   });
 }
 
-// Appends the escapes \uXXXX from `first` to `last` to the alternatives `ways`.
-void AddUnicodeEscapes(int32_t first, int32_t last, std::vector<std::string>* ways) {
-  for (int bits = 4; bits < 16; bits += 4) {
-    const int32_t low = (1 << bits) - 1;
-    if ((first & ~low) == (last & ~low)) break;
-    if ((first & low) != 0) {
-      AddUnicodeEscapes(first, first | low, ways);
-      return AddUnicodeEscapes((first | low) + 1, last, ways);
-    }
-    if ((last & low) != low) {
-      AddUnicodeEscapes(first, (last & ~low) - 1, ways);
-      return AddUnicodeEscapes(last & ~low, last, ways);
-    }
-  }
-  std::string& way = ways->emplace_back("\\\\u");
-  for (int bits = 12; bits >= 0; bits -= 4) {
-    way += '[';
-    for (int32_t digit = first >> bits & 15; digit <= (last >> bits & 15); ++digit) {
-      absl::StrAppendFormat(&way, "%X", digit);
-      if (digit > 9) absl::StrAppendFormat(&way, "%x", digit);
-    }
-    way += ']';
-  }
-}
-
 // The regular expression of one character of `set` in a JSON string, plain or escaped.
 std::string Characters(const CodePoints& set) {
   std::vector<std::string> ways;
@@ -93,8 +68,19 @@ std::string Characters(const CodePoints& set) {
       Intersection(set, {{0x10000, kLastCodePoint}}) == CodePoints{{0x10000, kLastCodePoint}};
   const CodePoints numbered =
       is_wide ? CodePoints{{0, 0x1f}, {0x80, 0xd7ff}, {0xe000, 0xffff}} : CodePoints{{0, 0x1f}};
-  for (const auto& [first, last] : Intersection(set, numbered))
-    AddUnicodeEscapes(first, last, &ways);
+  for (const auto& [first, last] : Intersection(set, numbered)) {
+    for (const std::vector<ByteRange>& digits : DigitRanges(first, last, /*bits=*/4, /*count=*/4)) {
+      std::string& way = ways.emplace_back("\\\\u");
+      for (const ByteRange& range : digits) {
+        way += '[';
+        for (int digit = range.first; digit <= range.last; ++digit) {
+          absl::StrAppendFormat(&way, "%X", digit);
+          if (digit > 9) absl::StrAppendFormat(&way, "%x", digit);
+        }
+        way += ']';
+      }
+    }
+  }
   if (is_wide) {
     const std::string half = absl::StrCat("[Dd][89ABab]", kHex, kHex);
     ways.push_back(absl::StrCat("\\\\u", half, "\\\\u[Dd][C-Fc-f]", kHex, kHex));

@@ -118,6 +118,13 @@ const char* FormProblem(const std::string& word, const Json& value) {
 
 }  // namespace
 
+std::vector<std::string> WordsOf(const std::string& type) {
+  for (const Words& words : kWords) {
+    if (words.type == type) return absl::StrSplit(words.supported, ' ');
+  }
+  return {};
+}
+
 std::string PathTo(const std::string& path, const std::string& word) {
   return absl::StrCat(path, "/", absl::StrReplaceAll(word, {{"~", "~0"}, {"/", "~1"}}));
 }

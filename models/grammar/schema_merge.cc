@@ -127,12 +127,14 @@ const Json& At(const Json& schema, const std::string& keyword) {
   return found == schema.end() ? kNull : *found;
 }
 
-bool IsOfType(const Json& value, const std::string& type) {
+bool IsOfType(const Json& value, const Json& schema) {
+  const Json& types = At(schema, "type");
   const double number = NumberOf(value);
-  return (type == "string" && value.is_string()) || (type == "null" && value.is_null()) ||
-         (type == "number" && !std::isnan(number)) || (type == "boolean" && value.is_boolean()) ||
-         (type == "integer" && std::floor(number) == number && !std::isinf(number)) ||
-         (type == "object" && value.is_object()) || (type == "array" && value.is_array());
+  return types.is_null() || std::any_of(types.begin(), types.end(), [&](const Json& type) {
+           return (type == "number" && !std::isnan(number)) ||
+                  (type == "integer" && std::floor(number) == number && !std::isinf(number)) ||
+                  (!value.is_binary() && type == value.type_name());
+         });
 }
 
 Json Merged(const Json& a, const Json& b) {
@@ -156,15 +158,9 @@ Json Merged(const Json& a, const Json& b) {
 
 bool AreDisjoint(const Json& a, const Json& b) {
   const Json &values = At(a, "enum"), &others = At(b, "enum");
-  const auto is_of = [](const Json& value, const Json& schema) {
-    const Json& types = At(schema, "type");
-    return types.is_null() || std::any_of(types.begin(), types.end(), [&](const Json& type) {
-             return IsOfType(value, type.get<std::string>());
-           });
-  };
   if (values.is_array()) {
     return std::none_of(values.begin(), values.end(), [&](const Json& value) {
-      return is_of(value, b) && (others.is_null() || Contains(others, value));
+      return IsOfType(value, b) && (others.is_null() || Contains(others, value));
     });
   }
   if (others.is_array()) return AreDisjoint(b, a);

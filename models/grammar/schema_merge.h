@@ -17,8 +17,9 @@ struct NoValue : std::runtime_error {
 // The value of the keyword; null if the schema lacks it.
 const ExactJson& At(const ExactJson& schema, const std::string& keyword);
 
-// True if the value is of a type of JSON Schema, where 1.0 is an integer.
-bool IsOfType(const ExactJson& value, const std::string& type);
+// True if the value is of one of the types that the schema names, or it names none. 1.0 is an
+// integer.
+bool IsOfType(const ExactJson& value, const ExactJson& schema);
 
 // The schema whose values satisfy both `a` and `b`. Throws NoValue if there are none, and
 // std::runtime_error with the keyword if a grammar cannot express it.

@@ -50,12 +50,9 @@ std::string Sequence(const std::string& part, int64_t least, int64_t most, const
 }
 
 // Keywords that restrict values of the type of `value`, but that Enum does not apply to it.
-std::vector<const char*> UncheckedWords(const Json& value) {
+std::vector<std::string> UncheckedWords(const Json& value) {
   if (value.is_string()) return {"pattern"};
-  if (value.is_array()) return {"items", "prefixItems", "minItems", "maxItems"};
-  if (!value.is_object()) return {};
-  return {"properties",    "required",      "additionalProperties", "patternProperties",
-          "propertyNames", "minProperties", "maxProperties"};
+  return value.is_structured() ? WordsOf(value.type_name()) : std::vector<std::string>();
 }
 
 // Characters of a text; 0 for any other value.
@@ -73,13 +70,8 @@ std::string SchemaWriter::Enum(const Json& whole, const std::string& path) {
   std::vector<std::string> ways;
   const auto bound = [&](const char* word) { return NumberOf(At(whole, word)); };  // NaN: none
   for (const Json& value : whole["enum"]) {
-    const Json& types = At(whole, "type");
     const double number = NumberOf(value);
-    const bool is_of_type =
-        types.is_null() || std::any_of(types.begin(), types.end(), [&](const Json& type) {
-          return IsOfType(value, type.get<std::string>());
-        });
-    if (!is_of_type || number < bound("minimum") || number > bound("maximum") ||
+    if (!IsOfType(value, whole) || number < bound("minimum") || number > bound("maximum") ||
         number <= bound("exclusiveMinimum") || number >= bound("exclusiveMaximum") ||
         (value.is_string() && (static_cast<double>(LengthOf(value)) < bound("minLength") ||
                                static_cast<double>(LengthOf(value)) > bound("maxLength")))) {
@@ -88,7 +80,7 @@ std::string SchemaWriter::Enum(const Json& whole, const std::string& path) {
     std::string text = TextOf(value, true);
     if (seen.insert(text).second) ways.push_back(EbnfText(text));
     SpendWork(static_cast<int64_t>(8 + text.size()));
-    for (const char* word : UncheckedWords(value)) {
+    for (const std::string& word : UncheckedWords(value)) {
       if (whole.contains(word)) Drop(path, word);
     }
     if (value.is_string() && whole.contains("format")) List(path, "format");
@@ -106,17 +98,15 @@ std::string SchemaWriter::Types(const Json& whole, const std::string& path) {
   }
   if (types.empty() && whole.empty()) return rules_.Any();
   if (types.empty()) {  // without `type`: the first of these types that it has keywords about
-    const auto has = [&](std::vector<const char*> words) {
+    const auto has = [&](const char* type) {
+      const std::vector<std::string> words = WordsOf(type);
       return std::any_of(words.begin(), words.end(),
-                         [&](auto word) { return whole.contains(word); });
+                         [&](const std::string& word) { return whole.contains(word); });
     };
-    types.emplace_back(has({"properties", "required", "additionalProperties", "patternProperties",
-                            "propertyNames", "minProperties", "maxProperties"})
-                           ? "object"
-                       : has({"items", "prefixItems", "minItems", "maxItems"}) ? "array"
-                       : has({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
-                           ? "integer"
-                           : "string");
+    types.emplace_back(has("object")   ? "object"
+                       : has("array")  ? "array"
+                       : has("number") ? "integer"
+                                       : "string");
   }
   std::string none;
   for (const std::string& type : types) {
@@ -141,7 +131,7 @@ std::string SchemaWriter::OfType(const std::string& type, const Json& whole,
   }
   if (type == "string") return String(whole, path);
   if (type == "integer") return Integer(whole, path);
-  for (const char* word : {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}) {
+  for (const std::string& word : WordsOf("number")) {
     if (whole.contains(word)) Drop(path, word);
   }
   return rules_.Number();
@@ -164,12 +154,12 @@ std::string SchemaWriter::String(const Json& whole, const std::string& path) {
   }
   const std::string name = whole.value("format", "");
   const StringFormat* const format = FindStringFormat(name);
-  const bool fits = format != nullptr && format->least >= least &&
+  const bool fits = format != nullptr && !format->regex.empty() && format->least >= least &&
                     (most == kNoEnd || (format->most >= 0 && format->most <= most));
   const bool has_lengths = least > 0 || most != kNoEnd;
   if (fits && pattern.empty()) return InQuotes(Rule(format->regex));
   // A format is an annotation (validation, 7.2.1), never a reason to refuse a schema.
-  if (format != nullptr || IsUnknownStringFormat(name)) List(path, "format");
+  if (format != nullptr) List(path, "format");
   if (pattern.empty()) {
     return has_lengths ? InQuotes(absl::StrCat(JsonCharacter(), Times(least, most)))
                        : rules_.String();

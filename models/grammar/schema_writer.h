@@ -85,6 +85,9 @@ class SchemaWriter {
   int level_ = 0;  // objects and lists around the value that is written
 };
 
+// The supported keywords that restrict values of this type alone.
+std::vector<std::string> WordsOf(const std::string& type);
+
 // The JSON pointer of member `word` of the value at `path`.
 std::string PathTo(const std::string& path, const std::string& word);
 

@@ -79,6 +79,14 @@ const std::vector<StringFormat>& Formats() {
       {"uri", Uri(false), 2, -1},
       {"uri-reference", Uri(true), 0, -1},
       {"uuid", "[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}", 36, 36},
+      {"idn-email"},
+      {"idn-hostname"},
+      {"iri"},
+      {"iri-reference"},
+      {"json-pointer"},
+      {"regex"},
+      {"relative-json-pointer"},
+      {"uri-template"},
   };
   return formats;
 }
@@ -89,13 +97,6 @@ const StringFormat* FindStringFormat(const std::string& name) {
   const auto found = std::find_if(Formats().begin(), Formats().end(),
                                   [&](const StringFormat& format) { return format.name == name; });
   return found == Formats().end() ? nullptr : &*found;
-}
-
-bool IsUnknownStringFormat(const std::string& name) {
-  const std::vector<std::string> names = {"idn-email",     "idn-hostname",         "iri",
-                                          "iri-reference", "json-pointer",         "regex",
-                                          "uri-template",  "relative-json-pointer"};
-  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 }  // namespace fox

@@ -8,14 +8,11 @@ namespace fox {
 
 struct StringFormat {
   const char* name;
-  std::string regex;
-  int least, most;  // length in characters; most -1: no limit
+  std::string regex = {};    // "": the format is not supported
+  int least = 0, most = -1;  // length in characters; most -1: no limit
 };
 
-// Null: no format of this name is supported.
+// Null: JSON Schema has no format of this name.
 const StringFormat* FindStringFormat(const std::string& name);
-
-// True for a format of JSON Schema that FindStringFormat does not support.
-bool IsUnknownStringFormat(const std::string& name);
 
 }  // namespace fox

@@ -1,9 +1,8 @@
-// Ranges of characters are split until the bytes of the first and the last one bound the bytes of
+// Ranges of numbers are split until the digits of the first and the last one bound the digits of
 // all between them. See utf8_ranges.h.
 #include "models/grammar/utf8_ranges.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "kernels/core/check.h"
@@ -11,45 +10,50 @@
 namespace fox {
 namespace {
 
-// Characters of equally many bytes. The surrogates, which are no characters, separate the third and
-// the fourth range.
-constexpr std::pair<int32_t, int32_t> kLengths[] = {
-    {0, 0x7f}, {0x80, 0x7ff}, {0x800, 0xd7ff}, {0xe000, 0xffff}, {0x10000, kLastCodePoint}};
+// Characters of equally many bytes, and the marks of their first byte. The surrogates, which are no
+// characters, separate the third and the fourth range.
+struct Length {
+  int32_t first, last;
+  int bytes;
+  uint8_t lead;
+};
+constexpr Length kLengths[] = {{0, 0x7f, 1, 0},
+                               {0x80, 0x7ff, 2, 0xc0},
+                               {0x800, 0xd7ff, 3, 0xe0},
+                               {0xe000, 0xffff, 3, 0xe0},
+                               {0x10000, kLastCodePoint, 4, 0xf0}};
 
-static_assert(std::is_sorted(std::begin(kLengths), std::end(kLengths)));
-
-std::vector<uint8_t> Encode(int32_t point) {
-  const auto tail = [point](int shift) {
-    return static_cast<uint8_t>(0x80 | (point >> shift & 0x3f));
-  };
-  if (point < 0x80) return {static_cast<uint8_t>(point)};
-  if (point < 0x800) return {static_cast<uint8_t>(0xc0 | point >> 6), tail(0)};
-  if (point < 0x10000) return {static_cast<uint8_t>(0xe0 | point >> 12), tail(6), tail(0)};
-  return {static_cast<uint8_t>(0xf0 | point >> 18), tail(12), tail(6), tail(0)};
-}
-
-// Appends the alternatives of `first` to `last`. REQUIRES: both have equally many bytes.
-void Add(int32_t first, int32_t last, std::vector<std::vector<ByteRange>>* out) {
+void AddDigitRanges(int32_t first, int32_t last, int bits, int count,
+                    std::vector<std::vector<ByteRange>>* out) {
   FOX_CHECK(first <= last);
-  for (int bits = 6; bits < 6 * static_cast<int>(Encode(first).size()); bits += 6) {
-    const int32_t low = (1 << bits) - 1;
+  for (int behind = bits; behind < bits * count; behind += bits) {
+    const int32_t low = (1 << behind) - 1;
     if ((first & ~low) == (last & ~low)) break;
     if ((first & low) != 0) {
-      Add(first, first | low, out);
-      return Add((first | low) + 1, last, out);
+      AddDigitRanges(first, first | low, bits, count, out);
+      return AddDigitRanges((first | low) + 1, last, bits, count, out);
     }
     if ((last & low) != low) {
-      Add(first, (last & ~low) - 1, out);
-      return Add(last & ~low, last, out);
+      AddDigitRanges(first, (last & ~low) - 1, bits, count, out);
+      return AddDigitRanges(last & ~low, last, bits, count, out);
     }
   }
-  const std::vector<uint8_t> from = Encode(first), to = Encode(last);
-  FOX_CHECK(from.size() == to.size());
-  std::vector<ByteRange>& bytes = out->emplace_back();
-  for (size_t i = 0; i < from.size(); ++i) bytes.push_back({from[i], to[i]});
+  std::vector<ByteRange>& digits = out->emplace_back();
+  for (int behind = bits * (count - 1); behind >= 0; behind -= bits) {
+    const auto digit = [=](int32_t number) {
+      return static_cast<uint8_t>(number >> behind & ((1 << bits) - 1));
+    };
+    digits.push_back({digit(first), digit(last)});
+  }
 }
 
 }  // namespace
+
+std::vector<std::vector<ByteRange>> DigitRanges(int32_t first, int32_t last, int bits, int count) {
+  std::vector<std::vector<ByteRange>> out;
+  AddDigitRanges(first, last, bits, count, &out);
+  return out;
+}
 
 CodePoints Complement(CodePoints points) {
   std::sort(points.begin(), points.end());
@@ -71,9 +75,16 @@ std::vector<std::vector<ByteRange>> Utf8Ranges(const std::vector<int32_t>& bound
   if (!negated) wanted = Complement(std::move(wanted));
   std::vector<std::vector<ByteRange>> out;
   for (const auto& [first, last] : wanted) {
-    for (const auto& [least, most] : kLengths) {
+    for (const auto& [least, most, count, lead] : kLengths) {
       const int32_t from = std::max(first, least), to = std::min(last, most);
-      if (from <= to) Add(from, to, &out);
+      if (from > to) continue;
+      for (std::vector<ByteRange>& way : DigitRanges(from, to, count == 1 ? 7 : 6, count)) {
+        for (ByteRange& byte : way) {
+          const uint8_t mark = &byte == &way.front() ? lead : 0x80;
+          byte = {static_cast<uint8_t>(byte.first | mark), static_cast<uint8_t>(byte.last | mark)};
+        }
+        out.push_back(std::move(way));
+      }
     }
   }
   return out;

@@ -19,6 +19,10 @@ struct ByteRange {
   uint8_t first, last;
 };
 
+// The numbers from `first` to `last`, which have `count` digits of `bits` bits each, as
+// alternatives, each with a range for every digit, the highest digit first.
+std::vector<std::vector<ByteRange>> DigitRanges(int32_t first, int32_t last, int bits, int count);
+
 // The well-formed UTF-8 (RFC 3629) of the characters of a class, as alternatives, each with a range
 // for every byte. `bounds`: first and last code point of each range of the class, one after the
 // other. `negated`: the class consists of all other characters.

@@ -13,15 +13,13 @@ import base64
 import importlib.util
 import json
 import random
-import struct
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import mcp_tools
 from make_json_strings import is_valid
+from walker import Walker
 
 SKIPPED = 77  # ctest's SKIP_RETURN_CODE
 MAX_STEPS = 500_000  # for one token: kMaskSteps of grammar.cc
@@ -47,25 +45,6 @@ def vocabularies() -> dict[str, list[bytes]]:
             "qwen": tiktoken(package("dashscope") / "resources" / "qwen.tiktoken"),
             "tekken": [base64.b64decode(row["token_bytes"]) for row in tekken["vocab"][:130072]],
             "bytes": [bytes([byte]) for byte in range(1, 256)]}
-
-
-class Walker:
-    """The program grammar_walker, for one vocabulary."""
-
-    def __init__(self, program: str, tokens: list[bytes], folder: Path) -> None:
-        path = folder / "tokens"
-        tokens = [b"", *(b"" if b"\0" in token else token for token in tokens)]
-        path.write_bytes(b"".join(struct.pack("<I", len(token)) + token for token in tokens))
-        self.process = subprocess.Popen([program, str(path)], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True, encoding="utf-8")
-
-    def ask(self, kind: str, source: str, walks: int, steps: int = 200) -> dict[str, Any]:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        ask = {"kind": kind, "source": source, "walks": walks, "steps": steps}
-        self.process.stdin.write(json.dumps(ask) + "\n")
-        self.process.stdin.flush()
-        said: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return said
 
 
 def random_schema(chance: random.Random) -> dict[str, Any]:
@@ -123,27 +102,27 @@ def main() -> int:
     package("jsonschema")
     failed = []
     for name, tokens in vocabularies().items():
-        with tempfile.TemporaryDirectory() as folder:
-            walker = Walker(options.walker, tokens, Path(folder))
-            for server, tools in mcp_tools.SERVERS.items():
-                schema = mcp_tools.call_schema(tools)
-                wrong, said = check_schema(walker, schema, walks=10)
-                if said.get("worst_steps", 0) > MAX_STEPS or wrong:
-                    failed.append(f"{name}, {server}: {wrong} {said.get('worst_steps')}")
-                print(f"{name}: {server}, {len(tools)} tools, {len(json.dumps(schema))} bytes: "
-                      f"{said.get('seconds', 0):.2f} s, {said.get('bytes', 0)} bytes compiled, at "
-                      f"most {said.get('worst_steps', 0)} steps a token, "
-                      f"{len(said.get('texts', []))} answers ended", flush=True)
-            ended = 0
-            for _ in range(options.schemas * (5 if name == "bytes" else 1)):
-                schema = random_schema(chance)
-                wrong, said = check_schema(walker, schema, walks=20)
-                ended += len(said.get("texts", []))
-                if wrong:
-                    failed.append(f"{name}: {json.dumps(schema)} {wrong}")
-            print(f"{name}: {ended} answers of random schemas validated", flush=True)
-            if name == "bytes":
-                failed += check_grammar_files(walker)
+        walker = Walker(options.walker, tokens)
+        for server, tools in mcp_tools.SERVERS.items():
+            schema = mcp_tools.call_schema(tools)
+            wrong, said = check_schema(walker, schema, walks=10)
+            if said.get("worst_steps", 0) > MAX_STEPS or wrong:
+                failed.append(f"{name}, {server}: {wrong} {said.get('worst_steps')}")
+            print(f"{name}: {server}, {len(tools)} tools, {len(json.dumps(schema))} bytes: "
+                  f"{said.get('seconds', 0):.2f} s, {said.get('bytes', 0)} bytes compiled, at "
+                  f"most {said.get('worst_steps', 0)} steps a token, "
+                  f"{len(said.get('texts', []))} answers ended", flush=True)
+        ended = 0
+        for _ in range(options.schemas * (5 if name == "bytes" else 1)):
+            schema = random_schema(chance)
+            wrong, said = check_schema(walker, schema, walks=20)
+            ended += len(said.get("texts", []))
+            if wrong:
+                failed.append(f"{name}: {json.dumps(schema)} {wrong}")
+        print(f"{name}: {ended} answers of random schemas validated", flush=True)
+        if name == "bytes":
+            failed += check_grammar_files(walker)
+        walker.close()
     print("\n".join(failed))
     return 1 if failed else 0
 

@@ -1,7 +1,7 @@
-// A program for grammar_oracle_test.py: compiles grammars for a vocabulary and writes random
-// answers of them. argv[1] is a file of tokens, each a length (4 bytes, little-endian) and its
-// bytes; id 0 ends an answer. Reads lines of {"kind", "source", "walks", "steps"} and writes for
-// each a line of {"error"} or {"seconds", "bytes", "texts", "worst_steps", "stopped"}.
+// The program of walker.py: compiles grammars for a vocabulary and writes random answers of them.
+// argv[1] is a file of tokens, each a length (4 bytes, little-endian) and its bytes; id 0 ends an
+// answer. Reads lines of {"kind", "source", "relax", "walks", "steps", "seed"} and writes for each
+// a line of {"error"} or {"seconds", "bytes", "texts", "worst_steps", "stopped", "relaxed"}.
 #include <algorithm>
 #include <ctime>
 #include <fstream>
@@ -9,7 +9,12 @@
 #include <iterator>
 #include <random>
 
+#include "absl/strings/str_cat.h"
+#include "models/grammar/ebnf_rules.h"
 #include "models/grammar/grammar.h"
+#include "models/grammar/json_schema.h"
+#include "models/grammar/work_meter.h"
+#include "models/tokenizer/utf8.h"
 #include "nlohmann/json.hpp"
 
 namespace fox {
@@ -36,57 +41,68 @@ struct Walk {
   std::string stopped;
 };
 
-// A random answer. In its second half, tokens that close something are preferred.
+// A random answer. Each has its own chance to end where it may. In its second half, tokens that
+// close something are preferred.
 Walk WalkOnce(const std::shared_ptr<const Grammar>& grammar, const std::vector<std::string>& tokens,
-              uint32_t seed, int steps) {
-  std::mt19937 random(seed);
+              int steps, std::mt19937* random) {
   GrammarMatcher matcher(grammar, {0});
   Walk walk;
-  for (int step = 0; step < steps && matcher.status().ok() && !matcher.must_end(); ++step) {
+  const auto chance = (*random)() % 1000;
+  for (int step = 0; step < steps && matcher.status().ok(); ++step) {
+    walk.ended = matcher.must_end() || (matcher.may_end() && (*random)() % 1000 < chance);
+    if (walk.ended) return walk;
     std::vector<int32_t> allowed, closing;
     for (int32_t id = 1; id < static_cast<int32_t>(tokens.size()); ++id) {
       if ((matcher.mask()[static_cast<size_t>(id) / 32] >> (id % 32) & 1) == 0) continue;
       allowed.push_back(id);
       const std::string& token = tokens[static_cast<size_t>(id)];
-      const bool closes = token.find_first_of("\"}]\\") != token.npos;
-      if (closes && token.size() < 4) closing.push_back(id);
+      if (std::string("\"}]").find(token[0]) != token.npos) closing.push_back(id);
     }
-    if (matcher.may_end() && (allowed.empty() || random() % 4 == 0)) break;
     if (allowed.empty()) break;
-    const bool closes = !closing.empty() && (step > steps / 2 || random() % 3 == 0);
+    const bool closes = !closing.empty() && (step > steps / 2 || (*random)() % 4 == 0);
     const auto& from = closes ? closing : allowed;
-    const int32_t id = from[random() % from.size()];
+    const int32_t id = from[(*random)() % from.size()];
     walk.text += tokens[static_cast<size_t>(id)];
     if (!matcher.Accept(id).ok()) break;
     walk.worst_steps = std::max(walk.worst_steps, matcher.steps());
   }
-  walk.ended = matcher.status().ok() && matcher.may_end();
   if (!matcher.status().ok()) walk.stopped = std::string(matcher.status().message());
   return walk;
 }
 
+// The grammar that `ask` names. A schema is compiled as the engine does or, if it may be relaxed,
+// as the arguments of a tool; `relaxed` receives its keywords that are not enforced.
+absl::StatusOr<GrammarSource> SourceOf(const Json& ask, std::vector<std::string>* relaxed) {
+  const auto text = ask["source"].get<std::string>();
+  if (ask["kind"] == "grammar") return GrammarSource{GrammarSource::Kind::kGrammar, text};
+  const WorkMeter meter(100'000'000);
+  EbnfRules rules;
+  const absl::StatusOr<SchemaRules> schema = AddSchemaRules(text, ask["relax"], &rules);
+  if (!schema.ok()) return schema.status();
+  *relaxed = schema->relaxed;
+  if (!ask["relax"]) return GrammarSource{GrammarSource::Kind::kJsonSchema, text};
+  return GrammarSource{GrammarSource::Kind::kCalls,
+                       absl::StrCat("root ::= ", schema->root, "\n", rules.text()),
+                       {""}};
+}
+
 Json Answer(GrammarCompiler* compiler, const std::vector<std::string>& tokens, const Json& ask) {
-  const auto kind = ask["kind"] == "schema"  ? GrammarSource::Kind::kJsonSchema
-                    : ask["kind"] == "regex" ? GrammarSource::Kind::kRegex
-                                             : GrammarSource::Kind::kGrammar;
   const std::clock_t start = std::clock();
-  const auto grammar = compiler->Compile({kind, ask["source"].get<std::string>()});
+  std::vector<std::string> relaxed;
+  const absl::StatusOr<GrammarSource> source = SourceOf(ask, &relaxed);
+  if (!source.ok()) return {{"error", std::string(source.status().message())}};
+  const auto grammar = compiler->Compile(*source);
   const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
   if (!grammar.ok()) return {{"error", std::string(grammar.status().message())}};
-  Json out = {{"seconds", seconds},
-              {"bytes", (*grammar)->bytes()},
-              {"texts", Json::array()},
-              {"worst_steps", 0},
-              {"stopped", ""}};
+  Json out = {{"seconds", seconds},     {"bytes", (*grammar)->bytes()},
+              {"texts", Json::array()}, {"worst_steps", 0},
+              {"stopped", ""},          {"relaxed", relaxed}};
+  std::mt19937 random(ask["seed"].get<uint32_t>());
   for (int i = 0; i < ask["walks"].get<int>(); ++i) {
-    const Walk walk = WalkOnce(*grammar, tokens, static_cast<uint32_t>(i), ask["steps"]);
+    const Walk walk = WalkOnce(*grammar, tokens, ask["steps"], &random);
     if (walk.ended) {  // each byte is written as a code point of Latin-1
       std::string text;
-      for (const char c : walk.text) {
-        const auto byte = static_cast<unsigned char>(c);
-        if (byte >= 0x80) text += static_cast<char>(0xc0 | byte >> 6);
-        text += static_cast<char>(byte < 0x80 ? byte : 0x80 | (byte & 0x3f));
-      }
+      for (const char c : walk.text) AppendUtf8(static_cast<unsigned char>(c), &text);
       out["texts"].push_back(text);
     }
     out["worst_steps"] = std::max(out["worst_steps"].get<int64_t>(), walk.worst_steps);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Texts that grammars of JSON schemas allow, validated by `jsonschema`: random walks through random
 schemas and through schemas that pydantic, zod and MCP servers write. `python3 json_schema_test.py
-SCHEMA_WALKS`; for minutes with FOX_NIGHTLY, else for seconds."""
+GRAMMAR_WALKER`; for minutes with FOX_NIGHTLY, else for seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import copy
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import time
 import unittest
@@ -24,6 +23,7 @@ for _package in ("jsonschema", "pydantic"):
 import generated_schemas  # noqa: E402
 import jsonschema  # noqa: E402
 from random_schemas import Schemas  # noqa: E402
+from walker import Walker  # noqa: E402
 
 # By day every run has the same schemas, on any machine; at night there are others, for some time.
 SECONDS = 300 if "FOX_NIGHTLY" in os.environ else 0
@@ -31,30 +31,9 @@ COUNT = 1200
 SEED = int(time.time()) if "FOX_NIGHTLY" in os.environ else 1
 
 
-class Walks:
-    """The program schema_walks."""
-
-    def __init__(self) -> None:
-        self.program = subprocess.Popen([WALKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, encoding="utf-8")
-
-    def __call__(self, schema: Any, relax: bool = False, walks: int = 20, steps: int = 120,
-                 seed: int = 1) -> dict[str, Any]:
-        asked = {"schema": json.dumps(schema), "relax": relax, "walks": walks, "steps": steps,
-                 "seed": seed}
-        assert self.program.stdin is not None and self.program.stdout is not None
-        self.program.stdin.write(json.dumps(asked) + "\n")
-        self.program.stdin.flush()
-        answer = self.program.stdout.readline()
-        if not answer:
-            raise AssertionError(f"the program ended at {json.dumps(schema)}")
-        return dict(json.loads(answer))
-
-    def close(self) -> None:
-        assert self.program.stdin is not None and self.program.stdout is not None
-        self.program.stdin.close()
-        self.program.wait()
-        self.program.stdout.close()
+TOKENS = [*(bytes([code]) for code in range(1, 128)), *(piece.encode() for piece in (
+    "\u00e9", "\u65e5", "\U0001f600", '{"', '": ', '", "', '{"a"', ', "a"', '""', '"}', "}}",
+    "null", 'ab"', 'a": 1, "', '"b": [', '], "', "name", '\\"', "\\u00"))]
 
 
 def without(schema: Any, pointers: list[str]) -> Any:
@@ -103,15 +82,19 @@ def problem(schema: Any, text: str) -> str:
 
 
 class JsonSchemaTest(unittest.TestCase):
-    walks: Walks
+    walker: Walker
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.walks = Walks()
+        cls.walker = Walker(PROGRAM, TOKENS)
+        cls.addClassCleanup(cls.walker.close)
 
-    @classmethod
-    def tearDownClass(cls) -> None:
-        cls.walks.close()
+    def walks(self, schema: Any, relax: bool = False, walks: int = 20, steps: int = 120,
+              seed: int = 1) -> dict[str, Any]:
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        answer = self.walker.ask("schema", text, walks, steps, relax, seed)
+        answer["texts"] = [one.encode("latin-1").decode() for one in answer.get("texts", [])]
+        return answer
 
     def expect_valid(self, schema: Any, answer: dict[str, Any]) -> int:
         """Validates the texts of an answer and returns their number. Keywords that the answer lists
@@ -121,9 +104,9 @@ class JsonSchemaTest(unittest.TestCase):
             schema = without(schema, answer.get("relaxed", []))
         except LookupError:
             return 0
-        for text in answer.get("texts", []):
+        for text in answer["texts"]:
             self.assertEqual(problem(schema, text), "", f"{json.dumps(schema)} gave {text}")
-        return len(answer.get("texts", []))
+        return len(answer["texts"])
 
     def test_random_schemas(self) -> None:
         schemas, end = Schemas(SEED), time.monotonic() + SECONDS
@@ -193,13 +176,8 @@ class JsonSchemaTest(unittest.TestCase):
                      "25000000000000000001", "0.1", "1.50", "1e2", '{"a": [0.30, 1E40]}'):
             for form in ('{"const": %s}', '{"enum": [%s]}', '{"type": ["number", "object"], '
                          '"enum": [%s]}'):
-                asked = {"schema": form % text, "relax": False, "walks": 1, "steps": 99, "seed": 1}
-                assert self.walks.program.stdin is not None
-                assert self.walks.program.stdout is not None
-                self.walks.program.stdin.write(json.dumps(asked) + "\n")
-                self.walks.program.stdin.flush()
-                answer = json.loads(self.walks.program.stdout.readline())
-                self.assertEqual(answer.get("texts"), [text], form)
+                answer = self.walks(form % text, walks=1, steps=99)
+                self.assertEqual(answer["texts"], [text], form)
 
     def test_what_names_nothing_is_open(self) -> None:
         for beside in ({}, {"properties": {}}, {"required": []},
@@ -210,5 +188,5 @@ class JsonSchemaTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    WALKS = sys.argv.pop(1)
+    PROGRAM = sys.argv.pop(1)
     unittest.main()
