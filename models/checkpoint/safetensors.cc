@@ -2,6 +2,7 @@
 #include "models/checkpoint/safetensors.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <string_view>
@@ -139,9 +140,8 @@ absl::StatusOr<SafetensorsEntries> ParseSafetensors(std::span<const std::byte> f
                                                     const std::string& what) {
   if (file.size() < kLengthBytes) return InvalidFile(what, "too short for a safetensors file");
   uint64_t length = 0;
-  for (size_t i = kLengthBytes; i-- > 0;) {
-    length = length << 8 | std::to_integer<uint64_t>(file[i]);
-  }
+  static_assert(std::endian::native == std::endian::little, "as the file");
+  std::memcpy(&length, file.data(), kLengthBytes);
   if (length > kMaxSafetensorsHeader) {
     return InvalidFile(what, absl::StrCat("header longer than ", kMaxSafetensorsHeader, " bytes"));
   }

@@ -225,7 +225,7 @@ const Json& SchemaWriter::Target(const std::string& ref, const std::string& path
   return *at;
 }
 
-Json SchemaWriter::Merge(Json a, const Json& b, const std::string& path,
+Json SchemaWriter::Merge(const Json& a, const Json& b, const std::string& path,
                          const std::string& keyword) {
   try {
     return Merged(a, b);
@@ -252,7 +252,7 @@ Json SchemaWriter::Whole(const Json& schema, const std::string& path) {
     out.erase("allOf");
     for (size_t i = 0; i < parts.size(); ++i) {
       const std::string place = absl::StrCat(path, "/allOf/", i);
-      out = Merge(std::move(out), Whole(parts[i], place), path, "allOf");
+      out = Merge(out, Whole(parts[i], place), path, "allOf");
     }
   }
   return out;

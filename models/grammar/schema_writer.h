@@ -55,7 +55,7 @@ class SchemaWriter {
                 ExactJson* out);
   const ExactJson& Target(const std::string& ref, const std::string& path) const;
   ExactJson Whole(const ExactJson& schema, const std::string& path);
-  ExactJson Merge(ExactJson a, const ExactJson& b, const std::string& path,
+  ExactJson Merge(const ExactJson& a, const ExactJson& b, const std::string& path,
                   const std::string& keyword);
   std::string WriteWhole(const ExactJson& whole, const std::string& path);
   std::string Body(const ExactJson& whole, const std::string& path);

@@ -35,26 +35,15 @@ size_t SpaceBehind(std::string_view text, size_t begin) {
 // The regular expression \w of the reference implementation: letters, marks, decimal digits,
 // letters in circles, joining punctuation and the joiners.
 bool IsWord(uint32_t code_point) {
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code_point))) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
-      return true;
-    default:
-      return code_point == 0x200C || code_point == 0x200D ||
-             (code_point >= 0x24B6 && code_point <= 0x24E9) ||
-             (code_point >= 0x1F130 && code_point <= 0x1F149) ||
-             (code_point >= 0x1F150 && code_point <= 0x1F169) ||
-             (code_point >= 0x1F170 && code_point <= 0x1F189);
-  }
+  // In their order: letters, marks, numbers of digits and of letters.
+  static_assert(UTF8PROC_CATEGORY_LU + 9 == UTF8PROC_CATEGORY_NL);
+  const utf8proc_category_t category = utf8proc_category(static_cast<int32_t>(code_point));
+  return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_NL) ||
+         category == UTF8PROC_CATEGORY_PC || code_point == 0x200C || code_point == 0x200D ||
+         (code_point >= 0x24B6 && code_point <= 0x24E9) ||
+         (code_point >= 0x1F130 && code_point <= 0x1F149) ||
+         (code_point >= 0x1F150 && code_point <= 0x1F169) ||
+         (code_point >= 0x1F170 && code_point <= 0x1F189);
 }
 
 // True if a letter or the like is just before or just after text[begin, end).

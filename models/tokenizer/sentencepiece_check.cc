@@ -2,7 +2,9 @@
 #include "models/tokenizer/sentencepiece_check.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -106,14 +108,6 @@ absl::Status CheckPieces(SentencePieceFile* file, const sentencepiece::TrainerSp
 
 // --- The character map ---
 
-uint32_t ReadUnit(const std::string& bytes, size_t at) {
-  uint32_t unit = 0;
-  for (size_t i = 0; i < 4; ++i) {
-    unit |= static_cast<uint32_t>(static_cast<uint8_t>(bytes[at + i])) << (8 * i);
-  }
-  return unit;
-}
-
 // A trie as a double array. A state is the index that a unit's offset leads to; the unit of byte b
 // is at state ^ b.
 class Trie {
@@ -152,8 +146,10 @@ class Trie {
 absl::Status CheckCharsMap(const std::string& charsmap) {
   const auto error = [](const char* what) { return Error(absl::StrCat("character map: ", what)); };
   constexpr size_t kHeader = 4;
+  static_assert(std::endian::native == std::endian::little, "as the map");
   if (charsmap.size() < kHeader) return error("truncated");
-  const size_t trie_bytes = ReadUnit(charsmap, 0);
+  uint32_t trie_bytes = 0;
+  std::memcpy(&trie_bytes, charsmap.data(), kHeader);
   // Whole blocks of 256 units: then all units of a state inside the array are inside, too.
   if (trie_bytes == 0 || trie_bytes % 1024 != 0 || trie_bytes > kMaxTrieBytes) {
     return error("size of the trie");
@@ -166,7 +162,7 @@ absl::Status CheckCharsMap(const std::string& charsmap) {
     if (replacement > kMaxReplacementBytes) return error("a replacement is too long");
   }
   std::vector<uint32_t> units(trie_bytes / 4);
-  for (size_t i = 0; i < units.size(); ++i) units[i] = ReadUnit(charsmap, kHeader + 4 * i);
+  std::memcpy(units.data(), charsmap.data() + kHeader, trie_bytes);
   if (!Trie(std::move(units)).IsSound()) return error("broken trie");
   return absl::OkStatus();
 }

@@ -4,37 +4,29 @@
 #include <sentencepiece_processor.h>
 
 #include <exception>
-#include <utility>
 
 namespace fox {
 
-struct SentencePieceModel::Library {
-  sentencepiece::SentencePieceProcessor processor;
-};
-
-SentencePieceModel::SentencePieceModel(std::unique_ptr<Library> library)
-    : library_(std::move(library)) {}
+SentencePieceModel::SentencePieceModel()
+    : library_(std::make_unique<sentencepiece::SentencePieceProcessor>()) {}
 SentencePieceModel::~SentencePieceModel() = default;
 
 std::unique_ptr<SentencePieceModel> SentencePieceModel::Parse(const std::string& serialized,
                                                               std::string* error) {
-  auto library = std::make_unique<Library>();
+  std::unique_ptr<SentencePieceModel> model(new SentencePieceModel());
   try {  // the double-array builder throws
-    const auto status = library->processor.LoadFromSerializedProto(serialized);
-    if (!status.ok()) {
-      *error = status.message();
-      return nullptr;
-    }
+    const auto status = model->library_->LoadFromSerializedProto(serialized);
+    if (status.ok()) return model;
+    *error = status.message();
   } catch (const std::exception& e) {
     *error = e.what();
-    return nullptr;
   }
-  return std::unique_ptr<SentencePieceModel>(new SentencePieceModel(std::move(library)));
+  return nullptr;
 }
 
 bool SentencePieceModel::Normalize(std::string_view text, std::string* normalized,
                                    std::string* error) const {
-  const auto status = library_->processor.Normalize(text, normalized);
+  const auto status = library_->Normalize(text, normalized);
   if (!status.ok()) *error = status.message();
   return status.ok();
 }
@@ -42,7 +34,7 @@ bool SentencePieceModel::Normalize(std::string_view text, std::string* normalize
 bool SentencePieceModel::Encode(std::string_view text, std::vector<WindowToken>* tokens,
                                 std::string* error) const {
   sentencepiece::ImmutableSentencePieceText pieces;
-  const auto status = library_->processor.Encode(text, pieces.mutable_proto());
+  const auto status = library_->Encode(text, pieces.mutable_proto());
   if (!status.ok()) {
     *error = status.message();
     return false;

@@ -10,6 +10,10 @@
 
 #include "models/tokenizer/bpe_windows.h"
 
+namespace sentencepiece {
+class SentencePieceProcessor;
+}
+
 namespace fox {
 
 // Immutable; Normalize and Encode may be called from any thread.
@@ -29,9 +33,8 @@ class SentencePieceModel {
   bool Encode(std::string_view text, std::vector<WindowToken>* tokens, std::string* error) const;
 
  private:
-  struct Library;
-  explicit SentencePieceModel(std::unique_ptr<Library> library);
-  std::unique_ptr<Library> library_;
+  SentencePieceModel();
+  const std::unique_ptr<sentencepiece::SentencePieceProcessor> library_;
 };
 
 }  // namespace fox

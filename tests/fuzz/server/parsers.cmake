@@ -23,13 +23,12 @@ target_link_libraries(fox_proto PUBLIC protobuf::libprotobuf)
 
 set(server ${CMAKE_SOURCE_DIR}/server)
 add_library(fox_server STATIC
-  ${server}/calls/request_conversion.cc ${server}/calls/sampling_defaults.cc
-  ${server}/calls/trace_context.cc
-  ${server}/http/completion_request.cc ${server}/http/http_error.cc
-  ${server}/http/http_message.cc ${server}/http/http_parser.cc ${server}/http/json_fields.cc
+  ${server}/calls/conversion/request_conversion.cc ${server}/calls/conversion/sampling_defaults.cc
+  ${server}/calls/access/trace_context.cc ${server}/http/openai/completion_request.cc
+  ${server}/http/port/http_error.cc ${server}/http/port/http_message.cc
+  ${server}/http/port/http_parser.cc ${server}/http/openai/json_fields.cc
   ${server}/process/connection_acceptor.cc ${server}/process/line_writer.cc
-  ${server}/process/log.cc ${server}/process/random_id.cc
-  ${server}/server_flags.cc
+  ${server}/process/log.cc ${server}/process/random_id.cc ${server}/server_flags.cc
   ${CMAKE_SOURCE_DIR}/engine/request/request_validation.cc
   ${CMAKE_SOURCE_DIR}/engine/request/sampling_limits.cc)
 target_link_libraries(fox_server
