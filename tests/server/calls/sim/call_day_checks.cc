@@ -8,19 +8,23 @@
 
 namespace fox::sim {
 
-// The memory that formats and transports really hold is charged to the budget.
+// The memory that formats and transports really hold is charged to the budget, and little more.
 void CallDay::CheckBudget() {
+  constexpr int64_t kMaxSlack = 16 << 10;  // of a share: its steps, and the message at first
   const CallBudget& budget = core_->core->calls();
-  int64_t held = 0;
+  int64_t held = 0, in_flight_of_failed = 0;
   for (const ClientPtr& client : open_) {
     const std::shared_ptr<Call> call = client->call.lock();
     if (call == nullptr) continue;
     held += client->format->held_bytes();
     const bool failed = client->transport->ended() && !client->transport->status().ok();
-    if (!failed) held += client->transport->in_flight_bytes();
+    (failed ? in_flight_of_failed : held) += client->transport->in_flight_bytes();
   }
   if (held > budget.bytes()) {
     ReportViolation(absl::StrCat(held, " bytes are held and ", budget.bytes(), " charged"));
+  }
+  if (budget.bytes() > held + in_flight_of_failed + kMaxSlack * budget.calls()) {
+    ReportViolation(absl::StrCat(budget.bytes(), " bytes are charged and ", held, " held"));
   }
   if (budget.bytes() > budget.max_bytes() || budget.calls() > budget.max_calls()) {
     ReportViolation("the budget is overdrawn");
