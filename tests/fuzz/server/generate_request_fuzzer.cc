@@ -51,7 +51,8 @@ FUZZ_TEST(generate_request) {
   if (score) {
     v1::ScoreRequest request;
     if (!Read(in, raw, &request)) return;
-    Check(request, ConvertScore(request, context), ConvertScore(request, context), true, context);
+    Check(request, ConvertScore(request, context), ConvertScore(request, context), /*seeded=*/false,
+          context);
     return;
   }
   v1::GenerateRequest request;
