@@ -4,7 +4,8 @@
 --training measures training instead: the PyTorch op of kernels/torch, installed or built in place,
 and its peers in the same processes. It needs no build of the server. --memory measures how many
 sequences a pool holds at once, and the prefix cache (memory_parts.py); --foxify measures a foxified
-model and its base (foxify_parts.py).
+model and its base (foxify_parts.py); --quality scores prompts and judges by tasks
+(quality_parts.py).
 
 Each part is a process of its own with a time limit. The JSON is written after every part, so a
 later failure loses nothing. Parts that are not selected keep their rows in the file. On an H200 the
@@ -30,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import foxify_parts
@@ -38,6 +39,7 @@ import gpu_build
 import judge
 import judge_training
 import memory_parts
+import quality_parts
 
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 RESULTS = gpu_build.ROOT / "tests/bench/results"
@@ -138,11 +140,13 @@ class Bench:
         return {"rows": [json.loads(line) for line in text.splitlines()], **failure}
 
     @contextlib.contextmanager
-    def server(self, *flags: str, model: str = "", device: str = "cuda") -> Iterator[Server]:
-        """A fox-server on a free port until the context ends; `model` defaults to the 760M."""
+    def server(self, *flags: str, model: str = "", device: str = "cuda",
+               wrap: Sequence[str] = ()) -> Iterator[Server]:
+        """A fox-server on a free port until the context ends; `model` defaults to the 760M.
+        `wrap`: a command that starts it, as taskset does."""
         listening = "listening for HTTP on" if "--http-port" in flags else "listening on"
         log = self.scratch / "server.log"
-        command = [str(self.build / "bin/fox-server"), "--grpc-port", "0", "--model",
+        command = [*wrap, str(self.build / "bin/fox-server"), "--grpc-port", "0", "--model",
                    model or self.model(), "--device", device, *flags]
         start = time.monotonic()
         with open(log, "wb") as out, subprocess.Popen(
@@ -345,7 +349,8 @@ class Suite:
 SUITES = {"serving": Suite(PARTS, judge.judged_rows, "{}.json"),
           "training": Suite(TRAINING_PARTS, judge_training.judged_rows, "{}_training.json"),
           "memory": Suite(memory_parts.PARTS, memory_parts.judged_rows, "memory_{}.json"),
-          "foxify": Suite(foxify_parts.PARTS, foxify_parts.judged_rows, "foxify_{}.json", True)}
+          "foxify": Suite(foxify_parts.PARTS, foxify_parts.judged_rows, "foxify_{}.json", True),
+          "quality": Suite(quality_parts.PARTS, quality_parts.judged_rows, "quality_{}.json")}
 
 
 def card(device_name: str) -> str:
@@ -375,14 +380,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("build", type=pathlib.Path, nargs="?", default=gpu_build.ROOT / "build/gpu")
     for name, what in (("training", "training"),
                        ("memory", "sequences at once and the prefix cache, 760M"),
-                       ("foxify", "a foxified model beside its base")):
+                       ("foxify", "a foxified model beside its base"),
+                       ("quality", "scoring, and the tables of ./run evaluate")):
         parser.add_argument(f"--{name}", dest="suite", action="store_const", const=name,
                             default="serving", help=f"measures {what}")
     parser.add_argument("--out", type=pathlib.Path, help="in tests/bench/results, by card: "
                         + ", ".join(suite.results.format(JUDGED_CARD) for suite in SUITES.values()))
     parser.add_argument("--only", help="parts, separated by commas: " + "; ".join(
         f"{name}: " + ", ".join(suite.parts) for name, suite in SUITES.items()))
-    models = parser.add_argument_group("--foxify")
+    models = parser.add_argument_group("--foxify and --quality")
     for name, what in (("base", "the unchanged model"), ("fox", "the foxified one"),
                        ("text", "held-out text, of 40,000 tokens at least")):
         models.add_argument(f"--{name}", help=what)

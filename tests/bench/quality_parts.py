@@ -1,0 +1,132 @@
+"""Parts of gpu_bench.py --quality: scoring at the speed of prompts, and the tables of ./run
+evaluate for the demo model and for a foxified model (--fox) beside its base (--base)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import gpu_build
+from judge import Measurements, Row, ratio, row, times
+
+if TYPE_CHECKING:
+    from gpu_bench import Bench
+
+Part = dict[str, Any]
+LENGTHS = (2048, 4096, 7900)
+QUESTIONS = 300
+SCORE = [sys.executable, "-B", str(gpu_build.ROOT / "tests/bench/score_bench.py")]
+PEERS = gpu_build.ROOT / "tests/bench/peers"
+TEACHER_CAN = 0.2  # of a task's questions, else its ratio says nothing
+
+
+def score(bench: Bench) -> Part:
+    """Prompts of two lengths, as lm-eval sends them."""
+    rows, out = [], bench.scratch / "score.json"
+    with bench.server("--http-port", "0", model=bench.arguments.base,
+                      device=bench.arguments.device) as server:
+        for tokens, prompts, batch in ((767, 320, 16), (767, 3200, 16), (22, 16000, 16),
+                                       (22, 16000, 32)):
+            with open(out, "wb") as file:
+                bench.run([*SCORE, server.address, "--tokens", str(tokens), "--prompts",
+                           str(prompts), "--batch", str(batch), "--clients", "16"], 300,
+                          stdout=file)
+            rows.append({"bench": "score", **json.loads(out.read_text(encoding="utf-8"))})
+    return {"model": os.path.basename(bench.arguments.base), "rows": rows[1:]}  # the first warms up
+
+
+def score_on_two_cores(bench: Bench) -> Part:
+    """Prompts on the CPU, in turns with transformers on the same two cores; the better of two."""
+    rows: list[Part] = []
+    out = bench.scratch / "score.json"
+    pinned = ["taskset", "-c", "0,1"]
+    for _ in range(2):
+        with bench.server("--http-port", "0", "--threads", "2", model=bench.arguments.base,
+                          device="cpu", wrap=pinned) as server:
+            for what in ([*SCORE, server.address, "--tokens", "767", "--prompts", "16", "--batch",
+                          "4", "--clients", "2"],
+                         [*pinned, sys.executable, "-B", str(PEERS / "transformers_score.py"),
+                          bench.arguments.base, "--threads", "2"]):
+                with open(out, "wb") as file:
+                    bench.run(what, 300, ours="taskset" not in what, stdout=file)
+                rows.append({"bench": "score-cpu", "peer": None,
+                             **json.loads(out.read_text(encoding="utf-8"))})
+    return {"model": os.path.basename(bench.arguments.base), "rows": rows}
+
+
+def evaluate(of: str, model: Callable[[Bench], str], *flags: str, against: bool = False,
+             seconds: float = 500) -> Callable[[Bench], Part]:
+    """./run evaluate; each row of its report is a row, marked with `of`."""
+    def measure(bench: Bench) -> Part:
+        out = bench.scratch / "evaluation"
+        other = ["--against", bench.arguments.base] if against else []
+        bench.run([sys.executable, "-B", "-m", "models.evaluate.evaluate", model(bench), *other,
+                   "--program", str(bench.build / "bin/fox-server"), "--out", str(out),
+                   "--server-flags", f"--device {bench.arguments.device}", *flags], seconds)
+        report = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+        rows = [{"bench": "evaluate", "of": of, "side": side["name"], "first": i == 0, **one}
+                for i, side in enumerate(report["sides"]) for one in side["rows"]]
+        rows += [{"bench": "compared", "of": of, **line} for line in report["compared"]]
+        return {"model": report["model"], "against": report["against"], "rows": rows}
+    return measure
+
+
+PARTS: dict[str, Callable[[Bench], Part]] = {
+    "score": score,
+    "score-cpu": score_on_two_cores,
+    "fox": evaluate("fox", lambda bench: bench.arguments.fox, "--lengths",
+                    ",".join(map(str, LENGTHS)), "--questions", str(QUESTIONS), against=True,
+                    seconds=2400),
+    "demo": evaluate("demo", lambda _: str(gpu_build.MODEL), "--lengths", "2048,8192",
+                     "--questions", "100"),
+}
+
+
+def judged_rows(m: Measurements) -> list[Row]:
+    return list(_rows(m))
+
+
+def _rows(m: Measurements) -> Iterator[Row]:
+    yield row("scoring prompts of 767 tokens",
+              best(m, "tokens_per_second", tokens_of_a_prompt=767), "tokens/s", "least", 150_000,
+              300_000)
+    yield row("scoring prompts of 22 tokens", best(m, "prompts_per_second", tokens_of_a_prompt=22),
+              "prompts/s", "least", 4_000, 8_000)
+    ours = best(m, "tokens_per_second", bench="score-cpu", peer=None)
+    peers = [r["tokens_per_second"] for r in m.all(bench="score-cpu") if r["peer"]]
+    yield row("scoring on two cores, over transformers", ratio(ours, max(peers, default=None)),
+              "x", "least", 1, 1.5)
+    worst: list[float] = []
+    for length in LENGTHS:
+        compared = m.all(bench="compared", of="fox", **{"mean of": f"recall@{length}"})
+        interval = compared[-1]["ratio"] if compared else None
+        yield row(f"recall at {length}: Fox over its teacher, lower end of 95%",
+                  times(interval and interval["low"], 100), "%", "least", 92, 96)
+        worst += shares(m, f"@{length}")
+    yield row("worst recall task, Fox over its teacher", times(min(worst, default=None), 100), "%",
+              "least", 80, 90)
+    compared = m.all(bench="compared", of="fox", **{"mean of": "downstream"})
+    yield row("mean of the downstream tasks, Fox less its teacher",
+              times(compared[-1]["difference"]["value"], 100) if compared else None, "points",
+              "least", -0.5, 0)
+    kept = [r["certificate"]["kept"] for r in m.all(bench="evaluate", of="fox", first=False)
+            if r["row"].endswith(f"@{LENGTHS[-1]}")]
+    yield row(f"keys and values kept at {LENGTHS[-1]}",
+              times(sum(kept) / len(kept), 100) if kept else None, "%", "most", 12.5)
+
+
+def best(m: Measurements, key: str, bench: str = "score", **marks: Any) -> float | None:
+    return max((r[key] for r in m.all(bench=bench, **marks)), default=None)
+
+
+def shares(m: Measurements, suffix: str) -> Iterator[float]:
+    """Fox's recall over its teacher's, of the tasks that the teacher can do."""
+    sides = [{r["row"]: r["recall"]["mean"]
+              for r in m.all(bench="evaluate", of="fox", first=first) if r["row"].endswith(suffix)}
+             for first in (True, False)]
+    for name, teacher in sides[0].items():
+        if teacher >= TEACHER_CAN:
+            yield sides[1][name] / teacher
