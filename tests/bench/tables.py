@@ -7,11 +7,12 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import judge
 import memory_parts
+import quality_parts
 from judge import MODES, Measurements
 
 README = pathlib.Path(__file__).resolve().parent / "README.md"
@@ -85,9 +86,8 @@ def training(m: Measurements) -> Iterator[str]:
                     [(what, m.seconds(impl=impl, acp=acp, **case)) for impl, acp, what in PEERS])
 
 
-def memory(m: Measurements) -> Iterator[str]:
-    """The judged rows."""
-    for judged in memory_parts.judged_rows(m):
+def judged_lines(rows: Iterable[judge.Row]) -> Iterator[str]:
+    for judged in rows:
         sign = {"most": "<= ", "least": ">= ", "is": ""}[judged["at"]]
         must, aim = (f"{sign}{judged[key]:.3g}" if judged[key] is not None else ""
                      for key in ("must", "aim"))
@@ -95,11 +95,34 @@ def memory(m: Measurements) -> Iterator[str]:
         yield f"| {judged['row']} | {value} | {must} | {aim} | {judged['note']} |"
 
 
+def memory(m: Measurements) -> Iterator[str]:
+    return judged_lines(memory_parts.judged_rows(m))
+
+
+def quality(m: Measurements) -> Iterator[str]:
+    return judged_lines(quality_parts.judged_rows(m))
+
+
+def tasks(m: Measurements) -> Iterator[str]:
+    """Each task of the foxified model beside its base: means in percent, and what Fox keeps."""
+    sides = [{r["row"]: r for r in m.all(bench="evaluate", of="fox", first=first)}
+             for first in (True, False)]
+    for name, base in sides[0].items():
+        key = next(k for k in ("acc", "greedy", "recall") if k in base)
+        a, b = base[key], sides[1][name][key]
+        yield (f"| {name} | {base['questions']} | {100 * a['mean']:.1f} +- {100 * a['error']:.1f}"
+               f" | {100 * b['mean']:.1f} +- {100 * b['error']:.1f}"
+               f" | {100 * sides[1][name]['certificate']['kept']:.0f}% |")
+
+
 # The name of a table: its results, its head, its lines.
 BOUNDS = "off | paper | certified | peers in the same run |\n|---|---|---|---|---|"
+JUDGED = "| what | measured | must | aim | |\n|---|---|---|---|---|"
 TABLES = {"gpu": ("h200.json", "| what, ms | " + BOUNDS, serving),
-          "memory": ("memory_h200.json",
-                     "| what | measured | must | aim | |\n|---|---|---|---|---|", memory),
+          "memory": ("memory_h200.json", JUDGED, memory),
+          "quality": ("quality_h200.json", JUDGED, quality),
+          "tasks": ("quality_h200.json", "| task | questions | the base, % | its Fox, % | kept |\n"
+                    "|---|---|---|---|---|", tasks),
           "training": ("h200_training.json", "| what at 16k, ms | " + BOUNDS, training)}
 
 
