@@ -28,7 +28,7 @@ test_requirements=("${convert_requirements[@]}" "${package_requirements[@]}"
 # The programs that the nightly tests compare with.
 oracle_requirements=('transformers>=5,<6' 'tokenizers>=0.20,<1' 'sentencepiece>=0.2,<1'
   'mistral-common>=1.9,<2' 'llama-models>=0.3,<1' 'dashscope==2.0.2' 'gbnf>=0.0.30,<1'
-  'jsonschema>=4.20,<5' 'lm-eval[api]>=0.4.9,<0.5')
+  'jsonschema>=4.20,<5')
 
 # missing_packages PACKAGE[:COMMAND]...: prints the packages that are not installed.
 missing_packages() {

@@ -1,7 +1,6 @@
 # Sourced by ./run: the commands test and tidy.
 
 source "$root/models/finetune/finetune.sh"
-source "$root/models/evaluate/evaluate.sh"
 
 # sanitized_tests PRESET LABEL TARGETS...: builds TARGETS and runs the tests with LABEL (empty: all
 # tests of compiled programs). Prints one line; ctest's own report goes to a log.
@@ -60,7 +59,6 @@ run_test() {
     need_python test
     if [[ -n "${FOX_NIGHTLY:-}" ]]; then
       need_python oracle
-      install_tasks
       install_torch
     fi
   fi

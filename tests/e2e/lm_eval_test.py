@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """lm-evaluation-harness over the HTTP port of a fox-server on the demo model, with its model
-local-completions, which sends ids without bos: its numbers equal fox-eval's.
+local-completions, which sends ids without bos: its numbers equal those of fox-eval and of
+./run evaluate.
 
     lm_eval_test.py BIN     the folder of fox-server, fox-cli and fox-eval
 
@@ -10,17 +11,23 @@ while it runs. If PyPI cannot be reached, the test says so and is skipped.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+import unittest.mock
 from typing import Any
 
 import fox_server
 import pypi_packages
 from fox_server import MODEL
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
+from models.evaluate import downstream  # noqa: E402
+from models.evaluate.client import SETTINGS, Client  # noqa: E402
 
 TEXT = (MODEL / "prompt_long.txt").read_text()[:6000]
 # Log-probabilities are sums of some thousand float32 terms.
@@ -33,6 +40,17 @@ QUESTIONS = [
     {"question": "He said that he would", "choices": ["window", "be very glad"], "answer": 1},
     {"question": "Good morning, my dear", "choices": ["Rose", "because"], "answer": 0},
 ]
+
+
+# Of two texts that differ before their common end, the likelier one.
+CONTEXTS = [
+    {"contexts": ["The dog was tired, so the dog", "The dog was tired, so the river"],
+     "end": " lay down and slept.", "answer": 0},
+    {"contexts": ["The cup fell from the table because the sky",
+                  "The cup fell from the table because the boy"], "end": " had pushed it.",
+     "answer": 1}]
+LAST_WORDS = [("Once upon a time there", " was"), ("He shook his", " head"),
+              ("The king and the", " elephants")]
 
 
 class LmEvalTest(fox_server.Case):
@@ -82,6 +100,53 @@ class LmEvalTest(fox_server.Case):
         self.assertGreater(abs(without_bos - ours), 0.02 * ours, "the text tells nothing of bos")
         right = sum(sample["acc"] for sample in samples)
         self.assertGreaterEqual(right, 4, "the demo model knows these")
+
+    def grades(self, rows: list[tuple[int, str, str, int, Any]]) -> dict[str, list[float]]:
+        """The grades of ./run evaluate for (question, context, continuation, index, label)."""
+        path = pathlib.Path(os.environ["HF_HOME"]) / "requests.jsonl.gz"
+        with gzip.open(path, "wt", encoding="utf-8") as out:
+            for question, context, continuation, index, label in rows:
+                out.write(json.dumps({
+                    "doc_id": question, "idx": index, "label": label,
+                    "request": {"context": context, "continuation": continuation}}) + "\n")
+        with unittest.mock.patch.object(downstream, "requests_of", lambda _: path), \
+                Client(self.server.http_url.removeprefix("http://")) as client:
+            return downstream.judge("piqa", client, SETTINGS["served"], 0)["grades"]
+
+    def test_evaluate_grades_alike(self) -> None:
+        choices = {"output_type": "multiple_choice", "target_delimiter": "",
+                   "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}]}
+        samples = self.evaluate({
+            "task": "fox_continuations", "doc_to_text": "{{question}}", **choices,
+            "doc_to_choice": "{{spaced}}", "doc_to_target": "answer",
+            **self.file_of("continuations.jsonl", [
+                {**q, "spaced": [" " + choice for choice in q["choices"]]} for q in QUESTIONS])})
+        ours = self.grades([(i, q["question"], " " + choice, k, q["answer"])
+                            for i, q in enumerate(QUESTIONS)
+                            for k, choice in enumerate(q["choices"])])
+        self.assertEqual(ours["acc"], [sample["acc"] for sample in samples])
+        self.assertEqual(ours["acc_per_char"], [sample["acc_norm"] for sample in samples])
+        samples = self.evaluate({
+            "task": "fox_contexts", **choices, "doc_to_text": "answer",
+            "doc_to_choice": "contexts", "doc_to_target": "{{end}}",
+            **self.file_of("contexts.jsonl", CONTEXTS)})
+        ours = self.grades([(i, context, q["end"], k, q["answer"])
+                            for i, q in enumerate(CONTEXTS)
+                            for k, context in enumerate(q["contexts"])])
+        self.assertEqual(ours["acc"], [sample["acc"] for sample in samples])
+        samples = self.evaluate({
+            "task": "fox_last_word", "output_type": "loglikelihood", "target_delimiter": "",
+            "doc_to_text": "{{context}}", "doc_to_target": "{{last}}",
+            "metric_list": [{"metric": "acc"}],
+            **self.file_of("last_words.jsonl", [{"context": context, "last": last}
+                                                for context, last in LAST_WORDS])})
+        ours = self.grades([(i, context, last, 0, [last.strip()])
+                            for i, (context, last) in enumerate(LAST_WORDS)])
+        self.assertEqual(ours["greedy"], [sample["acc"] for sample in samples])
+        for (_, last), bits, sample in zip(LAST_WORDS, ours["bits_per_byte"], samples):
+            [[loglikelihood, _]] = sample["filtered_resps"]
+            self.assertAlmostEqual(bits * len(last.encode()),
+                                   -loglikelihood / 0.6931471805599453, 4, msg=last)
 
     def loss(self, text: str) -> float:
         """The loss of all tokens after bos, by fox-eval."""

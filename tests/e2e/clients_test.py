@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Other clients of OpenAI's API with a fox-server on the demo model. Each has a small conversation:
+a structured answer, a tool call, and a next turn with the history that the client makes.
+
+    clients_test.py BIN     the folder of fox-server and fox-cli
+
+The clients are installed once from PyPI into a Python environment of the build. If PyPI cannot be
+reached, the test says so and is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+from typing import Any, Literal
+
+import fox_server
+import pypi_packages
+
+# All versions are fixed: the clients need different versions of `openai`, and pip would search for
+# hours.
+CLIENTS = ("openai==1.109.1", "instructor==1.12.0", "pydantic-ai-slim[openai]==1.30.1",
+           "openai-agents==0.3.3", "langchain-openai==1.1.9", "litellm==1.80.0",
+           "opentelemetry-api==1.37.0")
+PROMPT = "Once upon a time"
+LIMITS: dict[str, Any] = {"max_tokens": 150, "temperature": 1, "seed": 3}
+
+
+class ClientsTest(fox_server.Case):
+    """One server for all cases. The model's answers make no sense, but have the right form."""
+
+    flags = ("--http-port", "0", "--max-model-len", "4096")
+    chats = True
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        import openai  # noqa: PLC0415
+        import pydantic  # noqa: PLC0415
+        cls.url = cls.server.http_url + "/v1"
+        cls.address = {"base_url": cls.url, "api_key": "none", "max_retries": 0, "timeout": 60}
+        cls.client = cls.enterClassContext(openai.OpenAI(**cls.address))
+
+        class Light(pydantic.BaseModel):
+            """Where a light is, and how bright."""
+
+            room: Literal["hall", "attic"]
+            level: int = pydantic.Field(ge=0, le=9, description="0 is off")
+
+        cls.light = Light
+
+    def test_openai(self) -> None:
+        turns = [{"role": "user", "content": PROMPT}]
+        parsed = self.client.chat.completions.parse(
+            model="demo", messages=turns, response_format=self.light, **LIMITS)
+        message = parsed.choices[0].message
+        self.assertIsInstance(message.parsed, self.light)
+        turns += [message, {"role": "user", "content": PROMPT}]
+        again = self.client.chat.completions.create(model="demo", messages=turns, **LIMITS)
+        self.assertTrue(again.choices[0].message.content)
+
+    def test_instructor(self) -> None:
+        import instructor  # noqa: PLC0415
+        for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):
+            client = instructor.from_openai(self.client, mode=mode)
+            if mode == instructor.Mode.JSON:  # any object: only by chance it fits the schema
+                with self.assertRaises(Exception) as raised:
+                    client.chat.completions.create(
+                        model="demo", messages=[{"role": "user", "content": PROMPT}],
+                        response_model=self.light, max_retries=1, **LIMITS)
+                self.assertIn("validation", str(raised.exception), mode)
+                continue
+            light = client.chat.completions.create(
+                model="demo", messages=[{"role": "user", "content": PROMPT}],
+                response_model=self.light, max_retries=1, **LIMITS)
+            self.assertIsInstance(light, self.light, mode)
+
+    def test_pydantic_ai(self) -> None:
+        import pydantic_ai  # noqa: PLC0415
+        from pydantic_ai.models.openai import OpenAIChatModel  # noqa: PLC0415
+        from pydantic_ai.providers.openai import OpenAIProvider  # noqa: PLC0415
+        model = OpenAIChatModel("demo", provider=OpenAIProvider(base_url=self.url, api_key="none"))
+        for output in (self.light, pydantic_ai.NativeOutput(self.light)):
+            agent = pydantic_ai.Agent(model, output_type=output, instructions="Be brief.",
+                                      model_settings=LIMITS)
+            first = agent.run_sync(PROMPT)
+            self.assertIsInstance(first.output, self.light, output)
+            second = agent.run_sync(PROMPT, message_history=first.all_messages())
+            self.assertIsInstance(second.output, self.light, output)
+
+    def test_openai_agents(self) -> None:
+        import agents  # noqa: PLC0415
+        import openai  # noqa: PLC0415
+        agents.set_tracing_disabled(True)
+        seen: list[tuple[str, int]] = []
+
+        @agents.function_tool
+        def set_light(room: Literal["hall", "attic"], level: bool) -> str:
+            """Sets a light."""
+            seen.append((room, level))
+            return "done"
+
+        model = agents.OpenAIChatCompletionsModel(
+            model="demo", openai_client=openai.AsyncOpenAI(**self.address))
+        settings = agents.ModelSettings(tool_choice="required", max_tokens=100, temperature=1,
+                                        parallel_tool_calls=False)
+        agent = agents.Agent(name="light", instructions="Be brief.", model=model,
+                             tools=[set_light], model_settings=settings)
+        # The second turn is free, with the tool's answer in the history.
+        result = agents.Runner.run_sync(agent, PROMPT, max_turns=4)
+        self.assertIn(seen[0][0], ("hall", "attic"))
+        self.assertIsInstance(result.final_output, str)
+
+    def test_langchain(self) -> None:
+        import langchain_openai  # noqa: PLC0415
+        from langchain_core.messages import HumanMessage, ToolMessage  # noqa: PLC0415
+        model = langchain_openai.ChatOpenAI(model="demo", base_url=self.url, api_key="none",
+                                            max_retries=0, **LIMITS)
+        for method in ("function_calling", "json_schema"):
+            made = model.with_structured_output(self.light, method=method).invoke(PROMPT)
+            self.assertIsInstance(made, self.light, method)
+        tools = model.bind_tools([self.light], tool_choice="required", parallel_tool_calls=False)
+        answer = tools.invoke(PROMPT)
+        [call] = answer.tool_calls
+        history = [HumanMessage(PROMPT), answer, ToolMessage("done", tool_call_id=call["id"])]
+        self.assertTrue(model.invoke(history).content)
+        self.assertTrue("".join(piece.text for piece in model.stream(history)))
+
+    def test_litellm(self) -> None:
+        import litellm  # noqa: PLC0415
+        litellm.suppress_debug_info = True
+        tool = {"type": "function", "function": {"name": "light",
+                                                 "parameters": self.light.model_json_schema()}}
+        fields = {"model": "openai/demo", "api_base": self.url, "api_key": "none",
+                  "num_retries": 0, **LIMITS}
+        turns: list[Any] = [{"role": "user", "content": PROMPT}]
+        message = litellm.completion(messages=turns, tools=[tool], tool_choice="required",
+                                     parallel_tool_calls=False, **fields).choices[0].message
+        arguments = message.tool_calls[0].function.arguments
+        self.assertIsInstance(self.light(**json.loads(arguments)), self.light)
+        turns += [message.model_dump(),
+                  {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "done"}]
+        again = litellm.completion(messages=turns, tools=[tool], stream=True, **fields)
+        self.assertTrue("".join(chunk.choices[0].delta.content or "" for chunk in again))
+        # An error of this class makes litellm ask another model or cut the conversation.
+        for long in ({"messages": [{"role": "user", "content": "word " * 5000}]},
+                     {"messages": turns[:1], "max_tokens": 5000}):
+            with self.assertRaises(litellm.ContextWindowExceededError):
+                litellm.completion(**{**fields, **long})
+
+
+if __name__ == "__main__":
+    pypi_packages.enter(pathlib.Path(sys.argv[1]), "clients_packages", CLIENTS)
+    os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", OPENAI_AGENTS_DISABLE_TRACING="1",
+                      OPENAI_API_KEY="none", ANONYMIZED_TELEMETRY="False")
+    fox_server.main()
