@@ -87,12 +87,15 @@ class Maker:
     def common_words(self, tokens: int) -> Question:
         """A list in which five words stand often and all others seldom."""
         words = self.subjects(60)
-        often, cycle = words[:5], []
-        size = sum(self.length(word) for word in words) / len(words)
-        while len(cycle) * size < tokens - 30 * size:
-            cycle += often + self._random.sample(words[5:], 10)
-        self._random.shuffle(cycle)
-        return Question(" ".join(cycle), "Which five words stand most often in the list above?",
+        often, listed, left = words[:5], [], tokens
+        while True:
+            more = often + self._random.sample(words[5:], 10)
+            left -= sum(self.length(word) for word in more)
+            if left < 0:
+                break
+            listed += more
+        self._random.shuffle(listed)
+        return Question(" ".join(listed), "Which five words stand most often in the list above?",
                         "The five most frequent words are", tuple(often), 0.0)
 
     def tracking(self, tokens: int) -> Question:
