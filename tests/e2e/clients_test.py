@@ -65,12 +65,12 @@ class ClientsTest(fox_server.Case):
         import instructor  # noqa: PLC0415
         for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):
             client = instructor.from_openai(self.client, mode=mode)
-            if mode == instructor.Mode.JSON:  # any object: only by chance it fits the schema
+            if mode == instructor.Mode.JSON:  # any object: by chance it fits, or is cut
                 with self.assertRaises(Exception) as raised:
                     client.chat.completions.create(
                         model="demo", messages=[{"role": "user", "content": PROMPT}],
                         response_model=self.light, max_retries=1, **LIMITS)
-                self.assertIn("validation", str(raised.exception), mode)
+                self.assertRegex(str(raised.exception), "validation|length limit", mode)
                 continue
             light = client.chat.completions.create(
                 model="demo", messages=[{"role": "user", "content": PROMPT}],
