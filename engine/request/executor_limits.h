@@ -28,9 +28,9 @@ struct ExecutorLimits {
   int64_t max_mixed_tokens = 0;
   ChunkRule chunks;
   int32_t vocab_size = 0;
-  int depth = 1;  // steps submitted and not yet collected
-  // The executor understands PlannedSequence::sample and PlannedSequence::scores.
-  bool samples_on_device = false;
+  int depth = 1;                     // steps submitted and not yet collected
+  bool samples_on_device = false;    // the executor understands PlannedSequence::sample
+  bool scores = false;               // the executor understands PlannedSequence::scores
   std::vector<int32_t> graph_sizes;  // batch sizes with a captured graph, ascending
 
   int32_t slots() const { return std::max(num_slots, max_num_seqs); }

@@ -1,5 +1,5 @@
 // Sampler: sampling on the host. Scans are plain loops over fixed blocks, which compilers
-// vectorise; exponentials are float32, sums float64. Read sampler.h first.
+// vectorise. Read sampler.h first.
 #include "engine/request/sampler.h"
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 
 #include "kernels/core/check.h"
 #include "kernels/core/sampling_arithmetic.h"
+#include "kernels/cpu/score.h"
 
 namespace fox {
 namespace {
@@ -24,74 +25,6 @@ constexpr std::array<uint32_t, kWordBits> kBits = [] {
   for (size_t i = 0; i < kWordBits; ++i) bits[i] = uint32_t{1} << i;
   return bits;
 }();
-
-// Floats as integers of the same order; -0 counts as 0.
-inline int32_t OrderedInt(float x) {
-  const auto bits = BitCast<int32_t>(x + 0.0f);
-  return bits ^ ((bits >> 31) & 0x7fffffff);
-}
-
-// Sort key of a candidate: the larger logit, then the lower id.
-inline uint64_t CandidateKey(float x, int32_t id) {
-  const uint32_t order = static_cast<uint32_t>(OrderedInt(x)) ^ 0x80000000u;
-  return (uint64_t{order} << 32) | (0xffffffffu - static_cast<uint32_t>(id));
-}
-
-inline int32_t CandidateId(uint64_t key) {
-  return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
-}
-
-struct RowScan {
-  int32_t best = 0;  // the lowest id of the largest value
-  bool finite = true;
-};
-
-RowScan Scan(const float* row, int32_t size) {
-  constexpr int32_t kBlock = 1024;
-  constexpr int32_t kExponent = 0x7f800000;
-  int32_t largest = std::numeric_limits<int32_t>::min();
-  int32_t best_block = 0;
-  int32_t not_finite = 0;
-  for (int32_t begin = 0; begin < size; begin += kBlock) {
-    const int32_t end = std::min(size, begin + kBlock);
-    int32_t block_largest = std::numeric_limits<int32_t>::min();
-    for (int32_t i = begin; i < end; ++i) {
-      const auto bits = BitCast<int32_t>(row[i]);
-      const int32_t order = OrderedInt(row[i]);
-      block_largest = order > block_largest ? order : block_largest;
-      not_finite |= (bits & kExponent) == kExponent ? 1 : 0;
-    }
-    if (block_largest > largest || begin == 0) {
-      largest = block_largest;
-      best_block = begin;
-    }
-  }
-  RowScan scan;
-  scan.finite = not_finite == 0;
-  scan.best = best_block;
-  for (int32_t i = best_block; i < size; ++i) {
-    if (OrderedInt(row[i]) == largest) {
-      scan.best = i;
-      break;
-    }
-  }
-  return scan;
-}
-
-double Sum(const float* values, size_t size) {
-  constexpr size_t kLanes = 8;
-  double lanes[kLanes] = {};
-  size_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      lanes[lane] += static_cast<double>(values[i + lane]);
-    }
-  }
-  double sum = 0.0;
-  for (; i < size; ++i) sum += static_cast<double>(values[i]);
-  for (const double lane : lanes) sum += lane;
-  return sum;
-}
 
 // Noise that the race adds to the logits of a group of ids.
 void GroupNoise(uint64_t seed, uint64_t position, int32_t group, float scale, float* noise) {
@@ -182,14 +115,14 @@ absl::StatusOr<SampledToken> Sampler::Sample(const float* logits, const Sampling
                                              const TokenCounts& counts,
                                              const std::vector<int32_t>& masked, uint64_t position,
                                              const uint32_t* may_follow) {
-  RowScan scan = Scan(logits, vocab_size_);
+  RowScan scan = ScanRow(logits, vocab_size_);
   if (!scan.finite) return NumericalFailure();
   const float* row = logits;
   if (ChangesLogits(params) || !masked.empty() || may_follow != nullptr) {
     std::copy(logits, logits + vocab_size_, row_.begin());
     ProcessLogits(params, counts, masked, may_follow);
     row = row_.data();
-    scan = Scan(row, vocab_size_);
+    scan = ScanRow(row, vocab_size_);
     if (row[scan.best] == kMasked) return absl::InternalError("no token may be sampled");
   }
   const float largest = row[scan.best];
@@ -207,7 +140,7 @@ absl::StatusOr<SampledToken> Sampler::Sample(const float* logits, const Sampling
 absl::StatusOr<SampledToken> Sampler::ScorePrompt(const float* logits, const SamplingParams& params,
                                                   int32_t id) {
   FOX_CHECK(id >= 0 && id < vocab_size_);
-  const RowScan scan = Scan(logits, vocab_size_);
+  const RowScan scan = ScanRow(logits, vocab_size_);
   if (!scan.finite) return NumericalFailure();
   SampledToken token;
   token.id = id;
@@ -293,38 +226,20 @@ int32_t Sampler::TopPEnd(const float* row, const SamplingParams& params, float l
 }
 
 void Sampler::FillLogprobs(const float* row, float largest, int32_t best,
-                           const std::vector<int32_t>& extra, SampledToken* token) {
-  const size_t size = static_cast<size_t>(vocab_size_);
-  for (size_t i = 0; i < size; ++i) weight_[i] = Weight(row[i], largest, 1.0);
-  const double lse = std::log(Sum(weight_.data(), size)) + static_cast<double>(largest);
+                           const std::vector<int32_t>& extra, SampledToken* token) const {
+  const double log_sum = LogSumExp(row, vocab_size_, largest);
   const auto logprob = [&](int32_t id) {
-    return static_cast<float>(static_cast<double>(row[id]) - lse);
-  };
-  const auto rank = [&](int32_t id) {
-    const float x = row[id];
-    int32_t before = 0;
-    for (int32_t i = 0; i < id; ++i) before += row[i] >= x ? 1 : 0;
-    for (int32_t i = id + 1; i < vocab_size_; ++i) before += row[i] > x ? 1 : 0;
-    return before + 1;
+    return static_cast<float>(static_cast<double>(row[id]) - log_sum);
   };
   token->logprob = logprob(token->id);
-  token->rank = rank(token->id);
-  const size_t wanted = static_cast<size_t>(std::clamp(best, 0, vocab_size_));
-  candidates_.clear();  // the best so far, descending
-  for (int32_t id = 0; id < vocab_size_ && wanted > 0; ++id) {
-    const uint64_t key = CandidateKey(row[id], id);
-    if (candidates_.size() == wanted) {
-      if (key < candidates_.back()) continue;
-      candidates_.pop_back();
-    }
-    candidates_.insert(
-        std::upper_bound(candidates_.begin(), candidates_.end(), key, std::greater<>()), key);
+  token->rank = RankOf(row, vocab_size_, token->id);
+  int32_t rank = 0;
+  for (const uint64_t key : BestCandidates(row, vocab_size_, std::clamp(best, 0, vocab_size_))) {
+    token->top.push_back({CandidateId(key), logprob(CandidateId(key)), ++rank});
   }
-  for (size_t i = 0; i < candidates_.size(); ++i) {
-    const int32_t id = CandidateId(candidates_[i]);
-    token->top.push_back({id, logprob(id), static_cast<int32_t>(i) + 1});
+  for (const int32_t id : extra) {
+    token->top.push_back({id, logprob(id), RankOf(row, vocab_size_, id)});
   }
-  for (const int32_t id : extra) token->top.push_back({id, logprob(id), rank(id)});
 }
 
 bool NeedsCounts(const SamplingParams& sampling) {
@@ -349,7 +264,7 @@ absl::StatusOr<SampledToken> TokenOf(const SampleRecord& record, int32_t logprob
   return token;
 }
 
-bool ScoresOnDevice(const SamplingParams& sampling) {
+bool ExecutorScores(const SamplingParams& sampling) {
   return sampling.logprob_token_ids.empty() && sampling.prompt_logprobs <= kMaxSampledLogprobs;
 }
 

@@ -48,9 +48,9 @@ std::optional<SampleRow> SampleRowOf(const Request& request, const StopCondition
 std::vector<PenaltyEntry> PenaltyEntriesOf(const Request& request, const StopCondition& stop,
                                            const TokenCounts& counts, int64_t produced);
 
-// True if an executor can score the prompt; false: the request asks for more log-probabilities than
-// an executor reports.
-bool ScoresOnDevice(const SamplingParams& sampling);
+// True if the executor can score the prompt; false: the request asks for more log-probabilities
+// than an executor reports, and the host scores rows of logits.
+bool ExecutorScores(const SamplingParams& sampling);
 // The token of a record with its log-probabilities, of which `logprobs` alternatives were asked
 // for; negative: none at all. Internal: a logit is NaN or infinite, or no token is left.
 absl::StatusOr<SampledToken> TokenOf(const SampleRecord& record, int32_t logprobs,
@@ -85,7 +85,7 @@ class Sampler {
   Kept Filter(const float* row, const SamplingParams& params, float largest);
   int32_t TopPEnd(const float* row, const SamplingParams& params, float largest);
   void FillLogprobs(const float* row, float largest, int32_t best,
-                    const std::vector<int32_t>& extra, SampledToken* token);
+                    const std::vector<int32_t>& extra, SampledToken* token) const;
 
   int32_t vocab_size_;
   std::vector<float> row_;            // [vocab] processed logits, -infinity: masked

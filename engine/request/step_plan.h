@@ -37,7 +37,7 @@ struct PlannedSequence {
   // others are for prompt log-probabilities.
   std::vector<int32_t> logit_rows;
   // Rows whose next token the executor scores instead of delivering logits, in addition to
-  // logit_rows; ascending. Only for executors that sample (ExecutorLimits::samples_on_device).
+  // logit_rows; ascending. Only for executors with ExecutorLimits::scores.
   std::vector<PlannedScore> scores;
   // How the executor samples from the last of logit_rows instead of delivering logits. The row's
   // slot is the sequence's. If the logits processor is on, the token counts in the slot's penalty

@@ -20,7 +20,7 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
     : ops_(ops),
       max_seqs_(max_seqs),
       max_logit_rows_(max_logit_rows),
-      max_scored_rows_(ops.queue() != nullptr ? max_rows + 1 : 0) {
+      max_scored_rows_(max_rows + 1) {
   static_assert(std::max({alignof(SampleRow), alignof(SampleRecord), alignof(int64_t)}) <= 16);
   size_t end = 0;
   const auto take = [&end](int64_t count, size_t size) {
@@ -44,9 +44,7 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
   scored_row_ = take(max_scored_rows_, sizeof(int64_t));
   score_ = take(max_scored_rows_, sizeof(ScoreRow));
   block_ = ops.Allocate(end);
-  if (max_scored_rows_ > 0) {
-    scores_ = ops.Allocate(static_cast<size_t>(max_scored_rows_) * sizeof(SampleRecord));
-  }
+  scores_ = ops.Allocate(static_cast<size_t>(max_scored_rows_) * sizeof(SampleRecord));
   sampled_tokens_ = ops.Allocate(static_cast<size_t>(num_slots) * sizeof(int32_t));
   std::byte* base = block_.as<std::byte>();
   outputs_ = OutputsAt(base);

@@ -23,7 +23,7 @@ struct StepOutputs {
   int64_t* pages_evicted = nullptr;
   double* max_log_evicted_mass = nullptr;  // -infinity: nothing was evicted
   SampleRecord* sampled = nullptr;         // [max_logit_rows], by logit row
-  SampleRecord* scores = nullptr;          // [max_rows], by scored row; null without a queue
+  SampleRecord* scores = nullptr;          // [max_rows + 1], by scored row
 };
 
 // A sequence that pads a batch and touches no slot: slot -1, one token.
@@ -80,7 +80,7 @@ class BatchBuilder {
   size_t sole_pages_ = 0, sampled_ = 0, counts_ = 0, mass_ = 0, output_bytes_ = 0;
   size_t position_ = 0, row_begin_ = 0, tolerance_ = 0, logit_row_ = 0, sample_ = 0, slot_ = 0,
          token_ = 0, scored_row_ = 0, score_ = 0;
-  int64_t max_scored_rows_;  // with a repeated one; 0: the backend does not score
+  int64_t max_scored_rows_;  // with a repeated one
   Buffer block_, sampled_tokens_, scores_;
   StepOutputs outputs_;
   BatchView batch_;

@@ -116,6 +116,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   limits_.vocab_size = static_cast<int32_t>(weights_.config.vocab_size);
   limits_.depth = queue_ != nullptr ? 2 : 1;
   limits_.samples_on_device = queue_ != nullptr;
+  limits_.scores = true;
   if (limits_.samples_on_device) {
     penalty_state_ = ops_->Allocate(PenaltyStateBytes(weights_.config, options_));
     masks_ = reinterpret_cast<uint32_t*>(penalty_state_.as<TokenPenaltyState>() +

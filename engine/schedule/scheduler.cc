@@ -414,9 +414,8 @@ void Scheduler::PlanPrefills(std::vector<Sequence*> prefills, Seconds now, Budge
   const int64_t least = limits_.chunks.min_room();
   const int64_t kept = std::min({first->prefill_left(), budget->prefill,
                                  std::max({int64_t{kPageTokens}, least, budget->prefill / 2})});
-  const int64_t kept_rows =
-      std::min({first->NumLogitRows(kept, limits_.samples_on_device), budget->logit_rows,
-                std::max(least, (budget->logit_rows + 1) / 2)});
+  const int64_t kept_rows = std::min({first->NumLogitRows(kept, limits_), budget->logit_rows,
+                                      std::max(least, (budget->logit_rows + 1) / 2)});
   budget->Add(-kept, -kept_rows);
   Admit(now, /*whole_prompts=*/true, budget, schedule);
   std::stable_sort(prefills.begin() + 1, prefills.end(), [](const Sequence* a, const Sequence* b) {
@@ -437,8 +436,7 @@ int64_t Scheduler::ChunkWithin(const Sequence& sequence, const Budget& budget,
   // A token needs at most one row. So leaving out one token for each row too many never cuts too
   // deep; it is repeated, because some of these tokens may need no row.
   for (;;) {
-    const int64_t excess =
-        sequence.NumLogitRows(count, limits_.samples_on_device) - budget.logit_rows;
+    const int64_t excess = sequence.NumLogitRows(count, limits_) - budget.logit_rows;
     if (excess <= 0) break;
     count -= excess;
   }
@@ -460,7 +458,7 @@ void Scheduler::Plan(Sequence* sequence, int64_t count, Seconds now, Budget* bud
   FOX_CHECK(!sequence->chunks.fixed || sequence->ChunkWithin(count) == count);
   const int64_t begin = sequence->computed, promised = begin + sequence->min_chunk();
   StepPlan& plan = schedule->plan;
-  PlannedSequence planned = sequence->Feed(count, limits_.samples_on_device);
+  PlannedSequence planned = sequence->Feed(count, limits_);
   if (planned.sample && planned.sample->logits_processor.on && !sequence->has_penalty_state) {
     FOX_CHECK(sequence->pending == 0);
     plan.penalty_state.push_back(

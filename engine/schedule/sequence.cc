@@ -55,13 +55,13 @@ int64_t Sequence::NumPromptRows(int64_t count) const {
   return std::max<int64_t>(0, end - FirstPromptRow());
 }
 
-int64_t Sequence::NumLogitRows(int64_t count, bool samples_on_device) const {
+int64_t Sequence::NumLogitRows(int64_t count, const ExecutorLimits& limits) const {
   const int64_t last = count == remaining() && samples() ? 1 : 0;
-  const bool scores = samples_on_device && ScoresOnDevice(request.sampling);
+  const bool scores = limits.scores && ExecutorScores(request.sampling);
   return last + (scores ? 0 : NumPromptRows(count));
 }
 
-PlannedSequence Sequence::Feed(int64_t count, bool samples_on_device) const {
+PlannedSequence Sequence::Feed(int64_t count, const ExecutorLimits& limits) const {
   PlannedSequence planned;
   planned.id = request.id;
   planned.slot = slot;
@@ -69,7 +69,7 @@ PlannedSequence Sequence::Feed(int64_t count, bool samples_on_device) const {
   planned.token_ids = NextTokens(count);
   planned.log_tolerance = log_tolerance;
   const bool samples_last = count == remaining() && samples();
-  const bool scores = samples_on_device && ScoresOnDevice(request.sampling);
+  const bool scores = limits.scores && ExecutorScores(request.sampling);
   const auto first = static_cast<int32_t>(FirstPromptRow() - computed);
   for (int32_t row = first; row < first + NumPromptRows(count); ++row) {
     if (scores) {
@@ -81,7 +81,7 @@ PlannedSequence Sequence::Feed(int64_t count, bool samples_on_device) const {
   }
   if (samples_last) planned.logit_rows.push_back(static_cast<int32_t>(count - 1));
   // Where the host scores rows of the prompt, it samples from the last row, too.
-  if (samples_on_device && samples_last && planned.logit_rows.size() == 1)
+  if (limits.samples_on_device && samples_last && planned.logit_rows.size() == 1)
     planned.sample = SampleRowOf(request, stop, length(), produced());
   return planned;
 }

@@ -27,6 +27,7 @@
 
 #include "engine/request/chunk_rule.h"
 #include "engine/request/engine_options.h"
+#include "engine/request/executor_limits.h"
 #include "engine/request/reader_window.h"
 #include "engine/request/request.h"
 #include "engine/request/sampler.h"
@@ -145,9 +146,9 @@ struct Sequence : Progress, SlotState {
   // Rows of the prompt among the next `count` tokens whose log-probabilities are still to deliver.
   int64_t NumPromptRows(int64_t count) const;
   // Rows of logits that the next `count` tokens need, without rows that the executor scores.
-  int64_t NumLogitRows(int64_t count, bool samples_on_device) const;
+  int64_t NumLogitRows(int64_t count, const ExecutorLimits& limits) const;
   // The next `count` tokens as a plan has them.
-  PlannedSequence Feed(int64_t count, bool samples_on_device) const;
+  PlannedSequence Feed(int64_t count, const ExecutorLimits& limits) const;
   // Up to `max_drafts` drafts after the token of `fed`, the sequence's last token in its plan. They
   // are looked up in the last `window` tokens.
   std::vector<int32_t> Drafts(const PlannedSequence& fed, const Speculation& how,

@@ -125,9 +125,8 @@ class Ops {
   // states and counts the sampled token there. Only where the backend has a queue().
   virtual void Sample(const SampleParams&, Stream) { FOX_CHECK(false); }
 
-  // Reports the log-probability and the rank of one token for each row of logits. Only where the
-  // backend has a queue().
-  virtual void Score(const ScoreParams&, Stream) { FOX_CHECK(false); }
+  // Reports the log-probability and the rank of one token for each row of logits.
+  virtual void Score(const ScoreParams& params, Stream stream) = 0;
 };
 
 }  // namespace fox

@@ -66,7 +66,7 @@ class EngineTest : public testing::TestWithParam<Pipeline> {
   void Start(FakeOptions fake = Roomy(), const EngineOptions& options = {}) {
     options_ = options;
     fake.limits.depth = GetParam().depth;
-    fake.limits.samples_on_device = GetParam().samples_on_device;
+    fake.limits.samples_on_device = fake.limits.scores = GetParam().samples_on_device;
     if (GetParam().fixed_chunks) {  // as ModelRunner has them
       fake.limits.chunks = {128, /*fixed=*/true};
       const int64_t least = fake.limits.max_num_seqs + fake.limits.chunks.unit;

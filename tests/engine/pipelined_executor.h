@@ -37,11 +37,6 @@ class PipelinedExecutor final : public StepExecutor {
     inner_plan.penalty_state.clear();
     for (PlannedSequence& sequence : inner_plan.sequences) {
       sequence.sample.reset();
-      std::vector<int32_t> rows;
-      for (const PlannedScore& score : std::exchange(sequence.scores, {})) {
-        rows.push_back(score.row);
-      }
-      sequence.logit_rows.insert(sequence.logit_rows.begin(), rows.begin(), rows.end());
       if (sequence.token_ids.front() != kLastSampledToken) continue;
       sequence.token_ids.front() = sampled_.at(sequence.slot);
       ++fed_samples_;
@@ -82,7 +77,7 @@ class PipelinedExecutor final : public StepExecutor {
     std::vector<int32_t> sole_pages;
   };
 
-  // Scores and samples, and keeps logits and counts beyond the next plan.
+  // Samples, and keeps logits, scores and counts beyond the next plan.
   void Take(const StepPlan& plan, Computed* computed) {
     StepResult& result = computed->result;
     if (result.sole_pages != nullptr) {
@@ -91,17 +86,15 @@ class PipelinedExecutor final : public StepExecutor {
       result.sole_pages = computed->sole_pages.data();
     }
     result.sampled.clear();
-    result.scores.clear();
+    const std::vector<const SampleRecord*> scores = std::exchange(result.scores, {});
     computed->logits.resize(plan.sequences.size());
     computed->scores.resize(plan.sequences.size());
     const size_t vocab = static_cast<size_t>(limits_.vocab_size);
     for (size_t i = 0; i < plan.sequences.size(); ++i) {
       const PlannedSequence& sequence = plan.sequences[i];
       const float* logits = std::exchange(result.logits[i], nullptr);
-      for (const PlannedScore& score : sequence.scores) {
-        computed->scores[i].push_back(ScoreOf(score.score, logits, sampler_));
-        logits += vocab;
-      }
+      const size_t scored = sequence.scores.size();
+      if (scored > 0) computed->scores[i].assign(scores[i], scores[i] + scored);
       result.scores.push_back(computed->scores[i].data());
       const size_t rows = sequence.logit_rows.size();
       if (sequence.sample && !sequence.masked()) {

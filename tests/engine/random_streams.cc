@@ -113,11 +113,7 @@ StreamResults RunStreams(Engine& engine, ModelRunner& runner, const std::vector<
 
 StreamRun RunEngine(const EngineConfig& config, const std::vector<Request>& requests, int gap,
                     int depth) {
-  EngineConfig with_rows = config;
-  if (depth == 2) {  // the pipeline scores by itself, from rows of logits
-    with_rows.runner.max_logit_rows = std::max<int64_t>(512, config.runner.max_num_batched_tokens);
-  }
-  auto loaded = LoadEngine(with_rows);
+  auto loaded = LoadEngine(config);
   EXPECT_TRUE(loaded.ok()) << loaded.status();
   if (!loaded.ok()) return {};
   auto& runner = static_cast<ModelRunner&>(*loaded->executor);

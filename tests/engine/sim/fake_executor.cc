@@ -279,7 +279,7 @@ void FakeExecutor::CheckSequence(const PlannedSequence& sequence) {
     if (sequence.logit_rows[i] < 0 || sequence.logit_rows[i] >= count) Violate("row range");
     if (i > 0 && sequence.logit_rows[i] <= sequence.logit_rows[i - 1]) Violate("row order");
   }
-  if (!sequence.scores.empty() && !limits.samples_on_device) Violate("scores on the host");
+  if (!sequence.scores.empty() && !limits.scores) Violate("scores are not understood");
   for (size_t i = 0; i < sequence.scores.size(); ++i) {
     const auto& [row, how] = sequence.scores[i];
     if (row < 0 || row >= count || how.target < 0 || how.target >= limits.vocab_size ||

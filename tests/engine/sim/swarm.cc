@@ -22,7 +22,7 @@ void ChooseExecutor(Random& random, Swarm* swarm) {
   limits.max_logit_rows = random.Chance(0.3) ? random.Int(1, 10) : random.Int(10, 64);
   limits.vocab_size = static_cast<int32_t>(random.Int(8, 24));
   limits.depth = random.Chance(0.3) ? 1 : random.Chance(0.8) ? 2 : 3;
-  limits.samples_on_device = random.Chance(0.8);
+  limits.samples_on_device = limits.scores = random.Chance(0.8);
   if (random.Chance(0.1)) swarm->executor.understated_pages = random.Int(1, limits.num_pages);
   if (random.Chance(0.9)) {
     swarm->executor.min_window = random.Chance(0.2) ? 2 : 1;
