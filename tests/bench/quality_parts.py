@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,14 @@ def score(bench: Bench) -> Part:
     return {"model": os.path.basename(bench.arguments.base), "rows": rows[1:]}  # the first warms up
 
 
+def processor() -> str:
+    """The processor's name; matrix units are worth telling."""
+    text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    name = next((line.split(":")[1].strip() for line in text.splitlines()
+                 if line.startswith("model name")), "unknown")
+    return name + (", AMX" if " amx_bf16" in text else "")
+
+
 def score_on_two_cores(bench: Bench) -> Part:
     """Prompts on the CPU, in turns with transformers on the same two cores; the better of two."""
     rows: list[Part] = []
@@ -52,7 +61,7 @@ def score_on_two_cores(bench: Bench) -> Part:
                           bench.arguments.base, "--threads", "2"]):
                 with open(out, "wb") as file:
                     bench.run(what, 300, ours="taskset" not in what, stdout=file)
-                rows.append({"bench": "score-cpu", "peer": None,
+                rows.append({"bench": "score-cpu", "processor": processor(), "peer": None,
                              **json.loads(out.read_text(encoding="utf-8"))})
     return {"model": os.path.basename(bench.arguments.base), "rows": rows}
 
