@@ -65,8 +65,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="of the recall tasks (default 1)")
     parser.add_argument("--parallel", type=positive, default=16, metavar="N",
                         help="requests at a time (default 16)")
-    parser.add_argument("--out", type=Path, default=Path("evaluation"), metavar="DIR",
-                        help="folder of evaluation.json and pictures (default evaluation)")
+    parser.add_argument("--out", type=Path, default=Path("build/evaluation"), metavar="DIR",
+                        help="folder of evaluation.json and pictures (default build/evaluation)")
     parser.add_argument("--program", type=Path, default=Path("build/cpu/bin/fox-server"),
                         help=argparse.SUPPRESS)
     parser.add_argument("--server-flags", default="", metavar="FLAGS",
