@@ -121,7 +121,11 @@ absl::Status Measure(const Flags& flags, const ModelConfig& model, AcpMode mode,
   const auto loaded = LoadRunner(config);
   if (!loaded.ok()) return loaded.status();
   ModelRunner& runner = **loaded;
-  const double log_tolerance = off ? kNoMass : report.log_tolerance;
+  // Without pruning the tolerance is that of no mass.
+  const auto tolerance = [off](double log_tolerance) {
+    if (off) log_tolerance = kNoMass;
+    return log_tolerance;
+  };
   auto& trace = mode == AcpMode::kOff     ? report.off
                 : mode == AcpMode::kPaper ? report.paper
                                           : report.certified;
@@ -129,7 +133,7 @@ absl::Status Measure(const Flags& flags, const ModelConfig& model, AcpMode mode,
                  : mode == AcpMode::kPaper ? report.loss.paper
                                            : report.loss.certified;
   for (size_t w = 0; w < windows.size(); ++w) {
-    auto run = TraceAcp(runner, log_tolerance, windows[w]);
+    auto run = TraceAcp(runner, tolerance(report.log_tolerance), windows[w]);
     if (!run.ok()) return run.status();
     losses.insert(losses.end(), run->losses.begin(), run->losses.end());
     if (w == 0) trace = std::move(*run);
@@ -139,7 +143,7 @@ absl::Status Measure(const Flags& flags, const ModelConfig& model, AcpMode mode,
   for (size_t i = 0; i < flags.tolerances.size(); ++i) {
     SweepPoint& point = report.sweep[i];
     point.log_tolerance = flags.tolerances[i];
-    auto run = TraceAcp(runner, off ? kNoMass : point.log_tolerance, windows[0]);
+    auto run = TraceAcp(runner, tolerance(point.log_tolerance), windows[0]);
     if (!run.ok()) return run.status();
     (mode == AcpMode::kPaper ? point.paper : point.certified) = std::move(*run);
   }

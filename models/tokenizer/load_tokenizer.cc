@@ -39,8 +39,9 @@ class Files {
 
 // The tokenizer's class by the model_type of config.json; "": GPT-2's.
 std::string ClassOfModel(const std::string& config_json) {
-  constexpr JsonLimits kLimits = {kMaxFileBytes, 32, 1'000'000};
-  const absl::StatusOr<nlohmann::json> config = ReadJsonObject(config_json, kLimits, "config.json");
+  constexpr JsonLimits kConfigLimits = {kMaxFileBytes, 32, 1'000'000};
+  const absl::StatusOr<nlohmann::json> config =
+      ReadJsonObject(config_json, kConfigLimits, "config.json");
   if (!config.ok()) return "";
   const std::string model_type = ReadString(&*config, "model_type").value_or("");
   return model_type == "qwen2" || model_type == "qwen3" ? "Qwen2Tokenizer" : "";

@@ -39,10 +39,10 @@ absl::StatusOr<v1::DetokenizeResponse> AnswerOf(const v1::DetokenizeRequest& req
 
 // The form of both methods. The call may be over before its answer is made, because the tokenizers'
 // libraries cannot be interrupted.
-template <class Request>
+template <class Request>  // NOLINTNEXTLINE(performance-unnecessary-value-param): a FormatFactory
 std::unique_ptr<Format> MakeTokenizeFormat(grpc::ByteBuffer message,
                                            const ConversionContext& context) {
-  auto answer = [message = std::move(message), &context]() mutable -> absl::StatusOr<std::string> {
+  auto answer = [message, &context]() mutable -> absl::StatusOr<std::string> {
     Request request;
     const absl::Status parsed = ParseMessage(message, &request);
     message.Clear();

@@ -32,8 +32,8 @@ constexpr Ignored kIgnored[] = {
 // Fields of other servers and of OpenAI's other endpoints. `neutral`: the value, as JSON, that asks
 // for the server's default.
 struct Unsupported {
-  const char* names;
-  const char* advice;
+  const char* names = "";
+  const char* advice = "";
   const char* neutral = "false";
 };
 constexpr char kNotSupported[] = "not supported; leave it out";
