@@ -25,7 +25,7 @@ import fox_server
 import pypi_packages
 from fox_server import MODEL
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from models.evaluate import downstream  # noqa: E402
 from models.evaluate.client import SETTINGS, Client  # noqa: E402
 
