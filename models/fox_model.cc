@@ -97,7 +97,7 @@ void FoxModel::Forward(const BatchView& batch, AcpMode acp, const PagedKv& kv,
 MatrixView FoxModel::Logits(const BatchView& batch, const int64_t* rows, int64_t count,
                             int64_t decode_rows, Stream stream) {
   const ModelConfig& c = weights_.config;
-  FOX_CHECK(count <= batch.num_rows && count <= act_.max_logit_rows);
+  FOX_CHECK(count <= act_.max_logit_rows && decode_rows <= batch.num_rows);
   const MatrixView x = View(act_.x, weights_.residual_dtype, batch.num_rows, c.hidden_size);
   const bool all = decode_rows == batch.num_rows;  // `rows` ascend
   const MatrixView last = all ? x : View(act_.last, x.dtype, count, c.hidden_size);

@@ -49,7 +49,8 @@ class FoxModel {
                const ForwardCounters& counters, Stream stream);
 
   // Logits [count, V] (residual dtype) of rows `rows` (readable by the backend) of the batch of the
-  // last pass. `decode_rows`: count, then the rows ascend, or 0, then count > 1; see LinearParams.
+  // last pass. `decode_rows`: count, then the rows ascend, or 0, then count > 1 and rows may be
+  // there twice; see LinearParams.
   // Valid until the next call. REQUIRES: count <= Activations::max_logit_rows.
   MatrixView Logits(const BatchView& batch, const int64_t* rows, int64_t count, int64_t decode_rows,
                     Stream stream);

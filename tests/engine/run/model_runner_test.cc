@@ -37,6 +37,37 @@ TEST(ModelRunnerTest, APoolFaultIsUnavailableFromThenOn) {
   }
 }
 
+// A step with a single row, and one whose row to score is a single one among others.
+TEST(ModelRunnerTest, ASingleRowIsScoredFromItsLogits) {
+  auto runner = LoadRunner(GoldenConfig("tiny_fla"));
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  const int32_t vocab = (*runner)->limits().vocab_size;
+  Sampler sampler(vocab);
+  StepPlan plan = OneToken(0);
+  for (const int32_t tokens : {1, 5}) {
+    SCOPED_TRACE(tokens);
+    PlannedSequence& sequence = plan.sequences[0];
+    sequence.token_ids.assign(static_cast<size_t>(tokens), 1);
+    sequence.logit_rows = {tokens - 1};
+    sequence.scores = {{tokens - 1, {/*target=*/2, /*logprobs=*/3}}};
+    const absl::StatusOr<StepResult> result = (*runner)->Run(plan);
+    ASSERT_TRUE(result.ok()) << result.status();
+    SamplingParams sampling;
+    sampling.prompt_logprobs = 3;
+    const auto want = sampler.ScorePrompt(result->logits[0], sampling, 2);
+    const auto got = TokenOf(result->scores[0][0], 3, vocab);
+    ASSERT_TRUE(want.ok() && got.ok());
+    EXPECT_EQ(got->id, 2);
+    EXPECT_EQ(got->rank, want->rank);
+    EXPECT_FLOAT_EQ(got->logprob, want->logprob);
+    ASSERT_EQ(got->top.size(), want->top.size());
+    for (size_t i = 0; i < want->top.size(); ++i) {
+      EXPECT_EQ(got->top[i].id, want->top[i].id) << i;
+    }
+    sequence.position = tokens;
+  }
+}
+
 // Three pages of it, and a bound so loose that heads forget.
 TEST(ModelRunnerTest, WindowsAreThoseOfTheCacheWherePlansAskForThem) {
   auto runner = LoadRunner(GoldenConfig("tiny_fla"));
