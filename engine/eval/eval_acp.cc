@@ -121,7 +121,7 @@ absl::Status Measure(const Flags& flags, const ModelConfig& model, AcpMode mode,
   const auto loaded = LoadRunner(config);
   if (!loaded.ok()) return loaded.status();
   ModelRunner& runner = **loaded;
-  // Without pruning the tolerance is that of no mass.
+  // The tolerance of a run; a run without pruning may lose no mass.
   const auto tolerance = [off](double log_tolerance) {
     if (off) log_tolerance = kNoMass;
     return log_tolerance;

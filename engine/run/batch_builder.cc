@@ -69,8 +69,7 @@ StepOutputs BatchBuilder::OutputsAt(std::byte* block) const {
           counts + max_seqs_,
           counts + 2 * max_seqs_,
           At<double>(block, mass_),
-          At<SampleRecord>(block, sampled_),
-          scores_.as<SampleRecord>()};
+          At<SampleRecord>(block, sampled_)};
 }
 
 void BatchBuilder::PlaceScores(const PlannedSequence& seq, int64_t first_row, std::byte* staging) {

@@ -23,7 +23,6 @@ struct StepOutputs {
   int64_t* pages_evicted = nullptr;
   double* max_log_evicted_mass = nullptr;  // -infinity: nothing was evicted
   SampleRecord* sampled = nullptr;         // [max_logit_rows], by logit row
-  SampleRecord* scores = nullptr;          // [max_rows + 1], by scored row
 };
 
 // A sequence that pads a batch and touches no slot: slot -1, one token.
@@ -58,6 +57,8 @@ class BatchBuilder {
 
   const StepOutputs& outputs() const { return outputs_; }
   int32_t* sampled_tokens() const { return sampled_tokens_.as<int32_t>(); }
+  // Records of the scored rows, [max_rows + 1], in the backend's memory.
+  SampleRecord* scores() const { return scores_.as<SampleRecord>(); }
   // The outputs within a block, or within a host copy that begins at output_buffer().
   StepOutputs OutputsAt(std::byte* block) const;
   const std::byte* output_buffer() const { return block_.as<std::byte>(); }

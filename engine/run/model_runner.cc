@@ -234,8 +234,9 @@ MatrixView ModelRunner::Forward() {
   return logits;
 }
 
-// Scores in slices, because the logits of a long prompt's rows take more memory than its pages. The
-// slices are products of prefill rows, which are faster for so many, and have at least two rows.
+// Scores in slices, because the logits of a long prompt's rows take more memory than its pages. A
+// slice is computed as prefill rows, whose products are the fast ones for hundreds of rows and need
+// two rows or more.
 void ModelRunner::Score() {
   const int64_t all = batch_.num_scored_rows(), most = activations_.max_logit_rows;
   FOX_CHECK(all == 0 || most > 2);
@@ -244,7 +245,7 @@ void ModelRunner::Score() {
     count = left == most + 1 ? most - 1 : std::min(most, left);
     const MatrixView logits = model_.Logits(batch_.batch(), batch_.scored_rows() + first, count,
                                             /*decode_rows=*/0, stream_);
-    ops_->Score({logits, batch_.score_rows() + first, batch_.outputs().scores + first}, stream_);
+    ops_->Score({logits, batch_.score_rows() + first, batch_.scores() + first}, stream_);
   }
 }
 

@@ -62,7 +62,7 @@ void StepReadback::Enqueue(const MatrixView& logits, const PagedKv& kv) {
   if (scored_rows_ > 0) {
     const auto count = static_cast<size_t>(scored_rows_);
     Room<SampleRecord>(count, &scores_);
-    Fetch(batch_.outputs().scores, count * sizeof(SampleRecord), scores_);
+    Fetch(batch_.scores(), count * sizeof(SampleRecord), scores_);
   }
   if (wants_windows_) {
     const size_t bytes =

@@ -70,8 +70,8 @@ PlannedSequence Sequence::Feed(int64_t count, const ExecutorLimits& limits) cons
   planned.log_tolerance = log_tolerance;
   const bool samples_last = count == remaining() && samples();
   const bool scores = limits.scores && ExecutorScores(request.sampling);
-  const auto first = static_cast<int32_t>(FirstPromptRow() - computed);
-  for (int32_t row = first; row < first + NumPromptRows(count); ++row) {
+  auto row = static_cast<int32_t>(FirstPromptRow() - computed);
+  for (int64_t left = NumPromptRows(count); left > 0; --left, ++row) {
     if (scores) {
       const int32_t next = tokens[static_cast<size_t>(computed + row) + 1];
       planned.scores.push_back({row, {next, request.sampling.prompt_logprobs}});

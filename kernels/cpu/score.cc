@@ -11,33 +11,6 @@
 #include "kernels/cpu/cpu_ops.h"
 
 namespace fox {
-namespace {
-
-SampleRecord ScoreOf(const float* row, int32_t size, const ScoreRow& how) {
-  FOX_CHECK(how.target >= 0 && how.target < size && how.logprobs <= kMaxSampledLogprobs);
-  SampleRecord record;
-  record.id = how.target;
-  const RowScan scan = ScanRow(row, size);
-  if (!scan.finite) {
-    record.status = SampleStatus::kNotFinite;
-    return record;
-  }
-  const double log_sum = LogSumExp(row, size, row[scan.best]);
-  const auto logprob = [&](int32_t id) {
-    return static_cast<float>(static_cast<double>(row[id]) - log_sum);
-  };
-  record.logprob = logprob(how.target);
-  record.rank = RankOf(row, size, how.target);
-  int place = 0;
-  for (const uint64_t key : BestCandidates(row, size, std::clamp(how.logprobs, 0, size))) {
-    record.top_ids[place] = CandidateId(key);
-    record.top_logprobs[place++] = logprob(CandidateId(key));
-  }
-  return record;
-}
-
-}  // namespace
-
 RowScan ScanRow(const float* row, int32_t size) {
   constexpr int32_t kBlock = 1024;
   constexpr int32_t kExponent = 0x7f800000;
@@ -111,6 +84,29 @@ std::vector<uint64_t> BestCandidates(const float* row, int32_t size, int32_t cou
     best.insert(std::upper_bound(best.begin(), best.end(), key, std::greater<>()), key);
   }
   return best;
+}
+
+SampleRecord ScoreOf(const float* row, int32_t size, const ScoreRow& how) {
+  FOX_CHECK(how.target >= 0 && how.target < size && how.logprobs <= kMaxSampledLogprobs);
+  SampleRecord record;
+  record.id = how.target;
+  const RowScan scan = ScanRow(row, size);
+  if (!scan.finite) {
+    record.status = SampleStatus::kNotFinite;
+    return record;
+  }
+  const double log_sum = LogSumExp(row, size, row[scan.best]);
+  const auto logprob = [&](int32_t id) {
+    return static_cast<float>(static_cast<double>(row[id]) - log_sum);
+  };
+  record.logprob = logprob(how.target);
+  record.rank = RankOf(row, size, how.target);
+  int place = 0;
+  for (const uint64_t key : BestCandidates(row, size, std::clamp(how.logprobs, 0, size))) {
+    record.top_ids[place] = CandidateId(key);
+    record.top_logprobs[place++] = logprob(CandidateId(key));
+  }
+  return record;
 }
 
 void CpuOps::Score(const ScoreParams& params, Stream) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/core/philox.h"
+#include "kernels/interface/sampling_params.h"
 
 namespace fox {
 
@@ -40,5 +41,9 @@ int32_t RankOf(const float* row, int32_t size, int32_t id);
 
 // Candidate keys of the `count` likeliest tokens, the best first. REQUIRES: count <= size.
 std::vector<uint64_t> BestCandidates(const float* row, int32_t size, int32_t count);
+
+// The record of Ops::Score for one row. REQUIRES: the target is in [0, size), and no more than
+// kMaxSampledLogprobs are asked for.
+SampleRecord ScoreOf(const float* row, int32_t size, const ScoreRow& how);
 
 }  // namespace fox

@@ -18,10 +18,13 @@ from typing import Any, TypeVar
 from models.convert.refusal import Refusal
 from models.finetune.progress import ProgressLine, duration
 
+_line = ProgressLine()  # of the process: each one goes on saying what it was told last
+
 T = TypeVar("T")
 R = TypeVar("R")
 Ids = list[int]
 
+HTTP_ADDRESS, GRPC_ADDRESS = "listening for HTTP on", "listening on"  # in the server's log
 START_SECONDS = 600  # a large model is read from a slow disk
 REQUEST_SECONDS = 3600
 RETRIES = 2000  # of refused requests, 0.1 s apart at least
@@ -147,13 +150,13 @@ class Client:
 
     def each(self, work: Callable[[T], R], items: Sequence[T], what: str) -> list[R]:
         """work(item) of all items, several at a time, with progress on stderr."""
-        line, begin = ProgressLine(), time.monotonic()
+        begin = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(self._parallel) as pool:
             futures = [pool.submit(work, item) for item in items]
             try:
                 for done, _ in enumerate(concurrent.futures.as_completed(futures), 1):
                     left = (time.monotonic() - begin) / done * (len(items) - done)
-                    line.doing(f"{what}: {done} of {len(items)}, {duration(left)} left")
+                    _line.doing(f"{what}: {done} of {len(items)}, {duration(left)} left")
                 return [future.result() for future in futures]
             finally:
                 for future in futures:  # after the first error
@@ -167,6 +170,37 @@ def _scored(logprobs: dict[str, Any], count: int, certificate: dict[str, Any]) -
     return Scored(sum(own), all(x >= y for x, y in zip(own, best)), certificate)
 
 
+class NotStarted(RuntimeError):
+    """A server ended, or its time passed, before it listened; str() has the end of its log."""
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], listening: str, seconds: float,
+            **process: Any) -> Iterator[tuple[str, str]]:
+    """The address of a server on a free port, and its log until then; ends it with the context.
+
+    `listening`: the words before the address in the log. `process`: arguments of Popen.
+    """
+    with tempfile.NamedTemporaryFile("w+", encoding="utf-8", errors="replace") as log, \
+            subprocess.Popen(command, stdout=log, stderr=log, **process) as server:
+        try:
+            end = time.monotonic() + seconds
+            while True:
+                said = Path(log.name).read_text(encoding="utf-8", errors="replace")
+                if found := re.search(listening + r" (\S+)\n", said):
+                    break
+                if server.poll() is not None or time.monotonic() > end:
+                    raise NotStarted(f"the server did not start: {said.strip()[-500:]}")
+                time.sleep(0.02)
+            yield found.group(1), said
+        finally:
+            server.terminate()
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
 @contextlib.contextmanager
 def serving(program: Path, model: str, flags: Sequence[str]) -> Iterator[str]:
     """The address of a fox-server for `model` on a free port, which ends with the context.
@@ -178,22 +212,9 @@ def serving(program: Path, model: str, flags: Sequence[str]) -> Iterator[str]:
         return
     if not Path(model).is_dir():
         raise Refusal(f"'{model}' is neither a checkpoint's directory nor HOST:PORT of a server")
-    with tempfile.NamedTemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        command = [str(program), "--model", model, "--grpc-port", "0", "--http-port", "0", *flags]
-        with subprocess.Popen(command, stdout=log, stderr=log) as server:
-            try:
-                end = time.monotonic() + START_SECONDS
-                while True:
-                    said = Path(log.name).read_text(encoding="utf-8", errors="replace")
-                    if found := re.search(r"listening for HTTP on (\S+)\n", said):
-                        break
-                    if server.poll() is not None or time.monotonic() > end:
-                        raise Refusal(f"fox-server did not start: {said.strip()[-500:]}")
-                    time.sleep(0.05)
-                yield found.group(1)
-            finally:
-                server.terminate()
-                try:
-                    server.wait(30)
-                except subprocess.TimeoutExpired:
-                    server.kill()
+    command = [str(program), "--model", model, "--grpc-port", "0", "--http-port", "0", *flags]
+    try:
+        with running(command, HTTP_ADDRESS, START_SECONDS) as (address, _):
+            yield address
+    except NotStarted as error:
+        raise Refusal(str(error)) from None

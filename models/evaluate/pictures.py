@@ -18,7 +18,7 @@ def _lengths(report: dict[str, Any]) -> list[int]:
 
 
 def draw(report: dict[str, Any], folder: Path) -> list[Path]:
-    """Draws what the report has; returns the files. None without matplotlib or recall tasks."""
+    """Draws the report and returns the files; none without matplotlib or recall tasks."""
     pyplot = find_pyplot()
     lengths = _lengths(report)
     if pyplot is None or not lengths:

@@ -2,8 +2,8 @@
 them at its end.
 
 Source of the kinds: Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context
-Language Models?", 2024, section 3. Words, wording and seeds are our own, and not those that foxify
-trains on. The text between the facts is that of LAMBADA's passages from books.
+Language Models?", 2024, section 3. Words, wording and seeds are our own and differ from foxify's
+training. The text between the facts is that of LAMBADA's passages from books.
 """
 
 from __future__ import annotations

@@ -41,6 +41,9 @@ import judge_training
 import memory_parts
 import quality_parts
 
+sys.path.insert(0, str(gpu_build.ROOT))
+from models.evaluate.client import GRPC_ADDRESS, HTTP_ADDRESS, running  # noqa: E402
+
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 RESULTS = gpu_build.ROOT / "tests/bench/results"
 JUDGED_CARD = "h200"  # the limits hold for this card
@@ -144,28 +147,13 @@ class Bench:
                wrap: Sequence[str] = ()) -> Iterator[Server]:
         """A fox-server on a free port until the context ends; `model` defaults to the 760M.
         `wrap`: a command that starts it, as taskset does."""
-        listening = "listening for HTTP on" if "--http-port" in flags else "listening on"
-        log = self.scratch / "server.log"
+        listening = HTTP_ADDRESS if "--http-port" in flags else GRPC_ADDRESS
         command = [*wrap, str(self.build / "bin/fox-server"), "--grpc-port", "0", "--model",
                    model or self.model(), "--device", device, *flags]
         start = time.monotonic()
-        with open(log, "wb") as out, subprocess.Popen(
-                command, stdout=out, stderr=out, env=self.environment,
-                cwd=gpu_build.ROOT) as server:
-            try:
-                end = start + self.left(60)
-                while not (found := re.search(listening + r" (\S+)\n", said := log.read_text(
-                        encoding="utf-8", errors="replace"))):
-                    if server.poll() is not None or time.monotonic() > end:
-                        raise RuntimeError("the server did not start: " + said[-500:])
-                    time.sleep(0.02)
-                yield Server(found.group(1), time.monotonic() - start, said)
-            finally:
-                server.terminate()
-                try:
-                    server.wait(20)
-                except subprocess.TimeoutExpired:
-                    server.kill()
+        with running(command, listening, self.left(60), env=self.environment,
+                     cwd=gpu_build.ROOT) as (address, said):
+            yield Server(address, time.monotonic() - start, said)
 
     def save(self) -> None:
         tests = gpu_build.ROOT / "build/gpu-test/judged.json"

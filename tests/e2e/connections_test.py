@@ -172,7 +172,7 @@ class MemoryTest(fox_server.Case):
         return int(load["running"]) + int(load["waiting"])
 
     def test_an_open_stream_takes_little_and_ends_with_its_connection(self) -> None:
-        """Streams that nobody reads, from clients that die."""
+        """Many streams without a reader stay small, and end when their clients die."""
         server = self.serve_case("--max-num-queued-reqs", "4000", "--max-queue-seconds", "0",
                                  "--max-num-seqs", "4", "--kv-cache-mb", "16", "--http-port", "0")
         before = attacks.resident_mib(server.process.pid)

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cpu/score.h"
 
 namespace fox::sim {
 
@@ -179,7 +180,7 @@ void FakeExecutor::ComputeRows(const PlannedSequence& sequence, float* logits,
   std::vector<float> scored(static_cast<size_t>(options_.limits.vocab_size));
   for (const PlannedScore& score : sequence.scores) {
     compute(score.row, scored.data());
-    scores->push_back(ScoreOf(score.score, scored.data(), sampler_));
+    scores->push_back(ScoreOf(scored.data(), options_.limits.vocab_size, score.score));
   }
   for (const int32_t row : sequence.logit_rows) {
     compute(row, logits);

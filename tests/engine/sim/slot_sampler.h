@@ -12,24 +12,6 @@
 
 namespace fox {
 
-// The record of a device that scores a row of logits.
-inline SampleRecord ScoreOf(const ScoreRow& how, const float* logits, Sampler& sampler) {
-  SamplingParams params;
-  params.prompt_logprobs = how.logprobs;
-  SampleRecord record;
-  record.id = how.target;
-  const absl::StatusOr<SampledToken> token = sampler.ScorePrompt(logits, params, how.target);
-  record.status = token.ok() ? SampleStatus::kSampled : SampleStatus::kNotFinite;
-  if (!token.ok()) return record;
-  record.logprob = token->logprob;
-  record.rank = token->rank;
-  for (size_t i = 0; i < token->top.size(); ++i) {
-    record.top_ids[i] = token->top[i].id;
-    record.top_logprobs[i] = token->top[i].logprob;
-  }
-  return record;
-}
-
 class SlotSampler {
  public:
   void SetPenaltyState(const std::vector<PenaltyEntry>& entries) {

@@ -48,8 +48,8 @@ std::vector<int32_t> Sorted(const float* row, int32_t vocabulary) {
   return ids;
 }
 
-// An exponential is within 2 units in the last place, 2^-22, of itself, so that of a sum of them,
-// too; the logarithm of the sum is off by as much. The result is rounded to float32.
+// Each exponential has a relative error of 2 units in the last place, 2^-22. A sum of exponentials
+// has no larger one, so the logarithm of the sum is off by 2^-22. The result is rounded to float32.
 void ExpectRecord(const SampleRecord& got, const ScoreRow& how, const float* row,
                   int32_t vocabulary) {
   const std::vector<int32_t> ids = Sorted(row, vocabulary);

@@ -1,5 +1,5 @@
-// Windows are whole characters, and one that cannot be encoded ends the encoding. Random tables and
-// texts: tests/fuzz/models/bpe_fuzzer.cc.
+// Windows are whole characters, and a character that cannot be encoded ends the encoding. Random
+// tables and texts: tests/fuzz/models/bpe_fuzzer.cc.
 #include "models/tokenizer/bpe_windows.h"
 
 #include <gtest/gtest.h>

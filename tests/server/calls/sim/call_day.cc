@@ -71,7 +71,7 @@ CallPlan CallDay::MakePlan() {
     prompt.max_tokens = static_cast<int32_t>(random_.Int(1, load_.max_tokens));
     prompt.invalid = random_.Chance(load_.wrong / 2);
     if (!random_.Chance(load_.grammars)) continue;
-    for (int64_t size = random_.Int(1, 12); size > 0; --size) {  // rarely one that is kept
+    for (int64_t size = random_.Int(1, 12); size > 0; --size) {  // rarely in the cache
       prompt.choice += static_cast<char>('a' + random_.Int(0, 25));
     }
   }
@@ -148,7 +148,7 @@ void CallDay::LetReaderAct() {
   ClientPtr client;
   for (int i = 0; i < (grammar_acts_ > 0 ? 6 : 1); ++i) {
     client = open_[static_cast<size_t>(random_.Int(0, static_cast<int64_t>(open_.size()) - 1))];
-    // Beside a grammar that is compiled, rather one of those who wait for it.
+    // While a grammar is compiled, prefers a client that waits for it.
     if (client->plan.stream && client->transport->received().empty()) break;
   }
   if (!client->transport->acts() && !client->transport->released()) LetReaderAct(client);
@@ -220,7 +220,7 @@ CallReport CallDay::Run() {
     CheckBudget();
   }
   if (report_.violation.empty()) EndDay();
-  quiet_ = true;  // what is left ends in the destructors
+  quiet_ = true;  // the destructors end all open calls, and no actor interrupts them
   core_ = nullptr;
   return report_;
 }

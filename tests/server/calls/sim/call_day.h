@@ -130,7 +130,7 @@ class CallDay final : public SimEnvironment, public StepObserver {
   Random random_;
   CallLoad load_;
   int depth_ = 0;
-  bool quiet_ = false;   // nobody interrupts any more
+  bool quiet_ = false;   // no actor interrupts any more
   bool ending_ = false;  // no new calls
   bool drained_ = false, executor_fails_ = false, hangs_ = false;
   int64_t next_id_ = 0;
