@@ -53,12 +53,16 @@ class _Sum(SourceTensor):
             first += len(rows)
 
 
+def adapter_paths(directory: Path) -> list[Path]:
+    """adapter.safetensors, or its parts adapter-00001-of-00002.safetensors and so on."""
+    return sorted(directory.glob("adapter*.safetensors")) or [directory / ADAPTER]
+
+
 def with_adapter(plan: Plan, directory: Path) -> Plan:
     """Raises Refusal unless the adapter in `directory` fits."""
     config = parse_json(read_text(directory / CONFIG), CONFIG)
-    # adapter.safetensors, or its parts adapter-00001-of-00002.safetensors and so on.
-    paths = sorted(directory.glob("adapter*.safetensors")) or [directory / ADAPTER]
-    change = {n: tensor for p in paths for n, tensor in read_safetensors(check_link(p)).items()}
+    change = {name: tensor for path in adapter_paths(directory)
+              for name, tensor in read_safetensors(check_link(path)).items()}
     kind = config.get("base_model_type")
     if kind != plan.config["model_type"] or not isinstance(config.get("config"), dict):
         raise Refusal(f"{CONFIG}: made for a {kind}, not for SRC, a {plan.config['model_type']}")

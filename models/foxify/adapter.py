@@ -1,19 +1,27 @@
-"""The output of foxify: the difference to the base, adapter.safetensors and adapter_config.json."""
+"""The adapter that foxify writes, and starts from with --from: the difference to the base, in
+adapter.safetensors and adapter_config.json."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.convert.lora_adapter import ADAPTER, CONFIG
+from models.convert.lora_adapter import ADAPTER, CONFIG, adapter_paths
 from models.convert.output_directory import write_file
+from models.convert.refusal import Refusal
+from models.convert.safetensors_io import parse_json
+from models.convert.source_directory import read_text
 from models.foxify.base_model import MATRICES
 from models.foxify.pressure import LOG_EPS
 from models.foxify.student import Student
+
+_GATE_WEIGHT, _GATE_BIAS, _SINKS = ("self_attn.fgate_proj.weight", "self_attn.fgate_proj.bias",
+                                    "self_attn.sinks")
 
 
 @torch.no_grad()
@@ -23,32 +31,55 @@ def round_as_shipped(student: Student) -> None:
         parameter.copy_(parameter.to(student.base.dtype))
 
 
-def _tensors(student: Student) -> dict[str, Tensor]:
-    """The tensors by the names of the merged checkpoint; sinks, caps and biases are float32."""
-    base, a, tensors = student.base, student.base.architecture, {}
-    q_cap, k_cap = student.caps()
-    if student.rank == 0:
-        sizes = {kind: [a.shape(name)[0] for name in names] for kind, names in MATRICES.items()}
+def _parameters(student: Student) -> Iterator[tuple[str, Tensor]]:
+    """Views of the parameters with their names in the merged checkpoint."""
+    a = student.base.architecture
+    sizes = {kind: [a.shape(name)[0] for name in names] for kind, names in MATRICES.items()}
     for n in range(a.layers):
         prefix = f"model.layers.{n}."
         for kind, names in MATRICES.items():
             if student.rank == 0:
                 for name, part in zip(names, student.factors[kind][n].split(sizes[kind])):
-                    tensors[f"{prefix}{name}.weight"] = part.to(base.dtype)
+                    yield f"{prefix}{name}.weight", part
                 continue
             for name in names:
                 for letter in "AB":
-                    tensors[f"{prefix}{name}.lora_{letter}.weight"] = student.factor(
-                        name, letter)[n].to(base.dtype)
-        attention = prefix + "self_attn."
+                    yield f"{prefix}{name}.lora_{letter}.weight", student.factor(name, letter)[n]
         if student.window is None:
-            tensors[attention + "fgate_proj.weight"] = student.gate_weight[n].to(base.dtype)
-            tensors[attention + "fgate_proj.bias"] = student.gate_bias[n].float()
-            if not a.qk_norm:
-                tensors[attention + "q_cap"] = q_cap[n].float()
-                tensors[attention + "k_cap"] = k_cap[n].float()
-        tensors[attention + "sinks"] = student.sinks[n].float()
+            yield prefix + _GATE_WEIGHT, student.gate_weight[n]
+            yield prefix + _GATE_BIAS, student.gate_bias[n]
+        yield prefix + _SINKS, student.sinks[n]
+
+
+def _tensors(student: Student) -> dict[str, Tensor]:
+    """The tensors of the adapter; sinks, caps and biases are float32, the others of the base's
+    type."""
+    tensors = {name: part.float() if name.endswith((_GATE_BIAS, _SINKS)) else
+               part.to(student.base.dtype) for name, part in _parameters(student)}
+    if student.window is None and not student.base.architecture.qk_norm:
+        for name, caps in zip(("q_cap", "k_cap"), student.caps()):
+            tensors |= {f"model.layers.{n}.self_attn.{name}": cap.float()
+                        for n, cap in enumerate(caps)}
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def read_adapter(student: Student, directory: Path) -> None:
+    """Sets all parameters to those of an adapter; caps stay, which the run moves by itself.
+
+    Raises Refusal if the adapter is of another base, rank or method.
+    """
+    config = parse_json(read_text(directory / CONFIG), CONFIG)
+    kind = student.base.config["model_type"]
+    if config.get("base_model_type") != kind or config.get("r") != student.rank:
+        raise Refusal(f"{directory / CONFIG}: for a {config.get('base_model_type')} at rank "
+                      f"{config.get('r')}, not for this {kind} at --rank {student.rank}")
+    found = {name: tensor for path in adapter_paths(directory)
+             for name, tensor in load_file(path).items()}
+    for name, parameter in _parameters(student):
+        if name not in found or found[name].shape != parameter.shape:
+            raise Refusal(f"{directory}: tensor {name} is missing, or has another shape")
+        parameter.copy_(found[name])
 
 
 def write_adapter(student: Student, out: Path, keep: float) -> None:

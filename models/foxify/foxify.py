@@ -31,7 +31,7 @@ from models.finetune.attention import HAS_CUDA_KERNELS  # noqa: E402
 from models.finetune.process_group import ProcessGroup, Reading  # noqa: E402
 from models.finetune.text_tokens import TextError, TokenFileInfo  # noqa: E402
 from models.finetune.training_run import TrainingRun, activation_bytes, run_to_end  # noqa: E402
-from models.foxify.adapter import round_as_shipped, write_adapter  # noqa: E402
+from models.foxify.adapter import read_adapter, round_as_shipped, write_adapter  # noqa: E402
 from models.foxify.base_model import BaseModel, read_architecture  # noqa: E402
 from models.foxify.distillation import distillation, row_losses  # noqa: E402
 from models.foxify.measure import Evaluation  # noqa: E402
@@ -139,8 +139,10 @@ class Trainer(TrainingRun):
         return int(0.6 * free / (kept * args.window))
 
     def settings(self) -> dict[str, Any]:
-        """The settings of a TrainingRun, and "chats": True if there are chats."""
-        return {"chats": self.args.chats is not None, **super().settings()}
+        """The settings of a TrainingRun, "chats": True if there are chats, and "from": the name of
+        the adapter's directory."""
+        return {"chats": self.args.chats is not None,
+                "from": self.args.start.name if self.args.start else None, **super().settings()}
 
     def own_state(self) -> dict[str, Any]:
         """The controller, the step that it has not seen yet, and the teacher's measurement."""
@@ -161,11 +163,14 @@ class Trainer(TrainingRun):
             self.pending = step, done, Reading(torch.tensor(numbers, dtype=torch.float64))
 
     def resume(self) -> bool:
-        """Continues from the newest checkpoint, or measures the first values of sinks and caps."""
+        """Continues from the newest checkpoint, or measures the first values of sinks and caps, or
+        takes all but the caps from an adapter."""
         resumed = super().resume()
         if not resumed:
             ids = np.stack([self.mixture.window(i)[0] for i in range(min(2, self.windows_a_step))])
             self.model.calibrate(torch.from_numpy(ids).to(self.device))
+            if self.args.start:
+                read_adapter(self.model, self.args.start)
         self.group.same(self.model)
         return resumed
 

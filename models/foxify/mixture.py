@@ -13,7 +13,7 @@ from models.finetune.text_tokens import TextError, Windows
 from models.foxify.distillation import PLAIN, RECALLED, SAID
 from models.foxify.recall import RecallWindows
 
-RECALL_SHARE, CHAT_SHARE = 0.5, 0.3  # of windows
+RECALL_SHARE, CHAT_SHARE = 0.4, 0.5  # of windows
 
 
 class Mixture:

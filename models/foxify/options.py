@@ -14,6 +14,7 @@ _EPILOG = """\
 examples:
   ./run foxify my-llama books/*.txt --valid held-out.txt --keep 0.125 --out my-fox
   ./run foxify my-llama corpus.tokens --chats chats.tokens --out my-fox --minutes-total 20
+  ./run foxify my-llama my-texts/*.txt --from my-fox --keep 0.0625 --steps 200 --out my-fox-6
 
 To continue an interrupted run, repeat the command. Exit status: 0 done; 1 failed, with the reason
 in one line; 2 usage; 3 stopped before the end (--minutes, a signal), with a checkpoint.
@@ -39,6 +40,9 @@ def _add_method(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--keep", type=_share, default=0.125, metavar="SHARE",
                        help="share of the pages of a window to keep, the mean over page ends and "
                        "kv heads (default 0.125)")
+    group.add_argument("--from", type=Path, dest="start", metavar="DIR",
+                       help="start from the adapter of an earlier run, its --out, instead of from "
+                       "gates that never forget")
     group.add_argument("--rank", type=_whole, default=32,
                        help="of the adapter of every matrix; 0 trains the matrices (default 32)")
     group.add_argument("--cap-scale", type=_share, default=0.75, metavar="X",
@@ -79,9 +83,11 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     for add in (_add_method, _add_length, add_run):
         add(parser)
     args = parser.parse_args(arguments)
-    for path in (args.model, *args.texts, args.valid, args.chats, args.valid_chats):
+    for path in (args.model, *args.texts, args.valid, args.chats, args.valid_chats, args.start):
         if path is not None and not path.exists():
             parser.error(f"{path}: no such directory or file")
+    if args.start is not None and not (args.start / "adapter_config.json").is_file():
+        parser.error(f"--from {args.start}: has no adapter_config.json")
     if args.window % 64 or args.window < 128:
         parser.error("--window must be a multiple of 64, and at least 128")
     if args.batch_tokens % args.window:

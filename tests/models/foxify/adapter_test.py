@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from toy_model import TEXT
 
 from models.convert import fox_convert
-from models.foxify.adapter import round_as_shipped, write_adapter
+from models.convert.refusal import Refusal
+from models.foxify.adapter import read_adapter, round_as_shipped, write_adapter
 from models.foxify.base_model import BaseModel
 from models.foxify.student import Student
 
@@ -60,6 +61,30 @@ class AdapterTest(unittest.TestCase):
                      "--text", str(place / "text"), "--window", str(WINDOW), "--max-windows",
                      str(WINDOWS), "--dtype", "f32"], check=True, capture_output=True, timeout=300)
                 self.assertAlmostEqual(json.loads(said.stdout)["nll"], loss, places=4)
+
+    def test_a_run_starts_from_an_adapter(self) -> None:
+        for name, rank, window in (("low rank", 4, None), ("whole", 0, None), ("window", 4, 64)):
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder, torch.no_grad():
+                base = BaseModel(write_toy(Path(folder) / "base"), torch.device("cpu"),
+                                 torch.float32)
+                first, second = Student(base, rank, window), Student(base, rank, window)
+                for parameter in first.parameters():
+                    parameter.normal_()
+                round_as_shipped(first)
+                write_adapter(first, Path(folder), 0.125)
+                read_adapter(second, Path(folder))
+                for key, tensor in first.state_dict().items():
+                    unused = window and key.startswith("gate")
+                    self.assertEqual(torch.equal(tensor, second.state_dict()[key]), not unused, key)
+                with self.assertRaisesRegex(Refusal, "at rank"):
+                    read_adapter(Student(base, 8, window), Path(folder))
+
+    def test_an_adapter_of_a_window_has_no_gates_to_start_from(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            base = BaseModel(write_toy(Path(folder) / "base"), torch.device("cpu"), torch.float32)
+            write_adapter(Student(base, 4, 64), Path(folder), 0.125)
+            with self.assertRaisesRegex(Refusal, "fgate_proj.weight is missing"):
+                read_adapter(Student(base, 4, None), Path(folder))
 
 
 if __name__ == "__main__":

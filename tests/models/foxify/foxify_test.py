@@ -124,6 +124,23 @@ class FoxifyTest(unittest.TestCase):
         self.assertAlmostEqual(trainer._cap_scale(0.25), 0.75**0.5)
         self.assertEqual(trainer._cap_scale(0.75), 0.75)
 
+    def test_a_run_from_an_adapter_goes_on_where_it_ended(self) -> None:
+        self.run_here("--steps", "6", "--lr", "0.01", out="first")
+        self.run_here("--steps", "1", "--from", str(self.folder / "first"), out="second")
+        first, second = (load_file(self.folder / out / "adapter.safetensors")
+                         for out in ("first", "second"))
+        moved = 0.0
+        # Adam's first step moves a number by the learning rate.
+        for name in (n for n in first if n.endswith("lora_B.weight")):
+            moved = max(moved, first[name].abs().max().item())
+            torch.testing.assert_close(first[name], second[name], rtol=0, msg=name,
+                                       atol=1e-3 / foxify.WARMUP_STEPS)
+        self.assertGreater(moved, 1e-3)
+        report = json.loads((self.folder / "second" / "report.json").read_text())
+        self.assertEqual(report["settings"]["from"], "first")
+        self.assertIn("no adapter_config.json", self.run_here(
+            "--from", str(self.model), status=(2,), out="third"))
+
     def test_export_of_an_adapter(self) -> None:
         merged = self.folder / "merged"
         self.run_here("--steps", "2", "--export", str(merged))
