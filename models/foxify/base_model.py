@@ -33,6 +33,14 @@ MATRICES = {
 }
 
 
+LOGIT_BYTES = 5 << 27  # of the float32 logits in memory at once
+
+
+def rows_at_once(vocab: int) -> int:
+    """Rows of logits of LOGIT_BYTES at most: a power of two, so that windows have whole parts."""
+    return 1 << (max(1, LOGIT_BYTES // (4 * vocab)).bit_length() - 1)
+
+
 def wide(x: Tensor) -> Tensor:
     """Widens to at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
@@ -54,6 +62,43 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE over the halves of the last dimension; x [B, T, heads, d], cos and sin [T, 1, d / 2]."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class Matrix(NamedTuple):
+    """A matrix of a layer, W + up down, rounded to the type of W; without factors W."""
+
+    weight: Tensor  # W [rows, columns]
+    down: Tensor | None = None  # [r, columns]
+    up: Tensor | None = None  # [rows, r]
+
+
+class _Adapted(torch.autograd.Function):
+    """x (W + up down)^T + bias, whose backward pass makes no gradient of W, only of the factors.
+
+    The forward pass multiplies by the sum, which is rounded as in the exported model. The sum lives
+    no longer than that product: the backward pass multiplies by W and by the factors.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, down: Tensor, up: Tensor,
+                bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight, down, up)
+        return F.linear(x, torch.addmm(weight, up, down), bias)
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Any, ...]:
+        x, weight, down, up = ctx.saved_tensors
+        rows, d_rows = x.flatten(0, -2), d_y.flatten(0, -2)
+        d_z = d_rows @ up
+        d_x = torch.addmm(d_rows @ weight, d_z, down)
+        return d_x.view_as(x), None, d_z.t() @ rows, d_rows.t() @ F.linear(rows, down), None
+
+
+def linear(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
+    """x [.., columns] times the transposed matrix, plus the bias [rows]."""
+    if matrix.down is None:
+        return F.linear(x, matrix.weight, bias)
+    return _Adapted.apply(x, *matrix, bias)
 
 
 class Gate(NamedTuple):
@@ -101,12 +146,12 @@ class Architecture:
         angle = torch.arange(tokens, dtype=torch.float64)[:, None, None] * frequency
         return angle.cos().float().to(device), angle.sin().float().to(device)
 
-    def project(self, x: Tensor, norm: Tensor, matrix: Tensor, bias: Tensor | None,
+    def project(self, x: Tensor, norm: Tensor, matrix: Matrix, bias: Tensor | None,
                 qk_norm: tuple[Tensor, Tensor] | None, rope: tuple[Tensor, Tensor],
                 gate: Gate | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v [B, T, heads, d] and the log forget gates [B, T, K] of x [B, T, D]."""
         h = rms_norm(x, norm, self.norm_eps).to(x.dtype)
-        columns = F.linear(h, matrix, bias)
+        columns = linear(h, matrix, bias)
         kv = self.kv_heads * self.head_dim
         q, k, v = (c.unflatten(-1, (-1, self.head_dim))
                    for c in columns.split((columns.shape[-1] - 2 * kv, kv, kv), dim=-1))
@@ -119,13 +164,13 @@ class Architecture:
         log_f = None if gate is None else F.logsigmoid(F.linear(wide(h), gate.weight, gate.bias))
         return q, k, v.contiguous(), log_f
 
-    def mix(self, x: Tensor, o: Tensor, norm: Tensor, w_o: Tensor, w_gate_up: Tensor,
-            w_down: Tensor) -> Tensor:
+    def mix(self, x: Tensor, o: Tensor, norm: Tensor, w_o: Matrix, w_gate_up: Matrix,
+            w_down: Matrix) -> Tensor:
         """The layer's output from its input x and attention's o [B, T, H, d]."""
-        x = x + F.linear(o.flatten(-2), w_o)
+        x = x + linear(o.flatten(-2), w_o)
         h = rms_norm(x, norm, self.norm_eps).to(x.dtype)
-        gate, up = F.linear(h, w_gate_up).chunk(2, dim=-1)
-        return x + F.linear((F.silu(wide(gate)) * up).to(x.dtype), w_down)
+        gate, up = linear(h, w_gate_up).chunk(2, dim=-1)
+        return x + linear((F.silu(wide(gate)) * up).to(x.dtype), w_down)
 
 
 def read_architecture(directory: Path, foxified: bool = False
@@ -222,7 +267,7 @@ class BaseModel:
         Calls `see` with the number of each layer, its queries and its keys.
         """
         x = F.embedding(ids, self.embedding)
-        weights = {kind: stacked.unbind() for kind, stacked in self.matrices.items()}
+        weights = {kind: [Matrix(w) for w in stacked] for kind, stacked in self.matrices.items()}
         for n in range(self.architecture.layers):
             q, k, v, _ = self.project(x, self.attn_norm[n], weights["qkv"][n], self.bias[n],
                                       self.qk_norm[n], self.rope(ids.shape[1]), None)

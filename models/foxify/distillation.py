@@ -1,4 +1,4 @@
-"""The loss: KL to the teacher's predictions, computed for ROWS rows of logits at a time.
+"""The loss: KL to the teacher's predictions, computed for some rows of logits at a time.
 
 The embeddings are frozen, so only the gradient of the hidden states is needed. It is computed in
 the forward pass, part by part, and no logits are kept.
@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.foxify.base_model import wide
+from models.foxify.base_model import rows_at_once, wide
 
-ROWS = 8192  # rows of logits in memory at once
 PLAIN, SAID, RECALLED = range(3)  # marks of tokens: text, the teacher's chats, recalled facts
 KL_WEIGHT = (1.0, 24.0, 24.0)  # by mark; 7% of the tokens are SAID, 2% RECALLED
 TRUTH_WEIGHT = (0.0, 0.0, 3.0)  # of the cross entropy, by mark
@@ -43,9 +42,9 @@ class _Distillation(torch.autograd.Function):
     def forward(ctx: Any, student: Tensor, teacher: Tensor, head: Tensor, targets: Tensor,
                 weights: Tensor, losses_of: Any) -> tuple[Tensor, Tensor]:
         gradient = torch.empty_like(student)
-        sums = []
-        for i in range(0, len(student), ROWS):
-            rows = slice(i, i + ROWS)
+        sums, step = [], rows_at_once(len(head))
+        for i in range(0, len(student), step):
+            rows = slice(i, i + step)
             kl, loss, d_logits = losses_of(F.linear(student[rows], head),
                                            F.linear(teacher[rows], head), targets[rows],
                                            weights[:, rows])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.finetune.text_tokens import TextTokenizer
-from models.foxify.base_model import PAGE, BaseModel
+from models.foxify.base_model import PAGE, BaseModel, rows_at_once
 from models.foxify.pressure import excess, kept_shares
 from models.foxify.recall import Asking, RecallWindows
 from models.foxify.student import Student
@@ -19,7 +19,6 @@ from models.foxify.student import Student
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 NEEDLES = 24  # facts per depth, half of them in chats
 BOOK_WINDOWS, CHAT_WINDOWS, SHARE_WINDOWS = 32, 8, 8
-ROWS = 8192  # rows of logits in memory at once
 
 Hidden = Callable[[Tensor], Tensor]
 
@@ -44,13 +43,16 @@ class Evaluation:
             yield [torch.from_numpy(np.ascontiguousarray(x[i : i + self._micro])).to(
                 self._base.device) for x in arrays]
 
+    def _split(self, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Splits tensors of the same rows into parts whose logits are in memory at once."""
+        return (x.split(rows_at_once(self._base.architecture.vocab)) for x in rows)
+
     def _book_loss(self, hidden: Hidden) -> float:
         total, count = 0.0, 0
         for (ids,) in self._parts(self._books):
             for row, h in zip(ids, hidden(ids)):
-                for i in range(0, len(row) - 1, ROWS):
-                    targets = row[i + 1 : i + 1 + ROWS]
-                    logits = self._base.logits(h[i : i + len(targets)])
+                for targets, part in zip(*self._split(row[1:], h[:-1])):
+                    logits = self._base.logits(part)
                     total += F.cross_entropy(logits, targets, reduction="sum").item()
                     count += len(targets)
         return total / count
@@ -73,9 +75,9 @@ class Evaluation:
         for ids, marks in self._parts(self._chats, self._chat_marks):
             for mark, mine, theirs in zip(marks, hidden(ids), self._base.hidden(ids)):
                 places = mark[1:].nonzero().flatten()
-                log_s, log_t = (self._base.logits(h[places]).log_softmax(-1)
-                                for h in (mine, theirs))
-                total += F.kl_div(log_s, log_t, reduction="sum", log_target=True).item()
+                for both in zip(*self._split(mine[places], theirs[places])):
+                    log_s, log_t = (self._base.logits(h).log_softmax(-1) for h in both)
+                    total += F.kl_div(log_s, log_t, reduction="sum", log_target=True).item()
                 count += len(places)
         return total / max(1, count)
 

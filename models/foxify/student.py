@@ -1,7 +1,8 @@
 """The model in training: its base with a forget gate a kv head, sinks, norm caps and an adapter.
 
-Every matrix of a layer is W = W0 + B A, rounded once to the base's type, as in the exported model;
-a rank of 0 trains W itself. Embeddings and norms stay. Read base_model.py first.
+Every matrix of a layer is W = W0 + B A, rounded once to the base's type, as in the exported model.
+A and B are trained in float32 and rounded before they are multiplied, as in the adapter's file. A
+rank of 0 trains W itself. Embeddings and norms stay. Read base_model.py first.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch.nn.attention.flex_attention import (
 from torch.utils.checkpoint import checkpoint
 
 from models.finetune.attention import forgetting_attention
-from models.foxify.base_model import MATRICES, BaseModel, Gate, largest_norm, rms_norm, wide
+from models.foxify.base_model import (
+    MATRICES, BaseModel, Gate, Matrix, largest_norm, rms_norm, wide)
 from models.foxify.pressure import PageTerms, page_terms
 
 FIRST_LOG_GATE = -2e-4  # log f of all gates at the start
@@ -59,7 +61,8 @@ class Student(nn.Module):
         self.factors = nn.ParameterDict()
         for kind, names in MATRICES.items():
             if rank == 0:
-                self.factors[kind] = nn.Parameter(base.matrices[kind].to(single))
+                self.factors[kind] = nn.Parameter(
+                    base.matrices[kind].to(single, copy=True))
                 continue
             for name in names:
                 rows, columns = a.shape(name)
@@ -99,17 +102,25 @@ class Student(nn.Module):
         scale = 1.0 if self.base.architecture.qk_norm else math.sqrt(self.cap_scale)
         return self.first_q_cap * scale, self.first_k_cap * scale
 
-    def matrices(self) -> dict[str, tuple[Tensor, ...]]:
-        """The merged matrices of all layers, in the base's type."""
-        merged = {}
-        for kind, names in MATRICES.items():
-            if self.rank == 0:
-                whole = self.factors[kind]
-            else:
-                change = [self.factor(name, "B") @ self.factor(name, "A") for name in names]
-                whole = self.base.matrices[kind] + torch.cat(change, dim=1)
-            merged[kind] = whole.to(self.base.dtype).unbind()
-        return merged
+    def _adapter(self, kind: str) -> tuple[Tensor, Tensor]:
+        """A [L, r, columns] and B [L, rows, r] of all names of a kind, in the base's type.
+
+        Each name has a share of r of its own, so B is block-diagonal.
+        """
+        names, rank, dtype = MATRICES[kind], self.rank, self.base.dtype
+        down = [self.factor(name, "A").to(dtype) for name in names]
+        up = [F.pad(self.factor(name, "B").to(dtype), (rank * i, rank * (len(names) - 1 - i)))
+              for i, name in enumerate(names)]
+        return torch.cat(down, dim=1), torch.cat(up, dim=1)
+
+    def matrices(self) -> list[dict[str, Matrix]]:
+        """The matrices of each layer, by kind."""
+        dtype, stacked = self.base.dtype, {}
+        for kind in MATRICES:
+            parts = [self.factors[kind].to(dtype)] if self.rank == 0 else [
+                self.base.matrices[kind], *self._adapter(kind)]
+            stacked[kind] = [Matrix(*layer) for layer in zip(*(x.unbind() for x in parts))]
+        return [dict(zip(stacked, layer)) for layer in zip(*stacked.values())]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, log_f: Tensor, sinks: Tensor) -> Tensor:
         if self.window is not None:
@@ -118,29 +129,29 @@ class Student(nn.Module):
         return forgetting_attention(q, k, v, log_f, sinks=sinks, adaptive_threshold="auto",
                                     bound="certified")
 
-    def _layer(self, x: Tensor, n: int, matrices: dict[str, tuple[Tensor, ...]],
+    def _layer(self, x: Tensor, n: int, matrices: dict[str, Matrix],
                caps: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
         base = self.base
         used = (None, None) if base.architecture.qk_norm or self.window else (
             caps[0][n], caps[1][n])
         gate = Gate(self.gate_weight[n], self.gate_bias[n], *used)
-        q, k, v, log_f = base.project(x, base.attn_norm[n], matrices["qkv"][n], base.bias[n],
+        q, k, v, log_f = base.project(x, base.attn_norm[n], matrices["qkv"], base.bias[n],
                                       base.qk_norm[n], base.rope(x.shape[1]), gate)
         terms = () if self.window else self._page_terms(k, log_f, caps[0][n])
         o = self._attend(q, k, v, log_f, self.sinks[n])
         x = base.mix(x, o, base.mlp_norm[n],
-                     *(matrices[kind][n] for kind in ("o", "gate_up", "down")))
+                     *(matrices[kind] for kind in ("o", "gate_up", "down")))
         return x, *terms
 
     def forward(self, ids: Tensor) -> tuple[Tensor, PageTerms | None]:
         """Normed last hidden states [B, T, D] and the layers' page terms, None under a window."""
-        base, matrices, caps = self.base, self.matrices(), self.caps()
+        base, caps = self.base, self.caps()
         x, collected = F.embedding(ids, base.embedding), []
-        for n in range(base.architecture.layers):
+        for layer in enumerate(self.matrices()):
             if self.recompute and torch.is_grad_enabled():
-                x, *terms = checkpoint(self._layer, x, n, matrices, caps, use_reentrant=False)
+                x, *terms = checkpoint(self._layer, x, *layer, caps, use_reentrant=False)
             else:
-                x, *terms = self._layer(x, n, matrices, caps)
+                x, *terms = self._layer(x, *layer, caps)
             collected.append(terms)
         terms = None if self.window else PageTerms(*(torch.stack(x) for x in zip(*collected)))
         return rms_norm(x, base.norm, base.architecture.norm_eps).to(x.dtype), terms

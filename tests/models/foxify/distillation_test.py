@@ -10,11 +10,11 @@ import toy_llama  # noqa: F401  (first: it skips without torch)
 import torch
 import torch.nn.functional as F
 
-from models.foxify import distillation
+from models.foxify import base_model, distillation
 
 
 class DistillationTest(unittest.TestCase):
-    """In float64, in parts of a few rows."""
+    """In float64, in parts of four rows."""
 
     def test_value_and_gradient(self) -> None:
         g = torch.Generator().manual_seed(0)
@@ -25,7 +25,7 @@ class DistillationTest(unittest.TestCase):
         ids = torch.randint(0, 11, (2, 9), generator=g)
         marks = torch.randint(0, 3, (2, 9), generator=g)
         marks[:, 0] = distillation.RECALLED  # predicted by no token
-        with mock.patch.object(distillation, "ROWS", 5):
+        with mock.patch.object(base_model, "LOGIT_BYTES", 4 * 11 * 5):
             kl, loss = distillation.distillation(student, teacher, head, ids, marks)
         (gradient,) = torch.autograd.grad(3 * loss, student)
         log_s, log_t = (F.linear(x, head).log_softmax(-1) for x in (student, teacher))

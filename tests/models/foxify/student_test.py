@@ -7,21 +7,41 @@ import json
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
-from toy_llama import QWEN3, open_merged, write_toy  # first: it skips without torch
+from toy_llama import QWEN2, QWEN3, open_merged, write_toy  # first: it skips without torch
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from toy_model import ROOT
 
-from models.foxify.base_model import BaseModel
+from models.convert import fox_convert
+from models.foxify import student as student_module
+from models.foxify.adapter import round_as_shipped, write_adapter
+from models.foxify.base_model import MATRICES, BaseModel, linear
+from models.foxify.distillation import distillation
+from models.foxify.pressure import excess, penalty
 from models.foxify.student import Student, window_attention
 
 
-def students(folder: Path, rank: int = 4) -> tuple[BaseModel, Student]:
-    base = BaseModel(folder, torch.device("cpu"), torch.float32)
+def students(folder: Path, rank: int = 4, dtype: torch.dtype = torch.float32
+             ) -> tuple[BaseModel, Student]:
+    base = BaseModel(folder, torch.device("cpu"), dtype)
     torch.manual_seed(0)
     return base, Student(base, rank, None)
+
+
+def dense_window(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int) -> Tensor:
+    """window_attention by a matrix of probabilities."""
+    k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2) for x in (k, v))
+    logits = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+    i = torch.arange(q.shape[1])
+    gap = i[:, None] - i
+    logits = torch.where((gap >= 0) & (gap < window), logits, -torch.inf)
+    column = sinks[None, :, None, None].expand(*logits.shape[:3], 1)
+    p = torch.cat((logits, column), -1).softmax(-1)[..., :-1]
+    return torch.einsum("bhij,bjhd->bihd", p, v)
 
 
 class StudentTest(unittest.TestCase):
@@ -87,14 +107,108 @@ class StudentTest(unittest.TestCase):
     def test_a_window_with_a_sink(self) -> None:
         g = torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(1, 128, heads, 16, generator=g) for heads in (4, 2, 2))
-        sinks, i = torch.randn(4, generator=g), torch.arange(128)
-        logits = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(2, 2)) / 4
-        gap = i[:, None] - i
-        logits = torch.where((gap >= 0) & (gap < 32), logits, -torch.inf)
-        column = sinks[None, :, None, None].expand(1, 4, 128, 1)
-        p = torch.cat((logits, column), -1).softmax(-1)[..., :-1]
-        expected = torch.einsum("bhij,bjhd->bihd", p, v.repeat_interleave(2, 2))
-        torch.testing.assert_close(window_attention(q, k, v, sinks, 32), expected)
+        sinks = torch.randn(4, generator=g)
+        torch.testing.assert_close(window_attention(q, k, v, sinks, 32),
+                                   dense_window(q, k, v, sinks, 32))
+
+    def loss(self, student: Student) -> Tensor:
+        """A number that depends on all hidden states and page terms."""
+        g = torch.Generator().manual_seed(3)
+        hidden, terms = student(self.ids)
+        loss = (hidden * torch.randn(hidden.shape, generator=g, dtype=hidden.dtype)).mean()
+        if terms is None:
+            return loss
+        return loss + penalty(excess(terms, student.sinks, *student.caps()))
+
+    @mock.patch.object(student_module, "window_attention", dense_window)
+    def test_gradients_of_factors_are_those_of_the_merged_matrices(self) -> None:
+        """In float64: d B = (d W) A^T and d A = B^T (d W), where a student of rank 0 trains W."""
+        for name, changes, window, recompute in (
+                ("tied llama", {}, None, False), ("biases", QWEN2, None, True),
+                ("norms", QWEN3, None, False), ("window", {}, 32, True)):
+            with self.subTest(name):
+                base, student = students(write_toy(self.folder / name, **changes), 4, torch.float64)
+                whole = Student(base, 0, window)
+                student.window, student.recompute = window, recompute
+                with torch.no_grad():
+                    student.calibrate(self.ids)
+                    student.gate_weight.normal_(0, 0.3)
+                    for part in student.factors.values():
+                        part.add_(torch.randn_like(part) * 0.1)
+                    own = {k: v for k, v in student.state_dict().items() if "factors" not in k}
+                    whole.load_state_dict(own, strict=False)
+                    for kind, names in MATRICES.items():
+                        whole.factors[kind] += torch.cat([
+                            student.factor(name, "B") @ student.factor(name, "A")
+                            for name in names], dim=1)
+                losses = [self.loss(model) for model in (student, whole)]
+                torch.testing.assert_close(*losses)
+                for loss in losses:
+                    loss.backward()
+                for kind, names in MATRICES.items():
+                    sizes = [base.architecture.shape(name)[0] for name in names]
+                    for name, d_w in zip(names, whole.factors[kind].grad.split(sizes, dim=1)):
+                        a, b = (student.factor(name, letter) for letter in "AB")
+                        torch.testing.assert_close(b.grad, d_w @ a.mT, msg=name)
+                        torch.testing.assert_close(a.grad, b.mT @ d_w, msg=name)
+                torch.testing.assert_close(student.sinks.grad, whole.sinks.grad)
+
+    def test_steps_lower_the_loss(self) -> None:
+        for rank in (4, 0):
+            with self.subTest(rank=rank):
+                base, student = students(write_toy(self.folder / str(rank)), rank)
+                teacher, marks = base.hidden(self.ids), torch.zeros_like(self.ids)
+                before = {kind: matrix.clone() for kind, matrix in base.matrices.items()}
+                optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3, weight_decay=0)
+                losses = []
+                for _ in range(4):
+                    _, loss = distillation(student(self.ids)[0], teacher, base.head, self.ids,
+                                           marks)
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    losses.append(loss.item())
+                self.assertEqual(losses, sorted(losses, reverse=True))
+                for kind, matrix in before.items():
+                    self.assertTrue(torch.equal(matrix, base.matrices[kind]), kind)
+
+    def test_the_backward_pass_keeps_no_matrix_but_the_bases(self) -> None:
+        base, student = students(write_toy(self.folder / "llama"))
+        own = {x.untyped_storage().data_ptr() for x in base.matrices.values()}
+        sizes = {x[0].numel() for x in base.matrices.values()}
+        kept: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+            loss = self.loss(student)
+        self.assertTrue(any(x.untyped_storage().data_ptr() in own for x in kept))
+        for x in kept:
+            if x.dim() == 2 and x.numel() in sizes:
+                self.assertIn(x.untyped_storage().data_ptr(), own, x.shape)
+        loss.backward()
+        self.assertTrue(all(x.grad is None for x in base.matrices.values()))
+
+    def test_in_bf16_it_multiplies_by_the_exported_matrices(self) -> None:
+        """Both add in float32, in another order; a sum so near a midpoint that this decides its
+        rounding has a chance of about 2 (rank + 1) 2^-24 / 2^-8."""
+        folder = self.folder / "base"
+        fox_convert.main([str(write_toy(self.folder / "llama")), str(folder), "--dtype", "bf16"])
+        base, student = students(folder, 4, torch.bfloat16)
+        with torch.no_grad():
+            for part in student.factors.values():
+                part.add_(torch.randn_like(part) * 0.1)
+        trained = student.matrices()
+        round_as_shipped(student)
+        write_adapter(student, self.folder, 0.125)
+        fox_convert.main([str(folder), str(self.folder / "merged"), "--adapter", str(self.folder)])
+        tensors = load_file(self.folder / "merged/model.safetensors")
+        for n, layer in enumerate(trained):
+            for kind, names in MATRICES.items():
+                exported = torch.cat([tensors[f"model.layers.{n}.{name}.weight"]
+                                      for name in names])
+                eye = torch.eye(exported.shape[1], dtype=torch.bfloat16)
+                used = linear(eye, layer[kind]).t()
+                self.assertLess((used != exported).float().mean(), 1e-3, kind)
+                torch.testing.assert_close(used, exported, rtol=2**-7, atol=0, msg=kind)
+                self.assertGreater((used != base.matrices[kind][n]).float().mean(), 0.5, kind)
 
 
 if __name__ == "__main__":

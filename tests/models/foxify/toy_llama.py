@@ -14,6 +14,7 @@ from toy_model import byte_alphabet  # first: it skips without torch
 import torch
 from safetensors.torch import load_file, save_file
 
+from models.convert.transformers_config import parse_transformers_config
 from models.foxify.base_model import BaseModel
 from models.foxify.student import Student
 
@@ -25,6 +26,7 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 512, "tie_word_embeddings": True, "bos_token_id": 256,
     "eos_token_id": 257, "torch_dtype": "float32",
 }
+QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 1,
          "tie_word_embeddings": False}
 
@@ -58,21 +60,7 @@ def write_toy(folder: Path, **changes: Any) -> Path:
     generator = torch.Generator().manual_seed(1)
     (folder / "config.json").write_text(json.dumps(config))
     write_tokenizer(folder)
-    wide, inner, d = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q, kv = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
-    shapes = {"model.embed_tokens.weight": (config["vocab_size"], wide), "model.norm.weight": (
-        wide,)}
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (config["vocab_size"], wide)
-    for n in range(config["num_hidden_layers"]):
-        layer = {"self_attn.q_proj": (q, wide), "self_attn.k_proj": (kv, wide),
-                 "self_attn.v_proj": (kv, wide), "self_attn.o_proj": (wide, q),
-                 "mlp.gate_proj": (inner, wide), "mlp.up_proj": (inner, wide),
-                 "mlp.down_proj": (wide, inner), "input_layernorm": (wide,),
-                 "post_attention_layernorm": (wide,)}
-        if config["model_type"] == "qwen3":
-            layer |= {"self_attn.q_norm": (d,), "self_attn.k_norm": (d,)}
-        shapes |= {f"model.layers.{n}.{name}.weight": shape for name, shape in layer.items()}
+    shapes = parse_transformers_config(config).shapes()
     tensors = {name: torch.randn(shape, generator=generator) * 0.2 + (len(shape) == 1)
                for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
