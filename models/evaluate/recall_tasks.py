@@ -185,6 +185,11 @@ def answer_tokens(question: Question, client: Client) -> int:
     return 16 + sum(len(client.tokens(f" {answer}, and")) for answer in question.answers)
 
 
+def grade(question: Question, text: str) -> float:
+    """The share of the question's answers that a text contains."""
+    return sum(answer in text for answer in question.answers) / len(question.answers)
+
+
 def judge(task: str, client: Client, setting: Setting, tokens: int, count: int,
           seed: int) -> dict[str, Any]:
     """The share of each question's answers that the model gives."""
@@ -194,8 +199,7 @@ def judge(task: str, client: Client, setting: Setting, tokens: int, count: int,
     def ask(question: Question) -> tuple[float, dict[str, Any]]:
         answer = client.answer(ids_of(question, client, beginning),
                                answer_tokens(question, client), setting)
-        found = sum(value in answer.text for value in question.answers)
-        return found / len(question.answers), answer.certificate
+        return grade(question, answer.text), answer.certificate
 
     results = client.each(ask, questions, f"{task} at {tokens}, {setting.name}")
     return {"grades": {"recall": [share for share, _ in results]},

@@ -1,13 +1,15 @@
-"""Parts of gpu_bench.py --quality: scoring at the speed of prompts, and the tables of ./run
-evaluate for the demo model and for a foxified model (--fox) beside its base (--base)."""
+"""Parts of gpu_bench.py --quality: scoring at the speed of prompts, the tables of ./run evaluate
+for the demo model and for a foxified model (--fox) beside its base (--base), and heuristics that
+drop keys of the base."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import gpu_build
@@ -22,6 +24,8 @@ QUESTIONS = 300
 SCORE = [sys.executable, "-B", str(gpu_build.ROOT / "tests/bench/score_bench.py")]
 PEERS = gpu_build.ROOT / "tests/bench/peers"
 TEACHER_CAN = 0.2  # of a task's questions, else its ratio says nothing
+PEER_LENGTH = 4096
+ALL_KEYS = ("none", False)
 
 
 def score(bench: Bench) -> Part:
@@ -83,12 +87,30 @@ def evaluate(of: str, model: Callable[[Bench], str], *flags: str, against: bool 
     return measure
 
 
+def kept_by_fox(m: Measurements, length: int) -> float | None:
+    """The mean share of keys and values that Fox kept in its recall tasks."""
+    kept = [r["certificate"]["kept"] for r in m.all(bench="evaluate", of="fox", first=False)
+            if r["row"].endswith(f"@{length}")]
+    return sum(kept) / len(kept) if kept else None
+
+
+def peers(bench: Bench) -> Part:
+    """kvpress's heuristics on the base, with the share of keys and values that Fox kept."""
+    keep = kept_by_fox(Measurements(bench.report), PEER_LENGTH)
+    if keep is None:
+        raise RuntimeError("needs the rows of the part fox in the same file")
+    return bench.peer("kvpress_eval.py", 1500, bench.arguments.base, "--length", str(PEER_LENGTH),
+                      "--keep", f"{keep:.4f}", "--device", bench.arguments.device, "--workers",
+                      str(max(1, len(os.sched_getaffinity(0)) - 2)))
+
+
 PARTS: dict[str, Callable[[Bench], Part]] = {
     "score": score,
     "score-cpu": score_on_two_cores,
     "fox": evaluate("fox", lambda bench: bench.arguments.fox, "--lengths",
                     ",".join(map(str, LENGTHS)), "--questions", str(QUESTIONS), against=True,
                     seconds=2400),
+    "peers": peers,
     "demo": evaluate("demo", lambda _: str(gpu_build.MODEL), "--lengths", "2048,8192",
                      "--questions", "100"),
 }
@@ -121,10 +143,40 @@ def _rows(m: Measurements) -> Iterator[Row]:
     yield row("mean of the downstream tasks, Fox less its teacher",
               times(compared[-1]["difference"]["value"], 100) if compared else None, "points",
               "least", -0.5, 0)
-    kept = [r["certificate"]["kept"] for r in m.all(bench="evaluate", of="fox", first=False)
-            if r["row"].endswith(f"@{LENGTHS[-1]}")]
-    yield row(f"keys and values kept at {LENGTHS[-1]}",
-              times(sum(kept) / len(kept), 100) if kept else None, "%", "most", 12.5)
+    yield row(f"keys and values kept at {LENGTHS[-1]}", times(kept_by_fox(m, LENGTHS[-1]), 100),
+              "%", "most", 12.5)
+    yield from best_peer(m)
+
+
+def variants(m: Measurements) -> dict[tuple[str, bool], dict[str, Row]]:
+    """By heuristic and whether it saw the question: its rows by task. None that lacks a task."""
+    found: dict[tuple[str, bool], dict[str, Row]] = {}
+    for one in m.all(bench="kvpress"):
+        found.setdefault((one["press"], one["question_seen"]), {})[one["task"]] = one
+    tasks = found.get(ALL_KEYS, {}).keys()
+    return {name: rows for name, rows in found.items() if rows.keys() == tasks}
+
+
+def mean_recall(rows: Collection[Row]) -> tuple[float, float]:
+    """The mean over tasks and its standard error."""
+    error = math.hypot(*(one["recall"]["error"] for one in rows))
+    return sum(one["recall"]["mean"] for one in rows) / len(rows), error / len(rows)
+
+
+def best_peer(m: Measurements) -> Iterator[Row]:
+    """The best heuristic over all keys in the same harness; none before there is one."""
+    means = {name: mean_recall(rows.values())[0] for name, rows in variants(m).items()}
+    whole = means.pop(ALL_KEYS, None)
+    if means:
+        best_of = {seen: max((n for n in means if seen or not n[1]), key=means.__getitem__)
+                   for seen in (True, False)}
+        note = best_of[True][0]
+        if best_of[True][1]:
+            unseen = best_of[False]
+            share = ratio(means[unseen], whole, 100)
+            note += f", which saw the question; of the others {unseen[0]} {share or 0:.3g} %"
+        yield row("best kvpress heuristic at equal bytes over all keys",
+                  ratio(means[best_of[True]], whole, 100), "%", "least", None, note=note)
 
 
 def best(m: Measurements, key: str, bench: str = "score", **marks: Any) -> float | None:

@@ -115,6 +115,27 @@ def tasks(m: Measurements) -> Iterator[str]:
                f" | {100 * sides[1][name]['certificate']['kept']:.0f}% |")
 
 
+def peers(m: Measurements) -> Iterator[str]:
+    """foxserve with and without pruning, then kvpress, best first: means of the recall tasks."""
+    sides = [[r for r in m.all(bench="evaluate", of="fox", first=first)
+              if r["row"].endswith(f"@{quality_parts.PEER_LENGTH}")] for first in (True, False)]
+    found = quality_parts.variants(m)
+    whole = found.pop(quality_parts.ALL_KEYS, {})
+    groups = [("foxserve, the base, all keys", "", sides[0], sides[0]),
+              ("**foxserve, its Fox**", "", sides[1], sides[0]),
+              ("kvpress, the base, all keys", "", [*whole.values()], [*whole.values()])]
+    groups += sorted(((name, "seen" if seen else "not seen", [*rows.values()], [*whole.values()])
+                      for (name, seen), rows in found.items()),
+                     key=lambda group: -quality_parts.mean_recall(group[2])[0])
+    for name, question, rows, base in groups if whole else ():
+        mean, error = quality_parts.mean_recall(rows)
+        kept = sum(r["kept"] if "kept" in r else r["certificate"]["kept"] for r in rows) / len(rows)
+        masked = any(r.get("cached", 0) > r["kept"] for r in rows if "kept" in r)
+        yield (f"| {name} | {question} | {100 * kept:.1f}%{', masked' * masked}"
+               f" | {100 * mean:.1f} +- {100 * error:.1f}"
+               f" | {shown(judge.ratio(mean, quality_parts.mean_recall(base)[0], 100), 1)}% |")
+
+
 # The name of a table: its results, its head, its lines.
 BOUNDS = "off | paper | certified | peers in the same run |\n|---|---|---|---|---|"
 JUDGED = "| what | measured | must | aim | |\n|---|---|---|---|---|"
@@ -123,6 +144,8 @@ TABLES = {"gpu": ("h200.json", "| what, ms | " + BOUNDS, serving),
           "quality": ("quality_h200.json", JUDGED, quality),
           "tasks": ("quality_h200.json", "| task | questions | the base, % | its Fox, % | kept |\n"
                     "|---|---|---|---|---|", tasks),
+          "peers": ("quality_h200.json", "| what | question | kept | mean of the recall tasks, % | "
+                    "of all keys' |\n|---|---|---|---|---|", peers),
           "training": ("h200_training.json", "| what at 16k, ms | " + BOUNDS, training)}
 
 

@@ -8,6 +8,7 @@ import unittest
 
 import gpu_bench
 import judge
+import quality_parts
 import tables
 
 
@@ -22,6 +23,32 @@ class TablesTest(unittest.TestCase):
     def test_the_readme_shows_the_committed_measurements(self) -> None:
         text = tables.README.read_text(encoding="utf-8")
         self.assertEqual(tables.rewritten(text), text)
+
+    def test_kvpress_stands_beside_foxserve(self) -> None:
+        rows = [{"bench": "evaluate", "of": "fox", "first": first, "row": f"{task}@4096",
+                 "recall": {"mean": mean, "error": 0.03}, "certificate": {"kept": kept}}
+                for first, mean, kept in ((True, 0.8, 1.0), (False, 0.72, 0.15))
+                for task in ("multikey", "tracking")]
+        rows += [{"bench": "kvpress", "press": press, "question_seen": seen, "task": task,
+                  "recall": {"mean": mean, "error": 0.03}, "kept": kept, "cached": cached}
+                 for press, seen, mean, kept, cached in (
+                     ("none", False, 0.8, 1.0, 1.0), ("SnapKV", False, 0.1, 0.15, 0.15),
+                     ("SnapKV", True, 0.2, 0.15, 0.15), ("KVzip", False, 0.16, 0.15, 1.0))
+                 for task in ("multikey", "tracking")]
+        rows.append({**rows[-1], "press": "TOVA", "task": "tracking"})  # another task is missing
+        m = judge.Measurements({"parts": {"peers": {"rows": rows}}})
+        self.assertEqual(list(tables.peers(m)), [
+            "| foxserve, the base, all keys |  | 100.0% | 80.0 +- 2.1 | 100% |",
+            "| **foxserve, its Fox** |  | 15.0% | 72.0 +- 2.1 | 90% |",
+            "| kvpress, the base, all keys |  | 100.0% | 80.0 +- 2.1 | 100% |",
+            "| SnapKV | seen | 15.0% | 20.0 +- 2.1 | 25% |",
+            "| KVzip | not seen | 15.0%, masked | 16.0 +- 2.1 | 20% |",
+            "| SnapKV | not seen | 15.0% | 10.0 +- 2.1 | 12.5% |"])
+        judged, = quality_parts.best_peer(m)
+        self.assertAlmostEqual(judged["value"], 25)
+        self.assertEqual(judged["note"],
+                         "SnapKV, which saw the question; of the others KVzip 20 %")
+        self.assertEqual(list(tables.peers(judge.Measurements({"parts": {}}))), [])
 
 
 if __name__ == "__main__":

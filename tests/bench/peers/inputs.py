@@ -55,7 +55,7 @@ def start(parser: argparse.ArgumentParser | None = None) -> tuple[argparse.Names
     parser = parser or argparse.ArgumentParser()
     parser.add_argument("--json", help="where to write rows, one a line")
     parser.add_argument("--official-repo", help="a checkout of zhixuan-lin/forgetting-transformer")
-    parser.add_argument("--peer-packages", help="a folder to import fla-core from")
+    parser.add_argument("--peer-packages", help="a folder to import fla-core or kvpress from")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     return arguments, Results(arguments.json)
