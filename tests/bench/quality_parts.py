@@ -151,7 +151,7 @@ def _rows(m: Measurements) -> Iterator[Row]:
 def variants(m: Measurements) -> dict[tuple[str, bool], dict[str, Row]]:
     """By heuristic and whether it saw the question: its rows by task. None that lacks a task."""
     found: dict[tuple[str, bool], dict[str, Row]] = {}
-    for one in m.all(bench="kvpress"):
+    for one in m.all(bench="kvpress", error=None):
         found.setdefault((one["press"], one["question_seen"]), {})[one["task"]] = one
     tasks = found.get(ALL_KEYS, {}).keys()
     return {name: rows for name, rows in found.items() if rows.keys() == tasks}

@@ -21,7 +21,6 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
-import importlib.util
 import logging
 import multiprocessing
 import os
@@ -189,12 +188,13 @@ def work(job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of the packages; refuses those that kvpress does not work with."""
-    if importlib.util.find_spec("kvpress") is None:
-        raise Refusal(f"the package {KVPRESS} is missing: pip install {KVPRESS}, or "
-                      "--peer-packages DIR")
+    try:
+        found = {name: importlib.metadata.version(name)
+                 for name in ("kvpress", "transformers", "torch")}
+    except importlib.metadata.PackageNotFoundError as error:
+        raise Refusal(f"the package {error.name} is missing: pip install {KVPRESS}, or "
+                      "--peer-packages DIR") from None
     requirements = importlib.import_module("packaging.requirements")
-    found = {name: importlib.metadata.version(name)
-             for name in ("kvpress", "transformers", "torch")}
     for text in importlib.metadata.requires("kvpress") or ():
         needed = requirements.Requirement(text)
         if needed.name in found and not needed.specifier.contains(found[needed.name]):
@@ -209,12 +209,14 @@ def jobs_of(presses: list[str], tasks: list[str]) -> list[Job]:
 
 
 def run(arguments: argparse.Namespace, results: Any) -> None:
-    """Measures all jobs, several at a time, because each waits for launches of its own core."""
+    """Measures all jobs, several at a time, because each waits for launches by its own core."""
     if arguments.peer_packages:
         sys.path.insert(0, arguments.peer_packages)
     found = versions()
     if not (pathlib.Path(arguments.model) / "tokenizer_config.json").is_file():
         raise Refusal(f"{arguments.model}: no checkpoint with a tokenizer_config.json")
+    if "cuda" in arguments.device and not importlib.import_module("torch").cuda.is_available():
+        raise Refusal("there is no GPU that PyTorch can use; --device cpu takes hours")
     recall_tasks.book_sentences()
     jobs = jobs_of(arguments.press, arguments.recall)
     line, begin = ProgressLine(), time.monotonic()
@@ -222,16 +224,27 @@ def run(arguments: argparse.Namespace, results: Any) -> None:
     with concurrent.futures.ProcessPoolExecutor(
             arguments.workers, multiprocessing.get_context("spawn"), start_worker,
             (arguments,)) as pool:
-        futures = [pool.submit(work, job, arguments) for job in jobs]
+        futures = {pool.submit(work, job, arguments): job for job in jobs}
         try:
             for done, future in enumerate(concurrent.futures.as_completed(futures), 1):
-                results.row(**future.result(), versions=found)
+                results.row(**row_of(future, futures[future]), versions=found)
                 left = (time.monotonic() - begin) / done * (len(jobs) - done)
                 line.doing(f"kvpress: {done} of {len(jobs)} pairs of press and task, "
                            f"{duration(left)} left")
         finally:
-            for future in futures:  # after the first error
+            for future in futures:  # after a refusal
                 future.cancel()
+
+
+def row_of(future: concurrent.futures.Future[dict[str, Any]], job: Job) -> dict[str, Any]:
+    """A job's row, or its error: a press may fail on a text."""
+    try:
+        return future.result()
+    except concurrent.futures.BrokenExecutor:
+        raise Refusal("a worker process ended; its error stands above") from None
+    except Exception as error:  # pylint: disable=broad-except
+        return {"bench": "kvpress", **dataclasses.asdict(job),
+                "error": f"{type(error).__name__}: {error}"[:300]}
 
 
 def names(known: Any) -> Callable[[str], list[str]]:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib.metadata
-import importlib.util
 import json
 import unittest
 import unittest.mock
@@ -67,9 +67,18 @@ class KvpressEvalTest(unittest.TestCase):
                          [("none", False), ("SnapKV", False), ("SnapKV", True), ("KVzip", False)])
 
     def test_a_missing_kvpress_is_named(self) -> None:
-        with unittest.mock.patch.object(importlib.util, "find_spec", lambda name: None), \
-                self.assertRaisesRegex(Refusal, r"^the package kvpress==\S+ is missing: pip"):
+        missing = unittest.mock.Mock(
+            side_effect=importlib.metadata.PackageNotFoundError("kvpress"))
+        with unittest.mock.patch.object(importlib.metadata, "version", missing), \
+                self.assertRaisesRegex(Refusal, "^the package kvpress is missing: pip install "):
             kvpress_eval.run(arguments(), None)
+
+    def test_a_press_that_fails_leaves_an_error(self) -> None:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future.set_exception(ValueError("Could not find fake keys"))
+        row = kvpress_eval.row_of(future, Job("KVzip", False, "multikey"))
+        self.assertEqual((row["press"], row["task"], row["error"]),
+                         ("KVzip", "multikey", "ValueError: Could not find fake keys"))
 
     def test_packages_that_kvpress_does_not_work_with_are_named(self) -> None:
         found = {"kvpress": "0.5.5", "transformers": "5.24.0", "torch": "2.15.0"}
@@ -77,7 +86,6 @@ class KvpressEvalTest(unittest.TestCase):
                 importlib.metadata, version=found.__getitem__,
                 requires=lambda name: ["fire<0.7,>=0.6.0", "torch<3,>=2.3.1",
                                        "transformers<5.3,>=4.56.0"]), \
-                unittest.mock.patch.object(importlib.util, "find_spec", lambda name: object()), \
                 self.assertRaises(Refusal) as raised:
             kvpress_eval.versions()
         self.assertEqual(str(raised.exception),
