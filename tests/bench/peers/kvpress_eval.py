@@ -39,15 +39,15 @@ from models.finetune.progress import ProgressLine, duration  # noqa: E402
 
 KVPRESS = "kvpress==0.5.5"
 ALL_KEYS = "none"
-# By name: makes a press from the module kvpress and the share to remove.
+# By name: makes a press from the module kvpress and the share to remove. The first ones are
+# complete if a run ends early.
 PRESSES: dict[str, Callable[[Any, float], Any]] = {
     ALL_KEYS: lambda k, ratio: None,
+    "KVzip": lambda k, ratio: k.KVzipPress(ratio),
     "SnapKV": lambda k, ratio: k.SnapKVPress(ratio),
     "AdaKV(SnapKV)": lambda k, ratio: k.AdaKVPress(k.SnapKVPress(ratio)),
     "PyramidKV": lambda k, ratio: k.PyramidKVPress(ratio),
     "TOVA": lambda k, ratio: k.TOVAPress(ratio),
-    "ChunkKV(SnapKV)": lambda k, ratio: k.ChunkKVPress(k.SnapKVPress(ratio)),
-    "KVzip": lambda k, ratio: k.KVzipPress(ratio),
     "ExpectedAttention": lambda k, ratio: k.ExpectedAttentionPress(ratio),
     # The epsilon of kvpress's own evaluation of this pair.
     "AdaKV(ExpectedAttention)": lambda k, ratio: k.AdaKVPress(
@@ -56,6 +56,7 @@ PRESSES: dict[str, Callable[[Any, float], Any]] = {
     "LagKV": lambda k, ratio: k.LagKVPress(ratio),
     "Knorm": lambda k, ratio: k.KnormPress(ratio),
     "StreamingLLM": lambda k, ratio: k.StreamingLLMPress(ratio),
+    "ChunkKV(SnapKV)": lambda k, ratio: k.ChunkKVPress(k.SnapKVPress(ratio)),
 }
 BY_QUERIES = {"SnapKV", "AdaKV(SnapKV)", "PyramidKV", "TOVA", "ChunkKV(SnapKV)"}
 
