@@ -163,6 +163,7 @@ def book_sentences() -> list[str]:
     return [sentence for sentence in sentences if 20 < len(sentence) < 300]
 
 
+@functools.cache  # for the second setting of one server
 def make(task: str, client: Client, tokens: int, count: int, seed: int) -> list[Question]:
     """`count` questions whose prompts have about `tokens` tokens."""
     if tokens > client.max_model_len:
