@@ -1,6 +1,6 @@
 """Parts of gpu_bench.py --quality: scoring at the speed of prompts, the tables of ./run evaluate
-for the demo model and for a foxified model (--fox) beside its base (--base), and heuristics that
-drop keys of the base."""
+for a foxified model (--fox) and others of its kind (--students) beside their base (--base), and
+heuristics that drop keys of the base."""
 
 from __future__ import annotations
 
@@ -87,11 +87,31 @@ def evaluate(of: str, model: Callable[[Bench], str], *flags: str, against: bool 
     return measure
 
 
-def kept_by_fox(m: Measurements, length: int) -> float | None:
-    """The mean share of keys and values that Fox kept in its recall tasks."""
-    kept = [r["certificate"]["kept"] for r in m.all(bench="evaluate", of="fox", first=False)
-            if r["row"].endswith(f"@{length}")]
+def curve(bench: Bench) -> Part:
+    """The recall tasks of students with other shares, with and without pruning."""
+    rows: list[Any] = []
+    for student in bench.arguments.students:
+        measure = evaluate("student", lambda _, model=student: model, "--tasks", "none",
+                           "--lengths", ",".join(map(str, LENGTHS)), "--questions", "100")
+        rows += [{"student": os.path.basename(student), **one} for one in measure(bench)["rows"]]
+    if not rows:
+        raise RuntimeError("needs --students")
+    return {"rows": rows}
+
+
+def recall_rows(m: Measurements, length: int, **marks: Any) -> list[Row]:
+    """The rows of all recall tasks of one length."""
+    return [r for r in m.all(bench="evaluate", **marks) if r["row"].endswith(f"@{length}")]
+
+
+def kept_of(rows: Collection[Row]) -> float | None:
+    """The mean share of keys and values that was kept."""
+    kept = [r["certificate"]["kept"] for r in rows]
     return sum(kept) / len(kept) if kept else None
+
+
+def kept_by_fox(m: Measurements, length: int) -> float | None:
+    return kept_of(recall_rows(m, length, of="fox", first=False))
 
 
 def peers(bench: Bench) -> Part:
@@ -111,8 +131,7 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
                     ",".join(map(str, LENGTHS)), "--questions", str(QUESTIONS), against=True,
                     seconds=2400),
     "peers": peers,
-    "demo": evaluate("demo", lambda _: str(gpu_build.MODEL), "--lengths", "2048,8192",
-                     "--questions", "100"),
+    "curve": curve,
 }
 
 

@@ -115,10 +115,26 @@ def tasks(m: Measurements) -> Iterator[str]:
                f" | {100 * sides[1][name]['certificate']['kept']:.0f}% |")
 
 
+def curve(m: Measurements) -> Iterator[str]:
+    """Kept shares and mean recall by length: the base, its Fox, and students of other shares."""
+    names = dict.fromkeys(r["student"] for r in m.all(bench="evaluate", of="student"))
+    models = [("the base, all keys", {"of": "fox", "first": True}),
+              ("**its Fox**", {"of": "fox", "first": False})]
+    models += [(name, {"of": "student", "student": name, "first": False}) for name in names]
+    for name, marks in models if names else ():
+        cells = []
+        for length in quality_parts.LENGTHS:
+            rows = quality_parts.recall_rows(m, length, **marks)
+            mean, error = quality_parts.mean_recall(rows)
+            cells.append(f" {100 * (quality_parts.kept_of(rows) or 0):.1f}%: {100 * mean:.1f} +- "
+                         f"{100 * error:.1f} |")
+        yield f"| {name} |{''.join(cells)}"
+
+
 def peers(m: Measurements) -> Iterator[str]:
     """foxserve with and without pruning, then kvpress, best first: means of the recall tasks."""
-    sides = [[r for r in m.all(bench="evaluate", of="fox", first=first)
-              if r["row"].endswith(f"@{quality_parts.PEER_LENGTH}")] for first in (True, False)]
+    sides = [quality_parts.recall_rows(m, quality_parts.PEER_LENGTH, of="fox", first=first)
+             for first in (True, False)]
     found = quality_parts.variants(m)
     whole = found.pop(quality_parts.ALL_KEYS, {})
     groups = [("foxserve, the base, all keys", "", sides[0], sides[0]),
@@ -146,12 +162,15 @@ TABLES = {"gpu": ("h200.json", "| what, ms | " + BOUNDS, serving),
                     "|---|---|---|---|---|", tasks),
           "peers": ("quality_h200.json", "| what | question | kept | mean of the recall tasks, % | "
                     "of all keys' |\n|---|---|---|---|---|", peers),
+          "curve": ("quality_h200.json", "| kept: mean of the recall tasks, % | "
+                    + " | ".join(map(str, quality_parts.LENGTHS)) + " |\n|---|---|---|---|", curve),
           "training": ("h200_training.json", "| what at 16k, ms | " + BOUNDS, training)}
 
 
 def table(name: str, report: dict[str, Any]) -> str:
     _, head, lines = TABLES[name]
-    return "\n".join([head, *lines(Measurements(report))])
+    found = [*lines(Measurements(report))]
+    return "\n".join([head, *found]) if found else "Not measured yet."
 
 
 def rewritten(readme: str) -> str:

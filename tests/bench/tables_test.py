@@ -50,6 +50,21 @@ class TablesTest(unittest.TestCase):
                          "SnapKV, which saw the question; of the others KVzip 20 %")
         self.assertEqual(list(tables.peers(judge.Measurements({"parts": {}}))), [])
 
+    def test_students_of_other_shares_stand_below_the_base(self) -> None:
+        rows = [{"bench": "evaluate", "first": first, "row": f"multikey@{length}", **marks,
+                 "recall": {"mean": mean, "error": 0.01}, "certificate": {"kept": kept}}
+                for length in quality_parts.LENGTHS
+                for first, mean, kept, marks in (
+                    (True, 0.5, 1.0, {"of": "fox"}), (False, 0.45, 0.125, {"of": "fox"}),
+                    (True, 0.4, 1.0, {"of": "student", "student": "six"}),
+                    (False, 0.3, 0.06, {"of": "student", "student": "six"}))]
+        m = judge.Measurements({"parts": {"curve": {"rows": rows}}})
+        self.assertEqual(list(tables.curve(m)), [
+            "| the base, all keys |" + " 100.0%: 50.0 +- 1.0 |" * 3,
+            "| **its Fox** |" + " 12.5%: 45.0 +- 1.0 |" * 3,
+            "| six |" + " 6.0%: 30.0 +- 1.0 |" * 3])
+        self.assertEqual(list(tables.curve(judge.Measurements({"parts": {}}))), [])
+
 
 if __name__ == "__main__":
     unittest.main()
