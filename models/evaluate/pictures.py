@@ -13,38 +13,49 @@ NEEDLE = "single_noise"  # the easy mode of the paper's needle in a haystack
 DEPTH_BINS = 10
 
 
-def _lengths(report: dict[str, Any]) -> list[int]:
-    return sorted({int(row.split("@")[1]) for row in report["depths"]})
+def _by_length(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """The rows of recall tasks by tokens of their prompts."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        if "@" in row["row"]:
+            found.setdefault(int(row["row"].split("@")[1]), []).append(row)
+    return dict(sorted(found.items()))
 
 
 def draw(report: dict[str, Any], folder: Path) -> list[Path]:
     """Draws the report and returns the files; none without matplotlib or recall tasks."""
     pyplot = find_pyplot()
-    lengths = _lengths(report)
+    lengths = [*_by_length(report["sides"][0]["rows"])]
     if pyplot is None or not lengths:
         return []
+    paths = [_draw_recall(report["sides"], folder, pyplot)]
+    if any(row.startswith(NEEDLE + "@") for row in report.get("depths", ())):
+        paths.append(_draw_needle(report, lengths, folder, pyplot))
+    return paths
+
+
+def _draw_recall(sides: list[dict[str, Any]], folder: Path, pyplot: Any) -> Path:
+    """Score and kept share of each side against length."""
     figure, (scores, kept) = pyplot.subplots(2, 1, figsize=(7, 6), sharex=True,
                                              layout="constrained")
-    for side in report["sides"]:
-        rows = {row["row"]: row for row in side["rows"]}
-        at = [[rows[name] for name in report["depths"] if name.endswith(f"@{length}")]
-              for length in lengths]
+    for side in sides:
+        lengths, at = zip(*_by_length(side["rows"]).items())
         scores.plot(lengths, [100 * np.mean([r["recall"]["mean"] for r in some]) for some in at],
                     marker="o", label=side["name"])
         kept.plot(lengths, [100 * np.mean([r["certificate"]["kept"] for r in some])
                             for some in at], marker="o", label=side["name"])
-    scores.set(ylabel="recall, mean of the tasks (%)", ylim=(0, 105))
+    scores.set(ylabel="recall, mean of the tasks (%)", ylim=(0, None))
     kept.set(ylabel="keys and values kept (%)", xlabel="tokens of the prompt", xscale="log",
              ylim=(0, 105))
+    kept.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    kept.minorticks_off()
     for axis in (scores, kept):
         axis.grid(alpha=0.3)
-        axis.legend()
-    paths = [folder / "recall.svg"]
-    figure.savefig(paths[0])
+    kept.legend()
+    path = folder / "recall.svg"
+    figure.savefig(path)
     pyplot.close(figure)
-    if any(row.startswith(NEEDLE + "@") for row in report["depths"]):
-        paths.append(_draw_needle(report, lengths, folder, pyplot))
-    return paths
+    return path
 
 
 def _draw_needle(report: dict[str, Any], lengths: list[int], folder: Path, pyplot: Any) -> Path:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes the tables of tests/bench/README.md from JSONs of gpu_bench.py: each between the lines
-`<!-- NAME-results -->` and `<!-- /NAME-results -->`."""
+`<!-- NAME-results -->` and `<!-- /NAME-results -->`. Draws results/recall.svg."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import gpu_build
 import judge
 import memory_parts
 import quality_parts
@@ -182,6 +183,19 @@ def rewritten(readme: str) -> str:
     return readme
 
 
-if __name__ == "__main__":
+def main() -> int:
+    sys.path.insert(0, str(gpu_build.ROOT))
+    from models.evaluate import pictures  # needs numpy, which the tables do not
+
     README.write_text(rewritten(README.read_text(encoding="utf-8")), encoding="utf-8")
-    sys.exit(0)
+    results = README.parent / "results"
+    m = Measurements(json.loads((results / TABLES["tasks"][0]).read_text(encoding="utf-8")))
+    sides = [m.all(bench="evaluate", of="fox", first=first) for first in (True, False)]
+    drawn = pictures.draw({"sides": [{"name": rows[0]["side"], "rows": rows} for rows in sides]},
+                          results)
+    print(f"written: {', '.join(str(path) for path in (README, *drawn))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
