@@ -150,6 +150,21 @@ class RunTest(TreeCase):
         self.assertNotIn("FOX_WERROR", settings)  # warnings of another compiler are no errors
         return settings.split("-DFOX_CUDA_ARCHITECTURES=")[-1].split()[0]
 
+    def test_a_gguf_file_is_served_as_what_is_made_of_it(self) -> None:
+        made = self.root / "cache" / "model"
+        made.mkdir(parents=True)
+        (self.root / "model.gguf").write_text("GGUF")
+        (self.programs / "python3").unlink()
+        write_program(self.programs / "python3", f"""#!/bin/bash
+[[ "$1" != -c ]] || exit 0  # the requirements are there
+[[ "$*" == "-B -m models.convert.gguf_cache model.gguf" ]] && echo {made}
+exit "${{FAKE_REFUSAL:-0}}"
+""")
+        started = self.run_command("serve", "model.gguf", "--grpc-port", "0")
+        self.assertEqual(started.stdout, f"server of cpu: --model {made} --grpc-port 0\n", started)
+        refused = self.run_command("serve", "model.gguf", FAKE_REFUSAL="1")
+        self.assertEqual((refused.returncode, refused.stdout), (1, ""))
+
     def test_what_keeps_a_card_from_use(self) -> None:
         self.add_card()
         self.expect_cpu("no nvcc 12.4")

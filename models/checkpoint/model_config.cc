@@ -120,7 +120,7 @@ void RefuseQuantized(KeyReader& keys) {
               : "";
     keys.Unsupported(key, absl::StrCat("is not supported", method,
                                        ": take the repository of the model in bf16, or a GGUF "
-                                       "file, which foxserve convert reads"));
+                                       "file, which foxserve serve reads"));
   }
 }
 

@@ -77,7 +77,7 @@ absl::Status CheckContent(int fd, const std::string& name) {
 }
 
 std::string AdviceOnGguf(const std::string& file) {
-  return absl::StrCat("foxserve convert ", file, " DIR, then serve DIR");
+  return absl::StrCat("foxserve serve ", file, ", or ./run serve ", file);
 }
 
 // The error of a model path that is a file.

@@ -336,9 +336,9 @@ TEST(CheckpointTest, FilesThatAreNotThere) {
   fs::create_directories(dir.File("snapshots/0ab1"));
   says(", but a repository of a Hugging Face cache: serve its snapshots/0ab1");
   dir.Write("x.gguf", "GGUF");
-  says(", but a GGUF file: foxserve convert x.gguf DIR, then serve DIR");
+  says(", but a GGUF file: foxserve serve x.gguf, or ./run serve x.gguf");
   const absl::Status file = Checkpoint::Open(dir.File("x.gguf"), {}).status();
-  EXPECT_NE(file.message().find("is a GGUF file: foxserve convert "), std::string::npos) << file;
+  EXPECT_NE(file.message().find("is a GGUF file: foxserve serve "), std::string::npos) << file;
   dir.Write("adapter_config.json", "{}");
   says(", but an adapter: foxserve convert BASE DIR --adapter THIS");
   dir.Write("config.json", std::string(2 << 20, ' '));
