@@ -361,6 +361,7 @@ void Call::SetFailure(const absl::Status& reason) {
 }
 
 bool Call::AccountBytes() {
+  if (stage_ == Stage::kEnded) return true;  // a call may end while its admission still runs
   if (stage_ == Stage::kConverting && !failure_.ok()) return true;
   const int64_t bytes = format_->held_bytes() + in_flight_bytes_;
   FOX_CHECK(bytes >= 0);
