@@ -223,6 +223,7 @@ absl::Status ChatFormat::ReadThinking(const Json& json) {
   out.end = Stripped(out.suffix);
   const bool tags = out.start.starts_with('<') && out.end.starts_with('<');
   if (!tags) keys.Invalid("prefix", "must be a tag, as suffix");
+  opens_thought_ = Stripped(generation_prompt_).ends_with(out.start);
   return keys.status();
 }
 

@@ -95,6 +95,8 @@ class ChatFormat {
 
   const std::optional<ToolFormat>& tools() const { return tools_; }
   const std::optional<ThinkingFormat>& thinking() const { return thinking_; }
+  // True if a thought begins in the generation prompt: an answer begins inside of it.
+  bool opens_thought() const { return opens_thought_; }
   // The end of the model's turn, at which to stop: a special token, or a text if there is none.
   std::optional<int32_t> stop_id() const { return stop_id_; }
   const std::string& stop_text() const { return stop_text_; }  // "": there is none
@@ -115,7 +117,7 @@ class ChatFormat {
   std::string bos_, generation_prompt_, end_;
   std::optional<std::string> default_system_;
   std::map<std::string, Role> roles_;
-  bool alternate_ = false, later_system_ = false;
+  bool alternate_ = false, later_system_ = false, opens_thought_ = false;
   std::optional<ToolFormat> tools_;
   std::optional<ThinkingFormat> thinking_;
   AddedTokenSplitter added_;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Other clients of OpenAI's API with a fox-server on the demo model. Each has a small conversation:
-a structured answer, a tool call, and a next turn with the history that the client makes.
+"""Other clients of OpenAI's API, and those of Anthropic's, with a fox-server on the demo model.
+Each has a small conversation: a structured answer, a tool call, and a next turn with the history
+that the client makes.
 
     clients_test.py BIN     the folder of fox-server and fox-cli
 
@@ -10,6 +11,8 @@ reached, the test says so and is skipped.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import pathlib
@@ -23,7 +26,7 @@ import pypi_packages
 # hours.
 CLIENTS = ("openai==1.109.1", "instructor==1.12.0", "pydantic-ai-slim[openai]==1.30.1",
            "openai-agents==0.3.3", "langchain-openai==1.1.9", "litellm==1.80.0",
-           "opentelemetry-api==1.37.0")
+           "opentelemetry-api==1.37.0", "anthropic==0.79.0", "langchain-anthropic==1.3.3")
 PROMPT = "Once upon a time"
 LIMITS: dict[str, Any] = {"max_tokens": 150, "temperature": 1, "seed": 3}
 
@@ -149,6 +152,108 @@ class ClientsTest(fox_server.Case):
                      {"messages": turns[:1], "max_tokens": 5000}):
             with self.assertRaises(litellm.ContextWindowExceededError):
                 litellm.completion(**{**fields, **long})
+
+    def anthropic_tool(self) -> dict[str, Any]:
+        return {"name": "light", "description": "Sets a light.",
+                "input_schema": self.light.model_json_schema()}
+
+    def test_anthropic(self) -> None:
+        """Three turns with tools; each event of a stream by the client's own types."""
+        import anthropic  # noqa: PLC0415
+        import pydantic  # noqa: PLC0415
+        client = self.enterContext(anthropic.Anthropic(**self.anthropic_address()))
+        events = pydantic.TypeAdapter(anthropic.types.RawMessageStreamEvent)
+        fields: dict[str, Any] = {"model": "demo", "max_tokens": 120, "system": "Be brief.",
+                                  "tools": [self.anthropic_tool()], "extra_body": {"seed": 3}}
+        turns: list[Any] = [{"role": "user", "content": PROMPT}]
+        one = {"type": "any", "disable_parallel_tool_use": True}
+        for _ in range(3):
+            counted = client.messages.count_tokens(
+                model="demo", messages=turns, system="Be brief.", tools=fields["tools"])
+            with client.messages.stream(messages=turns, tool_choice=one, **fields) as stream:
+                streamed = stream.get_final_message()
+            raw = client.messages.create(messages=turns, tool_choice=one, stream=True, **fields)
+            names = []
+            for event in raw:
+                events.validate_python(event.model_dump(exclude={"fox"}), strict=True)
+                if not names or names[-1] != event.type:
+                    names.append(event.type)
+            self.assertEqual(names, ["message_start", "content_block_start", "content_block_delta",
+                                     "content_block_stop", "message_delta", "message_stop"],
+                             turns)
+            answer = client.messages.create(messages=turns, tool_choice=one, **fields)
+            self.assertEqual(answer.stop_reason, "tool_use", turns)
+            [call] = answer.content
+            self.assertIsInstance(self.light(**call.input), self.light, turns)
+            self.assertEqual(streamed.content[0].input, call.input, turns)
+            usage = answer.usage
+            self.assertEqual(usage.input_tokens + usage.cache_read_input_tokens,
+                             counted.input_tokens, turns)
+            self.assertEqual(usage.output_tokens, streamed.usage.output_tokens, turns)
+            turns += [{"role": "assistant", "content": answer.content},
+                      {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id,
+                                                    "content": "done"}]}]
+        self.assertGreater(usage.cache_read_input_tokens, 0)
+        free = client.messages.create(messages=turns, **fields)
+        self.assertIn(free.stop_reason, ("end_turn", "tool_use", "max_tokens"))
+        with self.assertRaises(anthropic.BadRequestError) as raised:
+            client.messages.create(model="demo", max_tokens=5, messages=[
+                {"role": "user", "content": "word " * 5000}])
+        self.assertIn("prompt is too long", raised.exception.body["error"]["message"])
+        with self.assertRaises(anthropic.NotFoundError):
+            client.messages.create(model="other", max_tokens=5, messages=turns)
+
+    def anthropic_address(self) -> dict[str, Any]:
+        return {**self.address, "base_url": self.server.http_url}
+
+    def test_anthropic_async(self) -> None:
+        import anthropic  # noqa: PLC0415
+
+        async def talk() -> None:
+            turns = [{"role": "user", "content": PROMPT}]
+            async with anthropic.AsyncAnthropic(**self.anthropic_address()) as client:
+                whole, other = await asyncio.gather(*(client.messages.create(
+                    model="demo", max_tokens=20, messages=turns, extra_body={"seed": 3})
+                    for _ in range(2)))
+                self.assertEqual(whole.content, other.content)
+                async with client.messages.stream(
+                        model="demo", max_tokens=3000, messages=turns) as stream:
+                    async for _ in stream.text_stream:
+                        break  # the end of the context cancels it
+        with contextlib.closing(asyncio.new_event_loop()) as loop:
+            loop.run_until_complete(talk())
+        self.assertTrue(fox_server.wait_until(lambda: self.running() == 0))
+
+    def test_langchain_anthropic(self) -> None:
+        import langchain_anthropic  # noqa: PLC0415
+        from langchain_core.messages import HumanMessage, ToolMessage  # noqa: PLC0415
+        model = langchain_anthropic.ChatAnthropic(
+            model="demo", base_url=self.server.http_url, api_key="none", max_retries=0,
+            max_tokens=150, temperature=1, model_kwargs={"extra_body": {"seed": 3}})
+        made = model.with_structured_output(self.light).invoke(PROMPT)
+        self.assertIsInstance(made, self.light)
+        tools = model.bind_tools([self.light], tool_choice="any", parallel_tool_calls=False)
+        answer = tools.invoke(PROMPT)
+        [call] = answer.tool_calls
+        history = [HumanMessage(PROMPT), answer, ToolMessage("done", tool_call_id=call["id"])]
+        self.assertTrue(model.invoke(history).content)
+        self.assertTrue("".join(piece.text for piece in model.stream(history)))
+
+    def test_litellm_anthropic(self) -> None:
+        import litellm  # noqa: PLC0415
+        tool = {"type": "function", "function": {"name": "light",
+                                                 "parameters": self.light.model_json_schema()}}
+        fields = {"model": "anthropic/demo", "api_base": self.server.http_url, "api_key": "none",
+                  "num_retries": 0, "max_tokens": 150}
+        turns: list[Any] = [{"role": "user", "content": PROMPT}]
+        message = litellm.completion(messages=turns, tools=[tool], tool_choice="required",
+                                     parallel_tool_calls=False, **fields).choices[0].message
+        [call] = message.tool_calls
+        self.assertIsInstance(self.light(**json.loads(call.function.arguments)), self.light)
+        turns += [message.model_dump(),
+                  {"role": "tool", "tool_call_id": call.id, "content": "done"}]
+        again = litellm.completion(messages=turns, tools=[tool], stream=True, **fields)
+        self.assertTrue("".join(chunk.choices[0].delta.content or "" for chunk in again))
 
 
 if __name__ == "__main__":

@@ -260,6 +260,18 @@ TEST(HttpCompletionCallTest, AMissingTokenIsRefusedBeforeTheBody) {
   const std::string right = "Authorization: Bearer a-secret-token\r\n";
   client.SendRequest("POST", kPath, body, right);
   EXPECT_EQ(client.Read().status, 200);
+  // As Anthropic's clients send it; beside Authorization it is another server's.
+  const std::pair<std::string, int> keys[] = {
+      {"X-Api-Key: a-secret-token\r\n", 200},
+      {"X-Api-Key: another-token\r\n", 401},
+      {"X-Api-Key: another-token\r\n" + right, 200},
+      {"X-Api-Key: a-secret-token\r\nAuthorization: Bearer another-token\r\n", 401},
+      {"X-Api-Key: a-secret-token\r\nX-Api-Key: a-secret-token\r\n", 401}};
+  for (const auto& [headers, status] : keys) {
+    HttpClient one = test.ConnectHttp();
+    one.SendRequest("POST", kPath, body, headers);
+    EXPECT_EQ(one.Read().status, status) << headers;
+  }
   HttpClient twice = test.ConnectHttp();  // a proxy may have checked only one of them
   twice.SendRequest("POST", kPath, body, right + right);
   EXPECT_EQ(twice.Read().status, 401);
@@ -382,8 +394,7 @@ TEST_F(HttpCompletionsTest, RefusalsOfOtherPathsNameTheRightOne) {
   };
   const Case cases[] = {
       {"/v1/embeddings", "no embeddings here", "unknown_url"},
-      {"/v1/responses", "no responses here; use /v1/chat/completions or /v1/completions",
-       "unknown_url"},
+      {"/v1/messages/batches", "no batches here; use /v1/messages", "unknown_url"},
       {"/completions", "paths begin with /v1", "unknown_url"},
       {"/chat/completions", "paths begin with /v1", "unknown_url"},
       {"/models", "paths begin with /v1", "unknown_url"},

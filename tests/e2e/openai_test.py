@@ -235,6 +235,44 @@ class ChatTest(fox_server.Case):
                             message["tool_calls"][0]["function"]["arguments"])
                     self.assertEqual(set(json.loads(text)), {"room", "level"})
 
+    def test_requests_of_claude_code_are_served(self) -> None:
+        """Bodies as Claude Code 2.1 sends them: beside the fields of its documentation a line for
+        billing that differs each time, and fields of its betas. The second turn's prompt begins
+        with the first's, which the prefix cache has."""
+        words = " ".join(f"word{i}" for i in range(60))
+        tool = {"name": "Bash", "description": words, "input_schema": {
+            "$schema": "http://json-schema.org/draft-07/schema#", "type": "object",
+            "properties": {"command": {"type": "string", "description": words},
+                           "timeout": {"type": "number"}},
+            "required": ["command"], "additionalProperties": False}}
+        short = {"type": "ephemeral"}
+
+        def send(number: int, messages: list[dict[str, Any]]) -> Any:
+            billing = f"x-anthropic-billing-header: cc_version=2.1.37.0d9; cch={number:05x};"
+            return json.loads(self.post(
+                "/v1/messages?beta=true", model="demo", max_tokens=40, stream=False,
+                messages=messages, tools=[tool], temperature=1, seed=3,
+                system=[{"type": "text", "text": billing},
+                        {"type": "text", "text": "You are Claude Code.", "cache_control": short},
+                        {"type": "text", "text": "\n" + words, "cache_control": short}],
+                thinking={"type": "adaptive"}, output_config={"effort": "high"},
+                metadata={"user_id": "user_x"}, context_management={"edits": [
+                    {"type": "clear_thinking_20251015", "keep": "all"}]}))
+
+        first = [{"role": "user", "content": [
+            {"type": "text", "text": "<system-reminder>\nx\n</system-reminder>\n"},
+            {"type": "text", "text": PROMPT, "cache_control": short}]}]
+        prompt = send(1, first)["usage"]["input_tokens"]
+        self.assertGreater(prompt, 500)
+        call = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}}
+        answers = [{"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "Hm.", "signature": "x"}, call]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "is_error": False,
+                 "content": [{"type": "text", "text": "README.md"}], "cache_control": short}]}]
+        usage = send(2, first + answers)["usage"]
+        self.assertGreaterEqual(usage["cache_read_input_tokens"], prompt // 64 * 64)
+
     def test_every_answer_is_history(self) -> None:
         schema = {"type": "object", "properties": {"text": {"type": "string", "minLength": 80}},
                   "required": ["text"]}

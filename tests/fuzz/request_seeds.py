@@ -6,7 +6,7 @@ from seed_forms import Seeds, encoded, hostile, proto, table
 
 
 def completion_request_seeds() -> Seeds:
-    """The first byte: 1 without a tokenizer, 2 a chat."""
+    """The first byte: 1 without a tokenizer, 2 a chat, 4 Anthropic's."""
     prompt = {"prompt": "some text"}
     score = dict(prompt, max_tokens=0, echo=True, logprobs=1)
     full = {"model": "model", **prompt, "max_tokens": 10, "temperature": 0.5, "top_p": 0.9, "n": 2,
@@ -66,6 +66,34 @@ def completion_request_seeds() -> Seeds:
         yield f"call_{name}", b"\2" + encoded(dict(with_tools, messages=[said, call])).replace(
             encoded(called), body)
     yield "no_tokenizer_chat", b"\3" + encoded(chat)
+    yield from messages_seeds()
+
+
+def messages_seeds() -> Seeds:
+    """Bodies of Anthropic's API."""
+    text = {"type": "text", "text": "x"}
+    used = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [text]}
+    asked = {"role": "user", "content": [text]}
+    thought = {"type": "thinking", "thinking": "h", "signature": "s"}
+    messages = {"max_tokens": 9, "system": [text], "stop_sequences": ["x"], "temperature": 0.5,
+                "top_k": 3, "stream": True, "thinking": {"type": "adaptive"},
+                "metadata": {"user_id": "u"}, "tool_choice": {"type": "auto"},
+                "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+                "messages": [asked, {"role": "assistant", "content": [thought, text, used]},
+                             {"role": "user", "content": [result, text]}]}
+    for name, body in {"valid_messages": messages, "valid_messages_open": {
+            "max_tokens": 1, "messages": [asked, {"role": "assistant", "content": "a"}]}}.items():
+        yield name, b"\4" + encoded(body)
+    yield "no_tokenizer_messages", b"\5" + encoded(messages)
+    for name, body in hostile(
+            messages, b"\4", max_tokens=(0, 1 << 40), system=("s", [used], {}),
+            messages=([], [{}], [dict(asked, content=[result] * 3)], [dict(asked, content=[[]])],
+                      [dict(asked, role="tool")], [{"role": "assistant", "content": [used]}] * 2),
+            tools=([{}], [{"type": "bash_20250124", "name": "bash"}]), thinking=("on",),
+            tool_choice=({"type": "any"}, {"type": "tool", "name": "g"}, {"type": 1}),
+            output_config=({"format": {"type": "json_schema", "schema": {"type": "null"}}},)):
+        yield f"messages_{name}", body
 
 
 SOME_TEXT = {3: "some text"}
@@ -226,13 +254,17 @@ def grammar_seeds() -> Seeds:
     yield "valid_calls_alone", b"\3" + walk + b'root ::= "<c>" call ("\\n<c>" call)*\n' + call
 
 
-def tool_call_reader_seeds() -> Seeds:
-    """The first byte is the format, the second the length of pieces."""
+def answer_reader_seeds() -> Seeds:
+    """The first byte is the form, the second the length of pieces."""
     call = '<tool_call>\n{"name": "f", "arguments": {"a": "}\\"{"}}\n</tool_call>'
     yield from table({"valid_call": call, "valid_two": f"text {call}\n{call}", "open": call[:-3],
                       "nested": call[:9] + call, "almost": "<tool_cal" + call}, b"\0\2")
     yield from table({"valid_short": "<c>f:{}</c>", "separated": "<<c>f:{}</c><<c>g:{",
                       "no_arguments": "<c>f<c>:</c>"}, b"\1\1")
+    yield from table({"valid_thought": f" <think>\n a\n</th</think>\n\nb{call}",
+                      "no_end": "<think>a",
+                      "none": "a <think>b</think>", "almost_a_thought": "\n<thin"}, b"\2\2")
+    yield from table({"valid_inside": "a\n\n</think>\n\nb", "empty": "\n</think>"}, b"\4\1")
 
 
 def token_set_seeds() -> Seeds:
@@ -245,6 +277,6 @@ def token_set_seeds() -> Seeds:
 REQUEST_SEEDS: dict[str, Seeds] = {
     "completion_request": completion_request_seeds(), "generate_request": generate_request_seeds(),
     "http_parser": http_parser_seeds(), "trace_context": trace_context_seeds(),
-    "grammar": grammar_seeds(), "tool_call_reader": tool_call_reader_seeds(),
+    "grammar": grammar_seeds(), "answer_reader": answer_reader_seeds(),
     "token_set": token_set_seeds(),
     **{name: table(entries) for name, entries in TEXT_SEEDS.items()}}

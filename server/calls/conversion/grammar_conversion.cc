@@ -84,14 +84,15 @@ absl::Status AddTools(const v1::ChatMessages& in, const ToolFormat& format, Gene
   size_t bytes = 0;
   for (const std::string& text : in.tools()) {
     const std::string field = absl::StrCat("tools[", names.size(), "]");
-    bytes += text.size();
-    if (bytes > kMaxGrammarBytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          field, ": the tools up to here have more than ", kMaxGrammarBytes, " bytes"));
-    }
     const absl::StatusOr<Tool> tool = ReadTool(text);
     if (!tool.ok()) {
       return absl::InvalidArgumentError(absl::StrCat(field, ".", tool.status().message()));
+    }
+    bytes += tool->schema.size();  // descriptions of tools can be longer
+    if (bytes > kMaxGrammarBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, ": the schemas of the tools up to here have more than ",
+                       kMaxGrammarBytes, " bytes"));
     }
     if (!names.insert(tool->name).second) {
       return absl::InvalidArgumentError(absl::StrCat(field, ".function.name: is there twice"));

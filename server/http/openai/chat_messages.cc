@@ -1,9 +1,10 @@
 // Messages and tools: see chat_messages.h.
 #include "server/http/openai/chat_messages.h"
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -45,15 +46,6 @@ absl::Status ReadContent(const ExactJson* value, bool optional, std::string* out
   return absl::OkStatus();
 }
 
-// The arguments as the model has seen them: JSON with the spaces of its template. A text that is no
-// JSON, such as a call that was cut, stays as the model wrote it.
-std::string ArgumentsOf(const std::string& text) {
-  if (text.empty()) return "{}";
-  const JsonLimits limits = {text.size(), kMaxSchemaDepth, /*max_values=*/1 << 16};
-  const absl::StatusOr<ExactJson> json = ReadExactJson(text, limits, "arguments");
-  return json.ok() ? TextOf(*json, /*spaced=*/true) : text;
-}
-
 absl::Status ReadCalls(const ExactJson& calls, v1::ChatMessage* out) {
   if (!calls.is_array()) return Malformed("tool_calls: must be a list");
   for (const ExactJson& call : calls) {
@@ -70,7 +62,7 @@ absl::Status ReadCalls(const ExactJson& calls, v1::ChatMessage* out) {
     added->set_name(name.get<std::string>());
     added->set_arguments(arguments.is_object() ? TextOf(arguments, /*spaced=*/true)
                          : arguments.is_null() ? "{}"
-                                               : ArgumentsOf(arguments.get<std::string>()));
+                                               : SpacedArguments(arguments.get<std::string>()));
   }
   return absl::OkStatus();
 }
@@ -103,17 +95,6 @@ absl::Status ReadMessage(const ExactJson& message, v1::ChatMessage* out, std::st
   return status;
 }
 
-// Thoughts stand in the answers behind the last question; templates drop those before it.
-void AddThoughts(const std::vector<std::string>& thoughts, const ThinkingFormat& format,
-                 v1::ChatMessages* out) {
-  for (size_t i = thoughts.size(); i-- > 0;) {
-    v1::ChatMessage& turn = *out->mutable_turns(static_cast<int>(i));
-    if (format.IsQuestion(turn.role(), turn.content())) return;
-    if (thoughts[i].empty()) continue;
-    turn.set_content(absl::StrCat(format.prefix, thoughts[i], format.suffix, turn.content()));
-  }
-}
-
 void ReadTools(JsonFields* fields, v1::ChatMessages* out) {
   const ExactJson* tools = fields->Find("tools");
   const ExactJson* choice = fields->Find("tool_choice");
@@ -138,16 +119,59 @@ void ReadTools(JsonFields* fields, v1::ChatMessages* out) {
 
 }  // namespace
 
-void ReadTurn(JsonFields* fields, v1::ChatMessages* out) {
+std::string SpacedArguments(const std::string& text) {
+  if (text.empty()) return "{}";
+  const JsonLimits limits = {text.size(), kMaxSchemaDepth, /*max_values=*/1 << 16};
+  const absl::StatusOr<ExactJson> json = ReadExactJson(text, limits, "arguments");
+  return json.ok() ? TextOf(*json, /*spaced=*/true) : text;
+}
+
+void PlaceThoughts(const std::vector<std::string>& thoughts, const ChatFormat& format,
+                   v1::ChatMessages* out) {
+  if (!format.thinking().has_value()) return;
+  const ThinkingFormat& thinking = *format.thinking();
+  for (size_t i = thoughts.size(); i-- > 0;) {
+    v1::ChatMessage& turn = *out->mutable_turns(static_cast<int>(i));
+    if (thinking.IsQuestion(turn.role(), turn.content())) return;
+    if (thoughts[i].empty()) continue;
+    turn.set_content(absl::StrCat(thinking.prefix, thoughts[i], thinking.suffix, turn.content()));
+  }
+}
+
+void ReadEffort(const char* name, JsonFields* fields, const ChatFormat& format,
+                v1::ChatMessages* out) {
+  const std::optional<std::string> effort = fields->String(name);
+  if (!effort.has_value()) return;
+  constexpr absl::string_view kEfforts[] = {"none", "minimal", "low", "medium",
+                                            "high", "xhigh",   "max"};
+  if (std::find(std::begin(kEfforts), std::end(kEfforts), *effort) == std::end(kEfforts)) {
+    return fields->Fail(name, "none, minimal, low, medium, high, xhigh or max");
+  }
+  const bool wanted = *effort != "none";
+  if (out->has_enable_thinking() && out->enable_thinking() != wanted) {
+    return fields->Fail(name, "as chat_template_kwargs, or absent");
+  }
+  if (!format.thinking().has_value()) {
+    if (wanted) fields->Fail(name, "none or absent: the model has no thoughts");
+  } else if (!wanted && format.thinking()->skip.empty()) {
+    fields->Fail(name, "other than none: the model always thinks");
+  } else if (!wanted) {
+    out->set_enable_thinking(false);
+  }
+}
+
+void ReadTurn(JsonFields* fields, const ChatFormat& format, v1::ChatMessages* out) {
   if (const auto v = fields->Bool("add_generation_prompt")) out->set_add_generation_prompt(*v);
   if (const auto v = fields->Bool("continue_final_message")) out->set_continue_final_message(*v);
   ReadTools(fields, out);
   const ExactJson* arguments = fields->Find("chat_template_kwargs");
-  if (arguments == nullptr || arguments->empty()) return;
-  out->set_enable_thinking(*arguments == ExactJson::object({{"enable_thinking", true}}));
-  if (!out->enable_thinking() && *arguments != ExactJson::object({{"enable_thinking", false}})) {
-    fields->Fail("chat_template_kwargs", R"({"enable_thinking": true or false})");
+  if (arguments != nullptr && !arguments->empty()) {
+    out->set_enable_thinking(*arguments == ExactJson::object({{"enable_thinking", true}}));
+    if (!out->enable_thinking() && *arguments != ExactJson::object({{"enable_thinking", false}})) {
+      fields->Fail("chat_template_kwargs", R"({"enable_thinking": true or false})");
+    }
   }
+  ReadEffort("reasoning_effort", fields, format, out);
 }
 
 absl::Status ReadMessages(const ExactJson* value, const ChatFormat& format, v1::ChatMessages* out) {
@@ -158,7 +182,7 @@ absl::Status ReadMessages(const ExactJson* value, const ChatFormat& format, v1::
     const absl::Status status = ReadMessage((*value)[i], out->add_turns(), &thoughts[i]);
     if (!status.ok()) return Malformed(absl::StrCat("messages[", i, "].", status.message()));
   }
-  if (format.thinking().has_value()) AddThoughts(thoughts, *format.thinking(), out);
+  PlaceThoughts(thoughts, format, out);
   return absl::OkStatus();
 }
 

@@ -267,12 +267,22 @@ absl::Status CheckCounts(CompletionRequest* out) {
   if (!out->score) return absl::OkStatus();
   if (!out->echo) return Invalid("max_tokens: must be at least 1 without echo");
   if (out->n > 1) return Invalid("n: must be 1 where max_tokens is 0");
-  const v1::Sampling& sampling = out->settings.sampling();
-  if (sampling.has_json_schema() || sampling.has_regex() || sampling.has_grammar() ||
-      sampling.choice_size() > 0 || sampling.json_object()) {
+  if (HasGrammar(out->settings.sampling())) {
     return Invalid("max_tokens: must be at least 1 where the answer has a grammar");
   }
   out->settings.mutable_output()->set_prompt_logprobs(std::max(0, out->logprobs));
+  return absl::OkStatus();
+}
+
+absl::Status CheckModel(const ConversionContext& context, bool chat) {
+  if (context.tokenizer == nullptr) {
+    return absl::FailedPreconditionError(
+        "the model has no tokenizer, and this port answers with text; the gRPC port takes and "
+        "gives token ids");
+  }
+  if (chat && context.chat == nullptr) {
+    return absl::FailedPreconditionError("this model has no chat format; use /v1/completions");
+  }
   return absl::OkStatus();
 }
 
@@ -288,16 +298,33 @@ absl::Status CheckRoom(uint32_t max_tokens, const Request& sequence) {
 
 }  // namespace
 
+bool HasGrammar(const v1::Sampling& sampling) {
+  return sampling.has_json_schema() || sampling.has_regex() || sampling.has_grammar() ||
+         sampling.choice_size() > 0 || sampling.json_object();
+}
+
+absl::StatusOr<JsonFields> BeginChat(const std::string& body, const ConversionContext& context,
+                                     CompletionRequest* out) {
+  const absl::Status able = CheckModel(context, /*chat=*/true);
+  if (!able.ok()) return able;
+  absl::StatusOr<JsonFields> fields = ReadBody(body, context);
+  if (!fields.ok()) return fields.status();
+  out->chat = true;
+  out->prompts.emplace_back().mutable_messages();
+  out->stream = fields->Bool("stream").value_or(false);
+  v1::GenerateRequest& settings = out->settings;
+  settings.mutable_output()->set_acp_stats(true);
+  settings.mutable_output()->set_text(true);
+  ReadSampling(&*fields, settings.mutable_sampling());
+  ReadScheduling(&*fields, /*chat=*/true, &settings);
+  ReadAcp(&*fields, settings.mutable_acp());
+  return fields;
+}
+
 absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
                                                   const ConversionContext& context, bool chat) {
-  if (context.tokenizer == nullptr) {
-    return absl::FailedPreconditionError(
-        "the model has no tokenizer, and this port answers with text; the gRPC port takes and "
-        "gives token ids");
-  }
-  if (chat && context.chat == nullptr) {
-    return absl::FailedPreconditionError("this model has no chat format; use /v1/completions");
-  }
+  absl::Status status = CheckModel(context, chat);
+  if (!status.ok()) return status;
   absl::StatusOr<JsonFields> fields = ReadBody(body, context);
   if (!fields.ok()) return fields.status();
   CompletionRequest out;
@@ -312,8 +339,8 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
   ReadStructured(&*fields, out.settings.mutable_sampling());
   const ExactJson* prompt = fields->Find(chat ? "messages" : "prompt");
   v1::ChatMessages* const messages = chat ? out.prompts.emplace_back().mutable_messages() : nullptr;
-  if (chat) ReadTurn(&*fields, messages);
-  absl::Status status = fields->status();
+  if (chat) ReadTurn(&*fields, *context.chat, messages);
+  status = fields->status();
   if (status.ok()) status = CheckUnreadFields(*fields);
   if (status.ok()) {
     status =

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "fox/v1/inference.pb.h"
 #include "server/calls/conversion/request_conversion.h"
+#include "server/http/openai/json_fields.h"
 
 namespace fox {
 
@@ -33,6 +34,14 @@ static_assert(kMaxPrompts <= kMaxChoices);
 absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
                                                   const ConversionContext& context,
                                                   bool chat = false);
+
+// Begins to read the body of another API for chats: `out`, new, gets the fields that all APIs have,
+// and a prompt of no turns yet. Errors: as ParseCompletion's, and in the fields.
+absl::StatusOr<JsonFields> BeginChat(const std::string& body, const ConversionContext& context,
+                                     CompletionRequest* out);
+
+// True if the request prescribes a form of the answer, beside that of its tools.
+bool HasGrammar(const v1::Sampling& sampling);
 
 // One prompt, ready to run. Tokenizes.
 absl::StatusOr<GenerationSpec> Convert(const CompletionRequest& request, size_t prompt,

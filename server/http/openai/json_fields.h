@@ -56,7 +56,20 @@ class JsonFields {
 absl::StatusOr<JsonFields> ReadBody(const std::string& body, const ConversionContext& context);
 
 // The place of a JSON object in a body.
-enum class FieldPlace { kBody, kMessage, kPart, kFormat, kSchema, kStreamOptions };
+enum class FieldPlace {
+  kBody,
+  kMessage,
+  kPart,
+  kFormat,
+  kSchema,
+  kStreamOptions,
+  // Of Anthropic's Messages.
+  kMessagesBody,
+  kMessagesTurn,
+  kMessagesBlock,
+  kMessagesTool,
+  kMessagesOutput,
+};
 
 // Call after the fields of an object were read. InvalidArgument names a field that no code has
 // read, and the field to send instead. Two kinds are ignored: fields that do not change the answer

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/check.h"
-#include "server/http/openai/completion_format.h"
 #include "server/http/port/http_error.h"
 
 namespace fox {
@@ -32,7 +31,7 @@ constexpr char kModelPath[] = "/v1/models/";
 // Paths of other APIs that clients try first, and the hint that answers them.
 constexpr std::pair<const char*, const char*> kNotHere[] = {
     {"/v1/responses", "no responses here; use /v1/chat/completions or /v1/completions"},
-    {"/v1/messages", "no messages here; use /v1/chat/completions or /v1/completions"},
+    {"/v1/messages/", "no batches here; use /v1/messages"},
     {"/v1/embeddings", "no embeddings here: the model completes text; see /v1/completions"},
     {"/v1/rerank", "no reranking here: the model completes text; see /v1/completions"},
     {"/api/", "no Ollama API here; use /v1/chat/completions or /v1/completions"},
@@ -66,19 +65,20 @@ void StartCall(ServerCore& core, const char* path, Call::Work work, std::unique_
   call->Start(bytes);
 }
 
+void RegisterApi(ServerCore& core, const HttpApi& api, HttpRoutes* routes) {
+  routes->Handle("POST", api.path, [&core, &api](const std::shared_ptr<HttpExchange>& exchange) {
+    const auto bytes = static_cast<int64_t>(exchange->request.body.size());
+    auto format = std::make_unique<CompletionFormat>(
+        api, core.context, core.description.Fingerprint(), &exchange->request, &exchange->head);
+    StartCall(core, api.path, Call::Work::kGenerate, std::move(format), bytes, exchange);
+  });
+}
+
 void RegisterOpenAiRoutes(ServerCore& core, std::function<bool()> serving, HttpRoutes* routes) {
   FOX_CHECK(serving != nullptr);
   using Exchange = std::shared_ptr<HttpExchange>;
   routes->SetCore(&core);
-  for (const bool chat : {false, true}) {
-    const char* path = chat ? "/v1/chat/completions" : "/v1/completions";
-    routes->Handle("POST", path, [&core, path, chat](const Exchange& exchange) {
-      const auto bytes = static_cast<int64_t>(exchange->request.body.size());
-      auto format = std::make_unique<CompletionFormat>(core.context, core.description.Fingerprint(),
-                                                       chat, &exchange->request, &exchange->head);
-      StartCall(core, path, Call::Work::kGenerate, std::move(format), bytes, exchange);
-    });
-  }
+  for (const HttpApi* api : {&kCompletionsApi, &kChatApi}) RegisterApi(core, *api, routes);
   const std::string model = Model(core, std::time(nullptr));
   const std::string list = absl::StrCat("{\"object\":\"list\",\"data\":[", model, "]}");
   routes->AddPage("/v1/models", Json(list), Privilege::kUser);
@@ -100,6 +100,7 @@ void RegisterOpenAiRoutes(ServerCore& core, std::function<bool()> serving, HttpR
         exchange->Answer(ErrorAnswer(absl::UnavailableError(reason)));
       },
       Privilege::kPublic);
+  RegisterMessagesRoutes(core, routes);
   RegisterTokenizerRoutes(core, routes);
   ExplainPaths(routes);
 }

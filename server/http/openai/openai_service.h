@@ -1,5 +1,5 @@
-// The routes of OpenAI's API and of its usual neighbours: completions, chat, models, health,
-// version, and the tokenizer in vLLM's form. Read completion_format.h next.
+// The routes of OpenAI's API and of its usual neighbours: completions, chat, Anthropic's messages,
+// models, health, version, and the tokenizer in vLLM's form. Read completion_format.h next.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 
 #include "server/calls/call.h"
 #include "server/calls/server_core.h"
+#include "server/http/openai/completion_format.h"
 #include "server/http/port/http_routes.h"
 
 namespace fox {
@@ -18,6 +19,19 @@ void RegisterOpenAiRoutes(ServerCore& core, std::function<bool()> serving, HttpR
 // Starts the call of an exchange, whose message has `bytes`. On the HTTP thread.
 void StartCall(ServerCore& core, const char* path, Call::Work work, std::unique_ptr<Format> format,
                int64_t bytes, const std::shared_ptr<HttpExchange>& exchange);
+
+// Adds the route of an API that answers prompts. `core` must outlive the port.
+void RegisterApi(ServerCore& core, const HttpApi& api, HttpRoutes* routes);
+
+// Anthropic's POST /v1/messages and /v1/messages/count_tokens. `core` must outlive the port.
+void RegisterMessagesRoutes(ServerCore& core, HttpRoutes* routes);
+
+// Adds a route whose answer is made of the body alone, in the queue of tokenizing. The call may be
+// over before its answer is made, because the tokenizers' libraries cannot be interrupted.
+using AnswerOfBody = std::function<absl::StatusOr<std::string>(const std::string& body,
+                                                               const ConversionContext& context)>;
+void RegisterTokenizing(ServerCore& core, const char* path, AnswerOfBody answer_of,
+                        std::string (*error_body)(const absl::Status&), HttpRoutes* routes);
 
 // POST /tokenize and /detokenize and GET /tokenizer_info in vLLM's form, which evaluation programs
 // use to count tokens. `core` must outlive the port.

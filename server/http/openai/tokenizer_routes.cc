@@ -63,7 +63,7 @@ Ids TokenizeChat(JsonFields& fields, const ExactJson& messages, const Conversion
     return absl::FailedPreconditionError("messages: this model has no chat format; send prompt");
   }
   v1::ChatMessages chat;
-  ReadTurn(&fields, &chat);
+  ReadTurn(&fields, *context.chat, &chat);
   absl::Status status = Checked(fields);
   if (status.ok()) status = ReadMessages(&messages, *context.chat, &chat);
   if (!status.ok()) return status;
@@ -106,23 +106,28 @@ std::string TokenizerInfo(const ConversionContext& context) {
                       ",\"pad_token\":null,\"chat_template\":null}");
 }
 
-// The call may be over before its answer is made, because the tokenizers' libraries cannot be
-// interrupted.
 void ServeTokenizer(ServerCore& core, const char* path, Work work, HttpRoutes* routes) {
-  routes->Handle("POST", path, [=, &core](const std::shared_ptr<HttpExchange>& exchange) {
-    std::string body = std::move(exchange->request.body);
-    const auto bytes = static_cast<int64_t>(body.size());
-    auto answer = [body = std::move(body), work, &context = core.context]() mutable -> Answered {
-      absl::StatusOr<JsonFields> fields = ReadBody(std::exchange(body, {}), context);
-      if (!fields.ok()) return fields.status();
-      return work(*fields, context);
-    };
-    StartCall(core, path, Call::Work::kTokenize,
-              std::make_unique<AnswerFormat>(std::move(answer), ErrorBody), bytes, exchange);
-  });
+  const auto answer_of = [work](const std::string& body, const ConversionContext& context) {
+    absl::StatusOr<JsonFields> fields = ReadBody(body, context);
+    return fields.ok() ? work(*fields, context) : Answered(fields.status());
+  };
+  RegisterTokenizing(core, path, answer_of, ErrorBody, routes);
 }
 
 }  // namespace
+
+void RegisterTokenizing(ServerCore& core, const char* path, AnswerOfBody answer_of,
+                        std::string (*error_body)(const absl::Status&), HttpRoutes* routes) {
+  routes->Handle("POST", path, [=, &core](const std::shared_ptr<HttpExchange>& exchange) {
+    std::string body = std::move(exchange->request.body);
+    const auto bytes = static_cast<int64_t>(body.size());
+    auto answer = [body = std::move(body), answer_of, &context = core.context]() mutable {
+      return answer_of(std::exchange(body, {}), context);
+    };
+    StartCall(core, path, Call::Work::kTokenize,
+              std::make_unique<AnswerFormat>(std::move(answer), error_body), bytes, exchange);
+  });
+}
 
 void RegisterTokenizerRoutes(ServerCore& core, HttpRoutes* routes) {
   ServeTokenizer(core, "/tokenize", AnswerTokenize, routes);

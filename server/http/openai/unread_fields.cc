@@ -27,6 +27,14 @@ constexpr Ignored kIgnored[] = {
     {FieldPlace::kPart, "cache_control annotations"},
     {FieldPlace::kSchema, "name description strict"},
     {FieldPlace::kStreamOptions, "include_obfuscation"},
+    {FieldPlace::kMessagesBody,
+     "metadata service_tier speed inference_geo diagnostics betas cache_control "
+     "context_management"},
+    {FieldPlace::kMessagesTurn, "id output_config"},
+    {FieldPlace::kMessagesBlock, "cache_control citations id tool_use_id is_error caller"},
+    {FieldPlace::kMessagesTool,
+     "cache_control eager_input_streaming defer_loading input_examples allowed_callers"},
+    {FieldPlace::kMessagesOutput, "effort"},
 };
 
 // Fields of other servers and of OpenAI's other endpoints. `neutral`: the value, as JSON, that asks
@@ -66,11 +74,10 @@ constexpr Unsupported kUnsupported[] = {
      "grammar choice format schema",
      "send response_format or structured_outputs"},
     {"functions function_call", "send tools and tool_choice"},
-    {"enable_thinking think thinking thinking_budget reasoning reasoning_effort include_reasoning",
-     "not supported; a model with the switch has chat_template_kwargs, {\"enable_thinking\": "
-     "false}",
-     "null"},
-    {"separate_reasoning", "not supported; a thought is part of the content"},
+    {"enable_thinking think thinking thinking_budget reasoning include_reasoning",
+     "not supported; send reasoning_effort, none or medium", "null"},
+    {"reasoning_effort", "of /v1/chat/completions", "null"},
+    {"separate_reasoning", "not supported; a thought is apart from the content", "true"},
     {"reasoning_content reasoning_details", "of an assistant's message, as a text"},
     {"prefix", "send continue_final_message"},
     {"audio modalities images web_search_options", "text alone is supported", "[\"text\"]"},

@@ -149,6 +149,7 @@ async function readAnswer(response, place, text, start, next) {
     }
     if (event.usage) usage = event.usage;
     const choice = event.choices?.[0];
+    if (choice?.delta?.reasoning_content) setState("running", "Thinking");
     const piece = choice?.text ?? choice?.delta?.content ?? "";
     if (piece === "") continue;
     const now = performance.now(), box = $(BOXES[place]);

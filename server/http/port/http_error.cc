@@ -57,6 +57,7 @@ Json FieldOf(const std::string& message) {
 
 std::string Body(const std::string& message, const Json& field, int http_status, const Json& code) {
   const nlohmann::ordered_json body = {
+      {"type", "error"},  // as clients of Anthropic's API expect
       {"error",
        {{"message", message}, {"type", TypeOf(http_status)}, {"param", field}, {"code", code}}}};
   return body.dump(-1, ' ', false, Json::error_handler_t::replace);

@@ -38,6 +38,15 @@ absl::string_view AuthorizationOf(const HttpRequest& head) {
   return count == 1 ? head.Header("authorization") : "";
 }
 
+// Anthropic's clients send the token of Authorization: Bearer as X-Api-Key. With both,
+// Authorization counts: the key may be for another server.
+void TakeApiKey(HttpRequest* head) {
+  const bool several = head->Header("x-api-key", 1).data() != nullptr;
+  const absl::string_view key = head->Header("x-api-key");
+  if (several || key.empty() || head->Header("authorization").data() != nullptr) return;
+  head->headers.emplace_back("authorization", absl::StrCat("Bearer ", key));
+}
+
 // True if a host is an address, localhost or this machine's name. A browser sends another name for
 // a page that has had its own name resolved to this machine (DNS rebinding).
 bool NamesThisMachine(absl::string_view host) {
@@ -114,6 +123,7 @@ bool HttpRoutes::AllowsHost(absl::string_view host) const {
 
 std::optional<HttpAnswer> HttpRoutes::CheckHead(HttpRequest* request) const {
   const HttpRequest& head = *request;
+  TakeApiKey(request);
   request->client = core_ == nullptr ? UnverifiedClientOf(head.peer)
                                      : core_->ClientOf(head.peer, CallerHeadersOf(head, *core_));
   if (!AllowsHost(head.Header("host"))) {

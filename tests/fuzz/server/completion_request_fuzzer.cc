@@ -1,10 +1,11 @@
-// The JSON body of OpenAI's completions, converted to engine requests, one for each prompt. They
-// are the same when the body is written again; a refusal becomes an answer that is JSON. With an
-// odd first byte the model has no tokenizer.
+// The JSON body of OpenAI's completions and of the other APIs, converted to engine requests, one
+// for each prompt. They are the same when the body is written again; a refusal becomes an answer
+// that is JSON. With an odd first byte the model has no tokenizer.
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "server/http/openai/completion_request.h"
+#include "models/checkpoint/json_reader.h"
+#include "server/http/openai/completion_format.h"
 #include "server/http/port/http_error.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/server/request_world.h"
@@ -14,16 +15,16 @@ namespace {
 
 using Json = nlohmann::json;
 
-void CheckAnswer(const absl::Status& status) {
+void CheckAnswer(const absl::Status& status, const HttpApi& api) {
   CheckRefusal(status);
-  const HttpAnswer answer = ErrorAnswer(status);
+  const HttpAnswer answer = ErrorAnswer(status, api.error_body(status), 0);
   FOX_CHECK(answer.status >= 400 && answer.status < 500);
   const Json body = Json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
   FOX_CHECK(body.is_object() && body.at("error").at("message").is_string());
 }
 
 void CheckPrompts(const CompletionRequest& request, const CompletionRequest& again, bool seeded,
-                  const ConversionContext& context) {
+                  const ConversionContext& context, const HttpApi& api) {
   FOX_CHECK(!request.prompts.empty() && request.prompts.size() <= kMaxPrompts);
   FOX_CHECK(request.n >= 1 && request.n <= 16);
   FOX_CHECK(request.prompts.size() * static_cast<size_t>(request.n) <= kMaxChoices);
@@ -34,7 +35,7 @@ void CheckPrompts(const CompletionRequest& request, const CompletionRequest& aga
     const absl::StatusOr<GenerationSpec> other = Convert(again, i, context);
     FOX_CHECK(spec.status() == other.status());
     if (!spec.ok()) {
-      CheckAnswer(spec.status());
+      CheckAnswer(spec.status(), api);
       continue;
     }
     CheckSpec(*spec, context);
@@ -47,16 +48,18 @@ void CheckPrompts(const CompletionRequest& request, const CompletionRequest& aga
 
 FUZZ_TEST(completion_request) {
   static const RequestWorld worlds[] = {RequestWorld(true), RequestWorld(false)};
-  const size_t form = in.Below(4);
-  const RequestWorld& world = worlds[form % 2];
-  const bool chat = form >= 2;
+  static const HttpApi* const apis[] = {&kCompletionsApi, &kChatApi, &kMessagesApi};
+  const size_t form = in.Below(6);
+  const ConversionContext& context = worlds[form % 2].context;
+  const HttpApi& api = *apis[form / 2];
   const std::string body = in.Rest();
-  const absl::StatusOr<CompletionRequest> request = ParseCompletion(body, world.context, chat);
-  if (!request.ok()) return CheckAnswer(request.status());
-  const absl::StatusOr<CompletionRequest> again =
-      ParseCompletion(Json::parse(body, nullptr, false).dump(), world.context, chat);
+  const absl::StatusOr<CompletionRequest> request = api.parse(body, context);
+  if (!request.ok()) return CheckAnswer(request.status(), api);
+  const JsonLimits limits = {body.size(), body.size(), body.size()};
+  const absl::StatusOr<ExactJson> json = ReadExactJson(body, limits, "the body");
+  const absl::StatusOr<CompletionRequest> again = api.parse(TextOf(*json, false), context);
   FOX_CHECK(again.ok());
-  CheckPrompts(*request, *again, request->settings.sampling().has_seed(), world.context);
+  CheckPrompts(*request, *again, request->settings.sampling().has_seed(), context, api);
 }
 
 }  // namespace fox

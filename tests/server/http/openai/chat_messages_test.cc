@@ -114,6 +114,42 @@ TEST_F(ChatMessagesTest, ThoughtsThatCameApartStandWhereTheTemplateHasThem) {
             "U:u\nA:a\nU:u\n");
 }
 
+TEST_F(ChatMessagesTest, AnEffortIsTheSwitchOfThoughts) {
+  const auto told = [&](const char* thinking, const char* fields) {
+    const std::string format = absl::StrCat(
+        R"({"roles": {"user": {}, "assistant": {}}, "generation_prompt": "A:")", thinking, "}");
+    const ChatFormat chat = *ChatFormat::Parse(format, tokenizer_);
+    context_.chat = &chat;
+    const auto request = ParseCompletion(
+        absl::StrCat("{\"messages\": [", kUser, "], ", fields, "}"), context_, /*chat=*/true);
+    if (!request.ok()) return std::string(request.status().message());
+    const absl::StatusOr<GenerationSpec> spec = Convert(*request, 0, context_);
+    if (!spec.ok()) return std::string(spec.status().message());
+    return Detokenize(tokenizer_, spec->sequences[0].prompt, /*skip_special=*/false);
+  };
+  const char* with_switch =
+      R"(, "thinking": {"prefix": "<t>", "suffix": "</t>", "skip": "<t></t>"})";
+  const char* always = R"(, "thinking": {"prefix": "<t>", "suffix": "</t>"})";
+  for (const char* effort : {"minimal", "low", "medium", "high", "xhigh", "max"}) {
+    const std::string field = absl::StrCat("\"reasoning_effort\": \"", effort, "\"");
+    EXPECT_EQ(told(with_switch, field.c_str()), "uA:") << effort;
+    EXPECT_EQ(told(always, field.c_str()), "uA:") << effort;
+    EXPECT_EQ(told("", field.c_str()),
+              "reasoning_effort: must be none or absent: the model has no thoughts")
+        << effort;
+  }
+  const char* none = R"("reasoning_effort": "none")";
+  EXPECT_EQ(told(with_switch, none), "uA:<t></t>");
+  EXPECT_EQ(told(always, none),
+            "reasoning_effort: must be other than none: the model always thinks");
+  EXPECT_EQ(told("", none), "uA:");
+  EXPECT_EQ(told(with_switch, R"("reasoning_effort": "much")"),
+            "reasoning_effort: must be none, minimal, low, medium, high, xhigh or max");
+  EXPECT_EQ(told(with_switch, R"("reasoning_effort": "none", "chat_template_kwargs":
+                                 {"enable_thinking": true})"),
+            "reasoning_effort: must be as chat_template_kwargs, or absent");
+}
+
 TEST_F(ChatMessagesTest, TheSystemMaySpeakLaterWhereItsTemplateRendersIt) {
   EXPECT_EQ(Told(absl::StrCat(R"({"role": "developer", "content": "a"},)", kUser,
                               R"(,{"role": "system", "content": "b"})")),

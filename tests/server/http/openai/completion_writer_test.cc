@@ -1,5 +1,5 @@
 // CompletionWriter: the same events as one body and as chunks.
-#include "server/http/openai/completion_format.h"
+#include "server/http/openai/completion_writer.h"
 
 #include <gtest/gtest.h>
 
@@ -20,6 +20,7 @@ class CompletionWriterTest : public ::testing::Test {
  protected:
   CompletionWriterTest() {
     context_.tokenizer = &tokenizer_;
+    context_.chat = &chat_;
     context_.served_model_name = "m\"";
     context_.limits.lists_per_slot = 4;
     context_.limits.page_bytes = 100;
@@ -72,6 +73,7 @@ class CompletionWriterTest : public ::testing::Test {
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
   CharacterTokenizer tokenizer_;
+  const ChatFormat chat_ = tokenizer_.Chat();
   ConversionContext context_;
   CompletionRequest request_;
 };
@@ -236,6 +238,69 @@ TEST_F(CompletionWriterTest, CallsAreNoText) {
       EXPECT_EQ(finish, c.finish);
       request_.stream = !request_.stream;
     }
+  }
+}
+
+// By the names that DeepSeek's API gave them.
+TEST_F(CompletionWriterTest, AThoughtIsApartFromTheContent) {
+  const std::string roles = R"({"roles": {"user": {}, "assistant": {}}, )";
+  const std::string thinking = R"("thinking": {"prefix": "<t>\n", "suffix": "\n</t>\n\n"}})";
+  const ChatFormat formats[] = {
+      *ChatFormat::Parse(roles + thinking, tokenizer_),
+      *ChatFormat::Parse(roles + R"("generation_prompt": "A:<t>\n", )" + thinking, tokenizer_)};
+  request_.chat = true;
+  request_.n = 1;
+  request_.prompts.resize(1);
+  struct Case {
+    int format;
+    const char *text, *thought, *content;
+  };
+  const Case cases[] = {{0, "<t>\na\n\nb\n</t>\n\nc\n", "a\n\nb", "c\n"},
+                        {0, "\n<t>a</t>c", "a", "c"},
+                        {0, "<t>\na<", "a<", ""},
+                        {0, "c<t>a</t>", "", "c<t>a</t>"},
+                        {0, " <", "", " <"},
+                        {0, "<t>\n\n</t>\n\nc", "", "c"},
+                        {1, "a\n</t>\n\nc", "a", "c"},
+                        {1, "a</t", "a</t", ""},
+                        {1, "</t>c</t>", "", "c</t>"}};
+  for (const Case& c : cases) {
+    for (const size_t piece : {1, 2, 3, 99}) {
+      SCOPED_TRACE(absl::StrCat(c.text, " in pieces of ", piece));
+      context_.chat = &formats[c.format];
+      request_.stream = !request_.stream;
+      CompletionWriter writer = Writer();
+      std::string thought, content;
+      const auto add = [&](const Json& message) {
+        if (message["content"].is_string()) content += message["content"].get<std::string>();
+        thought += message.value("reasoning_content", "");
+      };
+      const auto tell = [&](const v1::GenerateDelta& event) {
+        writer.AddEvent(0, event);
+        if (!request_.stream) return;
+        add(Json::parse(writer.TakeChunk(0, event).substr(6))["choices"][0]["delta"]);
+      };
+      const std::string text = c.text;
+      for (size_t at = 0; at < text.size(); at += piece) tell(Text(0, text.substr(at, piece)));
+      tell(End(0, v1::STOP));
+      if (!request_.stream) add(Json::parse(writer.TakeBody())["choices"][0]["message"]);
+      EXPECT_EQ(thought, c.thought);
+      EXPECT_EQ(content, c.content);
+    }
+  }
+  // A grammar, or an answer that goes on, has no thought; one that was turned off is none.
+  context_.chat = &formats[1];
+  request_.stream = false;
+  for (int form = 0; form < 3; ++form) {
+    CompletionRequest request = request_;
+    v1::ChatMessages& chat = *request.prompts[0].mutable_messages();
+    if (form == 0) request.settings.mutable_sampling()->set_regex("a");
+    if (form == 1) chat.set_continue_final_message(true);
+    if (form == 2) chat.set_enable_thinking(false);
+    CompletionWriter writer(request, context_, "print", "cmpl-1", 7);
+    writer.AddEvent(0, Text(0, "a</t>"));
+    writer.AddEvent(0, End(0, v1::STOP));
+    EXPECT_EQ(Json::parse(writer.TakeBody())["choices"][0]["message"]["content"], "a</t>") << form;
   }
 }
 
