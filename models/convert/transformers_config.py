@@ -255,8 +255,10 @@ def _check_attention(keys: _Reader, model_type: str, layers: int) -> None:
     for key, types in (("attention_bias", ("llama", "qwen3")), ("mlp_bias", ("llama",))):
         if model_type in types and keys.flag(key):
             raise keys.refuse(key, "is not supported")
-    if model_type == "mistral" and keys.raw.get("sliding_window", 4096) is not None:
-        raise keys.refuse("sliding_window", "must be null; absent, it is 4096")
+    window = keys.raw.get("sliding_window", 4096)  # Mistral's default
+    if model_type == "mistral" and window is not None:
+        raise keys.refuse("sliding_window", f"{window!r} limits attention to the last tokens, "
+                          "which is not supported; Mistral 7B has none from v0.2 on")
     kinds = keys.raw.get("layer_types")
     if kinds is not None:
         for kind in kinds if isinstance(kinds, list) else [kinds]:

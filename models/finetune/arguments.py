@@ -76,9 +76,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--precision", choices=("bf16", "fp32"),
                        help="type of matrix products (default: bf16 on a GPU)")
     group.add_argument("--no-compile", action="store_true", help="no torch.compile")
-    group.add_argument("--recompute", action="store_true",
+    group.add_argument("--recompute", action=argparse.BooleanOptionalAction,
                        help="recompute activations in the backward pass: less memory, a third "
-                       "slower")
+                       "slower (default: finetune does not, foxify does if nothing else fits)")
 
 
 def _add_length(parser: argparse.ArgumentParser) -> None:

@@ -59,7 +59,7 @@ class Trainer(TrainingRun):
         self.valid = self.tokens([args.valid], "valid.tokens") if args.valid else None
         self.windows = Windows(tokens, args.window, args.seed)
         self.model = self.loaded.model.to(self.device)
-        self.model.recompute = args.recompute
+        self.model.recompute = bool(args.recompute)
         self.model.set_options(self._options())
         self.plan_passes()
         self.optimizer = make_optimizer(self.model, args.lr, args.weight_decay)
@@ -84,7 +84,9 @@ class Trainer(TrainingRun):
                                 "certified" if args.acp == "certified" else "paper", not args.fast)
 
     def windows_that_fit(self) -> int:
-        """Windows whose activations should fill at most half of the free memory."""
+        """The flag, or windows whose activations should fill at most half of the free memory."""
+        if self.args.micro_batch:
+            return self.args.micro_batch
         c = self.loaded.config
         free = torch.cuda.mem_get_info()[0] - 12 * parameter_count(self.model)
         kept = activation_bytes(c.hidden_size, c.intermediate_size, c.num_layers,

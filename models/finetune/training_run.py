@@ -82,14 +82,14 @@ class TrainingRun(abc.ABC):
 
     @abc.abstractmethod
     def windows_that_fit(self) -> int:
-        """Windows of one pass that fit into the free memory of this process's GPU."""
+        """Windows of one pass: --micro-batch, or those that fit into this process's GPU."""
 
     def plan_passes(self) -> None:
         """Sets the windows of one pass, and the passes of this process in a step. Collective."""
-        share, fits = self.windows_a_step // self.group.size, self.args.micro_batch
-        if not fits:
-            # On a CPU one window is no slower, and the progress line shows each.
-            fits = 1 if self.device.type == "cpu" else max(1, self.windows_that_fit())
+        share = self.windows_a_step // self.group.size
+        # On a CPU one window is no slower, and the progress line shows each.
+        fits = (self.args.micro_batch or 1) if self.device.type == "cpu" else max(
+            1, self.windows_that_fit())
         self.micro = min(share, self.group.from_first([fits])[0])
         while share % self.micro:
             self.micro -= 1

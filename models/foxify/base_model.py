@@ -191,7 +191,7 @@ def read_architecture(directory: Path, foxified: bool = False
         qk_norm=config.qk_norm), raw
 
 
-class _Tensors:
+class Tensors:
     """The tensors of a directory by name, exactly the ones that its config.json names."""
 
     def __init__(self, directory: Path, raw: dict[str, Any]) -> None:
@@ -218,24 +218,24 @@ class BaseModel:
         self.directory, self.device, self.dtype = directory, device, dtype
         a, self.config = read_architecture(directory, foxified)
         self.architecture = a
-        tensors = _Tensors(directory, self.config)
+        tensors = Tensors(directory, self.config)
+
+        single = torch.float32 if dtype == torch.bfloat16 else dtype
 
         def take(name: str, *shape: int, kind: torch.dtype = dtype) -> Tensor:
             return tensors.take(name, shape).to(device, kind)
 
-        def stack(name: str, *shape: int, kind: torch.dtype = dtype) -> Tensor:
-            return torch.stack([take(f"model.layers.{n}.{name}.weight", *shape, kind=kind)
-                                for n in range(a.layers)])
+        def norms(name: str, size: int) -> tuple[Tensor, ...]:
+            return tuple(take(f"model.layers.{n}.{name}.weight", size, kind=single)
+                         for n in range(a.layers))
 
-        single = torch.float32 if dtype == torch.bfloat16 else dtype
         names = ["model.embed_tokens.weight", "lm_head.weight"]  # tied ones: one may be missing
         matrices = [take(name, a.vocab, a.hidden) for name in names if name in tensors]
         self.embedding, self.head = matrices[0], matrices[-1]
         self.norm = take("model.norm.weight", a.hidden, kind=single)
-        self.attn_norm = stack("input_layernorm", a.hidden, kind=single).unbind()
-        self.mlp_norm = stack("post_attention_layernorm", a.hidden, kind=single).unbind()
-        self.matrices = {kind: torch.cat([stack(name, *a.shape(name)) for name in names], dim=1)
-                         for kind, names in MATRICES.items()}
+        self.attn_norm = norms("input_layernorm", a.hidden)
+        self.mlp_norm = norms("post_attention_layernorm", a.hidden)
+        self.matrices = {kind: self._stacked(names, take) for kind, names in MATRICES.items()}
         self.bias: tuple[Tensor | None, ...] = (None,) * a.layers
         if "model.layers.0.self_attn.q_proj.bias" in tensors:
             self.bias = tuple(
@@ -243,11 +243,23 @@ class BaseModel:
                            for name in MATRICES["qkv"]]) for n in range(a.layers))
         self.qk_norm: tuple[tuple[Tensor, Tensor] | None, ...] = (None,) * a.layers
         if a.qk_norm:
-            self.qk_norm = tuple(zip(*(
-                stack(f"self_attn.{letter}_norm", a.head_dim, kind=single).unbind()
-                for letter in "qk")))
+            self.qk_norm = tuple(zip(*(norms(f"self_attn.{letter}_norm", a.head_dim)
+                                       for letter in "qk")))
         self._rope: tuple[Tensor, Tensor] | None = None
         self.project, self.mix = a.project, a.mix
+
+    def _stacked(self, names: tuple[str, ...], take: Callable[..., Tensor]) -> Tensor:
+        """The matrices of `names`, one below the other, of all layers. They are copied one by one,
+        so that loading needs no more memory than the model."""
+        a = self.architecture
+        shapes = [a.shape(name) for name in names]
+        result = torch.empty(a.layers, sum(rows for rows, _ in shapes), shapes[0][1],
+                             device=self.device, dtype=self.dtype)
+        for n, layer in enumerate(result):
+            parts = layer.split([rows for rows, _ in shapes])
+            for name, shape, part in zip(names, shapes, parts):
+                part.copy_(take(f"model.layers.{n}.{name}.weight", *shape))
+        return result
 
     def compile(self, compiled: Callable[[Any], Any]) -> None:
         """Replaces the parts around attention by `compiled` of them."""

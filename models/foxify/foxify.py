@@ -30,11 +30,12 @@ from models.convert.refusal import Refusal  # noqa: E402
 from models.finetune.attention import HAS_CUDA_KERNELS  # noqa: E402
 from models.finetune.process_group import ProcessGroup, Reading  # noqa: E402
 from models.finetune.text_tokens import TextError, TokenFileInfo  # noqa: E402
-from models.finetune.training_run import TrainingRun, activation_bytes, run_to_end  # noqa: E402
+from models.finetune.training_run import TrainingRun, run_to_end  # noqa: E402
 from models.foxify.adapter import read_adapter, round_as_shipped, write_adapter  # noqa: E402
 from models.foxify.base_model import BaseModel, read_architecture  # noqa: E402
 from models.foxify.distillation import distillation, row_losses  # noqa: E402
 from models.foxify.measure import Evaluation  # noqa: E402
+from models.foxify.memory_plan import Training, free_bytes  # noqa: E402
 from models.foxify.mixture import Mixture, spread  # noqa: E402
 from models.foxify.plots import draw  # noqa: E402
 from models.foxify.pressure import Controller, excess, kept_shares, penalty  # noqa: E402
@@ -62,13 +63,12 @@ class Trainer(TrainingRun):
         super().__init__(args, group, args.model)
         self._check_device()
         a, _ = read_architecture(args.model)
-        if args.window > a.context:
-            raise Refusal(f"--window {args.window} is longer than the model's "
-                          f"max_position_embeddings, {a.context}")
         if args.export:
             check_destination(args.export.absolute(), force=True)
         self._check_disk(a.layers * a.hidden * (a.hidden + a.inner) * 12 if args.rank == 0 else
                          a.layers * a.hidden * args.rank * 400)
+        self.architecture, self.recompute = a, bool(args.recompute)
+        self.plan_passes()
         self.tokenizer = self.open_tokenizer(a.vocab)
         asking = Asking(args.model)
         books, self.text = self.tokens(args.texts, "train.tokens")
@@ -79,9 +79,8 @@ class Trainer(TrainingRun):
         self.base = BaseModel(args.model, self.device, self.dtype)
         torch.manual_seed(args.seed)
         self.model = Student(self.base, args.rank, args.window_baseline)
-        self.model.recompute = args.recompute
+        self.model.recompute = self.recompute
         self.losses_of = row_losses
-        self.plan_passes()
         self.evaluation = self._evaluation()
         s, fused = self.model, self.device.type == "cuda"
         groups = [(list(s.factors.values()), args.lr), ([s.gate_weight], GATE_RATE),
@@ -132,11 +131,16 @@ class Trainer(TrainingRun):
         return Evaluation(self.base, self.tokenizer, books, chats, self.micro)
 
     def windows_that_fit(self) -> int:
-        """Windows whose activations should fill at most 60% of the free memory."""
-        args, a = self.args, self.base.architecture
-        kept = activation_bytes(a.hidden, a.inner, a.layers, args.recompute)
-        free = torch.cuda.mem_get_info()[0] - 16 * a.vocab * 8192
-        return int(0.6 * free / (kept * args.window))
+        """Windows of a pass, and whether it recomputes, by the plan; Refusal if no plan fits."""
+        args, free = self.args, free_bytes()
+        training = Training(self.architecture, args.rank, args.window,
+                            self.windows_a_step // self.group.size, self.group.size,
+                            self.dtype.itemsize, not args.no_compile)
+        self.plan = training.fitting(free, args.micro_batch, args.recompute)
+        self.recompute = self.plan.recompute
+        if self.group.is_first:
+            self.line.say(f"memory: {self.plan}; {free / 1e9:.1f} GB are free")
+        return self.plan.micro
 
     def settings(self) -> dict[str, Any]:
         """The settings of a TrainingRun, "chats": True if there are chats, and "from": the name of

@@ -1,13 +1,17 @@
 """The command line of foxify.py, with its defaults. As a program, it only checks one.
 
-It imports only the standard library, not PyTorch, so that a mistake is reported at once.
+It imports only the standard library, not PyTorch, so that a mistake, or a model that cannot be
+foxified, is reported at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
+from models.convert.refusal import Refusal
+from models.convert.transformers_config import parse_transformers_config
 from models.finetune.arguments import OneLineParser, above_zero, add_run, positive
 
 _EPILOG = """\
@@ -63,6 +67,20 @@ def _add_length(parser: argparse.ArgumentParser) -> None:
                        help="tokens of one optimizer step (default 65536)")
 
 
+def _check_model(parser: OneLineParser, model: Path, window: int) -> None:
+    """Refuses a config.json of a model that cannot be foxified, or not with this window."""
+    try:
+        config = parse_transformers_config(json.loads((model / "config.json").read_bytes()))
+    except Refusal as refusal:
+        parser.exit(1, f"foxify: {refusal}\n")
+    except (OSError, ValueError, AttributeError):
+        return  # base_model.py says what is wrong with the file
+    context = config.max_position_embeddings or 2048
+    if window > context:
+        parser.exit(1, f"foxify: --window {window} is longer than the model's "
+                    f"max_position_embeddings, {context}\n")
+
+
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """Parses and checks the command line."""
     parser = OneLineParser(
@@ -95,6 +113,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     for path in (args.out, args.export):
         if path is not None and path.exists() and path.samefile(args.model):
             parser.error(f"{path} is the model that training starts from")
+    _check_model(parser, args.model, args.window)
     if args.lr is None:
         args.lr = 1e-3 if args.rank else 1e-4
     if args.steps is None and args.minutes_total is None:

@@ -4,8 +4,8 @@
 --training measures training instead: the PyTorch op of kernels/torch, installed or built in place,
 and its peers in the same processes. It needs no build of the server. --memory measures how many
 sequences a pool holds at once, and the prefix cache (memory_parts.py); --foxify measures a foxified
-model and its base (foxify_parts.py); --quality scores prompts and judges by tasks
-(quality_parts.py).
+model and its base (foxify_parts.py), --foxify-scale steps of foxify on models of 1B to 8B
+(foxify_scale_parts.py); --quality scores prompts and judges by tasks (quality_parts.py).
 
 Each part is a process of its own with a time limit. The JSON is written after every part, so a
 later failure loses nothing. Parts that are not selected keep their rows in the file. On an H200 the
@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import foxify_parts
+import foxify_scale_parts
 import gpu_build
 import judge
 import judge_training
@@ -338,6 +339,8 @@ SUITES = {"serving": Suite(PARTS, judge.judged_rows, "{}.json"),
           "training": Suite(TRAINING_PARTS, judge_training.judged_rows, "{}_training.json"),
           "memory": Suite(memory_parts.PARTS, memory_parts.judged_rows, "memory_{}.json"),
           "foxify": Suite(foxify_parts.PARTS, foxify_parts.judged_rows, "foxify_{}.json", True),
+          "foxify-scale": Suite(foxify_scale_parts.PARTS, foxify_scale_parts.judged_rows,
+                                "foxify_scale_{}.json", True),
           "quality": Suite(quality_parts.PARTS, quality_parts.judged_rows, "quality_{}.json")}
 
 
@@ -369,6 +372,7 @@ def parse_arguments() -> argparse.Namespace:
     for name, what in (("training", "training"),
                        ("memory", "sequences at once and the prefix cache, 760M"),
                        ("foxify", "a foxified model beside its base"),
+                       ("foxify-scale", "steps of foxify on models of 1B to 8B"),
                        ("quality", "scoring, and the tables of ./run evaluate")):
         parser.add_argument(f"--{name}", dest="suite", action="store_const", const=name,
                             default="serving", help=f"measures {what}")

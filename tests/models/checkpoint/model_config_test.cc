@@ -379,8 +379,8 @@ TEST(ModelConfigTest, AsTransformersReadsIt) {
     const std::vector<double> ours = RopeFrequencies(*config);
     ASSERT_EQ(ours.size(), frequencies.size());
     for (size_t m = 0; m < ours.size(); ++m) EXPECT_NEAR(ours[m] / frequencies[m], 1, 1e-13) << m;
-    const auto exists = [](const nlohmann::json& id) {
-      return id.is_number() && id >= 0 && id < 64;
+    const auto exists = [vocabulary = config->vocab_size](const nlohmann::json& id) {
+      return id.is_number() && id >= 0 && id < vocabulary;
     };
     EXPECT_EQ(config->bos_token_id.value_or(-1),
               exists(reading["bos"]) ? reading["bos"].get<int>() : -1);

@@ -48,6 +48,8 @@ class ReadingTest(CheckpointCase):
                 for ours, theirs in zip(config.rope.frequencies(config.head_dim),
                                         reading["inv_freq"], strict=True):
                     self.assertAlmostEqual(ours / theirs, 1, delta=1e-13)
+                if "shapes" not in case:  # a published model
+                    continue
                 tensors = shapes[case["shapes"]]
                 self.assertEqual(
                     {name: list(shape) for name, shape in config.shapes().items()

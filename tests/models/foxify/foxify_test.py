@@ -172,7 +172,7 @@ class FoxifyTest(unittest.TestCase):
             ({"model_type": "gpt2"}, (), "config key model_type: 'gpt2' is not one of llama"),
             ({"rope_scaling": {"rope_type": "yarn"}}, (), "config key rope_scaling.rope_type"),
             ({"model_type": "mistral", "architectures": None, "sliding_window": 64}, (),
-             "config key sliding_window"),
+             "config key sliding_window: 64 limits attention to the last tokens"),
             ({}, ("--export", str(ROOT / "models")), "exists and is no model directory"),
             ({"use_forget_gate": True}, (), "the model is foxified already"),
             ({"hidden_act": "gelu"}, (), "config key hidden_act"),

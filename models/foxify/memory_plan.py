@@ -1,0 +1,168 @@
+"""The memory of a training, planned from config.json alone: what it needs, and what fits.
+
+The bytes are those that student.py allocates: memory_plan_test.py counts them on the CPU, and
+tests/bench/foxify_scale_parts.py compares the plan with a GPU's peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from models.convert.refusal import Refusal
+from models.foxify.base_model import MATRICES, PAGE, Architecture, rows_at_once
+
+USABLE = 0.9  # share of the free memory; the rest is for libraries and gaps between allocations
+GB = 10**9
+
+
+class _PerToken(NamedTuple):
+    """Bytes of one token in one layer: factors of its sizes, with elements of two bytes."""
+
+    hidden: float
+    inner: float
+    q: float  # query heads times head size
+    kv: float  # kv heads times head size
+    heads: float
+
+    def of(self, a: Architecture) -> float:
+        """The bytes."""
+        sizes = (a.hidden, a.inner, a.heads * a.head_dim, a.kv_heads * a.head_dim, a.heads)
+        return sum(factor * size for factor, size in zip(self, sizes))
+
+
+# By "compiled": what a layer keeps for its backward pass, what the backward pass of a layer needs
+# beside that, and bytes for each of the logits in memory at once (8 as compiled for a CPU).
+_KEPT = {True: _PerToken(12, 6, 6, 8.5, 21), False: _PerToken(16, 14, 8, 13, 41)}
+_BACKWARD = {True: _PerToken(2, 4, 0, 0, 0), False: _PerToken(4, 14, 0, 0, 0)}
+_LOGIT = {True: 16, False: 35}
+_INPUT = _PerToken(2, 0, 0, 0, 0)  # kept of a layer that is recomputed
+# Hidden states of both models with their gradient; the norm behind the last layer, beside them.
+_HIDDEN, _NORM = _PerToken(10, 0, 0, 0, 0), _PerToken(14, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One choice, and its bytes by part."""
+
+    micro: int  # windows a pass
+    recompute: bool
+    parts: dict[str, float]
+
+    @property
+    def bytes(self) -> float:
+        """The largest sum at any time."""
+        return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in self.parts.items())
+        windows = f"{self.micro} windows" if self.micro > 1 else "1 window"
+        how = ", activations recomputed" if self.recompute else ""
+        return f"{self.bytes / GB:.1f} GB ({parts}) for {windows} a pass{how}"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the memory depends on, apart from the choice."""
+
+    architecture: Architecture
+    rank: int
+    window: int  # tokens
+    share: int  # windows of a step in this process
+    processes: int = 1
+    element: int = 2  # bytes of the base's type
+    compiled: bool = True
+
+    def _weights(self) -> tuple[float, float]:
+        """Numbers of the base's parameters, and of its matrices'."""
+        a = self.architecture
+        matrices = a.layers * sum(rows * columns for rows, columns in self._shapes())
+        return matrices + a.vocab * a.hidden * (1 if a.tied else 2), matrices
+
+    def _shapes(self) -> Iterator[tuple[int, int]]:
+        for names in MATRICES.values():
+            yield from (self.architecture.shape(name) for name in names)
+
+    def _trained(self, passes: int) -> tuple[float, float]:
+        """Bytes of what is trained: while activations are kept, and at the end of the backward
+        pass, when all gradients exist."""
+        a, element = self.architecture, self.element
+        if self.rank == 0:
+            parameters = used = self._weights()[1]
+            widest = max(rows * columns for rows, columns in self._shapes()) * 2 * a.layers
+        else:
+            parameters = a.layers * self.rank * sum(map(sum, self._shapes()))
+            used = a.layers * self.rank * sum(
+                a.shape(name)[1] + len(names) * a.shape(name)[0]
+                for names in MATRICES.values() for name in names)
+            widest = 0
+        parameters += a.layers * a.kv_heads * a.hidden
+        state = 12 * parameters + element * used
+        gathered = 8 * parameters if self.processes > 1 else 0
+        at_end = state + 4 * parameters + max(element * (used + widest), gathered)
+        return state + (4 * parameters if passes > 1 else 0), at_end
+
+    def plan(self, micro: int, recompute: bool) -> Plan:
+        """The memory of passes of `micro` windows."""
+        a, tokens, pages = self.architecture, micro * self.window, self.window // PAGE
+
+        def of(factors: _PerToken) -> float:
+            return factors.of(a) * self.element / 2 * tokens
+
+        layer, largest = of(_KEPT[self.compiled]), of(_BACKWARD[self.compiled])
+        activations = a.layers * (of(_INPUT) if recompute else layer) + of(_HIDDEN)
+        logits = _LOGIT[self.compiled] * min(tokens, rows_at_once(a.vocab)) * a.vocab
+        pruning = 4 * a.layers * micro * pages**2 * (3 * a.heads + 8 * a.kv_heads)
+        largest = max(largest + recompute * layer, of(_NORM), logits, pruning)
+        trained, at_end = self._trained(self.share // micro)
+        parts = {"model": self._weights()[0] * self.element, "trained": trained,
+                 "activations": activations, "one layer or the loss": largest}
+        if at_end > sum(list(parts.values())[1:]):
+            parts = {"model": parts["model"], "trained, with gradients": at_end}
+        return Plan(micro, recompute, parts)
+
+    def choices(self, micro: int | None, recompute: bool | None) -> list[Plan]:
+        """The plans that flags leave open, fastest first: without recomputation, most windows
+        first, then with it. A step consists of whole passes."""
+        windows = [n for n in range(micro or self.share, 0, -1) if self.share % n == 0]
+        return [self.plan(n, again) for again in ((False, True) if recompute is None else (
+            recompute,)) for n in (windows[:1] if micro else windows)]
+
+    def _advice(self, free: float, micro: int | None, recompute: bool | None) -> str:
+        """The first change of a flag that fits into `free` bytes."""
+        changes: list[tuple[str, Training, int | None, bool | None]] = [
+            ("without --micro-batch", self, None, recompute),
+            ("with --recompute", self, micro, True),
+            ("with --recompute and without --micro-batch", self, None, True),
+            *((f"with --rank {rank}", replace(self, rank=rank), None, None)
+              for rank in (32, 8) if rank < self.rank or self.rank == 0),
+            *((f"with --window {tokens}", replace(self, window=tokens), None, None)
+              for tokens in (4096, 2048, 1024) if tokens < self.window)]
+        for words, training, windows, again in changes:
+            for plan in training.choices(windows, again):
+                if plan.bytes <= free:
+                    return f"{words} it needs {plan}"
+        least = min(plan.bytes for plan in self.choices(None, None))
+        return f"it needs a GPU with {least / USABLE / GB:.0f} GB free"
+
+    def fitting(self, free: float, micro: int | None, recompute: bool | None) -> Plan:
+        """The fastest plan that fits into `free` bytes. Refusal if none does.
+
+        Flags that are None leave their choice open.
+        """
+        plans = self.choices(micro, recompute)
+        for plan in plans:
+            if plan.bytes <= USABLE * free:
+                return plan
+        raise Refusal(f"too little memory: {free / GB:.1f} GB are free, a tenth of which is spare, "
+                      f"but training needs {plans[-1]}; "
+                      + self._advice(USABLE * free, micro, recompute))
+
+
+def free_bytes() -> float:
+    """Free memory of the current GPU, within this process's limit."""
+    free, total = torch.cuda.mem_get_info()
+    return min(free, torch.cuda.get_per_process_memory_fraction() * total)
