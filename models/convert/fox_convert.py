@@ -12,6 +12,7 @@ import argparse
 import re
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +190,21 @@ def _plan(args: argparse.Namespace) -> Plan:
     from models.convert.lora_adapter import with_adapter
 
     plan = _plan_of_source(args)
-    return plan if args.adapter is None else with_adapter(plan, args.adapter)
+    return _with_code(plan if args.adapter is None else with_adapter(plan, args.adapter))
+
+
+def _with_code(plan: Plan) -> Plan:
+    """Adds modeling_fox.py to a model with gates or sinks, so that transformers can load it."""
+    from models.convert.transformers_config import CLASSES
+
+    config = plan.config
+    added = config.get("use_forget_gate") or config.get("use_attention_sink")
+    if config["model_type"] not in CLASSES or not added:
+        return plan
+    code = Path(__file__).with_name("modeling_fox.py")
+    auto = {"AutoModelForCausalLM": f"{code.stem}.Fox{CLASSES[config['model_type']]}"}
+    return replace(plan, config={**config, "auto_map": auto},
+                   files={**plan.files, code.name: code.read_bytes()})
 
 
 def _plan_of_source(args: argparse.Namespace) -> Plan:

@@ -150,7 +150,9 @@ class OrdinaryTest(CheckpointCase):
         self.put(config, tensors)
         for wanted in ("keep", "bf16"):
             with self.subTest(wanted=wanted):
-                self.assertEqual(self.convert("--dtype", wanted, "--force"), (config, tensors))
+                code = {"auto_map": {"AutoModelForCausalLM": "modeling_fox.FoxLlamaForCausalLM"}}
+                self.assertEqual(self.convert("--dtype", wanted, "--force"),
+                                 (config | code, tensors))
 
     def test_without_chat_it_says_why(self) -> None:
         self.put(*self.golden("transformers/qwen2_kv1_linear"))

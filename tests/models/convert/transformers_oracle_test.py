@@ -1,5 +1,6 @@
 """Checkpoints that transformers and safetensors save, in all forms that transformers loads: the
-logits of fox-eval in float64, before and after conversion, and of foxify equal transformers'.
+logits of fox-eval in float64, before and after conversion, and of foxify equal transformers'; and
+models with gates load in transformers.
 
 Ends with SKIPPED (77) if the interpreter lacks torch or transformers.
 """
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp()  # for code of models; read at import
 try:
     import torch
     import transformers
@@ -28,6 +30,7 @@ SOURCE = Path(os.environ["FOX_SOURCE_DIR"])
 sys.path.insert(0, str(SOURCE / "tests" / "golden"))
 from make_transformers_models import CLASSES, LINEAR_AND_LLAMA3, SIZES, randomize  # noqa: E402
 
+from models.convert.modeling_fox import LIMBS, with_limbs  # noqa: E402
 from models.foxify.base_model import BaseModel  # noqa: E402
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -97,29 +100,35 @@ FORMS: list[tuple[str, dict[str, Any], bool, Change]] = [
 ]
 
 
-class FormsTest(unittest.TestCase):
-    def fox_eval(self, folder: Path, out: Path) -> torch.Tensor:
-        ids = out.with_suffix(".json")
-        ids.write_text(json.dumps(IDS))
+class OracleCase(unittest.TestCase):
+    def fox_eval(self, folder: Path, out: Path, ids: list[int], dtype: str = "f64"
+                 ) -> torch.Tensor:
+        """The served model's logits [tokens, V]."""
+        out.with_suffix(".json").write_text(json.dumps(ids))
         done = subprocess.run(
-            [os.environ["FOX_EVAL"], "logits", "--model", folder, "--ids", ids, "--out", out,
-             "--dtype", "f64", "--device", "cpu", "--threads", "1"],
+            [os.environ["FOX_EVAL"], "logits", "--model", folder, "--ids", out.with_suffix(".json"),
+             "--out", out, "--dtype", dtype, "--device", "cpu", "--threads", "1"],
             capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         return load_file(out)["logits"]
 
+    def convert(self, folder: Path, converted: Path) -> None:
+        done = subprocess.run(
+            [sys.executable, "-B", "-m", "models.convert.fox_convert", folder, converted,
+             "--verify"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+class FormsTest(OracleCase):
     def check(self, folder: Path) -> None:
         """Against transformers in float32, whose norms and RoPE are float32 in any type."""
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         with torch.no_grad():
             want = model(torch.tensor([IDS])).logits[0].double()
-        ours = {"served": self.fox_eval(folder, folder.parent / "served.safetensors")}
+        ours = {"served": self.fox_eval(folder, folder.parent / "served.safetensors", IDS)}
         converted = folder.parent / "converted"
-        done = subprocess.run(
-            [sys.executable, "-B", "-m", "models.convert.fox_convert", folder, converted,
-             "--verify"], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        ours["converted"] = self.fox_eval(converted, folder.parent / "again.safetensors")
+        self.convert(folder, converted)
+        ours["converted"] = self.fox_eval(converted, folder.parent / "again.safetensors", IDS)
         base = BaseModel(folder, torch.device("cpu"), torch.float64)
         with torch.no_grad():
             ours["foxify"] = base.logits(base.hidden(torch.tensor([IDS])))[0]
@@ -140,6 +149,51 @@ class FormsTest(unittest.TestCase):
                 model.save_pretrained(folder)
                 change(folder, model)
                 self.check(folder)
+
+
+class ForgettingTest(OracleCase):
+    """Models with gates, sinks and norm caps, whose answers code of tests/golden computed."""
+
+    def test_transformers_computes_the_golden_logits_and_generates_the_servers_tokens(self) -> None:
+        folders = sorted((SOURCE / "tests/golden/transformers").glob("*_forgetting"))
+        self.assertEqual(len(folders), 2)
+        for golden in folders:
+            with self.subTest(golden.name), tempfile.TemporaryDirectory() as scratch:
+                folder = Path(scratch) / "model"
+                self.convert(golden, folder)
+                model = transformers.AutoModelForCausalLM.from_pretrained(
+                    folder, trust_remote_code=True, dtype=torch.float32)
+                self.assertTrue(type(model).__name__.startswith("Fox"))
+                expected = json.loads((golden / "expected.json").read_text())
+                with torch.no_grad():
+                    logits = model(torch.tensor([expected["input_ids"]])).logits[0]
+                (want,) = load_file(golden / "expected.safetensors").values()
+                # Float32 steps of 2^-24 through 2 layers with logits of size 100 at most.
+                error = (logits[-len(want):] - want).abs().max() / want.abs().max()
+                self.assertLess(error, 1e-4)
+                self.check_generation(folder, model)
+
+    def test_a_cache_in_bf16_keeps_log_gates_exactly(self) -> None:
+        log_f = -torch.rand(1, 2, 99, generator=torch.Generator().manual_seed(0)) ** 4
+        stored = with_limbs(torch.ones(1, 2, 99, 16, dtype=torch.bfloat16), log_f)
+        self.assertTrue(torch.equal(stored[..., -LIMBS:].float().sum(-1), log_f))
+
+    def check_generation(self, folder: Path, model: Any) -> None:
+        """20 prompts of 1 to 115 tokens, together and so padded on the left, with the cache."""
+        g = torch.Generator().manual_seed(0)
+        prompts = [torch.randint(1, SIZES["vocab_size"], (1 + 6 * n,), generator=g)
+                   for n in range(20)]
+        longest = len(prompts[-1])
+        ids, mask = (torch.stack([torch.nn.functional.pad(x, (longest - len(x), 0))
+                                  for x in rows]) for rows in (
+            prompts, [torch.ones_like(prompt) for prompt in prompts]))
+        said = model.generate(ids, attention_mask=mask, max_new_tokens=16, min_new_tokens=16,
+                              do_sample=False, pad_token_id=0)[:, longest:]
+        for number, (prompt, tokens) in enumerate(zip(prompts, said)):
+            whole = torch.cat([prompt, tokens]).tolist()
+            logits = self.fox_eval(folder, folder.parent / "served.safetensors", whole, "f32")
+            greedy = logits[len(prompt) - 1 : -1].argmax(-1)
+            self.assertEqual(tokens.tolist(), greedy.tolist(), number)
 
 
 if __name__ == "__main__":
