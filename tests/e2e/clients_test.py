@@ -31,6 +31,14 @@ PROMPT = "Once upon a time"
 LIMITS: dict[str, Any] = {"max_tokens": 150, "temperature": 1, "seed": 3}
 
 
+def openai_error(name: str) -> type[Exception]:
+    """The client's exception of a name, without `Error` behind it."""
+    import openai  # noqa: PLC0415
+    error = getattr(openai, name + "Error")
+    assert issubclass(error, Exception)
+    return error
+
+
 class ClientsTest(fox_server.Case):
     """One server for all cases. The model's answers make no sense, but have the right form."""
 
@@ -105,16 +113,16 @@ class ClientsTest(fox_server.Case):
             seen.append((room, level))
             return "done"
 
-        model = agents.OpenAIChatCompletionsModel(
-            model="demo", openai_client=openai.AsyncOpenAI(**self.address))
         settings = agents.ModelSettings(tool_choice="required", max_tokens=100, temperature=1,
                                         parallel_tool_calls=False)
-        agent = agents.Agent(name="light", instructions="Be brief.", model=model,
-                             tools=[set_light], model_settings=settings)
-        # The second turn is free, with the tool's answer in the history.
-        result = agents.Runner.run_sync(agent, PROMPT, max_turns=4)
-        self.assertIn(seen[0][0], ("hall", "attic"))
-        self.assertIsInstance(result.final_output, str)
+        for api in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
+            model = api(model="demo", openai_client=openai.AsyncOpenAI(**self.address))
+            agent = agents.Agent(name="light", instructions="Be brief.", model=model,
+                                 tools=[set_light], model_settings=settings)
+            # The second turn is free, with the tool's answer in the history.
+            result = agents.Runner.run_sync(agent, PROMPT, max_turns=4)
+            self.assertIn(seen[-1][0], ("hall", "attic"), api)
+            self.assertIsInstance(result.final_output, str, api)
 
     def test_langchain(self) -> None:
         import langchain_openai  # noqa: PLC0415
@@ -147,11 +155,72 @@ class ClientsTest(fox_server.Case):
                   {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "done"}]
         again = litellm.completion(messages=turns, tools=[tool], stream=True, **fields)
         self.assertTrue("".join(chunk.choices[0].delta.content or "" for chunk in again))
+        made = litellm.responses(input=PROMPT, max_output_tokens=20, **{
+            name: value for name, value in fields.items() if name not in LIMITS})
+        self.assertTrue(made.output)
         # An error of this class makes litellm ask another model or cut the conversation.
         for long in ({"messages": [{"role": "user", "content": "word " * 5000}]},
                      {"messages": turns[:1], "max_tokens": 5000}):
             with self.assertRaises(litellm.ContextWindowExceededError):
                 litellm.completion(**{**fields, **long})
+
+    def test_openai_responses(self) -> None:
+        """Three turns with tools; each event of a stream by the client's own types."""
+        import pydantic  # noqa: PLC0415
+        from openai.types import responses  # noqa: PLC0415
+        events = pydantic.TypeAdapter(responses.ResponseStreamEvent)
+        whole = pydantic.TypeAdapter(responses.Response)
+        tool = {"type": "function", "name": "light", "strict": True,
+                "parameters": {**self.light.model_json_schema(), "additionalProperties": False}}
+        fields: dict[str, Any] = {"model": "demo", "max_output_tokens": 150, "temperature": 1,
+                                  "extra_body": {"seed": 3}, "instructions": "Be brief."}
+        forced = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+        items: list[Any] = [{"role": "user", "content": PROMPT}]
+        for _ in range(3):
+            answer = self.client.responses.create(input=items, **forced, **fields)
+            whole.validate_python(answer.model_dump(), strict=True)
+            names = []
+            for event in self.client.responses.create(input=items, stream=True, **forced,
+                                                      **fields):
+                events.validate_python(event.model_dump(), strict=True)
+                if not names or names[-1] != event.type:
+                    names.append(event.type)
+            self.assertEqual([name.removeprefix("response.") for name in names], [
+                "created", "in_progress", "output_item.added", "function_call_arguments.delta",
+                "function_call_arguments.done", "output_item.done", "completed"], items)
+            self.assertEqual(event.response.output[0].arguments, answer.output[0].arguments, items)
+            [call] = answer.output
+            self.assertIsInstance(self.light(**json.loads(call.arguments)), self.light, items)
+            items += [call, {"type": "function_call_output", "call_id": call.call_id,
+                             "output": "done"}]
+        self.assertGreater(answer.usage.input_tokens_details.cached_tokens, 0)
+        free = self.client.responses.create(input=items, tools=[tool], **fields)
+        self.assertTrue(free.output)
+        parsed = self.client.responses.parse(input=PROMPT, text_format=self.light, **fields)
+        self.assertIsInstance(parsed.output_parsed, self.light)
+        for wrong, error in (({"previous_response_id": "resp_1"}, openai_error("BadRequest")),
+                             ({"model": "other"}, openai_error("NotFound"))):
+            with self.assertRaises(error, msg=wrong):
+                self.client.responses.create(**{**fields, "input": PROMPT, **wrong})
+
+    def test_openai_responses_async(self) -> None:
+        import openai  # noqa: PLC0415
+
+        async def talk() -> None:
+            async with openai.AsyncOpenAI(**self.address) as client:
+                one, other = await asyncio.gather(*(client.responses.create(
+                    model="demo", input=PROMPT, max_output_tokens=20, extra_body={"seed": 3})
+                    for _ in range(2)))
+                self.assertEqual(one.output_text, other.output_text)
+                stream = await client.responses.create(model="demo", input=PROMPT, stream=True,
+                                                       max_output_tokens=3000)
+                async for event in stream:
+                    if event.type == "response.output_text.delta":
+                        break
+                await stream.close()
+        with contextlib.closing(asyncio.new_event_loop()) as loop:
+            loop.run_until_complete(talk())
+        self.assertTrue(fox_server.wait_until(lambda: self.running() == 0))
 
     def anthropic_tool(self) -> dict[str, Any]:
         return {"name": "light", "description": "Sets a light.",

@@ -394,6 +394,7 @@ TEST_F(HttpCompletionsTest, RefusalsOfOtherPathsNameTheRightOne) {
   };
   const Case cases[] = {
       {"/v1/embeddings", "no embeddings here", "unknown_url"},
+      {"/v1/responses/resp_1", "no response is stored", "unknown_url"},
       {"/v1/messages/batches", "no batches here; use /v1/messages", "unknown_url"},
       {"/completions", "paths begin with /v1", "unknown_url"},
       {"/chat/completions", "paths begin with /v1", "unknown_url"},

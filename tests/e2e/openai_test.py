@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import email.utils
 import gzip
 import json
@@ -272,6 +273,44 @@ class ChatTest(fox_server.Case):
                  "content": [{"type": "text", "text": "README.md"}], "cache_control": short}]}]
         usage = send(2, first + answers)["usage"]
         self.assertGreaterEqual(usage["cache_read_input_tokens"], prompt // 64 * 64)
+
+    def test_requests_of_codex_are_served(self) -> None:
+        """Bodies as Codex CLI 0.15 sends them, with tools that are not functions. The thought comes
+        back sealed, and the second turn's prompt begins with the first's."""
+        words = " ".join(f"word{i}" for i in range(60))
+        tools = [{"type": "function", "name": "shell_command", "description": words,
+                  "strict": False, "parameters": {
+                      "type": "object", "properties": {"command": {"type": "string"}},
+                      "required": ["command"], "additionalProperties": False}},
+                 {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
+                 {"type": "web_search", "external_web_access": False},
+                 {"type": "namespace", "name": "mcp__x", "description": "", "tools": []}]
+
+        def send(items: list[dict[str, Any]]) -> Any:
+            sent = self.post(
+                "/v1/responses", model="demo", instructions=words, input=items, tools=tools,
+                tool_choice="auto", parallel_tool_calls=False, reasoning=None, store=False,
+                stream=True, include=["reasoning.encrypted_content"], prompt_cache_key="x",
+                client_metadata={"x-codex-installation-id": "x"}, max_output_tokens=30, seed=3)
+            last = sent.decode().strip().rsplit("data: ", 1)[1]
+            return json.loads(last)["response"]
+
+        def said(role: str, text: str) -> dict[str, Any]:
+            return {"type": "message", "role": role,
+                    "content": [{"type": "input_text", "text": text}]}
+
+        first = [said("developer", "<permissions instructions>"),
+                 said("user", "<environment_context>"), said("user", PROMPT)]
+        prompt = send(first)["usage"]["input_tokens"]
+        self.assertGreater(prompt, 300)
+        seal = "fox1:" + base64.b64encode(b"Hm.").decode()
+        call = {"type": "function_call", "name": "shell_command", "call_id": "call_1",
+                "arguments": "{\"command\":\"ls\"}"}
+        usage = send([*first, {"type": "reasoning", "summary": [], "encrypted_content": seal}, call,
+                      {"type": "function_call_output", "call_id": "call_1",
+                       "output": "README.md"}])["usage"]
+        self.assertGreaterEqual(usage["input_tokens_details"]["cached_tokens"],
+                                prompt // 64 * 64)
 
     def test_every_answer_is_history(self) -> None:
         schema = {"type": "object", "properties": {"text": {"type": "string", "minLength": 80}},

@@ -6,7 +6,8 @@ from seed_forms import Seeds, encoded, hostile, proto, table
 
 
 def completion_request_seeds() -> Seeds:
-    """The first byte: 1 without a tokenizer, 2 a chat, 4 Anthropic's."""
+    """The first byte: 1 without a tokenizer, 2 a chat, 4 Anthropic's Messages, 6
+    OpenAI's Responses."""
     prompt = {"prompt": "some text"}
     score = dict(prompt, max_tokens=0, echo=True, logprobs=1)
     full = {"model": "model", **prompt, "max_tokens": 10, "temperature": 0.5, "top_p": 0.9, "n": 2,
@@ -67,6 +68,33 @@ def completion_request_seeds() -> Seeds:
             encoded(called), body)
     yield "no_tokenizer_chat", b"\3" + encoded(chat)
     yield from messages_seeds()
+    yield from responses_seeds()
+
+
+def responses_seeds() -> Seeds:
+    """Bodies of OpenAI's Responses."""
+    said = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{\"a\": 1}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "2"}
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": "fox1:aA=="}
+    full = {"instructions": "s", "input": [said, thought, call, output], "stream": True,
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}},
+                      {"type": "web_search"}], "tool_choice": "auto", "store": False,
+            "parallel_tool_calls": False, "max_output_tokens": 9, "temperature": 0.5,
+            "include": ["reasoning.encrypted_content"], "text": {"format": {"type": "text"}},
+            "reasoning": {"effort": "none"}, "metadata": {"a": "b"}}
+    yield "valid_responses", b"\6" + encoded(full)
+    yield "valid_responses_text", b"\6" + encoded({"input": "x"})
+    yield "no_tokenizer_responses", b"\7" + encoded(full)
+    for name, body in hostile(
+            full, b"\6", input=([], [{}], [dict(said, role="tool")], [dict(thought, content=[7])],
+                                [dict(thought, encrypted_content="fox1:*")], [dict(call, name="")],
+                                [output] * 3, [{"type": "item_reference"}]),
+            tools=([{}], [7], [{"type": "function"}]), tool_choice=({"type": "function"}, "x"),
+            text=({"format": {"type": "json_schema", "schema": {"type": "null"}}},
+                  {"format": {"type": "json_schema"}}, {"verbosity": "low"}),
+            max_output_tokens=(0, 1 << 40), reasoning=({"effort": "x"},), truncation=("auto",)):
+        yield f"responses_{name}", body
 
 
 def messages_seeds() -> Seeds:

@@ -28,44 +28,7 @@ constexpr char kBillingLine[] = "x-anthropic-billing-header:";
 // A thought comes back as it was told, so that nothing has to be signed.
 constexpr char kSignature[] = "unsigned";
 
-absl::Status Below(const std::string& place, const absl::Status& status) {
-  if (status.ok()) return status;
-  return absl::InvalidArgumentError(absl::StrCat(place, status.message()));
-}
-
 std::string Numbered(const char* name, size_t index) { return absl::StrCat(name, "[", index, "]"); }
-
-// What is wrong with a block of a type that has no place here.
-absl::Status UnknownBlock(const std::string& type, const char* known) {
-  return absl::InvalidArgumentError(
-      type.empty()
-          ? absl::StrCat(".type: must be ", known)
-          : absl::StrCat(".type: no ", absl::CHexEscape(type.substr(0, 32)), "; it is ", known));
-}
-
-// The block's fields have been read: an error in them, or a field that no code reads.
-absl::Status CheckBlock(const JsonFields& fields, FieldPlace place) {
-  absl::Status status = fields.status();
-  status.Update(CheckUnreadFields(fields, place));
-  return Below(".", status);
-}
-
-// The fields of a value that has to be an object; none: it is something else.
-JsonFields FieldsOf(const ExactJson& value) {
-  return JsonFields(value.is_object() ? value : ExactJson::object());
-}
-
-// The object in a field; empty: it is absent, or the field has failed.
-JsonFields ObjectOf(JsonFields* fields, const char* name) {
-  const ExactJson* value = fields->Find(name);
-  if (value != nullptr && !value->is_object()) fields->Fail(name, "an object");
-  return FieldsOf(value == nullptr ? ExactJson() : *value);
-}
-
-// Joins texts as lines.
-void AddLine(const std::string& line, std::string* text) {
-  absl::StrAppend(text, text->empty() ? "" : "\n", line);
-}
 
 // A text, or blocks of text alone, which become its lines.
 absl::Status ReadTexts(const ExactJson& value, std::string* out) {
@@ -79,9 +42,9 @@ absl::Status ReadTexts(const ExactJson& value, std::string* out) {
     const std::string type = block.String("type").value_or("");
     const std::string text = block.String("text").value_or("");
     const absl::Status status =
-        type != "text" ? UnknownBlock(type, "text") : CheckBlock(block, FieldPlace::kMessagesBlock);
+        type != "text" ? UnknownType(type, "text") : CheckFields(block, FieldPlace::kMessagesBlock);
     if (!status.ok()) return Below(Numbered("", i), status);
-    AddLine(text, out);
+    JoinLine(text, out);
   }
   return absl::OkStatus();
 }
@@ -89,7 +52,7 @@ absl::Status ReadTexts(const ExactJson& value, std::string* out) {
 // Turns of a chat, of messages in order.
 class TurnReader {
  public:
-  explicit TurnReader(v1::ChatMessages* out) : out_(*out) {}
+  explicit TurnReader(v1::ChatMessages* out) : out_(*out), turns_(out) {}
 
   absl::Status ReadSystem(const ExactJson& value) {
     std::string text;
@@ -97,7 +60,7 @@ class TurnReader {
     if (absl::StartsWith(text, kBillingLine)) {
       text.erase(0, std::min(text.size(), text.find('\n')) + 1);
     }
-    if (!text.empty()) Turn("system").set_content(text);
+    if (!text.empty()) turns_.AddLine("system", text);
     return Below("system", status);
   }
 
@@ -113,24 +76,11 @@ class TurnReader {
     if (last.role() == "assistant" && last.tool_calls().empty()) {
       out_.set_continue_final_message(true);
     }
-    thoughts_.resize(static_cast<size_t>(out_.turns_size()));
-    PlaceThoughts(thoughts_, format, &out_);
+    turns_.PlaceThoughts(format);
     return absl::OkStatus();
   }
 
  private:
-  // A new turn, or the last one: turns of one side that follow each other are one.
-  v1::ChatMessage& Turn(const std::string& role) {
-    const bool joins = role == "user" || role == "assistant";
-    v1::ChatMessage* last =
-        out_.turns_size() > 0 ? out_.mutable_turns(out_.turns_size() - 1) : nullptr;
-    if (last == nullptr || !joins || last->role() != role) {
-      last = out_.add_turns();
-      last->set_role(role);
-    }
-    return *last;
-  }
-
   absl::Status ReadMessage(const ExactJson& value) {
     JsonFields message = FieldsOf(value);
     const std::string role = message.String("role").value_or("");
@@ -138,16 +88,16 @@ class TurnReader {
     if (message.status().ok() && role != "user" && role != "assistant" && role != "system") {
       return absl::InvalidArgumentError(".role: must be user, assistant or system");
     }
-    absl::Status status = CheckBlock(message, FieldPlace::kMessagesTurn);
+    absl::Status status = CheckFields(message, FieldPlace::kMessagesTurn);
     if (!status.ok()) return status;
     if (content == nullptr) return absl::InvalidArgumentError(".content: must be set");
     if (!content->is_array() || role == "system") {
       std::string text;
       status = ReadTexts(*content, &text);
-      AddLine(text, Turn(role).mutable_content());
+      turns_.AddLine(role, text);
       return Below(".content", status);
     }
-    if (content->empty() || role == "assistant") Turn(role);
+    if (content->empty() || role == "assistant") turns_.Turn(role);
     for (size_t i = 0; i < content->size() && status.ok(); ++i) {
       JsonFields block = FieldsOf((*content)[i]);
       status = role == "user" ? ReadUserBlock(&block) : ReadAssistantBlock(&block);
@@ -159,26 +109,24 @@ class TurnReader {
   absl::Status ReadUserBlock(JsonFields* block) {
     const std::string type = block->String("type").value_or("");
     if (type == "text") {
-      AddLine(block->String("text").value_or(""), Turn("user").mutable_content());
+      turns_.AddLine("user", block->String("text").value_or(""));
     } else if (type == "tool_result") {
       const ExactJson* content = block->Find("content");
-      std::string& text = *Turn("tool").mutable_content();
+      std::string& text = *turns_.Turn("tool").mutable_content();
       const auto status = content == nullptr ? absl::OkStatus() : ReadTexts(*content, &text);
       if (!status.ok()) return Below(".content", status);
     } else {
-      return UnknownBlock(type, "text or tool_result");
+      return UnknownType(type, "text or tool_result");
     }
-    return CheckBlock(*block, FieldPlace::kMessagesBlock);
+    return CheckFields(*block, FieldPlace::kMessagesBlock);
   }
 
   absl::Status ReadAssistantBlock(JsonFields* block) {
     const std::string type = block->String("type").value_or("");
-    v1::ChatMessage& turn = Turn("assistant");
     if (type == "text") {
-      AddLine(block->String("text").value_or(""), turn.mutable_content());
+      turns_.AddLine("assistant", block->String("text").value_or(""));
     } else if (type == "thinking") {
-      thoughts_.resize(static_cast<size_t>(out_.turns_size()));
-      AddLine(block->String("thinking").value_or(""), &thoughts_.back());
+      turns_.AddThought(block->String("thinking").value_or(""));
       block->Find("signature");
     } else if (type == "redacted_thinking") {
       block->Find("data");  // another server's, in its own cipher
@@ -188,17 +136,17 @@ class TurnReader {
       if (name.empty() || (input != nullptr && !input->is_object())) {
         return absl::InvalidArgumentError(": a tool_use must have a name, and an object as input");
       }
-      v1::ToolCall* const call = turn.add_tool_calls();
+      v1::ToolCall* const call = turns_.Turn("assistant").add_tool_calls();
       call->set_name(name);
       call->set_arguments(input == nullptr ? "{}" : TextOf(*input, /*spaced=*/true));
     } else {
-      return UnknownBlock(type, "text, thinking or tool_use");
+      return UnknownType(type, "text, thinking or tool_use");
     }
-    return CheckBlock(*block, FieldPlace::kMessagesBlock);
+    return CheckFields(*block, FieldPlace::kMessagesBlock);
   }
 
   v1::ChatMessages& out_;
-  std::vector<std::string> thoughts_;  // of the turns so far
+  ChatTurns turns_;
 };
 
 absl::Status ReadMessagesTool(const ExactJson& value, v1::ChatMessages* out) {
@@ -216,7 +164,7 @@ absl::Status ReadMessagesTool(const ExactJson& value, v1::ChatMessages* out) {
                                      {"strict", "strict"}}) {
     if (const ExactJson* found = tool.Find(theirs)) function[ours] = *found;
   }
-  const absl::Status status = CheckBlock(tool, FieldPlace::kMessagesTool);
+  const absl::Status status = CheckFields(tool, FieldPlace::kMessagesTool);
   if (!status.ok()) return status;
   out->add_tools(TextOf(ExactJson({{"type", "function"}, {"function", function}}), true));
   return absl::OkStatus();
@@ -225,11 +173,11 @@ absl::Status ReadMessagesTool(const ExactJson& value, v1::ChatMessages* out) {
 absl::Status ReadToolsAndChoice(JsonFields* body, v1::ChatMessages* out) {
   const ExactJson* tools = body->Find("tools");
   if (tools != nullptr && !tools->is_array()) body->Fail("tools", "a list of tools");
-  JsonFields choice = ObjectOf(body, "tool_choice");
+  JsonFields choice = body->Object("tool_choice");
   const std::string type = choice.String("type").value_or("auto");
   const std::string name = choice.String("name").value_or("");
   const bool alone = choice.Bool("disable_parallel_tool_use").value_or(false);
-  const absl::Status status = CheckBlock(choice, FieldPlace::kMessagesBlock);
+  const absl::Status status = CheckFields(choice, FieldPlace::kMessagesBlock);
   if (!status.ok()) return Below("tool_choice", status);
   if (type == "none") return absl::OkStatus();
   if (type == "any") {
@@ -250,11 +198,11 @@ absl::Status ReadToolsAndChoice(JsonFields* body, v1::ChatMessages* out) {
 
 // Without the field the API's models do not think, so a model with a switch has it off.
 absl::Status ReadThinking(JsonFields* body, const ChatFormat& format, v1::ChatMessages* out) {
-  JsonFields thinking = ObjectOf(body, "thinking");
+  JsonFields thinking = body->Object("thinking");
   const std::string type = thinking.String("type").value_or("disabled");
   thinking.Find("budget_tokens");  // a hint: the model ends its thought itself
   thinking.Find("display");
-  const absl::Status status = CheckBlock(thinking, FieldPlace::kMessagesBlock);
+  const absl::Status status = CheckFields(thinking, FieldPlace::kMessagesBlock);
   if (!status.ok()) return Below("thinking", status);
   if (type == "enabled" || type == "adaptive") return absl::OkStatus();
   if (type != "disabled") {
@@ -268,9 +216,9 @@ absl::Status ReadThinking(JsonFields* body, const ChatFormat& format, v1::ChatMe
 }
 
 absl::Status ReadOutputConfig(JsonFields* body, v1::Sampling* out) {
-  JsonFields config = ObjectOf(body, "output_config");
-  JsonFields format = ObjectOf(&config, "format");
-  absl::Status status = CheckBlock(config, FieldPlace::kMessagesOutput);
+  JsonFields config = body->Object("output_config");
+  JsonFields format = config.Object("format");
+  absl::Status status = CheckFields(config, FieldPlace::kMessagesOutput);
   if (!status.ok() || format.object().empty()) return Below("output_config", status);
   const ExactJson* schema = format.Find("schema");
   if (format.String("type") != "json_schema" || schema == nullptr || !schema->is_object()) {
@@ -278,7 +226,7 @@ absl::Status ReadOutputConfig(JsonFields* body, v1::Sampling* out) {
         R"(output_config.format: must be {"type": "json_schema", "schema": {..}})");
   }
   out->set_json_schema(TextOf(*schema, /*spaced=*/false));
-  return Below("output_config.format", CheckBlock(format, FieldPlace::kMessagesOutput));
+  return Below("output_config.format", CheckFields(format, FieldPlace::kMessagesOutput));
 }
 
 // `counts`: for count_tokens, where nothing is generated.
@@ -375,6 +323,15 @@ class MessagesWriter final : public AnswerWriter {
 
   std::string LastChunks() override {
     return ServerSentEvent(R"({"type":"message_stop"})", "message_stop");
+  }
+
+  std::string EncodeFailure(const absl::Status& status) const override {
+    return ServerSentEvent(MessagesError(status), "error");
+  }
+
+  void DropContents() override {
+    parts_.clear();
+    blocks_.clear();
   }
 
   std::string TakeBody() override {
@@ -485,10 +442,6 @@ const HttpApi kMessagesApi = {
       return std::make_unique<MessagesWriter>(request, context, id);
     },
     .error_body = MessagesError,
-    .error_events =
-        [](const absl::Status& status, const std::string&, const ConversionContext&) {
-          return ServerSentEvent(MessagesError(status), "error");
-        },
     .keep_alive = "event: ping\ndata: {\"type\":\"ping\"}\n\n"};
 
 void RegisterMessagesRoutes(ServerCore& core, HttpRoutes* routes) {

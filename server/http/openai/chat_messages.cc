@@ -95,6 +95,19 @@ absl::Status ReadMessage(const ExactJson& message, v1::ChatMessage* out, std::st
   return status;
 }
 
+// Thoughts stand in the answers behind the last question; templates drop those before it.
+void SetThoughts(const std::vector<std::string>& thoughts, const ChatFormat& format,
+                 v1::ChatMessages* out) {
+  if (!format.thinking().has_value()) return;
+  const ThinkingFormat& thinking = *format.thinking();
+  for (size_t i = thoughts.size(); i-- > 0;) {
+    v1::ChatMessage& turn = *out->mutable_turns(static_cast<int>(i));
+    if (thinking.IsQuestion(turn.role(), turn.content())) return;
+    if (thoughts[i].empty()) continue;
+    turn.set_content(absl::StrCat(thinking.prefix, thoughts[i], thinking.suffix, turn.content()));
+  }
+}
+
 void ReadTools(JsonFields* fields, v1::ChatMessages* out) {
   const ExactJson* tools = fields->Find("tools");
   const ExactJson* choice = fields->Find("tool_choice");
@@ -126,16 +139,32 @@ std::string SpacedArguments(const std::string& text) {
   return json.ok() ? TextOf(*json, /*spaced=*/true) : text;
 }
 
-void PlaceThoughts(const std::vector<std::string>& thoughts, const ChatFormat& format,
-                   v1::ChatMessages* out) {
-  if (!format.thinking().has_value()) return;
-  const ThinkingFormat& thinking = *format.thinking();
-  for (size_t i = thoughts.size(); i-- > 0;) {
-    v1::ChatMessage& turn = *out->mutable_turns(static_cast<int>(i));
-    if (thinking.IsQuestion(turn.role(), turn.content())) return;
-    if (thoughts[i].empty()) continue;
-    turn.set_content(absl::StrCat(thinking.prefix, thoughts[i], thinking.suffix, turn.content()));
-  }
+v1::ChatMessage& ChatTurns::Turn(const std::string& role) {
+  v1::ChatMessage* last =
+      out_.turns_size() > 0 ? out_.mutable_turns(out_.turns_size() - 1) : nullptr;
+  if (last != nullptr && role != "tool" && last->role() == role) return *last;
+  last = out_.add_turns();
+  last->set_role(role);
+  return *last;
+}
+
+void ChatTurns::AddLine(const std::string& role, const std::string& line) {
+  JoinLine(line, Turn(role).mutable_content());
+}
+
+void ChatTurns::AddThought(const std::string& line) {
+  Turn("assistant");
+  thoughts_.resize(static_cast<size_t>(out_.turns_size()));
+  JoinLine(line, &thoughts_.back());
+}
+
+void ChatTurns::PlaceThoughts(const ChatFormat& format) {
+  thoughts_.resize(static_cast<size_t>(out_.turns_size()));
+  SetThoughts(thoughts_, format, &out_);
+}
+
+void JoinLine(const std::string& line, std::string* text) {
+  absl::StrAppend(text, text->empty() ? "" : "\n", line);
 }
 
 void ReadEffort(const char* name, JsonFields* fields, const ChatFormat& format,
@@ -182,7 +211,7 @@ absl::Status ReadMessages(const ExactJson* value, const ChatFormat& format, v1::
     const absl::Status status = ReadMessage((*value)[i], out->add_turns(), &thoughts[i]);
     if (!status.ok()) return Malformed(absl::StrCat("messages[", i, "].", status.message()));
   }
-  PlaceThoughts(thoughts, format, out);
+  SetThoughts(thoughts, format, out);
   return absl::OkStatus();
 }
 

@@ -20,10 +20,28 @@ void ReadTurn(JsonFields* fields, const ChatFormat& format, v1::ChatMessages* ou
 // taken back as it is, even a call that max_tokens has cut. InvalidArgument names the message.
 absl::Status ReadMessages(const ExactJson* value, const ChatFormat& format, v1::ChatMessages* out);
 
-// Puts thoughts that came apart where the template has them: in the answers behind the last
-// question; templates drop those before it. `thoughts`: one of each turn; "": none.
-void PlaceThoughts(const std::vector<std::string>& thoughts, const ChatFormat& format,
-                   v1::ChatMessages* out);
+// The turns of a chat as other APIs write them: in blocks or items, of which several make a turn.
+class ChatTurns {
+ public:
+  explicit ChatTurns(v1::ChatMessages* out) : out_(*out) {}
+
+  // The last turn, or a new one: those of one side that follow each other are one, but for answers
+  // of tools.
+  v1::ChatMessage& Turn(const std::string& role);
+  // A line of the turn that `role` has now.
+  void AddLine(const std::string& role, const std::string& line);
+  // A line of the assistant's thought.
+  void AddThought(const std::string& line);
+  // All turns are there: puts thoughts where the template has them.
+  void PlaceThoughts(const ChatFormat& format);
+
+ private:
+  v1::ChatMessages& out_;
+  std::vector<std::string> thoughts_;  // of the turns so far
+};
+
+// Joins texts as lines.
+void JoinLine(const std::string& line, std::string* text);
 
 // The arguments of a call as the model has seen them: JSON with the spaces of its template. A text
 // that is no JSON, such as a call that was cut, stays as the model wrote it.

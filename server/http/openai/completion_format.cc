@@ -144,14 +144,15 @@ void CompletionFormat::DropContents() {
   chunks_ = {};
   windows_.clear();
   keep_alive_ = false;
-  writer_.reset();
+  if (writer_ != nullptr) writer_->DropContents();
   held_bytes_ = 0;
 }
 
 std::string CompletionFormat::EncodeFailure(const absl::Status& status,
                                             bool stream_has_begun) const {
   if (!stream_has_begun) return api_.error_body(status);
-  return api_.error_events(status, absl::StrCat(api_.id_prefix, id_), context_);
+  FOX_CHECK(writer_ != nullptr);
+  return writer_->EncodeFailure(status);
 }
 
 }  // namespace fox

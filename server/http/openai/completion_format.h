@@ -32,6 +32,10 @@ class AnswerWriter {
   virtual std::string LastChunks() = 0;
   // The answer that is not streamed; once.
   virtual std::string TakeBody() = 0;
+  // The last event of a stream that has failed.
+  virtual std::string EncodeFailure(const absl::Status& status) const = 0;
+  // Drops the answer so far: EncodeFailure is all that follows.
+  virtual void DropContents() = 0;
   // True if the text stays after its chunks, because the end of the stream repeats it.
   virtual bool keeps_text() const { return false; }
 };
@@ -49,12 +53,10 @@ struct HttpApi {
                                                const std::string& fingerprint,
                                                const std::string& id, int64_t created);
   std::string (*error_body)(const absl::Status& status);
-  // The end of a stream that has begun. `id`: of the answer.
-  std::string (*error_events)(const absl::Status& status, const std::string& id,
-                              const ConversionContext& context);
   const char* keep_alive;  // an event or comment that means nothing
 };
 extern const HttpApi kCompletionsApi, kChatApi;  // completion_writer.cc
+extern const HttpApi kResponsesApi;              // responses_api.cc
 extern const HttpApi kMessagesApi;               // http/anthropic/messages_api.cc
 
 // A server-sent event; "" for `name`: it has none.

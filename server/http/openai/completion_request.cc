@@ -287,11 +287,11 @@ absl::Status CheckModel(const ConversionContext& context, bool chat) {
 }
 
 // fox.v1 reduces max_tokens to the room in the context; OpenAI's servers refuse the request.
-absl::Status CheckRoom(uint32_t max_tokens, const Request& sequence) {
+absl::Status CheckRoom(const char* field, uint32_t max_tokens, const Request& sequence) {
   const auto room = static_cast<uint32_t>(sequence.stop.max_tokens);
   if (max_tokens <= room) return absl::OkStatus();
   return absl::OutOfRangeError(absl::StrCat(
-      "max_tokens: ", max_tokens, " are more than the ", room, " that a prompt of ",
+      field, ": ", max_tokens, " are more than the ", room, " that a prompt of ",
       sequence.prompt.size(), " tokens leaves. This model's maximum context length is ",
       room + sequence.prompt.size(), " tokens"));
 }
@@ -359,7 +359,8 @@ absl::StatusOr<GenerationSpec> Convert(const CompletionRequest& request, size_t 
   absl::StatusOr<GenerationSpec> spec =
       ConvertGenerate(one, request.stream, context, request.score);
   if (spec.ok() && request.max_tokens_sent) {
-    const absl::Status room = CheckRoom(one.stopping().max_tokens(), spec->sequences.front());
+    const absl::Status room =
+        CheckRoom(request.max_tokens_field, one.stopping().max_tokens(), spec->sequences.front());
     if (!room.ok()) return room;
   }
   return spec;

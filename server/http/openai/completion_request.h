@@ -20,9 +20,12 @@ struct CompletionRequest {
   bool score = false;                        // max_tokens is 0: the prompts are scored
   // The client set max_tokens: the request is refused if the context cannot hold that many.
   bool max_tokens_sent = false;
+  const char* max_tokens_field = "max_tokens";  // its name
   bool echo = false, stream = false, include_usage = false;
-  int32_t n = 1;          // choices of a prompt
-  int32_t logprobs = -1;  // alternatives; -1: none
+  std::string echoed;           // fields of the body that the answer repeats: `"a":1,"b":2`
+  bool seals_thoughts = false;  // a thought comes also in a form that clients need not read
+  int32_t n = 1;                // choices of a prompt
+  int32_t logprobs = -1;        // alternatives; -1: none
 };
 
 inline constexpr size_t kMaxPrompts = 128;

@@ -1,10 +1,16 @@
-// CompletionWriter: see completion_writer.h.
-#include "server/http/openai/completion_writer.h"
-
+// CompletionWriter: events of fox.v1 become choices of OpenAI's completions and chat completions,
+// as one answer or as server-sent events.
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/check.h"
+#include "server/http/openai/answer_reader.h"
+#include "server/http/openai/completion_format.h"
+#include "server/http/openai/completion_logprobs.h"
 #include "server/http/port/http_error.h"
 
 namespace fox {
@@ -31,7 +37,70 @@ std::string StopOf(const v1::Finish& finish) {
   return finish.has_stop_token_id() ? absl::StrCat(finish.stop_token_id()) : "null";
 }
 
-}  // namespace
+// The choices of one call. Not thread-safe. `request` and `context` must outlive it.
+class CompletionWriter final : public AnswerWriter {
+ public:
+  // `fingerprint`: of the server; `id`: of the answer; `created`: seconds since 1970.
+  CompletionWriter(const CompletionRequest& request, const ConversionContext& context,
+                   const std::string& fingerprint, const std::string& id, int64_t created);
+
+  int64_t AddEvent(size_t prompt, const v1::GenerateDelta& event) override;
+  // The new part of the choice that `event`, added last, belongs to, as a server-sent event; "" for
+  // events of the prompt, which come with the first of a choice. The event that ends the last
+  // choice has the certificate, unless LastChunks has an event for it.
+  std::string TakeChunk(size_t prompt, const v1::GenerateDelta& event) override;
+  // The end of a stream, after the last chunk: usage if it was asked for, with the certificate, and
+  // [DONE].
+  std::string LastChunks() override;
+  std::string TakeBody() override;
+  std::string EncodeFailure(const absl::Status& status) const override {
+    return ServerSentEvent(ErrorBody(status)) + ServerSentEvent("[DONE]");
+  }
+  void DropContents() override {
+    prompts_.clear();
+    choices_.clear();
+  }
+
+ private:
+  struct Prompt {
+    std::string text;  // empty unless it is echoed
+    std::optional<CompletionLogprobs> logprobs;
+    uint32_t tokens = 0;
+  };
+  struct Choice {
+    bool begun = false, role_sent = false;
+    std::string text, thought;
+    std::optional<AnswerReader> reader;  // of a chat
+    std::vector<AnswerPart> calls;
+    std::optional<CompletionLogprobs> logprobs;
+    std::string finish = "null", stop = "null";  // JSON
+    uint32_t tokens = 0;
+    uint32_t cached_tokens = 0;  // of the prompt
+    v1::AcpStats acp;
+  };
+  void AddPrompt(const v1::PromptInfo& info, size_t index);
+  void Begin(const Prompt& prompt, Choice* choice);
+  // Returns the bytes that are not in the choice's text, but in its thought, its calls or the
+  // reader.
+  static int64_t AddText(const std::string& text, Choice* choice);
+  static void AddParts(std::vector<AnswerPart> parts, Choice* choice);
+  std::string TakeChoice(size_t index);
+  std::string TakeMessage(Choice* choice) const;
+  int64_t CachedTokens() const;
+  std::string Usage() const;
+  // `,"fox":{...}`: the certificate and the memory of all choices together.
+  std::string Certificate() const;
+  size_t IndexOf(size_t prompt, const v1::GenerateDelta& event) const;
+
+  const CompletionRequest& request_;
+  const ConversionContext& context_;
+  const bool skip_special_;
+  const std::string head_;  // of every object: id, model
+  std::vector<Prompt> prompts_;
+  std::vector<std::string> relaxed_;  // PromptInfo's, of the first prompt
+  std::vector<Choice> choices_;
+  size_t finished_ = 0;  // choices
+};
 
 CompletionWriter::CompletionWriter(const CompletionRequest& request,
                                    const ConversionContext& context, const std::string& fingerprint,
@@ -237,8 +306,6 @@ size_t CompletionWriter::IndexOf(size_t prompt, const v1::GenerateDelta& event) 
   return index;
 }
 
-namespace {
-
 template <bool chat>
 absl::StatusOr<CompletionRequest> Parse(const std::string& body, const ConversionContext& context) {
   return ParseCompletion(body, context, chat);
@@ -251,16 +318,11 @@ std::unique_ptr<AnswerWriter> MakeWriter(const CompletionRequest& request,
   return std::make_unique<CompletionWriter>(request, context, fingerprint, id, created);
 }
 
-std::string ErrorEvents(const absl::Status& status, const std::string&, const ConversionContext&) {
-  return ServerSentEvent(ErrorBody(status)) + ServerSentEvent("[DONE]");
-}
-
 }  // namespace
 
-const HttpApi kCompletionsApi = {"/v1/completions", "cmpl-",     Parse<false>,   MakeWriter,
-                                 ErrorBody,         ErrorEvents, ": waiting\n\n"};
-const HttpApi kChatApi = {
-    "/v1/chat/completions", "chatcmpl-", Parse<true>, MakeWriter, ErrorBody, ErrorEvents,
-    ": waiting\n\n"};
+const HttpApi kCompletionsApi = {"/v1/completions", "cmpl-",   Parse<false>,
+                                 MakeWriter,        ErrorBody, ": waiting\n\n"};
+const HttpApi kChatApi = {"/v1/chat/completions", "chatcmpl-", Parse<true>, MakeWriter, ErrorBody,
+                          ": waiting\n\n"};
 
 }  // namespace fox

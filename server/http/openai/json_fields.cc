@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/core/check.h"
 #include "models/grammar/json_schema.h"
@@ -101,6 +102,12 @@ std::vector<uint32_t> JsonFields::Ids(const char* name) {
   return out;
 }
 
+JsonFields JsonFields::Object(const char* name) {
+  const ExactJson* value = Find(name);
+  if (value != nullptr && !value->is_object()) Fail(name, "an object");
+  return FieldsOf(value == nullptr ? ExactJson() : *value);
+}
+
 void JsonFields::Fail(const char* name, absl::string_view must_be) {
   status_.Update(absl::InvalidArgumentError(absl::StrCat(name, ": must be ", must_be)));
 }
@@ -119,6 +126,28 @@ absl::StatusOr<JsonFields> ReadBody(const std::string& body, const ConversionCon
   if (status.ok()) status = CheckModelName(model, context);
   if (!status.ok()) return status;
   return fields;
+}
+
+JsonFields FieldsOf(const ExactJson& value) {
+  return JsonFields(value.is_object() ? value : ExactJson::object());
+}
+
+absl::Status CheckFields(const JsonFields& fields, FieldPlace place) {
+  absl::Status status = fields.status();
+  status.Update(CheckUnreadFields(fields, place));
+  return Below(".", status);
+}
+
+absl::Status UnknownType(const std::string& type, const char* known) {
+  const std::string named = absl::CHexEscape(type.substr(0, 32));
+  return absl::InvalidArgumentError(type.empty()
+                                        ? absl::StrCat(".type: must be ", known)
+                                        : absl::StrCat(".type: no ", named, "; it is ", known));
+}
+
+absl::Status Below(const std::string& place, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(absl::StrCat(place, status.message()));
 }
 
 float ToFloat(const ExactJson& number) {

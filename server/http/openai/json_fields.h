@@ -35,6 +35,8 @@ class JsonFields {
   // One string, or a list of at most `max_strings`; an error otherwise, and nothing is copied.
   std::vector<std::string> Strings(const char* name, size_t max_strings);
   std::vector<uint32_t> Ids(const char* name);
+  // The object of a field; an empty one: it is not set, or the field has failed.
+  JsonFields Object(const char* name);
 
   // The names asked for so far, and the object itself: so a route finds the fields that no code has
   // read.
@@ -69,6 +71,12 @@ enum class FieldPlace {
   kMessagesBlock,
   kMessagesTool,
   kMessagesOutput,
+  // Of OpenAI's Responses.
+  kResponsesBody,
+  kResponsesItem,
+  kResponsesPart,
+  kResponsesTool,
+  kResponsesReasoning,
 };
 
 // Call after the fields of an object were read. InvalidArgument names a field that no code has
@@ -76,6 +84,15 @@ enum class FieldPlace {
 // (a list in unread_fields.cc), and values that ask for nothing: null, "", [], {}, or the server's
 // default.
 absl::Status CheckUnreadFields(const JsonFields& fields, FieldPlace place = FieldPlace::kBody);
+
+// The fields of a value of a list; none: it is no object.
+JsonFields FieldsOf(const ExactJson& value);
+// The first error in an object that has been read, or a field that no code has read: ".FIELD: ...".
+absl::Status CheckFields(const JsonFields& fields, FieldPlace place);
+// The error of a `type` that has no place here: ".type: ...". `known`: the types that have.
+absl::Status UnknownType(const std::string& type, const char* known);
+// An error inside of `place`, as "messages[2]": its message follows.
+absl::Status Below(const std::string& place, const absl::Status& status);
 
 // Converts a number. A number too large for a float becomes the largest float.
 float ToFloat(const ExactJson& number);

@@ -30,7 +30,7 @@ constexpr char kModelPath[] = "/v1/models/";
 
 // Paths of other APIs that clients try first, and the hint that answers them.
 constexpr std::pair<const char*, const char*> kNotHere[] = {
-    {"/v1/responses", "no responses here; use /v1/chat/completions or /v1/completions"},
+    {"/v1/responses/", "no response is stored; send all items to /v1/responses"},
     {"/v1/messages/", "no batches here; use /v1/messages"},
     {"/v1/embeddings", "no embeddings here: the model completes text; see /v1/completions"},
     {"/v1/rerank", "no reranking here: the model completes text; see /v1/completions"},
@@ -78,7 +78,8 @@ void RegisterOpenAiRoutes(ServerCore& core, std::function<bool()> serving, HttpR
   FOX_CHECK(serving != nullptr);
   using Exchange = std::shared_ptr<HttpExchange>;
   routes->SetCore(&core);
-  for (const HttpApi* api : {&kCompletionsApi, &kChatApi}) RegisterApi(core, *api, routes);
+  for (const HttpApi* api : {&kCompletionsApi, &kChatApi, &kResponsesApi})
+    RegisterApi(core, *api, routes);
   const std::string model = Model(core, std::time(nullptr));
   const std::string list = absl::StrCat("{\"object\":\"list\",\"data\":[", model, "]}");
   routes->AddPage("/v1/models", Json(list), Privilege::kUser);

@@ -35,6 +35,13 @@ constexpr Ignored kIgnored[] = {
     {FieldPlace::kMessagesTool,
      "cache_control eager_input_streaming defer_loading input_examples allowed_callers"},
     {FieldPlace::kMessagesOutput, "effort"},
+    {FieldPlace::kResponsesBody,
+     "store metadata user service_tier safety_identifier prompt_cache_key prompt_cache_retention "
+     "prompt_cache_options client_metadata max_tool_calls stream_options moderation"},
+    {FieldPlace::kResponsesItem, "id status phase call_id name caller"},
+    {FieldPlace::kResponsesPart, "annotations logprobs"},
+    {FieldPlace::kResponsesTool, "type defer_loading allowed_callers output_schema"},
+    {FieldPlace::kResponsesReasoning, "summary generate_summary context"},
 };
 
 // Fields of other servers and of OpenAI's other endpoints. `neutral`: the value, as JSON, that asks
@@ -57,7 +64,7 @@ constexpr Unsupported kUnsupported[] = {
     {"chat_template chat_template_kwargs documents", "not supported; the model has its format"},
     {"input inputs input_ids prompt_token_ids", "did you mean prompt or messages?"},
     {"system system_prompt instructions", "send a message of role system"},
-    {"previous_response_id conversation conversation_id", "send all messages"},
+    {"previous_response_id conversation conversation_id", "nothing is stored; send all messages"},
     {"num_return_sequences", "did you mean n?", "1"},
     {"temp", "did you mean temperature?"},
     {"repeat_penalty", "did you mean repetition_penalty?", "1"},

@@ -48,8 +48,8 @@ void CheckPrompts(const CompletionRequest& request, const CompletionRequest& aga
 
 FUZZ_TEST(completion_request) {
   static const RequestWorld worlds[] = {RequestWorld(true), RequestWorld(false)};
-  static const HttpApi* const apis[] = {&kCompletionsApi, &kChatApi, &kMessagesApi};
-  const size_t form = in.Below(6);
+  static const HttpApi* const apis[] = {&kCompletionsApi, &kChatApi, &kMessagesApi, &kResponsesApi};
+  const size_t form = in.Below(8);
   const ConversionContext& context = worlds[form % 2].context;
   const HttpApi& api = *apis[form / 2];
   const std::string body = in.Rest();

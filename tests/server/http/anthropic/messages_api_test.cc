@@ -422,7 +422,10 @@ TEST_F(MessagesApiTest, ErrorsHaveTheFormOfTheApi) {
   for (const auto& [status, error] : cases) {
     const Json body = {{"type", "error"}, {"error", error}};
     EXPECT_EQ(Json::parse(kMessagesApi.error_body(status)), body) << status;
-    const std::string event = kMessagesApi.error_events(status, "msg_1", context_);
+    const CompletionRequest request = *Parse(absl::StrCat("\"messages\": [", kUser, "]"));
+    const auto writer = kMessagesApi.make_writer(request, context_, "print", "msg_1", 7);
+    writer->DropContents();
+    const std::string event = writer->EncodeFailure(status);
     EXPECT_EQ(event.find("event: error\ndata: "), 0u) << event;
     EXPECT_EQ(Json::parse(event.substr(19)), body) << status;
   }

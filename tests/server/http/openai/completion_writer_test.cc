@@ -1,14 +1,14 @@
 // CompletionWriter: the same events as one body and as chunks.
-#include "server/http/openai/completion_writer.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
+#include "server/http/openai/completion_format.h"
 #include "tests/fixtures/character_tokenizer.h"
 
 namespace fox {
@@ -27,7 +27,9 @@ class CompletionWriterTest : public ::testing::Test {
     request_.prompts.resize(2);
     request_.n = 2;
   }
-  CompletionWriter Writer() { return {request_, context_, "print", "cmpl-1", 7}; }
+  std::unique_ptr<AnswerWriter> Writer() {
+    return kChatApi.make_writer(request_, context_, "print", "cmpl-1", 7);
+  }
   static v1::GenerateDelta Prompt(uint32_t tokens) {
     v1::GenerateDelta event;
     event.mutable_prompt()->set_request_id("id");
@@ -59,7 +61,7 @@ class CompletionWriterTest : public ::testing::Test {
     return event;
   }
   // The choices of one prompt of 600 tokens, all of them told; the last chunk.
-  static std::string Told(CompletionWriter* writer, const std::vector<v1::GenerateDelta>& ends) {
+  static std::string Told(AnswerWriter* writer, const std::vector<v1::GenerateDelta>& ends) {
     writer->AddEvent(0, Prompt(600));
     std::string chunk;
     for (const v1::GenerateDelta& end : ends) {
@@ -80,19 +82,19 @@ class CompletionWriterTest : public ::testing::Test {
 
 TEST_F(CompletionWriterTest, OneBodyHoldsAllChoices) {
   request_.echo = true;
-  EXPECT_EQ(Writer().AddEvent(0, Prompt(5)), 8);  // bytes that wait
+  EXPECT_EQ(Writer()->AddEvent(0, Prompt(5)), 8);  // bytes that wait
   request_.echo = false;
-  CompletionWriter writer = Writer();
+  const auto writer = Writer();
   for (size_t prompt : {0U, 1U}) {
     SCOPED_TRACE(absl::StrCat("prompt ", prompt));
-    EXPECT_EQ(writer.AddEvent(prompt, Prompt(5)), 0);
+    EXPECT_EQ(writer->AddEvent(prompt, Prompt(5)), 0);
     for (uint32_t index : {1U, 0U}) {
-      EXPECT_EQ(writer.AddEvent(prompt, Text(index, "ab")), 2) << index;
-      writer.AddEvent(prompt, Text(index, std::string(1, static_cast<char>('c' + index))));
-      writer.AddEvent(prompt, End(index, index == 0 ? v1::STOP : v1::ABORT));
+      EXPECT_EQ(writer->AddEvent(prompt, Text(index, "ab")), 2) << index;
+      writer->AddEvent(prompt, Text(index, std::string(1, static_cast<char>('c' + index))));
+      writer->AddEvent(prompt, End(index, index == 0 ? v1::STOP : v1::ABORT));
     }
   }
-  const Json body = Json::parse(writer.TakeBody());
+  const Json body = Json::parse(writer->TakeBody());
   EXPECT_EQ(body["id"], "cmpl-1");
   EXPECT_EQ(body["created"], 7);
   EXPECT_EQ(body["model"], "m\"");
@@ -125,15 +127,15 @@ TEST_F(CompletionWriterTest, TheCertificateIsTheWorstOfAllChoicesAndTheirSum) {
                     {"cached_tokens", 2},
                     {"relaxed", {"f#/properties/a~1\"/not"}}};
   // The last event of a stream before [DONE] has it: the end of the last choice, or usage.
-  CompletionWriter streamed = Writer();
-  EXPECT_EQ(Json::parse(Told(&streamed, ends).substr(6))["fox"], fox);
-  EXPECT_EQ(streamed.LastChunks(), "data: [DONE]\n\n");
+  const auto streamed = Writer();
+  EXPECT_EQ(Json::parse(Told(streamed.get(), ends).substr(6))["fox"], fox);
+  EXPECT_EQ(streamed->LastChunks(), "data: [DONE]\n\n");
   request_.include_usage = true;
-  CompletionWriter counted = Writer();
-  EXPECT_EQ(Told(&counted, ends).find("\"fox\""), std::string::npos);
-  const std::string last = counted.LastChunks();
+  const auto counted = Writer();
+  EXPECT_EQ(Told(counted.get(), ends).find("\"fox\""), std::string::npos);
+  const std::string last = counted->LastChunks();
   EXPECT_EQ(Json::parse(last.substr(6, last.find("\n\n") - 6))["fox"], fox);
-  EXPECT_EQ(Json::parse(counted.TakeBody())["fox"], fox);
+  EXPECT_EQ(Json::parse(counted->TakeBody())["fox"], fox);
 }
 
 // It has taken the pages of 603 tokens twice.
@@ -142,8 +144,8 @@ TEST_F(CompletionWriterTest, APreemptedChoiceDoesNotCountItsPagesTwice) {
   request_.n = 1;
   v1::GenerateDelta end = End(0, v1::LENGTH, -11.25F, 24, 80);
   end.mutable_finish()->mutable_acp()->set_peak_pages(16);
-  CompletionWriter writer = Writer();
-  const Json fox = Json::parse(Told(&writer, {end}).substr(6))["fox"];
+  const auto writer = Writer();
+  const Json fox = Json::parse(Told(writer.get(), {end}).substr(6))["fox"];
   EXPECT_EQ(fox["kv_bytes"], 1600);
   EXPECT_EQ(fox["kv_bytes_unpruned"], 4000);
 }
@@ -161,10 +163,10 @@ TEST_F(CompletionWriterTest, ABosThatTheServerAddedIsInNoList) {
     if (id == CharacterTokenizer::kBos) continue;
     prompt.mutable_prompt()->add_prompt_logprobs()->mutable_token()->set_token_id(id);
   }
-  CompletionWriter writer = Writer();
-  writer.AddEvent(0, prompt);
-  writer.AddEvent(0, End(0, v1::STOP));
-  const Json lists = Json::parse(writer.TakeBody())["choices"][0]["logprobs"];
+  const auto writer = Writer();
+  writer->AddEvent(0, prompt);
+  writer->AddEvent(0, End(0, v1::STOP));
+  const Json lists = Json::parse(writer->TakeBody())["choices"][0]["logprobs"];
   EXPECT_EQ(lists["tokens"], Json({"a", "b"}));
   EXPECT_EQ(lists["token_logprobs"], Json({0.0, 0.0}));
   EXPECT_EQ(lists["text_offset"], Json({0, 1}));
@@ -207,7 +209,7 @@ TEST_F(CompletionWriterTest, CallsAreNoText) {
   for (const Case& c : cases) {
     for (size_t piece = 1; piece < 50; piece += piece < 5 ? 1 : 22) {
       SCOPED_TRACE(absl::StrCat(c.text, " in pieces of ", piece));
-      CompletionWriter writer = Writer();
+      const auto writer = Writer();
       std::string content, calls, finish;
       int64_t bytes = 0;
       std::set<std::string> ids;
@@ -226,13 +228,13 @@ TEST_F(CompletionWriterTest, CallsAreNoText) {
         if (choice["finish_reason"].is_string()) finish = choice["finish_reason"];
       };
       const auto tell = [&](const v1::GenerateDelta& event) {
-        bytes += writer.AddEvent(0, event);
-        if (request_.stream) add(Json::parse(writer.TakeChunk(0, event).substr(6))["choices"][0]);
+        bytes += writer->AddEvent(0, event);
+        if (request_.stream) add(Json::parse(writer->TakeChunk(0, event).substr(6))["choices"][0]);
       };
       for (size_t at = 0; at < c.text.size(); at += piece) tell(Text(0, c.text.substr(at, piece)));
       EXPECT_EQ(bytes, static_cast<int64_t>(c.text.size()));
       tell(End(0, c.reason));
-      if (!request_.stream) add(Json::parse(writer.TakeBody())["choices"][0]);
+      if (!request_.stream) add(Json::parse(writer->TakeBody())["choices"][0]);
       EXPECT_EQ(content, c.content);
       EXPECT_EQ(calls.empty() ? "" : calls + ";", c.calls);
       EXPECT_EQ(finish, c.finish);
@@ -269,21 +271,21 @@ TEST_F(CompletionWriterTest, AThoughtIsApartFromTheContent) {
       SCOPED_TRACE(absl::StrCat(c.text, " in pieces of ", piece));
       context_.chat = &formats[c.format];
       request_.stream = !request_.stream;
-      CompletionWriter writer = Writer();
+      const auto writer = Writer();
       std::string thought, content;
       const auto add = [&](const Json& message) {
         if (message["content"].is_string()) content += message["content"].get<std::string>();
         thought += message.value("reasoning_content", "");
       };
       const auto tell = [&](const v1::GenerateDelta& event) {
-        writer.AddEvent(0, event);
+        writer->AddEvent(0, event);
         if (!request_.stream) return;
-        add(Json::parse(writer.TakeChunk(0, event).substr(6))["choices"][0]["delta"]);
+        add(Json::parse(writer->TakeChunk(0, event).substr(6))["choices"][0]["delta"]);
       };
       const std::string text = c.text;
       for (size_t at = 0; at < text.size(); at += piece) tell(Text(0, text.substr(at, piece)));
       tell(End(0, v1::STOP));
-      if (!request_.stream) add(Json::parse(writer.TakeBody())["choices"][0]["message"]);
+      if (!request_.stream) add(Json::parse(writer->TakeBody())["choices"][0]["message"]);
       EXPECT_EQ(thought, c.thought);
       EXPECT_EQ(content, c.content);
     }
@@ -297,10 +299,10 @@ TEST_F(CompletionWriterTest, AThoughtIsApartFromTheContent) {
     if (form == 0) request.settings.mutable_sampling()->set_regex("a");
     if (form == 1) chat.set_continue_final_message(true);
     if (form == 2) chat.set_enable_thinking(false);
-    CompletionWriter writer(request, context_, "print", "cmpl-1", 7);
-    writer.AddEvent(0, Text(0, "a</t>"));
-    writer.AddEvent(0, End(0, v1::STOP));
-    EXPECT_EQ(Json::parse(writer.TakeBody())["choices"][0]["message"]["content"], "a</t>") << form;
+    const auto writer = kChatApi.make_writer(request, context_, "print", "cmpl-1", 7);
+    writer->AddEvent(0, Text(0, "a</t>"));
+    writer->AddEvent(0, End(0, v1::STOP));
+    EXPECT_EQ(Json::parse(writer->TakeBody())["choices"][0]["message"]["content"], "a</t>") << form;
   }
 }
 
@@ -341,28 +343,28 @@ TEST(WindowsEventTest, EveryFieldIsThereAndInfinityIsNull) {
 TEST_F(CompletionWriterTest, AChatHasMessagesAndDeltas) {
   request_.chat = true;
   request_.prompts.resize(1);
-  const auto told = [&](CompletionWriter* writer, const v1::GenerateDelta& event) {
+  const auto told = [&](AnswerWriter* writer, const v1::GenerateDelta& event) {
     writer->AddEvent(0, event);
     return request_.stream ? Json::parse(writer->TakeChunk(0, event).substr(std::strlen("data: ")))
                            : Json();
   };
-  CompletionWriter whole = Writer();
+  const auto whole = Writer();
   for (uint32_t index : {0U, 1U}) {
-    told(&whole, Text(index, "ab"));
-    told(&whole, End(index, v1::STOP));
+    told(whole.get(), Text(index, "ab"));
+    told(whole.get(), End(index, v1::STOP));
   }
-  const Json body = Json::parse(whole.TakeBody());
+  const Json body = Json::parse(whole->TakeBody());
   EXPECT_EQ(body["object"], "chat.completion");
   EXPECT_EQ(body["choices"][1]["message"], Json({{"role", "assistant"}, {"content", "ab"}}));
   EXPECT_EQ(body["choices"][1]["finish_reason"], "stop");
   request_.stream = true;
-  CompletionWriter writer = Writer();
-  const Json chunk = told(&writer, Text(1, "a"));
+  const auto writer = Writer();
+  const Json chunk = told(writer.get(), Text(1, "a"));
   EXPECT_EQ(chunk["object"], "chat.completion.chunk");
   EXPECT_EQ(chunk["choices"][0]["index"], 1);
   EXPECT_EQ(chunk["choices"][0]["delta"], Json({{"role", "assistant"}, {"content", "a"}}));
-  EXPECT_EQ(told(&writer, Text(1, "b"))["choices"][0]["delta"], Json({{"content", "b"}}));
-  EXPECT_EQ(told(&writer, End(0, v1::LENGTH))["choices"][0]["delta"],
+  EXPECT_EQ(told(writer.get(), Text(1, "b"))["choices"][0]["delta"], Json({{"content", "b"}}));
+  EXPECT_EQ(told(writer.get(), End(0, v1::LENGTH))["choices"][0]["delta"],
             Json({{"role", "assistant"}, {"content", ""}}));
 }
 

@@ -1,0 +1,451 @@
+// OpenAI's Responses API (https://platform.openai.com/docs/api-reference/responses), POST
+// /v1/responses, without a store: each request has all items. Its body becomes the request of a
+// chat, its answer a list of items.
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "server/http/openai/answer_reader.h"
+#include "server/http/openai/chat_messages.h"
+#include "server/http/openai/completion_format.h"
+#include "server/http/port/http_error.h"
+
+namespace fox {
+namespace {
+
+// Before a thought in base64: clients that send no other thoughts back, such as Codex, send this.
+constexpr char kSeal[] = "fox1:";
+
+// A text, or parts of text, which become its lines.
+absl::Status ReadParts(const ExactJson& value, std::string* out) {
+  if (value.is_string()) {
+    *out = value.get<std::string>();
+    return absl::OkStatus();
+  }
+  if (!value.is_array()) return absl::InvalidArgumentError(": must be a text or a list of parts");
+  for (size_t i = 0; i < value.size(); ++i) {
+    JsonFields part = FieldsOf(value[i]);
+    const std::string type = part.String("type").value_or("");
+    const bool refusal = type == "refusal";
+    const bool known = refusal || type == "input_text" || type == "output_text" ||
+                       type == "reasoning_text" || type == "text";
+    const std::string text = part.String(refusal ? "refusal" : "text").value_or("");
+    const absl::Status status = known ? CheckFields(part, FieldPlace::kResponsesPart)
+                                      : UnknownType(type, "input_text or output_text");
+    if (!status.ok()) return Below(absl::StrCat("[", i, "]"), status);
+    JoinLine(text, out);
+  }
+  return absl::OkStatus();
+}
+
+// A field of ReadParts' form; absent where `optional`.
+absl::Status ReadPartsOf(JsonFields* item, const char* name, bool optional, std::string* out) {
+  const ExactJson* value = item->Find(name);
+  if (value == nullptr && !optional && item->status().ok()) item->Fail(name, "set");
+  if (value == nullptr) return absl::OkStatus();
+  return Below(absl::StrCat(".", name), ReadParts(*value, out));
+}
+
+// The thought of an item of reasoning, in the open or sealed by this server; "": another server's.
+absl::Status ReadThought(JsonFields* item, std::string* out) {
+  item->Find("summary");
+  absl::string_view sealed;
+  const std::string encrypted = item->String("encrypted_content").value_or("");
+  sealed = encrypted;
+  const absl::Status status = ReadPartsOf(item, "content", /*optional=*/true, out);
+  if (!status.ok() || !out->empty() || !absl::ConsumePrefix(&sealed, kSeal)) return status;
+  if (!absl::Base64Unescape(sealed, out)) item->Fail("encrypted_content", "as this server gave it");
+  return absl::OkStatus();
+}
+
+absl::Status ReadItem(const ExactJson& value, ChatTurns* turns) {
+  JsonFields item = FieldsOf(value);
+  const std::string role = item.String("role").value_or("");
+  const std::string type = item.String("type").value_or(role.empty() ? "" : "message");
+  std::string text;
+  absl::Status status;
+  if (type == "message") {
+    status = ReadPartsOf(&item, "content", /*optional=*/role == "assistant", &text);
+    const bool system = role == "system" || role == "developer";
+    if (!system && role != "user" && role != "assistant" && item.status().ok()) {
+      item.Fail("role", "user, assistant, system or developer");
+    }
+    if (status.ok() && item.status().ok()) turns->AddLine(system ? "system" : role, text);
+  } else if (type == "reasoning") {
+    status = ReadThought(&item, &text);
+    if (status.ok() && !text.empty()) turns->AddThought(text);
+  } else if (type == "function_call") {
+    const std::string name = item.String("name").value_or("");
+    const std::string arguments = item.String("arguments").value_or("");
+    if (name.empty() && item.status().ok()) item.Fail("name", "set");
+    v1::ToolCall* const call = turns->Turn("assistant").add_tool_calls();
+    call->set_name(name);
+    call->set_arguments(SpacedArguments(arguments));
+  } else if (type == "function_call_output") {
+    status = ReadPartsOf(&item, "output", /*optional=*/false, &text);
+    turns->Turn("tool").set_content(text);
+  } else {
+    status = UnknownType(type, "message, reasoning, function_call or function_call_output");
+  }
+  return status.ok() ? CheckFields(item, FieldPlace::kResponsesItem) : status;
+}
+
+absl::Status ReadInput(const ExactJson* instructions, const ExactJson* input,
+                       const ChatFormat& format, v1::ChatMessages* out) {
+  if (input == nullptr || !(input->is_string() || input->is_array())) {
+    return absl::InvalidArgumentError("input: must be a text or a list of items");
+  }
+  ChatTurns turns(out);
+  if (instructions != nullptr) turns.AddLine("system", instructions->get<std::string>());
+  if (input->is_string()) turns.AddLine("user", input->get<std::string>());
+  for (size_t i = 0; input->is_array() && i < input->size(); ++i) {
+    const absl::Status status = ReadItem((*input)[i], &turns);
+    if (!status.ok()) return Below(absl::StrCat("input[", i, "]"), status);
+  }
+  turns.PlaceThoughts(format);
+  return absl::OkStatus();
+}
+
+// Tools of other types belong to OpenAI's servers or to one client: the model does not see them, as
+// the choice of a tool is its own.
+absl::Status ReadFunctions(const ExactJson* tools, v1::ChatMessages* out) {
+  for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
+    JsonFields tool = FieldsOf((*tools)[i]);
+    const std::optional<std::string> type = tool.String("type");
+    if (!type.has_value()) {
+      return absl::InvalidArgumentError(absl::StrCat("tools[", i, "].type: must be set"));
+    }
+    if (*type != "function") continue;
+    ExactJson function = ExactJson::object();
+    for (const char* name : {"name", "description", "parameters", "strict"}) {
+      if (const ExactJson* found = tool.Find(name)) function[name] = *found;
+    }
+    const absl::Status status = CheckFields(tool, FieldPlace::kResponsesTool);
+    if (!status.ok()) return Below(absl::StrCat("tools[", i, "]"), status);
+    out->add_tools(TextOf(ExactJson({{"type", "function"}, {"function", function}}), true));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadFunctionsAndChoice(JsonFields* body, v1::ChatMessages* out) {
+  const ExactJson* tools = body->Find("tools");
+  const ExactJson* choice = body->Find("tool_choice");
+  if (!body->Bool("parallel_tool_calls").value_or(true)) out->set_one_call(true);
+  if (tools != nullptr && !tools->is_array()) body->Fail("tools", "a list of tools");
+  if (!body->status().ok() || (choice != nullptr && *choice == "none")) return absl::OkStatus();
+  const bool named = choice != nullptr && choice->is_object() &&
+                     choice->value("type", ExactJson()) == "function" &&
+                     choice->value("name", ExactJson()).is_string();
+  if (named) {
+    out->set_call_name((*choice)["name"].get<std::string>());
+  } else if (choice != nullptr && *choice == "required") {
+    out->set_call_required(true);
+  } else if (choice != nullptr && *choice != "auto") {
+    body->Fail("tool_choice", R"("none", "auto", "required" or {"type": "function", "name": ..})");
+    return absl::OkStatus();
+  }
+  return ReadFunctions(tools, out);
+}
+
+void ReadTextFormat(JsonFields* body, v1::Sampling* out) {
+  JsonFields text = body->Object("text");
+  JsonFields format = text.Object("format");
+  const std::string type = format.String("type").value_or("text");
+  if (type == "json_schema") {
+    const ExactJson* schema = format.Find("schema");
+    if (schema != nullptr && schema->is_object()) {
+      out->set_json_schema(TextOf(*schema, /*spaced=*/false));
+    } else {
+      format.Fail("schema", "an object");
+    }
+  } else if (type == "json_object") {
+    out->set_json_object(true);
+  } else if (type != "text") {
+    format.Fail("type", "text, json_object or json_schema");
+  }
+  if (text.String("verbosity").value_or("medium") != "medium") {
+    text.Fail("verbosity", "medium, or absent: the model has no such switch");
+  }
+  text.FailWithin("format", format.status());
+  text.FailWithin("format", CheckUnreadFields(format, FieldPlace::kSchema));
+  body->FailWithin("text", text.status());
+  body->FailWithin("text", CheckUnreadFields(text, FieldPlace::kFormat));
+}
+
+void ReadReasoning(JsonFields* body, const ChatFormat& format, CompletionRequest* out) {
+  JsonFields reasoning = body->Object("reasoning");
+  ReadEffort("effort", &reasoning, format, out->prompts[0].mutable_messages());
+  body->FailWithin("reasoning", reasoning.status());
+  body->FailWithin("reasoning", CheckUnreadFields(reasoning, FieldPlace::kResponsesReasoning));
+  for (const std::string& part : body->Strings("include", 16)) {
+    if (part == "reasoning.encrypted_content") out->seals_thoughts = true;
+    if (part == "message.output_text.logprobs") {
+      body->Fail("include", "without logprobs; /v1/chat/completions has them");
+    }
+  }
+  // Counted by their ids.
+  if (format.thinking().has_value()) out->settings.mutable_output()->set_token_ids(true);
+}
+
+// The fields of a request that its answer repeats, with the API's defaults.
+std::string EchoedFields(const ExactJson& body) {
+  static constexpr std::pair<const char*, const char*> kFields[] = {
+      {"instructions", "null"},
+      {"max_output_tokens", "null"},
+      {"metadata", "{}"},
+      {"reasoning", "null"},
+      {"parallel_tool_calls", "true"},
+      {"temperature", "null"},
+      {"text", R"({"format":{"type":"text"}})"},
+      {"tool_choice", R"("auto")"},
+      {"tools", "[]"},
+      {"top_p", "null"}};
+  std::string out;
+  for (const auto& [name, fallback] : kFields) {
+    const auto found = body.find(name);
+    const bool sent = found != body.end() && !found->is_null();
+    absl::StrAppend(&out, "\"", name, "\":", sent ? TextOf(*found, false) : fallback, ",");
+  }
+  return out + R"("background":false,"previous_response_id":null,"store":false,)"
+               R"("truncation":"disabled")";
+}
+
+absl::StatusOr<CompletionRequest> ParseResponses(const std::string& body,
+                                                 const ConversionContext& context) {
+  CompletionRequest request;
+  absl::StatusOr<JsonFields> fields = BeginChat(body, context, &request);
+  if (!fields.ok()) return fields.status();
+  v1::ChatMessages& chat = *request.prompts[0].mutable_messages();
+  if (const auto most = fields->Int("max_output_tokens", 1, INT32_MAX)) {
+    request.settings.mutable_stopping()->set_max_tokens(static_cast<uint32_t>(*most));
+    request.max_tokens_sent = true;
+    request.max_tokens_field = "max_output_tokens";
+  }
+  if (fields->String("truncation").value_or("disabled") != "disabled") {
+    fields->Fail("truncation", "disabled, or absent; a client drops items itself");
+  }
+  absl::Status status = ReadFunctionsAndChoice(&*fields, &chat);
+  ReadTextFormat(&*fields, request.settings.mutable_sampling());
+  ReadReasoning(&*fields, *context.chat, &request);
+  const std::optional<std::string> instructions = fields->String("instructions");
+  const ExactJson* system = instructions.has_value() ? fields->Find("instructions") : nullptr;
+  const ExactJson* input = fields->Find("input");
+  status.Update(fields->status());
+  status.Update(CheckUnreadFields(*fields, FieldPlace::kResponsesBody));
+  status.Update(status.ok() ? ReadInput(system, input, *context.chat, &chat) : status);
+  if (!status.ok()) return status;
+  request.echoed = EchoedFields(fields->object());
+  return request;
+}
+
+class ResponsesWriter final : public AnswerWriter {
+ public:
+  ResponsesWriter(const CompletionRequest& request, const ConversionContext& context,
+                  std::string id, int64_t created)
+      : request_(request),
+        context_(context),
+        id_(std::move(id)),
+        created_(created),
+        answer_(request, context) {}
+
+  bool keeps_text() const override { return true; }
+
+  int64_t AddEvent(size_t, const v1::GenerateDelta& event) override {
+    parts_ = answer_.Read(event);
+    if (!request_.stream) {
+      for (AnswerPart& part : parts_) AddPart(part);
+    }
+    return static_cast<int64_t>(event.delta().text().size());
+  }
+
+  std::string TakeChunk(size_t, const v1::GenerateDelta& event) override {
+    if (event.has_prompt()) return "";
+    std::string out;
+    if (next_event_ == 0) {
+      for (const char* type : {"response.created", "response.in_progress"}) {
+        out += Event(type, absl::StrCat("\"response\":", Response("in_progress")));
+      }
+    }
+    for (const AnswerPart& part : parts_) {
+      const bool goes_on = Continues(part);
+      if (!goes_on) out += CloseItem("completed");
+      AddPart(part);
+      if (!goes_on) out += OpenItem();
+      if (!part.text.empty()) out += Told("delta", "delta", part.text);
+    }
+    if (!event.has_finish()) return out;
+    out += CloseItem(LastStatus());
+    const std::string status = Status();
+    return out + Event(absl::StrCat("response.", status),
+                       absl::StrCat("\"response\":", Response(status)));
+  }
+
+  std::string LastChunks() override { return ""; }
+  std::string TakeBody() override { return Response(Status()); }
+  std::string EncodeFailure(const absl::Status& status) const override {
+    const bool full = absl::IsResourceExhausted(status);
+    const std::string error =
+        absl::StrCat(R"({"code":")", full ? "rate_limit_exceeded" : "server_error",
+                     R"(","message":)", JsonString(status.message()), "}");
+    return EventOf("response.failed", next_event_,
+                   absl::StrCat("\"response\":", Response("failed", error)));
+  }
+  void DropContents() override {
+    parts_.clear();
+    items_.clear();
+  }
+
+ private:
+  using Kind = AnswerPart::Kind;
+
+  static std::string EventOf(const std::string& type, int64_t number, const std::string& rest) {
+    return ServerSentEvent(
+        absl::StrCat(R"({"type":")", type, R"(","sequence_number":)", number, ",", rest, "}"),
+        type);
+  }
+  std::string Event(const std::string& type, const std::string& rest) {
+    return EventOf(type, next_event_++, rest);
+  }
+  bool Continues(const AnswerPart& part) const {
+    return !items_.empty() && items_.back().kind == part.kind && part.id.empty();
+  }
+  void AddPart(const AnswerPart& part) {
+    Continues(part) ? void(items_.back().text += part.text) : items_.push_back(part);
+  }
+
+  std::string ItemId(size_t index) const {
+    const Kind kind = items_[index].kind;
+    const char* prefix = kind == Kind::kText ? "msg" : kind == Kind::kThought ? "rs" : "fc";
+    return JsonString(absl::StrCat(prefix, id_.substr(id_.find('_')), "_", index));
+  }
+  // The content of an item that is not a call.
+  static std::string Content(const AnswerPart& item) {
+    if (item.kind == Kind::kThought) {
+      return absl::StrCat(R"({"type":"reasoning_text","text":)", JsonString(item.text), "}");
+    }
+    return absl::StrCat(R"({"type":"output_text","text":)", JsonString(item.text),
+                        R"(,"annotations":[],"logprobs":[]})");
+  }
+  // `begins`: without its text.
+  std::string Item(size_t index, const char* status, bool begins = false) const {
+    const AnswerPart& item = items_[index];
+    const std::string head =
+        absl::StrCat(R"({"id":)", ItemId(index), R"(,"status":")", status, R"(","type":)");
+    if (item.kind == Kind::kCall) {
+      return absl::StrCat(head, R"("function_call","call_id":")", item.id, R"(","name":)",
+                          JsonString(item.name), R"(,"arguments":)",
+                          JsonString(begins ? "" : item.text), "}");
+    }
+    const std::string content = absl::StrCat(R"("content":[)", begins ? "" : Content(item), "]}");
+    if (item.kind == Kind::kText) {
+      return absl::StrCat(head, R"("message","role":"assistant",)", content);
+    }
+    const bool seals = request_.seals_thoughts && !begins;
+    return absl::StrCat(
+        head, R"("reasoning","summary":[],"encrypted_content":)",
+        seals ? absl::StrCat("\"", kSeal, absl::Base64Escape(item.text), "\"") : "null", ",",
+        content);
+  }
+
+  // The place of the last item in an event.
+  std::string Place() const {
+    const size_t last = items_.size() - 1;
+    const bool call = items_.back().kind == Kind::kCall;
+    return absl::StrCat(R"("item_id":)", ItemId(last), R"(,"output_index":)", last,
+                        call ? "" : R"(,"content_index":0)");
+  }
+  std::string PlaceOfItem(const std::string& item) const {
+    return absl::StrCat(R"("output_index":)", items_.size() - 1, R"(,"item":)", item);
+  }
+  // An event with the text of the last item, or a part of it.
+  std::string Told(const char* event, const char* field, const std::string& text) {
+    const Kind kind = items_.back().kind;
+    const char* what = kind == Kind::kText      ? "output_text"
+                       : kind == Kind::kThought ? "reasoning_text"
+                                                : "function_call_arguments";
+    return Event(absl::StrCat("response.", what, ".", event),
+                 absl::StrCat(Place(), ",\"", field, "\":", JsonString(text),
+                              kind == Kind::kText ? R"(,"logprobs":[])" : ""));
+  }
+  std::string OpenItem() {
+    const size_t last = items_.size() - 1;
+    const AnswerPart empty = {.kind = items_.back().kind};
+    std::string out =
+        Event("response.output_item.added", PlaceOfItem(Item(last, "in_progress", true)));
+    if (empty.kind == Kind::kCall) return out;
+    return out + Event("response.content_part.added",
+                       absl::StrCat(Place(), R"(,"part":)", Content(empty)));
+  }
+  std::string CloseItem(const char* status) {
+    if (items_.empty()) return "";
+    const AnswerPart& item = items_.back();
+    const bool call = item.kind == Kind::kCall;
+    std::string out = Told("done", call ? "arguments" : "text", item.text);
+    if (!call) {
+      out +=
+          Event("response.content_part.done", absl::StrCat(Place(), R"(,"part":)", Content(item)));
+    }
+    return out + Event("response.output_item.done", PlaceOfItem(Item(items_.size() - 1, status)));
+  }
+
+  std::string Status() const {
+    const v1::FinishReason reason = answer_.finish.reason();
+    return reason == v1::LENGTH ? "incomplete" : reason == v1::ABORT ? "failed" : "completed";
+  }
+  const char* LastStatus() const { return Status() == "completed" ? "completed" : "incomplete"; }
+
+  std::string Response(const std::string& status, std::string error = "null") const {
+    const bool ended = status != "in_progress" && error == "null";
+    std::string output;
+    for (size_t i = 0; ended && i < items_.size(); ++i) {
+      const bool last = i + 1 == items_.size();
+      absl::StrAppend(&output, i > 0 ? "," : "", Item(i, last ? LastStatus() : "completed"));
+    }
+    if (ended && status == "failed") error = R"({"code":"server_error","message":"aborted"})";
+    return absl::StrCat(
+        R"({"id":)", JsonString(id_), R"(,"object":"response","created_at":)", created_,
+        R"(,"status":")", status, R"(","error":)", error, R"(,"incomplete_details":)",
+        status == "incomplete" ? R"({"reason":"max_output_tokens"})" : "null", R"(,"model":)",
+        JsonString(context_.served_model_name), ",", request_.echoed, R"(,"output":[)", output,
+        R"(],"usage":)", ended ? Usage() + answer_.Fox() : "null", "}");
+  }
+  std::string Usage() const {
+    return absl::StrCat(R"({"input_tokens":)", answer_.prompt_tokens,
+                        R"(,"input_tokens_details":{"cached_tokens":)", answer_.cached_tokens,
+                        R"(,"cache_write_tokens":0},"output_tokens":)", answer_.tokens,
+                        R"(,"output_tokens_details":{"reasoning_tokens":)", answer_.thought_tokens,
+                        R"(},"total_tokens":)", answer_.prompt_tokens + answer_.tokens, "}");
+  }
+
+  const CompletionRequest& request_;
+  const ConversionContext& context_;
+  const std::string id_;
+  const int64_t created_;
+  ChatAnswer answer_;
+  std::vector<AnswerPart> parts_;  // of the last event
+  std::vector<AnswerPart> items_;
+  int64_t next_event_ = 0;  // in a stream
+};
+
+}  // namespace
+
+const HttpApi kResponsesApi = {
+    .path = "/v1/responses",
+    .id_prefix = "resp_",
+    .parse = ParseResponses,
+    .make_writer = [](const CompletionRequest& request, const ConversionContext& context,
+                      const std::string&, const std::string& id,
+                      int64_t created) -> std::unique_ptr<AnswerWriter> {
+      return std::make_unique<ResponsesWriter>(request, context, id, created);
+    },
+    .error_body = ErrorBody,
+    .keep_alive = ": waiting\n\n"};
+
+}  // namespace fox
