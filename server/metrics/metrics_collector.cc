@@ -1,26 +1,11 @@
-// The fox_ metrics, those under vLLM's names and those of the process, and GET /metrics.
-// docker/grafana/foxserve.json draws them.
+// The fox_ metrics, and GET /metrics. docker/grafana/foxserve.json draws them.
 #include "server/metrics/metrics_collector.h"
 
-#include <malloc.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <chrono>
-#include <ctime>
-#include <filesystem>
-#include <fstream>
 #include <iterator>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "kernels/paging/paged_kv.h"
 #include "prometheus/text_serializer.h"
 #include "server/process/log.h"
 
@@ -151,81 +136,7 @@ void AddServer(const ServerCore& core, MetricFamilies* out) {
               {"dtype", core.description.dtype}});
 }
 
-// Fields of /proc/self/stat, counted from the state, which is the third.
-constexpr size_t kStartTime = 19, kResidentPages = 21;
-
-double Number(const std::vector<std::string>& fields, size_t i) {
-  double value = 0;
-  return i < fields.size() && absl::SimpleAtod(fields[i], &value) ? value : 0;
-}
-
-double Usage(const EngineStats& stats) {
-  return stats.num_pages == 0
-             ? 0
-             : 1 - static_cast<double>(stats.free_pages) / static_cast<double>(stats.num_pages);
-}
-
-// The KV cache. A block of vLLM holds all layers and heads: num_gpu_blocks is the number of such
-// blocks that the pool holds without eviction.
-void AddCache(const ServerCore& core, const EngineStats& stats, MetricFamilies* out) {
-  const int64_t lists = std::max<int64_t>(core.context.limits.lists_per_slot, 1);
-  out->Gauge("vllm:kv_cache_usage_perc", "Used share of the KV cache, to 1.", Usage(stats));
-  out->Gauge("vllm:gpu_cache_usage_perc", "Older name of the metric before.", Usage(stats));
-  out->Gauge(
-      "vllm:cache_config_info", "Settings of the KV cache.", 1,
-      {{"block_size", absl::StrCat(kPageTokens)},
-       {"num_gpu_blocks", absl::StrCat(stats.num_pages / lists)},
-       {"cache_dtype", core.description.kv_dtype},
-       {"enable_prefix_caching", core.context.limits.snapshot_slots > 0 ? "True" : "False"}});
-  out->Counter("vllm:spec_decode_num_draft_tokens_total", "Draft tokens computed.",
-               stats.drafted_tokens);
-  out->Counter("vllm:spec_decode_num_accepted_tokens_total", "Draft tokens accepted.",
-               stats.accepted_drafts);
-  out->Counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.",
-               stats.prefix_queried_tokens);
-  out->Counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.",
-               stats.prefix_found_tokens);
-}
-
 }  // namespace
-
-void AddVllmAliases(const ServerCore& core, const EngineStats& stats, const StepMetrics& steps,
-                    MetricFamilies* out) {
-  static const std::vector<double> first_token = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,
-                                                  0.25,  0.5,   0.75, 1,    2.5,  5,    7.5,  10,
-                                                  20,    40,    80,   160,  640,  2560};
-  static const std::vector<double> token = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
-                                            0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
-  static const std::vector<double> request = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
-                                              30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
-  out->Gauge("vllm:num_requests_running", "Requests in the running batch.", stats.running);
-  out->Gauge("vllm:num_requests_waiting", "Requests in the queue.", stats.waiting);
-  AddCache(core, stats, out);
-  out->Counter("vllm:num_preemptions_total", "Preemptions.", stats.preemptions);
-  out->Counter("vllm:prompt_tokens_total", "Prompt tokens processed.", stats.prompt_tokens);
-  out->Counter("vllm:generation_tokens_total", "Tokens generated.", stats.generated_tokens);
-  const CallMetrics& calls = core.metrics();
-  for (const auto& [reason, name] :
-       {std::pair{v1::STOP, "stop"}, {v1::LENGTH, "length"}, {v1::ABORT, "abort"}}) {
-    out->Counter("vllm:request_success_total", "Requests that ended well.",
-                 calls.by_reason[static_cast<size_t>(reason)], {{"finished_reason", name}});
-  }
-  out->AddHistogram("vllm:iteration_tokens_total", "Tokens of an engine step.", steps.tokens);
-  out->AddHistogram("vllm:time_to_first_token_seconds", "Time to the first token.",
-                    calls.time_to_first_token, first_token);
-  out->AddHistogram("vllm:inter_token_latency_seconds", "Time between two tokens.",
-                    calls.inter_token, token);
-  out->AddHistogram("vllm:time_per_output_token_seconds", "Older name of the metric before.",
-                    calls.inter_token, token);
-  out->AddHistogram("vllm:e2e_request_latency_seconds", "Time from arrival to the last token.",
-                    calls.end_to_end, request);
-  out->AddHistogram("vllm:request_queue_time_seconds", "Time in the queue.", calls.queue, request);
-  out->AddHistogram("vllm:request_prefill_time_seconds", "Time in prefill.", calls.prefill,
-                    request);
-  out->AddHistogram("vllm:request_decode_time_seconds", "Time in decode.", calls.decode, request);
-  out->AddHistogram("vllm:request_prompt_tokens", "Prompt tokens.", calls.prompt_tokens);
-  out->AddHistogram("vllm:request_generation_tokens", "Tokens generated.", calls.generation_tokens);
-}
 
 std::vector<prometheus::MetricFamily> CollectMetrics(const ServerCore& core,
                                                      const StepMetrics& steps, bool vllm_aliases) {
@@ -257,39 +168,6 @@ void ExposeMetrics(const ServerCore& core, const StepMetrics& steps, bool vllm_a
   };
   server->routes().Handle("GET", "/metrics", scrape, Privilege::kPublic);
   server->Start();
-}
-
-void AddProcessMetrics(MetricFamilies* out) {
-  out->Counter("process_cpu_seconds_total", "User and system time of the process.",
-               static_cast<double>(std::clock()) / CLOCKS_PER_SEC);
-  std::ifstream file("/proc/self/stat");
-  const std::string line{std::istreambuf_iterator<char>(file), {}};
-  const size_t name_end = line.rfind(") ");  // the name may hold anything
-  if (name_end != std::string::npos) {
-    const std::vector<std::string> fields = absl::StrSplit(line.substr(name_end + 2), ' ');
-    const double now =
-        std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-    const double started = Number(fields, kStartTime) / static_cast<double>(sysconf(_SC_CLK_TCK));
-    double uptime = 0;  // of the machine
-    std::ifstream("/proc/uptime") >> uptime;
-    out->Gauge("process_start_time_seconds", "When the process started, in Unix time.",
-               now - uptime + started);
-    out->Gauge("process_resident_memory_bytes", "Memory of the process that is in RAM.",
-               Number(fields, kResidentPages) * static_cast<double>(sysconf(_SC_PAGESIZE)));
-  }
-  const struct mallinfo2 heap = mallinfo2();
-  out->Gauge("process_heap_bytes", "Memory of the heap that is in use.",
-             heap.uordblks + heap.hblkhd);
-  std::error_code error;
-  const std::filesystem::directory_iterator open("/proc/self/fd", error);
-  if (!error) {
-    out->Gauge("process_open_fds", "Open file descriptors.",
-               std::distance(begin(open), end(open)) - 1);
-  }
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-    out->Gauge("process_max_fds", "File descriptors that the process may open.", limit.rlim_cur);
-  }
 }
 
 }  // namespace fox

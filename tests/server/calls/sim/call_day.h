@@ -18,6 +18,7 @@
 #include "tests/engine/sim/random.h"
 #include "tests/fixtures/test_core.h"
 #include "tests/server/calls/sim/call_report.h"
+#include "tests/server/calls/sim/sim_environment.h"
 #include "tests/server/calls/sim/sim_format.h"
 #include "tests/server/calls/sim/sim_transport.h"
 

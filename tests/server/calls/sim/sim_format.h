@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "server/calls/format.h"
-#include "tests/server/calls/sim/call_report.h"
+#include "tests/server/calls/sim/sim_environment.h"
 
 namespace fox::sim {
 

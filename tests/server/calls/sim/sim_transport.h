@@ -12,7 +12,7 @@
 #include "engine/base/mutex.h"
 #include "server/calls/call.h"
 #include "server/calls/transport.h"
-#include "tests/server/calls/sim/call_report.h"
+#include "tests/server/calls/sim/sim_environment.h"
 
 namespace fox::sim {
 
