@@ -14,7 +14,6 @@ COMMAND_LINE = parse_arguments(None) if __name__ == "__main__" else None
 
 import json  # noqa: E402
 import math  # noqa: E402
-import os  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from argparse import Namespace  # noqa: E402
@@ -24,61 +23,24 @@ from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from torch import nn  # noqa: E402
 
 from models.finetune.evaluation import pruned_shares, sample, shares_table, text_loss  # noqa: E402
 from models.finetune.model import AttentionOptions  # noqa: E402
 from models.finetune.model_directory import (  # noqa: E402
     describe, export_model, load_model, parameter_count)
+from models.finetune.optimization import (  # noqa: E402
+    learning_rate, make_optimizer, set_arithmetic, warmup_steps)
 from models.finetune.process_group import ProcessGroup, Reading  # noqa: E402
 from models.finetune.progress import about, draw_loss  # noqa: E402
 from models.finetune.text_tokens import Windows  # noqa: E402
 from models.finetune.training_run import TrainingRun, activation_bytes, run_to_end  # noqa: E402
 from models.finetune.training_state import TrainingError  # noqa: E402
 
-BETAS = (0.9, 0.95)
 WARM_STEPS = 2  # first steps of a run; they compile and allocate, so they do not count for its pace
 SECONDS_A_RECORD = 2.0  # about the time between records, at which decisions are made
 SHARE_SECONDS = 60.0  # between measurements of the pruned share
 VALID_WINDOWS, SHARE_WINDOWS = 16, 4
 UNPLANNED = 1 << 40  # steps of a plan by --minutes-total, until the pace is known
-
-
-def make_optimizer(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW. Matrices and embeddings decay; biases, norms and constant forget gates do not."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=parameters[0].is_cuda)
-
-
-def warmup_steps(wanted: int, total: int) -> int:
-    """Steps of warmup: at most a tenth of all, or a short training would not reach its peak."""
-    return max(1, min(wanted, total // 10))
-
-
-def learning_rate(step: int, total: int, warmup: int, peak: float) -> float:
-    """The rate of a step: linear over warmup_steps(warmup, total), then a cosine to 0 at `total`.
-
-    `step` counts from 0; the first step has a rate above 0.
-    """
-    warmup = warmup_steps(warmup, total)
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    done = min(1.0, (step - warmup) / max(1, total - warmup))
-    return peak * 0.5 * (1 + math.cos(math.pi * done))
-
-
-def set_arithmetic(fast: bool) -> None:
-    """Sets how products and sums are computed. Unless `fast`, every run has equal bits."""
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    if not fast:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(not fast)
-    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 class Trainer(TrainingRun):

@@ -27,7 +27,7 @@ import calls
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[3]))
 from models.convert.canonical_config import OFFICIAL_TYPE, parse_config  # noqa: E402
 from models.finetune import model as finetune  # noqa: E402
-from models.finetune.train import make_optimizer, set_arithmetic  # noqa: E402
+from models.finetune.optimization import make_optimizer, set_arithmetic  # noqa: E402
 
 TOKENS, TURNS = 16384, 10
 

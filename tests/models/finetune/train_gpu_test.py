@@ -8,7 +8,8 @@ import sys
 import tempfile
 import unittest
 
-from toy_model import TrainingCase  # first: it skips without torch
+from toy_model import ROOT  # noqa: F401  first: it skips without torch
+from toy_training import TrainingCase
 
 import torch
 
