@@ -34,9 +34,10 @@ from models.finetune.training_run import TrainingRun, run_to_end  # noqa: E402
 from models.foxify.adapter import read_adapter, round_as_shipped, write_adapter  # noqa: E402
 from models.foxify.base_model import BaseModel, read_architecture  # noqa: E402
 from models.foxify.distillation import distillation, row_losses  # noqa: E402
-from models.foxify.measure import Evaluation, draw  # noqa: E402
+from models.foxify.measure import Evaluation  # noqa: E402
 from models.foxify.memory_plan import Training, free_bytes  # noqa: E402
 from models.foxify.mixture import Mixture, spread  # noqa: E402
+from models.foxify.plots import draw  # noqa: E402
 from models.foxify.pressure import Controller, excess, kept_shares, penalty  # noqa: E402
 from models.foxify.recall import Asking, RecallWindows  # noqa: E402
 from models.foxify.student import Student  # noqa: E402
