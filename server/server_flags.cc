@@ -210,6 +210,9 @@ void RegisterSecurity(ServerFlags* f, FlagSet* set) {
       "addresses, localhost and this machine's name; *: any [any; on loopback without tokens: "
       "none]",
       &f->allowed_hosts);
+  set->String("cors-origins", "LIST",
+              "origins whose pages may use the HTTP port, as https://chat.example; *: any [none]",
+              &f->cors_origins);
   set->String("api-key-file", "FILE",
               "file with bearer tokens of clients, one per line [clients need none]",
               &f->api_key_file);
@@ -337,6 +340,8 @@ absl::Status CompleteHttp(ServerFlags* flags) {
   http.allowed_hosts = absl::StrSplit(absl::AsciiStrToLower(flags->allowed_hosts),
                                       absl::ByAnyChar(", "), absl::SkipEmpty());
   flags->metrics.allowed_hosts = http.allowed_hosts;
+  http.cors_origins = absl::StrSplit(absl::AsciiStrToLower(flags->cors_origins),
+                                     absl::ByAnyChar(", "), absl::SkipEmpty());
   if (http.listen.port < 0) return absl::OkStatus();
   return CheckHost("--http-host", http.listen.host,
                    flags->allow_insecure_remote || !flags->tls.certificate.empty());

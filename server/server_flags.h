@@ -31,9 +31,9 @@ struct ServerFlags {
   TlsOptions tls;  // without a certificate: plain text
   std::string ssl_cert_reqs = "auto";
   std::string api_key_file, admin_key_file;
-  std::string allowed_hosts;  // names, separated by commas or spaces
-  HttpServerOptions metrics;  // port -1: none
-  bool vllm_aliases = true;   // export the metrics under vLLM's names, too
+  std::string allowed_hosts, cors_origins;  // separated by commas or spaces
+  HttpServerOptions metrics;                // port -1: none
+  bool vllm_aliases = true;                 // export the metrics under vLLM's names, too
   double shutdown_timeout = 30;
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;

@@ -10,6 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "tests/fixtures/test_server.h"
 
 namespace fox {
@@ -95,6 +96,60 @@ TEST(HttpConnectionsTest, APageOfAnotherNameGetsNothing) {
   // RFC 9112, 3.2.2: the target's host replaces the header's.
   EXPECT_EQ(answer("localhost", "http://elsewhere.example/health").status, 403);
   EXPECT_EQ(answer("elsewhere.example", "http://localhost/health").status, 200);
+}
+
+// https://fetch.spec.whatwg.org/#http-cors-protocol: the page of an origin that is not listed gets
+// no header, and its browser keeps the answer from it.
+TEST(HttpConnectionsTest, PagesOfListedOriginsMayUseThePort) {
+  struct Case {
+    std::vector<std::string> origins;
+    const char* origin;
+    bool allowed;
+  };
+  const Case cases[] = {{{}, "https://a.example", false},
+                        {{"https://a.example", "null"}, "https://a.example", true},
+                        {{"https://a.example"}, "HTTPS://A.example", true},
+                        {{"https://a.example"}, "https://b.example", false},
+                        {{"https://a.example"}, "http://a.example", false},
+                        {{"https://a.example"}, "https://a.example:444", false},
+                        {{"https://a.example"}, "null", false},
+                        {{"*"}, "https://b.example", true}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(absl::StrCat(c.origin, " among ", absl::StrJoin(c.origins, " ")));
+    HttpServerOptions options;
+    options.cors_origins = c.origins;
+    TestServer test({}, options);
+    HttpClient client = test.ConnectHttp();
+    const std::string from = absl::StrCat(" HTTP/1.1\r\nHost: [::1]\r\nOrigin: ", c.origin, "\r\n");
+    const auto allowed = [&](const HttpReply& reply) {
+      const auto found = reply.headers.find("access-control-allow-origin");
+      return found == reply.headers.end() ? "" : found->second;
+    };
+    const std::string wanted = c.allowed ? c.origin : "";
+    client.Send(
+        absl::StrCat("OPTIONS /v1/completions", from,
+                     "Access-Control-Request-Method: POST\r\n"
+                     "Access-Control-Request-Headers: authorization,x-stainless-os\r\n\r\n"));
+    const HttpReply asked = client.Read();
+    EXPECT_EQ(asked.status, c.allowed ? 200 : 405);
+    EXPECT_EQ(allowed(asked), wanted);
+    if (c.allowed) {
+      EXPECT_EQ(asked.headers.at("access-control-allow-headers"), "authorization,x-stainless-os");
+      EXPECT_EQ(asked.headers.at("access-control-allow-methods"), "POST");
+    }
+    client.SendRequest("POST", "/v1/completions",
+                       R"({"prompt": "a", "max_tokens": 2, "stream": true})",
+                       absl::StrCat("Origin: ", c.origin, "\r\n"));
+    const HttpReply streamed = client.Read();
+    EXPECT_EQ(streamed.status, 200);
+    EXPECT_EQ(allowed(streamed), wanted);
+    client.Send(absl::StrCat("GET /nothing", from, "\r\n"));
+    EXPECT_EQ(allowed(client.Read()), wanted);
+    client.Send("OPTIONS /v1/completions HTTP/1.1\r\nHost: [::1]\r\n\r\n");
+    const HttpReply plain = client.Read();
+    EXPECT_EQ(plain.status, 405);
+    EXPECT_EQ(allowed(plain), "");
+  }
 }
 
 TEST(HttpConnectionsTest, TooLargeRequestsAreRefusedBeforeTheyHaveArrived) {

@@ -209,6 +209,9 @@ TEST(ServerFlagsTest, AllowedHostsAreNamesInLowerCaseOfBothHttpPorts) {
   EXPECT_THAT(flags.http.allowed_hosts, ::testing::ElementsAre("fox.example", "other"));
   EXPECT_THAT(flags.metrics.allowed_hosts, ::testing::ElementsAre("fox.example", "other"));
   EXPECT_TRUE(Accepted({}).http.allowed_hosts.empty());
+  EXPECT_THAT(Accepted({"--cors-origins=https://A.example, *"}).http.cors_origins,
+              ::testing::ElementsAre("https://a.example", "*"));
+  EXPECT_TRUE(Accepted({}).http.cors_origins.empty());
 }
 
 TEST(ServerFlagsTest, AdminIsNotOfferedToUnauthenticatedClientsUnlessAFlagSaysSo) {

@@ -71,7 +71,7 @@ bool SetTarget(absl::string_view target, HttpRequest* request) {
   return true;
 }
 
-std::string AnswerHead(const HttpAnswer& answer, BodyFraming framing) {
+std::string AnswerHead(const HttpAnswer& answer, BodyFraming framing, const HttpHeaders& more) {
   FOX_CHECK(answer.status >= 200 && answer.status < 600);
   const auto reason =
       http::obsolete_reason(http::int_to_status(static_cast<unsigned>(answer.status)));
@@ -79,8 +79,9 @@ std::string AnswerHead(const HttpAnswer& answer, BodyFraming framing) {
       "HTTP/1.1 ", answer.status, " ", absl::string_view(reason.data(), reason.size()),
       "\r\nDate: ", absl::FormatTime(kDate, absl::Now(), absl::UTCTimeZone()),
       "\r\nContent-Type: ", answer.content_type, "\r\nX-Content-Type-Options: nosniff\r\n");
-  for (const auto& [name, value] : answer.headers)
-    absl::StrAppend(&head, name, ": ", value, "\r\n");
+  for (const HttpHeaders* headers : {&answer.headers, &more}) {
+    for (const auto& [name, value] : *headers) absl::StrAppend(&head, name, ": ", value, "\r\n");
+  }
   if (framing == BodyFraming::kLength) {
     absl::StrAppend(&head, "Content-Length: ", answer.body.size(), "\r\n");
   } else if (framing == BodyFraming::kChunked) {

@@ -61,8 +61,8 @@ enum class BodyFraming {
   kClose,    // a stream to a client of HTTP/1.0: it ends with the connection
 };
 
-// Status line and headers; the body follows.
-std::string AnswerHead(const HttpAnswer& answer, BodyFraming framing);
+// Status line and headers, with `more` behind those of the answer; the body follows.
+std::string AnswerHead(const HttpAnswer& answer, BodyFraming framing, const HttpHeaders& more = {});
 
 // One chunk of a chunked body; "" for no bytes, which would end it.
 std::string Chunk(absl::string_view bytes);

@@ -126,6 +126,7 @@ class Connection : public std::enable_shared_from_this<Connection>, public Unfin
   std::string in_;                                         // not parsed yet
   HttpParser parser_;
   std::optional<HttpAnswer> refusal_;  // of a request whose head is all of it
+  HttpHeaders cors_;                   // of the answer
   Clock::time_point body_since_;
 
   uint64_t exchange_ = 0;       // counts requests
@@ -260,8 +261,7 @@ void Connection::OnDeadline() {
     Refuse(ErrorAnswer(408, "the request did not arrive in time"));
   } else if (state_ == State::kHandling && out_.empty()) {
     Expire(loop_->options.silence);
-    const std::shared_ptr<Call> call = call_;
-    if (call != nullptr) call->OnSilence();
+    if (const std::shared_ptr<Call> call = call_) call->OnSilence();
   } else {
     Close(absl::AbortedError("the reader has stalled"));
   }
@@ -301,6 +301,7 @@ bool Connection::OnHead() {
   keep_alive_ = parser_.keep_alive();
   head_only_ = request.method == "HEAD";
   refusal_ = loop_->routes->CheckHead(&request);
+  cors_ = loop_->routes->CorsHeaders(request);
   if (refusal_.has_value() && !parser_.whole()) {
     Refuse(*std::move(refusal_));
     return false;
@@ -370,9 +371,8 @@ void Connection::Answer(uint64_t exchange, HttpAnswer answer) {
   answer.close = answer.close || !keep_alive_ || loop_->draining;
   keep_alive_ = !answer.close;
   if (keep_alive_ && parser_.old_client()) answer.headers.emplace_back("Connection", "keep-alive");
-  std::string bytes = AnswerHead(answer, BodyFraming::kLength);
-  if (!head_only_) bytes += answer.body;
-  QueueBytes(std::move(bytes), /*last=*/true);
+  const std::string head = AnswerHead(answer, BodyFraming::kLength, cors_);
+  QueueBytes(head_only_ ? head : head + answer.body, /*last=*/true);
 }
 
 void Connection::BeginStream(uint64_t exchange, HttpAnswer head) {
@@ -381,7 +381,7 @@ void Connection::BeginStream(uint64_t exchange, HttpAnswer head) {
   head.close = !keep_alive_;
   const std::string first = parser_.old_client() ? head.body : Chunk(head.body);
   const auto framing = parser_.old_client() ? BodyFraming::kClose : BodyFraming::kChunked;
-  QueueBytes(AnswerHead(head, framing) + first, /*last=*/false);
+  QueueBytes(AnswerHead(head, framing, cors_) + first, /*last=*/false);
 }
 
 void Connection::WriteStream(uint64_t exchange, const std::string& bytes, bool last) {

@@ -121,6 +121,26 @@ bool HttpRoutes::AllowsHost(absl::string_view host) const {
          });
 }
 
+HttpHeaders HttpRoutes::CorsHeaders(const HttpRequest& head) const {
+  const std::string origin = absl::AsciiStrToLower(head.Header("origin"));
+  const auto has = [this](const std::string& name) {
+    return std::find(cors_origins_.begin(), cors_origins_.end(), name) != cors_origins_.end();
+  };
+  if (origin.empty() || !(has(origin) || has("*"))) return {};
+  return {{"Access-Control-Allow-Origin", std::string(head.Header("origin"))},
+          {"Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Retry-After-Ms"},
+          {"Vary", "Origin"}};
+}
+
+// Clients of the APIs send headers of their own: all that the browser names are allowed.
+HttpAnswer HttpRoutes::Preflight(const HttpRequest& head, const std::string& methods) {
+  HttpAnswer answer;
+  answer.headers = {{"Access-Control-Allow-Methods", methods}, {"Access-Control-Max-Age", "600"}};
+  const absl::string_view wanted = head.Header("access-control-request-headers");
+  if (!wanted.empty()) answer.headers.emplace_back("Access-Control-Allow-Headers", wanted);
+  return answer;
+}
+
 std::optional<HttpAnswer> HttpRoutes::CheckHead(HttpRequest* request) const {
   const HttpRequest& head = *request;
   TakeApiKey(request);
@@ -137,6 +157,9 @@ std::optional<HttpAnswer> HttpRoutes::CheckHead(HttpRequest* request) const {
   if (route == nullptr) {
     const auto name = [](std::string* out, const auto& entry) { *out += entry.first; };
     const std::string methods = absl::StrJoin(path->second, ", ", name);
+    const bool asks = head.method == "OPTIONS" && !HasBody(head) &&
+                      !head.Header("access-control-request-method").empty();
+    if (asks && !CorsHeaders(head).empty()) return Preflight(head, methods);
     HttpAnswer answer =
         ErrorAnswer(405, absl::StrCat("this path does not know the method; use ", methods));
     answer.headers.emplace_back("Allow", methods);

@@ -19,11 +19,15 @@ class ServerCore;
 // Constant once its port has started.
 class HttpRoutes {
  public:
+  // `cors_origins`: origins, in lower case, whose pages may use the port; "*": any.
   // `local`: the port listens on loopback. `allowed_hosts`: names, in lower case, that a request's
   // Host may have beside this machine's own; "*": any. Empty: Host is checked only on loopback
   // without tokens.
-  HttpRoutes(bool local, std::vector<std::string> allowed_hosts)
-      : local_(local), allowed_hosts_(std::move(allowed_hosts)) {}
+  HttpRoutes(bool local, std::vector<std::string> allowed_hosts,
+             std::vector<std::string> cors_origins = {})
+      : local_(local),
+        allowed_hosts_(std::move(allowed_hosts)),
+        cors_origins_(std::move(cors_origins)) {}
 
   // `handler` answers `method` on exactly `path`, without a slash at its end. A `path` that ends
   // with "/" stands for all paths below it without a route of their own. A route for GET answers
@@ -40,7 +44,12 @@ class HttpRoutes {
   // there are no tokens, and an address is a client.
   void SetCore(ServerCore* core) { core_ = core; }
 
-  // Checks a request whose head has come. The refusal; none: it is admitted, and has its client and
+  // The headers that let a page of an allowed origin read the answer (Fetch standard, CORS); none:
+  // the request is not of such a page.
+  HttpHeaders CorsHeaders(const HttpRequest& head) const;
+
+  // Checks a request whose head has come. The refusal, or the answer to a browser that asks before
+  // it sends the request of a page; none: it is admitted, and has its client and
   // its handler now.
   std::optional<HttpAnswer> CheckHead(HttpRequest* head) const;
 
@@ -59,9 +68,10 @@ class HttpRoutes {
   static const Route* Find(const Methods& methods, const std::string& method);
   bool AllowsHost(absl::string_view host) const;
   HttpAnswer NotFound(const std::string& path) const;
+  static HttpAnswer Preflight(const HttpRequest& head, const std::string& methods);
 
   const bool local_;
-  const std::vector<std::string> allowed_hosts_;
+  const std::vector<std::string> allowed_hosts_, cors_origins_;
   std::map<std::string, Methods> routes_;            // by path, by method
   std::map<std::string, Explanation> explanations_;  // by path
   ServerCore* core_ = nullptr;

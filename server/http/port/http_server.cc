@@ -11,8 +11,8 @@ HttpServer::HttpServer(const HttpServerOptions& options,
                        std::unique_ptr<ConnectionAcceptor> acceptor)
     : options_(options),
       acceptor_(std::move(acceptor)),
-      routes_(
-          std::make_shared<HttpRoutes>(IsLoopback(options.listen.host), options.allowed_hosts)) {}
+      routes_(std::make_shared<HttpRoutes>(IsLoopback(options.listen.host), options.allowed_hosts,
+                                           options.cors_origins)) {}
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(const HttpServerOptions& options) {
   absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> acceptor =

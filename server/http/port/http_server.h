@@ -16,8 +16,8 @@ namespace fox {
 struct HttpServerOptions {
   AcceptorOptions listen;
   HttpPortOptions port;
-  std::shared_ptr<TlsFiles> tls;           // null: plain text
-  std::vector<std::string> allowed_hosts;  // see HttpRoutes
+  std::shared_ptr<TlsFiles> tls;                         // null: plain text
+  std::vector<std::string> allowed_hosts, cors_origins;  // see HttpRoutes
 };
 
 // Methods are called by one thread at a time.
