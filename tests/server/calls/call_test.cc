@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <future>
 #include <regex>
 
@@ -125,6 +126,50 @@ TEST_F(CallTest, EachPromptHasAShare) {
   test.RunRounds(20);
   EXPECT_EQ(call.call->stage(), Call::Stage::kEnded);
   EXPECT_EQ(test.core->calls().calls(), 0);
+}
+
+// Acts once, at the third point where other actors may: the second prompt is being converted.
+class AtTheSecondPrompt final : public sim::SimEnvironment {
+ public:
+  explicit AtTheSecondPrompt(std::function<void()> act) : act_(std::move(act)) {}
+  void Interrupt() override {
+    if (++points_ == 3) act_();
+  }
+  void ReportViolation(const std::string& what) override { ADD_FAILURE() << what; }
+  void Count(sim::CallMark) override {}
+
+ private:
+  const std::function<void()> act_;
+  int points_ = 0;
+};
+
+// Its share is given back once, although the first prompt's events took of it.
+TEST_F(CallTest, ACallMayEndWhileItsAdmissionStillRuns) {
+  TestCoreOptions options;
+  options.limits.has_threads = false;
+  TestCore test(options);
+  sim::CallPlan plan = StreamOf("hello", 600);
+  plan.prompts.push_back(plan.prompts[0]);
+  plan.prompts[1].request_id = "other";
+  std::shared_ptr<sim::SimTransport> transport;
+  AtTheSecondPrompt environment([&] {
+    test.RunRounds(400);
+    EXPECT_GT(test.core->calls().bytes(), 20000);
+    transport->CloseReader(absl::CancelledError("the client went away"));
+    test.RunRounds(20);
+    EXPECT_EQ(test.core->calls().calls(), 0);
+  });
+  transport = std::make_shared<sim::SimTransport>(sim::SimTransport::Port::kHttp, environment);
+  CallInfo info;
+  info.arrival = test.engine->Now();
+  const auto call =
+      std::make_shared<Call>(*test.core, std::move(info), Call::Work::kGenerate,
+                             std::make_unique<sim::SimFormat>(plan, environment), transport);
+  transport->Attach(call);
+  call->Start(/*bytes=*/1);
+  test.RunRounds(2);
+  EXPECT_EQ(call->stage(), Call::Stage::kEnded);
+  EXPECT_EQ(test.core->calls().bytes(), 0);
 }
 
 TEST_F(CallTest, ItsLineInTheLogTellsWhatOperatorsAsk) {
