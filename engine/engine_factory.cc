@@ -50,9 +50,13 @@ absl::Status CheckConfig(const EngineConfig& config) {
   if (config.runner.max_num_seqs < 0) {
     return absl::InvalidArgumentError("--max-num-seqs: at least 1, or 0: chosen");
   }
-  if (config.quantization == Quantization::kFp8 && config.allow_nonfinite) {
-    return absl::InvalidArgumentError(
-        "--quantization: fp8 has no infinity: not with --allow-nonfinite");
+  if (config.quantization != Quantization::kNone && config.allow_nonfinite) {
+    return absl::InvalidArgumentError(absl::StrCat("--quantization: ", NameOf(config.quantization),
+                                                   " has no infinity: not with "
+                                                   "--allow-nonfinite"));
+  }
+  if (IsBlocks(config.quantization) && config.dtype == "f64") {
+    return absl::InvalidArgumentError("--quantization: q8 and q4 are not for --dtype f64");
   }
   if (config.kv_cache_dtype && config.dtype == "f64") {
     return absl::InvalidArgumentError("--kv-cache-dtype: fp8 is not for --dtype f64");
@@ -164,6 +168,10 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   absl::StatusOr<Backend> backend = MakeBackend(config);
   if (!backend.ok()) return backend.status();
   DeviceQueue* queue = backend->ops->queue();
+  if (queue != nullptr && IsBlocks(config.quantization)) {
+    return absl::InvalidArgumentError(
+        "--quantization: q8 and q4 are for the CPU (--device cpu); a GPU has fp8");
+  }
 
   RunnerOptions options = config.runner;
   if (absl::Status s = LimitPruning(checkpoint->config(), options); !s.ok()) return s;
@@ -192,7 +200,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
                         options.max_model_len, config.kv_cache_tokens};
   const MemoryBeside beside{
       WeightBytes(checkpoint->config(), backend->dtype, checkpoint->embeddings().dtype,
-                  queue != nullptr && config.quantization == Quantization::kFp8),
+                  queue == nullptr && !IsBlocks(config.quantization) ? Quantization::kNone
+                                                                     : config.quantization),
       residual_dtype, *backend->ops};
   const absl::StatusOr<RunnerOptions> planned = PlanStepSizes(
       checkpoint->config(), options, max_seqs, queue != nullptr, [&](RunnerOptions& sizes) {
@@ -263,8 +272,8 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   }
   loaded.backend = (*runner)->ops().Description();
   loaded.kv_dtype = NameOf((*runner)->options().kv_dtype);
-  loaded.dtype =
-      config.quantization == Quantization::kFp8 ? "fp8" : NameOf((*runner)->options().dtype);
+  loaded.dtype = config.quantization == Quantization::kNone ? NameOf((*runner)->options().dtype)
+                                                            : NameOf(config.quantization);
   try {
     loaded.engine = std::make_unique<Engine>(loaded.options, **runner, config.observers);
   } catch (const std::exception& error) {  // a thread that cannot start
@@ -286,7 +295,17 @@ const char* NameOf(AcpMode mode) {
 }
 
 const char* NameOf(Quantization quantization) {
-  return quantization == Quantization::kFp8 ? "fp8" : "none";
+  switch (quantization) {
+    case Quantization::kNone:
+      return "none";
+    case Quantization::kFp8:
+      return "fp8";
+    case Quantization::kQ8:
+      return "q8";
+    case Quantization::kQ4:
+      return "q4";
+  }
+  return "";
 }
 
 }  // namespace fox

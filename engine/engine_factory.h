@@ -63,7 +63,7 @@ struct LoadedEngine {
   EngineOptions options;
   std::string memory_plan;  // human-readable, several lines
   std::string backend;      // for example "cpu (2 threads, oneDNN bf16, attention avx512)"
-  std::string dtype;        // of weights: f64, f32, bf16 or fp8
+  std::string dtype;        // of weights: f64, f32, bf16, fp8, q8 or q4
   std::string kv_dtype;     // of pages
 };
 
@@ -75,8 +75,14 @@ std::optional<AcpMode> ParseAcpMode(const std::string& name);
 const char* NameOf(AcpMode mode);
 const char* NameOf(Quantization quantization);
 inline void AddQuantization(FlagSet* flags, Quantization* target) {
-  flags->Enum("quantization", {{"none", Quantization::kNone}, {"fp8", Quantization::kFp8}},
-              "round weights of linear layers to 8 bits (e4m3)", target);
+  flags->Enum("quantization",
+              {{"none", Quantization::kNone},
+               {"fp8", Quantization::kFp8},
+               {"q8", Quantization::kQ8},
+               {"q4", Quantization::kQ4}},
+              "round weights of linear layers: fp8 to e4m3; on the CPU, in blocks of 32, q8 and q4 "
+              "to GGUF's Q8_0 and Q4_0, the vocabulary to Q8_0",
+              target);
 }
 inline void AddKvCacheDType(FlagSet* flags, std::optional<DType>* target) {
   flags->Enum("kv-cache-dtype", {{"auto", std::nullopt}, {"fp8", DType::kE4M3}},

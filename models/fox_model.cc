@@ -53,7 +53,8 @@ void FoxModel::Forward(const BatchView& batch, AcpMode acp, const PagedKv& kv,
   const MatrixView h = View(act_.h, act_.dtype, rows, c.intermediate_size);
 
   ops_.BeginStep(batch, kv, stream);
-  ops_.Embed(batch, table, x, stream);
+  table.empty() ? ops_.Embed(batch, weights_.embedding_blocks(), x, stream)
+                : ops_.Embed(batch, table, x, stream);
   for (int n = 0; n < c.num_layers; ++n) {
     const LayerWeights& w = Layer(n);
     ops_.Linear({.in = x,

@@ -17,6 +17,9 @@ namespace {
 // Pays for rounding of the query path without QK-norm: weights, inputs and products in bf16, sums
 // over up to 2^15 inputs in float32 (kernels/docs/acp.md 5).
 constexpr double kQueryRounding = 0x1p-6;
+// Half a step of an input rounded to 16 bits, relative to the largest of its block
+// (kernels/cpu/isa/isa_kernels.h), and the float32 arithmetic on the way.
+constexpr double kBlockInputRounding = 1.25 * 0x1p-16;
 constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
 template <typename T = double>
@@ -78,13 +81,31 @@ void BoundByNorms(const ModelConfig& config, const LayerTensors& layer, DType kv
 // ||xhat|| <= sqrt(D). `rows` are the head's rows of W diag(g), and `gram` is their Gram matrix G:
 // ((y - b)^T k)^2 is at most D k^T G k for every k.
 struct HeadProjection {
-  std::vector<double> rows;  // [d, D]
-  std::vector<double> gram;  // [d, d]
-  std::vector<double> bias;  // [d]
+  std::vector<double> rows;      // [d, D]
+  std::vector<double> gram;      // [d, d]
+  std::vector<double> bias;      // [d]
+  std::vector<double> rounding;  // [d] of y by inputs that are rounded block by block
 };
 
+// The rounding of one row W_m: |x_i| <= ||xhat_b|| max_b |g| in block b, so by Cauchy and Schwarz
+// sqrt(D) times the root of the sum of (||W_mb||_1 max_b |g|)^2.
+double BlockRounding(const double* row, const std::vector<double>& norm) {
+  const auto hidden = static_cast<int64_t>(norm.size());
+  double squares = 0;
+  for (int64_t first = 0; first < hidden; first += kBlockColumns) {
+    double sum = 0, largest = 0;
+    for (int64_t i = first; i < std::min(hidden, first + kBlockColumns); ++i) {
+      sum += std::abs(row[i]);
+      largest = std::max(largest, std::abs(norm[static_cast<size_t>(i)]));
+    }
+    squares += sum * largest * sum * largest;
+  }
+  return kBlockInputRounding * std::sqrt(static_cast<double>(hidden) * squares);
+}
+
 HeadProjection ReadHead(const ModelConfig& config, const std::vector<double>& norm,
-                        const HostTensor& weight, const HostTensor& bias, int head) {
+                        const HostTensor& weight, const HostTensor& bias, int head,
+                        bool in_blocks) {
   const int d = config.head_dim;
   const int64_t hidden = config.hidden_size;
   FOX_CHECK(norm.size() == static_cast<size_t>(hidden) && weight.size() % hidden == 0);
@@ -94,6 +115,10 @@ HeadProjection ReadHead(const ModelConfig& config, const std::vector<double>& no
   p.bias.resize(static_cast<size_t>(d));
   ReadElements(weight, head * d * hidden, d * hidden, p.rows.data());
   if (!bias.empty()) ReadElements(bias, static_cast<int64_t>(head) * d, d, p.bias.data());
+  p.rounding.resize(static_cast<size_t>(d));
+  for (int m = 0; in_blocks && m < d; ++m) {
+    p.rounding[static_cast<size_t>(m)] = BlockRounding(p.rows.data() + m * hidden, norm);
+  }
   for (size_t i = 0; i < p.rows.size(); ++i) p.rows[i] *= norm[i % static_cast<size_t>(hidden)];
   for (int a = 0; a < d; ++a) {
     for (int b = 0; b <= a; ++b) {
@@ -115,7 +140,8 @@ double LargestNorm(const ModelConfig& config, const HeadProjection& p) {
     lambda = std::max(lambda, sum);
   }
   return std::sqrt(static_cast<double>(config.hidden_size) * lambda) +
-         std::sqrt(Dot(p.bias.data(), p.bias.data(), config.head_dim));
+         std::sqrt(Dot(p.bias.data(), p.bias.data(), config.head_dim)) +
+         std::sqrt(Dot(p.rounding.data(), p.rounding.data(), config.head_dim));
 }
 
 double Trace(const std::vector<double>& gram, int d) {
@@ -178,10 +204,12 @@ void BoundHeadByWeights(const ModelConfig& config, const HeadProjection& query,
   const double root_hidden = std::sqrt(static_cast<double>(config.hidden_size));
   const double root_d = std::sqrt(d);
   const std::vector<double>&gram = query.gram, &bias = query.bias;
-  std::vector<double> reach(static_cast<size_t>(d));  // Q_m: the largest |q_m|
+  // Q_m: the largest |q_m|, and so much more that the rounding of inputs is paid for, too.
+  std::vector<double> reach(static_cast<size_t>(d));
   for (int m = 0; m < d; ++m) {
     reach[static_cast<size_t>(m)] = root_hidden * std::sqrt(gram[static_cast<size_t>(m * d + m)]) +
-                                    std::abs(bias[static_cast<size_t>(m)]);
+                                    std::abs(bias[static_cast<size_t>(m)]) +
+                                    query.rounding[static_cast<size_t>(m)] / kQueryRounding;
   }
   if (config.use_rope) {
     // The angle between a query and a key is unknown: only norms remain.
@@ -203,17 +231,18 @@ void BoundHeadByWeights(const ModelConfig& config, const HeadProjection& query,
   for (double x : reach) bound.absolute.push_back(static_cast<float>(kQueryRounding * x / root_d));
 }
 
-void BoundByWeights(const ModelConfig& config, const LayerTensors& layer, DType kv,
+void BoundByWeights(const ModelConfig& config, const LayerTensors& layer, DType kv, bool in_blocks,
                     HostQueryBound& bound) {
   const std::vector<double> norm = Read(layer.attn_norm);
   bound.scale = 1 + kQueryRounding;
   std::vector<double> key_norms;
   for (int head = 0; head < config.num_kv_heads; ++head) {
-    const HeadProjection key = ReadHead(config, norm, layer.k_proj, layer.k_bias, head);
+    const HeadProjection key = ReadHead(config, norm, layer.k_proj, layer.k_bias, head, in_blocks);
     key_norms.push_back(LargestNorm(config, key));
   }
   for (int head = 0; head < config.num_heads; ++head) {
-    const HeadProjection query = ReadHead(config, norm, layer.q_proj, layer.q_bias, head);
+    const HeadProjection query =
+        ReadHead(config, norm, layer.q_proj, layer.q_bias, head, in_blocks);
     BoundHeadByWeights(config, query, bound);
     bound.self_logit_bound.push_back(kUnknown);
     bound.max_logit_bound.push_back(kUnknown);
@@ -256,7 +285,8 @@ void HostQueryBound::LoosenClamp(double largest_logit) {
   min_log_gate = std::min(min_log_gate, MinLogGate(largest_logit));
 }
 
-HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& layer, DType kv) {
+HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& layer, DType kv,
+                              bool in_blocks) {
   HostQueryBound bound;
   if (config.forget_gate == ForgetGate::kNone) {  // nothing is pruned
     bound.self_logit_bound.assign(static_cast<size_t>(config.num_heads), kUnknown);
@@ -266,7 +296,7 @@ HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& lay
   if (config.qk_norm || config.qk_norm_cap) {
     BoundByNorms(config, layer, kv, bound);
   } else {
-    BoundByWeights(config, layer, kv, bound);
+    BoundByWeights(config, layer, kv, in_blocks, bound);
   }
   if (config.attention_sink) {
     const std::vector<float> sinks = Read<float>(layer.sinks);

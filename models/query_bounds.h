@@ -32,8 +32,10 @@ struct HostQueryBound {
   QueryBound view() const;
 };
 
-// `kv`: the type of keys and values in pages.
-HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& layer, DType kv);
+// `kv`: the type of keys and values in pages. `in_blocks`: the projection's inputs are rounded
+// block by block, as in products with kQ8 and kQ4.
+HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& layer, DType kv,
+                              bool in_blocks = false);
 
 // A HostQueryBound copied to a backend's memory.
 class DeviceQueryBound {

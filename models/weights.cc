@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "kernels/core/check.h"
-#include "kernels/core/e4m3.h"
+#include "kernels/core/weight_format.h"
 
 namespace fox {
 namespace {
@@ -61,13 +61,14 @@ class RowStack {
     bytes_.insert(bytes_.end(), static_cast<size_t>(count) * SizeOf(dtype_), std::byte{0});
   }
 
-  // kFp8 rounds all rows except the last `kept` ones.
+  // Rounds all rows except the last `kept` ones.
   std::unique_ptr<PackedWeight> Pack(Ops& ops, Quantization quantization, int64_t rows,
                                      int64_t kept = 0) {
     FOX_CHECK(bytes_.size() == static_cast<size_t>(rows * cols_) * SizeOf(dtype_));
     FOX_CHECK(kept >= 0 && kept <= rows);
     const MatrixView view{bytes_.data(), dtype_, rows, cols_, cols_};
-    return quantization == Quantization::kFp8 ? ops.PackRounded(view, rows - kept) : ops.Pack(view);
+    if (quantization == Quantization::kNone) return ops.Pack(view);
+    return ops.PackRounded(view, rows - kept, FormatOf(quantization));
   }
   Buffer Upload(Ops& ops) const { return fox::Upload(bytes_, ops); }
 
@@ -85,34 +86,32 @@ Buffer UploadVector(const HostTensor& tensor, Ops& ops, DType dtype, int64_t siz
   return stack.Upload(ops);
 }
 
-// A layer with its weights rounded to 8 bits, in bf16, which holds them exactly.
+// A layer with the weights of queries and keys rounded, as its products will have them: the bounds
+// depend on no other matrix.
 struct RoundedLayer {
-  explicit RoundedLayer(const LayerTensors& original) : tensors(original) {
-    for (HostTensor* tensor : {&tensors.q_proj, &tensors.k_proj, &tensors.v_proj,
-                               &tensors.ogate_proj, &tensors.o_proj, &tensors.down_proj}) {
-      if (!tensor->empty()) Round(tensor);
+  RoundedLayer(const LayerTensors& original, WeightFormat format) : tensors(original) {
+    for (HostTensor* tensor : {&tensors.q_proj, &tensors.k_proj}) {
+      const int64_t count = tensor->size(), cols = tensor->shape.back();
+      FOX_CHECK(tensor->shape.size() == 2);
+      std::vector<float>& rounded = memory.emplace_back(static_cast<size_t>(count));
+      for (int64_t first = 0; first < count; first += cols) {
+        ReadElements(*tensor, first, cols, rounded.data() + first);
+        RoundRow(format, rounded.data() + first, cols);
+      }
+      *tensor = {reinterpret_cast<const std::byte*>(rounded.data()), DType::kF32, tensor->shape};
     }
-    for (HostTensor& tensor : tensors.gate_up) Round(&tensor);
-  }
-
-  void Round(HostTensor* tensor) {
-    const int64_t count = tensor->size(), cols = tensor->shape.back();
-    FOX_CHECK(tensor->shape.size() == 2);
-    std::vector<BFloat16>& rounded = memory.emplace_back(static_cast<size_t>(count));
-    std::vector<float> row(static_cast<size_t>(cols));
-    std::vector<uint8_t> codes(row.size());
-    for (int64_t first = 0; first < count; first += cols) {
-      ReadElements(*tensor, first, cols, row.data());
-      const int exponent = EncodeE4M3(row.data(), cols, codes.data());
-      std::transform(codes.begin(), codes.end(), rounded.begin() + first,
-                     [&](uint8_t code) { return E4M3Value(code, exponent); });
-    }
-    *tensor = {reinterpret_cast<const std::byte*>(rounded.data()), DType::kBF16, tensor->shape};
   }
 
   LayerTensors tensors;
-  std::vector<std::vector<BFloat16>> memory;
+  std::vector<std::vector<float>> memory;
 };
+
+// Rounds a matrix of the vocabulary, without a copy of it.
+std::unique_ptr<PackedWeight> PackQ8(const HostTensor& table, Ops& ops) {
+  const int64_t rows = table.shape[0], cols = table.shape[1];
+  void* data = const_cast<std::byte*>(table.data);  // a view has no form for constant memory
+  return ops.PackRounded({data, table.dtype, rows, cols, cols}, rows, WeightFormat::kQ8);
+}
 
 Buffer ProjectionBias(const LayerTensors& layer, const ModelConfig& config,
                       const ProjectionColumns& columns, Ops& ops, DType residual_dtype) {
@@ -180,6 +179,16 @@ ProjectionColumns ColumnsOf(const ModelConfig& config) {
   return columns;
 }
 
+WeightFormat FormatOf(Quantization quantization) {
+  FOX_CHECK(quantization != Quantization::kNone);
+  if (quantization == Quantization::kFp8) return WeightFormat::kE4M3;
+  return quantization == Quantization::kQ8 ? WeightFormat::kQ8 : WeightFormat::kQ4;
+}
+
+size_t FoxWeights::embedding_bytes() const {
+  return own_embedding_blocks ? own_embedding_blocks->bytes() : embeddings.bytes();
+}
+
 size_t FoxWeights::linear_bytes() const {
   size_t bytes = lm_head->bytes();
   for (const LayerWeights& layer : layers) {
@@ -198,9 +207,17 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
   weights.residual_dtype = residual_dtype;
   weights.columns = ColumnsOf(config);
   const HostTensor& table = checkpoint.embeddings();
-  weights.embeddings_dtype = table.dtype;
-  weights.embeddings =
-      Upload({table.data, static_cast<size_t>(table.size()) * SizeOf(table.dtype)}, ops);
+  if (IsBlocks(quantization)) {
+    weights.lm_head = PackQ8(checkpoint.lm_head(), ops);
+    const bool tied = table.data == checkpoint.lm_head().data;
+    if (!tied) weights.own_embedding_blocks = PackQ8(table, ops);
+  } else {
+    weights.embeddings_dtype = table.dtype;
+    weights.embeddings =
+        Upload({table.data, static_cast<size_t>(table.size()) * SizeOf(table.dtype)}, ops);
+    weights.lm_head = RowStack(config.hidden_size, residual_dtype, {&checkpoint.lm_head()})
+                          .Pack(ops, Quantization::kNone, config.vocab_size);
+  }
   const std::vector<double> frequencies = RopeFrequencies(config);
   weights.rope_frequency = Upload(std::as_bytes(std::span(frequencies)), ops);
   std::vector<double> self_logit_bound, max_logit_bound;
@@ -208,23 +225,21 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
     if (progress) progress(n, config.num_layers);
     const LayerTensors& original = checkpoint.layers()[static_cast<size_t>(n)];
     std::optional<RoundedLayer> rounded;
-    if (quantization == Quantization::kFp8) rounded.emplace(original);
+    if (quantization != Quantization::kNone) rounded.emplace(original, FormatOf(quantization));
     const LayerTensors& layer = rounded ? rounded->tensors : original;
-    const HostQueryBound bound = MakeQueryBound(config, layer, kv_dtype);
+    const HostQueryBound bound = MakeQueryBound(config, layer, kv_dtype, IsBlocks(quantization));
     self_logit_bound.insert(self_logit_bound.end(), bound.self_logit_bound.begin(),
                             bound.self_logit_bound.end());
     max_logit_bound.insert(max_logit_bound.end(), bound.max_logit_bound.begin(),
                            bound.max_logit_bound.end());
     weights.layers.push_back(
-        LoadLayer(layer, bound, config, weights.columns, ops, residual_dtype, quantization));
+        LoadLayer(original, bound, config, weights.columns, ops, residual_dtype, quantization));
   }
   FOX_CHECK(self_logit_bound.size() == static_cast<size_t>(config.num_layers * config.num_heads));
   FOX_CHECK(max_logit_bound.size() == self_logit_bound.size());
   weights.self_logit_bound = Upload(std::as_bytes(std::span(self_logit_bound)), ops);
   weights.max_logit_bound = Upload(std::as_bytes(std::span(max_logit_bound)), ops);
   weights.final_norm = UploadVector(checkpoint.final_norm(), ops, residual_dtype);
-  weights.lm_head = RowStack(config.hidden_size, residual_dtype, {&checkpoint.lm_head()})
-                        .Pack(ops, Quantization::kNone, config.vocab_size);
   if (progress) progress(config.num_layers, config.num_layers);
   return weights;
 }

@@ -58,31 +58,46 @@ struct FoxWeights {
   ModelConfig config;
   DType residual_dtype = DType::kF32;
   ProjectionColumns columns;
-  Buffer embeddings;  // [V, D] in the checkpoint's dtype
+  Buffer embeddings;  // [V, D] in the checkpoint's dtype; empty: embedding_blocks() has them
   DType embeddings_dtype = DType::kF32;
   Buffer rope_frequency;  // [d/2] float64 radians per position; use_rope
   std::vector<LayerWeights> layers;
   Buffer self_logit_bound, max_logit_bound;  // [layers, H] float64: QueryBound's, of all layers
   Buffer final_norm;                         // [D] residual dtype
   std::unique_ptr<PackedWeight> lm_head;     // [V, D]
+  std::unique_ptr<PackedWeight> own_embedding_blocks;  // [V, D]; kQ8, kQ4, unless tied
 
+  const PackedWeight& embedding_blocks() const {
+    return own_embedding_blocks ? *own_embedding_blocks : *lm_head;
+  }
   // Bytes of linear weights, which a decode step reads once.
   size_t linear_bytes() const;
+  size_t embedding_bytes() const;  // beside the head's
 };
 
-// How linear layers store their weights. Forget gates and token shifts, whose errors add up along a
-// sequence, and the matrices of the vocabulary are never rounded.
+// How linear layers store their weights (kernels/core/weight_format.h). Forget gates and token
+// shifts, whose errors add up along a sequence, are never rounded. With kQ8 and with kQ4, whose
+// loss would be large otherwise, the matrices of the vocabulary are kQ8.
 enum class Quantization {
   kNone,
-  kFp8,  // rounded to 8 bits, with a scale for each row of W (kernels/core/e4m3.h)
+  kFp8,  // 8 bits and a power of two for each row
+  kQ8,   // blocks, 8.5 bits a weight; on the CPU
+  kQ4,   // blocks, 4.5 bits a weight; on the CPU
 };
+
+// REQUIRES: not kNone.
+WeightFormat FormatOf(Quantization quantization);
+// True if weights become blocks, and those of the vocabulary too.
+constexpr bool IsBlocks(Quantization quantization) {
+  return quantization == Quantization::kQ8 || quantization == Quantization::kQ4;
+}
 
 // Called with the number of layers done, from 0 to the number of layers.
 using LoadProgress = std::function<void(int done, int total)>;
 
 // `residual_dtype`: f64 or f32. The bounds hold for the weights after rounding and for keys in
-// `kv_dtype`. REQUIRES: with kFp8 all weights are finite. The checkpoint may be destroyed
-// afterwards.
+// `kv_dtype`. REQUIRES: unless kNone all weights are finite; with kQ8 and kQ4 f32. The checkpoint
+// may be destroyed afterwards.
 FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dtype,
                        Quantization quantization, DType kv_dtype, const LoadProgress& progress);
 

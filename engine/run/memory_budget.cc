@@ -90,13 +90,21 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
   return absl::OkStatus();
 }
 
-int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dtype, bool fp8) {
+int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dtype,
+                    Quantization quantization) {
   const int64_t projection = ColumnsOf(config).total, inner = config.intermediate_size;
   const int64_t layers =
       config.num_layers * config.hidden_size * (projection + config.q_size() + 3 * inner);
   const int64_t largest = config.hidden_size * std::max(projection, 2 * inner);
   const int64_t table = config.vocab_size * config.hidden_size;
   const auto size = static_cast<int64_t>(SizeOf(dtype));
+  if (IsBlocks(quantization)) {
+    constexpr int64_t kQ8Bytes = 34, kQ4Bytes = 18;  // a block
+    return (layers * (quantization == Quantization::kQ8 ? kQ8Bytes : kQ4Bytes) +
+            2 * table * kQ8Bytes) /
+           kBlockColumns;
+  }
+  const bool fp8 = quantization == Quantization::kFp8;
   return (fp8 ? layers + largest * size : layers * size) + table * size +
          table * static_cast<int64_t>(SizeOf(embeddings_dtype));
 }
@@ -195,7 +203,7 @@ std::string DescribeMemory(const ModelRunner& runner) {
       "  penalty state    %8.1f MiB  (biases and counts, for sampling on the device)\n"
       "  activations      %8.1f MiB  (%d tokens and %d logit rows a step)\n%s",
       Mib(static_cast<double>(weights.linear_bytes())),
-      Mib(static_cast<double>(weights.embeddings.bytes())), Mib(page * shape.num_pages),
+      Mib(static_cast<double>(weights.embedding_bytes())), Mib(page * shape.num_pages),
       shape.num_pages, page / 1024, kPageTokens, UnprunedTokens(shape),
       Mib(static_cast<double>(TableBytes(shape))), options.num_slots(), options.max_model_len,
       options.max_num_seqs, Mib(static_cast<double>(states)), Mib(activations),

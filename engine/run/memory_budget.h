@@ -33,9 +33,11 @@ struct MemoryBeside {
   const Ops& ops;  // determines the activations
 };
 
-// Bytes of the packed weights in `dtype` and of the embeddings in `embeddings_dtype`. `fp8`: layers
-// in 8 bits, and room for the largest weight in `dtype`.
-int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dtype, bool fp8);
+// Bytes of the packed weights in `dtype` and of the embeddings in `embeddings_dtype`. kFp8: layers
+// in 8 bits, and room for the largest weight in `dtype`. kQ8, kQ4: all in blocks, and as if the
+// head were never tied.
+int64_t WeightBytes(const ModelConfig& config, DType dtype, DType embeddings_dtype,
+                    Quantization quantization);
 
 // PlanMemory for a pool that fits into `limit` beside the rest. ResourceExhausted lists all sizes;
 // nothing has been allocated then.

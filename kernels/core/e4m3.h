@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/core/dtype.h"
 #include "kernels/core/host_device.h"
@@ -64,6 +65,15 @@ inline int EncodeE4M3(const float* row, int64_t count, uint8_t* codes) {
   for (int64_t i = 0; i < count; ++i) codes[i] = NearestE4M3(row[i] * scale);
   if (exponent == kNoExponent) std::fill_n(codes, count, uint8_t{0});
   return exponent;
+}
+
+// Rounds a row in place.
+inline void RoundToE4M3(float* row, int64_t count) {
+  std::vector<uint8_t> codes(static_cast<size_t>(count));
+  const int exponent = EncodeE4M3(row, count, codes.data());
+  std::transform(codes.begin(), codes.end(), row, [exponent](uint8_t code) {
+    return static_cast<float>(E4M3Value(code, exponent));
+  });
 }
 
 }  // namespace fox

@@ -43,6 +43,7 @@ CpuOps::CpuOps(const CpuOptions& options)
                 ? options.threads
                 : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))),
       gemm_(MakeGemm(options, pool_)),
+      block_gemm_(*gemm_, pool_),
       audit_(options.audit) {}
 
 std::string CpuOps::Description() const {
@@ -78,6 +79,21 @@ int64_t CpuOps::WorkspaceBytes(const Workload& load) const {
 }
 
 std::unique_ptr<PackedWeight> CpuOps::Pack(const MatrixView& weight) { return gemm_->Pack(weight); }
+
+std::unique_ptr<PackedWeight> CpuOps::PackRounded(const MatrixView& weight, int64_t rounded_rows,
+                                                  WeightFormat format) {
+  if (format != WeightFormat::kE4M3) {
+    FOX_CHECK(residual_dtype_ == DType::kF32);
+    return block_gemm_.Pack(weight, rounded_rows, format);
+  }
+  std::vector<float> values(static_cast<size_t>(weight.rows * weight.cols));
+  for (int64_t n = 0; n < weight.rows; ++n) {
+    float* row = values.data() + n * weight.cols;
+    LoadElements(weight, n, row);
+    if (n < rounded_rows) RoundRow(format, row, weight.cols);
+  }
+  return Pack({values.data(), DType::kF32, weight.rows, weight.cols, weight.cols});
+}
 
 bool CpuHasBf16() {
 #ifdef FOX_ONEDNN

@@ -30,8 +30,13 @@ class CpuOps : public Ops {
   void CopyToHost(const void* device, size_t bytes, void* host, Stream stream) override;
   int64_t WorkspaceBytes(const Workload& load) const override;
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
+  // Blocks are not for f64.
+  std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight, int64_t rounded_rows,
+                                            WeightFormat format) override;
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;
   void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
+             Stream stream) override;
+  void Embed(const BatchView& batch, const PackedWeight& table, const MatrixView& out,
              Stream stream) override;
   void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,
                   Stream stream) override;
@@ -50,6 +55,7 @@ class CpuOps : public Ops {
   const DType residual_dtype_;
   ThreadPool pool_;
   std::unique_ptr<Gemm> gemm_;
+  BlockGemm block_gemm_;
   Buffer scratch_;  // rows on their way into or out of a product
   std::shared_ptr<MassAudit> audit_;
 };

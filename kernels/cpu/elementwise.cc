@@ -34,6 +34,16 @@ void CpuOps::Embed(const BatchView& batch, const MatrixView& table, const Matrix
   });
 }
 
+void CpuOps::Embed(const BatchView& batch, const PackedWeight& table, const MatrixView& out,
+                   Stream) {
+  const auto& blocks = static_cast<const BlockWeight&>(table);
+  FOX_CHECK(table.in() == out.cols && batch.num_rows <= out.rows && out.dtype == DType::kF32);
+  for (int64_t r = 0; r < batch.num_rows; ++r) {
+    const int64_t id = std::clamp<int64_t>(batch.token_ids[r], 0, table.out() - 1);
+    blocks.Unpack(id, out.Row<float>(r));
+  }
+}
+
 void CpuOps::GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out, Stream) {
   FOX_CHECK(in.cols == out.cols && in.dtype == out.dtype);
   const size_t bytes = static_cast<size_t>(in.cols) * SizeOf(in.dtype);
@@ -67,7 +77,12 @@ void CpuOps::Linear(const LinearParams& params, Stream) {
         NormRow(in.Row<T>(r), static_cast<const T*>(norm->weight), in.cols, norm->eps, x.Row<T>(r));
       });
     }
-    gemm_->Multiply(x, params.weight, params.bias, params.accumulate, y);
+    if (const auto* blocks = dynamic_cast<const BlockWeight*>(&params.weight)) {
+      block_gemm_.Multiply(x, *blocks, static_cast<const float*>(params.bias), params.accumulate,
+                           y);
+    } else {
+      gemm_->Multiply(x, params.weight, params.bias, params.accumulate, y);
+    }
     if (!params.gate) return;
     for_each_row(inner, [&](int64_t r) {
       GatedRow(y.Row<T>(r), y.Row<T>(r) + out.cols, out.cols, *params.gate, out.Row<T>(r));

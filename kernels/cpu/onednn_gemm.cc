@@ -59,8 +59,8 @@ class OneDnnWeight : public PackedWeight {
   std::vector<Slice> slices_;
 };
 
-// rows, in, out, input row stride, accumulate; outputs are contiguous.
-using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
+// rows, in, out, input row stride, accumulate, weight in panels; outputs are contiguous.
+using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, bool, bool>;
 
 // One thread's state. oneDNN runs on that thread alone, so that only our own pool waits: libgomp's
 // barriers make short steps slow on a machine that does anything else.
@@ -75,7 +75,8 @@ struct Workspace {
   std::map<Shape, Prepared> primitives;
   int64_t uses = 0;
   memory scratchpad;           // the largest so far
-  std::vector<float> product;  // of a slice whose outputs are not contiguous
+  std::vector<float> product;  // of outputs that are not contiguous
+  std::vector<uint16_t> tile;  // panels of a weight
 };
 
 class OneDnnGemm : public Gemm {
@@ -116,10 +117,7 @@ class OneDnnGemm : public Gemm {
                 const MatrixView& out) override {
     FOX_CHECK(in.cols == weight.in() && out.cols == weight.out() && in.rows == out.rows);
     FOX_CHECK(out.row_stride == out.cols);
-    MatrixView input = in;
-    if (dtype_ == DType::kBF16) {
-      input = {Narrowed(in), dtype_, in.rows, in.cols, in.cols};
-    }
+    const MatrixView input = dtype_ == DType::kBF16 ? Narrowed(in) : in;
     const auto& packed = static_cast<const OneDnnWeight&>(weight);
     const auto* row_bias = static_cast<const float*>(bias);
     if (in.rows >= kManyRows) {
@@ -127,6 +125,33 @@ class OneDnnGemm : public Gemm {
     } else {
       MultiplyBySlices(input, packed, row_bias, accumulate, out);
     }
+  }
+
+  bool MultiplyPanels(const MatrixView& in, const WidenPanels& widen, const float* bias,
+                      bool accumulate, const MatrixView& out) override {
+    if (dtype_ != DType::kBF16 || in.rows < kManyRows) return false;
+    const MatrixView input = Narrowed(in);
+    const int64_t panels = (out.cols + kPanelColumns - 1) / kPanelColumns;
+    const int64_t panel_elements =
+        kPanelColumns * ((in.cols + kBlockColumns - 1) / kBlockColumns * kBlockColumns);
+    const int64_t count = std::clamp(kTileElements / panel_elements, int64_t{1}, panels);
+    const int64_t width = count * kPanelColumns, shares = pool_.threads();
+    const memory::desc desc({in.cols, width}, memory::data_type::bf16,
+                            memory::format_tag::BA16a32b2a);
+    FOX_CHECK(desc.get_size() == static_cast<size_t>(count * panel_elements) * sizeof(uint16_t));
+    pool_.ForEach(shares, true, [&](int64_t i) {
+      Workspace& workspace = workspaces_[static_cast<size_t>(i)];
+      workspace.tile.resize(static_cast<size_t>(count * panel_elements));
+      for (int64_t p = i * count; p < panels; p += shares * count) {
+        widen(p, std::min(count, panels - p), workspace.tile.data());
+        const int64_t first = p * kPanelColumns;
+        const MatrixView part = out.Columns(first, std::min(width, out.cols - first));
+        ExecuteApart(workspace, input, memory(desc, CpuEngine(), workspace.tile.data()), width,
+                     accumulate, part, true);
+        if (bias != nullptr) AddTo(part, bias + first, 0);
+      }
+    });
+    return true;
   }
 
  private:
@@ -141,7 +166,7 @@ class OneDnnGemm : public Gemm {
   // The layout the library picks for many rows serves single rows as well.
   memory::desc WeightDesc(int64_t in, int64_t out) const {
     constexpr int64_t kTypicalRows = 256;
-    const Shape shape(kTypicalRows, in, out, in, false);
+    const Shape shape(kTypicalRows, in, out, in, false, false);
     const memory::desc any({in, out}, TypeOf(dtype_), memory::format_tag::any);
     return MatmulDesc(SrcDesc(shape), any, DstDesc(shape), {}).weights_desc();
   }
@@ -196,25 +221,30 @@ class OneDnnGemm : public Gemm {
         Execute(workspace, in, slice.packed, accumulate,
                 {part.data, part.dtype, in.rows, part.cols, part.cols});
       } else {
-        // The library's fast paths require contiguous outputs.
-        workspace.product.resize(static_cast<size_t>(in.rows * slice.count));
-        const MatrixView contiguous{workspace.product.data(), DType::kF32, in.rows, slice.count,
-                                    slice.count};
-        Execute(workspace, in, slice.packed, false, contiguous);
-        for (int64_t r = 0; !accumulate && r < part.rows; ++r) {
-          std::fill_n(static_cast<float*>(part.Rows(r, 1).data), part.cols, 0.0f);
-        }
-        AddTo(part, workspace.product.data(), slice.count);
+        ExecuteApart(workspace, in, slice.packed, slice.count, accumulate, part, false);
       }
       if (bias != nullptr) AddTo(part, bias + slice.first, 0);
     });
   }
 
+  // Computes `width` outputs apart and leaves the first ones in `out`: the library's fast paths
+  // require contiguous outputs.
+  void ExecuteApart(Workspace& workspace, const MatrixView& in, const memory& weight, int64_t width,
+                    bool accumulate, const MatrixView& out, bool panels) const {
+    workspace.product.resize(static_cast<size_t>(in.rows * width));
+    Execute(workspace, in, weight, false,
+            {workspace.product.data(), DType::kF32, in.rows, width, width}, panels);
+    for (int64_t r = 0; !accumulate && r < out.rows; ++r) {
+      std::fill_n(out.Row<float>(r), out.cols, 0.0f);
+    }
+    AddTo(out, workspace.product.data(), width);
+  }
+
   // REQUIRES: contiguous out.
   void Execute(Workspace& workspace, const MatrixView& in, const memory& weight, bool accumulate,
-               const MatrixView& out) const {
+               const MatrixView& out, bool panels = false) const {
     RunAlone();
-    const Shape shape(in.rows, in.cols, out.cols, in.row_stride, accumulate);
+    const Shape shape(in.rows, in.cols, out.cols, in.row_stride, accumulate, panels);
     const Workspace::Prepared& prepared = Prepare(workspace, shape, weight.get_desc());
     memory src(SrcDesc(shape), CpuEngine(), in.data);
     memory dst(DstDesc(shape), CpuEngine(), out.data);
@@ -258,13 +288,13 @@ class OneDnnGemm : public Gemm {
         .first->second;
   }
 
-  void* Narrowed(const MatrixView& in) {
+  MatrixView Narrowed(const MatrixView& in) {
     narrowed_.resize(static_cast<size_t>(in.rows * in.cols));
     const auto& isa = SelectIsaKernels();
     pool_.ForEach(in.rows, in.rows * in.cols > kParallelElements, [&](int64_t r) {
       isa.narrow(in.Row<const float>(r), in.cols, narrowed_.data() + r * in.cols);
     });
-    return narrowed_.data();
+    return {narrowed_.data(), DType::kBF16, in.rows, in.cols, in.cols};
   }
 
   // out[r] += rows[r * stride]; stride 0 adds one row to all.
@@ -279,6 +309,7 @@ class OneDnnGemm : public Gemm {
   static constexpr int kSharedPrimitives = 16;  // two shapes per product: full shares, and the last
   static constexpr int64_t kManyRows = 64;      // from here on a thread's rows fill its tiles
   static constexpr int64_t kSliceUnit = 64;     // outputs that the library computes at once
+  static constexpr int64_t kTileElements = 1 << 18;  // of a widened weight: half of an L2 cache
   DType dtype_;
   ThreadPool& pool_;
   std::vector<Workspace> workspaces_;  // by share of a product

@@ -233,7 +233,9 @@ std::unique_ptr<PackedWeight> CudaOps::Pack(const MatrixView& weight) {
   return std::make_unique<cuda::DeviceWeight>(weight.rows, weight.cols, PackBf16(weight));
 }
 
-std::unique_ptr<PackedWeight> CudaOps::PackRounded(const MatrixView& weight, int64_t rounded_rows) {
+std::unique_ptr<PackedWeight> CudaOps::PackRounded(const MatrixView& weight, int64_t rounded_rows,
+                                                   WeightFormat format) {
+  FOX_CHECK(format == WeightFormat::kE4M3);
   FOX_CHECK(rounded_rows >= 0 && rounded_rows <= weight.rows);
   const cuda::Fp8Rows host = cuda::EncodeFp8Rows(weight.Rows(0, rounded_rows));
   const auto upload = [&](const auto& values) {

@@ -37,8 +37,8 @@ class CudaOps : public Ops {
   int64_t WorkspaceBytes(const Workload& load) const override;
   void Reserve(const Workload& load) override;
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override;
-  std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight,
-                                            int64_t rounded_rows) override;
+  std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight, int64_t rounded_rows,
+                                            WeightFormat format) override;
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override;
   void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
              Stream stream) override;

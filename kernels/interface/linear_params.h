@@ -20,6 +20,7 @@ class PackedWeight {
 
  protected:
   PackedWeight(int64_t out, int64_t in, size_t bytes) : out_(out), in_(in), bytes_(bytes) {}
+  void set_bytes(size_t bytes) { bytes_ = bytes; }
 
  private:
   int64_t out_, in_;

@@ -20,6 +20,7 @@
 #include "kernels/core/buffer.h"
 #include "kernels/core/check.h"
 #include "kernels/core/matrix_view.h"
+#include "kernels/core/weight_format.h"
 #include "kernels/interface/attention_params.h"
 #include "kernels/interface/batch_view.h"
 #include "kernels/interface/device_queue.h"
@@ -66,13 +67,10 @@ class Ops {
 
   // weight: host memory, [out, in], any dtype. The copy is private to the result.
   virtual std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) = 0;
-  // Packs a weight whose first `rounded_rows` rows EncodeE4M3 (e4m3.h) does not change: the backend
-  // may keep these in 8 bits, which changes no product.
-  virtual std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight,
-                                                    int64_t rounded_rows) {
-    static_cast<void>(rounded_rows);
-    return Pack(weight);
-  }
+  // As Pack, with the first `rounded_rows` rows, whose weights are finite, rounded as by RoundRow
+  // (weight_format.h). The CPU has all formats, float32 activations with blocks; a GPU has kE4M3.
+  virtual std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight, int64_t rounded_rows,
+                                                    WeightFormat format) = 0;
 
   // Opens a step: takes the pages of the batch's rows for every list of every layer and counts the
   // rows but drafts as appended (kv.length). Comes before anything else of the step. REQUIRES: the
@@ -83,6 +81,11 @@ class Ops {
   // into [0, V), after kLastSampledToken was replaced.
   virtual void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
                      Stream stream) = 0;
+  // The same with a table that PackRounded has rounded to blocks as a whole.
+  virtual void Embed(const BatchView&, const PackedWeight& /*table*/, const MatrixView& /*out*/,
+                     Stream) {
+    FOX_CHECK(false);
+  }
 
   // out[i] = in[rows[i]] for i < count; rows readable by the backend.
   virtual void GatherRows(const MatrixView& in, const int64_t* rows, const MatrixView& out,

@@ -1,4 +1,6 @@
 // The inner loops for AVX2 and FMA. See isa_kernels.inc.
+#include <immintrin.h>
+
 #include "kernels/cpu/isa/isa_kernels.h"
 
 #define FOX_VECTOR_BYTES 32

@@ -1,4 +1,6 @@
 // The inner loops for AVX-512. See isa_kernels.inc.
+#include <immintrin.h>
+
 #include "kernels/cpu/isa/isa_kernels.h"
 
 #define FOX_VECTOR_BYTES 64

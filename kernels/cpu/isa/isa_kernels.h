@@ -6,7 +6,9 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
+#include "kernels/core/weight_format.h"
 #include "kernels/paging/paged_kv.h"
 
 namespace fox {
@@ -57,6 +59,28 @@ struct GemmPanel {
   int64_t columns;  // at most 32 of the panel are wanted
 };
 
+// Rounded weights of 32 outputs, for each block of 32 inputs: 32 scales in half precision, then the
+// codes of inputs 2p and 2p + 1 side by side, outputs in order. Q8: for p from 0 to 15, int8. Q4:
+// for groups of four p, words of 16 bits, whose nibble i, from the lowest, belongs to pair i of the
+// group; 8 is zero.
+constexpr int64_t BlockBytes(int bits) { return kPanelColumns * (2 + 4 * bits); }
+
+// out[r, n] = sum_k in[r, k] * weight[n, k] for a panel of rounded weights. The inputs are rounded
+// to 16 bits, each block with a scale of its own: exact sums in integers, one float32 sum over
+// blocks.
+struct BlockPanel {
+  const int16_t* codes;  // [rows, blocks, 32]
+  const float* scales;   // [rows, blocks]
+  const int32_t* sums;   // [rows, blocks] of codes
+  int64_t rows, blocks;
+  const uint8_t* panel;  // [blocks, BlockBytes]
+  const float* bias;     // [columns] or null
+  bool accumulate;
+  float* out;
+  int64_t out_stride;
+  int64_t columns;  // at most 32 of the panel are wanted
+};
+
 // Rows of e4m3 codes (kernels/core/e4m3.h), each row or each column with a power of two.
 struct E4M3Block {
   const uint8_t* codes;  // [rows, columns]
@@ -71,6 +95,13 @@ struct IsaKernels {
   void (*attend_page_f64)(const PageTile<double>&);
   void (*gemm_panel_f32)(const GemmPanel<float>&);
   void (*gemm_panel_f64)(const GemmPanel<double>&);
+  // Rounds a row for BlockPanel, to whole blocks. A block with a NaN or infinity becomes NaN.
+  void (*round_row)(const float* row, int64_t count, int16_t* codes, float* scales, int32_t* sums);
+  void (*multiply_q8)(const BlockPanel&);
+  void (*multiply_q4)(const BlockPanel&);
+  // One panel of `blocks` blocks in bf16: for each block [16, 32, 2], pairs of inputs side by side.
+  void (*widen_q8)(const uint8_t* panel, int64_t blocks, uint16_t* bf16);
+  void (*widen_q4)(const uint8_t* panel, int64_t blocks, uint16_t* bf16);
   void (*widen)(const uint16_t* bf16, int64_t count, float* out);
   void (*widen_e4m3)(const E4M3Block&, int64_t out_stride, float* out);
   void (*narrow)(const float* in, int64_t count, uint16_t* bf16);  // round to nearest even

@@ -34,13 +34,18 @@ class ForwardingOps : public Ops {
   std::unique_ptr<PackedWeight> Pack(const MatrixView& weight) override {
     return ops_->Pack(weight);
   }
-  std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight, int64_t rounded) override {
-    return ops_->PackRounded(weight, rounded);
+  std::unique_ptr<PackedWeight> PackRounded(const MatrixView& weight, int64_t rounded,
+                                            WeightFormat format) override {
+    return ops_->PackRounded(weight, rounded, format);
   }
   void BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream) override {
     ops_->BeginStep(batch, kv, stream);
   }
   void Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
+             Stream stream) override {
+    ops_->Embed(batch, table, out, stream);
+  }
+  void Embed(const BatchView& batch, const PackedWeight& table, const MatrixView& out,
              Stream stream) override {
     ops_->Embed(batch, table, out, stream);
   }

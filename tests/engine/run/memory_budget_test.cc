@@ -226,19 +226,25 @@ TEST(MemoryBudgetTest, AChosenPoolLeavesRoomForTheRest) {
 
 TEST(MemoryBudgetTest, WeightsAreCountedInTheirType) {
   ModelConfig config = Model();
-  const int64_t bf16 = WeightBytes(config, DType::kBF16, DType::kBF16, false);
-  EXPECT_EQ(WeightBytes(config, DType::kF32, DType::kF32, false), 2 * bf16);
+  const int64_t bf16 = WeightBytes(config, DType::kBF16, DType::kBF16, Quantization::kNone);
+  EXPECT_EQ(WeightBytes(config, DType::kF32, DType::kF32, Quantization::kNone), 2 * bf16);
   const int64_t table = config.vocab_size * config.hidden_size;
-  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kF32, false), bf16 + 2 * table);
+  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kF32, Quantization::kNone), bf16 + 2 * table);
   const int64_t widest = 2 * std::max(ColumnsOf(config).total, 2 * config.intermediate_size);
-  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16, true),
+  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16, Quantization::kFp8),
             bf16 / 2 + 2 * table + widest * config.hidden_size);
+  for (const auto& [quantization, bytes] :
+       {std::pair{Quantization::kQ8, 34}, {Quantization::kQ4, 18}}) {
+    EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kF32, quantization),
+              (bf16 / 2 - 2 * table) / 32 * bytes + 2 * table / 32 * 34)
+        << bytes;
+  }
   config.head_dim *= 2;  // q, k, v and o are twice as large
   const int64_t attention = 2 * config.hidden_size * (config.q_size() + config.kv_size());
-  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16, false),
+  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16, Quantization::kNone),
             bf16 + 2 * config.num_layers * attention / 2);
   config.num_layers = 0;
-  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16, false), 2 * 2 * table);
+  EXPECT_EQ(WeightBytes(config, DType::kBF16, DType::kBF16, Quantization::kNone), 2 * 2 * table);
 }
 
 // Counts the bytes allocated.

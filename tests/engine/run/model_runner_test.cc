@@ -1,11 +1,18 @@
-// ModelRunner: faults of the backend, kept windows. Golden tests check the arithmetic.
+// ModelRunner: faults of the backend, kept windows, rounded weights. Golden tests check the
+// arithmetic.
 #include "engine/run/model_runner.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <memory>
 #include <numeric>
+#include <string>
 
+#include "engine/engine_factory.h"
+#include "engine/eval/teacher_forcing.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "models/checkpoint/checkpoint.h"
 #include "tests/engine/random_streams.h"
 #include "tests/engine/sim/page_audit.h"
 
@@ -92,6 +99,38 @@ TEST(ModelRunnerTest, WindowsAreThoseOfTheCacheWherePlansAskForThem) {
   EXPECT_EQ(std::accumulate(read.begin(), read.end(), int64_t{0}), result->stats[0].pages_evicted);
   EXPECT_GT(result->stats[0].pages_evicted, 0);
   EXPECT_EQ(result->first_pages[0], 0);  // of the empty slot before it
+}
+
+// The audit recomputes from float64 what rows lose of the attention that is computed.
+TEST(ModelRunnerTest, CertificatesHoldForRoundedWeights) {
+  const std::string folder = FOX_SOURCE_DIR;
+  int64_t lossy_rows = 0;
+  for (const char* const model : {"/models/demo", "/tests/golden/dev_llama_d64"}) {
+    const auto checkpoint = Checkpoint::Open(folder + model, {});
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    for (const Quantization quantization : {Quantization::kQ8, Quantization::kQ4}) {
+      SCOPED_TRACE(::testing::Message() << model << " in " << NameOf(quantization));
+      const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
+      auto ops = std::make_unique<CpuOps>(CpuOptions{.audit = audit});
+      FoxWeights weights =
+          LoadWeights(*checkpoint, *ops, DType::kF32, quantization, DType::kF32, {});
+      RunnerOptions options;
+      options.acp = AcpMode::kCertified;
+      options.max_model_len = 1024;
+      options.num_pages = 8192;
+      options.max_num_batched_tokens = 128;  // products of many rows, and of single ones
+      ModelRunner runner(std::move(ops), std::move(weights), options);
+      std::vector<int32_t> ids(700);
+      for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(3 + i * 37 % 500);
+      TeacherForcingOptions forcing;
+      forcing.chunk = 128;
+      forcing.decode_from = 640;
+      ASSERT_TRUE(RunTeacherForced(runner, ids, forcing, nullptr).ok());
+      EXPECT_LE(audit->max_excess(), 0);
+      lossy_rows += audit->rows_checked();
+    }
+  }
+  EXPECT_GT(lossy_rows, 0);
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// Rounding of weights to 8 bits against the format's own definition: a table of all codes; and the
-// places of the codes in a GPU's words.
+// Rounding of weights: to e4m3 against the format's own definition, a table of all codes, and the
+// places of the codes in a GPU's words; to blocks against the package gguf.
 #include "kernels/core/e4m3.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/core/weight_format.h"
 #include "kernels/cuda/linear/fp8_rows.h"
 
 namespace fox {
@@ -145,6 +147,70 @@ TEST(E4M3Test, WordsOnAGpuHoldTheCodesOfALane) {
       ASSERT_EQ(std::signbit(got), std::signbit(want)) << row << " " << col << " of " << cols;
     }
   }
+}
+
+// gguf.quants.quantize of the package gguf 0.17: the half-precision scale and the codes.
+TEST(WeightFormatTest, BlocksAreGgufs) {
+  const float block[32] = {0,    60, -55,  -178, -91,  308,  12,  268,  -98,  -124, 98,
+                           71,   21, -186, -6,   139,  -269, -92, -380, -258, -368, -47,
+                           -253, 54, 31,   -37,  -503, -108, -10, 23,   -306, -96};
+  const std::vector<int> q8 = {0,   15, -14, -45, -23,  78,  3,   68,  -25, -31, 25,
+                               18,  5,  -47, -2,  35,   -68, -23, -96, -65, -93, -12,
+                               -64, 14, 8,   -9,  -127, -27, -3,  6,   -77, -24};
+  const std::vector<int> q4 = {0,  1,  -1, -3, -1, 5,  0,  4, -2, -2, 2,  1,  0, -3, 0,  2,
+                               -4, -1, -6, -4, -6, -1, -4, 1, 0,  -1, -8, -2, 0, 0,  -5, -2};
+  int8_t codes[32];
+  EXPECT_EQ(RoundBlock(WeightFormat::kQ8, block, codes), 0x43ec);
+  EXPECT_EQ(std::vector<int>(codes, codes + 32), q8);
+  EXPECT_EQ(RoundBlock(WeightFormat::kQ4, block, codes), 0x53dc);
+  EXPECT_EQ(std::vector<int>(codes, codes + 32), q4);
+}
+
+TEST(WeightFormatTest, RowsAreRoundedOnceInBlocksWhoseLastMayBeShort) {
+  std::mt19937_64 rng(1);
+  for (const WeightFormat format : {WeightFormat::kQ8, WeightFormat::kQ4}) {
+    for (const float size :
+         {1e-9F, 1e-5F, 1.0F, 1e4F}) {  // scales below half precision's range, too
+      SCOPED_TRACE(::testing::Message() << static_cast<int>(format) << ", " << size);
+      std::normal_distribution<float> normal(0, size);
+      std::vector<float> row(77);
+      for (float& x : row) x = normal(rng);
+      std::fill_n(row.begin() + 32, 32, 0.0F);
+      std::vector<float> rounded = row, again;
+      RoundRow(format, rounded.data(), 77);
+      const float step = format == WeightFormat::kQ8 ? 1.0F / 127 : 1.0F / 8;
+      for (size_t first : {0u, 32u, 64u}) {
+        const size_t end = std::min<size_t>(first + 32, 77);
+        float largest = 0;
+        for (size_t i = first; i < end; ++i) largest = std::max(largest, std::abs(row[i]));
+        // Half a step, a whole one beyond code 7 of Q4_0, and the rounding of the scale.
+        const float half = format == WeightFormat::kQ8 ? 0.5F : 1.0F;
+        const float scale_rounding = std::max(largest * step * 0x1p-11F, 0x1p-25F);
+        for (size_t i = first; i < end; ++i) {
+          EXPECT_NEAR(rounded[i], row[i], half * step * largest * 1.001F + 127 * scale_rounding)
+              << i;
+        }
+      }
+      again = rounded;
+      RoundRow(format, again.data(), 77);
+      EXPECT_EQ(again, rounded);
+    }
+  }
+}
+
+TEST(WeightFormatTest, HalvesAreNearest) {
+  for (uint32_t bits = 0; bits < 0x7c00; ++bits) {
+    const float value = HalfToFloat(static_cast<uint16_t>(bits));
+    const float next = HalfToFloat(static_cast<uint16_t>(bits + 1));
+    ASSERT_EQ(FloatToHalf(value), bits) << bits;
+    ASSERT_EQ(FloatToHalf(-value), bits | 0x8000u) << bits;
+    if (bits == 0x7bff) break;
+    const float middle = (value + next) / 2;  // exact
+    ASSERT_EQ(FloatToHalf(middle), bits + bits % 2) << bits;
+    ASSERT_EQ(FloatToHalf(std::nextafter(middle, 0.0F)), bits) << bits;
+    ASSERT_EQ(FloatToHalf(std::nextafter(middle, next)), bits + 1) << bits;
+  }
+  for (const float beyond : {65520.0F, 1e9F}) EXPECT_EQ(FloatToHalf(-beyond), 0xfbff) << beyond;
 }
 
 }  // namespace

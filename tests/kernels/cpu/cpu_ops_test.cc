@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <random>
 
@@ -107,6 +109,152 @@ INSTANTIATE_TEST_SUITE_P(Kinds, LinearTest,
                                            LinearCase{DType::kF32, true, 0},
                                            LinearCase{DType::kBF16, false, 2.01 / 512},
                                            LinearCase{DType::kBF16, true, 2.01 / 512}));
+
+struct BlocksCase {
+  WeightFormat format;
+  bool plain;
+};
+
+class BlocksTest : public ::testing::TestWithParam<BlocksCase> {
+ protected:
+  // Rows of `weight` rounded, except the last third.
+  static std::vector<float> Rounded(std::vector<float> weight, int64_t out, int64_t in) {
+    for (int64_t n = 0; n < Kept(out); ++n) {
+      RoundRow(GetParam().format, weight.data() + n * in, in);
+    }
+    return weight;
+  }
+  static int64_t Kept(int64_t out) { return out - out / 3; }
+  static CpuOps Ops(int threads) {
+    return CpuOps({CpuHasBf16() ? DType::kBF16 : DType::kF32, GetParam().plain, threads});
+  }
+};
+
+// Inputs are off by at most 2^-16 of the largest of their block, and sums of blocks are float32; of
+// many rows, both factors are rounded to bf16, by 2^-8 at most.
+TEST_P(BlocksTest, EqualTheDefinition) {
+  CpuOps ops = Ops(2);
+  for (const int64_t rows : {1, 4, 7, 63, 64, 65}) {
+    for (auto [out, in] : {std::pair<int64_t, int64_t>{1, 1},
+                           {31, 7},
+                           {32, 64},
+                           {64, 100},
+                           {300, 257},
+                           {65, 4160}}) {
+      SCOPED_TRACE(::testing::Message() << rows << " rows, " << in << " to " << out);
+      std::vector<float> weight = Random(out * in, 1), input = Random(rows * in, 2);
+      for (size_t i = 0; i < input.size(); i += 50) input[i] *= 100;  // outliers
+      std::vector<float> bias = Random(out, 3), result = Random(rows * out, 4);
+      const std::vector<float> before = result, rounded = Rounded(weight, out, in);
+      const auto packed = ops.PackRounded(View(weight, out, in), Kept(out), GetParam().format);
+      ops.Linear({.in = View(input, rows, in),
+                  .weight = *packed,
+                  .bias = bias.data(),
+                  .accumulate = true,
+                  .out = View(result, rows, out)},
+                 nullptr);
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t n = 0; n < out; ++n) {
+          double want = At(before, r * out + n) + At(bias, n), inputs = 0, largest = 0;
+          double magnitude = std::abs(At(before, r * out + n)) + std::abs(At(bias, n));
+          for (int64_t k = 0; k < in; ++k) {
+            if (k % 32 == 0) largest = 0;
+            for (int64_t j = k; k % 32 == 0 && j < std::min(in, k + 32); ++j) {
+              largest = std::max(largest, std::abs(At(input, r * in + j)));
+            }
+            const double term = At(input, r * in + k) * At(rounded, n * in + k);
+            want += term;
+            magnitude += std::abs(term);
+            inputs += largest * std::abs(At(rounded, n * in + k));
+          }
+          const bool wide = !GetParam().plain && CpuHasBf16() && rows >= 64;
+          const double rounding = static_cast<double>(in + 4) * std::exp2(-24);
+          const double bound = magnitude * ((wide ? 2.01 / 256 : 0) + rounding) +
+                               inputs * (std::exp2(-16) * 1.01 + rounding);
+          ASSERT_NEAR(At(result, r * out + n), want, bound) << "row " << r << " output " << n;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(BlocksTest, RowsDoNotDependOnThreadsNorFewRowsOnOthers) {
+  constexpr int64_t kOut = 500, kIn = 96, kRows = 130;
+  std::vector<float> weight = Random(kOut * kIn, 1), input = Random(kRows * kIn, 2), want;
+  for (const int threads : {1, 2, 3}) {
+    SCOPED_TRACE(threads);
+    CpuOps ops = Ops(threads);
+    const auto packed = ops.PackRounded(View(weight, kOut, kIn), kOut, GetParam().format);
+    const auto multiply = [&](int64_t first, int64_t rows) {
+      std::vector<float> result(static_cast<size_t>(rows * kOut));
+      ops.Linear({.in = View(input, kRows, kIn).Rows(first, rows),
+                  .weight = *packed,
+                  .out = View(result, rows, kOut)},
+                 nullptr);
+      return result;
+    };
+    const std::vector<float> all = multiply(0, kRows), few = multiply(0, 63);
+    if (want.empty()) want = all;
+    EXPECT_EQ(all, want);
+    for (int64_t r = 0; r < 63; ++r) {
+      EXPECT_TRUE(
+          std::equal(few.begin() + r * kOut, few.begin() + (r + 1) * kOut, multiply(r, 1).begin()))
+          << r;
+    }
+    if (!GetParam().plain) continue;
+    EXPECT_TRUE(std::equal(few.begin(), few.end(), all.begin())) << threads;
+  }
+}
+
+TEST_P(BlocksTest, WhatIsNotFiniteStaysInItsRow) {
+  CpuOps ops = Ops(1);
+  std::vector<float> weight(64 * 33, 1), input(3 * 64, 0), result(3 * 33);
+  input[64] = std::numeric_limits<float>::infinity();
+  input[2 * 64 + 63] = std::numeric_limits<float>::quiet_NaN();
+  const auto packed = ops.PackRounded(View(weight, 33, 64), 33, GetParam().format);
+  ops.Linear({.in = View(input, 3, 64), .weight = *packed, .out = View(result, 3, 33)}, nullptr);
+  for (size_t i = 0; i < result.size(); ++i) {
+    EXPECT_TRUE(i < 33 ? result[i] == 0 : std::isnan(result[i])) << i;
+  }
+}
+
+TEST_P(BlocksTest, EmbedReadsThem) {
+  CpuOps ops = Ops(1);
+  constexpr int64_t kRows = 70, kWidth = 40;
+  std::vector<float> table = Random(kRows * kWidth, 1), out(4 * kWidth), want;
+  const auto packed = ops.PackRounded(View(table, kRows, kWidth), kRows, GetParam().format);
+  EXPECT_LT(packed->bytes(), 96 * 64 * 34 / 32 + 1);  // of 96 rows of 64
+  const std::vector<int32_t> ids = {1, 0, 99, 33};
+  for (const int64_t id : {1, 0, 69, 33}) {
+    std::vector<float> row(table.begin() + id * kWidth, table.begin() + (id + 1) * kWidth);
+    RoundRow(GetParam().format, row.data(), kWidth);
+    want.insert(want.end(), row.begin(), row.end());
+  }
+  BatchView batch;
+  batch.num_rows = 4;
+  batch.token_ids = ids.data();
+  ops.Embed(batch, *packed, View(out, 4, kWidth), nullptr);
+  EXPECT_EQ(out, want);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, BlocksTest,
+                         ::testing::Values(BlocksCase{WeightFormat::kQ8, false},
+                                           BlocksCase{WeightFormat::kQ8, true},
+                                           BlocksCase{WeightFormat::kQ4, false},
+                                           BlocksCase{WeightFormat::kQ4, true}));
+
+TEST(CpuOpsTest, RowsOfE4M3AreRoundedAndMultipliedAsOthers) {
+  CpuOps ops({DType::kF32, true, 1});
+  constexpr int64_t kOut = 9, kIn = 50;
+  std::vector<float> weight = Random(kOut * kIn, 1), rounded = weight, input = Random(kIn, 2);
+  for (int64_t n = 0; n < 5; ++n) RoundRow(WeightFormat::kE4M3, rounded.data() + n * kIn, kIn);
+  std::vector<float> got(kOut), want(kOut);
+  const auto packed = ops.PackRounded(View(weight, kOut, kIn), 5, WeightFormat::kE4M3);
+  const auto plain = ops.Pack(View(rounded, kOut, kIn));
+  ops.Linear({.in = View(input, 1, kIn), .weight = *packed, .out = View(got, 1, kOut)}, nullptr);
+  ops.Linear({.in = View(input, 1, kIn), .weight = *plain, .out = View(want, 1, kOut)}, nullptr);
+  EXPECT_EQ(got, want);
+}
 
 // Prompts come in all lengths: primitives kept for them must not add up.
 TEST(CpuOpsTest, MemoryIsBoundedWhateverTheNumberOfRows) {
