@@ -305,6 +305,24 @@ TEST(HttpCompletionsSilenceTest, AStreamWithoutTokensSendsComments) {
   EXPECT_EQ(Join(streamed, 1)[0].text, whole.Json()["choices"][0]["text"]);
 }
 
+// https://platform.claude.com/docs/en/build-with-claude/streaming: any number of pings.
+TEST(HttpCompletionsSilenceTest, AStreamOfMessagesSendsPings) {
+  HttpServerOptions options;
+  options.port.silence = 0.05;
+  TestCoreOptions with_chat;
+  with_chat.with_chat = true;
+  TestServer test(with_chat, options);
+  HttpClient client = test.ConnectHttp();
+  test.script->step_delay_us = 400000;
+  const Json request = With(Said({{"user", "hello"}}, 3), "stream", true);
+  client.SendRequest("POST", "/v1/messages", request.dump());
+  ASSERT_TRUE(client.ReadUntil("event: ping\ndata: {\"type\":\"ping\"}\n\n"));
+  const std::string body = client.Read().body;
+  EXPECT_EQ(body.find("event: ping"), 0u) << body;
+  EXPECT_TRUE(absl::EndsWith(body, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"))
+      << body;
+}
+
 TEST_F(HttpCompletionsTest, OtherPathsAreServed) {
   EXPECT_EQ(client_.Get("/v1/models").Json()["data"][0]["id"], "scripted");
   EXPECT_EQ(client_.Get("/v1/models/scripted").Json()["id"], "scripted");

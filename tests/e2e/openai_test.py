@@ -371,6 +371,24 @@ class ChatTest(fox_server.Case):
                 known = "must be" in said["message"] or "not served" in said["message"]
                 self.assertEqual(known, name in read, said)
 
+    def test_each_documented_parameter_of_responses_is_read_or_refused(self) -> None:
+        from openai.types.responses import response_create_params  # noqa: PLC0415
+        names = set(response_create_params.ResponseCreateParamsBase.__annotations__)
+        readme = (fox_server.ROOT / "server" / "README.md").read_text()
+        ignored = set(re.findall(r"`(\w+)`", re.search(
+            r"Taken and ignored are ([^.]*)\.", readme).group(1)))
+        self.assertGreater(len(names), 25)
+        for name in sorted(names):
+            try:
+                self.post("/v1/responses", **{"input": PROMPT, "max_output_tokens": 1,
+                                              name: {"x": 1}})
+                self.assertTrue(name in ignored or name.startswith("prompt_cache_"), name)
+            except urllib.error.HTTPError as error:
+                said = json.load(error)["error"]
+                self.assertIn(error.code, (400, 404), name)
+                self.assertTrue(said["param"].startswith(name), said)
+                self.assertNotIn(name, ignored)
+
     def test_the_terminal_talks(self) -> None:
         told = self.cli("chat", "--max-tokens", "12", "--temperature", "0", "--system", "Be.",
                         said=f"{PROMPT}\n\n/reset\n{PROMPT}\nGo on\n/exit\nnever said\n")

@@ -39,7 +39,8 @@ std::vector<std::string> EndOfThought(const AnswerForm& form) {
 AnswerForm AnswerForm::Of(const v1::GenerateRequest& settings, const v1::ChatMessages& chat,
                           const ChatFormat& format) {
   AnswerForm form;
-  if (chat.tools_size() > 0) form.tools = &*format.tools();
+  // A request with tools that the format lacks is refused, but not before its answer is prepared.
+  if (chat.tools_size() > 0 && format.tools().has_value()) form.tools = &*format.tools();
   form.calls_only = chat.call_required() || chat.has_call_name();
   // A grammar holds from the first token, and knows no thoughts; calls may follow one.
   const bool thinks = !chat.continue_final_message() && !form.calls_only &&

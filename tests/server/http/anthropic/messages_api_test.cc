@@ -226,6 +226,16 @@ TEST_F(MessagesApiTest, WhatCannotBeDoneIsRefusedByName) {
   EXPECT_EQ(Told(messages), "this model has no chat format; use /v1/completions");
 }
 
+TEST_F(MessagesApiTest, ToolsNeedAModelThatHasThem) {
+  const ChatFormat plain = tokenizer_.Chat();
+  context_.chat = &plain;
+  const CompletionRequest request =
+      *Parse(R"("tools": [{"name": "f"}], "messages": [{"role": "user", "content": "u"}])");
+  EXPECT_NE(kMessagesApi.make_writer(request, context_, "print", "id_1", 7), nullptr);
+  EXPECT_EQ(Convert(request, 0, context_).status().message(),
+            "tools: the model's chat format does not say how they are called");
+}
+
 struct Answered {
   std::vector<Json> blocks;
   std::string stop;

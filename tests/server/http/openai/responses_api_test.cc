@@ -201,6 +201,16 @@ TEST_F(ResponsesApiTest, WhatCannotBeDoneIsRefusedByName) {
   EXPECT_EQ(Told(input), "this model has no chat format; use /v1/completions");
 }
 
+TEST_F(ResponsesApiTest, ToolsNeedAModelThatHasThem) {
+  const ChatFormat plain = tokenizer_.Chat();
+  context_.chat = &plain;
+  const CompletionRequest request =
+      *Parse(R"("tools": [{"type": "function", "name": "f"}], "input": "u")");
+  EXPECT_NE(kResponsesApi.make_writer(request, context_, "print", "id_1", 7), nullptr);
+  EXPECT_EQ(Convert(request, 0, context_).status().message(),
+            "tools: the model's chat format does not say how they are called");
+}
+
 class ResponsesWriterTest : public ResponsesApiTest {
  protected:
   // The answer of `text` in pieces of `piece` bytes: the last Response, and its stream's events.
