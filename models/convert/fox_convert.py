@@ -73,6 +73,12 @@ def _parser() -> argparse.ArgumentParser:
         help="element type to write, rounded to nearest even (default: keep; of GGUF bf16)",
     )
     parser.add_argument(
+        "--keep-blocks",
+        action="store_true",
+        help="of GGUF: f16 instead of bf16 if it has blocks, so that the server's --quantization "
+        "q8 and q4 find the codes of Q8_0 and Q4_0 again",
+    )
+    parser.add_argument(
         "--step", type=int, metavar="N", help="training checkpoint to take (default: the newest)"
     )
     parser.add_argument(
@@ -216,7 +222,7 @@ def _plan_of_source(args: argparse.Namespace) -> Plan:
     if args.source.is_file():
         from models.convert.gguf_source import open_gguf
 
-        return open_gguf(args.source, args.dtype)
+        return open_gguf(args.source, args.dtype, args.keep_blocks)
     source = open_source(args.source, args.step)
     ignored = frozenset(args.ignore_key)
     if source.config.get("model_type") in CLASSES:

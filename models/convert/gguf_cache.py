@@ -84,7 +84,7 @@ def converted(path: Path) -> Path | None:
                 place.mkdir()
                 print(f"==> Converting {path.name}, once, into {place.parent}, where the {MOST} "
                       "models used last stay", file=sys.stderr, flush=True)
-                if fox_convert.main([str(path), str(model)]) != 0:
+                if fox_convert.main([str(path), str(model), "--keep-blocks"]) != 0:
                     shutil.rmtree(place, ignore_errors=True)
                     return None
                 _remove_old(place.parent)

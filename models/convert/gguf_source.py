@@ -122,8 +122,12 @@ class _Keys:
             raise Refusal(f"key {min(self._left)}: not supported")
 
 
-def open_gguf(path: Path, wanted: str) -> Plan:
-    """Opens `path`. `wanted`: f32, bf16, f16, or keep for bf16."""
+def open_gguf(path: Path, wanted: str, keep_blocks: bool = False) -> Plan:
+    """Opens `path`. `wanted`: f32, bf16, f16, or keep for bf16.
+
+    `keep_blocks`: keep is f16 if tensors are in blocks. The server's q8 and q4 find the codes of
+    Q8_0 and Q4_0 again in f16, where bf16 would have changed them.
+    """
     try:
         import gguf
     except ImportError:
@@ -157,12 +161,13 @@ def open_gguf(path: Path, wanted: str) -> Plan:
     tensors = {t.name: GgufTensor(t, path) for t in reader.tensors}
     config = _config(keys, tensors)
     files = tokenizer_files(keys.get, config["vocab_size"])
-    wanted = "bf16" if wanted == "keep" else wanted
+    kinds = sorted({t.tensor_type.name for t in reader.tensors})
+    if wanted == "keep":
+        wanted = "f16" if keep_blocks and not {"F32", "F16", "BF16"}.issuperset(kinds) else "bf16"
     ends = files["generation_config.json"]
     config |= {key: ends[key] for key in ("bos_token_id", "eos_token_id")}
     config["torch_dtype"] = TORCH_NAMES[wanted]
     planned = _Planner(config, tensors, TARGETS[wanted]).model()
-    kinds = sorted({t.tensor_type.name for t in reader.tensors})
     return Plan(f"GGUF, {', '.join(kinds)}", config, planned, files=files)
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
+import gguf
 import numpy as np
 from checkpoint_case import load
-from gguf_source_test import GgufCase
+from gguf_source_test import NAMES, GgufCase
 
 from models.convert import gguf_cache
-from models.convert.rounding import f32_to_bf16
 
 
 class Said(NamedTuple):
@@ -63,9 +63,34 @@ class CacheTest(GgufCase):
         written = load(model / "model.safetensors")
         for name, wide in self.expected(self.stored).items():
             with self.subTest(name):
-                rounded = f32_to_bf16(np.frombuffer(wide, "<f4")).tobytes()
-                self.assertEqual(written[name].data, rounded)
+                halves = np.frombuffer(wide, "<f4").astype("<f2")
+                self.assertEqual(written[name], ("F16", written[name].shape, halves.tobytes()))
         self.assertEqual(self.call(), Said(0, first.out, ""))
+
+    def test_blocks_come_through_with_their_codes(self) -> None:
+        """What the file has in Q8_0 and Q4_0, and what quantize makes of the model's tensors."""
+        written = load(Path(self.call().out) / "model.safetensors")
+        stems: dict[str, list[str]] = {"Q8_0": [], "Q4_0": []}
+        for name, (data, kind) in self.stored.items():
+            if kind not in stems:
+                continue
+            stems[kind].append(name)
+            _, layer, stem, _ = name.split(".")
+            tensor = written[f"model.layers.{layer}.{NAMES[stem]}.weight"]
+            values = np.frombuffer(tensor.data, "<f2").astype("f").reshape(tensor.shape)
+            again = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+            blocks = [rows.reshape(-1, {"Q8_0": 34, "Q4_0": 18}[kind]) for rows in (data, again)]
+            np.testing.assert_array_equal(blocks[0][:, 2:], blocks[1][:, 2:], name)
+            scales = [rows[:, :2].copy().view("<u2").astype(int) for rows in blocks]
+            self.assertLessEqual(np.max(np.abs(scales[0] - scales[1])), 1, name)  # last places
+        self.assertTrue(all(stems.values()), stems)
+
+    def test_a_file_without_blocks_becomes_bf16(self) -> None:
+        self.stored = {name: (gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]), "F32")
+                       for name, (data, kind) in self.stored.items()}
+        self.write("llama", self.keys("llama"), self.stored)
+        written = load(Path(self.call().out) / "model.safetensors")
+        self.assertEqual({tensor.dtype for tensor in written.values()}, {"BF16"})
 
     def test_another_content_is_another_model(self) -> None:
         first = self.call()
