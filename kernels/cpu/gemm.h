@@ -41,14 +41,16 @@ class Gemm {
 // (isa_kernels.h). The others, few, are float32.
 class BlockWeight : public PackedWeight {
  public:
+  // Zeroed memory for the panels.
+  using Allocate = std::function<std::shared_ptr<uint8_t>(size_t bytes)>;
   BlockWeight(const MatrixView& weight, int64_t rounded_rows, WeightFormat format, Gemm& plain,
-              ThreadPool& pool);
+              ThreadPool& pool, const Allocate& allocate);
 
   int64_t rounded() const { return rounded_; }
   int bits() const { return bits_; }
   int64_t blocks() const { return blocks_; }
   int64_t panels() const;
-  const uint8_t* Panel(int64_t p) const { return data_.data() + p * panel_bytes_; }
+  const uint8_t* Panel(int64_t p) const { return data_.get() + p * panel_bytes_; }
   const PackedWeight* others() const { return others_.get(); }
   // Row `row` of the weight. REQUIRES: row < rounded().
   void Unpack(int64_t row, float* out) const;
@@ -58,7 +60,7 @@ class BlockWeight : public PackedWeight {
 
   int64_t rounded_, blocks_, panel_bytes_;
   int bits_;
-  std::vector<uint8_t> data_;
+  std::shared_ptr<uint8_t> data_;
   std::unique_ptr<PackedWeight> others_;
 };
 
@@ -74,10 +76,13 @@ class BlockGemm {
 
  private:
   void RoundInputs(const MatrixView& in, int64_t blocks);
+  std::shared_ptr<uint8_t> Take(size_t bytes);
 
   Gemm& wide_;
   std::unique_ptr<Gemm> plain_;
   ThreadPool& pool_;
+  std::shared_ptr<uint8_t> chunk_;  // of weights; the last bytes are free
+  size_t chunk_left_ = 0;
   // The inputs as BlockPanel has them.
   std::vector<int16_t> codes_;
   std::vector<float> scales_;

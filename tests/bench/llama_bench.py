@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""fox-bench beside llama.cpp: the same weights, the same cores, in turns within one run.
+"""fox-bench beside llama.cpp: the same weights, the same cores, in turns within one run. Each
+of our formats of weights stands beside the equal one there and beside the fastest one.
 
     python3 -m venv VENV && VENV/bin/pip install gguf llama-cpp-python    # builds for this CPU
     VENV/bin/python tests/bench/llama_bench.py CHECKPOINT --fox-bench build/cpu/bin/fox-bench
@@ -37,6 +38,10 @@ NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.
          "post_attention_layernorm": "ffn_norm"}
 WHOLE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight":
          "output_norm.weight", "lm_head.weight": "output.weight"}
+# Our formats (--quantization) and llama.cpp's equal ones. Q4_0 has the vocabulary in Q8_0 on both
+# sides, as llama-quantize has where rows are no multiple of 256.
+FORMATS = {"none": "bf16", "q8": "q8_0", "q4": "q4_0"}
+KINDS = ("bf16", "f16", "q8_0", "q4_0")  # of llama.cpp
 Rows = dict[tuple[str, int], dict[str, float]]  # (bench, tokens) -> seconds
 
 
@@ -49,7 +54,7 @@ def gguf_name(name: str) -> str:
 
 
 def write_gguf(checkpoint: pathlib.Path, path: pathlib.Path, kind: str) -> None:
-    """Writes the weights without a tokenizer; `kind`: bf16 or f16. llama.cpp needs norms in f32."""
+    """Writes the weights, of a kind of KINDS, without a tokenizer. llama.cpp needs norms in f32."""
     config = json.loads((checkpoint / "config.json").read_text())
     heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -76,9 +81,10 @@ def write_gguf(checkpoint: pathlib.Path, path: pathlib.Path, kind: str) -> None:
         elif kind == "f16":
             writer.add_tensor(gguf_name(name), values.astype(np.float16))
         else:
-            words = (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16)
-            writer.add_tensor(gguf_name(name), words.astype(np.uint16).view(np.uint8),
-                              raw_dtype=gguf.GGMLQuantizationType.BF16)
+            wide = np.ascontiguousarray(values, np.float32)
+            vocabulary = kind == "q4_0" and name in WHOLE
+            stored = gguf.GGMLQuantizationType["Q8_0" if vocabulary else kind.upper()]
+            writer.add_tensor(gguf_name(name), gguf.quants.quantize(wide, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -135,13 +141,14 @@ def measure_llama(model: Llama, ids: list[int], flags: argparse.Namespace) -> Ro
     return rows
 
 
-def measure_fox(flags: argparse.Namespace, folder: pathlib.Path) -> Rows:
+def measure_fox(flags: argparse.Namespace, folder: pathlib.Path, quantization: str) -> Rows:
     rows: Rows = {}
     for bench, *lists in (("prefill", "--lengths", flags.lengths),
                           ("decode", "--batch-sizes", [1], "--contexts", flags.contexts)):
         out = folder / "fox.json"
         command = [flags.fox_bench, bench, "--model", flags.checkpoint, "--modes", "off",
-                   "--device", "cpu", "--repeat", 1 if bench == "prefill" else flags.steps // 4,
+                   "--device", "cpu", "--quantization", quantization,
+                   "--repeat", 1 if bench == "prefill" else flags.steps // 4,
                    "--buffer-mib", 64, "--matmul-size", 256, "--text", flags.text, "--json", out,
                    *(",".join(map(str, x)) if isinstance(x, list) else x for x in lists)]
         subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
@@ -166,7 +173,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64, help="of decoding, a round")
     parser.add_argument("--lengths", type=numbers, default=[2048, 8192])
     parser.add_argument("--contexts", type=numbers, default=[512, 8192])
-    parser.add_argument("--kinds", default="bf16,f16", help="of llama.cpp's weights")
+    parser.add_argument("--formats", default=",".join(FORMATS), help="of our weights")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of llama.cpp's weights")
     parser.add_argument("--json", type=pathlib.Path)
     flags = parser.parse_args()
     threads = len(os.sched_getaffinity(0))
@@ -176,11 +184,13 @@ def main() -> None:
     least: dict[str, Rows] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
-        calls: dict[str, Callable[[], Rows]] = {"fox": lambda: measure_fox(flags, folder)}
+        calls: dict[str, Callable[[], Rows]] = {
+            f"fox {name}": functools.partial(measure_fox, flags, folder, name)
+            for name in flags.formats.split(",")}
         for kind in flags.kinds.split(","):
             write_gguf(flags.checkpoint, folder / f"{kind}.gguf", kind)
             model = Llama(folder / f"{kind}.gguf", size, threads)
-            calls[f"llama.cpp {kind}"] = lambda model=model: measure_llama(model, ids, flags)
+            calls[f"llama.cpp {kind}"] = functools.partial(measure_llama, model, ids, flags)
         for number in range(flags.rounds):
             for name, call in calls.items():
                 for key, row in call().items():
@@ -193,13 +203,18 @@ def main() -> None:
 
 
 def report(least: dict[str, Rows]) -> None:
-    for key in least["fox"]:
+    """Prints the times of all, and how many times as fast each of our formats is."""
+    for key in next(iter(least.values())):
         for what in ("seconds", "cpu_seconds"):
             times = {name: rows[key][what] for name, rows in least.items()}
-            peer = min(seconds for name, seconds in times.items() if name != "fox")
             print(f"{key[0]:8} {key[1]:6} {what:12}" +
-                  ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in times.items()) +
-                  f": {peer / times['fox']:.2f}x", flush=True)
+                  ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in times.items()))
+            peers = {name.split()[1]: time for name, time in times.items() if "llama" in name}
+            best = min(peers, key=lambda kind: peers[kind])
+            for name, equal in FORMATS.items():
+                if (ours := times.get(f"fox {name}")) and equal in peers:
+                    print(f"    fox {name}: {peers[equal] / ours:.2f}x {equal}, "
+                          f"{peers[best] / ours:.2f}x the fastest, {best}", flush=True)
 
 
 def summary(least: dict[str, Rows], flags: argparse.Namespace, threads: int) -> dict[str, Any]:
