@@ -164,7 +164,7 @@ absl::Status ReadMessagesTool(const ExactJson& value, v1::ChatMessages* out) {
                                      {"strict", "strict"}}) {
     if (const ExactJson* found = tool.Find(theirs)) function[ours] = *found;
   }
-  const absl::Status status = CheckFields(tool, FieldPlace::kMessagesTool);
+  absl::Status status = CheckFields(tool, FieldPlace::kMessagesTool);
   if (!status.ok()) return status;
   out->add_tools(TextOf(ExactJson({{"type", "function"}, {"function", function}}), true));
   return absl::OkStatus();

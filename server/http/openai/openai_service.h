@@ -30,7 +30,7 @@ void RegisterMessagesRoutes(ServerCore& core, HttpRoutes* routes);
 // over before its answer is made, because the tokenizers' libraries cannot be interrupted.
 using AnswerOfBody = std::function<absl::StatusOr<std::string>(const std::string& body,
                                                                const ConversionContext& context)>;
-void RegisterTokenizing(ServerCore& core, const char* path, AnswerOfBody answer_of,
+void RegisterTokenizing(ServerCore& core, const char* path, const AnswerOfBody& answer_of,
                         std::string (*error_body)(const absl::Status&), HttpRoutes* routes);
 
 // POST /tokenize and /detokenize and GET /tokenizer_info in vLLM's form, which evaluation programs

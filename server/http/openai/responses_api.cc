@@ -56,10 +56,9 @@ absl::Status ReadPartsOf(JsonFields* item, const char* name, bool optional, std:
 // The thought of an item of reasoning, in the open or sealed by this server; "": another server's.
 absl::Status ReadThought(JsonFields* item, std::string* out) {
   item->Find("summary");
-  absl::string_view sealed;
   const std::string encrypted = item->String("encrypted_content").value_or("");
-  sealed = encrypted;
-  const absl::Status status = ReadPartsOf(item, "content", /*optional=*/true, out);
+  absl::string_view sealed = encrypted;
+  absl::Status status = ReadPartsOf(item, "content", /*optional=*/true, out);
   if (!status.ok() || !out->empty() || !absl::ConsumePrefix(&sealed, kSeal)) return status;
   if (!absl::Base64Unescape(sealed, out)) item->Fail("encrypted_content", "as this server gave it");
   return absl::OkStatus();

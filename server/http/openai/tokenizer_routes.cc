@@ -116,7 +116,7 @@ void ServeTokenizer(ServerCore& core, const char* path, Work work, HttpRoutes* r
 
 }  // namespace
 
-void RegisterTokenizing(ServerCore& core, const char* path, AnswerOfBody answer_of,
+void RegisterTokenizing(ServerCore& core, const char* path, const AnswerOfBody& answer_of,
                         std::string (*error_body)(const absl::Status&), HttpRoutes* routes) {
   routes->Handle("POST", path, [=, &core](const std::shared_ptr<HttpExchange>& exchange) {
     std::string body = std::move(exchange->request.body);

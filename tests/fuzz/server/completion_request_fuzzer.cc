@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "models/checkpoint/json_reader.h"
 #include "server/http/openai/completion_format.h"
 #include "server/http/port/http_error.h"
@@ -44,6 +46,43 @@ void CheckPrompts(const CompletionRequest& request, const CompletionRequest& aga
   }
 }
 
+bool IsJson(const std::string& text) { return Json::accept(text); }
+
+// True if each line of a stream is empty, a name, or JSON.
+bool IsStream(const std::string& chunks) {
+  for (const absl::string_view line : absl::StrSplit(chunks, '\n')) {
+    const bool plain = line.empty() || absl::StartsWith(line, "event: ") || line == "data: [DONE]";
+    if (!plain && !(absl::StartsWith(line, "data: ") && IsJson(std::string(line.substr(6))))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void CheckWriter(const CompletionRequest& request, const std::string& text,
+                 const ConversionContext& context, const HttpApi& api) {
+  const auto writer = api.make_writer(request, context, "print", "id_1", 7);
+  std::string chunks;
+  const auto add = [&](const v1::GenerateDelta& event) {
+    FOX_CHECK(writer->AddEvent(0, event) >= 0);
+    if (request.stream) chunks += writer->TakeChunk(0, event);
+  };
+  for (size_t at = 0; at < text.size(); at += 5) {
+    v1::GenerateDelta delta;
+    delta.mutable_delta()->set_text(text.substr(at, 5));
+    add(delta);
+  }
+  v1::GenerateDelta end;
+  end.mutable_finish()->set_reason(text.size() % 2 == 0 ? v1::STOP : v1::LENGTH);
+  for (int i = 0; i < request.n; ++i) {
+    end.mutable_finish()->set_index(static_cast<uint32_t>(i));
+    add(end);
+  }
+  FOX_CHECK(request.stream ? IsStream(chunks + writer->LastChunks()) : IsJson(writer->TakeBody()));
+  writer->DropContents();
+  FOX_CHECK(IsStream(writer->EncodeFailure(absl::InternalError(text))));
+}
+
 }  // namespace
 
 FUZZ_TEST(completion_request) {
@@ -59,6 +98,9 @@ FUZZ_TEST(completion_request) {
   const absl::StatusOr<ExactJson> json = ReadExactJson(body, limits, "the body");
   const absl::StatusOr<CompletionRequest> again = api.parse(TextOf(*json, false), context);
   FOX_CHECK(again.ok());
+  if (request->prompts.size() == 1) {
+    CheckWriter(*request, body.substr(body.size() / 2), context, api);
+  }
   CheckPrompts(*request, *again, request->settings.sampling().has_seed(), context, api);
 }
 
