@@ -56,8 +56,8 @@ def above_zero(text: str) -> float:
     return value
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that finetune and foxify share."""
+def add_run(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Adds the flags that finetune and foxify share; returns their group."""
     group = parser.add_argument_group("run")
     group.add_argument("--minutes", type=above_zero, metavar="M",
                        help="time of this run, from start to end; then it writes a checkpoint and "
@@ -79,6 +79,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--recompute", action=argparse.BooleanOptionalAction,
                        help="recompute activations in the backward pass: less memory, a third "
                        "slower (default: finetune does not, foxify does if nothing else fits)")
+    return group
 
 
 def _add_length(parser: argparse.ArgumentParser) -> None:

@@ -74,6 +74,19 @@ class ProcessGroup:
             value = value / self.size
         return value
 
+    def least(self, value: float) -> float:
+        """The smallest of all processes' values. Collective."""
+        least = torch.tensor(value, dtype=torch.float64)
+        if self.size > 1:
+            dist.all_reduce(least, dist.ReduceOp.MIN)
+        return least.item()
+
+    def gather(self, part: Tensor) -> tuple[Tensor, Any]:
+        """Begins to gather the processes' parts [n], one behind the other: returns the whole, and
+        what is to be waited for, by wait(), before it is read. Collective."""
+        whole = part.new_empty(self.size * len(part))
+        return whole, dist.all_gather_into_tensor(whole, part, async_op=True)
+
     def from_first(self, values: list[Any]) -> list[Any]:
         """Returns the first process's values in every process. Collective."""
         if self.size > 1:

@@ -33,10 +33,13 @@ def about(seconds: float) -> str:
 
 
 class ProgressLine:
-    """Shows the newest record on stderr; without records, once a minute the current activity."""
+    """Shows the newest record on stderr; without records, once a minute the current activity.
 
-    def __init__(self) -> None:
-        self._terminal, self._shown = sys.stderr.isatty(), 0.0
+    A silent line shows nothing.
+    """
+
+    def __init__(self, silent: bool = False) -> None:
+        self._silent, self._terminal, self._shown = silent, sys.stderr.isatty(), 0.0
         self._doing, self._since = "", 0.0
         self._heartbeat: threading.Thread | None = None
 
@@ -60,9 +63,12 @@ class ProgressLine:
 
     def _write(self, text: str) -> None:
         """Prints a line; on a terminal it replaces the last one."""
+        self._print(f"\r\033[K{text}" if self._terminal else f"{text}\n")
+
+    def _print(self, text: str) -> None:
         self._shown = time.monotonic()
-        print(f"\r\033[K{text}" if self._terminal else text, end="" if self._terminal else "\n",
-              file=sys.stderr, flush=True)
+        if not self._silent:
+            print(text, end="", file=sys.stderr, flush=True)
 
     def show(self, record: dict[str, Any], total_steps: int, seconds_left: float) -> None:
         """Shows a record as one line; without a terminal, at most every PLAIN_SECONDS."""
@@ -81,8 +87,7 @@ class ProgressLine:
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
-        self._shown = time.monotonic()
-        print(("\r\033[K" if self._terminal else "") + text, file=sys.stderr, flush=True)
+        self._print(("\r\033[K" if self._terminal else "") + text + "\n")
 
 
 class MetricsFile:

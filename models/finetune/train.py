@@ -112,7 +112,7 @@ class Trainer(TrainingRun):
         """Keeps the plan of own_state(), unless the training is to be longer."""
         if not longer:
             self.total_steps = state["total_steps"]
-        elif self.group.is_first:
+        else:
             self.line.say(f"longer than before ({longer}): the learning rate goes up again, to "
                           "where it is at this step of the longer schedule")
 
@@ -137,8 +137,7 @@ class Trainer(TrainingRun):
         parts = []
         for index in range(self.passes):
             began = time.monotonic()
-            if self.group.is_first:
-                self.line.doing(f"step {self.step + 1}: pass {index + 1} of {self.passes}")
+            self.line.doing(f"step {self.step + 1}: pass {index + 1} of {self.passes}")
             with self.group.accumulating(trained, last=index == self.passes - 1):
                 with torch.autocast(self.device.type, self.dtype,
                                     enabled=self.dtype != torch.float32):
@@ -162,10 +161,10 @@ class Trainer(TrainingRun):
         if left_ms < step_ms:
             raise TrainingError(f"one step takes about {step} here, and {left} are left of the "
                                 "minutes given: take a smaller --batch-tokens, or more minutes")
-        if self.group.is_first and left_ms < 1e15:
+        if left_ms < 1e15:
             steps = min(self.total_steps - self.step, left_ms // max(1, step_ms))
             self.line.say(f"one step takes about {step} here: {steps} steps in the {left} left")
-        elif self.group.is_first:
+        else:
             steps = self.total_steps - self.step
             self.line.say(f"one step takes about {step} here: {steps} steps in about "
                           f"{about(steps * step_ms / 1000)}")

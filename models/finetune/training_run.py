@@ -56,10 +56,12 @@ class TrainingRun(abc.ABC):
     metrics: MetricsFile  # in the first process
     finished: bool  # True if the plan is done, not only this run
     micro: int  # windows of a pass
+    together = False  # True if measuring takes all processes, as each has a part of the model
 
     def __init__(self, args: Namespace, group: ProcessGroup, tokenizer_dir: Path) -> None:
         self.args, self.group, self.folder = args, group, args.out / "training"
-        self.device, self.tokenizer_dir, self.line = group.device, tokenizer_dir, ProgressLine()
+        self.device, self.tokenizer_dir = group.device, tokenizer_dir
+        self.line = ProgressLine(silent=not group.is_first)
         self.dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.precision]
         self.stop_asked, self.step, self.earlier_seconds = False, 0, 0.0
         self.windows_a_step = max(1, args.batch_tokens // args.window)
@@ -123,6 +125,11 @@ class TrainingRun(abc.ABC):
     def restore(self, state: dict[str, Any], longer: str) -> None:
         """Continues from own_state(); `longer` names the settings by which the training grew."""
 
+    @property
+    def recorded(self) -> int:
+        """The last step that has its record of metrics."""
+        return self.step
+
     def resume(self) -> bool:
         """Continues from the newest checkpoint. False if there is none."""
         state = load_checkpoint(self.folder / "checkpoints")
@@ -134,7 +141,7 @@ class TrainingRun(abc.ABC):
             self.restore(state, longer)
             restore_random_states(state["random"])
         if self.group.is_first:
-            self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.step)
+            self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.recorded)
         return state is not None
 
     def save(self) -> None:
@@ -203,7 +210,7 @@ class TrainingRun(abc.ABC):
         if self.group.is_first:  # not by print(), which the signal may have interrupted
             os.write(2, b"\nstopping after this step; once more: at once\n")
 
-    # ---- before and after, in the first process ----------------------------------------------
+    # ---- before and after, in the first process, or in all if they measure together ----------
 
     @abc.abstractmethod
     def describe(self) -> tuple[str, str]:
@@ -260,10 +267,11 @@ def _run(trainer_class: type[TrainingRun], args: Namespace, group: ProcessGroup)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, trainer.ask_to_stop)
         trainer.resume()
-        if group.is_first:
+        measures = group.is_first or trainer.together
+        if measures:
             trainer.introduce()
         trainer.train()
-        if group.is_first:
+        if measures:
             trainer.finish()
         return 0 if trainer.finished else EXIT_UNFINISHED
     except torch.OutOfMemoryError:

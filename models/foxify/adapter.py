@@ -16,7 +16,7 @@ from models.convert.output_directory import write_file
 from models.convert.refusal import Refusal
 from models.convert.safetensors_io import parse_json
 from models.convert.source_directory import read_text
-from models.foxify.base_model import MATRICES
+from models.foxify.layer_matrices import MATRICES
 from models.foxify.pressure import LOG_EPS
 from models.foxify.student import Student
 

@@ -22,17 +22,10 @@ from models.convert.safetensors_io import parse_json
 from models.convert.source_directory import open_source, read_text
 from models.convert.tensor_plan import Plan, checked, plan_as_it_is
 from models.convert.transformers_config import Rope, parse_transformers_config
+from models.finetune.process_group import ProcessGroup
+from models.foxify.layer_matrices import MATRICES, LayerMatrices
 
 PAGE = 64  # tokens of a page; kPageTokens of the kernels
-# The matrices of a layer; the matrices in one row are multiplied at once.
-MATRICES = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "o": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-
-
 LOGIT_BYTES = 5 << 27  # of the float32 logits in memory at once
 
 
@@ -201,20 +194,25 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return name in self._planned
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor in float32; Refusal if it has another shape."""
+    def take(self, name: str, shape: tuple[int, ...], part: slice = slice(None)) -> Tensor:
+        """A part of a tensor's elements [n] in float32; Refusal if it has another shape.
+
+        A part that ends at 0 is not read.
+        """
         planned = self._planned[name]
         if planned.shape != shape:
             raise Refusal(f"tensor {name}: shape {list(planned.shape)}, expected {list(shape)}")
-        values = np.concatenate([block for block, _, _ in planned.blocks()])
-        return torch.from_numpy(values).view(shape)
+        if part.stop == 0:
+            return torch.empty(0)
+        return torch.from_numpy(np.concatenate([block for block, _, _ in planned.blocks()])[part])
 
 
 class BaseModel:
-    """All weights on `device`, matrices in `dtype`; one tensor for a matrix of all layers."""
+    """All weights on `device`, matrices in `dtype`; of the layers' matrices only this process's
+    part, if they are sharded over a group."""
 
     def __init__(self, directory: Path, device: torch.device, dtype: torch.dtype,
-                 foxified: bool = False) -> None:
+                 foxified: bool = False, shards: ProcessGroup | None = None) -> None:
         self.directory, self.device, self.dtype = directory, device, dtype
         a, self.config = read_architecture(directory, foxified)
         self.architecture = a
@@ -223,7 +221,7 @@ class BaseModel:
         single = torch.float32 if dtype == torch.bfloat16 else dtype
 
         def take(name: str, *shape: int, kind: torch.dtype = dtype) -> Tensor:
-            return tensors.take(name, shape).to(device, kind)
+            return tensors.take(name, shape).view(shape).to(device, kind)
 
         def norms(name: str, size: int) -> tuple[Tensor, ...]:
             return tuple(take(f"model.layers.{n}.{name}.weight", size, kind=single)
@@ -235,7 +233,8 @@ class BaseModel:
         self.norm = take("model.norm.weight", a.hidden, kind=single)
         self.attn_norm = norms("input_layernorm", a.hidden)
         self.mlp_norm = norms("post_attention_layernorm", a.hidden)
-        self.matrices = {kind: self._stacked(names, take) for kind, names in MATRICES.items()}
+        self.matrices = LayerMatrices(a, device, dtype, shards)
+        self.matrices.fill(tensors.take)
         self.bias: tuple[Tensor | None, ...] = (None,) * a.layers
         if "model.layers.0.self_attn.q_proj.bias" in tensors:
             self.bias = tuple(
@@ -248,19 +247,6 @@ class BaseModel:
         self._rope: tuple[Tensor, Tensor] | None = None
         self.project, self.mix = a.project, a.mix
 
-    def _stacked(self, names: tuple[str, ...], take: Callable[..., Tensor]) -> Tensor:
-        """The matrices of `names`, one below the other, of all layers. They are copied one by one,
-        so that loading needs no more memory than the model."""
-        a = self.architecture
-        shapes = [a.shape(name) for name in names]
-        result = torch.empty(a.layers, sum(rows for rows, _ in shapes), shapes[0][1],
-                             device=self.device, dtype=self.dtype)
-        for n, layer in enumerate(result):
-            parts = layer.split([rows for rows, _ in shapes])
-            for name, shape, part in zip(names, shapes, parts):
-                part.copy_(take(f"model.layers.{n}.{name}.weight", *shape))
-        return result
-
     def compile(self, compiled: Callable[[Any], Any]) -> None:
         """Replaces the parts around attention by `compiled` of them."""
         self.project = compiled(self.architecture.project)
@@ -272,6 +258,16 @@ class BaseModel:
             self._rope = self.architecture.rope(tokens, self.device)
         return self._rope
 
+    def _layer(self, x: Tensor, n: int, see: Callable[[int, Tensor, Tensor], None]) -> Tensor:
+        weights = {kind: Matrix(weight) for kind, weight in self.matrices.of(n).items()}
+        q, k, v, _ = self.project(x, self.attn_norm[n], weights["qkv"], self.bias[n],
+                                  self.qk_norm[n], self.rope(x.shape[1]), None)
+        see(n, q, k)
+        o = F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)),
+                                           is_causal=True, enable_gqa=True)
+        return self.mix(x, o.transpose(1, 2), self.mlp_norm[n],
+                        *(weights[kind] for kind in ("o", "gate_up", "down")))
+
     def hidden(self, ids: Tensor,
                see: Callable[[int, Tensor, Tensor], None] = lambda *_: None) -> Tensor:
         """The unchanged model's normed last hidden states [B, T, D] of ids [B, T].
@@ -279,15 +275,8 @@ class BaseModel:
         Calls `see` with the number of each layer, its queries and its keys.
         """
         x = F.embedding(ids, self.embedding)
-        weights = {kind: [Matrix(w) for w in stacked] for kind, stacked in self.matrices.items()}
         for n in range(self.architecture.layers):
-            q, k, v, _ = self.project(x, self.attn_norm[n], weights["qkv"][n], self.bias[n],
-                                      self.qk_norm[n], self.rope(ids.shape[1]), None)
-            see(n, q, k)
-            o = F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)),
-                                               is_causal=True, enable_gqa=True)
-            x = self.mix(x, o.transpose(1, 2), self.mlp_norm[n],
-                         *(weights[kind][n] for kind in ("o", "gate_up", "down")))
+            x = self._layer(x, n, see)
         return rms_norm(x, self.norm, self.architecture.norm_eps).to(x.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:

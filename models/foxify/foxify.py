@@ -67,7 +67,8 @@ class Trainer(TrainingRun):
             check_destination(args.export.absolute(), force=True)
         self._check_disk(a.layers * a.hidden * (a.hidden + a.inner) * 12 if args.rank == 0 else
                          a.layers * a.hidden * args.rank * 400)
-        self.architecture, self.recompute = a, bool(args.recompute)
+        self.architecture, self.together = a, bool(args.shard)
+        self.recompute = bool(args.recompute or args.shard)
         self.plan_passes()
         self.tokenizer = self.open_tokenizer(a.vocab)
         asking = Asking(args.model)
@@ -76,7 +77,8 @@ class Trainer(TrainingRun):
         recall = RecallWindows(self.tokenizer, asking, args.window)
         self.mixture = Mixture(books, chats, recall,
                                lambda ids: asking.said(ids, self.tokenizer), args.window, args.seed)
-        self.base = BaseModel(args.model, self.device, self.dtype)
+        self.base = BaseModel(args.model, self.device, self.dtype,
+                              shards=group if self.together else None)
         torch.manual_seed(args.seed)
         self.model = Student(self.base, args.rank, args.window_baseline)
         self.model.recompute = self.recompute
@@ -98,6 +100,8 @@ class Trainer(TrainingRun):
 
     def _check_device(self) -> None:
         args, on_gpu = self.args, self.device.type == "cuda"
+        if args.shard and self.group.size == 1:
+            raise Refusal("--shard needs more than one process, each with a GPU of its own")
         if args.window_baseline and not on_gpu:
             raise Refusal("--window-baseline needs a GPU: flex_attention trains on no other device")
         if on_gpu and args.precision == "fp32":
@@ -131,15 +135,15 @@ class Trainer(TrainingRun):
         return Evaluation(self.base, self.tokenizer, books, chats, self.micro)
 
     def windows_that_fit(self) -> int:
-        """Windows of a pass, and whether it recomputes, by the plan; Refusal if no plan fits."""
-        args, free = self.args, free_bytes()
+        """Windows of a pass, whether it recomputes, and shards, by the plan; Refusal if no plan
+        fits. Collective."""
+        args, free = self.args, self.group.least(free_bytes())
         training = Training(self.architecture, args.rank, args.window,
                             self.windows_a_step // self.group.size, self.group.size,
                             self.dtype.itemsize, not args.no_compile)
-        self.plan = training.fitting(free, args.micro_batch, args.recompute)
-        self.recompute = self.plan.recompute
-        if self.group.is_first:
-            self.line.say(f"memory: {self.plan}; {free / 1e9:.1f} GB are free")
+        self.plan = training.fitting(free, args.micro_batch, args.recompute, args.shard)
+        self.recompute, self.together = self.plan.recompute, self.plan.shards > 1
+        self.line.say(f"memory: {self.plan}; {free / 1e9:.1f} GB are free")
         return self.plan.micro
 
     def settings(self) -> dict[str, Any]:
@@ -165,6 +169,11 @@ class Trainer(TrainingRun):
         if state["pending"]:
             step, done, numbers = state["pending"]
             self.pending = step, done, Reading(torch.tensor(numbers, dtype=torch.float64))
+
+    @property
+    def recorded(self) -> int:
+        """The last step that has its record of metrics."""
+        return self.step if self.pending is None else self.pending[0] - 1
 
     def resume(self) -> bool:
         """Continues from the newest checkpoint, or measures the first values of sinks and caps, or
@@ -255,8 +264,7 @@ class Trainer(TrainingRun):
             if stop or self.finished:
                 break
             previous, step = self.pending, self.step + 1
-            if self.group.is_first:
-                self.line.doing(f"step {step}")
+            self.line.doing(f"step {step}")
             self.pending = step, done, self._one_step(done)
             if previous is not None:  # one more step is enqueued: the device does not idle
                 self._record(*previous)
@@ -320,14 +328,16 @@ class Trainer(TrainingRun):
 
     def write(self) -> None:
         """Draws the plots."""
-        draw(self.folder / "metrics.jsonl", self.folder)
+        if self.group.is_first:
+            draw(self.folder / "metrics.jsonl", self.folder)
 
     def measure(self, report: dict[str, Any]) -> str:
         """Writes the adapter and measures it."""
         args = self.args
         self.model.cap_scale = args.cap_scale
         round_as_shipped(self.model)
-        write_adapter(self.model, args.out, args.keep)
+        if self.group.is_first:
+            write_adapter(self.model, args.out, args.keep)
         report |= {"settings": self.settings(), "device": self.device.type,
                    "teacher": self.teacher}
         if self.device.type == "cuda":
@@ -336,10 +346,9 @@ class Trainer(TrainingRun):
             self.line.doing("measuring the student")
             self.model.compile_parts(lambda part: part)  # do not compile again, without gradients
             report["student"] = self.evaluation.of(self.model)
-        (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-        if args.export and fox_convert.main(
-                [str(args.model), str(args.export), "--adapter", str(args.out), "--force"]) != 0:
-            raise Refusal(f"{args.export}: not written")
+        if self.group.is_first:
+            (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+            self._export()
         if self.evaluation is not None:
             student, teacher = report["student"], self.teacher
             self.line.say(
@@ -348,6 +357,12 @@ class Trainer(TrainingRun):
                 f"kept {100 * student['share']:.1f}% (wanted {100 * args.keep:.1f}%), at the end "
                 f"{100 * student['share_at_end']:.1f}%")
         return str(args.out)
+
+    def _export(self) -> None:
+        args = self.args
+        if args.export and fox_convert.main(
+                [str(args.model), str(args.export), "--adapter", str(args.out), "--force"]) != 0:
+            raise Refusal(f"{args.export}: not written")
 
 
 def main(args: Namespace) -> int:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 
 from models.convert.refusal import Refusal
-from models.foxify.base_model import MATRICES, PAGE, Architecture, rows_at_once
+from models.foxify.base_model import PAGE, Architecture, rows_at_once
+from models.foxify.layer_matrices import MATRICES
 
 USABLE = 0.9  # share of the free memory; the rest is for libraries and gaps between allocations
 GB = 10**9
@@ -50,6 +51,7 @@ class Plan:
 
     micro: int  # windows a pass
     recompute: bool
+    shards: int  # GPUs that share out the matrices of the base; 1: each has all
     parts: dict[str, float]
 
     @property
@@ -61,6 +63,8 @@ class Plan:
         parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in self.parts.items())
         windows = f"{self.micro} windows" if self.micro > 1 else "1 window"
         how = ", activations recomputed" if self.recompute else ""
+        if self.shards > 1:
+            how += f", the base's layers sharded over {self.shards} GPUs"
         return f"{self.bytes / GB:.1f} GB ({parts}) for {windows} a pass{how}"
 
 
@@ -105,7 +109,14 @@ class Training:
         at_end = state + 4 * parameters + max(element * (used + widest), gathered)
         return state + (4 * parameters if passes > 1 else 0), at_end
 
-    def plan(self, micro: int, recompute: bool) -> Plan:
+    def _model(self, shards: int) -> float:
+        """Bytes of the base: the layers' part, two layers gathered, the embeddings whole."""
+        whole, matrices = self._weights()
+        if shards > 1:
+            whole += matrices / shards + 2 * matrices / self.architecture.layers - matrices
+        return whole * self.element
+
+    def plan(self, micro: int, recompute: bool, shards: int = 1) -> Plan:
         """The memory of passes of `micro` windows."""
         a, tokens, pages = self.architecture, micro * self.window, self.window // PAGE
 
@@ -118,48 +129,69 @@ class Training:
         pruning = 4 * a.layers * micro * pages**2 * (3 * a.heads + 8 * a.kv_heads)
         largest = max(largest + recompute * layer, of(_NORM), logits, pruning)
         trained, at_end = self._trained(self.share // micro)
-        parts = {"model": self._weights()[0] * self.element, "trained": trained,
+        parts = {"model": self._model(shards), "trained": trained,
                  "activations": activations, "one layer or the loss": largest}
         if at_end > sum(list(parts.values())[1:]):
             parts = {"model": parts["model"], "trained, with gradients": at_end}
-        return Plan(micro, recompute, parts)
+        return Plan(micro, recompute, shards, parts)
 
-    def choices(self, micro: int | None, recompute: bool | None) -> list[Plan]:
-        """The plans that flags leave open, fastest first: without recomputation, most windows
-        first, then with it. A step consists of whole passes."""
+    def choices(self, micro: int | None = None, recompute: bool | None = None,
+                shard: bool | None = None) -> list[Plan]:
+        """The plans that flags leave open, fastest first: without recomputation, with it, then
+        with shards, each with most windows first. A step consists of whole passes.
+
+        Shards always recompute, or a pass would keep all layers that it gathers. They take no
+        gradients, so they need an adapter.
+        """
         windows = [n for n in range(micro or self.share, 0, -1) if self.share % n == 0]
-        return [self.plan(n, again) for again in ((False, True) if recompute is None else (
-            recompute,)) for n in (windows[:1] if micro else windows)]
+        ways = [(False, 1), (True, 1)]
+        if self.processes > 1 and self.rank > 0:
+            ways.append((True, self.processes))
+        return [self.plan(n, again, shards) for again, shards in ways
+                if recompute in (None, again) and shard in (None, shards > 1)
+                for n in (windows[:1] if micro else windows)]
 
-    def _advice(self, free: float, micro: int | None, recompute: bool | None) -> str:
-        """The first change of a flag that fits into `free` bytes."""
-        changes: list[tuple[str, Training, int | None, bool | None]] = [
-            ("without --micro-batch", self, None, recompute),
-            ("with --recompute", self, micro, True),
-            ("with --recompute and without --micro-batch", self, None, True),
-            *((f"with --rank {rank}", replace(self, rank=rank), None, None)
+    def _advice(self, free: float, micro: int | None, recompute: bool | None,
+                shard: bool | None) -> str:
+        """The first change of a flag that fits into `free` bytes, and the fewest GPUs that do."""
+        changes: list[tuple[str, Training, int | None, bool | None, bool | None]] = [
+            ("without --micro-batch", self, None, recompute, shard),
+            ("with --recompute", self, micro, True, shard),
+            ("with --recompute and without --micro-batch", self, None, True, shard),
+            ("without --no-shard", self, micro, None, None),
+            *((f"with --rank {rank}", replace(self, rank=rank), None, None, None)
               for rank in (32, 8) if rank < self.rank or self.rank == 0),
-            *((f"with --window {tokens}", replace(self, window=tokens), None, None)
+            *((f"with --window {tokens}", replace(self, window=tokens), None, None, None)
               for tokens in (4096, 2048, 1024) if tokens < self.window)]
-        for words, training, windows, again in changes:
-            for plan in training.choices(windows, again):
-                if plan.bytes <= free:
-                    return f"{words} it needs {plan}"
-        least = min(plan.bytes for plan in self.choices(None, None))
-        return f"it needs a GPU with {least / USABLE / GB:.0f} GB free"
+        least = min(plan.bytes for plan in self.choices())
+        advice = [f"it needs a GPU with {least / USABLE / GB:.0f} GB free"]
+        for words, training, windows, again, sharded in changes:
+            fits = [plan for plan in training.choices(windows, again, sharded)
+                    if plan.bytes <= free]
+            if fits:
+                advice = [f"{words} it needs {fits[0]}"]
+                break
+        step = self.share * self.processes
+        for count in (n for n in range(self.processes + 1, step + 1) if step % n == 0):
+            training = replace(self, processes=count, share=step // count)
+            fits = [plan for plan in training.choices() if plan.bytes <= free]
+            if fits:
+                return "; ".join([*advice, f"on {count} such GPUs each needs {fits[0]}"])
+        return advice[0]
 
-    def fitting(self, free: float, micro: int | None, recompute: bool | None) -> Plan:
+    def fitting(self, free: float, micro: int | None = None, recompute: bool | None = None,
+                shard: bool | None = None) -> Plan:
         """The fastest plan that fits into `free` bytes. Refusal if none does.
 
         Flags that are None leave their choice open.
         """
-        plans = self.choices(micro, recompute)
+        plans = self.choices(micro, recompute, shard)
         for plan in plans:
             if plan.bytes <= USABLE * free:
                 return plan
         raise Refusal(f"too little memory: {free / GB:.1f} GB are free, a tenth of which is spare, "
                       f"but training needs {plans[-1]}; "
-                      + self._advice(USABLE * free, micro, recompute))
+                      + self._advice(USABLE * free, micro, recompute, shard))
 
 
 def free_bytes() -> float:

@@ -67,6 +67,13 @@ def _add_length(parser: argparse.ArgumentParser) -> None:
                        help="tokens of one optimizer step (default 65536)")
 
 
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    add_run(parser).add_argument(
+        "--shard", action=argparse.BooleanOptionalAction,
+        help="each GPU holds a part of every layer of the base, and recomputes: for a model that "
+        "does not fit one GPU (default: if nothing else fits)")
+
+
 def _check_model(parser: OneLineParser, model: Path, window: int) -> None:
     """Refuses a config.json of a model that cannot be foxified, or not with this window."""
     try:
@@ -98,7 +105,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--chats", type=Path, metavar="FILE",
                         help="tokens of the model's own chats (chats.py), 0.3 of the windows")
     parser.add_argument("--valid-chats", type=Path, metavar="FILE", help="held-out chats")
-    for add in (_add_method, _add_length, add_run):
+    for add in (_add_method, _add_length, _add_run):
         add(parser)
     args = parser.parse_args(arguments)
     for path in (args.model, *args.texts, args.valid, args.chats, args.valid_chats, args.start):
@@ -110,6 +117,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--window must be a multiple of 64, and at least 128")
     if args.batch_tokens % args.window:
         parser.error("--batch-tokens must be a multiple of --window")
+    if args.shard and (args.rank == 0 or args.recompute is False):
+        parser.error("--shard needs an adapter, not --rank 0, and recomputes")
     for path in (args.out, args.export):
         if path is not None and path.exists() and path.samefile(args.model):
             parser.error(f"{path} is the model that training starts from")

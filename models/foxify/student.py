@@ -20,8 +20,8 @@ from torch.nn.attention.flex_attention import (
 from torch.utils.checkpoint import checkpoint
 
 from models.finetune.attention import forgetting_attention
-from models.foxify.base_model import (
-    MATRICES, BaseModel, Gate, Matrix, largest_norm, rms_norm, wide)
+from models.foxify.base_model import BaseModel, Gate, Matrix, largest_norm, rms_norm, wide
+from models.foxify.layer_matrices import MATRICES
 from models.foxify.pressure import PageTerms, page_terms
 
 FIRST_LOG_GATE = -2e-4  # log f of all gates at the start
@@ -62,7 +62,7 @@ class Student(nn.Module):
         for kind, names in MATRICES.items():
             if rank == 0:
                 self.factors[kind] = nn.Parameter(
-                    base.matrices[kind].to(single, copy=True))
+                    base.matrices.stacked()[kind].to(single, copy=True))
                 continue
             for name in names:
                 rows, columns = a.shape(name)
@@ -113,14 +113,21 @@ class Student(nn.Module):
               for i, name in enumerate(names)]
         return torch.cat(down, dim=1), torch.cat(up, dim=1)
 
-    def matrices(self) -> list[dict[str, Matrix]]:
-        """The matrices of each layer, by kind."""
-        dtype, stacked = self.base.dtype, {}
+    def trained(self) -> list[dict[str, tuple[Tensor, ...]]]:
+        """A and B, or of rank 0 the matrix, of each layer by kind, in the base's type."""
+        stacked = {}
         for kind in MATRICES:
-            parts = [self.factors[kind].to(dtype)] if self.rank == 0 else [
-                self.base.matrices[kind], *self._adapter(kind)]
-            stacked[kind] = [Matrix(*layer) for layer in zip(*(x.unbind() for x in parts))]
+            parts = self._adapter(kind) if self.rank else (
+                self.factors[kind].to(self.base.dtype),)
+            stacked[kind] = list(zip(*(x.unbind() for x in parts)))
         return [dict(zip(stacked, layer)) for layer in zip(*stacked.values())]
+
+    def matrices(self, n: int, trained: dict[str, tuple[Tensor, ...]]) -> dict[str, Matrix]:
+        """The matrices of layer n by kind; `trained` is its part of trained(). Collective if the
+        base is sharded."""
+        base = self.base.matrices.of(n) if self.rank else {}
+        return {kind: Matrix(base[kind], *parts) if self.rank else Matrix(*parts)
+                for kind, parts in trained.items()}
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, log_f: Tensor, sinks: Tensor) -> Tensor:
         if self.window is not None:
@@ -129,9 +136,9 @@ class Student(nn.Module):
         return forgetting_attention(q, k, v, log_f, sinks=sinks, adaptive_threshold="auto",
                                     bound="certified")
 
-    def _layer(self, x: Tensor, n: int, matrices: dict[str, Matrix],
+    def _layer(self, x: Tensor, n: int, trained: dict[str, tuple[Tensor, ...]],
                caps: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-        base = self.base
+        base, matrices = self.base, self.matrices(n, trained)
         used = (None, None) if base.architecture.qk_norm or self.window else (
             caps[0][n], caps[1][n])
         gate = Gate(self.gate_weight[n], self.gate_bias[n], *used)
@@ -147,7 +154,7 @@ class Student(nn.Module):
         """Normed last hidden states [B, T, D] and the layers' page terms, None under a window."""
         base, caps = self.base, self.caps()
         x, collected = F.embedding(ids, base.embedding), []
-        for layer in enumerate(self.matrices()):
+        for layer in enumerate(self.trained()):
             if self.recompute and torch.is_grad_enabled():
                 x, *terms = checkpoint(self._layer, x, *layer, caps, use_reentrant=False)
             else:

@@ -2,22 +2,27 @@
 """Parts of gpu_bench.py --foxify-scale: steps of foxify on random weights in the shapes of
 published models, their speed, and their memory beside the plan; and the judged rows.
 
-As a program it measures one shape: foxify_scale_parts.py meta-llama/Llama-3.2-1B --steps 6. The
-weights are made on the GPU by the names of the model's tensors; no checkpoint is written or read.
-Text and tokenizer are those of the tests' toy, as neither changes the cost of a step.
+As a program it measures one shape: foxify_scale_parts.py meta-llama/Llama-3.2-1B --steps 6; with
+--gpus 4 in four processes, as ./run foxify trains where it sees four GPUs. The weights are made on
+the GPU by the names of the model's tensors; no checkpoint is written or read. Text and tokenizer
+are those of the tests' toy, as neither changes the cost of a step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
+import socket
+import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from judge import Measurements, Row, row
+from judge import Measurements, Row, ratio, row
 
 if TYPE_CHECKING:
     from gpu_bench import Bench
@@ -27,6 +32,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "tests/golden/transformers_configs.json"
 WINDOW, STEPS, WARM_STEPS = 8192, 6, 2
 SMALL_CARD = 40e9  # bytes
+SECONDS = 300  # of one part
 
 
 def published() -> dict[str, str]:
@@ -47,74 +53,92 @@ def random_tensors(names: Any) -> type:
         def __contains__(self, name: str) -> bool:
             return name in self.shapes
 
-        def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        def take(self, name: str, shape: tuple[int, ...], part: slice = slice(None)
+                 ) -> torch.Tensor:
             """A matrix that keeps the size of its input; a weight of a norm near 1."""
             assert self.shapes[name] == shape, (name, shape)
-            values = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-            return values * shape[-1] ** -0.5 if len(shape) == 2 else 1 + 0.01 * values
+            if part.stop == 0:
+                return torch.empty(0)
+            same = torch.Generator("cuda").manual_seed(zlib.crc32(name.encode()))
+            values = torch.randn(shape, generator=same, device="cuda", dtype=torch.bfloat16)
+            values = values * shape[-1] ** -0.5 if len(shape) == 2 else 1 + 0.01 * values
+            return values.flatten()[part]
 
     return RandomTensors
 
 
-def trainer(name: str, folder: pathlib.Path, flags: list[str], steps: int) -> Any:
-    """The Trainer of ./run foxify on random weights of this shape."""
-    sys.path[:0] = [str(ROOT), *(str(ROOT / "tests/models" / part) for part in (
-        "foxify", "finetune"))]
+def prepare(name: str, folder: pathlib.Path) -> None:
+    """Writes config.json, tokenizer and text."""
     from toy_llama import write_tokenizer
-
-    from models.convert.transformers_config import parse_transformers_config
-    from models.finetune.process_group import ProcessGroup
-    from models.foxify import base_model, foxify
 
     model = folder / "model"
     model.mkdir()
     (model / "config.json").write_text(published()[name], encoding="utf-8")
     write_tokenizer(model)
     (folder / "text.txt").write_text("All happy families are alike. " * (1 << 14))
+
+
+def trainer(folder: pathlib.Path, flags: list[str], steps: int) -> Any:
+    """The Trainer of ./run foxify on random weights of the shape in a prepared folder."""
+    from models.convert.transformers_config import parse_transformers_config
+    from models.finetune.process_group import ProcessGroup
+    from models.foxify import base_model, foxify
+
     base_model.Tensors = random_tensors(parse_transformers_config)  # type: ignore[misc]
     args = foxify.parse_arguments([
-        str(model), str(folder / "text.txt"), "--out", str(folder / "out"), "--steps", str(steps),
-        "--window", str(WINDOW), "--checkpoint-minutes", "1e9", *flags])
+        str(folder / "model"), str(folder / "text.txt"), "--out", str(folder / "out"),
+        "--steps", str(steps), "--window", str(WINDOW), "--checkpoint-minutes", "1e9", *flags])
     args.precision = "bf16"
     run = foxify.Trainer(args, ProcessGroup())
     run.save = lambda: None  # type: ignore[method-assign]
     return run
 
 
-def measured(name: str, flags: list[str], steps: int, limit: float | None) -> Part:
-    """Trains some steps in this process, on a card of `limit` bytes if that is given."""
+def measured(name: str, folder: pathlib.Path, flags: list[str], steps: int, limit: float | None
+             ) -> Part:
+    """Trains some steps in this process, on a card of `limit` bytes if that is given. Of several
+    processes only the first one returns a row."""
     import torch
 
     if limit is not None:
         torch.cuda.set_per_process_memory_fraction(
             limit / torch.cuda.get_device_properties(0).total_memory)
     torch.set_float32_matmul_precision("high")
-    with tempfile.TemporaryDirectory(prefix="foxify-scale-") as folder:
-        run = trainer(name, pathlib.Path(folder), flags, steps)
-        run.resume()
-        run.introduce()
-        run.train()
-        lines = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    run = trainer(folder, flags, steps)
+    run.resume()
+    run.introduce()
+    run.train()
+    run.group.close()
+    if not run.group.is_first:
+        return {}
+    lines = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     seconds = [json.loads(line)["seconds"] for line in lines]
     pace = (len(seconds) - WARM_STEPS) * run.tokens_a_step / (seconds[-1] - seconds[WARM_STEPS - 1])
     peak = torch.cuda.max_memory_allocated()
     return {"bench": "foxify_scale", "model": name, "flags": " ".join(flags), "limit": limit,
-            "device": torch.cuda.get_device_name(), "micro": run.micro,
-            "recompute": run.recompute, "tokens_per_second": pace, "peak_gb": peak / 1e9,
+            "gpus": run.group.size, "device": torch.cuda.get_device_name(), "micro": run.micro,
+            "recompute": run.recompute, "shards": run.plan.shards,
+            "tokens_per_second": pace, "peak_gb": peak / 1e9,
             "reserved_gb": torch.cuda.max_memory_reserved() / 1e9,
             "planned_gb": run.plan.bytes / 1e9, "plan": run.plan.parts}
 
 
-def steps_of(name: str, *flags: str) -> Callable[[Bench], Part]:
+def steps_of(name: str, *flags: str, gpus: int = 1) -> Callable[[Bench], Part]:
     def measure(bench: Bench) -> Part:
+        import torch
+
+        if torch.cuda.device_count() < gpus:
+            return {"skipped": f"needs {gpus} GPUs; {torch.cuda.device_count()} are here"}
         out = bench.scratch / "scale.json"
         text, failure = bench.measured(
-            [sys.executable, "-B", __file__, name, "--json", str(out), *flags], out, 300,
-            ours=False)
+            [sys.executable, "-B", __file__, name, "--json", str(out), "--gpus", str(gpus), *flags],
+            out, SECONDS, ours=False)
         return {"rows": [json.loads(text)] if text else [], **failure}
     return measure
 
 
+SMALL, LARGE = "HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen3-32B"
+SHARD = "--flags=--shard"
 ONE = ("--flags=--micro-batch 1 --no-recompute",)
 LEAST = ("--flags=--micro-batch 1 --recompute",)
 PARTS: dict[str, Callable[[Bench], Part]] = {
@@ -126,6 +150,11 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     "llama-8b": steps_of("meta-llama/Llama-3.1-8B", *LEAST),
     "1b-planned": steps_of("meta-llama/Llama-3.2-1B"),
     "3b-planned": steps_of("meta-llama/Llama-3.2-3B"),
+    "135m-planned": steps_of(SMALL),
+    "135m-4gpus": steps_of(SMALL, gpus=4),
+    "8b-4gpus": steps_of("Qwen/Qwen3-8B", gpus=4),
+    "32b-4gpus": steps_of(LARGE, SHARD, gpus=4),
+    "32b-2gpus": steps_of(LARGE, SHARD, gpus=2),
 }
 
 
@@ -136,7 +165,7 @@ def judged_rows(m: Measurements) -> list[Row]:
                 ("meta-llama/Llama-3.2-1B", ONE, 42000, 50000, 17),
                 ("meta-llama/Llama-3.2-3B", LEAST, 12500, 16000, 12),
                 ("Qwen/Qwen3-8B", LEAST, 6000, 6800, 26)):
-            case = dict(bench="foxify_scale", model=name, limit=None,
+            case = dict(bench="foxify_scale", model=name, limit=None, gpus=1,
                         flags=flags[0].removeprefix("--flags="))
             title = f"foxify {name}, {case['flags']}"
             yield row(title, m.value("tokens_per_second", **case), "tokens/s", "least", pace, aim)
@@ -144,11 +173,44 @@ def judged_rows(m: Measurements) -> list[Row]:
         yield row("foxify Qwen/Qwen3-8B on a card of 40 GB: peak",
                   m.value("reserved_gb", bench="foxify_scale", limit=SMALL_CARD), "GB", "most",
                   SMALL_CARD / 1e9)
+        planned = dict(bench="foxify_scale", limit=None, flags="")
+        for name, least, most in ((SMALL, 3.2, 3.7), ("Qwen/Qwen3-8B", 3.6, 3.9)):
+            four, one = (m.value("tokens_per_second", model=name, gpus=gpus, **planned)
+                         for gpus in (4, 1))
+            yield row(f"foxify {name}, tokens/s of four GPUs over one", ratio(four, one), "times",
+                      "least", least, most)
+        for gpus, size in ((4, 80), (2, 141)):
+            case = dict(bench="foxify_scale", model=LARGE, gpus=gpus, flags="--shard")
+            title = f"foxify {LARGE} sharded over {gpus} GPUs"
+            yield row(f"{title}: peak of one", m.value("peak_gb", **case), "GB", "most", size)
+            yield row(f"{title}: tokens/s of one",
+                      m.value("tokens_per_second", 1 / gpus, **case), "tokens/s", "least", None,
+                      1500)
         errors = [abs(found["planned_gb"] / found["peak_gb"] - 1)
                   for found in m.all(bench="foxify_scale")]
         yield row("planned memory, from the peak, worst", 100 * max(errors) if errors else None,
                   "%", "most", 10)
     return list(rows())
+
+
+def status_of_processes(count: int, folder: str) -> int:
+    """Runs this program in `count` processes, as torchrun does, but in this process's group, which
+    a time limit ends. Returns the first exit status that is not 0, and ends the others then."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": port}
+    runs = [subprocess.Popen([sys.executable, "-B", __file__, *sys.argv[1:], "--folder", folder],
+                             env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(count)]
+    for _ in runs:
+        _, status = os.wait()
+        if status != 0:
+            for run in runs:
+                run.kill()
+            return os.waitstatus_to_exitcode(status)
+    return 0
 
 
 def main() -> None:
@@ -157,9 +219,19 @@ def main() -> None:
     parser.add_argument("--flags", default="", help="of ./run foxify, in one argument")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--limit", type=float, help="bytes of a smaller card")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--folder", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=pathlib.Path, help="gets the row")
     args = parser.parse_args()
-    result = measured(args.model, args.flags.split(), args.steps, args.limit)
+    sys.path[:0] = [str(ROOT), *(str(ROOT / "tests/models" / part) for part in (
+        "foxify", "finetune"))]
+    if args.folder is None:
+        with tempfile.TemporaryDirectory(prefix="foxify-scale-") as folder:
+            prepare(args.model, pathlib.Path(folder))
+            sys.exit(status_of_processes(args.gpus, folder))
+    result = measured(args.model, args.folder, args.flags.split(), args.steps, args.limit)
+    if not result:
+        return
     print(json.dumps(result, indent=1))
     if args.json:
         args.json.write_text(json.dumps(result), encoding="utf-8")

@@ -4,7 +4,7 @@
 --training measures training instead: the PyTorch op of kernels/torch, installed or built in place,
 and its peers in the same processes. It needs no build of the server. --memory measures how many
 sequences a pool holds at once, and the prefix cache (memory_parts.py); --foxify measures a foxified
-model and its base (foxify_parts.py), --foxify-scale steps of foxify on models of 1B to 8B
+model and its base (foxify_parts.py), --foxify-scale steps of foxify on models of 1B to 32B
 (foxify_scale_parts.py); --quality scores prompts and judges by tasks (quality_parts.py).
 
 Each part is a process of its own with a time limit. The JSON is written after every part, so a
@@ -358,8 +358,9 @@ def run_part(bench: Bench, name: str) -> None:
     except (RuntimeError, TimeoutError, OSError, ValueError, KeyError) as error:
         part = {"error": str(error) or type(error).__name__}
     part["wall_seconds"] = round(time.monotonic() - start, 1)
-    if "error" in part:
-        print(f"{name}: {part['error']}", flush=True)
+    for why in ("error", "skipped"):
+        if why in part:
+            print(f"{name}: {part[why]}", flush=True)
     if part.get("rows") or not bench.report["parts"].get(name, {}).get("rows"):
         bench.report["parts"][name] = part
     bench.save()
@@ -372,7 +373,7 @@ def parse_arguments() -> argparse.Namespace:
     for name, what in (("training", "training"),
                        ("memory", "sequences at once and the prefix cache, 760M"),
                        ("foxify", "a foxified model beside its base"),
-                       ("foxify-scale", "steps of foxify on models of 1B to 8B"),
+                       ("foxify-scale", "steps of foxify on models of 1B to 32B"),
                        ("quality", "scoring, and the tables of ./run evaluate")):
         parser.add_argument(f"--{name}", dest="suite", action="store_const", const=name,
                             default="serving", help=f"measures {what}")
@@ -409,7 +410,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Returns 0 if every selected part measured something."""
+    """Returns 0 if every selected part measured something, or was skipped with a reason."""
     arguments = parse_arguments()
     bench = Bench(arguments)
     atexit.register(shutil.rmtree, bench.scratch, ignore_errors=True)
@@ -421,8 +422,8 @@ def main() -> int:
         run_part(bench, name)
     bench.save()
     bench.print_judged()
-    measured = [bench.report["parts"][name].get("rows") for name in arguments.parts]
-    return 0 if all(measured) else 1
+    parts = [bench.report["parts"][name] for name in arguments.parts]
+    return 0 if all(part.get("rows") or "skipped" in part for part in parts) else 1
 
 
 if __name__ == "__main__":

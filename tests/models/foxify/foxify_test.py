@@ -27,7 +27,10 @@ from models.finetune.progress import read_metrics
 from models.finetune.training_state import TrainingError
 from models.foxify import foxify, measure
 
-WINDOW = 128
+WINDOW = 192
+NEEDLES = 4
+TWO = f"""import sys; from models.foxify import foxify, measure; measure.NEEDLES = {NEEDLES}
+sys.exit(foxify.main(foxify.parse_arguments(sys.argv[1:])))"""
 
 
 class FoxifyTest(unittest.TestCase):
@@ -52,9 +55,9 @@ class FoxifyTest(unittest.TestCase):
             port = str(free.getsockname()[1])
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
                        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        runs = [subprocess.Popen([sys.executable, "-B", "-m", "models.foxify.foxify",
-                                  *self.command(*flags, out=out)], stderr=subprocess.PIPE,
-                                 text=True, env={**environment, "RANK": rank}) for rank in "01"]
+        runs = [subprocess.Popen(
+            [sys.executable, "-B", "-c", TWO, *self.command(*flags, out=out)], cwd=ROOT, text=True,
+            stderr=subprocess.PIPE, env={**environment, "RANK": rank}) for rank in "01"]
         for run in runs:
             self.addCleanup(run.kill)
         said = [run.communicate(timeout=120)[1] for run in runs]
@@ -75,9 +78,23 @@ class FoxifyTest(unittest.TestCase):
         self.assertIn(code, status, said)
         return said
 
+    def assert_equal_runs(self, a: str, b: str) -> None:
+        """Expects adapters and metrics that are equal up to the order of sums."""
+        one, two = (load_file(self.folder / out / "adapter.safetensors") for out in (a, b))
+        for name, tensor in one.items():
+            torch.testing.assert_close(tensor, two[name], rtol=0, atol=1e-7, msg=name)
+        numbers = [[(r["step"], r["loss"], r["lambda"], r["share"]) for r in read_metrics(
+            self.folder / out / "training" / "metrics.jsonl")] for out in (a, b)]
+        np.testing.assert_allclose(*numbers, rtol=1e-5)
+        self.assertEqual([n[0] for n in numbers[0]], [1, 2, 3, 4, 5])
+
     def test_a_run_in_parts_and_of_two_processes_equals_an_uninterrupted_one(self) -> None:
         flags = ("--steps", "5", "--checkpoint-minutes", "0")
-        self.run_here(*flags, out="whole")
+        valid = self.folder / "valid.txt"
+        valid.write_text(TEXT[::-1] * 8)
+        measured = ("--valid", str(valid), "--export")
+        with mock.patch.object(measure, "NEEDLES", NEEDLES):
+            self.run_here(*flags, *measured, str(self.folder / "merged-whole"), out="whole")
         self.assertIn("stopped after step 0", self.run_here(
             *flags, "--minutes", "1e-4", status=(3,), out="parts"))
         with mock.patch.object(training_run, "BEGAN", 0.0):
@@ -87,16 +104,24 @@ class FoxifyTest(unittest.TestCase):
             trainer._record = lambda *a: (record(*a), a[0] == 2 and trainer.ask_to_stop())
             trainer.train()  # stops in the middle, as at a signal
             self.assertEqual(trainer.step, 3)
-        said = self.run_processes(*flags, out="parts")
-        self.assertEqual(said.count("continuing after step 3"), 1)
-        whole, parts = (load_file(self.folder / out / "adapter.safetensors")
-                        for out in ("whole", "parts"))
-        for name, tensor in whole.items():
-            torch.testing.assert_close(tensor, parts[name], rtol=0, atol=1e-7, msg=name)
-        numbers = [[(r["step"], r["loss"], r["lambda"], r["share"]) for r in read_metrics(
-            self.folder / out / "training" / "metrics.jsonl")] for out in ("whole", "parts")]
-        np.testing.assert_allclose(*numbers, rtol=1e-5)
-        self.assertEqual([n[0] for n in numbers[0]], [1, 2, 3, 4, 5])
+        shutil.copytree(self.folder / "parts", self.folder / "sharded")
+        shards = ("--shard", *measured, str(self.folder / "merged-sharded"))
+        for out, how in (("parts", ()), ("sharded", shards)):
+            with self.subTest(out):
+                said = self.run_processes(*flags, *how, out=out)
+                self.assertEqual(said.count("continuing after step 3"), 1)
+                self.assert_equal_runs("whole", out)
+        with self.subTest("what processes with shards measure and export"):
+            one, two = (json.loads((self.folder / out / "report.json").read_text())
+                        for out in ("whole", "sharded"))
+            np.testing.assert_allclose(*([report[model]["loss"] for model in ("teacher", "student")]
+                                         for report in (one, two)), rtol=1e-5)
+            torch.testing.assert_close(*(load_file(self.folder / f"merged-{out}/model.safetensors")
+                                         for out in ("whole", "sharded")), rtol=0, atol=1e-7)
+        with self.subTest("one process after two with shards"):
+            (self.folder / "sharded/training/checkpoints/step-000000005.pt").unlink()
+            self.assertIn("continuing after step 4", self.run_here(*flags, out="sharded"))
+            self.assert_equal_runs("whole", "sharded")
         self.assertIn("keep was 0.125 and is now 0.25", self.run_here(
             *flags, "--keep", "0.25", status=(1,), out="parts"))
 
@@ -155,9 +180,9 @@ class FoxifyTest(unittest.TestCase):
     def test_an_evaluated_run(self) -> None:
         valid = self.folder / "valid.txt"
         valid.write_text(TEXT[::-1] * 8)
-        with mock.patch.object(measure, "NEEDLES", 4):
-            said = self.run_here("--steps", "2", "--valid", str(valid), "--window", "192",
-                                 "--batch-tokens", "192")
+        with mock.patch.object(measure, "NEEDLES", NEEDLES):
+            said = self.run_here("--steps", "2", "--valid", str(valid), "--batch-tokens",
+                                 str(WINDOW))
         self.assertIn("teacher: loss", said)
         report = json.loads((self.folder / "out" / "report.json").read_text())
         self.assertEqual(len(report["student"]["recall"]["chat"]), 5)
@@ -181,6 +206,8 @@ class FoxifyTest(unittest.TestCase):
             ({"vocab_size": 100}, (), "the tokenizer has 258 tokens, the model 100"),
             ({}, ("--window", "1024", "--batch-tokens", "1024"), "max_position_embeddings, 512"),
             ({}, ("--window-baseline", "64"), "--window-baseline needs a GPU"),
+            ({}, ("--shard",), "--shard needs more than one process"),
+            ({}, ("--shard", "--no-recompute"), "--shard needs an adapter, not --rank 0, and reco"),
             ({}, ("--window", "100"), "--window must be a multiple of 64"),
             ({}, ("--batch-tokens", "200"), "--batch-tokens must be a multiple of --window"),
             ({}, ("--keep", "0"), "must be above 0 and at most 1"),

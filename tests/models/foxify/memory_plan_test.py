@@ -12,7 +12,7 @@ from toy_llama import write_toy  # first: it skips without torch
 
 import torch
 from toy_model import TEXT
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.convert.refusal import Refusal
 from models.finetune.process_group import ProcessGroup
@@ -47,6 +47,29 @@ def attention(q: Tensor, k: Tensor, v: Tensor, log_f: Tensor, **flags: Tensor) -
     return _Attention.apply(q, k, v, log_f, flags["sinks"])
 
 
+class Twin(ProcessGroup):
+    """One of two processes, alone: it takes the other one's numbers to be its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 2
+
+    def barrier(self) -> None:
+        pass
+
+    def from_first(self, values: list) -> list:
+        return values
+
+    def mean(self, value: Tensor) -> Tensor:
+        return value.clone()
+
+    def same(self, model: nn.Module) -> None:
+        pass
+
+    def gather(self, part: Tensor) -> tuple[Tensor, mock.Mock]:
+        return part.repeat(self.size), mock.Mock()
+
+
 def architecture(layers: int, hidden: int, inner: int, vocab: int, heads: int, kv_heads: int,
                  head_dim: int, tied: bool = False) -> Architecture:
     return Architecture(layers, hidden, inner, vocab, heads, kv_heads, head_dim, 1e-5, None, 8192,
@@ -61,7 +84,7 @@ QWEN_32B = architecture(64, 5120, 25600, 151936, 64, 8, 128)
 class MemoryPlanTest(unittest.TestCase):
     """Uncompiled, on the CPU."""
 
-    def peak(self, *flags: str) -> tuple[int, Architecture]:
+    def peak(self, group: ProcessGroup, *flags: str) -> tuple[int, Architecture]:
         """The most bytes that two steps, and what is made before them, have at once."""
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         (folder / "a.txt").write_text(TEXT * 200)
@@ -75,7 +98,7 @@ class MemoryPlanTest(unittest.TestCase):
         args.precision = "bf16"
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU],
                                     profile_memory=True) as profile:
-            trainer = foxify.Trainer(args, ProcessGroup())
+            trainer = foxify.Trainer(args, group)
             trainer.resume()
             for _ in range(2):
                 trainer._one_step(0.1)
@@ -88,11 +111,15 @@ class MemoryPlanTest(unittest.TestCase):
 
     @mock.patch.object(student_module, "forgetting_attention", attention)
     def test_the_plan_is_within_a_tenth_of_the_peak(self) -> None:
-        for rank, recompute in ((32, False), (32, True), (0, True)):
-            with self.subTest(rank=rank, recompute=recompute):
-                flags = ["--rank", str(rank), "--recompute" if recompute else "--no-recompute"]
-                peak, sizes = self.peak(*flags)
-                plan = Training(sizes, rank, WINDOW, 4, compiled=False).plan(2, recompute)
+        for rank, how, group in ((32, "--no-recompute", ProcessGroup()),
+                                 (32, "--recompute", ProcessGroup()), (32, "--shard", Twin()),
+                                 (0, "--recompute", ProcessGroup())):
+            with self.subTest(rank=rank, how=how):
+                peak, sizes = self.peak(group, "--rank", str(rank), how)
+                training = Training(sizes, rank, WINDOW, 4 // group.size, group.size,
+                                    compiled=False)
+                plan = training.plan(2, how != "--no-recompute",
+                                     group.size if how == "--shard" else 1)
                 self.assertAlmostEqual(plan.bytes / peak, 1, delta=0.1, msg=f"{plan}, {peak}")
 
     def test_the_choice_is_the_fastest_that_fits(self) -> None:
@@ -108,13 +135,32 @@ class MemoryPlanTest(unittest.TestCase):
                 self.assertEqual([plan.micro, plan.recompute], expected)
                 self.assertLess(plan.bytes, free * 1e9)
 
+    def test_shards_are_chosen_where_nothing_else_fits(self) -> None:
+        cases = (  # a model, GB free, GPUs, --shard; windows a pass, recomputation, shards
+            (QWEN_8B, 84, 4, None, 1, False, 1), (QWEN_8B, 84, 4, True, 2, True, 4),
+            (QWEN_8B, 24, 4, None, 2, True, 4), (QWEN_32B, 84, 4, None, 2, True, 4),
+            (QWEN_32B, 139.8, 2, None, 4, True, 1), (QWEN_32B, 139.8, 2, True, 4, True, 2))
+        for sizes, free, processes, shard, *expected in cases:
+            with self.subTest(layers=sizes.layers, free=free, shard=shard):
+                plan = Training(sizes, 32, 8192, 8 // processes, processes).fitting(
+                    free * 1e9, shard=shard)
+                self.assertEqual([plan.micro, plan.recompute, plan.shards], expected)
+
+    def test_a_gpu_holds_its_share_of_the_layers_and_two_layers(self) -> None:
+        """Qwen3-32B's card: 32.8e9 parameters, 31.2e9 of them in its 64 layers."""
+        whole, sharded = (Training(QWEN_32B, 32, 8192, 2, 4).plan(1, True, shards).parts["model"]
+                          for shards in (1, 4))
+        self.assertAlmostEqual(whole / 1e9, 2 * 32.8, delta=0.1)
+        self.assertAlmostEqual(sharded / 1e9, 2 * (1.6 + 31.2 * (1 / 4 + 2 / 64)), delta=0.2)
+
     def test_what_does_not_fit_is_refused_with_what_would(self) -> None:
         cases = (  # a model, its rank, GB free, --micro-batch, --recompute; advice
             (QWEN_8B, 32, 39.9, 8, None, "without --micro-batch it needs "),
             (QWEN_8B, 32, 39.9, None, False, "with --recompute it needs "),
             (QWEN_8B, 0, 80, None, None, "with --rank 32 it needs "),
             (QWEN_8B, 32, 24.5, None, None, "with --window 4096 it needs "),
-            (QWEN_32B, 32, 39.9, None, None, "it needs a GPU with "))
+            (QWEN_32B, 32, 39.9, None, None, "it needs a GPU with 88 GB free; on 4 such GPUs each"),
+            (QWEN_32B, 32, 84, None, None, "on 2 such GPUs each needs 59.3 GB"))
         for sizes, rank, free, micro, recompute, advice in cases:
             with self.subTest(advice):
                 with self.assertRaises(Refusal) as refused:

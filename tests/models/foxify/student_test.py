@@ -19,8 +19,9 @@ from toy_model import ROOT
 from models.convert import fox_convert
 from models.foxify import student as student_module
 from models.foxify.adapter import round_as_shipped, write_adapter
-from models.foxify.base_model import MATRICES, BaseModel, linear
+from models.foxify.base_model import BaseModel, linear
 from models.foxify.distillation import distillation
+from models.foxify.layer_matrices import MATRICES
 from models.foxify.pressure import excess, penalty
 from models.foxify.student import Student, window_attention
 
@@ -158,7 +159,7 @@ class StudentTest(unittest.TestCase):
             with self.subTest(rank=rank):
                 base, student = students(write_toy(self.folder / str(rank)), rank)
                 teacher, marks = base.hidden(self.ids), torch.zeros_like(self.ids)
-                before = {kind: matrix.clone() for kind, matrix in base.matrices.items()}
+                before = {kind: matrix.clone() for kind, matrix in base.matrices.stacked().items()}
                 optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3, weight_decay=0)
                 losses = []
                 for _ in range(4):
@@ -170,12 +171,13 @@ class StudentTest(unittest.TestCase):
                     losses.append(loss.item())
                 self.assertEqual(losses, sorted(losses, reverse=True))
                 for kind, matrix in before.items():
-                    self.assertTrue(torch.equal(matrix, base.matrices[kind]), kind)
+                    self.assertTrue(torch.equal(matrix, base.matrices.stacked()[kind]), kind)
 
     def test_the_backward_pass_keeps_no_matrix_but_the_bases(self) -> None:
         base, student = students(write_toy(self.folder / "llama"))
-        own = {x.untyped_storage().data_ptr() for x in base.matrices.values()}
-        sizes = {x[0].numel() for x in base.matrices.values()}
+        matrices = base.matrices.stacked().values()
+        own = {x.untyped_storage().data_ptr() for x in matrices}
+        sizes = {x[0].numel() for x in matrices}
         kept: list[Tensor] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
             loss = self.loss(student)
@@ -184,7 +186,7 @@ class StudentTest(unittest.TestCase):
             if x.dim() == 2 and x.numel() in sizes:
                 self.assertIn(x.untyped_storage().data_ptr(), own, x.shape)
         loss.backward()
-        self.assertTrue(all(x.grad is None for x in base.matrices.values()))
+        self.assertTrue(all(x.grad is None for x in matrices))
 
     def test_in_bf16_it_multiplies_by_the_exported_matrices(self) -> None:
         """Both add in float32, in another order; a sum so near a midpoint that this decides its
@@ -195,7 +197,7 @@ class StudentTest(unittest.TestCase):
         with torch.no_grad():
             for part in student.factors.values():
                 part.add_(torch.randn_like(part) * 0.1)
-        trained = student.matrices()
+        trained = [student.matrices(n, parts) for n, parts in enumerate(student.trained())]
         round_as_shipped(student)
         write_adapter(student, self.folder, 0.125)
         fox_convert.main([str(folder), str(self.folder / "merged"), "--adapter", str(self.folder)])
@@ -208,7 +210,7 @@ class StudentTest(unittest.TestCase):
                 used = linear(eye, layer[kind]).t()
                 self.assertLess((used != exported).float().mean(), 1e-3, kind)
                 torch.testing.assert_close(used, exported, rtol=2**-7, atol=0, msg=kind)
-                self.assertGreater((used != base.matrices[kind][n]).float().mean(), 0.5, kind)
+                self.assertGreater((used != base.matrices.of(n)[kind]).float().mean(), 0.5, kind)
 
 
 if __name__ == "__main__":
