@@ -45,6 +45,7 @@ class LayerMatrices:
         share = math.ceil(sum(map(math.prod, self._shapes.values())) / count)
         self._first = index * share
         self._own = torch.empty(a.layers, share, device=device, dtype=dtype)
+        self._whole = [self._split(row) for row in self._own] if group is None else []
         self._gathered: dict[int, tuple[Tensor, Any]] = {}  # by layer: the two near the last one
         self._last = 0
 
@@ -78,7 +79,7 @@ class LayerMatrices:
         The next layer is expected on the same side as this one is of the last; another one waits.
         """
         if self._group is None:
-            return self._split(self._own[n])
+            return self._whole[n]
         downwards = n == self._last - 1 or n == self._last > 0
         near, self._last = (n, n - 1 if downwards else n + 1), n
         self._gathered = {m: both for m, both in self._gathered.items() if m in near}
