@@ -58,7 +58,7 @@ def chat(model: str, flags: list[str]) -> int:
             return subprocess.run([HERE / "bin" / "fox-cli", "chat", "--target", server.target,
                                    *flags]).returncode
     except (DemoError, OSError) as error:
-        print(f"foxserve: {error}", file=sys.stderr)
+        print(f"foxserve: {str(error).splitlines()[-1]}", file=sys.stderr)  # the server's reason
         return 1
     except KeyboardInterrupt:
         return 130

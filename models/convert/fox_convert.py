@@ -275,7 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         import numpy  # noqa: F401
     except ImportError:
-        _say("fox_convert: numpy is missing (pip install numpy)")
+        _say("fox_convert: numpy is missing (pip install 'foxserve[convert]', or numpy)")
         return EXIT_REFUSED
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)

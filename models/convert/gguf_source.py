@@ -131,7 +131,8 @@ def open_gguf(path: Path, wanted: str, keep_blocks: bool = False) -> Plan:
     try:
         import gguf
     except ImportError:
-        raise Refusal(f"{path.name}: reading it needs gguf (pip install gguf)") from None
+        needs = "gguf (pip install 'foxserve[convert]', or gguf)"
+        raise Refusal(f"{path.name}: reading it needs {needs}") from None
 
     class Reader(gguf.GGUFReader):
         """Refuses to read past the end of the file, so that no array is longer than the file."""

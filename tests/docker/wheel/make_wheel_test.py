@@ -54,6 +54,7 @@ COMMANDS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("serve",), 78, "--model"),
     (("serve", "nowhere"), 78, "nowhere: the model directory does not exist"),
     (("serve", "demo", "--nothing"), 78, "--nothing"),
+    (("chat", "nowhere"), 1, "nowhere: the model directory does not exist"),
     (("convert", "nowhere", "out"), 1, "numpy is missing"),
     (("health", "--target", "127.0.0.1:1"), 1, "UNAVAILABLE"),
 )
