@@ -57,6 +57,9 @@ class Twin(ProcessGroup):
     def barrier(self) -> None:
         pass
 
+    def least(self, value: float) -> float:
+        return value
+
     def from_first(self, values: list) -> list:
         return values
 
@@ -173,15 +176,17 @@ class MemoryPlanTest(unittest.TestCase):
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         model = write_toy(folder / "toy")
         (model / "model.safetensors").write_bytes(b"")
-        args = foxify.parse_arguments([str(model), str(model / "config.json"), "--out",
-                                       str(folder / "out"), "--window", "512"])
-        args.precision = "bf16"
-        group = ProcessGroup()
-        group.device = torch.device("cuda", 0)
-        with mock.patch.object(foxify, "HAS_CUDA_KERNELS", True), mock.patch.object(
-                foxify, "free_bytes", return_value=1e6), self.assertRaisesRegex(
-                Refusal, "too little memory: 0.0 GB are free"):
-            foxify.Trainer(args, group)
+        for group, flags, message in (
+                (ProcessGroup(), (), "GB free$"), (Twin(), (), "sharded over 2 GPUs; it needs"),
+                (Twin(), ("--no-shard",), "activations recomputed; it needs")):
+            args = foxify.parse_arguments([str(model), str(model / "config.json"), "--out",
+                                           str(folder / "out"), "--window", "512", *flags])
+            args.precision, group.device = "bf16", torch.device("cuda", 0)
+            with self.subTest(message), mock.patch.object(
+                    foxify, "HAS_CUDA_KERNELS", True), mock.patch.object(
+                    foxify, "free_bytes", return_value=1e6), self.assertRaisesRegex(
+                    Refusal, f"too little memory: 0.0 GB are free.*{message}"):
+                foxify.Trainer(args, group)
 
 
 if __name__ == "__main__":
