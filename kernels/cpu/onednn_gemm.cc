@@ -234,10 +234,10 @@ class OneDnnGemm : public Gemm {
     workspace.product.resize(static_cast<size_t>(in.rows * width));
     Execute(workspace, in, weight, false,
             {workspace.product.data(), DType::kF32, in.rows, width, width}, panels);
-    for (int64_t r = 0; !accumulate && r < out.rows; ++r) {
-      std::fill_n(out.Row<float>(r), out.cols, 0.0f);
+    if (accumulate) return AddTo(out, workspace.product.data(), width);
+    for (int64_t r = 0; r < out.rows; ++r) {
+      std::copy_n(workspace.product.data() + r * width, out.cols, out.Row<float>(r));
     }
-    AddTo(out, workspace.product.data(), width);
   }
 
   // REQUIRES: contiguous out.
@@ -309,7 +309,8 @@ class OneDnnGemm : public Gemm {
   static constexpr int kSharedPrimitives = 16;  // two shapes per product: full shares, and the last
   static constexpr int64_t kManyRows = 64;      // from here on a thread's rows fill its tiles
   static constexpr int64_t kSliceUnit = 64;     // outputs that the library computes at once
-  static constexpr int64_t kTileElements = 1 << 18;  // of a widened weight: half of an L2 cache
+  static constexpr int64_t kTileElements = 1
+                                           << 16;  // of a widened weight, beside its product in L2
   DType dtype_;
   ThreadPool& pool_;
   std::vector<Workspace> workspaces_;  // by share of a product
