@@ -266,7 +266,8 @@ TEST(CheckpointTest, ValuesOfBoundsAreCheckedInAnyCase) {
   } kCases[] = {
       {llama, "self_attn.sinks", NAN, "holds nan, not between -3.40282e+38 and 3.40282e+38"},
       {llama, "self_attn.sinks", INFINITY, "holds inf, not between -3.40282e+38"},
-      {llama, "self_attn.sinks", -INFINITY, "holds -inf, not between -3.40282e+38"},
+      {llama, "self_attn.sinks", -static_cast<double>(INFINITY),
+       "holds -inf, not between -3.40282e+38"},
       {llama, "self_attn.sinks", -60, ""},
       {llama, "self_attn.q_cap", NAN, "holds nan, not between 8.67362e-19 and 1.15292e+18"},
       {llama, "self_attn.q_cap", 0, "holds 0, not between 8.67362e-19 and 1.15292e+18"},

@@ -267,7 +267,7 @@ TEST_F(CompletionWriterTest, AThoughtIsApartFromTheContent) {
                         {1, "a</t", "a</t", ""},
                         {1, "</t>c</t>", "", "c</t>"}};
   for (const Case& c : cases) {
-    for (const size_t piece : {1, 2, 3, 99}) {
+    for (const size_t piece : {1U, 2U, 3U, 99U}) {
       SCOPED_TRACE(absl::StrCat(c.text, " in pieces of ", piece));
       context_.chat = &formats[c.format];
       request_.stream = !request_.stream;

@@ -368,7 +368,7 @@ TEST_F(ResponsesWriterTest, EventsComeInOrder) {
   const std::string fields = R"("stream": true, "tools": [{"type": "function", "name": "f"}])";
   const Json last = Answer(fields, "<t>hh</t>a\n<c>{\"f\": {}}</c>", 1, v1::STOP, &events);
   EXPECT_EQ(TypesOf(events), wanted);
-  for (const size_t first : {0, 1}) {
+  for (const size_t first : {0U, 1U}) {
     const Json& response = events[first]["response"];
     SCOPED_TRACE(response);
     EXPECT_EQ(response["status"], "in_progress");
