@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from models.convert.refusal import Refusal
 from models.finetune.progress import ProgressLine, duration
 
-_line = ProgressLine()  # of the process: each one goes on saying what it was told last
+_line = ProgressLine()  # one for the process: its thread repeats the last text until the end
 
 T = TypeVar("T")
 R = TypeVar("R")

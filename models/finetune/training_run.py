@@ -84,7 +84,7 @@ class TrainingRun(abc.ABC):
 
     @abc.abstractmethod
     def windows_that_fit(self) -> int:
-        """Windows of one pass: --micro-batch, or those that fit into this process's GPU."""
+        """Windows of one pass: --micro-batch, or as many as fit into this process's GPU."""
 
     def plan_passes(self) -> None:
         """Sets the windows of one pass, and the passes of this process in a step. Collective."""

@@ -226,6 +226,13 @@ def _list(values: list[str], rng: Random) -> str:
     return last.join([", ".join(values[:-1]), values[-1]] if len(values) > 1 else values)
 
 
+def _question(nouns: str, owners: str, rng: Random) -> tuple[str, str]:
+    """A question about what owners have, and the beginning of its answer."""
+    question, lead = (parts[rng.integers(len(parts))].format(nouns=nouns, owners=owners)
+                      for parts in (_OWNED_QUESTIONS, _OWNED_LEADS))
+    return question, lead
+
+
 def _owned(draw: _Draw, rng: Random) -> Fact:
     """Several owners with several values each, stated far apart; a question about some owners."""
     statements, noun, kind = _OWNED[rng.integers(len(_OWNED))]
@@ -239,9 +246,7 @@ def _owned(draw: _Draw, rng: Random) -> Fact:
     asked = rng.permutation(owners)[: rng.integers(1, 5)].tolist()
     answers = [value for name in asked for owner, value in pairs if owner == name]
     names, nouns = _list(asked, rng), noun if len(answers) == 1 else f"{noun}s"
-    question, lead = ((parts[rng.integers(len(parts))]).format(nouns=nouns, owners=names)
-                      for parts in (_OWNED_QUESTIONS, _OWNED_LEADS))
-    return Fact(stated, question, lead, f" {_list(answers, rng)}")
+    return Fact(stated, *_question(nouns, names, rng), f" {_list(answers, rng)}")
 
 
 def _register(draw: _Draw, rng: Random) -> Fact:
@@ -251,9 +256,7 @@ def _register(draw: _Draw, rng: Random) -> Fact:
     values = _distinct(lambda: kind.format_map(_Values(draw)), len(owners))
     line, asked = statements[rng.integers(len(statements))], rng.integers(len(values))
     lines = [line.format(owner=owner, value=value) for owner, value in zip(owners, values)]
-    question, lead = ((parts[rng.integers(len(parts))]).format(nouns=noun, owners=owners[asked])
-                      for parts in (_OWNED_QUESTIONS, _OWNED_LEADS))
-    return Fact(("\n".join(lines),), question, lead, f" {values[asked]}")
+    return Fact(("\n".join(lines),), *_question(noun, owners[asked], rng), f" {values[asked]}")
 
 
 def _chain(draw: _Draw, rng: Random) -> Fact:

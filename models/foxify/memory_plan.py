@@ -1,6 +1,6 @@
-"""The memory of a training, planned from config.json alone: what it needs, and what fits.
+"""Plans the GPU memory of a training from config.json alone, and chooses a plan that fits.
 
-The bytes are those that student.py allocates: memory_plan_test.py counts them on the CPU, and
+The plan adds up the allocations of student.py: memory_plan_test.py counts them on the CPU, and
 tests/bench/foxify_scale_parts.py compares the plan with a GPU's peak.
 """
 
@@ -35,8 +35,9 @@ class _PerToken(NamedTuple):
         return sum(factor * size for factor, size in zip(self, sizes))
 
 
-# By "compiled": what a layer keeps for its backward pass, what the backward pass of a layer needs
-# beside that, and bytes for each of the logits in memory at once (8 as compiled for a CPU).
+# Keys: True if the layers are compiled. Values: activations that a layer keeps for its backward
+# pass; further buffers of that pass; bytes for each logit in memory at once (8 as compiled for a
+# CPU).
 _KEPT = {True: _PerToken(12, 6, 6, 8.5, 21), False: _PerToken(16, 14, 8, 13, 41)}
 _BACKWARD = {True: _PerToken(2, 4, 0, 0, 0), False: _PerToken(4, 14, 0, 0, 0)}
 _LOGIT = {True: 16, False: 35}
@@ -70,7 +71,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Training:
-    """What the memory depends on, apart from the choice."""
+    """The model and the settings of a training, without the choice that a Plan makes."""
 
     architecture: Architecture
     rank: int

@@ -81,7 +81,7 @@ def _check_model(parser: OneLineParser, model: Path, window: int) -> None:
     except Refusal as refusal:
         parser.exit(1, f"foxify: {refusal}\n")
     except (OSError, ValueError, AttributeError):
-        return  # base_model.py says what is wrong with the file
+        return  # reading the base reports the fault of the file
     context = config.max_position_embeddings or 2048
     if window > context:
         parser.exit(1, f"foxify: --window {window} is longer than the model's "

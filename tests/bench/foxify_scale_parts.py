@@ -96,8 +96,8 @@ def trainer(folder: pathlib.Path, flags: list[str], steps: int) -> Any:
 
 def measured(name: str, folder: pathlib.Path, flags: list[str], steps: int, limit: float | None
              ) -> Part:
-    """Trains some steps in this process, on a card of `limit` bytes if that is given. Of several
-    processes only the first one returns a row."""
+    """Trains `steps` steps in this process, with at most `limit` bytes of the card if given. If
+    there are several processes, only the first one returns a row."""
     import torch
 
     if limit is not None:

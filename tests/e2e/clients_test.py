@@ -124,20 +124,24 @@ class ClientsTest(fox_server.Case):
             self.assertIn(seen[-1][0], ("hall", "attic"), api)
             self.assertIsInstance(result.final_output, str, api)
 
-    def test_langchain(self) -> None:
-        import langchain_openai  # noqa: PLC0415
+    def call_a_tool(self, model: Any, choice: str) -> None:
+        """Two turns of a chat model of langchain: a call, and what it says to the result."""
         from langchain_core.messages import HumanMessage, ToolMessage  # noqa: PLC0415
-        model = langchain_openai.ChatOpenAI(model="demo", base_url=self.url, api_key="none",
-                                            max_retries=0, **LIMITS)
-        for method in ("function_calling", "json_schema"):
-            made = model.with_structured_output(self.light, method=method).invoke(PROMPT)
-            self.assertIsInstance(made, self.light, method)
-        tools = model.bind_tools([self.light], tool_choice="required", parallel_tool_calls=False)
+        tools = model.bind_tools([self.light], tool_choice=choice, parallel_tool_calls=False)
         answer = tools.invoke(PROMPT)
         [call] = answer.tool_calls
         history = [HumanMessage(PROMPT), answer, ToolMessage("done", tool_call_id=call["id"])]
         self.assertTrue(model.invoke(history).content)
         self.assertTrue("".join(piece.text for piece in model.stream(history)))
+
+    def test_langchain(self) -> None:
+        import langchain_openai  # noqa: PLC0415
+        model = langchain_openai.ChatOpenAI(model="demo", base_url=self.url, api_key="none",
+                                            max_retries=0, **LIMITS)
+        for method in ("function_calling", "json_schema"):
+            made = model.with_structured_output(self.light, method=method).invoke(PROMPT)
+            self.assertIsInstance(made, self.light, method)
+        self.call_a_tool(model, "required")
 
     def test_litellm(self) -> None:
         import litellm  # noqa: PLC0415
@@ -295,18 +299,12 @@ class ClientsTest(fox_server.Case):
 
     def test_langchain_anthropic(self) -> None:
         import langchain_anthropic  # noqa: PLC0415
-        from langchain_core.messages import HumanMessage, ToolMessage  # noqa: PLC0415
         model = langchain_anthropic.ChatAnthropic(
             model="demo", base_url=self.server.http_url, api_key="none", max_retries=0,
             max_tokens=150, temperature=1, model_kwargs={"extra_body": {"seed": 3}})
         made = model.with_structured_output(self.light).invoke(PROMPT)
         self.assertIsInstance(made, self.light)
-        tools = model.bind_tools([self.light], tool_choice="any", parallel_tool_calls=False)
-        answer = tools.invoke(PROMPT)
-        [call] = answer.tool_calls
-        history = [HumanMessage(PROMPT), answer, ToolMessage("done", tool_call_id=call["id"])]
-        self.assertTrue(model.invoke(history).content)
-        self.assertTrue("".join(piece.text for piece in model.stream(history)))
+        self.call_a_tool(model, "any")
 
     def test_litellm_anthropic(self) -> None:
         import litellm  # noqa: PLC0415

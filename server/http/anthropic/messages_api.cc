@@ -237,7 +237,8 @@ absl::StatusOr<CompletionRequest> ParseMessages(const std::string& body,
   if (!fields.ok()) return fields.status();
   v1::GenerateRequest& settings = request.settings;
   v1::ChatMessages& chat = *request.prompts[0].mutable_messages();
-  // A client has to send some number: the answer ends with the context, as that of newer models.
+  // Not compared with the context: clients have to send a number and send large ones. A longer
+  // answer ends with the context, as newer models of this API do.
   const auto max_tokens = fields->Int("max_tokens", 1, INT32_MAX);
   if (!counts && fields->status().ok() && !max_tokens.has_value()) {
     fields->Fail("max_tokens", "set");

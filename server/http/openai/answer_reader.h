@@ -27,7 +27,7 @@ class JsonQuotes {
   bool open_ = false, escaped_ = false;
 };
 
-// What a piece of an answer has added to it.
+// An addition to one part of an answer: to a thought, to the text, or to a tool call.
 struct AnswerPart {
   enum class Kind { kThought, kText, kCall };
   Kind kind = Kind::kText;
@@ -77,7 +77,8 @@ class AnswerReader {
   const std::vector<std::string> openings_;  // of a call
   StopMatcher call_matcher_, thought_matcher_;
   Place place_;
-  std::string held_;            // what waits: a beginning of a tag, a name, line ends of a thought
+  // Text that is not told yet: the beginning of a tag, a name, or line ends of a thought.
+  std::string held_;
   bool thought_begun_ = false;  // a part of it was told
   int depth_ = 0;               // of brackets in the arguments
   JsonQuotes quotes_;           // in the arguments

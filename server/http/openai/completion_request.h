@@ -43,7 +43,8 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
 absl::StatusOr<JsonFields> BeginChat(const std::string& body, const ConversionContext& context,
                                      CompletionRequest* out);
 
-// True if the request prescribes a form of the answer, beside that of its tools.
+// True if the request prescribes the form of the answer by something else than tools, for example
+// by a schema.
 bool HasGrammar(const v1::Sampling& sampling);
 
 // One prompt, ready to run. Tokenizes.

@@ -188,7 +188,7 @@ def work(job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages; refuses those that kvpress does not work with."""
+    """Versions of the packages; Refusal if kvpress does not work with one of them."""
     try:
         found = {name: importlib.metadata.version(name)
                  for name in ("kvpress", "transformers", "torch")}

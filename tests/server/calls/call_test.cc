@@ -111,14 +111,26 @@ TEST_F(CallTest, WritesTakenOnAnotherThreadLoseAndRepeatNothing) {
   EXPECT_TRUE(test_.WaitIdle());
 }
 
+// Two prompts of a core whose caller is its only thread.
+struct TwoPrompts {
+  explicit TwoPrompts(int32_t tokens) : plan(StreamOf("hello", tokens)) {
+    plan.prompts.push_back(plan.prompts[0]);
+    plan.prompts[1].request_id = "other";
+  }
+  static TestCoreOptions Options() {
+    TestCoreOptions options;
+    options.limits.has_threads = false;
+    return options;
+  }
+
+  TestCore test{Options()};
+  sim::CallPlan plan;
+};
+
 TEST_F(CallTest, EachPromptHasAShare) {
-  TestCoreOptions options;
-  options.limits.has_threads = false;
-  TestCore test(options);
-  sim::CallPlan plan = StreamOf("hello", 3);
-  plan.prompts.push_back(plan.prompts[0]);
-  plan.prompts[1].request_id = "other";
-  const PlannedCall call(test, plan);
+  TwoPrompts two(3);
+  TestCore& test = two.test;
+  const PlannedCall call(test, two.plan);
   EXPECT_EQ(test.core->calls().calls(), 1);
   test.RunRounds(2);
   EXPECT_EQ(test.core->calls().calls(), 2);
@@ -145,12 +157,8 @@ class AtTheSecondPrompt final : public sim::SimEnvironment {
 
 // Its share is given back once, although the first prompt's events took of it.
 TEST_F(CallTest, ACallMayEndWhileItsAdmissionStillRuns) {
-  TestCoreOptions options;
-  options.limits.has_threads = false;
-  TestCore test(options);
-  sim::CallPlan plan = StreamOf("hello", 600);
-  plan.prompts.push_back(plan.prompts[0]);
-  plan.prompts[1].request_id = "other";
+  TwoPrompts two(600);
+  TestCore& test = two.test;
   std::shared_ptr<sim::SimTransport> transport;
   AtTheSecondPrompt environment([&] {
     test.RunRounds(400);
@@ -164,7 +172,7 @@ TEST_F(CallTest, ACallMayEndWhileItsAdmissionStillRuns) {
   info.arrival = test.engine->Now();
   const auto call =
       std::make_shared<Call>(*test.core, std::move(info), Call::Work::kGenerate,
-                             std::make_unique<sim::SimFormat>(plan, environment), transport);
+                             std::make_unique<sim::SimFormat>(two.plan, environment), transport);
   transport->Attach(call);
   call->Start(/*bytes=*/1);
   test.RunRounds(2);

@@ -11,57 +11,25 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
-#include "server/http/openai/completion_format.h"
-#include "tests/fixtures/character_tokenizer.h"
+#include "tests/fixtures/http_api_test.h"
 
 namespace fox {
 namespace {
 
 using Json = nlohmann::json;
 
-constexpr char kFormat[] = R"({"later_system": true, "roles": {
-    "system": {"prefix": "S:", "suffix": "\n"}, "user": {"prefix": "U:", "suffix": "\n"},
-    "assistant": {"prefix": "A:", "suffix": "\n"}, "tool": {"prefix": "T:", "suffix": "\n"}},
-    "generation_prompt": "A:",
-    "tools": {"prefix": " F:", "tool": " ", "prefix_alone": "F:", "separator": "\n",
-    "call": "<c>{\"", "arguments": "\": ", "call_end": "}</c>", "next_response": "|"},
-    "thinking": {"prefix": "<t>\n", "suffix": "\n</t>\n\n", "skip": "<t></t>"}})";
-
 constexpr char kUser[] = R"({"role": "user", "content": "u"})";
 
-class MessagesApiTest : public ::testing::Test {
+class MessagesApiTest : public HttpApiTest {
  protected:
-  MessagesApiTest() {
-    context_.tokenizer = &tokenizer_;
-    context_.chat = &chat_;
-    context_.grammars = grammars_.get();
-    context_.served_model_name = "m";
-    context_.limits.vocab_size = CharacterTokenizer::kVocabSize;
-    context_.limits.max_model_len = 10000;
-    context_.limits.lists_per_slot = 4;
-    context_.limits.page_bytes = 100;
-  }
-  absl::StatusOr<CompletionRequest> Parse(const std::string& fields) {
+  MessagesApiTest() : HttpApiTest(kMessagesApi) {}
+  absl::StatusOr<CompletionRequest> Parse(const std::string& fields) override {
     const char* most = absl::StrContains(fields, "max_tokens") ? "" : "\"max_tokens\": 9, ";
-    return kMessagesApi.parse(absl::StrCat("{", most, fields, "}"), context_);
-  }
-  // The prompt, or the error.
-  std::string Told(const std::string& fields) {
-    const auto request = Parse(fields);
-    if (!request.ok()) return std::string(request.status().message());
-    const absl::StatusOr<GenerationSpec> spec = Convert(*request, 0, context_);
-    if (!spec.ok()) return std::string(spec.status().message());
-    return Detokenize(tokenizer_, spec->sequences[0].prompt, /*skip_special=*/false);
+    return HttpApiTest::Parse(absl::StrCat(most, fields));
   }
   std::string ToldOf(const std::string& messages) {
     return Told(absl::StrCat("\"messages\": [", messages, "]"));
   }
-
-  CharacterTokenizer tokenizer_;
-  const ChatFormat chat_ = *ChatFormat::Parse(kFormat, tokenizer_);
-  const std::unique_ptr<GrammarCompiler> grammars_ =
-      GrammarCompiler::Create(tokenizer_, CharacterTokenizer::kVocabSize, {});
-  ConversionContext context_;
 };
 
 TEST_F(MessagesApiTest, BlocksBecomeTurns) {
@@ -250,23 +218,7 @@ class MessagesWriterTest : public MessagesApiTest {
     const CompletionRequest request = *Parse(absl::StrCat(fields, ", \"messages\": [", kUser, "]"));
     const auto writer = kMessagesApi.make_writer(request, context_, "print", "msg_1", 7);
     Answered told;
-    std::string sent;
-    const auto add = [&](const v1::GenerateDelta& event) {
-      writer->AddEvent(0, event);
-      if (request.stream) sent += writer->TakeChunk(0, event);
-    };
-    v1::GenerateDelta prompt, end;
-    prompt.mutable_prompt()->set_prompt_tokens(30);
-    add(prompt);
-    for (size_t at = 0; at < text.size(); at += piece) {
-      v1::GenerateDelta delta;
-      delta.mutable_delta()->set_text(text.substr(at, piece));
-      add(delta);
-    }
-    *end.mutable_finish() = finish;
-    end.mutable_finish()->mutable_usage()->set_completion_tokens(5);
-    end.mutable_finish()->mutable_usage()->set_cached_tokens(20);
-    add(end);
+    const std::string sent = Write(request, text, piece, finish, writer.get());
     if (request.stream) {
       ReadStream(sent + writer->LastChunks(), &told);
     } else {

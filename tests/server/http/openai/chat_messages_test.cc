@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/http/openai/completion_request.h"
-#include "tests/fixtures/character_tokenizer.h"
+#include "tests/fixtures/http_api_test.h"
 
 namespace fox {
 namespace {
@@ -18,27 +18,12 @@ constexpr char kFormat[] = R"({"later_system": true, "roles": {
     "tools": {"separator": "\n", "call": "<c>{\"", "arguments": "\": ", "call_end": "}</c>",
     "next_response": "|"}, "thinking": {"prefix": "<t>\n", "suffix": "\n</t>\n\n"}})";
 
-class ChatMessagesTest : public ::testing::Test {
+class ChatMessagesTest : public HttpApiTest {
  protected:
-  ChatMessagesTest() {
-    context_.tokenizer = &tokenizer_;
-    context_.chat = &chat_;
-    context_.limits.vocab_size = CharacterTokenizer::kVocabSize;
-    context_.limits.max_model_len = 10000;
-  }
-  // The prompt, or the error.
+  ChatMessagesTest() : HttpApiTest(kChatApi, kFormat) {}
   std::string Told(const std::string& messages) {
-    const auto request =
-        ParseCompletion(absl::StrCat("{\"messages\": [", messages, "]}"), context_, /*chat=*/true);
-    if (!request.ok()) return std::string(request.status().message());
-    const absl::StatusOr<GenerationSpec> spec = Convert(*request, 0, context_);
-    if (!spec.ok()) return std::string(spec.status().message());
-    return Detokenize(tokenizer_, spec->sequences[0].prompt, /*skip_special=*/false);
+    return HttpApiTest::Told(absl::StrCat("\"messages\": [", messages, "]"));
   }
-
-  CharacterTokenizer tokenizer_;
-  const ChatFormat chat_ = *ChatFormat::Parse(kFormat, tokenizer_);
-  ConversionContext context_;
 };
 
 constexpr char kUser[] = R"({"role": "user", "content": "u"})";

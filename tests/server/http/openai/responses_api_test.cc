@@ -10,51 +10,16 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
-#include "server/http/openai/completion_format.h"
-#include "tests/fixtures/character_tokenizer.h"
+#include "tests/fixtures/http_api_test.h"
 
 namespace fox {
 namespace {
 
 using Json = nlohmann::json;
 
-constexpr char kFormat[] = R"({"later_system": true, "roles": {
-    "system": {"prefix": "S:", "suffix": "\n"}, "user": {"prefix": "U:", "suffix": "\n"},
-    "assistant": {"prefix": "A:", "suffix": "\n"}, "tool": {"prefix": "T:", "suffix": "\n"}},
-    "generation_prompt": "A:",
-    "tools": {"prefix": " F:", "tool": " ", "prefix_alone": "F:", "separator": "\n",
-    "call": "<c>{\"", "arguments": "\": ", "call_end": "}</c>", "next_response": "|"},
-    "thinking": {"prefix": "<t>\n", "suffix": "\n</t>\n\n", "skip": "<t></t>"}})";
-
-class ResponsesApiTest : public ::testing::Test {
+class ResponsesApiTest : public HttpApiTest {
  protected:
-  ResponsesApiTest() {
-    context_.tokenizer = &tokenizer_;
-    context_.chat = &chat_;
-    context_.grammars = grammars_.get();
-    context_.served_model_name = "m";
-    context_.limits.vocab_size = CharacterTokenizer::kVocabSize;
-    context_.limits.max_model_len = 10000;
-    context_.limits.lists_per_slot = 4;
-    context_.limits.page_bytes = 100;
-  }
-  absl::StatusOr<CompletionRequest> Parse(const std::string& fields) {
-    return kResponsesApi.parse(absl::StrCat("{", fields, "}"), context_);
-  }
-  // The prompt, or the error.
-  std::string Told(const std::string& fields) {
-    const auto request = Parse(fields);
-    if (!request.ok()) return std::string(request.status().message());
-    const absl::StatusOr<GenerationSpec> spec = Convert(*request, 0, context_);
-    if (!spec.ok()) return std::string(spec.status().message());
-    return Detokenize(tokenizer_, spec->sequences[0].prompt, /*skip_special=*/false);
-  }
-
-  CharacterTokenizer tokenizer_;
-  const ChatFormat chat_ = *ChatFormat::Parse(kFormat, tokenizer_);
-  const std::unique_ptr<GrammarCompiler> grammars_ =
-      GrammarCompiler::Create(tokenizer_, CharacterTokenizer::kVocabSize, {});
-  ConversionContext context_;
+  ResponsesApiTest() : HttpApiTest(kResponsesApi) {}
 };
 
 TEST_F(ResponsesApiTest, ItemsBecomeTurns) {
@@ -218,24 +183,9 @@ class ResponsesWriterTest : public ResponsesApiTest {
               v1::FinishReason reason, std::vector<Json>* events) {
     const CompletionRequest request = *Parse(fields + R"(, "input": "u")");
     const auto writer = kResponsesApi.make_writer(request, context_, "print", "resp_1", 7);
-    std::string sent;
-    const auto add = [&](const v1::GenerateDelta& event) {
-      writer->AddEvent(0, event);
-      if (request.stream) sent += writer->TakeChunk(0, event);
-    };
-    v1::GenerateDelta prompt, end;
-    prompt.mutable_prompt()->set_prompt_tokens(30);
-    add(prompt);
-    for (size_t at = 0; at < text.size(); at += piece) {
-      v1::GenerateDelta delta;
-      delta.mutable_delta()->set_text(text.substr(at, piece));
-      delta.mutable_delta()->add_token_ids(1);
-      add(delta);
-    }
-    end.mutable_finish()->set_reason(reason);
-    end.mutable_finish()->mutable_usage()->set_completion_tokens(5);
-    end.mutable_finish()->mutable_usage()->set_cached_tokens(20);
-    add(end);
+    v1::Finish finish;
+    finish.set_reason(reason);
+    const std::string sent = Write(request, text, piece, finish, writer.get());
     if (!request.stream) return Json::parse(writer->TakeBody());
     EXPECT_EQ(writer->LastChunks(), "");
     for (size_t at = 0; at < sent.size();) {
