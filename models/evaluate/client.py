@@ -102,6 +102,11 @@ class Client:
             time.sleep(max(0.1, float(response.getheader("Retry-After") or 0)))
         raise Refusal(f"{self.address}{path}: the server stays busy")
 
+    def fingerprint(self) -> str:
+        """The server's `system_fingerprint`: it changes with version, build, type and device."""
+        answer = self._request("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})
+        return str(answer["system_fingerprint"])
+
     def tokens(self, text: str) -> tuple[int, ...]:
         """The ids of a text without special tokens."""
         found = self._tokens.get(text)

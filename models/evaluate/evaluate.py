@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from models.convert.refusal import Refusal
 from models.evaluate import comparison, downstream, pictures, recall_tasks
 from models.evaluate.client import SETTINGS, Client, Setting, serving
+from models.evaluate.kept_rows import KeptRows, digest
 from models.evaluate.options import WINDOW, make_parser
 
 
@@ -34,17 +37,31 @@ def text_loss(path: Path, client: Client, setting: Setting) -> dict[str, Any]:
             "certificate": downstream.worst([s.certificate for s in scored])}
 
 
-def measure(client: Client, setting: Setting, arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(model: str, client: Client, setting: Setting, arguments: argparse.Namespace,
+            kept: KeptRows) -> dict[str, Any]:
     """All rows of one model at one setting, by their names."""
     rows: dict[str, Any] = {}
+    # A server that runs already does not say which weights it has, so its rows are not kept.
+    side = None
+    if Path(model).is_dir():
+        side = {"model": digest(Path(model)), "server": client.fingerprint(),
+                "flags": arguments.server_flags, "setting": setting.name}
+
+    def add(name: str, depends_on: dict[str, Any], judge: Callable[[], dict[str, Any]]) -> None:
+        of = None if side is None else {**side, "row": name, **depends_on}
+        rows[name] = kept.row(of, judge)
+
     for task in arguments.tasks:
-        rows[task] = downstream.judge(task, client, setting, arguments.limit)
+        add(task, {"limit": arguments.limit}, functools.partial(
+            downstream.judge, task, client, setting, arguments.limit))
     for tokens in arguments.lengths:
         for task in arguments.recall:
-            rows[f"{task}@{tokens}"] = recall_tasks.judge(
-                task, client, setting, tokens, arguments.questions, arguments.seed)
+            add(f"{task}@{tokens}", {"questions": arguments.questions, "seed": arguments.seed},
+                functools.partial(recall_tasks.judge, task, client, setting, tokens,
+                                  arguments.questions, arguments.seed))
     if arguments.text:
-        rows["text"] = text_loss(arguments.text, client, setting)
+        add("text", {"text": digest(arguments.text)},
+            functools.partial(text_loss, arguments.text, client, setting))
     return rows
 
 
@@ -107,13 +124,13 @@ def as_table(names: list[str], sides: list[dict[str, Any]],
 
 def run(arguments: argparse.Namespace) -> int:
     flags = arguments.server_flags.split()
-    names, sides = [], []
+    names, sides, kept = [], [], KeptRows(arguments.out)
     if arguments.against:
         for model in (arguments.against, arguments.model):
             with serving(arguments.program, model, flags) as address, \
                     Client(address, arguments.parallel) as client:
                 names.append(client.model)
-                sides.append(measure(client, SETTINGS["served"], arguments))
+                sides.append(measure(model, client, SETTINGS["served"], arguments, kept))
         if names[0] == names[1]:
             names = ["other", "model"]
     else:
@@ -121,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
                 Client(address, arguments.parallel) as client:
             for setting in (SETTINGS["off"], SETTINGS["served"]):
                 names.append(setting.name)
-                sides.append(measure(client, setting, arguments))
+                sides.append(measure(arguments.model, client, setting, arguments, kept))
     compared = compare(sides[0], sides[1])
     report = {
         "date": datetime.date.today().isoformat(),
@@ -138,6 +155,9 @@ def run(arguments: argparse.Namespace) -> int:
     path.write_text(json.dumps(_finite(report), indent=1) + "\n", encoding="utf-8")
     print(as_table(names, sides, compared))
     drawn = pictures.draw(report, arguments.out)
+    if kept.reused:
+        print(f"rows of an earlier run that did not end: {kept.reused}")
+    kept.forget()
     print(f"written: {', '.join(str(p) for p in [path, *drawn])}")
     return 0
 

