@@ -309,7 +309,8 @@ class PythonTest(TreeCase):
         self.assertEqual(self.calls(), [])
         self.assertFalse((self.root / ".venv").exists())
         for command, program in ((self.finetune, "models.finetune.train"),
-                                 (("foxify", *self.finetune[1:]), "models.foxify.foxify")):
+                                 (("foxify", *self.finetune[1:]), "models.foxify.foxify"),
+                                 (("gain", "models/demo", "text.txt"), "models.evaluate.gain ")):
             self.assertIn(program, self.run_command(*command).stdout)  # no package is missing
 
     def test_the_converter_needs_four_packages(self) -> None:
@@ -353,6 +354,8 @@ class PythonTest(TreeCase):
         for flags, said in (((*self.finetune, "--stps", "3"), "--stps"),
                             (("foxify", *self.finetune[1:], "--window", "9"), "--window"),
                             (("evaluate", "models/demo", "--tasks", "chess"), "chess"),
+                            (("gain", "models/demo", "text.txt", "--window", "100"), "page"),
+                            (("gain", "x.gguf", "text.txt"), "./run convert"),
                             (("finetune", "models/demo", "gone.txt", "--out", "out"), "gone.txt")):
             result = self.run_command(*flags)
             self.assertEqual(result.returncode, 2, flags)

@@ -1,4 +1,5 @@
 # `./run evaluate`: installs the tasks into .venv/, builds the server and judges a model.
+# `./run gain`: measures a model in PyTorch, which it installs as finetune.sh does.
 
 evaluate_requirements=('numpy>=1.24,<3' 'matplotlib>=3.7,<4')
 
@@ -18,4 +19,10 @@ evaluate() {
   preset="$(choose_preset "$@")"
   build "$preset" fox-server
   run_module models.evaluate.evaluate --program "$root/build/$preset/bin/fox-server" "$@"
+}
+
+gain() {
+  local gpu_count python
+  prepare models.evaluate.gain_options "$@"
+  run_module models.evaluate.gain "$@"
 }

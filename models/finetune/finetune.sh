@@ -1,5 +1,5 @@
 # `./run finetune` and `./run foxify`: installs what training needs into .venv/, as `./run test all`
-# does, too, and starts the processes that train.
+# and `./run gain` do, too, and starts the processes that train.
 
 finetune_requirements=('numpy>=1.24,<3' 'PyYAML>=6,<7' 'torch>=2.10,<3' 'safetensors>=0.4,<1'
   'sentencepiece>=0.2,<1' 'tokenizers>=0.15,<1' 'matplotlib>=3.7,<4')
@@ -48,20 +48,19 @@ install_torch() {
   need_python finetune
 }
 
-# install_training CHECK ARGUMENTS: installs what training needs, if the module CHECK accepts the
-# arguments.
-install_training() {
+# prepare CHECK ARGUMENTS: installs PyTorch, if the module CHECK accepts the arguments.
+prepare() {
   if command -v python3 >/dev/null; then  # a wrong argument must not install anything
     (python=python3 && run_module "$@") || exit
   fi
   install_torch
-  if ((gpu_count > 0)) && [[ -z "${FOX_NO_INSTALL:-}" ]]; then install_kernels; fi
 }
 
 # train CHECK PROGRAM ARGUMENTS: runs the module PROGRAM, one process for each GPU.
 train() {
   local gpu_count python launcher=()
-  install_training "$1" "${@:3}"
+  prepare "$1" "${@:3}"
+  if ((gpu_count > 0)) && [[ -z "${FOX_NO_INSTALL:-}" ]]; then install_kernels; fi
   if ((gpu_count > 1)); then
     launcher=(torch.distributed.run --standalone --nproc-per-node "$gpu_count" -m)
   fi

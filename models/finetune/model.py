@@ -9,6 +9,7 @@ train.py trains it; model_directory.py loads and exports it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +101,7 @@ class FoxAttention(nn.Module):
         super().__init__()
         self.config = c
         self.options = AttentionOptions()
+        self.attend: Callable[..., Tensor] = forgetting_attention  # may be replaced
         wide = c.hidden_size
         self.q_proj = nn.Linear(wide, wide, bias=c.qkv_bias)
         for name, shifted in (("k_proj", c.use_k_shift), ("v_proj", c.use_v_shift)):
@@ -235,7 +237,7 @@ class FoxAttention(nn.Module):
         if shares is not None:
             shares.append(pruned_share(q, k, log_fgate, **pruning))
         deterministic = self.options.deterministic
-        o = forgetting_attention(
+        o = self.attend(
             q, k, v, log_fgate, deterministic=deterministic, max_logit=max_logit, **pruning
         )
         return o.to(dtype)

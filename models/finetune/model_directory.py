@@ -102,7 +102,8 @@ def export_model(
         write_tensors(files, planned, max_shard_bytes)
         copy_side_files(tokenizer_directory, files)
         write_file(files / "config.json", model.config.to_json())
-        for stale in out.glob("model*.safetensors*"):
+        # The gain, if ./run gain measured one, is that of the weights before.
+        for stale in (*out.glob("model*.safetensors*"), *out.glob("fox_gain.json")):
             stale.unlink()
         order = sorted(files.iterdir(), key=lambda path: (path.name == "config.json", path.name))
         for path in order:

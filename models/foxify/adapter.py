@@ -16,6 +16,7 @@ from models.convert.output_directory import write_file
 from models.convert.refusal import Refusal
 from models.convert.safetensors_io import parse_json
 from models.convert.source_directory import read_text
+from models.foxify.base_model import BaseModel, Tensors, read_architecture
 from models.foxify.layer_matrices import MATRICES
 from models.foxify.pressure import LOG_EPS
 from models.foxify.student import Student
@@ -80,6 +81,31 @@ def read_adapter(student: Student, directory: Path) -> None:
         if name not in found or found[name].shape != parameter.shape:
             raise Refusal(f"{directory}: tensor {name} is missing, or has another shape")
         parameter.copy_(found[name])
+
+
+@torch.no_grad()
+def open_merged(directory: Path, device: torch.device, dtype: torch.dtype) -> Student:
+    """Opens a directory into which convert merged an adapter: a student whose factors are zeros.
+
+    Raises Refusal if the model has no forget gates.
+    """
+    _, config = read_architecture(directory, foxified=True)
+    tensors = Tensors(directory, config)
+    if f"model.layers.0.{_GATE_WEIGHT}" not in tensors:
+        raise Refusal(f"{directory}: the model has no forget gates; ./run foxify trains them")
+    student = Student(BaseModel(directory, device, dtype, foxified=True), 1, None)
+    for factor in student.factors.values():
+        factor.zero_()
+    student.sinks.fill_(-torch.inf)
+    parts = {_GATE_WEIGHT: student.gate_weight, _GATE_BIAS: student.gate_bias,
+             _SINKS: student.sinks, "self_attn.q_cap": student.first_q_cap,
+             "self_attn.k_cap": student.first_k_cap}
+    for n in range(student.base.architecture.layers):
+        for name, part in parts.items():
+            if f"model.layers.{n}.{name}" in tensors:
+                shape = tuple(part[n].shape)
+                part[n] = tensors.take(f"model.layers.{n}.{name}", shape).view(shape)
+    return student
 
 
 def write_adapter(student: Student, out: Path, keep: float) -> None:

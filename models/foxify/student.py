@@ -56,6 +56,7 @@ class Student(nn.Module):
         a, device = base.architecture, base.device
         self.rank, self.window, self.recompute = rank, window, False
         self._base = [base]  # in a list, so not in the state
+        self.attend: Callable[..., Tensor] = forgetting_attention  # may be replaced
         single = torch.promote_types(base.dtype, torch.float32)
         place = {"device": device, "dtype": single}
         self.factors = nn.ParameterDict()
@@ -133,8 +134,8 @@ class Student(nn.Module):
         if self.window is not None:
             return window_attention(q, k, v, sinks, self.window)
         log_f = log_f.repeat_interleave(self.base.architecture.group, 2)
-        return forgetting_attention(q, k, v, log_f, sinks=sinks, adaptive_threshold="auto",
-                                    bound="certified")
+        return self.attend(q, k, v, log_f, sinks=sinks, adaptive_threshold="auto",
+                           bound="certified")
 
     def _layer(self, x: Tensor, n: int, trained: dict[str, tuple[Tensor, ...]],
                caps: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:

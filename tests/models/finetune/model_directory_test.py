@@ -48,7 +48,9 @@ class ExportTest(unittest.TestCase):
         self.assertIn(out / "vocab.json", files)
         torch.testing.assert_close(load_model(out, 0).model.state_dict(), model.state_dict(),
                                    rtol=0, atol=0)
+        (out / "fox_gain.json").write_text("{}")
         export_model(model, self.folder / "toy", out, "bf16", 1 << 40)
+        self.assertFalse((out / "fox_gain.json").exists())
         self.assertEqual([path.name for path in sorted(out.glob("model*"))], ["model.safetensors"])
         self.assertEqual(list(out.glob(".export.*")), [])
         self.assertEqual(load_file(out / "model.safetensors")["model.norm.weight"].dtype,

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from models.finetune.model import (
-    AttentionOptions, FoxAttention, FoxModel, forgetting_attention, token_shift)
+    AttentionOptions, FoxModel, forgetting_attention, token_shift)
 from models.finetune.model_directory import load_model
 
 from fox_attention import pruning  # behind models.finetune, which finds it
@@ -115,13 +115,13 @@ class ModelTest(unittest.TestCase):
                         {"qk_norm_share_param_across_head": True}, {"qk_norm": False}):
             with self.subTest(**changes):
                 model = self.toy(**changes)
-                for module in model.modules():
-                    if isinstance(module, FoxAttention) and module.config.qk_norm:
-                        torch.nn.init.normal_(module.q_norm.weight)
-                        torch.nn.init.normal_(module.k_norm.weight)
-                with unittest.mock.patch("models.finetune.model.forgetting_attention",
-                                         wraps=forgetting_attention) as attend:
-                    model(torch.randint(0, 257, (2, 60)))
+                attend = unittest.mock.Mock(wraps=forgetting_attention)
+                for block in model.model.layers:
+                    block.attn.attend = attend
+                    if model.config.qk_norm:
+                        torch.nn.init.normal_(block.attn.q_norm.weight)
+                        torch.nn.init.normal_(block.attn.k_norm.weight)
+                model(torch.randint(0, 257, (2, 60)))
                 self.assertEqual(attend.call_count, 2)
                 for layer, call in enumerate(attend.call_args_list):
                     q, k, told = *call.args[:2], call.kwargs["max_logit"]
@@ -147,10 +147,9 @@ class ModelTest(unittest.TestCase):
                 for norm in (attention.q_norm, attention.k_norm):
                     torch.nn.init.constant_(norm.weight, size * (1 + 2.0**-8 + 2.0**-16))
                 model.set_options(AttentionOptions(-10.0))
-                with unittest.mock.patch("models.finetune.model.forgetting_attention",
-                                         wraps=forgetting_attention) as attend:
-                    model(torch.zeros(1, tokens, dtype=torch.long))
-                told = attend.call_args.kwargs
+                attention.attend = unittest.mock.Mock(wraps=forgetting_attention)
+                model(torch.zeros(1, tokens, dtype=torch.long))
+                told = attention.attend.call_args.kwargs
                 threshold, max_logit = told["adaptive_threshold"], told["max_logit"]
                 ones = torch.ones(tokens, 2, d)
                 q = attention.q_norm(ones).bfloat16().double().detach()

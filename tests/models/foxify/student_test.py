@@ -9,7 +9,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from toy_llama import QWEN2, QWEN3, open_merged, write_toy  # first: it skips without torch
+from toy_llama import QWEN2, QWEN3, write_toy  # first: it skips without torch
 
 import torch
 from safetensors.torch import load_file
@@ -18,7 +18,7 @@ from toy_model import ROOT
 
 from models.convert import fox_convert
 from models.foxify import student as student_module
-from models.foxify.adapter import round_as_shipped, write_adapter
+from models.foxify.adapter import open_merged, round_as_shipped, write_adapter
 from models.foxify.base_model import BaseModel, linear
 from models.foxify.distillation import distillation
 from models.foxify.layer_matrices import MATRICES
@@ -77,7 +77,7 @@ class StudentTest(unittest.TestCase):
             with self.subTest(folder.name), torch.no_grad():
                 ids = json.loads((folder / "expected.json").read_text())["input_ids"]
                 (expected,) = load_file(folder / "expected.safetensors").values()
-                student = open_merged(folder)
+                student = open_merged(folder, torch.device("cpu"), torch.float32)
                 padded = torch.tensor([ids + [0] * (-len(ids) % 64)])
                 logits = student.base.logits(student(padded)[0])[0, : len(ids)]
                 error = (logits[-len(expected):] - expected).abs().max() / expected.abs().max()

@@ -12,11 +12,9 @@ from typing import Any
 from toy_model import byte_alphabet  # first: it skips without torch
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from models.convert.transformers_config import parse_transformers_config
-from models.foxify.base_model import BaseModel
-from models.foxify.student import Student
 
 START, END = "<|im_start|>", "<|im_end|>"
 CONFIG: dict[str, Any] = {
@@ -65,18 +63,3 @@ def write_toy(folder: Path, **changes: Any) -> Path:
                for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
     return folder
-
-
-def open_merged(folder: Path) -> Student:
-    """Opens a merged directory in float32, as a student with its values."""
-    student = Student(BaseModel(folder, torch.device("cpu"), torch.float32, foxified=True), 0, None)
-    tensors = load_file(folder / "model.safetensors")
-    parts = {"gate_weight": "fgate_proj.weight", "gate_bias": "fgate_proj.bias", "sinks": "sinks",
-             "first_q_cap": "q_cap", "first_k_cap": "k_cap"}
-    with torch.no_grad():
-        for n in range(student.base.architecture.layers):
-            for part, name in parts.items():
-                tensor = tensors.get(f"model.layers.{n}.self_attn.{name}")
-                if tensor is not None:
-                    getattr(student, part)[n] = tensor
-    return student
