@@ -37,12 +37,12 @@ _KNOWN = WITHOUT_EFFECT | frozenset(_SIZES) | frozenset(_ROPES) | frozenset(
     """
     num_key_value_heads head_dim hidden_act max_position_embeddings rms_norm_eps rope_theta
     partial_rotary_factor original_max_position_embeddings attention_bias mlp_bias layer_types
-    sliding_window use_sliding_window max_window_layers tie_word_embeddings bos_token_id
+    sliding_window use_sliding_window max_window_layers is_causal tie_word_embeddings bos_token_id
     eos_token_id pad_token_id quantization_config quantization use_forget_gate use_attention_sink
     use_qk_norm_cap log_pruning_tolerance
     attention_dropout hidden_dropout embd_pdrop resid_pdrop attn_pdrop pretraining_tp
     is_llama_config transformers.js_config unsloth_version unsloth_fixed name_or_path
-    model_max_length
+    model_max_length max_sequence_length
     use_mrope neftune_noise_alpha ignore_index num_labels
     """.split()
 )
@@ -251,10 +251,13 @@ def _heads(keys: _Reader, model_type: str, hidden: int, heads: int) -> tuple[int
 
 
 def _check_attention(keys: _Reader, model_type: str, layers: int) -> None:
-    """Refuses biases and sliding windows, which the server does not support."""
+    """Refuses biases, attention to later tokens, and sliding windows."""
     for key, types in (("attention_bias", ("llama", "qwen3")), ("mlp_bias", ("llama",))):
         if model_type in types and keys.flag(key):
             raise keys.refuse(key, "is not supported")
+    if keys.raw.get("is_causal", True) is not True:
+        raise keys.refuse("is_causal", f"{keys.raw['is_causal']!r} is not supported: tokens would "
+                          "attend to later ones, as in a model of embeddings")
     window = keys.raw.get("sliding_window", 4096)  # Mistral's default
     if model_type == "mistral" and window is not None:
         raise keys.refuse("sliding_window", f"{window!r} limits attention to the last tokens, "

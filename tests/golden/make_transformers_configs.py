@@ -5,6 +5,10 @@ Qwen3 in many forms, and what transformers 5 makes of each: sizes, tensors, RoPE
 A case is `served` if the server computes what transformers does (models/README.md); then it names
 what transformers read, in `readings` and `shapes`, which many cases share. KEPT_OUT are the cases
 that transformers loads and the server refuses on purpose.
+
+Cases with a `model` are published files, entered by hand: `config` as text or as an object, the
+`source` that it was compared with, and `refused`, the key at fault, if the server must refuse it.
+The script keeps them and adds what transformers reads.
 """
 
 from __future__ import annotations
@@ -117,6 +121,7 @@ SIZES: list[dict[str, Any]] = [
     {"bos_token_id": -1}, {"eos_token_id": -1}, {"eos_token_id": [1, -1, 64]},
     {"bos_token_id": 64}, {"eos_token_id": 64}, {"eos_token_id": [3, 5]}, {"eos_token_id": None},
     {"bos_token_id": None}, {"bos_token_id": ABSENT, "eos_token_id": ABSENT},
+    {"is_causal": True}, {"is_causal": False}, {"is_causal": None},
     {"pad_token_id": -1}, {"length_penalty": INFINITY}, {"unread": NAN},
     {"unread": [-INFINITY, "NaN, \\\" Infinity"]}, {"rms_norm_eps": NAN},
     {"unread": {"deep": [1, None]}}, {"pretraining_tp": 2}, {"use_cache": False},
@@ -133,107 +138,6 @@ KEPT_OUT: list[dict[str, Any]] = [
     {"rope_scaling": {**LLAMA3, "low_freq_factor": 0.0}},
     {"rope_parameters": {"sliding_attention": LINEAR, "rope_theta": 1e4}},
 ]
-
-
-def llama3(hidden: int, inner: int, layers: int, heads: int, factor: float, tied: bool,
-           **more: Any) -> dict[str, Any]:
-    """LLaMA 3.1 to 3.3, and what was made of them."""
-    return {"architectures": ["LlamaForCausalLM"], "attention_bias": False,
-            "attention_dropout": 0.0, "bos_token_id": 128000, "eos_token_id": 128001,
-            "hidden_act": "silu", "hidden_size": hidden, "initializer_range": 0.02,
-            "intermediate_size": inner, "max_position_embeddings": 131072, "mlp_bias": False,
-            "model_type": "llama", "num_attention_heads": heads, "num_hidden_layers": layers,
-            "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-5,
-            "rope_scaling": {"factor": factor, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-                             "original_max_position_embeddings": 8192, "rope_type": "llama3"},
-            "rope_theta": 500000.0, "tie_word_embeddings": tied, "torch_dtype": "bfloat16",
-            "transformers_version": "4.45.0.dev0", "use_cache": True, "vocab_size": 128256, **more}
-
-
-def smollm2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, base: int
-            ) -> dict[str, Any]:
-    return {"architectures": ["LlamaForCausalLM"], "attention_bias": False,
-            "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
-            "hidden_size": hidden, "initializer_range": 0.02, "intermediate_size": inner,
-            "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
-            "model_type": "llama", "num_attention_heads": heads, "num_hidden_layers": layers,
-            "num_key_value_heads": kv_heads, "pad_token_id": 2, "pretraining_tp": 1,
-            "rms_norm_eps": 1e-5, "rope_interleaved": False, "rope_scaling": None,
-            "rope_theta": base, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-            "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
-            "transformers_version": "4.42.3", "use_cache": True, "vocab_size": 49152}
-
-
-def qwen(generation: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int,
-         **more: Any) -> dict[str, Any]:
-    """Qwen2.5 and Qwen3."""
-    own: dict[str, Any] = {"use_mrope": False} if generation == 2 else {
-        "attention_bias": False, "head_dim": 128, "rope_scaling": None, "sliding_window": None,
-        "max_position_embeddings": 40960, "vocab_size": 151936}
-    return {"architectures": [f"Qwen{generation}ForCausalLM"], "attention_dropout": 0.0,
-            "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu",
-            "hidden_size": hidden, "initializer_range": 0.02, "intermediate_size": inner,
-            "max_window_layers": layers, "model_type": f"qwen{generation}",
-            "num_attention_heads": heads, "num_hidden_layers": layers,
-            "num_key_value_heads": kv_heads, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
-            "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
-            "transformers_version": "4.51.0", "use_sliding_window": False, **own, **more}
-
-
-def mistral(hidden: int, layers: int, context: int, base: float, vocab: int, **more: Any
-            ) -> dict[str, Any]:
-    return {"architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
-            "eos_token_id": 2, "hidden_act": "silu", "hidden_size": hidden,
-            "initializer_range": 0.02, "intermediate_size": 14336,
-            "max_position_embeddings": context, "model_type": "mistral",
-            "num_attention_heads": 32, "num_hidden_layers": layers, "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5, "rope_theta": base, "sliding_window": None,
-            "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-            "transformers_version": "4.42.0.dev0", "use_cache": True, "vocab_size": vocab, **more}
-
-
-QWEN25_7B = dict(vocab_size=152064, max_position_embeddings=32768, sliding_window=131072)
-# The config.json of published models, by the name of their repository on the Hugging Face hub.
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "meta-llama/Llama-3.1-8B": llama3(4096, 14336, 32, 32, 8.0, False),
-    "meta-llama/Llama-3.2-1B": llama3(2048, 8192, 16, 32, 32.0, True, head_dim=64),
-    "meta-llama/Llama-3.2-3B": llama3(3072, 8192, 28, 24, 32.0, True, head_dim=128),
-    "meta-llama/Llama-3.3-70B-Instruct": llama3(8192, 28672, 80, 64, 8.0, False,
-                                                eos_token_id=[128001, 128008, 128009]),
-    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": llama3(4096, 14336, 32, 32, 8.0, False),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": qwen(
-        2, 3584, 18944, 28, 28, 4, rope_theta=10000, vocab_size=152064, sliding_window=4096,
-        eos_token_id=151643, max_position_embeddings=131072),
-    "Qwen/Qwen2.5-0.5B": qwen(
-        2, 896, 4864, 24, 14, 2, vocab_size=151936, sliding_window=32768, eos_token_id=151643,
-        max_position_embeddings=32768, tie_word_embeddings=True),
-    "Qwen/Qwen2.5-7B-Instruct": qwen(2, 3584, 18944, 28, 28, 4, **QWEN25_7B),
-    "Qwen/Qwen2.5-7B-Instruct, with the YaRN of its README": qwen(
-        2, 3584, 18944, 28, 28, 4, **QWEN25_7B, rope_scaling={
-            "factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}),
-    "Qwen/Qwen3-0.6B": qwen(3, 1024, 3072, 28, 16, 8, tie_word_embeddings=True),
-    "Qwen/Qwen3-4B-Instruct-2507": qwen(3, 2560, 9728, 36, 32, 8, tie_word_embeddings=True,
-                                        rope_theta=5000000) | {"max_position_embeddings": 262144},
-    "Qwen/Qwen3-8B": qwen(3, 4096, 12288, 36, 32, 8),
-    "Qwen/Qwen3-32B": qwen(3, 5120, 25600, 64, 64, 8),
-    "mistralai/Mistral-7B-v0.1": mistral(4096, 32, 32768, 10000.0, 32000, sliding_window=4096),
-    "mistralai/Mistral-7B-v0.3": mistral(4096, 32, 32768, 1000000.0, 32768),
-    "mistralai/Mistral-Nemo-Base-2407": mistral(5120, 40, 128000, 1000000.0, 131072, head_dim=128),
-    "HuggingFaceTB/SmolLM2-135M-Instruct": smollm2(576, 1536, 30, 9, 3, 100000),
-    "HuggingFaceTB/SmolLM2-1.7B-Instruct": smollm2(2048, 8192, 24, 32, 32, 130000),
-    "HuggingFaceTB/SmolLM3-3B": {
-        "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "hidden_act": "silu",
-        "attention_dropout": 0.0, "bos_token_id": None, "eos_token_id": 128012,
-        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 11008,
-        "layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536,
-        "max_window_layers": 28, "mlp_bias": False, "model_type": "smollm3",
-        "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9,
-        "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4,
-        "pad_token_id": 128004, "pretraining_tp": 2, "rms_norm_eps": 1e-6, "rope_scaling": None,
-        "rope_theta": 5000000.0, "sliding_window": None, "torch_dtype": "bfloat16",
-        "transformers_version": "4.54.0.dev0", "use_cache": False, "use_sliding_window": False,
-        "vocab_size": 128256},
-}
 
 
 def is_disputed(model_type: str, changes: dict[str, Any]) -> bool:
@@ -315,6 +219,7 @@ def is_served(text: str, reading: dict[str, Any]) -> bool:
     return (raw["model_type"] in TYPES
             and biases == (qkv if raw["model_type"] == "qwen2" else set())
             and reading["act"].startswith("SiLU") and not any(reading["windows"])
+            and raw.get("is_causal", True)  # transformers/masking_utils.py
             and "sliding_attention" not in (raw.get("layer_types") or ())
             and rope_is_static(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
             and len(reading["inv_freq"]) * 2 == reading["head_dim"] and reading["rope_factor"] == 1
@@ -336,6 +241,7 @@ def number_of(value: Any, known: list[Any]) -> int:
 
 def main() -> None:
     transformers.logging.set_verbosity_error()
+    published = [case for case in json.loads(OUT.read_text())["cases"] if "model" in case]
     cases: list[dict[str, Any]] = []
     readings: list[Any] = []
     shapes: list[Any] = []
@@ -354,11 +260,12 @@ def main() -> None:
                     case |= {"shapes": number_of(first, shapes),
                              "reading": number_of(reading, readings)}
                 cases.append(case)
-    for name, config in PUBLISHED.items():
-        text = json.dumps(config)
-        reading = read(text)
-        case = {"model": name, "config": text}
-        if is_served(text, reading):
+    for case in published:
+        if not isinstance(case["config"], str):
+            case["config"] = json.dumps(case["config"])
+        if "refused" not in case:
+            reading = read(case["config"])
+            assert is_served(case["config"], reading), case["model"]
             del reading["shapes"], reading["windows"]
             case["reading"] = number_of(reading, readings)
         cases.append(case)

@@ -365,6 +365,7 @@ TEST(ModelConfigTest, AsTransformersReadsIt) {
     const absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
     if (!c.contains("reading")) {
       ExpectRefused(config.status(), "config.json: ");
+      ExpectRefused(config.status(), c.value("refused", ""));  // the key at fault
       continue;
     }
     ASSERT_TRUE(config.ok()) << config.status();

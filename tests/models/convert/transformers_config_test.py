@@ -34,8 +34,10 @@ class ReadingTest(CheckpointCase):
             raw = json.loads(case["config"])
             raw.pop("unread", None)
             with self.subTest(config=case["config"]):
+                self.assertEqual("model" in case, "source" in case)
                 if "reading" not in case:
-                    with self.assertRaises(Refusal):
+                    at_fault = rf"config key (\w+\.)?{case.get('refused', '.*')}: "
+                    with self.assertRaisesRegex(Refusal, at_fault):
                         parse_transformers_config(raw)
                     continue
                 served += 1
