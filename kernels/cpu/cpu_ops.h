@@ -1,6 +1,6 @@
 // CpuOps: the CPU backend; embedded default, and the oracle of every kernel test. Parallel over
 // a pool of its own; the stream is ignored. The operations live in append.cc, attention.cc,
-// evict.cc, score.cc, share.cc and elementwise.cc.
+// evict.cc, score.cc, share.cc, slot_image.cc and elementwise.cc.
 #pragma once
 
 #include <memory>
@@ -49,6 +49,8 @@ class CpuOps : public Ops {
              Stream stream) override;
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override;
   void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) override;
+  void SaveSlot(int32_t slot, const SlotImage& to, const PagedKv& kv, Stream stream) override;
+  void LoadSlot(const SlotImage& from, int32_t slot, const PagedKv& kv, Stream stream) override;
   void Score(const ScoreParams& params, Stream stream) override;
 
  private:

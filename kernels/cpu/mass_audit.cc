@@ -58,6 +58,10 @@ void MassAudit::Share(int32_t from, int32_t to, int64_t tokens, const PagedKv& k
   }
 }
 
+void MassAudit::Forget(int32_t slot, const PagedKv& kv) {
+  std::fill_n(ListsOf(kv, slot), kv.shape.lists_per_slot(), List());
+}
+
 double* MassAudit::KeyAt(const PagedKv& kv, int64_t list, int64_t position) {
   return ListOf(kv, list).keys.data() + position * kv.shape.head_dim;
 }

@@ -34,6 +34,8 @@ class MassAudit {
   void BeginStep(const BatchView& batch, const PagedKv& kv);
   // `to` has the first `tokens` tokens of `from`.
   void Share(int32_t from, int32_t to, int64_t tokens, const PagedKv& kv);
+  // The slot's sequence is not checked from now on: it came from an image, without its history.
+  void Forget(int32_t slot, const PagedKv& kv);
   // [head_dim] and [group] of one token.
   double* KeyAt(const PagedKv& kv, int64_t list, int64_t position);
   double* GatesAt(const PagedKv& kv, int64_t list, int64_t position);

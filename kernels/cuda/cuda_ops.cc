@@ -339,6 +339,16 @@ void CudaOps::Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) 
   state_->Enqueue("share", stream, [&](cudaStream_t on) { return cuda::Share(from, to, kv, on); });
 }
 
+void CudaOps::SaveSlot(int32_t slot, const SlotImage& to, const PagedKv& kv, Stream stream) {
+  state_->Enqueue("save slot", stream,
+                  [&](cudaStream_t on) { return cuda::SaveSlot(slot, to, kv, on); });
+}
+
+void CudaOps::LoadSlot(const SlotImage& from, int32_t slot, const PagedKv& kv, Stream stream) {
+  state_->Enqueue("load slot", stream,
+                  [&](cudaStream_t on) { return cuda::LoadSlot(from, slot, kv, on); });
+}
+
 void CudaOps::SetPenaltyState(const PenaltyStateParams& params, Stream stream) {
   state_->Enqueue("set penalty state", stream,
                   [&](cudaStream_t on) { return cuda::SetPenaltyState(params, on); });

@@ -53,6 +53,8 @@ class CudaOps : public Ops {
              Stream stream) override;
   void Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) override;
   void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) override;
+  void SaveSlot(int32_t slot, const SlotImage& to, const PagedKv& kv, Stream stream) override;
+  void LoadSlot(const SlotImage& from, int32_t slot, const PagedKv& kv, Stream stream) override;
   void SetPenaltyState(const PenaltyStateParams& params, Stream stream) override;
   void Sample(const SampleParams& params, Stream stream) override;
   void Score(const ScoreParams& params, Stream stream) override;

@@ -28,6 +28,7 @@
 #include "kernels/interface/sampling_params.h"
 #include "kernels/interface/workload.h"
 #include "kernels/paging/paged_kv.h"
+#include "kernels/paging/slot_image.h"
 
 namespace fox {
 
@@ -118,6 +119,16 @@ class Ops {
   // Makes the empty slot `to` a copy of `from` as of its last page end: the same full pages, and
   // the state of that page end.
   virtual void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) = 0;
+
+  // Copies the slot, which stays as it is, into host memory: pinned memory of the queue() where
+  // there is one, else any. The host may read the image when the work is done. If the slot has more
+  // live pages than the image has room for: the CPU backend ends the process, others report
+  // PoolFault::kImageOverflow and leave pages out.
+  virtual void SaveSlot(int32_t slot, const SlotImage& to, const PagedKv& kv, Stream stream) = 0;
+  // Restores an image into the empty slot, with pages of its own from the pool. A sequence that
+  // goes on from there has the same bits. The image, which is unchanged, is of the same shape but
+  // for num_pages, max_slots and max_pages. REQUIRES: the pool covers its pages.
+  virtual void LoadSlot(const SlotImage& from, int32_t slot, const PagedKv& kv, Stream stream) = 0;
 
   // Makes a slot's token states, for rows with a logits processor. The entries must not change
   // until the work is done. Only where the backend has a queue().

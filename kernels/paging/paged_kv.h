@@ -5,7 +5,8 @@
 // A page list belongs to (slot, layer, kv head); its live pages are the range
 // [first_live, ceil(length / 64)). A slot holds one running sequence, or a snapshot, to which
 // nothing is appended. Slots share full pages (Ops::Share), each in the same list and place; a full
-// page is never written. A page is free, or owned by every slot in which it is live.
+// page is never written. A page is free, or owned by every slot in which it is live. A slot can be
+// saved as an image in host memory and restored from it (slot_image.h).
 #pragma once
 
 #include <cstddef>
@@ -26,6 +27,7 @@ enum class PoolFault : int32_t {
   kOverfilled,        // more pages came back than exist, or an invalid page id
   kTableEnd,          // a sequence grew past max_pages
   kWrittenWhileFree,  // a free page was written to (poison_free_pages)
+  kImageOverflow,     // a slot had more pages than the memory for its image has room for
   kSplitOverflow      // decode attention has more splits than its workspace has room for
 };
 
@@ -41,6 +43,8 @@ constexpr const char* Describe(PoolFault fault) {
       return "a sequence grew past its page table";
     case PoolFault::kWrittenWhileFree:
       return "a free page was written to";
+    case PoolFault::kImageOverflow:
+      return "a slot had more pages than its image has room for";
     case PoolFault::kSplitOverflow:
       return "decode attention had more splits than its workspace has room for";
   }

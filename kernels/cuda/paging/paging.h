@@ -8,7 +8,7 @@
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "kernels/interface/attention_params.h"
 #include "kernels/interface/batch_view.h"
-#include "kernels/paging/paged_kv.h"
+#include "kernels/paging/slot_image.h"
 
 namespace fox::cuda {
 
@@ -33,8 +33,13 @@ cudaError_t Release(const int32_t* host_slots, int count, const PagedKv& kv, cud
 // Ops::Share.
 cudaError_t Share(int32_t from, int32_t to, const PagedKv& kv, cudaStream_t stream);
 
-// Where PagedKvShape::poison_free_pages is on, else nothing: BeginStep checks free pages, Evict and
-// Release fill them.
+// Ops::SaveSlot and Ops::LoadSlot; the image is in pinned memory. After a fault of LoadSlot the
+// slot is empty.
+cudaError_t SaveSlot(int32_t slot, const SlotImage& to, const PagedKv& kv, cudaStream_t stream);
+cudaError_t LoadSlot(const SlotImage& from, int32_t slot, const PagedKv& kv, cudaStream_t stream);
+
+// Where PagedKvShape::poison_free_pages is on, else nothing: BeginStep and LoadSlot check free
+// pages, Evict and Release fill them.
 cudaError_t CheckFreePages(const PagedKv& kv, cudaStream_t stream);
 cudaError_t PoisonFreePages(const PagedKv& kv, cudaStream_t stream);
 

@@ -72,6 +72,12 @@ class ForwardingOps : public Ops {
   void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) override {
     ops_->Share(from, to, kv, stream);
   }
+  void SaveSlot(int32_t slot, const SlotImage& to, const PagedKv& kv, Stream stream) override {
+    ops_->SaveSlot(slot, to, kv, stream);
+  }
+  void LoadSlot(const SlotImage& from, int32_t slot, const PagedKv& kv, Stream stream) override {
+    ops_->LoadSlot(from, slot, kv, stream);
+  }
   void SetPenaltyState(const PenaltyStateParams& params, Stream stream) override {
     ops_->SetPenaltyState(params, stream);
   }

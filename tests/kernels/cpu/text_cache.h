@@ -1,5 +1,5 @@
 // TextCache: a paged cache of the CPU backend whose slots hold beginnings of one random text, for
-// tests of Share.
+// tests of Share, SaveSlot and LoadSlot.
 #pragma once
 
 #include <cstring>
