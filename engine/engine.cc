@@ -310,6 +310,11 @@ void Engine::UpdateGauges() {
   stats_.prefix_queried_tokens = scheduler_.prefixes().stats().queried_tokens;
   stats_.prefix_found_tokens = scheduler_.prefixes().stats().found_tokens;
   stats_.snapshots_dropped = scheduler_.prefixes().stats().dropped;
+  if (store_ == nullptr) return;
+  stats_.store = store_->stats();
+  stats_.snapshots_unsaved = scheduler_.prefixes().unsaved();
+  stats_.snapshots_lost = scheduler_.prefixes().stats().lost;
+  stats_.snapshots_landed = scheduler_.prefixes().stats().landed;
 }
 
 void Engine::Check() const {
@@ -328,18 +333,19 @@ void Engine::Check() const {
 }
 
 Engine::Engine(const EngineOptions& options, StepExecutor& executor,
-               std::vector<StepObserver*> observers)
+               std::vector<StepObserver*> observers, SnapshotStore* store)
     : options_(options),
       executor_(executor),
+      store_(store),
       observers_(std::move(observers)),
       limits_(executor.limits()),
-      scheduler_(limits_, times_, options_),
+      scheduler_(limits_, times_, options_, store),
       sampler_(limits_.vocab_size),
       matching_(options.matching_threads),
       free_pages_(limits_.num_pages),
       slot_pages_(static_cast<size_t>(limits_.slots())) {
   stats_.num_pages = limits_.num_pages;
-  stats_.free_pages = limits_.num_pages;
+  UpdateGauges();
 }
 
 absl::Status Engine::Submit(std::vector<Request> requests, Seconds now) {
@@ -404,15 +410,24 @@ std::vector<RequestOutput> Engine::Probe(Seconds now) {
 }
 
 void Engine::FlushPrefixCache() {
-  scheduler_.FlushPrefixes();
+  scheduler_.ClearPrefixes();
   if (scheduler_.has_pending_release()) idle_ = false;
 }
 
-bool Engine::HasWork() const { return fatal_.ok() && !idle_; }
+void Engine::SavePrefixCache() {
+  scheduler_.SavePrefixes();
+  if (scheduler_.has_pending_release()) idle_ = false;
+}
+
+void Engine::SetWake(std::function<void()> wake) {
+  if (store_ != nullptr) store_->SetWake(std::move(wake));
+}
+
+bool Engine::HasWork() const { return fatal_.ok() && (!idle_ || scheduler_.prefixes().has_news()); }
 
 Seconds Engine::NextDeadline() const {
-  if (events_.empty()) return kNever;
-  return (*events_.begin())->next_event;
+  const Seconds next = scheduler_.prefixes().next_event();
+  return events_.empty() ? next : std::min(next, (*events_.begin())->next_event);
 }
 
 const EngineStats& Engine::stats() const { return stats_; }

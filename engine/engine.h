@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -18,6 +19,7 @@
 #include "engine/request/engine_stats.h"
 #include "engine/request/request.h"
 #include "engine/request/sampler.h"
+#include "engine/request/snapshot_store.h"
 #include "engine/request/step_executor.h"
 #include "engine/request/step_observer.h"
 #include "engine/schedule/scheduler.h"
@@ -29,9 +31,10 @@ namespace fox {
 
 class Engine {
  public:
-  // `executor` and the observers must outlive the engine.
+  // `executor`, the observers and `store` must outlive the engine. `store`: where snapshots of the
+  // prefix cache go when they leave the pool; null: nowhere.
   Engine(const EngineOptions& options, StepExecutor& executor,
-         std::vector<StepObserver*> observers = {});
+         std::vector<StepObserver*> observers = {}, SnapshotStore* store = nullptr);
 
   // Queues requests that belong together, samples of one prompt of one client: all of them or none.
   // On success exactly one output with `finish` follows for each. Errors: as ValidateRequest;
@@ -51,8 +54,16 @@ class Engine {
   // that is paused for EngineOptions::stall_timeout without it ends with Aborted.
   void Acknowledge(RequestId id, int64_t tokens);
 
-  // The next step drops all snapshots of the prefix cache. Running requests go on.
+  // The next step drops all snapshots of the prefix cache, and the store is emptied. Running
+  // requests go on.
   void FlushPrefixCache();
+  // From now on each step saves a snapshot in the store, the most valuable first, until
+  // EngineStats::snapshots_unsaved is 0. For an engine that is about to end.
+  void SavePrefixCache();
+
+  // `wake` is called, on any thread, when HasWork has become true by news of the store. Null: no
+  // longer.
+  void SetWake(std::function<void()> wake);
 
   // Runs one step: expire, schedule, submit, collect, sample. Returns an output for each request
   // with news; empty: there was nothing to do. With an executor of depth 2 the plan submitted stays
@@ -161,6 +172,7 @@ class Engine {
 
   const EngineOptions options_;
   StepExecutor& executor_;
+  SnapshotStore* const store_;
   const std::vector<StepObserver*> observers_;
   const ExecutorLimits limits_;
   ServiceTimes times_;

@@ -2,6 +2,7 @@
 #include "engine/engine_factory.h"
 
 #include <algorithm>
+#include <bit>
 #include <exception>
 #include <new>
 #include <thread>
@@ -10,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "engine/request/sampling_limits.h"
 #include "engine/run/memory_budget.h"
+#include "engine/store/disk_store.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "models/checkpoint/checkpoint.h"
 
@@ -31,6 +33,13 @@ constexpr double kCpuStepSeconds = 0.25;
 
 // A snapshot is a conversation, or a text about which several questions are asked.
 constexpr int32_t kSnapshotSlots = 128;
+
+// One buffer may save a snapshot while the other reads one. A buffer holds at most a GiB (a
+// snapshot of 25k tokens of a 760M model), which takes 0.2 s to pin.
+constexpr int32_t kStagingBuffers = 2;
+constexpr int64_t kMaxStagingBytes = int64_t{1} << 30, kHostPerStagingByte = 32;
+// Threads that read a snapshot: one copies and checks 4 GB/s, a GPU takes 50.
+constexpr unsigned kMaxReadThreads = 8;
 
 // On a GPU, because its steps are short. On a CPU the backend needs the cores.
 constexpr unsigned kMatchingThreads = 8;
@@ -68,6 +77,10 @@ absl::Status CheckConfig(const EngineConfig& config) {
   absl::Status status =
       CheckRange("--gpu-memory-utilization", config.gpu_memory_utilization, kUtilization);
   status.Update(CheckRange("--prefix-cache-share", config.engine.prefix_cache_share, Range{0, 1}));
+  if (!config.prefix_store.dir.empty() && config.engine.prefix_cache_share == 0) {
+    status.Update(absl::InvalidArgumentError(
+        "--prefix-cache-dir: there is no prefix cache: --prefix-cache-share is 0"));
+  }
   if (config.log_tolerance) {
     status.Update(CheckRange("--log-tolerance", *config.log_tolerance, kLogTolerance));
   }
@@ -159,33 +172,92 @@ MemoryLimit HostMemory(const EngineConfig& config) {
                      "calls and the process (3 x --call-memory-mb and 128)");
 }
 
-// Throws when memory runs out.
-absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& config) {
-  if (absl::Status status = CheckConfig(config); !status.ok()) return status;
+// What a loaded checkpoint computes: equal hashes, equal bits. The weights are read once more, by
+// all cores. InvalidArgument: they have changed meanwhile.
+absl::StatusOr<Sha256Digest> IdentityOf(const EngineConfig& config, const Checkpoint& checkpoint,
+                                        const ModelRunner& runner) {
+  const absl::StatusOr<ModelDir> dir = ModelDir::Open(config.model_dir);
+  if (!dir.ok()) return dir.status();
+  const absl::StatusOr<std::string> config_json = ReadConfigText(*dir);
+  if (!config_json.ok()) return config_json.status();
+  constexpr size_t kChunk = 16 << 20;
+  std::vector<std::span<const std::byte>> chunks;
+  for (std::span<const std::byte> file : checkpoint.contents()) {
+    for (; file.size() > kChunk; file = file.subspan(kChunk)) chunks.push_back(file.first(kChunk));
+    chunks.push_back(file);
+  }
+  std::vector<Sha256Digest> digests(chunks.size());
+  ThreadPool pool(static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 16U)));
+  pool.ForEach(static_cast<int64_t>(chunks.size()), true, [&](int64_t i) {
+    Sha256 hash;
+    hash.Add(chunks[static_cast<size_t>(i)].data(), chunks[static_cast<size_t>(i)].size());
+    digests[static_cast<size_t>(i)] = hash.Get();
+  });
+  const PagedKvShape& shape = runner.cache().shape;
+  const RunnerOptions& options = runner.options();
+  Sha256 hash;
+  for (const std::string& text :
+       {std::string("foxserve snapshot 1"), config.prefix_store.version, *config_json,
+        runner.ops().Description(), std::string(NameOf(options.dtype)),
+        std::string(NameOf(options.kv_dtype)), std::string(NameOf(config.quantization)),
+        std::string(NameOf(options.acp)),
+        absl::StrCat(config.plain_gemm, config.portable_kernels, config.overlap_kernels, " ",
+                     shape.layers, " ", shape.q_heads, " ", shape.kv_heads, " ", shape.head_dim,
+                     " ", shape.history, " ", shape.k_shift, shape.v_shift, " ",
+                     std::endian::native == std::endian::little)}) {
+    hash.AddText(text);
+  }
+  hash.Add(digests.data(), digests.size() * sizeof(Sha256Digest));
+  if (absl::Status status = checkpoint.CheckUnchanged(); !status.ok()) return status;
+  return hash.Get();
+}
+
+int64_t MaxStagingBytes(const MemoryLimit& host) {
+  return std::min(kMaxStagingBytes, host.bytes / kHostPerStagingByte);
+}
+
+// Adds staging buffers for the largest snapshot that the cache may have, of at most `most` bytes.
+void AddStaging(const ModelConfig& model, double share, int64_t most, RunnerOptions* options) {
+  const PagedKvShape shape = CacheShape(model, *options);
+  const auto pages = static_cast<int64_t>(share * shape.num_pages);
+  options->staging_buffers = kStagingBuffers;
+  options->staging_bytes = std::min(most, static_cast<int64_t>(SlotImageBytes(shape, pages)));
+}
+
+// Refuses weights and sizes that the backend cannot serve.
+absl::Status CheckWorkload(const ModelConfig& model, RunnerOptions options, int32_t max_seqs,
+                           Quantization quantization, Ops& ops) {
+  if (ops.queue() != nullptr && IsBlocks(quantization)) {
+    return absl::InvalidArgumentError(
+        "--quantization: q8 and q4 are for the CPU (--device cpu); a GPU has fp8");
+  }
+  options.max_num_seqs = max_seqs;
+  options = WithStepSizes(options, ops.queue() != nullptr);
+  // Without --max-model-len the length follows from the memory.
+  Workload load = WorkloadOf(model, options);
+  load.max_seqs = options.max_num_seqs;  // without padding, for the message
+  const auto reason = ops.Unsupported(load);
+  return reason ? absl::InvalidArgumentError(*reason) : absl::OkStatus();
+}
+
+// Throws when memory runs out. `identity`: null, or to be filled in for a store.
+absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& config,
+                                                        Sha256Digest* identity) {
   absl::StatusOr<Checkpoint> checkpoint =
       Checkpoint::Open(config.model_dir, {.allow_nonfinite = config.allow_nonfinite});
   if (!checkpoint.ok()) return checkpoint.status();
   absl::StatusOr<Backend> backend = MakeBackend(config);
   if (!backend.ok()) return backend.status();
   DeviceQueue* queue = backend->ops->queue();
-  if (queue != nullptr && IsBlocks(config.quantization)) {
-    return absl::InvalidArgumentError(
-        "--quantization: q8 and q4 are for the CPU (--device cpu); a GPU has fp8");
-  }
-
   RunnerOptions options = config.runner;
   if (absl::Status s = LimitPruning(checkpoint->config(), options); !s.ok()) return s;
   options.dtype = backend->dtype;
   options.kv_dtype = config.kv_cache_dtype.value_or(backend->dtype);
   const int32_t max_seqs = MaxSeqs(config, queue != nullptr);
-  RunnerOptions largest = options;
-  largest.max_num_seqs = max_seqs;
-  largest = WithStepSizes(largest, queue != nullptr);
-  // Without --max-model-len the length follows from the memory.
-  Workload load = WorkloadOf(checkpoint->config(), largest);
-  load.max_seqs = largest.max_num_seqs;  // without padding, for the message
-  if (const auto reason = backend->ops->Unsupported(load)) {
-    return absl::InvalidArgumentError(*reason);
+  if (absl::Status status = CheckWorkload(checkpoint->config(), options, max_seqs,
+                                          config.quantization, *backend->ops);
+      !status.ok()) {
+    return status;
   }
   // Refuses a model that does not fit before the weights are read.
   const DType residual_dtype = backend->dtype == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -198,11 +270,12 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
       queue == nullptr ? host : MemoryLimit{static_cast<int64_t>(queue->free_bytes()), "the GPU"};
   MemoryRequest request{config.kv_cache_bytes, queue == nullptr ? limit.bytes / 4 : limit.bytes,
                         options.max_model_len, config.kv_cache_tokens};
+  const int64_t staging = identity == nullptr ? 0 : MaxStagingBytes(host);
   const MemoryBeside beside{
       WeightBytes(checkpoint->config(), backend->dtype, checkpoint->embeddings().dtype,
                   queue == nullptr && !IsBlocks(config.quantization) ? Quantization::kNone
                                                                      : config.quantization),
-      residual_dtype, *backend->ops};
+      queue != nullptr ? 0 : kStagingBuffers * staging, residual_dtype, *backend->ops};
   const absl::StatusOr<RunnerOptions> planned = PlanStepSizes(
       checkpoint->config(), options, max_seqs, queue != nullptr, [&](RunnerOptions& sizes) {
         return PlanMemoryWithin(limit, beside, checkpoint->config(), request, sizes);
@@ -224,18 +297,24 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
     if (!left.ok()) return left.status();
     options = *left;
   }
+  if (identity != nullptr) {
+    AddStaging(checkpoint->config(), config.engine.prefix_cache_share, staging, &options);
+  }
   auto runner = std::make_unique<ModelRunner>(std::move(backend->ops), std::move(weights), options);
   if (queue != nullptr && queue->error() != nullptr) {
     return absl::ResourceExhaustedError(absl::StrCat("GPU: ", queue->error()));
   }
+  if (identity == nullptr) return runner;
+  const absl::StatusOr<Sha256Digest> found = IdentityOf(config, *checkpoint, *runner);
+  if (!found.ok()) return found.status();
+  *identity = *found;
   return runner;
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& config) {
+absl::StatusOr<std::unique_ptr<ModelRunner>> Load(const EngineConfig& config,
+                                                  Sha256Digest* identity) {
   try {
-    return MakeRunner(config);
+    return MakeRunner(config, identity);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of memory while loading the model");
   } catch (const std::exception& exception) {  // a thread that cannot start, a library
@@ -244,11 +323,48 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
   }
 }
 
+// Opened before the model is loaded, so that an error is reported at once. Null: there is none.
+absl::StatusOr<std::unique_ptr<FileSystem>> OpenStoreDir(const PrefixStoreConfig& config) {
+  if (config.dir.empty()) return nullptr;
+  absl::StatusOr<std::unique_ptr<FileSystem>> files = OpenDirectory(config.dir);
+  if (files.ok()) return files;
+  return absl::InvalidArgumentError(absl::StrCat("--prefix-cache-dir: ", files.status().message()));
+}
+
+std::unique_ptr<SnapshotStore> MakeStore(const PrefixStoreConfig& config, ModelRunner& runner,
+                                         const Sha256Digest& identity,
+                                         std::unique_ptr<FileSystem> files) {
+  DiskStoreOptions options;
+  options.format = {identity, runner.cache().shape};
+  options.max_bytes = config.max_gb * 1'000'000'000;
+  const unsigned cores = std::thread::hardware_concurrency();
+  options.read_threads = static_cast<int>(std::clamp(cores / 2, 1U, kMaxReadThreads));
+  options.warn = config.warn;
+  std::vector<std::span<std::byte>> buffers;
+  for (int32_t i = 0; i < runner.limits().staging_buffers; ++i) {
+    buffers.emplace_back(runner.StagingBuffer(i),
+                         static_cast<size_t>(runner.limits().staging_bytes));
+  }
+  return std::make_unique<DiskStore>(std::move(files), std::move(buffers), std::move(options));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& config) {
+  if (absl::Status status = CheckConfig(config); !status.ok()) return status;
+  return Load(config, nullptr);
+}
+
 absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
+  if (absl::Status status = CheckConfig(config); !status.ok()) return status;
   EngineConfig with_snapshots = config;
   if (config.engine.prefix_cache_share > 0) with_snapshots.runner.snapshot_slots = kSnapshotSlots;
   with_snapshots.runner.max_drafts = config.engine.speculation.tokens;
-  absl::StatusOr<std::unique_ptr<ModelRunner>> runner = LoadRunner(with_snapshots);
+  absl::StatusOr<std::unique_ptr<FileSystem>> files = OpenStoreDir(config.prefix_store);
+  if (!files.ok()) return files.status();
+  Sha256Digest identity;
+  absl::StatusOr<std::unique_ptr<ModelRunner>> runner =
+      Load(with_snapshots, *files == nullptr ? nullptr : &identity);
   if (!runner.ok()) return runner.status();
   if (absl::Status status = (*runner)->CaptureGraphs(); !status.ok()) return status;
   LoadedEngine loaded;
@@ -275,7 +391,11 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   loaded.dtype = config.quantization == Quantization::kNone ? NameOf((*runner)->options().dtype)
                                                             : NameOf(config.quantization);
   try {
-    loaded.engine = std::make_unique<Engine>(loaded.options, **runner, config.observers);
+    if (*files != nullptr) {
+      loaded.store = MakeStore(config.prefix_store, **runner, identity, *std::move(files));
+    }
+    loaded.engine =
+        std::make_unique<Engine>(loaded.options, **runner, config.observers, loaded.store.get());
   } catch (const std::exception& error) {  // a thread that cannot start
     return absl::ResourceExhaustedError(absl::StrCat("starting the engine failed: ", error.what()));
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "engine/base/flag_set.h"
 #include "engine/engine.h"
+#include "engine/request/snapshot_store.h"
 #include "engine/request/step_observer.h"
 #include "engine/run/model_runner.h"
 #include "kernels/interface/ops.h"
@@ -19,14 +21,22 @@
 
 namespace fox {
 
+// Where the prefix cache keeps snapshots that leave the pool.
+struct PrefixStoreConfig {
+  std::string dir;      // empty: nowhere
+  int64_t max_gb = 32;  // of all its files, in 10^9 bytes
+  std::string version;  // of the program: another one's files are not found
+  std::function<void(const std::string&)> warn = [](const std::string&) {};
+};
+
 struct EngineConfig {
   std::string model_dir;
   std::string device = "cpu";  // cpu | cuda | auto: cuda where there is one
   std::string dtype = "auto";  // auto | f64 | f32 | bf16; cuda: auto | bf16
   Quantization quantization = Quantization::kNone;
   std::optional<DType> kv_cache_dtype;  // kE4M3; unset: as the weights; fp8 not beside f64
-  // max_model_len 0: see MemoryRequest; loading sets dtype, kv_dtype, num_pages,
-  // snapshot_slots
+  // max_model_len 0: see MemoryRequest; loading sets dtype, kv_dtype, num_pages, snapshot_slots and
+  // staging_*
   RunnerOptions runner;
   EngineOptions engine;                 // loading sets acp, log_tolerance and eos_token_ids
   std::optional<double> log_tolerance;  // log eps; unset: the checkpoint's own, else -10
@@ -35,7 +45,8 @@ struct EngineConfig {
   int64_t kv_cache_tokens = 0;          // see MemoryRequest
   int64_t host_bytes_beside = 0;        // host memory kept for other parts of the process
   bool allow_nonfinite = false;
-  bool plain_gemm = false;               // row-independent matrix products, for invariance; CPU
+  bool plain_gemm = false;  // row-independent matrix products, for invariance; CPU
+  PrefixStoreConfig prefix_store;
   double gpu_memory_utilization = 0.9;   // share of the GPU's memory that the engine may allocate
   bool portable_kernels = false;         // no Hopper kernels even on Hopper, for tests
   bool overlap_kernels = true;           // false: one kernel at a time, for tests
@@ -59,7 +70,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> LoadRunner(const EngineConfig& conf
 struct LoadedEngine {
   ModelConfig config;
   std::unique_ptr<StepExecutor> executor;
-  std::unique_ptr<Engine> engine;  // uses `executor`
+  std::unique_ptr<SnapshotStore> store;  // uses `executor`; null: none
+  std::unique_ptr<Engine> engine;        // uses both
   EngineOptions options;
   std::string memory_plan;  // human-readable, several lines
   std::string backend;      // for example "cpu (2 threads, oneDNN bf16, attention avx512)"
@@ -83,6 +95,13 @@ inline void AddQuantization(FlagSet* flags, Quantization* target) {
               "round weights of linear layers: fp8 to e4m3; on the CPU, in blocks of 32, q8 and q4 "
               "to GGUF's Q8_0 and Q4_0, the vocabulary to Q8_0",
               target);
+}
+inline void AddPrefixStore(FlagSet* flags, PrefixStoreConfig* target) {
+  flags->String("prefix-cache-dir", "DIR",
+                "directory for prefixes that leave the cache, and for all at SIGTERM [none]",
+                &target->dir);
+  flags->Int("prefix-cache-disk-gb", "N", "limit of GB in --prefix-cache-dir", 1, 1 << 20,
+             &target->max_gb);
 }
 inline void AddKvCacheDType(FlagSet* flags, std::optional<DType>* target) {
   flags->Enum("kv-cache-dtype", {{"auto", std::nullopt}, {"fp8", DType::kE4M3}},

@@ -36,6 +36,12 @@ struct CancelCommand {
 using Command = std::variant<SubmitCommand, CancelCommand>;
 using Acknowledgements = std::unordered_map<RequestId, int64_t>;
 
+struct Signals {
+  bool flush = false, save = false;  // the prefix cache
+  bool news = false;                 // of its store
+  bool any() const { return flush || save || news; }
+};
+
 }  // namespace
 
 struct EngineThread::Impl {
@@ -51,7 +57,7 @@ struct EngineThread::Impl {
   void RunTurn();
   void EndLoop();
   void Report(std::vector<RequestOutput> outputs);
-  std::vector<Command> TakeCommands(Acknowledgements* acknowledgements, bool* flushes);
+  std::vector<Command> TakeCommands(Acknowledgements* acknowledgements, Signals* signals);
   void ExecuteCommands();
   void Execute(Command& command);
   void SubmitOnEngineThread(SubmitCommand& command);
@@ -82,7 +88,7 @@ struct EngineThread::Impl {
   CondVar wake;
   std::vector<Command> commands ABSL_GUARDED_BY(mutex);
   Acknowledgements acknowledged ABSL_GUARDED_BY(mutex);
-  bool flush ABSL_GUARDED_BY(mutex) = false;  // the prefix cache
+  Signals signals ABSL_GUARDED_BY(mutex);
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   bool stopped ABSL_GUARDED_BY(mutex) = false;  // the loop is over
   CondVar stopped_changed;
@@ -151,26 +157,27 @@ void EngineThread::Impl::FlushDelivery() {
 
 // Waits for a command, a deadline or the next heartbeat, but not while there is work.
 std::vector<Command> EngineThread::Impl::TakeCommands(Acknowledgements* acknowledgements,
-                                                      bool* flushes) {
+                                                      Signals* taken) {
   const bool waits = has_thread && !engine->HasWork();
   const Seconds wait =
       waits ? std::clamp(engine->NextDeadline() - clock(), 0.0, kMaxWait) : Seconds{0};
   const auto until = std::chrono::steady_clock::now() + SteadyDuration(wait);
   const MutexLock lock(mutex);
-  while (wait > 0.0 && !stopping && !flush && commands.empty() && acknowledged.empty()) {
+  while (wait > 0.0 && !stopping && !signals.any() && commands.empty() && acknowledged.empty()) {
     if (!wake.WaitUntil(mutex, until)) break;
   }
   acknowledgements->swap(acknowledged);
-  *flushes = std::exchange(flush, false);
+  *taken = std::exchange(signals, {});
   return std::exchange(commands, {});
 }
 
 void EngineThread::Impl::ExecuteCommands() {
   Acknowledgements acknowledgements;
-  bool flushes = false;
-  std::vector<Command> taken = TakeCommands(&acknowledgements, &flushes);
+  Signals signalled;
+  std::vector<Command> taken = TakeCommands(&acknowledgements, &signalled);
   last_turn = SteadySeconds();
-  if (flushes) engine->FlushPrefixCache();
+  if (signalled.flush) engine->FlushPrefixCache();
+  if (signalled.save) engine->SavePrefixCache();
   for (const auto& [id, tokens] : acknowledgements) engine->Acknowledge(id, tokens);
   for (Command& command : taken) Execute(command);
 }
@@ -232,8 +239,8 @@ void EngineThread::Impl::EndAll() {
     Deliver(engine->Step(clock()));
   }
   Acknowledgements unused;
-  bool flushes = false;
-  for (Command& command : TakeCommands(&unused, &flushes)) {
+  Signals signalled;
+  for (Command& command : TakeCommands(&unused, &signalled)) {
     const auto* submit = std::get_if<SubmitCommand>(&command);
     if (submit == nullptr) continue;
     submit->listener->OnSubmitted(absl::UnavailableError("the server is stopping"));
@@ -257,12 +264,22 @@ void EngineThread::Impl::Publish() {
 EngineThread::EngineThread(std::unique_ptr<Engine> engine, Clock clock, bool has_thread)
     : impl_(std::make_unique<Impl>(std::move(engine), std::move(clock))) {
   impl_->has_thread = has_thread;
+  impl_->engine->SetWake([impl = impl_.get()] {
+    {
+      const MutexLock lock(impl->mutex);
+      impl->signals.news = true;
+    }
+    impl->wake.NotifyOne();
+  });
   if (!has_thread) return;
   const MutexLock lock(impl_->join_mutex);
   impl_->thread = std::thread([impl = impl_.get()] { impl->Loop(); });
 }
 
-EngineThread::~EngineThread() { Stop(); }
+EngineThread::~EngineThread() {
+  impl_->engine->SetWake(nullptr);
+  Stop();
+}
 
 void EngineThread::SetDelivery(DeliveryPool* pool) { impl_->delivery = pool; }
 
@@ -297,7 +314,15 @@ void EngineThread::Acknowledge(RequestId id, int64_t tokens) {
 void EngineThread::FlushPrefixCache() {
   {
     const MutexLock lock(impl_->mutex);
-    impl_->flush = true;
+    impl_->signals.flush = true;
+  }
+  impl_->wake.NotifyOne();
+}
+
+void EngineThread::SavePrefixCache() {
+  {
+    const MutexLock lock(impl_->mutex);
+    impl_->signals.save = true;
   }
   impl_->wake.NotifyOne();
 }

@@ -41,6 +41,8 @@ class EngineThread {
 
   // See Engine::FlushPrefixCache.
   void FlushPrefixCache();
+  // See Engine::SavePrefixCache.
+  void SavePrefixCache();
 
   // From now on Submit answers Unavailable. Running requests go on.
   void Drain();

@@ -54,9 +54,9 @@ constexpr const char* kUsage =
     "Each flag may also stand in the environment: --grpc-port as FOX_GRPC_PORT.\n\n";
 // README.md's table has the same flags (tests/tidy).
 constexpr const char* kCommonFlags[] = {
-    "model", "served-model-name", "check-model",  "device",       "dtype",
-    "acp",   "log-tolerance",     "max-num-seqs", "kv-cache-mb",  "max-model-len",
-    "host",  "grpc-port",         "http-port",    "metrics-port", "api-key-file"};
+    "model",         "served-model-name", "check-model",  "device",          "dtype", "acp",
+    "log-tolerance", "max-num-seqs",      "kv-cache-mb",  "max-model-len",   "host",  "grpc-port",
+    "http-port",     "metrics-port",      "api-key-file", "prefix-cache-dir"};
 
 // The text of --help: with the argument `all` every flag, else kCommonFlags.
 std::string HelpText(const FlagSet& set) {
@@ -417,6 +417,11 @@ int Run(const std::vector<std::string>& arguments, SignalHandler* signals) {
   if (!observers.ok()) return ExitWithConfigError(observers.status());
   const bool check = !flags.check_model.empty();
   flags.engine.progress = LoadingLog(kLoadingLogSeconds, SteadySeconds);
+  if (check) flags.engine.prefix_store.dir.clear();  // a server may use it
+  flags.engine.prefix_store.version = absl::StrCat(FOX_VERSION, " ", FOX_GIT_SHA);
+  flags.engine.prefix_store.warn = [](const std::string& what) {
+    Log(LogLevel::kWarning, "prefix cache on disk", {{"failed", what}});
+  };
   status = ModelDir::Open(flags.engine.model_dir).status();
   if (!status.ok()) return ExitWithConfigError(status);
   absl::StatusOr<Endpoints> endpoints = Endpoints();

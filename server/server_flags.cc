@@ -97,6 +97,7 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
               "share of the page pool for the prefix cache, which yields pages to requests; 0: no "
               "prefix cache",
               0, 1, &engine->prefix_cache_share);
+  AddPrefixStore(set, &f->engine.prefix_store);
   set->Int("max-num-queued-reqs", "N", "limit of waiting requests; more are refused", 1, 1 << 20,
            &engine->max_num_queued_reqs);
   set->Int("max-num-queued-tokens", "N", "limit of waiting prompt tokens; more are refused", 1,

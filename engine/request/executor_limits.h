@@ -20,6 +20,10 @@ struct ExecutorLimits {
   int32_t num_slots = 0;     // sequences with pages, running or not; 0: max_num_seqs
   // Slots for snapshots, numbered after the slots of sequences; 0: no prefix cache.
   int32_t snapshot_slots = 0;
+  // Host memory for images of snapshots: buffers, the bytes of each, and the bytes that an image
+  // takes for a slot's state and for each of its pages. staging_buffers 0: nothing is saved.
+  int32_t staging_buffers = 0;
+  int64_t staging_bytes = 0, image_state_bytes = 0, image_page_bytes = 0;
   int64_t max_model_len = 0;           // tokens of a sequence
   int64_t max_num_batched_tokens = 0;  // tokens of a step
   int64_t max_logit_rows = 0;          // rows of logits of a step
@@ -34,6 +38,7 @@ struct ExecutorLimits {
   std::vector<int32_t> graph_sizes;  // batch sizes with a captured graph, ascending
 
   int32_t slots() const { return std::max(num_slots, max_num_seqs); }
+  int64_t ImageBytes(int64_t pages) const { return image_state_bytes + pages * image_page_bytes; }
 };
 
 }  // namespace fox

@@ -2,6 +2,7 @@
 // put an executor of their own here.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -28,6 +29,9 @@ struct StepResult {
   // [slots + snapshot_slots]: pages that only this slot holds, as of the end of this plan. Valid
   // until the next Submit. Null without snapshot slots, because no pages are shared then.
   const int32_t* sole_pages = nullptr;
+  // [snapshots]: counters of the snapshot slots that the plan took. May be empty: then these
+  // snapshots cannot be saved.
+  std::vector<AcpStats> snapshots;
   // [slots, lists_per_slot]: the first page that each list keeps, as of the end of this plan. Valid
   // until the next Submit. Null if the plan did not ask.
   const int32_t* first_pages = nullptr;
@@ -51,6 +55,9 @@ class StepExecutor {
   }
   // Waits for the oldest plan that is not collected. REQUIRES: there is one.
   virtual absl::StatusOr<StepResult> Collect() = 0;
+  // Host memory of ExecutorLimits::staging_bytes for the image of a slot, 0 <= buffer <
+  // staging_buffers. Plans that save or load use it until they are collected.
+  virtual std::byte* StagingBuffer(int32_t) { return nullptr; }
   // The executor's health, for times without plans. Does not wait.
   virtual absl::Status Probe() { return absl::OkStatus(); }
 

@@ -16,6 +16,9 @@ int64_t StepPlan::num_tokens() const {
 
 std::string StepPlan::DebugString() const {
   std::string text;
+  for (const SlotTransfer& save : saves) {
+    absl::StrAppend(&text, "save ", save.slot, " to ", save.buffer, "; ");
+  }
   for (const int32_t slot : drop_snapshots) absl::StrAppend(&text, "drop ", slot, "; ");
   for (const SharedSlot& taken : snapshots) {
     absl::StrAppend(&text, "snapshot ", taken.to, " of ", taken.from, " at ", taken.tokens, "; ");
@@ -25,6 +28,9 @@ std::string StepPlan::DebugString() const {
     absl::StrAppend(&text, i == 0 ? "" : " ", release_slots[i]);
   }
   absl::StrAppend(&text, "]");
+  for (const SlotTransfer& load : loads) {
+    absl::StrAppend(&text, "; load ", load.slot, " from ", load.buffer, " at ", load.tokens);
+  }
   for (const SharedSlot& start : starts) {
     absl::StrAppend(&text, "; slot ", start.to, " from ", start.from, " at ", start.tokens);
   }
@@ -60,6 +66,13 @@ void MoveSlots(const StepPlan& plan, int64_t lists_per_slot, std::vector<AcpStat
   for (const int32_t slot : plan.drop_snapshots) at(slot) = {};
   for (const SharedSlot& snapshot : plan.snapshots) share(snapshot);
   for (const int32_t slot : plan.release_slots) at(slot) = {};
+  for (const SlotTransfer& load : plan.loads) {
+    AcpStats& stats = at(load.slot) = {};
+    stats.pages_allocated = lists_per_slot * PagesFor(load.tokens);
+    stats.pages_evicted = stats.pages_found_evicted = stats.pages_allocated - load.pages;
+    stats.peak_pages = load.pages;
+    stats.max_log_evicted_mass = load.max_log_evicted_mass;
+  }
   for (const SharedSlot& start : plan.starts) share(start);
 }
 

@@ -59,11 +59,22 @@ struct SharedSlot {
   int64_t tokens = 0;  // in `to` afterwards
 };
 
+// A snapshot slot and the staging buffer that has its image (kernels/paging/slot_image.h).
+struct SlotTransfer {
+  int32_t slot = 0;
+  int32_t buffer = 0;
+  int64_t pages = 0;                      // of the image
+  int64_t tokens = 0;                     // in the slot
+  double max_log_evicted_mass = kNoMass;  // the slot's certificate
+};
+
 // The executor carries out the fields in this order.
 struct StepPlan {
+  std::vector<SlotTransfer> saves;         // snapshots to copy into staging buffers
   std::vector<int32_t> drop_snapshots;     // snapshot slots to empty
   std::vector<SharedSlot> snapshots;       // snapshots to take of sequences' slots
   std::vector<int32_t> release_slots;      // sequences' slots to empty
+  std::vector<SlotTransfer> loads;         // images to make snapshots of, in empty slots
   std::vector<SharedSlot> starts;          // slots to start from a snapshot
   std::vector<PlannedSequence> sequences;  // entries with one token first
   // Set before anything is sampled. A slot's first sample with a logits processor comes with its
@@ -72,15 +83,15 @@ struct StepPlan {
   bool read_windows = false;  // StepResult::first_pages is to be filled in
 
   bool empty() const {
-    return drop_snapshots.empty() && snapshots.empty() && release_slots.empty() &&
-           sequences.empty();
+    return saves.empty() && drop_snapshots.empty() && snapshots.empty() && release_slots.empty() &&
+           loads.empty() && sequences.empty();
   }
   int64_t num_tokens() const;
   std::string DebugString() const;
 };
 
-// Updates the counters of all slots for the plan's drops, snapshots, releases and starts, before
-// its sequences run: counters go where the pages go.
+// Updates the counters of all slots for the plan's drops, snapshots, releases, loads and starts,
+// before its sequences run: counters go where the pages go.
 void MoveSlots(const StepPlan& plan, int64_t lists_per_slot, std::vector<AcpStats>* slots);
 
 }  // namespace fox

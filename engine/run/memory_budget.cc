@@ -113,15 +113,15 @@ absl::Status PlanMemoryWithin(const MemoryLimit& limit, const MemoryBeside& besi
                               const ModelConfig& config, MemoryRequest request,
                               RunnerOptions& options) {
   const int64_t activations = StepBytes(config, beside.residual_dtype, beside.ops, options);
-  const int64_t rest = beside.weights + activations;
+  const int64_t rest = beside.weights + beside.staging + activations;
   const auto refuse = [&](int64_t pages, int64_t tables) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "%s%.1f MiB of weights, %.1f MiB of KV pages and %.1f MiB of tables and activations do "
         "not fit into the %.1f MiB that %s leaves",
         request.kv_cache_bytes > 0 ? "--kv-cache-mb: " : "",
         Mib(static_cast<double>(beside.weights)), Mib(static_cast<double>(pages)),
-        Mib(static_cast<double>(tables + activations)), Mib(static_cast<double>(limit.bytes)),
-        limit.source));
+        Mib(static_cast<double>(tables + activations + beside.staging)),
+        Mib(static_cast<double>(limit.bytes)), limit.source));
   };
   if (rest >= limit.bytes) return refuse(request.kv_cache_bytes, 0);
   request.available_bytes = std::min(request.available_bytes, limit.bytes - rest);
@@ -201,13 +201,20 @@ std::string DescribeMemory(const ModelRunner& runner) {
       "tokens unpruned)\n"
       "  KV tables        %8.1f MiB  (%d sequences of at most %d tokens; %d of them run at once)\n"
       "  penalty state    %8.1f MiB  (biases and counts, for sampling on the device)\n"
-      "  activations      %8.1f MiB  (%d tokens and %d logit rows a step)\n%s",
+      "  activations      %8.1f MiB  (%d tokens and %d logit rows a step)\n%s%s",
       Mib(static_cast<double>(weights.linear_bytes())),
       Mib(static_cast<double>(weights.embedding_bytes())), Mib(page * shape.num_pages),
       shape.num_pages, page / 1024, kPageTokens, UnprunedTokens(shape),
       Mib(static_cast<double>(TableBytes(shape))), options.num_slots(), options.max_model_len,
       options.max_num_seqs, Mib(static_cast<double>(states)), Mib(activations),
       options.max_num_batched_tokens, options.max_logit_rows,
+      options.staging_buffers == 0
+          ? ""
+          : absl::StrFormat(
+                "  staging buffers  %8.1f MiB  (of the host's memory: snapshots on their "
+                "way to disk and back)\n",
+                Mib(static_cast<double>(options.staging_buffers) *
+                    static_cast<double>(options.staging_bytes))),
       weights.config.forget_gate == ForgetGate::kNone
           ? "  pruning          none: the model has no forget gates\n"
           : "");

@@ -29,6 +29,7 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
 // Memory that is used beside the pages.
 struct MemoryBeside {
   int64_t weights = 0;  // WeightBytes
+  int64_t staging = 0;  // buffers for images of snapshots
   DType residual_dtype = DType::kF32;
   const Ops& ops;  // determines the activations
 };

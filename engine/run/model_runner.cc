@@ -107,6 +107,15 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   limits_.max_num_seqs = options_.max_num_seqs;
   limits_.num_slots = options_.num_slots();
   limits_.snapshot_slots = options_.snapshot_slots;
+  limits_.staging_buffers = options_.staging_buffers;
+  limits_.staging_bytes = options_.staging_bytes;
+  limits_.image_state_bytes = static_cast<int64_t>(SlotImageBytes(cache().shape, 0));
+  limits_.image_page_bytes =
+      static_cast<int64_t>(SlotImageBytes(cache().shape, 1)) - limits_.image_state_bytes;
+  for (int32_t i = 0; i < options_.staging_buffers; ++i) {
+    const auto bytes = static_cast<size_t>(options_.staging_bytes);
+    staging_.push_back(queue_ != nullptr ? queue_->AllocatePinned(bytes) : ops_->Allocate(bytes));
+  }
   limits_.max_model_len = options_.max_model_len;
   limits_.max_num_batched_tokens = options_.max_num_batched_tokens;
   limits_.max_logit_rows = options_.max_logit_rows;
@@ -200,9 +209,18 @@ void ModelRunner::MoveSlots(const StepPlan& plan) {
   const auto share = [this](const SharedSlot& shared) {
     ops_->Share(shared.from, shared.to, cache(), stream_);
   };
+  const auto image = [this](const SlotTransfer& transfer) {
+    return SlotImage{StagingBuffer(transfer.buffer), transfer.pages};
+  };
+  for (const SlotTransfer& save : plan.saves) {
+    ops_->SaveSlot(save.slot, image(save), cache(), stream_);
+  }
   release(plan.drop_snapshots);
   for (const SharedSlot& snapshot : plan.snapshots) share(snapshot);
   release(plan.release_slots);
+  for (const SlotTransfer& load : plan.loads) {
+    ops_->LoadSlot(image(load), load.slot, cache(), stream_);
+  }
   for (const SharedSlot& start : plan.starts) share(start);
 }
 

@@ -28,6 +28,8 @@ struct RunnerOptions {
   int32_t max_num_seqs = 16;     // 0: chosen by memory when a runner is loaded (PlanStepSizes)
   int32_t spare_slots = 32;      // slots beside max_num_seqs, in which paused sequences keep pages
   int32_t snapshot_slots = 0;    // slots for the prefix cache, if the backend shares pages
+  int32_t staging_buffers = 0;   // for images of snapshots, in host memory
+  int64_t staging_bytes = 0;     // of each
   int64_t max_model_len = 0;
   // Tokens of a step. 0: 512 on a CPU, 8192 on a GPU, or fewer when a runner is loaded with a small
   // pool. Raised to max_num_seqs, on a GPU to 128 more, so that a prompt goes on beside decodes
@@ -69,6 +71,9 @@ class ModelRunner : public StepExecutor {
   absl::Status SetMasks(const std::vector<const uint32_t*>& masks) override;
   absl::StatusOr<StepResult> Collect() override;
   absl::Status Probe() override;
+  std::byte* StagingBuffer(int32_t buffer) override {
+    return staging_.at(static_cast<size_t>(buffer)).as<std::byte>();
+  }
 
   // Captures the decode graphs of all shapes now instead of when they are first needed. REQUIRES:
   // no plan was submitted yet.
@@ -83,7 +88,7 @@ class ModelRunner : public StepExecutor {
   const RunnerOptions& options() const { return options_; }
 
  private:
-  // Carries out the plan's drops, snapshots, releases and starts.
+  // Carries out the plan's saves, drops, snapshots, releases, loads and starts.
   void MoveSlots(const StepPlan& plan);
   void SetPenaltyState(const StepPlan& plan, StepReadback& step);
   MatrixView Forward();
@@ -101,6 +106,7 @@ class ModelRunner : public StepExecutor {
   FoxModel model_;
   BatchBuilder batch_;
   PagedKvStorage cache_;
+  std::vector<Buffer> staging_;
   Buffer penalty_state_;                  // penalty states, then masks; empty: the host samples
   uint32_t* masks_ = nullptr;             // in penalty_state_
   std::unique_ptr<DecodeGraphs> graphs_;  // null: every step runs eagerly

@@ -26,6 +26,7 @@ void StepReadback::Begin(const StepPlan& plan, bool row_each) {
   moves_.drop_snapshots = plan.drop_snapshots;
   moves_.snapshots = plan.snapshots;
   moves_.release_slots = plan.release_slots;
+  moves_.loads = plan.loads;
   moves_.starts = plan.starts;
   wants_windows_ = plan.read_windows;
   sequences_.clear();
@@ -92,6 +93,9 @@ const float* StepReadback::Logits() {
 StepResult StepReadback::Deliver(const ExecutorLimits& limits, std::vector<AcpStats>* slots) {
   StepResult result;
   MoveSlots(moves_, limits.lists_per_slot, slots);
+  for (const SharedSlot& taken : moves_.snapshots) {
+    result.snapshots.push_back((*slots)[static_cast<size_t>(taken.to)]);
+  }
   const StepOutputs outputs = batch_.OutputsAt(outputs_.as<std::byte>());
   const float* logits = Logits();
   const SampleRecord* scores = scores_.as<SampleRecord>();

@@ -44,6 +44,7 @@ void PageLedger::Apply(const StepPlan& plan, Pool* pool) const {
   for (const int32_t slot : plan.drop_snapshots) empty(slot);
   for (const SharedSlot& snapshot : plan.snapshots) held(snapshot.from) = 0;
   for (const int32_t slot : plan.release_slots) empty(slot);
+  for (const SlotTransfer& load : plan.loads) take(load.slot, load.pages);
   for (const SharedSlot& start : plan.starts) held(start.from) = 0;
   for (const PlannedSequence& sequence : plan.sequences) {
     const int64_t end = sequence.position + static_cast<int64_t>(sequence.token_ids.size());

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <utility>
 
 #include "engine/schedule/policy.h"
@@ -34,14 +33,17 @@ bool MayLieAt(const Sequence& sequence, int64_t tokens) {
 }  // namespace
 
 PrefixCache::PrefixCache(const ExecutorLimits& limits, const EngineOptions& options,
-                         PageLedger& ledger)
+                         PageLedger& ledger, const ServiceTimes& times, SnapshotStore* store)
     : first_slot_(limits.slots()),
       budget_(limits.snapshot_slots > 0
                   ? static_cast<int64_t>(options.prefix_cache_share *
                                          static_cast<double>(limits.num_pages))
                   : 0),
       interval_(options.prefix_cache_interval),
+      min_stored_(options.min_stored_tokens),
       ledger_(ledger),
+      times_(times),
+      transfers_(limits, budget_ > 0 ? store : nullptr),
       snapshots_by_slot_(static_cast<size_t>(limits.snapshot_slots)) {
   for (int32_t i = limits.snapshot_slots - 1; i >= 0; --i) free_slots_.push_back(first_slot_ + i);
 }
@@ -62,6 +64,7 @@ void PrefixCache::Check() const {
 
 void PrefixCache::BeginPlan(Seconds now) {
   now_ = now;
+  next_event_ = kNever;
   if (!flush_) return;
   flush_ = false;
   for (size_t i = 0; i < snapshots_by_slot_.size(); ++i) {
@@ -70,7 +73,7 @@ void PrefixCache::BeginPlan(Seconds now) {
     if (IsInUse(snapshot)) {
       flush_ = true;  // a plan takes it or starts from it: drop it later
     } else {
-      Drop(first_slot_ + static_cast<int32_t>(i));
+      Drop(first_slot_ + static_cast<int32_t>(i), /*save=*/false);
     }
   }
 }
@@ -111,7 +114,9 @@ bool PrefixCache::Match(Sequence* sequence) {
   PrefixState& state = sequence->prefix_;
   const auto length = static_cast<int64_t>(sequence->tokens.size());
   if (!Uses(*sequence) || sequence->slot >= 0) return false;
-  if (state.version == version_ && state.length == length) return state.waits;
+  if (state.version == version_ && state.length == length) {
+    return state.waits || AwaitsRead(sequence);
+  }
   state = {};
   state.version = version_;
   state.length = length;
@@ -135,7 +140,7 @@ bool PrefixCache::Match(Sequence* sequence) {
     }
   }
   AddStops(sequence);
-  return state.waits;
+  return AwaitsRead(sequence) || state.waits;
 }
 
 // Asks for snapshots of the sequence's own prompt: where it parts from the known prefixes; where
@@ -225,7 +230,8 @@ void PrefixCache::Insert(Sequence* sequence, int64_t tokens) {
       tree_.Find(cache_namespace, sequence->tokens, tokens, /*insert=*/true).back();
   node->snapshot = free_slots_.back();
   free_slots_.pop_back();
-  At(node->snapshot) = {node, pages, sequence->request.tenant, now_, /*taken=*/plan_, /*pinned=*/0};
+  Snapshot& taken = At(node->snapshot) = {node, pages, sequence->request.tenant, now_};
+  taken.taken = plan_;
   ++size_;
   ++version_;
   snapshots_.push_back({sequence->slot, node->snapshot, tokens});
@@ -234,38 +240,39 @@ void PrefixCache::Insert(Sequence* sequence, int64_t tokens) {
 
 bool PrefixCache::MakeRoom(int64_t pages) {
   if (pages > budget_) return false;
-  const int64_t excess = ledger_.shared() + pages - dropped_pages_ - budget_;
+  const int64_t excess =
+      ledger_.shared() + transfers_.loaded_pages() + pages - dropped_pages_ - budget_;
   if (excess > 0) Evict(excess);
   if (free_slots_.empty()) {
-    if (const int32_t victim = Victim(); victim >= 0) Drop(victim);
+    if (const int32_t victim = Victim(); victim >= 0) Drop(victim, /*save=*/true);
   }
   return !free_slots_.empty();
 }
 
 bool PrefixCache::evicting() const {
-  return unsure_pages_ > 0 || std::any_of(unsure_in_flight_.begin(), unsure_in_flight_.end(),
-                                          [](int64_t pages) { return pages > 0; });
+  return unsure_pages_ > 0 || std::any_of(in_flight_.begin(), in_flight_.end(),
+                                          [](InFlight plan) { return plan.unsure_pages > 0; });
 }
 
 int64_t PrefixCache::Evict(int64_t pages) {
   int64_t freed = 0;
-  int64_t unsure =
-      std::accumulate(unsure_in_flight_.begin(), unsure_in_flight_.end(), unsure_pages_);
+  int64_t unsure = unsure_pages_;
+  for (const InFlight& plan : in_flight_) unsure += plan.unsure_pages;
   while (freed + unsure < pages) {
     const int32_t victim = Victim();
     if (victim < 0) break;
     const int64_t before = unsure_pages_;
-    freed += Drop(victim);
+    freed += Drop(victim, /*save=*/true);
     unsure += unsure_pages_ - before;
   }
   return freed;
 }
 
-// The snapshot with the highest idle time x own pages / tokens that it saves, times all pages of
-// its tenant: so a tenant's flood of new prefixes drops its own snapshots before those of others.
-int32_t PrefixCache::Victim() const {
-  int32_t victim = -1;
-  double highest = -1;
+// For each snapshot its idle time x own pages / tokens that it saves, times all pages of its
+// tenant: so a tenant's flood of new prefixes drops its own snapshots before those of others. With
+// slots.
+std::vector<std::pair<double, int32_t>> PrefixCache::Scores() const {
+  std::vector<std::pair<double, int32_t>> scores;
   std::map<uint64_t, double> pages_of;  // by tenant
   for (size_t i = 0; i < snapshots_by_slot_.size(); ++i) {
     const Snapshot& snapshot = snapshots_by_slot_[i];
@@ -275,24 +282,36 @@ int32_t PrefixCache::Victim() const {
   }
   for (size_t i = 0; i < snapshots_by_slot_.size(); ++i) {
     const Snapshot& snapshot = snapshots_by_slot_[i];
-    if (snapshot.node == nullptr || IsInUse(snapshot)) continue;
+    if (snapshot.node == nullptr) continue;
     const PrefixTree::Node* before = snapshot.node->parent;
     while (before->parent != nullptr && before->snapshot < 0) before = before->parent;
     const int32_t slot = first_slot_ + static_cast<int32_t>(i);
     const double age = now_ - snapshot.used + 1e-3;
     const double pages = static_cast<double>(ledger_.held(slot)) + 1;
-    const double score = age * pages * pages_of[snapshot.tenant] /
-                         static_cast<double>(snapshot.node->tokens - before->tokens);
-    if (score > highest) {
-      highest = score;
-      victim = slot;
-    }
+    scores.emplace_back(age * pages * pages_of[snapshot.tenant] /
+                            static_cast<double>(snapshot.node->tokens - before->tokens),
+                        slot);
+  }
+  return scores;
+}
+
+// The snapshot with the highest score that no sequence starts from; -1: none.
+int32_t PrefixCache::Victim() const {
+  int32_t victim = -1;
+  double highest = -1;
+  for (const auto& [score, slot] : Scores()) {
+    if (score <= highest || IsInUse(snapshots_by_slot_[static_cast<size_t>(slot - first_slot_)]))
+      continue;
+    highest = score;
+    victim = slot;
   }
   return victim;
 }
 
-int64_t PrefixCache::Drop(int32_t slot) {
+// `save`: the store may have it.
+int64_t PrefixCache::Drop(int32_t slot, bool save) {
   Snapshot& snapshot = At(slot);
+  if (save && IsWorthSaving(snapshot) && !Save(slot)) ++stats_.lost;
   FOX_CHECK(snapshot.node != nullptr && !IsInUse(snapshot));
   const int64_t pages = ledger_.held(slot);
   drops_.push_back(slot);
@@ -321,15 +340,31 @@ void PrefixCache::FillPlan(StepPlan* plan) {
   plan->drop_snapshots = std::exchange(drops_, {});
   plan->snapshots = std::exchange(snapshots_, {});
   plan->starts = std::exchange(starts_, {});
-  ++plan_;
+  transfers_.FillPlan(plan);
+  const int64_t number = plan_++;
   if (plan->empty()) return;
-  unsure_in_flight_.push_back(std::exchange(unsure_pages_, 0));
+  in_flight_.push_back({number, std::exchange(unsure_pages_, 0)});
   dropped_pages_ = 0;
 }
 
-void PrefixCache::Collected() {
-  FOX_CHECK(!unsure_in_flight_.empty());
-  unsure_in_flight_.pop_front();
+void PrefixCache::Collected(const StepPlan& plan, const StepResult& result) {
+  FOX_CHECK(!in_flight_.empty());
+  const int64_t number = in_flight_.front().plan;
+  in_flight_.pop_front();
+  transfers_.Collected(plan);
+  if (!plan.loads.empty()) next_event_ = now_;  // their buffers are free
+  for (size_t i = 0; i < plan.snapshots.size(); ++i) {
+    Snapshot& snapshot = At(plan.snapshots[i].to);
+    if (snapshot.node == nullptr || snapshot.taken != number) continue;  // dropped since
+    if (i < result.snapshots.size()) {
+      snapshot.kept_pages = result.snapshots[i].live_pages();
+      snapshot.max_log_evicted_mass = result.snapshots[i].max_log_evicted_mass;
+    }
+    snapshot.offered = snapshot.kept_pages < 0 || !transfers_.Fits(snapshot.kept_pages);
+    if (!snapshot.offered && IsWorthSaving(snapshot)) {
+      next_event_ = std::min(next_event_, SaveTime(snapshot));
+    }
+  }
 }
 
 }  // namespace fox

@@ -52,6 +52,21 @@ class PrefixTree {
     }
     return path;
   }
+  // The tokens of the prefix that ends with the node's block.
+  static std::vector<int32_t> TokensOf(const Node& node) {
+    std::vector<int32_t> tokens(static_cast<size_t>(node.tokens));
+    for (const Node* at = &node; at->parent != nullptr; at = at->parent) {
+      std::copy(at->block.begin(), at->block.end(), tokens.begin() + at->parent->tokens);
+    }
+    return tokens;
+  }
+  CacheNamespace NamespaceOf(const Node& node) const {
+    const Node* root = &node;
+    while (root->parent != nullptr) root = root->parent;
+    return std::find_if(roots_.begin(), roots_.end(),
+                        [root](const auto& entry) { return &entry.second == root; })
+        ->first;
+  }
   // Removes the node, and then its ancestors, as long as they have no children, no snapshot and no
   // computing sequence.
   void Prune(Node* node) {

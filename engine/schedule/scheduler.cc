@@ -11,7 +11,7 @@ namespace fox {
 
 // As many sequences may run as can all decode in one step, or all but one beside a chunk.
 Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
-                     const EngineOptions& options)
+                     const EngineOptions& options, SnapshotStore* store)
     : limits_(limits),
       times_(times),
       options_(options),
@@ -20,7 +20,7 @@ Scheduler::Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
                              limits.max_num_batched_tokens - limits.chunks.min_room() + 1,
                              limits.max_logit_rows - limits.chunks.min_room() + 1})),
       ledger_(limits),
-      prefixes_(limits, options, ledger_),
+      prefixes_(limits, options, ledger_, times, store),
       forecast_(limits.lists_per_slot) {
   FOX_CHECK(max_running_ > 0 && limits.lists_per_slot > 0 && limits.num_pages >= 0);
   FOX_CHECK(limits.chunks.unit > 0 && limits.chunks.unit % kPageTokens == 0);
@@ -114,6 +114,7 @@ Schedule Scheduler::Next(Seconds now) {
     (*running_.begin())->blocked_since = -kNever;  // nothing moves that it could wait for
     ready = ReservePages(now, &schedule);
   }
+  pages_ -= prefixes_.Land(pages_ - running() * limits_.lists_per_slot);
   Budget budget{limits_.max_num_batched_tokens, limits_.max_num_batched_tokens,
                 limits_.max_logit_rows};
   const bool alone = std::all_of(ready.begin(), ready.end(),
@@ -153,6 +154,7 @@ Schedule Scheduler::Next(Seconds now) {
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
   PlanDrafts(budget, &schedule);
   schedule.plan.release_slots = std::exchange(release_slots_, {});
+  if (schedule.plan.sequences.empty() || prefixes_.saves_all()) prefixes_.SaveOne();
   prefixes_.FillPlan(&schedule.plan);
   if (!schedule.plan.empty()) ledger_.Submit(schedule.plan);
 #ifndef NDEBUG
@@ -164,7 +166,7 @@ Schedule Scheduler::Next(Seconds now) {
 void Scheduler::Collect(const StepPlan& plan, const StepResult& result) {
   FOX_CHECK(result.stats.size() == plan.sequences.size());
   ledger_.Collect(result);
-  prefixes_.Collected();
+  prefixes_.Collected(plan, result);
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
     const PlannedSequence& planned = plan.sequences[i];
     if (planned.log_tolerance != log_tolerance_) continue;

@@ -37,7 +37,7 @@ struct Schedule {
 class Scheduler {
  public:
   Scheduler(const ExecutorLimits& limits, const ServiceTimes& times,
-            const EngineOptions& options = {});
+            const EngineOptions& options = {}, SnapshotStore* store = nullptr);
   // Queues a sequence, which must live until Remove, or until a plan reports it as ended.
   void Add(Sequence* sequence, Seconds now);
   // The next plan releases the sequence's slot, if it has one. `keep`: its computed tokens are
@@ -54,8 +54,9 @@ class Scheduler {
   // Aborts if slots, states and counts contradict each other. Between two plans only.
   void Check() const;
 
-  // The next plan drops all snapshots.
-  void FlushPrefixes() { prefixes_.Flush(); }
+  // See PrefixCache::Clear and SaveAll.
+  void ClearPrefixes() { prefixes_.Clear(); }
+  void SavePrefixes() { prefixes_.SaveAll(); }
   const PrefixCache& prefixes() const { return prefixes_; }
   // Pages of snapshots, including those shared with sequences.
   int64_t shared_pages() const { return ledger_.shared(); }

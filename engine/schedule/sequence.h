@@ -108,6 +108,14 @@ struct PrefixState {
   bool claims = false;      // the tree says that this sequence computes its prompt
 };
 
+// Written by PrefixCache: what a SnapshotStore has of a sequence without a slot.
+struct StoredPrefix {
+  bool looked_up = false;
+  int64_t tokens = 0;      // of the stored snapshot to start from; 0: none
+  int64_t read = 0;        // the number of its read; 0: it has not begun
+  Seconds until = kNever;  // then the sequence waits no longer
+};
+
 // A slot, or the remains of a slot that was given up.
 struct SlotState {
   int32_t slot = -1;  // -1: none
@@ -198,6 +206,7 @@ struct Sequence : Progress, SlotState {
 
   QueueEntry queue_;
   PrefixState prefix_;
+  StoredPrefix stored_;
 };
 
 }  // namespace fox

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,6 +56,9 @@ class Checkpoint {
   const HostTensor& final_norm() const { return final_norm_; }  // [D]
   const HostTensor& lm_head() const { return lm_head_; }        // [V, D]; the embeddings when tied
   const std::vector<LayerTensors>& layers() const { return layers_; }
+
+  // The files' bytes, which identify the weights.
+  std::vector<std::span<const std::byte>> contents() const { return files_.contents(); }
 
   // Call after copying the weights; the copy is valid only if this returns ok. InvalidArgument: a
   // file was written to or truncated since Open mapped it (lost pages read as zeros, see

@@ -445,9 +445,13 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json) {
   return config;
 }
 
-absl::StatusOr<ModelConfig> ReadModelConfig(const ModelDir& dir) {
+absl::StatusOr<std::string> ReadConfigText(const ModelDir& dir) {
   if (!dir.Contains("config.json")) return dir.NoCheckpoint("config.json: no such file");
-  absl::StatusOr<std::string> json = dir.ReadText("config.json", kConfigLimits.max_bytes);
+  return dir.ReadText("config.json", kConfigLimits.max_bytes);
+}
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const ModelDir& dir) {
+  const absl::StatusOr<std::string> json = ReadConfigText(dir);
   if (!json.ok()) return json.status();
   return ParseModelConfig(*json);
 }

@@ -78,6 +78,9 @@ std::vector<double> RopeFrequencies(const ModelConfig& config);
 // the key. Unknown keys that the reference implementations never read are ignored.
 absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json);
 
+// The text of the config.json in `dir`. NotFound if there is none.
+absl::StatusOr<std::string> ReadConfigText(const ModelDir& dir);
+
 // Parses the config.json in `dir`. NotFound if there is none.
 absl::StatusOr<ModelConfig> ReadModelConfig(const ModelDir& dir);
 

@@ -105,6 +105,12 @@ absl::Status TensorFiles::AddShards(const ModelDir& dir) {
   return absl::OkStatus();
 }
 
+std::vector<std::span<const std::byte>> TensorFiles::contents() const {
+  std::vector<std::span<const std::byte>> contents;
+  for (const MappedFile& file : files_) contents.push_back(file.bytes());
+  return contents;
+}
+
 absl::Status TensorFiles::CheckUnchanged() const {
   for (const MappedFile& file : files_) {
     absl::Status status = file.CheckUnchanged();

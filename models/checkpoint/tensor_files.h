@@ -4,6 +4,7 @@
 // it lies. A tensor that two files hold must be equal in both.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,9 @@ class TensorFiles {
 
   // The data are in mapped files, which live as long as this object.
   const SafetensorsEntries& tensors() const { return tensors_; }
+
+  // The bytes of each file, in the order in which they were opened.
+  std::vector<std::span<const std::byte>> contents() const;
 
   // See MappedFile::CheckUnchanged.
   absl::Status CheckUnchanged() const;

@@ -4,12 +4,13 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <utility>
 
-#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/store/digest.h"
 #include "server/process/peer_address.h"
 
 namespace fox {
@@ -161,7 +162,14 @@ uint64_t ServerCore::ClientOf(const std::string& peer, const CallerHeaders& head
 }
 
 std::optional<uint64_t> ServerCore::VerifiedClientOf(const CallerHeaders& headers) {
-  if (!headers.client.empty()) return absl::HashOf('m', headers.client);
+  if (!headers.client.empty()) {
+    Sha256 hash;
+    hash.AddText("client of a gateway");
+    hash.AddText(std::string(headers.client));
+    uint64_t client = 0;  // the same after a restart: it is in the names of stored prefixes
+    std::memcpy(&client, hash.Get().data(), sizeof(client));
+    return client;
+  }
   return access->ClientOf(headers.authorization);
 }
 

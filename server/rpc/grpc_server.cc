@@ -230,7 +230,12 @@ bool GrpcServer::Stop(double grace_seconds, const std::function<bool()>& force) 
   impl_->core.ShutDown();
   impl_->monitor->Check();
   const Clock::time_point deadline = Clock::now() + SteadyDuration(grace_seconds);
-  while (!impl_->core.Idle() && Clock::now() < deadline && !(force && force())) {
+  impl_->core.engine.SavePrefixCache();
+  const auto busy = [this] {
+    const EngineThread& engine = impl_->core.engine;
+    return !impl_->core.Idle() || (engine.stats().snapshots_unsaved > 0 && engine.fatal().ok());
+  };
+  while (busy() && Clock::now() < deadline && !(force && force())) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   // Ends every request; their statuses are written below.

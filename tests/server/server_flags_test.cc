@@ -272,5 +272,15 @@ TEST(ServerFlagsTest, AModelIsNamedByItsDirectory) {
   }
 }
 
+TEST(ServerFlagsTest, ThePrefixCachesDirectory) {
+  EXPECT_EQ(Accepted({}).engine.prefix_store.dir, "");
+  const PrefixStoreConfig store =
+      Accepted({"--prefix-cache-dir=d", "--prefix-cache-disk-gb=3"}).engine.prefix_store;
+  EXPECT_EQ(store.dir, "d");
+  EXPECT_EQ(store.max_gb, 3);
+  EXPECT_EQ(Accepted({"--prefix-cache-dir=d"}).engine.prefix_store.max_gb, 32);
+  EXPECT_NE(Parse({"--prefix-cache-disk-gb=0"}).error, "");
+}
+
 }  // namespace
 }  // namespace fox

@@ -23,7 +23,7 @@ AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], .
      lambda text: text.count("\n"), 71_000),  # (48,000)
     ("lines of C++ and CUDA outside tests, without blanks and comments",
      lambda path: not path.startswith("tests/") and CPP_FILE.search(path),
-     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 47_500),  # (34,000)
+     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 47_800),  # (34,000)
     ("lines of ./run", lambda path: path == "run", lambda text: text.count("\n"), 260),
     ("lines of models/fox_model.cc", lambda path: path == "models/fox_model.cc",
      lambda text: text.count("\n"), 162),
@@ -31,7 +31,7 @@ AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], .
      lambda text: text.count("\n"), 3_455),  # (2,600)
     ("lines of engine/schedule, without blanks and comments",
      lambda path: path.startswith("engine/schedule/"),
-     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 2_225),  # (2,000)
+     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 2_300),  # (2,000)
 )
 PORTABLE_RUN = "tests/bench/results/gpu_test_portable.json"
 MAX_UNRUN_FILES = 12  # of some 110: a change of one kernel with its headers

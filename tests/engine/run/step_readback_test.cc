@@ -146,6 +146,9 @@ TEST_F(StepReadbackTest, CountersOfPagesGoFromSlotToSnapshotToSlot) {
   next.sequences.push_back(Planned(1, 128, 1, {}));
   batch_.outputs().sole_pages[3] = 4;
   result = Run(next, {});
+  ASSERT_EQ(result.snapshots.size(), 1u);
+  EXPECT_EQ(result.snapshots[0].live_pages(), 3);
+  EXPECT_EQ(result.snapshots[0].max_log_evicted_mass, -20);
   EXPECT_EQ(result.sole_pages[3], 4);
   const AcpStats& stats = result.stats[0];
   EXPECT_EQ(stats.pages_allocated, 6);  // the page row that it begins, too
@@ -158,6 +161,22 @@ TEST_F(StepReadbackTest, CountersOfPagesGoFromSlotToSnapshotToSlot) {
   Run(drop, {});
   EXPECT_EQ(slots_[3].pages_allocated, 0);
   EXPECT_EQ(slots_[0].pages_allocated, 0);
+}
+
+// The pages that an image has not count as found evicted.
+TEST_F(StepReadbackTest, ALoadedSnapshotHasTheCountersOfItsImage) {
+  limits_.snapshot_slots = 1;
+  StepPlan plan;
+  plan.loads = {{3, 0, /*pages=*/3, /*tokens=*/128, /*max_log_evicted_mass=*/-15}};
+  plan.starts = {{3, 1, 128}};
+  plan.sequences.push_back(Planned(1, 128, 1, {}));
+  const AcpStats stats = Run(plan, {}).stats[0];
+  EXPECT_EQ(slots_[3].live_pages(), 3);
+  EXPECT_EQ(slots_[3].pages_evicted, 1);
+  EXPECT_EQ(stats.pages_allocated, 6);
+  EXPECT_EQ(stats.pages_evicted, 2);
+  EXPECT_EQ(stats.pages_found_evicted, 1);
+  EXPECT_EQ(stats.max_log_evicted_mass, -15);
 }
 
 TEST_F(StepReadbackTest, ARowThatIsNotFiniteIsAnErrorOfItsSequence) {

@@ -27,7 +27,7 @@ class PrefixCacheTest : public testing::Test {
 
   void Reset() {
     ledger_ = std::make_unique<PageLedger>(limits_);
-    cache_ = std::make_unique<PrefixCache>(limits_, options_, *ledger_);
+    cache_ = std::make_unique<PrefixCache>(limits_, options_, *ledger_, times_, store_);
     cache_->BeginPlan(0);
   }
 
@@ -91,7 +91,7 @@ class PrefixCacheTest : public testing::Test {
     result.sole_pages = held_.data();
     result.stats.resize(plan_.sequences.size());
     ledger_->Collect(result);
-    if (!last_.empty()) cache_->Collected();
+    if (!last_.empty()) cache_->Collected(last_, result);
     plan_ = {};
   }
   void End(Sequence* sequence) {
@@ -103,6 +103,8 @@ class PrefixCacheTest : public testing::Test {
 
   ExecutorLimits limits_;
   EngineOptions options_;
+  ServiceTimes times_;
+  SnapshotStore* store_ = nullptr;
   std::unique_ptr<PageLedger> ledger_;
   std::unique_ptr<PrefixCache> cache_;
   std::vector<std::unique_ptr<Sequence>> sequences_;

@@ -12,7 +12,12 @@ Day::Day(const Swarm& swarm, bool print)
       ledger_(swarm.executor.limits),
       sampler_(swarm.executor.limits.vocab_size) {
   executor_ = std::make_unique<FakeExecutor>(swarm.executor);
-  engine_ = std::make_unique<Engine>(swarm.engine, *executor_, std::vector<StepObserver*>{this});
+  if (swarm.executor.limits.staging_buffers > 0) {
+    store_ = std::make_unique<FakeStore>(*executor_, swarm.store_seed, swarm.store_faults,
+                                         swarm.store_delays);
+  }
+  engine_ = std::make_unique<Engine>(swarm.engine, *executor_, std::vector<StepObserver*>{this},
+                                     store_.get());
 }
 
 Day::~Day() = default;
@@ -122,8 +127,14 @@ void Day::FlushPrefixCache() {
   engine_->FlushPrefixCache();
 }
 
+void Day::SavePrefixCache() {
+  if (print_) std::printf("%.3f save\n", now_);
+  engine_->SavePrefixCache();
+}
+
 void Day::Step() {
   ++marks_[Mark::kSteps];
+  if (store_ != nullptr) store_->Advance();
   const bool work = engine_->HasWork() || engine_->NextDeadline() <= now_;
   const int64_t runs = executor_->runs();
   planned_.clear();
@@ -154,6 +165,13 @@ void Day::AfterSubmit(const StepPlan& plan) {
   marks_[Mark::kSnapshots] += static_cast<int64_t>(plan.snapshots.size());
   marks_[Mark::kSnapshotsDropped] += static_cast<int64_t>(plan.drop_snapshots.size());
   marks_[Mark::kCachedStarts] += static_cast<int64_t>(plan.starts.size());
+  marks_[Mark::kSaves] += static_cast<int64_t>(plan.saves.size());
+  marks_[Mark::kLoads] += static_cast<int64_t>(plan.loads.size());
+  for (const auto* transfers : {&plan.saves, &plan.loads}) {
+    for (const SlotTransfer& transfer : *transfers) {
+      if (store_->Owns(transfer.buffer)) Fail("a plan uses a buffer of the store");
+    }
+  }
   bool slow = false, others = false;
   for (const PlannedSequence& sequence : plan.sequences) {
     const int64_t index = IndexOf(sequence.id);
@@ -204,6 +222,7 @@ const Marks& Day::CountMarks() {
   marks_[Mark::kProcessedSamples] = executor_->processed_samples();
   marks_[Mark::kRestoredStates] = executor_->restored_states();
   marks_[Mark::kReturns] = executor_->returns();
+  if (store_ != nullptr) marks_[Mark::kStoreFaults] = store_->stats().errors;
   marks_.CountEvents();
   return marks_;
 }

@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "engine/schedule/page_budget.h"
 #include "tests/engine/sim/fake_executor.h"
+#include "tests/engine/sim/fake_store.h"
 #include "tests/engine/sim/marks.h"
 #include "tests/engine/sim/reference_model.h"
 #include "tests/engine/sim/swarm.h"
@@ -59,6 +60,7 @@ class Day : private StepObserver {
   void Step();
   void AcknowledgeAll();
   void FlushPrefixCache();
+  void SavePrefixCache();
   // Lets time pass.
   void Wait(Seconds seconds) { now_ += seconds; }
   // Faults and impatience are over: everything must end, and the pool must be full then.
@@ -118,6 +120,7 @@ class Day : private StepObserver {
   const Swarm swarm_;
   const bool print_;
   std::unique_ptr<FakeExecutor> executor_;
+  std::unique_ptr<FakeStore> store_;  // null: none
   std::unique_ptr<Engine> engine_;
   PageLedger ledger_;                             // fed with the engine's plans
   Sampler sampler_;                               // the references'

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +15,8 @@ FakeExecutor::FakeExecutor(FakeOptions options)
     : options_(std::move(options)),
       keys_(options_),
       slots_(static_cast<size_t>(options_.limits.slots() + options_.limits.snapshot_slots)),
+      staging_(static_cast<size_t>(options_.limits.staging_buffers),
+               Image(static_cast<size_t>(options_.limits.staging_bytes))),
       sampler_(options_.limits.vocab_size),
       collected_free_pages_(options_.limits.num_pages) {}
 
@@ -43,11 +46,16 @@ absl::Status FakeExecutor::Submit(const StepPlan& plan) {
 
 absl::Status FakeExecutor::Take(const StepPlan& plan, Computed* computed) {
   if (plan.empty()) Violate("an empty plan was run");
+  Save(plan.saves, computed);
   DropSnapshots(plan.drop_snapshots);
   TakeSnapshots(plan.snapshots);
   Release(plan.release_slots);
+  Load(plan.loads, computed);
   Start(plan);
   if (violation_.empty()) keys_.MoveStats(plan);
+  for (const SharedSlot& taken : plan.snapshots) {
+    computed->result.snapshots.push_back(keys_.stats(taken.to));
+  }
   SetPenaltyState(plan);
   if (pool_fault_.ok()) pool_fault_ = CheckPlan(plan);
   if (!pool_fault_.ok()) {  // the fault stays, and later plans compute nothing
@@ -66,6 +74,11 @@ absl::StatusOr<StepResult> FakeExecutor::Collect() {
   Computed computed = std::move(computed_.front());
   computed_.pop_front();
   if (!computed.status.ok()) return computed.status;
+  // A device may write images as late as now, and read them until now.
+  for (auto& [buffer, image] : computed.saved) staging_[static_cast<size_t>(buffer)] = image;
+  for (auto& [buffer, image] : computed.loaded) {
+    if (staging_[static_cast<size_t>(buffer)] != image) Violate("an image changed in flight");
+  }
   delivered_ = std::move(computed.logits);             // keeps its place: the result points into it
   delivered_scores_ = std::move(computed.scores);      // likewise
   delivered_pages_ = std::move(computed.first_pages);  // likewise
@@ -335,6 +348,47 @@ void FakeExecutor::SetPenaltyState(const StepPlan& plan) {
       ++restored_states_;
     }
     slot.sampler.SetPenaltyState(states.entries);
+  }
+}
+
+bool FakeExecutor::IsTransfer(const SlotTransfer& transfer) {
+  const bool right = transfer.slot >= options_.limits.slots() && transfer.slot < all_slots() &&
+                     transfer.buffer >= 0 && transfer.buffer < options_.limits.staging_buffers &&
+                     options_.limits.ImageBytes(transfer.pages) <= options_.limits.staging_bytes;
+  if (!right) Violate("a transfer out of range");
+  return right;
+}
+
+void FakeExecutor::Save(const std::vector<SlotTransfer>& saves, Computed* computed) {
+  for (const SlotTransfer& save : saves) {
+    if (!IsTransfer(save)) return;
+    const Slot& slot = slots_[static_cast<size_t>(save.slot)];
+    if (!slot.occupied) return Violate("saved what is no snapshot");
+    Image image(static_cast<size_t>(options_.limits.staging_bytes));
+    keys_.Save(save, image.data());
+    if (!keys_.violation().empty()) return Violate(keys_.violation());
+    const int64_t end = options_.limits.ImageBytes(save.pages);
+    std::memcpy(image.data() + end - sizeof(KeyChain), &slot.keys, sizeof(KeyChain));
+    computed->saved.emplace_back(save.buffer, std::move(image));
+  }
+}
+
+void FakeExecutor::Load(const std::vector<SlotTransfer>& loads, Computed* computed) {
+  for (const SlotTransfer& load : loads) {
+    if (!IsTransfer(load)) return;
+    Slot& slot = slots_[static_cast<size_t>(load.slot)];
+    if (slot.occupied || slot.length > 0) return Violate("loaded into a slot that is taken");
+    if (load.pages > free_pages()) return Violate("loads more pages than are free");
+    Image& image = staging_[static_cast<size_t>(load.buffer)];
+    keys_.Load(load, image.data());
+    if (!keys_.violation().empty()) return Violate(keys_.violation());
+    const int64_t end = options_.limits.ImageBytes(load.pages);
+    std::memcpy(&slot.keys, image.data() + end - sizeof(KeyChain), sizeof(KeyChain));
+    slot.page_end_keys = slot.keys;
+    slot.length = load.tokens;
+    slot.occupied = true;
+    ++snapshots_;
+    computed->loaded.emplace_back(load.buffer, image);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <deque>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/request/sampler.h"
@@ -25,6 +26,9 @@ class FakeExecutor : public StepExecutor {
   const ExecutorLimits& limits() const override { return options_.limits; }
   absl::Status Submit(const StepPlan& plan) override;
   absl::StatusOr<StepResult> Collect() override;
+  std::byte* StagingBuffer(int32_t buffer) override {
+    return staging_.at(static_cast<size_t>(buffer)).data();
+  }
 
   // The first violation seen by a plan check or the audit; empty: none.
   const std::string& violation() const { return violation_; }
@@ -64,11 +68,13 @@ class FakeExecutor : public StepExecutor {
     int64_t used_at = -1;
     int64_t planned_at = -1;
   };
+  using Image = std::vector<std::byte>;
   struct Computed {
     StepResult result;
     std::vector<float> logits;
     std::vector<SampleRecord> scores;
     std::vector<int32_t> first_pages, sole_pages;
+    std::vector<std::pair<int32_t, Image>> saved, loaded;  // by buffer
     int64_t free_pages = 0;
     absl::Status status;
   };
@@ -82,6 +88,9 @@ class FakeExecutor : public StepExecutor {
   void CheckSequence(const PlannedSequence& sequence);
   void CheckSample(const PlannedSequence& sequence, const Slot& slot);
   int32_t all_slots() const { return static_cast<int32_t>(slots_.size()); }
+  void Save(const std::vector<SlotTransfer>& saves, Computed* computed);
+  void Load(const std::vector<SlotTransfer>& loads, Computed* computed);
+  bool IsTransfer(const SlotTransfer& transfer);
   void DropSnapshots(const std::vector<int32_t>& slots);
   void Release(const std::vector<int32_t>& slots);
   void TakeSnapshots(const std::vector<SharedSlot>& snapshots);
@@ -102,6 +111,7 @@ class FakeExecutor : public StepExecutor {
   FakeOptions options_;
   PagedKeys keys_;
   std::vector<Slot> slots_;
+  std::vector<Image> staging_;
   Sampler sampler_;
   std::vector<Appended> batch_;
   std::vector<uint64_t> token_hashes_;

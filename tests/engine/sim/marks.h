@@ -82,6 +82,9 @@ enum class Mark : uint8_t {
   kSnapshotsDropped,    // and dropped
   kPagesShared,         // by snapshots and starts
   kCachedStarts,        // requests that started from a snapshot
+  kSaves,               // of snapshots on their way to the store,
+  kLoads,               // and back
+  kStoreFaults,         // writes and reads that failed
   kTurns,               // requests that go on from an answer
   kFlushes,             // of the prefix cache
   kCancelledAll,        // days that ended so,
@@ -98,7 +101,8 @@ inline constexpr char kMarkNames[] =
     "stalled too_many_stalled cancelled_waiting cancelled_running cancelled_preempted pauses "
     "preempted_paused best_effort due_slots urgent_first urgent_later faults late_faults "
     "sampled fed_samples processed_samples restored_states returns snapshots "
-    "snapshots_dropped pages_shared cached_starts turns flushes cancelled_all floods";
+    "snapshots_dropped pages_shared cached_starts saves loads store_faults turns flushes "
+    "cancelled_all floods";
 
 inline std::string Name(Mark mark) { return NameIn(kMarkNames, mark); }
 

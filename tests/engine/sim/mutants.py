@@ -35,7 +35,7 @@ FAILED_ONCE = [  # with some mutant
     ["--seed", "2060", "--chunk-multiple", "128"],
 ]
 SCHEDULERS = ["engine/schedule/scheduler.cc", "engine/schedule/scheduler_pages.cc",
-              "engine/schedule/prefix_cache.cc",
+              "engine/schedule/prefix_cache.cc", "engine/schedule/prefix_storage.cc",
               "engine/engine.cc", "engine/engine_requests.cc"]
 SEQUENCES = [*SCHEDULERS, "engine/schedule/sequence.cc", "engine/schedule/waiting_queue.cc"]
 USERS = {  # header: sources to compile with it
@@ -44,7 +44,8 @@ USERS = {  # header: sources to compile with it
                                       "tests/engine/sim/day_checks.cc"],
     "engine/schedule/policy.h": ["engine/schedule/scheduler.cc",
                                  "engine/schedule/scheduler_pages.cc"],
-    "engine/schedule/prefix_cache.h": ["engine/schedule/prefix_cache.cc"],
+    "engine/schedule/prefix_cache.h": ["engine/schedule/prefix_cache.cc",
+                                       "engine/schedule/prefix_storage.cc"],
     "engine/schedule/sequence.h": SEQUENCES,
     "engine/request/chunk_rule.h": SEQUENCES,
     "engine/request/reader_window.h": SEQUENCES,
@@ -58,6 +59,8 @@ T, CR = "engine/request/step_plan.cc", "engine/request/chunk_rule.h"
 E, R, W = "engine/engine.cc", "engine/engine_requests.cc", "engine/schedule/waiting_queue.cc"
 V, A, C = "kernels/cpu/evict.cc", "kernels/cpu/append.cc", "engine/schedule/sequence.cc"
 P, PH = "engine/schedule/prefix_cache.cc", "engine/schedule/prefix_cache.h"
+PS, TR = "engine/schedule/prefix_storage.cc", "engine/store/snapshot_transfers.cc"
+I = "kernels/cpu/slot_image.cc"
 O, K = "kernels/cpu/page_pool.h", "kernels/cpu/share.cc"
 N, RW = "engine/request/sampler.cc", "engine/request/reader_window.h"
 # name, file, what stands there, what stands there instead
@@ -228,7 +231,7 @@ MUTANTS = [
     ("drops free what others have", P, "  dropped_pages_ += pages;\n",
      "  dropped_pages_ += std::max(pages, snapshot.pages);\n"),
     ("drops what a start needs", P, "At(sequence.prefix_.snapshot).pinned = plan_;", ";"),
-    ("a pin holds for ever", P, "  ++plan_;\n", ""),
+    ("a pin holds for ever", P, "number = plan_++;", "number = plan_;"),
     ("no token is left", CR, "fixed ? 2 : 1;", "fixed ? 2 : 0;"),
     ("scores are skipped", P, "return std::min(limit, sequence.prompt_logprobs_done);",
      "return limit;"),
@@ -255,6 +258,20 @@ MUTANTS = [
      "  const int64_t tokens"),
     ("salts share", PH, "return {sequence.request.cache_salt,", 'return {"",'),
     ("tolerances share", PH, ", sequence.log_tolerance};", ", 0.0};"),
+    ("store: pages of an image are not counted", L,
+     "  for (const SlotTransfer& load : plan.loads) take(load.slot, load.pages);\n", ""),
+    ("store: the certificate is forgotten", T,
+     "    stats.max_log_evicted_mass = load.max_log_evicted_mass;\n", ""),
+    ("store: a buffer is free while a plan reads it", TR, "buffer.state = State::kLoading;",
+     "buffer.state = State::kFree;"),
+    ("store: a read that failed arrives", TR, "done.read && done.ok &&", "done.read &&"),
+    ("store: lands without room", PS,
+     "  if (room + dropped_pages_ - before < what.pages) return false;\n", ""),
+    ("store: half of a page is saved", I,
+     "out + array.offset, static_cast<size_t>(array.bytes));",
+     "out + array.offset, static_cast<size_t>(array.bytes / 2));"),
+    ("store: an image gets the pages that it had", I, "kv.Table(list)[p] = TakePage(kv, slot);",
+     "TakePage(kv, slot);"),
     ("a bypass uses it", PH, "budget_ > 0 && !sequence.request.bypass_prefix_cache",
      "budget_ > 0"),
 ]

@@ -54,6 +54,15 @@ class CheapOps : public CpuOps {
 
 }  // namespace
 
+void SetStaging(int32_t buffers, int64_t pages, ExecutorLimits* limits) {
+  const PagedKvShape shape = ShapeOf(*limits);
+  limits->image_state_bytes = static_cast<int64_t>(SlotImageBytes(shape, 0) + sizeof(KeyChain));
+  limits->image_page_bytes =
+      static_cast<int64_t>(SlotImageBytes(shape, 1) - SlotImageBytes(shape, 0));
+  limits->staging_buffers = buffers;
+  limits->staging_bytes = limits->ImageBytes(pages);
+}
+
 PagedKeys::PagedKeys(const FakeOptions& options)
     : options_(options),
       lists_(options.limits.lists_per_slot),
@@ -101,6 +110,27 @@ void PagedKeys::Share(const SharedSlot& shared) {
   std::copy_n(first, lists_, first_.begin() + shared.to * lists_);
   counts_.shared +=
       std::accumulate(first, first + lists_, lists_ * PagesFor(shared.tokens), std::minus<>());
+}
+
+void PagedKeys::Save(const SlotTransfer& save, std::byte* image) {
+  const auto slot = static_cast<size_t>(save.slot);
+  if (stats_[slot].live_pages() != save.pages) return Violate("pages of an image", save.slot);
+  if (length_[slot] != save.tokens) return Violate("tokens of an image", save.slot);
+  if (stats_[slot].max_log_evicted_mass != save.max_log_evicted_mass) {
+    return Violate("the certificate of an image", save.slot);
+  }
+  ops_->SaveSlot(save.slot, {image, save.pages}, kv_, nullptr);
+}
+
+void PagedKeys::Load(const SlotTransfer& load, std::byte* image) {
+  if (PagesInImage(kv_.shape, image, load.tokens) != load.pages) {
+    return Violate("what is loaded is no image", load.slot);
+  }
+  if (kv_.length[load.slot] != 0) return Violate("a slot is not empty", load.slot);
+  ops_->LoadSlot({image, load.pages}, load.slot, kv_, nullptr);
+  counts_.taken += load.pages;
+  length_[static_cast<size_t>(load.slot)] = load.tokens;
+  std::copy_n(kv_.first_live + load.slot * lists_, lists_, first_.begin() + load.slot * lists_);
 }
 
 BatchView PagedKeys::View() const {

@@ -4,6 +4,7 @@
 // the expected content of the pool; Audit compares all of it. Read fake_executor.h next.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -26,6 +27,10 @@ struct PageCounts {
   int64_t taken = 0, shared = 0, evicted = 0, released = 0;
 };
 
+// Sets the limits of staging buffers for images of at most `pages` pages, each with the KeyChain of
+// its slot behind it.
+void SetStaging(int32_t buffers, int64_t pages, ExecutorLimits* limits);
+
 class PagedKeys {
  public:
   explicit PagedKeys(const FakeOptions& options);
@@ -34,6 +39,9 @@ class PagedKeys {
   // The empty slot `to` becomes a copy of `from` after its first `tokens` tokens, its last page
   // end.
   void Share(const SharedSlot& shared);
+  // The image of a snapshot.
+  void Save(const SlotTransfer& save, std::byte* image);
+  void Load(const SlotTransfer& load, std::byte* image);
   // After all of the above: the slots' statistics.
   void MoveStats(const StepPlan& plan) { MoveSlots(plan, lists_, &stats_); }
   // Takes the pages of a step; they must be free. Then Write, EndPage and Fold for each sequence.

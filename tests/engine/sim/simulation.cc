@@ -121,6 +121,7 @@ Report Simulate(const DayOptions& options) {
     Random kinds(options.seed, kFloodStream);
     report.longest_wait = Flood(kinds, random, &day);
   }
+  if (day.ok() && day.swarm().store_seed > 0 && random.Chance(0.2)) day.SavePrefixCache();
   if (day.ok()) day.Close(random.Chance(day.swarm().cancel_all));
   report.violation = day.violation();
   report.trace = day.trace();

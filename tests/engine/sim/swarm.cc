@@ -129,6 +129,20 @@ void ChooseSharing(Random& random, Swarm* swarm) {
   if (random.Chance(0.3)) swarm->flushes = random.Unit() * 0.02;
 }
 
+// A store that is slow or fails, with buffers for all snapshots or only for short ones. Few
+// snapshots fit beside each other, so that some leave and come back.
+void ChooseStore(Random& random, Swarm* swarm) {
+  ExecutorLimits& limits = swarm->executor.limits;
+  const int64_t whole = limits.lists_per_slot * PagesFor(limits.max_model_len);
+  SetStaging(static_cast<int32_t>(random.Int(1, 3)),
+             random.Chance(0.7) ? whole : random.Int(1, whole), &limits);
+  limits.snapshot_slots = static_cast<int32_t>(random.Int(1, 4));
+  swarm->engine.min_stored_tokens = kPageTokens;
+  swarm->store_seed = random.Next();
+  swarm->store_faults = random.Chance(0.5) ? 0 : random.Unit() * 0.5;
+  swarm->store_delays = random.Chance(0.3) ? 0 : random.Unit();
+}
+
 // One client sends most requests, whose answers are long. Pages, tokens and rows are enough for all
 // slots, and all prompts of a step fit into it.
 void ChooseSlots(Random& random, Swarm* swarm) {
@@ -224,6 +238,7 @@ Swarm MakeSwarm(Random& random, int64_t chunk_multiple) {
   }
   ChooseChunks(random, chunk_multiple, &swarm);
   if (random.Chance(0.15)) ChooseSlots(random, &swarm);
+  if (swarm.executor.limits.snapshot_slots > 0 && random.Chance(0.7)) ChooseStore(random, &swarm);
   return swarm;
 }
 

@@ -30,7 +30,10 @@ struct Swarm {
   double stalls = 0;                            // of an operation: nothing happens for long
   double cancel_all = 0, flood = 0;             // how the day ends
   double flushes = 0;                           // of an operation
-  std::vector<std::vector<int32_t>> texts;      // that prompts begin with
+  // Of a store for snapshots, if the executor has staging buffers.
+  uint64_t store_seed = 0;
+  double store_faults = 0, store_delays = 0;
+  std::vector<std::vector<int32_t>> texts;  // that prompts begin with
 };
 
 // `chunk_multiple`: the executor's; 0: any.

@@ -1,0 +1,308 @@
+// DiskStore: the index, and the two threads. Read disk_store.h first.
+#include "engine/store/disk_store.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "engine/base/steady_clock.h"
+#include "kernels/core/check.h"
+
+namespace fox {
+namespace {
+
+constexpr char kEnding[] = ".snapshot", kTemporary[] = "writing.tmp";
+constexpr size_t kIdentityHex = 16, kKeyHex = 32;  // digits of digests in a name
+
+// The hash of a prefix begins with its namespace; its tokens follow.
+void AddNamespace(const std::string& cache_salt, double log_tolerance, Sha256* hash) {
+  hash->AddText(cache_salt);
+  hash->Add(&log_tolerance, sizeof(log_tolerance));
+}
+
+std::string NameFor(const std::string& prefix, int64_t tokens, const Sha256& hash) {
+  return absl::StrCat(prefix, tokens, "-", ToHex(hash.Get()).substr(0, kKeyHex), kEnding);
+}
+
+// The tokens that a name of our own files tells; none: it is not one.
+std::optional<int64_t> TokensIn(absl::string_view name, const std::string& prefix) {
+  if (!absl::StartsWith(name, prefix) || !absl::EndsWith(name, kEnding)) return std::nullopt;
+  const std::vector<absl::string_view> parts = absl::StrSplit(name, absl::ByAnyChar("-."));
+  int64_t tokens = 0;
+  if (parts.size() != 4 || !absl::SimpleAtoi(parts[1], &tokens) || tokens <= 0) return std::nullopt;
+  return parts[2].size() == kKeyHex ? std::optional(tokens) : std::nullopt;
+}
+
+}  // namespace
+
+DiskStore::DiskStore(std::unique_ptr<FileSystem> files, std::vector<std::span<std::byte>> buffers,
+                     DiskStoreOptions options)
+    : files_(std::move(files)),
+      buffers_(std::move(buffers)),
+      options_(std::move(options)),
+      prefix_(ToHex(options_.format.identity).substr(0, kIdentityHex) + "-"),
+      reading_(options_.read_threads) {
+  Scan();
+  if (!options_.has_threads) return;
+  for (Worker* worker : {&writer_, &reader_}) {
+    worker->thread = std::thread([this, worker] { Loop(*worker); });
+  }
+}
+
+DiskStore::~DiskStore() {
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  for (Worker* worker : {&writer_, &reader_}) {
+    worker->wake.NotifyAll();
+    if (worker->thread.joinable()) worker->thread.join();
+  }
+}
+
+void DiskStore::Scan() {
+  absl::StatusOr<std::vector<FileSystem::Entry>> entries = files_->List();
+  if (!entries.ok()) return Warn("listing", entries.status());
+  std::sort(entries->begin(), entries->end(),
+            [](const auto& a, const auto& b) { return a.used < b.used; });
+  bool temporary = false;
+  {
+    const MutexLock lock(mutex_);
+    for (const FileSystem::Entry& entry : *entries) {
+      if (entry.name == kTemporary) temporary = true;
+      if (!absl::EndsWith(entry.name, kEnding)) continue;
+      AddFile(entry.name, entry.bytes, TokensIn(entry.name, prefix_).value_or(0));
+    }
+  }
+  if (temporary) files_->Remove(kTemporary).IgnoreError();  // the next write replaces it
+  RemoveOld(0);
+}
+
+void DiskStore::AddFile(const std::string& name, int64_t bytes, int64_t tokens) {
+  Forget(name);
+  index_[name] = {bytes, tokens, ++uses_};
+  by_use_[uses_] = name;
+  if (tokens > 0) ++lengths_[tokens];
+  ++stats_.files;
+  stats_.bytes += bytes;
+}
+
+void DiskStore::Forget(const std::string& name) {
+  const auto found = index_.find(name);
+  if (found == index_.end()) return;
+  const File& file = found->second;
+  by_use_.erase(file.used);
+  const auto length = lengths_.find(file.tokens);
+  if (length != lengths_.end() && --length->second == 0) lengths_.erase(length);
+  --stats_.files;
+  stats_.bytes -= file.bytes;
+  index_.erase(found);
+}
+
+std::string DiskStore::NameOf(const StoredSnapshot& what) const {
+  Sha256 hash;
+  AddNamespace(what.cache_salt, what.log_tolerance, &hash);
+  hash.Add(what.tokens.data(), what.tokens.size() * sizeof(int32_t));
+  return NameFor(prefix_, static_cast<int64_t>(what.tokens.size()), hash);
+}
+
+// Hashes the tokens once, and looks up the lengths that some file has.
+int64_t DiskStore::Find(const std::string& cache_salt, double log_tolerance,
+                        const std::vector<int32_t>& tokens, int64_t unit, int64_t more_than,
+                        int64_t most) {
+  const MutexLock lock(mutex_);
+  const auto end = lengths_.upper_bound(most);
+  auto length = lengths_.upper_bound(more_than);
+  if (length == lengths_.end() || length->first > most) return 0;
+  Sha256 hash;
+  AddNamespace(cache_salt, log_tolerance, &hash);
+  int64_t hashed = 0, longest = 0;
+  for (; length != end; ++length) {
+    if (length->first % unit != 0) continue;
+    hash.Add(tokens.data() + hashed, static_cast<size_t>(length->first - hashed) * sizeof(int32_t));
+    hashed = length->first;
+    if (index_.count(NameFor(prefix_, hashed, hash)) > 0) longest = hashed;
+  }
+  return longest;
+}
+
+void DiskStore::Push(Worker& worker, Task task) {
+  {
+    const MutexLock lock(mutex_);
+    task.clears = clears_;
+    worker.tasks.push_back(std::move(task));
+  }
+  worker.wake.NotifyOne();
+}
+
+void DiskStore::Write(int32_t buffer, StoredSnapshot what) {
+  Push(writer_, {/*read=*/false, buffer, std::move(what)});
+}
+
+void DiskStore::Read(int32_t buffer, StoredSnapshot what) {
+  Push(reader_, {/*read=*/true, buffer, std::move(what)});
+}
+
+void DiskStore::Clear() {
+  {
+    const MutexLock lock(mutex_);
+    ++clears_;
+    for (const auto& [name, file] : index_) doomed_.push_back(name);
+    index_.clear();
+    by_use_.clear();
+    lengths_.clear();
+    stats_.files = stats_.bytes = 0;
+  }
+  Push(writer_, {});
+}
+
+void DiskStore::Loop(Worker& worker) {
+  pthread_setname_np(pthread_self(), &worker == &writer_ ? "store writer" : "store reader");
+  for (;;) {
+    Task task;
+    {
+      const MutexLock lock(mutex_);
+      while (worker.tasks.empty() && !stopping_) worker.wake.Wait(mutex_);
+      if (stopping_) return;
+      task = std::move(worker.tasks.front());
+      worker.tasks.pop_front();
+    }
+    Run(std::move(task));
+  }
+}
+
+bool DiskStore::RunOne() {
+  FOX_CHECK(!options_.has_threads);
+  Task task;
+  {
+    const MutexLock lock(mutex_);
+    Worker& worker = writer_.tasks.empty() ? reader_ : writer_;
+    if (worker.tasks.empty()) return false;
+    task = std::move(worker.tasks.front());
+    worker.tasks.pop_front();
+  }
+  Run(std::move(task));
+  return true;
+}
+
+void DiskStore::Run(Task task) {
+  absl::Status status;
+  if (task.read) {
+    status = ReadFile(task);
+    if (!status.ok() && !absl::IsNotFound(status)) Warn("reading", status);
+  } else {
+    RemoveOld(0);
+    if (task.buffer < 0) return;
+    status = WriteFile(task);
+    if (!status.ok()) Warn("writing", status);
+  }
+  Finish({task.buffer, task.read, status.ok(), std::move(task.what)});
+}
+
+// Removes doomed files, and the least recently used ones until `room` bytes are free.
+void DiskStore::RemoveOld(int64_t room) {
+  std::vector<std::string> names;
+  {
+    const MutexLock lock(mutex_);
+    names = std::exchange(doomed_, {});
+    while (!by_use_.empty() && stats_.bytes + room > options_.max_bytes) {
+      names.push_back(by_use_.begin()->second);
+      Forget(std::string(names.back()));
+      ++stats_.removed;
+    }
+  }
+  for (const std::string& name : names) {
+    const absl::Status status = files_->Remove(name);
+    if (!status.ok() && !absl::IsNotFound(status)) Warn("removing", status);
+  }
+}
+
+absl::Status DiskStore::WriteFile(const Task& task) {
+  const int64_t bytes = SnapshotFileBytes(options_.format, task.what);
+  if (bytes > options_.max_bytes) return absl::OkStatus();  // as if it were removed at once
+  const std::string name = NameOf(task.what);
+  {
+    const MutexLock lock(mutex_);
+    if (index_.count(name) > 0) return absl::OkStatus();
+  }
+  RemoveOld(bytes);
+  const auto image = buffers_[static_cast<size_t>(task.buffer)].first(
+      SlotImageBytes(options_.format.shape, task.what.pages));
+  const absl::Status status =
+      WriteSnapshotFile(*files_, options_.format, task.what, image, kTemporary, name);
+  if (!status.ok()) {
+    files_->Remove(kTemporary).IgnoreError();
+    files_->Remove(name).IgnoreError();  // if the names could not be synced
+    return status;
+  }
+  const MutexLock lock(mutex_);
+  if (task.clears != clears_) {
+    doomed_.push_back(name);
+  } else {
+    AddFile(name, bytes, static_cast<int64_t>(task.what.tokens.size()));
+    ++stats_.saved;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DiskStore::ReadFile(Task& task) {
+  const std::string name = NameOf(task.what);
+  const absl::Status status =
+      ReadSnapshotFile(*files_, options_.format, name, reading_,
+                       buffers_[static_cast<size_t>(task.buffer)], &task.what);
+  if (status.ok()) files_->Touch(name);
+  // A file that cannot be read is not tried again.
+  if (!status.ok() && !absl::IsNotFound(status)) files_->Remove(name).IgnoreError();
+  const MutexLock lock(mutex_);
+  if (task.clears != clears_) return absl::NotFoundError("the store was emptied");
+  const auto found = index_.find(name);
+  if (status.ok() && found != index_.end()) {
+    const File file = found->second;
+    AddFile(name, file.bytes, file.tokens);
+    ++stats_.read;
+  } else if (!status.ok()) {
+    Forget(name);
+  }
+  return status;
+}
+
+void DiskStore::Finish(Done done) {
+  const MutexLock lock(mutex_);
+  done_.push_back(std::move(done));
+  has_done_ = true;
+  if (wake_) wake_();
+}
+
+std::vector<SnapshotStore::Done> DiskStore::TakeDone() {
+  const MutexLock lock(mutex_);
+  has_done_ = false;
+  return std::exchange(done_, {});
+}
+
+void DiskStore::SetWake(std::function<void()> wake) {
+  const MutexLock lock(mutex_);
+  wake_ = std::move(wake);
+}
+
+StoreStats DiskStore::stats() const {
+  const MutexLock lock(mutex_);
+  return stats_;
+}
+
+void DiskStore::Warn(const char* what, const absl::Status& status) {
+  {
+    const MutexLock lock(mutex_);
+    ++stats_.errors;
+    const double now = SteadySeconds();
+    if (now < warned_ + kWarningInterval) return;
+    warned_ = now;
+  }
+  options_.warn(absl::StrCat(what, " a snapshot: ", status.message()));
+}
+
+}  // namespace fox

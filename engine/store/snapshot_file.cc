@@ -1,0 +1,204 @@
+// SnapshotFile: how the header is made and believed. Read snapshot_file.h first.
+#include "engine/store/snapshot_file.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "absl/cleanup/cleanup.h"
+#include "kernels/core/check.h"
+
+namespace fox {
+namespace {
+
+constexpr char kMagic[8] = {'f', 'o', 'x', 's', 'n', 'a', 'p', '1'};
+constexpr int64_t kAlignment = 4096;
+constexpr int64_t kChunkBytes = int64_t{4} << 20;  // of the image, with a checksum each
+constexpr int64_t kMaxHeaderBytes = int64_t{64} << 20;
+
+struct Prefix {
+  char magic[8];
+  int64_t header_bytes;  // with the zeros
+  int64_t image_bytes;
+  Sha256Digest identity;
+  int64_t salt_bytes;
+  int64_t tokens;
+  double log_tolerance;
+  int64_t pages;
+  double max_log_evicted_mass;
+};
+static_assert(sizeof(Prefix) == 96 && std::is_trivially_copyable_v<Prefix>);
+
+int64_t NumChunks(int64_t image_bytes) { return (image_bytes + kChunkBytes - 1) / kChunkBytes; }
+
+template <typename Byte>
+std::span<Byte> Chunk(std::span<Byte> image, int64_t index) {
+  const int64_t begin = index * kChunkBytes;
+  const int64_t bytes = std::min(kChunkBytes, static_cast<int64_t>(image.size()) - begin);
+  return image.subspan(static_cast<size_t>(begin), static_cast<size_t>(bytes));
+}
+
+// Bytes of the header up to its own checksum.
+int64_t BytesBefore(int64_t salt_bytes, int64_t tokens, int64_t image_bytes) {
+  return static_cast<int64_t>(sizeof(Prefix)) + salt_bytes +
+         tokens * static_cast<int64_t>(sizeof(int32_t)) +
+         NumChunks(image_bytes) * static_cast<int64_t>(sizeof(Checksum));
+}
+
+int64_t HeaderBytes(int64_t salt_bytes, int64_t tokens, int64_t image_bytes) {
+  const int64_t bytes =
+      BytesBefore(salt_bytes, tokens, image_bytes) + static_cast<int64_t>(sizeof(Checksum));
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+Prefix PrefixOf(const SnapshotFormat& format, const StoredSnapshot& what) {
+  Prefix prefix = {};
+  std::memcpy(prefix.magic, kMagic, sizeof(kMagic));
+  prefix.image_bytes = static_cast<int64_t>(SlotImageBytes(format.shape, what.pages));
+  prefix.identity = format.identity;
+  prefix.salt_bytes = static_cast<int64_t>(what.cache_salt.size());
+  prefix.tokens = static_cast<int64_t>(what.tokens.size());
+  prefix.log_tolerance = what.log_tolerance;
+  prefix.pages = what.pages;
+  prefix.max_log_evicted_mass = what.max_log_evicted_mass;
+  prefix.header_bytes = HeaderBytes(prefix.salt_bytes, prefix.tokens, prefix.image_bytes);
+  return prefix;
+}
+
+// The header, with its zeros.
+std::vector<std::byte> MakeHeader(const Prefix& prefix, const StoredSnapshot& what,
+                                  const std::vector<Checksum>& chunks) {
+  std::vector<std::byte> header;
+  header.reserve(static_cast<size_t>(prefix.header_bytes));
+  const auto add = [&header](const void* data, size_t bytes) {
+    const auto* begin = static_cast<const std::byte*>(data);
+    header.insert(header.end(), begin, begin + bytes);
+  };
+  add(&prefix, sizeof(prefix));
+  add(what.cache_salt.data(), what.cache_salt.size());
+  add(what.tokens.data(), what.tokens.size() * sizeof(int32_t));
+  add(chunks.data(), chunks.size() * sizeof(Checksum));
+  const Checksum own = ChecksumOf(header);
+  add(own.data(), own.size());
+  header.resize(static_cast<size_t>(prefix.header_bytes));
+  return header;
+}
+
+absl::Status Damaged(const char* why) { return absl::DataLossError(why); }
+
+// The checksums of the image's chunks, if `header` belongs to a file of `file_bytes` bytes with the
+// snapshot `what`. Fills in the rest of `what`.
+absl::StatusOr<std::vector<Checksum>> ParseHeader(const SnapshotFormat& format,
+                                                  std::span<const std::byte> header,
+                                                  int64_t file_bytes, StoredSnapshot* what) {
+  Prefix prefix;
+  std::memcpy(&prefix, header.data(), sizeof(prefix));
+  if (prefix.pages < 0 || prefix.pages > file_bytes) return Damaged("a wrong number of pages");
+  StoredSnapshot named = *what;
+  named.pages = prefix.pages;
+  named.max_log_evicted_mass = prefix.max_log_evicted_mass;
+  const Prefix expected = PrefixOf(format, named);
+  if (std::memcmp(&prefix, &expected, sizeof(prefix)) != 0) return Damaged("another snapshot");
+  if (file_bytes != prefix.header_bytes + prefix.image_bytes) return Damaged("a wrong size");
+  FOX_CHECK(static_cast<int64_t>(header.size()) == prefix.header_bytes);
+  std::vector<Checksum> chunks(static_cast<size_t>(NumChunks(prefix.image_bytes)));
+  const auto before =
+      static_cast<size_t>(BytesBefore(prefix.salt_bytes, prefix.tokens, prefix.image_bytes));
+  const size_t chunk_bytes = chunks.size() * sizeof(Checksum);
+  std::memcpy(chunks.data(), header.data() + before - chunk_bytes, chunk_bytes);
+  // Equal bytes have the same salt, the same tokens and the same checksum.
+  const std::vector<std::byte> whole = MakeHeader(expected, named, chunks);
+  if (!std::equal(whole.begin(), whole.end(), header.begin(), header.end())) {
+    return Damaged("a wrong header");
+  }
+  *what = std::move(named);
+  return chunks;
+}
+
+// The header's size, as the first bytes of a file tell it; 0: it is impossible.
+int64_t SizeOfHeader(std::span<const std::byte> prefix_bytes, int64_t file_bytes) {
+  Prefix prefix;
+  std::memcpy(&prefix, prefix_bytes.data(), sizeof(prefix));
+  const bool ours = std::memcmp(prefix.magic, kMagic, sizeof(kMagic)) == 0;
+  const bool possible = prefix.header_bytes >= kAlignment &&
+                        prefix.header_bytes <= std::min(file_bytes, kMaxHeaderBytes);
+  return ours && possible ? prefix.header_bytes : 0;
+}
+
+absl::Status ReadImage(FileSystem& files, int file, int64_t offset,
+                       const std::vector<Checksum>& chunks, ThreadPool& threads,
+                       std::span<std::byte> image) {
+  std::atomic<bool> damaged{false};
+  std::vector<absl::Status> statuses(chunks.size());
+  threads.ForEach(static_cast<int64_t>(chunks.size()), true, [&](int64_t i) {
+    const std::span<std::byte> chunk = Chunk(image, i);
+    absl::Status& status = statuses[static_cast<size_t>(i)];
+    status = files.Read(file, chunk, offset + i * kChunkBytes);
+    if (status.ok() && ChecksumOf(chunk) != chunks[static_cast<size_t>(i)]) damaged = true;
+  });
+  for (const absl::Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  return damaged ? Damaged("a wrong image") : absl::OkStatus();
+}
+
+}  // namespace
+
+int64_t SnapshotFileBytes(const SnapshotFormat& format, const StoredSnapshot& what) {
+  const Prefix prefix = PrefixOf(format, what);
+  return prefix.header_bytes + prefix.image_bytes;
+}
+
+absl::Status WriteSnapshotFile(FileSystem& files, const SnapshotFormat& format,
+                               const StoredSnapshot& what, std::span<const std::byte> image,
+                               const std::string& temporary, const std::string& name) {
+  const Prefix prefix = PrefixOf(format, what);
+  FOX_CHECK(static_cast<int64_t>(image.size()) == prefix.image_bytes);
+  std::vector<Checksum> chunks;
+  for (int64_t i = 0; i < NumChunks(prefix.image_bytes); ++i) {
+    chunks.push_back(ChecksumOf(Chunk(image, i)));
+  }
+  const absl::StatusOr<int> file = files.Create(temporary);
+  if (!file.ok()) return file.status();
+  absl::Status status = files.Write(*file, MakeHeader(prefix, what, chunks), 0);
+  for (int64_t i = 0; status.ok() && i < NumChunks(prefix.image_bytes); ++i) {
+    status = files.Write(*file, Chunk(image, i), prefix.header_bytes + i * kChunkBytes);
+  }
+  if (status.ok()) status = files.Sync(*file);
+  files.Close(*file);
+  if (status.ok()) status = files.Rename(temporary, name);
+  if (status.ok()) status = files.SyncNames();
+  return status;
+}
+
+absl::Status ReadSnapshotFile(FileSystem& files, const SnapshotFormat& format,
+                              const std::string& name, ThreadPool& threads,
+                              std::span<std::byte> image, StoredSnapshot* what) {
+  const absl::StatusOr<int> file = files.Open(name);
+  if (!file.ok()) return file.status();
+  const absl::Cleanup close = [&] { files.Close(*file); };
+  const absl::StatusOr<int64_t> bytes = files.Size(*file);
+  if (!bytes.ok()) return bytes.status();
+  std::vector<std::byte> header(sizeof(Prefix));
+  if (*bytes < static_cast<int64_t>(header.size())) return Damaged("too short");
+  if (absl::Status status = files.Read(*file, header, 0); !status.ok()) return status;
+  header.resize(static_cast<size_t>(SizeOfHeader(header, *bytes)));
+  if (header.empty()) return Damaged("no snapshot");
+  if (absl::Status status = files.Read(*file, header, 0); !status.ok()) return status;
+  StoredSnapshot found = *what;
+  const auto chunks = ParseHeader(format, header, *bytes, &found);
+  if (!chunks.ok()) return chunks.status();
+  const auto header_bytes = static_cast<int64_t>(header.size());
+  if (*bytes - header_bytes > static_cast<int64_t>(image.size())) return Damaged("too large");
+  image = image.first(static_cast<size_t>(*bytes - header_bytes));
+  absl::Status status = ReadImage(files, *file, header_bytes, *chunks, threads, image);
+  if (!status.ok()) return status;
+  const auto tokens = static_cast<int64_t>(found.tokens.size());
+  if (PagesInImage(format.shape, image.data(), tokens) != found.pages) {
+    return Damaged("a wrong image");
+  }
+  *what = std::move(found);
+  return absl::OkStatus();
+}
+
+}  // namespace fox
