@@ -311,7 +311,6 @@ void Engine::UpdateGauges() {
   stats_.prefix_found_tokens = scheduler_.prefixes().stats().found_tokens;
   stats_.snapshots_dropped = scheduler_.prefixes().stats().dropped;
   if (store_ == nullptr) return;
-  stats_.store = store_->stats();
   stats_.snapshots_unsaved = scheduler_.prefixes().unsaved();
   stats_.snapshots_lost = scheduler_.prefixes().stats().lost;
   stats_.snapshots_landed = scheduler_.prefixes().stats().landed;
@@ -409,8 +408,8 @@ std::vector<RequestOutput> Engine::Probe(Seconds now) {
   return outputs;
 }
 
-void Engine::FlushPrefixCache() {
-  scheduler_.ClearPrefixes();
+void Engine::FlushPrefixCache(const std::string& only) {
+  scheduler_.ClearPrefixes(only);
   if (scheduler_.has_pending_release()) idle_ = false;
 }
 

@@ -54,9 +54,9 @@ class Engine {
   // that is paused for EngineOptions::stall_timeout without it ends with Aborted.
   void Acknowledge(RequestId id, int64_t tokens);
 
-  // The next step drops all snapshots of the prefix cache, and the store is emptied. Running
-  // requests go on.
-  void FlushPrefixCache();
+  // The next step drops the snapshots of a namespace of the prefix cache, and they are removed from
+  // the store. Running requests go on. `only`: its NamespaceName (engine/store/digest.h); "": all.
+  void FlushPrefixCache(const std::string& only = "");
   // From now on each step saves a snapshot in the store, the most valuable first, until
   // EngineStats::snapshots_unsaved is 0. For an engine that is about to end.
   void SavePrefixCache();
@@ -80,6 +80,8 @@ class Engine {
   // The earliest time at which Step has something to do even without work.
   Seconds NextDeadline() const;
   const EngineStats& stats() const;
+  // Null: none. For the methods that any thread may call.
+  const SnapshotStore* store() const { return store_; }
   // Estimated wait of a request that came now. Time linear in the running sequences.
   Seconds QueueSeconds() const;
   const absl::Status& fatal() const;

@@ -39,7 +39,7 @@ constexpr int32_t kSnapshotSlots = 128;
 constexpr int32_t kStagingBuffers = 2;
 constexpr int64_t kMaxStagingBytes = int64_t{1} << 30, kHostPerStagingByte = 32;
 // Threads that read a snapshot: one copies and checks 4 GB/s, a GPU takes 50.
-constexpr unsigned kMaxReadThreads = 8;
+constexpr unsigned kMaxReadThreads = 16;
 
 // On a GPU, because its steps are short. On a CPU the backend needs the cores.
 constexpr unsigned kMatchingThreads = 8;
@@ -338,7 +338,7 @@ std::unique_ptr<SnapshotStore> MakeStore(const PrefixStoreConfig& config, ModelR
   options.format = {identity, runner.cache().shape};
   options.max_bytes = config.max_gb * 1'000'000'000;
   const unsigned cores = std::thread::hardware_concurrency();
-  options.read_threads = static_cast<int>(std::clamp(cores / 2, 1U, kMaxReadThreads));
+  options.read_threads = static_cast<int>(std::clamp(cores, 1U, kMaxReadThreads));
   options.warn = config.warn;
   std::vector<std::span<std::byte>> buffers;
   for (int32_t i = 0; i < runner.limits().staging_buffers; ++i) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <limits>
+#include <set>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -22,6 +23,7 @@ namespace {
 
 constexpr Seconds kMaxWait = 0.04;  // between two heartbeats, each of which probes the executor
 constexpr Seconds kEstimateAge = 0.01;
+constexpr size_t kMaxFlushes = 1024;
 
 struct SubmitCommand {
   std::vector<Request> requests;
@@ -37,9 +39,10 @@ using Command = std::variant<SubmitCommand, CancelCommand>;
 using Acknowledgements = std::unordered_map<RequestId, int64_t>;
 
 struct Signals {
-  bool flush = false, save = false;  // the prefix cache
-  bool news = false;                 // of its store
-  bool any() const { return flush || save || news; }
+  std::set<std::string> flushes;  // of the prefix cache: namespaces, "": all
+  bool save = false;              // the prefix cache
+  bool news = false;              // of its store
+  bool any() const { return !flushes.empty() || save || news; }
 };
 
 }  // namespace
@@ -176,7 +179,7 @@ void EngineThread::Impl::ExecuteCommands() {
   Signals signalled;
   std::vector<Command> taken = TakeCommands(&acknowledgements, &signalled);
   last_turn = SteadySeconds();
-  if (signalled.flush) engine->FlushPrefixCache();
+  for (const std::string& only : signalled.flushes) engine->FlushPrefixCache(only);
   if (signalled.save) engine->SavePrefixCache();
   for (const auto& [id, tokens] : acknowledgements) engine->Acknowledge(id, tokens);
   for (Command& command : taken) Execute(command);
@@ -311,13 +314,20 @@ void EngineThread::Acknowledge(RequestId id, int64_t tokens) {
   impl_->wake.NotifyOne();
 }
 
-void EngineThread::FlushPrefixCache() {
+absl::Status EngineThread::FlushPrefixCache(const std::string& only) {
   {
     const MutexLock lock(impl_->mutex);
-    impl_->signals.flush = true;
+    std::set<std::string>& flushes = impl_->signals.flushes;
+    if (flushes.size() >= kMaxFlushes && flushes.count(only) == 0) {
+      return absl::ResourceExhaustedError("too many namespaces wait to be emptied");
+    }
+    flushes.insert(only);
   }
   impl_->wake.NotifyOne();
+  return absl::OkStatus();
 }
+
+const SnapshotStore* EngineThread::prefix_store() const { return impl_->engine->store(); }
 
 void EngineThread::SavePrefixCache() {
   {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -39,8 +40,11 @@ class EngineThread {
   // requests, however long a step takes.
   void Acknowledge(RequestId id, int64_t tokens);
 
-  // See Engine::FlushPrefixCache.
-  void FlushPrefixCache();
+  // See Engine::FlushPrefixCache. Requests that are submitted later find nothing of it.
+  // ResourceExhausted: too many namespaces wait for the engine's next step.
+  absl::Status FlushPrefixCache(const std::string& only = "");
+  // The store of the prefix cache, for the methods that any thread may call; null: none.
+  const SnapshotStore* prefix_store() const;
   // See Engine::SavePrefixCache.
   void SavePrefixCache();
 

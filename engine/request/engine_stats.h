@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "engine/request/acp_stats.h"
-#include "engine/request/snapshot_store.h"
 
 namespace fox {
 
@@ -32,7 +31,6 @@ struct EngineStats {
   // Of a prefix cache with a store: snapshots that Engine::SavePrefixCache has still to write,
   // those dropped without being saved, for lack of a buffer, and those that came from the store.
   int64_t snapshots_unsaved = 0, snapshots_lost = 0, snapshots_landed = 0;
-  StoreStats store;
   // Ended requests. expired: past a deadline; aborted: FinishReason::kAbort and stalled readers;
   // rejected: never started for lack of room, with all samples of a prompt counted once.
   int64_t finished = 0, failed = 0, cancelled = 0, expired = 0, aborted = 0, rejected = 0;

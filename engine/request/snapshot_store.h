@@ -28,9 +28,15 @@ struct StoreStats {
   int64_t errors = 0;                        // of reading and writing
 };
 
+// The files of a namespace, of this server and of others.
+struct StoredNamespace {
+  std::string name;  // NamespaceName (engine/store/digest.h)
+  int64_t files = 0, bytes = 0;
+};
+
 // Images lie in the executor's staging buffers (StepExecutor::StagingBuffer). A buffer given to
-// Write or Read belongs to the store until TakeDone returns it. One thread calls; no call waits for
-// a disk.
+// Write or Read belongs to the store until TakeDone returns it. One thread calls, but for the
+// methods that say otherwise; no call waits for a disk.
 class SnapshotStore {
  public:
   struct Done {
@@ -55,11 +61,15 @@ class SnapshotStore {
   // True if TakeDone has something to return. Any thread may ask.
   virtual bool has_done() const = 0;
   virtual std::vector<Done> TakeDone() = 0;
-  // Removes all snapshots, including those that are being written.
-  virtual void Clear() = 0;
-  virtual StoreStats stats() const = 0;
+  // Removes the snapshots of the namespace of this NamespaceName, "": of all, other servers', too.
+  // What is being written or read is given up. Nothing removed is found from now on; the files
+  // themselves go soon after.
+  virtual void Clear(const std::string& only) = 0;
+  // The first `most` namespaces behind the name `after`, in the order of their names. Any thread.
+  virtual std::vector<StoredNamespace> List(const std::string& after, size_t most) const = 0;
+  virtual StoreStats stats() const = 0;  // any thread
   // From now on `wake` is called, on any thread, when TakeDone has something to return; it must not
-  // call the store. Null: no longer.
+  // call the store, nor wait for a thread that does. Null: no longer.
   virtual void SetWake(std::function<void()> wake) = 0;
 };
 

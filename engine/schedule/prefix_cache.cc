@@ -65,16 +65,22 @@ void PrefixCache::Check() const {
 void PrefixCache::BeginPlan(Seconds now) {
   now_ = now;
   next_event_ = kNever;
-  if (!flush_) return;
-  flush_ = false;
+  if (!has_doomed_) return;
+  has_doomed_ = false;
   for (size_t i = 0; i < snapshots_by_slot_.size(); ++i) {
     const Snapshot& snapshot = snapshots_by_slot_[i];
-    if (snapshot.node == nullptr) continue;
+    if (snapshot.node == nullptr || !snapshot.doomed) continue;
     if (IsInUse(snapshot)) {
-      flush_ = true;  // a plan takes it or starts from it: drop it later
+      has_doomed_ = true;  // a plan takes it or starts from it: drop it later
     } else {
       Drop(first_slot_ + static_cast<int32_t>(i), /*save=*/false);
     }
+  }
+}
+
+void PrefixCache::Flush() {
+  for (Snapshot& snapshot : snapshots_by_slot_) {
+    if (snapshot.node != nullptr) snapshot.doomed = has_doomed_ = true;
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -68,10 +69,11 @@ class PrefixCache {
   bool evicting() const;
   // The sequence gives up its slot; `keep`: it may leave a snapshot.
   void Leave(Sequence* sequence, bool keep);
-  // Drops all snapshots. What is stored stays.
-  void Flush() { flush_ = !empty(); }
-  // Flush, and the store is emptied.
-  void Clear();
+  // The next plan drops all snapshots. What is stored stays.
+  void Flush();
+  // The next plan drops the snapshots of the namespace of this NamespaceName (digest.h), "": all;
+  // and they are removed from the store.
+  void Clear(const std::string& only);
 
   // Makes snapshots of images that the store has read. `room`: the pages that the open plan may
   // take. Returns the pages that it took, less those of snapshots dropped for it.
@@ -89,7 +91,7 @@ class PrefixCache {
   Seconds next_event() const { return next_event_; }
 
   bool has_pending() const {
-    return flush_ || !drops_.empty() || !snapshots_.empty() || transfers_.has_pending() ||
+    return has_doomed_ || !drops_.empty() || !snapshots_.empty() || transfers_.has_pending() ||
            (save_all_ && transfers_.on() && transfers_.MaySave() && unoffered() > 0);
   }
   // Pages that the snapshots dropped by the open plan surely free.
@@ -111,6 +113,7 @@ class PrefixCache {
     int64_t kept_pages = -1;
     double max_log_evicted_mass = kNoMass;
     bool offered = false;  // to the store, or too large for it, or it came from there
+    bool doomed = false;   // the next plan drops it
   };
 
   bool Uses(const Sequence& sequence) const {
@@ -151,7 +154,7 @@ class PrefixCache {
   int64_t size_ = 0;
   int64_t version_ = 0;  // changes whenever Match may find something else
   Seconds now_ = 0;
-  bool flush_ = false;
+  bool has_doomed_ = false;  // some snapshot is
   bool save_all_ = false;
   Seconds next_event_ = kNever;
   // The open plan.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/schedule/prefix_cache.h"
+#include "engine/store/digest.h"
 #include "kernels/core/check.h"
 
 namespace fox {
@@ -139,11 +140,16 @@ bool PrefixCache::LandOne(const SnapshotTransfers::Arrival& arrival, int64_t roo
   return true;
 }
 
-void PrefixCache::Clear() {
-  Flush();
+void PrefixCache::Clear(const std::string& only) {
+  for (Snapshot& snapshot : snapshots_by_slot_) {
+    if (snapshot.node == nullptr) continue;
+    const std::string& cache_salt = tree_.NamespaceOf(*snapshot.node).first;
+    if (!only.empty() && NamespaceName(cache_salt) != only) continue;
+    snapshot.doomed = has_doomed_ = true;
+  }
   if (!transfers_.on()) return;
   transfers_.Abandon();
-  transfers_.store()->Clear();
+  transfers_.store()->Clear(only);
   ++version_;
 }
 

@@ -55,7 +55,7 @@ class Scheduler {
   void Check() const;
 
   // See PrefixCache::Clear and SaveAll.
-  void ClearPrefixes() { prefixes_.Clear(); }
+  void ClearPrefixes(const std::string& only) { prefixes_.Clear(only); }
   void SavePrefixes() { prefixes_.SaveAll(); }
   const PrefixCache& prefixes() const { return prefixes_; }
   // Pages of snapshots, including those shared with sequences.

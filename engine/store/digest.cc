@@ -67,4 +67,10 @@ std::string ToHex(std::span<const unsigned char> bytes) {
   return hex;
 }
 
+std::string NamespaceName(const std::string& cache_salt) {
+  Sha256 hash;
+  hash.Add(cache_salt.data(), cache_salt.size());
+  return ToHex(hash.Get()).substr(0, kNamespaceDigits);
+}
+
 }  // namespace fox

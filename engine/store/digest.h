@@ -13,6 +13,7 @@ namespace fox {
 
 using Sha256Digest = std::array<unsigned char, 32>;
 using Checksum = std::array<unsigned char, 16>;
+inline constexpr size_t kNamespaceDigits = 16;  // of a NamespaceName
 
 // SHA-256 of all bytes added.
 class Sha256 {
@@ -36,5 +37,9 @@ class Sha256 {
 Checksum ChecksumOf(std::span<const std::byte> bytes);
 
 std::string ToHex(std::span<const unsigned char> bytes);
+
+// The name of a namespace of the prefix cache, in the names of its files and for operators: the
+// first 16 hexadecimal digits of the SHA-256 of its cache_salt.
+std::string NamespaceName(const std::string& cache_salt);
 
 }  // namespace fox

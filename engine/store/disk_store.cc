@@ -18,6 +18,7 @@ namespace {
 
 constexpr char kEnding[] = ".snapshot", kTemporary[] = "writing.tmp";
 constexpr size_t kIdentityHex = 16, kKeyHex = 32;  // digits of digests in a name
+constexpr int kFilesAtOnce = 1000;                 // under one lock
 
 // The hash of a prefix begins with its namespace; its tokens follow.
 void AddNamespace(const std::string& cache_salt, double log_tolerance, Sha256* hash) {
@@ -29,15 +30,6 @@ std::string NameFor(const std::string& prefix, int64_t tokens, const Sha256& has
   return absl::StrCat(prefix, tokens, "-", ToHex(hash.Get()).substr(0, kKeyHex), kEnding);
 }
 
-// The tokens that a name of our own files tells; none: it is not one.
-std::optional<int64_t> TokensIn(absl::string_view name, const std::string& prefix) {
-  if (!absl::StartsWith(name, prefix) || !absl::EndsWith(name, kEnding)) return std::nullopt;
-  const std::vector<absl::string_view> parts = absl::StrSplit(name, absl::ByAnyChar("-."));
-  int64_t tokens = 0;
-  if (parts.size() != 4 || !absl::SimpleAtoi(parts[1], &tokens) || tokens <= 0) return std::nullopt;
-  return parts[2].size() == kKeyHex ? std::optional(tokens) : std::nullopt;
-}
-
 }  // namespace
 
 DiskStore::DiskStore(std::unique_ptr<FileSystem> files, std::vector<std::span<std::byte>> buffers,
@@ -45,7 +37,7 @@ DiskStore::DiskStore(std::unique_ptr<FileSystem> files, std::vector<std::span<st
     : files_(std::move(files)),
       buffers_(std::move(buffers)),
       options_(std::move(options)),
-      prefix_(ToHex(options_.format.identity).substr(0, kIdentityHex) + "-"),
+      identity_(ToHex(options_.format.identity).substr(0, kIdentityHex)),
       reading_(options_.read_threads) {
   Scan();
   if (!options_.has_threads) return;
@@ -76,20 +68,39 @@ void DiskStore::Scan() {
     for (const FileSystem::Entry& entry : *entries) {
       if (entry.name == kTemporary) temporary = true;
       if (!absl::EndsWith(entry.name, kEnding)) continue;
-      AddFile(entry.name, entry.bytes, TokensIn(entry.name, prefix_).value_or(0));
+      AddFile(entry.name, FileOf(entry));
     }
   }
   if (temporary) files_->Remove(kTemporary).IgnoreError();  // the next write replaces it
   RemoveOld(0);
 }
 
-void DiskStore::AddFile(const std::string& name, int64_t bytes, int64_t tokens) {
+// What its name tells of a file. Names that are not ours only count.
+DiskStore::File DiskStore::FileOf(const FileSystem::Entry& entry) const {
+  File file;
+  file.bytes = entry.bytes;
+  const std::vector<std::string> parts = absl::StrSplit(entry.name, absl::ByAnyChar("-."));
+  int64_t tokens = 0;
+  if (parts.size() != 5 || parts[1].size() != kNamespaceDigits || parts[3].size() != kKeyHex ||
+      !absl::SimpleAtoi(parts[2], &tokens) || tokens <= 0) {
+    return file;
+  }
+  file.name_space = parts[1];
+  if (parts[0] == identity_) file.tokens = tokens;
+  return file;
+}
+
+void DiskStore::AddFile(const std::string& name, File file) {
   Forget(name);
-  index_[name] = {bytes, tokens, ++uses_};
+  file.used = ++uses_;
   by_use_[uses_] = name;
-  if (tokens > 0) ++lengths_[tokens];
+  if (file.tokens > 0) ++lengths_[file.tokens];
   ++stats_.files;
-  stats_.bytes += bytes;
+  stats_.bytes += file.bytes;
+  Amount& of = namespaces_[file.name_space];
+  ++of.files;
+  of.bytes += file.bytes;
+  index_[name] = std::move(file);
 }
 
 void DiskStore::Forget(const std::string& name) {
@@ -101,24 +112,33 @@ void DiskStore::Forget(const std::string& name) {
   if (length != lengths_.end() && --length->second == 0) lengths_.erase(length);
   --stats_.files;
   stats_.bytes -= file.bytes;
+  const auto of = namespaces_.find(file.name_space);
+  of->second.bytes -= file.bytes;
+  if (--of->second.files == 0) namespaces_.erase(of);
   index_.erase(found);
+}
+
+std::string DiskStore::PrefixOf(const std::string& cache_salt) const {
+  return absl::StrCat(identity_, "-", NamespaceName(cache_salt), "-");
 }
 
 std::string DiskStore::NameOf(const StoredSnapshot& what) const {
   Sha256 hash;
   AddNamespace(what.cache_salt, what.log_tolerance, &hash);
   hash.Add(what.tokens.data(), what.tokens.size() * sizeof(int32_t));
-  return NameFor(prefix_, static_cast<int64_t>(what.tokens.size()), hash);
+  return NameFor(PrefixOf(what.cache_salt), static_cast<int64_t>(what.tokens.size()), hash);
 }
 
 // Hashes the tokens once, and looks up the lengths that some file has.
 int64_t DiskStore::Find(const std::string& cache_salt, double log_tolerance,
                         const std::vector<int32_t>& tokens, int64_t unit, int64_t more_than,
                         int64_t most) {
+  most = std::min(most, static_cast<int64_t>(tokens.size()));
   const MutexLock lock(mutex_);
   const auto end = lengths_.upper_bound(most);
   auto length = lengths_.upper_bound(more_than);
-  if (length == lengths_.end() || length->first > most) return 0;
+  if (length == lengths_.end() || length->first > most || !cleared_.empty()) return 0;
+  const std::string prefix = PrefixOf(cache_salt);
   Sha256 hash;
   AddNamespace(cache_salt, log_tolerance, &hash);
   int64_t hashed = 0, longest = 0;
@@ -126,7 +146,7 @@ int64_t DiskStore::Find(const std::string& cache_salt, double log_tolerance,
     if (length->first % unit != 0) continue;
     hash.Add(tokens.data() + hashed, static_cast<size_t>(length->first - hashed) * sizeof(int32_t));
     hashed = length->first;
-    if (index_.count(NameFor(prefix_, hashed, hash)) > 0) longest = hashed;
+    if (index_.count(NameFor(prefix, hashed, hash)) > 0) longest = hashed;
   }
   return longest;
 }
@@ -148,17 +168,52 @@ void DiskStore::Read(int32_t buffer, StoredSnapshot what) {
   Push(reader_, {/*read=*/true, buffer, std::move(what)});
 }
 
-void DiskStore::Clear() {
+void DiskStore::Clear(const std::string& only) {
   {
     const MutexLock lock(mutex_);
     ++clears_;
-    for (const auto& [name, file] : index_) doomed_.push_back(name);
-    index_.clear();
-    by_use_.clear();
-    lengths_.clear();
-    stats_.files = stats_.bytes = 0;
+    if (!only.empty() && namespaces_.count(only) == 0) return;
+    cleared_.insert(only);
   }
   Push(writer_, {});
+}
+
+// Carries out Clear. The index may be long: the writer, which alone adds to it, walks it in parts,
+// between which others may use it.
+void DiskStore::RemoveCleared() {
+  std::set<std::string> cleared;
+  {
+    const MutexLock lock(mutex_);
+    cleared = cleared_;
+  }
+  std::string last;
+  for (bool more = !cleared.empty(); more;) {
+    const MutexLock lock(mutex_);
+    std::vector<std::string> names;
+    auto at = index_.upper_bound(last);
+    for (int i = 0; i < kFilesAtOnce && at != index_.end(); ++i, ++at) {
+      last = at->first;
+      if (cleared.count("") + cleared.count(at->second.name_space) > 0) names.push_back(last);
+    }
+    more = at != index_.end();
+    for (std::string& name : names) {
+      Forget(name);
+      doomed_.push_back(std::move(name));
+    }
+    for (const std::string& only : cleared) {
+      if (!more) cleared_.erase(only);
+    }
+  }
+}
+
+std::vector<StoredNamespace> DiskStore::List(const std::string& after, size_t most) const {
+  const MutexLock lock(mutex_);
+  std::vector<StoredNamespace> found;
+  for (auto at = namespaces_.upper_bound(after); at != namespaces_.end(); ++at) {
+    if (found.size() == most) break;
+    found.push_back({at->first, at->second.files, at->second.bytes});
+  }
+  return found;
 }
 
 void DiskStore::Loop(Worker& worker) {
@@ -206,6 +261,7 @@ void DiskStore::Run(Task task) {
 
 // Removes doomed files, and the least recently used ones until `room` bytes are free.
 void DiskStore::RemoveOld(int64_t room) {
+  RemoveCleared();
   std::vector<std::string> names;
   {
     const MutexLock lock(mutex_);
@@ -244,7 +300,8 @@ absl::Status DiskStore::WriteFile(const Task& task) {
   if (task.clears != clears_) {
     doomed_.push_back(name);
   } else {
-    AddFile(name, bytes, static_cast<int64_t>(task.what.tokens.size()));
+    AddFile(name, {bytes, NamespaceName(task.what.cache_salt),
+                   static_cast<int64_t>(task.what.tokens.size())});
     ++stats_.saved;
   }
   return absl::OkStatus();
@@ -262,8 +319,7 @@ absl::Status DiskStore::ReadFile(Task& task) {
   if (task.clears != clears_) return absl::NotFoundError("the store was emptied");
   const auto found = index_.find(name);
   if (status.ok() && found != index_.end()) {
-    const File file = found->second;
-    AddFile(name, file.bytes, file.tokens);
+    AddFile(name, File(found->second));
     ++stats_.read;
   } else if (!status.ok()) {
     Forget(name);

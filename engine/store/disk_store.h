@@ -1,7 +1,8 @@
 // DiskStore: snapshots in files of one directory (snapshot_file.h), least recently used first out.
 //
 // A file's name says all that its index needs, so a start reads no file:
-//   IDENTITY-TOKENS-KEY.snapshot   the server's identity, the length, the hash of the tokens
+//   IDENTITY-NAMESPACE-TOKENS-KEY.snapshot
+//   the server's identity, the NamespaceName, the length, the hash of namespace and tokens
 // Files of other servers count for the limit, and are never opened. One thread writes, one reads.
 #pragma once
 
@@ -12,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -50,7 +52,8 @@ class DiskStore final : public SnapshotStore {
   void Read(int32_t buffer, StoredSnapshot what) override;
   bool has_done() const override { return has_done_; }
   std::vector<Done> TakeDone() override;
-  void Clear() override;
+  void Clear(const std::string& only) override;
+  std::vector<StoredNamespace> List(const std::string& after, size_t most) const override;
   StoreStats stats() const override;
   void SetWake(std::function<void()> wake) override;
 
@@ -71,10 +74,12 @@ class DiskStore final : public SnapshotStore {
   };
   struct File {
     int64_t bytes = 0;
-    int64_t tokens = 0;  // 0: another server's
-    uint64_t used = 0;   // its place in by_use_
+    std::string name_space;  // "": it is not known
+    int64_t tokens = 0;      // 0: another server's
+    uint64_t used = 0;       // its place in by_use_
   };
 
+  std::string PrefixOf(const std::string& cache_salt) const;
   std::string NameOf(const StoredSnapshot& what) const;
   void Scan();
   void Push(Worker& worker, Task task);
@@ -82,25 +87,32 @@ class DiskStore final : public SnapshotStore {
   void Run(Task task);
   absl::Status WriteFile(const Task& task);
   absl::Status ReadFile(Task& task);
+  void RemoveCleared();
   void RemoveOld(int64_t room);
   void Finish(Done done);
   void Warn(const char* what, const absl::Status& status);
-  void AddFile(const std::string& name, int64_t bytes, int64_t tokens)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  File FileOf(const FileSystem::Entry& entry) const;
+  void AddFile(const std::string& name, File file) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::unique_ptr<FileSystem> files_;
   const std::vector<std::span<std::byte>> buffers_;
   const DiskStoreOptions options_;
-  const std::string prefix_;  // of the names of its own files
-  ThreadPool reading_;        // used by the reader
+  const std::string identity_;  // in the names of its own files
+  ThreadPool reading_;          // used by the reader
 
   mutable Mutex mutex_;
   Worker writer_, reader_;                                     // tasks: ABSL_GUARDED_BY(mutex_)
   std::map<std::string, File> index_ ABSL_GUARDED_BY(mutex_);  // by name
   std::map<uint64_t, std::string> by_use_ ABSL_GUARDED_BY(mutex_);  // the oldest first
   std::map<int64_t, int64_t> lengths_ ABSL_GUARDED_BY(mutex_);      // own files, by tokens
-  std::vector<std::string> doomed_ ABSL_GUARDED_BY(mutex_);         // to be removed
+  // Of the files in the index.
+  struct Amount {
+    int64_t files = 0, bytes = 0;
+  };
+  std::map<std::string, Amount> namespaces_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> cleared_ ABSL_GUARDED_BY(mutex_);    // by Clear, still in the index
+  std::vector<std::string> doomed_ ABSL_GUARDED_BY(mutex_);  // to be removed
   std::vector<Done> done_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> wake_ ABSL_GUARDED_BY(mutex_);
   StoreStats stats_ ABSL_GUARDED_BY(mutex_);

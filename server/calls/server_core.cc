@@ -163,10 +163,10 @@ uint64_t ServerCore::ClientOf(const std::string& peer, const CallerHeaders& head
 
 std::optional<uint64_t> ServerCore::VerifiedClientOf(const CallerHeaders& headers) {
   if (!headers.client.empty()) {
-    Sha256 hash;
-    hash.AddText("client of a gateway");
-    hash.AddText(std::string(headers.client));
-    uint64_t client = 0;  // the same after a restart: it is in the names of stored prefixes
+    Sha256 hash;  // a client is the same after a restart, because it is in the names of files
+    const std::string name = absl::StrCat("client of a gateway: ", headers.client);
+    hash.Add(name.data(), name.size());
+    uint64_t client = 0;
     std::memcpy(&client, hash.Get().data(), sizeof(client));
     return client;
   }

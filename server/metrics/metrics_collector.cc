@@ -35,18 +35,20 @@ void AddPrefixCache(const ServerCore& core, const EngineStats& stats, MetricFami
   out->Counter("fox_prefix_cache_found_tokens_total", "Prompt tokens found, and so not computed.",
                stats.prefix_found_tokens);
   out->Counter("fox_prefix_cache_dropped_total", "Dropped prefixes.", stats.snapshots_dropped);
-  if (core.context.limits.staging_buffers == 0) return;
-  out->Gauge("fox_prefix_disk_files", "Files in --prefix-cache-dir.", stats.store.files);
-  out->Gauge("fox_prefix_disk_bytes", "Their bytes.", stats.store.bytes);
-  out->Counter("fox_prefix_disk_saved_total", "Prefixes written.", stats.store.saved);
+  const SnapshotStore* store = core.engine.prefix_store();
+  if (store == nullptr) return;
+  const StoreStats stored = store->stats();
+  out->Gauge("fox_prefix_disk_files", "Files in --prefix-cache-dir.", stored.files);
+  out->Gauge("fox_prefix_disk_bytes", "Their bytes.", stored.bytes);
+  out->Counter("fox_prefix_disk_saved_total", "Prefixes written.", stored.saved);
   out->Counter("fox_prefix_disk_found_total", "Prefixes read back into the cache.",
                stats.snapshots_landed);
-  out->Counter("fox_prefix_disk_removed_total", "Files removed for room.", stats.store.removed);
+  out->Counter("fox_prefix_disk_removed_total", "Files removed for room.", stored.removed);
   out->Counter("fox_prefix_disk_lost_total",
                "Prefixes dropped unwritten, as writing was busy or they were too large.",
                stats.snapshots_lost);
   out->Counter("fox_prefix_disk_errors_total", "Failed reads and writes, with damaged files.",
-               stats.store.errors);
+               stored.errors);
 }
 
 // Pages that pruning keeps and evicts.

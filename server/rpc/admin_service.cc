@@ -30,11 +30,13 @@ AdminService::AdminService(ServerCore& core, const std::function<void()>& on_cha
       /*takes_share=*/false);
   ServeShort<v1::FlushCacheRequest, v1::FlushCacheResponse>(
       "FlushCache",
-      [&core](const v1::FlushCacheRequest&, const CallInfo&) {
+      [&core](const v1::FlushCacheRequest&,
+              const CallInfo&) -> absl::StatusOr<v1::FlushCacheResponse> {
         Log(LogLevel::kInfo, "flushing the prefix cache, asked by an operator");
         auto response = LoadOf<v1::FlushCacheResponse>(core);
         response.set_snapshots(static_cast<uint64_t>(core.engine.stats().snapshots));
-        core.engine.FlushPrefixCache();
+        absl::Status status = core.engine.FlushPrefixCache();
+        if (!status.ok()) return status;
         return response;
       },
       /*takes_share=*/false);

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """Restarts of a fox-server with --prefix-cache-dir: after SIGTERM and after SIGKILL a long prompt
-is found again, with the same answer; damaged files cost time alone; a directory has one server.
+is found again, with the same answer; damaged files cost time alone; a directory has one server;
+administrators list and empty it.
 
     restart_test.py BIN     the folder of fox-server and fox-cli
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 import signal
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -53,6 +56,25 @@ class RestartTest(fox_server.Case):
             lines = response.read().decode().splitlines()
         return int(next(line for line in lines if line.startswith(f"fox_prefix_disk_{name} "))
                    .split()[1])
+
+    def cache(self, method: str = "GET", below: str = "", token: str = "") -> tuple[int, Any]:
+        """Status and body of a call of /v1/cache."""
+        request = urllib.request.Request(
+            self.server.http_url + "/v1/cache" + below, method=method,
+            headers={"Authorization": "Bearer " + token} if token else {})
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())["error"]["message"]
+
+    def post_with(self, headers: dict[str, str], **fields: Any) -> None:
+        """Asks with a token."""
+        urllib.request.urlopen(urllib.request.Request(
+            self.server.http_url + "/v1/completions", json.dumps(fields).encode(),
+            {"Content-Type": "application/json", "Authorization": "Bearer token-of-one",
+             **headers}), timeout=60).close()
 
     def files(self) -> list[pathlib.Path]:
         """The stored prefixes."""
@@ -127,6 +149,91 @@ class RestartTest(fox_server.Case):
         missing = self.start("--model", str(MODEL), "--prefix-cache-dir", str(self.dir / "a" / "b"))
         self.assertEqual(missing.returncode, CONFIGURATION)
         self.assertIn("No such file or directory", missing.stderr)
+
+    def test_administrators_list_and_empty_it(self) -> None:
+        for salt in ("", "s", "t"):
+            self.ask(cache_salt=salt)
+        self.assertEqual(self.server.end(signal.SIGTERM), 0)
+        self.live()
+        # A client without a name is 0.
+        names = {salt: hashlib.sha256(b"0/" + salt.encode()).hexdigest()[:16]
+                 for salt in ("", "s", "t")}
+
+        def of(name: str) -> list[int]:
+            return [file.stat().st_size for file in self.files() if f"-{name}-" in file.name]
+
+        def expected(*salts: str) -> list[dict[str, Any]]:
+            return [{"namespace": name, "files": len(of(name)), "bytes": sum(of(name))}
+                    for name in sorted(names[salt] for salt in salts)]
+
+        whole = sum(file.stat().st_size for file in self.files())
+        self.assertEqual(self.cache(), (200, {
+            "object": "list", "data": expected("", "s", "t"), "has_more": False,
+            "disk": {"files": len(self.files()), "bytes": whole},
+            "memory": {"snapshots": 0, "bytes": 0}}))
+        last = sorted(names.values())[-1]
+        self.assertEqual(self.cache(below="?after=" + sorted(names.values())[1])[1]["data"],
+                         [entry for entry in expected("", "s", "t") if entry["namespace"] == last])
+        self.assertEqual(self.cache("DELETE", "/" + names["s"]), (
+            200, {"object": "cache", "namespace": names["s"], "deleted": True}))
+        self.assertTrue(wait_until(lambda: not of(names["s"]), 10))
+        self.assertEqual(self.cache()[1]["data"], expected("", "t"))
+        cached = {salt: self.ask(cache_salt=salt)[1] for salt in names}
+        self.assertEqual({salt: tokens > 0 for salt, tokens in cached.items()},
+                         {"": True, "s": False, "t": True})
+        self.assertGreater(self.cache()[1]["memory"]["snapshots"], 2)
+        self.assertEqual(self.cache("DELETE"), (
+            200, {"object": "cache", "namespace": None, "deleted": True}))
+        self.assertEqual(self.ask()[1], 0)
+        self.assertTrue(wait_until(lambda: len(self.files()) == 0 or self.count("saved_total") > 0))
+        for method, below, code, reason in (
+                ("DELETE", "/../etc", 400, "16 hexadecimal digits"),
+                ("DELETE", "/" + "A" * 16, 400, "16 hexadecimal digits"),
+                ("GET", "?limit=3", 400, "only after=NAMESPACE"),
+                ("GET", "/" + names[""], 405, "use DELETE"),
+                ("PUT", "", 405, "use DELETE, GET")):
+            with self.subTest(method=method, below=below):
+                status, said = self.cache(method, below)
+                self.assertEqual(status, code)
+                self.assertIn(reason, said)
+
+    def test_the_cache_is_for_administrators(self) -> None:
+        users, admins = self.dir.parent / "users", self.dir.parent / "admins"
+        for file in (users, admins):
+            file.write_text(f"token-of-{file.name}\n")
+            file.chmod(0o600)
+        http = ("--http-port", "0", "--metrics-port", "0")
+        self.serve_case(*http, "--api-key-file", str(users))
+        status, said = self.cache(token="token-of-users")
+        self.assertEqual(status, 404)
+        self.assertIn("--admin-key-file", said)
+        self.serve_case(*http, "--api-key-file", str(users), "--admin-key-file", str(admins))
+        for method in ("GET", "DELETE"):
+            for token, code in (("", 401), ("token-of-users", 403), ("token-of-admins", 200)):
+                with self.subTest(method=method, token=token):
+                    self.assertEqual(self.cache(method, token=token)[0], code)
+        listed = self.cache(token="token-of-admins")[1]  # without a directory
+        self.assertEqual((listed["data"], listed["disk"]), ([], None))
+
+    def test_a_namespace_is_a_clients(self) -> None:
+        self.assertEqual(self.server.end(signal.SIGTERM), 0)
+        tokens = self.dir.parent / "tokens"
+        tokens.write_text("token-of-one\n")
+        tokens.chmod(0o600)
+        self.live("--api-key-file", str(tokens), "--admin-key-file", str(tokens),
+                  "--client-metadata", "x-client")
+
+        def digest(text: str) -> bytes:
+            return hashlib.sha256(text.encode()).digest()
+
+        names = []
+        for headers, owner in (({}, "token-of-one"),
+                               ({"X-Client": "two"}, "client of a gateway: two")):
+            self.post_with(headers, prompt=SHORT, max_tokens=1, cache_salt="s")
+            client = int.from_bytes(digest(owner)[:8], "little")
+            names.append(digest(f"{client}/s").hex()[:16])
+        self.assertTrue(wait_until(lambda: sorted(names) == [
+            entry["namespace"] for entry in self.cache(token="token-of-one")[1]["data"]], 30))
 
 
 if __name__ == "__main__":

@@ -351,6 +351,21 @@ TEST(EngineThreadTest, WithoutAThreadTheOwnerRunsTheTurns) {
   EXPECT_TRUE(absl::IsUnavailable(submitted));
 }
 
+TEST(EngineThreadTest, FlushesThatWaitForAStepAreBounded) {
+  FakeExecutor executor(Options());
+  EngineThread thread(std::make_unique<Engine>(EngineOptions{}, executor), nullptr,
+                      /*has_thread=*/false);
+  for (int round = 0; round < 2; ++round) {
+    SCOPED_TRACE(round);
+    for (int i = 0; i < 1024; ++i)
+      EXPECT_TRUE(thread.FlushPrefixCache(std::to_string(i)).ok()) << i;
+    EXPECT_TRUE(absl::IsResourceExhausted(thread.FlushPrefixCache("one more")));
+    EXPECT_TRUE(thread.FlushPrefixCache("7").ok());  // it waits already
+    thread.RunTurn();
+  }
+  EXPECT_EQ(thread.prefix_store(), nullptr);
+}
+
 TEST_P(EngineThreadDepthTest, EightThreadsSubmitAndCancel) {
   EngineOptions engine_options;
   engine_options.max_num_queued_reqs = 1000;

@@ -103,6 +103,7 @@ void RegisterOpenAiRoutes(ServerCore& core, std::function<bool()> serving, HttpR
       Privilege::kPublic);
   RegisterMessagesRoutes(core, routes);
   RegisterTokenizerRoutes(core, routes);
+  RegisterCacheRoutes(core, routes);
   ExplainPaths(routes);
 }
 

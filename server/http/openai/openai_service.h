@@ -33,6 +33,10 @@ using AnswerOfBody = std::function<absl::StatusOr<std::string>(const std::string
 void RegisterTokenizing(ServerCore& core, const char* path, const AnswerOfBody& answer_of,
                         std::string (*error_body)(const absl::Status&), HttpRoutes* routes);
 
+// GET /v1/cache, which lists the prefix cache, and DELETE, which empties it or one namespace, for
+// administrators. `core` must outlive the port.
+void RegisterCacheRoutes(ServerCore& core, HttpRoutes* routes);
+
 // POST /tokenize and /detokenize and GET /tokenizer_info in vLLM's form, which evaluation programs
 // use to count tokens. `core` must outlive the port.
 void RegisterTokenizerRoutes(ServerCore& core, HttpRoutes* routes);

@@ -121,6 +121,11 @@ bool HttpRoutes::AllowsHost(absl::string_view host) const {
          });
 }
 
+bool HttpRoutes::admits_administrators() const {
+  const Access& access = *core_->access;
+  return access.needs_admin_token() || (local_ && !access.needs_user_token());
+}
+
 HttpHeaders HttpRoutes::CorsHeaders(const HttpRequest& head) const {
   const std::string origin = absl::AsciiStrToLower(head.Header("origin"));
   const auto has = [this](const std::string& name) {

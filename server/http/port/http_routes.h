@@ -44,6 +44,10 @@ class HttpRoutes {
   // there are no tokens, and an address is a client.
   void SetCore(ServerCore* core) { core_ = core; }
 
+  // True if administrators have tokens, or need none because only this machine reaches the port and
+  // clients need none either. REQUIRES: SetCore.
+  bool admits_administrators() const;
+
   // The headers that let a page of an allowed origin read the answer (Fetch standard, CORS); none:
   // the request is not of such a page.
   HttpHeaders CorsHeaders(const HttpRequest& head) const;

@@ -41,8 +41,9 @@ class PrefixStorageTest : public ::testing::Test, private StepObserver {
                                        store_.get());
     loads_ = saves_ = 0;
   }
-  void Submit(int64_t prompt, int32_t first = 0) {
+  void Submit(int64_t prompt, int32_t first = 0, const std::string& salt = "") {
     Request request;
+    request.cache_salt = salt;
     request.id = ++id_;
     request.prompt.resize(static_cast<size_t>(prompt));
     for (size_t i = 0; i < request.prompt.size(); ++i) {
@@ -69,8 +70,8 @@ class PrefixStorageTest : public ::testing::Test, private StepObserver {
     }
     return cached;
   }
-  int64_t Ask(int64_t prompt, int32_t first = 0) {
-    Submit(prompt, first);
+  int64_t Ask(int64_t prompt, int32_t first = 0, const std::string& salt = "") {
+    Submit(prompt, first, salt);
     return Run();
   }
   // Everything in memory is stored.
@@ -188,6 +189,24 @@ TEST_F(PrefixStorageTest, AClearedStoreGivesNothingBack) {
   Run();
   store_->Serve(*executor_, 0, kAtOnce);
   EXPECT_EQ(store_->Find("", -10, std::vector<int32_t>(900, 0), 64, 0, 900), 0);
+}
+
+// One salt's snapshots go, in the pool and in the store, and no others.
+TEST_F(PrefixStorageTest, ANamespaceIsCleared) {
+  for (const char* salt : {"s", "t"}) EXPECT_EQ(Ask(700, 0, salt), 0) << salt;
+  Save();
+  EXPECT_EQ(engine_->stats().snapshots, 2);
+  engine_->FlushPrefixCache("e3b98a4da31a127d");  // the beginning of t's SHA-256
+  Run();
+  EXPECT_EQ(engine_->stats().snapshots, 1);
+  EXPECT_EQ(Ask(900, 0, "s"), 640);
+  EXPECT_EQ(Ask(900, 0, "t"), 0);
+  EXPECT_EQ(loads_, 0);
+  engine_->FlushPrefixCache("e3b98a4da31a127d");
+  Run();
+  Restart(kAtOnce);
+  EXPECT_EQ(Ask(900, 0, "s"), 896);
+  EXPECT_EQ(Ask(900, 0, "t"), 0);
 }
 
 // A snapshot larger than a buffer, and one for which all buffers are in use, are dropped unsaved.

@@ -6,12 +6,14 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/request/snapshot_store.h"
 #include "engine/request/step_executor.h"
+#include "engine/store/digest.h"
 #include "tests/engine/sim/random.h"
 
 namespace fox::sim {
@@ -53,9 +55,25 @@ class FakeStore final : public SnapshotStore {
   }
   bool has_done() const override { return !done_.empty(); }
   std::vector<Done> TakeDone() override { return std::exchange(done_, {}); }
-  void Clear() override {
+  void Clear(const std::string& only) override {
     ++clears_;
-    stored_.clear();
+    std::erase_if(stored_, [&only](const auto& entry) {
+      return only.empty() || NamespaceName(entry.first.cache_salt) == only;
+    });
+  }
+  std::vector<StoredNamespace> List(const std::string& after, size_t most) const override {
+    std::map<std::string, StoredNamespace> found;
+    for (const auto& [what, image] : stored_) {
+      StoredNamespace& of = found[NamespaceName(what.cache_salt)];
+      of.name = NamespaceName(what.cache_salt);
+      ++of.files;
+      of.bytes += static_cast<int64_t>(image.size());
+    }
+    std::vector<StoredNamespace> list;
+    for (auto at = found.upper_bound(after); at != found.end() && list.size() < most; ++at) {
+      list.push_back(at->second);
+    }
+    return list;
   }
   StoreStats stats() const override { return stats_; }
   void SetWake(std::function<void()>) override {}

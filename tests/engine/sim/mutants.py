@@ -251,7 +251,7 @@ MUTANTS = [
      "ledger_.Between(sequence.computed, sequence.computed + 1);"),
     ("chunks: mixed steps are long", S, "if (limits_.max_mixed_tokens > 0 && decodes > 0)",
      "if (false)"),
-    ("a flush is forgotten", P, "  if (!flush_) return;\n", "  return;\n"),
+    ("a flush is forgotten", P, "  if (!has_doomed_) return;\n", "  return;\n"),
     ("an ended one is waited for", P,
      "    if (node->computing == sequence) node->computing = nullptr;\n", ""),
     ("a claim outlives its owner", P, "  Unclaim(sequence);\n  const int64_t tokens",

@@ -7,116 +7,16 @@
 #include <sys/stat.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <thread>
 
-#include "tests/engine/store/memory_files.h"
+#include "tests/engine/store/disk_store_fixture.h"
 #include "tests/models/temporary_dir.h"
 
 namespace fox {
 namespace {
-
-constexpr int64_t kUnit = 64;
-
-PagedKvShape Shape() {
-  PagedKvShape shape;
-  shape.layers = 2;
-  shape.q_heads = shape.kv_heads = 2;
-  shape.head_dim = 4;
-  shape.num_pages = 1000;
-  shape.max_slots = 4;
-  shape.max_pages = 100;
-  return shape;
-}
-
-using Bytes = std::vector<std::byte>;
-
-// A snapshot of `tokens` tokens, with an image of random bits behind a right length and right
-// pages.
-struct Sample {
-  StoredSnapshot what;
-  Bytes image;
-};
-
-Sample MakeSample(uint64_t seed, int64_t tokens, const std::string& salt = "s",
-                  double log_tolerance = -10) {
-  std::mt19937_64 rng(seed);
-  Sample sample{{salt, log_tolerance, {}, 0, -12.5}, {}};
-  for (int64_t i = 0; i < tokens; ++i) {
-    sample.what.tokens.push_back(static_cast<int32_t>(rng() % 1000));
-  }
-  const PagedKvShape shape = Shape();
-  std::vector<int32_t> first;
-  for (int64_t list = 0; list < shape.lists_per_slot(); ++list) {
-    first.push_back(static_cast<int32_t>(rng() % static_cast<uint64_t>(PagesFor(tokens))));
-    sample.what.pages += PagesFor(tokens) - first.back();
-  }
-  sample.image.resize(SlotImageBytes(shape, sample.what.pages));
-  for (std::byte& byte : sample.image) byte = static_cast<std::byte>(rng());
-  std::memcpy(sample.image.data(), &tokens, sizeof(tokens));
-  std::memcpy(sample.image.data() + 16, first.data(), first.size() * sizeof(int32_t));
-  return sample;
-}
-
-// A store with two buffers over files in memory, or in a directory.
-class Server {
- public:
-  explicit Server(Disk& disk, int64_t max_bytes = int64_t{1} << 40, unsigned char identity = 1)
-      : Server(std::make_unique<MemoryFiles>(disk), max_bytes, identity) {}
-  explicit Server(std::unique_ptr<FileSystem> files, int64_t max_bytes = int64_t{1} << 40,
-                  unsigned char identity = 1)
-      : buffers_(2, Bytes(SlotImageBytes(Shape(), 200))) {
-    DiskStoreOptions options;
-    options.format.identity.fill(identity);
-    options.format.shape = Shape();
-    options.max_bytes = max_bytes;
-    options.has_threads = false;
-    options.warn = [this](const std::string& line) { warnings.push_back(line); };
-    files_ = files.get();
-    store_ = std::make_unique<DiskStore>(
-        std::move(files), std::vector<std::span<std::byte>>{buffers_[0], buffers_[1]}, options);
-  }
-
-  bool Write(const Sample& sample) {
-    std::copy(sample.image.begin(), sample.image.end(), buffers_[0].begin());
-    store_->Write(0, sample.what);
-    return Done().ok;
-  }
-  // Reads the snapshot; ok: it is that one, to the last bit.
-  bool Read(const Sample& sample) {
-    std::fill(buffers_[1].begin(), buffers_[1].end(), std::byte{0x77});
-    store_->Read(1, {sample.what.cache_salt, sample.what.log_tolerance, sample.what.tokens});
-    const SnapshotStore::Done done = Done();
-    if (!done.ok) return false;
-    EXPECT_EQ(done.what.pages, sample.what.pages);
-    EXPECT_EQ(done.what.max_log_evicted_mass, sample.what.max_log_evicted_mass);
-    EXPECT_TRUE(std::equal(sample.image.begin(), sample.image.end(), buffers_[1].begin()));
-    return true;
-  }
-  int64_t Find(const Sample& sample, int64_t more_than = 0, int64_t most = 1 << 20) {
-    const StoredSnapshot& what = sample.what;
-    return store_->Find(what.cache_salt, what.log_tolerance, what.tokens, kUnit, more_than, most);
-  }
-  DiskStore& store() { return *store_; }
-  MemoryFiles& memory() { return static_cast<MemoryFiles&>(*files_); }
-
-  std::vector<std::string> warnings;
-
- private:
-  SnapshotStore::Done Done() {
-    EXPECT_FALSE(store_->has_done());
-    EXPECT_TRUE(store_->RunOne());
-    EXPECT_TRUE(store_->has_done());
-    std::vector<SnapshotStore::Done> done = store_->TakeDone();
-    EXPECT_EQ(done.size(), 1u);
-    return done.at(0);
-  }
-
-  std::vector<Bytes> buffers_;
-  FileSystem* files_;
-  std::unique_ptr<DiskStore> store_;
-};
 
 // The file of the only snapshot on the disk.
 std::string OnlyName(const Disk& disk) {
@@ -358,17 +258,88 @@ TEST(DiskStoreTest, ClearAlsoTakesWhatIsBeingWritten) {
   DiskStore& store = server.store();
   store.Write(0, late.what);
   store.Read(1, {old.what.cache_salt, old.what.log_tolerance, old.what.tokens});
-  store.Clear();
+  store.Clear("");
   EXPECT_EQ(server.Find(old), 0);
-  EXPECT_EQ(store.stats().files, 0);
   while (store.RunOne()) {
   }
+  EXPECT_EQ(store.stats().files, 0);
   for (const SnapshotStore::Done& done : store.TakeDone())
     EXPECT_TRUE(!done.read || !done.ok) << done.buffer;
   EXPECT_EQ(server.Find(late), 0);
-  store.Clear();
+  store.Clear("");
   while (store.RunOne()) {
   }
+  EXPECT_TRUE(disk.names.empty());
+}
+
+// Names as sha256sum prints them, of s, t and u.
+const char* const kS = "043a718774c572bd";
+const char* const kT = "e3b98a4da31a127d";
+const char* const kU = "0bfe935e70c321c7";
+
+std::string Listed(const DiskStore& store, const std::string& after = "", size_t most = 100) {
+  std::string out;
+  for (const StoredNamespace& of : store.List(after, most)) {
+    out += of.name + " " + std::to_string(of.files) + " " + std::to_string(of.bytes) + "\n";
+  }
+  return out;
+}
+
+// A namespace has all tolerances of its salt, and files of other servers.
+TEST(DiskStoreTest, ANamespaceIsListedAndCleared) {
+  Disk disk;
+  const Sample s = MakeSample(1, 128), deep = MakeSample(2, 128, "s", -20),
+               t = MakeSample(3, 192, "t"), u = MakeSample(4, 64, "u");
+  const auto line = [](const std::string& name, const std::vector<Sample>& samples) {
+    size_t bytes = 0;
+    for (const Sample& sample : samples) bytes += 4096 + sample.image.size();
+    return name + " " + std::to_string(samples.size()) + " " + std::to_string(bytes) + "\n";
+  };
+  EXPECT_TRUE(Server(disk, int64_t{1} << 40, /*identity=*/2).Write(s));
+  disk.names["name-of-no-server.snapshot"] = std::make_shared<Disk::Inode>();
+  for (const bool restarted : {false, true}) {
+    SCOPED_TRACE(restarted);
+    Server server(disk);
+    for (const Sample* sample : {&s, &deep, &t, &u}) {
+      EXPECT_EQ(server.Find(*sample) > 0, restarted) << sample->what.tokens.size();
+      EXPECT_TRUE(server.Write(*sample)) << sample->what.tokens.size();
+    }
+    EXPECT_EQ(Listed(server.store()), line(kS, {s, deep, s}) + line(kU, {u}) + line(kT, {t}));
+    EXPECT_EQ(Listed(server.store(), "", 1), line(kS, {s, deep, s}));
+    EXPECT_EQ(Listed(server.store(), kU), line(kT, {t}));
+    EXPECT_EQ(Listed(server.store(), kT), "");
+  }
+  Server server(disk);
+  EXPECT_EQ(server.store().stats().files, 6);
+  server.store().Clear(kS);
+  server.store().Clear("0123456789abcdef");  // it has no files
+  EXPECT_EQ(server.Find(s), 0);
+  EXPECT_TRUE(server.store().RunOne());
+  EXPECT_FALSE(server.store().RunOne());
+  EXPECT_EQ(Listed(server.store()), line(kU, {u}) + line(kT, {t}));
+  EXPECT_EQ(disk.names.size(), 3u);
+  EXPECT_TRUE(!server.Read(s) && !server.Read(deep));
+  EXPECT_TRUE(server.Read(t) && server.Read(u));
+  EXPECT_EQ(server.store().stats().removed, 0);  // not for room
+}
+
+// The index is walked in parts; each file is met.
+TEST(DiskStoreTest, ManyFilesAreCleared) {
+  Disk disk;
+  for (int i = 0; i < 5000; ++i) {
+    const std::string key = std::to_string(100000 + i) + std::string(26, '0');
+    disk.names[std::string(16, '0') + "-" + (i % 2 == 0 ? kS : kT) + "-64-" + key + ".snapshot"] =
+        std::make_shared<Disk::Inode>();
+  }
+  Server server(disk);
+  EXPECT_EQ(Listed(server.store()), std::string(kS) + " 2500 0\n" + kT + " 2500 0\n");
+  server.store().Clear(kT);
+  EXPECT_TRUE(server.store().RunOne());
+  EXPECT_EQ(Listed(server.store()), std::string(kS) + " 2500 0\n");
+  EXPECT_EQ(disk.names.size(), 2500u);
+  server.store().Clear("");
+  EXPECT_TRUE(server.store().RunOne());
+  EXPECT_EQ(Listed(server.store()), "");
   EXPECT_TRUE(disk.names.empty());
 }
 
@@ -434,10 +405,16 @@ TEST(DiskStoreTest, ThreadsWriteReadAndWake) {
     woken.NotifyOne();
   });
   const auto wait = [&] {
-    const MutexLock lock(mutex);
-    while (!store.has_done()) woken.Wait(mutex);
+    {
+      const MutexLock lock(mutex);
+      while (!store.has_done()) woken.Wait(mutex);
+    }
     return store.TakeDone().at(0);
   };
+  std::atomic<bool> stops{false};
+  std::thread administrator([&] {
+    while (!stops) EXPECT_LE(store.List("", 10).size(), 1u) << store.stats().files;
+  });
   for (int round = 0; round < 20; ++round) {
     std::copy(sample.image.begin(), sample.image.end(), buffers[0].begin());
     store.Write(0, sample.what);
@@ -446,6 +423,10 @@ TEST(DiskStoreTest, ThreadsWriteReadAndWake) {
     EXPECT_TRUE(wait().ok);
     EXPECT_TRUE(std::equal(sample.image.begin(), sample.image.end(), buffers[1].begin()));
   }
+  store.Clear("");
+  while (store.stats().files > 0) std::this_thread::yield();
+  stops = true;
+  administrator.join();
   store.SetWake(nullptr);
 }
 
