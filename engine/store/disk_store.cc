@@ -289,7 +289,7 @@ absl::Status DiskStore::WriteFile(const Task& task) {
   RemoveOld(bytes);
   const auto image = buffers_[static_cast<size_t>(task.buffer)].first(
       SlotImageBytes(options_.format.shape, task.what.pages));
-  const absl::Status status =
+  absl::Status status =
       WriteSnapshotFile(*files_, options_.format, task.what, image, kTemporary, name);
   if (!status.ok()) {
     files_->Remove(kTemporary).IgnoreError();
@@ -309,9 +309,8 @@ absl::Status DiskStore::WriteFile(const Task& task) {
 
 absl::Status DiskStore::ReadFile(Task& task) {
   const std::string name = NameOf(task.what);
-  const absl::Status status =
-      ReadSnapshotFile(*files_, options_.format, name, reading_,
-                       buffers_[static_cast<size_t>(task.buffer)], &task.what);
+  absl::Status status = ReadSnapshotFile(*files_, options_.format, name, reading_,
+                                         buffers_[static_cast<size_t>(task.buffer)], &task.what);
   if (status.ok()) files_->Touch(name);
   // A file that cannot be read is not tried again.
   if (!status.ok() && !absl::IsNotFound(status)) files_->Remove(name).IgnoreError();

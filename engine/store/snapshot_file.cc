@@ -91,7 +91,7 @@ absl::Status Damaged(const char* why) { return absl::DataLossError(why); }
 absl::StatusOr<std::vector<Checksum>> ParseHeader(const SnapshotFormat& format,
                                                   std::span<const std::byte> header,
                                                   int64_t file_bytes, StoredSnapshot* what) {
-  Prefix prefix;
+  Prefix prefix = {};
   std::memcpy(&prefix, header.data(), sizeof(prefix));
   if (prefix.pages < 0 || prefix.pages > file_bytes) return Damaged("a wrong number of pages");
   StoredSnapshot named = *what;
@@ -117,7 +117,7 @@ absl::StatusOr<std::vector<Checksum>> ParseHeader(const SnapshotFormat& format,
 
 // The header's size, as the first bytes of a file tell it; 0: it is impossible.
 int64_t SizeOfHeader(std::span<const std::byte> prefix_bytes, int64_t file_bytes) {
-  Prefix prefix;
+  Prefix prefix = {};
   std::memcpy(&prefix, prefix_bytes.data(), sizeof(prefix));
   const bool ours = std::memcmp(prefix.magic, kMagic, sizeof(kMagic)) == 0;
   const bool possible = prefix.header_bytes >= kAlignment &&

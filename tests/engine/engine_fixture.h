@@ -50,8 +50,8 @@ struct Received {
 };
 
 struct Pipeline {
-  int depth;
-  bool samples_on_device;
+  int depth = 1;
+  bool samples_on_device = false;
   bool fixed_chunks = false;
 };
 

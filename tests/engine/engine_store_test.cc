@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <limits>
 #include <set>
@@ -154,7 +155,7 @@ TEST_P(EngineStoreTest, ARestartForgetsNothing) {
   EXPECT_GT(second.stats.snapshots_landed, 2);
   // In a namespace of its own each of the last two starts as the first one does. Without pruning
   // there is one tolerance.
-  for (const RequestId id : {1, 4, 5}) {
+  for (const RequestId id : std::array<RequestId, 3>{1, 4, 5}) {
     if (model.acp == AcpMode::kOff && id == 5) continue;
     EXPECT_GE(second.results.at(id).stats.cached_tokens, 512) << id;
     EXPECT_EQ(first.results.at(id).stats.cached_tokens, 0) << id;

@@ -1,6 +1,7 @@
 // Cache routes: what the prefix cache holds, and its removal, for administrators. See
 // openai_service.h.
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,8 +20,6 @@ namespace {
 constexpr char kCachePath[] = "/v1/cache";
 constexpr char kBelowCache[] = "/v1/cache/";
 constexpr size_t kMaxNamespaces = 1000;  // in one answer
-
-using Exchange = std::shared_ptr<HttpExchange>;
 
 bool IsNamespace(absl::string_view name) {
   return name.size() == kNamespaceDigits && std::all_of(name.begin(), name.end(), [](char c) {
@@ -88,13 +87,13 @@ void RegisterCacheRoutes(ServerCore& core, HttpRoutes* routes) {
     }
     return;
   }
-  const auto list = [&core](const Exchange& exchange) {
+  const auto list = [&core](const std::shared_ptr<HttpExchange>& exchange) {
     exchange->Answer(AnswerList(core, exchange->request.query));
   };
-  const auto remove_all = [&core](const Exchange& exchange) {
+  const auto remove_all = [&core](const std::shared_ptr<HttpExchange>& exchange) {
     exchange->Answer(RemoveFromCache(core, ""));
   };
-  const auto remove_one = [&core](const Exchange& exchange) {
+  const auto remove_one = [&core](const std::shared_ptr<HttpExchange>& exchange) {
     exchange->Answer(RemoveFromCache(core, exchange->request.path.substr(sizeof(kBelowCache) - 1)));
   };
   routes->Handle("GET", kCachePath, list, Privilege::kAdmin);

@@ -129,9 +129,9 @@ TEST(DiskStoreTest, DamagedFilesAreDeletedAndNeverBelieved) {
     }
   }
   for (size_t size = 0; size < whole.size(); size += size < 200 ? 13 : 509) {
-    add("its first bytes: " + std::to_string(size), Bytes(whole.begin(), whole.begin() + size));
+    add("its first bytes: " + std::to_string(size), Bytes(whole.data(), whole.data() + size));
     Bytes zeros = whole;
-    std::fill(zeros.begin() + size, zeros.end(), std::byte{});
+    std::fill(zeros.data() + size, zeros.data() + zeros.size(), std::byte{});
     add("zeros from " + std::to_string(size), zeros);
   }
   Bytes longer = whole;

@@ -94,7 +94,7 @@ class MemoryFiles final : public FileSystem {
   }
   // A write that fails may have written a part.
   absl::Status Write(int file, std::span<const std::byte> bytes, int64_t offset) override {
-    const absl::Status status = Change();
+    absl::Status status = Change();
     if (!status.ok()) bytes = bytes.first(bytes.size() / 2);
     Disk::Bytes& now = files_[file]->now;
     now.resize(std::max(now.size(), static_cast<size_t>(offset) + bytes.size()));
