@@ -241,7 +241,7 @@ TEST(EngineStoreTest, AnotherServersFilesAreNotFound) {
       {"model",
        [](EngineConfig* config) {
          config->model_dir = std::string(FOX_SOURCE_DIR) + "/tests/golden/" +
-                             (OnGpu() ? "dev_pro_d128" : "tiny_rope");
+                             (OnGpu() ? "dev_llama_d64" : "tiny_rope");
        }},
   };
   EngineConfig same = Config(kModel, dir.path());
