@@ -59,12 +59,13 @@ absl::Status CheckConfig(const EngineConfig& config) {
   if (config.runner.max_num_seqs < 0) {
     return absl::InvalidArgumentError("--max-num-seqs: at least 1, or 0: chosen");
   }
-  if (config.quantization != Quantization::kNone && config.allow_nonfinite) {
-    return absl::InvalidArgumentError(absl::StrCat("--quantization: ", NameOf(config.quantization),
+  const Quantization quantization = config.quantization.value_or(Quantization::kNone);
+  if (quantization != Quantization::kNone && config.allow_nonfinite) {
+    return absl::InvalidArgumentError(absl::StrCat("--quantization: ", NameOf(quantization),
                                                    " has no infinity: not with "
                                                    "--allow-nonfinite"));
   }
-  if (IsBlocks(config.quantization) && config.dtype == "f64") {
+  if (IsBlocks(quantization) && config.dtype == "f64") {
     return absl::InvalidArgumentError("--quantization: q8 and q4 are not for --dtype f64");
   }
   if (config.kv_cache_dtype && config.dtype == "f64") {
@@ -199,7 +200,7 @@ absl::StatusOr<Sha256Digest> IdentityOf(const EngineConfig& config, const Checkp
   for (const std::string& text :
        {std::string("foxserve snapshot 1"), config.prefix_store.version, *config_json,
         runner.ops().Description(), std::string(NameOf(options.dtype)),
-        std::string(NameOf(options.kv_dtype)), std::string(NameOf(config.quantization)),
+        std::string(NameOf(options.kv_dtype)), std::string(NameOf(runner.weights().quantization)),
         std::string(NameOf(options.acp)),
         absl::StrCat(config.plain_gemm, config.portable_kernels, config.overlap_kernels, " ",
                      shape.layers, " ", shape.q_heads, " ", shape.kv_heads, " ", shape.head_dim,
@@ -222,6 +223,15 @@ void AddStaging(const ModelConfig& model, double share, int64_t most, RunnerOpti
   const auto pages = static_cast<int64_t>(share * shape.num_pages);
   options->staging_buffers = kStagingBuffers;
   options->staging_bytes = std::min(most, static_cast<int64_t>(SlotImageBytes(shape, pages)));
+}
+
+// Unless it is configured, that of the checkpoint's blocks where the CPU can have them.
+Quantization QuantizationOf(const EngineConfig& config, const ModelConfig& model, bool on_gpu) {
+  if (config.quantization) return *config.quantization;
+  if (on_gpu || config.dtype != "auto" || config.allow_nonfinite) return Quantization::kNone;
+  return model.weight_blocks == "q8"   ? Quantization::kQ8
+         : model.weight_blocks == "q4" ? Quantization::kQ4
+                                       : Quantization::kNone;
 }
 
 // Refuses weights and sizes that the backend cannot serve.
@@ -254,8 +264,9 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   options.dtype = backend->dtype;
   options.kv_dtype = config.kv_cache_dtype.value_or(backend->dtype);
   const int32_t max_seqs = MaxSeqs(config, queue != nullptr);
-  if (absl::Status status = CheckWorkload(checkpoint->config(), options, max_seqs,
-                                          config.quantization, *backend->ops);
+  const Quantization quantization = QuantizationOf(config, checkpoint->config(), queue != nullptr);
+  if (absl::Status status =
+          CheckWorkload(checkpoint->config(), options, max_seqs, quantization, *backend->ops);
       !status.ok()) {
     return status;
   }
@@ -273,15 +284,14 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   const int64_t staging = identity == nullptr ? 0 : MaxStagingBytes(host);
   const MemoryBeside beside{
       WeightBytes(checkpoint->config(), backend->dtype, checkpoint->embeddings().dtype,
-                  queue == nullptr && !IsBlocks(config.quantization) ? Quantization::kNone
-                                                                     : config.quantization),
+                  queue == nullptr && !IsBlocks(quantization) ? Quantization::kNone : quantization),
       queue != nullptr ? 0 : kStagingBuffers * staging, residual_dtype, *backend->ops};
   const absl::StatusOr<RunnerOptions> planned = PlanStepSizes(
       checkpoint->config(), options, max_seqs, queue != nullptr, [&](RunnerOptions& sizes) {
         return PlanMemoryWithin(limit, beside, checkpoint->config(), request, sizes);
       });
   if (!planned.ok()) return planned.status();
-  FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, residual_dtype, config.quantization,
+  FoxWeights weights = LoadWeights(*checkpoint, *backend->ops, residual_dtype, quantization,
                                    options.kv_dtype, config.progress);
   // A file that changed while it was read gave unchecked weights.
   if (absl::Status status = checkpoint->CheckUnchanged(); !status.ok()) return status;
@@ -388,8 +398,9 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   }
   loaded.backend = (*runner)->ops().Description();
   loaded.kv_dtype = NameOf((*runner)->options().kv_dtype);
-  loaded.dtype = config.quantization == Quantization::kNone ? NameOf((*runner)->options().dtype)
-                                                            : NameOf(config.quantization);
+  const Quantization quantization = (*runner)->weights().quantization;
+  loaded.dtype = quantization == Quantization::kNone ? NameOf((*runner)->options().dtype)
+                                                     : NameOf(quantization);
   try {
     if (*files != nullptr) {
       loaded.store = MakeStore(config.prefix_store, **runner, identity, *std::move(files));

@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -33,7 +35,9 @@ struct EngineConfig {
   std::string model_dir;
   std::string device = "cpu";  // cpu | cuda | auto: cuda where there is one
   std::string dtype = "auto";  // auto | f64 | f32 | bf16; cuda: auto | bf16
-  Quantization quantization = Quantization::kNone;
+  // Unset: the blocks of the GGUF file that the checkpoint was converted from, on the CPU; else
+  // none.
+  std::optional<Quantization> quantization = Quantization::kNone;
   std::optional<DType> kv_cache_dtype;  // kE4M3; unset: as the weights; fp8 not beside f64
   // max_model_len 0: see MemoryRequest; loading sets dtype, kv_dtype, num_pages, snapshot_slots and
   // staging_*
@@ -86,15 +90,21 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config);
 std::optional<AcpMode> ParseAcpMode(const std::string& name);
 const char* NameOf(AcpMode mode);
 const char* NameOf(Quantization quantization);
-inline void AddQuantization(FlagSet* flags, Quantization* target) {
-  flags->Enum("quantization",
-              {{"none", Quantization::kNone},
-               {"fp8", Quantization::kFp8},
-               {"q8", Quantization::kQ8},
-               {"q4", Quantization::kQ4}},
-              "round weights of linear layers: fp8 to e4m3; on the CPU, in blocks of 32, q8 and q4 "
-              "to GGUF's Q8_0 and Q4_0, the vocabulary to Q8_0",
-              target);
+// With an optional target "auto" leaves it unset.
+template <typename Target>
+void AddQuantization(FlagSet* flags, Target* target) {
+  std::vector<std::pair<std::string, Target>> values = {{"none", Quantization::kNone},
+                                                        {"fp8", Quantization::kFp8},
+                                                        {"q8", Quantization::kQ8},
+                                                        {"q4", Quantization::kQ4}};
+  std::string help =
+      "round weights of linear layers: fp8 to e4m3; on the CPU, in blocks of 32, q8 and q4 to "
+      "GGUF's Q8_0 and Q4_0, the vocabulary to Q8_0";
+  if constexpr (!std::is_same_v<Target, Quantization>) {
+    values.insert(values.begin(), {"auto", std::nullopt});
+    help += "; auto: on the CPU those that a converted GGUF file had, else none";
+  }
+  flags->Enum("quantization", values, help, target);
 }
 inline void AddPrefixStore(FlagSet* flags, PrefixStoreConfig* target) {
   flags->String("prefix-cache-dir", "DIR",

@@ -204,6 +204,7 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
   FoxWeights weights;
   const ModelConfig& config = checkpoint.config();
   weights.config = config;
+  weights.quantization = quantization;
   weights.residual_dtype = residual_dtype;
   weights.columns = ColumnsOf(config);
   const HostTensor& table = checkpoint.embeddings();

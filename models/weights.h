@@ -54,8 +54,19 @@ struct LayerWeights {
   DeviceQueryBound bound;                    // bounds on attention logits (acp.md)
 };
 
+// How linear layers store their weights (kernels/core/weight_format.h). Forget gates and token
+// shifts, whose errors add up along a sequence, are never rounded. With kQ8 and with kQ4, whose
+// loss would be large otherwise, the matrices of the vocabulary are kQ8.
+enum class Quantization {
+  kNone,
+  kFp8,  // 8 bits and a power of two for each row
+  kQ8,   // blocks, 8.5 bits a weight; on the CPU
+  kQ4,   // blocks, 4.5 bits a weight; on the CPU
+};
+
 struct FoxWeights {
   ModelConfig config;
+  Quantization quantization = Quantization::kNone;
   DType residual_dtype = DType::kF32;
   ProjectionColumns columns;
   Buffer embeddings;  // [V, D] in the checkpoint's dtype; empty: embedding_blocks() has them
@@ -73,16 +84,6 @@ struct FoxWeights {
   // Bytes of linear weights, which a decode step reads once.
   size_t linear_bytes() const;
   size_t embedding_bytes() const;  // beside the head's
-};
-
-// How linear layers store their weights (kernels/core/weight_format.h). Forget gates and token
-// shifts, whose errors add up along a sequence, are never rounded. With kQ8 and with kQ4, whose
-// loss would be large otherwise, the matrices of the vocabulary are kQ8.
-enum class Quantization {
-  kNone,
-  kFp8,  // 8 bits and a power of two for each row
-  kQ8,   // blocks, 8.5 bits a weight; on the CPU
-  kQ4,   // blocks, 4.5 bits a weight; on the CPU
 };
 
 // REQUIRES: not kNone.

@@ -48,6 +48,7 @@ void RegisterModel(ServerFlags* f, FlagSet* set) {
   set->Choice("device", {"auto", "cpu", "cuda"}, "where to compute; auto: a GPU if there is one",
               &f->engine.device);
   set->DTypeChoice("dtype", "type of weights and pages", &f->engine.dtype);
+  f->engine.quantization.reset();  // auto
   AddQuantization(set, &f->engine.quantization);
   AddKvCacheDType(set, &f->engine.kv_cache_dtype);
   set->Int("threads", "N", "threads of the CPU backend; 0: one per core", 0, 4096,

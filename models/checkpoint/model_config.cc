@@ -198,6 +198,13 @@ std::optional<Activation> ReadOutputGate(KeyReader& keys) {
   return std::nullopt;
 }
 
+void ReadWeightBlocks(KeyReader& keys, ModelConfig& config) {
+  config.weight_blocks = keys.String("weight_blocks", "");
+  if (config.weight_blocks != "" && config.weight_blocks != "q8" && config.weight_blocks != "q4") {
+    keys.Invalid("weight_blocks", "must be q8 or q4");
+  }
+}
+
 void ReadLogPruningTolerance(KeyReader& keys, ModelConfig& config) {
   config.log_pruning_tolerance = keys.OptionalNumber("log_pruning_tolerance");
   if (config.log_pruning_tolerance && !(*config.log_pruning_tolerance < 0)) {
@@ -228,6 +235,7 @@ void ReadOfficial(KeyReader& keys, ModelConfig& config) {
     if (config.head_dim % 2 != 0) keys.Invalid("num_heads", "makes an odd head size under RoPE");
   }
   ReadLogPruningTolerance(keys, config);
+  ReadWeightBlocks(keys, config);
 }
 
 void ReadFla(KeyReader& keys, ModelConfig& config) {
@@ -332,6 +340,7 @@ void ReadAdditions(KeyReader& keys, ModelConfig& config) {
     keys.Unsupported("use_qk_norm_cap", "is not supported without use_forget_gate");
   }
   ReadLogPruningTolerance(keys, config);
+  ReadWeightBlocks(keys, config);
 }
 
 // Refuses sliding layers, which attend to the last keys only. layer_types decides if it is present;

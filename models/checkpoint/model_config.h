@@ -57,6 +57,7 @@ struct ModelConfig {
   RopeScaling rope_scaling;
   bool tie_word_embeddings = false;
   std::optional<double> log_pruning_tolerance;
+  std::string weight_blocks;  // "q8", "q4": of the GGUF file that it was converted from; else ""
   std::optional<int64_t> max_position_embeddings;  // after linear scaling
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;  // config.json may hold a number or a list

@@ -29,6 +29,7 @@ ARCHITECTURES = {
 }
 QUANTISATIONS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 QUANTISATIONS += ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+WEIGHT_BLOCKS = {"Q8_0": "q8", "Q4_0": "q4"}  # the server's --quantization
 _MODULES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -126,7 +127,8 @@ def open_gguf(path: Path, wanted: str, keep_blocks: bool = False) -> Plan:
     """Opens `path`. `wanted`: f32, bf16, f16, or keep for bf16.
 
     `keep_blocks`: keep is f16 if tensors are in blocks. The server's q8 and q4 find the codes of
-    Q8_0 and Q4_0 again in f16, where bf16 would have changed them.
+    Q8_0 and Q4_0 again in f16, where bf16 would have changed them. `weight_blocks` in config.json
+    is then the one of the two that all matrices of the layers have.
     """
     try:
         import gguf
@@ -168,6 +170,10 @@ def open_gguf(path: Path, wanted: str, keep_blocks: bool = False) -> Plan:
     ends = files["generation_config.json"]
     config |= {key: ends[key] for key in ("bos_token_id", "eos_token_id")}
     config["torch_dtype"] = TORCH_NAMES[wanted]
+    of_layers = {t.tensor_type.name for t in reader.tensors
+                 if t.name.startswith("blk.") and len(t.shape) == 2}
+    if keep_blocks and len(of_layers) == 1 and of_layers <= WEIGHT_BLOCKS.keys():
+        config["weight_blocks"] = WEIGHT_BLOCKS[of_layers.pop()]
     planned = _Planner(config, tensors, TARGETS[wanted]).model()
     return Plan(f"GGUF, {', '.join(kinds)}", config, planned, files=files)
 

@@ -80,5 +80,7 @@ def with_adapter(plan: Plan, directory: Path) -> Plan:
     if recommended.is_file():
         files[GENERATION] = {**files.get(GENERATION, {}),
                              **parse_json(read_text(recommended), GENERATION)}
+    merged = {**plan.config, **config["config"]}
+    merged.pop("weight_blocks", None)  # sums have no blocks
     return replace(plan, kind=f"{plan.kind}, with an adapter", tensors=list(tensors.values()),
-                   config={**plan.config, **config["config"]}, files=files)
+                   config=merged, files=files)

@@ -39,7 +39,7 @@ _KNOWN = WITHOUT_EFFECT | frozenset(_SIZES) | frozenset(_ROPES) | frozenset(
     partial_rotary_factor original_max_position_embeddings attention_bias mlp_bias layer_types
     sliding_window use_sliding_window max_window_layers is_causal tie_word_embeddings bos_token_id
     eos_token_id pad_token_id quantization_config quantization use_forget_gate use_attention_sink
-    use_qk_norm_cap log_pruning_tolerance
+    use_qk_norm_cap log_pruning_tolerance weight_blocks
     attention_dropout hidden_dropout embd_pdrop resid_pdrop attn_pdrop pretraining_tp
     is_llama_config transformers.js_config unsloth_version unsloth_fixed name_or_path
     model_max_length max_sequence_length

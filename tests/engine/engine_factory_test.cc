@@ -5,7 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <nlohmann/json.hpp>
+
+#include "tests/models/temporary_dir.h"
 
 namespace fox {
 namespace {
@@ -80,6 +85,38 @@ TEST(EngineFactoryTest, ThePapersBoundNeedsABoundOnLogits) {
   EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("use --acp certified"));
   for (const AcpMode acp : {AcpMode::kOff, AcpMode::kCertified}) {
     EXPECT_EQ(load(acp), absl::OkStatus()) << NameOf(acp);
+  }
+}
+
+// Unless something else is asked for, weights stay in the blocks that a GGUF file had.
+TEST(EngineFactoryTest, AConvertedGgufFileKeepsItsBlocks) {
+  const std::filesystem::path golden = FOX_SOURCE_DIR "/tests/golden/dev_llama_d64";
+  const TemporaryDir dir;
+  const std::pair<const char*, std::pair<std::function<void(EngineConfig&)>, const char*>> cases[] =
+      {{"", {[](EngineConfig&) {}, ""}},
+       {"q8", {[](EngineConfig&) {}, "q8"}},
+       {"q4", {[](EngineConfig&) {}, "q4"}},
+       {"q4", {[](EngineConfig& c) { c.quantization = Quantization::kNone; }, ""}},
+       {"q4", {[](EngineConfig& c) { c.quantization = Quantization::kQ8; }, "q8"}},
+       {"q8", {[](EngineConfig& c) { c.dtype = "f32"; }, "f32"}},
+       {"q8", {[](EngineConfig& c) { c.allow_nonfinite = true; }, ""}}};
+  std::string of_this_cpu;
+  for (const auto& [blocks, asked] : cases) {
+    const std::filesystem::path model = std::filesystem::path(dir.path()) / "model";
+    std::filesystem::remove_all(model);
+    std::filesystem::copy(golden, model, std::filesystem::copy_options::recursive);
+    auto keys = nlohmann::json::parse(std::ifstream(golden / "config.json"));
+    if (*blocks != '\0') keys["weight_blocks"] = blocks;
+    std::ofstream(model / "config.json") << keys;
+    EngineConfig config;
+    config.model_dir = model;
+    config.kv_cache_bytes = 1 << 24;
+    config.quantization.reset();
+    asked.first(config);
+    const absl::StatusOr<LoadedEngine> loaded = LoadEngine(config);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    if (*blocks == '\0') of_this_cpu = loaded->dtype;
+    EXPECT_EQ(loaded->dtype, *asked.second == '\0' ? of_this_cpu : asked.second) << blocks;
   }
 }
 

@@ -189,6 +189,8 @@ TEST(ModelConfigTest, BoundsAndTypes) {
       {R"("log_pruning_tolerance": -1e999)", "a number too large for a double"},
       {R"("log_pruning_tolerance": -Infinity)", "log_pruning_tolerance must be a number"},
       {R"("log_pruning_tolerance": "-10")", "log_pruning_tolerance must be a number"},
+      {R"("weight_blocks": "q5")", "weight_blocks must be q8 or q4"},
+      {R"("weight_blocks": 8)", "weight_blocks must be a string"},
       {R"("max_position_embeddings": 0)", "max_position_embeddings must be between"},
       {R"("fgate_type": 1)", "fgate_type must be a string"},
   };

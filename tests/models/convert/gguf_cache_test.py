@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from unittest import mock
 import gguf
 import numpy as np
 from checkpoint_case import load
-from gguf_source_test import NAMES, GgufCase
+from gguf_source_test import MATRICES, NAMES, GgufCase
 
 from models.convert import gguf_cache
 
@@ -84,6 +85,22 @@ class CacheTest(GgufCase):
             scales = [rows[:, :2].copy().view("<u2").astype(int) for rows in blocks]
             self.assertLessEqual(np.max(np.abs(scales[0] - scales[1])), 1, name)  # last places
         self.assertTrue(all(stems.values()), stems)
+
+    def test_the_server_is_told_which_blocks_all_layers_have(self) -> None:
+        for kind, told in (("Q8_0", "q8"), ("Q4_0", "q4"), ("Q4_1", None), ("F16", None)):
+            with self.subTest(kind):
+                self.stored = {name: self.quantised(MATRICES[name.split(".")[2]], kind)
+                               if name.startswith("blk.") and name.split(".")[2] in MATRICES else tensor
+                               for name, tensor in self.tensors("llama").items()}
+                self.write("llama", self.keys("llama"), self.stored)
+                said = self.call()
+                self.assertEqual(said.code, 0, said)
+                config = json.loads((Path(said.out) / "config.json").read_text())
+                self.assertEqual(config.get("weight_blocks"), told)
+
+    def test_the_server_is_told_of_no_mixture_of_blocks(self) -> None:
+        config = json.loads((Path(self.call().out) / "config.json").read_text())
+        self.assertNotIn("weight_blocks", config)
 
     def test_a_file_without_blocks_becomes_bf16(self) -> None:
         self.stored = {name: (gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]), "F32")
