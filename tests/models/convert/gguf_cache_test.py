@@ -89,9 +89,10 @@ class CacheTest(GgufCase):
     def test_the_server_is_told_which_blocks_all_layers_have(self) -> None:
         for kind, told in (("Q8_0", "q8"), ("Q4_0", "q4"), ("Q4_1", None), ("F16", None)):
             with self.subTest(kind):
-                self.stored = {name: self.quantised(MATRICES[name.split(".")[2]], kind)
-                               if name.startswith("blk.") and name.split(".")[2] in MATRICES else tensor
-                               for name, tensor in self.tensors("llama").items()}
+                self.stored = self.tensors("llama")
+                for name in self.stored:
+                    if name.startswith("blk.") and (stem := name.split(".")[2]) in MATRICES:
+                        self.stored[name] = self.quantised(MATRICES[stem], kind)
                 self.write("llama", self.keys("llama"), self.stored)
                 said = self.call()
                 self.assertEqual(said.code, 0, said)
