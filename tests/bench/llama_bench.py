@@ -64,6 +64,10 @@ def write_gguf(checkpoint: pathlib.Path, path: pathlib.Path, kind: str) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv)
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
@@ -141,12 +145,13 @@ def measure_llama(model: Llama, ids: list[int], flags: argparse.Namespace) -> Ro
     return rows
 
 
-def measure_fox(flags: argparse.Namespace, folder: pathlib.Path, quantization: str) -> Rows:
+def measure_fox(flags: argparse.Namespace, folder: pathlib.Path, quantization: str,
+                model: pathlib.Path, acp: str) -> Rows:
     rows: Rows = {}
     for bench, *lists in (("prefill", "--lengths", flags.lengths),
                           ("decode", "--batch-sizes", [1], "--contexts", flags.contexts)):
         out = folder / "fox.json"
-        command = [flags.fox_bench, bench, "--model", flags.checkpoint, "--modes", "off",
+        command = [flags.fox_bench, bench, "--model", model, "--modes", acp,
                    "--device", "cpu", "--quantization", quantization,
                    "--repeat", 1 if bench == "prefill" else flags.steps // 4,
                    "--buffer-mib", 64, "--matmul-size", 256, "--text", flags.text, "--json", out,
@@ -168,6 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", type=pathlib.Path)
     parser.add_argument("--fox-bench", default=str(ROOT / "build/cpu/bin/fox-bench"))
+    parser.add_argument("--foxified", type=pathlib.Path, help="what ./run foxify made of it, too")
     parser.add_argument("--text", default=str(ROOT / "models/demo/prompt_long.txt"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=64, help="of decoding, a round")
@@ -185,8 +191,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         calls: dict[str, Callable[[], Rows]] = {
-            f"fox {name}": functools.partial(measure_fox, flags, folder, name)
+            f"fox {name}": functools.partial(measure_fox, flags, folder, name, flags.checkpoint,
+                                             "off")
             for name in flags.formats.split(",")}
+        if flags.foxified:
+            calls |= {f"foxified {name}": functools.partial(measure_fox, flags, folder, name,
+                                                            flags.foxified, "certified")
+                      for name in flags.formats.split(",")}
         for kind in flags.kinds.split(","):
             write_gguf(flags.checkpoint, folder / f"{kind}.gguf", kind)
             model = Llama(folder / f"{kind}.gguf", size, threads)
@@ -211,9 +222,9 @@ def report(least: dict[str, Rows]) -> None:
                   ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in times.items()))
             peers = {name.split()[1]: time for name, time in times.items() if "llama" in name}
             best = min(peers, key=lambda kind: peers[kind])
-            for name, equal in FORMATS.items():
-                if (ours := times.get(f"fox {name}")) and equal in peers:
-                    print(f"    fox {name}: {peers[equal] / ours:.2f}x {equal}, "
+            for name, ours in times.items():
+                if (equal := FORMATS.get(name.split()[1], "")) in peers:
+                    print(f"    {name}: {peers[equal] / ours:.2f}x {equal}, "
                           f"{peers[best] / ours:.2f}x the fastest, {best}", flush=True)
 
 
