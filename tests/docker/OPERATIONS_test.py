@@ -89,6 +89,8 @@ class GuideTest(unittest.TestCase):
         made = set()
         for folder in ("engine", "server/calls", "server/http", "server/rpc"):
             for source in (ROOT / folder).rglob("*.cc"):
+                if source.parent.name == "store":  # then the prompt is computed
+                    continue
                 made.update(re.findall(r"\babsl::([A-Z]\w+)Error\(", source.read_text()))
         for name in sorted(made):
             with self.subTest(name=name):

@@ -270,11 +270,11 @@ class PageTest(Page):
         self.assertEqual(self.browser.evaluate("document.images.length"), 0)
 
     def test_a_phone_shows_the_map_at_once_in_both_themes(self) -> None:
-        for scheme in ("light", "dark"):
-            self.look(390, 844, scheme)
+        for width, scheme in ((390, "light"), (390, "dark"), (360, "light")):
+            self.look(width, 844, scheme)
             self.browser.evaluate("pause(), moment = null, draw(), "
                                   "new Promise(requestAnimationFrame)")
-            self.assertEqual(self.browser.evaluate("document.documentElement.scrollWidth"), 390,
+            self.assertEqual(self.browser.evaluate("document.documentElement.scrollWidth"), width,
                              scheme)
             self.assertLessEqual(self.browser.evaluate(
                 "document.getElementById('map').getBoundingClientRect().bottom"), 844, scheme)
