@@ -94,7 +94,7 @@ class Sample:
 
     gain: float
     by_layer: Tensor  # parts of the gain, float64
-    last_row: float  # part of the gain
+    last_row: float  # its part of the gain
     fall: float  # of log p, if each row loses exp(LOG_MASS) in the worst direction
 
 
@@ -127,46 +127,47 @@ def measure(model: GainModel, ids: Tensor, generator: torch.Generator) -> Sample
     gradients = torch.autograd.grad(log_p[token], shifts)
     slopes = [torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in gradients]
     parts = _finite(torch.cat([a * b for a, b in zip(slopes, reaches)]).double())
-    gain = float(parts.sum())
     falls = iter([x / slope.clamp(min=1e-30) * reach * math.exp(LOG_MASS)
                   for x, slope, reach in zip(gradients, slopes, reaches)])
     with torch.no_grad():
         moved = _finite(model.log_probabilities(ids, lambda o, v: o - next(falls)))[token]
-    return Sample(gain, parts.sum((1, 2, 3)), float(parts[:, -1].sum()) / gain,
+    return Sample(float(parts.sum()), parts.sum((1, 2, 3)), float(parts[:, -1].sum()),
                   float(log_p[token].detach() - moved))
 
 
 def summarize(samples: Sequence[Sample], args: Namespace) -> dict[str, Any]:
-    """The report. Quantiles are values of samples, rounded up."""
+    """The report. Quantiles are values of samples, rounded up. Raises Refusal if nothing moves."""
     def quantile(values: list[float], share: float) -> float:
         return sorted(values)[math.ceil(share * len(values)) - 1]
 
-    gains = [sample.gain for sample in samples]
-    against = [sample.fall / (sample.gain * math.exp(LOG_MASS)) for sample in samples]
+    gains, falls = [sample.gain for sample in samples], [sample.fall for sample in samples]
+    if not quantile(gains, QUANTILE) > 0:
+        raise Refusal("log-probabilities do not depend on attention")
     return {
         "gain": quantile(gains, QUANTILE), "quantile": QUANTILE,
         "median": quantile(gains, 0.5), "mean": sum(gains) / len(gains), "largest": max(gains),
         "samples": len(samples), "window": args.window, "seed": args.seed,
         "texts": [path.name for path in args.texts],
-        "last_row_share": quantile([sample.last_row for sample in samples], 0.5),
+        "last_row_share": sum(sample.last_row for sample in samples) / sum(gains),
         "mean_by_layer": torch.stack([x.by_layer for x in samples]).mean(0).tolist(),
-        "log_mass": LOG_MASS,
-        "fall_over_first_order": {"median": quantile(against, 0.5), "largest": max(against)}}
+        "fall": {"log_mass": LOG_MASS, "quantile": quantile(falls, QUANTILE),
+                 "median": quantile(falls, 0.5), "largest": max(falls)}}
 
 
 def sentences(directory: Path, report: dict[str, Any]) -> str:
     """The report in words."""
-    nats, measured = report["gain"] * math.exp(LOG_MASS), report["fall_over_first_order"]
+    mass, fall, share = math.exp(LOG_MASS), report["fall"], f"{100 * QUANTILE:g}%"
     layers = ", ".join(f"{x:.3g}" for x in report["mean_by_layer"])
     return (
         f"{directory}: rows that lose a mass of W move log p of the next token by at most G W, to "
-        f"first order; calibrated: G = {report['gain']:,.0f} in {100 * QUANTILE:g}% of "
-        f"{report['samples']} samples of {report['window']} tokens (median "
-        f"{report['median']:,.0f}, largest {report['largest']:,.0f}), {nats:.2g} nats at W = "
-        f"e^{LOG_MASS:g}.\n"
-        f"Moved so in the worst direction, log p fell by {measured['median']:.2f} times that in "
-        f"the median, {measured['largest']:.2f} at most. The last row has "
-        f"{100 * report['last_row_share']:.0f}% of G. Mean by layer: {layers}")
+        f"first order; calibrated: G = {report['gain']:,.0f} in {share} of {report['samples']} "
+        f"samples of {report['window']} tokens (median {report['median']:,.0f}, largest "
+        f"{report['largest']:,.0f}).\n"
+        f"At W = e^{LOG_MASS:g} that is {report['gain'] * mass:.2g} nats (median "
+        f"{report['median'] * mass:.2g}, largest {report['largest'] * mass:.2g}); moved so in the "
+        f"worst direction, log p fell by {fall['quantile']:.2g} (median {fall['median']:.2g}, "
+        f"largest {fall['largest']:.2g}).\n"
+        f"The last row has {100 * report['last_row_share']:.0f}% of G. Mean by layer: {layers}")
 
 
 def _run(args: Namespace) -> None:

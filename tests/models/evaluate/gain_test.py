@@ -19,6 +19,7 @@ import torch
 from toy_model import ROOT, TEXT, write_toy
 from torch import Tensor
 
+from models.convert.refusal import Refusal
 from models.evaluate import gain
 from models.evaluate.gain_options import parse_arguments
 from models.finetune.model_directory import export_model, load_model
@@ -127,7 +128,8 @@ class GainTest(unittest.TestCase):
             parts = 2 * slopes * longest
             torch.testing.assert_close(sample.by_layer, parts.sum((1, 2)), rtol=1e-6, atol=0)
             self.assertAlmostEqual(sample.gain, float(parts.sum()), delta=1e-6 * sample.gain)
-            self.assertAlmostEqual(sample.last_row, float(parts[:, -1].sum() / parts.sum()), 6)
+            self.assertAlmostEqual(sample.last_row, float(parts[:, -1].sum()),
+                                   delta=1e-6 * sample.gain)
         self.cases(test)
 
     def test_in_the_worst_direction_the_rest_is_of_second_order(self) -> None:
@@ -180,18 +182,22 @@ class GainTest(unittest.TestCase):
 class SummaryTest(unittest.TestCase):
     def test_quantiles_are_samples(self) -> None:
         args = parse_arguments([str(PRO), str(PRO / "config.json"), "--out", "here.json"])
-        samples = [gain.Sample(float(g), torch.tensor([0.25, 0.75]) * g, g / 1000, g * 1e-5)
+        samples = [gain.Sample(float(g), torch.tensor([0.25, 0.75]) * g, g / 10, g * 4e-5)
                    for g in range(150, 0, -1)]
         report = gain.summarize(samples, args)
         self.assertEqual((report["median"], report["gain"], report["largest"]), (75, 149, 150))
         self.assertEqual((report["samples"], report["mean"]), (150, 75.5))
-        self.assertEqual(report["last_row_share"], 0.075)
-        self.assertAlmostEqual(report["fall_over_first_order"]["largest"], 1e-5 * math.exp(10))
+        self.assertAlmostEqual(report["last_row_share"], 0.1)
         self.assertEqual(report["mean_by_layer"], [75.5 / 4, 75.5 * 3 / 4])
+        self.assertEqual(report["fall"], {"log_mass": -10.0, "quantile": 149 * 4e-5,
+                                          "median": 75 * 4e-5, "largest": 150 * 4e-5})
         said = gain.sentences(PRO, report)
-        self.assertIn("G = 149 in 99% of 150 samples of 1024 tokens (median 75, largest 150)", said)
-        self.assertIn("first order; calibrated", said)
+        for part in ("G = 149 in 99% of 150 samples of 1024 tokens (median 75, largest 150)",
+                     "first order; calibrated", "that is 0.0068 nats", "log p fell by 0.006 "):
+            self.assertIn(part, said)
         self.assertEqual(gain.summarize(samples[:1], args)["gain"], 150)
+        with self.assertRaisesRegex(Refusal, "do not depend on attention"):
+            gain.summarize([gain.Sample(0.0, torch.zeros(2), 0.0, 0.0)], args)
 
 
 class CommandTest(unittest.TestCase):
