@@ -161,6 +161,9 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags) {
     if (!defaults.ok()) return defaults.status();
     out.context.defaults = *std::move(defaults);
   }
+  const absl::StatusOr<std::optional<double>> gain = LoadGain(dir);
+  if (!gain.ok()) return gain.status();
+  out.context.gain = *gain;
   AddTokenizersEos(&out);
   return out;
 }

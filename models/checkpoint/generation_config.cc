@@ -1,4 +1,4 @@
-// Keys of generation_config.json by type. See generation_config.h.
+// Keys of generation_config.json and fox_gain.json by type. See generation_config.h.
 #include "models/checkpoint/generation_config.h"
 
 #include <limits>
@@ -10,8 +10,17 @@ namespace fox {
 namespace {
 
 constexpr const char* kFile = "generation_config.json";
+constexpr const char* kGainFile = "fox_gain.json";
 constexpr JsonLimits kLimits{
     .max_bytes = 1 << 20, .max_depth = 64, .max_values = 1 << 16, .python_numbers = true};
+
+// The text of a file in `dir`, or no value if there is none.
+absl::StatusOr<std::optional<std::string>> ReadIfThere(const std::string& dir, const char* file) {
+  const absl::StatusOr<ModelDir> model_dir = ModelDir::Open(dir);
+  if (!model_dir.ok()) return model_dir.status();
+  if (!model_dir->Contains(file)) return std::nullopt;
+  return model_dir->ReadText(file, kLimits.max_bytes);
+}
 
 }  // namespace
 
@@ -34,12 +43,22 @@ absl::StatusOr<GenerationConfig> ParseGenerationConfig(const std::string& json) 
 }
 
 absl::StatusOr<GenerationConfig> LoadGenerationConfig(const std::string& dir) {
-  const absl::StatusOr<ModelDir> model_dir = ModelDir::Open(dir);
-  if (!model_dir.ok()) return model_dir.status();
-  if (!model_dir->Contains(kFile)) return GenerationConfig{};
-  const absl::StatusOr<std::string> text = model_dir->ReadText(kFile, kLimits.max_bytes);
+  const auto text = ReadIfThere(dir, kFile);
   if (!text.ok()) return text.status();
-  return ParseGenerationConfig(*text);
+  return text->has_value() ? ParseGenerationConfig(**text) : GenerationConfig{};
+}
+
+absl::StatusOr<std::optional<double>> LoadGain(const std::string& dir) {
+  const auto text = ReadIfThere(dir, kGainFile);
+  if (!text.ok()) return text.status();
+  if (!text->has_value()) return std::nullopt;
+  const auto object = ReadJsonObject(**text, kLimits, kGainFile);
+  if (!object.ok()) return object.status();
+  KeyReader keys(*object, kGainFile);
+  const double gain = keys.Number("gain", 0);
+  if (!(gain > 0)) keys.Invalid("gain", "must be a number above 0");
+  if (!keys.status().ok()) return keys.status();
+  return gain;
 }
 
 }  // namespace fox

@@ -30,7 +30,7 @@ float RoundedUp(double bound) {
   return below ? std::nextafter(nearest, std::numeric_limits<float>::infinity()) : nearest;
 }
 
-v1::AcpStats ToWire(const AcpStats& stats) {
+v1::AcpStats ToWire(const AcpStats& stats, const ConversionContext& context) {
   v1::AcpStats out;
   out.set_blocks_total(Unsigned(stats.blocks_total));
   out.set_blocks_pruned(Unsigned(stats.blocks_pruned));
@@ -39,10 +39,14 @@ v1::AcpStats ToWire(const AcpStats& stats) {
   out.set_peak_pages(Unsigned(stats.peak_pages));
   out.set_max_log_evicted_mass(RoundedUp(stats.max_log_evicted_mass));
   out.set_log_tolerance(static_cast<float>(stats.log_tolerance));
+  if (context.gain) {  // times the tolerance: the evicted mass leaves out what rows skip
+    out.set_bound_log_prob(RoundedUp(*context.gain * std::exp(stats.log_tolerance)));
+  }
   return out;
 }
 
-v1::Windows ToWire(const KeptWindows& windows, uint32_t index, const ExecutorLimits& limits) {
+v1::Windows ToWire(const KeptWindows& windows, uint32_t index, const ConversionContext& context) {
+  const ExecutorLimits& limits = context.limits;
   v1::Windows out;
   out.set_index(index);
   out.set_tokens(Unsigned(windows.tokens));
@@ -51,7 +55,7 @@ v1::Windows ToWire(const KeptWindows& windows, uint32_t index, const ExecutorLim
   out.set_page_size(kPageTokens);
   out.set_page_bytes(Unsigned(limits.page_bytes));
   out.mutable_first_page()->Assign(windows.first_pages.begin(), windows.first_pages.end());
-  *out.mutable_acp() = ToWire(windows.acp);
+  *out.mutable_acp() = ToWire(windows.acp, context);
   return out;
 }
 
@@ -98,7 +102,7 @@ void SequenceEvents::ConsumeOutput(const RequestOutput& output, std::vector<Call
   }
   if (output.windows.has_value()) {
     v1::GenerateDelta event;
-    *event.mutable_windows() = ToWire(*output.windows, index_, core_.context.limits);
+    *event.mutable_windows() = ToWire(*output.windows, index_, core_.context);
     AddEvent(std::move(event), 0, events);
   }
   for (const SampledToken& token : output.tokens) ConsumeToken(token);
@@ -191,7 +195,7 @@ v1::Finish SequenceEvents::FinishEvent(const Finish& finish) const {
   out.mutable_usage()->set_prompt_tokens(static_cast<uint32_t>(prompt_tokens_));
   out.mutable_usage()->set_completion_tokens(static_cast<uint32_t>(completion_tokens_));
   out.mutable_usage()->set_cached_tokens(static_cast<uint32_t>(finish.stats.cached_tokens));
-  if (spec_.acp_stats) *out.mutable_acp() = ToWire(finish.stats.acp);
+  if (spec_.acp_stats) *out.mutable_acp() = ToWire(finish.stats.acp, core_.context);
   return out;
 }
 

@@ -1,6 +1,7 @@
 // OpenAI's completions over HTTP, as one answer and streamed: the same results as in fox.v1.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
 #include <future>
 
@@ -89,7 +90,10 @@ TEST_F(HttpCompletionsTest, OneAnswerAndAStreamHoldTheSameText) {
             Json({{"prompt_tokens", 6}, {"completion_tokens", 30}, {"total_tokens", 36}}));
   EXPECT_EQ(answer["fox"]["log_tolerance"], -10);
   EXPECT_TRUE(answer["fox"]["max_log_evicted_mass"].is_null());  // the executor evicts nothing
+  EXPECT_NEAR(answer["fox"]["bound_log_prob"].get<double>(), 1000 * std::exp(-10),
+              0x1p-28);  // a float32
   const Json off = client_.Post(kPath, With(request, "acp", "off")).Json()["fox"];
+  EXPECT_EQ(off["bound_log_prob"], 0);
   EXPECT_TRUE(off["log_tolerance"].is_null());
   Json streamed = With(request, "stream", true);
   EXPECT_EQ(Join(client_.Post(kPath, streamed), 1)[0].fox, answer["fox"]);

@@ -51,6 +51,7 @@ struct ConversionContext {
   ExecutorLimits limits;
   EngineOptions engine;
   SamplingDefaults defaults;
+  std::optional<double> gain;  // of the model; unset: not measured
   size_t max_prompt_bytes = 4 << 20;
   bool add_bos_to_ids = false;  // needs a tokenizer whose Info::prefix is one token
   int32_t stream_interval = 1;

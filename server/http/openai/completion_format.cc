@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <ctime>
 #include <limits>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -21,11 +22,13 @@ std::string ServerSentEvent(const std::string& data, const std::string& name) {
 std::string FoxObject(const std::vector<EndedSequence>& sequences, int64_t cached_tokens,
                       const std::vector<std::string>& relaxed, const ConversionContext& context) {
   float mass = -std::numeric_limits<float>::infinity(), tolerance = mass;
+  std::optional<float> bound;
   uint64_t held = 0, unpruned = 0;
   for (const EndedSequence& sequence : sequences) {
     const v1::AcpStats& acp = sequence.acp;
     mass = std::max(mass, acp.max_log_evicted_mass());
     tolerance = std::max(tolerance, acp.log_tolerance());
+    if (acp.has_bound_log_prob()) bound = std::max(bound.value_or(0), acp.bound_log_prob());
     // A sequence that was preempted has taken pages more than once: the peak and the tokens bound
     // the pages that it had at its end.
     const auto all =
@@ -38,8 +41,10 @@ std::string FoxObject(const std::vector<EndedSequence>& sequences, int64_t cache
   const auto add_text = [](std::string* out, const std::string& text) { *out += JsonString(text); };
   return absl::StrCat(
       ",\"fox\":{\"max_log_evicted_mass\":", JsonBound(mass),
-      ",\"log_tolerance\":", JsonNumber(tolerance), ",\"kv_bytes\":", held * page_bytes,
-      ",\"kv_bytes_unpruned\":", unpruned * page_bytes, ",\"cached_tokens\":", cached_tokens,
+      ",\"log_tolerance\":", JsonNumber(tolerance),
+      bound ? absl::StrCat(",\"bound_log_prob\":", JsonBound(*bound)) : "",
+      ",\"kv_bytes\":", held * page_bytes, ",\"kv_bytes_unpruned\":", unpruned * page_bytes,
+      ",\"cached_tokens\":", cached_tokens,
       relaxed.empty() ? ""
                       : absl::StrCat(",\"relaxed\":[", absl::StrJoin(relaxed, ",", add_text), "]"),
       "}");
@@ -56,7 +61,11 @@ std::string WindowsEvent(const v1::Windows& windows, size_t choice) {
       ",\"blocks_pruned\":", acp.blocks_pruned(), ",\"pages_allocated\":", acp.pages_allocated(),
       ",\"pages_evicted\":", acp.pages_evicted(), ",\"peak_pages\":", acp.peak_pages(),
       ",\"max_log_evicted_mass\":", JsonBound(acp.max_log_evicted_mass()),
-      ",\"log_tolerance\":", JsonNumber(acp.log_tolerance()), "}}\n\n");
+      ",\"log_tolerance\":", JsonNumber(acp.log_tolerance()),
+      acp.has_bound_log_prob()
+          ? absl::StrCat(",\"bound_log_prob\":", JsonBound(acp.bound_log_prob()))
+          : "",
+      "}}\n\n");
 }
 
 CompletionFormat::CompletionFormat(const HttpApi& api, const ConversionContext& context,

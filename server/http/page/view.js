@@ -28,8 +28,9 @@ function newRun(model, prompt) {
 
 // Takes a fox.windows event: a new moment where a page came or went, else the last one moves on.
 function addMoment(to, event) {
-  const {layers, kv_heads, page_size, page_bytes, acp: {log_tolerance}} = event;
-  Object.assign(to, {layers, kv_heads, page_size, page_bytes, log_tolerance});
+  const {layers, kv_heads, page_size, page_bytes, acp: {log_tolerance, bound_log_prob}} =
+    event;
+  Object.assign(to, {layers, kv_heads, page_size, page_bytes, log_tolerance, bound_log_prob});
   const now = {tokens: event.tokens, chars: to.answer.length,
                mass: event.acp.max_log_evicted_mass, first: event.first_page};
   const last = to.history.at(-1);
@@ -109,6 +110,12 @@ function cellText(index) {
   return `Layer ${layer}, head ${head} holds ${held} of ${NUMBERS.format(at.tokens)} tokens`;
 }
 
+function boundText() {
+  if (run.bound_log_prob === undefined) return "";
+  const nats = run.bound_log_prob.toPrecision(2);
+  return ` To first order, calibrated: at most ${nats}\u00a0nats of a token's log-probability.`;
+}
+
 function certificateText() {
   const {mass} = shown(), most = run.log_tolerance;
   if (most === null) return "Certificate: nothing may be forgotten, and nothing was.";
@@ -116,7 +123,8 @@ function certificateText() {
   const percent = 100 * Math.exp(mass), digits = 10 ** (2 - Math.floor(Math.log10(percent)));
   const share = (Math.ceil(percent * digits) / digits).toPrecision(3);  // up: it is a bound
   return `Proven: at most ${share}% of any row's attention is lost ` +
-    `(log\u00a0${mass.toFixed(4)}\u00a0${mass <= most ? "\u2264" : ">"}\u00a0${most}).`;
+    `(log\u00a0${mass.toFixed(4)}\u00a0${mass <= most ? "\u2264" : ">"}\u00a0${most}).` +
+    boundText();
 }
 
 function showFigures() {

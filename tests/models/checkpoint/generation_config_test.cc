@@ -1,10 +1,12 @@
-// generation_config.json: the keys that are read, and refusals of values of the wrong type.
+// generation_config.json and fox_gain.json: the keys that are read, and refusals of values of the
+// wrong type.
 #include "models/checkpoint/generation_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <string>
 
 #include "tests/models/refused.h"
 #include "tests/models/temporary_dir.h"
@@ -55,6 +57,24 @@ TEST(GenerationConfigTest, AMissingFileSetsNothing) {
   std::filesystem::remove(dir.File("generation_config.json"));
   std::filesystem::create_directory(dir.File("generation_config.json"));
   EXPECT_FALSE(LoadGenerationConfig(dir.path()).ok());
+}
+
+TEST(GainTest, OneKeyOfAReportIsReadOrThereIsNone) {
+  const TemporaryDir dir;
+  EXPECT_EQ(*LoadGain(dir.path()), std::nullopt);
+  dir.Write("fox_gain.json", R"({"gain": 1234.5, "mean_by_layer": [1, 2], "texts": ["a.txt"]})");
+  EXPECT_THAT(*LoadGain(dir.path()), Optional(1234.5));
+}
+
+TEST(GainTest, RefusalsNameFileAndKey) {
+  const TemporaryDir dir;
+  for (const char* gain : {"0", "-1", "\"1\"", "null", "[]", "NaN", "1e999"}) {
+    SCOPED_TRACE(gain);
+    dir.Write("fox_gain.json", std::string("{\"gain\": ") + gain + "}");
+    ExpectRefused(LoadGain(dir.path()).status(), "fox_gain.json");
+  }
+  dir.Write("fox_gain.json", "{\"median\": 1}");
+  ExpectRefused(LoadGain(dir.path()).status(), "gain must be a number above 0");
 }
 
 }  // namespace

@@ -157,6 +157,7 @@ TEST_F(SequenceEventsTest, FinishTellsTimesAndTheCertificate) {
   EXPECT_EQ(end.acp().blocks_pruned(), 4u);
   EXPECT_EQ(end.acp().log_tolerance(), -10);
   EXPECT_TRUE(std::isinf(end.acp().max_log_evicted_mass()));  // nothing was evicted
+  EXPECT_FLOAT_EQ(end.acp().bound_log_prob(), 0.045399930F);  // 1000 exp(-10)
 }
 
 // A float32 that is not below the bound, whichever way the nearest one lies.

@@ -138,6 +138,15 @@ TEST_F(CompletionWriterTest, TheCertificateIsTheWorstOfAllChoicesAndTheirSum) {
   EXPECT_EQ(Json::parse(counted->TakeBody())["fox"], fox);
 }
 
+TEST_F(CompletionWriterTest, TheBoundOfTheAnswerIsTheLargestOfAllChoices) {
+  request_.prompts.resize(1);
+  std::vector<v1::GenerateDelta> ends = {End(1, v1::LENGTH, -12.5F), End(0, v1::LENGTH, -11.25F)};
+  ends[0].mutable_finish()->mutable_acp()->set_bound_log_prob(0.25F);
+  ends[1].mutable_finish()->mutable_acp()->set_bound_log_prob(0.125F);
+  const auto writer = Writer();
+  EXPECT_EQ(Json::parse(Told(writer.get(), ends).substr(6))["fox"]["bound_log_prob"], 0.25);
+}
+
 // It has taken the pages of 603 tokens twice.
 TEST_F(CompletionWriterTest, APreemptedChoiceDoesNotCountItsPagesTwice) {
   request_.prompts.resize(1);
@@ -318,6 +327,7 @@ TEST(WindowsEventTest, EveryFieldIsThereAndInfinityIsNull) {
   windows.mutable_acp()->set_pages_allocated(6);
   windows.mutable_acp()->set_pages_evicted(2);
   windows.mutable_acp()->set_log_tolerance(-10.5F);
+  windows.mutable_acp()->set_bound_log_prob(0.5F);
   windows.mutable_acp()->set_max_log_evicted_mass(-std::numeric_limits<float>::infinity());
   const std::string event = WindowsEvent(windows, /*choice=*/3);
   ASSERT_EQ(event.substr(0, 6), "data: ");
@@ -337,6 +347,7 @@ TEST(WindowsEventTest, EveryFieldIsThereAndInfinityIsNull) {
                                                   {"pages_evicted", 2},
                                                   {"peak_pages", 0},
                                                   {"log_tolerance", -10.5},
+                                                  {"bound_log_prob", 0.5},
                                                   {"max_log_evicted_mass", nullptr}}}}));
 }
 
