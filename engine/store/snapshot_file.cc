@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <span>
 
 #include "absl/cleanup/cleanup.h"
 #include "kernels/core/check.h"
@@ -68,19 +69,18 @@ Prefix PrefixOf(const SnapshotFormat& format, const StoredSnapshot& what) {
 // The header, with its zeros.
 std::vector<std::byte> MakeHeader(const Prefix& prefix, const StoredSnapshot& what,
                                   const std::vector<Checksum>& chunks) {
-  std::vector<std::byte> header;
-  header.reserve(static_cast<size_t>(prefix.header_bytes));
-  const auto add = [&header](const void* data, size_t bytes) {
-    const auto* begin = static_cast<const std::byte*>(data);
-    header.insert(header.end(), begin, begin + bytes);
+  std::vector<std::byte> header(static_cast<size_t>(prefix.header_bytes));
+  size_t size = 0;
+  const auto add = [&](const void* data, size_t bytes) {
+    if (bytes > 0) std::memcpy(header.data() + size, data, bytes);
+    size += bytes;
   };
   add(&prefix, sizeof(prefix));
   add(what.cache_salt.data(), what.cache_salt.size());
   add(what.tokens.data(), what.tokens.size() * sizeof(int32_t));
   add(chunks.data(), chunks.size() * sizeof(Checksum));
-  const Checksum own = ChecksumOf(header);
+  const Checksum own = ChecksumOf(std::span(header).first(size));
   add(own.data(), own.size());
-  header.resize(static_cast<size_t>(prefix.header_bytes));
   return header;
 }
 
