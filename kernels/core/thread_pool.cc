@@ -17,6 +17,8 @@ namespace {
 void Pause() {
 #if defined(__x86_64__)
   _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb");  // `yield` takes no time on a processor without hardware threads
 #endif
 }
 

@@ -42,7 +42,8 @@ inline int Round(const float* in, int count, BFloat16* out) {
   return 0;
 }
 inline int Round(const float* in, int count, E4M3* out) {
-  return EncodeE4M3(in, count, &out->code);
+  static_assert(sizeof(E4M3) == 1);  // GCC takes &out->code for the address of one byte alone
+  return EncodeE4M3(in, count, reinterpret_cast<uint8_t*>(out));
 }
 
 // A page's keys, [head_dim, 64].
