@@ -1,7 +1,8 @@
 # Sourced by ./run: the packages that it installs with apt and, into .venv/, from PyPI.
 
-# Lists of PACKAGE or PACKAGE:COMMAND, with equal names on Debian 12 and Ubuntu 24.04. A package is
-# not installed if its COMMAND is there already, from elsewhere.
+# Lists of PACKAGE, PACKAGE:COMMAND or PACKAGE:arm64, with equal names on Debian 12 and Ubuntu
+# 24.04. A package is not installed if its COMMAND is there already, from elsewhere. PACKAGE:arm64
+# is a package of that architecture, which apt is told of first.
 build_packages=(g++:g++ cmake:cmake ninja-build:ninja pkg-config:pkg-config ccache:ccache git:git
   python3:python3 python3-pip python3-venv ca-certificates
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev libdnnl-dev
@@ -14,6 +15,12 @@ test_packages=(haproxy:haproxy openssl:openssl prometheus:promtool chromium:chro
 # Pinned to version 14, because versions disagree; tests/tidy/clang_tools.py uses the same version.
 tidy_packages=(clang-14:clang++-14 clang-format-14:clang-format-14 clang-tidy-14:clang-tidy-14)
 fuzz_packages=(clang-14:clang++-14 libclang-rt-14-dev)  # libFuzzer and the sanitizers' runtimes
+# To compile for aarch64 on x86-64, beside build_packages, and to run what is compiled. Not
+# prometheus-cpp-dev and libdnnl-dev: these two of two architectures exclude each other.
+arm64_packages=(g++-aarch64-linux-gnu:aarch64-linux-gnu-g++ qemu-user-static:qemu-aarch64-static
+  libgrpc++-dev:arm64 libprotobuf-dev:arm64 libabsl-dev:arm64 libpcre2-dev:arm64
+  libutf8proc-dev:arm64 libssl-dev:arm64 libgtest-dev:arm64 libgmock-dev:arm64
+  libprometheus-cpp-core1.0:arm64)
 python_packages=(python3:python3 python3-venv ca-certificates)
 # Requirements from PyPI, for .venv/ only. convert: imports of the converter. package: makes the
 # wheel. test: imports of tests and of proto/example.py, type checks of proto/python, schemas for
@@ -30,25 +37,31 @@ oracle_requirements=('transformers>=5,<6' 'tokenizers>=0.20,<1' 'sentencepiece>=
   'mistral-common>=1.9,<2' 'llama-models>=0.3,<1' 'dashscope==2.0.2' 'gbnf>=0.0.30,<1'
   'jsonschema>=4.20,<5')
 
-# missing_packages PACKAGE[:COMMAND]...: prints the packages that are not installed.
+# missing_packages PACKAGE[:COMMAND|:arm64]...: prints the packages that are not installed.
 missing_packages() {
-  local entry package command wanted=() installed
+  local entry package command native wanted=() installed
   for entry in "$@"; do
     package="${entry%%:*}"
     command="${entry#*:}"
-    if [[ "$command" != "$entry" ]] && command -v "$command" >/dev/null; then continue; fi
+    if [[ "$command" == arm64 ]]; then
+      package="$entry"
+    elif [[ "$command" != "$entry" ]] && command -v "$command" >/dev/null; then
+      continue
+    fi
     wanted+=("$package")
   done
   ((${#wanted[@]})) || return 0
   # dpkg-query fails if it does not know one of the packages, but still lists the others.
-  installed=" $(dpkg-query -W -f='${Package}:${db:Status-Status} ' "${wanted[@]}" 2>/dev/null ||
-    true)"
+  # It lists a package that each architecture may have with its architecture.
+  native="$(dpkg --print-architecture 2>/dev/null || true)"
+  installed=" $(dpkg-query -W -f='${binary:Package}:${db:Status-Status} ' "${wanted[@]}" \
+    2>/dev/null || true)"
   for package in "${wanted[@]}"; do
-    [[ "$installed" == *" $package:installed "* ]] || printf '%s\n' "$package"
+    [[ "${installed//:$native:/:}" == *" $package:installed "* ]] || printf '%s\n' "$package"
   done
 }
 
-# install_packages PACKAGE[:COMMAND]...: installs the missing packages with apt.
+# install_packages PACKAGE[:COMMAND|:arm64]...: installs the missing packages with apt.
 install_packages() {
   local missing=() prefix=()
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
@@ -70,12 +83,20 @@ install_packages() {
   fi
   prefix+=(env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l)
   say "Installing ${#missing[@]} packages with apt: ${missing[*]}"
+  [[ " ${missing[*]}" != *:arm64* ]] || "${prefix[@]}" dpkg --add-architecture arm64
   quietly "$root/build/apt-update.log" "${prefix[@]}" apt-get -q update ||
     say "apt-get update failed (no network?); trying with the package lists that are here"
   quietly "$root/build/apt-install.log" "${prefix[@]}" apt-get -q -y \
     -o DPkg::Lock::Timeout=120 install --no-install-recommends "${missing[@]}" ||
     fail "apt could not install: ${missing[*]}" "No network? The log is build/apt-install.log." \
       "On Ubuntu, libdnnl-dev and others are in the component 'universe'."
+}
+
+# install_for PRESET: installs the packages that a build of the preset needs.
+install_for() {
+  install_packages "${build_packages[@]}"
+  [[ "$1" != fuzz ]] || install_packages "${fuzz_packages[@]}"
+  [[ "$1" != arm64 ]] || install_packages "${arm64_packages[@]}"
 }
 
 # Runs pip in .venv/, quietly.

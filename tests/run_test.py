@@ -277,6 +277,17 @@ class HelpTest(TreeCase):
             self.assertEqual((result.returncode, len(result.stderr.splitlines())), (1, 1),
                              arguments)
 
+    def test_aarch64_has_packages_of_its_own(self) -> None:
+        write_program(self.programs / "dpkg", INSTALLER)
+        result = self.run_command("build", "arm64")
+        calls = [call.removeprefix("sudo ").removeprefix("env ") for call in self.calls()]
+        told, = (at for at, call in enumerate(calls) if call == "dpkg --add-architecture arm64")
+        updated, installed = (next(at for at, call in enumerate(calls[told:]) if word in call)
+                              for word in (" update", " install "))
+        self.assertLess(updated, installed)
+        self.assertIn(" libgrpc++-dev:arm64 ", calls[told + installed])
+        self.assertIn("--preset arm64", calls[-1], result.stderr)
+
     def test_a_command_that_does_not_exist(self) -> None:
         result = self.run_command("chat", "--help")
         self.assertEqual(result.returncode, 1)

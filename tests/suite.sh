@@ -2,9 +2,9 @@
 
 source "$root/models/finetune/finetune.sh"
 
-# sanitized_tests PRESET LABEL TARGETS...: builds TARGETS and runs the tests with LABEL (empty: all
+# preset_tests PRESET LABEL TARGETS...: builds TARGETS and runs the tests with LABEL (empty: all
 # tests of compiled programs). Prints one line; ctest's own report goes to a log.
-sanitized_tests() {
+preset_tests() {
   local preset="$1" label="$2" log="$root/build/$1-tests.log" wrap=()
   local except='gpu|package|tidy|torch' selection
   shift 2
@@ -20,6 +20,17 @@ sanitized_tests() {
     fail "tests fail under $preset; the log is ${log#"$root/"}"
   fi
   say "$preset: $(grep -E 'tests passed' "$log" | tail -n 1)"
+}
+
+# Tests the build for aarch64, where the system has packages for it beside its own.
+emulated_tests() {
+  local system
+  system="$(dpkg --print-architecture 2>/dev/null || true):$(. /etc/os-release && echo "$ID")"
+  if [[ "$system" != amd64:debian ]]; then
+    say "This system has no packages for aarch64 beside its own: the build for it is not tested"
+    return
+  fi
+  preset_tests arm64 emulated emulated_tests
 }
 
 # timed NAME COMMAND...: runs it, and keeps the seconds it took for the report.
@@ -67,13 +78,16 @@ run_test() {
   [[ -f "$root/build/cpu/build.ninja" ]] || joined=(-DCMAKE_UNITY_BUILD=ON -DFOX_WERROR=ON)
   configure cpu cpu ${joined[@]+"${joined[@]}"}
   timed "build of cpu" compile cpu
-  timed "thread sanitizer" sanitized_tests tsan thread thread_tests ${FOX_NIGHTLY:+e2e_tests}
+  timed "thread sanitizer" preset_tests tsan thread thread_tests ${FOX_NIGHTLY:+e2e_tests}
   if nvcc="$(find_nvcc)" && is_recent_nvcc "$nvcc"; then
     timed "build of CUDA" compile_cuda
   else
     say "No CUDA toolkit here: the CUDA kernels are not compiled"
   fi
-  [[ -z "${FOX_NIGHTLY:-}" ]] || timed "address sanitizer" sanitized_tests asan "" all
+  if [[ -n "${FOX_NIGHTLY:-}" ]]; then
+    timed "address sanitizer" preset_tests asan "" all
+    timed "aarch64" emulated_tests
+  fi
   say "Running the tests of build/cpu"
   # ctest's own last lines stay the last ones.
   ctest --test-dir "$root/build/cpu" -LE "$left_out" --output-on-failure -j "$(job_count)" 2>&1 |

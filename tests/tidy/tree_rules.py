@@ -13,14 +13,14 @@ CPP_FILE = re.compile(r"\.(?:cc|h|cu|cuh)$")
 # Amounts of the tree: a name, the files that count, the measure of one file, the limit. A release
 # sets each limit to 3% above its own amount, so that a pull request has room; the limits guard
 # against drift. A feature that the plan asks for raises them by its size: since 0.2 the Anthropic
-# and Responses APIs, the prefix cache on disk and weights of 8 bits. In brackets: the aim.
+# and Responses APIs, the prefix cache on disk, weights of 8 bits and aarch64. In brackets: the aim.
 AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], ...] = (
     ("files", lambda path: True, lambda text: 1, 1_390),
     ("lines of tests",
      # The simulation of the call layer came after the limit.
      lambda path: path.startswith("tests/") and not path.startswith("tests/server/calls/sim/")
      and re.search(r"\.(?:cc|h|cu|cuh|py)$", path),
-     lambda text: text.count("\n"), 71_500),  # (48,000)
+     lambda text: text.count("\n"), 71_600),  # (48,000)
     ("lines of C++ and CUDA outside tests, without blanks and comments",
      lambda path: not path.startswith("tests/") and CPP_FILE.search(path),
      lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 48_000),  # (34,000)
