@@ -2,14 +2,16 @@
 # Makes the manual page of a program. help2man reads the --help of the program and of each of its
 # commands, and adds the sections of the file INCLUDE: exit status, files, examples.
 #
-#     manual.sh VERSION PROGRAM INCLUDE PAGE.gz
+#     manual.sh VERSION INCLUDE PAGE.gz [EMULATOR] PROGRAM
 set -euo pipefail
 
-version="$1" program="$2" include="$3" page="$4"
+version="$1" include="$2" page="$3"
+program="${*: -1}"
+started=("${@:4}")  # by an emulator, if it is another processor's
 
 # Prints --help as help2man wants it: it looks for "Usage:", and makes "Options:" a section of all.
 asked() {
-  "$program" "$@" | sed -E 's/^usage: /Usage: /; /^Usage: /s/ {3,}.*//; s/^Options:$/Flags:/'
+  "${started[@]}" "$@" | sed -E 's/^usage: /Usage: /; /^Usage: /s/ {3,}.*//; s/^Options:$/Flags:/'
 }
 
 scratch="$(mktemp -d)"

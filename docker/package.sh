@@ -4,11 +4,12 @@
 # KIND is deb, also as a wheel and an archive with all libraries, beside the Python client's wheel.
 package() {
   local preset="${1:-cpu}" log="$root/build/package-${1:-cpu}.log" file python
-  [[ " cpu cuda " == *" $preset "* && "${2:-deb}" == deb ]] ||
-    fail "package takes nothing or 'cuda', then nothing or 'deb'"
+  [[ " cpu cuda arm64 " == *" $preset "* && "${2:-deb}" == deb ]] ||
+    fail "package takes nothing, 'cpu', 'cuda' or 'arm64', then nothing or 'deb'"
   [[ "${2:-}" == deb ]] || need_python package  # fails now, not after minutes of compiling
   install_packages dpkg-dev:dpkg-shlibdeps file:file  # CPack calls them
   install_packages "${build_packages[@]}"
+  [[ "$preset" != arm64 ]] || install_packages "${arm64_packages[@]}"
   configure "$preset" "$preset" -DFOX_HARDEN=ON
   compile "$preset" fox-server fox-cli fox-bench fox-eval manual
   (cd "$root/build/$preset" && rm -f ./foxserve*.deb && quietly "$log" cpack -G DEB) ||

