@@ -8,8 +8,7 @@ package() {
     fail "package takes nothing, 'cpu', 'cuda' or 'arm64', then nothing or 'deb'"
   [[ "${2:-}" == deb ]] || need_python package  # fails now, not after minutes of compiling
   install_packages dpkg-dev:dpkg-shlibdeps file:file  # CPack calls them
-  install_packages "${build_packages[@]}"
-  [[ "$preset" != arm64 ]] || install_packages "${arm64_packages[@]}"
+  install_for "$preset"
   configure "$preset" "$preset" -DFOX_HARDEN=ON
   compile "$preset" fox-server fox-cli fox-bench fox-eval manual
   (cd "$root/build/$preset" && rm -f ./foxserve*.deb && quietly "$log" cpack -G DEB) ||
