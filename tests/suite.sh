@@ -22,7 +22,7 @@ preset_tests() {
   say "$preset: $(grep -E 'tests passed' "$log" | tail -n 1)"
 }
 
-# Tests the build for aarch64, where the system has packages for it beside its own.
+# Tests the build for aarch64 by an emulator, where the system has packages for it beside its own.
 emulated_tests() {
   local system
   system="$(dpkg --print-architecture 2>/dev/null || true):$(. /etc/os-release && echo "$ID")"
