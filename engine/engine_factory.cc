@@ -173,8 +173,8 @@ MemoryLimit HostMemory(const EngineConfig& config) {
                      "calls and the process (3 x --call-memory-mb and 128)");
 }
 
-// What a loaded checkpoint computes: equal hashes, equal bits. The weights are read once more, by
-// all cores. InvalidArgument: they have changed meanwhile.
+// The hash of everything that decides the bits of a loaded checkpoint's results. All cores read the
+// weights once more. InvalidArgument: they have changed meanwhile.
 absl::StatusOr<Sha256Digest> IdentityOf(const EngineConfig& config, const Checkpoint& checkpoint,
                                         const ModelRunner& runner) {
   const absl::StatusOr<ModelDir> dir = ModelDir::Open(config.model_dir);
@@ -225,7 +225,8 @@ void AddStaging(const ModelConfig& model, double share, int64_t most, RunnerOpti
   options->staging_bytes = std::min(most, static_cast<int64_t>(SlotImageBytes(shape, pages)));
 }
 
-// Unless it is configured, that of the checkpoint's blocks where the CPU can have them.
+// The configured quantization; if there is none, the blocks of the checkpoint, on a CPU whose type
+// of weights is not configured either.
 Quantization QuantizationOf(const EngineConfig& config, const ModelConfig& model, bool on_gpu) {
   if (config.quantization) return *config.quantization;
   if (on_gpu || config.dtype != "auto" || config.allow_nonfinite) return Quantization::kNone;

@@ -37,7 +37,8 @@ struct EngineOptions {
   // prefix cache. Only with an executor that takes snapshots.
   double prefix_cache_share = 0.3;
   int64_t prefix_cache_interval = 4096;  // tokens between two snapshots of a sequence
-  // A prefix goes to the store, and is read again, if that saves at least so many tokens.
+  // A prefix of so many tokens or more is stored. It is read if it is so much longer than the
+  // longest one in the pool.
   int64_t min_stored_tokens = 512;
   std::vector<int32_t> eos_token_ids;
   Speculation speculation;

@@ -29,7 +29,7 @@ struct EngineStats {
   int64_t snapshots = 0, snapshot_pages = 0;
   int64_t prefix_queried_tokens = 0, prefix_found_tokens = 0, snapshots_dropped = 0;
   // Of a prefix cache with a store: snapshots that Engine::SavePrefixCache has still to write,
-  // those dropped without being saved, for lack of a buffer, and those that came from the store.
+  // snapshots dropped without being saved, for lack of a buffer, and snapshots from the store.
   int64_t snapshots_unsaved = 0, snapshots_lost = 0, snapshots_landed = 0;
   // Ended requests. expired: past a deadline; aborted: FinishReason::kAbort and stalled readers;
   // rejected: never started for lack of room, with all samples of a prompt counted once.

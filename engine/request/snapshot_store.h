@@ -11,7 +11,7 @@
 
 namespace fox {
 
-// What a snapshot is, beside its image (kernels/paging/slot_image.h).
+// A snapshot without its image (kernels/paging/slot_image.h).
 struct StoredSnapshot {
   std::string cache_salt;
   double log_tolerance = kNoMass;
@@ -62,8 +62,8 @@ class SnapshotStore {
   virtual bool has_done() const = 0;
   virtual std::vector<Done> TakeDone() = 0;
   // Removes the snapshots of the namespace of this NamespaceName, "": of all, other servers', too.
-  // What is being written or read is given up. Nothing removed is found from now on; the files
-  // themselves go soon after.
+  // Writes and reads that have not ended are given up. No removed snapshot is found from now on;
+  // the files themselves go soon after.
   virtual void Clear(const std::string& only) = 0;
   // The first `most` namespaces behind the name `after`, in the order of their names. Any thread.
   virtual std::vector<StoredNamespace> List(const std::string& after, size_t most) const = 0;

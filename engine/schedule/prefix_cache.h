@@ -69,7 +69,7 @@ class PrefixCache {
   bool evicting() const;
   // The sequence gives up its slot; `keep`: it may leave a snapshot.
   void Leave(Sequence* sequence, bool keep);
-  // The next plan drops all snapshots. What is stored stays.
+  // The next plan drops all snapshots of the pool; the store keeps its own.
   void Flush();
   // The next plan drops the snapshots of the namespace of this NamespaceName (digest.h), "": all;
   // and they are removed from the store.

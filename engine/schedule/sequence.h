@@ -108,7 +108,7 @@ struct PrefixState {
   bool claims = false;      // the tree says that this sequence computes its prompt
 };
 
-// Written by PrefixCache: what a SnapshotStore has of a sequence without a slot.
+// The prefix of a sequence without a slot in the SnapshotStore. PrefixCache writes it.
 struct StoredPrefix {
   bool looked_up = false;
   int64_t tokens = 0;      // of the stored snapshot to start from; 0: none

@@ -3,6 +3,7 @@
 
 #include <openssl/evp.h>
 
+#include "absl/strings/escaping.h"
 #include "kernels/core/check.h"
 
 namespace fox {
@@ -57,14 +58,8 @@ Checksum ChecksumOf(std::span<const std::byte> bytes) {
   return checksum;
 }
 
-std::string ToHex(std::span<const unsigned char> bytes) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string hex;
-  for (const unsigned char byte : bytes) {
-    hex += kDigits[byte >> 4];
-    hex += kDigits[byte & 15];
-  }
-  return hex;
+std::string ToHex(const Sha256Digest& digest) {
+  return absl::BytesToHexString({reinterpret_cast<const char*>(digest.data()), digest.size()});
 }
 
 std::string NamespaceName(const std::string& cache_salt) {

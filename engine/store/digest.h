@@ -36,7 +36,7 @@ class Sha256 {
 
 Checksum ChecksumOf(std::span<const std::byte> bytes);
 
-std::string ToHex(std::span<const unsigned char> bytes);
+std::string ToHex(const Sha256Digest& digest);
 
 // The name of a namespace of the prefix cache, in the names of its files and for operators: the
 // first 16 hexadecimal digits of the SHA-256 of its cache_salt.

@@ -377,7 +377,7 @@ absl::Status ReadTransformers(KeyReader& keys, const ModelType& type, ModelConfi
   const absl::string_view name = type.name;
   if (name == "llama" || name == "qwen3") RefuseUnlessFalse(keys, "attention_bias");  // o's, too
   if (name == "llama") RefuseUnlessFalse(keys, "mlp_bias");
-  if (keys.Has("is_causal") && !keys.Bool("is_causal", false)) {
+  if (!keys.Bool("is_causal", true)) {
     keys.Unsupported("is_causal", "must be true, or tokens would attend to later ones");
   }
   if (name == "mistral") {

@@ -37,19 +37,23 @@ def text_loss(path: Path, client: Client, setting: Setting) -> dict[str, Any]:
             "certificate": downstream.worst([s.certificate for s in scored])}
 
 
-def measure(model: str, client: Client, setting: Setting, arguments: argparse.Namespace,
-            kept: KeptRows) -> dict[str, Any]:
-    """All rows of one model at one setting, by their names."""
+def identity(model: str, client: Client, arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """What a model's rows depend on beside the task. None: they are not kept, because a server that
+    runs already does not say which weights it has."""
+    if not Path(model).is_dir():
+        return None
+    return {"model": digest(Path(model)), "server": client.fingerprint(),
+            "flags": arguments.server_flags}
+
+
+def measure(of: dict[str, Any] | None, client: Client, setting: Setting,
+            arguments: argparse.Namespace, kept: KeptRows) -> dict[str, Any]:
+    """All rows of one model at one setting, by their names. `of`: its identity()."""
     rows: dict[str, Any] = {}
-    # A server that runs already does not say which weights it has, so its rows are not kept.
-    side = None
-    if Path(model).is_dir():
-        side = {"model": digest(Path(model)), "server": client.fingerprint(),
-                "flags": arguments.server_flags, "setting": setting.name}
 
     def add(name: str, depends_on: dict[str, Any], judge: Callable[[], dict[str, Any]]) -> None:
-        of = None if side is None else {**side, "row": name, **depends_on}
-        rows[name] = kept.row(of, judge)
+        whole = of and {**of, "setting": setting.name, "row": name, **depends_on}
+        rows[name] = kept.row(whole, judge)
 
     for task in arguments.tasks:
         add(task, {"limit": arguments.limit}, functools.partial(
@@ -130,15 +134,17 @@ def run(arguments: argparse.Namespace) -> int:
             with serving(arguments.program, model, flags) as address, \
                     Client(address, arguments.parallel) as client:
                 names.append(client.model)
-                sides.append(measure(model, client, SETTINGS["served"], arguments, kept))
+                sides.append(measure(identity(model, client, arguments), client,
+                                     SETTINGS["served"], arguments, kept))
         if names[0] == names[1]:
             names = ["other", "model"]
     else:
         with serving(arguments.program, arguments.model, flags) as address, \
                 Client(address, arguments.parallel) as client:
+            of = identity(arguments.model, client, arguments)
             for setting in (SETTINGS["off"], SETTINGS["served"]):
                 names.append(setting.name)
-                sides.append(measure(arguments.model, client, setting, arguments, kept))
+                sides.append(measure(of, client, setting, arguments, kept))
     compared = compare(sides[0], sides[1])
     report = {
         "date": datetime.date.today().isoformat(),

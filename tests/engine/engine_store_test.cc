@@ -57,15 +57,7 @@ Life Live(const EngineConfig& config, const std::vector<Request>& requests,
   const auto step = [&] {
     const bool works = engine.HasWork() || engine.NextDeadline() <= SteadySeconds();
     if (!works) std::this_thread::sleep_for(std::chrono::microseconds(200));
-    for (RequestOutput& output : engine.Step(SteadySeconds())) {
-      StreamResult& result = life.results[output.id];
-      result.tokens.insert(result.tokens.end(), output.tokens.begin(), output.tokens.end());
-      result.scores.insert(result.scores.end(), output.prompt_logprobs.begin(),
-                           output.prompt_logprobs.end());
-      if (!output.finish) continue;
-      EXPECT_TRUE(output.finish->status.ok()) << output.finish->status;
-      result.stats = output.finish->stats;
-    }
+    AddOutputs(engine.Step(SteadySeconds()), &life.results);
     engine.Check();
   };
   const auto save = [&] {

@@ -83,6 +83,18 @@ void ExpectSameBits(RequestId id, const StreamResult& got, const StreamResult& w
   EXPECT_TRUE(SameBits(got, want)) << "request " << id;
 }
 
+void AddOutputs(const std::vector<RequestOutput>& outputs, StreamResults* results) {
+  for (const RequestOutput& output : outputs) {
+    StreamResult& result = (*results)[output.id];
+    result.tokens.insert(result.tokens.end(), output.tokens.begin(), output.tokens.end());
+    result.scores.insert(result.scores.end(), output.prompt_logprobs.begin(),
+                         output.prompt_logprobs.end());
+    if (!output.finish) continue;
+    EXPECT_TRUE(output.finish->status.ok()) << output.finish->status;
+    result.stats = output.finish->stats;
+  }
+}
+
 StreamResults RunStreams(Engine& engine, ModelRunner& runner, const std::vector<Request>& requests,
                          int gap, int audit_every) {
   StreamResults results;
@@ -93,15 +105,7 @@ StreamResults RunStreams(Engine& engine, ModelRunner& runner, const std::vector<
     if (next < requests.size() && step % (gap + 1) == 0) {
       EXPECT_TRUE(engine.Submit(requests[next++], now).ok());
     }
-    for (RequestOutput& output : engine.Step(now)) {
-      StreamResult& result = results[output.id];
-      result.tokens.insert(result.tokens.end(), output.tokens.begin(), output.tokens.end());
-      result.scores.insert(result.scores.end(), output.prompt_logprobs.begin(),
-                           output.prompt_logprobs.end());
-      if (!output.finish) continue;
-      EXPECT_TRUE(output.finish->status.ok()) << output.finish->status;
-      result.stats = output.finish->stats;
-    }
+    AddOutputs(engine.Step(now), &results);
     if (step % audit_every == 0) {
       EXPECT_EQ(AuditPages(runner.cache(), runner.ops()), absl::OkStatus());
     }

@@ -38,6 +38,9 @@ struct StreamResult {
 };
 using StreamResults = std::map<RequestId, StreamResult>;
 
+// Adds the outputs of a step. Expects that no request fails.
+void AddOutputs(const std::vector<RequestOutput>& outputs, StreamResults* results);
+
 std::vector<int32_t> Ids(const StreamResult& result);
 
 // Whether tokens and prompt scores are the same, each with the bits of its log-probability, its
