@@ -181,8 +181,9 @@ class NotStarted(RuntimeError):
 
 @contextlib.contextmanager
 def running(command: Sequence[str], listening: str, seconds: float,
-            **process: Any) -> Iterator[tuple[str, str]]:
-    """The address of a server on a free port, and its log until then; ends it with the context.
+            **process: Any) -> Iterator[tuple[str, str, subprocess.Popen[bytes]]]:
+    """The address of a server on a free port, its log until then, and its process, which ends with
+    the context.
 
     `listening`: the words before the address in the log. `process`: arguments of Popen.
     """
@@ -197,7 +198,7 @@ def running(command: Sequence[str], listening: str, seconds: float,
                 if server.poll() is not None or time.monotonic() > end:
                     raise NotStarted(f"the server did not start: {said.strip()[-500:]}")
                 time.sleep(0.02)
-            yield found.group(1), said
+            yield found.group(1), said, server
         finally:
             server.terminate()
             try:
@@ -219,7 +220,7 @@ def serving(program: Path, model: str, flags: Sequence[str]) -> Iterator[str]:
         raise Refusal(f"'{model}' is neither a checkpoint's directory nor HOST:PORT of a server")
     command = [str(program), "--model", model, "--grpc-port", "0", "--http-port", "0", *flags]
     try:
-        with running(command, HTTP_ADDRESS, START_SECONDS) as (address, _):
+        with running(command, HTTP_ADDRESS, START_SECONDS) as (address, _, _):
             yield address
     except NotStarted as error:
         raise Refusal(str(error)) from None

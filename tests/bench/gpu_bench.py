@@ -56,6 +56,7 @@ class Server:
     address: str
     seconds: float  # from the start until the port listened
     said: str  # the log until then
+    process: subprocess.Popen[bytes]
 
 
 class Bench:
@@ -153,8 +154,8 @@ class Bench:
                    model or self.model(), "--device", device, *flags]
         start = time.monotonic()
         with running(command, listening, self.left(60), env=self.environment,
-                     cwd=gpu_build.ROOT) as (address, said):
-            yield Server(address, time.monotonic() - start, said)
+                     cwd=gpu_build.ROOT) as (address, said, process):
+            yield Server(address, time.monotonic() - start, said, process)
 
     def save(self) -> None:
         tests = gpu_build.ROOT / "build/gpu-test/judged.json"

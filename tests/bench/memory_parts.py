@@ -1,6 +1,6 @@
 """Parts of gpu_bench.py --memory: how many sequences a pool of 20 GB holds at once, throughput
-under arrivals, gain and cost of the prefix cache, time and memory of a start; and their judged
-rows, in the form of judge.py, which README.md shows."""
+under arrivals, gain and cost of the prefix cache, time and memory of a start, a restart
+(restart_part.py); and their judged rows, in the form of judge.py, which README.md shows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import restart_part
 from judge import Measurements, Row, ratio, row, times
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
         "cache --loads strangers --document 8192 --requests 64 --answer 64 --at-once 32 --rounds 5 "
         + POOL, 80),  # a quarter of a document is a prompt
     "start": start,
+    "restart": restart_part.restart,
 }
 
 ARRIVALS = "4k to 12k at 100/s, 20 GB"
@@ -135,4 +137,4 @@ def cache(m: Measurements) -> Iterator[Row]:
 
 
 def judged_rows(m: Measurements) -> list[Row]:
-    return [judged for rows in (loads, cache) for judged in rows(m)]
+    return [judged for rows in (loads, cache, restart_part.judged_rows) for judged in rows(m)]
