@@ -97,6 +97,22 @@ def gradients(function: Callable[..., torch.Tensor], inputs: Inputs, *,
 
 
 NAMES = ("out", "dq", "dk", "dv", "d_log_fgate", "d_sinks")
+# Of the kernels: operands, weights and dS are bf16, 2^-9 each, relative; sums are float32.
+BF16_TOLERANCE = 1e-2
+
+
+def exact(inputs: Inputs) -> Inputs:
+    """The same numbers in float64: the reference serves them."""
+    return Inputs(*(x.double() for x in inputs))
+
+
+def errors(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> dict[str, float]:
+    """|found - wanted| / |wanted| of the output and of each gradient; 0 / 0 is 0."""
+    ratios = {}
+    for name, one, other in zip(NAMES, found, wanted):
+        difference, size = (one.double() - other).norm().item(), other.norm().item()
+        ratios[name] = difference if size == 0 else difference / size
+    return ratios
 
 
 class AttentionTest(unittest.TestCase):
