@@ -12,19 +12,21 @@ import quality_parts
 import tables
 
 
-UNMEASURED = {"foxify-scale"}  # suites that have not run on a GPU yet
+# Rows that no GPU has measured yet, by a part of their names.
+UNMEASURED = {"foxify-scale": ("Llama-3.2-3B", "a card of 40 GB", "GPUs"),
+              "memory": ("a stored 16k prompt", "from files", "while files are written")}
 
 
 class TablesTest(unittest.TestCase):
     def test_every_judged_row_is_measured(self) -> None:
         for name, suite in gpu_bench.SUITES.items():
             path = gpu_bench.RESULTS / suite.results.format(gpu_bench.JUDGED_CARD)
-            self.assertEqual(path.is_file(), name not in UNMEASURED, path)
-            if name in UNMEASURED:
-                continue
             report = json.loads(path.read_text(encoding="utf-8"))
             rows = suite.judged_rows(judge.Measurements(report))
-            self.assertEqual([row["row"] for row in rows if row["value"] is None], [], name)
+            wait = UNMEASURED.get(name, ())
+            self.assertEqual([row["row"] for row in rows if row["value"] is None],
+                             [row["row"] for row in rows if any(w in row["row"] for w in wait)],
+                             name)
 
     def test_the_readme_shows_the_committed_measurements(self) -> None:
         text = tables.README.read_text(encoding="utf-8")
