@@ -61,6 +61,12 @@ missing_packages() {
   done
 }
 
+# True if apt has packages of arm64 beside this system's. Ubuntu has them on another mirror, and its
+# apt-get update fails as soon as dpkg knows the architecture.
+has_arm64_packages() {
+  [[ "$(dpkg --print-architecture 2>/dev/null)" == amd64 ]] && grep -qx ID=debian /etc/os-release
+}
+
 # install_packages PACKAGE[:COMMAND|:arm64]...: installs the missing packages with apt.
 install_packages() {
   local missing=() prefix=()
@@ -74,6 +80,8 @@ install_packages() {
   if [[ -n "${FOX_NO_INSTALL:-}" ]]; then
     fail "packages are missing and FOX_NO_INSTALL is set:" "${missing[*]}"
   fi
+  [[ " ${missing[*]}" != *:arm64* ]] || has_arm64_packages ||
+    fail "the preset arm64 cross-compiles on Debian for x86-64; on aarch64 build the preset cpu"
   if ((EUID != 0)); then
     command -v sudo >/dev/null || fail "packages are missing and there is no sudo; as root, run:" \
       "apt-get update && apt-get install -y ${missing[*]}"
@@ -94,9 +102,10 @@ install_packages() {
 
 # install_for PRESET: installs the packages that a build of the preset needs.
 install_for() {
-  install_packages "${build_packages[@]}"
-  [[ "$1" != fuzz ]] || install_packages "${fuzz_packages[@]}"
-  [[ "$1" != arm64 ]] || install_packages "${arm64_packages[@]}"
+  local packages=("${build_packages[@]}")
+  [[ "$1" != fuzz ]] || packages+=("${fuzz_packages[@]}")
+  [[ "$1" != arm64 ]] || packages+=("${arm64_packages[@]}")
+  install_packages "${packages[@]}"
 }
 
 # Runs pip in .venv/, quietly.

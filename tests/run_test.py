@@ -278,7 +278,18 @@ class HelpTest(TreeCase):
                              arguments)
 
     def test_aarch64_has_packages_of_its_own(self) -> None:
-        write_program(self.programs / "dpkg", INSTALLER)
+        system, script = self.root / "os-release", self.root / "docker" / "packages.sh"
+        script.write_text(script.read_text().replace("/etc/os-release", str(system)))
+        for machine, name in (("amd64", "ubuntu"), ("arm64", "debian")):
+            with self.subTest(machine=machine, name=name):
+                write_program(self.programs / "dpkg", f"{INSTALLER}echo {machine}\n")
+                system.write_text(f"NAME=x\nID={name}\n")
+                refused = self.run_command("build", "arm64")
+                self.assertEqual((refused.returncode, refused.stderr.splitlines()[1:]), (1, []))
+                self.assertIn("on Debian for x86-64", refused.stderr)
+                self.assertNotIn("dpkg --add-architecture arm64", "\n".join(self.calls()))
+        write_program(self.programs / "dpkg", f"{INSTALLER}echo amd64\n")
+        system.write_text("NAME=x\nID=debian\n")
         result = self.run_command("build", "arm64")
         calls = [call.removeprefix("sudo ").removeprefix("env ") for call in self.calls()]
         told, = (at for at, call in enumerate(calls) if call == "dpkg --add-architecture arm64")

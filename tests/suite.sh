@@ -24,9 +24,7 @@ preset_tests() {
 
 # Tests the build for aarch64 by an emulator, where the system has packages for it beside its own.
 emulated_tests() {
-  local system
-  system="$(dpkg --print-architecture 2>/dev/null || true):$(. /etc/os-release && echo "$ID")"
-  if [[ "$system" != amd64:debian ]]; then
+  if ! has_arm64_packages; then
     say "This system has no packages for aarch64 beside its own: the build for it is not tested"
     return
   fi
