@@ -6,9 +6,9 @@ package() {
   local preset="${1:-cpu}" log="$root/build/package-${1:-cpu}.log" file python
   [[ " cpu cuda arm64 " == *" $preset "* && "${2:-deb}" == deb ]] ||
     fail "package takes nothing, 'cpu', 'cuda' or 'arm64', then nothing or 'deb'"
-  [[ "${2:-}" == deb ]] || need_python package  # fails now, not after minutes of compiling
-  install_packages dpkg-dev:dpkg-shlibdeps file:file  # CPack calls them
   install_for "$preset"
+  install_packages dpkg-dev:dpkg-shlibdeps file:file  # CPack calls them
+  [[ "${2:-}" == deb ]] || need_python package  # fails now, not after minutes of compiling
   configure "$preset" "$preset" -DFOX_HARDEN=ON
   compile "$preset" fox-server fox-cli fox-bench fox-eval manual
   (cd "$root/build/$preset" && rm -f ./foxserve*.deb && quietly "$log" cpack -G DEB) ||
