@@ -29,6 +29,11 @@ std::string TestsOf(const std::string& file) {
 
 int main(int argc, char** argv) {
   testing::InitGoogleMock(&argc, argv);
+#ifdef FOX_EMULATED  // such a program cannot start itself
+  GTEST_FLAG_SET(death_test_style, "fast");
+#else
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+#endif
   constexpr std::string_view kFile = "--file=";
   const std::string_view argument = argc > 1 ? argv[1] : "";
   // A death test starts the program again, with a filter of its own.

@@ -146,7 +146,6 @@ TEST(SlotImageAuditTest, ARestoredSequenceIsNotChecked) {
 }
 
 TEST(SlotImageDeathTest, ATooSmallImageEndsTheProcess) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
   TextCache cache(Shape({AcpMode::kOff, DType::kF32, 2, true, true}), AcpMode::kOff);
   cache.Append(0, 0, 65);
   Image image(cache.kv().shape, 7);

@@ -73,7 +73,6 @@ TEST(PagedKvStorageTest, ReleaseTwiceIsHarmless) {
 }
 
 TEST(PagedKvStorageDeathTest, BrokenPreconditionsEndTheProcess) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
   CpuOps ops(OneThread());
   PagedKvStorage small(Shape(2, 4, 2, 4, 1, 3, 11), ops);
   AppendRows(ops, small, 0, 100);

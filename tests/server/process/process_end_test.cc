@@ -46,10 +46,7 @@ int Recurse(int depth) {    // NOLINT(misc-no-recursion)
 
 class ProcessEndDeathTest : public ::testing::Test {
  protected:
-  ProcessEndDeathTest() {
-    GTEST_FLAG_SET(death_test_style, "threadsafe");
-    WantCores(0);
-  }
+  ProcessEndDeathTest() { WantCores(0); }
   static void ExpectExit(const std::function<void()>& end, int code, const char* says) {
     EXPECT_EXIT(end(), ::testing::ExitedWithCode(code), says);
   }
