@@ -20,7 +20,7 @@ fuzz_packages=(clang-14:clang++-14 libclang-rt-14-dev)  # libFuzzer and the sani
 arm64_packages=(g++-aarch64-linux-gnu:aarch64-linux-gnu-g++ qemu-user-static:qemu-aarch64-static
   libgrpc++-dev:arm64 libprotobuf-dev:arm64 libabsl-dev:arm64 libpcre2-dev:arm64
   libutf8proc-dev:arm64 libssl-dev:arm64 libgtest-dev:arm64 libgmock-dev:arm64
-  libprometheus-cpp-core1.0:arm64)
+  libprometheus-cpp-core1.0:arm64 libgomp1:arm64)
 python_packages=(python3:python3 python3-venv ca-certificates)
 # Requirements from PyPI, for .venv/ only. convert: imports of the converter. package: makes the
 # wheel. test: imports of tests and of proto/example.py, type checks of proto/python, schemas for
