@@ -24,9 +24,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import gguf
-import llama_cpp as llama
-import numpy as np
+try:
+    import gguf
+    import llama_cpp as llama
+    import numpy as np
+except ImportError as missing:
+    raise SystemExit(f"{missing}; {__file__} says how to install it") from None
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
@@ -109,6 +112,7 @@ class Llama:
         if not self._context:
             raise SystemExit("llama.cpp: no context")
         self._batch = params.n_batch
+        self._vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
 
     def run(self, ids: list[int]) -> np.ndarray:
         """Feeds ids and returns the logits after the last one."""
@@ -116,8 +120,28 @@ class Llama:
             part = (llama.llama_token * len(ids[at:at + self._batch]))(*ids[at:at + self._batch])
             if llama.llama_decode(self._context, llama.llama_batch_get_one(part, len(part))):
                 raise SystemExit("llama.cpp: decode failed")
-        vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
-        return np.ctypeslib.as_array(llama.llama_get_logits_ith(self._context, -1), (vocab,))
+        return np.ctypeslib.as_array(llama.llama_get_logits_ith(self._context, -1), (self._vocab,))
+
+    def log_probability(self, ids: list[int]) -> float:
+        """Sum over all ids but the first of log P(id | ids before it), in nats. At most n_batch
+        ids, 2,048; forgets what was fed before."""
+        self.clear()
+        batch = llama.llama_batch_init(len(ids), 0, 1)
+        batch.n_tokens = len(ids)
+        for at, token in enumerate(ids):
+            batch.token[at], batch.pos[at], batch.logits[at] = token, at, 1
+            batch.n_seq_id[at], batch.seq_id[at][0] = 1, 0
+        failed = llama.llama_decode(self._context, batch)
+        llama.llama_batch_free(batch)
+        if failed:
+            raise SystemExit("llama.cpp: decode failed")
+        logits = np.ctypeslib.as_array(llama.llama_get_logits(self._context),
+                                       (len(ids), self._vocab))
+        total = 0.0
+        for row, token in zip(logits, ids[1:]):
+            wide = row.astype(np.float64) - row.max()
+            total += wide[token] - np.log(np.exp(wide).sum())
+        return float(total)
 
     def clear(self) -> None:
         llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
