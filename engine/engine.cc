@@ -252,7 +252,7 @@ void Engine::ScorePrompt(Sequence* sequence, const PlannedSequence& planned, con
       return false;
     }
     output->prompt_logprobs.push_back(*std::move(token));
-    sequence->prompt_logprobs_done = planned.position + row + 1;
+    sequence->prompt_rows_done = planned.position + row + 1;
     return true;
   };
   FOX_CHECK(planned.scores.empty() || scores != nullptr);
@@ -265,6 +265,11 @@ void Engine::ScorePrompt(Sequence* sequence, const PlannedSequence& planned, con
     const int64_t position = planned.position + planned.logit_rows[k];
     if (position >= sequence->prompt_tokens - 1) return;  // the row to sample from
     const float* row_logits = logits + k * static_cast<size_t>(limits_.vocab_size);
+    if (PromptRows* const rows = sequence->request.prompt_rows.get(); rows != nullptr) {
+      rows->logits.insert(rows->logits.end(), row_logits, row_logits + limits_.vocab_size);
+      sequence->prompt_rows_done = position + 1;
+      continue;
+    }
     const int32_t next = sequence->tokens[static_cast<size_t>(position) + 1];
     if (!deliver(planned.logit_rows[k], sampler_.ScorePrompt(row_logits, sampling, next))) return;
   }

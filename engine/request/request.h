@@ -47,6 +47,13 @@ struct StopParams {
   bool ignore_eos = false;
 };
 
+// Rows of a prompt's logits, to compare distributions. The engine's thread adds to it until the
+// request's last output.
+struct PromptRows {
+  int64_t first = 0;          // position of the first row
+  std::vector<float> logits;  // [rows, V], of positions first, first + 1, .., the last but one
+};
+
 struct Request {
   RequestId id = 0;
   std::vector<int32_t> prompt;  // at least one token
@@ -66,7 +73,10 @@ struct Request {
   uint64_t tenant = 0;               // its prefixes count for this tenant's part of the cache
   bool bypass_prefix_cache = false;  // uses no snapshots and leaves none
   bool report_windows = false;       // asks for RequestOutput::windows, some times a second
-  std::string trace_parent;          // W3C traceparent of the call, for observers; empty: none
+  // The rows of the prompt that are to be kept; only without prompt_logprobs, and with max_tokens
+  // 0.
+  std::shared_ptr<PromptRows> prompt_rows;
+  std::string trace_parent;  // W3C traceparent of the call, for observers; empty: none
 };
 
 struct TokenLogprob {

@@ -142,6 +142,14 @@ absl::Status ValidateRequest(const Request& request, const EngineOptions& option
   if (request.log_tolerance && !(*request.log_tolerance <= options.log_tolerance)) {
     return Invalid("log_tolerance", absl::StrCat("must be at most ", options.log_tolerance));
   }
+  if (request.prompt_rows != nullptr) {
+    if (request.sampling.prompt_logprobs >= 0 || request.stop.max_tokens > 0) {
+      return Invalid("prompt_rows", "need a prompt alone, without log-probabilities");
+    }
+    if (request.prompt_rows->first < 0 || request.prompt_rows->first >= prompt_tokens - 1) {
+      return Invalid("prompt_rows", "begin behind the prompt's last row but one");
+    }
+  }
   if (std::isnan(request.queue_deadline)) return Invalid("queue_deadline", "is not a number");
   if (std::isnan(request.deadline)) return Invalid("deadline", "is not a number");
   if (request.flow_window < 0) return Invalid("flow_window", "must not be negative");

@@ -104,8 +104,7 @@ void PrefixCache::Follow(Sequence* sequence) {
 // logits, and so are tokens whose log-probabilities are still to be delivered.
 int64_t PrefixCache::Limit(const Sequence& sequence) {
   const int64_t limit = SnapshotTokens(sequence) - sequence.chunks.min_left();
-  if (sequence.request.sampling.prompt_logprobs < 0) return limit;
-  return std::min(limit, sequence.prompt_logprobs_done);
+  return sequence.wants_prompt_rows() ? std::min(limit, sequence.prompt_rows_done) : limit;
 }
 
 bool PrefixCache::WillReach(const Sequence& sequence, const PrefixTree::Node& node) {

@@ -23,6 +23,7 @@ Sequence::Sequence(Request submitted, const EngineOptions& options, int64_t max_
   max_tokens = std::min<int64_t>(request.stop.max_tokens, max_model_len - prompt_tokens);
   if (request.sampling.repetition_penalty != 1.0f) counts.AddPrompt(tokens);
   if (request.grammar != nullptr) mask_steps = request.grammar->first_steps();
+  if (request.prompt_rows != nullptr) prompt_rows_done = request.prompt_rows->first;
   stats.prompt_tokens = prompt_tokens;
   stats.arrival = now;
   stats.acp.log_tolerance = log_tolerance;
@@ -42,22 +43,26 @@ void Sequence::Check() const {
   FOX_CHECK(0 < prompt_tokens && prompt_tokens <= static_cast<int64_t>(tokens.size()));
   FOX_CHECK(0 <= computed && computed <= length());
   FOX_CHECK(produced() <= max_tokens);
-  FOX_CHECK(0 <= prompt_logprobs_done && prompt_logprobs_done < prompt_tokens);
+  FOX_CHECK(0 <= prompt_rows_done && prompt_rows_done < prompt_tokens);
   FOX_CHECK(0 <= pending && pending <= in_flight);
   FOX_CHECK(0 <= drafts && drafts <= in_flight);
 }
 
-int64_t Sequence::FirstPromptRow() const { return std::max(computed, prompt_logprobs_done); }
+int64_t Sequence::FirstPromptRow() const { return std::max(computed, prompt_rows_done); }
 
 int64_t Sequence::NumPromptRows(int64_t count) const {
-  if (request.sampling.prompt_logprobs < 0) return 0;
+  if (!wants_prompt_rows()) return 0;
   const int64_t end = std::min(computed + count, prompt_tokens - 1);
   return std::max<int64_t>(0, end - FirstPromptRow());
 }
 
+bool Sequence::ExecutorScores(const ExecutorLimits& limits) const {
+  return limits.scores && request.prompt_rows == nullptr && fox::ExecutorScores(request.sampling);
+}
+
 int64_t Sequence::NumLogitRows(int64_t count, const ExecutorLimits& limits) const {
   const int64_t last = count == remaining() && samples() ? 1 : 0;
-  const bool scores = limits.scores && ExecutorScores(request.sampling);
+  const bool scores = ExecutorScores(limits);
   return last + (scores ? 0 : NumPromptRows(count));
 }
 
@@ -69,7 +74,7 @@ PlannedSequence Sequence::Feed(int64_t count, const ExecutorLimits& limits) cons
   planned.token_ids = NextTokens(count);
   planned.log_tolerance = log_tolerance;
   const bool samples_last = count == remaining() && samples();
-  const bool scores = limits.scores && ExecutorScores(request.sampling);
+  const bool scores = ExecutorScores(limits);
   auto row = static_cast<int32_t>(FirstPromptRow() - computed);
   for (int64_t left = NumPromptRows(count); left > 0; --left, ++row) {
     if (scores) {

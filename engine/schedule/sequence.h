@@ -79,9 +79,9 @@ struct Progress {
   int64_t max_tokens = 0;  // clamped to the context
   ChunkRule chunks;        // of the executor
   int64_t computed = 0;
-  int64_t pending = 0;               // sampled by plans in flight
-  int64_t prompt_logprobs_done = 0;  // prompt rows with delivered log-probabilities
-  int64_t drafts = 0;                // in plans in flight
+  int64_t pending = 0;           // sampled by plans in flight
+  int64_t prompt_rows_done = 0;  // prompt rows delivered, or not wanted
+  int64_t drafts = 0;            // in plans in flight
 };
 
 // Written by WaitingQueue.
@@ -151,7 +151,11 @@ struct Sequence : Progress, SlotState {
 
   // Aborts if the fields contradict each other or the table at the top of this file.
   void Check() const;
-  // Rows of the prompt among the next `count` tokens whose log-probabilities are still to deliver.
+  // True if rows of the prompt are wanted, for log-probabilities or as they are.
+  bool wants_prompt_rows() const {
+    return request.sampling.prompt_logprobs >= 0 || request.prompt_rows != nullptr;
+  }
+  // Rows of the prompt among the next `count` tokens that are still to be delivered.
   int64_t NumPromptRows(int64_t count) const;
   // Rows of logits that the next `count` tokens need, without rows that the executor scores.
   int64_t NumLogitRows(int64_t count, const ExecutorLimits& limits) const;
@@ -202,6 +206,8 @@ struct Sequence : Progress, SlotState {
   friend class WaitingQueue;
   friend class PrefixCache;
   int64_t FirstPromptRow() const;
+  // True if the executor scores the rows of the prompt; else it delivers them.
+  bool ExecutorScores(const ExecutorLimits& limits) const;
   void CloseSlotStats();
 
   QueueEntry queue_;

@@ -42,6 +42,41 @@ TEST_P(EngineTest, EvictionsAreCounted) {
 }
 
 // No token of the step that finds the pool overdrawn is delivered, and nothing goes on.
+// Rows of a prompt that are kept give the log-probabilities that are reported, in chunks of few
+// rows and after a preemption, each row once.
+TEST_P(EngineTest, RowsOfAPromptAreThoseThatScoreIt) {
+  FakeOptions fake = Roomy();
+  fake.limits.num_pages = 12;
+  Request scored = MakeRequest(1, 100, 0), kept = scored;  // logits depend on the id
+  scored.sampling.prompt_logprobs = 0;
+  kept.prompt_rows = std::make_shared<PromptRows>();
+  kept.prompt_rows->first = 40;
+  const std::vector<int32_t> prompt = kept.prompt;
+  const std::shared_ptr<PromptRows> rows = kept.prompt_rows;
+  for (Request* request : {&scored, &kept}) {
+    SCOPED_TRACE(request == &kept);
+    Start(fake);
+    ASSERT_TRUE(engine_->Submit(MakeRequest(3, 90, 200), 0).ok());
+    ASSERT_TRUE(engine_->Submit(std::move(*request), 0).ok());
+    RunToEnd();
+    EXPECT_TRUE(received_[1].finish->status.ok());
+    if (request == &scored) received_[2] = std::exchange(received_[1], {});
+    received_.erase(3);
+  }
+  const auto vocabulary = static_cast<size_t>(executor_->limits().vocab_size);
+  EXPECT_TRUE(received_[1].scores.empty());
+  ASSERT_EQ(rows->logits.size(), (prompt.size() - 1 - 40) * vocabulary);
+  for (size_t position = 40; position + 1 < prompt.size(); ++position) {
+    SCOPED_TRACE(position);
+    const float* row = rows->logits.data() + (position - 40) * vocabulary;
+    double sum = 0;
+    for (size_t id = 0; id < vocabulary; ++id) sum += std::exp(static_cast<double>(row[id]));
+    const auto next = static_cast<size_t>(prompt[position + 1]);
+    EXPECT_NEAR(static_cast<double>(row[next]) - std::log(sum),
+                static_cast<double>(received_[2].scores[position].logprob), 1e-5);
+  }
+}
+
 TEST_P(EngineTest, AnOverdrawnPoolEndsEveryRequestWithUnavailable) {
   FakeOptions fake = Roomy();
   fake.limits.num_pages = 10;

@@ -128,6 +128,23 @@ TEST(RequestValidationTest, IntegersAroundTheBounds) {
   }
 }
 
+TEST(RequestValidationTest, RowsOfAPrompt) {
+  const auto code = [](int64_t first, int32_t max_tokens, int32_t logprobs) {
+    Request request = Good();  // three tokens: rows 0 and 1 predict one
+    request.prompt_rows = std::make_shared<PromptRows>();
+    request.prompt_rows->first = first;
+    request.stop.max_tokens = max_tokens;
+    request.sampling.prompt_logprobs = logprobs;
+    return Code(request);
+  };
+  EXPECT_EQ(code(0, 0, -1), kFine);
+  EXPECT_EQ(code(1, 0, -1), kFine);
+  EXPECT_EQ(code(-1, 0, -1), kBad);
+  EXPECT_EQ(code(2, 0, -1), kBad);
+  EXPECT_EQ(code(0, 1, -1), kBad);
+  EXPECT_EQ(code(0, 0, 0), kBad);
+}
+
 TEST(RequestValidationTest, Lengths) {
   Request request = Good();
   request.prompt.clear();
