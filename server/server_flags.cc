@@ -4,7 +4,6 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <limits>
 #include <set>
 #include <utility>
@@ -13,11 +12,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "engine/request/sampling_limits.h"
 #include "models/checkpoint/json_reader.h"
-#include "models/tokenizer/utf8.h"
+#include "server/served_model_name.h"
 
 namespace fox {
 namespace {
@@ -159,6 +157,13 @@ void RegisterServing(ServerFlags* f, FlagSet* set) {
       "header or metadata key in which a trusted gateway names its client; only if no client "
       "can reach the port directly [none]",
       &f->limits.client_metadata);
+  set->Double("audit-share", "SHARE",
+              "share of answers that are computed once more with pruning and without, in the "
+              "background, and compared",
+              0, 1, &f->limits.audit.share);
+  set->Double("audit-limit", "TV",
+              "total variation of a token's two distributions beyond which an audit logs a warning",
+              0, 1, &f->limits.audit.limit);
   set->Int("max-prompt-bytes", "N", "limit of bytes of a prompt's text", 1, kBillion,
            &f->context.max_prompt_bytes);
   set->Bool("add-bos-to-ids",
@@ -469,32 +474,6 @@ bool AllowsUnauthenticated(const ServerFlags& flags) {
   if (flags.tls.clients == ClientCertificate::kRequired) return false;
   const AcceptorOptions& http = flags.http.listen;
   return !IsLoopback(flags.grpc.listen.host) || (http.port >= 0 && !IsLoopback(http.host));
-}
-
-absl::StatusOr<std::string> ServedModelName(std::string name, const std::string& model_dir) {
-  if (name.empty()) {
-    namespace fs = std::filesystem;
-    const fs::path dir = fs::path(model_dir + "/").lexically_normal().parent_path();
-    const fs::path snapshots = dir.parent_path();
-    const std::string repository = snapshots.parent_path().filename();
-    name = dir.filename();
-    // Hugging Face's cache names a snapshot by its revision alone.
-    if (snapshots.filename() == "snapshots" && absl::StartsWith(repository, "models--")) {
-      name = absl::StrReplaceAll(repository.substr(8), {{"--", "/"}});
-    }
-    if (name.empty() || name == "." || name == "..") {
-      std::error_code error;  // a directory that does not exist fails when it is opened
-      name = fs::weakly_canonical(model_dir, error).filename();
-    }
-  }
-  const bool control = std::any_of(name.begin(), name.end(), [](char c) {
-    return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-  });
-  if (name.empty() || name.size() > 256 || control || !IsValidUtf8(name)) {
-    return absl::InvalidArgumentError(
-        "--served-model-name: must be 1 to 256 bytes of UTF-8 without control characters");
-  }
-  return name;
 }
 
 }  // namespace fox

@@ -51,8 +51,4 @@ absl::Status CompleteServerFlags(ServerFlags* flags);
 // True if a remote client needs neither a token nor a certificate.
 bool AllowsUnauthenticated(const ServerFlags& flags);
 
-// Returns `name`, or if it is empty the name of the model's directory. InvalidArgument: the name is
-// empty, longer than 256 bytes, not UTF-8 or has control characters.
-absl::StatusOr<std::string> ServedModelName(std::string name, const std::string& model_dir);
-
 }  // namespace fox

@@ -181,7 +181,8 @@ void Call::SubmitPrompt(PromptRun* run, const std::shared_ptr<const Grammar>& gr
       request.queue_deadline = info_.arrival + static_cast<double>(spec.queue_timeout_ms) / 1000;
     }
     request.trace_parent = info_.trace.parent;
-    run->sequences.emplace_back(spec, i, info_.arrival, core_);
+    run->sequences.emplace_back(spec, i, info_.arrival, core_,
+                                spec.audit || core_.auditor().Samples());
   }
   core_.engine.Submit(std::exchange(spec.sequences, {}),
                       std::shared_ptr<SubmissionListener>(shared_from_this(), run), lane_);
@@ -223,25 +224,36 @@ void Call::ReceiveOutput(PromptRun* run, RequestOutput output, Seconds when) {
 }
 
 void Call::ConsumeOutput(PromptRun* run, const RequestOutput& output, Seconds when) {
-  const auto sequence = std::find_if(run->sequences.begin(), run->sequences.end(),
-                                     [&](const auto& s) { return s.id() == output.id; });
-  FOX_CHECK(sequence != run->sequences.end());
-  sequence->CountTokens(output.tokens.size(), when);
+  SequenceEvents& sequence = FindSequence(run, output.id);
+  sequence.CountTokens(output.tokens.size(), when);
   if (run->failure.ok()) {
-    sequence->ConsumeOutput(output, &events_);
+    sequence.ConsumeOutput(output, &events_);
     FailPrompt(run, DeliverEvents());
   }
   if (!output.finish.has_value()) return;
   const Finish& finish = *output.finish;
+  core_.metrics().OnSequenceEnd(finish.stats, info_.arrival, sequence.first_token(), when);
+  run->totals.AddSequence(finish.stats, sequence.completion_tokens(), sequence.first_token());
+  if (!finish.status.ok() && !sequence.stopped()) FailPrompt(run, finish.status);
+  if (run->failure.ok() && StartAudit(run, &sequence, output, when)) return;
+  EndSequence(run, &sequence, finish, nullptr, when);
+}
+
+SequenceEvents& Call::FindSequence(PromptRun* run, RequestId id) {
+  const auto found = std::find_if(run->sequences.begin(), run->sequences.end(),
+                                  [id](const SequenceEvents& s) { return s.id() == id; });
+  FOX_CHECK(found != run->sequences.end());
+  return *found;
+}
+
+void Call::EndSequence(PromptRun* run, SequenceEvents* sequence, const Finish& finish,
+                       const v1::Audit* audit, Seconds when) {
   ++run->finished;
   FOX_CHECK(run->finished <= run->sequences.size());
-  core_.metrics().OnSequenceEnd(finish.stats, info_.arrival, sequence->first_token(), when);
-  run->totals.AddSequence(finish.stats, sequence->completion_tokens(), sequence->first_token());
-  if (!finish.status.ok() && !sequence->stopped()) FailPrompt(run, finish.status);
   if (!run->failure.ok()) return;
   run->totals.reason = sequence->Reason(finish);
   core_.metrics().OnSequenceEnd(run->totals.reason);
-  sequence->EndSequence(finish, when, &events_);
+  sequence->EndSequence(finish, when, &events_, audit);
   FailPrompt(run, DeliverEvents());
 }
 

@@ -93,6 +93,20 @@ class Call final : public std::enable_shared_from_this<Call> {
     absl::Status failure;
   };
 
+  // Brings an audit back to the lane, with the output that waited for it.
+  struct AuditEnd final : SubmissionListener {
+    AuditEnd(std::shared_ptr<Call> owner, PromptRun* prompt)
+        : call(std::move(owner)), run(prompt) {}
+    void OnSubmitted(const absl::Status& /*status*/) override {}
+    void OnOutput(RequestOutput output, Seconds when) override {
+      call->ReceiveAudit(run, output, audit, when);
+    }
+
+    const std::shared_ptr<Call> call;
+    PromptRun* const run;
+    v1::Audit audit;
+  };
+
   // The consequences of a change under the mutex, which are carried out without it.
   struct Step {
     enum { kNothing, kWrite, kEnd } action = kNothing;
@@ -137,6 +151,15 @@ class Call final : public std::enable_shared_from_this<Call> {
   // On the call's lane.
   void ReceiveOutput(PromptRun* run, RequestOutput output, Seconds when);
   void ConsumeOutput(PromptRun* run, const RequestOutput& output, Seconds when);
+  // Audits a sequence that has ended well, if it is to be audited. True: its end, which `output`
+  // has, waits for the result.
+  bool StartAudit(PromptRun* run, SequenceEvents* sequence, const RequestOutput& output,
+                  Seconds when);
+  void ReceiveAudit(PromptRun* run, const RequestOutput& output, const v1::Audit& audit,
+                    Seconds when);
+  void EndSequence(PromptRun* run, SequenceEvents* sequence, const Finish& finish,
+                   const v1::Audit* audit, Seconds when);
+  SequenceEvents& FindSequence(PromptRun* run, RequestId id);
   absl::Status DeliverEvents();  // events_; returns the failure of the call
   void FailPrompt(PromptRun* run, const absl::Status& status);  // Ok: it goes on
   void CompletePrompt(PromptRun* run);

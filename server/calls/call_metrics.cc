@@ -55,7 +55,17 @@ CallMetrics::CallMetrics()
       end_to_end(RequestBounds()),
       prompt_tokens(LengthBounds()),
       generation_tokens(LengthBounds()),
-      kept_share({0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1}) {}
+      kept_share({0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1}),
+      audit_max_tv({1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1}) {}
+
+void CallMetrics::OnAudit(bool skipped, bool beyond, double max_tv) {
+  if (skipped) {
+    ++audits_skipped;
+  } else {
+    audit_max_tv.Observe(max_tv);
+  }
+  if (beyond) ++audits_beyond;
+}
 
 void CallMetrics::OnCallEnd(const absl::Status& status, v1::FinishReason reason) {
   by_code.Add(std::min(static_cast<size_t>(status.code()), by_code.size() - 1));

@@ -40,12 +40,16 @@ class CallMetrics {
   void OnCallEnd(const absl::Status& status, v1::FinishReason reason);
   // A sequence that was admitted has ended, well or not; `when`: its last output was delivered.
   void OnSequenceEnd(const RequestStats& stats, Seconds arrival, Seconds first_token, Seconds when);
+  // An audit is over; `beyond`: its largest total variation `max_tv` exceeds the limit.
+  void OnAudit(bool skipped, bool beyond, double max_tv);
   void OnSequenceEnd(v1::FinishReason reason) { by_reason.Add(static_cast<size_t>(reason)); }
 
   prometheus::Histogram time_to_first_token, inter_token, queue, prefill, decode, end_to_end;
   prometheus::Histogram prompt_tokens, generation_tokens;  // of a sequence
-  prometheus::Histogram kept_share;  // pages that a sequence held at its end, of those it took
-  Counts<17> by_code;                // calls, by absl::StatusCode
+  prometheus::Histogram kept_share;    // pages that a sequence held at its end, of those it took
+  prometheus::Histogram audit_max_tv;  // of the audits that were not skipped
+  std::atomic<int64_t> audits_skipped{0}, audits_beyond{0};
+  Counts<17> by_code;                            // calls, by absl::StatusCode
   Counts<v1::FinishReason_ARRAYSIZE> by_reason;  // sequences, by FinishReason
   Counts<5> by_cause;                            // calls, by CancelCause
 };

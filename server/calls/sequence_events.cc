@@ -78,14 +78,16 @@ v1::GenerateDelta MakePromptEvent(const ConversionContext& context, GenerationSp
 }
 
 SequenceEvents::SequenceEvents(const GenerationSpec& spec, size_t index, Seconds arrival,
-                               ServerCore& core)
+                               ServerCore& core, bool audited)
     : spec_(spec),
       core_(core),
       id_(spec.sequences[index].id),
       index_(static_cast<uint32_t>(index)),
       min_tokens_(spec.sequences[index].stop.min_tokens),
       prompt_tokens_(static_cast<int64_t>(spec.sequences[index].prompt.size())),
-      arrival_(arrival) {
+      arrival_(arrival),
+      audited_(audited) {
+  if (audited_) tokens_ = spec.sequences[index].prompt;
   if (spec.text || !spec.stop.empty()) {
     text_ = std::make_unique<TextAssembler>(*core.context.tokenizer, spec.skip_special, spec.stop,
                                             spec.include_stop);
@@ -131,6 +133,7 @@ void SequenceEvents::ConsumeToken(const SampledToken& token) {
   if (stopped()) return;  // sampled before the engine knew
   ++completion_tokens_;
   ++delta_tokens_;
+  if (audited_) tokens_.push_back(token.id);
   if (spec_.token_ids) delta_.add_token_ids(static_cast<uint32_t>(token.id));
   if (spec_.logprobs) AddLogprobs(token, delta_.add_logprobs());
   if (text_ == nullptr) return;
@@ -157,8 +160,8 @@ void SequenceEvents::FlushDelta(bool force, std::vector<CallEvent>* events) {
   AddEvent(std::move(event), tokens, events);
 }
 
-void SequenceEvents::EndSequence(const Finish& finish, Seconds when,
-                                 std::vector<CallEvent>* events) {
+void SequenceEvents::EndSequence(const Finish& finish, Seconds when, std::vector<CallEvent>* events,
+                                 const v1::Audit* audit) {
   if (text_ != nullptr && !stopped()) {
     TextAssembler::Shown piece = text_->Finish();
     if (spec_.text) delta_.mutable_text()->append(piece.text);
@@ -166,7 +169,7 @@ void SequenceEvents::EndSequence(const Finish& finish, Seconds when,
   }
   FlushDelta(/*force=*/true, events);
   v1::GenerateDelta event;
-  *event.mutable_finish() = FinishEvent(finish);
+  *event.mutable_finish() = FinishEvent(finish, audit);
   if (spec_.perf) *event.mutable_finish()->mutable_perf() = Timing(finish.stats, when);
   AddEvent(std::move(event), 0, events);
 }
@@ -177,7 +180,7 @@ v1::FinishReason SequenceEvents::Reason(const Finish& finish) const {
   return finish.reason == FinishReason::kAbort ? v1::ABORT : v1::STOP;
 }
 
-v1::Finish SequenceEvents::FinishEvent(const Finish& finish) const {
+v1::Finish SequenceEvents::FinishEvent(const Finish& finish, const v1::Audit* audit) const {
   v1::Finish out;
   out.set_index(index_);
   out.set_reason(Reason(finish));
@@ -196,6 +199,7 @@ v1::Finish SequenceEvents::FinishEvent(const Finish& finish) const {
   out.mutable_usage()->set_completion_tokens(static_cast<uint32_t>(completion_tokens_));
   out.mutable_usage()->set_cached_tokens(static_cast<uint32_t>(finish.stats.cached_tokens));
   if (spec_.acp_stats) *out.mutable_acp() = ToWire(finish.stats.acp, core_.context);
+  if (audit != nullptr) *out.mutable_acp()->mutable_audit() = *audit;
   return out;
 }
 

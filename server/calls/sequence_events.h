@@ -23,19 +23,26 @@ v1::GenerateDelta MakePromptEvent(const ConversionContext& context, GenerationSp
 class SequenceEvents {
  public:
   // For spec.sequences[index], whose id is set. `arrival`: the call's, on the engine's clock.
-  SequenceEvents(const GenerationSpec& spec, size_t index, Seconds arrival, ServerCore& core);
+  // `audited`: it keeps the tokens for TakeTokens.
+  SequenceEvents(const GenerationSpec& spec, size_t index, Seconds arrival, ServerCore& core,
+                 bool audited = false);
 
   // Records the times of `tokens` more, known at `when`, also of a prompt that has failed.
   void CountTokens(size_t tokens, Seconds when);
   // Adds to `events` the ones that `output` makes due. Its `finish` is for EndSequence.
   void ConsumeOutput(const RequestOutput& output, std::vector<CallEvent>* events);
-  // Adds the text that was held back, and the Finish.
-  void EndSequence(const Finish& finish, Seconds when, std::vector<CallEvent>* events);
+  // Adds the text that was held back, and the Finish. `audit`: null, or for it.
+  void EndSequence(const Finish& finish, Seconds when, std::vector<CallEvent>* events,
+                   const v1::Audit* audit = nullptr);
 
   RequestId id() const { return id_; }
   // True if a stop string has ended it: the reason that the engine gives no longer matters.
   bool stopped() const { return stop_ >= 0; }
   int64_t completion_tokens() const { return completion_tokens_; }
+  int64_t prompt_tokens() const { return prompt_tokens_; }
+  // Prompt and answer, up to a stop string, if it is audited. Once.
+  std::vector<int32_t> TakeTokens() { return std::move(tokens_); }
+  bool audited() const { return audited_; }
   Seconds first_token() const { return first_token_; }  // kNever: none yet
   // The reason that Finish names when the engine ended the sequence well.
   v1::FinishReason Reason(const Finish& finish) const;
@@ -45,7 +52,7 @@ class SequenceEvents {
   // Adds the delta to `events` when it is due, or `force`.
   void FlushDelta(bool force, std::vector<CallEvent>* events);
   void AddEvent(v1::GenerateDelta delta, int64_t tokens, std::vector<CallEvent>* events) const;
-  v1::Finish FinishEvent(const Finish& finish) const;
+  v1::Finish FinishEvent(const Finish& finish, const v1::Audit* audit) const;
   v1::PerfMetrics Timing(const RequestStats& stats, Seconds when) const;
 
   const GenerationSpec& spec_;
@@ -55,7 +62,9 @@ class SequenceEvents {
   const int32_t min_tokens_;
   const int64_t prompt_tokens_;
   const Seconds arrival_;
+  const bool audited_;
 
+  std::vector<int32_t> tokens_;          // prompt and answer, if it is audited
   std::unique_ptr<TextAssembler> text_;  // null: neither text nor stop strings
   v1::TokenDelta delta_;                 // not due yet
   int64_t delta_tokens_ = 0;

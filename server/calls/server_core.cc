@@ -49,7 +49,8 @@ ServerCore::ServerCore(EngineThread& engine_thread, ModelConfig model_config,
       delivery_(limits.delivery_threads, limits.has_threads),
       admission_(limits.has_threads ? 1 : AdmissionPool::kNoThreads),
       tokenizing_(limits.has_threads ? 1 : AdmissionPool::kNoThreads),
-      grammars_(limits.has_threads) {
+      grammars_(limits.has_threads),
+      auditor_(engine, context.limits.vocab_size, limits.audit, metrics_, limits.has_threads) {
   engine.SetDelivery(&delivery_);
 }
 

@@ -16,6 +16,7 @@
 #include "server/calls/access/access.h"
 #include "server/calls/access/call_info.h"
 #include "server/calls/access/refusal_log.h"
+#include "server/calls/auditor.h"
 #include "server/calls/call_metrics.h"
 #include "server/calls/conversion/request_conversion.h"
 #include "server/calls/limits/admission_pool.h"
@@ -48,11 +49,12 @@ struct ServerLimits {
   // none.
   std::string client_metadata;
   double stall_timeout = 30;  // seconds without progress of a write
+  AuditOptions audit;
   std::shared_ptr<Access> access = std::make_shared<Access>();  // not null
 };
 
 // Grows with every change of proto/ that a client could notice.
-inline constexpr uint32_t kProtoVersion = 8;
+inline constexpr uint32_t kProtoVersion = 9;
 
 // All methods may be called from any thread.
 class ServerCore {
@@ -112,6 +114,7 @@ class ServerCore {
   // Memory of the grammars that requests use, charged to the client that sent them.
   const std::shared_ptr<CallBudget>& grammar_memory() { return grammar_memory_; }
   DeliveryPool& delivery() { return delivery_; }  // detokenizes and writes
+  Auditor& auditor() { return auditor_; }
   StallMonitor& stalls() { return stalls_; }
   // Watches calls without a share: 64 at a time, each for at most 2 s.
   StallMonitor& probes() { return probes_; }
@@ -145,6 +148,7 @@ class ServerCore {
   DeliveryPool delivery_;
   AdmissionPool admission_, tokenizing_;
   GrammarQueue grammars_;
+  Auditor auditor_;
 };
 
 }  // namespace fox

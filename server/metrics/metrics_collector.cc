@@ -105,6 +105,13 @@ void AddCalls(const ServerCore& core, const EngineStats& stats, MetricFamilies* 
   out->AddHistogram("fox_request_generated_tokens", "Generated tokens.", calls.generation_tokens);
   out->AddHistogram("fox_request_kv_kept_ratio", "Share of a sequence's pages that it keeps.",
                     calls.kept_share);
+  out->AddHistogram("fox_audit_max_tv",
+                    "Audited answers: largest total variation of a token's distributions with and "
+                    "without pruning.",
+                    calls.audit_max_tv);
+  out->Counter("fox_audits_skipped_total", "Audits without a result.", calls.audits_skipped.load());
+  out->Counter("fox_audits_beyond_limit_total", "Audits beyond --audit-limit.",
+               calls.audits_beyond.load());
   for (size_t code = 0; code < calls.by_code.size(); ++code) {
     out->Counter("fox_calls_ended_total", "Admitted generations, by their status.",
                  calls.by_code[code],

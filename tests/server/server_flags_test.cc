@@ -9,6 +9,8 @@
 #include <numeric>
 #include <tuple>
 
+#include "server/served_model_name.h"
+
 namespace fox {
 namespace {
 

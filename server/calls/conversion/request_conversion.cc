@@ -393,6 +393,13 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
   }
   if (!spec.stop.empty() && context.tokenizer == nullptr) return NoTokenizer("stopping.stop");
   if (spec.windows && !stream) return Invalid("output.acp_windows: only in a stream");
+  if (request.acp().audit()) {
+    if (score) return Invalid("acp.audit: Score has no answer to audit");
+    if (context.engine.acp == AcpMode::kOff || request.acp().mode() == v1::OFF) {
+      return Invalid("acp.audit: nothing is pruned");
+    }
+    spec.audit = spec.acp_stats = true;
+  }
   spec.include_stop = request.stopping().include_stop_str_in_output();
   const uint32_t n = request.sampling().has_n() ? request.sampling().n() : 1;
   if (n < 1 || n > 16) return Invalid("sampling.n: must be in [1, 16]");

@@ -72,6 +72,7 @@ struct GenerationSpec {
   bool text = true, token_ids = false, logprobs = false;
   bool skip_special = true, perf = false, acp_stats = false;
   bool windows = false;
+  bool audit = false;  // needs acp_stats
   int32_t stream_interval = 1;
   // Set if the prompt is to be echoed.
   bool echo = false;

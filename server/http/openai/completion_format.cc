@@ -19,6 +19,29 @@ std::string ServerSentEvent(const std::string& data, const std::string& name) {
                       "\n\n");
 }
 
+// The audits of a call's sequences as one; empty: none was asked for.
+std::string AuditObject(const std::vector<EndedSequence>& sequences) {
+  v1::Audit all;
+  bool any = false;
+  for (const EndedSequence& sequence : sequences) {
+    if (!sequence.acp.has_audit()) continue;
+    const v1::Audit& audit = sequence.acp.audit();
+    any = true;
+    if (!audit.skipped().empty()) all.set_skipped(audit.skipped());
+    all.set_tokens(all.tokens() + audit.tokens());
+    all.set_max_tv(std::max(all.max_tv(), audit.max_tv()));
+    all.set_sum_tv(all.sum_tv() + audit.sum_tv());
+    all.set_sum_kl(all.sum_kl() + audit.sum_kl());
+  }
+  if (!any) return "";
+  if (!all.skipped().empty()) {
+    return absl::StrCat(",\"audit\":{\"skipped\":", JsonString(all.skipped()), "}");
+  }
+  return absl::StrCat(
+      ",\"audit\":{\"tokens\":", all.tokens(), ",\"max_tv\":", JsonNumber(all.max_tv()),
+      ",\"sum_tv\":", JsonNumber(all.sum_tv()), ",\"sum_kl\":", JsonNumber(all.sum_kl()), "}");
+}
+
 std::string FoxObject(const std::vector<EndedSequence>& sequences, int64_t cached_tokens,
                       const std::vector<std::string>& relaxed, const ConversionContext& context) {
   float mass = -std::numeric_limits<float>::infinity(), tolerance = mass;
@@ -42,7 +65,7 @@ std::string FoxObject(const std::vector<EndedSequence>& sequences, int64_t cache
   return absl::StrCat(
       ",\"fox\":{\"max_log_evicted_mass\":", JsonBound(mass),
       ",\"log_tolerance\":", JsonNumber(tolerance),
-      bound ? absl::StrCat(",\"bound_log_prob\":", JsonBound(*bound)) : "",
+      bound ? absl::StrCat(",\"bound_log_prob\":", JsonBound(*bound)) : "", AuditObject(sequences),
       ",\"kv_bytes\":", held * page_bytes, ",\"kv_bytes_unpruned\":", unpruned * page_bytes,
       ",\"cached_tokens\":", cached_tokens,
       relaxed.empty() ? ""

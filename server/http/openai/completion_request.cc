@@ -170,6 +170,7 @@ void ReadScheduling(JsonFields* fields, bool chat, v1::GenerateRequest* out) {
 // Takes the values of --acp.
 void ReadAcp(JsonFields* fields, v1::AcpOptions* out) {
   if (const auto v = fields->Float("log_tolerance")) out->set_log_tolerance(*v);
+  if (const auto v = fields->Bool("audit")) out->set_audit(*v);
   const std::optional<std::string> name = fields->String("acp");
   if (!name.has_value()) return;
   v1::AcpMode mode = v1::ACP_MODE_UNSPECIFIED;

@@ -41,13 +41,15 @@ DRAINING, WAIT, CALLS = (series(f"fox_{name}") for name in
                          ("draining", "queue_wait_seconds", "calls"))
 REFUSED = series("fox_admission_rejections_total", reason="queue")
 FIRST = "fox_time_to_first_token_seconds_bucket"
-PREEMPTED, DROPPED = (series(f"fox_{name}_total") for name in ("preemptions", "log_lines_dropped"))
+PREEMPTED, DROPPED, BEYOND = (series(f"fox_{name}_total") for name in
+                              ("preemptions", "log_lines_dropped", "audits_beyond_limit"))
 STALLED = series("fox_calls_cancelled_total", cause="stall")
 OPEN = series("process_open_fds")
 # A healthy server: metric -> a constant value, or a first value and its growth per minute.
 HEALTHY = {
     UP: "1", STARTED: "100", STEPPED: "0+60", EVICTED: "-10.01", series("fox_log_tolerance"): "-10",
     INTERNAL: "0", DRAINING: "0", REFUSED: "0", WAIT: "0.1", PREEMPTED: "0+1", DROPPED: "0",
+    BEYOND: "0",
     series("fox_admission_rejections_total", reason="draining"): "0+600",
     **{series(FIRST, le=le): "0+60" for le in ("0.1", "10", "+Inf")},
     series("fox_call_bytes"): "1000", series("fox_call_bytes_max"): "2000",
@@ -65,6 +67,7 @@ FIRES = {
     "FoxserveQueueLong": (WAIT, "30", 10),
     "FoxserveFirstTokenLate": (series(FIRST, le="0.1"), "0", 20),
     "FoxservePreempting": (PREEMPTED, "0+60", 20),
+    "FoxserveAuditBeyondLimit": (BEYOND, "0x4 1", 7),
     "FoxserveCallMemoryLow": (CALLS, "4000", 10),
     "FoxserveReadersStall": (STALLED, "0+5", 15),
     "FoxserveDescriptorsLow": (OPEN, "1000", 10),
