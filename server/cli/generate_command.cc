@@ -23,7 +23,7 @@ struct GenerateFlags {
   double temperature = 1, top_p = 1, log_tolerance = 0;
   std::vector<std::string> stop;
   v1::AcpMode acp = v1::ACP_MODE_UNSPECIFIED;  // the server's
-  bool prompt_ids = false, json = false, stats = false, ignore_eos = false;
+  bool prompt_ids = false, json = false, stats = false, audit = false, ignore_eos = false;
 };
 
 void Register(bool chat, GenerateFlags* f, FlagSet* set) {
@@ -46,6 +46,10 @@ void Register(bool chat, GenerateFlags* f, FlagSet* set) {
             "pruning of this request; the server's mode or off", &f->acp);
   set->Double("log-tolerance", "X", "log of the mass that may be lost; at most the server's", -1e6,
               0, &f->log_tolerance);
+  set->Bool("audit",
+            "at the end, compute the answer once more with pruning and without, and print how far "
+            "both differ",
+            &f->audit);
   set->Group("Input and output");
   if (!chat) set->Bool("prompt-ids", "the prompt is ids, separated by commas", &f->prompt_ids);
   set->Bool("stats", "print times, pages and the certificate on standard error", &f->stats);
@@ -69,7 +73,20 @@ v1::GenerateRequest BuildRequest(const GenerateFlags& f, const FlagSet& set) {
   if (set.IsSet("log-tolerance")) {
     request.mutable_acp()->set_log_tolerance(static_cast<float>(f.log_tolerance));
   }
+  if (f.audit) request.mutable_acp()->set_audit(true);
   return request;
+}
+
+void PrintAudit(const v1::Audit& audit) {
+  if (!audit.skipped().empty()) {
+    std::fprintf(stderr, "    audit: none, %s\n", audit.skipped().c_str());
+    return;
+  }
+  std::fprintf(stderr,
+               "    audit: total variation of a token at most %.2g, %.2g in all %u; divergence "
+               "%.2g nats\n",
+               static_cast<double>(audit.max_tv()), static_cast<double>(audit.sum_tv()),
+               audit.tokens(), static_cast<double>(audit.sum_kl()));
 }
 
 void PrintStats(const v1::Finish& finish) {
@@ -124,6 +141,7 @@ int PrintAnswer(const GenerateFlags& flags, const std::shared_ptr<grpc::Channel>
     std::printf("\n");
     std::fflush(stdout);  // standard error may be the same pipe
     if (flags.stats && event.has_finish()) PrintStats(event.finish());
+    if (flags.audit && event.finish().acp().has_audit()) PrintAudit(event.finish().acp().audit());
   }
   return Report(result, *context);
 }

@@ -68,6 +68,13 @@ class CliTest(fox_server.Case):
             self.assertFalse({c for c in done.stderr if (ord(c) < 32 and c != "\n") or
                               127 <= ord(c) < 160}, done.stderr)
 
+    def test_an_audit_is_a_line(self) -> None:
+        done = self.cli("generate", "Once upon a time", "--max-tokens", "3", "--audit")
+        self.assertIn("audit: total variation of a token at most 0, 0 in all 3; divergence 0 nats",
+                      done.stderr)
+        refused = self.cli("generate", "a", "--audit", "--acp", "off")
+        self.assertIn("acp.audit: nothing is pruned", refused.stderr)
+
     def test_a_port_alone_is_of_this_machine(self) -> None:
         port = self.server.address[1]
         for target in (f":{port}", f"http://:{port}/", f"localhost:{port}"):
