@@ -22,6 +22,7 @@ from models.convert.tensor_plan import Plan, PlannedTensor
 
 ADAPTER, CONFIG = "adapter.safetensors", "adapter_config.json"
 GENERATION = "generation_config.json"  # the adapter's keys replace keys of the base's file
+GAIN = "fox_gain.json"  # of the model with the adapter (./run gain)
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
@@ -76,10 +77,10 @@ def with_adapter(plan: Plan, directory: Path) -> Plan:
             tensors[base.name] = replace(base, parts=(_Sum(base, a, b),))
         elif not name.endswith(_A):
             tensors[name] = PlannedTensor(name, b.dtype, b.shape, (b,))
-    files, recommended = dict(plan.files), directory / GENERATION
-    if recommended.is_file():
-        files[GENERATION] = {**files.get(GENERATION, {}),
-                             **parse_json(read_text(recommended), GENERATION)}
+    files = dict(plan.files)
+    for name in (GENERATION, GAIN):
+        if (directory / name).is_file():
+            files[name] = {**files.get(name, {}), **parse_json(read_text(directory / name), name)}
     merged = {**plan.config, **config["config"]}
     merged.pop("weight_blocks", None)  # sums have no blocks
     return replace(plan, kind=f"{plan.kind}, with an adapter", tensors=list(tensors.values()),

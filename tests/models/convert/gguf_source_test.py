@@ -239,6 +239,7 @@ class ConversionTest(GgufCase):
                   "min_p": 0.05}
         self.adapter()
         (self.scratch / "changed" / "generation_config.json").write_text('{"temperature": 0.5}')
+        (self.scratch / "changed" / "fox_gain.json").write_text('{"gain": 12.5}')
         for options, more in (((), {}),
                               (("--adapter", self.scratch / "changed"), {"temperature": 0.5})):
             with self.subTest(options=options, more=more):
@@ -246,6 +247,8 @@ class ConversionTest(GgufCase):
                 written = json.loads((self.dst / "generation_config.json").read_text())
                 self.assertEqual(written, ids | wanted | more)
                 self.assertNotIn("temperature", config)
+                self.assertEqual((self.dst / "fox_gain.json").is_file(), bool(options))
+        self.assertEqual(json.loads((self.dst / "fox_gain.json").read_text()), {"gain": 12.5})
         source = self.dst.rename(self.scratch / "source")  # as a checkpoint with the same file
         self.src = source
         self.convert("--adapter", self.scratch / "changed")
