@@ -167,7 +167,9 @@ class PageTest(Page):
         self.assertAlmostEqual(100 * kept / unpruned, share, delta=1)
         self.assertGreater(float(self.text("rate")), 1)
         self.assertRegex(self.text("first"), r"^\d+\.\d\d s$")
-        self.assertRegex(self.text("certificate"), r"\(log\s-1\d\.\d+\s\u2264\s-10\)\.$")
+        self.assertRegex(self.text("certificate"),
+                         r"\(log\s-1\d\.\d+\s\u2264\s-10\)\. To first order, calibrated: at most "
+                         r"0\.18\snats of a token's log-probability\.$")
         tokens = int(self.text("tokens").replace(",", ""))
         self.assertGreater(tokens, 6645)
 
