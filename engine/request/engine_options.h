@@ -37,8 +37,8 @@ struct EngineOptions {
   // prefix cache. Only with an executor that takes snapshots.
   double prefix_cache_share = 0.3;
   int64_t prefix_cache_interval = 4096;  // tokens between two snapshots of a sequence
-  // A prefix of so many tokens or more is stored. It is read if it is so much longer than the
-  // longest one in the pool.
+  // The fewest tokens of a prefix that is stored. A stored prefix is read if it is longer than the
+  // longest one in the pool by at least as many tokens.
   int64_t min_stored_tokens = 512;
   std::vector<int32_t> eos_token_ids;
   Speculation speculation;

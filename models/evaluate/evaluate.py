@@ -38,8 +38,9 @@ def text_loss(path: Path, client: Client, setting: Setting) -> dict[str, Any]:
 
 
 def identity(model: str, client: Client, arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """What a model's rows depend on beside the task. None: they are not kept, because a server that
-    runs already does not say which weights it has."""
+    """What the rows of a model depend on beside the task: its weights, the server and its flags.
+    None if `model` is a server that runs already: its rows are not kept, because it does not say
+    which weights it has."""
     if not Path(model).is_dir():
         return None
     return {"model": digest(Path(model)), "server": client.fingerprint(),

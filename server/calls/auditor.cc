@@ -20,7 +20,8 @@ namespace {
 // Audits share the queue and the running slots like one client.
 constexpr uint64_t kClient = ~uint64_t{0};
 
-// The logarithm of the sum of exponentials; not finite if a logit is not.
+// The logarithm of the sum of exponentials; not finite if a logit is not. That of
+// kernels/cpu/score.h takes exponentials in float32, whose rounding would hide small distances.
 double LogSumExp(const float* logits, int64_t count) {
   const double largest = *std::max_element(logits, logits + count);
   double sum = 0;
@@ -196,7 +197,7 @@ void Auditor::State::Report(const Audited& sequence, const v1::Audit& audit) {
 void Auditor::State::Post(std::function<void()> comparison) {
   {
     const MutexLock lock(mutex);
-    if (thread.joinable() && !stopping) {
+    if (!stopping && thread.joinable()) {
       work = std::move(comparison);
       wake.NotifyOne();
       return;

@@ -20,9 +20,9 @@ namespace fox {
 
 struct AuditOptions {
   double share = 0;  // of the sequences that end well, audited without being asked for
-  double limit = 1;  // of a token's total variation; beyond it an audit is a warning
-  // Of the logits of each reading; tokens of an answer that exceed it are not audited, the first
-  // ones.
+  double limit = 1;  // an audit in which a token's total variation is larger is a warning
+  // The most bytes of logits that each reading keeps. Of an answer whose logits take more, only the
+  // last tokens are audited.
   int64_t max_bytes = int64_t{64} << 20;
 };
 

@@ -7,7 +7,7 @@
 namespace fox {
 namespace {
 
-// How long after the answer an audit that nobody waits for may begin and end.
+// An audit that nobody waits for is skipped if it has not ended so long after the answer.
 constexpr Seconds kAuditPatience = 60;
 
 }  // namespace

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """How far pruned answers are from unpruned ones: audits of chats and of long prompts by a running
-server (`"audit": true`). Start it with --dtype float32 to measure pruning alone: in bf16 most of
+server (`"audit": true`). Start it with --dtype f32 to measure pruning alone: in bf16 most of
 the difference is rounding.
 
     python3 audit_bench.py HOST:PORT --chats prompts.jsonl --text book.txt --json audit.json
@@ -37,6 +37,8 @@ def summary(of: str, answers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """One row: the largest and the mean figures of the audits that have a result."""
     audits = [answer["audit"] for answer in answers]
     done = [audit for audit in audits if "skipped" not in audit]
+    if not done:
+        raise SystemExit(f"audit_bench.py: no audit of the {of} has a result")
     tokens = sum(audit["tokens"] for audit in done)
     return {"bench": "audit", "of": of, "answers": len(audits), "skipped": len(audits) - len(done),
             "tokens": tokens, "max_tv": max(audit["max_tv"] for audit in done),

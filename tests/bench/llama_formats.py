@@ -33,6 +33,7 @@ from models.convert import safetensors_io
 from models.convert.refusal import Refusal
 from models.evaluate.client import (HTTP_ADDRESS, SETTINGS, START_SECONDS, Client, NotStarted,
                                     running)
+from models.finetune.arguments import positive
 
 TOKENS = 1024  # of a window
 CHARACTERS = 8  # of a token at most, in the mean of any text of words
@@ -210,12 +211,6 @@ def parsed() -> argparse.Namespace:
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     return safetensors_io.parse_json(path.read_bytes(), str(path))
-
-
-def positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return int(text)
 
 
 def check(checkpoint: pathlib.Path) -> None:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Audits of answers: what a fox-server says of one is what fox-eval's logits say, with pruning and
-without; audits that cannot be had say why; a share of all answers is audited unasked.
+"""Audits of answers: the distances that a fox-server reports are those between fox-eval's logits
+with pruning and without; an audit without a result says why; a share of all answers is audited
+unasked.
 
     audit_test.py BIN     the folder of fox-server and fox-eval
 """
@@ -15,7 +16,6 @@ import struct
 import subprocess
 import tempfile
 import urllib.error
-import urllib.request
 from typing import Any
 
 import fox_server
@@ -61,12 +61,6 @@ class AuditTest(fox_server.Case):
         self.assertEqual(refusal.exception.code, 400)
         said: str = json.loads(refusal.exception.read())["error"]["message"]
         return said
-
-    def metric(self, name: str) -> float:
-        url = f"http://{self.server.ports['Prometheus']}/metrics"
-        with urllib.request.urlopen(url, timeout=30) as response:
-            lines = response.read().decode().splitlines()
-        return float(next(line for line in lines if line.startswith(name + " ")).split()[1])
 
     def ids(self, text: str) -> list[int]:
         found: list[int] = json.loads(self.post("/tokenize", prompt=text))["tokens"]

@@ -146,6 +146,13 @@ class Case(unittest.TestCase):
         """The number of running requests."""
         return int(demo.read_messages(self.cli("info", *flags).stdout)[-1]["running"])
 
+    def metric(self, name: str) -> float:
+        """The value of a metric without labels; the server has a --metrics-port."""
+        url = f"http://{self.server.ports['Prometheus']}/metrics"
+        with urllib.request.urlopen(url, timeout=30) as response:
+            lines = response.read().decode().splitlines()
+        return float(next(line for line in lines if line.startswith(name + " ")).split()[1])
+
     def post(self, path: str = "/v1/completions", **fields: Any) -> bytes:
         """Posts `fields` as JSON and returns the answer's body; a refusal raises HTTPError."""
         with urllib.request.urlopen(urllib.request.Request(

@@ -52,11 +52,7 @@ class RestartTest(fox_server.Case):
 
     def count(self, name: str) -> int:
         """The value of a metric of the prefix cache on disk."""
-        url = f"http://{self.server.ports['Prometheus']}/metrics"
-        with urllib.request.urlopen(url, timeout=30) as response:
-            lines = response.read().decode().splitlines()
-        return int(next(line for line in lines if line.startswith(f"fox_prefix_disk_{name} "))
-                   .split()[1])
+        return int(self.metric(f"fox_prefix_disk_{name}"))
 
     def cache(self, method: str = "GET", below: str = "", token: str = "") -> tuple[int, Any]:
         """Status and body of a call of /v1/cache."""

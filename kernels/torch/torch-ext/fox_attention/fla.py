@@ -25,7 +25,8 @@ except ImportError as error:
 
 HEAD_DIMS = (32, 64, 128)
 LN_2 = math.log(2)
-LOG_EPS = -10.0  # what a row may lose to pruning, as in forgetting_attention
+# Logarithm of the attention mass that a row may lose to pruning: forgetting_attention's default.
+LOG_EPS = -10.0
 
 
 def _refusal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g_cumsum: torch.Tensor | None,
