@@ -15,8 +15,9 @@ constexpr int kRows = 4;                  // of a warp
 constexpr int kPartCols = kVec8 * kWarp;  // of a warp: whole heads
 
 __device__ __forceinline__ int64_t PositionOf(const BatchView& batch, int64_t row) {
-  const int seq = UpperBoundIndex(row, batch.num_seqs, [&](int s) { return batch.row_begin[s]; });
-  return batch.position[seq] + (row - batch.row_begin[seq]);
+  const int seq = UpperBoundIndex(row, batch.num_seqs,
+                                  [&](int s) { return LoadCoherent(batch.row_begin + s); });
+  return LoadCoherent(batch.position + seq) + (row - LoadCoherent(batch.row_begin + seq));
 }
 
 __device__ __forceinline__ Rotation RotationOfLane(const Rotation& own, int lane) {
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     if (there && first + i < batch.num_rows) {
-      raw[i] = LoadOnce(at + i * params.projection.row_stride);
+      raw[i] = LoadCoherent(reinterpret_cast<const uint4*>(at + i * params.projection.row_stride));
     }
   }
   Float8 weight{};

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/primitives/warp.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/interface/batch_view.h"
 #include "kernels/paging/paged_kv.h"
 
@@ -19,9 +20,12 @@ struct SequenceRows {
   int64_t position;
 };
 
+// May be called before WaitOnDependencies() by kernels behind BeginStepKernel: the first-level
+// cache may hold an earlier step's batch, at the same addresses.
 __device__ __forceinline__ SequenceRows RowsOf(const BatchView& batch, int seq) {
-  SequenceRows rows{batch.slot[seq], batch.row_begin[seq], 0, batch.position[seq]};
-  if (rows.slot >= 0) rows.count = batch.row_begin[seq + 1] - rows.first_row;
+  SequenceRows rows{LoadCoherent(batch.slot + seq), LoadCoherent(batch.row_begin + seq), 0,
+                    LoadCoherent(batch.position + seq)};
+  if (rows.slot >= 0) rows.count = LoadCoherent(batch.row_begin + seq + 1) - rows.first_row;
   return rows;
 }
 
