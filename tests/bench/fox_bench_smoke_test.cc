@@ -43,14 +43,14 @@ TEST(FoxBenchTest, AnswersDoNotDependOnWhatRunsBesideThem) {
       "invariance --device cpu --acp off --threads 1 --requests 12 --shortest 30 --longest 200 "
       "--max-tokens 150 --model " +
       kTiny);
-  ASSERT_EQ(report["rows"].size(), 7U);
+  ASSERT_EQ(report["rows"].size(), 8U);
   for (const json& row : report["rows"]) {
     SCOPED_TRACE(row);
     const std::string way = row["way"];
     EXPECT_EQ(row["requests"], 12);
     EXPECT_EQ(row["bits_differ"], 0);
     EXPECT_EQ(row["preemptions"] > 0, way == "small pool");
-    EXPECT_EQ(row["cached_tokens"] > 0, way == "from the prefix cache");
+    EXPECT_EQ(row["cached_tokens"] > 0, way.starts_with("from the prefix cache"));
   }
 }
 

@@ -247,7 +247,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ unsigned char memory[];
   __shared__ Mbarrier full[Plan::kStages], empty[Plan::kStages];
   constexpr int kReaders = 2 * kGroupThreads / kWarp;
-  TriggerDependents();
   unsigned char* aligned =
       memory + (kPeriodBytes - SharedAddress(memory) % kPeriodBytes) % kPeriodBytes;
   const Ring ring{aligned, Plan::kStageBytes, Plan::kStages, full, empty};
@@ -261,6 +260,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   WaitOnDependencies();
+  TriggerDependents();  // not before: launch.h
   if (group == 2) {
     WarpgroupRegDealloc<24>();
     if (threadIdx.x == 2 * kGroupThreads) CopyTiles<Plan>(a, ring);

@@ -339,11 +339,14 @@ TEST_F(LinearTest, NoRowsAreNoWork) {
 // A few layers' worth of calls, each reading what the one before wrote, on buffers that all layers
 // share: x += down(gate_up(norm(x))), x += o(projection(norm(x))), as in a model; with a number of
 // rows and of decode rows among them. Reading too early, writing too early, and leftovers of split
-// sums would show here.
-class LinearChainTest : public LinearTest,
-                        public ::testing::WithParamInterface<std::tuple<int64_t, int64_t, bool>> {
+// sums would show here. Narrow: matrices so small that calls overlap most; wide: a model's, whose
+// products have blocks on all SMs.
+struct Chain {
+  int64_t rows, decodes;
+  bool fp8 = false, wide = false;
+};
+class LinearChainTest : public LinearTest, public ::testing::WithParamInterface<Chain> {
  protected:
-  static constexpr int64_t kHidden = 512, kInner = 1024;
   static constexpr int kLayers = 6;
 
   LinearChainTest() {
@@ -353,7 +356,7 @@ class LinearChainTest : public LinearTest,
     for (TestMatrix& w : gate_up_) w.FillUniform(uniform, 0.05f);
     for (TestMatrix& w : down_) w.FillUniform(uniform, 0.05f);
     for (TestMatrix& w : o_) w.FillUniform(uniform, 0.05f);
-    if (!std::get<2>(GetParam())) return;
+    if (!GetParam().fp8) return;
     for (auto* weights : {&gate_up_, &down_, &o_}) {
       for (TestMatrix& w : *weights) fp8_.emplace(&w, std::make_unique<Fp8Weight>(&w, w.rows()));
     }
@@ -387,14 +390,16 @@ class LinearChainTest : public LinearTest,
     return x_.host();
   }
 
-  const int64_t rows_ = std::get<0>(GetParam()), decodes_ = std::get<1>(GetParam());
-  TestMatrix norm_{DType::kF32, 1, kHidden, 0}, other_norm_{DType::kF32, 1, kHidden, 0};
-  std::vector<TestMatrix> gate_up_ = Weights(2 * kInner, kHidden);
-  std::vector<TestMatrix> down_ = Weights(kHidden, kInner);
-  std::vector<TestMatrix> o_ = Weights(kHidden, kHidden);
+  const int64_t rows_ = GetParam().rows, decodes_ = GetParam().decodes;
+  const int64_t hidden_size_ = GetParam().wide ? 1536 : 512;
+  const int64_t inner_size_ = GetParam().wide ? 4096 : 1024;
+  TestMatrix norm_{DType::kF32, 1, hidden_size_, 0}, other_norm_{DType::kF32, 1, hidden_size_, 0};
+  std::vector<TestMatrix> gate_up_ = Weights(2 * inner_size_, hidden_size_);
+  std::vector<TestMatrix> down_ = Weights(hidden_size_, inner_size_);
+  std::vector<TestMatrix> o_ = Weights(hidden_size_, hidden_size_);
   std::map<const TestMatrix*, std::unique_ptr<Fp8Weight>> fp8_;
-  TestMatrix x_{DType::kF32, rows_, kHidden, 0}, inner_{DType::kBF16, rows_, kInner, 0};
-  TestMatrix h_{DType::kBF16, rows_, kHidden, 0};
+  TestMatrix x_{DType::kF32, rows_, hidden_size_, 0}, inner_{DType::kBF16, rows_, inner_size_, 0};
+  TestMatrix h_{DType::kBF16, rows_, hidden_size_, 0};
 };
 
 TEST_P(LinearChainTest, OverlappingCallsGiveTheSameBits) {
@@ -406,19 +411,22 @@ TEST_P(LinearChainTest, OverlappingCallsGiveTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    RowsAndDecodes, LinearChainTest,
-    ::testing::Values(std::tuple{1, 1, false}, std::tuple{4, 4, false}, std::tuple{7, 7, false},
-                      std::tuple{32, 32, false}, std::tuple{64, 64, false},
-                      std::tuple{100, 100, false}, std::tuple{260, 260, false},
-                      std::tuple{2, 0, false}, std::tuple{70, 0, false}, std::tuple{260, 0, false},
-                      std::tuple{70, 3, false}, std::tuple{70, 20, false}, std::tuple{1, 1, true},
-                      std::tuple{8, 8, true}, std::tuple{32, 32, true}, std::tuple{100, 100, true},
-                      std::tuple{70, 0, true}, std::tuple{70, 20, true}, std::tuple{140, 40, true}),
-    [](const auto& chain) {
-      return std::to_string(std::get<0>(chain.param)) + "x" +
-             std::to_string(std::get<1>(chain.param)) + (std::get<2>(chain.param) ? "x8bits" : "");
-    });
+INSTANTIATE_TEST_SUITE_P(RowsAndDecodes, LinearChainTest,
+                         ::testing::Values(Chain{1, 1}, Chain{4, 4}, Chain{7, 7}, Chain{32, 32},
+                                           Chain{64, 64}, Chain{100, 100}, Chain{260, 260},
+                                           Chain{2, 0}, Chain{70, 0}, Chain{260, 0}, Chain{70, 3},
+                                           Chain{70, 20}, Chain{1, 1, true}, Chain{8, 8, true},
+                                           Chain{32, 32, true}, Chain{100, 100, true},
+                                           Chain{70, 0, true}, Chain{70, 20, true},
+                                           Chain{140, 40, true}, Chain{4, 4, false, true},
+                                           Chain{61, 1, false, true}, Chain{62, 2, false, true},
+                                           Chain{44, 4, false, true}, Chain{68, 8, false, true},
+                                           Chain{62, 2, true, true}, Chain{44, 4, true, true}),
+                         [](const auto& chain) {
+                           const Chain& c = chain.param;
+                           return std::to_string(c.rows) + "x" + std::to_string(c.decodes) +
+                                  (c.fp8 ? "x8bits" : "") + (c.wide ? "Wide" : "");
+                         });
 
 }  // namespace
 }  // namespace fox::cuda::testing

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/launch.h"
 #include "tests/kernels/cuda/device_array.h"
 
@@ -82,6 +83,64 @@ TEST(LaunchTest, PlainLoadsBehindTheWaitSeeEarlierStores) {
           << n;
     }
     EXPECT_EQ(stale.ToHost()[0], 0);
+  }
+}
+
+// Four kernels in a chain as a mixed step has them: the first lets the next start behind its wait
+// and works on, the others let the next start at once. Each counts what it misses of the values
+// that the first one writes last.
+constexpr long long kWork = 60'000;  // clock cycles, some 30 us
+
+__global__ void FirstOfChain(int* values, int n) {
+  WaitOnDependencies();
+  TriggerDependents();
+  const long long begin = clock64();
+  while (clock64() - begin < kWork) {
+  }
+  values[blockIdx.x] = n;
+}
+
+__global__ void LaterOfChain(const int* values, int count, int n, int* missed) {
+  TriggerDependents();
+  WaitOnDependencies();
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+    if (LoadCoherent(values + i) < n) atomicAdd(missed, 1);
+  }
+}
+
+TEST(LaunchTest, TheEndOfAKernelIsTheEndOfAllBefore) {
+  constexpr size_t kKib = 1024;
+  constexpr int kChains = 2000;
+  // Blocks and shared memory of each kernel: of a mixed step, of small ones, of whole waves.
+  struct Shape {
+    unsigned blocks[4];
+    size_t bytes[4];
+  };
+  const Shape shapes[] = {{{128, 5, 64, 128}, {100 * kKib, 0, 200 * kKib, 75 * kKib}},
+                          {{1, 1, 1, 1}, {}},
+                          {{264, 5, 132, 264}, {}}};
+  for (const void* kernel : {KernelAddress(FirstOfChain), KernelAddress(LaterOfChain)}) {
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * kKib) !=
+        cudaSuccess) {
+      cudaGetLastError();
+      GTEST_SKIP() << "a block has less shared memory here";
+    }
+  }
+  for (const Shape& shape : shapes) {
+    SCOPED_TRACE(shape.blocks[0]);
+    const int count = static_cast<int>(shape.blocks[0]);
+    DeviceArray<int> values(std::vector<int>(shape.blocks[0], 0)), missed(std::vector<int>(3, 0));
+    for (int n = 1; n <= kChains; ++n) {
+      ASSERT_EQ(Launch(FirstOfChain, shape.blocks[0], 256, SmemConfig(shape.bytes[0], true),
+                       nullptr, values.data(), n),
+                cudaSuccess);
+      for (int k = 1; k < 4; ++k) {
+        ASSERT_EQ(Launch(LaterOfChain, shape.blocks[k], 256, SmemConfig(shape.bytes[k], true),
+                         nullptr, values.data(), count, n, missed.data() + k - 1),
+                  cudaSuccess);
+      }
+    }
+    EXPECT_EQ(missed.ToHost(), std::vector<int>(3, 0));
   }
 }
 
