@@ -133,11 +133,13 @@ TEST(LaunchTest, TheEndOfAKernelIsTheEndOfAllBefore) {
     for (int n = 1; n <= kChains; ++n) {
       ASSERT_EQ(Launch(FirstOfChain, shape.blocks[0], 256, SmemConfig(shape.bytes[0], true),
                        nullptr, values.data(), n),
-                cudaSuccess);
+                cudaSuccess)
+          << n;
       for (int k = 1; k < 4; ++k) {
         ASSERT_EQ(Launch(LaterOfChain, shape.blocks[k], 256, SmemConfig(shape.bytes[k], true),
                          nullptr, values.data(), count, n, missed.data() + k - 1),
-                  cudaSuccess);
+                  cudaSuccess)
+            << n << " " << k;
       }
     }
     EXPECT_EQ(missed.ToHost(), std::vector<int>(3, 0));
