@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import zipfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -43,6 +44,24 @@ class SetupTest(unittest.TestCase):
         sources = {path.name for path in (PACKAGE / "torch-ext" / "fox_attention").glob("*.py")}
         self.assertEqual({pathlib.Path(name).name for name in names if name.endswith(".py")},
                          sources)
+
+
+class LibraryTest(unittest.TestCase):
+    def test_the_newest_is_loaded(self) -> None:
+        """Whatever the names; none where there is none."""
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        module = shutil.copy(PACKAGE / "torch-ext" / "fox_attention" / "_ops.py", folder)
+        names = ("_fox_attention.abi3.so", "_fox_attention_9.so", "_fox_attention.so")
+        for count in range(len(names) + 1):
+            with self.subTest(count=count):
+                for age, name in enumerate(reversed(names[:count])):
+                    (folder / name).touch()
+                    os.utime(folder / name, (1e9 - age, 1e9 - age))
+                spec = importlib.util.spec_from_file_location("_ops", module)
+                with unittest.mock.patch("torch.ops.load_library") as load:
+                    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+                self.assertEqual([call.args for call in load.call_args_list],
+                                 [(folder / names[count - 1],)] if count else [])
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ import torch
 
 NAMESPACE = "fox"
 
-_libraries = sorted(pathlib.Path(__file__).parent.glob("_fox_attention*.so"))
+# The newest: an upgrade may leave a library of another name behind, made for other arguments.
+_libraries = sorted(pathlib.Path(__file__).parent.glob("_fox_attention*.so"),
+                    key=lambda path: path.stat().st_mtime_ns)
 if _libraries:
-    torch.ops.load_library(_libraries[0])
+    torch.ops.load_library(_libraries[-1])
 
 ops = getattr(torch.ops, NAMESPACE)
 
