@@ -21,6 +21,8 @@ try:
 except ImportError:
     print(f"SKIPPED: {sys.executable} lacks torch, which ./run test all installs")
     sys.exit(SKIPPED)
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 _found = importlib.util.find_spec("fox_attention")
 if _found is None or _found.origin is None:  # a folder of tests has that name, too
     sys.path.insert(0, str(PACKAGE / "torch-ext"))
@@ -94,6 +96,20 @@ def gradients(function: Callable[..., torch.Tensor], inputs: Inputs, *,
     out = function(*leaves[:4], **options)
     out.backward(inputs.d_out if d_out is None else d_out)
     return out.detach(), *(leaf.grad for leaf in leaves)
+
+
+class OperatorCalls(TorchDispatchMode):
+    """While active, `calls` gets the name and the arguments of each operator of the package."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, tuple]] = []
+
+    def __torch_dispatch__(self, function: torch._ops.OpOverload, types: object, args: tuple = (),
+                           kwargs: dict | None = None) -> object:
+        if function.namespace == "fox":
+            self.calls.append((function._opname, args))
+        return function(*args, **(kwargs or {}))
 
 
 NAMES = ("out", "dq", "dk", "dv", "d_log_fgate", "d_sinks")

@@ -86,9 +86,13 @@ def _register(prefix: str, forward_shapes: object) -> None:
                       d_state: None) -> tuple[torch.Tensor | None, ...]:
         del d_state  # autograd does not differentiate the state
         *tensors, seq_begin, seq_end, threshold, max_query_norm, sinks = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        # Backward needs sinks for their own gradient alone, whose kernel reads every row. One pass
+        # over the pairs computes the other four together.
         *grads, d_sinks = backward_op(d_out, *tensors, seq_begin, seq_end, ctx.packed, threshold,
-                                      max_query_norm, *ctx.rest, sinks)
-        return *grads, *(None,) * 9, None if sinks is None else d_sinks
+                                      max_query_norm, *ctx.rest, sinks if needed[-1] else None)
+        return tuple(grad if need else None
+                     for grad, need in zip((*grads, *(None,) * 9, d_sinks), needed))
 
     torch.library.register_autograd(forward, differentiate, setup_context=_save)
     torch.library.register_autograd(backward, _refuse_second_derivatives)

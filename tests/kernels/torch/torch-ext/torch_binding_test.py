@@ -22,7 +22,7 @@ from attention_inputs import (BF16_TOLERANCE, NAMES, SKIPPED, AttentionTest,  # 
                               Inputs, errors, exact, gradients, random_inputs)
 
 import torch  # noqa: E402
-from fox_attention import HAS_CUDA_KERNELS, forgetting_attention  # noqa: E402
+from fox_attention import HAS_CUDA_KERNELS, forgetting_attention, operators  # noqa: E402
 
 try:
     from forgetting_transformer.ops.forgetting_attention import (
@@ -280,6 +280,25 @@ class IntegrationTest(GpuTest):
         with torch.autocast("cuda", torch.bfloat16):
             found = attend(*wide.arguments)
         self.assert_equal((found,), (attend(*self.inputs.arguments),))
+
+    def test_a_refused_launch_raises_and_blames_no_other_kernel(self) -> None:
+        """More heads than a grid has rows; a runtime that PyTorch shares would report them again
+        behind its own next kernel, if the error stayed."""
+        heads = 65_536
+        q, k, v, gates, d_out = bf16_inputs(1, 1, heads, heads, 32)
+        state = torch.empty(operators.state_bytes(1, 1, heads, 1), dtype=torch.uint8, device="cuda")
+        with self.assertRaisesRegex(RuntimeError, "fox_attention backward: invalid configuration"):
+            torch.ops.fox.backward(d_out, q, k, v, gates, q, state, None, None, False, None, None,
+                                   0.125, -10.0, False, None)
+        self.assertEqual(torch.ones(3, device="cuda").sum().item(), 3.0)
+
+    def test_sinks_without_a_gradient_change_no_other(self) -> None:
+        """Backward then does not get them: it has them from the state."""
+        sinks = torch.tensor([3.0, 0.0, -1.0, 5.0], device="cuda")
+        attend = functools.partial(forgetting_attention, deterministic=True)
+        wanted = gradients(attend, self.inputs, sinks=sinks)
+        found = gradients(functools.partial(attend, sinks=sinks), self.inputs)
+        self.assert_equal(found, wanted[:5])
 
     def test_second_derivatives_raise(self) -> None:
         leaves = [x.detach().requires_grad_() for x in self.inputs.arguments]

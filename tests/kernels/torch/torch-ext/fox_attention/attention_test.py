@@ -13,12 +13,11 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from attention_inputs import (AttentionTest, Inputs, definition, gradients,  # noqa: E402
-                              random_inputs)
+from attention_inputs import (AttentionTest, Inputs, OperatorCalls, definition,  # noqa: E402
+                              gradients, random_inputs)
 
 import torch  # noqa: E402
 from fox_attention import forgetting_attention  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 
 class LayoutTest(AttentionTest):
@@ -85,21 +84,11 @@ class MaxLogitTest(AttentionTest):
 
     def given_to_the_operator(self, inputs: Inputs, **options: object) -> torch.Tensor | None:
         """The operator's last argument but one."""
-        given = []
-
-        class Calls(TorchDispatchMode):
-            """Keeps the arguments of the forward operator."""
-
-            def __torch_dispatch__(self, function: object, types: object, args: tuple = (),
-                                   kwargs: dict | None = None) -> object:
-                if function is torch.ops.fox.reference_forward.default:
-                    given.append(args[-2])
-                return function(*args, **(kwargs or {}))
-
-        with torch.no_grad(), Calls():
+        with torch.no_grad(), OperatorCalls() as operators:
             forgetting_attention(*inputs.arguments, **options)
-        self.assertEqual(len(given), 1)
-        return given[0]
+        (name, arguments), = operators.calls
+        self.assertEqual(name, "reference_forward")
+        return arguments[-2]
 
     def test_it_is_broadcast_to_sequences_and_heads(self) -> None:
         inputs = random_inputs(3, 20, 4, 2)

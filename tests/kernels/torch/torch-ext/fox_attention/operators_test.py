@@ -7,14 +7,17 @@ import functools
 import pathlib
 import sys
 import unittest
+import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from attention_inputs import AttentionTest, gradients, random_inputs  # noqa: E402
+from attention_inputs import (AttentionTest, OperatorCalls, gradients,  # noqa: E402
+                              random_inputs)
 
 import torch  # noqa: E402
 import torch._dynamo.testing  # noqa: E402
-from fox_attention import forgetting_attention  # noqa: E402
+from fox_attention import attention, forgetting_attention  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 
 def compiled(**options: object) -> object:
@@ -77,15 +80,23 @@ class OperatorsTest(AttentionTest):
         self.assertEqual(graphs[0], graphs[-1])
 
     def test_some_inputs_may_be_constant(self) -> None:
-        inputs = random_inputs(1, 70)
-        wanted = gradients(forgetting_attention, inputs)
-        for index in range(4):
-            leaves = [x.detach().requires_grad_(i == index)
-                      for i, x in enumerate(inputs.arguments)]
-            forgetting_attention(*leaves).backward(inputs.d_out)
-            self.assert_equal((leaves[index].grad,), (wanted[index + 1],))
-            self.assertTrue(all(leaf.grad is None for i, leaf in enumerate(leaves) if i != index),
-                            f"input {index}")
+        """Only the inputs that ask for a gradient get one; sinks that do not, do not reach
+        backward."""
+        inputs, sinks = random_inputs(1, 70), torch.tensor([1.0, -2.0], dtype=torch.float64)
+        wanted = gradients(forgetting_attention, inputs, sinks=sinks)
+        for asking in ((0,), (1,), (2,), (3,), (4,), (0, 1, 2, 3), (3, 4)):
+            leaves = [x.detach().requires_grad_(i in asking)
+                      for i, x in enumerate((*inputs.arguments, sinks))]
+            with self.subTest(asking=asking):
+                with OperatorCalls() as operators:
+                    forgetting_attention(*leaves[:4], sinks=leaves[4]).backward(inputs.d_out)
+                for i, leaf in enumerate(leaves):
+                    self.assertEqual(leaf.grad is not None, i in asking, i)
+                    if leaf.grad is not None:
+                        self.assertTrue(torch.equal(leaf.grad, wanted[i + 1]), i)
+                name, arguments = operators.calls[-1]
+                self.assertEqual(name, "reference_backward")
+                self.assertEqual(arguments[-1] is not None, 4 in asking)
 
     def test_second_derivatives_raise(self) -> None:
         """By every way that PyTorch has to ask for them; the first ones stay as they were."""
@@ -140,6 +151,25 @@ class OperatorsTest(AttentionTest):
             with torch.autocast("cpu", enabled=False):
                 self.assertEqual(forgetting_attention(*inputs.arguments).dtype, torch.float32)
         self.assertEqual({x.dtype for x in found[1:]}, {torch.float32})
+
+    def test_autocast_on_cuda_leaves_gates_and_sinks_alone(self) -> None:
+        """The dtypes that reach the CUDA operator, without a GPU: fake tensors have no memory.
+        torch.autocast would disable itself."""
+        self.addCleanup(torch.set_autocast_enabled, "cuda", torch.is_autocast_enabled("cuda"))
+        self.addCleanup(torch.set_autocast_dtype, "cuda", torch.get_autocast_dtype("cuda"))
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            with (self.subTest(dtype=dtype), FakeTensorMode(), OperatorCalls() as operators,
+                  unittest.mock.patch.object(attention, "HAS_CUDA_KERNELS", True)):
+                q, k, v = (torch.empty(1, 70, 2, 64, device="cuda", dtype=dtype) for _ in range(3))
+                gates, sinks = (torch.empty(shape, device="cuda") for shape in ((1, 70, 2), (2,)))
+                out = forgetting_attention(q, k, v, gates, sinks=sinks)
+                self.assertEqual(out.dtype, torch.bfloat16)
+                (name, arguments), = operators.calls
+                self.assertEqual(name, "forward")
+                self.assertEqual([x.dtype for x in (*arguments[:4], arguments[-1])],
+                                 [torch.bfloat16] * 3 + [torch.float32] * 2)
 
     def test_nothing_quadratic_is_saved(self) -> None:
         inputs, sizes = random_inputs(1, 1000), []
