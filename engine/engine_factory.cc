@@ -35,10 +35,10 @@ constexpr double kCpuStepSeconds = 0.25;
 constexpr int32_t kSnapshotSlots = 128;
 
 // One buffer may save a snapshot while the other reads one. A buffer holds at most a GiB (a
-// snapshot of 25k tokens of a 760M model), which takes 0.2 s to pin.
+// snapshot of 25k tokens of a 760M model), and at most this part of the backend's memory.
 constexpr int32_t kStagingBuffers = 2;
-constexpr int64_t kMaxStagingBytes = int64_t{1} << 30, kHostPerStagingByte = 32;
-// Threads that read a snapshot: one copies and checks 4 GB/s, a GPU takes 50.
+constexpr int64_t kMaxStagingBytes = int64_t{1} << 30, kMemoryPerStagingByte = 32;
+// Threads that read a snapshot: one reads and checks 7 GB/s, a GPU takes 50.
 constexpr unsigned kMaxReadThreads = 16;
 
 // On a GPU, because its steps are short. On a CPU the backend needs the cores.
@@ -213,8 +213,8 @@ absl::StatusOr<Sha256Digest> IdentityOf(const EngineConfig& config, const Checkp
   return hash.Get();
 }
 
-int64_t MaxStagingBytes(const MemoryLimit& host) {
-  return std::min(kMaxStagingBytes, host.bytes / kHostPerStagingByte);
+int64_t MaxStagingBytes(const MemoryLimit& limit) {
+  return std::min(kMaxStagingBytes, limit.bytes / kMemoryPerStagingByte);
 }
 
 // Adds staging buffers for the largest snapshot that the cache may have, of at most `most` bytes.
@@ -282,11 +282,11 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
       queue == nullptr ? host : MemoryLimit{static_cast<int64_t>(queue->free_bytes()), "the GPU"};
   MemoryRequest request{config.kv_cache_bytes, queue == nullptr ? limit.bytes / 4 : limit.bytes,
                         options.max_model_len, config.kv_cache_tokens};
-  const int64_t staging = identity == nullptr ? 0 : MaxStagingBytes(host);
+  const int64_t staging = identity == nullptr ? 0 : MaxStagingBytes(limit);
   const MemoryBeside beside{
       WeightBytes(checkpoint->config(), backend->dtype, checkpoint->embeddings().dtype,
                   queue == nullptr && !IsBlocks(quantization) ? Quantization::kNone : quantization),
-      queue != nullptr ? 0 : kStagingBuffers * staging, residual_dtype, *backend->ops};
+      kStagingBuffers * staging, residual_dtype, *backend->ops};
   const absl::StatusOr<RunnerOptions> planned = PlanStepSizes(
       checkpoint->config(), options, max_seqs, queue != nullptr, [&](RunnerOptions& sizes) {
         return PlanMemoryWithin(limit, beside, checkpoint->config(), request, sizes);
@@ -301,8 +301,9 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> MakeRunner(const EngineConfig& conf
   } else {
     absl::StatusOr<RunnerOptions> left = PlanStepSizes(
         checkpoint->config(), options, max_seqs, /*on_gpu=*/true, [&](RunnerOptions& sizes) {
-          request.available_bytes =
+          const int64_t available =
               AvailableDeviceBytes(*backend->ops, config.gpu_memory_utilization, weights, sizes);
+          request.available_bytes = std::max<int64_t>(0, available - beside.staging);
           return PlanMemory(checkpoint->config(), request, sizes);
         });
     if (!left.ok()) return left.status();
@@ -347,6 +348,7 @@ std::unique_ptr<SnapshotStore> MakeStore(const PrefixStoreConfig& config, ModelR
                                          std::unique_ptr<FileSystem> files) {
   DiskStoreOptions options;
   options.format = {identity, runner.cache().shape};
+  options.queue = runner.ops().queue();
   options.max_bytes = config.max_gb * 1'000'000'000;
   const unsigned cores = std::thread::hardware_concurrency();
   options.read_threads = static_cast<int>(std::clamp(cores, 1U, kMaxReadThreads));
@@ -405,6 +407,7 @@ absl::StatusOr<LoadedEngine> LoadEngine(const EngineConfig& config) {
   try {
     if (*files != nullptr) {
       loaded.store = MakeStore(config.prefix_store, **runner, identity, *std::move(files));
+      if (absl::Status status = (*runner)->Probe(); !status.ok()) return status;
     }
     loaded.engine =
         std::make_unique<Engine>(loaded.options, **runner, config.observers, loaded.store.get());

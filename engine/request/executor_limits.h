@@ -20,8 +20,8 @@ struct ExecutorLimits {
   int32_t num_slots = 0;     // sequences with pages, running or not; 0: max_num_seqs
   // Slots for snapshots, numbered after the slots of sequences; 0: no prefix cache.
   int32_t snapshot_slots = 0;
-  // Host memory for images of snapshots: buffers, the bytes of each, and the bytes that an image
-  // takes for a slot's state and for each of its pages. staging_buffers 0: nothing is saved.
+  // Memory for images of snapshots: buffers, the bytes of each, and the bytes that an image takes
+  // for a slot's state and for each of its pages. staging_buffers 0: nothing is saved.
   int32_t staging_buffers = 0;
   int64_t staging_bytes = 0, image_state_bytes = 0, image_page_bytes = 0;
   int64_t max_model_len = 0;           // tokens of a sequence

@@ -55,8 +55,9 @@ class StepExecutor {
   }
   // Waits for the oldest plan that is not collected. REQUIRES: there is one.
   virtual absl::StatusOr<StepResult> Collect() = 0;
-  // Host memory of ExecutorLimits::staging_bytes for the image of a slot, 0 <= buffer <
-  // staging_buffers. Plans that save or load use it until they are collected.
+  // Memory of ExecutorLimits::staging_bytes for the image of a slot, 0 <= buffer < staging_buffers,
+  // where the slots are: of the device, if there is one. Plans that save or load use it until they
+  // are collected.
   virtual std::byte* StagingBuffer(int32_t) { return nullptr; }
   // The executor's health, for times without plans. Does not wait.
   virtual absl::Status Probe() { return absl::OkStatus(); }

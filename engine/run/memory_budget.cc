@@ -211,8 +211,7 @@ std::string DescribeMemory(const ModelRunner& runner) {
       options.staging_buffers == 0
           ? ""
           : absl::StrFormat(
-                "  staging buffers  %8.1f MiB  (of the host's memory: snapshots on their "
-                "way to disk and back)\n",
+                "  staging buffers  %8.1f MiB  (snapshots on their way to disk and back)\n",
                 Mib(static_cast<double>(options.staging_buffers) *
                     static_cast<double>(options.staging_bytes))),
       weights.config.forget_gate == ForgetGate::kNone

@@ -113,8 +113,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   limits_.image_page_bytes =
       static_cast<int64_t>(SlotImageBytes(cache().shape, 1)) - limits_.image_state_bytes;
   for (int32_t i = 0; i < options_.staging_buffers; ++i) {
-    const auto bytes = static_cast<size_t>(options_.staging_bytes);
-    staging_.push_back(queue_ != nullptr ? queue_->AllocatePinned(bytes) : ops_->Allocate(bytes));
+    staging_.push_back(ops_->Allocate(static_cast<size_t>(options_.staging_bytes)));
   }
   limits_.max_model_len = options_.max_model_len;
   limits_.max_num_batched_tokens = options_.max_num_batched_tokens;

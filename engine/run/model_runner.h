@@ -28,7 +28,7 @@ struct RunnerOptions {
   int32_t max_num_seqs = 16;     // 0: chosen by memory when a runner is loaded (PlanStepSizes)
   int32_t spare_slots = 32;      // slots beside max_num_seqs, in which paused sequences keep pages
   int32_t snapshot_slots = 0;    // slots for the prefix cache, if the backend shares pages
-  int32_t staging_buffers = 0;   // for images of snapshots, in host memory
+  int32_t staging_buffers = 0;   // for images of snapshots, in the backend's memory
   int64_t staging_bytes = 0;     // of each
   int64_t max_model_len = 0;
   // Tokens of a step. 0: 512 on a CPU, 8192 on a GPU, or fewer when a runner is loaded with a small

@@ -38,7 +38,9 @@ DiskStore::DiskStore(std::unique_ptr<FileSystem> files, std::vector<std::span<st
       buffers_(std::move(buffers)),
       options_(std::move(options)),
       identity_(ToHex(options_.format.identity).substr(0, kIdentityHex)),
-      reading_(options_.read_threads) {
+      reading_(options_.read_threads),
+      write_lane_(options_.queue) {
+  for (int i = 0; i < reading_.threads(); ++i) read_lanes_.emplace_back(options_.queue);
   Scan();
   if (!options_.has_threads) return;
   for (Worker* worker : {&writer_, &reader_}) {
@@ -290,7 +292,7 @@ absl::Status DiskStore::WriteFile(const Task& task) {
   const auto image = buffers_[static_cast<size_t>(task.buffer)].first(
       SlotImageBytes(options_.format.shape, task.what.pages));
   absl::Status status =
-      WriteSnapshotFile(*files_, options_.format, task.what, image, kTemporary, name);
+      WriteSnapshotFile(*files_, options_.format, task.what, image, write_lane_, kTemporary, name);
   if (!status.ok()) {
     files_->Remove(kTemporary).IgnoreError();
     files_->Remove(name).IgnoreError();  // if the names could not be synced
@@ -309,18 +311,19 @@ absl::Status DiskStore::WriteFile(const Task& task) {
 
 absl::Status DiskStore::ReadFile(Task& task) {
   const std::string name = NameOf(task.what);
-  absl::Status status = ReadSnapshotFile(*files_, options_.format, name, reading_,
+  absl::Status status = ReadSnapshotFile(*files_, options_.format, name, reading_, read_lanes_,
                                          buffers_[static_cast<size_t>(task.buffer)], &task.what);
   if (status.ok()) files_->Touch(name);
-  // A file that cannot be read is not tried again.
-  if (!status.ok() && !absl::IsNotFound(status)) files_->Remove(name).IgnoreError();
+  // A file that cannot be read is not tried again. If the device failed, the file may be whole.
+  const bool unreadable = !status.ok() && !absl::IsAborted(status);
+  if (unreadable && !absl::IsNotFound(status)) files_->Remove(name).IgnoreError();
   const MutexLock lock(mutex_);
   if (task.clears != clears_) return absl::NotFoundError("the store was emptied");
   const auto found = index_.find(name);
   if (status.ok() && found != index_.end()) {
     AddFile(name, File(found->second));
     ++stats_.read;
-  } else if (!status.ok()) {
+  } else if (unreadable) {
     Forget(name);
   }
   return status;

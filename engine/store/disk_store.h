@@ -22,15 +22,17 @@
 #include "engine/base/mutex.h"
 #include "engine/request/snapshot_store.h"
 #include "engine/store/file_system.h"
+#include "engine/store/image_lane.h"
 #include "engine/store/snapshot_file.h"
 
 namespace fox {
 
 struct DiskStoreOptions {
   SnapshotFormat format;
-  int64_t max_bytes = 0;    // of all files
-  int read_threads = 1;     // that share the reading of a file
-  bool has_threads = true;  // false: the owner calls RunOne instead, as a test does
+  DeviceQueue* queue = nullptr;  // of the device that has the buffers; null: the host has them
+  int64_t max_bytes = 0;         // of all files
+  int read_threads = 1;          // that share the reading of a file
+  bool has_threads = true;       // false: the owner calls RunOne instead, as a test does
   // Takes a line about a failure, at most one in kWarningInterval; any thread.
   std::function<void(const std::string&)> warn = [](const std::string&) {};
 };
@@ -39,8 +41,9 @@ class DiskStore final : public SnapshotStore {
  public:
   static constexpr double kWarningInterval = 60;  // seconds
 
-  // `buffers`: the executor's staging buffers, which outlive the store. Lists the directory, and
-  // removes a file that an earlier server left half written.
+  // `buffers`: the executor's staging buffers, which outlive the store, as does its device. Lists
+  // the directory, and removes a file that an earlier server left half written. On the thread that
+  // calls the Ops, if there is a device.
   DiskStore(std::unique_ptr<FileSystem> files, std::vector<std::span<std::byte>> buffers,
             DiskStoreOptions options);
   ~DiskStore() override;  // after the file that is being written; the other tasks are dropped
@@ -98,8 +101,10 @@ class DiskStore final : public SnapshotStore {
   const std::unique_ptr<FileSystem> files_;
   const std::vector<std::span<std::byte>> buffers_;
   const DiskStoreOptions options_;
-  const std::string identity_;  // in the names of its own files
-  ThreadPool reading_;          // used by the reader
+  const std::string identity_;         // in the names of its own files
+  ThreadPool reading_;                 // used by the reader
+  std::vector<ImageLane> read_lanes_;  // one for each of its threads
+  ImageLane write_lane_;               // used by the writer
 
   mutable Mutex mutex_;
   Worker writer_, reader_;                                     // tasks: ABSL_GUARDED_BY(mutex_)

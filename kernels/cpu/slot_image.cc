@@ -1,5 +1,5 @@
-// SaveSlot and LoadSlot: a slot's state and live pages to host memory and back, into any empty
-// slot. slot_image.h has the layout.
+// SaveSlot and LoadSlot: a slot's state and live pages into an image and back, into any empty slot.
+// slot_image.h has the layout.
 #include "kernels/paging/slot_image.h"
 
 #include <cstring>

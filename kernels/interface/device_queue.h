@@ -1,8 +1,8 @@
 // DeviceQueue: the interface of a backend that works asynchronously: a stream, pinned memory,
 // events and captured graphs. Ops::queue() is null if calls return when their work is done.
 //
-// For the thread that calls the Ops. After a device error every call returns at once and error()
-// says what happened; a device does not recover from it.
+// For the thread that calls the Ops, but for a CopyStream. After a device error every call returns
+// at once and error() says what happened; a device does not recover from it.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +32,16 @@ class Event {
   virtual void Wait() = 0;
 };
 
+// A stream of copies beside the steps, which the device's copy engines carry out.
+class CopyStream {
+ public:
+  virtual ~CopyStream() = default;
+  // Between device memory and memory of AllocatePinned, either way. Returns when the bytes are
+  // there; false: the device failed. One thread at a time, any thread. No step may use the memory
+  // meanwhile.
+  virtual bool Copy(const void* from, size_t bytes, void* to) = 0;
+};
+
 class DeviceQueue {
  public:
   virtual ~DeviceQueue() = default;
@@ -44,6 +54,7 @@ class DeviceQueue {
   // there after an Event recorded later has passed.
   virtual void CopyPinned(const void* from, size_t bytes, void* to, Stream stream) = 0;
   virtual std::unique_ptr<Event> MakeEvent() = 0;
+  virtual std::unique_ptr<CopyStream> MakeCopyStream() = 0;
   // Records what `work` enqueues on `stream`, running none of it. Null on failure: see error().
   // REQUIRES: the same work ran before, so that lazy allocations are done.
   virtual std::unique_ptr<Graph> Capture(Stream stream, const std::function<void()>& work) = 0;

@@ -120,9 +120,8 @@ class Ops {
   // the state of that page end.
   virtual void Share(int32_t from, int32_t to, const PagedKv& kv, Stream stream) = 0;
 
-  // Copies the slot, which stays as it is, into host memory: pinned memory of the queue() where
-  // there is one, else any. The host may read the image when the work is done. If the slot has more
-  // live pages than the image has room for: the CPU backend ends the process, others report
+  // Copies the slot, which stays as it is, into the image, in memory of Allocate. If the slot has
+  // more live pages than the image has room for: the CPU backend ends the process, others report
   // PoolFault::kImageOverflow and leave pages out.
   virtual void SaveSlot(int32_t slot, const SlotImage& to, const PagedKv& kv, Stream stream) = 0;
   // Restores an image into the empty slot, with pages of its own from the pool. A sequence that

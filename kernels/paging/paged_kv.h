@@ -6,7 +6,7 @@
 // [first_live, ceil(length / 64)). A slot holds one running sequence, or a snapshot, to which
 // nothing is appended. Slots share full pages (Ops::Share), each in the same list and place; a full
 // page is never written. A page is free, or owned by every slot in which it is live. A slot can be
-// saved as an image in host memory and restored from it (slot_image.h).
+// saved as an image and restored from it (slot_image.h).
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// SlotImage: a slot as Ops::SaveSlot copies it into host memory, from which Ops::LoadSlot restores
-// it bit for bit. The layout contract of both backends:
+// SlotImage: a slot as Ops::SaveSlot copies it into one piece of memory, from which Ops::LoadSlot
+// restores it bit for bit. The layout contract of both backends:
 //   [state: length, first_live, all else that PagedKv has by slot]
 //   [live pages: list by list, ascending]
 // An image needs no index: the state says how many pages each list has.
@@ -15,11 +15,11 @@
 
 namespace fox {
 
-// A cache line of the device: aligned images cross the bus in whole lines.
+// A cache line of the device: pages of an aligned image are copied in whole lines.
 inline constexpr int64_t kImageAlignment = 128;
 static_assert(kImageAlignment % 16 == 0);
 
-// Host memory for the image of a slot, borrowed for the work of the call.
+// The backend's memory for the image of a slot, borrowed for the work of the call.
 struct SlotImage {
   std::byte* data = nullptr;  // aligned to 16; kImageAlignment is faster on a GPU
   int64_t most_pages = 0;     // `data` has SlotImageBytes(shape, most_pages) bytes
@@ -98,8 +98,16 @@ inline size_t SlotImageBytes(const PagedKvShape& shape, int64_t pages) {
   return static_cast<size_t>(layout.state_bytes + pages * layout.page_bytes);
 }
 
-// The number of live pages in an image that has at least the bytes of its state; -1: no slot with
-// `tokens` tokens, which end a page, can have this image.
+// Bytes at the beginning of an image that PagesInImage reads.
+inline int64_t PagesInImageBytes(const PagedKvShape& shape) {
+  PagedKv kv;
+  kv.shape = shape;
+  const SlotImageLayout::Array& first_live = SlotImageLayout(kv).state[1];
+  return first_live.offset + first_live.bytes;
+}
+
+// The number of live pages in an image that begins with these bytes; -1: no slot with `tokens`
+// tokens, which end a page, can have this image.
 inline int64_t PagesInImage(const PagedKvShape& shape, const std::byte* image, int64_t tokens) {
   PagedKv kv;
   kv.shape = shape;

@@ -113,7 +113,7 @@ class RestartTest(fox_server.Case):
         self.assertEqual(self.server.end(signal.SIGTERM), 0)
         for file in self.files():
             content = bytearray(file.read_bytes())
-            content[len(content) // 2] ^= 1
+            content[len(content) // 2 if file == self.files()[0] else -1] ^= 1
             file.write_bytes(content)
         self.live()
         self.assertEqual(self.ask()[:2], (known, 0))

@@ -185,6 +185,7 @@ TEST(EngineStoreTest, WhateverHappenedToTheFiles) {
   const std::pair<const char*, std::function<void(std::string*)>> damages[] = {
       {"a bit", [&rng](std::string* file) { (*file)[rng() % file->size()] ^= 4; }},
       {"a bit of the header", [&rng](std::string* file) { (*file)[rng() % 200] ^= 1; }},
+      {"its last bit", [](std::string* file) { file->back() ^= 1; }},
       {"truncated", [&rng](std::string* file) { file->resize(rng() % file->size()); }},
       {"zeros", [](std::string* file) { std::fill(file->begin() + 300, file->end(), '\0'); }},
       {"empty", [](std::string* file) { file->clear(); }},
@@ -280,6 +281,35 @@ TEST(EngineStoreTest, DroppedSnapshotsComeBack) {
   EXPECT_GE(life.stats.snapshots_landed, 6);
   for (RequestId id = 1; id <= 6; ++id) {
     ExpectSameBits(id, life.results.at(id + 6), life.results.at(id));
+  }
+}
+
+// A request that goes while its file is read leaves a cache that answers with the same bits.
+TEST(EngineStoreTest, ARequestGoesWhileItsFileIsRead) {
+  const TemporaryDir dir;
+  Request request = Requests(kModel)[0];
+  const Life first = Live(Config(kModel, dir.path()), {request});
+  for (int steps = 0; steps < 4; ++steps) {
+    SCOPED_TRACE(steps);
+    auto loaded = LoadEngine(Config(kModel, dir.path()));
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    Engine& engine = *loaded->engine;
+    request.id = 2;
+    ASSERT_TRUE(engine.Submit(request, SteadySeconds()).ok());
+    for (int i = 0; i < steps; ++i) engine.Step(SteadySeconds());
+    engine.Cancel(2, absl::CancelledError("gone"));
+    while (engine.HasWork()) engine.Step(SteadySeconds());
+    EXPECT_EQ(engine.stats().running + engine.stats().waiting, 0);
+    request.id = 1;
+    ASSERT_TRUE(engine.Submit(request, SteadySeconds()).ok());
+    StreamResults results;
+    while (engine.stats().running + engine.stats().waiting > 0) {
+      AddOutputs(engine.Step(SteadySeconds()), &results);
+      engine.Check();
+    }
+    ExpectSameBits(1, results.at(1), first.results.at(1));
+    EXPECT_GT(results.at(1).stats.cached_tokens, 0);
+    EXPECT_EQ(engine.store()->stats().errors, 0);
   }
 }
 

@@ -33,7 +33,7 @@ cudaError_t Release(const int32_t* host_slots, int count, const PagedKv& kv, cud
 // Ops::Share.
 cudaError_t Share(int32_t from, int32_t to, const PagedKv& kv, cudaStream_t stream);
 
-// Ops::SaveSlot and Ops::LoadSlot; the image is in pinned memory. After a fault of LoadSlot the
+// Ops::SaveSlot and Ops::LoadSlot; the image is in device memory. After a fault of LoadSlot the
 // slot is empty.
 cudaError_t SaveSlot(int32_t slot, const SlotImage& to, const PagedKv& kv, cudaStream_t stream);
 cudaError_t LoadSlot(const SlotImage& from, int32_t slot, const PagedKv& kv, cudaStream_t stream);

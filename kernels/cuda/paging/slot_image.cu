@@ -1,6 +1,5 @@
-// SaveSlot and LoadSlot: a slot's state and live pages to pinned host memory and back, which
-// kernels read and write themselves, over the bus, in the stream's order. See
-// kernels/paging/slot_image.h for where everything goes.
+// SaveSlot and LoadSlot: a slot's state and live pages into one piece of device memory and back, in
+// the stream's order. See kernels/paging/slot_image.h for where everything goes.
 #include "kernels/core/check.h"
 #include "kernels/cuda/paging/page_pool.cuh"
 #include "kernels/cuda/paging/paging.h"
@@ -14,9 +13,9 @@ namespace {
 constexpr int kTakeThreads = 1024;
 constexpr int kCopyThreads = 256;
 constexpr int kCopyWarps = kCopyThreads / kWarp;
-// Fewer blocks than SMs saturate the bus: PCIe 5 transfers at most 64 GB/s, some 200 KB in a round
-// trip of a few microseconds, and a block has up to 32 KB in flight.
-constexpr int kMaxCopyBlocks = 64;
+// A warp waits for memory some eight times for a page of 17 KB, 6 us in all: 600 warps read 1.6
+// TB/s, and two blocks on each SM as much as memory gives.
+constexpr int kMaxCopyBlocks = 264;
 constexpr int kInFlight = 8;  // 16-byte words of a thread
 
 // Word `index` of the thread's share and the following ones: `count` words of 16 or 4 bytes,

@@ -63,6 +63,27 @@ class CudaEvent : public Event {
   cudaEvent_t event_ = nullptr;
 };
 
+// Keeps no error: DeviceError has one thread, whose next call meets the device's error itself.
+class CudaCopyStream : public CopyStream {
+ public:
+  explicit CudaCopyStream(DeviceError& device_error) {
+    device_error.Check(cudaGetDevice(&device_), "find the device");
+    device_error.Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
+                       "create a stream");
+  }
+  ~CudaCopyStream() override { cudaStreamDestroy(stream_); }
+
+  bool Copy(const void* from, size_t bytes, void* to) override {
+    return stream_ != nullptr && cudaSetDevice(device_) == cudaSuccess &&
+           cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_) == cudaSuccess &&
+           cudaStreamSynchronize(stream_) == cudaSuccess;
+  }
+
+ private:
+  int device_ = 0;
+  cudaStream_t stream_ = nullptr;
+};
+
 class CudaGraph : public Graph {
  public:
   CudaGraph(cudaGraphExec_t graph, DeviceError& device_error)
@@ -112,6 +133,10 @@ void CudaQueue::CopyPinned(const void* from, size_t bytes, void* to, Stream stre
 }
 
 std::unique_ptr<Event> CudaQueue::MakeEvent() { return std::make_unique<CudaEvent>(device_error_); }
+
+std::unique_ptr<CopyStream> CudaQueue::MakeCopyStream() {
+  return std::make_unique<CudaCopyStream>(device_error_);
+}
 
 std::unique_ptr<Graph> CudaQueue::Capture(Stream stream, const std::function<void()>& work) {
   if (!device_error_.ok()) return nullptr;

@@ -33,6 +33,7 @@ class CudaQueue : public DeviceQueue {
   Buffer AllocatePinned(size_t bytes) override;
   void CopyPinned(const void* from, size_t bytes, void* to, Stream stream) override;
   std::unique_ptr<Event> MakeEvent() override;
+  std::unique_ptr<CopyStream> MakeCopyStream() override;
   std::unique_ptr<Graph> Capture(Stream stream, const std::function<void()>& work) override;
   const char* error() const override { return device_error_.text(); }
   void Probe() override;

@@ -273,15 +273,9 @@ TEST(MemoryBudgetTest, ActivationsAreCountedAsTheyAreAllocated) {
 }
 
 // A device of which only the memory is asked for.
-class FakeQueue final : public DeviceQueue {
+class FakeQueue final : public NullQueue {
  public:
   FakeQueue(size_t total, size_t free) : total_(total), free_(free) {}
-  Stream stream() const override { return nullptr; }
-  Buffer AllocatePinned(size_t) override { return {}; }
-  void CopyPinned(const void*, size_t, void*, Stream) override {}
-  std::unique_ptr<Event> MakeEvent() override { return nullptr; }
-  std::unique_ptr<Graph> Capture(Stream, const std::function<void()>&) override { return nullptr; }
-  const char* error() const override { return nullptr; }
   size_t free_bytes() const override { return free_; }
   size_t total_bytes() const override { return total_; }
 

@@ -157,6 +157,31 @@ TEST_F(PrefixStorageTest, AFailedReadIsComputed) {
   EXPECT_EQ(loads_, 0);
 }
 
+// The read of a request that has gone meanwhile frees its buffer, whether it succeeds or not.
+TEST_F(PrefixStorageTest, ACancelledRequestLeavesItsRead) {
+  for (const double faults : {1.0, 0.0}) {
+    SCOPED_TRACE(faults);
+    Restart(kAtOnce);
+    for (const int32_t first : {0, 3, 5}) Ask(700, first);
+    Save();
+    Restart(kNever, faults);
+    Submit(900);
+    EXPECT_EQ(Run(), -1);
+    engine_->Cancel(id_, absl::CancelledError("gone"));
+    const std::vector<RequestOutput> outputs = engine_->Step(now_);
+    ASSERT_EQ(outputs.size(), 1u);
+    EXPECT_EQ(outputs[0].finish->status, absl::CancelledError("gone"));
+    store_->SetDelays(kAtOnce);
+    Run();
+    EXPECT_EQ(engine_->stats().snapshots_landed, faults > 0 ? 0 : 1);
+    EXPECT_EQ(Ask(900), faults > 0 ? 0 : 640);  // from memory, or computed
+  }
+  EXPECT_EQ(loads_, 1);
+  for (const int32_t first : {3, 5}) Submit(900, first);
+  EXPECT_EQ(Run(), 640);
+  EXPECT_EQ(loads_, 3);
+}
+
 // Two requests with the same prefix cause one read; a third prefix waits for a buffer.
 TEST_F(PrefixStorageTest, BuffersAreShared) {
   for (const int32_t first : {0, 3, 5}) Ask(700, first);

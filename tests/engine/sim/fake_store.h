@@ -32,6 +32,8 @@ class FakeStore final : public SnapshotStore {
     done_.clear();
   }
 
+  void SetDelays(double delays) { delays_ = delays; }
+
   int64_t Find(const std::string& cache_salt, double log_tolerance,
                const std::vector<int32_t>& tokens, int64_t unit, int64_t more_than,
                int64_t most) override {

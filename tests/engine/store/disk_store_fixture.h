@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/store/disk_store.h"
+#include "tests/engine/store/fake_device.h"
 #include "tests/engine/store/memory_files.h"
 
 namespace fox {
@@ -58,17 +59,21 @@ inline Sample MakeSample(uint64_t seed, int64_t tokens, const std::string& salt 
   return sample;
 }
 
-// A store with two buffers over files in memory, or in a directory.
+// A store with two buffers, which may be a device's, over files in memory, or in a directory.
 class Server {
  public:
   explicit Server(Disk& disk, int64_t max_bytes = int64_t{1} << 40, unsigned char identity = 1)
       : Server(std::make_unique<MemoryFiles>(disk), max_bytes, identity) {}
+  // The buffers have room for `pages` pages.
+  Server(Disk& disk, FakeDevice* device, int64_t pages)
+      : Server(std::make_unique<MemoryFiles>(disk), int64_t{1} << 40, 1, device, pages) {}
   explicit Server(std::unique_ptr<FileSystem> files, int64_t max_bytes = int64_t{1} << 40,
-                  unsigned char identity = 1)
-      : buffers_(2, Bytes(SlotImageBytes(Shape(), 200))) {
+                  unsigned char identity = 1, FakeDevice* device = nullptr, int64_t pages = 200)
+      : device_(device), buffers_(2, Bytes(SlotImageBytes(Shape(), pages))) {
     DiskStoreOptions options;
     options.format.identity.fill(identity);
     options.format.shape = Shape();
+    options.queue = device;
     options.max_bytes = max_bytes;
     options.has_threads = false;
     options.warn = [this](const std::string& line) { warnings.push_back(line); };
@@ -78,7 +83,8 @@ class Server {
   }
 
   bool Write(const Sample& sample) {
-    std::copy(sample.image.begin(), sample.image.end(), buffers_[0].begin());
+    std::transform(sample.image.begin(), sample.image.end(), buffers_[0].begin(),
+                   [this](std::byte byte) { return Inside(byte); });
     store_->Write(0, sample.what);
     return Done().ok;
   }
@@ -90,7 +96,9 @@ class Server {
     if (!done.ok) return false;
     EXPECT_EQ(done.what.pages, sample.what.pages);
     EXPECT_EQ(done.what.max_log_evicted_mass, sample.what.max_log_evicted_mass);
-    EXPECT_TRUE(std::equal(sample.image.begin(), sample.image.end(), buffers_[1].begin()));
+    EXPECT_TRUE(
+        std::equal(sample.image.begin(), sample.image.end(), buffers_[1].begin(),
+                   [this](std::byte byte, std::byte inside) { return Inside(byte) == inside; }));
     return true;
   }
   int64_t Find(const Sample& sample, int64_t more_than = 0, int64_t most = 1 << 20) {
@@ -103,6 +111,8 @@ class Server {
   std::vector<std::string> warnings;
 
  private:
+  // The byte as it is in a buffer.
+  std::byte Inside(std::byte byte) const { return device_ == nullptr ? byte : ~byte; }
   SnapshotStore::Done Done() {
     EXPECT_FALSE(store_->has_done());
     EXPECT_TRUE(store_->RunOne());
@@ -112,6 +122,7 @@ class Server {
     return done.at(0);
   }
 
+  FakeDevice* const device_;
   std::vector<Bytes> buffers_;
   FileSystem* files_;
   std::unique_ptr<DiskStore> store_;

@@ -102,7 +102,7 @@ class MemoryFiles final : public FileSystem {
     return status;
   }
   absl::Status Read(int file, std::span<std::byte> bytes, int64_t offset) override {
-    if (!read_error.ok()) return read_error;
+    if (!read_error.ok() && reads++ >= fail_read) return read_error;
     const Disk::Bytes& now = files_[file]->now;
     if (static_cast<size_t>(offset) + bytes.size() > now.size()) {
       return absl::UnavailableError("the file is too short");
@@ -135,6 +135,7 @@ class MemoryFiles final : public FileSystem {
   void Touch(const std::string& name) override { disk_.used[name] = ++disk_.clock; }
 
   absl::Status read_error;
+  int64_t reads = 0, fail_read = 0;  // with a read_error: reads, and the first that fails
   size_t open_files() const { return files_.size(); }
 
  private:

@@ -1,4 +1,4 @@
-// SaveSlot and LoadSlot: a sequence that returns from host memory into another slot and other pages
+// SaveSlot and LoadSlot: a sequence that returns from an image into another slot and other pages
 // continues bit for bit like a sequence that stayed; slots that shared pages with it do not change.
 #include "kernels/paging/slot_image.h"
 

@@ -9,8 +9,10 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "kernels/cuda/paging/paging.h"
+#include "kernels/cuda/runtime/cuda_queue.h"
 #include "tests/kernels/cuda/device_kv.h"
 
 namespace fox::cuda::testing {
@@ -18,18 +20,13 @@ namespace {
 
 constexpr int kSlots = 4, kMaxPages = 40;
 
-// Pinned memory with room for this many pages, and a guard after it.
+// Device memory with room for this many pages, and a guard after it.
 class Image {
  public:
-  Image(const PagedKvShape& shape, int64_t pages) : bytes_(SlotImageBytes(shape, pages)) {
-    void* data = nullptr;
-    EXPECT_EQ(cudaMallocHost(&data, bytes_ + kGuard), cudaSuccess);
-    slot_ = {static_cast<std::byte*>(data), pages};
-    std::fill_n(slot_.data, bytes_ + kGuard, kUntouched);
-  }
-  ~Image() { cudaFreeHost(slot_.data); }
-  Image(const Image&) = delete;
-  Image& operator=(const Image&) = delete;
+  Image(const PagedKvShape& shape, int64_t pages)
+      : bytes_(SlotImageBytes(shape, pages)),
+        memory_(std::vector<std::byte>(bytes_ + kGuard, kUntouched)),
+        slot_{memory_.data(), pages} {}
 
   void SaveSlot(int32_t slot, const DeviceKv& from) const {
     ASSERT_EQ(cuda::SaveSlot(slot, slot_, from.view, nullptr), cudaSuccess);
@@ -37,18 +34,27 @@ class Image {
   void LoadSlot(const DeviceKv& to, int32_t slot) const {
     ASSERT_EQ(cuda::LoadSlot(slot_, slot, to.view, nullptr), cudaSuccess);
   }
+  std::byte* data() const { return slot_.data; }
+  size_t bytes() const { return bytes_; }
   // Sets the saved slot's length, with which the image begins.
-  void SetLength(int64_t tokens) { *reinterpret_cast<int64_t*>(slot_.data) = tokens; }
-  // Bytes changed behind the image. After the device's work is done.
+  void SetLength(int64_t tokens) {
+    std::vector<std::byte> bytes = memory_.ToHost();
+    std::memcpy(bytes.data(), &tokens, sizeof(tokens));
+    memory_.CopyFrom(bytes);
+  }
+  // Bytes changed behind the image.
   int64_t TouchedBehind() const {
-    return kGuard - std::count(slot_.data + bytes_, slot_.data + bytes_ + kGuard, kUntouched);
+    const std::vector<std::byte> bytes = memory_.ToHost();
+    return kGuard -
+           std::count(bytes.begin() + static_cast<int64_t>(bytes_), bytes.end(), kUntouched);
   }
 
  private:
   static constexpr int64_t kGuard = 1 << 16;
   static constexpr std::byte kUntouched{0xa5};
   const size_t bytes_;
-  SlotImage slot_;
+  DeviceArray<std::byte> memory_;
+  const SlotImage slot_;
 };
 
 struct Case {
@@ -195,6 +201,53 @@ TEST_F(SlotImageFaultTest, ASequenceBeyondItsTableIsReported) {
   range_.SetLength(kMaxPages * kPageTokens + 1);
   range_.LoadSlot(kv_, 0);
   ExpectFault(PoolFault::kTableEnd);
+}
+
+// Images leave the device by copy streams and return in parts, by a thread each, while kernels run,
+// into memory from which LoadSlot has read another image before.
+TEST(SlotImageCopyTest, AnImageReturnsByCopyStreams) {
+  constexpr size_t kThreads = 3;
+  const PagedKvShape shape = Shape({3, 5, 1, 64, false, true}, 15 * 100);
+  DeviceKv kv(shape);
+  std::mt19937_64 rng(3);
+  kv.Begin(0, 0, 700);
+  kv.Begin(1, 0, 64 * 20 + 5);
+  Randomize(kv, rng);
+  DeviceError error;
+  CudaQueue queue(error);
+  std::vector<std::unique_ptr<CopyStream>> streams;
+  for (size_t i = 0; i < kThreads; ++i) streams.push_back(queue.MakeCopyStream());
+  const Image image(shape, 15 * kMaxPages);
+  std::vector<Contents> contents;
+  std::vector<Buffer> away;
+  for (const int slot : {0, 1}) {
+    SCOPED_TRACE(slot);
+    contents.push_back(kv.ContentsOf(slot));
+    image.SaveSlot(slot, kv);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    away.push_back(queue.AllocatePinned(image.bytes()));
+    ASSERT_TRUE(streams[0]->Copy(image.data(), image.bytes(), away.back().data()));
+  }
+  for (size_t round = 0; round < 20; ++round) {
+    SCOPED_TRACE(round);
+    kv.Share(1, 2);
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&, i] {
+        const size_t begin = image.bytes() * i / kThreads, end = image.bytes() * (i + 1) / kThreads;
+        EXPECT_TRUE(streams[i]->Copy(away[round % 2].as<std::byte>() + begin, end - begin,
+                                     image.data() + begin))
+            << i;
+      });
+    }
+    kv.Release(2);
+    for (std::thread& thread : threads) thread.join();
+    image.LoadSlot(kv, 3);
+    EXPECT_EQ(Difference(kv.ContentsOf(3), contents[round % 2]), "");
+    kv.Release(3);
+  }
+  EXPECT_EQ(kv.Fault(), PoolFault::kNone) << Describe(kv.Fault());
+  EXPECT_EQ(error.text(), nullptr);
 }
 
 // Slots that grow, share, go and come back, in random order.

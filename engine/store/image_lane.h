@@ -1,0 +1,39 @@
+// ImageLane: how a thread of a store reaches an image in a staging buffer of the executor, piece by
+// piece and beside the steps. In a device's memory: by a copy stream and pinned memory for one
+// piece, both the lane's own. In host memory: where it lies, without a copy.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/core/buffer.h"
+#include "kernels/interface/device_queue.h"
+
+namespace fox {
+
+// The most bytes of a piece. It is read from the system's page cache, checked and copied on while
+// it lies in a core's second-level cache (1 MB or more): reading takes half as long as into memory.
+inline constexpr size_t kPieceBytes = size_t{512} << 10;
+
+// One thread at a time. Errors are Aborted: the device failed.
+class ImageLane {
+ public:
+  // `queue`: of the device that has the buffers; null: they are in host memory. On the thread that
+  // calls the Ops; failures are in queue->error().
+  explicit ImageLane(DeviceQueue* queue);
+
+  // Host memory for the bytes of `piece`, a part of an image. They are there after Put.
+  std::span<std::byte> Room(std::span<std::byte> piece) const;
+  absl::Status Put(std::span<std::byte> piece) const;
+  // The piece in host memory, until the next call.
+  absl::StatusOr<std::span<const std::byte>> Get(std::span<std::byte> piece) const;
+
+ private:
+  Buffer memory_;
+  std::unique_ptr<CopyStream> stream_;  // null: images are in host memory
+};
+
+}  // namespace fox
