@@ -15,8 +15,9 @@
 namespace fox {
 
 // The most bytes of a piece. It is read from the system's page cache, checked and copied on while
-// it lies in a core's second-level cache (1 MB or more): reading takes half as long as into memory.
-inline constexpr size_t kPieceBytes = size_t{512} << 10;
+// it lies in a core's second-level cache (1 MiB or more): reading takes half as long as into
+// memory.
+inline constexpr size_t kPieceBytes = size_t{1} << 20;
 
 // One thread at a time. Errors are Aborted: the device failed.
 class ImageLane {

@@ -15,8 +15,8 @@
 
 namespace fox {
 
-// A cache line of the device: pages of an aligned image are copied in whole lines.
-inline constexpr int64_t kImageAlignment = 128;
+// A sector of the device's memory, which it transfers whole.
+inline constexpr int64_t kImageAlignment = 32;
 static_assert(kImageAlignment % 16 == 0);
 
 // The backend's memory for the image of a slot, borrowed for the work of the call.

@@ -11,7 +11,7 @@
 namespace fox {
 namespace {
 
-constexpr int64_t kTokens = 64 * 800, kPages = 4 * 800;
+constexpr int64_t kTokens = 64 * 1200, kPages = 4 * 1200;
 
 int64_t PiecesOf(const Sample& sample) {
   return static_cast<int64_t>((sample.image.size() + kPieceBytes - 1) / kPieceBytes);

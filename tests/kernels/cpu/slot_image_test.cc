@@ -155,7 +155,7 @@ TEST(SlotImageDeathTest, ATooSmallImageEndsTheProcess) {
 
 // A page in an image takes hardly more bytes than in the pool, and the server's budget counts on
 // it.
-TEST(SlotImageBytesTest, PagesAreRoundedToWholeLines) {
+TEST(SlotImageBytesTest, PagesAreRoundedToSectors) {
   PagedKvShape shape = Shape({AcpMode::kOff, DType::kBF16, 4, true, true});
   shape.head_dim = 64;
   EXPECT_EQ(shape.page_bytes(), 2 * 64 * 64 * 2 + 64 * 4 + 24);
