@@ -19,6 +19,7 @@ import shutil
 import signal
 import socket
 import statistics
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -129,11 +130,19 @@ def files(folder: pathlib.Path) -> list[int]:
 
 def gaps(asked: Client, prompt: Prompt, folder: pathlib.Path) -> Part:
     """Seconds between tokens of a stream before, while and after SIGTERM makes the server write all
-    snapshots to `folder`, which it does beside the stream."""
+    snapshots to `folder`, which it does beside the stream. Another thread looks for the files,
+    because a look may wait for the disk."""
     response = asked.post(prompt=prompt, n=STREAMS, stream=True, max_tokens=STEPS, temperature=1,
                           seed=1, logprobs=0, ignore_eos=True)
     when: list[float] = []
     marks: list[int] = []  # steps at SIGTERM and at the last file
+    written = threading.Event()
+
+    def watch() -> None:
+        while len(list(folder.glob("*.snapshot"))) < BESIDE and asked.server.process.poll() is None:
+            time.sleep(0.02)
+        written.set()
+
     for line in response:
         if not line.startswith(b"data: {") or b'"index":0' not in line:
             continue
@@ -141,7 +150,8 @@ def gaps(asked: Client, prompt: Prompt, folder: pathlib.Path) -> Part:
         if len(when) == WARM_STEPS + COUNTED:
             asked.server.process.send_signal(signal.SIGTERM)
             marks.append(len(when))
-        elif len(marks) == 1 and len(when) % 20 == 0 and len(files(folder)) >= BESIDE:
+            threading.Thread(target=watch, daemon=True).start()
+        elif len(marks) == 1 and written.is_set():
             marks.append(len(when))
         elif len(marks) == 2 and len(when) > marks[1] + COUNTED:
             break
