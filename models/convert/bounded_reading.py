@@ -20,7 +20,7 @@ from models.convert.refusal import Refusal
 
 Result = TypeVar("Result")
 
-MEMORY_BYTES = 3 << 30  # private memory of the child, mapped files not counted
+MEMORY_BYTES = 3 << 30  # private memory beyond the caller's, mapped files not counted
 CPU_SECONDS = 60
 RESULT_BYTES = 256 << 20
 
@@ -60,6 +60,16 @@ def bounded(what: str, read: Callable[[], Result], seconds: int | None = None) -
     return result  # type: ignore[no-any-return]
 
 
+def _held_bytes() -> int:
+    """This process's private memory, which a child has from its start: many GB after a training on
+    GPUs."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[5]) * resource.getpagesize()
+    except OSError:
+        return 0  # not on Linux
+
+
 def _run(what: str, read: Callable[[], object], seconds: int, sender: int) -> None:
     """The child: never returns."""
     status = 1
@@ -67,7 +77,7 @@ def _run(what: str, read: Callable[[], object], seconds: int, sender: int) -> No
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         for kind, bound in (
-            (resource.RLIMIT_DATA, MEMORY_BYTES),
+            (resource.RLIMIT_DATA, _held_bytes() + MEMORY_BYTES),
             (resource.RLIMIT_CPU, seconds),
             (resource.RLIMIT_CORE, 0),
         ):

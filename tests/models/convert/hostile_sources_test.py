@@ -5,6 +5,7 @@ hostile files, and random mutations of good files. Time and memory of each case 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import random
 import resource
@@ -125,6 +126,15 @@ class BombTest(HostileCase):
                 blob = text if isinstance(text, bytes) else text.encode()
                 (self.src / name).write_bytes(blob)
                 self.assertEqual(self.assert_bounded()[0], 1)
+
+
+class CallerTest(HostileCase):
+    def test_what_the_caller_holds_does_not_count(self) -> None:
+        self.put(*self.golden("tiny_rope"))
+        with mmap.mmap(-1, 2 * MIB << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS):
+            self.assertEqual(self.assert_bounded(), (0, mock.ANY))
+            (self.src / "config.json").write_text("[" + "[]," * 6_000_000 + "[]]")
+            self.assertEqual(self.assert_bounded()[0], 1)
 
 
 class LinkTest(HostileCase):
