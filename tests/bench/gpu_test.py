@@ -124,8 +124,9 @@ def finish(what: Command, log: pathlib.Path, build: pathlib.Path, timeout: float
     """Runs a command with its output in `log` and ends all its processes. Returns how it failed, or
     ""."""
     shard, shards = what.shard
+    # Temporary files of their own, too, so that both builds can be tested at the same time.
     environment = dict(gpu_build.environment(build), GTEST_TOTAL_SHARDS=str(shards),
-                       GTEST_SHARD_INDEX=str(shard))
+                       GTEST_SHARD_INDEX=str(shard), TEST_TMPDIR=str(log.parent.resolve()))
     with open(log, "wb") as out:
         try:
             process = subprocess.Popen(what.command, stdin=subprocess.DEVNULL, stdout=out,
@@ -259,16 +260,19 @@ def main() -> int:
                         "sanitizer alone")
     parser.add_argument("--sanitize", action="store_true")
     parser.add_argument("--limit", type=float, default=540, help="seconds for all tests together")
-    parser.add_argument("--logs", type=pathlib.Path, default=gpu_build.ROOT / "build/gpu-test")
+    parser.add_argument("--logs", type=pathlib.Path, help="default: build/gpu-test, or with "
+                        "--portable build/gpu-test-portable")
     parser.add_argument("--out", type=pathlib.Path, help="JSON file for the results")
     arguments = parser.parse_args()
     build, start = arguments.build.resolve(), time.monotonic()
-    runner = Runner(build, arguments.logs, arguments.limit)
+    logs = arguments.logs or gpu_build.ROOT / (
+        "build/gpu-test" + ("-portable" if arguments.portable else ""))
+    runner = Runner(build, logs, arguments.limit)
     for commands in sharded(build, arguments.only):
         runner.run_all(commands, len(commands))
     if arguments.sanitize:
         runner.run_all(sanitized(build, arguments.only), SANITIZED_AT_ONCE)
-    judged = arguments.logs / "judged.json"
+    judged = logs / "judged.json"
     known = json.loads(judged.read_text(encoding="utf-8")) if judged.is_file() else {}
     judged.write_text(json.dumps({**known, **runner.judged}, indent=1), encoding="utf-8")
     if arguments.out:
