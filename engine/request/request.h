@@ -73,8 +73,7 @@ struct Request {
   uint64_t tenant = 0;               // its prefixes count for this tenant's part of the cache
   bool bypass_prefix_cache = false;  // uses no snapshots and leaves none
   bool report_windows = false;       // asks for RequestOutput::windows, some times a second
-  // The rows of the prompt that are to be kept; only without prompt_logprobs, and with max_tokens
-  // 0.
+  // Rows of the prompt to keep. REQUIRES: max_tokens is 0, and no prompt_logprobs.
   std::shared_ptr<PromptRows> prompt_rows;
   std::string trace_parent;  // W3C traceparent of the call, for observers; empty: none
 };
