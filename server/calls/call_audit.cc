@@ -7,7 +7,7 @@
 namespace fox {
 namespace {
 
-// An audit that nobody waits for is skipped if it has not ended so long after the answer.
+// An audit in the background is skipped if it has not ended this long after the answer.
 constexpr Seconds kAuditPatience = 60;
 
 }  // namespace

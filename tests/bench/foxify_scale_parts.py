@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from judge import Measurements, Row, ratio, row
 
 if TYPE_CHECKING:
+    import torch
     from gpu_bench import Bench
 
 Part = dict[str, Any]
@@ -41,6 +42,11 @@ def published() -> dict[str, str]:
     return {case["model"]: case["config"] for case in cases if "model" in case}
 
 
+def like_weights(values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Normal values become a matrix that keeps the size of its input, or a norm's weight near 1."""
+    return values * shape[-1] ** -0.5 if len(shape) == 2 else 1 + 0.01 * values
+
+
 def random_tensors(names: Any) -> type:
     """A stand-in for models.foxify.base_model.Tensors whose values are drawn on the GPU."""
     import torch
@@ -55,14 +61,12 @@ def random_tensors(names: Any) -> type:
 
         def take(self, name: str, shape: tuple[int, ...], part: slice = slice(None)
                  ) -> torch.Tensor:
-            """A matrix that keeps the size of its input; a weight of a norm near 1."""
             assert self.shapes[name] == shape, (name, shape)
             if part.stop == 0:
                 return torch.empty(0)
             same = torch.Generator("cuda").manual_seed(zlib.crc32(name.encode()))
             values = torch.randn(shape, generator=same, device="cuda", dtype=torch.bfloat16)
-            values = values * shape[-1] ** -0.5 if len(shape) == 2 else 1 + 0.01 * values
-            return values.flatten()[part]
+            return like_weights(values, shape).flatten()[part]
 
     return RandomTensors
 

@@ -139,7 +139,7 @@ def gaps(asked: Client, prompt: Prompt, folder: pathlib.Path) -> Part:
     written = threading.Event()
 
     def watch() -> None:
-        while len(list(folder.glob("*.snapshot"))) < BESIDE and asked.server.process.poll() is None:
+        while len(files(folder)) < BESIDE and asked.server.process.poll() is None:
             time.sleep(0.02)
         written.set()
 

@@ -1,4 +1,4 @@
-// NullQueue: a DeviceQueue that does nothing and has no memory; tests override what they look at.
+// NullQueue: a DeviceQueue that does nothing and has no memory; tests override what they test.
 #pragma once
 
 #include <memory>

@@ -87,8 +87,8 @@ TEST(LaunchTest, PlainLoadsBehindTheWaitSeeEarlierStores) {
 }
 
 // Four kernels in a chain as a mixed step has them: the first lets the next start behind its wait
-// and works on, the others let the next start at once. Each counts what it misses of the values
-// that the first one writes last.
+// and works on, the others let the next start at once. Each later kernel counts the values that the
+// first one writes last and that it does not see.
 constexpr long long kWork = 60'000;  // clock cycles, some 30 us
 
 __global__ void FirstOfChain(int* values, int n) {
@@ -109,7 +109,7 @@ __global__ void LaterOfChain(const int* values, int count, int n, int* missed) {
 }
 
 TEST(LaunchTest, TheEndOfAKernelIsTheEndOfAllBefore) {
-  constexpr size_t kKib = 1024;
+  constexpr int kKib = 1024;
   constexpr int kChains = 2000;
   // Blocks and shared memory of each kernel: of a mixed step, of small ones, of whole waves.
   struct Shape {
@@ -120,8 +120,7 @@ TEST(LaunchTest, TheEndOfAKernelIsTheEndOfAllBefore) {
                           {{1, 1, 1, 1}, {}},
                           {{264, 5, 132, 264}, {}}};
   for (const void* kernel : {KernelAddress(FirstOfChain), KernelAddress(LaterOfChain)}) {
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * kKib) !=
-        cudaSuccess) {
+    if (AllowDynamicSmem(kernel, 200 * kKib) != cudaSuccess) {
       cudaGetLastError();
       GTEST_SKIP() << "a block has less shared memory here";
     }
