@@ -127,8 +127,10 @@ def is_serving(address, timeout=20.0):
 
 
 class Victim(threading.Thread):
-    """A polite client that connected before: health checks, one after another, on one
-    connection."""
+    """A polite client that connected before, from an address of its own: health checks, one after
+    another, on one connection."""
+
+    ADDRESS = "127.0.0.2"  # the attackers have 127.0.0.1
 
     def __init__(self, address):
         super().__init__(daemon=True)
@@ -142,7 +144,7 @@ class Victim(threading.Thread):
         while not self.ended:
             start = time.monotonic()
             try:
-                connection = connection or Connection(self.address)
+                connection = connection or Connection(self.address, source=self.ADDRESS)
                 assert connection.call() == b"\x08\x01"
             except (OSError, AssertionError):
                 self.errors += 1

@@ -49,7 +49,10 @@ class Proxy:
 
 
 class ProxyTest(fox_server.Case):
-    """One server and one proxy for all cases."""
+    """One server and one proxy for all cases. The server takes a client's name from the proxy, as
+    haproxy.cfg asks: by connection alone, a polite client would share the attackers' limit."""
+
+    flags = ("--client-metadata", "x-fox-client")
 
     @classmethod
     def setUpClass(cls) -> None:
