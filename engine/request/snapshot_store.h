@@ -26,6 +26,7 @@ struct StoreStats {
   int64_t files = 0, bytes = 0;
   int64_t saved = 0, read = 0, removed = 0;  // files; `removed`: for room
   int64_t errors = 0;                        // of reading and writing
+  double read_seconds = 0;                   // from Read to the end of it, of all that were read
 };
 
 // The files of a namespace, of this server and of others.

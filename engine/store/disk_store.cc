@@ -157,6 +157,7 @@ void DiskStore::Push(Worker& worker, Task task) {
   {
     const MutexLock lock(mutex_);
     task.clears = clears_;
+    task.queued = SteadySeconds();
     worker.tasks.push_back(std::move(task));
   }
   worker.wake.NotifyOne();
@@ -323,6 +324,7 @@ absl::Status DiskStore::ReadFile(Task& task) {
   if (status.ok() && found != index_.end()) {
     AddFile(name, File(found->second));
     ++stats_.read;
+    stats_.read_seconds += SteadySeconds() - task.queued;
   } else if (unreadable) {
     Forget(name);
   }

@@ -69,6 +69,7 @@ class DiskStore final : public SnapshotStore {
     int32_t buffer = -1;  // -1: only the removals are asked for
     StoredSnapshot what;
     int64_t clears = 0;  // when it was queued
+    double queued = 0;   // SteadySeconds
   };
   struct Worker {
     std::deque<Task> tasks;

@@ -43,6 +43,9 @@ void AddPrefixCache(const ServerCore& core, const EngineStats& stats, MetricFami
   out->Counter("fox_prefix_disk_saved_total", "Prefixes written.", stored.saved);
   out->Counter("fox_prefix_disk_found_total", "Prefixes read back into the cache.",
                stats.snapshots_landed);
+  out->Counter("fox_prefix_disk_read_seconds_total",
+               "Time from asking for a file to its last byte, where the cache's buffers lie.",
+               stored.read_seconds);
   out->Counter("fox_prefix_disk_removed_total", "Files removed for room.", stored.removed);
   out->Counter("fox_prefix_disk_lost_total",
                "Prefixes dropped unwritten, as writing was busy or they were too large.",

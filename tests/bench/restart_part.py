@@ -36,6 +36,7 @@ DOCUMENT, DOCUMENTS, QUESTION, QUESTIONS = 1024, 20, 40, 25  # QUESTIONS on each
 OTHERS, BESIDE = 4096, 8  # tokens and number of the prompts that are written beside a stream
 STREAMS, STEPS, WARM_STEPS, COUNTED = 4, 12000, 300, 1500
 VOCABULARY = 50277
+READING = "fox_prefix_disk_read_seconds_total"
 POOL = ("--kv-cache-mb", "30000", "--max-model-len", "20480", "--prefix-cache-share")
 Prompt = list[int]
 
@@ -75,11 +76,11 @@ class Client:
         details = body["usage"].get("prompt_tokens_details") or {}
         return body["choices"][0]["logprobs"], details.get("cached_tokens", 0), seconds
 
-    def metric(self, name: str) -> int:
+    def metric(self, name: str) -> float:
         connection = http.client.HTTPConnection("127.0.0.1", int(self._metrics), timeout=10)
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
-        return int(float(next(line for line in lines if line.startswith(name + " ")).split()[1]))
+        return float(next(line for line in lines if line.startswith(name + " ")).split()[1])
 
     def wait_until_saved(self, files: int) -> None:
         """Waits until there are `files` files, and one of each snapshot in the pool."""
@@ -110,17 +111,20 @@ def first_tokens(asked: Client, known: Sequence[Prompt], new: Sequence[Prompt]) 
     """Prompts that are in files and prompts that are not, in turns."""
     asked.ask(new[0][1:])  # the first prompt warms up
     seconds: dict[bool, list[float]] = {True: [], False: []}
+    before = asked.metric(READING)
     for pair in zip(known, new):
         for stored, prompt in zip((True, False), pair):
             _, cached, one = asked.ask(prompt)
             if (cached > 0) != stored:
                 raise RuntimeError(f"a prompt had {cached} cached tokens")
             seconds[stored].append(one)
+    reading = (asked.metric(READING) - before) / len(known)
     for stored, spent in seconds.items():
         print(f"first token, stored {stored}: " + " ".join(f"{1e3 * x:.1f}" for x in spent) + " ms")
         yield {"bench": "restart", "stored": stored, "tokens": LONG,
                "first_token_seconds": {"median": statistics.median(spent), "min": min(spent),
-                                       "max": max(spent)}}
+                                       "max": max(spent)},
+               **({"read_seconds": reading} if stored else {})}
 
 
 def files(folder: pathlib.Path) -> list[int]:
@@ -207,13 +211,14 @@ def restart(bench: Bench) -> Part:
 
 
 def judged_rows(m: Measurements) -> Iterator[Row]:
-    stored, computed = (m.find(bench="restart", stored=found).get("first_token_seconds", {})
-                        .get("median") for found in (True, False))
+    first = [m.find(bench="restart", stored=found) for found in (True, False)]
+    stored, computed = (one.get("first_token_seconds", {}).get("median") for one in first)
+    reading = first[0].get("read_seconds")  # older measurements lack it
     yield row("first token of a stored 16k prompt after kill -9, over computing it",
               ratio(stored, computed), "x", "most", 0.5, 0.3,
               f"computing it {1e3 * computed:.4g} ms" if computed else None)
     yield row("first token of a stored 16k prompt after kill -9", times(stored, 1e3), "ms", "most",
-              None, 20)
+              None, 20, f"of which reading {1e3 * reading:.4g} ms" if reading else None)
     answered = m.find(bench="restart", load="answers")
     differ = answered["answers"] - answered["equal"] if answered else None
     yield row("answers from files that differ in a bit from computed ones", differ, "answers", "is",

@@ -95,6 +95,8 @@ class RestartTest(fox_server.Case):
         self.assertEqual(self.ask(PROMPT, cache_salt="another")[1], cached)
         self.assertEqual(self.ask(PROMPT, cache_salt="a third")[1], 0)
         self.assertEqual((self.count("found_total"), self.count("errors_total")), (2, 0))
+        of_disk = self.metric("fox_prefix_disk_read_seconds_total")  # of both salts
+        self.assertGreater(of_disk, 0)
         print(f"computed in {computing:.3f} s, read in {reading:.3f} s, "
               f"{self.files()[0].stat().st_size / 1e6:.1f} MB")
         self.assertLess(reading, computing)

@@ -45,8 +45,11 @@ TEST(DiskStoreTest, TheNextServerFindsTheLongestPrefix) {
   EXPECT_EQ(server.Find(whole, 128, 319), 0);
   EXPECT_EQ(server.store().Find("s", -10, whole.what.tokens, 128, 0, 640), 128);
   for (const int64_t tokens : {64, 128, 320}) EXPECT_TRUE(server.Read(part(tokens))) << tokens;
+  const double seconds = server.store().stats().read_seconds;
+  EXPECT_GT(seconds, 0);
   EXPECT_FALSE(server.Read(whole));
   EXPECT_EQ(server.store().stats().read, 3);
+  EXPECT_EQ(server.store().stats().read_seconds, seconds);  // of what was read alone
   EXPECT_EQ(server.store().stats().errors, 0);
 }
 
