@@ -1,15 +1,18 @@
 // The sampler against plain float64 arithmetic, at extremes, and as a distribution (chi-square with
-// fixed seeds).
+// fixed seeds) against transformers.
 #include "engine/request/sampler.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <random>
 #include <set>
 
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/models/temporary_dir.h"
 
 namespace fox {
 namespace {
@@ -307,81 +310,51 @@ TEST(SamplerTest, SmallChangesOfTheLogitsChangeFewTokens) {
   }
 }
 
-// The probabilities that the filters leave, by full sort in float64.
-std::vector<double> Filtered(const Row& row, const SamplingParams& params) {
-  std::vector<double> p = Softmax(row, static_cast<double>(params.temperature));
-  std::vector<size_t> order(p.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
-  const double cut = p[order[0]] * static_cast<double>(params.min_p);
-  const size_t k = params.top_k > 0 ? static_cast<size_t>(params.top_k) : p.size();
-  for (size_t i = 0; i < order.size(); ++i) {
-    if (p[order[i]] < cut || i >= k) p[order[i]] = 0.0;
-  }
-  const double kept = std::accumulate(p.begin(), p.end(), 0.0);
-  double sum = 0.0;
-  for (const size_t id : order) {
-    if (sum >= static_cast<double>(params.top_p) * kept) p[id] = 0.0;
-    sum += p[id];
-  }
-  const double total = std::accumulate(p.begin(), p.end(), 0.0);
-  for (double& x : p) x /= total;
-  return p;
-}
-
-struct Filter {
-  float temperature, top_p, min_p;
-  int32_t top_k;
-};
-
-class SamplerDistributionTest : public testing::TestWithParam<Filter> {};
-
-TEST_P(SamplerDistributionTest, ChiSquare) {
-  const Filter filter = GetParam();
-  const Row row = RandomRow(300, 11, 1.5f);
-  SamplingParams params;
-  params.temperature = filter.temperature;
-  params.top_p = filter.top_p;
-  params.min_p = filter.min_p;
-  params.top_k = filter.top_k;
-  const std::vector<double> p = Filtered(row, params);
-  constexpr int kSamples = 40000;
-  std::vector<int> counts(row.size());
-  Sampler sampler(300);
-  for (uint64_t i = 0; i < kSamples; ++i) {
-    params.seed = 2024 + i % 4;  // as four samples of one prompt
-    ++counts[static_cast<size_t>(sampler.Sample(row.data(), params, {}, {}, i / 4)->id)];
-  }
-  double chi = 0.0, rare_expected = 0.0, rare_count = 0.0;
-  int cells = 0;
-  for (size_t id = 0; id < p.size(); ++id) {
-    const double expected = p[id] * kSamples;
-    if (p[id] == 0.0) {
-      EXPECT_EQ(counts[id], 0) << "filtered token " << id;
-    } else if (expected < 5.0) {
-      rare_expected += expected;
-      rare_count += counts[id];
-    } else {
-      chi += (counts[id] - expected) * (counts[id] - expected) / expected;
-      ++cells;
+// As often as transformers' own processors of logits sample each token, in the order of vLLM.
+TEST(SamplerTest, SamplesWithTheProbabilitiesOfTransformers) {
+  const auto golden =
+      nlohmann::json::parse(FileContent(FOX_SOURCE_DIR "/tests/golden/transformers_sampling.json"));
+  const auto row = golden["logits"].get<Row>();
+  TokenCounts counts;
+  counts.AddPrompt(golden["seen"].get<std::vector<int32_t>>());
+  Sampler sampler(static_cast<int32_t>(row.size()));
+  for (const auto& one : golden["cases"]) {
+    SCOPED_TRACE(testing::Message() << one);
+    SamplingParams params;
+    params.temperature = one["temperature"];
+    params.top_p = one["top_p"];
+    params.min_p = one["min_p"];
+    params.top_k = one["top_k"];
+    params.repetition_penalty = one["repetition_penalty"];
+    constexpr int kSamples = 40000;
+    std::vector<int> sampled(row.size());
+    for (uint64_t i = 0; i < kSamples; ++i) {
+      params.seed = 2024 + i % 4;  // as four samples of one prompt
+      ++sampled[static_cast<size_t>(sampler.Sample(row.data(), params, counts, {}, i / 4)->id)];
     }
+    double chi = 0.0, rare_expected = 0.0, rare_count = 0.0;
+    int cells = 0, may_be_sampled = 0;
+    const auto add = [&](double expected, double count) {
+      chi += (count - expected) * (count - expected) / expected;
+      ++cells;
+    };
+    for (const auto& [id, probability] : one["probabilities"].get<std::map<size_t, double>>()) {
+      const double expected = probability * kSamples;
+      may_be_sampled += sampled[id];
+      if (expected >= 5.0) {
+        add(expected, sampled[id]);
+      } else {
+        rare_expected += expected;
+        rare_count += sampled[id];
+      }
+    }
+    EXPECT_EQ(may_be_sampled, kSamples) << "others are filtered";
+    if (rare_expected >= 5.0) add(rare_expected, rare_count);
+    // Mean k, standard deviation sqrt(2k): five of them.
+    const double k = std::max(cells - 1, 1);
+    EXPECT_LT(chi, k + 5.0 * std::sqrt(2.0 * k));
   }
-  if (rare_expected >= 5.0) {
-    chi += (rare_count - rare_expected) * (rare_count - rare_expected) / rare_expected;
-    ++cells;
-  }
-  // Mean k, standard deviation sqrt(2k): five of them.
-  const double k = std::max(cells - 1, 1);
-  EXPECT_LT(chi, k + 5.0 * std::sqrt(2.0 * k));
 }
-
-INSTANTIATE_TEST_SUITE_P(Filters, SamplerDistributionTest,
-                         testing::Values(Filter{1.0f, 1.0f, 0.0f, 0}, Filter{0.7f, 1.0f, 0.0f, 0},
-                                         Filter{3.0f, 1.0f, 0.0f, 0}, Filter{1.0f, 0.9f, 0.0f, 0},
-                                         Filter{1.0f, 0.3f, 0.0f, 0}, Filter{1.0f, 1.0f, 0.05f, 0},
-                                         Filter{1.0f, 1.0f, 0.0f, 10}, Filter{2.0f, 0.99f, 0.0f, 0},
-                                         Filter{1.3f, 0.8f, 0.02f, 40},
-                                         Filter{1.0f, 1.0f, 0.0f, 1}));
 
 }  // namespace
 }  // namespace fox
