@@ -138,10 +138,13 @@ def write_tokens(texts: list[Path], model: Path, out: Path, workers: int) -> Tok
             return info
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     partial = out.with_name(out.name + ".partial")
-    counts = _encode_all(texts, model, partial, dtype, workers)
-    if counts["tokens"] == 0:
+    try:
+        counts = _encode_all(texts, model, partial, dtype, workers)
+        if counts["tokens"] == 0:
+            raise TextError("no text in " + ", ".join(path.name for path in texts))
+    except BaseException:
         partial.unlink()
-        raise TextError("no text in " + ", ".join(path.name for path in texts))
+        raise
     info = TokenFileInfo(dtype=np.dtype(dtype).name, tokenizer=fingerprint, sources=sources,
                          **counts)
     info_path(out).unlink(missing_ok=True)

@@ -33,15 +33,23 @@ def _steps(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> Path:
-    """Writes state["step"]'s checkpoint; removes all but the newest KEPT."""
+    """Writes state["step"]'s checkpoint; removes all but the newest KEPT.
+
+    Raises TrainingError if the disk does not take it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{state['step']:09d}.pt"
     assert _NAME.fullmatch(path.name)  # or load_checkpoint() would not find it
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(partial, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, RuntimeError) as error:  # torch hides the system's error behind its own
+        partial.unlink(missing_ok=True)
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        raise TrainingError(f"{path} cannot be written ({cause or error}); the checkpoint before "
+                            "it, if any, is kept") from None
     os.replace(partial, path)
     directory = os.open(folder, os.O_RDONLY)
     try:

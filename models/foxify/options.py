@@ -103,7 +103,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
                         help="also write the merged model, which ./run serve loads")
     parser.add_argument("--valid", type=Path, metavar="FILE", help="held-out text, or its tokens")
     parser.add_argument("--chats", type=Path, metavar="FILE",
-                        help="tokens of the model's own chats (chats.py), 0.3 of the windows")
+                        help="tokens of the model's own chats (chats.py), half of the windows")
     parser.add_argument("--valid-chats", type=Path, metavar="FILE", help="held-out chats")
     for add in (_add_method, _add_length, _add_run):
         add(parser)

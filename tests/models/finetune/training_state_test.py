@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import resource
 import tempfile
 import unittest
 from pathlib import Path
@@ -46,6 +47,18 @@ class CheckpointTest(unittest.TestCase):
         self.assertEqual(load_checkpoint(self.folder)["step"], 1)
         save_checkpoint(self.folder, {"step": 3})
         self.assertEqual(self.names(), ["step-000000001.pt", "step-000000003.pt"])
+
+    def test_a_full_disk_is_told_and_leaves_the_old_one(self) -> None:
+        """Both of torch.save's writes fail: its records by OSError, its end by RuntimeError."""
+        save_checkpoint(self.folder, {"step": 1})
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, limit)
+        for size in (0, 100, 5000, 1 << 16, (1 << 18) - 1):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
+            with self.subTest(size=size):
+                with self.assertRaisesRegex(TrainingError, r"02.pt cannot be .*File too large"):
+                    save_checkpoint(self.folder, {"step": 2, "x": torch.zeros(1 << 16)})
+                self.assertEqual(self.names(), ["step-000000001.pt"])
 
     def test_a_damaged_one_is_passed_over(self) -> None:
         for step in (1, 2):
