@@ -2,13 +2,10 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <future>
-#include <utility>
 
 #include "fox/v1/admin.grpc.pb.h"
 #include "fox/v1/info.grpc.pb.h"
-#include "google/protobuf/wrappers.pb.h"
-#include "grpcpp/generic/generic_stub.h"
+#include "grpc/health/v1/health.grpc.pb.h"
 #include "server/cli/connection.h"
 
 namespace fox::cli {
@@ -45,25 +42,20 @@ int Show(const Connection& connection, v1::Info::Stub& stub,
 
 }  // namespace
 
-// grpc.health.v1 is not compiled here. A HealthCheckRequest is one string in field 1, its response
-// one enum in field 1: StringValue and Int32Value have the same bytes.
 int Health(const std::vector<std::string>& arguments) {
   FlagSet flags;
   Connection connection;
   connection.timeout_s = 5;
   const std::optional<int> over = connection.Begin("health [SERVICE]", arguments, &flags, 1);
   if (over.has_value()) return *over;
-  google::protobuf::StringValue request;
-  google::protobuf::Int32Value response;
-  if (!flags.positional().empty()) request.set_value(flags.positional()[0]);
-  const std::unique_ptr<grpc::ClientContext> context = connection.Call();
-  grpc::TemplatedGenericStub<decltype(request), decltype(response)> stub(connection.Open());
-  std::promise<grpc::Status> ended;
-  stub.UnaryCall(context.get(), "/grpc.health.v1.Health/Check", {}, &request, &response,
-                 [&ended](grpc::Status status) { ended.set_value(std::move(status)); });
-  const grpc::Status status = ended.get_future().get();
-  if (!status.ok()) return Report(status, *context);
-  const bool serving = response.value() == 1;
+  grpc::health::v1::HealthCheckRequest request;
+  grpc::health::v1::HealthCheckResponse response;
+  if (!flags.positional().empty()) request.set_service(flags.positional()[0]);
+  using Stub = grpc::health::v1::Health::Stub;
+  const std::unique_ptr<Stub> stub = grpc::health::v1::Health::NewStub(connection.Open());
+  const int code = connection.Ask(*stub, &Stub::Check, request, &response);
+  if (code != kExitOk) return code;
+  const bool serving = response.status() == grpc::health::v1::HealthCheckResponse::SERVING;
   std::printf("%s\n", serving ? "SERVING" : "NOT_SERVING");
   return serving ? kExitOk : kExitFailed;
 }

@@ -3,7 +3,6 @@
 
 #include <utility>
 
-#include "google/protobuf/wrappers.pb.h"
 #include "grpc/grpc_security.h"
 #include "grpcpp/impl/codegen/rpc_service_method.h"
 #include "grpcpp/impl/codegen/server_callback_handlers.h"
@@ -12,18 +11,19 @@
 namespace fox {
 namespace {
 
+using grpc::health::v1::HealthCheckRequest;
+using grpc::health::v1::HealthCheckResponse;
+using ServingStatus = HealthCheckResponse::ServingStatus;
 using Bytes = grpc::ByteBuffer;
 using Reactor = grpc::ServerBidiReactor<Bytes, Bytes>;
 
 constexpr int64_t kMaxWatches = 1024, kMaxWatchBytes = 1 << 20;
 
-// A HealthCheckRequest is one string in field 1 and its response one enum in field 1, which two
-// well-known wrappers spell the same way.
 absl::StatusOr<std::string> ServiceOf(const Bytes& bytes) {
-  google::protobuf::StringValue request;
+  HealthCheckRequest request;
   absl::Status status = ParseShortMessage(bytes, &request);
   if (!status.ok()) return status;
-  return request.value();
+  return request.service();
 }
 
 // As the port's credentials found it in the same headers.
@@ -37,9 +37,9 @@ uint64_t ClientOf(const PublicCallLimit& limit, const grpc::CallbackServerContex
   return PublicCallLimit::ClientOf(connection, {name->second.data(), name->second.size()});
 }
 
-void Encode(int serving_status, Bytes* out) {
-  google::protobuf::Int32Value response;
-  response.set_value(serving_status);
+void Encode(ServingStatus status, Bytes* out) {
+  HealthCheckResponse response;
+  response.set_status(status);
   out->Clear();
   *out = ToByteBuffer(response.SerializeAsString());
 }
@@ -61,7 +61,8 @@ class HealthService::CheckCall final : public Reactor {
     const absl::StatusOr<std::string> name = ServiceOf(bytes_);
     if (!name.ok()) return Finish(ToGrpc(name.status()));
     const ServingStatus status = service_.StatusOf(*name);
-    if (status == kServiceUnknown) return Finish({grpc::NOT_FOUND, "service: not one of ours"});
+    if (status == HealthCheckResponse::SERVICE_UNKNOWN)
+      return Finish({grpc::NOT_FOUND, "service: not one of ours"});
     Encode(status, &bytes_);
     StartWrite(&bytes_);
   }
@@ -157,7 +158,7 @@ class HealthService::WatchCall final : public Reactor {
   Bytes bytes_;
   Mutex mutex_;
   std::string name_ ABSL_GUARDED_BY(mutex_);
-  int written_status_ ABSL_GUARDED_BY(mutex_) = 0;
+  ServingStatus written_status_ ABSL_GUARDED_BY(mutex_) = HealthCheckResponse::UNKNOWN;
   bool busy_ ABSL_GUARDED_BY(mutex_) = true;  // reads, writes or has ended
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<WatchCall> self_{this};  // until OnDone
@@ -196,11 +197,11 @@ void HealthService::SetServingStatus(bool serving) {
   AdvanceWatchers();
 }
 
-HealthService::ServingStatus HealthService::StatusOf(const std::string& service) {
+ServingStatus HealthService::StatusOf(const std::string& service) {
   const MutexLock lock(mutex_);
   const auto found = serving_.find(service);
-  if (found == serving_.end()) return kServiceUnknown;
-  return found->second ? kServing : kNotServing;
+  if (found == serving_.end()) return HealthCheckResponse::SERVICE_UNKNOWN;
+  return found->second ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
 }
 
 void HealthService::AdvanceWatchers() {

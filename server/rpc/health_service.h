@@ -9,6 +9,7 @@
 #include <string>
 #include <unordered_set>
 
+#include "grpc/health/v1/health.pb.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/impl/codegen/service_type.h"
 #include "server/calls/server_core.h"
@@ -31,11 +32,9 @@ class HealthService final : public grpc::Service, public grpc::HealthCheckServic
  private:
   class CheckCall;
   class WatchCall;
-  // HealthCheckResponse.ServingStatus.
-  enum ServingStatus { kServing = 1, kNotServing = 2, kServiceUnknown = 3 };
   template <class CallReactor>
   void Add(int index, const char* path);
-  ServingStatus StatusOf(const std::string& service);
+  grpc::health::v1::HealthCheckResponse::ServingStatus StatusOf(const std::string& service);
   void AdvanceWatchers();
 
   ServerCore& core_;

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <thread>
 
-#include "google/protobuf/wrappers.pb.h"
+#include "grpc/health/v1/health.pb.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "tests/fixtures/test_server.h"
@@ -18,14 +18,14 @@ namespace {
 
 // 1: SERVING, 2: NOT_SERVING; -1: the call failed.
 int HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {
-  google::protobuf::StringValue request;
-  request.set_value(service);
+  grpc::health::v1::HealthCheckRequest request;
+  request.set_service(service);
   std::string bytes;
   const grpc::Status status =
       Exchange(channel, "/grpc.health.v1.Health/Check", request.SerializeAsString(), &bytes);
-  google::protobuf::Int32Value response;
+  grpc::health::v1::HealthCheckResponse response;
   if (!status.ok() || !response.ParseFromString(bytes)) return -1;
-  return response.value();
+  return response.status();
 }
 
 const char* const kServices[] = {"", "fox.v1.Inference", "fox.v1.Tokenizer", "fox.v1.Info",
@@ -51,17 +51,27 @@ TEST(LifecycleTest, ServingMayBeCalledDuringAStop) {
   EXPECT_FALSE(server.server->serving());
 }
 
-TEST(LifecycleTest, ReflectionListsTheServices) {
+// grpcurl describes and calls a listed service by the file that reflection has of it.
+TEST(LifecycleTest, ReflectionListsAndDescribesTheServices) {
   TestServer server;
-  // ServerReflectionRequest{list_services: "*"} is field 7.
-  std::string response;
-  ASSERT_TRUE(Exchange(server.channel,
-                       "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-                       std::string("\x3a\x01*"), &response)
-                  .ok());
-  for (const char* service : {"fox.v1.Inference", "fox.v1.Tokenizer", "fox.v1.Info", "fox.v1.Admin",
-                              "grpc.health.v1.Health"}) {
-    EXPECT_NE(response.find(service), std::string::npos) << service;
+  const auto ask = [&](const std::string& request) {
+    std::string response;
+    const grpc::Status status =
+        Exchange(server.channel, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                 request, &response);
+    return status.ok() ? response : status.error_message();
+  };
+  // ServerReflectionRequest: list_services is field 7, file_containing_symbol field 4.
+  const std::string list = ask("\x3a\x01*");
+  for (const auto& [service, message] :
+       std::map<std::string, std::string>{{"fox.v1.Inference", "GenerateRequest"},
+                                          {"fox.v1.Tokenizer", "TokenizeRequest"},
+                                          {"fox.v1.Info", "GetLoadRequest"},
+                                          {"fox.v1.Admin", "DrainRequest"},
+                                          {"grpc.health.v1.Health", "HealthCheckRequest"}}) {
+    EXPECT_THAT(list, testing::HasSubstr(service));
+    EXPECT_THAT(ask("\x22" + std::string(1, static_cast<char>(service.size())) + service),
+                testing::HasSubstr(message));
   }
 }
 

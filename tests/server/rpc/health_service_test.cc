@@ -8,7 +8,7 @@
 #include <chrono>
 #include <vector>
 
-#include "google/protobuf/wrappers.pb.h"
+#include "grpc/health/v1/health.pb.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "tests/fixtures/test_server.h"
 
@@ -36,8 +36,8 @@ class OpenCall {
   }
 
   void Send(const std::string& service) {
-    google::protobuf::StringValue request;
-    request.set_value(service);
+    grpc::health::v1::HealthCheckRequest request;
+    request.set_service(service);
     const grpc::Slice slice(request.SerializeAsString());
     call_->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
     Wait();
@@ -47,10 +47,10 @@ class OpenCall {
     grpc::ByteBuffer bytes;
     call_->Read(&bytes, nullptr);
     grpc::Slice slice;
-    google::protobuf::Int32Value response;
+    grpc::health::v1::HealthCheckResponse response;
     if (!Wait() || !bytes.DumpToSingleSlice(&slice).ok()) return 0;
     EXPECT_TRUE(response.ParseFromArray(slice.begin(), static_cast<int>(slice.size())));
-    return response.value();
+    return response.status();
   }
   // Waits for the call's end.
   grpc::Status End() {
