@@ -218,7 +218,7 @@ absl::Status FlagSet::AssignFrom(const std::string& variable, const std::string&
                                        "...\" is the link of a Kubernetes Service, not a setting"));
       return absl::OkStatus();
     }
-    return IsSet(flag.name) ? absl::OkStatus() : AssignTo(flag, value, variable);
+    return value.empty() || IsSet(flag.name) ? absl::OkStatus() : AssignTo(flag, value, variable);
   }
   if (!IsKubernetesLink(value) && !IsKubernetesVariable(variable)) {
     warnings_.push_back(absl::StrCat(
@@ -247,7 +247,8 @@ absl::Status FlagSet::Parse(const std::vector<std::string>& arguments,
 }
 
 absl::Status FlagSet::ParseOne(const std::vector<std::string>& arguments, size_t* next) {
-  const std::string& argument = arguments[(*next)++];
+  const std::string& given = arguments[(*next)++];
+  const std::string argument = given == "-h" && Find("help") != nullptr ? "--help" : given;
   if (argument.size() < 3 || argument.compare(0, 2, "--") != 0) {
     if (argument.size() > 1 && argument[0] == '-') {  // "-" alone is a file name: standard input
       return absl::InvalidArgumentError(absl::StrCat("unknown flag ", argument.substr(0, 64)));

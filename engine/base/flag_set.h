@@ -1,6 +1,7 @@
 // FlagSet: command-line flags of our programs: `--name=value`, `--name value`, and for booleans
-// `--name` and `--no-name`. The environment (FOX_NAME) sets flags that the command line does not.
-// Invariant: a target keeps its default unless a valid value was given.
+// `--name` and `--no-name`; `-h` is `--help`. The environment (FOX_NAME) sets flags that the
+// command line does not; an empty variable counts as none, as `NAME=${NAME:-}` of a compose file
+// makes it. Invariant: a target keeps its default unless a valid value was given.
 //
 // Why not Abseil's flags (tried: 20220623, Debian 12's, the oldest that we build with): a name is a
 // C++ identifier, so `--max-num-seqs` is an unknown flag; a wrong flag ends the process inside the

@@ -47,7 +47,7 @@ int Main(const std::vector<std::string>& arguments) {
     return kExitUsage;
   }
   const std::string& name = arguments[0];
-  if (name == "--help" || name == "help") {
+  if (name == "--help" || name == "-h" || name == "help") {
     std::fputs(kHelp, stdout);
     return kExitOk;
   }

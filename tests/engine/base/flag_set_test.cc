@@ -111,6 +111,9 @@ TEST_F(FlagsTest, TheCommandLineWinsOverTheEnvironment) {
   EXPECT_EQ(model_, "from env");
   EXPECT_TRUE(stop_.empty());
   EXPECT_FALSE(set_.IsSet("timeout"));
+  environment_ = {{"FOX_GRPC_PORT", ""}, {"FOX_ACP", ""}, {"FOX_VERBOSE", ""}, {"FOX_MODEL", ""}};
+  ASSERT_TRUE(Parse({}).ok()) << "compose and systemd set a variable without a value";
+  EXPECT_EQ(set_.Changed(), (Pairs{{"model", "from env"}, {"grpc-port", "8"}}));
 }
 
 TEST_F(FlagsTest, WrongValuesNameTheFlagAndChangeNothing) {
@@ -196,6 +199,10 @@ TEST_F(FlagsTest, UnknownFlagsComeWithTheNearestName) {
     EXPECT_THAT(ErrorOf({far}), Not(HasSubstr("did you mean"))) << far;
   }
   EXPECT_THAT(ErrorOf({"-x"}), HasSubstr("unknown flag -x"));
+  EXPECT_THAT(ErrorOf({"-h"}), HasSubstr("unknown flag -h"));
+  bool help = false;
+  set_.Action("help", "print this and exit", &help);
+  EXPECT_TRUE(Parse({"-h"}).ok() && help);
 }
 
 TEST_F(FlagsTest, TypesOfNumbersHaveNamesOfPyTorchToo) {
