@@ -35,7 +35,7 @@ test_requirements=("${convert_requirements[@]}" "${package_requirements[@]}"
 # The programs that the nightly tests compare with.
 oracle_requirements=('transformers>=5,<6' 'tokenizers>=0.20,<1' 'sentencepiece>=0.2,<1'
   'mistral-common>=1.9,<2' 'llama-models>=0.3,<1' 'dashscope==2.0.2' 'gbnf>=0.0.30,<1'
-  'jsonschema>=4.20,<5' 'fla-core>=0.6,<0.7' 'triton>=3.3,<4')
+  'jsonschema>=4.20,<5' 'fla-core>=0.6,<0.7' 'triton>=3.3,<4' 'peft>=0.17,<1')
 
 # missing_packages PACKAGE[:COMMAND|:arm64]...: prints the packages that are not installed.
 missing_packages() {

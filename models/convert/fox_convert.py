@@ -95,7 +95,8 @@ def _parser() -> argparse.ArgumentParser:
         help="write this log_pruning_tolerance (-10.0 is recommended) instead of the source's",
     )
     parser.add_argument(
-        "--adapter", metavar="DIR", type=Path, help="merge what ./run foxify trained on SRC"
+        "--adapter", metavar="DIR", type=Path,
+        help="merge what ./run foxify, or peft (LoRA), trained on SRC"
     )
     parser.add_argument(
         "--ignore-key",

@@ -1,18 +1,20 @@
-"""An adapter of foxify on its base: the plan of the merged model.
+"""An adapter of foxify, or of peft, on its base: the plan of the merged model.
 
 A tensor NAME.lora_B.weight with its NAME.lora_A.weight adds B A to NAME.weight, in float32, rounded
-to the base's type. Every other tensor of the adapter joins the tensors of the base, or replaces the
-one of its name.
+to the base's type. Every other tensor of the adapter replaces the base's of its name; those of
+foxify also join them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from models.convert.peft_adapter import read_peft, scale_of
 from models.convert.refusal import Refusal
 from models.convert.rounding import as_float
 from models.convert.safetensors_io import parse_json, read_safetensors
@@ -39,15 +41,16 @@ def _fits(base: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> bool
 
 
 class _Sum(SourceTensor):
-    """The sum of a base matrix, rounded to its type, and B A, in float32."""
+    """The sum of a base matrix, rounded to its type, and scale B A, in float32."""
 
-    def __init__(self, base: PlannedTensor, a: SourceTensor, b: SourceTensor) -> None:
+    def __init__(self, base: PlannedTensor, a: SourceTensor, b: SourceTensor,
+                 scale: float) -> None:
         super().__init__(base.name, "F32", base.shape, (), a.path, 0, 0)
-        self.__dict__.update(base=base, a=a, b=b)
+        self.__dict__.update(base=base, a=a, b=b, scale=np.float32(scale))
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yields whole rows, in blocks of the base's size."""
-        a, b, first = _values(self.a), _values(self.b), 0
+        a, b, first = _values(self.a), _values(self.b) * self.scale, 0
         for rounded, _, _ in self.base.blocks():
             rows = as_float(rounded, self.base.dtype).astype(np.float32).reshape(-1, self.shape[1])
             yield (rows + b[first : first + len(rows)] @ a).reshape(-1)
@@ -59,29 +62,52 @@ def adapter_paths(directory: Path) -> list[Path]:
     return sorted(directory.glob("adapter*.safetensors")) or [directory / ADAPTER]
 
 
+def _merged(plan: Plan, change: dict[str, SourceTensor], scale: Callable[[str, int], float],
+            grows: bool) -> Plan:
+    """The base with the tensors of an adapter. `grows`: it may bring new ones."""
+    tensors = {tensor.name: tensor for tensor in plan.tensors}
+    for name, b in change.items():
+        stem = name.removesuffix(_B)
+        if name.endswith(_B):
+            base, a = tensors.get(f"{stem}.weight"), change.get(stem + _A)
+            fits = base is not None and a is not None and _fits(base.shape, a.shape, b.shape)
+        else:
+            fits = grows or name.removesuffix(_A) + _B in change or (
+                name in tensors and tensors[name].shape == b.shape)
+        if not fits:
+            raise Refusal(f"tensor {name}: does not fit the base")
+        if name.endswith(_B):
+            tensors[base.name] = replace(base, parts=(_Sum(base, a, b, scale(stem, a.shape[0])),))
+        elif not name.endswith(_A):
+            tensors[name] = PlannedTensor(name, b.dtype, b.shape, (b,))
+    config = {key: plan.config[key] for key in plan.config if key != "weight_blocks"}  # no blocks
+    return replace(plan, kind=f"{plan.kind}, with an adapter", tensors=list(tensors.values()),
+                   config=config)
+
+
+def _with_peft(plan: Plan, config: dict[str, Any], directory: Path) -> Plan:
+    change = read_peft(config, directory)
+    head, embeddings = "lm_head.weight", "model.embed_tokens."
+    tied = all(tensor.name != head for tensor in plan.tensors)
+    for name in change:
+        if tied and name.startswith(embeddings):
+            raise Refusal(f"tensor {name}: would untie the output layer, which shares its weights")
+    return _merged(plan, change, scale_of(config), grows=False)
+
+
 def with_adapter(plan: Plan, directory: Path) -> Plan:
     """Raises Refusal unless the adapter in `directory` fits."""
     config = parse_json(read_text(directory / CONFIG), CONFIG)
+    if "peft_type" in config:
+        return _with_peft(plan, config, directory)
     change = {name: tensor for path in adapter_paths(directory)
               for name, tensor in read_safetensors(check_link(path)).items()}
     kind = config.get("base_model_type")
     if kind != plan.config["model_type"] or not isinstance(config.get("config"), dict):
         raise Refusal(f"{CONFIG}: made for a {kind}, not for SRC, a {plan.config['model_type']}")
-    tensors = {tensor.name: tensor for tensor in plan.tensors}
-    for name, b in change.items():
-        if name.endswith(_B):
-            stem = name.removesuffix(_B)
-            base, a = tensors.get(f"{stem}.weight"), change.get(stem + _A)
-            if base is None or a is None or not _fits(base.shape, a.shape, b.shape):
-                raise Refusal(f"tensor {name}: does not fit the base")
-            tensors[base.name] = replace(base, parts=(_Sum(base, a, b),))
-        elif not name.endswith(_A):
-            tensors[name] = PlannedTensor(name, b.dtype, b.shape, (b,))
+    merged = _merged(plan, change, lambda module, rank: 1.0, grows=True)
     files = dict(plan.files)
     for name in (GENERATION, GAIN):
         if (directory / name).is_file():
             files[name] = {**files.get(name, {}), **parse_json(read_text(directory / name), name)}
-    merged = {**plan.config, **config["config"]}
-    merged.pop("weight_blocks", None)  # sums have no blocks
-    return replace(plan, kind=f"{plan.kind}, with an adapter", tensors=list(tensors.values()),
-                   config=merged, files=files)
+    return replace(merged, config={**merged.config, **config["config"]}, files=files)
