@@ -113,7 +113,9 @@ class ForgettingAttention(nn.Module):
         q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
         log_f = self.log_gates(hidden_states)
         if cache is not None:
-            stored, v = cache.update(with_limbs(k, log_f), v, self.layer_idx)
+            length = int(cache.get_seq_length(self.layer_idx)) + q.shape[2]
+            stored, v = (x[:, :, :length] for x in cache.update(  # a static cache has room behind
+                with_limbs(k, log_f), v, self.layer_idx))
             k, log_f = stored[..., : -LIMBS], wide(stored[..., -LIMBS:]).sum(-1)
         group = q.shape[1] // k.shape[1]
         per_head = log_f.repeat_interleave(group, 1)

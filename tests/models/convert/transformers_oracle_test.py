@@ -179,7 +179,7 @@ class ForgettingTest(OracleCase):
         self.assertTrue(torch.equal(stored[..., -LIMBS:].float().sum(-1), log_f))
 
     def check_generation(self, folder: Path, model: Any) -> None:
-        """20 prompts of 1 to 115 tokens, together and so padded on the left, with the cache."""
+        """20 prompts of 1 to 115 tokens, together and so padded on the left, with both caches."""
         g = torch.Generator().manual_seed(0)
         prompts = [torch.randint(1, SIZES["vocab_size"], (1 + 6 * n,), generator=g)
                    for n in range(20)]
@@ -187,8 +187,10 @@ class ForgettingTest(OracleCase):
         ids, mask = (torch.stack([torch.nn.functional.pad(x, (longest - len(x), 0))
                                   for x in rows]) for rows in (
             prompts, [torch.ones_like(prompt) for prompt in prompts]))
-        said = model.generate(ids, attention_mask=mask, max_new_tokens=16, min_new_tokens=16,
-                              do_sample=False, pad_token_id=0)[:, longest:]
+        said, static = (model.generate(
+            ids, attention_mask=mask, max_new_tokens=16, min_new_tokens=16, do_sample=False,
+            pad_token_id=0, cache_implementation=kind)[:, longest:] for kind in (None, "static"))
+        self.assertEqual(static.tolist(), said.tolist())
         for number, (prompt, tokens) in enumerate(zip(prompts, said)):
             whole = torch.cat([prompt, tokens]).tolist()
             logits = self.fox_eval(folder, folder.parent / "served.safetensors", whole, "f32")
