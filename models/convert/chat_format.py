@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def render_format(
         kept = not thinking or thinking.get("kept", True)
         separated = bool(content)
         thought, content = _thought(content, thinking) if thinks else ("", content)
-        shown = content.strip() if role["trim"] else content
+        shown = content.strip() if role.get("trim") else content
         separated = bool(content) if kept else separated
         if thinks and kept and at > question and (thought or not following):
             shown = thinking["prefix"] + thought + thinking["suffix"] + content.lstrip("\n")
@@ -96,6 +97,20 @@ def render_format(
         text += "" if answers[1] else role["suffix"]
     text += form["generation_prompt" if generate else "end"]
     return text + (thinking["skip"] if generate and enable_thinking is False else "")
+
+
+def _dated(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _dated(inner) for key, inner in value.items()}
+    if not isinstance(value, str):
+        return value
+    return re.sub(r'\{\{strftime_now\("(.*?)"\)\}\}', lambda m: time.strftime(m[1]), value)
+
+
+def read_format(directory: Path) -> dict[str, Any] | None:
+    """The format of a model directory, with the date of today, as the server writes it."""
+    path = directory / NAME
+    return _dated(json.loads(path.read_bytes())) if path.is_file() else None
 
 
 def _conversation(*turns: str) -> list[Message]:

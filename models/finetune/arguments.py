@@ -146,8 +146,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("model", metavar="MODEL_OR_CONFIG", type=Path,
                         help="checkpoint directory, or a config.json to train from scratch")
     parser.add_argument("texts", metavar="TEXT", type=Path, nargs="+",
-                        help="UTF-8 text (.xz: compressed), documents separated by a line with one "
-                        "zero byte; or one file NAME.tokens made by text_tokens.py")
+                        help="UTF-8 text (.xz, .gz: compressed), documents separated by a line "
+                        "with one zero byte; .jsonl or .json with `text`, `messages` or "
+                        "`conversations` in each entry; or one file NAME.tokens of "
+                        "text_tokens.py")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR",
                         help="directory of the tokenizer (default: the model's)")
     for add in (_add_output, _add_length, add_run, _add_batches, _add_optimizer, _add_computation):

@@ -1,8 +1,9 @@
 """Text files to tokens: documents are read as a stream, encoded by several processes, and written
 to one flat file that training maps into memory.
 
-A document is a whole file, or the text between two lines with one zero byte each (as in fox-eval).
-It becomes bos, its tokens and eos, if the tokenizer has bos and eos. A token file NAME holds uint16
+A document is a whole file, or the text between two lines with one zero byte each (as in fox-eval),
+or an entry of a .jsonl or .json file (json_documents.py). It becomes bos, its tokens and eos, if
+the tokenizer has bos and eos; a chat is as its format says. A token file NAME holds uint16
 (uint32 for vocabularies above 65,536); NAME.json lists its sources.
 
     python -m models.finetune.text_tokens --model models/demo --out corpus.tokens books/*.txt
@@ -12,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import contextlib
+import gzip
 import json
 import lzma
 import multiprocessing
 import os
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,11 +29,17 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from models.finetune.json_documents import json_documents
 from models.finetune.text_tokenizer import TextError, TextTokenizer
 
 SEPARATOR = b"\n\0\n"
 READ_BYTES = 1 << 20
-LONGEST_PIECE = 16 << 20  # bytes that are encoded at once; longer documents are cut at a line end
+LONGEST_PIECE = 16 << 20  # bytes that are encoded at once; longer documents are cut
+
+# First bytes of files that people take for texts.
+_NO_TEXT = {b"PAR1": "Parquet; make .jsonl of it, for example by "
+                     "pandas.read_parquet(FILE).to_json(OUT, orient='records', lines=True)",
+            b"\x28\xb5\x2f\xfd": "packed; unpack it with zstd -d"}
 
 
 @dataclass(frozen=True)
@@ -40,26 +50,50 @@ class Piece:
     source: str
     first: bool
     last: bool
+    chat: bool = False  # its format has the tokens around it
 
 
-def _open(path: Path) -> BinaryIO:
-    return lzma.open(path) if path.suffix == ".xz" else open(path, "rb")
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A file for reading, unpacked if it is .xz or .gz. TextError if it cannot be unpacked."""
+    packed = {".xz": lzma.open, ".gz": gzip.open}
+    try:
+        with packed.get(path.suffix, open)(path, "rb") as file:
+            yield file
+    except (lzma.LZMAError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise TextError(f"{path.name}: no whole {path.suffix} file ({error})") from None
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """Yields the bytes of a file, unpacked if it is .xz, without a byte order mark, then b""."""
-    try:
-        with _open(path) as file:
-            yield file.read(READ_BYTES).removeprefix(codecs.BOM_UTF8)
-            while block := file.read(READ_BYTES):
-                yield block
-    except (lzma.LZMAError, EOFError) as error:
-        raise TextError(f"{path.name}: no whole .xz file ({error})") from None
+    """Yields the bytes of a file without a byte order mark, then b""."""
+    with _opened(path) as file:
+        block = file.read(READ_BYTES)
+        for magic, advice in _NO_TEXT.items():
+            if block.startswith(magic):
+                raise TextError(f"{path.name}: {advice}")
+        yield block.removeprefix(codecs.BOM_UTF8)
+        while block := file.read(READ_BYTES):
+            yield block
     yield b""
 
 
-def read_pieces(path: Path) -> Iterator[Piece]:
-    """The documents of one file, without empty ones."""
+def _place_to_cut(text: bytes) -> int:
+    """The last line end of a long piece, or else its last space, or else character."""
+    limit = LONGEST_PIECE - len(SEPARATOR)
+    cut = text.rfind(b"\n", 0, limit) + 1 or max(0, text.rfind(b" ", 0, limit)) or limit
+    for _ in range(3):  # bytes of a character behind its first
+        cut -= text[cut] & 0xC0 == 0x80
+    return cut
+
+
+def read_pieces(path: Path, model: Path | None = None) -> Iterator[Piece]:
+    """The documents of one file, without empty ones. `model`: whose format chats have."""
+    if Path(path.name.removesuffix(".xz").removesuffix(".gz")).suffix in (".jsonl", ".json"):
+        with _opened(path) as file:
+            for text, chat in json_documents(file, path.name, model):
+                if text:
+                    yield Piece(text, path.name, first=True, last=True, chat=chat)
+        return
     buffer, first = b"", True
     for block in _blocks(path):
         buffer += block
@@ -69,9 +103,7 @@ def read_pieces(path: Path) -> Iterator[Piece]:
                 yield Piece(document, path.name, first, last=True)
             first = True
         while len(buffer) > LONGEST_PIECE:
-            cut = buffer.rfind(b"\n", 0, LONGEST_PIECE - len(SEPARATOR)) + 1
-            if cut == 0:
-                raise TextError(f"{path}: a line of more than {LONGEST_PIECE >> 20} MiB")
+            cut = _place_to_cut(buffer)
             yield Piece(buffer[:cut], path.name, first, last=False)
             buffer, first = buffer[cut:], False
     if buffer or not first:
@@ -97,9 +129,9 @@ def _encode_piece(piece: Piece) -> tuple[np.ndarray, Piece]:
                         f"0x{piece.text[error.start]:02x}); convert it, for example with iconv"
                         ) from None
     ids = tokenizer.encode(text)
-    if piece.first and tokenizer.bos is not None:
+    if piece.first and not piece.chat and tokenizer.bos is not None:
         ids = [tokenizer.bos, *ids]
-    if piece.last and tokenizer.eos is not None:
+    if piece.last and not piece.chat and tokenizer.eos is not None:
         ids = [*ids, tokenizer.eos]
     return np.asarray(ids, dtype=np.uint32), Piece(b"", piece.source, piece.first, piece.last)
 
@@ -162,7 +194,7 @@ def _encode_all(texts: list[Path], model: Path, out: Path, dtype: type,
 
     def pieces() -> Iterator[Piece]:
         for path in texts:
-            for piece in read_pieces(path):
+            for piece in read_pieces(path, model):
                 counts["documents"] += piece.first
                 counts["text_bytes"] += len(piece.text)
                 yield piece
@@ -232,7 +264,8 @@ def main() -> int:
     """Makes a token file from the command line."""
     parser = argparse.ArgumentParser(prog="text_tokens", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", metavar="TEXT", type=Path, nargs="+", help="UTF-8, or .xz of it")
+    parser.add_argument("texts", metavar="TEXT", type=Path, nargs="+",
+                        help="UTF-8, .jsonl or .json, also .xz and .gz")
     parser.add_argument("--model", type=Path, required=True, help="directory of the tokenizer")
     parser.add_argument("--out", type=Path, required=True, help="token file to write")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from models.convert.chat_format import render_format
 from models.finetune.text_tokens import (
     TextError, TextTokenizer, TokenFileInfo, info_path, read_pieces)
 from models.foxify.recall import Asking
@@ -87,12 +88,12 @@ def write_answers(prompts: Path, model: Path, server: str, parallel: int, out: P
     Leaves out the prompts that were not asked within `seconds`.
     """
     end = time.monotonic() + seconds
-    tokenizer, asking = TextTokenizer(model), Asking(model)
-    if asking.format is None:
+    tokenizer, form = TextTokenizer(model), Asking(model).format
+    if form is None:
         raise TextError(f"{model}: no chat_format.json; ./run convert writes it")
     try:
         with lzma.open(prompts, "rt") if prompts.suffix == ".xz" else open(prompts) as file:
-            requests = [json.loads(line) for line in file]
+            requests = [json.loads(line) for line in file if line.strip()]
     except (lzma.LZMAError, EOFError, ValueError) as error:
         raise TextError(f"{prompts.name}: no whole file of prompts ({error})") from None
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
@@ -107,9 +108,9 @@ def write_answers(prompts: Path, model: Path, server: str, parallel: int, out: P
             if choice is None:
                 continue
             chats += 1
-            text = asking.system() + asking.turn("user", request["messages"][0]["content"])
-            text += asking.format["generation_prompt"] + choice["message"]["content"]
-            text += asking.format["roles"]["assistant"]["suffix"]  # also if the answer was cut
+            text = render_format(form, request["messages"], generate=True)
+            text += choice["message"]["content"]
+            text += form["roles"]["assistant"]["suffix"]  # also if the answer was cut
             ids += tokenizer.encode(text)
             text_bytes += len(text.encode())
     if not ids:

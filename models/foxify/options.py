@@ -96,14 +96,16 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("model", metavar="MODEL", type=Path,
                         help="its directory: config.json, model*.safetensors, a tokenizer")
     parser.add_argument("texts", metavar="TEXT", type=Path, nargs="+",
-                        help="UTF-8 text (.xz: compressed), or one NAME.tokens of text_tokens.py")
+                        help="UTF-8 text, .jsonl or .json (also .xz, .gz), or one NAME.tokens of "
+                        "text_tokens.py")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR",
                         help="gets adapter.safetensors, report and plots")
     parser.add_argument("--export", type=Path, metavar="DIR",
                         help="also write the merged model, which ./run serve loads")
     parser.add_argument("--valid", type=Path, metavar="FILE", help="held-out text, or its tokens")
     parser.add_argument("--chats", type=Path, metavar="FILE",
-                        help="tokens of the model's own chats (chats.py), half of the windows")
+                        help="the model's own chats, tokens of chats.py or .jsonl: half of the "
+                        "windows")
     parser.add_argument("--valid-chats", type=Path, metavar="FILE", help="held-out chats")
     for add in (_add_method, _add_length, _add_run):
         add(parser)

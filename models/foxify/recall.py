@@ -5,34 +5,21 @@ The tokens of the answers are marked.
 
 from __future__ import annotations
 
-import json
-import re
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from models.convert.chat_format import read_format
 from models.finetune.text_tokens import TextTokenizer
 from models.foxify.facts import Fact, Random, passage_fact, test_fact, training_fact
-
-
-def _dated(value: Any) -> Any:
-    """A format whose dates are today's, as the server writes them."""
-    if isinstance(value, dict):
-        return {key: _dated(inner) for key, inner in value.items()}
-    if not isinstance(value, str):
-        return value
-    return re.sub(r'\{\{strftime_now\("(.*?)"\)\}\}', lambda m: time.strftime(m[1]), value)
 
 
 class Asking:
     """Writes questions into a text: plain, or as turns of the model's chat format."""
 
     def __init__(self, directory: Path) -> None:
-        path = directory / "chat_format.json"
-        self.format: dict[str, Any] | None = _dated(json.loads(path.read_text())) if (
-            path.is_file()) else None
+        self.format = read_format(directory)
 
     def turn(self, role: str, content: str) -> str:
         """One message."""

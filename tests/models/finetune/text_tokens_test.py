@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import lzma
 import tempfile
@@ -11,13 +12,20 @@ from unittest import mock
 
 from toy_model import ROOT, write_toy  # first: it skips without its packages
 
+import jinja2
 import numpy as np
 
+from models.convert.chat_format import write_chat_format
 from models.finetune import text_tokens
 from models.finetune.text_tokens import (
     TextError, TextTokenizer, Windows, info_path, open_tokens, read_pieces, write_tokens)
 
 END = 256
+TEMPLATE = ("{% for m in messages %}<|endoftext|>{{ m.role }}\n{{ m.content | trim }}"
+            "<|endoftext|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|endoftext|>assistant\n{% endif %}")
+CHAT = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "žluť 漢字 🦊\n"},
+        {"role": "assistant", "content": "\u2028ok"}, {"role": "user", "content": "?"}]
 
 
 class TokenFileTest(unittest.TestCase):
@@ -49,6 +57,43 @@ class TokenFileTest(unittest.TestCase):
         path = self.write("a.txt.xz", lzma.compress(b"x\n\0\n\n\0\ny"))
         self.assertEqual(self.tokens(path), [END, *b"x", END, END, *b"y", END])
 
+    def test_entries_of_data_sets_are_documents(self) -> None:
+        """Chats are what jinja2 makes of the model's template; texts have their ends."""
+        config = json.loads((self.folder / "tokenizer_config.json").read_text())
+        (self.folder / "tokenizer_config.json").write_text(json.dumps(
+            {**config, "chat_template": TEMPLATE}))
+        self.assertEqual(write_chat_format(self.folder), "")
+        rendered = jinja2.Template(TEMPLATE).render(messages=CHAT)
+        chat = [i for n, part in enumerate(rendered.split("<|endoftext|>"))
+                for i in [END] * bool(n) + list(part.encode())]
+        parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in CHAT]
+        sharegpt = [{"from": {"user": "human", "assistant": "gpt"}.get(turn["role"], "system"),
+                     "value": turn["content"]} for turn in CHAT]
+        entries = [({"text": "a\u2028b", "meta": 1}, [END, *"a\u2028b".encode(), END]),
+                   ({"messages": CHAT}, chat), ({"id": 7, "conversations": sharegpt}, chat),
+                   ({"messages": parts, "text": None}, chat), ({"text": ""}, [])]
+        lines = [json.dumps(entry, ensure_ascii=n % 2 == 0) for n, (entry, _) in enumerate(entries)]
+        lined = "\ufeff" + "\r\n\n  \n".join(lines)
+        want = [i for _, ids in entries for i in ids]
+        for name, data in (("a.jsonl", lined.encode()), ("b.json", f"[{','.join(lines)}]".encode()),
+                           ("c.jsonl.gz", gzip.compress(lined.encode())),
+                           ("d.jsonl.xz", lzma.compress(lined.encode()))):
+            with self.subTest(name):
+                self.assertEqual(self.tokens(self.write(name, data)), want)
+        for line, reason in (('{"prompt": "x"}', "line 1: neither .*'text'"),
+                             ("[1", "line 1: no JSON"), ('"x"', "line 1: neither"),
+                             ('{"text": "\\ud83d"}', "line 1: .*surrogates not allowed"),
+                             ('{"messages": [{"role": "judge"}]}', "has no 'judge'"),
+                             ('{"messages": ["x"]}', "line 1: neither"),
+                             ('{"text": ["x"]}', "line 1: neither")):
+            with self.subTest(line), self.assertRaisesRegex(TextError, reason):
+                self.tokens(self.write("e.jsonl", line.encode()))
+        with self.assertRaisesRegex(TextError, "f.parquet: Parquet; make .jsonl"):
+            self.tokens(self.write("f.parquet", b"PAR1\x15\x04"))
+        (self.folder / "chat_format.json").unlink()
+        with self.assertRaisesRegex(TextError, "a chat, but the model has no chat_format.json"):
+            self.tokens(self.write("a.jsonl", json.dumps({"messages": CHAT}).encode()))
+
     def test_any_block_size_gives_the_same_documents(self) -> None:
         text = b"\n\0\nab\n\0\n\n\0\n\nc\nd\0\ne\n\0\nf\n\0"
         path = self.write("a.txt", text)
@@ -66,8 +111,9 @@ class TokenFileTest(unittest.TestCase):
                              b"line one\nline two\nline three")
             self.assertEqual([piece.first for piece in pieces], [True, False, False, True])
             self.assertEqual([piece.last for piece in pieces], [False, False, True, True])
-            with self.assertRaisesRegex(TextError, "a line of more"):
-                list(read_pieces(self.write("b.txt", b"x" * 40)))
+            for parts in (["one two", " three four", " five six"], ["漢字漢字", "漢字"]):
+                pieces = list(read_pieces(self.write("b.txt", "".join(parts).encode())))
+                self.assertEqual([piece.text.decode() for piece in pieces], parts)
 
     def test_what_is_there_is_kept_until_its_texts_change(self) -> None:
         path = self.write("a.txt", b"abc")

@@ -99,6 +99,14 @@ class ChatsTest(unittest.TestCase):
         marks = Asking(self.folder).said(np.asarray(ids), tokenizer)
         said = tokenizer._decode(np.asarray(ids)[marks].tolist())
         self.assertEqual(said, "".join(f"answer {1000 + i}" for i in range(6)))
+        talk = [("system", "Be brief."), ("user", "a"), ("assistant", "b"), ("user", "c")]
+        path = self.folder / "own.jsonl"  # ends with an empty line
+        path.write_text(json.dumps({"seed": 5, "messages": [
+            {"role": role, "content": content} for role, content in talk]}) + "\n\n")
+        chats.write_answers(path, self.folder, server, 3, out)
+        told = "".join(f"{START}{role}\n{content}{END}\n"
+                       for role, content in (*talk, ("assistant", "answer 5")))
+        self.assertEqual(open_tokens(out)[0].tolist(), tokenizer.encode(told))
         with self.assertRaisesRegex(TextError, "no answer in 0 s"):
             chats.write_answers(path, self.folder, server, 3, out, seconds=0)
         with mock.patch.object(_Handler, "always_fails", True), self.assertRaisesRegex(
