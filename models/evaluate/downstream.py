@@ -89,8 +89,9 @@ def grade(choices: list[Choice], scored: list[Scored]) -> dict[str, list[float]]
     """By measure, one number for each question.
 
     acc: the right continuation has the highest log-probability. acc_per_char: the highest one for
-    each of its characters. A question with one continuation has `greedy`, 1 if its tokens are the
-    likeliest ones, and `bits_per_byte`.
+    each of its characters, without the space before them (acc_norm of lm-evaluation-harness).
+    A question with one continuation has `greedy`, 1 if its tokens are the likeliest ones, and
+    `bits_per_byte`.
     """
     questions: dict[int, list[tuple[Choice, Scored]]] = {}
     for pair in zip(choices, scored, strict=True):
@@ -105,7 +106,8 @@ def grade(choices: list[Choice], scored: list[Scored]) -> dict[str, list[float]]
                 -score.log_probability / 0.6931471805599453 / size)
             continue
         best = max(pairs, key=lambda pair: pair[1].log_probability)
-        longest = max(pairs, key=lambda p: p[1].log_probability / len(p[0].continuation))
+        longest = max(pairs, key=lambda pair: pair[1].log_probability / len(
+            pair[0].continuation.removeprefix(" ")))
         grades.setdefault("acc", []).append(float(best[0].is_right))
         grades.setdefault("acc_per_char", []).append(float(longest[0].is_right))
     return grades

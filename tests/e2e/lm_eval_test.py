@@ -39,6 +39,8 @@ QUESTIONS = [
      "answer": 0},
     {"question": "He said that he would", "choices": ["window", "be very glad"], "answer": 1},
     {"question": "Good morning, my dear", "choices": ["Rose", "because"], "answer": 0},
+    # By its characters I is likelier with the space before it, of which acc_norm knows nothing.
+    {"question": "and then", "choices": ["I", "yellow"], "answer": 0},
 ]
 
 
@@ -114,20 +116,19 @@ class LmEvalTest(fox_server.Case):
             return downstream.judge("piqa", client, SETTINGS["served"], 0)["grades"]
 
     def test_evaluate_grades_alike(self) -> None:
-        choices = {"output_type": "multiple_choice", "target_delimiter": "",
+        choices = {"output_type": "multiple_choice",
                    "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}]}
         samples = self.evaluate({
             "task": "fox_continuations", "doc_to_text": "{{question}}", **choices,
-            "doc_to_choice": "{{spaced}}", "doc_to_target": "answer",
-            **self.file_of("continuations.jsonl", [
-                {**q, "spaced": [" " + choice for choice in q["choices"]]} for q in QUESTIONS])})
+            "doc_to_choice": "choices", "doc_to_target": "answer",
+            **self.file_of("continuations.jsonl", QUESTIONS)})
         ours = self.grades([(i, q["question"], " " + choice, k, q["answer"])
                             for i, q in enumerate(QUESTIONS)
                             for k, choice in enumerate(q["choices"])])
         self.assertEqual(ours["acc"], [sample["acc"] for sample in samples])
         self.assertEqual(ours["acc_per_char"], [sample["acc_norm"] for sample in samples])
         samples = self.evaluate({
-            "task": "fox_contexts", **choices, "doc_to_text": "answer",
+            "task": "fox_contexts", **choices, "target_delimiter": "", "doc_to_text": "answer",
             "doc_to_choice": "contexts", "doc_to_target": "{{end}}",
             **self.file_of("contexts.jsonl", CONTEXTS)})
         ours = self.grades([(i, context, q["end"], k, q["answer"])
