@@ -205,7 +205,7 @@ class TextTokenizer:
             bpe = self._open_bpe(files)
             ids = {token.content: number for number, token in
                    bpe.get_added_tokens_decoder().items()}
-            self.vocab_size = bpe.get_vocab_size()
+            self.vocab_size = max(bpe.get_vocab().values()) + 1  # ids may have holes
             self._encode = lambda text: bpe.encode(text, add_special_tokens=False).ids
             self._decode = lambda ids: bpe.decode(ids)
             self.bos = self.eos = None

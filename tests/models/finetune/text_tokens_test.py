@@ -17,6 +17,7 @@ import numpy as np
 
 from models.convert.chat_format import write_chat_format
 from models.finetune import text_tokens
+from models.finetune.text_tokenizer import SmallFiles
 from models.finetune.text_tokens import (
     TextError, TextTokenizer, Windows, info_path, open_tokens, read_pieces, write_tokens)
 
@@ -161,6 +162,21 @@ class TokenizerTest(unittest.TestCase):
         ids = tokenizer.encode(text)
         self.assertNotIn(1, ids)
         self.assertEqual(tokenizer.decode([1, *ids, 2]), text)
+
+    def test_holes_among_the_ids(self) -> None:
+        """A tokenizer of 257 tokens whose last one has the id 70,000, as tokenizers encodes."""
+        write_toy(self.folder)
+        model = TextTokenizer(self.folder)._open_bpe(SmallFiles(self.folder))
+        definition = json.loads(model.to_str())
+        definition["model"]["vocab"]["<far>"] = 70_000
+        definition["added_tokens"].append({**definition["added_tokens"][0], "id": 70_000,
+                                           "content": "<far>"})
+        (self.folder / "tokenizer.json").write_text(json.dumps(definition))
+        (self.folder / "a.txt").write_text("a<far>")
+        write_tokens([self.folder / "a.txt"], self.folder, self.folder / "t.tokens", 1)
+        tokens, info = open_tokens(self.folder / "t.tokens")
+        self.assertEqual((tokens.tolist(), info.dtype), ([END, 97, 70_000, END], "uint32"))
+        self.assertEqual(TextTokenizer(self.folder).vocab_size, 70_001)
 
     def test_bytes_and_json_inside(self) -> None:
         write_toy(self.folder)
