@@ -28,7 +28,8 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 QUANTISATIONS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
-QUANTISATIONS += ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+QUANTISATIONS += ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS")
+QUANTISATIONS += ("IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4")
 WEIGHT_BLOCKS = {"Q8_0": "q8", "Q4_0": "q4"}  # the server's --quantization
 _MODULES = {
     "attn_norm": "input_layernorm",

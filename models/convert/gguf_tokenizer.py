@@ -11,7 +11,13 @@ import numpy as np
 from models.convert.refusal import Refusal
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # values of tokenizer.ggml.token_type
-_IDS = {"bos": "bos", "eos": "eos", "eot": "eot", "unk": "unknown", "pad": "padding"}
+_IDS = {"bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "pad": "padding"}
+# Special tokens that end a text, whichever ids the file names (special_eog_ids of llama.cpp).
+_ENDS = frozenset(
+    """<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT]
+    [EOS] <|end_of_text|> <end_of_utterance> <eos> <\uff5cend\u2581of\u2581sentence\uff5c>
+    """.split()
+)
 _SAMPLING = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
              "penalty_repeat": "repetition_penalty"}  # general.sampling.*
 _LLAMA_IDS = {"unk": 0, "bos": 1, "eos": 2}  # llama.cpp's defaults
@@ -19,8 +25,7 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-
-
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[UPPER]*[LOWER]+|[^\r\n\p{L}\p{N}]?[UPPER]+[LOWER]*|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -60,16 +65,22 @@ def _split(*patterns: str) -> list[dict[str, Any]]:
     return [*splits, _byte_level(use_regex=False)]
 
 
-# tokenizer.ggml.pre -> the steps before merging. Files without this key are as old as GPT-2.
+# tokenizer.ggml.pre -> the steps before merging, by the names and patterns of llama.cpp's
+# llama-vocab.cpp. Files that are older than this key are `default`.
 _GPT2 = [_byte_level(use_regex=True)]
-_LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # llama.cpp has four names for it
+_LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0")
+_QWEN2 = ("qwen2", "deepseek-r1-qwen")  # text is in NFC
 PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
-    "gpt-2": _GPT2,
-    "default": _GPT2,
-    "smollm": [{"type": "Digits", "individual_digits": True}, *_GPT2],
-    **dict.fromkeys(_LLAMA3, _split(_WORDS.replace("DIGITS", "{1,3}"))),
-    "qwen2": _split(_WORDS.replace("DIGITS", "")),
-    "deepseek-r1-qwen": _split(_WORDS.replace("DIGITS", "")),
+    **dict.fromkeys(("gpt-2", "phi-2", "a.x-4.0", "gigachat", "mellum", "exaone4", "jais", "mpt",
+                     "olmo", "trillion", "granite-docling"), _GPT2),
+    "default": _split(r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone",
+                     "minerva-7b"), [{"type": "Digits", "individual_digits": True}, *_GPT2]),
+    **dict.fromkeys((*_LLAMA3, "smaug-bpe", "dbrx"), _split(_WORDS.replace("DIGITS", "{1,3}"))),
+    **dict.fromkeys((*_QWEN2, "megrez", "kormo", "stablelm2"),
+                    _split(_WORDS.replace("DIGITS", ""))),
+    "seed-coder": _split(_WORDS.replace("DIGITS", "").replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+")),
+    "viking": _split(" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+", r"\p{N}"),
     "deepseek-llm": _split(r"[\r\n]", rf"\s?[{_LETTERS}]+", rf"\s?[{_SIGNS}]+", r"\s+$",
                            f"[{_CJK}]+", r"\p{N}+"),
     "deepseek-coder": _split(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", f"[{_CJK}]+", r"\p{N}"),
@@ -106,19 +117,23 @@ def tokenizer_files(
         files["tokenizer.model"] = _sentencepiece(get, tokens, kinds, ids)
     else:
         raise Refusal(f"key tokenizer.ggml.model: {model!r} is not supported; gpt2 and llama are")
-    named = {f"{n}_token": tokens[i] for n, i in ids.items() if i is not None and n != "eot"}
+    ends = [ids[name] for name in ("eos", "eot", "eom")] + [
+        i for i, (token, kind) in enumerate(zip(tokens, kinds))
+        if token in _ENDS and kind in (_CONTROL, _USER_DEFINED)]
+    named = {f"{n}_token": tokens[i] for n, i in ids.items()
+             if i is not None and n not in ("eot", "eom")}
     template = get("tokenizer.chat_template", "")
     files["tokenizer_config.json"] = {
         "tokenizer_class": "PreTrainedTokenizerFast" if model == "gpt2" else "LlamaTokenizer",
         "add_bos_token": _adds_bos(get),
+        **({"add_eos_token": True} if get("tokenizer.ggml.add_eos_token", False) else {}),
         **named,
         **({"chat_template": template} if template else {}),
         **({"added_tokens_decoder": _added(tokens, kinds)} if model == "llama" else {}),
     }
-    ends = [i for i in (ids["eos"], ids["eot"]) if i is not None]
     files["generation_config.json"] = {
         "bos_token_id": ids["bos"],
-        "eos_token_id": list(dict.fromkeys(ends)),
+        "eos_token_id": list(dict.fromkeys(i for i in ends if i is not None)),
         **_sampling(get),
     }
     return files
@@ -137,7 +152,7 @@ def _sampling(get: Callable[[str, Any], Any]) -> dict[str, Any]:
 
 def _adds_bos(get: Callable[[str, Any], Any]) -> bool:
     by_default = get("tokenizer.ggml.model", "") == "llama" or get(
-        "tokenizer.ggml.pre", "gpt-2") in _WHOLE
+        "tokenizer.ggml.pre", "default") in _WHOLE
     return bool(get("tokenizer.ggml.add_bos_token", by_default))
 
 
@@ -165,7 +180,7 @@ def _bpe(
     get: Callable[[str, Any], Any], tokens: list[str], kinds: list[int], bos: int | None
 ) -> dict[str, Any]:
     """tokenizer.json."""
-    pre = get("tokenizer.ggml.pre", "gpt-2")
+    pre = get("tokenizer.ggml.pre", "default")
     if pre not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise Refusal(f"key tokenizer.ggml.pre: {pre!r} is not supported; there are {known}")
@@ -191,7 +206,7 @@ def _bpe(
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        "normalizer": {"type": "NFC"} if steps == PRE_TOKENIZERS["qwen2"] else None,
+        "normalizer": {"type": "NFC"} if pre in _QWEN2 else None,
         "pre_tokenizer": steps[0] if len(steps) == 1 else {"type": "Sequence",
                                                            "pretokenizers": steps},
         "post_processor": after,

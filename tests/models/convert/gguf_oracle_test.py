@@ -1,5 +1,5 @@
-"""Tokenizers of GGUF files as today's llama.cpp converter writes them, against transformers and
-sentencepiece. Skipped, with a message, if one of the packages is missing.
+"""Tokenizers of GGUF files as today's llama.cpp converter writes them, against transformers,
+sentencepiece and llama.cpp's patterns. Skipped, with a message, if one of the packages is missing.
 
 The forms follow `_create_vocab_sentencepiece` of convert_hf_to_gguf.py; ids of special tokens are
 chosen by the gguf package, which that program uses, too.
@@ -25,6 +25,9 @@ import gguf  # noqa: E402
 import gguf_source_test  # noqa: E402
 import sentencepiece  # noqa: E402
 import transformers  # noqa: E402
+from tokenizers import Regex, pre_tokenizers  # noqa: E402
+
+from models.convert.gguf_tokenizer import PRE_TOKENIZERS  # noqa: E402
 
 CORPUS = Path(os.environ["FOX_SOURCE_DIR"]) / "models" / "demo" / "prompt_long.txt"
 PIECES, ROWS = 400, 416
@@ -52,6 +55,43 @@ def converted_vocabulary(model: sentencepiece.SentencePieceProcessor,
         tokens[int(key)] = data["content"] if special else data["content"].replace(" ", "\u2581")
         scores[int(key)] = -1000.0
     return tokens, scores, kinds
+
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+CASES = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+WORDS = CASES + (r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
+                 r"|\s+")
+# The patterns of src/llama-vocab.cpp in llama.cpp, for each type one of its names; each splits the
+# pieces of the one before.
+PATTERNS = {
+    "llama-bpe": [WORDS % r"\p{N}{1,3}"], "smaug-bpe": [WORDS % r"\p{N}{1,3}"],
+    "qwen2": [WORDS % r"\p{N}"], "megrez": [WORDS % r"\p{N}"],
+    "seed-coder": [CASES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+"
+                   r"|\s+(?!\S)|\s+"],
+    "gpt-2": [GPT2], "a.x-4.0": [GPT2], "trillion": [GPT2], "mellum": [GPT2],
+    "smollm": [r"\p{N}", GPT2], "refact": [r"\p{N}", GPT2], "minerva-7b": [r"\p{N}", GPT2],
+    "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
+    "viking": [" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+", r"\p{N}"],
+    "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+",
+                       "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}"],
+}
+PRE_TEXTS = ("don't DON'T", "12345 1234567", " two  spaces \n\n  x", "a+b=c; $5 <tag> ^~|`",
+             "x\r\n", "\u7528\u6237\u3002\u4f60 \u0661\u0662\u0663\u0664 \u2153",
+             "e\u0301t\u00e9\u2026 ok!?(no)", "...\n\n//")
+
+
+class PreTokenizerTest(unittest.TestCase):
+    def test_pieces_are_those_of_llama_cpp(self) -> None:
+        for pre, patterns in PATTERNS.items():
+            steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+            steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+            right = pre_tokenizers.Sequence(steps)
+            ours = json.dumps({"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre]})
+            found = pre_tokenizers.Sequence([])
+            found.__setstate__(ours.encode())
+            for text in PRE_TEXTS:
+                with self.subTest(pre=pre, text=text):
+                    self.assertEqual(found.pre_tokenize_str(text), right.pre_tokenize_str(text))
 
 
 class SentencepieceTest(gguf_source_test.GgufCase):

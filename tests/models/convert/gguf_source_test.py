@@ -4,8 +4,8 @@ quantisation and tokenizer, written by the gguf package.
 
 from __future__ import annotations
 
+import itertools
 import json
-import shutil
 import math
 from typing import Any
 
@@ -56,6 +56,7 @@ class GgufCase(CheckpointCase):
         super().setUp()
         self.src = self.scratch / "model.gguf"
         self.random = np.random.default_rng(0)
+        self.kinds = itertools.cycle(QUANTISATIONS)
 
     def keys(self, arch: str) -> dict[str, Any]:
         numbers = {"block_count": LAYERS, "context_length": 512, "embedding_length": WIDE,
@@ -71,7 +72,6 @@ class GgufCase(CheckpointCase):
 
     def tensors(self, arch: str, tied: bool = False) -> dict[str, tuple[np.ndarray, str]]:
         """Tensors with the row order of the transformers library; the quantisations take turns."""
-        kinds = iter(QUANTISATIONS * 2)
         tensors = {name: (self.random.normal(size=(self.rows, WIDE)).astype("f"), "F32")
                    for name in ("token_embd.weight", *([] if tied else ["output.weight"]))}
         vectors = {"attn_norm.weight": WIDE, "ffn_norm.weight": WIDE}
@@ -84,14 +84,14 @@ class GgufCase(CheckpointCase):
             tensors[name] = (self.random.normal(size=size).astype("f"), "F32")
         for layer in range(LAYERS):
             for name, shape in MATRICES.items():
-                tensors[f"blk.{layer}.{name}.weight"] = self.quantised(shape, next(kinds))
+                tensors[f"blk.{layer}.{name}.weight"] = self.quantised(shape, next(self.kinds))
         return tensors
 
     def quantised(self, shape: tuple[int, int], kind: str) -> tuple[np.ndarray, str]:
         values = self.random.normal(size=shape).astype("f")
         if kind in ("F32", "F16"):
             return values.astype({"F32": "f", "F16": "e"}[kind]), kind
-        if not kind.endswith("_K"):
+        if not kind.startswith("IQ") and not kind.endswith("_K"):
             return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind]), kind
         block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
         rows = (shape[0], shape[1] // block * size)
@@ -285,14 +285,31 @@ class ConversionTest(GgufCase):
 
 class NamesTest(GgufCase):
     def test_llama_3_by_each_name_of_llama_cpp(self) -> None:
+        names = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0")
         tensors, made = self.tensors("llama"), []
-        for pre in ("llama-bpe", "llama3", "llama-v3", "falcon3"):  # LLAMA_VOCAB_PRE_TYPE_LLAMA3
+        for pre in names:  # LLAMA_VOCAB_PRE_TYPE_LLAMA3
             self.write("llama", self.keys("llama") | {"tokenizer.ggml.pre": pre}, tensors)
-            self.convert()
+            self.convert("--force")
             made.append(json.loads((self.dst / "tokenizer.json").read_text()))
-            shutil.rmtree(self.dst)
-        self.assertEqual(made[1:], made[:1] * 3)
+        self.assertEqual(made[1:], made[:1] * 5)
         self.assertTrue(made[0]["model"]["ignore_merges"])
+
+    def test_llama_3_ends_as_in_its_own_repository(self) -> None:
+        """Early files name 128001 alone, later ones 128009; the maker's generation_config.json has
+        [128001, 128008, 128009]."""
+        ends = ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"]
+        tokens, kinds = TOKENS[:257] + ends + ["</s>"], [1] * 257 + [3, 3, 4, 1]  # </s>: a text
+        self.rows = len(tokens)
+        for named, want in (({"eos": 257}, [257, 258, 259]), ({"eos": 259}, [259, 257, 258]),
+                            ({"eos": 256, "eom": 258}, [256, 258, 257, 259]),
+                            ({}, [257, 258, 259])):
+            with self.subTest(named):
+                keys = {k: v for k, v in self.keys("llama").items() if not k.endswith("_token_id")}
+                keys |= {f"tokenizer.ggml.{key}_token_id": number for key, number in named.items()}
+                keys |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+                self.write("llama", keys, self.tensors("llama"))
+                config, _ = self.convert("--force")
+                self.assertEqual(config["eos_token_id"], want)
 
 
 class RefusalTest(GgufCase):
@@ -319,10 +336,10 @@ class RefusalTest(GgufCase):
 
     def test_tensors(self) -> None:
         right = self.tensors("llama")
-        odd = (np.zeros((WIDE, 54), np.uint8), "TQ1_0")
+        odd = (np.zeros((WIDE, 320), np.uint8), "Q8_1")
         for name, tensor, reason in (
             ("blk.0.attn_q.bias", (np.zeros(WIDE, "f"), "F32"), "blk.0.attn_q.bias: left over"),
-            ("blk.0.attn_output.weight", odd, "TQ1_0 is not supported; there are F32,"),
+            ("blk.0.attn_output.weight", odd, "Q8_1 is not supported; there are F32,"),
             ("rope_freqs.weight", (np.arange(1, 33).astype("f"), "F32"), "LLaMA 3's scaling"),
             ("token_embd.weight", None, "token_embd.weight: missing"),
         ):
