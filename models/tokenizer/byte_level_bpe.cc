@@ -2,7 +2,6 @@
 #include "models/tokenizer/byte_level_bpe.h"
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 
 #include "absl/status/status.h"
@@ -199,10 +198,12 @@ absl::Status ByteLevelBpe::SetSpecial(const BpeDefinition& definition) {
                          absl::StrCat("added token ", Quoted(token.content), " is there twice"));
     }
     splitter_.Add(token);
+    // Found in the text as it is, where a space is not visible yet.
+    const bool marked = byte_fallback_ && absl::StrContains(token.content, kVisibleSpace);
     if (IsWhiteSpace(token.content)) {
       spaces_.Add(token);
     } else if (token.special || !definition.vocab.contains(token.content) ||
-               !(token.single_word || (token.normalized && NormalizerOf(definition)))) {
+               !(token.single_word || marked || (token.normalized && NormalizerOf(definition)))) {
       TokenOf(token.id).added = true;
     }  // else an ordinary word of the vocabulary: merging makes it where it is not recognised
     if (token.special) TokenOf(token.id).special = true;
@@ -273,11 +274,7 @@ void ByteLevelBpe::EncodePretoken(std::string_view pretoken, BpeMerger::Workspac
     if (it != id_of_bytes_.end()) return ids->push_back(it->second);
   }
   std::string known;
-  if (!knows_bytes_) {
-    std::copy_if(pretoken.begin(), pretoken.end(), std::back_inserter(known),
-                 [this](char byte) { return id_of_byte_[static_cast<uint8_t>(byte)] != kNoToken; });
-    pretoken = known;
-  }
+  if (!knows_bytes_) pretoken = known = WithTokens(pretoken);
   if (pretoken.size() <= kWindowBytes) return Merge(pretoken, workspace, ids);
   std::vector<int32_t> symbols;
   const auto encode = [&](std::string_view window, std::vector<WindowToken>* tokens) {
@@ -294,6 +291,21 @@ void ByteLevelBpe::EncodePretoken(std::string_view pretoken, BpeMerger::Workspac
     return true;
   };
   EncodeInWindows(pretoken, kWindowBytes, /*lookahead=*/0, encode, ids);
+}
+
+// The characters, or without byte_fallback the bytes, of `text` that have tokens.
+std::string ByteLevelBpe::WithTokens(std::string_view text) const {
+  std::string known;
+  for (size_t at = 0, length = 1; at < text.size(); at += length) {
+    const Utf8Unit unit = NextUtf8(text.data() + at, text.size() - at);
+    if (byte_fallback_) length = unit.length;
+    const std::string_view part = text.substr(at, length);
+    const bool spelled = std::all_of(part.begin(), part.end(), [this](char byte) {
+      return id_of_byte_[static_cast<uint8_t>(byte)] != kNoToken;
+    });
+    if (spelled || (byte_fallback_ && id_of_character_.contains(unit.code_point))) known += part;
+  }
+  return known;
 }
 
 // Appends the symbols that merging begins with: bytes, or characters with byte_fallback.

@@ -49,6 +49,7 @@ class ByteLevelBpe : public Tokenizer {
                                                     bool at_text_start) const;
   void EncodePretoken(std::string_view pretoken, BpeMerger::Workspace* workspace,
                       std::vector<int32_t>* ids) const;
+  std::string WithTokens(std::string_view text) const;
   void AppendSymbols(std::string_view text, std::vector<int32_t>* symbols) const;
   void Merge(std::string_view text, BpeMerger::Workspace* workspace,
              std::vector<int32_t>* ids) const;

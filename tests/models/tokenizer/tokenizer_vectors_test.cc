@@ -136,6 +136,35 @@ TEST(TokenizerVectorsTest, ByteFallback) {
   }
 }
 
+// Forms of LLaMA-2's tokenizer, and the ids that `tokenizers` 0.23.3 gives.
+TEST(TokenizerVectorsTest, ByteFallbackForms) {
+  auto runs =
+      nlohmann::json::parse(RepositoryFile("tests/models/tokenizer/fallback_tokenizer.json"));
+  const nlohmann::json vocab = runs["model"]["vocab"];
+  runs["normalizer"] = Vectors()["fallback"][0][1];
+  nlohmann::json without_bytes = runs;
+  // User-defined pieces of sentencepiece: spaces of a text match them once they are visible.
+  for (const char* content : {"\u2581\u2581", "the\u2581"}) {
+    runs["added_tokens"].push_back({{"id", vocab[content]}, {"content", content}});
+  }
+  without_bytes["model"]["unk_token"] = nullptr;
+  for (const auto& [token, id] : vocab.items()) {
+    if (!token.starts_with("<0x")) continue;
+    without_bytes["model"]["vocab"].erase(token);
+    without_bytes["model"]["vocab"][token.substr(1)] = id;
+  }
+  const auto expect = [](const nlohmann::json& form, const char* rows) {
+    TemporaryDir dir;
+    dir.Write("tokenizer.json", form.dump());
+    ExpectEncodes(*MustLoad(dir.path(), 2000), nlohmann::json::parse(rows), false);
+  };
+  expect(runs, R"([["a  b", [297, 487]], ["  ", [330]], ["    x", [308, 297, 293]],
+      ["\u2581\u2581", [300]], ["a\u2581\u2581 b the the", [351, 300, 300, 275, 453, 435]],
+      ["</s>  the", [2, 330, 435]]])");
+  expect(without_bytes, R"([["caf\u00e9 Zed", [297, 488, 297, 278, 277]], ["Q", [297]],
+      ["\u4e00a \ud83d\ude00", [297, 335, 298]], ["xQy\u4e00\u4e8cz", [297, 293, 294]]])");
+}
+
 // Text comes back after encoding and decoding, if the tokenizer replaces and normalizes nothing.
 TEST(TokenizerVectorsTest, RoundTrip) {
   const auto gpt2 = LoadGpt2("{}");
