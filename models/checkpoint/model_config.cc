@@ -343,22 +343,31 @@ void ReadAdditions(KeyReader& keys, ModelConfig& config) {
   ReadWeightBlocks(keys, config);
 }
 
-// Refuses sliding layers, which attend to the last keys only. layer_types decides if it is present;
-// else Qwen's layers from max_window_layers on slide if use_sliding_window is set.
-void RefuseSlidingLayers(KeyReader& keys, bool is_qwen, int num_layers) {
+// Reads the window of layers that attend to the last keys only: all of Mistral's; of Qwen's, if
+// use_sliding_window is set, those that layer_types names or else those from max_window_layers on.
+void ReadSlidingWindow(KeyReader& keys, absl::string_view type, ModelConfig& config) {
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  const bool is_qwen = type == "qwen2" || type == "qwen3";
+  bool slides = type == "mistral" || (is_qwen && keys.Bool("use_sliding_window", false));
   if (const nlohmann::json* layers = keys.Find("layer_types")) {
+    bool names_one = false;
     for (const nlohmann::json& layer : *layers) {
-      if (layer != "full_attention") keys.Unsupported("layer_types", "must be full_attention");
+      names_one = names_one || layer == "sliding_attention";
+      if (layer != "full_attention" && !(slides && layer == "sliding_attention")) {
+        keys.Unsupported("layer_types", "must be full_attention");
+      }
     }
-    return;
+    slides = slides && (names_one || !is_qwen);
+  } else if (is_qwen && slides) {
+    slides = keys.Integer("max_window_layers", 28, 0, kMax) < config.num_layers;
   }
-  if (!is_qwen || !keys.Bool("use_sliding_window", false)) return;
-  const bool has_window = !keys.Has("sliding_window") || keys.Find("sliding_window") != nullptr;
-  const int64_t first =
-      keys.Integer("max_window_layers", 28, 0, std::numeric_limits<int32_t>::max());
-  if (has_window && first < num_layers) {
-    keys.Unsupported("use_sliding_window",
-                     absl::StrCat("is not supported: layers from ", first, " on would slide"));
+  if (!slides) return;
+  config.sliding_window = 4096;  // of the classes
+  if (keys.Has("sliding_window")) {
+    config.sliding_window = keys.OptionalInteger("sliding_window", 1, kMax);
+  }
+  if (is_qwen && !config.sliding_window && keys.Find("layer_types") != nullptr) {
+    keys.Unsupported("sliding_window", "is null, and layer_types names layers that slide");
   }
 }
 
@@ -380,12 +389,7 @@ absl::Status ReadTransformers(KeyReader& keys, const ModelType& type, ModelConfi
   if (!keys.Bool("is_causal", true)) {
     keys.Unsupported("is_causal", "must be true, or tokens would attend to later ones");
   }
-  if (name == "mistral") {
-    if (!keys.Has("sliding_window"))
-      keys.Unsupported("sliding_window", "must be null: absent, it is 4096");
-    keys.RefuseUnlessNull("sliding_window");
-  }
-  RefuseSlidingLayers(keys, name == "qwen2" || name == "qwen3", config.num_layers);
+  ReadSlidingWindow(keys, name, config);
   return ReadRope(keys, config);
 }
 

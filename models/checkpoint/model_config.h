@@ -59,6 +59,9 @@ struct ModelConfig {
   std::optional<double> log_pruning_tolerance;
   std::string weight_blocks;  // "q8", "q4": of the GGUF file that it was converted from; else ""
   std::optional<int64_t> max_position_embeddings;  // after linear scaling
+  // Some layers attend to as many tokens at most, so that up to this length no key is out of reach;
+  // longer sequences are refused.
+  std::optional<int64_t> sliding_window;
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;  // config.json may hold a number or a list
   std::optional<int32_t> pad_token_id;

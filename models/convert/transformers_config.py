@@ -129,10 +129,17 @@ class TransformersConfig:
     norm_eps: float
     rope: Rope
     max_position_embeddings: int | None
+    sliding_window: int | None
     tied: bool
     forgets: bool
     has_sinks: bool
     has_caps: bool
+
+    @property
+    def context(self) -> int:
+        """The longest sequence."""
+        longest = self.max_position_embeddings or 2048
+        return min(longest, self.sliding_window or longest)
 
     @property
     def qk_norm(self) -> bool:
@@ -193,11 +200,11 @@ def parse_transformers_config(raw: dict[str, Any]) -> TransformersConfig:
         raise keys.refuse("rms_norm_eps", f"{eps!r} is not from {LEAST_NORM_EPS} to 1")
     if keys.text("hidden_act", "silu") not in ("silu", "swish"):
         raise keys.refuse("hidden_act", f"{raw['hidden_act']!r} is not supported")
-    _check_attention(keys, model_type, layers)
+    window = _sliding_window(keys, model_type, layers)
     check_token_ids(raw, vocab)
     config = TransformersConfig(
         model_type, vocab, hidden, inner, layers, heads, kv_heads, head_dim, eps,
-        _rope(keys, context), context, keys.flag("tie_word_embeddings"),
+        _rope(keys, context), context, window, keys.flag("tie_word_embeddings"),
         keys.flag("use_forget_gate"), keys.flag("use_attention_sink"),
         keys.flag("use_qk_norm_cap"))
     if config.has_caps and (config.qk_norm or not config.forgets):
@@ -250,27 +257,32 @@ def _heads(keys: _Reader, model_type: str, hidden: int, heads: int) -> tuple[int
     return kv_heads, head_dim
 
 
-def _check_attention(keys: _Reader, model_type: str, layers: int) -> None:
-    """Refuses biases, attention to later tokens, and sliding windows."""
+def _sliding_window(keys: _Reader, model_type: str, layers: int) -> int | None:
+    """How many tokens some layers attend to. Refuses biases and attention to later tokens."""
     for key, types in (("attention_bias", ("llama", "qwen3")), ("mlp_bias", ("llama",))):
         if model_type in types and keys.flag(key):
             raise keys.refuse(key, "is not supported")
     if keys.raw.get("is_causal", True) is not True:
         raise keys.refuse("is_causal", f"{keys.raw['is_causal']!r} is not supported: tokens would "
                           "attend to later ones, as in a model of embeddings")
-    window = keys.raw.get("sliding_window", 4096)  # Mistral's default
-    if model_type == "mistral" and window is not None:
-        raise keys.refuse("sliding_window", f"{window!r} limits attention to the last tokens, "
-                          "which is not supported; Mistral 7B has none from v0.2 on")
+    qwen = model_type in ("qwen2", "qwen3")
+    slides = model_type == "mistral" or (qwen and keys.flag("use_sliding_window"))
     kinds = keys.raw.get("layer_types")
     if kinds is not None:
-        for kind in kinds if isinstance(kinds, list) else [kinds]:
-            if kind != "full_attention":
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        for kind in kinds:
+            if kind != "full_attention" and not (slides and kind == "sliding_attention"):
                 raise keys.refuse("layer_types", f"{kind!r} is not supported")
-    elif model_type in ("qwen2", "qwen3") and keys.flag("use_sliding_window"):
-        first = keys.integer("max_window_layers", 28, 0, MAX_INT)
-        if keys.raw.get("sliding_window", 4096) is not None and first < layers:
-            raise keys.refuse("use_sliding_window", f"layers from {first} on would slide")
+        slides = slides and ("sliding_attention" in kinds or not qwen)
+    elif qwen and slides:
+        slides = keys.integer("max_window_layers", 28, 0, MAX_INT) < layers
+    if not slides:
+        return None
+    if keys.raw.get("sliding_window", 4096) is None:
+        if qwen and kinds is not None:
+            raise keys.refuse("sliding_window", "null, and layer_types names layers that slide")
+        return None
+    return keys.integer("sliding_window", 4096, 1, MAX_INT)
 
 
 def _rope(keys: _Reader, context: int | None) -> Rope:

@@ -180,7 +180,7 @@ def read_architecture(directory: Path, foxified: bool = False
         layers=config.num_layers, hidden=config.hidden_size, inner=config.intermediate_size,
         vocab=config.vocab_size, heads=config.num_heads, kv_heads=config.num_kv_heads,
         head_dim=config.head_dim, norm_eps=config.norm_eps, rotation=config.rope,
-        context=config.max_position_embeddings or 2048, tied=config.tied,
+        context=config.context, tied=config.tied,
         qk_norm=config.qk_norm), raw
 
 

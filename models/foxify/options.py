@@ -82,10 +82,9 @@ def _check_model(parser: OneLineParser, model: Path, window: int) -> None:
         parser.exit(1, f"foxify: {refusal}\n")
     except (OSError, ValueError, AttributeError):
         return  # reading the base reports the fault of the file
-    context = config.max_position_embeddings or 2048
-    if window > context:
+    if window > config.context:
         parser.exit(1, f"foxify: --window {window} is longer than the model's "
-                    f"max_position_embeddings, {context}\n")
+                    f"max_position_embeddings or sliding_window, {config.context}\n")
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:

@@ -106,6 +106,7 @@ SIZES: list[dict[str, Any]] = [
     {"hidden_size": "48"}, {"hidden_size": 48.0}, {"num_attention_heads": True},
     {"hidden_size": ABSENT}, {"vocab_size": ABSENT}, {"num_hidden_layers": ABSENT},
     {"sliding_window": 128}, {"sliding_window": None}, {"use_sliding_window": True},
+    {"sliding_window": ABSENT},
     {"use_sliding_window": False, "sliding_window": 128},
     {"use_sliding_window": True, "sliding_window": None},
     {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 2},
@@ -115,6 +116,8 @@ SIZES: list[dict[str, Any]] = [
     {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 0,
      "layer_types": ["full_attention"] * 2},
     {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 2,
+     "layer_types": ["full_attention", "sliding_attention"]},
+    {"use_sliding_window": True, "sliding_window": None,
      "layer_types": ["full_attention", "sliding_attention"]},
     {"layer_types": ["full_attention"] * 2}, {"layer_types": None},
     {"architectures": ABSENT}, {"architectures": None},
@@ -201,10 +204,10 @@ def read(text: str) -> dict[str, Any]:
         "norm_eps": model.model.norm.variance_epsilon,
         "tied": bool(config.tie_word_embeddings),
         "act": type(model.model.layers[0].mlp.act_fn).__name__,
-        "windows": [getattr(layer.self_attn, "sliding_window", None)
-                    or (getattr(config, "sliding_window", None)
-                        if config.model_type == "mistral" else None)
-                    for layer in model.model.layers],
+        "window": max((getattr(layer.self_attn, "sliding_window", None)
+                       or (getattr(config, "sliding_window", None)
+                           if config.model_type == "mistral" else None) or 0
+                       for layer in model.model.layers), default=0),
         "bos": config.bos_token_id, "eos": eos if isinstance(eos, list) else [eos],
     }
 
@@ -218,9 +221,9 @@ def is_served(text: str, reading: dict[str, Any]) -> bool:
     qkv = {f"self_attn.{letter}_proj.bias" for letter in "qkv"}
     return (raw["model_type"] in TYPES
             and biases == (qkv if raw["model_type"] == "qwen2" else set())
-            and reading["act"].startswith("SiLU") and not any(reading["windows"])
+            and reading["act"].startswith("SiLU")
             and raw.get("is_causal", True)  # transformers/masking_utils.py
-            and "sliding_attention" not in (raw.get("layer_types") or ())
+            and (reading["window"] or "sliding_attention" not in (raw.get("layer_types") or ()))
             and rope_is_static(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
             and len(reading["inv_freq"]) * 2 == reading["head_dim"] and reading["rope_factor"] == 1
             and reading["norm_eps"] == reading["norm_eps"])
@@ -266,7 +269,7 @@ def main() -> None:
         if "refused" not in case:
             reading = read(case["config"])
             assert is_served(case["config"], reading), case["model"]
-            del reading["shapes"], reading["windows"]
+            del reading["shapes"]
             case["reading"] = number_of(reading, readings)
         cases.append(case)
     tables = {"cases": cases, "readings": readings, "shapes": shapes}

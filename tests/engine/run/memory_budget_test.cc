@@ -67,6 +67,14 @@ TEST(MemoryBudgetTest, TheLongestSequence) {
   EXPECT_EQ(
       Plan({.available_bytes = plenty, .max_model_len = 5000}, Options(), rope)->max_model_len,
       5000);
+  rope.sliding_window = 1024;
+  EXPECT_EQ(Plan({.available_bytes = plenty}, Options(), rope)->max_model_len, 1024);
+  EXPECT_EQ(
+      Plan({.available_bytes = plenty, .max_model_len = 1024}, Options(), rope)->max_model_len,
+      1024);
+  const auto longer = Plan({.available_bytes = plenty, .max_model_len = 1025}, Options(), rope);
+  EXPECT_TRUE(absl::IsInvalidArgument(longer.status())) << longer.status();
+  EXPECT_THAT(std::string(longer.status().message()), HasSubstr("1024, its sliding_window"));
 }
 
 TEST(MemoryBudgetTest, LessThanOnePageOfEachListIsRefused) {

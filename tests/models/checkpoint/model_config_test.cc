@@ -307,9 +307,7 @@ TEST(ModelConfigTest, UnsupportedOptionsOfTransformersAreRefusedByName) {
       {"llama", R"("attention_bias": true)", "attention_bias is not supported: it must be false"},
       {"qwen3", R"("attention_bias": true)", "attention_bias is not supported: it must be false"},
       {"llama", R"("mlp_bias": true)", "mlp_bias is not supported: it must be false"},
-      {"mistral", R"("sliding_window": 4096)", "sliding_window is not supported: it must be null"},
-      {"qwen2", R"("use_sliding_window": true, "max_window_layers": 1)",
-       "use_sliding_window is not supported: layers from 1 on would slide"},
+      {"mistral", R"("sliding_window": 0)", "sliding_window must be between 1 and"},
       {"qwen3", R"("layer_types": ["full_attention", "sliding_attention"])",
        "layer_types must be full_attention"},
       {"qwen3", R"("use_forget_gate": true, "use_qk_norm_cap": true)",
@@ -347,9 +345,6 @@ TEST(ModelConfigTest, UnsupportedOptionsOfTransformersAreRefusedByName) {
        "original_max_position_embeddings is missing"},
   };
   for (const auto& c : kCases) ExpectError(TransformersConfig(c.type, c.keys), c.part);
-  ExpectError(Config("mistral", R"("vocab_size": 9, "hidden_size": 8, "intermediate_size": 8,
-      "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2)"),
-              "sliding_window must be null");
   // The class does not read this key.
   Parsed(TransformersConfig("llama", R"("sliding_window": 4096)"));
   Parsed(TransformersConfig("qwen2", R"("sliding_window": 4096, "use_sliding_window": false,
@@ -378,6 +373,7 @@ TEST(ModelConfigTest, AsTransformersReadsIt) {
     EXPECT_EQ(config->head_dim, reading["head_dim"]);
     EXPECT_EQ(config->norm_eps, reading["norm_eps"]);
     EXPECT_EQ(config->tie_word_embeddings, reading["tied"]);
+    EXPECT_EQ(config->sliding_window.value_or(0), reading["window"]);
     const auto frequencies = reading["inv_freq"].get<std::vector<double>>();
     const std::vector<double> ours = RopeFrequencies(*config);
     ASSERT_EQ(ours.size(), frequencies.size());

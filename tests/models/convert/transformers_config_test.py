@@ -47,6 +47,7 @@ class ReadingTest(CheckpointCase):
                      config.tied),
                     tuple(reading[key] for key in ("heads", "kv_heads", "head_dim", "norm_eps",
                                                    "tied")))
+                self.assertEqual(config.sliding_window or 0, reading["window"])
                 for ours, theirs in zip(config.rope.frequencies(config.head_dim),
                                         reading["inv_freq"], strict=True):
                     self.assertAlmostEqual(ours / theirs, 1, delta=1e-13)

@@ -95,6 +95,9 @@ FORMS: list[tuple[str, dict[str, Any], bool, Change]] = [
      keys(num_key_value_heads=...)),
     ("Qwen2", {}, False, keys(use_sliding_window=True, sliding_window=8, max_window_layers=2,
                               layer_types=...)),
+    ("Mistral", {}, False, keys(sliding_window=len(IDS))),
+    ("Qwen3", {}, True, keys(use_sliding_window=True, sliding_window=len(IDS),
+                             layer_types=["full_attention", "sliding_attention"])),
     ("Llama", {}, False, keys(hidden_act="swish", bos_token_id=-1, eos_token_id=9999,
                               length_penalty=float("inf"), top_p=float("nan"))),
 ]
