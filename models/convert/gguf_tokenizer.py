@@ -112,7 +112,7 @@ def tokenizer_files(
                   for t, kind in zip(tokens, kinds)]
     files: dict[str, dict[str, Any] | bytes] = {}
     if model == "gpt2":
-        files["tokenizer.json"] = _bpe(get, tokens, kinds, ids["bos"])
+        files["tokenizer.json"] = _bpe(get, tokens, kinds, ids)
     elif model == "llama":
         files["tokenizer.model"] = _sentencepiece(get, tokens, kinds, ids)
     else:
@@ -126,7 +126,7 @@ def tokenizer_files(
     files["tokenizer_config.json"] = {
         "tokenizer_class": "PreTrainedTokenizerFast" if model == "gpt2" else "LlamaTokenizer",
         "add_bos_token": _adds_bos(get),
-        **({"add_eos_token": True} if get("tokenizer.ggml.add_eos_token", False) else {}),
+        **({"add_eos_token": True} if _adds_eos(get) else {}),
         **named,
         **({"chat_template": template} if template else {}),
         **({"added_tokens_decoder": _added(tokens, kinds)} if model == "llama" else {}),
@@ -156,6 +156,10 @@ def _adds_bos(get: Callable[[str, Any], Any]) -> bool:
     return bool(get("tokenizer.ggml.add_bos_token", by_default))
 
 
+def _adds_eos(get: Callable[[str, Any], Any]) -> bool:
+    return bool(get("tokenizer.ggml.add_eos_token", False))
+
+
 def _is_marked(name: str, kinds: list[int]) -> bool:
     """True if the token with the id of _LLAMA_IDS is a special one.
 
@@ -177,7 +181,7 @@ def _added(tokens: list[str], kinds: list[int]) -> dict[str, dict[str, Any]]:
 
 
 def _bpe(
-    get: Callable[[str, Any], Any], tokens: list[str], kinds: list[int], bos: int | None
+    get: Callable[[str, Any], Any], tokens: list[str], kinds: list[int], ids: dict[str, int | None]
 ) -> dict[str, Any]:
     """tokenizer.json."""
     pre = get("tokenizer.ggml.pre", "default")
@@ -192,15 +196,17 @@ def _bpe(
         if kind in (_CONTROL, _USER_DEFINED)
     ]
     after = _byte_level(use_regex=True)
-    if bos is not None and _adds_bos(get):
-        name = tokens[bos]
-        first, text = {"SpecialToken": {"id": name, "type_id": 0}}, {"id": "A", "type_id": 0}
-        second = {"Sequence": {"id": "B", "type_id": 1}}
-        single = [first, {"Sequence": text}]
-        special = {name: {"id": name, "ids": [bos], "tokens": [name]}}
-        both = [*single, {"SpecialToken": {"id": name, "type_id": 1}}, second]
-        template = {"type": "TemplateProcessing", "single": single, "pair": both}
-        after = {"type": "Sequence", "processors": [after, {**template, "special_tokens": special}]}
+    first, last = ([i] if i is not None and adds else [] for i, adds in (
+        (ids["bos"], _adds_bos(get)), (ids["eos"], _adds_eos(get))))
+    if first or last:
+        text = [{"Sequence": {"id": letter, "type_id": 0}} for letter in "AB"]
+        before, behind = ([{"SpecialToken": {"id": tokens[i], "type_id": 0}} for i in some]
+                          for some in (first, last))
+        special = {tokens[i]: {"id": tokens[i], "ids": [i], "tokens": [tokens[i]]}
+                   for i in first + last}
+        template = {"type": "TemplateProcessing", "single": [*before, text[0], *behind],
+                    "pair": [*before, *text, *behind], "special_tokens": special}
+        after = {"type": "Sequence", "processors": [after, template]}
     return {
         "version": "1.0",
         "truncation": None,

@@ -66,8 +66,10 @@ absl::StatusOr<BpeDefinition> ParseGpt2Files(const std::string& vocab_json,
 // post_processor ByteLevel or TemplateProcessing; added_tokens. With byte_fallback: normalizer
 // Prepend and Replace of the visible space; pre_tokenizer none, Metaspace, Split, Digits; decoder
 // Replace, ByteFallback, Fuse, Strip. `truncation` and `padding` are left to the caller and
-// ignored. bos and eos come from `config`. Unimplemented names an option that would change the
-// result and is not understood; InvalidArgument names a malformed part.
+// ignored. bos and eos come from `config`; the post_processor says whether they stand around a
+// text, except for classes, as LlamaTokenizer, that read add_bos_token and add_eos_token.
+// Unimplemented names an option that would change the result and is not understood; InvalidArgument
+// names a malformed part.
 absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
                                                  const TokenizerConfig& config);
 

@@ -43,7 +43,8 @@ absl::Status ReadRoles(const Json& json, const char* file, bool precedence,
 
 // Reads further special tokens: a list of tokens, or an object from names to tokens.
 absl::Status ReadFurther(const Json& json, const char* file, TokenizerConfig* config) {
-  for (const char* key : {"additional_special_tokens", "extra_special_tokens"}) {
+  for (const char* key :
+       {"model_specific_special_tokens", "additional_special_tokens", "extra_special_tokens"}) {
     const Json* list = FindField(&json, key);
     if (list == nullptr) continue;
     if (!list->is_structured()) return InvalidFile(file, absl::StrCat(key, " is not a list"));

@@ -283,7 +283,15 @@ absl::StatusOr<BpeDefinition> ParseTokenizerJson(const std::string& text,
   AddedTokenList added(definition.vocab, definition.vocab.size());
   if (status.ok()) status = ReadAddedTokens(json, &added);
   if (!status.ok()) return status;
-  SetAddedTokens(config, std::move(added), &definition);
+  // Only these classes replace the post_processor by add_bos_token and add_eos_token.
+  constexpr std::string_view kClasses[] = {"LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer",
+                                           "CohereTokenizer", "JSONGPT2Tokenizer"};
+  TokenizerConfig of_class = config;
+  if (std::find(std::begin(kClasses), std::end(kClasses), config.tokenizer_class) ==
+      std::end(kClasses)) {
+    of_class.add_bos_token = of_class.add_eos_token = std::nullopt;
+  }
+  SetAddedTokens(of_class, std::move(added), &definition);
   return definition;
 }
 

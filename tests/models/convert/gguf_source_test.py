@@ -194,6 +194,7 @@ class ConversionTest(GgufCase):
 
     def test_tokenizer_and_chat(self) -> None:
         keys = self.keys("llama") | {"tokenizer.ggml.add_bos_token": True,
+                                     "tokenizer.ggml.add_eos_token": True,
                                      "tokenizer.ggml.eot_token_id": 256}
         self.write("llama", keys, self.tensors("llama"))
         self.convert()
@@ -210,7 +211,8 @@ class ConversionTest(GgufCase):
         self.assertEqual([s["type"] for s in tokenizer["pre_tokenizer"]["pretokenizers"]],
                          ["Digits", "ByteLevel"])
         single = tokenizer["post_processor"]["processors"][1]["single"]
-        self.assertEqual(single[0]["SpecialToken"]["id"], "<|im_start|>")
+        self.assertEqual([next(iter(step.values()))["id"] for step in single],
+                         ["<|im_start|>", "A", "<|im_end|>"])
 
     def test_sentencepiece(self) -> None:
         keys = {k: v for k, v in self.keys("llama").items() if "ggml" not in k}

@@ -20,7 +20,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 BASES = {"demo": ["models/demo/tokenizer.model"],
          "gpt2": ["tests/models/tokenizer/gpt2/vocab.json",
-                  "tests/models/tokenizer/gpt2/merges.txt"]}
+                  "tests/models/tokenizer/gpt2/merges.txt"],
+         "small": ["tests/models/tokenizer/small_tokenizer.json"]}
+JSON = "tokenizer.json"
 
 
 def token(content: str, special: bool = True, **options: Any) -> dict[str, Any]:
@@ -59,6 +61,9 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("gpt2", "qwen2 by its model", {
         "config.json": {"model_type": "qwen2"},
         "tokenizer_config.json": {"additional_special_tokens": ["<|im_start|>"]}}),
+    ("small", "post_processor before flags", {"tokenizer_config.json": {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>",
+        "add_prefix_space": True, "add_bos_token": False, "add_eos_token": False}}),
 ]
 
 
@@ -66,7 +71,9 @@ def vectors(base: str, files: dict[str, Any], samples: list[str]) -> dict[str, A
     """The results of AutoTokenizer for a directory."""
     with tempfile.TemporaryDirectory() as folder:
         for path in BASES[base]:
-            shutil.copy(ROOT / path, folder)
+            name = Path(path).name
+            shutil.copy(ROOT / path,
+                        Path(folder) / (JSON if name.endswith(JSON) else name))
         model_type = "llama" if base == "demo" else "gpt2"
         for name, content in {"config.json": {"model_type": model_type}, **files}.items():
             (Path(folder) / name).write_text(json.dumps(content))

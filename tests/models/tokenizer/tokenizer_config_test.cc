@@ -33,7 +33,8 @@ std::vector<std::string> Added(const TokenizerConfig& config) {
 TEST(TokenizerConfigTest, SpecialTokensMapWinsAndNullIsAnAnswer) {
   const auto config = ParseTokenizerConfig(
       R"({"tokenizer_class": "TFast", "add_bos_token": false, "legacy": true, "bos_token": null,
-          "eos_token": "<other>", "sep_token": "<s>", "extra_special_tokens": {"a": "<z>"}})",
+          "eos_token": "<other>", "sep_token": "<s>",
+          "model_specific_special_tokens": {"a": "<z>"}})",
       R"({"eos_token": {"content": "<e>", "lstrip": true, "single_word": true}, "unk_token": "<u>",
           "additional_special_tokens": ["<x>", {"content": "<y>"}]})",
       R"({"<x>": 7, "<w>": 5})");
