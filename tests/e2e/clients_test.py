@@ -72,6 +72,23 @@ class ClientsTest(fox_server.Case):
         again = self.client.chat.completions.create(model="demo", messages=turns, **LIMITS)
         self.assertTrue(again.choices[0].message.content)
 
+    def test_events_are_lines_for_clients_that_split_decoded_text(self) -> None:
+        import httpx  # noqa: PLC0415
+        import requests  # noqa: PLC0415
+        said = "\u8fdb\u5165 \u2705 a\x85b\u2028c\u2029d\u00e9"
+        body = {"messages": [{"role": "user", "content": PROMPT}], "stream": True,
+                "structured_outputs": {"choice": [said]}}
+        url = self.url + "/chat/completions"
+        with requests.post(url, json=body, stream=True, timeout=60) as reply:
+            by_requests = list(reply.iter_lines(decode_unicode=True))
+            self.assertEqual(reply.headers["X-Accel-Buffering"], "no")  # nginx
+        with httpx.stream("POST", url, json=body, timeout=60) as reply:
+            by_httpx = list(reply.iter_lines())
+        for lines in (by_requests, by_httpx):
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            self.assertEqual(
+                "".join(event["choices"][0]["delta"]["content"] for event in events), said)
+
     def test_instructor(self) -> None:
         import instructor  # noqa: PLC0415
         for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):

@@ -46,7 +46,7 @@ struct Streamed {
 // Joins the events of a reply that has `choices` choices.
 std::vector<Streamed> Join(const HttpReply& reply, size_t choices) {
   EXPECT_EQ(reply.status, 200) << reply.body;
-  EXPECT_EQ(reply.headers.at("content-type"), "text/event-stream");
+  EXPECT_EQ(reply.headers.at("content-type"), "text/event-stream; charset=utf-8");
   std::vector<Streamed> out(choices);
   std::vector<std::string> events = Events(reply.body);
   EXPECT_EQ(events.back(), "[DONE]");

@@ -8,14 +8,19 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "kernels/core/check.h"
 #include "kernels/paging/paged_kv.h"
 #include "server/http/port/http_error.h"
 
 namespace fox {
 
+// Clients in Python split a stream with str.splitlines(), for which these end a line, too: U+0085,
+// U+2028 and U+2029. JSON escapes the others itself.
 std::string ServerSentEvent(const std::string& data, const std::string& name) {
-  return absl::StrCat(name.empty() ? "" : absl::StrCat("event: ", name, "\n"), "data: ", data,
+  const std::string line = absl::StrReplaceAll(
+      data, {{"\xc2\x85", "\\u0085"}, {"\xe2\x80\xa8", "\\u2028"}, {"\xe2\x80\xa9", "\\u2029"}});
+  return absl::StrCat(name.empty() ? "" : absl::StrCat("event: ", name, "\n"), "data: ", line,
                       "\n\n");
 }
 
@@ -112,8 +117,10 @@ absl::StatusOr<CallOutline> CompletionFormat::ParseMessage() {
                              std::time(nullptr));
   head_->headers = {{"X-Request-Id", id_}};
   if (request_.stream) {
-    head_->content_type = "text/event-stream";
+    // Without a charset some clients take text for Latin-1; nginx would hold events back.
+    head_->content_type = "text/event-stream; charset=utf-8";
     head_->headers.emplace_back("Cache-Control", "no-cache");
+    head_->headers.emplace_back("X-Accel-Buffering", "no");
   }
   CallOutline outline;
   outline.stream = request_.stream;
