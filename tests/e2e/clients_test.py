@@ -87,7 +87,8 @@ class ClientsTest(fox_server.Case):
         for lines in (by_requests, by_httpx):
             events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
             self.assertEqual(
-                "".join(event["choices"][0]["delta"]["content"] for event in events), said)
+                "".join(event["choices"][0]["delta"]["content"] for event in events), said,
+                lines)
 
     def test_instructor(self) -> None:
         import instructor  # noqa: PLC0415
@@ -221,8 +222,33 @@ class ClientsTest(fox_server.Case):
         self.assertIsInstance(parsed.output_parsed, self.light)
         for wrong, error in (({"previous_response_id": "resp_1"}, openai_error("BadRequest")),
                              ({"model": "other"}, openai_error("NotFound"))):
-            with self.assertRaises(error, msg=wrong):
+            with self.assertRaises(error, msg=wrong) as refused:
                 self.client.responses.create(**{**fields, "input": PROMPT, **wrong})
+            self.assertRegex(refused.exception.request_id, "^[0-9a-f-]{36}$", wrong)
+        # As newer versions of the client do in responses.input_tokens.count().
+        counted = self.client.post("/responses/input_tokens", cast_to=object, body={
+            "model": "demo", "instructions": "Be brief.", "input": PROMPT})
+        self.assertEqual(counted, {"object": "response.input_tokens",
+                                   "input_tokens": parsed.usage.input_tokens})
+
+    def test_openai_allowed_tools(self) -> None:
+        functions = [{"name": name, "strict": True, "parameters": {
+            **self.light.model_json_schema(), "additionalProperties": False}}
+            for name in ("dim", "light")]
+        tools: list[Any] = [{"type": "function", "function": f} for f in functions]
+        allowed: Any = {"mode": "required",
+                        "tools": [{"type": "function", "function": {"name": "light"}}]}
+        chat = self.client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": PROMPT}], tools=tools,
+            tool_choice={"type": "allowed_tools", "allowed_tools": allowed}, **LIMITS)
+        names = {call.function.name for call in chat.choices[0].message.tool_calls}
+        tools = [{"type": "function", **f} for f in functions]
+        answer = self.client.responses.create(
+            model="demo", input=PROMPT, tools=tools, max_output_tokens=150, tool_choice={
+                "type": "allowed_tools", "mode": "required",
+                "tools": [{"type": "function", "name": "light"}]})
+        names |= {call.name for call in answer.output}
+        self.assertEqual(names, {"light"})
 
     def test_openai_responses_async(self) -> None:
         import openai  # noqa: PLC0415
@@ -290,8 +316,14 @@ class ClientsTest(fox_server.Case):
             client.messages.create(model="demo", max_tokens=5, messages=[
                 {"role": "user", "content": "word " * 5000}])
         self.assertIn("prompt is too long", raised.exception.body["error"]["message"])
-        with self.assertRaises(anthropic.NotFoundError):
+        with self.assertRaises(anthropic.NotFoundError) as unknown:
             client.messages.create(model="other", max_tokens=5, messages=turns)
+        for request_id in (answer._request_id, unknown.exception.request_id):
+            self.assertRegex(request_id, "^[0-9a-f-]{36}$")
+        info = pydantic.TypeAdapter(anthropic.types.ModelInfo)
+        for model in (*client.models.list(), client.models.retrieve("demo")):
+            info.validate_python(model.model_dump(), strict=True)
+            self.assertEqual(model.id, "demo", model)
 
     def anthropic_address(self) -> dict[str, Any]:
         return {**self.address, "base_url": self.server.http_url}

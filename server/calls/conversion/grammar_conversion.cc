@@ -20,10 +20,13 @@ absl::Status Named(const char* field, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(field, ": ", status.message()));
 }
 
+// As long as Anthropic's: clients put the name of an MCP server before the tool's own.
+constexpr size_t kMaxNameBytes = 128;
 bool IsToolName(const std::string& name) {
-  return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](char c) {
-    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
-  });
+  return !name.empty() && name.size() <= kMaxNameBytes &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
+         });
 }
 
 struct Tool {
@@ -43,7 +46,7 @@ absl::StatusOr<Tool> ReadTool(const std::string& text) {
   }
   Tool out{named.get<std::string>(), "", function.value("strict", ExactJson()) == true};
   if (!IsToolName(out.name)) {
-    return absl::InvalidArgumentError("function.name: must be 1 to 64 letters, digits, _ and -");
+    return absl::InvalidArgumentError("function.name: must be 1 to 128 letters, digits, _ and -");
   }
   ExactJson schema = function.value("parameters", ExactJson());
   if (schema.is_null()) schema = ExactJson::object();

@@ -275,8 +275,11 @@ std::string MessagesError(const absl::Status& status) {
   const ExactJson ours = ExactJson::parse(ErrorBody(status));
   std::string message = ours["error"]["message"].get<std::string>();
   if (absl::IsOutOfRange(status)) message = absl::StrCat("prompt is too long: ", message);
-  return absl::StrCat(R"({"type":"error","error":{"type":")", type, R"(","message":)",
-                      JsonString(message), "}}");
+  // Told so, Anthropic's client sends the whole conversation instead of a Thread, which is stored.
+  const bool thread = absl::StartsWith(message, "thread: ");
+  return absl::StrCat(
+      R"({"type":"error","error":{"type":")", type, R"(","message":)", JsonString(message),
+      thread ? R"(,"details":{"error_code":"thread_unsupported_request"})" : "", "}}");
 }
 
 class MessagesWriter final : public AnswerWriter {
@@ -395,7 +398,9 @@ class MessagesWriter final : public AnswerWriter {
   std::string Usage() const {
     return absl::StrCat(R"({"input_tokens":)", answer_.prompt_tokens - answer_.cached_tokens,
                         R"(,"cache_creation_input_tokens":0,"cache_read_input_tokens":)",
-                        answer_.cached_tokens, R"(,"output_tokens":)", answer_.tokens, "}");
+                        answer_.cached_tokens, R"(,"output_tokens":)", answer_.tokens,
+                        R"(,"output_tokens_details":{"thinking_tokens":)", answer_.thought_tokens,
+                        "}}");
   }
   std::string StopReason() const {
     const v1::Finish& finish = answer_.finish;

@@ -110,24 +110,23 @@ void SetThoughts(const std::vector<std::string>& thoughts, const ChatFormat& for
 
 void ReadTools(JsonFields* fields, v1::ChatMessages* out) {
   const ExactJson* tools = fields->Find("tools");
-  const ExactJson* choice = fields->Find("tool_choice");
   const bool parallel = fields->Bool("parallel_tool_calls").value_or(true);
-  const ExactJson::json_pointer name("/function/name");
   if (tools != nullptr && !tools->is_array()) return fields->Fail("tools", "a list of functions");
-  if (choice != nullptr && *choice == "none") return;
-  if (choice != nullptr && *choice == "required") {
-    out->set_call_required(true);
-  } else if (choice != nullptr && choice->is_object() && choice->contains(name) &&
-             choice->at(name).is_string()) {
-    out->set_call_name(choice->at(name).get<std::string>());
-  } else if (choice != nullptr && *choice != "auto") {
-    return fields->Fail("tool_choice",
-                        R"("none", "auto", "required" or {"type": "function", "function": )"
-                        R"({"name": ..}})");
-  }
-  if (tools == nullptr || tools->empty()) return;
+  ToolChoice choice(fields, /*nested=*/true, out);
+  if (choice.none() || tools == nullptr || tools->empty()) return;
   if (!parallel) out->set_one_call(true);
-  for (const ExactJson& tool : *tools) out->add_tools(TextOf(tool, /*spaced=*/true));
+  for (const ExactJson& tool : *tools) {
+    if (choice.Admits(tool)) out->add_tools(TextOf(tool, /*spaced=*/true));
+  }
+  choice.CheckNames(fields);
+}
+
+// The name of a function: beside its type, or in an object `function` below it.
+std::optional<std::string> FunctionName(const ExactJson& value, bool nested) {
+  if (!value.is_object() || !(nested || value.value("type", ExactJson()) == "function")) return {};
+  const ExactJson inner = nested ? value.value("function", ExactJson()) : value;
+  const ExactJson name = inner.is_object() ? inner.value("name", ExactJson()) : ExactJson();
+  return name.is_string() ? std::optional(name.get<std::string>()) : std::nullopt;
 }
 
 }  // namespace
@@ -163,6 +162,50 @@ void ChatTurns::PlaceThoughts(const ChatFormat& format) {
   SetThoughts(thoughts_, format, &out_);
 }
 
+ToolChoice::ToolChoice(JsonFields* fields, bool nested, v1::ChatMessages* out) : nested_(nested) {
+  const ExactJson* choice = fields->Find("tool_choice");
+  if (choice == nullptr || *choice == "auto") return;
+  ExactJson wanted = *choice;
+  if (wanted.is_object() && wanted.value("type", ExactJson()) == "allowed_tools") {
+    const ExactJson limits = nested ? wanted.value("allowed_tools", ExactJson()) : wanted;
+    const ExactJson tools = limits.is_object() ? limits.value("tools", ExactJson()) : ExactJson();
+    wanted = tools.is_array() ? limits.value("mode", ExactJson()) : ExactJson();
+    allowed_.emplace();
+    for (const ExactJson& tool : tools) {
+      if (const auto name = FunctionName(tool, nested)) allowed_->emplace(*name, false);
+    }
+    if (wanted == "auto") return;
+  }
+  none_ = wanted == "none" && !allowed_.has_value();
+  if (none_) return;
+  if (wanted == "required") {
+    out->set_call_required(true);
+  } else if (const auto name = FunctionName(wanted, nested)) {
+    out->set_call_name(*name);
+  } else {
+    fields->Fail("tool_choice",
+                 absl::StrCat(R"("none", "auto", "required", {"type": "function", )",
+                              nested ? R"("function": {"name": ..}} or {"type": "allowed_tools", )"
+                                       R"("allowed_tools": {"mode": .., "tools": [..]}})"
+                                     : R"("name": ..} or {"type": "allowed_tools", "mode": .., )"
+                                       R"("tools": [..]})"));
+  }
+}
+
+bool ToolChoice::Admits(const ExactJson& tool) {
+  if (!allowed_.has_value()) return true;
+  const auto found = allowed_->find(FunctionName(tool, nested_).value_or(""));
+  if (found == allowed_->end()) return false;
+  return found->second = true;
+}
+
+void ToolChoice::CheckNames(JsonFields* fields) const {
+  if (!allowed_.has_value()) return;
+  for (const auto& [name, found] : *allowed_) {
+    if (!found) return fields->Fail("tool_choice", "a choice of functions in tools");
+  }
+}
+
 void JoinLine(const std::string& line, std::string* text) {
   absl::StrAppend(text, text->empty() ? "" : "\n", line);
 }
@@ -195,10 +238,12 @@ void ReadTurn(JsonFields* fields, const ChatFormat& format, v1::ChatMessages* ou
   ReadTools(fields, out);
   const ExactJson* arguments = fields->Find("chat_template_kwargs");
   if (arguments != nullptr && !arguments->empty()) {
-    out->set_enable_thinking(*arguments == ExactJson::object({{"enable_thinking", true}}));
-    if (!out->enable_thinking() && *arguments != ExactJson::object({{"enable_thinking", false}})) {
+    const bool wanted = *arguments == ExactJson::object({{"enable_thinking", true}});
+    if (!wanted && *arguments != ExactJson::object({{"enable_thinking", false}})) {
       fields->Fail("chat_template_kwargs", R"({"enable_thinking": true or false})");
     }
+    // A model without thoughts has them off.
+    if (wanted || format.thinking().has_value()) out->set_enable_thinking(wanted);
   }
   ReadEffort("reasoning_effort", fields, format, out);
 }

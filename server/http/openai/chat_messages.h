@@ -1,6 +1,8 @@
 // Messages and tools of a body of /v1/chat/completions and /tokenize, as fox.v1 has them.
 #pragma once
 
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +40,26 @@ class ChatTurns {
  private:
   v1::ChatMessages& out_;
   std::vector<std::string> thoughts_;  // of the turns so far
+};
+
+// Which functions of a request the model may call: "none", "auto", "required", one by its name, or
+// {"type": "allowed_tools", "mode": .., "tools": [..]}.
+class ToolChoice {
+ public:
+  // Reads the field `tool_choice`. `nested`: names of functions and allowed tools stand in an
+  // object below their type, as in chats, or beside it.
+  ToolChoice(JsonFields* fields, bool nested, v1::ChatMessages* out);
+
+  bool none() const { return none_; }
+  // True if the model sees the function of an entry of `tools`.
+  bool Admits(const ExactJson& tool);
+  // All tools are read: fails the field if it names one that is not there.
+  void CheckNames(JsonFields* fields) const;
+
+ private:
+  const bool nested_;
+  bool none_ = false;
+  std::optional<std::map<std::string, bool>> allowed_;  // true: was found. Not set: all
 };
 
 // Joins texts as lines.

@@ -106,16 +106,16 @@ CompletionFormat::CompletionFormat(const HttpApi& api, const ConversionContext& 
       body_(std::move(sent->body)) {}
 
 absl::StatusOr<CallOutline> CompletionFormat::ParseMessage() {
+  absl::StatusOr<std::string> id = CheckRequestId(sent_id_);
+  if (!id.ok()) return id.status();
+  id_ = *std::move(id);
+  head_->headers = {{"X-Request-Id", id_}, {"Request-Id", id_}};  // Anthropic's name
   const auto bytes = static_cast<int64_t>(body_.size());
   absl::StatusOr<CompletionRequest> request = api_.parse(std::exchange(body_, {}), context_);
   if (!request.ok()) return request.status();
   request_ = *std::move(request);
-  absl::StatusOr<std::string> id = CheckRequestId(sent_id_);
-  if (!id.ok()) return id.status();
-  id_ = *std::move(id);
   writer_ = api_.make_writer(request_, context_, fingerprint_, absl::StrCat(api_.id_prefix, id_),
                              std::time(nullptr));
-  head_->headers = {{"X-Request-Id", id_}};
   if (request_.stream) {
     // Without a charset some clients take text for Latin-1; nginx would hold events back.
     head_->content_type = "text/event-stream; charset=utf-8";

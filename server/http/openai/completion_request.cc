@@ -304,6 +304,10 @@ bool HasGrammar(const v1::Sampling& sampling) {
          sampling.choice_size() > 0 || sampling.json_object();
 }
 
+bool CountsThoughts(const ConversionContext& context) {
+  return context.chat->thinking().has_value();
+}
+
 absl::StatusOr<JsonFields> BeginChat(const std::string& body, const ConversionContext& context,
                                      CompletionRequest* out) {
   const absl::Status able = CheckModel(context, /*chat=*/true);
@@ -316,6 +320,7 @@ absl::StatusOr<JsonFields> BeginChat(const std::string& body, const ConversionCo
   v1::GenerateRequest& settings = out->settings;
   settings.mutable_output()->set_acp_stats(true);
   settings.mutable_output()->set_text(true);
+  settings.mutable_output()->set_token_ids(CountsThoughts(context));
   ReadSampling(&*fields, settings.mutable_sampling());
   ReadScheduling(&*fields, /*chat=*/true, &settings);
   ReadAcp(&*fields, settings.mutable_acp());
@@ -340,7 +345,10 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
   ReadStructured(&*fields, out.settings.mutable_sampling());
   const ExactJson* prompt = fields->Find(chat ? "messages" : "prompt");
   v1::ChatMessages* const messages = chat ? out.prompts.emplace_back().mutable_messages() : nullptr;
-  if (chat) ReadTurn(&*fields, *context.chat, messages);
+  if (chat) {
+    ReadTurn(&*fields, *context.chat, messages);
+    out.settings.mutable_output()->set_token_ids(CountsThoughts(context));
+  }
   status = fields->status();
   if (status.ok()) status = CheckUnreadFields(*fields);
   if (status.ok()) {

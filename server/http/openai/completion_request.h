@@ -38,6 +38,9 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
                                                   const ConversionContext& context,
                                                   bool chat = false);
 
+// True if a chat's usage says how many tokens its thoughts have.
+bool CountsThoughts(const ConversionContext& context);
+
 // Begins to read the body of another API for chats: `out`, new, gets the fields that all APIs have,
 // and a prompt of no turns yet. Errors: as ParseCompletion's, and in the fields.
 absl::StatusOr<JsonFields> BeginChat(const std::string& body, const ConversionContext& context,

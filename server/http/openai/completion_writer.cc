@@ -74,7 +74,7 @@ class CompletionWriter final : public AnswerWriter {
     std::vector<AnswerPart> calls;
     std::optional<CompletionLogprobs> logprobs;
     std::string finish = "null", stop = "null";  // JSON
-    uint32_t tokens = 0;
+    uint32_t tokens = 0, thought_tokens = 0;
     uint32_t cached_tokens = 0;  // of the prompt
     v1::AcpStats acp;
   };
@@ -131,6 +131,9 @@ int64_t CompletionWriter::AddEvent(size_t prompt, const v1::GenerateDelta& event
   const int64_t before = bytes_of(choice);
   if (!choice.begun) Begin(prompts_[prompt], &choice);
   if (event.has_delta()) {
+    if (choice.reader.has_value() && choice.reader->in_thought()) {
+      choice.thought_tokens += static_cast<uint32_t>(event.delta().token_ids_size());
+    }
     beside = AddText(event.delta().text(), &choice);
     if (choice.logprobs.has_value()) {
       for (const v1::TokenLogprobs& token : event.delta().logprobs()) choice.logprobs->Add(token);
@@ -277,17 +280,25 @@ int64_t CompletionWriter::CachedTokens() const {
 }
 
 std::string CompletionWriter::Usage() const {
-  int64_t prompt_tokens = 0, completion_tokens = 0;
+  int64_t prompt_tokens = 0, completion_tokens = 0, thought_tokens = 0;
   for (const Prompt& prompt : prompts_) prompt_tokens += prompt.tokens;
-  for (const Choice& choice : choices_) completion_tokens += choice.tokens;
+  for (const Choice& choice : choices_) {
+    completion_tokens += choice.tokens;
+    thought_tokens += choice.thought_tokens;
+  }
+  const std::string thoughts =
+      request_.chat && CountsThoughts(context_)
+          ? absl::StrCat(",\"completion_tokens_details\":{\"reasoning_tokens\":", thought_tokens,
+                         "}")
+          : "";
   const int64_t cached_tokens = CachedTokens();
   const std::string cached =
       cached_tokens == 0
           ? ""
           : absl::StrCat(",\"prompt_tokens_details\":{\"cached_tokens\":", cached_tokens, "}");
-  return absl::StrCat("{\"prompt_tokens\":", prompt_tokens,
-                      ",\"completion_tokens\":", completion_tokens,
-                      ",\"total_tokens\":", prompt_tokens + completion_tokens, cached, "}");
+  return absl::StrCat(
+      "{\"prompt_tokens\":", prompt_tokens, ",\"completion_tokens\":", completion_tokens,
+      ",\"total_tokens\":", prompt_tokens + completion_tokens, cached, thoughts, "}");
 }
 
 std::string CompletionWriter::Certificate() const {

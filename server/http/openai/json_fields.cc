@@ -17,14 +17,20 @@ namespace {
 constexpr JsonLimits kLimits{std::numeric_limits<size_t>::max(), /*max_depth=*/kMaxSchemaDepth + 8,
                              /*max_values=*/size_t{4} << 20};
 
-bool InRange(const ExactJson& value, int64_t low, int64_t high) {
-  if (value.is_number_unsigned()) {
-    const auto number = value.get<uint64_t>();
-    return number <= static_cast<uint64_t>(high) && static_cast<int64_t>(number) >= low;
+// The integer that a number is; 4.0 and 1e3 are integers, too (JSON Schema, validation 6.1.1), and
+// what languages write that have one type of number.
+std::optional<int64_t> IntegerIn(const ExactJson& value, int64_t low, int64_t high) {
+  constexpr double kExact = 1LL << 53;
+  int64_t number = 0;
+  if (value.is_number_integer()) {
+    number = value.get<int64_t>();
+    if (value.is_number_unsigned() && number < 0) return std::nullopt;  // 2^63 or more
+  } else {
+    const double real = NumberOf(value);
+    if (!(std::abs(real) <= kExact) || std::trunc(real) != real) return std::nullopt;
+    number = static_cast<int64_t>(real);
   }
-  if (!value.is_number_integer()) return false;
-  const auto number = value.get<int64_t>();
-  return number >= low && number <= high;
+  return number >= low && number <= high ? std::optional(number) : std::nullopt;
 }
 
 }  // namespace
@@ -54,9 +60,11 @@ std::optional<int64_t> JsonFields::Int(const char* name, int64_t low, int64_t hi
   FOX_CHECK(low <= high);
   const ExactJson* value = Find(name);
   if (value == nullptr) return std::nullopt;
-  if (InRange(*value, low, high)) return value->get<int64_t>();
-  Fail(name, absl::StrCat("an integer in [", low, ", ", high, "]"));
-  return std::nullopt;
+  const std::optional<int64_t> number = IntegerIn(*value, low, high);
+  if (!number.has_value()) {
+    Fail(name, absl::StrCat("an integer in [", low, ", ", high, "]"));
+  }
+  return number;
 }
 
 std::optional<float> JsonFields::Float(const char* name) {
@@ -161,8 +169,9 @@ bool ReadIds(const ExactJson& list, std::vector<uint32_t>* out) {
   if (!list.is_array()) return false;
   out->reserve(list.size());
   for (const ExactJson& id : list) {
-    if (!InRange(id, 0, std::numeric_limits<uint32_t>::max())) return false;
-    out->push_back(id.get<uint32_t>());
+    const auto number = IntegerIn(id, 0, std::numeric_limits<uint32_t>::max());
+    if (!number.has_value()) return false;
+    out->push_back(static_cast<uint32_t>(*number));
   }
   return true;
 }

@@ -1,11 +1,12 @@
 // Routes, and hints for paths that are not here. See openai_service.h.
 #include "server/http/openai/openai_service.h"
 
-#include <ctime>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "kernels/core/check.h"
 #include "server/http/port/http_error.h"
 
@@ -18,12 +19,18 @@ HttpAnswer Json(std::string body) {
   return answer;
 }
 
-std::string Model(const ServerCore& core, int64_t created) {
+// In OpenAI's form and in Anthropic's.
+std::string Model(const ServerCore& core, absl::Time created) {
   const std::string name = JsonString(core.context.served_model_name);
-  return absl::StrCat("{\"id\":", name, ",\"object\":\"model\",\"created\":", created,
-                      ",\"owned_by\":\"foxserve\",\"root\":", name,
-                      ",\"parent\":null,\"max_model_len\":", core.context.limits.max_model_len,
-                      ",\"chat\":", core.context.chat != nullptr ? "true" : "false", "}");
+  const int64_t longest = core.context.limits.max_model_len;
+  return absl::StrCat(
+      "{\"id\":", name, ",\"object\":\"model\",\"created\":", absl::ToUnixSeconds(created),
+      ",\"owned_by\":\"foxserve\",\"root\":", name, ",\"parent\":null,\"max_model_len\":", longest,
+      ",\"chat\":", core.context.chat != nullptr ? "true" : "false",
+      ",\"type\":\"model\",\"display_name\":", name, ",\"created_at\":\"",
+      absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", created, absl::UTCTimeZone()),
+      "\",\"lifecycle\":\"active\",\"max_input_tokens\":", longest, ",\"max_tokens\":", longest,
+      "}");
 }
 
 constexpr char kModelPath[] = "/v1/models/";
@@ -78,10 +85,12 @@ void RegisterOpenAiRoutes(ServerCore& core, std::function<bool()> serving, HttpR
   FOX_CHECK(serving != nullptr);
   using Exchange = std::shared_ptr<HttpExchange>;
   routes->SetCore(&core);
-  for (const HttpApi* api : {&kCompletionsApi, &kChatApi, &kResponsesApi})
-    RegisterApi(core, *api, routes);
-  const std::string model = Model(core, std::time(nullptr));
-  const std::string list = absl::StrCat("{\"object\":\"list\",\"data\":[", model, "]}");
+  for (const HttpApi* api : {&kCompletionsApi, &kChatApi}) RegisterApi(core, *api, routes);
+  const std::string model = Model(core, absl::Now());
+  const std::string id = JsonString(core.context.served_model_name);
+  const std::string list =
+      absl::StrCat("{\"object\":\"list\",\"data\":[", model,
+                   "],\"has_more\":false,\"first_id\":", id, ",\"last_id\":", id, "}");
   routes->AddPage("/v1/models", Json(list), Privilege::kUser);
   // Clients encode the model's name in more than one way: a slash in it is a slash, or %2F.
   routes->Handle("GET", kModelPath, [&core, page = Json(model)](const Exchange& exchange) {
@@ -101,6 +110,7 @@ void RegisterOpenAiRoutes(ServerCore& core, std::function<bool()> serving, HttpR
         exchange->Answer(ErrorAnswer(absl::UnavailableError(reason)));
       },
       Privilege::kPublic);
+  RegisterResponsesRoutes(core, routes);
   RegisterMessagesRoutes(core, routes);
   RegisterTokenizerRoutes(core, routes);
   RegisterCacheRoutes(core, routes);

@@ -23,6 +23,9 @@ void StartCall(ServerCore& core, const char* path, Call::Work work, std::unique_
 // Adds the route of an API that answers prompts. `core` must outlive the port.
 void RegisterApi(ServerCore& core, const HttpApi& api, HttpRoutes* routes);
 
+// OpenAI's POST /v1/responses and /v1/responses/input_tokens. `core` must outlive the port.
+void RegisterResponsesRoutes(ServerCore& core, HttpRoutes* routes);
+
 // Anthropic's POST /v1/messages and /v1/messages/count_tokens. `core` must outlive the port.
 void RegisterMessagesRoutes(ServerCore& core, HttpRoutes* routes);
 

@@ -15,6 +15,7 @@
 #include "server/http/openai/answer_reader.h"
 #include "server/http/openai/chat_messages.h"
 #include "server/http/openai/completion_format.h"
+#include "server/http/openai/openai_service.h"
 #include "server/http/port/http_error.h"
 
 namespace fox {
@@ -114,14 +115,14 @@ absl::Status ReadInput(const ExactJson* instructions, const ExactJson* input,
 
 // Tools of other types belong to OpenAI's servers or to one client: the model does not see them, as
 // the choice of a tool is its own.
-absl::Status ReadFunctions(const ExactJson* tools, v1::ChatMessages* out) {
-  for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
-    JsonFields tool = FieldsOf((*tools)[i]);
+absl::Status ReadFunctions(const ExactJson& tools, ToolChoice* choice, v1::ChatMessages* out) {
+  for (size_t i = 0; i < tools.size(); ++i) {
+    JsonFields tool = FieldsOf(tools[i]);
     const std::optional<std::string> type = tool.String("type");
     if (!type.has_value()) {
       return absl::InvalidArgumentError(absl::StrCat("tools[", i, "].type: must be set"));
     }
-    if (*type != "function") continue;
+    if (*type != "function" || !choice->Admits(tools[i])) continue;
     ExactJson function = ExactJson::object();
     for (const char* name : {"name", "description", "parameters", "strict"}) {
       if (const ExactJson* found = tool.Find(name)) function[name] = *found;
@@ -135,22 +136,13 @@ absl::Status ReadFunctions(const ExactJson* tools, v1::ChatMessages* out) {
 
 absl::Status ReadFunctionsAndChoice(JsonFields* body, v1::ChatMessages* out) {
   const ExactJson* tools = body->Find("tools");
-  const ExactJson* choice = body->Find("tool_choice");
   if (!body->Bool("parallel_tool_calls").value_or(true)) out->set_one_call(true);
   if (tools != nullptr && !tools->is_array()) body->Fail("tools", "a list of tools");
-  if (!body->status().ok() || (choice != nullptr && *choice == "none")) return absl::OkStatus();
-  const bool named = choice != nullptr && choice->is_object() &&
-                     choice->value("type", ExactJson()) == "function" &&
-                     choice->value("name", ExactJson()).is_string();
-  if (named) {
-    out->set_call_name((*choice)["name"].get<std::string>());
-  } else if (choice != nullptr && *choice == "required") {
-    out->set_call_required(true);
-  } else if (choice != nullptr && *choice != "auto") {
-    body->Fail("tool_choice", R"("none", "auto", "required" or {"type": "function", "name": ..})");
-    return absl::OkStatus();
-  }
-  return ReadFunctions(tools, out);
+  ToolChoice choice(body, /*nested=*/false, out);
+  if (!body->status().ok() || choice.none() || tools == nullptr) return absl::OkStatus();
+  const absl::Status status = ReadFunctions(*tools, &choice, out);
+  choice.CheckNames(body);
+  return status;
 }
 
 void ReadTextFormat(JsonFields* body, v1::Sampling* out) {
@@ -189,8 +181,6 @@ void ReadReasoning(JsonFields* body, const ChatFormat& format, CompletionRequest
       body->Fail("include", "without logprobs; /v1/chat/completions has them");
     }
   }
-  // Counted by their ids.
-  if (format.thinking().has_value()) out->settings.mutable_output()->set_token_ids(true);
 }
 
 // The fields of a request that its answer repeats, with the API's defaults.
@@ -433,6 +423,14 @@ class ResponsesWriter final : public AnswerWriter {
   int64_t next_event_ = 0;  // in a stream
 };
 
+absl::StatusOr<std::string> CountTokens(const std::string& body, const ConversionContext& context) {
+  const auto request = ParseResponses(body, context);
+  if (!request.ok()) return request.status();
+  const auto ids = TokenizeMessages(request->prompts[0].messages(), context);
+  if (!ids.ok()) return ids.status();
+  return absl::StrCat(R"({"object":"response.input_tokens","input_tokens":)", ids->size(), "}");
+}
+
 }  // namespace
 
 const HttpApi kResponsesApi = {
@@ -446,5 +444,10 @@ const HttpApi kResponsesApi = {
     },
     .error_body = ErrorBody,
     .keep_alive = ": waiting\n\n"};
+
+void RegisterResponsesRoutes(ServerCore& core, HttpRoutes* routes) {
+  RegisterApi(core, kResponsesApi, routes);
+  RegisterTokenizing(core, "/v1/responses/input_tokens", CountTokens, ErrorBody, routes);
+}
 
 }  // namespace fox

@@ -21,7 +21,7 @@ struct Ignored {
 constexpr Ignored kIgnored[] = {
     {FieldPlace::kBody,
      "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
-     "prediction cache_prompt keep_alive"},
+     "prompt_cache_options moderation prediction cache_prompt keep_alive"},
     {FieldPlace::kMessage,
      "name id annotations parsed provider_specific_fields cache_control tool_call_id"},
     {FieldPlace::kPart, "cache_control annotations"},
@@ -64,7 +64,8 @@ constexpr Unsupported kUnsupported[] = {
     {"chat_template chat_template_kwargs documents", "not supported; the model has its format"},
     {"input inputs input_ids prompt_token_ids", "did you mean prompt or messages?"},
     {"system system_prompt instructions", "send a message of role system"},
-    {"previous_response_id conversation conversation_id", "nothing is stored; send all messages"},
+    {"previous_response_id conversation conversation_id thread",
+     "nothing is stored; send all messages"},
     {"num_return_sequences", "did you mean n?", "1"},
     {"temp", "did you mean temperature?"},
     {"repeat_penalty", "did you mean repetition_penalty?", "1"},
@@ -94,10 +95,11 @@ constexpr Unsupported kUnsupported[] = {
     {"mirostat mirostat_mode dynatemp_range dry_multiplier xtc_probability top_a n_keep "
      "no_repeat_ngram_size epsilon_cutoff eta_cutoff smoothing_factor",
      kNotSupported, "0"},
+    {"verbosity", kNotSupported, "\"medium\""},
     {"detokenize spaces_between_special_tokens use_cache", kNotSupported, "true"},
     {"suffix use_beam_search early_stopping logits_processors return_token_ids "
      "return_tokens_as_token_ids return_full_text timings_per_token return_progress "
-     "continuous_usage_stats raw",
+     "continuous_usage_stats raw background",
      kNotSupported},
     {"lora_name lora_path adapter_id", "no LoRA"},
     {"request_id rid", "send the header X-Request-Id"},

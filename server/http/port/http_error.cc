@@ -108,9 +108,11 @@ HttpAnswer ErrorAnswer(const absl::Status& status, int64_t retry_after_ms) {
   return ErrorAnswer(status, ErrorBody(status), retry_after_ms);
 }
 
-HttpAnswer ErrorAnswer(const absl::Status& status, std::string body, int64_t retry_after_ms) {
+HttpAnswer ErrorAnswer(const absl::Status& status, std::string body, int64_t retry_after_ms,
+                       const HttpHeaders& headers) {
   HttpAnswer answer;
   answer.status = HttpStatusOf(status.code());
+  answer.headers = headers;
   answer.body = std::move(body);
   if (answer.status == 401) answer.headers.emplace_back("WWW-Authenticate", "Bearer");
   if (retry_after_ms > 0 && (answer.status == 429 || answer.status == 503)) {

@@ -17,9 +17,10 @@ int HttpStatusOf(absl::StatusCode code);
 std::string ErrorBody(const absl::Status& status);
 
 // The whole answer. `retry_after_ms`: with 429 and 503, when to come back; 0: not said. `body`: in
-// an API's own form, else ErrorBody.
+// an API's own form, else ErrorBody. `headers`: more of them.
 HttpAnswer ErrorAnswer(const absl::Status& status, int64_t retry_after_ms = 0);
-HttpAnswer ErrorAnswer(const absl::Status& status, std::string body, int64_t retry_after_ms);
+HttpAnswer ErrorAnswer(const absl::Status& status, std::string body, int64_t retry_after_ms,
+                       const HttpHeaders& headers = {});
 
 // For HTTP statuses without a status of ours: 405, 408, 413. `code`: null for none.
 HttpAnswer ErrorAnswer(int http_status, absl::string_view message, const char* code = nullptr);

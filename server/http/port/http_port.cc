@@ -159,7 +159,7 @@ class Exchange final : public HttpExchange {
   void EndAnswer(const absl::Status& status, std::string bytes, int64_t retry_after_ms) override {
     if (begun_) return WriteStream(std::move(bytes), /*last=*/true);
     Answer(status.ok() ? WithHead(std::move(bytes))
-                       : ErrorAnswer(status, std::move(bytes), retry_after_ms));
+                       : ErrorAnswer(status, std::move(bytes), retry_after_ms, head.headers));
   }
   void AbandonReader(const absl::Status&) override {
     RunOnLoop([n = number_](Connection* connection) { connection->AbandonReader(n); });

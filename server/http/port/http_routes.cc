@@ -132,9 +132,10 @@ HttpHeaders HttpRoutes::CorsHeaders(const HttpRequest& head) const {
     return std::find(cors_origins_.begin(), cors_origins_.end(), name) != cors_origins_.end();
   };
   if (origin.empty() || !(has(origin) || has("*"))) return {};
-  return {{"Access-Control-Allow-Origin", std::string(head.Header("origin"))},
-          {"Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Retry-After-Ms"},
-          {"Vary", "Origin"}};
+  return {
+      {"Access-Control-Allow-Origin", std::string(head.Header("origin"))},
+      {"Access-Control-Expose-Headers", "X-Request-Id, Request-Id, Retry-After, Retry-After-Ms"},
+      {"Vary", "Origin"}};
 }
 
 // Clients of the APIs send headers of their own: all that the browser names are allowed.

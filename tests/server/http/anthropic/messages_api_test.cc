@@ -170,7 +170,7 @@ TEST_F(MessagesApiTest, WhatCannotBeDoneIsRefusedByName) {
       {R"("tools": [{"name": "f", "x": 1}], )" + messages,
        "tools[0].x: not supported; leave it out"},
       {R"("tools": [{"name": "a b"}], )" + messages,
-       "tools[0].function.name: must be 1 to 64 letters, digits, _ and -"},
+       "tools[0].function.name: must be 1 to 128 letters, digits, _ and -"},
       {R"("tool_choice": "auto", )" + messages, "tool_choice: must be an object"},
       {R"("tool_choice": {"type": "tool"}, )" + messages,
        R"(tool_choice: must be {"type": "auto", "any", "none", or "tool" with a "name"})"},
@@ -207,6 +207,7 @@ TEST_F(MessagesApiTest, ToolsNeedAModelThatHasThem) {
 struct Answered {
   std::vector<Json> blocks;
   std::string stop;
+  int thought_tokens = 0;
   std::vector<std::string> types;  // of the events, equal neighbours as one
 };
 
@@ -224,7 +225,7 @@ class MessagesWriterTest : public MessagesApiTest {
     } else {
       const Json body = Json::parse(writer->TakeBody());
       CheckMessage(body);
-      CheckUsage(body["usage"]);
+      CheckUsage(body["usage"], &told);
       told.blocks = body["content"].get<std::vector<Json>>();
       told.stop =
           absl::StrCat(body["stop_reason"].get<std::string>(), " ", body["stop_sequence"].dump());
@@ -239,11 +240,13 @@ class MessagesWriterTest : public MessagesApiTest {
     EXPECT_EQ(message["role"], "assistant") << message;
     EXPECT_EQ(message["model"], "m") << message;
   }
-  static void CheckUsage(const Json& usage) {
+  static void CheckUsage(const Json& usage, Answered* told) {
+    told->thought_tokens = usage["output_tokens_details"]["thinking_tokens"];
     EXPECT_EQ(usage, Json({{"input_tokens", 10},
                            {"cache_creation_input_tokens", 0},
                            {"cache_read_input_tokens", 20},
-                           {"output_tokens", 5}}));
+                           {"output_tokens", 5},
+                           {"output_tokens_details", usage["output_tokens_details"]}}));
   }
 
   // Puts a stream together as its reference says.
@@ -285,7 +288,7 @@ class MessagesWriterTest : public MessagesApiTest {
         const std::string input = block["input"];
         block["input"] = Json::accept(input) ? Json::parse(input) : Json::object();
       } else if (name == "message_delta") {
-        CheckUsage(event["usage"]);
+        CheckUsage(event["usage"], told);
         EXPECT_TRUE(event.contains("fox"));
         told->stop = absl::StrCat(event["delta"]["stop_reason"].get<std::string>(), " ",
                                   event["delta"]["stop_sequence"].dump());
@@ -337,6 +340,8 @@ TEST_F(MessagesWriterTest, AStreamAndOneBodyHoldTheSameBlocks) {
       const Answered streamed = Answer(tools + ", \"stream\": true", c.answer, piece, finish);
       EXPECT_EQ(streamed.blocks, c.blocks);
       EXPECT_EQ(streamed.stop, c.stop);
+      EXPECT_EQ(streamed.thought_tokens, whole.thought_tokens);
+      EXPECT_TRUE(piece > 1 || (whole.thought_tokens > 0) == (c.answer.find("<t>\n") < 2));
       std::vector<std::string> types = {"message_start"};
       for (size_t i = 0; i < c.blocks.size(); ++i) {
         types.emplace_back("content_block_start");
@@ -371,6 +376,11 @@ TEST_F(MessagesApiTest, ErrorsHaveTheFormOfTheApi) {
   const std::pair<absl::Status, Json> cases[] = {
       {absl::InvalidArgumentError("sampling.top_p: must be in (0, 1]"),
        {{"type", "invalid_request_error"}, {"message", "top_p: must be in (0, 1]"}}},
+      // Anthropic's own clients know this one: they send all messages again, without a thread.
+      {absl::InvalidArgumentError("thread: nothing is stored"),
+       {{"type", "invalid_request_error"},
+        {"message", "thread: nothing is stored"},
+        {"details", {{"error_code", "thread_unsupported_request"}}}}},
       {absl::OutOfRangeError("messages: 9"),
        {{"type", "invalid_request_error"}, {"message", "prompt is too long: messages: 9"}}},
       {absl::UnauthenticatedError("x"), {{"type", "authentication_error"}, {"message", "x"}}},

@@ -128,6 +128,9 @@ TEST_F(ChatMessagesTest, AnEffortIsTheSwitchOfThoughts) {
   EXPECT_EQ(told(always, none),
             "reasoning_effort: must be other than none: the model always thinks");
   EXPECT_EQ(told("", none), "uA:");
+  const char* off = R"("chat_template_kwargs": {"enable_thinking": false})";
+  EXPECT_EQ(told(with_switch, off), "uA:<t></t>");
+  EXPECT_EQ(told("", off), "uA:");
   EXPECT_EQ(told(with_switch, R"("reasoning_effort": "much")"),
             "reasoning_effort: must be none, minimal, low, medium, high, xhigh or max");
   EXPECT_EQ(told(with_switch, R"("reasoning_effort": "none", "chat_template_kwargs":

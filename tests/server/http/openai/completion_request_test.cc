@@ -303,7 +303,11 @@ TEST_F(CompletionRequestTest, ToolsReachPromptAndGrammar) {
        ")*\n"},
       {R"("tool_choice": "required")", true, both, ")*\n"},
       {R"("tool_choice": {"type": "function", "function": {"name": "g"}})", true, R"(<c>{"g": )",
-       R"("<c>{\"g\": ")"}};
+       R"("<c>{\"g\": ")"},
+      {R"("tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools":
+          [{"type": "function", "function": {"name": "f"}},
+           {"type": "function", "function": {"name": "g"}}]}})",
+       true, both, "dispatch=true"}};
   for (const Case& c : cases) {
     SCOPED_TRACE(c.choice);
     const auto request = ParseCompletion(
@@ -389,8 +393,8 @@ TEST_F(CompletionRequestTest, ToolsThatCannotBeCalledAreRefused) {
       {{{"tools", "x"}}, "tools: must be a list"},
       {{{"tools", {1}}}, "tools[0].function: must be"},
       {with("/type", "retrieval"), "tools[1].function: must be {\"type\": \"function\""},
-      {with("/function/name", "a b"), "tools[1].function.name: must be 1 to 64 letters"},
-      {with("/function/name", std::string(65, 'a')), "tools[1].function.name: must be"},
+      {with("/function/name", "a b"), "tools[1].function.name: must be 1 to 128 letters"},
+      {with("/function/name", std::string(129, 'a')), "tools[1].function.name: must be"},
       {with("/function/strict", true), "tools[1].function.name: is there twice"},
       {with("/function/parameters", {{"type", "string"}}), "tools[1].function.parameters: must be"},
       {{{"tools", {strict}}}, "tools[0].function.parameters: /properties/x: not is not supported"},

@@ -42,6 +42,7 @@ class CompletionWriterTest : public ::testing::Test {
     v1::GenerateDelta event;
     event.mutable_delta()->set_index(index);
     event.mutable_delta()->set_text(text);
+    event.mutable_delta()->add_token_ids(1);
     return event;
   }
   // That has kept `kept` of `all` pages; -infinity: nothing was evicted.
@@ -299,6 +300,14 @@ TEST_F(CompletionWriterTest, AThoughtIsApartFromTheContent) {
       EXPECT_EQ(content, c.content);
     }
   }
+  // A token for each of hh</t>, as in /v1/responses.
+  context_.chat = &formats[0];
+  request_.stream = false;
+  const auto counts = Writer();
+  for (const char byte : std::string("<t>hh</t>a")) counts->AddEvent(0, Text(0, {byte}));
+  counts->AddEvent(0, End(0, v1::STOP));
+  EXPECT_EQ(Json::parse(counts->TakeBody())["usage"]["completion_tokens_details"],
+            Json({{"reasoning_tokens", 6}}));
   // A grammar, or an answer that goes on, has no thought; one that was turned off is none.
   context_.chat = &formats[1];
   request_.stream = false;

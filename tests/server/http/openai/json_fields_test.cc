@@ -25,6 +25,15 @@ TEST(JsonFieldsTest, ValuesOfTheirTypesAndNoneWhereNoneIsSet) {
   EXPECT_THAT(fields.Strings("s", 0), ElementsAre("x"));
   EXPECT_THAT(fields.Strings("l", 2), ElementsAre("x", "y"));
   EXPECT_THAT(fields.Ids("d"), ElementsAre(0u, 4294967295u));
+  // JSON Schema's integers, whatever their notation; 2^53 is the last that a double tells apart.
+  absl::StatusOr<JsonFields> sent = JsonFields::Parse(
+      R"({"a": 4.0, "b": 1e3, "c": -0.0, "d": 9007199254740992.0, "e": [7.0, 4294967295.0]})");
+  EXPECT_EQ(sent->Int("a", 0, 5), 4);
+  EXPECT_EQ(sent->Int("b", 0, 1000), 1000);
+  EXPECT_EQ(sent->Int("c", 0, 0), 0);
+  EXPECT_EQ(sent->Int("d", 0, INT64_MAX), int64_t{1} << 53);
+  EXPECT_THAT(sent->Ids("e"), ElementsAre(7u, 4294967295u));
+  EXPECT_TRUE(sent->status().ok()) << sent->status();
   for (const char* name : {"null", "absent"}) {
     SCOPED_TRACE(name);
     EXPECT_FALSE(fields.Bool(name).has_value() || fields.Int(name, 0, 1).has_value());
@@ -39,8 +48,13 @@ TEST(JsonFieldsTest, ValuesOfTheirTypesAndNoneWhereNoneIsSet) {
 }
 
 TEST(JsonFieldsTest, OtherTypesAreErrorsThatNameTheField) {
-  const Json wrong[] = {
-      1.5, "1", Json::array({1, "x"}), Json::object(), 1e300, std::numeric_limits<uint64_t>::max()};
+  const Json wrong[] = {1.5,
+                        11.0,
+                        "1",
+                        Json::array({1, "x"}),
+                        Json::object(),
+                        1e300,
+                        std::numeric_limits<uint64_t>::max()};
   for (const Json& value : wrong) {
     SCOPED_TRACE(value);
     const Json object = {{"name", value}};

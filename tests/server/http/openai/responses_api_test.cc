@@ -77,11 +77,25 @@ TEST_F(ResponsesApiTest, ToolsThoughtsAndFormsOfTheAnswer) {
     EXPECT_TRUE(request.ok()) << request.status() << " " << fields;
     return request.ok() ? *request : CompletionRequest();
   };
-  const auto chat_of = [&](const char* fields) {
+  const auto chat_of = [&](const std::string& fields) {
     return request_of(tools + ", " + fields).prompts[0].messages();
   };
   EXPECT_TRUE(chat_of(R"("tool_choice": "required")").call_required());
   EXPECT_EQ(chat_of(R"("tool_choice": {"type": "function", "name": "f"})").call_name(), "f");
+  // https://platform.openai.com/docs/guides/function-calling#allowed-tools
+  const auto allowed = [&](const char* mode, const char* listed) {
+    return absl::StrCat(R"("tool_choice": {"type": "allowed_tools", "mode": ")", mode,
+                        R"(", "tools": [{"type": "mcp", "server_label": "f"})", listed, "]}");
+  };
+  const char* f = R"(, {"type": "function", "name": "f"})";
+  EXPECT_TRUE(chat_of(allowed("required", f)).call_required());
+  EXPECT_FALSE(chat_of(allowed("auto", f)).call_required());
+  EXPECT_EQ(Told(tools + ", " + allowed("auto", f) + R"(, "input": "u")"),
+            "S:F: " + shown + "\nU:u\nA:");
+  EXPECT_EQ(Told(tools + ", " + allowed("auto", "") + R"(, "input": "u")"), "U:u\nA:");
+  EXPECT_EQ(Told(tools + ", " + allowed("auto", R"(, {"type": "function", "name": "g"})") +
+                 R"(, "input": "u")"),
+            "tool_choice: must be a choice of functions in tools");
   EXPECT_TRUE(chat_of(R"("parallel_tool_calls": false)").one_call());
   const v1::Sampling schema = request_of(R"("text": {"verbosity": "medium", "format": {
       "type": "json_schema", "name": "n", "strict": true, "schema": {"type": "null"}}})")
@@ -150,7 +164,8 @@ TEST_F(ResponsesApiTest, WhatCannotBeDoneIsRefusedByName) {
       {R"("tools": [{"type": "web_search"}], "tool_choice": "required", )" + input,
        "tools: there is none to call, or none of that name"},
       {R"("tool_choice": {"type": "web_search"}, )" + input,
-       R"(tool_choice: must be "none", "auto", "required" or {"type": "function", "name": ..})"},
+       R"(tool_choice: must be "none", "auto", "required", {"type": "function", "name": ..} or )"
+       R"({"type": "allowed_tools", "mode": .., "tools": [..]})"},
       {R"("text": {"format": {"type": "xml"}}, )" + input,
        "text.format.type: must be text, json_object or json_schema"},
       {R"("text": {"format": {"type": "json_schema"}}, )" + input,

@@ -60,7 +60,8 @@ TEST(UnreadFieldsTest, WhatIsNotReadIsRefusedWithAdvice) {
 }
 
 TEST(UnreadFieldsTest, IgnoredAreThoseOfTheListWhereTheyStand) {
-  for (const char* name : {"user", "metadata", "store", "service_tier", "prompt_cache_key"}) {
+  for (const char* name : {"user", "metadata", "store", "service_tier", "prompt_cache_key",
+                           "prompt_cache_options", "moderation"}) {
     EXPECT_EQ(ErrorOf({{name, 1}}), "") << name;
     EXPECT_EQ(ErrorOf({{name, 1}}, FieldPlace::kStreamOptions),
               absl::StrCat(name, ": ", kNotSupported))
@@ -92,6 +93,8 @@ TEST(UnreadFieldsTest, ValuesThatAskForNothingAreTaken) {
       {"modalities", {Json::array({"text"}), Json::array({"text", "audio"})}},
       {"parallel_tool_calls", {true, false}},
       {"enable_thinking", {nullptr, false}},
+      {"verbosity", {"medium", "low"}},
+      {"background", {false, true}},
       {"unknown", {nullptr, false}},
   };
   for (const auto& [name, values] : cases) {
