@@ -18,8 +18,8 @@
 #include "models/grammar/equal_rules.h"
 #include "models/grammar/json_names.h"
 #include "models/grammar/json_schema.h"
+#include "models/grammar/regex.h"
 #include "models/grammar/work_meter.h"
-#include "regex_converter.h"
 #include "xgrammar/xgrammar.h"
 
 namespace xgrammar {
@@ -86,7 +86,7 @@ xgrammar::Grammar Parse(const GrammarSource& source, std::string* text) {
   switch (source.kind) {
     case GrammarSource::Kind::kRegex:
       return xgrammar::Grammar::FromEBNF(
-          absl::StrCat("regex ::= ", xgrammar::RegexToEBNF(source.text, false)), "regex");
+          absl::StrCat("regex ::= ", RegexInEbnf(source.text, RegexPlace::kAnswer)), "regex");
     case GrammarSource::Kind::kGrammar:
       return xgrammar::Grammar::FromEBNF(source.text);
     case GrammarSource::Kind::kCalls:

@@ -1,5 +1,5 @@
-// Expressions of JSON values: EBNF of characters and numbers, and regular expressions of a string
-// with a pattern and of the integers in a range.
+// Expressions of JSON values: EBNF of characters and numbers, and the regular expression of the
+// integers in a range.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,6 @@ std::string JsonCharacter();
 // digits before and behind the point, and an exponent up to 289, with which all fit into a double.
 std::string JsonInteger();
 std::string JsonNumber();
-
-// The regular expression of a JSON string's text between its quotes, where characters may be
-// escaped, if the string has the pattern `regex`. Throws std::runtime_error if not supported.
-std::string PatternInJson(const std::string& regex);
 
 // The regular expression of the integers in [first, last], without leading zeros. A missing bound
 // means 16 digits, which every client can read, or as many digits as the other bound has.

@@ -263,7 +263,7 @@ std::string SchemaWriter::Write(const Json& schema, const std::string& path) {
 }
 
 std::string SchemaWriter::WriteWhole(const Json& whole, const std::string& path) {
-  const std::string key = TextOf(whole, false);
+  const std::string key = TextOf(in_name_ ? Json::array({whole}) : whole, false);
   SpendWork(static_cast<int64_t>(key.size()));
   const auto [memo, is_new] = memo_.try_emplace(key);
   if (!is_new) {

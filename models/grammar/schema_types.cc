@@ -11,11 +11,11 @@
 #include "absl/strings/str_join.h"
 #include "kernels/core/check.h"
 #include "models/grammar/json_pattern.h"
+#include "models/grammar/regex.h"
 #include "models/grammar/schema_merge.h"
 #include "models/grammar/schema_writer.h"
 #include "models/grammar/string_format.h"
 #include "models/grammar/work_meter.h"
-#include "regex_converter.h"
 
 namespace fox {
 namespace {
@@ -26,7 +26,7 @@ constexpr int64_t kNoEnd = -1;
 
 std::string InQuotes(const std::string& body) { return absl::StrCat(R"("\"" )", body, R"( "\"")"); }
 
-std::string Rule(const std::string& regex) { return xgrammar::RegexToEBNF(regex, false); }
+std::string Rule(const std::string& regex) { return RegexInEbnf(regex, RegexPlace::kAnswer); }
 
 // The count that a keyword gives, as maxItems; kNoEnd: the schema lacks the keyword.
 int64_t CountOf(const Json& schema, const char* keyword) {
@@ -143,12 +143,13 @@ std::string SchemaWriter::String(const Json& whole, const std::string& path) {
   const int64_t least = std::max<int64_t>(CountOf(whole, "minLength"), 0);
   const int64_t most = CountOf(whole, "maxLength");
   if (most != kNoEnd && least > most) throw NoValue(absl::StrCat(path, ": no such length"));
+  const RegexPlace place = in_name_ ? RegexPlace::kName : RegexPlace::kString;
   std::string pattern;
   if (whole.contains("pattern")) {
     try {
-      pattern = Rule(PatternInJson(whole["pattern"].get<std::string>()));
+      pattern = RegexInEbnf(whole["pattern"].get<std::string>(), place);
     } catch (const std::runtime_error& error) {
-      if (!relax_) Fail(path, error.what());
+      if (!relax_) Fail(path, absl::StrCat("pattern: ", error.what()));
       Drop(path, "pattern");
     }
   }
@@ -161,8 +162,9 @@ std::string SchemaWriter::String(const Json& whole, const std::string& path) {
   // A format is an annotation (validation, 7.2.1), never a reason to refuse a schema.
   if (format != nullptr) List(path, "format");
   if (pattern.empty()) {
-    return has_lengths ? InQuotes(absl::StrCat(JsonCharacter(), Times(least, most)))
-                       : rules_.String();
+    if (!has_lengths) return in_name_ ? rules_.Name({}) : rules_.String();
+    return InQuotes(
+        absl::StrCat(in_name_ ? RegexInEbnf("^[^]$", place) : JsonCharacter(), Times(least, most)));
   }
   for (const char* word : {"minLength", "maxLength"}) {
     if (has_lengths && whole.contains(word)) Drop(path, word);
@@ -239,6 +241,12 @@ std::string SchemaWriter::Array(const Json& whole, const std::string& path) {
 
 // --- Objects ---
 
+std::string SchemaWriter::WriteName(const Json& schema, const std::string& path) {
+  in_name_ = true;
+  const auto leave = absl::MakeCleanup([this] { in_name_ = false; });
+  return Write(schema, path);
+}
+
 void SchemaWriter::ReadProperties(const Json& whole, const std::string& path, Properties* out) {
   const Json &properties = At(whole, "properties"), &required = At(whole, "required");
   std::set<std::string> needed;
@@ -272,7 +280,7 @@ void SchemaWriter::ReadNames(const Json& whole, const std::string& path, Propert
   const bool is_list = names.contains("enum");
   if (names.size() == 1) return;  // any text
   if (!is_list && names.contains("type") && out->named.empty() && !names.contains("anyOf")) {
-    out->other_name = Write(names, PathTo(path, "propertyNames"));
+    out->other_name = WriteName(names, PathTo(path, "propertyNames"));
     return;
   }
   if (!is_list) return Drop(path, "propertyNames");
@@ -305,7 +313,7 @@ void SchemaWriter::ReadOthers(const Json& whole, const std::string& path, Proper
       const auto pattern = patterns.items().begin();
       const Json name = {{"type", Json::array({"string"})}, {"pattern", pattern.key()}};
       const std::string place = PathTo(absl::StrCat(path, "/patternProperties"), pattern.key());
-      out->other_name = Write(name, place);
+      out->other_name = WriteName(name, place);
       out->other_value = Write(pattern.value(), place);
       return;
     }

@@ -71,6 +71,8 @@ class SchemaWriter {
   std::string Integer(const ExactJson& whole, const std::string& path);
   std::string Array(const ExactJson& whole, const std::string& path);
   std::string Object(const ExactJson& whole, const std::string& path);
+  // As Write, for a property's name: each has only one spelling (see RegexPlace::kName).
+  std::string WriteName(const ExactJson& schema, const std::string& path);
   void ReadNames(const ExactJson& whole, const std::string& path, Properties* out);
   void ReadProperties(const ExactJson& whole, const std::string& path, Properties* out);
   void ReadOthers(const ExactJson& whole, const std::string& path, Properties* out);
@@ -78,10 +80,12 @@ class SchemaWriter {
   const ExactJson& root_;
   const bool relax_;
   EbnfRules& rules_;
-  const std::string place_;           // of the root
-  std::map<std::string, Memo> memo_;  // by the text of the whole schema
+  const std::string place_;  // of the root
+  std::map<std::string, Memo>
+      memo_;  // by the text of the whole schema, in a list if it is a name's
   std::vector<std::string> relaxed_;
   int depth_ = 0;  // calls of Whole that are nested
+  bool in_name_ = false;
   int level_ = 0;  // objects and lists around the value that is written
 };
 

@@ -12,7 +12,7 @@ if(NOT source)
 endif()
 
 file(GLOB sources ${source}/cpp/*.cc ${source}/cpp/support/recursion_guard.cc)
-list(FILTER sources EXCLUDE REGEX "/(json_schema_converter|structural_tag)\\.cc$")
+list(FILTER sources EXCLUDE REGEX "/(json_schema_converter|regex_converter|structural_tag)\\.cc$")
 add_library(fox_xgrammar STATIC ${sources} character_walk.cc)
 target_include_directories(fox_xgrammar PRIVATE ${PROJECT_SOURCE_DIR})
 target_include_directories(fox_xgrammar SYSTEM PUBLIC

@@ -1,7 +1,8 @@
 // The program of walker.py: compiles grammars for a vocabulary and writes random answers of them.
 // argv[1] is a file of tokens, each a length (4 bytes, little-endian) and its bytes; id 0 ends an
-// answer. Reads lines of {"kind", "source", "relax", "walks", "steps", "seed"} and writes for each
-// a line of {"error"} or {"seconds", "bytes", "texts", "worst_steps", "stopped", "relaxed"}.
+// answer. Reads lines of {"kind", "source", "relax", "walks", "steps", "seed", "tries"} and writes
+// for each a line of {"error"} or {"seconds", "bytes", "texts", "worst_steps", "stopped",
+// "relaxed", "taken"}: of each text in "tries", how many bytes the grammar takes, -1 for all.
 #include <algorithm>
 #include <ctime>
 #include <fstream>
@@ -70,10 +71,26 @@ Walk WalkOnce(const std::shared_ptr<const Grammar>& grammar, const std::vector<s
   return walk;
 }
 
+// The bytes of `text` that the grammar takes, one token for each; -1 if it takes all as an answer.
+int BytesTaken(const std::shared_ptr<const Grammar>& grammar,
+               const std::vector<std::string>& tokens, const std::string& text) {
+  GrammarMatcher matcher(grammar, {0});
+  for (size_t at = 0; at < text.size(); ++at) {
+    const auto id = std::find(tokens.begin(), tokens.end(), text.substr(at, 1)) - tokens.begin();
+    const auto place = static_cast<size_t>(id);
+    if (place == tokens.size() || (matcher.mask()[place / 32] >> (id % 32) & 1) == 0 ||
+        !matcher.Accept(static_cast<int32_t>(id)).ok()) {
+      return static_cast<int>(at);
+    }
+  }
+  return matcher.may_end() ? -1 : static_cast<int>(text.size());
+}
+
 // The grammar that `ask` names. A schema is compiled as the engine does or, if it may be relaxed,
 // as the arguments of a tool; `relaxed` receives its keywords that are not enforced.
 absl::StatusOr<GrammarSource> SourceOf(const Json& ask, std::vector<std::string>* relaxed) {
   const auto text = ask["source"].get<std::string>();
+  if (ask["kind"] == "regex") return GrammarSource{GrammarSource::Kind::kRegex, text};
   if (ask["kind"] == "grammar") return GrammarSource{GrammarSource::Kind::kGrammar, text};
   const WorkMeter meter(100'000'000);
   EbnfRules rules;
@@ -96,7 +113,11 @@ Json Answer(GrammarCompiler* compiler, const std::vector<std::string>& tokens, c
   if (!grammar.ok()) return {{"error", std::string(grammar.status().message())}};
   Json out = {{"seconds", seconds},     {"bytes", (*grammar)->bytes()},
               {"texts", Json::array()}, {"worst_steps", 0},
-              {"stopped", ""},          {"relaxed", relaxed}};
+              {"stopped", ""},          {"relaxed", relaxed},
+              {"taken", Json::array()}};
+  for (const Json& text : ask["tries"]) {
+    out["taken"].push_back(BytesTaken(*grammar, tokens, text.get<std::string>()));
+  }
   std::mt19937 random(ask["seed"].get<uint32_t>());
   for (int i = 0; i < ask["walks"].get<int>(); ++i) {
     const Walk walk = WalkOnce(*grammar, tokens, ask["steps"], &random);

@@ -31,7 +31,7 @@ COUNT = 1200
 SEED = int(time.time()) if "FOX_NIGHTLY" in os.environ else 1
 
 
-TOKENS = [*(bytes([code]) for code in range(1, 128)), *(piece.encode() for piece in (
+TOKENS = [*(bytes([code]) for code in range(1, 256)), *(piece.encode() for piece in (
     "\u00e9", "\u65e5", "\U0001f600", '{"', '": ', '", "', '{"a"', ', "a"', '""', '"}', "}}",
     "null", 'ab"', 'a": 1, "', '"b": [', '], "', "name", '\\"', "\\u00"))]
 
@@ -170,6 +170,18 @@ class JsonSchemaTest(unittest.TestCase):
                 answer = self.walks(schema, walks=300, steps=60)
                 self.assertNotIn("error", answer)
                 self.assertGreater(self.expect_valid(schema, answer), 100)
+
+    def test_no_object_has_a_name_in_two_spellings(self) -> None:
+        twice = [f'{{"{a}": 1, "{b}": 1}}' for a, b in (
+            ("a", "a"), ("a", "\\u0061"), ("\u00e9", "\\u00e9"), ("/", "\\/"), ("\\n", "\\u000a"),
+            ("\\u001f", "\\u001F"), ("\U0001f600", "\\ud83d\\ude00"))]
+        for words in ({"propertyNames": {"maxLength": 3}}, {"propertyNames": {"minLength": 1}},
+                      {"propertyNames": {"pattern": "[^b]"}}, {"patternProperties": {"": True}},
+                      {"patternProperties": {r"^[\s\S]$": True}}, {"propertyNames": True}):
+            schema = json.dumps({"type": "object", **words})
+            said = self.walker.ask("schema", schema, 0, tries=[*twice, '{"a": 1, "\u00e9": 1}'])
+            self.assertEqual([count == -1 for count in said["taken"]],
+                             [False] * len(twice) + [True], schema)
 
     def test_literals_are_written_as_they_are(self) -> None:
         for text in ("9223372036854775808", "12345678901234567890", "18446744073709551616",

@@ -6,6 +6,7 @@ import json
 import struct
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -21,10 +22,11 @@ class Walker:
                                         stdout=subprocess.PIPE, text=True, encoding="utf-8")
 
     def ask(self, kind: str, source: str, walks: int, steps: int = 200, relax: bool = False,
-            seed: int = 1) -> dict[str, Any]:
+            seed: int = 1, tries: Sequence[str] = ()) -> dict[str, Any]:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps({"kind": kind, "source": source, "relax": relax,
-                                             "walks": walks, "steps": steps, "seed": seed}) + "\n")
+                                             "walks": walks, "steps": steps, "seed": seed,
+                                             "tries": list(tries)}) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
