@@ -1,10 +1,17 @@
-// Integers digit by digit. See json_pattern.h.
+// Ranges of numbers, digit by digit. See json_pattern.h.
 #include "models/grammar/json_pattern.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "kernels/core/check.h"
 
 namespace fox {
@@ -48,7 +55,141 @@ uint64_t Magnitude(int64_t value) {
   return value < 0 ? 0 - static_cast<uint64_t>(value) : static_cast<uint64_t>(value);
 }
 
+// A bound of a magnitude: its whole part, and the digits of its fraction without zeros at the end.
+struct Decimal {
+  uint64_t whole = 0;
+  std::string fraction;
+  bool excluded = false;
+};
+
+Decimal DecimalOf(const NumberBound& bound) {
+  char text[400];
+  const auto end = std::to_chars(text, text + sizeof(text), bound.value, std::chars_format::fixed);
+  FOX_CHECK(end.ec == std::errc());
+  const std::string all(text, end.ptr);
+  const size_t point = std::min(all.find('.'), all.size());
+  Decimal out{0, all.substr(std::min(point + 1, all.size())), bound.excluded};
+  FOX_CHECK(absl::SimpleAtoi(all.substr(0, point), &out.whole));
+  return out;
+}
+
+// The fractions from `low` to `high`, digits behind a point; without a value: no such bound.
+struct Fractions {
+  std::optional<std::string> low, high;
+  bool low_excluded = false, high_excluded = false;
+
+  // True if no more digits (0) lie between the bounds.
+  bool holds_zero() const {
+    return (!low || (low->empty() && !low_excluded)) && (!high || !high->empty() || !high_excluded);
+  }
+  // The bounds of what may follow the digit.
+  std::optional<Fractions> Behind(char digit) const {
+    Fractions rest;
+    const auto first = [](const std::string& digits) { return digits.empty() ? '0' : digits[0]; };
+    const auto others = [](const std::string& digits) {
+      return digits.substr(std::min<size_t>(1, digits.size()));
+    };
+    if (low && digit < first(*low)) return {};
+    if (high && digit > first(*high)) return {};
+    if (low && digit == first(*low)) rest.low = others(*low), rest.low_excluded = low_excluded;
+    if (high && digit == first(*high))
+      rest.high = others(*high), rest.high_excluded = high_excluded;
+    if (rest.low && rest.low->empty() && !rest.low_excluded) rest.low.reset();
+    return rest;
+  }
+};
+
+// The regular expression of one to `most` digits of such a fraction; "": there are none.
+std::string Fraction(const Fractions& range, int most) {
+  if (most == 0) return "";
+  if (!range.low && !range.high) return absl::StrCat("[0-9]{1,", most, "}");
+  std::vector<std::string> ways;
+  std::string free;  // digits behind which any may follow
+  for (char digit = '0'; digit <= '9'; ++digit) {
+    const std::optional<Fractions> rest = range.Behind(digit);
+    if (!rest) continue;
+    if (!rest->low && !rest->high) {
+      free += digit;
+      continue;
+    }
+    const std::string more = Fraction(*rest, most - 1);
+    if (!rest->holds_zero() && more.empty()) continue;
+    ways.push_back(absl::StrCat(std::string(1, digit), more.empty() ? "" : "(", more,
+                                more.empty()         ? ""
+                                : rest->holds_zero() ? ")?"
+                                                     : ")"));
+  }
+  if (!free.empty()) ways.push_back(absl::StrCat("[", free, "][0-9]{0,", most - 1, "}"));
+  return absl::StrJoin(ways, "|");
+}
+
+// Adds the decimals whose whole part matches `whole` and whose fraction is in `range`.
+void AddDecimals(const std::string& whole, const Fractions& range, int digits,
+                 std::vector<std::string>* ways) {
+  const std::string fraction = Fraction(range, digits);
+  const bool may_be_whole = range.holds_zero();
+  if (!may_be_whole && fraction.empty()) return;
+  ways->push_back(absl::StrCat(whole, fraction.empty() ? "" : "(\\.(", fraction,
+                               fraction.empty() ? ""
+                               : may_be_whole   ? "))?"
+                                                : "))"));
+}
+
+// Adds the decimals from `low` to `high`, which are not negative.
+void AddMagnitudes(const Decimal& low, const std::optional<Decimal>& high, int digits,
+                   const char* sign, std::vector<std::string>* ways) {
+  const auto at = [&](uint64_t whole) { return absl::StrCat(sign, whole); };
+  Fractions range{low.fraction, {}, low.excluded, false};
+  if (range.low->empty() && !low.excluded) range.low.reset();
+  if (high && high->whole == low.whole) {
+    range.high = high->fraction, range.high_excluded = high->excluded;
+    return AddDecimals(at(low.whole), range, digits, ways);
+  }
+  AddDecimals(at(low.whole), range, digits, ways);
+  if (!high || high->whole - low.whole > 1) {
+    const std::string between =
+        Magnitudes(low.whole + 1, high ? high->whole - 1 : 0, /*open=*/!high);
+    AddDecimals(absl::StrCat(sign, between), {}, digits, ways);
+  }
+  if (high) AddDecimals(at(high->whole), {{}, high->fraction, false, high->excluded}, digits, ways);
+}
+
 }  // namespace
+
+std::string NumberPattern(std::optional<NumberBound> least, std::optional<NumberBound> most) {
+  constexpr double kLargest = 1e16;  // JsonNumber has no larger one
+  if (least && least->value <= -kLargest) least.reset();
+  if (most && most->value >= kLargest) most.reset();
+  int digits = 15;  // of a double they are exact, so that a number beside a bound is not the bound
+  size_t needed = 0;
+  for (const std::optional<NumberBound>& bound : {least, most}) {
+    if (!bound) continue;
+    if (std::abs(bound->value) >= kLargest) throw std::runtime_error("beyond 16 digits");
+    const Decimal decimal = DecimalOf({std::abs(bound->value), false});
+    const auto wholes = static_cast<int>(absl::StrCat(decimal.whole).size());
+    digits = std::min(digits, std::max(15 - wholes, 0));
+    needed = std::max(needed, decimal.fraction.size());
+  }
+  if (needed > static_cast<size_t>(digits)) throw std::runtime_error("of more than 15 digits");
+  std::vector<std::string> ways;
+  const auto magnitude = [](const NumberBound& bound) {
+    return DecimalOf({std::abs(bound.value), bound.excluded});
+  };
+  const Decimal zero, above_zero{0, "", true};
+  if (!least || least->value < 0) {
+    const bool has_end = most && most->value < 0;
+    std::optional<Decimal> high;
+    if (least) high = magnitude(*least);
+    AddMagnitudes(has_end ? magnitude(*most) : above_zero, high, digits, "-", &ways);
+  }
+  if (!most || most->value >= 0) {
+    const bool has_start = least && least->value >= 0;
+    std::optional<Decimal> high;
+    if (most) high = magnitude(*most);
+    AddMagnitudes(has_start ? magnitude(*least) : zero, high, digits, "", &ways);
+  }
+  return ways.empty() ? "" : absl::StrCat("(", absl::StrJoin(ways, "|"), ")");
+}
 
 std::string IntegerPattern(std::optional<int64_t> first, std::optional<int64_t> last) {
   FOX_CHECK(!first || !last || *first <= *last);

@@ -1,5 +1,5 @@
-// Expressions of JSON values: EBNF of characters and numbers, and the regular expression of the
-// integers in a range.
+// Expressions of JSON values: EBNF of characters and numbers, and regular expressions of the
+// numbers in a range.
 #pragma once
 
 #include <cstdint>
@@ -20,5 +20,14 @@ std::string JsonNumber();
 // The regular expression of the integers in [first, last], without leading zeros. A missing bound
 // means 16 digits, which every client can read, or as many digits as the other bound has.
 std::string IntegerPattern(std::optional<int64_t> first, std::optional<int64_t> last);
+
+struct NumberBound {
+  double value;
+  bool excluded;  // the number itself is beyond the bound
+};
+// The regular expression of the decimals between two bounds, without exponents, with as many digits
+// as a double has exactly; "": there is none. REQUIRES: least <= most. Throws std::runtime_error if
+// a bound has more digits.
+std::string NumberPattern(std::optional<NumberBound> least, std::optional<NumberBound> most);
 
 }  // namespace fox

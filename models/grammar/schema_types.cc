@@ -105,7 +105,7 @@ std::string SchemaWriter::Types(const Json& whole, const std::string& path) {
     };
     types.emplace_back(has("object")   ? "object"
                        : has("array")  ? "array"
-                       : has("number") ? "integer"
+                       : has("number") ? "number"
                                        : "string");
   }
   std::string none;
@@ -131,10 +131,34 @@ std::string SchemaWriter::OfType(const std::string& type, const Json& whole,
   }
   if (type == "string") return String(whole, path);
   if (type == "integer") return Integer(whole, path);
-  for (const std::string& word : WordsOf("number")) {
-    if (whole.contains(word)) Drop(path, word);
+  return Number(whole, path);
+}
+
+std::string SchemaWriter::Number(const Json& whole, const std::string& path) {
+  // The stricter one of two bounds.
+  const auto bound = [&](const char* word, const char* excluding, int sign) {
+    std::optional<NumberBound> out;
+    if (whole.contains(word)) out = {NumberOf(whole[word]), false};
+    if (whole.contains(excluding)) {
+      const double value = NumberOf(whole[excluding]);
+      if (!out || sign * value >= sign * out->value) out = {value, true};
+    }
+    return out;
+  };
+  const auto least = bound("minimum", "exclusiveMinimum", 1);
+  const auto most = bound("maximum", "exclusiveMaximum", -1);
+  if (!least && !most) return rules_.Number();
+  std::string range;
+  try {
+    if (!least || !most || least->value <= most->value) range = NumberPattern(least, most);
+  } catch (const std::runtime_error& error) {
+    for (const std::string& word : WordsOf("number")) {
+      if (whole.contains(word)) Drop(path, word);
+    }
+    return rules_.Number();
   }
-  return rules_.Number();
+  if (range.empty()) throw NoValue(absl::StrCat(path, ": no such number"));
+  return Rule(range);
 }
 
 // A string is written by its pattern; or by its format, if all texts of the format have the allowed

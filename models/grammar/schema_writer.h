@@ -68,6 +68,7 @@ class SchemaWriter {
   std::string Types(const ExactJson& whole, const std::string& path);
   std::string OfType(const std::string& type, const ExactJson& whole, const std::string& path);
   std::string String(const ExactJson& whole, const std::string& path);
+  std::string Number(const ExactJson& whole, const std::string& path);
   std::string Integer(const ExactJson& whole, const std::string& path);
   std::string Array(const ExactJson& whole, const std::string& path);
   std::string Object(const ExactJson& whole, const std::string& path);

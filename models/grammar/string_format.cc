@@ -56,12 +56,13 @@ std::string Uri(bool is_reference) {
   const std::string authority =
       absl::StrCat("(", plain, ":-]", coded, "*@)?", host, "(:[0-9]{0,5})?");
   const std::string rest = absl::StrCat("(/", letter, "*)*");
-  const std::string begin = is_reference ? plain + "@-]" + coded : letter;  // no colon, or a scheme
+  // Without a scheme the first segment has no colon.
+  const std::string begin = is_reference ? plain + "@-]" + coded : letter;
   const std::string path =
       absl::StrCat("(//", authority, rest, "|/(", letter, "+", rest, ")?|", begin, "+", rest, ")?");
   const std::string query = plain + ":@/?-]" + coded + "*";
-  return absl::StrCat(is_reference ? "" : "[a-z][a-z0-9+.-]*:", path, "(\\?", query, ")?(#", query,
-                      ")?");
+  return absl::StrCat("([a-z][a-z0-9+.-]*:)", is_reference ? "?" : "", path, "(\\?", query, ")?(#",
+                      query, ")?");
 }
 
 const std::vector<StringFormat>& Formats() {

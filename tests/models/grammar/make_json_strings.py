@@ -62,6 +62,14 @@ NUMBERS = ("0", "-0", "7", "-12", "01", "1.", ".5", "1.5", "-0.25", "1e5", "1E+5
            "1e289", "1.25e-7", "+1", "1e", "0x1", "1234567890123456", "NaN", "Infinity", "-")
 BOUNDS: tuple[dict[str, int], ...] = ({}, {"minimum": 5}, {"maximum": -5}, {"minimum": -3},
                                       {"minimum": 3, "maximum": 120})
+DECIMALS = ("0", "0.5", "0.25", "0.125", "0.12", "0.10", "1", "1.0", "1.000000000001", "-0.5",
+            "0.999999999999", "3", "3.25", "-3.25", "-3.2", "-3.30", "-4", "120", "120.5", "119.5",
+            "7.5", "99.9", "1234567890123456", "-1234567890123456")
+RANGES: tuple[dict[str, float], ...] = (
+    {"minimum": 0, "maximum": 1}, {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    {"minimum": 0.125, "exclusiveMaximum": 0.5}, {"minimum": -3.25}, {"maximum": -3.25},
+    {"exclusiveMaximum": 3.25, "minimum": -3.25}, {"exclusiveMinimum": -3.25, "maximum": 120},
+    {"minimum": 1, "maximum": 1}, {"minimum": 3, "exclusiveMinimum": 3, "maximum": 1e300})
 
 
 Text = tuple[str | bytes, int]
@@ -105,6 +113,8 @@ def main() -> None:
             spelled = [text for text in NUMBERS if kind == "number" or not set(text) & set(".eE")]
             rows.append(({"type": kind, **bounds},
                          [(text, 0) for text in spelled if kind == "number" or text != "-0"]))
+    for bounds in RANGES:  # a number with a bound has no exponent
+        rows.append(({"type": "number", **bounds}, [(text, 0) for text in DECIMALS]))
     print("[")
     for i, (schema, texts) in enumerate(rows):
         said = [[list(text) if isinstance(text, bytes) else text, count,

@@ -11,7 +11,8 @@ VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 1.5, 2.0, 0.1, 10**15, 2**63, 2**64 + 1, "", "a", "\u00e9", '"',
     "\\", "\n", "/", "0", "null", [], {}, [1, [2]], {"a": 1, "b": [None]}, {"x y": "z"},
     "\U0001f600", "\u2028", "</script>", "a" * 20]
-NUMBERS = [0, 1, -1, 3, 10, 99, 100, 101, -5, -10, 1000, 2.0, -3.0, 65535, 2**31 - 1, 2**53]
+NUMBERS = [0, 1, -1, 3, 10, 99, 100, 101, -5, -10, 1000, 2.0, -3.0, 0.5, -2.25, 65535,
+           2**31 - 1, 2**53]
 NAMES = ["a", "b", "ab", "abc", "c d", "\u00e9", 'q"', "", "type", "$ref", "items", "x/y", "name"]
 PATTERNS = ["^[a-z]{1,4}$", "a|b", "^\\d+$", "^x?y*z+$", "[^a]", "^(a|bc)+$", "-", "^.$",
             "\\w\\s\\w", "^[0-9]{3}-?[0-9]{2}$"]
@@ -40,7 +41,7 @@ class Schemas:
 
     def schema(self, depth: int, names: list[str]) -> Schema:
         r = self.random
-        kinds = [self.integer, self.text, self.values, self.types, self.any]
+        kinds = [self.number, self.text, self.values, self.types, self.any]
         if names:
             kinds.append(lambda: {"$ref": "#/$defs/" + r.choice(names)})
         if depth > 0:
@@ -56,9 +57,9 @@ class Schemas:
     def any(self) -> Schema:
         return self.random.choice([{}, True, {"title": "x"}, {"type": "string"}])
 
-    def integer(self) -> Schema:
+    def number(self) -> Schema:
         r = self.random
-        schema: dict[str, Any] = {"type": "integer"}
+        schema: dict[str, Any] = {"type": r.choice(["integer", "number"])}
         for ends in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             for end in ends:
                 if r.random() < 0.3:
