@@ -36,8 +36,8 @@ NOT_WRITTEN = (
     # Formats are asserted; some of their texts are left out.
     ("format", "is only an annotation"), ("optional/format/", "leap"), ("optional/format/", "case"),
     ("optional/format/email", "quoted string"), ("optional/format/email", "literal after the @"),
-    ("optional/format/hostname", ""), ("optional/format/ipv6", "mixed"), ("optional/format/ipv6", "a long valid ipv6"),
-    ("optional/format/uri", "a valid URL"),
+    ("optional/format/hostname", ""), ("optional/format/ipv6", "mixed"),
+    ("optional/format/ipv6", "a long valid ipv6"), ("optional/format/uri", "a valid URL"),
 )
 
 
