@@ -14,6 +14,9 @@ from typing import Any
 from models.convert.refusal import Refusal
 
 TOKENS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
+# Newer versions of transformers keep templates in files, which replace those of
+# tokenizer_config.json.
+FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
 DATE = '{{{{strftime_now("{}")}}}}'  # stands for the date of the request in the texts of a format
 
 Message = dict[str, Any]
@@ -38,8 +41,9 @@ def template_of(directory: Path) -> tuple[dict[str, str], dict[str, str]] | None
         templates = {t["name"]: t["template"] for t in named}
         if isinstance(template, str):
             templates["default"] = template
-        if (directory / "chat_template.jinja").is_file():
-            templates["default"] = (directory / "chat_template.jinja").read_text("utf-8")
+        files = {name: directory / file for name, file in FILES.items()}
+        files = {name: file for name, file in files.items() if file.is_file()}
+        templates = {name: file.read_text("utf-8") for name, file in files.items()} or templates
         also = directory / "special_tokens_map.json"
         known = json.loads(also.read_text("utf-8")) if also.is_file() else {}
         known |= {name: token for name, token in config.items() if token is not None}
@@ -97,5 +101,12 @@ def compiled(templates: dict[str, str], tokens: dict[str, str]) -> Render:
     return render
 
 
-def as_json(value: Any, **keys: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, **keys)
+def as_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
+                      sort_keys=sort_keys)

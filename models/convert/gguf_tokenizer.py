@@ -123,6 +123,10 @@ def tokenizer_files(
     named = {f"{n}_token": tokens[i] for n, i in ids.items()
              if i is not None and n not in ("eot", "eom")}
     template = get("tokenizer.chat_template", "")
+    with_tools = get("tokenizer.chat_template.tool_use", "")
+    if template and with_tools:
+        template = [{"name": "default", "template": template},
+                    {"name": "tool_use", "template": with_tools}]
     files["tokenizer_config.json"] = {
         "tokenizer_class": "PreTrainedTokenizerFast" if model == "gpt2" else "LlamaTokenizer",
         "add_bos_token": _adds_bos(get),

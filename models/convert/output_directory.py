@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from models.convert import chat_template
 from models.convert.refusal import Refusal
 from models.convert.rounding import as_float, count_nonfinite
 from models.convert.safetensors_io import SafetensorsWriter, parse_json
@@ -36,7 +37,7 @@ COPIED_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "generation_config.json",
-    "chat_template.jinja",
+    *chat_template.FILES.values(),
     "chat_format.json",
 )
 INDEX = "model.safetensors.index.json"
@@ -162,7 +163,8 @@ def copy_side_files(source: Path, directory: Path) -> list[str]:
     """Copies tokenizer and generation files; returns their names."""
     copied = [name for name in COPIED_FILES if (source / name).is_file()]
     for name in copied:
-        write_file(directory / name, read_text(source / name))
+        (directory / name).parent.mkdir(exist_ok=True)
+        write_file(directory / name, read_text(source / name, source))
     return copied
 
 

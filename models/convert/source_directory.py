@@ -53,11 +53,11 @@ def check_link(path: Path, directory: Path | None = None) -> Path:
                   "copy the file itself into it (hf download REPO --local-dir DIR does)")
 
 
-def read_text(path: Path) -> bytes:
-    """The bytes of a small text file."""
+def read_text(path: Path, directory: Path | None = None) -> bytes:
+    """The bytes of a small text file. `directory`: see check_link."""
     if not path.is_file():
         raise Refusal(f"{path.name}: missing")
-    with open(check_link(path), "rb") as file:
+    with open(check_link(path, directory), "rb") as file:
         text = file.read(MAX_TEXT_BYTES + 1)
     if len(text) > MAX_TEXT_BYTES:
         raise Refusal(f"{path.name}: larger than {MAX_TEXT_BYTES} bytes")

@@ -375,7 +375,17 @@ class ChatFormatTest(CheckpointCase):
         self.assertEqual(self.note("", chat_template=named), "")
         read = json.loads((self.src / chat_format.NAME).read_text())
         self.assertEqual(read, QWEN25_FORM)
+        # transformers 4.50 and newer write these files, which replace the key of the other file.
+        (self.src / "chat_template.jinja").write_text(named[0]["template"])
+        self.note("", chat_template=named)
+        self.assertNotIn("tools", json.loads((self.src / chat_format.NAME).read_text()))
+        (self.src / "additional_chat_templates").mkdir()
+        (self.src / "additional_chat_templates" / "tool_use.jinja").write_text(
+            QWEN25.replace("tojson", "tojson(ensure_ascii=False)"))
+        self.assertEqual(self.note(CHATML), "")
+        self.assertEqual(json.loads((self.src / chat_format.NAME).read_text()), QWEN25_FORM)
         (self.src / "chat_template.jinja").write_text(MISTRAL)
+        (self.src / "additional_chat_templates" / "tool_use.jinja").unlink()
         self.note(CHATML, bos_token={"content": "<B>"})
         self.assertEqual(json.loads((self.src / chat_format.NAME).read_text())["bos"], "<B>")
         # Older versions of transformers keep special tokens in this file.

@@ -11,7 +11,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from chat_format_test import CHATML, IM, form
+from chat_format_test import CHATML, IM, QWEN25, form
 from checkpoint_case import Bits, CheckpointCase, save
 
 from models.convert.gguf_source import ARCHITECTURES, QUANTISATIONS
@@ -213,6 +213,14 @@ class ConversionTest(GgufCase):
         single = tokenizer["post_processor"]["processors"][1]["single"]
         self.assertEqual([next(iter(step.values()))["id"] for step in single],
                          ["<|im_start|>", "A", "<|im_end|>"])
+
+    def test_a_template_for_tools(self) -> None:
+        key = gguf.Keys.Tokenizer.CHAT_TEMPLATE_N.format(name="tool_use")
+        self.write("llama", self.keys("llama") | {key: QWEN25}, self.tensors("llama"))
+        self.convert()
+        read = json.loads((self.dst / "tokenizer_config.json").read_text())
+        self.assertEqual(read["chat_template"], [{"name": "default", "template": CHATML},
+                                                 {"name": "tool_use", "template": QWEN25}])
 
     def test_sentencepiece(self) -> None:
         keys = {k: v for k, v in self.keys("llama").items() if "ggml" not in k}
