@@ -227,7 +227,7 @@ def _check_known(keys: _Reader, model_type: str) -> None:
                               "repository in bf16, or a GGUF file")
     given = keys.raw.get("architectures") or CLASSES[model_type]
     for name in given if isinstance(given, list) else [given]:
-        if name != CLASSES[model_type]:
+        if name not in (CLASSES[model_type], f"Fox{CLASSES[model_type]}"):  # modeling_fox.py's
             raise keys.refuse("architectures", f"{name!r} is not {CLASSES[model_type]}")
     for key, value in keys.raw.items():
         if key not in _KNOWN and value not in (None, False):

@@ -175,11 +175,20 @@ class ForgettingTest(OracleCase):
                 error = (logits[-len(want):] - want).abs().max() / want.abs().max()
                 self.assertLess(error, 1e-4)
                 self.check_generation(folder, model)
+                self.check_saved(model, Path(scratch) / "saved", expected["input_ids"], logits)
 
     def test_a_cache_in_bf16_keeps_log_gates_exactly(self) -> None:
         log_f = -torch.rand(1, 2, 99, generator=torch.Generator().manual_seed(0)) ** 4
         stored = with_limbs(torch.ones(1, 2, 99, 16, dtype=torch.bfloat16), log_f)
         self.assertTrue(torch.equal(stored[..., -LIMBS:].float().sum(-1), log_f))
+
+    def check_saved(self, model: Any, folder: Path, ids: list[int], logits: torch.Tensor) -> None:
+        """What transformers saves of the class, as after training, is served and converted."""
+        model.save_pretrained(folder)
+        self.convert(folder, folder.parent / "again")
+        for place in (folder, folder.parent / "again"):
+            served = self.fox_eval(place, folder.parent / "saved.safetensors", ids, "f32")
+            self.assertLess((served - logits).abs().max() / logits.abs().max(), 1e-4, place.name)
 
     def check_generation(self, folder: Path, model: Any) -> None:
         """20 prompts of 1 to 115 tokens, together and so padded on the left, with both caches."""
