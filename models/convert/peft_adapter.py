@@ -35,9 +35,14 @@ def _check(config: dict[str, Any]) -> None:
         if value and (key not in _KNOWN | set(_ALLOWED) or value not in _ALLOWED.get(key, [value])):
             raise Refusal(f"adapter_config.json: {key} {value!r} is not supported; merge the "
                           "adapter with peft (merge_and_unload), then convert the model")
-    alphas = (config.get("lora_alpha"), *(config.get("alpha_pattern") or {}).values())
-    if not all(type(alpha) in (int, float) for alpha in alphas):
-        raise Refusal("adapter_config.json: lora_alpha and alpha_pattern must be numbers")
+    pattern = config.get("alpha_pattern") or {}
+    try:
+        alphas = [config.get("lora_alpha"), *(pattern[key] for key in pattern if re.compile(key))]
+    except (re.error, TypeError):
+        alphas = [None]
+    if not all(type(alpha) in (int, float) and math.isfinite(alpha) for alpha in alphas):
+        raise Refusal("adapter_config.json: lora_alpha must be a number, alpha_pattern regular "
+                      "expressions with numbers")
 
 
 def read_peft(config: dict[str, Any], directory: Path) -> dict[str, SourceTensor]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import math
 import sys
 import tempfile
 import unittest
@@ -93,6 +95,16 @@ class PeftTest(unittest.TestCase):
                 status, said = self.convert()
                 self.assertEqual(status, 1)
                 self.assertIn(reason, said)
+
+    def test_wrong_scales(self) -> None:
+        self.save({"target_modules": Q})
+        path = self.folder / "adapter" / "adapter_config.json"
+        config = json.loads(path.read_text())
+        for changes in ({"lora_alpha": "8"}, {"lora_alpha": math.nan}, {"lora_alpha": None},
+                        {"alpha_pattern": {"(": 3}}, {"alpha_pattern": [3]}):
+            with self.subTest(**changes):
+                path.write_text(json.dumps({**config, **changes}))
+                self.assertIn("lora_alpha must be a number", self.convert()[1])
 
     def test_a_tied_output_layer(self) -> None:
         self.save({"target_modules": Q, "modules_to_save": ["embed_tokens"]},
