@@ -55,6 +55,9 @@ class Trainer(TrainingRun):
         self.loaded = load_model(args.model, args.seed)
         super().__init__(args, group, args.tokenizer or self.loaded.directory)
         self.tokenizer = self.open_tokenizer(self.loaded.config.vocab_size)
+        if args.packing == "documents" and self.tokenizer.bos is None:
+            raise TrainingError("--packing documents finds documents by their bos, which the "
+                                "tokenizer does not have")
         tokens, self.text = self.tokens(args.texts, "train.tokens")
         self.valid = self.tokens([args.valid], "valid.tokens") if args.valid else None
         self.windows = Windows(tokens, args.window, args.seed)

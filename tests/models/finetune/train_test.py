@@ -124,6 +124,10 @@ class TrainTest(TrainingCase):
                           eos_token_id=None)
         said = self.run_to_end(self.command("n", model=small), 1)
         self.assertIn("the tokenizer has 257 tokens, the model 200", said)
+        parted = self.command("n", "--packing", "documents", model=write_toy(
+            self.folder / "parted"))
+        (self.folder / "parted" / "tokenizer_config.json").write_text("{}")
+        self.assertIn("which the tokenizer does not have", self.run_to_end(parted, 1))
         nan = self.run_to_end(self.command("n", "--steps", "60", "--lr", "1e30"), 1)
         self.assertIn("try a lower --lr", nan)
         late = self.run_to_end(self.command("late", "--minutes-total", "0.001"), 1)
