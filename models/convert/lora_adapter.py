@@ -72,14 +72,15 @@ def _merged(plan: Plan, change: dict[str, SourceTensor], scale: Callable[[str, i
             base, a = tensors.get(f"{stem}.weight"), change.get(stem + _A)
             fits = base is not None and a is not None and _fits(base.shape, a.shape, b.shape)
         else:
-            fits = grows or name.removesuffix(_A) + _B in change or (
-                name in tensors and tensors[name].shape == b.shape)
+            base = tensors.get(name, PlannedTensor(name, b.dtype, b.shape, ()))
+            fits = base.shape == b.shape and (grows or name in tensors) or (
+                name.removesuffix(_A) + _B in change)
         if not fits:
             raise Refusal(f"tensor {name}: does not fit the base")
         if name.endswith(_B):
             tensors[base.name] = replace(base, parts=(_Sum(base, a, b, scale(stem, a.shape[0])),))
         elif not name.endswith(_A):
-            tensors[name] = PlannedTensor(name, b.dtype, b.shape, (b,))
+            tensors[name] = replace(base, parts=(b,))
     config = {key: plan.config[key] for key in plan.config if key != "weight_blocks"}  # no blocks
     return replace(plan, kind=f"{plan.kind}, with an adapter", tensors=list(tensors.values()),
                    config=config)

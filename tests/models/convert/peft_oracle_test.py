@@ -68,12 +68,12 @@ class PeftTest(unittest.TestCase):
         adapted.save_pretrained(self.folder / "adapter")
         adapted.merge_and_unload().save_pretrained(self.folder / "expected")
 
-    def convert(self) -> tuple[int, str]:
+    def convert(self, *flags: str) -> tuple[int, str]:
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
             status = fox_convert.main([
                 str(self.folder / "base"), str(self.folder / "merged"), "--verify", "--adapter",
-                str(self.folder / "adapter")])
+                str(self.folder / "adapter"), *flags])
         return status, said.getvalue()
 
     def test_merged_tensors_are_pefts(self) -> None:
@@ -86,6 +86,15 @@ class PeftTest(unittest.TestCase):
                                           for model in ("merged", "expected", "base"))
                 torch.testing.assert_close(merged, expected, rtol=1e-6, atol=1e-7)
                 self.assertFalse(all(torch.equal(merged[key], base[key]) for key in base))
+
+    def test_all_tensors_have_the_type_of_the_model(self) -> None:
+        self.save(ADAPTERS["whole matrices"])
+        self.assertEqual(self.convert("--dtype", "bf16")[0], 0)
+        expected = load_file(self.folder / "expected" / "model.safetensors")
+        for name, tensor in load_file(self.folder / "merged" / "model.safetensors").items():
+            self.assertEqual(tensor.dtype, torch.bfloat16, name)
+            if "lm_head" in name or "embed_tokens" in name:
+                self.assertTrue(torch.equal(tensor, expected[name].bfloat16()), name)
 
     def test_what_is_no_sum_is_refused(self) -> None:
         for reason, settings in REFUSED.items():
