@@ -214,10 +214,6 @@ LayerTensors TakeLayer(TensorTaker& taker, const ModelConfig& config, int index)
     layer.sinks = taker.TakeWithin(attn + "sinks", config.num_heads, -kMaxFloat, kMaxFloat);
   }
   layer.o_proj = taker.Take(attn + "o_proj.weight", {d, q});
-  const std::string frequencies = attn + "rotary_emb.inv_freq";
-  if (config.layout == CheckpointLayout::kTransformers && taker.Has(frequencies)) {
-    taker.Take(frequencies, {config.head_dim / 2});
-  }
   layer.mlp_norm = taker.Take(absl::StrCat(prefix, names.mlp_norm, ".weight"), {d});
   TakeMlp(taker, config, prefix + "mlp.", layer);
   return layer;
@@ -255,7 +251,11 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& dir,
 
   Checkpoint checkpoint(*std::move(files));
   checkpoint.config_ = *std::move(config);
-  const SafetensorsEntries& tensors = checkpoint.files_.tensors();
+  SafetensorsEntries tensors = checkpoint.files_.tensors();
+  if (checkpoint.config_.layout == CheckpointLayout::kTransformers) {
+    std::erase_if(tensors,
+                  [](const auto& tensor) { return tensor.first.ends_with("rotary_emb.inv_freq"); });
+  }
   absl::Status status = checkpoint.TakeTensors(tensors);
   if (status.ok() && !options.allow_nonfinite) status = CheckFinite(tensors);
   // The scan is void if the file has changed meanwhile.

@@ -227,7 +227,10 @@ def _check_known(keys: _Reader, model_type: str) -> None:
                               "repository in bf16, or a GGUF file")
     given = keys.raw.get("architectures") or CLASSES[model_type]
     for name in given if isinstance(given, list) else [given]:
-        if name not in (CLASSES[model_type], f"Fox{CLASSES[model_type]}"):  # modeling_fox.py's
+        # Forks and trainers rename the class; one with code of its own may be another model, unless
+        # the code is modeling_fox.py.
+        renamed = "auto_map" not in keys.raw and str(name).endswith("ForCausalLM")
+        if name not in (CLASSES[model_type], f"Fox{CLASSES[model_type]}") and not renamed:
             raise keys.refuse("architectures", f"{name!r} is not {CLASSES[model_type]}")
     for key, value in keys.raw.items():
         if key not in _KNOWN and value not in (None, False):

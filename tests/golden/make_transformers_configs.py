@@ -121,6 +121,7 @@ SIZES: list[dict[str, Any]] = [
      "layer_types": ["full_attention", "sliding_attention"]},
     {"layer_types": ["full_attention"] * 2}, {"layer_types": None},
     {"architectures": ABSENT}, {"architectures": None},
+    {"architectures": ["LLaMAForCausalLM"]}, {"architectures": ["FSDPQwen2ForCausalLM"]},
     {"bos_token_id": -1}, {"eos_token_id": -1}, {"eos_token_id": [1, -1, 64]},
     {"bos_token_id": 64}, {"eos_token_id": 64}, {"eos_token_id": [3, 5]}, {"eos_token_id": None},
     {"bos_token_id": None}, {"bos_token_id": ABSENT, "eos_token_id": ABSENT},
@@ -133,6 +134,8 @@ SIZES: list[dict[str, Any]] = [
 # Changes that transformers accepts and the server refuses, as it would compute another model.
 KEPT_OUT: list[dict[str, Any]] = [
     {"architectures": ["LlamaForSequenceClassification"]}, {"architectures": ["LlamaModel"]},
+    {"architectures": ["OtherForCausalLM"],
+     "auto_map": {"AutoModelForCausalLM": "modeling_other.OtherForCausalLM"}},
     {"quantization_config": {"quant_method": "gptq", "bits": 4}},
     {"quantization_config": {"quant_method": "fp8"}},
     {"quantization": {"group_size": 64, "bits": 4}},  # mlx
