@@ -76,7 +76,8 @@ class SmallFiles:
                       for role in ROLES if role in merged}
         self.named = [AddedToken.read(entry, True)
                       for source in (self.config, {} if decoder is not None else special)
-                      for key in ("additional_special_tokens", "extra_special_tokens")
+                      for key in ("model_specific_special_tokens", "additional_special_tokens",
+                                  "extra_special_tokens")
                       for entry in _values(source.get(key))]
         names = {token.content for token in (*self.roles.values(), *self.named) if token}
         if decoder is not None:
@@ -220,6 +221,8 @@ class TextTokenizer:
         folder = self._directory
         if (folder / "tokenizer.json").is_file():
             model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            model.no_truncation()  # trainers save both; they are for batches of theirs
+            model.no_padding()
         elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
             model = _open_pair(folder, files)
         else:

@@ -193,6 +193,20 @@ class TokenizerTest(unittest.TestCase):
         self.assertEqual(wrapped.decode(wrapped.encode(text)), text)
         self.assertNotEqual(wrapped.fingerprint(), fingerprint)
 
+    def test_what_a_trainer_saved_does_not_cut_texts(self) -> None:
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        write_toy(self.folder)
+        saved = Tokenizer(models.BPE.from_file(str(self.folder / "vocab.json"),
+                                               str(self.folder / "merges.txt")))
+        saved.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        saved.enable_truncation(8)
+        saved.enable_padding(length=12)
+        saved.save(str(self.folder / "tokenizer.json"))
+        for text in ("abc", "abcdefghijklm"):
+            with self.subTest(text):
+                self.assertEqual(TextTokenizer(self.folder).encode(text), list(text.encode()))
+
 
 class WindowsTest(unittest.TestCase):
     def test_an_epoch_holds_each_token_once(self) -> None:
