@@ -223,7 +223,7 @@ def tekken(folder: Path) -> None:
     """A GGUF file's keys as the converter turns them into a tokenizer.json, of Mistral's words."""
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
-    sys.path.append(str(Path(__file__).resolve().parents[3]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
     from models.convert.gguf_tokenizer import tokenizer_files
 
     path = package("mistral_common") / "data" / "tekken_240911.json"
