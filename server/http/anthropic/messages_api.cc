@@ -76,7 +76,7 @@ class TurnReader {
     if (last.role() == "assistant" && last.tool_calls().empty()) {
       out_.set_continue_final_message(true);
     }
-    turns_.PlaceThoughts(format);
+    turns_.Finish(format);
     return absl::OkStatus();
   }
 
@@ -112,8 +112,8 @@ class TurnReader {
       turns_.AddLine("user", block->String("text").value_or(""));
     } else if (type == "tool_result") {
       const ExactJson* content = block->Find("content");
-      std::string& text = *turns_.Turn("tool").mutable_content();
-      const auto status = content == nullptr ? absl::OkStatus() : ReadTexts(*content, &text);
+      std::string* const text = turns_.AddAnswer(block->String("tool_use_id").value_or(""));
+      const auto status = content == nullptr ? absl::OkStatus() : ReadTexts(*content, text);
       if (!status.ok()) return Below(".content", status);
     } else {
       return UnknownType(type, "text or tool_result");
@@ -136,9 +136,8 @@ class TurnReader {
       if (name.empty() || (input != nullptr && !input->is_object())) {
         return absl::InvalidArgumentError(": a tool_use must have a name, and an object as input");
       }
-      v1::ToolCall* const call = turns_.Turn("assistant").add_tool_calls();
-      call->set_name(name);
-      call->set_arguments(input == nullptr ? "{}" : TextOf(*input, /*spaced=*/true));
+      turns_.AddCall(block->String("id").value_or(""), name,
+                     input == nullptr ? "{}" : TextOf(*input, /*spaced=*/true));
     } else {
       return UnknownType(type, "text, thinking or tool_use");
     }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -46,7 +47,7 @@ absl::Status ReadContent(const ExactJson* value, bool optional, std::string* out
   return absl::OkStatus();
 }
 
-absl::Status ReadCalls(const ExactJson& calls, v1::ChatMessage* out) {
+absl::Status ReadCalls(const ExactJson& calls, v1::ChatMessage* out, TurnNotes* notes) {
   if (!calls.is_array()) return Malformed("tool_calls: must be a list");
   for (const ExactJson& call : calls) {
     const ExactJson function = call.is_object() ? call.value("function", ExactJson()) : ExactJson();
@@ -58,6 +59,8 @@ absl::Status ReadCalls(const ExactJson& calls, v1::ChatMessage* out) {
       return Malformed(
           "tool_calls: each must have a function.name, and function.arguments that are a text");
     }
+    const ExactJson id = call.value("id", ExactJson());
+    notes->calls.push_back(id.is_string() ? id.get<std::string>() : "");
     v1::ToolCall* const added = out->add_tool_calls();
     added->set_name(name.get<std::string>());
     added->set_arguments(arguments.is_object() ? TextOf(arguments, /*spaced=*/true)
@@ -74,7 +77,7 @@ std::string ThoughtOf(JsonFields* fields) {
   return thought.empty() ? newer : thought;
 }
 
-absl::Status ReadMessage(const ExactJson& message, v1::ChatMessage* out, std::string* thought) {
+absl::Status ReadMessage(const ExactJson& message, v1::ChatMessage* out, TurnNotes* notes) {
   if (!message.is_object()) return Malformed("role: must be set");
   JsonFields fields(message);
   const std::string role = fields.String("role").value_or("");
@@ -82,11 +85,12 @@ absl::Status ReadMessage(const ExactJson& message, v1::ChatMessage* out, std::st
   const ExactJson* content = fields.Find("content");
   const ExactJson* calls = fields.Find("tool_calls");
   const ExactJson* refusal = assistant ? fields.Find("refusal") : nullptr;
-  if (assistant) *thought = ThoughtOf(&fields);
+  if (assistant) notes->thought = ThoughtOf(&fields);
+  if (role == "tool") notes->answered = fields.String("tool_call_id").value_or("");
   absl::Status status = fields.status();
   if (status.ok()) status = CheckUnreadFields(fields, FieldPlace::kMessage);
   if (status.ok() && role.empty()) return Malformed("role: must be set");
-  if (status.ok() && calls != nullptr) status = ReadCalls(*calls, out);
+  if (status.ok() && calls != nullptr) status = ReadCalls(*calls, out, notes);
   if (status.ok()) {
     status = ReadContent(content == nullptr ? refusal : content, assistant || role == "tool",
                          out->mutable_content());
@@ -96,15 +100,37 @@ absl::Status ReadMessage(const ExactJson& message, v1::ChatMessage* out, std::st
 }
 
 // Thoughts stand in the answers behind the last question; templates drop those before it.
-void SetThoughts(const std::vector<std::string>& thoughts, const ChatFormat& format,
+void SetThoughts(const std::vector<TurnNotes>& notes, const ChatFormat& format,
                  v1::ChatMessages* out) {
   if (!format.thinking().has_value()) return;
   const ThinkingFormat& thinking = *format.thinking();
-  for (size_t i = thoughts.size(); i-- > 0;) {
+  for (size_t i = notes.size(); i-- > 0;) {
     v1::ChatMessage& turn = *out->mutable_turns(static_cast<int>(i));
     if (thinking.IsQuestion(turn.role(), turn.content())) return;
-    if (thoughts[i].empty()) continue;
-    turn.set_content(absl::StrCat(thinking.prefix, thoughts[i], thinking.suffix, turn.content()));
+    if (notes[i].thought.empty()) continue;
+    turn.set_content(
+        absl::StrCat(thinking.prefix, notes[i].thought, thinking.suffix, turn.content()));
+  }
+}
+
+// Templates have no ids: a model takes the first answer for that to the first call. Tools that run
+// side by side end in any order, so the answers behind an assistant's turn come in the order of its
+// calls, if their ids say so without a doubt.
+void SortAnswers(const std::vector<TurnNotes>& notes, v1::ChatMessages* out) {
+  const int count = out->turns_size();
+  for (int begin = 1, end = 1; begin < count; begin = end + 1) {
+    for (end = begin; end < count && out->turns(end).role() == "tool"; ++end) {
+    }
+    const std::vector<std::string>& calls = notes[static_cast<size_t>(begin) - 1].calls;
+    std::map<std::string, size_t> places;
+    for (size_t i = 0; i < calls.size(); ++i) places.emplace(calls[i], i);
+    std::map<size_t, v1::ChatMessage> answers;
+    for (int i = begin; i < end; ++i) {
+      const auto place = places.find(notes[static_cast<size_t>(i)].answered);
+      if (place != places.end()) answers.emplace(place->second, out->turns(i));
+    }
+    if (places.size() < calls.size() || answers.size() < static_cast<size_t>(end - begin)) continue;
+    for (auto& [place, answer] : answers) *out->mutable_turns(begin++) = std::move(answer);
   }
 }
 
@@ -151,15 +177,34 @@ void ChatTurns::AddLine(const std::string& role, const std::string& line) {
   JoinLine(line, Turn(role).mutable_content());
 }
 
-void ChatTurns::AddThought(const std::string& line) {
-  Turn("assistant");
-  thoughts_.resize(static_cast<size_t>(out_.turns_size()));
-  JoinLine(line, &thoughts_.back());
+TurnNotes& ChatTurns::Notes() {
+  notes_.resize(static_cast<size_t>(out_.turns_size()));
+  return notes_.back();
 }
 
-void ChatTurns::PlaceThoughts(const ChatFormat& format) {
-  thoughts_.resize(static_cast<size_t>(out_.turns_size()));
-  SetThoughts(thoughts_, format, &out_);
+void ChatTurns::AddThought(const std::string& line) {
+  Turn("assistant");
+  JoinLine(line, &Notes().thought);
+}
+
+void ChatTurns::AddCall(const std::string& id, const std::string& name,
+                        const std::string& arguments) {
+  v1::ToolCall* const call = Turn("assistant").add_tool_calls();
+  call->set_name(name);
+  call->set_arguments(arguments);
+  Notes().calls.push_back(id);
+}
+
+std::string* ChatTurns::AddAnswer(const std::string& id) {
+  v1::ChatMessage& turn = Turn("tool");
+  Notes().answered = id;
+  return turn.mutable_content();
+}
+
+void ChatTurns::Finish(const ChatFormat& format) {
+  notes_.resize(static_cast<size_t>(out_.turns_size()));
+  SortAnswers(notes_, &out_);
+  SetThoughts(notes_, format, &out_);
 }
 
 ToolChoice::ToolChoice(JsonFields* fields, bool nested, v1::ChatMessages* out) : nested_(nested) {
@@ -251,12 +296,13 @@ void ReadTurn(JsonFields* fields, const ChatFormat& format, v1::ChatMessages* ou
 absl::Status ReadMessages(const ExactJson* value, const ChatFormat& format, v1::ChatMessages* out) {
   if (value == nullptr) return Malformed("messages: must be set");
   if (!value->is_array()) return Malformed("messages: must be a list of {\"role\", \"content\"}");
-  std::vector<std::string> thoughts(value->size());
+  std::vector<TurnNotes> notes(value->size());
   for (size_t i = 0; i < value->size(); ++i) {
-    const absl::Status status = ReadMessage((*value)[i], out->add_turns(), &thoughts[i]);
+    const absl::Status status = ReadMessage((*value)[i], out->add_turns(), &notes[i]);
     if (!status.ok()) return Malformed(absl::StrCat("messages[", i, "].", status.message()));
   }
-  SetThoughts(thoughts, format, out);
+  SortAnswers(notes, out);
+  SetThoughts(notes, format, out);
   return absl::OkStatus();
 }
 

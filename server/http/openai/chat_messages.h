@@ -22,6 +22,13 @@ void ReadTurn(JsonFields* fields, const ChatFormat& format, v1::ChatMessages* ou
 // taken back as it is, even a call that max_tokens has cut. InvalidArgument names the message.
 absl::Status ReadMessages(const ExactJson* value, const ChatFormat& format, v1::ChatMessages* out);
 
+// What an API says of a turn and fox.v1 does not.
+struct TurnNotes {
+  std::string thought;
+  std::vector<std::string> calls;  // their ids
+  std::string answered;            // the id of the call that a tool answers; "": it is not said
+};
+
 // The turns of a chat as other APIs write them: in blocks or items, of which several make a turn.
 class ChatTurns {
  public:
@@ -34,12 +41,17 @@ class ChatTurns {
   void AddLine(const std::string& role, const std::string& line);
   // A line of the assistant's thought.
   void AddThought(const std::string& line);
-  // All turns are there: puts thoughts where the template has them.
-  void PlaceThoughts(const ChatFormat& format);
+  // A call of the assistant, and the answer of a tool to the call `id`, whose text is returned.
+  void AddCall(const std::string& id, const std::string& name, const std::string& arguments);
+  std::string* AddAnswer(const std::string& id);
+  // All turns are there: puts thoughts and answers where the template has them.
+  void Finish(const ChatFormat& format);
 
  private:
+  TurnNotes& Notes();  // of the last turn
+
   v1::ChatMessages& out_;
-  std::vector<std::string> thoughts_;  // of the turns so far
+  std::vector<TurnNotes> notes_;  // of the turns so far
 };
 
 // Which functions of a request the model may call: "none", "auto", "required", one by its name, or

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -24,8 +26,10 @@ struct CompletionRequest {
   bool echo = false, stream = false, include_usage = false;
   std::string echoed;           // fields of the body that the answer repeats: `"a":1,"b":2`
   bool seals_thoughts = false;  // a thought comes also in a form that clients need not read
-  int32_t n = 1;                // choices of a prompt
-  int32_t logprobs = -1;        // alternatives; -1: none
+  // Of functions in a namespace: the name that the model sees, the namespace and their own.
+  std::map<std::string, std::pair<std::string, std::string>> namespaced;
+  int32_t n = 1;          // choices of a prompt
+  int32_t logprobs = -1;  // alternatives; -1: none
 };
 
 inline constexpr size_t kMaxPrompts = 128;

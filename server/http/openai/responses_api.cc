@@ -65,6 +65,13 @@ absl::Status ReadThought(JsonFields* item, std::string* out) {
   return absl::OkStatus();
 }
 
+// The name that the model sees of a function in a namespace, as Codex sends the tools of an MCP
+// server; "": of one in none.
+std::string SeenName(absl::string_view space, const std::string& name) {
+  absl::ConsumeSuffix(&space, "__");
+  return space.empty() ? name : absl::StrCat(space, "__", name);
+}
+
 absl::Status ReadItem(const ExactJson& value, ChatTurns* turns) {
   JsonFields item = FieldsOf(value);
   const std::string role = item.String("role").value_or("");
@@ -85,12 +92,12 @@ absl::Status ReadItem(const ExactJson& value, ChatTurns* turns) {
     const std::string name = item.String("name").value_or("");
     const std::string arguments = item.String("arguments").value_or("");
     if (name.empty() && item.status().ok()) item.Fail("name", "set");
-    v1::ToolCall* const call = turns->Turn("assistant").add_tool_calls();
-    call->set_name(name);
-    call->set_arguments(SpacedArguments(arguments));
+    turns->AddCall(item.String("call_id").value_or(""),
+                   SeenName(item.String("namespace").value_or(""), name),
+                   SpacedArguments(arguments));
   } else if (type == "function_call_output") {
     status = ReadPartsOf(&item, "output", /*optional=*/false, &text);
-    turns->Turn("tool").set_content(text);
+    *turns->AddAnswer(item.String("call_id").value_or("")) = text;
   } else {
     status = UnknownType(type, "message, reasoning, function_call or function_call_output");
   }
@@ -109,38 +116,51 @@ absl::Status ReadInput(const ExactJson* instructions, const ExactJson* input,
     const absl::Status status = ReadItem((*input)[i], &turns);
     if (!status.ok()) return Below(absl::StrCat("input[", i, "]"), status);
   }
-  turns.PlaceThoughts(format);
+  turns.Finish(format);
   return absl::OkStatus();
 }
 
 // Tools of other types belong to OpenAI's servers or to one client: the model does not see them, as
-// the choice of a tool is its own.
-absl::Status ReadFunctions(const ExactJson& tools, ToolChoice* choice, v1::ChatMessages* out) {
+// the choice of a tool is its own. `space`: the namespace of these tools; "": none.
+absl::Status ReadFunctions(const ExactJson& tools, const std::string& space, ToolChoice* choice,
+                           CompletionRequest* out) {
   for (size_t i = 0; i < tools.size(); ++i) {
     JsonFields tool = FieldsOf(tools[i]);
+    const std::string place = absl::StrCat("tools[", i, "]");
     const std::optional<std::string> type = tool.String("type");
-    if (!type.has_value()) {
-      return absl::InvalidArgumentError(absl::StrCat("tools[", i, "].type: must be set"));
+    if (!type.has_value()) return absl::InvalidArgumentError(place + ".type: must be set");
+    const std::string name = tool.String("name").value_or("");
+    const ExactJson* inner = *type == "namespace" && space.empty() ? tool.Find("tools") : nullptr;
+    if (inner != nullptr && inner->is_array() && !name.empty()) {
+      const absl::Status status = ReadFunctions(*inner, name, choice, out);
+      if (!status.ok()) return Below(place + ".", status);
     }
     if (*type != "function" || !choice->Admits(tools[i])) continue;
     ExactJson function = ExactJson::object();
-    for (const char* name : {"name", "description", "parameters", "strict"}) {
-      if (const ExactJson* found = tool.Find(name)) function[name] = *found;
+    for (const char* field : {"name", "description", "parameters", "strict"}) {
+      if (const ExactJson* found = tool.Find(field)) function[field] = *found;
+    }
+    if (!space.empty()) {
+      const std::string seen = SeenName(space, name);
+      function["name"] = seen;
+      out->namespaced[seen] = {space, name};
     }
     const absl::Status status = CheckFields(tool, FieldPlace::kResponsesTool);
-    if (!status.ok()) return Below(absl::StrCat("tools[", i, "]"), status);
-    out->add_tools(TextOf(ExactJson({{"type", "function"}, {"function", function}}), true));
+    if (!status.ok()) return Below(place, status);
+    out->prompts[0].mutable_messages()->add_tools(
+        TextOf(ExactJson({{"type", "function"}, {"function", function}}), true));
   }
   return absl::OkStatus();
 }
 
-absl::Status ReadFunctionsAndChoice(JsonFields* body, v1::ChatMessages* out) {
+absl::Status ReadFunctionsAndChoice(JsonFields* body, CompletionRequest* out) {
+  v1::ChatMessages* const chat = out->prompts[0].mutable_messages();
   const ExactJson* tools = body->Find("tools");
-  if (!body->Bool("parallel_tool_calls").value_or(true)) out->set_one_call(true);
+  if (!body->Bool("parallel_tool_calls").value_or(true)) chat->set_one_call(true);
   if (tools != nullptr && !tools->is_array()) body->Fail("tools", "a list of tools");
-  ToolChoice choice(body, /*nested=*/false, out);
+  ToolChoice choice(body, /*nested=*/false, chat);
   if (!body->status().ok() || choice.none() || tools == nullptr) return absl::OkStatus();
-  const absl::Status status = ReadFunctions(*tools, &choice, out);
+  const absl::Status status = ReadFunctions(*tools, "", &choice, out);
   choice.CheckNames(body);
   return status;
 }
@@ -220,7 +240,7 @@ absl::StatusOr<CompletionRequest> ParseResponses(const std::string& body,
   if (fields->String("truncation").value_or("disabled") != "disabled") {
     fields->Fail("truncation", "disabled, or absent; a client drops items itself");
   }
-  absl::Status status = ReadFunctionsAndChoice(&*fields, &chat);
+  absl::Status status = ReadFunctionsAndChoice(&*fields, &request);
   ReadTextFormat(&*fields, request.settings.mutable_sampling());
   ReadReasoning(&*fields, *context.chat, &request);
   const std::optional<std::string> instructions = fields->String("instructions");
@@ -328,8 +348,13 @@ class ResponsesWriter final : public AnswerWriter {
     const std::string head =
         absl::StrCat(R"({"id":)", ItemId(index), R"(,"status":")", status, R"(","type":)");
     if (item.kind == Kind::kCall) {
+      const auto found = request_.namespaced.find(item.name);
+      const auto& [space, name] = found != request_.namespaced.end()
+                                      ? found->second
+                                      : std::pair<std::string, std::string>("", item.name);
       return absl::StrCat(head, R"("function_call","call_id":")", item.id, R"(","name":)",
-                          JsonString(item.name), R"(,"arguments":)",
+                          JsonString(name), space.empty() ? "" : R"(,"namespace":)",
+                          space.empty() ? "" : JsonString(space), R"(,"arguments":)",
                           JsonString(begins ? "" : item.text), "}");
     }
     const std::string content = absl::StrCat(R"("content":[)", begins ? "" : Content(item), "]}");

@@ -38,7 +38,7 @@ constexpr Ignored kIgnored[] = {
     {FieldPlace::kResponsesBody,
      "store metadata user service_tier safety_identifier prompt_cache_key prompt_cache_retention "
      "prompt_cache_options client_metadata max_tool_calls stream_options moderation"},
-    {FieldPlace::kResponsesItem, "id status phase call_id name caller"},
+    {FieldPlace::kResponsesItem, "id status phase call_id name namespace caller"},
     {FieldPlace::kResponsesPart, "annotations logprobs"},
     {FieldPlace::kResponsesTool, "type defer_loading allowed_callers output_schema"},
     {FieldPlace::kResponsesReasoning, "summary generate_summary context"},
@@ -99,7 +99,7 @@ constexpr Unsupported kUnsupported[] = {
     {"detokenize spaces_between_special_tokens use_cache", kNotSupported, "true"},
     {"suffix use_beam_search early_stopping logits_processors return_token_ids "
      "return_tokens_as_token_ids return_full_text timings_per_token return_progress "
-     "continuous_usage_stats raw background",
+     "continuous_usage_stats raw background async",
      kNotSupported},
     {"lora_name lora_path adapter_id", "no LoRA"},
     {"request_id rid", "send the header X-Request-Id"},

@@ -51,6 +51,13 @@ TEST_F(MessagesApiTest, BlocksBecomeTurns) {
                     R"([{"type": "text", "text": "s"}], "is_error": true},
                         {"type": "text", "text": "t"}]})"),
        "U:u\nA:x\n<c>{\"f\": {\"a\": 1}}</c>\nT:r|s\nU:t\n" + skip},
+      // Answers belong to calls by their ids.
+      {absl::StrCat(kUser, R"(, {"role": "assistant", "content": [)", call,
+                    R"(, {"type": "tool_use", "id": "d", "name": "g", "input": {}}]},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "d",
+                    "content": "s"}, )",
+                    result, R"("r"}]})"),
+       "U:u\nA:<c>{\"f\": {\"a\": 1}}</c>\n<c>{\"g\": {}}</c>\nT:r|s\n" + skip},
       // A thought stays behind the last question.
       {absl::StrCat(kUser, R"(, {"role": "assistant", "content": [{"type": "thinking",
                     "thinking": "h", "signature": "s"}, {"type": "redacted_thinking", "data": "d"},

@@ -85,6 +85,35 @@ TEST_F(ChatMessagesTest, ACallIsTakenBackWhateverItsArguments) {
   }
 }
 
+// Answers belong to calls by tool_call_id (OpenAI's and Anthropic's references), and tools that run
+// side by side end in any order.
+TEST_F(ChatMessagesTest, AnswersFollowInTheOrderOfTheirCalls) {
+  const auto asked = [](const char* one, const char* other) {
+    const auto call = [](const char* id) {
+      return absl::StrCat(R"({"id": )", id, R"(, "function": {"name": "f"}})");
+    };
+    return absl::StrCat(kUser, R"(,{"role": "assistant", "tool_calls": [)", call(one), ",",
+                        call(other), "]}");
+  };
+  const auto answer = [](const char* id, const char* text) {
+    return absl::StrCat(R"(,{"role": "tool", "tool_call_id": )", id, R"(, "content": ")", text,
+                        "\"}");
+  };
+  const std::string calls = "U:u\nA:<c>{\"f\": {}}</c>\n<c>{\"f\": {}}</c>\n";
+  const std::string a = answer(R"("a")", "1"), b = answer(R"("b")", "2");
+  const std::string ab = asked(R"("a")", R"("b")");
+  EXPECT_EQ(Told(ab + a + b), calls + "T:1|2\n");
+  EXPECT_EQ(Told(ab + b + a), calls + "T:1|2\n");
+  EXPECT_EQ(Told(absl::StrCat(ab, b, a, ",", ab, b, a)),
+            absl::StrCat(calls, "T:1|2\n", calls, "T:1|2\n"));
+  // Not all have come, or their ids do not say which they are.
+  EXPECT_EQ(Told(ab + b), calls + "T:2\n");
+  EXPECT_EQ(Told(ab + b + b), calls + "T:2|2\n");
+  EXPECT_EQ(Told(ab + b + answer("null", "3")), calls + "T:2|3\n");
+  EXPECT_EQ(Told(asked(R"("a")", R"("a")") + b + a), calls + "T:2|1\n");
+  EXPECT_EQ(Told(asked("1", "null") + b + a), calls + "T:2|1\n");
+}
+
 TEST_F(ChatMessagesTest, ThoughtsThatCameApartStandWhereTheTemplateHasThem) {
   const std::string call = R"(, "tool_calls": [{"function": {"name": "f"}}]})";
   const std::string early =

@@ -42,6 +42,12 @@ TEST_F(ResponsesApiTest, ItemsBecomeTurns) {
                     call, ", ", call, ", ", result, R"("r"}, )", result,
                     R"([{"type": "input_text", "text": "s"}]}])"),
        "U:u\nA:x\n<c>{\"f\": {\"a\": 1}}</c>\n<c>{\"f\": {\"a\": 1}}</c>\nT:r|s\nA:"},
+      {absl::StrCat("[", user, ",", call,
+                    R"(, {"type": "function_call", "call_id": "d", "name": "g",
+                    "arguments": ""}, {"type": "function_call_output", "call_id": "d",
+                    "output": "s"}, )",
+                    result, R"("r"}])"),
+       "U:u\nA:<c>{\"f\": {\"a\": 1}}</c>\n<c>{\"g\": {}}</c>\nT:r|s\nA:"},
       {absl::StrCat("[", user, R"(, {"type": "reasoning", "id": "rs_1", "summary": [], "content":
                     [{"type": "reasoning_text", "text": "h"}], "encrypted_content": null}, )",
                     call, ",", result, R"("r"}])"),
@@ -343,6 +349,42 @@ TEST_F(ResponsesWriterTest, EventsComeInOrder) {
   EXPECT_EQ(last["usage"]["output_tokens_details"]["reasoning_tokens"], 6);
   EXPECT_EQ(last["output"][0]["encrypted_content"], nullptr);
   EXPECT_EQ(last["fox"]["cached_tokens"], 20);
+}
+
+// Codex sends the tools of each MCP server as a namespace, and knows a call by both of its names
+// (https://github.com/openai/codex/issues/33263, https://github.com/BerriAI/litellm/pull/32536).
+TEST_F(ResponsesWriterTest, FunctionsOfANamespaceAreSeenAndCalledWithBothNames) {
+  const auto space = [](const char* name) {
+    return absl::StrCat(R"({"type": "namespace", "name": ")", name, R"(", "description": "d",
+        "tools": [{"type": "function", "name": "g", "strict": false, "defer_loading": false,
+                   "parameters": {"type": "object"}}, {"type": "custom", "name": "c"}]})");
+  };
+  const std::string tools = absl::StrCat(R"("tools": [{"type": "function", "name": "g"}, )",
+                                         space("mcp__fs__"), ", ", space("n"), "]");
+  const auto shown = [](const char* name) {
+    return absl::StrCat(R"( {"type": "function", "function": {"name": ")", name,
+                        R"(", "parameters": {"type": "object"}, "strict": false}})");
+  };
+  EXPECT_EQ(
+      Told(tools + R"(, "input": [{"role": "user", "content": "u"}, {"type": "function_call",
+                "call_id": "c", "name": "g", "namespace": "mcp__fs__", "arguments": ""},
+                {"type": "function_call_output", "call_id": "c", "namespace": "mcp__fs__",
+                 "output": "r"}])"),
+      absl::StrCat(R"(S:F: {"type": "function", "function": {"name": "g"}})", shown("mcp__fs__g"),
+                   shown("n__g"), "\nU:u\nA:<c>{\"mcp__fs__g\": {}}</c>\nT:r\nA:"));
+  for (const char* stream : {"", R"(, "stream": true)"}) {
+    SCOPED_TRACE(stream);
+    std::vector<Json> events;
+    const Json last = Answer(tools + stream, "<c>{\"mcp__fs__g\": {}}</c>\n<c>{\"g\": {}}</c>", 1,
+                             v1::STOP, &events);
+    EXPECT_EQ(last["output"][0]["name"], "g");
+    EXPECT_EQ(last["output"][0]["namespace"], "mcp__fs__");
+    EXPECT_FALSE(last["output"][1].contains("namespace"));
+    if (*stream == 0) continue;
+    EXPECT_EQ(ItemsOf(events), last["output"].get<std::vector<Json>>());
+  }
+  EXPECT_EQ(Told(R"("input": "u", "tools": [{"type": "namespace", "name": "n", "tools": [{}]}])"),
+            "tools[0].tools[0].type: must be set");
 }
 
 TEST_F(ResponsesWriterTest, AFailureInAStreamIsItsLastEvent) {
