@@ -74,10 +74,26 @@ bool SaysNothing(const Json& schema, const std::string& word) {
   return word.starts_with("depend") && value.is_object() && value.empty();
 }
 
-bool HasRef(const Json& json) {
+// True if a $ref in `json` is relative to the innermost $id around it.
+bool HasLocalRef(const Json& json) {
   SpendWork(1);
-  if (json.is_object() && json.contains("$ref")) return true;
-  return json.is_structured() && std::any_of(json.begin(), json.end(), HasRef);
+  const Json& ref = At(json, "$ref");
+  if (ref.is_string() && ref.get<std::string>().starts_with('#')) return true;
+  return json.is_structured() && std::any_of(json.begin(), json.end(), HasLocalRef);
+}
+
+// The schema in `json` that `name` identifies; null: there is none.
+const Json* Identified(const Json& json, const std::string& name) {
+  SpendWork(1);
+  const Json& anchor = At(json, "$anchor");
+  const bool is_anchor = anchor.is_string() && name == "#" + anchor.get<std::string>();
+  if (At(json, "$id") == name || is_anchor) return &json;
+  if (!json.is_structured()) return nullptr;
+  for (const auto& [word, part] : json.items()) {
+    if (word == "enum" || word == "const") continue;  // values, not schemas
+    if (const Json* found = Identified(part, name)) return found;
+  }
+  return nullptr;
 }
 
 // The problem of a keyword whose value has not the form that JSON Schema demands; null: none.
@@ -158,10 +174,10 @@ void SchemaWriter::ReadWord(const Json& schema, const std::string& word, const s
     (*out)["type"] = Json::array({value});
   } else if (word == "items" && value.is_array()) {  // draft 7
     (*out)["prefixItems"] = value;
-    if (schema.contains("additionalItems")) (*out)["items"] = schema["additionalItems"];
+    if (const Json& rest = At(schema, "additionalItems"); !rest.is_null()) (*out)["items"] = rest;
   } else if (is_bound && value.is_boolean()) {  // draft 4
     const char* const bound = word == "exclusiveMinimum" ? "minimum" : "maximum";
-    if (value == true && schema.contains(bound)) (*out)[word] = schema[bound];
+    if (value == true && !At(schema, bound).is_null()) (*out)[word] = schema[bound];
   } else {
     (*out)[word] = value;
   }
@@ -176,10 +192,10 @@ Json SchemaWriter::Plain(const Json& schema, const std::string& path) {
   if (excluded == true || (excluded.is_object() && excluded.empty())) {
     throw NoValue(absl::StrCat(path, ": no value is of this schema"));
   }
-  if (!path.empty() && schema.contains("$id") && HasRef(schema)) {
+  if (!path.empty() && schema.contains("$id") && HasLocalRef(schema)) {
     Fail(path, "$id is not supported around $ref, which it would change");
   }
-  if (schema.contains("const") && schema.contains("enum")) {
+  if (schema.contains("const") && !At(schema, "enum").is_null()) {
     Json one = schema, other = {{"enum", schema["enum"]}};
     one.erase("enum");
     return Merge(Plain(one, path), other, path, "enum");
@@ -188,6 +204,8 @@ Json SchemaWriter::Plain(const Json& schema, const std::string& path) {
   for (const Words& words : kWords) {
     if (*words.type != '\0' && !HasType(schema, words.type)) continue;
     for (const auto& [word, value] : schema.items()) {
+      // Programs write null where a keyword is not set.
+      if (value.is_null() && word != "const") continue;
       if (Holds(words.supported, word)) {
         ReadWord(schema, word, path, &out);
       } else if (Holds(words.others, word) && !SaysNothing(schema, word)) {
@@ -198,9 +216,11 @@ Json SchemaWriter::Plain(const Json& schema, const std::string& path) {
   return out;
 }
 
-const Json& SchemaWriter::Target(const std::string& ref, const std::string& path) const {
-  if (ref == "#") return root_;
-  if (!ref.starts_with("#/")) Fail(path, "$ref must be # or begin with #/");
+const Json* SchemaWriter::Target(std::string ref) const {
+  const std::string base = root_.is_object() ? root_.value("$id", "") : "";
+  if (!base.empty() && ref.starts_with(base + "#")) ref.erase(0, base.size());
+  if (ref == "#") return &root_;
+  if (!ref.starts_with("#/")) return Identified(root_, ref);
   const Json* at = &root_;
   for (const absl::string_view part : absl::StrSplit(ref.substr(2), '/')) {
     std::string name;  // as in a URI
@@ -219,10 +239,10 @@ const Json& SchemaWriter::Target(const std::string& ref, const std::string& path
     } else if (at->is_array() && absl::SimpleAtoi(name, &index) && index < at->size()) {
       at = &(*at)[index];
     } else {
-      Fail(path, absl::StrCat("$ref ", ref, " leads nowhere"));
+      return nullptr;
     }
   }
-  return *at;
+  return at;
 }
 
 Json SchemaWriter::Merge(const Json& a, const Json& b, const std::string& path,
@@ -245,8 +265,16 @@ Json SchemaWriter::Whole(const Json& schema, const std::string& path) {
   const auto leave = absl::MakeCleanup([this] { --depth_; });
   if (const Json ref = At(out, "$ref"); ref.is_string()) {
     out.erase("$ref");
-    const std::string target = ref.get<std::string>();
-    out = Merge(Whole(Target(target, path), target.substr(1)), out, path, "$ref");
+    const std::string name = ref.get<std::string>();
+    if (const Json* const target = Target(name)) {
+      const std::string place = target == &root_         ? ""
+                                : name.starts_with("#/") ? name.substr(1)
+                                                         : PathTo(path, "$ref");
+      out = Merge(Whole(*target, place), out, path, "$ref");
+    } else {
+      if (!relax_) Fail(path, absl::StrCat("$ref ", name, " leads to nothing in the schema"));
+      Drop(path, "$ref");
+    }
   }
   if (const Json parts = At(out, "allOf"); parts.is_array()) {
     out.erase("allOf");

@@ -53,7 +53,8 @@ class SchemaWriter {
   ExactJson Plain(const ExactJson& schema, const std::string& path);
   void ReadWord(const ExactJson& schema, const std::string& word, const std::string& path,
                 ExactJson* out);
-  const ExactJson& Target(const std::string& ref, const std::string& path) const;
+  // The schema that `ref` refers to; null: the root has none.
+  const ExactJson* Target(std::string ref) const;
   ExactJson Whole(const ExactJson& schema, const std::string& path);
   ExactJson Merge(const ExactJson& a, const ExactJson& b, const std::string& path,
                   const std::string& keyword);

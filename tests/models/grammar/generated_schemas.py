@@ -133,6 +133,15 @@ ZOD: dict[str, dict[str, typing.Any]] = {
     "old strict union": {**DRAFT7, "anyOf": [TEXT, {"not": {}}]},
 }
 
+# TypeBox's Type.Recursive; and names instead of pointers.
+_NODE = {"$id": "Node", **_object(value=NUMBER, nodes={"type": "array", "items": {"$ref": "Node"}})}
+NAMED: dict[str, dict[str, typing.Any]] = {
+    "recursive by $id": _NODE, "recursive inside": _object(tree=_NODE),
+    "anchor": {**_object(x={"$ref": "#text"}), "$defs": {"T": {"$anchor": "text", **TEXT}}},
+    "absolute": {"$id": "https://a.b/c", **_object(x={"$ref": "https://a.b/c#/$defs/T"}),
+                 "$defs": {"T": TEXT}},
+}
+
 _PATH = {"path": {"type": "string"}}
 # Schemas that public servers of the Model Context Protocol list.
 MCP: dict[str, dict[str, typing.Any]] = {
@@ -167,5 +176,6 @@ MCP: dict[str, dict[str, typing.Any]] = {
                "anyOf": [{"required": ["id"]}, {"required": ["name"]}]},
     "nullable choice": {"type": "object", "required": ["units"], "properties": {"units": {
         "type": ["string", "null"], "enum": ["celsius", "fahrenheit", None]}}},
+    "lost": {"type": "object", "properties": {"x": {"$ref": "#/$defs/Lost"}}, "required": ["x"]},
     "none": {"type": "object"}, "closed": {"type": "object", "additionalProperties": False},
 }

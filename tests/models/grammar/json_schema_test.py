@@ -138,8 +138,8 @@ class JsonSchemaTest(unittest.TestCase):
         expected = {  # the schemas with relaxed places, and these places
             "set": ["uniqueItems"], "both": ["minLength"], "even": ["multipleOf"],
             "url": ["format"], "email": ["pattern"], "old set": ["uniqueItems"],
-            "raw": [], "file": []}
-        cases = {**generated_schemas.ZOD, **generated_schemas.MCP,
+            "raw": [], "file": [], "lost": ["$ref"]}
+        cases = {**generated_schemas.ZOD, **generated_schemas.NAMED, **generated_schemas.MCP,
                  **generated_schemas.of_pydantic()}
         for name, schema in cases.items():
             with self.subTest(name, schema=schema):
@@ -189,6 +189,16 @@ class JsonSchemaTest(unittest.TestCase):
                          '"enum": [%s]}'):
                 answer = self.walks(form % text, walks=1, steps=99)
                 self.assertEqual(answer["texts"], [text], form)
+
+    def test_null_is_no_keyword(self) -> None:
+        """Programs with typed structures write null where a keyword is not set."""
+        text = {"type": "string", "maxLength": 3}
+        null = dict.fromkeys(("enum", "format", "minLength", "pattern", "items", "anyOf", "$ref",
+                              "not", "required", "additionalProperties", "minimum"))
+        for schema in (text, {"const": "a"}, {"type": "array", "items": text, "maxItems": 2},
+                       {"type": "object", "properties": {"x": text}, "required": ["x"]}):
+            self.assertEqual(self.walks({**null, **schema})["texts"], self.walks(schema)["texts"])
+        self.assertEqual(self.walks({"const": None})["texts"][0], "null")
 
     def test_what_names_nothing_is_open(self) -> None:
         for beside in ({}, {"properties": {}}, {"required": []},

@@ -27,7 +27,7 @@ NOT_WRITTEN = (
     ("additionalProperties", "additional properties are allowed"), ("anyOf", "both anyOf valid"),
     ("not", "property absent"), ("prefixItems", "additional items"), ("uniqueItems", "extended"),
     ("prefixItems", "only the first item"), ("properties", "doesn't invalidate other"),
-    ("ref", "match"), ("vocabulary", "no validation"),
+    ("ref", "match"), ("ref", "valid under the URN"), ("vocabulary", "no validation"),
     # Other spellings of the number of const or enum, or of an integer; numbers of over 16 digits.
     ("const", "float"), ("const", "integer -2"), ("enum", "is valid"), ("type", "float"),
     ("optional/bignum", ""),
