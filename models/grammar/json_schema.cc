@@ -39,9 +39,9 @@ constexpr Words kWords[] = {
     {"number", "minimum maximum exclusiveMinimum exclusiveMaximum", "multipleOf"},
     {"object",
      "properties required additionalProperties patternProperties propertyNames minProperties "
-     "maxProperties",
-     "dependentRequired dependentSchemas dependencies unevaluatedProperties"},
-    {"array", "items prefixItems minItems maxItems", "contains uniqueItems unevaluatedItems"},
+     "maxProperties unevaluatedProperties",
+     "dependentRequired dependentSchemas dependencies"},
+    {"array", "items prefixItems minItems maxItems unevaluatedItems", "contains uniqueItems"},
 };
 constexpr char kTypes[] = "object array string number integer boolean null";
 
@@ -94,6 +94,18 @@ const Json* Identified(const Json& json, const std::string& name) {
     if (const Json* found = Identified(part, name)) return found;
   }
   return nullptr;
+}
+
+// Takes the keywords about what no part of the schema has evaluated out of it: they count when its
+// parts are merged.
+Json TakeUnevaluated(Json* schema) {
+  Json out = Json::object();
+  for (const char* word : {"unevaluatedProperties", "unevaluatedItems"}) {
+    if (!schema->contains(word)) continue;
+    out[word] = (*schema)[word];
+    schema->erase(word);
+  }
+  return out;
 }
 
 // The problem of a keyword whose value has not the form that JSON Schema demands; null: none.
@@ -205,10 +217,10 @@ Json SchemaWriter::Plain(const Json& schema, const std::string& path) {
     if (*words.type != '\0' && !HasType(schema, words.type)) continue;
     for (const auto& [word, value] : schema.items()) {
       // Programs write null where a keyword is not set.
-      if (value.is_null() && word != "const") continue;
+      if ((value.is_null() && word != "const") || SaysNothing(schema, word)) continue;
       if (Holds(words.supported, word)) {
         ReadWord(schema, word, path, &out);
-      } else if (Holds(words.others, word) && !SaysNothing(schema, word)) {
+      } else if (Holds(words.others, word)) {
         Drop(path, word);
       }
     }
@@ -261,6 +273,7 @@ Json SchemaWriter::Merge(const Json& a, const Json& b, const std::string& path,
 Json SchemaWriter::Whole(const Json& schema, const std::string& path) {
   Json out = Plain(schema, path);
   if (!out.contains("$ref") && !out.contains("allOf")) return out;
+  const Json unevaluated = TakeUnevaluated(&out);
   if (++depth_ > kMaxRefs) Fail(path, "$ref refers to itself");
   const auto leave = absl::MakeCleanup([this] { --depth_; });
   if (const Json ref = At(out, "$ref"); ref.is_string()) {
@@ -283,6 +296,7 @@ Json SchemaWriter::Whole(const Json& schema, const std::string& path) {
       out = Merge(out, Whole(parts[i], place), path, "allOf");
     }
   }
+  out.insert(unevaluated.begin(), unevaluated.end());  // a part's own has evaluated all
   return out;
 }
 
@@ -369,12 +383,15 @@ std::string SchemaWriter::Alternatives(const Json& whole, const std::string& key
                                        const std::string& path) {
   Json beside = whole;
   beside.erase(keyword);
+  const Json unevaluated = TakeUnevaluated(&beside);
   std::vector<std::pair<Json, std::string>> branches;  // with their paths
   std::string none;
   for (size_t i = 0; i < whole[keyword].size(); ++i) {
     const std::string place = absl::StrCat(path, "/", keyword, "/", i);
     try {
-      branches.emplace_back(Merge(Whole(whole[keyword][i], place), beside, path, keyword), place);
+      Json branch = Merge(Whole(whole[keyword][i], place), beside, path, keyword);
+      branch.insert(unevaluated.begin(), unevaluated.end());
+      branches.emplace_back(std::move(branch), place);
     } catch (const NoValue& error) {
       none = error.what();
     }

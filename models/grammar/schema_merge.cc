@@ -102,8 +102,10 @@ Json Joined(const std::string& word, const Json& a, const Json& b) {
 // and differ in one: such keywords cannot be merged one by one.
 void CheckApart(const Json& a, const Json& b) {
   for (const auto& words : {std::vector<const char*>{"items", "prefixItems"},
+                            {"unevaluatedItems", "items", "prefixItems", "anyOf", "oneOf"},
                             {"patternProperties", "properties", "additionalProperties"},
-                            {"unevaluatedProperties", "properties", "additionalProperties"}}) {
+                            {"unevaluatedProperties", "properties", "additionalProperties",
+                             "patternProperties", "anyOf", "oneOf"}}) {
     const auto holds = [&](const Json& schema) {
       return std::any_of(words.begin(), words.end(),
                          [&](const char* word) { return schema.contains(word); });

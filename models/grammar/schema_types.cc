@@ -33,6 +33,14 @@ int64_t CountOf(const Json& schema, const char* keyword) {
   return schema.contains(keyword) ? static_cast<int64_t>(NumberOf(schema[keyword])) : kNoEnd;
 }
 
+// The keyword about properties or items that a schema does not name.
+const char* OthersWord(const Json& schema, const char* additional, const char* unevaluated) {
+  return schema.contains(additional) || !schema.contains(unevaluated) ? additional : unevaluated;
+}
+const char* OtherProperties(const Json& schema) {
+  return OthersWord(schema, "additionalProperties", "unevaluatedProperties");
+}
+
 std::string Times(int64_t least, int64_t most) {
   FOX_CHECK(least >= 0 && (most == kNoEnd || least <= most));
   return absl::StrCat("{", least, ",", most == kNoEnd ? "" : absl::StrCat(most), "}");
@@ -228,14 +236,14 @@ std::string SchemaWriter::Array(const Json& whole, const std::string& path) {
   int64_t most = CountOf(whole, "maxItems");
   std::vector<std::string> first;
   const Json& prefix = At(whole, "prefixItems");
-  const bool says_items = whole.contains("items");
+  const char* const word = OthersWord(whole, "items", "unevaluatedItems");
   std::string other;
   try {
     for (size_t i = 0; i < prefix.size(); ++i) {
       first.push_back(Write(prefix[i], absl::StrCat(path, "/prefixItems/", i)));
     }
-    if (says_items) {
-      other = Write(whole["items"], PathTo(path, "items"));
+    if (whole.contains(word)) {
+      other = Write(whole[word], PathTo(path, word));
     } else if (first.empty() || least > static_cast<int64_t>(first.size())) {
       other = rules_.Any();
     }
@@ -288,7 +296,7 @@ void SchemaWriter::ReadProperties(const Json& whole, const std::string& path, Pr
   for (const Json& json : required) {  // names that are not in `properties`
     const std::string name = json.get<std::string>();
     if (needed.erase(name) == 0) continue;
-    if (!At(whole, "additionalProperties").is_null() && out->other_value.empty()) {
+    if (whole.contains(OtherProperties(whole)) && out->other_value.empty()) {
       throw NoValue(absl::StrCat(path, ": a name is required that may not be there"));
     }
     std::string value = out->other_value.empty() ? rules_.Any() : out->other_value;
@@ -302,8 +310,10 @@ void SchemaWriter::ReadNames(const Json& whole, const std::string& path, Propert
   const Json names = Merge(Whole(schema, PathTo(path, "propertyNames")),
                            {{"type", Json::array({"string"})}}, path, "propertyNames");
   const bool is_list = names.contains("enum");
-  if (names.size() == 1) return;  // any text
-  if (!is_list && names.contains("type") && out->named.empty() && !names.contains("anyOf")) {
+  if (names.size() == 1) return;                                     // any text
+  if (!out->other_name.empty()) return Drop(path, "propertyNames");  // beside patternProperties
+  if (!is_list && names.contains("type") && out->named.empty() && out->taken.empty() &&
+      !names.contains("anyOf")) {
     out->other_name = WriteName(names, PathTo(path, "propertyNames"));
     return;
   }
@@ -330,7 +340,8 @@ void SchemaWriter::ReadNames(const Json& whole, const std::string& path, Propert
 
 void SchemaWriter::ReadOthers(const Json& whole, const std::string& path, Properties* out) {
   const Json& patterns = At(whole, "patternProperties");
-  const Json& others = At(whole, "additionalProperties");
+  const char* const word = OtherProperties(whole);
+  const Json& others = At(whole, word);
   const bool names_nothing = At(whole, "properties").empty() && At(whole, "required").empty();
   if (!patterns.empty()) {
     if (names_nothing && patterns.size() == 1 && (others.is_null() || others == false)) {
@@ -343,13 +354,13 @@ void SchemaWriter::ReadOthers(const Json& whole, const std::string& path, Proper
     }
     Drop(path, "patternProperties");
     // additionalProperties is about names that match no pattern.
-    if (!others.is_null()) Drop(path, "additionalProperties");
+    if (!others.is_null()) Drop(path, word);
     out->other_value = rules_.Any();
     return;
   }
   try {
     if (!others.is_null()) {
-      out->other_value = Write(others, PathTo(path, "additionalProperties"));
+      out->other_value = Write(others, PathTo(path, word));
     } else if (names_nothing) {
       out->other_value = rules_.Any();
     }

@@ -122,6 +122,10 @@ ZOD: dict[str, dict[str, typing.Any]] = {
                                  _object(kind={"type": "string", "const": "b"})]},
     "intersection": {"allOf": [{"type": "object", "properties": {"a": TEXT}, "required": ["a"]},
                                {"type": "object", "properties": {"b": NUMBER}, "required": ["b"]}]},
+    "closed intersection": {"allOf": [  # TypeBox's Type.Composite and Intersect
+        {"type": "object", "properties": {"a": TEXT}, "required": ["a"]},
+        {"type": "object", "properties": {"b": NUMBER}, "required": ["b"]}],
+        "unevaluatedProperties": False},
     "old tuple": {**DRAFT7, "type": "array", "minItems": 2, "maxItems": 2,
                   "items": [TEXT, {"type": "boolean"}]},
     "old set": {**DRAFT7, "type": "array", "uniqueItems": True, "items": TEXT},

@@ -197,7 +197,9 @@ class JsonSchemaTest(unittest.TestCase):
                               "not", "required", "additionalProperties", "minimum"))
         for schema in (text, {"const": "a"}, {"type": "array", "items": text, "maxItems": 2},
                        {"type": "object", "properties": {"x": text}, "required": ["x"]}):
-            self.assertEqual(self.walks({**null, **schema})["texts"], self.walks(schema)["texts"])
+            with self.subTest(schema=schema):
+                self.assertEqual(self.walks({**null, **schema})["texts"],
+                                 self.walks(schema)["texts"])
         self.assertEqual(self.walks({"const": None})["texts"][0], "null")
 
     def test_what_names_nothing_is_open(self) -> None:

@@ -105,6 +105,8 @@ class Schemas:
             schema["additionalProperties"] = r.choice(
                 [False, True, {"type": "integer"}, self.schema(depth, defs)])
         if r.random() < 0.1:
+            schema["unevaluatedProperties"] = r.choice([False, True, {"type": "integer"}])
+        if r.random() < 0.1:
             schema["propertyNames"] = r.choice(
                 [{"type": "string"}, {"enum": r.sample(NAMES, 3)}, {"pattern": "^[a-c]{1,2}$"}])
         if r.random() < 0.2:
@@ -137,6 +139,9 @@ class Schemas:
         keyword = r.choice(["anyOf", "anyOf", "oneOf", "allOf"])
         count = r.randrange(1, 3 if keyword == "allOf" else 4)
         schema = {keyword: [self.schema(depth, defs) for _ in range(count)]}
+        if r.random() < 0.2:
+            schema[r.choice(["unevaluatedProperties", "unevaluatedItems"])] = r.choice(
+                [False, {"type": "integer"}])
         if r.random() < 0.3:
             beside = self.schema(depth, defs)
             if isinstance(beside, dict) and not beside.keys() & schema.keys():

@@ -28,6 +28,8 @@ NOT_WRITTEN = (
     ("not", "property absent"), ("prefixItems", "additional items"), ("uniqueItems", "extended"),
     ("prefixItems", "only the first item"), ("properties", "doesn't invalidate other"),
     ("ref", "match"), ("ref", "valid under the URN"), ("vocabulary", "no validation"),
+    ("unevaluated", "with nested unevaluated"), ("unevaluated", "in case if"),
+    ("unevaluatedProperties", "when two match"), ("unevaluatedItems", "with additional items"),
     # Other spellings of the number of const or enum, or of an integer; numbers of over 16 digits.
     ("const", "float"), ("const", "integer -2"), ("enum", "is valid"), ("type", "float"),
     ("optional/bignum", ""),
