@@ -86,7 +86,7 @@ xgrammar::Grammar Parse(const GrammarSource& source, std::string* text) {
   switch (source.kind) {
     case GrammarSource::Kind::kRegex:
       return xgrammar::Grammar::FromEBNF(
-          absl::StrCat("regex ::= ", RegexInEbnf(source.text, RegexPlace::kAnswer)), "regex");
+          absl::StrCat("regex ::= ", RegexInEbnf(source.text, RegexPlace::kAnswer).body), "regex");
     case GrammarSource::Kind::kGrammar:
       return xgrammar::Grammar::FromEBNF(source.text);
     case GrammarSource::Kind::kCalls:

@@ -287,6 +287,67 @@ class Reader {
   size_t at_ = 0;
 };
 
+// --- Lengths ---
+
+TextLengths Sum(const TextLengths& a, const TextLengths& b) {
+  return {a.least + b.least, a.most < 0 || b.most < 0 ? -1 : a.most + b.most};
+}
+
+bool IsAnchor(const Node& node) {
+  return node.kind == Node::Kind::kBegin || node.kind == Node::Kind::kEnd;
+}
+
+// Clamped, so that products of counts fit.
+TextLengths LengthsOf(const Node& node) {
+  constexpr int64_t kMost = int64_t{1} << 40;
+  if (IsAnchor(node)) return {0, 0};
+  TextLengths one = {1, 1};
+  if (node.kind == Node::Kind::kGroup) {
+    one = {kMost, 0};
+    for (const Sequence& way : node.ways) {
+      TextLengths all = {0, 0};
+      for (const Node& term : way) all = Sum(all, LengthsOf(term));
+      one.least = std::min(one.least, all.least);
+      one.most = one.most < 0 || all.most < 0 ? -1 : std::max(one.most, all.most);
+    }
+  }
+  const bool ends = node.most == 0 || one.most == 0 || (one.most > 0 && node.most > 0);
+  return {std::min(one.least * node.least, kMost),
+          ends ? std::min(one.most * std::max(node.most, 0), kMost) : -1};
+}
+
+// True if the whole text matches `way`, which has no other anchors.
+bool IsShut(const Sequence& way) {
+  return way.size() > 1 && way.front().kind == Node::Kind::kBegin &&
+         way.back().kind == Node::Kind::kEnd &&
+         std::none_of(way.begin() + 1, way.end() - 1,
+                      [](const Node& term) { return term.has_anchor; });
+}
+
+// Lets the only term of `way` that has no fixed length keep to the lengths `wanted` of the whole.
+void Clamp(const TextLengths& wanted, Sequence* way) {
+  Node* free = nullptr;
+  int64_t others = 0;
+  for (Node& term : *way) {
+    const TextLengths lengths = LengthsOf(term);
+    if (lengths.least == lengths.most) {
+      others += lengths.least;
+    } else if (free != nullptr || term.kind != Node::Kind::kSet) {
+      return;
+    } else {
+      free = &term;
+    }
+  }
+  if (free == nullptr) return;
+  const int64_t least = std::max<int64_t>(free->least, wanted.least - others);
+  const int64_t most = wanted.most < 0  ? free->most
+                       : free->most < 0 ? wanted.most - others
+                                        : std::min<int64_t>(free->most, wanted.most - others);
+  if ((most >= 0 || (wanted.most < 0 && most < 0)) && (most < 0 || least <= most)) {
+    free->least = static_cast<int>(least), free->most = static_cast<int>(most);
+  }
+}
+
 // --- Writing ---
 
 std::string Class(const CodePoints& set) {
@@ -345,7 +406,9 @@ std::string InJson(const CodePoints& set, bool is_name) {
     const std::string hex = " [0-9A-Fa-f] [0-9A-Fa-f]";
     ways.push_back(absl::StrCat(R"("\\u" [Dd] [89ABab])", hex, R"( "\\u" [Dd] [C-Fc-f])", hex));
   }
-  return ways.size() == 1 ? ways[0] : absl::StrCat("(", absl::StrJoin(ways, " | "), ")");
+  // An escape is more than one part of EBNF, which a repetition would tear apart.
+  const bool is_class = ways.size() == 1 && !plain.empty();
+  return is_class ? ways[0] : absl::StrCat("(", absl::StrJoin(ways, " | "), ")");
 }
 
 // What stands beside an end of a part.
@@ -429,8 +492,7 @@ class Writer {
 
   // A term with an anchor writes the text beside it, too, where its edges are open.
   std::string Term(Node* term, Edge before, Edge behind) const {
-    if (term->kind == Node::Kind::kBegin) Fail("^ is supported at the beginning only");
-    if (term->kind == Node::Kind::kEnd) Fail("$ is supported at the end only");
+    if (IsAnchor(*term)) Fail("^ is supported at the beginning only, $ at the end");
     if (term->kind == Node::Kind::kSet) return absl::StrCat(Characters(term->set), Times(*term));
     if (!term->has_anchor) {
       const std::string one = Ways(term, Edge::kInside, Edge::kInside);
@@ -472,10 +534,14 @@ class Writer {
 
 }  // namespace
 
-std::string RegexInEbnf(const std::string& regex, RegexPlace place) {
+RegexRule RegexInEbnf(const std::string& regex, RegexPlace place, TextLengths wanted) {
   Node all = Reader(regex).Read();
-  const Edge edge = place == RegexPlace::kAnswer ? Edge::kShut : Edge::kOpen;
-  return Writer(place).Ways(&all, edge, edge);
+  if (all.ways.size() == 1 && IsShut(all.ways[0])) Clamp(wanted, &all.ways[0]);
+  TextLengths lengths = LengthsOf(all);
+  const bool is_open = place != RegexPlace::kAnswer;
+  if (is_open && !std::all_of(all.ways.begin(), all.ways.end(), IsShut)) lengths.most = -1;
+  const Edge edge = is_open ? Edge::kOpen : Edge::kShut;
+  return {Writer(place).Ways(&all, edge, edge), lengths};
 }
 
 }  // namespace fox

@@ -3,6 +3,7 @@
 // of a line. Assertions other than ^ and $, back references and flags are not supported.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace fox {
@@ -13,7 +14,19 @@ enum class RegexPlace {
   kName,    // as kString, of a property's name: each name has only one spelling (json_names.h)
 };
 
-// Throws std::runtime_error if the expression is malformed or not supported.
-std::string RegexInEbnf(const std::string& regex, RegexPlace place);
+// How many characters a text has: at least and at most; a negative `most` means without an end.
+struct TextLengths {
+  int64_t least = 0, most = -1;
+};
+
+struct RegexRule {
+  std::string body;
+  TextLengths lengths;  // of its texts
+};
+
+// Throws std::runtime_error if the expression is malformed or not supported. Its texts keep to the
+// lengths `wanted` if at most one part of it, a repeated character, has no fixed length; `lengths`
+// tells.
+RegexRule RegexInEbnf(const std::string& regex, RegexPlace place, TextLengths wanted = {});
 
 }  // namespace fox

@@ -26,7 +26,7 @@ constexpr int64_t kNoEnd = -1;
 
 std::string InQuotes(const std::string& body) { return absl::StrCat(R"("\"" )", body, R"( "\"")"); }
 
-std::string Rule(const std::string& regex) { return RegexInEbnf(regex, RegexPlace::kAnswer); }
+std::string Rule(const std::string& regex) { return RegexInEbnf(regex, RegexPlace::kAnswer).body; }
 
 // The count that a keyword gives, as maxItems; kNoEnd: the schema lacks the keyword.
 int64_t CountOf(const Json& schema, const char* keyword) {
@@ -176,10 +176,10 @@ std::string SchemaWriter::String(const Json& whole, const std::string& path) {
   const int64_t most = CountOf(whole, "maxLength");
   if (most != kNoEnd && least > most) throw NoValue(absl::StrCat(path, ": no such length"));
   const RegexPlace place = in_name_ ? RegexPlace::kName : RegexPlace::kString;
-  std::string pattern;
+  RegexRule pattern;
   if (whole.contains("pattern")) {
     try {
-      pattern = RegexInEbnf(whole["pattern"].get<std::string>(), place);
+      pattern = RegexInEbnf(whole["pattern"].get<std::string>(), place, {least, most});
     } catch (const std::runtime_error& error) {
       if (!relax_) Fail(path, absl::StrCat("pattern: ", error.what()));
       Drop(path, "pattern");
@@ -190,18 +190,21 @@ std::string SchemaWriter::String(const Json& whole, const std::string& path) {
   const bool fits = format != nullptr && !format->regex.empty() && format->least >= least &&
                     (most == kNoEnd || (format->most >= 0 && format->most <= most));
   const bool has_lengths = least > 0 || most != kNoEnd;
-  if (fits && pattern.empty()) return InQuotes(Rule(format->regex));
+  if (fits && pattern.body.empty()) return InQuotes(Rule(format->regex));
   // A format is an annotation (validation, 7.2.1), never a reason to refuse a schema.
   if (format != nullptr) List(path, "format");
-  if (pattern.empty()) {
+  if (pattern.body.empty()) {
     if (!has_lengths) return in_name_ ? rules_.Name({}) : rules_.String();
-    return InQuotes(
-        absl::StrCat(in_name_ ? RegexInEbnf("^[^]$", place) : JsonCharacter(), Times(least, most)));
+    return InQuotes(absl::StrCat(in_name_ ? RegexInEbnf("^[^]$", place).body : JsonCharacter(),
+                                 Times(least, most)));
   }
-  for (const char* word : {"minLength", "maxLength"}) {
-    if (has_lengths && whole.contains(word)) Drop(path, word);
+  const auto& [shortest, longest] = pattern.lengths;
+  if ((most != kNoEnd && shortest > most) || (longest >= 0 && longest < least)) {
+    throw NoValue(absl::StrCat(path, ": no such length"));
   }
-  return InQuotes(pattern);
+  if (shortest < least) Drop(path, "minLength");
+  if (most != kNoEnd && (longest < 0 || longest > most)) Drop(path, "maxLength");
+  return InQuotes(pattern.body);
 }
 
 std::string SchemaWriter::Integer(const Json& whole, const std::string& path) {

@@ -319,6 +319,7 @@ TEST(GrammarTest, RefusesHostileSources) {
       {{Kind::kJsonSchema, R"({"type": "string", "minLength": 1000000000})"}, "minLength"},
       {{Kind::kJsonSchema, R"({"type": "integer", "enum": ["a"]})"}, "enum"},
       {{Kind::kJsonSchema, R"({"type": "string", "pattern": "a", "maxLength": 3})"}, "maxLength"},
+      {{Kind::kJsonSchema, R"({"type": "string", "pattern": "^a{3}$", "maxLength": 2})"}, "length"},
       {{Kind::kJsonSchema, R"({"type": "string", "pattern": "\\b"})"}, "pattern: this escape"},
       {{Kind::kJsonSchema, R"({"required": ["a"], "additionalProperties": false})"}, "required"},
       {{Kind::kJsonSchema, R"({"$ref": "#"})"}, "itself"},

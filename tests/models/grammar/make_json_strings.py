@@ -56,8 +56,22 @@ PATTERNS = {
     r"^https?://": ('"http://"', '"https://x/\\"y"', '"ftp://"', '"xhttp://"'),
     r"^(?:a|(b))(?P<name_1>c){2}$": ('"acc"', '"bcc"', '"ac"', '"accc"'),
     r"^{a}[$^][\b]\x00$": ('"{a}$\\b\\u0000"', '"{a}^\\b\\u0000"', '"a$\\b\\u0000"'),
+    '^"*$': ('""', '"\\""', '"\\"\\""', '"a"'),
+    r"^\x01{2,3}$": ('"\\u0001"', '"\\u0001\\u0001"', '"\\u0001\\u0001\\u0001"'),
     "^\U0001f600{2}$": ('"\U0001f600\U0001f600"', '"\U0001f600"', '"\\ud83d\\ude00"'),
 }
+# Patterns beside lengths, with texts.
+BOTH: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
+    ({"pattern": "^[a-z]+$", "minLength": 2, "maxLength": 4}, ("a", "ab", "abcd", "abcde", "a1")),
+    ({"pattern": "^[A-Z][a-z]*$", "maxLength": 3}, ("A", "Abc", "Abcd", "abc")),
+    ({"pattern": "^(ab|cd)x{0,5}[0-9]$", "minLength": 4}, ("ab1", "abx1", "cdxxxxx1", "abxxxxxx1")),
+    ({"pattern": "^[A-Z]{2}$", "minLength": 1, "maxLength": 10}, ("AB", "A", "ABC")),
+    ({"pattern": "^(a|bcd)$", "maxLength": 3}, ("a", "bcd", "ab")),
+    ({"pattern": r"\S", "minLength": 1}, ("x", " x ", " ", "")),
+    ({"pattern": "ab", "minLength": 2}, ("ab", "xaby", "a")),
+    ({"pattern": "^.*$", "maxLength": 2}, ("", "\U0001f600\u00e9", "abc", '\\"\\\\', "a\\n")),
+    ({"pattern": "^a*$", "maxLength": 0}, ("", "a")),
+)
 NUMBERS = ("0", "-0", "7", "-12", "01", "1.", ".5", "1.5", "-0.25", "1e5", "1E+5", "1e-300",
            "1e289", "1.25e-7", "+1", "1e", "0x1", "1234567890123456", "NaN", "Infinity", "-")
 BOUNDS: tuple[dict[str, int], ...] = ({}, {"minimum": 5}, {"maximum": -5}, {"minimum": -3},
@@ -107,6 +121,8 @@ def main() -> None:
         rows.append(({"type": "string", **lengths}, texts))
     for pattern, spelled in PATTERNS.items():
         rows.append(({"type": "string", "pattern": pattern}, [(text, 0) for text in spelled]))
+    for words, bare in BOTH:
+        rows.append(({"type": "string", **words}, [(f'"{text}"', 0) for text in bare]))
     for kind in ("integer", "number"):
         for bounds in BOUNDS if kind == "integer" else BOUNDS[:1]:
             # A grammar writes an integer without a fraction, also where the schema has 1.0.
