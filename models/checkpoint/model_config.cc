@@ -374,8 +374,8 @@ void ReadSlidingWindow(KeyReader& keys, absl::string_view type, ModelConfig& con
 absl::Status ReadTransformers(KeyReader& keys, const ModelType& type, ModelConfig& config) {
   if (const nlohmann::json* given = keys.Find("architectures")) {
     for (const nlohmann::json& name : *given) {
-      // Forks and trainers rename the class; one with code of its own may be another model, unless the
-      // code is modeling_fox.py, whose gates count by their own keys.
+      // Forks and trainers rename the class; one with code of its own may be another model, unless
+      // the code is modeling_fox.py, whose gates count by their own keys.
       const bool renamed = name.is_string() && !keys.Has("auto_map") &&
                            name.get<std::string>().ends_with("ForCausalLM");
       const bool ours = name == absl::StrCat("Fox", type.architecture);
