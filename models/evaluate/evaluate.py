@@ -20,11 +20,21 @@ from models.evaluate import comparison, downstream, pictures, recall_tasks
 from models.evaluate.client import SETTINGS, Client, Setting, serving
 from models.evaluate.kept_rows import KeptRows, digest
 from models.evaluate.options import WINDOW, make_parser
+from models.finetune.text_tokens import TextError, read_pieces
+
+
+def ids_of(path: Path, client: Client) -> list[int]:
+    """The tokens of a text's documents, one behind the other, read as for training."""
+    try:
+        documents = [piece.text.decode() for piece in read_pieces(path)]
+    except (TextError, OSError, UnicodeDecodeError) as error:
+        raise Refusal(f"{path}: {error}") from None
+    return [token for document in documents for token in client.tokens(document)]
 
 
 def text_loss(path: Path, client: Client, setting: Setting) -> dict[str, Any]:
     """The loss in nats of each window of a text, but for its first token."""
-    ids = client.tokens(path.read_text(encoding="utf-8"))
+    ids = ids_of(path, client)
     size = min(WINDOW, client.max_model_len - 1)
     beginning = client.beginning()
     step = size - len(beginning)

@@ -63,7 +63,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--questions", type=positive, default=50, metavar="N",
                         help="of each recall task and length (default 50)")
     parser.add_argument("--text", type=Path, metavar="FILE",
-                        help=f"also measure the loss on this text, in windows of {WINDOW} tokens")
+                        help="also measure the loss on this text (.xz, .gz, .jsonl, too), in "
+                        f"windows of {WINDOW} tokens")
     parser.add_argument("--seed", type=int, default=1, help="of the recall tasks (default 1)")
     parser.add_argument("--parallel", type=positive, default=16, metavar="N",
                         help="requests at a time (default 16)")

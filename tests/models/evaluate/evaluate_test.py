@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import json
+import lzma
 import math
 import os
 import tempfile
@@ -87,6 +88,22 @@ class DownstreamTest(unittest.TestCase):
         with unittest.mock.patch.object(downstream, "PACKAGE", "no-such-package"), \
                 self.assertRaisesRegex(Refusal, "no-such-package"):
             downstream.requests_of("piqa")
+
+
+class TextTest(unittest.TestCase):
+    def test_a_text_is_read_as_for_training(self) -> None:
+        client, words = WordClient(), "three more words"
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        for name, data in (("a.txt", words.encode("utf-8-sig")), ("b.txt.xz", lzma.compress(
+                words.encode())), ("c.jsonl", b'{"text": "three more"}\n\n{"text": "words"}\n')):
+            with self.subTest(name):
+                (folder / name).write_bytes(data)
+                self.assertEqual(evaluate.ids_of(folder / name, client),
+                                 list(client.tokens(words)))
+        (folder / "latin.txt").write_bytes(b"caf\xe9")
+        for wrong in ("latin.txt", "gone.txt"):
+            with self.subTest(wrong), self.assertRaisesRegex(Refusal, wrong):
+                evaluate.ids_of(folder / wrong, client)
 
 
 class RecallTest(unittest.TestCase):
