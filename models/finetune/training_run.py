@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from models.convert.refusal import Refusal
@@ -284,7 +285,7 @@ def run_to_end(program: str, trainer_class: type[TrainingRun], args: Namespace) 
     group = ProcessGroup()
     try:
         return _run(trainer_class, args, group)
-    except (Refusal, TextError, TrainingError) as error:
+    except (Refusal, TextError, TrainingError, SafetensorError) as error:  # the last: a full disk
         message = str(error)
     except OSError as error:
         message = f"{error.filename or 'input/output'}: {error.strerror or error}"

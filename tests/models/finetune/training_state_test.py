@@ -7,13 +7,16 @@ import io
 import resource
 import tempfile
 import unittest
+from argparse import Namespace
 from pathlib import Path
 from unittest import mock
 
 from toy_model import ROOT  # noqa: F401  first: it skips without torch
 
 import torch
+from safetensors.torch import save_file
 
+from models.finetune.training_run import run_to_end
 from models.finetune.training_state import (
     TrainingError, check_settings, load_checkpoint, random_states, restore_random_states,
     save_checkpoint)
@@ -59,6 +62,19 @@ class CheckpointTest(unittest.TestCase):
                 with self.assertRaisesRegex(TrainingError, r"02.pt cannot be .*File too large"):
                     save_checkpoint(self.folder, {"step": 2, "x": torch.zeros(1 << 16)})
                 self.assertEqual(self.names(), ["step-000000001.pt"])
+
+    def test_a_full_disk_at_the_export_is_told_in_a_line(self) -> None:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, limit)
+
+        def export(*_: object) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+            save_file({"x": torch.zeros(1000)}, self.folder.parent / "model.safetensors")
+
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            self.assertEqual(run_to_end("finetune", export, Namespace(precision="fp32")), 1)
+        self.assertRegex(said.getvalue(), r"^\nfinetune: .*File too large.*\n$")
 
     def test_a_damaged_one_is_passed_over(self) -> None:
         for step in (1, 2):
