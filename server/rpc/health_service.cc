@@ -112,17 +112,17 @@ class HealthService::WatchCall final : public Reactor {
       const MutexLock lock(service_.mutex_);
       service_.watchers_.insert(self_);
     }
-    Advance([&] {
+    Advance([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       name_ = *std::move(name);
       busy_ = false;
     });
   }
   void OnWriteDone(bool) override {
     watch_.EndWrite();
-    Advance([this] { busy_ = false; });
+    Advance([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { busy_ = false; });
   }
   void OnCancel() override {
-    Advance([this] { cancelled_ = true; });
+    Advance([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { cancelled_ = true; });
   }
   void OnDone() override {
     {
