@@ -43,7 +43,9 @@ absl::StatusOr<SamplingDefaults> SamplingDefaultsFrom(const GenerationConfig& co
   status.Update(Take("min_p", config.min_p, kMinP, &out.min_p));
   status.Update(Take("repetition_penalty", config.repetition_penalty, kRepetitionPenalty,
                      &out.repetition_penalty));
-  status.Update(Take("top_k", config.top_k, kTopK, &out.top_k));
+  // -1: all tokens, as 0; vLLM's files have it.
+  const auto top_k = config.top_k == -1 ? std::optional<int64_t>(0) : config.top_k;
+  status.Update(Take("top_k", top_k, kTopK, &out.top_k));
   status.Update(Take("max_new_tokens", config.max_new_tokens, kMaxTokens, &out.max_tokens));
   status.Update(TakeEos(config.eos_token_ids, vocab_size, &out.eos_token_ids));
   if (status.ok()) return out;

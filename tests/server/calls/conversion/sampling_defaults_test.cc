@@ -31,6 +31,7 @@ TEST(SamplingDefaultsTest, TheFileCountsWhereItSaysSomething) {
   EXPECT_THAT(defaults->eos_token_ids, ElementsAre(2, 99));
   EXPECT_THAT(ToJson(*defaults), HasSubstr("\"top_k\":50"));
   EXPECT_EQ(Defaults("{}")->max_tokens, 256u);
+  EXPECT_EQ(Defaults("{\"top_k\": -1}")->top_k, 0u);
 }
 
 // transformers loads such files and never generates these ids.
@@ -50,7 +51,7 @@ TEST(SamplingDefaultsTest, RefusalsNameTheKey) {
       {"{\"top_p\": -0.1}", "top_p"},
       {"{\"min_p\": 1.1}", "min_p"},
       {"{\"repetition_penalty\": 0}", "repetition_penalty"},
-      {"{\"top_k\": -1}", "top_k"},
+      {"{\"top_k\": -2}", "top_k"},
       {"{\"top_k\": 2147483648}", "top_k"},
       {"{\"max_new_tokens\": 0}", "max_new_tokens"},
   };
