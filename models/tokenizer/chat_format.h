@@ -95,6 +95,8 @@ class ChatFormat {
 
   const std::optional<ToolFormat>& tools() const { return tools_; }
   const std::optional<ThinkingFormat>& thinking() const { return thinking_; }
+  // True if a system message may follow other messages.
+  bool later_system() const { return later_system_; }
   // True if a thought begins in the generation prompt: an answer begins inside of it.
   bool opens_thought() const { return opens_thought_; }
   // The end of the model's turn, at which to stop: a special token, or a text if there is none.

@@ -315,7 +315,9 @@ class ClientsTest(fox_server.Case):
         with self.assertRaises(anthropic.BadRequestError) as raised:
             client.messages.create(model="demo", max_tokens=5, messages=[
                 {"role": "user", "content": "word " * 5000}])
-        self.assertIn("prompt is too long", raised.exception.body["error"]["message"])
+        # So Claude Code reads how much it has to leave out.
+        self.assertRegex(raised.exception.body["error"]["message"],
+                         r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*4095")
         with self.assertRaises(anthropic.NotFoundError) as unknown:
             client.messages.create(model="other", max_tokens=5, messages=turns)
         for request_id in (answer._request_id, unknown.exception.request_id):

@@ -407,12 +407,14 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
   absl::StatusOr<std::vector<int32_t>> prompt = ConvertPrompt(request, context);
   if (!prompt.ok()) return prompt.status();
   const int64_t room = context.limits.max_model_len - static_cast<int64_t>(prompt->size());
-  if (room < (score ? 0 : 1)) {
-    // Clients recognise these words, and then send less or ask another model.
-    return absl::OutOfRangeError(
-        absl::StrCat(request.has_messages() ? "messages: " : "prompt: ", prompt->size(),
-                     " tokens leave no room. This model's maximum context length is ",
-                     context.limits.max_model_len, " tokens"));
+  const int64_t least = score ? 0 : 1;
+  if (room < least) {
+    // Clients recognise these words, Claude Code also "tokens > ", and send less or ask another
+    // model.
+    return absl::OutOfRangeError(absl::StrCat(
+        request.has_messages() ? "messages: " : "prompt: ", prompt->size(), " tokens > ",
+        context.limits.max_model_len - least, " maximum. This model's maximum context length is ",
+        context.limits.max_model_len, " tokens"));
   }
   first.stop.max_tokens = static_cast<int32_t>(std::min<int64_t>(first.stop.max_tokens, room));
   first.stop.min_tokens = std::min(first.stop.min_tokens, first.stop.max_tokens);

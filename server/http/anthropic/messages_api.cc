@@ -52,7 +52,7 @@ absl::Status ReadTexts(const ExactJson& value, std::string* out) {
 // Turns of a chat, of messages in order.
 class TurnReader {
  public:
-  explicit TurnReader(v1::ChatMessages* out) : out_(*out), turns_(out) {}
+  TurnReader(const ChatFormat& format, v1::ChatMessages* out) : out_(*out), turns_(format, out) {}
 
   absl::Status ReadSystem(const ExactJson& value) {
     std::string text;
@@ -64,7 +64,7 @@ class TurnReader {
     return Below("system", status);
   }
 
-  absl::Status ReadMessages(const ExactJson* value, const ChatFormat& format) {
+  absl::Status ReadMessages(const ExactJson* value) {
     if (value == nullptr || !value->is_array() || value->empty()) {
       return absl::InvalidArgumentError("messages: must be a list of {\"role\", \"content\"}");
     }
@@ -76,7 +76,7 @@ class TurnReader {
     if (last.role() == "assistant" && last.tool_calls().empty()) {
       out_.set_continue_final_message(true);
     }
-    turns_.Finish(format);
+    turns_.Finish();
     return absl::OkStatus();
   }
 
@@ -253,9 +253,9 @@ absl::StatusOr<CompletionRequest> ParseMessages(const std::string& body,
   const ExactJson* messages = fields->Find("messages");
   status.Update(fields->status());
   status.Update(CheckUnreadFields(*fields, FieldPlace::kMessagesBody));
-  TurnReader turns(&chat);
+  TurnReader turns(*context.chat, &chat);
   if (status.ok() && system != nullptr) status = turns.ReadSystem(*system);
-  if (status.ok()) status = turns.ReadMessages(messages, *context.chat);
+  if (status.ok()) status = turns.ReadMessages(messages);
   if (!status.ok()) return status;
   return request;
 }

@@ -174,7 +174,10 @@ v1::ChatMessage& ChatTurns::Turn(const std::string& role) {
 }
 
 void ChatTurns::AddLine(const std::string& role, const std::string& line) {
-  JoinLine(line, Turn(role).mutable_content());
+  const int turns = out_.turns_size();
+  const bool first = turns == 0 || (turns == 1 && out_.turns(0).role() == "system");
+  const bool has_place = first || role != "system" || format_.later_system();
+  JoinLine(line, Turn(has_place ? role : "user").mutable_content());
 }
 
 TurnNotes& ChatTurns::Notes() {
@@ -201,10 +204,10 @@ std::string* ChatTurns::AddAnswer(const std::string& id) {
   return turn.mutable_content();
 }
 
-void ChatTurns::Finish(const ChatFormat& format) {
+void ChatTurns::Finish() {
   notes_.resize(static_cast<size_t>(out_.turns_size()));
   SortAnswers(notes_, &out_);
-  SetThoughts(notes_, format, &out_);
+  SetThoughts(notes_, format_, &out_);
 }
 
 ToolChoice::ToolChoice(JsonFields* fields, bool nested, v1::ChatMessages* out) : nested_(nested) {

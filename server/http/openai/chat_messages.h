@@ -32,12 +32,14 @@ struct TurnNotes {
 // The turns of a chat as other APIs write them: in blocks or items, of which several make a turn.
 class ChatTurns {
  public:
-  explicit ChatTurns(v1::ChatMessages* out) : out_(*out) {}
+  // `format` must outlive it.
+  ChatTurns(const ChatFormat& format, v1::ChatMessages* out) : format_(format), out_(*out) {}
 
   // The last turn, or a new one: those of one side that follow each other are one, but for answers
   // of tools.
   v1::ChatMessage& Turn(const std::string& role);
-  // A line of the turn that `role` has now.
+  // A line of the turn that `role` has now. Agents speak as the system in the middle of a
+  // conversation: where the template has no place for that, the line is the user's.
   void AddLine(const std::string& role, const std::string& line);
   // A line of the assistant's thought.
   void AddThought(const std::string& line);
@@ -45,11 +47,12 @@ class ChatTurns {
   void AddCall(const std::string& id, const std::string& name, const std::string& arguments);
   std::string* AddAnswer(const std::string& id);
   // All turns are there: puts thoughts and answers where the template has them.
-  void Finish(const ChatFormat& format);
+  void Finish();
 
  private:
   TurnNotes& Notes();  // of the last turn
 
+  const ChatFormat& format_;
   v1::ChatMessages& out_;
   std::vector<TurnNotes> notes_;  // of the turns so far
 };

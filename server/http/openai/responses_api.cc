@@ -98,6 +98,8 @@ absl::Status ReadItem(const ExactJson& value, ChatTurns* turns) {
   } else if (type == "function_call_output") {
     status = ReadPartsOf(&item, "output", /*optional=*/false, &text);
     *turns->AddAnswer(item.String("call_id").value_or("")) = text;
+  } else if (type == "item_reference") {
+    return absl::InvalidArgumentError(".type: nothing is stored; send the item itself");
   } else {
     status = UnknownType(type, "message, reasoning, function_call or function_call_output");
   }
@@ -109,14 +111,14 @@ absl::Status ReadInput(const ExactJson* instructions, const ExactJson* input,
   if (input == nullptr || !(input->is_string() || input->is_array())) {
     return absl::InvalidArgumentError("input: must be a text or a list of items");
   }
-  ChatTurns turns(out);
+  ChatTurns turns(format, out);
   if (instructions != nullptr) turns.AddLine("system", instructions->get<std::string>());
   if (input->is_string()) turns.AddLine("user", input->get<std::string>());
   for (size_t i = 0; input->is_array() && i < input->size(); ++i) {
     const absl::Status status = ReadItem((*input)[i], &turns);
     if (!status.ok()) return Below(absl::StrCat("input[", i, "]"), status);
   }
-  turns.Finish(format);
+  turns.Finish();
   return absl::OkStatus();
 }
 

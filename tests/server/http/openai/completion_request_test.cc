@@ -465,7 +465,7 @@ TEST_F(CompletionRequestTest, WhatAChatCannotDoIsRefusedByName) {
       {content(Json::array({{{"type", "text"}}})), "messages[1].content: must be a text or a list"},
       {content(Json::array({{{"type", "image_url"}}})), "no part of type image_url; text alone"},
       {content(Json::array({{{"type", "input_audio"}}})), "no part of type input_audio; text"},
-      {content(std::string(60, 'a')), "messages: 71 tokens leave no room. This model"},
+      {content(std::string(60, 'a')), "messages: 71 tokens > 49 maximum. This model"},
       {content(std::string(39, 'a')), "This model's maximum context length is 50 tokens"},
       {{{"continue_final_message", true}}, "messages[0].role: continue_final_message needs"},
       {{{"continue_final_message", true}, {"add_generation_prompt", true}}, "exclude each other"},

@@ -68,6 +68,21 @@ TEST_F(ResponsesApiTest, ItemsBecomeTurns) {
             "S:i\nd\nU:u\nA:");
 }
 
+// Codex writes as the developer in the middle of a conversation, Claude Code as the system.
+TEST_F(ResponsesApiTest, ALaterSystemMessageIsTheUsersWhereTheTemplateHasNoPlaceForIt) {
+  const ChatFormat strict = *ChatFormat::Parse(R"({"later_system": false, "alternate": true,
+      "roles": {"system": {"prefix": "S:", "suffix": "\n"}, "user": {"prefix": "U:",
+      "suffix": "\n"}, "assistant": {"prefix": "A:", "suffix": "\n"}}, "generation_prompt": "A:"})",
+                                               tokenizer_);
+  const std::string input = R"("instructions": "i", "input": [
+      {"role": "developer", "content": "d"}, {"role": "user", "content": "u"},
+      {"role": "developer", "content": "e"}, {"role": "assistant", "content": "a"},
+      {"role": "developer", "content": "f"}, {"role": "user", "content": "v"}])";
+  EXPECT_EQ(Told(input), "S:i\nd\nU:u\nS:e\nA:a\nS:f\nU:v\nA:");
+  context_.chat = &strict;
+  EXPECT_EQ(Told(input), "S:i\nd\nU:u\ne\nA:a\nU:f\nv\nA:");
+}
+
 TEST_F(ResponsesApiTest, ToolsThoughtsAndFormsOfTheAnswer) {
   const std::string tools = R"("tools": [{"type": "web_search"}, {"type": "function", "name": "f",
       "description": "d", "strict": false, "parameters": {"type": "object"}},
@@ -133,8 +148,7 @@ TEST_F(ResponsesApiTest, WhatCannotBeDoneIsRefusedByName) {
        "input[0].type: must be message, reasoning, function_call or "
        "function_call_output"},
       {item(R"({"type": "item_reference", "id": "x"})"),
-       "input[0].type: no item_reference; it is message, reasoning, function_call or "
-       "function_call_output"},
+       "input[0].type: nothing is stored; send the item itself"},
       {item(R"({"role": "robot", "content": "x"})"),
        "input[0].role: must be user, assistant, system or developer"},
       {item(R"({"role": "user"})"), "input[0].content: must be set"},
