@@ -90,6 +90,18 @@ class ClientsTest(fox_server.Case):
                 "".join(event["choices"][0]["delta"]["content"] for event in events), said,
                 lines)
 
+    def test_huggingface_hub(self) -> None:
+        import huggingface_hub  # noqa: PLC0415
+        client = huggingface_hub.InferenceClient(base_url=self.url, api_key="none")
+        schema = {"type": "json_schema",
+                  "json_schema": {"name": "light", "schema": self.light.model_json_schema()}}
+        turns: list[Any] = [{"role": "user", "content": PROMPT}]
+        made = client.chat_completion(turns, model="demo", response_format=schema, max_tokens=100)
+        light = self.light.model_validate_json(made.choices[0].message.content)
+        self.assertIsInstance(light, self.light)
+        told = client.chat_completion(turns, model="demo", max_tokens=5, stream=True)
+        self.assertTrue("".join(chunk.choices[0].delta.content or "" for chunk in told))
+
     def test_instructor(self) -> None:
         import instructor  # noqa: PLC0415
         for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):

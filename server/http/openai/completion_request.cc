@@ -203,7 +203,8 @@ bool ReadNamedSchema(JsonFields* fields, const ExactJson& value, v1::Sampling* o
   return true;
 }
 
-// A schema stands in json_schema, as OpenAI has it, or beside the type, as other servers do.
+// A schema stands in json_schema, as OpenAI has it, or beside the type, as other servers do:
+// `value` is Hugging Face's, whose client sends it for a json_schema, too.
 void ReadFormat(JsonFields* fields, v1::Sampling* out) {
   const ExactJson* value = fields->Find("response_format");
   if (value == nullptr) return;
@@ -212,6 +213,7 @@ void ReadFormat(JsonFields* fields, v1::Sampling* out) {
   const std::string type = format.String("type").value_or("");
   const bool is_schema = type == "json_schema", is_object = type == "json_object";
   const ExactJson* beside = is_schema || is_object ? format.Find("schema") : nullptr;
+  if (beside == nullptr && (is_schema || is_object)) beside = format.Find("value");
   if (is_object && beside != nullptr && *beside == ExactJson::object()) beside = nullptr;
   const ExactJson* named = is_schema ? format.Find("json_schema") : nullptr;
   bool right = type == "text" || is_object || beside != nullptr || named != nullptr;

@@ -23,7 +23,8 @@ constexpr Ignored kIgnored[] = {
      "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
      "prompt_cache_options moderation prediction cache_prompt keep_alive"},
     {FieldPlace::kMessage,
-     "name id annotations parsed provider_specific_fields cache_control tool_call_id"},
+     "name id annotations parsed provider_specific_fields cache_control tool_call_id "
+     "thinking_blocks reasoning_items reasoning_details"},
     {FieldPlace::kPart, "cache_control annotations"},
     {FieldPlace::kSchema, "name description strict"},
     {FieldPlace::kStreamOptions, "include_obfuscation"},

@@ -107,6 +107,8 @@ TEST_F(CompletionRequestTest, WhatTheAnswerHasToBe) {
        R"(json_schema: '{"const":18446744073709551616}')"},
       {R"("response_format": {"type": "json_schema", "schema": {"enum": [1.0, 1e2]}})",
        R"(json_schema: '{"enum":[1.0,1e2]}')"},
+      {R"("response_format": {"type": "json_object", "value": {"a": 1}})",
+       R"(json_schema: "{\"a\":1}")"},
       {R"("response_format": {"type": "json_object", "schema": {}, "json_schema": null})",
        "json_object: true"},
       {R"("structured_outputs": {"json": {"z": 1, "a": 2}, "regex": null})",

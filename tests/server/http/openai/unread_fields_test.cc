@@ -67,6 +67,11 @@ TEST(UnreadFieldsTest, IgnoredAreThoseOfTheListWhereTheyStand) {
               absl::StrCat(name, ": ", kNotSupported))
         << name;
   }
+  // LiteLLM sends its notes on another server's thoughts.
+  for (const char* name : {"thinking_blocks", "reasoning_items", "reasoning_details"}) {
+    EXPECT_EQ(ErrorOf({{name, {1}}}, FieldPlace::kMessage), "") << name;
+    EXPECT_NE(ErrorOf({{name, {1}}}), "") << name;
+  }
   EXPECT_EQ(ErrorOf({{"strict", true}, {"name", "x"}}, FieldPlace::kSchema), "");
   EXPECT_EQ(ErrorOf({{"strict", true}}), absl::StrCat("strict: ", kNotSupported));
   EXPECT_EQ(ErrorOf({{"schema", {{"a", 1}}}}, FieldPlace::kFormat),
