@@ -69,7 +69,7 @@ BOTH: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"pattern": "^(a|bcd)$", "maxLength": 3}, ("a", "bcd", "ab")),
     ({"pattern": r"\S", "minLength": 1}, ("x", " x ", " ", "")),
     ({"pattern": "ab", "minLength": 2}, ("ab", "xaby", "a")),
-    ({"pattern": "^.*$", "maxLength": 2}, ("", "\U0001f600\u00e9", "abc", '\\"\\\\', "a\\n")),
+    ({"pattern": "^.*$", "maxLength": 2}, ("", "\U0001f600\u00e9", "abc", '\\"\\\\')),
     ({"pattern": "^a*$", "maxLength": 0}, ("", "a")),
 )
 NUMBERS = ("0", "-0", "7", "-12", "01", "1.", ".5", "1.5", "-0.25", "1e5", "1E+5", "1e-300",
