@@ -200,7 +200,7 @@ class Writer {
     while (left == Edge::kOpen && begin < end && Shorten(&terms[begin])) ++begin;
     while (right == Edge::kOpen && begin < end && Shorten(&terms[end - 1])) --end;
     if (begin == end) {
-      const std::string all = left == Edge::kOpen || right == Edge::kOpen ? AnyText() : "\"\"";
+      std::string all = left == Edge::kOpen || right == Edge::kOpen ? AnyText() : "\"\"";
       SpendWork(64 * static_cast<int64_t>(all.size()));
       return all;
     }

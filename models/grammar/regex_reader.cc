@@ -248,6 +248,9 @@ class Reader {
 
 }  // namespace
 
-RegexNode ReadRegex(const std::string& regex) { return Reader(regex).Read(); }
+RegexNode ReadRegex(const std::string& regex) {
+  if (!IsValidUtf8(regex)) Fail("not valid UTF-8");
+  return Reader(regex).Read();
+}
 
 }  // namespace fox

@@ -258,6 +258,9 @@ def grammar_seeds() -> Seeds:
         "open": {"type": "object", "additionalProperties": True}, "node": node,
         "text": {"type": "string", "minLength": 1, "maxLength": 40},
         "pattern": {"type": "string", "pattern": "^[a-c]+\\d{1,3}$"},
+        "anywhere": {"type": "string", "pattern": "(^|,)[a\"]{2}|\\uD83D\\uDE00$", "minLength": 2},
+        "names": {"patternProperties": {"^[^b]": {"type": "number", "exclusiveMinimum": -0.25,
+                                                  "maximum": 1.5}}},
         "date": {"type": "string", "format": "date-time"},
         "union": {"oneOf": [{"type": "string"}, {"type": ["integer", "null"]}, {"enum": [True]}]},
         "person": {"type": "object", "required": ["a"], "additionalProperties": False,
@@ -271,6 +274,7 @@ def grammar_seeds() -> Seeds:
     yield from hostile(schemas["person"], b"\0" + walk)
     yield from table({"valid_words": "(ab|cd)+x?", "valid_dates": "\\d{4}-\\d\\d", "escape": "(",
                       "counts": "([a-z]{1,40}-?){2,9}", "steps": "(.?){999}", "any": ".*\\w[^a]",
+                      "valid_anchors": "^a$|^b$|(^c$)?", "inside": "a^b", "bars": "|" * 30000,
                       "deep": "(" * 20000 + "a" + ")" * 20000, "deep_ways": "(a|" * 8000,
                       "huge": "((a{100}){100}){100}", "beyond": "[\u00e0-\u00fc]"}, b"\1" + walk)
     yield from table({
