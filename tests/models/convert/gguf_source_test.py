@@ -174,8 +174,8 @@ class ConversionTest(GgufCase):
         want |= {n: t.tobytes() for n, t in change.items() if ".lora_" not in n}
         self.assertEqual({k: t.data for k, t in got.items()}, want)
         config, got = self.convert("--adapter", self.scratch / "changed", "--force")
-        self.assertEqual({t.dtype for n, t in got.items() if n.endswith("sinks")}, {"F32"})  # new
-        self.assertEqual({t.dtype for n, t in got.items() if not n.endswith("sinks")}, {"BF16"})
+        self.assertEqual({t.dtype for n, t in got.items() if n in change}, {"F32"})
+        self.assertEqual(got[f"{stem}o_proj.weight"].dtype, "BF16")
 
     def test_rope_scaling_and_bf16(self) -> None:
         linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
