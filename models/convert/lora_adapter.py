@@ -64,7 +64,8 @@ def adapter_paths(directory: Path) -> list[Path]:
 
 def _merged(plan: Plan, change: dict[str, SourceTensor], scale: Callable[[str, int], float],
             grows: bool) -> Plan:
-    """The base with the tensors of an adapter. `grows`: it may bring new ones."""
+    """The base with the tensors of an adapter. `grows`: it may bring new ones, and of other types
+    and shapes."""
     tensors = {tensor.name: tensor for tensor in plan.tensors}
     for name, b in change.items():
         stem = name.removesuffix(_B)
@@ -72,9 +73,9 @@ def _merged(plan: Plan, change: dict[str, SourceTensor], scale: Callable[[str, i
             base, a = tensors.get(f"{stem}.weight"), change.get(stem + _A)
             fits = base is not None and a is not None and _fits(base.shape, a.shape, b.shape)
         else:
-            base = tensors.get(name, PlannedTensor(name, b.dtype, b.shape, ()))
-            fits = base.shape == b.shape and (grows or name in tensors) or (
-                name.removesuffix(_A) + _B in change)
+            base = PlannedTensor(name, b.dtype, b.shape, ()) if grows else tensors.get(name)
+            fits = name.removesuffix(_A) + _B in change or (
+                base is not None and base.shape == b.shape)
         if not fits:
             raise Refusal(f"tensor {name}: does not fit the base")
         if name.endswith(_B):
