@@ -33,7 +33,8 @@ SEED = int(time.time()) if "FOX_NIGHTLY" in os.environ else 1
 
 TOKENS = [*(bytes([code]) for code in range(1, 256)), *(piece.encode() for piece in (
     "\u00e9", "\u65e5", "\U0001f600", '{"', '": ', '", "', '{"a"', ', "a"', '""', '"}', "}}",
-    " ,", " ]", " 1", ",,", "1,", "1]", "],", "[[", " {", "null", 'ab"', 'a": 1, "', '"b": [', '], "', "name", '\\"', "\\u00"))]
+    " ,", " ]", " 1", ",,", "1,", "1]", "],", "[[", " {", "null", 'ab"', 'a": 1, "', '"b": [',
+    '], "', "name", '\\"', "\\u00"))]
 
 
 def without(schema: Any, pointers: list[str]) -> Any:
