@@ -94,7 +94,7 @@ class SuiteTest(unittest.TestCase):
             for group, test in ((group, test) for group in groups for test in group["tests"]):
                 kind = TYPES.get(type(test["data"]), "number")
                 # With its type beside it the schema means the same for this value.
-                schema = {"allOf": [group["schema"], {"type": kind}]}
+                schema: dict[str, Any] = {"allOf": [group["schema"], {"type": kind}]}
                 if isinstance(group["schema"], dict):
                     schema = {"type": kind, **group["schema"]}
                 said = walker.ask("schema", next(spellings(schema)), 0,
