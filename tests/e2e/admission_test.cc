@@ -23,6 +23,8 @@ class Gate {
     for (AdmissionPool* pool : {&core.admission(), &core.tokenizing()}) {
       for (const int64_t bytes : {0, 1 << 30})
         pool->Post(0, bytes, [open = open_] { open.wait(); });
+      // Its threads wait here, before another task comes, which would be served first.
+      EXPECT_TRUE(Eventually([pool] { return pool->queued() == 0; }));
     }
   }
   ~Gate() { Open(); }
