@@ -24,7 +24,7 @@ class Gate {
       for (const int64_t bytes : {0, 1 << 30})
         pool->Post(0, bytes, [open = open_] { open.wait(); });
       // Its threads wait here, before another task comes, which would be served first.
-      EXPECT_TRUE(Eventually([pool] { return pool->queued() == 0; }));
+      EXPECT_TRUE(Eventually([pool] { return pool->queued() == 0; })) << pool->queued();
     }
   }
   ~Gate() { Open(); }
