@@ -87,12 +87,12 @@ absl::Status PlanMemory(const ModelConfig& config, const MemoryRequest& request,
   if (config.use_rope && request.max_model_len == 0 && config.max_position_embeddings) {
     options.max_model_len = std::min(options.max_model_len, *config.max_position_embeddings);
   }
-  if (config.sliding_window && request.max_model_len > *config.sliding_window) {
-    return absl::InvalidArgumentError(absl::StrCat("--max-model-len: ", request.max_model_len,
-                                                   " tokens, but this model is served up to ",
-                                                   *config.sliding_window, ", its sliding_window"));
-  }
   if (config.sliding_window) {
+    if (request.max_model_len > *config.sliding_window) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--max-model-len: ", request.max_model_len, " tokens, but this model is served up to ",
+          *config.sliding_window, ", its sliding_window"));
+    }
     options.max_model_len = std::min(options.max_model_len, *config.sliding_window);
   }
   return absl::OkStatus();

@@ -343,8 +343,9 @@ void ReadAdditions(KeyReader& keys, ModelConfig& config) {
   ReadWeightBlocks(keys, config);
 }
 
-// Reads the window of layers that attend to the last keys only: all of Mistral's; of Qwen's, if
-// use_sliding_window is set, those that layer_types names or else those from max_window_layers on.
+// Reads the window of layers that attend to the last keys only. All layers of a Mistral slide. The
+// layers of a Qwen do if use_sliding_window is set: the layers that layer_types names or, without
+// it, the layers from max_window_layers on.
 void ReadSlidingWindow(KeyReader& keys, absl::string_view type, ModelConfig& config) {
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
   const bool is_qwen = type == "qwen2" || type == "qwen3";

@@ -18,7 +18,7 @@ from models.convert.source_directory import check_link
 from models.convert.source_tensor import SourceTensor
 
 WEIGHTS, _PREFIX = "adapter_model.safetensors", "base_model.model."
-# Keys that say how the adapter was trained, or where it is; and those that are read here.
+# Keys that this module reads, and keys that only say how the adapter was trained or where it lies.
 _KNOWN = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "ensure_weight_tying",
     "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform",

@@ -83,8 +83,8 @@ class SchemaWriter {
   const bool relax_;
   EbnfRules& rules_;
   const std::string place_;  // of the root
-  std::map<std::string, Memo>
-      memo_;  // by the text of the whole schema, in a list if it is a name's
+  // By the text of the whole schema; the text stands in a list if the schema is a name's.
+  std::map<std::string, Memo> memo_;
   std::vector<std::string> relaxed_;
   int depth_ = 0;  // calls of Whole that are nested
   bool in_name_ = false;

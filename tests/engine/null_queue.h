@@ -1,4 +1,5 @@
-// NullQueue: a DeviceQueue that does nothing and has no memory; tests override what they test.
+// NullQueue: a DeviceQueue that does nothing and has no memory; a test overrides the methods
+// that it is about.
 #pragma once
 
 #include <memory>

@@ -68,7 +68,7 @@ class ToolChoice {
   bool none() const { return none_; }
   // True if the model sees the function of an entry of `tools`.
   bool Admits(const ExactJson& tool);
-  // All tools are read: fails the field if it names one that is not there.
+  // Fails the field if it names a tool that Admits has not seen, so call it after the last tool.
   void CheckNames(JsonFields* fields) const;
 
  private:

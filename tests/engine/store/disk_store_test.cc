@@ -49,7 +49,7 @@ TEST(DiskStoreTest, TheNextServerFindsTheLongestPrefix) {
   EXPECT_GT(seconds, 0);
   EXPECT_FALSE(server.Read(whole));
   EXPECT_EQ(server.store().stats().read, 3);
-  EXPECT_EQ(server.store().stats().read_seconds, seconds);  // of what was read alone
+  EXPECT_EQ(server.store().stats().read_seconds, seconds);  // a failed read adds no time
   EXPECT_EQ(server.store().stats().errors, 0);
 }
 

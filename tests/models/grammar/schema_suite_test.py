@@ -23,7 +23,8 @@ TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", type(Non
 # Valid values that a grammar need not write (server/README.md and string_format.cc say so), by the
 # file and a part of the test's description; "": all of the file.
 NOT_WRITTEN = (
-    # What the schema does not name; and what no object is, though `properties` speaks of objects.
+    # Properties and items that the schema does not name; values of other types where `properties`
+    # speaks of objects.
     ("additionalProperties", "additional properties are allowed"), ("anyOf", "both anyOf valid"),
     ("not", "property absent"), ("prefixItems", "additional items"), ("uniqueItems", "extended"),
     ("prefixItems", "only the first item"), ("properties", "doesn't invalidate other"),
