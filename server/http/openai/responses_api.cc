@@ -162,7 +162,7 @@ absl::Status ReadFunctionsAndChoice(JsonFields* body, CompletionRequest* out) {
   if (tools != nullptr && !tools->is_array()) body->Fail("tools", "a list of tools");
   ToolChoice choice(body, /*nested=*/false, chat);
   if (!body->status().ok() || choice.none() || tools == nullptr) return absl::OkStatus();
-  const absl::Status status = ReadFunctions(*tools, "", &choice, out);
+  absl::Status status = ReadFunctions(*tools, "", &choice, out);
   choice.CheckNames(body);
   return status;
 }
